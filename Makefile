@@ -1,0 +1,63 @@
+# The front door. `make help` lists what there is.
+
+JOBS ?= $(shell nproc)
+BIN := build/release/bin/moesaic
+CXX_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cu')
+
+# Quiet unless it fails.
+configure = cmake --preset $(1) >/dev/null || { cmake --preset $(1); exit 1; }
+
+.DEFAULT_GOAL := build
+.PHONY: help setup build demo test bench format check-format lint test-debug test-asan test-tsan \
+        test-clang fuzz install clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
+	@echo 'test-PRESET     the tests in a debug, asan, tsan or clang build'
+
+setup:  ## install the packages that are missing
+	@scripts/setup.sh
+
+build: setup  ## the moesaic command: build/release/bin/moesaic
+	@$(call configure,release)
+	@cmake --build --preset release -j $(JOBS) --target moesaic
+
+demo: build  ## a real model answers while three quarters of its experts are on disk
+	@scripts/demo.sh $(BIN)
+
+test: setup  ## build and run all tests
+	@$(call configure,release)
+	@cmake --build --preset release -j $(JOBS)
+	@ctest --test-dir build/release --output-on-failure -j $(JOBS)
+
+bench: setup  ## build and run the benches (tests/bench)
+	@$(call configure,release)
+	@cmake --build --preset release -j $(JOBS) --target benches
+	@for bench in build/release/bench/*; do echo "== $$bench"; $$bench $(BENCH_FLAGS) || exit 1; done
+
+format:  ## format all sources
+	@scripts/setup.sh --ci
+	@clang-format-14 -i $(CXX_FILES)
+
+check-format:  ## fail when a source is not formatted
+	@scripts/setup.sh --ci
+	@clang-format-14 --dry-run --Werror $(CXX_FILES)
+
+lint:  ## clang-tidy on all sources (LINT="a.cpp b.cpp" for some)
+	@scripts/setup.sh --ci
+	@$(call configure,clang)
+	@scripts/lint.sh build/clang $(LINT)
+
+test-debug test-asan test-tsan test-clang: test-%:
+	@scripts/setup.sh --ci
+	@scripts/test_preset.sh $*
+
+fuzz:  ## run every fuzz target for FUZZ_SECONDS (20)
+	@scripts/setup.sh --ci
+	@scripts/fuzz.sh $(or $(FUZZ_SECONDS),20)
+
+install: build  ## install to PREFIX (/usr/local)
+	@cmake --install build/release --prefix $(or $(PREFIX),/usr/local)
+
+clean:  ## remove all builds
+	@rm -rf build

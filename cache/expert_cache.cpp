@@ -1,0 +1,140 @@
+#include "cache/expert_cache.h"
+
+#include <utility>
+
+#include "core/base/check.h"
+
+namespace moesaic {
+
+ExpertCache::ExpertCache(int64_t num_experts_total, int64_t num_slots, uint64_t slot_bytes,
+                         std::unique_ptr<EvictionPolicy> policy)
+    : slot_bytes_(slot_bytes),
+      policy_(std::move(policy)),
+      entries_(static_cast<size_t>(num_experts_total)),
+      slot_experts_(static_cast<size_t>(num_slots), kNoExpert) {
+  CHECK(policy_ != nullptr);
+  CHECK_LT(num_slots, int64_t{1} << 31);
+  // The lowest slot is on top: a cache that never fills touches the least memory.
+  free_slots_.reserve(static_cast<size_t>(num_slots));
+  for (int64_t slot = num_slots - 1; slot >= 0; --slot) {
+    free_slots_.push_back(static_cast<Slot>(slot));
+  }
+}
+
+ExpertCache::Entry& ExpertCache::At(ExpertIndex expert) {
+  CHECK_GE(expert, 0);
+  CHECK_LT(static_cast<size_t>(expert), entries_.size());
+  return entries_[static_cast<size_t>(expert)];
+}
+
+std::optional<ExpertCache::Slot> ExpertCache::Pin(ExpertIndex expert, int64_t now) {
+  Entry& entry = At(expert);
+  if (entry.state != State::kResident) return std::nullopt;
+  if (entry.pins++ == 0) ++pinned_;
+  if (!entry.accessed) {
+    entry.accessed = true;
+    if (entry.reason == LoadReason::kPrefetch) ++counters_.prefetched_used;
+  }
+  policy_->OnAccess(expert, now);
+  return entry.slot;
+}
+
+void ExpertCache::Unpin(ExpertIndex expert) {
+  Entry& entry = At(expert);
+  CHECK_GT(entry.pins, 0);
+  if (--entry.pins == 0) --pinned_;
+}
+
+void ExpertCache::Want(ExpertIndex expert) { ++At(expert).wants; }
+
+void ExpertCache::Unwant(ExpertIndex expert) {
+  Entry& entry = At(expert);
+  CHECK_GT(entry.wants, 0);
+  --entry.wants;
+}
+
+std::optional<ExpertCache::Reservation> ExpertCache::Reserve(ExpertIndex expert, LoadReason reason,
+                                                             int64_t now) {
+  return Take(expert, reason, std::nullopt, now);
+}
+
+std::optional<ExpertCache::Reservation> ExpertCache::ReserveIfWorth(ExpertIndex expert,
+                                                                    LoadReason reason, double worth,
+                                                                    int64_t now) {
+  return Take(expert, reason, worth, now);
+}
+
+std::optional<ExpertCache::Reservation> ExpertCache::Take(ExpertIndex expert, LoadReason reason,
+                                                          std::optional<double> worth,
+                                                          int64_t now) {
+  Entry& entry = At(expert);
+  CHECK(entry.state == State::kAbsent);
+  Reservation reservation;
+  if (free_slots_.empty()) {
+    const auto evictable = [this](ExpertIndex candidate) {
+      const Entry& other = At(candidate);
+      return other.state == State::kResident && other.pins == 0 && other.wants == 0;
+    };
+    const ExpertIndex victim = policy_->Victim(slot_experts_, evictable, now);
+    if (victim == kNoExpert) return std::nullopt;
+    CHECK(evictable(victim));
+    if (worth && policy_->KeepPriority(victim, now) >= *worth) return std::nullopt;
+    Remove(victim, now);
+    ++counters_.evicted;
+    reservation.evicted = victim;
+  }
+  reservation.slot = free_slots_.back();
+  free_slots_.pop_back();
+  slot_experts_[static_cast<size_t>(reservation.slot)] = expert;
+  entry.slot = reservation.slot;
+  entry.state = State::kLoading;
+  entry.reason = reason;
+  entry.accessed = false;
+  ++loading_;
+  return reservation;
+}
+
+void ExpertCache::Commit(ExpertIndex expert, int64_t now) {
+  Entry& entry = At(expert);
+  CHECK(entry.state == State::kLoading);
+  entry.state = State::kResident;
+  --loading_;
+  ++counters_.inserted;
+  policy_->OnInsert(expert, entry.reason, now);
+}
+
+void ExpertCache::Abandon(ExpertIndex expert) {
+  Entry& entry = At(expert);
+  CHECK(entry.state == State::kLoading);
+  --loading_;
+  ++counters_.abandoned;
+  FreeSlot(entry);
+}
+
+int64_t ExpertCache::Drop(int64_t now) {
+  int64_t dropped = 0;
+  for (const ExpertIndex expert : slot_experts_) {
+    if (expert == kNoExpert) continue;
+    const Entry& entry = At(expert);
+    if (entry.state != State::kResident || entry.pins > 0 || entry.wants > 0) continue;
+    Remove(expert, now);
+    ++dropped;
+  }
+  return dropped;
+}
+
+void ExpertCache::Remove(ExpertIndex expert, int64_t now) {
+  Entry& entry = At(expert);
+  policy_->OnRemove(expert, now);
+  if (entry.reason == LoadReason::kPrefetch && !entry.accessed) ++counters_.prefetched_unused;
+  FreeSlot(entry);
+}
+
+void ExpertCache::FreeSlot(Entry& entry) {
+  slot_experts_[static_cast<size_t>(entry.slot)] = kNoExpert;
+  free_slots_.push_back(entry.slot);
+  entry.slot = kNoSlot;
+  entry.state = State::kAbsent;
+}
+
+}  // namespace moesaic

@@ -1,0 +1,150 @@
+#include "cache/kv_block_pool.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "core/base/check.h"
+
+namespace moesaic {
+
+KvBlockPool::KvBlockPool(int64_t num_blocks, int64_t block_tokens)
+    : block_tokens_(block_tokens),
+      blocks_(static_cast<size_t>(num_blocks)),
+      tokens_(static_cast<size_t>(num_blocks * block_tokens)),
+      buckets_(std::bit_ceil(static_cast<size_t>(num_blocks) * 2 + 1), kNone) {
+  CHECK_GE(num_blocks, 0);
+  CHECK_LT(num_blocks, int64_t{1} << 31);
+  CHECK_GT(block_tokens, 0);
+  for (int64_t block = 0; block < num_blocks; ++block) PushFree(static_cast<int32_t>(block), false);
+}
+
+KvBlockPool::Block& KvBlockPool::At(int32_t block) {
+  CHECK_GE(block, 0);
+  CHECK_LT(block, num_blocks());
+  return blocks_[static_cast<size_t>(block)];
+}
+
+std::optional<int32_t> KvBlockPool::Allocate() {
+  if (first_free_ == kNone) return std::nullopt;
+  const int32_t block = first_free_;
+  UnlinkFree(block);
+  if (At(block).prefix != kEmptyPrefix) {
+    Unseal(block);
+    ++counters_.displaced;
+  }
+  At(block).references = 1;
+  return block;
+}
+
+void KvBlockPool::Retain(int32_t block) {
+  Block& b = At(block);
+  CHECK_GT(b.references, 0);
+  ++b.references;
+}
+
+void KvBlockPool::Release(int32_t block) {
+  Block& b = At(block);
+  CHECK_GT(b.references, 0);
+  if (--b.references == 0) PushFree(block, b.prefix == kEmptyPrefix);
+}
+
+std::optional<KvBlockPool::Match> KvBlockPool::Lookup(PrefixId parent,
+                                                      std::span<const int32_t> tokens) {
+  ++counters_.lookups;
+  const int32_t block = Find(parent, tokens);
+  if (block == kNone) return std::nullopt;
+  ++counters_.hits;
+  Block& b = At(block);
+  if (b.references++ == 0) {
+    UnlinkFree(block);
+    ++counters_.revived;
+  }
+  return Match{block, b.prefix};
+}
+
+PrefixId KvBlockPool::Seal(int32_t block, PrefixId parent, std::span<const int32_t> tokens) {
+  Block& b = At(block);
+  CHECK_GT(b.references, 0);
+  CHECK_EQ(b.prefix, kEmptyPrefix);
+  const int32_t twin = Find(parent, tokens);
+  if (twin != kNone) return At(twin).prefix;
+  std::copy(tokens.begin(), tokens.end(), Tokens(block).begin());
+  b.parent = parent;
+  b.prefix = ++last_prefix_;
+  size_t bucket = HomeBucket(parent, tokens);
+  while (buckets_[bucket] != kNone) bucket = (bucket + 1) & (buckets_.size() - 1);
+  buckets_[bucket] = block;
+  ++sealed_count_;
+  return b.prefix;
+}
+
+std::span<int32_t> KvBlockPool::Tokens(int32_t block) {
+  return {tokens_.data() + block * block_tokens_, static_cast<size_t>(block_tokens_)};
+}
+
+size_t KvBlockPool::HomeBucket(PrefixId parent, std::span<const int32_t> tokens) const {
+  // FNV-1a over words; equality is checked on the tokens themselves.
+  uint64_t hash = 0xcbf29ce484222325ull ^ parent;
+  for (const int32_t token : tokens) {
+    hash = (hash ^ static_cast<uint32_t>(token)) * 0x100000001b3ull;
+  }
+  hash ^= hash >> 32;
+  return static_cast<size_t>(hash) & (buckets_.size() - 1);
+}
+
+int32_t KvBlockPool::Find(PrefixId parent, std::span<const int32_t> tokens) {
+  CHECK_EQ(static_cast<int64_t>(tokens.size()), block_tokens_);
+  for (size_t bucket = HomeBucket(parent, tokens); buckets_[bucket] != kNone;
+       bucket = (bucket + 1) & (buckets_.size() - 1)) {
+    const int32_t block = buckets_[bucket];
+    const std::span<const int32_t> held = Tokens(block);
+    if (At(block).parent == parent && std::equal(held.begin(), held.end(), tokens.begin())) {
+      return block;
+    }
+  }
+  return kNone;
+}
+
+// Removal by shifting back: every later entry of the run moves into the hole when that keeps it
+// reachable from its home (Knuth, TAOCP 3, 6.4, algorithm R).
+void KvBlockPool::Unseal(int32_t block) {
+  const size_t mask = buckets_.size() - 1;
+  Block& b = At(block);
+  size_t hole = HomeBucket(b.parent, Tokens(block));
+  while (buckets_[hole] != block) hole = (hole + 1) & mask;
+  for (size_t next = (hole + 1) & mask; buckets_[next] != kNone; next = (next + 1) & mask) {
+    const int32_t other = buckets_[next];
+    const size_t home = HomeBucket(At(other).parent, Tokens(other));
+    if (((next - home) & mask) >= ((next - hole) & mask)) {
+      buckets_[hole] = other;
+      hole = next;
+    }
+  }
+  buckets_[hole] = kNone;
+  b.prefix = kEmptyPrefix;
+  b.parent = kEmptyPrefix;
+  --sealed_count_;
+}
+
+void KvBlockPool::PushFree(int32_t block, bool front) {
+  Block& b = At(block);
+  b.previous_free = front ? kNone : last_free_;
+  b.next_free = front ? first_free_ : kNone;
+  if (b.previous_free != kNone) At(b.previous_free).next_free = block;
+  if (b.next_free != kNone) At(b.next_free).previous_free = block;
+  if (b.previous_free == kNone) first_free_ = block;
+  if (b.next_free == kNone) last_free_ = block;
+  ++free_count_;
+  if (b.prefix != kEmptyPrefix) ++cached_count_;
+}
+
+void KvBlockPool::UnlinkFree(int32_t block) {
+  Block& b = At(block);
+  (b.previous_free == kNone ? first_free_ : At(b.previous_free).next_free) = b.next_free;
+  (b.next_free == kNone ? last_free_ : At(b.next_free).previous_free) = b.previous_free;
+  b.previous_free = b.next_free = kNone;
+  --free_count_;
+  if (b.prefix != kEmptyPrefix) --cached_count_;
+}
+
+}  // namespace moesaic

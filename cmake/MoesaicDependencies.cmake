@@ -1,0 +1,23 @@
+# Third-party packages, all from the distribution; the versions are those of Debian 12 (scripts/setup.sh
+# installs them). A minimum is given where the code needs it.
+
+find_package(Threads REQUIRED)
+find_package(fmt 9.1 REQUIRED)
+find_package(spdlog 1.10 REQUIRED)
+find_package(nlohmann_json 3.11 REQUIRED)
+find_package(PkgConfig REQUIRED)
+pkg_check_modules(numa REQUIRED IMPORTED_TARGET numa>=2.0.16)
+pkg_check_modules(uring REQUIRED IMPORTED_TARGET liburing>=2.3)
+pkg_check_modules(pcre2 REQUIRED IMPORTED_TARGET libpcre2-8>=10.42)
+pkg_check_modules(utf8proc REQUIRED IMPORTED_TARGET libutf8proc)
+pkg_check_modules(sentencepiece REQUIRED IMPORTED_TARGET sentencepiece>=0.1.97)
+find_package(yaml-cpp 0.7 REQUIRED)
+find_package(Boost 1.74 REQUIRED)  # headers only: Asio and Beast
+find_package(ZLIB REQUIRED)        # tests read gzipped vectors
+if(MOESAIC_BUILD_TESTS)
+  find_package(GTest 1.12 REQUIRED)
+  include(GoogleTest)
+endif()
+if(MOESAIC_BUILD_BENCHES)
+  find_package(benchmark 1.7 REQUIRED)
+endif()

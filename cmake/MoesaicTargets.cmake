@@ -1,0 +1,78 @@
+# Flags that every target of the project gets, and the three ways a target is made.
+
+add_library(moesaic_flags INTERFACE)
+target_include_directories(moesaic_flags INTERFACE ${CMAKE_SOURCE_DIR})
+# -ffp-contract=off: a fused multiply-add is written where it is meant. Contracting at the compiler's
+# will would give one source different bits per instruction set (architecture, rule 1).
+target_compile_options(moesaic_flags INTERFACE -Wall -Wextra -Wshadow -Wnon-virtual-dtor
+                       -ffp-contract=off)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  # False alarms from `"text" + std::string(...)` (GCC bug 105651).
+  target_compile_options(moesaic_flags INTERFACE -Wno-restrict)
+endif()
+# GCC's flow-based warnings see ghosts in instrumented code; the release and clang builds judge warnings.
+if(MOESAIC_WERROR AND NOT (MOESAIC_SANITIZE AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU"))
+  target_compile_options(moesaic_flags INTERFACE -Werror)
+endif()
+if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+  target_compile_options(moesaic_flags INTERFACE -Wthread-safety -Werror=thread-safety)
+endif()
+if(MOESAIC_SANITIZE)
+  target_compile_options(moesaic_flags INTERFACE -fsanitize=${MOESAIC_SANITIZE}
+                         -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  target_link_options(moesaic_flags INTERFACE -fsanitize=${MOESAIC_SANITIZE})
+endif()
+
+# libFuzzer is guided by the coverage of the libraries, not only of the targets' own files.
+if(MOESAIC_BUILD_FUZZERS)
+  target_compile_options(moesaic_flags INTERFACE -fsanitize=fuzzer-no-link)
+endif()
+
+# moesaic_library(NAME SOURCES a.cpp ... LINKS lib ...): one static library per folder. LINKS is
+# public: it is the declared direction of dependencies, which the layering test checks.
+function(moesaic_library name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;LINKS;PRIVATE_LINKS" ${ARGN})
+  add_library(${name} STATIC ${ARG_SOURCES})
+  target_link_libraries(${name} PUBLIC moesaic_flags ${ARG_LINKS} PRIVATE ${ARG_PRIVATE_LINKS})
+endfunction()
+
+# moesaic_test(NAME SOURCES ... LINKS ... [LABELS label]): a GoogleTest program, one ctest entry per test.
+# The label `concurrent` marks the tests that the thread sanitizer runs.
+add_custom_target(concurrent_tests)
+function(moesaic_test name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;LINKS;LABELS" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE moesaic_flags ${ARG_LINKS} GTest::gtest_main)
+  target_compile_definitions(${name} PRIVATE
+    MOESAIC_TEST_DATA_DIR="${CMAKE_SOURCE_DIR}/tests/data"
+    MOESAIC_SAMPLE_MODEL_DIR="${CMAKE_SOURCE_DIR}/models/sample")
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  if(NOT ARG_LABELS)
+    set(ARG_LABELS unit)
+  endif()
+  if("concurrent" IN_LIST ARG_LABELS)
+    add_dependencies(concurrent_tests ${name})
+  endif()
+  gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 300)
+endfunction()
+
+# moesaic_bench(NAME SOURCES ... LINKS ...): a Google Benchmark program; built by the target `benches`
+# only, so that it is never part of `make test`.
+add_custom_target(benches)
+function(moesaic_bench name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;LINKS" ${ARGN})
+  add_executable(${name} EXCLUDE_FROM_ALL ${ARG_SOURCES})
+  add_dependencies(benches ${name})
+  target_link_libraries(${name} PRIVATE moesaic_flags ${ARG_LINKS} benchmark::benchmark)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bench)
+endfunction()
+
+# moesaic_fuzzer(NAME SOURCES ... LINKS ...): a libFuzzer target (clang only).
+function(moesaic_fuzzer name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;LINKS" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE moesaic_flags ${ARG_LINKS})
+  target_compile_options(${name} PRIVATE -fsanitize=fuzzer)
+  target_link_options(${name} PRIVATE -fsanitize=fuzzer)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/fuzz)
+endfunction()

@@ -1,0 +1,38 @@
+#include "core/base/aligned_buffer.h"
+
+#include <sys/mman.h>
+
+#include <cstdlib>
+#include <cstring>
+
+#include "core/base/error.h"
+#include "core/base/units.h"
+
+namespace moesaic {
+
+AlignedBuffer::AlignedBuffer(size_t bytes, size_t alignment) : bytes_(bytes) {
+  if (bytes == 0) return;
+  constexpr size_t kHugePageBytes = size_t{2} << 20;
+  if (bytes >= 2 * kHugePageBytes) alignment = kHugePageBytes;
+  if (bytes > SIZE_MAX - alignment) {
+    Fail(ErrorKind::kResourceExhausted, "cannot allocate {} bytes: the size overflows", bytes);
+  }
+  const size_t rounded_bytes = (bytes + alignment - 1) / alignment * alignment;
+  data_ = static_cast<std::byte*>(std::aligned_alloc(alignment, rounded_bytes));
+  if (data_ == nullptr) {
+    Fail(ErrorKind::kResourceExhausted,
+         "cannot allocate {}: the machine (or its cgroup) has too little memory; lower the budgets "
+         "(--expert-memory, --kv-memory)",
+         FormatBytes(bytes));
+  }
+  // Best effort: without huge pages the same memory is only a little slower to stream.
+  if (alignment == kHugePageBytes) madvise(data_, rounded_bytes, MADV_HUGEPAGE);
+}
+
+AlignedBuffer::~AlignedBuffer() { std::free(data_); }
+
+void AlignedBuffer::Zero() {
+  if (data_ != nullptr) std::memset(data_, 0, bytes_);
+}
+
+}  // namespace moesaic

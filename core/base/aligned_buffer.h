@@ -1,0 +1,47 @@
+// AlignedBuffer: owned memory whose start is aligned (a page by default, so that O_DIRECT reads can
+// land in it) and which asks for huge pages when it is large. Move-only; not zeroed unless asked
+// for.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+
+namespace moesaic {
+
+class AlignedBuffer {
+ public:
+  static constexpr size_t kPageBytes = 4096;
+
+  AlignedBuffer() = default;
+  // Throws Error(kResourceExhausted) when the memory cannot be had.
+  explicit AlignedBuffer(size_t bytes, size_t alignment = kPageBytes);
+  ~AlignedBuffer();
+  AlignedBuffer(AlignedBuffer&& other) noexcept { *this = std::move(other); }
+  AlignedBuffer& operator=(AlignedBuffer&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+
+  std::byte* data() { return data_; }
+  const std::byte* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+  template <typename T>
+  T* as() {
+    return reinterpret_cast<T*>(data_);
+  }
+  template <typename T>
+  const T* as() const {
+    return reinterpret_cast<const T*>(data_);
+  }
+  std::span<std::byte> span() { return {data_, bytes_}; }
+  void Zero();
+
+ private:
+  std::byte* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+}  // namespace moesaic

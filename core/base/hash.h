@@ -1,0 +1,22 @@
+// Hash64: a fast 64-bit hash of bytes, for fingerprints and checksums. It finds accidents, not
+// attacks.
+//
+// The algorithm is XXH64 (Yann Collet, "xxHash fast digest algorithm",
+// https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md): values stored on disk stay
+// comparable with any other implementation. Several GB/s per core.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+namespace moesaic {
+
+uint64_t Hash64(std::span<const std::byte> bytes, uint64_t seed = 0);
+
+inline uint64_t Hash64(std::string_view text, uint64_t seed = 0) {
+  return Hash64(std::as_bytes(std::span(text)), seed);
+}
+
+}  // namespace moesaic

@@ -1,0 +1,30 @@
+// Sizes and rates as people write them: "5MiB", "2.5 GB", "25%".
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace moesaic {
+
+// "18.9 MiB", "512 B".
+std::string FormatBytes(uint64_t bytes);
+
+// A byte count with an optional unit: B, K/KB/KiB, M.., G.., T.. (KB is 1000, K and KiB are 1024; a
+// bare number is bytes; a fraction is allowed). `what` names the flag or key in the error message.
+// Throws Error(kInvalidArgument).
+uint64_t ParseBytes(std::string_view text, std::string_view what);
+
+// Either a byte count as above or a percentage ("25%", "12.5%") of `whole_bytes`, rounded down.
+uint64_t ParseBytesOrPercent(std::string_view text, uint64_t whole_bytes, std::string_view what);
+
+// a * b and a + b for sizes read from files: throw Error(kCorrupt) with `what` when they overflow.
+uint64_t CheckedMul(uint64_t a, uint64_t b, std::string_view what);
+uint64_t CheckedAdd(uint64_t a, uint64_t b, std::string_view what);
+
+// Rounds up to a multiple; `multiple` > 0.
+constexpr uint64_t RoundUp(uint64_t value, uint64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+}  // namespace moesaic

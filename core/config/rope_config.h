@@ -1,0 +1,16 @@
+// Reads the rotary position keys of config.json. Internal to core/config.
+#pragma once
+
+#include <cstdint>
+
+#include "core/config/json_fields.h"
+#include "core/config/model_config.h"
+
+namespace moesaic {
+
+// Both spellings (docs/models.md): `rope_theta` with `rope_scaling`, or one object
+// `rope_parameters`. Throws Error(kCorrupt) or, for a kind that no supported family uses,
+// Error(kUnsupported).
+RopeConfig ParseRopeConfig(const JsonFields& config, double default_theta, int64_t max_position);
+
+}  // namespace moesaic

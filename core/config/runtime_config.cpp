@@ -1,0 +1,435 @@
+#include "core/config/runtime_config.h"
+
+#include <fmt/format.h>
+#include <yaml-cpp/yaml.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <set>
+#include <system_error>
+#include <utility>
+
+#include "core/base/error.h"
+#include "core/base/file.h"
+#include "core/base/units.h"
+
+namespace moesaic {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr uint64_t kMaxConfigBytes = uint64_t{1} << 20;
+constexpr std::string_view kPrefix = "MOESAIC_";
+// Variables with the prefix that are no settings (kernels/cpu reads the first, the command line the
+// second).
+constexpr std::array<std::string_view, 2> kOtherVariables = {"MOESAIC_ISA", "MOESAIC_CONFIG"};
+
+void CheckBudget(std::string_view text, std::string_view what) {
+  if (text == "auto") return;
+  ParseBytesOrPercent(text, 100, what);
+}
+
+void CheckSizeOrAuto(std::string_view text, std::string_view what) {
+  if (text == "auto") return;
+  ParseBytes(text, what);
+}
+
+void CheckSize(std::string_view text, std::string_view what) { ParseBytes(text, what); }
+
+}  // namespace
+
+uint64_t RuntimeConfig::max_body_bytes() const { return ParseBytes(max_body, "max-body"); }
+uint64_t RuntimeConfig::packet_bytes() const {
+  return packet_size == "auto" ? 0 : ParseBytes(packet_size, "packet-size");
+}
+
+void AddRuntimeSettings(RuntimeConfig& config, SettingScope scope, OptionTable& table) {
+  const auto add = [&](bool visible, Option option) {
+    option.settable_outside = true;
+    option.hidden = !visible;
+    table.Add(std::move(option));
+  };
+  const bool engine = scope.engine;
+  const bool server = scope.server;
+
+  add(engine, {"model", &config.model, "DIR|ID",
+               "The model: a Hugging Face directory, or the id of one in the local Hugging Face "
+               "cache. The first argument means the same.",
+               "Model"});
+  add(engine, {"max-model-len",
+               &config.max_model_len,
+               "TOKENS",
+               "Longest prompt and output of one request. 0: what the model and --kv-memory allow.",
+               "Model",
+               0,
+               {},
+               0,
+               1e9});
+  add(engine, {"dtype",
+               &config.dtype,
+               "",
+               "Type of the weights in memory. auto: that of the checkpoint, float16 as bfloat16.",
+               "Model",
+               0,
+               {"auto", "bfloat16", "float32"}});
+  add(engine, {"kv-cache-dtype",
+               &config.kv_cache_dtype,
+               "",
+               "Type of keys and values in memory. auto: that of the weights.",
+               "Model",
+               0,
+               {"auto", "bfloat16", "float32"}});
+  add(engine, {"load-format",
+               &config.load_format,
+               "",
+               "auto reads the checkpoint; dummy makes random weights from config.json alone.",
+               "Model",
+               0,
+               {"auto", "dummy"}});
+  add(engine, {"seed",
+               &config.seed,
+               "",
+               "Seed of dummy weights; in `moesaic run` of sampling, too.",
+               "Model",
+               0,
+               {},
+               0,
+               9.0e15});
+
+  add(engine, {"expert-memory",
+               &config.expert_memory,
+               "SIZE",
+               "Memory for experts: a size (8GiB), a share of all experts (25%), or auto: all that "
+               "fits. The others stay on disk and are read when they are needed.",
+               "Memory",
+               0,
+               {},
+               0,
+               0,
+               CheckBudget});
+  add(engine, {"kv-memory",
+               &config.kv_memory,
+               "SIZE",
+               "Memory for keys and values: a size, a share of --memory, or auto.",
+               "Memory",
+               0,
+               {},
+               0,
+               0,
+               CheckBudget});
+  add(engine, {"memory",
+               &config.memory,
+               "SIZE",
+               "All that the process may take: a size, a share of what is free, or auto: what is "
+               "free, the limits of its cgroup included.",
+               "Memory",
+               0,
+               {},
+               0,
+               0,
+               CheckBudget});
+
+  add(engine, {"expert-store", &config.expert_store, "DIR",
+               "Read experts from this store, written by `moesaic pack`.", "Experts on disk"});
+  add(engine, {"eviction-policy",
+               &config.eviction_policy,
+               "",
+               "Which expert leaves when room is needed.",
+               "Experts on disk",
+               0,
+               {"lru"}});
+  add(engine, {"preload", &config.preload, "",
+               "Do not fill --expert-memory at start; experts are read when first used.",
+               "Experts on disk"});
+  add(engine, {"io-backend",
+               &config.io_backend,
+               "",
+               "How experts are read. auto: io_uring past the page cache where the system has it.",
+               "Experts on disk",
+               0,
+               {"auto", "uring", "threads", "buffered", "mapped"}});
+  add(engine, {"io-depth",
+               &config.io_depth,
+               "",
+               "Reads in flight. 0: measured.",
+               "Experts on disk",
+               0,
+               {},
+               0,
+               1024});
+  add(engine, {"packet-size",
+               &config.packet_size,
+               "SIZE",
+               "Bytes of one read; an urgent expert waits for at most one. auto: measured.",
+               "Experts on disk",
+               0,
+               {},
+               0,
+               0,
+               CheckSizeOrAuto});
+  add(engine,
+      {"route-from", &config.route_from, "TRACE",
+       "With --load-format dummy: take the routing from a recorded trace.", "Experts on disk"});
+
+  add(engine, {"threads",
+               &config.threads,
+               "",
+               "Compute threads. 0: one per physical core that affinity and CPU quota leave.",
+               "Compute",
+               0,
+               {},
+               0,
+               4096});
+  add(engine,
+      {"pin-threads", &config.pin_threads, "", "Bind each compute thread to a CPU.", "Compute"});
+  add(engine, {"numa",
+               &config.numa,
+               "",
+               "Placement over NUMA nodes. auto: interleave where there are several.",
+               "Compute",
+               0,
+               {"auto", "off", "interleave", "isolate"}});
+  add(engine, {"numerics",
+               &config.numerics,
+               "",
+               "exact: the same bits whatever the budget, the batch and the threads.",
+               "Compute",
+               0,
+               {"exact"}});
+
+  add(engine, {"max-num-seqs",
+               &config.max_num_seqs,
+               "",
+               "Sequences that run at the same time.",
+               "Batching",
+               0,
+               {},
+               1,
+               65536});
+  add(engine, {"max-num-batched-tokens",
+               &config.max_num_batched_tokens,
+               "",
+               "Tokens of one step; longer prompts are cut into chunks.",
+               "Batching",
+               0,
+               {},
+               1,
+               1e6});
+  add(engine, {"prefix-cache", &config.prefix_cache, "",
+               "Do not reuse keys and values of prompts that begin alike.", "Batching"});
+
+  add(server,
+      {"host", &config.host, "ADDRESS", "Address to listen on; 0.0.0.0 for all.", "Server"});
+  add(server,
+      {"port", &config.port, "", "Port to listen on; 0: any free one.", "Server", 0, {}, 0, 65535});
+  Option api_key{"api-key", &config.api_keys, "KEY",
+                 "Accept only requests with one of these keys (commas separate several).",
+                 "Server"};
+  api_key.secret = true;
+  add(server, std::move(api_key));
+  add(server, {"api-key-file", &config.api_key_file, "FILE",
+               "More keys, one per line; they do not show in the process list.", "Server"});
+  add(server,
+      {"served-model-name", &config.served_model_names, "NAME",
+       "Names that requests may use for the model. Default: the model as given.", "Server"});
+  add(server, {"max-queue",
+               &config.max_queue,
+               "",
+               "Requests that may wait; more are answered with 503 and Retry-After.",
+               "Server",
+               0,
+               {},
+               0,
+               1e6});
+  add(server, {"request-timeout",
+               &config.request_timeout_s,
+               "SECONDS",
+               "A request ends after this long. 0: never.",
+               "Server",
+               0,
+               {},
+               0,
+               1e6});
+  add(server, {"shutdown-timeout",
+               &config.shutdown_timeout_s,
+               "SECONDS",
+               "How long running requests may go on after SIGTERM or SIGINT. 0: none.",
+               "Server",
+               0,
+               {},
+               0,
+               1e6});
+  add(server, {"max-body",
+               &config.max_body,
+               "SIZE",
+               "Largest request body.",
+               "Server",
+               0,
+               {},
+               0,
+               0,
+               CheckSize});
+  add(server, {"allowed-origins", &config.allowed_origins, "ORIGIN",
+               "Origins that browsers may call from (CORS); * for all.", "Server"});
+  add(server, {"metrics-vllm-names", &config.metrics_vllm_names, "",
+               "Export the metrics under vLLM's names too, for existing dashboards.", "Server"});
+
+  add(true, {"log-level",
+             &config.log_level,
+             "",
+             "Least severity that is logged.",
+             "Logging",
+             0,
+             {"trace", "debug", "info", "warn", "error", "off"}});
+  add(true, {"log-format",
+             &config.log_format,
+             "",
+             "Lines of text or of JSON.",
+             "Logging",
+             0,
+             {"text", "json"}});
+}
+
+void ApplyConfigText(std::string_view yaml, const std::string& name, OptionTable& table) {
+  YAML::Node root;
+  try {
+    root = YAML::Load(std::string(yaml));
+  } catch (const YAML::Exception& error) {
+    Fail(ErrorKind::kInvalidArgument, "{}:{}: not YAML: {}", name, error.mark.line + 1, error.msg);
+  }
+  if (root.IsNull()) return;
+  if (!root.IsMap()) {
+    Fail(ErrorKind::kInvalidArgument,
+         "{}: expected one mapping of settings, for example `threads: 8`", name);
+  }
+  std::set<std::string> seen;
+  for (const auto& entry : root) {
+    const int line = entry.first.Mark().line + 1;
+    if (!entry.first.IsScalar()) {
+      Fail(ErrorKind::kInvalidArgument, "{}:{}: a key must be the name of a setting", name, line);
+    }
+    const std::string key = entry.first.Scalar();
+    const Option* option = table.Find(key);
+    if (option == nullptr || !option->settable_outside) {
+      const std::string nearest = table.NearestName(key);
+      Fail(ErrorKind::kInvalidArgument, "{}:{}: unknown setting '{}'{}", name, line, key,
+           nearest.empty() ? "; `moesaic serve --help` lists them"
+                           : fmt::format("; did you mean '{}'?", nearest));
+    }
+    if (!seen.insert(option->name).second) {
+      Fail(ErrorKind::kInvalidArgument, "{}:{}: '{}' is given twice", name, line, option->name);
+    }
+    const std::string origin = fmt::format("{}:{}: {}", name, line, key);
+    const YAML::Node& value = entry.second;
+    if (value.IsScalar()) {
+      table.Set(key, value.Scalar(), OptionSource::kFile, origin);
+    } else if (value.IsSequence() && option->is_list()) {
+      for (const auto& item : value) {
+        if (!item.IsScalar()) {
+          Fail(ErrorKind::kInvalidArgument, "{}: expected a list of plain values", origin);
+        }
+        table.Set(key, item.Scalar(), OptionSource::kFile, origin);
+      }
+    } else {
+      Fail(ErrorKind::kInvalidArgument, "{}: expected {}, not {}", origin,
+           option->is_list() ? "a value or a list of values" : "one value",
+           value.IsNull()       ? "nothing"
+           : value.IsSequence() ? "a list"
+                                : "a mapping");
+    }
+  }
+}
+
+void ApplyConfigFile(const std::string& file, const std::vector<fs::path>& preset_directories,
+                     OptionTable& table) {
+  fs::path path = file;
+  std::error_code error;
+  if (!fs::exists(path, error) && file.find('/') == std::string::npos) {
+    for (const fs::path& directory : preset_directories) {
+      for (const char* extension : {"", ".yaml"}) {
+        const fs::path candidate = directory / (file + extension);
+        if (fs::is_regular_file(candidate, error) && !fs::exists(path, error)) path = candidate;
+      }
+    }
+  }
+  if (!fs::exists(path, error)) {
+    std::vector<std::string> presets;
+    for (const fs::path& directory : preset_directories) {
+      for (const auto& entry : fs::directory_iterator(directory, error)) {
+        if (entry.path().extension() == ".yaml") presets.push_back(entry.path().stem().string());
+      }
+    }
+    std::sort(presets.begin(), presets.end());
+    presets.erase(std::unique(presets.begin(), presets.end()), presets.end());
+    std::string list;
+    for (const std::string& preset : presets) list += (list.empty() ? "" : ", ") + preset;
+    Fail(ErrorKind::kNotFound, "--config {}: no such file{}", file,
+         list.empty() ? "" : "; presets: " + list);
+  }
+  ApplyConfigText(ReadTextFile(path, kMaxConfigBytes), path.string(), table);
+}
+
+std::vector<std::string> ApplyEnvironment(const std::vector<std::string>& environment,
+                                          OptionTable& table) {
+  std::vector<std::string> warnings;
+  std::map<std::string, std::string, std::less<>> settings;  // variable -> setting
+  std::vector<std::string> variables;
+  for (const Option& option : table.options()) {
+    if (!option.settable_outside) continue;
+    settings.emplace(option.environment_name(), option.name);
+    variables.push_back(option.environment_name());
+  }
+  for (const std::string& entry : environment) {
+    if (entry.compare(0, kPrefix.size(), kPrefix) != 0) continue;
+    const size_t equals = std::min(entry.find('='), entry.size());
+    const std::string variable = entry.substr(0, equals);
+    const std::string value = entry.substr(std::min(equals + 1, entry.size()));
+    const auto setting = settings.find(variable);
+    if (setting != settings.end()) {
+      if (setting->second == "port" && value.find("://") != std::string::npos) {
+        warnings.push_back(
+            fmt::format("{}={} looks like the variable that Kubernetes makes for a service called "
+                        "moesaic and is ignored",
+                        variable, value));
+      } else {
+        table.Set(setting->second, value, OptionSource::kEnvironment, variable);
+      }
+      continue;
+    }
+    if (std::find(kOtherVariables.begin(), kOtherVariables.end(), variable) !=
+        kOtherVariables.end()) {
+      continue;
+    }
+    // The shared prefix makes any two names look alike; one or two slips are what a typo has.
+    const std::string nearest = NearestOf(variable, variables);
+    if (!nearest.empty() && EditDistance(variable, nearest) <= 2) {
+      warnings.push_back(
+          fmt::format("environment variable {} is not a setting and is ignored; did you mean {}?",
+                      variable, nearest));
+    }
+  }
+  return warnings;
+}
+
+std::string DescribeSettings(const OptionTable& table) {
+  std::string out;
+  std::string section;
+  for (const Option& option : table.options()) {
+    if (!option.settable_outside || option.hidden) continue;
+    if (option.section != section) {
+      section = option.section;
+      out += fmt::format("{}# {}\n", out.empty() ? "" : "\n", section);
+    }
+    std::string value = table.ValueText(option.name);
+    if (option.is_list()) {
+      value = "[" + value + "]";
+    } else if (value.empty()) {
+      value = "\"\"";
+    }
+    out += fmt::format("{:<48} # {}\n", option.name + ": " + value, table.origin(option.name));
+  }
+  return out;
+}
+
+}  // namespace moesaic

@@ -1,0 +1,66 @@
+// AsyncReader: several reads in flight over a fixed set of files.
+//
+// Thread contract: driven by one thread at a time (a link's I/O thread): Submit, Wait and
+// free_slots are called by it alone. Wake may be called from any thread. Another thread may destroy
+// the reader once the driving one has stopped using it; the destructor waits for the reads in
+// flight, so that no buffer is written afterwards.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace moesaic {
+
+enum class ReadBackend {
+  kAuto,      // io_uring with O_DIRECT; falls back to threads, and to buffered reads where the file
+              // system has no O_DIRECT
+  kUring,     // io_uring, O_DIRECT
+  kThreads,   // a few threads with pread, O_DIRECT
+  kBuffered,  // a few threads with pread through the page cache
+  kMapped,    // mmap; the copy is a memcpy by the driving thread
+};
+
+struct ReadRequest {
+  int32_t file = 0;
+  uint64_t offset = 0;  // multiple of 4096 when aligned_only()
+  uint32_t bytes = 0;   // multiple of 4096 when aligned_only(); may reach past the end of the file
+  std::byte* destination =
+      nullptr;       // 4 KiB aligned when aligned_only(); stays valid until completion
+  uint64_t tag = 0;  // returned with the completion
+};
+
+struct ReadCompletion {
+  uint64_t tag = 0;
+  // Bytes read: fewer than asked only at the end of the file. Negative: -errno.
+  int64_t result = 0;
+};
+
+class AsyncReader {
+ public:
+  virtual ~AsyncReader() = default;
+  virtual ReadBackend backend() const = 0;
+  // O_DIRECT rules hold (see ReadRequest).
+  virtual bool aligned_only() const = 0;
+  // How many more Submit calls are accepted before a completion has to be taken.
+  virtual int free_slots() const = 0;
+  virtual void Submit(const ReadRequest& request) = 0;
+  // Appends finished reads to `out`; blocks until there is at least one, until Wake, or until
+  // timeout_us passed (negative: no limit; 0: polls).
+  virtual void Wait(std::vector<ReadCompletion>& out, int64_t timeout_us) = 0;
+  // Ends the Wait under way, or the next one.
+  virtual void Wake() = 0;
+};
+
+// Opens the files. `depth`: reads in flight at most. Throws Error(kNotFound / kIo) naming the file.
+std::unique_ptr<AsyncReader> OpenAsyncReader(const std::vector<std::filesystem::path>& files,
+                                             ReadBackend backend, int depth);
+const char* ReadBackendName(ReadBackend backend);
+// "auto", "uring", "threads", "buffered", "mapped"; throws Error(kInvalidArgument).
+ReadBackend ParseReadBackend(const std::string& name);
+
+}  // namespace moesaic

@@ -1,0 +1,41 @@
+// ExpertLayout: where the sections of one expert's weights lie in its contiguous, aligned blob; and
+// ExpertExtents: where the bytes of an expert are on disk. Plain data.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/base/tensor.h"
+
+namespace moesaic {
+
+// How the bytes of a section are arranged. kPanel16: kernels/cpu/kernels.h, PackedMatrix.
+enum class SectionFormat : uint8_t { kRowMajor, kPanel16 };
+
+struct ExpertSection {
+  std::string name;  // "gate", "up", "down"
+  DType dtype = DType::kBF16;
+  SectionFormat format = SectionFormat::kPanel16;
+  int64_t rows = 0;     // outputs
+  int64_t cols = 0;     // inputs
+  uint64_t offset = 0;  // in the blob, a multiple of 64
+  uint64_t bytes = 0;
+};
+
+struct ExpertLayout {
+  std::vector<ExpertSection> sections;
+  uint64_t blob_bytes = 0;  // what the sections cover
+  uint64_t slot_bytes = 0;  // blob_bytes rounded up to 4 KiB: what a cache slot takes
+
+  const ExpertSection& Section(const std::string& name) const;  // CHECKs that it exists
+};
+
+// A run of bytes of a file. `file` indexes the owner's list of open files.
+struct Extent {
+  int32_t file = 0;
+  uint64_t offset = 0;
+  uint64_t bytes = 0;
+};
+
+}  // namespace moesaic

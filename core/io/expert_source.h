@@ -1,0 +1,43 @@
+// ExpertSource: where an expert's bytes are on disk and how they become its blob. Two kinds
+// (docs/architecture.md): an unmodified checkpoint, whose extents are packed on arrival, and an
+// expert store, whose one aligned extent is the blob.
+//
+// Thread contract: const and safe from any thread once made. The implementations live in
+// serving/model (they know tensor names and call kernels); the loader (prefetch) only sees this
+// interface.
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <span>
+#include <vector>
+
+#include "core/base/expert_id.h"
+#include "core/io/expert_layout.h"
+
+namespace moesaic {
+
+class ExpertSource {
+ public:
+  virtual ~ExpertSource() = default;
+
+  // The files that extents refer to, by index.
+  virtual const std::vector<std::filesystem::path>& files() const = 0;
+  // Uniform over the model's layers; slots are of layout().slot_bytes.
+  virtual const ExpertLayout& layout() const = 0;
+  // Whether a layer of the model has experts; the functions below are called for those only.
+  virtual bool HasLayer(int64_t layer) const { return layer >= 0; }
+  // The extents of an expert, in the order in which Pack wants them; none when Pack makes the blob
+  // from nothing (random weights). Does not allocate.
+  virtual std::span<const Extent> Extents(ExpertId id) const = 0;
+  // True: the expert has one extent, at a multiple of 4 KiB and slot_bytes long, which is the blob;
+  // it can be read straight into a slot and Pack is never called.
+  virtual bool direct() const = 0;
+  // Makes the blob from the extents' bytes (pieces[i] holds extent i). `slot` is slot_bytes long,
+  // 64-byte aligned. Called on an I/O thread. Throws Error(kCorrupt) when the bytes cannot be an
+  // expert.
+  virtual void Pack(ExpertId id, std::span<const std::span<const std::byte>> pieces,
+                    std::span<std::byte> slot) const = 0;
+};
+
+}  // namespace moesaic

@@ -1,0 +1,77 @@
+// Reading an expert store; the writer is in expert_store_writer.cpp.
+#include "core/io/expert_store.h"
+
+#include <algorithm>
+
+#include "core/base/aligned_buffer.h"
+#include "core/base/check.h"
+#include "core/base/error.h"
+#include "core/base/file.h"
+#include "core/base/hash.h"
+#include "core/io/expert_store_json.h"
+
+namespace moesaic {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr uint64_t kMostJsonBytes = 64 << 20;
+
+ExpertStoreDescription Open(const fs::path& directory) {
+  const fs::path json = directory / "store.json";
+  std::error_code ignored;
+  if (!fs::exists(json, ignored)) {
+    Fail(ErrorKind::kNotFound,
+         "{}: is not an expert store (it has no store.json); make one with "
+         "`moesaic pack`",
+         directory.string());
+  }
+  ExpertStoreDescription store =
+      ParseExpertStoreJson(ReadTextFile(json, kMostJsonBytes), json.string());
+  const File data(ExpertStoreDataFile(directory));
+  const uint64_t expected = ExpertStoreBytes(store.header);
+  if (data.size_bytes() != expected) {
+    Fail(ErrorKind::kCorrupt,
+         "{}: has {} bytes, expected {} ({} experts of {}); write the store again "
+         "with `moesaic pack`",
+         data.path().string(), data.size_bytes(), expected, ExpertStoreCount(store.header),
+         store.header.layout.slot_bytes);
+  }
+  return store;
+}
+
+}  // namespace
+
+fs::path ExpertStoreDataFile(const fs::path& directory) { return directory / "experts.bin"; }
+
+ExpertStoreHeader OpenExpertStore(const fs::path& directory) { return Open(directory).header; }
+
+Extent ExpertStoreExtent(const ExpertStoreHeader& header, ExpertId id) {
+  const auto layer = std::lower_bound(header.sparse_layers.begin(), header.sparse_layers.end(),
+                                      static_cast<int32_t>(id.layer));
+  CHECK(layer != header.sparse_layers.end() && *layer == static_cast<int32_t>(id.layer));
+  CHECK_LT(static_cast<int32_t>(id.index), header.num_experts);
+  const auto position = static_cast<uint64_t>(layer - header.sparse_layers.begin()) *
+                            static_cast<uint64_t>(header.num_experts) +
+                        id.index;
+  return {0, position * header.layout.slot_bytes, header.layout.slot_bytes};
+}
+
+void VerifyExpertStore(const fs::path& directory) {
+  const ExpertStoreDescription store = Open(directory);
+  const ExpertStoreHeader& header = store.header;
+  const File data(ExpertStoreDataFile(directory));
+  AlignedBuffer slot(header.layout.slot_bytes);
+  for (size_t position = 0; position < store.checksums.size(); ++position) {
+    const size_t read = data.ReadAt(position * slot.bytes(), slot.span());
+    if (read == slot.bytes() && Hash64(slot.span()) == store.checksums[position]) continue;
+    const auto experts = static_cast<size_t>(header.num_experts);
+    Fail(ErrorKind::kCorrupt,
+         "{}: expert {} of layer {} (bytes {} to {}) does not have the checksum that "
+         "store.json gives; write the store again with `moesaic pack --force`",
+         data.path().string(), position % experts, header.sparse_layers[position / experts],
+         position * slot.bytes(), (position + 1) * slot.bytes());
+  }
+}
+
+}  // namespace moesaic

@@ -1,0 +1,62 @@
+// The expert store file format, written by `moesaic pack`: one 4 KiB-aligned extent per expert,
+// already in the target layout.
+//
+// A store is a directory with `experts.bin` (the blobs, layer after layer, expert after expert) and
+// `store.json` (version, fingerprint of the checkpoint, layout, layers, counts, a checksum per
+// expert). It is written to a temporary directory and renamed when complete, so that a killed
+// `pack` leaves no half store.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/base/expert_id.h"
+#include "core/io/expert_layout.h"
+
+namespace moesaic {
+
+struct ExpertStoreHeader {
+  uint64_t source_fingerprint = 0;  // Checkpoint::Fingerprint()
+  std::string model_type;
+  ExpertLayout layout;
+  std::vector<int32_t> sparse_layers;  // layer numbers that have experts, ascending
+  int32_t num_experts = 0;             // per sparse layer
+};
+
+class ExpertStoreWriter {
+ public:
+  // Throws Error(kIo / kResourceExhausted) when the directory cannot be made or the disk has too
+  // little room.
+  ExpertStoreWriter(const std::filesystem::path& directory, ExpertStoreHeader header);
+  ~ExpertStoreWriter();  // removes what is unfinished
+  ExpertStoreWriter(const ExpertStoreWriter&) = delete;
+  ExpertStoreWriter& operator=(const ExpertStoreWriter&) = delete;
+
+  // Blobs in order (layer-major); blob.size() == layout.slot_bytes.
+  void Append(std::span<const std::byte> blob);
+  // fsync, write store.json, rename into place, fsync the parent. CHECKs that all experts were
+  // appended.
+  void Finish();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// Compares every expert with its checksum. Throws Error(kCorrupt) naming the first one that
+// differs, and as OpenExpertStore does.
+void VerifyExpertStore(const std::filesystem::path& directory);
+
+// Reads and checks store.json and the size of experts.bin. Throws Error(kNotFound, kCorrupt).
+ExpertStoreHeader OpenExpertStore(const std::filesystem::path& directory);
+std::filesystem::path ExpertStoreDataFile(const std::filesystem::path& directory);
+// Extent of an expert in the data file: position is (index of its layer in sparse_layers) *
+// num_experts + index. CHECKs that the layer is sparse.
+Extent ExpertStoreExtent(const ExpertStoreHeader& header, ExpertId id);
+
+}  // namespace moesaic

@@ -1,0 +1,257 @@
+#include "core/perf/hardware_profile.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <system_error>
+
+#include "core/base/error.h"
+#include "core/base/file.h"
+#include "core/base/hash.h"
+#include "core/config/json_fields.h"
+
+namespace moesaic {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+constexpr uint64_t kMaxProfileBytes = uint64_t{4} << 20;
+constexpr double kMaxRate = 1e18;
+
+Json ToJson(const Measured& m) {
+  return {{"value", m.value}, {"low", m.low}, {"high", m.high},
+          {"unit", m.unit},   {"how", m.how}, {"when", m.when}};
+}
+
+// An element of an array of objects, with the array's name and index in messages.
+template <typename F>
+void ForEachObject(const nlohmann::json& object, std::string_view key, std::string_view file,
+                   F&& f) {
+  const JsonFields fields(object, file);
+  const nlohmann::json* array = fields.Find(key);
+  if (array == nullptr) return;
+  if (!array->is_array()) fields.FailAt(key, "must be an array");
+  for (size_t i = 0; i < array->size(); ++i) {
+    if (!(*array)[i].is_object()) fields.FailAt(key, "must be an array of objects");
+    f((*array)[i], JsonFields((*array)[i], file, fmt::format("{}[{}].", key, i)));
+  }
+}
+
+const nlohmann::json& RequireObject(const nlohmann::json& object, const JsonFields& fields,
+                                    std::string_view key) {
+  const nlohmann::json* value = object.is_object() ? fields.Find(key) : nullptr;
+  if (value == nullptr || !value->is_object()) fields.FailAt(key, "must be an object");
+  return *value;
+}
+
+Measured ParseMeasured(const nlohmann::json& object, const JsonFields& parent,
+                       std::string_view key) {
+  const JsonFields fields(RequireObject(object, parent, key), parent.file(),
+                          std::string(key) + ".");
+  Measured m;
+  m.value = fields.Number("value", 0, 0, kMaxRate);
+  m.low = fields.Number("low", m.value, 0, kMaxRate);
+  m.high = fields.Number("high", m.value, 0, kMaxRate);
+  m.unit = fields.String("unit", "");
+  m.how = fields.String("how", "");
+  m.when = fields.String("when", "");
+  return m;
+}
+
+std::vector<std::string> ParseStrings(const JsonFields& fields, std::string_view key) {
+  std::vector<std::string> result;
+  const nlohmann::json* array = fields.Find(key);
+  if (array == nullptr) return result;
+  if (!array->is_array()) fields.FailAt(key, "must be an array of strings");
+  for (const nlohmann::json& item : *array) {
+    if (!item.is_string()) fields.FailAt(key, "must be an array of strings");
+    result.push_back(item.get<std::string>());
+  }
+  return result;
+}
+
+// Identifies the machine as far as measured rates go. Memory is rounded, because kernels reserve a
+// little more or less of it at each boot.
+std::string HostFingerprint(const HostDescription& host) {
+  return fmt::format(
+      "{:016x}",
+      Hash64(fmt::format("{}|{}|{}|{}|{:.2f}|{}|{}", host.cpu_model, fmt::join(host.isa_flags, " "),
+                         host.logical_cpus, host.physical_cores, host.cpu_quota, host.numa_nodes,
+                         (host.memory_total_bytes + (uint64_t{1} << 29)) >> 30)));
+}
+
+}  // namespace
+
+double HardwareProfile::memory_bytes_per_s() const {
+  return memory.empty() ? 0 : memory.back().read.value;
+}
+
+double HardwareProfile::compute_flop_per_s(std::string_view instructions) const {
+  double best = 0;
+  for (const ComputeRate& rate : compute) {
+    if (rate.instructions == instructions) best = std::max(best, rate.rate.value);
+  }
+  return best;
+}
+
+const DiskProfile* HardwareProfile::DiskFor(const fs::path& path) const {
+  const DiskProfile* best = nullptr;
+  for (const DiskProfile& disk : disks) {
+    const fs::path parent = disk.path;
+    const auto mismatch = std::mismatch(parent.begin(), parent.end(), path.begin(), path.end());
+    if (mismatch.first != parent.end()) continue;
+    if (best == nullptr || disk.path.size() > best->path.size()) best = &disk;
+  }
+  return best;
+}
+
+HostDescription DescribeHost(const Topology& topology) {
+  HostDescription host;
+  host.cpu_model = topology.cpu_model;
+  host.isa_flags = topology.isa_flags;
+  host.logical_cpus = static_cast<int>(topology.cpus.size());
+  host.physical_cores = topology.physical_cores();
+  host.cpu_quota = topology.cgroup.cpu_quota.value_or(0);
+  host.numa_nodes = static_cast<int>(topology.nodes.size());
+  host.memory_total_bytes = topology.memory_total_bytes;
+  host.fingerprint = HostFingerprint(host);
+  return host;
+}
+
+std::string SerializeProfile(const HardwareProfile& profile) {
+  Json root;
+  root["format"] = "moesaic-hardware-profile";
+  root["version"] = HardwareProfile::kVersion;
+  root["created"] = profile.created;
+  root["quick"] = profile.quick;
+  const HostDescription& host = profile.host;
+  root["host"] = {
+      {"fingerprint", host.fingerprint},       {"cpu_model", host.cpu_model},
+      {"isa_flags", host.isa_flags},           {"logical_cpus", host.logical_cpus},
+      {"physical_cores", host.physical_cores}, {"cpu_quota", host.cpu_quota},
+      {"numa_nodes", host.numa_nodes},         {"memory_total_bytes", host.memory_total_bytes}};
+  root["disks"] = Json::array();
+  for (const DiskProfile& disk : profile.disks) {
+    Json rates = Json::array();
+    for (const DiskRate& rate : disk.rates) {
+      rates.push_back({{"block_bytes", rate.block_bytes},
+                       {"depth", rate.depth},
+                       {"read", ToJson(rate.read)},
+                       {"latency", ToJson(rate.latency)}});
+    }
+    root["disks"].push_back({{"path", disk.path}, {"backend", disk.backend}, {"rates", rates}});
+  }
+  root["memory"] = Json::array();
+  for (const MemoryRate& rate : profile.memory) {
+    root["memory"].push_back({{"threads", rate.threads}, {"read", ToJson(rate.read)}});
+  }
+  root["compute"] = Json::array();
+  for (const ComputeRate& rate : profile.compute) {
+    root["compute"].push_back({{"instructions", rate.instructions},
+                               {"threads", rate.threads},
+                               {"rate", ToJson(rate.rate)}});
+  }
+  // A path that is not UTF-8 is shown with replacement characters rather than refused.
+  return root.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+HardwareProfile ParseProfile(std::string_view json, std::string_view name) {
+  const nlohmann::json root = ParseJsonObject(json, name);
+  const JsonFields fields(root, name);
+  if (fields.String("format", "") != "moesaic-hardware-profile") {
+    fields.FailAt("format", "must be \"moesaic-hardware-profile\"");
+  }
+  const int64_t version = fields.Int("version", 0, 0, INT32_MAX);
+  if (version != HardwareProfile::kVersion) {
+    Fail(ErrorKind::kUnsupported,
+         "{}: version {} is not known (this program writes {}); run "
+         "`moesaic profile` again",
+         name, version, HardwareProfile::kVersion);
+  }
+  HardwareProfile profile;
+  profile.created = fields.String("created", "");
+  profile.quick = fields.Bool("quick", false);
+  const JsonFields host(RequireObject(root, fields, "host"), name, "host.");
+  profile.host.fingerprint = host.String("fingerprint", "");
+  profile.host.cpu_model = host.String("cpu_model", "");
+  profile.host.isa_flags = ParseStrings(host, "isa_flags");
+  profile.host.logical_cpus = static_cast<int>(host.Int("logical_cpus", 0, 0, 1 << 20));
+  profile.host.physical_cores = static_cast<int>(host.Int("physical_cores", 0, 0, 1 << 20));
+  profile.host.cpu_quota = host.Number("cpu_quota", 0, 0, 1e6);
+  profile.host.numa_nodes = static_cast<int>(host.Int("numa_nodes", 0, 0, 1 << 16));
+  profile.host.memory_total_bytes =
+      static_cast<uint64_t>(host.Int("memory_total_bytes", 0, 0, INT64_MAX));
+  ForEachObject(root, "disks", name, [&](const nlohmann::json& object, const JsonFields& disk) {
+    DiskProfile& out = profile.disks.emplace_back();
+    out.path = disk.String("path", "");
+    out.backend = disk.String("backend", "");
+    ForEachObject(object, "rates", name, [&](const nlohmann::json& item, const JsonFields& rate) {
+      out.rates.push_back({static_cast<uint32_t>(rate.Int("block_bytes", 0, 1, UINT32_MAX)),
+                           static_cast<int>(rate.Int("depth", 0, 1, 1 << 20)),
+                           ParseMeasured(item, rate, "read"),
+                           ParseMeasured(item, rate, "latency")});
+    });
+  });
+  ForEachObject(root, "memory", name, [&](const nlohmann::json& object, const JsonFields& rate) {
+    profile.memory.push_back({static_cast<int>(rate.Int("threads", 0, 1, 1 << 20)),
+                              ParseMeasured(object, rate, "read")});
+  });
+  ForEachObject(root, "compute", name, [&](const nlohmann::json& object, const JsonFields& rate) {
+    profile.compute.push_back({rate.String("instructions", ""),
+                               static_cast<int>(rate.Int("threads", 0, 1, 1 << 20)),
+                               ParseMeasured(object, rate, "rate")});
+  });
+  return profile;
+}
+
+void SaveProfile(const HardwareProfile& profile, const fs::path& file) {
+  std::error_code error;
+  if (file.has_parent_path()) fs::create_directories(file.parent_path(), error);
+  if (error) {
+    Fail(ErrorKind::kIo, "{}: cannot make the directory: {}", file.parent_path().string(),
+         error.message());
+  }
+  const fs::path temporary = file.string() + ".tmp";
+  errno = 0;
+  std::ofstream out(temporary, std::ios::binary | std::ios::trunc);
+  out << SerializeProfile(profile);
+  out.close();
+  if (!out) Fail(ErrorKind::kIo, "{}: cannot write: {}", temporary.string(), ErrnoMessage(errno));
+  fs::rename(temporary, file, error);
+  if (error) Fail(ErrorKind::kIo, "{}: cannot write: {}", file.string(), error.message());
+}
+
+fs::path DefaultProfilePath(std::string_view xdg_cache_home, std::string_view home) {
+  // The XDG specification ignores a relative path.
+  if (!xdg_cache_home.empty() && xdg_cache_home.front() == '/') {
+    return fs::path(xdg_cache_home) / "moesaic" / "profile.json";
+  }
+  if (!home.empty()) return fs::path(home) / ".cache" / "moesaic" / "profile.json";
+  return fs::temp_directory_path() / "moesaic" / "profile.json";
+}
+
+std::optional<HardwareProfile> LoadProfileFor(const HostDescription& host, const fs::path& file,
+                                              std::string* why) {
+  std::error_code error;
+  if (!fs::exists(file, error)) {
+    *why = fmt::format("{} does not exist", file.string());
+    return std::nullopt;
+  }
+  try {
+    HardwareProfile profile = ParseProfile(ReadTextFile(file, kMaxProfileBytes), file.string());
+    if (profile.host.fingerprint == host.fingerprint) return profile;
+    *why = fmt::format("{} was measured on another machine ({})", file.string(),
+                       profile.host.cpu_model);
+  } catch (const Error& failure) {
+    *why = failure.what();
+  }
+  return std::nullopt;
+}
+
+}  // namespace moesaic

@@ -1,0 +1,101 @@
+// HardwareProfile: the measured constants of one machine, each with its provenance. Written by
+// `moesaic profile` (serving/plan/machine_profiler), read by everything that has to predict a time.
+//
+// Plain data. A profile of another machine is refused by its host fingerprint.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/topology.h"
+
+namespace moesaic {
+
+// One measured constant.
+struct Measured {
+  double value = 0;  // the median of the runs
+  double low = 0;    // the slowest and the fastest run
+  double high = 0;
+  std::string unit;  // "byte/s", "flop/s", "us"
+  std::string how;   // "median of 5 runs over 256 MiB"
+  std::string when;  // UTC, ISO 8601
+};
+
+struct DiskRate {
+  uint32_t block_bytes = 0;
+  int depth = 0;     // reads in flight
+  Measured read;     // byte/s
+  Measured latency;  // us from submission to completion, of the median read
+};
+
+struct DiskProfile {
+  std::string path;     // directory that was measured
+  std::string backend;  // ReadBackendName
+  std::vector<DiskRate> rates;
+};
+
+struct MemoryRate {
+  int threads = 0;
+  Measured read;  // byte/s, streaming reads of memory larger than the caches
+};
+
+struct ComputeRate {
+  std::string instructions;  // "avx2 f32", "avx512 f32", "avx512_bf16 bf16"
+  int threads = 0;
+  Measured rate;  // flop/s, a multiply-add counts as two
+};
+
+struct HostDescription {
+  std::string fingerprint;  // of the fields below, as HostFingerprint makes it
+  std::string cpu_model;
+  std::vector<std::string> isa_flags;
+  int logical_cpus = 0;
+  int physical_cores = 0;
+  double cpu_quota = 0;  // 0: none
+  int numa_nodes = 0;
+  uint64_t memory_total_bytes = 0;
+};
+
+struct HardwareProfile {
+  static constexpr int kVersion = 1;
+
+  HostDescription host;
+  std::string created;  // UTC, ISO 8601
+  bool quick = false;   // a rough one, of a second or two
+  std::vector<DiskProfile> disks;
+  std::vector<MemoryRate> memory;  // ascending threads
+  std::vector<ComputeRate> compute;
+
+  // The rate of the most threads measured; 0 when there is none.
+  double memory_bytes_per_s() const;
+  // The fastest rate of these instructions; 0 when there is none.
+  double compute_flop_per_s(std::string_view instructions) const;
+  // The disk profile whose path is a parent of (or equal to) `path`, the nearest one; null when
+  // there is none.
+  const DiskProfile* DiskFor(const std::filesystem::path& path) const;
+};
+
+HostDescription DescribeHost(const Topology& topology);
+
+// A pretty-printed JSON document, and back. `name` is the file in messages. Throws Error: kCorrupt
+// (not such a document), kUnsupported (a version that this program does not know).
+std::string SerializeProfile(const HardwareProfile& profile);
+HardwareProfile ParseProfile(std::string_view json, std::string_view name);
+
+// Writes by way of a temporary file beside it; makes the directory. Throws Error(kIo).
+void SaveProfile(const HardwareProfile& profile, const std::filesystem::path& file);
+
+// $XDG_CACHE_HOME/moesaic/profile.json or ~/.cache/moesaic/profile.json. The two arguments are what
+// these variables hold ("" when unset).
+std::filesystem::path DefaultProfilePath(std::string_view xdg_cache_home, std::string_view home);
+
+// The profile of a file when it is there and of this host; nullopt with the reason in *why
+// otherwise. A corrupt file is a reason too: the caller measures again.
+std::optional<HardwareProfile> LoadProfileFor(const HostDescription& host,
+                                              const std::filesystem::path& file, std::string* why);
+
+}  // namespace moesaic

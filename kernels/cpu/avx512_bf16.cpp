@@ -1,0 +1,49 @@
+// The AVX512-BF16 kernels: matrix products of bf16 activations and bf16 weights by VDPBF16PS. See
+// internal/common.h for why this file includes no more than it does.
+#include "kernels/cpu/internal/vec_avx512.h"
+//
+#include "kernels/cpu/internal/matmul.h"
+#include "kernels/cpu/internal/rows.h"
+#include "kernels/cpu/internal/tables.h"
+
+namespace moesaic {
+namespace {
+
+// A pair of inputs per step. The instruction takes denormals for zero.
+struct Bf16TimesBf16 {
+  static constexpr int kSteps = 1;
+  static constexpr int64_t kXBytes = 4;
+  template <int kStep>
+  MOESAIC_INLINE static __m512bh Weights(const std::byte* line) {
+    return reinterpret_cast<__m512bh>(_mm512_loadu_si512(line));
+  }
+  template <int kStep>
+  MOESAIC_INLINE static __m512bh X(const std::byte* x) {
+    return reinterpret_cast<__m512bh>(_mm512_set1_epi32(LoadAs<int32_t>(x)));
+  }
+  MOESAIC_INLINE static Vec16 Accumulate(Vec16 sum, __m512bh x, __m512bh w) {
+    return {_mm512_dpbf16_ps(sum.v, x, w)};
+  }
+};
+
+void MatmulBf16(const MatmulArgs& args) {
+  if (args.w.type == WeightType::kBf16) return MatmulOf<Bf16TimesBf16>(args);
+  MatmulOf<Bf16TimesF32>(args);
+}
+
+void GateUpBf16(const GateUpArgs& args) {
+  if (args.gate.type == WeightType::kBf16) {
+    return GateUpOf<Bf16TimesBf16, NumericsClass::kBf16>(args);
+  }
+  GateUpOf<Bf16TimesF32, NumericsClass::kBf16>(args);
+}
+
+}  // namespace
+
+namespace internal {
+
+constinit const ProductKernels kAvx512Bf16Products = {
+    .prepare_activations = PrepareActivationsBf16, .matmul = MatmulBf16, .gate_up = GateUpBf16};
+
+}  // namespace internal
+}  // namespace moesaic

@@ -1,0 +1,179 @@
+// Which instruction sets this CPU has, and which table is used.
+#include <cstdlib>
+#include <string>
+
+#include "core/base/check.h"
+#include "core/base/error.h"
+#include "kernels/cpu/internal/tables.h"
+#include "kernels/cpu/kernels.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+namespace moesaic {
+namespace {
+
+constexpr Isa kAllIsas[] = {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16};
+
+#if defined(__x86_64__)
+struct CpuId {
+  uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
+};
+
+CpuId ReadCpuId(uint32_t leaf, uint32_t subleaf) {
+  CpuId r;
+  __get_cpuid_count(leaf, subleaf, &r.eax, &r.ebx, &r.ecx,
+                    &r.edx);  // zeros when there is no such leaf
+  return r;
+}
+
+// The register states that the operating system saves on a context switch.
+uint64_t EnabledStates() {
+  uint32_t low, high;
+  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return static_cast<uint64_t>(high) << 32 | low;
+}
+
+// Intel SDM volume 1, 14.3 and 15.2-15.3: OSXSAVE, then XCR0, then the feature bits.
+bool CpuHas(Isa isa) {
+  const auto all = [](uint64_t value, uint64_t bits) { return (value & bits) == bits; };
+  const CpuId base = ReadCpuId(1, 0);
+  if (!all(base.ecx, 1u << 27)) return false;
+  const uint64_t states = EnabledStates();
+  const CpuId extended = ReadCpuId(7, 0);
+  const bool avx2 = all(states, 0x6) &&
+                    all(base.ecx, 1u << 12 | 1u << 28 | 1u << 29) &&  // FMA AVX F16C
+                    all(extended.ebx, 1u << 5);
+  // Every CPU with AVX-512 F, DQ, BW and VL that is not a Xeon Phi has CD as well.
+  const bool avx512 = avx2 && all(states, 0xe6) &&
+                      all(extended.ebx, 1u << 16 | 1u << 17 | 1u << 28 | 1u << 30 | 1u << 31);
+  switch (isa) {
+    case Isa::kScalar:
+      return true;
+    case Isa::kAvx2:
+      return avx2;
+    case Isa::kAvx512:
+      return avx512;
+    case Isa::kAvx512Bf16:
+      return avx512 && extended.eax >= 1 && all(ReadCpuId(7, 1).eax, 1u << 5);
+  }
+  return false;
+}
+#endif
+
+// VDPBF16PS is half a multiply-add's rate in FLOP/s on Intel's cores (measured, docs/benchmarks.md;
+// they keep their bf16 speed for AMX), so that class kF32 is there both faster and more accurate.
+// AMD's Zen 4 and 5 run it at twice that rate.
+bool SlowBf16Dot() {
+#if defined(__x86_64__)
+  const CpuId vendor = ReadCpuId(0, 0);
+  return vendor.ebx == signature_INTEL_ebx && vendor.ecx == signature_INTEL_ecx &&
+         vendor.edx == signature_INTEL_edx;
+#else
+  return false;
+#endif
+}
+
+#if defined(__x86_64__)
+const CpuKernels& Avx512Bf16Kernels() {
+  static const CpuKernels kernels = [] {
+    CpuKernels table = internal::kAvx512Kernels;
+    table.isa = Isa::kAvx512Bf16;
+    table.numerics = NumericsClass::kBf16;
+    table.prepare_activations = internal::kAvx512Bf16Products.prepare_activations;
+    table.matmul = internal::kAvx512Bf16Products.matmul;
+    table.gate_up = internal::kAvx512Bf16Products.gate_up;
+    return table;
+  }();
+  return kernels;
+}
+#endif
+
+std::string SupportedNames() {
+  std::string names;
+  for (const Isa isa : kAllIsas) {
+    if (IsaSupported(isa)) names += (names.empty() ? "" : ", ") + std::string(IsaName(isa));
+  }
+  return names;
+}
+
+}  // namespace
+
+const char* IsaName(Isa isa) {
+  switch (isa) {
+    case Isa::kScalar:
+      return "scalar";
+    case Isa::kAvx2:
+      return "avx2";
+    case Isa::kAvx512:
+      return "avx512";
+    case Isa::kAvx512Bf16:
+      return "avx512_bf16";
+  }
+  return "unknown";
+}
+
+const char* NumericsClassName(NumericsClass numerics) {
+  return numerics == NumericsClass::kF32 ? "f32" : "bf16";
+}
+
+int64_t ActivationRowBytes(NumericsClass numerics, int64_t k) {
+  const int64_t bytes = k * (numerics == NumericsClass::kF32 ? 4 : 2);
+  int64_t lines = (bytes + 63) / 64;
+  // A tile reads a stretch of up to 32 lines of 12 rows at once. With rows a multiple of 4 KiB
+  // apart they would all want the same sets of a level 1 cache (64 sets of 12 ways); 16 lines off
+  // they spread over all of them.
+  if (lines >= 32) lines += (48 - lines % 32) % 32;
+  return lines * 64;
+}
+
+bool IsaSupported(Isa isa) {
+#if defined(__x86_64__)
+  return isa == Isa::kScalar || CpuHas(isa);
+#else
+  return isa == Isa::kScalar;
+#endif
+}
+
+const CpuKernels& KernelsFor(Isa isa) {
+  CHECK(IsaSupported(isa));
+#if defined(__x86_64__)
+  switch (isa) {
+    case Isa::kScalar:
+      break;
+    case Isa::kAvx2:
+      return internal::kAvx2Kernels;
+    case Isa::kAvx512:
+      return internal::kAvx512Kernels;
+    case Isa::kAvx512Bf16:
+      return Avx512Bf16Kernels();
+  }
+#endif
+  return internal::kScalarKernels;
+}
+
+const CpuKernels& SelectKernels() {
+  const char* forced = std::getenv("MOESAIC_ISA");
+  if (forced == nullptr || *forced == '\0') {
+    Isa best = Isa::kScalar;
+    for (const Isa isa : kAllIsas) {
+      if (isa == Isa::kAvx512Bf16 && SlowBf16Dot()) continue;
+      if (IsaSupported(isa)) best = isa;
+    }
+    return KernelsFor(best);
+  }
+  for (const Isa isa : kAllIsas) {
+    if (IsaName(isa) != std::string(forced)) continue;
+    if (!IsaSupported(isa)) {
+      Fail(ErrorKind::kUnsupported,
+           "MOESAIC_ISA={}: this CPU (or its operating system) cannot run it; it has {}", forced,
+           SupportedNames());
+    }
+    return KernelsFor(isa);
+  }
+  Fail(ErrorKind::kInvalidArgument, "MOESAIC_ISA={}: unknown instruction set; this CPU has {}",
+       forced, SupportedNames());
+}
+
+}  // namespace moesaic

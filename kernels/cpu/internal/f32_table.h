@@ -1,0 +1,41 @@
+// The table of an instruction set of class kF32; included after Vec16.
+#pragma once
+
+#include "kernels/cpu/internal/attention.h"
+#include "kernels/cpu/internal/matmul.h"
+#include "kernels/cpu/internal/packing.h"
+#include "kernels/cpu/internal/rows.h"
+
+namespace moesaic {
+namespace {
+
+void MatmulF32(const MatmulArgs& args) {
+  if (args.w.type == WeightType::kBf16) return MatmulOf<F32TimesBf16>(args);
+  MatmulOf<F32TimesF32>(args);
+}
+
+void GateUpF32(const GateUpArgs& args) {
+  if (args.gate.type == WeightType::kBf16) return GateUpOf<F32TimesBf16, NumericsClass::kF32>(args);
+  GateUpOf<F32TimesF32, NumericsClass::kF32>(args);
+}
+
+constexpr CpuKernels F32Table(Isa isa) {
+  return {.isa = isa,
+          .numerics = NumericsClass::kF32,
+          .prepare_activations = PrepareActivationsF32,
+          .matmul = MatmulF32,
+          .gate_up = GateUpF32,
+          .rms_norm = RmsNorm,
+          .rope = Rope,
+          .axpy = Axpy,
+          .softmax = Softmax,
+          .log_sum_exp = LogSumExp,
+          .store_kv = StoreKv,
+          .attend_chunk = AttendChunk,
+          .merge_chunks = MergeChunks,
+          .pack_panels = PackPanels,
+          .unpack_row = UnpackRow};
+}
+
+}  // namespace
+}  // namespace moesaic

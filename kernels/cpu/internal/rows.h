@@ -1,0 +1,103 @@
+// Row kernels: activations, norms, rotary embedding, softmax. Included after Vec16 and math.h.
+#pragma once
+
+#include "kernels/cpu/internal/math.h"
+
+namespace moesaic {
+namespace {
+
+inline void PrepareActivationsF32(const float* x, int64_t x_stride, int64_t rows, int64_t k,
+                                  std::byte* out, int64_t out_stride_bytes) {
+  const int64_t row_bytes = ActivationRowBytes(NumericsClass::kF32, k);
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* from = x + row * x_stride;
+    std::byte* to = out + row * out_stride_bytes;
+    int64_t i = 0;
+    for (; i + kLanes <= k; i += kLanes) Store(to + i * 4, Load(from + i));
+    for (; i * 4 < row_bytes; i += kLanes) {
+      Store(to + i * 4, i < k ? LoadFirst(from + i, k - i) : Zero());
+    }
+  }
+}
+
+inline void PrepareActivationsBf16(const float* x, int64_t x_stride, int64_t rows, int64_t k,
+                                   std::byte* out, int64_t out_stride_bytes) {
+  const int64_t row_bytes = ActivationRowBytes(NumericsClass::kBf16, k);
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* from = x + row * x_stride;
+    std::byte* to = out + row * out_stride_bytes;
+    int64_t i = 0;
+    for (; i + kLanes <= k; i += kLanes) StoreBf16(to + i * 2, Load(from + i));
+    for (; i * 2 < row_bytes; i += kLanes) {
+      StoreBf16(to + i * 2, i < k ? LoadFirst(from + i, k - i) : Zero());
+    }
+  }
+}
+
+// Sum of squares in 64 fixed accumulators: four vectors, so that the chain of multiply-adds is
+// short.
+inline void RmsNorm(const float* x, const float* weight, float eps, int64_t n, float* out) {
+  Vec16 sums[4] = {Zero(), Zero(), Zero(), Zero()};
+  int64_t i = 0;
+  for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
+    MOESAIC_UNROLL
+    for (int j = 0; j < 4; ++j) {
+      const Vec16 v = Load(x + i + j * kLanes);
+      sums[j] = Fma(v, v, sums[j]);
+    }
+  }
+  for (int j = 0; i < n; i += kLanes, ++j) {
+    const Vec16 v = LoadFirst(x + i, MinOf(n - i, kLanes));
+    sums[j] = Fma(v, v, sums[j]);
+  }
+  const float sum = SumLanes(Add(Add(sums[0], sums[1]), Add(sums[2], sums[3])));
+  const float scale = 1.0f / __builtin_sqrtf(sum / static_cast<float>(n) + eps);
+  const Vec16 scales = Set(scale);
+  for (i = 0; i + kLanes <= n; i += kLanes) {
+    Store(out + i, Mul(Mul(Load(x + i), scales), Load(weight + i)));
+  }
+  if (i < n) {
+    const int64_t tail = n - i;
+    StoreFirst(out + i, tail,
+               Mul(Mul(LoadFirst(x + i, tail), scales), LoadFirst(weight + i, tail)));
+  }
+}
+
+inline void Rope(float* x, const float* cos, const float* sin, int64_t half) {
+  for (int64_t i = 0; i < half; i += kLanes) {
+    const int64_t lanes = MinOf(half - i, kLanes);
+    const Vec16 a = LoadFirst(x + i, lanes);
+    const Vec16 b = LoadFirst(x + half + i, lanes);
+    const Vec16 c = LoadFirst(cos + i, lanes);
+    const Vec16 s = LoadFirst(sin + i, lanes);
+    StoreFirst(x + i, lanes, Fms(a, c, Mul(b, s)));
+    StoreFirst(x + half + i, lanes, Fma(b, c, Mul(a, s)));
+  }
+}
+
+inline void Axpy(float a, const float* x, int64_t n, float* y) {
+  const Vec16 factor = Set(a);
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) Store(y + i, Fma(factor, Load(x + i), Load(y + i)));
+  if (i < n) {
+    const int64_t tail = n - i;
+    StoreFirst(y + i, tail, Fma(factor, LoadFirst(x + i, tail), LoadFirst(y + i, tail)));
+  }
+}
+
+inline void Softmax(const float* x, int64_t n, float* out) {
+  const Vec16 sum = Set(SumExp(x, n, ExpShift(MaxOfRow(x, n)), out));
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const int64_t lanes = MinOf(n - i, kLanes);
+    StoreFirst(out + i, lanes, Div(LoadFirst(out + i, lanes), sum));
+  }
+}
+
+inline float LogSumExp(const float* x, int64_t n) {
+  const float shift = ExpShift(MaxOfRow(x, n));
+  return static_cast<float>(static_cast<double>(shift) +
+                            Log(static_cast<double>(SumExp(x, n, shift, nullptr))));
+}
+
+}  // namespace
+}  // namespace moesaic

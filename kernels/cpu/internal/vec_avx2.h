@@ -1,0 +1,164 @@
+// Vec16 in two ymm registers.
+#pragma once
+
+#include <immintrin.h>
+
+#include "kernels/cpu/internal/common.h"
+
+namespace moesaic {
+namespace {
+
+struct Vec16 {
+  __m256 lo;
+  __m256 hi;
+};
+
+MOESAIC_INLINE Vec16 Set(float a) { return {_mm256_set1_ps(a), _mm256_set1_ps(a)}; }
+MOESAIC_INLINE Vec16 Zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+MOESAIC_INLINE Vec16 Load(const void* p) {
+  const auto* f = static_cast<const float*>(p);
+  return {_mm256_loadu_ps(f), _mm256_loadu_ps(f + 8)};
+}
+MOESAIC_INLINE void Store(void* p, Vec16 a) {
+  auto* f = static_cast<float*>(p);
+  _mm256_storeu_ps(f, a.lo);
+  _mm256_storeu_ps(f + 8, a.hi);
+}
+// All ones in lanes [first, first + 8) that are below n.
+MOESAIC_INLINE __m256i LanesBelow(int64_t n, int first) {
+  const __m256i index =
+      _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(first));
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)), index);
+}
+MOESAIC_INLINE Vec16 LoadFirst(const float* p, int64_t n) {
+  return {_mm256_maskload_ps(p, LanesBelow(n, 0)), _mm256_maskload_ps(p + 8, LanesBelow(n, 8))};
+}
+MOESAIC_INLINE void StoreFirst(float* p, int64_t n, Vec16 a) {
+  _mm256_maskstore_ps(p, LanesBelow(n, 0), a.lo);
+  _mm256_maskstore_ps(p + 8, LanesBelow(n, 8), a.hi);
+}
+MOESAIC_INLINE Vec16 KeepRange(Vec16 a, int64_t begin, int64_t end, Vec16 other) {
+  const __m256i lo = _mm256_andnot_si256(LanesBelow(begin, 0), LanesBelow(end, 0));
+  const __m256i hi = _mm256_andnot_si256(LanesBelow(begin, 8), LanesBelow(end, 8));
+  return {_mm256_blendv_ps(other.lo, a.lo, _mm256_castsi256_ps(lo)),
+          _mm256_blendv_ps(other.hi, a.hi, _mm256_castsi256_ps(hi))};
+}
+
+MOESAIC_INLINE Vec16 Fma(Vec16 a, Vec16 b, Vec16 c) {
+  return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
+}
+MOESAIC_INLINE Vec16 Fms(Vec16 a, Vec16 b, Vec16 c) {
+  return {_mm256_fmsub_ps(a.lo, b.lo, c.lo), _mm256_fmsub_ps(a.hi, b.hi, c.hi)};
+}
+MOESAIC_INLINE Vec16 Add(Vec16 a, Vec16 b) {
+  return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)};
+}
+MOESAIC_INLINE Vec16 Sub(Vec16 a, Vec16 b) {
+  return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)};
+}
+MOESAIC_INLINE Vec16 Mul(Vec16 a, Vec16 b) {
+  return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)};
+}
+MOESAIC_INLINE Vec16 Div(Vec16 a, Vec16 b) {
+  return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)};
+}
+MOESAIC_INLINE Vec16 Max(Vec16 a, Vec16 b) {
+  return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)};
+}
+MOESAIC_INLINE Vec16 SelectLess(Vec16 a, Vec16 b, Vec16 if_true, Vec16 if_false) {
+  return {_mm256_blendv_ps(if_false.lo, if_true.lo, _mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ)),
+          _mm256_blendv_ps(if_false.hi, if_true.hi, _mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ))};
+}
+MOESAIC_INLINE Vec16 SelectNan(Vec16 a, Vec16 if_nan, Vec16 otherwise) {
+  return {_mm256_blendv_ps(otherwise.lo, if_nan.lo, _mm256_cmp_ps(a.lo, a.lo, _CMP_UNORD_Q)),
+          _mm256_blendv_ps(otherwise.hi, if_nan.hi, _mm256_cmp_ps(a.hi, a.hi, _CMP_UNORD_Q))};
+}
+MOESAIC_INLINE __m256 AddExponent8(__m256 a, __m256 t) {
+  return _mm256_castsi256_ps(
+      _mm256_add_epi32(_mm256_castps_si256(a), _mm256_slli_epi32(_mm256_castps_si256(t), 23)));
+}
+MOESAIC_INLINE Vec16 AddExponent(Vec16 a, Vec16 t) {
+  return {AddExponent8(a.lo, t.lo), AddExponent8(a.hi, t.hi)};
+}
+
+MOESAIC_INLINE __m256i LoadInts(const void* p) {
+  return _mm256_loadu_si256(static_cast<const __m256i*>(p));
+}
+MOESAIC_INLINE Vec16 LoadEven(const std::byte* line) {
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(LoadInts(line), 16)),
+          _mm256_castsi256_ps(_mm256_slli_epi32(LoadInts(line + 32), 16))};
+}
+MOESAIC_INLINE Vec16 LoadOdd(const std::byte* line) {
+  const __m256i mask = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+  return {_mm256_castsi256_ps(_mm256_and_si256(LoadInts(line), mask)),
+          _mm256_castsi256_ps(_mm256_and_si256(LoadInts(line + 32), mask))};
+}
+MOESAIC_INLINE __m256 LoadBf16x8(const void* p) {
+  const __m128i half = _mm_loadu_si128(static_cast<const __m128i*>(p));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+}
+MOESAIC_INLINE Vec16 LoadBf16(const void* p) {
+  return {LoadBf16x8(p), LoadBf16x8(static_cast<const std::byte*>(p) + 16)};
+}
+MOESAIC_INLINE __m256i RoundToBf16x8(__m256 a) {
+  const __m256i bits = _mm256_castps_si256(a);
+  const __m256i upper = _mm256_srli_epi32(bits, 16);
+  const __m256i odd = _mm256_and_si256(upper, _mm256_set1_epi32(1));
+  const __m256i rounded = _mm256_srli_epi32(
+      _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd), 16);
+  const __m256i quiet = _mm256_or_si256(upper, _mm256_set1_epi32(0x40));
+  const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q));
+  return _mm256_blendv_epi8(rounded, quiet, nan);
+}
+MOESAIC_INLINE void StoreBf16(void* p, Vec16 a) {
+  const __m256i packed = _mm256_packus_epi32(RoundToBf16x8(a.lo), RoundToBf16x8(a.hi));
+  _mm256_storeu_si256(static_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
+}
+MOESAIC_INLINE Vec16 LoadF16(const void* p) {
+  const auto* halves = static_cast<const __m128i*>(p);
+  return {_mm256_cvtph_ps(_mm_loadu_si128(halves)), _mm256_cvtph_ps(_mm_loadu_si128(halves + 1))};
+}
+
+// One 8 x 8 quarter of Transpose16; dst lines are 64 bytes apart.
+MOESAIC_INLINE void Transpose8(const std::byte* src, int64_t stride_bytes, std::byte* dst) {
+  __m256i a[8];
+  __m256i b[8];
+  MOESAIC_UNROLL
+  for (int i = 0; i < 8; ++i) a[i] = LoadInts(src + i * stride_bytes);
+  MOESAIC_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    b[2 * i] = _mm256_unpacklo_epi32(a[2 * i], a[2 * i + 1]);
+    b[2 * i + 1] = _mm256_unpackhi_epi32(a[2 * i], a[2 * i + 1]);
+  }
+  // a[4q + c]: per 128-bit lane l, column 4l + c of rows 4q to 4q + 3.
+  MOESAIC_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    a[4 * i + 0] = _mm256_unpacklo_epi64(b[4 * i], b[4 * i + 2]);
+    a[4 * i + 1] = _mm256_unpackhi_epi64(b[4 * i], b[4 * i + 2]);
+    a[4 * i + 2] = _mm256_unpacklo_epi64(b[4 * i + 1], b[4 * i + 3]);
+    a[4 * i + 3] = _mm256_unpackhi_epi64(b[4 * i + 1], b[4 * i + 3]);
+  }
+  MOESAIC_UNROLL
+  for (int c = 0; c < 4; ++c) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(dst + c * 64),
+                        _mm256_permute2x128_si256(a[c], a[4 + c], 0x20));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(dst + (4 + c) * 64),
+                        _mm256_permute2x128_si256(a[c], a[4 + c], 0x31));
+  }
+}
+MOESAIC_INLINE void Transpose16(const std::byte* src, int64_t stride_bytes, std::byte* dst) {
+  Transpose8(src, stride_bytes, dst);
+  Transpose8(src + 32, stride_bytes, dst + 8 * 64);
+  Transpose8(src + 8 * stride_bytes, stride_bytes, dst + 32);
+  Transpose8(src + 8 * stride_bytes + 32, stride_bytes, dst + 8 * 64 + 32);
+}
+
+// At most 12 of 16 registers are accumulators, and a Vec16 takes two.
+constexpr int kMaxTileRows = 6;
+constexpr int TilePanels(int rows) { return rows == 1 ? 4 : rows == 2 ? 3 : rows == 3 ? 2 : 1; }
+constexpr int kMaxHeads = 4;
+constexpr int ScoreBlocksFor(int heads) { return heads == 1 ? 4 : heads <= 3 ? 2 : 1; }
+constexpr int ValueVectorsFor(int heads) { return heads == 1 ? 4 : heads <= 3 ? 2 : 1; }
+
+}  // namespace
+}  // namespace moesaic

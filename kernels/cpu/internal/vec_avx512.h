@@ -1,0 +1,122 @@
+// Vec16 in one zmm register.
+#pragma once
+
+#include <immintrin.h>
+
+#include "kernels/cpu/internal/common.h"
+
+namespace moesaic {
+namespace {
+
+struct Vec16 {
+  __m512 v;
+};
+
+MOESAIC_INLINE __mmask16 FirstLanes(int64_t n) { return static_cast<__mmask16>((1u << n) - 1u); }
+
+MOESAIC_INLINE Vec16 Set(float a) { return {_mm512_set1_ps(a)}; }
+MOESAIC_INLINE Vec16 Zero() { return {_mm512_setzero_ps()}; }
+MOESAIC_INLINE Vec16 Load(const void* p) { return {_mm512_loadu_ps(p)}; }
+MOESAIC_INLINE void Store(void* p, Vec16 a) { _mm512_storeu_ps(p, a.v); }
+MOESAIC_INLINE Vec16 LoadFirst(const float* p, int64_t n) {
+  return {_mm512_maskz_loadu_ps(FirstLanes(n), p)};
+}
+MOESAIC_INLINE void StoreFirst(float* p, int64_t n, Vec16 a) {
+  _mm512_mask_storeu_ps(p, FirstLanes(n), a.v);
+}
+MOESAIC_INLINE Vec16 KeepRange(Vec16 a, int64_t begin, int64_t end, Vec16 other) {
+  const __mmask16 keep = static_cast<__mmask16>(FirstLanes(end) & ~FirstLanes(begin));
+  return {_mm512_mask_blend_ps(keep, other.v, a.v)};
+}
+
+MOESAIC_INLINE Vec16 Fma(Vec16 a, Vec16 b, Vec16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+MOESAIC_INLINE Vec16 Fms(Vec16 a, Vec16 b, Vec16 c) { return {_mm512_fmsub_ps(a.v, b.v, c.v)}; }
+MOESAIC_INLINE Vec16 Add(Vec16 a, Vec16 b) { return {_mm512_add_ps(a.v, b.v)}; }
+MOESAIC_INLINE Vec16 Sub(Vec16 a, Vec16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
+MOESAIC_INLINE Vec16 Mul(Vec16 a, Vec16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
+MOESAIC_INLINE Vec16 Div(Vec16 a, Vec16 b) { return {_mm512_div_ps(a.v, b.v)}; }
+MOESAIC_INLINE Vec16 Max(Vec16 a, Vec16 b) { return {_mm512_max_ps(a.v, b.v)}; }
+MOESAIC_INLINE Vec16 SelectLess(Vec16 a, Vec16 b, Vec16 if_true, Vec16 if_false) {
+  return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), if_false.v, if_true.v)};
+}
+MOESAIC_INLINE Vec16 SelectNan(Vec16 a, Vec16 if_nan, Vec16 otherwise) {
+  return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q), otherwise.v, if_nan.v)};
+}
+MOESAIC_INLINE Vec16 AddExponent(Vec16 a, Vec16 t) {
+  return {_mm512_castsi512_ps(
+      _mm512_add_epi32(_mm512_castps_si512(a.v), _mm512_slli_epi32(_mm512_castps_si512(t.v), 23)))};
+}
+
+MOESAIC_INLINE Vec16 LoadEven(const std::byte* line) {
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(line), 16))};
+}
+MOESAIC_INLINE Vec16 LoadOdd(const std::byte* line) {
+  const __m512i mask = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+  return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(line), mask))};
+}
+MOESAIC_INLINE Vec16 LoadBf16(const void* p) {
+  const __m256i half = _mm256_loadu_si256(static_cast<const __m256i*>(p));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16))};
+}
+// Not VCVTNEPS2BF16, which takes denormals for zero: all instruction sets round alike.
+MOESAIC_INLINE __m256i RoundToBf16(Vec16 a) {
+  const __m512i bits = _mm512_castps_si512(a.v);
+  const __m512i upper = _mm512_srli_epi32(bits, 16);
+  const __m512i odd = _mm512_and_si512(upper, _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_srli_epi32(
+      _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd), 16);
+  const __m512i quiet = _mm512_or_si512(upper, _mm512_set1_epi32(0x40));
+  const __mmask16 nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
+  return _mm512_cvtepi32_epi16(_mm512_mask_blend_epi32(nan, rounded, quiet));
+}
+MOESAIC_INLINE void StoreBf16(void* p, Vec16 a) {
+  _mm256_storeu_si256(static_cast<__m256i*>(p), RoundToBf16(a));
+}
+MOESAIC_INLINE Vec16 LoadF16(const void* p) {
+  return {_mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)))};
+}
+
+MOESAIC_INLINE void Transpose16(const std::byte* src, int64_t stride_bytes, std::byte* dst) {
+  __m512i a[16];
+  __m512i b[16];
+  MOESAIC_UNROLL
+  for (int i = 0; i < 16; ++i) a[i] = _mm512_loadu_si512(src + i * stride_bytes);
+  MOESAIC_UNROLL
+  for (int i = 0; i < 8; ++i) {
+    b[2 * i] = _mm512_unpacklo_epi32(a[2 * i], a[2 * i + 1]);
+    b[2 * i + 1] = _mm512_unpackhi_epi32(a[2 * i], a[2 * i + 1]);
+  }
+  // a[4q + c]: per 128-bit lane l, column 4l + c of rows 4q to 4q + 3.
+  MOESAIC_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    a[4 * i + 0] = _mm512_unpacklo_epi64(b[4 * i], b[4 * i + 2]);
+    a[4 * i + 1] = _mm512_unpackhi_epi64(b[4 * i], b[4 * i + 2]);
+    a[4 * i + 2] = _mm512_unpacklo_epi64(b[4 * i + 1], b[4 * i + 3]);
+    a[4 * i + 3] = _mm512_unpackhi_epi64(b[4 * i + 1], b[4 * i + 3]);
+  }
+  // Then a 4 x 4 transposition of 128-bit lanes for each c.
+  MOESAIC_UNROLL
+  for (int c = 0; c < 4; ++c) {
+    const __m512i lo01 = _mm512_shuffle_i32x4(a[c], a[4 + c], 0x44);
+    const __m512i hi01 = _mm512_shuffle_i32x4(a[c], a[4 + c], 0xee);
+    const __m512i lo23 = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0x44);
+    const __m512i hi23 = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0xee);
+    _mm512_storeu_si512(dst + c * 64, _mm512_shuffle_i32x4(lo01, lo23, 0x88));
+    _mm512_storeu_si512(dst + (4 + c) * 64, _mm512_shuffle_i32x4(lo01, lo23, 0xdd));
+    _mm512_storeu_si512(dst + (8 + c) * 64, _mm512_shuffle_i32x4(hi01, hi23, 0x88));
+    _mm512_storeu_si512(dst + (12 + c) * 64, _mm512_shuffle_i32x4(hi01, hi23, 0xdd));
+  }
+}
+
+// At most 24 accumulators of 32 registers; few rows take many panels, which hides the latency of a
+// multiply-add and keeps several streams of weights in flight.
+constexpr int kMaxTileRows = 12;
+constexpr int TilePanels(int rows) {
+  return rows <= 2 ? 8 : rows <= 4 ? 6 : rows <= 6 ? 4 : rows <= 8 ? 3 : 2;
+}
+constexpr int kMaxHeads = 8;
+constexpr int ScoreBlocksFor(int heads) { return heads == 1 ? 8 : heads == 2 ? 4 : 2; }
+constexpr int ValueVectorsFor(int heads) { return heads <= 2 ? 8 : heads <= 6 ? 4 : 3; }
+
+}  // namespace
+}  // namespace moesaic

@@ -1,0 +1,111 @@
+// Vec16 in plain C++: the reference for what each operation means.
+#pragma once
+
+#include "kernels/cpu/internal/common.h"
+
+namespace moesaic {
+namespace {
+
+struct Vec16 {
+  float v[16];
+};
+
+template <typename F>
+MOESAIC_INLINE Vec16 MapLanes(F f) {
+  Vec16 r;
+  for (int i = 0; i < 16; ++i) r.v[i] = f(i);
+  return r;
+}
+
+MOESAIC_INLINE Vec16 Set(float a) {
+  return MapLanes([&](int) { return a; });
+}
+MOESAIC_INLINE Vec16 Zero() { return Set(0.0f); }
+MOESAIC_INLINE Vec16 Load(const void* p) { return LoadAs<Vec16>(p); }
+MOESAIC_INLINE void Store(void* p, Vec16 a) { StoreAs(p, a); }
+// The first `n` (0 to 16) lanes; the others are zero, and their memory is not touched.
+MOESAIC_INLINE Vec16 LoadFirst(const float* p, int64_t n) {
+  return MapLanes([&](int i) { return i < n ? p[i] : 0.0f; });
+}
+MOESAIC_INLINE void StoreFirst(float* p, int64_t n, Vec16 a) {
+  for (int64_t i = 0; i < n; ++i) p[i] = a.v[i];
+}
+// Keeps lanes [begin, end) of `a`, takes `other` elsewhere.
+MOESAIC_INLINE Vec16 KeepRange(Vec16 a, int64_t begin, int64_t end, Vec16 other) {
+  return MapLanes([&](int i) { return i >= begin && i < end ? a.v[i] : other.v[i]; });
+}
+
+// a * b + c, rounded once. Without -mfma this is a call of libm, which is correct and slow.
+MOESAIC_INLINE Vec16 Fma(Vec16 a, Vec16 b, Vec16 c) {
+  return MapLanes([&](int i) { return __builtin_fmaf(a.v[i], b.v[i], c.v[i]); });
+}
+// a * b - c, rounded once.
+MOESAIC_INLINE Vec16 Fms(Vec16 a, Vec16 b, Vec16 c) {
+  return MapLanes([&](int i) { return __builtin_fmaf(a.v[i], b.v[i], -c.v[i]); });
+}
+MOESAIC_INLINE Vec16 Add(Vec16 a, Vec16 b) {
+  return MapLanes([&](int i) { return a.v[i] + b.v[i]; });
+}
+MOESAIC_INLINE Vec16 Sub(Vec16 a, Vec16 b) {
+  return MapLanes([&](int i) { return a.v[i] - b.v[i]; });
+}
+MOESAIC_INLINE Vec16 Mul(Vec16 a, Vec16 b) {
+  return MapLanes([&](int i) { return a.v[i] * b.v[i]; });
+}
+MOESAIC_INLINE Vec16 Div(Vec16 a, Vec16 b) {
+  return MapLanes([&](int i) { return a.v[i] / b.v[i]; });
+}
+// b where the two do not compare (the rule of MAXPS): Max(x, acc) skips a NaN in x.
+MOESAIC_INLINE Vec16 Max(Vec16 a, Vec16 b) {
+  return MapLanes([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
+}
+MOESAIC_INLINE Vec16 SelectLess(Vec16 a, Vec16 b, Vec16 if_true, Vec16 if_false) {
+  return MapLanes([&](int i) { return a.v[i] < b.v[i] ? if_true.v[i] : if_false.v[i]; });
+}
+MOESAIC_INLINE Vec16 SelectNan(Vec16 a, Vec16 if_nan, Vec16 otherwise) {
+  return MapLanes([&](int i) { return a.v[i] != a.v[i] ? if_nan.v[i] : otherwise.v[i]; });
+}
+// Adds the low bits of `t` to the exponent of `a`; see Exp.
+MOESAIC_INLINE Vec16 AddExponent(Vec16 a, Vec16 t) {
+  return MapLanes([&](int i) { return FloatOf(BitsOf(a.v[i]) + (BitsOf(t.v[i]) << 23)); });
+}
+
+// A line of 16 bf16 pairs: the first or the second element of each pair, widened.
+MOESAIC_INLINE Vec16 LoadEven(const std::byte* line) {
+  return MapLanes([&](int i) { return FloatOf(LoadAs<uint32_t>(line + i * 4) << 16); });
+}
+MOESAIC_INLINE Vec16 LoadOdd(const std::byte* line) {
+  return MapLanes([&](int i) { return FloatOf(LoadAs<uint32_t>(line + i * 4) & 0xffff0000u); });
+}
+// 16 consecutive bf16.
+MOESAIC_INLINE Vec16 LoadBf16(const void* p) {
+  const auto* bytes = static_cast<const std::byte*>(p);
+  return MapLanes([&](int i) { return WidenBf16(LoadAs<uint16_t>(bytes + i * 2)); });
+}
+MOESAIC_INLINE void StoreBf16(void* p, Vec16 a) {
+  auto* bytes = static_cast<std::byte*>(p);
+  for (int i = 0; i < 16; ++i) StoreAs(bytes + i * 2, RoundBf16(a.v[i]));
+}
+MOESAIC_INLINE Vec16 LoadF16(const void* p) {
+  const auto* bytes = static_cast<const std::byte*>(p);
+  return MapLanes([&](int i) { return F16ToF32(LoadAs<uint16_t>(bytes + i * 2)); });
+}
+
+// dst[j][i] = row i, element j: 16 rows of 16 dwords, `stride_bytes` apart.
+MOESAIC_INLINE void Transpose16(const std::byte* src, int64_t stride_bytes, std::byte* dst) {
+  for (int i = 0; i < 16; ++i) {
+    for (int j = 0; j < 16; ++j) {
+      StoreAs(dst + (j * 16 + i) * 4, LoadAs<uint32_t>(src + i * stride_bytes + j * 4));
+    }
+  }
+}
+
+// Register tiles (matmul.h, attention.h).
+constexpr int kMaxTileRows = 4;
+constexpr int TilePanels(int) { return 1; }
+constexpr int kMaxHeads = 4;
+constexpr int ScoreBlocksFor(int) { return 1; }
+constexpr int ValueVectorsFor(int) { return 1; }
+
+}  // namespace
+}  // namespace moesaic

@@ -1,0 +1,178 @@
+// CpuKernels: the table of compute kernels of one instruction set, chosen once at start.
+//
+// Everything works on caller-owned memory, allocates nothing and is safe to call from any thread.
+//
+// Numerics classes (architecture, rule 1). Within a class every function gives the same bits for a
+// row whatever the other rows, the number of rows, the panel range and the thread: one summation
+// order over K per output. Scalar, AVX2 and AVX-512 are one class (kF32: f32 activations, fused
+// multiply-adds in ascending k), so they agree bit for bit with each other too. AVX512-BF16 is the
+// class kBf16: activations are rounded to bf16 before a matrix product.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/base/tensor.h"
+
+namespace moesaic {
+
+enum class Isa { kScalar, kAvx2, kAvx512, kAvx512Bf16 };
+enum class NumericsClass { kF32, kBf16 };
+enum class WeightType : uint8_t { kBf16, kF32 };
+
+const char* IsaName(Isa isa);  // "scalar", "avx2", "avx512", "avx512_bf16"
+const char* NumericsClassName(NumericsClass numerics);
+
+constexpr int64_t kPanelOutputs = 16;
+
+// A weight matrix [n outputs, k inputs] packed into panels of 16 outputs, inputs interleaved in
+// pairs:
+//   kBf16: [ceil(n/16)][ceil(k/2)][16][2] bf16    kF32: [ceil(n/16)][k][16] f32
+// Missing outputs and inputs are zero. Each panel starts on a 64-byte boundary when the matrix
+// does. One cache line holds the next two inputs of 16 outputs, so lanes are outputs, no kernel
+// ever reduces across lanes, and the same layout serves vector and matrix paths of every
+// instruction set.
+struct PackedMatrix {
+  const std::byte* data = nullptr;
+  WeightType type = WeightType::kBf16;
+  int64_t n = 0;
+  int64_t k = 0;
+
+  int64_t panels() const { return (n + kPanelOutputs - 1) / kPanelOutputs; }
+  int64_t panel_bytes() const { return type == WeightType::kBf16 ? (k + 1) / 2 * 64 : k * 64; }
+  static int64_t Bytes(WeightType type, int64_t n, int64_t k) {
+    const PackedMatrix m{nullptr, type, n, k};
+    return m.panels() * m.panel_bytes();
+  }
+};
+
+// Activations as matrix products want them: rows of f32 (kF32) or of bf16 (kBf16), zero-padded to
+// this many bytes, a multiple of 64. Long rows get up to 2 KiB more than they need, so that equal
+// places of neighbouring rows do not compete for the same sets of a cache; use it as the stride,
+// too.
+int64_t ActivationRowBytes(NumericsClass numerics, int64_t k);
+
+struct MatmulArgs {
+  const std::byte* x = nullptr;  // activation rows
+  int64_t x_stride_bytes = 0;
+  const int32_t* x_rows = nullptr;  // [m] row of x for each row of the product; null: 0, 1, 2, ...
+  int64_t m = 0;
+  PackedMatrix w;
+  int64_t panel_begin = 0;  // panels [panel_begin, panel_end) are computed
+  int64_t panel_end = 0;
+  const float* bias = nullptr;      // [n] or null
+  float* y = nullptr;               // y[row * y_stride + output]
+  int64_t y_stride = 0;             // in floats
+  const int32_t* y_rows = nullptr;  // [m] row of y for each row; null: 0, 1, 2, ...
+};
+
+struct GateUpArgs {
+  const std::byte* x = nullptr;
+  int64_t x_stride_bytes = 0;
+  const int32_t* x_rows = nullptr;
+  int64_t m = 0;
+  PackedMatrix gate;
+  PackedMatrix up;
+  int64_t panel_begin = 0;
+  int64_t panel_end = 0;
+  std::byte* h = nullptr;  // activation rows [m, n]: silu(x gate^T) * (x up^T), padding zeroed by
+  int64_t h_stride_bytes = 0;  // the call that computes the last panel
+};
+
+// KV cache of one layer in blocks of 16 tokens. One block holds, for each KV head, a key panel
+// [ceil(d/2)][16][2] bf16 (the layout of PackedMatrix, so scores need no reduction across lanes)
+// and values [16][d rounded up to 16] bf16.
+constexpr int64_t kKvBlockTokens = 16;
+// Scores are reduced in chunks of this many positions, cut at absolute positions; partial results
+// are merged in ascending order. It is part of the summation order: the chunks may be computed
+// anywhere.
+constexpr int64_t kAttentionChunkTokens = 256;
+
+struct KvLayout {
+  int64_t num_kv_heads = 0;
+  int64_t head_dim = 0;
+  WeightType type = WeightType::kBf16;  // kF32: key panel [d][16] f32, values f32
+  int64_t element_bytes() const { return type == WeightType::kBf16 ? 2 : 4; }
+  // One head, one block.
+  int64_t key_bytes() const {
+    return type == WeightType::kBf16 ? (head_dim + 1) / 2 * 64 : head_dim * 64;
+  }
+  int64_t value_row_elements() const { return (head_dim + 15) / 16 * 16; }
+  int64_t value_bytes() const { return kKvBlockTokens * value_row_elements() * element_bytes(); }
+  int64_t head_bytes() const { return key_bytes() + value_bytes(); }
+  int64_t block_bytes() const { return num_kv_heads * head_bytes(); }  // one layer
+};
+
+struct AttendArgs {
+  const float* q = nullptr;  // [group, head_dim] queries that share the KV head, stride q_stride
+  int64_t q_stride = 0;      // in floats
+  int64_t group = 0;
+  float scale = 1.0f;
+  KvLayout layout;
+  int64_t kv_head = 0;
+  const std::byte* const* blocks = nullptr;  // block i of the sequence: this layer's block memory
+  int64_t context_begin = 0;  // positions [context_begin, context_end) are attended to (a sliding
+  int64_t context_end = 0;    // window makes begin > 0)
+};
+
+struct CpuKernels {
+  Isa isa = Isa::kScalar;
+  NumericsClass numerics = NumericsClass::kF32;
+
+  // out: [rows] activation rows of ActivationRowBytes(numerics, k), padding zeroed.
+  void (*prepare_activations)(const float* x, int64_t x_stride, int64_t rows, int64_t k,
+                              std::byte* out, int64_t out_stride_bytes) = nullptr;
+  void (*matmul)(const MatmulArgs& args) = nullptr;
+  void (*gate_up)(const GateUpArgs& args) = nullptr;
+
+  // out[i] = x[i] / sqrt(mean(x^2) + eps) * weight[i]
+  void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* out) = nullptr;
+  // Half-rotation (GPT-NeoX, Llama): (x[i], x[i+half]) -> (x[i] c - x[i+half] s, x[i+half] c + x[i]
+  // s).
+  void (*rope)(float* x, const float* cos, const float* sin, int64_t half) = nullptr;
+  // y += a * x
+  void (*axpy)(float a, const float* x, int64_t n, float* y) = nullptr;
+  // out = softmax(x), max-subtracted; returns nothing. In place is allowed.
+  void (*softmax)(const float* x, int64_t n, float* out) = nullptr;
+  // log(sum(exp(x)))
+  float (*log_sum_exp)(const float* x, int64_t n) = nullptr;
+
+  // Writes one token's key and value (head_dim floats each, rounded to the layout's type) of one KV
+  // head.
+  void (*store_kv)(const KvLayout& layout, std::byte* block, int64_t kv_head,
+                   int64_t token_in_block, const float* key, const float* value) = nullptr;
+  // One chunk (chunk c covers positions [c, c + 1) * kAttentionChunkTokens, cut to the context) of
+  // one token and KV head. partial: [group][head_dim rounded up to 16, then max, then sum] floats
+  // with stride AttentionPartialFloats(head_dim). scratch: group * kAttentionChunkTokens floats.
+  void (*attend_chunk)(const AttendArgs& args, int64_t chunk, float* partial,
+                       float* scratch) = nullptr;
+  // Merges `chunks` consecutive partials ([chunks][group][...]) in order; out: [group, head_dim],
+  // stride out_stride floats.
+  void (*merge_chunks)(const float* partials, int64_t chunks, int64_t group, int64_t head_dim,
+                       float* out, int64_t out_stride) = nullptr;
+
+  // Packs panels [panel_begin, panel_end) of a row-major matrix [n, k] with row stride src_stride
+  // elements, of dtype f32, f16 or bf16, into dst (the start of the packed matrix). Rounds to
+  // nearest even.
+  void (*pack_panels)(const void* src, DType src_dtype, int64_t src_stride, int64_t n, int64_t k,
+                      WeightType type, int64_t panel_begin, int64_t panel_end,
+                      std::byte* dst) = nullptr;
+  // out[0..k) = row `row` of a packed matrix (embedding look-up from the packed head).
+  void (*unpack_row)(const PackedMatrix& w, int64_t row, float* out) = nullptr;
+};
+
+constexpr int64_t AttentionPartialFloats(int64_t head_dim) {
+  return (head_dim + 15) / 16 * 16 + 16;
+}
+
+// Whether this CPU (and its operating system) can run the instruction set.
+bool IsaSupported(Isa isa);
+// The table of one instruction set; CHECKs that it is supported.
+const CpuKernels& KernelsFor(Isa isa);
+// The fastest supported one (which on Intel is kAvx512 even where kAvx512Bf16 is there), or the one
+// that the environment variable MOESAIC_ISA names. CPUID is slow in a virtual machine: call it
+// once. Throws Error(kInvalidArgument) for an unknown name and Error(kUnsupported) for one that
+// this CPU lacks.
+const CpuKernels& SelectKernels();
+
+}  // namespace moesaic

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Builds and runs the tests of one preset: test_preset.sh {debug,asan,tsan,clang}. Under the thread
+# sanitizer only those labelled `concurrent` are built and run: the others have one thread.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+preset=$1
+jobs=${JOBS:-$(nproc)}
+
+cmake --preset "$preset" >/dev/null || { cmake --preset "$preset"; exit 1; }
+export ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1:allocator_may_return_null=1
+export UBSAN_OPTIONS=print_stacktrace=1
+# libgomp's own synchronisation is invisible to the thread sanitizer: one OpenMP thread.
+export OMP_NUM_THREADS=1
+export TSAN_OPTIONS="suppressions=$PWD/tests/tsan.supp:second_deadlock_stack=1"
+
+if [ "$preset" = tsan ]; then
+  cmake --build --preset tsan -j "$jobs" --target concurrent_tests
+  exec ctest --test-dir build/tsan --output-on-failure -j "$jobs" -L concurrent
+fi
+cmake --build --preset "$preset" -j "$jobs"
+exec ctest --test-dir "build/$preset" --output-on-failure -j "$jobs"

@@ -1,0 +1,17 @@
+// The commands of `moesaic`. Each reads its own command line, does its work and returns the exit
+// code; what goes wrong is thrown as Error and reported by main.
+#pragma once
+
+#include "serving/cli/command_line.h"
+
+namespace moesaic {
+
+int RunCommand(const Invocation& invocation);         // run: prompts and chat in the terminal
+int ServeCommand(const Invocation& invocation);       // serve: the HTTP server
+int ShowCommand(const Invocation& invocation);        // show: what a model is and what it needs
+int PackCommand(const Invocation& invocation);        // pack: writes an expert store
+int ProfileCommand(const Invocation& invocation);     // profile: measures this machine
+int BenchServeCommand(const Invocation& invocation);  // bench serve: load on a running server
+int VersionCommand(const Invocation& invocation);     // version: what this program was built from
+
+}  // namespace moesaic

@@ -1,0 +1,46 @@
+#include "serving/cli/interrupt.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+
+namespace moesaic {
+namespace {
+
+volatile std::sig_atomic_t g_interrupted = 0;
+
+void OnInterrupt(int) { g_interrupted = 1; }
+
+}  // namespace
+
+InterruptFlag::InterruptFlag() {
+  struct sigaction action = {};
+  action.sa_handler = OnInterrupt;  // without SA_RESTART: a read that waits for a line returns
+  sigemptyset(&action.sa_mask);
+  sigaction(SIGINT, &action, nullptr);
+}
+
+InterruptFlag::~InterruptFlag() { std::signal(SIGINT, SIG_DFL); }
+
+bool InterruptFlag::raised() const { return g_interrupted != 0; }
+
+void InterruptFlag::Clear() { g_interrupted = 0; }
+
+ReadLineResult ReadLine(std::string* line) {
+  line->clear();
+  // Byte by byte, so that nothing behind the line is taken; a person types, or a file is short.
+  for (;;) {
+    char c = 0;
+    const ssize_t got = read(STDIN_FILENO, &c, 1);
+    if (got < 0 && errno == EINTR) {
+      if (g_interrupted != 0) return ReadLineResult::kInterrupted;
+      continue;
+    }
+    if (got <= 0) return line->empty() ? ReadLineResult::kEnd : ReadLineResult::kLine;
+    if (c == '\n') return ReadLineResult::kLine;
+    line->push_back(c);
+  }
+}
+
+}  // namespace moesaic

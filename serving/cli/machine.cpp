@@ -1,0 +1,141 @@
+#include "serving/cli/machine.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <system_error>
+#include <utility>
+
+#include "core/base/error.h"
+#include "core/base/logging.h"
+#include "core/base/units.h"
+#include "core/io/checkpoint.h"
+#include "core/io/expert_store.h"
+#include "serving/cli/output.h"
+#include "serving/plan/machine_profiler.h"
+
+namespace moesaic {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr uint64_t kLeastMeasuredBytes = uint64_t{256} << 20;
+
+std::string Variable(const Invocation& invocation, std::string_view name) {
+  for (const std::string& entry : invocation.environment) {
+    if (entry.size() > name.size() && entry.compare(0, name.size(), name) == 0 &&
+        entry[name.size()] == '=') {
+      return entry.substr(name.size() + 1);
+    }
+  }
+  return "";
+}
+
+// The file that holds (most of) the experts.
+fs::path ExpertFile(const EngineOptions& options) {
+  if (!options.expert_store.empty()) return ExpertStoreDataFile(options.expert_store);
+  fs::path largest;
+  uint64_t largest_bytes = 0;
+  const Checkpoint checkpoint = Checkpoint::Open(options.model_dir);
+  for (const fs::path& file : checkpoint.files()) {
+    const uint64_t bytes = fs::file_size(file);
+    if (bytes > largest_bytes) {
+      largest = file;
+      largest_bytes = bytes;
+    }
+  }
+  return fs::canonical(largest);
+}
+
+}  // namespace
+
+fs::path ProfilePath(const Invocation& invocation) {
+  return DefaultProfilePath(Variable(invocation, "XDG_CACHE_HOME"), Variable(invocation, "HOME"));
+}
+
+std::string DescribeMachine(const HostDescription& host) {
+  TextTable table("<<", 0);
+  table.Add({"Processor", host.cpu_model});
+  table.Add({"Instructions", fmt::format("{}", fmt::join(host.isa_flags, " "))});
+  table.Add(
+      {"CPUs",
+       fmt::format("{} usable on {} core{}, {} NUMA node{}{}", host.logical_cpus,
+                   host.physical_cores, host.physical_cores == 1 ? "" : "s", host.numa_nodes,
+                   host.numa_nodes == 1 ? "" : "s",
+                   host.cpu_quota > 0 ? fmt::format(", quota of {:g} CPUs", host.cpu_quota) : "")});
+  table.Add({"Memory", FormatBytes(host.memory_total_bytes)});
+  return table.Render();
+}
+
+uint64_t MemoryLimitBytes(const RuntimeConfig& config, const Topology& topology) {
+  const uint64_t usable_bytes = topology.usable_memory_bytes();
+  if (config.memory == "auto") return usable_bytes;
+  return ParseBytesOrPercent(config.memory, usable_bytes, "--memory");
+}
+
+EngineOptions EngineOptionsFrom(const RuntimeConfig& config, const std::string& model,
+                                const Topology& topology) {
+  EngineOptions options;
+  options.model_dir = ResolveModelPath(model);
+  options.load_format = config.load_format == "dummy" ? LoadFormat::kDummy : LoadFormat::kAuto;
+  options.dtype = config.dtype;
+  options.seed = static_cast<uint64_t>(config.seed);
+  options.machine_memory_bytes = MemoryLimitBytes(config, topology);
+  options.expert_memory = config.expert_memory;
+  options.kv_memory = config.kv_memory;
+  options.kv_cache_dtype = config.kv_cache_dtype;
+  options.max_model_len = config.max_model_len;
+  options.max_num_seqs = config.max_num_seqs;
+  options.max_num_batched_tokens = config.max_num_batched_tokens;
+  options.max_queue = config.max_queue;
+  options.prefix_cache = config.prefix_cache;
+  options.threads =
+      config.threads > 0 ? static_cast<int>(config.threads) : topology.default_threads();
+  if (config.pin_threads) options.pin_cpus = topology.pin_order();
+  options.expert_store = config.expert_store;
+  options.io_backend = ParseReadBackend(config.io_backend);
+  options.io_depth = static_cast<int>(config.io_depth);
+  const uint64_t packet_bytes = config.packet_bytes();
+  if (packet_bytes > (uint64_t{1} << 30)) {
+    Fail(ErrorKind::kInvalidArgument, "--packet-size: '{}' is more than 1 GiB", config.packet_size);
+  }
+  options.packet_bytes = static_cast<uint32_t>(RoundUp(packet_bytes, 4096));
+  options.preload = config.preload;
+  options.eviction_policy = config.eviction_policy;
+  options.route_from = config.route_from;
+  return options;
+}
+
+void ChooseReading(const EnginePlan& plan, const Invocation& invocation, const Topology& topology,
+                   EngineOptions& options) {
+  if (options.io_depth > 0 && options.packet_bytes > 0) return;
+  if (plan.expert_budget_bytes >= plan.all_experts_bytes) return;
+  if (options.load_format == LoadFormat::kDummy && options.expert_store.empty()) return;
+  const fs::path file = ExpertFile(options);
+  // A store's expert is one run, a checkpoint's three matrices.
+  const uint64_t read_bytes = options.expert_store.empty() ? plan.slot_bytes / 3 : plan.slot_bytes;
+  std::string why;
+  const auto profile = LoadProfileFor(DescribeHost(topology), ProfilePath(invocation), &why);
+  const DiskProfile* disk = profile ? profile->DiskFor(file.parent_path()) : nullptr;
+  if (profile && disk == nullptr) why = "the profile has no disk that holds the model";
+  DiskProfile measured;
+  if (disk == nullptr) {
+    // A small file comes out of some cache and says nothing of the disk: the defaults stay.
+    if (fs::file_size(file) < kLeastMeasuredBytes) return;
+    ProfilerOptions quick;
+    quick.quick = true;
+    quick.backend = options.io_backend;
+    measured = MeasureDiskFile(file, quick);
+    disk = &measured;
+  }
+  const DiskRate* rate = ChooseDiskRate(*disk, read_bytes);
+  if (rate == nullptr) return;
+  if (options.io_depth == 0) options.io_depth = rate->depth;
+  if (options.packet_bytes == 0) options.packet_bytes = rate->block_bytes;
+  LogDebug("reading experts in packets of {}, {} in flight ({}: {})",
+           FormatBytes(options.packet_bytes), options.io_depth, FormatRate(rate->read.value),
+           disk == &measured ? fmt::format("measured in brief, {}", why) : "from the profile");
+}
+
+}  // namespace moesaic

@@ -1,0 +1,35 @@
+// What the commands need to know of this machine, and how settings become an engine's options.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+#include "core/base/topology.h"
+#include "core/config/runtime_config.h"
+#include "core/perf/hardware_profile.h"
+#include "serving/cli/command_line.h"
+#include "serving/online/create_engine.h"
+
+namespace moesaic {
+
+// Where `moesaic profile` keeps its result for this user.
+std::filesystem::path ProfilePath(const Invocation& invocation);
+
+// A few lines: processor, instruction sets, cores, nodes, memory.
+std::string DescribeMachine(const HostDescription& host);
+
+// What the process may take in all: the setting `memory` applied to this machine.
+uint64_t MemoryLimitBytes(const RuntimeConfig& config, const Topology& topology);
+
+// The engine's options for a model. Resolves the model's name; throws as ResolveModelPath.
+EngineOptions EngineOptionsFrom(const RuntimeConfig& config, const std::string& model,
+                                const Topology& topology);
+
+// Where io-depth and packet-size are left open: takes them from the profile of this machine, or
+// from a brief measurement of the file that the experts are read from when there is none. Does
+// nothing when all experts fit in memory.
+void ChooseReading(const EnginePlan& plan, const Invocation& invocation, const Topology& topology,
+                   EngineOptions& options);
+
+}  // namespace moesaic

@@ -1,0 +1,184 @@
+#include "serving/cli/model_summary.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "core/base/error.h"
+#include "core/base/units.h"
+#include "core/io/checkpoint.h"
+#include "serving/cli/output.h"
+#include "serving/model/expert_sources.h"
+#include "serving/model/model.h"
+#include "serving/model/weights.h"
+
+namespace moesaic {
+namespace {
+
+// Parameters of the dense part, norms and biases included.
+uint64_t DenseParameters(const ModelConfig& c) {
+  const int64_t q = c.num_heads * c.head_dim;
+  const int64_t kv = c.num_kv_heads * c.head_dim;
+  int64_t total = c.vocab_size * c.hidden_size * (c.tie_word_embeddings ? 1 : 2) + c.hidden_size;
+  for (int64_t layer = 0; layer < c.num_layers; ++layer) {
+    total += 2 * c.hidden_size + c.hidden_size * (2 * q + 2 * kv);
+    if (c.qkv_bias) total += q + 2 * kv;
+    if (c.output_bias) total += c.hidden_size;
+    if (c.qk_norm == QkNorm::kPerHead) total += 2 * c.head_dim;
+    if (c.qk_norm == QkNorm::kProjection) total += q + kv;
+    if (c.layer_is_sparse[static_cast<size_t>(layer)] != 0) {
+      total += c.num_experts * c.hidden_size + 3 * c.hidden_size * c.shared_intermediate_size;
+      if (c.shared_expert_gate) total += c.hidden_size;
+    } else {
+      total += 3 * c.hidden_size * c.dense_intermediate_size;
+    }
+  }
+  return static_cast<uint64_t>(total);
+}
+
+std::string AttentionText(const ModelConfig& c) {
+  std::string text =
+      fmt::format("{} query and {} key/value heads of {}", c.num_heads, c.num_kv_heads, c.head_dim);
+  if (c.qk_norm != QkNorm::kNone) text += ", QK norm";
+  if (c.qkv_bias) text += ", QKV bias";
+  const int64_t windowed =
+      std::count_if(c.layer_window.begin(), c.layer_window.end(), [](int64_t w) { return w > 0; });
+  if (windowed > 0) {
+    text += fmt::format(", window of {} in {} layers",
+                        *std::max_element(c.layer_window.begin(), c.layer_window.end()), windowed);
+  }
+  return text;
+}
+
+std::string Percent(uint64_t part, uint64_t whole) {
+  return fmt::format("{:.1f}%", 100.0 * static_cast<double>(part) /
+                                    static_cast<double>(std::max<uint64_t>(1, whole)));
+}
+
+}  // namespace
+
+ModelSummary SummariseModel(const EngineOptions& options) {
+  ModelSummary model;
+  model.directory = options.model_dir;
+  model.config = LoadModelConfig(options.model_dir);
+  const ModelConfig& c = model.config;
+  const WeightType type = options.dtype == "float32" ? WeightType::kF32 : WeightType::kBf16;
+  model.weight_type = type == WeightType::kF32 ? "f32" : "bf16";
+
+  const uint64_t dense_parameters = DenseParameters(c);
+  const auto expert_parameters = static_cast<uint64_t>(c.expert_parameters());
+  model.total_parameters = dense_parameters + model.num_experts() * expert_parameters;
+  model.active_parameters =
+      dense_parameters + static_cast<uint64_t>(c.num_sparse_layers() * c.top_k) * expert_parameters;
+
+  const ExpertLayout layout = MakeCpuExpertLayout(c, type);
+  model.expert_bytes = layout.blob_bytes;
+  model.slot_bytes = layout.slot_bytes;
+  model.dense_bytes = ModelWeights::Bytes(c, type);
+  const WeightType kv_type = options.kv_cache_dtype == "auto"      ? type
+                             : options.kv_cache_dtype == "float32" ? WeightType::kF32
+                                                                   : WeightType::kBf16;
+  model.kv_bytes_per_token = Model::KvBlockBytes(c, kv_type) / kKvBlockTokens;
+
+  try {
+    const Checkpoint checkpoint = Checkpoint::Open(options.model_dir);
+    model.has_weights = true;
+    model.checkpoint_bytes = checkpoint.total_bytes();
+    model.checkpoint_files = checkpoint.files().size();
+    model.checkpoint_tensors = checkpoint.tensors().size();
+  } catch (const Error& error) {
+    // A directory with config.json alone can still be described (and run with dummy weights).
+    if (error.kind() != ErrorKind::kNotFound) throw;
+  }
+  return model;
+}
+
+std::string ModelSummaryText(const ModelSummary& model) {
+  const ModelConfig& c = model.config;
+  std::string out =
+      fmt::format("{}  {}\n\nArchitecture\n", model.directory.string(), c.architecture);
+  TextTable architecture("<<");
+  architecture.Add(
+      {"layers", fmt::format("{}, {} of them sparse", c.num_layers, c.num_sparse_layers())});
+  architecture.Add({"hidden size", fmt::format("{}", c.hidden_size)});
+  architecture.Add({"attention", AttentionText(c)});
+  architecture.Add({"experts", fmt::format("{} per layer, top {}, intermediate size {}",
+                                           c.num_experts, c.top_k, c.moe_intermediate_size)});
+  if (c.shared_intermediate_size > 0) {
+    architecture.Add(
+        {"shared expert", fmt::format("intermediate size {}{}", c.shared_intermediate_size,
+                                      c.shared_expert_gate ? ", gated" : "")});
+  }
+  architecture.Add({"vocabulary", fmt::format("{}{}", c.vocab_size,
+                                              c.tie_word_embeddings ? ", tied embeddings" : "")});
+  architecture.Add({"context", fmt::format("{} tokens", c.max_position)});
+  architecture.Add(
+      {"parameters", fmt::format("{}, {} active per token ({})",
+                                 FormatCount(static_cast<double>(model.total_parameters)),
+                                 FormatCount(static_cast<double>(model.active_parameters)),
+                                 Percent(model.active_parameters, model.total_parameters))});
+  out += architecture.Render();
+
+  out += fmt::format("\nSizes in memory ({})\n", model.weight_type);
+  const uint64_t all_experts_bytes = model.num_experts() * model.slot_bytes;
+  TextTable sizes("<><");
+  sizes.Add({"dense weights", FormatBytes(model.dense_bytes), "always in memory"});
+  sizes.Add({"one expert", FormatBytes(model.slot_bytes),
+             fmt::format("{} bytes, in slots of whole pages", model.expert_bytes)});
+  sizes.Add({"all experts", FormatBytes(all_experts_bytes),
+             fmt::format("{} experts, {} of the weights", model.num_experts(),
+                         Percent(all_experts_bytes, all_experts_bytes + model.dense_bytes))});
+  sizes.Add({"one token's experts",
+             FormatBytes(static_cast<uint64_t>(c.num_sparse_layers() * c.top_k) * model.slot_bytes),
+             "what one decode step computes with"});
+  sizes.Add(
+      {"keys and values", FormatBytes(model.kv_bytes_per_token),
+       fmt::format("per token; {} for a whole context",
+                   FormatBytes(model.kv_bytes_per_token * static_cast<uint64_t>(c.max_position)))});
+  out += sizes.Render();
+  if (model.has_weights) {
+    out += fmt::format("\nCheckpoint: {} in {} tensors, {} file{}\n",
+                       FormatBytes(model.checkpoint_bytes), model.checkpoint_tensors,
+                       model.checkpoint_files, model.checkpoint_files == 1 ? "" : "s");
+  } else {
+    out += "\nCheckpoint: no weights here (--load-format dummy makes random ones)\n";
+  }
+  return out;
+}
+
+nlohmann::ordered_json ModelSummaryJson(const ModelSummary& model) {
+  const ModelConfig& c = model.config;
+  nlohmann::ordered_json root;
+  root["model"] = model.directory.string();
+  root["architecture"] = {{"name", c.architecture},
+                          {"model_type", c.model_type},
+                          {"layers", c.num_layers},
+                          {"sparse_layers", c.num_sparse_layers()},
+                          {"hidden_size", c.hidden_size},
+                          {"query_heads", c.num_heads},
+                          {"kv_heads", c.num_kv_heads},
+                          {"head_dim", c.head_dim},
+                          {"experts_per_layer", c.num_experts},
+                          {"top_k", c.top_k},
+                          {"expert_intermediate_size", c.moe_intermediate_size},
+                          {"shared_intermediate_size", c.shared_intermediate_size},
+                          {"vocab_size", c.vocab_size},
+                          {"tied_embeddings", c.tie_word_embeddings},
+                          {"max_position", c.max_position}};
+  root["parameters"] = {{"total", model.total_parameters}, {"active", model.active_parameters}};
+  root["bytes"] = {{"weight_type", model.weight_type},
+                   {"dense", model.dense_bytes},
+                   {"expert", model.expert_bytes},
+                   {"expert_slot", model.slot_bytes},
+                   {"all_experts", model.num_experts() * model.slot_bytes},
+                   {"kv_per_token", model.kv_bytes_per_token}};
+  root["checkpoint"] = {{"weights", model.has_weights},
+                        {"bytes", model.checkpoint_bytes},
+                        {"files", model.checkpoint_files},
+                        {"tensors", model.checkpoint_tensors}};
+  return root;
+}
+
+}  // namespace moesaic

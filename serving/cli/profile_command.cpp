@@ -1,0 +1,154 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "core/base/error.h"
+#include "core/base/units.h"
+#include "core/perf/hardware_profile.h"
+#include "serving/cli/commands.h"
+#include "serving/cli/machine.h"
+#include "serving/cli/output.h"
+#include "serving/plan/machine_profiler.h"
+
+namespace moesaic {
+namespace {
+
+std::string FormatFlops(double flop_per_s) {
+  return flop_per_s >= 1e12 ? fmt::format("{:.2f} TFLOP/s", flop_per_s * 1e-12)
+                            : fmt::format("{:.0f} GFLOP/s", flop_per_s * 1e-9);
+}
+
+std::string ThreadsText(int threads) {
+  return fmt::format("{} thread{}", threads, threads == 1 ? "" : "s");
+}
+
+// A row per block size, a column per depth.
+std::string DiskTable(const DiskProfile& disk, bool latency) {
+  std::vector<int> depths;
+  std::vector<uint32_t> blocks;
+  for (const DiskRate& rate : disk.rates) {
+    if (std::find(depths.begin(), depths.end(), rate.depth) == depths.end()) {
+      depths.push_back(rate.depth);
+    }
+    if (std::find(blocks.begin(), blocks.end(), rate.block_bytes) == blocks.end()) {
+      blocks.push_back(rate.block_bytes);
+    }
+  }
+  std::string alignment(depths.size() + 1, '>');
+  alignment[0] = '<';
+  TextTable table(alignment, 4);
+  std::vector<std::string> header = {"block"};
+  for (const int depth : depths) header.push_back(fmt::format("{} in flight", depth));
+  table.Add(header);
+  for (const uint32_t block : blocks) {
+    std::vector<std::string> row = {FormatBytes(block)};
+    for (const int depth : depths) {
+      for (const DiskRate& rate : disk.rates) {
+        if (rate.block_bytes != block || rate.depth != depth) continue;
+        row.push_back(latency ? fmt::format("{:.0f} us", rate.latency.value)
+                              : FormatRate(rate.read.value));
+      }
+    }
+    table.Add(row);
+  }
+  return table.Render();
+}
+
+std::string Report(const HardwareProfile& profile) {
+  const HostDescription& host = profile.host;
+  std::string out = DescribeMachine(host);
+  out += "\nCompute (multiply-adds in registers)\n";
+  TextTable compute("<>>", 2);
+  std::string last;
+  for (const ComputeRate& rate : profile.compute) {
+    compute.Add({
+        rate.instructions == last ? "" : rate.instructions,
+        ThreadsText(rate.threads),
+        FormatFlops(rate.rate.value),
+    });
+    last = rate.instructions;
+  }
+  out += compute.Render();
+  out += "\nMemory, reading\n";
+  TextTable memory("<>");
+  for (const MemoryRate& rate : profile.memory) {
+    memory.Add({ThreadsText(rate.threads), FormatRate(rate.read.value)});
+  }
+  out += memory.Render();
+  for (const DiskProfile& disk : profile.disks) {
+    out += fmt::format("\nDisk under {}, random reads ({})\n", disk.path, disk.backend);
+    out += DiskTable(disk, false);
+    out += "  median latency\n";
+    out += DiskTable(disk, true);
+    if (const DiskRate* best = ChooseDiskRate(disk)) {
+      out += fmt::format("  best use: {} with {} in flight, {}\n", FormatBytes(best->block_bytes),
+                         best->depth, FormatRate(best->read.value));
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+int ProfileCommand(const Invocation& invocation) {
+  CommandLine line(
+      {"profile",
+       "",
+       "Measure this machine (compute peak, memory and disk reading) and keep the result "
+       "where the other commands find it. Takes about half a minute; leave the machine "
+       "alone meanwhile. A temporary file of at most 1 GiB is written to --path and "
+       "removed.",
+       {"moesaic profile --path /data/models", "moesaic profile --quick -o -"}});
+  std::string path = ".";
+  std::string output;
+  std::string backend = "auto";
+  bool json = false;
+  bool quick = false;
+  line.table().Add(
+      {"path", &path, "DIR", "Measure the disk that holds this directory.", "Options"});
+  line.table().Add({"output", &output, "FILE",
+                    "Where the profile is written; - for nowhere. Default: " +
+                        ProfilePath(invocation).string() + ".",
+                    "Options", 'o'});
+  line.table().Add({"io-backend",
+                    &backend,
+                    "",
+                    "How the disk is read.",
+                    "Options",
+                    0,
+                    {"auto", "uring", "threads", "buffered", "mapped"}});
+  line.table().Add({"quick", &quick, "", "A rough profile in about two seconds.", "Options"});
+  line.table().Add({"json", &json, "", "Print the profile as JSON.", "Options"});
+  if (!line.Parse(invocation)) return 0;
+  line.RequireAtMost(0);
+
+  const Topology topology = ReadTopology();
+  ProfilerOptions options;
+  options.quick = quick;
+  options.backend = ParseReadBackend(backend);
+  options.progress = [](std::string_view stage) { StatusLine(fmt::format("measuring {}", stage)); };
+  const HardwareProfile profile = MeasureMachine(topology, path, options);
+  StatusLine("");
+
+  // A quick profile is not kept unless a file is named: it would stand in the way of a real one.
+  const bool save = output != "-" && !(quick && output.empty());
+  const std::filesystem::path file =
+      output.empty() ? ProfilePath(invocation) : std::filesystem::path(output);
+  if (save) SaveProfile(profile, file);
+  WriteOut(json ? SerializeProfile(profile) : Report(profile));
+  if (!json) {
+    if (save) {
+      Print("\nWritten to {}\n", file.string());
+    } else {
+      Print("\nNot kept{}\n", quick && output.empty() ? " (quick); name a file with -o" : "");
+    }
+  }
+  return 0;
+}
+
+}  // namespace moesaic

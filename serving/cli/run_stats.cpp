@@ -1,0 +1,112 @@
+#include "serving/cli/run_stats.h"
+
+#include <fmt/format.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "core/base/units.h"
+#include "serving/cli/output.h"
+
+namespace moesaic {
+namespace {
+
+double PerSecond(int64_t count, double seconds) {
+  return seconds > 0 ? static_cast<double>(count) / seconds : 0;
+}
+
+// Tokens after the first, over the time from the first to the last.
+double OutputRate(const GenerationResult& result) {
+  return PerSecond(result.usage.completion_tokens - 1, result.output_s);
+}
+
+double HitRate(const ExpertStats& experts) {
+  const uint64_t wanted = experts.hits + experts.late_hits + experts.misses;
+  return wanted == 0 ? 1.0 : static_cast<double>(experts.hits) / static_cast<double>(wanted);
+}
+
+std::string Share(int64_t part_us, int64_t whole_us) {
+  return fmt::format("{:.0f}%", 100.0 * static_cast<double>(part_us) /
+                                    static_cast<double>(std::max<int64_t>(1, whole_us)));
+}
+
+}  // namespace
+
+std::string RunStatsText(const RunSummary& summary) {
+  const GenerationResult& result = summary.result;
+  const StepStats& steps = result.steps;
+  const ExpertStats& experts = steps.experts;
+  const auto blocked_us = static_cast<int64_t>(experts.blocked_us);
+  TextTable table("<<");
+  table.Add({"prompt", fmt::format("{} tokens in {} ({:.0f} tokens/s){}",
+                                   result.usage.prompt_tokens, FormatDuration(result.prompt_s),
+                                   PerSecond(result.usage.prompt_tokens, result.prompt_s),
+                                   result.usage.cached_tokens > 0
+                                       ? fmt::format(", {} of them from the prefix cache",
+                                                     result.usage.cached_tokens)
+                                       : "")});
+  table.Add({"output", fmt::format("{} tokens in {} ({:.0f} tokens/s), ended by {}",
+                                   result.usage.completion_tokens, FormatDuration(result.output_s),
+                                   OutputRate(result), FinishReasonName(result.finish))});
+  table.Add({"experts",
+             fmt::format("{:.1f}% found in memory: {} hits, {} late, {} misses",
+                         HitRate(experts) * 100, experts.hits, experts.late_hits, experts.misses)});
+  table.Add({"disk", fmt::format("{} read, {} evictions; the computation waited {} ({})",
+                                 FormatBytes(experts.bytes_read), experts.evictions,
+                                 FormatDuration(static_cast<double>(blocked_us) * 1e-6),
+                                 Share(blocked_us, steps.total_us))});
+  table.Add(
+      {"time",
+       fmt::format("{} steps: attention {}, experts {}, waiting {}, logits {}", steps.steps,
+                   Share(steps.attention_us, steps.total_us), Share(steps.moe_us, steps.total_us),
+                   Share(blocked_us, steps.total_us), Share(steps.head_us, steps.total_us))});
+  table.Add(
+      {"memory",
+       fmt::format("{} of {} experts in {} (all: {}); process {} at most", summary.experts_resident,
+                   summary.plan.all_experts_bytes / std::max<uint64_t>(1, summary.plan.slot_bytes),
+                   FormatBytes(summary.plan.expert_budget_bytes),
+                   FormatBytes(summary.plan.all_experts_bytes),
+                   FormatBytes(summary.peak_rss_bytes))});
+  return table.Render();
+}
+
+nlohmann::ordered_json RunStatsJson(const RunSummary& summary) {
+  const GenerationResult& result = summary.result;
+  const StepStats& steps = result.steps;
+  const ExpertStats& experts = steps.experts;
+  return {{"load_s", summary.load_s},
+          {"time_to_first_token_s", result.prompt_s},
+          {"output_s", result.output_s},
+          {"output_tokens_per_s", OutputRate(result)},
+          {"steps", steps.steps},
+          {"prefill_tokens", steps.prefill_tokens},
+          {"decode_tokens", steps.decode_tokens},
+          {"experts",
+           {{"hit_rate", HitRate(experts)},
+            {"hits", experts.hits},
+            {"late_hits", experts.late_hits},
+            {"misses", experts.misses},
+            {"evictions", experts.evictions},
+            {"bytes_read", experts.bytes_read},
+            {"blocked_us", experts.blocked_us},
+            {"slots", summary.plan.expert_slots},
+            {"resident", summary.experts_resident},
+            {"budget_bytes", summary.plan.expert_budget_bytes},
+            {"all_bytes", summary.plan.all_experts_bytes}}},
+          {"time_us",
+           {{"attention", steps.attention_us},
+            {"moe", steps.moe_us},
+            {"head", steps.head_us},
+            {"total", steps.total_us}}},
+          {"peak_rss_bytes", summary.peak_rss_bytes},
+          {"planned_bytes", summary.plan.total_bytes}};
+}
+
+uint64_t PeakRssBytes() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<uint64_t>(usage.ru_maxrss) * 1024;
+}
+
+}  // namespace moesaic

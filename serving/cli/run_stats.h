@@ -1,0 +1,28 @@
+// What `moesaic run --stats` and `--json` say of a finished request. Pure.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+#include "serving/cli/generation.h"
+#include "serving/online/create_engine.h"
+
+namespace moesaic {
+
+struct RunSummary {
+  const GenerationResult& result;
+  const EnginePlan& plan;
+  int64_t experts_resident = 0;
+  double load_s = 0;            // making the engine
+  uint64_t peak_rss_bytes = 0;  // of the process
+};
+
+// A block of aligned lines.
+std::string RunStatsText(const RunSummary& summary);
+nlohmann::ordered_json RunStatsJson(const RunSummary& summary);
+
+// Largest resident size of this process so far.
+uint64_t PeakRssBytes();
+
+}  // namespace moesaic

@@ -1,0 +1,164 @@
+#include <fmt/format.h>
+#include <pthread.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <ctime>
+#include <future>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/error.h"
+#include "core/base/file.h"
+#include "core/base/logging.h"
+#include "core/base/metrics.h"
+#include "serving/cli/build_info.h"
+#include "serving/cli/commands.h"
+#include "serving/cli/machine.h"
+#include "serving/cli/serving_setup.h"
+#include "serving/http/server.h"
+
+namespace moesaic {
+namespace {
+
+constexpr uint64_t kMaxKeyFileBytes = uint64_t{1} << 20;
+constexpr auto kPoll = std::chrono::milliseconds(50);
+
+std::vector<std::string> ReadKeys(const RuntimeConfig& config) {
+  std::vector<std::string> keys = config.api_keys;
+  if (config.api_key_file.empty()) return keys;
+  const std::string text = ReadTextFile(config.api_key_file, kMaxKeyFileBytes);
+  const size_t given = keys.size();
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    std::string key = text.substr(begin, end - begin);
+    key.erase(0, key.find_first_not_of(" \t\r"));
+    key.erase(key.find_last_not_of(" \t\r") + 1);
+    if (!key.empty() && key[0] != '#') keys.push_back(std::move(key));
+    begin = end + 1;
+  }
+  if (keys.size() == given) {
+    Fail(ErrorKind::kInvalidArgument, "--api-key-file {}: holds no key", config.api_key_file);
+  }
+  return keys;
+}
+
+std::chrono::milliseconds Milliseconds(double seconds) {
+  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1e3));
+}
+
+ServerOptions ServerOptionsFrom(const RuntimeConfig& config) {
+  ServerOptions options;
+  options.host = config.host;
+  options.port = static_cast<uint16_t>(config.port);
+  options.version = GetBuildInfo().version;
+  options.api_keys = ReadKeys(config);
+  options.allowed_origins = config.allowed_origins;
+  options.max_body_bytes = config.max_body_bytes();
+  options.request_timeout = Milliseconds(config.request_timeout_s);
+  options.metrics_vllm_names = config.metrics_vllm_names;
+  return options;
+}
+
+// Connections are file descriptors; the soft limit is often 1024.
+void RaiseFileLimit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= limit.rlim_max) return;
+  limit.rlim_cur = limit.rlim_max;
+  if (setrlimit(RLIMIT_NOFILE, &limit) != 0) LogDebug("the limit on open files stays as it is");
+}
+
+// SIGINT and SIGTERM, blocked in all threads that are started afterwards and taken by Take.
+class Signals {
+ public:
+  Signals() {
+    sigemptyset(&set_);
+    sigaddset(&set_, SIGINT);
+    sigaddset(&set_, SIGTERM);
+    pthread_sigmask(SIG_BLOCK, &set_, nullptr);
+  }
+  // The signal that came within `wait`, or 0.
+  int Take(std::chrono::milliseconds wait) const {
+    timespec time{};
+    time.tv_sec = wait.count() / 1000;
+    time.tv_nsec = wait.count() % 1000 * 1'000'000;
+    const int signal = sigtimedwait(&set_, nullptr, &time);
+    return signal > 0 ? signal : 0;
+  }
+
+ private:
+  sigset_t set_{};
+};
+
+[[noreturn]] void ExitAtOnce(int signal) {
+  LogWarn("{}: exiting at once", signal == SIGINT ? "SIGINT" : "SIGTERM");
+  std::_Exit(128 + signal);
+}
+
+// Waits for `work`; a signal ends the process at once.
+template <typename T>
+void WaitOrExit(std::future<T>& work, const Signals& signals) {
+  while (work.wait_for(std::chrono::seconds(0)) != std::future_status::ready) {
+    if (const int signal = signals.Take(kPoll)) ExitAtOnce(signal);
+  }
+}
+
+}  // namespace
+
+int ServeCommand(const Invocation& invocation) {
+  CommandLine line(
+      {"serve",
+       "MODEL",
+       "Serve a model over an OpenAI-compatible HTTP API (/v1/chat/completions, "
+       "/v1/completions, /v1/models, /tokenize, /metrics, ...). The server listens before "
+       "the model is loaded and answers 503 until it is. SIGTERM or Ctrl-C refuses new "
+       "requests and lets running ones end; a second one exits at once.",
+       {"moesaic serve models/sample",
+        "moesaic serve Qwen/Qwen3-30B-A3B --expert-memory 50% --port 9000",
+        "MOESAIC_API_KEY=secret moesaic serve models/sample --config server"}});
+  RuntimeConfig config;
+  line.UseSettings(config, {true, true});
+  if (!line.Parse(invocation)) return 0;
+  SetUpLogging(line, config, "info");
+  std::vector<std::string> positionals = line.positionals();
+  line.RequireAtMost(line.GivenAsFlag("model") ? 0 : 1);
+  const std::string model_name = TakeModel(line, config, positionals);
+  ResolveModelPath(model_name);  // a misspelt name is told before the port is taken
+  RaiseFileLimit();
+
+  const Signals signals;
+  MetricsRegistry metrics;
+  Server server(ServerOptionsFrom(config), metrics);
+  server.Start();
+  LogInfo("moesaic {} ({}) listens on {}", GetBuildInfo().version, GetBuildInfo().git_commit,
+          server.address());
+
+  std::future<LoadedModel> loading = std::async(
+      std::launch::async, [&] { return LoadModel(config, model_name, invocation, metrics); });
+  WaitOrExit(loading, signals);  // nothing is being answered yet: one signal is enough
+  LoadedModel loaded = loading.get();
+  if (!config.served_model_names.empty()) loaded.model.names = config.served_model_names;
+  const std::string name = loaded.model.names.front();
+  server.SetModels({std::move(loaded.model)});
+  LogInfo("serving {} on {}/v1", name, server.address());
+
+  int signal = 0;
+  while (signal == 0) signal = signals.Take(std::chrono::hours(1));
+  LogInfo("{}: draining for up to {:g} s; a second signal exits at once",
+          signal == SIGINT ? "SIGINT" : "SIGTERM", config.shutdown_timeout_s);
+  std::future<bool> stopping = std::async(
+      std::launch::async, [&] { return server.Stop(Milliseconds(config.shutdown_timeout_s)); });
+  WaitOrExit(stopping, signals);
+  if (stopping.get()) {
+    LogInfo("all requests ended; bye");
+  } else {
+    LogWarn("some requests did not end in time and were cut off");
+  }
+  return 0;
+}
+
+}  // namespace moesaic

@@ -1,0 +1,28 @@
+// What `run` and `serve` do alike: logging, and from settings to a loaded model.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "core/base/metrics.h"
+#include "core/config/runtime_config.h"
+#include "serving/cli/command_line.h"
+#include "serving/http/served_model.h"
+#include "serving/online/create_engine.h"
+
+namespace moesaic {
+
+// Logs as the settings say; at `default_level` where they do not. Logs the command line's warnings.
+void SetUpLogging(const CommandLine& line, const RuntimeConfig& config,
+                  std::string_view default_level);
+
+struct LoadedModel {
+  ServedModel model;
+  EnginePlan plan;
+};
+
+// Plans, chooses how experts are read, loads. `metrics` outlives the engine.
+LoadedModel LoadModel(const RuntimeConfig& config, const std::string& model_name,
+                      const Invocation& invocation, MetricsRegistry& metrics);
+
+}  // namespace moesaic

@@ -1,0 +1,150 @@
+#include <fmt/format.h>
+
+#include <array>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "core/base/error.h"
+#include "core/base/units.h"
+#include "core/io/checkpoint.h"
+#include "serving/cli/commands.h"
+#include "serving/cli/machine.h"
+#include "serving/cli/model_summary.h"
+#include "serving/cli/output.h"
+
+namespace moesaic {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// One setting of --expert-memory and what it comes to.
+struct Fit {
+  std::string setting;
+  std::optional<EnginePlan> plan;  // empty when it does not fit
+  std::string problem;
+};
+
+std::vector<Fit> TryBudgets(const EngineOptions& base, const std::string& asked) {
+  std::vector<std::string> settings = {"100%", "75%", "50%", "25%", "10%", "5%"};
+  if (asked != "auto" && std::find(settings.begin(), settings.end(), asked) == settings.end()) {
+    settings.insert(settings.begin(), asked);
+  }
+  settings.insert(settings.begin(), "auto");
+  std::vector<Fit> fits;
+  for (const std::string& setting : settings) {
+    EngineOptions options = base;
+    options.expert_memory = setting;
+    Fit fit{setting, std::nullopt, ""};
+    try {
+      fit.plan = PlanEngine(options);
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::kResourceExhausted) throw;
+      fit.problem = error.what();
+    }
+    fits.push_back(std::move(fit));
+  }
+  return fits;
+}
+
+std::string FitTable(const std::vector<Fit>& fits, const ModelSummary& model) {
+  TextTable table("<>>>><");
+  table.Add({"--expert-memory", "experts", "in memory", "of each layer", "total memory", ""});
+  for (const Fit& fit : fits) {
+    if (!fit.plan) {
+      table.Add({fit.setting, "", "", "", "", "does not fit"});
+      continue;
+    }
+    const EnginePlan& plan = *fit.plan;
+    const auto layers = static_cast<double>(model.config.num_sparse_layers());
+    const bool all = plan.expert_slots >= static_cast<int64_t>(model.num_experts());
+    table.Add({fit.setting, FormatBytes(plan.expert_budget_bytes),
+               fmt::format("{} of {}", plan.expert_slots, model.num_experts()),
+               fmt::format("{:.1f} of {}", static_cast<double>(plan.expert_slots) / layers,
+                           model.config.num_experts),
+               FormatBytes(plan.total_bytes), all ? "all experts, no reading" : ""});
+  }
+  return table.Render();
+}
+
+Json FitsToJson(const std::vector<Fit>& fits) {
+  Json rows = Json::array();
+  for (const Fit& fit : fits) {
+    Json row = {{"expert_memory", fit.setting}, {"fits", fit.plan.has_value()}};
+    if (fit.plan) {
+      row["expert_budget_bytes"] = fit.plan->expert_budget_bytes;
+      row["expert_slots"] = fit.plan->expert_slots;
+      row["max_context_tokens"] = fit.plan->max_context_tokens;
+      row["total_bytes"] = fit.plan->total_bytes;
+      Json ledger;
+      for (const LedgerEntry& entry : fit.plan->ledger) ledger[entry.name] = entry.bytes;
+      row["ledger"] = ledger;
+    } else {
+      row["problem"] = fit.problem;
+    }
+    rows.push_back(row);
+  }
+  return rows;
+}
+
+std::string LedgerText(const Fit& fit) {
+  if (!fit.plan) return "";
+  std::string out = fmt::format("\nMemory at --expert-memory {}\n", fit.setting);
+  TextTable table("<>");
+  for (const LedgerEntry& entry : fit.plan->ledger) {
+    table.Add({entry.name, FormatBytes(entry.bytes)});
+  }
+  table.Add({"total", FormatBytes(fit.plan->total_bytes)});
+  return out + table.Render() +
+         fmt::format("  longest context: {} tokens\n", fit.plan->max_context_tokens);
+}
+
+}  // namespace
+
+int ShowCommand(const Invocation& invocation) {
+  CommandLine line(
+      {"show",
+       "MODEL",
+       "Describe a model: architecture, parameters, bytes of its parts, and which memory "
+       "settings fit this machine. Reads config.json and the headers of the checkpoint "
+       "only; without weights the sizes come from config.json.",
+       {"moesaic show models/sample", "moesaic show Qwen/Qwen3-30B-A3B --memory 16GiB"}});
+  RuntimeConfig config;
+  bool json = false;
+  line.table().Add({"json", &json, "", "Print everything as JSON.", "Output"});
+  line.UseSettings(config, {true, false});
+  if (!line.Parse(invocation)) return 0;
+  std::vector<std::string> positionals = line.positionals();
+  line.RequireAtMost(line.GivenAsFlag("model") ? 0 : 1);
+  const std::string model_name = TakeModel(line, config, positionals);
+
+  const Topology topology = ReadTopology();
+  const EngineOptions options = EngineOptionsFrom(config, model_name, topology);
+  const ModelSummary model = SummariseModel(options);
+  const std::vector<Fit> fits = TryBudgets(options, config.expert_memory);
+  const Fit* asked = nullptr;
+  for (const Fit& fit : fits) {
+    if (fit.setting == config.expert_memory) asked = &fit;
+  }
+
+  if (json) {
+    Json root = ModelSummaryJson(model);
+    root["machine"] = {{"memory_total_bytes", topology.memory_total_bytes},
+                       {"memory_usable_bytes", topology.usable_memory_bytes()},
+                       {"memory_limit_bytes", options.machine_memory_bytes},
+                       {"threads", options.threads}};
+    root["expert_memory"] = FitsToJson(fits);
+    WriteOut(root.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+    return 0;
+  }
+  WriteOut(ModelSummaryText(model));
+  Print("\nOn this machine ({} may be used of {})\n{}", FormatBytes(options.machine_memory_bytes),
+        FormatBytes(topology.memory_total_bytes), FitTable(fits, model));
+  if (asked != nullptr) WriteOut(LedgerText(*asked));
+  return 0;
+}
+
+}  // namespace moesaic

@@ -1,0 +1,35 @@
+// Who may call, and from which web pages: API keys, CORS, media types. Pure.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "serving/http/api_error.h"
+#include "serving/http/http_message.h"
+#include "serving/http/server_options.h"
+
+namespace moesaic {
+
+// Whether the request carries one of `keys` ("Authorization: Bearer k" or "X-Api-Key: k"). The time
+// taken does not depend on how much of a key is right.
+bool HasApiKey(const HttpRequest& request, const std::vector<std::string>& keys);
+
+// 401 with a message that tells a missing key from a wrong one.
+ApiError KeyError(const HttpRequest& request);
+
+// Access-Control-Allow-Origin and Vary for an allowed origin, nothing otherwise.
+void AddCorsHeaders(const HttpRequest& request, const ServerOptions& options,
+                    HttpResponse& response);
+// The answer to OPTIONS: `allow` and, for an allowed origin, what a browser asks before a request.
+HttpResponse AnswerOptions(const HttpRequest& request, const ServerOptions& options,
+                           std::string_view allow);
+
+// What is wrong with the body's announcement: no length (411), a coding or a media type other than
+// JSON (415). Types that curl or a plain script sends by default pass, unless a web page sends
+// them: a browser sends those across origins without asking, and a server on loopback is only a
+// page away.
+std::optional<ApiError> CheckBodyHeaders(const HttpRequest& request);
+
+}  // namespace moesaic

@@ -1,0 +1,57 @@
+#include "serving/http/api_error.h"
+
+#include <nlohmann/json.hpp>
+
+#include "serving/http/json_text.h"
+
+namespace moesaic {
+
+ApiError ModelNotFound(std::string_view model) {
+  return ApiError(404, "NotFoundError", fmt::format("The model `{}` does not exist.", model),
+                  "model", "model_not_found");
+}
+
+ApiError RouteNotFound(std::string_view path) {
+  return ApiError(404, "NotFoundError",
+                  fmt::format("There is no route {}; GET / lists those that exist.", path), {},
+                  "route_not_found");
+}
+
+ApiError Unavailable(const std::string& message, std::string code, int retry_after_s) {
+  return ApiError(503, "service_unavailable_error", message, {}, std::move(code), retry_after_s);
+}
+
+ApiError FromEngineError(const Error& error) {
+  switch (error.kind()) {
+    case ErrorKind::kInvalidArgument:
+    case ErrorKind::kUnsupported:
+      return ApiError(400, "invalid_request_error", error.what(), {}, "invalid_value");
+    case ErrorKind::kUnavailable:
+    case ErrorKind::kResourceExhausted:
+      return Unavailable(error.what(), "overloaded", 1);
+    default:
+      return ApiError(500, "server_error", error.what(), {}, ErrorKindName(error.kind()));
+  }
+}
+
+std::string ErrorBody(const ApiError& error) {
+  Json fields = Json::object();
+  fields["message"] = error.what();
+  fields["type"] = error.type();
+  fields["param"] = error.param().empty() ? Json(nullptr) : Json(error.param());
+  fields["code"] = error.code().empty() ? Json(nullptr) : Json(error.code());
+  return DumpJson(Json{{"error", std::move(fields)}});
+}
+
+HttpResponse ErrorResponse(const ApiError& error) {
+  HttpResponse response;
+  response.status = error.status();
+  response.body = ErrorBody(error);
+  if (error.retry_after_s() > 0) {
+    response.headers.emplace_back("Retry-After", std::to_string(error.retry_after_s()));
+  }
+  if (error.status() == 401) response.headers.emplace_back("WWW-Authenticate", "Bearer");
+  return response;
+}
+
+}  // namespace moesaic

@@ -1,0 +1,61 @@
+// ApiError: why a request was refused, in OpenAI's terms: {"error":{message,type,param,code}} and a
+// status.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "core/base/error.h"
+#include "serving/http/http_message.h"
+
+namespace moesaic {
+
+class ApiError : public std::runtime_error {
+ public:
+  ApiError(int status, std::string type, const std::string& message, std::string param = {},
+           std::string code = {}, int retry_after_s = 0)
+      : std::runtime_error(message),
+        status_(status),
+        type_(std::move(type)),
+        param_(std::move(param)),
+        code_(std::move(code)),
+        retry_after_s_(retry_after_s) {}
+
+  int status() const { return status_; }
+  const std::string& type() const { return type_; }
+  const std::string& param() const { return param_; }   // empty: null
+  const std::string& code() const { return code_; }     // empty: null
+  int retry_after_s() const { return retry_after_s_; }  // 0: no Retry-After header
+
+ private:
+  int status_;
+  std::string type_;
+  std::string param_;
+  std::string code_;
+  int retry_after_s_;
+};
+
+// 400 for a field: BadParam("temperature", "must be >= 0, got {}", t).
+template <typename... Args>
+ApiError BadParam(std::string_view param, fmt::format_string<Args...> format, Args&&... args) {
+  return ApiError(400, "invalid_request_error", fmt::format(format, std::forward<Args>(args)...),
+                  std::string(param), "invalid_value");
+}
+
+ApiError ModelNotFound(std::string_view model);  // 404, vLLM's message and type
+ApiError RouteNotFound(std::string_view path);   // 404
+ApiError Unavailable(const std::string& message, std::string code, int retry_after_s);  // 503
+
+// What an engine's Error means to a client: kInvalidArgument and kUnsupported are its fault (400),
+// kUnavailable and kResourceExhausted ask it to come again (503), the rest is ours (500).
+ApiError FromEngineError(const Error& error);
+
+// {"error":{...}}, one line.
+std::string ErrorBody(const ApiError& error);
+HttpResponse ErrorResponse(const ApiError& error);
+
+}  // namespace moesaic

@@ -1,0 +1,245 @@
+#include "serving/http/api_service.h"
+
+#include <utility>
+
+#include "core/base/check.h"
+#include "core/base/logging.h"
+#include "serving/http/access.h"
+#include "serving/http/tokenize_call.h"
+
+namespace moesaic {
+namespace {
+
+constexpr size_t kMaxReportedFields =
+    100;  // a client that invents names must not fill memory or log
+
+Json ModelJson(const ServedModel& model, const std::string& name) {
+  Json json = Json::object();
+  json["id"] = name;
+  json["object"] = "model";
+  json["created"] = model.created_unix_s;
+  json["owned_by"] = "moesaic";
+  json["root"] = model.names.front();
+  json["parent"] = nullptr;
+  json["max_model_len"] = model.engine->max_context_tokens();
+  return json;
+}
+
+HttpResponse JsonResponse(const Json& json) {
+  HttpResponse response;
+  response.body = DumpJson(json);
+  return response;
+}
+
+HttpResponse TextResponse(std::string_view text) {
+  HttpResponse response;
+  response.content_type = "text/plain; charset=utf-8";
+  response.body = std::string(text);
+  return response;
+}
+
+// Any bytes of a client as printable ASCII, for the log.
+std::string ForLog(std::string_view text, size_t max_bytes) {
+  if (text.empty()) return "-";
+  std::string out;
+  for (const char c : text.substr(0, max_bytes)) {
+    if (c > ' ' && c < 0x7f) {
+      out += c;
+    } else {
+      out += fmt::format("%{:02X}", static_cast<unsigned char>(c));
+    }
+  }
+  if (text.size() > max_bytes) out += "...";
+  return out;
+}
+
+// W3C trace context: version-traceid-parentid-flags in lower-case hex.
+bool IsTraceparent(std::string_view value) {
+  if (value.size() != 55 || value[2] != '-' || value[35] != '-' || value[52] != '-') return false;
+  return value.find_first_not_of("0123456789abcdef-") == std::string_view::npos;
+}
+
+}  // namespace
+
+ApiService::ApiService(const ServerOptions& options, ServingMetrics& metrics,
+                       std::function<void(std::function<void()>)> run_on_worker)
+    : options_(options),
+      metrics_(metrics),
+      call_context_{options, metrics, std::move(run_on_worker),
+                    [this](const std::vector<std::string>& names) { ReportUnknownFields(names); }} {
+}
+
+void ApiService::SetModels(std::vector<ServedModel> models) {
+  auto table = std::make_shared<const ModelTable>(std::move(models));
+  for (const ServedModel& model : table->models()) metrics_.ForModel(model.names.front());
+  {
+    MutexLock lock(mutex_);
+    models_ = std::move(table);
+  }
+  State loading = State::kLoading;
+  state_.compare_exchange_strong(loading, State::kReady);
+  if (draining()) BeginDrain();  // the signal came while the model was loading
+}
+
+void ApiService::BeginDrain() {
+  state_.store(State::kDraining);
+  const auto table = models();
+  if (table == nullptr) return;
+  for (const ServedModel& model : table->models()) model.engine->BeginDrain();
+}
+
+std::shared_ptr<const ModelTable> ApiService::models() const {
+  MutexLock lock(mutex_);
+  return models_;
+}
+
+std::optional<ApiError> ApiService::NotReady() const {
+  switch (state_.load()) {
+    case State::kLoading:
+      return Unavailable("The model is still being loaded; try again later.", "loading", 5);
+    case State::kDraining:
+      return Unavailable("The server is shutting down and takes no new requests.", "draining", 5);
+    case State::kReady:
+      break;
+  }
+  return std::nullopt;
+}
+
+std::optional<HttpResponse> ApiService::CheckHead(const HttpRequest& head) {
+  const std::optional<RouteMatch> match = MatchRoute(head.path);
+  if (head.method == "OPTIONS") {
+    if (!match.has_value() && head.path != "*") return ErrorResponse(RouteNotFound(head.path));
+    return AnswerOptions(head, options_,
+                         match.has_value() ? match->allow() : "GET, HEAD, POST, OPTIONS");
+  }
+  if (!match.has_value()) return ErrorResponse(RouteNotFound(Excerpt(head.path, 200)));
+  if (!match->Allows(head.method)) {
+    HttpResponse response =
+        ErrorResponse(ApiError(405, "invalid_request_error",
+                               fmt::format("{} does not take {}; it takes {}.", match->label,
+                                           Excerpt(head.method, 20), match->allow()),
+                               {}, "method_not_allowed"));
+    response.headers.emplace_back("Allow", std::string(match->allow()));
+    return response;
+  }
+  const bool open =
+      match->open || (match->route == Route::kMetrics && options_.metrics_without_key);
+  if (!open && !options_.api_keys.empty() && !HasApiKey(head, options_.api_keys)) {
+    return ErrorResponse(KeyError(head));
+  }
+  if (match->post) {
+    if (const auto error = CheckBodyHeaders(head)) return ErrorResponse(*error);
+    if (const auto error = NotReady()) return ErrorResponse(*error);
+  }
+  return std::nullopt;
+}
+
+void ApiService::DecorateResponse(const HttpRequest& head, HttpResponse& response) {
+  AddCorsHeaders(head, options_, response);
+}
+
+std::shared_ptr<Call> ApiService::Handle(std::shared_ptr<Exchange> exchange) {
+  const HttpRequest& request = exchange->request();
+  const std::optional<RouteMatch> match = MatchRoute(request.path);
+  CHECK(match.has_value());  // CheckHead has refused what has no route
+  if (!match->post) {
+    exchange->Respond(AnswerGet(*match));
+    return nullptr;
+  }
+  const auto table = models();
+  CHECK(table != nullptr);
+  if (match->route == Route::kTokenize || match->route == Route::kDetokenize) {
+    auto call = std::make_shared<TokenizeCall>(call_context_, table, std::move(exchange),
+                                               match->route == Route::kDetokenize);
+    call->Start();
+    return call;
+  }
+  auto call = std::make_shared<GenerationCall>(call_context_, table, std::move(exchange),
+                                               match->route == Route::kChatCompletions);
+  call->Start();
+  return call;
+}
+
+HttpResponse ApiService::AnswerGet(const RouteMatch& match) {
+  switch (match.route) {
+    case Route::kRoot:
+      return TextResponse(RootPage());
+    case Route::kHealth:
+      return JsonResponse(Json{{"status", "ok"}});
+    case Route::kVersion:
+      return JsonResponse(Json{{"version", options_.version}});
+    case Route::kMetrics:
+      return Metrics();
+    case Route::kReady:
+      if (const auto error = NotReady()) return ErrorResponse(*error);
+      return JsonResponse(Json{{"status", "ready"}});
+    case Route::kModel:
+      return OneModel(match.model);
+    default:
+      return Models();
+  }
+}
+
+HttpResponse ApiService::Metrics() {
+  if (const auto table = models()) {
+    for (const ServedModel& model : table->models()) {
+      metrics_.ForModel(model.names.front()).SetStatus(model.engine->Status());
+    }
+  }
+  HttpResponse response = TextResponse(metrics_.Serialize(options_.metrics_vllm_names));
+  response.content_type = "text/plain; version=0.0.4; charset=utf-8";
+  return response;
+}
+
+HttpResponse ApiService::Models() const {
+  const auto table = models();
+  if (table == nullptr) return ErrorResponse(*NotReady());
+  Json data = Json::array();
+  for (const ServedModel& model : table->models()) {
+    for (const std::string& name : model.names) data.push_back(ModelJson(model, name));
+  }
+  Json json = Json::object();
+  json["object"] = "list";
+  json["data"] = std::move(data);
+  return JsonResponse(json);
+}
+
+HttpResponse ApiService::OneModel(const std::string& name) const {
+  const auto table = models();
+  if (table == nullptr) return ErrorResponse(*NotReady());
+  const ServedModel* model = table->Find(name);
+  if (model == nullptr) return ErrorResponse(ModelNotFound(Excerpt(name, 200)));
+  return JsonResponse(ModelJson(*model, name));
+}
+
+void ApiService::ReportUnknownFields(const std::vector<std::string>& names) {
+  for (const std::string& name : names) {
+    const std::string shown = Excerpt(name, 60);
+    MutexLock lock(mutex_);
+    if (reported_fields_.size() >= kMaxReportedFields) return;
+    if (!reported_fields_.insert(shown).second) continue;
+    LogWarn("requests have the field \"{}\", which this server ignores (told once)", shown);
+  }
+}
+
+void ApiService::OnResponse(const HttpRequest& request, int status, double seconds,
+                            std::string_view log_note) {
+  const std::optional<RouteMatch> match = MatchRoute(request.path);
+  metrics_.CountResponse(match.has_value() ? match->label : "other", status);
+  if (!options_.access_log) return;
+  std::string line =
+      fmt::format("request {} {} {} {} {:.1f} ms", request.id.empty() ? "-" : request.id,
+                  ForLog(request.method, 20), ForLog(request.target, 200), status, seconds * 1e3);
+  if (!log_note.empty()) line += fmt::format(" {}", log_note);
+  const std::string_view traceparent = request.Header("traceparent");
+  if (IsTraceparent(traceparent)) line += fmt::format(" traceparent={}", traceparent);
+  // Probes come every few seconds and say nothing.
+  const bool probe = match.has_value() && (match->open || match->route == Route::kMetrics);
+  if (probe) {
+    LogDebug("{}", line);
+  } else {
+    LogInfo("{}", line);
+  }
+}
+
+}  // namespace moesaic

@@ -1,0 +1,65 @@
+// ApiService: the routes of the OpenAI-compatible API. It knows nothing of sockets: requests come
+// through Exchange, generation runs as GenerationCall.
+//
+// Owned by the server. Thread contract: all public functions may be called from any thread.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/mutex.h"
+#include "serving/http/exchange.h"
+#include "serving/http/generation_call.h"
+#include "serving/http/router.h"
+#include "serving/http/served_model.h"
+#include "serving/http/server_options.h"
+#include "serving/http/serving_metrics.h"
+
+namespace moesaic {
+
+class ApiService : public RequestHandler {
+ public:
+  ApiService(const ServerOptions& options, ServingMetrics& metrics,
+             std::function<void(std::function<void()>)> run_on_worker);
+
+  // Ends the loading phase. Throws Error (ModelTable).
+  void SetModels(std::vector<ServedModel> models);
+  // Readiness fails and new work is refused from now on; the engines drain.
+  void BeginDrain();
+  bool draining() const { return state_.load() == State::kDraining; }
+
+  std::optional<HttpResponse> CheckHead(const HttpRequest& head) override;
+  void DecorateResponse(const HttpRequest& head, HttpResponse& response) override;
+  std::shared_ptr<Call> Handle(std::shared_ptr<Exchange> exchange) override;
+  void OnResponse(const HttpRequest& request, int status, double seconds,
+                  std::string_view log_note) override;
+
+ private:
+  enum class State { kLoading, kReady, kDraining };
+
+  std::shared_ptr<const ModelTable> models() const;
+  // Why work cannot be accepted now, if so.
+  std::optional<ApiError> NotReady() const;
+  HttpResponse AnswerGet(const RouteMatch& match);
+  HttpResponse Metrics();
+  HttpResponse Models() const;
+  HttpResponse OneModel(const std::string& name) const;
+  void ReportUnknownFields(const std::vector<std::string>& names);
+
+  const ServerOptions& options_;
+  ServingMetrics& metrics_;
+  CallContext call_context_;
+  std::atomic<State> state_{State::kLoading};
+
+  mutable Mutex mutex_;
+  // Shared: a call keeps the table that it began with.
+  std::shared_ptr<const ModelTable> models_ GUARDED_BY(mutex_);
+  std::set<std::string, std::less<>> reported_fields_ GUARDED_BY(mutex_);
+};
+
+}  // namespace moesaic

@@ -1,0 +1,123 @@
+#include "serving/http/generation_prepare.h"
+
+#include <chrono>
+#include <utility>
+#include <variant>
+
+#include "serving/http/api_error.h"
+#include "serving/http/generation_request.h"
+#include "serving/http/http_message.h"
+#include "serving/http/openai_request.h"
+#include "serving/http/prompt_builder.h"
+
+namespace moesaic {
+namespace {
+
+constexpr int32_t kDefaultCompletionTokens = 16;  // OpenAI's
+
+int64_t UnixNow() {
+  return std::chrono::duration_cast<std::chrono::seconds>(
+             std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
+const ServedModel& FindModel(const ModelTable& models, const std::string& name) {
+  const ServedModel* model = models.Find(name);
+  if (model == nullptr) throw ModelNotFound(name);
+  return *model;
+}
+
+std::vector<std::vector<int32_t>> EncodePrompts(const CompletionRequest& request,
+                                                const Tokenizer& tokenizer,
+                                                const std::atomic<bool>& gone) {
+  std::vector<std::vector<int32_t>> prompts;
+  for (const PromptInput& input : request.prompts) {
+    if (gone.load()) throw Unavailable("The client has left.", "client_left", 1);
+    if (const auto* text = std::get_if<std::string>(&input)) {
+      prompts.push_back(EncodeText(tokenizer, *text, request.add_special_tokens.value_or(true)));
+    } else {
+      prompts.push_back(std::get<std::vector<int32_t>>(input));
+    }
+  }
+  return prompts;
+}
+
+// What an echo repeats: a text as the client sent it, ids as their text, special tokens and all.
+void FillEcho(const CompletionRequest& request, const Tokenizer& tokenizer, OutputSpec& spec) {
+  spec.echo = true;
+  for (size_t i = 0; i < request.prompts.size(); ++i) {
+    const std::vector<int32_t>& tokens = spec.prompts[i];
+    if (const auto* text = std::get_if<std::string>(&request.prompts[i])) {
+      spec.prompt_texts.push_back(*text);
+      spec.hidden_prompt_tokens.push_back(CountAddedTokens(tokenizer, tokens, *text));
+    } else {
+      spec.prompt_texts.push_back(DecodeTokens(tokenizer, tokens, false));
+      spec.hidden_prompt_tokens.push_back(0);
+    }
+  }
+}
+
+// `spec` has its prompts.
+PreparedGeneration Finish(const GenerationFields& fields, const ServedModel& model,
+                          const PrepareOptions& options, OutputSpec spec) {
+  const Engine& engine = *model.engine;
+  GenerationContext context{engine.generation_defaults()};
+  context.max_context_tokens = engine.max_context_tokens();
+  context.vocab_size = engine.config().vocab_size;
+  context.max_sequences = options.max_sequences;
+  if (!options.chat) context.default_max_tokens = kDefaultCompletionTokens;
+  context.request_id = options.request_id;
+  context.deadline = options.deadline;
+
+  PreparedGeneration result;
+  result.model = &model;
+  result.requests = BuildGenerationRequests(fields, spec.prompts, context);
+  result.spell = MakeTokenSpeller(engine.tokenizer(), fields.skip_special_tokens);
+  result.stream = fields.stream;
+  result.unknown_fields = fields.unknown_fields;
+  spec.chat = options.chat;
+  spec.id = MakeRandomId(options.chat ? "chatcmpl-" : "cmpl-");
+  spec.model = fields.model.empty() ? model.names.front() : fields.model;
+  spec.created_unix_s = UnixNow();
+  spec.n = fields.n;
+  spec.logprobs = fields.logprobs;
+  spec.prompt_logprobs = fields.prompt_logprobs;
+  spec.include_usage = fields.include_usage;
+  spec.continuous_usage = fields.continuous_usage;
+  spec.return_token_ids = fields.return_token_ids;
+  result.spec = std::move(spec);
+  return result;
+}
+
+PreparedGeneration PrepareChat(const std::string& body, const ModelTable& models,
+                               const PrepareOptions& options) {
+  const ChatRequest request = ParseChatRequest(body);
+  const ServedModel& model = FindModel(models, request.model);
+  OutputSpec spec;
+  spec.prompts.push_back(
+      EncodeChat(model, request.chat, request.add_special_tokens.value_or(false)));
+  return Finish(request, model, options, std::move(spec));
+}
+
+PreparedGeneration PrepareCompletion(const std::string& body, const ModelTable& models,
+                                     const PrepareOptions& options) {
+  const CompletionRequest request = ParseCompletionRequest(body);
+  const ServedModel& model = FindModel(models, request.model);
+  const Tokenizer& tokenizer = model.engine->tokenizer();
+  CheckSequences(request.prompts.size(), request.n, options.max_sequences);
+  OutputSpec spec;
+  spec.prompts = EncodePrompts(request, tokenizer, options.gone);
+  PreparedGeneration result = Finish(request, model, options, std::move(spec));
+  if (request.echo) FillEcho(request, tokenizer, result.spec);  // the ids have been checked by now
+  return result;
+}
+
+}  // namespace
+
+PreparedGeneration PrepareGeneration(const std::string& body, const ModelTable& models,
+                                     const PrepareOptions& options) {
+  return options.chat ? PrepareChat(body, models, options)
+                      : PrepareCompletion(body, models, options);
+}
+
+}  // namespace moesaic

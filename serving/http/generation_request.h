@@ -1,0 +1,35 @@
+// From a parsed API request and its tokenised prompts to what the engine takes: defaults, limits,
+// one request per choice. Pure.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "serving/http/openai_request.h"
+#include "serving/online/engine.h"
+
+namespace moesaic {
+
+struct GenerationContext {
+  const GenerationDefaults& defaults;  // the model's own; a field of the request wins over them
+  int64_t max_context_tokens = 0;
+  int64_t vocab_size = 0;
+  size_t max_sequences = 1024;
+  std::optional<int32_t> default_max_tokens = {};  // nullopt: what the context has room for
+  std::string request_id = {};
+  std::optional<std::chrono::steady_clock::time_point> deadline = {};
+};
+
+// Throws ApiError (400) when prompts x n are more than `max_sequences`.
+void CheckSequences(size_t prompts, int32_t n, size_t max_sequences);
+
+// Choice i of prompt p is element p * n + i. Throws ApiError (400): too many choices, an empty or
+// too long prompt, token ids that the model does not have.
+std::vector<GenerationRequest> BuildGenerationRequests(
+    const GenerationFields& fields, const std::vector<std::vector<int32_t>>& prompts,
+    const GenerationContext& context);
+
+}  // namespace moesaic

@@ -1,0 +1,91 @@
+// Requests of the OpenAI API (with vLLM's extensions) as plain data, and the functions that read
+// them from JSON. Pure: no tokenizer, no engine, no I/O. They throw ApiError (400) for everything
+// that is wrong.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "serving/http/json_text.h"
+
+namespace moesaic {
+
+// What an absent sampling field means depends on the model, so absence is kept.
+struct SamplingFields {
+  std::optional<double> temperature;
+  std::optional<double> top_p;
+  std::optional<double> min_p;
+  std::optional<double> repetition_penalty;
+  std::optional<double> presence_penalty;
+  std::optional<double> frequency_penalty;
+  std::optional<int32_t> top_k;
+  std::optional<uint64_t> seed;
+  std::vector<std::pair<int32_t, float>> logit_bias;
+};
+
+// What completions and chat completions have in common.
+struct GenerationFields {
+  std::string model;  // empty: not named
+  SamplingFields sampling;
+  std::optional<int32_t> max_tokens;
+  std::string max_tokens_name = "max_tokens";  // as the client spelt it
+  int32_t min_tokens = 0;
+  bool ignore_eos = false;
+  std::vector<std::string> stop;
+  std::vector<int32_t> stop_token_ids;
+  bool include_stop_in_output = false;
+  bool skip_special_tokens = true;
+  std::optional<bool> add_special_tokens;
+  int32_t n = 1;
+  int32_t logprobs = -1;  // as in GenerationRequest
+  int32_t prompt_logprobs = -1;
+  bool stream = false;
+  bool include_usage = false;
+  bool continuous_usage = false;
+  bool return_token_ids = false;
+  std::vector<std::string> unknown_fields;
+};
+
+using PromptInput = std::variant<std::string, std::vector<int32_t>>;
+
+struct CompletionRequest : GenerationFields {
+  std::vector<PromptInput> prompts;  // at least one
+  bool echo = false;
+};
+
+// The part of a chat request that makes the prompt.
+struct ChatInput {
+  Json messages;  // array of objects; content is a string or absent
+  Json tools;     // array or null
+  Json template_kwargs = Json::object();
+  bool add_generation_prompt = true;
+  bool continue_final_message = false;
+};
+
+struct ChatRequest : GenerationFields {
+  ChatInput chat;
+};
+
+struct TokenizeRequest {
+  std::string model;
+  std::variant<std::string, ChatInput> input;
+  std::optional<bool> add_special_tokens;
+  bool return_token_strings = false;
+};
+
+struct DetokenizeRequest {
+  std::string model;
+  std::vector<int32_t> tokens;
+};
+
+CompletionRequest ParseCompletionRequest(std::string_view body);
+ChatRequest ParseChatRequest(std::string_view body);
+TokenizeRequest ParseTokenizeRequest(std::string_view body);
+DetokenizeRequest ParseDetokenizeRequest(std::string_view body);
+
+}  // namespace moesaic

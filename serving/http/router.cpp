@@ -1,0 +1,57 @@
+#include "serving/http/router.h"
+
+namespace moesaic {
+namespace {
+
+struct Entry {
+  std::string_view path;
+  Route route;
+  bool post;
+  bool open;
+};
+
+constexpr Entry kEntries[] = {
+    {"/", Route::kRoot, false, false},
+    {"/health", Route::kHealth, false, true},
+    {"/live", Route::kHealth, false, true},
+    {"/ready", Route::kReady, false, true},
+    {"/version", Route::kVersion, false, false},
+    {"/metrics", Route::kMetrics, false, false},
+    {"/v1/models", Route::kModels, false, false},
+    {"/v1/completions", Route::kCompletions, true, false},
+    {"/v1/chat/completions", Route::kChatCompletions, true, false},
+    {"/tokenize", Route::kTokenize, true, false},
+    {"/detokenize", Route::kDetokenize, true, false},
+};
+
+constexpr std::string_view kModelPrefix = "/v1/models/";
+
+}  // namespace
+
+std::optional<RouteMatch> MatchRoute(std::string_view path) {
+  while (path.size() > 1 && path.back() == '/') path.remove_suffix(1);
+  for (const Entry& entry : kEntries) {
+    if (entry.path == path) return RouteMatch{entry.route, entry.path, entry.post, entry.open, {}};
+  }
+  if (path.size() > kModelPrefix.size() && path.substr(0, kModelPrefix.size()) == kModelPrefix) {
+    return RouteMatch{Route::kModel, "/v1/models/{id}", false, false,
+                      std::string(path.substr(kModelPrefix.size()))};
+  }
+  return std::nullopt;
+}
+
+std::string_view RootPage() {
+  return "Moesaic: an OpenAI-compatible server for mixture-of-experts models.\n"
+         "\n"
+         "POST /v1/chat/completions   chat, plain or streamed\n"
+         "POST /v1/completions        text completion; echo, log-probabilities, token ids\n"
+         "GET  /v1/models             the models served; /v1/models/{id} for one\n"
+         "POST /tokenize              text or messages to token ids\n"
+         "POST /detokenize            token ids to text\n"
+         "GET  /metrics               Prometheus metrics\n"
+         "GET  /health  /live         the process is alive\n"
+         "GET  /ready                 requests are accepted (503 while loading or draining)\n"
+         "GET  /version               version of this server\n";
+}
+
+}  // namespace moesaic

@@ -1,0 +1,43 @@
+// Which route a path is, and what it allows. Pure.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace moesaic {
+
+enum class Route {
+  kRoot,
+  kHealth,  // /health and /live: the process answers
+  kReady,
+  kVersion,
+  kMetrics,
+  kModels,
+  kModel,
+  kCompletions,
+  kChatCompletions,
+  kTokenize,
+  kDetokenize,
+};
+
+struct RouteMatch {
+  Route route = Route::kRoot;
+  std::string_view label;  // the pattern, for metrics: "/v1/models/{id}"
+  bool post = false;       // POST; otherwise GET and HEAD
+  bool open = false;       // never asks for a key
+  std::string model;       // of kModel; may contain slashes
+
+  std::string_view allow() const { return post ? "POST, OPTIONS" : "GET, HEAD, OPTIONS"; }
+  bool Allows(std::string_view method) const {
+    return post ? method == "POST" : method == "GET" || method == "HEAD";
+  }
+};
+
+// nullopt: there is no such route. `path` is decoded.
+std::optional<RouteMatch> MatchRoute(std::string_view path);
+
+// The page at "/".
+std::string_view RootPage();
+
+}  // namespace moesaic

@@ -1,0 +1,52 @@
+// Server: the HTTP server of `moesaic serve`. It owns the listening socket, the I/O and worker
+// threads and all connections.
+//
+// It listens before there is a model: /health answers, the rest says 503 until SetModels. Signals
+// are the caller's business: on the first one it calls Stop with a drain time.
+//
+// Thread contract: public functions may be called from any thread; Start and SetModels once.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/metrics.h"
+#include "serving/http/served_model.h"
+#include "serving/http/server_options.h"
+
+namespace moesaic {
+
+class Server {
+ public:
+  // `metrics` must outlive the server.
+  Server(ServerOptions options, MetricsRegistry& metrics);
+  ~Server();  // Stop(0)
+  Server(const Server&) = delete;
+  Server& operator=(const Server&) = delete;
+
+  // Binds, listens and starts the threads. Throws Error: kInvalidArgument (host cannot be resolved,
+  // empty key), kIo (address in use, not permitted).
+  void Start();
+  // The port that is listened on, after Start.
+  uint16_t port() const;
+  std::string address() const;  // "http://127.0.0.1:8000", for messages
+
+  // From now on requests are served. Throws Error(kInvalidArgument) when names clash.
+  void SetModels(std::vector<ServedModel> models);
+
+  // Readiness fails and new requests get 503; running ones go on.
+  void BeginDrain();
+  // Drains, waits up to `drain_timeout` for running requests, ends the others with an error, closes
+  // all connections and joins the threads. Returns true when every request could finish. A second
+  // call, from any thread, shortens the wait of the first one to its own timeout.
+  bool Stop(std::chrono::milliseconds drain_timeout);
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace moesaic

@@ -1,0 +1,49 @@
+// ServerOptions: everything that can be set on the HTTP server. Plain data; the flags of `moesaic
+// serve` map to it one to one.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace moesaic {
+
+struct ServerOptions {
+  std::string host =
+      "127.0.0.1";         // an address or a name; loopback, so that nothing is exposed by accident
+  uint16_t port = 8000;    // 0: any free port, Server::port() tells which
+  int io_threads = 2;      // sockets and response formatting
+  int worker_threads = 2;  // JSON parsing, chat templates, tokenising
+  std::string version = "0.1.0";  // what GET /version answers
+
+  // Access. With keys, every route but /health, /live and /ready wants one of them.
+  std::vector<std::string> api_keys;
+  bool metrics_without_key = false;
+  std::vector<std::string> allowed_origins;  // CORS; "*" for any; empty: no CORS headers at all
+
+  // Limits. What is over them is refused with 413, 414, 431 or 503.
+  size_t max_connections = 1024;
+  size_t max_target_bytes = 8 << 10;
+  size_t max_header_bytes = 32 << 10;
+  size_t max_body_bytes = 16 << 20;
+  size_t max_buffered_body_bytes = 256 << 20;  // of all connections together
+  // Output of one request that its client has not taken; beyond it the request is cancelled.
+  size_t max_pending_output_bytes = 4 << 20;
+  size_t max_sequences = 1024;  // of one request: prompts x n
+
+  // Timeouts; a connection that misses one is closed.
+  std::chrono::milliseconds header_timeout{10'000};  // from the first byte of a request (408)
+  std::chrono::milliseconds body_timeout{60'000};    // from the end of the head (408)
+  std::chrono::milliseconds idle_timeout{75'000};    // between two requests
+  std::chrono::milliseconds write_timeout{60'000};   // without the client taking a single byte
+  std::chrono::milliseconds sse_keep_alive{15'000};  // a comment after so much silence; 0: never
+  std::chrono::milliseconds request_timeout{0};      // a generation's whole time; 0: none
+
+  bool access_log = true;
+  bool metrics_vllm_names =
+      false;  // /metrics also under vLLM's names (vllm:num_requests_running, ...)
+};
+
+}  // namespace moesaic

@@ -1,0 +1,87 @@
+#include "serving/http/tokenize_call.h"
+
+#include <utility>
+
+#include "core/base/logging.h"
+#include "serving/http/openai_request.h"
+#include "serving/http/prompt_builder.h"
+
+namespace moesaic {
+namespace {
+
+const ServedModel& FindModel(const ModelTable& models, const std::string& name) {
+  const ServedModel* model = models.Find(name);
+  if (model == nullptr) throw ModelNotFound(name);
+  return *model;
+}
+
+}  // namespace
+
+std::string Tokenize(const ModelTable& models, std::string_view body) {
+  const TokenizeRequest request = ParseTokenizeRequest(body);
+  const ServedModel& model = FindModel(models, request.model);
+  const Tokenizer& tokenizer = model.engine->tokenizer();
+  std::vector<int32_t> tokens;
+  if (const auto* text = std::get_if<std::string>(&request.input)) {
+    tokens = EncodeText(tokenizer, *text, request.add_special_tokens.value_or(true));
+  } else {
+    tokens = EncodeChat(model, std::get<ChatInput>(request.input),
+                        request.add_special_tokens.value_or(false));
+  }
+  Json json = Json::object();
+  json["count"] = tokens.size();
+  json["max_model_len"] = model.engine->max_context_tokens();
+  json["tokens"] = tokens;
+  json["token_strs"] = nullptr;
+  if (request.return_token_strings) {
+    const TokenSpeller spell = MakeTokenSpeller(tokenizer, false);
+    Json strings = Json::array();
+    for (const int32_t token : tokens) strings.push_back(TokenString(spell(token, false).bytes));
+    json["token_strs"] = std::move(strings);
+  }
+  return DumpJson(json);
+}
+
+std::string Detokenize(const ModelTable& models, std::string_view body) {
+  const DetokenizeRequest request = ParseDetokenizeRequest(body);
+  const ServedModel& model = FindModel(models, request.model);
+  const int64_t vocab_size = model.engine->config().vocab_size;
+  for (const int32_t token : request.tokens) {
+    if (token >= vocab_size) {
+      throw BadParam("tokens", "tokens holds id {}; this model has ids 0 to {}.", token,
+                     vocab_size - 1);
+    }
+  }
+  return DumpJson(Json{{"prompt", DecodeTokens(model.engine->tokenizer(), request.tokens, false)}});
+}
+
+TokenizeCall::TokenizeCall(CallContext& context, std::shared_ptr<const ModelTable> models,
+                           std::shared_ptr<Exchange> exchange, bool detokenize)
+    : context_(context),
+      models_(std::move(models)),
+      exchange_(std::move(exchange)),
+      detokenize_(detokenize) {}
+
+void TokenizeCall::Start() {
+  context_.run_on_worker([self = shared_from_this(), body = std::move(exchange_->request().body)] {
+    auto response = std::make_shared<HttpResponse>(self->Answer(body));
+    self->exchange_->Post([self, response] { self->exchange_->Respond(std::move(*response)); });
+  });
+}
+
+HttpResponse TokenizeCall::Answer(const std::string& body) const {
+  try {
+    HttpResponse response;
+    response.body = detokenize_ ? Detokenize(*models_, body) : Tokenize(*models_, body);
+    return response;
+  } catch (const ApiError& error) {
+    return ErrorResponse(error);
+  } catch (const Error& error) {
+    return ErrorResponse(FromEngineError(error));
+  } catch (const std::exception& error) {
+    LogError("{}: {}", detokenize_ ? "/detokenize" : "/tokenize", error.what());
+    return ErrorResponse(ApiError(500, "server_error", "The server failed to answer."));
+  }
+}
+
+}  // namespace moesaic

@@ -1,0 +1,293 @@
+#include "serving/model/expert_sources.h"
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/aligned_buffer.h"
+#include "core/base/error.h"
+#include "core/base/units.h"
+#include "core/io/expert_store.h"
+#include "serving/model/tensor_names.h"
+
+namespace moesaic {
+namespace {
+
+DType SectionDType(WeightType type) {
+  return type == WeightType::kBf16 ? DType::kBF16 : DType::kF32;
+}
+
+std::vector<int32_t> SparseLayers(const ModelConfig& config) {
+  std::vector<int32_t> layers;
+  for (int64_t l = 0; l < config.num_layers; ++l) {
+    if (config.layer_is_sparse[static_cast<size_t>(l)]) layers.push_back(static_cast<int32_t>(l));
+  }
+  return layers;
+}
+
+bool SameLayout(const ExpertLayout& a, const ExpertLayout& b) {
+  const auto same_section = [](const ExpertSection& x, const ExpertSection& y) {
+    return x.name == y.name && x.dtype == y.dtype && x.format == y.format && x.rows == y.rows &&
+           x.cols == y.cols && x.offset == y.offset && x.bytes == y.bytes;
+  };
+  return a.blob_bytes == b.blob_bytes && a.slot_bytes == b.slot_bytes &&
+         std::equal(a.sections.begin(), a.sections.end(), b.sections.begin(), b.sections.end(),
+                    same_section);
+}
+
+// Packs the row-major matrices of one expert into its blob.
+void PackExpert(const ExpertLayout& layout, WeightType type, const CpuKernels& kernels,
+                std::span<const std::span<const std::byte>> pieces, std::span<const DType> dtypes,
+                std::span<std::byte> slot) {
+  for (size_t s = 0; s < layout.sections.size(); ++s) {
+    const ExpertSection& section = layout.sections[s];
+    const int64_t panels = (section.rows + kPanelOutputs - 1) / kPanelOutputs;
+    kernels.pack_panels(pieces[s].data(), dtypes[s], section.cols, section.rows, section.cols, type,
+                        0, panels, slot.data() + section.offset);
+  }
+}
+
+class CheckpointExpertSource : public ExpertSource {
+ public:
+  CheckpointExpertSource(const ModelConfig& config, WeightType type, const Checkpoint& checkpoint,
+                         const CpuKernels& kernels)
+      : type_(type),
+        kernels_(kernels),
+        files_(checkpoint.files()),
+        layout_(MakeCpuExpertLayout(config, type)),
+        num_experts_(config.num_experts) {
+    const TensorNames names(config.family);
+    const std::array<int64_t, 2> in_shape = {config.moe_intermediate_size, config.hidden_size};
+    const std::array<int64_t, 2> out_shape = {config.hidden_size, config.moe_intermediate_size};
+    first_of_layer_.assign(static_cast<size_t>(config.num_layers), -1);
+    for (const int32_t layer : SparseLayers(config)) {
+      first_of_layer_[static_cast<size_t>(layer)] = static_cast<int64_t>(extents_.size());
+      for (int64_t e = 0; e < config.num_experts; ++e) {
+        const MlpTensorNames expert = names.Expert(layer, e);
+        for (const TensorInfo* tensor :
+             {&checkpoint.Require(expert.gate, in_shape), &checkpoint.Require(expert.up, in_shape),
+              &checkpoint.Require(expert.down, out_shape)}) {
+          extents_.push_back(tensor->extent);
+          dtypes_.push_back(tensor->dtype);
+        }
+      }
+    }
+  }
+
+  const std::vector<std::filesystem::path>& files() const override { return files_; }
+  const ExpertLayout& layout() const override { return layout_; }
+  bool HasLayer(int64_t layer) const override {
+    return first_of_layer_[static_cast<size_t>(layer)] >= 0;
+  }
+  std::span<const Extent> Extents(ExpertId id) const override {
+    return {extents_.data() + First(id), kPieces};
+  }
+  bool direct() const override { return false; }
+  void Pack(ExpertId id, std::span<const std::span<const std::byte>> pieces,
+            std::span<std::byte> slot) const override {
+    PackExpert(layout_, type_, kernels_, pieces, {dtypes_.data() + First(id), kPieces}, slot);
+  }
+
+ private:
+  static constexpr size_t kPieces = 3;
+
+  size_t First(ExpertId id) const {
+    const int64_t first = first_of_layer_[id.layer];
+    CHECK_GE(first, 0);
+    CHECK_LT(int64_t{id.index}, num_experts_);
+    return static_cast<size_t>(first) + id.index * kPieces;
+  }
+
+  WeightType type_;
+  const CpuKernels& kernels_;
+  std::vector<std::filesystem::path> files_;
+  ExpertLayout layout_;
+  int64_t num_experts_;
+  std::vector<int64_t> first_of_layer_;  // [layers] index of the first extent, -1 for a dense layer
+  std::vector<Extent> extents_;          // [sparse layers, experts, kPieces]
+  std::vector<DType> dtypes_;            // likewise
+};
+
+class StoreExpertSource : public ExpertSource {
+ public:
+  StoreExpertSource(const ModelConfig& config, ExpertStoreHeader header,
+                    const std::filesystem::path& store)
+      : files_({ExpertStoreDataFile(store)}), layout_(header.layout) {
+    first_of_layer_.assign(static_cast<size_t>(config.num_layers), -1);
+    for (const int32_t layer : header.sparse_layers) {
+      first_of_layer_[static_cast<size_t>(layer)] = static_cast<int64_t>(extents_.size());
+      for (int32_t e = 0; e < header.num_experts; ++e) {
+        ExpertId id;
+        id.layer = static_cast<uint16_t>(layer);
+        id.index = static_cast<uint16_t>(e);
+        extents_.push_back(ExpertStoreExtent(header, id));
+      }
+    }
+  }
+
+  const std::vector<std::filesystem::path>& files() const override { return files_; }
+  const ExpertLayout& layout() const override { return layout_; }
+  bool HasLayer(int64_t layer) const override {
+    return first_of_layer_[static_cast<size_t>(layer)] >= 0;
+  }
+  std::span<const Extent> Extents(ExpertId id) const override {
+    const int64_t first = first_of_layer_[id.layer];
+    CHECK_GE(first, 0);
+    return {extents_.data() + first + id.index, 1};
+  }
+  bool direct() const override { return true; }
+  void Pack(ExpertId, std::span<const std::span<const std::byte>>,
+            std::span<std::byte>) const override {
+    CHECK(false);  // a store's extent is the blob
+  }
+
+ private:
+  std::vector<std::filesystem::path> files_;
+  ExpertLayout layout_;
+  std::vector<int64_t> first_of_layer_;
+  std::vector<Extent> extents_;
+};
+
+// Why the store cannot serve this model; empty when it can.
+std::string WhyNotCurrent(const ModelConfig& config, WeightType type, uint64_t fingerprint,
+                          const ExpertStoreHeader& header) {
+  if (header.model_type != config.model_type || header.num_experts != config.num_experts ||
+      header.sparse_layers != SparseLayers(config)) {
+    return "it was made for another model";
+  }
+  if (!SameLayout(header.layout, MakeCpuExpertLayout(config, type))) {
+    return "its weights have another type or layout";
+  }
+  if (header.source_fingerprint != fingerprint)
+    return "the checkpoint has changed since it was made";
+  return {};
+}
+
+}  // namespace
+
+ExpertLayout MakeCpuExpertLayout(const ModelConfig& config, WeightType type) {
+  ExpertLayout layout;
+  const auto add = [&](const char* name, int64_t rows, int64_t cols) {
+    ExpertSection section;
+    section.name = name;
+    section.dtype = SectionDType(type);
+    section.format = SectionFormat::kPanel16;
+    section.rows = rows;
+    section.cols = cols;
+    section.offset = layout.blob_bytes;
+    section.bytes = static_cast<uint64_t>(PackedMatrix::Bytes(type, rows, cols));
+    layout.blob_bytes = RoundUp(layout.blob_bytes + section.bytes, 64);
+    layout.sections.push_back(section);
+  };
+  add("gate", config.moe_intermediate_size, config.hidden_size);
+  add("up", config.moe_intermediate_size, config.hidden_size);
+  add("down", config.hidden_size, config.moe_intermediate_size);
+  layout.slot_bytes = RoundUp(layout.blob_bytes, AlignedBuffer::kPageBytes);
+  return layout;
+}
+
+PackedMatrix SectionMatrix(const ExpertSection& section, const std::byte* blob) {
+  const WeightType type = section.dtype == DType::kF32 ? WeightType::kF32 : WeightType::kBf16;
+  return {blob + section.offset, type, section.rows, section.cols};
+}
+
+std::unique_ptr<ExpertSource> MakeCheckpointExpertSource(const ModelConfig& config, WeightType type,
+                                                         const Checkpoint& checkpoint,
+                                                         const CpuKernels& kernels) {
+  return std::make_unique<CheckpointExpertSource>(config, type, checkpoint, kernels);
+}
+
+std::unique_ptr<ExpertSource> MakeStoreExpertSource(const ModelConfig& config, WeightType type,
+                                                    uint64_t fingerprint,
+                                                    const std::filesystem::path& store) {
+  ExpertStoreHeader header = OpenExpertStore(store);
+  const std::string why = WhyNotCurrent(config, type, fingerprint, header);
+  if (!why.empty()) {
+    Fail(ErrorKind::kInvalidArgument,
+         "expert store {}: {}; rebuild it with `moesaic pack MODEL -o {}` or leave --expert-store "
+         "out",
+         store.string(), why, store.string());
+  }
+  return std::make_unique<StoreExpertSource>(config, std::move(header), store);
+}
+
+bool ExpertStoreIsCurrent(const ModelConfig& config, WeightType type, uint64_t fingerprint,
+                          const std::filesystem::path& store) {
+  if (!std::filesystem::exists(store)) return false;
+  try {
+    return WhyNotCurrent(config, type, fingerprint, OpenExpertStore(store)).empty();
+  } catch (const Error&) {
+    return false;  // unreadable: not current, and `pack` writes it anew
+  }
+}
+
+ExpertPacker::ExpertPacker(const ModelConfig& config, WeightType type, const TensorSource& source,
+                           const CpuKernels& kernels)
+    : config_(config),
+      type_(type),
+      source_(source),
+      kernels_(kernels),
+      layout_(MakeCpuExpertLayout(config, type)),
+      // The checkpoint's values are at most as wide as f32.
+      raw_(static_cast<size_t>(config.expert_parameters()) * sizeof(float)) {}
+
+void ExpertPacker::Pack(ExpertId id, std::span<std::byte> slot) {
+  const MlpTensorNames expert = TensorNames(config_.family).Expert(id.layer, id.index);
+  const std::array<const std::string*, 3> tensors = {&expert.gate, &expert.up, &expert.down};
+  std::array<std::span<const std::byte>, 3> pieces;
+  std::array<DType, 3> dtypes;
+  std::byte* out = raw_.data();
+  for (size_t s = 0; s < pieces.size(); ++s) {
+    const ExpertSection& section = layout_.sections[s];
+    const std::array<int64_t, 2> shape = {section.rows, section.cols};
+    dtypes[s] = source_.Require(*tensors[s], shape);
+    const auto bytes = static_cast<size_t>(section.rows * section.cols * DTypeBits(dtypes[s]) / 8);
+    source_.ReadRows(*tensors[s], 0, section.rows, section.cols, {out, bytes});
+    pieces[s] = {out, bytes};
+    out += bytes;
+  }
+  std::fill(slot.begin(), slot.end(), std::byte{0});
+  PackExpert(layout_, type_, kernels_, pieces, dtypes, slot);
+}
+
+void WriteExpertStore(const ModelConfig& config, WeightType type, const TensorSource& source,
+                      const CpuKernels& kernels, ThreadPool& pool,
+                      const std::filesystem::path& store,
+                      const std::function<void(int64_t done, int64_t total)>& progress) {
+  ExpertStoreHeader header;
+  header.source_fingerprint = source.Fingerprint();
+  header.model_type = config.model_type;
+  header.layout = MakeCpuExpertLayout(config, type);
+  header.sparse_layers = SparseLayers(config);
+  header.num_experts = static_cast<int32_t>(config.num_experts);
+  const uint64_t slot_bytes = header.layout.slot_bytes;
+  const std::vector<int32_t> sparse_layers = header.sparse_layers;
+  const int64_t total = static_cast<int64_t>(sparse_layers.size()) * config.num_experts;
+
+  const int64_t batch = pool.threads();
+  std::vector<ExpertPacker> packers;
+  for (int64_t i = 0; i < batch; ++i) packers.emplace_back(config, type, source, kernels);
+  AlignedBuffer blobs(slot_bytes * static_cast<uint64_t>(batch));
+  const auto blob = [&](int64_t i) {
+    return std::span<std::byte>(blobs.data() + slot_bytes * static_cast<uint64_t>(i), slot_bytes);
+  };
+  ExpertStoreWriter writer(store, std::move(header));
+  for (int64_t done = 0; done < total;) {
+    const int64_t count = std::min(batch, total - done);
+    pool.ParallelFor(count, [&](int64_t i, int) {
+      const int64_t at = done + i;
+      ExpertId id;
+      id.layer = static_cast<uint16_t>(sparse_layers[static_cast<size_t>(at / config.num_experts)]);
+      id.index = static_cast<uint16_t>(at % config.num_experts);
+      packers[static_cast<size_t>(i)].Pack(id, blob(i));
+    });
+    for (int64_t i = 0; i < count; ++i) writer.Append(blob(i));
+    done += count;
+    progress(done, total);
+  }
+  writer.Finish();
+}
+
+}  // namespace moesaic

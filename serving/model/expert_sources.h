@@ -1,0 +1,70 @@
+// The two kinds of ExpertSource: an unmodified checkpoint, packed on arrival, and an expert store;
+// and the writer of stores.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <span>
+
+#include "core/base/aligned_buffer.h"
+#include "core/base/expert_id.h"
+#include "core/base/thread_pool.h"
+#include "core/config/model_config.h"
+#include "core/io/checkpoint.h"
+#include "core/io/expert_source.h"
+#include "kernels/cpu/kernels.h"
+#include "serving/model/tensor_source.h"
+
+namespace moesaic {
+
+// The blob of one expert for the CPU kernels: sections "gate", "up" and "down", packed in panels.
+ExpertLayout MakeCpuExpertLayout(const ModelConfig& config, WeightType type);
+
+// A section of a blob as the kernels want it.
+PackedMatrix SectionMatrix(const ExpertSection& section, const std::byte* blob);
+
+// Experts of an unmodified checkpoint: three extents each. Checks every expert's tensors (throws as
+// Checkpoint::Require). Both arguments must outlive the source.
+std::unique_ptr<ExpertSource> MakeCheckpointExpertSource(const ModelConfig& config, WeightType type,
+                                                         const Checkpoint& checkpoint,
+                                                         const CpuKernels& kernels);
+
+// Experts of a store. Throws Error(kInvalidArgument) when the store is of another model, type or
+// layout or older than the checkpoint (its fingerprint differs), saying how to rebuild it.
+std::unique_ptr<ExpertSource> MakeStoreExpertSource(const ModelConfig& config, WeightType type,
+                                                    uint64_t fingerprint,
+                                                    const std::filesystem::path& store);
+
+// Whether the store exists and was made for this model, type and fingerprint.
+bool ExpertStoreIsCurrent(const ModelConfig& config, WeightType type, uint64_t fingerprint,
+                          const std::filesystem::path& store);
+
+// Makes blobs of experts read from a TensorSource. One thread at a time.
+class ExpertPacker {
+ public:
+  // All references must outlive the packer.
+  ExpertPacker(const ModelConfig& config, WeightType type, const TensorSource& source,
+               const CpuKernels& kernels);
+  const ExpertLayout& layout() const { return layout_; }
+  // slot: layout().slot_bytes; what the sections do not cover is zeroed.
+  void Pack(ExpertId id, std::span<std::byte> slot);
+
+ private:
+  const ModelConfig& config_;
+  WeightType type_;
+  const TensorSource& source_;
+  const CpuKernels& kernels_;
+  ExpertLayout layout_;
+  AlignedBuffer raw_;
+};
+
+// Reads every expert from `source`, packs it and writes the store. `progress(done, total)` after
+// each expert; it may throw to stop.
+void WriteExpertStore(const ModelConfig& config, WeightType type, const TensorSource& source,
+                      const CpuKernels& kernels, ThreadPool& pool,
+                      const std::filesystem::path& store,
+                      const std::function<void(int64_t done, int64_t total)>& progress);
+
+}  // namespace moesaic

@@ -1,0 +1,48 @@
+// RopeTable: cosines and sines of the rotary position embedding for every position of the context.
+//
+// Immutable after construction. The kinds follow transformers' modeling_rope_utils.py (default,
+// linear, dynamic, yarn, llama3), in float32 as there, so that angles of far positions agree.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/config/model_config.h"
+
+namespace moesaic {
+
+class RopeTable {
+ public:
+  // `max_context_tokens` is the longest sequence that will be served. Dynamic NTK scaling depends
+  // on it: a base that changed with each sequence's length (as transformers does it) would make the
+  // keys in the cache depend on how prefill was cut, so the base is fixed for the longest context.
+  RopeTable(const RopeConfig& rope, int64_t head_dim, int64_t max_position,
+            int64_t max_context_tokens);
+
+  int64_t half() const { return half_; }
+  const float* cos(int64_t position) const { return cos_.data() + position * half_; }  // [half]
+  const float* sin(int64_t position) const { return sin_.data() + position * half_; }  // [half]
+  int64_t bytes() const {
+    return static_cast<int64_t>((cos_.size() + sin_.size()) * sizeof(float));
+  }
+
+  // What the table takes, before it is made.
+  static int64_t Bytes(int64_t head_dim, int64_t max_context_tokens) {
+    return head_dim / 2 * max_context_tokens * 2 * static_cast<int64_t>(sizeof(float));
+  }
+
+ private:
+  int64_t half_ = 0;
+  std::vector<float> cos_;  // [max_context_tokens, half]
+  std::vector<float> sin_;  // [max_context_tokens, half]
+};
+
+// Inverse frequencies [head_dim / 2] and the factor on cosines and sines; exposed for tests.
+struct RopeFrequencies {
+  std::vector<float> inverse;
+  double attention_factor = 1.0;
+};
+RopeFrequencies ComputeRopeFrequencies(const RopeConfig& rope, int64_t head_dim,
+                                       int64_t max_position, int64_t max_context_tokens);
+
+}  // namespace moesaic

@@ -1,0 +1,40 @@
+// TensorSource: where a model's tensors come from: a checkpoint, or random values made from
+// config.json alone (`--load-format dummy`).
+//
+// Thread contract: const methods are safe from any thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "core/base/tensor.h"
+#include "core/io/checkpoint.h"
+
+namespace moesaic {
+
+class TensorSource {
+ public:
+  virtual ~TensorSource() = default;
+  // Checks that the tensor exists with this shape (rows may be 0-rank: {n}) and returns its dtype
+  // (f32, f16 or bf16). Throws Error naming the tensor and what was expected.
+  virtual DType Require(const std::string& name, std::span<const int64_t> shape) const = 0;
+  // Rows [row_begin, row_end) of a tensor [rows, ...] whose row has `row_elements` elements. The
+  // destination has exactly that many elements of the dtype that Require returned.
+  virtual void ReadRows(const std::string& name, int64_t row_begin, int64_t row_end,
+                        int64_t row_elements, std::span<std::byte> destination) const = 0;
+  // Identifies the content; an expert store is made for one fingerprint.
+  virtual uint64_t Fingerprint() const = 0;
+};
+
+// `checkpoint` must outlive the source.
+std::unique_ptr<TensorSource> MakeCheckpointTensorSource(const Checkpoint& checkpoint);
+
+// bf16 values, uniform with the standard deviation 1 / sqrt(row_elements) (norm weights are 1),
+// drawn from `seed` and the tensor's name: the same in every process.
+std::unique_ptr<TensorSource> MakeDummyTensorSource(uint64_t seed);
+
+}  // namespace moesaic

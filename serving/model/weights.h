@@ -1,0 +1,56 @@
+// ModelWeights: the dense part of a model (everything but the routed experts), packed for the CPU
+// kernels in one arena.
+//
+// Owned by the Model; immutable after Load, so any thread may read it.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/base/aligned_buffer.h"
+#include "core/base/thread_pool.h"
+#include "core/config/model_config.h"
+#include "kernels/cpu/kernels.h"
+#include "serving/model/tensor_source.h"
+
+namespace moesaic {
+
+struct LayerWeights {
+  const float* input_norm = nullptr;           // [hidden]
+  const float* post_attention_norm = nullptr;  // [hidden]
+  PackedMatrix qkv;                            // [(heads + 2 kv_heads) * head_dim, hidden]
+  const float* qkv_bias = nullptr;             // null where the family has none
+  const float* q_norm = nullptr;               // [head_dim] or [heads * head_dim], see QkNorm
+  const float* k_norm = nullptr;               // [head_dim] or [kv_heads * head_dim]
+  PackedMatrix output;                         // [hidden, heads * head_dim]
+  const float* output_bias = nullptr;
+  // Sparse layers
+  PackedMatrix router;       // [experts, hidden]
+  PackedMatrix shared_gate;  // [1, hidden], n = 0 without one
+  // The dense MLP of a dense layer, or the shared expert of a sparse one; gate.n = 0 without one.
+  PackedMatrix gate;
+  PackedMatrix up;
+  PackedMatrix down;
+};
+
+class ModelWeights {
+ public:
+  // What Load will allocate. Exact.
+  static uint64_t Bytes(const ModelConfig& config, WeightType type);
+
+  // Reads and packs. Throws Error from the source (missing tensor, wrong shape, I/O).
+  static ModelWeights Load(const ModelConfig& config, WeightType type, const TensorSource& source,
+                           const CpuKernels& kernels, ThreadPool& pool);
+
+  PackedMatrix embedding;             // [vocab, hidden]; the head too when they are tied
+  PackedMatrix head;                  // [vocab, hidden]
+  const float* final_norm = nullptr;  // [hidden]
+  std::vector<LayerWeights> layers;
+
+ private:
+  uint64_t LayOut(const ModelConfig& config, WeightType type, std::byte* base);
+
+  AlignedBuffer arena_;
+};
+
+}  // namespace moesaic

@@ -1,0 +1,73 @@
+// Makes an Engine for a model on disk (or for random weights): settings in, ledger checked, engine
+// out.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/io/async_reader.h"
+#include "serving/online/engine.h"
+
+namespace moesaic {
+
+class MetricsRegistry;
+
+enum class LoadFormat { kAuto, kDummy };
+
+struct EngineOptions {
+  std::filesystem::path model_dir;  // resolved (ResolveModelPath)
+  LoadFormat load_format = LoadFormat::kAuto;
+  std::string dtype = "auto";           // auto, bfloat16, float32: type of the weights in memory
+  std::string kv_cache_dtype = "auto";  // auto (as the weights), bfloat16, float32
+  uint64_t seed = 0;                    // of dummy weights
+
+  // Memory. machine_memory_bytes is what this process may take in all (cgroup limits included).
+  uint64_t machine_memory_bytes = 0;
+  std::string expert_memory = "auto";  // bytes or a percentage of all experts; auto: all that fits
+  std::string kv_memory = "auto";      // bytes or a percentage of machine memory
+  int64_t max_model_len = 0;           // 0: the model's, or what the KV memory holds
+
+  int64_t max_num_seqs = 64;
+  int64_t max_num_batched_tokens = 512;
+  int64_t max_queue = 256;
+  bool prefix_cache = true;
+
+  int threads = 1;
+  std::vector<int> pin_cpus;  // empty: not pinned
+
+  std::filesystem::path expert_store;  // empty: read the checkpoint
+  ReadBackend io_backend = ReadBackend::kAuto;
+  int io_depth = 0;           // 0: default
+  uint32_t packet_bytes = 0;  // 0: default
+  bool preload = true;        // fill free expert slots before the first request
+  std::string eviction_policy = "lru";
+  std::filesystem::path route_from;  // empty: the model's own routing
+};
+
+// One line of the memory ledger.
+struct LedgerEntry {
+  std::string name;  // "dense weights"
+  uint64_t bytes = 0;
+};
+
+// What the options come to, before anything is allocated. Throws Error(kResourceExhausted) that
+// says how much is missing and which flag to change.
+struct EnginePlan {
+  std::vector<LedgerEntry> ledger;
+  uint64_t total_bytes = 0;
+  uint64_t expert_budget_bytes = 0;  // for slots
+  uint64_t all_experts_bytes = 0;    // what 100% is
+  uint64_t slot_bytes = 0;
+  int64_t expert_slots = 0;
+  int64_t num_kv_blocks = 0;
+  int64_t max_context_tokens = 0;
+};
+EnginePlan PlanEngine(const EngineOptions& options);
+
+// Loads the model and starts the engine's thread. `metrics` must outlive the engine.
+std::unique_ptr<Engine> CreateEngine(const EngineOptions& options, MetricsRegistry& metrics);
+
+}  // namespace moesaic

@@ -1,0 +1,33 @@
+// What PlanEngine and the engine itself both derive from the options. Internal to serving/online.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "core/io/checkpoint.h"
+#include "core/io/expert_source.h"
+#include "kernels/cpu/kernels.h"
+#include "prefetch/expert_loader.h"
+#include "serving/model/model.h"
+#include "serving/model/tensor_source.h"
+#include "serving/online/create_engine.h"
+
+namespace moesaic {
+
+WeightType ChooseWeightType(const EngineOptions& options);
+WeightType ChooseKvType(const EngineOptions& options);
+ModelLimits LimitsOf(const EngineOptions& options, const EnginePlan& plan);
+ExpertLoaderOptions LoaderOptionsOf(const EngineOptions& options, uint64_t budget_bytes);
+
+// The model on disk, opened and checked but not loaded.
+struct ModelFiles {
+  ModelConfig config;
+  std::unique_ptr<Checkpoint> checkpoint;  // null with dummy weights
+  std::unique_ptr<TensorSource> tensors;
+  std::unique_ptr<ExpertSource> experts;
+};
+ModelFiles OpenModelFiles(const EngineOptions& options, const CpuKernels& kernels);
+
+EnginePlan PlanEngine(const EngineOptions& options, const ModelFiles& files);
+
+}  // namespace moesaic

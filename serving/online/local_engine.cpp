@@ -1,0 +1,504 @@
+#include "serving/online/local_engine.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <span>
+#include <utility>
+
+#include "core/base/logging.h"
+#include "core/base/units.h"
+#include "serving/model/expert_sources.h"
+#include "serving/online/engine_parts.h"
+#include "serving/text/id_tokenizer.h"
+
+namespace moesaic {
+namespace {
+
+OutputDelta TakeDelta(Sequence& sequence) {
+  OutputDelta delta = sequence.output->Take();
+  delta.prompt_tokens = std::exchange(sequence.prompt_logprobs, {});
+  delta.usage = {sequence.prompt_tokens, sequence.output_tokens(), sequence.cached_tokens};
+  delta.queue_us = std::exchange(sequence.queue_us, -1);
+  return delta;
+}
+
+// Random weights may come without a tokenizer; a real model may not.
+std::unique_ptr<Tokenizer> LoadTokenizerOf(const EngineOptions& options,
+                                           const ModelConfig& config) {
+  if (options.load_format == LoadFormat::kDummy &&
+      !std::filesystem::exists(options.model_dir / "tokenizer.json") &&
+      !std::filesystem::exists(options.model_dir / "tokenizer.model")) {
+    return MakeIdTokenizer(static_cast<int32_t>(config.vocab_size));
+  }
+  return LoadTokenizer(options.model_dir);
+}
+
+bool AllFinite(std::span<const float> values) {
+  // x - x is 0 for a finite x and NaN otherwise; the sum vectorises, a branch per value would not.
+  float sum = 0.0f;
+  for (const float value : values) sum += value - value;
+  return sum == 0.0f;
+}
+
+}  // namespace
+
+const char* FinishReasonName(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kStop:
+      return "stop";
+    case FinishReason::kLength:
+      return "length";
+    case FinishReason::kCancelled:
+      return "cancelled";
+  }
+  return "unknown";
+}
+
+std::unique_ptr<Engine> CreateEngine(const EngineOptions& options, MetricsRegistry& metrics) {
+  return std::make_unique<LocalEngine>(options, metrics);
+}
+
+LocalEngine::LocalEngine(const EngineOptions& options, MetricsRegistry& metrics)
+    : options_(options), metrics_(metrics) {
+  std::promise<void> ready;
+  std::future<void> loaded = ready.get_future();
+  thread_ = std::thread([this, ready = std::move(ready)]() mutable { Main(std::move(ready)); });
+  try {
+    loaded.get();
+  } catch (...) {
+    thread_.join();
+    throw;
+  }
+}
+
+LocalEngine::~LocalEngine() {
+  {
+    MutexLock lock(mutex_);
+    stop_ = true;
+    wake_.NotifyAll();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+void LocalEngine::Check(const GenerationRequest& request) const {
+  if (request.prompt.empty()) {
+    Fail(ErrorKind::kInvalidArgument, "prompt: it has no tokens; give at least one");
+  }
+  for (const int32_t token : request.prompt) {
+    if (token < 0 || token >= config_.vocab_size) {
+      Fail(ErrorKind::kInvalidArgument, "prompt: token id {} is outside the vocabulary of {}",
+           token, config_.vocab_size);
+    }
+  }
+  for (const auto& [token, bias] : request.sampling.logit_bias) {
+    if (token < 0 || token >= config_.vocab_size || !std::isfinite(bias)) {
+      Fail(ErrorKind::kInvalidArgument,
+           "logit_bias: token id {} is outside the vocabulary of {} or its bias is not a number",
+           token, config_.vocab_size);
+    }
+  }
+  const int64_t prompt = static_cast<int64_t>(request.prompt.size());
+  const int64_t longest = max_context_tokens();
+  if (prompt > longest || (request.max_tokens > 0 && prompt == longest)) {
+    Fail(ErrorKind::kInvalidArgument,
+         "prompt: this model's maximum context length is {} tokens and the prompt has {}; shorten "
+         "the prompt",
+         longest, prompt);
+  }
+}
+
+std::vector<RequestId> LocalEngine::Submit(std::vector<GenerationRequest> requests,
+                                           std::vector<std::shared_ptr<OutputSink>> sinks) {
+  CHECK_EQ(requests.size(), sinks.size());
+  for (const GenerationRequest& request : requests) Check(request);
+  if (draining_.load()) Fail(ErrorKind::kUnavailable, "the server is shutting down");
+  const auto count = static_cast<int64_t>(requests.size());
+  const int64_t limit = options_.max_num_seqs + options_.max_queue;
+  int64_t outstanding = outstanding_.load();
+  do {
+    if (outstanding + count > limit) {
+      Fail(ErrorKind::kUnavailable, "the request queue is full ({} of {}); try again later",
+           outstanding, limit);
+    }
+  } while (!outstanding_.compare_exchange_weak(outstanding, outstanding + count));
+
+  const auto now = std::chrono::steady_clock::now();
+  std::vector<RequestId> ids;
+  std::vector<std::unique_ptr<Sequence>> sequences;
+  for (size_t i = 0; i < requests.size(); ++i) {
+    auto sequence = std::make_unique<Sequence>();
+    sequence->request = std::move(requests[i]);
+    sequence->sink = std::move(sinks[i]);
+    sequence->arrival = now;
+    sequence->tokens = sequence->request.prompt;
+    sequence->prompt_tokens = static_cast<int64_t>(sequence->tokens.size());
+    const SamplingParams& sampling = sequence->request.sampling;
+    sequence->seed = sampling.seed ? *sampling.seed : std::random_device{}();
+    if (sampling.repetition_penalty != 1.0) {
+      sequence->penalties.seen.insert(sequence->tokens.begin(), sequence->tokens.end());
+    }
+    const int64_t room = max_context_tokens() - sequence->prompt_tokens;
+    sequence->output =
+        std::make_unique<OutputProcessor>(*tokenizer_, sequence->request, eos_token_ids_,
+                                          std::min<int64_t>(sequence->request.max_tokens, room));
+    sequences.push_back(std::move(sequence));
+  }
+  MutexLock lock(mutex_);
+  for (auto& sequence : sequences) {
+    sequence->id = ++last_id_;
+    ids.push_back(sequence->id);
+    inbox_.push_back(std::move(sequence));
+  }
+  wake_.NotifyAll();
+  return ids;
+}
+
+void LocalEngine::Cancel(RequestId id) {
+  MutexLock lock(mutex_);
+  cancels_.push_back(id);
+  wake_.NotifyAll();
+}
+
+EngineStatus LocalEngine::Status() const {
+  MutexLock lock(mutex_);
+  EngineStatus status = status_;
+  status.waiting += static_cast<int64_t>(inbox_.size());
+  status.draining = draining_.load();
+  return status;
+}
+
+StepStats LocalEngine::Stats() const {
+  MutexLock lock(mutex_);
+  return stats_;
+}
+
+void LocalEngine::Main(std::promise<void> ready) {
+  pthread_setname_np(pthread_self(), "engine");
+  try {
+    Load();
+  } catch (...) {
+    ready.set_exception(std::current_exception());
+    return;
+  }
+  ready.set_value();
+  while (TakeInbox()) {
+    DropExpired();
+    Step();
+    PublishStatus();
+  }
+  std::vector<Sequence*> left;
+  scheduler_->ForEach([&](Sequence& sequence) { left.push_back(&sequence); });
+  for (Sequence* sequence : left) End(*sequence, FinishReason::kCancelled);
+}
+
+void LocalEngine::Load() {
+  const CpuKernels& kernels = SelectKernels();
+  const WeightType type = ChooseWeightType(options_);
+  files_ = OpenModelFiles(options_, kernels);
+  config_ = files_.config;
+  plan_ = PlanEngine(options_, files_);
+  defaults_ = LoadGenerationDefaults(options_.model_dir);
+  eos_token_ids_ =
+      defaults_.eos_token_ids.empty() ? config_.eos_token_ids : defaults_.eos_token_ids;
+  tokenizer_ = LoadTokenizerOf(options_, config_);
+  pool_ = std::make_unique<ThreadPool>(options_.threads, options_.pin_cpus);
+  if (!options_.route_from.empty()) {
+    replay_ = std::make_unique<RoutingReplay>(options_.route_from, config_);
+  }
+  loader_ = std::make_unique<ExpertLoader>(
+      *files_.experts, static_cast<int>(config_.num_layers), static_cast<int>(config_.num_experts),
+      MakeEvictionPolicy(options_.eviction_policy, config_.num_layers * config_.num_experts),
+      LoaderOptionsOf(options_, plan_.expert_budget_bytes));
+  ModelWeights weights = ModelWeights::Load(config_, type, *files_.tensors, kernels, *pool_);
+  const ModelLimits limits = LimitsOf(options_, plan_);
+  model_ = std::make_unique<Model>(config_, std::move(weights), files_.experts->layout(), *loader_,
+                                   kernels, *pool_, limits);
+  kv_pool_ = std::make_unique<KvBlockPool>(plan_.num_kv_blocks, kKvBlockTokens);
+  SchedulerOptions scheduling;
+  scheduling.max_num_seqs = options_.max_num_seqs;
+  scheduling.max_batch_tokens = options_.max_num_batched_tokens;
+  scheduling.prefix_cache = options_.prefix_cache;
+  scheduler_ = std::make_unique<Scheduler>(scheduling, *kv_pool_);
+  tracer_ = std::make_unique<RequestTracer>(static_cast<int>(config_.num_layers),
+                                            static_cast<int>(config_.num_experts),
+                                            static_cast<int>(options_.max_num_seqs));
+  for (int worker = 0; worker < pool_->threads(); ++worker) {
+    samplers_.emplace_back(kernels, config_.vocab_size);
+    raw_logits_.emplace_back(static_cast<size_t>(config_.vocab_size));
+  }
+  logits_.resize(static_cast<size_t>(limits.max_logit_rows * config_.vocab_size));
+  sampled_.resize(static_cast<size_t>(limits.max_logit_rows));
+  finite_.resize(static_cast<size_t>(limits.max_logit_rows));
+  tokens_.reserve(static_cast<size_t>(limits.max_batch_tokens));
+  if (options_.preload) Preload();
+  PublishStatus();
+  LogInfo(
+      "{}: {} layers, {} experts each, {} of {} experts fit in {}; {} tokens of KV cache; {} on {} "
+      "threads",
+      config_.architecture, config_.num_layers, config_.num_experts, plan_.expert_slots,
+      config_.num_sparse_layers() * config_.num_experts, FormatBytes(plan_.expert_budget_bytes),
+      plan_.num_kv_blocks * kKvBlockTokens, IsaName(kernels.isa), pool_->threads());
+}
+
+void LocalEngine::Preload() {
+  std::vector<ExpertId> experts;
+  for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
+    if (!config_.layer_is_sparse[static_cast<size_t>(layer)]) continue;
+    for (int64_t index = 0; index < config_.num_experts; ++index) {
+      ExpertId id;
+      id.layer = static_cast<uint16_t>(layer);
+      id.index = static_cast<uint16_t>(index);
+      experts.push_back(id);
+    }
+  }
+  loader_->Preload(experts);
+}
+
+bool LocalEngine::TakeInbox() {
+  std::vector<std::unique_ptr<Sequence>> arrived;
+  std::vector<RequestId> cancelled;
+  {
+    MutexLock lock(mutex_);
+    while (!stop_ && inbox_.empty() && cancels_.empty() && scheduler_->empty()) wake_.Wait(mutex_);
+    arrived.swap(inbox_);
+    cancelled.swap(cancels_);
+    if (stop_) {
+      for (auto& sequence : arrived) scheduler_->Add(std::move(sequence));
+      return false;
+    }
+  }
+  for (auto& sequence : arrived) scheduler_->Add(std::move(sequence));
+  for (const RequestId id : cancelled) {
+    if (Sequence* sequence = scheduler_->Find(id)) End(*sequence, FinishReason::kCancelled);
+  }
+  return true;
+}
+
+void LocalEngine::DropExpired() {
+  const auto now = std::chrono::steady_clock::now();
+  std::vector<Sequence*> expired;
+  scheduler_->ForEach([&](Sequence& sequence) {
+    if (sequence.request.deadline && *sequence.request.deadline <= now)
+      expired.push_back(&sequence);
+  });
+  for (Sequence* sequence : expired) {
+    EndWithError(*sequence, Error(ErrorKind::kUnavailable, "the request's time ran out"));
+  }
+}
+
+void LocalEngine::Step() {
+  const std::span<const ScheduledSlice> plan = scheduler_->Plan();
+  slices_.assign(plan.begin(), plan.end());
+  if (slices_.empty()) return;
+  try {
+    RunPlan(slices_);
+  } catch (const Error& error) {
+    // Which tokens the failure reached cannot be told apart from those that were done: all of the
+    // step's requests end, the others go on.
+    LogError("step failed: {}", error.what());
+    scheduler_->Abandon();
+    for (const ScheduledSlice& slice : slices_) EndWithError(*slice.sequence, error);
+  }
+}
+
+void LocalEngine::RunPlan(std::span<const ScheduledSlice> plan) {
+  tokens_.clear();
+  model_slices_.clear();
+  routing_slices_.clear();
+  const auto now = std::chrono::steady_clock::now();
+  for (const ScheduledSlice& scheduled : plan) {
+    Sequence& sequence = *scheduled.sequence;
+    if (!sequence.started) {
+      sequence.started = true;
+      sequence.traced = tracer_->Begin();
+      sequence.queue_us =
+          std::chrono::duration_cast<std::chrono::microseconds>(now - sequence.arrival).count();
+    }
+    SequenceSlice slice;
+    slice.first_row = static_cast<int64_t>(tokens_.size());
+    slice.num_tokens = scheduled.num_tokens;
+    slice.start_position = sequence.computed_tokens;
+    slice.blocks = sequence.blocks;
+    slice.request = static_cast<int32_t>(model_slices_.size());
+    slice.prefill = sequence.computed_tokens < sequence.prompt_tokens;
+    const auto first = sequence.tokens.begin() + sequence.computed_tokens;
+    tokens_.insert(tokens_.end(), first, first + scheduled.num_tokens);
+    model_slices_.push_back(slice);
+    routing_slices_.push_back({sequence.traced, slice.first_row, slice.num_tokens, slice.prefill});
+  }
+  tracer_->BeginIteration(routing_slices_);
+  StepStats stats = model_->Forward({tokens_, model_slices_}, this);
+  const auto head_start = std::chrono::steady_clock::now();
+  CollectPromptLogprobs(plan);
+  scheduler_->Advance();
+
+  // Sequences whose last known token was computed get their next one.
+  std::vector<Sequence*> sampling;
+  std::vector<int32_t> rows;
+  for (size_t i = 0; i < plan.size(); ++i) {
+    Sequence& sequence = *plan[i].sequence;
+    if (sequence.computed_tokens < static_cast<int64_t>(sequence.tokens.size())) continue;
+    if (sequence.request.max_tokens <= 0) {
+      End(sequence, FinishReason::kLength);
+      continue;
+    }
+    sampling.push_back(&sequence);
+    rows.push_back(
+        static_cast<int32_t>(model_slices_[i].first_row + model_slices_[i].num_tokens - 1));
+  }
+  const auto block = static_cast<size_t>(model_->limits().max_logit_rows);
+  for (size_t first = 0; first < rows.size(); first += block) {
+    const size_t count = std::min(block, rows.size() - first);
+    SampleAll({sampling.data() + first, count}, {rows.data() + first, count});
+  }
+  stats.head_us = std::chrono::duration_cast<std::chrono::microseconds>(
+                      std::chrono::steady_clock::now() - head_start)
+                      .count();
+  stats.total_us += stats.head_us;
+  metrics_.AddStep(stats);
+  MutexLock lock(mutex_);
+  stats_ += stats;
+}
+
+// The logits at a prompt position say how likely the next prompt token was.
+void LocalEngine::CollectPromptLogprobs(std::span<const ScheduledSlice> plan) {
+  for (size_t i = 0; i < plan.size(); ++i) {
+    Sequence& sequence = *plan[i].sequence;
+    if (!sequence.wants_prompt_logprobs()) continue;
+    const SequenceSlice& slice = model_slices_[i];
+    const int64_t block = model_->limits().max_logit_rows;
+    // A preempted sequence computes its prompt again: what it has is not collected twice.
+    const int64_t begin = std::max(slice.start_position, sequence.prompt_logprobs_done);
+    const int64_t end =
+        std::min(slice.start_position + slice.num_tokens, sequence.prompt_tokens - 1);
+    for (int64_t first = begin; first < end; first += block) {
+      const int64_t count = std::min(block, end - first);
+      std::vector<int32_t> rows;
+      for (int64_t j = 0; j < count; ++j) {
+        rows.push_back(static_cast<int32_t>(slice.first_row + first - slice.start_position + j));
+      }
+      model_->Logits(rows, logits_.data());
+      pool_->ParallelFor(count, [&](int64_t j, int worker) {
+        const std::span<const float> logits = {logits_.data() + j * config_.vocab_size,
+                                               static_cast<size_t>(config_.vocab_size)};
+        const int32_t next = sequence.tokens[static_cast<size_t>(first + j + 1)];
+        sampled_[static_cast<size_t>(j)] = samplers_[static_cast<size_t>(worker)].Logprobs(
+            logits, next, sequence.request.prompt_logprobs);
+      });
+      for (int64_t j = 0; j < count; ++j) {
+        sequence.prompt_logprobs.push_back(std::move(sampled_[static_cast<size_t>(j)]));
+      }
+      sequence.prompt_logprobs_done = first + count;
+    }
+  }
+}
+
+void LocalEngine::SampleAll(std::span<Sequence* const> sequences, std::span<const int32_t> rows) {
+  model_->Logits(rows, logits_.data());
+  pool_->ParallelFor(static_cast<int64_t>(rows.size()), [&](int64_t i, int worker) {
+    const auto at = static_cast<size_t>(i);
+    Sequence& sequence = *sequences[at];
+    const std::span<float> logits = {logits_.data() + i * config_.vocab_size,
+                                     static_cast<size_t>(config_.vocab_size)};
+    finite_[at] = AllFinite(logits);
+    if (!finite_[at]) return;
+    Sampler& sampler = samplers_[static_cast<size_t>(worker)];
+    std::vector<float>& raw = raw_logits_[static_cast<size_t>(worker)];
+    const bool logprobs = sequence.request.logprobs >= 0;
+    if (logprobs) std::copy(logits.begin(), logits.end(), raw.begin());
+    for (const int32_t forbidden : sequence.output->ForbiddenTokens()) {
+      if (forbidden >= 0 && forbidden < config_.vocab_size) {
+        logits[static_cast<size_t>(forbidden)] = -std::numeric_limits<float>::infinity();
+      }
+    }
+    GeneratedToken token;
+    token.token = sampler.Sample(sequence.request.sampling, sequence.seed, sequence.output_tokens(),
+                                 sequence.penalties, logits);
+    if (logprobs) token = sampler.Logprobs(raw, token.token, sequence.request.logprobs);
+    sampled_[at] = std::move(token);
+  });
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    if (finite_[i]) {
+      Deliver(*sequences[i], std::move(sampled_[i]));
+    } else {
+      EndWithError(*sequences[i],
+                   Error(ErrorKind::kInternal,
+                         "the model's logits are not finite; the checkpoint may be damaged"));
+    }
+  }
+}
+
+void LocalEngine::Deliver(Sequence& sequence, GeneratedToken token) {
+  sequence.tokens.push_back(token.token);
+  const SamplingParams& sampling = sequence.request.sampling;
+  if (sampling.repetition_penalty != 1.0) sequence.penalties.seen.insert(token.token);
+  if (sampling.presence_penalty != 0 || sampling.frequency_penalty != 0) {
+    ++sequence.penalties.output_counts[token.token];
+  }
+  const std::optional<FinishReason> finish = sequence.output->Append(std::move(token));
+  if (finish) {
+    End(sequence, *finish);
+    return;
+  }
+  sequence.sink->OnDelta(TakeDelta(sequence));
+}
+
+void LocalEngine::End(Sequence& sequence, FinishReason reason) {
+  sequence.output->Finish();
+  OutputDelta delta = TakeDelta(sequence);
+  delta.finish = reason;
+  if (sequence.started) {
+    delta.trace = std::make_shared<const RequestTrace>(tracer_->trace(sequence.traced));
+  }
+  const std::unique_ptr<Sequence> owned = Remove(sequence);
+  owned->sink->OnDelta(std::move(delta));
+}
+
+void LocalEngine::EndWithError(Sequence& sequence, const Error& error) {
+  const std::unique_ptr<Sequence> owned = Remove(sequence);
+  owned->sink->OnError(error);
+}
+
+std::unique_ptr<Sequence> LocalEngine::Remove(Sequence& sequence) {
+  if (sequence.started) tracer_->End(sequence.traced);
+  outstanding_.fetch_sub(1);
+  return scheduler_->Remove(&sequence);
+}
+
+void LocalEngine::PublishStatus() {
+  metrics_.SetExperts(loader_->slots(), loader_->resident());
+  metrics_.SetPreemptions(scheduler_->preemptions());
+  MutexLock lock(mutex_);
+  status_.running = scheduler_->running();
+  status_.waiting = scheduler_->waiting();
+  status_.kv_usage =
+      static_cast<double>(kv_pool_->used_blocks()) / static_cast<double>(kv_pool_->num_blocks());
+  status_.expert_slots = loader_->slots();
+  status_.experts_resident = loader_->resident();
+}
+
+void LocalEngine::OnRouting(int64_t layer, const ForwardBatch& batch, std::span<int32_t> experts,
+                            std::span<float> weights) {
+  if (replay_ != nullptr) {
+    const auto top_k = static_cast<size_t>(config_.top_k);
+    for (const SequenceSlice& slice : batch.slices) {
+      const Sequence& sequence = *slices_[static_cast<size_t>(slice.request)].sequence;
+      for (int64_t i = 0; i < slice.num_tokens; ++i) {
+        const auto first = static_cast<size_t>(slice.first_row + i) * top_k;
+        replay_->Route(sequence.id, slice.start_position + i, layer, experts.subspan(first, top_k),
+                       weights.subspan(first, top_k));
+      }
+    }
+  }
+  Routing routing;
+  routing.layer = static_cast<int32_t>(layer);
+  routing.top_k = static_cast<int32_t>(config_.top_k);
+  routing.experts = experts;
+  routing.weights = weights;
+  routing.slices = routing_slices_;
+  tracer_->Observe(routing);
+}
+
+}  // namespace moesaic

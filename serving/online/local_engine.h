@@ -1,0 +1,112 @@
+// LocalEngine: the Engine of this machine. See engine.h for the contract.
+//
+// Threads: Submit, Cancel and the rest come from anywhere and meet the engine's thread in `mutex_`;
+// everything below "engine thread" belongs to that thread alone.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <future>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cache/kv_block_pool.h"
+#include "core/base/mutex.h"
+#include "core/base/thread_pool.h"
+#include "prefetch/expert_loader.h"
+#include "serving/model/model.h"
+#include "serving/model/sampler.h"
+#include "serving/online/create_engine.h"
+#include "serving/online/engine_metrics.h"
+#include "serving/online/engine_parts.h"
+#include "serving/online/routing_replay.h"
+#include "serving/online/scheduler.h"
+#include "serving/online/sequence.h"
+#include "serving/text/tokenizer.h"
+#include "tracer/request_tracer.h"
+
+namespace moesaic {
+
+class LocalEngine : public Engine, private RoutingHook {
+ public:
+  // Loads on the engine's thread and returns when it is ready to serve; rethrows what loading
+  // threw.
+  LocalEngine(const EngineOptions& options, MetricsRegistry& metrics);
+  ~LocalEngine() override;
+
+  const ModelConfig& config() const override { return config_; }
+  const GenerationDefaults& generation_defaults() const override { return defaults_; }
+  const Tokenizer& tokenizer() const override { return *tokenizer_; }
+  int64_t max_context_tokens() const override { return plan_.max_context_tokens; }
+  std::vector<RequestId> Submit(std::vector<GenerationRequest> requests,
+                                std::vector<std::shared_ptr<OutputSink>> sinks) override;
+  void Cancel(RequestId id) override;
+  void BeginDrain() override { draining_.store(true); }
+  EngineStatus Status() const override;
+  StepStats Stats() const override;
+
+ private:
+  void Check(const GenerationRequest& request) const;
+
+  // Engine thread.
+  void Main(std::promise<void> ready);
+  void Load();
+  void Preload();
+  bool TakeInbox();  // false: time to stop
+  void DropExpired();
+  void Step();
+  void RunPlan(std::span<const ScheduledSlice> plan);
+  void CollectPromptLogprobs(std::span<const ScheduledSlice> plan);
+  void SampleAll(std::span<Sequence* const> sequences, std::span<const int32_t> rows);
+  void Deliver(Sequence& sequence, GeneratedToken token);
+  void End(Sequence& sequence, FinishReason reason);
+  std::unique_ptr<Sequence> Remove(Sequence& sequence);
+  void EndWithError(Sequence& sequence, const Error& error);
+  void PublishStatus();
+  void OnRouting(int64_t layer, const ForwardBatch& batch, std::span<int32_t> experts,
+                 std::span<float> weights) override;
+
+  EngineOptions options_;
+  ModelConfig config_;
+  GenerationDefaults defaults_;
+  std::vector<int32_t> eos_token_ids_;
+  EnginePlan plan_;
+  EngineMetrics metrics_;
+  std::unique_ptr<Tokenizer> tokenizer_;
+  std::atomic<bool> draining_{false};
+  std::atomic<int64_t> outstanding_{0};  // submitted and not ended
+
+  mutable Mutex mutex_;
+  CondVar wake_;
+  bool stop_ GUARDED_BY(mutex_) = false;
+  RequestId last_id_ GUARDED_BY(mutex_) = 0;
+  std::vector<std::unique_ptr<Sequence>> inbox_ GUARDED_BY(mutex_);
+  std::vector<RequestId> cancels_ GUARDED_BY(mutex_);
+  EngineStatus status_ GUARDED_BY(mutex_);
+  StepStats stats_ GUARDED_BY(mutex_);
+
+  // Engine thread.
+  std::unique_ptr<ThreadPool> pool_;
+  ModelFiles files_;
+  std::unique_ptr<RoutingReplay> replay_;  // null: the model's own routing
+  std::unique_ptr<ExpertLoader> loader_;
+  std::unique_ptr<Model> model_;
+  std::unique_ptr<KvBlockPool> kv_pool_;
+  std::unique_ptr<Scheduler> scheduler_;
+  std::unique_ptr<RequestTracer> tracer_;
+  std::vector<Sampler> samplers_;       // one per worker
+  std::vector<ScheduledSlice> slices_;  // of the running step
+  std::vector<int32_t> tokens_;
+  std::vector<SequenceSlice> model_slices_;
+  std::vector<RoutingSlice> routing_slices_;
+  std::vector<float> logits_;                   // [max_logit_rows, vocab]
+  std::vector<std::vector<float>> raw_logits_;  // [worker][vocab]
+  std::vector<GeneratedToken> sampled_;
+  std::vector<uint8_t> finite_;  // [rows] whether the row's logits are all finite
+
+  std::thread thread_;
+};
+
+}  // namespace moesaic

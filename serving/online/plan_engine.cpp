@@ -1,0 +1,200 @@
+#include <algorithm>
+#include <string>
+
+#include "core/base/error.h"
+#include "core/base/units.h"
+#include "kernels/cpu/kernels.h"
+#include "serving/model/expert_sources.h"
+#include "serving/model/model.h"
+#include "serving/model/weights.h"
+#include "serving/online/create_engine.h"
+#include "serving/online/engine_parts.h"
+
+namespace moesaic {
+namespace {
+
+// Program text, libraries, stacks, tokenizer, allocator slack: measured as resident size of an idle
+// server less its ledger (about 90 MiB with a 150,000-token vocabulary).
+constexpr uint64_t kProcessBytes = uint64_t{96} << 20;
+
+// KV memory on `auto`: never more than this share of what dense weights and workspace leave,
+// because the experts' cache is what the machine is short of.
+constexpr double kKvShare = 0.25;
+
+constexpr int64_t kDefaultContextTokens = 32768;
+
+uint64_t TokensToKvBytes(const ModelConfig& config, WeightType kv_type, int64_t tokens) {
+  const auto blocks = static_cast<uint64_t>((tokens + kKvBlockTokens - 1) / kKvBlockTokens);
+  return CheckedMul(blocks, Model::KvBlockBytes(config, kv_type), "KV memory");
+}
+
+[[noreturn]] void FailTooSmall(const EnginePlan& plan, uint64_t machine_bytes) {
+  std::string lines;
+  for (const LedgerEntry& entry : plan.ledger) {
+    lines += fmt::format("\n  {:<18} {:>12}", entry.name, FormatBytes(entry.bytes));
+  }
+  Fail(ErrorKind::kResourceExhausted,
+       "the model needs {} but this process may use {}: {} are missing; lower --expert-memory, "
+       "--kv-memory, "
+       "--max-model-len or --max-num-batched-tokens{}",
+       FormatBytes(plan.total_bytes), FormatBytes(machine_bytes),
+       FormatBytes(plan.total_bytes - machine_bytes), lines);
+}
+
+}  // namespace
+
+WeightType ChooseWeightType(const EngineOptions& options) {
+  if (options.dtype == "auto" || options.dtype == "bfloat16") return WeightType::kBf16;
+  if (options.dtype == "float32") return WeightType::kF32;
+  Fail(ErrorKind::kInvalidArgument, "--dtype: '{}' is not known; use auto, bfloat16 or float32",
+       options.dtype);
+}
+
+WeightType ChooseKvType(const EngineOptions& options) {
+  if (options.kv_cache_dtype == "auto") return ChooseWeightType(options);
+  if (options.kv_cache_dtype == "bfloat16") return WeightType::kBf16;
+  if (options.kv_cache_dtype == "float32") return WeightType::kF32;
+  Fail(ErrorKind::kInvalidArgument,
+       "--kv-cache-dtype: '{}' is not known; use auto, bfloat16 or float32",
+       options.kv_cache_dtype);
+}
+
+ModelLimits LimitsOf(const EngineOptions& options, const EnginePlan& plan) {
+  ModelLimits limits;
+  limits.max_batch_tokens = options.max_num_batched_tokens;
+  limits.max_context_tokens = plan.max_context_tokens;
+  limits.num_kv_blocks = plan.num_kv_blocks;
+  limits.kv_type = ChooseKvType(options);
+  limits.max_logit_rows = std::min<int64_t>(options.max_num_batched_tokens, 64);
+  return limits;
+}
+
+ExpertLoaderOptions LoaderOptionsOf(const EngineOptions& options, uint64_t budget_bytes) {
+  ExpertLoaderOptions loader;
+  loader.budget_bytes = budget_bytes;
+  loader.backend = options.io_backend;
+  loader.packet_bytes = options.packet_bytes;
+  loader.depth = options.io_depth;
+  return loader;
+}
+
+ModelFiles OpenModelFiles(const EngineOptions& options, const CpuKernels& kernels) {
+  ModelFiles files;
+  files.config = LoadModelConfig(options.model_dir);
+  const WeightType type = ChooseWeightType(options);
+  if (options.load_format == LoadFormat::kDummy) {
+    files.tensors = MakeDummyTensorSource(options.seed);
+  } else {
+    files.checkpoint = std::make_unique<Checkpoint>(Checkpoint::Open(options.model_dir));
+    files.tensors = MakeCheckpointTensorSource(*files.checkpoint);
+  }
+  if (!options.expert_store.empty()) {
+    files.experts = MakeStoreExpertSource(files.config, type, files.tensors->Fingerprint(),
+                                          options.expert_store);
+  } else if (files.checkpoint != nullptr) {
+    files.experts = MakeCheckpointExpertSource(files.config, type, *files.checkpoint, kernels);
+  } else {
+    Fail(ErrorKind::kInvalidArgument,
+         "--load-format dummy: random experts need a place on disk; write them with `moesaic pack "
+         "--load-format dummy MODEL -o DIR` and give --expert-store DIR");
+  }
+  return files;
+}
+
+EnginePlan PlanEngine(const EngineOptions& options) {
+  return PlanEngine(options, OpenModelFiles(options, SelectKernels()));
+}
+
+EnginePlan PlanEngine(const EngineOptions& options, const ModelFiles& files) {
+  if (options.max_num_batched_tokens < options.max_num_seqs) {
+    Fail(ErrorKind::kInvalidArgument,
+         "--max-num-batched-tokens ({}) is below --max-num-seqs ({}): a step could not give every "
+         "running "
+         "sequence its token; raise the first or lower the second",
+         options.max_num_batched_tokens, options.max_num_seqs);
+  }
+  const ModelConfig& config = files.config;
+  const WeightType type = ChooseWeightType(options);
+  const WeightType kv_type = ChooseKvType(options);
+  const CpuKernels& kernels = SelectKernels();
+  const ExpertLayout& layout = files.experts->layout();
+  const uint64_t machine_bytes =
+      options.machine_memory_bytes > 0 ? options.machine_memory_bytes : UINT64_MAX;
+
+  EnginePlan plan;
+  plan.slot_bytes = layout.slot_bytes;
+  plan.all_experts_bytes =
+      static_cast<uint64_t>(config.num_sparse_layers() * config.num_experts) * layout.slot_bytes;
+
+  // Context: what was asked for, or the model's, within what is sensible by default.
+  int64_t context = options.max_model_len;
+  if (context > config.max_position && config.rope.kind == RopeKind::kDefault) {
+    Fail(ErrorKind::kInvalidArgument, "--max-model-len: {} is more than the model's {} positions",
+         context, config.max_position);
+  }
+  if (context == 0) context = std::min(config.max_position, kDefaultContextTokens);
+
+  const uint64_t dense_bytes = ModelWeights::Bytes(config, type);
+  ModelLimits limits = LimitsOf(options, plan);
+  limits.max_context_tokens = context;
+  const uint64_t workspace_bytes =
+      Model::WorkspaceBytes(config, kernels, limits, options.threads) +
+      static_cast<uint64_t>(limits.max_logit_rows + options.threads * 4) *
+          static_cast<uint64_t>(config.vocab_size) * sizeof(float);
+  const uint64_t staging_bytes = ExpertLoader::StagingBytes(
+      *files.experts, static_cast<int>(config.num_layers), static_cast<int>(config.num_experts),
+      LoaderOptionsOf(options, plan.all_experts_bytes));
+  const uint64_t fixed_bytes = dense_bytes + workspace_bytes + staging_bytes + kProcessBytes;
+  const uint64_t left = machine_bytes > fixed_bytes ? machine_bytes - fixed_bytes : 0;
+
+  uint64_t kv_bytes = 0;
+  if (options.kv_memory == "auto") {
+    const uint64_t one_context = TokensToKvBytes(config, kv_type, context);
+    const uint64_t all_contexts =
+        CheckedMul(one_context, static_cast<uint64_t>(options.max_num_seqs), "KV");
+    kv_bytes = std::min(all_contexts, static_cast<uint64_t>(static_cast<double>(left) * kKvShare));
+    if (options.max_model_len > 0) kv_bytes = std::max(kv_bytes, one_context);
+  } else {
+    kv_bytes = ParseBytesOrPercent(options.kv_memory, machine_bytes, "--kv-memory");
+  }
+  plan.num_kv_blocks = static_cast<int64_t>(kv_bytes / Model::KvBlockBytes(config, kv_type));
+  if (plan.num_kv_blocks < 1) {
+    Fail(ErrorKind::kResourceExhausted,
+         "--kv-memory: {} hold no KV block; one block of {} tokens takes {}", FormatBytes(kv_bytes),
+         kKvBlockTokens, FormatBytes(Model::KvBlockBytes(config, kv_type)));
+  }
+  plan.max_context_tokens = std::min(context, plan.num_kv_blocks * kKvBlockTokens);
+  if (options.max_model_len > plan.max_context_tokens) {
+    Fail(ErrorKind::kResourceExhausted,
+         "--max-model-len: {} tokens need {} of KV memory but --kv-memory gives {}", context,
+         FormatBytes(TokensToKvBytes(config, kv_type, context)), FormatBytes(kv_bytes));
+  }
+  kv_bytes = static_cast<uint64_t>(plan.num_kv_blocks) * Model::KvBlockBytes(config, kv_type);
+
+  if (options.expert_memory == "auto") {
+    plan.expert_budget_bytes =
+        std::min(plan.all_experts_bytes, left > kv_bytes ? left - kv_bytes : 0);
+  } else {
+    plan.expert_budget_bytes = std::min(
+        plan.all_experts_bytes,
+        ParseBytesOrPercent(options.expert_memory, plan.all_experts_bytes, "--expert-memory"));
+  }
+  plan.expert_slots = static_cast<int64_t>(plan.expert_budget_bytes / layout.slot_bytes);
+  const uint64_t slots_bytes =
+      std::max<uint64_t>(1, static_cast<uint64_t>(plan.expert_slots)) * layout.slot_bytes;
+
+  plan.ledger = {{"dense weights", dense_bytes},    {"expert cache", slots_bytes},
+                 {"expert staging", staging_bytes}, {"KV cache", kv_bytes},
+                 {"workspace", workspace_bytes},    {"process", kProcessBytes}};
+  for (const LedgerEntry& entry : plan.ledger) plan.total_bytes += entry.bytes;
+  if (plan.total_bytes > machine_bytes) FailTooSmall(plan, machine_bytes);
+  if (plan.expert_slots < 1) {
+    Fail(ErrorKind::kResourceExhausted,
+         "--expert-memory: {} hold no expert; one takes {} ({} experts take {})",
+         FormatBytes(plan.expert_budget_bytes), FormatBytes(layout.slot_bytes),
+         config.num_sparse_layers() * config.num_experts, FormatBytes(plan.all_experts_bytes));
+  }
+  return plan;
+}
+
+}  // namespace moesaic

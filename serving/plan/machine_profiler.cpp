@@ -1,0 +1,109 @@
+#include "serving/plan/machine_profiler.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <ctime>
+#include <string>
+#include <vector>
+
+#include "kernels/cpu/kernels.h"
+#include "serving/plan/measuring.h"
+#include "serving/plan/peak_kernels.h"
+
+namespace moesaic {
+namespace {
+
+struct PeakLoop {
+  const char* instructions;
+  Isa isa;
+  float (*run)(int64_t iterations);
+  int64_t multiply_adds;
+};
+
+std::vector<PeakLoop> SupportedPeakLoops() {
+  std::vector<PeakLoop> loops = {
+    {"baseline f32", Isa::kScalar, PeakBaselineF32, kBaselineF32MultiplyAdds},
+#if defined(__x86_64__)
+    {"avx2 f32", Isa::kAvx2, PeakAvx2F32, kAvx2F32MultiplyAdds},
+    {"avx512 f32", Isa::kAvx512, PeakAvx512F32, kAvx512F32MultiplyAdds},
+    {"avx512_bf16 bf16", Isa::kAvx512Bf16, PeakAvx512Bf16, kAvx512Bf16MultiplyAdds},
+#endif
+  };
+  std::erase_if(loops, [](const PeakLoop& loop) { return !IsaSupported(loop.isa); });
+  return loops;
+}
+
+// 1, 2, 4, ... and all; 1 and all when quick.
+std::vector<int> ThreadCounts(int all, bool quick) {
+  std::vector<int> counts = {1};
+  for (int threads = 2; !quick && threads < all; threads *= 2) counts.push_back(threads);
+  if (all > 1) counts.push_back(all);
+  return counts;
+}
+
+}  // namespace
+
+HardwareProfile MeasureMachine(const Topology& topology, const std::filesystem::path& directory,
+                               const ProfilerOptions& options) {
+  HardwareProfile profile;
+  profile.host = DescribeHost(topology);
+  profile.created = UtcNow();
+  profile.quick = options.quick;
+
+  const std::vector<int> cpus = topology.pin_order();
+  const int all_threads =
+      std::max(topology.default_threads(),
+               topology.cgroup.cpu_quota ? 1 : static_cast<int>(topology.cpus.size()));
+  const std::vector<int> counts = ThreadCounts(all_threads, options.quick);
+
+  for (const PeakLoop& loop : SupportedPeakLoops()) {
+    for (const int threads : counts) {
+      options.progress(fmt::format("compute: {}, {} thread{}", loop.instructions, threads,
+                                   threads == 1 ? "" : "s"));
+      profile.compute.push_back(
+          {loop.instructions, threads,
+           MeasurePeak(loop.run, loop.multiply_adds, threads, cpus, options.quick)});
+    }
+  }
+  for (const int threads : counts) {
+    options.progress(fmt::format("memory: {} thread{}", threads, threads == 1 ? "" : "s"));
+    profile.memory.push_back(
+        {threads, MeasureMemoryRead(threads, cpus, topology.usable_memory_bytes(), options.quick)});
+  }
+  options.progress(fmt::format("disk: writing a temporary file in {}", directory.string()));
+  const TemporaryFile file(directory, options.quick);
+  DiskProfile disk = MeasureDiskFile(file.path(), options, /*drop_cached=*/true);
+  disk.path = std::filesystem::canonical(directory).string();
+  profile.disks.push_back(std::move(disk));
+  return profile;
+}
+
+const DiskRate* ChooseDiskRate(const DiskProfile& disk, uint64_t read_bytes) {
+  // The shortest block that holds such a run, or the longest of all.
+  uint32_t longest_bytes = 0;
+  for (const DiskRate& rate : disk.rates) {
+    const bool enough = longest_bytes >= read_bytes;
+    if (enough ? rate.block_bytes >= read_bytes && rate.block_bytes < longest_bytes
+               : rate.block_bytes > longest_bytes) {
+      longest_bytes = rate.block_bytes;
+    }
+  }
+  const auto fits = [&](const DiskRate& rate) { return rate.block_bytes <= longest_bytes; };
+  double best = 0;
+  for (const DiskRate& rate : disk.rates) {
+    if (fits(rate)) best = std::max(best, rate.read.value);
+  }
+  const auto in_flight_bytes = [](const DiskRate& rate) {
+    return uint64_t{rate.block_bytes} * static_cast<uint64_t>(rate.depth);
+  };
+  const DiskRate* chosen = nullptr;
+  for (const DiskRate& rate : disk.rates) {
+    if (!fits(rate) || rate.read.value < 0.9 * best) continue;
+    if (chosen == nullptr || in_flight_bytes(rate) < in_flight_bytes(*chosen)) chosen = &rate;
+  }
+  return chosen;
+}
+
+}  // namespace moesaic

@@ -1,0 +1,44 @@
+// MeasureMachine: fills a HardwareProfile by measuring disk, memory and compute of this machine.
+//
+// Blocking; starts threads of its own and ends them. Call it while nothing else runs: neighbours
+// lower what it sees.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string_view>
+
+#include "core/base/topology.h"
+#include "core/io/async_reader.h"
+#include "core/perf/hardware_profile.h"
+
+namespace moesaic {
+
+struct ProfilerOptions {
+  // About two seconds instead of about forty: fewer points, shorter runs.
+  bool quick = false;
+  ReadBackend backend = ReadBackend::kAuto;
+  // What is measured now, for a progress line.
+  std::function<void(std::string_view stage)> progress = [](std::string_view) {};
+};
+
+// `directory` is where reading is measured: a temporary file of at most 1 GiB, and of at most a
+// tenth of the free space, is written there and removed. Throws Error(kNotFound, kIo,
+// kResourceExhausted) when that is not possible.
+HardwareProfile MeasureMachine(const Topology& topology, const std::filesystem::path& directory,
+                               const ProfilerOptions& options);
+
+// Reading only, from an existing file (a checkpoint, an expert store); writes nothing.
+// `drop_cached`: the kernel forgets the file's cached pages before each point, so that a buffered
+// backend is measured against the disk; others who use the file have to read it again.
+DiskProfile MeasureDiskFile(const std::filesystem::path& file, const ProfilerOptions& options,
+                            bool drop_cached = false);
+
+// The block size and depth to read with: of those that give at least 90% of the best rate, the one
+// with the least bytes in flight, because what is wanted urgently waits behind them. `read_bytes`:
+// how long the runs are that will be read (an expert, or a matrix of one); blocks that are longer
+// than needed for those are left out. nullptr when nothing was measured.
+const DiskRate* ChooseDiskRate(const DiskProfile& disk, uint64_t read_bytes = UINT64_MAX);
+
+}  // namespace moesaic

@@ -1,0 +1,120 @@
+// Finding the chat template in a model directory.
+
+#include <nlohmann/json.hpp>
+
+#include "core/base/error.h"
+#include "core/base/file.h"
+#include "serving/text/chat_template.h"
+
+namespace moesaic {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// The largest published templates have about 30 KB; a tokenizer_config.json lists every added
+// token.
+constexpr uint64_t kMaxTemplateBytes = uint64_t{4} << 20;
+constexpr uint64_t kMaxConfigBytes = uint64_t{64} << 20;
+
+// Null when there is no such file.
+Json ReadJson(const std::filesystem::path& path) {
+  if (!std::filesystem::exists(path)) return nullptr;
+  Json json = Json::parse(ReadTextFile(path, kMaxConfigBytes), nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) {
+    Fail(ErrorKind::kCorrupt, "{}: this is no JSON object; fetch the file again", path.string());
+  }
+  return json;
+}
+
+std::string ReadTemplate(const std::filesystem::path& path) {
+  return std::filesystem::exists(path) ? ReadTextFile(path, kMaxTemplateBytes) : std::string();
+}
+
+// A token is written as its text or as an object with details.
+std::string TokenText(const Json& token) {
+  if (token.is_string()) return token.get<std::string>();
+  if (token.is_object() && token.contains("content") && token["content"].is_string()) {
+    return token["content"].get<std::string>();
+  }
+  return {};
+}
+
+ChatTemplate::SpecialTokens FindSpecialTokens(const Json& config) {
+  ChatTemplate::SpecialTokens tokens;
+  if (!config.is_object()) return tokens;
+  for (const char* name : {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token",
+                           "cls_token", "mask_token"}) {
+    if (config.contains(name)) {
+      if (std::string text = TokenText(config[name]); !text.empty())
+        tokens.emplace_back(name, text);
+    }
+  }
+  const auto extra = config.find("extra_special_tokens");
+  if (extra == config.end() || !extra->is_object()) return tokens;
+  for (const auto& [name, token] : extra->items()) {
+    if (std::string text = TokenText(token); !text.empty()) tokens.emplace_back(name, text);
+  }
+  return tokens;
+}
+
+struct Sources {
+  std::string plain;
+  std::string with_tools;
+};
+
+// `chat_template` of a configuration; false when it has none.
+bool FromConfig(const Json& config, const std::filesystem::path& path, Sources& sources) {
+  if (!config.is_object() || !config.contains("chat_template")) return false;
+  const Json& entry = config["chat_template"];
+  if (entry.is_null()) return false;
+  if (entry.is_string()) {
+    sources.plain = entry.get<std::string>();
+    return true;
+  }
+  const auto named = [&entry](std::string_view name) {
+    for (const Json& item : entry) {
+      if (item.is_object() && item.value("name", Json()) == name &&
+          item.value("template", Json()).is_string()) {
+        return item["template"].get<std::string>();
+      }
+    }
+    return std::string();
+  };
+  if (entry.is_array()) {
+    sources.plain = named("default");
+    sources.with_tools = named("tool_use");
+    if (sources.plain.empty()) sources.plain = sources.with_tools;
+  }
+  if (sources.plain.empty()) {
+    Fail(ErrorKind::kUnsupported,
+         "{}: chat_template has neither an entry \"default\" nor \"tool_use\"; put the template to "
+         "use into chat_template.jinja beside it",
+         path.string());
+  }
+  return true;
+}
+
+}  // namespace
+
+std::unique_ptr<const ChatTemplate> LoadChatTemplate(const std::filesystem::path& model_dir) {
+  const std::filesystem::path config_path = model_dir / "tokenizer_config.json";
+  const std::filesystem::path legacy_path = model_dir / "chat_template.json";
+  const std::filesystem::path jinja_path = model_dir / "chat_template.jinja";
+  const Json config = ReadJson(config_path);
+  Sources sources;
+  std::filesystem::path found = jinja_path;
+  if (std::filesystem::exists(jinja_path)) {
+    sources.plain = ReadTemplate(jinja_path);
+    sources.with_tools = ReadTemplate(model_dir / "additional_chat_templates" / "tool_use.jinja");
+  } else if (FromConfig(ReadJson(legacy_path), legacy_path, sources)) {
+    found = legacy_path;
+  } else if (FromConfig(config, config_path, sources)) {
+    found = config_path;
+  } else {
+    return nullptr;
+  }
+  return std::make_unique<const ChatTemplate>("chat template of " + found.string(), sources.plain,
+                                              sources.with_tools, FindSpecialTokens(config));
+}
+
+}  // namespace moesaic

@@ -1,0 +1,17 @@
+// Raise: how the interpreter reports what is wrong with a template or with its use of the input.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "serving/text/jinja/value.h"
+
+namespace moesaic::jinja {
+
+template <typename... Args>
+[[noreturn]] void Raise(fmt::format_string<Args...> format, Args&&... args) {
+  throw RenderFailure{fmt::format(format, std::forward<Args>(args)...)};
+}
+
+}  // namespace moesaic::jinja

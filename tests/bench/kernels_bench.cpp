@@ -1,0 +1,548 @@
+// Speed of the CPU kernels on one thread, beside the peaks of this core measured in the same
+// rounds, and beside oneDNN where it is installed. Prints Markdown tables.
+//
+//   kernels_bench [products|decode|attention|packing|other] [rounds]
+//
+// Every number is the median over rounds; a round runs all candidates of a table one after the
+// other, so a slow phase of the machine hits all of them. "decode" cycles through more weights than
+// any cache holds.
+#include <immintrin.h>
+#include <time.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "core/base/aligned_buffer.h"
+#include "core/base/tensor.h"
+#include "kernels/cpu/kernels.h"
+#ifdef MOESAIC_BENCH_ONEDNN
+#include "kernels/onednn/onednn_matmul.h"
+#endif
+
+namespace moesaic {
+namespace {
+
+// CPU time of this thread: everything here runs on one thread, and a busy neighbour does not count.
+double NowSeconds() {
+  timespec now;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+volatile float sink;
+
+struct Candidate {
+  std::string name;
+  std::function<void()> run;
+  std::vector<double> seconds = {};  // per call, one entry a round
+
+  double Median() const {
+    std::vector<double> sorted = seconds;
+    std::sort(sorted.begin(), sorted.end());
+    return sorted[sorted.size() / 2];
+  }
+  // Half the distance between the quartiles, relative to the median.
+  double Spread() const {
+    std::vector<double> sorted = seconds;
+    std::sort(sorted.begin(), sorted.end());
+    return (sorted[sorted.size() * 3 / 4] - sorted[sorted.size() / 4]) / 2 / Median();
+  }
+};
+
+void Measure(std::vector<Candidate>& candidates, int rounds, double target_s = 0.02) {
+  std::vector<int64_t> calls;
+  for (Candidate& c : candidates) {
+    c.run();
+    const double start = NowSeconds();
+    c.run();
+    calls.push_back(std::max<int64_t>(1, static_cast<int64_t>(target_s / (NowSeconds() - start))));
+  }
+  for (int round = 0; round < rounds; ++round) {
+    for (size_t i = 0; i < candidates.size(); ++i) {
+      const double start = NowSeconds();
+      for (int64_t call = 0; call < calls[i]; ++call) candidates[i].run();
+      candidates[i].seconds.push_back((NowSeconds() - start) / static_cast<double>(calls[i]));
+    }
+  }
+}
+
+// Peaks: independent chains on registers; the asm statements keep the compiler from folding the
+// loops.
+constexpr int64_t kPeakIterations = 200000;
+constexpr int kPeakChains = 16;
+
+__attribute__((target("avx512f"))) void FmaPeak() {
+  __m512 sums[kPeakChains];
+#pragma GCC unroll 16
+  for (auto& s : sums) s = _mm512_set1_ps(1.0f);
+  const __m512 a = _mm512_set1_ps(0.999f);
+  for (int64_t i = 0; i < kPeakIterations; ++i) {
+#pragma GCC unroll 16
+    for (int c = 0; c < kPeakChains; ++c) {
+      sums[c] = _mm512_fmadd_ps(sums[c], a, a);
+      __asm__ volatile("" : "+v"(sums[c]));
+    }
+  }
+  float total = 0.0f;
+#pragma GCC unroll 16
+  for (const auto& s : sums) total += _mm512_cvtss_f32(s);
+  sink = total;
+}
+constexpr double kFmaPeakFlops = 2.0 * 16 * kPeakChains * kPeakIterations;
+
+__attribute__((target("avx2,fma"))) void FmaPeak256() {
+  __m256 sums[kPeakChains - 4];
+#pragma GCC unroll 16
+  for (auto& s : sums) s = _mm256_set1_ps(1.0f);
+  const __m256 a = _mm256_set1_ps(0.999f);
+  for (int64_t i = 0; i < kPeakIterations; ++i) {
+#pragma GCC unroll 16
+    for (int c = 0; c < kPeakChains - 4; ++c) {
+      sums[c] = _mm256_fmadd_ps(sums[c], a, a);
+      __asm__ volatile("" : "+x"(sums[c]));
+    }
+  }
+  float total = 0.0f;
+#pragma GCC unroll 16
+  for (const auto& s : sums) total += _mm256_cvtss_f32(s);
+  sink = total;
+}
+constexpr double kFmaPeak256Flops = 2.0 * 8 * (kPeakChains - 4) * kPeakIterations;
+
+__attribute__((target("avx512f,avx512bf16"))) void DotPeak() {
+  __m512 sums[kPeakChains];
+#pragma GCC unroll 16
+  for (auto& s : sums) s = _mm512_set1_ps(1.0f);
+  const auto a = reinterpret_cast<__m512bh>(_mm512_set1_epi32(0x3f003f00));
+  for (int64_t i = 0; i < kPeakIterations; ++i) {
+#pragma GCC unroll 16
+    for (int c = 0; c < kPeakChains; ++c) {
+      sums[c] = _mm512_dpbf16_ps(sums[c], a, a);
+      __asm__ volatile("" : "+v"(sums[c]));
+    }
+  }
+  float total = 0.0f;
+#pragma GCC unroll 16
+  for (const auto& s : sums) total += _mm512_cvtss_f32(s);
+  sink = total;
+}
+constexpr double kDotPeakFlops = 4.0 * 16 * kPeakChains * kPeakIterations;
+
+// One thread reading `bytes` from `streams` places at once, as the kernels do.
+__attribute__((target("avx512f"))) void ReadPeak(const std::byte* data, int64_t bytes) {
+  constexpr int kStreams = 8;
+  const int64_t share = bytes / kStreams / 4096 * 4096;
+  __m512i sums[kStreams];
+#pragma GCC unroll 16
+  for (auto& s : sums) s = _mm512_setzero_si512();
+  for (int64_t i = 0; i < share; i += 64) {
+#pragma GCC unroll 8
+    for (int s = 0; s < kStreams; ++s) {
+      _mm_prefetch(reinterpret_cast<const char*>(data + s * share + i + 1024), _MM_HINT_T0);
+      sums[s] = _mm512_xor_si512(sums[s], _mm512_load_si512(data + s * share + i));
+    }
+  }
+  __m512i total = sums[0];
+#pragma GCC unroll 16
+  for (const auto& s : sums) total = _mm512_xor_si512(total, s);
+  int lanes[16];
+  _mm512_storeu_si512(lanes, total);
+  sink = static_cast<float>(lanes[0] ^ lanes[7] ^ lanes[15]);
+}
+__attribute__((target("avx512f"))) void ReadPeakSequential(const std::byte* data, int64_t bytes) {
+  __m512i sums[4];
+#pragma GCC unroll 16
+  for (auto& s : sums) s = _mm512_setzero_si512();
+  for (int64_t i = 0; i + 256 <= bytes; i += 256) {
+#pragma GCC unroll 4
+    for (int s = 0; s < 4; ++s) {
+      sums[s] = _mm512_xor_si512(sums[s], _mm512_load_si512(data + i + s * 64));
+    }
+  }
+  __m512i total = sums[0];
+#pragma GCC unroll 16
+  for (const auto& s : sums) total = _mm512_xor_si512(total, s);
+  int lanes[16];
+  _mm512_storeu_si512(lanes, total);
+  sink = static_cast<float>(lanes[0] ^ lanes[7] ^ lanes[15]);
+}
+
+bool Has512() { return IsaSupported(Isa::kAvx512); }
+
+std::vector<float> Normals(int64_t n) {
+  std::mt19937 random(7);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(static_cast<size_t>(n));
+  for (float& v : values) v = normal(random);
+  return values;
+}
+
+// A product with its own weights, activations and output; `copies` matrices taken in turn.
+struct Product {
+  Product(const CpuKernels& table, WeightType weight_type, int64_t n, int64_t k, int64_t rows,
+          int64_t copies)
+      : kernels(table), type(weight_type), m(rows), matrices(copies) {
+    const int64_t bytes = PackedMatrix::Bytes(type, n, k);
+    weights = AlignedBuffer(static_cast<size_t>(bytes * copies));
+    matrix = {weights.data(), type, n, k};
+    const std::vector<float> source = Normals(n * k);
+    kernels.pack_panels(source.data(), DType::kF32, k, n, k, type, 0, matrix.panels(),
+                        weights.data());
+    for (int64_t c = 1; c < copies; ++c) {
+      std::memcpy(weights.data() + c * bytes, weights.data(), static_cast<size_t>(bytes));
+    }
+    const std::vector<float> x = Normals(m * k);
+    stride = ActivationRowBytes(kernels.numerics, k);
+    activations = AlignedBuffer(static_cast<size_t>(m * stride));
+    kernels.prepare_activations(x.data(), k, m, k, activations.data(), stride);
+    y.resize(static_cast<size_t>(m * n));
+  }
+  void Run() {
+    MatmulArgs args;
+    args.x = activations.data();
+    args.x_stride_bytes = stride;
+    args.m = m;
+    args.w = matrix;
+    args.w.data = weights.data() + next * matrix.panels() * matrix.panel_bytes();
+    args.panel_end = matrix.panels();
+    args.y = y.data();
+    args.y_stride = matrix.n;
+    kernels.matmul(args);
+    next = (next + 1) % matrices;
+  }
+  double Flops() const { return 2.0 * static_cast<double>(m * matrix.n * matrix.k); }
+  double WeightBytes() const { return static_cast<double>(matrix.panels() * matrix.panel_bytes()); }
+
+  const CpuKernels& kernels;
+  WeightType type;
+  int64_t m, matrices, stride = 0, next = 0;
+  PackedMatrix matrix;
+  AlignedBuffer weights, activations;
+  std::vector<float> y;
+};
+
+#ifdef MOESAIC_BENCH_ONEDNN
+struct DnnProduct {
+  DnnProduct(WeightType type, int64_t n, int64_t k, int64_t rows, int64_t copies) : m(rows) {
+    const std::vector<float> w = Normals(n * k);
+    const std::vector<float> from = Normals(m * k);
+    x.resize(static_cast<size_t>(m * k * 4));
+    std::vector<uint16_t> half(w.size());
+    std::transform(w.begin(), w.end(), half.begin(), F32ToBf16);
+    if (type == WeightType::kBf16) {
+      std::transform(from.begin(), from.end(), reinterpret_cast<uint16_t*>(x.data()), F32ToBf16);
+    } else {
+      std::memcpy(x.data(), from.data(), x.size());
+    }
+    for (int64_t c = 0; c < copies; ++c) {
+      products.push_back(std::make_unique<OneDnnMatmul>(
+          type, n, k,
+          type == WeightType::kBf16 ? static_cast<const void*>(half.data()) : w.data()));
+      products.back()->Prepare(m);
+    }
+    y.resize(static_cast<size_t>(m * n));
+  }
+  void Run() {
+    products[next]->Run(m, x.data(), y.data());
+    next = (next + 1) % products.size();
+  }
+  int64_t m;
+  size_t next = 0;
+  std::vector<std::byte> x;
+  std::vector<std::unique_ptr<OneDnnMatmul>> products;
+  std::vector<float> y;
+};
+#endif
+
+struct Peak {
+  const char* name;
+  void (*run)();
+  double flops;
+};
+
+Peak PeakOf(const CpuKernels& kernels, WeightType type) {
+  if (kernels.isa == Isa::kAvx512Bf16 && type == WeightType::kBf16) {
+    return {"dpbf16", DotPeak, kDotPeakFlops};
+  }
+  if (kernels.isa == Isa::kAvx2) return {"fma256", FmaPeak256, kFmaPeak256Flops};
+  return {"fma512", FmaPeak, kFmaPeakFlops};
+}
+
+void Products(int rounds) {
+  std::printf(
+      "\n## Products, warm, one thread: GFLOP/s (share of the peak measured beside it)\n\n");
+  std::printf("| n x k | M | class, weights | peak | ours | oneDNN | ours / oneDNN | spread |\n");
+  std::printf("|---|---|---|---|---|---|---|---|\n");
+  struct Kind {
+    Isa isa;
+    WeightType type;
+  };
+  const Kind kinds[] = {{Isa::kAvx512Bf16, WeightType::kBf16},
+                        {Isa::kAvx512, WeightType::kF32},
+                        {Isa::kAvx512, WeightType::kBf16},
+                        {Isa::kAvx2, WeightType::kBf16}};
+  const int64_t shapes[][2] = {{1024, 1024}, {2048, 2048}, {768, 2048}, {4096, 4096}};
+  for (const auto& shape : shapes) {
+    for (const Kind& kind : kinds) {
+      if (!IsaSupported(kind.isa)) continue;
+      if (kind.isa == Isa::kAvx2 && shape[0] != 2048) continue;
+      for (const int64_t m : {1, 4, 16, 64, 512}) {
+        const CpuKernels& kernels = KernelsFor(kind.isa);
+        const Peak peak = PeakOf(kernels, kind.type);
+        Product ours(kernels, kind.type, shape[0], shape[1], m, 1);
+        std::vector<Candidate> candidates = {{"peak", peak.run}, {"ours", [&] { ours.Run(); }}};
+#ifdef MOESAIC_BENCH_ONEDNN
+        // oneDNN has no product of f32 activations with bf16 weights.
+        std::unique_ptr<DnnProduct> dnn;
+        if (kind.isa == Isa::kAvx512Bf16 || kind.type == WeightType::kF32) {
+          dnn = std::make_unique<DnnProduct>(kind.type, shape[0], shape[1], m, 1);
+          candidates.push_back({"oneDNN", [&] { dnn->Run(); }});
+        }
+#endif
+        Measure(candidates, rounds);
+        const double peak_rate = peak.flops / candidates[0].Median();
+        const auto cell = [&](const Candidate& c) {
+          const double rate = ours.Flops() / c.Median();
+          char text[64];
+          std::snprintf(text, sizeof text, "%.0f (%.0f%%)", rate / 1e9, 100 * rate / peak_rate);
+          return std::string(text);
+        };
+        const bool both = candidates.size() > 2;
+        char ratio[16] = "-";
+        if (both) {
+          std::snprintf(ratio, sizeof ratio, "%.2f",
+                        candidates[2].Median() / candidates[1].Median());
+        }
+        std::printf("| %ld x %ld | %ld | %s, %s | %s %.0f | %s | %s | %s | %.1f%% |\n", shape[0],
+                    shape[1], m, IsaName(kind.isa), kind.type == WeightType::kBf16 ? "bf16" : "f32",
+                    peak.name, peak_rate / 1e9, cell(candidates[1]).c_str(),
+                    both ? cell(candidates[2]).c_str() : "-", ratio, 100 * candidates[1].Spread());
+        std::fflush(stdout);
+      }
+    }
+  }
+}
+
+void Decode(int rounds) {
+  std::printf("\n## Products with weights from memory, one thread: GB/s of weights\n\n");
+  std::printf("| n x k | M | class, weights | read peak | ours | oneDNN | spread |\n");
+  std::printf("|---|---|---|---|---|---|---|\n");
+  constexpr int64_t kColdBytes = int64_t{3} << 29;
+  const int64_t shapes[][2] = {{768, 2048}, {2048, 768}, {2048, 2048}, {4096, 4096}};
+  for (const auto& shape : shapes) {
+    for (const Isa isa : {Isa::kAvx512Bf16, Isa::kAvx512, Isa::kAvx2}) {
+      if (!IsaSupported(isa)) continue;
+      for (const int64_t m : {1, 2, 4, 8}) {
+        const CpuKernels& kernels = KernelsFor(isa);
+        const int64_t bytes = PackedMatrix::Bytes(WeightType::kBf16, shape[0], shape[1]);
+        Product ours(kernels, WeightType::kBf16, shape[0], shape[1], m, kColdBytes / bytes);
+        // The peak reads a slice of the same memory a call.
+        int64_t slice = 0;
+        const int64_t slice_bytes = int64_t{64} << 20;
+        const auto slices = static_cast<int64_t>(ours.weights.bytes()) / slice_bytes;
+        const auto next_slice = [&] {
+          slice = (slice + 1) % slices;
+          return ours.weights.data() + slice * slice_bytes;
+        };
+        std::vector<Candidate> candidates = {
+            {"read8", [&] { ReadPeak(next_slice(), slice_bytes); }},
+            {"read1", [&] { ReadPeakSequential(next_slice(), slice_bytes); }},
+            {"ours", [&] { ours.Run(); }}};
+#ifdef MOESAIC_BENCH_ONEDNN
+        std::unique_ptr<DnnProduct> dnn;
+        if (isa == Isa::kAvx512Bf16 && m == 1) {
+          dnn = std::make_unique<DnnProduct>(WeightType::kBf16, shape[0], shape[1], m,
+                                             kColdBytes / bytes);
+          candidates.push_back({"oneDNN", [&] { dnn->Run(); }});
+        }
+#endif
+        Measure(candidates, rounds, 0.05);
+        const double read = static_cast<double>(slice_bytes) /
+                            std::min(candidates[0].Median(), candidates[1].Median());
+        const double rate = ours.WeightBytes() / candidates[2].Median();
+        std::printf("| %ld x %ld | %ld | %s, bf16 | %.1f | %.1f (%.0f%%) |", shape[0], shape[1], m,
+                    IsaName(isa), read / 1e9, rate / 1e9, 100 * rate / read);
+        if (candidates.size() > 3) {
+          std::printf(" %.1f |", ours.WeightBytes() / candidates[3].Median() / 1e9);
+        } else {
+          std::printf(" - |");
+        }
+        std::printf(" %.1f%% |\n", 100 * candidates[2].Spread());
+        std::fflush(stdout);
+      }
+    }
+  }
+}
+
+void Attention(int rounds) {
+  std::printf("\n## Decode attention, one thread, 4096 tokens, 4 KV heads of 128: GB/s of KV\n\n");
+  std::printf(
+      "| group | ISA | warm (8 MiB) | GFLOP/s | FMA peak | cold | read peak "
+      "|\n|---|---|---|---|---|---|---|\n");
+  const KvLayout layout = {4, 128};
+  constexpr int64_t kTokens = 4096;
+  constexpr int64_t kBlocks = kTokens / kKvBlockTokens;
+  constexpr int64_t kCopies = 96;
+  AlignedBuffer memory(static_cast<size_t>(kCopies * kBlocks * layout.block_bytes()));
+  const std::vector<float> values = Normals(1 << 16);
+  for (size_t i = 0; i < memory.bytes() / 2; ++i) {
+    memory.as<uint16_t>()[i] = F32ToBf16(values[i % values.size()]);
+  }
+  for (const int64_t group : {1, 2, 4, 8}) {
+    for (const Isa isa : {Isa::kAvx512, Isa::kAvx2}) {
+      if (!IsaSupported(isa)) continue;
+      const CpuKernels& kernels = KernelsFor(isa);
+      const std::vector<float> q = Normals(4 * group * 128);
+      const int64_t chunks = kTokens / kAttentionChunkTokens;
+      std::vector<float> partials(
+          static_cast<size_t>(chunks * group * AttentionPartialFloats(128)));
+      std::vector<float> scratch(static_cast<size_t>(group * kAttentionChunkTokens));
+      std::vector<float> out(static_cast<size_t>(group * 128));
+      int64_t copy = 0;
+      const int64_t copy_bytes = kBlocks * layout.block_bytes();
+      const Peak peak = PeakOf(kernels, WeightType::kF32);
+      const auto attend = [&](int64_t copies) {
+        copy = (copy + 1) % copies;
+        std::vector<const std::byte*> blocks;
+        for (int64_t b = 0; b < kBlocks; ++b) {
+          blocks.push_back(memory.data() + (copy * kBlocks + b) * layout.block_bytes());
+        }
+        for (int64_t head = 0; head < 4; ++head) {
+          AttendArgs args;
+          args.q = q.data() + head * group * 128;
+          args.q_stride = 128;
+          args.group = group;
+          args.scale = 0.088f;
+          args.layout = layout;
+          args.kv_head = head;
+          args.blocks = blocks.data();
+          args.context_end = kTokens;
+          for (int64_t c = 0; c < chunks; ++c) {
+            kernels.attend_chunk(args, c, &partials[c * group * AttentionPartialFloats(128)],
+                                 scratch.data());
+          }
+          kernels.merge_chunks(partials.data(), chunks, group, 128, out.data(), 128);
+        }
+      };
+      std::vector<Candidate> candidates = {{"warm", [&] { attend(1); }},
+                                           {"cold", [&] { attend(kCopies); }},
+                                           {"read",
+                                            [&] {
+                                              copy = (copy + 1) % kCopies;
+                                              ReadPeak(memory.data() + copy * copy_bytes,
+                                                       copy_bytes);
+                                            }},
+                                           {"peak", peak.run}};
+      Measure(candidates, rounds, 0.05);
+      const auto bytes = static_cast<double>(kBlocks * layout.block_bytes());
+      const double flops = 4.0 * 4 * static_cast<double>(group * kTokens * 128);
+      std::printf("| %ld | %s | %.1f | %.0f | %.0f | %.1f | %.1f |\n", group, IsaName(isa),
+                  bytes / candidates[0].Median() / 1e9, flops / candidates[0].Median() / 1e9,
+                  peak.flops / candidates[3].Median() / 1e9, bytes / candidates[1].Median() / 1e9,
+                  bytes / candidates[2].Median() / 1e9);
+    }
+  }
+}
+
+void Packing(int rounds) {
+  std::printf("\n## Packing, one thread: GB/s of source read, sources from memory\n\n");
+  std::printf("| n x k | source -> weights | ISA | GB/s |\n|---|---|---|---|\n");
+  AlignedBuffer src(size_t{1} << 30);
+  const std::vector<float> values = Normals(1 << 16);
+  for (size_t i = 0; i < src.bytes() / 2; ++i) {
+    src.as<uint16_t>()[i] = F32ToBf16(values[i % values.size()]);
+  }
+  AlignedBuffer dst(size_t{64} << 20);
+  for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
+    for (const auto& [n, k] : {std::pair<int64_t, int64_t>{768, 2048}, {2048, 768}}) {
+      for (const Isa isa : {Isa::kAvx512, Isa::kAvx2, Isa::kScalar}) {
+        if (!IsaSupported(isa)) continue;
+        const int64_t bytes = n * k * DTypeBits(dtype) / 8;
+        int64_t at = 0;
+        const auto rows = n;
+        const auto inputs = k;
+        std::vector<Candidate> candidates = {
+            {"pack", [&, rows, inputs] {
+               at = at + 2 * bytes <= int64_t{1} << 30 ? at + bytes : 0;
+               KernelsFor(isa).pack_panels(src.data() + at, dtype, inputs, rows, inputs,
+                                           WeightType::kBf16, 0, rows / 16, dst.data());
+             }}};
+        Measure(candidates, rounds);
+        std::printf("| %ld x %ld | %s -> bf16 | %s | %.1f |\n", n, k, DTypeName(dtype),
+                    IsaName(isa), static_cast<double>(bytes) / candidates[0].Median() / 1e9);
+      }
+    }
+  }
+}
+
+void Other(int rounds) {
+  std::printf("\n## Row kernels, one thread, 2048 floats in cache: ns a call\n\n");
+  std::printf(
+      "| ISA | rms_norm | softmax | log_sum_exp | axpy | prepare |\n|---|---|---|---|---|---|\n");
+  const std::vector<float> x = Normals(2048);
+  const std::vector<float> w = Normals(2048);
+  std::vector<float> y(2048);
+  AlignedBuffer rows(16384);
+  for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16}) {
+    if (!IsaSupported(isa)) continue;
+    const CpuKernels& k = KernelsFor(isa);
+    std::vector<Candidate> candidates = {
+        {"rms_norm", [&] { k.rms_norm(x.data(), w.data(), 1e-6f, 2048, y.data()); }},
+        {"softmax", [&] { k.softmax(x.data(), 2048, y.data()); }},
+        {"log_sum_exp", [&] { sink = k.log_sum_exp(x.data(), 2048); }},
+        {"axpy", [&] { k.axpy(0.1f, x.data(), 2048, y.data()); }},
+        {"prepare", [&] { k.prepare_activations(x.data(), 2048, 1, 2048, rows.data(), 8192); }}};
+    Measure(candidates, rounds);
+    std::printf("| %s |", IsaName(isa));
+    for (const Candidate& c : candidates) std::printf(" %.0f |", c.Median() * 1e9);
+    std::printf("\n");
+  }
+}
+
+#ifdef MOESAIC_BENCH_ONEDNN
+void Invariance() {
+  std::printf("\n## Row invariance of oneDNN (equal bits at 1 to 512 rows)\n\n");
+  std::printf("| n x k | f32 | bf16 |\n|---|---|---|\n");
+  const int64_t shapes[][2] = {{512, 256},  {1024, 1024}, {2048, 2048},
+                               {768, 2048}, {1000, 999},  {4096, 4096}};
+  for (const auto& s : shapes) {
+    const auto answer = [&](WeightType type) {
+      return OneDnnRowInvariant(type, s[0], s[1]) ? "yes" : "no";
+    };
+    std::printf("| %ld x %ld | %s | %s |\n", s[0], s[1], answer(WeightType::kF32),
+                answer(WeightType::kBf16));
+  }
+}
+#endif
+
+int Main(int argc, char** argv) {
+  const std::string what = argc > 1 ? argv[1] : "all";
+  const int rounds = argc > 2 ? std::atoi(argv[2]) : 11;
+  if (!Has512()) {
+    std::printf("this bench measures its peaks with AVX-512, which this CPU lacks\n");
+    return 1;
+  }
+#ifdef MOESAIC_BENCH_ONEDNN
+  SetOneDnnThreads(1);
+#endif
+  if (what == "all" || what == "products") Products(rounds);
+  if (what == "all" || what == "decode") Decode(rounds);
+  if (what == "all" || what == "attention") Attention(rounds);
+  if (what == "all" || what == "packing") Packing(rounds);
+  if (what == "all" || what == "other") Other(rounds);
+#ifdef MOESAIC_BENCH_ONEDNN
+  if (what == "all" || what == "products") Invariance();
+#endif
+  return 0;
+}
+
+}  // namespace
+}  // namespace moesaic
+
+int main(int argc, char** argv) { return moesaic::Main(argc, argv); }

@@ -1,0 +1,467 @@
+#include "core/config/model_config.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "core/base/error.h"
+
+namespace moesaic {
+namespace {
+
+namespace fs = std::filesystem;
+
+ModelConfig Parse(const std::string& json) { return ParseModelConfig(json, "dir/config.json"); }
+
+template <typename Body>
+Error Caught(const Body& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error;
+  }
+  return Error(ErrorKind::kInternal, "");
+}
+
+bool Contains(const Error& error, const std::string& part) {
+  return std::string(error.what()).find(part) != std::string::npos;
+}
+
+// A configuration of the family with only the keys of `keys` ("" or ", \"x\": 1").
+std::string Qwen3(const std::string& keys = "") {
+  return R"({"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe")" + keys + "}";
+}
+std::string Mixtral(const std::string& keys = "") {
+  return R"({"architectures": ["MixtralForCausalLM"], "model_type": "mixtral")" + keys + "}";
+}
+std::string Qwen2(const std::string& keys = "") {
+  return R"({"architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe")" + keys + "}";
+}
+std::string Olmoe(const std::string& keys = "") {
+  return R"({"architectures": ["OlmoeForCausalLM"], "model_type": "olmoe")" + keys + "}";
+}
+
+// The values that transformers 5.23 and 4.57 give for a config.json without these keys.
+TEST(ModelConfigTest, DefaultsOfQwen3Moe) {
+  const ModelConfig c = Parse(Qwen3());
+  EXPECT_EQ(c.family, ModelFamily::kQwen3Moe);
+  EXPECT_EQ(c.architecture, "Qwen3MoeForCausalLM");
+  EXPECT_EQ(c.model_type, "qwen3_moe");
+  EXPECT_EQ(c.vocab_size, 151936);
+  EXPECT_EQ(c.hidden_size, 2048);
+  EXPECT_EQ(c.num_layers, 24);
+  EXPECT_EQ(c.num_heads, 32);
+  EXPECT_EQ(c.num_kv_heads, 4);
+  EXPECT_EQ(c.head_dim, 64);
+  EXPECT_EQ(c.max_position, 32768);
+  EXPECT_EQ(c.rms_norm_eps, 1e-6);
+  EXPECT_EQ(c.rope.kind, RopeKind::kDefault);
+  EXPECT_EQ(c.rope.theta, 1e4);
+  EXPECT_EQ(c.qk_norm, QkNorm::kPerHead);
+  EXPECT_FALSE(c.qkv_bias);
+  EXPECT_FALSE(c.output_bias);
+  EXPECT_EQ(c.num_experts, 128);
+  EXPECT_EQ(c.top_k, 8);
+  EXPECT_FALSE(c.norm_topk_prob);
+  EXPECT_EQ(c.moe_intermediate_size, 768);
+  EXPECT_EQ(c.dense_intermediate_size, 6144);
+  EXPECT_EQ(c.shared_intermediate_size, 0);
+  EXPECT_FALSE(c.shared_expert_gate);
+  EXPECT_FALSE(c.tie_word_embeddings);
+  EXPECT_EQ(c.num_sparse_layers(), 24);
+  EXPECT_EQ(c.layer_window, std::vector<int64_t>(24, 0));
+  EXPECT_TRUE(c.eos_token_ids.empty());
+  EXPECT_EQ(c.bos_token_id, -1);
+  EXPECT_EQ(c.expert_parameters(), 3 * 2048 * 768);
+}
+
+TEST(ModelConfigTest, DefaultsOfMixtral) {
+  const ModelConfig c = Parse(Mixtral());
+  EXPECT_EQ(c.family, ModelFamily::kMixtral);
+  EXPECT_EQ(c.vocab_size, 32000);
+  EXPECT_EQ(c.hidden_size, 4096);
+  EXPECT_EQ(c.num_layers, 32);
+  EXPECT_EQ(c.num_heads, 32);
+  EXPECT_EQ(c.num_kv_heads, 8);
+  EXPECT_EQ(c.head_dim, 128);
+  EXPECT_EQ(c.max_position, 131072);
+  EXPECT_EQ(c.rms_norm_eps, 1e-5);
+  EXPECT_EQ(c.rope.theta, 1e6);
+  EXPECT_EQ(c.qk_norm, QkNorm::kNone);
+  EXPECT_FALSE(c.qkv_bias);
+  EXPECT_EQ(c.num_experts, 8);
+  EXPECT_EQ(c.top_k, 2);
+  EXPECT_TRUE(c.norm_topk_prob);
+  EXPECT_EQ(c.moe_intermediate_size, 14336);
+  EXPECT_EQ(c.num_sparse_layers(), 32);
+  EXPECT_EQ(c.layer_window, std::vector<int64_t>(32, 0));
+  EXPECT_EQ(c.eos_token_ids, std::vector<int32_t>{2});
+  EXPECT_EQ(c.bos_token_id, 1);
+  EXPECT_EQ(c.pad_token_id, -1);
+}
+
+TEST(ModelConfigTest, DefaultsOfQwen2Moe) {
+  const ModelConfig c = Parse(Qwen2());
+  EXPECT_EQ(c.num_heads, 16);
+  EXPECT_EQ(c.num_kv_heads, 16);
+  EXPECT_EQ(c.head_dim, 128);
+  EXPECT_EQ(c.rope.theta, 1e4);
+  EXPECT_TRUE(c.qkv_bias);
+  EXPECT_FALSE(c.output_bias);
+  EXPECT_EQ(c.num_experts, 60);
+  EXPECT_EQ(c.top_k, 4);
+  EXPECT_FALSE(c.norm_topk_prob);
+  EXPECT_EQ(c.moe_intermediate_size, 1408);
+  EXPECT_EQ(c.dense_intermediate_size, 5632);
+  EXPECT_EQ(c.shared_intermediate_size, 5632);
+  EXPECT_TRUE(c.shared_expert_gate);
+  EXPECT_EQ(c.layer_window, std::vector<int64_t>(24, 0));
+  EXPECT_FALSE(Parse(Qwen2(R"(, "qkv_bias": false)")).qkv_bias);
+}
+
+TEST(ModelConfigTest, DefaultsOfOlmoe) {
+  const ModelConfig c = Parse(Olmoe());
+  EXPECT_EQ(c.vocab_size, 50304);
+  EXPECT_EQ(c.num_layers, 16);
+  EXPECT_EQ(c.num_kv_heads, 16);
+  EXPECT_EQ(c.max_position, 4096);
+  EXPECT_EQ(c.rms_norm_eps, 1e-5);
+  EXPECT_EQ(c.qk_norm, QkNorm::kProjection);
+  EXPECT_EQ(c.clip_qkv, 0.0);
+  EXPECT_EQ(c.num_experts, 64);
+  EXPECT_EQ(c.top_k, 8);
+  EXPECT_EQ(c.moe_intermediate_size, 2048);
+  EXPECT_EQ(c.eos_token_ids, std::vector<int32_t>{50279});
+  EXPECT_EQ(c.pad_token_id, 1);
+  EXPECT_EQ(Parse(Olmoe(R"(, "clip_qkv": 8)")).clip_qkv, 8.0);
+  EXPECT_TRUE(Parse(Olmoe(R"(, "attention_bias": true)")).output_bias);
+}
+
+TEST(ModelConfigTest, NullIsNotMissing) {
+  EXPECT_EQ(Parse(Mixtral(R"(, "num_key_value_heads": null)")).num_kv_heads, 32);
+  EXPECT_TRUE(Parse(Mixtral(R"(, "eos_token_id": null)")).eos_token_ids.empty());
+  EXPECT_EQ(Parse(Mixtral(R"(, "head_dim": null)")).head_dim, 128);
+  EXPECT_EQ(Parse(Qwen3(R"(, "sliding_window": null, "use_sliding_window": true)")).layer_window,
+            std::vector<int64_t>(24, 0));
+  EXPECT_EQ(Parse(Qwen3(R"(, "mlp_only_layers": null)")).num_sparse_layers(), 24);
+  EXPECT_EQ(Caught([] { Parse(Qwen3(R"(, "vocab_size": null)")); }).kind(), ErrorKind::kCorrupt);
+}
+
+TEST(ModelConfigTest, TokenIds) {
+  EXPECT_EQ(Parse(Qwen3(R"(, "eos_token_id": 7)")).eos_token_ids, std::vector<int32_t>{7});
+  EXPECT_EQ(Parse(Qwen3(R"(, "eos_token_id": [7, 9])")).eos_token_ids,
+            (std::vector<int32_t>{7, 9}));
+  EXPECT_EQ(Parse(Qwen3(R"(, "pad_token_id": -1)")).pad_token_id, -1);
+  EXPECT_EQ(Parse(Qwen3(R"(, "bos_token_id": 3)")).bos_token_id, 3);
+}
+
+TEST(ModelConfigTest, DenseLayers) {
+  const ModelConfig step = Parse(Qwen2(R"(, "num_hidden_layers": 5, "decoder_sparse_step": 2)"));
+  EXPECT_EQ(step.layer_is_sparse, (std::vector<uint8_t>{0, 1, 0, 1, 0}));
+  EXPECT_EQ(step.num_sparse_layers(), 2);
+  const ModelConfig only =
+      Parse(Qwen3(R"(, "num_hidden_layers": 4, "mlp_only_layers": [0, 2, 99])"));
+  EXPECT_EQ(only.layer_is_sparse, (std::vector<uint8_t>{0, 1, 0, 1}));
+  const Error none =
+      Caught([] { Parse(Qwen3(R"(, "num_hidden_layers": 2, "mlp_only_layers": [0, 1])")); });
+  EXPECT_EQ(none.kind(), ErrorKind::kUnsupported);
+}
+
+TEST(ModelConfigTest, SlidingWindows) {
+  using Windows = std::vector<int64_t>;
+  EXPECT_EQ(Parse(Mixtral(R"(, "num_hidden_layers": 2, "sliding_window": 16)")).layer_window,
+            (Windows{16, 16}));
+  const std::string three = R"(, "num_hidden_layers": 3, "sliding_window": 20)";
+  EXPECT_EQ(Parse(Qwen3(three)).layer_window, (Windows{0, 0, 0}));
+  EXPECT_EQ(
+      Parse(Qwen3(three + R"(, "use_sliding_window": true, "max_window_layers": 1)")).layer_window,
+      (Windows{20, 20, 20}));
+  EXPECT_EQ(Parse(Qwen3(R"(, "num_hidden_layers": 1, "use_sliding_window": true)")).layer_window,
+            (Windows{4096}));
+  EXPECT_EQ(Parse(Olmoe(three)).layer_window, (Windows{0, 0, 0}));
+  EXPECT_EQ(Parse(Qwen2(three)).layer_window, (Windows{0, 0, 0}));
+  const std::string on = three + R"(, "use_sliding_window": true)";
+  EXPECT_EQ(Parse(Qwen2(on)).layer_window, (Windows{20, 0, 20}));
+  EXPECT_EQ(Parse(Qwen2(on + R"(, "max_window_layers": 1)")).layer_window, (Windows{20, 0, 0}));
+  EXPECT_EQ(
+      Parse(Qwen2(on +
+                  R"(, "layer_types": ["full_attention", "sliding_attention", "full_attention"])"))
+          .layer_window,
+      (Windows{0, 20, 0}));
+  // Written by transformers 5 when the switch is off.
+  EXPECT_EQ(Parse(Qwen2(R"(, "num_hidden_layers": 1, "sliding_window": 0)")).layer_window,
+            (Windows{0}));
+  const Error contradiction = Caught([&] {
+    Parse(Qwen2(three +
+                R"(, "layer_types": ["full_attention", "sliding_attention", "full_attention"])"));
+  });
+  EXPECT_EQ(contradiction.kind(), ErrorKind::kCorrupt);
+  EXPECT_TRUE(Contains(contradiction, "layer_types")) << contradiction.what();
+  EXPECT_EQ(Caught([&] { Parse(Qwen2(on + R"(, "layer_types": ["full_attention"])")); }).kind(),
+            ErrorKind::kCorrupt);
+  EXPECT_EQ(Caught([&] {
+              Parse(Qwen2(R"(, "num_hidden_layers": 1, "layer_types": ["linear_attention"])"));
+            }).kind(),
+            ErrorKind::kUnsupported);
+}
+
+TEST(ModelConfigTest, RopeKinds) {
+  const RopeConfig plain = Parse(Qwen3(R"(, "rope_theta": 5e5, "rope_scaling": null)")).rope;
+  EXPECT_EQ(plain.kind, RopeKind::kDefault);
+  EXPECT_EQ(plain.theta, 5e5);
+
+  const RopeConfig linear =
+      Parse(Qwen3(R"(, "rope_scaling": {"type": "linear", "factor": 2.5})")).rope;
+  EXPECT_EQ(linear.kind, RopeKind::kLinear);
+  EXPECT_EQ(linear.factor, 2.5);
+
+  const RopeConfig dynamic =
+      Parse(
+          Qwen3(
+              R"(, "max_position_embeddings": 64, "rope_scaling": {"rope_type": "dynamic", "factor": 4})"))
+          .rope;
+  EXPECT_EQ(dynamic.kind, RopeKind::kDynamicNtk);
+  EXPECT_EQ(dynamic.original_max_position, 64);
+
+  const RopeConfig yarn =
+      Parse(Qwen3(R"(, "rope_scaling": {"rope_type": "yarn", "factor": 4.0})")).rope;
+  EXPECT_EQ(yarn.kind, RopeKind::kYarn);
+  EXPECT_EQ(yarn.original_max_position, 32768);
+  EXPECT_EQ(yarn.beta_fast, 32.0);
+  EXPECT_EQ(yarn.beta_slow, 1.0);
+  EXPECT_EQ(yarn.attention_factor, 0.0);
+  EXPECT_TRUE(yarn.truncate);
+
+  const RopeConfig full =
+      Parse(Qwen3(R"(, "rope_theta": 3, "rope_parameters": {"rope_theta": 2000.0,
+      "rope_type": "yarn", "factor": 3.0, "beta_fast": 16, "beta_slow": 2.0, "attention_factor": 1.3,
+      "mscale": 0.5, "mscale_all_dim": 0.25, "original_max_position_embeddings": 128, "truncate": false})"))
+          .rope;
+  EXPECT_EQ(full.theta, 2000.0);
+  EXPECT_EQ(full.factor, 3.0);
+  EXPECT_EQ(full.beta_fast, 16.0);
+  EXPECT_EQ(full.beta_slow, 2.0);
+  EXPECT_EQ(full.attention_factor, 1.3);
+  EXPECT_EQ(full.mscale, 0.5);
+  EXPECT_EQ(full.mscale_all_dim, 0.25);
+  EXPECT_EQ(full.original_max_position, 128);
+  EXPECT_FALSE(full.truncate);
+
+  const RopeConfig ratio = Parse(Qwen3(R"(, "rope_scaling": {"rope_type": "yarn", "factor": null,
+      "original_max_position_embeddings": 4096})"))
+                               .rope;
+  EXPECT_EQ(ratio.factor, 8.0);
+  const RopeConfig top = Parse(Qwen3(R"(, "original_max_position_embeddings": 1000,
+      "rope_scaling": {"rope_type": "yarn", "factor": 2, "original_max_position_embeddings": 4096})"))
+                             .rope;
+  EXPECT_EQ(top.original_max_position, 1000);
+  // rope_scaling wins over rope_parameters, whose theta is then not read either.
+  const RopeConfig both = Parse(Mixtral(R"(, "rope_scaling": {"type": "linear", "factor": 2},
+      "rope_parameters": {"rope_type": "linear", "factor": 3, "rope_theta": 5})"))
+                              .rope;
+  EXPECT_EQ(both.factor, 2.0);
+  EXPECT_EQ(both.theta, 1e6);
+
+  const RopeConfig llama3 =
+      Parse(Mixtral(R"(, "rope_scaling": {"rope_type": "llama3", "factor": 8.0,
+      "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64})"))
+          .rope;
+  EXPECT_EQ(llama3.kind, RopeKind::kLlama3);
+  EXPECT_EQ(llama3.low_freq_factor, 1.0);
+  EXPECT_EQ(llama3.high_freq_factor, 4.0);
+  EXPECT_EQ(llama3.original_max_position, 64);
+}
+
+TEST(ModelConfigTest, CheckpointTypes) {
+  EXPECT_EQ(Parse(Qwen3()).checkpoint_dtype, DType::kBF16);
+  EXPECT_EQ(Parse(Qwen3(R"(, "torch_dtype": "float16")")).checkpoint_dtype, DType::kF16);
+  EXPECT_EQ(Parse(Qwen3(R"(, "dtype": "float32")")).checkpoint_dtype, DType::kF32);
+}
+
+TEST(ModelConfigTest, FamilyByModelTypeAlone) {
+  EXPECT_EQ(Parse(R"({"model_type": "mixtral"})").family, ModelFamily::kMixtral);
+  EXPECT_EQ(Parse(R"({"model_type": "olmoe", "architectures": null})").family, ModelFamily::kOlmoe);
+  EXPECT_STREQ(ModelFamilyName(ModelFamily::kQwen2Moe), "qwen2_moe");
+}
+
+TEST(ModelConfigTest, ExpertCountHasTwoNames) {
+  EXPECT_EQ(Parse(Qwen3(R"(, "num_local_experts": 16)")).num_experts, 16);
+  EXPECT_EQ(Parse(Mixtral(R"(, "num_experts": 16)")).num_experts, 16);
+  EXPECT_EQ(Parse(Mixtral(R"(, "num_experts": 16, "num_local_experts": 16)")).num_experts, 16);
+}
+
+struct Malformed {
+  std::string json;
+  ErrorKind kind;
+  std::vector<std::string> named;
+};
+
+TEST(ModelConfigTest, Malformed) {
+  constexpr ErrorKind kCorrupt = ErrorKind::kCorrupt;
+  constexpr ErrorKind kUnsupported = ErrorKind::kUnsupported;
+  const Malformed cases[] = {
+      {"", kCorrupt, {"JSON"}},
+      {"{", kCorrupt, {"JSON"}},
+      {"[]", kCorrupt, {"a JSON object", "a list"}},
+      {"3", kCorrupt, {"a JSON object"}},
+      {std::string(1 << 20, '['), kCorrupt, {"JSON"}},
+      {"{}", kCorrupt, {"architectures", "model_type"}},
+      {R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama"})",
+       kUnsupported,
+       {"LlamaForCausalLM", "Qwen3MoeForCausalLM", "MixtralForCausalLM", "Qwen2MoeForCausalLM",
+        "OlmoeForCausalLM"}},
+      {R"({"model_type": "gpt_oss"})", kUnsupported, {"model_type", "gpt_oss"}},
+      {R"({"architectures": ["MixtralForCausalLM"], "model_type": "olmoe"})",
+       kCorrupt,
+       {"model_type", "olmoe", "MixtralForCausalLM"}},
+      {R"({"architectures": "MixtralForCausalLM"})", kCorrupt, {"architectures", "list"}},
+      {R"({"architectures": [3]})", kCorrupt, {"architectures"}},
+      {Qwen3(R"(, "vocab_size": 0)"), kCorrupt, {"vocab_size", "is 0"}},
+      {Qwen3(R"(, "vocab_size": 10000001)"), kCorrupt, {"vocab_size", "10000000"}},
+      {Qwen3(R"(, "vocab_size": "151936")"), kCorrupt, {"vocab_size", "integer"}},
+      {Qwen3(R"(, "vocab_size": 1.5)"), kCorrupt, {"vocab_size", "1.5"}},
+      {Qwen3(R"(, "vocab_size": -1)"), kCorrupt, {"vocab_size", "-1"}},
+      {Qwen3(R"(, "vocab_size": 18446744073709551615)"), kCorrupt, {"vocab_size"}},
+      {Qwen3(R"(, "vocab_size": [1])"), kCorrupt, {"vocab_size", "a list"}},
+      {Qwen3(R"(, "hidden_size": 1000001)"), kCorrupt, {"hidden_size"}},
+      {Qwen3(R"(, "num_hidden_layers": 10001)"), kCorrupt, {"num_hidden_layers"}},
+      {Qwen3(R"(, "num_experts": 65536)"), kCorrupt, {"num_experts", "65535"}},
+      {Qwen3(R"(, "num_experts": 4)"), kCorrupt, {"num_experts_per_tok", "is 8", "4"}},
+      {Qwen3(R"(, "num_experts": 16, "num_local_experts": 8)"),
+       kCorrupt,
+       {"num_local_experts", "16"}},
+      {Qwen3(R"(, "num_attention_heads": 30)"), kCorrupt, {"num_key_value_heads", "30", "default"}},
+      {Qwen3(R"(, "num_attention_heads": 32, "num_key_value_heads": 5)"),
+       kCorrupt,
+       {"num_key_value_heads", "is 5", "32"}},
+      {Qwen3(R"(, "head_dim": 65)"), kCorrupt, {"head_dim", "65", "even"}},
+      {Qwen3(R"(, "hidden_size": 96)"), kCorrupt, {"head_dim", "is 3", "hidden_size"}},
+      {Qwen3(R"(, "hidden_size": 100)"), kCorrupt, {"hidden_size", "100", "32"}},
+      {Qwen3(R"(, "hidden_size": 1000000, "num_attention_heads": 4, "num_key_value_heads": 4)"),
+       kCorrupt,
+       {"head_dim", "250000"}},
+      {Qwen3(R"(, "hidden_size": 1000000, "head_dim": 128, "moe_intermediate_size": 1000000)"),
+       kCorrupt,
+       {"hidden_size 1000000", "parameters"}},
+      {Qwen3(R"(, "hidden_size": 1000000, "head_dim": 128, "moe_intermediate_size": 1000000,
+                 "num_experts": 65535, "num_hidden_layers": 10000)"),
+       kCorrupt,
+       {"config.json"}},
+      {Qwen3(R"(, "rms_norm_eps": -1)"), kCorrupt, {"rms_norm_eps"}},
+      {Qwen3(R"(, "rms_norm_eps": "tiny")"), kCorrupt, {"rms_norm_eps", "tiny"}},
+      {Qwen3(R"(, "tie_word_embeddings": 1)"), kCorrupt, {"tie_word_embeddings", "true or false"}},
+      {Qwen3(R"(, "mlp_only_layers": ["a"])"), kCorrupt, {"mlp_only_layers"}},
+      {Qwen3(R"(, "decoder_sparse_step": 0)"), kCorrupt, {"decoder_sparse_step"}},
+      {Qwen3(R"(, "eos_token_id": "x")"), kCorrupt, {"eos_token_id"}},
+      {Qwen3(R"(, "eos_token_id": [-2])"), kCorrupt, {"eos_token_id", "-2"}},
+      {Qwen3(R"(, "hidden_act": "gelu")"), kUnsupported, {"hidden_act", "gelu", "silu"}},
+      {Qwen3(R"(, "hidden_act": 3)"), kCorrupt, {"hidden_act", "string"}},
+      {Qwen3(R"(, "torch_dtype": "float8_e4m3fn")"),
+       kUnsupported,
+       {"torch_dtype", "float8_e4m3fn"}},
+      {Qwen3(R"(, "quantization_config": {"quant_method": "fp8"})"),
+       kUnsupported,
+       {"quantization_config", "fp8"}},
+      {Qwen3(R"(, "quantization_config": {})"), kUnsupported, {"quantization_config"}},
+      {Qwen3(R"(, "rope_theta": 0)"), kCorrupt, {"rope_theta"}},
+      {Qwen3(R"(, "rope_theta": 1e400)"), kCorrupt, {"JSON"}},
+      {Qwen3(R"(, "rope_scaling": 3)"), kCorrupt, {"rope_scaling", "object"}},
+      {Qwen3(R"(, "rope_scaling": {"type": "longrope"})"),
+       kUnsupported,
+       {"longrope", "yarn", "llama3"}},
+      {Qwen3(R"(, "rope_scaling": {"type": "linear"})"),
+       kCorrupt,
+       {"rope_scaling.factor", "missing"}},
+      {Qwen3(R"(, "rope_scaling": {"type": "linear", "factor": 0})"),
+       kCorrupt,
+       {"rope_scaling.factor"}},
+      {Qwen3(R"(, "rope_scaling": {"type": "llama3", "factor": 8})"),
+       kCorrupt,
+       {"low_freq_factor"}},
+      {Qwen3(
+           R"(, "rope_scaling": {"type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4})"),
+       kCorrupt,
+       {"high_freq_factor"}},
+      {Qwen3(R"(, "rope_scaling": {"type": "yarn", "factor": 8, "beta_fast": 1, "beta_slow": 2})"),
+       kCorrupt,
+       {"beta_fast"}},
+      {Qwen3(R"(, "rope_scaling": {"type": "yarn", "factor": 2}, "rope_theta": 1)"),
+       kCorrupt,
+       {"rope_theta"}},
+      {Qwen3(R"(, "partial_rotary_factor": 0.5)"), kUnsupported, {"partial_rotary_factor", "0.5"}},
+      {Olmoe(R"(, "clip_qkv": -1)"), kCorrupt, {"clip_qkv"}},
+      {Mixtral(R"(, "sliding_window": -5)"), kCorrupt, {"sliding_window"}},
+  };
+  for (const Malformed& malformed : cases) {
+    SCOPED_TRACE(malformed.json.substr(0, 300));
+    const Error error = Caught([&] { Parse(malformed.json); });
+    EXPECT_EQ(error.kind(), malformed.kind) << error.what();
+    EXPECT_TRUE(Contains(error, "dir/config.json")) << error.what();
+    for (const std::string& part : malformed.named) {
+      EXPECT_TRUE(Contains(error, part)) << "expected " << part << " in: " << error.what();
+    }
+    EXPECT_LT(std::string(error.what()).size(), 1000u);
+  }
+}
+
+TEST(ModelConfigTest, LoadsTheSampleAndTheFixtures) {
+  const ModelConfig sample = LoadModelConfig(MOESAIC_SAMPLE_MODEL_DIR);
+  EXPECT_EQ(sample.num_experts, 32);
+  EXPECT_EQ(sample.eos_token_ids, std::vector<int32_t>{4095});
+  const GenerationDefaults defaults = LoadGenerationDefaults(MOESAIC_SAMPLE_MODEL_DIR);
+  EXPECT_EQ(defaults.eos_token_ids, (std::vector<int32_t>{4095, 4093}));
+  EXPECT_EQ(defaults.temperature, 0.7);
+  EXPECT_EQ(defaults.top_p, 0.9);
+  EXPECT_EQ(defaults.top_k, 40);
+  int loaded = 0;
+  for (const fs::directory_entry& entry :
+       fs::directory_iterator(fs::path(MOESAIC_TEST_DATA_DIR) / "models")) {
+    SCOPED_TRACE(entry.path().string());
+    LoadModelConfig(entry.path());
+    ++loaded;
+  }
+  EXPECT_GE(loaded, 11);
+}
+
+TEST(GenerationDefaultsTest, AbsentFileAndKeys) {
+  const GenerationDefaults none = LoadGenerationDefaults("/nonexistent");
+  EXPECT_LT(none.temperature, 0);
+  EXPECT_LT(none.top_k, 0);
+  EXPECT_TRUE(none.eos_token_ids.empty());
+  const GenerationDefaults nulls =
+      ParseGenerationConfig(R"({"temperature": null, "top_k": null, "eos_token_id": null})", "g");
+  EXPECT_LT(nulls.temperature, 0);
+  EXPECT_TRUE(nulls.do_sample);
+  const GenerationDefaults full = ParseGenerationConfig(
+      R"({"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0, "repetition_penalty": 1.05,
+          "do_sample": false, "eos_token_id": 5, "bos_token_id": 6, "transformers_version": "4.51.0"})",
+      "g");
+  EXPECT_EQ(full.top_k, 20);
+  EXPECT_EQ(full.min_p, 0.0);
+  EXPECT_EQ(full.repetition_penalty, 1.05);
+  EXPECT_FALSE(full.do_sample);
+  EXPECT_EQ(full.eos_token_ids, std::vector<int32_t>{5});
+  EXPECT_EQ(full.bos_token_id, 6);
+}
+
+TEST(GenerationDefaultsTest, Malformed) {
+  for (const auto& [json, named] : {std::pair<std::string, std::string>{"[]", "object"},
+                                    {R"({"temperature": -1})", "temperature"},
+                                    {R"({"top_p": 1.5})", "top_p"},
+                                    {R"({"top_p": "x"})", "top_p"},
+                                    {R"({"top_k": 1.5})", "top_k"},
+                                    {R"({"do_sample": 1})", "do_sample"},
+                                    {R"({"repetition_penalty": 0})", "repetition_penalty"},
+                                    {R"({"eos_token_id": [1, "x"]})", "eos_token_id"}}) {
+    const Error error =
+        Caught([&, j = json] { ParseGenerationConfig(j, "d/generation_config.json"); });
+    EXPECT_EQ(error.kind(), ErrorKind::kCorrupt) << json;
+    EXPECT_TRUE(Contains(error, "d/generation_config.json")) << error.what();
+    EXPECT_TRUE(Contains(error, named)) << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace moesaic

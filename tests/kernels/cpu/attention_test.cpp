@@ -1,0 +1,321 @@
+// The KV cache and attention: against a naive double-precision attention, with windows, several
+// chunks, groups of heads, odd head sizes and rubbish in the parts of blocks that are not attended
+// to.
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "tests/kernels/cpu/kernel_test_util.h"
+
+namespace moesaic {
+namespace {
+
+using testing_util::Random;
+using testing_util::RoundToBf16;
+using testing_util::SameBits;
+using testing_util::TestSeed;
+
+struct Shape {
+  int64_t kv_heads = 1;
+  int64_t group = 1;
+  int64_t head_dim = 64;
+  int64_t tokens = 100;  // stored
+  int64_t begin = 0;     // attended
+  int64_t end = 100;
+  WeightType type = WeightType::kBf16;  // of the cache
+};
+
+std::string Describe(const Shape& s) {
+  return fmt::format("{} kv_heads={} group={} head_dim={} tokens={} context=[{}, {}) seed={}",
+                     s.type == WeightType::kF32 ? "f32" : "bf16", s.kv_heads, s.group, s.head_dim,
+                     s.tokens, s.begin, s.end, TestSeed());
+}
+
+// A sequence of random keys and values in blocks that are handed out in a shuffled order. All other
+// bytes are NaN.
+class Sequence {
+ public:
+  Sequence(const CpuKernels& kernels, const Shape& shape, Random& random)
+      : layout_{shape.kv_heads, shape.head_dim, shape.type},
+        keys_(random.Normals(shape.tokens * shape.kv_heads * shape.head_dim)),
+        values_(random.Normals(shape.tokens * shape.kv_heads * shape.head_dim)) {
+    const int64_t blocks = (shape.tokens + kKvBlockTokens - 1) / kKvBlockTokens;
+    memory_ = AlignedBuffer(static_cast<size_t>(blocks * layout_.block_bytes()));
+    std::memset(memory_.data(), 0xff, memory_.bytes());
+    std::vector<std::byte*> writable;
+    for (int64_t b = 0; b < blocks; ++b) {
+      writable.push_back(memory_.data() + (blocks - 1 - b) * layout_.block_bytes());
+    }
+    blocks_.assign(writable.begin(), writable.end());
+    for (int64_t t = 0; t < shape.tokens; ++t) {
+      for (int64_t h = 0; h < shape.kv_heads; ++h) {
+        kernels.store_kv(layout_, writable[t / kKvBlockTokens], h, t % kKvBlockTokens, Key(t, h),
+                         Value(t, h));
+      }
+    }
+  }
+  const KvLayout& layout() const { return layout_; }
+  const std::byte* const* blocks() const { return blocks_.data(); }
+  AlignedBuffer& memory() { return memory_; }
+  const float* Key(int64_t t, int64_t h) const {
+    return &keys_[(t * layout_.num_kv_heads + h) * layout_.head_dim];
+  }
+  const float* Value(int64_t t, int64_t h) const {
+    return &values_[(t * layout_.num_kv_heads + h) * layout_.head_dim];
+  }
+
+ private:
+  KvLayout layout_;
+  std::vector<float> keys_, values_;
+  AlignedBuffer memory_;
+  std::vector<const std::byte*> blocks_;
+};
+
+struct Attended {
+  std::vector<float> partials;  // [chunks][group][...]
+  std::vector<float> out;       // [group, head_dim]
+};
+
+Attended Attend(const CpuKernels& kernels, const Sequence& sequence, const Shape& shape,
+                const std::vector<float>& q, int64_t kv_head, float scale) {
+  AttendArgs args;
+  args.q = q.data() + kv_head * shape.group * shape.head_dim;
+  args.q_stride = shape.head_dim;
+  args.group = shape.group;
+  args.scale = scale;
+  args.layout = sequence.layout();
+  args.kv_head = kv_head;
+  args.blocks = sequence.blocks();
+  args.context_begin = shape.begin;
+  args.context_end = shape.end;
+  const int64_t first = shape.begin / kAttentionChunkTokens;
+  const int64_t chunks = (shape.end + kAttentionChunkTokens - 1) / kAttentionChunkTokens - first;
+  const int64_t floats = shape.group * AttentionPartialFloats(shape.head_dim);
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  Attended result;
+  result.partials.assign(chunks * floats, kNan);
+  std::vector<float> scratch(shape.group * kAttentionChunkTokens, kNan);
+  // Any order: the chunks are independent.
+  for (int64_t c = chunks - 1; c >= 0; --c) {
+    kernels.attend_chunk(args, first + c, &result.partials[c * floats], scratch.data());
+  }
+  result.out.assign(shape.group * shape.head_dim, kNan);
+  kernels.merge_chunks(result.partials.data(), chunks, shape.group, shape.head_dim,
+                       result.out.data(), shape.head_dim);
+  return result;
+}
+
+class AttentionTest : public ::testing::TestWithParam<Isa> {
+ protected:
+  const CpuKernels& kernels_ = KernelsFor(GetParam());
+  Random random_;
+
+  void CheckAgainstNaive(Shape shape) {
+    for (const WeightType type : {WeightType::kBf16, WeightType::kF32}) {
+      shape.type = type;
+      CheckOne(shape);
+    }
+  }
+
+  void CheckOne(const Shape& s) {
+    const auto stored = [&](float v) {
+      return s.type == WeightType::kF32 ? static_cast<double>(v) : RoundToBf16(v);
+    };
+    SCOPED_TRACE(Describe(s));
+    const Sequence sequence(kernels_, s, random_);
+    const std::vector<float> q = random_.Normals(s.kv_heads * s.group * s.head_dim);
+    const float scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim));
+    for (int64_t h = 0; h < s.kv_heads; ++h) {
+      const Attended attended = Attend(kernels_, sequence, s, q, h, scale);
+      for (int64_t g = 0; g < s.group; ++g) {
+        std::vector<double> p;
+        double max = -std::numeric_limits<double>::infinity();
+        for (int64_t t = s.begin; t < s.end; ++t) {
+          double score = 0.0;
+          for (int64_t d = 0; d < s.head_dim; ++d) {
+            score += static_cast<double>(q[(h * s.group + g) * s.head_dim + d]) *
+                     stored(sequence.Key(t, h)[d]);
+          }
+          p.push_back(score * scale);
+          max = std::max(max, p.back());
+        }
+        double sum = 0.0;
+        for (double& v : p) sum += v = std::exp(v - max);
+        for (int64_t d = 0; d < s.head_dim; ++d) {
+          double o = 0.0;
+          double magnitude = 0.0;
+          for (int64_t t = s.begin; t < s.end; ++t) {
+            const double term = p[t - s.begin] / sum * stored(sequence.Value(t, h)[d]);
+            o += term;
+            magnitude += std::abs(term);
+          }
+          ASSERT_NEAR(attended.out[g * s.head_dim + d], o, magnitude * 1e-5 + 1e-7)
+              << "kv head " << h << " query " << g << " dim " << d;
+        }
+      }
+    }
+  }
+};
+
+TEST_P(AttentionTest, MatchesNaiveForEveryGroup) {
+  for (int64_t group = 1; group <= 9; ++group) {
+    CheckAgainstNaive({.group = group, .head_dim = 64, .tokens = 77, .end = 77});
+    CheckAgainstNaive({.group = group, .head_dim = 128, .tokens = 300, .end = 299});
+  }
+}
+
+TEST_P(AttentionTest, MatchesNaiveForManyHeadSizes) {
+  for (const int64_t head_dim : {32, 36, 48, 64, 80, 96, 100, 112, 128, 192, 256, 1, 7, 33}) {
+    CheckAgainstNaive({.kv_heads = 2, .group = 3, .head_dim = head_dim, .tokens = 50, .end = 50});
+  }
+}
+
+TEST_P(AttentionTest, MatchesNaiveForEveryContextLength) {
+  for (int64_t end = 1; end <= 40; ++end) {
+    CheckAgainstNaive({.group = 2, .head_dim = 32, .tokens = end, .end = end});
+  }
+  for (const int64_t end : {255, 256, 257, 271, 512, 513, 1000}) {
+    CheckAgainstNaive({.group = 4, .head_dim = 32, .tokens = end, .end = end});
+  }
+}
+
+TEST_P(AttentionTest, MatchesNaiveForWindows) {
+  for (const int64_t begin : {1, 15, 16, 17, 100, 255, 256, 257, 500, 599}) {
+    CheckAgainstNaive(
+        {.kv_heads = 2, .group = 4, .head_dim = 48, .tokens = 600, .begin = begin, .end = 600});
+    CheckAgainstNaive({.group = 1,
+                       .head_dim = 48,
+                       .tokens = 600,
+                       .begin = begin,
+                       .end = std::min<int64_t>(begin + 33, 600)});
+  }
+}
+
+// What is outside the context changes no bit, be it NaN, infinite or ordinary.
+TEST_P(AttentionTest, OutsideOfTheContextCannotBeSeen) {
+  for (const WeightType type : {WeightType::kBf16, WeightType::kF32}) {
+    const Shape shape = {
+        .group = 3, .head_dim = 36, .tokens = 600, .begin = 21, .end = 555, .type = type};
+    Sequence sequence(kernels_, shape, random_);
+    const std::vector<float> q = random_.Normals(shape.group * shape.head_dim);
+    const Attended before = Attend(kernels_, sequence, shape, q, 0, 0.2f);
+    for (const float v : before.out) ASSERT_TRUE(std::isfinite(v));
+    for (const float rubbish : {NAN, INFINITY, -INFINITY, 3e38f}) {
+      const std::vector<float> row(shape.head_dim, rubbish);
+      for (int64_t t = 0; t < shape.tokens; ++t) {
+        if (t >= shape.begin && t < shape.end) continue;
+        kernels_.store_kv(sequence.layout(),
+                          const_cast<std::byte*>(sequence.blocks()[t / kKvBlockTokens]), 0,
+                          t % kKvBlockTokens, row.data(), row.data());
+      }
+      const Attended after = Attend(kernels_, sequence, shape, q, 0, 0.2f);
+      EXPECT_TRUE(SameBits(before.out, after.out)) << rubbish;
+    }
+  }
+}
+
+// A group is computed in tiles of heads: a head's bits do not depend on its neighbours.
+TEST_P(AttentionTest, BitsDoNotDependOnTheGroup) {
+  const Shape shape = {.group = 8, .head_dim = 80, .tokens = 300, .end = 300};
+  const Sequence sequence(kernels_, shape, random_);
+  const std::vector<float> q = random_.Normals(shape.group * shape.head_dim);
+  const Attended all = Attend(kernels_, sequence, shape, q, 0, 0.1f);
+  for (int64_t group = 1; group < 8; ++group) {
+    Shape part = shape;
+    part.group = group;
+    const Attended some = Attend(kernels_, sequence, part, q, 0, 0.1f);
+    EXPECT_TRUE(SameBits(some.out, {all.out.begin(), all.out.begin() + group * shape.head_dim}));
+  }
+}
+
+// Context that ends later changes no partial of an earlier chunk: prefill in pieces gives the same
+// bits.
+TEST_P(AttentionTest, FullChunksDoNotDependOnTheContextEnd) {
+  Shape shape = {.group = 2, .head_dim = 64, .tokens = 700, .end = 700};
+  const Sequence sequence(kernels_, shape, random_);
+  const std::vector<float> q = random_.Normals(shape.group * shape.head_dim);
+  const Attended late = Attend(kernels_, sequence, shape, q, 0, 0.1f);
+  shape.end = 513;
+  const Attended early = Attend(kernels_, sequence, shape, q, 0, 0.1f);
+  const int64_t floats = 2 * shape.group * AttentionPartialFloats(shape.head_dim);
+  EXPECT_TRUE(SameBits({late.partials.begin(), late.partials.begin() + floats},
+                       {early.partials.begin(), early.partials.begin() + floats}));
+}
+
+TEST_P(AttentionTest, EmptyChunkIsNeutral) {
+  const Shape shape = {.group = 2, .head_dim = 20, .tokens = 100, .end = 100};
+  const Sequence sequence(kernels_, shape, random_);
+  const std::vector<float> q = random_.Normals(shape.group * shape.head_dim);
+  AttendArgs args;
+  args.q = q.data();
+  args.q_stride = shape.head_dim;
+  args.group = shape.group;
+  args.scale = 0.3f;
+  args.layout = sequence.layout();
+  args.blocks = sequence.blocks();
+  args.context_begin = 0;
+  args.context_end = 100;
+  const int64_t stride = AttentionPartialFloats(shape.head_dim);
+  const int64_t floats = shape.group * stride;
+  std::vector<float> partials(3 * floats, NAN);
+  std::vector<float> scratch(shape.group * kAttentionChunkTokens);
+  kernels_.attend_chunk(args, 5, &partials[0], scratch.data());
+  kernels_.attend_chunk(args, 0, &partials[floats], scratch.data());
+  kernels_.attend_chunk(args, 1, &partials[2 * floats], scratch.data());
+  for (int64_t g = 0; g < shape.group; ++g) {
+    EXPECT_EQ(partials[g * stride + 32], -INFINITY);
+    EXPECT_EQ(partials[g * stride + 33], 0.0f);
+  }
+  std::vector<float> with(shape.group * shape.head_dim), without = with, none = with;
+  kernels_.merge_chunks(partials.data(), 3, shape.group, shape.head_dim, with.data(), 20);
+  kernels_.merge_chunks(&partials[floats], 1, shape.group, shape.head_dim, without.data(), 20);
+  EXPECT_TRUE(SameBits(with, without));
+  kernels_.merge_chunks(partials.data(), 1, shape.group, shape.head_dim, none.data(), 20);
+  for (const float v : none) EXPECT_EQ(v, 0.0f);
+}
+
+// Scores far apart: the softmax is max-subtracted inside a chunk and between chunks.
+TEST_P(AttentionTest, HugeScoresDoNotOverflow) {
+  const Shape shape = {.head_dim = 16, .tokens = 600, .end = 600};
+  const Sequence sequence(kernels_, shape, random_);
+  const std::vector<float> q = random_.Normals(shape.head_dim, 1000.0f);
+  const Attended attended = Attend(kernels_, sequence, shape, q, 0, 1.0f);
+  for (const float v : attended.out) EXPECT_TRUE(std::isfinite(v));
+}
+
+TEST_P(AttentionTest, NanInTheContextIsNotHidden) {
+  const Shape shape = {.head_dim = 16, .tokens = 30, .end = 30};
+  Sequence sequence(kernels_, shape, random_);
+  const std::vector<float> q = random_.Normals(shape.head_dim);
+  const std::vector<float> bad(shape.head_dim, NAN);
+  kernels_.store_kv(sequence.layout(), const_cast<std::byte*>(sequence.blocks()[0]), 0, 7,
+                    bad.data(), sequence.Value(7, 0));
+  const Attended attended = Attend(kernels_, sequence, shape, q, 0, 1.0f);
+  for (const float v : attended.out) EXPECT_TRUE(std::isnan(v));
+}
+
+INSTANTIATE_TEST_SUITE_P(, AttentionTest, ::testing::ValuesIn(testing_util::SupportedIsas()),
+                         testing_util::IsaParamName);
+
+// Attention is f32 arithmetic in both classes, so here all instruction sets agree.
+TEST(AttentionIsaTest, SameBits) {
+  for (const int64_t head_dim : {36, 80, 128}) {
+    for (const int64_t group : {1, 3, 4, 6, 8}) {
+      const Shape shape = {
+          .group = group, .head_dim = head_dim, .tokens = 540, .begin = 9, .end = 530};
+      std::vector<float> expected, expected_partials;
+      for (const Isa isa : testing_util::SupportedIsas()) {
+        Random random;
+        const CpuKernels& kernels = KernelsFor(isa);
+        const Sequence sequence(kernels, shape, random);
+        const std::vector<float> q = random.Normals(group * head_dim);
+        Attended attended = Attend(kernels, sequence, shape, q, 0, 0.1f);
+        if (expected.empty()) expected = attended.out;
+        EXPECT_TRUE(SameBits(attended.out, expected)) << IsaName(isa) << " " << Describe(shape);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace moesaic

@@ -1,0 +1,121 @@
+// Selection of the instruction set.
+#include <cstdlib>
+#include <set>
+
+#include "core/base/error.h"
+#include "tests/kernels/cpu/kernel_test_util.h"
+
+namespace moesaic {
+namespace {
+
+// Sets MOESAIC_ISA for a scope.
+class ForcedIsa {
+ public:
+  explicit ForcedIsa(const char* name) {
+    const char* before = std::getenv("MOESAIC_ISA");
+    had_ = before != nullptr;
+    if (had_) before_ = before;
+    if (name != nullptr) {
+      setenv("MOESAIC_ISA", name, 1);
+    } else {
+      unsetenv("MOESAIC_ISA");
+    }
+  }
+  ~ForcedIsa() {
+    if (had_) {
+      setenv("MOESAIC_ISA", before_.c_str(), 1);
+    } else {
+      unsetenv("MOESAIC_ISA");
+    }
+  }
+
+ private:
+  bool had_ = false;
+  std::string before_;
+};
+
+TEST(DispatchTest, EveryTableIsComplete) {
+  for (const Isa isa : testing_util::SupportedIsas()) {
+    const CpuKernels& k = KernelsFor(isa);
+    EXPECT_EQ(k.isa, isa);
+    EXPECT_EQ(k.numerics, isa == Isa::kAvx512Bf16 ? NumericsClass::kBf16 : NumericsClass::kF32);
+    EXPECT_TRUE(k.prepare_activations && k.matmul && k.gate_up && k.rms_norm && k.rope && k.axpy &&
+                k.softmax && k.log_sum_exp && k.store_kv && k.attend_chunk && k.merge_chunks &&
+                k.pack_panels && k.unpack_row)
+        << IsaName(isa);
+  }
+}
+
+// No table borrows the products of another: what a forced table runs is the code of its own source
+// file (check_isa_objects.sh looks at the instructions in there). AVX512-BF16 is AVX-512 but for
+// them.
+TEST(DispatchTest, EveryIsaHasItsOwnFunctions) {
+  std::set<void*> matmuls, gate_ups, attends;
+  for (const Isa isa : testing_util::SupportedIsas()) {
+    const CpuKernels& k = KernelsFor(isa);
+    EXPECT_TRUE(matmuls.insert(reinterpret_cast<void*>(k.matmul)).second) << IsaName(isa);
+    EXPECT_TRUE(gate_ups.insert(reinterpret_cast<void*>(k.gate_up)).second) << IsaName(isa);
+    const bool own = attends.insert(reinterpret_cast<void*>(k.attend_chunk)).second;
+    EXPECT_EQ(own, isa != Isa::kAvx512Bf16) << IsaName(isa);
+  }
+}
+
+TEST(DispatchTest, ForcedIsaIsTaken) {
+  for (const Isa isa : testing_util::SupportedIsas()) {
+    const ForcedIsa forced(IsaName(isa));
+    EXPECT_EQ(&SelectKernels(), &KernelsFor(isa));
+  }
+}
+
+TEST(DispatchTest, TheFastestIsTheDefault) {
+  for (const char* name : {static_cast<const char*>(nullptr), ""}) {
+    const ForcedIsa forced(name);
+    Isa fastest = testing_util::SupportedIsas().back();
+#if defined(__x86_64__)
+    // Its bf16 dot product has half the rate of its multiply-adds.
+    if (fastest == Isa::kAvx512Bf16 && __builtin_cpu_is("intel")) fastest = Isa::kAvx512;
+#endif
+    EXPECT_EQ(SelectKernels().isa, fastest);
+  }
+}
+
+TEST(DispatchTest, UnknownNameIsAnError) {
+  const ForcedIsa forced("sse9");
+  try {
+    SelectKernels();
+    FAIL() << "sse9 was accepted";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::kInvalidArgument);
+    EXPECT_NE(std::string(e.what()).find("sse9"), std::string::npos);
+    EXPECT_NE(std::string(e.what()).find("scalar"), std::string::npos);
+  }
+}
+
+TEST(DispatchTest, MissingIsaIsAnError) {
+  for (const Isa isa : {Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16}) {
+    if (IsaSupported(isa)) continue;
+    const ForcedIsa forced(IsaName(isa));
+    try {
+      SelectKernels();
+      ADD_FAILURE() << IsaName(isa) << " was accepted";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.kind(), ErrorKind::kUnsupported);
+    }
+  }
+}
+
+#if defined(__x86_64__)
+// The compiler's own reading of CPUID and XCR0.
+TEST(DispatchTest, AgreesWithTheCompilersDetection) {
+  EXPECT_EQ(IsaSupported(Isa::kAvx2),
+            __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"));
+  EXPECT_EQ(IsaSupported(Isa::kAvx512),
+            __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"));
+  EXPECT_EQ(IsaSupported(Isa::kAvx512Bf16),
+            IsaSupported(Isa::kAvx512) && __builtin_cpu_supports("avx512bf16"));
+}
+#endif
+
+}  // namespace
+}  // namespace moesaic

@@ -1,0 +1,125 @@
+// Helpers of the kernel tests: random inputs, packed weights, double-precision references.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "core/base/aligned_buffer.h"
+#include "core/base/tensor.h"
+#include "kernels/cpu/kernels.h"
+
+namespace moesaic::testing_util {
+
+inline std::vector<Isa> SupportedIsas() {
+  std::vector<Isa> isas;
+  for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16}) {
+    if (IsaSupported(isa)) isas.push_back(isa);
+  }
+  return isas;
+}
+
+inline std::string IsaParamName(const ::testing::TestParamInfo<Isa>& info) {
+  return IsaName(info.param);
+}
+
+// MOESAIC_TEST_SEED repeats a failure that printed its seed.
+inline uint64_t TestSeed() {
+  const char* seed = std::getenv("MOESAIC_TEST_SEED");
+  return seed != nullptr ? std::strtoull(seed, nullptr, 10) : 20240607;
+}
+
+class Random {
+ public:
+  Random() : engine_(TestSeed()) {}
+  float Normal() { return normal_(engine_); }
+  int64_t Uniform(int64_t low, int64_t high) {
+    return std::uniform_int_distribution<int64_t>(low, high)(engine_);
+  }
+  std::vector<float> Normals(int64_t n, float scale = 1.0f) {
+    std::vector<float> values(static_cast<size_t>(n));
+    for (float& v : values) v = scale * Normal();
+    return values;
+  }
+
+ private:
+  std::mt19937_64 engine_;
+  std::normal_distribution<float> normal_;
+};
+
+inline float RoundToBf16(float v) { return Bf16ToF32(F32ToBf16(v)); }
+
+// A weight matrix in f32, packed; `values` are what the packed form holds.
+struct Weights {
+  Weights(const CpuKernels& kernels, std::vector<float> source, int64_t n, int64_t k,
+          WeightType type)
+      : values(std::move(source)),
+        memory(static_cast<size_t>(PackedMatrix::Bytes(type, n, k)) + 64),
+        matrix{memory.data(), type, n, k} {
+    kernels.pack_panels(values.data(), DType::kF32, k, n, k, type, 0, matrix.panels(),
+                        memory.data());
+    if (type == WeightType::kBf16) {
+      for (float& v : values) v = RoundToBf16(v);
+    }
+  }
+  std::vector<float> values;  // [n, k]
+  AlignedBuffer memory;
+  PackedMatrix matrix;
+};
+
+// Activation rows; `values` are what the rows hold.
+struct Activations {
+  Activations(const CpuKernels& kernels, std::vector<float> source, int64_t rows, int64_t k)
+      : values(std::move(source)),
+        stride_bytes(ActivationRowBytes(kernels.numerics, k)),
+        memory(static_cast<size_t>(rows * stride_bytes) + 64) {
+    kernels.prepare_activations(values.data(), k, rows, k, memory.data(), stride_bytes);
+    if (kernels.numerics == NumericsClass::kBf16) {
+      for (float& v : values) v = RoundToBf16(v);
+    }
+  }
+  std::vector<float> values;  // [rows, k]
+  int64_t stride_bytes;
+  AlignedBuffer memory;
+};
+
+struct Dot {
+  double sum = 0.0;
+  double magnitude = 0.0;  // sum of |x w|: what rounding errors are relative to
+};
+
+inline Dot DotOf(const float* x, const float* w, int64_t k) {
+  Dot dot;
+  for (int64_t i = 0; i < k; ++i) {
+    const double product = static_cast<double>(x[i]) * static_cast<double>(w[i]);
+    dot.sum += product;
+    dot.magnitude += std::abs(product);
+  }
+  return dot;
+}
+
+// The bound of a sum of k rounded products in one chain: k ulps of the magnitude.
+inline double DotTolerance(const Dot& dot, int64_t k) {
+  return dot.magnitude * static_cast<double>(k + 1) * std::ldexp(1.0, -24) + 1e-30;
+}
+
+inline uint32_t Bits(float v) { return __builtin_bit_cast(uint32_t, v); }
+
+// Equal bits, any two NaN being equal.
+inline ::testing::AssertionResult SameBits(const std::vector<float>& a,
+                                           const std::vector<float>& b) {
+  if (a.size() != b.size()) return ::testing::AssertionFailure() << "sizes differ";
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (std::isnan(a[i]) && std::isnan(b[i])) continue;
+    if (Bits(a[i]) != Bits(b[i])) {
+      return ::testing::AssertionFailure() << "element " << i << ": " << a[i] << " and " << b[i];
+    }
+  }
+  return ::testing::AssertionSuccess();
+}
+
+}  // namespace moesaic::testing_util

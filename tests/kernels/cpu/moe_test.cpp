@@ -1,0 +1,274 @@
+// The MoE operator and the parallel products: against a naive MoE, and bit for bit over threads,
+// batch mates and the order of experts.
+#include "kernels/cpu/moe.h"
+
+#include <algorithm>
+#include <memory>
+#include <numeric>
+
+#include "tests/kernels/cpu/kernel_test_util.h"
+
+namespace moesaic {
+namespace {
+
+using testing_util::Activations;
+using testing_util::DotOf;
+using testing_util::Random;
+using testing_util::RoundToBf16;
+using testing_util::SameBits;
+using testing_util::TestSeed;
+using testing_util::Weights;
+
+struct ExpertWeights {
+  std::unique_ptr<Weights> gate, up, down;
+};
+
+// A layer of random experts of different widths, and tokens routed to them.
+class Layer {
+ public:
+  Layer(const CpuKernels& kernels, Random& random, int64_t experts, int64_t hidden,
+        int64_t intermediate, int64_t tokens, int64_t top_k)
+      : kernels_(kernels),
+        hidden_(hidden),
+        tokens_(tokens),
+        top_k_(top_k),
+        x_(kernels, random.Normals(tokens * hidden), tokens, hidden) {
+    const float scale = 1.0f / std::sqrt(static_cast<float>(hidden));
+    for (int64_t e = 0; e < experts; ++e) {
+      const int64_t width = intermediate - e % 3;
+      ExpertWeights w;
+      w.gate = std::make_unique<Weights>(kernels, random.Normals(width * hidden, scale), width,
+                                         hidden, WeightType::kBf16);
+      w.up = std::make_unique<Weights>(kernels, random.Normals(width * hidden, scale), width,
+                                       hidden, WeightType::kBf16);
+      w.down = std::make_unique<Weights>(kernels, random.Normals(width * hidden, scale), hidden,
+                                         width, WeightType::kBf16);
+      weights_.push_back(std::move(w));
+    }
+    for (int64_t t = 0; t < tokens; ++t) {
+      std::vector<int32_t> ids(experts);
+      std::iota(ids.begin(), ids.end(), 0);
+      for (int64_t s = 0; s < top_k; ++s) {
+        std::swap(ids[s], ids[random.Uniform(s, experts - 1)]);
+        routes_.push_back(ids[s]);
+        routing_weights_.push_back(std::abs(random.Normal()));
+      }
+    }
+  }
+
+  // Slot outputs of tokens [0, tokens) computed in calls of `experts_per_call` experts.
+  std::vector<float> Run(int threads, int64_t tokens, int64_t experts_per_call, bool reversed) {
+    ThreadPool pool(threads);
+    MoeWorkspace workspace;
+    workspace.Reserve(kernels_.numerics, tokens * top_k_, MaxWidth());
+    std::vector<float> slots(tokens * top_k_ * hidden_, -1.0f);
+    std::vector<int64_t> order(weights_.size());
+    std::iota(order.begin(), order.end(), 0);
+    if (reversed) std::reverse(order.begin(), order.end());
+    for (size_t begin = 0; begin < order.size(); begin += experts_per_call) {
+      std::vector<std::vector<int32_t>> token_rows, slot_rows;
+      std::vector<ExpertWork> work;
+      const size_t end = std::min(begin + experts_per_call, order.size());
+      for (size_t i = begin; i < end; ++i) {
+        token_rows.emplace_back();
+        slot_rows.emplace_back();
+        for (int64_t slot = 0; slot < tokens * top_k_; ++slot) {
+          if (routes_[slot] != order[i]) continue;
+          token_rows.back().push_back(static_cast<int32_t>(slot / top_k_));
+          slot_rows.back().push_back(static_cast<int32_t>(slot));
+        }
+      }
+      for (size_t i = begin; i < end; ++i) {
+        const ExpertWeights& w = weights_[order[i]];
+        work.push_back({w.gate->matrix, w.up->matrix, w.down->matrix, token_rows[i - begin].data(),
+                        slot_rows[i - begin].data(),
+                        static_cast<int64_t>(token_rows[i - begin].size())});
+      }
+      RunExperts(pool, kernels_, x_.memory.data(), x_.stride_bytes, work, slots.data(), workspace);
+    }
+    return slots;
+  }
+
+  std::vector<float> Combine(int threads, const std::vector<float>& slots, float start) {
+    ThreadPool pool(threads);
+    std::vector<float> y(tokens_ * hidden_, start);
+    CombineSlots(pool, kernels_, slots.data(), routing_weights_.data(), tokens_, top_k_, hidden_,
+                 y.data());
+    return y;
+  }
+
+  void CheckAgainstNaive(const std::vector<float>& slots) {
+    const bool bf16 = kernels_.numerics == NumericsClass::kBf16;
+    for (int64_t slot = 0; slot < tokens_ * top_k_; ++slot) {
+      const ExpertWeights& w = weights_[routes_[slot]];
+      const int64_t width = w.gate->matrix.n;
+      const float* x = &x_.values[slot / top_k_ * hidden_];
+      std::vector<float> h;
+      for (int64_t i = 0; i < width; ++i) {
+        const double g = DotOf(x, &w.gate->values[i * hidden_], hidden_).sum;
+        const double u = DotOf(x, &w.up->values[i * hidden_], hidden_).sum;
+        const auto value = static_cast<float>(g / (1.0 + std::exp(-g)) * u);
+        h.push_back(bf16 ? RoundToBf16(value) : value);
+      }
+      for (int64_t i = 0; i < hidden_; ++i) {
+        const auto dot = DotOf(h.data(), &w.down->values[i * width], width);
+        // A hidden value near the middle of two bf16 may round to the other one.
+        ASSERT_NEAR(slots[slot * hidden_ + i], dot.sum, dot.magnitude * (bf16 ? 4e-3 : 1e-5) + 1e-6)
+            << "slot " << slot << " output " << i;
+      }
+    }
+  }
+
+  int64_t MaxWidth() const {
+    int64_t width = 0;
+    for (const ExpertWeights& w : weights_) width = std::max(width, w.gate->matrix.n);
+    return width;
+  }
+  const std::vector<float>& routing_weights() const { return routing_weights_; }
+
+ private:
+  const CpuKernels& kernels_;
+  int64_t hidden_, tokens_, top_k_;
+  Activations x_;
+  std::vector<ExpertWeights> weights_;
+  std::vector<int32_t> routes_;  // [tokens, top_k]
+  std::vector<float> routing_weights_;
+};
+
+class MoeTest : public ::testing::TestWithParam<Isa> {
+ protected:
+  MoeTest() : trace_(__FILE__, __LINE__, "seed " + std::to_string(TestSeed())) {}
+  const CpuKernels& kernels_ = KernelsFor(GetParam());
+  Random random_;
+  ::testing::ScopedTrace trace_;
+};
+
+TEST_P(MoeTest, MatchesNaive) {
+  for (const int64_t tokens : {1, 2, 9, 40}) {
+    Layer layer(kernels_, random_, 7, 100, 52, tokens, 3);
+    layer.CheckAgainstNaive(layer.Run(2, tokens, 7, false));
+  }
+}
+
+TEST_P(MoeTest, BitsDoNotDependOnThreadsOrderWavesOrBatchMates) {
+  constexpr int64_t kTokens = 150, kHidden = 200, kTopK = 2;
+  Layer layer(kernels_, random_, 5, kHidden, 88, kTokens, kTopK);
+  const std::vector<float> all = layer.Run(1, kTokens, 5, false);
+  EXPECT_TRUE(SameBits(layer.Run(2, kTokens, 5, false), all));
+  EXPECT_TRUE(SameBits(layer.Run(5, kTokens, 5, true), all));
+  EXPECT_TRUE(SameBits(layer.Run(2, kTokens, 1, true), all));
+  for (const int64_t tokens : {1, 2, 7, 33}) {
+    const std::vector<float> some = layer.Run(2, tokens, 2, false);
+    EXPECT_TRUE(SameBits(some, {all.begin(), all.begin() + tokens * kTopK * kHidden})) << tokens;
+  }
+  const std::vector<float> y = layer.Combine(1, all, 0.5f);
+  for (const int threads : {2, 3, 7}) EXPECT_TRUE(SameBits(layer.Combine(threads, all, 0.5f), y));
+}
+
+TEST_P(MoeTest, CombinesInSlotOrder) {
+  for (const int64_t tokens : {1, 3, 64}) {
+    constexpr int64_t kHidden = 1000, kTopK = 6;
+    Layer layer(kernels_, random_, 8, kHidden, 4, tokens, kTopK);
+    const std::vector<float> slots = random_.Normals(tokens * kTopK * kHidden);
+    std::vector<float> expected(tokens * kHidden, 0.25f);
+    for (int64_t t = 0; t < tokens; ++t) {
+      for (int64_t s = 0; s < kTopK; ++s) {
+        for (int64_t i = 0; i < kHidden; ++i) {
+          float& y = expected[t * kHidden + i];
+          y = std::fma(layer.routing_weights()[t * kTopK + s], slots[(t * kTopK + s) * kHidden + i],
+                       y);
+        }
+      }
+    }
+    for (const int threads : {1, 4}) {
+      EXPECT_TRUE(SameBits(layer.Combine(threads, slots, 0.25f), expected)) << tokens;
+    }
+  }
+}
+
+TEST_P(MoeTest, NothingToDo) {
+  ThreadPool pool(2);
+  MoeWorkspace workspace;
+  RunExperts(pool, kernels_, nullptr, 0, {}, nullptr, workspace);
+  const Weights w(kernels_, random_.Normals(16), 4, 4, WeightType::kBf16);
+  const ExpertWork idle = {w.matrix, w.matrix, w.matrix, nullptr, nullptr, 0};
+  RunExperts(pool, kernels_, nullptr, 0, {&idle, 1}, nullptr, workspace);
+  CombineSlots(pool, kernels_, nullptr, nullptr, 0, 2, 8, nullptr);
+  MatmulArgs args;
+  args.w = w.matrix;
+  ParallelMatmul(pool, kernels_, args);
+}
+
+using MoeDeathTest = MoeTest;
+TEST_P(MoeDeathTest, TooSmallWorkspaceIsABug) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  ThreadPool pool(1);
+  MoeWorkspace workspace;
+  workspace.Reserve(kernels_.numerics, 1, 4);
+  const Weights w(kernels_, random_.Normals(100 * 100), 100, 100, WeightType::kBf16);
+  const Activations x(kernels_, random_.Normals(100 * 40), 40, 100);
+  std::vector<int32_t> rows(40);
+  std::vector<float> out(40 * 100);
+  const ExpertWork work = {w.matrix, w.matrix, w.matrix, rows.data(), rows.data(), 40};
+  EXPECT_DEATH(RunExperts(pool, kernels_, x.memory.data(), x.stride_bytes, {&work, 1}, out.data(),
+                          workspace),
+               "CHECK|against");
+}
+
+TEST_P(MoeTest, ParallelProductsEqualTheKernel) {
+  ThreadPool pool(3);
+  for (const int64_t m : {1, 5, 200, 500}) {
+    constexpr int64_t kN = 300, kK = 96;
+    const Activations x(kernels_, random_.Normals(m * kK), m, kK);
+    const Weights w(kernels_, random_.Normals(kN * kK), kN, kK, WeightType::kBf16);
+    const Weights up(kernels_, random_.Normals(kN * kK), kN, kK, WeightType::kBf16);
+    for (const bool gathered : {false, true}) {
+      std::vector<int32_t> from(m), to(m);
+      for (int64_t r = 0; r < m; ++r) {
+        from[r] = static_cast<int32_t>((r * 3) % m);
+        to[r] = static_cast<int32_t>(m - 1 - r);
+      }
+      std::vector<float> expected(m * kN), y(m * kN);
+      MatmulArgs args;
+      args.x = x.memory.data();
+      args.x_stride_bytes = x.stride_bytes;
+      args.x_rows = gathered ? from.data() : nullptr;
+      args.m = m;
+      args.w = w.matrix;
+      args.panel_end = w.matrix.panels();
+      args.y = expected.data();
+      args.y_stride = kN;
+      args.y_rows = gathered ? to.data() : nullptr;
+      kernels_.matmul(args);
+      args.y = y.data();
+      args.panel_end = 0;  // ignored
+      ParallelMatmul(pool, kernels_, args);
+      EXPECT_TRUE(SameBits(y, expected)) << m;
+
+      const int64_t stride = ActivationRowBytes(kernels_.numerics, kN);
+      AlignedBuffer h(static_cast<size_t>(m * stride)), parallel_h(static_cast<size_t>(m * stride));
+      GateUpArgs both;
+      both.x = args.x;
+      both.x_stride_bytes = args.x_stride_bytes;
+      both.x_rows = args.x_rows;
+      both.m = m;
+      both.gate = w.matrix;
+      both.up = up.matrix;
+      both.panel_end = w.matrix.panels();
+      both.h = h.data();
+      both.h_stride_bytes = stride;
+      kernels_.gate_up(both);
+      both.h = parallel_h.data();
+      ParallelGateUp(pool, kernels_, both);
+      EXPECT_TRUE(std::equal(h.data(), h.data() + h.bytes(), parallel_h.data())) << m;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, MoeTest, ::testing::ValuesIn(testing_util::SupportedIsas()),
+                         testing_util::IsaParamName);
+INSTANTIATE_TEST_SUITE_P(, MoeDeathTest, ::testing::ValuesIn(testing_util::SupportedIsas()),
+                         testing_util::IsaParamName);
+
+}  // namespace
+}  // namespace moesaic

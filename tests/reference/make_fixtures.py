@@ -1,0 +1,507 @@
+"""Makes the tiny random-weight checkpoints under tests/data/models and their references, with transformers.
+
+    python tests/reference/make_fixtures.py [--out tests/data/models] [--only NAME]
+
+Every directory is what a hub checkpoint looks like: a config.json written by hand in the form that hub models have, and
+safetensors with one tensor per expert matrix. The reference is computed from the files read back, not from the model in
+memory. Each fixture also lists changes of its configuration that have to change the logits: a fixture that does not
+notice that its sliding window is gone would prove nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import re
+import shutil
+import tempfile
+
+import torch
+import transformers
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+import hf_reference
+
+PROMPT_LENGTHS = (1, 7, 33, 70)
+HIDDEN_FOR = (1, 3)  # prompts whose hidden states are recorded
+STEPS = 16
+MIN_MARGIN = 0.02  # between the best two logits at every greedy step
+MIN_ROUTER_GAP = 2e-4  # probability, over all tokens of prompt and continuation
+MIN_DISTINCT = 6  # different ids in a greedy continuation
+MIN_EFFECT = 0.05  # how much a listed configuration change must move some logit
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+
+
+def qwen3_moe(**changes) -> dict:
+    return {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "decoder_sparse_step": 1,
+        "hidden_act": "silu",
+        "initializer_range": 0.02,
+        "max_position_embeddings": 1024,
+        "max_window_layers": 3,
+        "mlp_only_layers": [],
+        "norm_topk_prob": True,
+        "output_router_logits": False,
+        "rms_norm_eps": 1e-06,
+        "rope_scaling": None,
+        "rope_theta": 1000000.0,
+        "router_aux_loss_coef": 0.001,
+        "sliding_window": None,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        "use_sliding_window": False,
+    } | changes
+
+
+def mixtral(**changes) -> dict:
+    return {
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "attention_dropout": 0.0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "hidden_act": "silu",
+        "initializer_range": 0.02,
+        "max_position_embeddings": 1024,
+        "output_router_logits": False,
+        "rms_norm_eps": 1e-05,
+        "rope_theta": 1000000.0,
+        "router_aux_loss_coef": 0.02,
+        "sliding_window": None,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+    } | changes
+
+
+def qwen2_moe(**changes) -> dict:
+    return {
+        "architectures": ["Qwen2MoeForCausalLM"],
+        "model_type": "qwen2_moe",
+        "attention_dropout": 0.0,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "decoder_sparse_step": 1,
+        "hidden_act": "silu",
+        "initializer_range": 0.02,
+        "max_position_embeddings": 1024,
+        "max_window_layers": 3,
+        "norm_topk_prob": False,
+        "output_router_logits": False,
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 1000000.0,
+        "router_aux_loss_coef": 0.001,
+        "sliding_window": 32,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        "use_sliding_window": False,
+    } | changes
+
+
+def olmoe(**changes) -> dict:
+    return {
+        "architectures": ["OlmoeForCausalLM"],
+        "model_type": "olmoe",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "clip_qkv": None,
+        "eos_token_id": None,
+        "hidden_act": "silu",
+        "initializer_range": 0.02,
+        "max_position_embeddings": 1024,
+        "norm_topk_prob": False,
+        "output_router_logits": False,
+        "pad_token_id": 1,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": None,
+        "rope_theta": 10000.0,
+        "router_aux_loss_coef": 0.01,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+    } | changes
+
+
+# name: (config, max bytes per shard, configuration changes that have to move the logits)
+FIXTURES: dict[str, tuple[dict, int | None, list[dict]]] = {
+    "qwen3_moe_bf16_sharded": (
+        qwen3_moe(
+            vocab_size=192, hidden_size=64, num_hidden_layers=3, num_attention_heads=8, num_key_value_heads=2,
+            head_dim=16, intermediate_size=128, moe_intermediate_size=32, num_experts=10, num_experts_per_tok=4,
+        ),
+        120_000,
+        [{"norm_topk_prob": False}, {"rope_theta": 10000.0}, {"rms_norm_eps": 1e-2}],
+    ),
+    "qwen3_moe_fp16_dense_layers": (
+        qwen3_moe(
+            vocab_size=160, hidden_size=64, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=4,
+            head_dim=24, intermediate_size=72, moe_intermediate_size=16, num_experts=16, num_experts_per_tok=3,
+            mlp_only_layers=[1], attention_bias=True, tie_word_embeddings=True, torch_dtype="float16",
+            rope_theta=1000.0, rope_scaling=YARN,
+        ),
+        None,
+        [
+            {"rope_scaling": None},
+            {"rope_scaling": YARN | {"attention_factor": 1.0}},
+            {"rope_scaling": YARN | {"beta_fast": 8}},
+            {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+        ],
+    ),
+    "qwen3_moe_fp32_odd": (
+        qwen3_moe(
+            vocab_size=131, hidden_size=52, num_hidden_layers=3, num_attention_heads=3, num_key_value_heads=1,
+            head_dim=18, intermediate_size=52, moe_intermediate_size=22, num_experts=5, num_experts_per_tok=3,
+            norm_topk_prob=False, torch_dtype="float32", rope_theta=10000.0,
+            rope_scaling={"type": "linear", "factor": 2.5},
+        ),
+        None,
+        [{"rope_scaling": None}, {"norm_topk_prob": True}],
+    ),
+    "qwen3_moe_bf16_window": (
+        qwen3_moe(
+            vocab_size=128, hidden_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+            head_dim=16, intermediate_size=64, moe_intermediate_size=16, num_experts=8, num_experts_per_tok=1,
+            sliding_window=20, use_sliding_window=True, max_window_layers=1, norm_topk_prob=False,
+        ),
+        None,
+        [{"use_sliding_window": False}, {"sliding_window": 21}, {"norm_topk_prob": True}],
+    ),
+    "mixtral_bf16_window": (
+        mixtral(
+            vocab_size=160, hidden_size=64, num_hidden_layers=3, num_attention_heads=8, num_key_value_heads=4,
+            intermediate_size=48, num_local_experts=8, num_experts_per_tok=2, sliding_window=16,
+        ),
+        None,
+        [{"sliding_window": None}, {"sliding_window": 17}, {"rope_theta": 10000.0}],
+    ),
+    "mixtral_fp16_llama3": (
+        mixtral(
+            vocab_size=144, hidden_size=72, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=1,
+            head_dim=20, intermediate_size=56, num_local_experts=6, num_experts_per_tok=2, torch_dtype="float16",
+            rope_theta=5000.0, rope_scaling=LLAMA3, tie_word_embeddings=True,
+        ),
+        110_000,
+        [
+            {"rope_scaling": None},
+            {"rope_scaling": LLAMA3 | {"high_freq_factor": 2.0}},
+            {"rope_scaling": LLAMA3 | {"low_freq_factor": 2.0}},
+        ],
+    ),
+    # Only what has no default that a reader could use: the rest must come from the defaults of the family.
+    "mixtral_fp32_defaults": (
+        {
+            "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "vocab_size": 128, "hidden_size": 32,
+            "num_hidden_layers": 2, "num_attention_heads": 8, "intermediate_size": 24, "torch_dtype": "float32",
+        },
+        None,
+        [{"rope_theta": 10000.0}, {"rms_norm_eps": 1e-2}, {"sliding_window": 16}],
+    ),
+    "qwen2_moe_bf16_sparse_step": (
+        qwen2_moe(
+            vocab_size=192, hidden_size=64, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=4,
+            intermediate_size=80, moe_intermediate_size=24, shared_expert_intermediate_size=56, num_experts=10,
+            num_experts_per_tok=4, decoder_sparse_step=2,
+        ),
+        None,
+        [{"norm_topk_prob": True}, {"rope_theta": 10000.0}],
+    ),
+    "qwen2_moe_fp32_dynamic": (
+        qwen2_moe(
+            vocab_size=128, hidden_size=48, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=2,
+            intermediate_size=40, moe_intermediate_size=20, shared_expert_intermediate_size=36, num_experts=6,
+            num_experts_per_tok=2, norm_topk_prob=True, mlp_only_layers=[0], tie_word_embeddings=True,
+            torch_dtype="float32", max_position_embeddings=64, rope_theta=10000.0,
+            rope_scaling={"type": "dynamic", "factor": 4.0},
+        ),
+        120_000,
+        [{"rope_scaling": None}, {"norm_topk_prob": False}, {"rope_scaling": {"type": "dynamic", "factor": 2.0}}],
+    ),
+    "olmoe_bf16_clip": (
+        olmoe(
+            vocab_size=192, hidden_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=4,
+            intermediate_size=32, num_experts=10, num_experts_per_tok=5, clip_qkv=1.25,
+        ),
+        None,
+        [{"clip_qkv": None}, {"norm_topk_prob": True}, {"rms_norm_eps": 1e-2}],
+    ),
+    # The form that transformers 5 writes: rope_parameters and dtype instead of rope_theta, rope_scaling and torch_dtype.
+    "olmoe_fp32_rope_parameters": (
+        {
+            key: value
+            for key, value in olmoe(
+                vocab_size=128, hidden_size=48, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=3,
+                intermediate_size=20, num_experts=8, num_experts_per_tok=2, norm_topk_prob=True, dtype="float32",
+                rope_parameters={
+                    "rope_theta": 2000.0, "rope_type": "yarn", "factor": 3.0, "beta_fast": 16.0, "beta_slow": 2.0,
+                    "attention_factor": 1.3, "original_max_position_embeddings": 128, "truncate": False,
+                },
+            ).items()
+            if key not in ("rope_theta", "rope_scaling", "torch_dtype")
+        },
+        None,
+        [
+            {"rope_parameters": {"rope_theta": 2000.0, "rope_type": "default"}},
+            {"rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}},
+            {"norm_topk_prob": False},
+        ],
+    ),
+}
+
+
+def dtype_of(config: dict) -> torch.dtype:
+    return getattr(torch, config.get("torch_dtype") or config["dtype"])
+
+
+def fill(model, generator: torch.Generator) -> None:
+    """Random weights at a scale where routing and logits are decisive, unlike initializer_range = 0.02."""
+    tied = model.config.tie_word_embeddings
+    for name, weight in model.named_parameters():
+        fan_in = weight.shape[-1]
+        noise = torch.randn(weight.shape, generator=generator)
+        if name.endswith("bias"):
+            weight.copy_(0.4 * noise)
+        elif "norm" in name:
+            weight.copy_(1.0 + 0.25 * noise)
+            if tied and name == "model.norm.weight":
+                # With random signs the logits do not favour the input token, which a tied embedding would repeat.
+                weight.mul_(torch.where(torch.rand(weight.shape, generator=generator) < 0.5, -1.0, 1.0))
+        elif "embed_tokens" in name:
+            weight.copy_(noise * (2.5 / fan_in**0.5 if tied else 1.0))
+        else:
+            gain = 1.0
+            if "lm_head" in name:
+                gain = 2.5
+            elif name.endswith("shared_expert_gate.weight"):
+                gain = 1.5
+            elif name.endswith("gate.weight"):  # router
+                gain = 1.5
+            elif "q_proj" in name or "k_proj" in name:
+                gain = 1.3
+            elif "down_proj" in name:
+                gain = 2.0
+            weight.copy_(gain * noise / fan_in**0.5)
+
+
+def expected_tensors(config: dict, model) -> dict[str, tuple[int, ...]]:
+    """The names and shapes of the hub's layout, from the configuration alone (not from what transformers saved)."""
+    c = model.config
+    kind = config["model_type"]
+    head_dim = config.get("head_dim") or c.hidden_size // c.num_attention_heads
+    h, q, kv = c.hidden_size, c.num_attention_heads * head_dim, c.num_key_value_heads * head_dim
+    out: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (c.vocab_size, h), "model.norm.weight": (h,)}
+    if not config.get("tie_word_embeddings", False):
+        out["lm_head.weight"] = (c.vocab_size, h)
+
+    def mlp(prefix: str, width: int) -> None:
+        out[f"{prefix}.gate_proj.weight"] = out[f"{prefix}.up_proj.weight"] = (width, h)
+        out[f"{prefix}.down_proj.weight"] = (h, width)
+
+    for i in range(c.num_hidden_layers):
+        layer = f"model.layers.{i}"
+        out[f"{layer}.input_layernorm.weight"] = out[f"{layer}.post_attention_layernorm.weight"] = (h,)
+        for name, shape in {"q": (q, h), "k": (kv, h), "v": (kv, h), "o": (h, q)}.items():
+            out[f"{layer}.self_attn.{name}_proj.weight"] = shape
+            if config.get("attention_bias") or (kind == "qwen2_moe" and name != "o"):
+                out[f"{layer}.self_attn.{name}_proj.bias"] = shape[:1]
+        if kind == "qwen3_moe":
+            out[f"{layer}.self_attn.q_norm.weight"] = out[f"{layer}.self_attn.k_norm.weight"] = (head_dim,)
+        if kind == "olmoe":
+            out[f"{layer}.self_attn.q_norm.weight"] = (q,)
+            out[f"{layer}.self_attn.k_norm.weight"] = (kv,)
+        if kind == "mixtral":
+            out[f"{layer}.block_sparse_moe.gate.weight"] = (c.num_local_experts, h)
+            for e in range(c.num_local_experts):
+                expert = f"{layer}.block_sparse_moe.experts.{e}"
+                out[f"{expert}.w1.weight"] = out[f"{expert}.w3.weight"] = (c.intermediate_size, h)
+                out[f"{expert}.w2.weight"] = (h, c.intermediate_size)
+            continue
+        step = config.get("decoder_sparse_step", 1)
+        if i in config.get("mlp_only_layers", []) or (i + 1) % step:
+            mlp(f"{layer}.mlp", c.intermediate_size)
+            continue
+        out[f"{layer}.mlp.gate.weight"] = (c.num_experts, h)
+        for e in range(c.num_experts):
+            mlp(f"{layer}.mlp.experts.{e}", config.get("moe_intermediate_size", c.intermediate_size))
+        if kind == "qwen2_moe":
+            mlp(f"{layer}.mlp.shared_expert", c.shared_expert_intermediate_size)
+            out[f"{layer}.mlp.shared_expert_gate.weight"] = (1, h)
+    return out
+
+
+def write_checkpoint(directory: pathlib.Path, config: dict, shard_bytes: int | None, seed: int) -> None:
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    hf_config = transformers.AutoConfig.from_pretrained(str(directory))
+    model = transformers.AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32)
+    fill(model, torch.Generator().manual_seed(seed))
+    with tempfile.TemporaryDirectory() as scratch:
+        # The default of save_pretrained writes the hub's layout; config.json stays ours.
+        model.to(dtype_of(config)).save_pretrained(scratch, max_shard_size=shard_bytes or "1GB")
+        for path in pathlib.Path(scratch).glob("model*"):
+            shutil.copy(path, directory / path.name)
+    verify_layout(directory, config, shard_bytes, model)
+
+
+def verify_layout(directory: pathlib.Path, config: dict, shard_bytes: int | None, model) -> None:
+    found, files = {}, sorted(directory.glob("*.safetensors"))
+    for path in files:
+        with safe_open(path, "pt") as file:
+            for name in file.keys():
+                tensor = file.get_tensor(name)
+                assert tensor.dtype == dtype_of(config), (name, tensor.dtype)
+                found[name] = (tuple(tensor.shape), path.name)
+    expected = expected_tensors(config, model)
+    assert {n: s for n, (s, _) in found.items()} == expected, (
+        sorted(set(found) ^ set(expected)), [n for n in set(found) & set(expected) if found[n][0] != expected[n]]
+    )
+    index = directory / "model.safetensors.index.json"
+    assert index.exists() == (shard_bytes is not None) == (len(files) > 1)
+    if index.exists():
+        assert json.loads(index.read_text())["weight_map"] == {n: f for n, (_, f) in found.items()}
+    # The fused tensor in memory is [gate; up]: check one expert against the file, bit for bit.
+    layer = hf_reference.sparse_layers(model)[0]
+    gate, up = ("w1", "w3") if config["model_type"] == "mixtral" else ("gate_proj", "up_proj")
+    fused = model.model.layers[layer].mlp.experts.gate_up_proj[1]
+    parts = []
+    for part in (gate, up):
+        name = next(n for n in found if re.search(rf"layers\.{layer}\..*experts\.1\.{part}\.weight", n))
+        with safe_open(directory / found[name][1], "pt") as file:
+            parts.append(file.get_tensor(name))
+    assert torch.equal(fused, torch.cat(parts)), "gate and up are not where they should be"
+
+
+def choose_prompt(model, length: int, vocab: int, seed: int, dynamic: bool):
+    """Random ids whose routing and continuation have no near-ties, so that a test needs no exceptions for float32.
+
+    Returns the ids, their trace, the continuation, and the ids of the continuation made without a KV cache.
+    """
+    for attempt in range(5000):
+        generator = torch.Generator().manual_seed(seed * 10007 + attempt)
+        ids = torch.randint(0, vocab, (length,), generator=generator).tolist()
+        hf_reference.reset_dynamic_rope(model)
+        trace = hf_reference.run(model, ids)
+        if trace.router_gap.min() < MIN_ROUTER_GAP:
+            continue
+        continuation = hf_reference.greedy(model, ids, STEPS)
+        if min(continuation.margins) < MIN_MARGIN or continuation.min_router_gap < MIN_ROUTER_GAP:
+            continue
+        if len(set(continuation.ids)) < MIN_DISTINCT:
+            continue
+        recomputed = hf_reference.greedy(model, ids, STEPS, cached=False).ids
+        # With dynamic rope the cached keys keep the rotation of the step that made them: take a prompt where that shows.
+        if (recomputed == continuation.ids) == (dynamic and length > model.config.max_position_embeddings):
+            continue
+        return ids, trace, continuation, recomputed
+    raise RuntimeError(f"no prompt of {length} tokens without near-ties")
+
+
+def write_reference(directory: pathlib.Path, seed: int) -> list[list[int]]:
+    model = hf_reference.load_model(directory)
+    dynamic = "dynamic" in getattr(model.model.rotary_emb, "rope_type", "")
+    tensors: dict[str, torch.Tensor] = {
+        "sparse_layers": torch.tensor(hf_reference.sparse_layers(model), dtype=torch.int32)
+    }
+    prompts = []
+    for number, length in enumerate(PROMPT_LENGTHS):
+        ids, trace, continuation, recomputed = choose_prompt(
+            model, length, model.config.vocab_size, seed * 16 + number, dynamic
+        )
+        name = f"{number:02d}"
+        tensors[f"{name}.logits"] = trace.logits
+        tensors[f"{name}.argmax"] = trace.logits.argmax(-1).to(torch.int32)
+        tensors[f"{name}.logsumexp"] = trace.logits.logsumexp(-1)
+        tensors[f"{name}.experts"] = trace.experts
+        tensors[f"{name}.expert_weights"] = trace.expert_weights
+        tensors[f"{name}.router_gap"] = trace.router_gap
+        tensors[f"{name}.greedy_logits"] = continuation.logits
+        if number in HIDDEN_FOR:
+            tensors[f"{name}.hidden"] = trace.hidden
+        entry = {
+            "id": number,
+            "domain": "random_ids",
+            "prompt_ids": ids,
+            "greedy_ids": continuation.ids,
+            "greedy_margin": [round(m, 4) for m in continuation.margins],
+        }
+        if dynamic:
+            entry["greedy_ids_without_kv_cache"] = recomputed
+        prompts.append(entry)
+    reference = directory / "reference"
+    reference.mkdir()
+    lines = ",\n".join(" " + json.dumps(p) for p in prompts)
+    (reference / "prompts.json").write_text(f"[\n{lines}\n]\n")
+    about = (
+        "per prompt NN: NN.logits [tokens, vocab] f32, NN.argmax [tokens] i32, NN.logsumexp [tokens] f32, "
+        "NN.experts [sparse layers, tokens, top_k] i32 sorted by router probability, NN.expert_weights (as applied) "
+        "f32, NN.router_gap [sparse layers, tokens] f32 (k-th minus (k+1)-th probability), NN.greedy_logits "
+        "[steps, vocab] f32 (row s chose greedy_ids[s]), NN.hidden [layers + 1, tokens, hidden] f32 (embedding, then "
+        "after each layer, before the final norm); sparse_layers i32: the layer numbers of those rows; computed in "
+        f"float32 from the rounded weights by transformers {transformers.__version__}"
+    )
+    save_file({k: v.contiguous() for k, v in tensors.items()}, reference / "logits.safetensors", {"about": about})
+    return [p["prompt_ids"] for p in prompts]
+
+
+def report(directory: pathlib.Path, config: dict, effects: list[dict], prompts: list[list[int]]) -> None:
+    model = hf_reference.load_model(directory)
+    hf_reference.reset_dynamic_rope(model)
+    trace = hf_reference.run(model, prompts[-1])
+    usage = torch.bincount(trace.experts.flatten(), minlength=1)
+    # float64 weights and activations (RMSNorm and softmax stay float32 inside): how much float32 rounding matters.
+    double = hf_reference.load_model(directory, torch.float64)
+    noise = float((hf_reference.run(double, prompts[-1]).logits - trace.logits).abs().max())
+    print(
+        f"{directory.name}: logits std {trace.logits.std():.2f}, top expert weight median "
+        f"{trace.expert_weights[..., 0].median():.2f}, experts used {int((usage > 0).sum())}, "
+        f"float32 noise {noise:.1e}, "
+        f"{sum(f.stat().st_size for f in directory.rglob('*') if f.is_file()) / 1e3:.0f} kB"
+    )
+    for change in effects:
+        with tempfile.TemporaryDirectory() as scratch:
+            changed = pathlib.Path(scratch) / "model"
+            shutil.copytree(directory, changed)
+            (changed / "config.json").write_text(json.dumps(config | change))
+            other = hf_reference.run(hf_reference.load_model(changed), prompts[-1])
+            effect = float((other.logits - trace.logits).abs().max())
+            print(f"    {json.dumps(change)}: logits move by {effect:.2f}")
+            assert effect > MIN_EFFECT, f"{directory.name} does not notice {change}"
+
+
+def main() -> None:
+    root = pathlib.Path(__file__).resolve().parents[2]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=pathlib.Path, default=root / "tests/data/models")
+    parser.add_argument("--only", choices=sorted(FIXTURES))
+    arguments = parser.parse_args()
+    transformers.utils.logging.disable_progress_bar()
+    for seed, (name, (config, shard_bytes, effects)) in enumerate(FIXTURES.items(), start=1):
+        if arguments.only and name != arguments.only:
+            continue
+        directory = arguments.out / name
+        if directory.exists():
+            shutil.rmtree(directory)
+        write_checkpoint(directory, config, shard_bytes, seed)
+        prompts = write_reference(directory, seed)
+        report(directory, config, effects, prompts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,408 @@
+#!/usr/bin/env python3
+"""The `moesaic` program as a user meets it: exit codes, messages, streams, signals.
+
+    cli_end_to_end_test.py PROGRAM SAMPLE_MODEL_DIR
+
+Standard library only; run by ctest.
+"""
+
+import http.client
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+PROGRAM, MODEL = sys.argv[1], sys.argv[2]
+ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("MOESAIC_")}
+GREEDY = ["--raw", "--temperature", "0", "--max-tokens", "24"]
+PROMPT = "It was a cold and stormy night, and the old man"
+
+
+def run(*arguments, stdin="", environment=None, timeout=120):
+    return subprocess.run(
+        [PROGRAM, *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env={**ENVIRONMENT, **(environment or {})},
+    )
+
+
+class CommandLine(unittest.TestCase):
+    def assert_error(self, result, code, *parts):
+        self.assertEqual(result.returncode, code, result.stderr)
+        self.assertTrue(result.stderr.startswith("error: "), result.stderr)
+        for part in parts:
+            self.assertIn(part, result.stderr)
+
+    def test_help_of_every_command(self):
+        overview = run("--help")
+        self.assertEqual(overview.returncode, 0)
+        self.assertEqual(run().stdout, overview.stdout)
+        commands = re.findall(r"^  (\w+(?: serve)?) {2,}", overview.stdout, re.MULTILINE)
+        for name in ("run", "serve", "show", "pack", "profile", "bench serve", "version"):
+            self.assertIn(name, commands)
+            result = run(*name.split(), "--help")
+            self.assertEqual(result.returncode, 0, name)
+            self.assertTrue(result.stdout.startswith(f"Usage: moesaic {name}"), name)
+            self.assertLessEqual(max(map(len, result.stdout.splitlines())), 110, name)
+            self.assertEqual(run("help", *name.split()).stdout, result.stdout)
+
+    def test_version(self):
+        result = run("--version")
+        self.assertEqual(result.returncode, 0)
+        self.assertRegex(result.stdout, r"^moesaic \d+\.\d+\.\d+\n")
+        for part in ("commit", "build", "kernels", "libraries"):
+            self.assertIn(part, result.stdout)
+
+    def test_mistakes_get_the_nearest_name_and_exit_code_2(self):
+        self.assert_error(run("srve", MODEL), 2, "did you mean `moesaic serve`?")
+        self.assert_error(run("bench"), 2, "moesaic bench serve")
+        self.assert_error(run("run", MODEL, "--thread", "2"), 2, "did you mean --threads?")
+        self.assert_error(run("run", MODEL, "x", "--threads", "two"), 2, "--threads: expected an integer")
+        self.assert_error(run("run"), 2, "no model given")
+        self.assert_error(run("show", "/nowhere"), 2, "/nowhere")
+        self.assert_error(run("show", MODEL, "extra"), 2, "unexpected argument 'extra'")
+        self.assert_error(run("run", MODEL, "x", environment={"MOESAIC_THREADS": "-1"}), 2, "MOESAIC_THREADS")
+        self.assert_error(run("run", MODEL, "x", environment={"MOESAIC_ISA": "mmx"}), 2, "MOESAIC_ISA")
+
+    def test_configuration_file(self):
+        with tempfile.TemporaryDirectory() as directory:
+            path = pathlib.Path(directory) / "c.yaml"
+            path.write_text("threads: 1\nexpert_memry: 5MiB\n")
+            self.assert_error(
+                run("run", MODEL, "x", "--config", str(path)), 2, "c.yaml:2", "did you mean 'expert-memory'?"
+            )
+            path.write_text("expert-memory: 30%\nport: 1234\n")
+            shown = run("serve", "--print-config", "--config", str(path), environment={"MOESAIC_PORT": "99"})
+            self.assertRegex(shown.stdout, r"expert-memory: 30% +# .*c\.yaml:1")
+            self.assertRegex(shown.stdout, r"port: 99 +# MOESAIC_PORT")
+            self.assertRegex(shown.stdout, r"max-queue: 256 +# default")
+
+    def test_output_that_cannot_be_written(self):
+        with open("/dev/full", "w") as full:
+            result = subprocess.run([PROGRAM, "--help"], stdout=full, stderr=subprocess.PIPE, text=True)
+        self.assert_error(result, 4, "standard output")
+
+    def test_reader_that_leaves_is_no_error(self):
+        process = subprocess.Popen([PROGRAM, "serve", "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process.stdout.close()
+        self.assertEqual(process.wait(timeout=60), 0)
+        self.assertEqual(process.stderr.read(), b"")
+        process.stderr.close()
+
+
+class Show(unittest.TestCase):
+    def test_text(self):
+        result = run("show", MODEL)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        for part in ("Qwen3MoeForCausalLM", "32 per layer, top 4", "one expert", "--expert-memory", "all experts"):
+            self.assertIn(part, result.stdout)
+
+    def test_json(self):
+        shown = json.loads(run("show", MODEL, "--json").stdout)
+        self.assertEqual(shown["architecture"]["experts_per_layer"], 32)
+        self.assertEqual(shown["parameters"]["total"], 11062976)
+        self.assertEqual(shown["bytes"]["expert"], 73728)
+        half = next(row for row in shown["expert_memory"] if row["expert_memory"] == "50%")
+        self.assertEqual(half["expert_slots"], 128)
+
+    def test_too_little_memory(self):
+        shown = json.loads(run("show", MODEL, "--json", "--memory", "1MiB").stdout)
+        self.assertFalse(any(row["fits"] for row in shown["expert_memory"]))
+        result = run("run", MODEL, "x", "--memory", "1MiB")
+        self.assertEqual(result.returncode, 3, result.stderr)
+
+
+class Run(unittest.TestCase):
+    def test_the_budget_does_not_change_the_answer(self):
+        answers = {
+            run("run", MODEL, *GREEDY, PROMPT, "--expert-memory", budget, "--threads", threads).stdout
+            for budget, threads in (("100%", "1"), ("25%", "2"), ("80KiB", "1"))
+        }
+        self.assertEqual(len(answers), 1)
+        self.assertTrue(answers.pop().startswith(" was afraid of the world."))
+
+    def test_prompt_from_file_pipe_and_flag(self):
+        expected = run("run", MODEL, *GREEDY, PROMPT).stdout
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+            file.write(PROMPT)
+            file.flush()
+            self.assertEqual(run("run", MODEL, *GREEDY, "--prompt-file", file.name).stdout, expected)
+        self.assertEqual(run("run", MODEL, *GREEDY, stdin=PROMPT).stdout, expected)
+        self.assertEqual(run("run", "--model", MODEL, *GREEDY, *PROMPT.split()).stdout, expected)
+
+    def test_stats_go_to_standard_error(self):
+        result = run("run", MODEL, *GREEDY, PROMPT, "--expert-memory", "25%", "--stats")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(result.stdout, run("run", MODEL, *GREEDY, PROMPT).stdout)
+        for part in ("prompt", "output", "found in memory", "read", "64 of 256 experts"):
+            self.assertIn(part, result.stderr)
+
+    def test_json(self):
+        result = run("run", MODEL, *GREEDY, PROMPT, "--expert-memory", "25%", "--json")
+        answer = json.loads(result.stdout)
+        self.assertEqual(answer["usage"]["completion_tokens"], 24)
+        self.assertEqual(answer["finish_reason"], "length")
+        self.assertGreater(answer["stats"]["experts"]["bytes_read"], 0)
+        full = json.loads(run("run", MODEL, *GREEDY, PROMPT, "--expert-memory", "100%", "--json").stdout)
+        self.assertEqual(full["stats"]["experts"]["misses"], 0)
+        self.assertEqual(full["text"], answer["text"])
+
+    def test_chat_template_is_applied(self):
+        asked = run("run", MODEL, "--temperature", "0", "-n", "8", "--json", "How many are two and two?")
+        raw = run("run", MODEL, "--raw", "--temperature", "0", "-n", "8", "--json", "How many are two and two?")
+        self.assertGreater(
+            json.loads(asked.stdout)["usage"]["prompt_tokens"], json.loads(raw.stdout)["usage"]["prompt_tokens"]
+        )
+
+    def test_conversation_from_a_pipe(self):
+        result = run("run", MODEL, "--chat", "--temperature", "0", "-n", "8", stdin="Hello\n/nonsense\n/clear\n/quit\n")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("There is no /nonsense", result.stdout)
+
+    def test_mistakes(self):
+        for arguments in (
+            [""],
+            ["x", "--chat", "--json"],
+            ["x", "--raw", "--system", "s"],
+            ["x", "--prompt-file", "/nowhere.txt"],
+            ["--prompt-file", "/nowhere.txt"],
+            ["x", "--temperature", "-1"],
+            ["x", "--expert-memory", "150%"],
+            ["x", "--max-tokens", "100000"],
+        ):
+            result = run("run", MODEL, *arguments)
+            self.assertEqual(result.returncode, 2, f"{arguments}: {result.stderr}")
+            self.assertTrue(result.stderr.startswith("error: "), result.stderr)
+
+    def test_interrupt_ends_the_answer(self):
+        process = subprocess.Popen(
+            [PROGRAM, "run", MODEL, "--raw", "-n", "0", "--ignore-eos", PROMPT],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, env=ENVIRONMENT,
+        )
+        process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        self.assertEqual(process.wait(timeout=60), 130)
+        process.stdout.close()
+        process.stderr.close()
+
+    def test_reader_that_leaves_ends_the_answer(self):
+        process = subprocess.Popen(
+            [PROGRAM, "run", MODEL, "--raw", "-n", "0", "--ignore-eos", PROMPT],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, env=ENVIRONMENT,
+        )
+        process.stdout.read(1)
+        process.stdout.close()
+        self.assertEqual(process.wait(timeout=60), 0)
+        self.assertEqual(process.stderr.read(), b"")
+        process.stderr.close()
+
+
+class Pack(unittest.TestCase):
+    def test_store_is_written_verified_used_and_rebuilt(self):
+        with tempfile.TemporaryDirectory() as directory:
+            model = pathlib.Path(directory) / "model"
+            store = pathlib.Path(directory) / "store"
+            shutil.copytree(MODEL, model, ignore=shutil.ignore_patterns("reference"))
+            written = run("pack", str(model), "-o", str(store), "--verify")
+            self.assertEqual(written.returncode, 0, written.stderr)
+            self.assertIn("256 experts", written.stdout)
+            self.assertIn("verified", written.stdout)
+            self.assertIn("is current", run("pack", str(model), "-o", str(store)).stdout)
+
+            use = ["run", str(model), *GREEDY, PROMPT, "--expert-memory", "25%", "--expert-store", str(store)]
+            self.assertEqual(run(*use).stdout, run("run", str(model), *GREEDY, PROMPT).stdout)
+
+            weights = model / "model.safetensors"
+            os.utime(weights, ns=(time.time_ns() + 10**9, time.time_ns() + 10**9))
+            stale = run(*use)
+            self.assertEqual(stale.returncode, 2, stale.stderr)
+            self.assertIn("pack", stale.stderr)
+            self.assertNotIn("is current", run("pack", str(model), "-o", str(store)).stdout)
+            self.assertEqual(run(*use).returncode, 0)
+
+    def test_damage_is_found(self):
+        with tempfile.TemporaryDirectory() as directory:
+            store = pathlib.Path(directory) / "store"
+            self.assertEqual(run("pack", MODEL, "-o", str(store)).returncode, 0)
+            with open(store / "experts.bin", "r+b") as data:
+                data.seek(100_000)
+                byte = data.read(1)
+                data.seek(100_000)
+                data.write(bytes([byte[0] ^ 1]))
+            result = run("pack", MODEL, "-o", str(store), "--verify")
+            self.assertEqual(result.returncode, 2, result.stdout)
+            self.assertIn("differs", result.stderr)
+
+    def test_mistakes(self):
+        self.assertEqual(run("pack", MODEL).returncode, 2)
+        self.assertEqual(run("pack", MODEL, "-o", "/proc/nowhere/store").returncode, 4)
+
+
+class Profile(unittest.TestCase):
+    def test_quick(self):
+        with tempfile.TemporaryDirectory() as directory:
+            output = pathlib.Path(directory) / "p.json"
+            result = run("profile", "--quick", "--path", directory, "-o", str(output))
+            self.assertEqual(result.returncode, 0, result.stderr)
+            for part in ("Processor", "Compute", "Memory", "Disk", "best use"):
+                self.assertIn(part, result.stdout)
+            profile = json.loads(output.read_text())
+            self.assertTrue(profile["quick"])
+            self.assertEqual(os.listdir(directory), ["p.json"])
+        self.assertEqual(run("profile", "--quick", "--path", "/nowhere").returncode, 2)
+
+
+class Server:
+    """`moesaic serve` on a free port; what it logs tells when it listens and when it is ready."""
+
+    def __init__(self, *arguments, environment=None):
+        self.log = ""
+        self.process = subprocess.Popen(
+            [PROGRAM, "serve", MODEL, "--port", "0", *arguments],
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            env={**ENVIRONMENT, **(environment or {})},
+        )
+        self.port = int(re.search(r"listens on http://[^:]+:(\d+)", self.read_log_until("listens on"))[1])
+        self.read_log_until("serving ")
+
+    def read_log_until(self, text):
+        while True:
+            line = self.process.stderr.readline()
+            if not line:
+                raise AssertionError(f"the server ended before it logged '{text}':\n{self.log}")
+            self.log += line
+            if text in line:
+                return line
+
+    def request(self, method, path, body=None, headers=None):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            connection.request(method, path, json.dumps(body) if body else None,
+                               {"Content-Type": "application/json", **(headers or {})})
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+    def stop(self, number=signal.SIGTERM):
+        self.process.send_signal(number)
+        code = self.process.wait(timeout=60)
+        self.log += self.process.stderr.read()
+        self.process.stderr.close()
+        return code, self.log
+
+
+class Serve(unittest.TestCase):
+    def test_serves_and_ends_on_sigterm(self):
+        server = Server("--served-model-name", "sample")
+        status, body = server.request("POST", "/v1/completions", {
+            "model": "sample", "prompt": PROMPT, "max_tokens": 8, "temperature": 0})
+        self.assertEqual(status, 200, body)
+        self.assertTrue(json.loads(body)["choices"][0]["text"].startswith(" was afraid"))
+        code, log = server.stop()
+        self.assertEqual(code, 0, log)
+        self.assertIn("listens on", log)
+        self.assertIn("serving sample", log)
+
+    def test_sigint_lets_a_running_request_end(self):
+        server = Server("--shutdown-timeout", "60")
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        connection.request("POST", "/v1/completions", json.dumps({
+            "model": MODEL, "prompt": PROMPT, "max_tokens": 400, "ignore_eos": True, "stream": True}),
+            {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        response.readline()
+        server.process.send_signal(signal.SIGINT)
+        rest = response.read().decode()
+        connection.close()
+        self.assertIn('"finish_reason":"length"', rest)
+        self.assertIn("[DONE]", rest)
+        self.assertEqual(server.process.wait(timeout=60), 0)
+        server.process.stderr.close()
+
+    def test_second_signal_ends_at_once(self):
+        server = Server("--shutdown-timeout", "600")
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        connection.request("POST", "/v1/completions", json.dumps({
+            "model": MODEL, "prompt": PROMPT, "max_tokens": 900, "ignore_eos": True, "stream": True}),
+            {"Content-Type": "application/json"})
+        connection.getresponse().readline()
+        server.process.send_signal(signal.SIGTERM)
+        server.read_log_until("draining")
+        server.process.send_signal(signal.SIGTERM)
+        self.assertIn(server.process.wait(timeout=30), (128 + signal.SIGTERM, 0))
+        connection.close()
+        server.process.stderr.close()
+
+    def test_api_key_file_and_environment(self):
+        with tempfile.NamedTemporaryFile("w") as keys:
+            keys.write("# keys\none\n\n two \n")
+            keys.flush()
+            server = Server("--api-key-file", keys.name, environment={"MOESAIC_API_KEY": "three"})
+            self.assertEqual(server.request("GET", "/v1/models")[0], 401)
+            for key in ("one", "two", "three"):
+                self.assertEqual(
+                    server.request("GET", "/v1/models", headers={"Authorization": f"Bearer {key}"})[0], 200)
+            self.assertEqual(server.stop()[0], 0)
+
+    def test_port_in_use(self):
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            result = run("serve", MODEL, "--port", str(taken.getsockname()[1]))
+            self.assertEqual(result.returncode, 4, result.stderr)
+            self.assertIn("error: ", result.stderr)
+
+    def test_model_that_cannot_be_loaded_ends_the_server(self):
+        result = run("serve", MODEL, "--port", "0", "--memory", "1MiB")
+        self.assertEqual(result.returncode, 3, result.stderr)
+
+
+class BenchServe(unittest.TestCase):
+    def test_against_our_server(self):
+        server = Server()
+        with tempfile.TemporaryDirectory() as directory:
+            arguments = ["bench", "serve", "--port", str(server.port), "--num-prompts", "6",
+                         "--random-input-len", "16", "--random-output-len", "8", "--ignore-eos"]
+            result = run(*arguments, "--max-concurrency", "3", "--save-result", "--result-dir", directory,
+                         "--result-filename", "r.json", "--save-detailed", "--goodput", "ttft:60000")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertIn("Serving Benchmark Result", result.stdout)
+            saved = json.loads((pathlib.Path(directory) / "r.json").read_text())
+            self.assertEqual(saved["completed"], 6)
+            self.assertEqual(saved["total_input_tokens"], 6 * 16)
+            self.assertEqual(saved["total_output_tokens"], 6 * 8)
+            self.assertEqual(len(saved["ttfts"]), 6)
+            self.assertGreater(saved["request_goodput"], 0)
+            self.assertGreater(saved["mean_ttft_ms"], 0)
+
+            dataset = pathlib.Path(directory) / "d.jsonl"
+            dataset.write_text('{"messages":[{"role":"user","content":"Hello"}],"max_tokens":4}\n')
+            chat = run("bench", "serve", "--port", str(server.port), "--backend", "openai-chat", "--dataset-name",
+                       "jsonl", "--dataset-path", str(dataset), "--num-prompts", "3", "--request-rate", "50", "--json")
+            self.assertEqual(chat.returncode, 0, chat.stderr)
+            self.assertEqual(json.loads(chat.stdout)["completed"], 3)
+        self.assertEqual(server.stop()[0], 0)
+
+    def test_no_server(self):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        result = run("bench", "serve", "--port", str(port), "--ready-check-timeout-sec", "0")
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("no server to measure", result.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1], verbosity=1)

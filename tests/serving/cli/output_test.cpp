@@ -1,0 +1,49 @@
+#include "serving/cli/output.h"
+
+#include <gtest/gtest.h>
+
+namespace moesaic {
+namespace {
+
+TEST(OutputTest, TableAlignsColumns) {
+  TextTable table("<>", 1);
+  table.Add({"name", "value"});
+  table.Add({"x", "1"});
+  table.Add({"größer", "22"});
+  EXPECT_EQ(table.Render(),
+            " name    value\n"
+            " x           1\n"
+            " größer     22\n");
+}
+
+TEST(OutputTest, TableWithMissingCells) {
+  TextTable table("<><");
+  table.Add({"a"});
+  table.Add({"bb", "1", "note"});
+  EXPECT_EQ(table.Render(), "  a\n  bb  1  note\n");
+}
+
+TEST(OutputTest, DisplayWidthCountsCodePoints) {
+  EXPECT_EQ(DisplayWidth(""), 0u);
+  EXPECT_EQ(DisplayWidth("abc"), 3u);
+  EXPECT_EQ(DisplayWidth("█░"), 2u);
+}
+
+TEST(OutputTest, Units) {
+  EXPECT_EQ(FormatRate(0), "0 B/s");
+  EXPECT_EQ(FormatRate(999), "999 B/s");
+  EXPECT_EQ(FormatRate(12345), "12.3 kB/s");
+  EXPECT_EQ(FormatRate(1.234e9), "1.23 GB/s");
+  EXPECT_EQ(FormatRate(123.4e9), "123 GB/s");
+  EXPECT_EQ(FormatCount(11.06e6), "11.1 M");
+  EXPECT_EQ(FormatCount(30.5e9), "30.5 G");
+  EXPECT_EQ(FormatCount(7), "7");
+  EXPECT_EQ(FormatDuration(0.35), "350 ms");
+  EXPECT_EQ(FormatDuration(12.34), "12.3 s");
+  EXPECT_EQ(FormatDuration(245), "4 min 05 s");
+  EXPECT_EQ(FormatDuration(3720), "1 h 02 min");
+  EXPECT_EQ(FormatDuration(59.97), "1 min 00 s");
+}
+
+}  // namespace
+}  // namespace moesaic

@@ -1,0 +1,62 @@
+// TestClient: a blocking HTTP client over a plain socket that can also misbehave. Every wait has a
+// time limit after which the test fails.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "serving/http/json_text.h"
+
+namespace moesaic {
+
+struct TestResponse {
+  int status = 0;  // 0: the connection ended before a response
+  std::string head;
+  std::string body;  // without chunk framing
+  bool complete = false;
+
+  std::string Header(std::string_view name) const;  // "" when absent
+  Json json() const { return Json::parse(body); }
+};
+
+class TestClient {
+ public:
+  // `receive_buffer_bytes` > 0 makes a client that can be slow early.
+  explicit TestClient(uint16_t port, int receive_buffer_bytes = 0);
+  ~TestClient();
+  TestClient(const TestClient&) = delete;
+  TestClient& operator=(const TestClient&) = delete;
+
+  // False: the server has closed or reset the connection.
+  bool Send(std::string_view data);
+  TestResponse Receive(bool head_only = false);  // the next response, bodies of any framing
+  // Reads until `text` has been seen (in all that was received after the last response); false at
+  // the connection's end.
+  bool ReceiveUntil(std::string_view text);
+  bool ReceiveMore() { return Fill(); }  // at least a byte; false at the end
+  // Reads to the connection's end, dropping what comes.
+  void ReceiveToEnd();
+  void ShutdownSend();
+  void Close();
+  void Reset();  // closes with RST
+  const std::string& received() const { return buffer_; }
+
+  TestResponse Get(const std::string& path, const std::string& headers = {});
+  TestResponse Post(const std::string& path, const std::string& body,
+                    const std::string& headers = {});
+  static std::string PostText(const std::string& path, const std::string& body,
+                              const std::string& headers = {});
+
+ private:
+  bool Fill();  // false at the end
+
+  int socket_ = -1;
+  std::string buffer_;
+};
+
+// The JSON of each SSE event; "[DONE]" as a string; comments as "comment".
+std::vector<Json> SseEvents(const std::string& body);
+
+}  // namespace moesaic

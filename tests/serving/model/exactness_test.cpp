@@ -1,0 +1,169 @@
+// Rule 1: placement never changes the answer. Logits are compared bit for bit over budgets, stores,
+// threads, chunk sizes, batch mates and, within the f32 class, instruction sets.
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "core/base/hash.h"
+#include "tests/core/base/temp_dir.h"
+#include "tests/serving/model/model_harness.h"
+
+namespace moesaic {
+namespace {
+
+uint64_t HashOf(const std::vector<float>& values) {
+  return Hash64(std::as_bytes(std::span(values)));
+}
+
+std::vector<int32_t> PromptOf(int seed, int length, int vocab) {
+  std::vector<int32_t> tokens;
+  uint32_t x = static_cast<uint32_t>(seed) * 2654435761u + 1;
+  for (int i = 0; i < length; ++i) {
+    x = x * 1664525u + 1013904223u;
+    tokens.push_back(static_cast<int32_t>((x >> 8) % static_cast<uint32_t>(vocab)));
+  }
+  return tokens;
+}
+
+// Prefill of 70 tokens in chunks, then 6 decode steps with forced tokens; all logits.
+std::vector<float> RunOne(ModelHarness& model, int seed, int64_t chunk) {
+  const int vocab = static_cast<int>(model.config().vocab_size);
+  auto sequence = model.NewSequence(80);
+  std::vector<float> all = model.Prefill(sequence, PromptOf(seed, 70, vocab), chunk);
+  for (const int32_t token : PromptOf(seed + 1000, 6, vocab)) {
+    const ModelHarness::Piece piece = {&sequence, {token}};
+    const std::vector<float> logits = model.Run({&piece, 1});
+    all.insert(all.end(), logits.begin(), logits.end());
+  }
+  return all;
+}
+
+std::vector<Isa> Supported() {
+  std::vector<Isa> isas;
+  for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16}) {
+    if (IsaSupported(isa)) isas.push_back(isa);
+  }
+  return isas;
+}
+
+std::string Fixture(const char* name) {
+  return std::string(MOESAIC_TEST_DATA_DIR) + "/models/" + name;
+}
+
+class ExactnessTest : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(ExactnessTest, BudgetsThreadsChunksAndStores) {
+  const TempDir store;
+  for (const Isa isa : Supported()) {
+    HarnessOptions base;
+    base.isa = isa;
+    base.kv_blocks = 64;
+    uint64_t expected = 0;
+    {
+      ModelHarness model(GetParam(), base);
+      expected = HashOf(RunOne(model, 1, 70));
+    }
+    const ModelConfig config = LoadModelConfig(GetParam());
+    const int64_t all = config.num_sparse_layers() * config.num_experts;
+    for (const int64_t slots : {all, all / 2, all / 5, int64_t{1}}) {
+      for (const int threads : {1, 2}) {
+        for (const bool packed : {false, true}) {
+          // Scalar runs are slow; one of each setting is enough there.
+          if (isa == Isa::kScalar && (threads == 1) == packed) continue;
+          HarnessOptions options = base;
+          options.expert_slots = slots;
+          options.threads = threads;
+          if (packed) options.expert_store = store.path() / (std::string("store") + IsaName(isa));
+          ModelHarness model(GetParam(), options);
+          for (const int64_t chunk : {1, 7, 32, 70}) {
+            if (isa == Isa::kScalar && chunk == 1) continue;
+            EXPECT_EQ(HashOf(RunOne(model, 1, chunk)), expected)
+                << IsaName(isa) << " slots " << slots << " threads " << threads << " packed "
+                << packed << " chunk " << chunk;
+          }
+          if (slots < all) {
+            EXPECT_GT(model.stats().experts.evictions, 0u);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(ExactnessTest, BatchMates) {
+  for (const Isa isa : Supported()) {
+    if (isa == Isa::kScalar) continue;
+    HarnessOptions options;
+    options.isa = isa;
+    options.threads = 2;
+    options.kv_blocks = 128;
+    options.expert_slots = 16;
+    ModelHarness model(GetParam(), options);
+    const int vocab = static_cast<int>(model.config().vocab_size);
+    // Eight sequences of different lengths alone, one after another...
+    std::vector<std::vector<float>> alone;
+    for (int s = 0; s < 8; ++s) {
+      auto sequence = model.NewSequence(32);
+      std::vector<float> logits = model.Prefill(sequence, PromptOf(s, 5 + s, vocab), 16);
+      for (const int32_t token : PromptOf(s + 100, 4, vocab)) {
+        const ModelHarness::Piece piece = {&sequence, {token}};
+        const std::vector<float> step = model.Run({&piece, 1});
+        logits.insert(logits.end(), step.begin(), step.end());
+      }
+      alone.push_back(std::move(logits));
+    }
+    // ... and together: prefills in one batch, then decode steps of all.
+    std::vector<ModelHarness::Sequence> sequences;
+    for (int s = 0; s < 8; ++s) sequences.push_back(model.NewSequence(32));
+    std::vector<ModelHarness::Piece> pieces;
+    for (int s = 0; s < 8; ++s) {
+      pieces.push_back({&sequences[static_cast<size_t>(s)], PromptOf(s, 5 + s, vocab)});
+    }
+    std::vector<std::vector<float>> together(8);
+    const auto take = [&](const std::vector<float>& logits) {
+      size_t at = 0;
+      for (size_t s = 0; s < pieces.size(); ++s) {
+        const size_t count = pieces[s].tokens.size() * static_cast<size_t>(vocab);
+        together[s].insert(together[s].end(), logits.begin() + static_cast<int64_t>(at),
+                           logits.begin() + static_cast<int64_t>(at + count));
+        at += count;
+      }
+    };
+    take(model.Run(pieces));
+    for (size_t step = 0; step < 4; ++step) {
+      for (int s = 0; s < 8; ++s) {
+        pieces[static_cast<size_t>(s)].tokens = {PromptOf(s + 100, 4, vocab)[step]};
+      }
+      take(model.Run(pieces));
+    }
+    for (size_t s = 0; s < 8; ++s) {
+      EXPECT_EQ(HashOf(alone[s]), HashOf(together[s])) << IsaName(isa) << " sequence " << s;
+    }
+  }
+}
+
+TEST_P(ExactnessTest, F32ClassIsOneAcrossInstructionSets) {
+  std::vector<uint64_t> hashes;
+  for (const Isa isa : Supported()) {
+    if (KernelsFor(isa).numerics != NumericsClass::kF32) continue;
+    HarnessOptions options;
+    options.isa = isa;
+    options.kv_blocks = 64;
+    ModelHarness model(GetParam(), options);
+    hashes.push_back(HashOf(RunOne(model, 3, 32)));
+    EXPECT_EQ(hashes.back(), hashes.front()) << IsaName(isa);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Models, ExactnessTest,
+    ::testing::Values(std::string(MOESAIC_SAMPLE_MODEL_DIR), Fixture("qwen2_moe_bf16_sparse_step"),
+                      Fixture("mixtral_bf16_window"), Fixture("olmoe_bf16_clip")),
+    [](const auto& param) { return std::filesystem::path(param.param).filename().string(); });
+
+}  // namespace
+}  // namespace moesaic

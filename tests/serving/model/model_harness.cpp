@@ -1,0 +1,145 @@
+#include "tests/serving/model/model_harness.h"
+
+#include <algorithm>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "core/base/error.h"
+#include "serving/model/expert_sources.h"
+
+namespace moesaic {
+
+void RoutingRecorder::OnRouting(int64_t layer, const ForwardBatch&, std::span<int32_t> ids,
+                                std::span<float> values) {
+  const auto at = static_cast<size_t>(layer);
+  if (experts.size() <= at) {
+    experts.resize(at + 1);
+    weights.resize(at + 1);
+  }
+  experts[at].insert(experts[at].end(), ids.begin(), ids.end());
+  weights[at].insert(weights[at].end(), values.begin(), values.end());
+}
+
+ModelHarness::ModelHarness(const std::filesystem::path& model_dir, const HarnessOptions& options)
+    : config_(LoadModelConfig(model_dir)), pool_(options.threads) {
+  const CpuKernels& kernels = KernelsFor(options.isa);
+  checkpoint_ = std::make_unique<Checkpoint>(Checkpoint::Open(model_dir));
+  tensors_ = MakeCheckpointTensorSource(*checkpoint_);
+  if (options.expert_store.empty()) {
+    experts_ = MakeCheckpointExpertSource(config_, options.weight_type, *checkpoint_, kernels);
+  } else {
+    if (!ExpertStoreIsCurrent(config_, options.weight_type, tensors_->Fingerprint(),
+                              options.expert_store)) {
+      WriteExpertStore(config_, options.weight_type, *tensors_, kernels, pool_,
+                       options.expert_store, [](int64_t, int64_t) {});
+    }
+    experts_ = MakeStoreExpertSource(config_, options.weight_type, tensors_->Fingerprint(),
+                                     options.expert_store);
+  }
+  const int64_t slots = options.expert_slots > 0
+                            ? options.expert_slots
+                            : config_.num_sparse_layers() * config_.num_experts;
+  ExpertLoaderOptions loader;
+  loader.budget_bytes = static_cast<uint64_t>(slots) * experts_->layout().slot_bytes;
+  loader_ = std::make_unique<ExpertLoader>(
+      *experts_, static_cast<int>(config_.num_layers), static_cast<int>(config_.num_experts),
+      MakeLruPolicy(config_.num_layers * config_.num_experts), loader);
+  ModelLimits limits;
+  limits.max_batch_tokens = options.max_batch_tokens;
+  limits.max_context_tokens = options.max_context_tokens;
+  limits.num_kv_blocks = options.kv_blocks;
+  limits.max_logit_rows = options.max_batch_tokens;
+  limits.kv_type = options.kv_type;
+  model_ = std::make_unique<Model>(
+      config_, ModelWeights::Load(config_, options.weight_type, *tensors_, kernels, pool_),
+      experts_->layout(), *loader_, kernels, pool_, limits);
+}
+
+ModelHarness::~ModelHarness() = default;
+
+ModelHarness::Sequence ModelHarness::NewSequence(int64_t max_tokens) {
+  Sequence sequence;
+  for (int64_t covered = 0; covered < max_tokens; covered += kKvBlockTokens) {
+    sequence.blocks.push_back(next_block_++);
+  }
+  return sequence;
+}
+
+std::vector<float> ModelHarness::Run(std::span<const Piece> pieces, RoutingHook* hook) {
+  std::vector<int32_t> tokens;
+  std::vector<SequenceSlice> slices;
+  for (const Piece& piece : pieces) {
+    SequenceSlice slice;
+    slice.first_row = static_cast<int64_t>(tokens.size());
+    slice.num_tokens = static_cast<int64_t>(piece.tokens.size());
+    slice.start_position = piece.sequence->length;
+    slice.blocks = piece.sequence->blocks;
+    slices.push_back(slice);
+    tokens.insert(tokens.end(), piece.tokens.begin(), piece.tokens.end());
+    piece.sequence->length += slice.num_tokens;
+  }
+  stats_ += model_->Forward({tokens, slices}, hook);
+  std::vector<int32_t> rows(tokens.size());
+  for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<int32_t>(i);
+  std::vector<float> logits(rows.size() * static_cast<size_t>(config_.vocab_size));
+  model_->Logits(rows, logits.data());
+  return logits;
+}
+
+std::vector<float> ModelHarness::Prefill(Sequence& sequence, std::span<const int32_t> tokens,
+                                         int64_t chunk, RoutingHook* hook) {
+  std::vector<float> all;
+  for (size_t first = 0; first < tokens.size(); first += static_cast<size_t>(chunk)) {
+    const size_t count = std::min(static_cast<size_t>(chunk), tokens.size() - first);
+    const Piece piece = {&sequence,
+                         {tokens.begin() + static_cast<int64_t>(first),
+                          tokens.begin() + static_cast<int64_t>(first + count)}};
+    const std::vector<float> logits = Run({&piece, 1}, hook);
+    all.insert(all.end(), logits.begin(), logits.end());
+  }
+  return all;
+}
+
+Reference::Reference(const std::filesystem::path& model_dir)
+    : checkpoint_(Checkpoint::Open(model_dir / "reference")) {
+  std::ifstream file(model_dir / "reference" / "prompts.json");
+  for (const auto& entry : nlohmann::json::parse(file)) {
+    prompts_.push_back({entry.at("prompt_ids").get<std::vector<int32_t>>(),
+                        entry.at("greedy_ids").get<std::vector<int32_t>>(),
+                        entry.at("greedy_margin").get<std::vector<float>>()});
+  }
+}
+
+std::vector<float> Reference::Floats(const std::string& name) const {
+  const TensorInfo* tensor = checkpoint_.Find(name);
+  if (tensor == nullptr) Fail(ErrorKind::kNotFound, "reference has no tensor {}", name);
+  CHECK(tensor->dtype == DType::kF32);
+  std::vector<float> values(tensor->extent.bytes / sizeof(float));
+  checkpoint_.Read(*tensor, std::as_writable_bytes(std::span(values)));
+  return values;
+}
+
+std::vector<int32_t> Reference::Ints(const std::string& name) const {
+  const TensorInfo* tensor = checkpoint_.Find(name);
+  if (tensor == nullptr) Fail(ErrorKind::kNotFound, "reference has no tensor {}", name);
+  const auto element_bytes = static_cast<size_t>(DTypeBits(tensor->dtype)) / 8;
+  std::vector<std::byte> raw(tensor->extent.bytes);
+  checkpoint_.Read(*tensor, raw);
+  std::vector<int32_t> values(raw.size() / element_bytes);
+  for (size_t i = 0; i < values.size(); ++i) {
+    int64_t value = 0;
+    std::copy_n(raw.data() + i * element_bytes, element_bytes,
+                reinterpret_cast<std::byte*>(&value));
+    values[i] = static_cast<int32_t>(value);
+  }
+  return values;
+}
+
+std::vector<int64_t> Reference::Shape(const std::string& name) const {
+  const TensorInfo* tensor = checkpoint_.Find(name);
+  if (tensor == nullptr) Fail(ErrorKind::kNotFound, "reference has no tensor {}", name);
+  return tensor->shape;
+}
+
+}  // namespace moesaic

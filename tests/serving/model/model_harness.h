@@ -1,0 +1,100 @@
+// ModelHarness: a Model with everything it needs, from a model directory, driven by hand: no
+// engine, no scheduler. For tests of the forward pass.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/base/thread_pool.h"
+#include "core/io/checkpoint.h"
+#include "prefetch/expert_loader.h"
+#include "serving/model/model.h"
+#include "serving/model/tensor_source.h"
+
+namespace moesaic {
+
+struct HarnessOptions {
+  Isa isa = Isa::kScalar;
+  WeightType weight_type = WeightType::kBf16;
+  WeightType kv_type = WeightType::kBf16;
+  int64_t expert_slots = 0;  // 0: all
+  int threads = 1;
+  int64_t max_batch_tokens = 128;
+  int64_t max_context_tokens = 256;
+  int64_t kv_blocks = 256;
+  std::filesystem::path expert_store;  // empty: the checkpoint
+};
+
+// The routing of every sparse layer, in call order: [layer][rows * top_k].
+class RoutingRecorder : public RoutingHook {
+ public:
+  void OnRouting(int64_t layer, const ForwardBatch& batch, std::span<int32_t> experts,
+                 std::span<float> weights) override;
+  std::vector<std::vector<int32_t>> experts;  // [num_layers], appended over the calls
+  std::vector<std::vector<float>> weights;
+};
+
+class ModelHarness {
+ public:
+  ModelHarness(const std::filesystem::path& model_dir, const HarnessOptions& options);
+  ~ModelHarness();
+
+  // A sequence whose KV blocks are the harness's next free ones.
+  struct Sequence {
+    std::vector<int32_t> blocks;
+    int64_t length = 0;
+  };
+  Sequence NewSequence(int64_t max_tokens);
+
+  struct Piece {
+    Sequence* sequence;
+    std::vector<int32_t> tokens;
+  };
+  // One forward pass over the pieces; logits of all rows, [rows, vocab].
+  std::vector<float> Run(std::span<const Piece> pieces, RoutingHook* hook = nullptr);
+  // Prefill in chunks of `chunk` tokens; logits of all positions.
+  std::vector<float> Prefill(Sequence& sequence, std::span<const int32_t> tokens, int64_t chunk,
+                             RoutingHook* hook = nullptr);
+
+  const ModelConfig& config() const { return config_; }
+  ExpertLoader& loader() { return *loader_; }
+  const StepStats& stats() const { return stats_; }
+
+ private:
+  ModelConfig config_;
+  ThreadPool pool_;
+  std::unique_ptr<Checkpoint> checkpoint_;
+  std::unique_ptr<TensorSource> tensors_;
+  std::unique_ptr<ExpertSource> experts_;
+  std::unique_ptr<ExpertLoader> loader_;
+  std::unique_ptr<Model> model_;
+  StepStats stats_;
+  int32_t next_block_ = 0;
+};
+
+// The reference beside a model: tensors of reference/logits.safetensors by name.
+class Reference {
+ public:
+  explicit Reference(const std::filesystem::path& model_dir);
+  bool Has(const std::string& name) const { return checkpoint_.Find(name) != nullptr; }
+  std::vector<float> Floats(const std::string& name) const;
+  std::vector<int32_t> Ints(const std::string& name) const;
+  std::vector<int64_t> Shape(const std::string& name) const;
+
+  struct Prompt {
+    std::vector<int32_t> tokens;
+    std::vector<int32_t> greedy;
+    std::vector<float> margins;
+  };
+  const std::vector<Prompt>& prompts() const { return prompts_; }
+
+ private:
+  Checkpoint checkpoint_;
+  std::vector<Prompt> prompts_;
+};
+
+}  // namespace moesaic

@@ -1,0 +1,466 @@
+// The engine on the sample model: what a caller of Submit sees.
+
+#include "serving/online/engine.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <condition_variable>
+#include <fstream>
+#include <memory>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/base/metrics.h"
+#include "kernels/cpu/kernels.h"
+#include "serving/online/create_engine.h"
+#include "serving/text/tokenizer.h"
+#include "tests/core/base/temp_dir.h"
+#include "tracer/request_tracer.h"
+
+namespace moesaic {
+namespace {
+
+// Collects one request's output; Wait returns when it has ended.
+class Collector : public OutputSink {
+ public:
+  void OnDelta(OutputDelta delta) override {
+    std::lock_guard lock(mutex_);
+    text += delta.text;
+    for (auto& token : delta.tokens) tokens.push_back(std::move(token));
+    for (auto& token : delta.prompt_tokens) prompt_tokens.push_back(std::move(token));
+    usage = delta.usage;
+    if (delta.queue_us >= 0) queue_us = delta.queue_us;
+    if (!delta.stop_text.empty()) stop_text = delta.stop_text;
+    if (delta.trace) trace = delta.trace;
+    ++deltas;
+    if (delta.finish) {
+      finish = delta.finish;
+      done_ = true;
+    }
+    changed_.notify_all();
+  }
+  void OnError(const Error& failed) override {
+    std::lock_guard lock(mutex_);
+    error = failed.what();
+    done_ = true;
+    changed_.notify_all();
+  }
+  Collector& Wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return done_; });
+    return *this;
+  }
+  void WaitForDeltas(int count) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return done_ || deltas >= count; });
+  }
+  std::vector<int32_t> Ids() const {
+    std::vector<int32_t> ids;
+    for (const GeneratedToken& token : tokens) ids.push_back(token.token);
+    return ids;
+  }
+
+  std::string text;
+  std::string error;
+  std::string stop_text;
+  std::vector<GeneratedToken> tokens;
+  std::vector<GeneratedToken> prompt_tokens;
+  std::optional<FinishReason> finish;
+  std::shared_ptr<const RequestTrace> trace;
+  Usage usage;
+  int64_t queue_us = -1;
+  int deltas = 0;
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool done_ = false;
+};
+
+EngineOptions SmallOptions() {
+  EngineOptions options;
+  options.model_dir = MOESAIC_SAMPLE_MODEL_DIR;
+  options.expert_memory = "25%";
+  options.kv_memory = "8MiB";
+  options.max_model_len = 1024;
+  options.threads = 2;
+  options.max_num_batched_tokens = 128;
+  options.max_num_seqs = 16;
+  return options;
+}
+
+GenerationRequest Greedy(std::vector<int32_t> prompt, int32_t max_tokens) {
+  GenerationRequest request;
+  request.prompt = std::move(prompt);
+  request.sampling.temperature = 0;
+  request.max_tokens = max_tokens;
+  return request;
+}
+
+std::shared_ptr<Collector> SubmitOne(Engine& engine, GenerationRequest request,
+                                     RequestId* id = nullptr) {
+  auto collector = std::make_shared<Collector>();
+  std::vector<GenerationRequest> requests;
+  requests.push_back(std::move(request));
+  const auto ids = engine.Submit(std::move(requests), {collector});
+  if (id != nullptr) *id = ids[0];
+  return collector;
+}
+
+struct ReferencePrompt {
+  std::vector<int32_t> prompt;
+  std::vector<int32_t> greedy;
+  std::vector<float> margins;
+  std::string text;
+};
+
+std::vector<ReferencePrompt> ReferencePrompts() {
+  std::ifstream file(std::string(MOESAIC_SAMPLE_MODEL_DIR) + "/reference/prompts.json");
+  std::vector<ReferencePrompt> prompts;
+  for (const auto& entry : nlohmann::json::parse(file)) {
+    prompts.push_back({entry.at("prompt_ids").get<std::vector<int32_t>>(),
+                       entry.at("greedy_ids").get<std::vector<int32_t>>(),
+                       entry.at("greedy_margin").get<std::vector<float>>(),
+                       entry.at("greedy_text").get<std::string>()});
+  }
+  return prompts;
+}
+
+TEST(EngineTest, GreedyTextIsThatOfTheReference) {
+  EngineOptions options = SmallOptions();
+  options.dtype = "float32";
+  MetricsRegistry metrics;
+  const auto engine = CreateEngine(options, metrics);
+  const bool f32 = SelectKernels().numerics == NumericsClass::kF32;
+  std::vector<std::shared_ptr<Collector>> collectors;
+  const auto prompts = ReferencePrompts();
+  for (const ReferencePrompt& prompt : prompts) {
+    auto request = Greedy(prompt.prompt, static_cast<int32_t>(prompt.greedy.size()));
+    request.ignore_eos = true;
+    request.skip_special_tokens = false;
+    collectors.push_back(SubmitOne(*engine, std::move(request)));
+  }
+  for (size_t p = 0; p < prompts.size(); ++p) {
+    const Collector& got = collectors[p]->Wait();
+    ASSERT_EQ(got.error, "");
+    const std::vector<int32_t> ids = got.Ids();
+    const auto differs =
+        std::mismatch(ids.begin(), ids.end(), prompts[p].greedy.begin()).first - ids.begin();
+    if (differs == static_cast<int64_t>(ids.size())) {
+      EXPECT_EQ(got.text, prompts[p].text) << p;
+    } else {  // the bf16 class may fall the other way at a near-tie
+      EXPECT_FALSE(f32) << p;
+      EXPECT_LT(prompts[p].margins[static_cast<size_t>(differs)], 0.3f) << p;
+    }
+    EXPECT_EQ(got.finish, FinishReason::kLength);
+    EXPECT_EQ(got.usage.prompt_tokens, static_cast<int64_t>(prompts[p].prompt.size()));
+    EXPECT_EQ(got.usage.completion_tokens, static_cast<int64_t>(prompts[p].greedy.size()));
+    EXPECT_GE(got.queue_us, 0);
+  }
+  EXPECT_GT(engine->Stats().experts.misses, 0u);
+}
+
+// Requests come while others run, and the KV memory holds two of eight: all end, with the tokens
+// that each gets alone.
+TEST(EngineTest, PreemptionChangesNoToken) {
+  const auto prompts = ReferencePrompts();
+  std::vector<std::vector<int32_t>> alone;
+  {
+    MetricsRegistry metrics;
+    const auto engine = CreateEngine(SmallOptions(), metrics);
+    for (size_t p = 0; p < 8; ++p) {
+      alone.push_back(SubmitOne(*engine, Greedy(prompts[p].prompt, 60))->Wait().Ids());
+    }
+  }
+  EngineOptions options = SmallOptions();
+  options.max_model_len = 0;
+  options.kv_memory = "416KiB";  // 16 tokens of 8 layers take 32 KiB: 13 blocks
+  MetricsRegistry metrics;
+  const auto engine = CreateEngine(options, metrics);
+  std::vector<std::shared_ptr<Collector>> together;
+  for (size_t p = 0; p < 8; ++p) {
+    if (prompts[p].prompt.size() + 60 > 200) continue;
+    together.push_back(SubmitOne(*engine, Greedy(prompts[p].prompt, 60)));
+  }
+  size_t at = 0;
+  for (size_t p = 0; p < 8; ++p) {
+    if (prompts[p].prompt.size() + 60 > 200) continue;
+    EXPECT_EQ(together[at++]->Wait().Ids(), alone[p]) << p;
+  }
+  EXPECT_NE(metrics.Serialize().find("moe_preemptions_total"), std::string::npos);
+  EXPECT_EQ(metrics.Serialize().find("moe_preemptions_total 0\n"), std::string::npos);
+}
+
+TEST(EngineTest, PrefixIsReusedWithTheSameTokens) {
+  MetricsRegistry metrics;
+  const auto engine = CreateEngine(SmallOptions(), metrics);
+  const auto prompt = ReferencePrompts()[6].prompt;
+  const auto first = SubmitOne(*engine, Greedy(prompt, 20));
+  first->Wait();
+  EXPECT_EQ(first->usage.cached_tokens, 0);
+  const auto second = SubmitOne(*engine, Greedy(prompt, 20));
+  second->Wait();
+  EXPECT_GE(second->usage.cached_tokens, 112);
+  EXPECT_EQ(first->Ids(), second->Ids());
+}
+
+TEST(EngineTest, StopStringEndsTheTextBeforeIt) {
+  MetricsRegistry metrics;
+  const auto engine = CreateEngine(SmallOptions(), metrics);
+  const auto prompt = ReferencePrompts()[0].prompt;  // " was afraid of the world. He was ..."
+  auto request = Greedy(prompt, 40);
+  request.stop = {"the world"};
+  const auto stopped = SubmitOne(*engine, request);
+  EXPECT_EQ(stopped->Wait().text, " was afraid of ");
+  EXPECT_EQ(stopped->stop_text, "the world");
+  EXPECT_EQ(stopped->finish, FinishReason::kStop);
+  request.include_stop_in_output = true;
+  EXPECT_EQ(SubmitOne(*engine, request)->Wait().text, " was afraid of the world");
+  // min_tokens: the stop may not end it yet.
+  request = Greedy(prompt, 12);
+  request.stop = {"the world"};
+  request.min_tokens = 12;
+  EXPECT_EQ(SubmitOne(*engine, request)->Wait().finish, FinishReason::kLength);
+  request = Greedy(prompt, 40);
+  request.stop_token_ids = {SubmitOne(*engine, Greedy(prompt, 3))->Wait().Ids()[2]};
+  EXPECT_EQ(SubmitOne(*engine, request)->Wait().usage.completion_tokens, 3);
+}
+
+TEST(EngineTest, LogprobsOfPromptAndOutputAgree) {
+  MetricsRegistry metrics;
+  const auto engine = CreateEngine(SmallOptions(), metrics);
+  const auto prompt = ReferencePrompts()[1].prompt;
+  auto request = Greedy(prompt, 8);
+  request.logprobs = 3;
+  const auto generated = SubmitOne(*engine, request);
+  generated->Wait();
+  ASSERT_EQ(generated->tokens.size(), 8u);
+  for (const GeneratedToken& token : generated->tokens) {
+    ASSERT_EQ(token.top.size(), 3u);
+    EXPECT_EQ(token.top[0].token, token.token);  // greedy
+    EXPECT_EQ(token.top[0].logprob, token.logprob);
+    EXPECT_LE(token.top[1].logprob, token.logprob);
+  }
+  // The same tokens as a prompt have the same log-probabilities, bit for bit.
+  std::vector<int32_t> whole = prompt;
+  for (const int32_t id : generated->Ids()) whole.push_back(id);
+  request = Greedy(whole, 0);
+  request.prompt_logprobs = 0;
+  const auto scored = SubmitOne(*engine, request);
+  scored->Wait();
+  EXPECT_EQ(scored->finish, FinishReason::kLength);
+  EXPECT_EQ(scored->usage.completion_tokens, 0);
+  ASSERT_EQ(scored->prompt_tokens.size(), whole.size() - 1);
+  for (size_t i = 0; i < 8; ++i) {
+    EXPECT_EQ(scored->prompt_tokens[prompt.size() - 1 + i].logprob, generated->tokens[i].logprob)
+        << i;
+  }
+}
+
+TEST(EngineTest, SeedsAreReproducible) {
+  MetricsRegistry metrics;
+  const auto engine = CreateEngine(SmallOptions(), metrics);
+  auto request = Greedy(ReferencePrompts()[2].prompt, 24);
+  request.sampling.temperature = 1.0;
+  request.sampling.top_p = 0.95;
+  request.sampling.seed = 42;
+  const auto a = SubmitOne(*engine, request)->Wait().Ids();
+  const auto b = SubmitOne(*engine, request)->Wait().Ids();
+  EXPECT_EQ(a, b);
+  request.sampling.seed = 43;
+  EXPECT_NE(SubmitOne(*engine, request)->Wait().Ids(), a);
+}
+
+TEST(EngineTest, CancelEndsARequestAndFreesItsBlocks) {
+  MetricsRegistry metrics;
+  const auto engine = CreateEngine(SmallOptions(), metrics);
+  auto request = Greedy(ReferencePrompts()[0].prompt, 1000);
+  request.ignore_eos = true;
+  RequestId id = 0;
+  const auto collector = SubmitOne(*engine, request, &id);
+  collector->WaitForDeltas(3);
+  engine->Cancel(id);
+  engine->Cancel(id);  // once more, and an id that never was
+  engine->Cancel(987654);
+  EXPECT_EQ(collector->Wait().finish, FinishReason::kCancelled);
+  EXPECT_LT(collector->tokens.size(), 1000u);
+  SubmitOne(*engine, Greedy({5, 6, 7}, 1))->Wait();
+  EXPECT_EQ(engine->Status().running, 0);
+}
+
+TEST(EngineTest, TraceCountsEveryTokenInEverySparseLayer) {
+  MetricsRegistry metrics;
+  const auto engine = CreateEngine(SmallOptions(), metrics);
+  const auto prompt = ReferencePrompts()[3].prompt;
+  const auto collector = SubmitOne(*engine, Greedy(prompt, 10));
+  collector->Wait();
+  ASSERT_NE(collector->trace, nullptr);
+  const auto count = static_cast<int64_t>(collector->tokens.size());
+  EXPECT_EQ(collector->trace->prefill_tokens, static_cast<int64_t>(prompt.size()));
+  EXPECT_EQ(collector->trace->decode_tokens, count - 1);  // the last token is never computed
+}
+
+TEST(EngineTest, RefusesWhatCanNeverRun) {
+  EngineOptions options = SmallOptions();
+  options.max_model_len = 64;
+  MetricsRegistry metrics;
+  const auto engine = CreateEngine(options, metrics);
+  const auto message_of = [&](GenerationRequest request) -> std::string {
+    try {
+      SubmitOne(*engine, std::move(request));
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kInvalidArgument);
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_NE(message_of(Greedy({}, 1)).find("prompt"), std::string::npos);
+  EXPECT_NE(message_of(Greedy({4096}, 1)).find("4096"), std::string::npos);
+  EXPECT_NE(message_of(Greedy({-1}, 1)).find("-1"), std::string::npos);
+  EXPECT_NE(message_of(Greedy(std::vector<int32_t>(64, 5), 1)).find("64"), std::string::npos);
+  // As long as the context allows, and cut there.
+  const auto longest = SubmitOne(*engine, Greedy(std::vector<int32_t>(60, 5), 100));
+  EXPECT_EQ(longest->Wait().usage.completion_tokens, 4);
+  EXPECT_EQ(longest->finish, FinishReason::kLength);
+}
+
+TEST(EngineTest, QueueIsBoundedAndDrainRefuses) {
+  EngineOptions options = SmallOptions();
+  options.max_num_seqs = 2;
+  options.max_queue = 1;
+  MetricsRegistry metrics;
+  const auto engine = CreateEngine(options, metrics);
+  auto request = Greedy(ReferencePrompts()[0].prompt, 500);
+  request.ignore_eos = true;
+  std::vector<std::shared_ptr<Collector>> running;
+  for (int i = 0; i < 3; ++i) running.push_back(SubmitOne(*engine, request));
+  try {
+    SubmitOne(*engine, request);
+    FAIL() << "the queue took a fourth";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kUnavailable);
+  }
+  engine->BeginDrain();
+  EXPECT_TRUE(engine->Status().draining);
+  EXPECT_THROW(SubmitOne(*engine, request), Error);
+  for (const auto& collector : running) EXPECT_EQ(collector->Wait().error, "");
+}
+
+TEST(EngineTest, DeadlineEndsARequest) {
+  MetricsRegistry metrics;
+  const auto engine = CreateEngine(SmallOptions(), metrics);
+  auto request = Greedy(ReferencePrompts()[0].prompt, 1000);
+  request.ignore_eos = true;
+  request.deadline = std::chrono::steady_clock::now() - std::chrono::seconds(1);
+  EXPECT_NE(SubmitOne(*engine, request)->Wait().error, "");
+}
+
+TEST(EngineTest, DestructionEndsWhatRuns) {
+  MetricsRegistry metrics;
+  auto engine = CreateEngine(SmallOptions(), metrics);
+  auto request = Greedy(ReferencePrompts()[0].prompt, 1000);
+  request.ignore_eos = true;
+  std::vector<std::shared_ptr<Collector>> collectors;
+  for (int i = 0; i < 20; ++i) collectors.push_back(SubmitOne(*engine, request));
+  engine.reset();
+  for (const auto& collector : collectors)
+    EXPECT_EQ(collector->Wait().finish, FinishReason::kCancelled);
+}
+
+// Many threads submit and cancel at once: every request ends exactly once (a second end would show
+// as tokens after it; the sanitizers see the rest).
+TEST(EngineTest, ConcurrentCallersAllGetAnEnd) {
+  EngineOptions options = SmallOptions();
+  options.max_num_seqs = 8;
+  options.expert_memory = "10%";
+  MetricsRegistry metrics;
+  const auto engine = CreateEngine(options, metrics);
+  const auto prompts = ReferencePrompts();
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 6; ++i) {
+        RequestId id = 0;
+        const auto collector = SubmitOne(
+            *engine, Greedy(prompts[static_cast<size_t>((t * 6 + i) % 6)].prompt, 12), &id);
+        if (i % 3 == 2) engine->Cancel(id);
+        const Collector& ended = collector->Wait();
+        EXPECT_EQ(ended.error, "");
+        EXPECT_TRUE(ended.finish.has_value());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(engine->Status().waiting, 0);
+}
+
+// A checkpoint that shrinks under the engine: the requests that need the lost bytes fail with a
+// message, the engine lives on and serves what it can.
+TEST(EngineTest, UnreadableExpertsFailTheRequestAndNothingElse) {
+  const TempDir dir;
+  const auto model = dir.path() / "model";
+  std::filesystem::copy(MOESAIC_SAMPLE_MODEL_DIR, model, std::filesystem::copy_options::recursive);
+  EngineOptions options = SmallOptions();
+  options.model_dir = model;
+  options.preload = false;
+  MetricsRegistry metrics;
+  const auto engine = CreateEngine(options, metrics);
+  const auto prompt = ReferencePrompts()[0].prompt;
+  EXPECT_EQ(SubmitOne(*engine, Greedy(prompt, 4))->Wait().error, "");
+  const auto file = model / "model.safetensors";
+  const auto bytes = std::filesystem::file_size(file);
+  std::filesystem::resize_file(file, bytes / 8);
+  const auto failed = SubmitOne(*engine, Greedy(ReferencePrompts()[5].prompt, 40));
+  EXPECT_NE(failed->Wait().error.find("model.safetensors"), std::string::npos) << failed->error;
+  std::filesystem::copy_file(std::string(MOESAIC_SAMPLE_MODEL_DIR) + "/model.safetensors",
+                             model / "fresh");
+  std::filesystem::resize_file(file, bytes);
+  // The bytes are back (same inode): copy them in place.
+  {
+    std::ifstream from(model / "fresh", std::ios::binary);
+    std::fstream to(file, std::ios::binary | std::ios::in | std::ios::out);
+    to << from.rdbuf();
+  }
+  EXPECT_EQ(SubmitOne(*engine, Greedy(prompt, 4))->Wait().error, "");
+}
+
+TEST(PlanEngineTest, LedgerIsCheckedBeforeAnythingIsAllocated) {
+  EngineOptions options = SmallOptions();
+  const EnginePlan plan = PlanEngine(options);
+  EXPECT_EQ(plan.expert_slots, 64);
+  EXPECT_EQ(plan.all_experts_bytes, 256u * 73728u);
+  uint64_t sum = 0;
+  for (const LedgerEntry& entry : plan.ledger) sum += entry.bytes;
+  EXPECT_EQ(sum, plan.total_bytes);
+
+  options.machine_memory_bytes = plan.total_bytes - 1;
+  try {
+    PlanEngine(options);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kResourceExhausted);
+    EXPECT_NE(std::string(error.what()).find("--expert-memory"), std::string::npos);
+  }
+  // auto takes what is left, whole experts at most.
+  options.expert_memory = "auto";
+  EXPECT_EQ(PlanEngine(options).expert_slots, 63);
+  options.machine_memory_bytes = uint64_t{8} << 30;
+  EXPECT_EQ(PlanEngine(options).expert_slots, 256);
+  options.expert_memory = "1KiB";
+  EXPECT_THROW(PlanEngine(options), Error);
+  options = SmallOptions();
+  options.max_num_batched_tokens = 8;
+  EXPECT_THROW(PlanEngine(options), Error);
+  options = SmallOptions();
+  options.max_model_len = 100000;
+  EXPECT_THROW(PlanEngine(options), Error);
+}
+
+}  // namespace
+}  // namespace moesaic

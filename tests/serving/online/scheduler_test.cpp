@@ -1,0 +1,183 @@
+#include "serving/online/scheduler.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <random>
+#include <set>
+#include <vector>
+
+#include "kernels/cpu/kernels.h"
+
+namespace moesaic {
+namespace {
+
+std::unique_ptr<Sequence> MakeSequence(RequestId id, int64_t prompt, int64_t max_tokens,
+                                       int32_t token = -1) {
+  auto sequence = std::make_unique<Sequence>();
+  sequence->id = id;
+  for (int64_t i = 0; i < prompt; ++i) {
+    sequence->tokens.push_back(
+        token >= 0 ? token : static_cast<int32_t>(id * 1000 + static_cast<RequestId>(i)));
+  }
+  sequence->prompt_tokens = prompt;
+  sequence->request.max_tokens = static_cast<int32_t>(max_tokens);
+  return sequence;
+}
+
+// What the engine does after a step: computed sequences get a token, finished ones leave. Returns
+// the ids that ended.
+std::vector<RequestId> FinishStep(Scheduler& scheduler, std::span<const ScheduledSlice> plan) {
+  const std::vector<ScheduledSlice> slices(plan.begin(), plan.end());
+  scheduler.Advance();
+  std::vector<RequestId> ended;
+  for (const ScheduledSlice& slice : slices) {
+    Sequence& sequence = *slice.sequence;
+    if (sequence.computed_tokens < static_cast<int64_t>(sequence.tokens.size())) continue;
+    sequence.tokens.push_back(7);
+    if (sequence.output_tokens() >= sequence.request.max_tokens) {
+      ended.push_back(sequence.id);
+      scheduler.Remove(&sequence);
+    }
+  }
+  return ended;
+}
+
+TEST(SchedulerTest, PrefillIsCutToTheBudgetAndDecodesGoFirst) {
+  KvBlockPool pool(64, kKvBlockTokens);
+  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 32, .prefix_cache = false}, pool);
+  scheduler.Add(MakeSequence(1, 20, 10));
+  scheduler.Add(MakeSequence(2, 50, 10));
+  auto plan = scheduler.Plan();
+  ASSERT_EQ(plan.size(), 2u);
+  EXPECT_EQ(plan[0].num_tokens, 20);
+  EXPECT_EQ(plan[1].num_tokens, 12);
+  FinishStep(scheduler, plan);
+  plan = scheduler.Plan();
+  ASSERT_EQ(plan.size(), 2u);
+  EXPECT_EQ(plan[0].sequence->id, 1u);
+  EXPECT_EQ(plan[0].num_tokens, 1);
+  EXPECT_EQ(plan[1].num_tokens, 31);
+  FinishStep(scheduler, plan);
+  plan = scheduler.Plan();
+  EXPECT_EQ(plan[1].num_tokens, 7);
+}
+
+TEST(SchedulerTest, NoMoreThanMaxSequencesRun) {
+  KvBlockPool pool(64, kKvBlockTokens);
+  Scheduler scheduler({.max_num_seqs = 2, .max_batch_tokens = 32, .prefix_cache = false}, pool);
+  for (RequestId id = 1; id <= 5; ++id) scheduler.Add(MakeSequence(id, 4, 2));
+  EXPECT_EQ(scheduler.Plan().size(), 2u);
+  EXPECT_EQ(scheduler.running(), 2);
+  EXPECT_EQ(scheduler.waiting(), 3);
+}
+
+TEST(SchedulerTest, NewestIsPreemptedAndOldestEndsFirst) {
+  // Two sequences of 16 + 20 tokens need 3 blocks each; the pool has 4.
+  KvBlockPool pool(4, kKvBlockTokens);
+  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 64, .prefix_cache = false}, pool);
+  scheduler.Add(MakeSequence(1, 16, 20));
+  scheduler.Add(MakeSequence(2, 16, 20));
+  std::vector<RequestId> ended;
+  for (int step = 0; step < 200 && !scheduler.empty(); ++step) {
+    for (const RequestId id : FinishStep(scheduler, scheduler.Plan())) ended.push_back(id);
+  }
+  EXPECT_EQ(ended, (std::vector<RequestId>{1, 2}));
+  EXPECT_GT(scheduler.preemptions(), 0);
+  EXPECT_EQ(pool.used_blocks(), 0);
+}
+
+TEST(SchedulerTest, APrefixIsReusedButNeverTheLastToken) {
+  KvBlockPool pool(64, kKvBlockTokens);
+  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 256, .prefix_cache = true}, pool);
+  scheduler.Add(MakeSequence(1, 48, 1, 5));
+  FinishStep(scheduler, scheduler.Plan());
+  EXPECT_TRUE(scheduler.empty());
+  scheduler.Add(MakeSequence(2, 48, 1, 5));
+  auto plan = scheduler.Plan();
+  ASSERT_EQ(plan.size(), 1u);
+  EXPECT_EQ(plan[0].sequence->cached_tokens, 32);
+  EXPECT_EQ(plan[0].num_tokens, 16);
+  FinishStep(scheduler, plan);
+  // Prompt log-probabilities need every position: nothing is reused.
+  auto sequence = MakeSequence(3, 48, 1, 5);
+  sequence->request.prompt_logprobs = 0;
+  scheduler.Add(std::move(sequence));
+  plan = scheduler.Plan();
+  EXPECT_EQ(plan[0].num_tokens, 48);
+}
+
+TEST(SchedulerTest, RemoveReleasesAndForgets) {
+  KvBlockPool pool(64, kKvBlockTokens);
+  Scheduler scheduler({.max_num_seqs = 1, .max_batch_tokens = 256, .prefix_cache = true}, pool);
+  scheduler.Add(MakeSequence(1, 48, 4));
+  scheduler.Add(MakeSequence(2, 48, 4));
+  scheduler.Plan();
+  EXPECT_EQ(scheduler.Remove(scheduler.Find(2))->id, 2u);
+  EXPECT_EQ(scheduler.Remove(scheduler.Find(1))->id, 1u);
+  EXPECT_EQ(scheduler.Find(1), nullptr);
+  EXPECT_EQ(pool.used_blocks(), 0);
+  EXPECT_TRUE(scheduler.Plan().empty());
+}
+
+// Whatever arrives, whenever it is cancelled: every step stays in its limits, no block is shared by
+// writers, everything ends, and no block is lost.
+TEST(SchedulerTest, RandomWorkloadsKeepTheirPromises) {
+  for (int round = 0; round < 40; ++round) {
+    const auto seed = static_cast<uint32_t>(round * 7919 + 17);
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937 random(seed);
+    const auto uniform = [&](int64_t low, int64_t high) {
+      return std::uniform_int_distribution<int64_t>(low, high)(random);
+    };
+    const int64_t blocks = uniform(6, 40);
+    KvBlockPool pool(blocks, kKvBlockTokens);
+    SchedulerOptions options;
+    options.max_num_seqs = uniform(1, 8);
+    options.max_batch_tokens = uniform(8, 100);
+    options.prefix_cache = uniform(0, 1) == 1;
+    Scheduler scheduler(options, pool);
+    RequestId next = 0;
+    std::set<RequestId> alive;
+    for (int step = 0; step < 3000; ++step) {
+      if (next < 60 && uniform(0, 3) == 0) {
+        const int64_t longest = blocks * kKvBlockTokens;
+        const int64_t prompt = uniform(1, longest - 1);
+        // A small alphabet makes prefixes collide.
+        scheduler.Add(MakeSequence(++next, prompt, uniform(1, longest - prompt),
+                                   static_cast<int32_t>(uniform(0, 2))));
+        alive.insert(next);
+      }
+      if (!alive.empty() && uniform(0, 40) == 0) {
+        const RequestId id = *alive.begin();
+        scheduler.Remove(scheduler.Find(id));
+        alive.erase(id);
+      }
+      const auto plan = scheduler.Plan();
+      ASSERT_EQ(plan.empty(), scheduler.empty());
+      int64_t tokens = 0;
+      std::set<int32_t> written;
+      for (const ScheduledSlice& slice : plan) {
+        tokens += slice.num_tokens;
+        const Sequence& s = *slice.sequence;
+        ASSERT_GE(static_cast<int64_t>(s.blocks.size()) * kKvBlockTokens,
+                  s.computed_tokens + slice.num_tokens);
+        ASSERT_LE(s.computed_tokens + slice.num_tokens, static_cast<int64_t>(s.tokens.size()));
+        for (int64_t p = s.computed_tokens; p < s.computed_tokens + slice.num_tokens; p += 1) {
+          if (p != s.computed_tokens && p % kKvBlockTokens != 0) continue;
+          ASSERT_TRUE(written.insert(s.blocks[static_cast<size_t>(p / kKvBlockTokens)]).second);
+        }
+      }
+      ASSERT_LE(tokens, options.max_batch_tokens);
+      ASSERT_LE(scheduler.running(), options.max_num_seqs);
+      for (const RequestId id : FinishStep(scheduler, plan)) alive.erase(id);
+      if (next >= 60 && scheduler.empty()) break;
+    }
+    EXPECT_TRUE(scheduler.empty());
+    EXPECT_TRUE(alive.empty());
+    EXPECT_EQ(pool.used_blocks(), 0);
+  }
+}
+
+}  // namespace
+}  // namespace moesaic

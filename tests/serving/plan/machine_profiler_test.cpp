@@ -1,0 +1,124 @@
+#include "serving/plan/machine_profiler.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/error.h"
+#include "serving/plan/measuring.h"
+
+namespace moesaic {
+namespace {
+
+namespace fs = std::filesystem;
+
+class ScratchDirectory {
+ public:
+  ScratchDirectory() {
+    std::string name = (fs::temp_directory_path() / "moesaic_profiler_XXXXXX").string();
+    path_ = mkdtemp(name.data());
+  }
+  ~ScratchDirectory() { fs::remove_all(path_); }
+  ScratchDirectory(const ScratchDirectory&) = delete;
+  ScratchDirectory& operator=(const ScratchDirectory&) = delete;
+  const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+DiskRate Rate(uint32_t block_bytes, int depth, double bytes_per_s) {
+  return {block_bytes, depth, {bytes_per_s, 0, 0, "", "", ""}, {}};
+}
+
+TEST(MachineProfilerTest, QuickProfileIsCompleteAndLeavesNothing) {
+  const ScratchDirectory directory;
+  ProfilerOptions options;
+  options.quick = true;
+  std::set<std::string> stages;
+  options.progress = [&](std::string_view stage) { stages.emplace(stage); };
+  const HardwareProfile profile = MeasureMachine(ReadTopology(), directory.path(), options);
+
+  EXPECT_TRUE(profile.quick);
+  EXPECT_FALSE(profile.host.fingerprint.empty());
+  ASSERT_FALSE(profile.compute.empty());
+  EXPECT_EQ(profile.compute.front().instructions, "baseline f32");
+  for (const ComputeRate& rate : profile.compute) {
+    EXPECT_GT(rate.rate.value, 1e7) << rate.instructions;
+    EXPECT_LE(rate.rate.low, rate.rate.value);
+    EXPECT_GE(rate.rate.high, rate.rate.value);
+    EXPECT_EQ(rate.rate.unit, "flop/s");
+  }
+  ASSERT_FALSE(profile.memory.empty());
+  for (const MemoryRate& rate : profile.memory) EXPECT_GT(rate.read.value, 1e7);
+  ASSERT_EQ(profile.disks.size(), 1u);
+  EXPECT_EQ(profile.disks[0].path, fs::canonical(directory.path()).string());
+  ASSERT_FALSE(profile.disks[0].rates.empty());
+  for (const DiskRate& rate : profile.disks[0].rates) {
+    EXPECT_GT(rate.read.value, 0) << rate.block_bytes;
+    EXPECT_GT(rate.latency.value, 0) << rate.block_bytes;
+    EXPECT_FALSE(rate.read.how.empty());
+    EXPECT_FALSE(rate.read.when.empty());
+  }
+  EXPECT_GE(stages.size(), 4u);
+  EXPECT_TRUE(fs::is_empty(directory.path()));
+  // What was measured survives its file.
+  const std::string text = SerializeProfile(profile);
+  EXPECT_EQ(SerializeProfile(ParseProfile(text, "p")), text);
+}
+
+TEST(MachineProfilerTest, MeasuresAnExistingFileWithoutTouchingIt) {
+  const ScratchDirectory directory;
+  const fs::path file = directory.path() / "data";
+  std::ofstream(file) << std::string(300000, 'x');  // not a multiple of a page
+  ProfilerOptions options;
+  options.quick = true;
+  const DiskProfile disk = MeasureDiskFile(file, options);
+  ASSERT_FALSE(disk.rates.empty());
+  for (const DiskRate& rate : disk.rates) EXPECT_LE(rate.block_bytes, 300000u);
+  EXPECT_EQ(fs::file_size(file), 300000u);
+}
+
+TEST(MachineProfilerTest, RefusesWhatCannotBeMeasured) {
+  const ScratchDirectory directory;
+  ProfilerOptions options;
+  options.quick = true;
+  EXPECT_THROW(MeasureDiskFile(directory.path() / "missing", options), Error);
+  std::ofstream(directory.path() / "tiny") << "x";
+  EXPECT_THROW(MeasureDiskFile(directory.path() / "tiny", options), Error);
+  EXPECT_THROW(TemporaryFile(directory.path() / "missing", true), Error);
+}
+
+TEST(MachineProfilerTest, ChoosesTheLeastInFlightThatIsFast) {
+  DiskProfile disk;
+  EXPECT_EQ(ChooseDiskRate(disk), nullptr);
+  disk.rates = {Rate(4096, 1, 0.1e9),    Rate(4096, 32, 0.5e9),   Rate(65536, 1, 0.6e9),
+                Rate(65536, 32, 1.7e9),  Rate(1 << 20, 1, 1.2e9), Rate(1 << 20, 4, 1.93e9),
+                Rate(4 << 20, 1, 1.5e9), Rate(4 << 20, 4, 2.0e9)};
+  const auto choose = [&](uint64_t read_bytes) {
+    const DiskRate* rate = ChooseDiskRate(disk, read_bytes);
+    return rate == nullptr ? std::pair<uint32_t, int>(0, 0)
+                           : std::pair<uint32_t, int>(rate->block_bytes, rate->depth);
+  };
+  EXPECT_EQ(choose(UINT64_MAX), std::make_pair(1u << 20, 4));
+  EXPECT_EQ(choose(1 << 20), std::make_pair(1u << 20, 4));
+  EXPECT_EQ(choose(24 << 10), std::make_pair(65536u, 32));  // one block of 64 KiB holds it
+  EXPECT_EQ(choose(65537), std::make_pair(1u << 20, 4));
+  EXPECT_EQ(choose(1), std::make_pair(4096u, 32));
+}
+
+TEST(MeasuringTest, SummaryIsMedianAndRange) {
+  const Measured m = Summarise({3, 1, 2}, "us", "how");
+  EXPECT_EQ(m.value, 2);
+  EXPECT_EQ(m.low, 1);
+  EXPECT_EQ(m.high, 3);
+  EXPECT_EQ(m.when.size(), 20u);
+}
+
+}  // namespace
+}  // namespace moesaic

@@ -1,0 +1,245 @@
+#include "serving/text/chat_template.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "core/base/error.h"
+
+namespace moesaic {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string Source(const std::string& name) {
+  std::ifstream file(MOESAIC_TEST_DATA_DIR "/chat_templates/" + name + ".jinja");
+  EXPECT_TRUE(file) << name;
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+ChatTemplate Make(const std::string& name) {
+  return ChatTemplate(name, Source(name), "", {{"bos_token", "<s>"}, {"eos_token", "</s>"}});
+}
+
+std::string Render(const ChatTemplate& chat_template, const std::string& messages,
+                   const Json& tools = nullptr, const Json& kwargs = nullptr) {
+  return chat_template.Render(Json::parse(messages), tools, true, kwargs).bytes();
+}
+
+std::string Failure(const std::string& messages, const Json& tools = nullptr,
+                    const Json& kwargs = nullptr) {
+  try {
+    return "rendered " + Render(Make("chatml"), messages, tools, kwargs);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kInvalidArgument);
+    return error.what();
+  }
+}
+
+class ModelDirectory : public testing::Test {
+ protected:
+  void SetUp() override {
+    dir_ = std::filesystem::path(testing::TempDir()) /
+           testing::UnitTest::GetInstance()->current_test_info()->name();
+    std::filesystem::remove_all(dir_);
+    std::filesystem::create_directories(dir_);
+  }
+  void TearDown() override { std::filesystem::remove_all(dir_); }
+  void Write(const std::string& name, const std::string& text) {
+    std::filesystem::create_directories((dir_ / name).parent_path());
+    std::ofstream(dir_ / name) << text;
+  }
+  std::string Loaded(const Json& tools = nullptr) {
+    const auto loaded = LoadChatTemplate(dir_);
+    return loaded == nullptr ? "none"
+                             : Render(*loaded, R"([{"role": "user", "content": "x"}])", tools);
+  }
+  void ExpectFailure(ErrorKind kind, const std::string& part) {
+    try {
+      LoadChatTemplate(dir_);
+      ADD_FAILURE() << "loaded";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), kind);
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+    }
+  }
+
+  std::filesystem::path dir_;
+};
+
+TEST(ChatTemplate, MarksWhatCameFromTheRequest) {
+  const jinja::MarkedText prompt = Make("chatml").Render(
+      Json::parse(R"([{"role": "user", "content": "<|im_end|>"}])"), nullptr, true, nullptr);
+  EXPECT_EQ(prompt.bytes(), "<|im_start|>user\n<|im_end|><|im_end|>\n<|im_start|>assistant\n");
+  const std::vector<jinja::MarkedText::Span> expected = {{12, 16}, {17, 27}};
+  EXPECT_EQ(prompt.input_spans(), expected);
+}
+
+TEST(ChatTemplate, JoinsTextParts) {
+  EXPECT_EQ(Render(Make("chatml"), R"([{"role": "user", "content":
+                [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}, "c"]}])"),
+            "<|im_start|>user\na\nb\nc<|im_end|>\n<|im_start|>assistant\n");
+  EXPECT_EQ(Render(Make("chatml"), R"([{"role": "user", "content": []}])"),
+            "<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\n");
+}
+
+TEST(ChatTemplate, BadMessagesAreNamed) {
+  const std::pair<const char*, const char*> cases[] = {
+      {R"({})", "messages has to be an array"},
+      {R"([])", "messages is empty: a conversation has at least one message"},
+      {R"([5])", "messages[0] has to be an object with a role and a content"},
+      {R"([{"content": "x"}])", "messages[0].role has to be a string such as \"user\""},
+      {R"([{"role": "", "content": "x"}])", "messages[0].role has to be a string such as \"user\""},
+      {R"([{"role": "user", "content": "x"}, {"role": "user"}])",
+       "messages[1].content is missing: it has to be a string or text parts"},
+      {R"([{"role": "user", "content": null}])",
+       "messages[0].content is missing: it has to be a string or text parts"},
+      {R"([{"role": "user", "content": 5}])",
+       "messages[0].content has to be a string or text parts, not number"},
+      {R"([{"role": "user", "content": ["a", 5]}])",
+       "messages[0].content[1] is neither a string nor an object with a type and a text"},
+      {R"([{"role": "user", "content": [{"type": "image_url"}]}])",
+       "messages[0].content[0].type is \"image_url\": only \"text\" is supported"},
+      {R"([{"role": "user", "content": [{"type": "text", "text": 5}]}])",
+       "messages[0].content[0].text has to be a string"},
+      {R"([{"role": "assistant", "tool_calls": 5}])", "messages[0].tool_calls has to be an array"},
+      {R"([{"role": "assistant", "tool_calls": [5]}])",
+       "messages[0].tool_calls[0] has to be an object"},
+      {R"([{"role": "assistant", "tool_calls": [{"function": 5}]}])",
+       "messages[0].tool_calls[0].function has to be an object"},
+      {R"([{"role": "assistant", "tool_calls": [{"function": {}}]}])",
+       "messages[0].tool_calls[0].function.name has to be a string"},
+      {R"([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}])",
+       "messages[0].tool_calls[0].function.arguments has to be an object or the JSON text of one"},
+      {R"([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 5}}]}])",
+       "messages[0].tool_calls[0].function.arguments has to be an object or the JSON text of one"},
+  };
+  for (const auto& [messages, expected] : cases) EXPECT_EQ(Failure(messages), expected) << messages;
+  const std::string good = R"([{"role": "user", "content": "x"}])";
+  EXPECT_EQ(Failure(good, 5), "tools has to be an array");
+  EXPECT_EQ(Failure(good, Json::array({5})), "tools[0] has to be an object");
+  EXPECT_EQ(Failure(good, nullptr, 5), "the template arguments have to be an object");
+  EXPECT_EQ(Failure(good, nullptr, {{"messages", 5}}),
+            "'messages' cannot be a template argument; give it beside the template arguments");
+  std::string deep = good;
+  deep.insert(deep.find("\"x\"") + 3,
+              ", \"extra\": " + std::string(1000, '[') + std::string(1000, ']'));
+  EXPECT_EQ(Failure(deep), "JSON is nested more than 150 levels deep");
+}
+
+TEST(ChatTemplate, TemplateErrorsNameTheTemplate) {
+  EXPECT_THROW(ChatTemplate("x", "{% if %}", "", {}), Error);
+  try {
+    Render(Make("mixtral_v0_1"), R"([{"role": "assistant", "content": "x"}])");
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_STREQ(
+        error.what(),
+        "mixtral_v0_1, line 1, refuses the conversation: Conversation roles must alternate "
+        "user/assistant/user/assistant/...");
+  }
+}
+
+TEST(ChatTemplate, PassesArgumentsAndTools) {
+  const std::string messages = R"([{"role": "user", "content": "x"}])";
+  const ChatTemplate qwen3 = Make("qwen3");
+  EXPECT_EQ(Render(qwen3, messages, nullptr, {{"enable_thinking", false}}),
+            "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n");
+  // An empty list is no tools.
+  EXPECT_EQ(Render(qwen3, messages, Json::array()), Render(qwen3, messages));
+  const Json tools =
+      Json::parse(R"([{"type": "function", "function": {"name": "f", "z": 1, "a": 2}}])");
+  EXPECT_NE(Render(qwen3, messages, tools)
+                .find(R"({"type": "function", "function": {"name": "f", "z": 1, "a": 2}})"),
+            std::string::npos);
+}
+
+// The same request, with arguments as text or as an object, whatever the template wants.
+TEST(ChatTemplate, ToolCallsTakeTheTemplatesForm) {
+  const std::string object = R"({"city": "Ulm", "n": 1})";
+  const std::string text = R"("{\"city\": \"Ulm\", \"n\": 1}")";
+  const auto conversation = [](const std::string& content, const std::string& arguments) {
+    return R"([{"role": "user", "content": "q"}, {"role": "assistant")" + content +
+           R"(, "tool_calls": [{"id": "123456789", "function": {"name": "w", "arguments": )" +
+           arguments + R"(}}]}, {"role": "tool", "tool_call_id": "123456789", "content": "r"}])";
+  };
+  const std::pair<const char*, std::string> templates[] = {
+      {"qwen3", R"({"name": "w", "arguments": {"city": "Ulm", "n": 1}})"},
+      {"qwen2_5", R"({"name": "w", "arguments": {"city": "Ulm", "n": 1}})"},
+      {"mistral_v0_3", R"({"name": "w", "arguments": {"city": "Ulm", "n": 1}, "id")"},
+      {"gpt_oss",
+       R"(functions.w<|channel|>commentary json<|message|>{"city": "Ulm", "n": 1}<|call|>)"},
+      {"header_style", R"({"name": "w", "parameters": {"city": "Ulm", "n": 1}})"},
+      {"deepseek_v3", "function<｜tool▁sep｜>w\n```json\n{\"city\":"},
+  };
+  for (const auto& [name, expected] : templates) {
+    const ChatTemplate chat_template = Make(name);
+    for (const char* content : {"", R"(, "content": null)", R"(, "content": "")"}) {
+      for (const std::string& arguments : {object, text}) {
+        const std::string prompt = Render(chat_template, conversation(content, arguments));
+        EXPECT_NE(prompt.find(expected), std::string::npos) << name << content << "\n" << prompt;
+        EXPECT_EQ(prompt.find("None"), std::string::npos) << prompt;
+      }
+    }
+  }
+}
+
+TEST_F(ModelDirectory, WithoutATemplateGivesNull) {
+  EXPECT_EQ(Loaded(), "none");
+  Write("tokenizer_config.json", R"({"chat_template": null})");
+  EXPECT_EQ(Loaded(), "none");
+}
+
+TEST_F(ModelDirectory, ReadsTheTokenizerConfiguration) {
+  Write(
+      "tokenizer_config.json",
+      R"({"bos_token": "<s>", "eos_token": {"content": "</s>", "lstrip": false}, "unk_token": null,
+            "extra_special_tokens": {"image_token": "<i>"},
+            "chat_template": "{{ bos_token }}{{ eos_token }}{{ unk_token }}{{ image_token }}"})");
+  EXPECT_EQ(Loaded(), "<s></s><i>");
+}
+
+TEST_F(ModelDirectory, TheJinjaFileComesFirst) {
+  Write("tokenizer_config.json", R"({"bos_token": "<s>", "chat_template": "config"})");
+  Write("chat_template.json", R"({"chat_template": "legacy"})");
+  EXPECT_EQ(Loaded(), "legacy");
+  Write("chat_template.jinja", "{{ bos_token }}file\n");
+  EXPECT_EQ(Loaded(), "<s>file");
+  Write("additional_chat_templates/tool_use.jinja", "tools");
+  EXPECT_EQ(Loaded(), "<s>file");
+  EXPECT_EQ(Loaded(Json::array({Json::object()})), "tools");
+}
+
+TEST_F(ModelDirectory, ListsOfTemplates) {
+  Write(
+      "tokenizer_config.json",
+      R"({"chat_template": [{"name": "rag", "template": "r"}, {"name": "tool_use", "template": "t"},
+                              {"name": "default", "template": "d"}]})");
+  EXPECT_EQ(Loaded(), "d");
+  EXPECT_EQ(Loaded(Json::array({Json::object()})), "t");
+  Write("tokenizer_config.json", R"({"chat_template": [{"name": "rag", "template": "r"}]})");
+  ExpectFailure(ErrorKind::kUnsupported, "tokenizer_config.json: chat_template has neither");
+  Write("tokenizer_config.json", R"({"chat_template": 5})");
+  ExpectFailure(ErrorKind::kUnsupported, "tokenizer_config.json: chat_template has neither");
+}
+
+TEST_F(ModelDirectory, BadFiles) {
+  Write("tokenizer_config.json", "{");
+  ExpectFailure(ErrorKind::kCorrupt, "tokenizer_config.json: this is no JSON object");
+  Write("tokenizer_config.json", R"({"chat_template": "a\n{% nope %}"})");
+  ExpectFailure(ErrorKind::kInvalidArgument, "tokenizer_config.json, line 2: unknown or misplaced");
+}
+
+TEST(ChatTemplateSample, OfTheSampleModel) {
+  const auto loaded = LoadChatTemplate(MOESAIC_SAMPLE_MODEL_DIR);
+  ASSERT_NE(loaded, nullptr);
+  EXPECT_EQ(Render(*loaded, R"([{"role": "user", "content": "Hi"}])"),
+            "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
+}
+
+}  // namespace
+}  // namespace moesaic
