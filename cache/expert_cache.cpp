@@ -71,13 +71,10 @@ std::optional<ExpertCache::Reservation> ExpertCache::Take(ExpertIndex expert, Lo
   CHECK(entry.state == State::kAbsent);
   Reservation reservation;
   if (free_slots_.empty()) {
-    const auto evictable = [this](ExpertIndex candidate) {
-      const Entry& other = At(candidate);
-      return other.state == State::kResident && other.pins == 0 && other.wants == 0;
-    };
+    const auto evictable = [this](ExpertIndex candidate) { return Evictable(candidate); };
     const ExpertIndex victim = policy_->Victim(slot_experts_, evictable, now);
     if (victim == kNoExpert) return std::nullopt;
-    CHECK(evictable(victim));
+    CHECK(Evictable(victim));
     if (worth && policy_->KeepPriority(victim, now) >= *worth) return std::nullopt;
     Remove(victim, now);
     ++counters_.evicted;
@@ -111,12 +108,29 @@ void ExpertCache::Abandon(ExpertIndex expert) {
   FreeSlot(entry);
 }
 
+bool ExpertCache::Evictable(ExpertIndex expert) const {
+  const Entry& entry = At(expert);
+  return entry.state == State::kResident && entry.pins == 0 && entry.wants == 0;
+}
+
+std::optional<double> ExpertCache::VictimPriority(int64_t now) const {
+  if (!free_slots_.empty()) return std::nullopt;
+  const auto evictable = [this](ExpertIndex candidate) { return Evictable(candidate); };
+  const ExpertIndex victim = policy_->Victim(slot_experts_, evictable, now);
+  if (victim == kNoExpert) return std::nullopt;
+  return policy_->KeepPriority(victim, now);
+}
+
+void ExpertCache::Release(ExpertIndex expert, int64_t now) {
+  CHECK(Evictable(expert));
+  Remove(expert, now);
+}
+
 int64_t ExpertCache::Drop(int64_t now) {
   int64_t dropped = 0;
   for (const ExpertIndex expert : slot_experts_) {
     if (expert == kNoExpert) continue;
-    const Entry& entry = At(expert);
-    if (entry.state != State::kResident || entry.pins > 0 || entry.wants > 0) continue;
+    if (!Evictable(expert)) continue;
     Remove(expert, now);
     ++dropped;
   }

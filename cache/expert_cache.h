@@ -71,6 +71,11 @@ class ExpertCache {
                                             int64_t now);
   void Commit(ExpertIndex expert, int64_t now);  // loading -> resident
   void Abandon(ExpertIndex expert);              // loading -> absent, the slot is free
+  // What the resident that Reserve would evict is worth; nullopt when a slot is free or none can be
+  // had.
+  std::optional<double> VictimPriority(int64_t now) const;
+  // Makes one evictable resident absent. Not counted as an eviction.
+  void Release(ExpertIndex expert, int64_t now);
   // Makes every evictable resident absent; returns how many. Not counted as evictions.
   int64_t Drop(int64_t now);
 
@@ -105,6 +110,7 @@ class ExpertCache {
   uint64_t Bytes(int64_t slots) const { return static_cast<uint64_t>(slots) * slot_bytes_; }
   std::optional<Reservation> Take(ExpertIndex expert, LoadReason reason,
                                   std::optional<double> worth, int64_t now);
+  bool Evictable(ExpertIndex expert) const;
   void Remove(ExpertIndex expert, int64_t now);
   void FreeSlot(Entry& entry);
 

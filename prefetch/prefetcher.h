@@ -1,0 +1,71 @@
+// Prefetcher: turns routing into predictions, predictions into the worth of every expert, and worth
+// into the next copy for an idle link.
+//
+// Decides by expected benefit (not by rank): a copy is made when what it brings in is worth more
+// than what it throws out by at least `min_gain`, the price of the link's time, weighed by how much
+// of the copy will have arrived when its layer is reached.
+//
+// Thread contract: the engine's thread calls Begin*, OnRouting and End*; NextCandidate and the worth
+// are read under the lock that guards the cache. No allocation after construction but in the
+// predictor's BeginRequest.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "cache/expert_cache.h"
+#include "core/base/function_ref.h"
+#include "prefetch/expert_worth.h"
+#include "prefetch/predictor.h"
+
+namespace moesaic {
+
+struct PrefetchOptions {
+  int look_ahead = 4;      // layers; candidates are taken from these
+  double min_gain = 0.1;   // in units of worth
+  double keep_per_iteration = 0.7;  // ExpertWorth's discount
+};
+
+class Prefetcher {
+ public:
+  struct Candidate {
+    ExpertIndex expert = kNoExpert;
+    double worth = 0;  // less the price of the link's time: a victim must be worth less
+  };
+
+  // `predictor` must outlive it.
+  Prefetcher(const PredictorShape& shape, Predictor& predictor, const PrefetchOptions& options);
+
+  void BeginRequest(int request);
+  void EndRequest(int request);
+  // Requests that are part of the running step; each with the token that it processes.
+  void BeginIteration(int request, int32_t token, int64_t rows);
+  // The choice of one request in the layer. Call it for each request of the step, then Update.
+  void OnRouting(int request, int layer, std::span<const int32_t> experts);
+  // The layer's routing is complete: predictions for the layers ahead become worth.
+  void Update(int layer);
+
+  // The expert whose copy gains most against `victim_worth`, what its slot holds now is worth.
+  // `may_copy` tells experts that are absent and belong to the link that asks.
+  // `copies_before(distance)`: how many copies the link can make until the layer at that distance is
+  // reached.
+  std::optional<Candidate> NextCandidate(FunctionRef<bool(ExpertIndex)> may_copy,
+                                         FunctionRef<double(int)> copies_before,
+                                         double victim_worth) const;
+
+  const ExpertWorth& worth() const { return worth_; }
+  const PrefetchOptions& options() const { return options_; }
+
+ private:
+  PredictorShape shape_;
+  Predictor& predictor_;
+  PrefetchOptions options_;
+  ExpertWorth worth_;
+  std::vector<int> running_;      // requests of the step
+  std::vector<float> one_;        // [experts]
+  std::vector<float> none_;       // [experts] probability that no request uses it
+};
+
+}  // namespace moesaic
