@@ -9,6 +9,7 @@
 
 #include "core/base/error.h"
 #include "core/base/hash.h"
+#include "tracer/binary_trace.h"
 
 namespace moesaic {
 namespace {
@@ -168,8 +169,11 @@ RoutingTraceHeader ParseTraceHeader(std::string_view text, std::string_view name
       Fail(ErrorKind::kCorrupt, "{}:1: \"weight_scale\" must be positive", name);
     }
   }
+  if (object.contains("weight_bits")) {
+    header.weight_bits = RequireInt(object, "weight_bits", 0, 32, name);
+  }
   header.extra = FurtherFields(object, {"model", "phase", "n_moe_layers", "first_moe_layer",
-                                        "n_experts", "top_k", "weight_scale"});
+                                        "n_experts", "top_k", "weight_scale", "weight_bits"});
   return header;
 }
 
@@ -208,12 +212,21 @@ TraceSequence ParseTraceSequence(std::string_view text, const RoutingTraceHeader
     }
     sequence.first_pos = first->get<int64_t>();
   }
-  sequence.extra = FurtherFields(std::move(object), {"id", "domain", "experts", "weights", "tokens",
-                                                     "token_ids", "first_pos", "n_tokens"});
+  if (const auto prefill = object.find("n_prefill"); prefill != object.end()) {
+    if (!prefill->is_number_integer() || prefill->get<int64_t>() < 0 ||
+        prefill->get<int64_t>() > static_cast<int64_t>(experts.size())) {
+      Fail(ErrorKind::kCorrupt, "{}:{}: \"n_prefill\" must be a number of its tokens", name, line);
+    }
+    sequence.prefill_tokens = prefill->get<int64_t>();
+  }
+  sequence.extra =
+      FurtherFields(std::move(object), {"id", "domain", "experts", "weights", "tokens", "token_ids",
+                                        "first_pos", "n_tokens", "n_prefill"});
   return sequence;
 }
 
 RoutingTrace ReadRoutingTrace(const std::filesystem::path& path) {
+  if (IsBinaryTrace(path)) return ReadBinaryTrace(path);
   GzipLines lines(path);
   const std::string name = path.string();
   std::string line;
@@ -226,6 +239,18 @@ RoutingTrace ReadRoutingTrace(const std::filesystem::path& path) {
         ParseTraceSequence(line, trace.header, name, number, &trace.token_texts));
   }
   return trace;
+}
+
+std::string ShapeDifference(const RoutingTraceHeader& a, const RoutingTraceHeader& b) {
+  const auto differ = [](const char* what, auto x, auto y) {
+    return fmt::format("{}: {} against {}", what, x, y);
+  };
+  if (a.num_layers != b.num_layers) return differ("layers", a.num_layers, b.num_layers);
+  if (a.first_layer != b.first_layer) return differ("first layer", a.first_layer, b.first_layer);
+  if (a.num_experts != b.num_experts) return differ("experts", a.num_experts, b.num_experts);
+  if (a.top_k != b.top_k) return differ("experts per token", a.top_k, b.top_k);
+  if (a.phase != b.phase) return differ("phase", a.phase, b.phase);
+  return "";
 }
 
 }  // namespace moesaic
