@@ -13,7 +13,10 @@ pkg_check_modules(utf8proc REQUIRED IMPORTED_TARGET libutf8proc)
 pkg_check_modules(sentencepiece REQUIRED IMPORTED_TARGET sentencepiece>=0.1.97)
 find_package(yaml-cpp 0.7 REQUIRED)
 find_package(Boost 1.74 REQUIRED)  # headers only: Asio and Beast
-find_package(ZLIB REQUIRED)        # tests read gzipped vectors
+find_package(ZLIB REQUIRED)        # gzipped traces and test vectors
+find_package(OpenMP 4.5 REQUIRED)  # FAISS runs on it
+find_package(faiss 1.7.3 CONFIG REQUIRED)
+find_package(msgpack 4.1 CONFIG REQUIRED)  # headers only; defines the target msgpackc-cxx
 if(MOESAIC_BUILD_TESTS)
   find_package(GTest 1.12 REQUIRED)
   include(GoogleTest)

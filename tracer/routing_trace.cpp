@@ -2,10 +2,14 @@
 
 #include <zlib.h>
 
+#include <initializer_list>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "core/base/error.h"
+#include "core/base/hash.h"
+#include "tracer/binary_trace.h"
 
 namespace moesaic {
 namespace {
@@ -67,6 +71,40 @@ void AppendToken(const json& token, size_t count, int64_t limit, const char* key
   }
 }
 
+// What the object has beside the named fields, as text; empty when there is nothing.
+std::string FurtherFields(json object, std::initializer_list<const char*> named) {
+  for (const char* key : named) object.erase(key);
+  return object.empty() ? std::string()
+                        : object.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+// One number per token: token_ids as they are, or the texts of tokens.
+std::vector<int32_t> ParseTokenIds(const json& object, size_t count, std::string_view name,
+                                   int64_t line, TokenTexts* texts) {
+  std::vector<int32_t> ids;
+  const bool by_id = object.contains("token_ids");
+  if (!by_id && (texts == nullptr || !object.contains("tokens"))) return ids;
+  const char* key = by_id ? "token_ids" : "tokens";
+  const json& tokens = RequireTokens(object, key, name, line);
+  if (tokens.size() != count) {
+    Fail(ErrorKind::kCorrupt, "{}:{}: {} has {} entries but {} tokens have experts", name, line,
+         key, tokens.size(), count);
+  }
+  ids.reserve(count);
+  for (const json& token : tokens) {
+    if (by_id && token.is_number_integer() && token.get<int64_t>() >= 0 &&
+        token.get<int64_t>() <= std::numeric_limits<int32_t>::max()) {
+      ids.push_back(token.get<int32_t>());
+    } else if (!by_id && token.is_string()) {
+      ids.push_back(texts->Intern(token.get_ref<const std::string&>()));
+    } else {
+      Fail(ErrorKind::kCorrupt, "{}:{}: {}[{}] must be a {}", name, line, key, ids.size(),
+           by_id ? "whole number of 31 bits" : "text");
+    }
+  }
+  return ids;
+}
+
 class GzipLines {
  public:
   explicit GzipLines(const std::filesystem::path& path)
@@ -102,6 +140,18 @@ class GzipLines {
 
 }  // namespace
 
+int32_t TokenTexts::Intern(std::string_view text) {
+  constexpr uint32_t kLargest = std::numeric_limits<int32_t>::max();
+  auto id = static_cast<int32_t>(Hash64(text) & kLargest);
+  while (!Restore(id, text)) id = static_cast<int32_t>((static_cast<uint32_t>(id) + 1) & kLargest);
+  return id;
+}
+
+bool TokenTexts::Restore(int32_t id, std::string_view text) {
+  const auto [it, added] = texts_.try_emplace(id, text);
+  return added || it->second == text;
+}
+
 RoutingTraceHeader ParseTraceHeader(std::string_view text, std::string_view name) {
   const json object = ParseObject(text, name, 1);
   RoutingTraceHeader header;
@@ -119,12 +169,17 @@ RoutingTraceHeader ParseTraceHeader(std::string_view text, std::string_view name
       Fail(ErrorKind::kCorrupt, "{}:1: \"weight_scale\" must be positive", name);
     }
   }
+  if (object.contains("weight_bits")) {
+    header.weight_bits = RequireInt(object, "weight_bits", 0, 32, name);
+  }
+  header.extra = FurtherFields(object, {"model", "phase", "n_moe_layers", "first_moe_layer",
+                                        "n_experts", "top_k", "weight_scale", "weight_bits"});
   return header;
 }
 
 TraceSequence ParseTraceSequence(std::string_view text, const RoutingTraceHeader& header,
-                                 std::string_view name, int64_t line) {
-  const json object = ParseObject(text, name, line);
+                                 std::string_view name, int64_t line, TokenTexts* texts) {
+  json object = ParseObject(text, name, line);
   TraceSequence sequence;
   sequence.id = OptionalString(object, "id");
   sequence.domain = OptionalString(object, "domain");
@@ -150,10 +205,28 @@ TraceSequence ParseTraceSequence(std::string_view text, const RoutingTraceHeader
                   });
     }
   }
+  sequence.token_ids = ParseTokenIds(object, experts.size(), name, line, texts);
+  if (const auto first = object.find("first_pos"); first != object.end()) {
+    if (!first->is_number_integer() || first->get<int64_t>() < 0) {
+      Fail(ErrorKind::kCorrupt, "{}:{}: \"first_pos\" must be a whole number", name, line);
+    }
+    sequence.first_pos = first->get<int64_t>();
+  }
+  if (const auto prefill = object.find("n_prefill"); prefill != object.end()) {
+    if (!prefill->is_number_integer() || prefill->get<int64_t>() < 0 ||
+        prefill->get<int64_t>() > static_cast<int64_t>(experts.size())) {
+      Fail(ErrorKind::kCorrupt, "{}:{}: \"n_prefill\" must be a number of its tokens", name, line);
+    }
+    sequence.prefill_tokens = prefill->get<int64_t>();
+  }
+  sequence.extra =
+      FurtherFields(std::move(object), {"id", "domain", "experts", "weights", "tokens", "token_ids",
+                                        "first_pos", "n_tokens", "n_prefill"});
   return sequence;
 }
 
 RoutingTrace ReadRoutingTrace(const std::filesystem::path& path) {
+  if (IsBinaryTrace(path)) return ReadBinaryTrace(path);
   GzipLines lines(path);
   const std::string name = path.string();
   std::string line;
@@ -162,9 +235,22 @@ RoutingTrace ReadRoutingTrace(const std::filesystem::path& path) {
   trace.header = ParseTraceHeader(line, name);
   for (int64_t number = 2; lines.Next(line); ++number) {
     if (line.empty()) continue;
-    trace.sequences.push_back(ParseTraceSequence(line, trace.header, name, number));
+    trace.sequences.push_back(
+        ParseTraceSequence(line, trace.header, name, number, &trace.token_texts));
   }
   return trace;
+}
+
+std::string ShapeDifference(const RoutingTraceHeader& a, const RoutingTraceHeader& b) {
+  const auto differ = [](const char* what, auto x, auto y) {
+    return fmt::format("{}: {} against {}", what, x, y);
+  };
+  if (a.num_layers != b.num_layers) return differ("layers", a.num_layers, b.num_layers);
+  if (a.first_layer != b.first_layer) return differ("first layer", a.first_layer, b.first_layer);
+  if (a.num_experts != b.num_experts) return differ("experts", a.num_experts, b.num_experts);
+  if (a.top_k != b.top_k) return differ("experts per token", a.top_k, b.top_k);
+  if (a.phase != b.phase) return differ("phase", a.phase, b.phase);
+  return "";
 }
 
 }  // namespace moesaic

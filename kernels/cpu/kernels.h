@@ -115,6 +115,12 @@ struct AttendArgs {
   int64_t context_end = 0;    // window makes begin > 0)
 };
 
+// Sums of byte columns (tracer/eam_collection.h): what add_columns wants, so that 16 bits hold
+// every sum of one call: 255 * 257 = 2^16 - 1.
+constexpr int64_t kColumnBlock = 64;      // entries are counted in whole blocks
+constexpr int kMaxColumnWeight = 127;     // the signed operand of VPMADDUBSW
+constexpr int kMaxColumnWeightSum = 257;  // of one call; every weight is at least 1
+
 struct CpuKernels {
   Isa isa = Isa::kScalar;
   NumericsClass numerics = NumericsClass::kF32;
@@ -159,6 +165,15 @@ struct CpuKernels {
                       std::byte* dst) = nullptr;
   // out[0..k) = row `row` of a packed matrix (embedding look-up from the packed head).
   void (*unpack_row)(const PackedMatrix& w, int64_t row, float* out) = nullptr;
+
+  // scores[i] += (sum over c of weights[c] * columns[c][i]) << shift, modulo 2^32, for i in [0, n).
+  // n is a multiple of kColumnBlock.
+  void (*add_columns)(const uint8_t* const* columns, const uint8_t* weights, int64_t num_columns,
+                      int shift, uint32_t* scores, int64_t n) = nullptr;
+  // The first i in [begin, n) with float(scores[i]) * scales[i] > threshold, else n. Scores are
+  // below 2^31; n is a multiple of 16.
+  int64_t (*find_above)(const uint32_t* scores, const float* scales, int64_t begin, int64_t n,
+                        float threshold) = nullptr;
 };
 
 constexpr int64_t AttentionPartialFloats(int64_t head_dim) {

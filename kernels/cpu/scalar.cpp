@@ -2,6 +2,8 @@
 // this file includes no more than it does.
 #include "kernels/cpu/internal/vec_scalar.h"
 //
+#include "kernels/cpu/internal/columns_scalar.h"
+//
 #include "kernels/cpu/internal/f32_table.h"
 #include "kernels/cpu/internal/tables.h"
 

@@ -12,7 +12,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   try {
     const auto header = moesaic::ParseTraceHeader(text.substr(0, end), "fuzz");
     if (end != std::string_view::npos) {
-      moesaic::ParseTraceSequence(text.substr(end + 1), header, "fuzz", 2);
+      moesaic::TokenTexts texts;
+      moesaic::ParseTraceSequence(text.substr(end + 1), header, "fuzz", 2, &texts);
     }
   } catch (const moesaic::Error&) {
   }

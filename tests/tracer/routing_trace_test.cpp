@@ -39,6 +39,36 @@ TEST(RoutingTraceTest, ReadsHeaderAndSequence) {
   EXPECT_FLOAT_EQ(sequence.weights[2], 0.7f);
 }
 
+TEST(RoutingTraceTest, TokensGetNumbers) {
+  const RoutingTraceHeader header = ParseTraceHeader(kHeader, "t");
+  const std::string experts = R"("experts":[[1,2,3,4],[5,6,7,0],[1,2,3,4]])";
+  TokenTexts texts;
+  const TraceSequence a = ParseTraceSequence("{" + experts + R"(,"tokens":["the"," cat","the"]})",
+                                             header, "t", 2, &texts);
+  ASSERT_EQ(a.token_ids.size(), 3u);
+  EXPECT_EQ(a.token_ids[0], a.token_ids[2]);
+  EXPECT_NE(a.token_ids[0], a.token_ids[1]);
+  EXPECT_EQ(texts.texts().at(a.token_ids[1]), " cat");
+  // Another file numbers its texts alike, whatever came before.
+  TokenTexts others;
+  others.Intern("dog");
+  EXPECT_EQ(others.Intern("the"), a.token_ids[0]);
+  EXPECT_FALSE(others.Restore(a.token_ids[0], "cat"));
+
+  const TraceSequence b = ParseTraceSequence(
+      "{" + experts + R"(,"token_ids":[7,8,7],"tokens":["a","b","a"],"first_pos":12,"note":[1]})",
+      header, "t", 2, &others);
+  EXPECT_EQ(b.token_ids, (std::vector<int32_t>{7, 8, 7}));
+  EXPECT_EQ(b.first_pos, 12);
+  EXPECT_EQ(b.extra, R"({"note":[1]})");
+  for (const std::string bad :
+       {R"("tokens":["a"])", R"("tokens":["a","b",3])", R"("tokens":"abc")",
+        R"("token_ids":[1,2,-3])", R"("token_ids":[1,2,4294967296])", R"("first_pos":-3)"}) {
+    EXPECT_THROW(ParseTraceSequence("{" + experts + "," + bad + "}", header, "t", 2, &texts), Error)
+        << bad;
+  }
+}
+
 TEST(RoutingTraceTest, ReadsPlainAndGzippedFiles) {
   const TempDir dir;
   const auto plain = dir.path() / "t.jsonl";

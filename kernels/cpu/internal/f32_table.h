@@ -1,4 +1,5 @@
-// The table of an instruction set of class kF32; included after Vec16.
+// The table of an instruction set of class kF32; included after Vec16 and the columns
+// of that instruction set.
 #pragma once
 
 #include "kernels/cpu/internal/attention.h"
@@ -34,7 +35,9 @@ constexpr CpuKernels F32Table(Isa isa) {
           .attend_chunk = AttendChunk,
           .merge_chunks = MergeChunks,
           .pack_panels = PackPanels,
-          .unpack_row = UnpackRow};
+          .unpack_row = UnpackRow,
+          .add_columns = AddColumns,
+          .find_above = FindAbove};
 }
 
 }  // namespace
