@@ -36,20 +36,24 @@ class EmulatedTimeTest : public testing::Test {
  protected:
   EmulatedTimeTest() {
     for (int d = 0; d < 2; ++d) {
-      memory_.push_back(*machine_.device(d).Allocate(4096));
+      memory_.push_back(*machine_.device(d).Allocate(kMemoryBytes));
       stream_.push_back(machine_.device(d).CreateStream());
       other_.push_back(machine_.device(d).CreateStream());
     }
   }
 
+  // Memory that no other copy of the test has: copies of different streams race otherwise.
   DeviceSpan Place(int device, uint64_t bytes) {
-    return memory_[static_cast<size_t>(device)].Subspan(0, bytes);
+    return memory_[static_cast<size_t>(device)].Subspan(Take(bytes), bytes);
+  }
+  std::span<std::byte> HostPlace(uint64_t bytes) {
+    return std::span(host_).subspan(Take(bytes), bytes);
   }
   void In(Stream& stream, int device, uint64_t bytes) {
-    stream.CopyToDevice(Place(device, bytes), std::span(host_).first(bytes));
+    stream.CopyToDevice(Place(device, bytes), HostPlace(bytes));
   }
   void Out(Stream& stream, int device, uint64_t bytes) {
-    stream.CopyToHost(std::span(host_).first(bytes), Place(device, bytes));
+    stream.CopyToHost(HostPlace(bytes), Place(device, bytes));
   }
   std::unique_ptr<Event> Recorded(Stream& stream, int device = 0) {
     auto event = machine_.device(device).CreateEvent();
@@ -64,9 +68,14 @@ class EmulatedTimeTest : public testing::Test {
     EXPECT_EQ(event.Query(), State::kComplete) << us;
   }
 
+  static constexpr uint64_t kMemoryBytes = 1 << 16;
+
+  uint64_t Take(uint64_t bytes) { return std::exchange(taken_bytes_, taken_bytes_ + bytes); }
+
   EmulatedMachine machine_{TestTime::kVirtual, 2, SlowLinks()};
   std::vector<DeviceBuffer> memory_;
-  std::vector<std::byte> host_ = std::vector<std::byte>(4096);
+  std::vector<std::byte> host_ = std::vector<std::byte>(kMemoryBytes);
+  uint64_t taken_bytes_ = 0;
   std::vector<std::unique_ptr<Stream>> stream_;  // [device]
   std::vector<std::unique_ptr<Stream>> other_;   // [device]
 };
@@ -204,6 +213,7 @@ TEST(EmulatedTimePropertyTest, RandomStreamsEndWhenTheyDoOnPaper) {
   const uint64_t seed = std::random_device{}();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
+  constexpr uint64_t kMaxBytes = 100000;
   EmulatedDeviceOptions options;
   options.capacity_bytes = 1 << 20;
   // Odd numbers: copies that become ready for one engine at the same instant are very rare.
@@ -216,10 +226,9 @@ TEST(EmulatedTimePropertyTest, RandomStreamsEndWhenTheyDoOnPaper) {
       {EmulatedEngine::kDeviceToDevice, options.local}};
   for (int schedule = 0; schedule < 60; ++schedule) {
     EmulatedMachine machine(TestTime::kVirtual, 2, options);
-    std::vector<DeviceBuffer> memory;
-    for (int d = 0; d < 2; ++d) memory.push_back(*machine.device(d).Allocate(100000));
-    std::vector<std::byte> host(100000);
     std::vector<std::vector<PaperCopy>> copies(1 + random() % 5);
+    std::vector<DeviceBuffer> memory;  // [streams]
+    std::vector<std::vector<std::byte>> host(copies.size(), std::vector<std::byte>(kMaxBytes));
     std::vector<std::unique_ptr<Stream>> streams;
     std::vector<std::vector<std::unique_ptr<Event>>> events(copies.size());
     // All is queued at time 0.
@@ -227,16 +236,17 @@ TEST(EmulatedTimePropertyTest, RandomStreamsEndWhenTheyDoOnPaper) {
       const int d = static_cast<int>(random() % 2);
       streams.push_back(machine.device(d).CreateStream());
       Stream& stream = *streams.back();
-      const DeviceBuffer& buffer = memory[static_cast<size_t>(d)];
+      memory.push_back(*machine.device(d).Allocate(kMaxBytes));
       for (uint64_t c = 1 + random() % 10; c > 0; --c) {
-        const PaperCopy copy{d, static_cast<EmulatedEngine>(random() % 3), 1 + random() % 100000};
-        const DeviceSpan span = buffer.Subspan(0, copy.bytes);
+        const PaperCopy copy{d, static_cast<EmulatedEngine>(random() % 3),
+                             1 + random() % kMaxBytes};
+        const DeviceSpan span = memory.back().Subspan(0, copy.bytes);
         switch (copy.engine) {
           case EmulatedEngine::kHostToDevice:
-            stream.CopyToDevice(span, std::span(host).first(copy.bytes));
+            stream.CopyToDevice(span, std::span(host[s]).first(copy.bytes));
             break;
           case EmulatedEngine::kDeviceToHost:
-            stream.CopyToHost(std::span(host).first(copy.bytes), span);
+            stream.CopyToHost(std::span(host[s]).first(copy.bytes), span);
             break;
           case EmulatedEngine::kDeviceToDevice:
             stream.CopyBetween(span, span);
