@@ -30,6 +30,19 @@ int64_t CopyNs(const EmulatedLink& link, uint64_t bytes) {
   return std::llround(link.latency_us * 1e3 + seconds * 1e9);
 }
 
+// A copy that fails leaves half of its bytes and then rubbish, so that who uses them is found out.
+void MoveBytes(const Op& op) {
+  if (op.bytes == 0) return;
+  if (!op.fails) {
+    std::memmove(op.destination, op.source, op.bytes);
+    return;
+  }
+  const uint64_t good_bytes = op.bytes / 2;
+  const auto rubbish = static_cast<unsigned char>(~op.source[op.bytes - 1]);
+  std::memmove(op.destination, op.source, good_bytes);
+  std::memset(op.destination + good_bytes, rubbish, op.bytes - good_bytes);
+}
+
 DeviceState& EngineDevice(const StreamState& stream, const Op& op) {
   return op.source_device != nullptr ? *op.source_device : *stream.device;
 }
@@ -213,7 +226,7 @@ bool Core::RunHead(StreamState& stream) {
       stream.time_ns = std::max(now_ns, op.mark->time_ns);
       return true;
     case Op::Kind::kClearError:
-      if (!stream.device->lost) stream.error.reset();
+      stream.error.reset();  // a lost device puts it back at the next op
       break;
   }
   stream.time_ns = now_ns;
@@ -258,12 +271,10 @@ void Core::RunCopy(DeviceState& device, Engine& engine) {
   engine.deadline_ns = begin_ns + CopyNs(link, op.bytes) + op.stall_ns;
   std::optional<Error> error = LostError(op, stream);
   if (!error) {
-    // A copy that fails has moved half of its bytes: nobody may rely on its destination.
-    const uint64_t bytes = op.fails ? op.bytes / 2 : op.bytes;
     const int64_t moving_since_ns = Now();
     engine.in_hand = true;
     mutex_.Unlock();
-    if (bytes > 0) std::memmove(op.destination, op.source, bytes);
+    MoveBytes(op);
     mutex_.Lock();
     engine.in_hand = false;
     // From the modelled start: that this thread woke late is not the link's doing.

@@ -59,9 +59,8 @@ struct Op {
 struct StreamState {
   explicit StreamState(DeviceState* owner) : device(owner) {}
   DeviceState* const device;
-  std::deque<Op> ops;       // the head is running, waiting, or about to
-  bool head_taken = false;  // by an engine
-  int64_t time_ns = 0;      // when the last op that was popped ended
+  std::deque<Op> ops;   // the head is running, waiting, or about to
+  int64_t time_ns = 0;  // when the last op that was popped ended
   std::optional<Error> error;
 };
 

@@ -83,6 +83,10 @@ TEST_F(EmulatedFaultTest, WhatFollowsAFailureIsSkippedAndTold) {
   EXPECT_EQ(told, (std::vector<ErrorKind>{ErrorKind::kIo}));
   EXPECT_EQ(received_, std::vector<std::byte>(kBytes));
   EXPECT_EQ(machine_.NowNs(), 100 * 1000);
+  stream_->ClearError();
+  Receive();
+  EXPECT_FALSE(stream_->Synchronize().has_value());
+  EXPECT_NE(received_, sent_);  // a failed copy is not by chance a good one
 }
 
 TEST_F(EmulatedFaultTest, AClearedStreamTriesAgain) {
