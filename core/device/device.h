@@ -1,0 +1,62 @@
+// Device: a place with memory of its own that is reached by a link: a GPU, or an emulated one that
+// behaves like it (core/device/emulated_device.h). Everything above this room works with these
+// interfaces; no header here knows CUDA.
+//
+// Owned by whoever sets up the engine; outlives its buffers, streams and events (CHECK where it can
+// be seen). Thread contract: safe from any thread.
+//
+// Its memory is an arena of a given budget, taken when the device is made: what is handed out is
+// accounted, and running out is an answer, not an abort.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "core/base/error.h"
+#include "core/device/device_buffer.h"
+#include "core/device/event.h"
+#include "core/device/host_pinner.h"
+#include "core/device/stream.h"
+
+namespace moesaic {
+
+enum class DeviceKind : uint8_t { kEmulated, kCuda };
+
+constexpr const char* DeviceKindName(DeviceKind kind) {
+  return kind == DeviceKind::kEmulated ? "emulated" : "cuda";
+}
+
+class Device {
+ public:
+  // Of every buffer: what coalesced loads and tensor maps of GPUs want.
+  static constexpr uint64_t kAlignment = 256;
+
+  virtual ~Device() = default;
+  virtual const std::string& name() const = 0;  // "cuda:0", for messages and metrics
+  virtual DeviceKind kind() const = 0;
+  virtual int numa_node() const = 0;  // whose memory its link reaches fastest; -1: not known
+
+  // The ledger, in bytes rounded up to kAlignment per buffer. used + free == capacity.
+  virtual uint64_t capacity_bytes() const = 0;
+  virtual uint64_t used_bytes() const = 0;
+  virtual uint64_t largest_free_bytes() const = 0;  // the largest buffer that can be had now
+  uint64_t free_bytes() const { return capacity_bytes() - used_bytes(); }
+
+  // Not zeroed. nullopt: out of memory, or the device is lost. No bytes: a buffer without memory.
+  virtual std::optional<DeviceBuffer> Allocate(uint64_t bytes) = 0;
+
+  virtual std::unique_ptr<Stream> CreateStream() = 0;
+  virtual std::unique_ptr<Event> CreateEvent() = 0;
+  virtual HostPinner& host_pinner() = 0;
+
+  // Whether streams of this device can copy between the two and wait for the other's events.
+  // A device reaches itself.
+  virtual bool CanReach(const Device& other) const = 0;
+
+  // Why nothing works any more; nullopt while it does.
+  virtual std::optional<Error> lost() const = 0;
+};
+
+}  // namespace moesaic

@@ -1,0 +1,119 @@
+#include "core/device/emulated_stream.h"
+
+#include <utility>
+
+#include "core/base/check.h"
+
+namespace moesaic::emulated {
+namespace {
+
+const EmulatedEvent& Own(const Event& event, const Core& core) {
+  const auto* own = dynamic_cast<const EmulatedEvent*>(&event);
+  CHECK(own != nullptr && &own->core() == &core);  // an event of another machine
+  return *own;
+}
+
+Op MakeOp(Op::Kind kind) {
+  Op op;
+  op.kind = kind;
+  return op;
+}
+
+Op MakeCopy(EmulatedEngine engine, std::byte* destination, const std::byte* source,
+            uint64_t bytes) {
+  Op op = MakeOp(Op::Kind::kCopy);
+  op.engine = engine;
+  op.destination = destination;
+  op.source = source;
+  op.bytes = bytes;
+  return op;
+}
+
+}  // namespace
+
+Event::State EmulatedEvent::Query() const {
+  const std::shared_ptr<Mark> mark = latest();
+  return mark != nullptr ? core_.Query(*mark) : State::kComplete;
+}
+
+std::optional<Error> EmulatedEvent::Synchronize() {
+  const std::shared_ptr<Mark> mark = latest();
+  if (mark == nullptr) return std::nullopt;
+  return core_.Synchronize(*mark);
+}
+
+std::shared_ptr<Mark> EmulatedEvent::latest() const {
+  MutexLock lock(mutex_);
+  return latest_;
+}
+
+std::shared_ptr<Mark> EmulatedEvent::Renew() {
+  MutexLock lock(mutex_);
+  latest_ = std::make_shared<Mark>();
+  return latest_;
+}
+
+EmulatedStream::EmulatedStream(Core& core, EmulatedDevice& device, DeviceState& state)
+    : core_(core), device_(device), state_(&state) {
+  core_.OpenStream(state_);
+}
+
+EmulatedStream::~EmulatedStream() { core_.CloseStream(state_); }
+
+void EmulatedStream::CopyToDevice(const DeviceSpan& destination,
+                                  std::span<const std::byte> source) {
+  CHECK_EQ(destination.bytes(), source.size());
+  CHECK(destination.device() == &device_);
+  core_.Queue(state_, MakeCopy(EmulatedEngine::kHostToDevice, destination.data(), source.data(),
+                               source.size()));
+}
+
+void EmulatedStream::CopyToHost(std::span<std::byte> destination, const DeviceSpan& source) {
+  CHECK_EQ(destination.size(), source.bytes());
+  CHECK(source.device() == &device_);
+  core_.Queue(state_, MakeCopy(EmulatedEngine::kDeviceToHost, destination.data(), source.data(),
+                               source.bytes()));
+}
+
+void EmulatedStream::CopyBetween(const DeviceSpan& destination, const DeviceSpan& source) {
+  CHECK_EQ(destination.bytes(), source.bytes());
+  CHECK(destination.device() == &device_ || source.device() == &device_);
+  Op op =
+      MakeCopy(EmulatedEngine::kDeviceToDevice, destination.data(), source.data(), source.bytes());
+  op.source_device = &StateOf(source);
+  op.destination_device = &StateOf(destination);
+  core_.Queue(state_, std::move(op));
+}
+
+void EmulatedStream::Call(HostFunction function) {
+  CHECK(function != nullptr);
+  Op op = MakeOp(Op::Kind::kCall);
+  op.function = std::move(function);
+  core_.Queue(state_, std::move(op));
+}
+
+void EmulatedStream::Record(Event& event) {
+  CHECK(&Own(event, core_) == &event);
+  Op op = MakeOp(Op::Kind::kRecord);
+  op.mark = static_cast<EmulatedEvent&>(event).Renew();
+  core_.Queue(state_, std::move(op));
+}
+
+void EmulatedStream::Wait(const Event& event) {
+  Op op = MakeOp(Op::Kind::kWait);
+  op.mark = Own(event, core_).latest();
+  if (op.mark != nullptr) core_.Queue(state_, std::move(op));
+}
+
+void EmulatedStream::ClearError() { core_.Queue(state_, MakeOp(Op::Kind::kClearError)); }
+
+bool EmulatedStream::Idle() const { return core_.Idle(state_); }
+
+std::optional<Error> EmulatedStream::Synchronize() { return core_.Synchronize(state_); }
+
+DeviceState& EmulatedStream::StateOf(const DeviceSpan& span) const {
+  CHECK(span.device() != nullptr && device_.CanReach(*span.device()));
+  return *static_cast<EmulatedDevice*>(span.device())->state_;
+}
+
+}  // namespace moesaic::emulated
