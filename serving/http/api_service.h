@@ -49,6 +49,7 @@ class ApiService : public RequestHandler {
   HttpResponse Metrics();
   HttpResponse Models() const;
   HttpResponse OneModel(const std::string& name) const;
+  HttpResponse TokenizerInfo() const;
   void ReportUnknownFields(const std::vector<std::string>& names);
 
   const ServerOptions& options_;

@@ -21,12 +21,6 @@ int64_t UnixNow() {
       .count();
 }
 
-const ServedModel& FindModel(const ModelTable& models, const std::string& name) {
-  const ServedModel* model = models.Find(name);
-  if (model == nullptr) throw ModelNotFound(name);
-  return *model;
-}
-
 std::vector<std::vector<int32_t>> EncodePrompts(const CompletionRequest& request,
                                                 const Tokenizer& tokenizer,
                                                 const std::atomic<bool>& gone) {
@@ -92,7 +86,7 @@ PreparedGeneration Finish(const GenerationFields& fields, const ServedModel& mod
 PreparedGeneration PrepareChat(const std::string& body, const ModelTable& models,
                                const PrepareOptions& options) {
   const ChatRequest request = ParseChatRequest(body);
-  const ServedModel& model = FindModel(models, request.model);
+  const ServedModel& model = models.Get(request.model);
   OutputSpec spec;
   spec.prompts.push_back(
       EncodeChat(model, request.chat, request.add_special_tokens.value_or(false)));
@@ -102,7 +96,7 @@ PreparedGeneration PrepareChat(const std::string& body, const ModelTable& models
 PreparedGeneration PrepareCompletion(const std::string& body, const ModelTable& models,
                                      const PrepareOptions& options) {
   const CompletionRequest request = ParseCompletionRequest(body);
-  const ServedModel& model = FindModel(models, request.model);
+  const ServedModel& model = models.Get(request.model);
   const Tokenizer& tokenizer = model.engine->tokenizer();
   CheckSequences(request.prompts.size(), request.n, options.max_sequences);
   OutputSpec spec;
