@@ -49,9 +49,18 @@ std::string YamlScalar(std::string_view text) {
   std::transform(lower.begin(), lower.end(), lower.begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   if (plain && has_letter_or_digit && lower != "null") return std::string(text);
-  YAML::Emitter quoted;
-  quoted << YAML::DoubleQuoted << std::string(text);
-  return quoted.c_str();
+  std::string quoted = "\"";
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      quoted += {'\\', c};
+    } else if (byte < 0x20 || byte == 0x7f) {
+      quoted += fmt::format("\\x{:02x}", byte);
+    } else {
+      quoted += c;
+    }
+  }
+  return quoted + '"';
 }
 
 // The items of a list option's text, which has commas between them, as a YAML list.
