@@ -5,6 +5,7 @@
 #include "core/base/check.h"
 #include "core/base/logging.h"
 #include "serving/http/access.h"
+#include "serving/http/generation_call.h"
 #include "serving/http/tokenize_call.h"
 #include "serving/text/tokenizer.h"
 

@@ -9,6 +9,7 @@
 #include "serving/http/http_message.h"
 #include "serving/http/openai_request.h"
 #include "serving/http/prompt_builder.h"
+#include "serving/text/tokenizer.h"
 
 namespace moesaic {
 namespace {
@@ -45,7 +46,7 @@ void FillEcho(const CompletionRequest& request, const Tokenizer& tokenizer, Outp
       spec.prompt_texts.push_back(*text);
       spec.hidden_prompt_tokens.push_back(CountAddedTokens(tokenizer, tokens, *text));
     } else {
-      spec.prompt_texts.push_back(DecodeTokens(tokenizer, tokens, false));
+      spec.prompt_texts.push_back(tokenizer.Decode(tokens, false));
       spec.hidden_prompt_tokens.push_back(0);
     }
   }

@@ -27,15 +27,6 @@ SamplingParams MergeSampling(const SamplingFields& fields, const GenerationDefau
   return params;
 }
 
-void CheckTokens(const std::vector<int32_t>& tokens, int64_t vocab_size, const char* param) {
-  for (const int32_t token : tokens) {
-    if (token < 0 || token >= vocab_size) {
-      throw BadParam(param, "{} holds token id {}; this model has ids 0 to {}.", param, token,
-                     vocab_size - 1);
-    }
-  }
-}
-
 ApiError TooLong(int64_t context, int64_t prompt, std::optional<int32_t> asked,
                  const std::string& param) {
   std::string message =
@@ -69,6 +60,15 @@ int32_t ResolveMaxTokens(const GenerationFields& fields, const GenerationContext
 }
 
 }  // namespace
+
+void CheckTokens(const std::vector<int32_t>& tokens, int64_t vocab_size, const char* param) {
+  for (const int32_t token : tokens) {
+    if (token < 0 || token >= vocab_size) {
+      throw BadParam(param, "{} holds token id {}; this model has ids 0 to {}.", param, token,
+                     vocab_size - 1);
+    }
+  }
+}
 
 void CheckSequences(size_t prompts, int32_t n, size_t max_sequences) {
   if (prompts <= max_sequences / static_cast<size_t>(n)) return;

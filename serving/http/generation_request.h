@@ -23,6 +23,9 @@ struct GenerationContext {
   std::optional<std::chrono::steady_clock::time_point> deadline = {};
 };
 
+// Throws ApiError (400) for ids that the model does not have.
+void CheckTokens(const std::vector<int32_t>& tokens, int64_t vocab_size, const char* param);
+
 // Throws ApiError (400) when prompts x n are more than `max_sequences`.
 void CheckSequences(size_t prompts, int32_t n, size_t max_sequences);
 

@@ -3,8 +3,10 @@
 #include <utility>
 
 #include "serving/http/api_error.h"
+#include "serving/http/generation_request.h"
 #include "serving/http/openai_request.h"
 #include "serving/http/prompt_builder.h"
+#include "serving/text/tokenizer.h"
 
 namespace moesaic {
 
@@ -36,14 +38,8 @@ std::string Tokenize(const ModelTable& models, std::string_view body) {
 std::string Detokenize(const ModelTable& models, std::string_view body) {
   const DetokenizeRequest request = ParseDetokenizeRequest(body);
   const ServedModel& model = models.Get(request.model);
-  const int64_t vocab_size = model.engine->config().vocab_size;
-  for (const int32_t token : request.tokens) {
-    if (token >= vocab_size) {
-      throw BadParam("tokens", "tokens holds id {}; this model has ids 0 to {}.", token,
-                     vocab_size - 1);
-    }
-  }
-  return DumpJson(Json{{"prompt", DecodeTokens(model.engine->tokenizer(), request.tokens, false)}});
+  CheckTokens(request.tokens, model.engine->config().vocab_size, "tokens");
+  return DumpJson(Json{{"prompt", model.engine->tokenizer().Decode(request.tokens, false)}});
 }
 
 TokenizeCall::TokenizeCall(CallContext& context, std::shared_ptr<const ModelTable> models,
