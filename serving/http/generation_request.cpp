@@ -59,6 +59,21 @@ int32_t ResolveMaxTokens(const GenerationFields& fields, const GenerationContext
       std::min<int64_t>(room, context.default_max_tokens.value_or(INT32_MAX)));
 }
 
+// The answer is one JSON document (or one event of a stream): a request must not make it so large
+// that memory or the connections' threads feel it.
+void CheckPromptLogprobs(const std::vector<GenerationRequest>& requests, size_t max_entries) {
+  size_t entries = 0;
+  for (const GenerationRequest& request : requests) {
+    if (request.prompt_logprobs < 0) continue;
+    entries += request.prompt.size() * (static_cast<size_t>(request.prompt_logprobs) + 1);
+  }
+  if (entries <= max_entries) return;
+  throw BadParam("logprobs",
+                 "The log-probabilities of these prompts are {} entries, more than the {} that one "
+                 "request may have; send fewer prompts at a time.",
+                 entries, max_entries);
+}
+
 }  // namespace
 
 void CheckTokens(const std::vector<int32_t>& tokens, int64_t vocab_size, const char* param) {
@@ -118,6 +133,7 @@ std::vector<GenerationRequest> BuildGenerationRequests(
       requests.push_back(std::move(request));
     }
   }
+  CheckPromptLogprobs(requests, context.max_prompt_logprobs);
   return requests;
 }
 
