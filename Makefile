@@ -29,6 +29,7 @@ test: setup  ## build and run all tests
 	@$(call configure,release)
 	@cmake --build --preset release -j $(JOBS)
 	@ctest --test-dir build/release --output-on-failure -j $(JOBS)
+	@grep -ahs '^SKIPPED: ' build/release/Testing/Temporary/LastTest.log | sort -u || true
 
 bench: setup  ## build and run the benches (tests/bench)
 	@$(call configure,release)

@@ -62,7 +62,7 @@ std::string TextOf(const Option& option) {
         } else if constexpr (std::is_same_v<T, std::vector<std::string>>) {
           return fmt::format("{}", fmt::join(*value, ","));
         } else if constexpr (std::is_same_v<T, double>) {
-          return std::isinf(*value) ? "inf" : fmt::format("{:g}", *value);
+          return fmt::format("{}", *value);  // all digits: printed settings are read again
         } else {
           return fmt::format("{}", *value);
         }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <map>
 #include <set>
 #include <system_error>
@@ -36,6 +37,42 @@ void CheckSizeOrAuto(std::string_view text, std::string_view what) {
 }
 
 void CheckSize(std::string_view text, std::string_view what) { ParseBytes(text, what); }
+
+// A scalar that YAML reads as this text and nothing else.
+std::string YamlScalar(std::string_view text) {
+  const bool plain = std::all_of(text.begin(), text.end(), [](unsigned char c) {
+    return std::isalnum(c) != 0 || std::string_view("._/%-").find(c) != std::string_view::npos;
+  });
+  const bool has_letter_or_digit =
+      std::any_of(text.begin(), text.end(), [](unsigned char c) { return std::isalnum(c) != 0; });
+  std::string lower(text);
+  std::transform(lower.begin(), lower.end(), lower.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  if (plain && has_letter_or_digit && lower != "null") return std::string(text);
+  std::string quoted = "\"";
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      quoted += {'\\', c};
+    } else if (byte < 0x20 || byte == 0x7f) {
+      quoted += fmt::format("\\x{:02x}", byte);
+    } else {
+      quoted += c;
+    }
+  }
+  return quoted + '"';
+}
+
+// The items of a list option's text, which has commas between them, as a YAML list.
+std::string YamlList(std::string_view text) {
+  std::string list;
+  while (!text.empty()) {
+    const size_t comma = std::min(text.find(','), text.size());
+    list += (list.empty() ? "" : ", ") + YamlScalar(text.substr(0, comma));
+    text.remove_prefix(std::min(comma + 1, text.size()));
+  }
+  return "[" + list + "]";
+}
 
 }  // namespace
 
@@ -421,12 +458,8 @@ std::string DescribeSettings(const OptionTable& table) {
       section = option.section;
       out += fmt::format("{}# {}\n", out.empty() ? "" : "\n", section);
     }
-    std::string value = table.ValueText(option.name);
-    if (option.is_list()) {
-      value = "[" + value + "]";
-    } else if (value.empty()) {
-      value = "\"\"";
-    }
+    const std::string text = table.ValueText(option.name);
+    const std::string value = option.is_list() ? YamlList(text) : YamlScalar(text);
     out += fmt::format("{:<48} # {}\n", option.name + ": " + value, table.origin(option.name));
   }
   return out;

@@ -95,7 +95,8 @@ void ApplyConfigFile(const std::string& file,
 std::vector<std::string> ApplyEnvironment(const std::vector<std::string>& environment,
                                           OptionTable& table);
 
-// The settings as a YAML file that gives the same configuration, with the origin of each value.
+// The settings as a YAML file that gives the same configuration, but for secrets, with the origin
+// of each value.
 std::string DescribeSettings(const OptionTable& table);
 
 }  // namespace moesaic

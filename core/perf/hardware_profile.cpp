@@ -50,10 +50,21 @@ const nlohmann::json& RequireObject(const nlohmann::json& object, const JsonFiel
   return *value;
 }
 
+void Require(const JsonFields& fields, std::string_view key) {
+  if (fields.Absent(key)) fields.FailAt(key, "is missing");
+}
+
+// A count from 1.
+int64_t RequiredCount(const JsonFields& fields, std::string_view key, int64_t most) {
+  Require(fields, key);
+  return fields.Int(key, 0, 1, most);
+}
+
 Measured ParseMeasured(const nlohmann::json& object, const JsonFields& parent,
                        std::string_view key) {
   const JsonFields fields(RequireObject(object, parent, key), parent.file(),
                           std::string(key) + ".");
+  Require(fields, "value");
   Measured m;
   m.value = fields.Number("value", 0, 0, kMaxRate);
   m.low = fields.Number("low", m.value, 0, kMaxRate);
@@ -192,19 +203,19 @@ HardwareProfile ParseProfile(std::string_view json, std::string_view name) {
     out.path = disk.String("path", "");
     out.backend = disk.String("backend", "");
     ForEachObject(object, "rates", name, [&](const nlohmann::json& item, const JsonFields& rate) {
-      out.rates.push_back({static_cast<uint32_t>(rate.Int("block_bytes", 0, 1, UINT32_MAX)),
-                           static_cast<int>(rate.Int("depth", 0, 1, 1 << 20)),
+      out.rates.push_back({static_cast<uint32_t>(RequiredCount(rate, "block_bytes", UINT32_MAX)),
+                           static_cast<int>(RequiredCount(rate, "depth", 1 << 20)),
                            ParseMeasured(item, rate, "read"),
                            ParseMeasured(item, rate, "latency")});
     });
   });
   ForEachObject(root, "memory", name, [&](const nlohmann::json& object, const JsonFields& rate) {
-    profile.memory.push_back({static_cast<int>(rate.Int("threads", 0, 1, 1 << 20)),
+    profile.memory.push_back({static_cast<int>(RequiredCount(rate, "threads", 1 << 20)),
                               ParseMeasured(object, rate, "read")});
   });
   ForEachObject(root, "compute", name, [&](const nlohmann::json& object, const JsonFields& rate) {
     profile.compute.push_back({rate.String("instructions", ""),
-                               static_cast<int>(rate.Int("threads", 0, 1, 1 << 20)),
+                               static_cast<int>(RequiredCount(rate, "threads", 1 << 20)),
                                ParseMeasured(object, rate, "rate")});
   });
   return profile;

@@ -1,3 +1,4 @@
+#include <fmt/chrono.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -359,7 +360,7 @@ int BenchServeCommand(const Invocation& invocation) {
 
   const BenchReport report = MakeBenchReport(run, percentiles, goodput);
   nlohmann::ordered_json json;
-  json["date"] = fmt::format("{}", std::time(nullptr));
+  json["date"] = fmt::format("{:%Y%m%d-%H%M%S}", fmt::localtime(std::time(nullptr)));
   json["backend"] = flags.backend;
   json["model_id"] = model;
   json["num_prompts"] = flags.num_prompts;

@@ -2,19 +2,27 @@
 
 #include <nlohmann/json.hpp>
 
+#include "core/base/logging.h"
 #include "serving/http/json_text.h"
 
 namespace moesaic {
+namespace {
+
+constexpr size_t kMaxQuotedBytes = 200;  // of what a client sent, in a message
+
+}  // namespace
 
 ApiError ModelNotFound(std::string_view model) {
-  return ApiError(404, "NotFoundError", fmt::format("The model `{}` does not exist.", model),
+  return ApiError(404, "NotFoundError",
+                  fmt::format("The model `{}` does not exist.", Excerpt(model, kMaxQuotedBytes)),
                   "model", "model_not_found");
 }
 
 ApiError RouteNotFound(std::string_view path) {
   return ApiError(404, "NotFoundError",
-                  fmt::format("There is no route {}; GET / lists those that exist.", path), {},
-                  "route_not_found");
+                  fmt::format("There is no route {}; GET / lists those that exist.",
+                              Excerpt(path, kMaxQuotedBytes)),
+                  {}, "route_not_found");
 }
 
 ApiError Unavailable(const std::string& message, std::string code, int retry_after_s) {
@@ -31,6 +39,19 @@ ApiError FromEngineError(const Error& error) {
       return Unavailable(error.what(), "overloaded", 1);
     default:
       return ApiError(500, "server_error", error.what(), {}, ErrorKindName(error.kind()));
+  }
+}
+
+ApiError CurrentApiError(std::string_view where) {
+  try {
+    throw;
+  } catch (const ApiError& error) {
+    return error;
+  } catch (const Error& error) {
+    return FromEngineError(error);
+  } catch (const std::exception& error) {
+    LogError("{}: {}", where, error.what());
+    return ApiError(500, "server_error", "The server failed to answer this request.");
   }
 }
 

@@ -1,10 +1,12 @@
 // ApiError: why a request was refused, in OpenAI's terms: {"error":{message,type,param,code}} and a
 // status.
+//
+// Thread contract: a value; workers make them, connections answer with them.
 #pragma once
 
 #include <fmt/format.h>
 
-#include <stdexcept>
+#include <exception>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -14,17 +16,20 @@
 
 namespace moesaic {
 
-class ApiError : public std::runtime_error {
+// Not a std::runtime_error, whose copies share a string that the thread sanitizer cannot follow
+// (core/base/error.h).
+class ApiError : public std::exception {
  public:
-  ApiError(int status, std::string type, const std::string& message, std::string param = {},
+  ApiError(int status, std::string type, std::string message, std::string param = {},
            std::string code = {}, int retry_after_s = 0)
-      : std::runtime_error(message),
-        status_(status),
+      : status_(status),
         type_(std::move(type)),
+        message_(std::move(message)),
         param_(std::move(param)),
         code_(std::move(code)),
         retry_after_s_(retry_after_s) {}
 
+  const char* what() const noexcept override { return message_.c_str(); }
   int status() const { return status_; }
   const std::string& type() const { return type_; }
   const std::string& param() const { return param_; }   // empty: null
@@ -34,6 +39,7 @@ class ApiError : public std::runtime_error {
  private:
   int status_;
   std::string type_;
+  std::string message_;
   std::string param_;
   std::string code_;
   int retry_after_s_;
@@ -53,6 +59,9 @@ ApiError Unavailable(const std::string& message, std::string code, int retry_aft
 // What an engine's Error means to a client: kInvalidArgument and kUnsupported are its fault (400),
 // kUnavailable and kResourceExhausted ask it to come again (503), the rest is ours (500).
 ApiError FromEngineError(const Error& error);
+// What the exception being handled means to a client; to be called in a catch block. One that is
+// neither ApiError nor Error is logged with `where` and tells the client nothing.
+ApiError CurrentApiError(std::string_view where);
 
 // {"error":{...}}, one line.
 std::string ErrorBody(const ApiError& error);

@@ -5,7 +5,9 @@
 #include "core/base/check.h"
 #include "core/base/logging.h"
 #include "serving/http/access.h"
+#include "serving/http/generation_call.h"
 #include "serving/http/tokenize_call.h"
+#include "serving/text/tokenizer.h"
 
 namespace moesaic {
 namespace {
@@ -22,6 +24,23 @@ Json ModelJson(const ServedModel& model, const std::string& name) {
   json["root"] = model.names.front();
   json["parent"] = nullptr;
   json["max_model_len"] = model.engine->max_context_tokens();
+  return json;
+}
+
+// The special tokens by role, under Hugging Face's names: what vLLM's route has of it, and what
+// lm-evaluation-harness looks for.
+Json TokenizerJson(const ServedModel& model) {
+  const Tokenizer& tokenizer = model.engine->tokenizer();
+  const SpecialTokenIds& ids = tokenizer.special_ids();
+  Json json = Json::object();
+  const auto add = [&](const char* name, std::optional<int32_t> id) {
+    json[name] = id.has_value() ? Json(tokenizer.IdToToken(*id)) : Json(nullptr);
+  };
+  add("bos_token", ids.bos);
+  add("eos_token", ids.eos);
+  add("unk_token", ids.unk);
+  add("pad_token", ids.pad);
+  json["model_max_length"] = model.engine->max_context_tokens();
   return json;
 }
 
@@ -112,7 +131,7 @@ std::optional<HttpResponse> ApiService::CheckHead(const HttpRequest& head) {
     return AnswerOptions(head, options_,
                          match.has_value() ? match->allow() : "GET, HEAD, POST, OPTIONS");
   }
-  if (!match.has_value()) return ErrorResponse(RouteNotFound(Excerpt(head.path, 200)));
+  if (!match.has_value()) return ErrorResponse(RouteNotFound(head.path));
   if (!match->Allows(head.method)) {
     HttpResponse response =
         ErrorResponse(ApiError(405, "invalid_request_error",
@@ -175,6 +194,8 @@ HttpResponse ApiService::AnswerGet(const RouteMatch& match) {
       return JsonResponse(Json{{"status", "ready"}});
     case Route::kModel:
       return OneModel(match.model);
+    case Route::kTokenizerInfo:
+      return TokenizerInfo();
     default:
       return Models();
   }
@@ -208,8 +229,14 @@ HttpResponse ApiService::OneModel(const std::string& name) const {
   const auto table = models();
   if (table == nullptr) return ErrorResponse(*NotReady());
   const ServedModel* model = table->Find(name);
-  if (model == nullptr) return ErrorResponse(ModelNotFound(Excerpt(name, 200)));
+  if (model == nullptr) return ErrorResponse(ModelNotFound(name));
   return JsonResponse(ModelJson(*model, name));
+}
+
+HttpResponse ApiService::TokenizerInfo() const {
+  const auto table = models();
+  if (table == nullptr) return ErrorResponse(*NotReady());
+  return JsonResponse(TokenizerJson(table->models().front()));
 }
 
 void ApiService::ReportUnknownFields(const std::vector<std::string>& names) {

@@ -13,8 +13,9 @@
 #include <vector>
 
 #include "core/base/mutex.h"
+#include "serving/http/api_error.h"
+#include "serving/http/call_context.h"
 #include "serving/http/exchange.h"
-#include "serving/http/generation_call.h"
 #include "serving/http/router.h"
 #include "serving/http/served_model.h"
 #include "serving/http/server_options.h"
@@ -49,6 +50,7 @@ class ApiService : public RequestHandler {
   HttpResponse Metrics();
   HttpResponse Models() const;
   HttpResponse OneModel(const std::string& name) const;
+  HttpResponse TokenizerInfo() const;
   void ReportUnknownFields(const std::vector<std::string>& names);
 
   const ServerOptions& options_;

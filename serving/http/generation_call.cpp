@@ -30,20 +30,6 @@ size_t MailboxBytes(const std::vector<GenerationRequest>& requests, bool stream,
 
 ApiError Stopping() { return Unavailable("The server is shutting down.", "draining", 5); }
 
-// What a worker's exception means to the client.
-ApiError ToApiError(const std::exception_ptr& exception, const std::string& request_id) {
-  try {
-    std::rethrow_exception(exception);
-  } catch (const ApiError& error) {
-    return error;
-  } catch (const Error& error) {
-    return FromEngineError(error);
-  } catch (const std::exception& error) {
-    LogError("request {}: {}", request_id, error.what());
-    return ApiError(500, "server_error", "The server failed to prepare this request.");
-  }
-}
-
 }  // namespace
 
 GenerationCall::GenerationCall(CallContext& context, std::shared_ptr<const ModelTable> models,
@@ -69,7 +55,7 @@ void GenerationCall::PrepareAndPost(std::string body) {
   try {
     *submitted = Prepare(body);
   } catch (...) {
-    error = ToApiError(std::current_exception(), request_id_);
+    error = CurrentApiError(fmt::format("request {}", request_id_));
   }
   exchange_->Post([self = shared_from_this(), submitted, error] {
     if (error.has_value()) return self->Fail(*error);

@@ -8,32 +8,20 @@
 
 #include <atomic>
 #include <chrono>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "serving/http/api_error.h"
+#include "serving/http/call_context.h"
 #include "serving/http/delta_mailbox.h"
 #include "serving/http/exchange.h"
 #include "serving/http/generation_output.h"
-#include "serving/http/openai_request.h"
 #include "serving/http/served_model.h"
-#include "serving/http/server_options.h"
 #include "serving/http/serving_metrics.h"
 
 namespace moesaic {
-
-// What calls need from the service; it outlives them.
-struct CallContext {
-  const ServerOptions& options;
-  ServingMetrics& metrics;
-  // Runs a function on a worker thread.
-  std::function<void(std::function<void()>)> run_on_worker;
-  // Names of unknown request fields, for a warning.
-  std::function<void(const std::vector<std::string>&)> report_unknown_fields;
-};
 
 class GenerationCall : public Call, public std::enable_shared_from_this<GenerationCall> {
  public:

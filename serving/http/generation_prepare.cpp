@@ -9,6 +9,7 @@
 #include "serving/http/http_message.h"
 #include "serving/http/openai_request.h"
 #include "serving/http/prompt_builder.h"
+#include "serving/text/tokenizer.h"
 
 namespace moesaic {
 namespace {
@@ -19,12 +20,6 @@ int64_t UnixNow() {
   return std::chrono::duration_cast<std::chrono::seconds>(
              std::chrono::system_clock::now().time_since_epoch())
       .count();
-}
-
-const ServedModel& FindModel(const ModelTable& models, const std::string& name) {
-  const ServedModel* model = models.Find(name);
-  if (model == nullptr) throw ModelNotFound(name);
-  return *model;
 }
 
 std::vector<std::vector<int32_t>> EncodePrompts(const CompletionRequest& request,
@@ -51,7 +46,7 @@ void FillEcho(const CompletionRequest& request, const Tokenizer& tokenizer, Outp
       spec.prompt_texts.push_back(*text);
       spec.hidden_prompt_tokens.push_back(CountAddedTokens(tokenizer, tokens, *text));
     } else {
-      spec.prompt_texts.push_back(DecodeTokens(tokenizer, tokens, false));
+      spec.prompt_texts.push_back(tokenizer.Decode(tokens, false));
       spec.hidden_prompt_tokens.push_back(0);
     }
   }
@@ -92,7 +87,7 @@ PreparedGeneration Finish(const GenerationFields& fields, const ServedModel& mod
 PreparedGeneration PrepareChat(const std::string& body, const ModelTable& models,
                                const PrepareOptions& options) {
   const ChatRequest request = ParseChatRequest(body);
-  const ServedModel& model = FindModel(models, request.model);
+  const ServedModel& model = models.Get(request.model);
   OutputSpec spec;
   spec.prompts.push_back(
       EncodeChat(model, request.chat, request.add_special_tokens.value_or(false)));
@@ -102,7 +97,7 @@ PreparedGeneration PrepareChat(const std::string& body, const ModelTable& models
 PreparedGeneration PrepareCompletion(const std::string& body, const ModelTable& models,
                                      const PrepareOptions& options) {
   const CompletionRequest request = ParseCompletionRequest(body);
-  const ServedModel& model = FindModel(models, request.model);
+  const ServedModel& model = models.Get(request.model);
   const Tokenizer& tokenizer = model.engine->tokenizer();
   CheckSequences(request.prompts.size(), request.n, options.max_sequences);
   OutputSpec spec;

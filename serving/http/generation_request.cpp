@@ -27,15 +27,6 @@ SamplingParams MergeSampling(const SamplingFields& fields, const GenerationDefau
   return params;
 }
 
-void CheckTokens(const std::vector<int32_t>& tokens, int64_t vocab_size, const char* param) {
-  for (const int32_t token : tokens) {
-    if (token < 0 || token >= vocab_size) {
-      throw BadParam(param, "{} holds token id {}; this model has ids 0 to {}.", param, token,
-                     vocab_size - 1);
-    }
-  }
-}
-
 ApiError TooLong(int64_t context, int64_t prompt, std::optional<int32_t> asked,
                  const std::string& param) {
   std::string message =
@@ -68,7 +59,31 @@ int32_t ResolveMaxTokens(const GenerationFields& fields, const GenerationContext
       std::min<int64_t>(room, context.default_max_tokens.value_or(INT32_MAX)));
 }
 
+// The answer is one JSON document (or one event of a stream): a request must not make it so large
+// that memory or the connections' threads feel it.
+void CheckPromptLogprobs(const std::vector<GenerationRequest>& requests, size_t max_entries) {
+  size_t entries = 0;
+  for (const GenerationRequest& request : requests) {
+    if (request.prompt_logprobs < 0) continue;
+    entries += request.prompt.size() * (static_cast<size_t>(request.prompt_logprobs) + 1);
+  }
+  if (entries <= max_entries) return;
+  throw BadParam("logprobs",
+                 "The log-probabilities of these prompts are {} entries, more than the {} that one "
+                 "request may have; send fewer prompts at a time.",
+                 entries, max_entries);
+}
+
 }  // namespace
+
+void CheckTokens(const std::vector<int32_t>& tokens, int64_t vocab_size, const char* param) {
+  for (const int32_t token : tokens) {
+    if (token < 0 || token >= vocab_size) {
+      throw BadParam(param, "{} holds token id {}; this model has ids 0 to {}.", param, token,
+                     vocab_size - 1);
+    }
+  }
+}
 
 void CheckSequences(size_t prompts, int32_t n, size_t max_sequences) {
   if (prompts <= max_sequences / static_cast<size_t>(n)) return;
@@ -118,6 +133,7 @@ std::vector<GenerationRequest> BuildGenerationRequests(
       requests.push_back(std::move(request));
     }
   }
+  CheckPromptLogprobs(requests, context.max_prompt_logprobs);
   return requests;
 }
 

@@ -18,16 +18,20 @@ struct GenerationContext {
   int64_t max_context_tokens = 0;
   int64_t vocab_size = 0;
   size_t max_sequences = 1024;
+  size_t max_prompt_logprobs = 1'000'000;          // of one request; about 60 MB of JSON
   std::optional<int32_t> default_max_tokens = {};  // nullopt: what the context has room for
   std::string request_id = {};
   std::optional<std::chrono::steady_clock::time_point> deadline = {};
 };
 
+// Throws ApiError (400) for ids that the model does not have.
+void CheckTokens(const std::vector<int32_t>& tokens, int64_t vocab_size, const char* param);
+
 // Throws ApiError (400) when prompts x n are more than `max_sequences`.
 void CheckSequences(size_t prompts, int32_t n, size_t max_sequences);
 
-// Choice i of prompt p is element p * n + i. Throws ApiError (400): too many choices, an empty or
-// too long prompt, token ids that the model does not have.
+// Choice i of prompt p is element p * n + i. Throws ApiError (400): too many choices or
+// log-probabilities, an empty or too long prompt, token ids that the model does not have.
 std::vector<GenerationRequest> BuildGenerationRequests(
     const GenerationFields& fields, const std::vector<std::vector<int32_t>>& prompts,
     const GenerationContext& context);

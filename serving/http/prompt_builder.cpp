@@ -44,11 +44,6 @@ std::vector<int32_t> EncodeChat(const ServedModel& model, const ChatInput& chat,
   return model.engine->tokenizer().EncodeSegments(SegmentsOf(prompt), add_special_tokens);
 }
 
-std::string DecodeTokens(const Tokenizer& tokenizer, const std::vector<int32_t>& tokens,
-                         bool skip_special_tokens) {
-  return tokenizer.Decode(tokens, skip_special_tokens);
-}
-
 size_t CountAddedTokens(const Tokenizer& tokenizer, const std::vector<int32_t>& tokens,
                         std::string_view text) {
   size_t count = 0;

@@ -22,9 +22,6 @@ std::vector<int32_t> EncodeText(const Tokenizer& tokenizer, std::string_view tex
 std::vector<int32_t> EncodeChat(const ServedModel& model, const ChatInput& chat,
                                 bool add_special_tokens);
 
-std::string DecodeTokens(const Tokenizer& tokenizer, const std::vector<int32_t>& tokens,
-                         bool skip_special_tokens);
-
 // How many of the first tokens are not in `text`, which they were made from: special tokens that
 // the tokenizer has added.
 size_t CountAddedTokens(const Tokenizer& tokenizer, const std::vector<int32_t>& tokens,

@@ -22,6 +22,7 @@ constexpr Entry kEntries[] = {
     {"/v1/chat/completions", Route::kChatCompletions, true, false},
     {"/tokenize", Route::kTokenize, true, false},
     {"/detokenize", Route::kDetokenize, true, false},
+    {"/tokenizer_info", Route::kTokenizerInfo, false, false},
 };
 
 constexpr std::string_view kModelPrefix = "/v1/models/";
@@ -48,6 +49,7 @@ std::string_view RootPage() {
          "GET  /v1/models             the models served; /v1/models/{id} for one\n"
          "POST /tokenize              text or messages to token ids\n"
          "POST /detokenize            token ids to text\n"
+         "GET  /tokenizer_info        the special tokens\n"
          "GET  /metrics               Prometheus metrics\n"
          "GET  /health  /live         the process is alive\n"
          "GET  /ready                 requests are accepted (503 while loading or draining)\n"

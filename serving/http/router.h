@@ -19,6 +19,7 @@ enum class Route {
   kChatCompletions,
   kTokenize,
   kDetokenize,
+  kTokenizerInfo,
 };
 
 struct RouteMatch {

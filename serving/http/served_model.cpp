@@ -4,6 +4,7 @@
 
 #include "core/base/check.h"
 #include "core/base/error.h"
+#include "serving/http/api_error.h"
 
 namespace moesaic {
 
@@ -27,6 +28,12 @@ const ServedModel* ModelTable::Find(std::string_view name) const {
   if (name.empty()) return models_.size() == 1 ? &models_.front() : nullptr;
   const auto found = by_name_.find(name);
   return found == by_name_.end() ? nullptr : &models_[found->second];
+}
+
+const ServedModel& ModelTable::Get(std::string_view name) const {
+  const ServedModel* model = Find(name);
+  if (model == nullptr) throw ModelNotFound(name);
+  return *model;
 }
 
 }  // namespace moesaic

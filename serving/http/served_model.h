@@ -32,6 +32,8 @@ class ModelTable {
   const std::vector<ServedModel>& models() const { return models_; }
   // nullptr: unknown. An empty name means the only model, when there is only one.
   const ServedModel* Find(std::string_view name) const;
+  // Throws ApiError (404) for an unknown one.
+  const ServedModel& Get(std::string_view name) const;
 
  private:
   std::vector<ServedModel> models_;

@@ -6,7 +6,6 @@
 #include <boost/asio/post.hpp>
 
 #include "core/base/check.h"
-#include "core/base/logging.h"
 
 namespace moesaic {
 namespace {
@@ -184,11 +183,8 @@ void Session::Dispatch() {
   exchange_ = std::make_shared<SessionExchange>(shared_from_this());
   try {
     call_ = shared_.handler.Handle(exchange_);
-  } catch (const ApiError& error) {
-    Respond(ErrorResponse(error));
-  } catch (const std::exception& error) {
-    LogError("request {}: {}", request_.id, error.what());
-    Respond(ErrorResponse(ApiError(500, "server_error", "The server failed to answer.")));
+  } catch (...) {
+    Respond(ErrorResponse(CurrentApiError(fmt::format("request {}", request_.id))));
   }
   if (phase_ == Phase::kAnswering && shared_.options.sse_keep_alive.count() > 0) {
     quiet_deadline_ = Clock::now() + shared_.options.sse_keep_alive;

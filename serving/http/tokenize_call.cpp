@@ -2,24 +2,17 @@
 
 #include <utility>
 
-#include "core/base/logging.h"
+#include "serving/http/api_error.h"
+#include "serving/http/generation_request.h"
 #include "serving/http/openai_request.h"
 #include "serving/http/prompt_builder.h"
+#include "serving/text/tokenizer.h"
 
 namespace moesaic {
-namespace {
-
-const ServedModel& FindModel(const ModelTable& models, const std::string& name) {
-  const ServedModel* model = models.Find(name);
-  if (model == nullptr) throw ModelNotFound(name);
-  return *model;
-}
-
-}  // namespace
 
 std::string Tokenize(const ModelTable& models, std::string_view body) {
   const TokenizeRequest request = ParseTokenizeRequest(body);
-  const ServedModel& model = FindModel(models, request.model);
+  const ServedModel& model = models.Get(request.model);
   const Tokenizer& tokenizer = model.engine->tokenizer();
   std::vector<int32_t> tokens;
   if (const auto* text = std::get_if<std::string>(&request.input)) {
@@ -44,15 +37,9 @@ std::string Tokenize(const ModelTable& models, std::string_view body) {
 
 std::string Detokenize(const ModelTable& models, std::string_view body) {
   const DetokenizeRequest request = ParseDetokenizeRequest(body);
-  const ServedModel& model = FindModel(models, request.model);
-  const int64_t vocab_size = model.engine->config().vocab_size;
-  for (const int32_t token : request.tokens) {
-    if (token >= vocab_size) {
-      throw BadParam("tokens", "tokens holds id {}; this model has ids 0 to {}.", token,
-                     vocab_size - 1);
-    }
-  }
-  return DumpJson(Json{{"prompt", DecodeTokens(model.engine->tokenizer(), request.tokens, false)}});
+  const ServedModel& model = models.Get(request.model);
+  CheckTokens(request.tokens, model.engine->config().vocab_size, "tokens");
+  return DumpJson(Json{{"prompt", model.engine->tokenizer().Decode(request.tokens, false)}});
 }
 
 TokenizeCall::TokenizeCall(CallContext& context, std::shared_ptr<const ModelTable> models,
@@ -74,13 +61,8 @@ HttpResponse TokenizeCall::Answer(const std::string& body) const {
     HttpResponse response;
     response.body = detokenize_ ? Detokenize(*models_, body) : Tokenize(*models_, body);
     return response;
-  } catch (const ApiError& error) {
-    return ErrorResponse(error);
-  } catch (const Error& error) {
-    return ErrorResponse(FromEngineError(error));
-  } catch (const std::exception& error) {
-    LogError("{}: {}", detokenize_ ? "/detokenize" : "/tokenize", error.what());
-    return ErrorResponse(ApiError(500, "server_error", "The server failed to answer."));
+  } catch (...) {
+    return ErrorResponse(CurrentApiError(detokenize_ ? "/detokenize" : "/tokenize"));
   }
 }
 

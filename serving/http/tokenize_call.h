@@ -5,8 +5,8 @@
 #include <string>
 #include <string_view>
 
+#include "serving/http/call_context.h"
 #include "serving/http/exchange.h"
-#include "serving/http/generation_call.h"
 #include "serving/http/served_model.h"
 
 namespace moesaic {

@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 import urllib.error
@@ -17,16 +18,46 @@ BINARY = os.environ["MOESAIC_E2E_BINARY"]
 MODEL = os.environ["MOESAIC_E2E_MODEL"]
 REFERENCE = json.loads((pathlib.Path(MODEL) / "reference" / "prompts.json").read_text())
 PATIENCE_S = 120  # sanitizer builds on a busy machine are slow
+ENDLESS_TOKENS = 1 << 16
+LARGE_TOKENS = 500
+
+
+ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("MOESAIC_")}
+
+
+def with_long_context(directory):
+    """A copy of the sample model in `directory` that takes ENDLESS_TOKENS tokens."""
+    directory = pathlib.Path(directory)
+    for file in pathlib.Path(MODEL).resolve().iterdir():
+        if file.is_file() and file.name != "config.json":
+            (directory / file.name).symlink_to(file)
+    config = json.loads((pathlib.Path(MODEL) / "config.json").read_text())
+    config["max_position_embeddings"] = ENDLESS_TOKENS
+    (directory / "config.json").write_text(json.dumps(config))
+    return str(directory)
+
+
+def serve_and_fail(*arguments):
+    """The result of a `moesaic serve` that is expected to end by itself."""
+    return subprocess.run(
+        [BINARY, "serve", *arguments],
+        capture_output=True, text=True, env=ENVIRONMENT, timeout=PATIENCE_S,
+    )
 
 
 class MoesaicServer:
-    """A server process on a free port; use it in a `with`."""
+    """A server process on a free port; use it in a `with`. Ready when made, unless told otherwise.
 
-    def __init__(self, *flags, name="sample"):
-        command = [BINARY, "serve", MODEL, "--port", "0", "--served-model-name", name, *flags]
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("MOESAIC_")}
+    With `endless`, the model's context is so long that long_request() outlasts any test."""
+
+    def __init__(self, *flags, endless=False, wait_ready=True):
+        self._directory = tempfile.TemporaryDirectory() if endless else None
+        model = with_long_context(self._directory.name) if endless else MODEL
+        command = [BINARY, "serve", model, "--port", "0", "--served-model-name", "sample", *flags]
+        if endless:
+            command += ["--max-model-len", str(ENDLESS_TOKENS)]
         self.process = subprocess.Popen(
-            command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment
+            command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=ENVIRONMENT
         )
         self.log = []
         self._lines = queue.Queue()
@@ -34,7 +65,8 @@ class MoesaicServer:
         self._reader.start()
         self.url = self.wait_for_log(r"listens on (http://\S+)").group(1)
         self.port = int(self.url.rsplit(":", 1)[1])
-        self.wait_for_log(r"serving \S+ on")
+        if wait_ready:
+            self.wait_ready()
 
     def __enter__(self):
         return self
@@ -58,12 +90,17 @@ class MoesaicServer:
             if match := re.search(pattern, line):
                 return match
 
+    def wait_ready(self):
+        self.wait_for_log(r"serving \S+ on")
+
     def kill(self):
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait(PATIENCE_S)
         self._reader.join(PATIENCE_S)
         self.process.stderr.close()
+        if self._directory is not None:
+            self._directory.cleanup()
 
     def terminate(self):
         self.process.send_signal(signal.SIGTERM)
@@ -188,5 +225,11 @@ def post(path, body):
 
 
 def long_request(**more):
-    """A completion that takes as long as the context allows."""
-    return {"prompt": "Once", "max_tokens": 900, "ignore_eos": True, "temperature": 0, **more}
+    """A completion that goes on until it is cancelled, on an `endless` server."""
+    return {"prompt": "Once", "max_tokens": ENDLESS_TOKENS - 100, "ignore_eos": True,
+            "temperature": 0, **more}
+
+
+def large_stream():
+    """A stream that is larger than what sockets buffer: it ends when it is read."""
+    return long_request(max_tokens=LARGE_TOKENS, stream=True, logprobs=20)

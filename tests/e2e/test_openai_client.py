@@ -1,16 +1,39 @@
 """The API as the official OpenAI client sees it."""
 
 import concurrent.futures
+import json
+import pathlib
+import struct
 import unittest
 
 import openai
-from harness import PATIENCE_S, REFERENCE, MoesaicServer
+from harness import MODEL, PATIENCE_S, REFERENCE, MoesaicServer
 
 
 def connect(server, **more):
     return openai.OpenAI(
         base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=PATIENCE_S, **more
     )
+
+
+class ReferenceLogits:
+    """reference/logits.safetensors of the sample model."""
+
+    def __init__(self):
+        data = (pathlib.Path(MODEL) / "reference" / "logits.safetensors").read_bytes()
+        (header_bytes,) = struct.unpack_from("<Q", data)
+        self.header = json.loads(data[8 : 8 + header_bytes])
+        self.tensors = data[8 + header_bytes :]
+
+    def value(self, name, index):
+        begin = self.header[name]["data_offsets"][0]
+        return struct.unpack_from("<f", self.tensors, begin + 4 * index)[0]
+
+    def logprob(self, prompt, position, token):
+        """Of `token` behind `position`."""
+        vocabulary = self.header[f"{prompt:02}.logits"]["shape"][1]
+        logit = self.value(f"{prompt:02}.logits", position * vocabulary + token)
+        return logit - self.value(f"{prompt:02}.logsumexp", position)
 
 
 class OpenAiClientTest(unittest.TestCase):
@@ -91,18 +114,42 @@ class OpenAiClientTest(unittest.TestCase):
         self.assertTrue(all(chunk.usage is None for chunk in chunks[:-1]))
 
     def test_completion_stream(self):
-        chunks = list(self.complete(stream=True))
+        whole = self.complete()
+        chunks = list(self.complete(stream=True, stream_options={"include_usage": True}))
         self.assertEqual(
-            "".join(chunk.choices[0].text for chunk in chunks), self.complete().choices[0].text
+            "".join(chunk.choices[0].text for chunk in chunks if chunk.choices),
+            whole.choices[0].text,
         )
+        self.assertEqual(chunks[-1].usage.total_tokens, whole.usage.total_tokens)
+
+    def test_kinds_of_prompts(self):
+        entries = REFERENCE[:2]
+        texts = [entry["prompt"] for entry in entries]
+        ids = [entry["prompt_ids"] for entry in entries]
+        wanted = [self.complete(text).choices[0].text for text in texts]
+        for prompt in (texts, ids, [texts[0], ids[1]]):
+            reply = self.complete(prompt)
+            self.assertEqual([choice.text for choice in reply.choices], wanted)
+            self.assertEqual(reply.usage.prompt_tokens, sum(map(len, ids)))
+        self.assertEqual(self.complete(ids[0]).choices[0].text, wanted[0])
+
+    def test_echo(self):
+        text = "Once upon a time"
+        plain = self.complete(text).choices[0].text
+        self.assertEqual(self.complete(text, echo=True).choices[0].text, text + plain)
+        chunks = self.complete(text, echo=True, stream=True)
+        self.assertEqual("".join(chunk.choices[0].text for chunk in chunks), text + plain)
+
+    def test_fields_that_are_not_known_are_ignored(self):
+        reply = self.complete(extra_body={"store": True, "no_such_field": {"a": 1}})
+        self.assertEqual(reply.choices[0].text, self.complete().choices[0].text)
+        self.server.wait_for_log("no_such_field")
 
     def test_special_tokens_in_content_are_text(self):
         def prompt_ids(content):
             reply = self.server.call(
                 "/tokenize", {"messages": [{"role": "user", "content": content}]}
             )
-            import json
-
             return json.loads(reply[2])["tokens"]
 
         end = 4095  # <|im_end|>
@@ -175,6 +222,22 @@ class OpenAiClientTest(unittest.TestCase):
                 self.assertLessEqual(value, max(top.values()) + 1e-6)
             self.assertTrue(choice.text.startswith(entry["prompt"]))
 
+    def test_prompt_logprobs_are_the_reference(self):
+        logits = ReferenceLogits()
+        entries = REFERENCE[:6]  # those with logits of all positions
+        # In bfloat16 a router's near-tie may fall the other way.
+        with MoesaicServer("--dtype", "float32") as server:
+            reply = connect(server).completions.create(
+                model="sample", prompt=[entry["prompt_ids"] for entry in entries],
+                max_tokens=0, logprobs=0, echo=True,
+            )
+        for number, (entry, choice) in enumerate(zip(entries, reply.choices, strict=True)):
+            ids = entry["prompt_ids"]
+            for at, logprob in list(enumerate(choice.logprobs.token_logprobs))[1:]:
+                self.assertAlmostEqual(
+                    logprob, logits.logprob(number, at - 1, ids[at]), delta=1e-3
+                )
+
     def test_prompt_logprobs_agree_with_generated_ones(self):
         entry = REFERENCE[0]
         generated = self.complete(
@@ -216,6 +279,14 @@ class OpenAiClientTest(unittest.TestCase):
             self.complete(suffix="x")
         with self.assertRaises(openai.BadRequestError):
             self.chat(messages=[])
+        with self.assertRaises(openai.BadRequestError) as caught:
+            self.complete([4096])  # the first id that the model does not have
+        self.assertEqual(caught.exception.param, "prompt")
+        # Streams fail before they begin.
+        with self.assertRaises(openai.NotFoundError):
+            self.complete(model="gpt-9", stream=True)
+        with self.assertRaises(openai.BadRequestError):
+            self.chat(stream=True, max_completion_tokens=100_000)
 
     def test_metrics_under_both_names(self):
         self.complete()

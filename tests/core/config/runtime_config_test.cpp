@@ -1,5 +1,6 @@
 #include "core/config/runtime_config.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -148,6 +149,23 @@ TEST(RuntimeConfigTest, DescriptionGivesTheSameSettings) {
   EXPECT_FALSE(again.config.prefix_cache);
   EXPECT_EQ(again.config.max_body, s.config.max_body);
   EXPECT_NE(yaml.find("# --expert-memory"), std::string::npos);
+}
+
+TEST(RuntimeConfigTest, DescriptionQuotesWhatYamlWouldReadOtherwise) {
+  for (const char* text : {"a #b", "null", "~", "- x", "k: v", "*a", "\"", "'", "\\", "\n", "",
+                           "\u00e9", "\x87 raw"}) {
+    Settings s;
+    s.table.Set("model", text, OptionSource::kFlag, "--model");
+    s.table.Set("served-model-name", fmt::format("{},[b", text), OptionSource::kFlag, "--names");
+    s.table.Set("request-timeout", "123456.789", OptionSource::kFlag, "--request-timeout");
+    s.table.Set("api-key", "k", OptionSource::kFlag, "--api-key");
+    Settings again;
+    ApplyConfigText(DescribeSettings(s.table), "described.yaml", again.table);
+    EXPECT_EQ(again.config.model, text);
+    EXPECT_EQ(again.config.served_model_names, s.config.served_model_names);
+    EXPECT_EQ(again.config.request_timeout_s, 123456.789);
+    EXPECT_EQ(again.config.api_keys, std::vector<std::string>{"***"});
+  }
 }
 
 TEST(RuntimeConfigTest, FindsPresetsAndListsThem) {

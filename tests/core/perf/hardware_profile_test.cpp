@@ -73,6 +73,13 @@ TEST(HardwareProfileTest, RefusesWhatIsNoProfile) {
         "{\"format\":\"moesaic-hardware-profile\",\"version\":1,\"host\":{},\"disks\":3}",
         "{\"format\":\"moesaic-hardware-profile\",\"version\":1,\"host\":{},\"memory\":[1]}",
         "{\"format\":\"moesaic-hardware-profile\",\"version\":1,\"host\":{},\"memory\":[{}]}",
+        // What is divided by must be there.
+        "{\"format\":\"moesaic-hardware-profile\",\"version\":1,\"host\":{},"
+        "\"disks\":[{\"rates\":[{\"depth\":1,\"read\":{\"value\":1},\"latency\":{\"value\":1}}]}]}",
+        "{\"format\":\"moesaic-hardware-profile\",\"version\":1,\"host\":{},"
+        "\"memory\":[{\"read\":{\"value\":1}}]}",
+        "{\"format\":\"moesaic-hardware-profile\",\"version\":1,\"host\":{},"
+        "\"compute\":[{\"threads\":1,\"rate\":{\"low\":1}}]}",
         "{\"format\":\"moesaic-hardware-profile\",\"version\":1,\"host\":{\"isa_flags\":[1]}}"}) {
     try {
       ParseProfile(text, "p.json");

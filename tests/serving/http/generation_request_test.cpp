@@ -14,6 +14,7 @@ class GenerationRequestTest : public ::testing::Test {
     context.max_context_tokens = 10;
     context.vocab_size = 100;
     context.max_sequences = 8;
+    context.max_prompt_logprobs = 24;
     context.default_max_tokens = default_max_tokens_;
     context.request_id = "r";
     return BuildGenerationRequests(fields_, prompts, context);
@@ -111,6 +112,16 @@ TEST_F(GenerationRequestTest, RefusesWhatTheModelCannotDo) {
   fields_.n = 3;
   EXPECT_EQ(ParamOf({{1}, {1}, {1}}), "prompt/invalid_value");
   EXPECT_EQ(ParamOf({{1}, {1}}), "accepted");
+}
+
+TEST_F(GenerationRequestTest, BoundsThePromptsLogprobs) {
+  fields_.prompt_logprobs = 3;
+  EXPECT_EQ(ParamOf({{1, 2, 3}, {1, 2, 3}}), "accepted");  // 2 prompts of 3 tokens with 4 each
+  EXPECT_EQ(ParamOf({{1, 2, 3}, {1, 2, 3, 4}}), "logprobs/invalid_value");
+  fields_.n = 2;
+  EXPECT_EQ(ParamOf({{1, 2, 3, 4}}), "logprobs/invalid_value");
+  fields_.prompt_logprobs = -1;
+  EXPECT_EQ(ParamOf({{1, 2, 3, 4}}), "accepted");
 }
 
 }  // namespace

@@ -192,6 +192,10 @@ TEST_F(ServerTest, TokenizeAndDetokenize) {
             R"({"prompt":"hi<end>"})");
   EXPECT_EQ(client.Post("/detokenize", R"({"tokens":[999]})").status, 400);
   EXPECT_EQ(client.Post("/detokenize", R"({"model":"x","tokens":[]})").status, 404);
+  const Json info = client.Get("/tokenizer_info").json();
+  EXPECT_EQ(info["eos_token"], "<end>");
+  EXPECT_TRUE(info["bos_token"].is_null());
+  EXPECT_EQ(info["model_max_length"], 1024);
 }
 
 TEST_F(ServerTest, TheOnlyModelNeedsNoName) {

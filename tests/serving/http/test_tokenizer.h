@@ -13,7 +13,7 @@ class ByteTokenizer : public Tokenizer {
  public:
   static constexpr int32_t kEnd = 256;  // "<end>"
 
-  ByteTokenizer() : Tokenizer(MakeTable(), DecodeRules(), SpecialTokenIds()) {}
+  ByteTokenizer() : Tokenizer(MakeTable(), DecodeRules(), {{}, kEnd, {}, {}}) {}
 
   std::vector<int32_t> EncodeSegments(std::span<const TextSegment> segments,
                                       bool add_special_tokens) const override {
