@@ -59,9 +59,9 @@ BlendPredictor::Row BlendPredictor::BiasRow(int layer, int distance) const {
 }
 
 BlendPredictor::Row BlendPredictor::BetweenRow(int layer, int gap, int expert) const {
-  return between_begin_ + (static_cast<size_t>(layer * kWindow + gap - 1) * experts_ +
-                           static_cast<size_t>(expert)) *
-                              experts_;
+  return between_begin_ +
+         (static_cast<size_t>(layer * kWindow + gap - 1) * experts_ + static_cast<size_t>(expert)) *
+             experts_;
 }
 
 BlendPredictor::Row BlendPredictor::AgainRow(int layer, int age, int expert) const {
@@ -70,10 +70,9 @@ BlendPredictor::Row BlendPredictor::AgainRow(int layer, int age, int expert) con
 }
 
 BlendPredictor::Row BlendPredictor::TokenRow(int layer, int32_t token_row) const {
-  return token_begin_ +
-         (static_cast<size_t>(layer) * static_cast<size_t>(token_rows_) +
-          static_cast<size_t>(token_row)) *
-             experts_;
+  return token_begin_ + (static_cast<size_t>(layer) * static_cast<size_t>(token_rows_) +
+                         static_cast<size_t>(token_row)) *
+                            experts_;
 }
 
 size_t BlendPredictor::HabitWeight(int layer, int distance, int habit) const {
@@ -156,8 +155,9 @@ void BlendPredictor::BeginIteration(int request, int32_t token, int64_t rows) {
   state.token_row = -1;
   if (token < 0) return;
   // Fibonacci hashing: neighbouring ids get rows far apart, and the low bits are used well.
-  state.token_row = static_cast<int32_t>((static_cast<uint64_t>(token) * 0x9E3779B97F4A7C15u >> 32) &
-                                         static_cast<uint64_t>(token_rows_ - 1));
+  state.token_row =
+      static_cast<int32_t>((static_cast<uint64_t>(token) * 0x9E3779B97F4A7C15u >> 32) &
+                           static_cast<uint64_t>(token_rows_ - 1));
   for (int layer = 0; layer < shape_.num_layers; ++layer) {
     const auto at = static_cast<size_t>(layer);
     AddScaled(TokenRow(layer, state.token_row), 1, &state.sum[at * experts_]);
@@ -190,9 +190,8 @@ void BlendPredictor::Observe(int request, int layer, std::span<const int32_t> ex
     const size_t begin = (at * kNumHabits + static_cast<size_t>(habit)) * experts_;
     float* shares = &state.habit[begin];
     float* features = &state.feature[begin];
-    const float origin =
-        std::log(static_cast<float>(shape_.top_k) / static_cast<float>(shape_.num_experts) +
-                 kHabitFloor);
+    const float origin = std::log(
+        static_cast<float>(shape_.top_k) / static_cast<float>(shape_.num_experts) + kHabitFloor);
     for (size_t j = 0; j < experts_; ++j) {
       shares[j] = keep * shares[j] + (1 - keep) * share_[j];
       features[j] = std::log(shares[j] + kHabitFloor) - origin;
@@ -232,7 +231,8 @@ void BlendPredictor::Train(Request& request, int layer) {
     for (const Used& used : request.used[static_cast<size_t>(source)])
       Learn(BetweenRow(layer, gap, used.expert), used.share, error);
   }
-  for (const Used& used : request.used[at]) Learn(AgainRow(layer, 0, used.expert), used.share, error);
+  for (const Used& used : request.used[at])
+    Learn(AgainRow(layer, 0, used.expert), used.share, error);
   for (const Used& used : request.used_before[at])
     Learn(AgainRow(layer, 1, used.expert), used.share, error);
   if (request.train_token_known[at] != 0 && request.token_row >= 0)

@@ -68,13 +68,13 @@ class BlendPredictor final : public Predictor {
   struct Request {
     RequestPosition position;
     int32_t token_row = -1;
-    // Experts used by layer: of the running iteration where it got there, of the last one elsewhere;
-    // and of the iteration before that.
+    // Experts used by layer: of the running iteration where it got there, of the last one
+    // elsewhere; and of the iteration before that.
     std::vector<std::vector<Used>> used;
     std::vector<std::vector<Used>> used_before;
-    std::vector<float> sum;        // [layers, experts] the logit's parts that no distance changes
-    std::vector<float> habit;      // [layers, kNumHabits, experts] decayed shares
-    std::vector<float> feature;    // [layers, kNumHabits, experts] of habit
+    std::vector<float> sum;      // [layers, experts] the logit's parts that no distance changes
+    std::vector<float> habit;    // [layers, kNumHabits, experts] decayed shares
+    std::vector<float> feature;  // [layers, kNumHabits, experts] of habit
     // What is to be trained when layer t is observed: the distance, and the probabilities then.
     std::vector<int32_t> train_distance;     // [layers] 0: nothing
     std::vector<float> train_probability;    // [layers, experts]

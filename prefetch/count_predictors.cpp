@@ -267,10 +267,9 @@ class TransitionPredictor final : public CountingPredictor {
     return (layer - gap + shape_.num_layers) % shape_.num_layers;
   }
   float* Pairs(int layer, int gap, size_t i) {
-    return &pairs_[((static_cast<size_t>(layer) * kWindow + static_cast<size_t>(gap - 1)) *
-                        experts_ +
-                    i) *
-                   experts_];
+    return &pairs_
+        [((static_cast<size_t>(layer) * kWindow + static_cast<size_t>(gap - 1)) * experts_ + i) *
+         experts_];
   }
 
   std::vector<float> pairs_;  // [layers, gaps, experts i, experts j] iterations with both

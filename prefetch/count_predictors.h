@@ -11,7 +11,8 @@
 
 namespace moesaic {
 
-// How often an expert was used per iteration, over all requests (BrainStorm, DeepUM: "model-level").
+// How often an expert was used per iteration, over all requests (BrainStorm, DeepUM:
+// "model-level").
 std::unique_ptr<Predictor> MakeFrequencyPredictor(const PredictorShape& shape);
 // Every expert of every later layer, alike: what the data flow alone says.
 std::unique_ptr<Predictor> MakeDependencyPredictor(const PredictorShape& shape);
@@ -20,8 +21,8 @@ std::unique_ptr<Predictor> MakeDependencyPredictor(const PredictorShape& shape);
 std::unique_ptr<Predictor> MakeRecencyPredictor(const PredictorShape& shape);
 // The request's own EAM: its counts per iteration, drawn to an even share while it is young.
 std::unique_ptr<Predictor> MakeRequestEamPredictor(const PredictorShape& shape);
-// Counts of expert j of layer l + d given expert i of layer l, for the last four layers, combined as
-// naive Bayes: logit = prior + sum over the experts used of log P(i | j) / P(i | not j).
+// Counts of expert j of layer l + d given expert i of layer l, for the last four layers, combined
+// as naive Bayes: logit = prior + sum over the experts used of log P(i | j) / P(i | not j).
 std::unique_ptr<Predictor> MakeTransitionPredictor(const PredictorShape& shape);
 
 }  // namespace moesaic

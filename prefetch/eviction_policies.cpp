@@ -64,9 +64,7 @@ class ModelFrequencyPolicy final : public EvictionPolicy {
   void OnInsert(ExpertIndex, LoadReason, int64_t) override {}
   void OnAccess(ExpertIndex, int64_t) override {}
   void OnRemove(ExpertIndex, int64_t) override {}
-  double KeepPriority(ExpertIndex expert, int64_t) const override {
-    return counts_.in_all(expert);
-  }
+  double KeepPriority(ExpertIndex expert, int64_t) const override { return counts_.in_all(expert); }
 
  private:
   const PolicyCounts& counts_;
@@ -114,9 +112,10 @@ std::unique_ptr<EvictionPolicy> MakeCountingPolicy(std::string_view name,
   if (name == "lfu") return std::make_unique<LfuPolicy>(counts.grid().total());
   if (name == "model-frequency") return std::make_unique<ModelFrequencyPolicy>(counts);
   if (name == "request-eam") return std::make_unique<RequestEamPolicy>(counts);
-  Fail(ErrorKind::kInvalidArgument,
-       "--policy: '{}' is not known; use next-use, lru, lfu, model-frequency, request-eam or belady",
-       name);
+  Fail(
+      ErrorKind::kInvalidArgument,
+      "--policy: '{}' is not known; use next-use, lru, lfu, model-frequency, request-eam or belady",
+      name);
 }
 
 }  // namespace moesaic

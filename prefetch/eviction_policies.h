@@ -1,7 +1,8 @@
-// Eviction policies that need more than the cache's own events: what the running requests used, what
-// all requests used, or (for limits) what a trace will use.
+// Eviction policies that need more than the cache's own events: what the running requests used,
+// what all requests used, or (for limits) what a trace will use.
 //
-// Thread contract: counts and policies are guarded by the lock of the cache that the policies serve.
+// Thread contract: counts and policies are guarded by the lock of the cache that the policies
+// serve.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +30,7 @@ class PolicyCounts {
   uint32_t in_request(ExpertIndex expert) const { return request_[static_cast<size_t>(expert)]; }
   uint32_t in_all(ExpertIndex expert) const { return all_[static_cast<size_t>(expert)]; }
   uint32_t request_steps() const { return request_steps_; }
-  int layer() const { return layer_; }      // observed last
+  int layer() const { return layer_; }  // observed last
   int64_t layers_passed() const { return layers_passed_; }
 
  private:
@@ -42,9 +43,9 @@ class PolicyCounts {
 };
 
 // lru; lfu (uses since it was loaded); model-frequency (uses by all requests); request-eam
-// (MoE-Infinity 5.2: what was prefetched stays until its layer has passed, then the request's count,
-// early layers first). Throws Error(kInvalidArgument) that lists the known ones. `counts` must
-// outlive the policy.
+// (MoE-Infinity 5.2: what was prefetched stays until its layer has passed, then the request's
+// count, early layers first). Throws Error(kInvalidArgument) that lists the known ones. `counts`
+// must outlive the policy.
 std::unique_ptr<EvictionPolicy> MakeCountingPolicy(std::string_view name,
                                                    const PolicyCounts& counts);
 

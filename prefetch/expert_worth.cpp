@@ -30,8 +30,7 @@ ExpertWorth::ExpertWorth(int num_layers, int num_experts, double keep_per_iterat
       probability_(static_cast<size_t>(num_layers) * static_cast<size_t>(num_experts), 0.0f),
       discount_(static_cast<size_t>(num_layers) + 1) {
   for (size_t distance = 0; distance < discount_.size(); ++distance) {
-    discount_[distance] =
-        std::pow(keep_per_iteration, static_cast<double>(distance) / num_layers);
+    discount_[distance] = std::pow(keep_per_iteration, static_cast<double>(distance) / num_layers);
   }
 }
 

@@ -1,5 +1,5 @@
-// ExpertWorth: what each expert would be worth in fast memory, on the one scale that prefetching and
-// eviction share: the probability of its next use, discounted by how far ahead that is.
+// ExpertWorth: what each expert would be worth in fast memory, on the one scale that prefetching
+// and eviction share: the probability of its next use, discounted by how far ahead that is.
 //
 //   worth(x) = p(x) * keep_per_iteration ^ (layers until the layer of x is reached / layers)
 //

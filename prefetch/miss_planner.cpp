@@ -14,8 +14,8 @@ void PlanMisses(MissMode mode, int64_t host_expert_ns, int num_links,
   CHECK_GT(host_expert_ns, 0);
   CHECK_LE(num_links, kMaxLinks);
 
-  // The host takes what is dearest to fetch; what is nearly there stays with its link. Of equal ones
-  // the link takes what is worth most afterwards.
+  // The host takes what is dearest to fetch; what is nearly there stays with its link. Of equal
+  // ones the link takes what is worth most afterwards.
   std::sort(missed.begin(), missed.end(), [](const MissedExpert& a, const MissedExpert& b) {
     if (a.copy_ns != b.copy_ns) return a.copy_ns > b.copy_ns;
     if (a.worth != b.worth) return a.worth < b.worth;
@@ -26,7 +26,8 @@ void PlanMisses(MissMode mode, int64_t host_expert_ns, int num_links,
   // Moves experts from the busiest link to the host while that does not put the end off.
   int64_t host_ns = 0;
   for (;;) {
-    const int64_t end_ns = std::max(host_ns, *std::max_element(link_ns.begin(), link_ns.begin() + num_links));
+    const int64_t end_ns =
+        std::max(host_ns, *std::max_element(link_ns.begin(), link_ns.begin() + num_links));
     MissedExpert* best = nullptr;
     for (MissedExpert& miss : missed) {
       if (miss.on_host) continue;

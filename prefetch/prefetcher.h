@@ -5,8 +5,8 @@
 // than what it throws out by at least `min_gain`, the price of the link's time, weighed by how much
 // of the copy will have arrived when its layer is reached.
 //
-// Thread contract: the engine's thread calls Begin*, OnRouting and End*; NextCandidate and the worth
-// are read under the lock that guards the cache. No allocation after construction but in the
+// Thread contract: the engine's thread calls Begin*, OnRouting and End*; NextCandidate and the
+// worth are read under the lock that guards the cache. No allocation after construction but in the
 // predictor's BeginRequest.
 #pragma once
 
@@ -22,10 +22,11 @@
 
 namespace moesaic {
 
+// The defaults were swept on gpt-oss-20b's trace (docs/experiments/latency.md).
 struct PrefetchOptions {
-  int look_ahead = 4;      // layers; candidates are taken from these
-  double min_gain = 0.1;   // in units of worth
-  double keep_per_iteration = 0.7;  // ExpertWorth's discount
+  int look_ahead = 8;               // layers; candidates are taken from these
+  double min_gain = 0.2;            // in units of worth
+  double keep_per_iteration = 0.1;  // ExpertWorth's discount
 };
 
 class Prefetcher {
@@ -49,8 +50,8 @@ class Prefetcher {
 
   // The expert whose copy gains most against `victim_worth`, what its slot holds now is worth.
   // `may_copy` tells experts that are absent and belong to the link that asks.
-  // `copies_before(distance)`: how many copies the link can make until the layer at that distance is
-  // reached.
+  // `copies_before(distance)`: how many copies the link can make until the layer at that distance
+  // is reached.
   std::optional<Candidate> NextCandidate(FunctionRef<bool(ExpertIndex)> may_copy,
                                          FunctionRef<double(int)> copies_before,
                                          double victim_worth) const;
@@ -63,9 +64,9 @@ class Prefetcher {
   Predictor& predictor_;
   PrefetchOptions options_;
   ExpertWorth worth_;
-  std::vector<int> running_;      // requests of the step
-  std::vector<float> one_;        // [experts]
-  std::vector<float> none_;       // [experts] probability that no request uses it
+  std::vector<int> running_;  // requests of the step
+  std::vector<float> one_;    // [experts]
+  std::vector<float> none_;   // [experts] probability that no request uses it
 };
 
 }  // namespace moesaic

@@ -45,9 +45,10 @@ int64_t Nanoseconds(double us) { return static_cast<int64_t>(us * 1000 + 0.5); }
 void CheckSameShape(const RoutingTraceHeader& a, const RoutingTraceHeader& b,
                     const std::string& name) {
   if (a.num_layers == b.num_layers && a.num_experts == b.num_experts && a.top_k == b.top_k) return;
-  Fail(ErrorKind::kInvalidArgument,
-       "--train: {} has {} layers of {} experts, {} per token; the trace has {} of {}, {} per token",
-       name, b.num_layers, b.num_experts, b.top_k, a.num_layers, a.num_experts, a.top_k);
+  Fail(
+      ErrorKind::kInvalidArgument,
+      "--train: {} has {} layers of {} experts, {} per token; the trace has {} of {}, {} per token",
+      name, b.num_layers, b.num_experts, b.top_k, a.num_layers, a.num_experts, a.top_k);
 }
 
 nlohmann::ordered_json ToJson(const SimulationResult& result) {
@@ -116,28 +117,32 @@ int SimulateCommand(const Invocation& invocation) {
   double keep = options.prefetch.keep_per_iteration;
   bool no_cache = false;
   bool json = false;
-  table.Add({"trace", &trace_file, "FILE", "The trace to serve (JSON Lines, plain or gzip).", "Trace"});
+  table.Add(
+      {"trace", &trace_file, "FILE", "The trace to serve (JSON Lines, plain or gzip).", "Trace"});
   table.Add({"train", &train_file, "FILE", "A trace to learn from first.", "Trace"});
   table.Add({"hold-out", &hold_out, "N",
              "Learn from all sequences but every Nth, and serve every Nth (0: serve all, learn "
              "only while serving).",
              "Trace"});
-  table.Add({"train-passes", &train_passes, "N", "How often the training sequences are shown.", "Trace"});
+  table.Add(
+      {"train-passes", &train_passes, "N", "How often the training sequences are shown.", "Trace"});
   table.Add({"slots", &slots, "N", "Experts in fast memory: a number or a percentage.", "Machine"});
-  table.Add({"devices", &devices, "N", "Devices that the experts are spread over, each with a link.",
-             "Machine"});
+  table.Add({"devices", &devices, "N",
+             "Devices that the experts are spread over, each with a link.", "Machine"});
   table.Add({"layer-compute-us", &layer_us, "US", "Computing a layer.", "Machine"});
   table.Add({"expert-copy-us", &copy_us, "US", "Copying an expert over an idle link.", "Machine"});
   table.Add({"host-expert-us", &host_us, "US", "Computing an expert on the host.", "Machine"});
-  table.Add({"predictor", &options.predictor, "NAME",
-             "none, oracle, " + PredictorNames() + ".", "Decisions"});
+  table.Add({"predictor", &options.predictor, "NAME", "none, oracle, " + PredictorNames() + ".",
+             "Decisions"});
   table.Add({"policy", &options.policy, "NAME",
              "next-use, lru, lfu, model-frequency, request-eam or belady.", "Decisions"});
   table.Add({"miss", &miss, "MODE", "Missing experts: fetch, host or auto.", "Decisions"});
   table.Add({"look-ahead", &look_ahead, "N", "Layers that are prefetched for.", "Decisions"});
-  table.Add({"min-gain", &min_gain, "P", "Least gain of a prefetch, as a probability.", "Decisions"});
+  table.Add(
+      {"min-gain", &min_gain, "P", "Least gain of a prefetch, as a probability.", "Decisions"});
   table.Add({"keep-per-iteration", &keep, "F",
-             "What an expert that is used one iteration later is worth, of one used now.", "Decisions"});
+             "What an expert that is used one iteration later is worth, of one used now.",
+             "Decisions"});
   table.Add({"no-cache", &no_cache, "", "Experts leave when their layer is done.", "Decisions"});
   table.Add({"json", &json, "", "Print one JSON object.", "Output"});
   if (!line.Parse(invocation)) return 0;

@@ -1,4 +1,5 @@
-// FutureUses and Belady's policy: what a trace will use next, for the hit rate that no policy exceeds.
+// FutureUses and Belady's policy: what a trace will use next, for the hit rate that no policy
+// exceeds.
 //
 // Thread contract: one thread.
 #pragma once

@@ -351,12 +351,12 @@ bool Simulator::Impl::StartPrefetch(Device& device) {
            static_cast<double>(options_.expert_copy_ns);
   };
   const auto may_copy = [&](ExpertIndex expert) {
-    return &On(expert) == &device &&
-           device.cache->state(expert) == ExpertCache::State::kAbsent;
+    return &On(expert) == &device && device.cache->state(expert) == ExpertCache::State::kAbsent;
   };
   const auto candidate = prefetcher_->NextCandidate(may_copy, copies_before, victim_worth);
   if (!candidate) return false;
-  if (!device.cache->Reserve(candidate->expert, LoadReason::kPrefetch, device.link_ns)) return false;
+  if (!device.cache->Reserve(candidate->expert, LoadReason::kPrefetch, device.link_ns))
+    return false;
   device.queue->Add(candidate->expert, options_.packets, TransferClass::kPrefetch,
                     static_cast<float>(candidate->worth), device.link_ns);
   ++result_.prefetches;
@@ -365,8 +365,8 @@ bool Simulator::Impl::StartPrefetch(Device& device) {
 
 void Simulator::Impl::CompletePacket(Device& device) {
   const TransferQueue::Packet packet = *std::exchange(device.packet, std::nullopt);
-  const TransferState state = device.queue->CompletePacket(packet.expert, packet.packet,
-                                                           PacketResult::kOk, device.link_ns);
+  const TransferState state =
+      device.queue->CompletePacket(packet.expert, packet.packet, PacketResult::kOk, device.link_ns);
   if (state == TransferState::kMoving) return;
   device.queue->Remove(packet.expert);
   if (state == TransferState::kDone) {
@@ -411,8 +411,9 @@ void Simulator::Impl::NoteRecall(int layer) {
     SimulationResult::Recall& recall = result_.recall[static_cast<size_t>(distance - 1)];
     std::iota(ranking_.begin(), ranking_.end(), 0);
     const auto most = std::min<int>(2 * k, shape_.num_experts);
-    std::partial_sort(ranking_.begin(), ranking_.begin() + most, ranking_.end(),
-                      [&](int a, int b) { return std::pair(-stated[a], a) < std::pair(-stated[b], b); });
+    std::partial_sort(ranking_.begin(), ranking_.begin() + most, ranking_.end(), [&](int a, int b) {
+      return std::pair(-stated[a], a) < std::pair(-stated[b], b);
+    });
     recall.used += needed_.size();
     for (const int32_t expert : needed_) {
       const auto rank =

@@ -44,7 +44,7 @@ struct SimulationResult {
   int64_t compute_ns = 0;
   uint64_t packets_copied = 0;
   uint64_t bytes_copied = 0;
-  uint64_t copies = 0;     // that were completed
+  uint64_t copies = 0;      // that were completed
   uint64_t prefetches = 0;  // of these, begun before a layer asked
   uint64_t expert_accesses = 0;
   uint64_t hits = 0;       // resident when the layer began
@@ -57,8 +57,8 @@ struct SimulationResult {
 
   // How good the predictions were, by look-ahead distance (index distance - 1).
   struct Recall {
-    uint64_t used = 0;         // experts
-    uint64_t found[3] = {};    // of these, among the k, 1.5 k and 2 k most probable
+    uint64_t used = 0;          // experts
+    uint64_t found[3] = {};     // of these, among the k, 1.5 k and 2 k most probable
     double absolute_error = 0;  // sum over 20 bins of |stated - happened|
     uint64_t stated = 0;
   };
