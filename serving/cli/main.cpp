@@ -29,13 +29,14 @@ struct Command {
   int (*run)(const Invocation& invocation);
 };
 
-constexpr std::array<Command, 7> kCommands = {{
+constexpr std::array<Command, 8> kCommands = {{
     {"run", "Answer a prompt, or chat, in the terminal", RunCommand},
     {"serve", "Serve a model over an OpenAI-compatible HTTP API", ServeCommand},
     {"show", "Describe a model: sizes, and what fits into which memory", ShowCommand},
     {"pack", "Write a model's experts into a store that reads faster", PackCommand},
     {"profile", "Measure this machine: disk, memory, compute", ProfileCommand},
     {"bench serve", "Measure a running server under load", BenchServeCommand},
+    {"trace", "Record, inspect, convert and compact routing traces", TraceCommand},
     {"version", "Show the version and what it was built from", VersionCommand},
 }};
 
