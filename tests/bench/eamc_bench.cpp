@@ -22,6 +22,7 @@
 
 #include "kernels/cpu/kernels.h"
 #include "tracer/eam_collection.h"
+#include "tracer/request_tracer.h"
 
 namespace moesaic {
 namespace {
@@ -86,6 +87,29 @@ std::vector<int32_t> DrawExperts(std::mt19937_64& random) {
   std::shuffle(experts.begin(), experts.end(), random);
   experts.resize(kTopK);
   return experts;
+}
+
+// What counting costs before any matching: iteration and request matrices of one request.
+void BenchTracer(int rounds) {
+  std::mt19937_64 random(2);
+  RequestTracer tracer(kLayers, kExperts, 1);
+  const std::vector<RoutingSlice> slices = {{tracer.Begin(), 0, 1, false}};
+  std::vector<std::vector<int32_t>> drawn;
+  for (int i = 0; i < kDrawnPasses * kLayers; ++i) drawn.push_back(DrawExperts(random));
+  const std::vector<float> weights(kTopK, 0.125f);
+  Print(0, "RequestTracer: one token observed",
+        Measure(rounds, kDrawnPasses * kLayers,
+                [&] {
+                  for (int pass = 0; pass < kDrawnPasses; ++pass) {
+                    tracer.BeginIteration(slices);
+                    for (int layer = 0; layer < kLayers; ++layer) {
+                      tracer.Observe({layer, kTopK,
+                                      drawn[static_cast<size_t>(pass * kLayers + layer)], weights,
+                                      slices});
+                    }
+                  }
+                }),
+        0);
 }
 
 void Bench(int entries, int rounds, const CpuKernels& kernels) {
@@ -211,6 +235,7 @@ int main(int argc, char** argv) {
               moesaic::IsaName(kernels.isa), rounds, moesaic::kLayers, moesaic::kExperts,
               moesaic::kTopK);
   std::printf("| entries | work | median per layer | spread | rate |\n|---|---|---|---|---|\n");
+  moesaic::BenchTracer(rounds);
   for (const int entries : {120, 1000, 10000}) moesaic::Bench(entries, rounds, kernels);
   return 0;
 }
