@@ -14,7 +14,12 @@ pkg_check_modules(sentencepiece REQUIRED IMPORTED_TARGET sentencepiece>=0.1.97)
 find_package(yaml-cpp 0.7 REQUIRED)
 find_package(Boost 1.74 REQUIRED)  # headers only: Asio and Beast
 find_package(ZLIB REQUIRED)        # gzipped traces and test vectors
-find_package(OpenMP 4.5 REQUIRED)  # FAISS runs on it
+# FAISS's configuration wants OpenMP of the compiler at hand; the package was compiled by GCC, so its runtime is
+# libgomp, whatever compiles this.
+if(NOT TARGET OpenMP::OpenMP_CXX)
+  add_library(OpenMP::OpenMP_CXX INTERFACE IMPORTED)
+  target_link_libraries(OpenMP::OpenMP_CXX INTERFACE gomp)
+endif()
 find_package(faiss 1.7.3 CONFIG REQUIRED)
 find_package(msgpack 4.1 CONFIG REQUIRED)  # headers only; defines the target msgpackc-cxx
 if(MOESAIC_BUILD_TESTS)

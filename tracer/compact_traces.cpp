@@ -32,14 +32,17 @@ std::vector<float> Normalised(const Matrices& matrices, size_t cells) {
   return rows;
 }
 
-ExpertActivationMatrix RoundedCentroid(const float* centroid, int layers, int experts) {
-  const auto cells = static_cast<size_t>(layers) * static_cast<size_t>(experts);
-  const float largest = *std::max_element(centroid, centroid + cells);
+// A cluster of one request gives that request: its counts come back whole.
+ExpertActivationMatrix RoundedCentroid(std::span<const float> centroid, uint64_t tokens, int layers,
+                                       int experts) {
+  double sum = 0;
+  for (const float v : centroid) sum += v;
   ExpertActivationMatrix matrix(layers, experts);
-  for (size_t cell = 0; cell < cells; ++cell) {
-    const auto count = static_cast<uint32_t>(std::lround(255 * centroid[cell] / largest));
-    if (count > 0) {
-      matrix.Add(static_cast<int>(cell) / experts, static_cast<int>(cell) % experts, count);
+  for (size_t cell = 0; cell < centroid.size(); ++cell) {
+    const double count = std::round(static_cast<double>(tokens) * centroid[cell] / sum);
+    if (count >= 1) {
+      matrix.Add(static_cast<int>(cell) / experts, static_cast<int>(cell) % experts,
+                 static_cast<uint32_t>(std::min(count, 4294967295.0)));
     }
   }
   return matrix;
@@ -84,25 +87,20 @@ std::vector<ExpertActivationMatrix> CompactTraces(std::span<const ExpertActivati
 
   for (int cluster = 0; cluster < capacity; ++cluster) {
     size_t nearest = matrices.size();
-    ExpertActivationMatrix sum(layers, experts);
+    uint64_t tokens = 0;
     for (size_t i = 0; i < matrices.size(); ++i) {
       if (cluster_of[i] != cluster) continue;
       if (nearest == matrices.size() || similarities[i] > similarities[nearest]) nearest = i;
-      if (options.entry == ClusterEntry::kSum) sum += *matrices[i];
+      tokens += matrices[i]->total();
     }
     if (nearest == matrices.size()) continue;  // an empty cluster
-    switch (options.entry) {
-      case ClusterEntry::kNearest:
-        result.push_back(*matrices[nearest]);
-        break;
-      case ClusterEntry::kCentroid:
-        result.push_back(RoundedCentroid(
-            clustering.centroids.data() + static_cast<size_t>(cluster) * cells, layers, experts));
-        break;
-      case ClusterEntry::kSum:
-        result.push_back(std::move(sum));
-        break;
+    if (options.entry == ClusterEntry::kNearest) {
+      result.push_back(*matrices[nearest]);
+      continue;
     }
+    const std::span<const float> centroids = clustering.centroids;
+    result.push_back(RoundedCentroid(centroids.subspan(static_cast<size_t>(cluster) * cells, cells),
+                                     tokens, layers, experts));
   }
   return result;
 }

@@ -13,15 +13,16 @@
 
 namespace moesaic {
 
-// What stands for a cluster. Measured by recall on held-out requests in docs/tracing.md.
+// What stands for a cluster. Recall on held-out requests (docs/tracing.md): the centre is level
+// with the nearest request or better, and better than the sum of the requests' counts, in which the
+// long ones hide the others.
 enum class ClusterEntry {
-  kNearest,   // the request nearest to the cluster's centre
-  kCentroid,  // the centre, its largest count scaled to 255 and rounded
-  kSum,       // the sum of the cluster's requests
+  kCentroid,  // the centre, scaled to the tokens of its requests and rounded to whole counts
+  kNearest,   // the request nearest to the centre
 };
 
 struct CompactOptions {
-  ClusterEntry entry = ClusterEntry::kSum;
+  ClusterEntry entry = ClusterEntry::kCentroid;
   int iterations = 20;
   int seed = 1;
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "core/base/check.h"
 #include "kernels/cpu/kernels.h"
@@ -292,22 +293,33 @@ std::span<const EamMatch> EamMatcher::Best(int n) {
   CHECK_GT(n, 0);
   CHECK_LE(n, max_matches_);
   CHECK_EQ(generation_, collection_->generation());
-  best_.clear();
-  if (norm_squared_ == 0) return best_;
   const uint32_t* scores = scores_.as<uint32_t>();
   const float* inverse_norms =
-      collection_->inverse_norms_.as<float>() + last_layer_ * collection_->stride_;
+      collection_->inverse_norms_.as<float>() + std::max(last_layer_, 0) * collection_->stride_;
+  const auto product = [&](int64_t i) {
+    return static_cast<float>(static_cast<int32_t>(scores[i])) * inverse_norms[i];
+  };
+  // What an entry must exceed to be in the list. Any n entries bound the n-th best from below;
+  // those found last, a layer or an iteration ago, are likely to be good ones still.
+  float threshold = 0;
+  if (best_.size() >= Size(n) && best_generation_ == generation_) {
+    float least = std::numeric_limits<float>::max();
+    for (const EamMatch& match : best_) least = std::min(least, product(match.entry));
+    threshold = std::nextafter(least, 0.0f);
+  }
+  best_.clear();
+  best_generation_ = generation_;
+  if (norm_squared_ == 0) return best_;
   const int64_t end = RoundUp(collection_->size(), kColumnBlock);
-  float threshold = 0;  // what an entry must exceed to be in the list
   const auto next = [&](int64_t from) {
     return collection_->kernels_->find_above(scores, inverse_norms, from, end, threshold);
   };
   for (int64_t i = next(0); i < end; i = next(i + 1)) {
-    const float product = static_cast<float>(static_cast<int32_t>(scores[i])) * inverse_norms[i];
-    const auto at = std::upper_bound(
-        best_.begin(), best_.end(), product,
-        [](float value, const EamMatch& match) { return value > match.similarity; });
-    best_.insert(at, {static_cast<int32_t>(i), product});
+    const float value = product(i);
+    const auto at =
+        std::upper_bound(best_.begin(), best_.end(), value,
+                         [](float v, const EamMatch& match) { return v > match.similarity; });
+    best_.insert(at, {static_cast<int32_t>(i), value});
     if (best_.size() > Size(n)) best_.pop_back();
     if (best_.size() == Size(n)) threshold = best_.back().similarity;
   }

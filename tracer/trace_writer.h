@@ -77,7 +77,6 @@ class RoutingTraceWriter {
   std::filesystem::path path_;
   RoutingTraceHeader header_;
   TraceWriterOptions options_;
-  int weight_bits_ = 16;
   int fd_ = -1;
   int64_t num_sequences_ = 0;
   uint64_t written_bytes_ = 0;

@@ -208,6 +208,9 @@ void AddRuntimeSettings(RuntimeConfig& config, SettingScope scope, OptionTable& 
   add(engine,
       {"route-from", &config.route_from, "TRACE",
        "With --load-format dummy: take the routing from a recorded trace.", "Experts on disk"});
+  add(engine, {"record-trace", &config.record_trace, "FILE",
+               "Record which experts every token uses; goes on behind what the file has.",
+               "Experts on disk"});
 
   add(engine, {"threads",
                &config.threads,

@@ -36,6 +36,7 @@ struct RuntimeConfig {
   std::string packet_size = "auto";  // bytes, or auto: measured
   bool preload = true;
   std::string route_from;
+  std::string record_trace;
 
   // Compute
   int64_t threads = 0;  // 0: one per physical core within affinity and quota

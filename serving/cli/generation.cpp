@@ -84,7 +84,8 @@ std::vector<int32_t> Generation::EncodeMessages(const Json& messages) const {
 
 GenerationResult Generation::Run(const std::vector<int32_t>& prompt,
                                  const std::function<void(std::string_view text)>& on_text,
-                                 const std::function<bool()>& interrupted) const {
+                                 const std::function<bool()>& interrupted,
+                                 const RequestLabel& label) const {
   Engine& engine = *model_.engine;
   std::vector<GenerationRequest> requests = Translated([&] {
     GenerationContext context{engine.generation_defaults()};
@@ -92,6 +93,11 @@ GenerationResult Generation::Run(const std::vector<int32_t>& prompt,
     context.vocab_size = engine.config().vocab_size;
     return BuildGenerationRequests(fields_, {prompt}, context);
   });
+
+  for (GenerationRequest& request : requests) {
+    if (!label.id.empty()) request.id = label.id;
+    request.domain = label.domain;
+  }
 
   GenerationResult result;
   const StepStats before = engine.Stats();

@@ -18,6 +18,12 @@
 
 namespace moesaic {
 
+// What a recorded trace calls the request.
+struct RequestLabel {
+  std::string id;
+  std::string domain;
+};
+
 struct GenerationResult {
   std::string text;
   FinishReason finish = FinishReason::kStop;
@@ -42,7 +48,8 @@ class Generation {
   // ten times a second; true cancels. Throws Error; what on_text throws cancels the request first.
   GenerationResult Run(const std::vector<int32_t>& prompt,
                        const std::function<void(std::string_view text)>& on_text,
-                       const std::function<bool()>& interrupted) const;
+                       const std::function<bool()>& interrupted,
+                       const RequestLabel& label = {}) const;
 
  private:
   const ServedModel& model_;

@@ -104,6 +104,7 @@ EngineOptions EngineOptionsFrom(const RuntimeConfig& config, const std::string& 
   options.preload = config.preload;
   options.eviction_policy = config.eviction_policy;
   options.route_from = config.route_from;
+  options.record_trace = config.record_trace;
   return options;
 }
 

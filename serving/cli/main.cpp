@@ -29,7 +29,7 @@ struct Command {
   int (*run)(const Invocation& invocation);
 };
 
-constexpr std::array<Command, 8> kCommands = {{
+constexpr std::array<Command, 9> kCommands = {{
     {"run", "Answer a prompt, or chat, in the terminal", RunCommand},
     {"serve", "Serve a model over an OpenAI-compatible HTTP API", ServeCommand},
     {"show", "Describe a model: sizes, and what fits into which memory", ShowCommand},
@@ -37,6 +37,7 @@ constexpr std::array<Command, 8> kCommands = {{
     {"profile", "Measure this machine: disk, memory, compute", ProfileCommand},
     {"bench serve", "Measure a running server under load", BenchServeCommand},
     {"simulate", "Serve a routing trace on a virtual clock", SimulateCommand},
+    {"trace", "Record, inspect, convert and compact routing traces", TraceCommand},
     {"version", "Show the version and what it was built from", VersionCommand},
 }};
 

@@ -44,7 +44,8 @@ struct EngineOptions {
   uint32_t packet_bytes = 0;  // 0: default
   bool preload = true;        // fill free expert slots before the first request
   std::string eviction_policy = "lru";
-  std::filesystem::path route_from;  // empty: the model's own routing
+  std::filesystem::path route_from;    // empty: the model's own routing
+  std::filesystem::path record_trace;  // empty: the routing is not recorded
 };
 
 // One line of the memory ledger.

@@ -224,6 +224,11 @@ void LocalEngine::Load() {
   tracer_ = std::make_unique<RequestTracer>(static_cast<int>(config_.num_layers),
                                             static_cast<int>(config_.num_experts),
                                             static_cast<int>(options_.max_num_seqs));
+  if (!options_.record_trace.empty()) {
+    recorder_ = std::make_unique<RoutingRecorder>(options_.record_trace, config_,
+                                                  options_.model_dir.filename().string(),
+                                                  limits.max_batch_tokens);
+  }
   for (int worker = 0; worker < pool_->threads(); ++worker) {
     samplers_.emplace_back(kernels, config_.vocab_size);
     raw_logits_.emplace_back(static_cast<size_t>(config_.vocab_size));
@@ -329,7 +334,9 @@ void LocalEngine::RunPlan(std::span<const ScheduledSlice> plan) {
     routing_slices_.push_back({sequence.traced, slice.first_row, slice.num_tokens, slice.prefill});
   }
   tracer_->BeginIteration(routing_slices_);
+  if (recorder_ != nullptr) recorder_->BeginStep(static_cast<int64_t>(tokens_.size()));
   StepStats stats = model_->Forward({tokens_, model_slices_}, this);
+  if (recorder_ != nullptr) RecordStep(plan);
   const auto head_start = std::chrono::steady_clock::now();
   CollectPromptLogprobs(plan);
   scheduler_->Advance();
@@ -360,6 +367,20 @@ void LocalEngine::RunPlan(std::span<const ScheduledSlice> plan) {
   metrics_.AddStep(stats);
   MutexLock lock(mutex_);
   stats_ += stats;
+}
+
+void LocalEngine::RecordStep(std::span<const ScheduledSlice> plan) {
+  recorded_slices_.clear();
+  for (size_t i = 0; i < plan.size(); ++i) {
+    const Sequence& sequence = *plan[i].sequence;
+    const SequenceSlice& slice = model_slices_[i];
+    recorded_slices_.push_back(
+        {sequence.id, sequence.request.id, sequence.request.domain, slice.first_row,
+         slice.start_position, sequence.prompt_tokens,
+         std::span<const int32_t>(tokens_).subspan(static_cast<size_t>(slice.first_row),
+                                                   static_cast<size_t>(slice.num_tokens))});
+  }
+  recorder_->EndStep(recorded_slices_);
 }
 
 // The logits at a prompt position say how likely the next prompt token was.
@@ -463,6 +484,7 @@ void LocalEngine::EndWithError(Sequence& sequence, const Error& error) {
 
 std::unique_ptr<Sequence> LocalEngine::Remove(Sequence& sequence) {
   if (sequence.started) tracer_->End(sequence.traced);
+  if (recorder_ != nullptr) recorder_->EndRequest(sequence.id);
   outstanding_.fetch_sub(1);
   return scheduler_->Remove(&sequence);
 }
@@ -499,6 +521,7 @@ void LocalEngine::OnRouting(int64_t layer, const ForwardBatch& batch, std::span<
   routing.weights = weights;
   routing.slices = routing_slices_;
   tracer_->Observe(routing);
+  if (recorder_ != nullptr) recorder_->Observe(routing);
 }
 
 }  // namespace moesaic

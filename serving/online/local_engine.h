@@ -21,6 +21,7 @@
 #include "serving/online/create_engine.h"
 #include "serving/online/engine_metrics.h"
 #include "serving/online/engine_parts.h"
+#include "serving/online/routing_recorder.h"
 #include "serving/online/routing_replay.h"
 #include "serving/online/scheduler.h"
 #include "serving/online/sequence.h"
@@ -57,6 +58,7 @@ class LocalEngine : public Engine, private RoutingHook {
   bool TakeInbox();  // false: time to stop
   void DropExpired();
   void Step();
+  void RecordStep(std::span<const ScheduledSlice> plan);
   void RunPlan(std::span<const ScheduledSlice> plan);
   void CollectPromptLogprobs(std::span<const ScheduledSlice> plan);
   void SampleAll(std::span<Sequence* const> sequences, std::span<const int32_t> rows);
@@ -96,11 +98,13 @@ class LocalEngine : public Engine, private RoutingHook {
   std::unique_ptr<KvBlockPool> kv_pool_;
   std::unique_ptr<Scheduler> scheduler_;
   std::unique_ptr<RequestTracer> tracer_;
-  std::vector<Sampler> samplers_;       // one per worker
-  std::vector<ScheduledSlice> slices_;  // of the running step
+  std::unique_ptr<RoutingRecorder> recorder_;  // null: not recorded
+  std::vector<Sampler> samplers_;              // one per worker
+  std::vector<ScheduledSlice> slices_;         // of the running step
   std::vector<int32_t> tokens_;
   std::vector<SequenceSlice> model_slices_;
   std::vector<RoutingSlice> routing_slices_;
+  std::vector<RecordedSlice> recorded_slices_;
   std::vector<float> logits_;                   // [max_logit_rows, vocab]
   std::vector<std::vector<float>> raw_logits_;  // [worker][vocab]
   std::vector<GeneratedToken> sampled_;

@@ -16,7 +16,8 @@ namespace moesaic {
 struct RequestTrace;
 
 struct GenerationRequest {
-  std::string id;               // for logs; any string
+  std::string id;               // for logs and recorded traces; any string
+  std::string domain;           // for recorded traces: what kind of request it is; any string
   std::vector<int32_t> prompt;  // at least one token
   SamplingParams sampling;
   int32_t max_tokens = 16;  // 0 is allowed: only prompt log-probabilities are wanted

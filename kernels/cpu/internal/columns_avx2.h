@@ -15,13 +15,16 @@ struct ColumnWeight {
   uint32_t odd;   // bytes 0, w, 0, w
 };
 
+// More columns than these are more streams than the hardware follows: then each step asks for what
+// it will want of a column one round later.
+constexpr int64_t kStreams = 16;
 constexpr int kColumnVectors = 4;  // of 32 entries each: 8 accumulators of 16 registers
 
 MOESAIC_INLINE __m256i LoadBytes(const void* p) {
   return _mm256_loadu_si256(static_cast<const __m256i*>(p));
 }
 
-template <int kVectors>
+template <int kVectors, bool kPrefetch>
 MOESAIC_INLINE void AddColumnVectors(const uint8_t* const* columns, const ColumnWeight* weights,
                                      int64_t num_columns, int shift, uint32_t* scores, int64_t at) {
   __m256i even[kVectors];
@@ -33,6 +36,7 @@ MOESAIC_INLINE void AddColumnVectors(const uint8_t* const* columns, const Column
     const __m256i w_odd = _mm256_set1_epi32(static_cast<int>(weights[c].odd));
     MOESAIC_UNROLL
     for (int v = 0; v < kVectors; ++v) {
+      if (kPrefetch && v % 2 == 0) __builtin_prefetch(columns[c] + at + (kVectors + v) * 32);
       const __m256i bytes = LoadBytes(columns[c] + at + v * 32);
       even[v] = _mm256_add_epi16(even[v], _mm256_maddubs_epi16(bytes, w_even));
       odd[v] = _mm256_add_epi16(odd[v], _mm256_maddubs_epi16(bytes, w_odd));
@@ -68,10 +72,19 @@ void AddColumns(const uint8_t* const* columns, const uint8_t* weights, int64_t n
     pairs[c] = {weights[c] * 0x00010001u, weights[c] * 0x01000100u};
   }
   int64_t at = 0;
-  for (; at + kColumnVectors * 32 <= n; at += kColumnVectors * 32) {
-    AddColumnVectors<kColumnVectors>(columns, pairs, num_columns, shift, scores, at);
+  constexpr int64_t kStep = kColumnVectors * 32;
+  if (num_columns > kStreams) {
+    for (; at + kStep <= n; at += kStep) {
+      AddColumnVectors<kColumnVectors, true>(columns, pairs, num_columns, shift, scores, at);
+    }
+  } else {
+    for (; at + kStep <= n; at += kStep) {
+      AddColumnVectors<kColumnVectors, false>(columns, pairs, num_columns, shift, scores, at);
+    }
   }
-  for (; at < n; at += 64) AddColumnVectors<2>(columns, pairs, num_columns, shift, scores, at);
+  for (; at < n; at += 64) {
+    AddColumnVectors<2, false>(columns, pairs, num_columns, shift, scores, at);
+  }
 }
 
 int64_t FindAbove(const uint32_t* scores, const float* scales, int64_t begin, int64_t n,

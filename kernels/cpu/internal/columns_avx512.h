@@ -15,7 +15,11 @@ struct ColumnWeight {
   uint32_t odd;   // bytes 0, w, 0, w
 };
 
-template <int kLines>
+// More columns than these are more streams than the hardware follows: then each step asks for what
+// it will want of a column one round later.
+constexpr int64_t kStreams = 16;
+
+template <int kLines, bool kPrefetch>
 MOESAIC_INLINE void AddColumnLines(const uint8_t* const* columns, const ColumnWeight* weights,
                                    int64_t num_columns, int shift, uint32_t* scores, int64_t at) {
   __m512i even[kLines];
@@ -27,6 +31,7 @@ MOESAIC_INLINE void AddColumnLines(const uint8_t* const* columns, const ColumnWe
     const __m512i w_odd = _mm512_set1_epi32(static_cast<int>(weights[c].odd));
     MOESAIC_UNROLL
     for (int line = 0; line < kLines; ++line) {
+      if (kPrefetch) __builtin_prefetch(columns[c] + at + (kLines + line) * 64);
       const __m512i bytes = _mm512_loadu_si512(columns[c] + at + line * 64);
       even[line] = _mm512_add_epi16(even[line], _mm512_maddubs_epi16(bytes, w_even));
       odd[line] = _mm512_add_epi16(odd[line], _mm512_maddubs_epi16(bytes, w_odd));
@@ -67,10 +72,18 @@ void AddColumns(const uint8_t* const* columns, const uint8_t* weights, int64_t n
     pairs[c] = {weights[c] * 0x00010001u, weights[c] * 0x01000100u};
   }
   int64_t at = 0;
-  for (; at + 4 * 64 <= n; at += 4 * 64) {
-    AddColumnLines<4>(columns, pairs, num_columns, shift, scores, at);
+  if (num_columns > kStreams) {
+    for (; at + 8 * 64 <= n; at += 8 * 64) {
+      AddColumnLines<8, true>(columns, pairs, num_columns, shift, scores, at);
+    }
+  } else {
+    for (; at + 4 * 64 <= n; at += 4 * 64) {
+      AddColumnLines<4, false>(columns, pairs, num_columns, shift, scores, at);
+    }
   }
-  for (; at < n; at += 64) AddColumnLines<1>(columns, pairs, num_columns, shift, scores, at);
+  for (; at < n; at += 64) {
+    AddColumnLines<1, false>(columns, pairs, num_columns, shift, scores, at);
+  }
 }
 
 int64_t FindAbove(const uint32_t* scores, const float* scales, int64_t begin, int64_t n,

@@ -49,7 +49,7 @@ class CommandLine(unittest.TestCase):
         self.assertEqual(overview.returncode, 0)
         self.assertEqual(run().stdout, overview.stdout)
         commands = re.findall(r"^  (\w+(?: serve)?) {2,}", overview.stdout, re.MULTILINE)
-        for name in ("run", "serve", "show", "pack", "profile", "bench serve", "version"):
+        for name in ("run", "serve", "show", "pack", "profile", "bench serve", "trace", "version"):
             self.assertIn(name, commands)
             result = run(*name.split(), "--help")
             self.assertEqual(result.returncode, 0, name)
@@ -402,6 +402,115 @@ class BenchServe(unittest.TestCase):
         result = run("bench", "serve", "--port", str(port), "--ready-check-timeout-sec", "0")
         self.assertEqual(result.returncode, 1)
         self.assertIn("no server to measure", result.stderr)
+
+
+class Traces(unittest.TestCase):
+    """`moesaic trace`: from prompts to a file of learned state, through every form."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.temporary = tempfile.TemporaryDirectory()
+        cls.dir = pathlib.Path(cls.temporary.name)
+        (cls.dir / "prompts.jsonl").write_text(
+            json.dumps({"prompt": PROMPT, "id": "storm", "domain": "story"})
+            + "\n"
+            + json.dumps({"question_id": 81, "category": "maths", "turns": ["How many legs do three cats have?"]})
+            + "\nA plain line.\n"
+        )
+        cls.recorded = run(
+            "trace", "record", MODEL, "--prompts", cls.path("prompts.jsonl"), "--raw", "-n", "6", "-o", cls.path("a.trace")
+        )
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.temporary.cleanup()
+
+    @classmethod
+    def path(cls, name):
+        return str(cls.dir / name)
+
+    def info(self, name, *arguments):
+        result = run("trace", "info", self.path(name), "--json", *arguments)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return json.loads(result.stdout)
+
+    def test_record_and_info(self):
+        self.assertEqual(self.recorded.returncode, 0, self.recorded.stderr)
+        self.assertIn("3 requests", self.recorded.stdout)
+        info = self.info("a.trace")
+        self.assertEqual(info["form"], "binary")
+        self.assertEqual(info["sequences"], 3)
+        self.assertEqual([d["domain"] for d in info["domains"]], ["maths", "prompts", "story"])
+        self.assertTrue(info["weights"] and info["token_ids"])
+        # The last token of an answer is never run.
+        self.assertLessEqual(info["tokens"] - info["prefill_tokens"], 3 * 5)
+        self.assertGreater(info["tokens"], info["prefill_tokens"])
+        self.assertEqual(self.info("a.trace", "--phase", "decode")["prefill_tokens"], 0)
+        self.assertEqual(self.info("a.trace", "--domain", "story")["sequences"], 1)
+        text = run("trace", "info", self.path("a.trace"), environment={"COLUMNS": "80"})
+        self.assertEqual(text.returncode, 0, text.stderr)
+        self.assertIn("Reuse of experts", text.stdout)
+        self.assertIn("Experts used by the trace", text.stdout)
+
+    def test_recording_changes_no_answer_and_goes_on_in_the_file(self):
+        plain = run("run", MODEL, PROMPT, *GREEDY)
+        for count in (1, 2):
+            recorded = run("run", MODEL, PROMPT, *GREEDY, "--record-trace", self.path("run.trace"))
+            self.assertEqual(recorded.stdout, plain.stdout)
+            self.assertEqual(self.info("run.trace")["sequences"], count)
+        lines = run("trace", "export", self.path("run.trace"), "-o", self.path("run.jsonl"))
+        self.assertEqual(lines.returncode, 0, lines.stderr)
+        first, second = [json.loads(l) for l in (self.dir / "run.jsonl").read_text().splitlines()[1:]]
+        self.assertEqual(first["experts"], second["experts"])
+        self.assertEqual(first["token_ids"], second["token_ids"])
+
+    def test_forms_keep_everything(self):
+        def convert(*arguments):
+            result = run("trace", *arguments)
+            self.assertEqual(result.returncode, 0, result.stderr)
+
+        convert("export", self.path("a.trace"), "-o", self.path("a.jsonl"))
+        convert("import", self.path("a.jsonl"), "-o", self.path("b.trace"))
+        convert("export", self.path("b.trace"), "-o", self.path("b.jsonl"))
+        self.assertEqual((self.dir / "a.jsonl").read_text(), (self.dir / "b.jsonl").read_text())
+        header, *lines = [json.loads(line) for line in (self.dir / "a.jsonl").read_text().splitlines()]
+        values = header["n_moe_layers"] * header["top_k"]
+        for line in lines:
+            self.assertTrue(all(len(token) == values for token in line["experts"]))
+            self.assertEqual(len(line["token_ids"]), line["n_tokens"])
+        self.assertEqual(lines[0]["id"], "storm")
+        convert("merge", self.path("a.trace"), self.path("b.jsonl"), "-o", self.path("c.trace"))
+        self.assertEqual(self.info("c.trace")["sequences"], 6)
+
+    def test_compact(self):
+        output = self.path("model.state")
+        result = run("trace", "compact", self.path("a.trace"), "--capacity", "2", "-o", output)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("2 of 3 requests kept", result.stdout)
+        info = self.info("model.state")
+        self.assertEqual([s["name"] for s in info["sections"]], ["eam-collection"])
+        # What is no state file is set aside, not overwritten.
+        (self.dir / "model.state").write_text("precious")
+        again = run("trace", "compact", self.path("a.trace"), "--phase", "decode", "-o", output)
+        self.assertEqual(again.returncode, 0, again.stderr)
+        self.assertIn("model.state.rejected-1", again.stderr)
+        self.assertEqual((self.dir / "model.state.rejected-1").read_text(), "precious")
+
+    def test_mistakes(self):
+        def expect(code, part, *arguments):
+            result = run("trace", *arguments)
+            self.assertEqual(result.returncode, code, result.stderr)
+            self.assertIn(part, result.stderr)
+
+        expect(2, "did you mean `moesaic trace info`?", "inf")
+        expect(2, "no trace given", "merge", "-o", self.path("x"))
+        expect(2, "-o FILE is missing", "import", self.path("a.trace"))
+        expect(2, "must end in .jsonl", "export", self.path("a.trace"), "-o", self.path("x.txt"))
+        expect(2, "absent", "info", self.path("absent"))
+        expect(2, "expected a JSON object", "info", PROGRAM)
+        expect(2, "not a binary routing trace", "record", MODEL, "--prompts", self.path("prompts.jsonl"), "-o", PROGRAM)
+        help_text = run("trace", "compact", "--help")
+        self.assertTrue(help_text.stdout.startswith("Usage: moesaic trace compact"))
 
 
 if __name__ == "__main__":
