@@ -43,6 +43,7 @@ std::vector<int> TurnsByNode(std::span<const int> device_nodes) {
     return std::pair(a.node, a.device) < std::pair(b.node, b.device);
   });
   std::vector<int> order;
+  order.reserve(turns.size());
   for (const Turn& turn : turns) order.push_back(turn.device);
   return order;
 }

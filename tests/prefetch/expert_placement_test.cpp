@@ -92,6 +92,7 @@ TEST(ExpertPlacementTest, IsTheSameEverywhereAndAlways) {
   const ExpertPlacement a(grid, nodes, 7);
   const ExpertPlacement b(grid, nodes, 7);
   std::vector<int> devices;
+  devices.reserve(16);
   for (ExpertIndex e = 0; e < 16; ++e) {
     ASSERT_EQ(a.device(e), b.device(e));
     devices.push_back(a.device(e));

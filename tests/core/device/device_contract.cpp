@@ -57,6 +57,7 @@ TEST_P(DeviceContract, LedgerCountsWhatIsHandedOut) {
 TEST_P(DeviceContract, BuffersAreAligned) {
   const auto machine = Make();
   std::vector<DeviceBuffer> buffers;
+  buffers.reserve(5);
   for (const uint64_t bytes : {1, 255, 256, 257, 4097}) {
     buffers.push_back(MustAllocate(machine->device(0), bytes));
     EXPECT_EQ(reinterpret_cast<uintptr_t>(buffers.back().data()) % Device::kAlignment, 0u);
@@ -98,6 +99,7 @@ TEST_P(DeviceContract, FreeNeighboursMerge) {
   Device& device = machine->device(0);
   const uint64_t quarter = kCapacityBytes / 4;
   std::vector<DeviceBuffer> buffers;
+  buffers.reserve(5);
   for (int i = 0; i < 4; ++i) buffers.push_back(MustAllocate(device, quarter));
   buffers[0].Reset();
   buffers[2].Reset();
@@ -138,6 +140,7 @@ TEST_P(DeviceContract, AStreamKeepsItsOrder) {
   const auto stream = device.CreateStream();
   const DeviceBuffer buffer = MustAllocate(device, 4096);
   std::vector<std::vector<std::byte>> sent;
+  sent.reserve(20);
   std::vector<std::vector<std::byte>> received(20, std::vector<std::byte>(4096));
   for (size_t i = 0; i < received.size(); ++i) sent.push_back(RandomBytes(4096, i));
   for (size_t i = 0; i < received.size(); ++i) {
@@ -392,6 +395,7 @@ TEST_P(DeviceContract, ManyThreads) {
   std::atomic<int> shared_calls{0};
   std::atomic<int> wrong{0};
   std::vector<std::thread> threads;
+  threads.reserve(4);
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&, t] {
       const auto stream = device.CreateStream();
@@ -402,7 +406,8 @@ TEST_P(DeviceContract, ManyThreads) {
           ++wrong;
           return;
         }
-        const auto sent = RandomBytes(10000, static_cast<uint64_t>(100 * t + round));
+        const auto sent =
+            RandomBytes(10000, 100 * static_cast<uint64_t>(t) + static_cast<uint64_t>(round));
         std::vector<std::byte> received(10000);
         stream->CopyToDevice(buffer->span(), sent);
         stream->Record(*event);

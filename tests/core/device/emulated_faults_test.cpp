@@ -255,6 +255,7 @@ TEST(EmulatedFaultConcurrencyTest, EveryWaitEnds) {
   std::atomic<int> failed{0};
   std::atomic<int> wrong{0};
   std::vector<std::thread> threads;
+  threads.reserve(4);
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&, t] {
       EmulatedDevice& device = machine.device(t % 2);
@@ -266,7 +267,8 @@ TEST(EmulatedFaultConcurrencyTest, EveryWaitEnds) {
           ++failed;
           continue;
         }
-        const auto sent = RandomBytes(20000, static_cast<uint64_t>(1000 * t + round));
+        const auto sent =
+            RandomBytes(20000, 1000 * static_cast<uint64_t>(t) + static_cast<uint64_t>(round));
         std::vector<std::byte> received(20000);
         stream->CopyToDevice(buffer->span(), sent);
         stream->CopyToHost(received, buffer->span());

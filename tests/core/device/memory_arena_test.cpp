@@ -20,6 +20,7 @@ TEST(MemoryArenaTest, TakesTheSmallestPieceThatFits) {
   AlignedBuffer memory(4096);
   MemoryArena arena(memory.data(), memory.bytes(), 256);
   std::vector<ArenaBlock> blocks;
+  blocks.reserve(5);
   for (const uint64_t bytes : {512, 256, 1024, 256, 768}) {
     blocks.push_back(std::move(*arena.Allocate(bytes)));
   }
