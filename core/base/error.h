@@ -31,9 +31,9 @@ const char* ErrorKindName(ErrorKind kind);
 // resource that is too small, 4 for I/O, 1 otherwise.
 int ExitCode(ErrorKind kind);
 
-// Not a std::runtime_error: its copies share a string that is counted inside libstdc++.so, where the
-// thread sanitizer cannot see that the count orders the last read before the deletion. Copying must
-// not throw, hence the shared message.
+// Not a std::runtime_error: its copies share a string that is counted inside libstdc++.so, where
+// the thread sanitizer cannot see that the count orders the last read before the deletion. Copying
+// must not throw, hence the shared message.
 class Error : public std::exception {
  public:
   Error(ErrorKind kind, std::string message)
