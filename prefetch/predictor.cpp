@@ -3,12 +3,14 @@
 #include "core/base/error.h"
 #include "prefetch/blend_predictor.h"
 #include "prefetch/count_predictors.h"
+#include "prefetch/eamc_predictor.h"
 
 namespace moesaic {
 
 std::unique_ptr<Predictor> MakePredictor(std::string_view name, const PredictorShape& shape,
-                                         const CpuKernels& /*kernels*/) {
+                                         const CpuKernels& kernels) {
   if (name == "blend") return std::make_unique<BlendPredictor>(shape);
+  if (name == "eamc") return MakeEamcPredictor(shape, kernels);
   if (name == "transition") return MakeTransitionPredictor(shape);
   if (name == "request-eam") return MakeRequestEamPredictor(shape);
   if (name == "recency") return MakeRecencyPredictor(shape);
@@ -19,7 +21,7 @@ std::unique_ptr<Predictor> MakePredictor(std::string_view name, const PredictorS
 }
 
 std::string PredictorNames() {
-  return "blend, transition, request-eam, recency, frequency or dependency";
+  return "blend, transition, eamc, request-eam, recency, frequency or dependency";
 }
 
 }  // namespace moesaic
