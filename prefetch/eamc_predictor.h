@@ -1,6 +1,6 @@
-// EamcPredictor: MoE-Infinity's prediction (section 5.1). The running iteration's EAM is compared, on
-// the layers it has seen, with the request EAMs of a collection; the most similar ones are summed and
-// each row normalised. A request's EAM enters the collection when it ends.
+// EamcPredictor: MoE-Infinity's prediction (section 5.1). The running iteration's EAM is compared,
+// on the layers it has seen, with the request EAMs of a collection; the most similar ones are
+// summed and each row normalised. A request's EAM enters the collection when it ends.
 //
 // Thread contract: as Predictor.
 #pragma once

@@ -1,0 +1,209 @@
+#include "prefetch/prefetcher.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include "prefetch/eviction_policies.h"
+#include "prefetch/expert_worth.h"
+#include "prefetch/miss_planner.h"
+
+namespace moesaic {
+namespace {
+
+// Says what it is told to.
+class ToldPredictor final : public Predictor {
+ public:
+  explicit ToldPredictor(int layers) : layers_(layers) {}
+  const char* name() const override { return "told"; }
+  void BeginRequest(int) override {}
+  void BeginIteration(int, int32_t, int64_t) override { last_ = -1; }
+  void Observe(int, int layer, std::span<const int32_t>) override { last_ = layer; }
+  void Predict(int request, int distance, std::span<float> probability) override {
+    const int layer = (last_ + distance) % layers_;
+    for (size_t j = 0; j < probability.size(); ++j) {
+      probability[j] = request == 0 ? told[static_cast<size_t>(layer)][j] : 0.5f;
+    }
+  }
+  void EndRequest(int) override {}
+  uint64_t memory_bytes() const override { return 0; }
+
+  std::vector<std::vector<float>> told;
+
+ private:
+  int layers_;
+  int last_ = -1;
+};
+
+TEST(ExpertWorthTest, NearerUsesAreWorthMore) {
+  ExpertWorth worth(4, 2, 0.5);
+  const std::vector<float> p = {0.8f, 0.2f};
+  for (int layer = 0; layer < 4; ++layer) worth.SetLayer(layer, p);
+  worth.SetPosition(1);
+  EXPECT_EQ(worth.Distance(2), 1);
+  EXPECT_EQ(worth.Distance(1), 4);
+  EXPECT_EQ(worth.Distance(0), 3);
+  EXPECT_NEAR(worth.Worth(2 * 2), 0.8 * std::pow(0.5, 0.25), 1e-6);
+  EXPECT_NEAR(worth.Worth(1 * 2), 0.8 * 0.5, 1e-6);
+  EXPECT_GT(worth.Worth(2 * 2), worth.Worth(3 * 2));
+  EXPECT_GT(worth.Worth(0), worth.Worth(1));
+  worth.SetPosition(-1);
+  EXPECT_EQ(worth.Distance(0), 1);
+  EXPECT_EQ(worth.Distance(3), 4);
+}
+
+struct PrefetcherTest : testing::Test {
+  PrefetcherTest() : told(4) {
+    told.told = {{0, 0, 0}, {0.9f, 0.5f, 0.1f}, {0.95f, 0, 0}, {0, 0, 1.0f}};
+    options.look_ahead = 2;
+    options.min_gain = 0.2;
+    options.keep_per_iteration = 1.0;
+  }
+  std::optional<Prefetcher::Candidate> Next(const Prefetcher& prefetcher, double victim,
+                                            double copies_per_layer = 1) {
+    return prefetcher.NextCandidate(
+        [this](ExpertIndex expert) {
+          return std::find(resident.begin(), resident.end(), expert) == resident.end();
+        },
+        [&](int distance) { return copies_per_layer * distance; }, victim);
+  }
+
+  ToldPredictor told;
+  PrefetchOptions options;
+  std::vector<ExpertIndex> resident;
+};
+
+TEST_F(PrefetcherTest, TakesWhatGainsMostAndStopsWhereNothingGains) {
+  Prefetcher prefetcher({4, 3, 1, 2}, told, options);
+  prefetcher.BeginRequest(0);
+  prefetcher.BeginIteration(0, Predictor::kUnknownToken, 1);
+  prefetcher.OnRouting(0, 0, std::vector<int32_t>{0});
+  prefetcher.Update(0);
+  EXPECT_EQ(Next(prefetcher, 0)->expert, 6);  // layer 2, 0.95
+  resident = {6};
+  EXPECT_EQ(Next(prefetcher, 0)->expert, 3);  // layer 1, 0.9
+  resident = {6, 3};
+  EXPECT_EQ(Next(prefetcher, 0)->expert, 4);
+  EXPECT_NEAR(Next(prefetcher, 0)->worth, 0.5 - 0.2, 1e-6);
+  EXPECT_FALSE(Next(prefetcher, 0.31).has_value());  // the victim is worth more
+  resident = {6, 3, 4};
+  EXPECT_FALSE(Next(prefetcher, 0).has_value());  // 0.1 is below the price; layer 3 is too far
+}
+
+TEST_F(PrefetcherTest, WhatCannotArriveInTimeCountsForThePartThatDoes) {
+  Prefetcher prefetcher({4, 3, 1, 2}, told, options);
+  prefetcher.BeginRequest(0);
+  prefetcher.BeginIteration(0, Predictor::kUnknownToken, 1);
+  prefetcher.OnRouting(0, 0, std::vector<int32_t>{0});
+  prefetcher.Update(0);
+  told.told[2][0] = 0.91f;
+  prefetcher.Update(0);
+  EXPECT_EQ(Next(prefetcher, 0, 1)->expert, 6);
+  told.told[1][0] = 0.99f;
+  prefetcher.Update(0);
+  EXPECT_EQ(Next(prefetcher, 0, 1)->expert, 3);
+  EXPECT_EQ(Next(prefetcher, 0, 0.3)->expert, 6);  // of layer 1 only a third would be there
+}
+
+TEST_F(PrefetcherTest, RequestsOfAStepAddUp) {
+  Prefetcher prefetcher({4, 3, 1, 2}, told, options);
+  prefetcher.BeginRequest(0);
+  prefetcher.BeginRequest(1);
+  prefetcher.BeginIteration(0, Predictor::kUnknownToken, 1);
+  prefetcher.BeginIteration(1, Predictor::kUnknownToken, 1);
+  prefetcher.Update(-1);
+  // The second request says 0.5 of everything.
+  EXPECT_NEAR(prefetcher.worth().probability(3), 1 - 0.1 * 0.5, 1e-6);
+  EXPECT_NEAR(prefetcher.worth().probability(0), 0.5, 1e-6);
+}
+
+TEST(EvictionPoliciesTest, NextUseEvictsWhatIsWorthLeast) {
+  ExpertWorth worth(2, 3, 1.0);
+  worth.SetLayer(0, std::vector<float>{0.3f, 0.1f, 0.9f});
+  worth.SetLayer(1, std::vector<float>{0.2f, 0.05f, 0.4f});
+  const auto policy = MakeNextUsePolicy(worth);
+  const std::vector<ExpertIndex> slots = {0, 2, 3, kNoExpert, 4};
+  EXPECT_EQ(policy->Victim(
+                slots, [](ExpertIndex) { return true; }, 0),
+            4);
+  EXPECT_EQ(policy->Victim(
+                slots, [](ExpertIndex e) { return e != 4; }, 0),
+            3);
+}
+
+TEST(EvictionPoliciesTest, RequestEamForgetsTheLastRequestAndFavoursEarlyLayers) {
+  PolicyCounts counts(ExpertGrid(2, 4));
+  counts.BeginRequest();
+  const auto policy = MakeCountingPolicy("request-eam", counts);
+  counts.Observe(std::vector<ExpertIndex>{0, 1});
+  counts.Observe(std::vector<ExpertIndex>{4, 5});
+  policy->OnInsert(0, LoadReason::kOnDemand, 0);
+  policy->OnInsert(4, LoadReason::kOnDemand, 0);
+  EXPECT_GT(policy->KeepPriority(0, 0), policy->KeepPriority(4, 0));
+  EXPECT_GT(policy->KeepPriority(4, 0), policy->KeepPriority(6, 0));
+  counts.BeginRequest();
+  counts.Observe(std::vector<ExpertIndex>{2, 3});
+  EXPECT_EQ(policy->KeepPriority(0, 0), 0);
+  EXPECT_EQ(counts.in_all(0), 1u);
+  // What is fetched ahead of its layer stays until that has passed.
+  policy->OnInsert(6, LoadReason::kPrefetch, 0);
+  EXPECT_EQ(policy->KeepPriority(6, 0), 2);
+  counts.Observe(std::vector<ExpertIndex>{4, 5});
+  EXPECT_LT(policy->KeepPriority(6, 0), 1);
+}
+
+// ---------------------------------------------------------------------------------------------------
+
+int64_t End(int64_t host_ns, int links, const std::vector<MissedExpert>& plan) {
+  std::vector<int64_t> link_ns(static_cast<size_t>(links), 0);
+  int64_t host = 0;
+  for (const MissedExpert& miss : plan) {
+    if (miss.on_host) {
+      host += host_ns;
+    } else {
+      link_ns[static_cast<size_t>(miss.link)] += miss.copy_ns;
+    }
+  }
+  return std::max(host, *std::max_element(link_ns.begin(), link_ns.end()));
+}
+
+TEST(MissPlannerTest, EndsAsSoonAsTheBestOfAllPlans) {
+  std::mt19937 random(std::random_device{}());
+  const auto seed = random();
+  SCOPED_TRACE(seed);
+  random.seed(seed);
+  for (int round = 0; round < 300; ++round) {
+    const int links = 1 + static_cast<int>(random() % 3);
+    const int64_t host_ns = 50 + static_cast<int64_t>(random() % 400);
+    std::vector<MissedExpert> missed(1 + random() % 7);
+    for (size_t i = 0; i < missed.size(); ++i) {
+      // Whole copies: greedy is the best there is (partly copied ones may cost a packet more).
+      missed[i] = {static_cast<ExpertIndex>(i), static_cast<int32_t>(random() % links), 100, 0,
+                   false};
+    }
+    int64_t best = INT64_MAX;
+    for (uint32_t mask = 0; mask < 1u << missed.size(); ++mask) {
+      std::vector<MissedExpert> plan = missed;
+      for (size_t i = 0; i < plan.size(); ++i) plan[i].on_host = (mask >> i & 1) != 0;
+      best = std::min(best, End(host_ns, links, plan));
+    }
+    PlanMisses(MissMode::kAuto, host_ns, links, missed);
+    EXPECT_EQ(End(host_ns, links, missed), best);
+  }
+}
+
+TEST(MissPlannerTest, ModesAndKeptProgress) {
+  std::vector<MissedExpert> missed = {{0, 0, 100, 0, false}, {1, 0, 10, 0, false}};
+  PlanMisses(MissMode::kFetch, 0, 1, missed);
+  EXPECT_FALSE(missed[0].on_host || missed[1].on_host);
+  PlanMisses(MissMode::kHost, 0, 1, missed);
+  EXPECT_TRUE(missed[0].on_host && missed[1].on_host);
+  PlanMisses(MissMode::kAuto, 60, 1, missed);
+  for (const MissedExpert& miss : missed) EXPECT_EQ(miss.on_host, miss.expert == 0);
+}
+
+}  // namespace
+}  // namespace moesaic
