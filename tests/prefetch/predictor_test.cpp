@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <limits>
@@ -40,12 +41,14 @@ size_t Largest(const std::vector<float>& values) {
   return static_cast<size_t>(std::max_element(values.begin(), values.end()) - values.begin());
 }
 
-class EveryPredictor : public testing::TestWithParam<std::string> {};
-INSTANTIATE_TEST_SUITE_P(Names, EveryPredictor, testing::ValuesIn(kNames), [](const auto& info) {
-  std::string name = info.param;
+std::string TestName(const testing::TestParamInfo<std::string>& parameter) {
+  std::string name = parameter.param;
   std::erase(name, '-');
   return name;
-});
+}
+
+class EveryPredictor : public testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(Names, EveryPredictor, testing::ValuesIn(kNames), TestName);
 
 TEST_P(EveryPredictor, StatesProbabilitiesAtEveryMoment) {
   const PredictorShape shape{5, 12, 3, 2};
@@ -82,7 +85,9 @@ TEST_P(EveryPredictor, StatesProbabilitiesAtEveryMoment) {
     predictor->EndRequest(0);
     predictor->EndRequest(1);
   }
-  if (GetParam() != "dependency") EXPECT_GT(predictor->memory_bytes(), 0u);
+  if (GetParam() != "dependency") {
+    EXPECT_GT(predictor->memory_bytes(), 0u);
+  }
 }
 
 TEST_P(EveryPredictor, FindsWhatNeverChanges) {
