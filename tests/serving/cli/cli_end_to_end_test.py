@@ -508,7 +508,7 @@ class Traces(unittest.TestCase):
         expect(2, "must end in .jsonl", "export", self.path("a.trace"), "-o", self.path("x.txt"))
         expect(2, "absent", "info", self.path("absent"))
         expect(2, "expected a JSON object", "info", PROGRAM)
-        expect(2, "not a binary routing trace", "record", MODEL, "--prompts", self.path("prompts.jsonl"), "-o", PROGRAM)
+        expect(2, "not a routing trace", "record", MODEL, "--prompts", self.path("prompts.jsonl"), "-o", PROGRAM)
         help_text = run("trace", "compact", "--help")
         self.assertTrue(help_text.stdout.startswith("Usage: moesaic trace compact"))
 
