@@ -50,6 +50,8 @@ BlendPredictor::BlendPredictor(const PredictorShape& shape, const BlendOptions& 
   std::fill_n(learned_.begin() + static_cast<ptrdiff_t>(habit_begin_), layers * kFar * kNumHabits,
               kFirstHabitWeight);
   requests_.resize(static_cast<size_t>(shape.max_requests));
+  // Neighbouring layers are not trained at the same distance, but each comes to all of them.
+  for (uint32_t layer = 0; layer < layers; ++layer) turns_.push_back(7 * layer);
   share_.resize(experts_);
   error_.resize(experts_);
 }
@@ -125,7 +127,7 @@ void BlendPredictor::StartTarget(Request& request, int layer) {
     AddScaled(AgainRow(layer, 0, used.expert), used.share, sum);
   for (const Used& used : request.used_before[at])
     AddScaled(AgainRow(layer, 1, used.expert), used.share, sum);
-  request.train_distance[at] = -kTurns[turn_++ % kTurns.size()];  // negative: not stated yet
+  request.train_distance[at] = -kTurns[turns_[at]++ % kTurns.size()];  // negative: not stated yet
   request.train_token_known[at] = 0;
   if (request.train_distance[at] == -kFar) {
     request.train_distance[at] = kFar;

@@ -102,9 +102,9 @@ class BlendPredictor final : public Predictor {
   size_t bias_begin_, between_begin_, again_begin_, token_begin_, habit_begin_;
   std::vector<float> learned_;
   std::vector<Request> requests_;
-  std::vector<float> share_;  // [experts] of the layer that is being observed
-  std::vector<float> error_;  // [experts]
-  uint32_t turn_ = 0;         // picks the distance that is trained
+  std::vector<float> share_;     // [experts] of the layer that is being observed
+  std::vector<float> error_;     // [experts]
+  std::vector<uint32_t> turns_;  // [layers] picks the distance that is trained
 };
 
 }  // namespace moesaic
