@@ -56,7 +56,8 @@ def report(run, trace_name):
     base = run.start(**lru)
     ratios = [0.5, 1, 2, 4]
     by_ratio = {r: run.start(layer_compute_us=r * COPY_US) for r in ratios}
-    oracle = {r: run.start(layer_compute_us=r * COPY_US, predictor="oracle") for r in ratios}
+    oracle = {r: run.start(layer_compute_us=r * COPY_US, predictor="oracle", policy="belady",
+                           min_gain=0) for r in ratios}
     host = {h: run.start(host_expert_us=h * COPY_US, miss="auto") for h in (0.5, 2)}
     host_lru = {h: run.start(host_expert_us=h * COPY_US, miss="auto", **lru) for h in (0.5, 2)}
     alone = {p: run.start(predictor=p) for p in PREDICTORS}
@@ -88,7 +89,8 @@ def report(run, trace_name):
            f"{get(base)['hit_rate']:.3f}), one link copies an expert in f, a layer computes for "
            "c = f, and blocked time and bytes\nare relative to loading on demand with LRU on the same "
            "machine. *Blocked* is the time that layers waited for experts.\n"]
-    out.append("## Computation against copy\n")
+    out.append("## Computation against copy\n\nThe oracle knows the next use of every expert "
+               "(Belady's eviction) and prefetches the next eight layers.\n")
     out.append(table(["c/f", "blocked", "bytes", "hits", "oracle: blocked", "bytes", "hits"],
                      [[str(r)] + relative(by_ratio[r], base) + relative(oracle[r], base)
                       for r in ratios]))
