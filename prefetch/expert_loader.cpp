@@ -44,6 +44,18 @@ int64_t SlotCount(const ExpertSource& source, const ExpertGrid& grid, uint64_t b
           1, static_cast<uint64_t>(layers) * static_cast<uint64_t>(grid.num_experts()))));
 }
 
+// A layer's read that arrives while prefetches are in flight waits for them: fewer than a layer's
+// own reads, yet enough to keep a disk busy.
+int PrefetchDepth(int depth) { return std::max(1, depth / 4); }
+
+// A read's tag: the lane, the packet, and whether nobody waited for it when it was issued.
+constexpr uint64_t kPrefetchTag = uint64_t{1} << 63;
+
+uint64_t MakeTag(int lane, int32_t packet, bool prefetch) {
+  return static_cast<uint64_t>(lane) << 32 | static_cast<uint32_t>(packet) |
+         (prefetch ? kPrefetchTag : 0);
+}
+
 }  // namespace
 
 ExpertStats& ExpertStats::operator+=(const ExpertStats& other) {
@@ -53,6 +65,9 @@ ExpertStats& ExpertStats::operator+=(const ExpertStats& other) {
   evictions += other.evictions;
   bytes_read += other.bytes_read;
   blocked_us += other.blocked_us;
+  prefetched += other.prefetched;
+  prefetched_used += other.prefetched_used;
+  prefetched_unused += other.prefetched_unused;
   return *this;
 }
 
@@ -62,6 +77,10 @@ class ExpertLoader::Impl {
        const ExpertLoaderOptions& options, std::unique_ptr<AsyncReader> reader);
   ~Impl();
 
+  void BeginRequest(int request);
+  void EndRequest(int request) EXCLUDES(mutex_);
+  void BeginStep(std::span<const StepRequest> requests) EXCLUDES(mutex_);
+  void OnRouting(int layer, std::span<const int32_t> experts);
   void BeginLayer(std::span<const ExpertId> needed) EXCLUDES(mutex_);
   bool NextReady(std::vector<PinnedExpert>& out) EXCLUDES(mutex_);
   void Release(const PinnedExpert& expert) EXCLUDES(mutex_);
@@ -71,6 +90,7 @@ class ExpertLoader::Impl {
   void Clear() EXCLUDES(mutex_);
 
   int64_t slots() const { return slots_; }
+  bool prefetching() const { return prefetch_ != nullptr; }
   int64_t resident() EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     return cache_.resident();
@@ -92,8 +112,15 @@ class ExpertLoader::Impl {
 
   // --- any thread, under the lock
   bool StartLoads() REQUIRES(mutex_);
-  void AddTransfer(ExpertIndex expert, TransferClass kind) REQUIRES(mutex_);
+  void AddTransfer(ExpertIndex expert, TransferClass kind, float priority) REQUIRES(mutex_);
   void CancelWaiting() REQUIRES(mutex_);
+  bool StartPrefetch() REQUIRES(mutex_);
+  bool IsPrefetch(ExpertIndex expert) REQUIRES(mutex_);
+  void CancelPrefetch(ExpertIndex expert) REQUIRES(mutex_);
+  void CancelPrefetchesFor(size_t slots_needed) REQUIRES(mutex_);
+  void CancelStalePrefetches() REQUIRES(mutex_);
+  void Forget(ExpertIndex expert) REQUIRES(mutex_);
+  uint64_t ExpertBytes(ExpertIndex expert) const;
   void Arrive(ExpertIndex expert, TransferState state) REQUIRES(mutex_);
   void Commit(ExpertIndex expert) REQUIRES(mutex_);
   void Drop(ExpertIndex expert, std::exception_ptr error) REQUIRES(mutex_);
@@ -121,6 +148,8 @@ class ExpertLoader::Impl {
   const SteadyClock clock_;
   AlignedBuffer slab_;   // [slots, slot_bytes]
   TransferLanes lanes_;  // a lane belongs to the thread that reads into it or packs it
+  // Null without a prefetcher; its own contract says what is called under the lock.
+  const std::unique_ptr<LinkPrefetch> prefetch_;
 
   Mutex mutex_;
   CondVar progress_;   // an expert arrived or failed; the consumer waits here
@@ -142,18 +171,22 @@ class ExpertLoader::Impl {
   int64_t not_handed_out_ GUARDED_BY(mutex_) = 0;
   std::exception_ptr layer_error_ GUARDED_BY(mutex_);
 
+  bool may_prefetch_ GUARDED_BY(mutex_) = false;  // something was predicted for requests that run
+  std::vector<uint8_t> began_as_prefetch_ GUARDED_BY(mutex_);  // [total experts] while it loads
+  int64_t moved_before_ns_ GUARDED_BY(mutex_) = 0;
   bool preloading_ GUARDED_BY(mutex_) = false;
   std::exception_ptr preload_error_ GUARDED_BY(mutex_);
 
   // Since the last EndLayer.
   ExpertStats stats_ GUARDED_BY(mutex_);
   int64_t blocked_ns_ GUARDED_BY(mutex_) = 0;
-  uint64_t evictions_before_ GUARDED_BY(mutex_) = 0;
+  ExpertCacheCounters counters_before_ GUARDED_BY(mutex_);
 
   // The I/O thread's own.
   std::vector<ReadRequest> requests_;
   std::vector<ReadCompletion> completions_;
   int reads_in_flight_ = 0;
+  int prefetch_reads_in_flight_ = 0;  // of those
 
   // Goes before the memory that it reads into.
   std::unique_ptr<AsyncReader> reader_;
@@ -172,6 +205,11 @@ ExpertLoader::Impl::Impl(const ExpertSource& source, const ExpertGrid& grid,
       sizes_(PlanLanes(source, grid, slots_, options_.depth, options_.packet_bytes)),
       slab_(static_cast<size_t>(slots_) * slot_bytes_),
       lanes_(source, sizes_, reader->aligned_only(), options_.packet_bytes),
+      prefetch_(options_.prefetcher != nullptr &&
+                        MayPrefetch(slots_, options_.prefetcher->shape().top_k)
+                    ? std::make_unique<LinkPrefetch>(source, grid, *options_.prefetcher,
+                                                     options_.evicts_by_worth)
+                    : nullptr),
       cache_(grid.total(), slots_, slot_bytes_, std::move(policy)),
       queue_(grid.total(), sizes_.lanes, sizes_.max_packets, options_.max_retries),
       reader_(std::move(reader)) {
@@ -185,6 +223,7 @@ ExpertLoader::Impl::Impl(const ExpertSource& source, const ExpertGrid& grid,
     missing_.reserve(experts);
     ready_.reserve(experts);
     need_.assign(static_cast<size_t>(grid.total()), Need::kNone);
+    began_as_prefetch_.assign(static_cast<size_t>(grid.total()), 0);
   }
   requests_.reserve(depth);
   completions_.reserve(depth);
@@ -202,12 +241,49 @@ ExpertLoader::Impl::~Impl() {
   for (std::thread& thread : threads_) thread.join();
 }
 
+void ExpertLoader::Impl::BeginRequest(int request) {
+  if (prefetch_) prefetch_->BeginRequest(request);
+}
+
+void ExpertLoader::Impl::EndRequest(int request) {
+  if (!prefetch_) return;
+  prefetch_->EndRequest(request);
+  if (!prefetch_->idle()) return;
+  MutexLock lock(mutex_);
+  may_prefetch_ = false;  // what was predicted is for nobody
+}
+
+void ExpertLoader::Impl::BeginStep(std::span<const StepRequest> requests) {
+  if (!prefetch_) return;
+  prefetch_->BeginStep(requests);
+  {
+    MutexLock lock(mutex_);
+    prefetch_->Publish();
+    prefetch_->StepBegan(Now());
+    may_prefetch_ = true;
+  }
+  reader_->Wake();
+}
+
+// What was predicted is published when the layer begins: in between, the I/O thread could evict
+// what this layer is about to want.
+void ExpertLoader::Impl::OnRouting(int layer, std::span<const int32_t> experts) {
+  if (prefetch_) prefetch_->OnRouting(layer, experts);
+}
+
 void ExpertLoader::Impl::BeginLayer(std::span<const ExpertId> needed) {
   bool started = false;
   {
     MutexLock lock(mutex_);
     CHECK(!layer_open_);
     layer_open_ = true;
+    if (prefetch_) {
+      prefetch_->LayerBegan(Now());
+      if (prefetch_->predicted()) {
+        prefetch_->Publish();
+        started = true;
+      }
+    }
     next_missing_ = 0;
     for (const ExpertId id : needed) {
       const ExpertIndex expert = grid_.Index(id);
@@ -237,6 +313,7 @@ void ExpertLoader::Impl::BeginLayer(std::span<const ExpertId> needed) {
       }
     }
     not_handed_out_ = static_cast<int64_t>(needed_.size());
+    if (prefetch_) CancelStalePrefetches();
     started |= StartLoads();
   }
   if (started) reader_->Wake();
@@ -310,8 +387,10 @@ ExpertStats ExpertLoader::Impl::EndLayer() {
   ExpertStats stats = std::exchange(stats_, {});
   stats.blocked_us = static_cast<uint64_t>(blocked_ns_ / 1000);
   blocked_ns_ %= 1000;
-  stats.evictions =
-      cache_.counters().evicted - std::exchange(evictions_before_, cache_.counters().evicted);
+  const ExpertCacheCounters before = std::exchange(counters_before_, cache_.counters());
+  stats.evictions = cache_.counters().evicted - before.evicted;
+  stats.prefetched_used = cache_.counters().prefetched_used - before.prefetched_used;
+  stats.prefetched_unused = cache_.counters().prefetched_unused - before.prefetched_unused;
   return stats;
 }
 
@@ -320,6 +399,7 @@ int64_t ExpertLoader::Impl::Preload(std::span<const ExpertId> experts,
   MutexLock lock(mutex_);
   CHECK(!layer_open_);
   CHECK(!preloading_);
+  may_prefetch_ = false;
   while (cache_.loading() > 0) WaitForProgress();  // what an earlier layer left behind
   preloading_ = true;
   const uint64_t before = cache_.counters().inserted;
@@ -328,7 +408,7 @@ int64_t ExpertLoader::Impl::Preload(std::span<const ExpertId> experts,
     const ExpertIndex expert = grid_.Index(id);
     if (cache_.state(expert) != ExpertCache::State::kAbsent) continue;
     CHECK(cache_.Reserve(expert, LoadReason::kPreload, Now()).has_value());
-    AddTransfer(expert, TransferClass::kPrefetch);
+    AddTransfer(expert, TransferClass::kPrefetch, 0);
   }
   reader_->Wake();
   bool going = true;
@@ -363,6 +443,7 @@ int64_t ExpertLoader::Impl::Preload(std::span<const ExpertId> experts,
 void ExpertLoader::Impl::Clear() {
   MutexLock lock(mutex_);
   CHECK(!layer_open_);
+  may_prefetch_ = false;
   CancelWaiting();
   while (cache_.loading() > 0) WaitForProgress();
   cache_.Drop(Now());
@@ -379,18 +460,22 @@ bool ExpertLoader::Impl::StartLoads() {
   bool started = false;
   while (next_missing_ < missing_.size() && !layer_error_) {
     const ExpertIndex expert = missing_[next_missing_];
-    if (!cache_.Reserve(expert, LoadReason::kOnDemand, Now()).has_value()) break;
-    AddTransfer(expert, TransferClass::kOnDemand);
+    if (!cache_.Reserve(expert, LoadReason::kOnDemand, Now()).has_value()) {
+      if (prefetch_) CancelPrefetchesFor(missing_.size() - next_missing_);
+      if (cache_.free_slots() == 0) break;
+      continue;
+    }
+    AddTransfer(expert, TransferClass::kOnDemand, 0);
     ++next_missing_;
     started = true;
   }
   return started;
 }
 
-void ExpertLoader::Impl::AddTransfer(ExpertIndex expert, TransferClass kind) {
+void ExpertLoader::Impl::AddTransfer(ExpertIndex expert, TransferClass kind, float priority) {
   scratch_plan_.Build(source_.Extents(grid_.Id(expert)), reader_->aligned_only(),
                       options_.packet_bytes);
-  queue_.Add(expert, scratch_plan_.packets(), kind, 0, Now());
+  queue_.Add(expert, scratch_plan_.packets(), kind, priority, Now());
 }
 
 // Drops the loads of which nothing was read.
@@ -398,9 +483,71 @@ void ExpertLoader::Impl::CancelWaiting() {
   for (const ExpertIndex expert : cache_.slot_experts()) {
     if (expert == kNoExpert || queue_.state(expert) != TransferState::kWaiting) continue;
     queue_.Cancel(expert);
-    queue_.Remove(expert);
-    cache_.Abandon(expert);
+    Forget(expert);
   }
+}
+
+// Gives a slot to the expert that is best fetched ahead now. Called when no other packet may be
+// issued.
+bool ExpertLoader::Impl::StartPrefetch() {
+  if (!may_prefetch_ || preloading_ || next_missing_ < missing_.size()) return false;
+  // Lanes and slots for what the next layer lacks.
+  const int64_t most = std::max<int64_t>(1, std::min<int64_t>(sizes_.lanes - 1, slots_ / 4));
+  if (queue_.size() >= most) return false;
+  const std::optional<Prefetcher::Candidate> next = prefetch_->Next(cache_, Now());
+  if (!next || !cache_.Reserve(next->expert, LoadReason::kPrefetch, Now())) return false;
+  AddTransfer(next->expert, TransferClass::kPrefetch, static_cast<float>(next->worth));
+  began_as_prefetch_[static_cast<size_t>(next->expert)] = 1;
+  ++stats_.prefetched;
+  return true;
+}
+
+// Being read, and no layer waits for it.
+bool ExpertLoader::Impl::IsPrefetch(ExpertIndex expert) {
+  if (expert == kNoExpert || cache_.wanted(expert)) return false;
+  const TransferState state = queue_.state(expert);
+  return (state == TransferState::kWaiting || state == TransferState::kMoving) &&
+         queue_.kind(expert) == TransferClass::kPrefetch;
+}
+
+void ExpertLoader::Impl::CancelPrefetch(ExpertIndex expert) {
+  if (queue_.cancelling(expert)) return;
+  if (queue_.Cancel(expert) == TransferState::kCancelled) Forget(expert);
+}
+
+// The layer lacks that many slots: as many prefetches yield theirs, at once or when their packets
+// in flight have come back.
+void ExpertLoader::Impl::CancelPrefetchesFor(size_t slots_needed) {
+  for (const ExpertIndex expert : cache_.slot_experts()) {
+    if (slots_needed == 0) return;
+    if (!IsPrefetch(expert)) continue;
+    CancelPrefetch(expert);
+    --slots_needed;
+  }
+}
+
+void ExpertLoader::Impl::CancelStalePrefetches() {
+  if (queue_.size() == 0) return;
+  for (const ExpertIndex expert : cache_.slot_experts()) {
+    if (IsPrefetch(expert) && prefetch_->Stale(expert)) CancelPrefetch(expert);
+  }
+}
+
+uint64_t ExpertLoader::Impl::ExpertBytes(ExpertIndex expert) const {
+  uint64_t bytes = 0;
+  for (const Extent& extent : source_.Extents(grid_.Id(expert))) bytes += extent.bytes;
+  return bytes;
+}
+
+// A transfer that is over and brought nothing.
+void ExpertLoader::Impl::Forget(ExpertIndex expert) {
+  if (!preloading_ && queue_.state(expert) == TransferState::kCancelled) {
+    stats_.bytes_read += ExpertBytes(expert) * static_cast<uint64_t>(queue_.packets_done(expert)) /
+                         static_cast<uint64_t>(queue_.packets(expert));
+  }
+  queue_.Remove(expert);
+  cache_.Abandon(expert);
+  began_as_prefetch_[static_cast<size_t>(expert)] = 0;
 }
 
 // A transfer's state after one of its packets came back.
@@ -409,6 +556,12 @@ void ExpertLoader::Impl::Arrive(ExpertIndex expert, TransferState state) {
     case TransferState::kMoving:
       break;
     case TransferState::kDone:
+      if (prefetch_) {
+        // Transfers that move at the same time share the link.
+        const int64_t moved_ns = queue_.counters().moved;
+        prefetch_->CopyTook((moved_ns - moved_before_ns_) / queue_.size());
+        moved_before_ns_ = moved_ns;
+      }
       if (direct_) {
         Commit(expert);
       } else {
@@ -430,22 +583,25 @@ void ExpertLoader::Impl::Arrive(ExpertIndex expert, TransferState state) {
 void ExpertLoader::Impl::Commit(ExpertIndex expert) {
   queue_.Remove(expert);
   cache_.Commit(expert, Now());
-  if (!preloading_) {
-    for (const Extent& extent : source_.Extents(grid_.Id(expert))) {
-      stats_.bytes_read += extent.bytes;
-    }
-  }
+  if (!preloading_) stats_.bytes_read += ExpertBytes(expert);
+  began_as_prefetch_[static_cast<size_t>(expert)] = 0;
+  if (prefetch_) prefetch_->SetUnreadable(expert, false);
   if (need_[static_cast<size_t>(expert)] == Need::kWaiting) ready_.push_back(expert);
   StartLoads();
   progress_.NotifyAll();
 }
 
 void ExpertLoader::Impl::Drop(ExpertIndex expert, std::exception_ptr error) {
-  queue_.Remove(expert);
-  cache_.Abandon(expert);
+  const bool prefetched = began_as_prefetch_[static_cast<size_t>(expert)] != 0;
+  Forget(expert);
+  if (error && prefetch_) prefetch_->SetUnreadable(expert, true);
   if (error) {
     if (need_[static_cast<size_t>(expert)] == Need::kWaiting) {
-      if (!layer_error_) layer_error_ = error;
+      if (prefetched) {
+        missing_.push_back(expert);  // a layer's own tries are still to come
+      } else if (!layer_error_) {
+        layer_error_ = error;
+      }
     } else if (preloading_) {
       if (!preload_error_) preload_error_ = error;
     } else {
@@ -482,7 +638,8 @@ void ExpertLoader::Impl::IoLoop() {
     reads_in_flight_ -= static_cast<int>(completions_.size());
     MutexLock lock(mutex_);
     for (const ReadCompletion& completion : completions_) {
-      const auto lane = static_cast<int>(completion.tag >> 32);
+      if ((completion.tag & kPrefetchTag) != 0) --prefetch_reads_in_flight_;
+      const auto lane = static_cast<int>((completion.tag & ~kPrefetchTag) >> 32);
       const auto packet = static_cast<int32_t>(completion.tag & 0xffffffffu);
       const PacketResult result = lanes_.Check(lane, packet, completion.result);
       const ExpertIndex expert = grid_.Index(lanes_.id(lane));
@@ -496,9 +653,17 @@ bool ExpertLoader::Impl::CollectRequests() {
   requests_.clear();
   MutexLock lock(mutex_);
   if (stop_) return reads_in_flight_ > 0;
+  const int prefetch_depth = PrefetchDepth(options_.depth);
   const int room = std::min(options_.depth - reads_in_flight_, reader_->free_slots());
   while (static_cast<int>(requests_.size()) < room) {
-    const std::optional<TransferQueue::Packet> packet = queue_.NextPacket(Now());
+    const int on_demand =
+        reads_in_flight_ + static_cast<int>(requests_.size()) - prefetch_reads_in_flight_;
+    const bool for_layers = prefetch_ != nullptr && !preloading_ &&
+                            (on_demand > 0 || prefetch_reads_in_flight_ >= prefetch_depth);
+    std::optional<TransferQueue::Packet> packet = queue_.NextPacket(Now(), for_layers);
+    if (!packet && prefetch_ != nullptr && !for_layers && StartPrefetch()) {
+      packet = queue_.NextPacket(Now());
+    }
     if (!packet) break;
     if (packet->first) {
       lanes_.Begin(packet->lane, grid_.Id(packet->expert), SlotMemory(cache_.slot(packet->expert)));
@@ -508,9 +673,10 @@ bool ExpertLoader::Impl::CollectRequests() {
              queue_.CompletePacket(packet->expert, packet->packet, PacketResult::kOk, Now()));
       continue;
     }
-    const uint64_t tag =
-        static_cast<uint64_t>(packet->lane) << 32 | static_cast<uint32_t>(packet->packet);
-    requests_.push_back(lanes_.Request(packet->lane, packet->packet, tag));
+    const bool prefetch = queue_.kind(packet->expert) == TransferClass::kPrefetch;
+    if (prefetch) ++prefetch_reads_in_flight_;
+    requests_.push_back(lanes_.Request(packet->lane, packet->packet,
+                                       MakeTag(packet->lane, packet->packet, prefetch)));
   }
   return true;
 }
@@ -574,6 +740,12 @@ ExpertLoader::ExpertLoader(const ExpertSource& source, int num_layers, int num_e
 
 ExpertLoader::~ExpertLoader() = default;
 
+void ExpertLoader::BeginRequest(int request) { impl_->BeginRequest(request); }
+void ExpertLoader::EndRequest(int request) { impl_->EndRequest(request); }
+void ExpertLoader::BeginStep(std::span<const StepRequest> requests) { impl_->BeginStep(requests); }
+void ExpertLoader::OnRouting(int layer, std::span<const int32_t> experts) {
+  impl_->OnRouting(layer, experts);
+}
 void ExpertLoader::BeginLayer(std::span<const ExpertId> needed) { impl_->BeginLayer(needed); }
 bool ExpertLoader::NextReady(std::vector<PinnedExpert>& out) { return impl_->NextReady(out); }
 void ExpertLoader::Release(const PinnedExpert& expert) { impl_->Release(expert); }
@@ -584,6 +756,7 @@ int64_t ExpertLoader::Preload(std::span<const ExpertId> experts,
 }
 void ExpertLoader::Clear() { impl_->Clear(); }
 int64_t ExpertLoader::slots() const { return impl_->slots(); }
+bool ExpertLoader::prefetching() const { return impl_->prefetching(); }
 int64_t ExpertLoader::resident() const { return impl_->resident(); }
 uint64_t ExpertLoader::slot_memory_bytes() const { return impl_->memory_bytes(); }
 ReadBackend ExpertLoader::backend() const { return impl_->backend(); }

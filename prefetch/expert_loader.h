@@ -12,6 +12,11 @@
 //
 // Waves: when the layer needs more experts than there are slots, NextReady hands out what fits; as
 // the consumer releases experts, their slots are reused for the missing rest. One slot is enough.
+//
+// Prefetching: with a Prefetcher, a link that no layer waits for fetches ahead what the prefetcher
+// finds worth it. Layers come first: their reads are issued before any prefetch's, a prefetch
+// starts only when none of theirs is in flight, and one that has a slot that a layer needs is
+// cancelled. With fewer slots than two tokens use in one layer there is no prefetching.
 #pragma once
 
 #include <cstdint>
@@ -24,6 +29,7 @@
 #include "core/base/expert_id.h"
 #include "core/io/async_reader.h"
 #include "core/io/expert_source.h"
+#include "prefetch/link_prefetch.h"
 #include "prefetch/transfer_queue.h"
 
 namespace moesaic {
@@ -41,10 +47,15 @@ struct ExpertStats {
   uint64_t misses = 0;     // neither
   uint64_t evictions = 0;
   // From the slow tier, in expert bytes (what the source's extents add up to), preloading left out.
-  // Counted when an expert has arrived, so that a load that outlives its layer counts for the next
-  // one.
+  // Counted when an expert has arrived or was cancelled, so that a load that outlives its layer
+  // counts for the next one.
   uint64_t bytes_read = 0;
   uint64_t blocked_us = 0;  // the consumer waited in NextReady
+  // Prefetches that were started. Most are used, or leave unused, in a later layer; those that were
+  // cancelled are neither.
+  uint64_t prefetched = 0;
+  uint64_t prefetched_used = 0;
+  uint64_t prefetched_unused = 0;
 
   ExpertStats& operator+=(const ExpertStats& other);
 };
@@ -56,7 +67,15 @@ struct ExpertLoaderOptions {
   int depth = 0;              // reads in flight; 0: the measured default
   int max_retries = 2;        // of a failed read, before it fails the layer
   int pack_threads = 0;       // besides the I/O thread, which packs when there are none
+  // Null: nothing is fetched ahead. Must outlive the loader. Its layers are those of the source
+  // that have experts.
+  Prefetcher* prefetcher = nullptr;
+  bool evicts_by_worth = false;  // the policy is MakeNextUsePolicy of the prefetcher's worth
 };
+
+// Fewer slots than that are left to the running layer: a token's experts must find room beside what
+// is fetched ahead.
+constexpr bool MayPrefetch(int64_t slots, int64_t top_k) { return slots >= 2 * top_k; }
 
 // Measured defaults (tests/bench/expert_loader_bench).
 constexpr uint32_t kDefaultPacketBytes = 512 * 1024;
@@ -76,6 +95,14 @@ class ExpertLoader {
   ~ExpertLoader();
   ExpertLoader(const ExpertLoader&) = delete;
   ExpertLoader& operator=(const ExpertLoader&) = delete;
+
+  // What the prefetcher learns from; without one, these do nothing. Requests are numbered below the
+  // predictor's max_requests. A step is one forward pass; BeginStep names its requests, and
+  // OnRouting their choices in the layer that begins next, experts [rows, top_k].
+  void BeginRequest(int request);
+  void EndRequest(int request);
+  void BeginStep(std::span<const StepRequest> requests);
+  void OnRouting(int layer, std::span<const int32_t> experts);
 
   // The distinct experts that the layer needs (any order, one layer). Loads of missing ones start
   // at once.
@@ -101,6 +128,7 @@ class ExpertLoader {
 
   int64_t slots() const;
   int64_t resident() const;
+  bool prefetching() const;
   uint64_t slot_memory_bytes() const;  // slots plus staging: what the loader takes of the machine
   ReadBackend backend() const;
   ExpertCacheCounters cache_counters() const;

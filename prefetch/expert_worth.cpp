@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "core/base/check.h"
 
@@ -10,16 +11,23 @@ namespace {
 
 class NextUsePolicy final : public EvictionPolicy {
  public:
-  explicit NextUsePolicy(const ExpertWorth& worth) : worth_(worth) {}
+  NextUsePolicy(const ExpertWorth& worth, std::vector<int32_t> layer_numbers)
+      : worth_(worth), layer_numbers_(std::move(layer_numbers)) {}
 
   const char* name() const override { return "next-use"; }
   void OnInsert(ExpertIndex, LoadReason, int64_t) override {}
   void OnAccess(ExpertIndex, int64_t) override {}
   void OnRemove(ExpertIndex, int64_t) override {}
-  double KeepPriority(ExpertIndex expert, int64_t) const override { return worth_.Worth(expert); }
+  double KeepPriority(ExpertIndex expert, int64_t) const override {
+    if (layer_numbers_.empty()) return worth_.Worth(expert);
+    const int experts = worth_.num_experts();
+    return worth_.Worth(layer_numbers_[static_cast<size_t>(expert / experts)] * experts +
+                        expert % experts);
+  }
 
  private:
   const ExpertWorth& worth_;
+  const std::vector<int32_t> layer_numbers_;
 };
 
 }  // namespace
@@ -40,8 +48,9 @@ void ExpertWorth::SetLayer(int layer, std::span<const float> probability) {
             probability_.begin() + static_cast<ptrdiff_t>(layer) * num_experts_);
 }
 
-std::unique_ptr<EvictionPolicy> MakeNextUsePolicy(const ExpertWorth& worth) {
-  return std::make_unique<NextUsePolicy>(worth);
+std::unique_ptr<EvictionPolicy> MakeNextUsePolicy(const ExpertWorth& worth,
+                                                  std::vector<int32_t> layer_numbers) {
+  return std::make_unique<NextUsePolicy>(worth, std::move(layer_numbers));
 }
 
 }  // namespace moesaic

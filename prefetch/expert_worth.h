@@ -51,7 +51,9 @@ class ExpertWorth {
   std::vector<double> discount_;    // [num_layers + 1] by distance
 };
 
-// Evicts what is worth least. `worth` must outlive it.
-std::unique_ptr<EvictionPolicy> MakeNextUsePolicy(const ExpertWorth& worth);
+// Evicts what is worth least. `worth` must outlive it. layer_numbers: what the cache's layers are
+// called in `worth`, where it leaves out those without experts; empty: the same.
+std::unique_ptr<EvictionPolicy> MakeNextUsePolicy(const ExpertWorth& worth,
+                                                  std::vector<int32_t> layer_numbers = {});
 
 }  // namespace moesaic

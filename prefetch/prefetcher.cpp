@@ -11,9 +11,10 @@ Prefetcher::Prefetcher(const PredictorShape& shape, Predictor& predictor,
     : shape_(shape),
       predictor_(predictor),
       options_(options),
+      near_(std::min(options.look_ahead, shape.num_layers - 1)),
       worth_(shape.num_layers, shape.num_experts, options.keep_per_iteration),
       one_(static_cast<size_t>(shape.num_experts)),
-      none_(static_cast<size_t>(shape.num_experts)) {
+      predicted_(static_cast<size_t>(near_ + 1) * static_cast<size_t>(shape.num_experts)) {
   running_.reserve(static_cast<size_t>(shape.max_requests));
 }
 
@@ -22,32 +23,43 @@ void Prefetcher::BeginRequest(int request) { predictor_.BeginRequest(request); }
 void Prefetcher::EndRequest(int request) { predictor_.EndRequest(request); }
 
 void Prefetcher::BeginIteration(int request, int32_t token, int64_t rows) {
-  if (worth_.position() >= 0) running_.clear();  // a new step
+  if (!step_began_) running_.clear();
+  step_began_ = true;
   running_.push_back(request);
-  worth_.SetPosition(-1);
   predictor_.BeginIteration(request, token, rows);
 }
 
 void Prefetcher::OnRouting(int request, int layer, std::span<const int32_t> experts) {
+  step_began_ = false;
   predictor_.Observe(request, layer, experts);
 }
 
-void Prefetcher::Update(int layer) {
-  worth_.SetPosition(layer);
+void Prefetcher::Predict(int layer) {
+  predicted_at_ = layer;
+  const auto experts = static_cast<size_t>(shape_.num_experts);
   // What was just observed changes the layers ahead, and most the layer itself: its next use is an
   // iteration away.
-  const auto update = [this](int distance) {
-    std::fill(none_.begin(), none_.end(), 1.0f);
+  for (int row = 0; row <= near_; ++row) {
+    if (row == near_ && layer < 0) break;
+    const std::span<float> any = {predicted_.data() + static_cast<size_t>(row) * experts, experts};
+    std::fill(any.begin(), any.end(), 1.0f);  // that no request uses it
     for (const int request : running_) {
-      predictor_.Predict(request, distance, one_);
-      for (size_t j = 0; j < one_.size(); ++j) none_[j] *= 1 - one_[j];
+      predictor_.Predict(request, row < near_ ? row + 1 : shape_.num_layers, one_);
+      for (size_t j = 0; j < experts; ++j) any[j] *= 1 - one_[j];
     }
-    for (float& p : none_) p = 1 - p;
-    worth_.SetLayer((worth_.position() + distance) % shape_.num_layers, none_);
-  };
-  const int near = std::min(options_.look_ahead, shape_.num_layers - 1);
-  for (int distance = 1; distance <= near; ++distance) update(distance);
-  if (layer >= 0) update(shape_.num_layers);
+    for (float& p : any) p = 1 - p;
+  }
+}
+
+void Prefetcher::Publish() {
+  worth_.SetPosition(predicted_at_);
+  const auto experts = static_cast<size_t>(shape_.num_experts);
+  for (int row = 0; row <= near_; ++row) {
+    if (row == near_ && predicted_at_ < 0) break;
+    const int distance = row < near_ ? row + 1 : shape_.num_layers;
+    worth_.SetLayer((predicted_at_ + distance) % shape_.num_layers,
+                    {predicted_.data() + static_cast<size_t>(row) * experts, experts});
+  }
 }
 
 std::optional<Prefetcher::Candidate> Prefetcher::NextCandidate(
@@ -55,8 +67,7 @@ std::optional<Prefetcher::Candidate> Prefetcher::NextCandidate(
     double victim_worth) const {
   Candidate best;
   double best_gain = 0;
-  const int near = std::min(options_.look_ahead, shape_.num_layers - 1);
-  for (int distance = 1; distance <= near; ++distance) {
+  for (int distance = 1; distance <= near_; ++distance) {
     const int layer = (worth_.position() + distance) % shape_.num_layers;
     const double arrives = std::min(1.0, copies_before(distance));
     for (int index = 0; index < shape_.num_experts; ++index) {

@@ -5,9 +5,9 @@
 // than what it throws out by at least `min_gain`, the price of the link's time, weighed by how much
 // of the copy will have arrived when its layer is reached.
 //
-// Thread contract: the engine's thread calls Begin*, OnRouting and End*; NextCandidate and the
-// worth are read under the lock that guards the cache. No allocation after construction but in the
-// predictor's BeginRequest.
+// Thread contract: the engine's thread calls Begin*, OnRouting, Predict and End*, without a lock.
+// Publish, NextCandidate and the worth are guarded by the lock that guards the cache; Publish is
+// the engine's thread's too. No allocation after construction but in the predictor's BeginRequest.
 #pragma once
 
 #include <cstdint>
@@ -43,10 +43,19 @@ class Prefetcher {
   void EndRequest(int request);
   // Requests that are part of the running step; each with the token that it processes.
   void BeginIteration(int request, int32_t token, int64_t rows);
-  // The choice of one request in the layer. Call it for each request of the step, then Update.
+  // The choice of one request in the layer. Call it for each request of the step, then Predict and
+  // Publish.
   void OnRouting(int request, int layer, std::span<const int32_t> experts);
-  // The layer's routing is complete: predictions for the layers ahead become worth.
-  void Update(int layer);
+  // The layer's routing is complete (-1: the step has begun): predicts the layers ahead, which is
+  // what costs time.
+  void Predict(int layer);
+  // What was predicted last becomes worth.
+  void Publish();
+  // Both, for who needs no lock.
+  void Update(int layer) {
+    Predict(layer);
+    Publish();
+  }
 
   // The expert whose copy gains most against `victim_worth`, what its slot holds now is worth.
   // `may_copy` tells experts that are absent and belong to the link that asks.
@@ -57,16 +66,22 @@ class Prefetcher {
                                          double victim_worth) const;
 
   const ExpertWorth& worth() const { return worth_; }
+  const PredictorShape& shape() const { return shape_; }
   const PrefetchOptions& options() const { return options_; }
 
  private:
   PredictorShape shape_;
   Predictor& predictor_;
   PrefetchOptions options_;
+  int near_;  // layers ahead that are predicted
   ExpertWorth worth_;
+  // Of the engine's thread.
+  bool step_began_ = false;   // and no layer's routing is known
   std::vector<int> running_;  // requests of the step
   std::vector<float> one_;    // [experts]
-  std::vector<float> none_;   // [experts] probability that no request uses it
+  int predicted_at_ = -1;     // the layer that predicted_ was made behind
+  std::vector<float>
+      predicted_;  // [look-ahead + 1, experts] by distance, the last a full turn away
 };
 
 }  // namespace moesaic

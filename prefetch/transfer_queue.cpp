@@ -69,7 +69,7 @@ TransferState TransferQueue::Cancel(ExpertIndex expert) {
   return transfer.state;
 }
 
-std::optional<TransferQueue::Packet> TransferQueue::NextPacket(int64_t now) {
+std::optional<TransferQueue::Packet> TransferQueue::NextPacket(int64_t now, bool on_demand_only) {
   // The best of those that have a lane, and the best of those that wait, if it may have one.
   ExpertIndex expert = moving_.empty() ? kNoExpert : moving_.front();
   if (!waiting_.empty() && MayStart(At(waiting_.front()).kind) &&
@@ -77,6 +77,7 @@ std::optional<TransferQueue::Packet> TransferQueue::NextPacket(int64_t now) {
     expert = waiting_.front();
   }
   if (expert == kNoExpert) return std::nullopt;
+  if (on_demand_only && At(expert).kind != TransferClass::kOnDemand) return std::nullopt;
   const bool first = At(expert).state == TransferState::kWaiting;
   if (first) Start(expert, now);
   const int32_t lane_index = At(expert).lane;

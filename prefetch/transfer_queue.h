@@ -78,8 +78,9 @@ class TransferQueue {
   // issued and it is cancelled when the last one in flight completes. Returns the state.
   TransferState Cancel(ExpertIndex expert);
 
-  // The next packet to move, which is in flight from now on; nullopt when none can be issued.
-  std::optional<Packet> NextPacket(int64_t now);
+  // The next packet to move, which is in flight from now on; nullopt when none can be issued, or
+  // only a prefetch's and `on_demand_only`.
+  std::optional<Packet> NextPacket(int64_t now, bool on_demand_only = false);
   // Returns the transfer's state: kMoving while there is more to come.
   TransferState CompletePacket(ExpertIndex expert, int32_t packet, PacketResult result,
                                int64_t now);
@@ -90,6 +91,7 @@ class TransferQueue {
   TransferClass kind(ExpertIndex expert) const { return At(expert).kind; }
   bool cancelling(ExpertIndex expert) const;  // Cancel was called, packets are in flight
   int32_t lane(ExpertIndex expert) const { return At(expert).lane; }  // -1 without one
+  int32_t packets(ExpertIndex expert) const { return At(expert).packets; }
   int32_t packets_done(ExpertIndex expert) const;
   int64_t size() const { return size_; }  // transfers that were not removed yet
   int64_t packets_in_flight() const { return packets_in_flight_; }

@@ -169,13 +169,23 @@ void AddRuntimeSettings(RuntimeConfig& config, SettingScope scope, OptionTable& 
 
   add(engine, {"expert-store", &config.expert_store, "DIR",
                "Read experts from this store, written by `moesaic pack`.", "Experts on disk"});
+  add(engine, {"predictor",
+               &config.predictor,
+               "",
+               "What tells which experts are used next, to read them ahead; nothing is predicted "
+               "when all experts fit.",
+               "Experts on disk",
+               0,
+               {"blend", "transition", "eamc", "request-eam", "recency", "frequency", "dependency",
+                "none"}});
   add(engine, {"eviction-policy",
                &config.eviction_policy,
                "",
-               "Which expert leaves when room is needed.",
+               "Which expert leaves when room is needed. auto: next-use with a predictor, else "
+               "lru.",
                "Experts on disk",
                0,
-               {"lru"}});
+               {"auto", "next-use", "lru"}});
   add(engine, {"preload", &config.preload, "",
                "Do not fill --expert-memory at start; experts are read when first used.",
                "Experts on disk"});

@@ -30,7 +30,8 @@ struct RuntimeConfig {
 
   // Experts
   std::string expert_store;
-  std::string eviction_policy = "lru";
+  std::string predictor = "blend";       // none: nothing is fetched ahead
+  std::string eviction_policy = "auto";  // next-use with a predictor, else lru
   std::string io_backend = "auto";
   int64_t io_depth = 0;              // reads in flight; 0: measured
   std::string packet_size = "auto";  // bytes, or auto: measured

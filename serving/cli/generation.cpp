@@ -145,6 +145,9 @@ StepStats Difference(const StepStats& after, const StepStats& before) {
   d.experts.evictions -= before.experts.evictions;
   d.experts.bytes_read -= before.experts.bytes_read;
   d.experts.blocked_us -= before.experts.blocked_us;
+  d.experts.prefetched -= before.experts.prefetched;
+  d.experts.prefetched_used -= before.experts.prefetched_used;
+  d.experts.prefetched_unused -= before.experts.prefetched_unused;
   d.attention_us -= before.attention_us;
   d.moe_us -= before.moe_us;
   d.head_us -= before.head_us;

@@ -102,6 +102,7 @@ EngineOptions EngineOptionsFrom(const RuntimeConfig& config, const std::string& 
   }
   options.packet_bytes = static_cast<uint32_t>(RoundUp(packet_bytes, 4096));
   options.preload = config.preload;
+  options.predictor = config.predictor;
   options.eviction_policy = config.eviction_policy;
   options.route_from = config.route_from;
   options.record_trace = config.record_trace;

@@ -56,6 +56,11 @@ std::string RunStatsText(const RunSummary& summary) {
                                  FormatBytes(experts.bytes_read), experts.evictions,
                                  FormatDuration(static_cast<double>(blocked_us) * 1e-6),
                                  Share(blocked_us, steps.total_us))});
+  if (experts.prefetched > 0) {
+    table.Add(
+        {"prefetch", fmt::format("{} started; {} were used, {} left unused", experts.prefetched,
+                                 experts.prefetched_used, experts.prefetched_unused)});
+  }
   table.Add(
       {"time",
        fmt::format("{} steps: attention {}, experts {}, waiting {}, logits {}", steps.steps,
@@ -90,6 +95,9 @@ nlohmann::ordered_json RunStatsJson(const RunSummary& summary) {
             {"evictions", experts.evictions},
             {"bytes_read", experts.bytes_read},
             {"blocked_us", experts.blocked_us},
+            {"prefetched", experts.prefetched},
+            {"prefetched_used", experts.prefetched_used},
+            {"prefetched_unused", experts.prefetched_unused},
             {"slots", summary.plan.expert_slots},
             {"resident", summary.experts_resident},
             {"budget_bytes", summary.plan.expert_budget_bytes},

@@ -40,12 +40,13 @@ struct EngineOptions {
 
   std::filesystem::path expert_store;  // empty: read the checkpoint
   ReadBackend io_backend = ReadBackend::kAuto;
-  int io_depth = 0;           // 0: default
-  uint32_t packet_bytes = 0;  // 0: default
-  bool preload = true;        // fill free expert slots before the first request
-  std::string eviction_policy = "lru";
-  std::filesystem::path route_from;    // empty: the model's own routing
-  std::filesystem::path record_trace;  // empty: the routing is not recorded
+  int io_depth = 0;                      // 0: default
+  uint32_t packet_bytes = 0;             // 0: default
+  bool preload = true;                   // fill free expert slots before the first request
+  std::string predictor = "blend";       // or another of PredictorNames(), or none
+  std::string eviction_policy = "auto";  // next-use with a predictor, else lru; next-use; lru
+  std::filesystem::path route_from;      // empty: the model's own routing
+  std::filesystem::path record_trace;    // empty: the routing is not recorded
 };
 
 // One line of the memory ledger.
@@ -63,6 +64,7 @@ struct EnginePlan {
   uint64_t all_experts_bytes = 0;    // what 100% is
   uint64_t slot_bytes = 0;
   int64_t expert_slots = 0;
+  uint64_t predictor_bytes = 0;  // 0: nothing is predicted
   int64_t num_kv_blocks = 0;
   int64_t max_context_tokens = 0;
 };

@@ -21,6 +21,16 @@ EngineMetrics::EngineMetrics(MetricsRegistry& r)
                                {{"from", "disk"}, {"to", "host"}})),
       blocked_seconds_(r.GetCounter("moe_expert_blocked_seconds_total",
                                     "Time in which the forward pass waited for experts")),
+      prefetches_(r.GetCounter("moe_expert_prefetches_total",
+                               "Reads of experts that were started ahead of their layer")),
+      prefetched_used_(r.GetCounter("moe_expert_prefetched_total",
+                                    "Experts read ahead, by whether a layer used them before they "
+                                    "left; those that were given up are neither",
+                                    {{"result", "used"}})),
+      prefetched_unused_(r.GetCounter("moe_expert_prefetched_total",
+                                      "Experts read ahead, by whether a layer used them before "
+                                      "they left; those that were given up are neither",
+                                      {{"result", "unused"}})),
       preemptions_(
           r.GetCounter("moe_preemptions_total", "Sequences preempted for lack of KV blocks")),
       slots_(r.GetGauge("moe_expert_slots", "Experts that the cache can hold")),
@@ -35,6 +45,9 @@ void EngineMetrics::AddStep(const StepStats& stats) {
   misses_.Add(static_cast<double>(stats.experts.misses));
   evictions_.Add(static_cast<double>(stats.experts.evictions));
   bytes_read_.Add(static_cast<double>(stats.experts.bytes_read));
+  prefetches_.Add(static_cast<double>(stats.experts.prefetched));
+  prefetched_used_.Add(static_cast<double>(stats.experts.prefetched_used));
+  prefetched_unused_.Add(static_cast<double>(stats.experts.prefetched_unused));
   blocked_seconds_.Add(static_cast<double>(stats.experts.blocked_us) * 1e-6);
 }
 

@@ -24,6 +24,9 @@ class EngineMetrics {
   Counter& evictions_;
   Counter& bytes_read_;
   Counter& blocked_seconds_;
+  Counter& prefetches_;
+  Counter& prefetched_used_;
+  Counter& prefetched_unused_;
   Counter& preemptions_;
   Gauge& slots_;
   Gauge& resident_;

@@ -8,6 +8,7 @@
 #include "core/io/expert_source.h"
 #include "kernels/cpu/kernels.h"
 #include "prefetch/expert_loader.h"
+#include "prefetch/predictor.h"
 #include "serving/model/model.h"
 #include "serving/model/tensor_source.h"
 #include "serving/online/create_engine.h"
@@ -17,6 +18,7 @@ namespace moesaic {
 WeightType ChooseWeightType(const EngineOptions& options);
 WeightType ChooseKvType(const EngineOptions& options);
 ModelLimits LimitsOf(const EngineOptions& options, const EnginePlan& plan);
+PredictorShape PredictorShapeOf(const EngineOptions& options, const ModelConfig& config);
 ExpertLoaderOptions LoaderOptionsOf(const EngineOptions& options, uint64_t budget_bytes);
 
 // The model on disk, opened and checked but not loaded.

@@ -9,6 +9,7 @@
 
 #include "core/base/logging.h"
 #include "core/base/units.h"
+#include "prefetch/expert_worth.h"
 #include "serving/model/expert_sources.h"
 #include "serving/online/engine_parts.h"
 #include "serving/text/id_tokenizer.h"
@@ -207,10 +208,7 @@ void LocalEngine::Load() {
   if (!options_.route_from.empty()) {
     replay_ = std::make_unique<RoutingReplay>(options_.route_from, config_);
   }
-  loader_ = std::make_unique<ExpertLoader>(
-      *files_.experts, static_cast<int>(config_.num_layers), static_cast<int>(config_.num_experts),
-      MakeEvictionPolicy(options_.eviction_policy, config_.num_layers * config_.num_experts),
-      LoaderOptionsOf(options_, plan_.expert_budget_bytes));
+  MakeLoader();
   ModelWeights weights = ModelWeights::Load(config_, type, *files_.tensors, kernels, *pool_);
   const ModelLimits limits = LimitsOf(options_, plan_);
   model_ = std::make_unique<Model>(config_, std::move(weights), files_.experts->layout(), *loader_,
@@ -245,6 +243,24 @@ void LocalEngine::Load() {
       config_.architecture, config_.num_layers, config_.num_experts, plan_.expert_slots,
       config_.num_sparse_layers() * config_.num_experts, FormatBytes(plan_.expert_budget_bytes),
       plan_.num_kv_blocks * kKvBlockTokens, IsaName(kernels.isa), pool_->threads());
+}
+
+void LocalEngine::MakeLoader() {
+  const auto layers = static_cast<int>(config_.num_layers);
+  ExpertLoaderOptions options = LoaderOptionsOf(options_, plan_.expert_budget_bytes);
+  if (plan_.predictor_bytes > 0 && MayPrefetch(plan_.expert_slots, config_.top_k)) {
+    const PredictorShape shape = PredictorShapeOf(options_, config_);
+    predictor_ = MakePredictor(options_.predictor, shape, SelectKernels());
+    prefetcher_ = std::make_unique<Prefetcher>(shape, *predictor_, PrefetchOptions{});
+    options.prefetcher = prefetcher_.get();
+    options.evicts_by_worth = options_.eviction_policy != "lru";
+  }
+  std::unique_ptr<EvictionPolicy> policy =
+      options.evicts_by_worth
+          ? MakeNextUsePolicy(prefetcher_->worth(), SparseLayerNumbers(*files_.experts, layers))
+          : MakeLruPolicy(config_.num_layers * config_.num_experts);
+  loader_ = std::make_unique<ExpertLoader>(
+      *files_.experts, layers, static_cast<int>(config_.num_experts), std::move(policy), options);
 }
 
 void LocalEngine::Preload() {
@@ -312,12 +328,14 @@ void LocalEngine::RunPlan(std::span<const ScheduledSlice> plan) {
   tokens_.clear();
   model_slices_.clear();
   routing_slices_.clear();
+  step_requests_.clear();
   const auto now = std::chrono::steady_clock::now();
   for (const ScheduledSlice& scheduled : plan) {
     Sequence& sequence = *scheduled.sequence;
     if (!sequence.started) {
       sequence.started = true;
       sequence.traced = tracer_->Begin();
+      loader_->BeginRequest(sequence.traced);
       sequence.queue_us =
           std::chrono::duration_cast<std::chrono::microseconds>(now - sequence.arrival).count();
     }
@@ -332,9 +350,13 @@ void LocalEngine::RunPlan(std::span<const ScheduledSlice> plan) {
     tokens_.insert(tokens_.end(), first, first + scheduled.num_tokens);
     model_slices_.push_back(slice);
     routing_slices_.push_back({sequence.traced, slice.first_row, slice.num_tokens, slice.prefill});
+    step_requests_.push_back({sequence.traced,
+                              slice.num_tokens == 1 ? *first : Predictor::kUnknownToken,
+                              slice.first_row, slice.num_tokens});
   }
   tracer_->BeginIteration(routing_slices_);
   if (recorder_ != nullptr) recorder_->BeginStep(static_cast<int64_t>(tokens_.size()));
+  loader_->BeginStep(step_requests_);
   StepStats stats = model_->Forward({tokens_, model_slices_}, this);
   if (recorder_ != nullptr) RecordStep(plan);
   const auto head_start = std::chrono::steady_clock::now();
@@ -483,7 +505,10 @@ void LocalEngine::EndWithError(Sequence& sequence, const Error& error) {
 }
 
 std::unique_ptr<Sequence> LocalEngine::Remove(Sequence& sequence) {
-  if (sequence.started) tracer_->End(sequence.traced);
+  if (sequence.started) {
+    tracer_->End(sequence.traced);
+    loader_->EndRequest(sequence.traced);
+  }
   if (recorder_ != nullptr) recorder_->EndRequest(sequence.id);
   outstanding_.fetch_sub(1);
   return scheduler_->Remove(&sequence);
@@ -522,6 +547,7 @@ void LocalEngine::OnRouting(int64_t layer, const ForwardBatch& batch, std::span<
   routing.slices = routing_slices_;
   tracer_->Observe(routing);
   if (recorder_ != nullptr) recorder_->Observe(routing);
+  loader_->OnRouting(static_cast<int>(layer), experts);
 }
 
 }  // namespace moesaic

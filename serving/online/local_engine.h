@@ -54,6 +54,7 @@ class LocalEngine : public Engine, private RoutingHook {
   // Engine thread.
   void Main(std::promise<void> ready);
   void Load();
+  void MakeLoader();
   void Preload();
   bool TakeInbox();  // false: time to stop
   void DropExpired();
@@ -93,6 +94,8 @@ class LocalEngine : public Engine, private RoutingHook {
   std::unique_ptr<ThreadPool> pool_;
   ModelFiles files_;
   std::unique_ptr<RoutingReplay> replay_;  // null: the model's own routing
+  std::unique_ptr<Predictor> predictor_;   // null, as the next: nothing is predicted
+  std::unique_ptr<Prefetcher> prefetcher_;
   std::unique_ptr<ExpertLoader> loader_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<KvBlockPool> kv_pool_;
@@ -105,6 +108,7 @@ class LocalEngine : public Engine, private RoutingHook {
   std::vector<SequenceSlice> model_slices_;
   std::vector<RoutingSlice> routing_slices_;
   std::vector<RecordedSlice> recorded_slices_;
+  std::vector<StepRequest> step_requests_;
   std::vector<float> logits_;                   // [max_logit_rows, vocab]
   std::vector<std::vector<float>> raw_logits_;  // [worker][vocab]
   std::vector<GeneratedToken> sampled_;

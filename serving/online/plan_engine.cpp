@@ -28,6 +28,18 @@ uint64_t TokensToKvBytes(const ModelConfig& config, WeightType kv_type, int64_t 
   return CheckedMul(blocks, Model::KvBlockBytes(config, kv_type), "KV memory");
 }
 
+// Nothing is predicted when all experts fit, or so few that none may be fetched ahead.
+uint64_t PredictorBytes(const EngineOptions& options, const ModelConfig& config,
+                        const EnginePlan& plan) {
+  const auto slots = static_cast<int64_t>(plan.expert_budget_bytes / plan.slot_bytes);
+  if (options.predictor == "none" || plan.expert_budget_bytes >= plan.all_experts_bytes ||
+      !MayPrefetch(slots, config.top_k)) {
+    return 0;
+  }
+  return MakePredictor(options.predictor, PredictorShapeOf(options, config), SelectKernels())
+      ->memory_bytes();
+}
+
 [[noreturn]] void FailTooSmall(const EnginePlan& plan, uint64_t machine_bytes) {
   std::string lines;
   for (const LedgerEntry& entry : plan.ledger) {
@@ -67,6 +79,11 @@ ModelLimits LimitsOf(const EngineOptions& options, const EnginePlan& plan) {
   limits.kv_type = ChooseKvType(options);
   limits.max_logit_rows = std::min<int64_t>(options.max_num_batched_tokens, 64);
   return limits;
+}
+
+PredictorShape PredictorShapeOf(const EngineOptions& options, const ModelConfig& config) {
+  return {static_cast<int>(config.num_sparse_layers()), static_cast<int>(config.num_experts),
+          static_cast<int>(config.top_k), static_cast<int>(options.max_num_seqs)};
 }
 
 ExpertLoaderOptions LoaderOptionsOf(const EngineOptions& options, uint64_t budget_bytes) {
@@ -112,6 +129,10 @@ EnginePlan PlanEngine(const EngineOptions& options, const ModelFiles& files) {
          "running "
          "sequence its token; raise the first or lower the second",
          options.max_num_batched_tokens, options.max_num_seqs);
+  }
+  if (options.eviction_policy == "next-use" && options.predictor == "none") {
+    Fail(ErrorKind::kInvalidArgument,
+         "--eviction-policy next-use evicts by predictions: give --predictor, or use lru");
   }
   const ModelConfig& config = files.config;
   const WeightType type = ChooseWeightType(options);
@@ -174,18 +195,27 @@ EnginePlan PlanEngine(const EngineOptions& options, const ModelFiles& files) {
   if (options.expert_memory == "auto") {
     plan.expert_budget_bytes =
         std::min(plan.all_experts_bytes, left > kv_bytes ? left - kv_bytes : 0);
+    plan.predictor_bytes = PredictorBytes(options, config, plan);
+    // A small model's predictor may be as large as its experts: the memory is better theirs.
+    if (plan.predictor_bytes > plan.expert_budget_bytes / 4) plan.predictor_bytes = 0;
+    plan.expert_budget_bytes -= plan.predictor_bytes;
   } else {
     plan.expert_budget_bytes = std::min(
         plan.all_experts_bytes,
         ParseBytesOrPercent(options.expert_memory, plan.all_experts_bytes, "--expert-memory"));
+    plan.predictor_bytes = PredictorBytes(options, config, plan);
   }
   plan.expert_slots = static_cast<int64_t>(plan.expert_budget_bytes / layout.slot_bytes);
   const uint64_t slots_bytes =
       std::max<uint64_t>(1, static_cast<uint64_t>(plan.expert_slots)) * layout.slot_bytes;
 
-  plan.ledger = {{"dense weights", dense_bytes},    {"expert cache", slots_bytes},
-                 {"expert staging", staging_bytes}, {"KV cache", kv_bytes},
-                 {"workspace", workspace_bytes},    {"process", kProcessBytes}};
+  plan.ledger = {{"dense weights", dense_bytes},
+                 {"expert cache", slots_bytes},
+                 {"expert staging", staging_bytes},
+                 {"predictor", plan.predictor_bytes},
+                 {"KV cache", kv_bytes},
+                 {"workspace", workspace_bytes},
+                 {"process", kProcessBytes}};
   for (const LedgerEntry& entry : plan.ledger) plan.total_bytes += entry.bytes;
   if (plan.total_bytes > machine_bytes) FailTooSmall(plan, machine_bytes);
   if (plan.expert_slots < 1) {

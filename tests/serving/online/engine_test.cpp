@@ -166,6 +166,63 @@ TEST(EngineTest, GreedyTextIsThatOfTheReference) {
   EXPECT_GT(engine->Stats().experts.misses, 0u);
 }
 
+// Rule 1 (placement never changes the answer) for what is fetched ahead and for who leaves:
+// tokens and their log-probabilities are the same to the last bit.
+TEST(EngineTest, PredictorsAndPoliciesChangeNoBit) {
+  std::vector<std::vector<int32_t>> expected_ids;
+  std::vector<std::vector<float>> expected_logprobs;
+  const auto prompts = ReferencePrompts();
+  struct Setting {
+    const char* predictor;
+    const char* policy;
+    const char* expert_memory;
+    bool prefetches;
+  };
+  // `dependency` finds everything equally likely, and so nothing worth the link's time.
+  for (const Setting& setting :
+       {Setting{"none", "lru", "100%", false}, Setting{"blend", "auto", "100%", false},
+        Setting{"none", "auto", "25%", false}, Setting{"blend", "auto", "25%", true},
+        Setting{"blend", "lru", "25%", true}, Setting{"transition", "next-use", "25%", true},
+        Setting{"eamc", "auto", "25%", true}, Setting{"request-eam", "auto", "25%", true},
+        Setting{"recency", "auto", "25%", true}, Setting{"frequency", "auto", "25%", true},
+        Setting{"dependency", "auto", "25%", false}, Setting{"blend", "auto", "6%", true},
+        Setting{"blend", "auto", "80KiB", false}}) {
+    SCOPED_TRACE(std::string(setting.predictor) + " " + setting.policy + " " +
+                 setting.expert_memory);
+    EngineOptions options = SmallOptions();
+    options.predictor = setting.predictor;
+    options.eviction_policy = setting.policy;
+    options.expert_memory = setting.expert_memory;
+    MetricsRegistry metrics;
+    const auto engine = CreateEngine(options, metrics);
+    std::vector<std::shared_ptr<Collector>> collectors;
+    for (const ReferencePrompt& prompt : prompts) {
+      auto request = Greedy(prompt.prompt, 12);
+      request.ignore_eos = true;
+      request.logprobs = 0;
+      collectors.push_back(SubmitOne(*engine, std::move(request)));
+    }
+    for (size_t p = 0; p < prompts.size(); ++p) {
+      const Collector& got = collectors[p]->Wait();
+      ASSERT_EQ(got.error, "");
+      std::vector<float> logprobs;
+      for (const GeneratedToken& token : got.tokens) logprobs.push_back(token.logprob);
+      if (expected_ids.size() <= p) {
+        expected_ids.push_back(got.Ids());
+        expected_logprobs.push_back(logprobs);
+      }
+      EXPECT_EQ(got.Ids(), expected_ids[p]) << p;
+      EXPECT_EQ(logprobs, expected_logprobs[p]) << p;
+    }
+    const ExpertStats experts = engine->Stats().experts;
+    if (setting.prefetches) {
+      EXPECT_GT(experts.prefetched, 0u);
+    } else {
+      EXPECT_EQ(experts.prefetched, 0u);
+    }
+  }
+}
+
 // Requests come while others run, and the KV memory holds two of eight: all end, with the tokens
 // that each gets alone.
 TEST(EngineTest, PreemptionChangesNoToken) {
@@ -432,6 +489,7 @@ TEST(EngineTest, UnreadableExpertsFailTheRequestAndNothingElse) {
 
 TEST(PlanEngineTest, LedgerIsCheckedBeforeAnythingIsAllocated) {
   EngineOptions options = SmallOptions();
+  options.predictor = "none";
   const EnginePlan plan = PlanEngine(options);
   EXPECT_EQ(plan.expert_slots, 64);
   EXPECT_EQ(plan.all_experts_bytes, 256u * 73728u);
@@ -453,6 +511,20 @@ TEST(PlanEngineTest, LedgerIsCheckedBeforeAnythingIsAllocated) {
   options.machine_memory_bytes = uint64_t{8} << 30;
   EXPECT_EQ(PlanEngine(options).expert_slots, 256);
   options.expert_memory = "1KiB";
+  EXPECT_THROW(PlanEngine(options), Error);
+  options = SmallOptions();
+  const EnginePlan predicted = PlanEngine(options);
+  EXPECT_GT(predicted.predictor_bytes, 0u);
+  EXPECT_EQ(predicted.total_bytes, plan.total_bytes + predicted.predictor_bytes);
+  // The predictor of so small a model is larger than its experts: they go first.
+  options.expert_memory = "auto";
+  options.machine_memory_bytes = plan.total_bytes - 1;
+  EXPECT_EQ(PlanEngine(options).expert_slots, 63);
+  options.expert_memory = "100%";
+  options.machine_memory_bytes = 0;
+  EXPECT_EQ(PlanEngine(options).predictor_bytes, 0u);
+  options.predictor = "none";
+  options.eviction_policy = "next-use";
   EXPECT_THROW(PlanEngine(options), Error);
   options = SmallOptions();
   options.max_num_batched_tokens = 8;
