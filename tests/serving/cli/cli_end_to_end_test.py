@@ -145,7 +145,7 @@ class Run(unittest.TestCase):
         result = run("run", MODEL, *GREEDY, PROMPT, "--expert-memory", "25%", "--stats")
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertEqual(result.stdout, run("run", MODEL, *GREEDY, PROMPT).stdout)
-        for part in ("prompt", "output", "found in memory", "read", "64 of 256 experts"):
+        for part in ("prompt", "output", "found in memory", "read", " of 256 experts in 4.5 MiB"):
             self.assertIn(part, result.stderr)
 
     def test_json(self):
