@@ -9,11 +9,11 @@ configure = cmake --preset $(1) >/dev/null || { cmake --preset $(1); exit 1; }
 
 .DEFAULT_GOAL := build
 .PHONY: help setup build demo test bench format check-format lint test-debug test-asan test-tsan \
-        test-clang fuzz install clean
+        fuzz install clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
-	@echo 'test-PRESET     the tests in a debug, asan, tsan or clang build'
+	@echo 'test-PRESET     the tests in a debug, asan or tsan build'
 
 setup:  ## install the packages that are missing
 	@scripts/setup.sh
@@ -46,10 +46,10 @@ check-format:  ## fail when a source is not formatted
 
 lint:  ## clang-tidy on all sources (LINT="a.cpp b.cpp" for some)
 	@scripts/setup.sh --ci
-	@$(call configure,clang)
-	@scripts/lint.sh build/clang $(LINT)
+	@$(call configure,asan)
+	@scripts/lint.sh build/asan $(LINT)
 
-test-debug test-asan test-tsan test-clang: test-%:
+test-debug test-asan test-tsan: test-%:
 	@scripts/setup.sh --ci
 	@scripts/test_preset.sh $*
 

@@ -10,7 +10,7 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_L
   # False alarms from `"text" + std::string(...)` (GCC bug 105651).
   target_compile_options(moesaic_flags INTERFACE -Wno-restrict)
 endif()
-# GCC's flow-based warnings see ghosts in instrumented code; the release and clang builds judge warnings.
+# GCC's flow-based warnings see ghosts in instrumented code; the release and asan (clang) builds judge warnings.
 if(MOESAIC_WERROR AND NOT (MOESAIC_SANITIZE AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU"))
   target_compile_options(moesaic_flags INTERFACE -Werror)
 endif()
@@ -68,11 +68,13 @@ function(moesaic_bench name)
 endfunction()
 
 # moesaic_fuzzer(NAME SOURCES ... LINKS ...): a libFuzzer target (clang only).
+add_custom_target(fuzzers)
 function(moesaic_fuzzer name)
   cmake_parse_arguments(ARG "" "" "SOURCES;LINKS" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE moesaic_flags ${ARG_LINKS})
   target_compile_options(${name} PRIVATE -fsanitize=fuzzer)
   target_link_options(${name} PRIVATE -fsanitize=fuzzer)
+  add_dependencies(fuzzers ${name})
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/fuzz)
 endfunction()

@@ -6,12 +6,12 @@ cd "$(dirname "$0")/.."
 seconds=${1:-20}
 shift || true
 
-cmake --preset fuzz >/dev/null || { cmake --preset fuzz; exit 1; }
-cmake --build --preset fuzz -j "${JOBS:-$(nproc)}"
+cmake --preset asan >/dev/null || { cmake --preset asan; exit 1; }
+cmake --build --preset asan -j "${JOBS:-$(nproc)}" --target fuzzers
 
 failures=$PWD/build/fuzz/failures
 mkdir -p "$failures"
-if [ $# -gt 0 ]; then targets=("$@"); else mapfile -t targets < <(ls build/fuzz/fuzz); fi
+if [ $# -gt 0 ]; then targets=("$@"); else mapfile -t targets < <(ls build/asan/fuzz); fi
 for target in "${targets[@]}"; do
   # The committed corpus is only read; what is found goes to a scratch directory.
   found=build/fuzz/corpus/$target
@@ -21,7 +21,7 @@ for target in "${targets[@]}"; do
   args=("$found")
   [ -d "$corpus" ] && args+=("$corpus")
   log=build/fuzz/$target.log
-  if ! "build/fuzz/fuzz/$target" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=4096 \
+  if ! "build/asan/fuzz/$target" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=4096 \
     -artifact_prefix="$failures/$target-" "${args[@]}" >"$log" 2>&1; then
     tail -n 60 "$log"
     echo "fuzz: $target failed; the input is under $failures"

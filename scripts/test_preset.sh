@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds and runs the tests of one preset: test_preset.sh {debug,asan,tsan,clang}. Under the thread
+# Builds and runs the tests of one preset: test_preset.sh {debug,asan,tsan}. Under the thread
 # sanitizer only those labelled `concurrent` are built and run: the others have one thread.
 set -euo pipefail
 cd "$(dirname "$0")/.."
