@@ -53,7 +53,12 @@ function(moesaic_test name)
   if("concurrent" IN_LIST ARG_LABELS)
     add_dependencies(concurrent_tests ${name})
   endif()
-  gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 300)
+  set(timeout_s 300)
+  if(MOESAIC_SANITIZE)
+    set(timeout_s 1200)  # instrumented kernels are twenty times slower
+  endif()
+  gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60
+                       PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${timeout_s})
 endfunction()
 
 # moesaic_bench(NAME SOURCES ... LINKS ...): a Google Benchmark program; built by the target `benches`
