@@ -132,7 +132,7 @@ TEST(PredictorTest, PairsOfLayersAreLearned) {
       predictor->BeginIteration(0, Predictor::kUnknownToken, 1);
       predictor->Observe(0, 0, std::vector<int32_t>{i});
       if (iteration >= 1000) {
-        right += Largest(Predict(*predictor, 0, 1, 16)) == static_cast<size_t>(8 + i);
+        right += Largest(Predict(*predictor, 0, 1, 16)) == static_cast<size_t>(i) + 8;
         right += Largest(Predict(*predictor, 0, 2, 16)) == static_cast<size_t>(i);
       }
       predictor->Observe(0, 1, std::vector<int32_t>{8 + i});
@@ -152,7 +152,7 @@ TEST(PredictorTest, BlendKnowsTokens) {
     const auto token = static_cast<int32_t>(random() % 20);
     predictor.BeginIteration(0, token, 1);
     if (iteration >= 1800) {
-      right += Largest(Predict(predictor, 0, 1, 32)) == static_cast<size_t>(token + 5);
+      right += Largest(Predict(predictor, 0, 1, 32)) == static_cast<size_t>(token) + 5;
     }
     predictor.Observe(0, 0, std::vector<int32_t>{token + 5});
     predictor.Observe(0, 1, std::vector<int32_t>{0});
