@@ -3,7 +3,6 @@
 #include <vector>
 
 #include "core/base/check.h"
-#include "core/base/error.h"
 
 namespace moesaic {
 
@@ -87,12 +86,6 @@ class LruPolicy : public EvictionPolicy {
 
 std::unique_ptr<EvictionPolicy> MakeLruPolicy(int64_t num_experts_total) {
   return std::make_unique<LruPolicy>(num_experts_total);
-}
-
-std::unique_ptr<EvictionPolicy> MakeEvictionPolicy(std::string_view name,
-                                                   int64_t num_experts_total) {
-  if (name == "lru") return MakeLruPolicy(num_experts_total);
-  Fail(ErrorKind::kInvalidArgument, "--eviction-policy: '{}' is not known; use lru", name);
 }
 
 }  // namespace moesaic

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <string_view>
 
 #include "cache/expert_grid.h"
 #include "core/base/function_ref.h"
@@ -43,9 +42,5 @@ class EvictionPolicy {
 
 // Least recently used: inserted or accessed. An inserted expert is as recent as an accessed one.
 std::unique_ptr<EvictionPolicy> MakeLruPolicy(int64_t num_experts_total);
-
-// The policy of this name ("lru"). Throws Error(kInvalidArgument) that lists the known ones.
-std::unique_ptr<EvictionPolicy> MakeEvictionPolicy(std::string_view name,
-                                                   int64_t num_experts_total);
 
 }  // namespace moesaic

@@ -4,15 +4,14 @@
 #include <array>
 #include <bit>
 #include <cmath>
-#include <cstring>
 
 #include "core/base/check.h"
 
 namespace moesaic {
 namespace {
 
-// Per iteration; the fastest forgets in two tokens, the slowest in two hundred (swept on the traces
-// of gpt-oss-20b and DeepSeek-V2-Lite: docs/experiments/).
+// Per iteration; the fastest forgets in two tokens, the slowest in two hundred. Chosen to span that
+// range, not swept.
 constexpr std::array<float, BlendPredictor::kNumHabits> kKeep = {0.6f, 0.9f, 0.98f, 0.995f};
 constexpr float kHabitFloor = 0.02f;  // a share that says nothing any more
 constexpr float kAdagradFloor = 0.1f;
