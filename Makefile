@@ -46,8 +46,7 @@ check-format:  ## fail when a source is not formatted
 
 lint:  ## clang-tidy on all sources (LINT="a.cpp b.cpp" for some)
 	@scripts/setup.sh --ci
-	@$(call configure,asan)
-	@scripts/lint.sh build/asan $(LINT)
+	@scripts/lint.sh $(LINT)
 
 test-debug test-asan test-tsan: test-%:
 	@scripts/setup.sh --ci

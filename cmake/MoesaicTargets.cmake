@@ -4,8 +4,8 @@ add_library(moesaic_flags INTERFACE)
 target_include_directories(moesaic_flags INTERFACE ${CMAKE_SOURCE_DIR})
 # -ffp-contract=off: a fused multiply-add is written where it is meant. Contracting at the compiler's
 # will would give one source different bits per instruction set (architecture, rule 1).
-target_compile_options(moesaic_flags INTERFACE -Wall -Wextra -Wshadow -Wnon-virtual-dtor
-                       -ffp-contract=off)
+target_compile_options(moesaic_flags INTERFACE -Wall -Wextra -Wnon-virtual-dtor -ffp-contract=off
+                       $<$<NOT:$<BOOL:$<TARGET_PROPERTY:MOESAIC_MAY_SHADOW>>>:-Wshadow>)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   # False alarms from `"text" + std::string(...)` (GCC bug 105651).
   target_compile_options(moesaic_flags INTERFACE -Wno-restrict)
@@ -16,6 +16,10 @@ if(MOESAIC_WERROR AND NOT (MOESAIC_SANITIZE AND CMAKE_CXX_COMPILER_ID STREQUAL "
 endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
   target_compile_options(moesaic_flags INTERFACE -Wthread-safety -Werror=thread-safety)
+endif()
+if(CMAKE_UNITY_BUILD AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # To the compiler every file is a header then, where unnamed namespaces in a type are suspicious.
+  target_compile_options(moesaic_flags INTERFACE -Wno-subobject-linkage)
 endif()
 if(MOESAIC_SANITIZE)
   target_compile_options(moesaic_flags INTERFACE -fsanitize=${MOESAIC_SANITIZE}
@@ -43,6 +47,8 @@ function(moesaic_test name)
   cmake_parse_arguments(ARG "" "" "SOURCES;LINKS;LABELS" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE moesaic_flags ${ARG_LINKS} GTest::gtest_main)
+  # In a unity build a name in one test may hide a name of another one.
+  set_target_properties(${name} PROPERTIES MOESAIC_MAY_SHADOW "${CMAKE_UNITY_BUILD}")
   target_compile_definitions(${name} PRIVATE
     MOESAIC_TEST_DATA_DIR="${CMAKE_SOURCE_DIR}/tests/data"
     MOESAIC_SAMPLE_MODEL_DIR="${CMAKE_SOURCE_DIR}/models/sample")

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# clang-tidy over the sources that a clang build compiles: lint.sh BUILD_DIR [FILE...]. Without files:
-# all of them; with MOESAIC_LINT_SINCE=COMMIT: those that have changed since then, MOESAIC_LINT_MOST of
-# them at most. MOESAIC_LINT_CHECKS is added to the checks of .clang-tidy.
+# clang-tidy over the sources, each on its own: lint.sh [FILE...]. Without files: all of them; with
+# MOESAIC_LINT_SINCE=COMMIT: those that have changed since then, MOESAIC_LINT_MOST of them at most.
+# MOESAIC_LINT_CHECKS is added to the checks of .clang-tidy.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-build=$1
-shift
+build=build/lint
+cmake --preset lint > /dev/null  # for the compile commands; nothing is built
 
 if [ $# -gt 0 ]; then
   files=("$@")

@@ -58,8 +58,7 @@ class Parser {
     }
     trace_.header =
         ParseTraceHeader({reinterpret_cast<const char*>(bytes_.data()) + 16, json_bytes}, name_);
-    per_token_ =
-        static_cast<size_t>(trace_.header.num_layers) * static_cast<size_t>(trace_.header.top_k);
+    per_token_ = trace_.header.experts_per_token();
     at_ = end + 8;
   }
 
@@ -242,8 +241,7 @@ void WriteBinaryTrace(const std::filesystem::path& path, const RoutingTrace& tra
   try {
     RoutingTraceWriter writer(temporary, header, {.weights = header.weight_scale > 0});
     for (const auto& [id, text] : trace.token_texts.texts()) writer.TokenText(id, text);
-    const auto per_token =
-        static_cast<size_t>(header.num_layers) * static_cast<size_t>(header.top_k);
+    const auto per_token = header.experts_per_token();
     for (const TraceSequence& s : trace.sequences) {
       const int64_t number = writer.BeginSequence(s.id, s.domain, s.first_pos, s.extra);
       const std::span<const uint16_t> experts = s.experts;

@@ -184,7 +184,7 @@ TraceSequence ParseTraceSequence(std::string_view text, const RoutingTraceHeader
   sequence.id = OptionalString(object, "id");
   sequence.domain = OptionalString(object, "domain");
   const json& experts = RequireTokens(object, "experts", name, line);
-  const size_t count = static_cast<size_t>(header.num_layers) * static_cast<size_t>(header.top_k);
+  const size_t count = header.experts_per_token();
   sequence.experts.reserve(experts.size() * count);
   for (size_t t = 0; t < experts.size(); ++t) {
     AppendToken(experts[t], count, header.num_experts, "experts", name, line, t, sequence.experts,

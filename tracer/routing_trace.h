@@ -30,6 +30,11 @@ struct RoutingTraceHeader {
   double weight_scale = 0;  // 0: no weights
   int weight_bits = 0;      // of a weight in the binary form; 0: not told
   std::string extra;        // further fields: a JSON object as text, or empty
+
+  // Of one token, over all layers.
+  size_t experts_per_token() const {
+    return static_cast<size_t>(num_layers) * static_cast<size_t>(top_k);
+  }
 };
 
 struct TraceSequence {

@@ -6,14 +6,12 @@
 #include <cmath>
 #include <iterator>
 #include <memory>
-#include <nlohmann/json.hpp>
 
 #include "core/base/error.h"
+#include "core/base/json.h"
 
 namespace moesaic {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 void AddFurtherFields(const std::string& extra, Json& object) {
   if (extra.empty()) return;
@@ -108,7 +106,7 @@ std::string FormatTraceSequence(const RoutingTrace& trace, const TraceSequence& 
   }
   std::string line = Dump(object);
   line.pop_back();  // the closing brace
-  const auto per_token = static_cast<size_t>(header.num_layers) * static_cast<size_t>(header.top_k);
+  const size_t per_token = header.experts_per_token();
   AppendPerToken("experts", sequence.experts, per_token, line, [](uint16_t id) { return id; });
   if (!sequence.weights.empty()) {
     const double scale = header.weight_scale;

@@ -15,10 +15,6 @@
 namespace moesaic {
 namespace {
 
-size_t PerToken(const RoutingTraceHeader& header) {
-  return static_cast<size_t>(header.num_layers) * static_cast<size_t>(header.top_k);
-}
-
 // Keeps the tokens [first, last).
 void Cut(size_t first, size_t last, size_t per_token, TraceSequence& sequence) {
   const auto keep = [&](auto& values, size_t each) {
@@ -57,9 +53,9 @@ RoutingTrace SelectPhase(RoutingTrace trace, TracePhase phase) {
       const auto prefill = static_cast<size_t>(sequence.prefill_tokens);
       const auto tokens = static_cast<size_t>(trace.tokens(sequence));
       if (phase == TracePhase::kPrefill) {
-        Cut(0, prefill, PerToken(trace.header), sequence);
+        Cut(0, prefill, trace.header.experts_per_token(), sequence);
       } else {
-        Cut(prefill, tokens, PerToken(trace.header), sequence);
+        Cut(prefill, tokens, trace.header.experts_per_token(), sequence);
       }
     }
     std::erase_if(trace.sequences, [](const TraceSequence& s) { return s.experts.empty(); });

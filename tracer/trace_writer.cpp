@@ -24,10 +24,6 @@ namespace {
 constexpr double kRecordedScale = 16384;
 constexpr int kRecordedBits = 16;
 
-size_t PerToken(const RoutingTraceHeader& header) {
-  return static_cast<size_t>(header.num_layers) * static_cast<size_t>(header.top_k);
-}
-
 }  // namespace
 
 RoutingTraceWriter::RoutingTraceWriter(std::filesystem::path path, RoutingTraceHeader header,
@@ -47,7 +43,8 @@ RoutingTraceWriter::RoutingTraceWriter(std::filesystem::path path, RoutingTraceH
           ? std::clamp(header_.weight_bits > 0 ? header_.weight_bits : kRecordedBits, 1, 32)
           : 0;
   Open();
-  const size_t step_values = static_cast<size_t>(options_.max_step_rows) * PerToken(header_);
+  const size_t step_values =
+      static_cast<size_t>(options_.max_step_rows) * header_.experts_per_token();
   experts_.reserve(step_values);
   weights_.reserve(header_.weight_scale > 0 ? step_values : 0);
   const size_t value_bits =
@@ -135,7 +132,7 @@ void RoutingTraceWriter::TokenText(int32_t id, std::string_view text) {
 
 void RoutingTraceWriter::BeginStep(int64_t rows) {
   step_rows_ = rows;
-  const size_t values = static_cast<size_t>(rows) * PerToken(header_);
+  const size_t values = static_cast<size_t>(rows) * header_.experts_per_token();
   // Layers that are not observed have expert 0 with weight 0.
   experts_.assign(values, 0);
   if (header_.weight_scale > 0) weights_.assign(values, 0);
@@ -147,7 +144,7 @@ void RoutingTraceWriter::Observe(int32_t layer, const Routing& routing) {
   CHECK_EQ(routing.top_k, header_.top_k);
   CHECK_EQ(routing.rows(), step_rows_);
   const auto k = static_cast<size_t>(header_.top_k);
-  const size_t per_token = PerToken(header_);
+  const size_t per_token = header_.experts_per_token();
   for (size_t row = 0; row < static_cast<size_t>(step_rows_); ++row) {
     const size_t to = row * per_token + static_cast<size_t>(layer) * k;
     for (size_t slot = 0; slot < k; ++slot) {
@@ -161,7 +158,7 @@ void RoutingTraceWriter::Observe(int32_t layer, const Routing& routing) {
 }
 
 void RoutingTraceWriter::EndStep(std::span<const TraceStepSlice> slices) {
-  const size_t per_token = PerToken(header_);
+  const size_t per_token = header_.experts_per_token();
   for (const TraceStepSlice& slice : slices) {
     CHECK_LE(slice.first_row + slice.num_rows, step_rows_);
     const size_t first = static_cast<size_t>(slice.first_row) * per_token;
@@ -177,7 +174,7 @@ void RoutingTraceWriter::Append(int64_t sequence, bool prefill, std::span<const 
                                 std::span<const float> weights,
                                 std::span<const int32_t> token_ids) {
   CHECK_LT(sequence, num_sequences_);
-  const size_t tokens = experts.size() / PerToken(header_);
+  const size_t tokens = experts.size() / header_.experts_per_token();
   if (tokens == 0) return;
   CHECK(token_ids.empty() || token_ids.size() == tokens);
   CHECK(weights.empty() || weights.size() == experts.size());

@@ -9,7 +9,7 @@ using nlohmann::json;
 
 constexpr double kMostTheta = 1e15;
 constexpr double kMostFactor = 1e6;
-constexpr int64_t kMostPosition = int64_t{1} << 31;
+constexpr int64_t kMostRopePosition = int64_t{1} << 31;
 
 RopeKind ParseKind(const JsonFields& rope) {
   // `type` is the older name of `rope_type`.
@@ -88,12 +88,12 @@ RopeConfig ParseRopeConfig(const JsonFields& config, double default_theta, int64
   if (result.kind == RopeKind::kYarn || result.kind == RopeKind::kLlama3) {
     if (!rope.Absent("original_max_position_embeddings")) {
       result.original_max_position =
-          rope.Int("original_max_position_embeddings", 0, 1, kMostPosition);
+          rope.Int("original_max_position_embeddings", 0, 1, kMostRopePosition);
     }
     // The key at the top of config.json overrides the one inside.
     if (!config.Absent("original_max_position_embeddings")) {
       result.original_max_position =
-          config.Int("original_max_position_embeddings", 0, 1, kMostPosition);
+          config.Int("original_max_position_embeddings", 0, 1, kMostRopePosition);
     }
   }
   const json* factor = rope.Find("factor");

@@ -18,16 +18,16 @@ namespace fs = std::filesystem;
 constexpr uint64_t kMostJsonBytes = 64 << 20;
 
 ExpertStoreDescription Open(const fs::path& directory) {
-  const fs::path json = directory / "store.json";
+  const fs::path json_file = directory / "store.json";
   std::error_code ignored;
-  if (!fs::exists(json, ignored)) {
+  if (!fs::exists(json_file, ignored)) {
     Fail(ErrorKind::kNotFound,
          "{}: is not an expert store (it has no store.json); make one with "
          "`moesaic pack`",
          directory.string());
   }
   ExpertStoreDescription store =
-      ParseExpertStoreJson(ReadTextFile(json, kMostJsonBytes), json.string());
+      ParseExpertStoreJson(ReadTextFile(json_file, kMostJsonBytes), json_file.string());
   const File data(ExpertStoreDataFile(directory));
   const uint64_t expected = ExpertStoreBytes(store.header);
   if (data.size_bytes() != expected) {

@@ -7,20 +7,18 @@
 #include <cerrno>
 #include <cstdio>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <system_error>
 
 #include "core/base/error.h"
 #include "core/base/file.h"
 #include "core/base/hash.h"
+#include "core/base/json.h"
 #include "core/config/json_fields.h"
 
 namespace moesaic {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::ordered_json;
-
 constexpr uint64_t kMaxProfileBytes = uint64_t{4} << 20;
 constexpr double kMaxRate = 1e18;
 

@@ -4,16 +4,14 @@
 
 #include <algorithm>
 #include <array>
-#include <nlohmann/json.hpp>
 #include <random>
 
 #include "core/base/error.h"
 #include "core/base/file.h"
+#include "core/base/json.h"
 
 namespace moesaic {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 constexpr uint64_t kMaxDatasetBytes = uint64_t{1} << 30;
 constexpr std::array<const char*, 16> kWords = {

@@ -2,13 +2,13 @@
 
 #include <array>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <system_error>
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/base/json.h"
 #include "core/base/units.h"
 #include "core/io/checkpoint.h"
 #include "serving/cli/commands.h"
@@ -18,8 +18,6 @@
 
 namespace moesaic {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 // One setting of --expert-memory and what it comes to.
 struct Fit {

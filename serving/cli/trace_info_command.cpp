@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/base/json.h"
 #include "core/base/units.h"
 #include "serving/cli/output.h"
 #include "serving/cli/trace_command.h"
@@ -18,8 +18,6 @@
 
 namespace moesaic {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 struct TraceSummary {
   std::string file;

@@ -2,16 +2,14 @@
 
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "core/base/error.h"
 #include "core/base/file.h"
+#include "core/base/json.h"
 
 namespace moesaic {
 namespace {
-
-using Json = nlohmann::json;
 
 constexpr uint64_t kMaxFileBytes = uint64_t{256} << 20;
 

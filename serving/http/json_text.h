@@ -3,14 +3,12 @@
 #pragma once
 
 #include <cstddef>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 
-namespace moesaic {
+#include "core/base/json.h"
 
-// Members keep their order: chat templates print tools as the client wrote them.
-using Json = nlohmann::ordered_json;
+namespace moesaic {
 
 struct JsonLimits {
   size_t max_depth = 64;

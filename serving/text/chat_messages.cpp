@@ -2,15 +2,13 @@
 
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
 #include <string>
 
 #include "core/base/error.h"
+#include "core/base/json.h"
 
 namespace moesaic {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 [[noreturn]] void Bad(const std::string& where, const std::string& what) {
   Fail(ErrorKind::kInvalidArgument, "{} {}", where, what);

@@ -2,16 +2,14 @@
 
 #include <optional>
 
-#include <nlohmann/json.hpp>
-
 #include "core/base/error.h"
 #include "core/base/file.h"
+#include "core/base/json.h"
 #include "serving/text/chat_messages.h"
 
 namespace moesaic {
 namespace {
 
-using Json = nlohmann::ordered_json;
 using jinja::MarkedText;
 using jinja::RenderContext;
 using jinja::Template;

@@ -1,15 +1,12 @@
 // Finding the chat template in a model directory.
 
-#include <nlohmann/json.hpp>
-
 #include "core/base/error.h"
 #include "core/base/file.h"
+#include "core/base/json.h"
 #include "serving/text/chat_template.h"
 
 namespace moesaic {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 // The largest published templates have about 30 KB; a tokenizer_config.json lists every added
 // token.

@@ -24,8 +24,7 @@ namespace moesaic {
 namespace {
 
 constexpr uint64_t kSlotBytes = 1000;
-constexpr TransferClass kOnDemand = TransferClass::kOnDemand;
-constexpr TransferClass kPrefetch = TransferClass::kPrefetch;
+using enum TransferClass;
 
 struct LinkShape {
   int64_t slots = 1;

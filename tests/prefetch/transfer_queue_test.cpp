@@ -14,8 +14,7 @@
 namespace moesaic {
 namespace {
 
-constexpr TransferClass kOnDemand = TransferClass::kOnDemand;
-constexpr TransferClass kPrefetch = TransferClass::kPrefetch;
+using enum TransferClass;
 
 TEST(TransferQueueTest, MovesATransferPacketByPacket) {
   TransferQueue queue(10, 2, 8, 0);

@@ -23,7 +23,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr uint64_t kMax = 1 << 26;
+constexpr uint64_t kMostTextBytes = 1 << 26;
 
 RoutingTraceHeader Header(int experts = 37) {
   RoutingTraceHeader header;
@@ -205,7 +205,7 @@ TEST(TraceFilesTest, GoesOnBehindTheLastWholeBlock) {
   const RoutingTrace trace = RandomTrace(5, false);
   WriteBinaryTrace(path, trace);
   // The beginning of a block, as a kill in the middle of a write leaves it.
-  const std::string whole = ReadTextFile(path, kMax);
+  const std::string whole = ReadTextFile(path, kMostTextBytes);
   std::ofstream(path, std::ios::binary | std::ios::app) << "MBLK\xff\xff\1\0 and some";
   const RoutingTrace cut = ReadRoutingTrace(path);
   EXPECT_GT(cut.lost_bytes, 0u);
@@ -273,7 +273,7 @@ TEST(TraceFilesTest, DamageIsFound) {
   const TempDir dir;
   const fs::path path = dir.path() / "t.trace";
   WriteBinaryTrace(path, RandomTrace(40, false));
-  const std::string text = ReadTextFile(path, kMax);
+  const std::string text = ReadTextFile(path, kMostTextBytes);
   std::vector<std::byte> good(text.size());
   std::copy_n(reinterpret_cast<const std::byte*>(text.data()), text.size(), good.begin());
   ASSERT_EQ(ParseBinaryTrace(good, "t").sequences.size(), 40u);

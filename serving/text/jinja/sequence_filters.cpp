@@ -354,7 +354,7 @@ Value Attr(Interpreter&, const Value& input, CallArguments& arguments) {
                                                    input.TypeName(), bound.Text(0).bytes()));
 }
 
-constexpr FilterEntry kFilters[] = {
+constexpr FilterEntry kSequenceFilters[] = {
     {"length", Length},
     {"count", Length},
     {"default", Default},
@@ -385,9 +385,9 @@ constexpr FilterEntry kFilters[] = {
 }  // namespace
 
 FilterFunction FindSequenceFilter(std::string_view name) {
-  const auto* it = std::find_if(std::begin(kFilters), std::end(kFilters),
+  const auto* it = std::find_if(std::begin(kSequenceFilters), std::end(kSequenceFilters),
                                 [name](const FilterEntry& entry) { return entry.name == name; });
-  return it == std::end(kFilters) ? nullptr : it->function;
+  return it == std::end(kSequenceFilters) ? nullptr : it->function;
 }
 
 }  // namespace moesaic::jinja

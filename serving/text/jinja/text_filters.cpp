@@ -234,7 +234,7 @@ Value Safe(Interpreter& in, const Value& input, CallArguments& arguments) {
   return String(in, input, arguments);
 }
 
-constexpr FilterEntry kFilters[] = {
+constexpr FilterEntry kTextFilters[] = {
     {"trim", Trim},
     {"upper", MapText<ToUpper>},
     {"lower", MapText<ToLower>},
@@ -260,9 +260,9 @@ constexpr FilterEntry kFilters[] = {
 }  // namespace
 
 FilterFunction FindTextFilter(std::string_view name) {
-  const auto* it = std::find_if(std::begin(kFilters), std::end(kFilters),
+  const auto* it = std::find_if(std::begin(kTextFilters), std::end(kTextFilters),
                                 [name](const FilterEntry& entry) { return entry.name == name; });
-  return it == std::end(kFilters) ? nullptr : it->function;
+  return it == std::end(kTextFilters) ? nullptr : it->function;
 }
 
 FilterFunction FindFilter(std::string_view name) {

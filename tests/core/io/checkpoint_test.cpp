@@ -12,6 +12,7 @@
 
 #include "core/base/error.h"
 #include "core/io/checkpoint_index.h"
+#include "tests/core/base/caught.h"
 #include "tests/core/base/temp_dir.h"
 
 namespace moesaic {
@@ -35,20 +36,6 @@ std::string Counting(size_t bytes) {
   std::string data(bytes, '\0');
   for (size_t i = 0; i < bytes; ++i) data[i] = static_cast<char>(i * 7 + 3);
   return data;
-}
-
-template <typename Body>
-Error Caught(const Body& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error;
-  }
-  return Error(ErrorKind::kInternal, "");
-}
-
-bool Contains(const Error& error, const std::string& part) {
-  return std::string(error.what()).find(part) != std::string::npos;
 }
 
 class CheckpointTest : public testing::Test {

@@ -17,6 +17,7 @@
 
 #include "core/base/error.h"
 #include "core/base/file.h"
+#include "tests/core/base/caught.h"
 #include "tests/core/base/temp_dir.h"
 
 namespace moesaic {
@@ -69,21 +70,6 @@ std::vector<std::string> Names(const fs::path& directory) {
   }
   std::sort(names.begin(), names.end());
   return names;
-}
-
-// The error that `body` throws; a kInternal one with an empty message when it throws none.
-template <typename Body>
-Error Caught(const Body& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error;
-  }
-  return Error(ErrorKind::kInternal, "");
-}
-
-bool Contains(const Error& error, const std::string& part) {
-  return std::string(error.what()).find(part) != std::string::npos;
 }
 
 class ExpertStoreTest : public testing::Test {

@@ -9,7 +9,7 @@ namespace {
 
 // Token 1 is "a", 2 and 3 are the two bytes of "é", 4 is " b" (at the start "b"), 5 spells like 1,
 // 9 is special and not shown.
-TokenText Spell(int32_t token, bool at_start) {
+TokenText SpellWord(int32_t token, bool at_start) {
   switch (token) {
     case 1:
     case 5:
@@ -48,7 +48,7 @@ TEST(OpenAiFormatTest, OffsetsCountCharacters) {
 }
 
 TEST(OpenAiFormatTest, CompletionLogprobs) {
-  const TokenSpeller spell = Spell;
+  const TokenSpeller spell = SpellWord;
   OffsetCounter offsets;
   CompletionLogprobs logprobs(offsets, spell, 2);
   logprobs.AddPrompt(1, std::vector{Token(2, -0.5f, {{4, -0.25f}, {2, -0.5f}, {1, -3.f}})}, 0);
@@ -61,7 +61,7 @@ TEST(OpenAiFormatTest, CompletionLogprobs) {
 }
 
 TEST(OpenAiFormatTest, TheChosenTokenIsAmongTheTop) {
-  const TokenSpeller spell = Spell;
+  const TokenSpeller spell = SpellWord;
   OffsetCounter offsets(10);
   CompletionLogprobs logprobs(offsets, spell, 0);
   logprobs.Add(Token(4, -2.f, {{1, -0.5f}}));
@@ -71,7 +71,7 @@ TEST(OpenAiFormatTest, TheChosenTokenIsAmongTheTop) {
 }
 
 TEST(OpenAiFormatTest, SpecialTokensInLogprobs) {
-  const TokenSpeller spell = Spell;
+  const TokenSpeller spell = SpellWord;
   OffsetCounter offsets;
   CompletionLogprobs logprobs(offsets, spell, 0);
   // The first one was added by the tokenizer and is not in the echoed text, the third was written
@@ -87,7 +87,7 @@ TEST(OpenAiFormatTest, SpecialTokensInLogprobs) {
 TEST(OpenAiFormatTest, ChatLogprobs) {
   const std::vector<GeneratedToken> tokens = {Token(2, -0.5f, {{2, -0.5f}, {1, -1.f}})};
   EXPECT_EQ(
-      DumpJson(ChatLogprobs(tokens, 1, Spell)),
+      DumpJson(ChatLogprobs(tokens, 1, SpellWord)),
       R"({"content":[{"token":"bytes:\\xc3","logprob":-0.5,"bytes":[195],)"
       R"("top_logprobs":[{"token":"bytes:\\xc3","logprob":-0.5,"bytes":[195]}]}],"refusal":null})");
 }
@@ -95,7 +95,7 @@ TEST(OpenAiFormatTest, ChatLogprobs) {
 TEST(OpenAiFormatTest, PromptLogprobs) {
   const std::vector<GeneratedToken> tokens = {Token(4, -2.f, {{1, -0.5f}}),
                                               Token(1, -1.f, {{1, -1.f}})};
-  EXPECT_EQ(DumpJson(PromptLogprobs(tokens, 1, Spell)),
+  EXPECT_EQ(DumpJson(PromptLogprobs(tokens, 1, SpellWord)),
             R"([null,{"1":{"logprob":-0.5,"rank":1,"decoded_token":"a"},)"
             R"("4":{"logprob":-2.0,"rank":null,"decoded_token":" b"}},)"
             R"({"1":{"logprob":-1.0,"rank":1,"decoded_token":"a"}}])");
