@@ -33,6 +33,9 @@ class EvictionPolicy {
   // What a resident is worth at `now`; it may change without any call to this object's On methods.
   virtual double KeepPriority(ExpertIndex expert, int64_t now) const = 0;
 
+  // Whether that is a probability of use soon, as what a prefetch brings in is measured by.
+  virtual bool keeps_by_worth() const { return false; }
+
   // The evictable resident with the lowest KeepPriority, ties to the lower index; kNoExpert when
   // nothing is evictable. `slots` lists each slot's expert (kNoExpert: empty). Override it where
   // the order is known without looking at all slots. Does not allocate.

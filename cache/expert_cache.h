@@ -93,7 +93,7 @@ class ExpertCache {
   uint64_t pinned_bytes() const { return Bytes(pinned_); }
 
   const ExpertCacheCounters& counters() const { return counters_; }
-  EvictionPolicy& policy() { return *policy_; }
+  const EvictionPolicy& policy() const { return *policy_; }
 
  private:
   struct Entry {

@@ -97,6 +97,7 @@ class RequestEamPolicy final : public EvictionPolicy {
                          static_cast<double>(counts_.request_steps() + 1);
     return share * (1 - static_cast<double>(layer) / layers);
   }
+  bool keeps_by_worth() const override { return true; }
 
  private:
   static constexpr int64_t kNotAhead = -1;

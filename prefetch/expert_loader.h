@@ -1,36 +1,38 @@
-// ExpertLoader: joins an ExpertCache with the link that fills it. The engine asks it for the
-// experts of a layer and gets them pinned, resident ones first, missing ones as they arrive.
+// ExpertLoader: one link at work: an ExpertFlow that decides, the threads that move and pack the
+// bytes, and the memory of the slots. The engine asks it for the experts of a layer and gets them
+// pinned, resident ones first, missing ones as they arrive.
 //
-// Thread contract: one consumer thread (the engine's) calls BeginLayer, NextReady, Release,
-// EndLayer and the counters; the loader owns one I/O thread. All methods are safe against the I/O
-// thread. Nobody waits for a slot while holding a pin: NextReady with nothing in flight while pins
-// are held is a bug (CHECK).
+// Thread contract: one consumer thread (the engine's) calls everything but the counters, which are
+// safe from any thread; the loader owns one I/O thread and the packing threads. The consumer's
+// thread is the one that predicts (Prefetcher): several loaders share a prefetcher and no lock.
+// Nobody waits for a slot while holding a pin: NextReady with nothing in flight while pins are held
+// is a bug (CHECK).
 //
-// Memory: one slab of slots (the budget) and, unless the source's bytes are blobs already, a few
-// staging buffers in which an expert's extents are collected before they are packed. All of it is
-// allocated at construction; nothing is allocated afterwards but the text of errors.
+// Memory: one slab of slots (the budget, or given by the caller) and, unless the source's bytes are
+// blobs already, a few staging buffers in which an expert's extents are collected before they are
+// packed. All of it is allocated at construction; nothing is allocated afterwards but the text of
+// errors.
 //
 // Waves: when the layer needs more experts than there are slots, NextReady hands out what fits; as
 // the consumer releases experts, their slots are reused for the missing rest. One slot is enough.
-//
-// Prefetching: with a Prefetcher, a link that no layer waits for fetches ahead what the prefetcher
-// finds worth it. Layers come first: their reads are issued before any prefetch's, a prefetch
-// starts only when none of theirs is in flight, and one that has a slot that a layer needs is
-// cancelled. With fewer slots than two tokens use in one layer there is no prefetching.
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <span>
+#include <thread>
 #include <vector>
 
-#include "cache/expert_cache.h"
+#include "core/base/aligned_buffer.h"
+#include "core/base/clock.h"
 #include "core/base/expert_id.h"
+#include "core/base/mutex.h"
 #include "core/io/async_reader.h"
 #include "core/io/expert_source.h"
-#include "prefetch/link_prefetch.h"
-#include "prefetch/transfer_queue.h"
+#include "prefetch/expert_flow.h"
+#include "prefetch/transfer_lanes.h"
 
 namespace moesaic {
 
@@ -40,26 +42,6 @@ struct PinnedExpert {
   const std::byte* blob = nullptr;  // layout().blob_bytes
 };
 
-// What one layer (or, summed, one step) cost in experts. Counts are of distinct experts per layer.
-struct ExpertStats {
-  uint64_t hits = 0;       // resident when the layer began
-  uint64_t late_hits = 0;  // in flight when the layer began
-  uint64_t misses = 0;     // neither
-  uint64_t evictions = 0;
-  // From the slow tier, in expert bytes (what the source's extents add up to), preloading left out.
-  // Counted when an expert has arrived or was cancelled, so that a load that outlives its layer
-  // counts for the next one.
-  uint64_t bytes_read = 0;
-  uint64_t blocked_us = 0;  // the consumer waited in NextReady
-  // Prefetches that were started. Most are used, or leave unused, in a later layer; those that were
-  // cancelled are neither.
-  uint64_t prefetched = 0;
-  uint64_t prefetched_used = 0;
-  uint64_t prefetched_unused = 0;
-
-  ExpertStats& operator+=(const ExpertStats& other);
-};
-
 struct ExpertLoaderOptions {
   uint64_t budget_bytes = 0;  // memory for slots; at least one slot
   ReadBackend backend = ReadBackend::kAuto;
@@ -67,15 +49,21 @@ struct ExpertLoaderOptions {
   int depth = 0;              // reads in flight; 0: the measured default
   int max_retries = 2;        // of a failed read, before it fails the layer
   int pack_threads = 0;       // besides the I/O thread, which packs when there are none
-  // Null: nothing is fetched ahead. Must outlive the loader. Its layers are those of the source
-  // that have experts.
-  Prefetcher* prefetcher = nullptr;
-  bool evicts_by_worth = false;  // the policy is MakeNextUsePolicy of the prefetcher's worth
-};
+  // Null: nothing is fetched ahead. Must outlive the loader. Its layers are those of the source.
+  const Prefetcher* prefetcher = nullptr;
 
-// Fewer slots than that are left to the running layer: a token's experts must find room beside what
-// is fetched ahead.
-constexpr bool MayPrefetch(int64_t slots, int64_t top_k) { return slots >= 2 * top_k; }
+  // For one of several links.
+  int32_t link = 0;                           // its number, for MissedExpert
+  std::span<const ExpertIndex> experts = {};  // what comes over it; empty: all
+  // The slots, 4 KiB aligned, in place of memory of the loader's own; must outlive it. The reader
+  // then writes to where the caller's slots are. Not empty: budget_bytes is its size.
+  std::span<std::byte> slot_memory = {};
+  // An expert that cannot be read is no error of the layer: TakeFailed hands it out.
+  bool hands_out_failed = false;
+
+  const Clock* clock = nullptr;  // null: the steady one; for tests, as the next one
+  FlowLog* log = nullptr;
+};
 
 // Measured defaults (tests/bench/expert_loader_bench).
 constexpr uint32_t kDefaultPacketBytes = 512 * 1024;
@@ -83,8 +71,9 @@ constexpr int kDefaultReadDepth = 16;
 
 class ExpertLoader {
  public:
-  // `source` must outlive the loader. num_layers counts all layers of the model. Throws
-  // Error(kResourceExhausted) when budget_bytes holds no slot, naming the least budget.
+  // `source` must outlive the loader. num_layers counts all layers of the model. A null policy: see
+  // ExpertFlow. Throws Error(kResourceExhausted) when budget_bytes holds no slot, naming the least
+  // budget.
   ExpertLoader(const ExpertSource& source, int num_layers, int num_experts,
                std::unique_ptr<EvictionPolicy> policy, const ExpertLoaderOptions& options);
   // As above with a given reader (tests inject faults); options.backend is not looked at.
@@ -96,51 +85,108 @@ class ExpertLoader {
   ExpertLoader(const ExpertLoader&) = delete;
   ExpertLoader& operator=(const ExpertLoader&) = delete;
 
-  // What the prefetcher learns from; without one, these do nothing. Requests are numbered below the
-  // predictor's max_requests. A step is one forward pass; BeginStep names its requests, and
-  // OnRouting their choices in the layer that begins next, experts [rows, top_k].
-  void BeginRequest(int request);
-  void EndRequest(int request);
-  void BeginStep(std::span<const StepRequest> requests);
-  void OnRouting(int layer, std::span<const int32_t> experts);
+  // The prefetcher has predicted for a step that begins: the link may fetch ahead, until
+  // StopPrefetching (when no request is left). Without a prefetcher, nothing happens.
+  void StepBegan() EXCLUDES(mutex_);
+  void StopPrefetching() EXCLUDES(mutex_);
 
   // The distinct experts that the layer needs (any order, one layer). Loads of missing ones start
   // at once.
-  void BeginLayer(std::span<const ExpertId> needed);
+  void BeginLayer(std::span<const ExpertId> needed) EXCLUDES(mutex_);
+  // In two parts, for who computes some on the host: appends those that are not resident; then
+  // leaves out the entries of this link that are `on_host`. What has arrived in between is not left
+  // out: on_host becomes false.
+  void BeginLayer(std::span<const ExpertId> needed, std::vector<MissedExpert>& missed)
+      EXCLUDES(mutex_);
+  void StartLoads(std::span<MissedExpert> plan) EXCLUDES(mutex_);
   // Appends experts of the layer that are resident and not handed out yet, pinned, to `out`; blocks
-  // until there is at least one. Returns false when all were handed out. Throws Error(kIo /
-  // kCorrupt) when one cannot be read; the layer is over then (EndLayer must still be called) and
-  // the loader stays usable.
-  bool NextReady(std::vector<PinnedExpert>& out);
-  void Release(const PinnedExpert& expert);
+  // until there is at least one (or one has failed, see hands_out_failed). Returns false when all
+  // were handed out. Throws Error(kIo / kCorrupt) when one cannot be read; the layer is over then
+  // (EndLayer must still be called) and the loader stays usable.
+  bool NextReady(std::vector<PinnedExpert>& out) EXCLUDES(mutex_);
+  // Appends the experts of the layer that failed since the last call.
+  void TakeFailed(std::vector<ExpertId>& out) EXCLUDES(mutex_);
+  void Release(const PinnedExpert& expert) EXCLUDES(mutex_);
   // Returns the layer's counts. Pins that are still held (an exception on the way) end here;
   // experts that were not handed out are no longer waited for.
-  ExpertStats EndLayer();
+  ExpertStats EndLayer() EXCLUDES(mutex_);
 
   // Loads absent experts in the given order while free slots remain (a warm start). `keep_going`
   // (may be empty) is asked with the number loaded so far, on this thread, each time that grows;
   // false ends the preload early. Returns how many were loaded. Throws Error(kIo / kCorrupt) when
   // one cannot be read. No layer may be open.
   int64_t Preload(std::span<const ExpertId> experts,
-                  const std::function<bool(int64_t loaded)>& keep_going = nullptr);
+                  const std::function<bool(int64_t loaded)>& keep_going = nullptr) EXCLUDES(mutex_);
   // Forgets residents (for cold benches and tests). No layer may be open.
-  void Clear();
+  void Clear() EXCLUDES(mutex_);
 
-  int64_t slots() const;
-  int64_t resident() const;
-  bool prefetching() const;
-  uint64_t slot_memory_bytes() const;  // slots plus staging: what the loader takes of the machine
-  ReadBackend backend() const;
-  ExpertCacheCounters cache_counters() const;
-  TransferCounters transfer_counters() const;  // times in nanoseconds
+  int64_t slots() const { return slots_; }
+  int64_t resident() const EXCLUDES(mutex_);
+  bool prefetching() const EXCLUDES(mutex_);
+  // Slots of its own plus staging: what the loader takes of the machine.
+  uint64_t slot_memory_bytes() const { return slab_.bytes() + sizes_.staging_bytes(); }
+  ReadBackend backend() const { return reader_->backend(); }
+  ExpertCacheCounters cache_counters() const EXCLUDES(mutex_);
+  TransferCounters transfer_counters() const EXCLUDES(mutex_);  // times in nanoseconds
 
   // What a loader with these arguments takes besides its slots, for the memory ledger.
   static uint64_t StagingBytes(const ExpertSource& source, int num_layers, int num_experts,
                                const ExpertLoaderOptions& options);
 
  private:
-  class Impl;
-  std::unique_ptr<Impl> impl_;
+  // --- expert_loader.cpp
+  void OpenLayer(std::span<const ExpertId> needed) REQUIRES(mutex_);
+  uint64_t Inserted() REQUIRES(mutex_) { return flow_.cache().counters().inserted; }
+  std::span<std::byte> SlotMemory(ExpertIndex expert) REQUIRES(mutex_);
+  int64_t Now() const { return clock_->NowNs(); }
+  void WaitForProgress() REQUIRES(mutex_);
+
+  // --- expert_loader_io.cpp: the I/O thread and the packing threads
+  void StartThreads();
+  void IoThread() EXCLUDES(mutex_);
+  void IoLoop() EXCLUDES(mutex_);
+  bool CollectRequests() EXCLUDES(mutex_);
+  bool PackSome() EXCLUDES(mutex_);
+  bool PackOne() EXCLUDES(mutex_);
+  void PackThread() EXCLUDES(mutex_);
+  void Complete(const ExpertFlow::Packet& packet, PacketResult result) REQUIRES(mutex_);
+  void Drop(ExpertIndex expert, std::exception_ptr error) REQUIRES(mutex_);
+
+  const ExpertSource& source_;
+  const ExpertGrid grid_;
+  const ExpertLoaderOptions options_;
+  const bool direct_;
+  const uint64_t slot_bytes_;
+  const int64_t slots_;
+  const LaneSizes sizes_;
+  const SteadyClock steady_clock_;
+  const Clock* const clock_;
+  AlignedBuffer slab_;                      // [slots, slot_bytes], unless the caller gave them
+  const std::span<std::byte> slot_memory_;  // [slots, slot_bytes]
+  TransferLanes lanes_;  // a lane belongs to the thread that reads into it or packs it
+
+  mutable Mutex mutex_;
+  CondVar progress_;   // an expert arrived or failed; the consumer waits here
+  CondVar pack_work_;  // packing threads wait here
+  ExpertFlow flow_ GUARDED_BY(mutex_);
+  std::vector<int> to_pack_ GUARDED_BY(mutex_);  // lanes whose bytes are there, oldest first
+  bool stop_ GUARDED_BY(mutex_) = false;
+  std::exception_ptr fatal_ GUARDED_BY(mutex_);  // the I/O thread ended with it
+  std::exception_ptr layer_error_ GUARDED_BY(mutex_);
+  std::exception_ptr preload_error_ GUARDED_BY(mutex_);
+  std::vector<ExpertId> failed_ GUARDED_BY(mutex_);  // of the open layer
+  int64_t blocked_ns_ GUARDED_BY(mutex_) = 0;        // since the last EndLayer
+
+  std::vector<ExpertIndex> indices_;  // the consumer's scratch
+
+  // The I/O thread's own.
+  std::vector<ReadRequest> requests_;
+  std::vector<ReadCompletion> completions_;
+  int reads_in_flight_ = 0;
+
+  // Goes before the memory that it reads into.
+  std::unique_ptr<AsyncReader> reader_;
+  std::vector<std::thread> threads_;
 };
 
 }  // namespace moesaic

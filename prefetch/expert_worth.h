@@ -16,22 +16,26 @@
 
 #include "cache/eviction_policy.h"
 #include "cache/expert_grid.h"
+#include "prefetch/sparse_layers.h"
 
 namespace moesaic {
 
 class ExpertWorth {
  public:
-  ExpertWorth(int num_layers, int num_experts, double keep_per_iteration);
+  ExpertWorth(const SparseLayers& layers, int num_experts, double keep_per_iteration);
 
   // The probabilities that the layer's experts are used the next time it is reached. [num_experts]
   void SetLayer(int layer, std::span<const float> probability);
-  // Distances are counted from this layer on; -1: an iteration begins.
-  void SetPosition(int layer) { position_ = layer; }
-  int position() const { return position_; }
-  // Layers until `layer` is reached, 1 to num_layers.
+  // Distances are counted from the sparse layer of this number on; -1: an iteration begins.
+  void SetPosition(int number) { position_ = number; }
+  // Sparse layers until `layer` is reached, 1 to their count.
   int Distance(int layer) const {
-    const int ahead = (layer - position_) % num_layers_;
-    return ahead > 0 ? ahead : ahead + num_layers_;
+    const int ahead = layers_.number(layer) - position_;
+    return ahead > 0 ? ahead : ahead + layers_.count();
+  }
+  // The layer that is reached after so many sparse layers.
+  int LayerAt(int distance) const {
+    return layers_.layer((position_ + distance) % layers_.count());
   }
 
   float probability(ExpertIndex expert) const { return probability_[static_cast<size_t>(expert)]; }
@@ -40,20 +44,17 @@ class ExpertWorth {
            discount_[static_cast<size_t>(Distance(expert / num_experts_))];
   }
 
-  int num_layers() const { return num_layers_; }
   int num_experts() const { return num_experts_; }
 
  private:
-  int num_layers_;
+  SparseLayers layers_;
   int num_experts_;
   int position_ = -1;
-  std::vector<float> probability_;  // [num_layers, num_experts]
-  std::vector<double> discount_;    // [num_layers + 1] by distance
+  std::vector<float> probability_;  // [layers of the model, num_experts]
+  std::vector<double> discount_;    // [sparse layers + 1] by distance
 };
 
-// Evicts what is worth least. `worth` must outlive it. layer_numbers: what the cache's layers are
-// called in `worth`, where it leaves out those without experts; empty: the same.
-std::unique_ptr<EvictionPolicy> MakeNextUsePolicy(const ExpertWorth& worth,
-                                                  std::vector<int32_t> layer_numbers = {});
+// Evicts what is worth least. `worth` must outlive it.
+std::unique_ptr<EvictionPolicy> MakeNextUsePolicy(const ExpertWorth& worth);
 
 }  // namespace moesaic

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "core/base/check.h"
-
 namespace moesaic {
 namespace {
 
@@ -13,117 +11,90 @@ constexpr double kNewest = 0.1;
 // What is left of a layer that should be over, in layers.
 constexpr double kLeastLayerShare = 0.1;
 
-void Average(double sample, double& mean) {
+}  // namespace
+
+void MovingAverage(double sample, double& mean) {
   mean = mean == 0 ? sample : mean + kNewest * (sample - mean);
 }
 
-}  // namespace
-
-std::vector<int32_t> SparseLayerNumbers(const ExpertSource& source, int num_layers) {
-  std::vector<int32_t> numbers;
-  int32_t next = 0;
-  for (int layer = 0; layer < num_layers; ++layer) {
-    numbers.push_back(source.HasLayer(layer) ? next++ : -1);
-  }
-  return numbers;
+LinkPrefetch::LinkPrefetch(const Prefetcher& prefetcher, std::span<const ExpertIndex> experts)
+    : look_ahead_(prefetcher.look_ahead()),
+      min_gain_(prefetcher.options().min_gain),
+      worth_(prefetcher.layers(), prefetcher.shape().num_experts,
+             prefetcher.options().keep_per_iteration) {
+  const auto all = static_cast<size_t>(prefetcher.layers().num_layers()) *
+                   static_cast<size_t>(prefetcher.shape().num_experts);
+  unreadable_.assign(all, 0);
+  elsewhere_.assign(all, experts.empty() ? 0 : 1);
+  for (const ExpertIndex expert : experts) elsewhere_[static_cast<size_t>(expert)] = 0;
 }
 
-LinkPrefetch::LinkPrefetch(const ExpertSource& source, const ExpertGrid& grid,
-                           Prefetcher& prefetcher, bool evicts_by_worth)
-    : num_experts_(grid.num_experts()),
-      evicts_by_worth_(evicts_by_worth),
-      prefetcher_(prefetcher),
-      number_of_layer_(SparseLayerNumbers(source, grid.num_layers())),
-      unreadable_(static_cast<size_t>(grid.total()), 0) {
-  for (int layer = 0; layer < grid.num_layers(); ++layer) {
-    if (source.HasLayer(layer)) layer_of_number_.push_back(layer);
-  }
-  CHECK_EQ(layer_of_number_.size(), static_cast<size_t>(prefetcher.shape().num_layers));
-  CHECK_EQ(num_experts_, prefetcher.shape().num_experts);
-  step_.reserve(static_cast<size_t>(prefetcher.shape().max_requests));
+void LinkPrefetch::TakeOver(const Prefetcher& prefetcher) {
+  if (taken_over_ == prefetcher.predictions()) return;
+  taken_over_ = prefetcher.predictions();
+  prefetcher.Publish(worth_);
 }
 
-void LinkPrefetch::BeginRequest(int request) {
-  prefetcher_.BeginRequest(request);
-  ++requests_;
-}
-
-void LinkPrefetch::EndRequest(int request) {
-  prefetcher_.EndRequest(request);
-  --requests_;
-}
-
-void LinkPrefetch::BeginStep(std::span<const StepRequest> requests) {
-  step_.assign(requests.begin(), requests.end());
-  for (const StepRequest& request : step_) {
-    prefetcher_.BeginIteration(request.request, request.token, request.num_rows);
-  }
-  prefetcher_.Predict(-1);
-  predicted_ = true;
-}
-
-void LinkPrefetch::OnRouting(int layer, std::span<const int32_t> experts) {
-  const auto top_k = static_cast<size_t>(prefetcher_.shape().top_k);
-  const int number = number_of_layer_[static_cast<size_t>(layer)];
-  CHECK_GE(number, 0);
-  for (const StepRequest& request : step_) {
-    prefetcher_.OnRouting(request.request, number,
-                          experts.subspan(static_cast<size_t>(request.first_row) * top_k,
-                                          static_cast<size_t>(request.num_rows) * top_k));
-  }
-  prefetcher_.Predict(number);
-  predicted_ = true;
-}
-
-void LinkPrefetch::Publish() {
-  prefetcher_.Publish();
-  predicted_ = false;
+// What lies between two steps is no layer's time.
+void LinkPrefetch::StepBegan(int64_t now_ns) {
+  phase_ = Phase::kBeforeStep;
+  ready_ns_ = now_ns;
 }
 
 void LinkPrefetch::LayerBegan(int64_t now_ns) {
-  if (layer_begin_ns_ > 0) Average(static_cast<double>(now_ns - layer_begin_ns_), layer_ns_);
-  layer_begin_ns_ = now_ns;
+  if (phase_ == Phase::kReady) MovingAverage(static_cast<double>(now_ns - ready_ns_), layer_ns_);
+  phase_ = Phase::kWaiting;
 }
 
-void LinkPrefetch::CopyTook(int64_t copy_ns) { Average(static_cast<double>(copy_ns), copy_ns_); }
+void LinkPrefetch::LayerReady(int64_t now_ns) {
+  if (phase_ != Phase::kWaiting) return;
+  phase_ = Phase::kReady;
+  ready_ns_ = now_ns;
+}
 
-std::optional<Prefetcher::Candidate> LinkPrefetch::Next(const ExpertCache& cache,
-                                                        int64_t now_ns) const {
+std::optional<LinkPrefetch::Candidate> LinkPrefetch::Next(const ExpertCache& cache, double copy_ns,
+                                                          int64_t now_ns) const {
   double victim_worth = 0;
   if (cache.free_slots() == 0) {
     const std::optional<double> worth = cache.VictimPriority(now_ns);
     if (!worth) return std::nullopt;
-    if (evicts_by_worth_) victim_worth = *worth;
+    if (cache.policy().keeps_by_worth()) victim_worth = *worth;
   }
+  const double passed_ns =
+      phase_ == Phase::kWaiting ? 0.0 : static_cast<double>(now_ns - ready_ns_);
   // A layer that lasts longer than the others ends at some time all the same.
-  const double to_next_ns = std::max(kLeastLayerShare * layer_ns_,
-                                     layer_ns_ - static_cast<double>(now_ns - layer_begin_ns_));
+  const double to_next_ns = std::max(kLeastLayerShare * layer_ns_, layer_ns_ - passed_ns);
   const auto copies_before = [&](int distance) {
-    if (copy_ns_ <= 0 || layer_ns_ <= 0) return 1.0;
-    return (to_next_ns + (distance - 1) * layer_ns_) / copy_ns_;
+    if (copy_ns <= 0 || layer_ns_ <= 0) return 1.0;
+    return (to_next_ns + (distance - 1) * layer_ns_) / copy_ns;
   };
-  const auto may_copy = [&](ExpertIndex predicted) {
-    const ExpertIndex expert = FromPredicted(predicted);
-    return cache.state(expert) == ExpertCache::State::kAbsent &&
-           unreadable_[static_cast<size_t>(expert)] == 0;
+  const auto absent = [&](ExpertIndex expert) {
+    return cache.state(expert) == ExpertCache::State::kAbsent;
   };
-  auto candidate = prefetcher_.NextCandidate(may_copy, copies_before, victim_worth);
-  if (candidate) candidate->expert = FromPredicted(candidate->expert);
-  return candidate;
+  return Best(absent, copies_before, victim_worth);
 }
 
-bool LinkPrefetch::Stale(ExpertIndex expert) const {
-  return prefetcher_.worth().Worth(ToPredicted(expert)) < prefetcher_.options().min_gain;
-}
-
-ExpertIndex LinkPrefetch::ToPredicted(ExpertIndex expert) const {
-  return number_of_layer_[static_cast<size_t>(expert / num_experts_)] * num_experts_ +
-         expert % num_experts_;
-}
-
-ExpertIndex LinkPrefetch::FromPredicted(ExpertIndex expert) const {
-  return layer_of_number_[static_cast<size_t>(expert / num_experts_)] * num_experts_ +
-         expert % num_experts_;
+std::optional<LinkPrefetch::Candidate> LinkPrefetch::Best(FunctionRef<bool(ExpertIndex)> absent,
+                                                          FunctionRef<double(int)> copies_before,
+                                                          double victim_worth) const {
+  Candidate best;
+  double best_gain = 0;
+  for (int distance = 1; distance <= look_ahead_; ++distance) {
+    const ExpertIndex first = worth_.LayerAt(distance) * worth_.num_experts();
+    const double arrives = std::min(1.0, copies_before(distance));
+    for (ExpertIndex expert = first; expert < first + worth_.num_experts(); ++expert) {
+      const double worth = worth_.Worth(expert) - min_gain_;
+      const double gain = (worth - victim_worth) * arrives;
+      if (gain <= best_gain || elsewhere_[static_cast<size_t>(expert)] != 0 ||
+          unreadable_[static_cast<size_t>(expert)] != 0 || !absent(expert)) {
+        continue;
+      }
+      best_gain = gain;
+      best = {expert, worth};
+    }
+  }
+  if (best.expert == kNoExpert) return std::nullopt;
+  return best;
 }
 
 }  // namespace moesaic

@@ -1,10 +1,12 @@
-// LinkPrefetch: what an ExpertLoader needs to prefetch over its link: the prefetcher in the terms
-// of the loader's cache (whose layers include those without experts), and how many copies the link
-// can make before a layer is reached, from measured times.
+// LinkPrefetch: what one link fetches ahead: the worth of experts as this link has taken it over
+// from the Prefetcher, and how many copies the link can make before a layer is reached, from
+// measured times.
 //
-// Owned by the loader. Thread contract: the consumer's thread calls the first group without a lock;
-// all others are called under the loader's lock. No allocation after construction but by
-// BeginRequest.
+// Decides by expected benefit (not by rank): a copy is made when what it brings in is worth more
+// than what it throws out by at least `min_gain`, the price of the link's time, weighed by how much
+// of the copy will have arrived when its layer is reached.
+//
+// Owned and guarded by an ExpertFlow. No allocation after construction.
 #pragma once
 
 #include <cstdint>
@@ -13,73 +15,57 @@
 #include <vector>
 
 #include "cache/expert_cache.h"
-#include "cache/expert_grid.h"
-#include "core/io/expert_source.h"
+#include "core/base/function_ref.h"
+#include "prefetch/expert_worth.h"
 #include "prefetch/prefetcher.h"
 
 namespace moesaic {
 
-// A request's part of a step.
-struct StepRequest {
-  int32_t request = 0;  // below PredictorShape::max_requests
-  int32_t token = Predictor::kUnknownToken;
-  int64_t first_row = 0;
-  int64_t num_rows = 0;
-};
-
-// [layers of the model] the layer's number among those that have experts, -1 without any.
-std::vector<int32_t> SparseLayerNumbers(const ExpertSource& source, int num_layers);
+// Folds the newest of some measured times into their mean; 0 before the first.
+void MovingAverage(double sample, double& mean);
 
 class LinkPrefetch {
  public:
-  // `prefetcher` must outlive it. evicts_by_worth: the cache's policy evicts by the prefetcher's
-  // worth, so that what a copy brings in and what it throws out can be compared.
-  LinkPrefetch(const ExpertSource& source, const ExpertGrid& grid, Prefetcher& prefetcher,
-               bool evicts_by_worth);
+  struct Candidate {
+    ExpertIndex expert = kNoExpert;
+    double worth = 0;  // less the price of the link's time: a victim must be worth less
+  };
 
-  // --- the consumer's thread, without the lock
-  void BeginRequest(int request);
-  void EndRequest(int request);
-  bool idle() const { return requests_ == 0; }
-  void BeginStep(std::span<const StepRequest> requests);
-  // experts: [rows, top_k] of the step.
-  void OnRouting(int layer, std::span<const int32_t> experts);
-  bool predicted() const { return predicted_; }  // and not published
+  // experts: those that come over this link; empty: all.
+  LinkPrefetch(const Prefetcher& prefetcher, std::span<const ExpertIndex> experts);
 
-  // --- under the lock
-  void Publish();
-  void StepBegan(int64_t now_ns) { layer_begin_ns_ = now_ns; }
+  // Takes over what was predicted since the last time. On the thread that predicts.
+  void TakeOver(const Prefetcher& prefetcher);
+  const ExpertWorth& worth() const { return worth_; }
+
+  void StepBegan(int64_t now_ns);
   void LayerBegan(int64_t now_ns);
-  void CopyTook(int64_t copy_ns);
+  void LayerReady(int64_t now_ns);  // it waits for nothing any more
   // An expert that could not be read: nobody fetches it ahead until it was read after all.
   void SetUnreadable(ExpertIndex expert, bool unreadable) {
     unreadable_[static_cast<size_t>(expert)] = unreadable ? 1 : 0;
   }
-  // The expert that the idle link fetches next.
-  std::optional<Prefetcher::Candidate> Next(const ExpertCache& cache, int64_t now_ns) const;
+
+  // The expert that the idle link fetches next. copy_ns: what a copy takes, 0 when not known.
+  std::optional<Candidate> Next(const ExpertCache& cache, double copy_ns, int64_t now_ns) const;
+  // The absent expert whose copy gains most against `victim_worth`, what its slot holds now is
+  // worth. `copies_before(distance)`: how many copies the link can make until the layer at that
+  // distance is reached.
+  std::optional<Candidate> Best(FunctionRef<bool(ExpertIndex)> absent,
+                                FunctionRef<double(int)> copies_before, double victim_worth) const;
   // A prefetch that is not worth its link time any more.
-  bool Stale(ExpertIndex expert) const;
+  bool Stale(ExpertIndex expert) const { return worth_.Worth(expert) < min_gain_; }
 
  private:
-  ExpertIndex ToPredicted(ExpertIndex expert) const;
-  ExpertIndex FromPredicted(ExpertIndex expert) const;
-
-  const int num_experts_;
-  const bool evicts_by_worth_;
-  Prefetcher& prefetcher_;
-  const std::vector<int32_t> number_of_layer_;
-  std::vector<int32_t> layer_of_number_;
-
-  // The consumer's.
-  std::vector<StepRequest> step_;
-  int requests_ = 0;
-  bool predicted_ = false;
-
-  // Under the lock. Times are moving averages, 0 before the first.
-  int64_t layer_begin_ns_ = 0;
-  double layer_ns_ = 0;              // from one layer to the next, its waiting included
-  double copy_ns_ = 0;               // of one expert
+  const int look_ahead_;
+  const double min_gain_;
+  ExpertWorth worth_;
+  uint64_t taken_over_ = 0;          // of Prefetcher::predictions()
+  std::vector<uint8_t> elsewhere_;   // [experts] comes over another link
   std::vector<uint8_t> unreadable_;  // [experts]
+  enum class Phase : uint8_t { kBeforeStep, kWaiting, kReady } phase_ = Phase::kBeforeStep;
+  int64_t ready_ns_ = 0;
+  double layer_ns_ = 0;  // moving average from when a layer has all its experts to the next one
 };
 
 }  // namespace moesaic

@@ -1,24 +1,18 @@
-// Prefetcher: turns routing into predictions, predictions into the worth of every expert, and worth
-// into the next copy for an idle link.
+// Prefetcher: turns the routing of the requests that run into the probability that each expert of
+// the layers ahead is used. Links take it over as worth (prefetch/link_prefetch) and decide by it.
 //
-// Decides by expected benefit (not by rank): a copy is made when what it brings in is worth more
-// than what it throws out by at least `min_gain`, the price of the link's time, weighed by how much
-// of the copy will have arrived when its layer is reached.
-//
-// Thread contract: the engine's thread calls Begin*, OnRouting, Predict and End*, without a lock.
-// Publish, NextCandidate and the worth are guarded by the lock that guards the cache; Publish is
-// the engine's thread's too. No allocation after construction but in the predictor's BeginRequest.
+// Thread contract: one thread (the engine's). That thread also calls Publish, for each link under
+// the lock of the link whose worth is written. No allocation after construction but in the
+// predictor's BeginRequest.
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <vector>
 
-#include "cache/expert_cache.h"
-#include "core/base/function_ref.h"
 #include "prefetch/expert_worth.h"
 #include "prefetch/predictor.h"
+#include "prefetch/sparse_layers.h"
 
 namespace moesaic {
 
@@ -29,59 +23,64 @@ struct PrefetchOptions {
   double keep_per_iteration = 0.1;  // ExpertWorth's discount
 };
 
+// A request's part of a step.
+struct StepRequest {
+  int32_t request = 0;  // below PredictorShape::max_requests
+  int32_t token = Predictor::kUnknownToken;
+  int64_t first_row = 0;
+  int64_t num_rows = 0;
+};
+
 class Prefetcher {
  public:
-  struct Candidate {
-    ExpertIndex expert = kNoExpert;
-    double worth = 0;  // less the price of the link's time: a victim must be worth less
-  };
-
-  // `predictor` must outlive it.
-  Prefetcher(const PredictorShape& shape, Predictor& predictor, const PrefetchOptions& options);
+  // `predictor` must outlive it. layers: those of the model; shape.num_layers of them have experts.
+  Prefetcher(const PredictorShape& shape, Predictor& predictor, const PrefetchOptions& options,
+             SparseLayers layers);
+  // All layers have experts.
+  Prefetcher(const PredictorShape& shape, Predictor& predictor, const PrefetchOptions& options)
+      : Prefetcher(shape, predictor, options, SparseLayers(shape.num_layers)) {}
 
   void BeginRequest(int request);
   void EndRequest(int request);
-  // Requests that are part of the running step; each with the token that it processes.
-  void BeginIteration(int request, int32_t token, int64_t rows);
-  // The choice of one request in the layer. Call it for each request of the step, then Predict and
-  // Publish.
-  void OnRouting(int request, int layer, std::span<const int32_t> experts);
-  // The layer's routing is complete (-1: the step has begun): predicts the layers ahead, which is
-  // what costs time.
-  void Predict(int layer);
+  bool idle() const { return requests_ == 0; }  // no request has begun and not ended
+  // A forward pass over these requests.
+  void BeginStep(std::span<const StepRequest> requests);
+  // Their choice in a layer of the model. experts: [rows, top_k] of the step.
+  void OnRouting(int layer, std::span<const int32_t> experts);
+
+  // How often something was predicted. That is in BeginStep and OnRouting.
+  uint64_t predictions() const { return predictions_; }
   // What was predicted last becomes worth.
-  void Publish();
-  // Both, for who needs no lock.
-  void Update(int layer) {
-    Predict(layer);
-    Publish();
-  }
+  void Publish(ExpertWorth& worth) const;
+  // [experts] of being used in the layer `distance` sparse layers ahead, 1 to look_ahead().
+  std::span<const float> predicted(int distance) const { return Row(distance - 1); }
+  int look_ahead() const { return near_; }
 
-  // The expert whose copy gains most against `victim_worth`, what its slot holds now is worth.
-  // `may_copy` tells experts that are absent and belong to the link that asks.
-  // `copies_before(distance)`: how many copies the link can make until the layer at that distance
-  // is reached.
-  std::optional<Candidate> NextCandidate(FunctionRef<bool(ExpertIndex)> may_copy,
-                                         FunctionRef<double(int)> copies_before,
-                                         double victim_worth) const;
-
-  const ExpertWorth& worth() const { return worth_; }
+  const SparseLayers& layers() const { return layers_; }
   const PredictorShape& shape() const { return shape_; }
   const PrefetchOptions& options() const { return options_; }
 
  private:
-  PredictorShape shape_;
+  void Predict(int number);
+  void PredictRow(int distance, std::span<float> row);
+  std::span<float> Row(int row) {
+    const auto experts = static_cast<size_t>(shape_.num_experts);
+    return {predicted_.data() + static_cast<size_t>(row) * experts, experts};
+  }
+  std::span<const float> Row(int row) const { return const_cast<Prefetcher*>(this)->Row(row); }
+
+  const PredictorShape shape_;
   Predictor& predictor_;
-  PrefetchOptions options_;
-  int near_;  // layers ahead that are predicted
-  ExpertWorth worth_;
-  // Of the engine's thread.
-  bool step_began_ = false;   // and no layer's routing is known
-  std::vector<int> running_;  // requests of the step
-  std::vector<float> one_;    // [experts]
-  int predicted_at_ = -1;     // the layer that predicted_ was made behind
-  std::vector<float>
-      predicted_;  // [look-ahead + 1, experts] by distance, the last a full turn away
+  const PrefetchOptions options_;
+  const SparseLayers layers_;
+  const int near_;  // layers ahead that are predicted
+  int requests_ = 0;
+  std::vector<StepRequest> step_;
+  std::vector<float> one_;  // [experts]
+  uint64_t predictions_ = 0;
+  int predicted_at_ = -1;  // number of the layer that predicted_ was made behind, -1: of none
+  // [look-ahead + 1, experts] by distance, the last a full turn away
+  std::vector<float> predicted_;
 };
 
 }  // namespace moesaic

@@ -65,6 +65,22 @@ LaneSizes PlanLanes(const ExpertSource& source, const ExpertGrid& grid, int64_t 
   return sizes;
 }
 
+std::vector<ExpertCopy> PlanCopies(const ExpertSource& source, const ExpertGrid& grid, bool aligned,
+                                   uint32_t packet_bytes) {
+  std::vector<ExpertCopy> copies(static_cast<size_t>(grid.total()));
+  ReadPlan plan;
+  for (ExpertIndex expert = 0; expert < grid.total(); ++expert) {
+    const ExpertId id = grid.Id(expert);
+    if (!source.HasLayer(id.layer)) continue;
+    const std::span<const Extent> extents = source.Extents(id);
+    plan.Build(extents, aligned, packet_bytes);
+    ExpertCopy& copy = copies[static_cast<size_t>(expert)];
+    copy.packets = plan.packets();
+    for (const Extent& extent : extents) copy.bytes += extent.bytes;
+  }
+  return copies;
+}
+
 TransferLanes::TransferLanes(const ExpertSource& source, const LaneSizes& sizes, bool aligned,
                              uint32_t packet_bytes)
     : source_(source),

@@ -35,6 +35,10 @@ struct LaneSizes {
 LaneSizes PlanLanes(const ExpertSource& source, const ExpertGrid& grid, int64_t slots, int depth,
                     uint32_t packet_bytes);
 
+// [all experts] as a reader with these parameters copies them.
+std::vector<ExpertCopy> PlanCopies(const ExpertSource& source, const ExpertGrid& grid, bool aligned,
+                                   uint32_t packet_bytes);
+
 class TransferLanes {
  public:
   TransferLanes(const ExpertSource& source, const LaneSizes& sizes, bool aligned,

@@ -2,7 +2,7 @@
 // machine that moves no bytes, knows no thread and takes the time as an argument, so that the
 // simulator and the tests drive the very object that serves.
 //
-// Thread contract: none of its own; the owner (prefetch/expert_loader) guards it. Nothing is
+// Thread contract: none of its own; the owner (prefetch/expert_flow) guards it. Nothing is
 // allocated after construction.
 //
 // A transfer waits, then starts: it gets a *lane* (a number below `lanes`; the owner keeps a
@@ -41,6 +41,12 @@ enum class TransferState : uint8_t {
   kDone,       // all packets arrived; holds its lane until Remove, as do the next two
   kFailed,     // gave up, and nothing of it is in flight any more
   kCancelled,  // likewise
+};
+
+// What copying one expert takes.
+struct ExpertCopy {
+  int32_t packets = 0;
+  uint64_t bytes = 0;
 };
 
 // Monotone; times are in the unit of the owner's `now`.

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "prefetch/expert_loader.h"
+#include "prefetch/expert_stats.h"
 
 namespace moesaic {
 

@@ -251,14 +251,14 @@ void LocalEngine::MakeLoader() {
   if (plan_.predictor_bytes > 0 && MayPrefetch(plan_.expert_slots, config_.top_k)) {
     const PredictorShape shape = PredictorShapeOf(options_, config_);
     predictor_ = MakePredictor(options_.predictor, shape, SelectKernels());
-    prefetcher_ = std::make_unique<Prefetcher>(shape, *predictor_, PrefetchOptions{});
+    prefetcher_ = std::make_unique<Prefetcher>(shape, *predictor_, PrefetchOptions{},
+                                               SparseLayers(*files_.experts, layers));
     options.prefetcher = prefetcher_.get();
-    options.evicts_by_worth = options_.eviction_policy != "lru";
   }
-  std::unique_ptr<EvictionPolicy> policy =
-      options.evicts_by_worth
-          ? MakeNextUsePolicy(prefetcher_->worth(), SparseLayerNumbers(*files_.experts, layers))
-          : MakeLruPolicy(config_.num_layers * config_.num_experts);
+  std::unique_ptr<EvictionPolicy> policy;  // null: by what the prefetcher finds worth least
+  if (options_.eviction_policy == "lru") {
+    policy = MakeLruPolicy(config_.num_layers * config_.num_experts);
+  }
   loader_ = std::make_unique<ExpertLoader>(
       *files_.experts, layers, static_cast<int>(config_.num_experts), std::move(policy), options);
 }
@@ -335,7 +335,7 @@ void LocalEngine::RunPlan(std::span<const ScheduledSlice> plan) {
     if (!sequence.started) {
       sequence.started = true;
       sequence.traced = tracer_->Begin();
-      loader_->BeginRequest(sequence.traced);
+      if (prefetcher_) prefetcher_->BeginRequest(sequence.traced);
       sequence.queue_us =
           std::chrono::duration_cast<std::chrono::microseconds>(now - sequence.arrival).count();
     }
@@ -356,7 +356,10 @@ void LocalEngine::RunPlan(std::span<const ScheduledSlice> plan) {
   }
   tracer_->BeginIteration(routing_slices_);
   if (recorder_ != nullptr) recorder_->BeginStep(static_cast<int64_t>(tokens_.size()));
-  loader_->BeginStep(step_requests_);
+  if (prefetcher_) {
+    prefetcher_->BeginStep(step_requests_);
+    loader_->StepBegan();
+  }
   StepStats stats = model_->Forward({tokens_, model_slices_}, this);
   if (recorder_ != nullptr) RecordStep(plan);
   const auto head_start = std::chrono::steady_clock::now();
@@ -507,7 +510,10 @@ void LocalEngine::EndWithError(Sequence& sequence, const Error& error) {
 std::unique_ptr<Sequence> LocalEngine::Remove(Sequence& sequence) {
   if (sequence.started) {
     tracer_->End(sequence.traced);
-    loader_->EndRequest(sequence.traced);
+    if (prefetcher_) {
+      prefetcher_->EndRequest(sequence.traced);
+      if (prefetcher_->idle()) loader_->StopPrefetching();
+    }
   }
   if (recorder_ != nullptr) recorder_->EndRequest(sequence.id);
   outstanding_.fetch_sub(1);
@@ -547,7 +553,7 @@ void LocalEngine::OnRouting(int64_t layer, const ForwardBatch& batch, std::span<
   routing.slices = routing_slices_;
   tracer_->Observe(routing);
   if (recorder_ != nullptr) recorder_->Observe(routing);
-  loader_->OnRouting(static_cast<int>(layer), experts);
+  if (prefetcher_) prefetcher_->OnRouting(static_cast<int>(layer), experts);
 }
 
 }  // namespace moesaic

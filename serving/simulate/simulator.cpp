@@ -6,12 +6,11 @@
 #include <optional>
 #include <utility>
 
-#include "cache/expert_cache.h"
 #include "core/base/check.h"
 #include "core/base/error.h"
 #include "prefetch/count_predictors.h"
 #include "prefetch/eviction_policies.h"
-#include "prefetch/transfer_queue.h"
+#include "prefetch/expert_flow.h"
 #include "serving/simulate/future_uses.h"
 
 namespace moesaic {
@@ -22,12 +21,18 @@ constexpr int kRecallBins = 20;
 constexpr int kRequest = 0;  // one at a time
 
 struct Device {
-  std::unique_ptr<ExpertCache> cache;
-  std::unique_ptr<TransferQueue> queue;
+  std::unique_ptr<ExpertFlow> flow;
   int64_t link_ns = 0;  // the link has moved, or was idle, up to here
-  std::optional<TransferQueue::Packet> packet;
+  std::optional<ExpertFlow::Packet> packet;
   int64_t packet_end_ns = 0;
+  std::vector<ExpertIndex> needed;  // of the running layer
+  std::vector<ExpertIndex> held;    // of these, handed out
 };
+
+int32_t TokenAt(const TraceSequence& sequence, int64_t token) {
+  return sequence.token_ids.empty() ? Predictor::kUnknownToken
+                                    : sequence.token_ids[static_cast<size_t>(token)];
+}
 
 }  // namespace
 
@@ -67,21 +72,17 @@ class Simulator::Impl {
 
  private:
   size_t Cells() const { return static_cast<size_t>(grid_.total()); }
-  int DeviceOf(ExpertIndex expert) const {
+  Device& On(ExpertIndex expert) {
     // Spreads every layer's experts evenly, and not the same ones to the same device in each.
-    return (expert % grid_.num_experts() + expert / grid_.num_experts()) % options_.devices;
+    return devices_[static_cast<size_t>(
+        (expert % grid_.num_experts() + expert / grid_.num_experts()) % options_.devices)];
   }
-  Device& On(ExpertIndex expert) { return devices_[static_cast<size_t>(DeviceOf(expert))]; }
 
   void SetUp(std::span<const int> order);
+  std::unique_ptr<EvictionPolicy> MakePolicy() const;
   void Step(const TraceSequence& sequence, int64_t token);
   void Layer(const TraceSequence& sequence, int64_t token, int layer);
-  void MakeRoom(ExpertIndex expert);
   void Advance(Device& device, int64_t until_ns);
-  bool StartPacket(Device& device);
-  bool StartPrefetch(Device& device);
-  void CompletePacket(Device& device);
-  void DropStalePrefetches(Device& device);
   void NoteRecall(int layer);
   void StatePredictions(int layer);
 
@@ -95,15 +96,12 @@ class Simulator::Impl {
   std::unique_ptr<Prefetcher> prefetcher_;
   std::unique_ptr<PolicyCounts> counts_;
   std::unique_ptr<FutureUses> future_;
-  bool comparable_ = false;  // the policy's priorities are on the scale of the prefetcher's worth
   std::vector<Device> devices_;
   int64_t now_ns_ = 0;
-  int64_t compute_end_ns_ = 0;  // when the running layer's computation ends; for deadlines
   SimulationResult result_;
 
   std::vector<int32_t> needed_;
   std::vector<MissedExpert> missed_;
-  std::vector<ExpertIndex> pinned_;
   std::vector<float> stated_;  // [distances, layers, experts] of the running iteration
   std::vector<int> stated_at_ = std::vector<int>(kRecallDistances, -1);
   std::vector<int> ranking_;
@@ -115,11 +113,7 @@ void Simulator::Impl::Train(const RoutingTrace& trace, const TraceSequence& sequ
   if (predictor_ == nullptr) return;
   predictor_->BeginRequest(kRequest);
   for (int64_t token = 0; token < trace.tokens(sequence); ++token) {
-    predictor_->BeginIteration(kRequest,
-                               sequence.token_ids.empty()
-                                   ? Predictor::kUnknownToken
-                                   : sequence.token_ids[static_cast<size_t>(token)],
-                               1);
+    predictor_->BeginIteration(kRequest, TokenAt(sequence, token), 1);
     for (int layer = 0; layer < shape_.num_layers; ++layer) {
       const auto experts = trace.Experts(sequence, token, layer);
       needed_.assign(experts.begin(), experts.end());
@@ -134,31 +128,37 @@ void Simulator::Impl::SetUp(std::span<const int> order) {
   if (predictor_) {
     prefetcher_ = std::make_unique<Prefetcher>(shape_, *predictor_, options_.prefetch);
   }
-  const bool needs_worth = options_.policy == "next-use";
-  if (needs_worth && !prefetcher_) {
+  if (options_.policy == "next-use" && !prefetcher_) {
     Fail(ErrorKind::kInvalidArgument,
          "--policy next-use evicts by predictions: give --predictor, or use --policy lru");
   }
   if (options_.policy == "belady") future_ = std::make_unique<FutureUses>(trace_, order);
   counts_ = std::make_unique<PolicyCounts>(grid_);
-  comparable_ = needs_worth || options_.policy == "request-eam";
+  devices_.resize(static_cast<size_t>(options_.devices));
+  std::vector<std::vector<ExpertIndex>> experts(devices_.size());
+  for (ExpertIndex expert = 0; expert < grid_.total(); ++expert) {
+    experts[static_cast<size_t>(&On(expert) - devices_.data())].push_back(expert);
+  }
   for (int i = 0; i < options_.devices; ++i) {
-    Device& device = devices_.emplace_back();
-    const int64_t slots =
+    ExpertFlowOptions flow;
+    flow.link = i;
+    flow.slots =
         options_.slots / options_.devices + (i < options_.slots % options_.devices ? 1 : 0);
-    std::unique_ptr<EvictionPolicy> policy;
-    if (needs_worth) {
-      policy = MakeNextUsePolicy(prefetcher_->worth());
-    } else if (future_) {
-      policy = MakeBeladyPolicy(*future_);
-    } else {
-      policy = MakeCountingPolicy(options_.policy, *counts_);
-    }
-    device.cache = std::make_unique<ExpertCache>(grid_.total(), slots, 1, std::move(policy));
-    device.queue = std::make_unique<TransferQueue>(grid_.total(), static_cast<int>(slots),
-                                                   options_.packets, 0);
+    flow.lanes = static_cast<int>(flow.slots);
+    flow.max_packets = options_.packets;
+    flow.copy_ns = options_.expert_copy_ns;
+    flow.prefetcher = prefetcher_.get();
+    flow.experts = experts[static_cast<size_t>(i)];
+    devices_[static_cast<size_t>(i)].flow = std::make_unique<ExpertFlow>(
+        grid_, std::vector<ExpertCopy>(Cells(), {options_.packets, 1}), MakePolicy(), flow);
   }
   result_.recall.resize(kRecallDistances);
+}
+
+std::unique_ptr<EvictionPolicy> Simulator::Impl::MakePolicy() const {
+  if (options_.policy == "next-use") return nullptr;  // the flow's own
+  if (future_) return MakeBeladyPolicy(*future_);
+  return MakeCountingPolicy(options_.policy, *counts_);
 }
 
 SimulationResult Simulator::Impl::Run(std::span<const int> order) {
@@ -179,8 +179,11 @@ SimulationResult Simulator::Impl::Run(std::span<const int> order) {
         static_cast<double>(std::max<uint64_t>(1, result_.expert_accesses - accesses_before)));
   }
   for (const Device& device : devices_) {
-    result_.prefetched_used += device.cache->counters().prefetched_used;
-    result_.prefetched_unused += device.cache->counters().prefetched_unused;
+    const ExpertCacheCounters& cache = device.flow->cache().counters();
+    result_.copies += cache.inserted;
+    result_.prefetched_used += cache.prefetched_used;
+    result_.prefetched_unused += cache.prefetched_unused;
+    result_.packets_copied += device.flow->queue().counters().packets_issued;
   }
   const double packet_bytes =
       static_cast<double>(std::max<uint64_t>(1, options_.expert_bytes)) / options_.packets;
@@ -199,12 +202,10 @@ SimulationResult Simulator::Impl::Run(std::span<const int> order) {
 void Simulator::Impl::Step(const TraceSequence& sequence, int64_t token) {
   ++result_.tokens;
   if (prefetcher_) {
-    prefetcher_->BeginIteration(kRequest,
-                                sequence.token_ids.empty()
-                                    ? Predictor::kUnknownToken
-                                    : sequence.token_ids[static_cast<size_t>(token)],
-                                1);
+    const StepRequest request = {kRequest, TokenAt(sequence, token), 0, 1};
+    prefetcher_->BeginStep({&request, 1});
     StatePredictions(-1);
+    for (Device& device : devices_) device.flow->StepBegan(now_ns_);
   }
   for (int layer = 0; layer < shape_.num_layers; ++layer) Layer(sequence, token, layer);
 }
@@ -214,98 +215,54 @@ void Simulator::Impl::Layer(const TraceSequence& sequence, int64_t token, int la
   needed_.assign(routed.begin(), routed.end());
   if (prefetcher_) {
     NoteRecall(layer);
-    prefetcher_->OnRouting(kRequest, layer, needed_);
-    prefetcher_->Update(layer);
+    prefetcher_->OnRouting(layer, needed_);
     StatePredictions(layer);
   }
   for (int32_t& expert : needed_) expert += layer * shape_.num_experts;
   counts_->Observe(needed_);
   if (future_) future_->Pass();
-  for (Device& device : devices_) DropStalePrefetches(device);
+  for (const ExpertIndex expert : needed_) On(expert).needed.push_back(expert);
+  result_.expert_accesses += needed_.size();
 
-  // Residents are touched before anything is evicted for the others.
   const int64_t begin_ns = now_ns_;
   missed_.clear();
-  pinned_.clear();
-  result_.expert_accesses += needed_.size();
-  for (const ExpertIndex expert : needed_) {
-    Device& device = On(expert);
-    device.cache->Want(expert);
-    if (device.cache->Pin(expert, now_ns_)) {
-      device.cache->Unwant(expert);
-      pinned_.push_back(expert);
-      ++result_.hits;
-      continue;
-    }
-    int64_t packets = options_.packets;
-    if (device.cache->state(expert) == ExpertCache::State::kLoading) {
-      ++result_.late_hits;
-      packets -= device.queue->packets_done(expert);
-    }
-    missed_.push_back({expert, DeviceOf(expert), packets * packet_ns_,
-                       prefetcher_ ? prefetcher_->worth().Worth(expert) : 0, false});
+  for (Device& device : devices_) {
+    device.flow->BeginLayer(device.needed, begin_ns);
+    device.flow->Missed(missed_);
   }
   PlanMisses(options_.miss, options_.host_expert_ns, options_.devices, missed_);
-
   int64_t host_ns = 0;
   for (const MissedExpert& miss : missed_) {
-    Device& device = On(miss.expert);
-    if (miss.on_host) {
-      host_ns += options_.host_expert_ns;
-      ++result_.host_computed;
-      device.cache->Unwant(miss.expert);
-    } else if (device.cache->state(miss.expert) == ExpertCache::State::kLoading) {
-      device.queue->Update(miss.expert, TransferClass::kOnDemand, 0);
-    } else {
-      MakeRoom(miss.expert);
-      device.queue->Add(miss.expert, options_.packets, TransferClass::kOnDemand, 0, now_ns_);
-    }
+    if (!miss.on_host) continue;
+    host_ns += options_.host_expert_ns;
+    CHECK(On(miss.expert).flow->ComputeOnHost(miss.expert, begin_ns));
   }
-  for (const MissedExpert& miss : missed_) {
-    if (miss.on_host) continue;
-    Device& device = On(miss.expert);
-    while (device.cache->state(miss.expert) != ExpertCache::State::kResident) {
+  for (Device& device : devices_) {
+    device.flow->StartLoads(begin_ns);
+    device.flow->TakeReady(device.held, begin_ns);
+    while (device.flow->waiting() > 0) {
       Advance(device, device.packet ? device.packet_end_ns : device.link_ns + packet_ns_);
+      device.flow->TakeReady(device.held, device.link_ns);
     }
-    CHECK(device.cache->Pin(miss.expert, now_ns_).has_value());
-    device.cache->Unwant(miss.expert);
-    pinned_.push_back(miss.expert);
     now_ns_ = std::max(now_ns_, device.link_ns);
   }
   now_ns_ = std::max(now_ns_, begin_ns + host_ns);
   result_.blocked_ns += now_ns_ - begin_ns;
   result_.compute_ns += options_.layer_compute_ns;
-  compute_end_ns_ = now_ns_ + options_.layer_compute_ns;
-  for (Device& device : devices_) Advance(device, compute_end_ns_);
-  now_ns_ = compute_end_ns_;
-  for (const ExpertIndex expert : pinned_) {
-    On(expert).cache->Unpin(expert);
-    if (!options_.cache_between_layers) On(expert).cache->Release(expert, now_ns_);
-  }
-}
-
-// Reserves a slot for an expert that the layer waits for; loads that nobody waits for yield.
-void Simulator::Impl::MakeRoom(ExpertIndex expert) {
-  Device& device = On(expert);
-  while (!device.cache->Reserve(expert, LoadReason::kOnDemand, now_ns_)) {
-    bool cancelled = false;
-    for (const ExpertIndex other : device.cache->slot_experts()) {
-      if (other == kNoExpert || device.cache->wanted(other) ||
-          device.cache->state(other) != ExpertCache::State::kLoading ||
-          device.queue->cancelling(other)) {
-        continue;
-      }
-      if (device.queue->Cancel(other) == TransferState::kCancelled) {
-        device.queue->Remove(other);
-        device.cache->Abandon(other);
-      }
-      cancelled = true;
-      break;
+  now_ns_ += options_.layer_compute_ns;
+  for (Device& device : devices_) {
+    Advance(device, now_ns_);
+    for (const ExpertIndex expert : device.held) {
+      device.flow->Release(expert, now_ns_);
+      if (!options_.cache_between_layers) device.flow->Evict(expert, now_ns_);
     }
-    if (cancelled && device.cache->free_slots() > 0) continue;
-    CHECK(device.packet.has_value());  // else nothing would ever become free
-    Advance(device, device.packet_end_ns);
-    now_ns_ = std::max(now_ns_, device.link_ns);
+    device.held.clear();
+    device.needed.clear();
+    const ExpertStats stats = device.flow->EndLayer(now_ns_);
+    result_.hits += stats.hits;
+    result_.late_hits += stats.late_hits;
+    result_.host_computed += stats.on_host;
+    result_.prefetches += stats.prefetched;
   }
 }
 
@@ -315,90 +272,34 @@ void Simulator::Impl::Advance(Device& device, int64_t until_ns) {
     if (device.packet) {
       if (device.packet_end_ns > until_ns) return;
       device.link_ns = device.packet_end_ns;
-      CompletePacket(device);
+      const ExpertFlow::Packet packet = *std::exchange(device.packet, std::nullopt);
+      if (device.flow->CompletePacket(packet, PacketResult::kOk, device.link_ns) ==
+          TransferState::kDone) {
+        device.flow->Commit(packet.expert, device.link_ns);
+      }
     }
     if (device.link_ns >= until_ns) return;
-    if (!StartPacket(device)) {
+    device.packet = device.flow->NextPacket(device.link_ns);
+    if (!device.packet) {
       device.link_ns = until_ns;
       return;
     }
+    device.packet_end_ns = device.link_ns + packet_ns_;
   }
 }
 
-bool Simulator::Impl::StartPacket(Device& device) {
-  device.packet = device.queue->NextPacket(device.link_ns);
-  if (!device.packet && StartPrefetch(device)) {
-    device.packet = device.queue->NextPacket(device.link_ns);
-    CHECK(device.packet.has_value());
-  }
-  if (!device.packet) return false;
-  device.packet_end_ns = device.link_ns + packet_ns_;
-  ++result_.packets_copied;
-  return true;
-}
-
-bool Simulator::Impl::StartPrefetch(Device& device) {
-  if (!prefetcher_) return false;
-  double victim_worth = 0;
-  if (device.cache->free_slots() == 0) {
-    const std::optional<double> worth = device.cache->VictimPriority(device.link_ns);
-    if (!worth) return false;
-    if (comparable_) victim_worth = *worth;
-  }
-  const int64_t next_layer_ns = std::max(compute_end_ns_, device.link_ns) - device.link_ns;
-  const auto copies_before = [&](int distance) {
-    return static_cast<double>(next_layer_ns + (distance - 1) * options_.layer_compute_ns) /
-           static_cast<double>(options_.expert_copy_ns);
-  };
-  const auto may_copy = [&](ExpertIndex expert) {
-    return &On(expert) == &device && device.cache->state(expert) == ExpertCache::State::kAbsent;
-  };
-  const auto candidate = prefetcher_->NextCandidate(may_copy, copies_before, victim_worth);
-  if (!candidate) return false;
-  if (!device.cache->Reserve(candidate->expert, LoadReason::kPrefetch, device.link_ns))
-    return false;
-  device.queue->Add(candidate->expert, options_.packets, TransferClass::kPrefetch,
-                    static_cast<float>(candidate->worth), device.link_ns);
-  ++result_.prefetches;
-  return true;
-}
-
-void Simulator::Impl::CompletePacket(Device& device) {
-  const TransferQueue::Packet packet = *std::exchange(device.packet, std::nullopt);
-  const TransferState state =
-      device.queue->CompletePacket(packet.expert, packet.packet, PacketResult::kOk, device.link_ns);
-  if (state == TransferState::kMoving) return;
-  device.queue->Remove(packet.expert);
-  if (state == TransferState::kDone) {
-    device.cache->Commit(packet.expert, device.link_ns);
-    ++result_.copies;
-  } else {
-    device.cache->Abandon(packet.expert);
-  }
-}
-
-void Simulator::Impl::DropStalePrefetches(Device& device) {
-  if (!prefetcher_ || device.queue->size() == 0) return;
-  for (const ExpertIndex expert : device.cache->slot_experts()) {
-    if (expert == kNoExpert || device.cache->state(expert) != ExpertCache::State::kLoading ||
-        std::find(needed_.begin(), needed_.end(), expert) != needed_.end() ||
-        device.queue->cancelling(expert) ||
-        prefetcher_->worth().Worth(expert) >= options_.prefetch.min_gain) {
-      continue;
-    }
-    if (device.queue->Cancel(expert) == TransferState::kCancelled) {
-      device.queue->Remove(expert);
-      device.cache->Abandon(expert);
-    }
-  }
-}
-
+// As the prefetcher has predicted; only beyond what it looks at is the predictor asked again.
 void Simulator::Impl::StatePredictions(int layer) {
   const int ahead = std::min(kRecallDistances, shape_.num_layers - 1 - layer);
   for (int distance = 1; distance <= ahead; ++distance) {
     float* to = &stated_[static_cast<size_t>(distance - 1) * Cells() +
                          static_cast<size_t>((layer + distance) * shape_.num_experts)];
-    predictor_->Predict(kRequest, distance, {to, static_cast<size_t>(shape_.num_experts)});
+    if (distance <= prefetcher_->look_ahead()) {
+      const std::span<const float> predicted = prefetcher_->predicted(distance);
+      std::copy(predicted.begin(), predicted.end(), to);
+    } else {
+      predictor_->Predict(kRequest, distance, {to, static_cast<size_t>(shape_.num_experts)});
+    }
   }
 }
 

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/aligned_buffer.h"
 #include "core/base/error.h"
 #include "tests/prefetch/fake_reader.h"
 #include "tests/prefetch/test_source.h"
@@ -29,6 +30,7 @@ struct RigOptions {
   int max_retries = 2;
   int pack_threads = 0;
   bool aligned = true;
+  bool hands_out_failed = false;
 };
 
 class Rig {
@@ -40,6 +42,7 @@ class Rig {
     options.depth = setup.depth;
     options.max_retries = setup.max_retries;
     options.pack_threads = setup.pack_threads;
+    options.hands_out_failed = setup.hands_out_failed;
     loader = std::make_unique<ExpertLoader>(
         source, setup.shape.num_layers, setup.shape.num_experts,
         MakeLruPolicy(setup.shape.num_layers * setup.shape.num_experts), options,
@@ -321,6 +324,102 @@ TEST(ExpertLoaderTest, ForeignExceptionFromPackReachesTheConsumer) {
     EXPECT_THROW(rig.loader->NextReady(ready), std::runtime_error);  // the layer is over
     rig.loader->EndLayer();
   }
+}
+
+// One of two links: it has the even experts, and its slots are in the caller's memory.
+TEST(ExpertLoaderTest, OneOfSeveralLinks) {
+  TestSourceShape shape;
+  shape.direct = true;
+  shape.piece_bytes = {2 * 4096};
+  TestSource source(shape);
+  ManualDisk disk(source.Contents());
+  std::vector<ExpertIndex> even;
+  for (ExpertIndex expert = 0; expert < 32; expert += 2) even.push_back(expert);
+  AlignedBuffer slots(3 * source.layout().slot_bytes);
+  ExpertLoaderOptions options;
+  options.link = 1;
+  options.experts = even;
+  options.slot_memory = slots.span();
+  ExpertLoader loader(source, 4, 8, nullptr, options,
+                      std::make_unique<ManualReader>(disk, 8, true));
+  EXPECT_EQ(loader.slots(), 3);
+  EXPECT_EQ(loader.slot_memory_bytes(), 0u);
+  loader.BeginLayer(source.Ids(0, {4, 2, 6}));
+  std::vector<PinnedExpert> ready;
+  while (loader.NextReady(ready)) {
+  }
+  ASSERT_EQ(ready.size(), 3u);
+  for (const PinnedExpert& pinned : ready) {
+    EXPECT_TRUE(source.IsBlobOf(pinned.id, pinned.blob));
+    EXPECT_GE(pinned.blob, slots.data());
+    EXPECT_LT(pinned.blob, slots.data() + slots.bytes());
+  }
+  loader.EndLayer();
+}
+
+TEST(ExpertLoaderTest, TheHostComputesWhatThePlanSays) {
+  Rig rig({.slots = 8});
+  rig.RunLayer(rig.source.Ids(0, {3}));
+  rig.disk.SetAutomatic(false);
+  std::vector<MissedExpert> missed;
+  rig.loader->BeginLayer(rig.source.Ids(0, {1, 3, 5, 7}), missed);
+  ASSERT_EQ(missed.size(), 3u);
+  EXPECT_EQ(missed[0].expert, 1);
+  EXPECT_EQ(missed[1].expert, 5);
+  EXPECT_GT(missed[0].copy_ns, 0);  // measured
+  missed[0].on_host = missed[2].on_host = true;
+  missed.push_back({9, 1, 0, 0, true});  // another link's
+  rig.loader->StartLoads(missed);
+  rig.disk.SetAutomatic(true);
+  std::vector<PinnedExpert> ready;
+  while (rig.loader->NextReady(ready)) {
+  }
+  ASSERT_EQ(ready.size(), 2u);
+  EXPECT_EQ(ready[0].id, rig.source.Id(0, 3));
+  EXPECT_EQ(ready[1].id, rig.source.Id(0, 5));
+  const ExpertStats stats = rig.loader->EndLayer();
+  EXPECT_EQ(stats.hits, 1u);
+  EXPECT_EQ(stats.misses, 3u);
+  EXPECT_EQ(stats.on_host, 2u);
+  EXPECT_EQ(stats.bytes_read, rig.source.expert_bytes());
+}
+
+// A load that outlived its layer arrives between the two parts of the next one.
+TEST(ExpertLoaderTest, WhatArrivesWhileThePlanIsMadeIsNotLeftOut) {
+  Rig rig({});
+  rig.disk.SetAutomatic(false);
+  rig.loader->BeginLayer(rig.source.Ids(0, {0}));
+  rig.disk.WaitForPending(2);
+  rig.loader->EndLayer();
+  std::vector<MissedExpert> missed;
+  rig.loader->BeginLayer(rig.source.Ids(0, {0}), missed);
+  ASSERT_EQ(missed.size(), 1u);
+  rig.disk.SetAutomatic(true);
+  while (rig.loader->cache_counters().inserted == 0) std::this_thread::yield();
+  missed[0].on_host = true;
+  rig.loader->StartLoads(missed);
+  EXPECT_FALSE(missed[0].on_host);
+  std::vector<PinnedExpert> ready;
+  EXPECT_TRUE(rig.loader->NextReady(ready));
+  EXPECT_EQ(ready.size(), 1u);
+  const ExpertStats stats = rig.loader->EndLayer();
+  EXPECT_EQ(stats.late_hits, 1u);
+  EXPECT_EQ(stats.on_host, 0u);
+}
+
+TEST(ExpertLoaderTest, FailedExpertsAreHandedOutWhereThatIsAsked) {
+  Rig rig({.max_retries = 0, .hands_out_failed = true});
+  const ExpertId bad = rig.source.Id(0, 0);
+  rig.source.on_pack = [&](ExpertId id) {
+    if (id == bad) Fail(ErrorKind::kCorrupt, "expert {} is not an expert", id.index);
+  };
+  rig.loader->BeginLayer(rig.source.Ids(0, {0, 1, 2}));
+  std::vector<PinnedExpert> ready;
+  std::vector<ExpertId> failed;
+  while (rig.loader->NextReady(ready)) rig.loader->TakeFailed(failed);
+  EXPECT_EQ(ready.size(), 2u);
+  EXPECT_EQ(failed, std::vector<ExpertId>{bad});
+  EXPECT_EQ(rig.loader->EndLayer().misses, 3u);
 }
 
 TEST(ExpertLoaderTest, TruncatedFileIsCorruptAndNotRetried) {

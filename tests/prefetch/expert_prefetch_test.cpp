@@ -81,7 +81,8 @@ class Rig {
       : source(setup.shape),
         disk(source.Contents()),
         predictor(ShapeOf(setup.shape)),
-        prefetcher(ShapeOf(setup.shape), predictor, {}) {
+        prefetcher(ShapeOf(setup.shape), predictor, {},
+                   SparseLayers(source, setup.shape.num_layers)) {
     ExpertLoaderOptions options;
     options.budget_bytes = static_cast<uint64_t>(setup.slots) * source.layout().slot_bytes;
     options.packet_bytes = 4096;
@@ -89,22 +90,21 @@ class Rig {
     options.max_retries = setup.max_retries;
     options.pack_threads = setup.pack_threads;
     options.prefetcher = &prefetcher;
-    options.evicts_by_worth = true;
-    loader = std::make_unique<ExpertLoader>(
-        source, setup.shape.num_layers, setup.shape.num_experts,
-        MakeNextUsePolicy(prefetcher.worth(), SparseLayerNumbers(source, setup.shape.num_layers)),
-        options, std::make_unique<ManualReader>(disk, 8, true));
-    loader->BeginRequest(0);
+    loader = std::make_unique<ExpertLoader>(source, setup.shape.num_layers, setup.shape.num_experts,
+                                            nullptr, options,
+                                            std::make_unique<ManualReader>(disk, 8, true));
+    prefetcher.BeginRequest(0);
   }
   ~Rig() { disk.SetAutomatic(true); }
 
   void BeginStep() {
     const StepRequest request = {0, 7, 0, 1};
-    loader->BeginStep({&request, 1});
+    prefetcher.BeginStep({&request, 1});
+    loader->StepBegan();
   }
   ExpertStats RunLayer(int layer, const std::vector<int>& experts) {
     const std::vector<int32_t> routed(experts.begin(), experts.end());
-    if (routed.size() == kTopK) loader->OnRouting(layer, routed);
+    if (routed.size() == kTopK) prefetcher.OnRouting(layer, routed);
     loader->BeginLayer(source.Ids(layer, experts));
     return FinishLayer();
   }
@@ -242,7 +242,9 @@ TEST(ExpertPrefetchTest, NothingIsReadAheadForRequestsThatHaveEnded) {
   rig.disk.SetAutomatic(false);
   rig.BeginStep();
   rig.predictor.Say(1, 3, 0.95f);
-  rig.loader->EndRequest(0);
+  rig.prefetcher.EndRequest(0);
+  EXPECT_TRUE(rig.prefetcher.idle());
+  rig.loader->StopPrefetching();
   rig.disk.SetAutomatic(true);
   const ExpertStats stats = rig.RunLayer(0, {0, 1});
   EXPECT_EQ(stats.prefetched, 0u);

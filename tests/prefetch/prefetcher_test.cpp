@@ -9,7 +9,9 @@
 
 #include "prefetch/eviction_policies.h"
 #include "prefetch/expert_worth.h"
+#include "prefetch/link_prefetch.h"
 #include "prefetch/miss_planner.h"
+#include "tests/prefetch/test_source.h"
 
 namespace moesaic {
 namespace {
@@ -39,7 +41,7 @@ class ToldPredictor final : public Predictor {
 };
 
 TEST(ExpertWorthTest, NearerUsesAreWorthMore) {
-  ExpertWorth worth(4, 2, 0.5);
+  ExpertWorth worth(SparseLayers(4), 2, 0.5);
   const std::vector<float> p = {0.8f, 0.2f};
   for (int layer = 0; layer < 4; ++layer) worth.SetLayer(layer, p);
   worth.SetPosition(1);
@@ -55,6 +57,21 @@ TEST(ExpertWorthTest, NearerUsesAreWorthMore) {
   EXPECT_EQ(worth.Distance(3), 4);
 }
 
+TEST(ExpertWorthTest, LayersWithoutExpertsAreNoDistance) {
+  TestSourceShape shape;
+  shape.num_layers = 5;
+  shape.dense_layers = {0, 3};
+  ExpertWorth worth(SparseLayers(TestSource(shape), 5), 2, 0.5);
+  for (const int layer : {1, 2, 4}) worth.SetLayer(layer, std::vector<float>{1, 1});
+  worth.SetPosition(1);  // layer 2
+  EXPECT_EQ(worth.LayerAt(1), 4);
+  EXPECT_EQ(worth.LayerAt(2), 1);
+  EXPECT_EQ(worth.LayerAt(3), 2);
+  EXPECT_EQ(worth.Distance(4), 1);
+  EXPECT_NEAR(worth.Worth(1 * 2), std::pow(0.5, 2.0 / 3), 1e-6);
+}
+
+// One link that has taken over what was predicted behind layer 0.
 struct PrefetcherTest : testing::Test {
   PrefetcherTest() : told(4) {
     told.told = {{0, 0, 0}, {0.9f, 0.5f, 0.1f}, {0.95f, 0, 0}, {0, 0, 1.0f}};
@@ -62,9 +79,16 @@ struct PrefetcherTest : testing::Test {
     options.min_gain = 0.2;
     options.keep_per_iteration = 1.0;
   }
-  std::optional<Prefetcher::Candidate> Next(const Prefetcher& prefetcher, double victim,
-                                            double copies_per_layer = 1) {
-    return prefetcher.NextCandidate(
+  std::optional<LinkPrefetch::Candidate> Next(double victim, double copies_per_layer = 1,
+                                              std::vector<ExpertIndex> experts = {}) {
+    Prefetcher prefetcher({4, 3, 1, 2}, told, options);
+    prefetcher.BeginRequest(0);
+    const StepRequest request = {.num_rows = 1};
+    prefetcher.BeginStep({&request, 1});
+    prefetcher.OnRouting(0, std::vector<int32_t>{0});
+    LinkPrefetch link(prefetcher, experts);
+    link.TakeOver(prefetcher);
+    return link.Best(
         [this](ExpertIndex expert) {
           return std::find(resident.begin(), resident.end(), expert) == resident.end();
         },
@@ -77,51 +101,46 @@ struct PrefetcherTest : testing::Test {
 };
 
 TEST_F(PrefetcherTest, TakesWhatGainsMostAndStopsWhereNothingGains) {
-  Prefetcher prefetcher({4, 3, 1, 2}, told, options);
-  prefetcher.BeginRequest(0);
-  prefetcher.BeginIteration(0, Predictor::kUnknownToken, 1);
-  prefetcher.OnRouting(0, 0, std::vector<int32_t>{0});
-  prefetcher.Update(0);
-  EXPECT_EQ(Next(prefetcher, 0)->expert, 6);  // layer 2, 0.95
+  EXPECT_EQ(Next(0)->expert, 6);  // layer 2, 0.95
   resident = {6};
-  EXPECT_EQ(Next(prefetcher, 0)->expert, 3);  // layer 1, 0.9
+  EXPECT_EQ(Next(0)->expert, 3);  // layer 1, 0.9
   resident = {6, 3};
-  EXPECT_EQ(Next(prefetcher, 0)->expert, 4);
-  EXPECT_NEAR(Next(prefetcher, 0)->worth, 0.5 - 0.2, 1e-6);
-  EXPECT_FALSE(Next(prefetcher, 0.31).has_value());  // the victim is worth more
+  EXPECT_EQ(Next(0)->expert, 4);
+  EXPECT_NEAR(Next(0)->worth, 0.5 - 0.2, 1e-6);
+  EXPECT_FALSE(Next(0.31).has_value());  // the victim is worth more
   resident = {6, 3, 4};
-  EXPECT_FALSE(Next(prefetcher, 0).has_value());  // 0.1 is below the price; layer 3 is too far
+  EXPECT_FALSE(Next(0).has_value());  // 0.1 is below the price; layer 3 is too far
 }
 
 TEST_F(PrefetcherTest, WhatCannotArriveInTimeCountsForThePartThatDoes) {
-  Prefetcher prefetcher({4, 3, 1, 2}, told, options);
-  prefetcher.BeginRequest(0);
-  prefetcher.BeginIteration(0, Predictor::kUnknownToken, 1);
-  prefetcher.OnRouting(0, 0, std::vector<int32_t>{0});
-  prefetcher.Update(0);
   told.told[2][0] = 0.91f;
-  prefetcher.Update(0);
-  EXPECT_EQ(Next(prefetcher, 0, 1)->expert, 6);
+  EXPECT_EQ(Next(0, 1)->expert, 6);
   told.told[1][0] = 0.99f;
-  prefetcher.Update(0);
-  EXPECT_EQ(Next(prefetcher, 0, 1)->expert, 3);
-  EXPECT_EQ(Next(prefetcher, 0, 0.3)->expert, 6);  // of layer 1 only a third would be there
+  EXPECT_EQ(Next(0, 1)->expert, 3);
+  EXPECT_EQ(Next(0, 0.3)->expert, 6);  // of layer 1 only a third would be there
+}
+
+TEST_F(PrefetcherTest, ALinkLooksOnlyAtExpertsOfItsOwn) {
+  EXPECT_EQ(Next(0, 1, {0, 4, 8})->expert, 4);
+  EXPECT_FALSE(Next(0, 1, {0, 1, 2}).has_value());
 }
 
 TEST_F(PrefetcherTest, RequestsOfAStepAddUp) {
   Prefetcher prefetcher({4, 3, 1, 2}, told, options);
   prefetcher.BeginRequest(0);
   prefetcher.BeginRequest(1);
-  prefetcher.BeginIteration(0, Predictor::kUnknownToken, 1);
-  prefetcher.BeginIteration(1, Predictor::kUnknownToken, 1);
-  prefetcher.Update(-1);
+  const std::vector<StepRequest> requests = {{.request = 0, .num_rows = 1},
+                                             {.request = 1, .first_row = 1, .num_rows = 1}};
+  prefetcher.BeginStep(requests);
+  ExpertWorth worth(prefetcher.layers(), 3, 1.0);
+  prefetcher.Publish(worth);
   // The second request says 0.5 of everything.
-  EXPECT_NEAR(prefetcher.worth().probability(3), 1 - 0.1 * 0.5, 1e-6);
-  EXPECT_NEAR(prefetcher.worth().probability(0), 0.5, 1e-6);
+  EXPECT_NEAR(worth.probability(3), 1 - 0.1 * 0.5, 1e-6);
+  EXPECT_NEAR(worth.probability(0), 0.5, 1e-6);
 }
 
 TEST(EvictionPoliciesTest, NextUseEvictsWhatIsWorthLeast) {
-  ExpertWorth worth(2, 3, 1.0);
+  ExpertWorth worth(SparseLayers(2), 3, 1.0);
   worth.SetLayer(0, std::vector<float>{0.3f, 0.1f, 0.9f});
   worth.SetLayer(1, std::vector<float>{0.2f, 0.05f, 0.4f});
   const auto policy = MakeNextUsePolicy(worth);

@@ -1,0 +1,40 @@
+// ExpertStats: what a layer cost in experts. Plain data.
+#pragma once
+
+#include <cstdint>
+
+namespace moesaic {
+
+// Of one layer or, summed, one step. Counts are of distinct experts per layer.
+struct ExpertStats {
+  uint64_t hits = 0;       // resident when the layer began
+  uint64_t late_hits = 0;  // in flight when the layer began
+  uint64_t misses = 0;     // neither
+  uint64_t on_host = 0;    // of the last two: computed on the host
+  uint64_t evictions = 0;
+  // From the slow tier, in expert bytes, preloading left out. Counted when an expert has arrived or
+  // was cancelled, so that a load that outlives its layer counts for the next one.
+  uint64_t bytes_read = 0;
+  uint64_t blocked_us = 0;  // the consumer waited for experts
+  // Prefetches that were started. Most are used, or leave unused, in a later layer; those that were
+  // cancelled are neither.
+  uint64_t prefetched = 0;
+  uint64_t prefetched_used = 0;
+  uint64_t prefetched_unused = 0;
+
+  ExpertStats& operator+=(const ExpertStats& other) {
+    hits += other.hits;
+    late_hits += other.late_hits;
+    misses += other.misses;
+    on_host += other.on_host;
+    evictions += other.evictions;
+    bytes_read += other.bytes_read;
+    blocked_us += other.blocked_us;
+    prefetched += other.prefetched;
+    prefetched_used += other.prefetched_used;
+    prefetched_unused += other.prefetched_unused;
+    return *this;
+  }
+};
+
+}  // namespace moesaic
