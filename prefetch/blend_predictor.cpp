@@ -25,55 +25,74 @@ constexpr std::array<int, 16> kTurns = {1, 2, 3, 4, 1, 2, 5, kFar, 1, 3, 6, 2, 1
 
 int Bucket(int distance) { return std::min(distance, kFar); }
 
-float Sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
-
 }  // namespace
 
-BlendPredictor::BlendPredictor(const PredictorShape& shape, const BlendOptions& options)
-    : shape_(shape), options_(options), experts_(static_cast<size_t>(shape.num_experts)) {
+BlendPredictor::BlendPredictor(const PredictorShape& shape, const CpuKernels& kernels,
+                               const BlendOptions& options)
+    : shape_(shape),
+      kernels_(kernels),
+      options_(options),
+      experts_(static_cast<size_t>(shape.num_experts)),
+      stride_((experts_ + kWeightBlock - 1) / kWeightBlock * kWeightBlock),
+      window_(std::min(kWindow, shape.num_layers - 1)) {
   CHECK_GT(shape.num_layers, 0);
   CHECK_GT(shape.num_experts, 0);
   CHECK_GT(shape.top_k, 0);
   const auto layers = static_cast<size_t>(shape.num_layers);
-  const uint64_t row_bytes = 2 * experts_ * sizeof(float);
+  const uint64_t row_bytes = stride_ * sizeof(int16_t) + sizeof(float);
   token_rows_ = static_cast<int32_t>(
       std::bit_floor(std::max<uint64_t>(1, options.token_table_bytes / (layers * row_bytes))));
-  bias_begin_ = 0;
-  between_begin_ = bias_begin_ + layers * kFar * experts_;
-  again_begin_ = between_begin_ + layers * kWindow * experts_ * experts_;
-  token_begin_ = again_begin_ + layers * 2 * experts_ * experts_;
-  habit_begin_ = token_begin_ + layers * static_cast<size_t>(token_rows_) * experts_;
-  const size_t weights = habit_begin_ + layers * kFar * kNumHabits;
-  learned_.assign(2 * weights, 0.0f);
-  std::fill_n(learned_.begin(), between_begin_, kFirstBias);
-  std::fill_n(learned_.begin() + static_cast<ptrdiff_t>(habit_begin_), layers * kFar * kNumHabits,
-              kFirstHabitWeight);
+  const size_t biases = layers * kFar;
+  const size_t pairs = layers * (kWindow + 2) * experts_;
+  const size_t tokens = layers * static_cast<size_t>(token_rows_);
+  const size_t habits = biases * kNumHabits;
+  blocks_begin_ = biases * stride_;
+  tokens_begin_ = blocks_begin_ + pairs * stride_;
+  num_weights_ = tokens_begin_ + tokens * stride_;
+  weights_ = AlignedBuffer(num_weights_ * sizeof(int16_t));
+  weights_.Zero();
+  std::fill_n(weights_.as<int16_t>(), blocks_begin_,
+              static_cast<int16_t>(kFirstBias * kWeightSteps));
+  pair_squares_begin_ = biases;
+  token_squares_begin_ = pair_squares_begin_ + pairs;
+  habit_begin_ = token_squares_begin_ + tokens;
+  dense_.assign(habit_begin_ + 2 * habits, 0.0f);
+  std::fill_n(dense_.begin() + static_cast<ptrdiff_t>(habit_begin_), habits, kFirstHabitWeight);
+
   requests_.resize(static_cast<size_t>(shape.max_requests));
   // Neighbouring layers are not trained at the same distance, but each comes to all of them.
   for (uint32_t layer = 0; layer < layers; ++layer) turns_.push_back(7 * layer);
-  share_.resize(experts_);
-  error_.resize(experts_);
+  share_.resize(stride_);
+  error_.resize(stride_);
+  stated_.resize(stride_);
+  rows_.resize((kWindow + 2) * experts_ + 2);
+  scales_.resize(rows_.size());
 }
 
-BlendPredictor::Row BlendPredictor::BiasRow(int layer, int distance) const {
-  return bias_begin_ + static_cast<size_t>(layer * kFar + Bucket(distance) - 1) * experts_;
+BlendPredictor::Row BlendPredictor::BiasRow(int layer, int distance) {
+  const auto row = static_cast<size_t>(layer * kFar + Bucket(distance) - 1);
+  return {weights_.as<int16_t>() + row * stride_, &dense_[row]};
 }
 
-BlendPredictor::Row BlendPredictor::BetweenRow(int layer, int gap, int expert) const {
-  return between_begin_ +
-         (static_cast<size_t>(layer * kWindow + gap - 1) * experts_ + static_cast<size_t>(expert)) *
-             experts_;
+int16_t* BlendPredictor::Block(int layer, int expert) {
+  const size_t block = static_cast<size_t>(layer) * experts_ + static_cast<size_t>(expert);
+  return weights_.as<int16_t>() + blocks_begin_ + block * (kWindow + 2) * stride_;
 }
 
-BlendPredictor::Row BlendPredictor::AgainRow(int layer, int age, int expert) const {
-  return again_begin_ +
-         (static_cast<size_t>(layer * 2 + age) * experts_ + static_cast<size_t>(expert)) * experts_;
+BlendPredictor::Row BlendPredictor::PairRow(int layer, int step, int expert) {
+  const int source =
+      step < kWindow ? (layer - step - 1 + shape_.num_layers) % shape_.num_layers : layer;
+  return {
+      Block(source, expert) + static_cast<size_t>(step) * stride_,
+      &dense_[pair_squares_begin_ + static_cast<size_t>(layer * (kWindow + 2) + step) * experts_ +
+              static_cast<size_t>(expert)]};
 }
 
-BlendPredictor::Row BlendPredictor::TokenRow(int layer, int32_t token_row) const {
-  return token_begin_ + (static_cast<size_t>(layer) * static_cast<size_t>(token_rows_) +
-                         static_cast<size_t>(token_row)) *
-                            experts_;
+BlendPredictor::Row BlendPredictor::TokenRow(int layer, int32_t token_row) {
+  const size_t row = static_cast<size_t>(token_row) * static_cast<size_t>(shape_.num_layers) +
+                     static_cast<size_t>(layer);
+  return {weights_.as<int16_t>() + tokens_begin_ + row * stride_,
+          &dense_[token_squares_begin_ + row]};
 }
 
 size_t BlendPredictor::HabitWeight(int layer, int distance, int habit) const {
@@ -81,20 +100,14 @@ size_t BlendPredictor::HabitWeight(int layer, int distance, int habit) const {
          static_cast<size_t>((layer * kFar + Bucket(distance) - 1) * kNumHabits + habit);
 }
 
-void BlendPredictor::AddScaled(Row row, float scale, float* sum) const {
-  const float* weights = learned_.data() + row;
-  for (size_t j = 0; j < experts_; ++j) sum[j] += scale * weights[j];
-}
-
-void BlendPredictor::Learn(Row row, float scale, const float* error) {
-  float* weights = learned_.data() + row;
-  float* squares = weights + learned_.size() / 2;
-  const float rate = options_.learning_rate;
-  for (size_t j = 0; j < experts_; ++j) {
-    const float gradient = scale * error[j];
-    squares[j] += gradient * gradient;
-    weights[j] -= rate * gradient / std::sqrt(squares[j] + kAdagradFloor);
+void BlendPredictor::AddBlocks(int layer, std::span<const Used> used, int first, int num_rows,
+                               float* to) {
+  for (size_t i = 0; i < used.size(); ++i) {
+    rows_[i] = Block(layer, used[i].expert) + static_cast<size_t>(first) * stride_;
+    scales_[i] = used[i].share;
   }
+  kernels_.add_weight_rows(rows_.data(), scales_.data(), static_cast<int64_t>(used.size()), to,
+                           static_cast<int64_t>(static_cast<size_t>(num_rows) * stride_));
 }
 
 void BlendPredictor::BeginRequest(int request) {
@@ -102,15 +115,22 @@ void BlendPredictor::BeginRequest(int request) {
   const auto layers = static_cast<size_t>(shape_.num_layers);
   state.position.Begin(shape_.num_layers);
   state.token_row = -1;
-  state.used.assign(layers, {});
-  state.used_before.assign(layers, {});
-  state.sum.assign(layers * experts_, 0.0f);
+  state.used.resize(layers);
+  state.used_before.resize(layers);
+  for (size_t layer = 0; layer < layers; ++layer) {
+    for (std::vector<Used>* used : {&state.used[layer], &state.used_before[layer]}) {
+      used->clear();
+      used->reserve(experts_);
+    }
+  }
+  state.sum.assign(layers * stride_, 0.0f);
+  state.next_sum.assign(layers * stride_, 0.0f);
   // As if all experts had been used alike: the feature is zero.
   const float share = static_cast<float>(shape_.top_k) / static_cast<float>(shape_.num_experts);
-  state.habit.assign(layers * kNumHabits * experts_, share);
-  state.feature.assign(layers * kNumHabits * experts_, 0.0f);
+  state.habit.assign(layers * kNumHabits * stride_, share / (share + kHabitFloor));
+  state.feature.assign(layers * kNumHabits * stride_, 0.0f);
   state.train_distance.assign(layers, 0);
-  state.train_probability.assign(layers * experts_, 0.0f);
+  state.train_probability.assign(layers * stride_, 0.0f);
   state.train_token_known.assign(layers, 0);
   for (int layer = 0; layer < shape_.num_layers; ++layer) StartTarget(state, layer);
 }
@@ -120,34 +140,34 @@ void BlendPredictor::EndRequest(int /*request*/) {}
 // The logit for the next time the request is in this layer begins with what is known now.
 void BlendPredictor::StartTarget(Request& request, int layer) {
   const auto at = static_cast<size_t>(layer);
-  float* sum = &request.sum[at * experts_];
-  std::fill_n(sum, experts_, 0.0f);
-  for (const Used& used : request.used[at])
-    AddScaled(AgainRow(layer, 0, used.expert), used.share, sum);
-  for (const Used& used : request.used_before[at])
-    AddScaled(AgainRow(layer, 1, used.expert), used.share, sum);
-  request.train_distance[at] = -kTurns[turns_[at]++ % kTurns.size()];  // negative: not stated yet
+  float* sum = &request.sum[at * stride_];
+  float* next_sum = &request.next_sum[at * stride_];
+  std::copy_n(next_sum, stride_, sum);
+  std::fill_n(next_sum, stride_, 0.0f);
+  AddBlocks(layer, request.used[at], kWindow, 1, sum);
+  AddBlocks(layer, request.used[at], kWindow + 1, 1, next_sum);
+  request.train_distance[at] = -kTurns[turns_[at]++ % kTurns.size()];
   request.train_token_known[at] = 0;
   if (request.train_distance[at] == -kFar) {
     request.train_distance[at] = kFar;
-    State(request, layer, kFar, &request.train_probability[at * experts_]);
+    State(request, layer, kFar, &request.train_probability[at * stride_]);
   }
 }
 
-// probability: per token, [num_experts].
-void BlendPredictor::State(const Request& request, int layer, int distance,
-                           float* probability) const {
+// probability: per token. [stride_]
+void BlendPredictor::State(const Request& request, int layer, int distance, float* probability) {
   const auto at = static_cast<size_t>(layer);
-  const float* sum = &request.sum[at * experts_];
-  const float* bias = learned_.data() + BiasRow(layer, distance);
-  for (size_t j = 0; j < experts_; ++j) probability[j] = sum[j] + bias[j];
+  const auto n = static_cast<int64_t>(stride_);
+  std::copy_n(&request.sum[at * stride_], stride_, probability);
+  const float one = 1;
+  const int16_t* bias = BiasRow(layer, distance).weights;
+  kernels_.add_weight_rows(&bias, &one, 1, probability, n);
   for (int habit = 0; habit < kNumHabits; ++habit) {
-    const float weight = learned_[HabitWeight(layer, distance, habit)];
-    const float* feature =
-        &request.feature[(at * kNumHabits + static_cast<size_t>(habit)) * experts_];
-    for (size_t j = 0; j < experts_; ++j) probability[j] += weight * feature[j];
+    const size_t feature = (at * kNumHabits + static_cast<size_t>(habit)) * stride_;
+    kernels_.axpy(dense_[HabitWeight(layer, distance, habit)], &request.feature[feature], n,
+                  probability);
   }
-  for (size_t j = 0; j < experts_; ++j) probability[j] = Sigmoid(probability[j]);
+  kernels_.sigmoid(probability, n, probability);
 }
 
 void BlendPredictor::BeginIteration(int request, int32_t token, int64_t rows) {
@@ -159,15 +179,17 @@ void BlendPredictor::BeginIteration(int request, int32_t token, int64_t rows) {
   state.token_row =
       static_cast<int32_t>((static_cast<uint64_t>(token) * 0x9E3779B97F4A7C15u >> 32) &
                            static_cast<uint64_t>(token_rows_ - 1));
-  for (int layer = 0; layer < shape_.num_layers; ++layer) {
+  const int16_t* all_layers = TokenRow(0, state.token_row).weights;
+  const float one = 1;
+  kernels_.add_weight_rows(&all_layers, &one, 1, state.sum.data(),
+                           static_cast<int64_t>(state.sum.size()));
+  for (int layer = 0; layer < std::min(kMaxDistance, shape_.num_layers); ++layer) {
     const auto at = static_cast<size_t>(layer);
-    AddScaled(TokenRow(layer, state.token_row), 1, &state.sum[at * experts_]);
     const int distance = layer + 1;
-    if (distance <= kMaxDistance && std::abs(state.train_distance[at]) == distance) {
-      state.train_distance[at] = distance;
-      state.train_token_known[at] = 1;
-      State(state, layer, distance, &state.train_probability[at * experts_]);
-    }
+    if (std::abs(state.train_distance[at]) != distance) continue;
+    state.train_distance[at] = distance;
+    state.train_token_known[at] = 1;
+    State(state, layer, distance, &state.train_probability[at * stride_]);
   }
 }
 
@@ -176,43 +198,50 @@ void BlendPredictor::Observe(int request, int layer, std::span<const int32_t> ex
   const auto at = static_cast<size_t>(layer);
   const auto rows = static_cast<float>(experts.size() / static_cast<size_t>(shape_.top_k));
   std::fill(share_.begin(), share_.end(), 0.0f);
-  for (const int32_t expert : experts) share_[static_cast<size_t>(expert)] += 1.0f / rows;
+  for (const int32_t expert : experts) {
+    share_[static_cast<size_t>(expert)] += 1.0f / rows;
+    // Hides the way to memory behind the training; the hardware fetches the rest of a block.
+    for (int i = 0; i < 4; ++i) __builtin_prefetch(Block(layer, expert) + 32 * i);
+  }
 
   if (state.train_distance[at] > 0) Train(state, layer);
-
-  std::swap(state.used_before[at], state.used[at]);
-  state.used[at].clear();
-  for (int32_t expert = 0; expert < shape_.num_experts; ++expert) {
-    const float share = share_[static_cast<size_t>(expert)];
-    if (share > 0) state.used[at].push_back({expert, std::min(share, 1.0f)});
-  }
-  for (int habit = 0; habit < kNumHabits; ++habit) {
-    const float keep = std::pow(kKeep[static_cast<size_t>(habit)], rows);
-    const size_t begin = (at * kNumHabits + static_cast<size_t>(habit)) * experts_;
-    float* shares = &state.habit[begin];
-    float* features = &state.feature[begin];
-    const float origin = std::log(
-        static_cast<float>(shape_.top_k) / static_cast<float>(shape_.num_experts) + kHabitFloor);
-    for (size_t j = 0; j < experts_; ++j) {
-      shares[j] = keep * shares[j] + (1 - keep) * share_[j];
-      features[j] = std::log(shares[j] + kHabitFloor) - origin;
-    }
-  }
+  NoteUse(state, layer, rows);
   state.position.Observed(layer);
   StartTarget(state, layer);
 
-  const int window = std::min(kWindow, shape_.num_layers - 1);
-  for (int gap = 1; gap <= window; ++gap) {
+  // The window goes on in the next iteration's first layers.
+  const int ahead = std::min(window_, shape_.num_layers - 1 - layer);
+  const std::vector<Used>& used = state.used[at];
+  if (ahead > 0) AddBlocks(layer, used, 0, ahead, &state.sum[(at + 1) * stride_]);
+  if (ahead < window_) AddBlocks(layer, used, ahead, window_ - ahead, state.sum.data());
+  for (int gap = 1; gap <= window_; ++gap) {
     const int target = (layer + gap) % shape_.num_layers;
     const auto to = static_cast<size_t>(target);
-    float* sum = &state.sum[to * experts_];
-    for (const Used& used : state.used[at])
-      AddScaled(BetweenRow(target, gap, used.expert), used.share, sum);
-    if (state.train_distance[to] == -gap) {
-      state.train_distance[to] = gap;
-      state.train_token_known[to] = layer + gap < shape_.num_layers ? 1 : 0;
-      State(state, target, gap, &state.train_probability[to * experts_]);
-    }
+    if (state.train_distance[to] != -gap) continue;
+    state.train_distance[to] = gap;
+    state.train_token_known[to] = layer + gap < shape_.num_layers ? 1 : 0;
+    State(state, target, gap, &state.train_probability[to * stride_]);
+  }
+}
+
+void BlendPredictor::NoteUse(Request& request, int layer, float rows) {
+  const auto at = static_cast<size_t>(layer);
+  std::swap(request.used_before[at], request.used[at]);
+  request.used[at].clear();
+  for (int32_t expert = 0; expert < shape_.num_experts; ++expert) {
+    const float share = share_[static_cast<size_t>(expert)];
+    if (share > 0) request.used[at].push_back({expert, std::min(share, 1.0f)});
+  }
+  // In units in which the logarithm of an expert that is used as often as any is zero.
+  const float unit =
+      static_cast<float>(shape_.top_k) / static_cast<float>(shape_.num_experts) + kHabitFloor;
+  for (float& share : share_) share /= unit;
+  for (int habit = 0; habit < kNumHabits; ++habit) {
+    const float keep = kKeep[static_cast<size_t>(habit)];
+    const size_t begin = (at * kNumHabits + static_cast<size_t>(habit)) * stride_;
+    kernels_.decayed_log(share_.data(), rows == 1 ? keep : std::pow(keep, rows), kHabitFloor / unit,
+                         static_cast<int64_t>(stride_), &request.habit[begin],
+                         &request.feature[begin]);
   }
 }
 
@@ -220,41 +249,48 @@ void BlendPredictor::Observe(int request, int layer, std::span<const int32_t> ex
 // probability was made of.
 void BlendPredictor::Train(Request& request, int layer) {
   const auto at = static_cast<size_t>(layer);
+  const auto n = static_cast<int64_t>(stride_);
   const int distance = request.train_distance[at];
-  const float* stated = &request.train_probability[at * experts_];
+  const float* stated = &request.train_probability[at * stride_];
   for (size_t j = 0; j < experts_; ++j) error_[j] = stated[j] - std::min(share_[j], 1.0f);
   const float* error = error_.data();
+  const float mean_square = kernels_.dot(error, error, n) / static_cast<float>(experts_);
 
-  Learn(BiasRow(layer, distance), 1, error);
-  const int window = std::min(kWindow, shape_.num_layers - 1);
-  for (int gap = distance; gap <= window; ++gap) {
+  size_t num_rows = 0;
+  const auto learn = [&](Row row, float scale) {
+    *row.squares += scale * scale * mean_square;
+    rows_[num_rows] = row.weights;
+    scales_[num_rows++] = options_.learning_rate * scale / std::sqrt(*row.squares + kAdagradFloor);
+  };
+  learn(BiasRow(layer, distance), 1);
+  for (int gap = distance; gap <= window_; ++gap) {
     const int source = (layer - gap + shape_.num_layers) % shape_.num_layers;
     for (const Used& used : request.used[static_cast<size_t>(source)])
-      Learn(BetweenRow(layer, gap, used.expert), used.share, error);
+      learn(PairRow(layer, gap - 1, used.expert), used.share);
   }
-  for (const Used& used : request.used[at])
-    Learn(AgainRow(layer, 0, used.expert), used.share, error);
+  for (const Used& used : request.used[at]) learn(PairRow(layer, kWindow, used.expert), used.share);
   for (const Used& used : request.used_before[at])
-    Learn(AgainRow(layer, 1, used.expert), used.share, error);
+    learn(PairRow(layer, kWindow + 1, used.expert), used.share);
   if (request.train_token_known[at] != 0 && request.token_row >= 0)
-    Learn(TokenRow(layer, request.token_row), 1, error);
+    learn(TokenRow(layer, request.token_row), 1);
+  kernels_.step_weight_rows(rows_.data(), scales_.data(), static_cast<int64_t>(num_rows), error, n);
 
+  const size_t habits = (dense_.size() - habit_begin_) / 2;
   for (int habit = 0; habit < kNumHabits; ++habit) {
-    const float* feature =
-        &request.feature[(at * kNumHabits + static_cast<size_t>(habit)) * experts_];
-    float gradient = 0;
-    for (size_t j = 0; j < experts_; ++j) gradient += error[j] * feature[j];
+    const size_t feature = (at * kNumHabits + static_cast<size_t>(habit)) * stride_;
+    const float gradient = kernels_.dot(error, &request.feature[feature], n);
     const size_t weight = HabitWeight(layer, distance, habit);
-    float& square = learned_[weight + learned_.size() / 2];
-    square += gradient * gradient;
-    learned_[weight] -= 0.5f * options_.learning_rate * gradient / std::sqrt(square + 1);
+    float& squares = dense_[weight + habits];
+    squares += gradient * gradient;
+    dense_[weight] -= 0.5f * options_.learning_rate * gradient / std::sqrt(squares + 1);
   }
 }
 
 void BlendPredictor::Predict(int request, int distance, std::span<float> probability) {
   const Request& state = requests_[static_cast<size_t>(request)];
   CHECK_EQ(probability.size(), experts_);
-  State(state, state.position.Target(distance), distance, probability.data());
+  State(state, state.position.Target(distance), distance, stated_.data());
+  std::copy_n(stated_.begin(), experts_, probability.begin());
   const int64_t rows = state.position.NextIteration(distance) ? 1 : state.position.rows();
   if (rows == 1) return;
   for (float& p : probability) p = 1 - std::pow(1 - p, static_cast<float>(rows));
@@ -262,17 +298,18 @@ void BlendPredictor::Predict(int request, int distance, std::span<float> probabi
 
 uint64_t BlendPredictor::memory_bytes() const {
   const auto layers = static_cast<uint64_t>(shape_.num_layers);
-  const uint64_t per_request = layers * experts_ * (2 + 2 * kNumHabits) * sizeof(float) +
+  const uint64_t per_request = layers * stride_ * (3 + 2 * kNumHabits) * sizeof(float) +
                                2 * layers * experts_ * sizeof(Used);
-  return learned_.size() * sizeof(float) + requests_.size() * per_request;
+  return weights_.bytes() + dense_.size() * sizeof(float) + requests_.size() * per_request;
 }
 
-bool BlendPredictor::Restore(std::span<const float> learned) {
-  if (learned.size() != learned_.size()) return false;
-  for (const float value : learned) {
+bool BlendPredictor::Restore(std::span<const int16_t> weights, std::span<const float> dense) {
+  if (weights.size() != num_weights_ || dense.size() != dense_.size()) return false;
+  for (const float value : dense) {
     if (!std::isfinite(value)) return false;
   }
-  std::copy(learned.begin(), learned.end(), learned_.begin());
+  std::copy(weights.begin(), weights.end(), weights_.as<int16_t>());
+  std::copy(dense.begin(), dense.end(), dense_.begin());
   return true;
 }
 

@@ -18,10 +18,15 @@
 // adds its rows, serves all distances; bias and habit do.
 //
 // Learning: when a layer's routing is known, the error of the probability that was stated at one
-// distance, 1 to kMaxDistance in turn, updates what it was made of (AdaGrad, Duchi et al. 2011).
+// distance, 1 to kMaxDistance in turn, updates what it was made of: AdaGrad (Duchi et al. 2011)
+// with one sum of squares for all weights of a row.
 //
-// Memory: num_layers x num_experts^2 x (kWindow + 2) weights and as many AdaGrad sums, plus the
-// token table, which takes at most `token_table_bytes` (tokens share rows by hash).
+// The work is bound by memory, which decides the layout. Weights are 16-bit fixed point. All that
+// follows from one expert's use in one layer, the rows `between` for the next kWindow layers and
+// the two rows `again`, is one block, read from end to end when the expert is used.
+//
+// Memory: num_layers x num_experts^2 x (kWindow + 2) weights of two bytes, plus the token table,
+// which takes at most `token_table_bytes` (tokens share rows by hash).
 #pragma once
 
 #include <cstdint>
@@ -29,12 +34,14 @@
 #include <span>
 #include <vector>
 
+#include "core/base/aligned_buffer.h"
+#include "kernels/cpu/kernels.h"
 #include "prefetch/predictor.h"
 
 namespace moesaic {
 
 struct BlendOptions {
-  float learning_rate = 0.15f;
+  float learning_rate = 0.1f;
   uint64_t token_table_bytes = uint64_t{32} << 20;
 };
 
@@ -44,7 +51,8 @@ class BlendPredictor final : public Predictor {
   static constexpr int kMaxDistance = 8;  // at which it is trained; further ones use the last
   static constexpr int kNumHabits = 4;
 
-  explicit BlendPredictor(const PredictorShape& shape, const BlendOptions& options = {});
+  BlendPredictor(const PredictorShape& shape, const CpuKernels& kernels,
+                 const BlendOptions& options = {});
 
   const char* name() const override { return "blend"; }
   void BeginRequest(int request) override;
@@ -55,9 +63,10 @@ class BlendPredictor final : public Predictor {
   uint64_t memory_bytes() const override;
 
   // All that was learned, for a checkpoint; the same shape and options must take it back.
-  std::span<const float> learned() const { return learned_; }
-  // False when the size is another one, or a value is not finite.
-  bool Restore(std::span<const float> learned);
+  std::span<const int16_t> weights() const { return {weights_.as<int16_t>(), num_weights_}; }
+  std::span<const float> dense() const { return dense_; }
+  // False when a size is another one, or a value is not finite.
+  bool Restore(std::span<const int16_t> weights, std::span<const float> dense);
 
  private:
   // An expert with the share of the iteration's tokens that used it.
@@ -65,6 +74,7 @@ class BlendPredictor final : public Predictor {
     int32_t expert = 0;
     float share = 0;
   };
+  // [.., experts] below: padded to stride_ floats.
   struct Request {
     RequestPosition position;
     int32_t token_row = -1;
@@ -72,39 +82,60 @@ class BlendPredictor final : public Predictor {
     // elsewhere; and of the iteration before that.
     std::vector<std::vector<Used>> used;
     std::vector<std::vector<Used>> used_before;
-    std::vector<float> sum;      // [layers, experts] the logit's parts that no distance changes
-    std::vector<float> habit;    // [layers, kNumHabits, experts] decayed shares
-    std::vector<float> feature;  // [layers, kNumHabits, experts] of habit
+    std::vector<float> sum;       // [layers, experts] the logit's parts that no distance changes
+    std::vector<float> next_sum;  // [layers, experts] what is known of the iteration after that
+    std::vector<float> habit;     // [layers, kNumHabits, experts] decayed shares
+    std::vector<float> feature;   // [layers, kNumHabits, experts] their logarithms
     // What is to be trained when layer t is observed: the distance, and the probabilities then.
-    std::vector<int32_t> train_distance;     // [layers] 0: nothing
+    std::vector<int32_t> train_distance;     // [layers] 0: nothing; negative: not stated yet
     std::vector<float> train_probability;    // [layers, experts]
     std::vector<uint8_t> train_token_known;  // [layers]
   };
-  // A place in learned_ of num_experts weights; as many AdaGrad sums lie behind them.
-  using Row = size_t;
+  // stride_ weights and their AdaGrad sum.
+  struct Row {
+    int16_t* weights = nullptr;
+    float* squares = nullptr;
+  };
 
-  Row BiasRow(int layer, int distance) const;
-  Row BetweenRow(int layer, int gap, int expert) const;
-  Row AgainRow(int layer, int age, int expert) const;
-  Row TokenRow(int layer, int32_t token_row) const;
+  Row BiasRow(int layer, int distance);
+  // The weights for `layer` of an expert used `step` + 1 layers (step below kWindow), one iteration
+  // (kWindow) or two (kWindow + 1) before.
+  Row PairRow(int layer, int step, int expert);
+  Row TokenRow(int layer, int32_t token_row);
+  // The weights that follow from a use of the expert in the layer. [kWindow + 2, experts]
+  int16_t* Block(int layer, int expert);
   size_t HabitWeight(int layer, int distance, int habit) const;
 
-  void AddScaled(Row row, float scale, float* sum) const;
-  void Learn(Row row, float scale, const float* error);
-  void State(const Request& request, int layer, int distance, float* probability) const;
+  // to[j] += what rows [first, first + num_rows) of the used experts' blocks say. [num_rows,
+  // experts]
+  void AddBlocks(int layer, std::span<const Used> used, int first, int num_rows, float* to);
+  void State(const Request& request, int layer, int distance, float* probability);
   void Train(Request& request, int layer);
   void StartTarget(Request& request, int layer);
+  void NoteUse(Request& request, int layer, float rows);
 
   PredictorShape shape_;
+  const CpuKernels& kernels_;
   BlendOptions options_;
   size_t experts_;
+  size_t stride_;  // of rows of experts
+  int window_;     // layers that look ahead to a target; fewer than kWindow in small models
   int32_t token_rows_;
-  size_t bias_begin_, between_begin_, again_begin_, token_begin_, habit_begin_;
-  std::vector<float> learned_;
+  // weights_: bias [layers, kMaxDistance + 1], blocks [layers, experts], tokens [rows, layers].
+  size_t num_weights_, blocks_begin_, tokens_begin_;
+  AlignedBuffer weights_;
+  // dense_: AdaGrad sums of the rows (bias, pairs [layers, kWindow + 2, experts], tokens), then the
+  // weights of habits and their sums.
+  size_t pair_squares_begin_, token_squares_begin_, habit_begin_;
+  std::vector<float> dense_;
   std::vector<Request> requests_;
   std::vector<float> share_;     // [experts] of the layer that is being observed
   std::vector<float> error_;     // [experts]
+  std::vector<float> stated_;    // [experts]
   std::vector<uint32_t> turns_;  // [layers] picks the distance that is trained
+  // Arguments of the kernels.
+  std::vector<int16_t*> rows_;
+  std::vector<float> scales_;
 };
 
 }  // namespace moesaic

@@ -9,7 +9,7 @@ namespace moesaic {
 
 std::unique_ptr<Predictor> MakePredictor(std::string_view name, const PredictorShape& shape,
                                          const CpuKernels& kernels) {
-  if (name == "blend") return std::make_unique<BlendPredictor>(shape);
+  if (name == "blend") return std::make_unique<BlendPredictor>(shape, kernels);
   if (name == "eamc") return MakeEamcPredictor(shape, kernels);
   if (name == "transition") return MakeTransitionPredictor(shape);
   if (name == "request-eam") return MakeRequestEamPredictor(shape);

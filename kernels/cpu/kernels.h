@@ -121,6 +121,11 @@ constexpr int64_t kColumnBlock = 64;      // entries are counted in whole blocks
 constexpr int kMaxColumnWeight = 127;     // the signed operand of VPMADDUBSW
 constexpr int kMaxColumnWeightSum = 257;  // of one call; every weight is at least 1
 
+// Logistic regression learned online (prefetch/blend_predictor.h): rows of 16-bit weights in steps
+// of 1 / kWeightSteps. Everything comes in whole blocks.
+constexpr int64_t kWeightBlock = 16;
+constexpr float kWeightSteps = 4096;  // weights reach from -8 to 8
+
 struct CpuKernels {
   Isa isa = Isa::kScalar;
   NumericsClass numerics = NumericsClass::kF32;
@@ -174,6 +179,20 @@ struct CpuKernels {
   // below 2^31; n is a multiple of 16.
   int64_t (*find_above)(const uint32_t* scores, const float* scales, int64_t begin, int64_t n,
                         float threshold) = nullptr;
+
+  // For rows of weights. y[j] += sum over r of scales[r] * weight(rows[r][j]), in the order of r.
+  void (*add_weight_rows)(const int16_t* const* rows, const float* scales, int64_t num_rows,
+                          float* y, int64_t n) = nullptr;
+  // weight(rows[r][j]) -= steps[r] * error[j], rounded to nearest and saturated. No row twice.
+  void (*step_weight_rows)(int16_t* const* rows, const float* steps, int64_t num_rows,
+                           const float* error, int64_t n) = nullptr;
+  // y = 1 / (1 + exp(-x)); in place is allowed.
+  void (*sigmoid)(const float* x, int64_t n, float* y) = nullptr;
+  float (*dot)(const float* x, const float* y, int64_t n) = nullptr;
+  // shares = keep * shares + (1 - keep) * now; logs = ln(shares + floor) to 1e-5, which must not be
+  // below 2^-126.
+  void (*decayed_log)(const float* now, float keep, float floor, int64_t n, float* shares,
+                      float* logs) = nullptr;
 };
 
 constexpr int64_t AttentionPartialFloats(int64_t head_dim) {

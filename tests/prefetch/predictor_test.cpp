@@ -144,7 +144,7 @@ TEST(PredictorTest, PairsOfLayersAreLearned) {
 
 TEST(PredictorTest, BlendKnowsTokens) {
   const PredictorShape shape{2, 32, 1, 1};
-  BlendPredictor predictor(shape);
+  BlendPredictor predictor(shape, SelectKernels());
   std::mt19937 random(5);
   predictor.BeginRequest(0);
   int right = 0;
@@ -163,7 +163,7 @@ TEST(PredictorTest, BlendKnowsTokens) {
 TEST(PredictorTest, BlendStatesWhatHappens) {
   // Expert 3 is used with probability 0.7, else expert 4: nothing to see it coming by.
   const PredictorShape shape{2, 8, 1, 1};
-  BlendPredictor predictor(shape);
+  BlendPredictor predictor(shape, SelectKernels());
   std::mt19937 random(9);
   predictor.BeginRequest(0);
   double stated = 0;
@@ -183,25 +183,25 @@ TEST(PredictorTest, BlendStatesWhatHappens) {
 
 TEST(PredictorTest, BlendTakesBackWhatItLearned) {
   const PredictorShape shape{3, 8, 2, 1};
-  BlendPredictor learned(shape);
+  BlendPredictor learned(shape, SelectKernels());
   const std::vector<std::vector<int32_t>> experts = {{1, 2}, {3, 4}, {5, 6}};
   learned.BeginRequest(0);
   for (int i = 0; i < 100; ++i) Iterate(learned, 0, experts, 1);
   learned.EndRequest(0);
 
-  BlendPredictor restored(shape);
-  ASSERT_TRUE(restored.Restore(learned.learned()));
+  BlendPredictor restored(shape, SelectKernels());
+  ASSERT_TRUE(restored.Restore(learned.weights(), learned.dense()));
   learned.BeginRequest(0);
   restored.BeginRequest(0);
   learned.BeginIteration(0, 1, 1);
   restored.BeginIteration(0, 1, 1);
   EXPECT_EQ(Predict(learned, 0, 2, 8), Predict(restored, 0, 2, 8));
 
-  std::vector<float> values(learned.learned().begin(), learned.learned().end());
+  std::vector<float> values(learned.dense().begin(), learned.dense().end());
   values[5] = std::numeric_limits<float>::quiet_NaN();
-  EXPECT_FALSE(restored.Restore(values));
+  EXPECT_FALSE(restored.Restore(learned.weights(), values));
   values.pop_back();
-  EXPECT_FALSE(restored.Restore(values));
+  EXPECT_FALSE(restored.Restore(learned.weights(), values));
 }
 
 TEST(PredictorTest, OracleKnows) {

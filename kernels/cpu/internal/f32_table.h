@@ -5,6 +5,7 @@
 #include "kernels/cpu/internal/attention.h"
 #include "kernels/cpu/internal/matmul.h"
 #include "kernels/cpu/internal/packing.h"
+#include "kernels/cpu/internal/regression.h"
 #include "kernels/cpu/internal/rows.h"
 
 namespace moesaic {
@@ -37,7 +38,12 @@ constexpr CpuKernels F32Table(Isa isa) {
           .pack_panels = PackPanels,
           .unpack_row = UnpackRow,
           .add_columns = AddColumns,
-          .find_above = FindAbove};
+          .find_above = FindAbove,
+          .add_weight_rows = AddWeightRows,
+          .step_weight_rows = StepWeightRows,
+          .sigmoid = Sigmoid,
+          .dot = Dot,
+          .decayed_log = DecayedLog};
 }
 
 }  // namespace

@@ -119,6 +119,21 @@ MOESAIC_INLINE Vec16 LoadF16(const void* p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128(halves)), _mm256_cvtph_ps(_mm_loadu_si128(halves + 1))};
 }
 
+MOESAIC_INLINE Vec16 LoadI16(const int16_t* p) {
+  const auto* halves = reinterpret_cast<const __m128i*>(p);
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(_mm_loadu_si128(halves))),
+          _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(_mm_loadu_si128(halves + 1)))};
+}
+MOESAIC_INLINE void StoreI16(int16_t* p, Vec16 a) {
+  const __m256i packed = _mm256_packs_epi32(_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
+}
+MOESAIC_INLINE __m256 Exponent8(__m256 a) {
+  const __m256i biased = _mm256_srli_epi32(_mm256_castps_si256(a), 23);
+  return _mm256_cvtepi32_ps(_mm256_sub_epi32(biased, _mm256_set1_epi32(127)));
+}
+MOESAIC_INLINE Vec16 Exponent(Vec16 a) { return {Exponent8(a.lo), Exponent8(a.hi)}; }
+
 // One 8 x 8 quarter of Transpose16; dst lines are 64 bytes apart.
 MOESAIC_INLINE void Transpose8(const std::byte* src, int64_t stride_bytes, std::byte* dst) {
   __m256i a[8];

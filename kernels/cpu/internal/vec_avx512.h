@@ -76,6 +76,16 @@ MOESAIC_INLINE Vec16 LoadF16(const void* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)))};
 }
 
+MOESAIC_INLINE Vec16 LoadI16(const int16_t* p) {
+  const __m256i values = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(values))};
+}
+MOESAIC_INLINE void StoreI16(int16_t* p, Vec16 a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(a.v)));
+}
+MOESAIC_INLINE Vec16 Exponent(Vec16 a) { return {_mm512_getexp_ps(a.v)}; }
+
 MOESAIC_INLINE void Transpose16(const std::byte* src, int64_t stride_bytes, std::byte* dst) {
   __m512i a[16];
   __m512i b[16];

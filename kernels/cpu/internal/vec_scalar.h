@@ -91,6 +91,23 @@ MOESAIC_INLINE Vec16 LoadF16(const void* p) {
   return MapLanes([&](int i) { return F16ToF32(LoadAs<uint16_t>(bytes + i * 2)); });
 }
 
+// 16 consecutive whole numbers.
+MOESAIC_INLINE Vec16 LoadI16(const int16_t* p) {
+  return MapLanes([&](int i) { return static_cast<float>(p[i]); });
+}
+// Rounds to nearest even and saturates; |a| is below 2^31.
+MOESAIC_INLINE void StoreI16(int16_t* p, Vec16 a) {
+  for (int i = 0; i < 16; ++i) {
+    const float whole = __builtin_rintf(a.v[i]);
+    p[i] = static_cast<int16_t>(MinOf(MaxOf(whole, -32768.0f), 32767.0f));
+  }
+}
+// e of a = m 2^e with m in [1, 2); a is normal and positive.
+MOESAIC_INLINE Vec16 Exponent(Vec16 a) {
+  return MapLanes(
+      [&](int i) { return static_cast<float>(static_cast<int32_t>(BitsOf(a.v[i]) >> 23) - 127); });
+}
+
 // dst[j][i] = row i, element j: 16 rows of 16 dwords, `stride_bytes` apart.
 MOESAIC_INLINE void Transpose16(const std::byte* src, int64_t stride_bytes, std::byte* dst) {
   for (int i = 0; i < 16; ++i) {
