@@ -19,7 +19,7 @@ DType SectionDType(WeightType type) {
   return type == WeightType::kBf16 ? DType::kBF16 : DType::kF32;
 }
 
-std::vector<int32_t> SparseLayers(const ModelConfig& config) {
+std::vector<int32_t> LayersOf(const ModelConfig& config) {
   std::vector<int32_t> layers;
   for (int64_t l = 0; l < config.num_layers; ++l) {
     if (config.layer_is_sparse[static_cast<size_t>(l)]) layers.push_back(static_cast<int32_t>(l));
@@ -62,7 +62,7 @@ class CheckpointExpertSource : public ExpertSource {
     const std::array<int64_t, 2> in_shape = {config.moe_intermediate_size, config.hidden_size};
     const std::array<int64_t, 2> out_shape = {config.hidden_size, config.moe_intermediate_size};
     first_of_layer_.assign(static_cast<size_t>(config.num_layers), -1);
-    for (const int32_t layer : SparseLayers(config)) {
+    for (const int32_t layer : LayersOf(config)) {
       first_of_layer_[static_cast<size_t>(layer)] = static_cast<int64_t>(extents_.size());
       for (int64_t e = 0; e < config.num_experts; ++e) {
         const MlpTensorNames expert = names.Expert(layer, e);
@@ -154,7 +154,7 @@ class StoreExpertSource : public ExpertSource {
 std::string WhyNotCurrent(const ModelConfig& config, WeightType type, uint64_t fingerprint,
                           const ExpertStoreHeader& header) {
   if (header.model_type != config.model_type || header.num_experts != config.num_experts ||
-      header.sparse_layers != SparseLayers(config)) {
+      header.sparse_layers != LayersOf(config)) {
     return "it was made for another model";
   }
   if (!SameLayout(header.layout, MakeCpuExpertLayout(config, type))) {
@@ -260,7 +260,7 @@ void WriteExpertStore(const ModelConfig& config, WeightType type, const TensorSo
   header.source_fingerprint = source.Fingerprint();
   header.model_type = config.model_type;
   header.layout = MakeCpuExpertLayout(config, type);
-  header.sparse_layers = SparseLayers(config);
+  header.sparse_layers = LayersOf(config);
   header.num_experts = static_cast<int32_t>(config.num_experts);
   const uint64_t slot_bytes = header.layout.slot_bytes;
   const std::vector<int32_t> sparse_layers = header.sparse_layers;
