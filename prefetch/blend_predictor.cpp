@@ -17,6 +17,10 @@ constexpr float kHabitFloor = 0.02f;  // a share that says nothing any more
 constexpr float kAdagradFloor = 0.1f;
 constexpr float kFirstBias = -2.0f;
 constexpr float kFirstHabitWeight = 0.2f;
+// Of a stored weight of habits and a stored AdaGrad sum: far beyond what training makes, far below
+// what overflows.
+constexpr double kMostHabitWeight = 1e4;
+constexpr double kMostSquares = 1e30;
 
 // A distance behind the window sees no `between` rows: all of those are one.
 constexpr int kFar = BlendPredictor::kMaxDistance + 1;
@@ -67,6 +71,15 @@ BlendPredictor::BlendPredictor(const PredictorShape& shape, const CpuKernels& ke
   stated_.resize(stride_);
   rows_.resize((kWindow + 2) * experts_ + 2);
   scales_.resize(rows_.size());
+  const std::span<float> dense = dense_;
+  const std::span<int16_t> all_weights = {weights_.as<int16_t>(), num_weights_};
+  section_.emplace("blend", 1,
+                   std::vector<LearnedArray>{
+                       {all_weights, INT16_MIN, INT16_MAX},
+                       {dense.first(habit_begin_), 0, kMostSquares},
+                       {dense.subspan(habit_begin_, habits), -kMostHabitWeight, kMostHabitWeight},
+                       {dense.last(habits), 0, kMostSquares},
+                       {std::span<uint32_t>(turns_)}});
 }
 
 BlendPredictor::Row BlendPredictor::BiasRow(int layer, int distance) {
@@ -301,16 +314,6 @@ uint64_t BlendPredictor::memory_bytes() const {
   const uint64_t per_request = layers * stride_ * (3 + 2 * kNumHabits) * sizeof(float) +
                                2 * layers * experts_ * sizeof(Used);
   return weights_.bytes() + dense_.size() * sizeof(float) + requests_.size() * per_request;
-}
-
-bool BlendPredictor::Restore(std::span<const int16_t> weights, std::span<const float> dense) {
-  if (weights.size() != num_weights_ || dense.size() != dense_.size()) return false;
-  for (const float value : dense) {
-    if (!std::isfinite(value)) return false;
-  }
-  std::copy(weights.begin(), weights.end(), weights_.as<int16_t>());
-  std::copy(dense.begin(), dense.end(), dense_.begin());
-  return true;
 }
 
 }  // namespace moesaic

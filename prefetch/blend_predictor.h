@@ -31,11 +31,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "core/base/aligned_buffer.h"
 #include "kernels/cpu/kernels.h"
+#include "prefetch/learned_section.h"
 #include "prefetch/predictor.h"
 
 namespace moesaic {
@@ -61,12 +63,7 @@ class BlendPredictor final : public Predictor {
   void Predict(int request, int distance, std::span<float> probability) override;
   void EndRequest(int request) override;
   uint64_t memory_bytes() const override;
-
-  // All that was learned, for a checkpoint; the same shape and options must take it back.
-  std::span<const int16_t> weights() const { return {weights_.as<int16_t>(), num_weights_}; }
-  std::span<const float> dense() const { return dense_; }
-  // False when a size is another one, or a value is not finite.
-  bool Restore(std::span<const int16_t> weights, std::span<const float> dense);
+  std::vector<StateSection*> Sections() override { return {&*section_}; }
 
  private:
   // An expert with the share of the iteration's tokens that used it.
@@ -136,6 +133,7 @@ class BlendPredictor final : public Predictor {
   // Arguments of the kernels.
   std::vector<int16_t*> rows_;
   std::vector<float> scales_;
+  std::optional<LearnedSection> section_;
 };
 
 }  // namespace moesaic

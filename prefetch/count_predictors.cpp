@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "core/base/check.h"
+#include "prefetch/learned_section.h"
 #include "tracer/routing_trace.h"
 
 namespace moesaic {
@@ -49,7 +50,7 @@ class CountingPredictor : public Predictor {
     const RequestPosition& position = Position(request);
     const int64_t rows = position.NextIteration(distance) ? 1 : position.rows();
     State(request, position.Target(distance), distance, probability);
-    for (float& p : probability) p = AnyOf(p, rows);
+    for (float& p : probability) p = AnyOf(std::min(p, 1.0f), rows);
   }
   void EndRequest(int /*request*/) override {}
 
@@ -82,6 +83,7 @@ class FrequencyPredictor final : public CountingPredictor {
         used_(cells_, 0.0f),
         seen_(static_cast<size_t>(shape.num_layers), 0.0f) {}
   const char* name() const override { return "frequency"; }
+  std::vector<StateSection*> Sections() override { return {&section_}; }
   uint64_t memory_bytes() const override { return (used_.size() + seen_.size()) * sizeof(float); }
 
  protected:
@@ -100,6 +102,7 @@ class FrequencyPredictor final : public CountingPredictor {
  private:
   std::vector<float> used_;  // [layers, experts]
   std::vector<float> seen_;  // [layers]
+  LearnedSection section_{"frequency", 1, {{std::span(used_)}, {std::span(seen_)}}};
 };
 
 class DependencyPredictor final : public CountingPredictor {
@@ -126,6 +129,7 @@ class RecencyPredictor final : public CountingPredictor {
     seen_.fill(0);
   }
   const char* name() const override { return "recency"; }
+  std::vector<StateSection*> Sections() override { return {&section_}; }
   uint64_t memory_bytes() const override {
     return last_use_.size() * cells_ * sizeof(int64_t) + sizeof(used_) + sizeof(seen_);
   }
@@ -162,6 +166,7 @@ class RecencyPredictor final : public CountingPredictor {
   std::vector<std::vector<int64_t>> last_use_;  // [requests][layers, experts] iteration
   std::array<double, kAges> used_;
   std::array<double, kAges> seen_;
+  LearnedSection section_{"recency", 1, {{std::span<double>(used_)}, {std::span<double>(seen_)}}};
 };
 
 class RequestEamPredictor final : public CountingPredictor {
@@ -209,6 +214,7 @@ class TransitionPredictor final : public CountingPredictor {
         seen_(static_cast<size_t>(shape.num_layers), 0.0f),
         now_(static_cast<size_t>(shape.max_requests)) {}
   const char* name() const override { return "transition"; }
+  std::vector<StateSection*> Sections() override { return {&section_}; }
   uint64_t memory_bytes() const override {
     return (pairs_.size() + used_.size() + seen_.size() + now_.size() * cells_) * sizeof(float);
   }
@@ -275,6 +281,8 @@ class TransitionPredictor final : public CountingPredictor {
   std::vector<float> pairs_;  // [layers, gaps, experts i, experts j] iterations with both
   std::vector<float> used_;   // [layers, experts]
   std::vector<float> seen_;   // [layers]
+  LearnedSection section_{
+      "transition", 1, {{std::span(pairs_)}, {std::span(used_)}, {std::span(seen_)}}};
   std::vector<std::vector<float>> now_;  // [requests][layers, experts] shares when last passed
 };
 

@@ -5,6 +5,7 @@
 
 #include "core/base/check.h"
 #include "tracer/eam_collection.h"
+#include "tracer/eam_collection_section.h"
 #include "tracer/expert_activation_matrix.h"
 
 namespace moesaic {
@@ -69,6 +70,8 @@ class EamcPredictor final : public Predictor {
 
   void EndRequest(int request) override { collection_.Insert(At(request).eam); }
 
+  std::vector<StateSection*> Sections() override { return {&section_}; }
+
   uint64_t memory_bytes() const override {
     uint64_t bytes = collection_.memory_bytes();
     for (const Request& state : requests_) bytes += state.matcher.memory_bytes();
@@ -89,6 +92,7 @@ class EamcPredictor final : public Predictor {
   const PredictorShape shape_;
   const EamcOptions options_;
   EamCollection collection_;
+  EamCollectionSection section_{collection_};
   std::vector<Request> requests_;
 };
 

@@ -245,6 +245,25 @@ void ExpertLoader::Clear() {
   flow_.EvictAll(Now());
 }
 
+std::vector<ResidentExpert> ExpertLoader::Residents() const {
+  std::vector<ResidentExpert> residents;
+  {
+    MutexLock lock(mutex_);
+    const ExpertCache& cache = flow_.cache();
+    const int64_t now_ns = Now();
+    for (const ExpertIndex expert : cache.slot_experts()) {
+      if (expert == kNoExpert || cache.state(expert) != ExpertCache::State::kResident) continue;
+      residents.push_back(
+          {grid_.Id(expert), static_cast<float>(cache.policy().KeepPriority(expert, now_ns))});
+    }
+  }
+  std::sort(residents.begin(), residents.end(),
+            [](const ResidentExpert& a, const ResidentExpert& b) {
+              return a.worth != b.worth ? a.worth > b.worth : a.id < b.id;
+            });
+  return residents;
+}
+
 void ExpertLoader::WaitForProgress() {
   if (fatal_) std::rethrow_exception(fatal_);
   progress_.Wait(mutex_);

@@ -33,6 +33,7 @@
 #include "core/io/expert_source.h"
 #include "prefetch/expert_flow.h"
 #include "prefetch/transfer_lanes.h"
+#include "tracer/residency_list.h"
 
 namespace moesaic {
 
@@ -119,6 +120,9 @@ class ExpertLoader {
                   const std::function<bool(int64_t loaded)>& keep_going = nullptr) EXCLUDES(mutex_);
   // Forgets residents (for cold benches and tests). No layer may be open.
   void Clear() EXCLUDES(mutex_);
+
+  // Who is in memory, by descending worth to the eviction policy.
+  std::vector<ResidentExpert> Residents() const EXCLUDES(mutex_);
 
   int64_t slots() const { return slots_; }
   int64_t resident() const EXCLUDES(mutex_);

@@ -20,6 +20,7 @@ namespace moesaic {
 
 struct CpuKernels;
 struct RoutingTrace;
+class StateSection;
 
 struct PredictorShape {
   int num_layers = 0;   // that have experts
@@ -48,6 +49,9 @@ class Predictor {
   virtual void Predict(int request, int distance, std::span<float> probability) = 0;
   // The request has ended; what it did may be learned from.
   virtual void EndRequest(int request) = 0;
+  // What was learned and outlives the process (of one that takes it back, the same shape is asked).
+  // The predictor owns the sections; they are saved between steps and loaded before any.
+  virtual std::vector<StateSection*> Sections() { return {}; }
   // What the predictor keeps in memory.
   virtual uint64_t memory_bytes() const = 0;
 };

@@ -32,6 +32,7 @@ void Prefetcher::EndRequest(int request) {
 
 void Prefetcher::BeginStep(std::span<const StepRequest> requests) {
   step_.assign(requests.begin(), requests.end());
+  if (step_.empty()) return;
   for (const StepRequest& request : step_) {
     predictor_.BeginIteration(request.request, request.token, request.num_rows);
   }
@@ -39,6 +40,7 @@ void Prefetcher::BeginStep(std::span<const StepRequest> requests) {
 }
 
 void Prefetcher::OnRouting(int layer, std::span<const int32_t> experts) {
+  if (step_.empty()) return;
   const int number = layers_.number(layer);
   const auto top_k = static_cast<size_t>(shape_.top_k);
   for (const StepRequest& request : step_) {

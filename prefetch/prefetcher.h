@@ -43,7 +43,8 @@ class Prefetcher {
   void BeginRequest(int request);
   void EndRequest(int request);
   bool idle() const { return requests_ == 0; }  // no request has begun and not ended
-  // A forward pass over these requests.
+  // A forward pass over these requests. What was observed before (and is computed again after a
+  // preemption) is left out; a step of nothing else changes no prediction.
   void BeginStep(std::span<const StepRequest> requests);
   // Their choice in a layer of the model. experts: [rows, top_k] of the step.
   void OnRouting(int layer, std::span<const int32_t> experts);

@@ -1,5 +1,6 @@
 #include "tracer/state_checkpoint.h"
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -79,21 +80,26 @@ void PackBinary(MsgpackPacker& packer, std::span<const std::byte> bytes, std::st
 
 }  // namespace
 
-std::vector<std::byte> PackState(const StoredState& state) {
+std::vector<std::byte> PackState(StoredState state) {
+  constexpr size_t kFrameBytes = 1024;  // more than names and lengths take
+  size_t bytes = kFrameBytes;
+  for (const StoredSection& section : state.sections) bytes += section.bytes.size() + kFrameBytes;
   MsgpackBytes body;
+  body.Reserve(bytes);
   MsgpackPacker body_packer(body);
   body_packer.pack_array(2);
   PackBinary(body_packer, FieldsOf(state.model).Pack(), "model");
   body_packer.pack_array(static_cast<uint32_t>(state.sections.size()));
-  for (const StoredSection& section : state.sections) {
+  for (StoredSection& section : state.sections) {
     body_packer.pack_array(3);
     body_packer.pack(section.name);
     body_packer.pack(section.version);
-    PackBinary(body_packer, section.bytes, section.name);
+    PackBinary(body_packer, std::exchange(section.bytes, {}), section.name);
   }
   const std::vector<std::byte> body_bytes = body.Take();
 
   MsgpackBytes out;
+  out.Reserve(body_bytes.size() + kFrameBytes);
   MsgpackPacker packer(out);
   packer.pack_array(4);
   packer.pack(kMagic);
@@ -186,12 +192,19 @@ bool StateCheckpoint::Read(StoredState& state, StateLoadResult& result) const {
   return false;
 }
 
+bool StateCheckpoint::HasSection(std::string_view name) const {
+  return std::any_of(sections_.begin(), sections_.end(),
+                     [&](const StateSection* section) { return section->name() == name; });
+}
+
 StateLoadResult StateCheckpoint::Load() {
   StateLoadResult result;
   StoredState state;
+  has_others_ = false;
   if (Read(state, result)) {
-    for (StateSection* section : sections_) {
-      for (const StoredSection& stored : state.sections) {
+    for (const StoredSection& stored : state.sections) {
+      has_others_ |= !HasSection(stored.name);
+      for (StateSection* section : sections_) {
         if (stored.name != section->name()) continue;
         try {
           section->Load(stored.version, stored.bytes);
@@ -207,30 +220,44 @@ StateLoadResult StateCheckpoint::Load() {
   return result;
 }
 
-std::vector<std::byte> StateCheckpoint::Pack() const {
+StoredState StateCheckpoint::Snapshot() const {
   StoredState state;
   state.model = model_;
   for (const StateSection* section : sections_) {
     state.sections.push_back({std::string(section->name()), section->version(), section->Save()});
   }
-  return PackState(state);
+  return state;
 }
 
-std::filesystem::path StateCheckpoint::Write(std::span<const std::byte> packed) {
+// What another predictor learned is not lost because this one does not know it.
+void StateCheckpoint::CarryOver(StoredState& snapshot) {
+  StoredState stored;
+  StateLoadResult result;
+  if (!Read(stored, result)) return;
+  for (StoredSection& section : stored.sections) {
+    if (!HasSection(section.name)) snapshot.sections.push_back(std::move(section));
+  }
+}
+
+StateWriteResult StateCheckpoint::Write(StoredState snapshot) {
   if (found_ == Found::kUnknown) {
     StoredState ignored;
     StateLoadResult result;
-    Read(ignored, result);
+    has_others_ = Read(ignored, result);
     found_ = result.problems.empty() ? Found::kUsable : Found::kRefused;
   }
-  std::filesystem::path aside;
+  StateWriteResult result;
   if (found_ == Found::kRefused) {
     std::error_code error;
-    if (std::filesystem::exists(file_, error)) aside = SetFileAside(file_, "rejected");
+    if (std::filesystem::exists(file_, error)) result.aside = SetFileAside(file_, "rejected");
     found_ = Found::kUsable;
+    has_others_ = false;
   }
+  if (has_others_) CarryOver(snapshot);
+  const std::vector<std::byte> packed = PackState(std::move(snapshot));
   WriteFileAtomically(file_, packed);
-  return aside;
+  result.bytes = packed.size();
+  return result;
 }
 
 }  // namespace moesaic

@@ -35,7 +35,8 @@ struct StoredState {
 // Untrusted bytes; `name` goes into messages. Throws Error: kCorrupt, kUnsupported (a newer
 // format).
 StoredState ParseState(std::span<const std::byte> bytes, std::string_view name);
-std::vector<std::byte> PackState(const StoredState& state);
+// Takes the state apart while it packs, so that at most two copies of it are in memory.
+std::vector<std::byte> PackState(StoredState state);
 // Throws also Error(kNotFound, kIo).
 StoredState ReadStateFile(const std::filesystem::path& file);
 // Whether the file begins like a state file. False when it cannot be read.
@@ -48,10 +49,15 @@ struct StateLoadResult {
   std::vector<std::string> problems;
 };
 
+struct StateWriteResult {
+  std::filesystem::path aside;  // the name that a refused file was given; empty: there was none
+  uint64_t bytes = 0;           // of the file
+};
+
 // Saves sections to a file and restores them.
 //
-// Thread contract: Load and Pack are called by the thread that owns what is learned; Write may be
-// called by another one meanwhile, but by one at a time.
+// Thread contract: Load and Snapshot are called by the thread that owns what is learned; Write may
+// be called by another one meanwhile, but by one at a time.
 class StateCheckpoint {
  public:
   // The sections are borrowed; CHECKs that their names differ.
@@ -59,15 +65,14 @@ class StateCheckpoint {
                   std::vector<StateSection*> sections);
 
   // Never throws for what a file contains. A section that the file lacks, or whose bytes do not
-  // fit, stays as it is. Sections of the file that nobody asked for are ignored.
+  // fit, stays as it is. Sections of the file that nobody asked for are ignored, and kept by Write.
   StateLoadResult Load();
 
-  // What Write wants.
-  std::vector<std::byte> Pack() const;
-  // Throws Error(kIo, kUnavailable); the file is then as it was. Returns the name that a refused
-  // file was given, or an empty one.
-  std::filesystem::path Write(std::span<const std::byte> packed);
-  std::filesystem::path Save() { return Write(Pack()); }
+  // A copy of what was learned, for Write to pack.
+  StoredState Snapshot() const;
+  // Throws Error(kIo, kUnavailable); the file is then as it was.
+  StateWriteResult Write(StoredState snapshot);
+  StateWriteResult Save() { return Write(Snapshot()); }
 
   const std::filesystem::path& file() const { return file_; }
 
@@ -76,11 +81,14 @@ class StateCheckpoint {
 
   // Reads the file; a problem is added to the result. False: nothing to use.
   bool Read(StoredState& state, StateLoadResult& result) const;
+  bool HasSection(std::string_view name) const;
+  void CarryOver(StoredState& snapshot);
 
   std::filesystem::path file_;
   ModelFingerprint model_;
   std::vector<StateSection*> sections_;
   Found found_ = Found::kUnknown;  // what lies at file_ that Write would replace
+  bool has_others_ = false;        // sections that nobody asked for
 };
 
 }  // namespace moesaic

@@ -221,6 +221,19 @@ void AddRuntimeSettings(RuntimeConfig& config, SettingScope scope, OptionTable& 
   add(engine, {"record-trace", &config.record_trace, "FILE",
                "Record which experts every token uses; goes on behind what the file has.",
                "Experts on disk"});
+  add(engine, {"state-file", &config.state_file, "FILE",
+               "Keep here, across restarts, what is learned about expert use and which experts are "
+               "in memory.",
+               "Experts on disk"});
+  add(engine, {"state-interval",
+               &config.state_interval_s,
+               "SECONDS",
+               "How often --state-file is written; also at the end. 0: only then.",
+               "Experts on disk",
+               0,
+               {},
+               0,
+               1e6});
 
   add(engine, {"threads",
                &config.threads,

@@ -38,6 +38,8 @@ struct RuntimeConfig {
   bool preload = true;
   std::string route_from;
   std::string record_trace;
+  std::string state_file;
+  double state_interval_s = 300;  // 0: saved at the end only
 
   // Compute
   int64_t threads = 0;  // 0: one per physical core within affinity and quota

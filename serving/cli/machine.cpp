@@ -106,6 +106,8 @@ EngineOptions EngineOptionsFrom(const RuntimeConfig& config, const std::string& 
   options.eviction_policy = config.eviction_policy;
   options.route_from = config.route_from;
   options.record_trace = config.record_trace;
+  options.state_file = config.state_file;
+  options.state_interval_s = config.state_interval_s;
   return options;
 }
 

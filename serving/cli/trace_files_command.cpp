@@ -169,7 +169,7 @@ int TraceCompactCommand(const Invocation& invocation) {
   model.num_experts = trace.header.num_experts;
   model.top_k = trace.header.top_k;
   EamCollectionSection section(collection);
-  const std::filesystem::path aside = StateCheckpoint(output, model, {&section}).Save();
+  const std::filesystem::path aside = StateCheckpoint(output, model, {&section}).Save().aside;
   if (!aside.empty()) {
     fmt::print(stderr, "{} was not a state file of such a model; it is now {}\n", output,
                aside.string());

@@ -47,6 +47,8 @@ struct EngineOptions {
   std::string eviction_policy = "auto";  // next-use with a predictor, else lru; next-use; lru
   std::filesystem::path route_from;      // empty: the model's own routing
   std::filesystem::path record_trace;    // empty: the routing is not recorded
+  std::filesystem::path state_file;      // empty: what is learned ends with the process
+  double state_interval_s = 300;         // 0: saved at the end only
 };
 
 // One line of the memory ledger.

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <random>
+#include <set>
 #include <span>
 #include <utility>
 
@@ -62,7 +63,7 @@ std::unique_ptr<Engine> CreateEngine(const EngineOptions& options, MetricsRegist
 }
 
 LocalEngine::LocalEngine(const EngineOptions& options, MetricsRegistry& metrics)
-    : options_(options), metrics_(metrics) {
+    : options_(options), registry_(metrics), metrics_(metrics) {
   std::promise<void> ready;
   std::future<void> loaded = ready.get_future();
   thread_ = std::thread([this, ready = std::move(ready)]() mutable { Main(std::move(ready)); });
@@ -188,10 +189,12 @@ void LocalEngine::Main(std::promise<void> ready) {
     DropExpired();
     Step();
     PublishStatus();
+    if (SaveDueAt() <= LearnedState::Clock::now()) state_->Save(loader_->Residents());
   }
   std::vector<Sequence*> left;
   scheduler_->ForEach([&](Sequence& sequence) { left.push_back(&sequence); });
   for (Sequence* sequence : left) End(*sequence, FinishReason::kCancelled);
+  if (state_ != nullptr) state_->SaveAndClose(loader_->Residents());
 }
 
 void LocalEngine::Load() {
@@ -209,6 +212,12 @@ void LocalEngine::Load() {
     replay_ = std::make_unique<RoutingReplay>(options_.route_from, config_);
   }
   MakeLoader();
+  if (!options_.state_file.empty()) {
+    state_ = std::make_unique<LearnedState>(
+        options_.state_file, options_.state_interval_s, config_,
+        predictor_ != nullptr ? predictor_->Sections() : std::vector<StateSection*>{}, registry_);
+    state_->Restore();
+  }
   ModelWeights weights = ModelWeights::Load(config_, type, *files_.tensors, kernels, *pool_);
   const ModelLimits limits = LimitsOf(options_, plan_);
   model_ = std::make_unique<Model>(config_, std::move(weights), files_.experts->layout(), *loader_,
@@ -263,8 +272,11 @@ void LocalEngine::MakeLoader() {
       *files_.experts, layers, static_cast<int>(config_.num_experts), std::move(policy), options);
 }
 
+// What the last process held comes first, then layer after layer. The most worthy is loaded last:
+// to a policy that goes by age, it is the youngest.
 void LocalEngine::Preload() {
   std::vector<ExpertId> experts;
+  if (state_ != nullptr) experts = state_->LastResidents();
   for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
     if (!config_.layer_is_sparse[static_cast<size_t>(layer)]) continue;
     for (int64_t index = 0; index < config_.num_experts; ++index) {
@@ -274,7 +286,17 @@ void LocalEngine::Preload() {
       experts.push_back(id);
     }
   }
+  std::set<ExpertId> seen;
+  std::erase_if(experts, [&](ExpertId id) { return !seen.insert(id).second; });
+  const auto slots = static_cast<size_t>(loader_->slots());
+  if (experts.size() > slots) experts.resize(slots);
+  std::reverse(experts.begin(), experts.end());
   loader_->Preload(experts);
+}
+
+LearnedState::Clock::time_point LocalEngine::SaveDueAt() const {
+  if (state_ == nullptr) return LearnedState::Clock::time_point::max();
+  return state_->DueAt().value_or(LearnedState::Clock::time_point::max());
 }
 
 bool LocalEngine::TakeInbox() {
@@ -282,7 +304,14 @@ bool LocalEngine::TakeInbox() {
   std::vector<RequestId> cancelled;
   {
     MutexLock lock(mutex_);
-    while (!stop_ && inbox_.empty() && cancels_.empty() && scheduler_->empty()) wake_.Wait(mutex_);
+    while (!stop_ && inbox_.empty() && cancels_.empty() && scheduler_->empty()) {
+      const LearnedState::Clock::time_point save_at = SaveDueAt();
+      if (save_at == LearnedState::Clock::time_point::max()) {
+        wake_.Wait(mutex_);
+      } else if (!wake_.WaitUntil(mutex_, save_at)) {
+        break;
+      }
+    }
     arrived.swap(inbox_);
     cancelled.swap(cancels_);
     if (stop_) {
@@ -349,10 +378,17 @@ void LocalEngine::RunPlan(std::span<const ScheduledSlice> plan) {
     const auto first = sequence.tokens.begin() + sequence.computed_tokens;
     tokens_.insert(tokens_.end(), first, first + scheduled.num_tokens);
     model_slices_.push_back(slice);
-    routing_slices_.push_back({sequence.traced, slice.first_row, slice.num_tokens, slice.prefill});
-    step_requests_.push_back({sequence.traced,
-                              slice.num_tokens == 1 ? *first : Predictor::kUnknownToken,
-                              slice.first_row, slice.num_tokens});
+    const int64_t end = sequence.computed_tokens + scheduled.num_tokens;
+    const int64_t begin = std::max(sequence.computed_tokens, sequence.observed_tokens);
+    if (begin >= end) continue;
+    const int64_t first_row = slice.first_row + begin - sequence.computed_tokens;
+    const int64_t rows = end - begin;
+    routing_slices_.push_back({sequence.traced, first_row, rows, begin < sequence.prompt_tokens});
+    step_requests_.push_back(
+        {sequence.traced,
+         rows == 1 ? sequence.tokens[static_cast<size_t>(begin)] : Predictor::kUnknownToken,
+         first_row, rows});
+    sequence.observed_tokens = end;
   }
   tracer_->BeginIteration(routing_slices_);
   if (recorder_ != nullptr) recorder_->BeginStep(static_cast<int64_t>(tokens_.size()));
@@ -390,6 +426,7 @@ void LocalEngine::RunPlan(std::span<const ScheduledSlice> plan) {
                       .count();
   stats.total_us += stats.head_us;
   metrics_.AddStep(stats);
+  if (state_ != nullptr) state_->Learned();
   MutexLock lock(mutex_);
   stats_ += stats;
 }

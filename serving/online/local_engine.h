@@ -21,6 +21,7 @@
 #include "serving/online/create_engine.h"
 #include "serving/online/engine_metrics.h"
 #include "serving/online/engine_parts.h"
+#include "serving/online/learned_state.h"
 #include "serving/online/routing_recorder.h"
 #include "serving/online/routing_replay.h"
 #include "serving/online/scheduler.h"
@@ -56,7 +57,8 @@ class LocalEngine : public Engine, private RoutingHook {
   void Load();
   void MakeLoader();
   void Preload();
-  bool TakeInbox();  // false: time to stop
+  bool TakeInbox();                                   // false: time to stop
+  LearnedState::Clock::time_point SaveDueAt() const;  // max(): never
   void DropExpired();
   void Step();
   void RecordStep(std::span<const ScheduledSlice> plan);
@@ -76,6 +78,7 @@ class LocalEngine : public Engine, private RoutingHook {
   GenerationDefaults defaults_;
   std::vector<int32_t> eos_token_ids_;
   EnginePlan plan_;
+  MetricsRegistry& registry_;
   EngineMetrics metrics_;
   std::unique_ptr<Tokenizer> tokenizer_;
   std::atomic<bool> draining_{false};
@@ -96,6 +99,7 @@ class LocalEngine : public Engine, private RoutingHook {
   std::unique_ptr<RoutingReplay> replay_;  // null: the model's own routing
   std::unique_ptr<Predictor> predictor_;   // null, as the next: nothing is predicted
   std::unique_ptr<Prefetcher> prefetcher_;
+  std::unique_ptr<LearnedState> state_;  // null: nothing is kept
   std::unique_ptr<ExpertLoader> loader_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<KvBlockPool> kv_pool_;

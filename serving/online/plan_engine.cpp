@@ -192,13 +192,17 @@ EnginePlan PlanEngine(const EngineOptions& options, const ModelFiles& files) {
   }
   kv_bytes = static_cast<uint64_t>(plan.num_kv_blocks) * Model::KvBlockBytes(config, kv_type);
 
+  // What is saved is in memory twice more: the copy of what was learned, and the file's bytes.
+  const uint64_t copies = options.state_file.empty() ? 0 : 2;
   if (options.expert_memory == "auto") {
     plan.expert_budget_bytes =
         std::min(plan.all_experts_bytes, left > kv_bytes ? left - kv_bytes : 0);
     plan.predictor_bytes = PredictorBytes(options, config, plan);
     // A small model's predictor may be as large as its experts: the memory is better theirs.
-    if (plan.predictor_bytes > plan.expert_budget_bytes / 4) plan.predictor_bytes = 0;
-    plan.expert_budget_bytes -= plan.predictor_bytes;
+    if ((1 + copies) * plan.predictor_bytes > plan.expert_budget_bytes / 4) {
+      plan.predictor_bytes = 0;
+    }
+    plan.expert_budget_bytes -= (1 + copies) * plan.predictor_bytes;
   } else {
     plan.expert_budget_bytes = std::min(
         plan.all_experts_bytes,
@@ -216,6 +220,9 @@ EnginePlan PlanEngine(const EngineOptions& options, const ModelFiles& files) {
                  {"KV cache", kv_bytes},
                  {"workspace", workspace_bytes},
                  {"process", kProcessBytes}};
+  if (copies * plan.predictor_bytes > 0) {
+    plan.ledger.push_back({"state to save", copies * plan.predictor_bytes});
+  }
   for (const LedgerEntry& entry : plan.ledger) plan.total_bytes += entry.bytes;
   if (plan.total_bytes > machine_bytes) FailTooSmall(plan, machine_bytes);
   if (plan.expert_slots < 1) {

@@ -40,6 +40,8 @@ struct Sequence {
   std::vector<GeneratedToken> prompt_logprobs;  // collected while prefill runs
   int64_t prompt_logprobs_done = 0;             // positions collected so far
   TracedRequest traced = -1;                    // in the engine's tracer, while started
+  // Positions before this one were observed: what a preempted sequence computes again is not news.
+  int64_t observed_tokens = 0;
 
   int64_t output_tokens() const { return static_cast<int64_t>(tokens.size()) - prompt_tokens; }
   bool wants_prompt_logprobs() const { return request.prompt_logprobs >= 0; }

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <limits>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -15,6 +15,7 @@
 #include "prefetch/blend_predictor.h"
 #include "prefetch/count_predictors.h"
 #include "tracer/routing_trace.h"
+#include "tracer/state_section.h"
 
 namespace moesaic {
 namespace {
@@ -118,6 +119,90 @@ TEST_P(EveryPredictor, FindsWhatNeverChanges) {
   }
 }
 
+// What a request does, made from its number: the same for any predictor that is shown it.
+void Serve(Predictor& predictor, unsigned seed, const PredictorShape& shape,
+           std::vector<float>* stated = nullptr) {
+  std::mt19937 random(seed);
+  predictor.BeginRequest(0);
+  for (int iteration = 0; iteration < 40; ++iteration) {
+    const int64_t rows = iteration == 0 ? 3 : 1;
+    predictor.BeginIteration(
+        0, rows == 1 ? static_cast<int32_t>(random() % 50) : Predictor::kUnknownToken, rows);
+    for (int layer = 0; layer < shape.num_layers; ++layer) {
+      std::vector<int32_t> experts;
+      for (int64_t row = 0; row < rows; ++row) {
+        const auto first = static_cast<int32_t>(random() % 6);
+        experts.insert(experts.end(), {first, first + 1 + layer % 2});
+      }
+      predictor.Observe(0, layer, experts);
+      if (stated == nullptr) continue;
+      for (int distance = 1; distance <= shape.num_layers; ++distance) {
+        const std::vector<float> p = Predict(predictor, 0, distance, shape.num_experts);
+        stated->insert(stated->end(), p.begin(), p.end());
+      }
+    }
+  }
+  predictor.EndRequest(0);
+}
+
+std::vector<std::vector<std::byte>> Save(Predictor& predictor) {
+  std::vector<std::vector<std::byte>> saved;
+  for (const StateSection* section : predictor.Sections()) saved.push_back(section->Save());
+  return saved;
+}
+
+// A restored predictor goes on as the one that was saved would have, to the last bit.
+TEST_P(EveryPredictor, GoesOnFromWhatWasSaved) {
+  const PredictorShape shape{5, 10, 2, 1};
+  const auto saved = MakePredictor(GetParam(), shape, SelectKernels());
+  for (unsigned request = 0; request < 5; ++request) Serve(*saved, request, shape);
+  const auto restored = MakePredictor(GetParam(), shape, SelectKernels());
+  const auto fresh = MakePredictor(GetParam(), shape, SelectKernels());
+  const auto bytes = Save(*saved);
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    StateSection* section = restored->Sections()[i];
+    EXPECT_EQ(section->name(), saved->Sections()[i]->name());
+    section->Load(section->version(), bytes[i]);
+  }
+  std::vector<float> from_saved;
+  std::vector<float> from_restored;
+  std::vector<float> from_fresh;
+  for (unsigned request = 5; request < 8; ++request) {
+    Serve(*saved, request, shape, &from_saved);
+    Serve(*restored, request, shape, &from_restored);
+    Serve(*fresh, request, shape, &from_fresh);
+  }
+  EXPECT_EQ(from_restored, from_saved);
+  EXPECT_EQ(Save(*restored), Save(*saved));
+  // The two that have nothing to keep know no more than a fresh one.
+  const bool learns = GetParam() != "dependency" && GetParam() != "request-eam";
+  EXPECT_EQ(!saved->Sections().empty(), learns);
+  EXPECT_EQ(from_fresh != from_saved, learns);
+}
+
+TEST_P(EveryPredictor, RefusesWhatDoesNotFitAndStaysAsItWas) {
+  const PredictorShape shape{3, 8, 2, 1};
+  const auto predictor = MakePredictor(GetParam(), shape, SelectKernels());
+  const auto other = MakePredictor(GetParam(), {3, 9, 2, 1}, SelectKernels());
+  Serve(*predictor, 1, shape);
+  const auto before = Save(*predictor);
+  for (size_t i = 0; i < before.size(); ++i) {
+    StateSection& section = *predictor->Sections()[i];
+    const std::vector<std::byte>& good = before[i];
+    EXPECT_THROW(section.Load(section.version() + 1, good), Error);
+    if (GetParam() != "recency") {  // whose ages are those of any model
+      EXPECT_THROW(other->Sections()[i]->Load(section.version(), good), Error);
+    }
+    for (size_t bytes = 0; bytes < good.size(); bytes += 1 + good.size() / 97) {
+      EXPECT_THROW(section.Load(section.version(), std::span(good).first(bytes)), Error);
+    }
+    std::vector<std::byte> longer = good;
+    longer.push_back(std::byte{0});
+    EXPECT_THROW(section.Load(section.version(), longer), Error);
+  }
+  EXPECT_EQ(Save(*predictor), before);
+}
+
 // In layer 1 a request uses expert 8 + i when it used expert i in layer 0: no count per layer can
 // know.
 TEST(PredictorTest, PairsOfLayersAreLearned) {
@@ -179,29 +264,6 @@ TEST(PredictorTest, BlendStatesWhatHappens) {
     predictor.Observe(0, 1, std::vector<int32_t>{expert});
   }
   EXPECT_NEAR(stated / 4000, happened / 4000, 0.02);
-}
-
-TEST(PredictorTest, BlendTakesBackWhatItLearned) {
-  const PredictorShape shape{3, 8, 2, 1};
-  BlendPredictor learned(shape, SelectKernels());
-  const std::vector<std::vector<int32_t>> experts = {{1, 2}, {3, 4}, {5, 6}};
-  learned.BeginRequest(0);
-  for (int i = 0; i < 100; ++i) Iterate(learned, 0, experts, 1);
-  learned.EndRequest(0);
-
-  BlendPredictor restored(shape, SelectKernels());
-  ASSERT_TRUE(restored.Restore(learned.weights(), learned.dense()));
-  learned.BeginRequest(0);
-  restored.BeginRequest(0);
-  learned.BeginIteration(0, 1, 1);
-  restored.BeginIteration(0, 1, 1);
-  EXPECT_EQ(Predict(learned, 0, 2, 8), Predict(restored, 0, 2, 8));
-
-  std::vector<float> values(learned.dense().begin(), learned.dense().end());
-  values[5] = std::numeric_limits<float>::quiet_NaN();
-  EXPECT_FALSE(restored.Restore(learned.weights(), values));
-  values.pop_back();
-  EXPECT_FALSE(restored.Restore(learned.weights(), values));
 }
 
 TEST(PredictorTest, OracleKnows) {

@@ -80,7 +80,9 @@ TEST(StateCheckpointTest, RestoresItsSections) {
   b.value = 6;
   StateCheckpoint saving(file, Model(), {&a, &b});
   EXPECT_FALSE(saving.Load().found);
-  EXPECT_TRUE(saving.Save().empty());
+  const StateWriteResult written = saving.Save();
+  EXPECT_TRUE(written.aside.empty());
+  EXPECT_EQ(written.bytes, fs::file_size(file));
   EXPECT_TRUE(IsStateFile(file));
 
   Counter c("b");
@@ -148,11 +150,11 @@ TEST(StateCheckpointTest, RefusedFilesAreKept) {
         EXPECT_EQ(counter.value, 7);
         EXPECT_EQ(ReadTextFile(file, kMax), c.content);  // untouched until something is saved
       }
-      const fs::path aside = checkpoint.Save();
+      const fs::path aside = checkpoint.Save().aside;
       EXPECT_EQ(aside, file.string() + ".rejected-" + std::to_string(++rejected));
       EXPECT_EQ(ReadTextFile(aside, kMax), c.content);
       EXPECT_EQ(ReadStateFile(file).sections.size(), 1u);
-      EXPECT_TRUE(checkpoint.Save().empty());  // its own file is replaced
+      EXPECT_TRUE(checkpoint.Save().aside.empty());  // its own file is replaced
     }
   }
 }
@@ -172,7 +174,7 @@ TEST(StateCheckpointTest, AnotherModelsFileIsRefused) {
   EXPECT_NE(result.problems[0].find("experts per layer: 8 against 16"), std::string::npos)
       << result.problems[0];
   EXPECT_EQ(counter.value, 0);
-  EXPECT_FALSE(checkpoint.Save().empty());
+  EXPECT_FALSE(checkpoint.Save().aside.empty());
 }
 
 TEST(StateCheckpointTest, OneRefusedSectionSpoilsNoOther) {
@@ -191,13 +193,38 @@ TEST(StateCheckpointTest, OneRefusedSectionSpoilsNoOther) {
   EXPECT_EQ(other.value, 0);
   ASSERT_EQ(result.problems.size(), 1u);
   EXPECT_NE(result.problems[0].find("bad"), std::string::npos);
-  EXPECT_FALSE(checkpoint.Save().empty());
+  EXPECT_FALSE(checkpoint.Save().aside.empty());
+}
+
+// Whoever saves replaces its own sections; what others learned stays.
+TEST(StateCheckpointTest, SectionsOfOthersAreKept) {
+  const TempDir dir;
+  const fs::path file = dir.path() / "s";
+  Counter mine("mine");
+  Counter others("others");
+  mine.value = 1;
+  others.value = 2;
+  StateCheckpoint(file, Model(), {&mine, &others}).Save();
+  for (const bool load_first : {true, false}) {
+    StateCheckpoint checkpoint(file, Model(), {&mine});
+    if (load_first) {
+      EXPECT_EQ(checkpoint.Load().sections_loaded, 1);
+    }
+    ++mine.value;
+    checkpoint.Save();
+    checkpoint.Save();
+    others.value = 0;
+    StateCheckpoint(file, Model(), {&others}).Load();
+    EXPECT_EQ(others.value, 2);
+    EXPECT_EQ(ReadStateFile(file).sections.size(), 2u);
+  }
 }
 
 TEST(StateCheckpointTest, EveryTruncationIsRefused) {
   Counter counter("counter", 20);
   const TempDir dir;
-  const std::vector<std::byte> good = StateCheckpoint(dir.path() / "s", Model(), {&counter}).Pack();
+  const std::vector<std::byte> good =
+      PackState(StateCheckpoint(dir.path() / "s", Model(), {&counter}).Snapshot());
   EXPECT_EQ(ParseState(good, "t").sections.size(), 1u);
   for (size_t bytes = 0; bytes < good.size(); ++bytes) {
     EXPECT_THROW(ParseState(std::span(good).first(bytes), "t"), Error) << bytes;

@@ -14,6 +14,7 @@ namespace moesaic {
 // Where a packer writes to.
 class MsgpackBytes {
  public:
+  void Reserve(size_t bytes) { bytes_.reserve(bytes); }
   void write(const char* data, size_t bytes);  // the name that msgpack calls
   std::vector<std::byte> Take() { return std::move(bytes_); }
 

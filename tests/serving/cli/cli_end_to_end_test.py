@@ -10,6 +10,7 @@ import http.client
 import json
 import os
 import pathlib
+import random
 import re
 import shutil
 import signal
@@ -367,6 +368,77 @@ class Serve(unittest.TestCase):
     def test_model_that_cannot_be_loaded_ends_the_server(self):
         result = run("serve", MODEL, "--port", "0", "--memory", "1MiB")
         self.assertEqual(result.returncode, 3, result.stderr)
+
+
+class LearnedState(unittest.TestCase):
+    """--state-file: what is learned outlives the process, however that ends."""
+
+    def ask(self, server, tokens=24):
+        status, body = server.request("POST", "/v1/completions", {
+            "model": MODEL, "prompt": PROMPT, "max_tokens": tokens, "ignore_eos": True})
+        self.assertEqual(status, 200, body)
+
+    def metric(self, server, name):
+        text = server.request("GET", "/metrics")[1].decode()
+        return float(re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)[1])
+
+    def test_run_saves_at_its_end_and_restores(self):
+        with tempfile.TemporaryDirectory() as directory:
+            state = pathlib.Path(directory) / "sample.state"
+            use = ["run", MODEL, *GREEDY, PROMPT, "--expert-memory", "25%", "--log-level", "info"]
+            plain = run(*use)
+            first = run(*use, "--state-file", str(state))
+            self.assertNotIn("restored", first.stderr)
+            self.assertGreater(state.stat().st_size, 100_000)
+            second = run(*use, "--state-file", str(state))
+            self.assertIn("2 parts of what was learned restored", second.stderr)
+            self.assertEqual({plain.stdout}, {first.stdout, second.stdout})
+            self.assertEqual(os.listdir(directory), ["sample.state"])
+
+            damaged = bytearray(state.read_bytes())
+            damaged[len(damaged) // 2] ^= 1
+            state.write_bytes(damaged)
+            third = run(*use, "--state-file", str(state))
+            self.assertEqual(third.returncode, 0, third.stderr)
+            self.assertIn("checksum", third.stderr)
+            self.assertEqual(third.stdout, plain.stdout)
+            self.assertEqual((state.parent / "sample.state.rejected-1").read_bytes(), damaged)
+            self.assertIn("restored", run(*use, "--state-file", str(state)).stderr)
+
+    def test_sigterm_saves(self):
+        with tempfile.TemporaryDirectory() as directory:
+            state = pathlib.Path(directory) / "sample.state"
+            server = Server("--state-file", str(state), "--expert-memory", "25%")
+            self.ask(server)
+            self.assertFalse(state.exists())
+            self.assertEqual(server.stop()[0], 0)
+            server = Server("--state-file", str(state), "--expert-memory", "25%")
+            self.assertEqual(self.metric(server, "moe_state_file_bytes"), state.stat().st_size)
+            self.assertLess(abs(time.time() - self.metric(server, "moe_state_saved_timestamp_seconds")), 120)
+            self.assertEqual(server.stop()[0], 0)
+
+    def test_kill_at_any_moment_leaves_the_last_good_file(self):
+        moments = random.Random(4)
+        with tempfile.TemporaryDirectory() as directory:
+            state = pathlib.Path(directory) / "sample.state"
+            for kill in range(6):
+                server = Server("--state-file", str(state), "--state-interval", "0.01", "--expert-memory", "25%")
+                self.assertEqual("restored" in server.log, kill > 0, server.log)
+                self.assertNotIn("kept under another name", server.log)
+                self.ask(server)
+                while self.metric(server, 'moe_state_saves_total{result="ok"}') == 0:
+                    self.ask(server, 1)
+                connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+                connection.request("POST", "/v1/completions", json.dumps({
+                    "model": MODEL, "prompt": PROMPT, "max_tokens": 900, "ignore_eos": True, "stream": True}),
+                    {"Content-Type": "application/json"})
+                connection.getresponse().readline()
+                time.sleep(moments.uniform(0, 0.15))
+                server.process.kill()
+                server.process.wait(timeout=60)
+                server.process.stderr.close()
+                connection.close()
+            self.assertEqual([name for name in os.listdir(directory) if "rejected" in name], [])
 
 
 class BenchServe(unittest.TestCase):

@@ -1,0 +1,210 @@
+#!/usr/bin/env python3
+"""Writes docs/experiments/restart.md: the first 50 requests after a restart, with and without --state-file.
+
+    scripts/restart_experiment.py TRACE.jsonl.gz [--binary build/release/bin/moesaic] [--work DIR] [--out FILE]
+
+Serves a dummy model of the trace's shape with the trace's routing (--route-from), reading experts from disk.
+A server learns from the sequences that are not measured; then 50 others are sent, one after another, to that
+server and to restarted ones. Hit rate and blocked time of each request come from /metrics. Takes minutes and
+1.2 GiB of disk under --work.
+"""
+
+import argparse
+import gzip
+import http.client
+import json
+import os
+import pathlib
+import random
+import re
+import signal
+import subprocess
+import tempfile
+import time
+
+MEASURED = 50
+PROMPT_TOKENS = 8
+OUTPUT_TOKENS = 48
+GROUPS = [(0, 1), (1, 5), (5, 10), (10, 20), (20, 50), (0, 50)]
+
+
+def write_trace(path, header, requests):
+    """A server's request r (from 1) follows sequence r modulo their number."""
+    lines = [requests[-1], *requests[:-1]]
+    path.write_text("".join([header, *lines]))
+
+
+def model_config(trace):
+    return {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 512,
+            "intermediate_size": 512, "moe_intermediate_size": 512, "num_hidden_layers": trace["n_moe_layers"],
+            "num_experts": trace["n_experts"], "num_experts_per_tok": trace["top_k"], "num_attention_heads": 8,
+            "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 4096, "max_position_embeddings": 1024,
+            "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "norm_topk_prob": True, "decoder_sparse_step": 1,
+            "mlp_only_layers": [], "tie_word_embeddings": True, "torch_dtype": "bfloat16"}
+
+
+class Server:
+    def __init__(self, binary, work, trace, *arguments):
+        self.process = subprocess.Popen(
+            [binary, "serve", str(work / "model"), "--port", "0", "--load-format", "dummy", "--expert-store",
+             str(work / "store"), "--expert-memory", "25%", "--max-model-len", "1024", "--no-prefix-cache",
+             "--route-from", str(trace), *arguments],
+            stderr=subprocess.PIPE, text=True)
+        self.log = ""
+        self.port = int(re.search(r"listens on http://[^:]+:(\d+)", self.wait_for("listens on"))[1])
+        self.wait_for("serving ")
+
+    def wait_for(self, text):
+        for line in self.process.stderr:
+            self.log += line
+            if text in line:
+                return line
+        raise SystemExit(f"the server ended:\n{self.log}")
+
+    def call(self, method, path, body=None):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
+        connection.request(method, path, body and json.dumps(body), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        text = response.read().decode()
+        connection.close()
+        if response.status != 200:
+            raise SystemExit(f"{path}: {response.status} {text}")
+        return text
+
+    def metrics(self):
+        values = dict(re.findall(r"^(moe_\S+) (\S+)$", self.call("GET", "/metrics"), re.MULTILINE))
+        return {name: float(value) for name, value in values.items()}
+
+    def serve(self, first, count):
+        """Hit rate and blocked milliseconds per token of each request."""
+        results = []
+        before = self.metrics()
+        for number in range(first, first + count):
+            prompt = random.Random(number).choices(range(4096), k=PROMPT_TOKENS)
+            self.call("POST", "/v1/completions", {"model": str(self.model()), "prompt": prompt, "temperature": 0,
+                                                  "max_tokens": OUTPUT_TOKENS, "ignore_eos": True})
+            after = self.metrics()
+            delta = {name: after[name] - before.get(name, 0) for name in after}
+            wanted = {r: delta[f'moe_expert_requests_total{{result="{r}"}}'] for r in ("hit", "in_flight", "miss")}
+            results.append((wanted["hit"] / sum(wanted.values()),
+                            1e3 * delta["moe_expert_blocked_seconds_total"] / (PROMPT_TOKENS + OUTPUT_TOKENS - 1)))
+            before = after
+        return results
+
+    def model(self):
+        return json.loads(self.call("GET", "/v1/models"))["data"][0]["id"]
+
+    def stop(self):
+        self.process.send_signal(signal.SIGTERM)
+        self.process.stderr.read()
+        assert self.process.wait() == 0
+
+
+def plot(path, series):
+    """Hit rate by request, a moving average of five."""
+    width, height, left, top = 640, 300, 46, 14
+    colors = ["#888888", "#1b7837", "#2166ac", "#b2182b"]
+    values = [v for _, results in series for v, _ in results]
+    low = min(values) - 0.02
+    high = max(values) + 0.02
+
+    def at(i, value):
+        x = left + (width - left - 10) * i / (MEASURED - 1)
+        return f"{x:.1f},{top + (height - top - 34) * (high - value) / (high - low):.1f}"
+
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height + 20 * len(series)}" '
+             'font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="white"/>']
+    for tick in range(int(low * 20) + 1, int(high * 20) + 1):
+        y = at(0, tick / 20).split(",")[1]
+        parts.append(f'<line x1="{left}" x2="{width - 10}" y1="{y}" y2="{y}" stroke="#dddddd"/>'
+                     f'<text x="{left - 6}" y="{float(y) + 4}" text-anchor="end">{tick * 5}%</text>')
+    parts.append(f'<text x="{width / 2}" y="{height - 8}" text-anchor="middle">request after the restart</text>')
+    for n, (name, results) in enumerate(series):
+        means = [sum(v for v, _ in results[max(0, i - 4):i + 1]) / (i + 1 - max(0, i - 4)) for i in range(MEASURED)]
+        points = " ".join(at(i, value) for i, value in enumerate(means))
+        y = height + 14 + 20 * n
+        parts.append(f'<polyline fill="none" stroke="{colors[n]}" stroke-width="2" points="{points}"/>'
+                     f'<line x1="{left}" x2="{left + 24}" y1="{y - 4}" y2="{y - 4}" stroke="{colors[n]}" '
+                     f'stroke-width="2"/><text x="{left + 32}" y="{y}">{name}</text>')
+    path.write_text("\n".join([*parts, "</svg>\n"]))
+
+
+def table(series, value, form):
+    head = ["requests"] + [f"{a + 1}" if b == a + 1 else f"{a + 1} to {b}" for a, b in GROUPS]
+    rows = [head, ["---"] * len(head)]
+    for name, results in series:
+        rows.append([name] + [form.format(sum(r[value] for r in results[a:b]) / (b - a)) for a, b in GROUPS])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("trace")
+    parser.add_argument("--binary", default="build/release/bin/moesaic")
+    parser.add_argument("--work", default=os.path.join(tempfile.gettempdir(), "restart_experiment"))
+    parser.add_argument("--out", default="docs/experiments/restart.md")
+    flags = parser.parse_args()
+    work = pathlib.Path(flags.work)
+    (work / "model").mkdir(parents=True, exist_ok=True)
+    with gzip.open(flags.trace, "rt") as file:
+        header, *sequences = [line for line in file if line.strip()]
+    (work / "model" / "config.json").write_text(json.dumps(model_config(json.loads(header))))
+    subprocess.run([flags.binary, "pack", "--load-format", "dummy", str(work / "model"), "-o", str(work / "store")],
+                   check=True)
+
+    measured = [sequences[i * len(sequences) // MEASURED] for i in range(MEASURED)]
+    learned = [s for s in sequences if s not in measured]
+    random.Random(1).shuffle(measured)
+    random.Random(2).shuffle(learned)
+    write_trace(work / "all.jsonl", header, learned + measured)
+    write_trace(work / "measured.jsonl", header, measured)
+    state = work / "state"
+    state.unlink(missing_ok=True)
+
+    server = Server(flags.binary, work, work / "all.jsonl", "--state-file", str(state), "--state-interval", "1")
+    server.serve(1, len(learned))
+    learned_at = time.time()
+    while server.metrics()["moe_state_saved_timestamp_seconds"] < learned_at:
+        time.sleep(0.2)
+    saved = state.read_bytes()
+    series = [("never restarted", server.serve(len(learned) + 1, MEASURED))]
+    copy_ms = 1e3 * server.metrics()["moe_state_copy_seconds"]
+    server.stop()
+    for name, arguments in (
+            ("restarted with its state file", ["--state-file", str(state)]),
+            ("the same, experts not loaded (a warm process whose cache was emptied)",
+             ["--state-file", str(state), "--no-preload"]),
+            ("restarted without", [])):
+        state.write_bytes(saved)
+        server = Server(flags.binary, work, work / "measured.jsonl", *arguments)
+        series.append((name, server.serve(1, MEASURED)))
+        server.stop()
+
+    out = pathlib.Path(flags.out)
+    plot(out.with_suffix(".svg"), series)
+    out.write_text(f"""# The first {MEASURED} requests after a restart
+
+Written by `scripts/restart_experiment.py` ({time.strftime("%Y-%m-%d")}, {os.cpu_count()} CPUs). A dummy model of
+{json.loads(header)["n_moe_layers"]} layers of {json.loads(header)["n_experts"]} experts with the routing of
+{json.loads(header)["model"]} (`--route-from`, {pathlib.Path(flags.trace).name}); a quarter of the experts in memory, the others
+read from disk past the page cache; requests one after another, {PROMPT_TOKENS} + {OUTPUT_TOKENS} tokens each. The server learned from
+{len(learned)} requests and was then restarted; the {MEASURED} that are measured are others. A restored predictor states the same
+bits as the one that was saved (`tests/prefetch/predictor_test.cpp`), so that restoring the state without loading experts is what a
+warm process is whose cache was emptied.
+
+Experts found in memory:
+
+{table(series, 0, "{:.1%}")}
+
+![hit rate by request, moving average of five](restart.svg)
+
+Time that a token waited for experts, in milliseconds (the machine was not idle: compare, don't quote):
+
+{table(series, 1, "{:.1f}")}
+
+The state file has {len(saved) / 1e6:.1f} MB; copying what was learned held up a step for {copy_ms:.1f} ms (`moe_state_copy_seconds`).
+""")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+// What tests of the engine share: the sample model's settings and prompts, and a sink that
+// collects.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <fstream>
+#include <memory>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "serving/online/create_engine.h"
+#include "serving/online/engine.h"
+#include "tracer/request_tracer.h"
+
+namespace moesaic {
+
+// Collects one request's output; Wait returns when it has ended.
+class Collector : public OutputSink {
+ public:
+  void OnDelta(OutputDelta delta) override {
+    std::lock_guard lock(mutex_);
+    text += delta.text;
+    for (auto& token : delta.tokens) tokens.push_back(std::move(token));
+    for (auto& token : delta.prompt_tokens) prompt_tokens.push_back(std::move(token));
+    usage = delta.usage;
+    if (delta.queue_us >= 0) queue_us = delta.queue_us;
+    if (!delta.stop_text.empty()) stop_text = delta.stop_text;
+    if (delta.trace) trace = delta.trace;
+    ++deltas;
+    if (delta.finish) {
+      finish = delta.finish;
+      done_ = true;
+    }
+    changed_.notify_all();
+  }
+  void OnError(const Error& failed) override {
+    std::lock_guard lock(mutex_);
+    error = failed.what();
+    done_ = true;
+    changed_.notify_all();
+  }
+  Collector& Wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return done_; });
+    return *this;
+  }
+  void WaitForDeltas(int count) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return done_ || deltas >= count; });
+  }
+  std::vector<int32_t> Ids() const {
+    std::vector<int32_t> ids;
+    for (const GeneratedToken& token : tokens) ids.push_back(token.token);
+    return ids;
+  }
+
+  std::string text;
+  std::string error;
+  std::string stop_text;
+  std::vector<GeneratedToken> tokens;
+  std::vector<GeneratedToken> prompt_tokens;
+  std::optional<FinishReason> finish;
+  std::shared_ptr<const RequestTrace> trace;
+  Usage usage;
+  int64_t queue_us = -1;
+  int deltas = 0;
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool done_ = false;
+};
+
+inline EngineOptions SmallOptions() {
+  EngineOptions options;
+  options.model_dir = MOESAIC_SAMPLE_MODEL_DIR;
+  options.expert_memory = "25%";
+  options.kv_memory = "8MiB";
+  options.max_model_len = 1024;
+  options.threads = 2;
+  options.max_num_batched_tokens = 128;
+  options.max_num_seqs = 16;
+  return options;
+}
+
+inline GenerationRequest Greedy(std::vector<int32_t> prompt, int32_t max_tokens) {
+  GenerationRequest request;
+  request.prompt = std::move(prompt);
+  request.sampling.temperature = 0;
+  request.max_tokens = max_tokens;
+  return request;
+}
+
+inline std::shared_ptr<Collector> SubmitOne(Engine& engine, GenerationRequest request,
+                                            RequestId* id = nullptr) {
+  auto collector = std::make_shared<Collector>();
+  std::vector<GenerationRequest> requests;
+  requests.push_back(std::move(request));
+  const auto ids = engine.Submit(std::move(requests), {collector});
+  if (id != nullptr) *id = ids[0];
+  return collector;
+}
+
+struct ReferencePrompt {
+  std::vector<int32_t> prompt;
+  std::vector<int32_t> greedy;
+  std::vector<float> margins;
+  std::string text;
+};
+
+inline std::vector<ReferencePrompt> ReferencePrompts() {
+  std::ifstream file(std::string(MOESAIC_SAMPLE_MODEL_DIR) + "/reference/prompts.json");
+  std::vector<ReferencePrompt> prompts;
+  for (const auto& entry : nlohmann::json::parse(file)) {
+    prompts.push_back({entry.at("prompt_ids").get<std::vector<int32_t>>(),
+                       entry.at("greedy_ids").get<std::vector<int32_t>>(),
+                       entry.at("greedy_margin").get<std::vector<float>>(),
+                       entry.at("greedy_text").get<std::string>()});
+  }
+  return prompts;
+}
+
+}  // namespace moesaic

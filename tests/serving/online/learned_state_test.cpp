@@ -1,0 +1,194 @@
+// What an engine learned, across engines: restored, saved while it serves and when it ends, and
+// never at the cost of what lies at the file's name.
+#include "serving/online/learned_state.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/base/file.h"
+#include "prefetch/learned_section.h"
+#include "tests/core/base/temp_dir.h"
+#include "tests/serving/online/engine_harness.h"
+
+namespace moesaic {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr uint64_t kMaxBytes = uint64_t{1} << 26;
+
+void Serve(Engine& engine, size_t first, size_t last, int32_t max_tokens = 16) {
+  const auto prompts = ReferencePrompts();
+  for (size_t p = first; p < last; ++p) {
+    EXPECT_EQ(SubmitOne(engine, Greedy(prompts[p].prompt, max_tokens))->Wait().error, "");
+  }
+}
+
+// The stored part of this name; a failure when there is none.
+StoredSection Section(const fs::path& file, const std::string& name) {
+  for (StoredSection& section : ReadStateFile(file).sections) {
+    if (section.name == name) return section;
+  }
+  ADD_FAILURE() << file << " has no section " << name;
+  return {};
+}
+
+TEST(LearnedStateTest, ARestartedEngineHasWhatTheLastOneHeldAndLearned) {
+  const TempDir dir;
+  EngineOptions options = SmallOptions();
+  options.state_file = dir.path() / "s";
+  options.eviction_policy = "lru";
+  {
+    MetricsRegistry metrics;
+    const auto engine = CreateEngine(options, metrics);
+    Serve(*engine, 0, 4);
+    EXPECT_FALSE(fs::exists(options.state_file));  // 300 s are not over
+  }
+  ResidencyList held;
+  ResidencyListSection(held, 8, 32).Load(1, Section(options.state_file, "residency").bytes);
+  EXPECT_EQ(held.experts.size(), 64u);
+  EXPECT_GT(Section(options.state_file, "blend").bytes.size(), 100'000u);
+
+  // The first tokens of the request that was served last find their experts.
+  const auto hit_rate = [&](const EngineOptions& with) {
+    MetricsRegistry metrics;
+    const auto engine = CreateEngine(with, metrics);
+    EXPECT_EQ(engine->Status().experts_resident, 64);
+    Serve(*engine, 3, 4, 1);
+    const ExpertStats experts = engine->Stats().experts;
+    return static_cast<double>(experts.hits) /
+           static_cast<double>(experts.hits + experts.late_hits + experts.misses);
+  };
+  EngineOptions fresh = options;
+  fresh.state_file.clear();
+  EXPECT_GT(hit_rate(options), hit_rate(fresh) + 0.05);
+}
+
+TEST(LearnedStateTest, IsSavedWhileTheEngineServesAndIdles) {
+  const TempDir dir;
+  EngineOptions options = SmallOptions();
+  options.state_file = dir.path() / "s";
+  options.state_interval_s = 0.02;
+  options.predictor = "eamc";
+  MetricsRegistry metrics;
+  const auto engine = CreateEngine(options, metrics);
+  const auto has = [&](const char* line) {
+    return metrics.Serialize().find(line) != std::string::npos;
+  };
+  EXPECT_TRUE(has("moe_state_saves_total{result=\"ok\"} 0\n"));
+  Serve(*engine, 0, 1);
+  while (has("moe_state_saves_total{result=\"ok\"} 0\n")) std::this_thread::yield();
+  EXPECT_EQ(ReadStateFile(options.state_file).sections.size(), 2u);
+  EXPECT_FALSE(has("moe_state_file_bytes 0\n"));
+  EXPECT_FALSE(has("moe_state_saved_timestamp_seconds 0\n"));
+}
+
+// A file that cannot be used is kept, and nothing is written over it.
+TEST(LearnedStateTest, ARefusedFileIsSetAside) {
+  const TempDir dir;
+  EngineOptions options = SmallOptions();
+  options.state_file = dir.path() / "s";
+  std::ofstream(options.state_file) << "precious";
+  {
+    MetricsRegistry metrics;
+    const auto engine = CreateEngine(options, metrics);
+  }
+  EXPECT_EQ(ReadTextFile(options.state_file, kMaxBytes), "precious");  // nothing was learned
+  {
+    MetricsRegistry metrics;
+    Serve(*CreateEngine(options, metrics), 0, 1);
+  }
+  EXPECT_EQ(ReadTextFile(options.state_file.string() + ".rejected-1", kMaxBytes), "precious");
+  EXPECT_TRUE(IsStateFile(options.state_file));
+}
+
+TEST(LearnedStateTest, PlacesThatCanHoldNoFileAreRefusedAtStart) {
+  const TempDir dir;
+  for (const fs::path& file : {dir.path(), dir.path() / "nowhere" / "s"}) {
+    EngineOptions options = SmallOptions();
+    options.state_file = file;
+    MetricsRegistry metrics;
+    try {
+      CreateEngine(options, metrics);
+      FAIL() << file;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kInvalidArgument);
+      EXPECT_NE(std::string(error.what()).find("--state-file"), std::string::npos);
+    }
+  }
+}
+
+TEST(LearnedStateTest, AFileThatCannotBeWrittenEndsNothing) {
+  const TempDir dir;
+  EngineOptions options = SmallOptions();
+  fs::create_directory(dir.path() / "d");
+  options.state_file = dir.path() / "d" / "s";
+  options.state_interval_s = 0.02;
+  MetricsRegistry metrics;
+  const auto engine = CreateEngine(options, metrics);
+  fs::remove(dir.path() / "d");
+  Serve(*engine, 0, 1);
+  while (metrics.Serialize().find("moe_state_saves_total{result=\"failed\"} 0\n") !=
+         std::string::npos) {
+    std::this_thread::yield();
+  }
+  Serve(*engine, 1, 2);
+}
+
+// Requests are preempted and compute tokens again: nothing is counted or learned twice.
+TEST(LearnedStateTest, RecomputedTokensAreLearnedOnce) {
+  const TempDir dir;
+  EngineOptions options = SmallOptions();
+  options.prefix_cache = false;
+  options.max_num_batched_tokens = 512;
+  const auto prompts = ReferencePrompts();
+  std::vector<size_t> short_enough;
+  for (size_t p = 0; p < 8; ++p) {
+    if (prompts[p].prompt.size() + 60 <= 200) short_enough.push_back(p);
+  }
+  std::vector<std::shared_ptr<const RequestTrace>> alone;
+  {
+    MetricsRegistry metrics;
+    const auto engine = CreateEngine(options, metrics);
+    for (const size_t p : short_enough) {
+      alone.push_back(SubmitOne(*engine, Greedy(prompts[p].prompt, 60))->Wait().trace);
+    }
+  }
+  options.max_model_len = 0;
+  options.kv_memory = "416KiB";  // two of the requests
+  options.predictor = "frequency";
+  options.state_file = dir.path() / "s";
+  double iterations = 0;  // of all requests: the predictor counts each in every layer
+  {
+    MetricsRegistry metrics;
+    const auto engine = CreateEngine(options, metrics);
+    std::vector<std::shared_ptr<Collector>> together;
+    for (const size_t p : short_enough) {
+      together.push_back(SubmitOne(*engine, Greedy(prompts[p].prompt, 60)));
+    }
+    for (size_t i = 0; i < together.size(); ++i) {
+      const RequestTrace& trace = *together[i]->Wait().trace;
+      EXPECT_EQ(trace.prefill_tokens, alone[i]->prefill_tokens);
+      EXPECT_EQ(trace.decode_tokens, alone[i]->decode_tokens);
+      EXPECT_EQ(trace.prefill, alone[i]->prefill) << i;
+      EXPECT_EQ(trace.decode, alone[i]->decode) << i;
+      iterations += static_cast<double>(trace.iterations);
+      EXPECT_LE(trace.iterations, trace.decode_tokens + trace.prefill_tokens);
+    }
+    EXPECT_EQ(metrics.Serialize().find("moe_preemptions_total 0\n"), std::string::npos);
+  }
+  std::vector<float> used(8 * 32);
+  std::vector<float> seen(8);
+  LearnedSection("frequency", 1, {{std::span(used)}, {std::span(seen)}})
+      .Load(1, Section(options.state_file, "frequency").bytes);
+  for (const float layer : seen) EXPECT_EQ(static_cast<double>(layer), iterations);
+}
+
+}  // namespace
+}  // namespace moesaic
