@@ -3,28 +3,71 @@
 #include <algorithm>
 
 #include "core/base/error.h"
+#include "tracer/state_fields.h"
 
 namespace moesaic {
 
 PolicyCounts::PolicyCounts(const ExpertGrid& grid)
     : grid_(grid),
-      request_(static_cast<size_t>(grid.total()), 0),
-      all_(static_cast<size_t>(grid.total()), 0) {}
+      running_(static_cast<size_t>(grid.total())),
+      all_(static_cast<size_t>(grid.total())) {}
 
-void PolicyCounts::BeginRequest() {
-  std::fill(request_.begin(), request_.end(), 0u);
-  request_steps_ = 0;
+void PolicyCounts::BeginRequest(int request) {
+  const auto at = static_cast<size_t>(request);
+  if (at >= requests_.size()) requests_.resize(at + 1);
+  requests_[at].used.assign(static_cast<size_t>(grid_.total()), 0);
+  requests_[at].tokens = 0;
 }
 
-void PolicyCounts::Observe(std::span<const ExpertIndex> used) {
-  if (used.empty()) return;
-  const int layer = used.front() / grid_.num_experts();
-  if (layer <= layer_ || request_steps_ == 0) ++request_steps_;
+void PolicyCounts::BeginIteration(int request, int64_t tokens) {
+  requests_[static_cast<size_t>(request)].tokens += static_cast<uint64_t>(tokens);
+  Add(running_tokens_, static_cast<uint64_t>(tokens));
+}
+
+void PolicyCounts::BeginLayer(int layer) {
+  const int layers = grid_.num_layers();
+  const int passed = (layer - layer_ + layers - 1) % layers + 1;  // the same one: all of them
+  Add(layers_passed_, static_cast<int64_t>(passed));
   layer_ = layer;
-  ++layers_passed_;
-  for (const ExpertIndex expert : used) {
-    ++request_[static_cast<size_t>(expert)];
-    ++all_[static_cast<size_t>(expert)];
+}
+
+void PolicyCounts::Observe(int request, std::span<const int32_t> experts) {
+  std::vector<uint32_t>& used = requests_[static_cast<size_t>(request)].used;
+  for (const int32_t expert : experts) {
+    const auto index = static_cast<size_t>(layer_ * grid_.num_experts() + expert);
+    ++used[index];
+    Add(running_[index], uint32_t{1});
+    Add(all_[index], uint64_t{1});
+  }
+}
+
+void PolicyCounts::EndRequest(int request) {
+  Request& ended = requests_[static_cast<size_t>(request)];
+  for (size_t i = 0; i < ended.used.size(); ++i) {
+    if (ended.used[i] > 0) Add(running_[i], 0u - ended.used[i]);
+  }
+  Add(running_tokens_, uint64_t{0} - ended.tokens);
+}
+
+std::vector<std::byte> PolicyCounts::Section::Save() const {
+  std::vector<uint64_t> uses;
+  for (const std::atomic<uint64_t>& count : counts_.all_) {
+    uses.push_back(count.load(std::memory_order_relaxed));
+  }
+  StateFields fields;
+  fields.SetArray<uint64_t>("uses", uses);  // [layers, experts]
+  return fields.Pack();
+}
+
+void PolicyCounts::Section::Load(uint32_t stored_version, std::span<const std::byte> bytes) {
+  if (stored_version != version()) {
+    Fail(ErrorKind::kUnsupported, "has version {}, this program reads {}", stored_version,
+         version());
+  }
+  const StateFields fields = StateFields::Unpack(bytes, std::string(name()));
+  const auto uses = fields.ArrayOf<uint64_t>("uses", counts_.all_.size());
+  for (size_t i = 0; i < uses.size(); ++i) {
+    counts_.all_[i].store(uses[i], std::memory_order_relaxed);
   }
 }
 
@@ -64,7 +107,9 @@ class ModelFrequencyPolicy final : public EvictionPolicy {
   void OnInsert(ExpertIndex, LoadReason, int64_t) override {}
   void OnAccess(ExpertIndex, int64_t) override {}
   void OnRemove(ExpertIndex, int64_t) override {}
-  double KeepPriority(ExpertIndex expert, int64_t) const override { return counts_.in_all(expert); }
+  double KeepPriority(ExpertIndex expert, int64_t) const override {
+    return static_cast<double>(counts_.in_all(expert));
+  }
 
  private:
   const PolicyCounts& counts_;
@@ -93,8 +138,8 @@ class RequestEamPolicy final : public EvictionPolicy {
       const int to_go = (layer - static_cast<int>((fetched_at - 1) % layers) + layers) % layers;
       if (at - fetched_at < (to_go == 0 ? layers : to_go)) return 2;
     }
-    const double share = static_cast<double>(counts_.in_request(expert)) /
-                         static_cast<double>(counts_.request_steps() + 1);
+    const double share = static_cast<double>(counts_.in_running(expert)) /
+                         static_cast<double>(counts_.running_tokens() + 1);
     return share * (1 - static_cast<double>(layer) / layers);
   }
   bool keeps_by_worth() const override { return true; }

@@ -185,7 +185,7 @@ void AddRuntimeSettings(RuntimeConfig& config, SettingScope scope, OptionTable& 
                "lru.",
                "Experts on disk",
                0,
-               {"auto", "next-use", "lru"}});
+               {"auto", "next-use", "lru", "lfu", "model-frequency", "request-eam"}});
   add(engine, {"preload", &config.preload, "",
                "Do not fill --expert-memory at start; experts are read when first used.",
                "Experts on disk"});

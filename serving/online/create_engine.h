@@ -44,7 +44,8 @@ struct EngineOptions {
   uint32_t packet_bytes = 0;             // 0: default
   bool preload = true;                   // fill free expert slots before the first request
   std::string predictor = "blend";       // or another of PredictorNames(), or none
-  std::string eviction_policy = "auto";  // next-use with a predictor, else lru; next-use; lru
+  std::string eviction_policy = "auto";  // next-use with a predictor, else lru; or one of
+                                         // next-use and those of MakeCountingPolicy
   std::filesystem::path route_from;      // empty: the model's own routing
   std::filesystem::path record_trace;    // empty: the routing is not recorded
   std::filesystem::path state_file;      // empty: what is learned ends with the process

@@ -212,12 +212,7 @@ void LocalEngine::Load() {
     replay_ = std::make_unique<RoutingReplay>(options_.route_from, config_);
   }
   MakeLoader();
-  if (!options_.state_file.empty()) {
-    state_ = std::make_unique<LearnedState>(
-        options_.state_file, options_.state_interval_s, config_,
-        predictor_ != nullptr ? predictor_->Sections() : std::vector<StateSection*>{}, registry_);
-    state_->Restore();
-  }
+  if (!options_.state_file.empty()) RestoreState();
   ModelWeights weights = ModelWeights::Load(config_, type, *files_.tensors, kernels, *pool_);
   const ModelLimits limits = LimitsOf(options_, plan_);
   model_ = std::make_unique<Model>(config_, std::move(weights), files_.experts->layout(), *loader_,
@@ -264,12 +259,26 @@ void LocalEngine::MakeLoader() {
                                                SparseLayers(*files_.experts, layers));
     options.prefetcher = prefetcher_.get();
   }
-  std::unique_ptr<EvictionPolicy> policy;  // null: by what the prefetcher finds worth least
-  if (options_.eviction_policy == "lru") {
-    policy = MakeLruPolicy(config_.num_layers * config_.num_experts);
-  }
   loader_ = std::make_unique<ExpertLoader>(
-      *files_.experts, layers, static_cast<int>(config_.num_experts), std::move(policy), options);
+      *files_.experts, layers, static_cast<int>(config_.num_experts), MakePolicy(), options);
+}
+
+// Null: what the prefetcher finds worth least, or the least recently used without one.
+std::unique_ptr<EvictionPolicy> LocalEngine::MakePolicy() {
+  const std::string& name = options_.eviction_policy;
+  if (name == "auto" || name == "next-use") return nullptr;
+  policy_counts_ = std::make_unique<PolicyCounts>(
+      ExpertGrid(static_cast<int>(config_.num_layers), static_cast<int>(config_.num_experts)));
+  return MakeCountingPolicy(name, *policy_counts_);
+}
+
+void LocalEngine::RestoreState() {
+  std::vector<StateSection*> learned;
+  if (predictor_ != nullptr) learned = predictor_->Sections();
+  if (policy_counts_ != nullptr) learned.push_back(&policy_counts_->section());
+  state_ = std::make_unique<LearnedState>(options_.state_file, options_.state_interval_s, config_,
+                                          std::move(learned), registry_);
+  state_->Restore();
 }
 
 // What the last process held comes first, then layer after layer. The most worthy is loaded last:
@@ -365,6 +374,7 @@ void LocalEngine::RunPlan(std::span<const ScheduledSlice> plan) {
       sequence.started = true;
       sequence.traced = tracer_->Begin();
       if (prefetcher_) prefetcher_->BeginRequest(sequence.traced);
+      if (policy_counts_) policy_counts_->BeginRequest(sequence.traced);
       sequence.queue_us =
           std::chrono::duration_cast<std::chrono::microseconds>(now - sequence.arrival).count();
     }
@@ -392,6 +402,11 @@ void LocalEngine::RunPlan(std::span<const ScheduledSlice> plan) {
   }
   tracer_->BeginIteration(routing_slices_);
   if (recorder_ != nullptr) recorder_->BeginStep(static_cast<int64_t>(tokens_.size()));
+  if (policy_counts_) {
+    for (const StepRequest& request : step_requests_) {
+      policy_counts_->BeginIteration(request.request, request.num_rows);
+    }
+  }
   if (prefetcher_) {
     prefetcher_->BeginStep(step_requests_);
     loader_->StepBegan();
@@ -547,6 +562,7 @@ void LocalEngine::EndWithError(Sequence& sequence, const Error& error) {
 std::unique_ptr<Sequence> LocalEngine::Remove(Sequence& sequence) {
   if (sequence.started) {
     tracer_->End(sequence.traced);
+    if (policy_counts_) policy_counts_->EndRequest(sequence.traced);
     if (prefetcher_) {
       prefetcher_->EndRequest(sequence.traced);
       if (prefetcher_->idle()) loader_->StopPrefetching();
@@ -590,6 +606,15 @@ void LocalEngine::OnRouting(int64_t layer, const ForwardBatch& batch, std::span<
   routing.slices = routing_slices_;
   tracer_->Observe(routing);
   if (recorder_ != nullptr) recorder_->Observe(routing);
+  if (policy_counts_) {
+    policy_counts_->BeginLayer(static_cast<int>(layer));
+    const auto top_k = static_cast<size_t>(config_.top_k);
+    for (const StepRequest& request : step_requests_) {
+      policy_counts_->Observe(request.request,
+                              experts.subspan(static_cast<size_t>(request.first_row) * top_k,
+                                              static_cast<size_t>(request.num_rows) * top_k));
+    }
+  }
   if (prefetcher_) prefetcher_->OnRouting(static_cast<int>(layer), experts);
 }
 

@@ -15,6 +15,7 @@
 #include "cache/kv_block_pool.h"
 #include "core/base/mutex.h"
 #include "core/base/thread_pool.h"
+#include "prefetch/eviction_policies.h"
 #include "prefetch/expert_loader.h"
 #include "serving/model/model.h"
 #include "serving/model/sampler.h"
@@ -56,6 +57,8 @@ class LocalEngine : public Engine, private RoutingHook {
   void Main(std::promise<void> ready);
   void Load();
   void MakeLoader();
+  std::unique_ptr<EvictionPolicy> MakePolicy();
+  void RestoreState();
   void Preload();
   bool TakeInbox();                                   // false: time to stop
   LearnedState::Clock::time_point SaveDueAt() const;  // max(): never
@@ -99,7 +102,8 @@ class LocalEngine : public Engine, private RoutingHook {
   std::unique_ptr<RoutingReplay> replay_;  // null: the model's own routing
   std::unique_ptr<Predictor> predictor_;   // null, as the next: nothing is predicted
   std::unique_ptr<Prefetcher> prefetcher_;
-  std::unique_ptr<LearnedState> state_;  // null: nothing is kept
+  std::unique_ptr<PolicyCounts> policy_counts_;  // null: the eviction policy needs none
+  std::unique_ptr<LearnedState> state_;          // null: nothing is kept
   std::unique_ptr<ExpertLoader> loader_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<KvBlockPool> kv_pool_;

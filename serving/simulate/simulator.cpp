@@ -168,9 +168,10 @@ SimulationResult Simulator::Impl::Run(std::span<const int> order) {
     const int64_t blocked_before = result_.blocked_ns;
     const uint64_t hits_before = result_.hits;
     const uint64_t accesses_before = result_.expert_accesses;
-    counts_->BeginRequest();
+    counts_->BeginRequest(kRequest);
     if (prefetcher_) prefetcher_->BeginRequest(kRequest);
     for (int64_t token = 0; token < trace_.tokens(sequence); ++token) Step(sequence, token);
+    counts_->EndRequest(kRequest);
     if (prefetcher_) prefetcher_->EndRequest(kRequest);
     ++result_.requests;
     result_.request_blocked_ns.push_back(result_.blocked_ns - blocked_before);
@@ -201,6 +202,7 @@ SimulationResult Simulator::Impl::Run(std::span<const int> order) {
 
 void Simulator::Impl::Step(const TraceSequence& sequence, int64_t token) {
   ++result_.tokens;
+  counts_->BeginIteration(kRequest, 1);
   if (prefetcher_) {
     const StepRequest request = {kRequest, TokenAt(sequence, token), 0, 1};
     prefetcher_->BeginStep({&request, 1});
@@ -218,8 +220,9 @@ void Simulator::Impl::Layer(const TraceSequence& sequence, int64_t token, int la
     prefetcher_->OnRouting(layer, needed_);
     StatePredictions(layer);
   }
+  counts_->BeginLayer(layer);
+  counts_->Observe(kRequest, needed_);
   for (int32_t& expert : needed_) expert += layer * shape_.num_experts;
-  counts_->Observe(needed_);
   if (future_) future_->Pass();
   for (const ExpertIndex expert : needed_) On(expert).needed.push_back(expert);
   result_.expert_accesses += needed_.size();

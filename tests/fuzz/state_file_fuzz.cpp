@@ -13,6 +13,7 @@
 #include "prefetch/blend_predictor.h"
 #include "prefetch/count_predictors.h"
 #include "prefetch/eamc_predictor.h"
+#include "prefetch/eviction_policies.h"
 #include "tracer/eam_collection_section.h"
 #include "tracer/residency_list.h"
 #include "tracer/state_checkpoint.h"
@@ -63,7 +64,7 @@ void LoadPredictor(int kind, std::span<const std::byte> bytes) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   const std::span<const std::byte> bytes = std::as_bytes(std::span(data + 1, size - 1));
-  const int kind = data[0] % 8;
+  const int kind = data[0] % 9;
   try {
     if (kind == 0) {
       ParseState(bytes, "fuzz");
@@ -73,8 +74,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     } else if (kind == 2) {
       ResidencyList list;
       ResidencyListSection(list, 100, 100).Load(1, bytes);
+    } else if (kind == 3) {
+      PolicyCounts(ExpertGrid(2, 4)).section().Load(1, bytes);
     } else {
-      LoadPredictor(kind - 3, bytes);
+      LoadPredictor(kind - 4, bytes);
     }
   } catch (const Error&) {
   }
