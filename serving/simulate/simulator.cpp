@@ -149,6 +149,7 @@ void Simulator::Impl::SetUp(std::span<const int> order) {
     flow.copy_ns = options_.expert_copy_ns;
     flow.prefetcher = prefetcher_.get();
     flow.experts = experts[static_cast<size_t>(i)];
+    flow.log = options_.log;
     devices_[static_cast<size_t>(i)].flow = std::make_unique<ExpertFlow>(
         grid_, std::vector<ExpertCopy>(Cells(), {options_.packets, 1}), MakePolicy(), flow);
   }

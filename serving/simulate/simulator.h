@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "kernels/cpu/kernels.h"
+#include "prefetch/flow_log.h"
 #include "prefetch/miss_planner.h"
 #include "prefetch/prefetcher.h"
 #include "tracer/routing_trace.h"
@@ -37,6 +38,7 @@ struct SimulationOptions {
   bool cache_between_layers = true;  // false: an expert leaves when its layer is done (the paper's
                                      // tables 2 and 3)
   PrefetchOptions prefetch;
+  FlowLog* log = nullptr;  // told what every device decides; may be null
 };
 
 struct SimulationResult {
