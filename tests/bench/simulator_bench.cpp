@@ -29,7 +29,7 @@ constexpr int kPackets = 8;  // of an expert
 constexpr uint32_t kPacketBytes = 64 * 1024;
 constexpr int64_t kPacketNs = 1'000'000;
 constexpr int64_t kCopyNs = kPackets * kPacketNs;
-constexpr int kDepth = 4;  // hides how long a thread takes to wake up
+constexpr int kDepth = 8;  // hides how long threads take to wake up; two of it are for prefetches
 constexpr size_t kSequences = 2;
 constexpr size_t kTokens = 12;  // of each
 
