@@ -167,20 +167,23 @@ void BlendPredictor::StartTarget(Request& request, int layer) {
   }
 }
 
-// probability: per token. [stride_]
-void BlendPredictor::State(const Request& request, int layer, int distance, float* probability) {
+// Per token, as is what State states. [stride_]
+void BlendPredictor::Logit(const Request& request, int layer, int distance, float* logit) {
   const auto at = static_cast<size_t>(layer);
   const auto n = static_cast<int64_t>(stride_);
-  std::copy_n(&request.sum[at * stride_], stride_, probability);
+  std::copy_n(&request.sum[at * stride_], stride_, logit);
   const float one = 1;
   const int16_t* bias = BiasRow(layer, distance).weights;
-  kernels_.add_weight_rows(&bias, &one, 1, probability, n);
+  kernels_.add_weight_rows(&bias, &one, 1, logit, n);
   for (int habit = 0; habit < kNumHabits; ++habit) {
     const size_t feature = (at * kNumHabits + static_cast<size_t>(habit)) * stride_;
-    kernels_.axpy(dense_[HabitWeight(layer, distance, habit)], &request.feature[feature], n,
-                  probability);
+    kernels_.axpy(dense_[HabitWeight(layer, distance, habit)], &request.feature[feature], n, logit);
   }
-  kernels_.sigmoid(probability, n, probability);
+}
+
+void BlendPredictor::State(const Request& request, int layer, int distance, float* probability) {
+  Logit(request, layer, distance, probability);
+  kernels_.sigmoid(probability, static_cast<int64_t>(stride_), probability);
 }
 
 void BlendPredictor::BeginIteration(int request, int32_t token, int64_t rows) {
@@ -307,6 +310,12 @@ void BlendPredictor::Predict(int request, int distance, std::span<float> probabi
   const int64_t rows = state.position.NextIteration(distance) ? 1 : state.position.rows();
   if (rows == 1) return;
   for (float& p : probability) p = 1 - std::pow(1 - p, static_cast<float>(rows));
+}
+
+void BlendPredictor::PredictLogit(int request, int distance, std::span<float> logit) {
+  const Request& state = requests_[static_cast<size_t>(request)];
+  CHECK_EQ(logit.size(), stride_);
+  Logit(state, state.position.Target(distance), distance, logit.data());
 }
 
 uint64_t BlendPredictor::memory_bytes() const {

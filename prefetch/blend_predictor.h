@@ -65,6 +65,11 @@ class BlendPredictor final : public Predictor {
   uint64_t memory_bytes() const override;
   std::vector<StateSection*> Sections() override { return {&*section_}; }
 
+  // Predict's log-odds, for one token. [stride()]
+  void PredictLogit(int request, int distance, std::span<float> logit);
+  // Experts, rounded up to whole kernel blocks.
+  size_t stride() const { return stride_; }
+
  private:
   // An expert with the share of the iteration's tokens that used it.
   struct Used {
@@ -106,6 +111,7 @@ class BlendPredictor final : public Predictor {
   // to[j] += what rows [first, first + num_rows) of the used experts' blocks say. [num_rows,
   // experts]
   void AddBlocks(int layer, std::span<const Used> used, int first, int num_rows, float* to);
+  void Logit(const Request& request, int layer, int distance, float* logit);
   void State(const Request& request, int layer, int distance, float* probability);
   void Train(Request& request, int layer);
   void StartTarget(Request& request, int layer);

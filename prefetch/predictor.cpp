@@ -4,11 +4,23 @@
 #include "prefetch/blend_predictor.h"
 #include "prefetch/count_predictors.h"
 #include "prefetch/eamc_predictor.h"
+#include "prefetch/next_gate_predictor.h"
 
 namespace moesaic {
 
 std::unique_ptr<Predictor> MakePredictor(std::string_view name, const PredictorShape& shape,
-                                         const CpuKernels& kernels) {
+                                         const CpuKernels& kernels, NextGate* gates) {
+  if (name == "next-gate") {
+    if (gates == nullptr) {
+      Fail(ErrorKind::kInvalidArgument,
+           "--predictor next-gate: it applies a model's routers to its hidden states, and here are "
+           "none (a recorded routing has none, nor has --gate-look-ahead 0); use blend");
+    }
+    return std::make_unique<NextGatePredictor>(shape, kernels, *gates, false);
+  }
+  if (name == "blend" && gates != nullptr) {
+    return std::make_unique<NextGatePredictor>(shape, kernels, *gates, true);
+  }
   if (name == "blend") return std::make_unique<BlendPredictor>(shape, kernels);
   if (name == "eamc") return MakeEamcPredictor(shape, kernels);
   if (name == "transition") return MakeTransitionPredictor(shape);
@@ -21,7 +33,7 @@ std::unique_ptr<Predictor> MakePredictor(std::string_view name, const PredictorS
 }
 
 std::string PredictorNames() {
-  return "blend, transition, eamc, request-eam, recency, frequency or dependency";
+  return "blend, next-gate, transition, eamc, request-eam, recency, frequency or dependency";
 }
 
 }  // namespace moesaic

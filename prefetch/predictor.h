@@ -18,6 +18,7 @@
 
 namespace moesaic {
 
+class NextGate;
 struct CpuKernels;
 struct RoutingTrace;
 class StateSection;
@@ -85,10 +86,11 @@ class RequestPosition {
   int64_t iterations_ = 0;
 };
 
-// The predictor of this name: frequency, dependency, recency, request-eam, transition, eamc, blend.
-// Throws Error(kInvalidArgument) that lists the known ones.
+// The predictor of this name: one of PredictorNames(). With the gates of a model `blend` uses them,
+// and `next-gate` is there; they must outlive it. Throws Error(kInvalidArgument) for an unknown
+// name, which lists the known ones, and for next-gate without gates.
 std::unique_ptr<Predictor> MakePredictor(std::string_view name, const PredictorShape& shape,
-                                         const CpuKernels& kernels);
+                                         const CpuKernels& kernels, NextGate* gates = nullptr);
 // Knows the future of a trace: requests must be begun in the order of its sequences, one token per
 // iteration. `trace` must outlive it. For limits.
 std::unique_ptr<Predictor> MakeOraclePredictor(const RoutingTrace& trace,

@@ -176,8 +176,13 @@ void AddRuntimeSettings(RuntimeConfig& config, SettingScope scope, OptionTable& 
                "when all experts fit.",
                "Experts on disk",
                0,
-               {"blend", "transition", "eamc", "request-eam", "recency", "frequency", "dependency",
-                "none"}});
+               {"blend", "next-gate", "transition", "eamc", "request-eam", "recency", "frequency",
+                "dependency", "none"}});
+  add(engine,
+      {"gate-look-ahead", &config.gate_look_ahead, "N",
+       "How many layers ahead the routers are applied to the hidden state, for the blend and "
+       "next-gate predictors (0: none).",
+       "Experts on disk"});
   add(engine, {"eviction-policy",
                &config.eviction_policy,
                "",

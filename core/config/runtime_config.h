@@ -31,6 +31,7 @@ struct RuntimeConfig {
   // Experts
   std::string expert_store;
   std::string predictor = "blend";       // none: nothing is fetched ahead
+  int64_t gate_look_ahead = 3;           // layers; 0: routers predict nothing
   std::string eviction_policy = "auto";  // next-use with a predictor, else lru
   std::string io_backend = "auto";
   int64_t io_depth = 0;              // reads in flight; 0: measured

@@ -153,6 +153,10 @@ const CpuKernels& KernelsFor(Isa isa) {
   return internal::kScalarKernels;
 }
 
+const CpuKernels& F32KernelsOf(const CpuKernels& kernels) {
+  return kernels.isa == Isa::kAvx512Bf16 ? KernelsFor(Isa::kAvx512) : kernels;
+}
+
 const CpuKernels& SelectKernels() {
   const char* forced = std::getenv("MOESAIC_ISA");
   if (forced == nullptr || *forced == '\0') {

@@ -203,6 +203,8 @@ constexpr int64_t AttentionPartialFloats(int64_t head_dim) {
 bool IsaSupported(Isa isa);
 // The table of one instruction set; CHECKs that it is supported.
 const CpuKernels& KernelsFor(Isa isa);
+// The same instruction set's table of class kF32.
+const CpuKernels& F32KernelsOf(const CpuKernels& kernels);
 // The fastest supported one (which on Intel is kAvx512 even where kAvx512Bf16 is there), or the one
 // that the environment variable MOESAIC_ISA names. CPUID is slow in a virtual machine: call it
 // once. Throws Error(kInvalidArgument) for an unknown name and Error(kUnsupported) for one that

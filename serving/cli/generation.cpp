@@ -152,8 +152,10 @@ StepStats Difference(const StepStats& after, const StepStats& before) {
   d.experts.prefetched -= before.experts.prefetched;
   d.experts.prefetched_used -= before.experts.prefetched_used;
   d.experts.prefetched_unused -= before.experts.prefetched_unused;
+  d.recall -= before.recall;
   d.attention_us -= before.attention_us;
   d.moe_us -= before.moe_us;
+  d.predict_us -= before.predict_us;
   d.head_us -= before.head_us;
   d.total_us -= before.total_us;
   return d;

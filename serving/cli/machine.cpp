@@ -119,6 +119,7 @@ EngineOptions EngineOptionsFrom(const RuntimeConfig& config, const std::string& 
   options.devices = DeviceOptionsFrom(config, topology);
   options.preload = config.preload;
   options.predictor = config.predictor;
+  options.gate_look_ahead = static_cast<int>(config.gate_look_ahead);
   options.eviction_policy = config.eviction_policy;
   options.route_from = config.route_from;
   options.record_trace = config.record_trace;

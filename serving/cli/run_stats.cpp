@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <vector>
 
 #include "core/base/units.h"
 #include "serving/cli/output.h"
@@ -40,6 +41,16 @@ nlohmann::ordered_json DevicesJson(const std::vector<DeviceStatus>& devices) {
                     {"bytes_copied", device.bytes_copied}});
   }
   return list;
+}
+
+// By distance: of the experts that layers used, how many were foreseen so many layers before.
+std::vector<double> Recall(const RecallStats& recall) {
+  std::vector<double> shares;
+  for (size_t i = 0; i < recall.used.size(); ++i) {
+    shares.push_back(static_cast<double>(recall.found[i]) /
+                     static_cast<double>(std::max<uint64_t>(1, recall.used[i])));
+  }
+  return shares;
 }
 
 std::string Share(int64_t part_us, int64_t whole_us) {
@@ -86,6 +97,17 @@ std::string RunStatsText(const RunSummary& summary) {
         {"prefetch", fmt::format("{} started; {} were used, {} left unused", experts.prefetched,
                                  experts.prefetched_used, experts.prefetched_unused)});
   }
+  if (steps.recall.used[0] > 0) {
+    std::string shares;
+    for (const double share : Recall(steps.recall)) {
+      shares += fmt::format("{}{:.0f}%", shares.empty() ? "" : ", ", share * 100);
+    }
+    table.Add(
+        {"predicted", fmt::format("{} of the experts used, 1 to {} layers ahead; it took {} ({})",
+                                  shares, RecallStats::kDistances,
+                                  FormatDuration(static_cast<double>(steps.predict_us) * 1e-6),
+                                  Share(steps.predict_us, steps.total_us))});
+  }
   table.Add(
       {"time",
        fmt::format("{} steps: attention {}, experts {}, waiting {}, logits {}", steps.steps,
@@ -127,6 +149,7 @@ nlohmann::ordered_json RunStatsJson(const RunSummary& summary) {
             {"prefetched", experts.prefetched},
             {"prefetched_used", experts.prefetched_used},
             {"prefetched_unused", experts.prefetched_unused},
+            {"recall", Recall(steps.recall)},
             {"slots", summary.plan.expert_slots},
             {"resident", summary.status.experts_resident},
             {"budget_bytes", summary.plan.expert_budget_bytes},
@@ -135,6 +158,7 @@ nlohmann::ordered_json RunStatsJson(const RunSummary& summary) {
           {"time_us",
            {{"attention", steps.attention_us},
             {"moe", steps.moe_us},
+            {"predict", steps.predict_us},
             {"head", steps.head_us},
             {"total", steps.total_us}}},
           {"peak_rss_bytes", summary.peak_rss_bytes},

@@ -26,10 +26,6 @@ AlignedBuffer ZeroedFloats(int64_t count) {
   return buffer;
 }
 
-const CpuKernels& F32KernelsOf(const CpuKernels& kernels) {
-  return kernels.isa == Isa::kAvx512Bf16 ? KernelsFor(Isa::kAvx512) : kernels;
-}
-
 // Width of the MLP that every token runs: the dense layers' or the shared expert's.
 int64_t WidestMlp(const ModelConfig& config) {
   int64_t widest = config.shared_intermediate_size;

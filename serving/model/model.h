@@ -73,8 +73,11 @@ class Model {
   // Logits of the given rows of the last batch: out [rows, vocab]. At most limits().max_logit_rows.
   void Logits(std::span<const int32_t> rows, float* out);
 
+  const ModelWeights& weights() const { return weights_; }
+
   // Residual stream of the last batch, [rows, hidden] (after the last layer, before the final
-  // norm).
+  // norm); within a RoutingHook, of the running one, as the layer's router sees it through its
+  // norm.
   const float* hidden() const { return hidden_.as<float>(); }
 
   // One block of 16 tokens, all layers.

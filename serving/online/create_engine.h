@@ -59,6 +59,7 @@ struct EngineOptions {
   DeviceOptions devices;
   bool preload = true;                   // fill free expert slots before the first request
   std::string predictor = "blend";       // or another of PredictorNames(), or none
+  int gate_look_ahead = 3;               // layers that routers predict; 0: none
   std::string eviction_policy = "auto";  // next-use with a predictor, else lru; or one of
                                          // next-use and those of MakeCountingPolicy
   std::filesystem::path route_from;      // empty: the model's own routing

@@ -1,5 +1,7 @@
 #include "serving/online/engine_metrics.h"
 
+#include <string>
+
 namespace moesaic {
 
 namespace {
@@ -48,10 +50,24 @@ EngineMetrics::EngineMetrics(MetricsRegistry& r, bool with_devices)
                                       "Experts read ahead, by whether a layer used them before "
                                       "they left; those that were given up are neither",
                                       {{"result", "unused"}})),
+      predict_seconds_(r.GetCounter("moe_predict_seconds_total",
+                                    "Time in which the engine's thread predicted experts")),
       preemptions_(
           r.GetCounter("moe_preemptions_total", "Sequences preempted for lack of KV blocks")),
       slots_(r.GetGauge("moe_expert_slots", "Experts that the cache can hold")),
-      resident_(r.GetGauge("moe_experts_resident", "Experts in the cache")) {}
+      resident_(r.GetGauge("moe_experts_resident", "Experts in the cache")) {
+  for (int distance = 1; distance <= RecallStats::kDistances; ++distance) {
+    const auto counter = [&](const char* foreseen) {
+      return &r.GetCounter("moe_expert_predictions_total",
+                           "Experts used by decode steps, by whether they were among the most "
+                           "probable so many layers before; each layer is measured at one distance "
+                           "per step",
+                           {{"distance", std::to_string(distance)}, {"foreseen", foreseen}});
+    };
+    foreseen_.push_back(counter("true"));
+    not_foreseen_.push_back(counter("false"));
+  }
+}
 
 void EngineMetrics::AddStep(const StepStats& stats) {
   steps_.Add(static_cast<double>(stats.steps));
@@ -68,6 +84,11 @@ void EngineMetrics::AddStep(const StepStats& stats) {
   prefetches_.Add(static_cast<double>(stats.experts.prefetched));
   prefetched_used_.Add(static_cast<double>(stats.experts.prefetched_used));
   prefetched_unused_.Add(static_cast<double>(stats.experts.prefetched_unused));
+  for (size_t i = 0; i < foreseen_.size(); ++i) {
+    foreseen_[i]->Add(static_cast<double>(stats.recall.found[i]));
+    not_foreseen_[i]->Add(static_cast<double>(stats.recall.used[i] - stats.recall.found[i]));
+  }
+  predict_seconds_.Add(static_cast<double>(stats.predict_us) * 1e-6);
   blocked_seconds_.Add(static_cast<double>(stats.experts.blocked_us) * 1e-6);
 }
 

@@ -49,6 +49,9 @@ class EngineMetrics {
   Counter& prefetches_;
   Counter& prefetched_used_;
   Counter& prefetched_unused_;
+  std::vector<Counter*> foreseen_;      // by distance - 1: experts used that were
+  std::vector<Counter*> not_foreseen_;  // and were not among the most probable
+  Counter& predict_seconds_;
   Counter& preemptions_;
   Gauge& slots_;
   Gauge& resident_;

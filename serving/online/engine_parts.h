@@ -8,6 +8,7 @@
 #include "core/io/expert_source.h"
 #include "kernels/cpu/kernels.h"
 #include "prefetch/expert_loader.h"
+#include "prefetch/next_gate.h"
 #include "prefetch/predictor.h"
 #include "serving/model/model.h"
 #include "serving/model/tensor_source.h"
@@ -21,6 +22,8 @@ ModelLimits LimitsOf(const EngineOptions& options, const EnginePlan& plan);
 PredictorShape PredictorShapeOf(const EngineOptions& options, const ModelConfig& config);
 // Slots behind one link, of the link that has most.
 int64_t LinkSlots(const EnginePlan& plan);
+// Null where no router can predict: another predictor was asked for, or another routing.
+std::unique_ptr<NextGate> MakeNextGate(const EngineOptions& options, const ModelConfig& config);
 ExpertLoaderOptions LoaderOptionsOf(const EngineOptions& options, uint64_t budget_bytes);
 
 // The model on disk, opened and checked but not loaded.

@@ -217,6 +217,7 @@ void LocalEngine::Load() {
   const ModelLimits limits = LimitsOf(options_, plan_);
   model_ = std::make_unique<Model>(config_, std::move(weights), files_.experts->layout(), *experts_,
                                    kernels, *pool_, limits);
+  if (gates_) LoadGates();
   kv_pool_ = std::make_unique<KvBlockPool>(plan_.num_kv_blocks, kKvBlockTokens);
   SchedulerOptions scheduling;
   scheduling.max_num_seqs = options_.max_num_seqs;
@@ -253,9 +254,11 @@ void LocalEngine::MakeExperts() {
   const auto layers = static_cast<int>(config_.num_layers);
   if (plan_.predictor_bytes > 0 && MayPrefetch(LinkSlots(plan_), config_.top_k)) {
     const PredictorShape shape = PredictorShapeOf(options_, config_);
-    predictor_ = MakePredictor(options_.predictor, shape, SelectKernels());
+    gates_ = MakeNextGate(options_, config_);
+    predictor_ = MakePredictor(options_.predictor, shape, SelectKernels(), gates_.get());
     prefetcher_ = std::make_unique<Prefetcher>(shape, *predictor_, PrefetchOptions{},
                                                SparseLayers(*files_.experts, layers));
+    recall_ = std::make_unique<RecallMeter>(shape);
   }
   if (!plan_.devices.empty()) {
     MakeDeviceExperts();
@@ -302,6 +305,14 @@ void LocalEngine::RestoreState() {
   state_ = std::make_unique<LearnedState>(options_.state_file, options_.state_interval_s, config_,
                                           std::move(learned), registry_);
   state_->Restore();
+}
+
+void LocalEngine::LoadGates() {
+  std::vector<NextGate::Router> routers;
+  for (const LayerWeights& layer : model_->weights().layers) {
+    if (layer.router.n > 0) routers.push_back({layer.post_attention_norm, layer.router});
+  }
+  gates_->Load(routers, config_.rms_norm_eps, *pool_);
 }
 
 // What the last process held comes first, then layer after layer. The most worthy is loaded last:
@@ -434,6 +445,8 @@ void LocalEngine::RunPlan(std::span<const ScheduledSlice> plan) {
   }
   if (prefetcher_) {
     prefetcher_->BeginStep(step_requests_);
+    recall_->BeginStep(tokens_.size() == step_requests_.size());
+    recall_->Predicted(-1, *prefetcher_);
     experts_->StepBegan();
   }
   StepStats stats = model_->Forward({tokens_, model_slices_}, this);
@@ -465,6 +478,8 @@ void LocalEngine::RunPlan(std::span<const ScheduledSlice> plan) {
                       std::chrono::steady_clock::now() - head_start)
                       .count();
   stats.total_us += stats.head_us;
+  stats.predict_us = std::exchange(predict_ns_, 0) / 1000;
+  if (recall_) stats.recall = recall_->Take();
   metrics_.AddStep(stats);
   if (state_ != nullptr) state_->Learned();
   MutexLock lock(mutex_);
@@ -643,7 +658,14 @@ void LocalEngine::OnRouting(int64_t layer, const ForwardBatch& batch, std::span<
                                               static_cast<size_t>(request.num_rows) * top_k));
     }
   }
-  if (prefetcher_) prefetcher_->OnRouting(static_cast<int>(layer), experts);
+  if (!prefetcher_) return;
+  const auto start = std::chrono::steady_clock::now();
+  const int number = prefetcher_->layers().number(static_cast<int>(layer));
+  if (gates_) gates_->Look(number, step_requests_, model_->hidden());
+  recall_->Used(number, experts);
+  prefetcher_->OnRouting(static_cast<int>(layer), experts);
+  recall_->Predicted(number, *prefetcher_);
+  predict_ns_ += std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count();
 }
 
 }  // namespace moesaic

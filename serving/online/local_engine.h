@@ -19,6 +19,8 @@
 #include "prefetch/expert_placement.h"
 #include "prefetch/expert_provider.h"
 #include "prefetch/host_experts.h"
+#include "prefetch/next_gate.h"
+#include "prefetch/recall_meter.h"
 #include "serving/model/model.h"
 #include "serving/model/sampler.h"
 #include "serving/online/create_engine.h"
@@ -63,6 +65,7 @@ class LocalEngine : public Engine, private RoutingHook {
   void MakeDeviceExperts();
   std::unique_ptr<EvictionPolicy> MakePolicy();
   void RestoreState();
+  void LoadGates();
   void Preload();
   bool TakeInbox();                                   // false: time to stop
   LearnedState::Clock::time_point SaveDueAt() const;  // max(): never
@@ -104,8 +107,11 @@ class LocalEngine : public Engine, private RoutingHook {
   std::unique_ptr<ThreadPool> pool_;
   ModelFiles files_;
   std::unique_ptr<RoutingReplay> replay_;  // null: the model's own routing
-  std::unique_ptr<Predictor> predictor_;   // null, as the next: nothing is predicted
+  std::unique_ptr<NextGate> gates_;        // null: no router is asked ahead
+  std::unique_ptr<Predictor> predictor_;   // null, as the next two: nothing is predicted
   std::unique_ptr<Prefetcher> prefetcher_;
+  std::unique_ptr<RecallMeter> recall_;
+  int64_t predict_ns_ = 0;                       // of the running step
   std::unique_ptr<PolicyCounts> policy_counts_;  // null: the eviction policy needs none
   std::unique_ptr<LearnedState> state_;          // null: nothing is kept
   EngineDevices devices_;                        // empty, as the next two, without devices

@@ -36,8 +36,10 @@ uint64_t PredictorBytes(const EngineOptions& options, const ModelConfig& config,
       !MayPrefetch(LinkSlots(plan), config.top_k)) {
     return 0;
   }
-  return MakePredictor(options.predictor, PredictorShapeOf(options, config), SelectKernels())
-      ->memory_bytes();
+  const PredictorShape shape = PredictorShapeOf(options, config);
+  const std::unique_ptr<NextGate> gates = MakeNextGate(options, config);
+  return MakePredictor(options.predictor, shape, SelectKernels(), gates.get())->memory_bytes() +
+         (gates != nullptr ? gates->memory_bytes() : 0);
 }
 
 [[noreturn]] void FailTooSmall(const EnginePlan& plan, uint64_t machine_bytes) {
@@ -94,6 +96,16 @@ int64_t LinkSlots(const EnginePlan& plan) {
   for (const DevicePlan& device : plan.devices) slots = std::max(slots, device.slots);
   return plan.devices.empty() ? static_cast<int64_t>(plan.expert_budget_bytes / plan.slot_bytes)
                               : slots;
+}
+
+std::unique_ptr<NextGate> MakeNextGate(const EngineOptions& options, const ModelConfig& config) {
+  if (options.gate_look_ahead <= 0 || !options.route_from.empty() ||
+      (options.predictor != "blend" && options.predictor != "next-gate") ||
+      config.num_sparse_layers() < 2 || config.num_experts <= config.top_k) {
+    return nullptr;
+  }
+  return std::make_unique<NextGate>(PredictorShapeOf(options, config), config.hidden_size,
+                                    options.gate_look_ahead, F32KernelsOf(SelectKernels()));
 }
 
 ExpertLoaderOptions LoaderOptionsOf(const EngineOptions& options, uint64_t budget_bytes) {

@@ -71,17 +71,26 @@ TEST(EngineTest, PredictorsAndPoliciesChangeNoBit) {
     bool prefetches;
   };
   // `dependency` finds everything equally likely, and so nothing worth the link's time.
-  for (const Setting& setting :
-       {Setting{"none", "lru", "100%", false}, Setting{"blend", "auto", "100%", false},
-        Setting{"none", "auto", "25%", false}, Setting{"blend", "auto", "25%", true},
-        Setting{"blend", "lru", "25%", true}, Setting{"transition", "next-use", "25%", true},
-        Setting{"eamc", "auto", "25%", true}, Setting{"request-eam", "auto", "25%", true},
-        Setting{"recency", "auto", "25%", true}, Setting{"frequency", "auto", "25%", true},
-        Setting{"dependency", "auto", "25%", false}, Setting{"blend", "lfu", "25%", true},
-        Setting{"none", "lfu", "25%", false}, Setting{"none", "model-frequency", "25%", false},
-        Setting{"blend", "model-frequency", "25%", true},
-        Setting{"none", "request-eam", "25%", false}, Setting{"eamc", "request-eam", "25%", true},
-        Setting{"blend", "auto", "6%", true}, Setting{"blend", "auto", "80KiB", false}}) {
+  for (const Setting& setting : {Setting{"none", "lru", "100%", false},
+                                 Setting{"blend", "auto", "100%", false},
+                                 Setting{"none", "auto", "25%", false},
+                                 Setting{"blend", "auto", "25%", true},
+                                 Setting{"blend", "lru", "25%", true},
+                                 Setting{"transition", "next-use", "25%", true},
+                                 Setting{"eamc", "auto", "25%", true},
+                                 Setting{"request-eam", "auto", "25%", true},
+                                 Setting{"recency", "auto", "25%", true},
+                                 Setting{"frequency", "auto", "25%", true},
+                                 Setting{"dependency", "auto", "25%", false},
+                                 Setting{"blend", "lfu", "25%", true},
+                                 Setting{"none", "lfu", "25%", false},
+                                 Setting{"none", "model-frequency", "25%", false},
+                                 Setting{"blend", "model-frequency", "25%", true},
+                                 Setting{"none", "request-eam", "25%", false},
+                                 Setting{"eamc", "request-eam", "25%", true},
+                                 Setting{"next-gate", "auto", "25%", true},
+                                 Setting{"blend", "auto", "6%", true},
+                                 Setting{"blend", "auto", "80KiB", false}}) {
     SCOPED_TRACE(std::string(setting.predictor) + " " + setting.policy + " " +
                  setting.expert_memory);
     EngineOptions options = SmallOptions();
