@@ -167,6 +167,9 @@ ExpertStats ExpertFlow::EndLayer(int64_t now_ns) {
 
   ExpertStats stats = std::exchange(stats_, {});
   const ExpertCacheCounters before = std::exchange(counters_before_, cache_.counters());
+  const TransferCounters tried = std::exchange(transfers_before_, queue_.counters());
+  stats.failed_reads = queue_.counters().packets_failed - tried.packets_failed;
+  stats.given_up = queue_.counters().failed - tried.failed;
   stats.evictions = cache_.counters().evicted - before.evicted;
   stats.prefetched_used = cache_.counters().prefetched_used - before.prefetched_used;
   stats.prefetched_unused = cache_.counters().prefetched_unused - before.prefetched_unused;

@@ -173,6 +173,7 @@ class ExpertFlow {
   // Since the last EndLayer.
   ExpertStats stats_;
   ExpertCacheCounters counters_before_;
+  TransferCounters transfers_before_;
 };
 
 }  // namespace moesaic

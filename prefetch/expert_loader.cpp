@@ -165,12 +165,28 @@ bool ExpertLoader::NextReady(std::vector<PinnedExpert>& out) {
     progress_.Wait(mutex_);
     blocked_ns_ += Now() - begin_ns;
   }
+  Take(out);
+  return true;
+}
+
+void ExpertLoader::TakeReady(std::vector<PinnedExpert>& out) {
+  MutexLock lock(mutex_);
+  if (layer_error_) std::rethrow_exception(layer_error_);
+  if (fatal_ && flow_.waiting() > 0) std::rethrow_exception(fatal_);
+  Take(out);
+}
+
+void ExpertLoader::Take(std::vector<PinnedExpert>& out) {
   indices_.clear();
   flow_.TakeReady(indices_, Now());
   for (const ExpertIndex expert : indices_) {
     out.push_back({grid_.Id(expert), SlotMemory(expert).data()});
   }
-  return true;
+}
+
+void ExpertLoader::TellProgress() {
+  progress_.NotifyAll();
+  if (options_.on_progress) options_.on_progress();
 }
 
 void ExpertLoader::TakeFailed(std::vector<ExpertId>& out) {

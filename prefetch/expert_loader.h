@@ -32,16 +32,11 @@
 #include "core/io/async_reader.h"
 #include "core/io/expert_source.h"
 #include "prefetch/expert_flow.h"
+#include "prefetch/expert_provider.h"
 #include "prefetch/transfer_lanes.h"
 #include "tracer/residency_list.h"
 
 namespace moesaic {
-
-// A resident expert that cannot be evicted until it is released. Move-only.
-struct PinnedExpert {
-  ExpertId id;
-  const std::byte* blob = nullptr;  // layout().blob_bytes
-};
 
 struct ExpertLoaderOptions {
   uint64_t budget_bytes = 0;  // memory for slots; at least one slot
@@ -61,6 +56,9 @@ struct ExpertLoaderOptions {
   std::span<std::byte> slot_memory = {};
   // An expert that cannot be read is no error of the layer: TakeFailed hands it out.
   bool hands_out_failed = false;
+  // Called when an expert has arrived or failed, on any thread, under the loader's lock: for a
+  // consumer that waits for several loaders.
+  std::function<void()> on_progress = nullptr;
 
   const Clock* clock = nullptr;  // null: the steady one; for tests, as the next one
   FlowLog* log = nullptr;
@@ -70,7 +68,7 @@ struct ExpertLoaderOptions {
 constexpr uint32_t kDefaultPacketBytes = 512 * 1024;
 constexpr int kDefaultReadDepth = 16;
 
-class ExpertLoader {
+class ExpertLoader : public ExpertProvider {
  public:
   // `source` must outlive the loader. num_layers counts all layers of the model. A null policy: see
   // ExpertFlow. Throws Error(kResourceExhausted) when budget_bytes holds no slot, naming the least
@@ -82,18 +80,21 @@ class ExpertLoader {
                std::unique_ptr<EvictionPolicy> policy, const ExpertLoaderOptions& options,
                std::unique_ptr<AsyncReader> reader);
   // Waits for the reads in flight.
-  ~ExpertLoader();
+  ~ExpertLoader() override;
   ExpertLoader(const ExpertLoader&) = delete;
   ExpertLoader& operator=(const ExpertLoader&) = delete;
 
   // The prefetcher has predicted for a step that begins: the link may fetch ahead, until
   // StopPrefetching (when no request is left). Without a prefetcher, nothing happens.
-  void StepBegan() EXCLUDES(mutex_);
-  void StopPrefetching() EXCLUDES(mutex_);
+  void StepBegan() override EXCLUDES(mutex_);
+  void StopPrefetching() override EXCLUDES(mutex_);
 
   // The distinct experts that the layer needs (any order, one layer). Loads of missing ones start
   // at once.
   void BeginLayer(std::span<const ExpertId> needed) EXCLUDES(mutex_);
+  void BeginLayer(std::span<const ExpertId> needed, int64_t /*pairs*/) override {
+    BeginLayer(needed);
+  }
   // In two parts, for who computes some on the host: appends those that are not resident; then
   // leaves out the entries of this link that are `on_host`. What has arrived in between is not left
   // out: on_host becomes false.
@@ -104,28 +105,31 @@ class ExpertLoader {
   // until there is at least one (or one has failed, see hands_out_failed). Returns false when all
   // were handed out. Throws Error(kIo / kCorrupt) when one cannot be read; the layer is over then
   // (EndLayer must still be called) and the loader stays usable.
-  bool NextReady(std::vector<PinnedExpert>& out) EXCLUDES(mutex_);
+  bool NextReady(std::vector<PinnedExpert>& out) override EXCLUDES(mutex_);
+  // As NextReady, but without waiting.
+  void TakeReady(std::vector<PinnedExpert>& out) EXCLUDES(mutex_);
   // Appends the experts of the layer that failed since the last call.
   void TakeFailed(std::vector<ExpertId>& out) EXCLUDES(mutex_);
-  void Release(const PinnedExpert& expert) EXCLUDES(mutex_);
+  void Release(const PinnedExpert& expert) override EXCLUDES(mutex_);
   // Returns the layer's counts. Pins that are still held (an exception on the way) end here;
   // experts that were not handed out are no longer waited for.
-  ExpertStats EndLayer() EXCLUDES(mutex_);
+  ExpertStats EndLayer() override EXCLUDES(mutex_);
 
   // Loads absent experts in the given order while free slots remain (a warm start). `keep_going`
   // (may be empty) is asked with the number loaded so far, on this thread, each time that grows;
   // false ends the preload early. Returns how many were loaded. Throws Error(kIo / kCorrupt) when
   // one cannot be read. No layer may be open.
   int64_t Preload(std::span<const ExpertId> experts,
-                  const std::function<bool(int64_t loaded)>& keep_going = nullptr) EXCLUDES(mutex_);
+                  const std::function<bool(int64_t loaded)>& keep_going = nullptr) override
+      EXCLUDES(mutex_);
   // Forgets residents (for cold benches and tests). No layer may be open.
   void Clear() EXCLUDES(mutex_);
 
   // Who is in memory, by descending worth to the eviction policy.
-  std::vector<ResidentExpert> Residents() const EXCLUDES(mutex_);
+  std::vector<ResidentExpert> Residents() const override EXCLUDES(mutex_);
 
-  int64_t slots() const { return slots_; }
-  int64_t resident() const EXCLUDES(mutex_);
+  int64_t slots() const override { return slots_; }
+  int64_t resident() const override EXCLUDES(mutex_);
   bool prefetching() const EXCLUDES(mutex_);
   // Slots of its own plus staging: what the loader takes of the machine.
   uint64_t slot_memory_bytes() const { return slab_.bytes() + sizes_.staging_bytes(); }
@@ -144,6 +148,8 @@ class ExpertLoader {
   std::span<std::byte> SlotMemory(ExpertIndex expert) REQUIRES(mutex_);
   int64_t Now() const { return clock_->NowNs(); }
   void WaitForProgress() REQUIRES(mutex_);
+  void TellProgress() REQUIRES(mutex_);
+  void Take(std::vector<PinnedExpert>& out) REQUIRES(mutex_);
 
   // --- expert_loader_io.cpp: the I/O thread and the packing threads
   void StartThreads();

@@ -40,7 +40,7 @@ void ExpertLoader::IoThread() {
   } catch (...) {
     MutexLock lock(mutex_);
     fatal_ = std::current_exception();
-    progress_.NotifyAll();
+    TellProgress();
   }
 }
 
@@ -90,7 +90,7 @@ void ExpertLoader::Complete(const ExpertFlow::Packet& packet, PacketResult resul
     case TransferState::kDone:
       if (direct_) {
         flow_.Commit(packet.expert, Now());
-        progress_.NotifyAll();
+        TellProgress();
       } else {
         to_pack_.push_back(packet.lane);
         pack_work_.NotifyOne();
@@ -100,7 +100,7 @@ void ExpertLoader::Complete(const ExpertFlow::Packet& packet, PacketResult resul
       Drop(packet.expert, lanes_.error(packet.lane));
       break;
     case TransferState::kCancelled:
-      progress_.NotifyAll();
+      TellProgress();
       break;
     default:
       break;
@@ -122,11 +122,14 @@ void ExpertLoader::Drop(ExpertIndex expert, std::exception_ptr error) {
       if (!preload_error_) preload_error_ = error;
       break;
     case ExpertFlow::Hurt::kNobody:
-      LogWarn("expert {} of layer {} could not be loaded; no layer fails of it", id.index,
-              id.layer);
+      // With a host to compute it nobody misses it.
+      if (!options_.hands_out_failed) {
+        LogWarn("expert {} of layer {} could not be loaded; no layer fails of it", id.index,
+                id.layer);
+      }
       break;
   }
-  progress_.NotifyAll();
+  TellProgress();
 }
 
 // Packs one expert, or several small ones: about a packet's worth before the disk is looked after
@@ -157,7 +160,7 @@ bool ExpertLoader::PackOne() {
     Drop(expert, error);
   } else {
     flow_.Commit(expert, Now());
-    progress_.NotifyAll();
+    TellProgress();
   }
   return true;
 }

@@ -15,7 +15,10 @@ struct ExpertStats {
   // From the slow tier, in expert bytes, preloading left out. Counted when an expert has arrived or
   // was cancelled, so that a load that outlives its layer counts for the next one.
   uint64_t bytes_read = 0;
-  uint64_t blocked_us = 0;  // the consumer waited for experts
+  uint64_t blocked_us = 0;    // the consumer waited for experts
+  uint64_t host_us = 0;       // computing experts on the host in place
+  uint64_t failed_reads = 0;  // of packets; each is tried again some times
+  uint64_t given_up = 0;      // experts that could not be read, retries included
   // Prefetches that were started. Most are used, or leave unused, in a later layer; those that were
   // cancelled are neither.
   uint64_t prefetched = 0;
@@ -30,6 +33,9 @@ struct ExpertStats {
     evictions += other.evictions;
     bytes_read += other.bytes_read;
     blocked_us += other.blocked_us;
+    host_us += other.host_us;
+    failed_reads += other.failed_reads;
+    given_up += other.given_up;
     prefetched += other.prefetched;
     prefetched_used += other.prefetched_used;
     prefetched_unused += other.prefetched_unused;

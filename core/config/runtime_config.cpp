@@ -235,6 +235,63 @@ void AddRuntimeSettings(RuntimeConfig& config, SettingScope scope, OptionTable& 
                0,
                1e6});
 
+  add(engine, {"devices",
+               &config.devices,
+               "",
+               "Devices that hold experts in memory of their own; all experts then also live in "
+               "host memory. 0: none.",
+               "Devices",
+               0,
+               {},
+               0,
+               64});
+  add(engine, {"device-kind",
+               &config.device_kind,
+               "",
+               "emulated: a device whose memory is host memory behind a slow link.",
+               "Devices",
+               0,
+               {"emulated", "cuda"}});
+  add(engine, {"device-memory",
+               &config.device_memory,
+               "SIZE",
+               "Memory for experts on each device: a size, or a share of the experts that the "
+               "device holds (25% on every device: a quarter of all experts). auto: 25% on an "
+               "emulated device.",
+               "Devices",
+               0,
+               {},
+               0,
+               0,
+               CheckBudget});
+  add(engine,
+      {"miss",
+       &config.miss,
+       "",
+       "An expert that is on no device when it is needed: fetch it, compute it on the host, "
+       "or (auto) whichever ends sooner by the rates measured so far.",
+       "Devices",
+       0,
+       {"fetch", "host", "auto"}});
+  add(engine, {"emulated-link-gbps",
+               &config.emulated_link_gbps,
+               "GBPS",
+               "Rate of an emulated device's link in GB/s. 0: as fast as memory can be copied.",
+               "Devices",
+               0,
+               {},
+               0,
+               1e6});
+  add(engine, {"emulated-link-latency-us",
+               &config.emulated_link_latency_us,
+               "US",
+               "Time that each copy over an emulated link takes besides.",
+               "Devices",
+               0,
+               {},
+               0,
+               1e6});
+
   add(engine, {"threads",
                &config.threads,
                "",

@@ -41,6 +41,14 @@ struct RuntimeConfig {
   std::string state_file;
   double state_interval_s = 300;  // 0: saved at the end only
 
+  // Devices
+  int64_t devices = 0;  // 0: none; experts are computed in host memory
+  std::string device_kind = "emulated";
+  std::string device_memory = "auto";  // on each; a percentage is of the experts that it holds
+  std::string miss = "auto";           // fetch, host, auto
+  double emulated_link_gbps = 12;      // 10^9 bytes per second; 0: as fast as memory
+  double emulated_link_latency_us = 10;
+
   // Compute
   int64_t threads = 0;  // 0: one per physical core within affinity and quota
   bool pin_threads = false;

@@ -142,6 +142,10 @@ StepStats Difference(const StepStats& after, const StepStats& before) {
   d.experts.hits -= before.experts.hits;
   d.experts.late_hits -= before.experts.late_hits;
   d.experts.misses -= before.experts.misses;
+  d.experts.on_host -= before.experts.on_host;
+  d.experts.failed_reads -= before.experts.failed_reads;
+  d.experts.given_up -= before.experts.given_up;
+  d.experts.host_us -= before.experts.host_us;
   d.experts.evictions -= before.experts.evictions;
   d.experts.bytes_read -= before.experts.bytes_read;
   d.experts.blocked_us -= before.experts.blocked_us;

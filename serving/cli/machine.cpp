@@ -48,6 +48,21 @@ fs::path ExpertFile(const EngineOptions& options) {
   return fs::canonical(largest);
 }
 
+DeviceOptions DeviceOptionsFrom(const RuntimeConfig& config, const Topology& topology) {
+  DeviceOptions devices;
+  devices.count = static_cast<int>(config.devices);
+  devices.kind = config.device_kind == "cuda" ? DeviceKind::kCuda : DeviceKind::kEmulated;
+  devices.memory = config.device_memory;
+  if (topology.nodes.size() > 1) {
+    for (const NumaNode& node : topology.nodes) devices.numa_nodes.push_back(node.id);
+  }
+  devices.miss = config.miss == "fetch"  ? MissMode::kFetch
+                 : config.miss == "host" ? MissMode::kHost
+                                         : MissMode::kAuto;
+  devices.emulated_link = {config.emulated_link_gbps * 1e9, config.emulated_link_latency_us};
+  return devices;
+}
+
 }  // namespace
 
 fs::path ProfilePath(const Invocation& invocation) {
@@ -101,6 +116,7 @@ EngineOptions EngineOptionsFrom(const RuntimeConfig& config, const std::string& 
     Fail(ErrorKind::kInvalidArgument, "--packet-size: '{}' is more than 1 GiB", config.packet_size);
   }
   options.packet_bytes = static_cast<uint32_t>(RoundUp(packet_bytes, 4096));
+  options.devices = DeviceOptionsFrom(config, topology);
   options.preload = config.preload;
   options.predictor = config.predictor;
   options.eviction_policy = config.eviction_policy;

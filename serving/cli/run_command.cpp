@@ -267,8 +267,7 @@ int RunCommand(const Invocation& invocation) {
   const Generation generation(model, FieldsFrom(flags, config, line));
   InterruptFlag interrupt;
   const auto summary = [&](const GenerationResult& result) {
-    return RunSummary{result, loaded.plan, model.engine->Status().experts_resident, load_s,
-                      PeakRssBytes()};
+    return RunSummary{result, loaded.plan, model.engine->Status(), load_s, PeakRssBytes()};
   };
   const auto show_stats = [&](const GenerationResult& result) {
     const Style style = StyleFor(STDERR_FILENO);

@@ -26,6 +26,22 @@ double HitRate(const ExpertStats& experts) {
   return wanted == 0 ? 1.0 : static_cast<double>(experts.hits) / static_cast<double>(wanted);
 }
 
+nlohmann::ordered_json DevicesJson(const std::vector<DeviceStatus>& devices) {
+  auto list = nlohmann::ordered_json::array();
+  for (const DeviceStatus& device : devices) {
+    list.push_back({{"name", device.name},
+                    {"lost", device.lost},
+                    {"slots", device.slots},
+                    {"resident", device.resident},
+                    {"hits", device.hits},
+                    {"late_hits", device.late_hits},
+                    {"misses", device.misses},
+                    {"on_host", device.on_host},
+                    {"bytes_copied", device.bytes_copied}});
+  }
+  return list;
+}
+
 std::string Share(int64_t part_us, int64_t whole_us) {
   return fmt::format("{:.0f}%", 100.0 * static_cast<double>(part_us) /
                                     static_cast<double>(std::max<int64_t>(1, whole_us)));
@@ -38,6 +54,7 @@ std::string RunStatsText(const RunSummary& summary) {
   const StepStats& steps = result.steps;
   const ExpertStats& experts = steps.experts;
   const auto blocked_us = static_cast<int64_t>(experts.blocked_us);
+  const bool devices = !summary.status.devices.empty();
   TextTable table("<<");
   table.Add({"prompt", fmt::format("{} tokens in {} ({:.0f} tokens/s){}",
                                    result.usage.prompt_tokens, FormatDuration(result.prompt_s),
@@ -49,13 +66,21 @@ std::string RunStatsText(const RunSummary& summary) {
   table.Add({"output", fmt::format("{} tokens in {} ({:.0f} tokens/s), ended by {}",
                                    result.usage.completion_tokens, FormatDuration(result.output_s),
                                    OutputRate(result), FinishReasonName(result.finish))});
-  table.Add({"experts",
-             fmt::format("{:.1f}% found in memory: {} hits, {} late, {} misses",
-                         HitRate(experts) * 100, experts.hits, experts.late_hits, experts.misses)});
-  table.Add({"disk", fmt::format("{} read, {} evictions; the computation waited {} ({})",
-                                 FormatBytes(experts.bytes_read), experts.evictions,
-                                 FormatDuration(static_cast<double>(blocked_us) * 1e-6),
-                                 Share(blocked_us, steps.total_us))});
+  table.Add({"experts", fmt::format("{:.1f}% found {}: {} hits, {} late, {} misses",
+                                    HitRate(experts) * 100, devices ? "on devices" : "in memory",
+                                    experts.hits, experts.late_hits, experts.misses)});
+  table.Add({devices ? "devices" : "disk",
+             fmt::format("{} {}, {} evictions; the computation waited {} ({})",
+                         FormatBytes(experts.bytes_read), devices ? "copied" : "read",
+                         experts.evictions, FormatDuration(static_cast<double>(blocked_us) * 1e-6),
+                         Share(blocked_us, steps.total_us))});
+  if (devices) {
+    table.Add({"host", fmt::format("{} experts computed in {}; {} failed copies, {} experts "
+                                   "given up",
+                                   experts.on_host,
+                                   FormatDuration(static_cast<double>(experts.host_us) * 1e-6),
+                                   experts.failed_reads, experts.given_up)});
+  }
   if (experts.prefetched > 0) {
     table.Add(
         {"prefetch", fmt::format("{} started; {} were used, {} left unused", experts.prefetched,
@@ -68,11 +93,11 @@ std::string RunStatsText(const RunSummary& summary) {
                    Share(blocked_us, steps.total_us), Share(steps.head_us, steps.total_us))});
   table.Add(
       {"memory",
-       fmt::format("{} of {} experts in {} (all: {}); process {} at most", summary.experts_resident,
-                   summary.plan.all_experts_bytes / std::max<uint64_t>(1, summary.plan.slot_bytes),
-                   FormatBytes(summary.plan.expert_budget_bytes),
-                   FormatBytes(summary.plan.all_experts_bytes),
-                   FormatBytes(summary.peak_rss_bytes))});
+       fmt::format(
+           "{} of {} experts in {} (all: {}); process {} at most", summary.status.experts_resident,
+           summary.plan.all_experts_bytes / std::max<uint64_t>(1, summary.plan.slot_bytes),
+           FormatBytes(summary.plan.expert_budget_bytes),
+           FormatBytes(summary.plan.all_experts_bytes), FormatBytes(summary.peak_rss_bytes))});
   return table.Render();
 }
 
@@ -92,16 +117,21 @@ nlohmann::ordered_json RunStatsJson(const RunSummary& summary) {
             {"hits", experts.hits},
             {"late_hits", experts.late_hits},
             {"misses", experts.misses},
+            {"on_host", experts.on_host},
             {"evictions", experts.evictions},
+            {"failed_reads", experts.failed_reads},
+            {"given_up", experts.given_up},
             {"bytes_read", experts.bytes_read},
             {"blocked_us", experts.blocked_us},
+            {"host_us", experts.host_us},
             {"prefetched", experts.prefetched},
             {"prefetched_used", experts.prefetched_used},
             {"prefetched_unused", experts.prefetched_unused},
             {"slots", summary.plan.expert_slots},
-            {"resident", summary.experts_resident},
+            {"resident", summary.status.experts_resident},
             {"budget_bytes", summary.plan.expert_budget_bytes},
             {"all_bytes", summary.plan.all_experts_bytes}}},
+          {"devices", DevicesJson(summary.status.devices)},
           {"time_us",
            {{"attention", steps.attention_us},
             {"moe", steps.moe_us},

@@ -13,7 +13,7 @@ namespace moesaic {
 struct RunSummary {
   const GenerationResult& result;
   const EnginePlan& plan;
-  int64_t experts_resident = 0;
+  EngineStatus status;
   double load_s = 0;            // making the engine
   uint64_t peak_rss_bytes = 0;  // of the process
 };

@@ -32,6 +32,7 @@ std::vector<Fit> TryBudgets(const EngineOptions& base, const std::string& asked)
     settings.insert(settings.begin(), asked);
   }
   settings.insert(settings.begin(), "auto");
+  if (base.devices.count > 0) settings = {asked};  // all experts live in host memory then
   std::vector<Fit> fits;
   for (const std::string& setting : settings) {
     EngineOptions options = base;

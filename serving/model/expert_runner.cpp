@@ -7,9 +7,9 @@
 namespace moesaic {
 
 ExpertRunner::ExpertRunner(const ModelConfig& config, const ExpertLayout& layout,
-                           ExpertLoader& loader, const CpuKernels& kernels, ThreadPool& pool,
+                           ExpertProvider& experts, const CpuKernels& kernels, ThreadPool& pool,
                            int64_t max_tokens)
-    : config_(config), layout_(layout), loader_(loader), kernels_(kernels), pool_(pool) {
+    : config_(config), layout_(layout), experts_(experts), kernels_(kernels), pool_(pool) {
   const int64_t rows = max_tokens * config.top_k;
   workspace_.Reserve(kernels.numerics, rows, config.moe_intermediate_size);
   slot_out_ = AlignedBuffer(static_cast<size_t>(rows * config.hidden_size) * sizeof(float));
@@ -75,19 +75,19 @@ ExpertStats ExpertRunner::Run(int64_t layer, const std::byte* x, int64_t x_strid
                               int64_t tokens, const int32_t* experts, const float* weights,
                               float* y) {
   Group(layer, tokens, experts);
-  loader_.BeginLayer(needed_);
+  experts_.BeginLayer(needed_, tokens * config_.top_k);
   try {
     for (;;) {
       ready_.clear();
-      if (!loader_.NextReady(ready_)) break;
+      if (!experts_.NextReady(ready_)) break;
       Compute(ready_, x, x_stride_bytes);
-      for (const PinnedExpert& expert : ready_) loader_.Release(expert);
+      for (const PinnedExpert& expert : ready_) experts_.Release(expert);
     }
   } catch (...) {
-    loader_.EndLayer();
+    experts_.EndLayer();
     throw;
   }
-  const ExpertStats stats = loader_.EndLayer();
+  const ExpertStats stats = experts_.EndLayer();
   CombineSlots(pool_, kernels_, slot_out_.as<float>(), weights, tokens, config_.top_k,
                config_.hidden_size, y);
   return stats;

@@ -1,5 +1,6 @@
-// ExpertRunner: the routed experts of one layer for a batch of tokens: asks the loader for the
-// experts that the routing names, and computes them as they become available.
+// ExpertRunner: the routed experts of one layer for a batch of tokens: asks for the experts
+// that the routing names, and computes them as they become available, wherever they are: the blobs
+// of host memory and of emulated devices are alike to it.
 //
 // Owned by the Model; used by its thread only. No allocation after construction.
 #pragma once
@@ -11,16 +12,17 @@
 #include "core/base/aligned_buffer.h"
 #include "core/base/thread_pool.h"
 #include "core/config/model_config.h"
+#include "core/io/expert_layout.h"
 #include "kernels/cpu/kernels.h"
 #include "kernels/cpu/moe.h"
-#include "prefetch/expert_loader.h"
+#include "prefetch/expert_provider.h"
 
 namespace moesaic {
 
 class ExpertRunner {
  public:
   // All references must outlive the runner.
-  ExpertRunner(const ModelConfig& config, const ExpertLayout& layout, ExpertLoader& loader,
+  ExpertRunner(const ModelConfig& config, const ExpertLayout& layout, ExpertProvider& experts,
                const CpuKernels& kernels, ThreadPool& pool, int64_t max_tokens);
 
   // experts: [tokens, top_k] ids; weights: [tokens, top_k]. Adds the weighted sum of the experts'
@@ -38,7 +40,7 @@ class ExpertRunner {
 
   const ModelConfig& config_;
   const ExpertLayout& layout_;
-  ExpertLoader& loader_;
+  ExpertProvider& experts_;
   const CpuKernels& kernels_;
   ThreadPool& pool_;
   MoeWorkspace workspace_;

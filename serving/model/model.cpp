@@ -102,7 +102,7 @@ uint64_t Model::WorkspaceBytes(const ModelConfig& c, const CpuKernels& kernels,
 }
 
 Model::Model(ModelConfig config, ModelWeights weights, const ExpertLayout& expert_layout,
-             ExpertLoader& loader, const CpuKernels& kernels, ThreadPool& pool,
+             ExpertProvider& experts, const CpuKernels& kernels, ThreadPool& pool,
              const ModelLimits& limits)
     : config_(std::move(config)),
       weights_(std::move(weights)),
@@ -112,7 +112,7 @@ Model::Model(ModelConfig config, ModelWeights weights, const ExpertLayout& exper
       limits_(limits),
       kv_layout_(KvLayoutOf(config_, limits.kv_type)),
       rope_(config_.rope, config_.head_dim, config_.max_position, limits.max_context_tokens),
-      runner_(config_, expert_layout, loader, kernels, pool, limits.max_batch_tokens) {
+      runner_(config_, expert_layout, experts, kernels, pool, limits.max_batch_tokens) {
   const ModelConfig& c = config_;
   const int64_t rows = limits_.max_batch_tokens;
   norm_stride_ = PaddedFloats(c.hidden_size);

@@ -57,9 +57,9 @@ struct ModelLimits {
 
 class Model {
  public:
-  // `loader` serves the routed experts and must outlive the model, as must kernels and pool.
+  // `experts` serves the routed experts and must outlive the model, as must kernels and pool.
   Model(ModelConfig config, ModelWeights weights, const ExpertLayout& expert_layout,
-        ExpertLoader& loader, const CpuKernels& kernels, ThreadPool& pool,
+        ExpertProvider& experts, const CpuKernels& kernels, ThreadPool& pool,
         const ModelLimits& limits);
 
   const ModelConfig& config() const { return config_; }

@@ -8,7 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "core/device/emulated_device.h"
 #include "core/io/async_reader.h"
+#include "prefetch/miss_planner.h"
 #include "serving/online/engine.h"
 
 namespace moesaic {
@@ -16,6 +18,18 @@ namespace moesaic {
 class MetricsRegistry;
 
 enum class LoadFormat { kAuto, kDummy };
+
+// Devices as the fast tier: every expert lives in host memory and some on the device that the
+// placement gives it.
+struct DeviceOptions {
+  int count = 0;  // 0: no devices, experts go from disk to host memory
+  DeviceKind kind = DeviceKind::kEmulated;
+  std::string memory = "auto";  // on each: bytes, or a percentage of the experts that it holds
+  std::vector<int> numa_nodes;  // the nodes that devices take turns on; empty: not known
+  MissMode miss = MissMode::kAuto;
+  EmulatedLink emulated_link;
+  std::vector<EmulatedFaults> emulated_faults;  // of device d, for tests
+};
 
 struct EngineOptions {
   std::filesystem::path model_dir;  // resolved (ResolveModelPath)
@@ -40,8 +54,9 @@ struct EngineOptions {
 
   std::filesystem::path expert_store;  // empty: read the checkpoint
   ReadBackend io_backend = ReadBackend::kAuto;
-  int io_depth = 0;                      // 0: default
-  uint32_t packet_bytes = 0;             // 0: default
+  int io_depth = 0;           // 0: default
+  uint32_t packet_bytes = 0;  // 0: default
+  DeviceOptions devices;
   bool preload = true;                   // fill free expert slots before the first request
   std::string predictor = "blend";       // or another of PredictorNames(), or none
   std::string eviction_policy = "auto";  // next-use with a predictor, else lru; or one of
@@ -58,6 +73,12 @@ struct LedgerEntry {
   uint64_t bytes = 0;
 };
 
+// A device's part of the plan.
+struct DevicePlan {
+  int64_t experts = 0;  // that the placement gives it
+  int64_t slots = 0;
+};
+
 // What the options come to, before anything is allocated. Throws Error(kResourceExhausted) that
 // says how much is missing and which flag to change.
 struct EnginePlan {
@@ -66,8 +87,9 @@ struct EnginePlan {
   uint64_t expert_budget_bytes = 0;  // for slots
   uint64_t all_experts_bytes = 0;    // what 100% is
   uint64_t slot_bytes = 0;
-  int64_t expert_slots = 0;
-  uint64_t predictor_bytes = 0;  // 0: nothing is predicted
+  int64_t expert_slots = 0;         // of all devices together, when there are any
+  std::vector<DevicePlan> devices;  // empty: none
+  uint64_t predictor_bytes = 0;     // 0: nothing is predicted
   int64_t num_kv_blocks = 0;
   int64_t max_context_tokens = 0;
 };

@@ -14,6 +14,7 @@
 
 #include "core/base/error.h"
 #include "core/config/model_config.h"
+#include "prefetch/expert_provider.h"
 #include "serving/model/step_stats.h"
 #include "serving/online/request.h"
 
@@ -39,6 +40,7 @@ struct EngineStatus {
   double kv_usage = 0;  // 0..1
   int64_t expert_slots = 0;
   int64_t experts_resident = 0;
+  std::vector<DeviceStatus> devices;  // empty: none
 };
 
 class Engine {

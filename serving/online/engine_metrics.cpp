@@ -2,8 +2,18 @@
 
 namespace moesaic {
 
-EngineMetrics::EngineMetrics(MetricsRegistry& r)
-    : steps_(r.GetCounter("moe_steps_total", "Forward passes")),
+namespace {
+
+// A counter that follows a total kept elsewhere.
+void Follow(uint64_t total, Counter& counter) {
+  counter.Add(static_cast<double>(total) - counter.value());
+}
+
+}  // namespace
+
+EngineMetrics::EngineMetrics(MetricsRegistry& r, bool with_devices)
+    : registry_(r),
+      steps_(r.GetCounter("moe_steps_total", "Forward passes")),
       prefill_tokens_(
           r.GetCounter("moe_step_tokens_total", "Tokens computed", {{"phase", "prefill"}})),
       decode_tokens_(
@@ -16,9 +26,16 @@ EngineMetrics::EngineMetrics(MetricsRegistry& r)
       misses_(r.GetCounter("moe_expert_requests_total",
                            "Experts wanted by a layer, by where they were", {{"result", "miss"}})),
       evictions_(r.GetCounter("moe_expert_evictions_total", "Experts that left the cache")),
-      bytes_read_(r.GetCounter("moe_expert_read_bytes_total",
-                               "Expert bytes read from the slow tier",
-                               {{"from", "disk"}, {"to", "host"}})),
+      on_host_(r.GetCounter("moe_experts_on_host_total",
+                            "Experts that were on no device and were computed in host memory")),
+      failed_reads_(r.GetCounter("moe_expert_read_failures_total",
+                                 "Reads and copies of parts of experts that failed; each is tried "
+                                 "again some times")),
+      given_up_(r.GetCounter("moe_experts_given_up_total",
+                             "Experts that could not be read or copied, retries included")),
+      bytes_read_(r.GetCounter(
+          "moe_expert_read_bytes_total", "Expert bytes read from the slow tier",
+          {{"from", with_devices ? "host" : "disk"}, {"to", with_devices ? "device" : "host"}})),
       blocked_seconds_(r.GetCounter("moe_expert_blocked_seconds_total",
                                     "Time in which the forward pass waited for experts")),
       prefetches_(r.GetCounter("moe_expert_prefetches_total",
@@ -44,6 +61,9 @@ void EngineMetrics::AddStep(const StepStats& stats) {
   late_hits_.Add(static_cast<double>(stats.experts.late_hits));
   misses_.Add(static_cast<double>(stats.experts.misses));
   evictions_.Add(static_cast<double>(stats.experts.evictions));
+  on_host_.Add(static_cast<double>(stats.experts.on_host));
+  failed_reads_.Add(static_cast<double>(stats.experts.failed_reads));
+  given_up_.Add(static_cast<double>(stats.experts.given_up));
   bytes_read_.Add(static_cast<double>(stats.experts.bytes_read));
   prefetches_.Add(static_cast<double>(stats.experts.prefetched));
   prefetched_used_.Add(static_cast<double>(stats.experts.prefetched_used));
@@ -58,6 +78,40 @@ void EngineMetrics::SetPreemptions(int64_t total) {
 void EngineMetrics::SetExperts(int64_t slots, int64_t resident) {
   slots_.Set(static_cast<double>(slots));
   resident_.Set(static_cast<double>(resident));
+}
+
+void EngineMetrics::SetDevices(std::span<const DeviceStatus> devices) {
+  for (size_t d = devices_.size(); d < devices.size(); ++d) {
+    const MetricLabels device = {{"device", devices[d].name}};
+    const auto experts = [&](const char* result) -> Counter& {
+      return registry_.GetCounter("moe_device_expert_requests_total",
+                                  "Experts of a device wanted by a layer, by where they were",
+                                  {device[0], {"result", result}});
+    };
+    devices_.push_back(
+        {experts("hit"), experts("in_flight"), experts("miss"),
+         registry_.GetCounter("moe_device_experts_on_host_total",
+                              "Experts of a device that were computed in host memory", device),
+         registry_.GetCounter("moe_device_copied_bytes_total", "Expert bytes copied to a device",
+                              device),
+         registry_.GetGauge("moe_device_expert_slots", "Experts that a device can hold", device),
+         registry_.GetGauge("moe_device_experts_resident", "Experts on a device", device),
+         registry_.GetGauge("moe_device_lost",
+                            "1 when a device is lost: its experts are computed in host memory",
+                            device)});
+  }
+  for (size_t d = 0; d < devices.size(); ++d) {
+    const DeviceStatus& status = devices[d];
+    const DeviceMetrics& metrics = devices_[d];
+    Follow(status.hits, metrics.hits);
+    Follow(status.late_hits, metrics.late_hits);
+    Follow(status.misses, metrics.misses);
+    Follow(status.on_host, metrics.on_host);
+    Follow(status.bytes_copied, metrics.bytes_copied);
+    metrics.slots.Set(static_cast<double>(status.slots));
+    metrics.resident.Set(static_cast<double>(status.resident));
+    metrics.lost.Set(status.lost ? 1 : 0);
+  }
 }
 
 }  // namespace moesaic

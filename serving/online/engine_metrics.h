@@ -1,20 +1,39 @@
 // EngineMetrics: what the engine publishes in the metrics registry, from StepStats alone.
 #pragma once
 
+#include <cstdint>
+#include <span>
+#include <vector>
+
 #include "core/base/metrics.h"
+#include "prefetch/expert_provider.h"
 #include "serving/model/step_stats.h"
 
 namespace moesaic {
 
 class EngineMetrics {
  public:
-  explicit EngineMetrics(MetricsRegistry& registry);
+  // with_devices: experts come from host memory to devices, not from disk to host memory.
+  EngineMetrics(MetricsRegistry& registry, bool with_devices);
 
   void AddStep(const StepStats& stats);
   void SetPreemptions(int64_t total);
   void SetExperts(int64_t slots, int64_t resident);
+  void SetDevices(std::span<const DeviceStatus> devices);
 
  private:
+  struct DeviceMetrics {
+    Counter& hits;
+    Counter& late_hits;
+    Counter& misses;
+    Counter& on_host;
+    Counter& bytes_copied;
+    Gauge& slots;
+    Gauge& resident;
+    Gauge& lost;
+  };
+
+  MetricsRegistry& registry_;
   Counter& steps_;
   Counter& prefill_tokens_;
   Counter& decode_tokens_;
@@ -22,6 +41,9 @@ class EngineMetrics {
   Counter& late_hits_;
   Counter& misses_;
   Counter& evictions_;
+  Counter& on_host_;
+  Counter& failed_reads_;
+  Counter& given_up_;
   Counter& bytes_read_;
   Counter& blocked_seconds_;
   Counter& prefetches_;
@@ -30,6 +52,7 @@ class EngineMetrics {
   Counter& preemptions_;
   Gauge& slots_;
   Gauge& resident_;
+  std::vector<DeviceMetrics> devices_;
 };
 
 }  // namespace moesaic

@@ -19,6 +19,8 @@ WeightType ChooseWeightType(const EngineOptions& options);
 WeightType ChooseKvType(const EngineOptions& options);
 ModelLimits LimitsOf(const EngineOptions& options, const EnginePlan& plan);
 PredictorShape PredictorShapeOf(const EngineOptions& options, const ModelConfig& config);
+// Slots behind one link, of the link that has most.
+int64_t LinkSlots(const EnginePlan& plan);
 ExpertLoaderOptions LoaderOptionsOf(const EngineOptions& options, uint64_t budget_bytes);
 
 // The model on disk, opened and checked but not loaded.

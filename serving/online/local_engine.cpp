@@ -10,7 +10,7 @@
 
 #include "core/base/logging.h"
 #include "core/base/units.h"
-#include "prefetch/expert_worth.h"
+#include "prefetch/device_experts.h"
 #include "serving/model/expert_sources.h"
 #include "serving/online/engine_parts.h"
 #include "serving/text/id_tokenizer.h"
@@ -63,7 +63,7 @@ std::unique_ptr<Engine> CreateEngine(const EngineOptions& options, MetricsRegist
 }
 
 LocalEngine::LocalEngine(const EngineOptions& options, MetricsRegistry& metrics)
-    : options_(options), registry_(metrics), metrics_(metrics) {
+    : options_(options), registry_(metrics), metrics_(metrics, options.devices.count > 0) {
   std::promise<void> ready;
   std::future<void> loaded = ready.get_future();
   thread_ = std::thread([this, ready = std::move(ready)]() mutable { Main(std::move(ready)); });
@@ -189,12 +189,12 @@ void LocalEngine::Main(std::promise<void> ready) {
     DropExpired();
     Step();
     PublishStatus();
-    if (SaveDueAt() <= LearnedState::Clock::now()) state_->Save(loader_->Residents());
+    if (SaveDueAt() <= LearnedState::Clock::now()) state_->Save(experts_->Residents());
   }
   std::vector<Sequence*> left;
   scheduler_->ForEach([&](Sequence& sequence) { left.push_back(&sequence); });
   for (Sequence* sequence : left) End(*sequence, FinishReason::kCancelled);
-  if (state_ != nullptr) state_->SaveAndClose(loader_->Residents());
+  if (state_ != nullptr) state_->SaveAndClose(experts_->Residents());
 }
 
 void LocalEngine::Load() {
@@ -211,11 +211,11 @@ void LocalEngine::Load() {
   if (!options_.route_from.empty()) {
     replay_ = std::make_unique<RoutingReplay>(options_.route_from, config_);
   }
-  MakeLoader();
+  MakeExperts();
   if (!options_.state_file.empty()) RestoreState();
   ModelWeights weights = ModelWeights::Load(config_, type, *files_.tensors, kernels, *pool_);
   const ModelLimits limits = LimitsOf(options_, plan_);
-  model_ = std::make_unique<Model>(config_, std::move(weights), files_.experts->layout(), *loader_,
+  model_ = std::make_unique<Model>(config_, std::move(weights), files_.experts->layout(), *experts_,
                                    kernels, *pool_, limits);
   kv_pool_ = std::make_unique<KvBlockPool>(plan_.num_kv_blocks, kKvBlockTokens);
   SchedulerOptions scheduling;
@@ -249,26 +249,49 @@ void LocalEngine::Load() {
       plan_.num_kv_blocks * kKvBlockTokens, IsaName(kernels.isa), pool_->threads());
 }
 
-void LocalEngine::MakeLoader() {
+void LocalEngine::MakeExperts() {
   const auto layers = static_cast<int>(config_.num_layers);
-  ExpertLoaderOptions options = LoaderOptionsOf(options_, plan_.expert_budget_bytes);
-  if (plan_.predictor_bytes > 0 && MayPrefetch(plan_.expert_slots, config_.top_k)) {
+  if (plan_.predictor_bytes > 0 && MayPrefetch(LinkSlots(plan_), config_.top_k)) {
     const PredictorShape shape = PredictorShapeOf(options_, config_);
     predictor_ = MakePredictor(options_.predictor, shape, SelectKernels());
     prefetcher_ = std::make_unique<Prefetcher>(shape, *predictor_, PrefetchOptions{},
                                                SparseLayers(*files_.experts, layers));
-    options.prefetcher = prefetcher_.get();
   }
-  loader_ = std::make_unique<ExpertLoader>(
+  if (!plan_.devices.empty()) {
+    MakeDeviceExperts();
+    return;
+  }
+  ExpertLoaderOptions options = LoaderOptionsOf(options_, plan_.expert_budget_bytes);
+  options.prefetcher = prefetcher_.get();
+  experts_ = std::make_unique<ExpertLoader>(
       *files_.experts, layers, static_cast<int>(config_.num_experts), MakePolicy(), options);
+}
+
+void LocalEngine::MakeDeviceExperts() {
+  const ExpertGrid grid(static_cast<int>(config_.num_layers),
+                        static_cast<int>(config_.num_experts));
+  devices_ = MakeDevices(options_.devices, plan_);
+  const std::vector<Device*> devices = devices_.pointers();
+  placement_ = std::make_unique<ExpertPlacement>(PlaceExperts(options_.devices, config_));
+  home_ = std::make_unique<HostExperts>(*files_.experts, grid, *placement_, devices,
+                                        LoaderOptionsOf(options_, 0));
+  if (const std::optional<Error> why = home_->why_not_pinned()) LogInfo("{}", why->what());
+  DeviceExpertsOptions options;
+  options.miss = options_.devices.miss;
+  for (const DevicePlan& device : plan_.devices) options.slots.push_back(device.slots);
+  options.prefetcher = prefetcher_.get();
+  options.make_policy = [this] { return MakePolicy(); };
+  experts_ = std::make_unique<DeviceExperts>(*home_, grid, *placement_, devices, options);
 }
 
 // Null: what the prefetcher finds worth least, or the least recently used without one.
 std::unique_ptr<EvictionPolicy> LocalEngine::MakePolicy() {
   const std::string& name = options_.eviction_policy;
   if (name == "auto" || name == "next-use") return nullptr;
-  policy_counts_ = std::make_unique<PolicyCounts>(
-      ExpertGrid(static_cast<int>(config_.num_layers), static_cast<int>(config_.num_experts)));
+  if (!policy_counts_) {
+    policy_counts_ = std::make_unique<PolicyCounts>(
+        ExpertGrid(static_cast<int>(config_.num_layers), static_cast<int>(config_.num_experts)));
+  }
   return MakeCountingPolicy(name, *policy_counts_);
 }
 
@@ -297,10 +320,12 @@ void LocalEngine::Preload() {
   }
   std::set<ExpertId> seen;
   std::erase_if(experts, [&](ExpertId id) { return !seen.insert(id).second; });
-  const auto slots = static_cast<size_t>(loader_->slots());
-  if (experts.size() > slots) experts.resize(slots);
-  std::reverse(experts.begin(), experts.end());
-  loader_->Preload(experts);
+  if (plan_.devices.empty()) {
+    const auto slots = static_cast<size_t>(experts_->slots());
+    if (experts.size() > slots) experts.resize(slots);
+    std::reverse(experts.begin(), experts.end());
+  }  // else each device takes the first of its own
+  experts_->Preload(experts, nullptr);
 }
 
 LearnedState::Clock::time_point LocalEngine::SaveDueAt() const {
@@ -409,7 +434,7 @@ void LocalEngine::RunPlan(std::span<const ScheduledSlice> plan) {
   }
   if (prefetcher_) {
     prefetcher_->BeginStep(step_requests_);
-    loader_->StepBegan();
+    experts_->StepBegan();
   }
   StepStats stats = model_->Forward({tokens_, model_slices_}, this);
   if (recorder_ != nullptr) RecordStep(plan);
@@ -565,7 +590,7 @@ std::unique_ptr<Sequence> LocalEngine::Remove(Sequence& sequence) {
     if (policy_counts_) policy_counts_->EndRequest(sequence.traced);
     if (prefetcher_) {
       prefetcher_->EndRequest(sequence.traced);
-      if (prefetcher_->idle()) loader_->StopPrefetching();
+      if (prefetcher_->idle()) experts_->StopPrefetching();
     }
   }
   if (recorder_ != nullptr) recorder_->EndRequest(sequence.id);
@@ -574,15 +599,18 @@ std::unique_ptr<Sequence> LocalEngine::Remove(Sequence& sequence) {
 }
 
 void LocalEngine::PublishStatus() {
-  metrics_.SetExperts(loader_->slots(), loader_->resident());
+  metrics_.SetExperts(experts_->slots(), experts_->resident());
   metrics_.SetPreemptions(scheduler_->preemptions());
+  const std::span<const DeviceStatus> devices = experts_->devices();
+  metrics_.SetDevices(devices);
   MutexLock lock(mutex_);
   status_.running = scheduler_->running();
   status_.waiting = scheduler_->waiting();
   status_.kv_usage =
       static_cast<double>(kv_pool_->used_blocks()) / static_cast<double>(kv_pool_->num_blocks());
-  status_.expert_slots = loader_->slots();
-  status_.experts_resident = loader_->resident();
+  status_.expert_slots = experts_->slots();
+  status_.experts_resident = experts_->resident();
+  status_.devices.assign(devices.begin(), devices.end());
 }
 
 void LocalEngine::OnRouting(int64_t layer, const ForwardBatch& batch, std::span<int32_t> experts,

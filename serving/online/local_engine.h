@@ -16,10 +16,13 @@
 #include "core/base/mutex.h"
 #include "core/base/thread_pool.h"
 #include "prefetch/eviction_policies.h"
-#include "prefetch/expert_loader.h"
+#include "prefetch/expert_placement.h"
+#include "prefetch/expert_provider.h"
+#include "prefetch/host_experts.h"
 #include "serving/model/model.h"
 #include "serving/model/sampler.h"
 #include "serving/online/create_engine.h"
+#include "serving/online/engine_devices.h"
 #include "serving/online/engine_metrics.h"
 #include "serving/online/engine_parts.h"
 #include "serving/online/learned_state.h"
@@ -56,7 +59,8 @@ class LocalEngine : public Engine, private RoutingHook {
   // Engine thread.
   void Main(std::promise<void> ready);
   void Load();
-  void MakeLoader();
+  void MakeExperts();
+  void MakeDeviceExperts();
   std::unique_ptr<EvictionPolicy> MakePolicy();
   void RestoreState();
   void Preload();
@@ -104,7 +108,10 @@ class LocalEngine : public Engine, private RoutingHook {
   std::unique_ptr<Prefetcher> prefetcher_;
   std::unique_ptr<PolicyCounts> policy_counts_;  // null: the eviction policy needs none
   std::unique_ptr<LearnedState> state_;          // null: nothing is kept
-  std::unique_ptr<ExpertLoader> loader_;
+  EngineDevices devices_;                        // empty, as the next two, without devices
+  std::unique_ptr<ExpertPlacement> placement_;
+  std::unique_ptr<HostExperts> home_;
+  std::unique_ptr<ExpertProvider> experts_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<KvBlockPool> kv_pool_;
   std::unique_ptr<Scheduler> scheduler_;

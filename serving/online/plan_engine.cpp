@@ -8,6 +8,7 @@
 #include "serving/model/model.h"
 #include "serving/model/weights.h"
 #include "serving/online/create_engine.h"
+#include "serving/online/engine_devices.h"
 #include "serving/online/engine_parts.h"
 
 namespace moesaic {
@@ -31,9 +32,8 @@ uint64_t TokensToKvBytes(const ModelConfig& config, WeightType kv_type, int64_t 
 // Nothing is predicted when all experts fit, or so few that none may be fetched ahead.
 uint64_t PredictorBytes(const EngineOptions& options, const ModelConfig& config,
                         const EnginePlan& plan) {
-  const auto slots = static_cast<int64_t>(plan.expert_budget_bytes / plan.slot_bytes);
   if (options.predictor == "none" || plan.expert_budget_bytes >= plan.all_experts_bytes ||
-      !MayPrefetch(slots, config.top_k)) {
+      !MayPrefetch(LinkSlots(plan), config.top_k)) {
     return 0;
   }
   return MakePredictor(options.predictor, PredictorShapeOf(options, config), SelectKernels())
@@ -41,16 +41,19 @@ uint64_t PredictorBytes(const EngineOptions& options, const ModelConfig& config,
 }
 
 [[noreturn]] void FailTooSmall(const EnginePlan& plan, uint64_t machine_bytes) {
+  const char* const experts =
+      plan.devices.empty() ? "--expert-memory"
+                           : "--device-memory (or leave --devices out: experts may stay on disk "
+                             "then)";
   std::string lines;
   for (const LedgerEntry& entry : plan.ledger) {
-    lines += fmt::format("\n  {:<18} {:>12}", entry.name, FormatBytes(entry.bytes));
+    lines += fmt::format("\n  {:<22} {:>12}", entry.name, FormatBytes(entry.bytes));
   }
   Fail(ErrorKind::kResourceExhausted,
-       "the model needs {} but this process may use {}: {} are missing; lower --expert-memory, "
-       "--kv-memory, "
+       "the model needs {} but this process may use {}: {} are missing; lower {}, --kv-memory, "
        "--max-model-len or --max-num-batched-tokens{}",
        FormatBytes(plan.total_bytes), FormatBytes(machine_bytes),
-       FormatBytes(plan.total_bytes - machine_bytes), lines);
+       FormatBytes(plan.total_bytes - machine_bytes), experts, lines);
 }
 
 }  // namespace
@@ -84,6 +87,13 @@ ModelLimits LimitsOf(const EngineOptions& options, const EnginePlan& plan) {
 PredictorShape PredictorShapeOf(const EngineOptions& options, const ModelConfig& config) {
   return {static_cast<int>(config.num_sparse_layers()), static_cast<int>(config.num_experts),
           static_cast<int>(config.top_k), static_cast<int>(options.max_num_seqs)};
+}
+
+int64_t LinkSlots(const EnginePlan& plan) {
+  int64_t slots = 0;
+  for (const DevicePlan& device : plan.devices) slots = std::max(slots, device.slots);
+  return plan.devices.empty() ? static_cast<int64_t>(plan.expert_budget_bytes / plan.slot_bytes)
+                              : slots;
 }
 
 ExpertLoaderOptions LoaderOptionsOf(const EngineOptions& options, uint64_t budget_bytes) {
@@ -165,7 +175,14 @@ EnginePlan PlanEngine(const EngineOptions& options, const ModelFiles& files) {
   const uint64_t staging_bytes = ExpertLoader::StagingBytes(
       *files.experts, static_cast<int>(config.num_layers), static_cast<int>(config.num_experts),
       LoaderOptionsOf(options, plan.all_experts_bytes));
-  const uint64_t fixed_bytes = dense_bytes + workspace_bytes + staging_bytes + kProcessBytes;
+  uint64_t fixed_bytes = dense_bytes + workspace_bytes + staging_bytes + kProcessBytes;
+  if (options.devices.count > 0) {
+    plan.devices = PlanDevices(options, config, layout.slot_bytes);
+    for (const DevicePlan& device : plan.devices) {
+      plan.expert_budget_bytes += static_cast<uint64_t>(device.slots) * layout.slot_bytes;
+    }
+    fixed_bytes += plan.all_experts_bytes + plan.expert_budget_bytes;
+  }
   const uint64_t left = machine_bytes > fixed_bytes ? machine_bytes - fixed_bytes : 0;
 
   uint64_t kv_bytes = 0;
@@ -194,7 +211,9 @@ EnginePlan PlanEngine(const EngineOptions& options, const ModelFiles& files) {
 
   // What is saved is in memory twice more: the copy of what was learned, and the file's bytes.
   const uint64_t copies = options.state_file.empty() ? 0 : 2;
-  if (options.expert_memory == "auto") {
+  if (!plan.devices.empty()) {
+    plan.predictor_bytes = PredictorBytes(options, config, plan);
+  } else if (options.expert_memory == "auto") {
     plan.expert_budget_bytes =
         std::min(plan.all_experts_bytes, left > kv_bytes ? left - kv_bytes : 0);
     plan.predictor_bytes = PredictorBytes(options, config, plan);
@@ -213,13 +232,18 @@ EnginePlan PlanEngine(const EngineOptions& options, const ModelFiles& files) {
   const uint64_t slots_bytes =
       std::max<uint64_t>(1, static_cast<uint64_t>(plan.expert_slots)) * layout.slot_bytes;
 
-  plan.ledger = {{"dense weights", dense_bytes},
-                 {"expert cache", slots_bytes},
-                 {"expert staging", staging_bytes},
-                 {"predictor", plan.predictor_bytes},
-                 {"KV cache", kv_bytes},
-                 {"workspace", workspace_bytes},
-                 {"process", kProcessBytes}};
+  plan.ledger = {{"dense weights", dense_bytes}};
+  if (plan.devices.empty()) {
+    plan.ledger.push_back({"expert cache", slots_bytes});
+  } else {
+    plan.ledger.push_back({"experts in host memory", plan.all_experts_bytes});
+    plan.ledger.push_back({"emulated devices", slots_bytes});
+  }
+  plan.ledger.insert(plan.ledger.end(), {{"expert staging", staging_bytes},
+                                         {"predictor", plan.predictor_bytes},
+                                         {"KV cache", kv_bytes},
+                                         {"workspace", workspace_bytes},
+                                         {"process", kProcessBytes}});
   if (copies * plan.predictor_bytes > 0) {
     plan.ledger.push_back({"state to save", copies * plan.predictor_bytes});
   }

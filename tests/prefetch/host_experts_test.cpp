@@ -36,7 +36,7 @@ class HostExpertsTest : public testing::Test {
   const ExpertGrid grid_{4, 8};
 };
 
-EmulatedDeviceOptions Link() {
+EmulatedDeviceOptions OneMiB() {
   EmulatedDeviceOptions options;
   options.capacity_bytes = 1 << 20;
   return options;
@@ -51,7 +51,7 @@ TEST_F(HostExpertsTest, HoldsEveryExpertInItsDevicesPool) {
   for (const TestSourceShape& shape : {packed, direct}) {
     const std::unique_ptr<TestSource> source = Write(shape);
     for (const int devices : {1, 2, 3}) {
-      EmulatedMachine machine(TestTime::kReal, devices, Link());
+      EmulatedMachine machine(TestTime::kReal, devices, OneMiB());
       std::vector<Device*> places;
       for (int d = 0; d < devices; ++d) places.push_back(&machine.device(d));
       const ExpertPlacement placement(grid_, std::vector<int>(static_cast<size_t>(devices), -1));
@@ -76,7 +76,7 @@ TEST_F(HostExpertsTest, ADeviceWithoutExpertsTakesNoMemory) {
   shape.dense_layers = {1, 2, 3};
   const std::unique_ptr<TestSource> source = Write(shape);
   const ExpertGrid grid(4, 8);
-  EmulatedMachine machine(TestTime::kReal, 9, Link());
+  EmulatedMachine machine(TestTime::kReal, 9, OneMiB());
   std::vector<Device*> places;
   for (int d = 0; d < 9; ++d) places.push_back(&machine.device(d));
   const ExpertPlacement placement(grid, std::vector<int>(9, -1));
@@ -87,7 +87,7 @@ TEST_F(HostExpertsTest, ADeviceWithoutExpertsTakesNoMemory) {
 TEST_F(HostExpertsTest, AFileThatIsCutShortIsRefused) {
   const std::unique_ptr<TestSource> source = Write({});
   std::filesystem::resize_file(source->files()[0], 1000);
-  EmulatedMachine machine(TestTime::kReal, 1, Link());
+  EmulatedMachine machine(TestTime::kReal, 1, OneMiB());
   Device* const place = &machine.device(0);
   const ExpertPlacement placement(grid_, std::vector<int>{-1});
   try {

@@ -52,6 +52,23 @@ TEST(RuntimeConfigTest, ReadsYaml) {
   ApplyConfigText("", "empty.yaml", s.table);
 }
 
+TEST(RuntimeConfigTest, ReadsDevices) {
+  Settings s;
+  ApplyConfigText(
+      "devices: 2\n"
+      "device-memory: 25%\n"
+      "miss: host\n"
+      "emulated-link-gbps: 0.5\n",
+      "f.yaml", s.table);
+  EXPECT_EQ(s.config.devices, 2);
+  EXPECT_EQ(s.config.device_kind, "emulated");
+  EXPECT_EQ(s.config.device_memory, "25%");
+  EXPECT_EQ(s.config.miss, "host");
+  EXPECT_DOUBLE_EQ(s.config.emulated_link_gbps, 0.5);
+  EXPECT_EQ(s.Refusal("miss: never\n"),
+            "f.yaml:1: miss: expected one of fetch, host, auto, not 'never'");
+}
+
 TEST(RuntimeConfigTest, YamlErrorsNameFileLineKeyAndExpectation) {
   Settings s;
   EXPECT_EQ(s.Refusal("threads: 2\nexpert_memry: 1GiB\n"),

@@ -133,6 +133,18 @@ class Run(unittest.TestCase):
         self.assertEqual(len(answers), 1)
         self.assertTrue(answers.pop().startswith(" was afraid of the world."))
 
+    def test_devices_do_not_change_the_answer(self):
+        expected = run("run", MODEL, *GREEDY, PROMPT).stdout
+        for miss in ("fetch", "host", "auto"):
+            result = run("run", MODEL, *GREEDY, PROMPT, "--devices", "2", "--miss", miss, "--json")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            answer = json.loads(result.stdout)
+            self.assertEqual(answer["text"] + "\n", expected)
+            self.assertEqual([device["slots"] for device in answer["stats"]["devices"]], [32, 32])
+            self.assertEqual(answer["stats"]["experts"]["on_host"] > 0, miss != "fetch")
+        shown = run("run", MODEL, *GREEDY, PROMPT, "--devices", "1", "--stats").stderr
+        self.assertIn("found on devices", shown)
+
     def test_prompt_from_file_pipe_and_flag(self):
         expected = run("run", MODEL, *GREEDY, PROMPT).stdout
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:

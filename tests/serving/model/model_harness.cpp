@@ -40,11 +40,15 @@ ModelHarness::ModelHarness(const std::filesystem::path& model_dir, const Harness
   const int64_t slots = options.expert_slots > 0
                             ? options.expert_slots
                             : config_.num_sparse_layers() * config_.num_experts;
-  ExpertLoaderOptions loader;
-  loader.budget_bytes = static_cast<uint64_t>(slots) * experts_->layout().slot_bytes;
-  loader_ = std::make_unique<ExpertLoader>(
-      *experts_, static_cast<int>(config_.num_layers), static_cast<int>(config_.num_experts),
-      MakeLruPolicy(config_.num_layers * config_.num_experts), loader);
+  if (options.devices > 0) {
+    MakeDevices(options);
+  } else {
+    ExpertLoaderOptions loader;
+    loader.budget_bytes = static_cast<uint64_t>(slots) * experts_->layout().slot_bytes;
+    provider_ = std::make_unique<ExpertLoader>(
+        *experts_, static_cast<int>(config_.num_layers), static_cast<int>(config_.num_experts),
+        MakeLruPolicy(config_.num_layers * config_.num_experts), loader);
+  }
   ModelLimits limits;
   limits.max_batch_tokens = options.max_batch_tokens;
   limits.max_context_tokens = options.max_context_tokens;
@@ -53,10 +57,35 @@ ModelHarness::ModelHarness(const std::filesystem::path& model_dir, const Harness
   limits.kv_type = options.kv_type;
   model_ = std::make_unique<Model>(
       config_, ModelWeights::Load(config_, options.weight_type, *tensors_, kernels, pool_),
-      experts_->layout(), *loader_, kernels, pool_, limits);
+      experts_->layout(), *provider_, kernels, pool_, limits);
 }
 
 ModelHarness::~ModelHarness() = default;
+
+void ModelHarness::MakeDevices(const HarnessOptions& options) {
+  const ExpertGrid grid(static_cast<int>(config_.num_layers),
+                        static_cast<int>(config_.num_experts));
+  placement_ = std::make_unique<ExpertPlacement>(
+      grid, std::vector<int>(static_cast<size_t>(options.devices), -1));
+  system_ = std::make_unique<EmulatedSystem>();
+  std::vector<Device*> devices;
+  DeviceExpertsOptions experts;
+  experts.miss = options.miss;
+  for (size_t d = 0; d < static_cast<size_t>(options.devices); ++d) {
+    EmulatedDeviceOptions device;
+    device.name = "emulated:" + std::to_string(d);
+    device.capacity_bytes =
+        static_cast<uint64_t>(options.device_slots) * experts_->layout().slot_bytes;
+    device.host_to_device = options.link;
+    if (d < options.faults.size()) device.faults = options.faults[d];
+    devices_.push_back(std::make_unique<EmulatedDevice>(*system_, device));
+    devices.push_back(devices_.back().get());
+    experts.slots.push_back(options.device_slots);
+  }
+  home_ =
+      std::make_unique<HostExperts>(*experts_, grid, *placement_, devices, ExpertLoaderOptions{});
+  provider_ = std::make_unique<DeviceExperts>(*home_, grid, *placement_, devices, experts);
+}
 
 ModelHarness::Sequence ModelHarness::NewSequence(int64_t max_tokens) {
   Sequence sequence;

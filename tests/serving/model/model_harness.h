@@ -10,7 +10,9 @@
 #include <vector>
 
 #include "core/base/thread_pool.h"
+#include "core/device/emulated_device.h"
 #include "core/io/checkpoint.h"
+#include "prefetch/device_experts.h"
 #include "prefetch/expert_loader.h"
 #include "serving/model/model.h"
 #include "serving/model/tensor_source.h"
@@ -27,6 +29,12 @@ struct HarnessOptions {
   int64_t max_context_tokens = 256;
   int64_t kv_blocks = 256;
   std::filesystem::path expert_store;  // empty: the checkpoint
+
+  int devices = 0;           // 0: experts come from disk
+  int64_t device_slots = 1;  // on each
+  MissMode miss = MissMode::kFetch;
+  EmulatedLink link;
+  std::vector<EmulatedFaults> faults;  // of device d
 };
 
 // The routing of every sparse layer, in call order: [layer][rows * top_k].
@@ -61,16 +69,23 @@ class ModelHarness {
                              RoutingHook* hook = nullptr);
 
   const ModelConfig& config() const { return config_; }
-  ExpertLoader& loader() { return *loader_; }
   const StepStats& stats() const { return stats_; }
+  EmulatedDevice& device(int index) { return *devices_[static_cast<size_t>(index)]; }
+  std::span<const DeviceStatus> device_status() { return provider_->devices(); }
 
  private:
+  void MakeDevices(const HarnessOptions& options);
+
   ModelConfig config_;
   ThreadPool pool_;
   std::unique_ptr<Checkpoint> checkpoint_;
   std::unique_ptr<TensorSource> tensors_;
   std::unique_ptr<ExpertSource> experts_;
-  std::unique_ptr<ExpertLoader> loader_;
+  std::unique_ptr<EmulatedSystem> system_;
+  std::vector<std::unique_ptr<EmulatedDevice>> devices_;
+  std::unique_ptr<ExpertPlacement> placement_;
+  std::unique_ptr<HostExperts> home_;
+  std::unique_ptr<ExpertProvider> provider_;
   std::unique_ptr<Model> model_;
   StepStats stats_;
   int32_t next_block_ = 0;
