@@ -450,6 +450,9 @@ void LocalEngine::RunPlan(std::span<const ScheduledSlice> plan) {
     experts_->StepBegan();
   }
   StepStats stats = model_->Forward({tokens_, model_slices_}, this);
+  stats.predict_us = std::exchange(predict_ns_, 0) / 1000;
+  if (recall_) stats.recall = recall_->Take();
+  AddStats(stats);  // before the tokens are delivered: who has the last one may ask
   if (recorder_ != nullptr) RecordStep(plan);
   const auto head_start = std::chrono::steady_clock::now();
   CollectPromptLogprobs(plan);
@@ -474,14 +477,17 @@ void LocalEngine::RunPlan(std::span<const ScheduledSlice> plan) {
     const size_t count = std::min(block, rows.size() - first);
     SampleAll({sampling.data() + first, count}, {rows.data() + first, count});
   }
-  stats.head_us = std::chrono::duration_cast<std::chrono::microseconds>(
-                      std::chrono::steady_clock::now() - head_start)
-                      .count();
-  stats.total_us += stats.head_us;
-  stats.predict_us = std::exchange(predict_ns_, 0) / 1000;
-  if (recall_) stats.recall = recall_->Take();
-  metrics_.AddStep(stats);
+  StepStats head;
+  head.head_us = std::chrono::duration_cast<std::chrono::microseconds>(
+                     std::chrono::steady_clock::now() - head_start)
+                     .count();
+  head.total_us = head.head_us;
+  AddStats(head);
   if (state_ != nullptr) state_->Learned();
+}
+
+void LocalEngine::AddStats(const StepStats& stats) {
+  metrics_.AddStep(stats);
   MutexLock lock(mutex_);
   stats_ += stats;
 }

@@ -71,6 +71,7 @@ class LocalEngine : public Engine, private RoutingHook {
   LearnedState::Clock::time_point SaveDueAt() const;  // max(): never
   void DropExpired();
   void Step();
+  void AddStats(const StepStats& stats);
   void RecordStep(std::span<const ScheduledSlice> plan);
   void RunPlan(std::span<const ScheduledSlice> plan);
   void CollectPromptLogprobs(std::span<const ScheduledSlice> plan);

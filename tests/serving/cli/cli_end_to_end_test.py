@@ -403,7 +403,7 @@ class LearnedState(unittest.TestCase):
             self.assertNotIn("restored", first.stderr)
             self.assertGreater(state.stat().st_size, 100_000)
             second = run(*use, "--state-file", str(state))
-            self.assertIn("2 parts of what was learned restored", second.stderr)
+            self.assertIn("3 parts of what was learned restored", second.stderr)
             self.assertEqual({plain.stdout}, {first.stdout, second.stdout})
             self.assertEqual(os.listdir(directory), ["sample.state"])
 
