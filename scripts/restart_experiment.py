@@ -22,6 +22,8 @@ import subprocess
 import tempfile
 import time
 
+from line_plot import line_plot
+
 MEASURED = 50
 PROMPT_TOKENS = 8
 OUTPUT_TOKENS = 24
@@ -102,31 +104,12 @@ class Server:
 
 def plot(path, series):
     """Hit rate by request, a moving average of five."""
-    width, height, left, top = 640, 300, 46, 14
-    colors = ["#888888", "#1b7837", "#2166ac", "#b2182b"]
-    values = [v for _, results in series for v, _ in results]
-    low = min(values) - 0.02
-    high = max(values) + 0.02
+    def mean(results, i):
+        last = results[max(0, i - 4):i + 1]
+        return sum(hits for hits, _ in last) / len(last)
 
-    def at(i, value):
-        x = left + (width - left - 10) * i / (MEASURED - 1)
-        return f"{x:.1f},{top + (height - top - 34) * (high - value) / (high - low):.1f}"
-
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height + 20 * len(series)}" '
-             'font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="white"/>']
-    for tick in range(int(low * 20) + 1, int(high * 20) + 1):
-        y = at(0, tick / 20).split(",")[1]
-        parts.append(f'<line x1="{left}" x2="{width - 10}" y1="{y}" y2="{y}" stroke="#dddddd"/>'
-                     f'<text x="{left - 6}" y="{float(y) + 4}" text-anchor="end">{tick * 5}%</text>')
-    parts.append(f'<text x="{width / 2}" y="{height - 8}" text-anchor="middle">request after the restart</text>')
-    for n, (name, results) in enumerate(series):
-        means = [sum(v for v, _ in results[max(0, i - 4):i + 1]) / (i + 1 - max(0, i - 4)) for i in range(MEASURED)]
-        points = " ".join(at(i, value) for i, value in enumerate(means))
-        y = height + 14 + 20 * n
-        parts.append(f'<polyline fill="none" stroke="{colors[n]}" stroke-width="2" points="{points}"/>'
-                     f'<line x1="{left}" x2="{left + 24}" y1="{y - 4}" y2="{y - 4}" stroke="{colors[n]}" '
-                     f'stroke-width="2"/><text x="{left + 32}" y="{y}">{name}</text>')
-    path.write_text("\n".join([*parts, "</svg>\n"]))
+    line_plot(path, [(name, [(i + 1, mean(results, i)) for i in range(MEASURED)]) for name, results in series],
+              "request after the restart", percent=True)
 
 
 def table(series, value, form):

@@ -7,9 +7,13 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/base/file.h"
+#include "core/config/model_config.h"
+#include "core/perf/hardware_profile.h"
 #include "kernels/cpu/kernels.h"
 #include "serving/cli/commands.h"
 #include "serving/cli/output.h"
+#include "serving/cli/step_times.h"
 #include "serving/simulate/simulator.h"
 #include "tracer/routing_trace.h"
 
@@ -51,6 +55,25 @@ void CheckSameShape(const RoutingTraceHeader& a, const RoutingTraceHeader& b,
       name, b.num_layers, b.num_experts, b.top_k, a.num_layers, a.num_experts, a.top_k);
 }
 
+constexpr uint64_t kMostProfileBytes = uint64_t{1} << 20;
+
+StepTimes TimesOf(const std::string& machine, const std::string& model_dir,
+                  const RoutingTraceHeader& trace) {
+  if (machine.empty() || model_dir.empty()) {
+    Fail(ErrorKind::kInvalidArgument, "--machine and --model: give both, or neither");
+  }
+  const ModelConfig model = LoadModelConfig(model_dir);
+  if (model.num_sparse_layers() != trace.num_layers || model.num_experts != trace.num_experts ||
+      model.top_k != trace.top_k) {
+    Fail(ErrorKind::kInvalidArgument,
+         "--model: {} has {} layers of {} experts, {} per token; the trace has {} of {}, {} per "
+         "token",
+         model_dir, model.num_sparse_layers(), model.num_experts, model.top_k, trace.num_layers,
+         trace.num_experts, trace.top_k);
+  }
+  return DeriveStepTimes(ParseProfile(ReadTextFile(machine, kMostProfileBytes), machine), model);
+}
+
 nlohmann::ordered_json ToJson(const SimulationResult& result) {
   const auto share = [](uint64_t part, uint64_t all) {
     return all == 0 ? 0.0 : static_cast<double>(part) / static_cast<double>(all);
@@ -71,6 +94,10 @@ nlohmann::ordered_json ToJson(const SimulationResult& result) {
   json["prefetched_used"] = result.prefetched_used;
   json["prefetched_unused"] = result.prefetched_unused;
   json["hit_rate"] = share(result.hits, result.expert_accesses);
+  auto& blocked = json["request_blocked_us"] = nlohmann::ordered_json::array();
+  for (const int64_t ns : result.request_blocked_ns)
+    blocked.push_back(static_cast<double>(ns) / 1000);
+  json["request_hit_rate"] = result.request_hit_rate;
   const char* names[3] = {"recall_at_k", "recall_at_1.5k", "recall_at_2k"};
   for (int i = 0; i < 3; ++i) {
     auto& list = json[names[i]] = nlohmann::ordered_json::object();
@@ -104,6 +131,8 @@ int SimulateCommand(const Invocation& invocation) {
   SimulationOptions options;
   std::string trace_file;
   std::string train_file;
+  std::string machine;
+  std::string model;
   std::string slots = "25%";
   std::string miss = "fetch";
   int64_t hold_out = 0;
@@ -129,6 +158,11 @@ int SimulateCommand(const Invocation& invocation) {
   table.Add({"slots", &slots, "N", "Experts in fast memory: a number or a percentage.", "Machine"});
   table.Add({"devices", &devices, "N",
              "Devices that the experts are spread over, each with a link.", "Machine"});
+  table.Add({"machine", &machine, "FILE",
+             "What `moesaic profile` measured: with --model, where the times below come from that "
+             "are not given.",
+             "Machine"});
+  table.Add({"model", &model, "DIR", "A model of the trace's shape (its config.json).", "Machine"});
   table.Add({"layer-compute-us", &layer_us, "US", "Computing a layer.", "Machine"});
   table.Add({"expert-copy-us", &copy_us, "US", "Copying an expert over an idle link.", "Machine"});
   table.Add({"host-expert-us", &host_us, "US", "Computing an expert on the host.", "Machine"});
@@ -155,6 +189,14 @@ int SimulateCommand(const Invocation& invocation) {
   options.devices = static_cast<int>(devices);
   options.layer_compute_ns = Nanoseconds(layer_us);
   options.expert_copy_ns = Nanoseconds(copy_us);
+  if (!machine.empty() || !model.empty()) {
+    const StepTimes times = TimesOf(machine, model, header);
+    options.expert_bytes = times.expert_bytes;
+    if (table.origin("layer-compute-us") == "default") {
+      options.layer_compute_ns = times.layer_compute_ns;
+    }
+    if (table.origin("expert-copy-us") == "default") options.expert_copy_ns = times.expert_copy_ns;
+  }
   options.host_expert_ns = Nanoseconds(host_us);
   options.miss = ParseMissMode(miss);
   options.cache_between_layers = !no_cache;
@@ -183,7 +225,9 @@ int SimulateCommand(const Invocation& invocation) {
     return 0;
   }
   TextTable text("<>");
-  for (const auto& [key, value] : object.items()) text.Add({key, value.dump()});
+  for (const auto& [key, value] : object.items()) {
+    if (!value.is_array()) text.Add({key, value.dump()});  // lists are for programs
+  }
   Print("{}", text.Render());
   return 0;
 }
