@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -44,7 +45,7 @@ int64_t ParseSlots(const std::string& text, int64_t experts) {
        experts);
 }
 
-int64_t Nanoseconds(double us) { return static_cast<int64_t>(us * 1000 + 0.5); }
+int64_t Nanoseconds(double us) { return std::llround(us * 1000); }
 
 void CheckSameShape(const RoutingTraceHeader& a, const RoutingTraceHeader& b,
                     const std::string& name) {

@@ -1,6 +1,7 @@
 #include "serving/cli/step_times.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/base/error.h"
 #include "serving/model/expert_sources.h"
@@ -24,7 +25,7 @@ StepTimes DeriveStepTimes(const HardwareProfile& machine, const ModelConfig& mod
   }
   constexpr auto kType = WeightType::kBf16;
   const auto nanoseconds = [](uint64_t bytes, double bytes_per_s) {
-    return static_cast<int64_t>(static_cast<double>(bytes) / bytes_per_s * 1e9 + 0.5);
+    return std::llround(static_cast<double>(bytes) / bytes_per_s * 1e9);
   };
   StepTimes times;
   times.expert_bytes = MakeCpuExpertLayout(model, kType).blob_bytes;
