@@ -4,7 +4,6 @@
 #include <cmath>
 #include <limits>
 #include <random>
-#include <set>
 #include <span>
 #include <utility>
 
@@ -329,8 +328,11 @@ void LocalEngine::Preload() {
       experts.push_back(id);
     }
   }
-  std::set<ExpertId> seen;
-  std::erase_if(experts, [&](ExpertId id) { return !seen.insert(id).second; });
+  std::vector<uint8_t> seen(static_cast<size_t>(config_.num_layers * config_.num_experts), 0);
+  std::erase_if(experts, [&](ExpertId id) {
+    const int64_t at = id.layer * config_.num_experts + id.index;
+    return std::exchange(seen[static_cast<size_t>(at)], uint8_t{1}) != 0;
+  });
   if (plan_.devices.empty()) {
     const auto slots = static_cast<size_t>(experts_->slots());
     if (experts.size() > slots) experts.resize(slots);
