@@ -1,7 +1,6 @@
 #include "prefetch/device_experts.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "core/base/check.h"
@@ -16,12 +15,6 @@ namespace {
 // Copies in flight of one link: the queue of a stream is not overtaken, so that an urgent copy
 // waits for all of them; with too few the link idles while the I/O thread wakes up.
 constexpr int kLinkDepth = 8;
-
-int64_t NowNs() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 }  // namespace
 
@@ -201,14 +194,14 @@ void DeviceExperts::HandOutHost(size_t experts, std::vector<PinnedExpert>& out) 
     pinned_.push_back(expert);
     out.push_back({grid_.Id(expert), home_.blob(expert)});
   }
-  host_began_ns_ = NowNs();
+  host_began_ns_ = clock_.NowNs();
 }
 
 void DeviceExperts::WaitForProgress() {
-  const int64_t begin_ns = NowNs();
+  const int64_t begin_ns = clock_.NowNs();
   MutexLock lock(mutex_);
   while (!progressed_) progress_.Wait(mutex_);
-  blocked_ns_ += NowNs() - begin_ns;
+  blocked_ns_ += clock_.NowNs() - begin_ns;
 }
 
 void DeviceExperts::Release(const PinnedExpert& pinned) {
@@ -220,7 +213,7 @@ void DeviceExperts::Release(const PinnedExpert& pinned) {
     Link& link = LinkOf(expert);
     if (link.loader) link.loader->Release(pinned);
   } else if (--host_batch_left_ == 0) {
-    const int64_t batch_ns = NowNs() - host_began_ns_;
+    const int64_t batch_ns = clock_.NowNs() - host_began_ns_;
     host_ns_ += batch_ns;
     host_rate_.Measured(rows_per_expert_,
                         static_cast<double>(batch_ns) / static_cast<double>(host_batch_));

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "cache/expert_grid.h"
+#include "core/base/clock.h"
 #include "core/base/mutex.h"
 #include "core/device/device.h"
 #include "prefetch/expert_loader.h"
@@ -84,6 +85,7 @@ class DeviceExperts : public ExpertProvider {
   const ExpertGrid grid_;
   const ExpertPlacement& placement_;
   const MissMode miss_;
+  const SteadyClock clock_;
   std::vector<Link> links_;           // [devices]
   std::vector<DeviceStatus> status_;  // [devices]
   HostRate host_rate_;

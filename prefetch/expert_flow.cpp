@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/base/check.h"
+#include "prefetch/moving_average.h"
 
 namespace moesaic {
 namespace {

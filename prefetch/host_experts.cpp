@@ -29,22 +29,21 @@ HostExperts::HostExperts(const ExpertSource& disk, const ExpertGrid& grid,
   for (int d = 0; d < placement.num_devices(); ++d) {
     Device& device = *devices[static_cast<size_t>(d)];
     names_.push_back("host memory of " + device.name());
-    const uint64_t bytes =
-        WithWeights(disk, grid, placement.experts(d)).size() * disk.layout().slot_bytes;
+    const std::vector<ExpertId> experts = WithWeights(disk, grid, placement.experts(d));
+    const uint64_t bytes = experts.size() * disk.layout().slot_bytes;
     Home& home = homes_.emplace_back();
     if (bytes == 0) continue;
     home.pool = std::make_unique<PinnedHostPool>(bytes, device.numa_node(), device.host_pinner());
     std::optional<HostBuffer> block = home.pool->Allocate(bytes);
     CHECK(block.has_value());
     home.block = std::move(*block);
-    Load(d, placement, reading);
+    Load(d, experts, reading);
   }
 }
 
 // A loader with a slot for each of the device's experts reads them and goes; its slots stay.
-void HostExperts::Load(int device, const ExpertPlacement& placement,
+void HostExperts::Load(int device, std::span<const ExpertId> experts,
                        const ExpertLoaderOptions& reading) {
-  const std::vector<ExpertId> experts = WithWeights(disk_, grid_, placement.experts(device));
   const std::span<std::byte> memory = homes_[static_cast<size_t>(device)].block.span();
   ExpertLoaderOptions options = reading;
   options.slot_memory = memory;

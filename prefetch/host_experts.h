@@ -62,7 +62,7 @@ class HostExperts : public ExpertSource {
     HostBuffer block;
   };
 
-  void Load(int device, const ExpertPlacement& placement, const ExpertLoaderOptions& reading);
+  void Load(int device, std::span<const ExpertId> experts, const ExpertLoaderOptions& reading);
 
   const ExpertSource& disk_;
   const ExpertGrid grid_;

@@ -12,14 +12,14 @@
 #include <cstdint>
 
 #include "core/base/check.h"
+#include "prefetch/moving_average.h"
 
 namespace moesaic {
 
 class HostRate {
  public:
   void Measured(int64_t rows_per_expert, double expert_ns) {
-    double& mean = mean_ns_[Bucket(rows_per_expert)];
-    mean = mean == 0 ? expert_ns : mean + kNewest * (expert_ns - mean);
+    MovingAverage(expert_ns, mean_ns_[Bucket(rows_per_expert)]);
   }
   // That of the nearest number of rows that was measured; 0 when none was.
   int64_t ExpertNs(int64_t rows_per_expert) const {
@@ -35,7 +35,6 @@ class HostRate {
 
  private:
   static constexpr size_t kBuckets = 16;
-  static constexpr double kNewest = 0.1;
   static constexpr double kForget = 0.997;
 
   static size_t Bucket(int64_t rows) {

@@ -2,20 +2,15 @@
 
 #include <algorithm>
 
+#include "prefetch/moving_average.h"
+
 namespace moesaic {
 namespace {
-
-// Weight of the newest time: a change from prefill to decode is followed within a step.
-constexpr double kNewest = 0.1;
 
 // What is left of a layer that should be over, in layers.
 constexpr double kLeastLayerShare = 0.1;
 
 }  // namespace
-
-void MovingAverage(double sample, double& mean) {
-  mean = mean == 0 ? sample : mean + kNewest * (sample - mean);
-}
 
 LinkPrefetch::LinkPrefetch(const Prefetcher& prefetcher, std::span<const ExpertIndex> experts)
     : look_ahead_(prefetcher.look_ahead()),

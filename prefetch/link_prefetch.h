@@ -21,9 +21,6 @@
 
 namespace moesaic {
 
-// Folds the newest of some measured times into their mean; 0 before the first.
-void MovingAverage(double sample, double& mean);
-
 class LinkPrefetch {
  public:
   struct Candidate {

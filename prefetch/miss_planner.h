@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 
 #include "cache/expert_grid.h"
 
@@ -15,6 +16,9 @@ namespace moesaic {
 constexpr int kMaxLinks = 64;
 
 enum class MissMode : uint8_t { kFetch, kHost, kAuto };
+
+// "fetch", "host", "auto"; throws Error(kInvalidArgument).
+MissMode ParseMissMode(const std::string& name);
 
 struct MissedExpert {
   ExpertIndex expert = kNoExpert;

@@ -94,7 +94,7 @@ void NextGate::Look(int layer, std::span<const StepRequest> requests, const floa
       kernels_.prepare_activations(x, hidden_size_, 1, hidden_size_, x_.data() + rows * x_stride,
                                    x_stride);
       const float* copy = reinterpret_cast<const float*>(x_.data() + rows * x_stride);
-      const float squares = kernels_.dot(copy, copy, x_stride / 64 * 16);
+      const float squares = kernels_.dot(copy, copy, x_stride / int64_t{sizeof(float)});
       scale_[static_cast<size_t>(rows)] =
           1.0f / std::sqrt(squares / static_cast<float>(hidden_size_) + norm_eps_);
     }

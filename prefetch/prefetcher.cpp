@@ -42,11 +42,8 @@ void Prefetcher::BeginStep(std::span<const StepRequest> requests) {
 void Prefetcher::OnRouting(int layer, std::span<const int32_t> experts) {
   if (step_.empty()) return;
   const int number = layers_.number(layer);
-  const auto top_k = static_cast<size_t>(shape_.top_k);
   for (const StepRequest& request : step_) {
-    predictor_.Observe(request.request, number,
-                       experts.subspan(static_cast<size_t>(request.first_row) * top_k,
-                                       static_cast<size_t>(request.num_rows) * top_k));
+    predictor_.Observe(request.request, number, request.Part(experts, shape_.top_k));
   }
   Predict(number);
 }

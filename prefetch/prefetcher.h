@@ -29,6 +29,12 @@ struct StepRequest {
   int32_t token = Predictor::kUnknownToken;
   int64_t first_row = 0;
   int64_t num_rows = 0;
+
+  // Its part of the step's choices [rows, top_k].
+  std::span<const int32_t> Part(std::span<const int32_t> experts, int64_t top_k) const {
+    return experts.subspan(static_cast<size_t>(first_row * top_k),
+                           static_cast<size_t>(num_rows * top_k));
+  }
 };
 
 class Prefetcher {

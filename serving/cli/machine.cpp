@@ -56,9 +56,7 @@ DeviceOptions DeviceOptionsFrom(const RuntimeConfig& config, const Topology& top
   if (topology.nodes.size() > 1) {
     for (const NumaNode& node : topology.nodes) devices.numa_nodes.push_back(node.id);
   }
-  devices.miss = config.miss == "fetch"  ? MissMode::kFetch
-                 : config.miss == "host" ? MissMode::kHost
-                                         : MissMode::kAuto;
+  devices.miss = ParseMissMode(config.miss);
   devices.emulated_link = {config.emulated_link_gbps * 1e9, config.emulated_link_latency_us};
   return devices;
 }

@@ -21,13 +21,6 @@
 namespace moesaic {
 namespace {
 
-MissMode ParseMissMode(const std::string& text) {
-  if (text == "fetch") return MissMode::kFetch;
-  if (text == "host") return MissMode::kHost;
-  if (text == "auto") return MissMode::kAuto;
-  Fail(ErrorKind::kInvalidArgument, "--miss: '{}' is not known; use fetch, host or auto", text);
-}
-
 // "192", or "25%" of all experts.
 int64_t ParseSlots(const std::string& text, int64_t experts) {
   try {

@@ -659,11 +659,8 @@ void LocalEngine::OnRouting(int64_t layer, const ForwardBatch& batch, std::span<
   if (recorder_ != nullptr) recorder_->Observe(routing);
   if (policy_counts_) {
     policy_counts_->BeginLayer(static_cast<int>(layer));
-    const auto top_k = static_cast<size_t>(config_.top_k);
     for (const StepRequest& request : step_requests_) {
-      policy_counts_->Observe(request.request,
-                              experts.subspan(static_cast<size_t>(request.first_row) * top_k,
-                                              static_cast<size_t>(request.num_rows) * top_k));
+      policy_counts_->Observe(request.request, request.Part(experts, config_.top_k));
     }
   }
   if (!prefetcher_) return;

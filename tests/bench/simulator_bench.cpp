@@ -4,23 +4,23 @@
 // and bytes within 2 %, blocked time within 10 %, on an otherwise idle machine.
 #include <fmt/format.h>
 
-#include <cerrno>
 #include <chrono>
 #include <filesystem>
 #include <memory>
 #include <numeric>
+#include <span>
 #include <string>
 #include <thread>
 #include <tuple>
 #include <vector>
 
 #include "core/base/check.h"
-#include "core/base/mutex.h"
 #include "core/device/emulated_device.h"
-#include "core/device/stream.h"
 #include "kernels/cpu/kernels.h"
+#include "prefetch/device_reader.h"
 #include "prefetch/expert_loader.h"
 #include "serving/simulate/simulator.h"
+#include "tests/serving/simulate/flat_source.h"
 
 namespace moesaic {
 namespace {
@@ -32,94 +32,6 @@ constexpr int64_t kCopyNs = kPackets * kPacketNs;
 constexpr int kDepth = 8;  // hides how long threads take to wake up; two of it are for prefetches
 constexpr size_t kSequences = 2;
 constexpr size_t kTokens = 12;  // of each
-
-// Reads are copies from host memory to the emulated device, queued on one stream; a second one
-// reports each when it has ended.
-class EmulatedLinkReader final : public AsyncReader {
- public:
-  explicit EmulatedLinkReader(const DeviceSpan& slots)
-      : slots_(slots), host_(kPacketBytes, std::byte{1}) {
-    for (std::unique_ptr<Event>& event : events_) event = slots.device()->CreateEvent();
-    copying_ = slots.device()->CreateStream();
-    reporting_ = slots.device()->CreateStream();
-  }
-
-  ReadBackend backend() const override { return ReadBackend::kThreads; }
-  bool aligned_only() const override { return false; }
-  int free_slots() const override { return kDepth - in_flight_; }
-  void Submit(const ReadRequest& request) override {
-    CHECK_EQ(request.bytes, kPacketBytes);
-    Event& event = *events_[next_++ % kDepth];
-    ++in_flight_;
-    copying_->CopyToDevice(
-        slots_.Subspan(static_cast<uint64_t>(request.destination - slots_.data()), kPacketBytes),
-        host_);
-    copying_->Record(event);
-    reporting_->Wait(event);
-    reporting_->Call([this, tag = request.tag](const Error* error) {
-      MutexLock lock(mutex_);
-      done_.push_back({tag, error != nullptr ? -EIO : int64_t{kPacketBytes}});
-      changed_.NotifyAll();
-    });
-  }
-  void Wait(std::vector<ReadCompletion>& out, int64_t timeout_us) override {
-    CHECK_LT(timeout_us, 0);
-    MutexLock lock(mutex_);
-    while (done_.empty() && !woken_) changed_.Wait(mutex_);
-    woken_ = false;
-    in_flight_ -= static_cast<int>(done_.size());
-    out.insert(out.end(), done_.begin(), done_.end());
-    done_.clear();
-  }
-  void Wake() override {
-    MutexLock lock(mutex_);
-    woken_ = true;
-    changed_.NotifyAll();
-  }
-
- private:
-  const DeviceSpan slots_;
-  const std::vector<std::byte> host_;
-  int in_flight_ = 0;
-  size_t next_ = 0;
-  Mutex mutex_;
-  CondVar changed_;
-  std::vector<ReadCompletion> done_ GUARDED_BY(mutex_);
-  bool woken_ GUARDED_BY(mutex_) = false;
-  std::unique_ptr<Event> events_[kDepth];
-  std::unique_ptr<Stream> copying_;
-  std::unique_ptr<Stream> reporting_;
-};
-
-// Experts of kPackets each, whose bytes are blobs.
-class HostSource final : public ExpertSource {
- public:
-  explicit HostSource(const ExpertGrid& grid) {
-    layout_.blob_bytes = layout_.slot_bytes = uint64_t{kPackets} * kPacketBytes;
-    for (ExpertIndex expert = 0; expert < grid.total(); ++expert) {
-      extents_.push_back(
-          {0, static_cast<uint64_t>(expert) * layout_.slot_bytes, layout_.slot_bytes});
-    }
-    num_experts_ = grid.num_experts();
-  }
-  const std::vector<std::filesystem::path>& files() const override { return files_; }
-  const ExpertLayout& layout() const override { return layout_; }
-  bool HasLayer(int64_t) const override { return true; }
-  std::span<const Extent> Extents(ExpertId id) const override {
-    return {&extents_[static_cast<size_t>(id.layer * num_experts_ + id.index)], 1};
-  }
-  bool direct() const override { return true; }
-  void Pack(ExpertId, std::span<const std::span<const std::byte>>,
-            std::span<std::byte>) const override {
-    CHECK(false);
-  }
-
- private:
-  int num_experts_ = 0;
-  std::vector<std::filesystem::path> files_ = {"host memory"};
-  ExpertLayout layout_;
-  std::vector<Extent> extents_;
-};
 
 struct Outcome {
   double hits = 0;
@@ -140,15 +52,16 @@ Outcome RunLive(const RoutingTrace& trace, const SimulationOptions& options) {
   const PredictorShape shape{trace.header.num_layers, trace.header.num_experts, trace.header.top_k,
                              1};
   const ExpertGrid grid(shape.num_layers, shape.num_experts);
-  const HostSource source(grid);
-  const uint64_t slot_bytes = source.layout().slot_bytes;
+  constexpr uint64_t kSlotBytes = uint64_t{kPackets} * kPacketBytes;
+  const FlatSource source(grid, kSlotBytes);
+  const std::vector<std::byte> home(static_cast<size_t>(grid.total()) * kSlotBytes, std::byte{1});
 
   EmulatedSystem system;
   EmulatedDeviceOptions machine;
-  machine.capacity_bytes = (static_cast<uint64_t>(options.slots) + 1) * slot_bytes;
+  machine.capacity_bytes = (static_cast<uint64_t>(options.slots) + 1) * kSlotBytes;
   machine.host_to_device.bytes_per_s = kPacketBytes / (static_cast<double>(kPacketNs) * 1e-9);
   EmulatedDevice device(system, machine);
-  const auto slots = device.Allocate(static_cast<uint64_t>(options.slots) * slot_bytes);
+  const auto slots = device.Allocate(static_cast<uint64_t>(options.slots) * kSlotBytes);
   CHECK(slots.has_value());
 
   ExpertLoaderOptions live;
@@ -164,7 +77,8 @@ Outcome RunLive(const RoutingTrace& trace, const SimulationOptions& options) {
   }
   ExpertLoader loader(source, shape.num_layers, shape.num_experts,
                       options.policy == "lru" ? MakeLruPolicy(grid.total()) : nullptr, live,
-                      std::make_unique<EmulatedLinkReader>(slots->span()));
+                      std::make_unique<DeviceReader>(std::vector<std::span<const std::byte>>{home},
+                                                     slots->span(), kDepth));
   ExpertStats stats;
   std::vector<PinnedExpert> held;
   for (const TraceSequence& sequence : trace.sequences) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "tests/core/base/caught.h"
 
 namespace moesaic {
 namespace {
@@ -14,20 +15,6 @@ namespace {
 namespace fs = std::filesystem;
 
 ModelConfig Parse(const std::string& json) { return ParseModelConfig(json, "dir/config.json"); }
-
-template <typename Body>
-Error Caught(const Body& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error;
-  }
-  return Error(ErrorKind::kInternal, "");
-}
-
-bool Contains(const Error& error, const std::string& part) {
-  return std::string(error.what()).find(part) != std::string::npos;
-}
 
 // A configuration of the family with only the keys of `keys` ("" or ", \"x\": 1").
 std::string Qwen3(const std::string& keys = "") {

@@ -14,6 +14,7 @@
 #include "kernels/cpu/kernels.h"
 #include "prefetch/expert_loader.h"
 #include "serving/simulate/simulator.h"
+#include "tests/serving/simulate/flat_source.h"
 #include "tests/serving/simulate/stepped_link.h"
 
 namespace moesaic {
@@ -56,36 +57,6 @@ class Log final : public FlowLog {
   std::set<ExpertIndex> resident_ GUARDED_BY(mutex_);
 };
 
-// Experts of kPackets each, of which no byte is ever looked at.
-class FlatSource final : public ExpertSource {
- public:
-  explicit FlatSource(const ExpertGrid& grid) {
-    layout_.blob_bytes = layout_.slot_bytes = uint64_t{kPackets} * kPacketBytes;
-    for (ExpertIndex expert = 0; expert < grid.total(); ++expert) {
-      extents_.push_back(
-          {0, static_cast<uint64_t>(expert) * layout_.slot_bytes, layout_.slot_bytes});
-    }
-    num_experts_ = grid.num_experts();
-  }
-  const std::vector<std::filesystem::path>& files() const override { return files_; }
-  const ExpertLayout& layout() const override { return layout_; }
-  bool HasLayer(int64_t) const override { return true; }
-  std::span<const Extent> Extents(ExpertId id) const override {
-    return {&extents_[static_cast<size_t>(id.layer * num_experts_ + id.index)], 1};
-  }
-  bool direct() const override { return true; }
-  void Pack(ExpertId, std::span<const std::span<const std::byte>>,
-            std::span<std::byte>) const override {
-    CHECK(false);
-  }
-
- private:
-  int num_experts_ = 0;
-  std::vector<std::filesystem::path> files_ = {"experts.bin"};
-  ExpertLayout layout_;
-  std::vector<Extent> extents_;
-};
-
 RoutingTrace Piece() {
   RoutingTrace trace = ReadRoutingTrace(std::filesystem::path(MOESAIC_TEST_DATA_DIR) / "traces" /
                                         "gpt_oss_20b_part.jsonl.gz");
@@ -107,7 +78,7 @@ class LiveRun {
         options_(options),
         shape_{trace.header.num_layers, trace.header.num_experts, trace.header.top_k, 1},
         grid_(shape_.num_layers, shape_.num_experts),
-        source_(grid_),
+        source_(grid_, uint64_t{kPackets} * kPacketBytes),
         link_(clock_, kPacketNs) {
     ExpertLoaderOptions loader;
     loader.budget_bytes = static_cast<uint64_t>(options.slots) * source_.layout().slot_bytes;
