@@ -100,9 +100,11 @@ TEST_F(DeviceExactnessTest, CopiesThatFail) {
       ModelHarness model(MOESAIC_SAMPLE_MODEL_DIR, options_);
       EXPECT_EQ(LogitHash(model), expected_) << probability;
       const ExpertStats& stats = model.stats().experts;
+      EXPECT_GE(stats.on_host, stats.given_up);
+      // How much is fetched at all, the machine's speed decides there.
+      if (miss == MissMode::kAuto) continue;
       EXPECT_GT(stats.failed_reads, stats.given_up);
       EXPECT_GT(stats.given_up, 0u);
-      EXPECT_GE(stats.on_host, stats.given_up);
       EXPECT_EQ(stats.bytes_read == 0, probability == 1.0);
     }
   }
