@@ -37,7 +37,7 @@ NextGate::NextGate(const PredictorShape& shape, int64_t hidden_size, int look_ah
       static_cast<size_t>(PackedMatrix::Bytes(WeightType::kBf16, outputs, hidden_size)));
   const auto rows = static_cast<size_t>(shape.max_requests * kMaxRows);
   x_ = AlignedBuffer(rows *
-                     static_cast<size_t>(ActivationRowBytes(NumericsClass::kF32, hidden_size)));
+                     static_cast<size_t>(ActivationRowBytes(ActivationType::kF32, hidden_size)));
   const auto distances = static_cast<size_t>(look_ahead_);
   scale_.resize(rows);
   logits_.resize(rows * distances * stride_);
@@ -81,7 +81,7 @@ void NextGate::BeginIteration(int request) { requests_[static_cast<size_t>(reque
 
 void NextGate::Look(int layer, std::span<const StepRequest> requests, const float* hidden) {
   const int ahead = std::min(look_ahead_, shape_.num_layers - 1 - layer);
-  const int64_t x_stride = ActivationRowBytes(NumericsClass::kF32, hidden_size_);
+  const int64_t x_stride = ActivationRowBytes(ActivationType::kF32, hidden_size_);
   int64_t rows = 0;
   for (const StepRequest& of : requests) {
     Request& request = requests_[static_cast<size_t>(of.request)];
@@ -91,8 +91,8 @@ void NextGate::Look(int layer, std::span<const StepRequest> requests, const floa
       // The last one is the newest: it is always among them.
       request.numbers[i] = (i + 1) * of.num_rows / request.rows - 1;
       const float* x = hidden + (of.first_row + request.numbers[i]) * hidden_size_;
-      kernels_.prepare_activations(x, hidden_size_, 1, hidden_size_, x_.data() + rows * x_stride,
-                                   x_stride);
+      kernels_.prepare_activations(x, hidden_size_, 1, hidden_size_, ActivationType::kF32,
+                                   x_.data() + rows * x_stride, x_stride);
       const float* copy = reinterpret_cast<const float*>(x_.data() + rows * x_stride);
       const float squares = kernels_.dot(copy, copy, x_stride / int64_t{sizeof(float)});
       scale_[static_cast<size_t>(rows)] =

@@ -3,7 +3,6 @@
 #include "kernels/cpu/internal/vec_avx512.h"
 //
 #include "kernels/cpu/internal/matmul.h"
-#include "kernels/cpu/internal/rows.h"
 #include "kernels/cpu/internal/tables.h"
 
 namespace moesaic {
@@ -33,17 +32,16 @@ void MatmulBf16(const MatmulArgs& args) {
 
 void GateUpBf16(const GateUpArgs& args) {
   if (args.gate.type == WeightType::kBf16) {
-    return GateUpOf<Bf16TimesBf16, NumericsClass::kBf16>(args);
+    return GateUpOf<Bf16TimesBf16, ActivationType::kBf16>(args);
   }
-  GateUpOf<Bf16TimesF32, NumericsClass::kBf16>(args);
+  GateUpOf<Bf16TimesF32, ActivationType::kBf16>(args);
 }
 
 }  // namespace
 
 namespace internal {
 
-constinit const ProductKernels kAvx512Bf16Products = {
-    .prepare_activations = PrepareActivationsBf16, .matmul = MatmulBf16, .gate_up = GateUpBf16};
+constinit const ProductKernels kAvx512Bf16Products = {.matmul = MatmulBf16, .gate_up = GateUpBf16};
 
 }  // namespace internal
 }  // namespace moesaic

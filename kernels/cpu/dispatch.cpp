@@ -81,7 +81,6 @@ const CpuKernels& Avx512Bf16Kernels() {
     CpuKernels table = internal::kAvx512Kernels;
     table.isa = Isa::kAvx512Bf16;
     table.numerics = NumericsClass::kBf16;
-    table.prepare_activations = internal::kAvx512Bf16Products.prepare_activations;
     table.matmul = internal::kAvx512Bf16Products.matmul;
     table.gate_up = internal::kAvx512Bf16Products.gate_up;
     return table;
@@ -118,8 +117,30 @@ const char* NumericsClassName(NumericsClass numerics) {
   return numerics == NumericsClass::kF32 ? "f32" : "bf16";
 }
 
-int64_t ActivationRowBytes(NumericsClass numerics, int64_t k) {
-  const int64_t bytes = k * (numerics == NumericsClass::kF32 ? 4 : 2);
+const char* WeightTypeName(WeightType type) {
+  switch (type) {
+    case WeightType::kBf16:
+      return "bf16";
+    case WeightType::kF32:
+      return "f32";
+    case WeightType::kInt8:
+      return "int8";
+    case WeightType::kInt4:
+      return "int4";
+  }
+  return "unknown";
+}
+
+ActivationType ActivationTypeOf(NumericsClass numerics, WeightType weights) {
+  if (IsQuantized(weights)) return ActivationType::kInt8;
+  return numerics == NumericsClass::kF32 ? ActivationType::kF32 : ActivationType::kBf16;
+}
+
+int64_t ActivationRowBytes(ActivationType type, int64_t k) {
+  int64_t bytes = k * (type == ActivationType::kF32 ? 4 : 2);
+  if (type == ActivationType::kInt8) {
+    bytes = (k + kQuantGroup - 1) / kQuantGroup * int64_t{sizeof(ActivationGroup)};
+  }
   int64_t lines = (bytes + 63) / 64;
   // A tile reads a stretch of up to 32 lines of 12 rows at once. With rows a multiple of 4 KiB
   // apart they would all want the same sets of a level 1 cache (64 sets of 12 ways); 16 lines off

@@ -6,7 +6,9 @@
 // row whatever the other rows, the number of rows, the panel range and the thread: one summation
 // order over K per output. Scalar, AVX2 and AVX-512 are one class (kF32: f32 activations, fused
 // multiply-adds in ascending k), so they agree bit for bit with each other too. AVX512-BF16 is the
-// class kBf16: activations are rounded to bf16 before a matrix product.
+// class kBf16: activations are rounded to bf16 before a matrix product. Products with integer
+// weights are the same bits in both classes and on every instruction set: the sums of a group are
+// exact.
 #pragma once
 
 #include <cstddef>
@@ -18,12 +20,24 @@ namespace moesaic {
 
 enum class Isa { kScalar, kAvx2, kAvx512, kAvx512Bf16 };
 enum class NumericsClass { kF32, kBf16 };
-enum class WeightType : uint8_t { kBf16, kF32 };
+enum class WeightType : uint8_t { kBf16, kF32, kInt8, kInt4 };
+enum class ActivationType : uint8_t { kF32, kBf16, kInt8 };
 
 const char* IsaName(Isa isa);  // "scalar", "avx2", "avx512", "avx512_bf16"
 const char* NumericsClassName(NumericsClass numerics);
+const char* WeightTypeName(WeightType type);  // "bf16", "f32", "int8", "int4"
+
+constexpr bool IsQuantized(WeightType type) {
+  return type == WeightType::kInt8 || type == WeightType::kInt4;
+}
+
+// What products with weights of this type multiply them with: the class's own type, or kInt8 for
+// integer weights.
+ActivationType ActivationTypeOf(NumericsClass numerics, WeightType weights);
 
 constexpr int64_t kPanelOutputs = 16;
+// Inputs that share one scale, of integer weights (for each output) and of integer activations.
+constexpr int64_t kQuantGroup = 32;
 
 // A weight matrix [n outputs, k inputs] packed into panels of 16 outputs, inputs interleaved in
 // pairs:
@@ -32,6 +46,16 @@ constexpr int64_t kPanelOutputs = 16;
 // does. One cache line holds the next two inputs of 16 outputs, so lanes are outputs, no kernel
 // ever reduces across lanes, and the same layout serves vector and matrix paths of every
 // instruction set.
+//
+// Integer weights are symmetric with one f16 scale for each group of 32 inputs of an output: 8.5
+// and 4.5 bits a weight. A panel is a sequence of pairs of groups: a line of scales [2][16] f16,
+// then the lines of the first and of the second group; an odd last group has none beside it. One
+// stream a panel, so that nothing but the order of memory has to be prefetched.
+//   kInt8: a group is [8][16][4] bytes, weight + 128
+//   kInt4: a group is [4][16][4] bytes; line j has input 8 j + i in the low and 8 j + 4 + i in the
+//          high half of byte i, weight + 8
+// Unsigned, because VPDPBUSD multiplies an unsigned operand with a signed one, and it is the
+// activations that it can broadcast from memory.
 struct PackedMatrix {
   const std::byte* data = nullptr;
   WeightType type = WeightType::kBf16;
@@ -39,7 +63,20 @@ struct PackedMatrix {
   int64_t k = 0;
 
   int64_t panels() const { return (n + kPanelOutputs - 1) / kPanelOutputs; }
-  int64_t panel_bytes() const { return type == WeightType::kBf16 ? (k + 1) / 2 * 64 : k * 64; }
+  int64_t panel_bytes() const {
+    const int64_t groups = (k + kQuantGroup - 1) / kQuantGroup;
+    switch (type) {
+      case WeightType::kBf16:
+        return (k + 1) / 2 * 64;
+      case WeightType::kF32:
+        return k * 64;
+      case WeightType::kInt8:
+        return (groups * 8 + (groups + 1) / 2) * 64;
+      case WeightType::kInt4:
+        return (groups * 4 + (groups + 1) / 2) * 64;
+    }
+    return 0;
+  }
   static int64_t Bytes(WeightType type, int64_t n, int64_t k) {
     const PackedMatrix m{nullptr, type, n, k};
     return m.panels() * m.panel_bytes();
@@ -47,10 +84,19 @@ struct PackedMatrix {
 };
 
 // Activations as matrix products want them: rows of f32 (kF32) or of bf16 (kBf16), zero-padded to
-// this many bytes, a multiple of 64. Long rows get up to 2 KiB more than they need, so that equal
-// places of neighbouring rows do not compete for the same sets of a cache; use it as the stride,
-// too.
-int64_t ActivationRowBytes(NumericsClass numerics, int64_t k);
+// this many bytes, a multiple of 64, or of ActivationGroup (kInt8; what follows the groups is left
+// as it is). Long rows get up to 2 KiB more than they need, so that equal places of neighbouring
+// rows do not compete for the same sets of a cache; use it as the stride, too.
+int64_t ActivationRowBytes(ActivationType type, int64_t k);
+
+// A group of kInt8: values of scale = max |x| / 127, rounded to nearest even; missing ones are
+// zero. A group with a NaN or an infinity has a NaN scale and zero values, one below 2^-119 is
+// zero.
+struct ActivationGroup {
+  float scale;
+  int32_t correction;  // -128 times the sum of the values: what the weights' 128 adds to a product
+  int8_t values[kQuantGroup];
+};
 
 struct MatmulArgs {
   const std::byte* x = nullptr;  // activation rows
@@ -77,6 +123,8 @@ struct GateUpArgs {
   int64_t panel_end = 0;
   std::byte* h = nullptr;  // activation rows [m, n]: silu(x gate^T) * (x up^T), padding zeroed by
   int64_t h_stride_bytes = 0;  // the call that computes the last panel
+  // Of integer weights h is kInt8: two panels are one group of it, so that panel_begin is even, and
+  // panel_end is even or the last.
 };
 
 // KV cache of one layer in blocks of 16 tokens. One block holds, for each KV head, a key panel
@@ -130,9 +178,11 @@ struct CpuKernels {
   Isa isa = Isa::kScalar;
   NumericsClass numerics = NumericsClass::kF32;
 
-  // out: [rows] activation rows of ActivationRowBytes(numerics, k), padding zeroed.
+  // out: [rows] activation rows of ActivationRowBytes(type, k), padding zeroed.
   void (*prepare_activations)(const float* x, int64_t x_stride, int64_t rows, int64_t k,
-                              std::byte* out, int64_t out_stride_bytes) = nullptr;
+                              ActivationType type, std::byte* out,
+                              int64_t out_stride_bytes) = nullptr;
+  // x is of ActivationTypeOf(numerics, w.type), and so is the h of gate_up.
   void (*matmul)(const MatmulArgs& args) = nullptr;
   void (*gate_up)(const GateUpArgs& args) = nullptr;
 

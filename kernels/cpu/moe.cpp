@@ -117,6 +117,10 @@ const ExpertPlan& OwnerOf(std::span<const ExpertPlan> plans, int64_t task) {
   return *(std::upper_bound(plans.begin(), plans.end(), task, after) - 1);
 }
 
+int64_t HiddenRowBytes(const CpuKernels& kernels, const ExpertWork& e) {
+  return ActivationRowBytes(ActivationTypeOf(kernels.numerics, e.gate.type), e.gate.n);
+}
+
 // Every expert that runs has a row, so the plans of a call never outnumber its rows.
 int64_t PlanBytes(int64_t max_rows) {
   return CeilDiv(max_rows * static_cast<int64_t>(sizeof(ExpertPlan)), 64) * 64;
@@ -124,9 +128,9 @@ int64_t PlanBytes(int64_t max_rows) {
 
 }  // namespace
 
-void MoeWorkspace::Reserve(NumericsClass numerics, int64_t max_rows, int64_t max_intermediate) {
+void MoeWorkspace::Reserve(ActivationType type, int64_t max_rows, int64_t max_intermediate) {
   const int64_t needed =
-      PlanBytes(max_rows) + max_rows * ActivationRowBytes(numerics, max_intermediate);
+      PlanBytes(max_rows) + max_rows * ActivationRowBytes(type, max_intermediate);
   if (bytes() < needed) hidden_ = AlignedBuffer(static_cast<size_t>(needed));
 }
 
@@ -143,10 +147,11 @@ void RunExperts(ThreadPool& pool, const CpuKernels& kernels, const std::byte* x,
     CHECK_EQ(e.gate.k, e.up.k);
     CHECK_EQ(e.gate.n, e.down.k);
     CHECK(e.gate.type == e.up.type);
+    CHECK(IsQuantized(e.gate.type) == IsQuantized(e.down.type));
     rows += e.count;
     gate_up_work += ProductWork(e.count, e.gate.panels() + e.up.panels(), e.gate.k);
     down_work += ProductWork(e.count, e.down.panels(), e.down.k);
-    hidden_bytes += e.count * ActivationRowBytes(kernels.numerics, e.gate.n);
+    hidden_bytes += e.count * HiddenRowBytes(kernels, e);
   }
   if (rows == 0) return;
   CHECK_LE(PlanBytes(rows) + hidden_bytes, workspace.bytes());
@@ -158,7 +163,7 @@ void RunExperts(ThreadPool& pool, const CpuKernels& kernels, const std::byte* x,
   const int64_t gate_up_task = TaskWork(pool, gate_up_work);
   for (const ExpertWork& e : experts) {
     if (e.count == 0) continue;
-    const int64_t stride = ActivationRowBytes(kernels.numerics, e.gate.n);
+    const int64_t stride = HiddenRowBytes(kernels, e);
     ExpertPlan* const plan = new (memory + count++) ExpertPlan{
         &e, tasks, hidden, stride, MakeGrid(e.count, e.gate.panels(), 2 * e.gate.k, gate_up_task)};
     tasks += plan->grid.tasks();

@@ -27,8 +27,9 @@ struct ExpertWork {
 // Scratch for the hidden activations; grown by Reserve outside the step, never inside.
 class MoeWorkspace {
  public:
-  // For up to `max_rows` (token, slot) pairs in one call and `max_intermediate` features.
-  void Reserve(NumericsClass numerics, int64_t max_rows, int64_t max_intermediate);
+  // For up to `max_rows` (token, slot) pairs in one call and `max_intermediate` features, which
+  // are kept as `type` (that of the experts' weights, see ActivationTypeOf).
+  void Reserve(ActivationType type, int64_t max_rows, int64_t max_intermediate);
   AlignedBuffer& hidden() { return hidden_; }
   int64_t bytes() const { return static_cast<int64_t>(hidden_.bytes()); }
 

@@ -11,7 +11,8 @@ ExpertRunner::ExpertRunner(const ModelConfig& config, const ExpertLayout& layout
                            int64_t max_tokens)
     : config_(config), layout_(layout), experts_(experts), kernels_(kernels), pool_(pool) {
   const int64_t rows = max_tokens * config.top_k;
-  workspace_.Reserve(kernels.numerics, rows, config.moe_intermediate_size);
+  workspace_.Reserve(ActivationTypeOf(kernels.numerics, WeightType::kBf16), rows,
+                     config.moe_intermediate_size);
   slot_out_ = AlignedBuffer(static_cast<size_t>(rows * config.hidden_size) * sizeof(float));
   first_row_.resize(static_cast<size_t>(config.num_experts) + 1);
   next_row_.resize(static_cast<size_t>(config.num_experts));
@@ -26,7 +27,8 @@ int64_t ExpertRunner::WorkspaceBytes(const ModelConfig& config, const CpuKernels
                                      int64_t max_tokens) {
   const int64_t rows = max_tokens * config.top_k;
   return rows * (config.hidden_size * static_cast<int64_t>(sizeof(float)) +
-                 ActivationRowBytes(kernels.numerics, config.moe_intermediate_size) +
+                 ActivationRowBytes(ActivationTypeOf(kernels.numerics, WeightType::kBf16),
+                                    config.moe_intermediate_size) +
                  2 * static_cast<int64_t>(sizeof(int32_t)));
 }
 

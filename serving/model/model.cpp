@@ -16,8 +16,12 @@ namespace {
 // own.
 constexpr int64_t kRowsPerTask = 8;
 
+ActivationType FloatActivations(const CpuKernels& kernels) {
+  return ActivationTypeOf(kernels.numerics, WeightType::kBf16);
+}
+
 int64_t PaddedFloats(int64_t n) {
-  return ActivationRowBytes(NumericsClass::kF32, n) / static_cast<int64_t>(sizeof(float));
+  return ActivationRowBytes(ActivationType::kF32, n) / static_cast<int64_t>(sizeof(float));
 }
 
 AlignedBuffer ZeroedFloats(int64_t count) {
@@ -89,12 +93,13 @@ uint64_t Model::WorkspaceBytes(const ModelConfig& c, const CpuKernels& kernels,
                                  PaddedFloats(q) + c.hidden_size + c.num_experts;
   const int64_t scratch = MaxChunks(limits) * GroupPartialFloats(c) + ScoreFloats(c);
   const int64_t split = kSplitItemsPerThread * threads * MaxChunks(limits) * GroupPartialFloats(c);
-  return static_cast<uint64_t>(rows * (floats_per_row * static_cast<int64_t>(sizeof(float)) +
-                                       ActivationRowBytes(kernels.numerics, WidestProductInput(c)) +
-                                       ActivationRowBytes(kernels.numerics, WidestMlp(c))) +
-                               (scratch * threads + split) * static_cast<int64_t>(sizeof(float)) +
-                               ExpertRunner::WorkspaceBytes(c, kernels, rows) +
-                               RopeTable::Bytes(c.head_dim, limits.max_context_tokens));
+  return static_cast<uint64_t>(
+      rows * (floats_per_row * static_cast<int64_t>(sizeof(float)) +
+              ActivationRowBytes(FloatActivations(kernels), WidestProductInput(c)) +
+              ActivationRowBytes(FloatActivations(kernels), WidestMlp(c))) +
+      (scratch * threads + split) * static_cast<int64_t>(sizeof(float)) +
+      ExpertRunner::WorkspaceBytes(c, kernels, rows) +
+      RopeTable::Bytes(c.head_dim, limits.max_context_tokens));
 }
 
 Model::Model(ModelConfig config, ModelWeights weights, const ExpertLayout& expert_layout,
@@ -126,10 +131,10 @@ Model::Model(ModelConfig config, ModelWeights weights, const ExpertLayout& exper
   scratch_ = ZeroedFloats(pool_.threads() * scratch_stride_);
   split_partials_ = ZeroedFloats(kSplitItemsPerThread * pool_.threads() * MaxChunks(limits_) *
                                  GroupPartialFloats(c));
-  activations_ = AlignedBuffer(
-      static_cast<size_t>(rows * ActivationRowBytes(kernels_.numerics, WidestProductInput(c))));
+  activations_ = AlignedBuffer(static_cast<size_t>(
+      rows * ActivationRowBytes(FloatActivations(kernels_), WidestProductInput(c))));
   mlp_hidden_ = AlignedBuffer(
-      static_cast<size_t>(rows * ActivationRowBytes(kernels_.numerics, WidestMlp(c))));
+      static_cast<size_t>(rows * ActivationRowBytes(FloatActivations(kernels_), WidestMlp(c))));
   expert_ids_.resize(static_cast<size_t>(rows * c.top_k));
   expert_weights_.resize(expert_ids_.size());
   row_slice_.resize(static_cast<size_t>(rows));
@@ -154,10 +159,10 @@ const std::byte* Model::Activate(const float* x, int64_t stride, int64_t rows, i
     *stride_bytes = stride * static_cast<int64_t>(sizeof(float));
     return reinterpret_cast<const std::byte*>(x);
   }
-  const int64_t row_bytes = ActivationRowBytes(kernels_.numerics, k);
+  const int64_t row_bytes = ActivationRowBytes(FloatActivations(kernels_), k);
   *stride_bytes = row_bytes;
   ForRows(rows, [&](int64_t row) {
-    kernels_.prepare_activations(x + row * stride, stride, 1, k,
+    kernels_.prepare_activations(x + row * stride, stride, 1, k, FloatActivations(kernels_),
                                  activations_.data() + row * row_bytes, row_bytes);
   });
   return activations_.data();
@@ -460,7 +465,7 @@ void Model::Mlp(const LayerWeights& w, const std::byte* x, int64_t x_stride_byte
   gate_up.gate = w.gate;
   gate_up.up = w.up;
   gate_up.h = mlp_hidden_.data();
-  gate_up.h_stride_bytes = ActivationRowBytes(kernels_.numerics, w.gate.n);
+  gate_up.h_stride_bytes = ActivationRowBytes(FloatActivations(kernels_), w.gate.n);
   ParallelGateUp(pool_, kernels_, gate_up);
   MatmulArgs down;
   down.x = mlp_hidden_.data();

@@ -198,9 +198,10 @@ struct Product {
       std::memcpy(weights.data() + c * bytes, weights.data(), static_cast<size_t>(bytes));
     }
     const std::vector<float> x = Normals(m * k);
-    stride = ActivationRowBytes(kernels.numerics, k);
+    const ActivationType activation_type = ActivationTypeOf(kernels.numerics, type);
+    stride = ActivationRowBytes(activation_type, k);
     activations = AlignedBuffer(static_cast<size_t>(m * stride));
-    kernels.prepare_activations(x.data(), k, m, k, activations.data(), stride);
+    kernels.prepare_activations(x.data(), k, m, k, activation_type, activations.data(), stride);
     y.resize(static_cast<size_t>(m * n));
   }
   void Run() {
@@ -497,7 +498,11 @@ void Other(int rounds) {
         {"softmax", [&] { k.softmax(x.data(), 2048, y.data()); }},
         {"log_sum_exp", [&] { sink = k.log_sum_exp(x.data(), 2048); }},
         {"axpy", [&] { k.axpy(0.1f, x.data(), 2048, y.data()); }},
-        {"prepare", [&] { k.prepare_activations(x.data(), 2048, 1, 2048, rows.data(), 8192); }}};
+        {"prepare", [&] {
+           k.prepare_activations(x.data(), 2048, 1, 2048,
+                                 ActivationTypeOf(k.numerics, WeightType::kBf16), rows.data(),
+                                 8192);
+         }}};
     Measure(candidates, rounds);
     std::printf("| %s |", IsaName(isa));
     for (const Candidate& c : candidates) std::printf(" %.0f |", c.Median() * 1e9);

@@ -17,14 +17,15 @@ void MatmulF32(const MatmulArgs& args) {
 }
 
 void GateUpF32(const GateUpArgs& args) {
-  if (args.gate.type == WeightType::kBf16) return GateUpOf<F32TimesBf16, NumericsClass::kF32>(args);
-  GateUpOf<F32TimesF32, NumericsClass::kF32>(args);
+  if (args.gate.type == WeightType::kBf16)
+    return GateUpOf<F32TimesBf16, ActivationType::kF32>(args);
+  GateUpOf<F32TimesF32, ActivationType::kF32>(args);
 }
 
 constexpr CpuKernels F32Table(Isa isa) {
   return {.isa = isa,
           .numerics = NumericsClass::kF32,
-          .prepare_activations = PrepareActivationsF32,
+          .prepare_activations = PrepareActivations,
           .matmul = MatmulF32,
           .gate_up = GateUpF32,
           .rms_norm = RmsNorm,

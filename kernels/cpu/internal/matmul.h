@@ -270,15 +270,15 @@ struct Padding {
   std::byte zeros[32] = {};
 };
 
-template <class Policy, NumericsClass kNumerics>
+template <class Policy, ActivationType kActivations>
 void GateUpOf(const GateUpArgs& args) {
-  constexpr int64_t kElementBytes = kNumerics == NumericsClass::kF32 ? 4 : 2;
+  constexpr int64_t kElementBytes = kActivations == ActivationType::kF32 ? 4 : 2;
   alignas(64) float sums[kChunkRows * kLargeColumns * kLanes];
   const std::byte* x[kChunkRows];
   const std::byte* w[kMaxColumns];
   const int64_t lines = PanelLines(args.gate.type, args.gate.k);
   const int64_t panels = CeilDiv(args.gate.n, kLanes);
-  const int64_t row_bytes = ActivationRowBytes(kNumerics, args.gate.n);
+  const int64_t row_bytes = ActivationRowBytes(kActivations, args.gate.n);
   const int64_t chunks = CeilDiv(args.m, kChunkRows);
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
     const int64_t row = ChunkBegin(args.m, chunk, chunks);
@@ -303,7 +303,7 @@ void GateUpOf(const GateUpArgs& args) {
           const Vec16 gate = Load(sums + (2 * c * m + r) * kLanes);
           const Vec16 up = Load(sums + ((2 * c + 1) * m + r) * kLanes);
           const Vec16 value = KeepRange(Mul(Silu(gate), up), 0, lanes, Zero());
-          if constexpr (kNumerics == NumericsClass::kF32) {
+          if constexpr (kActivations == ActivationType::kF32) {
             Store(h, value);
           } else {
             StoreBf16(h, value);

@@ -6,30 +6,31 @@
 namespace moesaic {
 namespace {
 
-inline void PrepareActivationsF32(const float* x, int64_t x_stride, int64_t rows, int64_t k,
-                                  std::byte* out, int64_t out_stride_bytes) {
-  const int64_t row_bytes = ActivationRowBytes(NumericsClass::kF32, k);
-  for (int64_t row = 0; row < rows; ++row) {
-    const float* from = x + row * x_stride;
-    std::byte* to = out + row * out_stride_bytes;
-    int64_t i = 0;
-    for (; i + kLanes <= k; i += kLanes) Store(to + i * 4, Load(from + i));
-    for (; i * 4 < row_bytes; i += kLanes) {
-      Store(to + i * 4, i < k ? LoadFirst(from + i, k - i) : Zero());
+template <ActivationType kType>
+MOESAIC_INLINE void PrepareFloatRow(const float* from, int64_t k, std::byte* to) {
+  constexpr int64_t kElementBytes = kType == ActivationType::kF32 ? 4 : 2;
+  const auto store = [to](int64_t i, Vec16 value) {
+    if constexpr (kType == ActivationType::kF32) {
+      Store(to + i * kElementBytes, value);
+    } else {
+      StoreBf16(to + i * kElementBytes, value);
     }
+  };
+  const int64_t row_bytes = ActivationRowBytes(kType, k);
+  int64_t i = 0;
+  for (; i + kLanes <= k; i += kLanes) store(i, Load(from + i));
+  for (; i * kElementBytes < row_bytes; i += kLanes) {
+    store(i, i < k ? LoadFirst(from + i, k - i) : Zero());
   }
 }
 
-inline void PrepareActivationsBf16(const float* x, int64_t x_stride, int64_t rows, int64_t k,
-                                   std::byte* out, int64_t out_stride_bytes) {
-  const int64_t row_bytes = ActivationRowBytes(NumericsClass::kBf16, k);
-  for (int64_t row = 0; row < rows; ++row) {
-    const float* from = x + row * x_stride;
-    std::byte* to = out + row * out_stride_bytes;
-    int64_t i = 0;
-    for (; i + kLanes <= k; i += kLanes) StoreBf16(to + i * 2, Load(from + i));
-    for (; i * 2 < row_bytes; i += kLanes) {
-      StoreBf16(to + i * 2, i < k ? LoadFirst(from + i, k - i) : Zero());
+inline void PrepareActivations(const float* x, int64_t x_stride, int64_t rows, int64_t k,
+                               ActivationType type, std::byte* out, int64_t out_stride_bytes) {
+  for (int64_t row = 0; row < rows; ++row, x += x_stride, out += out_stride_bytes) {
+    if (type == ActivationType::kF32) {
+      PrepareFloatRow<ActivationType::kF32>(x, k, out);
+    } else {
+      PrepareFloatRow<ActivationType::kBf16>(x, k, out);
     }
   }
 }

@@ -11,7 +11,6 @@ extern const CpuKernels kAvx512Kernels;
 
 // Where class kBf16 differs from kF32; the rest of its table is that of AVX-512.
 struct ProductKernels {
-  decltype(CpuKernels::prepare_activations) prepare_activations;
   decltype(CpuKernels::matmul) matmul;
   decltype(CpuKernels::gate_up) gate_up;
 };

@@ -73,16 +73,19 @@ struct Weights {
 
 // Activation rows; `values` are what the rows hold.
 struct Activations {
-  Activations(const CpuKernels& kernels, std::vector<float> source, int64_t rows, int64_t k)
+  Activations(const CpuKernels& kernels, std::vector<float> source, int64_t rows, int64_t k,
+              WeightType weights = WeightType::kBf16)
       : values(std::move(source)),
-        stride_bytes(ActivationRowBytes(kernels.numerics, k)),
+        type(ActivationTypeOf(kernels.numerics, weights)),
+        stride_bytes(ActivationRowBytes(type, k)),
         memory(static_cast<size_t>(rows * stride_bytes) + 64) {
-    kernels.prepare_activations(values.data(), k, rows, k, memory.data(), stride_bytes);
-    if (kernels.numerics == NumericsClass::kBf16) {
+    kernels.prepare_activations(values.data(), k, rows, k, type, memory.data(), stride_bytes);
+    if (type == ActivationType::kBf16) {
       for (float& v : values) v = RoundToBf16(v);
     }
   }
   std::vector<float> values;  // [rows, k]
+  ActivationType type;
   int64_t stride_bytes;
   AlignedBuffer memory;
 };

@@ -200,7 +200,7 @@ struct GateUpResult {
 GateUpResult GateUp(const CpuKernels& kernels, const Activations& x, const Weights& gate,
                     const Weights& up, int64_t m, int64_t panel_step,
                     const int32_t* rows = nullptr) {
-  const int64_t stride = ActivationRowBytes(kernels.numerics, gate.matrix.n);
+  const int64_t stride = ActivationRowBytes(x.type, gate.matrix.n);
   AlignedBuffer h(static_cast<size_t>(m * stride));
   std::fill_n(h.as<uint8_t>(), m * stride, uint8_t{0xff});  // NaN: padding must be overwritten
   for (int64_t panel = 0; panel < gate.matrix.panels(); panel += panel_step) {

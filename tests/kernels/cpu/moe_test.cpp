@@ -60,7 +60,7 @@ class Layer {
   std::vector<float> Run(int threads, int64_t tokens, int64_t experts_per_call, bool reversed) {
     ThreadPool pool(threads);
     MoeWorkspace workspace;
-    workspace.Reserve(kernels_.numerics, tokens * top_k_, MaxWidth());
+    workspace.Reserve(x_.type, tokens * top_k_, MaxWidth());
     std::vector<float> slots(tokens * top_k_ * hidden_, -1.0f);
     std::vector<int64_t> order(weights_.size());
     std::iota(order.begin(), order.end(), 0);
@@ -204,7 +204,7 @@ TEST_P(MoeDeathTest, TooSmallWorkspaceIsABug) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   ThreadPool pool(1);
   MoeWorkspace workspace;
-  workspace.Reserve(kernels_.numerics, 1, 4);
+  workspace.Reserve(ActivationType::kF32, 1, 4);
   const Weights w(kernels_, random_.Normals(100 * 100), 100, 100, WeightType::kBf16);
   const Activations x(kernels_, random_.Normals(100 * 40), 40, 100);
   std::vector<int32_t> rows(40);
@@ -245,7 +245,7 @@ TEST_P(MoeTest, ParallelProductsEqualTheKernel) {
       ParallelMatmul(pool, kernels_, args);
       EXPECT_TRUE(SameBits(y, expected)) << m;
 
-      const int64_t stride = ActivationRowBytes(kernels_.numerics, kN);
+      const int64_t stride = ActivationRowBytes(x.type, kN);
       AlignedBuffer h(static_cast<size_t>(m * stride)), parallel_h(static_cast<size_t>(m * stride));
       GateUpArgs both;
       both.x = args.x;

@@ -171,27 +171,29 @@ TEST_P(RowsTest, LogSumExpAtTheEdges) {
 }
 
 TEST_P(RowsTest, ActivationsAreRoundedAndPadded) {
-  const bool bf16 = kernels_.numerics == NumericsClass::kBf16;
   for (const int64_t k : Lengths()) {
-    constexpr int64_t kRows = 3;
-    std::vector<float> x = random_.Normals(kRows * (k + 2));
-    x[0] = NAN;
-    x[k + 2] = kInf;
-    x[2 * (k + 2)] = 1e-40f;
-    const int64_t stride = ActivationRowBytes(kernels_.numerics, k) + 64;
-    AlignedBuffer out(static_cast<size_t>(kRows * stride));
-    std::fill_n(out.as<uint8_t>(), kRows * stride, uint8_t{0x55});
-    kernels_.prepare_activations(x.data(), k + 2, kRows, k, out.data(), stride);
-    for (int64_t r = 0; r < kRows; ++r) {
-      const std::byte* row = out.data() + r * stride;
-      for (int64_t i = 0; i < (stride - 64) / (bf16 ? 2 : 4); ++i) {
-        const float got = bf16 ? Bf16ToF32(reinterpret_cast<const uint16_t*>(row)[i])
-                               : reinterpret_cast<const float*>(row)[i];
-        const float from = i < k ? x[r * (k + 2) + i] : 0.0f;
-        const float want = bf16 ? RoundToBf16(from) : from;
-        ASSERT_TRUE(SameBits({got}, {want})) << k << " row " << r << " element " << i;
+    for (const ActivationType type : {ActivationType::kF32, ActivationType::kBf16}) {
+      const bool bf16 = type == ActivationType::kBf16;
+      constexpr int64_t kRows = 3;
+      std::vector<float> x = random_.Normals(kRows * (k + 2));
+      x[0] = NAN;
+      x[k + 2] = kInf;
+      x[2 * (k + 2)] = 1e-40f;
+      const int64_t stride = ActivationRowBytes(type, k) + 64;
+      AlignedBuffer out(static_cast<size_t>(kRows * stride));
+      std::fill_n(out.as<uint8_t>(), kRows * stride, uint8_t{0x55});
+      kernels_.prepare_activations(x.data(), k + 2, kRows, k, type, out.data(), stride);
+      for (int64_t r = 0; r < kRows; ++r) {
+        const std::byte* row = out.data() + r * stride;
+        for (int64_t i = 0; i < (stride - 64) / (bf16 ? 2 : 4); ++i) {
+          const float got = bf16 ? Bf16ToF32(reinterpret_cast<const uint16_t*>(row)[i])
+                                 : reinterpret_cast<const float*>(row)[i];
+          const float from = i < k ? x[r * (k + 2) + i] : 0.0f;
+          const float want = bf16 ? RoundToBf16(from) : from;
+          ASSERT_TRUE(SameBits({got}, {want})) << k << " row " << r << " element " << i;
+        }
+        for (int64_t b = stride - 64; b < stride; ++b) ASSERT_EQ(row[b], std::byte{0x55});
       }
-      for (int64_t b = stride - 64; b < stride; ++b) ASSERT_EQ(row[b], std::byte{0x55});
     }
   }
 }
