@@ -48,8 +48,8 @@ ThreadPool::ThreadPool(int threads, std::vector<int> cpus) {
 
 ThreadPool::~ThreadPool() {
   stop_.store(true, std::memory_order_relaxed);
-  generation_.fetch_add(1, std::memory_order_release);
-  generation_.notify_all();
+  loop_.fetch_add(1, std::memory_order_release);
+  loop_.notify_all();
   for (std::thread& worker : workers_) worker.join();
 }
 
@@ -59,20 +59,22 @@ void ThreadPool::ParallelFor(int64_t count, FunctionRef<void(int64_t, int)> body
     for (int64_t index = 0; index < count; ++index) body(index, 0);
     return;
   }
+  CHECK_LE(count, int64_t{UINT32_MAX});
   body_ = &body;
   count_ = count;
-  next_.store(0, std::memory_order_relaxed);
-  running_.store(static_cast<int32_t>(workers_.size()), std::memory_order_relaxed);
-  generation_.fetch_add(1, std::memory_order_release);
-  generation_.notify_all();
+  unfinished_.store(count, std::memory_order_relaxed);
+  const uint32_t loop = loop_.load(std::memory_order_relaxed) + 1;
+  claims_.store(uint64_t{loop} << 32 | static_cast<uint64_t>(count), std::memory_order_release);
+  loop_.store(loop, std::memory_order_release);
+  loop_.notify_all();
   RunShare(0);
   for (int spin = 0;; ++spin) {
-    const int32_t running = running_.load(std::memory_order_acquire);
-    if (running == 0) break;
+    const int64_t unfinished = unfinished_.load(std::memory_order_acquire);
+    if (unfinished == 0) break;
     if (spin < kSpins) {
       Pause();
     } else {
-      running_.wait(running, std::memory_order_acquire);
+      unfinished_.wait(unfinished, std::memory_order_acquire);
     }
   }
   if (failed_.load(std::memory_order_relaxed)) {
@@ -82,32 +84,44 @@ void ThreadPool::ParallelFor(int64_t count, FunctionRef<void(int64_t, int)> body
 }
 
 void ThreadPool::RunShare(int worker) {
-  try {
-    for (;;) {
-      const int64_t index = next_.fetch_add(1, std::memory_order_relaxed);
-      if (index >= count_) return;
-      (*body_)(index, worker);
+  int64_t finished = 0;
+  uint64_t claims = claims_.load(std::memory_order_acquire);
+  while (static_cast<uint32_t>(claims) != 0) {
+    if (!claims_.compare_exchange_weak(claims, claims - 1, std::memory_order_acq_rel,
+                                       std::memory_order_acquire)) {
+      continue;
     }
-  } catch (...) {
-    next_.store(count_, std::memory_order_relaxed);  // the others stop after their current index
-    if (!failed_.exchange(true, std::memory_order_relaxed)) error_ = std::current_exception();
+    // After a failure the rest is claimed and not run.
+    if (!failed_.load(std::memory_order_relaxed)) {
+      try {
+        (*body_)(count_ - static_cast<uint32_t>(claims), worker);
+      } catch (...) {
+        if (!failed_.exchange(true, std::memory_order_relaxed)) error_ = std::current_exception();
+      }
+    }
+    ++finished;
+    claims = claims_.load(std::memory_order_acquire);
+  }
+  if (finished > 0 && unfinished_.fetch_sub(finished, std::memory_order_acq_rel) == finished &&
+      worker != 0) {
+    unfinished_.notify_one();
   }
 }
 
 void ThreadPool::WorkerLoop(int worker) {
   uint32_t seen = 0;
   for (;;) {
-    for (int spin = 0; generation_.load(std::memory_order_acquire) == seen; ++spin) {
+    uint32_t loop = loop_.load(std::memory_order_acquire);
+    for (int spin = 0; loop == seen; ++spin, loop = loop_.load(std::memory_order_acquire)) {
       if (spin < kSpins) {
         Pause();
       } else {
-        generation_.wait(seen, std::memory_order_acquire);
+        loop_.wait(seen, std::memory_order_acquire);
       }
     }
-    ++seen;
+    seen = loop;
     if (stop_.load(std::memory_order_relaxed)) return;
     RunShare(worker);
-    if (running_.fetch_sub(1, std::memory_order_acq_rel) == 1) running_.notify_one();
   }
 }
 

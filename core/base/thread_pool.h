@@ -1,8 +1,9 @@
 // ThreadPool: a fixed set of worker threads that run index ranges together with the calling thread.
 //
 // Thread contract: one thread (the owner) calls ParallelFor; calls do not nest. Workers spin for a
-// bounded time after a loop and then sleep, so that a busy neighbour on the same core costs a
-// wake-up and not a collapse (measured: bench_thread_pool).
+// bounded time after a loop and then sleep, and a loop waits only for indices that were begun,
+// never for a worker to show up: a busy neighbour on a worker's core costs that worker's help and
+// not a time slice of the scheduler for each loop (docs/benchmarks.md, "A busy neighbour").
 #pragma once
 
 #include <atomic>
@@ -36,12 +37,15 @@ class ThreadPool {
   void RunShare(int worker);
 
   std::vector<std::thread> workers_;
-  // A loop is published by writing its fields and then bumping generation_.
+  // A loop's fields are written while nothing of it can be claimed, and read by who has claimed an
+  // index of it.
   const FunctionRef<void(int64_t, int)>* body_ = nullptr;
   int64_t count_ = 0;
-  alignas(64) std::atomic<uint32_t> generation_{0};
-  alignas(64) std::atomic<int64_t> next_{0};
-  alignas(64) std::atomic<int32_t> running_{0};
+  // The loop's number (upper half) and how many of its indices nobody has claimed yet: a worker
+  // that comes too late finds another number or nothing to claim.
+  alignas(64) std::atomic<uint64_t> claims_{0};
+  alignas(64) std::atomic<uint32_t> loop_{0};  // what sleeping workers wait on
+  alignas(64) std::atomic<int64_t> unfinished_{0};
   std::atomic<bool> stop_{false};
   std::atomic<bool> failed_{false};
   std::exception_ptr error_;
