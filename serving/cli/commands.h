@@ -10,6 +10,7 @@ int RunCommand(const Invocation& invocation);         // run: prompts and chat i
 int ServeCommand(const Invocation& invocation);       // serve: the HTTP server
 int ShowCommand(const Invocation& invocation);        // show: what a model is and what it needs
 int PackCommand(const Invocation& invocation);        // pack: writes an expert store
+int PerplexityCommand(const Invocation& invocation);  // perplexity: of a text
 int ProfileCommand(const Invocation& invocation);     // profile: measures this machine
 int BenchServeCommand(const Invocation& invocation);  // bench serve: load on a running server
 int SimulateCommand(const Invocation& invocation);    // simulate: traces on a virtual clock

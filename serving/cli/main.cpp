@@ -29,11 +29,12 @@ struct Command {
   int (*run)(const Invocation& invocation);
 };
 
-constexpr std::array<Command, 9> kCommands = {{
+constexpr std::array<Command, 10> kCommands = {{
     {"run", "Answer a prompt, or chat, in the terminal", RunCommand},
     {"serve", "Serve a model over an OpenAI-compatible HTTP API", ServeCommand},
     {"show", "Describe a model: sizes, and what fits into which memory", ShowCommand},
     {"pack", "Write a model's experts into a store that reads faster", PackCommand},
+    {"perplexity", "Measure how well a model predicts a text", PerplexityCommand},
     {"profile", "Measure this machine: disk, memory, compute", ProfileCommand},
     {"bench serve", "Measure a running server under load", BenchServeCommand},
     {"simulate", "Serve a routing trace on a virtual clock", SimulateCommand},

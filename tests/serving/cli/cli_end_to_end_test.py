@@ -8,6 +8,7 @@ Standard library only; run by ctest.
 
 import http.client
 import json
+import math
 import os
 import pathlib
 import random
@@ -260,6 +261,36 @@ class Pack(unittest.TestCase):
     def test_mistakes(self):
         self.assertEqual(run("pack", MODEL).returncode, 2)
         self.assertEqual(run("pack", MODEL, "-o", "/proc/nowhere/store").returncode, 4)
+
+
+class Perplexity(unittest.TestCase):
+    TEXT = str(pathlib.Path(MODEL).parent.parent / "LICENSE")
+
+    def measure(self, *arguments):
+        result = run("perplexity", MODEL, self.TEXT, "--context", "256", "--windows", "6", "--json", *arguments)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return json.loads(result.stdout)
+
+    def test_the_budget_does_not_change_it(self):
+        all_of_it = self.measure()
+        self.assertEqual((all_of_it["tokens"], all_of_it["windows"]), (6 * 127, 6))
+        self.assertAlmostEqual(math.log(all_of_it["perplexity"]), all_of_it["mean_nll"], 9)
+        self.assertGreater(all_of_it["perplexity"], 20)
+        self.assertLess(all_of_it["perplexity"], 2000)
+        self.assertEqual(self.measure("--expert-memory", "25%")["mean_nll"], all_of_it["mean_nll"])
+
+    def test_mistakes(self):
+        result = run("perplexity", MODEL, self.TEXT, "--context", "100000")
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("--context", result.stderr)
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as short:
+            short.write("too short")
+            short.flush()
+            result = run("perplexity", MODEL, short.name)
+            self.assertEqual(result.returncode, 2)
+            self.assertIn("fewer than a window", result.stderr)
+        self.assertEqual(run("perplexity", MODEL).returncode, 2)
+        self.assertEqual(run("perplexity", MODEL, "/nowhere/text").returncode, 2)
 
 
 class Profile(unittest.TestCase):
