@@ -7,7 +7,7 @@ virtual clock) over a grid of settings. Usage:
     scripts/latency_experiments.py TRACE.jsonl.gz [--change A.jsonl.gz B.jsonl.gz ...]
         [--binary build/release/bin/moesaic] [--out FILE]
 
---change: traces of one model on different tasks, for the change of workload. Every fourth sequence is served; the predictor learns from the others first, and goes on learning
+--change: traces of one model on different tasks, for the change of workload and as other traces. Every fourth sequence is served; the predictor learns from the others first, and goes on learning
 while it serves. Times are in units of one expert's copy (f); c is a layer's computation.
 """
 
@@ -122,6 +122,8 @@ def report(run, trace_name, change, plots):
     sweep = ["10%", "25%", "50%", "75%"]
     sweep_lru = {s: run.start(slots=s, **lru) for s in sweep}
     sweep_ours = {s: run.start(slots=s) for s in sweep}
+    others = {t: {p: run.start(trace=t, predictor=p, policy="lru" if p == "none" else "next-use")
+                  for p in ["none"] + PREDICTORS} for t in change}
     devices = {d: (run.start(devices=d, **lru), run.start(devices=d)) for d in (1, 2, 4)}
 
     def get(future):
@@ -167,6 +169,16 @@ def report(run, trace_name, change, plots):
                      f"{result['calibration_error']['1']:.4f}", f"{result['calibration_error']['4']:.4f}"])
     out.append(table(["predictor", "blocked", "bytes", "hits", "recall@k, distance 1", "2", "3", "4",
                       "@1.5k, 1", "@2k, 1", "calibration error, 1", "4"], rows))
+    if others:
+        out.append("The default on other traces, beside the best of the other predictors at each distance:\n")
+        rows = []
+        for trace, runs in others.items():
+            def recall(p, d):
+                return get(runs[p])["recall_at_k"][str(d)]
+            rows.append([os.path.basename(trace).split(".")[0]] + relative(runs["blend"], runs["none"]) +
+                        [f"{recall('blend', d):.3f} ({max(recall(p, d) for p in PREDICTORS if p != 'blend'):.3f})"
+                         for d in range(1, 5)])
+        out.append(table(["trace", "blocked", "bytes", "hits", "recall@k, distance 1", "2", "3", "4"], rows))
     out.append("## Without a cache (MoE-Infinity, tables 2 and 3)\n\nAn expert leaves when its layer is done; "
                f"c = {UNCACHED_RATIO} f; relative to on demand without a cache. The paper's figures for its four models "
                "are:\ndependency 147 to 230% blocked and 143 to 239% bytes, model-level 51 to 91% and 101 to 204%, theirs 12 "
