@@ -51,6 +51,7 @@ DeviceExperts::DeviceExperts(const HostExperts& home, const ExpertGrid& grid,
     link.memory = std::move(*memory);
     ExpertLoaderOptions loading;
     loading.depth = kLinkDepth;
+    loading.numa_node = link.device->numa_node();
     loading.prefetcher = options.prefetcher;
     loading.link = static_cast<int32_t>(d);
     loading.experts = placement.experts(static_cast<int>(d));

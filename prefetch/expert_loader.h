@@ -45,6 +45,7 @@ struct ExpertLoaderOptions {
   int depth = 0;              // reads in flight; 0: the measured default
   int max_retries = 2;        // of a failed read, before it fails the layer
   int pack_threads = 0;       // besides the I/O thread, which packs when there are none
+  int numa_node = -1;         // that its threads run on; -1: anywhere
   // Null: nothing is fetched ahead. Must outlive the loader. Its layers are those of the source.
   const Prefetcher* prefetcher = nullptr;
 

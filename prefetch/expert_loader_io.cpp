@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/base/logging.h"
+#include "core/device/numa_memory.h"
 #include "prefetch/expert_loader.h"
 
 namespace moesaic {
@@ -35,6 +36,7 @@ void ExpertLoader::StartThreads() {
 
 void ExpertLoader::IoThread() {
   pthread_setname_np(pthread_self(), "expert-io");
+  RunOnNumaNode(options_.numa_node);
   try {
     IoLoop();
   } catch (...) {
@@ -167,6 +169,7 @@ bool ExpertLoader::PackOne() {
 
 void ExpertLoader::PackThread() {
   pthread_setname_np(pthread_self(), "expert-pack");
+  RunOnNumaNode(options_.numa_node);
   for (;;) {
     {
       MutexLock lock(mutex_);

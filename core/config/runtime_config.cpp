@@ -210,6 +210,16 @@ void AddRuntimeSettings(RuntimeConfig& config, SettingScope scope, OptionTable& 
                {},
                0,
                1024});
+  add(engine, {"io-threads",
+               &config.io_threads,
+               "",
+               "Threads behind the disk. One reads, and packs what it has read; others only pack, "
+               "which helps where a read expert takes longer to pack than to read.",
+               "Experts on disk",
+               0,
+               {},
+               1,
+               64});
   add(engine, {"packet-size",
                &config.packet_size,
                "SIZE",

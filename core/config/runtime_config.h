@@ -35,6 +35,7 @@ struct RuntimeConfig {
   std::string eviction_policy = "auto";  // next-use with a predictor, else lru
   std::string io_backend = "auto";
   int64_t io_depth = 0;              // reads in flight; 0: measured
+  int64_t io_threads = 1;            // one reads and packs; the others pack
   std::string packet_size = "auto";  // bytes, or auto: measured
   bool preload = true;
   std::string route_from;

@@ -109,6 +109,7 @@ EngineOptions EngineOptionsFrom(const RuntimeConfig& config, const std::string& 
   options.expert_store = config.expert_store;
   options.io_backend = ParseReadBackend(config.io_backend);
   options.io_depth = static_cast<int>(config.io_depth);
+  options.io_threads = static_cast<int>(config.io_threads);
   const uint64_t packet_bytes = config.packet_bytes();
   if (packet_bytes > (uint64_t{1} << 30)) {
     Fail(ErrorKind::kInvalidArgument, "--packet-size: '{}' is more than 1 GiB", config.packet_size);

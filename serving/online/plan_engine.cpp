@@ -114,6 +114,7 @@ ExpertLoaderOptions LoaderOptionsOf(const EngineOptions& options, uint64_t budge
   loader.backend = options.io_backend;
   loader.packet_bytes = options.packet_bytes;
   loader.depth = options.io_depth;
+  loader.pack_threads = options.io_threads - 1;
   return loader;
 }
 

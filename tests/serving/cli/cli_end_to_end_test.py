@@ -128,8 +128,9 @@ class Show(unittest.TestCase):
 class Run(unittest.TestCase):
     def test_the_budget_does_not_change_the_answer(self):
         answers = {
-            run("run", MODEL, *GREEDY, PROMPT, "--expert-memory", budget, "--threads", threads).stdout
-            for budget, threads in (("100%", "1"), ("25%", "2"), ("80KiB", "1"))
+            run("run", MODEL, *GREEDY, PROMPT, "--expert-memory", budget, "--threads", threads,
+                "--io-threads", io_threads).stdout
+            for budget, threads, io_threads in (("100%", "1", "1"), ("25%", "2", "3"), ("80KiB", "1", "1"))
         }
         self.assertEqual(len(answers), 1)
         self.assertTrue(answers.pop().startswith(" was afraid of the world."))
