@@ -123,6 +123,12 @@ void OptionTable::Add(Option option) {
   options_.push_back(std::move(option));
 }
 
+void OptionTable::Replace(Option option) {
+  const size_t index = IndexOf(option.name);
+  states_[index].default_text = TextOf(option);
+  options_[index] = std::move(option);
+}
+
 OptionTable::Position OptionTable::Locate(std::string_view name) const {
   const std::string canonical = Canonical(name);
   const auto it = index_.find(canonical);

@@ -47,6 +47,9 @@ class OptionTable {
  public:
   // CHECKs that the name is new.
   void Add(Option option);
+  // A command that takes an option in another form (a list of numbers) puts its own in its place.
+  // CHECKs that there is one of that name.
+  void Replace(Option option);
 
   const std::vector<Option>& options() const { return options_; }
   // Null when there is none of that name. "max_num_seqs" is found too, and "no-" before a flag's

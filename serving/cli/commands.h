@@ -12,6 +12,7 @@ int ShowCommand(const Invocation& invocation);        // show: what a model is a
 int PackCommand(const Invocation& invocation);        // pack: writes an expert store
 int PerplexityCommand(const Invocation& invocation);  // perplexity: of a text
 int ProfileCommand(const Invocation& invocation);     // profile: measures this machine
+int BenchCommand(const Invocation& invocation);       // bench: prefill and decode rates
 int BenchServeCommand(const Invocation& invocation);  // bench serve: load on a running server
 int SimulateCommand(const Invocation& invocation);    // simulate: traces on a virtual clock
 int TraceCommand(const Invocation& invocation);       // trace: recorded routing, as files

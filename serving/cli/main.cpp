@@ -29,7 +29,8 @@ struct Command {
   int (*run)(const Invocation& invocation);
 };
 
-constexpr std::array<Command, 10> kCommands = {{
+// "bench serve" before "bench": the first whose words are there is meant.
+constexpr std::array<Command, 11> kCommands = {{
     {"run", "Answer a prompt, or chat, in the terminal", RunCommand},
     {"serve", "Serve a model over an OpenAI-compatible HTTP API", ServeCommand},
     {"show", "Describe a model: sizes, and what fits into which memory", ShowCommand},
@@ -37,6 +38,7 @@ constexpr std::array<Command, 10> kCommands = {{
     {"perplexity", "Measure how well a model predicts a text", PerplexityCommand},
     {"profile", "Measure this machine: disk, memory, compute", ProfileCommand},
     {"bench serve", "Measure a running server under load", BenchServeCommand},
+    {"bench", "Measure prefill and decode rates of a model", BenchCommand},
     {"simulate", "Serve a routing trace on a virtual clock", SimulateCommand},
     {"trace", "Record, inspect, convert and compact routing traces", TraceCommand},
     {"version", "Show the version and what it was built from", VersionCommand},
@@ -78,13 +80,7 @@ const Command* FindCommand(const std::vector<std::string>& words, size_t* used) 
 
 [[noreturn]] void FailUnknown(const std::string& word) {
   std::vector<std::string> names;
-  for (const Command& command : kCommands) {
-    names.emplace_back(command.name);
-    if (word + " serve" == command.name) {
-      Fail(ErrorKind::kInvalidArgument,
-           "`moesaic {}` needs to know what to measure; use moesaic {}", word, command.name);
-    }
-  }
+  for (const Command& command : kCommands) names.emplace_back(command.name);
   const std::string nearest = NearestOf(word, names);
   Fail(ErrorKind::kInvalidArgument, "unknown command '{}'{}", word,
        nearest.empty() ? "; `moesaic --help` lists them"

@@ -188,6 +188,12 @@ uint64_t ModelWeights::Bytes(const ModelConfig& config, WeightType type) {
   return measured.LayOut(config, type, nullptr);
 }
 
+ModelWeights ModelWeights::Shapes(const ModelConfig& config, WeightType type) {
+  ModelWeights shapes;
+  shapes.LayOut(config, type, nullptr);
+  return shapes;
+}
+
 ModelWeights ModelWeights::Load(const ModelConfig& c, WeightType type, const TensorSource& source,
                                 const CpuKernels& kernels, ThreadPool& pool) {
   ModelWeights weights;

@@ -37,6 +37,8 @@ class ModelWeights {
  public:
   // What Load will allocate. Exact.
   static uint64_t Bytes(const ModelConfig& config, WeightType type);
+  // Shapes and types without memory.
+  static ModelWeights Shapes(const ModelConfig& config, WeightType type);
 
   // Reads and packs. Throws Error from the source (missing tensor, wrong shape, I/O).
   static ModelWeights Load(const ModelConfig& config, WeightType type, const TensorSource& source,

@@ -10,7 +10,9 @@
 
 #include "core/device/emulated_device.h"
 #include "core/io/async_reader.h"
+#include "kernels/cpu/kernels.h"
 #include "prefetch/miss_planner.h"
+#include "serving/model/step_cost.h"
 #include "serving/online/engine.h"
 
 namespace moesaic {
@@ -94,6 +96,8 @@ struct EnginePlan {
   uint64_t predictor_bytes = 0;     // 0: nothing is predicted
   int64_t num_kv_blocks = 0;
   int64_t max_context_tokens = 0;
+  WeightType weight_type = WeightType::kBf16;
+  StepCost step_cost;
 };
 EnginePlan PlanEngine(const EngineOptions& options);
 

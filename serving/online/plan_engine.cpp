@@ -166,6 +166,8 @@ EnginePlan PlanEngine(const EngineOptions& options, const ModelFiles& files) {
       options.machine_memory_bytes > 0 ? options.machine_memory_bytes : UINT64_MAX;
 
   EnginePlan plan;
+  plan.weight_type = type;
+  plan.step_cost = StepCostOf(config, type, kv_type, layout.blob_bytes);
   plan.slot_bytes = layout.slot_bytes;
   plan.all_experts_bytes =
       static_cast<uint64_t>(config.num_sparse_layers() * config.num_experts) * layout.slot_bytes;

@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cpu/kernels.h"
 #include "serving/plan/measuring.h"
 #include "serving/plan/peak_kernels.h"
 
@@ -78,6 +77,18 @@ HardwareProfile MeasureMachine(const Topology& topology, const std::filesystem::
   disk.path = std::filesystem::canonical(directory).string();
   profile.disks.push_back(std::move(disk));
   return profile;
+}
+
+MachinePeaks MeasurePeaks(const Topology& topology, Isa isa, int threads) {
+  const std::vector<int> cpus = topology.pin_order();
+  MachinePeaks peaks;
+  for (const PeakLoop& loop : SupportedPeakLoops()) {
+    if (loop.isa != isa) continue;
+    peaks.flop_per_s = MeasurePeak(loop.run, loop.multiply_adds, threads, cpus, true).value;
+  }
+  peaks.read_bytes_per_s =
+      MeasureMemoryRead(threads, cpus, topology.usable_memory_bytes(), true).value;
+  return peaks;
 }
 
 const DiskRate* ChooseDiskRate(const DiskProfile& disk, uint64_t read_bytes) {

@@ -12,6 +12,7 @@
 #include "core/base/topology.h"
 #include "core/io/async_reader.h"
 #include "core/perf/hardware_profile.h"
+#include "kernels/cpu/kernels.h"
 
 namespace moesaic {
 
@@ -34,6 +35,15 @@ HardwareProfile MeasureMachine(const Topology& topology, const std::filesystem::
 // backend is measured against the disk; others who use the file have to read it again.
 DiskProfile MeasureDiskFile(const std::filesystem::path& file, const ProfilerOptions& options,
                             bool drop_cached = false);
+
+// What bounds computation on `threads` threads: reading of memory, and multiply-adds of the
+// instructions that `isa` means, operands in registers. Takes about half a second and at most half
+// a gigabyte.
+struct MachinePeaks {
+  double read_bytes_per_s = 0;
+  double flop_per_s = 0;
+};
+MachinePeaks MeasurePeaks(const Topology& topology, Isa isa, int threads);
 
 // The block size and depth to read with: of those that give at least 90% of the best rate, the one
 // with the least bytes in flight, because what is wanted urgently waits behind them. `read_bytes`:

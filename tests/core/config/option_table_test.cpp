@@ -66,6 +66,16 @@ TEST(OptionTableTest, ConvertsEveryType) {
   EXPECT_TRUE(std::isinf(v.rate));
 }
 
+TEST(OptionTableTest, AnOptionCanTakeAnothersPlace) {
+  Values v;
+  std::vector<std::string> counts = {"1"};
+  v.table.Replace({"count", &counts, "LIST", "", "Section"});
+  EXPECT_EQ(v.table.DefaultText("count"), "1");
+  v.Set("count", "2,3");
+  EXPECT_EQ(counts, (std::vector<std::string>{"2", "3"}));
+  EXPECT_EQ(v.table.options().size(), Values().table.options().size());
+}
+
 TEST(OptionTableTest, SaysWhatIsExpected) {
   Values v;
   EXPECT_EQ(v.Refusal("count", "11"), "--count: expected an integer from 1 to 10, not '11'");

@@ -51,7 +51,7 @@ class CommandLine(unittest.TestCase):
         self.assertEqual(overview.returncode, 0)
         self.assertEqual(run().stdout, overview.stdout)
         commands = re.findall(r"^  (\w+(?: serve)?) {2,}", overview.stdout, re.MULTILINE)
-        for name in ("run", "serve", "show", "pack", "profile", "bench serve", "trace", "version"):
+        for name in ("run", "serve", "show", "pack", "profile", "bench", "bench serve", "trace", "version"):
             self.assertIn(name, commands)
             result = run(*name.split(), "--help")
             self.assertEqual(result.returncode, 0, name)
@@ -68,7 +68,7 @@ class CommandLine(unittest.TestCase):
 
     def test_mistakes_get_the_nearest_name_and_exit_code_2(self):
         self.assert_error(run("srve", MODEL), 2, "did you mean `moesaic serve`?")
-        self.assert_error(run("bench"), 2, "moesaic bench serve")
+        self.assert_error(run("bench"), 2, "no model given")
         self.assert_error(run("run", MODEL, "--thread", "2"), 2, "did you mean --threads?")
         self.assert_error(run("run", MODEL, "x", "--threads", "two"), 2, "--threads: expected an integer")
         self.assert_error(run("run"), 2, "no model given")
@@ -483,6 +483,67 @@ class LearnedState(unittest.TestCase):
                 server.process.stderr.close()
                 connection.close()
             self.assertEqual([name for name in os.listdir(directory) if "rejected" in name], [])
+
+
+class Bench(unittest.TestCase):
+    QUICK = ("--repetitions", "2", "--prompt-tokens", "32,70", "--output-tokens", "8")
+
+    def measure(self, *arguments):
+        result = run("bench", *arguments, "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return json.loads(result.stdout)
+
+    def test_every_combination_is_measured(self):
+        rows = self.measure(MODEL, *self.QUICK, "--batch", "1,3", "--threads", "1,2",
+                            "--max-num-batched-tokens", "64")
+        self.assertEqual([(row["threads"], row["test"], row["batch"]) for row in rows],
+                         [(threads, *test) for threads in (1, 2)
+                          for test in (("pp32", 1), ("pp70", 1), ("tg8", 1), ("tg8", 3))])
+        for row in rows:
+            self.assertEqual(row["weight_type"], "bf16")
+            self.assertEqual(len(row["samples"]), 2)
+            self.assertLessEqual(row["tokens_per_s_min"], row["tokens_per_s"])
+            self.assertLessEqual(row["tokens_per_s"], row["tokens_per_s_max"])
+            for key in ("tokens_per_s_min", "bytes_per_s", "flops_per_s", "peak_share"):
+                self.assertGreater(row[key], 0, key)
+            self.assertEqual(row["expert_hit_rate"], 1)
+        # The same work per token, whatever the number of threads; less of it when tokens share weights.
+        def per_token(row, key):
+            return row[key] / row["tokens_per_s"]
+        for one, two in zip(rows[:4], rows[4:]):
+            for key in ("bytes_per_s", "flops_per_s"):
+                self.assertAlmostEqual(per_token(two, key) / per_token(one, key), 1, delta=0.05)
+        self.assertLess(per_token(rows[3], "bytes_per_s"), 0.8 * per_token(rows[2], "bytes_per_s"))
+
+    def test_experts_on_disk(self):
+        row = self.measure(MODEL, *self.QUICK, "--prompt-tokens", "0", "--expert-memory", "25%")[0]
+        self.assertEqual(row["test"], "tg8")
+        self.assertLess(row["expert_hit_rate"], 1)
+        self.assertGreater(row["expert_bytes_read_per_s"], 0)
+
+    def test_random_weights(self):
+        with tempfile.TemporaryDirectory() as directory:
+            model, store = os.path.join(directory, "model"), os.path.join(directory, "store")
+            os.mkdir(model)
+            shutil.copy(os.path.join(MODEL, "config.json"), model)
+            self.assertEqual(run("pack", model, "--load-format", "dummy", "-o", store).returncode, 0)
+            rows = self.measure(model, *self.QUICK, "--load-format", "dummy", "--expert-store", store)
+            self.assertEqual([row["test"] for row in rows], ["pp32", "pp70", "tg8"])
+
+    def test_text(self):
+        result = run("bench", MODEL, *self.QUICK)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertRegex(result.stdout, r"\ntg8 +1 +\d+ +bf16 +[\d.]+ ")
+
+    def test_mistakes(self):
+        for part, *arguments in (("--threads", "--threads", "1,x"), ("--batch", "--batch", "0"),
+                                 ("nothing to measure", "--prompt-tokens", "0", "--output-tokens", "0"),
+                                 ("position", "--prompt-tokens", "100000")):
+            result = run("bench", MODEL, *arguments)
+            self.assertEqual(result.returncode, 2, result.stderr)
+            self.assertIn(part, result.stderr)
+        result = run("bench", MODEL, "--batch", "64", "--kv-memory", "512KiB")
+        self.assertEqual(result.returncode, 3, result.stderr)
 
 
 class BenchServe(unittest.TestCase):

@@ -1,0 +1,66 @@
+#include "serving/model/step_cost.h"
+
+#include <algorithm>
+
+#include "serving/model/model.h"
+#include "serving/model/weights.h"
+
+namespace moesaic {
+namespace {
+
+double Flop(const PackedMatrix& matrix) {
+  return 2.0 * static_cast<double>(matrix.n) * static_cast<double>(matrix.k);
+}
+
+uint64_t Bytes(const PackedMatrix& matrix) {
+  return static_cast<uint64_t>(matrix.panels() * matrix.panel_bytes());
+}
+
+}  // namespace
+
+StepCost StepCostOf(const ModelConfig& config, WeightType weights, WeightType kv,
+                    uint64_t expert_bytes) {
+  const ModelWeights shapes = ModelWeights::Shapes(config, weights);
+  StepCost cost;
+  cost.head_bytes = Bytes(shapes.head);
+  cost.dense_bytes = ModelWeights::Bytes(config, weights) - cost.head_bytes;
+  if (!config.tie_word_embeddings) cost.dense_bytes -= Bytes(shapes.embedding);
+  cost.expert_bytes = expert_bytes;
+  cost.position_bytes =
+      Model::KvBlockBytes(config, kv) / static_cast<uint64_t>(kKvBlockTokens * config.num_layers);
+  for (const LayerWeights& layer : shapes.layers) {
+    for (const PackedMatrix* matrix : {&layer.qkv, &layer.output, &layer.router, &layer.shared_gate,
+                                       &layer.gate, &layer.up, &layer.down}) {
+      cost.token_flop += Flop(*matrix);
+    }
+  }
+  cost.token_flop += 2.0 * static_cast<double>(config.num_sparse_layers() * config.top_k *
+                                               config.expert_parameters());
+  cost.logit_row_flop = Flop(shapes.head);
+  cost.position_flop = 4.0 * static_cast<double>(config.num_heads * config.head_dim);
+  cost.windows = config.layer_window;
+  return cost;
+}
+
+int64_t StepCost::Positions(int64_t context_tokens) const {
+  int64_t positions = 0;
+  for (const int64_t window : windows) {
+    positions += window > 0 ? std::min(window, context_tokens) : context_tokens;
+  }
+  return positions;
+}
+
+double StepCost::Bytes(const StepWork& work) const {
+  return static_cast<double>(work.steps) * static_cast<double>(dense_bytes) +
+         static_cast<double>(work.head_steps) * static_cast<double>(head_bytes) +
+         static_cast<double>(work.experts) * static_cast<double>(expert_bytes) +
+         static_cast<double>(work.positions_read) * static_cast<double>(position_bytes);
+}
+
+double StepCost::Flop(const StepWork& work) const {
+  return static_cast<double>(work.tokens) * token_flop +
+         static_cast<double>(work.logit_rows) * logit_row_flop +
+         static_cast<double>(work.positions_attended) * position_flop;
+}
+
+}  // namespace moesaic
