@@ -2,6 +2,8 @@
 // internal/common.h for why this file includes no more than it does.
 #include "kernels/cpu/internal/vec_avx512.h"
 //
+#include "kernels/cpu/internal/tiles.h"
+//
 #include "kernels/cpu/internal/matmul.h"
 #include "kernels/cpu/internal/tables.h"
 
@@ -25,16 +27,17 @@ struct Bf16TimesBf16 {
   }
 };
 
+using Bf16Bf16Product = FloatProduct<Bf16TimesBf16, ActivationType::kBf16>;
+using Bf16F32Product = FloatProduct<Bf16TimesF32, ActivationType::kBf16>;
+
 void MatmulBf16(const MatmulArgs& args) {
-  if (args.w.type == WeightType::kBf16) return MatmulOf<Bf16TimesBf16>(args);
-  MatmulOf<Bf16TimesF32>(args);
+  if (args.w.type == WeightType::kBf16) return MatmulOf<Bf16Bf16Product>(args);
+  MatmulOf<Bf16F32Product>(args);
 }
 
 void GateUpBf16(const GateUpArgs& args) {
-  if (args.gate.type == WeightType::kBf16) {
-    return GateUpOf<Bf16TimesBf16, ActivationType::kBf16>(args);
-  }
-  GateUpOf<Bf16TimesF32, ActivationType::kBf16>(args);
+  if (args.gate.type == WeightType::kBf16) return GateUpOf<Bf16Bf16Product>(args);
+  GateUpOf<Bf16F32Product>(args);
 }
 
 }  // namespace

@@ -36,18 +36,19 @@ uint64_t EnabledStates() {
 }
 
 // Intel SDM volume 1, 14.3 and 15.2-15.3: OSXSAVE, then XCR0, then the feature bits.
+bool All(uint64_t value, uint64_t bits) { return (value & bits) == bits; }
+
 bool CpuHas(Isa isa) {
-  const auto all = [](uint64_t value, uint64_t bits) { return (value & bits) == bits; };
   const CpuId base = ReadCpuId(1, 0);
-  if (!all(base.ecx, 1u << 27)) return false;
+  if (!All(base.ecx, 1u << 27)) return false;
   const uint64_t states = EnabledStates();
   const CpuId extended = ReadCpuId(7, 0);
-  const bool avx2 = all(states, 0x6) &&
-                    all(base.ecx, 1u << 12 | 1u << 28 | 1u << 29) &&  // FMA AVX F16C
-                    all(extended.ebx, 1u << 5);
+  const bool avx2 = All(states, 0x6) &&
+                    All(base.ecx, 1u << 12 | 1u << 28 | 1u << 29) &&  // FMA AVX F16C
+                    All(extended.ebx, 1u << 5);
   // Every CPU with AVX-512 F, DQ, BW and VL that is not a Xeon Phi has CD as well.
-  const bool avx512 = avx2 && all(states, 0xe6) &&
-                      all(extended.ebx, 1u << 16 | 1u << 17 | 1u << 28 | 1u << 30 | 1u << 31);
+  const bool avx512 = avx2 && All(states, 0xe6) &&
+                      All(extended.ebx, 1u << 16 | 1u << 17 | 1u << 28 | 1u << 30 | 1u << 31);
   switch (isa) {
     case Isa::kScalar:
       return true;
@@ -56,7 +57,7 @@ bool CpuHas(Isa isa) {
     case Isa::kAvx512:
       return avx512;
     case Isa::kAvx512Bf16:
-      return avx512 && extended.eax >= 1 && all(ReadCpuId(7, 1).eax, 1u << 5);
+      return avx512 && extended.eax >= 1 && All(ReadCpuId(7, 1).eax, 1u << 5);
   }
   return false;
 }
@@ -76,18 +77,58 @@ bool SlowBf16Dot() {
 }
 
 #if defined(__x86_64__)
-const CpuKernels& Avx512Bf16Kernels() {
-  static const CpuKernels kernels = [] {
-    CpuKernels table = internal::kAvx512Kernels;
-    table.isa = Isa::kAvx512Bf16;
+bool CpuHas(QuantIsa isa) {
+  switch (isa) {
+    case QuantIsa::kScalar:
+      return true;
+    case QuantIsa::kAvx2:
+      return CpuHas(Isa::kAvx2);
+    case QuantIsa::kAvxVnni:
+      return CpuHas(Isa::kAvx2) && ReadCpuId(7, 0).eax >= 1 && All(ReadCpuId(7, 1).eax, 1u << 4);
+    case QuantIsa::kAvx512Vnni:
+      return CpuHas(Isa::kAvx512) && All(ReadCpuId(7, 0).ecx, 1u << 11);
+  }
+  return false;
+}
+#endif
+
+const internal::ProductKernels& QuantProducts(QuantIsa isa) {
+  CHECK(QuantIsaSupported(isa));
+#if defined(__x86_64__)
+  switch (isa) {
+    case QuantIsa::kScalar:
+      break;
+    case QuantIsa::kAvx2:
+      return internal::kQuantAvx2;
+    case QuantIsa::kAvxVnni:
+      return internal::kQuantAvxVnni;
+    case QuantIsa::kAvx512Vnni:
+      return internal::kQuantAvx512Vnni;
+  }
+#endif
+  return internal::kQuantScalar;
+}
+
+QuantIsa QuantIsaOf(Isa isa) {
+  if (isa == Isa::kScalar) return QuantIsa::kScalar;
+  if (isa != Isa::kAvx2 && QuantIsaSupported(QuantIsa::kAvx512Vnni)) return QuantIsa::kAvx512Vnni;
+  return QuantIsaSupported(QuantIsa::kAvxVnni) ? QuantIsa::kAvxVnni : QuantIsa::kAvx2;
+}
+
+CpuKernels MakeKernels(Isa isa) {
+  CpuKernels table = internal::kScalarKernels;
+#if defined(__x86_64__)
+  if (isa == Isa::kAvx2) table = internal::kAvx2Kernels;
+  if (isa == Isa::kAvx512 || isa == Isa::kAvx512Bf16) table = internal::kAvx512Kernels;
+  if (isa == Isa::kAvx512Bf16) {
+    table.isa = isa;
     table.numerics = NumericsClass::kBf16;
     table.matmul = internal::kAvx512Bf16Products.matmul;
     table.gate_up = internal::kAvx512Bf16Products.gate_up;
-    return table;
-  }();
-  return kernels;
-}
+  }
 #endif
+  return WithQuantIsa(table, QuantIsaOf(isa));
+}
 
 std::string SupportedNames() {
   std::string names;
@@ -109,6 +150,20 @@ const char* IsaName(Isa isa) {
       return "avx512";
     case Isa::kAvx512Bf16:
       return "avx512_bf16";
+  }
+  return "unknown";
+}
+
+const char* QuantIsaName(QuantIsa isa) {
+  switch (isa) {
+    case QuantIsa::kScalar:
+      return "scalar";
+    case QuantIsa::kAvx2:
+      return "avx2";
+    case QuantIsa::kAvxVnni:
+      return "avx_vnni";
+    case QuantIsa::kAvx512Vnni:
+      return "avx512_vnni";
   }
   return "unknown";
 }
@@ -151,27 +206,48 @@ int64_t ActivationRowBytes(ActivationType type, int64_t k) {
 
 bool IsaSupported(Isa isa) {
 #if defined(__x86_64__)
-  return isa == Isa::kScalar || CpuHas(isa);
+  return CpuHas(isa);
 #else
   return isa == Isa::kScalar;
 #endif
 }
 
+bool QuantIsaSupported(QuantIsa isa) {
+#if defined(__x86_64__)
+  return CpuHas(isa);
+#else
+  return isa == QuantIsa::kScalar;
+#endif
+}
+
 const CpuKernels& KernelsFor(Isa isa) {
   CHECK(IsaSupported(isa));
-#if defined(__x86_64__)
   switch (isa) {
     case Isa::kScalar:
       break;
-    case Isa::kAvx2:
-      return internal::kAvx2Kernels;
-    case Isa::kAvx512:
-      return internal::kAvx512Kernels;
-    case Isa::kAvx512Bf16:
-      return Avx512Bf16Kernels();
+    case Isa::kAvx2: {
+      static const CpuKernels kernels = MakeKernels(Isa::kAvx2);
+      return kernels;
+    }
+    case Isa::kAvx512: {
+      static const CpuKernels kernels = MakeKernels(Isa::kAvx512);
+      return kernels;
+    }
+    case Isa::kAvx512Bf16: {
+      static const CpuKernels kernels = MakeKernels(Isa::kAvx512Bf16);
+      return kernels;
+    }
   }
-#endif
-  return internal::kScalarKernels;
+  static const CpuKernels kernels = MakeKernels(Isa::kScalar);
+  return kernels;
+}
+
+CpuKernels WithQuantIsa(const CpuKernels& kernels, QuantIsa isa) {
+  CpuKernels table = kernels;
+  table.quant_isa = isa;
+  table.quant_matmul = QuantProducts(isa).matmul;
+  table.quant_gate_up = QuantProducts(isa).gate_up;
+  return table;
 }
 
 const CpuKernels& F32KernelsOf(const CpuKernels& kernels) {

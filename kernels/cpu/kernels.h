@@ -20,10 +20,14 @@ namespace moesaic {
 
 enum class Isa { kScalar, kAvx2, kAvx512, kAvx512Bf16 };
 enum class NumericsClass { kF32, kBf16 };
+// Of the products with integer weights, which all of them compute to the same bits. A table has the
+// fastest of those that use no registers wider than its own.
+enum class QuantIsa { kScalar, kAvx2, kAvxVnni, kAvx512Vnni };
 enum class WeightType : uint8_t { kBf16, kF32, kInt8, kInt4 };
 enum class ActivationType : uint8_t { kF32, kBf16, kInt8 };
 
-const char* IsaName(Isa isa);  // "scalar", "avx2", "avx512", "avx512_bf16"
+const char* IsaName(Isa isa);            // "scalar", "avx2", "avx512", "avx512_bf16"
+const char* QuantIsaName(QuantIsa isa);  // "scalar", "avx2", "avx_vnni", "avx512_vnni"
 const char* NumericsClassName(NumericsClass numerics);
 const char* WeightTypeName(WeightType type);  // "bf16", "f32", "int8", "int4"
 
@@ -176,15 +180,20 @@ constexpr float kWeightSteps = 4096;  // weights reach from -8 to 8
 
 struct CpuKernels {
   Isa isa = Isa::kScalar;
+  QuantIsa quant_isa = QuantIsa::kScalar;
   NumericsClass numerics = NumericsClass::kF32;
 
   // out: [rows] activation rows of ActivationRowBytes(type, k), padding zeroed.
   void (*prepare_activations)(const float* x, int64_t x_stride, int64_t rows, int64_t k,
                               ActivationType type, std::byte* out,
                               int64_t out_stride_bytes) = nullptr;
-  // x is of ActivationTypeOf(numerics, w.type), and so is the h of gate_up.
+  // Of bf16 and f32 weights. x is of ActivationTypeOf(numerics, w.type), and so is the h of
+  // gate_up.
   void (*matmul)(const MatmulArgs& args) = nullptr;
   void (*gate_up)(const GateUpArgs& args) = nullptr;
+  // The same of int8 and int4 weights.
+  void (*quant_matmul)(const MatmulArgs& args) = nullptr;
+  void (*quant_gate_up)(const GateUpArgs& args) = nullptr;
 
   // out[i] = x[i] / sqrt(mean(x^2) + eps) * weight[i]
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* out) = nullptr;
@@ -251,8 +260,12 @@ constexpr int64_t AttentionPartialFloats(int64_t head_dim) {
 
 // Whether this CPU (and its operating system) can run the instruction set.
 bool IsaSupported(Isa isa);
+bool QuantIsaSupported(QuantIsa isa);
 // The table of one instruction set; CHECKs that it is supported.
 const CpuKernels& KernelsFor(Isa isa);
+// The table with the products of integer weights of another instruction set, to test and measure
+// those that KernelsFor does not choose here. CHECKs that it is supported.
+CpuKernels WithQuantIsa(const CpuKernels& kernels, QuantIsa isa);
 // The same instruction set's table of class kF32.
 const CpuKernels& F32KernelsOf(const CpuKernels& kernels);
 // The fastest supported one (which on Intel is kAvx512 even where kAvx512Bf16 is there), or the one

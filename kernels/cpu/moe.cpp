@@ -37,8 +37,8 @@ int64_t ProductWork(int64_t rows, int64_t panels, int64_t k) {
   return (rows + kReadCost) * panels * kPanelOutputs * k;
 }
 
-// Tasks of about `task_work`.
-Grid MakeGrid(int64_t rows, int64_t panels, int64_t k, int64_t task_work) {
+// Tasks of about `task_work`; their panels begin at a multiple of `panel_unit`.
+Grid MakeGrid(int64_t rows, int64_t panels, int64_t k, int64_t task_work, int64_t panel_unit = 1) {
   Grid grid;
   grid.rows = rows;
   grid.panels = panels;
@@ -48,9 +48,14 @@ Grid MakeGrid(int64_t rows, int64_t panels, int64_t k, int64_t task_work) {
       std::max<int64_t>(1, ProductWork(CeilDiv(rows, grid.row_blocks), 1, k));
   grid.panel_chunk = std::clamp<int64_t>(task_work / panel_work, 1, panels);
   grid.panel_chunks = CeilDiv(panels, grid.panel_chunk);
-  grid.panel_chunk = CeilDiv(panels, grid.panel_chunks);
+  grid.panel_chunk = CeilDiv(CeilDiv(panels, grid.panel_chunks), panel_unit) * panel_unit;
   grid.panel_chunks = CeilDiv(panels, grid.panel_chunk);
   return grid;
+}
+
+// Two panels of gate and up are one group of integer activations.
+Grid GateUpGrid(int64_t rows, const PackedMatrix& gate, int64_t task_work) {
+  return MakeGrid(rows, gate.panels(), 2 * gate.k, task_work, IsQuantized(gate.type) ? 2 : 1);
 }
 
 int64_t TaskWork(const ThreadPool& pool, int64_t total_work) {
@@ -91,7 +96,7 @@ void RunShare(const CpuKernels& kernels, MatmulArgs args, const Share& share) {
   args.m = share.rows;
   args.panel_begin = share.panel_begin;
   args.panel_end = share.panel_end;
-  kernels.matmul(args);
+  (IsQuantized(args.w.type) ? kernels.quant_matmul : kernels.matmul)(args);
 }
 
 void RunShare(const CpuKernels& kernels, GateUpArgs args, const Share& share) {
@@ -100,7 +105,7 @@ void RunShare(const CpuKernels& kernels, GateUpArgs args, const Share& share) {
   args.m = share.rows;
   args.panel_begin = share.panel_begin;
   args.panel_end = share.panel_end;
-  kernels.gate_up(args);
+  (IsQuantized(args.gate.type) ? kernels.quant_gate_up : kernels.gate_up)(args);
 }
 
 // One expert of a call: where its tasks begin in the loop, and its rows of the hidden activations.
@@ -164,8 +169,8 @@ void RunExperts(ThreadPool& pool, const CpuKernels& kernels, const std::byte* x,
   for (const ExpertWork& e : experts) {
     if (e.count == 0) continue;
     const int64_t stride = HiddenRowBytes(kernels, e);
-    ExpertPlan* const plan = new (memory + count++) ExpertPlan{
-        &e, tasks, hidden, stride, MakeGrid(e.count, e.gate.panels(), 2 * e.gate.k, gate_up_task)};
+    ExpertPlan* const plan = new (memory + count++)
+        ExpertPlan{&e, tasks, hidden, stride, GateUpGrid(e.count, e.gate, gate_up_task)};
     tasks += plan->grid.tasks();
     hidden += e.count * stride;
   }
@@ -241,7 +246,7 @@ void ParallelMatmul(ThreadPool& pool, const CpuKernels& kernels, const MatmulArg
 
 void ParallelGateUp(ThreadPool& pool, const CpuKernels& kernels, const GateUpArgs& args) {
   const int64_t work = ProductWork(args.m, 2 * args.gate.panels(), args.gate.k);
-  const Grid grid = MakeGrid(args.m, args.gate.panels(), 2 * args.gate.k, TaskWork(pool, work));
+  const Grid grid = GateUpGrid(args.m, args.gate, TaskWork(pool, work));
   pool.ParallelFor(grid.tasks(),
                    [&](int64_t task, int) { RunShare(kernels, args, ShareOf(grid, task)); });
 }

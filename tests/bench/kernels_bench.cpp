@@ -1,7 +1,9 @@
 // Speed of the CPU kernels on one thread, beside the peaks of this core measured in the same
 // rounds, and beside oneDNN where it is installed. Prints Markdown tables.
 //
-//   kernels_bench [products|decode|attention|packing|other] [rounds]
+//   kernels_bench [products|decode|attention|packing|other] [rounds] [bf16|f32|int8|int4]
+//
+// The last argument leaves other types of weights out of the products.
 //
 // Every number is the median over rounds; a round runs all candidates of a table one after the
 // other, so a slow phase of the machine hits all of them. "decode" cycles through more weights than
@@ -134,6 +136,26 @@ __attribute__((target("avx512f,avx512bf16"))) void DotPeak() {
 }
 constexpr double kDotPeakFlops = 4.0 * 16 * kPeakChains * kPeakIterations;
 
+// Operations are counted as multiplications and additions, as of floats.
+__attribute__((target("avx512f,avx512vnni"))) void IntDotPeak() {
+  __m512i sums[kPeakChains];
+#pragma GCC unroll 16
+  for (auto& s : sums) s = _mm512_setzero_si512();
+  const __m512i a = _mm512_set1_epi32(0x01020304);
+  for (int64_t i = 0; i < kPeakIterations; ++i) {
+#pragma GCC unroll 16
+    for (int c = 0; c < kPeakChains; ++c) {
+      sums[c] = _mm512_dpbusd_epi32(sums[c], a, a);
+      __asm__ volatile("" : "+v"(sums[c]));
+    }
+  }
+  int total = 0;
+#pragma GCC unroll 16
+  for (const auto& s : sums) total += _mm512_cvtsi512_si32(s);
+  sink = static_cast<float>(total);
+}
+constexpr double kIntDotPeakOps = 8.0 * 16 * kPeakChains * kPeakIterations;
+
 // One thread reading `bytes` from `streams` places at once, as the kernels do.
 __attribute__((target("avx512f"))) void ReadPeak(const std::byte* data, int64_t bytes) {
   constexpr int kStreams = 8;
@@ -214,7 +236,7 @@ struct Product {
     args.panel_end = matrix.panels();
     args.y = y.data();
     args.y_stride = matrix.n;
-    kernels.matmul(args);
+    (IsQuantized(type) ? kernels.quant_matmul : kernels.matmul)(args);
     next = (next + 1) % matrices;
   }
   double Flops() const { return 2.0 * static_cast<double>(m * matrix.n * matrix.k); }
@@ -268,6 +290,7 @@ struct Peak {
 };
 
 Peak PeakOf(const CpuKernels& kernels, WeightType type) {
+  if (IsQuantized(type)) return {"dpbusd", IntDotPeak, kIntDotPeakOps};
   if (kernels.isa == Isa::kAvx512Bf16 && type == WeightType::kBf16) {
     return {"dpbf16", DotPeak, kDotPeakFlops};
   }
@@ -275,23 +298,37 @@ Peak PeakOf(const CpuKernels& kernels, WeightType type) {
   return {"fma512", FmaPeak, kFmaPeakFlops};
 }
 
-void Products(int rounds) {
+struct Kind {
+  Isa isa;
+  WeightType type;
+};
+
+// Those that run here, have a peak to compare with and are asked for.
+std::vector<Kind> KindsOf(std::initializer_list<Kind> kinds, const std::string& type) {
+  std::vector<Kind> here;
+  for (const Kind& kind : kinds) {
+    if (!IsaSupported(kind.isa)) continue;
+    if (IsQuantized(kind.type) && KernelsFor(kind.isa).quant_isa != QuantIsa::kAvx512Vnni) continue;
+    if (type.empty() || type == WeightTypeName(kind.type)) here.push_back(kind);
+  }
+  return here;
+}
+
+void Products(int rounds, const std::string& type) {
   std::printf(
       "\n## Products, warm, one thread: GFLOP/s (share of the peak measured beside it)\n\n");
   std::printf("| n x k | M | class, weights | peak | ours | oneDNN | ours / oneDNN | spread |\n");
   std::printf("|---|---|---|---|---|---|---|---|\n");
-  struct Kind {
-    Isa isa;
-    WeightType type;
-  };
-  const Kind kinds[] = {{Isa::kAvx512Bf16, WeightType::kBf16},
-                        {Isa::kAvx512, WeightType::kF32},
-                        {Isa::kAvx512, WeightType::kBf16},
-                        {Isa::kAvx2, WeightType::kBf16}};
+  const std::vector<Kind> kinds = KindsOf({{Isa::kAvx512Bf16, WeightType::kBf16},
+                                           {Isa::kAvx512, WeightType::kF32},
+                                           {Isa::kAvx512, WeightType::kBf16},
+                                           {Isa::kAvx2, WeightType::kBf16},
+                                           {Isa::kAvx512, WeightType::kInt8},
+                                           {Isa::kAvx512, WeightType::kInt4}},
+                                          type);
   const int64_t shapes[][2] = {{1024, 1024}, {2048, 2048}, {768, 2048}, {4096, 4096}};
   for (const auto& shape : shapes) {
     for (const Kind& kind : kinds) {
-      if (!IsaSupported(kind.isa)) continue;
       if (kind.isa == Isa::kAvx2 && shape[0] != 2048) continue;
       for (const int64_t m : {1, 4, 16, 64, 512}) {
         const CpuKernels& kernels = KernelsFor(kind.isa);
@@ -321,8 +358,8 @@ void Products(int rounds) {
                         candidates[2].Median() / candidates[1].Median());
         }
         std::printf("| %ld x %ld | %ld | %s, %s | %s %.0f | %s | %s | %s | %.1f%% |\n", shape[0],
-                    shape[1], m, IsaName(kind.isa), kind.type == WeightType::kBf16 ? "bf16" : "f32",
-                    peak.name, peak_rate / 1e9, cell(candidates[1]).c_str(),
+                    shape[1], m, IsaName(kind.isa), WeightTypeName(kind.type), peak.name,
+                    peak_rate / 1e9, cell(candidates[1]).c_str(),
                     both ? cell(candidates[2]).c_str() : "-", ratio, 100 * candidates[1].Spread());
         std::fflush(stdout);
       }
@@ -330,19 +367,24 @@ void Products(int rounds) {
   }
 }
 
-void Decode(int rounds) {
+void Decode(int rounds, const std::string& type) {
   std::printf("\n## Products with weights from memory, one thread: GB/s of weights\n\n");
   std::printf("| n x k | M | class, weights | read peak | ours | oneDNN | spread |\n");
   std::printf("|---|---|---|---|---|---|---|\n");
   constexpr int64_t kColdBytes = int64_t{3} << 29;
   const int64_t shapes[][2] = {{768, 2048}, {2048, 768}, {2048, 2048}, {4096, 4096}};
+  const std::vector<Kind> kinds = KindsOf({{Isa::kAvx512Bf16, WeightType::kBf16},
+                                           {Isa::kAvx512, WeightType::kBf16},
+                                           {Isa::kAvx2, WeightType::kBf16},
+                                           {Isa::kAvx512, WeightType::kInt8},
+                                           {Isa::kAvx512, WeightType::kInt4}},
+                                          type);
   for (const auto& shape : shapes) {
-    for (const Isa isa : {Isa::kAvx512Bf16, Isa::kAvx512, Isa::kAvx2}) {
-      if (!IsaSupported(isa)) continue;
+    for (const Kind& kind : kinds) {
       for (const int64_t m : {1, 2, 4, 8}) {
-        const CpuKernels& kernels = KernelsFor(isa);
-        const int64_t bytes = PackedMatrix::Bytes(WeightType::kBf16, shape[0], shape[1]);
-        Product ours(kernels, WeightType::kBf16, shape[0], shape[1], m, kColdBytes / bytes);
+        const CpuKernels& kernels = KernelsFor(kind.isa);
+        const int64_t bytes = PackedMatrix::Bytes(kind.type, shape[0], shape[1]);
+        Product ours(kernels, kind.type, shape[0], shape[1], m, kColdBytes / bytes);
         // The peak reads a slice of the same memory a call.
         int64_t slice = 0;
         const int64_t slice_bytes = int64_t{64} << 20;
@@ -357,7 +399,7 @@ void Decode(int rounds) {
             {"ours", [&] { ours.Run(); }}};
 #ifdef MOESAIC_BENCH_ONEDNN
         std::unique_ptr<DnnProduct> dnn;
-        if (isa == Isa::kAvx512Bf16 && m == 1) {
+        if (kind.isa == Isa::kAvx512Bf16 && m == 1) {
           dnn = std::make_unique<DnnProduct>(WeightType::kBf16, shape[0], shape[1], m,
                                              kColdBytes / bytes);
           candidates.push_back({"oneDNN", [&] { dnn->Run(); }});
@@ -367,8 +409,9 @@ void Decode(int rounds) {
         const double read = static_cast<double>(slice_bytes) /
                             std::min(candidates[0].Median(), candidates[1].Median());
         const double rate = ours.WeightBytes() / candidates[2].Median();
-        std::printf("| %ld x %ld | %ld | %s, bf16 | %.1f | %.1f (%.0f%%) |", shape[0], shape[1], m,
-                    IsaName(isa), read / 1e9, rate / 1e9, 100 * rate / read);
+        std::printf("| %ld x %ld | %ld | %s, %s | %.1f | %.1f (%.0f%%) |", shape[0], shape[1], m,
+                    IsaName(kind.isa), WeightTypeName(kind.type), read / 1e9, rate / 1e9,
+                    100 * rate / read);
         if (candidates.size() > 3) {
           std::printf(" %.1f |", ours.WeightBytes() / candidates[3].Median() / 1e9);
         } else {
@@ -468,15 +511,18 @@ void Packing(int rounds) {
         int64_t at = 0;
         const auto rows = n;
         const auto inputs = k;
-        std::vector<Candidate> candidates = {
-            {"pack", [&, rows, inputs] {
-               at = at + 2 * bytes <= int64_t{1} << 30 ? at + bytes : 0;
-               KernelsFor(isa).pack_panels(src.data() + at, dtype, inputs, rows, inputs,
-                                           WeightType::kBf16, 0, rows / 16, dst.data());
-             }}};
-        Measure(candidates, rounds);
-        std::printf("| %ld x %ld | %s -> bf16 | %s | %.1f |\n", n, k, DTypeName(dtype),
-                    IsaName(isa), static_cast<double>(bytes) / candidates[0].Median() / 1e9);
+        for (const WeightType type : {WeightType::kBf16, WeightType::kInt8, WeightType::kInt4}) {
+          std::vector<Candidate> candidates = {
+              {"pack", [&, rows, inputs] {
+                 at = at + 2 * bytes <= int64_t{1} << 30 ? at + bytes : 0;
+                 KernelsFor(isa).pack_panels(src.data() + at, dtype, inputs, rows, inputs, type, 0,
+                                             rows / 16, dst.data());
+               }}};
+          Measure(candidates, rounds);
+          std::printf("| %ld x %ld | %s -> %s | %s | %.1f |\n", n, k, DTypeName(dtype),
+                      WeightTypeName(type), IsaName(isa),
+                      static_cast<double>(bytes) / candidates[0].Median() / 1e9);
+        }
       }
     }
   }
@@ -485,7 +531,8 @@ void Packing(int rounds) {
 void Other(int rounds) {
   std::printf("\n## Row kernels, one thread, 2048 floats in cache: ns a call\n\n");
   std::printf(
-      "| ISA | rms_norm | softmax | log_sum_exp | axpy | prepare |\n|---|---|---|---|---|---|\n");
+      "| ISA | rms_norm | softmax | log_sum_exp | axpy | prepare | prepare int8 |\n"
+      "|---|---|---|---|---|---|---|\n");
   const std::vector<float> x = Normals(2048);
   const std::vector<float> w = Normals(2048);
   std::vector<float> y(2048);
@@ -493,16 +540,16 @@ void Other(int rounds) {
   for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16}) {
     if (!IsaSupported(isa)) continue;
     const CpuKernels& k = KernelsFor(isa);
+    const auto prepare = [&](ActivationType type) {
+      k.prepare_activations(x.data(), 2048, 1, 2048, type, rows.data(), 8192);
+    };
     std::vector<Candidate> candidates = {
         {"rms_norm", [&] { k.rms_norm(x.data(), w.data(), 1e-6f, 2048, y.data()); }},
         {"softmax", [&] { k.softmax(x.data(), 2048, y.data()); }},
         {"log_sum_exp", [&] { sink = k.log_sum_exp(x.data(), 2048); }},
         {"axpy", [&] { k.axpy(0.1f, x.data(), 2048, y.data()); }},
-        {"prepare", [&] {
-           k.prepare_activations(x.data(), 2048, 1, 2048,
-                                 ActivationTypeOf(k.numerics, WeightType::kBf16), rows.data(),
-                                 8192);
-         }}};
+        {"prepare", [&] { prepare(ActivationTypeOf(k.numerics, WeightType::kBf16)); }},
+        {"prepare int8", [&] { prepare(ActivationType::kInt8); }}};
     Measure(candidates, rounds);
     std::printf("| %s |", IsaName(isa));
     for (const Candidate& c : candidates) std::printf(" %.0f |", c.Median() * 1e9);
@@ -536,8 +583,9 @@ int Main(int argc, char** argv) {
 #ifdef MOESAIC_BENCH_ONEDNN
   SetOneDnnThreads(1);
 #endif
-  if (what == "all" || what == "products") Products(rounds);
-  if (what == "all" || what == "decode") Decode(rounds);
+  const std::string type = argc > 3 ? argv[3] : "";
+  if (what == "all" || what == "products") Products(rounds, type);
+  if (what == "all" || what == "decode") Decode(rounds, type);
   if (what == "all" || what == "attention") Attention(rounds);
   if (what == "all" || what == "packing") Packing(rounds);
   if (what == "all" || what == "other") Other(rounds);

@@ -16,7 +16,7 @@ checked=0
 for object in "$@"; do
   isa=$(basename "$object" .cpp.o)
   case $isa in
-    scalar | avx2 | avx512 | avx512_bf16) checked=$((checked + 1)) ;;
+    scalar | avx2 | avx512 | avx512_bf16 | quant_*) checked=$((checked + 1)) ;;
     *) continue ;;
   esac
   [ -f "$object" ] || { fail "$object: no such file"; continue; }
@@ -27,8 +27,8 @@ for object in "$@"; do
   code=$(objdump -d --no-show-raw-insn "$object")
   uses() { printf '%s\n' "$code" | grep -qE "$1"; }
   case $isa in
-    scalar)
-      if uses '%[yz]mm'; then fail "scalar uses ymm or zmm"; fi
+    scalar | quant_scalar)
+      if uses '%[yz]mm'; then fail "$isa uses ymm or zmm"; fi
       ;;
     avx2)
       uses '%ymm' || fail "avx2 does not use ymm"
@@ -39,11 +39,23 @@ for object in "$@"; do
       uses '%zmm' || fail "avx512 does not use zmm"
       if uses 'vdpbf16ps'; then fail "avx512 uses AVX512-BF16"; fi
       ;;
+    quant_avx2)
+      uses 'vpmaddubsw.*%ymm' || fail "quant_avx2 does not use vpmaddubsw"
+      if uses '%zmm|vpdpbusd'; then fail "quant_avx2 uses zmm or vpdpbusd"; fi
+      ;;
+    quant_avx_vnni)
+      uses 'vpdpbusd.*%ymm' || fail "quant_avx_vnni does not use vpdpbusd"
+      if uses '%zmm'; then fail "quant_avx_vnni uses zmm"; fi
+      ;;
+    quant_avx512_vnni)
+      uses 'vpdpbusd.*%zmm' || fail "quant_avx512_vnni does not use vpdpbusd"
+      if uses 'vdpbf16ps'; then fail "quant_avx512_vnni uses AVX512-BF16"; fi
+      ;;
     avx512_bf16)
       uses 'vdpbf16ps' || fail "avx512_bf16 does not use vdpbf16ps"
       ;;
   esac
 done
-[ $checked -eq 4 ] || fail "$checked of 4 instruction sets found among the objects"
+[ $checked -eq 8 ] || fail "$checked of 8 instruction sets found among the objects"
 [ $failed -eq 0 ] && echo "PASS: $checked objects"
 exit $failed

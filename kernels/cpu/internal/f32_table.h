@@ -3,6 +3,8 @@
 #pragma once
 
 #include "kernels/cpu/internal/attention.h"
+#include "kernels/cpu/internal/tiles.h"
+//
 #include "kernels/cpu/internal/matmul.h"
 #include "kernels/cpu/internal/packing.h"
 #include "kernels/cpu/internal/regression.h"
@@ -11,15 +13,17 @@
 namespace moesaic {
 namespace {
 
+using F32Bf16Product = FloatProduct<F32TimesBf16, ActivationType::kF32>;
+using F32F32Product = FloatProduct<F32TimesF32, ActivationType::kF32>;
+
 void MatmulF32(const MatmulArgs& args) {
-  if (args.w.type == WeightType::kBf16) return MatmulOf<F32TimesBf16>(args);
-  MatmulOf<F32TimesF32>(args);
+  if (args.w.type == WeightType::kBf16) return MatmulOf<F32Bf16Product>(args);
+  MatmulOf<F32F32Product>(args);
 }
 
 void GateUpF32(const GateUpArgs& args) {
-  if (args.gate.type == WeightType::kBf16)
-    return GateUpOf<F32TimesBf16, ActivationType::kF32>(args);
-  GateUpOf<F32TimesF32, ActivationType::kF32>(args);
+  if (args.gate.type == WeightType::kBf16) return GateUpOf<F32Bf16Product>(args);
+  GateUpOf<F32F32Product>(args);
 }
 
 constexpr CpuKernels F32Table(Isa isa) {

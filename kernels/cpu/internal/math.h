@@ -29,7 +29,7 @@ MOESAIC_INLINE Vec16 Exp(Vec16 x) {
   p = Fma(p, r, Set(0.5f));
   p = Fma(p, r, Set(1.0f));
   p = Fma(p, r, Set(1.0f));
-  Vec16 y = AddExponent(p, t);
+  Vec16 y = AddShifted<23>(p, t);
   y = SelectLess(x, Set(-87.33654f), Zero(), y);         // ln(2^-126) = -87.336545
   y = SelectLess(Set(88.72283f), x, Set(kInfinity), y);  // ln(FLT_MAX) = 88.722839
   return SelectNan(x, x, y);

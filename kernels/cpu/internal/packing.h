@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/cpu/internal/math.h"
+#include "kernels/cpu/internal/quantize.h"
 
 namespace moesaic {
 namespace {
@@ -34,7 +35,7 @@ MOESAIC_INLINE void ConvertElements(const std::byte* src, DType dtype, int64_t c
 
 // A panel is a transposition of 16 x 16 tiles of dwords: a dword is an f32 or a pair of bf16 of one
 // row.
-void PackPanels(const void* src, DType src_dtype, int64_t src_stride, int64_t n, int64_t k,
+void PackFloats(const void* src, DType src_dtype, int64_t src_stride, int64_t n, int64_t k,
                 WeightType type, int64_t panel_begin, int64_t panel_end, std::byte* dst) {
   const int64_t element_bytes = ElementBytes(src_dtype);
   const int64_t stride_bytes = src_stride * element_bytes;
@@ -74,7 +75,87 @@ void PackPanels(const void* src, DType src_dtype, int64_t src_stride, int64_t n,
   }
 }
 
+// Half of a group of weights, [16][16]: inputs [i, i + 16) of up to 16 rows, transposed.
+MOESAIC_INLINE void LoadInputs(const std::byte* from, DType dtype, int64_t stride_bytes,
+                               int64_t rows, int64_t inputs, float* weights) {
+  alignas(64) std::byte tile[16 * 64];
+  if (rows < kLanes || inputs < kLanes) __builtin_memset(tile, 0, sizeof(tile));
+  if (inputs > 0) {
+    for (int64_t r = 0; r < rows; ++r) {
+      ConvertElements(from + r * stride_bytes, dtype, MinOf(inputs, kLanes), WeightType::kF32,
+                      tile + r * 64);
+    }
+  }
+  Transpose16(tile, 64, reinterpret_cast<std::byte*>(weights));
+}
+
+void PackIntegers(const void* src, DType src_dtype, int64_t src_stride, int64_t n, int64_t k,
+                  WeightType type, int64_t panel_begin, int64_t panel_end, std::byte* dst) {
+  const int64_t element_bytes = ElementBytes(src_dtype);
+  const int64_t stride_bytes = src_stride * element_bytes;
+  const int64_t panel_lines = PanelLines(type, k);
+  const int64_t group_lines = type == WeightType::kInt8 ? 8 : 4;
+  alignas(64) float weights[kQuantGroup * kLanes];
+  for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
+    const int64_t rows = MinOf(n - panel * kLanes, kLanes);
+    const std::byte* from = static_cast<const std::byte*>(src) + panel * kLanes * stride_bytes;
+    std::byte* pair = dst + panel * panel_lines * kLineBytes;
+    std::byte* lines = pair + kLineBytes;
+    for (int64_t i = 0; i < k; i += kQuantGroup) {
+      const std::byte* inputs = from + i * element_bytes;
+      LoadInputs(inputs, src_dtype, stride_bytes, rows, k - i, weights);
+      LoadInputs(inputs + kLanes * element_bytes, src_dtype, stride_bytes, rows, k - i - kLanes,
+                 weights + kLanes * kLanes);
+      const bool second = i / kQuantGroup % 2 == 1;
+      std::byte* scales = pair + (second ? 32 : 0);
+      if (type == WeightType::kInt8) {
+        QuantizeInt8(weights, lines, scales);
+      } else {
+        QuantizeInt4(weights, lines, scales);
+      }
+      lines += group_lines * kLineBytes;
+      if (second) {
+        pair = lines;
+        lines += kLineBytes;
+      } else if (i + kQuantGroup >= k) {
+        __builtin_memset(scales + 32, 0, 32);
+      }
+    }
+  }
+}
+
+void PackPanels(const void* src, DType src_dtype, int64_t src_stride, int64_t n, int64_t k,
+                WeightType type, int64_t panel_begin, int64_t panel_end, std::byte* dst) {
+  const bool integers = type == WeightType::kInt8 || type == WeightType::kInt4;
+  (integers ? PackIntegers : PackFloats)(src, src_dtype, src_stride, n, k, type, panel_begin,
+                                         panel_end, dst);
+}
+
+void UnpackIntegers(const PackedMatrix& w, int64_t row, float* out) {
+  const int64_t lane = row % kLanes;
+  const int64_t group_lines = w.type == WeightType::kInt8 ? 8 : 4;
+  const std::byte* panel = w.data + row / kLanes * PanelLines(w.type, w.k) * kLineBytes;
+  for (int64_t i = 0; i < w.k; ++i) {
+    const int64_t group = i / kQuantGroup;
+    const int64_t input = i % kQuantGroup;
+    const std::byte* pair = panel + group / 2 * (1 + 2 * group_lines) * kLineBytes;
+    const std::byte* lines = pair + (1 + group % 2 * group_lines) * kLineBytes;
+    const float scale = F16ToF32(LoadAs<uint16_t>(pair + group % 2 * 32 + lane * 2));
+    int level;
+    if (w.type == WeightType::kInt8) {
+      level = LoadAs<uint8_t>(lines + input / 4 * kLineBytes + lane * 4 + input % 4) - 128;
+    } else {
+      const auto halves = LoadAs<uint8_t>(lines + input / 8 * kLineBytes + lane * 4 + input % 4);
+      level = (input % 8 < 4 ? halves & 15 : halves >> 4) - 8;
+    }
+    out[i] = static_cast<float>(level) * scale;
+  }
+}
+
 void UnpackRow(const PackedMatrix& w, int64_t row, float* out) {
+  if (w.type == WeightType::kInt8 || w.type == WeightType::kInt4) {
+    return UnpackIntegers(w, row, out);
+  }
   const int64_t lines = PanelLines(w.type, w.k);
   const std::byte* from = w.data + row / kLanes * lines * kLineBytes + row % kLanes * 4;
   if (w.type == WeightType::kF32) {

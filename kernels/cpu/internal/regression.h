@@ -53,7 +53,7 @@ inline float Dot(const float* x, const float* y, int64_t n) {
 // fit of degree 5 (tests/kernels/cpu/regression_test.cpp).
 MOESAIC_INLINE Vec16 LogOfNormal(Vec16 x) {
   const Vec16 e = Exponent(x);
-  const Vec16 m = AddExponent(x, Sub(Set(12582912.0f), e));
+  const Vec16 m = AddShifted<23>(x, Sub(Set(12582912.0f), e));
   const Vec16 t = Sub(m, Set(1.5f));
   Vec16 p = Set(0.030449f);
   p = Fma(p, t, Set(-0.05545931f));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/cpu/internal/math.h"
+#include "kernels/cpu/internal/quantize.h"
 
 namespace moesaic {
 namespace {
@@ -29,6 +30,8 @@ inline void PrepareActivations(const float* x, int64_t x_stride, int64_t rows, i
   for (int64_t row = 0; row < rows; ++row, x += x_stride, out += out_stride_bytes) {
     if (type == ActivationType::kF32) {
       PrepareFloatRow<ActivationType::kF32>(x, k, out);
+    } else if (type == ActivationType::kInt8) {
+      QuantizeRow(x, k, out);
     } else {
       PrepareFloatRow<ActivationType::kBf16>(x, k, out);
     }

@@ -65,6 +65,24 @@ MOESAIC_INLINE Vec16 Div(Vec16 a, Vec16 b) {
 MOESAIC_INLINE Vec16 Max(Vec16 a, Vec16 b) {
   return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)};
 }
+MOESAIC_INLINE Vec16 Min(Vec16 a, Vec16 b) {
+  return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)};
+}
+MOESAIC_INLINE __m256 MaxMagnitudes8(__m256 a, __m256 b) {
+  const __m256i magnitude = _mm256_and_si256(_mm256_castps_si256(a), _mm256_set1_epi32(0x7fffffff));
+  return _mm256_castsi256_ps(_mm256_max_epi32(magnitude, _mm256_castps_si256(b)));
+}
+MOESAIC_INLINE Vec16 MaxMagnitudes(Vec16 a, Vec16 b) {
+  return {MaxMagnitudes8(a.lo, b.lo), MaxMagnitudes8(a.hi, b.hi)};
+}
+MOESAIC_INLINE float MaxMagnitude(Vec16 a, Vec16 b) {
+  const Vec16 both = MaxMagnitudes(a, MaxMagnitudes(b, Zero()));
+  const __m256i max8 = _mm256_castps_si256(MaxMagnitudes8(both.lo, both.hi));
+  __m128i max = _mm_max_epi32(_mm256_castsi256_si128(max8), _mm256_extracti128_si256(max8, 1));
+  max = _mm_max_epi32(max, _mm_shuffle_epi32(max, 0x4e));
+  max = _mm_max_epi32(max, _mm_shuffle_epi32(max, 0xb1));
+  return _mm_cvtss_f32(_mm_castsi128_ps(max));
+}
 MOESAIC_INLINE Vec16 SelectLess(Vec16 a, Vec16 b, Vec16 if_true, Vec16 if_false) {
   return {_mm256_blendv_ps(if_false.lo, if_true.lo, _mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ)),
           _mm256_blendv_ps(if_false.hi, if_true.hi, _mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ))};
@@ -73,12 +91,14 @@ MOESAIC_INLINE Vec16 SelectNan(Vec16 a, Vec16 if_nan, Vec16 otherwise) {
   return {_mm256_blendv_ps(otherwise.lo, if_nan.lo, _mm256_cmp_ps(a.lo, a.lo, _CMP_UNORD_Q)),
           _mm256_blendv_ps(otherwise.hi, if_nan.hi, _mm256_cmp_ps(a.hi, a.hi, _CMP_UNORD_Q))};
 }
-MOESAIC_INLINE __m256 AddExponent8(__m256 a, __m256 t) {
+template <int kShift>
+MOESAIC_INLINE __m256 AddShifted8(__m256 a, __m256 t) {
   return _mm256_castsi256_ps(
-      _mm256_add_epi32(_mm256_castps_si256(a), _mm256_slli_epi32(_mm256_castps_si256(t), 23)));
+      _mm256_add_epi32(_mm256_castps_si256(a), _mm256_slli_epi32(_mm256_castps_si256(t), kShift)));
 }
-MOESAIC_INLINE Vec16 AddExponent(Vec16 a, Vec16 t) {
-  return {AddExponent8(a.lo, t.lo), AddExponent8(a.hi, t.hi)};
+template <int kShift>
+MOESAIC_INLINE Vec16 AddShifted(Vec16 a, Vec16 t) {
+  return {AddShifted8<kShift>(a.lo, t.lo), AddShifted8<kShift>(a.hi, t.hi)};
 }
 
 MOESAIC_INLINE __m256i LoadInts(const void* p) {
@@ -118,6 +138,11 @@ MOESAIC_INLINE Vec16 LoadF16(const void* p) {
   const auto* halves = static_cast<const __m128i*>(p);
   return {_mm256_cvtph_ps(_mm_loadu_si128(halves)), _mm256_cvtph_ps(_mm_loadu_si128(halves + 1))};
 }
+MOESAIC_INLINE void StoreF16(void* p, Vec16 a) {
+  auto* halves = static_cast<__m128i*>(p);
+  _mm_storeu_si128(halves, _mm256_cvtps_ph(a.lo, _MM_FROUND_TO_NEAREST_INT));
+  _mm_storeu_si128(halves + 1, _mm256_cvtps_ph(a.hi, _MM_FROUND_TO_NEAREST_INT));
+}
 
 MOESAIC_INLINE Vec16 LoadI16(const int16_t* p) {
   const auto* halves = reinterpret_cast<const __m128i*>(p);
@@ -127,6 +152,19 @@ MOESAIC_INLINE Vec16 LoadI16(const int16_t* p) {
 MOESAIC_INLINE void StoreI16(int16_t* p, Vec16 a) {
   const __m256i packed = _mm256_packs_epi32(_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
+}
+MOESAIC_INLINE int32_t StoreI8(int8_t* p, Vec16 a, Vec16 b) {
+  const __m256i first = _mm256_packs_epi32(_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi));
+  const __m256i second = _mm256_packs_epi32(_mm256_cvtps_epi32(b.lo), _mm256_cvtps_epi32(b.hi));
+  const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(first, second),
+                                                    _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), bytes);
+  // Sums of bytes are there for unsigned ones.
+  const __m256i sums8 = _mm256_sad_epu8(
+      _mm256_xor_si256(bytes, _mm256_set1_epi8(static_cast<char>(0x80))), _mm256_setzero_si256());
+  const __m128i sums =
+      _mm_add_epi32(_mm256_castsi256_si128(sums8), _mm256_extracti128_si256(sums8, 1));
+  return _mm_cvtsi128_si32(sums) + _mm_extract_epi32(sums, 2) - 32 * 128;
 }
 MOESAIC_INLINE __m256 Exponent8(__m256 a) {
   const __m256i biased = _mm256_srli_epi32(_mm256_castps_si256(a), 23);

@@ -36,15 +36,26 @@ MOESAIC_INLINE Vec16 Sub(Vec16 a, Vec16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
 MOESAIC_INLINE Vec16 Mul(Vec16 a, Vec16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
 MOESAIC_INLINE Vec16 Div(Vec16 a, Vec16 b) { return {_mm512_div_ps(a.v, b.v)}; }
 MOESAIC_INLINE Vec16 Max(Vec16 a, Vec16 b) { return {_mm512_max_ps(a.v, b.v)}; }
+MOESAIC_INLINE Vec16 Min(Vec16 a, Vec16 b) { return {_mm512_min_ps(a.v, b.v)}; }
+MOESAIC_INLINE Vec16 MaxMagnitudes(Vec16 a, Vec16 b) {
+  const __m512i magnitude =
+      _mm512_and_si512(_mm512_castps_si512(a.v), _mm512_set1_epi32(0x7fffffff));
+  return {_mm512_castsi512_ps(_mm512_max_epi32(magnitude, _mm512_castps_si512(b.v)))};
+}
+MOESAIC_INLINE float MaxMagnitude(Vec16 a, Vec16 b) {
+  const Vec16 both = MaxMagnitudes(a, MaxMagnitudes(b, Zero()));
+  return FloatOf(static_cast<uint32_t>(_mm512_reduce_max_epi32(_mm512_castps_si512(both.v))));
+}
 MOESAIC_INLINE Vec16 SelectLess(Vec16 a, Vec16 b, Vec16 if_true, Vec16 if_false) {
   return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), if_false.v, if_true.v)};
 }
 MOESAIC_INLINE Vec16 SelectNan(Vec16 a, Vec16 if_nan, Vec16 otherwise) {
   return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q), otherwise.v, if_nan.v)};
 }
-MOESAIC_INLINE Vec16 AddExponent(Vec16 a, Vec16 t) {
-  return {_mm512_castsi512_ps(
-      _mm512_add_epi32(_mm512_castps_si512(a.v), _mm512_slli_epi32(_mm512_castps_si512(t.v), 23)))};
+template <int kShift>
+MOESAIC_INLINE Vec16 AddShifted(Vec16 a, Vec16 t) {
+  return {_mm512_castsi512_ps(_mm512_add_epi32(
+      _mm512_castps_si512(a.v), _mm512_slli_epi32(_mm512_castps_si512(t.v), kShift)))};
 }
 
 MOESAIC_INLINE Vec16 LoadEven(const std::byte* line) {
@@ -75,6 +86,9 @@ MOESAIC_INLINE void StoreBf16(void* p, Vec16 a) {
 MOESAIC_INLINE Vec16 LoadF16(const void* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)))};
 }
+MOESAIC_INLINE void StoreF16(void* p, Vec16 a) {
+  _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
+}
 
 MOESAIC_INLINE Vec16 LoadI16(const int16_t* p) {
   const __m256i values = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
@@ -83,6 +97,17 @@ MOESAIC_INLINE Vec16 LoadI16(const int16_t* p) {
 MOESAIC_INLINE void StoreI16(int16_t* p, Vec16 a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
                       _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(a.v)));
+}
+MOESAIC_INLINE int32_t StoreI8(int8_t* p, Vec16 a, Vec16 b) {
+  const __m256i bytes = _mm256_set_m128i(_mm512_cvtepi32_epi8(_mm512_cvtps_epi32(b.v)),
+                                         _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a.v)));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), bytes);
+  // Sums of bytes are there for unsigned ones.
+  const __m256i sums8 = _mm256_sad_epu8(
+      _mm256_xor_si256(bytes, _mm256_set1_epi8(static_cast<char>(0x80))), _mm256_setzero_si256());
+  const __m128i sums =
+      _mm_add_epi32(_mm256_castsi256_si128(sums8), _mm256_extracti128_si256(sums8, 1));
+  return _mm_cvtsi128_si32(sums) + _mm_extract_epi32(sums, 2) - 32 * 128;
 }
 MOESAIC_INLINE Vec16 Exponent(Vec16 a) { return {_mm512_getexp_ps(a.v)}; }
 

@@ -59,15 +59,31 @@ MOESAIC_INLINE Vec16 Div(Vec16 a, Vec16 b) {
 MOESAIC_INLINE Vec16 Max(Vec16 a, Vec16 b) {
   return MapLanes([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
 }
+// The same rule as Max.
+MOESAIC_INLINE Vec16 Min(Vec16 a, Vec16 b) {
+  return MapLanes([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; });
+}
+// |a| or b, whichever is larger; b is not negative. NaN counts as larger than infinity.
+MOESAIC_INLINE Vec16 MaxMagnitudes(Vec16 a, Vec16 b) {
+  return MapLanes(
+      [&](int i) { return FloatOf(MaxOf(BitsOf(a.v[i]) & 0x7fffffffu, BitsOf(b.v[i]))); });
+}
+MOESAIC_INLINE float MaxMagnitude(Vec16 a, Vec16 b) {
+  const Vec16 both = MaxMagnitudes(a, MaxMagnitudes(b, Zero()));
+  uint32_t max = 0;
+  for (const float v : both.v) max = MaxOf(max, BitsOf(v));
+  return FloatOf(max);
+}
 MOESAIC_INLINE Vec16 SelectLess(Vec16 a, Vec16 b, Vec16 if_true, Vec16 if_false) {
   return MapLanes([&](int i) { return a.v[i] < b.v[i] ? if_true.v[i] : if_false.v[i]; });
 }
 MOESAIC_INLINE Vec16 SelectNan(Vec16 a, Vec16 if_nan, Vec16 otherwise) {
   return MapLanes([&](int i) { return a.v[i] != a.v[i] ? if_nan.v[i] : otherwise.v[i]; });
 }
-// Adds the low bits of `t` to the exponent of `a`; see Exp.
-MOESAIC_INLINE Vec16 AddExponent(Vec16 a, Vec16 t) {
-  return MapLanes([&](int i) { return FloatOf(BitsOf(a.v[i]) + (BitsOf(t.v[i]) << 23)); });
+// Adds the bits of `t`, shifted left, to those of `a`.
+template <int kShift>
+MOESAIC_INLINE Vec16 AddShifted(Vec16 a, Vec16 t) {
+  return MapLanes([&](int i) { return FloatOf(BitsOf(a.v[i]) + (BitsOf(t.v[i]) << kShift)); });
 }
 
 // A line of 16 bf16 pairs: the first or the second element of each pair, widened.
@@ -90,6 +106,10 @@ MOESAIC_INLINE Vec16 LoadF16(const void* p) {
   const auto* bytes = static_cast<const std::byte*>(p);
   return MapLanes([&](int i) { return F16ToF32(LoadAs<uint16_t>(bytes + i * 2)); });
 }
+MOESAIC_INLINE void StoreF16(void* p, Vec16 a) {
+  auto* bytes = static_cast<std::byte*>(p);
+  for (int i = 0; i < 16; ++i) StoreAs(bytes + i * 2, RoundF16(a.v[i]));
+}
 
 // 16 consecutive whole numbers.
 MOESAIC_INLINE Vec16 LoadI16(const int16_t* p) {
@@ -101,6 +121,15 @@ MOESAIC_INLINE void StoreI16(int16_t* p, Vec16 a) {
     const float whole = __builtin_rintf(a.v[i]);
     p[i] = static_cast<int16_t>(MinOf(MaxOf(whole, -32768.0f), 32767.0f));
   }
+}
+// Rounds 32 numbers below 127.5 in magnitude to nearest even; returns their sum.
+MOESAIC_INLINE int32_t StoreI8(int8_t* p, Vec16 a, Vec16 b) {
+  int32_t sum = 0;
+  for (int i = 0; i < 32; ++i) {
+    p[i] = static_cast<int8_t>(__builtin_rintf(i < 16 ? a.v[i] : b.v[i - 16]));
+    sum += p[i];
+  }
+  return sum;
 }
 // e of a = m 2^e with m in [1, 2); a is normal and positive.
 MOESAIC_INLINE Vec16 Exponent(Vec16 a) {

@@ -39,9 +39,9 @@ TEST(DispatchTest, EveryTableIsComplete) {
     const CpuKernels& k = KernelsFor(isa);
     EXPECT_EQ(k.isa, isa);
     EXPECT_EQ(k.numerics, isa == Isa::kAvx512Bf16 ? NumericsClass::kBf16 : NumericsClass::kF32);
-    EXPECT_TRUE(k.prepare_activations && k.matmul && k.gate_up && k.rms_norm && k.rope && k.axpy &&
-                k.softmax && k.log_sum_exp && k.store_kv && k.attend_chunk && k.merge_chunks &&
-                k.pack_panels && k.unpack_row)
+    EXPECT_TRUE(k.prepare_activations && k.matmul && k.gate_up && k.quant_matmul &&
+                k.quant_gate_up && k.rms_norm && k.rope && k.axpy && k.softmax && k.log_sum_exp &&
+                k.store_kv && k.attend_chunk && k.merge_chunks && k.pack_panels && k.unpack_row)
         << IsaName(isa);
   }
 }
@@ -57,6 +57,29 @@ TEST(DispatchTest, EveryIsaHasItsOwnFunctions) {
     EXPECT_TRUE(gate_ups.insert(reinterpret_cast<void*>(k.gate_up)).second) << IsaName(isa);
     const bool own = attends.insert(reinterpret_cast<void*>(k.attend_chunk)).second;
     EXPECT_EQ(own, isa != Isa::kAvx512Bf16) << IsaName(isa);
+  }
+}
+
+TEST(DispatchTest, EveryQuantIsaHasItsOwnFunctions) {
+  std::set<void*> matmuls, gate_ups;
+  for (const QuantIsa isa : testing_util::SupportedQuantIsas()) {
+    const CpuKernels k = WithQuantIsa(KernelsFor(Isa::kScalar), isa);
+    EXPECT_EQ(k.quant_isa, isa);
+    EXPECT_TRUE(matmuls.insert(reinterpret_cast<void*>(k.quant_matmul)).second);
+    EXPECT_TRUE(gate_ups.insert(reinterpret_cast<void*>(k.quant_gate_up)).second);
+  }
+}
+
+// The fastest one whose registers the table uses anyway.
+TEST(DispatchTest, TablesHaveTheirQuantProducts) {
+  for (const Isa isa : testing_util::SupportedIsas()) {
+    QuantIsa expected = QuantIsa::kScalar;
+    for (const QuantIsa quant_isa : testing_util::SupportedQuantIsas()) {
+      if (isa == Isa::kScalar || (isa == Isa::kAvx2 && quant_isa == QuantIsa::kAvx512Vnni)) break;
+      expected = quant_isa;
+    }
+    EXPECT_EQ(KernelsFor(isa).quant_isa, expected) << IsaName(isa);
+    EXPECT_EQ(KernelsFor(isa).quant_matmul, WithQuantIsa(KernelsFor(isa), expected).quant_matmul);
   }
 }
 
@@ -114,6 +137,8 @@ TEST(DispatchTest, AgreesWithTheCompilersDetection) {
                 __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"));
   EXPECT_EQ(IsaSupported(Isa::kAvx512Bf16),
             IsaSupported(Isa::kAvx512) && __builtin_cpu_supports("avx512bf16"));
+  EXPECT_EQ(QuantIsaSupported(QuantIsa::kAvx512Vnni),
+            IsaSupported(Isa::kAvx512) && __builtin_cpu_supports("avx512vnni"));
 }
 #endif
 

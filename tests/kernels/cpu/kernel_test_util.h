@@ -23,6 +23,15 @@ inline std::vector<Isa> SupportedIsas() {
   return isas;
 }
 
+inline std::vector<QuantIsa> SupportedQuantIsas() {
+  std::vector<QuantIsa> isas;
+  for (const QuantIsa isa :
+       {QuantIsa::kScalar, QuantIsa::kAvx2, QuantIsa::kAvxVnni, QuantIsa::kAvx512Vnni}) {
+    if (QuantIsaSupported(isa)) isas.push_back(isa);
+  }
+  return isas;
+}
+
 inline std::string IsaParamName(const ::testing::TestParamInfo<Isa>& info) {
   return IsaName(info.param);
 }
@@ -64,6 +73,8 @@ struct Weights {
                         memory.data());
     if (type == WeightType::kBf16) {
       for (float& v : values) v = RoundToBf16(v);
+    } else if (IsQuantized(type)) {
+      for (int64_t row = 0; row < n; ++row) kernels.unpack_row(matrix, row, &values[row * k]);
     }
   }
   std::vector<float> values;  // [n, k]
@@ -82,6 +93,13 @@ struct Activations {
     kernels.prepare_activations(values.data(), k, rows, k, type, memory.data(), stride_bytes);
     if (type == ActivationType::kBf16) {
       for (float& v : values) v = RoundToBf16(v);
+    } else if (type == ActivationType::kInt8) {
+      for (int64_t i = 0; i < rows * k; ++i) {
+        const auto* row =
+            reinterpret_cast<const ActivationGroup*>(memory.data() + i / k * stride_bytes);
+        const ActivationGroup& group = row[i % k / kQuantGroup];
+        values[i] = static_cast<float>(group.values[i % k % kQuantGroup]) * group.scale;
+      }
     }
   }
   std::vector<float> values;  // [rows, k]

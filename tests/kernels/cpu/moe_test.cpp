@@ -27,22 +27,23 @@ struct ExpertWeights {
 class Layer {
  public:
   Layer(const CpuKernels& kernels, Random& random, int64_t experts, int64_t hidden,
-        int64_t intermediate, int64_t tokens, int64_t top_k)
+        int64_t intermediate, int64_t tokens, int64_t top_k, WeightType type = WeightType::kBf16)
       : kernels_(kernels),
+        type_(type),
         hidden_(hidden),
         tokens_(tokens),
         top_k_(top_k),
-        x_(kernels, random.Normals(tokens * hidden), tokens, hidden) {
+        x_(kernels, random.Normals(tokens * hidden), tokens, hidden, type) {
     const float scale = 1.0f / std::sqrt(static_cast<float>(hidden));
     for (int64_t e = 0; e < experts; ++e) {
       const int64_t width = intermediate - e % 3;
       ExpertWeights w;
       w.gate = std::make_unique<Weights>(kernels, random.Normals(width * hidden, scale), width,
-                                         hidden, WeightType::kBf16);
+                                         hidden, type);
       w.up = std::make_unique<Weights>(kernels, random.Normals(width * hidden, scale), width,
-                                       hidden, WeightType::kBf16);
+                                       hidden, type);
       w.down = std::make_unique<Weights>(kernels, random.Normals(width * hidden, scale), hidden,
-                                         width, WeightType::kBf16);
+                                         width, type);
       weights_.push_back(std::move(w));
     }
     for (int64_t t = 0; t < tokens; ++t) {
@@ -98,22 +99,24 @@ class Layer {
   }
 
   void CheckAgainstNaive(const std::vector<float>& slots) {
-    const bool bf16 = kernels_.numerics == NumericsClass::kBf16;
+    const bool bf16 = x_.type == ActivationType::kBf16;
     for (int64_t slot = 0; slot < tokens_ * top_k_; ++slot) {
       const ExpertWeights& w = weights_[routes_[slot]];
       const int64_t width = w.gate->matrix.n;
       const float* x = &x_.values[slot / top_k_ * hidden_];
       std::vector<float> h;
+      const double rounding = x_.type == ActivationType::kF32 ? 1e-5 : 4e-3;
       for (int64_t i = 0; i < width; ++i) {
         const double g = DotOf(x, &w.gate->values[i * hidden_], hidden_).sum;
         const double u = DotOf(x, &w.up->values[i * hidden_], hidden_).sum;
         const auto value = static_cast<float>(g / (1.0 + std::exp(-g)) * u);
         h.push_back(bf16 ? RoundToBf16(value) : value);
       }
+      if (IsQuantized(type_)) h = Activations(kernels_, h, 1, width, type_).values;
       for (int64_t i = 0; i < hidden_; ++i) {
         const auto dot = DotOf(h.data(), &w.down->values[i * width], width);
-        // A hidden value near the middle of two bf16 may round to the other one.
-        ASSERT_NEAR(slots[slot * hidden_ + i], dot.sum, dot.magnitude * (bf16 ? 4e-3 : 1e-5) + 1e-6)
+        // A hidden value near the middle of two bf16 or int8 may round to the other one.
+        ASSERT_NEAR(slots[slot * hidden_ + i], dot.sum, dot.magnitude * rounding + 1e-6)
             << "slot " << slot << " output " << i;
       }
     }
@@ -128,6 +131,7 @@ class Layer {
 
  private:
   const CpuKernels& kernels_;
+  WeightType type_;
   int64_t hidden_, tokens_, top_k_;
   Activations x_;
   std::vector<ExpertWeights> weights_;
@@ -144,25 +148,31 @@ class MoeTest : public ::testing::TestWithParam<Isa> {
 };
 
 TEST_P(MoeTest, MatchesNaive) {
-  for (const int64_t tokens : {1, 2, 9, 40}) {
-    Layer layer(kernels_, random_, 7, 100, 52, tokens, 3);
-    layer.CheckAgainstNaive(layer.Run(2, tokens, 7, false));
+  for (const WeightType type : {WeightType::kBf16, WeightType::kInt8, WeightType::kInt4}) {
+    for (const int64_t tokens : {1, 2, 9, 40}) {
+      SCOPED_TRACE(WeightTypeName(type));
+      Layer layer(kernels_, random_, 7, 100, 52, tokens, 3, type);
+      layer.CheckAgainstNaive(layer.Run(2, tokens, 7, false));
+    }
   }
 }
 
 TEST_P(MoeTest, BitsDoNotDependOnThreadsOrderWavesOrBatchMates) {
   constexpr int64_t kTokens = 150, kHidden = 200, kTopK = 2;
-  Layer layer(kernels_, random_, 5, kHidden, 88, kTokens, kTopK);
-  const std::vector<float> all = layer.Run(1, kTokens, 5, false);
-  EXPECT_TRUE(SameBits(layer.Run(2, kTokens, 5, false), all));
-  EXPECT_TRUE(SameBits(layer.Run(5, kTokens, 5, true), all));
-  EXPECT_TRUE(SameBits(layer.Run(2, kTokens, 1, true), all));
-  for (const int64_t tokens : {1, 2, 7, 33}) {
-    const std::vector<float> some = layer.Run(2, tokens, 2, false);
-    EXPECT_TRUE(SameBits(some, {all.begin(), all.begin() + tokens * kTopK * kHidden})) << tokens;
+  for (const WeightType type : {WeightType::kBf16, WeightType::kInt8, WeightType::kInt4}) {
+    SCOPED_TRACE(WeightTypeName(type));
+    Layer layer(kernels_, random_, 5, kHidden, 88, kTokens, kTopK, type);
+    const std::vector<float> all = layer.Run(1, kTokens, 5, false);
+    EXPECT_TRUE(SameBits(layer.Run(2, kTokens, 5, false), all));
+    EXPECT_TRUE(SameBits(layer.Run(5, kTokens, 5, true), all));
+    EXPECT_TRUE(SameBits(layer.Run(2, kTokens, 1, true), all));
+    for (const int64_t tokens : {1, 2, 7, 33}) {
+      const std::vector<float> some = layer.Run(2, tokens, 2, false);
+      EXPECT_TRUE(SameBits(some, {all.begin(), all.begin() + tokens * kTopK * kHidden})) << tokens;
+    }
+    const std::vector<float> y = layer.Combine(1, all, 0.5f);
+    for (const int threads : {2, 3, 7}) EXPECT_TRUE(SameBits(layer.Combine(threads, all, 0.5f), y));
   }
-  const std::vector<float> y = layer.Combine(1, all, 0.5f);
-  for (const int threads : {2, 3, 7}) EXPECT_TRUE(SameBits(layer.Combine(threads, all, 0.5f), y));
 }
 
 TEST_P(MoeTest, CombinesInSlotOrder) {

@@ -1,0 +1,13 @@
+// Products of integer weights by VPMADDUBSW in ymm registers. See
+// internal/common.h for why this file includes no more than it does.
+#include "kernels/cpu/internal/vec_avx2.h"
+//
+#include "kernels/cpu/internal/ints_avx2.h"
+//
+#include "kernels/cpu/internal/quant_table.h"
+
+namespace moesaic::internal {
+
+constinit const ProductKernels kQuantAvx2 = kQuantProducts;
+
+}  // namespace moesaic::internal
