@@ -103,20 +103,24 @@ void AddRuntimeSettings(RuntimeConfig& config, SettingScope scope, OptionTable& 
                {},
                0,
                1e9});
-  add(engine, {"dtype",
-               &config.dtype,
-               "",
-               "Type of the weights in memory. auto: that of the checkpoint, float16 as bfloat16.",
-               "Model",
-               0,
-               {"auto", "bfloat16", "float32"}});
-  add(engine, {"kv-cache-dtype",
-               &config.kv_cache_dtype,
-               "",
-               "Type of keys and values in memory. auto: that of the weights.",
-               "Model",
-               0,
-               {"auto", "bfloat16", "float32"}});
+  add(engine,
+      {"dtype",
+       &config.dtype,
+       "",
+       "Type of the weights in memory. auto: that of the checkpoint, float16 as bfloat16. "
+       "int8 and int4 are quantised as they are read (a scale for each 32 weights; 8.5 and "
+       "4.5 bits each), activations to int8 before each product; the router stays as it is.",
+       "Model",
+       0,
+       {"auto", "bfloat16", "float32", "int8", "int4"}});
+  add(engine,
+      {"kv-cache-dtype",
+       &config.kv_cache_dtype,
+       "",
+       "Type of keys and values in memory. auto: bfloat16, but float32 with --dtype float32.",
+       "Model",
+       0,
+       {"auto", "bfloat16", "float32"}});
   add(engine, {"load-format",
                &config.load_format,
                "",

@@ -64,8 +64,8 @@ ModelSummary SummariseModel(const EngineOptions& options) {
   model.directory = options.model_dir;
   model.config = LoadModelConfig(options.model_dir);
   const ModelConfig& c = model.config;
-  const WeightType type = options.dtype == "float32" ? WeightType::kF32 : WeightType::kBf16;
-  model.weight_type = type == WeightType::kF32 ? "f32" : "bf16";
+  const WeightType type = ChooseWeightType(options);
+  model.weight_type = WeightTypeName(type);
 
   const uint64_t dense_parameters = DenseParameters(c);
   const auto expert_parameters = static_cast<uint64_t>(c.expert_parameters());
@@ -77,10 +77,7 @@ ModelSummary SummariseModel(const EngineOptions& options) {
   model.expert_bytes = layout.blob_bytes;
   model.slot_bytes = layout.slot_bytes;
   model.dense_bytes = ModelWeights::Bytes(c, type);
-  const WeightType kv_type = options.kv_cache_dtype == "auto"      ? type
-                             : options.kv_cache_dtype == "float32" ? WeightType::kF32
-                                                                   : WeightType::kBf16;
-  model.kv_bytes_per_token = Model::KvBlockBytes(c, kv_type) / kKvBlockTokens;
+  model.kv_bytes_per_token = Model::KvBlockBytes(c, ChooseKvType(options)) / kKvBlockTokens;
 
   try {
     const Checkpoint checkpoint = Checkpoint::Open(options.model_dir);

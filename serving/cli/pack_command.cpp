@@ -84,7 +84,7 @@ int PackCommand(const Invocation& invocation) {
 
   const EngineOptions options = EngineOptionsFrom(config, model_name, ReadTopology());
   const ModelConfig model = LoadModelConfig(options.model_dir);
-  const WeightType type = options.dtype == "float32" ? WeightType::kF32 : WeightType::kBf16;
+  const WeightType type = ChooseWeightType(options);
   std::unique_ptr<Checkpoint> checkpoint;  // none with dummy weights
   std::unique_ptr<TensorSource> tensors;
   if (options.load_format == LoadFormat::kDummy) {

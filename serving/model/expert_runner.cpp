@@ -1,9 +1,6 @@
 #include "serving/model/expert_runner.h"
 
 #include <algorithm>
-
-#include "serving/model/expert_sources.h"
-
 namespace moesaic {
 
 ExpertRunner::ExpertRunner(const ModelConfig& config, const ExpertLayout& layout,
@@ -11,7 +8,7 @@ ExpertRunner::ExpertRunner(const ModelConfig& config, const ExpertLayout& layout
                            int64_t max_tokens)
     : config_(config), layout_(layout), experts_(experts), kernels_(kernels), pool_(pool) {
   const int64_t rows = max_tokens * config.top_k;
-  workspace_.Reserve(ActivationTypeOf(kernels.numerics, WeightType::kBf16), rows,
+  workspace_.Reserve(ActivationTypeOf(kernels.numerics, Gate().type), rows,
                      config.moe_intermediate_size);
   slot_out_ = AlignedBuffer(static_cast<size_t>(rows * config.hidden_size) * sizeof(float));
   first_row_.resize(static_cast<size_t>(config.num_experts) + 1);
@@ -27,8 +24,10 @@ int64_t ExpertRunner::WorkspaceBytes(const ModelConfig& config, const CpuKernels
                                      int64_t max_tokens) {
   const int64_t rows = max_tokens * config.top_k;
   return rows * (config.hidden_size * static_cast<int64_t>(sizeof(float)) +
-                 ActivationRowBytes(ActivationTypeOf(kernels.numerics, WeightType::kBf16),
-                                    config.moe_intermediate_size) +
+                 // For weights of any type.
+                 std::max(ActivationRowBytes(ActivationTypeOf(kernels.numerics, WeightType::kBf16),
+                                             config.moe_intermediate_size),
+                          ActivationRowBytes(ActivationType::kInt8, config.moe_intermediate_size)) +
                  2 * static_cast<int64_t>(sizeof(int32_t)));
 }
 

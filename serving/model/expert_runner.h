@@ -16,6 +16,7 @@
 #include "kernels/cpu/kernels.h"
 #include "kernels/cpu/moe.h"
 #include "prefetch/expert_provider.h"
+#include "serving/model/expert_sources.h"
 
 namespace moesaic {
 
@@ -30,6 +31,9 @@ class ExpertRunner {
   // an expert cannot be read; y is then unchanged.
   ExpertStats Run(int64_t layer, const std::byte* x, int64_t x_stride_bytes, int64_t tokens,
                   const int32_t* experts, const float* weights, float* y);
+
+  // What the experts' inputs are multiplied with first, without its data: for its type and shape.
+  PackedMatrix Gate() const { return SectionMatrix(layout_.sections[0], nullptr); }
 
   static int64_t WorkspaceBytes(const ModelConfig& config, const CpuKernels& kernels,
                                 int64_t max_tokens);

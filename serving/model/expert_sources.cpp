@@ -15,8 +15,16 @@
 namespace moesaic {
 namespace {
 
+constexpr std::pair<WeightType, DType> kSectionTypes[] = {{WeightType::kBf16, DType::kBF16},
+                                                          {WeightType::kF32, DType::kF32},
+                                                          {WeightType::kInt8, DType::kI8},
+                                                          {WeightType::kInt4, DType::kI4}};
+
 DType SectionDType(WeightType type) {
-  return type == WeightType::kBf16 ? DType::kBF16 : DType::kF32;
+  for (const auto& [weights, section] : kSectionTypes) {
+    if (weights == type) return section;
+  }
+  CHECK(false);
 }
 
 std::vector<int32_t> LayersOf(const ModelConfig& config) {
@@ -189,8 +197,10 @@ ExpertLayout MakeCpuExpertLayout(const ModelConfig& config, WeightType type) {
 }
 
 PackedMatrix SectionMatrix(const ExpertSection& section, const std::byte* blob) {
-  const WeightType type = section.dtype == DType::kF32 ? WeightType::kF32 : WeightType::kBf16;
-  return {blob + section.offset, type, section.rows, section.cols};
+  for (const auto& [weights, dtype] : kSectionTypes) {
+    if (dtype == section.dtype) return {blob + section.offset, weights, section.rows, section.cols};
+  }
+  CHECK(false);
 }
 
 std::unique_ptr<ExpertSource> MakeCheckpointExpertSource(const ModelConfig& config, WeightType type,

@@ -16,12 +16,14 @@ namespace {
 // own.
 constexpr int64_t kRowsPerTask = 8;
 
-ActivationType FloatActivations(const CpuKernels& kernels) {
-  return ActivationTypeOf(kernels.numerics, WeightType::kBf16);
-}
-
 int64_t PaddedFloats(int64_t n) {
   return ActivationRowBytes(ActivationType::kF32, n) / static_cast<int64_t>(sizeof(float));
+}
+
+// Of activations for weights of any type.
+int64_t WidestActivationRow(const CpuKernels& kernels, int64_t n) {
+  return std::max(ActivationRowBytes(ActivationTypeOf(kernels.numerics, WeightType::kBf16), n),
+                  ActivationRowBytes(ActivationType::kInt8, n));
 }
 
 AlignedBuffer ZeroedFloats(int64_t count) {
@@ -93,13 +95,12 @@ uint64_t Model::WorkspaceBytes(const ModelConfig& c, const CpuKernels& kernels,
                                  PaddedFloats(q) + c.hidden_size + c.num_experts;
   const int64_t scratch = MaxChunks(limits) * GroupPartialFloats(c) + ScoreFloats(c);
   const int64_t split = kSplitItemsPerThread * threads * MaxChunks(limits) * GroupPartialFloats(c);
-  return static_cast<uint64_t>(
-      rows * (floats_per_row * static_cast<int64_t>(sizeof(float)) +
-              ActivationRowBytes(FloatActivations(kernels), WidestProductInput(c)) +
-              ActivationRowBytes(FloatActivations(kernels), WidestMlp(c))) +
-      (scratch * threads + split) * static_cast<int64_t>(sizeof(float)) +
-      ExpertRunner::WorkspaceBytes(c, kernels, rows) +
-      RopeTable::Bytes(c.head_dim, limits.max_context_tokens));
+  return static_cast<uint64_t>(rows * (floats_per_row * static_cast<int64_t>(sizeof(float)) +
+                                       WidestActivationRow(kernels, WidestProductInput(c)) +
+                                       WidestActivationRow(kernels, WidestMlp(c))) +
+                               (scratch * threads + split) * static_cast<int64_t>(sizeof(float)) +
+                               ExpertRunner::WorkspaceBytes(c, kernels, rows) +
+                               RopeTable::Bytes(c.head_dim, limits.max_context_tokens));
 }
 
 Model::Model(ModelConfig config, ModelWeights weights, const ExpertLayout& expert_layout,
@@ -131,10 +132,10 @@ Model::Model(ModelConfig config, ModelWeights weights, const ExpertLayout& exper
   scratch_ = ZeroedFloats(pool_.threads() * scratch_stride_);
   split_partials_ = ZeroedFloats(kSplitItemsPerThread * pool_.threads() * MaxChunks(limits_) *
                                  GroupPartialFloats(c));
-  activations_ = AlignedBuffer(static_cast<size_t>(
-      rows * ActivationRowBytes(FloatActivations(kernels_), WidestProductInput(c))));
-  mlp_hidden_ = AlignedBuffer(
-      static_cast<size_t>(rows * ActivationRowBytes(FloatActivations(kernels_), WidestMlp(c))));
+  activations_ = AlignedBuffer(
+      static_cast<size_t>(rows * WidestActivationRow(kernels_, WidestProductInput(c))));
+  mlp_hidden_ =
+      AlignedBuffer(static_cast<size_t>(rows * WidestActivationRow(kernels_, WidestMlp(c))));
   expert_ids_.resize(static_cast<size_t>(rows * c.top_k));
   expert_weights_.resize(expert_ids_.size());
   row_slice_.resize(static_cast<size_t>(rows));
@@ -153,16 +154,17 @@ void Model::ForRows(int64_t rows, FunctionRef<void(int64_t row)> body) {
   });
 }
 
-const std::byte* Model::Activate(const float* x, int64_t stride, int64_t rows, int64_t k,
-                                 int64_t* stride_bytes) {
-  if (kernels_.numerics == NumericsClass::kF32) {  // the rows are what the products want already
+const std::byte* Model::Activate(const float* x, int64_t stride, int64_t rows,
+                                 const PackedMatrix& w, int64_t* stride_bytes) {
+  const ActivationType type = ActivationTypeOf(kernels_.numerics, w.type);
+  if (type == ActivationType::kF32) {  // the rows are what the products want already
     *stride_bytes = stride * static_cast<int64_t>(sizeof(float));
     return reinterpret_cast<const std::byte*>(x);
   }
-  const int64_t row_bytes = ActivationRowBytes(FloatActivations(kernels_), k);
+  const int64_t row_bytes = ActivationRowBytes(type, w.k);
   *stride_bytes = row_bytes;
   ForRows(rows, [&](int64_t row) {
-    kernels_.prepare_activations(x + row * stride, stride, 1, k, FloatActivations(kernels_),
+    kernels_.prepare_activations(x + row * stride, stride, 1, w.k, type,
                                  activations_.data() + row * row_bytes, row_bytes);
   });
   return activations_.data();
@@ -218,8 +220,7 @@ StepStats Model::Forward(const ForwardBatch& batch, RoutingHook* hook) {
       stats.moe_us += watch.Lap() - static_cast<int64_t>(experts.blocked_us);
     } else {
       int64_t stride_bytes = 0;
-      const std::byte* x =
-          Activate(normed_.as<float>(), norm_stride_, rows, config_.hidden_size, &stride_bytes);
+      const std::byte* x = Activate(normed_.as<float>(), norm_stride_, rows, w.gate, &stride_bytes);
       Mlp(w, x, stride_bytes, rows, mlp_out_.as<float>());
       ForRows(rows, [&](int64_t row) {
         kernels_.axpy(1.0f, mlp_out_.as<float>() + row * config_.hidden_size, config_.hidden_size,
@@ -237,8 +238,7 @@ void Model::Attention(int64_t layer, const ForwardBatch& batch) {
   const auto rows = static_cast<int64_t>(batch.tokens.size());
   NormRows(w.input_norm, rows);
   MatmulArgs qkv;
-  qkv.x =
-      Activate(normed_.as<float>(), norm_stride_, rows, config_.hidden_size, &qkv.x_stride_bytes);
+  qkv.x = Activate(normed_.as<float>(), norm_stride_, rows, w.qkv, &qkv.x_stride_bytes);
   qkv.m = rows;
   qkv.w = w.qkv;
   qkv.bias = w.qkv_bias;
@@ -250,8 +250,7 @@ void Model::Attention(int64_t layer, const ForwardBatch& batch) {
   Attend(layer, batch);
 
   MatmulArgs out;
-  out.x = Activate(attn_.as<float>(), attn_stride_, rows, config_.num_heads * config_.head_dim,
-                   &out.x_stride_bytes);
+  out.x = Activate(attn_.as<float>(), attn_stride_, rows, w.output, &out.x_stride_bytes);
   out.m = rows;
   out.w = w.output;
   out.bias = w.output_bias;
@@ -430,12 +429,13 @@ ExpertStats Model::SparseMlp(int64_t layer, const ForwardBatch& batch, RoutingHo
     hook->OnRouting(layer, batch, {expert_ids_.data(), pairs}, {expert_weights_.data(), pairs});
   }
   int64_t stride_bytes = 0;
-  const std::byte* x =
-      Activate(normed_.as<float>(), norm_stride_, rows, config_.hidden_size, &stride_bytes);
+  const PackedMatrix expert = runner_.Gate();
+  const std::byte* x = Activate(normed_.as<float>(), norm_stride_, rows, expert, &stride_bytes);
   const ExpertStats stats = runner_.Run(layer, x, stride_bytes, rows, expert_ids_.data(),
                                         expert_weights_.data(), hidden_.as<float>());
   if (w.gate.n == 0) return stats;
 
+  CHECK(w.gate.type == expert.type);  // x serves both
   Mlp(w, x, stride_bytes, rows, mlp_out_.as<float>());
   if (w.shared_gate.n > 0) {
     MatmulArgs gate;
@@ -465,7 +465,8 @@ void Model::Mlp(const LayerWeights& w, const std::byte* x, int64_t x_stride_byte
   gate_up.gate = w.gate;
   gate_up.up = w.up;
   gate_up.h = mlp_hidden_.data();
-  gate_up.h_stride_bytes = ActivationRowBytes(FloatActivations(kernels_), w.gate.n);
+  gate_up.h_stride_bytes =
+      ActivationRowBytes(ActivationTypeOf(kernels_.numerics, w.down.type), w.gate.n);
   ParallelGateUp(pool_, kernels_, gate_up);
   MatmulArgs down;
   down.x = mlp_hidden_.data();
@@ -487,8 +488,7 @@ void Model::Logits(std::span<const int32_t> rows, float* out) {
                       normed_.as<float>() + i * norm_stride_);
   });
   MatmulArgs head;
-  head.x =
-      Activate(normed_.as<float>(), norm_stride_, count, config_.hidden_size, &head.x_stride_bytes);
+  head.x = Activate(normed_.as<float>(), norm_stride_, count, weights_.head, &head.x_stride_bytes);
   head.m = count;
   head.w = weights_.head;
   head.y = out;

@@ -97,7 +97,8 @@ class Model {
            float* out);
   void Route(const LayerWeights& w, int64_t rows);
   void NormRows(const float* weight, int64_t rows);
-  const std::byte* Activate(const float* x, int64_t stride, int64_t rows, int64_t k,
+  // Rows as a product with weights of w's type and inputs wants them.
+  const std::byte* Activate(const float* x, int64_t stride, int64_t rows, const PackedMatrix& w,
                             int64_t* stride_bytes);
   std::byte* KvBlock(int64_t layer, int32_t block);
   void ForRows(int64_t rows, FunctionRef<void(int64_t row)> body);

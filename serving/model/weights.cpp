@@ -144,13 +144,15 @@ uint64_t ModelWeights::LayOut(const ModelConfig& c, WeightType type, std::byte* 
   ArenaCursor arena(base);
   // A checkpoint whose values are not bf16 keeps its router exact: a rounded router picks other
   // experts.
-  const WeightType router_type = c.checkpoint_dtype == DType::kBF16 && type == WeightType::kBf16
+  const WeightType router_type = c.checkpoint_dtype == DType::kBF16 && type != WeightType::kF32
                                      ? WeightType::kBf16
                                      : WeightType::kF32;
   const int64_t q_rows = c.num_heads * c.head_dim;
   const int64_t kv_rows = c.num_kv_heads * c.head_dim;
-  embedding = arena.Matrix(type, c.vocab_size, c.hidden_size);
-  head = c.tie_word_embeddings ? embedding : arena.Matrix(type, c.vocab_size, c.hidden_size);
+  // Four bits cost the output more than they save.
+  const WeightType head_type = type == WeightType::kInt4 ? WeightType::kInt8 : type;
+  head = arena.Matrix(head_type, c.vocab_size, c.hidden_size);
+  embedding = c.tie_word_embeddings ? head : arena.Matrix(type, c.vocab_size, c.hidden_size);
   final_norm = arena.Vector(c.hidden_size);
   layers.assign(static_cast<size_t>(c.num_layers), LayerWeights{});
   for (size_t l = 0; l < layers.size(); ++l) {

@@ -36,8 +36,8 @@ struct DeviceOptions {
 struct EngineOptions {
   std::filesystem::path model_dir;  // resolved (ResolveModelPath)
   LoadFormat load_format = LoadFormat::kAuto;
-  std::string dtype = "auto";           // auto, bfloat16, float32: type of the weights in memory
-  std::string kv_cache_dtype = "auto";  // auto (as the weights), bfloat16, float32
+  std::string dtype = "auto";           // of weights in memory: auto, bfloat16, float32, int8, int4
+  std::string kv_cache_dtype = "auto";  // auto (float32 with such weights), bfloat16, float32
   uint64_t seed = 0;                    // of dummy weights
 
   // Memory. machine_memory_bytes is what this process may take in all (cgroup limits included).
@@ -70,6 +70,10 @@ struct EngineOptions {
   std::filesystem::path state_file;      // empty: what is learned ends with the process
   double state_interval_s = 300;         // 0: saved at the end only
 };
+
+// What dtype and kv_cache_dtype mean. Throw Error(kInvalidArgument).
+WeightType ChooseWeightType(const EngineOptions& options);
+WeightType ChooseKvType(const EngineOptions& options);
 
 // One line of the memory ledger.
 struct LedgerEntry {

@@ -16,8 +16,6 @@
 
 namespace moesaic {
 
-WeightType ChooseWeightType(const EngineOptions& options);
-WeightType ChooseKvType(const EngineOptions& options);
 ModelLimits LimitsOf(const EngineOptions& options, const EnginePlan& plan);
 PredictorShape PredictorShapeOf(const EngineOptions& options, const ModelConfig& config);
 // Slots behind one link, of the link that has most.

@@ -63,12 +63,16 @@ uint64_t PredictorBytes(const EngineOptions& options, const ModelConfig& config,
 WeightType ChooseWeightType(const EngineOptions& options) {
   if (options.dtype == "auto" || options.dtype == "bfloat16") return WeightType::kBf16;
   if (options.dtype == "float32") return WeightType::kF32;
-  Fail(ErrorKind::kInvalidArgument, "--dtype: '{}' is not known; use auto, bfloat16 or float32",
-       options.dtype);
+  if (options.dtype == "int8") return WeightType::kInt8;
+  if (options.dtype == "int4") return WeightType::kInt4;
+  Fail(ErrorKind::kInvalidArgument,
+       "--dtype: '{}' is not known; use auto, bfloat16, float32, int8 or int4", options.dtype);
 }
 
 WeightType ChooseKvType(const EngineOptions& options) {
-  if (options.kv_cache_dtype == "auto") return ChooseWeightType(options);
+  if (options.kv_cache_dtype == "auto") {
+    return ChooseWeightType(options) == WeightType::kF32 ? WeightType::kF32 : WeightType::kBf16;
+  }
   if (options.kv_cache_dtype == "bfloat16") return WeightType::kBf16;
   if (options.kv_cache_dtype == "float32") return WeightType::kF32;
   Fail(ErrorKind::kInvalidArgument,

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <string>
@@ -156,6 +157,40 @@ TEST_P(ExactnessTest, F32ClassIsOneAcrossInstructionSets) {
     ModelHarness model(GetParam(), options);
     hashes.push_back(HashOf(RunOne(model, 3, 32)));
     EXPECT_EQ(hashes.back(), hashes.front()) << IsaName(isa);
+  }
+}
+
+// Integer sums are exact, so that quantised products have the same bits on every instruction set.
+TEST_P(ExactnessTest, QuantisedWeights) {
+  const TempDir store;
+  const ModelConfig config = LoadModelConfig(GetParam());
+  const int64_t all = config.num_sparse_layers() * config.num_experts;
+  for (const WeightType type : {WeightType::kInt8, WeightType::kInt4}) {
+    uint64_t expected = 0;
+    for (const Isa isa : Supported()) {
+      HarnessOptions options;
+      options.isa = isa;
+      options.weight_type = type;
+      options.kv_blocks = 64;
+      uint64_t plain = 0;
+      {
+        ModelHarness model(GetParam(), options);
+        plain = HashOf(RunOne(model, 2, 70));
+      }
+      if (expected == 0) expected = plain;
+      // The router's products are in the class of the instruction set.
+      if (KernelsFor(isa).numerics == NumericsClass::kF32) {
+        EXPECT_EQ(plain, expected) << IsaName(isa);
+      }
+      options.threads = 2;
+      options.expert_slots = std::max<int64_t>(1, all / 5);
+      options.expert_store = store.path() / (std::string(WeightTypeName(type)) + IsaName(isa));
+      ModelHarness model(GetParam(), options);
+      for (const int64_t chunk : {1, 7, 32}) {
+        EXPECT_EQ(HashOf(RunOne(model, 2, chunk)), plain)
+            << WeightTypeName(type) << " " << IsaName(isa) << " chunk " << chunk;
+      }
+    }
   }
 }
 
