@@ -35,7 +35,7 @@ double HitRate(const ExpertStats& experts) {
   return all == 0 ? 1 : static_cast<double>(experts.hits) / static_cast<double>(all);
 }
 
-std::string Percent(double share) { return fmt::format("{:.0f}%", 100 * share); }
+std::string WholePercent(double share) { return fmt::format("{:.0f}%", 100 * share); }
 
 }  // namespace
 
@@ -90,14 +90,14 @@ std::string ThroughputText(std::span<const ThroughputRow> rows) {
         fmt::format("{:.2f} .. {:.2f}", *least, *most),
         fmt::format("{:.1f}", row.bytes_per_s * 1e-9),
         fmt::format("{:.1f}", row.flop_per_s * 1e-9),
-        fmt::format("{} of {}", Percent(row.peak_share()),
+        fmt::format("{} of {}", WholePercent(row.peak_share()),
                     row.memory_bound()
                         ? fmt::format("{:.1f} GB/s", row.peaks.read_bytes_per_s * 1e-9)
                         : fmt::format("{:.0f} GFLOP/s", row.peaks.flop_per_s * 1e-9)),
-        Percent(shares.attention),
-        Percent(shares.mlp),
-        Percent(shares.waiting),
-        Percent(shares.rest),
+        WholePercent(shares.attention),
+        WholePercent(shares.mlp),
+        WholePercent(shares.waiting),
+        WholePercent(shares.rest),
     });
   }
   return table.Render();
