@@ -165,8 +165,13 @@ std::string WhyNotCurrent(const ModelConfig& config, WeightType type, uint64_t f
       header.sparse_layers != LayersOf(config)) {
     return "it was made for another model";
   }
-  if (!SameLayout(header.layout, MakeCpuExpertLayout(config, type))) {
-    return "its weights have another type or layout";
+  const ExpertLayout wanted = MakeCpuExpertLayout(config, type);
+  if (!SameLayout(header.layout, wanted)) {
+    const DType found = header.layout.sections.empty() ? wanted.sections.front().dtype
+                                                       : header.layout.sections.front().dtype;
+    if (found == wanted.sections.front().dtype) return "its weights have another layout";
+    return fmt::format("its weights are {} and not {} (--dtype)", DTypeName(found),
+                       DTypeName(wanted.sections.front().dtype));
   }
   if (header.source_fingerprint != fingerprint)
     return "the checkpoint has changed since it was made";

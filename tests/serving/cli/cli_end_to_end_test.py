@@ -246,6 +246,18 @@ class Pack(unittest.TestCase):
             self.assertNotIn("is current", run("pack", str(model), "-o", str(store)).stdout)
             self.assertEqual(run(*use).returncode, 0)
 
+    def test_quantised_store(self):
+        with tempfile.TemporaryDirectory() as directory:
+            store = str(pathlib.Path(directory) / "store")
+            self.assertIn("6.0 MiB", run("pack", MODEL, "-o", store, "--dtype", "int4", "--verify").stdout)
+            use = ["run", MODEL, *GREEDY, PROMPT, "--dtype", "int4"]
+            whole = run(*use)
+            self.assertEqual(whole.returncode, 0, whole.stderr)
+            self.assertEqual(run(*use, "--expert-memory", "25%", "--expert-store", store).stdout, whole.stdout)
+            other = run("run", MODEL, *GREEDY, PROMPT, "--expert-store", store)
+            self.assertEqual(other.returncode, 2)
+            self.assertIn("are i4 and not bf16 (--dtype)", other.stderr)
+
     def test_damage_is_found(self):
         with tempfile.TemporaryDirectory() as directory:
             store = pathlib.Path(directory) / "store"
@@ -279,6 +291,13 @@ class Perplexity(unittest.TestCase):
         self.assertGreater(all_of_it["perplexity"], 20)
         self.assertLess(all_of_it["perplexity"], 2000)
         self.assertEqual(self.measure("--expert-memory", "25%")["mean_nll"], all_of_it["mean_nll"])
+
+    def test_what_quantising_costs(self):
+        exact = self.measure()["mean_nll"]
+        for dtype, most in (("int8", 0.02), ("int4", 0.08)):
+            quantised = self.measure("--dtype", dtype)["mean_nll"]
+            self.assertNotEqual(quantised, exact)
+            self.assertLess(abs(quantised - exact), most, dtype)
 
     def test_mistakes(self):
         result = run("perplexity", MODEL, self.TEXT, "--context", "100000")
@@ -486,7 +505,8 @@ class LearnedState(unittest.TestCase):
 
 
 class Bench(unittest.TestCase):
-    QUICK = ("--repetitions", "2", "--prompt-tokens", "32,70", "--output-tokens", "8")
+    SHORT = ("--prompt-tokens", "32,70", "--output-tokens", "8")
+    QUICK = ("--repetitions", "2", *SHORT)
 
     def measure(self, *arguments):
         result = run("bench", *arguments, "--json")
@@ -507,16 +527,21 @@ class Bench(unittest.TestCase):
             for key in ("tokens_per_s_min", "bytes_per_s", "flops_per_s", "peak_share"):
                 self.assertGreater(row[key], 0, key)
             self.assertEqual(row["expert_hit_rate"], 1)
-        # The same work per token, whatever the number of threads; less of it when tokens share weights.
+        # The same work per token, whatever the number of threads; less of it when tokens share weights. One repetition:
+        # the tokens of each are others.
+        rows = self.measure(MODEL, *self.SHORT, "--repetitions", "1", "--batch", "1,3", "--threads", "1,2",
+                            "--max-num-batched-tokens", "64")
+
         def per_token(row, key):
             return row[key] / row["tokens_per_s"]
         for one, two in zip(rows[:4], rows[4:]):
             for key in ("bytes_per_s", "flops_per_s"):
-                self.assertAlmostEqual(per_token(two, key) / per_token(one, key), 1, delta=0.05)
+                self.assertAlmostEqual(per_token(two, key) / per_token(one, key), 1, 6)
         self.assertLess(per_token(rows[3], "bytes_per_s"), 0.8 * per_token(rows[2], "bytes_per_s"))
 
     def test_experts_on_disk(self):
-        row = self.measure(MODEL, *self.QUICK, "--prompt-tokens", "0", "--expert-memory", "25%")[0]
+        row = self.measure(MODEL, "--repetitions", "2", "--prompt-tokens", "0", "--output-tokens", "8", "--expert-memory",
+                           "25%")[0]
         self.assertEqual(row["test"], "tg8")
         self.assertLess(row["expert_hit_rate"], 1)
         self.assertGreater(row["expert_bytes_read_per_s"], 0)
