@@ -169,6 +169,11 @@ def report(run, trace_name, change, plots):
                      f"{result['calibration_error']['1']:.4f}", f"{result['calibration_error']['4']:.4f}"])
     out.append(table(["predictor", "blocked", "bytes", "hits", "recall@k, distance 1", "2", "3", "4",
                       "@1.5k, 1", "@2k, 1", "calibration error, 1", "4"], rows))
+    out.append("The default by distance:\n")
+    blend = get(alone["blend"])
+    out.append(table(["layers ahead", "recall@k", "@1.5k", "@2k", "calibration error"],
+                     [[d] + [f"{blend[key][d]:.3f}" for key in ("recall_at_k", "recall_at_1.5k", "recall_at_2k")] +
+                      [f"{blend['calibration_error'][d]:.4f}"] for d in "1234"]))
     if others:
         out.append("The default on other traces, beside the best of the other predictors at each distance:\n")
         rows = []
