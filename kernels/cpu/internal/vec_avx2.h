@@ -209,9 +209,10 @@ MOESAIC_INLINE void Transpose16(const std::byte* src, int64_t stride_bytes, std:
 // At most 12 of 16 registers are accumulators, and a Vec16 takes two.
 constexpr int kMaxTileRows = 6;
 constexpr int TilePanels(int rows) { return rows == 1 ? 4 : rows == 2 ? 3 : rows == 3 ? 2 : 1; }
-constexpr int kMaxHeads = 4;
-constexpr int ScoreBlocksFor(int heads) { return heads == 1 ? 4 : heads <= 3 ? 2 : 1; }
-constexpr int ValueVectorsFor(int heads) { return heads == 1 ? 4 : heads <= 3 ? 2 : 1; }
+constexpr int kMaxQueries = 6;
+constexpr int kMaxExactQueries = 6;
+constexpr int ScoreBlocksFor(int queries) { return queries == 1 ? 4 : queries <= 3 ? 2 : 1; }
+constexpr int ValueVectorsFor(int queries) { return queries == 1 ? 4 : queries <= 3 ? 2 : 1; }
 
 }  // namespace
 }  // namespace moesaic

@@ -149,9 +149,10 @@ constexpr int kMaxTileRows = 12;
 constexpr int TilePanels(int rows) {
   return rows <= 2 ? 8 : rows <= 4 ? 6 : rows <= 6 ? 4 : rows <= 8 ? 3 : 2;
 }
-constexpr int kMaxHeads = 8;
-constexpr int ScoreBlocksFor(int heads) { return heads == 1 ? 8 : heads == 2 ? 4 : 2; }
-constexpr int ValueVectorsFor(int heads) { return heads <= 2 ? 8 : heads <= 6 ? 4 : 3; }
+constexpr int kMaxQueries = 12;
+constexpr int kMaxExactQueries = 8;  // between the two there are no tiles
+constexpr int ScoreBlocksFor(int queries) { return queries <= 5 ? 4 : 2; }
+constexpr int ValueVectorsFor(int queries) { return queries <= 2 ? 8 : queries <= 6 ? 4 : 2; }
 
 }  // namespace
 }  // namespace moesaic

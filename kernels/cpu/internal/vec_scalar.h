@@ -149,7 +149,8 @@ MOESAIC_INLINE void Transpose16(const std::byte* src, int64_t stride_bytes, std:
 // Register tiles (matmul.h, attention.h).
 constexpr int kMaxTileRows = 4;
 constexpr int TilePanels(int) { return 1; }
-constexpr int kMaxHeads = 4;
+constexpr int kMaxQueries = 4;
+constexpr int kMaxExactQueries = 4;
 constexpr int ScoreBlocksFor(int) { return 1; }
 constexpr int ValueVectorsFor(int) { return 1; }
 
