@@ -98,6 +98,7 @@ class Decoder {
     return Hash64({reinterpret_cast<const std::byte*>(out_.data()), out_.size() * sizeof(float)});
   }
 
+  void Rewind() { next_ = 0; }
   void Attend() {
     ForItems([&](int64_t sequence, int64_t head, float* scratch, float* out) {
       AttendArgs args;
@@ -180,6 +181,7 @@ void Decode(const CpuKernels& kernels, int rounds) {
           }
           Measure(candidates, rounds, 0.01,
                   threads == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC);
+          decoder.Rewind();
           decoder.Attend();
           const auto rate = [&](size_t i) {
             return decoder.CallBytes() / candidates[i].Median() / 1e9;

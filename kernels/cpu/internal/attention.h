@@ -19,6 +19,8 @@ static_assert(kMaxQueries <= kMaxAttentionTile);
 
 // How far ahead of its use memory is asked for: beyond its latency, within a level 1 cache.
 constexpr int64_t kAheadBytes = 4096;
+// Values that are gone through once for every few columns of the tile.
+constexpr int64_t kRunBytes = 8192;
 
 struct Query {
   const float* q;
@@ -142,16 +144,34 @@ MOESAIC_INLINE void ValueStep(const std::byte* values, int64_t pair, int64_t pad
   }
 }
 
-// One block's tokens [from, to): partials += weights * values for M queries from `query` on and D
-// vectors of 16 dimensions from `dim` on. The same place of `ahead` is asked for.
+// Tokens [from, to) of a block, from its values, their weights and, to be asked for, what is read
+// a while later.
 template <class Kv, int M, int D>
-MOESAIC_INLINE void AddValueColumns(const QueryTile& tile, int64_t query, int64_t block,
-                                    int64_t from, int64_t to, int64_t dim, const std::byte* ahead) {
+MOESAIC_INLINE void AddTokens(const std::byte* values, const std::byte* ahead, int64_t padded,
+                              int64_t dim, const float* weights, int64_t from, int64_t to,
+                              Vec16 (&sums)[M][D]) {
+  for (int64_t pair = from / 2; pair < CeilDiv(to, 2); ++pair) {
+    MOESAIC_UNROLL
+    for (int d = 0; d < D; ++d) __builtin_prefetch(ahead + (pair * padded + dim + d * kLanes) * 4);
+    if (2 * pair >= from) ValueStep<Kv, M, D, 0>(values, pair, padded, dim, weights, sums);
+    if (2 * pair + 1 < to) ValueStep<Kv, M, D, 1>(values, pair, padded, dim, weights, sums);
+  }
+}
+
+// Tokens [from, to) of blocks [begin, end).
+struct ValueRun {
+  int64_t begin, end;
+  int64_t from = 0;
+  int64_t to = kKvBlockTokens;
+};
+
+// partials += weights * values for M queries from `query` on and D vectors of 16 dimensions from
+// `dim` on.
+template <class Kv, int M, int D>
+MOESAIC_INLINE void AddValueColumns(const QueryTile& tile, int64_t query, const ValueRun& run,
+                                    int64_t ahead_blocks, int64_t dim) {
   const int64_t padded = RoundUp(tile.args->layout.head_dim, kLanes);
   const int64_t stride = padded + 16;
-  const std::byte* values = tile.Values<Kv>(block);
-  const float* weights =
-      tile.weights + query * kAttentionChunkTokens + (block - tile.block_begin) * kKvBlockTokens;
   float* partial = tile.partials + query * stride + dim;
   Vec16 sums[M][D];
   MOESAIC_UNROLL
@@ -159,11 +179,16 @@ MOESAIC_INLINE void AddValueColumns(const QueryTile& tile, int64_t query, int64_
     MOESAIC_UNROLL
     for (int d = 0; d < D; ++d) sums[m][d] = Load(partial + m * stride + d * kLanes);
   }
-  for (int64_t pair = from / 2; pair < CeilDiv(to, 2); ++pair) {
-    MOESAIC_UNROLL
-    for (int d = 0; d < D; ++d) __builtin_prefetch(ahead + (pair * padded + dim + d * kLanes) * 4);
-    if (2 * pair >= from) ValueStep<Kv, M, D, 0>(values, pair, padded, dim, weights, sums);
-    if (2 * pair + 1 < to) ValueStep<Kv, M, D, 1>(values, pair, padded, dim, weights, sums);
+  for (int64_t block = run.begin; block < run.end; ++block) {
+    const std::byte* values = tile.Values<Kv>(block);
+    const std::byte* ahead = tile.ValuesOrNextKeys<Kv>(block + ahead_blocks);
+    const float* weights =
+        tile.weights + query * kAttentionChunkTokens + (block - tile.block_begin) * kKvBlockTokens;
+    if (run.to - run.from == kKvBlockTokens) {
+      AddTokens<Kv, M, D>(values, ahead, padded, dim, weights, 0, kKvBlockTokens, sums);
+    } else {
+      AddTokens<Kv, M, D>(values, ahead, padded, dim, weights, run.from, run.to, sums);
+    }
   }
   MOESAIC_UNROLL
   for (int m = 0; m < M; ++m) {
@@ -173,53 +198,62 @@ MOESAIC_INLINE void AddValueColumns(const QueryTile& tile, int64_t query, int64_
 }
 
 template <class Kv, int M>
-void AddBlockValues(const QueryTile& tile, int64_t query, int64_t block, int64_t from, int64_t to,
-                    const std::byte* ahead) {
+void AddValueRun(const QueryTile& tile, int64_t query, const ValueRun& run, int64_t ahead_blocks) {
+  if (run.from >= run.to) return;
   constexpr int kVectors = ValueVectorsFor(M);
   const int64_t padded = RoundUp(tile.args->layout.head_dim, kLanes);
   int64_t dim = 0;
   for (; dim + kVectors * kLanes <= padded; dim += kVectors * kLanes) {
-    AddValueColumns<Kv, M, kVectors>(tile, query, block, from, to, dim, ahead);
+    AddValueColumns<Kv, M, kVectors>(tile, query, run, ahead_blocks, dim);
   }
   if constexpr (kVectors > 2) {
     for (; dim + 2 * kLanes <= padded; dim += 2 * kLanes) {
-      AddValueColumns<Kv, M, 2>(tile, query, block, from, to, dim, ahead);
+      AddValueColumns<Kv, M, 2>(tile, query, run, ahead_blocks, dim);
     }
   }
   for (; dim < padded; dim += kLanes) {
-    AddValueColumns<Kv, M, 1>(tile, query, block, from, to, dim, ahead);
+    AddValueColumns<Kv, M, 1>(tile, query, run, ahead_blocks, dim);
   }
 }
 
 template <class Kv, int M>
 void AddValues(const QueryTile& tile) {
-  const int64_t value_bytes =
-      HeadBytes<Kv>(tile.args->layout.head_dim) - Kv::KeyBytes(tile.args->layout.head_dim);
+  const int64_t head_dim = tile.args->layout.head_dim;
+  const int64_t value_bytes = HeadBytes<Kv>(head_dim) - Kv::KeyBytes(head_dim);
   const int64_t ahead_blocks = CeilDiv(kAheadBytes, value_bytes);
-  // Positions inside the block; what not all queries see is added query by query, before and after
-  // what all see, so that every query has its positions in ascending order.
+  // Blocks whose columns are taken one after the other while they are near.
+  const int64_t run_blocks = MaxOf<int64_t>(kRunBytes / value_bytes, 1);
   const auto in_block = [](int64_t position, int64_t block) {
     return MinOf(MaxOf<int64_t>(position - block * kKvBlockTokens, 0), kKvBlockTokens);
   };
-  for (int64_t block = tile.block_begin; block < tile.block_end; ++block) {
-    const std::byte* ahead = tile.ValuesOrNextKeys<Kv>(block + ahead_blocks);
+  int64_t block = tile.block_begin;
+  while (block < tile.block_end) {
     const int64_t from = in_block(tile.begin, block);
     const int64_t to = in_block(tile.end, block);
-    if (from > 0) {
-      for (int64_t m = 0; m < M; ++m) {
-        const Query& query = tile.queries[m];
-        const int64_t stop = in_block(MinOf(query.end, tile.begin), block);
-        AddBlockValues<Kv, 1>(tile, m, block, in_block(query.begin, block), stop, ahead);
-      }
+    if (to - from == kKvBlockTokens) {
+      const int64_t end = MinOf(block + run_blocks, tile.end / kKvBlockTokens);
+      AddValueRun<Kv, M>(tile, 0, {block, end}, ahead_blocks);
+      block = end;
+      continue;
     }
-    if (from < to) AddBlockValues<Kv, M>(tile, 0, block, from, to, ahead);
-    if (to < kKvBlockTokens) {
-      for (int64_t m = 0; m < M; ++m) {
-        const Query& query = tile.queries[m];
-        const int64_t start = in_block(MaxOf(query.begin, tile.end), block);
-        AddBlockValues<Kv, 1>(tile, m, block, start, in_block(query.end, block), ahead);
-      }
+    // What not all queries see is added query by query, before and after what all see, so that
+    // every query has its positions in ascending order.
+    for (int64_t m = 0; from > 0 && m < M; ++m) {
+      const Query& query = tile.queries[m];
+      AddValueRun<Kv, 1>(tile, m,
+                         {block, block + 1, in_block(query.begin, block),
+                          in_block(MinOf(query.end, tile.begin), block)},
+                         ahead_blocks);
     }
+    if (from < to) AddValueRun<Kv, M>(tile, 0, {block, block + 1, from, to}, ahead_blocks);
+    for (int64_t m = 0; to < kKvBlockTokens && m < M; ++m) {
+      const Query& query = tile.queries[m];
+      AddValueRun<Kv, 1>(tile, m,
+                         {block, block + 1, in_block(MaxOf(query.begin, tile.end), block),
+                          in_block(query.end, block)},
+                         ahead_blocks);
+    }
+    ++block;
   }
 }
 

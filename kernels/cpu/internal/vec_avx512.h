@@ -143,6 +143,19 @@ MOESAIC_INLINE void Transpose16(const std::byte* src, int64_t stride_bytes, std:
   }
 }
 
+MOESAIC_INLINE float SumLanes(Vec16 a) {
+  const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+MOESAIC_INLINE float MaxLanes(Vec16 a) {
+  const __m256 eight = _mm256_max_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+
 // At most 24 accumulators of 32 registers; few rows take many panels, which hides the latency of a
 // multiply-add and keeps several streams of weights in flight.
 constexpr int kMaxTileRows = 12;
