@@ -133,7 +133,8 @@ struct GateUpArgs {
 
 // KV cache of one layer in blocks of 16 tokens. One block holds, for each KV head, a key panel
 // [ceil(d/2)][16][2] bf16 (the layout of PackedMatrix, so scores need no reduction across lanes)
-// and values [16][d rounded up to 16] bf16.
+// and values [8][d rounded up to 16][2] bf16: two tokens side by side, so that one line gives two
+// vectors with one instruction each.
 constexpr int64_t kKvBlockTokens = 16;
 // Scores are reduced in chunks of this many positions, cut at absolute positions; partial results
 // are merged in ascending order. It is part of the summation order: the chunks may be computed
@@ -143,7 +144,7 @@ constexpr int64_t kAttentionChunkTokens = 256;
 struct KvLayout {
   int64_t num_kv_heads = 0;
   int64_t head_dim = 0;
-  WeightType type = WeightType::kBf16;  // kF32: key panel [d][16] f32, values f32
+  WeightType type = WeightType::kBf16;  // kF32: key panel [d][16], values [16][d rounded up to 16]
   int64_t element_bytes() const { return type == WeightType::kBf16 ? 2 : 4; }
   // One head, one block.
   int64_t key_bytes() const {
@@ -155,17 +156,34 @@ struct KvLayout {
   int64_t block_bytes() const { return num_kv_heads * head_bytes(); }  // one layer
 };
 
+// Queries of `rows` consecutive tokens of one sequence that share a KV head.
 struct AttendArgs {
-  const float* q = nullptr;  // [group, head_dim] queries that share the KV head, stride q_stride
+  const float* q = nullptr;  // head g of row r: q + r * q_row_stride + g * q_stride, [head_dim]
   int64_t q_stride = 0;      // in floats
+  int64_t q_row_stride = 0;
+  int64_t rows = 1;
   int64_t group = 0;
   float scale = 1.0f;
   KvLayout layout;
   int64_t kv_head = 0;
   const std::byte* const* blocks = nullptr;  // block i of the sequence: this layer's block memory
-  int64_t context_begin = 0;  // positions [context_begin, context_end) are attended to (a sliding
-  int64_t context_end = 0;    // window makes begin > 0)
+  int64_t context_end = 0;                   // row r sees the positions before context_end + r:
+  int64_t window = 0;                        // all of them (0) or the last `window`
 };
+
+// Query of a partial result of attention: [head_dim rounded up to 16] sums of exp(score - max) *
+// value, then max, then the sum of exp(score - max), which is 0 when there is no position in it.
+constexpr int64_t AttentionPartialFloats(int64_t head_dim) {
+  return (head_dim + 15) / 16 * 16 + 16;
+}
+// Rows of a prompt that one call should take: so many queries that a chunk, which the first tile of
+// queries brings into the second-level cache, is worth its way (docs/benchmarks.md).
+constexpr int64_t AttentionRows(int64_t group) { return group < 48 ? 48 / group : 1; }
+// Queries that one pass over a chunk computes, at most.
+constexpr int64_t kMaxAttentionTile = 16;
+constexpr int64_t AttentionScratchFloats(int64_t head_dim) {
+  return kMaxAttentionTile * (kAttentionChunkTokens + AttentionPartialFloats(head_dim));
+}
 
 // Sums of byte columns (tracer/eam_collection.h): what add_columns wants, so that 16 bits hold
 // every sum of one call: 255 * 257 = 2^16 - 1.
@@ -211,15 +229,20 @@ struct CpuKernels {
   // head.
   void (*store_kv)(const KvLayout& layout, std::byte* block, int64_t kv_head,
                    int64_t token_in_block, const float* key, const float* value) = nullptr;
-  // One chunk (chunk c covers positions [c, c + 1) * kAttentionChunkTokens, cut to the context) of
-  // one token and KV head. partial: [group][head_dim rounded up to 16, then max, then sum] floats
-  // with stride AttentionPartialFloats(head_dim). scratch: group * kAttentionChunkTokens floats.
-  void (*attend_chunk)(const AttendArgs& args, int64_t chunk, float* partial,
-                       float* scratch) = nullptr;
-  // Merges `chunks` consecutive partials ([chunks][group][...]) in order; out: [group, head_dim],
-  // stride out_stride floats.
-  void (*merge_chunks)(const float* partials, int64_t chunks, int64_t group, int64_t head_dim,
-                       float* out, int64_t out_stride) = nullptr;
+  // Chunks [chunk_begin, chunk_end) (chunk c covers positions [c, c + 1) * kAttentionChunkTokens)
+  // of all queries of `args`, each folded into the partials [rows][group][AttentionPartialFloats]
+  // at partials + (chunk - chunk_begin) * chunk_stride floats; with stride 0 into the same, one
+  // after the other. The caller has set them to zero, which is no position. scratch:
+  // AttentionScratchFloats(head_dim).
+  void (*attend_chunks)(const AttendArgs& args, int64_t chunk_begin, int64_t chunk_end,
+                        float* partials, int64_t chunk_stride, float* scratch) = nullptr;
+  // totals += partials, for `queries` of both. Folding the chunks in ascending order gives the bits
+  // of attend_chunks with stride 0.
+  void (*fold_partials)(const float* partials, int64_t queries, int64_t head_dim,
+                        float* totals) = nullptr;
+  // out[i * out_stride ..] = the attention [head_dim] of query i.
+  void (*finish_attention)(const float* totals, int64_t queries, int64_t head_dim, float* out,
+                           int64_t out_stride) = nullptr;
 
   // Packs panels [panel_begin, panel_end) of a row-major matrix [n, k] with row stride src_stride
   // elements, of dtype f32, f16 or bf16, into dst (the start of the packed matrix). Rounds to
@@ -253,10 +276,6 @@ struct CpuKernels {
   void (*decayed_log)(const float* now, float keep, float floor, int64_t n, float* shares,
                       float* logs) = nullptr;
 };
-
-constexpr int64_t AttentionPartialFloats(int64_t head_dim) {
-  return (head_dim + 15) / 16 * 16 + 16;
-}
 
 // Whether this CPU (and its operating system) can run the instruction set.
 bool IsaSupported(Isa isa);

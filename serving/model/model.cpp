@@ -58,12 +58,16 @@ int64_t GroupPartialFloats(const ModelConfig& config) {
   return config.num_heads / config.num_kv_heads * AttentionPartialFloats(config.head_dim);
 }
 
-int64_t ScoreFloats(const ModelConfig& config) {
-  return config.num_heads / config.num_kv_heads * kAttentionChunkTokens;
+// Totals of a block of rows, then what the kernel wants.
+int64_t AttentionTotalFloats(const ModelConfig& config) {
+  return AttentionRows(config.num_heads / config.num_kv_heads) * GroupPartialFloats(config);
+}
+int64_t WorkerScratchFloats(const ModelConfig& config) {
+  return AttentionTotalFloats(config) + AttentionScratchFloats(config.head_dim);
 }
 
 // Below this many (token, KV head) pairs per thread the chunks of a context are spread over the
-// threads.
+// threads; above it rows of a prompt are taken together.
 constexpr int64_t kSplitItemsPerThread = 4;
 
 class StopWatch {
@@ -93,12 +97,12 @@ uint64_t Model::WorkspaceBytes(const ModelConfig& c, const CpuKernels& kernels,
   const int64_t floats_per_row = c.hidden_size + PaddedFloats(c.hidden_size) +
                                  PaddedFloats(q + 2 * c.num_kv_heads * c.head_dim) +
                                  PaddedFloats(q) + c.hidden_size + c.num_experts;
-  const int64_t scratch = MaxChunks(limits) * GroupPartialFloats(c) + ScoreFloats(c);
   const int64_t split = kSplitItemsPerThread * threads * MaxChunks(limits) * GroupPartialFloats(c);
   return static_cast<uint64_t>(rows * (floats_per_row * static_cast<int64_t>(sizeof(float)) +
                                        WidestActivationRow(kernels, WidestProductInput(c)) +
                                        WidestActivationRow(kernels, WidestMlp(c))) +
-                               (scratch * threads + split) * static_cast<int64_t>(sizeof(float)) +
+                               (WorkerScratchFloats(c) * threads + split) *
+                                   static_cast<int64_t>(sizeof(float)) +
                                ExpertRunner::WorkspaceBytes(c, kernels, rows) +
                                RopeTable::Bytes(c.head_dim, limits.max_context_tokens));
 }
@@ -120,7 +124,7 @@ Model::Model(ModelConfig config, ModelWeights weights, const ExpertLayout& exper
   norm_stride_ = PaddedFloats(c.hidden_size);
   qkv_stride_ = PaddedFloats((c.num_heads + 2 * c.num_kv_heads) * c.head_dim);
   attn_stride_ = PaddedFloats(c.num_heads * c.head_dim);
-  scratch_stride_ = MaxChunks(limits_) * GroupPartialFloats(c) + ScoreFloats(c);
+  scratch_stride_ = WorkerScratchFloats(c);
   kv_ = AlignedBuffer(KvBlockBytes(c, limits_.kv_type) *
                       static_cast<uint64_t>(limits_.num_kv_blocks));
   hidden_ = ZeroedFloats(rows * c.hidden_size);
@@ -139,6 +143,7 @@ Model::Model(ModelConfig config, ModelWeights weights, const ExpertLayout& exper
   expert_ids_.resize(static_cast<size_t>(rows * c.top_k));
   expert_weights_.resize(expert_ids_.size());
   row_slice_.resize(static_cast<size_t>(rows));
+  row_blocks_.reserve(static_cast<size_t>(rows));
   block_pointers_.reserve(static_cast<size_t>(limits_.num_kv_blocks) + 64);
 }
 
@@ -205,6 +210,7 @@ StepStats Model::Forward(const ForwardBatch& batch, RoutingHook* hook) {
     for (const int32_t block : slice.blocks) block_pointers_.push_back(KvBlock(0, block));
     std::fill_n(row_slice_.begin() + slice.first_row, slice.num_tokens, static_cast<int32_t>(s));
   }
+  ListRowBlocks(batch);
   Embed(batch);
   const int64_t layer_stride = limits_.num_kv_blocks * kv_layout_.block_bytes();
   for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
@@ -302,86 +308,107 @@ void Model::StoreKv(int64_t layer, const ForwardBatch& batch) {
   });
 }
 
-AttendArgs Model::ArgsFor(const ForwardBatch& batch, int64_t row, int64_t kv_head) const {
-  const auto slice_index = static_cast<size_t>(row_slice_[static_cast<size_t>(row)]);
+// Rows of a prompt share their reads of the cache; a block is as large as that pays, but not so
+// large that threads are left without work.
+void Model::ListRowBlocks(const ForwardBatch& batch) {
+  const int64_t group = config_.num_heads / config_.num_kv_heads;
+  const int64_t pairs = static_cast<int64_t>(batch.tokens.size()) * config_.num_kv_heads;
+  const int64_t most = std::clamp<int64_t>(pairs / (kSplitItemsPerThread * pool_.threads()), 1,
+                                           AttentionRows(group));
+  row_blocks_.clear();
+  for (const SequenceSlice& slice : batch.slices) {
+    for (int64_t row = 0; row < slice.num_tokens; row += most) {
+      row_blocks_.push_back({slice.first_row + row, std::min(most, slice.num_tokens - row)});
+    }
+  }
+}
+
+AttendArgs Model::ArgsFor(const ForwardBatch& batch, const RowBlock& block, int64_t kv_head) const {
+  const auto slice_index = static_cast<size_t>(row_slice_[static_cast<size_t>(block.first_row)]);
   const SequenceSlice& slice = batch.slices[slice_index];
-  const int64_t position = slice.start_position + row - slice.first_row;
   const int64_t group = config_.num_heads / config_.num_kv_heads;
   AttendArgs args;
-  args.q = qkv_.as<float>() + row * qkv_stride_ + kv_head * group * config_.head_dim;
+  args.q = qkv_.as<float>() + block.first_row * qkv_stride_ + kv_head * group * config_.head_dim;
   args.q_stride = config_.head_dim;
+  args.q_row_stride = qkv_stride_;
+  args.rows = block.rows;
   args.group = group;
   args.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config_.head_dim)));
   args.layout = kv_layout_;
   args.kv_head = kv_head;
   args.blocks = block_pointers_.data() + first_block_[slice_index];
-  args.context_end = position + 1;
-  args.context_begin = window_ > 0 ? std::max<int64_t>(0, position + 1 - window_) : 0;
+  args.context_end = slice.start_position + block.first_row - slice.first_row + 1;
+  args.window = window_;
   return args;
+}
+
+Model::ChunkRange Model::ChunksOf(const AttendArgs& args) const {
+  const int64_t begin = args.window > 0 ? std::max<int64_t>(0, args.context_end - args.window) : 0;
+  return {begin / kAttentionChunkTokens,
+          (args.context_end + args.rows - 2) / kAttentionChunkTokens + 1};
+}
+
+void Model::FinishAttention(const RowBlock& block, int64_t kv_head, const float* totals) {
+  const int64_t group = config_.num_heads / config_.num_kv_heads;
+  for (int64_t row = 0; row < block.rows; ++row) {
+    kernels_.finish_attention(totals + row * GroupPartialFloats(config_), group, config_.head_dim,
+                              attn_.as<float>() + (block.first_row + row) * attn_stride_ +
+                                  kv_head * group * config_.head_dim,
+                              config_.head_dim);
+  }
 }
 
 void Model::Attend(int64_t layer, const ForwardBatch& batch) {
   window_ = config_.layer_window[static_cast<size_t>(layer)];
-  const auto rows = static_cast<int64_t>(batch.tokens.size());
   const int64_t kv_heads = config_.num_kv_heads;
-  if (rows * kv_heads < kSplitItemsPerThread * pool_.threads()) {
+  const int64_t items = static_cast<int64_t>(row_blocks_.size()) * kv_heads;
+  if (items < kSplitItemsPerThread * pool_.threads()) {
     AttendSplit(batch);
     return;
   }
-  const int64_t group = config_.num_heads / kv_heads;
-  const int64_t group_partial = GroupPartialFloats(config_);
-  pool_.ParallelFor(rows * kv_heads, [&](int64_t item, int worker) {
-    const int64_t row = item / kv_heads;
-    const AttendArgs args = ArgsFor(batch, row, item % kv_heads);
-    float* partials = scratch_.as<float>() + worker * scratch_stride_;
-    float* scores = partials + scratch_stride_ - ScoreFloats(config_);
-    const int64_t first = args.context_begin / kAttentionChunkTokens;
-    const int64_t last = (args.context_end - 1) / kAttentionChunkTokens;
-    for (int64_t chunk = first; chunk <= last; ++chunk) {
-      kernels_.attend_chunk(args, chunk, partials + (chunk - first) * group_partial, scores);
-    }
-    kernels_.merge_chunks(
-        partials, last - first + 1, group, config_.head_dim,
-        attn_.as<float>() + row * attn_stride_ + args.kv_head * group * config_.head_dim,
-        config_.head_dim);
+  pool_.ParallelFor(items, [&](int64_t item, int worker) {
+    const RowBlock& block = row_blocks_[static_cast<size_t>(item / kv_heads)];
+    const AttendArgs args = ArgsFor(batch, block, item % kv_heads);
+    const ChunkRange chunks = ChunksOf(args);
+    float* totals = scratch_.as<float>() + worker * scratch_stride_;
+    std::fill_n(totals, block.rows * GroupPartialFloats(config_), 0.0f);
+    kernels_.attend_chunks(args, chunks.begin, chunks.end, totals, 0,
+                           totals + AttentionTotalFloats(config_));
+    FinishAttention(block, args.kv_head, totals);
   });
 }
 
-// Few tokens: chunks of one context go to several threads. The same chunks merged in the same order
-// as in Attend, so the same bits.
+// Few rows: runs of chunks of one context go to several threads. The same chunks folded in the same
+// order as in Attend, so the same bits.
 void Model::AttendSplit(const ForwardBatch& batch) {
   const int64_t kv_heads = config_.num_kv_heads;
   const int64_t group = config_.num_heads / kv_heads;
   const int64_t group_partial = GroupPartialFloats(config_);
-  const int64_t items = static_cast<int64_t>(batch.tokens.size()) * kv_heads;
-  const int64_t max_chunks = MaxChunks(limits_);
-  int64_t most_chunks = 0;
-  for (const SequenceSlice& slice : batch.slices) {
-    const int64_t end = slice.start_position + slice.num_tokens;
-    most_chunks = std::max(most_chunks, (end - 1) / kAttentionChunkTokens + 1);
-  }
-  if (window_ > 0) most_chunks = std::min(most_chunks, window_ / kAttentionChunkTokens + 2);
-  pool_.ParallelFor(items * most_chunks, [&](int64_t task, int worker) {
-    const int64_t item = task / most_chunks;
-    const AttendArgs args = ArgsFor(batch, item / kv_heads, item % kv_heads);
-    const int64_t first = args.context_begin / kAttentionChunkTokens;
-    const int64_t last = (args.context_end - 1) / kAttentionChunkTokens;
-    const int64_t chunk = first + task % most_chunks;
-    if (chunk > last) return;
-    float* partials = split_partials_.as<float>() + item * max_chunks * group_partial;
-    float* scores = scratch_.as<float>() + worker * scratch_stride_;
-    kernels_.attend_chunk(args, chunk, partials + (chunk - first) * group_partial, scores);
+  const int64_t items = static_cast<int64_t>(row_blocks_.size()) * kv_heads;
+  const int64_t parts = (kSplitItemsPerThread * pool_.threads() + items - 1) / items;
+  const int64_t item_floats = MaxChunks(limits_) * group_partial;
+  pool_.ParallelFor(items * parts, [&](int64_t task, int worker) {
+    const int64_t item = task / parts;
+    const AttendArgs args =
+        ArgsFor(batch, row_blocks_[static_cast<size_t>(item / kv_heads)], item % kv_heads);
+    const ChunkRange chunks = ChunksOf(args);
+    const int64_t count = chunks.end - chunks.begin;
+    const int64_t begin = count * (task % parts) / parts;
+    const int64_t end = count * (task % parts + 1) / parts;
+    float* partials = split_partials_.as<float>() + item * item_floats + begin * group_partial;
+    std::fill_n(partials, (end - begin) * group_partial, 0.0f);
+    kernels_.attend_chunks(
+        args, chunks.begin + begin, chunks.begin + end, partials, group_partial,
+        scratch_.as<float>() + worker * scratch_stride_ + AttentionTotalFloats(config_));
   });
   for (int64_t item = 0; item < items; ++item) {
-    const int64_t row = item / kv_heads;
-    const AttendArgs args = ArgsFor(batch, row, item % kv_heads);
-    const int64_t chunks = (args.context_end - 1) / kAttentionChunkTokens -
-                           args.context_begin / kAttentionChunkTokens + 1;
-    kernels_.merge_chunks(
-        split_partials_.as<float>() + item * max_chunks * group_partial, chunks, group,
-        config_.head_dim,
-        attn_.as<float>() + row * attn_stride_ + args.kv_head * group * config_.head_dim,
-        config_.head_dim);
+    const RowBlock& block = row_blocks_[static_cast<size_t>(item / kv_heads)];
+    const ChunkRange chunks = ChunksOf(ArgsFor(batch, block, item % kv_heads));
+    float* totals = split_partials_.as<float>() + item * item_floats;
+    for (int64_t chunk = 1; chunk < chunks.end - chunks.begin; ++chunk) {
+      kernels_.fold_partials(totals + chunk * group_partial, group, config_.head_dim, totals);
+    }
+    FinishAttention(block, item % kv_heads, totals);
   }
 }
 

@@ -86,12 +86,25 @@ class Model {
                                  const ModelLimits& limits, int threads);
 
  private:
+  // Consecutive rows of one slice whose attention is one task for each KV head.
+  struct RowBlock {
+    int64_t first_row = 0;
+    int64_t rows = 0;
+  };
+  struct ChunkRange {
+    int64_t begin = 0;
+    int64_t end = 0;
+  };
+
   void Embed(const ForwardBatch& batch);
   void Attention(int64_t layer, const ForwardBatch& batch);
   void StoreKv(int64_t layer, const ForwardBatch& batch);
   void Attend(int64_t layer, const ForwardBatch& batch);
   void AttendSplit(const ForwardBatch& batch);
-  AttendArgs ArgsFor(const ForwardBatch& batch, int64_t row, int64_t kv_head) const;
+  void ListRowBlocks(const ForwardBatch& batch);
+  AttendArgs ArgsFor(const ForwardBatch& batch, const RowBlock& block, int64_t kv_head) const;
+  ChunkRange ChunksOf(const AttendArgs& args) const;
+  void FinishAttention(const RowBlock& block, int64_t kv_head, const float* totals);
   ExpertStats SparseMlp(int64_t layer, const ForwardBatch& batch, RoutingHook* hook);
   void Mlp(const LayerWeights& w, const std::byte* x, int64_t x_stride_bytes, int64_t rows,
            float* out);
@@ -135,6 +148,7 @@ class Model {
   std::vector<const std::byte*> block_pointers_;  // of all slices, one after another
   std::vector<int64_t> first_block_;              // [slices] into block_pointers_
   std::vector<int32_t> row_slice_;                // [rows]
+  std::vector<RowBlock> row_blocks_;              // of the running batch
 };
 
 }  // namespace moesaic

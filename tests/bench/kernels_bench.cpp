@@ -1,7 +1,7 @@
 // Speed of the CPU kernels on one thread, beside the peaks of this core measured in the same
 // rounds, and beside oneDNN where it is installed. Prints Markdown tables.
 //
-//   kernels_bench [products|decode|attention|packing|other] [rounds] [bf16|f32|int8|int4]
+//   kernels_bench [products|decode|packing|other] [rounds] [bf16|f32|int8|int4]
 //
 // The last argument leaves other types of weights out of the products.
 //
@@ -9,113 +9,25 @@
 // other, so a slow phase of the machine hits all of them. "decode" cycles through more weights than
 // any cache holds.
 #include <immintrin.h>
-#include <time.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <functional>
 #include <memory>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "core/base/aligned_buffer.h"
 #include "core/base/tensor.h"
 #include "kernels/cpu/kernels.h"
+#include "tests/bench/kernel_bench_util.h"
 #ifdef MOESAIC_BENCH_ONEDNN
 #include "kernels/onednn/onednn_matmul.h"
 #endif
 
 namespace moesaic {
 namespace {
-
-// CPU time of this thread: everything here runs on one thread, and a busy neighbour does not count.
-double NowSeconds() {
-  timespec now;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
-
-volatile float sink;
-
-struct Candidate {
-  std::string name;
-  std::function<void()> run;
-  std::vector<double> seconds = {};  // per call, one entry a round
-
-  double Median() const {
-    std::vector<double> sorted = seconds;
-    std::sort(sorted.begin(), sorted.end());
-    return sorted[sorted.size() / 2];
-  }
-  // Half the distance between the quartiles, relative to the median.
-  double Spread() const {
-    std::vector<double> sorted = seconds;
-    std::sort(sorted.begin(), sorted.end());
-    return (sorted[sorted.size() * 3 / 4] - sorted[sorted.size() / 4]) / 2 / Median();
-  }
-};
-
-void Measure(std::vector<Candidate>& candidates, int rounds, double target_s = 0.02) {
-  std::vector<int64_t> calls;
-  for (Candidate& c : candidates) {
-    c.run();
-    const double start = NowSeconds();
-    c.run();
-    calls.push_back(std::max<int64_t>(1, static_cast<int64_t>(target_s / (NowSeconds() - start))));
-  }
-  for (int round = 0; round < rounds; ++round) {
-    for (size_t i = 0; i < candidates.size(); ++i) {
-      const double start = NowSeconds();
-      for (int64_t call = 0; call < calls[i]; ++call) candidates[i].run();
-      candidates[i].seconds.push_back((NowSeconds() - start) / static_cast<double>(calls[i]));
-    }
-  }
-}
-
-// Peaks: independent chains on registers; the asm statements keep the compiler from folding the
-// loops.
-constexpr int64_t kPeakIterations = 200000;
-constexpr int kPeakChains = 16;
-
-__attribute__((target("avx512f"))) void FmaPeak() {
-  __m512 sums[kPeakChains];
-#pragma GCC unroll 16
-  for (auto& s : sums) s = _mm512_set1_ps(1.0f);
-  const __m512 a = _mm512_set1_ps(0.999f);
-  for (int64_t i = 0; i < kPeakIterations; ++i) {
-#pragma GCC unroll 16
-    for (int c = 0; c < kPeakChains; ++c) {
-      sums[c] = _mm512_fmadd_ps(sums[c], a, a);
-      __asm__ volatile("" : "+v"(sums[c]));
-    }
-  }
-  float total = 0.0f;
-#pragma GCC unroll 16
-  for (const auto& s : sums) total += _mm512_cvtss_f32(s);
-  sink = total;
-}
-constexpr double kFmaPeakFlops = 2.0 * 16 * kPeakChains * kPeakIterations;
-
-__attribute__((target("avx2,fma"))) void FmaPeak256() {
-  __m256 sums[kPeakChains - 4];
-#pragma GCC unroll 16
-  for (auto& s : sums) s = _mm256_set1_ps(1.0f);
-  const __m256 a = _mm256_set1_ps(0.999f);
-  for (int64_t i = 0; i < kPeakIterations; ++i) {
-#pragma GCC unroll 16
-    for (int c = 0; c < kPeakChains - 4; ++c) {
-      sums[c] = _mm256_fmadd_ps(sums[c], a, a);
-      __asm__ volatile("" : "+x"(sums[c]));
-    }
-  }
-  float total = 0.0f;
-#pragma GCC unroll 16
-  for (const auto& s : sums) total += _mm256_cvtss_f32(s);
-  sink = total;
-}
-constexpr double kFmaPeak256Flops = 2.0 * 8 * (kPeakChains - 4) * kPeakIterations;
 
 __attribute__((target("avx512f,avx512bf16"))) void DotPeak() {
   __m512 sums[kPeakChains];
@@ -156,54 +68,7 @@ __attribute__((target("avx512f,avx512vnni"))) void IntDotPeak() {
 }
 constexpr double kIntDotPeakOps = 8.0 * 16 * kPeakChains * kPeakIterations;
 
-// One thread reading `bytes` from `streams` places at once, as the kernels do.
-__attribute__((target("avx512f"))) void ReadPeak(const std::byte* data, int64_t bytes) {
-  constexpr int kStreams = 8;
-  const int64_t share = bytes / kStreams / 4096 * 4096;
-  __m512i sums[kStreams];
-#pragma GCC unroll 16
-  for (auto& s : sums) s = _mm512_setzero_si512();
-  for (int64_t i = 0; i < share; i += 64) {
-#pragma GCC unroll 8
-    for (int s = 0; s < kStreams; ++s) {
-      _mm_prefetch(reinterpret_cast<const char*>(data + s * share + i + 1024), _MM_HINT_T0);
-      sums[s] = _mm512_xor_si512(sums[s], _mm512_load_si512(data + s * share + i));
-    }
-  }
-  __m512i total = sums[0];
-#pragma GCC unroll 16
-  for (const auto& s : sums) total = _mm512_xor_si512(total, s);
-  int lanes[16];
-  _mm512_storeu_si512(lanes, total);
-  sink = static_cast<float>(lanes[0] ^ lanes[7] ^ lanes[15]);
-}
-__attribute__((target("avx512f"))) void ReadPeakSequential(const std::byte* data, int64_t bytes) {
-  __m512i sums[4];
-#pragma GCC unroll 16
-  for (auto& s : sums) s = _mm512_setzero_si512();
-  for (int64_t i = 0; i + 256 <= bytes; i += 256) {
-#pragma GCC unroll 4
-    for (int s = 0; s < 4; ++s) {
-      sums[s] = _mm512_xor_si512(sums[s], _mm512_load_si512(data + i + s * 64));
-    }
-  }
-  __m512i total = sums[0];
-#pragma GCC unroll 16
-  for (const auto& s : sums) total = _mm512_xor_si512(total, s);
-  int lanes[16];
-  _mm512_storeu_si512(lanes, total);
-  sink = static_cast<float>(lanes[0] ^ lanes[7] ^ lanes[15]);
-}
-
 bool Has512() { return IsaSupported(Isa::kAvx512); }
-
-std::vector<float> Normals(int64_t n) {
-  std::mt19937 random(7);
-  std::normal_distribution<float> normal;
-  std::vector<float> values(static_cast<size_t>(n));
-  for (float& v : values) v = normal(random);
-  return values;
-}
 
 // A product with its own weights, activations and output; `copies` matrices taken in turn.
 struct Product {
@@ -424,76 +289,6 @@ void Decode(int rounds, const std::string& type) {
   }
 }
 
-void Attention(int rounds) {
-  std::printf("\n## Decode attention, one thread, 4096 tokens, 4 KV heads of 128: GB/s of KV\n\n");
-  std::printf(
-      "| group | ISA | warm (8 MiB) | GFLOP/s | FMA peak | cold | read peak "
-      "|\n|---|---|---|---|---|---|---|\n");
-  const KvLayout layout = {4, 128};
-  constexpr int64_t kTokens = 4096;
-  constexpr int64_t kBlocks = kTokens / kKvBlockTokens;
-  constexpr int64_t kCopies = 96;
-  AlignedBuffer memory(static_cast<size_t>(kCopies * kBlocks * layout.block_bytes()));
-  const std::vector<float> values = Normals(1 << 16);
-  for (size_t i = 0; i < memory.bytes() / 2; ++i) {
-    memory.as<uint16_t>()[i] = F32ToBf16(values[i % values.size()]);
-  }
-  for (const int64_t group : {1, 2, 4, 8}) {
-    for (const Isa isa : {Isa::kAvx512, Isa::kAvx2}) {
-      if (!IsaSupported(isa)) continue;
-      const CpuKernels& kernels = KernelsFor(isa);
-      const std::vector<float> q = Normals(4 * group * 128);
-      const int64_t chunks = kTokens / kAttentionChunkTokens;
-      std::vector<float> partials(
-          static_cast<size_t>(chunks * group * AttentionPartialFloats(128)));
-      std::vector<float> scratch(static_cast<size_t>(group * kAttentionChunkTokens));
-      std::vector<float> out(static_cast<size_t>(group * 128));
-      int64_t copy = 0;
-      const int64_t copy_bytes = kBlocks * layout.block_bytes();
-      const Peak peak = PeakOf(kernels, WeightType::kF32);
-      const auto attend = [&](int64_t copies) {
-        copy = (copy + 1) % copies;
-        std::vector<const std::byte*> blocks;
-        for (int64_t b = 0; b < kBlocks; ++b) {
-          blocks.push_back(memory.data() + (copy * kBlocks + b) * layout.block_bytes());
-        }
-        for (int64_t head = 0; head < 4; ++head) {
-          AttendArgs args;
-          args.q = q.data() + head * group * 128;
-          args.q_stride = 128;
-          args.group = group;
-          args.scale = 0.088f;
-          args.layout = layout;
-          args.kv_head = head;
-          args.blocks = blocks.data();
-          args.context_end = kTokens;
-          for (int64_t c = 0; c < chunks; ++c) {
-            kernels.attend_chunk(args, c, &partials[c * group * AttentionPartialFloats(128)],
-                                 scratch.data());
-          }
-          kernels.merge_chunks(partials.data(), chunks, group, 128, out.data(), 128);
-        }
-      };
-      std::vector<Candidate> candidates = {{"warm", [&] { attend(1); }},
-                                           {"cold", [&] { attend(kCopies); }},
-                                           {"read",
-                                            [&] {
-                                              copy = (copy + 1) % kCopies;
-                                              ReadPeak(memory.data() + copy * copy_bytes,
-                                                       copy_bytes);
-                                            }},
-                                           {"peak", peak.run}};
-      Measure(candidates, rounds, 0.05);
-      const auto bytes = static_cast<double>(kBlocks * layout.block_bytes());
-      const double flops = 4.0 * 4 * static_cast<double>(group * kTokens * 128);
-      std::printf("| %ld | %s | %.1f | %.0f | %.0f | %.1f | %.1f |\n", group, IsaName(isa),
-                  bytes / candidates[0].Median() / 1e9, flops / candidates[0].Median() / 1e9,
-                  peak.flops / candidates[3].Median() / 1e9, bytes / candidates[1].Median() / 1e9,
-                  bytes / candidates[2].Median() / 1e9);
-    }
-  }
-}
-
 void Packing(int rounds) {
   std::printf("\n## Packing, one thread: GB/s of source read, sources from memory\n\n");
   std::printf("| n x k | source -> weights | ISA | GB/s |\n|---|---|---|---|\n");
@@ -586,7 +381,6 @@ int Main(int argc, char** argv) {
   const std::string type = argc > 3 ? argv[3] : "";
   if (what == "all" || what == "products") Products(rounds, type);
   if (what == "all" || what == "decode") Decode(rounds, type);
-  if (what == "all" || what == "attention") Attention(rounds);
   if (what == "all" || what == "packing") Packing(rounds);
   if (what == "all" || what == "other") Other(rounds);
 #ifdef MOESAIC_BENCH_ONEDNN

@@ -1,327 +1,395 @@
 // Attention on the blocked KV cache (bf16 or f32), f32 arithmetic in every class. Included after
 // Vec16 and math.h.
 //
-// Scores: lanes are the 16 keys of a block, one chain of multiply-adds in ascending head dimension.
-// Values: lanes are 16 head dimensions, one chain in ascending position. Positions outside the
-// context are masked by selection, and their values are never read: the tail of a block may be
-// uninitialised.
+// A query is one head of one row. Up to kMaxQueries queries that share the KV head form a tile: the
+// heads of a group when decoding, of several rows in prefill. Scores: lanes are the 16 keys of a
+// block, one chain of multiply-adds in ascending head dimension. Values: lanes are 16 head
+// dimensions, one chain in ascending position. So a query's bits do not depend on its tile.
+// Positions that a query does not see are masked by selection, and their values are never read:
+// they may be uninitialised.
 #pragma once
 
-#include "kernels/cpu/internal/math.h"
+#include "kernels/cpu/internal/kv_cache.h"
 
 namespace moesaic {
 namespace {
 
-// How keys and values of one type are read and written. A pair is two consecutive head dimensions.
-struct Bf16Kv {
-  static constexpr int64_t kBytes = 2;
-  static constexpr int64_t kPairLines = 1;
-  MOESAIC_INLINE static int64_t KeyBytes(int64_t head_dim) {
-    return CeilDiv(head_dim, 2) * kLineBytes;
-  }
-  template <int kOdd>
-  MOESAIC_INLINE static Vec16 Key(const std::byte* keys, int64_t pair) {
-    return kOdd ? LoadOdd(keys + pair * kLineBytes) : LoadEven(keys + pair * kLineBytes);
-  }
-  MOESAIC_INLINE static void StoreKey(std::byte* keys, int64_t token, int64_t d, const float* key) {
-    for (int64_t i = 0; i < d; i += 2) {
-      const uint32_t low = RoundBf16(key[i]);
-      const uint32_t high = i + 1 < d ? RoundBf16(key[i + 1]) : 0;
-      StoreAs(keys + i / 2 * kLineBytes + token * 4, low | high << 16);
-    }
-  }
-  MOESAIC_INLINE static Vec16 Value(const std::byte* row, int64_t dim) {
-    return LoadBf16(row + dim * kBytes);
-  }
-  MOESAIC_INLINE static void StoreValue(std::byte* row, int64_t dim, Vec16 value) {
-    StoreBf16(row + dim * kBytes, value);
-  }
-};
-
-struct F32Kv {
-  static constexpr int64_t kBytes = 4;
-  static constexpr int64_t kPairLines = 2;
-  MOESAIC_INLINE static int64_t KeyBytes(int64_t head_dim) { return head_dim * kLineBytes; }
-  template <int kOdd>
-  MOESAIC_INLINE static Vec16 Key(const std::byte* keys, int64_t pair) {
-    return Load(keys + (2 * pair + kOdd) * kLineBytes);
-  }
-  MOESAIC_INLINE static void StoreKey(std::byte* keys, int64_t token, int64_t d, const float* key) {
-    for (int64_t i = 0; i < d; ++i) StoreAs(keys + i * kLineBytes + token * 4, key[i]);
-  }
-  MOESAIC_INLINE static Vec16 Value(const std::byte* row, int64_t dim) {
-    return Load(row + dim * kBytes);
-  }
-  MOESAIC_INLINE static void StoreValue(std::byte* row, int64_t dim, Vec16 value) {
-    Store(row + dim * kBytes, value);
-  }
-};
-
-template <class Kv>
-MOESAIC_INLINE int64_t ValueRowBytes(const KvLayout& layout) {
-  return RoundUp(layout.head_dim, kLanes) * Kv::kBytes;
-}
-template <class Kv>
-MOESAIC_INLINE int64_t HeadBytes(const KvLayout& layout) {
-  return Kv::KeyBytes(layout.head_dim) + kKvBlockTokens * ValueRowBytes<Kv>(layout);
-}
 MOESAIC_INLINE int64_t PartialFloats(int64_t head_dim) { return RoundUp(head_dim, 16) + 16; }
+static_assert(kMaxQueries <= kMaxAttentionTile);
 
-template <class Kv>
-void StoreKvOf(const KvLayout& layout, std::byte* block, int64_t kv_head, int64_t token_in_block,
-               const float* key, const float* value) {
-  std::byte* keys = block + kv_head * HeadBytes<Kv>(layout);
-  const int64_t d = layout.head_dim;
-  Kv::StoreKey(keys, token_in_block, d, key);
-  std::byte* row = keys + Kv::KeyBytes(d) + token_in_block * ValueRowBytes<Kv>(layout);
-  for (int64_t i = 0; i < d; i += kLanes) {
-    Kv::StoreValue(row, i, LoadFirst(value + i, MinOf(d - i, kLanes)));
-  }
-}
+// How far ahead of its use memory is asked for: beyond its latency, within a level 1 cache.
+constexpr int64_t kAheadBytes = 4096;
+// Values that are gone through once for every few columns of the tile.
+constexpr int64_t kRunBytes = 8192;
 
-void StoreKv(const KvLayout& layout, std::byte* block, int64_t kv_head, int64_t token_in_block,
-             const float* key, const float* value) {
-  if (layout.type == WeightType::kF32) {
-    StoreKvOf<F32Kv>(layout, block, kv_head, token_in_block, key, value);
-  } else {
-    StoreKvOf<Bf16Kv>(layout, block, kv_head, token_in_block, key, value);
-  }
-}
+struct Query {
+  const float* q;
+  float* total;        // the partial that the chunk is folded into
+  int64_t begin, end;  // positions of the chunk that it sees
+};
 
-// One call of attend_chunk: blocks [block_begin, block_end) hold positions [begin, end) of the
-// chunk.
-struct ChunkView {
+struct QueryTile {
   const AttendArgs* args;
-  int64_t block_begin;
-  int64_t block_end;
-  int64_t begin;
-  int64_t end;
-  float* scratch;  // [group][kAttentionChunkTokens], entry 0 is the first position of block_begin
+  const Query* queries;
+  int64_t block_begin, block_end;  // blocks that any query sees
+  int64_t begin, end;              // positions that all queries see
+  // Whose keys are read after the values of this tile; next_begin == next_end: nobody's.
+  int64_t next_begin, next_end;
+  float* weights;   // [queries][kAttentionChunkTokens] from block_begin on: scores, then exp
+  float* partials;  // [queries][PartialFloats]
 
   template <class Kv>
-  MOESAIC_INLINE const std::byte* Head(int64_t block) const {
-    return args->blocks[block] + args->kv_head * HeadBytes<Kv>(args->layout);
+  MOESAIC_INLINE const std::byte* Keys(int64_t block) const {
+    return args->blocks[block] + args->kv_head * HeadBytes<Kv>(args->layout.head_dim);
+  }
+  template <class Kv>
+  MOESAIC_INLINE const std::byte* Values(int64_t block) const {
+    return Keys<Kv>(block) + Kv::KeyBytes(args->layout.head_dim);
+  }
+  // What is read when `block` blocks of values are done; `block` may be past the end.
+  template <class Kv>
+  MOESAIC_INLINE const std::byte* ValuesOrNextKeys(int64_t block) const {
+    if (block < block_end) return Values<Kv>(block);
+    if (next_begin == next_end) return Values<Kv>(block_end - 1);
+    return Keys<Kv>(MinOf(next_begin + block - block_end, next_end - 1));
   }
 };
 
-template <class Kv, int G, int B, int kOdd>
-MOESAIC_INLINE void ScoreStep(const float* q, int64_t q_stride, const std::byte* const (&keys)[B],
-                              int64_t pair, Vec16 (&scores)[G][B]) {
+template <class Kv, int M, int B, int kOdd>
+MOESAIC_INLINE void ScoreStep(const float* const (&q)[M], const std::byte* const (&keys)[B],
+                              int64_t pair, Vec16 (&scores)[M][B]) {
   Vec16 k[B];
   MOESAIC_UNROLL
   for (int b = 0; b < B; ++b) k[b] = Kv::template Key<kOdd>(keys[b], pair);
   MOESAIC_UNROLL
-  for (int g = 0; g < G; ++g) {
-    const Vec16 value = Set(q[g * q_stride + 2 * pair + kOdd]);
+  for (int m = 0; m < M; ++m) {
+    const Vec16 value = Set(q[m][2 * pair + kOdd]);
     MOESAIC_UNROLL
-    for (int b = 0; b < B; ++b) scores[g][b] = Fma(value, k[b], scores[g][b]);
+    for (int b = 0; b < B; ++b) scores[m][b] = Fma(value, k[b], scores[m][b]);
   }
 }
 
-// Scaled scores of G heads from `head` on and B blocks from `block` on into the scratch; -inf where
-// masked.
-template <class Kv, int G, int B>
-void ScoreBlocks(const ChunkView& view, int64_t head, int64_t block) {
-  const AttendArgs& args = *view.args;
-  const float* q = args.q + head * args.q_stride;
+// Scaled scores of B blocks from `block` on into the weights; -inf where masked.
+template <class Kv, int M, int B>
+void ScoreBlocks(const QueryTile& tile, int64_t block) {
+  const AttendArgs& args = *tile.args;
   const int64_t d = args.layout.head_dim;
+  const float* q[M];
   const std::byte* keys[B];
-  Vec16 scores[G][B];
+  const std::byte* next[B];
+  Vec16 scores[M][B];
   MOESAIC_UNROLL
-  for (int b = 0; b < B; ++b) keys[b] = view.Head<Kv>(block + b);
-  MOESAIC_UNROLL
-  for (int g = 0; g < G; ++g) {
-    MOESAIC_UNROLL
-    for (int b = 0; b < B; ++b) scores[g][b] = Zero();
+  for (int b = 0; b < B; ++b) {
+    keys[b] = tile.Keys<Kv>(block + b);
+    const int64_t then = block + B + b;
+    next[b] = then < tile.block_end
+                  ? tile.Keys<Kv>(then)
+                  : tile.ValuesOrNextKeys<Kv>(tile.block_begin + then - tile.block_end);
   }
-  // A block is a short stretch of memory, too short for the hardware to see a stream: ask for the
-  // keys of the next blocks, and for the values of these (as many lines as keys) one level further
-  // away.
-  const std::byte* next_keys[B];
-  const int64_t last = CeilDiv(args.context_end, kKvBlockTokens) - 1;
   MOESAIC_UNROLL
-  for (int b = 0; b < B; ++b) next_keys[b] = view.Head<Kv>(MinOf(block + B + b, last));
-  const int64_t values_offset = Kv::KeyBytes(d);
-  for (int64_t pair = 0; pair < d / 2; ++pair) {
+  for (int m = 0; m < M; ++m) {
+    q[m] = tile.queries[m].q;
     MOESAIC_UNROLL
-    for (int b = 0; b < B; ++b) {
-      MOESAIC_UNROLL
-      for (int64_t line = 0; line < Kv::kPairLines; ++line) {
-        const int64_t at = (pair * Kv::kPairLines + line) * kLineBytes;
-        __builtin_prefetch(next_keys[b] + at);
-        __builtin_prefetch(keys[b] + values_offset + at, 0, 2);
-      }
-    }
-    ScoreStep<Kv, G, B, 0>(q, args.q_stride, keys, pair, scores);
-    ScoreStep<Kv, G, B, 1>(q, args.q_stride, keys, pair, scores);
+    for (int b = 0; b < B; ++b) scores[m][b] = Zero();
   }
-  if (d % 2 != 0) ScoreStep<Kv, G, B, 0>(q, args.q_stride, keys, d / 2, scores);
+  const int64_t pairs = d / 2;
+  const int64_t ahead = MinOf(kAheadBytes / kLineBytes / B, pairs);
+  for (int64_t pair = 0; pair < pairs - ahead; ++pair) {
+    MOESAIC_UNROLL
+    for (int b = 0; b < B; ++b) __builtin_prefetch(keys[b] + (pair + ahead) * kLineBytes);
+    ScoreStep<Kv, M, B, 0>(q, keys, pair, scores);
+    ScoreStep<Kv, M, B, 1>(q, keys, pair, scores);
+  }
+  for (int64_t pair = pairs - ahead; pair < pairs; ++pair) {
+    MOESAIC_UNROLL
+    for (int b = 0; b < B; ++b) __builtin_prefetch(next[b] + (pair + ahead - pairs) * kLineBytes);
+    ScoreStep<Kv, M, B, 0>(q, keys, pair, scores);
+    ScoreStep<Kv, M, B, 1>(q, keys, pair, scores);
+  }
+  if (d % 2 != 0) ScoreStep<Kv, M, B, 0>(q, keys, pairs, scores);
+
   const Vec16 scale = Set(args.scale);
   const Vec16 masked = Set(-kInfinity);
   MOESAIC_UNROLL
   for (int b = 0; b < B; ++b) {
     const int64_t first = (block + b) * kKvBlockTokens;
-    const int64_t from = MaxOf<int64_t>(view.begin - first, 0);
-    const int64_t to = MinOf(view.end - first, kKvBlockTokens);
+    const bool whole = tile.begin <= first && first + kKvBlockTokens <= tile.end;
     MOESAIC_UNROLL
-    for (int g = 0; g < G; ++g) {
-      float* out = view.scratch + (head + g) * kAttentionChunkTokens +
-                   (block + b - view.block_begin) * kKvBlockTokens;
-      Store(out, KeepRange(Mul(scores[g][b], scale), from, to, masked));
+    for (int m = 0; m < M; ++m) {
+      float* out =
+          tile.weights + m * kAttentionChunkTokens + first - tile.block_begin * kKvBlockTokens;
+      Vec16 score = Mul(scores[m][b], scale);
+      if (!whole) {
+        const int64_t from = MinOf(MaxOf<int64_t>(tile.queries[m].begin - first, 0), kLanes);
+        const int64_t to = MinOf(MaxOf<int64_t>(tile.queries[m].end - first, 0), kLanes);
+        score = KeepRange(score, from, to, masked);
+      }
+      Store(out, score);
     }
   }
 }
 
-// out += p * v for G heads from `head` on and D vectors of 16 dimensions from `dim` on.
-template <class Kv, int G, int D>
-void AccumulateValues(const ChunkView& view, int64_t head, int64_t dim, float* partial,
-                      int64_t partial_stride) {
-  const AttendArgs& args = *view.args;
-  const int64_t row_bytes = ValueRowBytes<Kv>(args.layout);
-  const int64_t values_offset = Kv::KeyBytes(args.layout.head_dim);
-  const int64_t token_bytes = RoundUp(values_offset, kKvBlockTokens * kLineBytes) / kKvBlockTokens;
-  const int64_t last = CeilDiv(args.context_end, kKvBlockTokens) - 1;
-  Vec16 sums[G][D];
+template <class Kv, int M, int D, int kOdd>
+MOESAIC_INLINE void ValueStep(const std::byte* values, int64_t pair, int64_t padded, int64_t dim,
+                              const float* weights, Vec16 (&sums)[M][D]) {
+  Vec16 v[D];
   MOESAIC_UNROLL
-  for (int g = 0; g < G; ++g) {
+  for (int d = 0; d < D; ++d)
+    v[d] = Kv::template Value<kOdd>(values, pair, padded, dim + d * kLanes);
+  MOESAIC_UNROLL
+  for (int m = 0; m < M; ++m) {
+    const Vec16 weight = Set(weights[m * kAttentionChunkTokens + 2 * pair + kOdd]);
     MOESAIC_UNROLL
-    for (int d = 0; d < D; ++d) sums[g][d] = Zero();
+    for (int d = 0; d < D; ++d) sums[m][d] = Fma(weight, v[d], sums[m][d]);
   }
-  for (int64_t block = view.block_begin; block < view.block_end; ++block) {
-    const int64_t first = block * kKvBlockTokens;
-    const int64_t from = MaxOf<int64_t>(view.begin - first, 0);
-    const int64_t to = MinOf(view.end - first, kKvBlockTokens);
-    const std::byte* values = view.Head<Kv>(block) + values_offset;
+}
+
+// Tokens [from, to) of a block, from its values, their weights and, to be asked for, what is read
+// a while later.
+template <class Kv, int M, int D>
+MOESAIC_INLINE void AddTokens(const std::byte* values, const std::byte* ahead, int64_t padded,
+                              int64_t dim, const float* weights, int64_t from, int64_t to,
+                              Vec16 (&sums)[M][D]) {
+  for (int64_t pair = from / 2; pair < CeilDiv(to, 2); ++pair) {
+    MOESAIC_UNROLL
+    for (int d = 0; d < D; ++d) __builtin_prefetch(ahead + (pair * padded + dim + d * kLanes) * 4);
+    if (2 * pair >= from) ValueStep<Kv, M, D, 0>(values, pair, padded, dim, weights, sums);
+    if (2 * pair + 1 < to) ValueStep<Kv, M, D, 1>(values, pair, padded, dim, weights, sums);
+  }
+}
+
+// Tokens [from, to) of blocks [begin, end).
+struct ValueRun {
+  int64_t begin, end;
+  int64_t from = 0;
+  int64_t to = kKvBlockTokens;
+};
+
+// partials += weights * values for M queries from `query` on and D vectors of 16 dimensions from
+// `dim` on.
+template <class Kv, int M, int D>
+MOESAIC_INLINE void AddValueColumns(const QueryTile& tile, int64_t query, const ValueRun& run,
+                                    int64_t ahead_blocks, int64_t dim) {
+  const int64_t padded = RoundUp(tile.args->layout.head_dim, kLanes);
+  const int64_t stride = padded + 16;
+  float* partial = tile.partials + query * stride + dim;
+  Vec16 sums[M][D];
+  MOESAIC_UNROLL
+  for (int m = 0; m < M; ++m) {
+    MOESAIC_UNROLL
+    for (int d = 0; d < D; ++d) sums[m][d] = Load(partial + m * stride + d * kLanes);
+  }
+  for (int64_t block = run.begin; block < run.end; ++block) {
+    const std::byte* values = tile.Values<Kv>(block);
+    const std::byte* ahead = tile.ValuesOrNextKeys<Kv>(block + ahead_blocks);
     const float* weights =
-        view.scratch + head * kAttentionChunkTokens + (block - view.block_begin) * kKvBlockTokens;
-    // Memory would idle here (the values are near by now): ask for the same block of the next
-    // chunk.
-    const std::byte* next_keys = nullptr;
-    if (dim == 0 && block + kAttentionChunkTokens / kKvBlockTokens <= last) {
-      next_keys = view.Head<Kv>(block + kAttentionChunkTokens / kKvBlockTokens);
-    }
-    for (int64_t token = from; token < to; ++token) {
-      if (next_keys != nullptr) {
-        for (int64_t at = token * token_bytes; at < (token + 1) * token_bytes; at += kLineBytes) {
-          __builtin_prefetch(next_keys + at, 0, 2);
-        }
-      }
-      Vec16 v[D];
-      MOESAIC_UNROLL
-      for (int d = 0; d < D; ++d) v[d] = Kv::Value(values + token * row_bytes, dim + d * kLanes);
-      MOESAIC_UNROLL
-      for (int g = 0; g < G; ++g) {
-        const Vec16 weight = Set(weights[g * kAttentionChunkTokens + token]);
-        MOESAIC_UNROLL
-        for (int d = 0; d < D; ++d) sums[g][d] = Fma(weight, v[d], sums[g][d]);
-      }
+        tile.weights + query * kAttentionChunkTokens + (block - tile.block_begin) * kKvBlockTokens;
+    if (run.to - run.from == kKvBlockTokens) {
+      AddTokens<Kv, M, D>(values, ahead, padded, dim, weights, 0, kKvBlockTokens, sums);
+    } else {
+      AddTokens<Kv, M, D>(values, ahead, padded, dim, weights, run.from, run.to, sums);
     }
   }
   MOESAIC_UNROLL
-  for (int g = 0; g < G; ++g) {
+  for (int m = 0; m < M; ++m) {
     MOESAIC_UNROLL
-    for (int d = 0; d < D; ++d) {
-      Store(partial + (head + g) * partial_stride + dim + d * kLanes, sums[g][d]);
-    }
+    for (int d = 0; d < D; ++d) Store(partial + m * stride + d * kLanes, sums[m][d]);
   }
 }
 
-// Scores, softmax terms and values of G heads from `head` on.
-template <class Kv, int G>
-void AttendHeads(const ChunkView& view, int64_t head, float* partial) {
-  const int64_t head_dim = view.args->layout.head_dim;
-  const int64_t padded = RoundUp(head_dim, kLanes);
-  const int64_t stride = PartialFloats(head_dim);
-  constexpr int kBlocks = ScoreBlocksFor(G);
-  int64_t block = view.block_begin;
-  for (; block + kBlocks <= view.block_end; block += kBlocks)
-    ScoreBlocks<Kv, G, kBlocks>(view, head, block);
-  for (; block < view.block_end; ++block) ScoreBlocks<Kv, G, 1>(view, head, block);
-
-  const int64_t tokens = (view.block_end - view.block_begin) * kKvBlockTokens;
-  for (int64_t g = head; g < head + G; ++g) {
-    float* scores = view.scratch + g * kAttentionChunkTokens;
-    const float max = MaxOfRow(scores, tokens);
-    // Masked scores are -inf and become exactly 0.
-    const float sum = SumExp(scores, tokens, ExpShift(max), scores);
-    partial[g * stride + padded] = max;
-    partial[g * stride + padded + 1] = sum;
-  }
-
-  constexpr int kVectors = ValueVectorsFor(G);
+template <class Kv, int M>
+void AddValueRun(const QueryTile& tile, int64_t query, const ValueRun& run, int64_t ahead_blocks) {
+  if (run.from >= run.to) return;
+  constexpr int kVectors = ValueVectorsFor(M);
+  const int64_t padded = RoundUp(tile.args->layout.head_dim, kLanes);
   int64_t dim = 0;
   for (; dim + kVectors * kLanes <= padded; dim += kVectors * kLanes) {
-    AccumulateValues<Kv, G, kVectors>(view, head, dim, partial, stride);
+    AddValueColumns<Kv, M, kVectors>(tile, query, run, ahead_blocks, dim);
   }
   if constexpr (kVectors > 2) {
     for (; dim + 2 * kLanes <= padded; dim += 2 * kLanes) {
-      AccumulateValues<Kv, G, 2>(view, head, dim, partial, stride);
+      AddValueColumns<Kv, M, 2>(tile, query, run, ahead_blocks, dim);
     }
   }
-  for (; dim < padded; dim += kLanes) AccumulateValues<Kv, G, 1>(view, head, dim, partial, stride);
-}
-
-template <class Kv, int G = kMaxHeads>
-void AttendGroup(const ChunkView& view, int64_t head, int64_t heads, float* partial) {
-  if constexpr (G > 1) {
-    if (heads < G) return AttendGroup<Kv, G - 1>(view, head, heads, partial);
+  for (; dim < padded; dim += kLanes) {
+    AddValueColumns<Kv, M, 1>(tile, query, run, ahead_blocks, dim);
   }
-  AttendHeads<Kv, G>(view, head, partial);
 }
 
-void AttendChunk(const AttendArgs& args, int64_t chunk, float* partial, float* scratch) {
-  const int64_t begin = MaxOf(chunk * kAttentionChunkTokens, args.context_begin);
-  const int64_t end = MinOf((chunk + 1) * kAttentionChunkTokens, args.context_end);
-  if (begin >= end) {
-    const int64_t padded = RoundUp(args.layout.head_dim, kLanes);
-    const int64_t stride = PartialFloats(args.layout.head_dim);
-    for (int64_t g = 0; g < args.group; ++g) {
-      for (int64_t d = 0; d < padded; d += kLanes) Store(partial + g * stride + d, Zero());
-      partial[g * stride + padded] = -kInfinity;
-      partial[g * stride + padded + 1] = 0.0f;
+template <class Kv, int M>
+void AddValues(const QueryTile& tile) {
+  const int64_t head_dim = tile.args->layout.head_dim;
+  const int64_t value_bytes = HeadBytes<Kv>(head_dim) - Kv::KeyBytes(head_dim);
+  const int64_t ahead_blocks = CeilDiv(kAheadBytes, value_bytes);
+  // Blocks whose columns are taken one after the other while they are near.
+  const int64_t run_blocks = MaxOf<int64_t>(kRunBytes / value_bytes, 1);
+  const auto in_block = [](int64_t position, int64_t block) {
+    return MinOf(MaxOf<int64_t>(position - block * kKvBlockTokens, 0), kKvBlockTokens);
+  };
+  int64_t block = tile.block_begin;
+  while (block < tile.block_end) {
+    const int64_t from = in_block(tile.begin, block);
+    const int64_t to = in_block(tile.end, block);
+    if (to - from == kKvBlockTokens) {
+      const int64_t end = MinOf(block + run_blocks, tile.end / kKvBlockTokens);
+      AddValueRun<Kv, M>(tile, 0, {block, end}, ahead_blocks);
+      block = end;
+      continue;
     }
-    return;
-  }
-  const ChunkView view = {&args,  begin / kKvBlockTokens, CeilDiv(end, kKvBlockTokens), begin, end,
-                          scratch};
-  // The f32 cache is for reference runs: one head at a time spares seven more tilings to compile.
-  // The tiling of the heads does not change a bit.
-  if (args.layout.type == WeightType::kF32) {
-    for (int64_t head = 0; head < args.group; ++head) AttendHeads<F32Kv, 1>(view, head, partial);
-    return;
-  }
-  for (int64_t head = 0; head < args.group; head += kMaxHeads) {
-    AttendGroup<Bf16Kv>(view, head, MinOf<int64_t>(args.group - head, kMaxHeads), partial);
+    // What not all queries see is added query by query, before and after what all see, so that
+    // every query has its positions in ascending order.
+    for (int64_t m = 0; from > 0 && m < M; ++m) {
+      const Query& query = tile.queries[m];
+      AddValueRun<Kv, 1>(tile, m,
+                         {block, block + 1, in_block(query.begin, block),
+                          in_block(MinOf(query.end, tile.begin), block)},
+                         ahead_blocks);
+    }
+    if (from < to) AddValueRun<Kv, M>(tile, 0, {block, block + 1, from, to}, ahead_blocks);
+    for (int64_t m = 0; to < kKvBlockTokens && m < M; ++m) {
+      const Query& query = tile.queries[m];
+      AddValueRun<Kv, 1>(tile, m,
+                         {block, block + 1, in_block(MaxOf(query.begin, tile.end), block),
+                          in_block(query.end, block)},
+                         ahead_blocks);
+    }
+    ++block;
   }
 }
 
-// Two passes: the largest maximum, then every partial scaled to it, in ascending order.
-void MergeChunks(const float* partials, int64_t chunks, int64_t group, int64_t head_dim, float* out,
-                 int64_t out_stride) {
+// total = total and `partial` merged. A sum of 0 means that there is no position in a partial.
+void FoldPartial(const float* partial, int64_t head_dim, float* total) {
   const int64_t padded = RoundUp(head_dim, kLanes);
-  const int64_t stride = PartialFloats(head_dim);
-  for (int64_t g = 0; g < group; ++g) {
-    float max = -kInfinity;
-    for (int64_t c = 0; c < chunks; ++c) {
-      const float chunk_max = partials[(c * group + g) * stride + padded];
-      max = chunk_max > max ? chunk_max : max;
+  if (partial[padded + 1] == 0.0f) return;
+  if (total[padded + 1] == 0.0f) {
+    for (int64_t d = 0; d <= padded; d += kLanes) Store(total + d, Load(partial + d));
+    return;
+  }
+  const float max = MaxOf(partial[padded], total[padded]);
+  const Vec16 shift = Set(ExpShift(max));
+  const Vec16 keep = Exp(Sub(Set(total[padded]), shift));
+  const Vec16 factor = Exp(Sub(Set(partial[padded]), shift));
+  // The last vector holds the maximum, which is set afterwards, and the sum.
+  for (int64_t d = 0; d <= padded; d += kLanes) {
+    Store(total + d, Fma(Load(partial + d), factor, Mul(Load(total + d), keep)));
+  }
+  total[padded] = max;
+}
+
+template <class Kv, int M>
+void AttendTile(const QueryTile& tile) {
+  const int64_t head_dim = tile.args->layout.head_dim;
+  const int64_t padded = RoundUp(head_dim, kLanes);
+  constexpr int kBlocks = ScoreBlocksFor(M);
+  int64_t block = tile.block_begin;
+  for (; block + kBlocks <= tile.block_end; block += kBlocks) {
+    ScoreBlocks<Kv, M, kBlocks>(tile, block);
+  }
+  for (; block < tile.block_end; ++block) ScoreBlocks<Kv, M, 1>(tile, block);
+
+  const int64_t tokens = (tile.block_end - tile.block_begin) * kKvBlockTokens;
+  for (int64_t m = 0; m < M; ++m) {
+    float* weights = tile.weights + m * kAttentionChunkTokens;
+    float* partial = tile.partials + m * PartialFloats(head_dim);
+    for (int64_t d = 0; d <= padded; d += kLanes) Store(partial + d, Zero());
+    // Masked scores are -inf and become exactly 0.
+    partial[padded] = MaxOfRow(weights, tokens);
+    partial[padded + 1] = SumExp(weights, tokens, ExpShift(partial[padded]), weights);
+  }
+  AddValues<Kv, M>(tile);
+  for (int64_t m = 0; m < M; ++m) {
+    FoldPartial(tile.partials + m * PartialFloats(head_dim), head_dim, tile.queries[m].total);
+  }
+}
+
+// Queries of the next tile when `left` are left: the tallest tiles, and never a very low one.
+MOESAIC_INLINE int64_t TileQueries(int64_t left) {
+  if (left <= kMaxExactQueries) return left;
+  if (left == kMaxQueries || left >= 2 * kMaxQueries) return kMaxQueries;
+  return MinOf<int64_t>(CeilDiv(left, 2), kMaxExactQueries);
+}
+
+template <class Kv, int M = kMaxQueries>
+void AttendQueries(const QueryTile& tile, int64_t queries) {
+  if constexpr (M > 1) {
+    if (queries < M) {
+      constexpr int kLower = M <= kMaxExactQueries ? M - 1 : kMaxExactQueries;
+      return AttendQueries<Kv, kLower>(tile, queries);
     }
-    const Vec16 shift = Set(ExpShift(max));
-    Vec16 sum = Zero();
-    float* to = out + g * out_stride;
-    for (int64_t d = 0; d < head_dim; d += kLanes) {
-      Vec16 value = Zero();
-      sum = Zero();
-      for (int64_t c = 0; c < chunks; ++c) {
-        const float* partial = partials + (c * group + g) * stride;
-        if (partial[padded + 1] == 0.0f) continue;  // no position in this chunk
-        const Vec16 factor = Exp(Sub(Set(partial[padded]), shift));
-        sum = Fma(Set(partial[padded + 1]), factor, sum);
-        value = Fma(Load(partial + d), factor, value);
+  }
+  AttendTile<Kv, M>(tile);
+}
+
+void AttendChunks(const AttendArgs& args, int64_t chunk_begin, int64_t chunk_end, float* partials,
+                  int64_t chunk_stride, float* scratch) {
+  const int64_t stride = PartialFloats(args.layout.head_dim);
+  const int64_t context_end = args.context_end + args.rows - 1;  // of the last row
+  Query queries[kMaxQueries];
+  for (int64_t chunk = chunk_begin; chunk < chunk_end; ++chunk, partials += chunk_stride) {
+    const int64_t chunk_first = chunk * kAttentionChunkTokens;
+    const int64_t chunk_last = chunk_first + kAttentionChunkTokens;
+    const auto begin_of = [&](int64_t row) {
+      return MaxOf(args.window > 0 ? args.context_end + row - args.window : 0, chunk_first);
+    };
+    const auto end_of = [&](int64_t row) { return MinOf(args.context_end + row, chunk_last); };
+    // Both grow with the row, so the rows that see something of the chunk are neighbours.
+    int64_t row_begin = 0;
+    int64_t row_end = args.rows;
+    while (row_begin < row_end && end_of(row_begin) <= chunk_first) ++row_begin;
+    while (row_begin < row_end && begin_of(row_end - 1) >= chunk_last) --row_end;
+    const int64_t last = row_end * args.group;
+    int64_t next = row_begin * args.group;
+    while (next < last) {
+      const int64_t count = args.layout.type == WeightType::kF32 ? 1 : TileQueries(last - next);
+      QueryTile tile = {};
+      tile.args = &args;
+      tile.queries = queries;
+      tile.weights = scratch;
+      tile.partials = scratch + kMaxQueries * kAttentionChunkTokens;
+      tile.begin = begin_of((next + count - 1) / args.group);
+      tile.end = end_of(next / args.group);
+      tile.block_begin = begin_of(next / args.group) / kKvBlockTokens;
+      tile.block_end = CeilDiv(end_of((next + count - 1) / args.group), kKvBlockTokens);
+      if (tile.end < tile.begin) tile.end = tile.begin;
+      for (int64_t i = 0; i < count; ++i, ++next) {
+        const int64_t row = next / args.group;
+        queries[i] = {args.q + row * args.q_row_stride + next % args.group * args.q_stride,
+                      partials + next * stride, begin_of(row), end_of(row)};
       }
-      // An empty context gives zeros.
-      const Vec16 result = SelectLess(Zero(), sum, Div(value, sum), SelectNan(sum, sum, Zero()));
-      StoreFirst(to + d, MinOf(head_dim - d, kLanes), result);
+      if (next < last) {
+        tile.next_begin = tile.block_begin;
+        tile.next_end = tile.block_end;
+      } else if (chunk + 1 < chunk_end) {
+        tile.next_begin = chunk_last / kKvBlockTokens;
+        tile.next_end = MaxOf(CeilDiv(context_end, kKvBlockTokens), tile.next_begin);
+      }
+      // The f32 cache is for reference runs: one query at a time spares the other tiles.
+      if (args.layout.type == WeightType::kF32) {
+        AttendTile<F32Kv, 1>(tile);
+      } else {
+        AttendQueries<Bf16Kv>(tile, count);
+      }
+    }
+  }
+}
+
+void FoldPartials(const float* partials, int64_t queries, int64_t head_dim, float* totals) {
+  const int64_t stride = PartialFloats(head_dim);
+  for (int64_t i = 0; i < queries; ++i) {
+    FoldPartial(partials + i * stride, head_dim, totals + i * stride);
+  }
+}
+
+void FinishAttention(const float* totals, int64_t queries, int64_t head_dim, float* out,
+                     int64_t out_stride) {
+  const int64_t padded = RoundUp(head_dim, kLanes);
+  for (int64_t i = 0; i < queries; ++i) {
+    const float* total = totals + i * PartialFloats(head_dim);
+    const Vec16 sum = Set(total[padded + 1]);
+    const Vec16 none = SelectNan(sum, sum, Zero());  // an empty context gives zeros
+    for (int64_t d = 0; d < head_dim; d += kLanes) {
+      const Vec16 result = SelectLess(Zero(), sum, Div(Load(total + d), sum), none);
+      StoreFirst(out + i * out_stride + d, MinOf(head_dim - d, kLanes), result);
     }
   }
 }

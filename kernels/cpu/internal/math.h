@@ -59,24 +59,6 @@ inline double Log(double x) {
   return 2.0 * s * series + static_cast<double>(exponent) * 0.69314718055994531;
 }
 
-// Fixed trees over the 16 lanes: 8 apart, 4 apart, 2, 1.
-MOESAIC_INLINE float SumLanes(Vec16 a) {
-  float f[16];
-  Store(f, a);
-  for (int step = 8; step >= 1; step /= 2) {
-    for (int i = 0; i < step; ++i) f[i] += f[i + step];
-  }
-  return f[0];
-}
-MOESAIC_INLINE float MaxLanes(Vec16 a) {
-  float f[16];
-  Store(f, a);
-  for (int step = 8; step >= 1; step /= 2) {
-    for (int i = 0; i < step; ++i) f[i] = f[i] > f[i + step] ? f[i] : f[i + step];
-  }
-  return f[0];
-}
-
 // The largest element that is a number, -inf when there is none.
 inline float MaxOfRow(const float* x, int64_t n) {
   Vec16 max = Set(-kInfinity);
@@ -93,11 +75,16 @@ MOESAIC_INLINE float ExpShift(float max) { return max - max == 0.0f ? max : 0.0f
 inline float SumExp(const float* x, int64_t n, float shift, float* out) {
   const Vec16 shifts = Set(shift);
   Vec16 sum = Zero();
-  for (int64_t i = 0; i < n; i += kLanes) {
-    const int64_t lanes = MinOf(n - i, kLanes);
-    const Vec16 e = KeepRange(Exp(Sub(LoadFirst(x + i, lanes), shifts)), 0, lanes, Zero());
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const Vec16 e = Exp(Sub(Load(x + i), shifts));
     sum = Add(sum, e);
-    if (out != nullptr) StoreFirst(out + i, lanes, e);
+    if (out != nullptr) Store(out + i, e);
+  }
+  if (i < n) {
+    const Vec16 e = KeepRange(Exp(Sub(LoadFirst(x + i, n - i), shifts)), 0, n - i, Zero());
+    sum = Add(sum, e);
+    if (out != nullptr) StoreFirst(out + i, n - i, e);
   }
   return SumLanes(sum);
 }

@@ -206,12 +206,26 @@ MOESAIC_INLINE void Transpose16(const std::byte* src, int64_t stride_bytes, std:
   Transpose8(src + 8 * stride_bytes + 32, stride_bytes, dst + 8 * 64 + 32);
 }
 
+MOESAIC_INLINE float SumLanes(Vec16 a) {
+  const __m256 eight = _mm256_add_ps(a.lo, a.hi);
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+MOESAIC_INLINE float MaxLanes(Vec16 a) {
+  const __m256 eight = _mm256_max_ps(a.lo, a.hi);
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+
 // At most 12 of 16 registers are accumulators, and a Vec16 takes two.
 constexpr int kMaxTileRows = 6;
 constexpr int TilePanels(int rows) { return rows == 1 ? 4 : rows == 2 ? 3 : rows == 3 ? 2 : 1; }
-constexpr int kMaxHeads = 4;
-constexpr int ScoreBlocksFor(int heads) { return heads == 1 ? 4 : heads <= 3 ? 2 : 1; }
-constexpr int ValueVectorsFor(int heads) { return heads == 1 ? 4 : heads <= 3 ? 2 : 1; }
+constexpr int kMaxQueries = 6;
+constexpr int kMaxExactQueries = 6;
+constexpr int ScoreBlocksFor(int queries) { return queries == 1 ? 4 : queries <= 3 ? 2 : 1; }
+constexpr int ValueVectorsFor(int queries) { return queries == 1 ? 4 : queries <= 3 ? 2 : 1; }
 
 }  // namespace
 }  // namespace moesaic

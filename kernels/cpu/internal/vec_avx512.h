@@ -143,15 +143,29 @@ MOESAIC_INLINE void Transpose16(const std::byte* src, int64_t stride_bytes, std:
   }
 }
 
+MOESAIC_INLINE float SumLanes(Vec16 a) {
+  const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+MOESAIC_INLINE float MaxLanes(Vec16 a) {
+  const __m256 eight = _mm256_max_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+
 // At most 24 accumulators of 32 registers; few rows take many panels, which hides the latency of a
 // multiply-add and keeps several streams of weights in flight.
 constexpr int kMaxTileRows = 12;
 constexpr int TilePanels(int rows) {
   return rows <= 2 ? 8 : rows <= 4 ? 6 : rows <= 6 ? 4 : rows <= 8 ? 3 : 2;
 }
-constexpr int kMaxHeads = 8;
-constexpr int ScoreBlocksFor(int heads) { return heads == 1 ? 8 : heads == 2 ? 4 : 2; }
-constexpr int ValueVectorsFor(int heads) { return heads <= 2 ? 8 : heads <= 6 ? 4 : 3; }
+constexpr int kMaxQueries = 12;
+constexpr int kMaxExactQueries = 8;  // between the two there are no tiles
+constexpr int ScoreBlocksFor(int queries) { return queries <= 5 ? 4 : 2; }
+constexpr int ValueVectorsFor(int queries) { return queries <= 2 ? 8 : queries <= 6 ? 4 : 2; }
 
 }  // namespace
 }  // namespace moesaic

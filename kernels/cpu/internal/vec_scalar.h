@@ -146,10 +146,25 @@ MOESAIC_INLINE void Transpose16(const std::byte* src, int64_t stride_bytes, std:
   }
 }
 
+// Fixed trees over the 16 lanes: 8 apart, 4 apart, 2, 1.
+MOESAIC_INLINE float SumLanes(Vec16 a) {
+  for (int step = 8; step >= 1; step /= 2) {
+    for (int i = 0; i < step; ++i) a.v[i] += a.v[i + step];
+  }
+  return a.v[0];
+}
+MOESAIC_INLINE float MaxLanes(Vec16 a) {
+  for (int step = 8; step >= 1; step /= 2) {
+    for (int i = 0; i < step; ++i) a.v[i] = a.v[i] > a.v[i + step] ? a.v[i] : a.v[i + step];
+  }
+  return a.v[0];
+}
+
 // Register tiles (matmul.h, attention.h).
 constexpr int kMaxTileRows = 4;
 constexpr int TilePanels(int) { return 1; }
-constexpr int kMaxHeads = 4;
+constexpr int kMaxQueries = 4;
+constexpr int kMaxExactQueries = 4;
 constexpr int ScoreBlocksFor(int) { return 1; }
 constexpr int ValueVectorsFor(int) { return 1; }
 

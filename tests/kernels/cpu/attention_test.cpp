@@ -1,6 +1,6 @@
 // The KV cache and attention: against a naive double-precision attention, with windows, several
-// chunks, groups of heads, odd head sizes and rubbish in the parts of blocks that are not attended
-// to.
+// chunks, groups of heads, blocks of rows, odd head sizes and rubbish in the parts of blocks that
+// are not attended to.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -71,13 +71,8 @@ class Sequence {
   std::vector<const std::byte*> blocks_;
 };
 
-struct Attended {
-  std::vector<float> partials;  // [chunks][group][...]
-  std::vector<float> out;       // [group, head_dim]
-};
-
-Attended Attend(const CpuKernels& kernels, const Sequence& sequence, const Shape& shape,
-                const std::vector<float>& q, int64_t kv_head, float scale) {
+AttendArgs ArgsFor(const Sequence& sequence, const Shape& shape, const std::vector<float>& q,
+                   int64_t kv_head, float scale) {
   AttendArgs args;
   args.q = q.data() + kv_head * shape.group * shape.head_dim;
   args.q_stride = shape.head_dim;
@@ -86,22 +81,57 @@ Attended Attend(const CpuKernels& kernels, const Sequence& sequence, const Shape
   args.layout = sequence.layout();
   args.kv_head = kv_head;
   args.blocks = sequence.blocks();
-  args.context_begin = shape.begin;
   args.context_end = shape.end;
+  args.window = shape.begin > 0 ? shape.end - shape.begin : 0;
+  return args;
+}
+
+// All rows of `args`, chunk after chunk into one total: [rows, group, head_dim].
+std::vector<float> AttendInOneCall(const CpuKernels& kernels, const AttendArgs& args) {
+  const int64_t d = args.layout.head_dim;
+  const int64_t queries = args.rows * args.group;
+  const int64_t first = args.window > 0 ? std::max<int64_t>(0, args.context_end - args.window) : 0;
+  std::vector<float> totals(queries * AttentionPartialFloats(d));
+  std::vector<float> scratch(AttentionScratchFloats(d), NAN);
+  kernels.attend_chunks(args, first / kAttentionChunkTokens,
+                        (args.context_end + args.rows - 2) / kAttentionChunkTokens + 1,
+                        totals.data(), 0, scratch.data());
+  std::vector<float> out(queries * d, NAN);
+  kernels.finish_attention(totals.data(), queries, d, out.data(), d);
+  return out;
+}
+
+struct Attended {
+  std::vector<float> partials;  // [chunks][group][...]
+  std::vector<float> out;       // [group, head_dim]
+};
+
+// One row, the chunks apart and then merged.
+Attended Attend(const CpuKernels& kernels, const Sequence& sequence, const Shape& shape,
+                const std::vector<float>& q, int64_t kv_head, float scale) {
+  const AttendArgs args = ArgsFor(sequence, shape, q, kv_head, scale);
   const int64_t first = shape.begin / kAttentionChunkTokens;
   const int64_t chunks = (shape.end + kAttentionChunkTokens - 1) / kAttentionChunkTokens - first;
   const int64_t floats = shape.group * AttentionPartialFloats(shape.head_dim);
-  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
   Attended result;
-  result.partials.assign(chunks * floats, kNan);
-  std::vector<float> scratch(shape.group * kAttentionChunkTokens, kNan);
-  // Any order: the chunks are independent.
-  for (int64_t c = chunks - 1; c >= 0; --c) {
-    kernels.attend_chunk(args, first + c, &result.partials[c * floats], scratch.data());
+  result.partials.assign(chunks * floats, 0.0f);
+  std::vector<float> scratch(AttentionScratchFloats(shape.head_dim), NAN);
+  // Any order, one or several a call: the chunks are independent.
+  const int64_t middle = chunks / 2;
+  kernels.attend_chunks(args, first + middle, first + chunks, &result.partials[middle * floats],
+                        floats, scratch.data());
+  for (int64_t c = middle - 1; c >= 0; --c) {
+    kernels.attend_chunks(args, first + c, first + c + 1, &result.partials[c * floats], floats,
+                          scratch.data());
   }
-  result.out.assign(shape.group * shape.head_dim, kNan);
-  kernels.merge_chunks(result.partials.data(), chunks, shape.group, shape.head_dim,
-                       result.out.data(), shape.head_dim);
+  std::vector<float> totals(floats);
+  for (int64_t c = 0; c < chunks; ++c) {
+    kernels.fold_partials(&result.partials[c * floats], shape.group, shape.head_dim, totals.data());
+  }
+  result.out.assign(shape.group * shape.head_dim, NAN);
+  kernels.finish_attention(totals.data(), shape.group, shape.head_dim, result.out.data(),
+                           shape.head_dim);
+  EXPECT_TRUE(SameBits(result.out, AttendInOneCall(kernels, args))) << Describe(shape);
   return result;
 }
 
@@ -242,36 +272,75 @@ TEST_P(AttentionTest, FullChunksDoNotDependOnTheContextEnd) {
                        {early.partials.begin(), early.partials.begin() + floats}));
 }
 
+// Rows of a prompt together: each has the bits that it has alone, and what comes after it in the
+// prompt cannot be seen.
+TEST_P(AttentionTest, RowsTogetherHaveTheBitsOfEach) {
+  struct Case {
+    int64_t rows, group, head_dim, end, window;
+  };
+  const Case cases[] = {{2, 1, 64, 1, 0},     {48, 1, 64, 1, 0},     {13, 1, 33, 250, 0},
+                        {12, 4, 128, 505, 0}, {6, 8, 96, 509, 0},    {7, 3, 80, 256, 0},
+                        {10, 2, 36, 500, 40}, {30, 1, 48, 540, 5},   {9, 5, 32, 245, 257},
+                        {3, 16, 64, 30, 0},   {20, 1, 256, 100, 90}, {100, 1, 32, 200, 0},
+                        {100, 1, 32, 1, 20}};
+  for (const WeightType type : {WeightType::kBf16, WeightType::kF32}) {
+    for (const Case& c : cases) {
+      const int64_t tokens = c.end + c.rows - 1;
+      Shape shape = {.group = c.group, .head_dim = c.head_dim, .tokens = tokens, .type = type};
+      const Sequence sequence(kernels_, shape, random_);
+      const std::vector<float> q = random_.Normals(c.rows * c.group * c.head_dim);
+      shape.end = c.end;
+      AttendArgs args = ArgsFor(sequence, shape, q, 0, 0.1f);
+      args.q_row_stride = c.group * c.head_dim;
+      args.rows = c.rows;
+      args.window = c.window;
+      const std::vector<float> all = AttendInOneCall(kernels_, args);
+      const std::vector<float> rubbish(c.head_dim, NAN);
+      for (int64_t row = c.rows - 1; row >= 0; --row) {
+        // Those up to `row`, while everything after it is rubbish, which the next row sees.
+        if (row + 1 < c.rows) {
+          args.q = q.data();
+          args.context_end = c.end;
+          args.rows = row + 2;
+          std::vector<float> some = AttendInOneCall(kernels_, args);
+          some.resize((row + 1) * c.group * c.head_dim);
+          ASSERT_TRUE(
+              SameBits(some, {all.begin(), all.begin() + static_cast<int64_t>(some.size())}))
+              << Describe(shape) << " window=" << c.window << " rows up to " << row;
+        }
+        args.rows = 1;
+        args.q = q.data() + row * c.group * c.head_dim;
+        args.context_end = c.end + row;
+        const auto from = all.begin() + row * c.group * c.head_dim;
+        ASSERT_TRUE(SameBits(AttendInOneCall(kernels_, args), {from, from + c.group * c.head_dim}))
+            << Describe(shape) << " window=" << c.window << " row=" << row;
+        const int64_t last = c.end + row - 1;
+        kernels_.store_kv(sequence.layout(),
+                          const_cast<std::byte*>(sequence.blocks()[last / kKvBlockTokens]), 0,
+                          last % kKvBlockTokens, rubbish.data(), rubbish.data());
+      }
+    }
+  }
+}
+
 TEST_P(AttentionTest, EmptyChunkIsNeutral) {
   const Shape shape = {.group = 2, .head_dim = 20, .tokens = 100, .end = 100};
   const Sequence sequence(kernels_, shape, random_);
   const std::vector<float> q = random_.Normals(shape.group * shape.head_dim);
-  AttendArgs args;
-  args.q = q.data();
-  args.q_stride = shape.head_dim;
-  args.group = shape.group;
-  args.scale = 0.3f;
-  args.layout = sequence.layout();
-  args.blocks = sequence.blocks();
-  args.context_begin = 0;
-  args.context_end = 100;
-  const int64_t stride = AttentionPartialFloats(shape.head_dim);
-  const int64_t floats = shape.group * stride;
-  std::vector<float> partials(3 * floats, NAN);
-  std::vector<float> scratch(shape.group * kAttentionChunkTokens);
-  kernels_.attend_chunk(args, 5, &partials[0], scratch.data());
-  kernels_.attend_chunk(args, 0, &partials[floats], scratch.data());
-  kernels_.attend_chunk(args, 1, &partials[2 * floats], scratch.data());
-  for (int64_t g = 0; g < shape.group; ++g) {
-    EXPECT_EQ(partials[g * stride + 32], -INFINITY);
-    EXPECT_EQ(partials[g * stride + 33], 0.0f);
-  }
-  std::vector<float> with(shape.group * shape.head_dim), without = with, none = with;
-  kernels_.merge_chunks(partials.data(), 3, shape.group, shape.head_dim, with.data(), 20);
-  kernels_.merge_chunks(&partials[floats], 1, shape.group, shape.head_dim, without.data(), 20);
-  EXPECT_TRUE(SameBits(with, without));
-  kernels_.merge_chunks(partials.data(), 1, shape.group, shape.head_dim, none.data(), 20);
-  for (const float v : none) EXPECT_EQ(v, 0.0f);
+  const AttendArgs args = ArgsFor(sequence, shape, q, 0, 0.3f);
+  const int64_t floats = shape.group * AttentionPartialFloats(shape.head_dim);
+  std::vector<float> empty(floats), totals(floats);
+  std::vector<float> scratch(AttentionScratchFloats(shape.head_dim), NAN);
+  kernels_.attend_chunks(args, 1, 6, empty.data(), 0, scratch.data());
+  std::vector<float> out(shape.group * shape.head_dim, NAN);
+  kernels_.finish_attention(empty.data(), shape.group, shape.head_dim, out.data(), shape.head_dim);
+  for (const float v : out) EXPECT_EQ(v, 0.0f);
+
+  kernels_.fold_partials(empty.data(), shape.group, shape.head_dim, totals.data());
+  kernels_.attend_chunks(args, 0, 1, totals.data(), 0, scratch.data());
+  kernels_.fold_partials(empty.data(), shape.group, shape.head_dim, totals.data());
+  kernels_.finish_attention(totals.data(), shape.group, shape.head_dim, out.data(), shape.head_dim);
+  EXPECT_TRUE(SameBits(out, AttendInOneCall(kernels_, args)));
 }
 
 // Scores far apart: the softmax is max-subtracted inside a chunk and between chunks.

@@ -41,7 +41,8 @@ TEST(DispatchTest, EveryTableIsComplete) {
     EXPECT_EQ(k.numerics, isa == Isa::kAvx512Bf16 ? NumericsClass::kBf16 : NumericsClass::kF32);
     EXPECT_TRUE(k.prepare_activations && k.matmul && k.gate_up && k.quant_matmul &&
                 k.quant_gate_up && k.rms_norm && k.rope && k.axpy && k.softmax && k.log_sum_exp &&
-                k.store_kv && k.attend_chunk && k.merge_chunks && k.pack_panels && k.unpack_row)
+                k.store_kv && k.attend_chunks && k.fold_partials && k.finish_attention &&
+                k.pack_panels && k.unpack_row)
         << IsaName(isa);
   }
 }
@@ -55,7 +56,7 @@ TEST(DispatchTest, EveryIsaHasItsOwnFunctions) {
     const CpuKernels& k = KernelsFor(isa);
     EXPECT_TRUE(matmuls.insert(reinterpret_cast<void*>(k.matmul)).second) << IsaName(isa);
     EXPECT_TRUE(gate_ups.insert(reinterpret_cast<void*>(k.gate_up)).second) << IsaName(isa);
-    const bool own = attends.insert(reinterpret_cast<void*>(k.attend_chunk)).second;
+    const bool own = attends.insert(reinterpret_cast<void*>(k.attend_chunks)).second;
     EXPECT_EQ(own, isa != Isa::kAvx512Bf16) << IsaName(isa);
   }
 }

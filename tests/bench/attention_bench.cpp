@@ -1,0 +1,320 @@
+// Speed of the attention kernels beside the peaks of the machine measured in the same rounds, and
+// beside plain loops that the compiler vectorises. Prints Markdown tables.
+//
+//   attention_bench [decode|prefill|all] [rounds] [isa]
+//
+// Every number is the median over rounds; a round runs all candidates of a row one after the other.
+// "decode" cycles through more KV than the last-level cache holds. One thread is timed in CPU time,
+// two by the clock. The hash is of the outputs of one call.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "core/base/aligned_buffer.h"
+#include "core/base/hash.h"
+#include "core/base/tensor.h"
+#include "core/base/thread_pool.h"
+#include "kernels/cpu/kernels.h"
+#include "tests/bench/kernel_bench_util.h"
+
+namespace moesaic {
+namespace {
+
+constexpr int64_t kKvHeads = 4;
+constexpr int64_t kColdBytes = int64_t{384} << 20;
+constexpr int64_t kCallBytes = int64_t{32} << 20;  // KV that one call of a candidate reads
+
+struct Shape {
+  int64_t head_dim;
+  int64_t group;
+  int64_t context;
+};
+
+// One query token's attention as one would write it first: rows of bf16 in a row, scores, softmax,
+// sum. Tokens are the outer loops, so that keys and values are read once.
+#define MOESAIC_PLAIN_ATTENTION(name, flags)                                                    \
+  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,prefer-vector-width=512"), \
+                 optimize(flags))) void                                                         \
+  name(const uint16_t* keys, const uint16_t* values, const float* q, int64_t group,             \
+       int64_t context, int64_t d, float scale, float* scores, float* out) {                    \
+    for (int64_t t = 0; t < context; ++t) {                                                     \
+      for (int64_t g = 0; g < group; ++g) {                                                     \
+        float score = 0.0f;                                                                     \
+        for (int64_t i = 0; i < d; ++i) {                                                       \
+          score += q[g * d + i] *                                                               \
+                   __builtin_bit_cast(float, static_cast<uint32_t>(keys[t * d + i]) << 16);     \
+        }                                                                                       \
+        scores[g * context + t] = score * scale;                                                \
+      }                                                                                         \
+    }                                                                                           \
+    for (int64_t g = 0; g < group; ++g) {                                                       \
+      float* p = scores + g * context;                                                          \
+      float max = p[0];                                                                         \
+      for (int64_t t = 1; t < context; ++t) max = p[t] > max ? p[t] : max;                      \
+      float sum = 0.0f;                                                                         \
+      for (int64_t t = 0; t < context; ++t) sum += p[t] = std::exp(p[t] - max);                 \
+      for (int64_t t = 0; t < context; ++t) p[t] /= sum;                                        \
+    }                                                                                           \
+    for (int64_t i = 0; i < group * d; ++i) out[i] = 0.0f;                                      \
+    for (int64_t t = 0; t < context; ++t) {                                                     \
+      for (int64_t g = 0; g < group; ++g) {                                                     \
+        const float p = scores[g * context + t];                                                \
+        for (int64_t i = 0; i < d; ++i) {                                                       \
+          out[g * d + i] +=                                                                     \
+              p * __builtin_bit_cast(float, static_cast<uint32_t>(values[t * d + i]) << 16);    \
+        }                                                                                       \
+      }                                                                                         \
+    }                                                                                           \
+  }
+MOESAIC_PLAIN_ATTENTION(PlainAttention, "O3")
+MOESAIC_PLAIN_ATTENTION(PlainAttentionFastMath, "O3,fast-math")
+
+// Sequences of one context length, whose blocks lie in the memory one after another. The plain
+// loops take the same bytes for rows.
+class Decoder {
+ public:
+  Decoder(const CpuKernels& kernels, const Shape& shape, ThreadPool& pool, AlignedBuffer& memory)
+      : kernels_(kernels), shape_(shape), pool_(pool), memory_(memory) {
+    layout_ = {kKvHeads, shape.head_dim};
+    sequence_bytes_ = shape.context / kKvBlockTokens * layout_.block_bytes();
+    per_call_ = kCallBytes / sequence_bytes_;
+    sequences_ = kColdBytes / sequence_bytes_ / per_call_ * per_call_;
+    for (int64_t b = 0; b < sequences_ * shape.context / kKvBlockTokens; ++b) {
+      blocks_.push_back(memory.data() + b * layout_.block_bytes());
+    }
+    const int64_t heads = kKvHeads * shape.group;
+    q_ = Normals(heads * shape.head_dim);
+    out_.resize(static_cast<size_t>(per_call_ * heads * shape.head_dim));
+    total_floats_ = shape.group * AttentionPartialFloats(shape.head_dim);
+    scratch_floats_ = total_floats_ + AttentionScratchFloats(shape.head_dim);
+    scratch_.resize(static_cast<size_t>(pool.threads() *
+                                        std::max(scratch_floats_, shape.group * shape.context)));
+  }
+  double CallBytes() const { return static_cast<double>(per_call_ * sequence_bytes_); }
+  uint64_t OutHash() const {
+    return Hash64({reinterpret_cast<const std::byte*>(out_.data()), out_.size() * sizeof(float)});
+  }
+
+  void Rewind() { next_ = 0; }
+  void Attend() {
+    ForItems([&](int64_t sequence, int64_t head, float* scratch, float* out) {
+      AttendArgs args;
+      args.q = q_.data() + head * shape_.group * shape_.head_dim;
+      args.q_stride = shape_.head_dim;
+      args.group = shape_.group;
+      args.scale = Scale();
+      args.layout = layout_;
+      args.kv_head = head;
+      args.blocks = blocks_.data() + sequence * shape_.context / kKvBlockTokens;
+      args.context_end = shape_.context;
+      std::fill_n(scratch, total_floats_, 0.0f);
+      kernels_.attend_chunks(args, 0, shape_.context / kAttentionChunkTokens, scratch, 0,
+                             scratch + total_floats_);
+      kernels_.finish_attention(scratch, shape_.group, shape_.head_dim, out, shape_.head_dim);
+    });
+  }
+  void Plain(decltype(&PlainAttention) attention) {
+    ForItems([&](int64_t sequence, int64_t head, float* scratch, float* out) {
+      const int64_t elements = shape_.context * shape_.head_dim;
+      const uint16_t* keys = memory_.as<uint16_t>() + (sequence * kKvHeads + head) * 2 * elements;
+      attention(keys, keys + elements, q_.data() + head * shape_.group * shape_.head_dim,
+                shape_.group, shape_.context, shape_.head_dim, Scale(), scratch, out);
+    });
+  }
+  void Read(void (*read)(const std::byte* data, int64_t bytes)) {
+    const int64_t piece = sequence_bytes_ / kKvHeads;
+    ForItems([&](int64_t sequence, int64_t head, float*, float*) {
+      read(memory_.data() + (sequence * kKvHeads + head) * piece, piece);
+    });
+  }
+
+ private:
+  float Scale() const { return 1.0f / std::sqrt(static_cast<float>(shape_.head_dim)); }
+  template <typename F>
+  void ForItems(F body) {
+    next_ = (next_ + per_call_) % sequences_;
+    pool_.ParallelFor(per_call_ * kKvHeads, [&](int64_t item, int worker) {
+      body(next_ + item / kKvHeads, item % kKvHeads,
+           scratch_.data() + worker * static_cast<int64_t>(scratch_.size()) / pool_.threads(),
+           out_.data() + item * shape_.group * shape_.head_dim);
+    });
+  }
+
+  const CpuKernels& kernels_;
+  Shape shape_;
+  ThreadPool& pool_;
+  AlignedBuffer& memory_;
+  KvLayout layout_;
+  int64_t sequence_bytes_ = 0, per_call_ = 0, sequences_ = 0, next_ = 0;
+  int64_t total_floats_ = 0, scratch_floats_ = 0;
+  std::vector<const std::byte*> blocks_;
+  std::vector<float> q_, out_, scratch_;
+};
+
+void Decode(const CpuKernels& kernels, int rounds) {
+  std::printf("\n## Decode attention (%s), %ld KV heads, bf16, cold: GB/s of KV\n\n",
+              IsaName(kernels.isa), kKvHeads);
+  std::printf(
+      "| threads | head | group | context | read peak | ours | spread | plain | plain, "
+      "-ffast-math | hash |\n|---|---|---|---|---|---|---|---|---|---|\n");
+  AlignedBuffer memory(static_cast<size_t>(kColdBytes));
+  const std::vector<float> values = Normals((1 << 16) - 1);
+  for (size_t i = 0; i < memory.bytes() / 2; ++i) {
+    memory.as<uint16_t>()[i] = F32ToBf16(values[i % values.size()]);
+  }
+  for (const int threads : {1, 2}) {
+    ThreadPool pool(threads);
+    for (const int64_t head_dim : {64, 128}) {
+      for (const int64_t group : {1, 4, 8}) {
+        for (const int64_t context : {1024, 4096}) {
+          Decoder decoder(kernels, {head_dim, group, context}, pool, memory);
+          std::vector<Candidate> candidates = {
+              {"read8", [&] { decoder.Read(ReadPeak); }},
+              {"ours", [&] { decoder.Attend(); }},
+              {"read1", [&] { decoder.Read(ReadPeakSequential); }}};
+          if (context == 4096) {
+            candidates.push_back({"plain", [&] { decoder.Plain(PlainAttention); }});
+            candidates.push_back({"fast", [&] { decoder.Plain(PlainAttentionFastMath); }});
+          }
+          Measure(candidates, rounds, 0.01,
+                  threads == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC);
+          decoder.Rewind();
+          decoder.Attend();
+          const auto rate = [&](size_t i) {
+            return decoder.CallBytes() / candidates[i].Median() / 1e9;
+          };
+          const double peak = std::max(rate(0), rate(2));
+          std::printf("| %d | %ld | %ld | %ld | %.1f | %.1f (%.0f%%) | %.1f%% |", threads, head_dim,
+                      group, context, peak, rate(1), 100 * rate(1) / peak,
+                      100 * candidates[1].Spread());
+          if (candidates.size() > 3) {
+            std::printf(" %.1f (x %.1f) | %.1f (x %.1f) |", rate(3), rate(1) / rate(3), rate(4),
+                        rate(1) / rate(4));
+          } else {
+            std::printf(" - | - |");
+          }
+          std::printf(" %08x |\n", static_cast<uint32_t>(decoder.OutHash()));
+          std::fflush(stdout);
+        }
+      }
+    }
+  }
+}
+
+// A prompt's attention, all rows, `rows` of them a call.
+class Prefiller {
+ public:
+  Prefiller(const CpuKernels& kernels, const Shape& shape, int64_t rows)
+      : kernels_(kernels), shape_(shape), rows_(rows), layout_{kKvHeads, shape.head_dim} {
+    const int64_t blocks = shape.context / kKvBlockTokens;
+    memory_ = AlignedBuffer(static_cast<size_t>(blocks * layout_.block_bytes()));
+    const std::vector<float> values = Normals((1 << 16) - 1);
+    for (size_t i = 0; i < memory_.bytes() / 2; ++i) {
+      memory_.as<uint16_t>()[i] = F32ToBf16(values[i % values.size()]);
+    }
+    for (int64_t b = 0; b < blocks; ++b) {
+      blocks_.push_back(memory_.data() + b * layout_.block_bytes());
+    }
+    row_floats_ = kKvHeads * shape.group * shape.head_dim;
+    q_ = Normals(shape.context * row_floats_);
+    out_.resize(q_.size());
+    totals_.resize(
+        static_cast<size_t>(rows * shape.group * AttentionPartialFloats(shape.head_dim)));
+    scratch_.resize(static_cast<size_t>(AttentionScratchFloats(shape.head_dim)));
+  }
+  double Flops() const {
+    return 2.0 * static_cast<double>(kKvHeads * shape_.group * shape_.head_dim) *
+           static_cast<double>(shape_.context * (shape_.context + 1));
+  }
+  uint64_t OutHash() const {
+    return Hash64({reinterpret_cast<const std::byte*>(out_.data()), out_.size() * sizeof(float)});
+  }
+  void Run() {
+    for (int64_t row = 0; row < shape_.context; row += rows_) {
+      for (int64_t head = 0; head < kKvHeads; ++head) RunRows(row, head);
+    }
+  }
+
+ private:
+  void RunRows(int64_t row, int64_t head) {
+    const int64_t offset = row * row_floats_ + head * shape_.group * shape_.head_dim;
+    AttendArgs args;
+    args.q = q_.data() + offset;
+    args.q_stride = shape_.head_dim;
+    args.q_row_stride = row_floats_;
+    args.rows = std::min(rows_, shape_.context - row);
+    args.group = shape_.group;
+    args.scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
+    args.layout = layout_;
+    args.kv_head = head;
+    args.blocks = blocks_.data();
+    args.context_end = row + 1;
+    std::fill(totals_.begin(), totals_.end(), 0.0f);
+    kernels_.attend_chunks(args, 0, (row + args.rows - 1) / kAttentionChunkTokens + 1,
+                           totals_.data(), 0, scratch_.data());
+    for (int64_t r = 0; r < args.rows; ++r) {
+      kernels_.finish_attention(
+          totals_.data() + r * shape_.group * AttentionPartialFloats(shape_.head_dim), shape_.group,
+          shape_.head_dim, out_.data() + offset + r * row_floats_, shape_.head_dim);
+    }
+  }
+
+  const CpuKernels& kernels_;
+  Shape shape_;
+  int64_t rows_, row_floats_ = 0;
+  KvLayout layout_;
+  AlignedBuffer memory_;
+  std::vector<const std::byte*> blocks_;
+  std::vector<float> q_, out_, totals_, scratch_;
+};
+
+void Prefill(const CpuKernels& kernels, int rounds) {
+  std::printf("\n## Prefill attention (%s), one thread, %ld KV heads: GFLOP/s of causal pairs\n\n",
+              IsaName(kernels.isa), kKvHeads);
+  std::printf(
+      "| head | group | tokens | FMA peak | row by row | blocked | spread | same bits "
+      "|\n|---|---|---|---|---|---|---|---|\n");
+  const bool wide = kernels.isa == Isa::kAvx512;
+  for (const int64_t head_dim : {64, 128}) {
+    for (const int64_t group : {1, 4, 8}) {
+      for (const int64_t tokens : {512, 2048}) {
+        Prefiller rows(kernels, {head_dim, group, tokens}, 1);
+        Prefiller blocked(kernels, {head_dim, group, tokens}, AttentionRows(group));
+        std::vector<Candidate> candidates = {{"peak", wide ? FmaPeak : FmaPeak256},
+                                             {"rows", [&] { rows.Run(); }},
+                                             {"blocked", [&] { blocked.Run(); }}};
+        Measure(candidates, rounds, 0.01);
+        const double peak = (wide ? kFmaPeakFlops : kFmaPeak256Flops) / candidates[0].Median();
+        const double by_row = rows.Flops() / candidates[1].Median();
+        const double by_block = rows.Flops() / candidates[2].Median();
+        std::printf("| %ld | %ld | %ld | %.0f | %.0f (%.0f%%) | %.0f (%.0f%%) | %.1f%% | %s |\n",
+                    head_dim, group, tokens, peak / 1e9, by_row / 1e9, 100 * by_row / peak,
+                    by_block / 1e9, 100 * by_block / peak, 100 * candidates[2].Spread(),
+                    rows.OutHash() == blocked.OutHash() ? "yes" : "NO");
+        std::fflush(stdout);
+      }
+    }
+  }
+}
+
+int Main(int argc, char** argv) {
+  const std::string what = argc > 1 ? argv[1] : "all";
+  const int rounds = argc > 2 ? std::atoi(argv[2]) : 11;
+  const std::string isa = argc > 3 ? argv[3] : IsaName(Isa::kAvx512);
+  if (!IsaSupported(Isa::kAvx512)) {
+    std::printf("this bench measures its peaks with AVX-512, which this CPU lacks\n");
+    return 1;
+  }
+  const CpuKernels& kernels = KernelsFor(isa == IsaName(Isa::kAvx2) ? Isa::kAvx2 : Isa::kAvx512);
+  if (what == "all" || what == "decode") Decode(kernels, rounds);
+  if (what == "all" || what == "prefill") Prefill(kernels, rounds);
+  return 0;
+}
+
+}  // namespace
+}  // namespace moesaic
+
+int main(int argc, char** argv) { return moesaic::Main(argc, argv); }
