@@ -139,8 +139,9 @@ void RunTests(const std::vector<ThroughputTest>& tests, const RuntimeConfig& con
   CheckRoom(tests, loaded.plan);
   const Topology topology = ReadTopology();
   const Isa isa = SelectKernels().isa;
+  const WeightType weights = loaded.plan.weight_type;
   const auto threads = static_cast<int>(config.threads);
-  MachinePeaks before = MeasurePeaks(topology, isa, threads);
+  MachinePeaks before = MeasurePeaks(topology, isa, weights, threads);
   for (const ThroughputTest& test : tests) {
     std::vector<ThroughputSample> samples;
     for (int64_t i = 0; i <= repetitions; ++i) {
@@ -151,10 +152,9 @@ void RunTests(const std::vector<ThroughputTest>& tests, const RuntimeConfig& con
                             config.max_num_batched_tokens, test, static_cast<uint64_t>(i));
       if (i > 0) samples.push_back(sample);
     }
-    const MachinePeaks after = MeasurePeaks(topology, isa, threads);
-    rows.push_back(MakeThroughputRow(test, threads, WeightTypeName(loaded.plan.weight_type),
-                                     std::move(samples), loaded.plan.step_cost,
-                                     Better(before, after)));
+    const MachinePeaks after = MeasurePeaks(topology, isa, weights, threads);
+    rows.push_back(MakeThroughputRow(test, threads, WeightTypeName(weights), std::move(samples),
+                                     loaded.plan.step_cost, Better(before, after)));
     before = after;
   }
   StatusLine("");

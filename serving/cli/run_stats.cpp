@@ -22,11 +22,6 @@ double OutputRate(const GenerationResult& result) {
   return PerSecond(result.usage.completion_tokens - 1, result.output_s);
 }
 
-double HitRate(const ExpertStats& experts) {
-  const uint64_t wanted = experts.hits + experts.late_hits + experts.misses;
-  return wanted == 0 ? 1.0 : static_cast<double>(experts.hits) / static_cast<double>(wanted);
-}
-
 nlohmann::ordered_json DevicesJson(const std::vector<DeviceStatus>& devices) {
   auto list = nlohmann::ordered_json::array();
   for (const DeviceStatus& device : devices) {
@@ -59,6 +54,11 @@ std::string Share(int64_t part_us, int64_t whole_us) {
 }
 
 }  // namespace
+
+double HitRate(const ExpertStats& experts) {
+  const uint64_t wanted = experts.hits + experts.late_hits + experts.misses;
+  return wanted == 0 ? 1.0 : static_cast<double>(experts.hits) / static_cast<double>(wanted);
+}
 
 std::string RunStatsText(const RunSummary& summary) {
   const GenerationResult& result = summary.result;

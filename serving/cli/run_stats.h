@@ -22,6 +22,9 @@ struct RunSummary {
 std::string RunStatsText(const RunSummary& summary);
 nlohmann::ordered_json RunStatsJson(const RunSummary& summary);
 
+// Of the experts that layers wanted, those that were in memory; 1 when none was wanted.
+double HitRate(const ExpertStats& experts);
+
 // Largest resident size of this process so far.
 uint64_t PeakRssBytes();
 

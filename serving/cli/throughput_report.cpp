@@ -8,6 +8,7 @@
 
 #include "core/base/check.h"
 #include "serving/cli/output.h"
+#include "serving/cli/run_stats.h"
 
 namespace moesaic {
 namespace {
@@ -28,11 +29,6 @@ TimeShares SharesOf(const ThroughputRow& row) {
   shares.waiting = static_cast<double>(row.stats.experts.blocked_us) / us;
   shares.rest = std::max(0.0, 1 - shares.attention - shares.mlp - shares.waiting);
   return shares;
-}
-
-double HitRate(const ExpertStats& experts) {
-  const uint64_t all = experts.hits + experts.late_hits + experts.misses;
-  return all == 0 ? 1 : static_cast<double>(experts.hits) / static_cast<double>(all);
 }
 
 std::string WholePercent(double share) { return fmt::format("{:.0f}%", 100 * share); }

@@ -14,23 +14,35 @@
 namespace moesaic {
 namespace {
 
+bool HasAvx512Vnni() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("avx512vnni") != 0;
+#else
+  return false;
+#endif
+}
+
 struct PeakLoop {
   const char* instructions;
   Isa isa;
+  bool integer;
   float (*run)(int64_t iterations);
   int64_t multiply_adds;
 };
 
 std::vector<PeakLoop> SupportedPeakLoops() {
   std::vector<PeakLoop> loops = {
-    {"baseline f32", Isa::kScalar, PeakBaselineF32, kBaselineF32MultiplyAdds},
+    {"baseline f32", Isa::kScalar, false, PeakBaselineF32, kBaselineF32MultiplyAdds},
 #if defined(__x86_64__)
-    {"avx2 f32", Isa::kAvx2, PeakAvx2F32, kAvx2F32MultiplyAdds},
-    {"avx512 f32", Isa::kAvx512, PeakAvx512F32, kAvx512F32MultiplyAdds},
-    {"avx512_bf16 bf16", Isa::kAvx512Bf16, PeakAvx512Bf16, kAvx512Bf16MultiplyAdds},
+    {"avx2 f32", Isa::kAvx2, false, PeakAvx2F32, kAvx2F32MultiplyAdds},
+    {"avx512 f32", Isa::kAvx512, false, PeakAvx512F32, kAvx512F32MultiplyAdds},
+    {"avx512_bf16 bf16", Isa::kAvx512Bf16, false, PeakAvx512Bf16, kAvx512Bf16MultiplyAdds},
+    {"avx512_vnni int8", Isa::kAvx512, true, PeakAvx512VnniInt8, kAvx512VnniMultiplyAdds},
 #endif
   };
-  std::erase_if(loops, [](const PeakLoop& loop) { return !IsaSupported(loop.isa); });
+  std::erase_if(loops, [](const PeakLoop& loop) {
+    return !IsaSupported(loop.isa) || (loop.integer && !HasAvx512Vnni());
+  });
   return loops;
 }
 
@@ -79,13 +91,16 @@ HardwareProfile MeasureMachine(const Topology& topology, const std::filesystem::
   return profile;
 }
 
-MachinePeaks MeasurePeaks(const Topology& topology, Isa isa, int threads) {
+MachinePeaks MeasurePeaks(const Topology& topology, Isa isa, WeightType weights, int threads) {
   const std::vector<int> cpus = topology.pin_order();
-  MachinePeaks peaks;
-  for (const PeakLoop& loop : SupportedPeakLoops()) {
-    if (loop.isa != isa) continue;
-    peaks.flop_per_s = MeasurePeak(loop.run, loop.multiply_adds, threads, cpus, true).value;
+  const std::vector<PeakLoop> loops = SupportedPeakLoops();
+  const PeakLoop* used = &loops.front();
+  for (const PeakLoop& loop : loops) {
+    const bool meant = loop.integer ? IsQuantized(weights) && isa >= Isa::kAvx512 : loop.isa == isa;
+    if (meant) used = &loop;
   }
+  MachinePeaks peaks;
+  peaks.flop_per_s = MeasurePeak(used->run, used->multiply_adds, threads, cpus, true).value;
   peaks.read_bytes_per_s =
       MeasureMemoryRead(threads, cpus, topology.usable_memory_bytes(), true).value;
   return peaks;

@@ -37,13 +37,13 @@ DiskProfile MeasureDiskFile(const std::filesystem::path& file, const ProfilerOpt
                             bool drop_cached = false);
 
 // What bounds computation on `threads` threads: reading of memory, and multiply-adds of the
-// instructions that `isa` means, operands in registers. Takes about half a second and at most half
-// a gigabyte.
+// instructions that products with such weights take, operands in registers. Takes about half a
+// second and at most half a gigabyte.
 struct MachinePeaks {
   double read_bytes_per_s = 0;
   double flop_per_s = 0;
 };
-MachinePeaks MeasurePeaks(const Topology& topology, Isa isa, int threads);
+MachinePeaks MeasurePeaks(const Topology& topology, Isa isa, WeightType weights, int threads);
 
 // The block size and depth to read with: of those that give at least 90% of the best rate, the one
 // with the least bytes in flight, because what is wanted urgently waits behind them. `read_bytes`:

@@ -12,6 +12,7 @@ float PeakBaselineF32(int64_t iterations);
 float PeakAvx2F32(int64_t iterations);
 float PeakAvx512F32(int64_t iterations);
 float PeakAvx512Bf16(int64_t iterations);
+float PeakAvx512VnniInt8(int64_t iterations);
 
 // Twelve independent chains: a fused multiply-add takes 4 cycles and two start per cycle.
 constexpr int kPeakChains = 12;
@@ -19,5 +20,6 @@ constexpr int64_t kBaselineF32MultiplyAdds = kPeakChains * 4;
 constexpr int64_t kAvx2F32MultiplyAdds = kPeakChains * 8;
 constexpr int64_t kAvx512F32MultiplyAdds = kPeakChains * 16;
 constexpr int64_t kAvx512Bf16MultiplyAdds = kPeakChains * 32;
+constexpr int64_t kAvx512VnniMultiplyAdds = kPeakChains * 64;
 
 }  // namespace moesaic

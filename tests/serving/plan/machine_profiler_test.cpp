@@ -36,6 +36,16 @@ DiskRate Rate(uint32_t block_bytes, int depth, double bytes_per_s) {
   return {block_bytes, depth, {bytes_per_s, 0, 0, "", "", ""}, {}};
 }
 
+TEST(MachineProfilerTest, PeaksOfTheInstructionsInUse) {
+  const Topology topology = ReadTopology();
+  const MachinePeaks scalar = MeasurePeaks(topology, Isa::kScalar, WeightType::kBf16, 1);
+  EXPECT_GT(scalar.read_bytes_per_s, 1e8);
+  EXPECT_GT(scalar.flop_per_s, 1e8);
+  if (!IsaSupported(Isa::kAvx512)) GTEST_SKIP() << "needs AVX-512";
+  const MachinePeaks vectors = MeasurePeaks(topology, Isa::kAvx512, WeightType::kBf16, 1);
+  EXPECT_GT(vectors.flop_per_s, 1.5 * scalar.flop_per_s);
+}
+
 TEST(MachineProfilerTest, QuickProfileIsCompleteAndLeavesNothing) {
   const ScratchDirectory directory;
   ProfilerOptions options;
