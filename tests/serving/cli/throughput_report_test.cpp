@@ -2,14 +2,13 @@
 
 #include <gtest/gtest.h>
 
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "core/base/json.h"
+
 namespace moesaic {
 namespace {
-
-using Json = nlohmann::json;
 
 // Reads 1 GB and computes 4 GFLOP for each token.
 StepCost Cost() {
