@@ -19,6 +19,7 @@
 #include "core/base/thread_pool.h"
 #include "kernels/cpu/kernels.h"
 #include "tests/bench/kernel_bench_util.h"
+#include "tests/bench/plain_attention.h"
 
 namespace moesaic {
 namespace {
@@ -32,45 +33,6 @@ struct Shape {
   int64_t group;
   int64_t context;
 };
-
-// One query token's attention as one would write it first: rows of bf16 in a row, scores, softmax,
-// sum. Tokens are the outer loops, so that keys and values are read once.
-#define MOESAIC_PLAIN_ATTENTION(name, flags)                                                    \
-  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,prefer-vector-width=512"), \
-                 optimize(flags))) void                                                         \
-  name(const uint16_t* keys, const uint16_t* values, const float* q, int64_t group,             \
-       int64_t context, int64_t d, float scale, float* scores, float* out) {                    \
-    for (int64_t t = 0; t < context; ++t) {                                                     \
-      for (int64_t g = 0; g < group; ++g) {                                                     \
-        float score = 0.0f;                                                                     \
-        for (int64_t i = 0; i < d; ++i) {                                                       \
-          score += q[g * d + i] *                                                               \
-                   __builtin_bit_cast(float, static_cast<uint32_t>(keys[t * d + i]) << 16);     \
-        }                                                                                       \
-        scores[g * context + t] = score * scale;                                                \
-      }                                                                                         \
-    }                                                                                           \
-    for (int64_t g = 0; g < group; ++g) {                                                       \
-      float* p = scores + g * context;                                                          \
-      float max = p[0];                                                                         \
-      for (int64_t t = 1; t < context; ++t) max = p[t] > max ? p[t] : max;                      \
-      float sum = 0.0f;                                                                         \
-      for (int64_t t = 0; t < context; ++t) sum += p[t] = std::exp(p[t] - max);                 \
-      for (int64_t t = 0; t < context; ++t) p[t] /= sum;                                        \
-    }                                                                                           \
-    for (int64_t i = 0; i < group * d; ++i) out[i] = 0.0f;                                      \
-    for (int64_t t = 0; t < context; ++t) {                                                     \
-      for (int64_t g = 0; g < group; ++g) {                                                     \
-        const float p = scores[g * context + t];                                                \
-        for (int64_t i = 0; i < d; ++i) {                                                       \
-          out[g * d + i] +=                                                                     \
-              p * __builtin_bit_cast(float, static_cast<uint32_t>(values[t * d + i]) << 16);    \
-        }                                                                                       \
-      }                                                                                         \
-    }                                                                                           \
-  }
-MOESAIC_PLAIN_ATTENTION(PlainAttention, "O3")
-MOESAIC_PLAIN_ATTENTION(PlainAttentionFastMath, "O3,fast-math")
 
 // Sequences of one context length, whose blocks lie in the memory one after another. The plain
 // loops take the same bytes for rows.
