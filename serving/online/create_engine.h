@@ -56,7 +56,7 @@ struct EngineOptions {
 
   std::filesystem::path expert_store;  // empty: read the checkpoint
   ReadBackend io_backend = ReadBackend::kAuto;
-  int io_depth = 0;           // 0: default
+  int io_depth = 0;  // 0: default
   int io_threads = 1;
   uint32_t packet_bytes = 0;  // 0: default
   DeviceOptions devices;
