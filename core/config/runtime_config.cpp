@@ -48,7 +48,10 @@ std::string YamlScalar(std::string_view text) {
   std::string lower(text);
   std::transform(lower.begin(), lower.end(), lower.begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  if (plain && has_letter_or_digit && lower != "null") return std::string(text);
+  // A leading % would be a directive.
+  if (plain && has_letter_or_digit && lower != "null" && text.front() != '%') {
+    return std::string(text);
+  }
   std::string quoted = "\"";
   for (const char c : text) {
     const auto byte = static_cast<unsigned char>(c);

@@ -169,8 +169,8 @@ TEST(RuntimeConfigTest, DescriptionGivesTheSameSettings) {
 }
 
 TEST(RuntimeConfigTest, DescriptionQuotesWhatYamlWouldReadOtherwise) {
-  for (const char* text : {"a #b", "null", "~", "- x", "k: v", "*a", "\"", "'", "\\", "\n", "",
-                           "\u00e9", "\x87 raw"}) {
+  for (const char* text : {"a #b", "null", "~", "- x", "k: v", "*a", "%b", "\"", "'", "\\", "\n",
+                           "", "\u00e9", "\x87 raw"}) {
     Settings s;
     s.table.Set("model", text, OptionSource::kFlag, "--model");
     s.table.Set("served-model-name", fmt::format("{},[b", text), OptionSource::kFlag, "--names");
