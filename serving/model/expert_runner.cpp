@@ -3,6 +3,11 @@
 #include <algorithm>
 namespace moesaic {
 
+int64_t WidestActivationRow(const CpuKernels& kernels, int64_t n) {
+  return std::max(ActivationRowBytes(ActivationTypeOf(kernels.numerics, WeightType::kBf16), n),
+                  ActivationRowBytes(ActivationType::kInt8, n));
+}
+
 ExpertRunner::ExpertRunner(const ModelConfig& config, const ExpertLayout& layout,
                            ExpertProvider& experts, const CpuKernels& kernels, ThreadPool& pool,
                            int64_t max_tokens)
@@ -24,10 +29,7 @@ int64_t ExpertRunner::WorkspaceBytes(const ModelConfig& config, const CpuKernels
                                      int64_t max_tokens) {
   const int64_t rows = max_tokens * config.top_k;
   return rows * (config.hidden_size * static_cast<int64_t>(sizeof(float)) +
-                 // For weights of any type.
-                 std::max(ActivationRowBytes(ActivationTypeOf(kernels.numerics, WeightType::kBf16),
-                                             config.moe_intermediate_size),
-                          ActivationRowBytes(ActivationType::kInt8, config.moe_intermediate_size)) +
+                 WidestActivationRow(kernels, config.moe_intermediate_size) +
                  2 * static_cast<int64_t>(sizeof(int32_t)));
 }
 

@@ -20,6 +20,9 @@
 
 namespace moesaic {
 
+// Bytes of a row of n activations, for weights of any type.
+int64_t WidestActivationRow(const CpuKernels& kernels, int64_t n);
+
 class ExpertRunner {
  public:
   // All references must outlive the runner.

@@ -20,12 +20,6 @@ int64_t PaddedFloats(int64_t n) {
   return ActivationRowBytes(ActivationType::kF32, n) / static_cast<int64_t>(sizeof(float));
 }
 
-// Of activations for weights of any type.
-int64_t WidestActivationRow(const CpuKernels& kernels, int64_t n) {
-  return std::max(ActivationRowBytes(ActivationTypeOf(kernels.numerics, WeightType::kBf16), n),
-                  ActivationRowBytes(ActivationType::kInt8, n));
-}
-
 AlignedBuffer ZeroedFloats(int64_t count) {
   AlignedBuffer buffer(static_cast<size_t>(count) * sizeof(float));
   buffer.Zero();

@@ -22,21 +22,21 @@ struct StepWork {
 };
 
 struct StepCost {
-  uint64_t dense_bytes =
-      0;  // weights that every step reads: neither embedding, head nor routed experts
+  // Weights that every step reads: neither embedding, head nor routed experts.
+  uint64_t dense_bytes = 0;
   uint64_t head_bytes = 0;      // of a step that wants logits
   uint64_t expert_bytes = 0;    // one expert
   uint64_t position_bytes = 0;  // keys and values of one position in one layer
-  double token_flop =
-      0;  // products of one token, its experts included; head and attention left out
+  // Products of one token, its experts included; head and attention left out.
+  double token_flop = 0;
   double logit_row_flop = 0;     // the head
   double position_flop = 0;      // attention of one token to one position in one layer
   std::vector<int64_t> windows;  // [layers] sliding window, 0: none
 
   // Positions that the last token of a context attends to, itself included, summed over the layers.
   int64_t Positions(int64_t context_tokens) const;
-  double Bytes(
-      const StepWork& work) const;  // weights once per step, keys and values once per sequence
+  // Weights once per step, keys and values once per sequence.
+  double Bytes(const StepWork& work) const;
   double Flop(const StepWork& work) const;  // a multiply-add counts as two
 };
 

@@ -14,14 +14,6 @@
 namespace moesaic {
 namespace {
 
-bool HasAvx512Vnni() {
-#if defined(__x86_64__)
-  return __builtin_cpu_supports("avx512vnni") != 0;
-#else
-  return false;
-#endif
-}
-
 struct PeakLoop {
   const char* instructions;
   Isa isa;
@@ -41,7 +33,7 @@ std::vector<PeakLoop> SupportedPeakLoops() {
 #endif
   };
   std::erase_if(loops, [](const PeakLoop& loop) {
-    return !IsaSupported(loop.isa) || (loop.integer && !HasAvx512Vnni());
+    return !IsaSupported(loop.isa) || (loop.integer && !QuantIsaSupported(QuantIsa::kAvx512Vnni));
   });
   return loops;
 }

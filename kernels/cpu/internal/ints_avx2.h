@@ -1,32 +1,19 @@
 // Sums of products of bytes in ymm registers, by VPMADDUBSW. Included after vec_avx2.h.
 #pragma once
 
-#include "kernels/cpu/internal/common.h"
+#include "kernels/cpu/internal/ints_ymm.h"
 
 namespace moesaic {
 namespace {
 
-struct Ints16 {
-  __m256i lo;
-  __m256i hi;
-};
-struct WeightBytes {  // signed
-  __m256i lo;
-  __m256i hi;
-};
-using FourBytes = __m256i;
-
-// VPMADDUBSW saturates a pair of products, and 255 * 127 * 2 is too much for it: it is given the
-// magnitudes of the signed weights, and the activations with the weights' signs.
+// Weights are signed here: VPMADDUBSW saturates a pair of products, and 255 * 127 * 2 is too much
+// for it: it is given the magnitudes of the signed weights, and the activations with the weights'
+// signs.
 MOESAIC_INLINE Ints16 StartOfGroup(int32_t) {
   return {_mm256_setzero_si256(), _mm256_setzero_si256()};
 }
-MOESAIC_INLINE FourBytes LoadFour(const int8_t* x) { return _mm256_set1_epi32(LoadAs<int32_t>(x)); }
 MOESAIC_INLINE __m256i Signed(__m256i bytes) {
   return _mm256_xor_si256(bytes, _mm256_set1_epi8(static_cast<char>(0x80)));
-}
-MOESAIC_INLINE __m256i UpperHalves(__m256i bytes) {
-  return _mm256_and_si256(bytes, _mm256_set1_epi8(static_cast<char>(0xf0)));
 }
 MOESAIC_INLINE WeightBytes Bytes(const std::byte* line) {
   return {Signed(LoadInts(line)), Signed(LoadInts(line + 32))};
@@ -38,26 +25,12 @@ MOESAIC_INLINE WeightBytes LowHalves(const std::byte* line) {
 MOESAIC_INLINE WeightBytes HighHalves(const std::byte* line) {
   return {Signed(UpperHalves(LoadInts(line))), Signed(UpperHalves(LoadInts(line + 32)))};
 }
-MOESAIC_INLINE void StoreBytes(std::byte* p, __m256i bytes) {
-  _mm256_store_si256(reinterpret_cast<__m256i*>(p), bytes);
-}
-MOESAIC_INLINE void WidenLine(const std::byte* line, std::byte* out) {
-  const __m256i lo = LoadInts(line);
-  const __m256i hi = LoadInts(line + 32);
-  StoreBytes(out, UpperHalves(_mm256_slli_epi32(lo, 4)));
-  StoreBytes(out + 32, UpperHalves(_mm256_slli_epi32(hi, 4)));
-  StoreBytes(out + 64, UpperHalves(lo));
-  StoreBytes(out + 96, UpperHalves(hi));
-}
 MOESAIC_INLINE __m256i DotAdd8(__m256i sum, __m256i w, __m256i x) {
   const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
   return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 MOESAIC_INLINE Ints16 DotAdd(Ints16 sum, WeightBytes w, FourBytes x) {
   return {DotAdd8(sum.lo, w.lo, x), DotAdd8(sum.hi, w.hi, x)};
-}
-MOESAIC_INLINE Vec16 ToFloats(Ints16 a) {
-  return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)};
 }
 
 constexpr int kQuantTileRows = 2;

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <random>
@@ -107,6 +108,30 @@ struct Activations {
   int64_t stride_bytes;
   AlignedBuffer memory;
 };
+
+constexpr float kUntouched = 12345.0f;
+
+// x w^T [m, n], computed `panel_step` panels at a time.
+inline std::vector<float> Multiply(const CpuKernels& kernels, const Activations& x,
+                                   const Weights& w, int64_t m, const float* bias,
+                                   int64_t panel_step) {
+  const int64_t n = w.matrix.n;
+  std::vector<float> y(static_cast<size_t>(m * n), kUntouched);
+  for (int64_t panel = 0; panel < w.matrix.panels(); panel += panel_step) {
+    MatmulArgs args;
+    args.x = x.memory.data();
+    args.x_stride_bytes = x.stride_bytes;
+    args.m = m;
+    args.w = w.matrix;
+    args.panel_begin = panel;
+    args.panel_end = std::min(panel + panel_step, w.matrix.panels());
+    args.bias = bias;
+    args.y = y.data();
+    args.y_stride = n;
+    (IsQuantized(w.matrix.type) ? kernels.quant_matmul : kernels.matmul)(args);
+  }
+  return y;
+}
 
 struct Dot {
   double sum = 0.0;

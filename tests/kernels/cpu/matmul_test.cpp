@@ -11,12 +11,11 @@ using testing_util::Activations;
 using testing_util::Dot;
 using testing_util::DotOf;
 using testing_util::DotTolerance;
+using testing_util::kUntouched;
 using testing_util::Random;
 using testing_util::SameBits;
 using testing_util::TestSeed;
 using testing_util::Weights;
-
-constexpr float kUntouched = 12345.0f;
 
 struct Problem {
   int64_t m, n, k;
@@ -26,26 +25,6 @@ struct Problem {
 std::string Describe(const Problem& p) {
   return fmt::format("m={} n={} k={} weights={} seed={}", p.m, p.n, p.k,
                      p.type == WeightType::kBf16 ? "bf16" : "f32", TestSeed());
-}
-
-std::vector<float> Multiply(const CpuKernels& kernels, const Activations& x, const Weights& w,
-                            int64_t m, const float* bias, int64_t panel_step) {
-  const int64_t n = w.matrix.n;
-  std::vector<float> y(static_cast<size_t>(m * n), kUntouched);
-  for (int64_t panel = 0; panel < w.matrix.panels(); panel += panel_step) {
-    MatmulArgs args;
-    args.x = x.memory.data();
-    args.x_stride_bytes = x.stride_bytes;
-    args.m = m;
-    args.w = w.matrix;
-    args.panel_begin = panel;
-    args.panel_end = std::min(panel + panel_step, w.matrix.panels());
-    args.bias = bias;
-    args.y = y.data();
-    args.y_stride = n;
-    kernels.matmul(args);
-  }
-  return y;
 }
 
 class MatmulTest : public ::testing::TestWithParam<Isa> {

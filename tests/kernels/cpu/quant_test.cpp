@@ -16,7 +16,6 @@ using testing_util::SameBits;
 using testing_util::TestSeed;
 using testing_util::Weights;
 
-constexpr float kNotWritten = 12345.0f;
 constexpr WeightType kTypes[] = {WeightType::kInt8, WeightType::kInt4};
 
 class QuantTest : public ::testing::TestWithParam<QuantIsa> {
@@ -30,26 +29,6 @@ class QuantTest : public ::testing::TestWithParam<QuantIsa> {
 // The sum of a group is exact; then there is one rounded product and one rounded sum a group.
 double QuantTolerance(const Dot& dot, int64_t k) {
   return dot.magnitude * static_cast<double>(k / 32 + 3) * std::ldexp(1.0, -24) + 1e-30;
-}
-
-std::vector<float> QuantMultiply(const CpuKernels& kernels, const Activations& x, const Weights& w,
-                                 int64_t m, int64_t panel_step, const float* bias = nullptr) {
-  const int64_t n = w.matrix.n;
-  std::vector<float> y(static_cast<size_t>(m * n), kNotWritten);
-  for (int64_t panel = 0; panel < w.matrix.panels(); panel += panel_step) {
-    MatmulArgs args;
-    args.x = x.memory.data();
-    args.x_stride_bytes = x.stride_bytes;
-    args.m = m;
-    args.w = w.matrix;
-    args.panel_begin = panel;
-    args.panel_end = std::min(panel + panel_step, w.matrix.panels());
-    args.bias = bias;
-    args.y = y.data();
-    args.y_stride = n;
-    kernels.quant_matmul(args);
-  }
-  return y;
 }
 
 // The groups of h, [m][groups].
@@ -93,8 +72,8 @@ TEST_P(QuantTest, MatchesDouble) {
     const Activations x(kernels_, random_.Normals(m * k), m, k, type);
     const Weights w(kernels_, random_.Normals(n * k), n, k, type);
     const std::vector<float> bias = random_.Normals(n);
-    const std::vector<float> plain = QuantMultiply(kernels_, x, w, m, w.matrix.panels());
-    const std::vector<float> y = QuantMultiply(kernels_, x, w, m, w.matrix.panels(), bias.data());
+    const std::vector<float> plain = Multiply(kernels_, x, w, m, nullptr, w.matrix.panels());
+    const std::vector<float> y = Multiply(kernels_, x, w, m, bias.data(), w.matrix.panels());
     for (int64_t r = 0; r < m; ++r) {
       for (int64_t o = 0; o < n; ++o) {
         const Dot dot = DotOf(&x.values[r * k], &w.values[o * k], k);
@@ -124,7 +103,7 @@ TEST_P(QuantTest, ExtremesDoNotSaturate) {
       const Weights w(kernels_, std::vector<float>(kN * kK, sign * 127.0f), kN, kK, type);
       for (const int64_t m : {1, 2, 7}) {
         const Activations x(kernels_, std::vector<float>(m * kK, -127.0f), m, kK, type);
-        for (const float y : QuantMultiply(kernels_, x, w, m, 2)) {
+        for (const float y : Multiply(kernels_, x, w, m, nullptr, 2)) {
           ASSERT_NEAR(y, -sign * 127.0f * 127.0f * kK, 500.0f);
         }
       }
@@ -138,11 +117,11 @@ TEST_P(QuantTest, BitsDoNotDependOnRowsPanelRangeOrInstructionSet) {
   for (const WeightType type : kTypes) {
     const Activations x(reference, random_.Normals(kRows * kK), kRows, kK, type);
     const Weights w(reference, random_.Normals(kN * kK), kN, kK, type);
-    const std::vector<float> all = QuantMultiply(reference, x, w, kRows, w.matrix.panels());
+    const std::vector<float> all = Multiply(reference, x, w, kRows, nullptr, w.matrix.panels());
     for (const int64_t m : {1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 33, 48, 49, 131}) {
       const std::vector<float> expected(all.begin(), all.begin() + m * kN);
       for (const int64_t step : {1, 2, 3, 4, 7, 13}) {
-        ASSERT_TRUE(SameBits(QuantMultiply(kernels_, x, w, m, step), expected))
+        ASSERT_TRUE(SameBits(Multiply(kernels_, x, w, m, nullptr, step), expected))
             << WeightTypeName(type) << " m=" << m << " panel step " << step;
       }
     }
@@ -220,13 +199,13 @@ TEST_P(QuantTest, BadValuesStayAlone) {
     std::vector<float> weights = random_.Normals(kN * kK);
     const Weights w(kernels_, weights, kN, kK, type);
     const Activations good(kernels_, source, kRows, kK, type);
-    const std::vector<float> expected = QuantMultiply(kernels_, good, w, kRows, 3);
+    const std::vector<float> expected = Multiply(kernels_, good, w, kRows, nullptr, 3);
     source[5 * kK + 69] = NAN;
     source[9 * kK] = INFINITY;
     weights[20 * kK + 40] = NAN;
     const Weights bad_weights(kernels_, weights, kN, kK, type);
     const Activations bad(kernels_, source, kRows, kK, type);
-    const std::vector<float> y = QuantMultiply(kernels_, bad, bad_weights, kRows, 3);
+    const std::vector<float> y = Multiply(kernels_, bad, bad_weights, kRows, nullptr, 3);
     for (int64_t i = 0; i < kRows * kN; ++i) {
       if (i / kN == 5 || i / kN == 9 || i % kN == 20) {
         EXPECT_TRUE(std::isnan(y[i])) << i;
