@@ -12,20 +12,23 @@ cmake --build --preset asan -j "${JOBS:-$(nproc)}" --target fuzzers
 failures=$PWD/build/fuzz/failures
 mkdir -p "$failures"
 if [ $# -gt 0 ]; then targets=("$@"); else mapfile -t targets < <(ls build/asan/fuzz); fi
-for target in "${targets[@]}"; do
+# One target, its output at the end and in one piece: several run at once.
+fuzz_one() {
+  local target=$1 args found corpus log
   # The committed corpus is only read; what is found goes to a scratch directory.
   found=build/fuzz/corpus/$target
   mkdir -p "$found"
   corpus=tests/fuzz/corpus/${target#fuzz_}
-  printf '== %s, %s s\n' "$target" "$seconds"
   args=("$found")
   [ -d "$corpus" ] && args+=("$corpus")
   log=build/fuzz/$target.log
   if ! "build/asan/fuzz/$target" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=4096 \
     -artifact_prefix="$failures/$target-" "${args[@]}" >"$log" 2>&1; then
-    tail -n 60 "$log"
-    echo "fuzz: $target failed; the input is under $failures"
-    exit 1
+    printf '== %s failed; the input is under %s\n%s\n' "$target" "$failures" "$(tail -n 60 "$log")"
+    return 255  # xargs starts no other
   fi
-  grep -E '^Done|DONE' "$log" | tail -n 1
-done
+  printf '== %s, %s s: %s\n' "$target" "$seconds" "$(grep -E '^Done|DONE' "$log" | tail -n 1)"
+}
+export -f fuzz_one
+export seconds failures
+printf '%s\n' "${targets[@]}" | xargs -P "${JOBS:-$(nproc)}" -I{} bash -c 'fuzz_one {}'
