@@ -8,7 +8,7 @@ CXX_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cu')
 configure = cmake --preset $(1) >/dev/null || { cmake --preset $(1); exit 1; }
 
 .DEFAULT_GOAL := build
-.PHONY: help setup build demo test bench format check-format lint test-debug test-asan test-tsan \
+.PHONY: help setup build build-cuda demo test test-gpu bench format check-format lint test-debug test-asan test-tsan \
         fuzz install clean
 
 help:  ## this list
@@ -47,6 +47,16 @@ check-format:  ## fail when a source is not formatted
 lint:  ## clang-tidy on all sources (LINT="a.cpp b.cpp" for some)
 	@scripts/setup.sh --ci
 	@scripts/lint.sh $(LINT)
+
+build-cuda: setup  ## the same with CUDA: build/cuda/bin/moesaic, and what test-gpu runs (CUDA toolkit 13)
+	@$(call configure,cuda)
+	@cmake --build --preset cuda -j $(JOBS) --target moesaic gpu_tests gpu_benches
+
+test-gpu: setup  ## build and run the tests that need a GPU
+	@$(call configure,cuda)
+	@cmake --build --preset cuda -j $(JOBS) --target gpu_tests
+	@ctest --test-dir build/cuda --output-on-failure -L gpu
+	@grep -ahs 'SKIPPED: ' build/cuda/Testing/Temporary/LastTest.log | sort -u || true
 
 test-debug test-asan test-tsan: test-%:
 	@scripts/setup.sh --ci
