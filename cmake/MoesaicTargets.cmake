@@ -2,7 +2,7 @@
 
 add_library(moesaic_flags INTERFACE)
 target_include_directories(moesaic_flags INTERFACE ${CMAKE_SOURCE_DIR})
-# For C++ only: nvcc has options of its own (moesaic_cuda_flags).
+# For C++ only: nvcc has options of its own, below.
 # -ffp-contract=off: a fused multiply-add is written where it is meant. Contracting at the compiler's
 # will would give one source different bits per instruction set (architecture, rule 1).
 function(moesaic_cxx_options)
@@ -27,6 +27,10 @@ if(CMAKE_UNITY_BUILD AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # To the compiler every file is a header then, where unnamed namespaces in a type are suspicious.
   moesaic_cxx_options(-Wno-subobject-linkage)
 endif()
+# All warnings of nvcc and of its host compiler. Relaxed constexpr: plain constexpr functions of shared headers, which
+# know no __device__, may be called in kernels.
+target_compile_options(moesaic_flags INTERFACE
+  "$<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings;-Xcompiler=-Wall,-Wextra;--expt-relaxed-constexpr>")
 if(MOESAIC_SANITIZE)
   target_compile_options(moesaic_flags INTERFACE -fsanitize=${MOESAIC_SANITIZE}
                          -fno-omit-frame-pointer -fno-sanitize-recover=all)
@@ -110,11 +114,3 @@ function(moesaic_fuzzer name)
   add_dependencies(fuzzers ${name})
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/fuzz)
 endfunction()
-
-# What .cu files are compiled with: all warnings of both compilers, as errors.
-if(MOESAIC_CUDA)
-  add_library(moesaic_cuda_flags INTERFACE)
-  target_include_directories(moesaic_cuda_flags INTERFACE ${CMAKE_SOURCE_DIR})
-  target_compile_options(moesaic_cuda_flags INTERFACE
-    $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings -Xcompiler=-Wall,-Wextra>)
-endif()
