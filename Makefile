@@ -8,7 +8,7 @@ CXX_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cu')
 configure = cmake --preset $(1) >/dev/null || { cmake --preset $(1); exit 1; }
 
 .DEFAULT_GOAL := build
-.PHONY: help setup build build-cuda demo test test-gpu bench format check-format lint test-debug test-asan test-tsan \
+.PHONY: help setup build build-cuda demo test test-gpu bench bundle format check-format lint test-debug test-asan test-tsan \
         fuzz install clean
 
 help:  ## this list
@@ -68,6 +68,11 @@ fuzz:  ## run every fuzz target for FUZZ_SECONDS (20)
 
 install: build  ## install to PREFIX (/usr/local)
 	@cmake --install build/release --prefix $(or $(PREFIX),/usr/local)
+
+# With the GPU's tests where they can be compiled; BUNDLE=release leaves them out.
+BUNDLE ?= $(if $(or $(shell command -v nvcc),$(wildcard /usr/local/cuda/bin/nvcc)),cuda,release)
+bundle: setup  ## a directory that runs elsewhere: build/bundle/*.tar.xz (BUNDLE=release: without CUDA)
+	@scripts/bundle.sh $(BUNDLE)
 
 clean:  ## remove all builds
 	@rm -rf build

@@ -88,18 +88,28 @@ function(moesaic_bench name)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bench)
 endfunction()
 
+# moesaic_relocatable(NAME): the program first looks for its libraries in ../lib beside it, and so do those libraries
+# (DT_RPATH, which unlike DT_RUNPATH counts for them too): what scripts/bundle.sh puts there is found wherever it lies.
+function(moesaic_relocatable name)
+  set_target_properties(${name} PROPERTIES BUILD_WITH_INSTALL_RPATH ON
+                        INSTALL_RPATH "$ORIGIN/../lib;${ARGN}")
+  target_link_options(${name} PRIVATE LINKER:--disable-new-dtags)
+endfunction()
+
 # moesaic_gpu_test, moesaic_gpu_bench: the same for a GPU, part of the targets gpu_tests and gpu_benches only.
 add_custom_target(gpu_tests)
 add_custom_target(gpu_benches)
 function(moesaic_gpu_test name)
   moesaic_test(${name} ${ARGN} LABELS gpu)
+  moesaic_relocatable(${name})
   add_dependencies(gpu_tests ${name})
 endfunction()
 function(moesaic_gpu_bench name)
   cmake_parse_arguments(ARG "" "" "SOURCES;LINKS" ${ARGN})
   add_executable(${name} EXCLUDE_FROM_ALL ${ARG_SOURCES})
   add_dependencies(gpu_benches ${name})
-  target_link_libraries(${name} PRIVATE moesaic_flags ${ARG_LINKS} benchmark::benchmark)
+  target_link_libraries(${name} PRIVATE moesaic_flags ${ARG_LINKS})
+  moesaic_relocatable(${name} /usr/local/cuda/lib64)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bench)
 endfunction()
 
