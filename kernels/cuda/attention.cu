@@ -261,6 +261,7 @@ __global__ void __launch_bounds__(kWarp) AttentionKernel(AttentionArgs args) {
     }
   }
 
+  Converge();
   const int begin = SeenBy(args, sequence, first_query / group).begin;
   const int end = SeenBy(args, sequence, last_query / group).end;
   const ChunkReader<kDim> reader = {

@@ -35,8 +35,7 @@ struct Setting {
 class Bench {
  public:
   Bench(Device& device, int rounds)
-      : device_(device),
-        rounds_(rounds),
+      : rounds_(rounds),
         pool_(2 * kPeakBytes, device.numa_node(), device.host_pinner()),
         ordinary_(2 * kPeakBytes),
         in_(*device.Allocate(kPeakBytes)),
@@ -95,7 +94,6 @@ class Bench {
            (static_cast<double>(clock_.NowNs() - begin_ns) * 1e-9);
   }
 
-  Device& device_;
   const int rounds_;
   const SteadyClock clock_;
   PinnedHostPool pool_;

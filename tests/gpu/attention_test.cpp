@@ -10,7 +10,6 @@
 namespace moesaic {
 namespace {
 
-using testing_util::GpuArray;
 using testing_util::GpuKernelTest;
 using testing_util::RoundToBf16;
 

@@ -11,7 +11,7 @@ MachineFactory Factory() {
           [](int devices, uint64_t capacity_bytes) {
             return std::make_unique<CudaTestMachine>(devices, capacity_bytes);
           },
-          FindCudaDevices().why_none};
+          [] { return FindCudaDevices().why_none; }};
 }
 
 INSTANTIATE_TEST_SUITE_P(Cuda, DeviceContract, testing::Values(Factory()), MachineName);

@@ -13,11 +13,11 @@
 namespace moesaic {
 
 // The first line that a test needs. ctest shows the reason, and so does `make test-gpu`.
-#define MOESAIC_SKIP_WITHOUT_GPU()                                               \
-  do {                                                                           \
-    if (const CudaMachine found = FindCudaDevices(); found.devices.empty()) {    \
-      GTEST_SKIP() << "SKIPPED: no GPU to run this test on: " << found.why_none; \
-    }                                                                            \
+#define MOESAIC_SKIP_WITHOUT_GPU()                                            \
+  do {                                                                        \
+    if (const CudaMachine found = FindCudaDevices(); found.devices.empty()) { \
+      GTEST_SKIP() << "SKIPPED: " << found.why_none;                          \
+    }                                                                         \
   } while (0)
 
 // As many devices as are asked for, on the GPUs that are there in turn: one GPU can be several.

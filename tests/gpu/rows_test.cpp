@@ -9,9 +9,7 @@
 namespace moesaic {
 namespace {
 
-using testing_util::ActivationRows;
 using testing_util::ExpectBf16Near;
-using testing_util::GpuArray;
 using testing_util::GpuKernelTest;
 using testing_util::GpuType;
 using testing_util::kGpuTypes;

@@ -50,6 +50,9 @@ __device__ __forceinline__ uint4 LoadVector(const void* address) {
   return *static_cast<const uint4*>(address);
 }
 
+// The lanes of a warp together again: an instruction of the whole warp, such as Mma, comes next.
+__device__ __forceinline__ void Converge() { __syncwarp(); }
+
 // c += a b of 16 rows, 8 columns and 16 summands. With g = lane / 4 and t = lane % 4:
 //   a[0]: row g, summands 2t, 2t+1     a[1]: row g+8, the same     a[2], a[3]: summands 2t+8, 2t+9
 //   b0: summands 2t, 2t+1 of column g  b1: summands 2t+8, 2t+9
