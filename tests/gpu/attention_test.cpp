@@ -10,7 +10,7 @@
 namespace moesaic {
 namespace {
 
-using testing_util::GpuKernelTest;
+using testing_util::CudaKernelTest;
 using testing_util::RoundToBf16;
 
 static_assert(cuda::kBlockTokens == kKvBlockTokens);
@@ -32,7 +32,7 @@ std::string Describe(const Shape& s) {
                      s.window);
 }
 
-class GpuAttentionTest : public GpuKernelTest {
+class CudaAttentionTest : public CudaKernelTest {
  protected:
   // Requests in a cache of shuffled blocks; what nobody has written is NaN.
   struct Problem {
@@ -179,7 +179,7 @@ class GpuAttentionTest : public GpuKernelTest {
   }
 };
 
-TEST_F(GpuAttentionTest, StoresKeysAndValuesAsTheCpuDoes) {
+TEST_F(CudaAttentionTest, StoresKeysAndValuesAsTheCpuDoes) {
   for (const int64_t head_dim : {2, 34, 64, 80, 128, 256}) {
     constexpr int64_t kKvHeads = 3;
     const KvLayout layout{kKvHeads, head_dim, WeightType::kBf16};
@@ -215,7 +215,7 @@ TEST_F(GpuAttentionTest, StoresKeysAndValuesAsTheCpuDoes) {
   }
 }
 
-TEST_F(GpuAttentionTest, DecodeSteps) {
+TEST_F(CudaAttentionTest, DecodeSteps) {
   for (const Shape& shape : {Shape{32, 2, 4},
                              {64, 1, 8},
                              {128, 2, 1},
@@ -233,7 +233,7 @@ TEST_F(GpuAttentionTest, DecodeSteps) {
   }
 }
 
-TEST_F(GpuAttentionTest, Prompts) {
+TEST_F(CudaAttentionTest, Prompts) {
   for (const Shape& shape : {Shape{64, 2, 4}, {128, 1, 3}, {48, 2, 2}, {256, 1, 1}}) {
     SCOPED_TRACE(Describe(shape));
     const Problem p = Make(shape, {{0, 1}, {0, 37}, {250, 20}, {3, 16}, {99, 1}});
@@ -243,7 +243,7 @@ TEST_F(GpuAttentionTest, Prompts) {
   }
 }
 
-TEST_F(GpuAttentionTest, SlidingWindows) {
+TEST_F(CudaAttentionTest, SlidingWindows) {
   for (const int64_t window : {1, 7, 16, 40, 300}) {
     const Shape shape{64, 1, 4, window};
     SCOPED_TRACE(Describe(shape));
@@ -256,7 +256,7 @@ TEST_F(GpuAttentionTest, SlidingWindows) {
 
 // Architecture, rule 1: split or not, alone or in a batch, in one piece or row by row: the same
 // bits.
-TEST_F(GpuAttentionTest, TheCutOfTheWorkChangesNoBit) {
+TEST_F(CudaAttentionTest, TheCutOfTheWorkChangesNoBit) {
   for (const int64_t window : {0, 30}) {
     const Shape shape{64, 1, 3, window};
     const int64_t stride = cuda::ActivationStride(3 * 64);
@@ -277,7 +277,7 @@ TEST_F(GpuAttentionTest, TheCutOfTheWorkChangesNoBit) {
   }
 }
 
-TEST_F(GpuAttentionTest, HeadSizesOutOfRangeAreRefused) {
+TEST_F(CudaAttentionTest, HeadSizesOutOfRangeAreRefused) {
   for (const int64_t head_dim : {0, 33, 258}) {
     cuda::AttentionArgs args;
     args.cache = {nullptr, 0, 1, head_dim};

@@ -7,13 +7,14 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "core/base/tensor.h"
-#include "core/device/cuda_device.h"
 #include "kernels/cuda/packed_weights.h"
-#include "tests/gpu/cuda_machine.h"
+#include "tests/gpu/kernel_machine.h"
 #include "tests/kernels/cpu/kernel_test_util.h"
 
 namespace moesaic::testing_util {
@@ -57,18 +58,19 @@ class GpuArray {
   DeviceBuffer buffer_;
 };
 
-class GpuKernelTest : public testing::Test {
+class CudaKernelTest : public testing::Test {
  protected:
   void SetUp() override {
-    MOESAIC_SKIP_WITHOUT_GPU();
-    machine_ = std::make_unique<CudaTestMachine>(1, uint64_t{256} << 20);
-    stream_ = machine_->device(0).CreateStream();
+    std::string why_not;
+    machine_ = MakeKernelMachine(uint64_t{256} << 20, why_not);
+    if (machine_ == nullptr) GTEST_SKIP() << "SKIPPED: " << why_not;
+    stream_ = machine_->device().CreateStream();
   }
   void TearDown() override { stream_.reset(); }
 
   template <typename T>
   GpuArray<T> Upload(const std::vector<T>& values) {
-    return GpuArray<T>(machine_->device(0), *stream_, values);
+    return GpuArray<T>(machine_->device(), *stream_, values);
   }
   // Of values that nobody should see again.
   template <typename T>
@@ -88,14 +90,14 @@ class GpuKernelTest : public testing::Test {
 
   // Queues one kernel and waits for it.
   void Run(FunctionRef<LaunchResult(cuda::StreamHandle)> launch) {
-    QueueKernels(*stream_, launch);
+    machine_->Queue(*stream_, launch);
     const std::optional<Error> error = stream_->Synchronize();
     ASSERT_FALSE(error.has_value()) << error->what();
   }
 
   const CpuKernels& reference_ = KernelsFor(Isa::kScalar);
   Random random_;
-  std::unique_ptr<CudaTestMachine> machine_;
+  std::unique_ptr<KernelMachine> machine_;
   std::unique_ptr<Stream> stream_;
 };
 

@@ -10,11 +10,11 @@ namespace moesaic {
 namespace {
 
 using testing_util::ActivationRows;
+using testing_util::CudaKernelTest;
 using testing_util::Dot;
 using testing_util::DotOf;
 using testing_util::DotTolerance;
 using testing_util::GpuArray;
-using testing_util::GpuKernelTest;
 using testing_util::GpuType;
 using testing_util::kGpuTypes;
 using testing_util::Weights;
@@ -24,7 +24,7 @@ constexpr cuda::ProductPath kPaths[] = {cuda::ProductPath::kMatrix, cuda::Produc
 // Tensor cores do not promise the rounding of each addition.
 double Tolerance(const Dot& dot, int64_t k) { return 4 * DotTolerance(dot, k + 32); }
 
-class GpuProductTest : public GpuKernelTest {
+class CudaProductTest : public CudaKernelTest {
  protected:
   std::vector<float> Multiply(const std::vector<uint16_t>& x, const Weights& w, int64_t rows,
                               cuda::ProductPath path) {
@@ -64,7 +64,7 @@ class GpuProductTest : public GpuKernelTest {
   }
 };
 
-TEST_F(GpuProductTest, MatchesDoubleAtOddSizes) {
+TEST_F(CudaProductTest, MatchesDoubleAtOddSizes) {
   for (const WeightType type : kGpuTypes) {
     for (const int64_t k : {1, 2, 15, 31, 32, 33, 63, 64, 65, 97, 130}) {
       CheckAgainstDouble(type, random_.Uniform(1, 5), random_.Uniform(1, 50), k);
@@ -78,13 +78,13 @@ TEST_F(GpuProductTest, MatchesDoubleAtOddSizes) {
   }
 }
 
-TEST_F(GpuProductTest, MatchesDoubleAtLargerSizes) {
+TEST_F(CudaProductTest, MatchesDoubleAtLargerSizes) {
   for (const WeightType type : kGpuTypes) CheckAgainstDouble(type, 3, 200, 1000);
 }
 
 // Architecture, rule 1: on the matrix path a row has the same bits alone, in any company and in
 // tiles of any height.
-TEST_F(GpuProductTest, ARowDoesNotDependOnItsCompany) {
+TEST_F(CudaProductTest, ARowDoesNotDependOnItsCompany) {
   for (const WeightType type : kGpuTypes) {
     constexpr int64_t kRows = 70;
     constexpr int64_t kN = 48;
@@ -106,7 +106,7 @@ TEST_F(GpuProductTest, ARowDoesNotDependOnItsCompany) {
 
 // Experts with many rows, one row and none; gathered inputs, scattered outputs, added to what is
 // there.
-TEST_F(GpuProductTest, GroupsOfRows) {
+TEST_F(CudaProductTest, GroupsOfRows) {
   const std::vector<std::vector<int32_t>> counts = {
       {0, 3, 0, 0, 1, 17, 2, 0}, {40, 0, 70, 1}, {0, 0, 0}, {1, 1, 1, 1, 1, 1, 1, 1}, {130}};
   for (const WeightType type : kGpuTypes) {
@@ -182,7 +182,7 @@ TEST_F(GpuProductTest, GroupsOfRows) {
   }
 }
 
-TEST_F(GpuProductTest, NumbersOutOfRangeAreRefused) {
+TEST_F(CudaProductTest, NumbersOutOfRangeAreRefused) {
   const auto refused = [](const cuda::ProductArgs& args) {
     return !cuda::Product(args, cuda::ProductPath::kMatrix, nullptr).ok();
   };

@@ -11,14 +11,14 @@
 namespace moesaic {
 namespace {
 
-using testing_util::GpuKernelTest;
+using testing_util::CudaKernelTest;
 
 struct Choice {
   std::vector<int32_t> ids;
   std::vector<float> weights;
 };
 
-class GpuRoutingTest : public GpuKernelTest {
+class CudaRoutingTest : public CudaKernelTest {
  protected:
   Choice Route(const std::vector<float>& logits, int64_t experts, int64_t top_k, bool normalize) {
     const auto tokens = static_cast<int64_t>(logits.size()) / experts;
@@ -59,7 +59,7 @@ class GpuRoutingTest : public GpuKernelTest {
   }
 };
 
-TEST_F(GpuRoutingTest, TopKOfSoftmax) {
+TEST_F(CudaRoutingTest, TopKOfSoftmax) {
   struct Shape {
     int64_t tokens, experts, top_k;
   };
@@ -85,13 +85,13 @@ TEST_F(GpuRoutingTest, TopKOfSoftmax) {
   }
 }
 
-TEST_F(GpuRoutingTest, ATieGoesToTheLowerExpert) {
+TEST_F(CudaRoutingTest, ATieGoesToTheLowerExpert) {
   const Choice choice = Route(std::vector<float>(70, 1.5f), 70, 3, true);
   EXPECT_EQ(choice.ids, (std::vector<int32_t>{0, 1, 2}));
   for (const float weight : choice.weights) EXPECT_NEAR(weight, 1.0f / 3, 1e-6);
 }
 
-TEST_F(GpuRoutingTest, APoisonedRowGetsValidExperts) {
+TEST_F(CudaRoutingTest, APoisonedRowGetsValidExperts) {
   std::vector<float> logits = random_.Normals(2 * 40);
   logits[7] = std::numeric_limits<float>::quiet_NaN();
   const Choice choice = Route(logits, 40, 6, false);
@@ -103,7 +103,7 @@ TEST_F(GpuRoutingTest, APoisonedRowGetsValidExperts) {
   EXPECT_FALSE(std::isnan(choice.weights[6]));  // the other row
 }
 
-TEST_F(GpuRoutingTest, GroupsKeepTheirOrder) {
+TEST_F(CudaRoutingTest, GroupsKeepTheirOrder) {
   for (const int64_t experts : {1, 7, 32, 128, 1000}) {
     for (const int64_t tokens : {1, 6, 100}) {
       constexpr int64_t kTopK = 4;
@@ -143,7 +143,7 @@ TEST_F(GpuRoutingTest, GroupsKeepTheirOrder) {
   }
 }
 
-TEST_F(GpuRoutingTest, SlotsAreSummedInOrder) {
+TEST_F(CudaRoutingTest, SlotsAreSummedInOrder) {
   constexpr int64_t kTokens = 3;
   constexpr int64_t kTopK = 5;
   constexpr int64_t kHidden = 301;
@@ -170,7 +170,7 @@ TEST_F(GpuRoutingTest, SlotsAreSummedInOrder) {
   EXPECT_TRUE(testing_util::SameBits(y.Read(), expected));
 }
 
-TEST_F(GpuRoutingTest, NumbersOutOfRangeAreRefused) {
+TEST_F(CudaRoutingTest, NumbersOutOfRangeAreRefused) {
   EXPECT_FALSE(cuda::RouterTopK({.tokens = 1, .experts = 1025, .top_k = 1}, nullptr).ok());
   EXPECT_FALSE(cuda::RouterTopK({.tokens = 1, .experts = 4, .top_k = 5}, nullptr).ok());
   EXPECT_FALSE(cuda::GroupRows({.pairs = 1, .top_k = 1, .experts = 0}, nullptr).ok());

@@ -9,15 +9,15 @@
 namespace moesaic {
 namespace {
 
+using testing_util::CudaKernelTest;
 using testing_util::ExpectBf16Near;
-using testing_util::GpuKernelTest;
 using testing_util::GpuType;
 using testing_util::kGpuTypes;
 using testing_util::Weights;
 
-class GpuRowsTest : public GpuKernelTest {};
+class CudaRowsTest : public CudaKernelTest {};
 
-TEST_F(GpuRowsTest, RmsNormOfRows) {
+TEST_F(CudaRowsTest, RmsNormOfRows) {
   for (const int64_t n : {1, 5, 31, 64, 100, 257, 2048}) {
     for (const int64_t rows : {1, 3}) {
       SCOPED_TRACE(fmt::format("n={} rows={}", n, rows));
@@ -60,7 +60,7 @@ TEST_F(GpuRowsTest, RmsNormOfRows) {
 }
 
 // Queries and keys: heads of tokens within a wider row, in place; what is beside them stays.
-TEST_F(GpuRowsTest, RmsNormOfHeadsInPlace) {
+TEST_F(CudaRowsTest, RmsNormOfHeadsInPlace) {
   constexpr int64_t kTokens = 3;
   constexpr int64_t kHeads = 5;
   constexpr int64_t kHeadDim = 48;
@@ -97,7 +97,7 @@ TEST_F(GpuRowsTest, RmsNormOfHeadsInPlace) {
   }
 }
 
-TEST_F(GpuRowsTest, Rope) {
+TEST_F(CudaRowsTest, Rope) {
   for (const int64_t head_dim : {2, 48, 128}) {
     constexpr int64_t kTokens = 4;
     constexpr int64_t kHeads = 3;
@@ -134,7 +134,7 @@ TEST_F(GpuRowsTest, Rope) {
   }
 }
 
-TEST_F(GpuRowsTest, EmbeddingsAreTheUnpackedRows) {
+TEST_F(CudaRowsTest, EmbeddingsAreTheUnpackedRows) {
   for (const WeightType type : kGpuTypes) {
     for (const int64_t k : {1, 33, 64, 95, 200}) {
       SCOPED_TRACE(fmt::format("{} k={}", WeightTypeName(type), k));
@@ -166,7 +166,7 @@ TEST_F(GpuRowsTest, EmbeddingsAreTheUnpackedRows) {
   }
 }
 
-TEST_F(GpuRowsTest, SwiGlu) {
+TEST_F(CudaRowsTest, SwiGlu) {
   for (const int64_t n : {1, 31, 64, 700}) {
     constexpr int64_t kRows = 3;
     const int64_t stride = cuda::ActivationStride(n);
@@ -197,7 +197,7 @@ TEST_F(GpuRowsTest, SwiGlu) {
   }
 }
 
-TEST_F(GpuRowsTest, ArgMaxTakesTheFirstOfTheLargest) {
+TEST_F(CudaRowsTest, ArgMaxTakesTheFirstOfTheLargest) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
   const auto largest = [&](std::vector<float> x) {
@@ -223,7 +223,7 @@ TEST_F(GpuRowsTest, ArgMaxTakesTheFirstOfTheLargest) {
   }
 }
 
-TEST_F(GpuRowsTest, ArgMaxOfEveryRow) {
+TEST_F(CudaRowsTest, ArgMaxOfEveryRow) {
   constexpr int64_t kRows = 9;
   constexpr int64_t kN = 1003;
   const std::vector<float> x = random_.Normals(kRows * kN);
