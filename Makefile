@@ -8,7 +8,7 @@ CXX_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cu')
 configure = cmake --preset $(1) >/dev/null || { cmake --preset $(1); exit 1; }
 
 .DEFAULT_GOAL := build
-.PHONY: help setup build demo test bench format check-format lint test-debug test-asan test-tsan \
+.PHONY: help setup build build-cuda demo test test-gpu bench bundle format check-format lint test-debug test-asan test-tsan \
         fuzz install clean
 
 help:  ## this list
@@ -48,6 +48,16 @@ lint:  ## clang-tidy on all sources (LINT="a.cpp b.cpp" for some)
 	@scripts/setup.sh --ci
 	@scripts/lint.sh $(LINT)
 
+build-cuda: setup  ## the same with CUDA: build/cuda/bin/moesaic, and what test-gpu runs (CUDA toolkit 13)
+	@$(call configure,cuda)
+	@cmake --build --preset cuda -j $(JOBS) --target moesaic gpu_tests gpu_benches
+
+test-gpu: setup  ## build and run the tests that need a GPU
+	@$(call configure,cuda)
+	@cmake --build --preset cuda -j $(JOBS) --target gpu_tests
+	@ctest --test-dir build/cuda --output-on-failure -L gpu
+	@grep -ahs 'SKIPPED: ' build/cuda/Testing/Temporary/LastTest.log | sort -u || true
+
 test-debug test-asan test-tsan: test-%:
 	@scripts/setup.sh --ci
 	@scripts/test_preset.sh $*
@@ -58,6 +68,11 @@ fuzz:  ## run every fuzz target for FUZZ_SECONDS (20)
 
 install: build  ## install to PREFIX (/usr/local)
 	@cmake --install build/release --prefix $(or $(PREFIX),/usr/local)
+
+# With the GPU's tests where they can be compiled; BUNDLE=release leaves them out.
+BUNDLE ?= $(if $(or $(shell command -v nvcc),$(wildcard /usr/local/cuda/bin/nvcc)),cuda,release)
+bundle: setup  ## a directory that runs elsewhere: build/bundle/*.tar.xz (BUNDLE=release: without CUDA)
+	@scripts/bundle.sh $(BUNDLE)
 
 clean:  ## remove all builds
 	@rm -rf build

@@ -2,25 +2,35 @@
 
 add_library(moesaic_flags INTERFACE)
 target_include_directories(moesaic_flags INTERFACE ${CMAKE_SOURCE_DIR})
+# For C++ only: nvcc has options of its own, below.
 # -ffp-contract=off: a fused multiply-add is written where it is meant. Contracting at the compiler's
 # will would give one source different bits per instruction set (architecture, rule 1).
-target_compile_options(moesaic_flags INTERFACE -Wall -Wextra -Wnon-virtual-dtor -ffp-contract=off
-                       $<$<NOT:$<BOOL:$<TARGET_PROPERTY:MOESAIC_MAY_SHADOW>>>:-Wshadow>)
+function(moesaic_cxx_options)
+  foreach(option ${ARGN})
+    target_compile_options(moesaic_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:${option}>)
+  endforeach()
+endfunction()
+moesaic_cxx_options(-Wall -Wextra -Wnon-virtual-dtor -ffp-contract=off
+                    $<$<NOT:$<BOOL:$<TARGET_PROPERTY:MOESAIC_MAY_SHADOW>>>:-Wshadow>)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   # False alarms from `"text" + std::string(...)` (GCC bug 105651).
-  target_compile_options(moesaic_flags INTERFACE -Wno-restrict)
+  moesaic_cxx_options(-Wno-restrict)
 endif()
 # GCC's flow-based warnings see ghosts in instrumented code; the release and asan (clang) builds judge warnings.
 if(MOESAIC_WERROR AND NOT (MOESAIC_SANITIZE AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU"))
-  target_compile_options(moesaic_flags INTERFACE -Werror)
+  moesaic_cxx_options(-Werror)
 endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
-  target_compile_options(moesaic_flags INTERFACE -Wthread-safety -Werror=thread-safety)
+  moesaic_cxx_options(-Wthread-safety -Werror=thread-safety)
 endif()
 if(CMAKE_UNITY_BUILD AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # To the compiler every file is a header then, where unnamed namespaces in a type are suspicious.
-  target_compile_options(moesaic_flags INTERFACE -Wno-subobject-linkage)
+  moesaic_cxx_options(-Wno-subobject-linkage)
 endif()
+# All warnings of nvcc and of its host compiler. Relaxed constexpr: plain constexpr functions of shared headers, which
+# know no __device__, may be called in kernels.
+target_compile_options(moesaic_flags INTERFACE
+  "$<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings;-Xcompiler=-Wall,-Wextra;--expt-relaxed-constexpr>")
 if(MOESAIC_SANITIZE)
   target_compile_options(moesaic_flags INTERFACE -fsanitize=${MOESAIC_SANITIZE}
                          -fno-omit-frame-pointer -fno-sanitize-recover=all)
@@ -76,6 +86,31 @@ function(moesaic_bench name)
   add_executable(${name} EXCLUDE_FROM_ALL ${ARG_SOURCES})
   add_dependencies(benches ${name})
   target_link_libraries(${name} PRIVATE moesaic_flags ${ARG_LINKS} benchmark::benchmark)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bench)
+endfunction()
+
+# moesaic_relocatable(NAME): the program first looks for its libraries in ../lib beside it, and so do those libraries
+# (DT_RPATH, which unlike DT_RUNPATH counts for them too): what scripts/bundle.sh puts there is found wherever it lies.
+function(moesaic_relocatable name)
+  set_target_properties(${name} PROPERTIES BUILD_WITH_INSTALL_RPATH ON
+                        INSTALL_RPATH "$ORIGIN/../lib;${ARGN}")
+  target_link_options(${name} PRIVATE LINKER:--disable-new-dtags)
+endfunction()
+
+# moesaic_gpu_test, moesaic_gpu_bench: the same for a GPU, part of the targets gpu_tests and gpu_benches only.
+add_custom_target(gpu_tests)
+add_custom_target(gpu_benches)
+function(moesaic_gpu_test name)
+  moesaic_test(${name} ${ARGN} LABELS gpu)
+  moesaic_relocatable(${name})
+  add_dependencies(gpu_tests ${name})
+endfunction()
+function(moesaic_gpu_bench name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;LINKS" ${ARGN})
+  add_executable(${name} EXCLUDE_FROM_ALL ${ARG_SOURCES})
+  add_dependencies(gpu_benches ${name})
+  target_link_libraries(${name} PRIVATE moesaic_flags ${ARG_LINKS})
+  moesaic_relocatable(${name} /usr/local/cuda/lib64)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bench)
 endfunction()
 

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <ostream>
 #include <random>
 #include <string>
 #include <vector>
@@ -31,7 +32,11 @@ struct MachineFactory {
   std::string name;
   int max_devices = 1;
   std::function<std::unique_ptr<TestMachine>(int devices, uint64_t capacity_bytes)> make;
+  // What the tests are skipped for; empty: they run. Asked in each test, not before main.
+  std::function<std::string()> why_not = [] { return std::string(); };
 };
+
+inline void PrintTo(const MachineFactory& factory, std::ostream* os) { *os << factory.name; }
 
 inline std::string MachineName(const testing::TestParamInfo<MachineFactory>& info) {
   return info.param.name;
@@ -40,6 +45,11 @@ inline std::string MachineName(const testing::TestParamInfo<MachineFactory>& inf
 class DeviceContract : public testing::TestWithParam<MachineFactory> {
  protected:
   static constexpr uint64_t kCapacityBytes = uint64_t{4} << 20;
+
+  void SetUp() override {
+    const std::string why_not = GetParam().why_not();
+    if (!why_not.empty()) GTEST_SKIP() << "SKIPPED: " << why_not;
+  }
 
   std::unique_ptr<TestMachine> Make(int devices = 1, uint64_t capacity_bytes = kCapacityBytes) {
     return GetParam().make(devices, capacity_bytes);

@@ -1,0 +1,108 @@
+// cuda::Core: what the streams and events of one CudaDevice share: error mapping, the loss of the
+// device, a stock of CUDA events, and the host functions that are queued. Internal to core/device
+// (*_cuda.cpp).
+//
+// Owned by the device. Thread contract: safe from any thread; the lock is never held during a host
+// function, nor during a call of the runtime that can wait.
+//
+// CUDA does not call the host functions of a context that has failed, and nobody may be polling: a
+// watching thread looks after the device while host functions are queued, and tells them when it is
+// lost.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <list>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/base/error.h"
+#include "core/base/mutex.h"
+#include "core/device/stream.h"
+#include "core/device/stream_errors.h"
+
+namespace moesaic::cuda {
+
+class Core;
+
+// The GPU of the calling thread, for as long as this lives.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(int ordinal) {
+    if (cudaGetDevice(&before_) != cudaSuccess) before_ = ordinal;
+    if (before_ != ordinal) cudaSetDevice(ordinal);
+    ordinal_ = ordinal;
+  }
+  ~CurrentDevice() {
+    if (before_ != ordinal_) cudaSetDevice(before_);
+  }
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+ private:
+  int before_ = 0;
+  int ordinal_ = 0;
+};
+
+// A host function on its way.
+struct QueuedCall {
+  Core* core = nullptr;
+  const void* stream = nullptr;  // whose it is
+  HostFunction function;
+  ErrorCausesPtr causes;                // of its place in the stream
+  std::shared_ptr<ErrorCause> outcome;  // what is queued behind it depends on
+  std::optional<Error> refused;         // the runtime would not queue it
+  bool taken = false;                   // somebody runs it, or has
+  std::list<QueuedCall>::iterator self;
+};
+
+class Core {
+ public:
+  explicit Core(int ordinal);  // of a GPU whose context exists
+  ~Core();
+  Core(const Core&) = delete;
+  Core& operator=(const Core&) = delete;
+
+  int ordinal() const { return ordinal_; }
+
+  // nullopt for cudaSuccess. A failure after which nothing on the device works loses the device.
+  std::optional<Error> Map(cudaError_t code, const char* call) EXCLUDES(mutex_);
+  std::optional<Error> lost() const EXCLUDES(mutex_);
+
+  // Null: the runtime has none left (`error` says why).
+  cudaEvent_t TakeEvent(std::optional<Error>& error) EXCLUDES(mutex_);
+  void GiveEvent(cudaEvent_t event) EXCLUDES(mutex_);
+
+  // Queues `function` on `handle`, a stream of this device.
+  void QueueCall(const void* stream, cudaStream_t handle, HostFunction function,
+                 ErrorCausesPtr causes, std::shared_ptr<ErrorCause> outcome) EXCLUDES(mutex_);
+  bool HasCalls(const void* stream) const EXCLUDES(mutex_);
+  void AwaitCalls(const void* stream) EXCLUDES(mutex_);  // of a lost device
+
+ private:
+  static void CUDART_CB RunFromStream(void* call);
+  void Run(QueuedCall& call) EXCLUDES(mutex_);
+  bool HasCallsLocked(const void* stream) const REQUIRES(mutex_);
+  void Watch() EXCLUDES(mutex_);
+  QueuedCall* NextToTell() REQUIRES(mutex_);
+
+  const int ordinal_;
+  cudaEvent_t probe_ = nullptr;  // never recorded: asking for it fails on a lost device only
+  mutable Mutex mutex_;
+  CondVar changed_;
+  std::optional<Error> lost_ GUARDED_BY(mutex_);
+  std::vector<cudaEvent_t> events_ GUARDED_BY(mutex_);
+  // In the order in which they were queued. Those that the watching thread has run stay: the
+  // runtime might still come for them.
+  std::list<QueuedCall> calls_ GUARDED_BY(mutex_);
+  int running_ GUARDED_BY(mutex_) = 0;
+  bool queued_ GUARDED_BY(mutex_) = false;  // something, since the watching thread last looked
+  bool asleep_ GUARDED_BY(mutex_) = false;  // the watching thread, until it is woken
+  bool stop_ GUARDED_BY(mutex_) = false;
+  std::thread watcher_;
+};
+
+}  // namespace moesaic::cuda

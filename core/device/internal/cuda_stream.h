@@ -1,0 +1,91 @@
+// cuda::CudaStream, cuda::CudaEvent: the handles that a CUDA device makes. Internal to core/device
+// (*_cuda.cpp).
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <memory>
+#include <optional>
+#include <span>
+
+#include "core/base/mutex.h"
+#include "core/device/cuda_device.h"
+#include "core/device/device.h"
+#include "core/device/internal/cuda_core.h"
+
+namespace moesaic::cuda {
+
+// One record of an event: a CUDA event of its own, so that an event can be recorded by streams of
+// any device and asked about while it is recorded anew.
+class Mark {
+ public:
+  Mark(Core& core, cudaEvent_t event, ErrorCausesPtr causes, std::optional<Error> error)
+      : core_(core), event_(event), causes_(std::move(causes)), error_(std::move(error)) {}
+  ~Mark() { core_.GiveEvent(event_); }
+  Mark(const Mark&) = delete;
+  Mark& operator=(const Mark&) = delete;
+
+  Core& core() const { return core_; }
+  cudaEvent_t event() const { return event_; }  // null when it could not be recorded
+  const ErrorCausesPtr& causes() const { return causes_; }
+  Event::State Query() const;
+  std::optional<Error> Synchronize() const;
+
+ private:
+  std::optional<Error> ErrorWhenDone() const;
+
+  Core& core_;
+  const cudaEvent_t event_;
+  const ErrorCausesPtr causes_;
+  const std::optional<Error> error_;  // of recording
+};
+
+class CudaEvent : public Event {
+ public:
+  State Query() const override;
+  [[nodiscard]] std::optional<Error> Synchronize() override;
+
+  std::shared_ptr<const Mark> latest() const EXCLUDES(mutex_);  // null: never recorded
+  void Set(std::shared_ptr<const Mark> mark) EXCLUDES(mutex_);
+
+ private:
+  mutable Mutex mutex_;
+  std::shared_ptr<const Mark> latest_ GUARDED_BY(mutex_);
+};
+
+class CudaStream : public Stream {
+ public:
+  CudaStream(Device& device, Core& core);
+  ~CudaStream() override;
+
+  Device& device() override { return device_; }
+  void CopyToDevice(const DeviceSpan& destination, std::span<const std::byte> source) override;
+  void CopyToHost(std::span<std::byte> destination, const DeviceSpan& source) override;
+  void CopyBetween(const DeviceSpan& destination, const DeviceSpan& source) override;
+  void Call(HostFunction function) override;
+  void Record(Event& event) override;
+  void Wait(const Event& event) override;
+  void ClearError() override;
+  bool Idle() const override;
+  [[nodiscard]] std::optional<Error> Synchronize() override;
+
+  void Queue(FunctionRef<LaunchResult(CUstream_st*)> launch) EXCLUDES(mutex_);
+
+ private:
+  // Copies from and to memory that the driver does not know make the host wait, so they go through
+  // pinned memory of the stream, in pieces of this size.
+  static constexpr uint64_t kStagingBytes = uint64_t{256} << 10;
+
+  bool InError() const REQUIRES(mutex_) { return errors_.known() != nullptr || core_.lost(); }
+  void Note(cudaError_t code, const char* call) REQUIRES(mutex_);
+  void CallLocked(HostFunction function) REQUIRES(mutex_);
+
+  Device& device_;
+  Core& core_;
+  cudaStream_t handle_ = nullptr;
+  std::byte* staging_ = nullptr;  // written and read in stream order only
+  mutable Mutex mutex_;
+  StreamErrors errors_ GUARDED_BY(mutex_);
+};
+
+}  // namespace moesaic::cuda

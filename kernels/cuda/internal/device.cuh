@@ -1,0 +1,92 @@
+// What the CUDA kernels share: conversions, exchanges within a warp and a block, the tensor core
+// product, and how a kernel is launched. Included by .cu files only.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/device/launch_result.h"
+
+namespace moesaic::cuda {
+namespace {
+
+constexpr int kWarp = 32;
+constexpr float kMinusInfinity = -__builtin_huge_valf();
+
+__device__ __forceinline__ float WidenBf16(uint32_t bits) {
+  return __uint_as_float((bits & 0xffffu) << 16);
+}
+__device__ __forceinline__ float WidenHalf(uint32_t bits) {
+  return __half2float(__ushort_as_half(static_cast<unsigned short>(bits & 0xffffu)));
+}
+__device__ __forceinline__ uint16_t RoundBf16(float value) {
+  return __bfloat16_as_ushort(__float2bfloat16_rn(value));
+}
+// Two numbers as one register of an operand: `low` has the lower index.
+__device__ __forceinline__ uint32_t PackBf16(float low, float high) {
+  return static_cast<uint32_t>(RoundBf16(low)) | static_cast<uint32_t>(RoundBf16(high)) << 16;
+}
+
+__device__ __forceinline__ float ShuffleXor(float value, int mask) {
+  return __shfl_xor_sync(0xffffffffu, value, mask);
+}
+__device__ __forceinline__ int ShuffleXor(int value, int mask) {
+  return __shfl_xor_sync(0xffffffffu, value, mask);
+}
+__device__ __forceinline__ float WarpSum(float value) {
+  for (int mask = kWarp / 2; mask > 0; mask /= 2) value += ShuffleXor(value, mask);
+  return value;
+}
+__device__ __forceinline__ float WarpMax(float value) {
+  for (int mask = kWarp / 2; mask > 0; mask /= 2) value = fmaxf(value, ShuffleXor(value, mask));
+  return value;
+}
+
+__device__ __forceinline__ uint4 LoadVector(const void* address) {
+  return *static_cast<const uint4*>(address);
+}
+
+// The lanes of a warp together again: an instruction of the whole warp, such as Mma, comes next.
+__device__ __forceinline__ void Converge() { __syncwarp(); }
+
+// c += a b of 16 rows, 8 columns and 16 summands. With g = lane / 4 and t = lane % 4:
+//   a[0]: row g, summands 2t, 2t+1     a[1]: row g+8, the same     a[2], a[3]: summands 2t+8, 2t+9
+//   b0: summands 2t, 2t+1 of column g  b1: summands 2t+8, 2t+9
+//   c[0], c[1]: row g, columns 2t, 2t+1                            c[2], c[3]: row g+8
+// (PTX ISA, "Matrix fragments for mma.m16n8k16 with floating point type".)
+__device__ __forceinline__ void Mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                    uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+template <typename... Parameters, typename... Arguments>
+LaunchResult Launch(const char* name, void (*kernel)(Parameters...), dim3 grid, int threads,
+                    cudaStream_t stream, Arguments... arguments) {
+  if (grid.x == 0 || grid.y == 0 || grid.z == 0) return {};  // nothing to do
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.stream = stream;
+  const cudaError_t code =
+      cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
+  if (code == cudaSuccess) return {};
+  return {static_cast<int>(code), name, cudaGetErrorString(code)};
+}
+
+// What a launcher answers to arguments that its kernels do not take.
+inline LaunchResult Refuse(const char* name, const char* why) {
+  return {static_cast<int>(cudaErrorInvalidValue), name, why};
+}
+
+inline unsigned CeilDiv(int64_t a, int64_t b) { return static_cast<unsigned>((a + b - 1) / b); }
+
+}  // namespace
+}  // namespace moesaic::cuda

@@ -1,0 +1,344 @@
+#include "kernels/cuda/products.h"
+
+#include "kernels/cuda/internal/device.cuh"
+#include "kernels/cuda/internal/weights.cuh"
+
+namespace moesaic::cuda {
+namespace {
+
+constexpr int kWarps = 4;
+constexpr int kThreads = kWarps * kWarp;
+
+struct RowRange {
+  int group;
+  int begin, end;
+};
+
+__device__ int GroupBegin(const ProductArgs& args, int group) {
+  return args.offsets != nullptr ? args.offsets[group]
+                                 : (group == 0 ? 0 : static_cast<int>(args.rows));
+}
+__device__ const std::byte* MatrixOf(const ProductArgs& args, int group) {
+  return args.weights != nullptr ? args.weights[group] : args.matrix;
+}
+__device__ int64_t RowOf(const int32_t* rows, int row) { return rows != nullptr ? rows[row] : row; }
+
+__device__ void Store(const ProductArgs& args, int row, int64_t output, float value) {
+  float* y = args.y + RowOf(args.y_rows, row) * args.n + output;
+  *y = args.accumulate ? *y + value : value;
+}
+
+// ---- Tensor cores. A block computes kRows rows of one group and 128 outputs, a warp of it all of
+// the rows and 32 outputs (two panels): four tiles of 8 columns, of which tile w has column c for
+// output 4 c + w, so that a lane's part of the four tiles is one quarter of a line.
+
+constexpr int kStepInputs = 64;  // of activations in shared memory: a pair of groups
+// In registers of two: the rows of a tile start in different banks.
+constexpr int kStepStride = kStepInputs / 2 + 8;
+constexpr int kWarpOutputs = 32;
+constexpr int kBlockOutputs = kWarps * kWarpOutputs;
+
+// The tile of rows that block y has, empty when there are fewer.
+__device__ RowRange TileOf(const ProductArgs& args, int tile, int rows_per_tile) {
+  for (int group = 0; group < args.groups; ++group) {
+    const int begin = GroupBegin(args, group);
+    const int end = GroupBegin(args, group + 1);
+    const int tiles = (end - begin + rows_per_tile - 1) / rows_per_tile;
+    if (tile < tiles) {
+      const int first = begin + tile * rows_per_tile;
+      return {group, first, first + rows_per_tile < end ? first + rows_per_tile : end};
+    }
+    tile -= tiles;
+  }
+  return {0, 0, 0};
+}
+
+// Operand registers of 16 inputs of 32 outputs: those of tile w are low[w] and high[w]. Lane t of
+// four has the inputs 4t to 4t + 3.
+struct Operands {
+  uint32_t low[4];
+  uint32_t high[4];
+};
+
+// `panel` is the lane's one of two, null when there is none; `step` counts 16 inputs.
+template <Weights kType>
+__device__ __forceinline__ Operands LoadOperands(const std::byte* panel, int64_t step, int quarter,
+                                                 int t, int64_t k) {
+  Operands b = {};
+  if (panel == nullptr) return b;
+  if constexpr (kType == Weights::kBf16) {
+    const int64_t line = step * 8 + 2 * t;
+    const int64_t lines = (k + 1) / 2;
+    if (line < lines) {
+      const Quarter low = LoadQuarter(panel + line * kLineBytes, quarter);
+#pragma unroll
+      for (int w = 0; w < 4; ++w) b.low[w] = low.output[w];
+    }
+    if (line + 1 < lines) {
+      const Quarter high = LoadQuarter(panel + (line + 1) * kLineBytes, quarter);
+#pragma unroll
+      for (int w = 0; w < 4; ++w) b.high[w] = high.output[w];
+    }
+  } else {
+    const std::byte* lines = panel + GroupOffset<kType>(step / 2);
+    const int in_group = static_cast<int>(step % 2);
+    const int line = kType == Weights::kInt8 ? in_group * 4 + t : in_group * 2 + t / 2;
+    const Quarter levels = LoadQuarter(lines + line * kLineBytes, quarter);
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      float level[4];
+      if constexpr (kType == Weights::kInt8) {
+        BytesToFloats(levels.output[w], 128.0f, level);
+      } else {
+        BytesToFloats(levels.output[w] >> (4 * (t % 2)) & 0x0f0f0f0fu, 8.0f, level);
+      }
+      b.low[w] = PackBf16(level[0], level[1]);
+      b.high[w] = PackBf16(level[2], level[3]);
+    }
+  }
+  return b;
+}
+
+template <int kTiles>
+struct Sums {
+  float c[kTiles][4][4];  // [16 rows each][tile of columns][register]
+};
+
+template <Weights kType, int kTiles>
+__device__ __forceinline__ void MultiplyStep(const uint32_t (&x)[kTiles * 16][kStepStride],
+                                             int local_step, const Operands& b, int g, int t,
+                                             Sums<kTiles>& sums) {
+#pragma unroll
+  for (int m = 0; m < kTiles; ++m) {
+    const uint32_t* upper = &x[m * 16 + g][local_step * 8 + 2 * t];
+    const uint32_t* lower = &x[m * 16 + g + 8][local_step * 8 + 2 * t];
+    const uint32_t a[4] = {upper[0], lower[0], upper[1], lower[1]};
+#pragma unroll
+    for (int w = 0; w < 4; ++w) Mma(sums.c[m][w], a, b.low[w], b.high[w]);
+  }
+}
+
+template <Weights kType, int kTiles>
+__global__ void MatrixKernel(ProductArgs args) {
+  __shared__ uint32_t x[kTiles * 16][kStepStride];
+  const RowRange rows = TileOf(args, static_cast<int>(blockIdx.y), kTiles * 16);
+  if (rows.begin >= rows.end) return;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int g = lane / 4;
+  const int t = lane % 4;
+  const int64_t first_output = static_cast<int64_t>(blockIdx.x) * kBlockOutputs +
+                               static_cast<int64_t>(threadIdx.x / kWarp) * kWarpOutputs;
+  const int64_t panel_bytes = PanelBytes(kType, args.k);
+  // Columns 0 to 3 of the tiles are the first panel's, 4 to 7 the second's.
+  const int64_t load_panel = first_output / kPanelOutputs + g / 4;
+  const std::byte* matrix = MatrixOf(args, rows.group);
+  const std::byte* panel =
+      load_panel * kPanelOutputs < args.n ? matrix + load_panel * panel_bytes : nullptr;
+  // Of the sums this lane has, columns 2t and 2t + 1.
+  const int64_t sum_panel = first_output / kPanelOutputs + t / 2;
+  const bool has_sums = sum_panel * kPanelOutputs < args.n;
+
+  Sums<kTiles> sums = {};
+  const int64_t padded = ActivationStride(args.k);
+  for (int64_t begin = 0; begin < padded; begin += kStepInputs) {
+    __syncthreads();
+    for (int i = static_cast<int>(threadIdx.x); i < kTiles * 16 * (kStepInputs / 8);
+         i += kThreads) {
+      const int row = i / (kStepInputs / 8);
+      const int vector = i % (kStepInputs / 8);
+      uint4 value = {0, 0, 0, 0};
+      if (rows.begin + row < rows.end && begin + vector * 8 < padded) {
+        value =
+            LoadVector(args.x + RowOf(args.x_rows, rows.begin + row) * padded + begin + vector * 8);
+      }
+      uint32_t* to = &x[row][vector * 4];
+      to[0] = value.x;
+      to[1] = value.y;
+      to[2] = value.z;
+      to[3] = value.w;
+    }
+    __syncthreads();
+    if constexpr (kType == Weights::kBf16) {
+#pragma unroll
+      for (int step = 0; step < kStepInputs / 16; ++step) {
+        const Operands b = LoadOperands<kType>(panel, begin / 16 + step, g % 4, t, args.k);
+        MultiplyStep<kType, kTiles>(x, step, b, g, t, sums);
+      }
+    } else {
+#pragma unroll
+      for (int group = 0; group < 2; ++group) {
+        const int64_t whole_group = begin / kGroupInputs + group;
+        if (whole_group * kGroupInputs >= args.k) break;
+        Sums<kTiles> of_group = {};
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const Operands b = LoadOperands<kType>(panel, whole_group * 2 + half, g % 4, t, args.k);
+          MultiplyStep<kType, kTiles>(x, group * 2 + half, b, g, t, of_group);
+        }
+        // Scales of outputs 8t to 8t + 7.
+        Quarter scales = {};
+        if (has_sums) {
+          scales = LoadQuarter(matrix + sum_panel * panel_bytes + ScaleOffset<kType>(whole_group),
+                               t % 2);
+        }
+#pragma unroll
+        for (int w = 0; w < 4; ++w) {
+          const float first = WidenHalf(scales.output[w / 2] >> (w % 2 * 16));
+          const float second = WidenHalf(scales.output[2 + w / 2] >> (w % 2 * 16));
+#pragma unroll
+          for (int m = 0; m < kTiles; ++m) {
+            float(&to)[4] = sums.c[m][w];
+            const float(&from)[4] = of_group.c[m][w];
+            to[0] = fmaf(from[0], first, to[0]);
+            to[1] = fmaf(from[1], second, to[1]);
+            to[2] = fmaf(from[2], first, to[2]);
+            to[3] = fmaf(from[3], second, to[3]);
+          }
+        }
+      }
+    }
+  }
+
+#pragma unroll
+  for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int row = rows.begin + m * 16 + g + i / 2 * 8;
+        const int64_t output = first_output + 8 * t + i % 2 * 4 + w;
+        if (row < rows.end && output < args.n) Store(args, row, output, sums.c[m][w][i]);
+      }
+    }
+  }
+}
+
+// ---- A row at a time. A block computes one panel of one row, its warps taking lines in turn.
+
+// The group of a row, whose rows are contiguous; -1 when it is in none.
+__device__ int GroupOf(const ProductArgs& args, int row) {
+  for (int group = 0; group < args.groups; ++group) {
+    if (row >= GroupBegin(args, group) && row < GroupBegin(args, group + 1)) return group;
+  }
+  return -1;
+}
+
+// sum[o] += the products of one line with the lane's four outputs.
+template <Weights kType>
+__device__ __forceinline__ void AddLine(const std::byte* panel, const uint16_t* x, int64_t line,
+                                        int quarter, float (&sum)[4]) {
+  if constexpr (kType == Weights::kBf16) {
+    const Quarter w = LoadQuarter(panel + line * kLineBytes, quarter);
+    const uint32_t pair = *reinterpret_cast<const uint32_t*>(x + line * 2);
+#pragma unroll
+    for (int o = 0; o < 4; ++o) {
+      sum[o] = fmaf(WidenBf16(pair), WidenBf16(w.output[o]), sum[o]);
+      sum[o] = fmaf(WidenBf16(pair >> 16), WidenBf16(w.output[o] >> 16), sum[o]);
+    }
+  } else {
+    const int64_t group = line / kGroupLines<kType>;
+    const int64_t within = line % kGroupLines<kType>;
+    const std::byte* scales = panel + ScaleOffset<kType>(group) + quarter * 8;
+    const Quarter w = LoadQuarter(panel + GroupOffset<kType>(group) + within * kLineBytes, quarter);
+    constexpr int kInputs = kType == Weights::kInt8 ? 4 : 8;  // of a line
+    const uint32_t* pairs =
+        reinterpret_cast<const uint32_t*>(x + group * kGroupInputs + within * kInputs);
+#pragma unroll
+    for (int o = 0; o < 4; ++o) {
+      float level[4];
+      float of_line = 0;
+#pragma unroll
+      for (int half = 0; half < kInputs / 4; ++half) {
+        if constexpr (kType == Weights::kInt8) {
+          BytesToFloats(w.output[o], 128.0f, level);
+        } else {
+          BytesToFloats(w.output[o] >> (4 * half) & 0x0f0f0f0fu, 8.0f, level);
+        }
+        of_line = fmaf(WidenBf16(pairs[half * 2]), level[0], of_line);
+        of_line = fmaf(WidenBf16(pairs[half * 2] >> 16), level[1], of_line);
+        of_line = fmaf(WidenBf16(pairs[half * 2 + 1]), level[2], of_line);
+        of_line = fmaf(WidenBf16(pairs[half * 2 + 1] >> 16), level[3], of_line);
+      }
+      sum[o] = fmaf(of_line, WidenHalf(HalfwordOf(scales + o * 2)), sum[o]);
+    }
+  }
+}
+
+template <Weights kType>
+__global__ void VectorKernel(ProductArgs args) {
+  __shared__ float partials[kWarps][kPanelOutputs];
+  const auto row = static_cast<int>(blockIdx.y);
+  const int group = GroupOf(args, row);
+  if (group < 0) return;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int quarter = lane % 4;
+  const int64_t panel_index = blockIdx.x;
+  const std::byte* panel = MatrixOf(args, group) + panel_index * PanelBytes(kType, args.k);
+  const uint16_t* x = args.x + RowOf(args.x_rows, row) * ActivationStride(args.k);
+  const int64_t groups = (args.k + kGroupInputs - 1) / kGroupInputs;
+  const int64_t lines = kType == Weights::kBf16 ? (args.k + 1) / 2 : groups * kGroupLines<kType>;
+
+  float sum[4] = {};
+  constexpr int kLinesPerWarp = kWarp / 4;
+#pragma unroll 4
+  for (int64_t line = warp * kLinesPerWarp + lane / 4; line < lines;
+       line += kWarps * kLinesPerWarp) {
+    AddLine<kType>(panel, x, line, quarter, sum);
+  }
+#pragma unroll
+  for (int o = 0; o < 4; ++o) {
+    for (int mask = 4; mask < kWarp; mask *= 2) sum[o] += ShuffleXor(sum[o], mask);
+    if (lane < 4) partials[warp][quarter * 4 + o] = sum[o];
+  }
+  __syncthreads();
+  if (threadIdx.x >= kPanelOutputs) return;
+  const int64_t output = panel_index * kPanelOutputs + threadIdx.x;
+  if (output >= args.n) return;
+  float value = 0;
+  for (int i = 0; i < kWarps; ++i) value += partials[i][threadIdx.x];
+  Store(args, row, output, value);
+}
+
+template <Weights kType>
+LaunchResult LaunchProduct(const ProductArgs& args, ProductPath path, StreamHandle stream) {
+  if (path == ProductPath::kVector) {
+    const dim3 grid(CeilDiv(args.n, kPanelOutputs), static_cast<unsigned>(args.rows));
+    return Launch("vector_product", VectorKernel<kType>, grid, kThreads, stream, args);
+  }
+  // Every group may have a tile that is not full.
+  const auto tiles = [&args](int64_t rows_per_tile) {
+    const int64_t most = args.rows < args.groups ? args.rows : args.groups;
+    return CeilDiv(args.rows, rows_per_tile) + static_cast<unsigned>(most > 1 ? most - 1 : 0);
+  };
+  const unsigned columns = CeilDiv(args.n, kBlockOutputs);
+  // Tiles of another height have the same bits: only who computes a row changes.
+  if (args.rows > 16 * args.groups) {
+    return Launch("matrix_product", MatrixKernel<kType, 4>, dim3(columns, tiles(64)), kThreads,
+                  stream, args);
+  }
+  return Launch("matrix_product", MatrixKernel<kType, 1>, dim3(columns, tiles(16)), kThreads,
+                stream, args);
+}
+
+}  // namespace
+
+LaunchResult Product(const ProductArgs& args, ProductPath path, StreamHandle stream) {
+  // Rows and groups are the second dimension of the grid.
+  if (args.rows < 0 || args.rows > 65535 || args.groups < 1 || args.groups > 4096 ||
+      (args.offsets == nullptr && args.groups != 1)) {
+    return Refuse("product", "number of rows or groups out of range");
+  }
+  if (args.n == 0 || args.k == 0) return Refuse("product", "an empty matrix");
+  switch (args.type) {
+    case Weights::kBf16:
+      return LaunchProduct<Weights::kBf16>(args, path, stream);
+    case Weights::kInt8:
+      return LaunchProduct<Weights::kInt8>(args, path, stream);
+    case Weights::kInt4:
+      return LaunchProduct<Weights::kInt4>(args, path, stream);
+  }
+  return Refuse("product", "unknown type of weights");
+}
+
+}  // namespace moesaic::cuda

@@ -1,0 +1,133 @@
+#include "kernels/cuda/routing.h"
+
+#include "kernels/cuda/internal/device.cuh"
+
+namespace moesaic::cuda {
+namespace {
+
+constexpr int kRouterWarps = 4;
+constexpr float kTaken = -1.0f;  // less than any probability
+
+// What a probability counts in the choice. NaN comes after all others, so that a poisoned row is
+// routed somewhere.
+__device__ float Rank(float p) { return p == p ? p : -0.5f; }
+
+// A warp per token.
+__global__ void RouterTopKKernel(RouterTopKArgs args) {
+  __shared__ float all[kRouterWarps][kMaxExperts];
+  const int lane = threadIdx.x % kWarp;
+  const int64_t token = static_cast<int64_t>(blockIdx.x) * kRouterWarps + threadIdx.x / kWarp;
+  if (token >= args.tokens) return;
+  float* p = all[threadIdx.x / kWarp];
+  const float* logits = args.logits + token * args.experts;
+  const int experts = static_cast<int>(args.experts);
+
+  float max = kMinusInfinity;
+  for (int e = lane; e < experts; e += kWarp) max = fmaxf(max, logits[e]);
+  max = WarpMax(max);
+  float sum = 0;
+  for (int e = lane; e < experts; e += kWarp) {
+    p[e] = expf(logits[e] - max);
+    sum += p[e];
+  }
+  sum = WarpSum(sum);
+  for (int e = lane; e < experts; e += kWarp) p[e] /= sum;
+
+  int32_t* ids = args.ids + token * args.top_k;
+  float* weights = args.weights + token * args.top_k;
+  float chosen_sum = 0;
+  for (int64_t slot = 0; slot < args.top_k; ++slot) {
+    float best = kTaken;
+    int best_expert = -1;
+    for (int e = lane; e < experts; e += kWarp) {
+      const float rank = Rank(p[e]);
+      if (rank > best) {
+        best = rank;
+        best_expert = e;
+      }
+    }
+    for (int mask = kWarp / 2; mask > 0; mask /= 2) {
+      const float other = ShuffleXor(best, mask);
+      const int other_expert = ShuffleXor(best_expert, mask);
+      if (other > best || (other == best && other_expert >= 0 && other_expert < best_expert)) {
+        best = other;
+        best_expert = other_expert;
+      }
+    }
+    // Only the lane that has it reads and marks it; it tells the others what it was.
+    const bool mine = best_expert % kWarp == lane;
+    const float weight = WarpSum(mine ? p[best_expert] : 0.0f);
+    if (mine) p[best_expert] = kTaken;
+    chosen_sum += weight;
+    if (lane == 0) {
+      ids[slot] = best_expert;
+      weights[slot] = weight;
+    }
+  }
+  if (!args.normalize || lane != 0) return;
+  for (int64_t slot = 0; slot < args.top_k; ++slot) weights[slot] /= chosen_sum;
+}
+
+// One block, a thread per expert, each going through all pairs: what a decode step has are few.
+__global__ void GroupRowsKernel(GroupRowsArgs args) {
+  __shared__ int32_t counts[kMaxExperts];
+  const int experts = static_cast<int>(args.experts);
+  const auto expert = static_cast<int>(threadIdx.x);
+  int32_t count = 0;
+  if (expert < experts) {
+    for (int64_t i = 0; i < args.pairs; ++i) count += args.ids[i] == expert ? 1 : 0;
+    counts[expert] = count;
+  }
+  __syncthreads();
+  if (expert >= experts) return;
+  int32_t row = 0;
+  for (int e = 0; e < expert; ++e) row += counts[e];
+  args.offsets[expert] = row;
+  if (expert == experts - 1) args.offsets[experts] = row + count;
+  if (count == 0) return;
+  for (int64_t i = 0; i < args.pairs; ++i) {
+    if (args.ids[i] != expert) continue;
+    args.token_rows[row] = static_cast<int32_t>(i / args.top_k);
+    args.slot_rows[row] = static_cast<int32_t>(i);
+    ++row;
+  }
+}
+
+constexpr int kCombineThreads = 256;
+
+__global__ void CombineSlotsKernel(CombineSlotsArgs args) {
+  const int64_t token = blockIdx.x;
+  for (int64_t i = threadIdx.x; i < args.hidden; i += kCombineThreads) {
+    float sum = args.y[token * args.hidden + i];
+    for (int64_t slot = 0; slot < args.top_k; ++slot) {
+      const int64_t pair = token * args.top_k + slot;
+      sum = fmaf(args.weights[pair], args.slot_out[pair * args.hidden + i], sum);
+    }
+    args.y[token * args.hidden + i] = sum;
+  }
+}
+
+}  // namespace
+
+LaunchResult RouterTopK(const RouterTopKArgs& args, StreamHandle stream) {
+  if (args.experts < 1 || args.experts > kMaxExperts || args.top_k > args.experts) {
+    return Refuse("router_top_k", "number of experts out of range");
+  }
+  return Launch("router_top_k", RouterTopKKernel, dim3(CeilDiv(args.tokens, kRouterWarps)),
+                kRouterWarps * kWarp, stream, args);
+}
+
+LaunchResult GroupRows(const GroupRowsArgs& args, StreamHandle stream) {
+  if (args.experts < 1 || args.experts > kMaxExperts) {
+    return Refuse("group_rows", "number of experts out of range");
+  }
+  const int threads = static_cast<int>(CeilDiv(args.experts, kWarp)) * kWarp;
+  return Launch("group_rows", GroupRowsKernel, dim3(1), threads, stream, args);
+}
+
+LaunchResult CombineSlots(const CombineSlotsArgs& args, StreamHandle stream) {
+  return Launch("combine_slots", CombineSlotsKernel, dim3(static_cast<unsigned>(args.tokens)),
+                kCombineThreads, stream, args);
+}
+
+}  // namespace moesaic::cuda

@@ -1,0 +1,52 @@
+// CUDA kernels between the router and the experts: choice of experts, grouping of rows by expert,
+// and the sum of the experts' outputs. Every pointer is the device's; a call queues a kernel and
+// returns.
+#pragma once
+
+#include <cstdint>
+
+#include "core/device/launch_result.h"
+#include "kernels/cuda/stream_handle.h"
+
+namespace moesaic::cuda {
+
+constexpr int64_t kMaxExperts = 1024;  // of a layer
+
+// Softmax over all experts in f32, then the top k; a tie goes to the lower expert. A row with a NaN
+// gets distinct, valid experts and NaN weights.
+struct RouterTopKArgs {
+  const float* logits = nullptr;  // [tokens, experts]
+  int64_t tokens = 0;
+  int64_t experts = 0;       // at most kMaxExperts
+  int64_t top_k = 0;         // at most experts
+  bool normalize = false;    // weights of a token sum to 1
+  int32_t* ids = nullptr;    // [tokens, top_k]
+  float* weights = nullptr;  // [tokens, top_k]
+};
+LaunchResult RouterTopK(const RouterTopKArgs& args, StreamHandle stream);
+
+// Groups the (token, slot) pairs by expert: within an expert they keep their order. Pairs whose id
+// is not in [0, experts) are left out: an expert that is computed elsewhere is given the id -1.
+struct GroupRowsArgs {
+  const int32_t* ids = nullptr;  // [pairs], pairs = tokens * top_k
+  int64_t pairs = 0;
+  int64_t top_k = 0;
+  int64_t experts = 0;            // at most kMaxExperts
+  int32_t* offsets = nullptr;     // [experts + 1]: expert e has the rows [offsets[e], offsets[e+1])
+  int32_t* token_rows = nullptr;  // [pairs]: pair / top_k of each row
+  int32_t* slot_rows = nullptr;   // [pairs]: pair of each row
+};
+LaunchResult GroupRows(const GroupRowsArgs& args, StreamHandle stream);
+
+// y[t] += sum over slots, ascending, of weights[t, s] * slot_out[t, s] (the CPU's CombineSlots).
+struct CombineSlotsArgs {
+  const float* slot_out = nullptr;  // [tokens, top_k, hidden]
+  const float* weights = nullptr;   // [tokens, top_k]
+  int64_t tokens = 0;
+  int64_t top_k = 0;
+  int64_t hidden = 0;
+  float* y = nullptr;  // [tokens, hidden]
+};
+LaunchResult CombineSlots(const CombineSlotsArgs& args, StreamHandle stream);
+
+}  // namespace moesaic::cuda

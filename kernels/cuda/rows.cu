@@ -1,0 +1,155 @@
+#include "kernels/cuda/rows.h"
+
+#include "kernels/cuda/internal/device.cuh"
+#include "kernels/cuda/internal/weights.cuh"
+
+namespace moesaic::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / kWarp;
+
+// The same sum in every thread. `partials` is the block's.
+__device__ float BlockSum(float value, float (&partials)[kWarps]) {
+  value = WarpSum(value);
+  if (threadIdx.x % kWarp == 0) partials[threadIdx.x / kWarp] = value;
+  __syncthreads();
+  float sum = 0;
+  for (int i = 0; i < kWarps; ++i) sum += partials[i];
+  return sum;
+}
+
+// A block per row.
+__global__ void RmsNormKernel(RmsNormArgs args) {
+  __shared__ float partials[kWarps];
+  const int64_t row = blockIdx.x;
+  const int64_t offset = row / args.heads * args.token_stride + row % args.heads * args.n;
+  const float* x = args.x + offset;
+  float squares = 0;
+  for (int64_t i = threadIdx.x; i < args.n; i += kThreads) squares += x[i] * x[i];
+  squares = BlockSum(squares, partials);
+  const float factor = 1.0f / sqrtf(squares / static_cast<float>(args.n) + args.eps);
+  const int64_t padded = ActivationStride(args.n);
+  for (int64_t i = threadIdx.x; i < padded; i += kThreads) {
+    const float value = i < args.n ? x[i] * factor * args.weight[i] : 0.0f;
+    if (args.out != nullptr && i < args.n) args.out[offset + i] = value;
+    if (args.out_bf16 != nullptr) args.out_bf16[row * padded + i] = RoundBf16(value);
+  }
+}
+
+// A block per token.
+__global__ void RopeKernel(RopeArgs args) {
+  const int64_t token = blockIdx.x;
+  const int64_t half = args.head_dim / 2;
+  const int64_t position = args.positions[token];
+  for (int64_t i = threadIdx.x; i < args.heads * half; i += kThreads) {
+    const int64_t pair = i % half;
+    float* x = args.x + token * args.token_stride + i / half * args.head_dim + pair;
+    const float c = args.cos[position * half + pair];
+    const float s = args.sin[position * half + pair];
+    const float low = x[0];
+    const float high = x[half];
+    x[0] = low * c - high * s;
+    x[half] = high * c + low * s;
+  }
+}
+
+template <Weights kType>
+__global__ void EmbeddingKernel(EmbeddingArgs args) {
+  const int64_t token = blockIdx.x;
+  const int64_t row = args.ids[token];
+  const bool known = row >= 0 && row < args.n;
+  const std::byte* panel =
+      args.matrix + (known ? row / kPanelOutputs : 0) * PanelBytes(kType, args.k);
+  const int output = known ? static_cast<int>(row % kPanelOutputs) : 0;
+  for (int64_t i = threadIdx.x; i < args.k; i += kThreads) {
+    args.out[token * args.k + i] = known ? WeightAt<kType>(panel, output, i) : 0.0f;
+  }
+}
+
+__global__ void SwiGluKernel(SwiGluArgs args) {
+  const int64_t row = blockIdx.x;
+  const int64_t padded = ActivationStride(args.n);
+  for (int64_t i = threadIdx.x; i < padded; i += kThreads) {
+    float value = 0;
+    if (i < args.n) {
+      const float gate = args.gate[row * args.n + i];
+      value = gate / (1.0f + expf(-gate)) * args.up[row * args.n + i];
+    }
+    args.out[row * padded + i] = RoundBf16(value);
+  }
+}
+
+// Whether (a, i) comes before (b, j): larger, or as large and earlier. An index of -1 is nobody's.
+__device__ bool Before(float a, int i, float b, int j) {
+  if (i < 0) return false;
+  return j < 0 || a > b || (a == b && i < j);
+}
+
+__global__ void ArgMaxKernel(ArgMaxArgs args) {
+  __shared__ float values[kWarps];
+  __shared__ int indices[kWarps];
+  const float* x = args.x + static_cast<int64_t>(blockIdx.x) * args.n;
+  float value = 0;
+  int index = -1;
+  for (int64_t i = threadIdx.x; i < args.n; i += kThreads) {
+    if (x[i] != x[i] || !Before(x[i], static_cast<int>(i), value, index)) continue;
+    value = x[i];
+    index = static_cast<int>(i);
+  }
+  for (int mask = kWarp / 2; mask > 0; mask /= 2) {
+    const float other = ShuffleXor(value, mask);
+    const int other_index = ShuffleXor(index, mask);
+    if (Before(other, other_index, value, index)) {
+      value = other;
+      index = other_index;
+    }
+  }
+  if (threadIdx.x % kWarp == 0) {
+    values[threadIdx.x / kWarp] = value;
+    indices[threadIdx.x / kWarp] = index;
+  }
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (int i = 1; i < kWarps; ++i) {
+    if (!Before(values[i], indices[i], value, index)) continue;
+    value = values[i];
+    index = indices[i];
+  }
+  args.out[blockIdx.x] = index < 0 ? 0 : index;
+}
+
+dim3 Grid(int64_t rows) { return dim3(static_cast<unsigned>(rows)); }
+
+}  // namespace
+
+LaunchResult RmsNorm(const RmsNormArgs& args, StreamHandle stream) {
+  return Launch("rms_norm", RmsNormKernel, Grid(args.rows), kThreads, stream, args);
+}
+
+LaunchResult Rope(const RopeArgs& args, StreamHandle stream) {
+  return Launch("rope", RopeKernel, Grid(args.tokens), kThreads, stream, args);
+}
+
+LaunchResult Embedding(const EmbeddingArgs& args, StreamHandle stream) {
+  const dim3 grid = Grid(args.tokens);
+  switch (args.type) {
+    case Weights::kBf16:
+      return Launch("embedding", EmbeddingKernel<Weights::kBf16>, grid, kThreads, stream, args);
+    case Weights::kInt8:
+      return Launch("embedding", EmbeddingKernel<Weights::kInt8>, grid, kThreads, stream, args);
+    case Weights::kInt4:
+      return Launch("embedding", EmbeddingKernel<Weights::kInt4>, grid, kThreads, stream, args);
+  }
+  return Refuse("embedding", "unknown type of weights");
+}
+
+LaunchResult SwiGlu(const SwiGluArgs& args, StreamHandle stream) {
+  return Launch("swiglu", SwiGluKernel, Grid(args.rows), kThreads, stream, args);
+}
+
+LaunchResult ArgMax(const ArgMaxArgs& args, StreamHandle stream) {
+  return Launch("argmax", ArgMaxKernel, Grid(args.rows), kThreads, stream, args);
+}
+
+}  // namespace moesaic::cuda

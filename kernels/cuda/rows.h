@@ -1,0 +1,80 @@
+// CUDA kernels on rows: norms, rotary positions, embeddings, the activation of an expert, the
+// greedy token. Every pointer is the device's; a call queues a kernel and returns.
+//
+// bf16 outputs are activation rows (packed_weights.h): ActivationStride(n) elements apart, their
+// padding zeroed.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/device/launch_result.h"
+#include "kernels/cuda/packed_weights.h"
+#include "kernels/cuda/stream_handle.h"
+
+namespace moesaic::cuda {
+
+// out = x / sqrt(mean(x^2) + eps) * weight, of each row (the CPU's rms_norm).
+//
+// A row is a head of a token for the norms of queries and keys, which are done in place: row r is
+// head r % heads of token r / heads.
+struct RmsNormArgs {
+  const float* x = nullptr;
+  int64_t rows = 0;
+  int64_t n = 0;
+  int64_t heads = 1;
+  int64_t token_stride = 0;       // floats between tokens; heads are n floats apart
+  const float* weight = nullptr;  // [n]
+  float eps = 0;
+  float* out = nullptr;          // as x, which it may be; null: not wanted
+  uint16_t* out_bf16 = nullptr;  // [rows, ActivationStride(n)]; null: not wanted
+};
+LaunchResult RmsNorm(const RmsNormArgs& args, StreamHandle stream);
+
+// Half-rotation (the CPU's rope) in place, of `heads` heads of each token.
+struct RopeArgs {
+  float* x = nullptr;  // head h of token t: x + t * token_stride + h * head_dim
+  int64_t tokens = 0;
+  int64_t heads = 0;
+  int64_t head_dim = 0;
+  int64_t token_stride = 0;
+  const int32_t* positions = nullptr;  // [tokens]
+  const float* cos = nullptr;          // [positions, head_dim / 2]
+  const float* sin = nullptr;
+};
+LaunchResult Rope(const RopeArgs& args, StreamHandle stream);
+
+// out[t] = row ids[t] of a packed matrix [n, k] (the CPU's unpack_row). An id outside [0, n) gives
+// zeros.
+struct EmbeddingArgs {
+  const std::byte* matrix = nullptr;
+  Weights type = Weights::kBf16;
+  int64_t n = 0;
+  int64_t k = 0;
+  const int32_t* ids = nullptr;  // [tokens]
+  int64_t tokens = 0;
+  float* out = nullptr;  // [tokens, k]
+};
+LaunchResult Embedding(const EmbeddingArgs& args, StreamHandle stream);
+
+// out = silu(gate) * up, rounded to bf16.
+struct SwiGluArgs {
+  const float* gate = nullptr;  // [rows, n]
+  const float* up = nullptr;    // [rows, n]
+  int64_t rows = 0;
+  int64_t n = 0;
+  uint16_t* out = nullptr;  // [rows, ActivationStride(n)]
+};
+LaunchResult SwiGlu(const SwiGluArgs& args, StreamHandle stream);
+
+// The index of the largest of each row; the lowest of equals. NaN is never the largest; a row of
+// nothing else gives 0.
+struct ArgMaxArgs {
+  const float* x = nullptr;  // [rows, n]
+  int64_t rows = 0;
+  int64_t n = 0;
+  int32_t* out = nullptr;  // [rows]
+};
+LaunchResult ArgMax(const ArgMaxArgs& args, StreamHandle stream);
+
+}  // namespace moesaic::cuda

@@ -1,0 +1,11 @@
+// The stream that a kernel is queued on, without CUDA's headers: what QueueKernels
+// (core/device/cuda_device.h) hands out.
+#pragma once
+
+struct CUstream_st;
+
+namespace moesaic::cuda {
+
+using StreamHandle = CUstream_st*;
+
+}  // namespace moesaic::cuda

@@ -1,0 +1,36 @@
+// An emulated device, whose memory is the host's, and kernels that run when they are launched.
+#include "core/device/emulated_device.h"
+#include "tests/gpu/kernel_machine.h"
+
+namespace moesaic {
+namespace {
+
+class HostMachine : public KernelMachine {
+ public:
+  explicit HostMachine(uint64_t capacity_bytes) : device_(system_, Options(capacity_bytes)) {}
+  Device& device() override { return device_; }
+  void Queue(Stream& stream, FunctionRef<LaunchResult(cuda::StreamHandle)> launch) override {
+    ThrowIfFailed(stream.Synchronize());
+    const LaunchResult result = launch(nullptr);
+    if (!result.ok()) Fail(ErrorKind::kInternal, "{}: {}", result.kernel, result.message);
+  }
+
+ private:
+  static EmulatedDeviceOptions Options(uint64_t capacity_bytes) {
+    EmulatedDeviceOptions options;
+    options.name = "host";
+    options.capacity_bytes = capacity_bytes;
+    return options;
+  }
+
+  EmulatedSystem system_;
+  EmulatedDevice device_;
+};
+
+}  // namespace
+
+std::unique_ptr<KernelMachine> MakeKernelMachine(uint64_t capacity_bytes, std::string&) {
+  return std::make_unique<HostMachine>(capacity_bytes);
+}
+
+}  // namespace moesaic

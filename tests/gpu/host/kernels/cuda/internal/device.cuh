@@ -1,0 +1,108 @@
+// Takes the place of kernels/cuda/internal/device.cuh where kernels are compiled for the host: the
+// same functions, and the few words of CUDA C++ that the kernels use. Mma follows the fragments
+// that the PTX ISA gives for mma.m16n8k16.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+#include "core/base/check.h"
+#include "core/base/tensor.h"
+#include "core/device/launch_result.h"
+#include "tests/gpu/host/warp_fibers.h"
+
+#define __global__
+#define __device__
+#define __host__
+#define __shared__ static
+#define __forceinline__ inline
+#define __launch_bounds__(threads)
+#define threadIdx (::moesaic::host_gpu::g_thread)
+#define blockIdx (::moesaic::host_gpu::g_block)
+
+struct CUstream_st;
+using cudaStream_t = CUstream_st*;
+struct uint4 {
+  uint32_t x, y, z, w;
+};
+struct dim3 {
+  explicit dim3(unsigned x_count, unsigned y_count = 1, unsigned z_count = 1)
+      : x(x_count), y(y_count), z(z_count) {}
+  unsigned x, y, z;
+};
+
+namespace moesaic::cuda {
+namespace {
+
+using std::max;
+using std::min;
+
+constexpr int kWarp = 32;
+constexpr float kMinusInfinity = -__builtin_huge_valf();
+
+inline void __syncthreads() { host_gpu::WaitForBlock(); }
+
+inline float WidenBf16(uint32_t bits) { return Bf16ToF32(static_cast<uint16_t>(bits)); }
+inline float WidenHalf(uint32_t bits) { return F16ToF32(static_cast<uint16_t>(bits)); }
+inline uint16_t RoundBf16(float value) { return F32ToBf16(value); }
+inline uint32_t PackBf16(float low, float high) {
+  return static_cast<uint32_t>(RoundBf16(low)) | static_cast<uint32_t>(RoundBf16(high)) << 16;
+}
+
+template <typename T>
+T ShuffleXor(T value, int mask) {
+  host_gpu::Exchange({__builtin_bit_cast(uint32_t, value)});
+  return __builtin_bit_cast(T, host_gpu::OfLane(host_gpu::Lane() ^ mask)[0]);
+}
+inline float WarpSum(float value) {
+  for (int mask = kWarp / 2; mask > 0; mask /= 2) value += ShuffleXor(value, mask);
+  return value;
+}
+inline float WarpMax(float value) {
+  for (int mask = kWarp / 2; mask > 0; mask /= 2) value = fmaxf(value, ShuffleXor(value, mask));
+  return value;
+}
+
+inline uint4 LoadVector(const void* address) {
+  CHECK_EQ(reinterpret_cast<uintptr_t>(address) % 16, 0u);
+  return *static_cast<const uint4*>(address);
+}
+
+inline void Converge() { host_gpu::WaitForWarp(); }
+
+inline float Bf16Half(uint32_t pair, int odd) { return WidenBf16(odd != 0 ? pair >> 16 : pair); }
+
+inline void Mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  host_gpu::Exchange({a[0], a[1], a[2], a[3], b0, b1});
+  const int g = host_gpu::Lane() / 4;
+  const int t = host_gpu::Lane() % 4;
+  for (int i = 0; i < 4; ++i) {
+    const int row = g + i / 2 * 8;
+    const int column = 2 * t + i % 2;
+    for (int k = 0; k < 16; ++k) {
+      const int holder = k % 8 / 2;  // of four lanes
+      const auto a_register = static_cast<size_t>(row / 8 + k / 8 * 2);
+      const auto b_register = static_cast<size_t>(4 + k / 8);
+      const uint32_t a_pair = host_gpu::OfLane(row % 8 * 4 + holder)[a_register];
+      const uint32_t b_pair = host_gpu::OfLane(column * 4 + holder)[b_register];
+      c[i] = fmaf(Bf16Half(a_pair, k % 2), Bf16Half(b_pair, k % 2), c[i]);
+    }
+  }
+}
+
+// Runs the kernel before it returns.
+template <typename... Parameters, typename... Arguments>
+LaunchResult Launch(const char*, void (*kernel)(Parameters...), dim3 grid, int threads,
+                    cudaStream_t, const Arguments&... arguments) {
+  host_gpu::RunGrid({grid.x, grid.y, grid.z}, threads, [&] { kernel(arguments...); });
+  return {};
+}
+
+inline LaunchResult Refuse(const char* name, const char* why) { return {1, name, why}; }
+
+inline unsigned CeilDiv(int64_t a, int64_t b) { return static_cast<unsigned>((a + b - 1) / b); }
+
+}  // namespace
+}  // namespace moesaic::cuda

@@ -1,0 +1,195 @@
+// Products with packed weights against double precision, and bit for bit against themselves
+// whatever the other rows.
+#include "kernels/cuda/products.h"
+
+#include <numeric>
+
+#include "tests/gpu/gpu_test_util.h"
+
+namespace moesaic {
+namespace {
+
+using testing_util::ActivationRows;
+using testing_util::CudaKernelTest;
+using testing_util::Dot;
+using testing_util::DotOf;
+using testing_util::DotTolerance;
+using testing_util::GpuArray;
+using testing_util::GpuType;
+using testing_util::kGpuTypes;
+using testing_util::Weights;
+
+constexpr cuda::ProductPath kPaths[] = {cuda::ProductPath::kMatrix, cuda::ProductPath::kVector};
+
+// Tensor cores do not promise the rounding of each addition.
+double Tolerance(const Dot& dot, int64_t k) { return 4 * DotTolerance(dot, k + 32); }
+
+class CudaProductTest : public CudaKernelTest {
+ protected:
+  std::vector<float> Multiply(const std::vector<uint16_t>& x, const Weights& w, int64_t rows,
+                              cuda::ProductPath path) {
+    const auto x_gpu = Upload(x);
+    const auto matrix = Upload(w.matrix);
+    const auto y = Output<float>(rows * w.matrix.n);
+    Run([&](cuda::StreamHandle stream) {
+      return cuda::Product({.x = x_gpu.data(),
+                            .rows = rows,
+                            .matrix = matrix.data(),
+                            .type = GpuType(w.matrix.type),
+                            .n = w.matrix.n,
+                            .k = w.matrix.k,
+                            .y = y.data()},
+                           path, stream);
+    });
+    return y.Read();
+  }
+
+  void CheckAgainstDouble(WeightType type, int64_t rows, int64_t n, int64_t k) {
+    const Weights w(reference_, random_.Normals(n * k), n, k, type);
+    std::vector<float> values = random_.Normals(rows * k);
+    const std::vector<uint16_t> x = ActivationRows(values, rows, k);
+    for (const cuda::ProductPath path : kPaths) {
+      SCOPED_TRACE(fmt::format("{} rows={} n={} k={} path={}", WeightTypeName(type), rows, n, k,
+                               path == cuda::ProductPath::kMatrix ? "matrix" : "vector"));
+      const std::vector<float> y = Multiply(x, w, rows, path);
+      for (int64_t r = 0; r < rows; ++r) {
+        for (int64_t o = 0; o < n; ++o) {
+          const Dot dot =
+              DotOf(&values[static_cast<size_t>(r * k)], &w.values[static_cast<size_t>(o * k)], k);
+          ASSERT_NEAR(y[static_cast<size_t>(r * n + o)], dot.sum, Tolerance(dot, k))
+              << r << "," << o;
+        }
+      }
+    }
+  }
+};
+
+TEST_F(CudaProductTest, MatchesDoubleAtOddSizes) {
+  for (const WeightType type : kGpuTypes) {
+    for (const int64_t k : {1, 2, 15, 31, 32, 33, 63, 64, 65, 97, 130}) {
+      CheckAgainstDouble(type, random_.Uniform(1, 5), random_.Uniform(1, 50), k);
+    }
+    for (const int64_t n : {1, 15, 16, 17, 31, 33, 127, 128, 129, 150}) {
+      CheckAgainstDouble(type, 2, n, 40);
+    }
+    for (const int64_t rows : {1, 15, 16, 17, 31, 33, 64, 65, 100}) {
+      CheckAgainstDouble(type, rows, 20, 70);
+    }
+  }
+}
+
+TEST_F(CudaProductTest, MatchesDoubleAtLargerSizes) {
+  for (const WeightType type : kGpuTypes) CheckAgainstDouble(type, 3, 200, 1000);
+}
+
+// Architecture, rule 1: on the matrix path a row has the same bits alone, in any company and in
+// tiles of any height.
+TEST_F(CudaProductTest, ARowDoesNotDependOnItsCompany) {
+  for (const WeightType type : kGpuTypes) {
+    constexpr int64_t kRows = 70;
+    constexpr int64_t kN = 48;
+    constexpr int64_t kK = 100;
+    const Weights w(reference_, random_.Normals(kN * kK), kN, kK, type);
+    std::vector<float> values = random_.Normals(kRows * kK);
+    const std::vector<uint16_t> x = ActivationRows(values, kRows, kK);
+    const int64_t stride = cuda::ActivationStride(kK);
+    const std::vector<float> together = Multiply(x, w, kRows, cuda::ProductPath::kMatrix);
+    for (const int64_t row : {0, 1, 20, 63, 64, 69}) {
+      const std::vector<uint16_t> one(x.begin() + row * stride, x.begin() + (row + 1) * stride);
+      const std::vector<float> alone = Multiply(one, w, 1, cuda::ProductPath::kMatrix);
+      const std::vector<float> of_batch(together.begin() + row * kN,
+                                        together.begin() + (row + 1) * kN);
+      EXPECT_TRUE(testing_util::SameBits(alone, of_batch)) << "row " << row;
+    }
+  }
+}
+
+// Experts with many rows, one row and none; gathered inputs, scattered outputs, added to what is
+// there.
+TEST_F(CudaProductTest, GroupsOfRows) {
+  const std::vector<std::vector<int32_t>> counts = {
+      {0, 3, 0, 0, 1, 17, 2, 0}, {40, 0, 70, 1}, {0, 0, 0}, {1, 1, 1, 1, 1, 1, 1, 1}, {130}};
+  for (const WeightType type : kGpuTypes) {
+    for (const std::vector<int32_t>& count : counts) {
+      constexpr int64_t kN = 40;
+      constexpr int64_t kK = 72;
+      const auto groups = static_cast<int64_t>(count.size());
+      std::vector<int32_t> offsets = {0};
+      for (const int32_t c : count) offsets.push_back(offsets.back() + c);
+      const int64_t used = offsets.back();
+      const int64_t rows = used + 5;  // of which the last ones belong to no group
+      const int64_t tokens = 9;
+      std::vector<float> values = random_.Normals(tokens * kK);
+      const std::vector<uint16_t> x = ActivationRows(values, tokens, kK);
+      std::vector<int32_t> x_rows(static_cast<size_t>(rows), 0);
+      std::vector<int32_t> y_rows(static_cast<size_t>(rows));
+      for (int32_t& row : x_rows) row = static_cast<int32_t>(random_.Uniform(0, tokens - 1));
+      std::iota(y_rows.rbegin(), y_rows.rend(), 0);
+      std::vector<Weights> experts;
+      std::vector<GpuArray<std::byte>> memory;
+      std::vector<const std::byte*> pointers;
+      for (int64_t g = 0; g < groups; ++g) {
+        experts.emplace_back(reference_, random_.Normals(kN * kK), kN, kK, type);
+        memory.push_back(Upload(experts.back().matrix));
+        const bool empty = count[static_cast<size_t>(g)] == 0;
+        pointers.push_back(empty ? nullptr : memory.back().data());
+      }
+      const std::vector<float> before = random_.Normals(rows * kN);
+      const auto x_gpu = Upload(x);
+      const auto x_rows_gpu = Upload(x_rows);
+      const auto y_rows_gpu = Upload(y_rows);
+      const auto offsets_gpu = Upload(offsets);
+      const auto pointers_gpu = Upload(pointers);
+      for (const cuda::ProductPath path : kPaths) {
+        for (const bool accumulate : {false, true}) {
+          const auto y = Upload(before);
+          Run([&](cuda::StreamHandle stream) {
+            return cuda::Product({.x = x_gpu.data(),
+                                  .x_rows = x_rows_gpu.data(),
+                                  .rows = rows,
+                                  .groups = groups,
+                                  .offsets = offsets_gpu.data(),
+                                  .weights = pointers_gpu.data(),
+                                  .type = GpuType(type),
+                                  .n = kN,
+                                  .k = kK,
+                                  .y = y.data(),
+                                  .y_rows = y_rows_gpu.data(),
+                                  .accumulate = accumulate},
+                                 path, stream);
+          });
+          const std::vector<float> after = y.Read();
+          for (int64_t r = 0; r < rows; ++r) {
+            const auto group =
+                std::upper_bound(offsets.begin(), offsets.end(), r) - offsets.begin() - 1;
+            for (int64_t o = 0; o < kN; ++o) {
+              const auto at = static_cast<size_t>(y_rows[static_cast<size_t>(r)] * kN + o);
+              if (r >= used) {
+                ASSERT_EQ(after[at], before[at]) << r << "," << o;
+                continue;
+              }
+              const Dot dot = DotOf(
+                  &values[static_cast<size_t>(x_rows[static_cast<size_t>(r)] * kK)],
+                  &experts[static_cast<size_t>(group)].values[static_cast<size_t>(o * kK)], kK);
+              const double base = accumulate ? before[at] : 0.0;
+              ASSERT_NEAR(after[at], base + dot.sum, Tolerance(dot, kK) + std::abs(base) * 0x1p-22)
+                  << r << "," << o;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(CudaProductTest, NumbersOutOfRangeAreRefused) {
+  const auto refused = [](const cuda::ProductArgs& args) {
+    return !cuda::Product(args, cuda::ProductPath::kMatrix, nullptr).ok();
+  };
+  EXPECT_TRUE(refused({.rows = 1, .groups = 2, .n = 16, .k = 16}));
+  EXPECT_TRUE(refused({.rows = 70000, .n = 16, .k = 16}));
+  EXPECT_TRUE(refused({.rows = 1, .n = 0, .k = 16}));
+}
+
+}  // namespace
+}  // namespace moesaic

@@ -1,0 +1,180 @@
+// Choice of experts, grouping and summing, against plain loops on the host.
+#include "kernels/cuda/routing.h"
+
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <set>
+
+#include "tests/gpu/gpu_test_util.h"
+
+namespace moesaic {
+namespace {
+
+using testing_util::CudaKernelTest;
+
+struct Choice {
+  std::vector<int32_t> ids;
+  std::vector<float> weights;
+};
+
+class CudaRoutingTest : public CudaKernelTest {
+ protected:
+  Choice Route(const std::vector<float>& logits, int64_t experts, int64_t top_k, bool normalize) {
+    const auto tokens = static_cast<int64_t>(logits.size()) / experts;
+    const auto logits_gpu = Upload(logits);
+    const auto ids = Output<int32_t>(tokens * top_k);
+    const auto weights = Output<float>(tokens * top_k);
+    Run([&](cuda::StreamHandle stream) {
+      return cuda::RouterTopK({.logits = logits_gpu.data(),
+                               .tokens = tokens,
+                               .experts = experts,
+                               .top_k = top_k,
+                               .normalize = normalize,
+                               .ids = ids.data(),
+                               .weights = weights.data()},
+                              stream);
+    });
+    return {ids.Read(), weights.Read()};
+  }
+
+  // As Model::Route does it, with the CPU's softmax.
+  Choice Expected(std::vector<float> logits, int64_t experts, int64_t top_k, bool normalize) const {
+    Choice choice;
+    for (size_t row = 0; row < logits.size(); row += static_cast<size_t>(experts)) {
+      float* p = logits.data() + row;
+      reference_.softmax(p, experts, p);
+      float sum = 0;
+      for (int64_t slot = 0; slot < top_k; ++slot) {
+        const auto best = std::max_element(p, p + experts) - p;
+        choice.ids.push_back(static_cast<int32_t>(best));
+        choice.weights.push_back(p[best]);
+        sum += p[best];
+        p[best] = -1.0f;
+      }
+      if (!normalize) continue;
+      for (int64_t slot = 0; slot < top_k; ++slot) *(choice.weights.end() - 1 - slot) /= sum;
+    }
+    return choice;
+  }
+};
+
+TEST_F(CudaRoutingTest, TopKOfSoftmax) {
+  struct Shape {
+    int64_t tokens, experts, top_k;
+  };
+  for (const Shape& s : {Shape{1, 1, 1},
+                         {3, 8, 2},
+                         {5, 33, 4},
+                         {17, 64, 8},
+                         {4, 128, 8},
+                         {2, 257, 16},
+                         {2, 1024, 10},
+                         {3, 8, 8}}) {
+    for (const bool normalize : {false, true}) {
+      SCOPED_TRACE(fmt::format("{} tokens, top {} of {}", s.tokens, s.top_k, s.experts));
+      const std::vector<float> logits = random_.Normals(s.tokens * s.experts, 2.0f);
+      const Choice expected = Expected(logits, s.experts, s.top_k, normalize);
+      const Choice actual = Route(logits, s.experts, s.top_k, normalize);
+      // Two of these random logits are not so close that rounding could swap them.
+      ASSERT_EQ(actual.ids, expected.ids);
+      for (size_t i = 0; i < actual.weights.size(); ++i) {
+        ASSERT_NEAR(actual.weights[i], expected.weights[i], expected.weights[i] * 1e-5) << i;
+      }
+    }
+  }
+}
+
+TEST_F(CudaRoutingTest, ATieGoesToTheLowerExpert) {
+  const Choice choice = Route(std::vector<float>(70, 1.5f), 70, 3, true);
+  EXPECT_EQ(choice.ids, (std::vector<int32_t>{0, 1, 2}));
+  for (const float weight : choice.weights) EXPECT_NEAR(weight, 1.0f / 3, 1e-6);
+}
+
+TEST_F(CudaRoutingTest, APoisonedRowGetsValidExperts) {
+  std::vector<float> logits = random_.Normals(2 * 40);
+  logits[7] = std::numeric_limits<float>::quiet_NaN();
+  const Choice choice = Route(logits, 40, 6, false);
+  const std::set<int32_t> distinct(choice.ids.begin(), choice.ids.begin() + 6);
+  EXPECT_EQ(distinct.size(), 6u);
+  EXPECT_GE(*distinct.begin(), 0);
+  EXPECT_LT(*distinct.rbegin(), 40);
+  EXPECT_TRUE(std::isnan(choice.weights[0]));
+  EXPECT_FALSE(std::isnan(choice.weights[6]));  // the other row
+}
+
+TEST_F(CudaRoutingTest, GroupsKeepTheirOrder) {
+  for (const int64_t experts : {1, 7, 32, 128, 1000}) {
+    for (const int64_t tokens : {1, 6, 100}) {
+      constexpr int64_t kTopK = 4;
+      const int64_t pairs = tokens * kTopK;
+      std::vector<int32_t> ids(static_cast<size_t>(pairs));
+      // Some experts are computed elsewhere, or are not experts at all.
+      for (int32_t& id : ids) id = static_cast<int32_t>(random_.Uniform(-1, experts));
+      const auto ids_gpu = Upload(ids);
+      const auto offsets = Output<int32_t>(experts + 1);
+      const auto token_rows = Output<int32_t>(pairs);
+      const auto slot_rows = Output<int32_t>(pairs);
+      Run([&](cuda::StreamHandle stream) {
+        return cuda::GroupRows({.ids = ids_gpu.data(),
+                                .pairs = pairs,
+                                .top_k = kTopK,
+                                .experts = experts,
+                                .offsets = offsets.data(),
+                                .token_rows = token_rows.data(),
+                                .slot_rows = slot_rows.data()},
+                               stream);
+      });
+      std::vector<int32_t> expected_offsets = {0};
+      std::vector<int32_t> expected_slots;
+      for (int64_t e = 0; e < experts; ++e) {
+        for (size_t i = 0; i < ids.size(); ++i) {
+          if (ids[i] == e) expected_slots.push_back(static_cast<int32_t>(i));
+        }
+        expected_offsets.push_back(static_cast<int32_t>(expected_slots.size()));
+      }
+      ASSERT_EQ(offsets.Read(), expected_offsets);
+      std::vector<int32_t> slots = slot_rows.Read();
+      std::vector<int32_t> tokens_of = token_rows.Read();
+      slots.resize(expected_slots.size());
+      ASSERT_EQ(slots, expected_slots);
+      for (size_t i = 0; i < slots.size(); ++i) ASSERT_EQ(tokens_of[i], slots[i] / kTopK);
+    }
+  }
+}
+
+TEST_F(CudaRoutingTest, SlotsAreSummedInOrder) {
+  constexpr int64_t kTokens = 3;
+  constexpr int64_t kTopK = 5;
+  constexpr int64_t kHidden = 301;
+  const std::vector<float> slot_out = random_.Normals(kTokens * kTopK * kHidden);
+  const std::vector<float> weights = random_.Normals(kTokens * kTopK);
+  std::vector<float> expected = random_.Normals(kTokens * kHidden);
+  const auto slot_gpu = Upload(slot_out);
+  const auto weights_gpu = Upload(weights);
+  const auto y = Upload(expected);
+  Run([&](cuda::StreamHandle stream) {
+    return cuda::CombineSlots({.slot_out = slot_gpu.data(),
+                               .weights = weights_gpu.data(),
+                               .tokens = kTokens,
+                               .top_k = kTopK,
+                               .hidden = kHidden,
+                               .y = y.data()},
+                              stream);
+  });
+  for (int64_t pair = 0; pair < kTokens * kTopK; ++pair) {
+    reference_.axpy(weights[static_cast<size_t>(pair)], slot_out.data() + pair * kHidden, kHidden,
+                    expected.data() + pair / kTopK * kHidden);
+  }
+  // The same fused multiply-adds in the same order: the same bits.
+  EXPECT_TRUE(testing_util::SameBits(y.Read(), expected));
+}
+
+TEST_F(CudaRoutingTest, NumbersOutOfRangeAreRefused) {
+  EXPECT_FALSE(cuda::RouterTopK({.tokens = 1, .experts = 1025, .top_k = 1}, nullptr).ok());
+  EXPECT_FALSE(cuda::RouterTopK({.tokens = 1, .experts = 4, .top_k = 5}, nullptr).ok());
+  EXPECT_FALSE(cuda::GroupRows({.pairs = 1, .top_k = 1, .experts = 0}, nullptr).ok());
+}
+
+}  // namespace
+}  // namespace moesaic

@@ -1,0 +1,243 @@
+// Kernels on rows against the CPU's scalar reference.
+#include "kernels/cuda/rows.h"
+
+#include <cmath>
+#include <limits>
+
+#include "tests/gpu/gpu_test_util.h"
+
+namespace moesaic {
+namespace {
+
+using testing_util::CudaKernelTest;
+using testing_util::ExpectBf16Near;
+using testing_util::GpuType;
+using testing_util::kGpuTypes;
+using testing_util::Weights;
+
+class CudaRowsTest : public CudaKernelTest {};
+
+TEST_F(CudaRowsTest, RmsNormOfRows) {
+  for (const int64_t n : {1, 5, 31, 64, 100, 257, 2048}) {
+    for (const int64_t rows : {1, 3}) {
+      SCOPED_TRACE(fmt::format("n={} rows={}", n, rows));
+      const std::vector<float> x = random_.Normals(rows * n, 3.0f);
+      const std::vector<float> weight = random_.Normals(n);
+      const int64_t stride = cuda::ActivationStride(n);
+      const auto x_gpu = Upload(x);
+      const auto weight_gpu = Upload(weight);
+      const auto out = Output<float>(rows * n);
+      const auto out_bf16 = Output<uint16_t>(rows * stride);
+      Run([&](cuda::StreamHandle stream) {
+        return cuda::RmsNorm({.x = x_gpu.data(),
+                              .rows = rows,
+                              .n = n,
+                              .token_stride = n,
+                              .weight = weight_gpu.data(),
+                              .eps = 1e-6f,
+                              .out = out.data(),
+                              .out_bf16 = out_bf16.data()},
+                             stream);
+      });
+      const std::vector<float> y = out.Read();
+      const std::vector<uint16_t> y_bf16 = out_bf16.Read();
+      std::vector<float> expected(static_cast<size_t>(n));
+      for (int64_t r = 0; r < rows; ++r) {
+        reference_.rms_norm(x.data() + r * n, weight.data(), 1e-6f, n, expected.data());
+        for (int64_t i = 0; i < stride; ++i) {
+          const uint16_t bits = y_bf16[static_cast<size_t>(r * stride + i)];
+          if (i >= n) {
+            ASSERT_EQ(bits, 0) << i;
+            continue;
+          }
+          const float want = expected[static_cast<size_t>(i)];
+          ASSERT_NEAR(y[static_cast<size_t>(r * n + i)], want, std::abs(want) * 1e-5 + 1e-9) << i;
+          ExpectBf16Near(bits, want, 1e-9, std::to_string(i));
+        }
+      }
+    }
+  }
+}
+
+// Queries and keys: heads of tokens within a wider row, in place; what is beside them stays.
+TEST_F(CudaRowsTest, RmsNormOfHeadsInPlace) {
+  constexpr int64_t kTokens = 3;
+  constexpr int64_t kHeads = 5;
+  constexpr int64_t kHeadDim = 48;
+  constexpr int64_t kStride = 300;
+  const std::vector<float> before = random_.Normals(kTokens * kStride);
+  const std::vector<float> weight = random_.Normals(kHeadDim);
+  const auto x = Upload(before);
+  const auto weight_gpu = Upload(weight);
+  Run([&](cuda::StreamHandle stream) {
+    return cuda::RmsNorm({.x = x.data(),
+                          .rows = kTokens * kHeads,
+                          .n = kHeadDim,
+                          .heads = kHeads,
+                          .token_stride = kStride,
+                          .weight = weight_gpu.data(),
+                          .eps = 1e-5f,
+                          .out = x.data()},
+                         stream);
+  });
+  std::vector<float> expected = before;
+  for (int64_t t = 0; t < kTokens; ++t) {
+    for (int64_t h = 0; h < kHeads; ++h) {
+      float* row = expected.data() + t * kStride + h * kHeadDim;
+      reference_.rms_norm(row, weight.data(), 1e-5f, kHeadDim, row);
+    }
+  }
+  const std::vector<float> after = x.Read();
+  for (size_t i = 0; i < after.size(); ++i) {
+    ASSERT_NEAR(after[i], expected[i], std::abs(expected[i]) * 1e-5 + 1e-9) << i;
+    const bool beside = static_cast<int64_t>(i) % kStride >= kHeads * kHeadDim;
+    if (beside) {
+      ASSERT_EQ(after[i], before[i]) << i;
+    }
+  }
+}
+
+TEST_F(CudaRowsTest, Rope) {
+  for (const int64_t head_dim : {2, 48, 128}) {
+    constexpr int64_t kTokens = 4;
+    constexpr int64_t kHeads = 3;
+    const int64_t half = head_dim / 2;
+    const int64_t stride = kHeads * head_dim + 7;
+    const std::vector<int32_t> positions = {0, 9, 3, 9};
+    const std::vector<float> cos = random_.Normals(10 * half);
+    const std::vector<float> sin = random_.Normals(10 * half);
+    std::vector<float> expected = random_.Normals(kTokens * stride);
+    const auto x = Upload(expected);
+    const auto positions_gpu = Upload(positions);
+    const auto cos_gpu = Upload(cos);
+    const auto sin_gpu = Upload(sin);
+    Run([&](cuda::StreamHandle stream) {
+      return cuda::Rope({.x = x.data(),
+                         .tokens = kTokens,
+                         .heads = kHeads,
+                         .head_dim = head_dim,
+                         .token_stride = stride,
+                         .positions = positions_gpu.data(),
+                         .cos = cos_gpu.data(),
+                         .sin = sin_gpu.data()},
+                        stream);
+    });
+    for (int64_t t = 0; t < kTokens; ++t) {
+      const int64_t row = positions[static_cast<size_t>(t)] * half;
+      for (int64_t h = 0; h < kHeads; ++h) {
+        reference_.rope(expected.data() + t * stride + h * head_dim, cos.data() + row,
+                        sin.data() + row, half);
+      }
+    }
+    const std::vector<float> y = x.Read();
+    for (size_t i = 0; i < y.size(); ++i) ASSERT_NEAR(y[i], expected[i], 1e-5) << i;
+  }
+}
+
+TEST_F(CudaRowsTest, EmbeddingsAreTheUnpackedRows) {
+  for (const WeightType type : kGpuTypes) {
+    for (const int64_t k : {1, 33, 64, 95, 200}) {
+      SCOPED_TRACE(fmt::format("{} k={}", WeightTypeName(type), k));
+      constexpr int64_t kRows = 37;
+      const Weights w(reference_, random_.Normals(kRows * k), kRows, k, type);
+      const std::vector<int32_t> ids = {0, 36, 17, -1, 16, 37, 15};
+      const auto matrix = Upload(w.matrix);
+      const auto ids_gpu = Upload(ids);
+      const auto out = Output<float>(static_cast<int64_t>(ids.size()) * k);
+      Run([&](cuda::StreamHandle stream) {
+        return cuda::Embedding({.matrix = matrix.data(),
+                                .type = GpuType(type),
+                                .n = kRows,
+                                .k = k,
+                                .ids = ids_gpu.data(),
+                                .tokens = static_cast<int64_t>(ids.size()),
+                                .out = out.data()},
+                               stream);
+      });
+      const std::vector<float> y = out.Read();
+      for (size_t t = 0; t < ids.size(); ++t) {
+        const bool known = ids[t] >= 0 && ids[t] < kRows;
+        for (int64_t i = 0; i < k; ++i) {
+          const float want = known ? w.values[static_cast<size_t>(ids[t] * k + i)] : 0.0f;
+          ASSERT_EQ(y[t * static_cast<size_t>(k) + static_cast<size_t>(i)], want) << t << "," << i;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(CudaRowsTest, SwiGlu) {
+  for (const int64_t n : {1, 31, 64, 700}) {
+    constexpr int64_t kRows = 3;
+    const int64_t stride = cuda::ActivationStride(n);
+    std::vector<float> gate = random_.Normals(kRows * n, 5.0f);
+    gate[0] = -200.0f;  // exp overflows
+    const std::vector<float> up = random_.Normals(kRows * n);
+    const auto gate_gpu = Upload(gate);
+    const auto up_gpu = Upload(up);
+    const auto out = Output<uint16_t>(kRows * stride);
+    Run([&](cuda::StreamHandle stream) {
+      return cuda::SwiGlu(
+          {.gate = gate_gpu.data(), .up = up_gpu.data(), .rows = kRows, .n = n, .out = out.data()},
+          stream);
+    });
+    const std::vector<uint16_t> y = out.Read();
+    for (int64_t r = 0; r < kRows; ++r) {
+      for (int64_t i = 0; i < stride; ++i) {
+        const uint16_t bits = y[static_cast<size_t>(r * stride + i)];
+        if (i >= n) {
+          ASSERT_EQ(bits, 0);
+          continue;
+        }
+        const auto at = static_cast<size_t>(r * n + i);
+        const double g = gate[at];
+        ExpectBf16Near(bits, g / (1.0 + std::exp(-g)) * up[at], 1e-30, std::to_string(i));
+      }
+    }
+  }
+}
+
+TEST_F(CudaRowsTest, ArgMaxTakesTheFirstOfTheLargest) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  const auto largest = [&](std::vector<float> x) {
+    const auto x_gpu = Upload(x);
+    const auto out = Output<int32_t>(1);
+    Run([&](cuda::StreamHandle stream) {
+      return cuda::ArgMax(
+          {.x = x_gpu.data(), .rows = 1, .n = static_cast<int64_t>(x.size()), .out = out.data()},
+          stream);
+    });
+    return out.Read()[0];
+  };
+  EXPECT_EQ(largest({-3.0f}), 0);
+  EXPECT_EQ(largest({kNan, kNan}), 0);
+  EXPECT_EQ(largest({kNan, -kInfinity, -kInfinity}), 1);
+  EXPECT_EQ(largest(std::vector<float>(1000, 7.0f)), 0);
+  for (const int64_t n : {2, 31, 33, 255, 257, 5000}) {
+    std::vector<float> x = random_.Normals(n);
+    const int64_t first = random_.Uniform(0, n - 1);
+    const int64_t second = random_.Uniform(0, n - 1);
+    x[static_cast<size_t>(first)] = x[static_cast<size_t>(second)] = 100.0f;
+    EXPECT_EQ(largest(x), std::min(first, second));
+  }
+}
+
+TEST_F(CudaRowsTest, ArgMaxOfEveryRow) {
+  constexpr int64_t kRows = 9;
+  constexpr int64_t kN = 1003;
+  const std::vector<float> x = random_.Normals(kRows * kN);
+  const auto x_gpu = Upload(x);
+  const auto out = Output<int32_t>(kRows);
+  Run([&](cuda::StreamHandle stream) {
+    return cuda::ArgMax({.x = x_gpu.data(), .rows = kRows, .n = kN, .out = out.data()}, stream);
+  });
+  const std::vector<int32_t> best = out.Read();
+  for (int64_t r = 0; r < kRows; ++r) {
+    const auto row = x.begin() + r * kN;
+    EXPECT_EQ(best[static_cast<size_t>(r)], std::max_element(row, row + kN) - row);
+  }
+}
+
+}  // namespace
+}  // namespace moesaic
