@@ -1,6 +1,6 @@
-// StreamFlow: what is decided about experts that stream past in the order in which layers run: which
-// stay, which are read next, which slot they get, which are handed out. It moves no bytes and knows
-// no thread and no clock.
+// StreamFlow: what is decided about experts that stream past in the order in which layers run:
+// which stay, which are read next, which slot they get, which are handed out. It moves no bytes and
+// knows no thread and no clock.
 //
 // The slots are of two kinds. Most hold residents, whole experts, the same number of each layer,
 // which never leave. The others are the buffers: an expert is read into one, used once, and makes
@@ -37,9 +37,9 @@ class StreamFlow {
   // --- the consumer
   void AllowReadAhead(bool allow) { may_read_ahead_ = allow; }
   // The distinct experts of one layer.
-  void BeginLayer(std::span<const ExpertIndex> needed);
-  // Appends some that can be computed: streamed ones first, whose buffers are waited for, and so few
-  // that reading goes on meanwhile. They are held until Release.
+  void BeginLayer(std::span<const ExpertIndex> experts);
+  // Appends some that can be computed: streamed ones first, whose buffers are waited for, and so
+  // few that reading goes on meanwhile. They are held until Release.
   void TakeReady(std::vector<ExpertIndex>& out);
   bool ready() const { return ready_ > 0; }
   int64_t waiting() const { return waiting_; }  // needed and not handed out
@@ -93,7 +93,7 @@ class StreamFlow {
   bool open_ = false;
   int position_;  // the number of the layer that is open or was last
   int64_t waiting_ = 0;
-  int64_t ready_ = 0;    // needed and ready
+  int64_t ready_ = 0;  // needed and ready
   int64_t loading_ = 0;
   int64_t present_ = 0;
   ExpertStats stats_;  // since the last EndLayer
