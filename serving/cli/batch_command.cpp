@@ -2,18 +2,25 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "core/base/atomic_file.h"
 #include "core/base/error.h"
 #include "core/base/metrics.h"
+#include "serving/batch/batch_report.h"
 #include "serving/cli/batch_job.h"
 #include "serving/cli/commands.h"
 #include "serving/cli/generation.h"
 #include "serving/cli/interrupt.h"
 #include "serving/cli/machine.h"
 #include "serving/cli/output.h"
+#include "serving/cli/run_stats.h"
 #include "serving/cli/serving_setup.h"
 
 namespace moesaic {
@@ -30,6 +37,8 @@ struct BatchFlags {
   int64_t max_tokens = 256;
   double temperature = -1;
   bool json = false;
+  std::string mode = "throughput";
+  std::string report;
 };
 
 void AddFlags(BatchFlags& f, OptionTable& table) {
@@ -67,11 +76,22 @@ void AddFlags(BatchFlags& f, OptionTable& table) {
                      100};
   temperature.quiet_default = true;
   table.Add(std::move(temperature));
-  table.Add({"json", &f.json, "", "Print one JSON object with the numbers at the end.", "Report"});
+  const char* report = "Report";
+  table.Add({"json", &f.json, "", "Print one JSON object with the numbers at the end.", report});
+  table.Add({"report", &f.report, "PATH",
+             "Write where time, bytes and memory went: PATH.json and PATH.html, or report.json and "
+             "report.html in a directory PATH.",
+             report});
+  Option mode{"mode", &f.mode, "",
+              "throughput moves a large batch through the model layer by layer while experts "
+              "stream past, with sizes that fit --memory. latency is the engine of `moesaic "
+              "serve`. The answers are the same.",
+              "Batching"};
+  mode.choices = {"throughput", "latency"};
+  table.Add(std::move(mode));
 }
 
-BatchJobOptions JobOptionsFrom(const BatchFlags& flags, const RuntimeConfig& config,
-                               const ServedModel& model) {
+BatchJobOptions JobOptionsFrom(const BatchFlags& flags, const RuntimeConfig& config) {
   BatchJobOptions job;
   job.input = flags.input;
   job.output = flags.output;
@@ -81,12 +101,24 @@ BatchJobOptions JobOptionsFrom(const BatchFlags& flags, const RuntimeConfig& con
   job.form = flags.form == "jsonl"  ? BatchInputForm::kJsonl
              : flags.form == "text" ? BatchInputForm::kText
                                     : BatchInputForm::kAuto;
-  job.prompts.chat = !flags.raw && model.chat_template != nullptr;
   job.prompts.max_tokens = flags.max_tokens;
   job.prompts.temperature = flags.temperature;
   job.max_outstanding = config.max_num_seqs + config.max_queue;
   job.seed = static_cast<uint64_t>(config.seed);
   return job;
+}
+
+// PATH.json and PATH.html; the same in a directory with the name "report".
+void WriteReport(const std::string& path, const BatchReport& report) {
+  namespace fs = std::filesystem;
+  fs::path stem = path;
+  if (fs::is_directory(stem)) stem /= "report";
+  if (stem.extension() == ".json" || stem.extension() == ".html") stem.replace_extension();
+  const auto write = [&](const char* extension, const std::string& text) {
+    WriteFileAtomically(stem.string() + extension, std::as_bytes(std::span(text)));
+  };
+  write(".json", BatchReportJson(report).dump(2) + "\n");
+  write(".html", BatchReportHtml(report));
 }
 
 void CheckFlags(const BatchFlags& flags) {
@@ -95,6 +127,9 @@ void CheckFlags(const BatchFlags& flags) {
   }
   if (flags.output.empty()) {
     Fail(ErrorKind::kInvalidArgument, "no place for the answers given: -o FILE names the file");
+  }
+  if (!flags.report.empty() && flags.mode == "latency") {
+    Fail(ErrorKind::kInvalidArgument, "--report is of throughput mode");
   }
   if (flags.resume && flags.overwrite) {
     Fail(ErrorKind::kInvalidArgument, "--resume and --overwrite were both given");
@@ -200,14 +235,26 @@ int BatchCommand(const Invocation& invocation) {
   line.RequireAtMost(line.GivenAsFlag("model") ? 0 : 1);
   CheckFlags(flags);
 
+  BatchJobOptions job = JobOptionsFrom(flags, config);
+  const BatchWorkload workload = EstimateWorkload(job);
   MetricsRegistry metrics;
   StatusLine(fmt::format("loading {} ...", model_name));
-  LoadedModel loaded = LoadModel(config, model_name, invocation, metrics);
+  ServedModel model;
+  std::shared_ptr<BatchEngine> batch_engine;  // null in latency mode
+  if (flags.mode == "latency") {
+    model = LoadModel(config, model_name, invocation, metrics).model;
+  } else {
+    LoadedBatchModel loaded = LoadBatchModel(config, line, model_name, invocation, workload);
+    model = std::move(loaded.model);
+    batch_engine = std::move(loaded.engine);
+    // Enough that those who join always find prompts waiting.
+    job.max_outstanding = 2 * batch_engine->plan().sizes.max_num_seqs;
+  }
   StatusLine("");
-  if (!config.served_model_names.empty()) loaded.model.names = config.served_model_names;
+  if (!config.served_model_names.empty()) model.names = config.served_model_names;
+  job.prompts.chat = !flags.raw && model.chat_template != nullptr;
 
-  const BatchJobOptions job = JobOptionsFrom(flags, config, loaded.model);
-  const Engine& engine = *loaded.model.engine;
+  const Engine& engine = *model.engine;
   InterruptFlag interrupt;
   const BatchCallbacks callbacks = {
       [&] {
@@ -216,8 +263,14 @@ int BatchCommand(const Invocation& invocation) {
         return interrupt.presses();
       },
       [&](const BatchProgress& progress) { StatusLine(ProgressText(progress, engine.Stats())); }};
-  const BatchProgress progress = Run(loaded.model, job, callbacks);
+  const BatchProgress progress = Run(model, job, callbacks);
   StatusLine("");
+  if (!flags.report.empty()) {
+    WriteReport(flags.report,
+                {model_name, batch_engine->plan(), engine.Stats(), batch_engine->TakeTimeline(),
+                 progress.seconds, progress.prompt_tokens, progress.output_tokens,
+                 batch_engine->preemptions(), PeakRssBytes()});
+  }
   if (flags.json) {
     WriteOut(SummaryJson(progress, engine.Stats()).dump(2) + "\n");
   } else {

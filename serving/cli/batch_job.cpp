@@ -1,5 +1,6 @@
 #include "serving/cli/batch_job.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <map>
@@ -20,6 +21,7 @@
 #include "serving/http/generation_output.h"
 #include "serving/http/generation_prepare.h"
 #include "serving/http/http_message.h"
+#include "serving/http/json_text.h"
 #include "serving/online/engine.h"
 #include "serving/text/unicode.h"
 
@@ -339,6 +341,41 @@ class BatchJob {
 };
 
 }  // namespace
+
+BatchWorkload EstimateWorkload(const BatchJobOptions& options) {
+  constexpr int64_t kLooked = 1000;
+  constexpr double kBytesPerToken = 4;
+  LineReader reader(options.input);
+  BatchWorkload workload;
+  double prompt_bytes = 0;
+  double output_tokens = 0;
+  int64_t looked = 0;
+  std::string text;
+  while (reader.Next(&text)) {
+    if (IsBlank(text)) continue;
+    ++workload.sequences;
+    if (looked >= kLooked) continue;
+    ++looked;
+    const auto bytes = static_cast<double>(text.size());
+    auto tokens = static_cast<double>(options.prompts.max_tokens);
+    try {
+      const Json body = ParseJson(ParseBatchLine(text, 1, options.prompts).body);
+      for (const char* name : {"max_tokens", "max_completion_tokens"}) {
+        if (body.contains(name) && body[name].is_number()) tokens = body[name].get<double>();
+      }
+    } catch (const ApiError&) {
+      // A plain prompt, or a line that will be refused.
+    }
+    prompt_bytes += bytes;
+    output_tokens += std::max(1.0, tokens);
+  }
+  if (looked > 0) {
+    workload.prompt_tokens =
+        std::max(1.0, prompt_bytes / static_cast<double>(looked) / kBytesPerToken);
+    workload.output_tokens = output_tokens / static_cast<double>(looked);
+  }
+  return workload;
+}
 
 BatchProgress RunBatchJob(const ServedModel& model, const BatchJobOptions& options,
                           const BatchCallbacks& callbacks) {

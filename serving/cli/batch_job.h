@@ -13,6 +13,7 @@
 #include <functional>
 #include <string>
 
+#include "serving/batch/batch_plan.h"
 #include "serving/http/batch_format.h"
 #include "serving/http/served_model.h"
 
@@ -63,6 +64,10 @@ struct BatchCallbacks {
   // About ten times a second, and at the end.
   std::function<void(const BatchProgress&)> on_progress;
 };
+
+// How many lines the input has, and how long prompts and answers are, from the first of them.
+// Throws Error(kNotFound / kIo).
+BatchWorkload EstimateWorkload(const BatchJobOptions& options);
 
 // Runs the job. Throws Error: kInvalidArgument, kNotFound, kUnavailable, kCorrupt (files that
 // cannot be this job's), kIo (the output cannot be written: it is whole up to there).
