@@ -7,7 +7,7 @@
 namespace moesaic {
 
 StreamFlow::StreamFlow(const ExpertGrid& grid, const SparseLayers& layers, int64_t slots,
-                       int64_t buffers)
+                       int64_t buffers, int64_t group)
     : grid_(grid),
       layers_(layers),
       resident_slot_(static_cast<size_t>(grid.total()), -1),
@@ -21,6 +21,7 @@ StreamFlow::StreamFlow(const ExpertGrid& grid, const SparseLayers& layers, int64
   const int64_t all = int64_t{layers.count()} * grid.num_experts();
   buffers_ = slots >= all ? 0 : std::clamp<int64_t>(buffers, 1, slots);
   residents_ = std::min(slots, all) - buffers_;
+  group_ = buffers_ == 0 ? grid.num_experts() : std::clamp<int64_t>(buffers_ / 2, 1, group);
   int64_t next_slot = 0;
   for (int number = 0; number < layers.count(); ++number) {
     const int64_t count = residents_ / layers.count() + (number < residents_ % layers.count());
@@ -79,10 +80,9 @@ void StreamFlow::BeginLayer(std::span<const ExpertIndex> experts) {
 
 void StreamFlow::TakeReady(std::vector<ExpertIndex>& out) {
   CHECK(open_);
-  const int64_t most = buffers_ == 0 ? grid_.num_experts() : std::max<int64_t>(1, buffers_ / 2);
   int64_t taken = 0;
   for (const bool residents : {false, true}) {
-    for (int64_t index = 0; index < grid_.num_experts() && taken < most; ++index) {
+    for (int64_t index = 0; index < grid_.num_experts() && taken < group_; ++index) {
       const ExpertIndex expert = IndexOf(position_, index);
       if (!needed(expert) || state(expert) != State::kReady || resident(expert) != residents) {
         continue;

@@ -31,8 +31,10 @@ class StreamFlow {
   enum class State : uint8_t { kAbsent, kLoading, kReady, kHeld };
 
   // `slots` in all, `buffers` of them for what streams (at least 1, at most `slots`); when all
-  // experts fit, every one is a resident.
-  StreamFlow(const ExpertGrid& grid, const SparseLayers& layers, int64_t slots, int64_t buffers);
+  // experts fit, every one is a resident. At most `group` (at least 1) are handed out at a time,
+  // and half of the buffers.
+  StreamFlow(const ExpertGrid& grid, const SparseLayers& layers, int64_t slots, int64_t buffers,
+             int64_t group);
 
   // --- the consumer
   void AllowReadAhead(bool allow) { may_read_ahead_ = allow; }
@@ -82,6 +84,7 @@ class StreamFlow {
   const SparseLayers layers_;
   int64_t residents_ = 0;
   int64_t buffers_ = 0;
+  int64_t group_ = 1;
   std::vector<int64_t> resident_slot_;  // [experts]; -1: it streams
   std::vector<State> state_;            // [experts]
   std::vector<int64_t> slot_;           // [experts]; -1: none

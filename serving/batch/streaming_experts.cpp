@@ -22,6 +22,13 @@ StreamingOptions WithDefaults(StreamingOptions options) {
   return options;
 }
 
+// Experts that are computed together: enough work to be worth handing to the threads, few enough
+// that their buffers soon take what comes next.
+int64_t GroupOf(uint64_t slot_bytes) {
+  constexpr uint64_t kGroupBytes = uint64_t{4} << 20;
+  return static_cast<int64_t>(std::max<uint64_t>(1, kGroupBytes / slot_bytes));
+}
+
 uint64_t TagOf(int lane, int packet) {
   return static_cast<uint64_t>(lane) << 32 | static_cast<uint32_t>(packet);
 }
@@ -44,7 +51,8 @@ StreamingExperts::StreamingExperts(const ExpertSource& source, int num_layers, i
       slot_bytes_(source.layout().slot_bytes),
       sizes_(PlanLanes(source, grid_, options_.slots, options_.depth, options_.packet_bytes)),
       bytes_(source, sizes_, reader->aligned_only(), options_.packet_bytes),
-      flow_(grid_, SparseLayers(source, num_layers), options_.slots, options_.buffers),
+      flow_(grid_, SparseLayers(source, num_layers), options_.slots, options_.buffers,
+            GroupOf(slot_bytes_)),
       slots_(flow_.slots()),
       reader_(std::move(reader)) {
   slab_ = AlignedBuffer(static_cast<size_t>(slots_) * slot_bytes_);
@@ -147,7 +155,7 @@ Activity StreamingExperts::StallCause() {
     if (lane.expert != kNoExpert && flow_.needed(lane.expert)) reading = true;
   }
   for (const int lane : to_pack_) {
-    if (flow_.needed(lanes_[static_cast<size_t>(lane)].expert)) return Activity::kStallPack;
+    if (flow_.needed(LaneAt(lane).expert)) return Activity::kStallPack;
   }
   return reading ? Activity::kStallRead : Activity::kStallQueue;
 }
@@ -259,23 +267,13 @@ bool StreamingExperts::CollectRequests() {
   const MutexLock lock(mutex_);
   if (stop_) return reads_in_flight_ > 0;
   const int room = std::min(options_.depth - reads_in_flight_, reader_->free_slots());
-  const auto submit = [&](int lane, int packet) {
-    ++lanes_[static_cast<size_t>(lane)].in_flight;
-    requests_.push_back(bytes_.Request(lane, packet, TagOf(lane, packet)));
-  };
   while (static_cast<int>(requests_.size()) < room) {
     if (!again_.empty()) {
       const auto [lane, packet] = again_.front();
       again_.pop_front();
-      submit(lane, packet);
-      continue;
-    }
-    const auto unfinished = std::find_if(active_lanes_.begin(), active_lanes_.end(), [&](int lane) {
-      const Lane& at = lanes_[static_cast<size_t>(lane)];
-      return !at.failed && at.next_packet < at.packets;
-    });
-    if (unfinished != active_lanes_.end()) {
-      submit(*unfinished, lanes_[static_cast<size_t>(*unfinished)].next_packet++);
+      Request(lane, packet);
+    } else if (const int lane = UnfinishedLane(); lane >= 0) {
+      Request(lane, LaneAt(lane).next_packet++);
     } else if (!BeginLoad()) {
       break;
     }
@@ -285,6 +283,20 @@ bool StreamingExperts::CollectRequests() {
   return true;
 }
 
+void StreamingExperts::Request(int lane, int packet) {
+  ++LaneAt(lane).in_flight;
+  requests_.push_back(bytes_.Request(lane, packet, TagOf(lane, packet)));
+}
+
+// The oldest load of which not all packets were requested; -1: none.
+int StreamingExperts::UnfinishedLane() {
+  for (const int number : active_lanes_) {
+    const Lane& lane = LaneAt(number);
+    if (!lane.failed && lane.next_packet < lane.packets) return number;
+  }
+  return -1;
+}
+
 bool StreamingExperts::BeginLoad() {
   if (free_lanes_.empty()) return false;
   const std::optional<ExpertIndex> expert = flow_.NextLoad();
@@ -292,7 +304,7 @@ bool StreamingExperts::BeginLoad() {
   const int number = free_lanes_.back();
   free_lanes_.pop_back();
   bytes_.Begin(number, grid_.Id(*expert), SlotMemory(*expert));
-  Lane& lane = lanes_[static_cast<size_t>(number)];
+  Lane& lane = LaneAt(number);
   lane = {.expert = *expert,
           .packets = bytes_.packets(number),
           .retries_left = options_.max_retries,
@@ -322,7 +334,7 @@ void StreamingExperts::NoteLink() {
 }
 
 void StreamingExperts::CompletePacket(int number, int packet, int64_t result) {
-  Lane& lane = lanes_[static_cast<size_t>(number)];
+  Lane& lane = LaneAt(number);
   --lane.in_flight;
   switch (bytes_.Check(number, packet, result)) {
     case PacketResult::kOk:
@@ -351,7 +363,7 @@ void StreamingExperts::CompletePacket(int number, int packet, int64_t result) {
 
 // Everything that was to be read of a lane's expert has come, or cannot.
 void StreamingExperts::EndLoad(int number) {
-  Lane& lane = lanes_[static_cast<size_t>(number)];
+  Lane& lane = LaneAt(number);
   const ExpertId id = grid_.Id(lane.expert);
   std::erase(active_lanes_, number);
   std::erase_if(again_, [&](const auto& packet) { return packet.first == number; });
@@ -368,7 +380,7 @@ void StreamingExperts::EndLoad(int number) {
 }
 
 void StreamingExperts::Fail(int number, std::exception_ptr error) {
-  Lane& lane = lanes_[static_cast<size_t>(number)];
+  Lane& lane = LaneAt(number);
   const ExpertId id = grid_.Id(lane.expert);
   if (flow_.Failed(std::exchange(lane.expert, kNoExpert))) {
     if (!layer_error_) layer_error_ = error;
@@ -396,7 +408,7 @@ bool StreamingExperts::PackOne() {
   }
   const MutexLock lock(mutex_);
   to_pack_.pop_front();
-  Lane& lane = lanes_[static_cast<size_t>(number)];
+  Lane& lane = LaneAt(number);
   const ExpertId id = grid_.Id(lane.expert);
   Log({Activity::kPack, begin_ns, Now(), id.layer, id.index, slot_bytes_});
   if (error) {

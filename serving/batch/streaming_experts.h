@@ -94,6 +94,9 @@ class StreamingExperts : public ExpertProvider {
   void MoverLoop() EXCLUDES(mutex_);
   bool CollectRequests() EXCLUDES(mutex_);
   bool BeginLoad() REQUIRES(mutex_);
+  int UnfinishedLane() REQUIRES(mutex_);
+  void Request(int lane, int packet) REQUIRES(mutex_);
+  Lane& LaneAt(int lane) REQUIRES(mutex_) { return lanes_[static_cast<size_t>(lane)]; }
   void CompletePacket(int lane, int packet, int64_t result) REQUIRES(mutex_);
   void EndLoad(int lane) REQUIRES(mutex_);
   void Fail(int lane, std::exception_ptr error) REQUIRES(mutex_);

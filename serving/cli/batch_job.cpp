@@ -84,6 +84,21 @@ class MailSink : public OutputSink {
   const size_t choice_;
 };
 
+// Of a request's prompt or messages, ids as tokens of four bytes; about.
+double PromptBytes(const Json& body) {
+  if (body.is_string()) return static_cast<double>(body.get_ref<const std::string&>().size());
+  if (body.is_number()) return 4;
+  double bytes = 0;
+  if (body.is_array()) {
+    for (const Json& item : body) bytes += PromptBytes(item);
+  } else if (body.is_object()) {
+    for (const char* name : {"prompt", "messages", "content", "text"}) {
+      if (body.contains(name)) bytes += PromptBytes(body[name]);
+    }
+  }
+  return bytes;
+}
+
 class BatchJob {
  public:
   BatchJob(const ServedModel& model, const BatchJobOptions& options,
@@ -356,10 +371,11 @@ BatchWorkload EstimateWorkload(const BatchJobOptions& options) {
     ++workload.sequences;
     if (looked >= kLooked) continue;
     ++looked;
-    const auto bytes = static_cast<double>(text.size());
+    auto bytes = static_cast<double>(text.size());
     auto tokens = static_cast<double>(options.prompts.max_tokens);
     try {
       const Json body = ParseJson(ParseBatchLine(text, 1, options.prompts).body);
+      bytes = PromptBytes(body);
       for (const char* name : {"max_tokens", "max_completion_tokens"}) {
         if (body.contains(name) && body[name].is_number()) tokens = body[name].get<double>();
       }

@@ -14,8 +14,8 @@ namespace {
 constexpr int kLayers = 3;
 constexpr int kExperts = 4;
 
-StreamFlow MakeFlow(int64_t slots, int64_t buffers) {
-  return StreamFlow(ExpertGrid(kLayers, kExperts), SparseLayers(kLayers), slots, buffers);
+StreamFlow MakeFlow(int64_t slots, int64_t buffers, int64_t group = 100) {
+  return StreamFlow(ExpertGrid(kLayers, kExperts), SparseLayers(kLayers), slots, buffers, group);
 }
 
 std::vector<ExpertIndex> Layer(int layer, std::vector<int> indices) {
@@ -136,7 +136,7 @@ TEST(StreamFlowTest, RandomPasses) {
   for (uint32_t seed = 0; seed < 300; ++seed) {
     std::mt19937 random(seed);
     const auto below = [&](int n) { return static_cast<int>(random() % static_cast<uint32_t>(n)); };
-    StreamFlow flow = MakeFlow(1 + below(kLayers * kExperts), 1 + below(6));
+    StreamFlow flow = MakeFlow(1 + below(kLayers * kExperts), 1 + below(6), 1 + below(3));
     std::vector<ExpertIndex> loading;
     uint64_t passes_bytes = 0;
     for (int pass = 0; pass < 6; ++pass) {

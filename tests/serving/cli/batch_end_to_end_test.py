@@ -225,6 +225,25 @@ class Batch(unittest.TestCase):
         ):
             time.sleep(0.01)
 
+    def test_modes_agree_and_report(self):
+        self.write_requests(30)
+        self.assertEqual(self.run_batch("--mode", "latency").returncode, 0)
+        expected = answers(self.output)
+        for memory in ("80KiB", "25%", "100%"):
+            result = self.run_batch(
+                "--overwrite", "--expert-memory", memory, "--report", str(self.here), "--max-num-seqs", "24"
+            )
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertEqual(answers(self.output), expected, memory)
+            report = json.loads((self.here / "report.json").read_text())
+            self.assertEqual(report["sizes"]["sequences"], 24)
+            self.assertGreater(report["experts"]["bytes_read"], 0)
+            self.assertEqual(report["memory"]["ledger_bytes"], sum(report["memory"]["ledger"].values()))
+            self.assertIn("<svg", (self.here / "report.html").read_text())
+        result = self.run_batch("--overwrite", "--memory", "1MiB")
+        self.assertEqual(result.returncode, 3, result.stderr)
+        self.assertEqual(self.run_batch("--overwrite", "--mode", "latency", "--report", "x").returncode, 2)
+
     def test_interrupt_drains(self):
         self.write_requests(200)
         process = subprocess.Popen(self.command(), stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
