@@ -47,6 +47,7 @@ class TransferLanes {
   // The lane now serves this expert, whose blob will be in `slot`.
   void Begin(int lane, ExpertId id, std::span<std::byte> slot);
   ExpertId id(int lane) const { return At(lane).id; }
+  int packets(int lane) const { return At(lane).plan.packets(); }
   // False: the source makes the blob from nothing.
   bool HasReads(int lane) const { return At(lane).plan.packets() > 0; }
   ReadRequest Request(int lane, int packet, uint64_t tag);

@@ -30,7 +30,7 @@ ALLOWED = {
     "serving/text": LOWER,
     "serving/model": LOWER,
     "serving/online": LOWER + ["serving/text", "serving/model"],
-    "serving/batch": LOWER + ["serving/text", "serving/model"],
+    "serving/batch": LOWER + ["serving/text", "serving/model", "serving/online"],
     "serving/plan": LOWER + ["serving/text", "serving/model", "serving/batch"],
     "serving/simulate": LOWER,
     "serving/http": LOWER + ["serving/text", "serving/model", "serving/online", "serving/batch"],

@@ -7,6 +7,7 @@
 namespace moesaic {
 
 int RunCommand(const Invocation& invocation);         // run: prompts and chat in the terminal
+int BatchCommand(const Invocation& invocation);       // batch: a file of requests
 int ServeCommand(const Invocation& invocation);       // serve: the HTTP server
 int ShowCommand(const Invocation& invocation);        // show: what a model is and what it needs
 int PackCommand(const Invocation& invocation);        // pack: writes an expert store

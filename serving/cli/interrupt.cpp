@@ -10,7 +10,7 @@ namespace {
 
 volatile std::sig_atomic_t g_interrupted = 0;
 
-void OnInterrupt(int) { g_interrupted = 1; }
+void OnInterrupt(int) { g_interrupted = g_interrupted + 1; }
 
 }  // namespace
 
@@ -23,7 +23,7 @@ InterruptFlag::InterruptFlag() {
 
 InterruptFlag::~InterruptFlag() { std::signal(SIGINT, SIG_DFL); }
 
-bool InterruptFlag::raised() const { return g_interrupted != 0; }
+int InterruptFlag::presses() const { return g_interrupted; }
 
 void InterruptFlag::Clear() { g_interrupted = 0; }
 

@@ -1,5 +1,5 @@
-// Ctrl-C in `moesaic run`: a press is a flag that the running answer, or the line being typed,
-// looks at.
+// Ctrl-C in `moesaic run` and `moesaic batch`: a press is a flag that the running answer, the job,
+// or the line being typed, looks at.
 //
 // One at a time; made and used by the main thread. (A signal handler can reach only what is
 // static.)
@@ -16,8 +16,9 @@ class InterruptFlag {
   InterruptFlag(const InterruptFlag&) = delete;
   InterruptFlag& operator=(const InterruptFlag&) = delete;
 
-  // Whether Ctrl-C was pressed since the last Clear.
-  bool raised() const;
+  // How often Ctrl-C was pressed since the last Clear, and whether it was.
+  int presses() const;
+  bool raised() const { return presses() > 0; }
   void Clear();
 };
 

@@ -30,9 +30,10 @@ struct Command {
 };
 
 // "bench serve" before "bench": the first whose words are there is meant.
-constexpr std::array<Command, 11> kCommands = {{
+constexpr std::array<Command, 12> kCommands = {{
     {"run", "Answer a prompt, or chat, in the terminal", RunCommand},
     {"serve", "Serve a model over an OpenAI-compatible HTTP API", ServeCommand},
+    {"batch", "Answer a file of requests", BatchCommand},
     {"show", "Describe a model: sizes, and what fits into which memory", ShowCommand},
     {"pack", "Write a model's experts into a store that reads faster", PackCommand},
     {"perplexity", "Measure how well a model predicts a text", PerplexityCommand},

@@ -36,4 +36,29 @@ LoadedModel LoadModel(const RuntimeConfig& config, const std::string& model_name
   return loaded;
 }
 
+LoadedBatchModel LoadBatchModel(const RuntimeConfig& config, const CommandLine& line,
+                                const std::string& model_name, const Invocation& invocation,
+                                const BatchWorkload& workload) {
+  const Topology topology = ReadTopology();
+  ApplyNumaPolicy(ParseNumaPolicy(config.numa, topology));
+  EngineOptions options = EngineOptionsFrom(config, model_name, topology);
+  const auto chosen_here = [&](const char* name) { return line.table().origin(name) == "default"; };
+  if (chosen_here("max-num-seqs")) options.max_num_seqs = 0;
+  if (chosen_here("max-num-batched-tokens")) options.max_num_batched_tokens = 0;
+  BatchPlan plan = PlanBatch(options, workload);
+  EnginePlan reading;
+  reading.slot_bytes = plan.slot_bytes;
+  reading.all_experts_bytes = plan.all_experts_bytes;
+  reading.expert_budget_bytes = static_cast<uint64_t>(plan.sizes.expert_slots) * plan.slot_bytes;
+  ChooseReading(reading, invocation, topology, options);
+  plan = PlanBatch(options, workload);  // what is read at a time takes memory, too
+  LoadedBatchModel loaded;
+  loaded.engine = std::make_shared<BatchEngine>(options, plan);
+  loaded.model.names = {model_name};
+  loaded.model.created_unix_s = std::time(nullptr);
+  loaded.model.chat_template = LoadChatTemplate(options.model_dir);
+  loaded.model.engine = loaded.engine;
+  return loaded;
+}
+
 }  // namespace moesaic

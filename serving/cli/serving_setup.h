@@ -1,11 +1,13 @@
-// What `run` and `serve` do alike: logging, and from settings to a loaded model.
+// What `run`, `serve` and `batch` do alike: logging, and from settings to a loaded model.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <string_view>
 
 #include "core/base/metrics.h"
 #include "core/config/runtime_config.h"
+#include "serving/batch/batch_engine.h"
 #include "serving/cli/command_line.h"
 #include "serving/http/served_model.h"
 #include "serving/online/create_engine.h"
@@ -24,5 +26,15 @@ struct LoadedModel {
 // Plans, chooses how experts are read, loads. `metrics` outlives the engine.
 LoadedModel LoadModel(const RuntimeConfig& config, const std::string& model_name,
                       const Invocation& invocation, MetricsRegistry& metrics);
+
+// As LoadModel, an engine of throughput mode. `engine` is the model's.
+struct LoadedBatchModel {
+  ServedModel model;
+  std::shared_ptr<BatchEngine> engine;  // shared with the model
+};
+// Settings that were not given (max-num-seqs, max-num-batched-tokens) are chosen for the workload.
+LoadedBatchModel LoadBatchModel(const RuntimeConfig& config, const CommandLine& line,
+                                const std::string& model_name, const Invocation& invocation,
+                                const BatchWorkload& workload);
 
 }  // namespace moesaic

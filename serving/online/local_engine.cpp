@@ -1,9 +1,6 @@
 #include "serving/online/local_engine.h"
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
-#include <random>
 #include <span>
 #include <utility>
 
@@ -12,38 +9,8 @@
 #include "prefetch/device_experts.h"
 #include "serving/model/expert_sources.h"
 #include "serving/online/engine_parts.h"
-#include "serving/text/id_tokenizer.h"
 
 namespace moesaic {
-namespace {
-
-OutputDelta TakeDelta(Sequence& sequence) {
-  OutputDelta delta = sequence.output->Take();
-  delta.prompt_tokens = std::exchange(sequence.prompt_logprobs, {});
-  delta.usage = {sequence.prompt_tokens, sequence.output_tokens(), sequence.cached_tokens};
-  delta.queue_us = std::exchange(sequence.queue_us, -1);
-  return delta;
-}
-
-// Random weights may come without a tokenizer; a real model may not.
-std::unique_ptr<Tokenizer> LoadTokenizerOf(const EngineOptions& options,
-                                           const ModelConfig& config) {
-  if (options.load_format == LoadFormat::kDummy &&
-      !std::filesystem::exists(options.model_dir / "tokenizer.json") &&
-      !std::filesystem::exists(options.model_dir / "tokenizer.model")) {
-    return MakeIdTokenizer(static_cast<int32_t>(config.vocab_size));
-  }
-  return LoadTokenizer(options.model_dir);
-}
-
-bool AllFinite(std::span<const float> values) {
-  // x - x is 0 for a finite x and NaN otherwise; the sum vectorises, a branch per value would not.
-  float sum = 0.0f;
-  for (const float value : values) sum += value - value;
-  return sum == 0.0f;
-}
-
-}  // namespace
 
 const char* FinishReasonName(FinishReason reason) {
   switch (reason) {
@@ -83,37 +50,14 @@ LocalEngine::~LocalEngine() {
   if (thread_.joinable()) thread_.join();
 }
 
-void LocalEngine::Check(const GenerationRequest& request) const {
-  if (request.prompt.empty()) {
-    Fail(ErrorKind::kInvalidArgument, "prompt: it has no tokens; give at least one");
-  }
-  for (const int32_t token : request.prompt) {
-    if (token < 0 || token >= config_.vocab_size) {
-      Fail(ErrorKind::kInvalidArgument, "prompt: token id {} is outside the vocabulary of {}",
-           token, config_.vocab_size);
-    }
-  }
-  for (const auto& [token, bias] : request.sampling.logit_bias) {
-    if (token < 0 || token >= config_.vocab_size || !std::isfinite(bias)) {
-      Fail(ErrorKind::kInvalidArgument,
-           "logit_bias: token id {} is outside the vocabulary of {} or its bias is not a number",
-           token, config_.vocab_size);
-    }
-  }
-  const int64_t prompt = static_cast<int64_t>(request.prompt.size());
-  const int64_t longest = max_context_tokens();
-  if (prompt > longest || (request.max_tokens > 0 && prompt == longest)) {
-    Fail(ErrorKind::kInvalidArgument,
-         "prompt: this model's maximum context length is {} tokens and the prompt has {}; shorten "
-         "the prompt",
-         longest, prompt);
-  }
+SequenceContext LocalEngine::context() const {
+  return {config_, *tokenizer_, eos_token_ids_, max_context_tokens()};
 }
 
 std::vector<RequestId> LocalEngine::Submit(std::vector<GenerationRequest> requests,
                                            std::vector<std::shared_ptr<OutputSink>> sinks) {
   CHECK_EQ(requests.size(), sinks.size());
-  for (const GenerationRequest& request : requests) Check(request);
+  for (const GenerationRequest& request : requests) CheckRequest(request, context());
   if (draining_.load()) Fail(ErrorKind::kUnavailable, "the server is shutting down");
   const auto count = static_cast<int64_t>(requests.size());
   const int64_t limit = options_.max_num_seqs + options_.max_queue;
@@ -125,26 +69,10 @@ std::vector<RequestId> LocalEngine::Submit(std::vector<GenerationRequest> reques
     }
   } while (!outstanding_.compare_exchange_weak(outstanding, outstanding + count));
 
-  const auto now = std::chrono::steady_clock::now();
   std::vector<RequestId> ids;
   std::vector<std::unique_ptr<Sequence>> sequences;
   for (size_t i = 0; i < requests.size(); ++i) {
-    auto sequence = std::make_unique<Sequence>();
-    sequence->request = std::move(requests[i]);
-    sequence->sink = std::move(sinks[i]);
-    sequence->arrival = now;
-    sequence->tokens = sequence->request.prompt;
-    sequence->prompt_tokens = static_cast<int64_t>(sequence->tokens.size());
-    const SamplingParams& sampling = sequence->request.sampling;
-    sequence->seed = sampling.seed ? *sampling.seed : std::random_device{}();
-    if (sampling.repetition_penalty != 1.0) {
-      sequence->penalties.seen.insert(sequence->tokens.begin(), sequence->tokens.end());
-    }
-    const int64_t room = max_context_tokens() - sequence->prompt_tokens;
-    sequence->output =
-        std::make_unique<OutputProcessor>(*tokenizer_, sequence->request, eos_token_ids_,
-                                          std::min<int64_t>(sequence->request.max_tokens, room));
-    sequences.push_back(std::move(sequence));
+    sequences.push_back(MakeSequence(std::move(requests[i]), std::move(sinks[i]), context()));
   }
   MutexLock lock(mutex_);
   for (auto& sequence : sequences) {
@@ -231,13 +159,7 @@ void LocalEngine::Load() {
                                                   options_.model_dir.filename().string(),
                                                   limits.max_batch_tokens);
   }
-  for (int worker = 0; worker < pool_->threads(); ++worker) {
-    samplers_.emplace_back(kernels, config_.vocab_size);
-    raw_logits_.emplace_back(static_cast<size_t>(config_.vocab_size));
-  }
-  logits_.resize(static_cast<size_t>(limits.max_logit_rows * config_.vocab_size));
-  sampled_.resize(static_cast<size_t>(limits.max_logit_rows));
-  finite_.resize(static_cast<size_t>(limits.max_logit_rows));
+  sampler_ = std::make_unique<StepSampler>(*model_, kernels, *pool_);
   tokens_.reserve(static_cast<size_t>(limits.max_batch_tokens));
   if (options_.preload) Preload();
   PublishStatus();
@@ -457,7 +379,9 @@ void LocalEngine::RunPlan(std::span<const ScheduledSlice> plan) {
   AddStats(stats);  // before the tokens are delivered: who has the last one may ask
   if (recorder_ != nullptr) RecordStep(plan);
   const auto head_start = std::chrono::steady_clock::now();
-  CollectPromptLogprobs(plan);
+  for (size_t i = 0; i < plan.size(); ++i) {
+    sampler_->CollectPromptLogprobs(*plan[i].sequence, model_slices_[i]);
+  }
   scheduler_->Advance();
 
   // Sequences whose last known token was computed get their next one.
@@ -474,11 +398,15 @@ void LocalEngine::RunPlan(std::span<const ScheduledSlice> plan) {
     rows.push_back(
         static_cast<int32_t>(model_slices_[i].first_row + model_slices_[i].num_tokens - 1));
   }
-  const auto block = static_cast<size_t>(model_->limits().max_logit_rows);
-  for (size_t first = 0; first < rows.size(); first += block) {
-    const size_t count = std::min(block, rows.size() - first);
-    SampleAll({sampling.data() + first, count}, {rows.data() + first, count});
-  }
+  sampler_->Sample(sampling, rows, [&](Sequence& sequence, std::optional<GeneratedToken> token) {
+    if (token) {
+      Deliver(sequence, std::move(*token));
+    } else {
+      EndWithError(sequence,
+                   Error(ErrorKind::kInternal,
+                         "the model's logits are not finite; the checkpoint may be damaged"));
+    }
+  });
   StepStats head;
   head.head_us = std::chrono::duration_cast<std::chrono::microseconds>(
                      std::chrono::steady_clock::now() - head_start)
@@ -508,82 +436,8 @@ void LocalEngine::RecordStep(std::span<const ScheduledSlice> plan) {
   recorder_->EndStep(recorded_slices_);
 }
 
-// The logits at a prompt position say how likely the next prompt token was.
-void LocalEngine::CollectPromptLogprobs(std::span<const ScheduledSlice> plan) {
-  for (size_t i = 0; i < plan.size(); ++i) {
-    Sequence& sequence = *plan[i].sequence;
-    if (!sequence.wants_prompt_logprobs()) continue;
-    const SequenceSlice& slice = model_slices_[i];
-    const int64_t block = model_->limits().max_logit_rows;
-    // A preempted sequence computes its prompt again: what it has is not collected twice.
-    const int64_t begin = std::max(slice.start_position, sequence.prompt_logprobs_done);
-    const int64_t end =
-        std::min(slice.start_position + slice.num_tokens, sequence.prompt_tokens - 1);
-    for (int64_t first = begin; first < end; first += block) {
-      const int64_t count = std::min(block, end - first);
-      std::vector<int32_t> rows;
-      for (int64_t j = 0; j < count; ++j) {
-        rows.push_back(static_cast<int32_t>(slice.first_row + first - slice.start_position + j));
-      }
-      model_->Logits(rows, logits_.data());
-      pool_->ParallelFor(count, [&](int64_t j, int worker) {
-        const std::span<const float> logits = {logits_.data() + j * config_.vocab_size,
-                                               static_cast<size_t>(config_.vocab_size)};
-        const int32_t next = sequence.tokens[static_cast<size_t>(first + j + 1)];
-        sampled_[static_cast<size_t>(j)] = samplers_[static_cast<size_t>(worker)].Logprobs(
-            logits, next, sequence.request.prompt_logprobs);
-      });
-      for (int64_t j = 0; j < count; ++j) {
-        sequence.prompt_logprobs.push_back(std::move(sampled_[static_cast<size_t>(j)]));
-      }
-      sequence.prompt_logprobs_done = first + count;
-    }
-  }
-}
-
-void LocalEngine::SampleAll(std::span<Sequence* const> sequences, std::span<const int32_t> rows) {
-  model_->Logits(rows, logits_.data());
-  pool_->ParallelFor(static_cast<int64_t>(rows.size()), [&](int64_t i, int worker) {
-    const auto at = static_cast<size_t>(i);
-    Sequence& sequence = *sequences[at];
-    const std::span<float> logits = {logits_.data() + i * config_.vocab_size,
-                                     static_cast<size_t>(config_.vocab_size)};
-    finite_[at] = AllFinite(logits);
-    if (!finite_[at]) return;
-    Sampler& sampler = samplers_[static_cast<size_t>(worker)];
-    std::vector<float>& raw = raw_logits_[static_cast<size_t>(worker)];
-    const bool logprobs = sequence.request.logprobs >= 0;
-    if (logprobs) std::copy(logits.begin(), logits.end(), raw.begin());
-    for (const int32_t forbidden : sequence.output->ForbiddenTokens()) {
-      if (forbidden >= 0 && forbidden < config_.vocab_size) {
-        logits[static_cast<size_t>(forbidden)] = -std::numeric_limits<float>::infinity();
-      }
-    }
-    GeneratedToken token;
-    token.token = sampler.Sample(sequence.request.sampling, sequence.seed, sequence.output_tokens(),
-                                 sequence.penalties, logits);
-    if (logprobs) token = sampler.Logprobs(raw, token.token, sequence.request.logprobs);
-    sampled_[at] = std::move(token);
-  });
-  for (size_t i = 0; i < sequences.size(); ++i) {
-    if (finite_[i]) {
-      Deliver(*sequences[i], std::move(sampled_[i]));
-    } else {
-      EndWithError(*sequences[i],
-                   Error(ErrorKind::kInternal,
-                         "the model's logits are not finite; the checkpoint may be damaged"));
-    }
-  }
-}
-
 void LocalEngine::Deliver(Sequence& sequence, GeneratedToken token) {
-  sequence.tokens.push_back(token.token);
-  const SamplingParams& sampling = sequence.request.sampling;
-  if (sampling.repetition_penalty != 1.0) sequence.penalties.seen.insert(token.token);
-  if (sampling.presence_penalty != 0 || sampling.frequency_penalty != 0) {
-    ++sequence.penalties.output_counts[token.token];
-  }
-  const std::optional<FinishReason> finish = sequence.output->Append(std::move(token));
+  const std::optional<FinishReason> finish = AppendToken(sequence, std::move(token));
   if (finish) {
     End(sequence, *finish);
     return;

@@ -22,7 +22,6 @@
 #include "prefetch/next_gate.h"
 #include "prefetch/recall_meter.h"
 #include "serving/model/model.h"
-#include "serving/model/sampler.h"
 #include "serving/online/create_engine.h"
 #include "serving/online/engine_devices.h"
 #include "serving/online/engine_metrics.h"
@@ -32,6 +31,7 @@
 #include "serving/online/routing_replay.h"
 #include "serving/online/scheduler.h"
 #include "serving/online/sequence.h"
+#include "serving/online/step_sampler.h"
 #include "serving/text/tokenizer.h"
 #include "tracer/request_tracer.h"
 
@@ -56,7 +56,7 @@ class LocalEngine : public Engine, private RoutingHook {
   StepStats Stats() const override;
 
  private:
-  void Check(const GenerationRequest& request) const;
+  SequenceContext context() const;
 
   // Engine thread.
   void Main(std::promise<void> ready);
@@ -74,8 +74,6 @@ class LocalEngine : public Engine, private RoutingHook {
   void AddStats(const StepStats& stats);
   void RecordStep(std::span<const ScheduledSlice> plan);
   void RunPlan(std::span<const ScheduledSlice> plan);
-  void CollectPromptLogprobs(std::span<const ScheduledSlice> plan);
-  void SampleAll(std::span<Sequence* const> sequences, std::span<const int32_t> rows);
   void Deliver(Sequence& sequence, GeneratedToken token);
   void End(Sequence& sequence, FinishReason reason);
   std::unique_ptr<Sequence> Remove(Sequence& sequence);
@@ -124,17 +122,13 @@ class LocalEngine : public Engine, private RoutingHook {
   std::unique_ptr<Scheduler> scheduler_;
   std::unique_ptr<RequestTracer> tracer_;
   std::unique_ptr<RoutingRecorder> recorder_;  // null: not recorded
-  std::vector<Sampler> samplers_;              // one per worker
-  std::vector<ScheduledSlice> slices_;         // of the running step
+  std::unique_ptr<StepSampler> sampler_;
+  std::vector<ScheduledSlice> slices_;  // of the running step
   std::vector<int32_t> tokens_;
   std::vector<SequenceSlice> model_slices_;
   std::vector<RoutingSlice> routing_slices_;
   std::vector<RecordedSlice> recorded_slices_;
   std::vector<StepRequest> step_requests_;
-  std::vector<float> logits_;                   // [max_logit_rows, vocab]
-  std::vector<std::vector<float>> raw_logits_;  // [worker][vocab]
-  std::vector<GeneratedToken> sampled_;
-  std::vector<uint8_t> finite_;  // [rows] whether the row's logits are all finite
 
   std::thread thread_;
 };

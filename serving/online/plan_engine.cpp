@@ -14,10 +14,6 @@
 namespace moesaic {
 namespace {
 
-// Program text, libraries, stacks, tokenizer, allocator slack: measured as resident size of an idle
-// server less its ledger (about 90 MiB with a 150,000-token vocabulary).
-constexpr uint64_t kProcessBytes = uint64_t{96} << 20;
-
 // KV memory on `auto`: never more than this share of what dense weights and workspace leave,
 // because the experts' cache is what the machine is short of.
 constexpr double kKvShare = 0.25;

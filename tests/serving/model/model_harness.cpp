@@ -40,7 +40,9 @@ ModelHarness::ModelHarness(const std::filesystem::path& model_dir, const Harness
   const int64_t slots = options.expert_slots > 0
                             ? options.expert_slots
                             : config_.num_sparse_layers() * config_.num_experts;
-  if (options.devices > 0) {
+  if (options.make_experts) {
+    provider_ = options.make_experts(*experts_, config_);
+  } else if (options.devices > 0) {
     MakeDevices(options);
   } else {
     ExpertLoaderOptions loader;
@@ -108,6 +110,7 @@ std::vector<float> ModelHarness::Run(std::span<const Piece> pieces, RoutingHook*
     tokens.insert(tokens.end(), piece.tokens.begin(), piece.tokens.end());
     piece.sequence->length += slice.num_tokens;
   }
+  provider_->StepBegan();
   stats_ += model_->Forward({tokens, slices}, hook);
   std::vector<int32_t> rows(tokens.size());
   for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<int32_t>(i);

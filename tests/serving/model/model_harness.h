@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -29,6 +30,10 @@ struct HarnessOptions {
   int64_t max_context_tokens = 256;
   int64_t kv_blocks = 256;
   std::filesystem::path expert_store;  // empty: the checkpoint
+
+  // Makes what serves the experts, in place of an ExpertLoader with expert_slots. May be empty.
+  std::function<std::unique_ptr<ExpertProvider>(const ExpertSource&, const ModelConfig&)>
+      make_experts;
 
   int devices = 0;           // 0: experts come from disk
   int64_t device_slots = 1;  // on each

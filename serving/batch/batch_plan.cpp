@@ -1,0 +1,215 @@
+#include "serving/batch/batch_plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "core/base/error.h"
+#include "core/base/units.h"
+#include "kernels/cpu/kernels.h"
+#include "serving/batch/streaming_experts.h"
+#include "serving/model/weights.h"
+
+namespace moesaic {
+namespace {
+
+constexpr int64_t kMostSequences = 1024;  // beyond, a pass is compute on any CPU
+constexpr int64_t kSensibleBatch = 64;
+constexpr int64_t kFewestRows = 512;  // a prompt shorter than this is one pass
+constexpr int64_t kMostRows = 8192;
+constexpr int64_t kDefaultContextTokens = 32768;
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Enough that the link has its packets in flight while as many experts are computed.
+int64_t WantedBuffers(const EngineOptions& options, const ModelConfig& config,
+                      uint64_t slot_bytes) {
+  const uint64_t packet = options.packet_bytes > 0 ? options.packet_bytes : kDefaultPacketBytes;
+  const auto depth =
+      static_cast<uint64_t>(options.io_depth > 0 ? options.io_depth : kDefaultReadDepth);
+  const auto in_flight = static_cast<int64_t>((packet * depth + slot_bytes - 1) / slot_bytes);
+  return std::max<int64_t>({4, 2 * (in_flight + 1), config.num_experts});
+}
+
+int64_t BuffersOf(int64_t slots, int64_t wanted) {
+  return std::min({wanted, std::max<int64_t>(2, slots / 2), slots});
+}
+
+struct Sizer {
+  const EngineOptions& options;
+  const ModelFiles& files;
+  const BatchWorkload& workload;
+  int64_t context = 0;
+  uint64_t machine_bytes = 0;
+  int64_t all_experts = 0;
+
+  // The sizes for N sequences, with all the slots that memory has left (maybe none).
+  BatchSizes For(int64_t sequences) const {
+    BatchSizes sizes;
+    sizes.max_num_seqs = sequences;
+    const double per_decode = 1 + workload.prompt_tokens / std::max(1.0, workload.output_tokens);
+    sizes.max_batch_tokens =
+        options.max_num_batched_tokens > 0
+            ? std::max(options.max_num_batched_tokens, sequences)
+            : std::max(sequences,
+                       std::clamp(static_cast<int64_t>(static_cast<double>(sequences) * per_decode),
+                                  kFewestRows, kMostRows));
+    sizes.max_logit_rows = std::min<int64_t>(sizes.max_logit_rows, sizes.max_batch_tokens);
+    const auto tokens =
+        static_cast<int64_t>(std::ceil(workload.prompt_tokens + workload.output_tokens));
+    const uint64_t block_bytes = Model::KvBlockBytes(files.config, ChooseKvType(options));
+    if (options.kv_memory == "auto") {
+      sizes.num_kv_blocks = std::max(sequences * CeilDiv(std::min(tokens, context), kKvBlockTokens),
+                                     CeilDiv(std::min<int64_t>(context, 2048), kKvBlockTokens));
+    } else {
+      sizes.num_kv_blocks = static_cast<int64_t>(
+          ParseBytesOrPercent(options.kv_memory, machine_bytes, "--kv-memory") / block_bytes);
+    }
+    sizes.max_context_tokens = std::min(context, sizes.num_kv_blocks * kKvBlockTokens);
+    const uint64_t slot_bytes = files.experts->layout().slot_bytes;
+    if (options.expert_memory == "auto") {
+      BatchSizes probe = sizes;  // staging depends on the slots
+      probe.expert_slots = probe.buffers = all_experts;
+      const uint64_t rest = LedgerOf(options, files, probe).total_bytes -
+                            static_cast<uint64_t>(all_experts) * slot_bytes;
+      const uint64_t left = machine_bytes > rest ? machine_bytes - rest : 0;
+      sizes.expert_slots = static_cast<int64_t>(
+          std::min<uint64_t>(left / slot_bytes, static_cast<uint64_t>(all_experts)));
+    } else {
+      sizes.expert_slots = std::min(
+          all_experts,
+          static_cast<int64_t>(ParseBytesOrPercent(options.expert_memory,
+                                                   static_cast<uint64_t>(all_experts) * slot_bytes,
+                                                   "--expert-memory") /
+                               slot_bytes));
+    }
+    sizes.buffers =
+        sizes.expert_slots >= all_experts
+            ? 0
+            : BuffersOf(sizes.expert_slots, WantedBuffers(options, files.config, slot_bytes));
+    return sizes;
+  }
+
+  bool Fits(const BatchSizes& sizes) const {
+    return LedgerOf(options, files, sizes).total_bytes <= machine_bytes;
+  }
+
+  // The largest number of sequences that leaves so many slots; 0: none.
+  int64_t MostWith(int64_t slots, int64_t most) const {
+    int64_t low = 0;
+    int64_t high = most;
+    while (low < high) {
+      const int64_t middle = (low + high + 1) / 2;
+      const BatchSizes sizes = For(middle);
+      if (sizes.expert_slots >= slots && Fits(sizes)) {
+        low = middle;
+      } else {
+        high = middle - 1;
+      }
+    }
+    return low;
+  }
+};
+
+}  // namespace
+
+ModelLimits LimitsOf(const EngineOptions& options, const BatchSizes& sizes) {
+  ModelLimits limits;
+  limits.max_batch_tokens = sizes.max_batch_tokens;
+  limits.max_context_tokens = sizes.max_context_tokens;
+  limits.num_kv_blocks = sizes.num_kv_blocks;
+  limits.max_logit_rows = sizes.max_logit_rows;
+  limits.kv_type = ChooseKvType(options);
+  return limits;
+}
+
+BatchPlan LedgerOf(const EngineOptions& options, const ModelFiles& files, const BatchSizes& sizes) {
+  const ModelConfig& config = files.config;
+  const ModelLimits limits = LimitsOf(options, sizes);
+  BatchPlan plan;
+  plan.sizes = sizes;
+  plan.slot_bytes = files.experts->layout().slot_bytes;
+  plan.all_experts_bytes =
+      static_cast<uint64_t>(config.num_sparse_layers() * config.num_experts) * plan.slot_bytes;
+  StreamingOptions streaming;
+  streaming.slots = std::max<int64_t>(1, sizes.expert_slots);
+  streaming.packet_bytes = options.packet_bytes;
+  streaming.depth = options.io_depth;
+  const auto residents = static_cast<uint64_t>(sizes.expert_slots - sizes.buffers);
+  plan.ledger = {
+      {"dense weights", ModelWeights::Bytes(config, ChooseWeightType(options))},
+      {"resident experts", residents * plan.slot_bytes},
+      {"expert buffers", static_cast<uint64_t>(sizes.buffers) * plan.slot_bytes},
+      {"expert staging",
+       StreamingExperts::StagingBytes(*files.experts, static_cast<int>(config.num_layers),
+                                      static_cast<int>(config.num_experts), streaming)},
+      {"KV cache",
+       static_cast<uint64_t>(sizes.num_kv_blocks) * Model::KvBlockBytes(config, limits.kv_type)},
+      {"workspace", Model::WorkspaceBytes(config, SelectKernels(), limits, options.threads) +
+                        static_cast<uint64_t>(sizes.max_logit_rows + options.threads * 4) *
+                            static_cast<uint64_t>(config.vocab_size) * sizeof(float)},
+      {"timeline", kTimelineIntervals * sizeof(TimelineInterval)},
+      {"process", kProcessBytes}};
+  for (const LedgerEntry& entry : plan.ledger) plan.total_bytes += entry.bytes;
+  return plan;
+}
+
+BatchPlan PlanBatch(const EngineOptions& options, const BatchWorkload& workload) {
+  return PlanBatch(options, OpenModelFiles(options, SelectKernels()), workload);
+}
+
+BatchPlan PlanBatch(const EngineOptions& options, const ModelFiles& files,
+                    const BatchWorkload& workload) {
+  const ModelConfig& config = files.config;
+  if (options.devices.count > 0) {
+    Fail(ErrorKind::kUnsupported,
+         "--devices: throughput mode computes in host memory; leave it out, or give --mode "
+         "latency");
+  }
+  Sizer sizer{options, files, workload};
+  sizer.context = options.max_model_len > 0 ? options.max_model_len
+                                            : std::min(config.max_position, kDefaultContextTokens);
+  sizer.machine_bytes =
+      options.machine_memory_bytes > 0 ? options.machine_memory_bytes : UINT64_MAX / 2;
+  sizer.all_experts = config.num_sparse_layers() * config.num_experts;
+  if (sizer.context > config.max_position && config.rope.kind == RopeKind::kDefault) {
+    Fail(ErrorKind::kInvalidArgument, "--max-model-len: {} is more than the model's {} positions",
+         sizer.context, config.max_position);
+  }
+
+  int64_t sequences = options.max_num_seqs;
+  if (sequences == 0) {
+    const int64_t most =
+        workload.sequences > 0 ? std::min(workload.sequences, kMostSequences) : kMostSequences;
+    const int64_t wanted = WantedBuffers(options, config, files.experts->layout().slot_bytes);
+    const int64_t with_all = sizer.MostWith(sizer.all_experts, most);
+    sequences = with_all >= std::min(most, kSensibleBatch)
+                    ? with_all
+                    : sizer.MostWith(std::min(wanted, sizer.all_experts), most);
+    if (sequences == 0) sequences = std::max<int64_t>(1, sizer.MostWith(1, most));
+  }
+  BatchPlan plan = LedgerOf(options, files, sizer.For(sequences));
+  const BatchSizes& sizes = plan.sizes;
+  if (sizes.num_kv_blocks < 1 ||
+      (options.max_model_len > 0 && sizes.max_context_tokens < options.max_model_len)) {
+    Fail(ErrorKind::kResourceExhausted,
+         "--kv-memory: {} blocks of {} tokens are fewer than one request of --max-model-len may "
+         "need",
+         sizes.num_kv_blocks, kKvBlockTokens);
+  }
+  if (sizes.expert_slots < 1 || plan.total_bytes > sizer.machine_bytes) {
+    std::string lines;
+    for (const LedgerEntry& entry : plan.ledger) {
+      lines += fmt::format("\n  {:<22} {:>12}", entry.name, FormatBytes(entry.bytes));
+    }
+    Fail(ErrorKind::kResourceExhausted,
+         "a batch of {} needs {} and room for at least one expert of {}, but this process may use "
+         "{}; raise --memory or lower --max-num-seqs, --max-num-batched-tokens, --kv-memory or "
+         "--max-model-len{}",
+         sizes.max_num_seqs, FormatBytes(plan.total_bytes), FormatBytes(plan.slot_bytes),
+         FormatBytes(sizer.machine_bytes), lines);
+  }
+  return plan;
+}
+
+}  // namespace moesaic

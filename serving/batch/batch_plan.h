@@ -1,0 +1,60 @@
+// BatchSizes: how large a batch job's engine is, and the small sizing function that fits one into
+// memory. A planner that knows more of the machine may fill in the same numbers.
+//
+// The sizing rule: when the experts that stream take A seconds a pass and each sequence adds b
+// (its compute, and the residents that its KV cache crowds out), N sequences give N / (A + N b)
+// tokens a second, which grows with N. So as many sequences run as there are requests for, or as
+// memory holds beside the buffers; what is left is residents. Where all experts fit beside a
+// sensible batch, all are residents.
+//
+// Plain data and functions of their arguments.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "serving/online/create_engine.h"
+#include "serving/online/engine_parts.h"
+
+namespace moesaic {
+
+struct BatchSizes {
+  int64_t max_num_seqs = 0;
+  int64_t max_batch_tokens = 0;  // rows of a pass: decode tokens and prefill tokens together
+  int64_t max_context_tokens = 0;
+  int64_t num_kv_blocks = 0;
+  int64_t expert_slots = 0;
+  int64_t buffers = 0;  // of the slots, for experts that stream
+  int64_t max_logit_rows = 64;
+};
+
+// What the job's requests are like.
+struct BatchWorkload {
+  int64_t sequences = 0;  // 0: not known
+  double prompt_tokens = 512;
+  double output_tokens = 256;
+};
+
+struct BatchPlan {
+  BatchSizes sizes;
+  std::vector<LedgerEntry> ledger;
+  uint64_t total_bytes = 0;
+  uint64_t slot_bytes = 0;
+  uint64_t all_experts_bytes = 0;
+};
+
+// Of `options`, max_num_seqs and max_num_batched_tokens at 0, and the memories at "auto", are
+// chosen here; others are kept. Throws Error(kResourceExhausted) when it cannot fit.
+BatchPlan PlanBatch(const EngineOptions& options, const ModelFiles& files,
+                    const BatchWorkload& workload);
+BatchPlan PlanBatch(const EngineOptions& options, const BatchWorkload& workload);
+
+// The exact ledger of given sizes.
+BatchPlan LedgerOf(const EngineOptions& options, const ModelFiles& files, const BatchSizes& sizes);
+
+ModelLimits LimitsOf(const EngineOptions& options, const BatchSizes& sizes);
+
+// What a batch engine's timeline keeps.
+constexpr size_t kTimelineIntervals = 200'000;
+
+}  // namespace moesaic

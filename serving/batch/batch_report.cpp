@@ -1,0 +1,237 @@
+#include "serving/batch/batch_report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <vector>
+
+#include "core/base/units.h"
+
+namespace moesaic {
+namespace {
+
+constexpr size_t kPlottedIntervals = 1500;
+constexpr double kPlotWidth = 1100;
+constexpr double kLaneHeight = 34;
+
+constexpr std::array kComputing = {Activity::kDense, Activity::kExperts, Activity::kHead,
+                                   Activity::kBetween};
+constexpr std::array kStalls = {Activity::kStallRead, Activity::kStallQueue, Activity::kStallPack,
+                                Activity::kWakeUp};
+
+struct Look {
+  Activity activity;
+  int lane;
+  const char* color;
+  const char* text;
+};
+constexpr std::array kLooks = {
+    Look{Activity::kDense, 0, "#4878a8", "attention and dense parts"},
+    Look{Activity::kExperts, 0, "#6aa84f", "experts"},
+    Look{Activity::kHead, 0, "#8e7cc3", "logits and sampling"},
+    Look{Activity::kBetween, 0, "#cccccc", "between passes"},
+    Look{Activity::kStallRead, 0, "#cc4125", "waits for a read under way"},
+    Look{Activity::kStallQueue, 0, "#990000", "waits for a read not begun"},
+    Look{Activity::kStallPack, 0, "#e69138", "waits for packing"},
+    Look{Activity::kWakeUp, 0, "#f6b26b", "wakes up"},
+    Look{Activity::kLinkBusy, 1, "#45818e", "link busy"},
+    Look{Activity::kPack, 2, "#bf9000", "packing"},
+};
+
+double Seconds(const ActivitySum& sum) { return static_cast<double>(sum.ns) * 1e-9; }
+
+double Rate(double amount, double seconds) { return seconds > 0 ? amount / seconds : 0; }
+
+std::string Escaped(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    if (c == '<') {
+      out += "&lt;";
+    } else if (c == '&') {
+      out += "&amp;";
+    } else if (c == '"') {
+      out += "&quot;";
+    } else {
+      out += c;
+    }
+  }
+  return out;
+}
+
+// The stretch of time that is plotted: from the middle of what was kept, as long as the plot can
+// show.
+std::vector<TimelineInterval> PlottedIntervals(const Timeline::Snapshot& timeline) {
+  std::vector<TimelineInterval> shown;
+  for (const TimelineInterval& interval : timeline.intervals) {
+    const bool has_look = std::any_of(kLooks.begin(), kLooks.end(), [&](const Look& look) {
+      return look.activity == interval.activity;
+    });
+    if (has_look && interval.end_ns > interval.begin_ns) shown.push_back(interval);
+  }
+  std::sort(shown.begin(), shown.end(),
+            [](const auto& a, const auto& b) { return a.begin_ns < b.begin_ns; });
+  if (shown.size() > kPlottedIntervals) {
+    const auto first = shown.begin() + static_cast<int64_t>((shown.size() - kPlottedIntervals) / 2);
+    shown = std::vector<TimelineInterval>(first, first + kPlottedIntervals);
+  }
+  return shown;
+}
+
+std::string TimelineSvg(const Timeline::Snapshot& timeline) {
+  const std::vector<TimelineInterval> shown = PlottedIntervals(timeline);
+  if (shown.empty()) return "<p>Nothing was recorded.</p>";
+  const int64_t begin = shown.front().begin_ns;
+  int64_t end = begin + 1;
+  for (const TimelineInterval& interval : shown) end = std::max(end, interval.end_ns);
+  const double scale = kPlotWidth / static_cast<double>(end - begin);
+  std::string svg = fmt::format(R"(<svg viewBox="0 0 {} {}" role="img" aria-label="timeline">)",
+                                kPlotWidth + 110, 3 * kLaneHeight + 40);
+  constexpr std::array kLanes = {"computing", "link", "packing"};
+  for (size_t lane = 0; lane < kLanes.size(); ++lane) {
+    svg += fmt::format(R"(<text x="0" y="{:.0f}">{}</text>)",
+                       static_cast<double>(lane) * kLaneHeight + 20, kLanes[lane]);
+  }
+  for (const TimelineInterval& interval : shown) {
+    const auto look = std::find_if(kLooks.begin(), kLooks.end(), [&](const Look& candidate) {
+      return candidate.activity == interval.activity;
+    });
+    const std::string where =
+        interval.layer >= 0 ? fmt::format(", layer {}", interval.layer) : std::string();
+    svg += fmt::format(
+        R"(<rect x="{:.2f}" y="{:.0f}" width="{:.2f}" height="{:.0f}" fill="{}"><title>{}{}: {:.3f} ms</title></rect>)",
+        100 + static_cast<double>(interval.begin_ns - begin) * scale, look->lane * kLaneHeight + 2,
+        std::max(0.05, static_cast<double>(interval.end_ns - interval.begin_ns) * scale),
+        kLaneHeight - 8, look->color, look->text, where,
+        static_cast<double>(interval.end_ns - interval.begin_ns) * 1e-6);
+  }
+  for (int tick = 0; tick <= 5; ++tick) {
+    const double part = tick / 5.0;
+    svg += fmt::format(R"(<text x="{:.0f}" y="{:.0f}" class="tick">{:.1f} ms</text>)",
+                       100 + part * (kPlotWidth - 40), 3 * kLaneHeight + 18,
+                       part * static_cast<double>(end - begin) * 1e-6);
+  }
+  svg += "</svg><p class=\"legend\">";
+  for (const Look& look : kLooks) {
+    svg += fmt::format(R"(<span><i style="background:{}"></i>{}</span> )", look.color, look.text);
+  }
+  return svg + "</p>";
+}
+
+std::string Row(std::string_view name, const std::string& value) {
+  return fmt::format("<tr><td>{}</td><td>{}</td></tr>", Escaped(name), value);
+}
+
+std::string ShareRow(const Look& look, const Timeline::Snapshot& timeline, double seconds) {
+  const ActivitySum& sum = timeline.sum(look.activity);
+  return Row(look.text, fmt::format("{:.2f} s</td><td>{:.1f}%", Seconds(sum),
+                                    100 * Rate(Seconds(sum), seconds)));
+}
+
+}  // namespace
+
+Json BatchReportJson(const BatchReport& report) {
+  const Timeline::Snapshot& timeline = report.timeline;
+  const ExpertStats& experts = report.stats.experts;
+  const BatchSizes& sizes = report.plan.sizes;
+  Json json;
+  json["model"] = report.model;
+  json["seconds"] = report.seconds;
+  json["passes"] = report.stats.steps;
+  json["period_s"] = Rate(static_cast<double>(report.stats.total_us) * 1e-6,
+                          static_cast<double>(report.stats.steps));
+  json["tokens"] = {
+      {"prompt", report.prompt_tokens},
+      {"output", report.output_tokens},
+      {"prefill_computed", report.stats.prefill_tokens},
+      {"decode_computed", report.stats.decode_tokens},
+      {"output_per_s", Rate(static_cast<double>(report.output_tokens), report.seconds)}};
+  json["preemptions"] = report.preemptions;
+  json["sizes"] = {{"sequences", sizes.max_num_seqs},
+                   {"tokens_per_pass", sizes.max_batch_tokens},
+                   {"context_tokens", sizes.max_context_tokens},
+                   {"kv_blocks", sizes.num_kv_blocks},
+                   {"expert_slots", sizes.expert_slots},
+                   {"buffers", sizes.buffers}};
+  Json ledger = Json::object();
+  for (const LedgerEntry& entry : report.plan.ledger) ledger[entry.name] = entry.bytes;
+  json["memory"] = {{"ledger", ledger},
+                    {"ledger_bytes", report.plan.total_bytes},
+                    {"peak_rss_bytes", report.peak_rss_bytes}};
+  json["experts"] = {{"resident", experts.hits},
+                     {"in_flight", experts.late_hits},
+                     {"absent", experts.misses},
+                     {"bytes_read", experts.bytes_read},
+                     {"read_ahead", experts.prefetched},
+                     {"read_ahead_unused", experts.prefetched_unused},
+                     {"failed_reads", experts.failed_reads}};
+  for (const Activity activity : kComputing) {
+    json["busy_s"][ActivityName(activity)] = Seconds(timeline.sum(activity));
+  }
+  for (const Activity activity : kStalls) {
+    json["stalls_s"][ActivityName(activity)] = Seconds(timeline.sum(activity));
+  }
+  const ActivitySum& link = timeline.sum(Activity::kLinkBusy);
+  json["link"] = {{"busy_s", Seconds(link)},
+                  {"busy_share", Rate(Seconds(link), report.seconds)},
+                  {"nothing_to_read_s", Seconds(timeline.sum(Activity::kLinkIdle))},
+                  {"pack_s", Seconds(timeline.sum(Activity::kPack))},
+                  {"bytes", link.bytes},
+                  {"bytes_per_s", Rate(static_cast<double>(link.bytes), Seconds(link))}};
+  return json;
+}
+
+std::string BatchReportHtml(const BatchReport& report) {
+  const Timeline::Snapshot& timeline = report.timeline;
+  const BatchSizes& sizes = report.plan.sizes;
+  const ActivitySum& link = timeline.sum(Activity::kLinkBusy);
+  std::string html = fmt::format(
+      R"(<!doctype html><html lang="en"><meta charset="utf-8"><title>Batch job: {0}</title>
+<style>body{{font:15px/1.5 system-ui,sans-serif;max-width:1240px;margin:2em auto;padding:0 1em;color:#222}}
+table{{border-collapse:collapse;margin:.5em 2em 1.5em 0}}td{{padding:.1em 1em .1em 0}}td+td{{text-align:right}}
+svg{{width:100%;background:#fafafa;border:1px solid #ddd}}svg text{{font-size:14px}}.tick{{fill:#777;font-size:12px}}
+.legend span{{white-space:nowrap;margin-right:1em}}.legend i{{display:inline-block;width:.8em;height:.8em;margin-right:.3em}}
+.tables{{display:flex;flex-wrap:wrap}}</style>
+<h1>Batch job: {0}</h1>)",
+      Escaped(report.model));
+  html += fmt::format(
+      "<p>{} output tokens in {:.1f} s: <b>{:.1f} tokens/s</b>. {} passes of {:.3f} s on "
+      "average over at most {} sequences.</p>",
+      report.output_tokens, report.seconds,
+      Rate(static_cast<double>(report.output_tokens), report.seconds), report.stats.steps,
+      Rate(static_cast<double>(report.stats.total_us) * 1e-6,
+           static_cast<double>(report.stats.steps)),
+      sizes.max_num_seqs);
+  html += "<h2>Timeline</h2><p>A stretch from the middle of the job.</p>" + TimelineSvg(timeline);
+  html += "<div class=\"tables\"><div><h2>Computing thread</h2><table>";
+  for (const Look& look : kLooks) {
+    if (look.lane == 0) html += ShareRow(look, timeline, report.seconds);
+  }
+  html += "</table></div><div><h2>Link</h2><table>";
+  html += Row("busy", fmt::format("{:.2f} s, {:.1f}%", Seconds(link),
+                                  100 * Rate(Seconds(link), report.seconds)));
+  html += Row("read", FormatBytes(link.bytes));
+  html +=
+      Row("rate while busy",
+          FormatBytes(static_cast<uint64_t>(Rate(static_cast<double>(link.bytes), Seconds(link)))) +
+              "/s");
+  html +=
+      Row("nothing to read", fmt::format("{:.2f} s", Seconds(timeline.sum(Activity::kLinkIdle))));
+  html += Row("packing", fmt::format("{:.2f} s", Seconds(timeline.sum(Activity::kPack))));
+  html += "</table></div><div><h2>Memory</h2><table>";
+  for (const LedgerEntry& entry : report.plan.ledger)
+    html += Row(entry.name, FormatBytes(entry.bytes));
+  html += Row("in all", FormatBytes(report.plan.total_bytes));
+  html += Row("largest resident size", FormatBytes(report.peak_rss_bytes));
+  html += "</table></div><div><h2>Sizes</h2><table>";
+  html += Row("sequences", std::to_string(sizes.max_num_seqs));
+  html += Row("tokens per pass", std::to_string(sizes.max_batch_tokens));
+  html += Row("KV tokens", std::to_string(sizes.num_kv_blocks * kKvBlockTokens));
+  html += Row("resident experts", std::to_string(sizes.expert_slots - sizes.buffers));
+  html += Row("buffers", std::to_string(sizes.buffers));
+  html += Row("preemptions", std::to_string(report.preemptions));
+  return html + "</table></div></div></html>\n";
+}
+
+}  // namespace moesaic

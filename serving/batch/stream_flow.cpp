@@ -1,0 +1,217 @@
+#include "serving/batch/stream_flow.h"
+
+#include <algorithm>
+
+#include "core/base/check.h"
+
+namespace moesaic {
+
+StreamFlow::StreamFlow(const ExpertGrid& grid, const SparseLayers& layers, int64_t slots,
+                       int64_t buffers, int64_t group)
+    : grid_(grid),
+      layers_(layers),
+      resident_slot_(static_cast<size_t>(grid.total()), -1),
+      state_(static_cast<size_t>(grid.total()), State::kAbsent),
+      slot_(static_cast<size_t>(grid.total()), -1),
+      needed_(static_cast<size_t>(grid.total()), 0),
+      expected_(static_cast<size_t>(grid.total()), 1),
+      unwanted_(static_cast<size_t>(grid.total()), 0),
+      position_(layers.count() - 1) {
+  CHECK_GT(slots, 0);
+  const int64_t all = int64_t{layers.count()} * grid.num_experts();
+  buffers_ = slots >= all ? 0 : std::clamp<int64_t>(buffers, 1, slots);
+  residents_ = std::min(slots, all) - buffers_;
+  group_ = buffers_ == 0 ? grid.num_experts() : std::clamp<int64_t>(buffers_ / 2, 1, group);
+  int64_t next_slot = 0;
+  for (int number = 0; number < layers.count(); ++number) {
+    const int64_t count = residents_ / layers.count() + (number < residents_ % layers.count());
+    for (int64_t index = 0; index < count; ++index) {
+      resident_slot_[At(IndexOf(number, index))] = next_slot++;
+    }
+  }
+  CHECK_EQ(next_slot, residents_);
+  for (int64_t slot = buffers_ - 1; slot >= 0; --slot) free_.push_back(residents_ + slot);
+}
+
+int64_t StreamFlow::streamed_per_layer() const {
+  return grid_.num_experts() - residents_ / std::max(1, layers_.count());
+}
+
+void StreamFlow::Free(ExpertIndex expert) {
+  free_.push_back(slot_[At(expert)]);
+  slot_[At(expert)] = -1;
+  state_[At(expert)] = State::kAbsent;
+}
+
+// Something was read and is not used.
+void StreamFlow::Drop(ExpertIndex expert) {
+  --present_;
+  ++stats_.prefetched_unused;
+  Free(expert);
+}
+
+void StreamFlow::BeginLayer(std::span<const ExpertIndex> experts) {
+  CHECK(!open_);
+  CHECK(!experts.empty());
+  open_ = true;
+  position_ = layers_.number(grid_.Id(experts.front()).layer);
+  for (int64_t index = 0; index < grid_.num_experts(); ++index) {
+    expected_[At(IndexOf(position_, index))] = 0;
+  }
+  for (const ExpertIndex expert : experts) {
+    CHECK_EQ(grid_.Id(expert).layer, layers_.layer(position_));
+    expected_[At(expert)] = 1;
+    needed_[At(expert)] = 1;
+    ++waiting_;
+    const State now = state_[At(expert)];
+    stats_.hits += now == State::kReady;
+    stats_.late_hits += now == State::kLoading;
+    stats_.misses += now == State::kAbsent;
+    ready_ += now == State::kReady;
+    stats_.prefetched_used += !resident(expert) && now != State::kAbsent;
+  }
+  for (int64_t index = 0; index < grid_.num_experts(); ++index) {
+    const ExpertIndex expert = IndexOf(position_, index);
+    if (resident(expert) || needed(expert)) continue;
+    if (state(expert) == State::kReady) Drop(expert);
+    if (state(expert) == State::kLoading) unwanted_[At(expert)] = 1;
+  }
+}
+
+void StreamFlow::TakeReady(std::vector<ExpertIndex>& out) {
+  CHECK(open_);
+  int64_t taken = 0;
+  for (const bool residents : {false, true}) {
+    for (int64_t index = 0; index < grid_.num_experts() && taken < group_; ++index) {
+      const ExpertIndex expert = IndexOf(position_, index);
+      if (!needed(expert) || state(expert) != State::kReady || resident(expert) != residents) {
+        continue;
+      }
+      state_[At(expert)] = State::kHeld;
+      needed_[At(expert)] = 0;
+      --waiting_;
+      --ready_;
+      ++taken;
+      out.push_back(expert);
+    }
+    // Residents wait for the next call: what streams is to leave its buffers soon.
+    if (taken > 0) return;
+  }
+}
+
+void StreamFlow::Release(ExpertIndex expert) {
+  CHECK(state(expert) == State::kHeld);
+  if (resident(expert)) {
+    state_[At(expert)] = State::kReady;
+  } else {
+    --present_;
+    Free(expert);
+  }
+}
+
+ExpertStats StreamFlow::EndLayer() {
+  CHECK(open_);
+  for (int64_t index = 0; index < grid_.num_experts(); ++index) {
+    const ExpertIndex expert = IndexOf(position_, index);
+    if (state(expert) == State::kHeld) Release(expert);
+    if (!needed(expert)) continue;
+    needed_[At(expert)] = 0;  // the layer was given up
+    if (resident(expert)) continue;
+    if (state(expert) == State::kReady) Drop(expert);
+    if (state(expert) == State::kLoading) unwanted_[At(expert)] = 1;
+  }
+  open_ = false;
+  waiting_ = 0;
+  ready_ = 0;
+  const ExpertStats stats = stats_;
+  stats_ = {};
+  return stats;
+}
+
+std::optional<ExpertIndex> StreamFlow::FarthestReadAhead() const {
+  for (int distance = layers_.count() - 1; distance > 0; --distance) {
+    const int number = (position_ + distance) % layers_.count();
+    for (int64_t index = grid_.num_experts() - 1; index >= 0; --index) {
+      const ExpertIndex expert = IndexOf(number, index);
+      if (!resident(expert) && state(expert) == State::kReady) return expert;
+    }
+  }
+  return std::nullopt;
+}
+
+// The next expert to read, if it can have a slot; the buffer that has to make room for it, if one
+// has to.
+std::optional<ExpertIndex> StreamFlow::Find(std::optional<ExpertIndex>* victim) {
+  if (open_ && waiting_ > ready_) {
+    for (int64_t index = 0; index < grid_.num_experts(); ++index) {
+      const ExpertIndex expert = IndexOf(position_, index);
+      if (!needed(expert) || state(expert) != State::kAbsent) continue;
+      if (resident(expert) || !free_.empty()) return expert;
+      const std::optional<ExpertIndex> farthest = FarthestReadAhead();
+      if (!farthest) return std::nullopt;
+      if (victim != nullptr) *victim = farthest;
+      return expert;
+    }
+  }
+  if (!may_read_ahead_ || free_.empty()) return std::nullopt;
+  for (int distance = 1; distance < layers_.count(); ++distance) {
+    const int number = (position_ + distance) % layers_.count();
+    for (int64_t index = 0; index < grid_.num_experts(); ++index) {
+      const ExpertIndex expert = IndexOf(number, index);
+      if (state(expert) == State::kAbsent && expected_[At(expert)] != 0 && !resident(expert)) {
+        return expert;
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<ExpertIndex> StreamFlow::NextLoad() {
+  std::optional<ExpertIndex> victim;
+  const std::optional<ExpertIndex> expert = Find(&victim);
+  if (!expert) return std::nullopt;
+  if (victim) Drop(*victim);
+  if (resident(*expert)) {
+    slot_[At(*expert)] = resident_slot_[At(*expert)];
+  } else {
+    slot_[At(*expert)] = free_.back();
+    free_.pop_back();
+    if (!needed(*expert)) ++stats_.prefetched;
+  }
+  state_[At(*expert)] = State::kLoading;
+  unwanted_[At(*expert)] = 0;
+  ++loading_;
+  return expert;
+}
+
+void StreamFlow::Loaded(ExpertIndex expert, uint64_t bytes) {
+  CHECK(state(expert) == State::kLoading);
+  --loading_;
+  ++present_;
+  stats_.bytes_read += bytes;
+  state_[At(expert)] = State::kReady;
+  if (needed(expert)) {
+    ++ready_;
+  } else if (unwanted_[At(expert)] != 0) {
+    Drop(expert);
+  }
+}
+
+bool StreamFlow::Failed(ExpertIndex expert) {
+  CHECK(state(expert) == State::kLoading);
+  --loading_;
+  ++stats_.given_up;
+  expected_[At(expert)] = 0;  // not again before a layer needs it
+  if (resident(expert)) {
+    slot_[At(expert)] = -1;
+    state_[At(expert)] = State::kAbsent;
+  } else {
+    Free(expert);
+  }
+  if (!needed(expert)) return false;
+  needed_[At(expert)] = 0;
+  --waiting_;
+  return true;
+}
+
+}  // namespace moesaic

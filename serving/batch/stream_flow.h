@@ -1,0 +1,105 @@
+// StreamFlow: what is decided about experts that stream past in the order in which layers run:
+// which stay, which are read next, which slot they get, which are handed out. It moves no bytes and
+// knows no thread and no clock.
+//
+// The slots are of two kinds. Most hold residents, whole experts, the same number of each layer,
+// which never leave. The others are the buffers: an expert is read into one, used once, and makes
+// room for the next. A large batch uses (nearly) every expert of every layer in every pass, so a
+// cache that evicts by age would lose each expert just before it is wanted again; here every byte
+// of a resident is a byte that no pass reads, and what is not resident is read once per pass.
+//
+// What is read: what the open layer lacks, then ahead, layer after layer and around the end into
+// the next pass, those that the last pass used. A buffer that holds something read ahead gives way
+// to the open layer, the farthest first, so that one buffer is enough to make progress.
+//
+// Thread contract: none of its own; StreamingExperts guards it. No allocation after construction.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "cache/expert_grid.h"
+#include "prefetch/expert_stats.h"
+#include "prefetch/sparse_layers.h"
+
+namespace moesaic {
+
+class StreamFlow {
+ public:
+  enum class State : uint8_t { kAbsent, kLoading, kReady, kHeld };
+
+  // `slots` in all, `buffers` of them for what streams (at least 1, at most `slots`); when all
+  // experts fit, every one is a resident. At most `group` (at least 1) are handed out at a time,
+  // and half of the buffers.
+  StreamFlow(const ExpertGrid& grid, const SparseLayers& layers, int64_t slots, int64_t buffers,
+             int64_t group);
+
+  // --- the consumer
+  void AllowReadAhead(bool allow) { may_read_ahead_ = allow; }
+  // The distinct experts of one layer.
+  void BeginLayer(std::span<const ExpertIndex> experts);
+  // Appends some that can be computed: streamed ones first, whose buffers are waited for, and so
+  // few that reading goes on meanwhile. They are held until Release.
+  void TakeReady(std::vector<ExpertIndex>& out);
+  bool ready() const { return ready_ > 0; }
+  int64_t waiting() const { return waiting_; }  // needed and not handed out
+  void Release(ExpertIndex expert);
+  // What was not handed out is no longer needed, what is held is released.
+  ExpertStats EndLayer();
+
+  // --- the mover
+  bool CanLoad() { return Find(nullptr).has_value(); }
+  // The expert to read now, which has a slot from now on.
+  std::optional<ExpertIndex> NextLoad();
+  void Loaded(ExpertIndex expert, uint64_t bytes);
+  // Could not be read. True when the open layer needs it.
+  bool Failed(ExpertIndex expert);
+
+  State state(ExpertIndex expert) const { return state_[At(expert)]; }
+  int64_t slot(ExpertIndex expert) const { return slot_[At(expert)]; }
+  bool resident(ExpertIndex expert) const { return resident_slot_[At(expert)] >= 0; }
+  bool needed(ExpertIndex expert) const { return needed_[At(expert)] != 0; }
+  int64_t residents() const { return residents_; }
+  int64_t buffers() const { return buffers_; }
+  int64_t slots() const { return residents_ + buffers_; }
+  int64_t free_buffers() const { return static_cast<int64_t>(free_.size()); }
+  int64_t loading() const { return loading_; }
+  int64_t present() const { return present_; }  // ready or held
+  // Experts that stream, of the layer that has most of them.
+  int64_t streamed_per_layer() const;
+
+ private:
+  static size_t At(ExpertIndex expert) { return static_cast<size_t>(expert); }
+  ExpertIndex IndexOf(int layer_number, int64_t index) const {
+    return layers_.layer(layer_number) * grid_.num_experts() + static_cast<ExpertIndex>(index);
+  }
+  std::optional<ExpertIndex> Find(std::optional<ExpertIndex>* victim);
+  std::optional<ExpertIndex> FarthestReadAhead() const;
+  void Free(ExpertIndex expert);
+  void Drop(ExpertIndex expert);
+
+  const ExpertGrid grid_;
+  const SparseLayers layers_;
+  int64_t residents_ = 0;
+  int64_t buffers_ = 0;
+  int64_t group_ = 1;
+  std::vector<int64_t> resident_slot_;  // [experts]; -1: it streams
+  std::vector<State> state_;            // [experts]
+  std::vector<int64_t> slot_;           // [experts]; -1: none
+  std::vector<uint8_t> needed_;         // [experts] by the open layer, and not handed out
+  std::vector<uint8_t> expected_;       // [experts] used by the last pass
+  std::vector<uint8_t> unwanted_;       // [experts] being read, and not needed after all
+  std::vector<int64_t> free_;           // buffers
+  bool may_read_ahead_ = false;
+  bool open_ = false;
+  int position_;  // the number of the layer that is open or was last
+  int64_t waiting_ = 0;
+  int64_t ready_ = 0;  // needed and ready
+  int64_t loading_ = 0;
+  int64_t present_ = 0;
+  ExpertStats stats_;  // since the last EndLayer
+};
+
+}  // namespace moesaic

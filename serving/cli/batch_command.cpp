@@ -1,0 +1,284 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/atomic_file.h"
+#include "core/base/error.h"
+#include "core/base/metrics.h"
+#include "serving/batch/batch_report.h"
+#include "serving/cli/batch_job.h"
+#include "serving/cli/commands.h"
+#include "serving/cli/generation.h"
+#include "serving/cli/interrupt.h"
+#include "serving/cli/machine.h"
+#include "serving/cli/output.h"
+#include "serving/cli/run_stats.h"
+#include "serving/cli/serving_setup.h"
+
+namespace moesaic {
+namespace {
+
+struct BatchFlags {
+  std::string input;
+  std::string output;
+  std::string errors;
+  std::string form = "auto";
+  bool resume = false;
+  bool overwrite = false;
+  bool raw = false;
+  int64_t max_tokens = 256;
+  double temperature = -1;
+  bool json = false;
+  std::string mode = "throughput";
+  std::string report;
+};
+
+void AddFlags(BatchFlags& f, OptionTable& table) {
+  const char* files = "Files";
+  table.Add({"input", &f.input, "FILE", "Requests, one a line.", files, 'i'});
+  table.Add({"output", &f.output, "FILE", "Answers, one a line, in the order in which they end.",
+             files, 'o'});
+  table.Add({"errors", &f.errors, "FILE",
+             "Lines that could not be answered, with their number. Default: the output's name and "
+             ".errors.jsonl.",
+             files});
+  Option form{"input-format", &f.form, "",
+              "jsonl: OpenAI batch lines or {\"prompt\": ...}. text: each line is a prompt. auto "
+              "looks at the first line.",
+              files};
+  form.choices = {"auto", "jsonl", "text"};
+  table.Add(std::move(form));
+  table.Add({"resume", &f.resume, "",
+             "Go on with the output file: what it answers is not done again.", files});
+  table.Add({"overwrite", &f.overwrite, "", "Throw away what is in the output file.", files});
+
+  const char* prompts = "Lines that are only a prompt";
+  table.Add({"raw", &f.raw, "",
+             "Continue a prompt as it is instead of putting it through the chat template.",
+             prompts});
+  table.Add({"max-tokens", &f.max_tokens, "N", "Longest answer.", prompts, 'n', {}, 1, 1e9});
+  Option temperature{"temperature",
+                     &f.temperature,
+                     "",
+                     "0 takes the likeliest token every time. Default: the model's.",
+                     prompts,
+                     't',
+                     {},
+                     0,
+                     100};
+  temperature.quiet_default = true;
+  table.Add(std::move(temperature));
+  const char* report = "Report";
+  table.Add({"json", &f.json, "", "Print one JSON object with the numbers at the end.", report});
+  table.Add({"report", &f.report, "PATH",
+             "Write where time, bytes and memory went: PATH.json and PATH.html, or report.json and "
+             "report.html in a directory PATH.",
+             report});
+  Option mode{"mode", &f.mode, "",
+              "throughput moves a large batch through the model layer by layer while experts "
+              "stream past, with sizes that fit --memory. latency is the engine of `moesaic "
+              "serve`. The answers are the same.",
+              "Batching"};
+  mode.choices = {"throughput", "latency"};
+  table.Add(std::move(mode));
+}
+
+BatchJobOptions JobOptionsFrom(const BatchFlags& flags, const RuntimeConfig& config) {
+  BatchJobOptions job;
+  job.input = flags.input;
+  job.output = flags.output;
+  job.errors = flags.errors.empty() ? flags.output + ".errors.jsonl" : flags.errors;
+  job.resume = flags.resume;
+  job.overwrite = flags.overwrite;
+  job.form = flags.form == "jsonl"  ? BatchInputForm::kJsonl
+             : flags.form == "text" ? BatchInputForm::kText
+                                    : BatchInputForm::kAuto;
+  job.prompts.max_tokens = flags.max_tokens;
+  job.prompts.temperature = flags.temperature;
+  job.max_outstanding = config.max_num_seqs + config.max_queue;
+  job.seed = static_cast<uint64_t>(config.seed);
+  return job;
+}
+
+// PATH.json and PATH.html; the same in a directory with the name "report".
+void WriteReport(const std::string& path, const BatchReport& report) {
+  namespace fs = std::filesystem;
+  fs::path stem = path;
+  if (fs::is_directory(stem)) stem /= "report";
+  if (stem.extension() == ".json" || stem.extension() == ".html") stem.replace_extension();
+  const auto write = [&](const char* extension, const std::string& text) {
+    WriteFileAtomically(stem.string() + extension, std::as_bytes(std::span(text)));
+  };
+  write(".json", BatchReportJson(report).dump(2) + "\n");
+  write(".html", BatchReportHtml(report));
+}
+
+void CheckFlags(const BatchFlags& flags) {
+  if (flags.input.empty()) {
+    Fail(ErrorKind::kInvalidArgument, "no requests given: -i FILE names the file");
+  }
+  if (flags.output.empty()) {
+    Fail(ErrorKind::kInvalidArgument, "no place for the answers given: -o FILE names the file");
+  }
+  if (!flags.report.empty() && flags.mode == "latency") {
+    Fail(ErrorKind::kInvalidArgument, "--report is of throughput mode");
+  }
+  if (flags.resume && flags.overwrite) {
+    Fail(ErrorKind::kInvalidArgument, "--resume and --overwrite were both given");
+  }
+}
+
+// "attention 21%  experts 60%  waiting 12%  head 7%"
+std::string StageShares(const StepStats& stats) {
+  const auto total_us = static_cast<double>(std::max<int64_t>(stats.total_us, 1));
+  const auto share = [&](auto us) { return 100.0 * static_cast<double>(us) / total_us; };
+  return fmt::format("attention {:.0f}%  experts {:.0f}%  waiting {:.0f}%  head {:.0f}%",
+                     share(stats.attention_us), share(stats.moe_us),
+                     share(stats.experts.blocked_us), share(stats.head_us));
+}
+
+double TokensPerSecond(const BatchProgress& progress) {
+  return progress.seconds > 0 ? static_cast<double>(progress.output_tokens) / progress.seconds : 0;
+}
+
+std::string ProgressText(const BatchProgress& progress, const StepStats& stats) {
+  std::string text = fmt::format("{} of {}  {:.1f} tok/s", progress.lines - progress.left(),
+                                 progress.lines, TokensPerSecond(progress));
+  if (progress.draining) {
+    text +=
+        fmt::format("  stopping: {} to finish; Ctrl-C again stops at once", progress.outstanding);
+  } else if (progress.done > 0) {
+    const double each_s = progress.seconds / static_cast<double>(progress.done);
+    text += fmt::format("  {} left", FormatDuration(each_s * static_cast<double>(progress.left())));
+  }
+  return text + "  " + StageShares(stats);
+}
+
+std::string SummaryText(const BatchProgress& progress, const BatchJobOptions& job) {
+  std::string text =
+      fmt::format("{} of {} lines answered", progress.done + progress.resumed, progress.lines);
+  if (progress.resumed > 0) text += fmt::format(" ({} before)", progress.resumed);
+  text += fmt::format("; {} prompt and {} output tokens in {}: {:.1f} output tokens/s",
+                      progress.prompt_tokens, progress.output_tokens,
+                      FormatDuration(progress.seconds), TokensPerSecond(progress));
+  if (progress.refused + progress.failed > 0) {
+    text += fmt::format("\n{} bad and {} failed lines are in {}", progress.refused, progress.failed,
+                        job.errors.string());
+  }
+  if (progress.left() > 0) {
+    text +=
+        fmt::format("\n{} lines are left; the same command with --resume goes on", progress.left());
+  }
+  return text + "\n";
+}
+
+Json SummaryJson(const BatchProgress& progress, const StepStats& stats) {
+  Json json;
+  json["lines"] = progress.lines;
+  json["answered"] = progress.done;
+  json["answered_before"] = progress.resumed;
+  json["bad"] = progress.refused;
+  json["failed"] = progress.failed;
+  json["left"] = progress.left();
+  json["seconds"] = progress.seconds;
+  json["prompt_tokens"] = progress.prompt_tokens;
+  json["output_tokens"] = progress.output_tokens;
+  json["output_tokens_per_s"] = TokensPerSecond(progress);
+  json["steps"] = stats.steps;
+  json["expert_bytes_read"] = stats.experts.bytes_read;
+  return json;
+}
+
+BatchProgress Run(const ServedModel& model, const BatchJobOptions& job,
+                  const BatchCallbacks& callbacks) {
+  try {
+    return RunBatchJob(model, job, callbacks);
+  } catch (const Error& error) {
+    StatusLine("");
+    if (error.kind() != ErrorKind::kIo) throw;
+    Fail(ErrorKind::kIo,
+         "{}; the answers up to there are whole: make room, and the same command with --resume "
+         "goes on",
+         error.what());
+  }
+}
+
+}  // namespace
+
+int BatchCommand(const Invocation& invocation) {
+  CommandLine line(
+      {"batch",
+       "MODEL -i FILE -o FILE",
+       "Answer a file of requests: OpenAI batch lines, objects with a prompt, or a prompt a line. "
+       "Answers are appended as they end; a line that is bad goes to the error file and stops "
+       "nothing. Ctrl-C finishes what is being answered; a second one stops at once. After that, "
+       "or after a crash, --resume goes on and neither loses nor repeats a line.",
+       {"moesaic batch models/sample -i requests.jsonl -o answers.jsonl",
+        "moesaic batch models/sample -i prompts.txt -o answers.jsonl --max-tokens 64 -t 0",
+        "moesaic batch models/sample -i requests.jsonl -o answers.jsonl --resume"}});
+  BatchFlags flags;
+  RuntimeConfig config;
+  AddFlags(flags, line.table());
+  line.UseSettings(config, {true, false});
+  if (!line.Parse(invocation)) return 0;
+  SetUpLogging(line, config, "warn");
+  std::vector<std::string> words = line.positionals();
+  const std::string model_name = TakeModel(line, config, words);
+  line.RequireAtMost(line.GivenAsFlag("model") ? 0 : 1);
+  CheckFlags(flags);
+
+  BatchJobOptions job = JobOptionsFrom(flags, config);
+  const BatchWorkload workload = EstimateWorkload(job);
+  MetricsRegistry metrics;
+  StatusLine(fmt::format("loading {} ...", model_name));
+  ServedModel model;
+  std::shared_ptr<BatchEngine> batch_engine;  // null in latency mode
+  if (flags.mode == "latency") {
+    model = LoadModel(config, model_name, invocation, metrics).model;
+  } else {
+    LoadedBatchModel loaded = LoadBatchModel(config, line, model_name, invocation, workload);
+    model = std::move(loaded.model);
+    batch_engine = std::move(loaded.engine);
+    // Enough that those who join always find prompts waiting.
+    job.max_outstanding = 2 * batch_engine->plan().sizes.max_num_seqs;
+  }
+  StatusLine("");
+  if (!config.served_model_names.empty()) model.names = config.served_model_names;
+  job.prompts.chat = !flags.raw && model.chat_template != nullptr;
+
+  const Engine& engine = *model.engine;
+  InterruptFlag interrupt;
+  const BatchCallbacks callbacks = {
+      [&] {
+        // Every answer that has ended is in the file, whole: nothing is left to do.
+        if (interrupt.presses() >= 2) std::_Exit(130);
+        return interrupt.presses();
+      },
+      [&](const BatchProgress& progress) { StatusLine(ProgressText(progress, engine.Stats())); }};
+  const BatchProgress progress = Run(model, job, callbacks);
+  StatusLine("");
+  if (!flags.report.empty()) {
+    WriteReport(flags.report,
+                {model_name, batch_engine->plan(), engine.Stats(), batch_engine->TakeTimeline(),
+                 progress.seconds, progress.prompt_tokens, progress.output_tokens,
+                 batch_engine->preemptions(), PeakRssBytes()});
+  }
+  if (flags.json) {
+    WriteOut(SummaryJson(progress, engine.Stats()).dump(2) + "\n");
+  } else {
+    fmt::print(stderr, "{}", SummaryText(progress, job));
+  }
+  if (interrupt.raised()) return 130;
+  if (progress.failed > 0) return ExitCode(ErrorKind::kIo);
+  return progress.refused > 0 ? ExitCode(ErrorKind::kInvalidArgument) : 0;
+}
+
+}  // namespace moesaic

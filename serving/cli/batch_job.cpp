@@ -1,0 +1,401 @@
+#include "serving/cli/batch_job.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "core/base/check.h"
+#include "core/base/clock.h"
+#include "core/base/error.h"
+#include "core/base/hash.h"
+#include "core/base/logging.h"
+#include "core/base/mutex.h"
+#include "serving/batch/line_file.h"
+#include "serving/http/generation_output.h"
+#include "serving/http/generation_prepare.h"
+#include "serving/http/http_message.h"
+#include "serving/http/json_text.h"
+#include "serving/online/engine.h"
+#include "serving/text/unicode.h"
+
+namespace moesaic {
+namespace {
+
+constexpr auto kTick = std::chrono::milliseconds(100);
+constexpr double kSyncEveryS = 5;
+
+bool IsBlank(std::string_view line) {
+  return line.find_first_not_of(" \t\r\v\f") == std::string_view::npos;
+}
+
+uint64_t HashOf(std::string_view text) {
+  return Hash64(std::as_bytes(std::span(text.data(), text.size())));
+}
+
+// What engine threads tell the main thread.
+class Mailbox {
+ public:
+  struct Mail {
+    int64_t line_number = 0;
+    size_t choice = 0;
+    OutputDelta delta;
+    std::optional<Error> error;
+  };
+
+  void Put(Mail mail) EXCLUDES(mutex_) {
+    const MutexLock lock(mutex_);
+    mail_.push_back(std::move(mail));
+    changed_.NotifyOne();
+  }
+  // Waits for a tick at most.
+  std::vector<Mail> Take() EXCLUDES(mutex_) {
+    const auto deadline = std::chrono::steady_clock::now() + kTick;
+    const MutexLock lock(mutex_);
+    while (mail_.empty() && changed_.WaitUntil(mutex_, deadline)) {
+    }
+    return std::exchange(mail_, {});
+  }
+
+ private:
+  Mutex mutex_;
+  CondVar changed_;
+  std::vector<Mail> mail_ GUARDED_BY(mutex_);
+};
+
+class MailSink : public OutputSink {
+ public:
+  MailSink(std::shared_ptr<Mailbox> mailbox, int64_t line_number, size_t choice)
+      : mailbox_(std::move(mailbox)), line_number_(line_number), choice_(choice) {}
+  void OnDelta(OutputDelta delta) override {
+    mailbox_->Put({line_number_, choice_, std::move(delta), std::nullopt});
+  }
+  void OnError(const Error& error) override { mailbox_->Put({line_number_, choice_, {}, error}); }
+
+ private:
+  const std::shared_ptr<Mailbox> mailbox_;  // shared: the engine may outlive a job that failed
+  const int64_t line_number_;
+  const size_t choice_;
+};
+
+// Of a request's prompt or messages, ids as tokens of four bytes; about.
+double PromptBytes(const Json& body) {
+  if (body.is_string()) return static_cast<double>(body.get_ref<const std::string&>().size());
+  if (body.is_number()) return 4;
+  double bytes = 0;
+  if (body.is_array()) {
+    for (const Json& item : body) bytes += PromptBytes(item);
+  } else if (body.is_object()) {
+    for (const char* name : {"prompt", "messages", "content", "text"}) {
+      if (body.contains(name)) bytes += PromptBytes(body[name]);
+    }
+  }
+  return bytes;
+}
+
+class BatchJob {
+ public:
+  BatchJob(const ServedModel& model, const BatchJobOptions& options,
+           const BatchCallbacks& callbacks)
+      : options_(options),
+        callbacks_(callbacks),
+        models_({model}),
+        engine_(*model.engine),
+        output_(options.output, options.resume      ? LineFile::Start::kGoOn
+                                : options.overwrite ? LineFile::Start::kEmpty
+                                                    : LineFile::Start::kNew),
+        errors_(options.errors, LineFile::Start::kEmpty) {
+    if (output_.cut_bytes() > 0) {
+      LogInfo("{}: cut off an unfinished line of {} bytes", options.output.string(),
+              output_.cut_bytes());
+    }
+    if (options.resume) ReadDone();
+    LookAtInput();
+  }
+  // An engine that is still at it has nobody to tell: mail goes to the mailbox and is forgotten.
+  ~BatchJob() { CancelAll(false); }
+
+  BatchProgress Run() {
+    LineReader reader(options_.input);
+    double synced_s = 0;
+    for (;;) {
+      HeedStops();
+      if (!progress_.draining) Fill(reader);
+      if (open_.empty()) break;
+      for (Mailbox::Mail& mail : mailbox_->Take()) Receive(std::move(mail));
+      if (watch_.seconds() - synced_s > kSyncEveryS) {
+        output_.Sync();
+        synced_s = watch_.seconds();
+      }
+      Tell();
+    }
+    output_.Sync();
+    errors_.Sync();
+    Tell();
+    return progress_;
+  }
+
+ private:
+  // A line that was submitted and has not ended.
+  struct OpenLine {
+    std::string custom_id;
+    std::string request_id;
+    std::unique_ptr<GenerationOutput> output;
+    std::vector<RequestId> ids;  // of its choices
+    size_t ended = 0;
+    bool begun = false;  // it has a token
+    bool cancelled = false;
+    std::optional<ApiError> error;
+  };
+
+  void ReadDone() {
+    LineReader reader(options_.output);
+    std::string line;
+    while (reader.Next(&line)) {
+      try {
+        done_before_.insert(CustomIdOfOutput(line));
+      } catch (const ApiError& error) {
+        Fail(ErrorKind::kCorrupt,
+             "{}:{}: this is no line that a batch job has written ({}); give another -o, or "
+             "remove the line",
+             options_.output.string(), reader.line_number(), error.what());
+      }
+    }
+  }
+
+  // Counts the lines and finds out what they are.
+  void LookAtInput() {
+    form_ = options_.form;
+    LineReader reader(options_.input);
+    std::string line;
+    while (reader.Next(&line)) {
+      if (IsBlank(line)) continue;
+      if (form_ == BatchInputForm::kAuto) {
+        form_ = line[line.find_first_not_of(" \t")] == '{' ? BatchInputForm::kJsonl
+                                                           : BatchInputForm::kText;
+      }
+      ++progress_.lines;
+    }
+  }
+
+  void Fill(LineReader& reader) {
+    std::string text;
+    while (!input_ended_) {
+      if (!waiting_) {
+        if (!reader.Next(&text)) {
+          input_ended_ = true;
+          break;
+        }
+        if (IsBlank(text)) continue;
+        waiting_ = Prepare(text, reader);
+        if (!waiting_) continue;
+      }
+      const auto count = static_cast<int64_t>(waiting_->prepared.requests.size());
+      if (!open_.empty() && outstanding_ + count > options_.max_outstanding) break;
+      Submit(std::move(*waiting_));
+      waiting_.reset();
+    }
+  }
+
+  struct Waiting {
+    int64_t line_number = 0;
+    std::string custom_id;
+    std::string request_id;
+    PreparedGeneration prepared;
+  };
+
+  // Null: the line is answered already, or bad.
+  std::optional<Waiting> Prepare(const std::string& text, const LineReader& reader) {
+    Waiting waiting;
+    waiting.line_number = reader.line_number();
+    try {
+      if (reader.too_long()) {
+        throw ApiError(400, "invalid_request_error",
+                       fmt::format("The line is longer than {} bytes.", LineReader::kMaxLineBytes));
+      }
+      if (form_ == BatchInputForm::kText && !IsValidUtf8(text)) {
+        throw ApiError(400, "invalid_request_error", "The prompt is not UTF-8.");
+      }
+      const BatchLine line = form_ == BatchInputForm::kText
+                                 ? PromptBatchLine(text, waiting.line_number, options_.prompts)
+                                 : ParseBatchLine(text, waiting.line_number, options_.prompts);
+      waiting.custom_id = line.custom_id;
+      if (!seen_.insert(line.custom_id).second) {
+        throw BadParam("custom_id", "custom_id is that of an earlier line.");
+      }
+      if (done_before_.contains(line.custom_id)) {
+        ++progress_.resumed;
+        return std::nullopt;
+      }
+      waiting.request_id = MakeRandomId("req-");
+      waiting.prepared = PrepareGeneration(
+          line.body, models_, {line.chat, waiting.request_id, 1024, std::nullopt, gone_});
+      if (waiting.prepared.stream) {
+        throw BadParam("stream", "stream is not possible in a batch.");
+      }
+      SetSeeds(waiting);
+      return waiting;
+    } catch (...) {
+      Refuse(waiting, CurrentApiError(fmt::format("line {}", waiting.line_number)));
+      return std::nullopt;
+    }
+  }
+
+  void SetSeeds(Waiting& waiting) const {
+    const uint64_t first = HashOf(waiting.custom_id) ^ options_.seed;
+    std::vector<GenerationRequest>& requests = waiting.prepared.requests;
+    for (size_t i = 0; i < requests.size(); ++i) {
+      if (!requests[i].sampling.seed) requests[i].sampling.seed = first + i;
+    }
+  }
+
+  void Refuse(const Waiting& waiting, const ApiError& error) {
+    ++(error.status() < 500 ? progress_.refused : progress_.failed);
+    errors_.Append(BatchErrorLine(waiting.line_number, waiting.custom_id, error));
+  }
+
+  void Submit(Waiting waiting) {
+    std::vector<std::shared_ptr<OutputSink>> sinks;
+    for (size_t i = 0; i < waiting.prepared.requests.size(); ++i) {
+      sinks.push_back(std::make_shared<MailSink>(mailbox_, waiting.line_number, i));
+    }
+    OpenLine line;
+    try {
+      line.ids = engine_.Submit(std::move(waiting.prepared.requests), std::move(sinks));
+    } catch (...) {
+      Refuse(waiting, CurrentApiError(fmt::format("line {}", waiting.line_number)));
+      return;
+    }
+    line.custom_id = std::move(waiting.custom_id);
+    line.request_id = std::move(waiting.request_id);
+    line.output = std::make_unique<GenerationOutput>(std::move(waiting.prepared.spec),
+                                                     std::move(waiting.prepared.spell));
+    outstanding_ += static_cast<int64_t>(line.ids.size());
+    open_.emplace(waiting.line_number, std::move(line));
+  }
+
+  void Receive(Mailbox::Mail mail) {
+    const auto found = open_.find(mail.line_number);
+    CHECK(found != open_.end());
+    OpenLine& line = found->second;
+    progress_.output_tokens += static_cast<int64_t>(mail.delta.tokens.size());
+    line.begun = line.begun || !mail.delta.tokens.empty();
+    const bool ends = mail.error.has_value() || mail.delta.finish.has_value();
+    if (mail.error) {
+      if (!line.error) line.error = FromEngineError(*mail.error);
+      for (const RequestId id : line.ids) engine_.Cancel(id);
+    } else {
+      if (mail.delta.finish == FinishReason::kCancelled) line.cancelled = true;
+      line.output->Collect(mail.choice, std::move(mail.delta));
+    }
+    if (!ends) return;
+    --outstanding_;
+    if (++line.ended < line.ids.size()) return;
+    Finish(mail.line_number, line);
+    open_.erase(found);
+  }
+
+  void Finish(int64_t line_number, OpenLine& line) {
+    if (line.error) {
+      ++(line.error->status() < 500 ? progress_.refused : progress_.failed);
+      errors_.Append(BatchErrorLine(line_number, line.custom_id, *line.error));
+    } else if (line.cancelled) {
+      ++progress_.put_back;
+    } else {
+      output_.Append(BatchOutputLine(line.custom_id, line.request_id, line.output->FinalBody()));
+      progress_.prompt_tokens += line.output->TotalUsage().prompt_tokens;
+      ++progress_.done;
+    }
+  }
+
+  void HeedStops() {
+    const int stops = callbacks_.stops();
+    if (stops >= 1 && !progress_.draining) {
+      progress_.draining = true;
+      CancelAll(true);
+    }
+    if (stops >= 2) CancelAll(false);
+  }
+
+  void CancelAll(bool keep_begun) {
+    for (const auto& [number, line] : open_) {
+      if (keep_begun && line.begun) continue;
+      for (const RequestId id : line.ids) engine_.Cancel(id);
+    }
+  }
+
+  void Tell() {
+    progress_.outstanding = outstanding_;
+    progress_.seconds = watch_.seconds();
+    callbacks_.on_progress(progress_);
+  }
+
+  const BatchJobOptions& options_;
+  const BatchCallbacks& callbacks_;
+  const ModelTable models_;
+  Engine& engine_;
+  LineFile output_;
+  LineFile errors_;
+  BatchInputForm form_ = BatchInputForm::kAuto;
+  const std::atomic<bool> gone_{false};
+  const Stopwatch watch_{};
+  const std::shared_ptr<Mailbox> mailbox_ = std::make_shared<Mailbox>();
+  BatchProgress progress_;
+  std::unordered_set<std::string> done_before_;  // custom ids in the output
+  std::unordered_set<std::string> seen_;         // custom ids of the input so far
+  bool input_ended_ = false;
+  std::optional<Waiting> waiting_;    // read, and no room for it yet
+  std::map<int64_t, OpenLine> open_;  // by line number
+  int64_t outstanding_ = 0;           // sequences
+};
+
+}  // namespace
+
+BatchWorkload EstimateWorkload(const BatchJobOptions& options) {
+  constexpr int64_t kLooked = 1000;
+  constexpr double kBytesPerToken = 4;
+  LineReader reader(options.input);
+  BatchWorkload workload;
+  double prompt_bytes = 0;
+  double output_tokens = 0;
+  int64_t looked = 0;
+  std::string text;
+  while (reader.Next(&text)) {
+    if (IsBlank(text)) continue;
+    ++workload.sequences;
+    if (looked >= kLooked) continue;
+    ++looked;
+    auto bytes = static_cast<double>(text.size());
+    auto tokens = static_cast<double>(options.prompts.max_tokens);
+    try {
+      const Json body = ParseJson(ParseBatchLine(text, 1, options.prompts).body);
+      bytes = PromptBytes(body);
+      for (const char* name : {"max_tokens", "max_completion_tokens"}) {
+        if (body.contains(name) && body[name].is_number()) tokens = body[name].get<double>();
+      }
+    } catch (const ApiError&) {
+      // A plain prompt, or a line that will be refused.
+    }
+    prompt_bytes += bytes;
+    output_tokens += std::max(1.0, tokens);
+  }
+  if (looked > 0) {
+    workload.prompt_tokens =
+        std::max(1.0, prompt_bytes / static_cast<double>(looked) / kBytesPerToken);
+    workload.output_tokens = output_tokens / static_cast<double>(looked);
+  }
+  return workload;
+}
+
+BatchProgress RunBatchJob(const ServedModel& model, const BatchJobOptions& options,
+                          const BatchCallbacks& callbacks) {
+  return BatchJob(model, options, callbacks).Run();
+}
+
+}  // namespace moesaic

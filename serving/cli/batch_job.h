@@ -1,0 +1,77 @@
+// BatchJob: a file of requests through an engine into a file of answers, in the order in which they
+// end.
+//
+// Every answer is one line that is appended whole, and the output file alone says what is done: a
+// job that is started again skips the ids that it finds there. The error file is that of the last
+// run: who starts again meets the same bad lines again.
+//
+// Used by the main thread; deltas come from the engine's thread through a queue.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+
+#include "serving/batch/batch_plan.h"
+#include "serving/http/batch_format.h"
+#include "serving/http/served_model.h"
+
+namespace moesaic {
+
+enum class BatchInputForm {
+  kAuto,   // JSON lines when the first line that is not blank begins with '{', else text
+  kJsonl,  // an object per line
+  kText,   // a prompt per line
+};
+
+struct BatchJobOptions {
+  std::filesystem::path input;
+  std::filesystem::path output;
+  std::filesystem::path errors;
+  bool resume = false;     // go on with what is in the output
+  bool overwrite = false;  // throw it away
+  BatchInputForm form = BatchInputForm::kAuto;
+  PromptDefaults prompts;
+  // Sequences that are submitted and have not ended, at most. A line with more of them (its n, its
+  // prompts) runs alone.
+  int64_t max_outstanding = 64;
+  // A request that samples and names no seed gets one from its custom_id and this, so that it has
+  // the same answer whenever it is run.
+  uint64_t seed = 0;
+};
+
+struct BatchProgress {
+  int64_t lines = 0;     // of the input, blank ones left out
+  int64_t resumed = 0;   // of these, answered before this run
+  int64_t done = 0;      // answered by this run
+  int64_t refused = 0;   // bad lines: the input's fault
+  int64_t failed = 0;    // ours
+  int64_t put_back = 0;  // begun, not ended: for the next run
+  int64_t outstanding = 0;
+  int64_t prompt_tokens = 0;  // of the answered lines
+  int64_t output_tokens = 0;  // so far, of all
+  bool draining = false;
+  double seconds = 0;
+
+  int64_t left() const { return lines - resumed - done - refused - failed; }
+};
+
+struct BatchCallbacks {
+  // How often the user has asked to stop. At 1 nothing new starts and what has no token yet is put
+  // back; what else runs is finished. At 2 all of it is put back.
+  std::function<int()> stops;
+  // About ten times a second, and at the end.
+  std::function<void(const BatchProgress&)> on_progress;
+};
+
+// How many lines the input has, and how long prompts and answers are, from the first of them.
+// Throws Error(kNotFound / kIo).
+BatchWorkload EstimateWorkload(const BatchJobOptions& options);
+
+// Runs the job. Throws Error: kInvalidArgument, kNotFound, kUnavailable, kCorrupt (files that
+// cannot be this job's), kIo (the output cannot be written: it is whole up to there).
+BatchProgress RunBatchJob(const ServedModel& model, const BatchJobOptions& options,
+                          const BatchCallbacks& callbacks);
+
+}  // namespace moesaic

@@ -1,0 +1,172 @@
+#include "serving/online/step_sampler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <utility>
+
+#include "core/base/error.h"
+#include "serving/text/id_tokenizer.h"
+
+namespace moesaic {
+namespace {
+
+bool AllFinite(std::span<const float> values) {
+  // x - x is 0 for a finite x and NaN otherwise; the sum vectorises, a branch per value would not.
+  float sum = 0.0f;
+  for (const float value : values) sum += value - value;
+  return sum == 0.0f;
+}
+
+}  // namespace
+
+void CheckRequest(const GenerationRequest& request, const SequenceContext& context) {
+  const int64_t vocab = context.config.vocab_size;
+  if (request.prompt.empty()) {
+    Fail(ErrorKind::kInvalidArgument, "prompt: it has no tokens; give at least one");
+  }
+  for (const int32_t token : request.prompt) {
+    if (token < 0 || token >= vocab) {
+      Fail(ErrorKind::kInvalidArgument, "prompt: token id {} is outside the vocabulary of {}",
+           token, vocab);
+    }
+  }
+  for (const auto& [token, bias] : request.sampling.logit_bias) {
+    if (token < 0 || token >= vocab || !std::isfinite(bias)) {
+      Fail(ErrorKind::kInvalidArgument,
+           "logit_bias: token id {} is outside the vocabulary of {} or its bias is not a number",
+           token, vocab);
+    }
+  }
+  const auto prompt = static_cast<int64_t>(request.prompt.size());
+  const int64_t longest = context.max_context_tokens;
+  if (prompt > longest || (request.max_tokens > 0 && prompt == longest)) {
+    Fail(ErrorKind::kInvalidArgument,
+         "prompt: this model's maximum context length is {} tokens and the prompt has {}; shorten "
+         "the prompt",
+         longest, prompt);
+  }
+}
+
+std::unique_ptr<Sequence> MakeSequence(GenerationRequest request, std::shared_ptr<OutputSink> sink,
+                                       const SequenceContext& context) {
+  auto sequence = std::make_unique<Sequence>();
+  sequence->request = std::move(request);
+  sequence->sink = std::move(sink);
+  sequence->arrival = std::chrono::steady_clock::now();
+  sequence->tokens = sequence->request.prompt;
+  sequence->prompt_tokens = static_cast<int64_t>(sequence->tokens.size());
+  const SamplingParams& sampling = sequence->request.sampling;
+  sequence->seed = sampling.seed ? *sampling.seed : std::random_device{}();
+  if (sampling.repetition_penalty != 1.0) {
+    sequence->penalties.seen.insert(sequence->tokens.begin(), sequence->tokens.end());
+  }
+  const int64_t room = context.max_context_tokens - sequence->prompt_tokens;
+  sequence->output =
+      std::make_unique<OutputProcessor>(context.tokenizer, sequence->request, context.eos_token_ids,
+                                        std::min<int64_t>(sequence->request.max_tokens, room));
+  return sequence;
+}
+
+std::optional<FinishReason> AppendToken(Sequence& sequence, GeneratedToken token) {
+  sequence.tokens.push_back(token.token);
+  const SamplingParams& sampling = sequence.request.sampling;
+  if (sampling.repetition_penalty != 1.0) sequence.penalties.seen.insert(token.token);
+  if (sampling.presence_penalty != 0 || sampling.frequency_penalty != 0) {
+    ++sequence.penalties.output_counts[token.token];
+  }
+  return sequence.output->Append(std::move(token));
+}
+
+OutputDelta TakeDelta(Sequence& sequence) {
+  OutputDelta delta = sequence.output->Take();
+  delta.prompt_tokens = std::exchange(sequence.prompt_logprobs, {});
+  delta.usage = {sequence.prompt_tokens, sequence.output_tokens(), sequence.cached_tokens};
+  delta.queue_us = std::exchange(sequence.queue_us, -1);
+  return delta;
+}
+
+std::unique_ptr<Tokenizer> LoadTokenizerOf(const EngineOptions& options,
+                                           const ModelConfig& config) {
+  if (options.load_format == LoadFormat::kDummy &&
+      !std::filesystem::exists(options.model_dir / "tokenizer.json") &&
+      !std::filesystem::exists(options.model_dir / "tokenizer.model")) {
+    return MakeIdTokenizer(static_cast<int32_t>(config.vocab_size));
+  }
+  return LoadTokenizer(options.model_dir);
+}
+
+StepSampler::StepSampler(Model& model, const CpuKernels& kernels, ThreadPool& pool)
+    : model_(model), pool_(pool), vocab_(model.config().vocab_size) {
+  for (int worker = 0; worker < pool.threads(); ++worker) {
+    samplers_.emplace_back(kernels, vocab_);
+    raw_logits_.emplace_back(static_cast<size_t>(vocab_));
+  }
+  const int64_t rows = model.limits().max_logit_rows;
+  logits_.resize(static_cast<size_t>(rows * vocab_));
+  sampled_.resize(static_cast<size_t>(rows));
+}
+
+void StepSampler::CollectPromptLogprobs(Sequence& sequence, const SequenceSlice& slice) {
+  if (!sequence.wants_prompt_logprobs()) return;
+  const int64_t block = model_.limits().max_logit_rows;
+  // A preempted sequence computes its prompt again: what it has is not collected twice.
+  const int64_t begin = std::max(slice.start_position, sequence.prompt_logprobs_done);
+  const int64_t end = std::min(slice.start_position + slice.num_tokens, sequence.prompt_tokens - 1);
+  for (int64_t first = begin; first < end; first += block) {
+    const int64_t count = std::min(block, end - first);
+    std::vector<int32_t> rows;
+    for (int64_t j = 0; j < count; ++j) {
+      rows.push_back(static_cast<int32_t>(slice.first_row + first - slice.start_position + j));
+    }
+    model_.Logits(rows, logits_.data());
+    pool_.ParallelFor(count, [&](int64_t j, int worker) {
+      const int32_t next = sequence.tokens[static_cast<size_t>(first + j + 1)];
+      sampled_[static_cast<size_t>(j)] = samplers_[static_cast<size_t>(worker)].Logprobs(
+          Row(j), next, sequence.request.prompt_logprobs);
+    });
+    for (int64_t j = 0; j < count; ++j) {
+      sequence.prompt_logprobs.push_back(std::move(*sampled_[static_cast<size_t>(j)]));
+    }
+    sequence.prompt_logprobs_done = first + count;
+  }
+}
+
+void StepSampler::Sample(
+    std::span<Sequence* const> sequences, std::span<const int32_t> rows,
+    FunctionRef<void(Sequence& sequence, std::optional<GeneratedToken> token)> deliver) {
+  const auto block = static_cast<size_t>(model_.limits().max_logit_rows);
+  for (size_t first = 0; first < rows.size(); first += block) {
+    const size_t count = std::min(block, rows.size() - first);
+    SampleBlock(sequences.subspan(first, count), rows.subspan(first, count));
+    for (size_t i = 0; i < count; ++i) deliver(*sequences[first + i], std::move(sampled_[i]));
+  }
+}
+
+void StepSampler::SampleBlock(std::span<Sequence* const> sequences, std::span<const int32_t> rows) {
+  model_.Logits(rows, logits_.data());
+  pool_.ParallelFor(static_cast<int64_t>(rows.size()), [&](int64_t i, int worker) {
+    const auto at = static_cast<size_t>(i);
+    Sequence& sequence = *sequences[at];
+    const std::span<float> logits = Row(i);
+    sampled_[at].reset();
+    if (!AllFinite(logits)) return;
+    Sampler& sampler = samplers_[static_cast<size_t>(worker)];
+    std::vector<float>& raw = raw_logits_[static_cast<size_t>(worker)];
+    const bool logprobs = sequence.request.logprobs >= 0;
+    if (logprobs) std::copy(logits.begin(), logits.end(), raw.begin());
+    for (const int32_t forbidden : sequence.output->ForbiddenTokens()) {
+      if (forbidden >= 0 && forbidden < vocab_) {
+        logits[static_cast<size_t>(forbidden)] = -std::numeric_limits<float>::infinity();
+      }
+    }
+    GeneratedToken token;
+    token.token = sampler.Sample(sequence.request.sampling, sequence.seed, sequence.output_tokens(),
+                                 sequence.penalties, logits);
+    if (logprobs) token = sampler.Logprobs(raw, token.token, sequence.request.logprobs);
+    sampled_[at] = std::move(token);
+  });
+}
+
+}  // namespace moesaic

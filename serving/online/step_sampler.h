@@ -1,0 +1,72 @@
+// StepSampler: from the hidden states of a step to its tokens: logits, prompt log-probabilities,
+// sampling. With what else the engines do alike to a sequence at its beginning and at each token.
+//
+// Owned by an engine; used by its thread.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "core/base/function_ref.h"
+#include "core/base/thread_pool.h"
+#include "serving/model/model.h"
+#include "serving/model/sampler.h"
+#include "serving/online/create_engine.h"
+#include "serving/online/sequence.h"
+
+namespace moesaic {
+
+// What an engine knows of every request.
+struct SequenceContext {
+  const ModelConfig& config;
+  const Tokenizer& tokenizer;
+  std::span<const int32_t> eos_token_ids;
+  int64_t max_context_tokens = 0;
+};
+
+// Throws Error(kInvalidArgument) for a request that can never run.
+void CheckRequest(const GenerationRequest& request, const SequenceContext& context);
+// Its id is the caller's to set.
+std::unique_ptr<Sequence> MakeSequence(GenerationRequest request, std::shared_ptr<OutputSink> sink,
+                                       const SequenceContext& context);
+// One more token of a sequence; returns why it ends, if it does.
+std::optional<FinishReason> AppendToken(Sequence& sequence, GeneratedToken token);
+// What became ready of a sequence's output since the last call.
+OutputDelta TakeDelta(Sequence& sequence);
+// Random weights may come without a tokenizer; a real model may not.
+std::unique_ptr<Tokenizer> LoadTokenizerOf(const EngineOptions& options, const ModelConfig& config);
+
+class StepSampler {
+ public:
+  // All arguments outlive it.
+  StepSampler(Model& model, const CpuKernels& kernels, ThreadPool& pool);
+
+  // The logits at a prompt position say how likely the next prompt token was; `slice` is what the
+  // last step ran of the sequence.
+  void CollectPromptLogprobs(Sequence& sequence, const SequenceSlice& slice);
+
+  // The next token of each sequence, from its row of the last step; nullopt where the logits are
+  // not finite. `deliver` is called in order, on this thread.
+  void Sample(std::span<Sequence* const> sequences, std::span<const int32_t> rows,
+              FunctionRef<void(Sequence& sequence, std::optional<GeneratedToken> token)> deliver);
+
+ private:
+  void SampleBlock(std::span<Sequence* const> sequences, std::span<const int32_t> rows);
+  std::span<float> Row(int64_t row) {
+    return {logits_.data() + row * vocab_, static_cast<size_t>(vocab_)};
+  }
+
+  Model& model_;
+  ThreadPool& pool_;
+  const int64_t vocab_;
+  std::vector<Sampler> samplers_;               // one per worker
+  std::vector<float> logits_;                   // [max_logit_rows, vocab]
+  std::vector<std::vector<float>> raw_logits_;  // [worker][vocab]
+  std::vector<std::optional<GeneratedToken>> sampled_;
+};
+
+}  // namespace moesaic
