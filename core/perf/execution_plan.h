@@ -32,8 +32,7 @@ struct MemoryItem {
   uint64_t bytes = 0;
 };
 
-// What a plan takes of one memory, item by item. Exact: an engine that runs the plan allocates
-// these bytes and no others.
+// What a plan takes of one memory, item by item, in whole bytes.
 struct MemoryLedger {
   std::string memory;  // "device", "host"
   uint64_t limit_bytes = 0;
