@@ -131,7 +131,8 @@ std::vector<NamedConstant> MachineSpec::Constants() const {
   std::vector<NamedConstant> constants;
   for (const Field& field : kFields) {
     const Constant& constant = this->*field.member;
-    if (constant.value == 0) continue;
+    // A share of one that nobody gave says nothing.
+    if (constant.value == 0 || (constant.value == 1 && constant.note.empty())) continue;
     constants.push_back({field.name, field.unit, constant});
   }
   return constants;

@@ -30,12 +30,13 @@ struct Command {
 };
 
 // "bench serve" before "bench": the first whose words are there is meant.
-constexpr std::array<Command, 11> kCommands = {{
+constexpr std::array<Command, 12> kCommands = {{
     {"run", "Answer a prompt, or chat, in the terminal", RunCommand},
     {"serve", "Serve a model over an OpenAI-compatible HTTP API", ServeCommand},
     {"show", "Describe a model: sizes, and what fits into which memory", ShowCommand},
     {"pack", "Write a model's experts into a store that reads faster", PackCommand},
     {"perplexity", "Measure how well a model predicts a text", PerplexityCommand},
+    {"plan", "Plan a throughput job: schedule, batch, placement, time", PlanCommand},
     {"profile", "Measure this machine: disk, memory, compute", ProfileCommand},
     {"bench serve", "Measure a running server under load", BenchServeCommand},
     {"bench", "Measure prefill and decode rates of a model", BenchCommand},

@@ -152,6 +152,7 @@ double EstimateWall(const PlanProblem& problem, const PlanCandidate& c) {
 
 // Batch sizes worth a look: geometric, and those that split the requests evenly.
 std::vector<int64_t> BatchSizes(const PlanProblem& problem, const PlanOptions& options) {
+  if (options.batch_sequences > 0) return {options.batch_sequences};
   int64_t most = problem.requests;
   if (options.most_sequences > 0) most = std::min(most, options.most_sequences);
   // Never more than host memory holds of their keys and values alone.
@@ -204,7 +205,12 @@ class Search {
 
  private:
   void Consider(PlanCandidate c, int64_t buffers) {
-    if (ChooseResident(problem_, c, buffers) < 0) return;
+    const int64_t fits = ChooseResident(problem_, c, buffers);
+    if (fits < 0) return;
+    if (options_.resident_experts >= 0 && fits > options_.resident_experts) {
+      c.resident_experts = options_.resident_experts;
+      c.expert_buffers = BuffersFor(problem_, c.schedule, c.resident_experts, buffers);
+    }
     found_.push_back({c, BoundWall(problem_, c)});
   }
 
@@ -220,9 +226,13 @@ class Search {
     const bool gpu = problem_.has_gpu();
     const bool modules = c.schedule == ScheduleKind::kModuleBatching;
     c.micro_batch_tokens = std::min<int64_t>(c.token_budget, gpu ? 4096 : 1024);
-    for (const int64_t count : {1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 19, 24, 32, 48, 64}) {
-      if (count > c.batch_sequences || (!gpu && count > 8)) break;
-      if (!modules && gpu && count < 3 && c.batch_sequences >= 3) continue;
+    std::vector<int64_t> counts = {1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 19, 24, 32, 48, 64};
+    if (options_.micro_batches > 0) counts = {options_.micro_batches};
+    for (const int64_t count : counts) {
+      const bool searched = counts.size() > 1;
+      if (count > c.batch_sequences || (searched && !gpu && count > 8)) break;
+      // CGOPipe looks two micro-batches ahead.
+      if (searched && !modules && gpu && count < 3 && c.batch_sequences >= 3) continue;
       c.micro_batches = count;
       for (const int64_t rows :
            gpu ? std::array<int64_t, 2>{2048, 256} : std::array<int64_t, 2>{512, 64}) {

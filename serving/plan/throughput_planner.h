@@ -19,6 +19,10 @@ struct PlanOptions {
   int64_t kv_block_tokens = 16;
   // Most sequences at once; 0: what memory and workload allow.
   int64_t most_sequences = 0;
+  // What is given here is not searched: 0 and -1 leave it open.
+  int64_t batch_sequences = 0;
+  int64_t micro_batches = 0;
+  int64_t resident_experts = -1;  // at most; as many as fit, else
   // Plan again with one constant a tenth better each, to say what would help most.
   bool what_if = true;
 };
