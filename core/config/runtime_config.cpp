@@ -433,7 +433,8 @@ void AddRuntimeSettings(RuntimeConfig& config, SettingScope scope, OptionTable& 
              {"text", "json"}});
 }
 
-void ApplyConfigText(std::string_view yaml, const std::string& name, OptionTable& table) {
+void ApplyConfigText(std::string_view yaml, const std::string& name, OptionTable& table,
+                     std::string_view where_listed) {
   YAML::Node root;
   try {
     root = YAML::Load(std::string(yaml));
@@ -456,7 +457,7 @@ void ApplyConfigText(std::string_view yaml, const std::string& name, OptionTable
     if (option == nullptr || !option->settable_outside) {
       const std::string nearest = table.NearestName(key);
       Fail(ErrorKind::kInvalidArgument, "{}:{}: unknown setting '{}'{}", name, line, key,
-           nearest.empty() ? "; `moesaic serve --help` lists them"
+           nearest.empty() ? fmt::format("; {}", where_listed)
                            : fmt::format("; did you mean '{}'?", nearest));
     }
     if (!seen.insert(option->name).second) {

@@ -95,8 +95,9 @@ void AddRuntimeSettings(RuntimeConfig& config, SettingScope scope, OptionTable& 
 
 // Sets what a YAML file says: one mapping, each key a setting's name. `name` is the file in
 // messages. Throws Error(kInvalidArgument) that names file, line and key, and for an unknown key
-// the nearest name.
-void ApplyConfigText(std::string_view yaml, const std::string& name, OptionTable& table);
+// the nearest name, or else `where_listed`.
+void ApplyConfigText(std::string_view yaml, const std::string& name, OptionTable& table,
+                     std::string_view where_listed = "`moesaic serve --help` lists them");
 // `file` is a path, or the name of a preset in one of `preset_directories` ("small-memory"). Throws
 // also Error(kNotFound).
 void ApplyConfigFile(const std::string& file,

@@ -12,6 +12,7 @@ int ServeCommand(const Invocation& invocation);       // serve: the HTTP server
 int ShowCommand(const Invocation& invocation);        // show: what a model is and what it needs
 int PackCommand(const Invocation& invocation);        // pack: writes an expert store
 int PerplexityCommand(const Invocation& invocation);  // perplexity: of a text
+int PlanCommand(const Invocation& invocation);        // plan: how to run a throughput job
 int ProfileCommand(const Invocation& invocation);     // profile: measures this machine
 int BenchCommand(const Invocation& invocation);       // bench: prefill and decode rates
 int BenchServeCommand(const Invocation& invocation);  // bench serve: load on a running server

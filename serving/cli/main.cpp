@@ -37,6 +37,7 @@ constexpr std::array<Command, 12> kCommands = {{
     {"show", "Describe a model: sizes, and what fits into which memory", ShowCommand},
     {"pack", "Write a model's experts into a store that reads faster", PackCommand},
     {"perplexity", "Measure how well a model predicts a text", PerplexityCommand},
+    {"plan", "Plan a throughput job: schedule, batch, placement, time", PlanCommand},
     {"profile", "Measure this machine: disk, memory, compute", ProfileCommand},
     {"bench serve", "Measure a running server under load", BenchServeCommand},
     {"bench", "Measure prefill and decode rates of a model", BenchCommand},

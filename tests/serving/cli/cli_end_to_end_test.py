@@ -51,7 +51,8 @@ class CommandLine(unittest.TestCase):
         self.assertEqual(overview.returncode, 0)
         self.assertEqual(run().stdout, overview.stdout)
         commands = re.findall(r"^  (\w+(?: serve)?) {2,}", overview.stdout, re.MULTILINE)
-        for name in ("run", "serve", "show", "pack", "profile", "bench", "bench serve", "trace", "version"):
+        for name in ("run", "serve", "show", "pack", "plan", "profile", "bench", "bench serve", "trace",
+                     "version"):
             self.assertIn(name, commands)
             result = run(*name.split(), "--help")
             self.assertEqual(result.returncode, 0, name)
@@ -325,6 +326,60 @@ class Profile(unittest.TestCase):
             self.assertTrue(profile["quick"])
             self.assertEqual(os.listdir(directory), ["p.json"])
         self.assertEqual(run("profile", "--quick", "--path", "/nowhere").returncode, 2)
+
+
+class Plan(unittest.TestCase):
+    UNIFORM = ["--workload", "prompt=77,gen=32,requests=200"]
+
+    def test_presets_need_neither_model_nor_machine(self):
+        result = run("plan", "mixtral-8x7b", "--machine", "l4", *self.UNIFORM)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        for part in ("schedule", "Memory of the device", "Memory of the host", "bottleneck", "link rate +10%",
+                     "measured", "wall time"):
+            self.assertIn(part, result.stdout)
+
+    def test_json_and_limits(self):
+        arguments = ["plan", "--model", "mixtral-8x7b", "--machine", "l4", *self.UNIFORM, "--json", "--no-what-if"]
+        plan = json.loads(run(*arguments).stdout)
+        self.assertEqual(plan["machine"], "l4")
+        self.assertEqual(plan["workload"]["requests"], 200)
+        self.assertEqual(plan["what_if"], [])
+        for ledger in plan["ledgers"]:
+            self.assertEqual(ledger["total_bytes"], sum(item["bytes"] for item in ledger["items"]))
+            self.assertLessEqual(ledger["total_bytes"], ledger["limit_bytes"])
+        less = json.loads(run(*arguments, "--gpu-memory", "12GiB", "--schedule", "module-batching").stdout)
+        self.assertEqual(less["policy"]["schedule"], "module-batching")
+        self.assertEqual(less["ledgers"][0]["limit_bytes"], 12 << 30)
+        self.assertLess(less["policy"]["resident_experts_per_layer"], plan["policy"]["resident_experts_per_layer"] + 1)
+
+    def test_this_machine_and_a_file_of_prompts(self):
+        with tempfile.TemporaryDirectory() as directory:
+            profile = pathlib.Path(directory) / "p.json"
+            self.assertEqual(run("profile", "--quick", "--path", directory, "-o", str(profile)).returncode, 0)
+            lines = pathlib.Path(directory) / "w.jsonl"
+            lines.write_text('{"prompt": "One two three", "max_tokens": 8}\n{"prompt": "Four"}\n')
+            result = run("plan", MODEL, "--machine", str(profile), "--workload", str(lines), "--json")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            plan = json.loads(result.stdout)
+            self.assertEqual(plan["workload"]["generated_tokens"], 8 + 128)
+            self.assertEqual(plan["policy"]["resident_experts_per_layer"], 32)
+            self.assertIn("measured", {constant["from"] for constant in plan["constants"]})
+
+    def test_mistakes(self):
+        def refused(code, part, *arguments):
+            result = run("plan", *arguments)
+            self.assertEqual(result.returncode, code, result.stderr)
+            self.assertIn(part, result.stderr)
+
+        refused(2, "--workload is missing", "mixtral-8x7b", "--machine", "l4")
+        refused(2, "requests=N is missing", "mixtral-8x7b", "--machine", "l4", "--workload", "prompt=1,gen=1")
+        refused(2, "qwen3-30b-a3b", "qwen3", "--machine", "l4", *self.UNIFORM)
+        refused(2, "a100", "mixtral-8x7b", "--machine", "b200", *self.UNIFORM)
+        refused(3, "is missing (--host-memory)", "dbrx", "--machine", "t4", *self.UNIFORM)
+        with tempfile.TemporaryDirectory() as empty:
+            result = run("plan", "mixtral-8x7b", *self.UNIFORM, environment={"XDG_CACHE_HOME": empty})
+            self.assertEqual(result.returncode, 2)
+            self.assertIn("run `moesaic profile` first", result.stderr)
 
 
 class Server:

@@ -1,0 +1,134 @@
+#include "core/perf/model_shape.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "core/base/error.h"
+#include "core/base/file.h"
+
+namespace moesaic {
+namespace {
+
+namespace fs = std::filesystem;
+
+ModelShape Preset(const std::string& name) {
+  const fs::path file = fs::path(MOESAIC_CONFIGS_DIR) / "models" / (name + ".yaml");
+  return ParseModelShape(ReadTextFile(file, 1 << 16), file.string());
+}
+
+struct Row {
+  const char* name;
+  double total;     // parameters, as published or computed from the configuration
+  double relative;  // half a unit of its last digit, relative
+  uint64_t expert_bytes;
+  uint64_t kv_bytes;  // of a token, all layers; 0: encoder-decoder
+};
+
+// The table of dimensions of the papers' models: computed totals.
+const Row kRows[] = {
+    {"mixtral-8x7b", 46.70e9, 2e-4, 352321536, 131072},
+    {"mixtral-8x22b", 140.6e9, 5e-4, 603979776, 229376},
+    {"dbrx", 131.6e9, 5e-4, 396361728, 163840},
+    {"deepseek-v2", 235.7e9, 5e-4, 47185920, 69120},
+    {"deepseek-v2-lite", 15.71e9, 5e-4, 17301504, 31104},
+    {"deepseek-v3", 671.0e9, 2e-4, 88080384, 70272},
+    {"qwen2-57b-a14b", 57.4e9, 1e-3, 55050240, 57344},
+    {"qwen3-30b-a3b", 30.53e9, 3e-4, 9437184, 98304},
+    {"qwen3-235b-a22b", 235.1e9, 3e-4, 37748736, 192512},
+    {"olmoe-1b-7b", 6.92e9, 1e-3, 12582912, 131072},
+    {"gpt-oss-20b", 20.91e9, 5e-4, 49766400, 49152},
+    {"gpt-oss-20b-mxfp4", 20.91e9, 5e-4, 13219200, 49152},
+    {"gpt-oss-120b", 116.8e9, 5e-4, 49766400, 73728},
+    {"gpt-oss-120b-mxfp4", 116.8e9, 5e-4, 13219200, 73728},
+    {"arctic", 478.6e9, 3e-4, 209190912, 143360},
+    {"switch-base-128", 7.41e9, 1e-3, 9437184, 0},
+    {"switch-large-128", 26.31e9, 3e-4, 16777216, 0},
+    {"nllb-moe-54b", 54.50e9, 3e-4, 67129344, 0},
+};
+
+TEST(ModelShapeTest, PresetsGiveThePublishedTotals) {
+  for (const Row& row : kRows) {
+    const ModelShape shape = Preset(row.name);
+    EXPECT_EQ(shape.name, row.name);
+    EXPECT_FALSE(shape.source.empty()) << row.name;
+    EXPECT_NEAR(static_cast<double>(shape.TotalParameters()) / row.total, 1, row.relative)
+        << row.name << ": " << shape.TotalParameters();
+    EXPECT_EQ(shape.ExpertBytes(), row.expert_bytes) << row.name;
+    if (row.kv_bytes > 0) {
+      EXPECT_EQ(shape.KvBytesPerToken(), row.kv_bytes) << row.name;
+    }
+  }
+}
+
+TEST(ModelShapeTest, EveryPresetIsInTheTable) {
+  size_t presets = 0;
+  for (const auto& entry : fs::directory_iterator(fs::path(MOESAIC_CONFIGS_DIR) / "models")) {
+    EXPECT_EQ(Preset(entry.path().stem().string()).name, entry.path().stem().string());
+    ++presets;
+  }
+  EXPECT_EQ(presets, std::size(kRows));
+}
+
+TEST(ModelShapeTest, LatentAttentionKeepsAFewSeventyFirstOfTheHeads) {
+  // DeepSeek-V2: 128 heads x (192 + 128) values decompressed, 576 latent: MoE-Gen's factor of 71.
+  const ModelShape shape = Preset("deepseek-v2");
+  EXPECT_EQ(shape.KvBytesPerLayer(), 1152u);
+  EXPECT_NEAR(128.0 * (192 + 128) * 2 / static_cast<double>(shape.KvBytesPerLayer()), 71.1, 0.05);
+}
+
+TEST(ModelShapeTest, DenseAndExpertBytesMakeUpTheModel) {
+  const ModelShape shape = Preset("mixtral-8x7b");
+  EXPECT_EQ(shape.DenseBytes() + shape.AllExpertBytes(), 2 * shape.TotalParameters());
+  EXPECT_EQ(shape.AllExpertBytes(), uint64_t{256} * 352321536);
+}
+
+TEST(ModelShapeTest, ShapeOfAConfigurationHasItsDimensions) {
+  const ModelShape shape = ShapeOf(LoadModelConfig(MOESAIC_SAMPLE_MODEL_DIR), "sample");
+  EXPECT_EQ(shape.num_layers, 8);
+  EXPECT_EQ(shape.num_experts, 32);
+  EXPECT_EQ(shape.top_k, 4);
+  EXPECT_TRUE(shape.tied_embedding);
+  EXPECT_EQ(shape.ExpertParameters(), 3u * 192 * 64);
+  EXPECT_EQ(shape.KvBytesPerToken(), 2u * 2 * 32 * 2 * 8);
+}
+
+TEST(ModelShapeTest, ActiveExpertsGrowFromTopKToAll) {
+  EXPECT_EQ(ExpectedActiveExperts(8, 2, 0), 0);
+  EXPECT_DOUBLE_EQ(ExpectedActiveExperts(8, 2, 1), 2);
+  EXPECT_DOUBLE_EQ(ExpectedActiveExperts(8, 2, 2), 8 * (1 - 0.75 * 0.75));
+  EXPECT_DOUBLE_EQ(ExpectedActiveExperts(8, 8, 1), 8);
+  EXPECT_NEAR(ExpectedActiveExperts(128, 8, 1000), 128, 1e-9);
+}
+
+std::string ShapeRefusal(const std::string& yaml) {
+  try {
+    ParseModelShape(yaml, "m.yaml");
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(ModelShapeTest, BadPresetsAreRefusedWithAReason) {
+  EXPECT_EQ(ShapeRefusal(""), "m.yaml: num-layers is missing");
+  EXPECT_EQ(ShapeRefusal("num-layer: 3"),
+            "m.yaml:1: unknown setting 'num-layer'; did you mean "
+            "'num-layers'?");
+  EXPECT_EQ(ShapeRefusal("zzzzzzzzzz: 3"),
+            "m.yaml:1: unknown setting 'zzzzzzzzzz'; see the files beside it");
+  const std::string good =
+      "{num-layers: 2, hidden-size: 8, vocab-size: 10, num-experts: 4, expert-intermediate: 8, "
+      "num-heads: 4, num-kv-heads: 2, head-dim: 4, ";
+  EXPECT_EQ(ShapeRefusal(good + "top-k: 2}"), "");
+  EXPECT_EQ(ShapeRefusal(good + "top-k: 5}"), "m.yaml: top-k must be from 1 to num-experts");
+  EXPECT_EQ(ShapeRefusal(good + "top-k: 2, dense-layers: 2}"),
+            "m.yaml: dense-layers leaves no layer with experts");
+  EXPECT_EQ(ShapeRefusal(good + "top-k: 2, kv-lora-rank: 2}"),
+            "m.yaml: kv-lora-rank needs qk-nope-dim, qk-rope-dim and v-head-dim");
+}
+
+}  // namespace
+}  // namespace moesaic
