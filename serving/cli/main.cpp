@@ -30,7 +30,7 @@ struct Command {
 };
 
 // "bench serve" before "bench": the first whose words are there is meant.
-constexpr std::array<Command, 12> kCommands = {{
+constexpr std::array<Command, 13> kCommands = {{
     {"run", "Answer a prompt, or chat, in the terminal", RunCommand},
     {"serve", "Serve a model over an OpenAI-compatible HTTP API", ServeCommand},
     {"batch", "Answer a file of requests", BatchCommand},
