@@ -15,6 +15,11 @@ const char* Name(Resource resource, bool has_gpu) {
   return resource == Resource::kLinkIn ? "disk" : "cpu";
 }
 
+// Prefill attends where the projections run.
+std::string Name(const ComponentTime& component, bool has_gpu) {
+  return !has_gpu && component.name == "device attention" ? "prefill attention" : component.name;
+}
+
 std::string PolicyText(const ExecutionPlan& plan, bool has_gpu) {
   TextTable table("<<");
   table.Add({"schedule", ScheduleKindName(plan.schedule)});
@@ -51,7 +56,8 @@ std::string PhaseText(const char* title, const PhasePrediction& phase, bool has_
   std::string out = fmt::format("\n{}, per layer\n", title);
   TextTable table("<<>>");
   for (const ComponentTime& component : phase.components) {
-    table.Add({component.name, Name(component.resource, has_gpu), Milliseconds(component.seconds),
+    table.Add({Name(component, has_gpu), Name(component.resource, has_gpu),
+               Milliseconds(component.seconds),
                phase.period_s > 0 ? fmt::format("{:.0f}%", 100 * component.seconds / phase.period_s)
                                   : ""});
   }

@@ -204,14 +204,16 @@ class Search {
   }
 
  private:
-  void Consider(PlanCandidate c, int64_t buffers) {
+  // Whether more buffers than these could make another candidate.
+  bool Consider(PlanCandidate c, int64_t buffers) {
     const int64_t fits = ChooseResident(problem_, c, buffers);
-    if (fits < 0) return;
+    if (fits < 0) return false;
     if (options_.resident_experts >= 0 && fits > options_.resident_experts) {
       c.resident_experts = options_.resident_experts;
       c.expert_buffers = BuffersFor(problem_, c.schedule, c.resident_experts, buffers);
     }
     found_.push_back({c, BoundWall(problem_, c)});
+    return c.expert_buffers == buffers;
   }
 
   void TryBatches(PlanCandidate c) {
@@ -239,9 +241,8 @@ class Search {
         c.expert_micro_batch = rows;
         for (int64_t tenths = 10; tenths >= (gpu ? 0 : 10); tenths -= modules ? 1 : 10) {
           c.cpu_attention_tenths = tenths;
-          for (const int64_t buffers : {2, 4, 8}) {
-            Consider(c, buffers);
-            if (!modules) break;
+          for (const int64_t buffers : {2, 4, 8, 32, 128}) {
+            if (!Consider(c, buffers) || !modules) break;
           }
         }
         if (!modules) break;
