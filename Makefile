@@ -2,7 +2,7 @@
 
 JOBS ?= $(shell nproc)
 BIN := build/release/bin/moesaic
-CXX_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cu')
+CXX_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
 # Quiet unless it fails.
 configure = cmake --preset $(1) >/dev/null || { cmake --preset $(1); exit 1; }

@@ -215,12 +215,22 @@ __global__ void MatrixKernel(ProductArgs args) {
 
 // ---- A row at a time. A block computes one panel of one row, its warps taking lines in turn.
 
-// The group of a row, whose rows are contiguous; -1 when it is in none.
+// The last group that begins at or before the row: those before it that begin there are empty. -1
+// when the row is behind all groups.
 __device__ int GroupOf(const ProductArgs& args, int row) {
-  for (int group = 0; group < args.groups; ++group) {
-    if (row >= GroupBegin(args, group) && row < GroupBegin(args, group + 1)) return group;
+  const int groups = static_cast<int>(args.groups);
+  if (row >= GroupBegin(args, groups)) return -1;
+  int first = 0;
+  int behind = groups;
+  while (behind - first > 1) {
+    const int middle = (first + behind) / 2;
+    if (GroupBegin(args, middle) <= row) {
+      first = middle;
+    } else {
+      behind = middle;
+    }
   }
-  return -1;
+  return first;
 }
 
 // sum[o] += the products of one line with the lane's four outputs.
