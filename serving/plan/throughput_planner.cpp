@@ -12,26 +12,17 @@
 #include "core/base/units.h"
 #include "serving/plan/lens_model.h"
 #include "serving/plan/plan_candidate.h"
+#include "serving/plan/plan_search.h"
 #include "serving/plan/scheduler_simulation.h"
 
 namespace moesaic {
 namespace {
 
-// Task graphs are computed for this many candidates of a schedule, best bound first.
-constexpr size_t kMostGraphs = 200;
-// A candidate whose bound is within this of the best is not worth its graph.
-constexpr double kWorthwhile = 1e-3;
 // Workloads with more tokens than this are simulated by an even sample of their requests.
 constexpr int64_t kMostSimulatedTokens = 50'000'000;
 
 constexpr std::array kAllSchedules = {ScheduleKind::kModuleBatching, ScheduleKind::kPagedWeights,
                                       ScheduleKind::kOverlapped};
-
-struct Scored {
-  PlanCandidate candidate;
-  double bound_s = 0;
-  double wall_s = 0;
-};
 
 PlanProblem MakeProblem(const ModelShape& model, const MachineSpec& machine,
                         const Workload& workload, const PlanOptions& options) {
@@ -46,245 +37,6 @@ PlanProblem MakeProblem(const ModelShape& model, const MachineSpec& machine,
   problem.kv_block_tokens = options.kv_block_tokens;
   return problem;
 }
-
-// A layer's tokens from which on its compute hides its copies, when nothing is resident.
-double TokensThatHideLayer(const PlanProblem& problem) {
-  const ModelShape& model = problem.model;
-  const double bytes_per_weight =
-      static_cast<double>(model.ExpertBytes()) / static_cast<double>(model.ExpertParameters());
-  return TokensThatHideExpert(problem.Device().flop_per_s,
-                              problem.machine.link_in_bytes_per_s.value, bytes_per_weight) *
-         static_cast<double>(model.num_experts) / static_cast<double>(model.top_k);
-}
-
-IterationLoad PrefillLoad(const PlanProblem& problem, double tokens) {
-  IterationLoad load;
-  load.prefill_tokens = std::max<int64_t>(1, std::llround(tokens));
-  load.prefill_positions = std::llround(tokens * (problem.mean_prompt + 1) / 2);
-  return load;
-}
-
-IterationLoad DecodeLoad(const PlanProblem& problem, double sequences) {
-  IterationLoad load;
-  load.decode_sequences = std::max<int64_t>(1, std::llround(sequences));
-  load.decode_context = std::llround(static_cast<double>(load.decode_sequences) *
-                                     (problem.mean_prompt + problem.mean_generated / 2));
-  return load;
-}
-
-// What a candidate processes: passes of prefill and steps of decode that differ only in context.
-struct Phases {
-  IterationLoad prefill;
-  IterationLoad decode;
-  double prefill_passes = 0;
-  double decode_steps = 0;
-};
-
-Phases PhasesOf(const PlanProblem& problem, const PlanCandidate& c) {
-  Phases phases;
-  const auto batch = static_cast<double>(c.batch_sequences);
-  const double batches = std::ceil(static_cast<double>(problem.requests) / batch);
-  const double tokens = batch * problem.mean_prompt;
-  const double passes = std::ceil(tokens / static_cast<double>(c.token_budget));
-  phases.prefill = PrefillLoad(problem, tokens / passes);
-  phases.decode = DecodeLoad(problem, batch);
-  phases.prefill_passes = batches * passes;
-  phases.decode_steps = batches * std::max(0.0, problem.mean_generated - 1);
-  return phases;
-}
-
-// Prefill and decode in every iteration: the steady state of MoE-Lens' Stage 2.
-struct MixedState {
-  LensJob job;
-  IterationLoad load;
-};
-
-MixedState MixedStateOf(const PlanProblem& problem, const PlanCandidate& c) {
-  MixedState state;
-  LensJob& job = state.job;
-  job.prompt_tokens = std::max<int64_t>(1, std::llround(problem.mean_prompt));
-  job.generated_tokens = std::max<int64_t>(1, std::llround(problem.mean_generated));
-  job.requests = problem.requests;
-  job.kv_blocks = c.kv_blocks;
-  job.block_tokens = problem.kv_block_tokens;
-  job.token_budget = static_cast<double>(c.token_budget);
-  job.iteration_s = 1;
-  const LensPrediction lens = LensStage2(job);
-  const double scale = lens.kv_bound ? 1 : job.token_budget / lens.tokens_per_iteration;
-  const double decoding =
-      std::min({lens.decode_per_iteration * scale, static_cast<double>(c.batch_sequences),
-                static_cast<double>(problem.requests)});
-  const double prompts = decoding / static_cast<double>(job.generated_tokens);
-  state.load = DecodeLoad(problem, decoding);
-  const IterationLoad prefill = PrefillLoad(problem, prompts * problem.mean_prompt);
-  state.load.prefill_tokens = prefill.prefill_tokens;
-  state.load.prefill_positions = prefill.prefill_positions;
-  return state;
-}
-
-double MixedWall(const PlanProblem& problem, MixedState state, double iteration_s) {
-  state.job.iteration_s = iteration_s;
-  // However few requests, one of them takes its tokens in turn.
-  const double least = problem.mean_generated * iteration_s;
-  return std::max(least, static_cast<double>(problem.requests) * problem.mean_generated /
-                             LensStage2(state.job).tokens_per_s);
-}
-
-double BoundWall(const PlanProblem& problem, const PlanCandidate& c) {
-  if (c.schedule == ScheduleKind::kOverlapped) {
-    const MixedState state = MixedStateOf(problem, c);
-    return MixedWall(problem, state, IterationBound(problem, c, state.load));
-  }
-  const Phases phases = PhasesOf(problem, c);
-  return phases.prefill_passes * IterationBound(problem, c, phases.prefill) +
-         phases.decode_steps * IterationBound(problem, c, phases.decode);
-}
-
-double EstimateWall(const PlanProblem& problem, const PlanCandidate& c) {
-  if (c.schedule == ScheduleKind::kOverlapped) {
-    const MixedState state = MixedStateOf(problem, c);
-    return MixedWall(problem, state, PredictIteration(problem, c, state.load).iteration_s);
-  }
-  const Phases phases = PhasesOf(problem, c);
-  return phases.prefill_passes * PredictIteration(problem, c, phases.prefill).iteration_s +
-         phases.decode_steps * PredictIteration(problem, c, phases.decode).iteration_s;
-}
-
-// Batch sizes worth a look: geometric, and those that split the requests evenly.
-std::vector<int64_t> BatchSizes(const PlanProblem& problem, const PlanOptions& options) {
-  if (options.batch_sequences > 0) return {options.batch_sequences};
-  int64_t most = problem.requests;
-  if (options.most_sequences > 0) most = std::min(most, options.most_sequences);
-  // Never more than host memory holds of their keys and values alone.
-  const double bytes = static_cast<double>(problem.model.KvBytesPerToken()) *
-                       (problem.mean_prompt + problem.mean_generated);
-  const double held = problem.machine.host_memory_bytes.value / bytes;
-  if (held < static_cast<double>(most)) most = std::max<int64_t>(1, static_cast<int64_t>(held));
-  std::vector<int64_t> sizes;
-  for (double size = 1; size < static_cast<double>(most); size = std::max(size + 1, size * 1.3)) {
-    sizes.push_back(static_cast<int64_t>(size));
-  }
-  for (int64_t batches = 1; batches <= 12; ++batches) {
-    const int64_t size = (problem.requests + batches - 1) / batches;
-    if (size <= most) sizes.push_back(size);
-  }
-  sizes.push_back(most);
-  std::sort(sizes.begin(), sizes.end());
-  sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
-  return sizes;
-}
-
-// Collects the candidates that fit, with their bounds.
-class Search {
- public:
-  Search(const PlanProblem& problem, const PlanOptions& options)
-      : problem_(problem), options_(options), packet_bytes_(ChoosePacket(problem)) {}
-
-  std::vector<Scored> Run(ScheduleKind schedule) {
-    found_.clear();
-    for (const int64_t size : BatchSizes(problem_, options_)) {
-      PlanCandidate c;
-      c.schedule = schedule;
-      c.packet_bytes = packet_bytes_;
-      c.batch_sequences = size;
-      for (const bool dense_resident : {true, false}) {
-        // Streaming dense weights makes sense only where they do not fit.
-        if (!dense_resident && (!found_.empty() || !problem_.has_gpu())) break;
-        c.dense_resident = dense_resident;
-        if (schedule == ScheduleKind::kOverlapped) {
-          TryOverlapped(c);
-        } else {
-          TryBatches(c);
-        }
-      }
-    }
-    std::sort(found_.begin(), found_.end(),
-              [](const Scored& a, const Scored& b) { return a.bound_s < b.bound_s; });
-    return Best();
-  }
-
- private:
-  // Whether more buffers than these could make another candidate.
-  bool Consider(PlanCandidate c, int64_t buffers) {
-    const int64_t fits = ChooseResident(problem_, c, buffers);
-    if (fits < 0) return false;
-    if (options_.resident_experts >= 0 && fits > options_.resident_experts) {
-      c.resident_experts = options_.resident_experts;
-      c.expert_buffers = BuffersFor(problem_, c.schedule, c.resident_experts, buffers);
-    }
-    found_.push_back({c, BoundWall(problem_, c)});
-    return c.expert_buffers == buffers;
-  }
-
-  void TryBatches(PlanCandidate c) {
-    const double mean = problem_.mean_prompt + problem_.mean_generated;
-    c.kv_blocks = std::max(problem_.KvBlocksOf(static_cast<double>(problem_.longest)),
-                           c.batch_sequences * problem_.KvBlocksOf(mean));
-    // A few times what hides the copies; hidden states of more would only take memory.
-    const double tokens = static_cast<double>(c.batch_sequences) * problem_.mean_prompt;
-    const double enough = std::max(8192.0, 4 * TokensThatHideLayer(problem_));
-    c.token_budget = std::max(problem_.longest_prompt,
-                              static_cast<int64_t>(std::ceil(std::min(tokens, enough))));
-    const bool gpu = problem_.has_gpu();
-    const bool modules = c.schedule == ScheduleKind::kModuleBatching;
-    c.micro_batch_tokens = std::min<int64_t>(c.token_budget, gpu ? 4096 : 1024);
-    std::vector<int64_t> counts = {1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 19, 24, 32, 48, 64};
-    if (options_.micro_batches > 0) counts = {options_.micro_batches};
-    for (const int64_t count : counts) {
-      const bool searched = counts.size() > 1;
-      if (count > c.batch_sequences || (searched && !gpu && count > 8)) break;
-      // CGOPipe looks two micro-batches ahead.
-      if (searched && !modules && gpu && count < 3 && c.batch_sequences >= 3) continue;
-      c.micro_batches = count;
-      for (const int64_t rows :
-           gpu ? std::array<int64_t, 2>{2048, 256} : std::array<int64_t, 2>{512, 64}) {
-        c.expert_micro_batch = rows;
-        for (int64_t tenths = 10; tenths >= (gpu ? 0 : 10); tenths -= modules ? 1 : 10) {
-          c.cpu_attention_tenths = tenths;
-          for (const int64_t buffers : {2, 4, 8, 32, 128}) {
-            if (!Consider(c, buffers) || !modules) break;
-          }
-        }
-        if (!modules) break;
-      }
-    }
-  }
-
-  void TryOverlapped(PlanCandidate c) {
-    const double mean = problem_.mean_prompt + problem_.mean_generated / 2;
-    c.kv_blocks = std::max(problem_.KvBlocksOf(static_cast<double>(problem_.longest)),
-                           c.batch_sequences * problem_.KvBlocksOf(mean));
-    c.micro_batches = 2;
-    c.cpu_attention_tenths = 10;
-    const double hide = TokensThatHideLayer(problem_);
-    for (const double part : {0.25, 0.5, 1.0, 2.0, 4.0}) {
-      c.token_budget = std::max(
-          {problem_.longest_prompt, c.batch_sequences + 1, static_cast<int64_t>(part * hide)});
-      c.micro_batch_tokens = (c.token_budget + 1) / 2;
-      c.expert_micro_batch = std::min<int64_t>(c.micro_batch_tokens, 2048);
-      Consider(c, 0);
-    }
-  }
-
-  std::vector<Scored> Best() {
-    double best = INFINITY;
-    size_t graphs = 0;
-    std::vector<Scored> result;
-    for (Scored& scored : found_) {
-      if (scored.bound_s >= best * (1 - kWorthwhile) || graphs++ == kMostGraphs) break;
-      scored.wall_s = EstimateWall(problem_, scored.candidate);
-      if (scored.wall_s >= best * (1 - kWorthwhile)) continue;
-      best = scored.wall_s;
-      result = {scored};
-    }
-    return result;
-  }
-
-  const PlanProblem& problem_;
-  const PlanOptions& options_;
-  const uint64_t packet_bytes_;
-  std::vector<Scored> found_;
-};
 
 // Iteration times by rounded load: the pipeline's period changes little within two per cent.
 class IterationTimes {
@@ -419,15 +171,14 @@ ExecutionPlan MakePlan(const PlanProblem& problem, const PlanCandidate& c) {
 ExecutionPlan BestPlan(const ModelShape& model, const MachineSpec& machine,
                        const Workload& workload, const PlanOptions& options) {
   const PlanProblem problem = MakeProblem(model, machine, workload, options);
-  Search search(problem, options);
   std::optional<ExecutionPlan> best;
   for (const ScheduleKind schedule : kAllSchedules) {
     if (options.schedule && *options.schedule != schedule) continue;
-    for (const Scored& scored : search.Run(schedule)) {
-      ExecutionPlan plan = MakePlan(problem, scored.candidate);
-      plan.prediction = Predict(problem, scored.candidate, workload);
-      if (!best || plan.prediction.wall_s < best->prediction.wall_s) best = std::move(plan);
-    }
+    const auto candidate = SearchCandidates(problem, options, schedule);
+    if (!candidate) continue;
+    ExecutionPlan plan = MakePlan(problem, *candidate);
+    plan.prediction = Predict(problem, *candidate, workload);
+    if (!best || plan.prediction.wall_s < best->prediction.wall_s) best = std::move(plan);
   }
   if (!best) FailNothingFits(problem);
   return *std::move(best);
