@@ -8,6 +8,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/error.h"
@@ -86,20 +87,20 @@ TEST(BatchEngineTest, AnswersOfLatencyMode) {
       MetricsRegistry metrics;
       expected = RunAll(*CreateEngine(options, metrics));
     }
-    for (const char* const memory : {"80KiB", "25%", "100%"}) {
-      for (const int64_t sequences : {0, 1, 7}) {
-        EngineOptions options = BatchOptions();
-        options.dtype = dtype;
-        options.expert_memory = memory;
-        options.max_num_seqs = sequences;
-        if (sequences == 7) options.max_num_batched_tokens = 16;
-        const auto engine = MakeEngine(options);
-        EXPECT_EQ(RunAll(*engine), expected)
-            << dtype << ", " << memory << ", " << sequences << " sequences";
-        const Timeline::Snapshot timeline = engine->TakeTimeline();
-        ExpectComputeLaneInOrder(timeline);
-        ExpectNoStallWhileIdle(timeline);
-      }
+    const std::pair<const char*, int64_t> settings[] = {
+        {"80KiB", 0}, {"25%", 1}, {"25%", 7}, {"100%", 0}};
+    for (const auto& [memory, sequences] : settings) {
+      EngineOptions options = BatchOptions();
+      options.dtype = dtype;
+      options.expert_memory = memory;
+      options.max_num_seqs = sequences;
+      if (sequences == 7) options.max_num_batched_tokens = 16;
+      const auto engine = MakeEngine(options);
+      EXPECT_EQ(RunAll(*engine), expected)
+          << dtype << ", " << memory << ", " << sequences << " sequences";
+      const Timeline::Snapshot timeline = engine->TakeTimeline();
+      ExpectComputeLaneInOrder(timeline);
+      ExpectNoStallWhileIdle(timeline);
     }
   }
 }

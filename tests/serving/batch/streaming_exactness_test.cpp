@@ -74,6 +74,9 @@ TEST_P(StreamingExactnessTest, BuffersResidentsAndBatches) {
   for (const int64_t slots : {1, 2, 40, 256}) {
     for (const bool packed : {false, true}) {
       for (const int together : {1, 4, 12}) {
+        // What a store changes has nothing to do with the number of slots, and a sequence at a time
+        // reads nearly everything anew for each token.
+        if ((packed || together == 1) && slots != 40) continue;
         Timeline timeline(1'000'000);
         HarnessOptions streaming = options;
         streaming.threads = 2;
