@@ -203,9 +203,9 @@ LayerTimes TimesOf(const PlanProblem& problem, const PlanCandidate& c, const Ite
     times.micro_batches = std::max<int64_t>(1, (load.decode_sequences + most - 1) / most);
   }
   // A prefill of thousands of micro-batches repeats one pattern: time fewer and longer ones.
-  constexpr int64_t kMostMicroBatches = 64;
-  const double merged = std::max(1.0, D(times.micro_batches) / D(kMostMicroBatches));
-  times.micro_batches = std::min(times.micro_batches, kMostMicroBatches);
+  constexpr int64_t kTimedMicroBatches = 64;
+  const double merged = std::max(1.0, D(times.micro_batches) / D(kTimedMicroBatches));
+  times.micro_batches = std::min(times.micro_batches, kTimedMicroBatches);
   const double count = D(times.micro_batches);
   const double rows = tokens / count;
   const double overhead = merged * machine.task_overhead_s.value;
