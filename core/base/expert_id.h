@@ -14,7 +14,8 @@ struct ExpertId {
   uint16_t layer = 0;  // layer of the model, dense layers counted
   uint16_t index = 0;  // expert within the layer
 
-  auto operator<=>(const ExpertId&) const = default;
+  auto operator<=>(const ExpertId&) const =
+      default;  // NOLINT(modernize-use-nullptr): clang 14 errs
 };
 
 }  // namespace moesaic

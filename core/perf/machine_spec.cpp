@@ -168,10 +168,10 @@ MachineSpec ParseMachineSpec(std::string_view yaml, const std::string& file,
     if (measured && choice == ConstantChoice::kPreferMeasured) {
       machine.*kFields[i].member =
           WithSource(text.measured * kFields[i].scale, text.measured_source,
-                     file + ": " + key + "-measured-source");
+                     fmt::format("{}: {}-measured-source", file, key));
     } else if (given) {
-      machine.*kFields[i].member =
-          WithSource(text.value * kFields[i].scale, text.source, file + ": " + key + "-source");
+      machine.*kFields[i].member = WithSource(text.value * kFields[i].scale, text.source,
+                                              fmt::format("{}: {}-source", file, key));
     }
   }
   if (machine.link_out_bytes_per_s.value == 0) {

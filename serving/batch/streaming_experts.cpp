@@ -379,7 +379,7 @@ void StreamingExperts::EndLoad(int number) {
   }
 }
 
-void StreamingExperts::Fail(int number, std::exception_ptr error) {
+void StreamingExperts::Fail(int number, const std::exception_ptr& error) {
   Lane& lane = LaneAt(number);
   const ExpertId id = grid_.Id(lane.expert);
   if (flow_.Failed(std::exchange(lane.expert, kNoExpert))) {

@@ -99,7 +99,7 @@ class StreamingExperts : public ExpertProvider {
   Lane& LaneAt(int lane) REQUIRES(mutex_) { return lanes_[static_cast<size_t>(lane)]; }
   void CompletePacket(int lane, int packet, int64_t result) REQUIRES(mutex_);
   void EndLoad(int lane) REQUIRES(mutex_);
-  void Fail(int lane, std::exception_ptr error) REQUIRES(mutex_);
+  void Fail(int lane, const std::exception_ptr& error) REQUIRES(mutex_);
   bool PackOne() EXCLUDES(mutex_);
   void NoteLink() REQUIRES(mutex_);
 

@@ -82,6 +82,7 @@ const Command* FindCommand(const std::vector<std::string>& words, size_t* used) 
 
 [[noreturn]] void FailUnknown(const std::string& word) {
   std::vector<std::string> names;
+  names.reserve(kCommands.size());
   for (const Command& command : kCommands) names.emplace_back(command.name);
   const std::string nearest = NearestOf(word, names);
   Fail(ErrorKind::kInvalidArgument, "unknown command '{}'{}", word,

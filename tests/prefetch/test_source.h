@@ -104,8 +104,9 @@ class TestSource : public ExpertSource {
     id.index = static_cast<uint16_t>(index);
     return id;
   }
-  std::vector<ExpertId> Ids(int layer, std::vector<int> indices) const {
+  std::vector<ExpertId> Ids(int layer, const std::vector<int>& indices) const {
     std::vector<ExpertId> ids;
+    ids.reserve(indices.size());
     for (const int index : indices) ids.push_back(Id(layer, index));
     return ids;
   }

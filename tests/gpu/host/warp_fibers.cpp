@@ -128,7 +128,7 @@ void Exchange(const Registers& mine) {
 }
 
 const Registers& OfLane(int lane) {
-  const Fiber& fiber = g_fibers[static_cast<size_t>(g_current / kWarp * kWarp + lane)];
+  const Fiber& fiber = g_fibers[static_cast<size_t>(g_current - g_current % kWarp + lane)];
   return fiber.shown[g_fibers[static_cast<size_t>(g_current)].exchanges % 2];
 }
 

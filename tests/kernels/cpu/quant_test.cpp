@@ -28,7 +28,8 @@ class QuantTest : public ::testing::TestWithParam<QuantIsa> {
 
 // The sum of a group is exact; then there is one rounded product and one rounded sum a group.
 double QuantTolerance(const Dot& dot, int64_t k) {
-  return dot.magnitude * static_cast<double>(k / 32 + 3) * std::ldexp(1.0, -24) + 1e-30;
+  const int64_t roundings = k / 32 + 3;
+  return dot.magnitude * static_cast<double>(roundings) * std::ldexp(1.0, -24) + 1e-30;
 }
 
 // The groups of h, [m][groups].

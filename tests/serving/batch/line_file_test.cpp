@@ -99,7 +99,7 @@ TEST_F(LineFileTest, NewIsNewAndEmptyEmpties) {
 TEST_F(LineFileTest, OneWriterAtATime) {
   const LineFile file(path_, LineFile::Start::kGoOn);
   try {
-    LineFile(path_, LineFile::Start::kEmpty);
+    const LineFile second(path_, LineFile::Start::kEmpty);
     FAIL() << "a second writer was let in";
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::kUnavailable);

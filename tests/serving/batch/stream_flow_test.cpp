@@ -18,8 +18,9 @@ StreamFlow MakeFlow(int64_t slots, int64_t buffers, int64_t group = 100) {
   return StreamFlow(ExpertGrid(kLayers, kExperts), SparseLayers(kLayers), slots, buffers, group);
 }
 
-std::vector<ExpertIndex> Layer(int layer, std::vector<int> indices) {
+std::vector<ExpertIndex> Layer(int layer, const std::vector<int>& indices) {
   std::vector<ExpertIndex> experts;
+  experts.reserve(indices.size());
   for (const int index : indices) experts.push_back(layer * kExperts + index);
   return experts;
 }

@@ -35,6 +35,7 @@ std::vector<uint64_t> RunAll(ModelHarness& model, int together) {
   for (int first = 0; first < kSequences; first += together) {
     std::vector<ModelHarness::Sequence> sequences;
     std::vector<std::vector<float>> logits(static_cast<size_t>(together));
+    sequences.reserve(static_cast<size_t>(together));
     for (int s = 0; s < together; ++s) sequences.push_back(model.NewSequence(32));
     for (int step = 0; step < 5; ++step) {
       std::vector<ModelHarness::Piece> pieces;

@@ -19,7 +19,7 @@ namespace moesaic {
 namespace {
 
 struct StreamRig {
-  StreamRig(TestSourceShape shape, int64_t slots, int64_t buffers)
+  StreamRig(const TestSourceShape& shape, int64_t slots, int64_t buffers)
       : source(shape), disk(source.Contents()) {
     StreamingOptions options;
     options.slots = slots;
@@ -61,6 +61,7 @@ struct StreamRig {
       if (!source.HasLayer(layer)) continue;
       if (last && layer == shape.num_layers - 1) experts->StopPrefetching();
       std::vector<int> all;
+      all.reserve(static_cast<size_t>(shape.num_experts));
       for (int e = 0; e < shape.num_experts; ++e) all.push_back(e);
       stats += RunLayer(source.Ids(layer, all));
     }

@@ -167,6 +167,7 @@ TEST(LearnedStateTest, RecomputedTokensAreLearnedOnce) {
     MetricsRegistry metrics;
     const auto engine = CreateEngine(options, metrics);
     std::vector<std::shared_ptr<Collector>> together;
+    together.reserve(short_enough.size());
     for (const size_t p : short_enough) {
       together.push_back(SubmitOne(*engine, Greedy(prompts[p].prompt, 60)));
     }

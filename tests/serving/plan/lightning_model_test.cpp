@@ -77,7 +77,7 @@ struct Recorded {
 std::vector<Recorded> RecordedPolicies() {
   std::vector<Recorded> rows;
   const auto add = [&rows](const char* setting, const char* model, const LightningMachine& machine,
-                           int64_t prompt, std::vector<std::vector<int64_t>> policies) {
+                           int64_t prompt, const std::vector<std::vector<int64_t>>& policies) {
     for (const auto& p : policies)
       rows.push_back({setting, model, machine, {prompt, p[0]}, p[1], p[2]});
   };
