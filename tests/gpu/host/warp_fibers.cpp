@@ -128,7 +128,8 @@ void Exchange(const Registers& mine) {
 }
 
 const Registers& OfLane(int lane) {
-  const Fiber& fiber = g_fibers[static_cast<size_t>(g_current - g_current % kWarp + lane)];
+  const int of_warp = g_current - g_current % kWarp + lane;
+  const Fiber& fiber = g_fibers[static_cast<size_t>(of_warp)];
   return fiber.shown[g_fibers[static_cast<size_t>(g_current)].exchanges % 2];
 }
 
