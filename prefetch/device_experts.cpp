@@ -33,6 +33,7 @@ DeviceExperts::DeviceExperts(const HostExperts& home, const ExpertGrid& grid,
   const auto experts = static_cast<size_t>(grid.num_experts());
   const uint64_t slot_bytes = home.layout().slot_bytes;
   std::vector<std::span<const std::byte>> files;
+  files.reserve(devices.size());
   for (int d = 0; d < placement.num_devices(); ++d) files.push_back(home.memory(d));
   for (size_t d = 0; d < links_.size(); ++d) {
     Link& link = links_[d];
@@ -40,15 +41,8 @@ DeviceExperts::DeviceExperts(const HostExperts& home, const ExpertGrid& grid,
     status_[d].name = link.device->name();
     status_[d].slots = options.slots[d];
     const uint64_t bytes = static_cast<uint64_t>(options.slots[d]) * slot_bytes;
-    std::optional<DeviceBuffer> memory = link.device->Allocate(bytes);
-    if (!memory) {
-      if (const std::optional<Error> lost = link.device->lost()) throw *lost;
-      Fail(ErrorKind::kResourceExhausted,
-           "device {}: {} for {} experts cannot be had ({} are free); lower --device-memory",
-           link.device->name(), FormatBytes(bytes), options.slots[d],
-           FormatBytes(link.device->largest_free_bytes()));
-    }
-    link.memory = std::move(*memory);
+    link.memory = AllocateOrThrow(*link.device, bytes, fmt::format("{} experts", options.slots[d]),
+                                  "; lower --device-memory");
     ExpertLoaderOptions loading;
     loading.depth = kLinkDepth;
     loading.numa_node = link.device->numa_node();
@@ -144,7 +138,7 @@ void DeviceExperts::ToHost(ExpertIndex expert) {
   ++status_[static_cast<size_t>(placement_.device(expert))].on_host;
 }
 
-bool DeviceExperts::NextReady(std::vector<PinnedExpert>& out) {
+bool DeviceExperts::Next(std::vector<PinnedExpert>& out, bool may_wait) {
   CHECK(layer_open_);
   const size_t before = out.size();
   for (;;) {
@@ -164,6 +158,7 @@ bool DeviceExperts::NextReady(std::vector<PinnedExpert>& out) {
       return true;
     }
     if (!waiting) return false;
+    if (!may_wait) return true;
     WaitForProgress();
   }
 }
@@ -173,8 +168,11 @@ bool DeviceExperts::TakeReady(Link& link, std::vector<PinnedExpert>& out) {
   const size_t before = out.size();
   link.loader->TakeReady(out);
   for (size_t i = before; i < out.size(); ++i) {
+    const ExpertIndex expert = grid_.Index(out[i].id);
     std::erase(link.needed, out[i].id);
-    pinned_.push_back(grid_.Index(out[i].id));
+    pinned_.push_back(expert);
+    out[i].device = static_cast<int32_t>(&link - links_.data());
+    out[i].home = home_.blob(expert);
   }
   failed_.clear();
   link.loader->TakeFailed(failed_);

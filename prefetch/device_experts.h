@@ -49,7 +49,8 @@ class DeviceExperts : public ExpertProvider {
   void StepBegan() override;
   void StopPrefetching() override;
   void BeginLayer(std::span<const ExpertId> needed, int64_t pairs) override;
-  bool NextReady(std::vector<PinnedExpert>& out) override;
+  bool NextReady(std::vector<PinnedExpert>& out) override { return Next(out, true); }
+  bool TryNextReady(std::vector<PinnedExpert>& out) override { return Next(out, false); }
   void Release(const PinnedExpert& expert) override;
   ExpertStats EndLayer() override;
   int64_t Preload(std::span<const ExpertId> experts,
@@ -75,6 +76,7 @@ class DeviceExperts : public ExpertProvider {
   }
   void PlanMissed();
   void ToHost(ExpertIndex expert);
+  bool Next(std::vector<PinnedExpert>& out, bool may_wait);
   bool TakeReady(Link& link, std::vector<PinnedExpert>& out);
   void HandOutHost(size_t experts, std::vector<PinnedExpert>& out);
   void WaitForProgress() EXCLUDES(mutex_);

@@ -22,6 +22,9 @@ namespace moesaic {
 struct PinnedExpert {
   ExpertId id;
   const std::byte* blob = nullptr;  // layout().blob_bytes
+  // The device in whose memory the blob lies, whose kernels may compute it there; -1: the host's.
+  int32_t device = -1;
+  const std::byte* home = nullptr;  // of a device's: the same bytes in host memory
 };
 
 // What a device has done since the start, and how it is. Experts are counted as in ExpertStats.
@@ -53,6 +56,9 @@ class ExpertProvider {
   // until there is at least one. Returns false when all were handed out. Throws Error when one
   // cannot be had; the layer is over then (EndLayer must still be called), later ones can be run.
   virtual bool NextReady(std::vector<PinnedExpert>& out) = 0;
+  // The same without waiting: may append nothing while there are more to come. For who computes on
+  // devices and has pins to release before it may wait.
+  virtual bool TryNextReady(std::vector<PinnedExpert>& out) { return NextReady(out); }
   virtual void Release(const PinnedExpert& expert) = 0;
   // Returns the layer's counts. Pins that are still held (an exception on the way) end here.
   virtual ExpertStats EndLayer() = 0;

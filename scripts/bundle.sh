@@ -27,7 +27,9 @@ install -D -t "$bundle/bin" "$build/bin/moesaic"
 [ "$preset" = cuda ] && install -t "$bundle/bin" "$build"/tests/gpu_*_test "$build"/bench/cuda_*_bench
 strip --strip-unneeded "$bundle"/bin/*
 cp -r configs "$bundle/share/moesaic/"
-find models/sample -mindepth 1 -maxdepth 1 ! -name reference -exec cp -r {} "$bundle/share/moesaic/models/sample/" \;
+# The tests for a GPU compare with the reference.
+[ "$preset" = cuda ] && unwanted=README.md || unwanted=reference
+find models/sample -mindepth 1 -maxdepth 1 ! -name "$unwanted" -exec cp -r {} "$bundle/share/moesaic/models/sample/" \;
 cp LICENSE "$bundle/share/doc/moesaic/"
 
 # Belongs to the system that the bundle comes to: glibc, and CUDA with its driver.
@@ -59,7 +61,8 @@ TEXT
 
 With an NVIDIA GPU (compute capability 8.0 or newer) and a driver for CUDA 13 (580 or newer):
 
-  bin/gpu_device_test && bin/gpu_kernels_test
+  bin/gpu_device_test && bin/gpu_kernels_test && bin/gpu_model_test && bin/gpu_engine_test
+  bin/moesaic run share/moesaic/models/sample "Once upon a time" --device-kind cuda --gpu-memory 8MiB
   bin/cuda_copy_bench; bin/cuda_kernels_bench
 
 cuda_kernels_bench wants cuBLAS 13 in the library path (LD_LIBRARY_PATH, or /usr/local/cuda/lib64).

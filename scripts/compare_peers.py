@@ -130,9 +130,11 @@ def measure(arguments):
         for weights in arguments.gguf:
             for threads in arguments.threads:
                 for program in programs[turn:] + programs[:turn]:
-                    print(f"round {number + 1}: {weights}, {threads}, {program.name}", file=sys.stderr)
+                    print(f"round {number + 1}: {weights}, {threads}, {program.name}:", end="", file=sys.stderr)
                     for test, rate in program.rates(weights, threads):
                         rates[program.name, weights, threads, test].append(rate)
+                        print(f" {test[0]}{test[1]} {rate:.1f}", end="", file=sys.stderr, flush=True)
+                    print(file=sys.stderr)
     report(arguments, programs, rates)
 
 

@@ -13,13 +13,16 @@ export UBSAN_OPTIONS=print_stacktrace=1
 export OMP_NUM_THREADS=1
 export TSAN_OPTIONS="suppressions=$PWD/tests/tsan.supp:second_deadlock_stack=1"
 
-# What a test repeats with other weights, with the larger model or for more presets is the same code to a
-# sanitizer.
+# What a test repeats with other weights, with the larger model, with other random numbers or for more presets is the
+# same code to a sanitizer.
 repeated='^Models/.*/sample|^Types/StreamingExactnessTest.*/(f32|int8)|PlansOfAllPresetsAreSound'
+repeated+='|^Parts/.*PropertyTest.*/[1-9]|AMegabyteOfOneCharacter|SimulatorTest.IsDeterministic'
 if [ "$preset" = tsan ]; then
+  # Predictors and policies know no threads; the threads of a batch are those of StreamingExactnessTest and of
+  # PreemptionChangesNothing.
+  repeated+='|PredictorsAndPoliciesChangeNoBit|BatchEngineTest.AnswersOfLatencyMode|^Types/StreamingExactnessTest.*/int4'
   cmake --build --preset tsan -j "$jobs" --target concurrent_tests
-  exec ctest --test-dir build/tsan --output-on-failure -j "$jobs" -L concurrent \
-    -E "$repeated|PredictorsAndPoliciesChangeNoBit"  # predictors and policies know no threads
+  exec ctest --test-dir build/tsan --output-on-failure -j "$jobs" -L concurrent -E "$repeated"
 fi
 cmake --build --preset "$preset" -j "$jobs"
 # The end-to-end tests give up on a server that is as slow as an instrumented one; the tests of the

@@ -9,6 +9,7 @@
 
 #include <cerrno>
 #include <string>
+#include <system_error>
 
 #include "core/base/error.h"
 #include "core/base/file.h"
@@ -90,6 +91,16 @@ void WriteFileAtomically(const fs::path& file, std::span<const std::byte> conten
     Descriptor(DirectoryOf(file), O_RDONLY | O_DIRECTORY).Sync();
     return;
   }
+}
+
+void SaveTextFile(const std::filesystem::path& file, std::string_view text) {
+  std::error_code error;
+  if (file.has_parent_path()) std::filesystem::create_directories(file.parent_path(), error);
+  if (error) {
+    Fail(ErrorKind::kIo, "{}: cannot make the directory: {}", file.parent_path().string(),
+         error.message());
+  }
+  WriteFileAtomically(file, std::as_bytes(std::span(text)));
 }
 
 fs::path SetFileAside(const fs::path& file, const char* label) {

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <filesystem>
 #include <span>
+#include <string_view>
 
 namespace moesaic {
 
@@ -15,6 +16,9 @@ namespace moesaic {
 // What a killed process left of FILE.tmp is overwritten. Throws Error(kIo) that names the file;
 // `file` is then as it was.
 void WriteFileAtomically(const std::filesystem::path& file, std::span<const std::byte> content);
+
+// The same for text; makes the file's directory where there is none. Throws Error(kIo).
+void SaveTextFile(const std::filesystem::path& file, std::string_view text);
 
 // Renames `file` to FILE.LABEL-N with the smallest N >= 1 that is free, and returns that name.
 // Throws Error(kIo).

@@ -1,6 +1,9 @@
 #include "core/config/json_fields.h"
 
+#include <fmt/format.h>
+
 #include <cmath>
+#include <cstdint>
 #include <utility>
 
 namespace moesaic {
@@ -48,6 +51,22 @@ bool JsonFields::Absent(std::string_view key) const {
 
 std::string JsonFields::Where(std::string_view key) const {
   return fmt::format("{}: {}{}", file_, path_, key);
+}
+
+const nlohmann::json& JsonFields::Object(std::string_view key) const {
+  const nlohmann::json* value = object_.is_object() ? Find(key) : nullptr;
+  if (value == nullptr || !value->is_object()) FailAt(key, "must be an object");
+  return *value;
+}
+
+void JsonFields::RequireFormat(std::string_view format, int64_t version,
+                               std::string_view advice) const {
+  if (String("format", "") != format) FailAt("format", fmt::format("must be \"{}\"", format));
+  const int64_t found = Int("version", 0, 0, INT32_MAX);
+  if (found != version) {
+    Fail(ErrorKind::kUnsupported, "{}: version {} is not known (this program writes {}); {}", file_,
+         found, version, advice);
+  }
 }
 
 void JsonFields::FailAt(std::string_view key, std::string_view problem, ErrorKind kind) const {

@@ -1,5 +1,5 @@
 // JsonFields: typed, range-checked access to the keys of one JSON object of a file, with messages
-// that name file, key, value and expectation. Internal to core/config.
+// that name file, key, value and expectation. Internal to core.
 //
 // Refers to the JSON value; used by one thread.
 #pragma once
@@ -38,8 +38,14 @@ class JsonFields {
   std::optional<int64_t> OptionalInt(std::string_view key, std::optional<int64_t> fallback,
                                      int64_t least, int64_t most) const;
   std::optional<double> OptionalNumber(std::string_view key, double least, double most) const;
+  // An object, which must be there.
+  const nlohmann::json& Object(std::string_view key) const;
   // An integer or a list of integers; empty when missing or null.
   std::vector<int64_t> Ints(std::string_view key, int64_t least, int64_t most) const;
+
+  // Throws unless "format" is `format` (kCorrupt) and "version" is `version` (kUnsupported, with
+  // `advice` on what to do about a file of another one).
+  void RequireFormat(std::string_view format, int64_t version, std::string_view advice) const;
 
   [[noreturn]] void FailAt(std::string_view key, std::string_view problem,
                            ErrorKind kind = ErrorKind::kCorrupt) const;

@@ -25,20 +25,31 @@ constexpr int64_t kMostPosition = int64_t{1} << 31;
 constexpr uint64_t kMostParameters = 100'000'000'000'000;  // 100 T
 constexpr uint64_t kMostConfigBytes = 16 << 20;
 
+// The one kind of quantised checkpoint that is read: fp8 with a scale for each block.
+Fp8Blocks ReadQuantization(const JsonFields& config) {
+  if (config.Absent("quantization_config")) return {};
+  const auto refuse = [&](std::string_view what) {
+    config.FailAt("quantization_config",
+                  fmt::format("the checkpoint is quantised ({}); supported are fp8 weights with "
+                              "block scales (quant_method \"fp8\", fmt \"e4m3\", "
+                              "weight_block_size of two numbers); else use the bf16, fp16 or fp32 "
+                              "checkpoint of the model",
+                              what),
+                  ErrorKind::kUnsupported);
+  };
+  const json& object = *config.Find("quantization_config");
+  if (!object.is_object()) refuse("quant_method \"?\"");
+  const JsonFields fields(object, config.file(), "quantization_config.");
+  const std::string method = fields.String("quant_method", "?");
+  if (method != "fp8") refuse(fmt::format("quant_method \"{}\"", method.substr(0, 80)));
+  const std::string format = fields.String("fmt", "e4m3");
+  if (format != "e4m3") refuse(fmt::format("fp8, fmt \"{}\"", format.substr(0, 80)));
+  const std::vector<int64_t> block = fields.Ints("weight_block_size", 1, kMostWidth);
+  if (block.size() != 2) refuse("fp8 without a weight_block_size");
+  return {block[0], block[1]};
+}
+
 void RefuseWhatIsNotImplemented(const JsonFields& config) {
-  if (!config.Absent("quantization_config")) {
-    const json& quantization = *config.Find("quantization_config");
-    const std::string method = quantization.is_object()
-                                   ? JsonFields(quantization, config.file(), "quantization_config.")
-                                         .String("quant_method", "?")
-                                   : "?";
-    config.FailAt(
-        "quantization_config",
-        fmt::format("the checkpoint is quantised (quant_method \"{}\"); use the bf16, fp16 or "
-                    "fp32 checkpoint of the model",
-                    method.substr(0, 80)),
-        ErrorKind::kUnsupported);
-  }
   const std::string activation = config.String("hidden_act", "silu");
   if (activation != "silu" && activation != "swish") {
     config.FailAt("hidden_act",
@@ -267,6 +278,14 @@ void CheckTotalSize(const JsonFields& config, const ModelConfig& result) {
 
 }  // namespace
 
+int64_t ModelConfig::widest_dense_mlp() const {
+  int64_t widest = shared_intermediate_size;
+  for (const uint8_t sparse : layer_is_sparse) {
+    if (!sparse) widest = std::max(widest, dense_intermediate_size);
+  }
+  return widest;
+}
+
 int64_t ModelConfig::num_sparse_layers() const {
   return std::count_if(layer_is_sparse.begin(), layer_is_sparse.end(),
                        [](uint8_t sparse) { return sparse != 0; });
@@ -290,6 +309,7 @@ ModelConfig ParseModelConfig(std::string_view text, std::string_view name) {
   result.rms_norm_eps = config.Number("rms_norm_eps", family.rms_norm_eps, 0.0, 1.0);
   result.tie_word_embeddings = config.Bool("tie_word_embeddings", false);
   result.checkpoint_dtype = ParseDType(config);
+  result.fp8_blocks = ReadQuantization(config);
   ReadAttention(config, family, result);
   ReadWindows(config, family.family, result);
   ReadExperts(config, family, result);

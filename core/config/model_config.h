@@ -41,6 +41,12 @@ enum class QkNorm {
   kProjection,  // RMSNorm over the whole projection, weight [heads * head_dim] (OLMoE)
 };
 
+// Values of a block-scaled fp8 tensor that share a scale; 0 x 0: there are no such tensors.
+struct Fp8Blocks {
+  int64_t rows = 0;
+  int64_t cols = 0;
+};
+
 struct ModelConfig {
   ModelFamily family = ModelFamily::kQwen3Moe;
   std::string architecture;  // "Qwen3MoeForCausalLM"
@@ -71,6 +77,7 @@ struct ModelConfig {
   bool shared_expert_gate = false;        // sigmoid gate before the shared expert (Qwen2-MoE)
   std::vector<uint8_t> layer_is_sparse;   // [num_layers]
   DType checkpoint_dtype = DType::kBF16;  // torch_dtype; tensors may differ
+  Fp8Blocks fp8_blocks;                   // of the fp8 tensors that it may have
 
   // From config.json, superseded by generation_config.json where that has them.
   std::vector<int32_t> eos_token_ids;
@@ -78,6 +85,8 @@ struct ModelConfig {
   int32_t pad_token_id = -1;
 
   int64_t num_sparse_layers() const;
+  // Of the MLPs that every token runs, the dense layers' and the shared expert's; 0: none.
+  int64_t widest_dense_mlp() const;
   // Values of one expert: gate, up and down matrices.
   int64_t expert_parameters() const { return 3 * hidden_size * moe_intermediate_size; }
 };

@@ -237,6 +237,17 @@ void AddRuntimeSettings(RuntimeConfig& config, SettingScope scope, OptionTable& 
                0,
                0,
                CheckSizeOrAuto});
+  add(engine, {"link-bandwidth",
+               &config.link_bandwidth,
+               "SIZE",
+               "Read no more than so many bytes per second, as from a slower disk; throughput mode "
+               "only. 0: no limit.",
+               "Experts on disk",
+               0,
+               {},
+               0,
+               0,
+               CheckSize});
   add(engine,
       {"route-from", &config.route_from, "TRACE",
        "With --load-format dummy: take the routing from a recorded trace.", "Experts on disk"});
@@ -261,7 +272,7 @@ void AddRuntimeSettings(RuntimeConfig& config, SettingScope scope, OptionTable& 
                &config.devices,
                "",
                "Devices that hold experts in memory of their own; all experts then also live in "
-               "host memory. 0: none.",
+               "host memory. 0: none (with --device-kind cuda: one).",
                "Devices",
                0,
                {},
@@ -270,7 +281,8 @@ void AddRuntimeSettings(RuntimeConfig& config, SettingScope scope, OptionTable& 
   add(engine, {"device-kind",
                &config.device_kind,
                "",
-               "emulated: a device whose memory is host memory behind a slow link.",
+               "emulated: a device whose memory is host memory behind a slow link, out of which "
+               "the host computes. cuda: GPUs, which compute the experts that they hold.",
                "Devices",
                0,
                {"emulated", "cuda"}});
@@ -278,20 +290,32 @@ void AddRuntimeSettings(RuntimeConfig& config, SettingScope scope, OptionTable& 
                &config.device_memory,
                "SIZE",
                "Memory for experts on each device: a size, or a share of the experts that the "
-               "device holds (25% on every device: a quarter of all experts). auto: 25% on an "
-               "emulated device.",
+               "device holds (25% on every device: a quarter of all experts). auto: what "
+               "--gpu-memory leaves; without that, 25% on an emulated device.",
                "Devices",
                0,
                {},
                0,
                0,
                CheckBudget});
+  add(engine, {"gpu-memory",
+               &config.gpu_memory,
+               "SIZE",
+               "All that is taken of each device's memory: workspace and experts. auto: what a GPU "
+               "has, less a reserve.",
+               "Devices",
+               0,
+               {},
+               0,
+               0,
+               CheckSizeOrAuto});
   add(engine,
       {"miss",
        &config.miss,
        "",
        "An expert that is on no device when it is needed: fetch it, compute it on the host, "
-       "or (auto) whichever ends sooner by the rates measured so far.",
+       "or (auto) whichever ends sooner by the rates measured so far. Devices that round "
+       "otherwise than the host (cuda) need --numerics fast for the last two.",
        "Devices",
        0,
        {"fetch", "host", "auto"}});
@@ -332,13 +356,16 @@ void AddRuntimeSettings(RuntimeConfig& config, SettingScope scope, OptionTable& 
                "Compute",
                0,
                {"auto", "off", "interleave", "isolate"}});
-  add(engine, {"numerics",
-               &config.numerics,
-               "",
-               "exact: the same bits whatever the budget, the batch and the threads.",
-               "Compute",
-               0,
-               {"exact"}});
+  add(engine,
+      {"numerics",
+       &config.numerics,
+       "",
+       "exact: the same bits whatever the budget, the batch and the threads. fast: host and "
+       "GPUs may share the experts of a layer, so that the last digits depend on who "
+       "computed them.",
+       "Compute",
+       0,
+       {"exact", "fast"}});
 
   add(engine, {"max-num-seqs",
                &config.max_num_seqs,
@@ -358,6 +385,22 @@ void AddRuntimeSettings(RuntimeConfig& config, SettingScope scope, OptionTable& 
                {},
                1,
                1e6});
+  Option schedule{"schedule", &config.schedule, "",
+                  "Order of a pass, in throughput mode. module: one module after another over all "
+                  "sequences. overlapped: two groups, one's attention beside the other's experts. "
+                  "paged: micro-batches, attention two ahead. auto: as the planner says.",
+                  "Batching"};
+  schedule.choices = {"auto", "module", "overlapped", "paged"};
+  add(engine, std::move(schedule));
+  add(engine, {"micro-batches",
+               &config.micro_batches,
+               "",
+               "Groups of a pass's sequences with --schedule module or paged. 0: chosen.",
+               "Batching",
+               0,
+               {},
+               0,
+               1024});
   add(engine, {"prefix-cache", &config.prefix_cache, "",
                "Do not reuse keys and values of prompts that begin alike.", "Batching"});
 

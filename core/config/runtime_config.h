@@ -37,6 +37,7 @@ struct RuntimeConfig {
   int64_t io_depth = 0;              // reads in flight; 0: measured
   int64_t io_threads = 1;            // one reads and packs; the others pack
   std::string packet_size = "auto";  // bytes, or auto: measured
+  std::string link_bandwidth = "0";  // bytes per second at most; 0: as fast as the disk
   bool preload = true;
   std::string route_from;
   std::string record_trace;
@@ -47,6 +48,7 @@ struct RuntimeConfig {
   int64_t devices = 0;  // 0: none; experts are computed in host memory
   std::string device_kind = "emulated";
   std::string device_memory = "auto";  // on each; a percentage is of the experts that it holds
+  std::string gpu_memory = "auto";     // on each, in all
   std::string miss = "auto";           // fetch, host, auto
   double emulated_link_gbps = 12;      // 10^9 bytes per second; 0: as fast as memory
   double emulated_link_latency_us = 10;
@@ -61,6 +63,8 @@ struct RuntimeConfig {
   int64_t max_num_seqs = 64;
   int64_t max_num_batched_tokens = 512;
   bool prefix_cache = true;
+  std::string schedule = "auto";  // of throughput mode's passes
+  int64_t micro_batches = 0;      // likewise; 0: chosen
 
   // Server
   std::string host = "127.0.0.1";

@@ -18,11 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "core/base/function_ref.h"
 #include "core/device/device.h"
-#include "core/device/launch_result.h"
-
-struct CUstream_st;
 
 namespace moesaic {
 
@@ -58,10 +54,5 @@ std::unique_ptr<Device> CreateCudaDevice(const CudaDeviceOptions& options);
 // directly where the machine can; elsewhere copies between them go through host memory, which the
 // driver sees to. Returns the number of ordered pairs of GPUs that are connected directly.
 int ConnectCudaPeers(std::span<Device* const> devices);
-
-// Queues kernels on a stream of a CUDA device: calls `launch` with its handle while its GPU is the
-// calling thread's, unless the stream is known to be in error. A launch that fails puts the stream
-// in error (kInternal: arguments that no kernel takes are a bug of this program).
-void QueueKernels(Stream& stream, FunctionRef<LaunchResult(CUstream_st*)> launch);
 
 }  // namespace moesaic

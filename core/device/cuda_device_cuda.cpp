@@ -167,9 +167,4 @@ int ConnectCudaPeers(std::span<Device* const> devices) {
   return connected;
 }
 
-void QueueKernels(Stream& stream, FunctionRef<LaunchResult(CUstream_st*)> launch) {
-  CHECK_EQ(DeviceKindName(stream.device().kind()), DeviceKindName(DeviceKind::kCuda));
-  static_cast<cuda::CudaStream&>(stream).Queue(launch);
-}
-
 }  // namespace moesaic

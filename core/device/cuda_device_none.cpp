@@ -23,8 +23,4 @@ int ConnectCudaPeers(std::span<Device* const> devices) {
   return 0;
 }
 
-void QueueKernels(Stream& stream, FunctionRef<LaunchResult(CUstream_st*)>) {
-  CHECK_EQ(DeviceKindName(stream.device().kind()), DeviceKindName(DeviceKind::kCuda));
-}
-
 }  // namespace moesaic

@@ -252,7 +252,7 @@ std::optional<Error> CudaStream::Synchronize() {
   return std::nullopt;
 }
 
-void CudaStream::Queue(FunctionRef<LaunchResult(CUstream_st*)> launch) {
+void CudaStream::Launch(const KernelLaunch& launch) {
   const CurrentDevice current(core_.ordinal());
   MutexLock lock(mutex_);
   if (InError()) return;

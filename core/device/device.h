@@ -13,6 +13,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "core/base/error.h"
 #include "core/device/device_buffer.h"
@@ -58,5 +59,10 @@ class Device {
   // Why nothing works any more; nullopt while it does.
   virtual std::optional<Error> lost() const = 0;
 };
+
+// A buffer of the device. Throws what the device was lost by, or Error(kResourceExhausted) that
+// names the device, the size, what it is for and, after that, `advice`.
+DeviceBuffer AllocateOrThrow(Device& device, uint64_t bytes, std::string_view what,
+                             std::string_view advice = "");
 
 }  // namespace moesaic

@@ -69,9 +69,9 @@ Core::~Core() {
 void Core::StartDevice(DeviceState& device) {
   MutexLock lock(mutex_);
   devices_.push_back(&device);
-  for (int i = 0; i <= kEmulatedEngines; ++i) {
-    device.engines[static_cast<size_t>(i)].thread =
-        std::thread([this, &device, i] { EngineThread(device, i); });
+  for (size_t i = 0; i < device.engines.size(); ++i) {
+    device.engines[i].thread =
+        std::thread([this, &device, i] { EngineThread(device, static_cast<int>(i)); });
   }
 }
 
@@ -207,6 +207,10 @@ bool Core::RunHead(StreamState& stream) {
       if (stream.error) break;
       HandOver(stream, EngineDevice(stream, op).engines[static_cast<size_t>(op.engine)]);
       return false;
+    case Op::Kind::kKernel:
+      if (stream.error) break;
+      HandOver(stream, stream.device->engines[kKernelEngine]);
+      return false;
     case Op::Kind::kCall:
       HandOver(stream, stream.device->engines[kCallEngine]);
       return false;
@@ -250,6 +254,8 @@ void Core::EngineThread(DeviceState& device, int index) {
     engine.ready.pop_front();
     if (index == kCallEngine) {
       RunCall(engine);
+    } else if (index == kKernelEngine) {
+      RunKernel(engine);
     } else {
       RunCopy(device, engine);
     }
@@ -302,6 +308,22 @@ void Core::RunCopy(DeviceState& device, Engine& engine) {
     engine.counters.bytes += op.bytes;
   }
   stream.time_ns = end_ns;
+}
+
+// Takes the time that it takes: a kernel has no modelled one.
+void Core::RunKernel(Engine& engine) {
+  StreamState& stream = *engine.current;
+  const Op& op = stream.ops.front();
+  engine.in_hand = true;
+  mutex_.Unlock();
+  const LaunchResult result = (*op.kernel)(nullptr);
+  mutex_.Lock();
+  engine.in_hand = false;
+  if (!result.ok()) {
+    stream.error = Error(ErrorKind::kInternal, fmt::format("device {}: {}: {}", stream.device->name,
+                                                           result.kernel, result.message));
+  }
+  stream.time_ns = std::max({stream.time_ns, op.queued_ns, Now()});
 }
 
 void Core::RunCall(Engine& engine) {

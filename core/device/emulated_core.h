@@ -38,7 +38,7 @@ struct Mark {
 };
 
 struct Op {
-  enum class Kind : uint8_t { kCopy, kCall, kRecord, kWait, kClearError };
+  enum class Kind : uint8_t { kCopy, kKernel, kCall, kRecord, kWait, kClearError };
   Kind kind = Kind::kCopy;
   int64_t queued_ns = 0;
   // kCopy
@@ -52,8 +52,9 @@ struct Op {
   int64_t stall_ns = 0;
   bool fails = false;
   bool loses_device = false;
-  HostFunction function;       // kCall
-  std::shared_ptr<Mark> mark;  // kRecord, kWait
+  std::optional<KernelLaunch> kernel;  // kKernel
+  HostFunction function;               // kCall
+  std::shared_ptr<Mark> mark;          // kRecord, kWait
 };
 
 struct StreamState {
@@ -76,13 +77,14 @@ struct Engine {
   std::thread thread;
 };
 
-constexpr int kCallEngine = kEmulatedEngines;  // host functions
+constexpr int kCallEngine = kEmulatedEngines;        // host functions
+constexpr int kKernelEngine = kEmulatedEngines + 1;  // one kernel at a time
 
 struct DeviceState {
   std::string name;
   std::array<EmulatedLink, kEmulatedEngines> links;  // by engine
   EmulatedLink local_link;
-  std::array<Engine, kEmulatedEngines + 1> engines;
+  std::array<Engine, kEmulatedEngines + 2> engines;
   std::optional<Error> lost;
   bool stop = false;
   int64_t streams = 0;
@@ -126,6 +128,7 @@ class Core {
   void HandOver(StreamState& stream, Engine& engine) REQUIRES(mutex_);
   void EngineThread(DeviceState& device, int index) EXCLUDES(mutex_);
   void RunCopy(DeviceState& device, Engine& engine) REQUIRES(mutex_);
+  void RunKernel(Engine& engine) REQUIRES(mutex_);
   void RunCall(Engine& engine) REQUIRES(mutex_);
   void WaitAsEngine(Engine& engine, int64_t until_ns) REQUIRES(mutex_);
 

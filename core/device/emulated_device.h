@@ -7,8 +7,9 @@
 // before, so that late wake-ups of threads do not add up. Where copying the bytes takes longer than
 // the model says, that is how long it takes. Nobody busy-waits. A device has an engine (a link and
 // a thread) for each of: from the host, to the host, and to devices (itself and its peers, on the
-// side of the source); one thread more calls host functions. The numbers come from the caller, who
-// has them from a HardwareProfile; no cost formula is called here (architecture, section 1).
+// side of the source); one thread more calls host functions, and one runs kernels. The numbers come
+// from the caller, who has them from a HardwareProfile; no cost formula is called here
+// (architecture, section 1).
 //
 // Time: an EmulatedSystem holds the clock of the devices of one emulated machine. With a
 // VirtualClock time moves only in AdvanceNs, and in a Synchronize or a destructor that waits: it

@@ -92,6 +92,12 @@ void EmulatedStream::Call(HostFunction function) {
   core_.Queue(state_, std::move(op));
 }
 
+void EmulatedStream::Launch(const KernelLaunch& launch) {
+  Op op = MakeOp(Op::Kind::kKernel);
+  op.kernel = launch;
+  core_.Queue(state_, std::move(op));
+}
+
 void EmulatedStream::Record(Event& event) {
   CHECK(&Own(event, core_) == &event);
   Op op = MakeOp(Op::Kind::kRecord);

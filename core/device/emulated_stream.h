@@ -39,6 +39,7 @@ class EmulatedStream : public Stream {
   void CopyToDevice(const DeviceSpan& destination, std::span<const std::byte> source) override;
   void CopyToHost(std::span<std::byte> destination, const DeviceSpan& source) override;
   void CopyBetween(const DeviceSpan& destination, const DeviceSpan& source) override;
+  void Launch(const KernelLaunch& launch) override;
   void Call(HostFunction function) override;
   void Record(Event& event) override;
   void Wait(const Event& event) override;

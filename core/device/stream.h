@@ -20,6 +20,7 @@
 #include "core/base/error.h"
 #include "core/device/device_buffer.h"
 #include "core/device/event.h"
+#include "core/device/kernel_launch.h"
 
 namespace moesaic {
 
@@ -39,6 +40,12 @@ class Stream {
   virtual void CopyToHost(std::span<std::byte> destination, const DeviceSpan& source) = 0;
   // Within this stream's device, or between it and a peer (Device::CanReach) in either direction.
   virtual void CopyBetween(const DeviceSpan& destination, const DeviceSpan& source) = 0;
+
+  // Queues a kernel; unless the stream is in error when it comes to it. One that cannot be launched
+  // puts the stream in error (kInternal: arguments that no kernel takes are a bug of this program).
+  // The kernels are those of the device's kind (kernels/cuda/kernels.h): a CUDA device's, or on an
+  // emulated one the same sources compiled for the host, which run on a thread of the device.
+  virtual void Launch(const KernelLaunch& launch) = 0;
 
   // Called once, when all that is queued before has run; what is queued after waits for it.
   virtual void Call(HostFunction function) = 0;

@@ -43,6 +43,13 @@ Json LensToJson(const LensPrediction& lens) {
           {"stage1_total_tokens_per_s", lens.stage1_total_tokens_per_s}};
 }
 
+Json JobToJson(const JobPrediction& job) {
+  return {{"attention_s", job.attention_s}, {"dense_s", job.dense_s},
+          {"experts_s", job.experts_s},     {"head_s", job.head_s},
+          {"stall_s", job.stall_s},         {"link_busy_s", job.link_busy_s},
+          {"link_bytes", job.link_bytes},   {"passes", job.passes}};
+}
+
 Json PredictionToJson(const PlanPrediction& prediction) {
   Json json = {{"wall_s", prediction.wall_s},
                {"prefill_s", prediction.prefill_s},
@@ -54,6 +61,7 @@ Json PredictionToJson(const PlanPrediction& prediction) {
                {"prefill", PhaseToJson(prediction.prefill)},
                {"decode", PhaseToJson(prediction.decode)}};
   if (prediction.lens) json["closed_form"] = LensToJson(*prediction.lens);
+  if (prediction.job) json["job"] = JobToJson(*prediction.job);
   return json;
 }
 

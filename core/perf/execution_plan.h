@@ -80,6 +80,19 @@ struct LensPrediction {
   double stage1_total_tokens_per_s = 0;   // T_max: prompts counted
 };
 
+// What a whole job does, component by component: what a run measures as well. Times beside each
+// other on two resources are each as long as they take there.
+struct JobPrediction {
+  double attention_s = 0;  // projections, attention, output
+  double dense_s = 0;      // other work of every row: router, shared expert, layers without experts
+  double experts_s = 0;
+  double head_s = 0;
+  double stall_s = 0;  // computing waits for an expert
+  double link_busy_s = 0;
+  double link_bytes = 0;
+  double passes = 0;
+};
+
 struct PlanPrediction {
   PhasePrediction prefill;
   PhasePrediction decode;
@@ -91,6 +104,7 @@ struct PlanPrediction {
   double total_tokens_per_s = 0;
   int64_t preemptions = 0;
   std::optional<LensPrediction> lens;
+  std::optional<JobPrediction> job;  // of the schedule that this program's batch engine runs
 };
 
 // What one more tenth of something would gain.

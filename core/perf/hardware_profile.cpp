@@ -4,16 +4,15 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
-#include <fstream>
 #include <system_error>
 
+#include "core/base/atomic_file.h"
 #include "core/base/error.h"
 #include "core/base/file.h"
 #include "core/base/hash.h"
 #include "core/base/json.h"
 #include "core/config/json_fields.h"
+#include "core/perf/measured_json.h"
 
 namespace moesaic {
 namespace {
@@ -21,11 +20,6 @@ namespace {
 namespace fs = std::filesystem;
 constexpr uint64_t kMaxProfileBytes = uint64_t{4} << 20;
 constexpr double kMaxRate = 1e18;
-
-Json ToJson(const Measured& m) {
-  return {{"value", m.value}, {"low", m.low}, {"high", m.high},
-          {"unit", m.unit},   {"how", m.how}, {"when", m.when}};
-}
 
 // An element of an array of objects, with the array's name and index in messages.
 template <typename F>
@@ -41,13 +35,6 @@ void ForEachObject(const nlohmann::json& object, std::string_view key, std::stri
   }
 }
 
-const nlohmann::json& RequireObject(const nlohmann::json& object, const JsonFields& fields,
-                                    std::string_view key) {
-  const nlohmann::json* value = object.is_object() ? fields.Find(key) : nullptr;
-  if (value == nullptr || !value->is_object()) fields.FailAt(key, "must be an object");
-  return *value;
-}
-
 void Require(const JsonFields& fields, std::string_view key) {
   if (fields.Absent(key)) fields.FailAt(key, "is missing");
 }
@@ -56,21 +43,6 @@ void Require(const JsonFields& fields, std::string_view key) {
 int64_t RequiredCount(const JsonFields& fields, std::string_view key, int64_t most) {
   Require(fields, key);
   return fields.Int(key, 0, 1, most);
-}
-
-Measured ParseMeasured(const nlohmann::json& object, const JsonFields& parent,
-                       std::string_view key) {
-  const JsonFields fields(RequireObject(object, parent, key), parent.file(),
-                          std::string(key) + ".");
-  Require(fields, "value");
-  Measured m;
-  m.value = fields.Number("value", 0, 0, kMaxRate);
-  m.low = fields.Number("low", m.value, 0, kMaxRate);
-  m.high = fields.Number("high", m.value, 0, kMaxRate);
-  m.unit = fields.String("unit", "");
-  m.how = fields.String("how", "");
-  m.when = fields.String("when", "");
-  return m;
 }
 
 std::vector<std::string> ParseStrings(const JsonFields& fields, std::string_view key) {
@@ -151,20 +123,32 @@ std::string SerializeProfile(const HardwareProfile& profile) {
     for (const DiskRate& rate : disk.rates) {
       rates.push_back({{"block_bytes", rate.block_bytes},
                        {"depth", rate.depth},
-                       {"read", ToJson(rate.read)},
-                       {"latency", ToJson(rate.latency)}});
+                       {"read", MeasuredToJson(rate.read)},
+                       {"latency", MeasuredToJson(rate.latency)}});
     }
     root["disks"].push_back({{"path", disk.path}, {"backend", disk.backend}, {"rates", rates}});
   }
   root["memory"] = Json::array();
   for (const MemoryRate& rate : profile.memory) {
-    root["memory"].push_back({{"threads", rate.threads}, {"read", ToJson(rate.read)}});
+    root["memory"].push_back({{"threads", rate.threads}, {"read", MeasuredToJson(rate.read)}});
   }
   root["compute"] = Json::array();
   for (const ComputeRate& rate : profile.compute) {
     root["compute"].push_back({{"instructions", rate.instructions},
                                {"threads", rate.threads},
-                               {"rate", ToJson(rate.rate)}});
+                               {"rate", MeasuredToJson(rate.rate)}});
+  }
+  root["kernels"] = Json::array();
+  for (const KernelChoice& choice : profile.kernels) {
+    Json steps = Json::array();
+    for (const KernelStep& step : choice.steps) {
+      steps.push_back({{"min_rows", step.min_rows}, {"instructions", step.instructions}});
+    }
+    root["kernels"].push_back({{"numerics", choice.numerics},
+                               {"weights", choice.weights},
+                               {"steps", steps},
+                               {"how", choice.how},
+                               {"when", choice.when}});
   }
   // A path that is not UTF-8 is shown with replacement characters rather than refused.
   return root.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
@@ -173,20 +157,12 @@ std::string SerializeProfile(const HardwareProfile& profile) {
 HardwareProfile ParseProfile(std::string_view json, std::string_view name) {
   const nlohmann::json root = ParseJsonObject(json, name);
   const JsonFields fields(root, name);
-  if (fields.String("format", "") != "moesaic-hardware-profile") {
-    fields.FailAt("format", "must be \"moesaic-hardware-profile\"");
-  }
-  const int64_t version = fields.Int("version", 0, 0, INT32_MAX);
-  if (version != HardwareProfile::kVersion) {
-    Fail(ErrorKind::kUnsupported,
-         "{}: version {} is not known (this program writes {}); run "
-         "`moesaic profile` again",
-         name, version, HardwareProfile::kVersion);
-  }
+  fields.RequireFormat("moesaic-hardware-profile", HardwareProfile::kVersion,
+                       "run `moesaic profile` again");
   HardwareProfile profile;
   profile.created = fields.String("created", "");
   profile.quick = fields.Bool("quick", false);
-  const JsonFields host(RequireObject(root, fields, "host"), name, "host.");
+  const JsonFields host(fields.Object("host"), name, "host.");
   profile.host.fingerprint = host.String("fingerprint", "");
   profile.host.cpu_model = host.String("cpu_model", "");
   profile.host.isa_flags = ParseStrings(host, "isa_flags");
@@ -200,40 +176,38 @@ HardwareProfile ParseProfile(std::string_view json, std::string_view name) {
     DiskProfile& out = profile.disks.emplace_back();
     out.path = disk.String("path", "");
     out.backend = disk.String("backend", "");
-    ForEachObject(object, "rates", name, [&](const nlohmann::json& item, const JsonFields& rate) {
+    ForEachObject(object, "rates", name, [&](const nlohmann::json&, const JsonFields& rate) {
       out.rates.push_back({static_cast<uint32_t>(RequiredCount(rate, "block_bytes", UINT32_MAX)),
                            static_cast<int>(RequiredCount(rate, "depth", 1 << 20)),
-                           ParseMeasured(item, rate, "read"),
-                           ParseMeasured(item, rate, "latency")});
+                           MeasuredFromJson(rate, "read", 0, kMaxRate),
+                           MeasuredFromJson(rate, "latency", 0, kMaxRate)});
     });
   });
-  ForEachObject(root, "memory", name, [&](const nlohmann::json& object, const JsonFields& rate) {
+  ForEachObject(root, "memory", name, [&](const nlohmann::json&, const JsonFields& rate) {
     profile.memory.push_back({static_cast<int>(RequiredCount(rate, "threads", 1 << 20)),
-                              ParseMeasured(object, rate, "read")});
+                              MeasuredFromJson(rate, "read", 0, kMaxRate)});
   });
-  ForEachObject(root, "compute", name, [&](const nlohmann::json& object, const JsonFields& rate) {
+  ForEachObject(root, "compute", name, [&](const nlohmann::json&, const JsonFields& rate) {
     profile.compute.push_back({rate.String("instructions", ""),
                                static_cast<int>(RequiredCount(rate, "threads", 1 << 20)),
-                               ParseMeasured(object, rate, "rate")});
+                               MeasuredFromJson(rate, "rate", 0, kMaxRate)});
+  });
+  ForEachObject(root, "kernels", name, [&](const nlohmann::json& object, const JsonFields& item) {
+    KernelChoice& choice = profile.kernels.emplace_back();
+    choice.numerics = item.String("numerics", "");
+    choice.weights = item.String("weights", "");
+    choice.how = item.String("how", "");
+    choice.when = item.String("when", "");
+    ForEachObject(object, "steps", name, [&](const nlohmann::json&, const JsonFields& step) {
+      choice.steps.push_back(
+          {RequiredCount(step, "min_rows", 1 << 20), step.String("instructions", "")});
+    });
   });
   return profile;
 }
 
 void SaveProfile(const HardwareProfile& profile, const fs::path& file) {
-  std::error_code error;
-  if (file.has_parent_path()) fs::create_directories(file.parent_path(), error);
-  if (error) {
-    Fail(ErrorKind::kIo, "{}: cannot make the directory: {}", file.parent_path().string(),
-         error.message());
-  }
-  const fs::path temporary = file.string() + ".tmp";
-  errno = 0;
-  std::ofstream out(temporary, std::ios::binary | std::ios::trunc);
-  out << SerializeProfile(profile);
-  out.close();
-  if (!out) Fail(ErrorKind::kIo, "{}: cannot write: {}", temporary.string(), ErrnoMessage(errno));
-  fs::rename(temporary, file, error);
-  if (error) Fail(ErrorKind::kIo, "{}: cannot write: {}", file.string(), error.message());
+  SaveTextFile(file, SerializeProfile(profile));
 }
 
 fs::path DefaultProfilePath(std::string_view xdg_cache_home, std::string_view home) {

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/base/kernel_choice.h"
 #include "core/base/topology.h"
 
 namespace moesaic {
@@ -69,6 +70,7 @@ struct HardwareProfile {
   std::vector<DiskProfile> disks;
   std::vector<MemoryRate> memory;  // ascending threads
   std::vector<ComputeRate> compute;
+  std::vector<KernelChoice> kernels;  // none where there is nothing to choose
 
   // The rate of the most threads measured; 0 when there is none.
   double memory_bytes_per_s() const;

@@ -4,8 +4,10 @@
 
 #include "core/base/check.h"
 #include "core/base/error.h"
+#include "kernels/cpu/amx_support.h"
 #include "kernels/cpu/internal/tables.h"
 #include "kernels/cpu/kernels.h"
+#include "kernels/cpu/product_choice.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -14,7 +16,7 @@
 namespace moesaic {
 namespace {
 
-constexpr Isa kAllIsas[] = {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16};
+constexpr Isa kAllIsas[] = {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16, Isa::kAmx};
 
 #if defined(__x86_64__)
 struct CpuId {
@@ -58,6 +60,8 @@ bool CpuHas(Isa isa) {
       return avx512;
     case Isa::kAvx512Bf16:
       return avx512 && extended.eax >= 1 && All(ReadCpuId(7, 1).eax, 1u << 5);
+    case Isa::kAmx:
+      return DetectAmx().bf16;
   }
   return false;
 }
@@ -87,12 +91,14 @@ bool CpuHas(QuantIsa isa) {
       return CpuHas(Isa::kAvx2) && ReadCpuId(7, 0).eax >= 1 && All(ReadCpuId(7, 1).eax, 1u << 4);
     case QuantIsa::kAvx512Vnni:
       return CpuHas(Isa::kAvx512) && All(ReadCpuId(7, 0).ecx, 1u << 11);
+    case QuantIsa::kAmx:
+      return DetectAmx().integers;
   }
   return false;
 }
 #endif
 
-const internal::ProductKernels& QuantProducts(QuantIsa isa) {
+const ProductKernels& QuantProducts(QuantIsa isa) {
   CHECK(QuantIsaSupported(isa));
 #if defined(__x86_64__)
   switch (isa) {
@@ -104,6 +110,8 @@ const internal::ProductKernels& QuantProducts(QuantIsa isa) {
       return internal::kQuantAvxVnni;
     case QuantIsa::kAvx512Vnni:
       return internal::kQuantAvx512Vnni;
+    case QuantIsa::kAmx:
+      return internal::kQuantAmx;
   }
 #endif
   return internal::kQuantScalar;
@@ -119,15 +127,27 @@ CpuKernels MakeKernels(Isa isa) {
   CpuKernels table = internal::kScalarKernels;
 #if defined(__x86_64__)
   if (isa == Isa::kAvx2) table = internal::kAvx2Kernels;
-  if (isa == Isa::kAvx512 || isa == Isa::kAvx512Bf16) table = internal::kAvx512Kernels;
-  if (isa == Isa::kAvx512Bf16) {
+  if (isa >= Isa::kAvx512) table = internal::kAvx512Kernels;
+  if (isa == Isa::kAvx512Bf16 || isa == Isa::kAmx) {
+    const bool tiles = isa == Isa::kAmx;
+    const ProductKernels& products =
+        tiles ? internal::kAmxBf16Products : internal::kAvx512Bf16Products;
     table.isa = isa;
-    table.numerics = NumericsClass::kBf16;
-    table.matmul = internal::kAvx512Bf16Products.matmul;
-    table.gate_up = internal::kAvx512Bf16Products.gate_up;
+    table.numerics = tiles ? NumericsClass::kAmxBf16 : NumericsClass::kBf16;
+    table.matmul = products.matmul;
+    table.gate_up = products.gate_up;
   }
 #endif
-  return WithQuantIsa(table, QuantIsaOf(isa));
+  table = WithQuantIsa(table, QuantIsaOf(isa));
+  if (isa == Isa::kAmx && QuantIsaSupported(QuantIsa::kAmx)) {
+    // Until `moesaic profile` has measured it: half a tile of rows.
+    const KernelStep steps[] = {{1, QuantIsaName(table.quant_isa)},
+                                {8, QuantIsaName(QuantIsa::kAmx)}};
+    for (const WeightType type : {WeightType::kInt8, WeightType::kInt4}) {
+      CHECK(ChooseProducts(type, steps, table));
+    }
+  }
+  return table;
 }
 
 std::string SupportedNames() {
@@ -150,6 +170,8 @@ const char* IsaName(Isa isa) {
       return "avx512";
     case Isa::kAvx512Bf16:
       return "avx512_bf16";
+    case Isa::kAmx:
+      return "amx";
   }
   return "unknown";
 }
@@ -164,12 +186,22 @@ const char* QuantIsaName(QuantIsa isa) {
       return "avx_vnni";
     case QuantIsa::kAvx512Vnni:
       return "avx512_vnni";
+    case QuantIsa::kAmx:
+      return "amx";
   }
   return "unknown";
 }
 
 const char* NumericsClassName(NumericsClass numerics) {
-  return numerics == NumericsClass::kF32 ? "f32" : "bf16";
+  switch (numerics) {
+    case NumericsClass::kF32:
+      return "f32";
+    case NumericsClass::kBf16:
+      return "bf16";
+    case NumericsClass::kAmxBf16:
+      return "amx_bf16";
+  }
+  return "unknown";
 }
 
 const char* WeightTypeName(WeightType type) {
@@ -237,6 +269,10 @@ const CpuKernels& KernelsFor(Isa isa) {
       static const CpuKernels kernels = MakeKernels(Isa::kAvx512Bf16);
       return kernels;
     }
+    case Isa::kAmx: {
+      static const CpuKernels kernels = MakeKernels(Isa::kAmx);
+      return kernels;
+    }
   }
   static const CpuKernels kernels = MakeKernels(Isa::kScalar);
   return kernels;
@@ -247,11 +283,14 @@ CpuKernels WithQuantIsa(const CpuKernels& kernels, QuantIsa isa) {
   table.quant_isa = isa;
   table.quant_matmul = QuantProducts(isa).matmul;
   table.quant_gate_up = QuantProducts(isa).gate_up;
+  for (const WeightType type : {WeightType::kInt8, WeightType::kInt4}) {
+    table.product_steps[static_cast<size_t>(type)] = {};
+  }
   return table;
 }
 
 const CpuKernels& F32KernelsOf(const CpuKernels& kernels) {
-  return kernels.isa == Isa::kAvx512Bf16 ? KernelsFor(Isa::kAvx512) : kernels;
+  return kernels.numerics != NumericsClass::kF32 ? KernelsFor(Isa::kAvx512) : kernels;
 }
 
 const CpuKernels& SelectKernels() {

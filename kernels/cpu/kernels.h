@@ -6,11 +6,12 @@
 // row whatever the other rows, the number of rows, the panel range and the thread: one summation
 // order over K per output. Scalar, AVX2 and AVX-512 are one class (kF32: f32 activations, fused
 // multiply-adds in ascending k), so they agree bit for bit with each other too. AVX512-BF16 is the
-// class kBf16: activations are rounded to bf16 before a matrix product. Products with integer
-// weights are the same bits in both classes and on every instruction set: the sums of a group are
-// exact.
+// class kBf16: activations are rounded to bf16 before a matrix product. So they are in kAmxBf16,
+// which sums in another order, that of the tile registers. Products with integer weights are the
+// same bits in all classes and on every instruction set: the sums of a group are exact.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -18,18 +19,18 @@
 
 namespace moesaic {
 
-enum class Isa { kScalar, kAvx2, kAvx512, kAvx512Bf16 };
-enum class NumericsClass { kF32, kBf16 };
+enum class Isa { kScalar, kAvx2, kAvx512, kAvx512Bf16, kAmx };
+enum class NumericsClass { kF32, kBf16, kAmxBf16 };
 // Of the products with integer weights, which all of them compute to the same bits. A table has the
 // fastest of those that use no registers wider than its own.
-enum class QuantIsa { kScalar, kAvx2, kAvxVnni, kAvx512Vnni };
+enum class QuantIsa { kScalar, kAvx2, kAvxVnni, kAvx512Vnni, kAmx };
 enum class WeightType : uint8_t { kBf16, kF32, kInt8, kInt4 };
 enum class ActivationType : uint8_t { kF32, kBf16, kInt8 };
 
-const char* IsaName(Isa isa);            // "scalar", "avx2", "avx512", "avx512_bf16"
-const char* QuantIsaName(QuantIsa isa);  // "scalar", "avx2", "avx_vnni", "avx512_vnni"
-const char* NumericsClassName(NumericsClass numerics);
-const char* WeightTypeName(WeightType type);  // "bf16", "f32", "int8", "int4"
+const char* IsaName(Isa isa);            // "scalar", "avx2", "avx512", "avx512_bf16", "amx"
+const char* QuantIsaName(QuantIsa isa);  // "scalar", "avx2", "avx_vnni", "avx512_vnni", "amx"
+const char* NumericsClassName(NumericsClass numerics);  // "f32", "bf16", "amx_bf16"
+const char* WeightTypeName(WeightType type);            // "bf16", "f32", "int8", "int4"
 
 constexpr bool IsQuantized(WeightType type) {
   return type == WeightType::kInt8 || type == WeightType::kInt4;
@@ -87,10 +88,10 @@ struct PackedMatrix {
   }
 };
 
-// Activations as matrix products want them: rows of f32 (kF32) or of bf16 (kBf16), zero-padded to
-// this many bytes, a multiple of 64, or of ActivationGroup (kInt8; what follows the groups is left
-// as it is). Long rows get up to 2 KiB more than they need, so that equal places of neighbouring
-// rows do not compete for the same sets of a cache; use it as the stride, too.
+// Activations as matrix products want them: rows of f32 (kF32) or of bf16 (the other classes),
+// zero-padded to this many bytes, a multiple of 64, or of ActivationGroup (kInt8; what follows the
+// groups is left as it is). Long rows get up to 2 KiB more than they need, so that equal places of
+// neighbouring rows do not compete for the same sets of a cache; use it as the stride, too.
 int64_t ActivationRowBytes(ActivationType type, int64_t k);
 
 // A group of kInt8: values of scale = max |x| / 127, rounded to nearest even; missing ones are
@@ -196,6 +197,24 @@ constexpr int kMaxColumnWeightSum = 257;  // of one call; every weight is at lea
 constexpr int64_t kWeightBlock = 16;
 constexpr float kWeightSteps = 4096;  // weights reach from -8 to 8
 
+// Products of one instruction set.
+struct ProductKernels {
+  void (*matmul)(const MatmulArgs& args) = nullptr;
+  void (*gate_up)(const GateUpArgs& args) = nullptr;
+};
+
+// Which of several of the same bits are taken for how many rows (product_choice.h).
+struct ProductStep {
+  int64_t min_rows = 0;
+  const char* instructions = "";
+  ProductKernels products;
+};
+constexpr int kMaxProductSteps = 6;
+struct ProductSteps {
+  ProductStep steps[kMaxProductSteps];  // ascending rows
+  int count = 0;
+};
+
 struct CpuKernels {
   Isa isa = Isa::kScalar;
   QuantIsa quant_isa = QuantIsa::kScalar;
@@ -212,6 +231,16 @@ struct CpuKernels {
   // The same of int8 and int4 weights.
   void (*quant_matmul)(const MatmulArgs& args) = nullptr;
   void (*quant_gate_up)(const GateUpArgs& args) = nullptr;
+  // By WeightType: what a product with so many rows takes instead of the four above.
+  std::array<ProductSteps, 4> product_steps = {};
+  ProductKernels ProductsFor(WeightType type, int64_t rows) const {
+    const ProductSteps& choice = product_steps[static_cast<size_t>(type)];
+    for (int i = choice.count - 1; i >= 0; --i) {
+      if (rows >= choice.steps[i].min_rows) return choice.steps[i].products;
+    }
+    return IsQuantized(type) ? ProductKernels{quant_matmul, quant_gate_up}
+                             : ProductKernels{matmul, gate_up};
+  }
 
   // out[i] = x[i] / sqrt(mean(x^2) + eps) * weight[i]
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* out) = nullptr;

@@ -96,7 +96,7 @@ void RunShare(const CpuKernels& kernels, MatmulArgs args, const Share& share) {
   args.m = share.rows;
   args.panel_begin = share.panel_begin;
   args.panel_end = share.panel_end;
-  (IsQuantized(args.w.type) ? kernels.quant_matmul : kernels.matmul)(args);
+  kernels.ProductsFor(args.w.type, args.m).matmul(args);
 }
 
 void RunShare(const CpuKernels& kernels, GateUpArgs args, const Share& share) {
@@ -105,7 +105,7 @@ void RunShare(const CpuKernels& kernels, GateUpArgs args, const Share& share) {
   args.m = share.rows;
   args.panel_begin = share.panel_begin;
   args.panel_end = share.panel_end;
-  (IsQuantized(args.gate.type) ? kernels.quant_gate_up : kernels.gate_up)(args);
+  kernels.ProductsFor(args.gate.type, args.m).gate_up(args);
 }
 
 // One expert of a call: where its tasks begin in the loop, and its rows of the hidden activations.

@@ -6,32 +6,80 @@ namespace moesaic::cuda {
 namespace {
 
 constexpr int kRouterWarps = 4;
-constexpr float kTaken = -1.0f;  // less than any probability
+// What a choice counts. NaN comes after all others, so that a poisoned row is routed somewhere.
+constexpr float kTaken = kMinusInfinity;
+constexpr float kNanRank = -3.402823466e38f;
+__device__ float Rank(float choice) { return choice == choice ? choice : kNanRank; }
 
-// What a probability counts in the choice. NaN comes after all others, so that a poisoned row is
-// routed somewhere.
-__device__ float Rank(float p) { return p == p ? p : -0.5f; }
+struct RouterShared {
+  float scores[kMaxExperts];
+  float ranks[kMaxExperts];
+  float groups[kMaxGroups];
+};
 
-// A warp per token.
-__global__ void RouterTopKKernel(RouterTopKArgs args) {
-  __shared__ float all[kRouterWarps][kMaxExperts];
-  const int lane = threadIdx.x % kWarp;
-  const int64_t token = static_cast<int64_t>(blockIdx.x) * kRouterWarps + threadIdx.x / kWarp;
-  if (token >= args.tokens) return;
-  float* p = all[threadIdx.x / kWarp];
-  const float* logits = args.logits + token * args.experts;
+// Of a warp's token: scores of its experts, in place of `shared.scores`. A lane reads and writes
+// those of its own experts only.
+__device__ void Score(const RouterTopKArgs& args, const float* logits, int lane,
+                      RouterShared& shared) {
   const int experts = static_cast<int>(args.experts);
-
+  if (args.scores == RouterScores::kSigmoid) {
+    for (int e = lane; e < experts; e += kWarp) {
+      shared.scores[e] = 1.0f / (1.0f + expf(-logits[e]));
+    }
+    return;
+  }
   float max = kMinusInfinity;
   for (int e = lane; e < experts; e += kWarp) max = fmaxf(max, logits[e]);
   max = WarpMax(max);
   float sum = 0;
   for (int e = lane; e < experts; e += kWarp) {
-    p[e] = expf(logits[e] - max);
-    sum += p[e];
+    shared.scores[e] = expf(logits[e] - max);
+    sum += shared.scores[e];
   }
   sum = WarpSum(sum);
-  for (int e = lane; e < experts; e += kWarp) p[e] /= sum;
+  for (int e = lane; e < experts; e += kWarp) shared.scores[e] /= sum;
+}
+
+// Takes the experts of all but the best groups: a lane ranks a group.
+__device__ void LimitGroups(const RouterTopKArgs& args, int lane, RouterShared& shared) {
+  const int groups = static_cast<int>(args.groups);
+  const int size = static_cast<int>(args.experts) / groups;
+  Converge();  // ranks are there
+  if (lane < groups) {
+    float best = kMinusInfinity;
+    float second = kMinusInfinity;
+    for (int e = lane * size; e < (lane + 1) * size; ++e) {
+      const float rank = shared.ranks[e];
+      second = fmaxf(second, fminf(best, rank));
+      best = fmaxf(best, rank);
+    }
+    shared.groups[lane] = args.groups_by_best_two && size > 1 ? best + second : best;
+  }
+  Converge();
+  for (int e = lane; e < static_cast<int>(args.experts); e += kWarp) {
+    const int group = e / size;
+    int before = 0;
+    for (int g = 0; g < groups; ++g) {
+      const bool better = shared.groups[g] > shared.groups[group];
+      before += better || (shared.groups[g] == shared.groups[group] && g < group) ? 1 : 0;
+    }
+    if (before >= args.top_groups) shared.ranks[e] = kTaken;
+  }
+}
+
+// A warp per token.
+__global__ void RouterTopKKernel(RouterTopKArgs args) {
+  __shared__ RouterShared all[kRouterWarps];
+  const int lane = threadIdx.x % kWarp;
+  const int64_t token = static_cast<int64_t>(blockIdx.x) * kRouterWarps + threadIdx.x / kWarp;
+  if (token >= args.tokens) return;
+  RouterShared& shared = all[threadIdx.x / kWarp];
+  const int experts = static_cast<int>(args.experts);
+  Score(args, args.logits + token * args.experts, lane, shared);
+  for (int e = lane; e < experts; e += kWarp) {
+    shared.ranks[e] = Rank(shared.scores[e] + (args.bias != nullptr ? args.bias[e] : 0.0f));
+  }
+  if (args.top_groups < args.groups) LimitGroups(args, lane, shared);
 
   int32_t* ids = args.ids + token * args.top_k;
   float* weights = args.weights + token * args.top_k;
@@ -40,9 +88,8 @@ __global__ void RouterTopKKernel(RouterTopKArgs args) {
     float best = kTaken;
     int best_expert = -1;
     for (int e = lane; e < experts; e += kWarp) {
-      const float rank = Rank(p[e]);
-      if (rank > best) {
-        best = rank;
+      if (shared.ranks[e] > best) {
+        best = shared.ranks[e];
         best_expert = e;
       }
     }
@@ -56,16 +103,19 @@ __global__ void RouterTopKKernel(RouterTopKArgs args) {
     }
     // Only the lane that has it reads and marks it; it tells the others what it was.
     const bool mine = best_expert % kWarp == lane;
-    const float weight = WarpSum(mine ? p[best_expert] : 0.0f);
-    if (mine) p[best_expert] = kTaken;
+    const float weight = WarpSum(mine ? shared.scores[best_expert] : 0.0f);
+    if (mine) shared.ranks[best_expert] = kTaken;
     chosen_sum += weight;
     if (lane == 0) {
       ids[slot] = best_expert;
       weights[slot] = weight;
     }
   }
-  if (!args.normalize || lane != 0) return;
-  for (int64_t slot = 0; slot < args.top_k; ++slot) weights[slot] /= chosen_sum;
+  if (lane != 0) return;
+  for (int64_t slot = 0; slot < args.top_k; ++slot) {
+    const float weight = args.normalize ? weights[slot] / chosen_sum : weights[slot];
+    weights[slot] = weight * args.scale;
+  }
 }
 
 // One block, a thread per expert, each going through all pairs: what a decode step has are few.
@@ -110,8 +160,15 @@ __global__ void CombineSlotsKernel(CombineSlotsArgs args) {
 }  // namespace
 
 LaunchResult RouterTopK(const RouterTopKArgs& args, StreamHandle stream) {
-  if (args.experts < 1 || args.experts > kMaxExperts || args.top_k > args.experts) {
+  if (args.experts < 1 || args.experts > kMaxExperts) {
     return Refuse("router_top_k", "number of experts out of range");
+  }
+  if (args.groups < 1 || args.groups > kMaxGroups || args.experts % args.groups != 0 ||
+      args.top_groups < 1 || args.top_groups > args.groups) {
+    return Refuse("router_top_k", "number of groups out of range");
+  }
+  if (args.top_k > args.experts / args.groups * args.top_groups) {
+    return Refuse("router_top_k", "more are to be chosen than there are");
   }
   return Launch("router_top_k", RouterTopKKernel, dim3(CeilDiv(args.tokens, kRouterWarps)),
                 kRouterWarps * kWarp, stream, args);

@@ -12,16 +12,32 @@ namespace moesaic::cuda {
 
 constexpr int64_t kMaxExperts = 1024;  // of a layer
 
-// Softmax over all experts in f32, then the top k; a tie goes to the lower expert. A row with a NaN
-// gets distinct, valid experts and NaN weights.
+constexpr int64_t kMaxGroups = 32;  // of experts
+
+enum class RouterScores : uint8_t { kSoftmax, kSigmoid };
+
+// Scores of all experts in f32, then the top k; a tie goes to the lower expert. The weights are the
+// scores of those chosen. A row with a NaN gets distinct, valid experts and NaN weights.
+//
+// DeepSeek's kinds. V2: softmax; experts in groups, of which the best few are considered, by their
+// best score (group_limited_greedy). V3: sigmoid; a bias per expert is added for the choice, not to
+// the weights; groups are ranked by the sum of their best two (noaux_tc; "DeepSeek-V3 Technical
+// Report", arXiv 2412.19437, section 2.1.2). An expert outside of the chosen groups is never
+// chosen.
 struct RouterTopKArgs {
   const float* logits = nullptr;  // [tokens, experts]
   int64_t tokens = 0;
-  int64_t experts = 0;       // at most kMaxExperts
-  int64_t top_k = 0;         // at most experts
-  bool normalize = false;    // weights of a token sum to 1
-  int32_t* ids = nullptr;    // [tokens, top_k]
-  float* weights = nullptr;  // [tokens, top_k]
+  int64_t experts = 0;  // at most kMaxExperts
+  int64_t top_k = 0;    // at most the experts of top_groups
+  RouterScores scores = RouterScores::kSoftmax;
+  const float* bias = nullptr;      // [experts]; null: none
+  int64_t groups = 1;               // at most kMaxGroups, a divisor of experts
+  int64_t top_groups = 1;           // at most groups
+  bool groups_by_best_two = false;  // else by the best
+  bool normalize = false;           // weights of a token sum to 1, before the next one:
+  float scale = 1.0f;               // of the weights
+  int32_t* ids = nullptr;           // [tokens, top_k]
+  float* weights = nullptr;         // [tokens, top_k]
 };
 LaunchResult RouterTopK(const RouterTopKArgs& args, StreamHandle stream);
 

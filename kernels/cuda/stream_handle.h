@@ -1,5 +1,5 @@
-// The stream that a kernel is queued on, without CUDA's headers: what QueueKernels
-// (core/device/cuda_device.h) hands out.
+// The stream that a kernel is queued on, without CUDA's headers: what Stream::Launch
+// (core/device/stream.h) hands out.
 #pragma once
 
 struct CUstream_st;

@@ -8,6 +8,8 @@
 #include "core/base/check.h"
 #include "core/base/logging.h"
 #include "core/base/units.h"
+#include "kernels/cpu/product_choice.h"
+#include "serving/batch/pass_groups.h"
 
 namespace moesaic {
 
@@ -25,11 +27,7 @@ BatchEngine::BatchEngine(const EngineOptions& options, const BatchPlan& plan)
 }
 
 BatchEngine::~BatchEngine() {
-  {
-    const MutexLock lock(mutex_);
-    stop_ = true;
-    wake_.NotifyAll();
-  }
+  mailbox_.Stop();
   if (thread_.joinable()) thread_.join();
 }
 
@@ -41,44 +39,13 @@ std::vector<RequestId> BatchEngine::Submit(std::vector<GenerationRequest> reques
                                            std::vector<std::shared_ptr<OutputSink>> sinks) {
   CHECK_EQ(requests.size(), sinks.size());
   for (const GenerationRequest& request : requests) CheckRequest(request, context());
-  if (draining_.load()) Fail(ErrorKind::kUnavailable, "the engine is shutting down");
+  if (mailbox_.draining()) Fail(ErrorKind::kUnavailable, "the engine is shutting down");
   std::vector<std::unique_ptr<Sequence>> sequences;
+  sequences.reserve(requests.size());
   for (size_t i = 0; i < requests.size(); ++i) {
     sequences.push_back(MakeSequence(std::move(requests[i]), std::move(sinks[i]), context()));
   }
-  std::vector<RequestId> ids;
-  const MutexLock lock(mutex_);
-  for (auto& sequence : sequences) {
-    sequence->id = ++last_id_;
-    ids.push_back(sequence->id);
-    inbox_.push_back(std::move(sequence));
-  }
-  wake_.NotifyAll();
-  return ids;
-}
-
-void BatchEngine::Cancel(RequestId id) {
-  const MutexLock lock(mutex_);
-  cancels_.push_back(id);
-  wake_.NotifyAll();
-}
-
-EngineStatus BatchEngine::Status() const {
-  const MutexLock lock(mutex_);
-  EngineStatus status = status_;
-  status.waiting += static_cast<int64_t>(inbox_.size());
-  status.draining = draining_.load();
-  return status;
-}
-
-StepStats BatchEngine::Stats() const {
-  const MutexLock lock(mutex_);
-  return stats_;
-}
-
-int64_t BatchEngine::preemptions() const {
-  const MutexLock lock(mutex_);
-  return preemptions_;
+  return mailbox_.Post(std::move(sequences));
 }
 
 void BatchEngine::Main(std::promise<void> ready) {
@@ -90,7 +57,7 @@ void BatchEngine::Main(std::promise<void> ready) {
     return;
   }
   ready.set_value();
-  while (TakeInbox()) {
+  while (TakeMail()) {
     Step();
     PublishStatus();
   }
@@ -100,7 +67,8 @@ void BatchEngine::Main(std::promise<void> ready) {
 }
 
 void BatchEngine::Load() {
-  const CpuKernels& kernels = SelectKernels();
+  kernels_ = WithChoices(SelectKernels(), options_.kernel_choices);
+  const CpuKernels& kernels = kernels_;
   const BatchSizes& sizes = plan_.sizes;
   files_ = OpenModelFiles(options_, kernels);
   const ModelConfig& config = files_.config;
@@ -109,20 +77,13 @@ void BatchEngine::Load() {
   tokenizer_ = LoadTokenizerOf(options_, config);
   pool_ = std::make_unique<ThreadPool>(options_.threads, options_.pin_cpus);
 
-  StreamingOptions streaming;
-  streaming.slots = sizes.expert_slots;
-  streaming.buffers = sizes.buffers;
-  streaming.backend = options_.io_backend;
-  streaming.packet_bytes = options_.packet_bytes;
-  streaming.depth = options_.io_depth;
-  streaming.timeline = &timeline_;
-  experts_ =
-      std::make_unique<StreamingExperts>(*files_.experts, static_cast<int>(config.num_layers),
-                                         static_cast<int>(config.num_experts), streaming);
+  experts_ = std::make_unique<BatchExperts>(options_, plan_, files_, *pool_, timeline_);
   model_ = std::make_unique<Model>(
       config,
       ModelWeights::Load(config, ChooseWeightType(options_), *files_.tensors, kernels, *pool_),
-      files_.experts->layout(), *experts_, kernels, *pool_, LimitsOf(options_, sizes));
+      files_.experts->layout(), experts_->places(), kernels, *pool_, LimitsOf(options_, sizes));
+  runner_ = std::make_unique<PassRunner>(*model_, *pool_, experts_->streams(),
+                                         experts_->dense_device(), sizes.schedule, &timeline_);
   kv_pool_ = std::make_unique<KvBlockPool>(sizes.num_kv_blocks, kKvBlockTokens);
   SchedulerOptions scheduling;
   scheduling.max_num_seqs = sizes.max_num_seqs;
@@ -130,37 +91,29 @@ void BatchEngine::Load() {
   scheduling.prefix_cache = options_.prefix_cache;
   scheduler_ = std::make_unique<Scheduler>(scheduling, *kv_pool_);
   sampler_ = std::make_unique<StepSampler>(*model_, kernels, *pool_);
-  tokens_.reserve(static_cast<size_t>(sizes.max_batch_tokens));
+  rows_.tokens.reserve(static_cast<size_t>(sizes.max_batch_tokens));
   PublishStatus();
   LogInfo(
       "{}: batches of {} sequences and {} tokens a pass, {} tokens of KV cache; {} of {} experts "
       "stay in memory, {} buffers of {} for the others; {} on {} threads",
       config.architecture, sizes.max_num_seqs, sizes.max_batch_tokens,
-      sizes.num_kv_blocks * kKvBlockTokens, sizes.expert_slots - sizes.buffers,
+      sizes.num_kv_blocks * kKvBlockTokens, plan_.residents(),
       config.num_sparse_layers() * config.num_experts, sizes.buffers, FormatBytes(plan_.slot_bytes),
       IsaName(kernels.isa), pool_->threads());
 }
 
-bool BatchEngine::TakeInbox() {
-  std::vector<std::unique_ptr<Sequence>> arrived;
-  std::vector<RequestId> cancelled;
-  bool stop = false;
-  {
-    const MutexLock lock(mutex_);
-    if (inbox_.empty() && scheduler_->empty()) {
-      experts_->StopPrefetching();
-      pass_end_ns_ = 0;
-    }
-    while (!stop_ && inbox_.empty() && cancels_.empty() && scheduler_->empty()) wake_.Wait(mutex_);
-    arrived.swap(inbox_);
-    cancelled.swap(cancels_);
-    stop = stop_;
+bool BatchEngine::TakeMail() {
+  if (scheduler_->empty() && mailbox_.empty()) {
+    experts_->StopPrefetching();
+    pass_end_ns_ = 0;
   }
-  for (auto& sequence : arrived) scheduler_->Add(std::move(sequence));
-  for (const RequestId id : cancelled) {
+  EngineMailbox::Mail mail =
+      mailbox_.Take(scheduler_->empty(), EngineMailbox::Clock::time_point::max());
+  for (auto& sequence : mail.arrived) scheduler_->Add(std::move(sequence));
+  for (const RequestId id : mail.cancelled) {
     if (Sequence* sequence = scheduler_->Find(id)) End(*sequence, FinishReason::kCancelled);
   }
-  return !stop;
+  return !mail.stop;
 }
 
 void BatchEngine::Step() {
@@ -170,89 +123,46 @@ void BatchEngine::Step() {
   try {
     RunPass();
   } catch (const Error& error) {
+    pass_end_ns_ = 0;
+    if (experts_->NoteLostDevices()) {
+      scheduler_->Abandon();  // planned again, and computed without them
+      return;
+    }
     // Which tokens the failure reached cannot be told apart from those that were done.
     LogError("a pass failed: {}", error.what());
     scheduler_->Abandon();
     for (const ScheduledSlice& slice : slices_) EndWithError(*slice.sequence, error);
-    pass_end_ns_ = 0;
   }
 }
 
 void BatchEngine::RunPass() {
-  tokens_.clear();
-  model_slices_.clear();
+  const std::vector<SliceRange> groups = GroupSlices(plan_.sizes.micro_batches, slices_);
+  rows_.Clear();
   const auto now = std::chrono::steady_clock::now();
   for (const ScheduledSlice& scheduled : slices_) {
-    Sequence& sequence = *scheduled.sequence;
-    if (!sequence.started) {
-      sequence.started = true;
-      sequence.queue_us =
-          std::chrono::duration_cast<std::chrono::microseconds>(now - sequence.arrival).count();
-    }
-    SequenceSlice slice;
-    slice.first_row = static_cast<int64_t>(tokens_.size());
-    slice.num_tokens = scheduled.num_tokens;
-    slice.start_position = sequence.computed_tokens;
-    slice.blocks = sequence.blocks;
-    slice.request = static_cast<int32_t>(model_slices_.size());
-    slice.prefill = sequence.computed_tokens < sequence.prompt_tokens;
-    const auto first = sequence.tokens.begin() + sequence.computed_tokens;
-    tokens_.insert(tokens_.end(), first, first + scheduled.num_tokens);
-    model_slices_.push_back(slice);
+    BeginSequence(*scheduled.sequence, now);
+    rows_.Add(scheduled);
   }
   if (pass_end_ns_ > 0) {
     timeline_.Add({Activity::kBetween, pass_end_ns_, clock_.NowNs(), -1, -1, 0});
   }
-  experts_->StepBegan();
-  const StepStats stats = model_->Forward({tokens_, model_slices_}, nullptr);
-  experts_->StepEnded();
-  AddStats(stats);  // before the tokens are delivered: who has the last one may ask
+  const StepStats stats = runner_->Run({rows_.tokens, rows_.slices}, groups);
+  mailbox_.AddStats(stats);  // before the tokens are delivered: who has the last one may ask
 
   const int64_t head_begin_ns = clock_.NowNs();
   for (size_t i = 0; i < slices_.size(); ++i) {
-    sampler_->CollectPromptLogprobs(*slices_[i].sequence, model_slices_[i]);
+    sampler_->CollectPromptLogprobs(*slices_[i].sequence, rows_.slices[i]);
   }
   scheduler_->Advance();
-  SampleRows();
+  sampler_->NextTokens(
+      slices_, rows_, [this](Sequence& sequence, FinishReason reason) { End(sequence, reason); },
+      [this](Sequence& sequence, const Error& error) { EndWithError(sequence, error); });
   pass_end_ns_ = clock_.NowNs();
   timeline_.Add({Activity::kHead, head_begin_ns, pass_end_ns_, -1, -1, 0});
   StepStats head;
   head.head_us = (pass_end_ns_ - head_begin_ns) / 1000;
   head.total_us = head.head_us;
-  AddStats(head);
-}
-
-// Sequences whose last known token was computed get their next one.
-void BatchEngine::SampleRows() {
-  std::vector<Sequence*> sampling;
-  std::vector<int32_t> rows;
-  for (size_t i = 0; i < slices_.size(); ++i) {
-    Sequence& sequence = *slices_[i].sequence;
-    if (sequence.computed_tokens < static_cast<int64_t>(sequence.tokens.size())) continue;
-    if (sequence.request.max_tokens <= 0) {
-      End(sequence, FinishReason::kLength);
-      continue;
-    }
-    sampling.push_back(&sequence);
-    rows.push_back(
-        static_cast<int32_t>(model_slices_[i].first_row + model_slices_[i].num_tokens - 1));
-  }
-  sampler_->Sample(sampling, rows, [&](Sequence& sequence, std::optional<GeneratedToken> token) {
-    if (!token) {
-      EndWithError(sequence,
-                   Error(ErrorKind::kInternal,
-                         "the model's logits are not finite; the checkpoint may be damaged"));
-    } else if (const auto finish = AppendToken(sequence, std::move(*token))) {
-      End(sequence, *finish);
-    } else {
-      sequence.sink->OnDelta(TakeDelta(sequence));
-    }
-  });
-}
-
-void BatchEngine::AddStats(const StepStats& stats) {
-  const MutexLock lock(mutex_);
-  stats_ += stats;
+  mailbox_.AddStats(head);
 }
 
 void BatchEngine::End(Sequence& sequence, FinishReason reason) {
@@ -269,15 +179,9 @@ void BatchEngine::EndWithError(Sequence& sequence, const Error& error) {
 }
 
 void BatchEngine::PublishStatus() {
-  const int64_t resident = experts_->resident();
-  const MutexLock lock(mutex_);
-  status_.running = scheduler_->running();
-  status_.waiting = scheduler_->waiting();
-  status_.kv_usage =
-      static_cast<double>(kv_pool_->used_blocks()) / static_cast<double>(kv_pool_->num_blocks());
-  status_.expert_slots = experts_->slots();
-  status_.experts_resident = resident;
-  preemptions_ = scheduler_->preemptions();
+  mailbox_.Publish(*scheduler_, *kv_pool_, experts_->slots(), experts_->resident(),
+                   experts_->devices());
+  preemptions_.store(scheduler_->preemptions());
 }
 
 }  // namespace moesaic

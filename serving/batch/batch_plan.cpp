@@ -7,6 +7,7 @@
 #include "core/base/error.h"
 #include "core/base/units.h"
 #include "kernels/cpu/kernels.h"
+#include "serving/batch/batch_experts.h"
 #include "serving/batch/streaming_experts.h"
 #include "serving/model/weights.h"
 
@@ -31,6 +32,15 @@ int64_t WantedBuffers(const EngineOptions& options, const ModelConfig& config,
   return std::max<int64_t>({4, 2 * (in_flight + 1), config.num_experts});
 }
 
+// CGOPipe launches attention two micro-batches ahead. With a device one computes beside the other's
+// attention.
+int64_t MicroBatches(const EngineOptions& options, ScheduleKind schedule) {
+  if (schedule == ScheduleKind::kOverlapped) return 2;
+  if (options.micro_batches > 0) return options.micro_batches;
+  if (schedule == ScheduleKind::kPagedWeights) return 4;
+  return options.devices.count > 0 ? 2 : 1;
+}
+
 int64_t BuffersOf(int64_t slots, int64_t wanted) {
   return std::min({wanted, std::max<int64_t>(2, slots / 2), slots});
 }
@@ -39,21 +49,38 @@ struct Sizer {
   const EngineOptions& options;
   const ModelFiles& files;
   const BatchWorkload& workload;
-  int64_t context = 0;
-  uint64_t machine_bytes = 0;
-  int64_t all_experts = 0;
+  const int64_t context;
+  const uint64_t machine_bytes;
+  const int64_t all_experts;
 
-  // The sizes for N sequences, with all the slots that memory has left (maybe none).
-  BatchSizes For(int64_t sequences) const {
+  Sizer(const EngineOptions& engine_options, const ModelFiles& model_files,
+        const BatchWorkload& job)
+      : options(engine_options),
+        files(model_files),
+        workload(job),
+        context(options.max_model_len > 0
+                    ? options.max_model_len
+                    : std::min(files.config.max_position, kDefaultContextTokens)),
+        machine_bytes(options.machine_memory_bytes > 0 ? options.machine_memory_bytes
+                                                       : UINT64_MAX / 2),
+        all_experts(files.config.num_sparse_layers() * files.config.num_experts) {}
+
+  int64_t RowsFor(const BatchWish& wish) const {
+    if (options.max_num_batched_tokens > 0) {
+      return std::max(options.max_num_batched_tokens, wish.sequences);
+    }
+    if (wish.batch_tokens > 0) return std::max(wish.batch_tokens, wish.sequences);
+    const double per_decode = 1 + workload.prompt_tokens / std::max(1.0, workload.output_tokens);
+    const auto balanced = static_cast<int64_t>(static_cast<double>(wish.sequences) * per_decode);
+    return std::max(wish.sequences, std::clamp(balanced, kFewestRows, kMostRows));
+  }
+
+  // The sizes of a batch, with all the slots that memory has left (maybe none).
+  BatchSizes For(const BatchWish& wish) const {
+    const int64_t sequences = wish.sequences;
     BatchSizes sizes;
     sizes.max_num_seqs = sequences;
-    const double per_decode = 1 + workload.prompt_tokens / std::max(1.0, workload.output_tokens);
-    sizes.max_batch_tokens =
-        options.max_num_batched_tokens > 0
-            ? std::max(options.max_num_batched_tokens, sequences)
-            : std::max(sequences,
-                       std::clamp(static_cast<int64_t>(static_cast<double>(sequences) * per_decode),
-                                  kFewestRows, kMostRows));
+    sizes.max_batch_tokens = RowsFor(wish);
     sizes.max_logit_rows = std::min<int64_t>(sizes.max_logit_rows, sizes.max_batch_tokens);
     const auto tokens =
         static_cast<int64_t>(std::ceil(workload.prompt_tokens + workload.output_tokens));
@@ -66,7 +93,12 @@ struct Sizer {
           ParseBytesOrPercent(options.kv_memory, machine_bytes, "--kv-memory") / block_bytes);
     }
     sizes.max_context_tokens = std::min(context, sizes.num_kv_blocks * kKvBlockTokens);
+    sizes.schedule = options.schedule.value_or(ScheduleKind::kModuleBatching);
+    sizes.micro_batches = MicroBatches(options, sizes.schedule);
     const uint64_t slot_bytes = files.experts->layout().slot_bytes;
+    if (options.devices.count > 0) {
+      return WithDeviceSlots(sizes);
+    }
     if (options.expert_memory == "auto") {
       BatchSizes probe = sizes;  // staging depends on the slots
       probe.expert_slots = probe.buffers = all_experts;
@@ -83,10 +115,24 @@ struct Sizer {
                                                    "--expert-memory") /
                                slot_bytes));
     }
+    const int64_t wanted =
+        wish.buffers >= 0 ? wish.buffers : WantedBuffers(options, files.config, slot_bytes);
+    sizes.buffers = sizes.expert_slots >= all_experts ? 0 : BuffersOf(sizes.expert_slots, wanted);
+    return sizes;
+  }
+
+  // The devices' memory is what it is; the host's is the experts' home.
+  BatchSizes WithDeviceSlots(BatchSizes sizes) const {
+    int64_t fewest = all_experts;
+    bool all_fit = true;
+    for (const DevicePlan& device : PlanBatchDevices(options, files, sizes)) {
+      sizes.expert_slots += device.slots;
+      fewest = std::min(fewest, device.slots);
+      all_fit = all_fit && device.slots == device.experts;
+    }
+    const uint64_t slot_bytes = files.experts->layout().slot_bytes;
     sizes.buffers =
-        sizes.expert_slots >= all_experts
-            ? 0
-            : BuffersOf(sizes.expert_slots, WantedBuffers(options, files.config, slot_bytes));
+        all_fit ? 0 : BuffersOf(fewest, WantedBuffers(options, files.config, slot_bytes));
     return sizes;
   }
 
@@ -100,7 +146,7 @@ struct Sizer {
     int64_t high = most;
     while (low < high) {
       const int64_t middle = (low + high + 1) / 2;
-      const BatchSizes sizes = For(middle);
+      const BatchSizes sizes = For({middle});
       if (sizes.expert_slots >= slots && Fits(sizes)) {
         low = middle;
       } else {
@@ -131,27 +177,64 @@ BatchPlan LedgerOf(const EngineOptions& options, const ModelFiles& files, const 
   plan.slot_bytes = files.experts->layout().slot_bytes;
   plan.all_experts_bytes =
       static_cast<uint64_t>(config.num_sparse_layers() * config.num_experts) * plan.slot_bytes;
+  if (options.devices.count > 0) plan.devices = PlanBatchDevices(options, files, sizes);
   StreamingOptions streaming;
   streaming.slots = std::max<int64_t>(1, sizes.expert_slots);
   streaming.packet_bytes = options.packet_bytes;
   streaming.depth = options.io_depth;
-  const auto residents = static_cast<uint64_t>(sizes.expert_slots - sizes.buffers);
-  plan.ledger = {
-      {"dense weights", ModelWeights::Bytes(config, ChooseWeightType(options))},
-      {"resident experts", residents * plan.slot_bytes},
-      {"expert buffers", static_cast<uint64_t>(sizes.buffers) * plan.slot_bytes},
-      {"expert staging",
-       StreamingExperts::StagingBytes(*files.experts, static_cast<int>(config.num_layers),
-                                      static_cast<int>(config.num_experts), streaming)},
+  plan.ledger = {{"dense weights", ModelWeights::Bytes(config, ChooseWeightType(options))}};
+  if (plan.devices.empty()) {
+    const auto residents = static_cast<uint64_t>(sizes.expert_slots - sizes.buffers);
+    plan.ledger.insert(plan.ledger.end(),
+                       {{"resident experts", residents * plan.slot_bytes},
+                        {"expert buffers", static_cast<uint64_t>(sizes.buffers) * plan.slot_bytes},
+                        {"expert staging", StreamingExperts::StagingBytes(
+                                               *files.experts, static_cast<int>(config.num_layers),
+                                               static_cast<int>(config.num_experts), streaming)}});
+  } else {
+    uint64_t device_bytes = 0;
+    for (const DevicePlan& device : plan.devices) {
+      device_bytes += device.memory_bytes;
+    }
+    plan.ledger.insert(plan.ledger.end(),
+                       {{"experts in host memory", plan.all_experts_bytes},
+                        {"emulated devices", device_bytes},
+                        {"expert staging",  // while the experts are read
+                         HostExperts::StagingBytes(*files.experts,
+                                                   ExpertGrid(static_cast<int>(config.num_layers),
+                                                              static_cast<int>(config.num_experts)),
+                                                   LoaderOptionsOf(options, 0))}});
+  }
+  const std::vector<LedgerEntry> rest = {
       {"KV cache",
        static_cast<uint64_t>(sizes.num_kv_blocks) * Model::KvBlockBytes(config, limits.kv_type)},
-      {"workspace", Model::WorkspaceBytes(config, SelectKernels(), limits, options.threads) +
+      {"workspace", Model::WorkspaceBytes(config, SelectKernels(), limits, options.threads,
+                                          std::max(1, options.devices.count)) +
                         static_cast<uint64_t>(sizes.max_logit_rows + options.threads * 4) *
                             static_cast<uint64_t>(config.vocab_size) * sizeof(float)},
       {"timeline", kTimelineIntervals * sizeof(TimelineInterval)},
       {"process", kProcessBytes}};
+  plan.ledger.insert(plan.ledger.end(), rest.begin(), rest.end());
   for (const LedgerEntry& entry : plan.ledger) plan.total_bytes += entry.bytes;
   return plan;
+}
+
+void CheckBatchOptions(const EngineOptions& options, const ModelConfig& config) {
+  if (options.max_model_len > config.max_position && config.rope.kind == RopeKind::kDefault) {
+    Fail(ErrorKind::kInvalidArgument, "--max-model-len: {} is more than the model's {} positions",
+         options.max_model_len, config.max_position);
+  }
+}
+
+std::optional<BatchSizes> FitBatch(const EngineOptions& options, const ModelFiles& files,
+                                   const BatchWorkload& workload, const BatchWish& wish) {
+  const Sizer sizer(options, files, workload);
+  const BatchSizes sizes = sizer.For(wish);
+  const bool context_fits =
+      sizes.num_kv_blocks >= 1 &&
+      (options.max_model_len == 0 || sizes.max_context_tokens >= options.max_model_len);
+  if (!context_fits || sizes.expert_slots < 1 || !sizer.Fits(sizes)) return std::nullopt;
+  return sizes;
 }
 
 BatchPlan PlanBatch(const EngineOptions& options, const BatchWorkload& workload) {
@@ -161,22 +244,8 @@ BatchPlan PlanBatch(const EngineOptions& options, const BatchWorkload& workload)
 BatchPlan PlanBatch(const EngineOptions& options, const ModelFiles& files,
                     const BatchWorkload& workload) {
   const ModelConfig& config = files.config;
-  if (options.devices.count > 0) {
-    Fail(ErrorKind::kUnsupported,
-         "--devices: throughput mode computes in host memory; leave it out, or give --mode "
-         "latency");
-  }
-  Sizer sizer{options, files, workload};
-  sizer.context = options.max_model_len > 0 ? options.max_model_len
-                                            : std::min(config.max_position, kDefaultContextTokens);
-  sizer.machine_bytes =
-      options.machine_memory_bytes > 0 ? options.machine_memory_bytes : UINT64_MAX / 2;
-  sizer.all_experts = config.num_sparse_layers() * config.num_experts;
-  if (sizer.context > config.max_position && config.rope.kind == RopeKind::kDefault) {
-    Fail(ErrorKind::kInvalidArgument, "--max-model-len: {} is more than the model's {} positions",
-         sizer.context, config.max_position);
-  }
-
+  CheckBatchOptions(options, config);
+  const Sizer sizer(options, files, workload);
   int64_t sequences = options.max_num_seqs;
   if (sequences == 0) {
     const int64_t most =
@@ -188,7 +257,7 @@ BatchPlan PlanBatch(const EngineOptions& options, const ModelFiles& files,
                     : sizer.MostWith(std::min(wanted, sizer.all_experts), most);
     if (sequences == 0) sequences = std::max<int64_t>(1, sizer.MostWith(1, most));
   }
-  BatchPlan plan = LedgerOf(options, files, sizer.For(sequences));
+  BatchPlan plan = LedgerOf(options, files, sizer.For({sequences}));
   const BatchSizes& sizes = plan.sizes;
   if (sizes.num_kv_blocks < 1 ||
       (options.max_model_len > 0 && sizes.max_context_tokens < options.max_model_len)) {

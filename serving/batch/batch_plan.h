@@ -1,7 +1,8 @@
-// BatchSizes: how large a batch job's engine is, and the small sizing function that fits one into
-// memory. A planner that knows more of the machine may fill in the same numbers.
+// BatchSizes: how large a batch job's engine is, what that takes of memory, and a rule that chooses
+// where nobody has measured how long the model's modules take (serving/plan/batch_planner decides
+// otherwise, by the same ledger).
 //
-// The sizing rule: when the experts that stream take A seconds a pass and each sequence adds b
+// The rule: when the experts that stream take A seconds a pass and each sequence adds b
 // (its compute, and the residents that its KV cache crowds out), N sequences give N / (A + N b)
 // tokens a second, which grows with N. So as many sequences run as there are requests for, or as
 // memory holds beside the buffers; what is left is residents. Where all experts fit beside a
@@ -10,21 +11,27 @@
 // Plain data and functions of their arguments.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <iterator>
+#include <optional>
 #include <vector>
 
+#include "core/perf/execution_plan.h"
 #include "serving/online/create_engine.h"
 #include "serving/online/engine_parts.h"
 
 namespace moesaic {
 
 struct BatchSizes {
+  ScheduleKind schedule = ScheduleKind::kModuleBatching;
+  int64_t micro_batches = 1;  // groups of a pass's sequences, at most
   int64_t max_num_seqs = 0;
   int64_t max_batch_tokens = 0;  // rows of a pass: decode tokens and prefill tokens together
   int64_t max_context_tokens = 0;
   int64_t num_kv_blocks = 0;
-  int64_t expert_slots = 0;
-  int64_t buffers = 0;  // of the slots, for experts that stream
+  int64_t expert_slots = 0;  // of all devices together, when there are any
+  int64_t buffers = 0;       // of the slots (of each device's), for experts that stream
   int64_t max_logit_rows = 64;
 };
 
@@ -37,10 +44,24 @@ struct BatchWorkload {
 
 struct BatchPlan {
   BatchSizes sizes;
+  std::vector<DevicePlan> devices;  // empty: none
   std::vector<LedgerEntry> ledger;
   uint64_t total_bytes = 0;
   uint64_t slot_bytes = 0;
   uint64_t all_experts_bytes = 0;
+  // What is predicted of these sizes; none when they were chosen by the rule.
+  std::optional<ExecutionPlan> execution;
+
+  int64_t residents() const {
+    return sizes.expert_slots - sizes.buffers * std::max<int64_t>(1, std::ssize(devices));
+  }
+};
+
+// A batch that is to be fitted into memory. What the options fix is kept; 0 and -1 are by rule.
+struct BatchWish {
+  int64_t sequences = 1;
+  int64_t batch_tokens = 0;
+  int64_t buffers = -1;
 };
 
 // Of `options`, max_num_seqs and max_num_batched_tokens at 0, and the memories at "auto", are
@@ -48,6 +69,13 @@ struct BatchPlan {
 BatchPlan PlanBatch(const EngineOptions& options, const ModelFiles& files,
                     const BatchWorkload& workload);
 BatchPlan PlanBatch(const EngineOptions& options, const BatchWorkload& workload);
+
+// Sizes of such a batch with as many expert slots as memory has left; nullopt when it does not fit
+// or leaves none.
+std::optional<BatchSizes> FitBatch(const EngineOptions& options, const ModelFiles& files,
+                                   const BatchWorkload& workload, const BatchWish& wish);
+// Throws Error(kUnsupported, kInvalidArgument) for options that no batch can be planned with.
+void CheckBatchOptions(const EngineOptions& options, const ModelConfig& config);
 
 // The exact ledger of given sizes.
 BatchPlan LedgerOf(const EngineOptions& options, const ModelFiles& files, const BatchSizes& sizes);

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -16,29 +18,54 @@ constexpr size_t kPlottedIntervals = 1500;
 constexpr double kPlotWidth = 1100;
 constexpr double kLaneHeight = 34;
 
-constexpr std::array kComputing = {Activity::kDense, Activity::kExperts, Activity::kHead,
-                                   Activity::kBetween};
+constexpr std::array kComputing = {Activity::kDense, Activity::kAttention, Activity::kExperts,
+                                   Activity::kHead, Activity::kBetween};
 constexpr std::array kStalls = {Activity::kStallRead, Activity::kStallQueue, Activity::kStallPack,
                                 Activity::kWakeUp};
 
+// Rows of the plot for each lane of the timeline.
+enum RowOfLane { kComputeRow, kLinkRow, kOtherRow, kRowsOfLane };
+
 struct Look {
   Activity activity;
-  int lane;
+  int row;  // RowOfLane
   const char* color;
   const char* text;
 };
 constexpr std::array kLooks = {
-    Look{Activity::kDense, 0, "#4878a8", "attention and dense parts"},
-    Look{Activity::kExperts, 0, "#6aa84f", "experts"},
-    Look{Activity::kHead, 0, "#8e7cc3", "logits and sampling"},
-    Look{Activity::kBetween, 0, "#cccccc", "between passes"},
-    Look{Activity::kStallRead, 0, "#cc4125", "waits for a read under way"},
-    Look{Activity::kStallQueue, 0, "#990000", "waits for a read not begun"},
-    Look{Activity::kStallPack, 0, "#e69138", "waits for packing"},
-    Look{Activity::kWakeUp, 0, "#f6b26b", "wakes up"},
-    Look{Activity::kLinkBusy, 1, "#45818e", "link busy"},
-    Look{Activity::kPack, 2, "#bf9000", "packing"},
+    Look{Activity::kDense, kComputeRow, "#4878a8", "dense parts"},
+    Look{Activity::kAttention, kComputeRow, "#76a5af", "attention"},
+    Look{Activity::kExperts, kComputeRow, "#6aa84f", "experts"},
+    Look{Activity::kHead, kComputeRow, "#8e7cc3", "logits and sampling"},
+    Look{Activity::kBetween, kComputeRow, "#cccccc", "between passes"},
+    Look{Activity::kStallRead, kComputeRow, "#cc4125", "waits for a read under way"},
+    Look{Activity::kStallQueue, kComputeRow, "#990000", "waits for a read not begun"},
+    Look{Activity::kStallPack, kComputeRow, "#e69138", "waits for packing"},
+    Look{Activity::kWakeUp, kComputeRow, "#f6b26b", "wakes up"},
+    Look{Activity::kLinkBusy, kLinkRow, "#45818e", "link busy"},
+    Look{Activity::kPack, kOtherRow, "#bf9000", "packing"},
+    Look{Activity::kHiddenIn, kLinkRow, "#a64d79", "attention outputs to the device"},
+    Look{Activity::kHiddenOut, kOtherRow, "#c27ba0", "queries, keys, values to the host"},
 };
+
+const Look* LookOf(Activity activity) {  // null: it is not plotted
+  const auto look = std::find_if(kLooks.begin(), kLooks.end(), [&](const Look& candidate) {
+    return candidate.activity == activity;
+  });
+  return look == kLooks.end() ? nullptr : &*look;
+}
+
+int RowOf(const TimelineInterval& interval) {
+  return interval.lane * kRowsOfLane + LookOf(interval.activity)->row;
+}
+
+std::string RowName(int row) {
+  constexpr std::array kHost = {"computing", "disk link", "packing"};
+  constexpr std::array kDevice = {"device {}", "to device {}", "from device {}"};
+  const auto of_lane = static_cast<size_t>(row % kRowsOfLane);
+  const int lane = row / kRowsOfLane;
+  return lane == 0 ? kHost[of_lane] : fmt::format(fmt::runtime(kDevice[of_lane]), lane - 1);
+}
 
 double Seconds(const ActivitySum& sum) { return static_cast<double>(sum.ns) * 1e-9; }
 
@@ -65,10 +92,8 @@ std::string Escaped(std::string_view text) {
 std::vector<TimelineInterval> PlottedIntervals(const Timeline::Snapshot& timeline) {
   std::vector<TimelineInterval> shown;
   for (const TimelineInterval& interval : timeline.intervals) {
-    const bool has_look = std::any_of(kLooks.begin(), kLooks.end(), [&](const Look& look) {
-      return look.activity == interval.activity;
-    });
-    if (has_look && interval.end_ns > interval.begin_ns) shown.push_back(interval);
+    if (LookOf(interval.activity) != nullptr && interval.end_ns > interval.begin_ns)
+      shown.push_back(interval);
   }
   std::sort(shown.begin(), shown.end(),
             [](const auto& a, const auto& b) { return a.begin_ns < b.begin_ns; });
@@ -86,22 +111,25 @@ std::string TimelineSvg(const Timeline::Snapshot& timeline) {
   int64_t end = begin + 1;
   for (const TimelineInterval& interval : shown) end = std::max(end, interval.end_ns);
   const double scale = kPlotWidth / static_cast<double>(end - begin);
+  std::map<int, int> rows;  // those that have something to show, from the top
+  for (const TimelineInterval& interval : shown) rows[RowOf(interval)] = 0;
+  int next_row = 0;
+  for (auto& [number, row] : rows) row = next_row++;
+  const double height = next_row * kLaneHeight;
   std::string svg = fmt::format(R"(<svg viewBox="0 0 {} {}" role="img" aria-label="timeline">)",
-                                kPlotWidth + 110, 3 * kLaneHeight + 40);
-  constexpr std::array kLanes = {"computing", "link", "packing"};
-  for (size_t lane = 0; lane < kLanes.size(); ++lane) {
-    svg += fmt::format(R"(<text x="0" y="{:.0f}">{}</text>)",
-                       static_cast<double>(lane) * kLaneHeight + 20, kLanes[lane]);
+                                kPlotWidth + 110, height + 40);
+  for (const auto& [number, row] : rows) {
+    svg +=
+        fmt::format(R"(<text x="0" y="{:.0f}">{}</text>)", row * kLaneHeight + 20, RowName(number));
   }
   for (const TimelineInterval& interval : shown) {
-    const auto look = std::find_if(kLooks.begin(), kLooks.end(), [&](const Look& candidate) {
-      return candidate.activity == interval.activity;
-    });
+    const Look* const look = LookOf(interval.activity);
     const std::string where =
         interval.layer >= 0 ? fmt::format(", layer {}", interval.layer) : std::string();
     svg += fmt::format(
         R"(<rect x="{:.2f}" y="{:.0f}" width="{:.2f}" height="{:.0f}" fill="{}"><title>{}{}: {:.3f} ms</title></rect>)",
-        100 + static_cast<double>(interval.begin_ns - begin) * scale, look->lane * kLaneHeight + 2,
+        100 + static_cast<double>(interval.begin_ns - begin) * scale,
+        rows[RowOf(interval)] * kLaneHeight + 2,
         std::max(0.05, static_cast<double>(interval.end_ns - interval.begin_ns) * scale),
         kLaneHeight - 8, look->color, look->text, where,
         static_cast<double>(interval.end_ns - interval.begin_ns) * 1e-6);
@@ -109,7 +137,7 @@ std::string TimelineSvg(const Timeline::Snapshot& timeline) {
   for (int tick = 0; tick <= 5; ++tick) {
     const double part = tick / 5.0;
     svg += fmt::format(R"(<text x="{:.0f}" y="{:.0f}" class="tick">{:.1f} ms</text>)",
-                       100 + part * (kPlotWidth - 40), 3 * kLaneHeight + 18,
+                       100 + part * (kPlotWidth - 40), height + 18,
                        part * static_cast<double>(end - begin) * 1e-6);
   }
   svg += "</svg><p class=\"legend\">";
@@ -123,10 +151,38 @@ std::string Row(std::string_view name, const std::string& value) {
   return fmt::format("<tr><td>{}</td><td>{}</td></tr>", Escaped(name), value);
 }
 
+std::string Quantity(double value, std::string_view unit) {
+  if (unit == "s") return fmt::format("{:.3f} s", value);
+  if (unit == "B" || unit == "B/s") {
+    return FormatBytes(static_cast<uint64_t>(value)) + (unit == "B" ? "" : "/s");
+  }
+  return fmt::format("{:.1f}", value);
+}
+
+std::string ComparisonTable(const BatchReport& report) {
+  const std::vector<Comparison> rows = PlanAgainstRun(report);
+  if (rows.empty()) return "";
+  std::string html =
+      "<h2>Plan against run</h2><table><tr><td></td><td>planned</td><td>measured</td>"
+      "<td>measured / planned</td></tr>";
+  for (const Comparison& row : rows) {
+    html += Row(row.name, fmt::format("{}</td><td>{}</td><td>{}",
+                                      row.predicted ? Quantity(*row.predicted, row.unit) : "",
+                                      Quantity(row.measured, row.unit),
+                                      row.ratio() ? fmt::format("{:.3f}", *row.ratio()) : ""));
+  }
+  return html + "</table>";
+}
+
 std::string ShareRow(const Look& look, const Timeline::Snapshot& timeline, double seconds) {
   const ActivitySum& sum = timeline.sum(look.activity);
   return Row(look.text, fmt::format("{:.2f} s</td><td>{:.1f}%", Seconds(sum),
                                     100 * Rate(Seconds(sum), seconds)));
+}
+
+// Links that carry weights: the disk's, or each device's.
+double Links(const BatchReport& report) {
+  return static_cast<double>(std::max<size_t>(1, report.plan.devices.size()));
 }
 
 }  // namespace
@@ -148,7 +204,9 @@ Json BatchReportJson(const BatchReport& report) {
       {"decode_computed", report.stats.decode_tokens},
       {"output_per_s", Rate(static_cast<double>(report.output_tokens), report.seconds)}};
   json["preemptions"] = report.preemptions;
+  json["schedule"] = ScheduleKindName(sizes.schedule);
   json["sizes"] = {{"sequences", sizes.max_num_seqs},
+                   {"micro_batches", sizes.micro_batches},
                    {"tokens_per_pass", sizes.max_batch_tokens},
                    {"context_tokens", sizes.max_context_tokens},
                    {"kv_blocks", sizes.num_kv_blocks},
@@ -174,11 +232,23 @@ Json BatchReportJson(const BatchReport& report) {
   }
   const ActivitySum& link = timeline.sum(Activity::kLinkBusy);
   json["link"] = {{"busy_s", Seconds(link)},
-                  {"busy_share", Rate(Seconds(link), report.seconds)},
+                  {"busy_share", Rate(Seconds(link), Links(report) * report.seconds)},
                   {"nothing_to_read_s", Seconds(timeline.sum(Activity::kLinkIdle))},
+                  {"hidden_in_s", Seconds(timeline.sum(Activity::kHiddenIn))},
+                  {"hidden_out_s", Seconds(timeline.sum(Activity::kHiddenOut))},
                   {"pack_s", Seconds(timeline.sum(Activity::kPack))},
                   {"bytes", link.bytes},
                   {"bytes_per_s", Rate(static_cast<double>(link.bytes), Seconds(link))}};
+  if (report.plan.execution) {
+    json["plan"] = PlanToJson(*report.plan.execution);
+    json["plan_against_run"] = Json::array();
+    for (const Comparison& row : PlanAgainstRun(report)) {
+      Json entry = {{"name", row.name}, {"unit", row.unit}, {"measured", row.measured}};
+      entry["predicted"] = row.predicted ? Json(*row.predicted) : Json(nullptr);
+      entry["ratio"] = row.ratio() ? Json(*row.ratio()) : Json(nullptr);
+      json["plan_against_run"].push_back(std::move(entry));
+    }
+  }
   return json;
 }
 
@@ -203,14 +273,15 @@ svg{{width:100%;background:#fafafa;border:1px solid #ddd}}svg text{{font-size:14
       Rate(static_cast<double>(report.stats.total_us) * 1e-6,
            static_cast<double>(report.stats.steps)),
       sizes.max_num_seqs);
+  html += ComparisonTable(report);
   html += "<h2>Timeline</h2><p>A stretch from the middle of the job.</p>" + TimelineSvg(timeline);
   html += "<div class=\"tables\"><div><h2>Computing thread</h2><table>";
   for (const Look& look : kLooks) {
-    if (look.lane == 0) html += ShareRow(look, timeline, report.seconds);
+    if (look.row == kComputeRow) html += ShareRow(look, timeline, report.seconds);
   }
   html += "</table></div><div><h2>Link</h2><table>";
   html += Row("busy", fmt::format("{:.2f} s, {:.1f}%", Seconds(link),
-                                  100 * Rate(Seconds(link), report.seconds)));
+                                  100 * Rate(Seconds(link), Links(report) * report.seconds)));
   html += Row("read", FormatBytes(link.bytes));
   html +=
       Row("rate while busy",
@@ -225,10 +296,12 @@ svg{{width:100%;background:#fafafa;border:1px solid #ddd}}svg text{{font-size:14
   html += Row("in all", FormatBytes(report.plan.total_bytes));
   html += Row("largest resident size", FormatBytes(report.peak_rss_bytes));
   html += "</table></div><div><h2>Sizes</h2><table>";
+  html += Row("schedule", ScheduleKindName(sizes.schedule));
   html += Row("sequences", std::to_string(sizes.max_num_seqs));
+  html += Row("groups of them", std::to_string(sizes.micro_batches));
   html += Row("tokens per pass", std::to_string(sizes.max_batch_tokens));
   html += Row("KV tokens", std::to_string(sizes.num_kv_blocks * kKvBlockTokens));
-  html += Row("resident experts", std::to_string(sizes.expert_slots - sizes.buffers));
+  html += Row("resident experts", std::to_string(report.plan.residents()));
   html += Row("buffers", std::to_string(sizes.buffers));
   html += Row("preemptions", std::to_string(report.preemptions));
   return html + "</table></div></div></html>\n";

@@ -1,40 +1,55 @@
 #include "serving/batch/stream_flow.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/base/check.h"
 
 namespace moesaic {
 
 StreamFlow::StreamFlow(const ExpertGrid& grid, const SparseLayers& layers, int64_t slots,
-                       int64_t buffers, int64_t group)
+                       int64_t buffers, int64_t group, std::span<const ExpertIndex> experts)
     : grid_(grid),
       layers_(layers),
       resident_slot_(static_cast<size_t>(grid.total()), -1),
       state_(static_cast<size_t>(grid.total()), State::kAbsent),
       slot_(static_cast<size_t>(grid.total()), -1),
       needed_(static_cast<size_t>(grid.total()), 0),
-      expected_(static_cast<size_t>(grid.total()), 1),
+      expected_(static_cast<size_t>(grid.total()), experts.empty() ? 1 : 0),
+      used_(static_cast<size_t>(grid.total()), 0),
+      ahead_(static_cast<size_t>(grid.total()), 0),
       unwanted_(static_cast<size_t>(grid.total()), 0),
       position_(layers.count() - 1) {
   CHECK_GT(slots, 0);
-  const int64_t all = int64_t{layers.count()} * grid.num_experts();
-  buffers_ = slots >= all ? 0 : std::clamp<int64_t>(buffers, 1, slots);
-  residents_ = std::min(slots, all) - buffers_;
-  group_ = buffers_ == 0 ? grid.num_experts() : std::clamp<int64_t>(buffers_ / 2, 1, group);
-  int64_t next_slot = 0;
+  for (const ExpertIndex expert : experts) expected_[At(expert)] = 1;
+  int64_t all = 0;
   for (int number = 0; number < layers.count(); ++number) {
-    const int64_t count = residents_ / layers.count() + (number < residents_ % layers.count());
-    for (int64_t index = 0; index < count; ++index) {
-      resident_slot_[At(IndexOf(number, index))] = next_slot++;
+    for (int64_t index = 0; index < grid.num_experts(); ++index) {
+      all += expected_[At(IndexOf(number, index))];
     }
   }
-  CHECK_EQ(next_slot, residents_);
+  const bool all_fit = slots >= all;
+  const int64_t residents = all_fit ? all : slots - std::clamp<int64_t>(buffers, 1, slots);
+  for (int number = 0; number < layers.count(); ++number) {
+    int64_t left = residents / layers.count() + (number < residents % layers.count());
+    for (int64_t index = 0; index < grid.num_experts(); ++index) {
+      const ExpertIndex expert = IndexOf(number, index);
+      if (expected_[At(expert)] == 0 || (left-- <= 0 && !all_fit)) continue;
+      resident_slot_[At(expert)] = residents_++;
+    }
+  }
+  // With slots of a layer that has fewer experts than its share.
+  buffers_ = all_fit ? 0 : slots - residents_;
+  group_ = all_fit ? grid.num_experts() : std::clamp<int64_t>(buffers_ / 2, 1, group);
   for (int64_t slot = buffers_ - 1; slot >= 0; --slot) free_.push_back(residents_ + slot);
 }
 
-int64_t StreamFlow::streamed_per_layer() const {
-  return grid_.num_experts() - residents_ / std::max(1, layers_.count());
+void StreamFlow::BeginPass(int visits) {
+  CHECK(!open_);
+  CHECK_GE(visits, 1);
+  if (!last_visit()) Leave();
+  visits_ = visits;
+  visit_ = visits;
 }
 
 void StreamFlow::Free(ExpertIndex expert) {
@@ -43,24 +58,38 @@ void StreamFlow::Free(ExpertIndex expert) {
   state_[At(expert)] = State::kAbsent;
 }
 
-// Something was read and is not used.
+// Leaves its buffer before it is computed, or between two visits.
 void StreamFlow::Drop(ExpertIndex expert) {
   --present_;
-  ++stats_.prefetched_unused;
+  stats_.prefetched_unused += std::exchange(ahead_[At(expert)], uint8_t{0});
   Free(expert);
+}
+
+// No visit of the layer follows: what it did not use is not expected of it, and goes.
+void StreamFlow::Leave() {
+  visit_ = visits_;
+  const ExpertIndex first = IndexOf(position_, 0);
+  std::copy_n(used_.begin() + first, grid_.num_experts(), expected_.begin() + first);
+  for (ExpertIndex expert = first; expert < first + grid_.num_experts(); ++expert) {
+    if (resident(expert) || needed(expert)) continue;
+    if (state(expert) == State::kReady) Drop(expert);
+    if (state(expert) == State::kLoading) unwanted_[At(expert)] = 1;
+  }
 }
 
 void StreamFlow::BeginLayer(std::span<const ExpertIndex> experts) {
   CHECK(!open_);
   CHECK(!experts.empty());
+  const int number = layers_.number(grid_.Id(experts.front()).layer);
+  const bool again = number == position_ && !last_visit();
+  if (!again && !last_visit()) Leave();
   open_ = true;
-  position_ = layers_.number(grid_.Id(experts.front()).layer);
-  for (int64_t index = 0; index < grid_.num_experts(); ++index) {
-    expected_[At(IndexOf(position_, index))] = 0;
-  }
+  visit_ = again ? visit_ + 1 : 1;
+  position_ = number;
+  if (!again) std::fill_n(used_.begin() + IndexOf(number, 0), grid_.num_experts(), uint8_t{0});
   for (const ExpertIndex expert : experts) {
     CHECK_EQ(grid_.Id(expert).layer, layers_.layer(position_));
-    expected_[At(expert)] = 1;
+    used_[At(expert)] = 1;
     needed_[At(expert)] = 1;
     ++waiting_;
     const State now = state_[At(expert)];
@@ -68,14 +97,9 @@ void StreamFlow::BeginLayer(std::span<const ExpertIndex> experts) {
     stats_.late_hits += now == State::kLoading;
     stats_.misses += now == State::kAbsent;
     ready_ += now == State::kReady;
-    stats_.prefetched_used += !resident(expert) && now != State::kAbsent;
+    stats_.prefetched_used += std::exchange(ahead_[At(expert)], uint8_t{0});
   }
-  for (int64_t index = 0; index < grid_.num_experts(); ++index) {
-    const ExpertIndex expert = IndexOf(position_, index);
-    if (resident(expert) || needed(expert)) continue;
-    if (state(expert) == State::kReady) Drop(expert);
-    if (state(expert) == State::kLoading) unwanted_[At(expert)] = 1;
-  }
+  if (last_visit()) Leave();
 }
 
 void StreamFlow::TakeReady(std::vector<ExpertIndex>& out) {
@@ -101,7 +125,7 @@ void StreamFlow::TakeReady(std::vector<ExpertIndex>& out) {
 
 void StreamFlow::Release(ExpertIndex expert) {
   CHECK(state(expert) == State::kHeld);
-  if (resident(expert)) {
+  if (resident(expert) || !last_visit()) {
     state_[At(expert)] = State::kReady;
   } else {
     --present_;
@@ -128,12 +152,24 @@ ExpertStats StreamFlow::EndLayer() {
   return stats;
 }
 
+// The open layer's own come last: a later visit needs those soonest.
 std::optional<ExpertIndex> StreamFlow::FarthestReadAhead() const {
-  for (int distance = layers_.count() - 1; distance > 0; --distance) {
+  for (int distance = layers_.count() - 1; distance >= 0; --distance) {
     const int number = (position_ + distance) % layers_.count();
     for (int64_t index = grid_.num_experts() - 1; index >= 0; --index) {
       const ExpertIndex expert = IndexOf(number, index);
-      if (!resident(expert) && state(expert) == State::kReady) return expert;
+      if (!resident(expert) && state(expert) == State::kReady && !needed(expert)) return expert;
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<ExpertIndex> StreamFlow::FindAhead(int distance) const {
+  const int number = (position_ + distance) % layers_.count();
+  for (int64_t index = 0; index < grid_.num_experts(); ++index) {
+    const ExpertIndex expert = IndexOf(number, index);
+    if (state(expert) == State::kAbsent && expected_[At(expert)] != 0 && !resident(expert)) {
+      return expert;
     }
   }
   return std::nullopt;
@@ -154,14 +190,10 @@ std::optional<ExpertIndex> StreamFlow::Find(std::optional<ExpertIndex>* victim) 
     }
   }
   if (!may_read_ahead_ || free_.empty()) return std::nullopt;
-  for (int distance = 1; distance < layers_.count(); ++distance) {
-    const int number = (position_ + distance) % layers_.count();
-    for (int64_t index = 0; index < grid_.num_experts(); ++index) {
-      const ExpertIndex expert = IndexOf(number, index);
-      if (state(expert) == State::kAbsent && expected_[At(expert)] != 0 && !resident(expert)) {
-        return expert;
-      }
-    }
+  // For the visits that follow; when all were, for the next pass, after all other layers.
+  const int first = last_visit() ? 1 : 0;
+  for (int distance = first; distance < first + layers_.count(); ++distance) {
+    if (const auto expert = FindAhead(distance)) return expert;
   }
   return std::nullopt;
 }
@@ -176,7 +208,10 @@ std::optional<ExpertIndex> StreamFlow::NextLoad() {
   } else {
     slot_[At(*expert)] = free_.back();
     free_.pop_back();
-    if (!needed(*expert)) ++stats_.prefetched;
+    if (!needed(*expert)) {
+      ++stats_.prefetched;
+      ahead_[At(*expert)] = 1;
+    }
   }
   state_[At(*expert)] = State::kLoading;
   unwanted_[At(*expert)] = 0;
@@ -202,6 +237,7 @@ bool StreamFlow::Failed(ExpertIndex expert) {
   --loading_;
   ++stats_.given_up;
   expected_[At(expert)] = 0;  // not again before a layer needs it
+  ahead_[At(expert)] = 0;
   if (resident(expert)) {
     slot_[At(expert)] = -1;
     state_[At(expert)] = State::kAbsent;

@@ -9,8 +9,12 @@
 // of a resident is a byte that no pass reads, and what is not resident is read once per pass.
 //
 // What is read: what the open layer lacks, then ahead, layer after layer and around the end into
-// the next pass, those that the last pass used. A buffer that holds something read ahead gives way
-// to the open layer, the farthest first, so that one buffer is enough to make progress.
+// the next pass up to the open layer itself, those that the last pass used. A buffer that holds
+// something read ahead gives way to the open layer, the farthest first, so that one buffer is
+// enough to make progress.
+//
+// A pass may visit a layer several times in a row, once for each group of its rows. What streams
+// then stays in its buffer until the last visit, if the buffers can hold it.
 //
 // Thread contract: none of its own; StreamingExperts guards it. No allocation after construction.
 #pragma once
@@ -32,13 +36,15 @@ class StreamFlow {
 
   // `slots` in all, `buffers` of them for what streams (at least 1, at most `slots`); when all
   // experts fit, every one is a resident. At most `group` (at least 1) are handed out at a time,
-  // and half of the buffers.
+  // and half of the buffers. `experts`: those that it is about; empty: all of them.
   StreamFlow(const ExpertGrid& grid, const SparseLayers& layers, int64_t slots, int64_t buffers,
-             int64_t group);
+             int64_t group, std::span<const ExpertIndex> experts = {});
 
   // --- the consumer
   void AllowReadAhead(bool allow) { may_read_ahead_ = allow; }
-  // The distinct experts of one layer.
+  // A pass begins that visits each layer so often at most (at least once).
+  void BeginPass(int visits);
+  // The distinct experts of one visit of a layer.
   void BeginLayer(std::span<const ExpertIndex> experts);
   // Appends some that can be computed: streamed ones first, whose buffers are waited for, and so
   // few that reading goes on meanwhile. They are held until Release.
@@ -67,8 +73,6 @@ class StreamFlow {
   int64_t free_buffers() const { return static_cast<int64_t>(free_.size()); }
   int64_t loading() const { return loading_; }
   int64_t present() const { return present_; }  // ready or held
-  // Experts that stream, of the layer that has most of them.
-  int64_t streamed_per_layer() const;
 
  private:
   static size_t At(ExpertIndex expert) { return static_cast<size_t>(expert); }
@@ -77,8 +81,11 @@ class StreamFlow {
   }
   std::optional<ExpertIndex> Find(std::optional<ExpertIndex>* victim);
   std::optional<ExpertIndex> FarthestReadAhead() const;
+  std::optional<ExpertIndex> FindAhead(int distance) const;
+  void Leave();
   void Free(ExpertIndex expert);
   void Drop(ExpertIndex expert);
+  bool last_visit() const { return visit_ == visits_; }
 
   const ExpertGrid grid_;
   const SparseLayers layers_;
@@ -89,12 +96,16 @@ class StreamFlow {
   std::vector<State> state_;            // [experts]
   std::vector<int64_t> slot_;           // [experts]; -1: none
   std::vector<uint8_t> needed_;         // [experts] by the open layer, and not handed out
-  std::vector<uint8_t> expected_;       // [experts] used by the last pass
+  std::vector<uint8_t> expected_;       // [experts] used by the last pass that ran its layer
+  std::vector<uint8_t> used_;           // [experts] of the open layer's, by a visit of this pass
+  std::vector<uint8_t> ahead_;          // [experts] was read ahead, and not used yet
   std::vector<uint8_t> unwanted_;       // [experts] being read, and not needed after all
   std::vector<int64_t> free_;           // buffers
   bool may_read_ahead_ = false;
   bool open_ = false;
-  int position_;  // the number of the layer that is open or was last
+  int position_;    // the number of the layer that is open or was last
+  int visits_ = 1;  // of each layer by a pass
+  int visit_ = 1;   // of these, the open or last one
   int64_t waiting_ = 0;
   int64_t ready_ = 0;  // needed and ready
   int64_t loading_ = 0;

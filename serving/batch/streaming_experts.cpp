@@ -9,6 +9,7 @@
 #include "core/base/error.h"
 #include "core/base/logging.h"
 #include "core/base/units.h"
+#include "core/io/throttled_reader.h"
 #include "prefetch/expert_loader.h"
 
 namespace moesaic {
@@ -22,11 +23,11 @@ StreamingOptions WithDefaults(StreamingOptions options) {
   return options;
 }
 
-// Experts that are computed together: enough work to be worth handing to the threads, few enough
-// that their buffers soon take what comes next.
-int64_t GroupOf(uint64_t slot_bytes) {
-  constexpr uint64_t kGroupBytes = uint64_t{4} << 20;
-  return static_cast<int64_t>(std::max<uint64_t>(1, kGroupBytes / slot_bytes));
+std::unique_ptr<AsyncReader> OpenReader(const ExpertSource& source,
+                                        const StreamingOptions& options) {
+  auto reader = OpenAsyncReader(source.files(), options.backend, WithDefaults(options).depth);
+  if (options.link_bytes_per_s == 0) return reader;
+  return MakeThrottledReader(std::move(reader), static_cast<double>(options.link_bytes_per_s));
 }
 
 uint64_t TagOf(int lane, int packet) {
@@ -37,9 +38,7 @@ uint64_t TagOf(int lane, int packet) {
 
 StreamingExperts::StreamingExperts(const ExpertSource& source, int num_layers, int num_experts,
                                    const StreamingOptions& options)
-    : StreamingExperts(
-          source, num_layers, num_experts, options,
-          OpenAsyncReader(source.files(), options.backend, WithDefaults(options).depth)) {}
+    : StreamingExperts(source, num_layers, num_experts, options, OpenReader(source, options)) {}
 
 StreamingExperts::StreamingExperts(const ExpertSource& source, int num_layers, int num_experts,
                                    const StreamingOptions& options,
@@ -52,10 +51,14 @@ StreamingExperts::StreamingExperts(const ExpertSource& source, int num_layers, i
       sizes_(PlanLanes(source, grid_, options_.slots, options_.depth, options_.packet_bytes)),
       bytes_(source, sizes_, reader->aligned_only(), options_.packet_bytes),
       flow_(grid_, SparseLayers(source, num_layers), options_.slots, options_.buffers,
-            GroupOf(slot_bytes_)),
+            GroupOfExperts(slot_bytes_), options_.experts),
       slots_(flow_.slots()),
       reader_(std::move(reader)) {
-  slab_ = AlignedBuffer(static_cast<size_t>(slots_) * slot_bytes_);
+  if (options_.slot_memory.empty()) {
+    slab_ = AlignedBuffer(static_cast<size_t>(slots_) * slot_bytes_);
+  }
+  memory_ = options_.slot_memory.empty() ? slab_.span() : options_.slot_memory;
+  CHECK_GE(memory_.size(), static_cast<size_t>(slots_) * slot_bytes_);
   {
     const MutexLock lock(mutex_);
     lanes_.resize(static_cast<size_t>(sizes_.lanes));
@@ -85,7 +88,8 @@ uint64_t StreamingExperts::StagingBytes(const ExpertSource& source, int num_laye
       .staging_bytes();
 }
 
-void StreamingExperts::Log(const TimelineInterval& interval) {
+void StreamingExperts::Log(TimelineInterval interval) {
+  interval.lane = options_.lane;
   if (options_.timeline != nullptr) options_.timeline->Add(interval);
 }
 
@@ -98,8 +102,16 @@ void StreamingExperts::Mark(Activity activity, int32_t layer, int32_t experts) {
 // Something changed that may let the mover read: the idle time of a link that could have read ends
 // here, not when the mover has woken up.
 void StreamingExperts::NoteWork() {
-  if (!idle_ || !flow_.CanLoad()) return;
-  Log({Activity::kLinkIdle, link_since_ns_, Now(), -1, -1, 0});
+  if (!idle_) return;
+  if (flow_.CanLoad()) {
+    EndIdle();
+  } else {
+    idle_buffers_ = std::max(idle_buffers_, static_cast<int32_t>(flow_.free_buffers()));
+  }
+}
+
+void StreamingExperts::EndIdle() {
+  Log({Activity::kLinkIdle, link_since_ns_, Now(), -1, idle_buffers_, 0});
   idle_ = false;
 }
 
@@ -115,20 +127,34 @@ void StreamingExperts::TellProgress() {
 }
 
 std::span<std::byte> StreamingExperts::SlotMemory(ExpertIndex expert) {
-  return slab_.span().subspan(static_cast<size_t>(flow_.slot(expert)) * slot_bytes_, slot_bytes_);
+  return memory_.subspan(static_cast<size_t>(flow_.slot(expert)) * slot_bytes_, slot_bytes_);
+}
+
+void StreamingExperts::ComputeBegan() {
+  computing_ = true;
+  mark_ns_ = Now();
+}
+
+void StreamingExperts::ComputeEnded(Activity activity, int32_t layer) {
+  Mark(activity, layer);
+  computing_ = false;
 }
 
 void StreamingExperts::StepBegan() {
-  mark_ns_ = Now();
+  computing_ = false;
   {
     const MutexLock lock(mutex_);
-    flow_.AllowReadAhead(true);
+    flow_.BeginPass(visits_);
+    flow_.AllowReadAhead(!given_up_);
     NoteWork();
   }
   reader_->Wake();
 }
 
-void StreamingExperts::StepEnded() { Mark(Activity::kDense, -1); }
+void StreamingExperts::GiveUp() {
+  given_up_ = true;
+  StopPrefetching();
+}
 
 void StreamingExperts::StopPrefetching() {
   const MutexLock lock(mutex_);
@@ -140,7 +166,11 @@ void StreamingExperts::BeginLayer(std::span<const ExpertId> needed, int64_t /*pa
   for (const ExpertId id : needed) indices_.push_back(grid_.Index(id));
   layer_ = needed.empty() ? -1 : needed.front().layer;
   handed_out_ = 0;
-  Mark(Activity::kDense, layer_);
+  if (computing_) {
+    Mark(Activity::kDense, layer_);
+  } else {
+    mark_ns_ = Now();
+  }
   {
     const MutexLock lock(mutex_);
     flow_.BeginLayer(indices_);
@@ -214,6 +244,7 @@ ExpertStats StreamingExperts::EndLayer() {
   }
   reader_->Wake();
   mark_ns_ = Now();
+  totals_ += stats;
   return stats;
 }
 
@@ -323,11 +354,11 @@ void StreamingExperts::NoteLink() {
   }
   if (!busy && to_pack_.empty() && !idle_ && !flow_.CanLoad()) {
     idle_ = true;
+    idle_buffers_ = static_cast<int32_t>(flow_.free_buffers());
     link_since_ns_ = now;
   }
   if (busy && !link_busy_) {
-    if (idle_) Log({Activity::kLinkIdle, link_since_ns_, now, -1, -1, 0});
-    idle_ = false;
+    if (idle_) EndIdle();
     link_since_ns_ = now;
   }
   link_busy_ = busy;

@@ -5,10 +5,11 @@
 // Thread contract: one consumer thread (the engine's) calls everything; the mover is the object's
 // own.
 //
-// Memory: one slab of slots and, unless the source's bytes are blobs already, staging. All of it is
-// allocated at construction.
+// Memory: the slots, one slab of host memory or what the caller gives (a device's), and, unless the
+// source's bytes are blobs already, staging. All of it is allocated at construction.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <exception>
@@ -36,11 +37,24 @@ struct StreamingOptions {
   int64_t slots = 1;    // in all
   int64_t buffers = 1;  // of them for what streams
   ReadBackend backend = ReadBackend::kAuto;
-  uint32_t packet_bytes = 0;     // 0: the measured default
-  int depth = 0;                 // reads in flight; 0: the measured default
-  int max_retries = 2;           // of a failed read, before it fails the layer
-  Timeline* timeline = nullptr;  // may be null; must outlive the object
+  uint32_t packet_bytes = 0;      // 0: the measured default
+  int depth = 0;                  // reads in flight; 0: the measured default
+  int max_retries = 2;            // of a failed read, before it fails the layer
+  uint64_t link_bytes_per_s = 0;  // read no faster; 0: no limit
+  Timeline* timeline = nullptr;   // may be null; must outlive the object
+  int16_t lane = 0;               // of the timeline: the consumer's and the link's number
+  // Those that it serves; empty: all.
+  std::span<const ExpertIndex> experts = {};
+  // Of so many slots, and outliving the object; empty: host memory of its own.
+  std::span<std::byte> slot_memory = {};
 };
+
+// Experts that are computed together: enough work to be worth handing to the threads, few enough
+// that their buffers soon take what comes next.
+inline int64_t GroupOfExperts(uint64_t slot_bytes) {
+  constexpr uint64_t kGroupBytes = uint64_t{4} << 20;
+  return static_cast<int64_t>(std::max<uint64_t>(1, kGroupBytes / slot_bytes));
+}
 
 class StreamingExperts : public ExpertProvider {
  public:
@@ -55,6 +69,8 @@ class StreamingExperts : public ExpertProvider {
   StreamingExperts(const StreamingExperts&) = delete;
   StreamingExperts& operator=(const StreamingExperts&) = delete;
 
+  // How often passes visit a layer, from the next one on: once for each group of their rows.
+  void SetVisits(int visits) { visits_ = visits; }
   // A pass begins, and may be followed by another: experts are read ahead until StopPrefetching.
   void StepBegan() override EXCLUDES(mutex_);
   void StopPrefetching() override EXCLUDES(mutex_);
@@ -70,8 +86,14 @@ class StreamingExperts : public ExpertProvider {
   int64_t slots() const override { return slots_; }
   int64_t resident() const override EXCLUDES(mutex_);
 
-  // The pass is over: what comes until the next StepBegan is not the model's.
-  void StepEnded() EXCLUDES(mutex_);
+  // What it reads from is gone: nothing is read ahead any more.
+  void GiveUp();
+  // For the timeline: from ComputeBegan on the consumer's thread computes, also outside of layers;
+  // up to ComputeEnded it has done this.
+  void ComputeBegan();
+  void ComputeEnded(Activity activity, int32_t layer);
+  // Since the start. For the consumer.
+  const ExpertStats& totals() const { return totals_; }
 
   // What an object with these arguments takes besides its slots, for the memory ledger.
   static uint64_t StagingBytes(const ExpertSource& source, int num_layers, int num_experts,
@@ -107,7 +129,8 @@ class StreamingExperts : public ExpertProvider {
   Activity StallCause() REQUIRES(mutex_);
   // Ends the consumer's activity that runs since mark_ns_.
   void Mark(Activity activity, int32_t layer, int32_t experts = -1);
-  void Log(const TimelineInterval& interval);
+  void Log(TimelineInterval interval);
+  void EndIdle() REQUIRES(mutex_);
   void NoteWork() REQUIRES(mutex_);
   void TellProgress() REQUIRES(mutex_);
   int64_t Now() const { return clock_.NowNs(); }
@@ -119,8 +142,9 @@ class StreamingExperts : public ExpertProvider {
   const uint64_t slot_bytes_;
   const SteadyClock clock_;
   const LaneSizes sizes_;
-  AlignedBuffer slab_;   // [slots, slot_bytes]
-  TransferLanes bytes_;  // the bytes' side of lanes_
+  AlignedBuffer slab_;           // empty when the memory is the caller's
+  std::span<std::byte> memory_;  // [slots, slot_bytes]
+  TransferLanes bytes_;          // the bytes' side of lanes_
 
   mutable Mutex mutex_;
   CondVar progress_;
@@ -141,12 +165,17 @@ class StreamingExperts : public ExpertProvider {
   // The link: busy or idle since when; when there was something to read again, while it is idle.
   bool link_busy_ GUARDED_BY(mutex_) = false;
   bool idle_ GUARDED_BY(mutex_) = false;
+  int32_t idle_buffers_ GUARDED_BY(mutex_) = 0;  // free, while it is idle: the most
   int64_t link_since_ns_ GUARDED_BY(mutex_) = 0;
   uint64_t link_bytes_ GUARDED_BY(mutex_) = 0;
 
   // The consumer's.
+  int visits_ = 1;
+  bool given_up_ = false;
   std::vector<ExpertIndex> indices_;
   int64_t mark_ns_ = 0;
+  bool computing_ = false;
+  ExpertStats totals_;
   int32_t layer_ = -1;
   int32_t handed_out_ = 0;
 

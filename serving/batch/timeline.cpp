@@ -8,6 +8,8 @@ const char* ActivityName(Activity activity) {
   switch (activity) {
     case Activity::kDense:
       return "dense";
+    case Activity::kAttention:
+      return "attention";
     case Activity::kExperts:
       return "experts";
     case Activity::kHead:
@@ -30,6 +32,10 @@ const char* ActivityName(Activity activity) {
       return "pack";
     case Activity::kLinkIdle:
       return "link_idle";
+    case Activity::kHiddenOut:
+      return "hidden_out";
+    case Activity::kHiddenIn:
+      return "hidden_in";
     case Activity::kCount:
       break;
   }

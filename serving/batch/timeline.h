@@ -1,5 +1,5 @@
-// Timeline: what the computing thread and the link did when, for the report of a batch job and for
-// tests. Sums of everything, and the first so many intervals one by one.
+// Timeline: what the computing threads and the links did when, for the report of a batch job and
+// for tests. Sums of everything, and the first so many intervals one by one.
 //
 // Thread contract: any thread. Times are of the steady clock, in nanoseconds.
 #pragma once
@@ -13,8 +13,9 @@
 namespace moesaic {
 
 enum class Activity : uint8_t {
-  // The computing thread
-  kDense,       // norms, attention, router, shared experts, dense layers
+  // A computing thread: that of the CPU pool (lane 0), or of a device (lane 1, 2, ...)
+  kDense,       // norms, projections, router, shared experts, dense layers
+  kAttention,   // rotation, keys and values into the cache, attention
   kExperts,     // routed experts
   kHead,        // logits and sampling
   kStallRead,   // waits for an expert that is being read
@@ -22,11 +23,13 @@ enum class Activity : uint8_t {
   kStallPack,   // waits for an expert whose bytes are there and are being packed
   kWakeUp,      // what it waited for is there; it has yet to notice
   kBetween,     // between passes: scheduling, delivering
-  // The link
-  kRead,      // an expert, from its first packet to its last; several at a time
-  kLinkBusy,  // at least one packet is being read
-  kPack,      // bytes into a blob, by the mover's thread
-  kLinkIdle,  // nothing to read: from then until there was something again
+  // A link: the disk's (lane 0), or a device's
+  kRead,       // an expert, from its first packet to its last; several at a time
+  kLinkBusy,   // at least one packet is being read
+  kPack,       // bytes into a blob, by the mover's thread
+  kLinkIdle,   // nothing to read: from then until there was something again
+  kHiddenOut,  // queries, keys and values from a device to the host: from when they were wanted
+  kHiddenIn,   // attention outputs to a device, likewise
   kCount
 };
 const char* ActivityName(Activity activity);
@@ -35,9 +38,11 @@ struct TimelineInterval {
   Activity activity = Activity::kDense;
   int64_t begin_ns = 0;
   int64_t end_ns = 0;
-  int32_t layer = -1;   // -1: none
-  int32_t expert = -1;  // of the layer, or how many of them a kExperts interval computed
+  int32_t layer = -1;  // -1: none
+  // Of the layer; of kExperts, how many were computed; of kLinkIdle, how many buffers were free.
+  int32_t expert = -1;
   uint64_t bytes = 0;
+  int16_t lane = 0;
 };
 
 struct ActivitySum {

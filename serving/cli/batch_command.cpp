@@ -136,6 +136,28 @@ void CheckFlags(const BatchFlags& flags) {
   }
 }
 
+// What runs and, where it was planned, what is expected of it.
+std::string PlanText(const BatchPlan& plan, const ModelConfig& config) {
+  const BatchSizes& sizes = plan.sizes;
+  const int64_t all = config.num_sparse_layers() * config.num_experts;
+  std::string text =
+      fmt::format("{} sequences, {} tokens a pass, {} of {} experts in memory", sizes.max_num_seqs,
+                  sizes.max_batch_tokens, sizes.expert_slots - sizes.buffers, all);
+  if (sizes.buffers > 0) text += fmt::format(", {} buffers", sizes.buffers);
+  if (!plan.execution) return text + " (by rule, nothing was measured)\n";
+  const PlanPrediction& prediction = plan.execution->prediction;
+  const PhasePrediction& decode = prediction.decode;
+  const bool link = decode.bottleneck == Resource::kLinkIn;
+  text +=
+      fmt::format("; expected: {:.1f} tokens/s, {}, bound by {}", prediction.generated_tokens_per_s,
+                  FormatDuration(prediction.wall_s), link ? "reading experts" : "computing");
+  if (sizes.buffers > 0) {
+    text += fmt::format(" ({} takes {:.0f}% of that)", link ? "computing" : "reading",
+                        100 * (1 - decode.slack));
+  }
+  return text + "\n";
+}
+
 // "attention 21%  experts 60%  waiting 12%  head 7%"
 std::string StageShares(const StepStats& stats) {
   const auto total_us = static_cast<double>(std::max<int64_t>(stats.total_us, 1));
@@ -236,15 +258,15 @@ int BatchCommand(const Invocation& invocation) {
   CheckFlags(flags);
 
   BatchJobOptions job = JobOptionsFrom(flags, config);
-  const BatchWorkload workload = EstimateWorkload(job);
   MetricsRegistry metrics;
   StatusLine(fmt::format("loading {} ...", model_name));
   ServedModel model;
   std::shared_ptr<BatchEngine> batch_engine;  // null in latency mode
   if (flags.mode == "latency") {
     model = LoadModel(config, model_name, invocation, metrics).model;
+    job.prompts.chat = !flags.raw && model.chat_template != nullptr;
   } else {
-    LoadedBatchModel loaded = LoadBatchModel(config, line, model_name, invocation, workload);
+    LoadedBatchModel loaded = LoadBatchModel(config, line, model_name, invocation, flags.raw, job);
     model = std::move(loaded.model);
     batch_engine = std::move(loaded.engine);
     // Enough that those who join always find prompts waiting.
@@ -252,7 +274,9 @@ int BatchCommand(const Invocation& invocation) {
   }
   StatusLine("");
   if (!config.served_model_names.empty()) model.names = config.served_model_names;
-  job.prompts.chat = !flags.raw && model.chat_template != nullptr;
+  if (batch_engine != nullptr && !flags.json) {
+    fmt::print(stderr, "{}", PlanText(batch_engine->plan(), batch_engine->config()));
+  }
 
   const Engine& engine = *model.engine;
   InterruptFlag interrupt;

@@ -84,19 +84,19 @@ class MailSink : public OutputSink {
   const size_t choice_;
 };
 
-// Of a request's prompt or messages, ids as tokens of four bytes; about.
-double PromptBytes(const Json& body) {
-  if (body.is_string()) return static_cast<double>(body.get_ref<const std::string&>().size());
-  if (body.is_number()) return 4;
-  double bytes = 0;
+// Of a request's prompt or messages.
+int64_t PromptTokens(const Json& body, const TokenCounter& count) {
+  if (body.is_string()) return count(body.get_ref<const std::string&>());
+  if (body.is_number()) return 1;  // an id
+  int64_t tokens = 0;
   if (body.is_array()) {
-    for (const Json& item : body) bytes += PromptBytes(item);
+    for (const Json& item : body) tokens += PromptTokens(item, count);
   } else if (body.is_object()) {
     for (const char* name : {"prompt", "messages", "content", "text"}) {
-      if (body.contains(name)) bytes += PromptBytes(body[name]);
+      if (body.contains(name)) tokens += PromptTokens(body[name], count);
     }
   }
-  return bytes;
+  return tokens;
 }
 
 class BatchJob {
@@ -357,38 +357,41 @@ class BatchJob {
 
 }  // namespace
 
-BatchWorkload EstimateWorkload(const BatchJobOptions& options) {
-  constexpr int64_t kLooked = 1000;
-  constexpr double kBytesPerToken = 4;
+Workload ReadBatchWorkload(const BatchJobOptions& options, const TokenCounter& count_tokens,
+                           int64_t template_tokens) {
+  constexpr size_t kCounted = 1000;
+  constexpr int64_t kMostTokens = int64_t{1} << 24;
   LineReader reader(options.input);
-  BatchWorkload workload;
-  double prompt_bytes = 0;
-  double output_tokens = 0;
-  int64_t looked = 0;
+  Workload workload;
+  workload.source = options.input.string();
   std::string text;
   while (reader.Next(&text)) {
     if (IsBlank(text)) continue;
-    ++workload.sequences;
-    if (looked >= kLooked) continue;
-    ++looked;
-    auto bytes = static_cast<double>(text.size());
-    auto tokens = static_cast<double>(options.prompts.max_tokens);
+    if (workload.requests.size() >= kCounted) {
+      workload.requests.push_back(workload.requests[workload.requests.size() % kCounted]);
+      continue;
+    }
+    RequestLengths request;
+    request.generated_tokens = options.prompts.max_tokens;
+    bool chat = options.prompts.chat;
     try {
-      const Json body = ParseJson(ParseBatchLine(text, 1, options.prompts).body);
-      bytes = PromptBytes(body);
+      const BatchLine line = ParseBatchLine(text, 1, options.prompts);
+      const Json body = ParseJson(line.body);
+      chat = line.chat;
+      request.prompt_tokens = PromptTokens(body, count_tokens);
       for (const char* name : {"max_tokens", "max_completion_tokens"}) {
-        if (body.contains(name) && body[name].is_number()) tokens = body[name].get<double>();
+        if (body.contains(name) && body[name].is_number_integer()) {
+          request.generated_tokens = body[name].get<int64_t>();
+        }
       }
     } catch (const ApiError&) {
       // A plain prompt, or a line that will be refused.
+      request.prompt_tokens = count_tokens(text);
     }
-    prompt_bytes += bytes;
-    output_tokens += std::max(1.0, tokens);
-  }
-  if (looked > 0) {
-    workload.prompt_tokens =
-        std::max(1.0, prompt_bytes / static_cast<double>(looked) / kBytesPerToken);
-    workload.output_tokens = output_tokens / static_cast<double>(looked);
+    request.prompt_tokens += chat ? template_tokens : 0;
+    request.prompt_tokens = std::clamp<int64_t>(request.prompt_tokens, 1, kMostTokens);
+    request.generated_tokens = std::clamp<int64_t>(request.generated_tokens, 1, kMostTokens);
+    workload.requests.push_back(request);
   }
   return workload;
 }

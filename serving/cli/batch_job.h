@@ -13,7 +13,8 @@
 #include <functional>
 #include <string>
 
-#include "serving/batch/batch_plan.h"
+#include "core/perf/workload.h"
+#include "serving/cli/workload_file.h"
 #include "serving/http/batch_format.h"
 #include "serving/http/served_model.h"
 
@@ -65,9 +66,11 @@ struct BatchCallbacks {
   std::function<void(const BatchProgress&)> on_progress;
 };
 
-// How many lines the input has, and how long prompts and answers are, from the first of them.
-// Throws Error(kNotFound / kIo).
-BatchWorkload EstimateWorkload(const BatchJobOptions& options);
+// The lengths of the input's requests: prompts of the first thousand lines are counted, later ones
+// are taken to be like them; answers are as long as they may be. `template_tokens`: what the chat
+// template adds to a prompt. Throws Error(kNotFound / kIo).
+Workload ReadBatchWorkload(const BatchJobOptions& options, const TokenCounter& count_tokens,
+                           int64_t template_tokens);
 
 // Runs the job. Throws Error: kInvalidArgument, kNotFound, kUnavailable, kCorrupt (files that
 // cannot be this job's), kIo (the output cannot be written: it is whole up to there).

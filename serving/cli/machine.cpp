@@ -52,13 +52,22 @@ DeviceOptions DeviceOptionsFrom(const RuntimeConfig& config, const Topology& top
   DeviceOptions devices;
   devices.count = static_cast<int>(config.devices);
   devices.kind = config.device_kind == "cuda" ? DeviceKind::kCuda : DeviceKind::kEmulated;
+  if (devices.kind == DeviceKind::kCuda) devices.count = std::max(devices.count, 1);
   devices.memory = config.device_memory;
+  devices.gpu_memory = config.gpu_memory;
   if (topology.nodes.size() > 1) {
     for (const NumaNode& node : topology.nodes) devices.numa_nodes.push_back(node.id);
   }
   devices.miss = ParseMissMode(config.miss);
   devices.emulated_link = {config.emulated_link_gbps * 1e9, config.emulated_link_latency_us};
   return devices;
+}
+
+std::optional<ScheduleKind> ScheduleFrom(const std::string& name) {
+  if (name == "module") return ScheduleKind::kModuleBatching;
+  if (name == "overlapped") return ScheduleKind::kOverlapped;
+  if (name == "paged") return ScheduleKind::kPagedWeights;
+  return std::nullopt;  // auto
 }
 
 }  // namespace
@@ -115,7 +124,11 @@ EngineOptions EngineOptionsFrom(const RuntimeConfig& config, const std::string& 
     Fail(ErrorKind::kInvalidArgument, "--packet-size: '{}' is more than 1 GiB", config.packet_size);
   }
   options.packet_bytes = static_cast<uint32_t>(RoundUp(packet_bytes, 4096));
+  options.link_bytes_per_s = ParseBytes(config.link_bandwidth, "--link-bandwidth");
+  options.schedule = ScheduleFrom(config.schedule);
+  options.micro_batches = config.micro_batches;
   options.devices = DeviceOptionsFrom(config, topology);
+  options.exact_numerics = config.numerics == "exact";
   options.preload = config.preload;
   options.predictor = config.predictor;
   options.gate_look_ahead = static_cast<int>(config.gate_look_ahead);
@@ -125,6 +138,16 @@ EngineOptions EngineOptionsFrom(const RuntimeConfig& config, const std::string& 
   options.state_file = config.state_file;
   options.state_interval_s = config.state_interval_s;
   return options;
+}
+
+void ChooseKernels(const Invocation& invocation, const Topology& topology, EngineOptions& options) {
+  if (!Variable(invocation, "MOESAIC_ISA").empty()) return;
+  std::string why;
+  if (const auto profile = LoadProfileFor(DescribeHost(topology), ProfilePath(invocation), &why)) {
+    options.kernel_choices = profile->kernels;
+  } else {
+    LogDebug("kernels are chosen by default: {}", why);
+  }
 }
 
 void ChooseReading(const EnginePlan& plan, const Invocation& invocation, const Topology& topology,

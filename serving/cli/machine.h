@@ -26,6 +26,10 @@ uint64_t MemoryLimitBytes(const RuntimeConfig& config, const Topology& topology)
 EngineOptions EngineOptionsFrom(const RuntimeConfig& config, const std::string& model,
                                 const Topology& topology);
 
+// Takes the choice of kernels from the profile of this machine when there is one. An instruction
+// set that is forced (MOESAIC_ISA) is left alone.
+void ChooseKernels(const Invocation& invocation, const Topology& topology, EngineOptions& options);
+
 // Where io-depth and packet-size are left open: takes them from the profile of this machine, or
 // from a brief measurement of the file that the experts are read from when there is none. Does
 // nothing when all experts fit in memory.

@@ -91,7 +91,7 @@ int PackCommand(const Invocation& invocation) {
     tensors = MakeDummyTensorSource(options.seed);
   } else {
     checkpoint = std::make_unique<Checkpoint>(Checkpoint::Open(options.model_dir));
-    tensors = MakeCheckpointTensorSource(*checkpoint);
+    tensors = MakeCheckpointTensorSource(*checkpoint, model.fp8_blocks);
   }
   const CpuKernels& kernels = SelectKernels();
   const ExpertLayout layout = MakeCpuExpertLayout(model, type);

@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <system_error>
 
@@ -9,10 +10,13 @@
 #include "core/base/file.h"
 #include "core/base/units.h"
 #include "serving/cli/commands.h"
+#include "serving/cli/machine.h"
+#include "serving/cli/measured_costs.h"
 #include "serving/cli/output.h"
 #include "serving/cli/plan_inputs.h"
 #include "serving/cli/plan_report.h"
 #include "serving/cli/workload_file.h"
+#include "serving/plan/batch_planner.h"
 #include "serving/plan/throughput_planner.h"
 #include "serving/text/tokenizer.h"
 
@@ -46,6 +50,38 @@ Workload ReadPlanWorkload(const std::string& text, int64_t default_generated,
 void LimitMemory(const std::string& text, const char* flag, Constant& memory) {
   if (text.empty()) return;
   memory = {static_cast<double>(ParseBytes(text, flag)), Provenance::kAssumed, flag};
+}
+
+// The plan that `moesaic batch` would make, from measured module costs; nullopt when there are none
+// of this model, or something else is asked.
+std::optional<ExecutionPlan> PlanOfBatchEngine(const std::string& model_name,
+                                               const RuntimeConfig& config,
+                                               const PlanOptions& options, const Workload& workload,
+                                               const Invocation& invocation,
+                                               const Topology& topology) {
+  EngineOptions engine = EngineOptionsFrom(config, model_name, topology);
+  engine.max_num_seqs = options.batch_sequences;
+  engine.max_num_batched_tokens = 0;
+  const ModelFiles files = OpenModelFiles(engine, SelectKernels());
+  std::string why;
+  const auto costs = CachedModuleCosts(engine, files, invocation, topology, &why);
+  if (!costs) return std::nullopt;
+  return PlanBatchJob(engine, files, workload, &*costs).execution;
+}
+
+void PrintPlan(const ExecutionPlan& plan, const PlanModel& model, const Workload& workload,
+               bool has_gpu, bool json) {
+  if (!json) {
+    WriteOut(PlanReport(plan, workload, has_gpu));
+    return;
+  }
+  Json root = PlanToJson(plan);
+  root["workload"] = {{"source", workload.source},
+                      {"requests", workload.requests.size()},
+                      {"prompt_tokens", workload.prompt_tokens()},
+                      {"generated_tokens", workload.generated_tokens()}};
+  root["model_source"] = model.shape.source;
+  WriteOut(root.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 
 }  // namespace
@@ -148,6 +184,18 @@ int PlanCommand(const Invocation& invocation) {
 
   const Topology topology = ReadTopology();
   const PlanModel model = FindPlanModel(model_name, dtype, invocation, topology);
+  const Workload workload = ReadPlanWorkload(workload_text, default_generated, model.directory);
+  if (machine_name == "this" && !model.directory.empty() && !options.schedule &&
+      options.most_sequences == 0 && options.kv_block_tokens == kKvBlockTokens) {
+    RuntimeConfig config;
+    config.dtype = dtype;
+    if (!host_memory.empty()) config.memory = host_memory;
+    if (const auto plan =
+            PlanOfBatchEngine(model_name, config, options, workload, invocation, topology)) {
+      PrintPlan(*plan, model, workload, false, json);
+      return 0;
+    }
+  }
   MachineSpec machine = FindPlanMachine(
       machine_name,
       constants == "measured" ? ConstantChoice::kPreferMeasured : ConstantChoice::kSpecSheet,
@@ -157,19 +205,8 @@ int PlanCommand(const Invocation& invocation) {
     Fail(ErrorKind::kInvalidArgument, "--gpu-memory: {} has no GPU", machine.name);
   }
   LimitMemory(device_memory, "--gpu-memory", machine.device_memory_bytes);
-  const Workload workload = ReadPlanWorkload(workload_text, default_generated, model.directory);
-  const ExecutionPlan plan = PlanThroughput(model.shape, machine, workload, options);
-  if (json) {
-    Json root = PlanToJson(plan);
-    root["workload"] = {{"source", workload.source},
-                        {"requests", workload.requests.size()},
-                        {"prompt_tokens", workload.prompt_tokens()},
-                        {"generated_tokens", workload.generated_tokens()}};
-    root["model_source"] = model.shape.source;
-    WriteOut(root.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
-    return 0;
-  }
-  WriteOut(PlanReport(plan, workload, machine.has_gpu()));
+  PrintPlan(PlanThroughput(model.shape, machine, workload, options), model, workload,
+            machine.has_gpu(), json);
   return 0;
 }
 

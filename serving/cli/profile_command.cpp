@@ -12,6 +12,7 @@
 #include "core/perf/hardware_profile.h"
 #include "serving/cli/commands.h"
 #include "serving/cli/machine.h"
+#include "serving/cli/measured_costs.h"
 #include "serving/cli/output.h"
 #include "serving/plan/machine_profiler.h"
 
@@ -74,6 +75,18 @@ std::string Report(const HardwareProfile& profile) {
     last = rate.instructions;
   }
   out += compute.Render();
+  if (!profile.kernels.empty()) {
+    out += "\nProducts, instructions by rows\n";
+    TextTable kernels("<<");
+    for (const KernelChoice& choice : profile.kernels) {
+      std::vector<std::string> steps;
+      for (const KernelStep& step : choice.steps) {
+        steps.push_back(fmt::format("{} from {}", step.instructions, step.min_rows));
+      }
+      kernels.Add({choice.weights, fmt::format("{}", fmt::join(steps, ", "))});
+    }
+    out += kernels.Render();
+  }
   out += "\nMemory, reading\n";
   TextTable memory("<>");
   for (const MemoryRate& rate : profile.memory) {
@@ -93,17 +106,54 @@ std::string Report(const HardwareProfile& profile) {
   return out;
 }
 
+// The model's modules, beside what they rest on.
+std::string CostsReport(const ModuleCosts& costs) {
+  TextTable table("<>>>");
+  table.Add({"module", "fixed", "per unit", "error"});
+  for (size_t i = 0; i < kNumModules; ++i) {
+    const auto module = static_cast<Module>(i);
+    const ModuleCost& cost = costs[module];
+    table.Add({ModuleName(module), fmt::format("{:.1f} us", 1e6 * cost.fixed_s),
+               fmt::format("{:.4f} us/{}", 1e6 * cost.per_unit_s, ModuleUnit(module)),
+               fmt::format("{:.1f}%", 100 * cost.relative_error)});
+  }
+  return fmt::format(
+      "{}, per layer\n{}\nExperts from disk: {}; while computing {:.0f}% of it, and computing "
+      "{:.0f}% "
+      "of its rate\n",
+      costs.model, table.Render(), FormatRate(costs.link.value),
+      100 * costs.contended_link_share.value, 100 * costs.contended_compute_share.value);
+}
+
+int ProfileModel(RuntimeConfig& config, const std::string& name, bool json, bool keep,
+                 const Invocation& invocation) {
+  const Topology topology = ReadTopology();
+  const EngineOptions options = EngineOptionsFrom(config, name, topology);
+  const ModelFiles files = OpenModelFiles(options, SelectKernels());
+  const ModuleCosts costs =
+      MeasureModuleCosts(options, options, files, {}, keep, invocation, topology);
+  WriteOut(json ? SerializeModuleCosts(costs) : CostsReport(costs));
+  if (!json && keep) {
+    Print("\nWritten to {}\n",
+          ModuleCostsPath(ModuleCostsDirectory(invocation), costs.key).string());
+  }
+  return 0;
+}
+
 }  // namespace
 
 int ProfileCommand(const Invocation& invocation) {
   CommandLine line(
       {"profile",
        "",
-       "Measure this machine (compute peak, memory and disk reading) and keep the result "
+       "Measure this machine (compute peak, kernels, memory and disk reading) and keep the result "
        "where the other commands find it. Takes about half a minute; leave the machine "
        "alone meanwhile. A temporary file of at most 1 GiB is written to --path and "
        "removed.",
-       {"moesaic profile --path /data/models", "moesaic profile --quick -o -"}});
+       {"moesaic profile --path /data/models", "moesaic profile --quick -o -",
+        "moesaic profile --model /data/model"}});
+  std::string model;
+  RuntimeConfig config;
   std::string path = ".";
   std::string output;
   std::string backend = "auto";
@@ -124,8 +174,33 @@ int ProfileCommand(const Invocation& invocation) {
                     {"auto", "uring", "threads", "buffered", "mapped"}});
   line.table().Add({"quick", &quick, "", "A rough profile in about two seconds.", "Options"});
   line.table().Add({"json", &json, "", "Print the profile as JSON.", "Options"});
+  line.table().Add(
+      {"model", &model, "NAME",
+       "Instead of the machine, measure this model's modules on it, and the way of its "
+       "experts from disk: what `moesaic batch` plans with. A few seconds.",
+       "A model"});
+  line.table().Add({"dtype",
+                    &config.dtype,
+                    "",
+                    "Its weights in memory.",
+                    "A model",
+                    0,
+                    {"auto", "bfloat16", "float32", "int8", "int4"}});
+  line.table().Add({"threads",
+                    &config.threads,
+                    "N",
+                    "Compute threads; 0: as the engine chooses.",
+                    "A model",
+                    0,
+                    {},
+                    0,
+                    4096});
   if (!line.Parse(invocation)) return 0;
   line.RequireAtMost(0);
+  if (!model.empty()) {
+    config.io_backend = backend;
+    return ProfileModel(config, model, json, output != "-", invocation);
+  }
 
   const Topology topology = ReadTopology();
   ProfilerOptions options;

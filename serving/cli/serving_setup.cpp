@@ -3,11 +3,18 @@
 #include <unistd.h>
 
 #include <ctime>
+#include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "core/base/logging.h"
+#include "core/perf/workload.h"
 #include "serving/cli/machine.h"
+#include "serving/cli/measured_costs.h"
 #include "serving/cli/output.h"
+#include "serving/online/step_sampler.h"
+#include "serving/plan/batch_planner.h"
 #include "serving/text/chat_template.h"
 
 namespace moesaic {
@@ -25,6 +32,7 @@ LoadedModel LoadModel(const RuntimeConfig& config, const std::string& model_name
   const Topology topology = ReadTopology();
   ApplyNumaPolicy(ParseNumaPolicy(config.numa, topology));
   EngineOptions options = EngineOptionsFrom(config, model_name, topology);
+  ChooseKernels(invocation, topology, options);
   LoadedModel loaded;
   loaded.plan = PlanEngine(options);
   ChooseReading(loaded.plan, invocation, topology, options);
@@ -36,27 +44,88 @@ LoadedModel LoadModel(const RuntimeConfig& config, const std::string& model_name
   return loaded;
 }
 
+namespace {
+
+// A shorter job ends sooner than its modules are measured.
+constexpr int64_t kLeastPlannedTokens = 4096;
+constexpr size_t kSampleTokens = 4096;
+
+// What the chat template adds to a message.
+int64_t TemplateTokens(const ChatTemplate& chat_template, const Tokenizer& tokenizer) {
+  const char* const kText = "x";
+  const Json message = {{"role", "user"}, {"content", kText}};
+  try {
+    const auto marked = chat_template.Render(Json::array({message}), nullptr, true, nullptr);
+    const auto tokens = [&](std::string_view text) {
+      return static_cast<int64_t>(tokenizer.Encode(text, {false, true}).size());
+    };
+    return tokens(marked.bytes()) - tokens(kText);
+  } catch (const Error&) {
+    return 0;  // the template wants something else; the requests will say
+  }
+}
+
+std::optional<ModuleCosts> CostsFor(const EngineOptions& given, const EngineOptions& options,
+                                    const ModelFiles& files, const Workload& workload,
+                                    const std::vector<int32_t>& sample_tokens,
+                                    const Invocation& invocation, const Topology& topology) {
+  if (!IsPredicted(options)) return std::nullopt;
+  std::string why;
+  auto costs = CachedModuleCosts(given, files, invocation, topology, &why);
+  if (costs || workload.prompt_tokens() + workload.generated_tokens() < kLeastPlannedTokens) {
+    return costs;
+  }
+  LogInfo("measuring the model's modules ({})", why);
+  try {
+    return MeasureModuleCosts(given, options, files, sample_tokens, true, invocation, topology);
+  } catch (const Error& error) {
+    LogWarn("the batch is sized by rule: {}", error.what());
+    return std::nullopt;
+  }
+}
+
+}  // namespace
+
 LoadedBatchModel LoadBatchModel(const RuntimeConfig& config, const CommandLine& line,
                                 const std::string& model_name, const Invocation& invocation,
-                                const BatchWorkload& workload) {
+                                bool raw, BatchJobOptions& job) {
   const Topology topology = ReadTopology();
   ApplyNumaPolicy(ParseNumaPolicy(config.numa, topology));
   EngineOptions options = EngineOptionsFrom(config, model_name, topology);
+  ChooseKernels(invocation, topology, options);
   const auto chosen_here = [&](const char* name) { return line.table().origin(name) == "default"; };
   if (chosen_here("max-num-seqs")) options.max_num_seqs = 0;
   if (chosen_here("max-num-batched-tokens")) options.max_num_batched_tokens = 0;
-  BatchPlan plan = PlanBatch(options, workload);
-  EnginePlan reading;
-  reading.slot_bytes = plan.slot_bytes;
-  reading.all_experts_bytes = plan.all_experts_bytes;
-  reading.expert_budget_bytes = static_cast<uint64_t>(plan.sizes.expert_slots) * plan.slot_bytes;
-  ChooseReading(reading, invocation, topology, options);
-  plan = PlanBatch(options, workload);  // what is read at a time takes memory, too
+  const ModelFiles files = OpenModelFiles(options, SelectKernels());
   LoadedBatchModel loaded;
-  loaded.engine = std::make_shared<BatchEngine>(options, plan);
   loaded.model.names = {model_name};
   loaded.model.created_unix_s = std::time(nullptr);
   loaded.model.chat_template = LoadChatTemplate(options.model_dir);
+  job.prompts.chat = !raw && loaded.model.chat_template != nullptr;
+  const auto tokenizer = LoadTokenizerOf(options, files.config);
+  std::vector<int32_t> sample_tokens;
+  const Workload workload = ReadBatchWorkload(
+      job,
+      [&](std::string_view text) {
+        const std::vector<int32_t> tokens = tokenizer->Encode(text);
+        if (sample_tokens.size() < kSampleTokens) {
+          sample_tokens.insert(sample_tokens.end(), tokens.begin(), tokens.end());
+        }
+        return static_cast<int64_t>(tokens.size());
+      },
+      job.prompts.chat ? TemplateTokens(*loaded.model.chat_template, *tokenizer) : 0);
+  const BatchPlan by_rule = PlanBatch(options, files, MeansOf(workload));
+  EnginePlan reading;
+  reading.slot_bytes = by_rule.slot_bytes;
+  reading.all_experts_bytes = by_rule.all_experts_bytes;
+  reading.expert_budget_bytes =
+      static_cast<uint64_t>(by_rule.sizes.expert_slots) * by_rule.slot_bytes;
+  const EngineOptions given = options;
+  ChooseReading(reading, invocation, topology, options);
+  const auto costs = CostsFor(given, options, files, workload, sample_tokens, invocation, topology);
+  // What is read at a time takes memory, too.
+  loaded.engine = std::make_shared<BatchEngine>(
+      options, PlanBatchJob(options, files, workload, costs ? &*costs : nullptr));
   loaded.model.engine = loaded.engine;
   return loaded;
 }

@@ -8,6 +8,7 @@
 #include "core/base/metrics.h"
 #include "core/config/runtime_config.h"
 #include "serving/batch/batch_engine.h"
+#include "serving/cli/batch_job.h"
 #include "serving/cli/command_line.h"
 #include "serving/http/served_model.h"
 #include "serving/online/create_engine.h"
@@ -32,9 +33,11 @@ struct LoadedBatchModel {
   ServedModel model;
   std::shared_ptr<BatchEngine> engine;  // shared with the model
 };
-// Settings that were not given (max-num-seqs, max-num-batched-tokens) are chosen for the workload.
+// Settings that were not given (max-num-seqs, max-num-batched-tokens) are planned for the job. What
+// the plan rests on is measured when it was not before and the job is long enough. Sets whether
+// prompts go through the chat template (unless `raw`).
 LoadedBatchModel LoadBatchModel(const RuntimeConfig& config, const CommandLine& line,
                                 const std::string& model_name, const Invocation& invocation,
-                                const BatchWorkload& workload);
+                                bool raw, BatchJobOptions& job);
 
 }  // namespace moesaic

@@ -81,6 +81,11 @@ Json FitsToJson(const std::vector<Fit>& fits) {
       Json ledger;
       for (const LedgerEntry& entry : fit.plan->ledger) ledger[entry.name] = entry.bytes;
       row["ledger"] = ledger;
+      for (const DevicePlan& device : fit.plan->devices) {
+        Json memory = {{"experts", device.experts}, {"slots", device.slots}};
+        for (const LedgerEntry& entry : device.ledger) memory["ledger"][entry.name] = entry.bytes;
+        row["devices"].push_back(memory);
+      }
     } else {
       row["problem"] = fit.problem;
     }
@@ -97,6 +102,12 @@ std::string LedgerText(const Fit& fit) {
     table.Add({entry.name, FormatBytes(entry.bytes)});
   }
   table.Add({"total", FormatBytes(fit.plan->total_bytes)});
+  for (size_t d = 0; d < fit.plan->devices.size(); ++d) {
+    const DevicePlan& device = fit.plan->devices[d];
+    for (const LedgerEntry& entry : device.ledger) {
+      table.Add({fmt::format("device {}, {}", d, entry.name), FormatBytes(entry.bytes)});
+    }
+  }
   return out + table.Render() +
          fmt::format("  longest context: {} tokens\n", fit.plan->max_context_tokens);
 }

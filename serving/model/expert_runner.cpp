@@ -1,7 +1,16 @@
 #include "serving/model/expert_runner.h"
 
 #include <algorithm>
+#include <utility>
+
+#include "core/base/check.h"
+
 namespace moesaic {
+namespace {
+
+constexpr size_t kRowsOfCopy = 16;  // that are copied by one
+
+}  // namespace
 
 int64_t WidestActivationRow(const CpuKernels& kernels, int64_t n) {
   return std::max(ActivationRowBytes(ActivationTypeOf(kernels.numerics, WeightType::kBf16), n),
@@ -9,27 +18,39 @@ int64_t WidestActivationRow(const CpuKernels& kernels, int64_t n) {
 }
 
 ExpertRunner::ExpertRunner(const ModelConfig& config, const ExpertLayout& layout,
-                           ExpertProvider& experts, const CpuKernels& kernels, ThreadPool& pool,
-                           int64_t max_tokens)
-    : config_(config), layout_(layout), experts_(experts), kernels_(kernels), pool_(pool) {
+                           ExpertPlaces places, const CpuKernels& kernels, int64_t max_tokens)
+    : config_(config),
+      layout_(layout),
+      kernels_(kernels),
+      grid_(static_cast<int>(config.num_layers), static_cast<int>(config.num_experts)),
+      placement_(places.placement) {
+  CHECK(placement_ != nullptr || places.places.size() == 1);
   const int64_t rows = max_tokens * config.top_k;
-  workspace_.Reserve(ActivationTypeOf(kernels.numerics, Gate().type), rows,
-                     config.moe_intermediate_size);
+  const auto experts = static_cast<size_t>(config.num_experts);
+  for (ExpertPlace& place : places.places) {
+    Part& part = parts_.emplace_back();
+    part.place = std::move(place);
+    part.workspace.Reserve(ActivationTypeOf(kernels.numerics, Gate().type), rows,
+                           config.moe_intermediate_size);
+    part.needed.reserve(experts);
+    part.ready.reserve(experts);
+    part.of_device.reserve(experts);
+    part.of_host.reserve(experts);
+    part.work.reserve(experts);
+  }
+  if (parts_.size() > 1) fan_out_ = std::make_unique<ThreadPool>(static_cast<int>(parts_.size()));
   slot_out_ = AlignedBuffer(static_cast<size_t>(rows * config.hidden_size) * sizeof(float));
-  first_row_.resize(static_cast<size_t>(config.num_experts) + 1);
-  next_row_.resize(static_cast<size_t>(config.num_experts));
+  first_row_.resize(experts + 1);
+  next_row_.resize(experts);
   token_rows_.resize(static_cast<size_t>(rows));
   slot_rows_.resize(static_cast<size_t>(rows));
-  needed_.reserve(static_cast<size_t>(config.num_experts));
-  ready_.reserve(static_cast<size_t>(config.num_experts));
-  work_.reserve(static_cast<size_t>(config.num_experts));
 }
 
 int64_t ExpertRunner::WorkspaceBytes(const ModelConfig& config, const CpuKernels& kernels,
-                                     int64_t max_tokens) {
+                                     int64_t max_tokens, int places) {
   const int64_t rows = max_tokens * config.top_k;
   return rows * (config.hidden_size * static_cast<int64_t>(sizeof(float)) +
-                 WidestActivationRow(kernels, config.moe_intermediate_size) +
+                 places * WidestActivationRow(kernels, config.moe_intermediate_size) +
                  2 * static_cast<int64_t>(sizeof(int32_t)));
 }
 
@@ -38,13 +59,14 @@ void ExpertRunner::Group(int64_t layer, int64_t tokens, const int32_t* experts) 
   const int64_t pairs = tokens * config_.top_k;
   std::fill(first_row_.begin(), first_row_.end(), 0);
   for (int64_t p = 0; p < pairs; ++p) ++first_row_[static_cast<size_t>(experts[p]) + 1];
-  needed_.clear();
+  for (Part& part : parts_) part.needed.clear();
   for (int64_t e = 0; e < config_.num_experts; ++e) {
     if (first_row_[static_cast<size_t>(e) + 1] > 0) {
       ExpertId id;
       id.layer = static_cast<uint16_t>(layer);
       id.index = static_cast<uint16_t>(e);
-      needed_.push_back(id);
+      const int place = placement_ == nullptr ? 0 : placement_->device(grid_.Index(id));
+      parts_[static_cast<size_t>(place)].needed.push_back(id);
     }
     first_row_[static_cast<size_t>(e) + 1] += first_row_[static_cast<size_t>(e)];
     next_row_[static_cast<size_t>(e)] = first_row_[static_cast<size_t>(e)];
@@ -56,42 +78,141 @@ void ExpertRunner::Group(int64_t layer, int64_t tokens, const int32_t* experts) 
   }
 }
 
-void ExpertRunner::Compute(std::span<const PinnedExpert> ready, const std::byte* x,
-                           int64_t x_stride_bytes) {
-  work_.clear();
+void ExpertRunner::Compute(Part& part, std::span<const PinnedExpert> ready, const Rows& rows) {
+  part.work.clear();
   for (const PinnedExpert& expert : ready) {
     const auto first = static_cast<size_t>(first_row_[expert.id.index]);
     const auto last = static_cast<size_t>(first_row_[expert.id.index + 1u]);
+    // The host cannot read the memory of devices that compute.
+    const std::byte* const blob =
+        expert.device >= 0 && !part.place.operators.empty() ? expert.home : expert.blob;
     ExpertWork work;
-    work.gate = SectionMatrix(layout_.sections[0], expert.blob);
-    work.up = SectionMatrix(layout_.sections[1], expert.blob);
-    work.down = SectionMatrix(layout_.sections[2], expert.blob);
+    work.gate = SectionMatrix(layout_.sections[0], blob);
+    work.up = SectionMatrix(layout_.sections[1], blob);
+    work.down = SectionMatrix(layout_.sections[2], blob);
     work.token_rows = token_rows_.data() + first;
     work.slot_rows = slot_rows_.data() + first;
     work.count = static_cast<int64_t>(last - first);
-    work_.push_back(work);
+    part.work.push_back(work);
   }
-  RunExperts(pool_, kernels_, x, x_stride_bytes, work_, slot_out_.as<float>(), workspace_);
+  RunExperts(*part.place.pool, kernels_, rows.activations, rows.activations_stride_bytes, part.work,
+             slot_out_.as<float>(), part.workspace);
 }
 
-ExpertStats ExpertRunner::Run(int64_t layer, const std::byte* x, int64_t x_stride_bytes,
-                              int64_t tokens, const int32_t* experts, const float* weights,
-                              float* y) {
-  Group(layer, tokens, experts);
-  experts_.BeginLayer(needed_, tokens * config_.top_k);
-  try {
-    for (;;) {
-      ready_.clear();
-      if (!experts_.NextReady(ready_)) break;
-      Compute(ready_, x, x_stride_bytes);
-      for (const PinnedExpert& expert : ready_) experts_.Release(expert);
+// Hands `ready` to who computes it: first what devices do, because it goes on by itself.
+void ExpertRunner::Hand(Part& part, const Rows& rows) {
+  const DeviceOperators& operators = part.place.operators;
+  part.of_host.clear();
+  for (const PinnedExpert& expert : part.ready) {
+    const bool on_device = expert.device >= 0 && !operators.empty() &&
+                           operators[static_cast<size_t>(expert.device)]->usable();
+    if (!on_device) part.of_host.push_back(expert);
+  }
+  for (size_t d = 0; d < operators.size(); ++d) {
+    if (!operators[d]->usable()) continue;
+    part.of_device.clear();
+    for (const PinnedExpert& expert : part.ready) {
+      if (expert.device == static_cast<int32_t>(d)) part.of_device.push_back(expert);
     }
+    if (!part.of_device.empty()) operators[d]->Queue(*part.place.pool, part.of_device);
+  }
+  if (part.of_host.empty()) return;
+  Compute(part, part.of_host, rows);
+  for (const PinnedExpert& expert : part.of_host) part.place.experts->Release(expert);
+}
+
+// Puts a device's outputs where CombineSlots wants them.
+void ExpertRunner::Place(Part& part, const DeviceOperator::Batch& batch) {
+  const auto hidden = static_cast<size_t>(config_.hidden_size);
+  const float* from = batch.out;
+  for (const PinnedExpert& expert : batch.experts) {
+    const auto first = static_cast<size_t>(first_row_[expert.id.index]);
+    const auto rows = static_cast<size_t>(first_row_[expert.id.index + 1u]) - first;
+    part.place.pool->ParallelFor(
+        static_cast<int64_t>((rows + kRowsOfCopy - 1) / kRowsOfCopy), [&](int64_t task, int) {
+          const size_t begin = static_cast<size_t>(task) * kRowsOfCopy;
+          const size_t end = std::min(rows, begin + kRowsOfCopy);
+          for (size_t row = begin; row < end; ++row) {
+            const auto slot = static_cast<size_t>(slot_rows_[first + row]);
+            std::copy_n(from + row * hidden, hidden, slot_out_.as<float>() + slot * hidden);
+          }
+        });
+    from += rows * hidden;
+  }
+}
+
+// Takes a batch of some device that is done or, if it may wait, of the first that computes. Whether
+// it took one.
+bool ExpertRunner::TakeBatch(Part& part, const Rows& rows, bool may_wait) {
+  for (const std::unique_ptr<DeviceOperator>& device : part.place.operators) {
+    if (device->batches() == 0 || !(may_wait || device->OldestDone())) continue;
+    const DeviceOperator::Batch batch = device->TakeOldest();
+    if (batch.out != nullptr) {
+      Place(part, batch);
+    } else {
+      Compute(part, batch.experts, rows);
+    }
+    for (const PinnedExpert& expert : batch.experts) part.place.experts->Release(expert);
+    return true;
+  }
+  return false;
+}
+
+void ExpertRunner::RunAll(Part& part, const Rows& rows) {
+  const DeviceOperators& operators = part.place.operators;
+  ExpertProvider& experts = *part.place.experts;
+  for (;;) {
+    while (TakeBatch(part, rows, false)) {
+    }
+    const bool computing = std::any_of(operators.begin(), operators.end(),
+                                       [](const auto& device) { return device->batches() > 0; });
+    part.ready.clear();
+    const bool more = computing ? experts.TryNextReady(part.ready) : experts.NextReady(part.ready);
+    if (!part.ready.empty()) {
+      Hand(part, rows);
+    } else if (computing) {
+      // What is still to come may want the slots that are computed from.
+      TakeBatch(part, rows, true);
+    } else if (!more) {
+      return;
+    }
+  }
+}
+
+void ExpertRunner::RunPart(Part& part, const Rows& rows) {
+  part.stats = {};
+  if (part.needed.empty()) return;
+  for (const std::unique_ptr<DeviceOperator>& device : part.place.operators) {
+    device->BeginLayer({rows.x, rows.x_stride, rows.tokens}, {first_row_, token_rows_});
+  }
+  ExpertProvider& experts = *part.place.experts;
+  experts.BeginLayer(part.needed, rows.tokens * config_.top_k);
+  try {
+    RunAll(part, rows);
   } catch (...) {
-    experts_.EndLayer();
+    // Nobody reads the slots any more when their pins end.
+    for (const std::unique_ptr<DeviceOperator>& device : part.place.operators) {
+      while (device->batches() > 0) device->TakeOldest();
+    }
+    experts.EndLayer();
     throw;
   }
-  const ExpertStats stats = experts_.EndLayer();
-  CombineSlots(pool_, kernels_, slot_out_.as<float>(), weights, tokens, config_.top_k,
+  part.stats = experts.EndLayer();
+}
+
+ExpertStats ExpertRunner::Run(int64_t layer, const Rows& rows, const int32_t* experts,
+                              const float* weights, float* y, ThreadPool& pool) {
+  Group(layer, rows.tokens, experts);
+  if (fan_out_ == nullptr) {
+    RunPart(parts_.front(), rows);
+  } else {
+    fan_out_->ParallelFor(std::ssize(parts_), [&](int64_t place, int) {
+      RunPart(parts_[static_cast<size_t>(place)], rows);
+    });
+  }
+  ExpertStats stats;
+  for (const Part& part : parts_) stats += part.stats;
+  CombineSlots(pool, kernels_, slot_out_.as<float>(), weights, rows.tokens, config_.top_k,
                config_.hidden_size, y);
   return stats;
 }

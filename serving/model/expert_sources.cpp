@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,6 +12,7 @@
 #include "core/base/error.h"
 #include "core/base/units.h"
 #include "core/io/expert_store.h"
+#include "serving/model/fp8_weights.h"
 #include "serving/model/tensor_names.h"
 
 namespace moesaic {
@@ -45,6 +48,24 @@ bool SameLayout(const ExpertLayout& a, const ExpertLayout& b) {
                     same_section);
 }
 
+// Block-scaled fp8: the panels one after the other, from f32.
+void PackFp8(const ExpertSection& section, WeightType type, const CpuKernels& kernels,
+             std::span<const std::byte> values, std::span<const std::byte> scales, DType scale_type,
+             const Fp8Blocks& blocks, std::byte* to) {
+  const int64_t k = section.cols;
+  // Of one panel. Beside reading the expert from disk an allocation is nothing.
+  const auto rows = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(kPanelOutputs * k));
+  const PackedMatrix matrix = {to, type, section.rows, k};
+  for (int64_t panel = 0; panel < matrix.panels(); ++panel) {
+    const int64_t first = panel * kPanelOutputs;
+    const int64_t count = std::min(kPanelOutputs, section.rows - first);
+    DequantiseFp8(values.data() + first * k, first, count, k, scales.data(), scale_type, blocks,
+                  rows.get());
+    kernels.pack_panels(rows.get(), DType::kF32, k, count, k, type, 0, 1,
+                        to + panel * matrix.panel_bytes());
+  }
+}
+
 // Packs the row-major matrices of one expert into its blob.
 void PackExpert(const ExpertLayout& layout, WeightType type, const CpuKernels& kernels,
                 std::span<const std::span<const std::byte>> pieces, std::span<const DType> dtypes,
@@ -65,7 +86,8 @@ class CheckpointExpertSource : public ExpertSource {
         kernels_(kernels),
         files_(checkpoint.files()),
         layout_(MakeCpuExpertLayout(config, type)),
-        num_experts_(config.num_experts) {
+        num_experts_(config.num_experts),
+        blocks_(config.fp8_blocks) {
     const TensorNames names(config.family);
     const std::array<int64_t, 2> in_shape = {config.moe_intermediate_size, config.hidden_size};
     const std::array<int64_t, 2> out_shape = {config.hidden_size, config.moe_intermediate_size};
@@ -74,12 +96,9 @@ class CheckpointExpertSource : public ExpertSource {
       first_of_layer_[static_cast<size_t>(layer)] = static_cast<int64_t>(extents_.size());
       for (int64_t e = 0; e < config.num_experts; ++e) {
         const MlpTensorNames expert = names.Expert(layer, e);
-        for (const TensorInfo* tensor :
-             {&checkpoint.Require(expert.gate, in_shape), &checkpoint.Require(expert.up, in_shape),
-              &checkpoint.Require(expert.down, out_shape)}) {
-          extents_.push_back(tensor->extent);
-          dtypes_.push_back(tensor->dtype);
-        }
+        Add(checkpoint, expert.gate, in_shape);
+        Add(checkpoint, expert.up, in_shape);
+        Add(checkpoint, expert.down, out_shape);
       }
     }
   }
@@ -90,22 +109,47 @@ class CheckpointExpertSource : public ExpertSource {
     return first_of_layer_[static_cast<size_t>(layer)] >= 0;
   }
   std::span<const Extent> Extents(ExpertId id) const override {
-    return {extents_.data() + First(id), kPieces};
+    return {extents_.data() + First(id), pieces_};
   }
   bool direct() const override { return false; }
   void Pack(ExpertId id, std::span<const std::span<const std::byte>> pieces,
             std::span<std::byte> slot) const override {
-    PackExpert(layout_, type_, kernels_, pieces, {dtypes_.data() + First(id), kPieces}, slot);
+    const std::span<const DType> dtypes = {dtypes_.data() + First(id), pieces_};
+    if (pieces_ == kMatrices) return PackExpert(layout_, type_, kernels_, pieces, dtypes, slot);
+    for (size_t s = 0; s < kMatrices; ++s) {
+      const ExpertSection& section = layout_.sections[s];
+      PackFp8(section, type_, kernels_, pieces[2 * s], pieces[2 * s + 1], dtypes[2 * s + 1],
+              blocks_, slot.data() + section.offset);
+    }
   }
 
  private:
-  static constexpr size_t kPieces = 3;
+  static constexpr size_t kMatrices = 3;
+
+  // One extent, or two when it is of fp8: the values and their scales. All matrices are of one
+  // kind.
+  void Add(const Checkpoint& checkpoint, const std::string& name, std::span<const int64_t> shape) {
+    const std::optional<Fp8Tensor> fp8 = FindFp8(checkpoint, blocks_, name, shape);
+    const size_t pieces = fp8 ? 2 * kMatrices : kMatrices;
+    if (pieces_ != 0 && pieces_ != pieces) {
+      Fail(ErrorKind::kUnsupported,
+           "{}: tensor {} is {}F8_E4M3, other matrices of experts are {}: they must be of one kind",
+           checkpoint.directory().string(), name, fp8 ? "" : "not ", fp8 ? "not" : "");
+    }
+    pieces_ = pieces;
+    for (const TensorInfo* tensor :
+         {fp8 ? fp8->values : &checkpoint.Require(name, shape), fp8 ? fp8->scales : nullptr}) {
+      if (tensor == nullptr) continue;
+      extents_.push_back(tensor->extent);
+      dtypes_.push_back(tensor->dtype);
+    }
+  }
 
   size_t First(ExpertId id) const {
     const int64_t first = first_of_layer_[id.layer];
     CHECK_GE(first, 0);
     CHECK_LT(int64_t{id.index}, num_experts_);
-    return static_cast<size_t>(first) + id.index * kPieces;
+    return static_cast<size_t>(first) + id.index * pieces_;
   }
 
   WeightType type_;
@@ -113,14 +157,16 @@ class CheckpointExpertSource : public ExpertSource {
   std::vector<std::filesystem::path> files_;
   ExpertLayout layout_;
   int64_t num_experts_;
+  Fp8Blocks blocks_;
+  size_t pieces_ = 0;                    // extents of one expert
   std::vector<int64_t> first_of_layer_;  // [layers] index of the first extent, -1 for a dense layer
-  std::vector<Extent> extents_;          // [sparse layers, experts, kPieces]
+  std::vector<Extent> extents_;          // [sparse layers, experts, pieces_]
   std::vector<DType> dtypes_;            // likewise
 };
 
 class StoreExpertSource : public ExpertSource {
  public:
-  StoreExpertSource(const ModelConfig& config, ExpertStoreHeader header,
+  StoreExpertSource(const ModelConfig& config, const ExpertStoreHeader& header,
                     const std::filesystem::path& store)
       : files_({ExpertStoreDataFile(store)}), layout_(header.layout) {
     first_of_layer_.assign(static_cast<size_t>(config.num_layers), -1);
@@ -217,7 +263,7 @@ std::unique_ptr<ExpertSource> MakeCheckpointExpertSource(const ModelConfig& conf
 std::unique_ptr<ExpertSource> MakeStoreExpertSource(const ModelConfig& config, WeightType type,
                                                     uint64_t fingerprint,
                                                     const std::filesystem::path& store) {
-  ExpertStoreHeader header = OpenExpertStore(store);
+  const ExpertStoreHeader header = OpenExpertStore(store);
   const std::string why = WhyNotCurrent(config, type, fingerprint, header);
   if (!why.empty()) {
     Fail(ErrorKind::kInvalidArgument,
@@ -225,7 +271,7 @@ std::unique_ptr<ExpertSource> MakeStoreExpertSource(const ModelConfig& config, W
          "out",
          store.string(), why, store.string());
   }
-  return std::make_unique<StoreExpertSource>(config, std::move(header), store);
+  return std::make_unique<StoreExpertSource>(config, header, store);
 }
 
 bool ExpertStoreIsCurrent(const ModelConfig& config, WeightType type, uint64_t fingerprint,

@@ -15,28 +15,14 @@
 #include "core/base/thread_pool.h"
 #include "core/config/model_config.h"
 #include "kernels/cpu/kernels.h"
+#include "serving/model/dense_operator.h"
 #include "serving/model/expert_runner.h"
+#include "serving/model/forward_batch.h"
 #include "serving/model/rope.h"
 #include "serving/model/step_stats.h"
 #include "serving/model/weights.h"
 
 namespace moesaic {
-
-// Consecutive tokens of one sequence. Its keys and values of the positions before are in the KV
-// memory.
-struct SequenceSlice {
-  int64_t first_row = 0;  // row of the batch of its first token
-  int64_t num_tokens = 0;
-  int64_t start_position = 0;       // of its first token
-  std::span<const int32_t> blocks;  // KV blocks of positions [0, start_position + num_tokens)
-  int32_t request = 0;              // the caller's number, for hooks
-  bool prefill = false;
-};
-
-struct ForwardBatch {
-  std::span<const int32_t> tokens;        // [rows]
-  std::span<const SequenceSlice> slices;  // rows in order, none left out
-};
 
 // Sees, and may replace, the routing of each sparse layer before it is used.
 class RoutingHook {
@@ -47,20 +33,21 @@ class RoutingHook {
                          std::span<float> weights) = 0;
 };
 
-struct ModelLimits {
-  int64_t max_batch_tokens = 512;
-  int64_t max_context_tokens = 4096;
-  int64_t num_kv_blocks = 0;
-  int64_t max_logit_rows = 64;
-  WeightType kv_type = WeightType::kBf16;
-};
-
 class Model {
  public:
   // `experts` serves the routed experts and must outlive the model, as must kernels and pool.
+  // `operators`: what the devices of `experts` compute with, in their order, for as many tokens as
+  // limits.max_batch_tokens; none: the host computes. `dense`: what attends and computes MLPs and
+  // head, made from `weights` with these limits; null: the host does.
   Model(ModelConfig config, ModelWeights weights, const ExpertLayout& expert_layout,
         ExpertProvider& experts, const CpuKernels& kernels, ThreadPool& pool,
-        const ModelLimits& limits);
+        const ModelLimits& limits, DeviceOperators operators = {},
+        std::unique_ptr<DenseOperator> dense = nullptr);
+
+  // The routed experts in several places.
+  Model(ModelConfig config, ModelWeights weights, const ExpertLayout& expert_layout,
+        ExpertPlaces experts, const CpuKernels& kernels, ThreadPool& pool,
+        const ModelLimits& limits, std::unique_ptr<DenseOperator> dense = nullptr);
 
   const ModelConfig& config() const { return config_; }
   const ModelLimits& limits() const { return limits_; }
@@ -69,6 +56,37 @@ class Model {
   // Error when an expert cannot be read: the batch's new positions are then not usable, everything
   // else is.
   StepStats Forward(const ForwardBatch& batch, RoutingHook* hook);
+
+  // The same pass in modules: BeginPass, then for each layer and any groups of rows, each group in
+  // this order, PreAttention, Attend, Project, Route and RunMlp. A group's bits do not depend on
+  // the others. Modules of different groups may run at the same time on different pools where one
+  // is Attend and the other is not; of one layer the next one's PreAttention needs all of RunMlp.
+  //
+  // Counts the tokens and embeds them. The batch must live until the pass ends.
+  StepStats BeginPass(const ForwardBatch& batch);
+  // Norm and projections into qkv_rows, laid out as qkv().
+  void PreAttention(int64_t layer, RowRange rows, ThreadPool& pool, float* qkv_rows);
+  // QK-norm, RoPE, keys and values into the cache, attention: from qkv() to attention(). The pool
+  // has at most as many threads as the model's.
+  void Attend(int64_t layer, SliceRange slices, ThreadPool& pool);
+  // Output projection of attention_rows, laid out as attention(), added to the residual stream.
+  void Project(int64_t layer, RowRange rows, ThreadPool& pool, const float* attention_rows);
+  // Norm and, in a sparse layer, the experts of each row.
+  void Route(int64_t layer, RowRange rows, ThreadPool& pool);
+  // Shows the routing of these rows to the hook, in a sparse layer.
+  void ShowRouting(int64_t layer, RowRange rows, RoutingHook& hook);
+  // Routed and shared experts or the dense MLP, added to the residual stream. Throws Error when an
+  // expert cannot be had.
+  ExpertStats RunMlp(int64_t layer, RowRange rows, ThreadPool& pool);
+
+  // Consecutive slices have consecutive rows.
+  RowRange RowsOf(SliceRange slices) const;
+  float* qkv() { return qkv_.as<float>(); }  // [rows, qkv_stride]
+  int64_t qkv_stride() const { return qkv_stride_; }
+  static int64_t QkvStride(const ModelConfig& config);
+  static int64_t AttentionStride(const ModelConfig& config);
+  float* attention() { return attn_.as<float>(); }  // [rows, attention_stride]
+  int64_t attention_stride() const { return attn_stride_; }
 
   // Logits of the given rows of the last batch: out [rows, vocab]. At most limits().max_logit_rows.
   void Logits(std::span<const int32_t> rows, float* out);
@@ -82,8 +100,9 @@ class Model {
 
   // One block of 16 tokens, all layers.
   static uint64_t KvBlockBytes(const ModelConfig& config, WeightType kv_type);
+  // `places` of experts.
   static uint64_t WorkspaceBytes(const ModelConfig& config, const CpuKernels& kernels,
-                                 const ModelLimits& limits, int threads);
+                                 const ModelLimits& limits, int threads, int places = 1);
 
  private:
   // Consecutive rows of one slice whose attention is one task for each KV head.
@@ -96,25 +115,27 @@ class Model {
     int64_t end = 0;
   };
 
-  void Embed(const ForwardBatch& batch);
-  void Attention(int64_t layer, const ForwardBatch& batch);
-  void StoreKv(int64_t layer, const ForwardBatch& batch);
-  void Attend(int64_t layer, const ForwardBatch& batch);
-  void AttendSplit(const ForwardBatch& batch);
-  void ListRowBlocks(const ForwardBatch& batch);
-  AttendArgs ArgsFor(const ForwardBatch& batch, const RowBlock& block, int64_t kv_head) const;
+  void AttendOnDevice(int64_t layer, RowRange rows);
+  void StoreKv(int64_t layer, RowRange rows, ThreadPool& pool);
+  void AttendRows(int64_t layer, ThreadPool& pool);
+  void AttendSplit(int64_t layer, ThreadPool& pool);
+  void ListRowBlocks(SliceRange slices, ThreadPool& pool);
+  AttendArgs ArgsFor(int64_t layer, const RowBlock& block, int64_t kv_head) const;
   ChunkRange ChunksOf(const AttendArgs& args) const;
   void FinishAttention(const RowBlock& block, int64_t kv_head, const float* totals);
-  ExpertStats SparseMlp(int64_t layer, const ForwardBatch& batch, RoutingHook* hook);
-  void Mlp(const LayerWeights& w, const std::byte* x, int64_t x_stride_bytes, int64_t rows,
-           float* out);
-  void Route(const LayerWeights& w, int64_t rows);
-  void NormRows(const float* weight, int64_t rows);
+  // Into mlp_out_.
+  void Mlp(const LayerWeights& w, const std::byte* x, int64_t x_stride_bytes, RowRange rows,
+           ThreadPool& pool);
+  void AddMlpOut(RowRange rows, ThreadPool& pool, FunctionRef<float(int64_t row)> scale);
+  void NormRows(const float* weight, RowRange rows, ThreadPool& pool);
   // Rows as a product with weights of w's type and inputs wants them.
   const std::byte* Activate(const float* x, int64_t stride, int64_t rows, const PackedMatrix& w,
-                            int64_t* stride_bytes);
+                            ThreadPool& pool, int64_t* stride_bytes);
   std::byte* KvBlock(int64_t layer, int32_t block);
-  void ForRows(int64_t rows, FunctionRef<void(int64_t row)> body);
+  float* HiddenRow(int64_t row) { return hidden_.as<float>() + row * config_.hidden_size; }
+  float* NormedRow(int64_t row) { return normed_.as<float>() + row * norm_stride_; }
+  float* MlpOutRow(int64_t row) { return mlp_out_.as<float>() + row * config_.hidden_size; }
+  static void ForRows(ThreadPool& pool, RowRange rows, FunctionRef<void(int64_t row)> body);
 
   ModelConfig config_;
   ModelWeights weights_;
@@ -125,30 +146,32 @@ class Model {
   KvLayout kv_layout_;
   RopeTable rope_;
   ExpertRunner runner_;
+  std::unique_ptr<DenseOperator> dense_;  // null: the host does it
 
   int64_t norm_stride_ = 0;  // floats
   int64_t qkv_stride_ = 0;
   int64_t attn_stride_ = 0;
   int64_t scratch_stride_ = 0;  // floats of one worker's attention scratch
-  int64_t window_ = 0;          // of the layer that runs
 
-  AlignedBuffer kv_;                              // [layers, num_kv_blocks, block_bytes]
-  AlignedBuffer hidden_;                          // [rows, hidden] f32, the residual stream
-  AlignedBuffer normed_;                          // [rows, norm_stride] f32
-  AlignedBuffer activations_;                     // [rows, widest activation row]
-  AlignedBuffer mlp_hidden_;                      // [rows, activation row of the MLP width]
-  AlignedBuffer qkv_;                             // [rows, qkv_stride] f32
-  AlignedBuffer attn_;                            // [rows, attn_stride] f32
-  AlignedBuffer mlp_out_;                         // [rows, hidden] f32
-  AlignedBuffer router_out_;                      // [rows, experts] f32
-  AlignedBuffer split_partials_;                  // [split items, chunks, group, partial] f32
-  AlignedBuffer scratch_;                         // [threads, scratch_stride] f32
-  std::vector<int32_t> expert_ids_;               // [rows, top_k]
-  std::vector<float> expert_weights_;             // [rows, top_k]
+  AlignedBuffer kv_;                   // [layers, num_kv_blocks, block_bytes], without dense_
+  AlignedBuffer hidden_;               // [rows, hidden] f32, the residual stream
+  AlignedBuffer normed_;               // [rows, norm_stride] f32
+  AlignedBuffer activations_;          // [rows, widest activation row]
+  AlignedBuffer mlp_hidden_;           // [rows, activation row of the MLP width]
+  AlignedBuffer qkv_;                  // [rows, qkv_stride] f32
+  AlignedBuffer attn_;                 // [rows, attn_stride] f32
+  AlignedBuffer mlp_out_;              // [rows, hidden] f32
+  AlignedBuffer router_out_;           // [rows, experts] f32
+  AlignedBuffer split_partials_;       // [split items, chunks, group, partial] f32
+  AlignedBuffer scratch_;              // [threads, scratch_stride] f32
+  std::vector<int32_t> expert_ids_;    // [rows, top_k]
+  std::vector<float> expert_weights_;  // [rows, top_k]
   std::vector<const std::byte*> block_pointers_;  // of all slices, one after another
   std::vector<int64_t> first_block_;              // [slices] into block_pointers_
   std::vector<int32_t> row_slice_;                // [rows]
-  std::vector<RowBlock> row_blocks_;              // of the running batch
+  std::vector<RowBlock> row_blocks_;              // of the slices listed_
+  SliceRange listed_;
+  ForwardBatch batch_;  // that runs
 };
 
 }  // namespace moesaic

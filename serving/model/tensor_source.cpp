@@ -2,18 +2,23 @@
 
 #include <cmath>
 #include <cstring>
+#include <optional>
+#include <vector>
 
 #include "core/base/check.h"
 #include "core/base/error.h"
+#include "serving/model/fp8_weights.h"
 
 namespace moesaic {
 namespace {
 
 class CheckpointTensorSource : public TensorSource {
  public:
-  explicit CheckpointTensorSource(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
+  CheckpointTensorSource(const Checkpoint& checkpoint, const Fp8Blocks& blocks)
+      : checkpoint_(checkpoint), blocks_(blocks) {}
 
   DType Require(const std::string& name, std::span<const int64_t> shape) const override {
+    if (FindFp8(checkpoint_, blocks_, name, shape)) return DType::kF32;
     return checkpoint_.Require(name, shape).dtype;
   }
 
@@ -21,20 +26,42 @@ class CheckpointTensorSource : public TensorSource {
                 std::span<std::byte> destination) const override {
     const TensorInfo* tensor = checkpoint_.Find(name);
     CHECK(tensor != nullptr);
-    const uint64_t row_bytes =
-        static_cast<uint64_t>(row_elements) * static_cast<uint64_t>(DTypeBits(tensor->dtype)) / 8;
-    TensorInfo rows = *tensor;
-    rows.shape = {row_end - row_begin, row_elements};
-    rows.extent.offset += static_cast<uint64_t>(row_begin) * row_bytes;
-    rows.extent.bytes = static_cast<uint64_t>(row_end - row_begin) * row_bytes;
-    CHECK_LE(rows.extent.offset + rows.extent.bytes, tensor->extent.offset + tensor->extent.bytes);
-    checkpoint_.Read(rows, destination);
+    if (tensor->dtype == DType::kF8E4M3) {
+      ReadFp8Rows(*tensor, name, row_begin, row_end, row_elements, destination);
+      return;
+    }
+    ReadRowsAsTheyAre(*tensor, row_begin, row_end, row_elements, destination);
   }
 
   uint64_t Fingerprint() const override { return checkpoint_.Fingerprint(); }
 
  private:
+  void ReadRowsAsTheyAre(const TensorInfo& tensor, int64_t row_begin, int64_t row_end,
+                         int64_t row_elements, std::span<std::byte> destination) const {
+    const uint64_t row_bytes =
+        static_cast<uint64_t>(row_elements) * static_cast<uint64_t>(DTypeBits(tensor.dtype)) / 8;
+    TensorInfo rows = tensor;
+    rows.shape = {row_end - row_begin, row_elements};
+    rows.extent.offset += static_cast<uint64_t>(row_begin) * row_bytes;
+    rows.extent.bytes = static_cast<uint64_t>(row_end - row_begin) * row_bytes;
+    CHECK_LE(rows.extent.offset + rows.extent.bytes, tensor.extent.offset + tensor.extent.bytes);
+    checkpoint_.Read(rows, destination);
+  }
+
+  // The values are read into the last quarter of the destination and widened from its start on.
+  void ReadFp8Rows(const TensorInfo& tensor, const std::string& name, int64_t row_begin,
+                   int64_t row_end, int64_t row_elements, std::span<std::byte> destination) const {
+    const std::span<std::byte> values = destination.last(destination.size() / sizeof(float));
+    ReadRowsAsTheyAre(tensor, row_begin, row_end, row_elements, values);
+    const std::optional<Fp8Tensor> fp8 = FindFp8(checkpoint_, blocks_, name, tensor.shape);
+    std::vector<std::byte> scales(fp8->scales->extent.bytes);
+    checkpoint_.Read(*fp8->scales, scales);
+    DequantiseFp8(values.data(), row_begin, row_end - row_begin, row_elements, scales.data(),
+                  fp8->scales->dtype, blocks_, reinterpret_cast<float*>(destination.data()));
+  }
+
   const Checkpoint& checkpoint_;
+  Fp8Blocks blocks_;
 };
 
 // splitmix64 (Steele, Lea, Flood 2014): a counter-based generator, so that any row can be made
@@ -83,8 +110,9 @@ class DummyTensorSource : public TensorSource {
 
 }  // namespace
 
-std::unique_ptr<TensorSource> MakeCheckpointTensorSource(const Checkpoint& checkpoint) {
-  return std::make_unique<CheckpointTensorSource>(checkpoint);
+std::unique_ptr<TensorSource> MakeCheckpointTensorSource(const Checkpoint& checkpoint,
+                                                         const Fp8Blocks& blocks) {
+  return std::make_unique<CheckpointTensorSource>(checkpoint, blocks);
 }
 
 std::unique_ptr<TensorSource> MakeDummyTensorSource(uint64_t seed) {

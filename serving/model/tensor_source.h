@@ -12,6 +12,7 @@
 #include <string>
 
 #include "core/base/tensor.h"
+#include "core/config/model_config.h"
 #include "core/io/checkpoint.h"
 
 namespace moesaic {
@@ -30,8 +31,9 @@ class TensorSource {
   virtual uint64_t Fingerprint() const = 0;
 };
 
-// `checkpoint` must outlive the source.
-std::unique_ptr<TensorSource> MakeCheckpointTensorSource(const Checkpoint& checkpoint);
+// `checkpoint` must outlive the source. Block-scaled fp8 tensors come as f32.
+std::unique_ptr<TensorSource> MakeCheckpointTensorSource(const Checkpoint& checkpoint,
+                                                         const Fp8Blocks& blocks);
 
 // bf16 values, uniform with the standard deviation 1 / sqrt(row_elements) (norm weights are 1),
 // drawn from `seed` and the tensor's name: the same in every process.

@@ -191,9 +191,13 @@ uint64_t ModelWeights::Bytes(const ModelConfig& config, WeightType type) {
 }
 
 ModelWeights ModelWeights::Shapes(const ModelConfig& config, WeightType type) {
-  ModelWeights shapes;
-  shapes.LayOut(config, type, nullptr);
-  return shapes;
+  return At(config, type, nullptr);
+}
+
+ModelWeights ModelWeights::At(const ModelConfig& config, WeightType type, std::byte* base) {
+  ModelWeights weights;
+  weights.LayOut(config, type, base);
+  return weights;
 }
 
 ModelWeights ModelWeights::Load(const ModelConfig& c, WeightType type, const TensorSource& source,

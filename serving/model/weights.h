@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "core/base/aligned_buffer.h"
@@ -39,6 +40,12 @@ class ModelWeights {
   static uint64_t Bytes(const ModelConfig& config, WeightType type);
   // Shapes and types without memory.
   static ModelWeights Shapes(const ModelConfig& config, WeightType type);
+
+  // The same with the addresses of a copy of memory() that lies elsewhere, a device's say.
+  static ModelWeights At(const ModelConfig& config, WeightType type, std::byte* base);
+  std::span<const std::byte> memory() const {
+    return {arena_.data(), arena_.bytes()};
+  }  // of loaded weights
 
   // Reads and packs. Throws Error from the source (missing tensor, wrong shape, I/O).
   static ModelWeights Load(const ModelConfig& config, WeightType type, const TensorSource& source,

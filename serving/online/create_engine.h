@@ -5,12 +5,16 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "core/base/kernel_choice.h"
 #include "core/device/emulated_device.h"
 #include "core/io/async_reader.h"
+#include "core/perf/execution_plan.h"
 #include "kernels/cpu/kernels.h"
+#include "kernels/cuda/kernels.h"
 #include "prefetch/miss_planner.h"
 #include "serving/model/step_cost.h"
 #include "serving/online/engine.h"
@@ -26,11 +30,15 @@ enum class LoadFormat { kAuto, kDummy };
 struct DeviceOptions {
   int count = 0;  // 0: no devices, experts go from disk to host memory
   DeviceKind kind = DeviceKind::kEmulated;
-  std::string memory = "auto";  // on each: bytes, or a percentage of the experts that it holds
-  std::vector<int> numa_nodes;  // the nodes that devices take turns on; empty: not known
+  std::string memory = "auto";      // on each: bytes, or a percentage of the experts that it holds
+  std::string gpu_memory = "auto";  // on each: all that may be taken of it
+  std::vector<int> numa_nodes;      // the nodes that devices take turns on; empty: not known
   MissMode miss = MissMode::kAuto;
   EmulatedLink emulated_link;
   std::vector<EmulatedFaults> emulated_faults;  // of device d, for tests
+  // Emulated devices compute with these, as CUDA devices do with theirs; for tests. Null: the host
+  // computes out of their memory.
+  const cuda::Kernels* emulated_kernels = nullptr;
 };
 
 struct EngineOptions {
@@ -49,17 +57,24 @@ struct EngineOptions {
   int64_t max_num_seqs = 64;
   int64_t max_num_batched_tokens = 512;
   int64_t max_queue = 256;
+  // Of throughput mode. nullopt, 0: as the planner says.
+  std::optional<ScheduleKind> schedule = std::nullopt;
+  int64_t micro_batches = 0;
   bool prefix_cache = true;
 
   int threads = 1;
   std::vector<int> pin_cpus;  // empty: not pinned
+  // Of this machine's profile; empty: the defaults.
+  std::vector<KernelChoice> kernel_choices;
 
   std::filesystem::path expert_store;  // empty: read the checkpoint
   ReadBackend io_backend = ReadBackend::kAuto;
   int io_depth = 0;  // 0: default
   int io_threads = 1;
-  uint32_t packet_bytes = 0;  // 0: default
+  uint32_t packet_bytes = 0;      // 0: default
+  uint64_t link_bytes_per_s = 0;  // throughput mode reads no faster; 0: no limit
   DeviceOptions devices;
+  bool exact_numerics = true;            // false: devices that round otherwise may share a layer
   bool preload = true;                   // fill free expert slots before the first request
   std::string predictor = "blend";       // or another of PredictorNames(), or none
   int gate_look_ahead = 3;               // layers that routers predict; 0: none
@@ -85,6 +100,9 @@ struct LedgerEntry {
 struct DevicePlan {
   int64_t experts = 0;  // that the placement gives it
   int64_t slots = 0;
+  std::vector<LedgerEntry> ledger;  // of its memory
+  uint64_t memory_bytes = 0;        // their sum, which is taken of it
+  uint64_t limit_bytes = 0;         // what may be (--gpu-memory)
 };
 
 // What the options come to, before anything is allocated. Throws Error(kResourceExhausted) that

@@ -6,12 +6,16 @@
 
 #include "core/base/error.h"
 #include "core/base/units.h"
+#include "core/device/cuda_device.h"
 
 namespace moesaic {
 namespace {
 
 // An emulated device stands in for one that is too small for its experts.
 constexpr const char* kAutoEmulatedMemory = "25%";
+
+// Of a GPU's memory: what the context, the kernels' code and stacks, and the display take.
+constexpr uint64_t kGpuReserveBytes = uint64_t{1} << 30;
 
 std::vector<int> NodesOf(const DeviceOptions& options) {
   std::vector<int> nodes;
@@ -22,12 +26,23 @@ std::vector<int> NodesOf(const DeviceOptions& options) {
   return nodes;
 }
 
-void CheckOptions(const EngineOptions& options, const ModelConfig& config) {
-  const DeviceOptions& devices = options.devices;
-  if (devices.kind == DeviceKind::kCuda) {
-    Fail(ErrorKind::kUnsupported,
-         "--device-kind cuda: this build has no CUDA; use emulated, or --devices 0");
+void CheckCudaDevices(const DeviceOptions& devices) {
+  const CudaMachine machine = FindCudaDevices();
+  if (machine.devices.empty()) {
+    Fail(cuda::CompiledKernels() == nullptr ? ErrorKind::kUnsupported : ErrorKind::kNotFound,
+         "--device-kind cuda: {}; to go without, leave --device-kind and --devices out",
+         machine.why_none);
   }
+  if (devices.count > static_cast<int64_t>(machine.devices.size())) {
+    Fail(ErrorKind::kInvalidArgument, "--devices: {} are asked for, and there {} {} here",
+         devices.count, machine.devices.size() == 1 ? "is" : "are", machine.devices.size());
+  }
+}
+
+void CheckOptions(const EngineOptions& options, const ModelConfig& config,
+                  const ExpertLayout& layout) {
+  const DeviceOptions& devices = options.devices;
+  if (devices.kind == DeviceKind::kCuda) CheckCudaDevices(devices);
   if (devices.count > std::min<int64_t>(config.num_experts, kMaxLinks)) {
     Fail(ErrorKind::kInvalidArgument,
          "--devices: {} are more than this program can use with {} experts in a layer; give at "
@@ -40,9 +55,81 @@ void CheckOptions(const EngineOptions& options, const ModelConfig& config) {
          "give --device-memory",
          options.expert_memory);
   }
+  if (KernelsOf(devices) == nullptr) return;
+  DeviceOperator::CheckSupported(layout, config, options.max_num_batched_tokens);
+  if (options.exact_numerics && devices.miss == MissMode::kHost) {
+    Fail(ErrorKind::kInvalidArgument,
+         "--miss host: GPU and host round differently, so that answers would depend on what the "
+         "GPU happens to hold; give --numerics fast to allow that");
+  }
+}
+
+// What may be taken of each device.
+uint64_t LimitBytes(const DeviceOptions& devices, size_t device) {
+  if (devices.gpu_memory != "auto") return ParseBytes(devices.gpu_memory, "--gpu-memory");
+  if (devices.kind == DeviceKind::kEmulated) return UINT64_MAX;
+  const uint64_t total = FindCudaDevices().devices[device].total_bytes;
+  const uint64_t reserve = std::max(kGpuReserveBytes, total / 16);
+  return total > reserve ? total - reserve : 0;
+}
+
+uint64_t WorkspaceBytes(const EngineOptions& options, const ModelConfig& config) {
+  return KernelsOf(options.devices) == nullptr
+             ? 0
+             : DeviceOperator::DeviceBytes(config, options.max_num_batched_tokens);
+}
+
+// The slots of a device with this many experts; its ledger.
+void PlanMemory(const EngineOptions& options, const ModelConfig& config, uint64_t slot_bytes,
+                size_t device, DevicePlan& plan) {
+  const DeviceOptions& devices = options.devices;
+  const uint64_t workspace = WorkspaceBytes(options, config);
+  plan.limit_bytes = LimitBytes(devices, device);
+  const uint64_t left = plan.limit_bytes > workspace ? plan.limit_bytes - workspace : 0;
+  if (left < slot_bytes) {
+    Fail(ErrorKind::kResourceExhausted,
+         "--gpu-memory: {} on device {} are too little: the workspace takes {} (less with a lower "
+         "--max-num-batched-tokens) and one expert {}; at least {} are needed",
+         FormatBytes(plan.limit_bytes), device, FormatBytes(workspace), FormatBytes(slot_bytes),
+         FormatBytes(workspace + slot_bytes));
+  }
+  const bool all_that_is_left = devices.memory == "auto" &&
+                                (devices.gpu_memory != "auto" || devices.kind == DeviceKind::kCuda);
+  const uint64_t bytes =
+      all_that_is_left ? left
+                       : ParseBytesOrPercent(
+                             devices.memory == "auto" ? kAutoEmulatedMemory : devices.memory,
+                             static_cast<uint64_t>(plan.experts) * slot_bytes, "--device-memory");
+  plan.slots = std::min<int64_t>(
+      plan.experts, static_cast<int64_t>(std::min<uint64_t>(bytes / slot_bytes, INT32_MAX)));
+  if (plan.slots < 1) {
+    Fail(ErrorKind::kResourceExhausted,
+         "--device-memory: {} hold no expert; one takes {} and device {} has {} of them",
+         FormatBytes(bytes), FormatBytes(slot_bytes), device, plan.experts);
+  }
+  const uint64_t slots_bytes = static_cast<uint64_t>(plan.slots) * slot_bytes;
+  plan.ledger.push_back({"expert slots", slots_bytes});
+  if (workspace > 0) plan.ledger.push_back({"workspace", workspace});
+  plan.memory_bytes = slots_bytes + workspace;
+  if (plan.memory_bytes > plan.limit_bytes) {
+    Fail(ErrorKind::kResourceExhausted,
+         "--device-memory: {} for experts and {} for the workspace are {} on device {}, and "
+         "--gpu-memory allows {}; lower the first or leave it out",
+         FormatBytes(slots_bytes), FormatBytes(workspace), FormatBytes(plan.memory_bytes), device,
+         FormatBytes(plan.limit_bytes));
+  }
 }
 
 }  // namespace
+
+const cuda::Kernels* KernelsOf(const DeviceOptions& options) {
+  return options.kind == DeviceKind::kCuda ? cuda::CompiledKernels() : options.emulated_kernels;
+}
+
+MissMode MissModeOf(const EngineOptions& options) {
+  const bool alone = options.exact_numerics && KernelsOf(options.devices) != nullptr;
+  return alone ? MissMode::kFetch : options.devices.miss;
+}
 
 ExpertPlacement PlaceExperts(const DeviceOptions& options, const ModelConfig& config) {
   const ExpertGrid grid(static_cast<int>(config.num_layers), static_cast<int>(config.num_experts));
@@ -50,11 +137,9 @@ ExpertPlacement PlaceExperts(const DeviceOptions& options, const ModelConfig& co
 }
 
 std::vector<DevicePlan> PlanDevices(const EngineOptions& options, const ModelConfig& config,
-                                    uint64_t slot_bytes) {
-  CheckOptions(options, config);
+                                    const ExpertLayout& layout) {
+  CheckOptions(options, config, layout);
   const ExpertPlacement placement = PlaceExperts(options.devices, config);
-  const std::string& memory =
-      options.devices.memory == "auto" ? kAutoEmulatedMemory : options.devices.memory;
   std::vector<DevicePlan> plans;
   for (int d = 0; d < placement.num_devices(); ++d) {
     DevicePlan plan;
@@ -62,18 +147,38 @@ std::vector<DevicePlan> PlanDevices(const EngineOptions& options, const ModelCon
       const auto layer = static_cast<size_t>(expert / config.num_experts);
       plan.experts += config.layer_is_sparse[layer] ? 1 : 0;
     }
-    const uint64_t bytes = ParseBytesOrPercent(
-        memory, static_cast<uint64_t>(plan.experts) * slot_bytes, "--device-memory");
-    plan.slots = std::min<int64_t>(
-        plan.experts, static_cast<int64_t>(std::min<uint64_t>(bytes / slot_bytes, INT32_MAX)));
-    if (plan.slots < 1) {
-      Fail(ErrorKind::kResourceExhausted,
-           "--device-memory: {} hold no expert; one takes {} and device {} has {} of them",
-           FormatBytes(bytes), FormatBytes(slot_bytes), d, plan.experts);
-    }
-    plans.push_back(plan);
+    PlanMemory(options, config, layout.slot_bytes, static_cast<size_t>(d), plan);
+    plans.push_back(std::move(plan));
   }
   return plans;
+}
+
+uint64_t DevicesHostBytes(const EngineOptions& options, const ModelConfig& config,
+                          const std::vector<DevicePlan>& plans) {
+  uint64_t bytes = 0;
+  for (const DevicePlan& plan : plans) {
+    if (options.devices.kind == DeviceKind::kEmulated) bytes += plan.memory_bytes;
+    if (KernelsOf(options.devices) != nullptr) {
+      bytes += DeviceOperator::HostBytes(config, options.max_num_batched_tokens);
+    }
+  }
+  return bytes;
+}
+
+std::string DeviceLedgerText(const EngineOptions& options, const std::vector<DevicePlan>& plans) {
+  std::string text;
+  for (size_t d = 0; d < plans.size(); ++d) {
+    const DevicePlan& plan = plans[d];
+    text += fmt::format("{}{}:{}:", d == 0 ? "" : "\n", DeviceKindName(options.devices.kind), d);
+    for (const LedgerEntry& entry : plan.ledger) {
+      text += fmt::format(" {} {},", entry.name, FormatBytes(entry.bytes));
+    }
+    text += fmt::format(
+        " in all {}{}; {} of its {} experts fit", FormatBytes(plan.memory_bytes),
+        plan.limit_bytes == UINT64_MAX ? "" : fmt::format(" of {}", FormatBytes(plan.limit_bytes)),
+        plan.slots, plan.experts);
+  }
+  return text;
 }
 
 std::vector<Device*> EngineDevices::pointers() const {
@@ -82,14 +187,21 @@ std::vector<Device*> EngineDevices::pointers() const {
   return all;
 }
 
-EngineDevices MakeDevices(const DeviceOptions& options, const EnginePlan& plan) {
+EngineDevices MakeDevices(const DeviceOptions& options, std::span<const DevicePlan> plans) {
   EngineDevices made;
+  if (options.kind == DeviceKind::kCuda) {
+    for (size_t d = 0; d < plans.size(); ++d) {
+      made.devices.push_back(CreateCudaDevice(
+          {.ordinal = static_cast<int>(d), .capacity_bytes = plans[d].memory_bytes}));
+    }
+    return made;
+  }
   made.emulated = std::make_unique<EmulatedSystem>();
   const std::vector<int> nodes = NodesOf(options);
-  for (size_t d = 0; d < plan.devices.size(); ++d) {
+  for (size_t d = 0; d < plans.size(); ++d) {
     EmulatedDeviceOptions device;
     device.name = fmt::format("emulated:{}", d);
-    device.capacity_bytes = static_cast<uint64_t>(plan.devices[d].slots) * plan.slot_bytes;
+    device.capacity_bytes = plans[d].memory_bytes;
     device.numa_node = nodes[d];
     device.host_to_device = options.emulated_link;
     device.device_to_host = options.emulated_link;
@@ -97,6 +209,18 @@ EngineDevices MakeDevices(const DeviceOptions& options, const EnginePlan& plan) 
     made.devices.push_back(std::make_unique<EmulatedDevice>(*made.emulated, std::move(device)));
   }
   return made;
+}
+
+DeviceOperators MakeOperators(const EngineOptions& options, const EngineDevices& devices,
+                              const ExpertLayout& layout, const ModelConfig& config) {
+  DeviceOperators operators;
+  const cuda::Kernels* const kernels = KernelsOf(options.devices);
+  if (kernels == nullptr) return operators;
+  for (const std::unique_ptr<Device>& device : devices.devices) {
+    operators.push_back(std::make_unique<DeviceOperator>(*device, *kernels, layout, config,
+                                                         options.max_num_batched_tokens));
+  }
+  return operators;
 }
 
 }  // namespace moesaic

@@ -1,14 +1,18 @@
 // The devices of an engine: what they get of the experts, and the devices themselves. Internal to
-// serving/online.
+// serving/online and serving/batch.
 #pragma once
 
 #include <memory>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "core/config/model_config.h"
 #include "core/device/device.h"
 #include "core/device/emulated_device.h"
+#include "core/io/expert_layout.h"
 #include "prefetch/expert_placement.h"
+#include "serving/model/expert_runner.h"
 #include "serving/online/create_engine.h"
 
 namespace moesaic {
@@ -16,10 +20,21 @@ namespace moesaic {
 // Which device holds which expert. There is at least one device.
 ExpertPlacement PlaceExperts(const DeviceOptions& options, const ModelConfig& config);
 
-// Each device's experts and slots. Throws Error(kInvalidArgument / kResourceExhausted /
-// kUnsupported) on options that this model or this build cannot serve.
+// Null: the host computes, out of the memory of (emulated) devices.
+const cuda::Kernels* KernelsOf(const DeviceOptions& options);
+
+// What becomes of a miss: in the exact class of devices that compute, they compute everything.
+MissMode MissModeOf(const EngineOptions& options);
+
+// Each device's experts, slots and ledger. Throws Error(kInvalidArgument / kResourceExhausted /
+// kUnsupported / kNotFound) on options that this model, this build or this machine cannot serve.
 std::vector<DevicePlan> PlanDevices(const EngineOptions& options, const ModelConfig& config,
-                                    uint64_t slot_bytes);
+                                    const ExpertLayout& layout);
+// What the devices take of the host besides the experts' home, the emulated ones' memory included.
+uint64_t DevicesHostBytes(const EngineOptions& options, const ModelConfig& config,
+                          const std::vector<DevicePlan>& plans);
+// Lines that say what each device's memory is for.
+std::string DeviceLedgerText(const EngineOptions& options, const std::vector<DevicePlan>& plans);
 
 struct EngineDevices {
   std::unique_ptr<EmulatedSystem> emulated;  // outlives the devices
@@ -29,6 +44,10 @@ struct EngineDevices {
 };
 
 // Takes the devices' memory. Throws Error(kResourceExhausted).
-EngineDevices MakeDevices(const DeviceOptions& options, const EnginePlan& plan);
+EngineDevices MakeDevices(const DeviceOptions& options, std::span<const DevicePlan> plans);
+
+// What devices compute with, when they do. Throws as DeviceOperator does.
+DeviceOperators MakeOperators(const EngineOptions& options, const EngineDevices& devices,
+                              const ExpertLayout& layout, const ModelConfig& config);
 
 }  // namespace moesaic

@@ -6,6 +6,7 @@
 
 #include "core/base/logging.h"
 #include "core/base/units.h"
+#include "kernels/cpu/product_choice.h"
 #include "prefetch/device_experts.h"
 #include "serving/model/expert_sources.h"
 #include "serving/online/engine_parts.h"
@@ -42,11 +43,7 @@ LocalEngine::LocalEngine(const EngineOptions& options, MetricsRegistry& metrics)
 }
 
 LocalEngine::~LocalEngine() {
-  {
-    MutexLock lock(mutex_);
-    stop_ = true;
-    wake_.NotifyAll();
-  }
+  mailbox_.Stop();
   if (thread_.joinable()) thread_.join();
 }
 
@@ -58,7 +55,7 @@ std::vector<RequestId> LocalEngine::Submit(std::vector<GenerationRequest> reques
                                            std::vector<std::shared_ptr<OutputSink>> sinks) {
   CHECK_EQ(requests.size(), sinks.size());
   for (const GenerationRequest& request : requests) CheckRequest(request, context());
-  if (draining_.load()) Fail(ErrorKind::kUnavailable, "the server is shutting down");
+  if (mailbox_.draining()) Fail(ErrorKind::kUnavailable, "the server is shutting down");
   const auto count = static_cast<int64_t>(requests.size());
   const int64_t limit = options_.max_num_seqs + options_.max_queue;
   int64_t outstanding = outstanding_.load();
@@ -69,38 +66,12 @@ std::vector<RequestId> LocalEngine::Submit(std::vector<GenerationRequest> reques
     }
   } while (!outstanding_.compare_exchange_weak(outstanding, outstanding + count));
 
-  std::vector<RequestId> ids;
   std::vector<std::unique_ptr<Sequence>> sequences;
+  sequences.reserve(requests.size());
   for (size_t i = 0; i < requests.size(); ++i) {
     sequences.push_back(MakeSequence(std::move(requests[i]), std::move(sinks[i]), context()));
   }
-  MutexLock lock(mutex_);
-  for (auto& sequence : sequences) {
-    sequence->id = ++last_id_;
-    ids.push_back(sequence->id);
-    inbox_.push_back(std::move(sequence));
-  }
-  wake_.NotifyAll();
-  return ids;
-}
-
-void LocalEngine::Cancel(RequestId id) {
-  MutexLock lock(mutex_);
-  cancels_.push_back(id);
-  wake_.NotifyAll();
-}
-
-EngineStatus LocalEngine::Status() const {
-  MutexLock lock(mutex_);
-  EngineStatus status = status_;
-  status.waiting += static_cast<int64_t>(inbox_.size());
-  status.draining = draining_.load();
-  return status;
-}
-
-StepStats LocalEngine::Stats() const {
-  MutexLock lock(mutex_);
-  return stats_;
+  return mailbox_.Post(std::move(sequences));
 }
 
 void LocalEngine::Main(std::promise<void> ready) {
@@ -112,7 +83,7 @@ void LocalEngine::Main(std::promise<void> ready) {
     return;
   }
   ready.set_value();
-  while (TakeInbox()) {
+  while (TakeMail()) {
     DropExpired();
     Step();
     PublishStatus();
@@ -125,7 +96,8 @@ void LocalEngine::Main(std::promise<void> ready) {
 }
 
 void LocalEngine::Load() {
-  const CpuKernels& kernels = SelectKernels();
+  kernels_ = WithChoices(SelectKernels(), options_.kernel_choices);
+  const CpuKernels& kernels = kernels_;
   const WeightType type = ChooseWeightType(options_);
   files_ = OpenModelFiles(options_, kernels);
   config_ = files_.config;
@@ -142,8 +114,9 @@ void LocalEngine::Load() {
   if (!options_.state_file.empty()) RestoreState();
   ModelWeights weights = ModelWeights::Load(config_, type, *files_.tensors, kernels, *pool_);
   const ModelLimits limits = LimitsOf(options_, plan_);
-  model_ = std::make_unique<Model>(config_, std::move(weights), files_.experts->layout(), *experts_,
-                                   kernels, *pool_, limits);
+  model_ = std::make_unique<Model>(
+      config_, std::move(weights), files_.experts->layout(), *experts_, kernels, *pool_, limits,
+      MakeOperators(options_, devices_, files_.experts->layout(), config_));
   if (gates_) LoadGates();
   kv_pool_ = std::make_unique<KvBlockPool>(plan_.num_kv_blocks, kKvBlockTokens);
   SchedulerOptions scheduling;
@@ -160,7 +133,7 @@ void LocalEngine::Load() {
                                                   limits.max_batch_tokens);
   }
   sampler_ = std::make_unique<StepSampler>(*model_, kernels, *pool_);
-  tokens_.reserve(static_cast<size_t>(limits.max_batch_tokens));
+  rows_.tokens.reserve(static_cast<size_t>(limits.max_batch_tokens));
   if (options_.preload) Preload();
   PublishStatus();
   LogInfo(
@@ -194,14 +167,15 @@ void LocalEngine::MakeExperts() {
 void LocalEngine::MakeDeviceExperts() {
   const ExpertGrid grid(static_cast<int>(config_.num_layers),
                         static_cast<int>(config_.num_experts));
-  devices_ = MakeDevices(options_.devices, plan_);
+  devices_ = MakeDevices(options_.devices, plan_.devices);
+  LogInfo("{}", DeviceLedgerText(options_, plan_.devices));
   const std::vector<Device*> devices = devices_.pointers();
   placement_ = std::make_unique<ExpertPlacement>(PlaceExperts(options_.devices, config_));
   home_ = std::make_unique<HostExperts>(*files_.experts, grid, *placement_, devices,
                                         LoaderOptionsOf(options_, 0));
   if (const std::optional<Error> why = home_->why_not_pinned()) LogInfo("{}", why->what());
   DeviceExpertsOptions options;
-  options.miss = options_.devices.miss;
+  options.miss = MissModeOf(options_);
   for (const DevicePlan& device : plan_.devices) options.slots.push_back(device.slots);
   options.prefetcher = prefetcher_.get();
   options.make_policy = [this] { return MakePolicy(); };
@@ -268,31 +242,13 @@ LearnedState::Clock::time_point LocalEngine::SaveDueAt() const {
   return state_->DueAt().value_or(LearnedState::Clock::time_point::max());
 }
 
-bool LocalEngine::TakeInbox() {
-  std::vector<std::unique_ptr<Sequence>> arrived;
-  std::vector<RequestId> cancelled;
-  {
-    MutexLock lock(mutex_);
-    while (!stop_ && inbox_.empty() && cancels_.empty() && scheduler_->empty()) {
-      const LearnedState::Clock::time_point save_at = SaveDueAt();
-      if (save_at == LearnedState::Clock::time_point::max()) {
-        wake_.Wait(mutex_);
-      } else if (!wake_.WaitUntil(mutex_, save_at)) {
-        break;
-      }
-    }
-    arrived.swap(inbox_);
-    cancelled.swap(cancels_);
-    if (stop_) {
-      for (auto& sequence : arrived) scheduler_->Add(std::move(sequence));
-      return false;
-    }
-  }
-  for (auto& sequence : arrived) scheduler_->Add(std::move(sequence));
-  for (const RequestId id : cancelled) {
+bool LocalEngine::TakeMail() {
+  EngineMailbox::Mail mail = mailbox_.Take(scheduler_->empty(), SaveDueAt());
+  for (auto& sequence : mail.arrived) scheduler_->Add(std::move(sequence));
+  for (const RequestId id : mail.cancelled) {
     if (Sequence* sequence = scheduler_->Find(id)) End(*sequence, FinishReason::kCancelled);
   }
-  return true;
+  return !mail.stop;
 }
 
 void LocalEngine::DropExpired() {
@@ -323,31 +279,18 @@ void LocalEngine::Step() {
 }
 
 void LocalEngine::RunPlan(std::span<const ScheduledSlice> plan) {
-  tokens_.clear();
-  model_slices_.clear();
+  rows_.Clear();
   routing_slices_.clear();
   step_requests_.clear();
   const auto now = std::chrono::steady_clock::now();
   for (const ScheduledSlice& scheduled : plan) {
     Sequence& sequence = *scheduled.sequence;
-    if (!sequence.started) {
-      sequence.started = true;
+    if (BeginSequence(sequence, now)) {
       sequence.traced = tracer_->Begin();
       if (prefetcher_) prefetcher_->BeginRequest(sequence.traced);
       if (policy_counts_) policy_counts_->BeginRequest(sequence.traced);
-      sequence.queue_us =
-          std::chrono::duration_cast<std::chrono::microseconds>(now - sequence.arrival).count();
     }
-    SequenceSlice slice;
-    slice.first_row = static_cast<int64_t>(tokens_.size());
-    slice.num_tokens = scheduled.num_tokens;
-    slice.start_position = sequence.computed_tokens;
-    slice.blocks = sequence.blocks;
-    slice.request = static_cast<int32_t>(model_slices_.size());
-    slice.prefill = sequence.computed_tokens < sequence.prompt_tokens;
-    const auto first = sequence.tokens.begin() + sequence.computed_tokens;
-    tokens_.insert(tokens_.end(), first, first + scheduled.num_tokens);
-    model_slices_.push_back(slice);
+    const SequenceSlice& slice = rows_.Add(scheduled);
     const int64_t end = sequence.computed_tokens + scheduled.num_tokens;
     const int64_t begin = std::max(sequence.computed_tokens, sequence.observed_tokens);
     if (begin >= end) continue;
@@ -361,7 +304,7 @@ void LocalEngine::RunPlan(std::span<const ScheduledSlice> plan) {
     sequence.observed_tokens = end;
   }
   tracer_->BeginIteration(routing_slices_);
-  if (recorder_ != nullptr) recorder_->BeginStep(static_cast<int64_t>(tokens_.size()));
+  if (recorder_ != nullptr) recorder_->BeginStep(static_cast<int64_t>(rows_.tokens.size()));
   if (policy_counts_) {
     for (const StepRequest& request : step_requests_) {
       policy_counts_->BeginIteration(request.request, request.num_rows);
@@ -369,44 +312,24 @@ void LocalEngine::RunPlan(std::span<const ScheduledSlice> plan) {
   }
   if (prefetcher_) {
     prefetcher_->BeginStep(step_requests_);
-    recall_->BeginStep(tokens_.size() == step_requests_.size());
+    recall_->BeginStep(rows_.tokens.size() == step_requests_.size());
     recall_->Predicted(-1, *prefetcher_);
     experts_->StepBegan();
   }
-  StepStats stats = model_->Forward({tokens_, model_slices_}, this);
+  StepStats stats = model_->Forward({rows_.tokens, rows_.slices}, this);
   stats.predict_us = std::exchange(predict_ns_, 0) / 1000;
   if (recall_) stats.recall = recall_->Take();
   AddStats(stats);  // before the tokens are delivered: who has the last one may ask
   if (recorder_ != nullptr) RecordStep(plan);
   const auto head_start = std::chrono::steady_clock::now();
   for (size_t i = 0; i < plan.size(); ++i) {
-    sampler_->CollectPromptLogprobs(*plan[i].sequence, model_slices_[i]);
+    sampler_->CollectPromptLogprobs(*plan[i].sequence, rows_.slices[i]);
   }
   scheduler_->Advance();
 
-  // Sequences whose last known token was computed get their next one.
-  std::vector<Sequence*> sampling;
-  std::vector<int32_t> rows;
-  for (size_t i = 0; i < plan.size(); ++i) {
-    Sequence& sequence = *plan[i].sequence;
-    if (sequence.computed_tokens < static_cast<int64_t>(sequence.tokens.size())) continue;
-    if (sequence.request.max_tokens <= 0) {
-      End(sequence, FinishReason::kLength);
-      continue;
-    }
-    sampling.push_back(&sequence);
-    rows.push_back(
-        static_cast<int32_t>(model_slices_[i].first_row + model_slices_[i].num_tokens - 1));
-  }
-  sampler_->Sample(sampling, rows, [&](Sequence& sequence, std::optional<GeneratedToken> token) {
-    if (token) {
-      Deliver(sequence, std::move(*token));
-    } else {
-      EndWithError(sequence,
-                   Error(ErrorKind::kInternal,
-                         "the model's logits are not finite; the checkpoint may be damaged"));
-    }
-  });
+  sampler_->NextTokens(
+      plan, rows_, [this](Sequence& sequence, FinishReason reason) { End(sequence, reason); },
+      [this](Sequence& sequence, const Error& error) { EndWithError(sequence, error); });
   StepStats head;
   head.head_us = std::chrono::duration_cast<std::chrono::microseconds>(
                      std::chrono::steady_clock::now() - head_start)
@@ -418,31 +341,21 @@ void LocalEngine::RunPlan(std::span<const ScheduledSlice> plan) {
 
 void LocalEngine::AddStats(const StepStats& stats) {
   metrics_.AddStep(stats);
-  MutexLock lock(mutex_);
-  stats_ += stats;
+  mailbox_.AddStats(stats);
 }
 
 void LocalEngine::RecordStep(std::span<const ScheduledSlice> plan) {
   recorded_slices_.clear();
   for (size_t i = 0; i < plan.size(); ++i) {
     const Sequence& sequence = *plan[i].sequence;
-    const SequenceSlice& slice = model_slices_[i];
-    recorded_slices_.push_back(
-        {sequence.id, sequence.request.id, sequence.request.domain, slice.first_row,
-         slice.start_position, sequence.prompt_tokens,
-         std::span<const int32_t>(tokens_).subspan(static_cast<size_t>(slice.first_row),
-                                                   static_cast<size_t>(slice.num_tokens))});
+    const SequenceSlice& slice = rows_.slices[i];
+    recorded_slices_.push_back({sequence.id, sequence.request.id, sequence.request.domain,
+                                slice.first_row, slice.start_position, sequence.prompt_tokens,
+                                std::span<const int32_t>(rows_.tokens)
+                                    .subspan(static_cast<size_t>(slice.first_row),
+                                             static_cast<size_t>(slice.num_tokens))});
   }
   recorder_->EndStep(recorded_slices_);
-}
-
-void LocalEngine::Deliver(Sequence& sequence, GeneratedToken token) {
-  const std::optional<FinishReason> finish = AppendToken(sequence, std::move(token));
-  if (finish) {
-    End(sequence, *finish);
-    return;
-  }
-  sequence.sink->OnDelta(TakeDelta(sequence));
 }
 
 void LocalEngine::End(Sequence& sequence, FinishReason reason) {
@@ -478,16 +391,8 @@ std::unique_ptr<Sequence> LocalEngine::Remove(Sequence& sequence) {
 void LocalEngine::PublishStatus() {
   metrics_.SetExperts(experts_->slots(), experts_->resident());
   metrics_.SetPreemptions(scheduler_->preemptions());
-  const std::span<const DeviceStatus> devices = experts_->devices();
-  metrics_.SetDevices(devices);
-  MutexLock lock(mutex_);
-  status_.running = scheduler_->running();
-  status_.waiting = scheduler_->waiting();
-  status_.kv_usage =
-      static_cast<double>(kv_pool_->used_blocks()) / static_cast<double>(kv_pool_->num_blocks());
-  status_.expert_slots = experts_->slots();
-  status_.experts_resident = experts_->resident();
-  status_.devices.assign(devices.begin(), devices.end());
+  metrics_.SetDevices(experts_->devices());
+  mailbox_.Publish(*scheduler_, *kv_pool_, *experts_);
 }
 
 void LocalEngine::OnRouting(int64_t layer, const ForwardBatch& batch, std::span<int32_t> experts,

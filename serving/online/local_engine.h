@@ -1,7 +1,7 @@
 // LocalEngine: the Engine of this machine. See engine.h for the contract.
 //
-// Threads: Submit, Cancel and the rest come from anywhere and meet the engine's thread in `mutex_`;
-// everything below "engine thread" belongs to that thread alone.
+// Threads: Submit, Cancel and the rest come from anywhere and meet the engine's thread in the
+// mailbox; everything below "engine thread" belongs to that thread alone.
 #pragma once
 
 #include <atomic>
@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "cache/kv_block_pool.h"
-#include "core/base/mutex.h"
 #include "core/base/thread_pool.h"
+#include "kernels/cpu/kernels.h"
 #include "prefetch/eviction_policies.h"
 #include "prefetch/expert_placement.h"
 #include "prefetch/expert_provider.h"
@@ -24,6 +24,7 @@
 #include "serving/model/model.h"
 #include "serving/online/create_engine.h"
 #include "serving/online/engine_devices.h"
+#include "serving/online/engine_mailbox.h"
 #include "serving/online/engine_metrics.h"
 #include "serving/online/engine_parts.h"
 #include "serving/online/learned_state.h"
@@ -50,10 +51,10 @@ class LocalEngine : public Engine, private RoutingHook {
   int64_t max_context_tokens() const override { return plan_.max_context_tokens; }
   std::vector<RequestId> Submit(std::vector<GenerationRequest> requests,
                                 std::vector<std::shared_ptr<OutputSink>> sinks) override;
-  void Cancel(RequestId id) override;
-  void BeginDrain() override { draining_.store(true); }
-  EngineStatus Status() const override;
-  StepStats Stats() const override;
+  void Cancel(RequestId id) override { mailbox_.Cancel(id); }
+  void BeginDrain() override { mailbox_.BeginDrain(); }
+  EngineStatus Status() const override { return mailbox_.Status(); }
+  StepStats Stats() const override { return mailbox_.Stats(); }
 
  private:
   SequenceContext context() const;
@@ -67,14 +68,13 @@ class LocalEngine : public Engine, private RoutingHook {
   void RestoreState();
   void LoadGates();
   void Preload();
-  bool TakeInbox();                                   // false: time to stop
+  bool TakeMail();                                    // false: time to stop
   LearnedState::Clock::time_point SaveDueAt() const;  // max(): never
   void DropExpired();
   void Step();
   void AddStats(const StepStats& stats);
   void RecordStep(std::span<const ScheduledSlice> plan);
   void RunPlan(std::span<const ScheduledSlice> plan);
-  void Deliver(Sequence& sequence, GeneratedToken token);
   void End(Sequence& sequence, FinishReason reason);
   std::unique_ptr<Sequence> Remove(Sequence& sequence);
   void EndWithError(Sequence& sequence, const Error& error);
@@ -90,19 +90,12 @@ class LocalEngine : public Engine, private RoutingHook {
   MetricsRegistry& registry_;
   EngineMetrics metrics_;
   std::unique_ptr<Tokenizer> tokenizer_;
-  std::atomic<bool> draining_{false};
   std::atomic<int64_t> outstanding_{0};  // submitted and not ended
 
-  mutable Mutex mutex_;
-  CondVar wake_;
-  bool stop_ GUARDED_BY(mutex_) = false;
-  RequestId last_id_ GUARDED_BY(mutex_) = 0;
-  std::vector<std::unique_ptr<Sequence>> inbox_ GUARDED_BY(mutex_);
-  std::vector<RequestId> cancels_ GUARDED_BY(mutex_);
-  EngineStatus status_ GUARDED_BY(mutex_);
-  StepStats stats_ GUARDED_BY(mutex_);
+  EngineMailbox mailbox_;
 
   // Engine thread.
+  CpuKernels kernels_;
   std::unique_ptr<ThreadPool> pool_;
   ModelFiles files_;
   std::unique_ptr<RoutingReplay> replay_;  // null: the model's own routing
@@ -124,8 +117,7 @@ class LocalEngine : public Engine, private RoutingHook {
   std::unique_ptr<RoutingRecorder> recorder_;  // null: not recorded
   std::unique_ptr<StepSampler> sampler_;
   std::vector<ScheduledSlice> slices_;  // of the running step
-  std::vector<int32_t> tokens_;
-  std::vector<SequenceSlice> model_slices_;
+  StepRows rows_;
   std::vector<RoutingSlice> routing_slices_;
   std::vector<RecordedSlice> recorded_slices_;
   std::vector<StepRequest> step_requests_;

@@ -126,7 +126,7 @@ ModelFiles OpenModelFiles(const EngineOptions& options, const CpuKernels& kernel
     files.tensors = MakeDummyTensorSource(options.seed);
   } else {
     files.checkpoint = std::make_unique<Checkpoint>(Checkpoint::Open(options.model_dir));
-    files.tensors = MakeCheckpointTensorSource(*files.checkpoint);
+    files.tensors = MakeCheckpointTensorSource(*files.checkpoint, files.config.fp8_blocks);
   }
   if (!options.expert_store.empty()) {
     files.experts = MakeStoreExpertSource(files.config, type, files.tensors->Fingerprint(),
@@ -192,11 +192,11 @@ EnginePlan PlanEngine(const EngineOptions& options, const ModelFiles& files) {
       LoaderOptionsOf(options, plan.all_experts_bytes));
   uint64_t fixed_bytes = dense_bytes + workspace_bytes + staging_bytes + kProcessBytes;
   if (options.devices.count > 0) {
-    plan.devices = PlanDevices(options, config, layout.slot_bytes);
+    plan.devices = PlanDevices(options, config, layout);
     for (const DevicePlan& device : plan.devices) {
       plan.expert_budget_bytes += static_cast<uint64_t>(device.slots) * layout.slot_bytes;
     }
-    fixed_bytes += plan.all_experts_bytes + plan.expert_budget_bytes;
+    fixed_bytes += plan.all_experts_bytes + DevicesHostBytes(options, config, plan.devices);
   }
   const uint64_t left = machine_bytes > fixed_bytes ? machine_bytes - fixed_bytes : 0;
 
@@ -252,7 +252,9 @@ EnginePlan PlanEngine(const EngineOptions& options, const ModelFiles& files) {
     plan.ledger.push_back({"expert cache", slots_bytes});
   } else {
     plan.ledger.push_back({"experts in host memory", plan.all_experts_bytes});
-    plan.ledger.push_back({"emulated devices", slots_bytes});
+    plan.ledger.push_back(
+        {options.devices.kind == DeviceKind::kEmulated ? "emulated devices" : "staging of devices",
+         DevicesHostBytes(options, config, plan.devices)});
   }
   plan.ledger.insert(plan.ledger.end(), {{"expert staging", staging_bytes},
                                          {"predictor", plan.predictor_bytes},

@@ -19,6 +19,17 @@ bool AllFinite(std::span<const float> values) {
   return sum == 0.0f;
 }
 
+// Returns why the sequence ends, if it does.
+std::optional<FinishReason> AppendToken(Sequence& sequence, GeneratedToken token) {
+  sequence.tokens.push_back(token.token);
+  const SamplingParams& sampling = sequence.request.sampling;
+  if (sampling.repetition_penalty != 1.0) sequence.penalties.seen.insert(token.token);
+  if (sampling.presence_penalty != 0 || sampling.frequency_penalty != 0) {
+    ++sequence.penalties.output_counts[token.token];
+  }
+  return sequence.output->Append(std::move(token));
+}
+
 }  // namespace
 
 void CheckRequest(const GenerationRequest& request, const SequenceContext& context) {
@@ -69,16 +80,6 @@ std::unique_ptr<Sequence> MakeSequence(GenerationRequest request, std::shared_pt
   return sequence;
 }
 
-std::optional<FinishReason> AppendToken(Sequence& sequence, GeneratedToken token) {
-  sequence.tokens.push_back(token.token);
-  const SamplingParams& sampling = sequence.request.sampling;
-  if (sampling.repetition_penalty != 1.0) sequence.penalties.seen.insert(token.token);
-  if (sampling.presence_penalty != 0 || sampling.frequency_penalty != 0) {
-    ++sequence.penalties.output_counts[token.token];
-  }
-  return sequence.output->Append(std::move(token));
-}
-
 OutputDelta TakeDelta(Sequence& sequence) {
   OutputDelta delta = sequence.output->Take();
   delta.prompt_tokens = std::exchange(sequence.prompt_logprobs, {});
@@ -95,6 +96,33 @@ std::unique_ptr<Tokenizer> LoadTokenizerOf(const EngineOptions& options,
     return MakeIdTokenizer(static_cast<int32_t>(config.vocab_size));
   }
   return LoadTokenizer(options.model_dir);
+}
+
+void StepRows::Clear() {
+  tokens.clear();
+  slices.clear();
+}
+
+const SequenceSlice& StepRows::Add(const ScheduledSlice& scheduled) {
+  const Sequence& sequence = *scheduled.sequence;
+  SequenceSlice slice;
+  slice.first_row = static_cast<int64_t>(tokens.size());
+  slice.num_tokens = scheduled.num_tokens;
+  slice.start_position = sequence.computed_tokens;
+  slice.blocks = sequence.blocks;
+  slice.request = static_cast<int32_t>(slices.size());
+  slice.prefill = sequence.computed_tokens < sequence.prompt_tokens;
+  const auto first = sequence.tokens.begin() + sequence.computed_tokens;
+  tokens.insert(tokens.end(), first, first + scheduled.num_tokens);
+  return slices.emplace_back(slice);
+}
+
+bool BeginSequence(Sequence& sequence, std::chrono::steady_clock::time_point now) {
+  if (sequence.started) return false;
+  sequence.started = true;
+  sequence.queue_us =
+      std::chrono::duration_cast<std::chrono::microseconds>(now - sequence.arrival).count();
+  return true;
 }
 
 StepSampler::StepSampler(Model& model, const CpuKernels& kernels, ThreadPool& pool)
@@ -133,14 +161,38 @@ void StepSampler::CollectPromptLogprobs(Sequence& sequence, const SequenceSlice&
   }
 }
 
-void StepSampler::Sample(
-    std::span<Sequence* const> sequences, std::span<const int32_t> rows,
-    FunctionRef<void(Sequence& sequence, std::optional<GeneratedToken> token)> deliver) {
+void StepSampler::NextTokens(std::span<const ScheduledSlice> plan, const StepRows& rows,
+                             FunctionRef<void(Sequence& sequence, FinishReason reason)> end,
+                             FunctionRef<void(Sequence& sequence, const Error& error)> fail) {
+  sampling_.clear();
+  sampling_rows_.clear();
+  for (size_t i = 0; i < plan.size(); ++i) {
+    Sequence& sequence = *plan[i].sequence;
+    if (sequence.computed_tokens < static_cast<int64_t>(sequence.tokens.size())) continue;
+    if (sequence.request.max_tokens <= 0) {
+      end(sequence, FinishReason::kLength);
+      continue;
+    }
+    const SequenceSlice& slice = rows.slices[i];
+    sampling_.push_back(&sequence);
+    sampling_rows_.push_back(static_cast<int32_t>(slice.first_row + slice.num_tokens - 1));
+  }
   const auto block = static_cast<size_t>(model_.limits().max_logit_rows);
-  for (size_t first = 0; first < rows.size(); first += block) {
-    const size_t count = std::min(block, rows.size() - first);
-    SampleBlock(sequences.subspan(first, count), rows.subspan(first, count));
-    for (size_t i = 0; i < count; ++i) deliver(*sequences[first + i], std::move(sampled_[i]));
+  for (size_t first = 0; first < sampling_.size(); first += block) {
+    const size_t count = std::min(block, sampling_.size() - first);
+    SampleBlock(std::span(sampling_).subspan(first, count),
+                std::span(sampling_rows_).subspan(first, count));
+    for (size_t i = 0; i < count; ++i) {
+      Sequence& sequence = *sampling_[first + i];
+      if (!sampled_[i]) {
+        fail(sequence, Error(ErrorKind::kInternal,
+                             "the model's logits are not finite; the checkpoint may be damaged"));
+      } else if (const auto finish = AppendToken(sequence, std::move(*sampled_[i]))) {
+        end(sequence, *finish);
+      } else {
+        sequence.sink->OnDelta(TakeDelta(sequence));
+      }
+    }
   }
 }
 

@@ -4,6 +4,7 @@
 // Owned by an engine; used by its thread.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -11,11 +12,13 @@
 #include <span>
 #include <vector>
 
+#include "core/base/error.h"
 #include "core/base/function_ref.h"
 #include "core/base/thread_pool.h"
 #include "serving/model/model.h"
 #include "serving/model/sampler.h"
 #include "serving/online/create_engine.h"
+#include "serving/online/scheduler.h"
 #include "serving/online/sequence.h"
 
 namespace moesaic {
@@ -33,12 +36,22 @@ void CheckRequest(const GenerationRequest& request, const SequenceContext& conte
 // Its id is the caller's to set.
 std::unique_ptr<Sequence> MakeSequence(GenerationRequest request, std::shared_ptr<OutputSink> sink,
                                        const SequenceContext& context);
-// One more token of a sequence; returns why it ends, if it does.
-std::optional<FinishReason> AppendToken(Sequence& sequence, GeneratedToken token);
 // What became ready of a sequence's output since the last call.
 OutputDelta TakeDelta(Sequence& sequence);
 // Random weights may come without a tokenizer; a real model may not.
 std::unique_ptr<Tokenizer> LoadTokenizerOf(const EngineOptions& options, const ModelConfig& config);
+
+// The rows of a step, made of the slices that were scheduled.
+struct StepRows {
+  std::vector<int32_t> tokens;
+  std::vector<SequenceSlice> slices;  // of the same order as those that were scheduled
+
+  void Clear();
+  const SequenceSlice& Add(const ScheduledSlice& scheduled);
+};
+
+// True the first time that a step runs the sequence, whose waiting time ends `now`.
+bool BeginSequence(Sequence& sequence, std::chrono::steady_clock::time_point now);
 
 class StepSampler {
  public:
@@ -49,10 +62,12 @@ class StepSampler {
   // last step ran of the sequence.
   void CollectPromptLogprobs(Sequence& sequence, const SequenceSlice& slice);
 
-  // The next token of each sequence, from its row of the last step; nullopt where the logits are
-  // not finite. `deliver` is called in order, on this thread.
-  void Sample(std::span<Sequence* const> sequences, std::span<const int32_t> rows,
-              FunctionRef<void(Sequence& sequence, std::optional<GeneratedToken> token)> deliver);
+  // Gives the sequences whose last known token was computed (Scheduler::Advance) their next one,
+  // and their sinks what became ready. `end` and `fail` are called in order, on this thread, for
+  // those that end.
+  void NextTokens(std::span<const ScheduledSlice> plan, const StepRows& rows,
+                  FunctionRef<void(Sequence& sequence, FinishReason reason)> end,
+                  FunctionRef<void(Sequence& sequence, const Error& error)> fail);
 
  private:
   void SampleBlock(std::span<Sequence* const> sequences, std::span<const int32_t> rows);
@@ -67,6 +82,8 @@ class StepSampler {
   std::vector<float> logits_;                   // [max_logit_rows, vocab]
   std::vector<std::vector<float>> raw_logits_;  // [worker][vocab]
   std::vector<std::optional<GeneratedToken>> sampled_;
+  std::vector<Sequence*> sampling_;  // of the running step, with the row of each
+  std::vector<int32_t> sampling_rows_;
 };
 
 }  // namespace moesaic

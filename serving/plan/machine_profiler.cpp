@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <ctime>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "serving/plan/kernel_measuring.h"
 #include "serving/plan/measuring.h"
 #include "serving/plan/peak_kernels.h"
 
@@ -17,23 +19,26 @@ namespace {
 struct PeakLoop {
   const char* instructions;
   Isa isa;
-  bool integer;
+  std::optional<QuantIsa> integers;  // whose products they are
   float (*run)(int64_t iterations);
   int64_t multiply_adds;
 };
 
 std::vector<PeakLoop> SupportedPeakLoops() {
   std::vector<PeakLoop> loops = {
-    {"baseline f32", Isa::kScalar, false, PeakBaselineF32, kBaselineF32MultiplyAdds},
+    {"baseline f32", Isa::kScalar, {}, PeakBaselineF32, kBaselineF32MultiplyAdds},
 #if defined(__x86_64__)
-    {"avx2 f32", Isa::kAvx2, false, PeakAvx2F32, kAvx2F32MultiplyAdds},
-    {"avx512 f32", Isa::kAvx512, false, PeakAvx512F32, kAvx512F32MultiplyAdds},
-    {"avx512_bf16 bf16", Isa::kAvx512Bf16, false, PeakAvx512Bf16, kAvx512Bf16MultiplyAdds},
-    {"avx512_vnni int8", Isa::kAvx512, true, PeakAvx512VnniInt8, kAvx512VnniMultiplyAdds},
+    {"avx2 f32", Isa::kAvx2, {}, PeakAvx2F32, kAvx2F32MultiplyAdds},
+    {"avx512 f32", Isa::kAvx512, {}, PeakAvx512F32, kAvx512F32MultiplyAdds},
+    {"avx512_bf16 bf16", Isa::kAvx512Bf16, {}, PeakAvx512Bf16, kAvx512Bf16MultiplyAdds},
+    {"amx bf16", Isa::kAmx, {}, PeakAmxBf16, kAmxBf16MultiplyAdds},
+    {"avx512_vnni int8", Isa::kAvx512, QuantIsa::kAvx512Vnni, PeakAvx512VnniInt8,
+     kAvx512VnniMultiplyAdds},
+    {"amx int8", Isa::kAmx, QuantIsa::kAmx, PeakAmxInt8, kAmxInt8MultiplyAdds},
 #endif
   };
   std::erase_if(loops, [](const PeakLoop& loop) {
-    return !IsaSupported(loop.isa) || (loop.integer && !QuantIsaSupported(QuantIsa::kAvx512Vnni));
+    return !IsaSupported(loop.isa) || (loop.integers && !QuantIsaSupported(*loop.integers));
   });
   return loops;
 }
@@ -70,6 +75,7 @@ HardwareProfile MeasureMachine(const Topology& topology, const std::filesystem::
            MeasurePeak(loop.run, loop.multiply_adds, threads, cpus, options.quick)});
     }
   }
+  profile.kernels = MeasureKernelChoices(SelectKernels(), options);
   for (const int threads : counts) {
     options.progress(fmt::format("memory: {} thread{}", threads, threads == 1 ? "" : "s"));
     profile.memory.push_back(
@@ -88,7 +94,7 @@ MachinePeaks MeasurePeaks(const Topology& topology, Isa isa, WeightType weights,
   const std::vector<PeakLoop> loops = SupportedPeakLoops();
   const PeakLoop* used = &loops.front();
   for (const PeakLoop& loop : loops) {
-    const bool meant = loop.integer ? IsQuantized(weights) && isa >= Isa::kAvx512 : loop.isa == isa;
+    const bool meant = loop.integers ? IsQuantized(weights) && isa >= loop.isa : loop.isa == isa;
     if (meant) used = &loop;
   }
   MachinePeaks peaks;

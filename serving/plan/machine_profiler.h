@@ -1,4 +1,5 @@
-// MeasureMachine: fills a HardwareProfile by measuring disk, memory and compute of this machine.
+// MeasureMachine: fills a HardwareProfile by measuring disk, memory, compute and kernels of this
+// machine.
 //
 // Blocking; starts threads of its own and ends them. Call it while nothing else runs: neighbours
 // lower what it sees.

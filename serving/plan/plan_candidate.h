@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "core/perf/execution_plan.h"
+#include "core/perf/layer_schedules.h"
 #include "core/perf/machine_spec.h"
 #include "core/perf/model_shape.h"
 #include "core/perf/roofline.h"
-#include "serving/plan/layer_schedules.h"
 #include "serving/plan/scheduler_simulation.h"
 
 namespace moesaic {

@@ -34,6 +34,10 @@ class Simulation {
   }
 
   SchedulerResult Run() {
+    if (limits_.chunked_prefill) {
+      RunChunked();
+      return result_;
+    }
     while (!waiting_.empty() || !running_.empty()) {
       if (limits_.whole_batches) {
         RunBatch();
@@ -78,7 +82,9 @@ class Simulation {
     result_.generated_tokens += load.decode_sequences;
   }
 
-  void Finish(const IterationLoad& load) {
+  // Counts an iteration; sequences that have generated all leave with their blocks.
+  template <typename Running>
+  void Finish(const IterationLoad& load, std::vector<Running>& running) {
     const double seconds = iteration_s_(load);
     result_.seconds += seconds;
     if (load.decode_sequences == 0) result_.prefill_only_s += seconds;
@@ -86,7 +92,7 @@ class Simulation {
     result_.prefill_tokens += load.prefill_tokens;
     result_.most_decoding = std::max(result_.most_decoding, load.decode_sequences);
     result_.most_blocks = std::max(result_.most_blocks, limits_.kv_blocks - free_blocks_);
-    std::erase_if(running_, [&](const Sequence& sequence) {
+    std::erase_if(running, [&](const Running& sequence) {
       if (sequence.remaining > 0) return false;
       free_blocks_ += Blocks(sequence.context);
       return true;
@@ -126,7 +132,7 @@ class Simulation {
       waiting_.pop_front();
     }
     CHECK(load.prefill_tokens > 0 || load.decode_sequences > 0);
-    Finish(load);
+    Finish(load, running_);
   }
 
   // Takes as many sequences as fit with all that they may generate, prefills them under the budget,
@@ -150,13 +156,110 @@ class Simulation {
         batch.pop_front();
       } while (!batch.empty() &&
                load.prefill_tokens + batch.front().prompt <= limits_.token_budget);
-      Finish(load);
+      Finish(load, running_);
     }
     while (!running_.empty()) {
       IterationLoad load;
       Decode(load);
-      Finish(load);
+      Finish(load, running_);
     }
+  }
+
+  // --- chunked prefill. What a sequence has to compute is its known tokens less its context; the
+  // pass that computes the last one yields the next.
+
+  struct Chunked {
+    int64_t known = 0;
+    int64_t context = 0;
+    int64_t remaining = 0;
+    int64_t planned = 0;  // tokens of this iteration
+    int64_t pending() const { return known - context; }
+  };
+
+  int64_t MissingBlocks(const Chunked& sequence, int64_t tokens) const {
+    return Blocks(sequence.context + tokens) - Blocks(sequence.context);
+  }
+
+  // Takes the newest running sequence out. Its place in this iteration's budget is free again.
+  void PreemptNewest(std::deque<Chunked>& waiting, std::vector<Chunked>& running, int64_t& budget) {
+    Chunked victim = running.back();
+    running.pop_back();
+    // Blocks of what it was to compute now were taken already.
+    free_blocks_ += Blocks(victim.context + victim.planned);
+    budget += victim.planned;
+    victim.context = 0;
+    victim.planned = 0;
+    waiting.push_front(victim);
+    ++result_.preemptions;
+  }
+
+  // Plans tokens of running[i]; false when it had to leave itself.
+  bool PlanTokens(std::deque<Chunked>& waiting, std::vector<Chunked>& running, size_t i,
+                  int64_t tokens, int64_t& budget) {
+    const int64_t need = MissingBlocks(running[i], tokens);
+    while (need > free_blocks_) {
+      const bool itself = i + 1 == running.size();
+      PreemptNewest(waiting, running, budget);
+      if (itself) return false;
+    }
+    free_blocks_ -= need;
+    running[i].planned = tokens;
+    budget -= tokens;
+    return true;
+  }
+
+  void RunChunked() {
+    std::deque<Chunked> waiting;
+    for (const Sequence& sequence : waiting_) {
+      waiting.push_back({sequence.prompt, 0, sequence.remaining, 0});
+    }
+    waiting_.clear();
+    std::vector<Chunked> running;
+    while (!waiting.empty() || !running.empty()) {
+      int64_t budget = limits_.token_budget;
+      const int64_t preempted_before = result_.preemptions;
+      for (const bool decoding : {true, false}) {
+        for (size_t i = 0; i < running.size() && budget > 0; ++i) {
+          if ((running[i].pending() == 1) != decoding || running[i].planned > 0) continue;
+          PlanTokens(waiting, running, i, std::min(running[i].pending(), budget), budget);
+        }
+      }
+      while (result_.preemptions == preempted_before && !waiting.empty() && budget > 0 &&
+             static_cast<int64_t>(running.size()) < MostSequences()) {
+        if (Blocks(waiting.front().known) > free_blocks_ && !running.empty()) break;
+        running.push_back(waiting.front());
+        waiting.pop_front();
+        PlanTokens(waiting, running, running.size() - 1, std::min(running.back().pending(), budget),
+                   budget);
+      }
+      FinishChunked(running);
+    }
+  }
+
+  void FinishChunked(std::vector<Chunked>& running) {
+    IterationLoad load;
+    for (Chunked& sequence : running) {
+      if (sequence.planned == 0) continue;
+      const bool decodes = sequence.pending() == 1;
+      const int64_t positions =
+          sequence.planned * sequence.context + sequence.planned * (sequence.planned + 1) / 2;
+      sequence.context += sequence.planned;
+      if (decodes) {
+        ++load.decode_sequences;
+        load.decode_context += positions;
+      } else {
+        load.prefill_tokens += sequence.planned;
+        load.prefill_positions += positions;
+      }
+      sequence.planned = 0;
+      if (sequence.pending() > 0) continue;
+      load.prompts_ended += !decodes;
+      ++sequence.known;
+      --sequence.remaining;
+      ++result_.generated_tokens;
+    }
+    CHECK(load.prefill_tokens > 0 || load.decode_sequences > 0);
+    Finish(load, running);
   }
 
   const SchedulerLimits limits_;

@@ -25,6 +25,10 @@ struct SchedulerLimits {
   // A batch begins when the one before it has ended, and a sequence reserves what it may come to:
   // the schedules that do not mix prefill and decode.
   bool whole_batches = false;
+  // Prompts are cut at the token budget, so that every iteration uses all of it: the scheduler of
+  // this program's engines (serving/online/scheduler). Whole prompts wait for room in the budget,
+  // else.
+  bool chunked_prefill = false;
   // The pass over a prompt yields its first token, so that g tokens take g - 1 steps more; else g,
   // as the paper's model has it.
   bool prefill_yields_token = true;
@@ -36,6 +40,7 @@ struct IterationLoad {
   int64_t decode_context = 0;  // KV tokens that decoding attends to, summed
   int64_t prefill_tokens = 0;
   int64_t prefill_positions = 0;  // pairs of query and key that prefill attends to, summed
+  int64_t prompts_ended = 0;      // whose last token is among these: they want logits, too
 };
 
 struct SchedulerResult {

@@ -117,31 +117,5 @@ TEST_F(CudaDeviceTest, AHostFunctionThatThrowsFailsWhatFollows) {
   EXPECT_FALSE(stream->Synchronize().has_value());
 }
 
-TEST_F(CudaDeviceTest, AKernelThatCannotBeLaunchedFailsItsStream) {
-  const auto stream = device().CreateStream();
-  const auto buffer = *device().Allocate(4096);
-  const std::vector<std::byte> sent = RandomBytes(4096, 13);
-  std::vector<std::byte> received(4096);
-  QueueKernels(*stream, [](CUstream_st*) -> LaunchResult {
-    return {.code = 9, .kernel = "test kernel", .message = "invalid configuration"};
-  });
-  stream->CopyToDevice(buffer.span(), sent);  // skipped
-  const auto error = stream->Synchronize();
-  ASSERT_TRUE(error.has_value());
-  EXPECT_EQ(error->kind(), ErrorKind::kInternal);
-  EXPECT_NE(std::string(error->what()).find("test kernel"), std::string::npos);
-  bool launched = false;
-  QueueKernels(*stream, [&launched](CUstream_st*) -> LaunchResult {
-    launched = true;
-    return {};
-  });
-  EXPECT_FALSE(launched);
-  stream->ClearError();
-  stream->CopyToDevice(buffer.span(), sent);
-  stream->CopyToHost(received, buffer.span());
-  EXPECT_FALSE(stream->Synchronize().has_value());
-  EXPECT_EQ(received, sent);
-}
-
 }  // namespace
 }  // namespace moesaic

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/function_ref.h"
 #include "core/base/tensor.h"
 #include "kernels/cuda/packed_weights.h"
 #include "tests/gpu/kernel_machine.h"
@@ -90,7 +91,7 @@ class CudaKernelTest : public testing::Test {
 
   // Queues one kernel and waits for it.
   void Run(FunctionRef<LaunchResult(cuda::StreamHandle)> launch) {
-    machine_->Queue(*stream_, launch);
+    stream_->Launch(launch);
     const std::optional<Error> error = stream_->Synchronize();
     ASSERT_FALSE(error.has_value()) << error->what();
   }

@@ -5,10 +5,8 @@
 #include <memory>
 #include <string>
 
-#include "core/base/function_ref.h"
 #include "core/device/device.h"
-#include "core/device/launch_result.h"
-#include "kernels/cuda/stream_handle.h"
+#include "kernels/cuda/kernels.h"
 
 namespace moesaic {
 
@@ -16,8 +14,7 @@ class KernelMachine {
  public:
   virtual ~KernelMachine() = default;
   virtual Device& device() = 0;
-  // What the launch answers ends up in the stream's errors.
-  virtual void Queue(Stream& stream, FunctionRef<LaunchResult(cuda::StreamHandle)> launch) = 0;
+  virtual const cuda::Kernels& kernels() const = 0;
 };
 
 // Null where there is none: `why_not` says why.

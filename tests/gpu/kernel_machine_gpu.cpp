@@ -9,9 +9,7 @@ class GpuMachine : public KernelMachine {
   explicit GpuMachine(uint64_t capacity_bytes)
       : device_(CreateCudaDevice({.ordinal = 0, .capacity_bytes = capacity_bytes})) {}
   Device& device() override { return *device_; }
-  void Queue(Stream& stream, FunctionRef<LaunchResult(cuda::StreamHandle)> launch) override {
-    QueueKernels(stream, launch);
-  }
+  const cuda::Kernels& kernels() const override { return *cuda::CompiledKernels(); }
 
  private:
   std::unique_ptr<Device> device_;

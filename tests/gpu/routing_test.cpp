@@ -1,10 +1,12 @@
 // Choice of experts, grouping and summing, against plain loops on the host.
 #include "kernels/cuda/routing.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numeric>
 #include <set>
+#include <span>
 
 #include "tests/gpu/gpu_test_util.h"
 
@@ -83,6 +85,143 @@ TEST_F(CudaRoutingTest, TopKOfSoftmax) {
       }
     }
   }
+}
+
+// DeepSeek's routers, one token: as modeling_deepseek does it, in double precision.
+struct DeepSeekRouter {
+  cuda::RouterScores scores = cuda::RouterScores::kSoftmax;
+  std::vector<float> bias;
+  int64_t groups = 1;
+  int64_t top_groups = 1;
+  bool best_two = false;
+  bool normalize = false;
+  float scale = 1.0f;
+
+  void Route(std::span<const float> logits, int64_t top_k, std::vector<int32_t>& ids,
+             std::vector<double>& weights) const {
+    const auto experts = static_cast<int64_t>(logits.size());
+    std::vector<double> score(logits.begin(), logits.end());
+    if (scores == cuda::RouterScores::kSigmoid) {
+      for (double& s : score) s = 1 / (1 + std::exp(-s));
+    } else {
+      double sum = 0;
+      for (double& s : score) sum += s = std::exp(s);
+      for (double& s : score) s /= sum;
+    }
+    std::vector<double> choice = score;
+    for (size_t e = 0; e < bias.size(); ++e) choice[e] += bias[e];
+    const int64_t size = experts / groups;
+    std::vector<std::pair<double, int64_t>> ranked;  // worst first
+    for (int64_t g = 0; g < groups; ++g) {
+      std::vector<double> of_group(choice.begin() + g * size, choice.begin() + (g + 1) * size);
+      std::sort(of_group.rbegin(), of_group.rend());
+      ranked.emplace_back(of_group[0] + (best_two ? of_group[1] : 0), -g);
+    }
+    std::sort(ranked.begin(), ranked.end());
+    for (int64_t i = 0; i < groups - top_groups; ++i) {
+      const int64_t group = -ranked[static_cast<size_t>(i)].second;
+      std::fill_n(choice.begin() + group * size, size, -1e30);
+    }
+    double sum = 0;
+    const size_t first = weights.size();
+    for (int64_t slot = 0; slot < top_k; ++slot) {
+      const auto best = std::max_element(choice.begin(), choice.end()) - choice.begin();
+      ids.push_back(static_cast<int32_t>(best));
+      weights.push_back(score[static_cast<size_t>(best)]);
+      sum += weights.back();
+      choice[static_cast<size_t>(best)] = -1e30;
+    }
+    for (size_t i = first; i < weights.size(); ++i) {
+      weights[i] *= scale / (normalize ? sum : 1.0);
+    }
+  }
+};
+
+TEST_F(CudaRoutingTest, DeepSeekRouters) {
+  struct Shape {
+    int64_t experts, top_k;
+    DeepSeekRouter router;
+  };
+  using cuda::RouterScores;
+  const std::vector<Shape> shapes = {
+      // DeepSeek-V3, V2, V2-Lite, and odd ones.
+      {256, 8, {RouterScores::kSigmoid, random_.Normals(256, 0.1f), 8, 4, true, true, 2.5f}},
+      {160, 6, {RouterScores::kSoftmax, {}, 8, 3, false, false, 16.0f}},
+      {64, 6, {RouterScores::kSoftmax, {}, 1, 1, false, false, 1.0f}},
+      {96, 5, {RouterScores::kSigmoid, random_.Normals(96, 2.0f), 32, 3, true, false, 1.0f}},
+      {30, 4, {RouterScores::kSigmoid, {}, 3, 1, false, true, 0.5f}},
+      {40, 7, {RouterScores::kSigmoid, random_.Normals(40, 1.0f), 5, 5, true, true, 1.0f}}};
+  for (const Shape& shape : shapes) {
+    constexpr int64_t kTokens = 6;
+    SCOPED_TRACE(
+        fmt::format("top {} of {} in {} groups", shape.top_k, shape.experts, shape.router.groups));
+    const std::vector<float> logits = random_.Normals(kTokens * shape.experts, 1.5f);
+    std::vector<int32_t> expected_ids;
+    std::vector<double> expected;
+    for (int64_t t = 0; t < kTokens; ++t) {
+      shape.router.Route(std::span(logits).subspan(static_cast<size_t>(t * shape.experts),
+                                                   static_cast<size_t>(shape.experts)),
+                         shape.top_k, expected_ids, expected);
+    }
+    const auto logits_gpu = Upload(logits);
+    const auto bias = Upload(shape.router.bias);
+    const auto ids = Output<int32_t>(kTokens * shape.top_k);
+    const auto weights = Output<float>(kTokens * shape.top_k);
+    Run([&](cuda::StreamHandle stream) {
+      return cuda::RouterTopK({.logits = logits_gpu.data(),
+                               .tokens = kTokens,
+                               .experts = shape.experts,
+                               .top_k = shape.top_k,
+                               .scores = shape.router.scores,
+                               .bias = shape.router.bias.empty() ? nullptr : bias.data(),
+                               .groups = shape.router.groups,
+                               .top_groups = shape.router.top_groups,
+                               .groups_by_best_two = shape.router.best_two,
+                               .normalize = shape.router.normalize,
+                               .scale = shape.router.scale,
+                               .ids = ids.data(),
+                               .weights = weights.data()},
+                              stream);
+    });
+    ASSERT_EQ(ids.Read(), expected_ids);
+    const std::vector<float> actual = weights.Read();
+    for (size_t i = 0; i < actual.size(); ++i) {
+      ASSERT_NEAR(actual[i], expected[i], expected[i] * 1e-5) << i;
+    }
+  }
+}
+
+TEST_F(CudaRoutingTest, APoisonedRowIsRoutedWithinItsGroups) {
+  std::vector<float> logits = random_.Normals(32);
+  logits[3] = std::numeric_limits<float>::quiet_NaN();
+  const auto logits_gpu = Upload(logits);
+  const auto ids = Output<int32_t>(4);
+  const auto weights = Output<float>(4);
+  Run([&](cuda::StreamHandle stream) {
+    return cuda::RouterTopK({.logits = logits_gpu.data(),
+                             .tokens = 1,
+                             .experts = 32,
+                             .top_k = 4,
+                             .groups = 4,
+                             .top_groups = 2,
+                             .groups_by_best_two = true,
+                             .ids = ids.data(),
+                             .weights = weights.data()},
+                            stream);
+  });
+  const std::vector<int32_t> chosen = ids.Read();
+  EXPECT_EQ(std::set<int32_t>(chosen.begin(), chosen.end()).size(), 4u);
+  for (const int32_t id : chosen) EXPECT_TRUE(id >= 0 && id < 32) << id;
+}
+
+TEST_F(CudaRoutingTest, GroupsOutOfRangeAreRefused) {
+  const auto refused = [](const cuda::RouterTopKArgs& args) {
+    return !cuda::RouterTopK(args, nullptr).ok();
+  };
+  EXPECT_TRUE(refused({.experts = 30, .top_k = 1, .groups = 4}));
+  EXPECT_TRUE(refused({.experts = 64, .top_k = 1, .groups = 64}));
+  EXPECT_TRUE(refused({.experts = 32, .top_k = 1, .groups = 4, .top_groups = 5}));
+  EXPECT_TRUE(refused({.experts = 32, .top_k = 9, .groups = 4, .top_groups = 1}));
 }
 
 TEST_F(CudaRoutingTest, ATieGoesToTheLowerExpert) {

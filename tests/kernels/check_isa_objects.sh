@@ -16,7 +16,7 @@ checked=0
 for object in "$@"; do
   isa=$(basename "$object" .cpp.o)
   case $isa in
-    scalar | avx2 | avx512 | avx512_bf16 | quant_*) checked=$((checked + 1)) ;;
+    amx | scalar | avx2 | avx512 | avx512_bf16 | quant_*) checked=$((checked + 1)) ;;
     *) continue ;;
   esac
   [ -f "$object" ] || { fail "$object: no such file"; continue; }
@@ -51,11 +51,16 @@ for object in "$@"; do
       uses 'vpdpbusd.*%zmm' || fail "quant_avx512_vnni does not use vpdpbusd"
       if uses 'vdpbf16ps'; then fail "quant_avx512_vnni uses AVX512-BF16"; fi
       ;;
+    amx)
+      uses 'tdpbf16ps' || fail "amx does not use tdpbf16ps"
+      uses 'tdpbsud' || fail "amx does not use tdpbsud"
+      if uses 'vdpbf16ps'; then fail "amx uses AVX512-BF16"; fi
+      ;;
     avx512_bf16)
       uses 'vdpbf16ps' || fail "avx512_bf16 does not use vdpbf16ps"
       ;;
   esac
 done
-[ $checked -eq 8 ] || fail "$checked of 8 instruction sets found among the objects"
+[ $checked -eq 9 ] || fail "$checked of 9 instruction sets found among the objects"
 [ $failed -eq 0 ] && echo "PASS: $checked objects"
 exit $failed

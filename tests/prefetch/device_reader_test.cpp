@@ -83,6 +83,22 @@ TEST_F(DeviceReaderTest, CopiesFollowEachOtherWithoutAGap) {
   for (uint64_t packet = 0; packet < 8; ++packet) EXPECT_TRUE(Arrived(0, packet));
 }
 
+// Packets are queued one behind the other on their stream: that of another stream gets in line
+// before all but the one that moves.
+TEST_F(DeviceReaderTest, AnotherStreamsCopyWaitsForOnePacket) {
+  Open(TestTime::kVirtual, 8);
+  for (uint64_t packet = 0; packet < 8; ++packet) Submit(0, packet);
+  const std::unique_ptr<Stream> other = device().CreateStream();
+  const DeviceBuffer hidden = *device().Allocate(kPacket);
+  other->CopyToDevice(hidden.span(), std::span(files_[1]).first(kPacket));
+  machine_->system().AdvanceUs(2);
+  EXPECT_TRUE(other->Idle());
+  EXPECT_EQ(WaitFor(1).begin()->first, 0u);
+  EXPECT_EQ(reader_->free_slots(), 1);  // one packet went before it
+  machine_->system().AdvanceUs(7);
+  EXPECT_EQ(WaitFor(7).size(), 7u);
+}
+
 TEST_F(DeviceReaderTest, FilesEndWhereTheirMemoryDoes) {
   Open(TestTime::kReal, 2);
   Submit(1, 15);

@@ -62,14 +62,13 @@ class CudaStream : public Stream {
   void CopyToDevice(const DeviceSpan& destination, std::span<const std::byte> source) override;
   void CopyToHost(std::span<std::byte> destination, const DeviceSpan& source) override;
   void CopyBetween(const DeviceSpan& destination, const DeviceSpan& source) override;
+  void Launch(const KernelLaunch& launch) override EXCLUDES(mutex_);
   void Call(HostFunction function) override;
   void Record(Event& event) override;
   void Wait(const Event& event) override;
   void ClearError() override;
   bool Idle() const override;
   [[nodiscard]] std::optional<Error> Synchronize() override;
-
-  void Queue(FunctionRef<LaunchResult(CUstream_st*)> launch) EXCLUDES(mutex_);
 
  private:
   // Copies from and to memory that the driver does not know make the host wait, so they go through

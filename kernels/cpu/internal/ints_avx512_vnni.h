@@ -30,6 +30,10 @@ MOESAIC_INLINE Ints16 DotAdd(Ints16 sum, WeightBytes w, FourBytes x) {
   return _mm512_dpbusd_epi32(sum, w, x);
 }
 MOESAIC_INLINE Vec16 ToFloats(Ints16 a) { return {_mm512_cvtepi32_ps(a)}; }
+MOESAIC_INLINE Ints16 LoadDots(const int32_t* dots) { return _mm512_load_si512(dots); }
+MOESAIC_INLINE Ints16 AddToAll(Ints16 a, int32_t b) {
+  return _mm512_add_epi32(a, _mm512_set1_epi32(b));
+}
 
 constexpr int kQuantTileRows = 6;
 constexpr int QuantTilePanels(int rows) { return rows <= 3 ? 4 : 2; }

@@ -19,7 +19,7 @@ void QuantGateUp(const GateUpArgs& args) {
   GateUpOf<QuantProduct<WeightType::kInt4>>(args);
 }
 
-constexpr internal::ProductKernels kQuantProducts = {.matmul = QuantMatmul, .gate_up = QuantGateUp};
+constexpr ProductKernels kQuantProducts = {.matmul = QuantMatmul, .gate_up = QuantGateUp};
 
 }  // namespace
 }  // namespace moesaic

@@ -388,6 +388,37 @@ TEST_P(DeviceContract, CopiesFromAndToAPinnedPool) {
 }
 
 // Threads with streams of their own, and one stream that all of them use.
+TEST_P(DeviceContract, AKernelThatCannotBeLaunchedFailsItsStream) {
+  const auto machine = Make();
+  Device& device = machine->device(0);
+  const auto stream = device.CreateStream();
+  const DeviceBuffer buffer = MustAllocate(device, 4096);
+  const std::vector<std::byte> sent = RandomBytes(4096, 13);
+  int launched = 0;
+  const auto launch = [&launched](CUstream_st*) -> LaunchResult {
+    ++launched;
+    return {};
+  };
+  stream->Launch(launch);
+  EXPECT_FALSE(stream->Synchronize().has_value());
+  EXPECT_EQ(launched, 1);
+  stream->Launch([](CUstream_st*) -> LaunchResult {
+    return {.code = 9, .kernel = "test kernel", .message = "invalid configuration"};
+  });
+  stream->CopyToDevice(buffer.span(), sent);  // skipped, as is what follows
+  stream->Launch(launch);
+  const auto error = stream->Synchronize();
+  ASSERT_TRUE(error.has_value());
+  EXPECT_EQ(error->kind(), ErrorKind::kInternal);
+  EXPECT_NE(std::string(error->what()).find("test kernel"), std::string::npos);
+  EXPECT_EQ(launched, 1);
+  stream->ClearError();
+  stream->CopyToDevice(buffer.span(), sent);
+  stream->Launch(launch);
+  EXPECT_EQ(ReadBack(*stream, buffer.span()), sent);
+  EXPECT_EQ(launched, 2);
+}
+
 TEST_P(DeviceContract, ManyThreads) {
   const auto machine = Make();
   Device& device = machine->device(0);

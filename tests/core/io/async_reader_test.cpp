@@ -19,6 +19,7 @@
 
 #include "core/base/aligned_buffer.h"
 #include "core/base/error.h"
+#include "core/io/throttled_reader.h"
 #include "tests/core/base/temp_dir.h"
 
 namespace moesaic {
@@ -390,6 +391,37 @@ TEST(AsyncReaderDeathTest, RequestThatBreaksTheRulesIsABug) {
         reader->Submit({3, 0, 4096, memory.data(), 1});
       },
       "against");
+}
+
+TEST_F(AsyncReaderTest, AThrottledReaderReadsTheSameNoFasterThanItMay) {
+  constexpr double kBytesPerS = 40e6;
+  constexpr size_t kBytes = 1 << 20;
+  for (const ReadBackend backend : Backends(files_[0])) {
+    SCOPED_TRACE(ReadBackendName(backend));
+    const auto reader = MakeThrottledReader(OpenAsyncReader({files_[0]}, backend, 4), kBytesPerS);
+    AlignedBuffer buffer(3 * kBytes);
+    const auto begin = std::chrono::steady_clock::now();
+    for (size_t i = 0; i < 3; ++i) {
+      reader->Submit({0, i * kBytes, kBytes, buffer.data() + i * kBytes, i});
+    }
+    std::vector<ReadCompletion> done;
+    while (done.size() < 3) {
+      const size_t before = done.size();
+      reader->Wait(done, -1);
+      const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begin;
+      for (size_t i = before; i < done.size(); ++i) {
+        EXPECT_EQ(done[i].result, static_cast<int64_t>(kBytes));
+        // One after another: the i-th cannot have come sooner.
+        EXPECT_GE(spent.count(), static_cast<double>(i + 1) * kBytes / kBytesPerS * 0.999);
+      }
+    }
+    EXPECT_EQ(std::memcmp(buffer.data(), data_[0].data(), 3 * kBytes), 0);
+    // A wake ends a wait, with nothing.
+    reader->Wake();
+    done.clear();
+    reader->Wait(done, -1);
+    EXPECT_TRUE(done.empty());
+  }
 }
 
 }  // namespace

@@ -30,6 +30,11 @@ HardwareProfile Example() {
                    {"/data/models", "uring", {}}};
   profile.memory = {{1, rate}, {2, {3e10, 3e10, 3e10, "byte/s", "h", "t"}}};
   profile.compute = {{"avx2 f32", 1, rate}, {"avx2 f32", 2, {4e9, 4e9, 4e9, "flop/s", "h", "t"}}};
+  profile.kernels = {{"f32",
+                      "int8",
+                      {{1, "avx_vnni"}, {4, "avx512_vnni"}},
+                      "median of 7",
+                      "2026-01-02T03:04:05Z"}};
   return profile;
 }
 
@@ -42,6 +47,8 @@ TEST(HardwareProfileTest, RoundTrip) {
   EXPECT_EQ(again.host.cpu_model, "Some \"CPU\"");
   EXPECT_EQ(again.disks.at(0).rates.at(0).latency.value, 80);
   EXPECT_EQ(again.memory.at(1).threads, 2);
+  EXPECT_EQ(again.kernels.at(0).steps.at(1).min_rows, 4);
+  EXPECT_EQ(again.kernels.at(0).steps.at(1).instructions, "avx512_vnni");
 }
 
 TEST(HardwareProfileTest, LookUps) {
@@ -72,6 +79,8 @@ TEST(HardwareProfileTest, RefusesWhatIsNoProfile) {
        {"", "[]", "{}", "{\"format\":\"moesaic-hardware-profile\",\"version\":1}",
         "{\"format\":\"moesaic-hardware-profile\",\"version\":1,\"host\":{},\"disks\":3}",
         "{\"format\":\"moesaic-hardware-profile\",\"version\":1,\"host\":{},\"memory\":[1]}",
+        "{\"format\":\"moesaic-hardware-profile\",\"version\":1,\"host\":{},"
+        "\"kernels\":[{\"steps\":[{\"min_rows\":0}]}]}",
         "{\"format\":\"moesaic-hardware-profile\",\"version\":1,\"host\":{},\"memory\":[{}]}",
         // What is divided by must be there.
         "{\"format\":\"moesaic-hardware-profile\",\"version\":1,\"host\":{},"

@@ -1,5 +1,6 @@
-// An emulated device, whose memory is the host's, and kernels that run when they are launched.
+// An emulated device, whose memory is the host's, and kernels that are compiled for it.
 #include "core/device/emulated_device.h"
+#include "tests/gpu/host/host_kernels.h"
 #include "tests/gpu/kernel_machine.h"
 
 namespace moesaic {
@@ -9,11 +10,7 @@ class HostMachine : public KernelMachine {
  public:
   explicit HostMachine(uint64_t capacity_bytes) : device_(system_, Options(capacity_bytes)) {}
   Device& device() override { return device_; }
-  void Queue(Stream& stream, FunctionRef<LaunchResult(cuda::StreamHandle)> launch) override {
-    ThrowIfFailed(stream.Synchronize());
-    const LaunchResult result = launch(nullptr);
-    if (!result.ok()) Fail(ErrorKind::kInternal, "{}: {}", result.kernel, result.message);
-  }
+  const cuda::Kernels& kernels() const override { return HostKernels(); }
 
  private:
   static EmulatedDeviceOptions Options(uint64_t capacity_bytes) {

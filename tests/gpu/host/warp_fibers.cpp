@@ -4,6 +4,7 @@
 #include <ucontext.h>
 
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "core/base/check.h"
@@ -22,16 +23,18 @@ enum class State { kReady, kAtBlock, kAtWarp, kDone };
 
 struct Fiber {
   std::unique_ptr<char[]> stack = std::make_unique<char[]>(kStackBytes);
-  ucontext_t start;  // used once; jumps are much cheaper than switching contexts
+  ucontext_t start = {};  // used once; jumps are much cheaper than switching contexts
   jmp_buf place;
   bool started = false;
   State state = State::kReady;
-  // Two, taking turns: a lane may already show the next while another reads this one.
-  Registers shown[2] = {};
   unsigned exchanges = 0;
 };
 
+// All below is global, as is what kernels share (__shared__): one kernel at a time.
+std::mutex g_one_kernel;
 std::vector<Fiber> g_fibers;
+// [threads] each. Two, taking turns: a lane may already show the next while another reads this one.
+std::vector<Registers> g_shown[2];
 int g_current = 0;
 jmp_buf g_scheduler;
 const std::function<void()>* g_kernel = nullptr;
@@ -44,9 +47,12 @@ __attribute__((noinline)) void Leave(State state) {
   if (_setjmp(fiber.place) == 0) _longjmp(g_scheduler, 1);
 }
 
+// A fiber lives on from block to block: to make one takes system calls.
 void Entry() {
-  (*g_kernel)();
-  Leave(State::kDone);
+  for (;;) {
+    (*g_kernel)();
+    Leave(State::kDone);
+  }
 }
 
 __attribute__((noinline)) void Resume(int thread) {
@@ -76,9 +82,9 @@ bool Release(int begin, int end, State state) {
 }
 
 __attribute__((noinline)) void Prepare(Fiber& fiber) {
-  fiber.started = false;
   fiber.state = State::kReady;
   fiber.exchanges = 0;
+  if (fiber.started) return;
   CHECK_EQ(getcontext(&fiber.start), 0);
   fiber.start.uc_stack.ss_sp = fiber.stack.get();
   fiber.start.uc_stack.ss_size = kStackBytes;
@@ -107,8 +113,10 @@ void RunBlock(int threads) {
 
 void RunGrid(Index grid, int threads, const std::function<void()>& kernel) {
   CHECK_EQ(threads % kWarp, 0);
+  const std::lock_guard lock(g_one_kernel);
   if (g_fibers.size() < static_cast<size_t>(threads)) {
     g_fibers.resize(static_cast<size_t>(threads));
+    for (std::vector<Registers>& shown : g_shown) shown.resize(static_cast<size_t>(threads));
   }
   g_kernel = &kernel;
   for (g_block.z = 0; g_block.z < grid.z; ++g_block.z) {
@@ -121,16 +129,12 @@ void RunGrid(Index grid, int threads, const std::function<void()>& kernel) {
 void WaitForBlock() { Leave(State::kAtBlock); }
 void WaitForWarp() { Leave(State::kAtWarp); }
 
-void Exchange(const Registers& mine) {
+const Registers* Exchange(const Registers& mine) {
   Fiber& fiber = g_fibers[static_cast<size_t>(g_current)];
-  fiber.shown[++fiber.exchanges % 2] = mine;
+  std::vector<Registers>& shown = g_shown[++fiber.exchanges % 2];
+  shown[static_cast<size_t>(g_current)] = mine;
   WaitForWarp();
-}
-
-const Registers& OfLane(int lane) {
-  const int of_warp = g_current - g_current % kWarp + lane;
-  const Fiber& fiber = g_fibers[static_cast<size_t>(of_warp)];
-  return fiber.shown[g_fibers[static_cast<size_t>(g_current)].exchanges % 2];
+  return &shown[static_cast<size_t>(g_current - g_current % kWarp)];
 }
 
 int Lane() { return g_current % kWarp; }

@@ -1,8 +1,9 @@
 // Runs the blocks of a CUDA kernel on the host: every thread of a block is a fiber, and they take
 // turns on the calling thread. A fiber runs until it waits for its warp or its block.
+// Safe from any thread: kernels run one after the other.
 //
 // Slow, and blind to races and to memory that a GPU would not see; what it shows is that every
-// thread computes the right addresses, masks and operands. State is global: one kernel at a time.
+// thread computes the right addresses, masks and operands.
 #pragma once
 
 #include <array>
@@ -26,10 +27,9 @@ void WaitForBlock();
 void WaitForWarp();
 
 using Registers = std::array<uint32_t, 6>;
-// Shows `mine` to the other lanes of the warp and waits for theirs, which OfLane then gives until
-// the next Exchange.
-void Exchange(const Registers& mine);
-const Registers& OfLane(int lane);
+// Shows `mine` to the other lanes of the warp, waits for theirs and returns them, [32], which stay
+// until the next Exchange.
+const Registers* Exchange(const Registers& mine);
 int Lane();
 
 }  // namespace moesaic::host_gpu

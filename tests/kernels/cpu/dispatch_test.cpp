@@ -38,7 +38,9 @@ TEST(DispatchTest, EveryTableIsComplete) {
   for (const Isa isa : testing_util::SupportedIsas()) {
     const CpuKernels& k = KernelsFor(isa);
     EXPECT_EQ(k.isa, isa);
-    EXPECT_EQ(k.numerics, isa == Isa::kAvx512Bf16 ? NumericsClass::kBf16 : NumericsClass::kF32);
+    EXPECT_EQ(k.numerics, isa == Isa::kAmx          ? NumericsClass::kAmxBf16
+                          : isa == Isa::kAvx512Bf16 ? NumericsClass::kBf16
+                                                    : NumericsClass::kF32);
     EXPECT_TRUE(k.prepare_activations && k.matmul && k.gate_up && k.quant_matmul &&
                 k.quant_gate_up && k.rms_norm && k.rope && k.axpy && k.softmax && k.log_sum_exp &&
                 k.store_kv && k.attend_chunks && k.fold_partials && k.finish_attention &&
@@ -48,8 +50,8 @@ TEST(DispatchTest, EveryTableIsComplete) {
 }
 
 // No table borrows the products of another: what a forced table runs is the code of its own source
-// file (check_isa_objects.sh looks at the instructions in there). AVX512-BF16 is AVX-512 but for
-// them.
+// file (check_isa_objects.sh looks at the instructions in there). AVX512-BF16 and AMX are AVX-512
+// but for them.
 TEST(DispatchTest, EveryIsaHasItsOwnFunctions) {
   std::set<void*> matmuls, gate_ups, attends;
   for (const Isa isa : testing_util::SupportedIsas()) {
@@ -57,7 +59,7 @@ TEST(DispatchTest, EveryIsaHasItsOwnFunctions) {
     EXPECT_TRUE(matmuls.insert(reinterpret_cast<void*>(k.matmul)).second) << IsaName(isa);
     EXPECT_TRUE(gate_ups.insert(reinterpret_cast<void*>(k.gate_up)).second) << IsaName(isa);
     const bool own = attends.insert(reinterpret_cast<void*>(k.attend_chunks)).second;
-    EXPECT_EQ(own, isa != Isa::kAvx512Bf16) << IsaName(isa);
+    EXPECT_EQ(own, isa != Isa::kAvx512Bf16 && isa != Isa::kAmx) << IsaName(isa);
   }
 }
 
@@ -77,6 +79,7 @@ TEST(DispatchTest, TablesHaveTheirQuantProducts) {
     QuantIsa expected = QuantIsa::kScalar;
     for (const QuantIsa quant_isa : testing_util::SupportedQuantIsas()) {
       if (isa == Isa::kScalar || (isa == Isa::kAvx2 && quant_isa == QuantIsa::kAvx512Vnni)) break;
+      if (quant_isa == QuantIsa::kAmx) break;
       expected = quant_isa;
     }
     EXPECT_EQ(KernelsFor(isa).quant_isa, expected) << IsaName(isa);
@@ -116,7 +119,7 @@ TEST(DispatchTest, UnknownNameIsAnError) {
 }
 
 TEST(DispatchTest, MissingIsaIsAnError) {
-  for (const Isa isa : {Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16}) {
+  for (const Isa isa : {Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16, Isa::kAmx}) {
     if (IsaSupported(isa)) continue;
     const ForcedIsa forced(IsaName(isa));
     try {

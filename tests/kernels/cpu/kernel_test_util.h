@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <random>
 #include <string>
 #include <vector>
@@ -18,7 +19,7 @@ namespace moesaic::testing_util {
 
 inline std::vector<Isa> SupportedIsas() {
   std::vector<Isa> isas;
-  for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16}) {
+  for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16, Isa::kAmx}) {
     if (IsaSupported(isa)) isas.push_back(isa);
   }
   return isas;
@@ -26,8 +27,8 @@ inline std::vector<Isa> SupportedIsas() {
 
 inline std::vector<QuantIsa> SupportedQuantIsas() {
   std::vector<QuantIsa> isas;
-  for (const QuantIsa isa :
-       {QuantIsa::kScalar, QuantIsa::kAvx2, QuantIsa::kAvxVnni, QuantIsa::kAvx512Vnni}) {
+  for (const QuantIsa isa : {QuantIsa::kScalar, QuantIsa::kAvx2, QuantIsa::kAvxVnni,
+                             QuantIsa::kAvx512Vnni, QuantIsa::kAmx}) {
     if (QuantIsaSupported(isa)) isas.push_back(isa);
   }
   return isas;
@@ -108,6 +109,31 @@ struct Activations {
   int64_t stride_bytes;
   AlignedBuffer memory;
 };
+
+// The rows of silu(x gate^T) * (x up^T), as they lie: [m, ActivationRowBytes(x.type, n)], computed
+// `panel_step` panels at a time; rows: of x, null for all in order.
+inline AlignedBuffer HiddenRows(const CpuKernels& kernels, const Activations& x,
+                                const Weights& gate, const Weights& up, int64_t m,
+                                int64_t panel_step, const int32_t* rows = nullptr) {
+  const int64_t stride = ActivationRowBytes(x.type, gate.matrix.n);
+  AlignedBuffer h(static_cast<size_t>(m * stride));
+  std::memset(h.data(), 0xff, h.bytes());  // NaN: padding must be overwritten
+  for (int64_t panel = 0; panel < gate.matrix.panels(); panel += panel_step) {
+    GateUpArgs args;
+    args.x = x.memory.data();
+    args.x_stride_bytes = x.stride_bytes;
+    args.x_rows = rows;
+    args.m = m;
+    args.gate = gate.matrix;
+    args.up = up.matrix;
+    args.panel_begin = panel;
+    args.panel_end = std::min(panel + panel_step, gate.matrix.panels());
+    args.h = h.data();
+    args.h_stride_bytes = stride;
+    (IsQuantized(gate.matrix.type) ? kernels.quant_gate_up : kernels.gate_up)(args);
+  }
+  return h;
+}
 
 constexpr float kUntouched = 12345.0f;
 

@@ -38,22 +38,7 @@ std::vector<ActivationGroup> QuantGateUp(const CpuKernels& kernels, const Activa
                                          int64_t panel_step, const int32_t* rows = nullptr) {
   const int64_t n = gate.matrix.n;
   const int64_t stride = ActivationRowBytes(ActivationType::kInt8, n);
-  AlignedBuffer h(static_cast<size_t>(m * stride));
-  std::memset(h.data(), 0xff, h.bytes());
-  for (int64_t panel = 0; panel < gate.matrix.panels(); panel += panel_step) {
-    GateUpArgs args;
-    args.x = x.memory.data();
-    args.x_stride_bytes = x.stride_bytes;
-    args.x_rows = rows;
-    args.m = m;
-    args.gate = gate.matrix;
-    args.up = up.matrix;
-    args.panel_begin = panel;
-    args.panel_end = std::min(panel + panel_step, gate.matrix.panels());
-    args.h = h.data();
-    args.h_stride_bytes = stride;
-    kernels.quant_gate_up(args);
-  }
+  const AlignedBuffer h = HiddenRows(kernels, x, gate, up, m, panel_step, rows);
   const int64_t groups = (n + 31) / 32;
   std::vector<ActivationGroup> result(static_cast<size_t>(m * groups));
   for (int64_t r = 0; r < m; ++r) {

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -105,6 +106,17 @@ TEST(BatchEngineTest, AnswersOfLatencyMode) {
   }
 }
 
+// A schedule, in host memory or on so many devices.
+EngineOptions WithSchedule(EngineOptions options, ScheduleKind schedule, int devices) {
+  options.schedule = schedule;
+  options.devices.count = devices;
+  if (devices > 0) options.expert_memory = "auto";
+  return options;
+}
+
+constexpr ScheduleKind kAllSchedules[] = {ScheduleKind::kModuleBatching, ScheduleKind::kOverlapped,
+                                          ScheduleKind::kPagedWeights};
+
 TEST(BatchEngineTest, PreemptionChangesNothing) {
   const auto roomy = MakeEngine(BatchOptions());
   const auto expected = RunAll(*roomy, 40);
@@ -113,24 +125,76 @@ TEST(BatchEngineTest, PreemptionChangesNothing) {
   options.kv_memory = "500KiB";
   options.max_model_len = 0;
   options.max_num_seqs = 32;
-  const auto tight = MakeEngine(options);
-  EXPECT_EQ(RunAll(*tight, 40), expected);
-  EXPECT_GT(tight->preemptions(), 0);
+  for (int devices = 0; devices < 3; ++devices) {
+    const ScheduleKind schedule = kAllSchedules[devices];
+    const auto tight = MakeEngine(WithSchedule(options, schedule, devices));
+    EXPECT_EQ(RunAll(*tight, 40), expected) << ScheduleKindName(schedule);
+    EXPECT_GT(tight->preemptions(), 0);
+    const Timeline::Snapshot timeline = tight->TakeTimeline();
+    ExpectComputeLaneInOrder(timeline);
+    ExpectNoStallWhileIdle(timeline);
+  }
+}
+
+TEST(BatchEngineTest, SchedulesAndDevices) {
+  std::vector<std::vector<float>> expected;
+  {
+    MetricsRegistry metrics;
+    expected = RunAll(*CreateEngine(SmallOptions(), metrics));
+  }
+  for (const ScheduleKind schedule : kAllSchedules) {
+    for (const int devices : {0, 2}) {
+      const auto engine = MakeEngine(WithSchedule(BatchOptions(), schedule, devices));
+      EXPECT_EQ(RunAll(*engine), expected)
+          << ScheduleKindName(schedule) << ", " << devices << " devices";
+      const EngineStatus status = engine->Status();
+      ASSERT_EQ(std::ssize(status.devices), devices);
+      int64_t slots = 0;
+      for (const DeviceStatus& device : status.devices) {
+        slots += device.slots;
+        EXPECT_GT(device.bytes_copied, 0u);
+        EXPECT_EQ(device.on_host, 0u);
+      }
+      if (devices > 0) {
+        EXPECT_EQ(slots, engine->plan().sizes.expert_slots);
+      }
+    }
+  }
+}
+
+TEST(BatchEngineTest, ALostDeviceReachesNoRequest) {
+  const auto expected = RunAll(*MakeEngine(BatchOptions()));
+  for (const uint64_t lost_at_copy : {uint64_t{1}, uint64_t{150}}) {
+    for (const size_t lost : {0, 1}) {
+      EngineOptions options = WithSchedule(BatchOptions(), ScheduleKind::kPagedWeights, 2);
+      options.devices.emulated_faults.resize(lost + 1);
+      options.devices.emulated_faults[lost].lost_at_copy = lost_at_copy;
+      const auto engine = MakeEngine(options);
+      EXPECT_EQ(RunAll(*engine), expected) << "device " << lost;
+      const EngineStatus status = engine->Status();
+      EXPECT_TRUE(status.devices[lost].lost);
+      EXPECT_GT(status.devices[lost].on_host, 0u);
+      EXPECT_FALSE(status.devices[1 - lost].lost);
+    }
+  }
 }
 
 TEST(BatchEngineTest, CancelAndEnd) {
-  auto engine = MakeEngine(BatchOptions());
-  RequestId id = 0;
-  GenerationRequest request = Greedy({1, 2, 3}, 900);
-  request.ignore_eos = true;
-  const auto collector = SubmitOne(*engine, request, &id);
-  collector->WaitForDeltas(2);
-  engine->Cancel(id);
-  EXPECT_EQ(collector->Wait().finish, FinishReason::kCancelled);
-  const auto left = SubmitOne(*engine, request);
-  left->WaitForDeltas(1);
-  engine.reset();
-  EXPECT_EQ(left->Wait().finish, FinishReason::kCancelled);
+  for (int devices = 0; devices < 3; ++devices) {
+    const ScheduleKind schedule = kAllSchedules[devices];
+    auto engine = MakeEngine(WithSchedule(BatchOptions(), schedule, devices));
+    RequestId id = 0;
+    GenerationRequest request = Greedy({1, 2, 3}, 900);
+    request.ignore_eos = true;
+    const auto collector = SubmitOne(*engine, request, &id);
+    collector->WaitForDeltas(2);
+    engine->Cancel(id);
+    EXPECT_EQ(collector->Wait().finish, FinishReason::kCancelled);
+    const auto left = SubmitOne(*engine, request);
+    left->WaitForDeltas(1);
+    engine.reset();
+    EXPECT_EQ(left->Wait().finish, FinishReason::kCancelled);
+  }
 }
 
 TEST(BatchEngineTest, RefusesWhatCanNeverRun) {
@@ -171,6 +235,43 @@ TEST(BatchPlanTest, SizesFitTheMemory) {
   options.machine_memory_bytes = uint64_t{1} << 34;
   EXPECT_EQ(PlanBatch(options, {500, 100, 50}).sizes.max_num_seqs, 500);
   EXPECT_EQ(PlanBatch(options, {500, 100, 50}).sizes.buffers, 0);
+}
+
+uint64_t HiddenStateBytes(const DevicePlan& device) {
+  for (const LedgerEntry& entry : device.ledger) {
+    if (entry.name == "hidden states") return entry.bytes;
+  }
+  return 0;
+}
+
+TEST(BatchPlanTest, DevicesAreInTheLedger) {
+  EngineOptions options = WithSchedule(BatchOptions(), ScheduleKind::kPagedWeights, 2);
+  options.devices.memory = "50%";
+  const BatchPlan plan = PlanBatch(options, BatchWorkload{100, 40, 12});
+  ASSERT_EQ(plan.devices.size(), 2u);
+  EXPECT_EQ(plan.sizes.expert_slots, 128);
+  EXPECT_EQ(plan.sizes.micro_batches, 4);
+  uint64_t devices = 0;
+  for (const DevicePlan& device : plan.devices) {
+    devices += device.memory_bytes;
+  }
+  EXPECT_EQ(devices, 128 * plan.slot_bytes + HiddenStateBytes(plan.devices.front()));
+  std::map<std::string, uint64_t> ledger;
+  for (const LedgerEntry& entry : plan.ledger) ledger[entry.name] = entry.bytes;
+  EXPECT_EQ(ledger["emulated devices"], devices);
+  EXPECT_EQ(ledger["experts in host memory"], plan.all_experts_bytes);
+  options.devices.memory = "1KiB";
+  EXPECT_TRUE(Contains(Caught([&] {
+                         PlanBatch(options, BatchWorkload{100, 40, 12});
+                       }),
+                       "--device-memory"));
+  options.devices.memory = "100%";
+  EXPECT_EQ(PlanBatch(options, BatchWorkload{100, 40, 12}).sizes.buffers, 0);
+  options.expert_memory = "25%";
+  EXPECT_TRUE(Contains(Caught([&] {
+                         PlanBatch(options, BatchWorkload{100, 40, 12});
+                       }),
+                       "--expert-memory"));
 }
 
 TEST(BatchReportTest, SaysWhereTimeBytesAndMemoryWent) {

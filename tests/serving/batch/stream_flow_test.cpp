@@ -118,6 +118,84 @@ TEST(StreamFlowTest, WhatWasReadAheadGivesWay) {
   flow.EndLayer();
 }
 
+TEST(StreamFlowTest, ReadsTheOpenLayerForTheNextPass) {
+  StreamFlow flow(ExpertGrid(1, kExperts), SparseLayers(1), 2, 2, 100);
+  flow.AllowReadAhead(true);
+  flow.BeginLayer(Layer(0, {0, 1, 2}));
+  EXPECT_EQ(LoadAll(flow), Layer(0, {0, 1}));
+  TakeAll(flow);
+  EXPECT_EQ(LoadAll(flow), Layer(0, {2}));
+  TakeAll(flow);
+  EXPECT_EQ(LoadAll(flow), Layer(0, {0}));
+  TakeAll(flow);
+  EXPECT_EQ(LoadAll(flow), Layer(0, {1}));
+  flow.EndLayer();
+  flow.BeginLayer(Layer(0, {0, 1, 2}));
+  EXPECT_TRUE(flow.ready());
+}
+
+TEST(StreamFlowTest, StaysInItsBufferUntilTheLastVisit) {
+  StreamFlow flow = MakeFlow(4, 4);
+  flow.AllowReadAhead(true);
+  flow.BeginPass(2);
+  LoadAll(flow);
+  flow.BeginLayer(Layer(0, {0, 1}));
+  while (flow.waiting() > 0) TakeAll(flow);
+  flow.EndLayer();
+  EXPECT_EQ(LoadAll(flow), Layer(0, {}));  // nothing has left
+  flow.BeginLayer(Layer(0, {1, 2}));
+  // Of what neither visit used, and of what this one has computed, the buffers are free.
+  EXPECT_EQ(LoadAll(flow), (std::vector<ExpertIndex>{4, 5}));
+  while (flow.waiting() > 0) TakeAll(flow);
+  const ExpertStats stats = flow.EndLayer();
+  EXPECT_EQ(stats.misses, 0u);
+  EXPECT_EQ(LoadAll(flow), (std::vector<ExpertIndex>{6, 7}));
+  flow.BeginLayer(Layer(1, {0, 1, 2, 3}));
+  while (flow.waiting() > 0) TakeAll(flow);
+  flow.EndLayer();
+  flow.BeginLayer(Layer(1, {3}));
+  // Layer 0 is read for the next pass when layer 2 is there: what either visit used.
+  EXPECT_EQ(LoadAll(flow), (std::vector<ExpertIndex>{8, 9, 10}));
+}
+
+TEST(StreamFlowTest, SeveralVisitsOfALayerThatTheBuffersCannotHold) {
+  StreamFlow flow = MakeFlow(2, 2);
+  flow.AllowReadAhead(true);
+  for (int pass = 0; pass < 2; ++pass) {
+    flow.BeginPass(3);
+    for (int layer = 0; layer < kLayers; ++layer) {
+      for (int visit = 0; visit < 3; ++visit) {
+        flow.BeginLayer(Layer(layer, {0, 1, 2, 3}));
+        while (flow.waiting() > 0) {
+          LoadAll(flow);
+          ASSERT_TRUE(flow.ready());
+          TakeAll(flow);
+        }
+        flow.EndLayer();
+      }
+    }
+  }
+}
+
+TEST(StreamFlowTest, OnlyItsOwnExperts) {
+  const std::vector<ExpertIndex> own = {0, 2, 5, 8, 9, 11};  // 2, 1, 3 of the layers
+  for (int64_t slots = 1; slots <= 6; ++slots) {
+    StreamFlow flow(ExpertGrid(kLayers, kExperts), SparseLayers(kLayers), slots, 1, 100, own);
+    EXPECT_EQ(flow.slots(), slots);
+    EXPECT_EQ(flow.buffers() == 0, slots == 6);
+    flow.AllowReadAhead(true);
+    for (const ExpertIndex expert : LoadAll(flow)) {
+      EXPECT_EQ(std::count(own.begin(), own.end(), expert), 1);
+    }
+    flow.BeginLayer(Layer(2, {0, 1, 3}));
+    while (flow.waiting() > 0) {
+      LoadAll(flow);
+      TakeAll(flow);
+    }
+    flow.EndLayer();
+  }
+}
+
 TEST(StreamFlowTest, AFailedReadAheadIsNotTriedForEver) {
   StreamFlow flow = MakeFlow(2, 2);
   flow.AllowReadAhead(true);
@@ -142,7 +220,10 @@ TEST(StreamFlowTest, RandomPasses) {
     uint64_t passes_bytes = 0;
     for (int pass = 0; pass < 6; ++pass) {
       flow.AllowReadAhead(below(4) > 0);
-      for (int layer = 0; layer < kLayers; ++layer) {
+      const int visits = 1 + below(3);
+      flow.BeginPass(visits);
+      for (int at = 0; at < kLayers * visits; ++at) {
+        const int layer = at / visits;
         std::vector<ExpertIndex> needed;
         for (const ExpertIndex expert : Layer(layer, {0, 1, 2, 3})) {
           if (below(5) > 0) needed.push_back(expert);

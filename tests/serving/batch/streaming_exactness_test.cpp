@@ -17,20 +17,10 @@ namespace {
 
 constexpr int kSequences = 12;
 
-std::vector<int32_t> Tokens(int seed, int length, int64_t vocab) {
-  std::vector<int32_t> tokens;
-  uint32_t x = static_cast<uint32_t>(seed) * 2654435761u + 1;
-  for (int i = 0; i < length; ++i) {
-    x = x * 1664525u + 1013904223u;
-    tokens.push_back(static_cast<int32_t>((x >> 8) % static_cast<uint32_t>(vocab)));
-  }
-  return tokens;
-}
-
 // A prefill and four decode steps of each sequence, `together` sequences a pass; the hash of each
 // sequence's logits.
 std::vector<uint64_t> RunAll(ModelHarness& model, int together) {
-  const int64_t vocab = model.config().vocab_size;
+  const auto vocab = static_cast<int>(model.config().vocab_size);
   std::vector<uint64_t> hashes;
   for (int first = 0; first < kSequences; first += together) {
     std::vector<ModelHarness::Sequence> sequences;
@@ -42,7 +32,7 @@ std::vector<uint64_t> RunAll(ModelHarness& model, int together) {
       for (int s = 0; s < together; ++s) {
         const int seed = 100 * step + first + s;
         pieces.push_back({&sequences[static_cast<size_t>(s)],
-                          Tokens(seed, step == 0 ? 3 + (first + s) % 7 : 1, vocab)});
+                          PromptOf(seed, step == 0 ? 3 + (first + s) % 7 : 1, vocab)});
       }
       const std::vector<float> all = model.Run(pieces);
       auto at = all.begin();

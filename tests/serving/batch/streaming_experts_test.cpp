@@ -57,21 +57,27 @@ struct StreamRig {
     const TestSourceShape& shape = source.shape();
     ExpertStats stats;
     experts->StepBegan();
+    if (begin_ns == 0) begin_ns = SteadyClock().NowNs();
     for (int layer = 0; layer < shape.num_layers; ++layer) {
       if (!source.HasLayer(layer)) continue;
-      if (last && layer == shape.num_layers - 1) experts->StopPrefetching();
+      if (last && layer == shape.num_layers - 1) {
+        end_ns = SteadyClock().NowNs();
+        experts->StopPrefetching();
+      }
       std::vector<int> all;
       all.reserve(static_cast<size_t>(shape.num_experts));
       for (int e = 0; e < shape.num_experts; ++e) all.push_back(e);
       stats += RunLayer(source.Ids(layer, all));
     }
-    experts->StepEnded();
+    experts->ComputeEnded(Activity::kDense, -1);
     return stats;
   }
 
   TestSource source;
   ManualDisk disk;
   Timeline timeline{100'000};
+  int64_t begin_ns = 0;  // of reading ahead
+  int64_t end_ns = 0;
   std::unique_ptr<StreamingExperts> experts;
 };
 
@@ -103,6 +109,7 @@ TEST(StreamingExpertsTest, EveryExpertOnceAPass) {
         EXPECT_LE(bytes, most * expert_bytes) << slots << " slots, " << buffers << " buffers";
         const Timeline::Snapshot timeline = rig.timeline.Take();
         ExpectNoStallWhileIdle(timeline);
+        ExpectNoFreeBufferWhileIdle(timeline, rig.begin_ns, rig.end_ns);
         ExpectComputeLaneInOrder(timeline);
         EXPECT_GE(timeline.sum(Activity::kRead).bytes, bytes);
         EXPECT_LE(timeline.sum(Activity::kRead).bytes, most * expert_bytes);

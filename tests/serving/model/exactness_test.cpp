@@ -20,16 +20,6 @@ uint64_t HashOf(const std::vector<float>& values) {
   return Hash64(std::as_bytes(std::span(values)));
 }
 
-std::vector<int32_t> PromptOf(int seed, int length, int vocab) {
-  std::vector<int32_t> tokens;
-  uint32_t x = static_cast<uint32_t>(seed) * 2654435761u + 1;
-  for (int i = 0; i < length; ++i) {
-    x = x * 1664525u + 1013904223u;
-    tokens.push_back(static_cast<int32_t>((x >> 8) % static_cast<uint32_t>(vocab)));
-  }
-  return tokens;
-}
-
 // Prefill of 70 tokens in chunks, then 6 decode steps with forced tokens; all logits.
 std::vector<float> RunOne(ModelHarness& model, int seed, int64_t chunk) {
   const int vocab = static_cast<int>(model.config().vocab_size);
@@ -45,7 +35,7 @@ std::vector<float> RunOne(ModelHarness& model, int seed, int64_t chunk) {
 
 std::vector<Isa> Supported() {
   std::vector<Isa> isas;
-  for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16}) {
+  for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16, Isa::kAmx}) {
     if (IsaSupported(isa)) isas.push_back(isa);
   }
   return isas;

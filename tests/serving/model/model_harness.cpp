@@ -25,7 +25,7 @@ ModelHarness::ModelHarness(const std::filesystem::path& model_dir, const Harness
     : config_(LoadModelConfig(model_dir)), pool_(options.threads) {
   const CpuKernels& kernels = KernelsFor(options.isa);
   checkpoint_ = std::make_unique<Checkpoint>(Checkpoint::Open(model_dir));
-  tensors_ = MakeCheckpointTensorSource(*checkpoint_);
+  tensors_ = MakeCheckpointTensorSource(*checkpoint_, config_.fp8_blocks);
   if (options.expert_store.empty()) {
     experts_ = MakeCheckpointExpertSource(config_, options.weight_type, *checkpoint_, kernels);
   } else {
@@ -57,9 +57,16 @@ ModelHarness::ModelHarness(const std::filesystem::path& model_dir, const Harness
   limits.num_kv_blocks = options.kv_blocks;
   limits.max_logit_rows = options.max_batch_tokens;
   limits.kv_type = options.kv_type;
-  model_ = std::make_unique<Model>(
-      config_, ModelWeights::Load(config_, options.weight_type, *tensors_, kernels, pool_),
-      experts_->layout(), *provider_, kernels, pool_, limits);
+  ModelWeights weights =
+      ModelWeights::Load(config_, options.weight_type, *tensors_, kernels, pool_);
+  std::unique_ptr<DenseOperator> dense;
+  if (options.dense_on_device) {
+    Device& device = options.given_devices.empty() ? *devices_[0] : *options.given_devices[0];
+    dense = std::make_unique<DenseOperator>(device, *options.kernels, config_, options.weight_type,
+                                            weights, limits);
+  }
+  model_ = std::make_unique<Model>(config_, std::move(weights), experts_->layout(), *provider_,
+                                   kernels, pool_, limits, std::move(operators_), std::move(dense));
 }
 
 ModelHarness::~ModelHarness() = default;
@@ -74,19 +81,30 @@ void ModelHarness::MakeDevices(const HarnessOptions& options) {
   DeviceExpertsOptions experts;
   experts.miss = options.miss;
   for (size_t d = 0; d < static_cast<size_t>(options.devices); ++d) {
-    EmulatedDeviceOptions device;
-    device.name = "emulated:" + std::to_string(d);
-    device.capacity_bytes =
-        static_cast<uint64_t>(options.device_slots) * experts_->layout().slot_bytes;
-    device.host_to_device = options.link;
-    if (d < options.faults.size()) device.faults = options.faults[d];
-    devices_.push_back(std::make_unique<EmulatedDevice>(*system_, device));
-    devices.push_back(devices_.back().get());
+    devices.push_back(options.given_devices.empty() ? &MakeEmulated(options, d)
+                                                    : options.given_devices[d]);
     experts.slots.push_back(options.device_slots);
+    if (options.kernels == nullptr) continue;
+    operators_.push_back(std::make_unique<DeviceOperator>(
+        *devices.back(), *options.kernels, experts_->layout(), config_, options.max_batch_tokens));
   }
   home_ =
       std::make_unique<HostExperts>(*experts_, grid, *placement_, devices, ExpertLoaderOptions{});
   provider_ = std::make_unique<DeviceExperts>(*home_, grid, *placement_, devices, experts);
+}
+
+Device& ModelHarness::MakeEmulated(const HarnessOptions& options, size_t index) {
+  EmulatedDeviceOptions device;
+  device.name = "emulated:" + std::to_string(index);
+  device.capacity_bytes =
+      static_cast<uint64_t>(options.device_slots) * experts_->layout().slot_bytes;
+  if (options.kernels != nullptr) {
+    device.capacity_bytes += DeviceOperator::DeviceBytes(config_, options.max_batch_tokens);
+  }
+  device.host_to_device = options.link;
+  if (index < options.faults.size()) device.faults = options.faults[index];
+  devices_.push_back(std::make_unique<EmulatedDevice>(*system_, device));
+  return *devices_.back();
 }
 
 ModelHarness::Sequence ModelHarness::NewSequence(int64_t max_tokens) {
@@ -172,6 +190,16 @@ std::vector<int64_t> Reference::Shape(const std::string& name) const {
   const TensorInfo* tensor = checkpoint_.Find(name);
   if (tensor == nullptr) Fail(ErrorKind::kNotFound, "reference has no tensor {}", name);
   return tensor->shape;
+}
+
+std::vector<int32_t> PromptOf(int seed, int length, int vocab) {
+  std::vector<int32_t> tokens;
+  uint32_t x = static_cast<uint32_t>(seed) * 2654435761u + 1;
+  for (int i = 0; i < length; ++i) {
+    x = x * 1664525u + 1013904223u;
+    tokens.push_back(static_cast<int32_t>((x >> 8) % static_cast<uint32_t>(vocab)));
+  }
+  return tokens;
 }
 
 }  // namespace moesaic

@@ -13,6 +13,7 @@
 #include "core/base/thread_pool.h"
 #include "core/device/emulated_device.h"
 #include "core/io/checkpoint.h"
+#include "kernels/cuda/kernels.h"
 #include "prefetch/device_experts.h"
 #include "prefetch/expert_loader.h"
 #include "serving/model/model.h"
@@ -40,6 +41,11 @@ struct HarnessOptions {
   MissMode miss = MissMode::kFetch;
   EmulatedLink link;
   std::vector<EmulatedFaults> faults;  // of device d
+
+  // Devices compute their experts with these; null: the host does.
+  const cuda::Kernels* kernels = nullptr;
+  bool dense_on_device = false;        // the first one's
+  std::vector<Device*> given_devices;  // in place of emulated ones; as many as `devices`
 };
 
 // The routing of every sparse layer, in call order: [layer][rows * top_k].
@@ -80,6 +86,7 @@ class ModelHarness {
 
  private:
   void MakeDevices(const HarnessOptions& options);
+  Device& MakeEmulated(const HarnessOptions& options, size_t index);
 
   ModelConfig config_;
   ThreadPool pool_;
@@ -91,6 +98,7 @@ class ModelHarness {
   std::unique_ptr<ExpertPlacement> placement_;
   std::unique_ptr<HostExperts> home_;
   std::unique_ptr<ExpertProvider> provider_;
+  DeviceOperators operators_;  // until the model has them
   std::unique_ptr<Model> model_;
   StepStats stats_;
   int32_t next_block_ = 0;
@@ -116,5 +124,8 @@ class Reference {
   Checkpoint checkpoint_;
   std::vector<Prompt> prompts_;
 };
+
+// Made-up token ids, the same for the same seed.
+std::vector<int32_t> PromptOf(int seed, int length, int vocab);
 
 }  // namespace moesaic

@@ -55,10 +55,13 @@ HarnessOptions OptionsFor(const std::string& dir, Isa isa, const Reference& refe
   return options;
 }
 
+// Of class kF32, or of those that round activations to bf16.
 std::vector<Isa> IsasOf(NumericsClass numerics) {
   std::vector<Isa> isas;
-  for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16}) {
-    if (IsaSupported(isa) && KernelsFor(isa).numerics == numerics) isas.push_back(isa);
+  for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16, Isa::kAmx}) {
+    if (!IsaSupported(isa)) continue;
+    const bool rounds = KernelsFor(isa).numerics != NumericsClass::kF32;
+    if (rounds == (numerics != NumericsClass::kF32)) isas.push_back(isa);
   }
   return isas;
 }
@@ -220,9 +223,9 @@ bool SameRouting(const RoutingRecorder& a, const RoutingRecorder& b, int64_t top
 TEST_P(ReferenceTest, GreedyContinuations) {
   const Reference reference(GetParam());
   if (Dynamic(LoadModelConfig(GetParam()))) return;
-  for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16}) {
+  for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16, Isa::kAmx}) {
     if (!IsaSupported(isa)) continue;
-    const bool rounds = KernelsFor(isa).numerics == NumericsClass::kBf16;
+    const bool rounds = KernelsFor(isa).numerics != NumericsClass::kF32;
     const float tie = rounds ? 0.3f : 5e-3f;
     ModelHarness model(GetParam(), OptionsFor(GetParam(), isa, reference));
     std::unique_ptr<ModelHarness> twin;

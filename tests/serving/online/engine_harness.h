@@ -4,6 +4,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <mutex>
@@ -113,8 +114,9 @@ struct ReferencePrompt {
   std::string text;
 };
 
-inline std::vector<ReferencePrompt> ReferencePrompts() {
-  std::ifstream file(std::string(MOESAIC_SAMPLE_MODEL_DIR) + "/reference/prompts.json");
+inline std::vector<ReferencePrompt> ReferencePrompts(
+    const std::filesystem::path& model_dir = MOESAIC_SAMPLE_MODEL_DIR) {
+  std::ifstream file(model_dir / "reference/prompts.json");
   std::vector<ReferencePrompt> prompts;
   for (const auto& entry : nlohmann::json::parse(file)) {
     prompts.push_back({entry.at("prompt_ids").get<std::vector<int32_t>>(),

@@ -109,5 +109,60 @@ TEST(SchedulerSimulationTest, RandomJobsKeepTheInvariants) {
   }
 }
 
+SchedulerLimits Chunked(int64_t blocks, int64_t budget, int64_t most_sequences = 0) {
+  SchedulerLimits limits{blocks, 4, budget, most_sequences};
+  limits.chunked_prefill = true;
+  return limits;
+}
+
+TEST(SchedulerSimulationTest, ChunksUseTheWholeBudget) {
+  const ScheduledRun run = RunScheduler({{10, 3}, {10, 3}}, Chunked(100, 8));
+  ASSERT_GE(run.loads.size(), 4u);
+  EXPECT_EQ(run.loads[0].prefill_tokens, 8);
+  EXPECT_EQ(run.loads[0].prefill_positions, 36);
+  EXPECT_EQ(run.loads[0].prompts_ended, 0);
+  // The rest of the first prompt, then the second one's beginning.
+  EXPECT_EQ(run.loads[1].prefill_tokens, 8);
+  EXPECT_EQ(run.loads[1].prompts_ended, 1);
+  EXPECT_EQ(run.loads[1].prefill_positions, 9 + 10 + 21);
+  EXPECT_EQ(run.loads[2].decode_sequences, 1);
+  EXPECT_EQ(run.loads[2].decode_context, 11);
+  EXPECT_EQ(run.loads[2].prefill_tokens, 4);
+  EXPECT_EQ(run.result.generated_tokens, 6);
+}
+
+TEST(SchedulerSimulationTest, ChunkedRunsConserveTokens) {
+  std::mt19937 random(3);
+  for (int round = 0; round < 50; ++round) {
+    std::vector<RequestLengths> requests;
+    int64_t prompts = 0;
+    int64_t generated = 0;
+    for (int i = 0; i < 30; ++i) {
+      const RequestLengths request{1 + static_cast<int64_t>(random() % 40),
+                                   1 + static_cast<int64_t>(random() % 30)};
+      prompts += request.prompt_tokens;
+      generated += request.generated_tokens;
+      requests.push_back(request);
+    }
+    const auto limits =
+        Chunked(18 + static_cast<int64_t>(random() % 60), 1 + static_cast<int64_t>(random() % 64),
+                static_cast<int64_t>(random() % 12));
+    const ScheduledRun run = RunScheduler(requests, limits);
+    EXPECT_EQ(run.result.generated_tokens, generated);
+    EXPECT_LE(run.result.most_blocks, limits.kv_blocks);
+    int64_t computed = 0;
+    for (const IterationLoad& load : run.loads) {
+      EXPECT_LE(load.prefill_tokens + load.decode_sequences, limits.token_budget);
+      computed += load.prefill_tokens + load.decode_sequences;
+    }
+    // Each token but the last of each request once, and again what preemption took.
+    const int64_t least = prompts + generated - 30;
+    EXPECT_GE(computed, least);
+    if (run.result.preemptions == 0) {
+      EXPECT_EQ(computed, least);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace moesaic

@@ -53,8 +53,8 @@ inline uint32_t PackBf16(float low, float high) {
 
 template <typename T>
 T ShuffleXor(T value, int mask) {
-  host_gpu::Exchange({__builtin_bit_cast(uint32_t, value)});
-  return __builtin_bit_cast(T, host_gpu::OfLane(host_gpu::Lane() ^ mask)[0]);
+  const host_gpu::Registers* warp = host_gpu::Exchange({__builtin_bit_cast(uint32_t, value)});
+  return __builtin_bit_cast(T, warp[host_gpu::Lane() ^ mask][0]);
 }
 inline float WarpSum(float value) {
   for (int mask = kWarp / 2; mask > 0; mask /= 2) value += ShuffleXor(value, mask);
@@ -75,7 +75,7 @@ inline void Converge() { host_gpu::WaitForWarp(); }
 inline float Bf16Half(uint32_t pair, int odd) { return WidenBf16(odd != 0 ? pair >> 16 : pair); }
 
 inline void Mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  host_gpu::Exchange({a[0], a[1], a[2], a[3], b0, b1});
+  const host_gpu::Registers* warp = host_gpu::Exchange({a[0], a[1], a[2], a[3], b0, b1});
   const int g = host_gpu::Lane() / 4;
   const int t = host_gpu::Lane() % 4;
   for (int i = 0; i < 4; ++i) {
@@ -85,9 +85,10 @@ inline void Mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
       const int holder = k % 8 / 2;  // of four lanes
       const auto a_register = static_cast<size_t>(row / 8 + k / 8 * 2);
       const auto b_register = static_cast<size_t>(4 + k / 8);
-      const uint32_t a_pair = host_gpu::OfLane(row % 8 * 4 + holder)[a_register];
-      const uint32_t b_pair = host_gpu::OfLane(column * 4 + holder)[b_register];
-      c[i] = fmaf(Bf16Half(a_pair, k % 2), Bf16Half(b_pair, k % 2), c[i]);
+      const uint32_t a_pair = warp[row % 8 * 4 + holder][a_register];
+      const uint32_t b_pair = warp[column * 4 + holder][b_register];
+      // Products of two bf16 numbers are exact.
+      c[i] += Bf16Half(a_pair, k % 2) * Bf16Half(b_pair, k % 2);
     }
   }
 }

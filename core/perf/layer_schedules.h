@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/perf/execution_plan.h"
-#include "serving/plan/layer_graph.h"
+#include "core/perf/layer_graph.h"
 
 namespace moesaic {
 

@@ -1,4 +1,4 @@
-#include "serving/plan/layer_schedules.h"
+#include "core/perf/layer_schedules.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,5 @@
-// TaskGraph: the tasks of a pipeline's layers, what each waits for, and when it ends. Every
+// TaskGraph: the tasks of a pipeline's layers, what each waits for, and when it ends. Predictions
+// read their ends; the throughput engine runs them (serving/batch/task_executor). Every
 // resource (device stream, the two directions of the link, CPU pool) runs its tasks one at a time
 // in the order in which they were launched; without that chain a longest path would be a bound for
 // a machine with unlimited resources.
@@ -10,6 +11,7 @@
 #include <array>
 #include <cstdint>
 #include <initializer_list>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -38,6 +40,8 @@ struct Task {
   double seconds = 0;
   double start_s = 0;
   double end_s = 0;
+  size_t after_begin = 0;  // what it waits for: TaskGraph::after
+  size_t after_end = 0;
 };
 
 class TaskGraph {
@@ -54,13 +58,18 @@ class TaskGraph {
           const std::vector<int>& after);
 
   const std::vector<Task>& tasks() const { return tasks_; }
+  // The tasks that it waits for, beside those that its resource was given before.
+  std::span<const int> after(const Task& task) const {
+    return {after_.data() + task.after_begin, task.after_end - task.after_begin};
+  }
   double makespan_s() const { return makespan_s_; }
 
  private:
-  int Launch(Task task);
+  int Launch(Task task, std::span<const int> after);
 
   bool shared_cpu_;
   std::vector<Task> tasks_;
+  std::vector<int> after_;
   std::array<double, kNumResources> free_at_s_{};
   double makespan_s_ = 0;
 };

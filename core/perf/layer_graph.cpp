@@ -1,4 +1,4 @@
-#include "serving/plan/layer_graph.h"
+#include "core/perf/layer_graph.h"
 
 #include <algorithm>
 
@@ -32,24 +32,23 @@ const char* TaskKindName(TaskKind kind) {
 
 int TaskGraph::Add(TaskKind kind, int layer, int index, Resource resource, double seconds,
                    std::initializer_list<int> after) {
-  Task task{kind, layer, index, resource, seconds};
-  for (const int before : after) {
-    if (before != kNone) task.start_s = std::max(task.start_s, tasks_.at(before).end_s);
-  }
-  return Launch(task);
+  return Launch({kind, layer, index, resource, seconds}, {after.begin(), after.size()});
 }
 
 int TaskGraph::Add(TaskKind kind, int layer, int index, Resource resource, double seconds,
                    const std::vector<int>& after) {
-  Task task{kind, layer, index, resource, seconds};
-  for (const int before : after) {
-    if (before != kNone) task.start_s = std::max(task.start_s, tasks_.at(before).end_s);
-  }
-  return Launch(task);
+  return Launch({kind, layer, index, resource, seconds}, after);
 }
 
-int TaskGraph::Launch(Task task) {
+int TaskGraph::Launch(Task task, std::span<const int> after) {
   CHECK_GE(task.seconds, 0);
+  task.after_begin = after_.size();
+  for (const int before : after) {
+    if (before == kNone) continue;
+    task.start_s = std::max(task.start_s, tasks_.at(static_cast<size_t>(before)).end_s);
+    after_.push_back(before);
+  }
+  task.after_end = after_.size();
   const bool pooled = shared_cpu_ && task.resource == Resource::kCpu;
   double& free_at_s = free_at_s_[static_cast<int>(pooled ? Resource::kDevice : task.resource)];
   task.start_s = std::max(task.start_s, free_at_s);

@@ -1,0 +1,66 @@
+#include "kernels/cpu/product_choice.h"
+
+#include <algorithm>
+#include <string_view>
+
+namespace moesaic {
+namespace {
+
+constexpr WeightType kWeightTypes[] = {WeightType::kBf16, WeightType::kF32, WeightType::kInt8,
+                                       WeightType::kInt4};
+
+}  // namespace
+
+std::vector<ProductOption> ProductOptions(const CpuKernels& kernels, WeightType type) {
+  std::vector<ProductOption> options;
+  if (IsQuantized(type)) {
+    for (const QuantIsa isa : {QuantIsa::kScalar, QuantIsa::kAvx2, QuantIsa::kAvxVnni,
+                               QuantIsa::kAvx512Vnni, QuantIsa::kAmx}) {
+      const bool own = isa == kernels.quant_isa;
+      const bool narrow = isa != QuantIsa::kScalar && isa < kernels.quant_isa;
+      const bool tiles = isa == QuantIsa::kAmx && kernels.isa == Isa::kAmx;
+      if (!own && !((narrow || tiles) && QuantIsaSupported(isa))) continue;
+      const CpuKernels table = WithQuantIsa(kernels, isa);
+      options.push_back({QuantIsaName(isa), {table.quant_matmul, table.quant_gate_up}});
+    }
+    return options;
+  }
+  if (kernels.isa == Isa::kAvx512) {
+    const CpuKernels& narrow = KernelsFor(Isa::kAvx2);
+    options.push_back({IsaName(narrow.isa), {narrow.matmul, narrow.gate_up}});
+  }
+  options.push_back({IsaName(kernels.isa), {kernels.matmul, kernels.gate_up}});
+  return options;
+}
+
+bool ChooseProducts(WeightType type, std::span<const KernelStep> steps, CpuKernels& kernels) {
+  const std::vector<ProductOption> options = ProductOptions(kernels, type);
+  if (steps.size() > static_cast<size_t>(kMaxProductSteps)) return false;
+  ProductSteps chosen;
+  for (const KernelStep& step : steps) {
+    const auto option =
+        std::find_if(options.begin(), options.end(), [&](const ProductOption& candidate) {
+          return candidate.instructions == step.instructions;
+        });
+    const bool ascends = chosen.count == 0
+                             ? step.min_rows <= 1
+                             : step.min_rows > chosen.steps[chosen.count - 1].min_rows;
+    if (option == options.end() || !ascends) return false;
+    chosen.steps[chosen.count++] = {step.min_rows, option->instructions, option->products};
+  }
+  kernels.product_steps[static_cast<size_t>(type)] = chosen;
+  return true;
+}
+
+CpuKernels WithChoices(const CpuKernels& kernels, std::span<const KernelChoice> choices) {
+  CpuKernels table = kernels;
+  for (const KernelChoice& choice : choices) {
+    if (choice.numerics != NumericsClassName(kernels.numerics)) continue;
+    for (const WeightType type : kWeightTypes) {
+      if (choice.weights == WeightTypeName(type)) ChooseProducts(type, choice.steps, table);
+    }
+  }
+  return table;
+}
+
+}  // namespace moesaic

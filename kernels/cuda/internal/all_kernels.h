@@ -1,0 +1,22 @@
+// The table of the kernels that are linked. Internal to kernels/cuda and its compilation for the
+// host.
+#pragma once
+
+#include "kernels/cuda/kernels.h"
+
+namespace moesaic::cuda {
+
+constexpr Kernels kLinkedKernels = {.rms_norm = RmsNorm,
+                                    .rope = Rope,
+                                    .embedding = Embedding,
+                                    .swiglu = SwiGlu,
+                                    .argmax = ArgMax,
+                                    .router_top_k = RouterTopK,
+                                    .group_rows = GroupRows,
+                                    .combine_slots = CombineSlots,
+                                    .product = Product,
+                                    .store_kv = StoreKv,
+                                    .attention_workspace_floats = AttentionWorkspaceFloats,
+                                    .attention = Attention};
+
+}  // namespace moesaic::cuda

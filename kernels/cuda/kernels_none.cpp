@@ -1,0 +1,8 @@
+// What a build without CUDA answers.
+#include "kernels/cuda/kernels.h"
+
+namespace moesaic::cuda {
+
+const Kernels* CompiledKernels() { return nullptr; }
+
+}  // namespace moesaic::cuda

@@ -1,0 +1,184 @@
+#include "serving/batch/batch_experts.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/base/check.h"
+#include "core/base/error.h"
+#include "core/base/logging.h"
+#include "core/base/units.h"
+#include "prefetch/device_reader.h"
+
+namespace moesaic {
+namespace {
+
+// Packets that are queued on a link: the next one starts when one ends, without a thread between.
+constexpr int kLinkDepth = 8;
+
+uint64_t RowBytes(int64_t rows, int64_t stride) {
+  return static_cast<uint64_t>(rows * stride) * sizeof(float);
+}
+
+}  // namespace
+
+int DeviceThreads(const EngineOptions& options) {
+  return std::max(1, options.threads / std::max(1, options.devices.count));
+}
+
+std::vector<DevicePlan> PlanBatchDevices(const EngineOptions& options, const ModelFiles& files,
+                                         const BatchSizes& sizes) {
+  if (options.devices.kind == DeviceKind::kCuda) {
+    Fail(ErrorKind::kUnsupported,
+         "--device-kind cuda: throughput mode cannot compute on GPUs yet; leave --device-kind and "
+         "--devices out, or use latency mode (moesaic serve, moesaic run)");
+  }
+  const ModelConfig& config = files.config;
+  std::vector<DevicePlan> devices = PlanDevices(options, config, files.experts->layout());
+  const int64_t rows = sizes.max_batch_tokens;
+  const uint64_t bytes =
+      RoundUp(RowBytes(rows, Model::QkvStride(config)), Device::kAlignment) +
+      RoundUp(RowBytes(rows, Model::AttentionStride(config)), Device::kAlignment);
+  DevicePlan& dense = devices.front();
+  dense.ledger.push_back({"hidden states", bytes});
+  dense.memory_bytes += bytes;
+  if (dense.memory_bytes > dense.limit_bytes) {
+    Fail(ErrorKind::kResourceExhausted,
+         "--gpu-memory: {} on device 0 are too little for {} of experts and {} of hidden states; "
+         "give --device-memory or less --max-num-batched-tokens",
+         FormatBytes(dense.limit_bytes), FormatBytes(dense.memory_bytes - bytes),
+         FormatBytes(bytes));
+  }
+  return devices;
+}
+
+BatchExperts::BatchExperts(const EngineOptions& options, const BatchPlan& plan,
+                           const ModelFiles& files, ThreadPool& pool, Timeline& timeline)
+    : pool_(pool) {
+  StreamingOptions streaming;
+  streaming.slots = plan.sizes.expert_slots;
+  streaming.buffers = plan.sizes.buffers;
+  streaming.backend = options.io_backend;
+  streaming.packet_bytes = options.packet_bytes;
+  streaming.depth = options.io_depth;
+  streaming.link_bytes_per_s = options.link_bytes_per_s;
+  streaming.timeline = &timeline;
+  if (options.devices.count > 0) {
+    MakeDevicePlaces(options, plan, files, streaming);
+    MakeDenseDevice(plan, files.config);
+  } else {
+    places_.emplace_back().experts = std::make_unique<StreamingExperts>(
+        *files.experts, static_cast<int>(files.config.num_layers),
+        static_cast<int>(files.config.num_experts), streaming);
+  }
+  for (const Place& place : places_) streams_.push_back(place.experts.get());
+}
+
+void BatchExperts::MakeDevicePlaces(const EngineOptions& options, const BatchPlan& plan,
+                                    const ModelFiles& files, StreamingOptions streaming) {
+  const ExpertGrid grid(static_cast<int>(files.config.num_layers),
+                        static_cast<int>(files.config.num_experts));
+  devices_ = MakeDevices(options.devices, plan.devices);
+  const std::vector<Device*> devices = devices_.pointers();
+  placement_ = std::make_unique<ExpertPlacement>(PlaceExperts(options.devices, files.config));
+  home_ = std::make_unique<HostExperts>(*files.experts, grid, *placement_, devices,
+                                        LoaderOptionsOf(options, 0));
+  if (const std::optional<Error> why = home_->why_not_pinned()) LogInfo("{}", why->what());
+  std::vector<std::span<const std::byte>> files_of_home;
+  for (size_t d = 0; d < devices.size(); ++d) {
+    files_of_home.push_back(home_->memory(static_cast<int>(d)));
+  }
+  streaming.depth = kLinkDepth;
+  for (size_t d = 0; d < devices.size(); ++d) {
+    Place& place = places_.emplace_back();
+    streaming.slots = plan.devices[d].slots;
+    streaming.buffers = std::clamp<int64_t>(plan.sizes.buffers, 1, streaming.slots);
+    streaming.lane = static_cast<int16_t>(d + 1);
+    streaming.experts = placement_->experts(static_cast<int>(d));
+    place.pool = std::make_unique<ThreadPool>(DeviceThreads(options));
+    place.memory = AllocateOrThrow(
+        *devices[d], static_cast<uint64_t>(streaming.slots) * plan.slot_bytes, "expert slots");
+    streaming.slot_memory = {place.memory.data(), place.memory.bytes()};
+    place.experts = std::make_unique<StreamingExperts>(
+        *home_, grid.num_layers(), grid.num_experts(), streaming,
+        std::make_unique<DeviceReader>(files_of_home, place.memory.span(), kLinkDepth));
+    place.device = std::make_unique<DevicePlace>(*place.experts, *home_, grid);
+  }
+}
+
+void BatchExperts::MakeDenseDevice(const BatchPlan& plan, const ModelConfig& config) {
+  Device& device = *devices_.devices.front();
+  const int64_t rows = plan.sizes.max_batch_tokens;
+  qkv_ = AllocateOrThrow(device, RowBytes(rows, Model::QkvStride(config)), "hidden states");
+  attention_ =
+      AllocateOrThrow(device, RowBytes(rows, Model::AttentionStride(config)), "hidden states");
+  // Rows end in padding that products read and nobody writes.
+  std::fill_n(qkv_.data(), qkv_.bytes(), std::byte{0});
+  std::fill_n(attention_.data(), attention_.bytes(), std::byte{0});
+  in_ = device.CreateStream();
+  out_ = device.CreateStream();
+  dense_ = DenseDevice{places_.front().pool.get(), qkv_.span(), attention_.span(), in_.get(),
+                       out_.get()};
+}
+
+ExpertPlaces BatchExperts::places() const {
+  ExpertPlaces all;
+  for (const Place& place : places_) {
+    if (place.device) {
+      all.places.push_back({place.device.get(), place.pool.get(), {}});
+    } else {
+      all.places.push_back({place.experts.get(), &pool_, {}});
+    }
+  }
+  all.placement = placement_.get();
+  return all;
+}
+
+bool BatchExperts::NoteLostDevices() {
+  bool any = false;
+  for (size_t d = 0; d < devices_.devices.size(); ++d) {
+    const std::optional<Error> lost = devices_.devices[d]->lost();
+    if (!lost || places_[d].device->lost()) continue;
+    LogWarn("{}; until then its experts are computed on the host", lost->what());
+    places_[d].device->Lose();
+    if (d == 0) dense_->lost = true;
+    any = true;
+  }
+  return any;
+}
+
+void BatchExperts::StopPrefetching() {
+  for (StreamingExperts* experts : streams_) experts->StopPrefetching();
+}
+
+int64_t BatchExperts::slots() const {
+  int64_t slots = 0;
+  for (const StreamingExperts* experts : streams_) slots += experts->slots();
+  return slots;
+}
+
+int64_t BatchExperts::resident() const {
+  int64_t resident = 0;
+  for (const StreamingExperts* experts : streams_) resident += experts->resident();
+  return resident;
+}
+
+std::vector<DeviceStatus> BatchExperts::devices() const {
+  std::vector<DeviceStatus> all;
+  for (size_t d = 0; d < devices_.devices.size(); ++d) {
+    const Device& device = *devices_.devices[d];
+    const ExpertStats& totals = streams_[d]->totals();
+    DeviceStatus& status = all.emplace_back();
+    status.name = device.name();
+    status.lost = device.lost().has_value();
+    status.slots = streams_[d]->slots();
+    status.resident = streams_[d]->resident();
+    status.hits = totals.hits;
+    status.late_hits = totals.late_hits;
+    status.misses = totals.misses;
+    status.bytes_copied = totals.bytes_read;
+    status.on_host = places_[d].device->on_host();
+  }
+  return all;
+}
+
+}  // namespace moesaic

@@ -1,0 +1,86 @@
+// BatchExperts: where a batch engine's experts are and compute: streamed from disk into host
+// memory, or, with devices, from host memory into each device's slots over its link, where the
+// device's threads compute them.
+//
+// An emulated device has threads of its own and computes in its memory; dense weights it reads
+// where they are. The first one also runs the dense modules, between which queries and attention
+// outputs are copied over its link, on streams of their own: a stream's next copy gets in line when
+// the one before has ended, so they wait behind one packet of weights at most.
+//
+// Owned by the engine, used by its thread; outlives its Model and PassRunner.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "core/base/thread_pool.h"
+#include "core/device/device_buffer.h"
+#include "prefetch/expert_placement.h"
+#include "prefetch/host_experts.h"
+#include "serving/batch/batch_plan.h"
+#include "serving/batch/device_place.h"
+#include "serving/batch/pass_runner.h"
+#include "serving/batch/streaming_experts.h"
+#include "serving/batch/timeline.h"
+#include "serving/model/expert_runner.h"
+#include "serving/online/engine_devices.h"
+#include "serving/online/engine_parts.h"
+
+namespace moesaic {
+
+class BatchExperts {
+ public:
+  // `pool` computes where there is no device. All arguments but options and plan outlive it.
+  BatchExperts(const EngineOptions& options, const BatchPlan& plan, const ModelFiles& files,
+               ThreadPool& pool, Timeline& timeline);
+
+  ExpertPlaces places() const;
+  std::span<StreamingExperts* const> streams() const { return streams_; }
+  const DenseDevice* dense_device() const { return dense_ ? &*dense_ : nullptr; }  // null: none
+
+  // After a pass that failed: whether it failed because a device was lost. From then on its threads
+  // compute what was its own in host memory, and the pass can be run again.
+  bool NoteLostDevices();
+
+  void StopPrefetching();
+  int64_t slots() const;
+  int64_t resident() const;
+  std::vector<DeviceStatus> devices() const;  // empty: none
+  Device& device(int number) { return *devices_.devices[static_cast<size_t>(number)]; }
+
+ private:
+  struct Place {
+    std::unique_ptr<ThreadPool> pool;  // null: the engine's
+    DeviceBuffer memory;               // before the experts, which copy into it
+    std::unique_ptr<StreamingExperts> experts;
+    std::unique_ptr<DevicePlace> device;  // null without devices
+  };
+
+  void MakeDevicePlaces(const EngineOptions& options, const BatchPlan& plan,
+                        const ModelFiles& files, StreamingOptions streaming);
+  void MakeDenseDevice(const BatchPlan& plan, const ModelConfig& config);
+
+  ThreadPool& pool_;
+  EngineDevices devices_;
+  std::unique_ptr<ExpertPlacement> placement_;  // null without devices
+  std::unique_ptr<HostExperts> home_;
+  std::vector<Place> places_;
+  std::vector<StreamingExperts*> streams_;
+  DeviceBuffer qkv_;
+  DeviceBuffer attention_;
+  std::unique_ptr<Stream> in_;
+  std::unique_ptr<Stream> out_;
+  std::optional<DenseDevice> dense_;
+};
+
+// Threads of each of so many devices.
+int DeviceThreads(const EngineOptions& options);
+// The devices of a batch of these sizes: the experts' slots and what the dense modules copy. Throws
+// Error as PlanDevices.
+std::vector<DevicePlan> PlanBatchDevices(const EngineOptions& options, const ModelFiles& files,
+                                         const BatchSizes& sizes);
+
+}  // namespace moesaic

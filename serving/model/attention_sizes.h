@@ -1,0 +1,34 @@
+// Sizes of what attention keeps while it runs. Internal to serving/model.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "core/config/model_config.h"
+#include "kernels/cpu/kernels.h"
+#include "serving/model/model.h"
+
+namespace moesaic {
+
+inline int64_t MaxChunks(const ModelLimits& limits) {
+  // A context that starts in the middle of a chunk (a sliding window) touches one more.
+  return (limits.max_context_tokens + kAttentionChunkTokens - 1) / kAttentionChunkTokens + 1;
+}
+
+inline int64_t GroupPartialFloats(const ModelConfig& config) {
+  return config.num_heads / config.num_kv_heads * AttentionPartialFloats(config.head_dim);
+}
+
+// Totals of a block of rows, then what the kernel wants.
+inline int64_t AttentionTotalFloats(const ModelConfig& config) {
+  return AttentionRows(config.num_heads / config.num_kv_heads) * GroupPartialFloats(config);
+}
+inline int64_t WorkerScratchFloats(const ModelConfig& config) {
+  return AttentionTotalFloats(config) + AttentionScratchFloats(config.head_dim);
+}
+
+// Below this many (token, KV head) pairs per thread the chunks of a context are spread over the
+// threads; above it rows of a prompt are taken together.
+constexpr int64_t kSplitItemsPerThread = 4;
+
+}  // namespace moesaic

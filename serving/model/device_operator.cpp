@@ -1,0 +1,255 @@
+#include "serving/model/device_operator.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/base/check.h"
+#include "core/base/logging.h"
+#include "core/base/units.h"
+
+namespace moesaic {
+namespace {
+
+constexpr int64_t kMostProductRows = 65535;   // kernels/cuda/products.h
+constexpr int64_t kMostProductGroups = 4096;  // likewise
+uint64_t Product(int64_t a, int64_t b, uint64_t element_bytes) {
+  return static_cast<uint64_t>(a) * static_cast<uint64_t>(b) * element_bytes;
+}
+
+uint64_t RowBytes(const ModelConfig& config, int64_t max_tokens) {
+  return SentRowBytes(max_tokens, config.hidden_size);
+}
+uint64_t OutBytes(const ModelConfig& config, int64_t max_tokens) {
+  return Product(max_tokens * config.top_k, config.hidden_size, sizeof(float));
+}
+uint64_t MiddleBytes(const ModelConfig& config, int64_t max_tokens) {
+  return Product(max_tokens * config.top_k, config.moe_intermediate_size, sizeof(float));
+}
+uint64_t ActivatedBytes(const ModelConfig& config, int64_t max_tokens) {
+  return SentRowBytes(max_tokens * config.top_k, config.moe_intermediate_size);
+}
+
+// Throws for the types that no kernel takes.
+cuda::Weights WeightsOf(const ExpertLayout& layout) {
+  for (const ExpertSection& section : layout.sections) {
+    if (section.dtype != layout.sections[0].dtype || section.format != SectionFormat::kPanel16) {
+      Fail(ErrorKind::kUnsupported, "a device computes experts of one type of weights only");
+    }
+  }
+  switch (layout.sections[0].dtype) {
+    case DType::kBF16:
+      return cuda::Weights::kBf16;
+    case DType::kI8:
+      return cuda::Weights::kInt8;
+    case DType::kI4:
+      return cuda::Weights::kInt4;
+    default:
+      Fail(ErrorKind::kUnsupported,
+           "a device computes experts in bfloat16, int8 and int4, not in {}: give --dtype bfloat16",
+           DTypeName(layout.sections[0].dtype));
+  }
+}
+
+template <typename T>
+const T* At(const std::byte* memory, uint64_t offset) {
+  return reinterpret_cast<const T*>(memory + offset);
+}
+
+}  // namespace
+
+DeviceOperator::Tables DeviceOperator::TablesOf(size_t experts, int64_t rows) {
+  Tables tables;
+  for (uint64_t& weights : tables.weights) {
+    weights = tables.bytes;
+    tables.bytes += experts * sizeof(const std::byte*);
+  }
+  tables.offsets = tables.bytes;
+  tables.bytes += (experts + 1) * sizeof(int32_t);
+  tables.token_rows = tables.bytes;
+  tables.bytes += static_cast<uint64_t>(rows) * sizeof(int32_t);
+  return tables;
+}
+
+// Every batch has at least one expert, and wastes less than the alignment.
+uint64_t DeviceOperator::TableBytes(const ModelConfig& config, int64_t max_tokens) {
+  const uint64_t of_expert = TablesOf(1, 0).bytes + Device::kAlignment;
+  return static_cast<uint64_t>(config.num_experts) * of_expert +
+         Product(max_tokens, config.top_k, sizeof(int32_t));
+}
+
+uint64_t DeviceOperator::DeviceBytes(const ModelConfig& config, int64_t max_tokens) {
+  const uint64_t middle = MiddleBytes(config, max_tokens);
+  return SumOnDevice({RowBytes(config, max_tokens), TableBytes(config, max_tokens), middle, middle,
+                      ActivatedBytes(config, max_tokens), OutBytes(config, max_tokens)});
+}
+
+uint64_t DeviceOperator::HostBytes(const ModelConfig& config, int64_t max_tokens) {
+  return SumPinned(
+      {RowBytes(config, max_tokens), TableBytes(config, max_tokens), OutBytes(config, max_tokens)});
+}
+
+void DeviceOperator::CheckSupported(const ExpertLayout& layout, const ModelConfig& config,
+                                    int64_t max_tokens) {
+  WeightsOf(layout);
+  if (max_tokens * config.top_k > kMostProductRows) {
+    Fail(ErrorKind::kInvalidArgument,
+         "--max-num-batched-tokens: {} tokens with {} experts each are more rows than a device "
+         "takes; give at most {}",
+         max_tokens, config.top_k, kMostProductRows / config.top_k);
+  }
+  if (config.num_experts > kMostProductGroups) {
+    Fail(ErrorKind::kUnsupported, "a device takes at most {} experts in a layer, not {}",
+         kMostProductGroups, config.num_experts);
+  }
+}
+
+DeviceOperator::DeviceOperator(Device& device, const cuda::Kernels& kernels,
+                               const ExpertLayout& layout, const ModelConfig& config,
+                               int64_t max_tokens)
+    : device_(device),
+      kernels_(kernels),
+      layout_(layout),
+      hidden_(config.hidden_size),
+      intermediate_(config.moe_intermediate_size),
+      type_(WeightsOf(layout)),
+      pool_(HostBytes(config, max_tokens), device.numa_node(), device.host_pinner()) {
+  CheckSupported(layout, config, max_tokens);
+  x_ = AllocateOrThrow(device, RowBytes(config, max_tokens), "the rows of a step");
+  tables_ = AllocateOrThrow(device, TableBytes(config, max_tokens), "the tables of a step");
+  gate_ = AllocateOrThrow(device, MiddleBytes(config, max_tokens), "the outputs of experts");
+  up_ = AllocateOrThrow(device, MiddleBytes(config, max_tokens), "the outputs of experts");
+  h_ = AllocateOrThrow(device, ActivatedBytes(config, max_tokens), "the outputs of experts");
+  out_ = AllocateOrThrow(device, OutBytes(config, max_tokens), "the outputs of experts");
+  host_x_ = TakePinned(pool_, RowBytes(config, max_tokens));
+  host_tables_ = TakePinned(pool_, TableBytes(config, max_tokens));
+  host_out_ = TakePinned(pool_, OutBytes(config, max_tokens));
+  const auto experts = static_cast<size_t>(config.num_experts);
+  experts_.reserve(experts);
+  queue_.resize(experts);
+  for (Queued& queued : queue_) queued.done = device.CreateEvent();
+  stream_ = device.CreateStream();
+}
+
+DeviceOperator::~DeviceOperator() = default;
+
+void DeviceOperator::BeginLayer(const HostRows& rows, const RowGroups& groups) {
+  CHECK_EQ(batches(), 0);
+  rows_ = rows;
+  groups_ = groups;
+  sent_ = false;
+  tables_used_ = 0;
+  out_rows_ = 0;
+  experts_.clear();
+  queued_ = 0;
+  taken_ = 0;
+}
+
+void DeviceOperator::FillTables(std::span<const PinnedExpert> experts, const Tables& tables,
+                                std::byte* memory) {
+  auto* const offsets = reinterpret_cast<int32_t*>(memory + tables.offsets);
+  auto* token_rows = reinterpret_cast<int32_t*>(memory + tables.token_rows);
+  offsets[0] = 0;
+  for (size_t i = 0; i < experts.size(); ++i) {
+    for (size_t s = 0; s < 3; ++s) {
+      reinterpret_cast<const std::byte**>(memory + tables.weights[s])[i] =
+          experts[i].blob + layout_.sections[s].offset;
+    }
+    const auto first = static_cast<size_t>(groups_.first_row[experts[i].id.index]);
+    const auto last = static_cast<size_t>(groups_.first_row[experts[i].id.index + 1u]);
+    offsets[i + 1] = offsets[i] + static_cast<int32_t>(last - first);
+    token_rows =
+        std::copy(groups_.token_rows.begin() + static_cast<std::ptrdiff_t>(first),
+                  groups_.token_rows.begin() + static_cast<std::ptrdiff_t>(last), token_rows);
+  }
+}
+
+void DeviceOperator::Launch(const Tables& tables, const std::byte* memory, int64_t experts,
+                            int64_t rows, float* out) {
+  const auto product = [&](size_t section, const uint16_t* x, const int32_t* x_rows, float* y) {
+    const cuda::ProductArgs args = {
+        .x = x,
+        .x_rows = x_rows,
+        .rows = rows,
+        .groups = experts,
+        .offsets = At<int32_t>(memory, tables.offsets),
+        .weights = At<const std::byte*>(memory, tables.weights[section]),
+        .type = type_,
+        .n = layout_.sections[section].rows,
+        .k = layout_.sections[section].cols,
+        .y = y};
+    stream_->Launch([run = kernels_.product, args](cuda::StreamHandle stream) {
+      return run(args, cuda::ProductPath::kMatrix, stream);
+    });
+  };
+  auto* const x = reinterpret_cast<const uint16_t*>(x_.data());
+  auto* const gate = reinterpret_cast<float*>(gate_.data());
+  auto* const up = reinterpret_cast<float*>(up_.data());
+  auto* const h = reinterpret_cast<uint16_t*>(h_.data());
+  const int32_t* const token_rows = At<int32_t>(memory, tables.token_rows);
+  product(0, x, token_rows, gate);
+  product(1, x, token_rows, up);
+  const cuda::SwiGluArgs activation = {
+      .gate = gate, .up = up, .rows = rows, .n = intermediate_, .out = h};
+  stream_->Launch([run = kernels_.swiglu, activation](cuda::StreamHandle stream) {
+    return run(activation, stream);
+  });
+  product(2, h, nullptr, out);
+}
+
+void DeviceOperator::Queue(ThreadPool& pool, std::span<const PinnedExpert> experts) {
+  CHECK(usable_ && !experts.empty());
+  CHECK_LT(static_cast<size_t>(queued_), queue_.size());
+  if (!sent_) SendRows(pool, *stream_, rows_, hidden_, host_x_, x_);
+  sent_ = true;
+  Queued& queued = queue_[static_cast<size_t>(queued_++)];
+  queued.first_expert = experts_.size();
+  queued.num_experts = experts.size();
+  queued.first_row = out_rows_;
+  experts_.insert(experts_.end(), experts.begin(), experts.end());
+  int64_t rows = 0;
+  for (const PinnedExpert& expert : experts) {
+    rows += groups_.first_row[expert.id.index + 1u] - groups_.first_row[expert.id.index];
+  }
+  const Tables tables = TablesOf(experts.size(), rows);
+  CHECK_LE(tables_used_ + tables.bytes, host_tables_.bytes());
+  std::byte* const memory = host_tables_.data() + tables_used_;
+  FillTables(experts, tables, memory);
+  const DeviceSpan on_device = tables_.Subspan(tables_used_, tables.bytes);
+  stream_->CopyToDevice(on_device, {memory, tables.bytes});
+  tables_used_ += RoundUp(tables.bytes, Device::kAlignment);
+
+  const uint64_t out_offset = Product(out_rows_, hidden_, sizeof(float));
+  const uint64_t out_bytes = Product(rows, hidden_, sizeof(float));
+  Launch(tables, on_device.data(), static_cast<int64_t>(experts.size()), rows,
+         reinterpret_cast<float*>(out_.data() + out_offset));
+  stream_->CopyToHost({host_out_.data() + out_offset, out_bytes},
+                      out_.Subspan(out_offset, out_bytes));
+  stream_->Record(*queued.done);
+  out_rows_ += rows;
+}
+
+bool DeviceOperator::OldestDone() const {
+  CHECK_GT(batches(), 0);
+  return queue_[static_cast<size_t>(taken_)].done->Query() != Event::State::kPending;
+}
+
+DeviceOperator::Batch DeviceOperator::TakeOldest() {
+  CHECK_GT(batches(), 0);
+  const Queued& queued = queue_[static_cast<size_t>(taken_++)];
+  Batch batch;
+  batch.experts = std::span(experts_).subspan(queued.first_expert, queued.num_experts);
+  if (const std::optional<Error> error = queued.done->Synchronize()) {
+    GiveUp(*error);
+  } else {
+    batch.out = reinterpret_cast<const float*>(host_out_.data()) + queued.first_row * hidden_;
+  }
+  return batch;
+}
+
+void DeviceOperator::GiveUp(const Error& error) {
+  if (!usable_) return;
+  usable_ = false;
+  LogWarn("device {} computes no more experts, the host does: {}", device_.name(), error.what());
+}
+
+}  // namespace moesaic

@@ -1,0 +1,133 @@
+// DeviceOperator: the products of routed experts on one device, where their weights are: the rows
+// of a layer are sent over once, each batch of experts is gate, up, SwiGLU and down as grouped
+// products on a stream of its own, and the outputs come back. The host computes other experts
+// meanwhile; nothing waits but TakeOldest.
+//
+// Numerics: the class of kernels/cuda/products.h (kMatrix): rows and the hidden activations are
+// rounded to bf16, sums are f32 in an order that depends neither on the batch nor on other rows.
+// Outputs are kept per (token, slot), so that the caller can sum them in slot order.
+//
+// Owned by the Model; one thread calls. The device and its experts' memory outlive it. No
+// allocation after construction but what streams take.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "core/base/error.h"
+#include "core/base/thread_pool.h"
+#include "core/config/model_config.h"
+#include "core/device/device.h"
+#include "core/device/pinned_host_pool.h"
+#include "core/io/expert_layout.h"
+#include "kernels/cuda/kernels.h"
+#include "prefetch/expert_provider.h"
+#include "serving/model/device_rows.h"
+
+namespace moesaic {
+
+// The (token, slot) pairs of a layer, sorted by expert.
+struct RowGroups {
+  std::span<const int32_t> first_row;   // [experts + 1] expert e has the rows [e], [e + 1) of:
+  std::span<const int32_t> token_rows;  // [pairs] row of x
+};
+
+class DeviceOperator {
+ public:
+  // Throws Error(kUnsupported) for weights that no kernel takes, Error(kResourceExhausted) when the
+  // device or the host has not got the memory.
+  DeviceOperator(Device& device, const cuda::Kernels& kernels, const ExpertLayout& layout,
+                 const ModelConfig& config, int64_t max_tokens);
+  // Waits for what is queued.
+  ~DeviceOperator();
+
+  // Bytes that it takes of the device and, pinned, of the host.
+  static uint64_t DeviceBytes(const ModelConfig& config, int64_t max_tokens);
+  static uint64_t HostBytes(const ModelConfig& config, int64_t max_tokens);
+  // Throws as the constructor does, for weights and sizes.
+  static void CheckSupported(const ExpertLayout& layout, const ModelConfig& config,
+                             int64_t max_tokens);
+
+  // False once anything has failed: the device computes nothing any more, the host has to.
+  bool usable() const { return usable_; }
+
+  // rows: [tokens, hidden]. All batches have been taken. What the arguments name must stay until
+  // they have been again.
+  void BeginLayer(const HostRows& rows, const RowGroups& groups);
+  // Queues the products of experts whose blobs are in this device's memory, at least one, none
+  // twice in a layer.
+  void Queue(ThreadPool& pool, std::span<const PinnedExpert> experts);
+
+  struct Batch {
+    std::span<const PinnedExpert> experts;
+    // Outputs [rows of the experts, one after another; hidden], until the next BeginLayer; null:
+    // the batch failed.
+    const float* out = nullptr;
+  };
+  int64_t batches() const { return queued_ - taken_; }  // not taken yet
+  // The oldest is done (or has failed): taking it would not wait.
+  bool OldestDone() const;
+  // Waits for the oldest batch. Its experts' memory is not read any more.
+  Batch TakeOldest();
+
+ private:
+  struct Queued {
+    std::unique_ptr<Event> done;
+    size_t first_expert = 0;  // in experts_
+    size_t num_experts = 0;
+    int64_t first_row = 0;  // of out
+  };
+  // A batch's numbers, as they lie in `tables` of host and device.
+  struct Tables {
+    uint64_t bytes = 0;
+    uint64_t weights[3] = {};  // offsets of [experts] pointers: gate, up, down
+    uint64_t offsets = 0;      // [experts + 1]
+    uint64_t token_rows = 0;   // [rows]
+  };
+  static Tables TablesOf(size_t experts, int64_t rows);
+  static uint64_t TableBytes(const ModelConfig& config, int64_t max_tokens);
+
+  void FillTables(std::span<const PinnedExpert> experts, const Tables& tables, std::byte* memory);
+  void Launch(const Tables& tables, const std::byte* memory, int64_t experts, int64_t rows,
+              float* out);
+  void GiveUp(const Error& error);
+
+  Device& device_;
+  const cuda::Kernels& kernels_;
+  const ExpertLayout& layout_;
+  const int64_t hidden_;
+  const int64_t intermediate_;
+  const cuda::Weights type_;
+  bool usable_ = true;
+
+  // Of the device.
+  DeviceBuffer x_;       // [max_tokens, ActivationStride(hidden)] bf16
+  DeviceBuffer tables_;  // of all batches of a layer, one after another
+  DeviceBuffer gate_;    // [pairs, intermediate] f32
+  DeviceBuffer up_;      // likewise
+  DeviceBuffer h_;       // [pairs, ActivationStride(intermediate)] bf16
+  DeviceBuffer out_;     // [pairs, hidden] f32
+  // Of the host, pinned.
+  PinnedHostPool pool_;
+  HostBuffer host_x_;
+  HostBuffer host_tables_;
+  HostBuffer host_out_;
+
+  // The open layer.
+  HostRows rows_;
+  RowGroups groups_;
+  bool sent_ = false;
+  uint64_t tables_used_ = 0;
+  int64_t out_rows_ = 0;
+  std::vector<PinnedExpert> experts_;  // [experts] of the batches, in order
+  std::vector<Queued> queue_;          // [experts] events are kept
+  int64_t queued_ = 0;
+  int64_t taken_ = 0;
+
+  std::unique_ptr<Stream> stream_;  // last: it goes first, and waits
+};
+
+}  // namespace moesaic

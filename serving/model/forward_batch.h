@@ -1,0 +1,47 @@
+// What a forward pass runs over, and the limits that its memory is sized for. Plain data.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "kernels/cpu/kernels.h"
+
+namespace moesaic {
+
+// Consecutive tokens of one sequence. Its keys and values of the positions before are in the KV
+// memory.
+struct SequenceSlice {
+  int64_t first_row = 0;  // row of the batch of its first token
+  int64_t num_tokens = 0;
+  int64_t start_position = 0;       // of its first token
+  std::span<const int32_t> blocks;  // KV blocks of positions [0, start_position + num_tokens)
+  int32_t request = 0;              // the caller's number, for hooks
+  bool prefill = false;
+};
+
+struct ForwardBatch {
+  std::span<const int32_t> tokens;        // [rows]
+  std::span<const SequenceSlice> slices;  // rows in order, none left out
+};
+
+// Consecutive rows, or slices, of a batch.
+struct RowRange {
+  int64_t begin = 0;
+  int64_t end = 0;
+  int64_t count() const { return end - begin; }
+};
+struct SliceRange {
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
+struct ModelLimits {
+  int64_t max_batch_tokens = 512;
+  int64_t max_context_tokens = 4096;
+  int64_t num_kv_blocks = 0;
+  int64_t max_logit_rows = 64;
+  int64_t max_sequences = 64;  // slices of a batch
+  WeightType kv_type = WeightType::kBf16;
+};
+
+}  // namespace moesaic

@@ -1,0 +1,76 @@
+#include "serving/model/fp8_weights.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+
+#include "core/base/error.h"
+
+namespace moesaic {
+namespace {
+
+float ScaleAt(const std::byte* scales, DType type, int64_t index) {
+  if (type == DType::kF32) return reinterpret_cast<const float*>(scales)[index];
+  const uint16_t half = reinterpret_cast<const uint16_t*>(scales)[index];
+  return type == DType::kF16 ? F16ToF32(half) : Bf16ToF32(half);
+}
+
+int64_t Blocks(int64_t size, int64_t block) { return (size + block - 1) / block; }
+
+}  // namespace
+
+std::optional<Fp8Tensor> FindFp8(const Checkpoint& checkpoint, const Fp8Blocks& blocks,
+                                 const std::string& name, std::span<const int64_t> shape) {
+  const TensorInfo* values = checkpoint.Find(name);
+  if (values == nullptr || !values->supported_dtype || values->dtype != DType::kF8E4M3) {
+    return std::nullopt;
+  }
+  const std::string directory = checkpoint.directory().string();
+  if (!std::equal(values->shape.begin(), values->shape.end(), shape.begin(), shape.end()) ||
+      shape.size() != 2) {
+    Fail(ErrorKind::kCorrupt,
+         "{}: tensor {} of type F8_E4M3 has shape {}, expected {} (from "
+         "config.json)",
+         directory, name, ShapeString(values->shape), ShapeString(shape));
+  }
+  if (blocks.rows == 0) {
+    Fail(ErrorKind::kUnsupported,
+         "{}: tensor {} has type F8_E4M3, but config.json has no quantization_config with a "
+         "weight_block_size: fp8 weights need the scales of their blocks",
+         directory, name);
+  }
+  const std::string scale_name = name + "_scale_inv";
+  if (checkpoint.Find(scale_name) == nullptr) {
+    Fail(ErrorKind::kNotFound, "{}: tensor {} has type F8_E4M3, but its scales {} are missing",
+         directory, name, scale_name);
+  }
+  const std::array<int64_t, 2> scale_shape = {Blocks(shape[0], blocks.rows),
+                                              Blocks(shape[1], blocks.cols)};
+  return Fp8Tensor{values, &checkpoint.Require(scale_name, scale_shape)};
+}
+
+// The exponent has 4 bits and a bias of 7; in the place of an f32's it is 120 too small, which
+// holds for denormals as well.
+float Fp8E4M3ToF32(uint8_t value) {
+  const uint32_t magnitude = value & 0x7fu;
+  const uint32_t bits = (value & 0x80u) << 24 | magnitude << 20;
+  const float number = __builtin_bit_cast(float, bits) * 0x1p120f;
+  return magnitude == 0x7f ? std::numeric_limits<float>::quiet_NaN() : number;
+}
+
+void DequantiseFp8(const std::byte* values, int64_t row_begin, int64_t rows, int64_t k,
+                   const std::byte* scales, DType scale_type, const Fp8Blocks& blocks, float* out) {
+  const int64_t columns = Blocks(k, blocks.cols);
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t scale_row = (row_begin + row) / blocks.rows * columns;
+    for (int64_t column = 0; column < columns; ++column) {
+      const float scale = ScaleAt(scales, scale_type, scale_row + column);
+      const int64_t end = std::min(k, (column + 1) * blocks.cols);
+      for (int64_t i = row * k + column * blocks.cols; i < row * k + end; ++i) {
+        out[i] = Fp8E4M3ToF32(static_cast<uint8_t>(values[i])) * scale;
+      }
+    }
+  }
+}
+
+}  // namespace moesaic

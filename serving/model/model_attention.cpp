@@ -1,0 +1,178 @@
+// Attention of a Model: rotation, keys and values into the cache, softmax over the context.
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/base/check.h"
+#include "serving/model/attention_sizes.h"
+#include "serving/model/model.h"
+
+namespace moesaic {
+
+void Model::Attend(int64_t layer, SliceRange slices, ThreadPool& pool) {
+  if (slices.begin == slices.end) return;
+  CHECK_LE(pool.threads(), pool_.threads());  // whose scratch it uses
+  for (int64_t s = slices.begin; s < slices.end; ++s) {
+    const std::byte** pointers = block_pointers_.data() + first_block_[static_cast<size_t>(s)];
+    for (const int32_t block : batch_.slices[static_cast<size_t>(s)].blocks) {
+      *pointers++ = KvBlock(layer, block);
+    }
+  }
+  StoreKv(layer, RowsOf(slices), pool);
+  if (slices.begin != listed_.begin || slices.end != listed_.end) ListRowBlocks(slices, pool);
+  AttendRows(layer, pool);
+}
+
+RowRange Model::RowsOf(SliceRange slices) const {
+  if (slices.begin == slices.end) return {};
+  const SequenceSlice& last = batch_.slices[static_cast<size_t>(slices.end) - 1];
+  return {batch_.slices[static_cast<size_t>(slices.begin)].first_row,
+          last.first_row + last.num_tokens};
+}
+
+// QK-norm, clipping and RoPE in place, then keys and values into the cache.
+void Model::StoreKv(int64_t layer, RowRange rows, ThreadPool& pool) {
+  const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
+  const ModelConfig& c = config_;
+  const int64_t d = c.head_dim;
+  const int64_t q_width = c.num_heads * d;
+  const int64_t kv_width = c.num_kv_heads * d;
+  const auto eps = static_cast<float>(c.rms_norm_eps);
+  ForRows(pool, rows, [&](int64_t row) {
+    float* q = qkv_.as<float>() + row * qkv_stride_;
+    float* k = q + q_width;
+    float* v = k + kv_width;
+    if (c.qk_norm == QkNorm::kPerHead) {
+      for (int64_t h = 0; h < c.num_heads; ++h)
+        kernels_.rms_norm(q + h * d, w.q_norm, eps, d, q + h * d);
+      for (int64_t h = 0; h < c.num_kv_heads; ++h)
+        kernels_.rms_norm(k + h * d, w.k_norm, eps, d, k + h * d);
+    } else if (c.qk_norm == QkNorm::kProjection) {
+      kernels_.rms_norm(q, w.q_norm, eps, q_width, q);
+      kernels_.rms_norm(k, w.k_norm, eps, kv_width, k);
+    }
+    if (c.clip_qkv > 0) {
+      const auto limit = static_cast<float>(c.clip_qkv);
+      for (int64_t i = 0; i < q_width + 2 * kv_width; ++i) q[i] = std::clamp(q[i], -limit, limit);
+    }
+    const auto slice_index = static_cast<size_t>(row_slice_[static_cast<size_t>(row)]);
+    const SequenceSlice& slice = batch_.slices[slice_index];
+    const int64_t position = slice.start_position + row - slice.first_row;
+    const float* cos = rope_.cos(position);
+    const float* sin = rope_.sin(position);
+    for (int64_t h = 0; h < c.num_heads; ++h) kernels_.rope(q + h * d, cos, sin, d / 2);
+    for (int64_t h = 0; h < c.num_kv_heads; ++h) kernels_.rope(k + h * d, cos, sin, d / 2);
+    std::byte* block = KvBlock(layer, slice.blocks[static_cast<size_t>(position / kKvBlockTokens)]);
+    for (int64_t h = 0; h < c.num_kv_heads; ++h) {
+      kernels_.store_kv(kv_layout_, block, h, position % kKvBlockTokens, k + h * d, v + h * d);
+    }
+  });
+}
+
+// Rows of a prompt share their reads of the cache; a block is as large as that pays, but not so
+// large that threads are left without work: there are as many as AttendSplit is for only when each
+// is one row.
+void Model::ListRowBlocks(SliceRange slices, ThreadPool& pool) {
+  const int64_t group = config_.num_heads / config_.num_kv_heads;
+  const int64_t pairs = RowsOf(slices).count() * config_.num_kv_heads;
+  const int64_t most =
+      std::clamp<int64_t>(pairs / (kSplitItemsPerThread * pool.threads()), 1, AttentionRows(group));
+  row_blocks_.clear();
+  for (int64_t s = slices.begin; s < slices.end; ++s) {
+    const SequenceSlice& slice = batch_.slices[static_cast<size_t>(s)];
+    for (int64_t row = 0; row < slice.num_tokens; row += most) {
+      row_blocks_.push_back({slice.first_row + row, std::min(most, slice.num_tokens - row)});
+    }
+  }
+  listed_ = slices;
+}
+
+AttendArgs Model::ArgsFor(int64_t layer, const RowBlock& block, int64_t kv_head) const {
+  const auto slice_index = static_cast<size_t>(row_slice_[static_cast<size_t>(block.first_row)]);
+  const SequenceSlice& slice = batch_.slices[slice_index];
+  const int64_t group = config_.num_heads / config_.num_kv_heads;
+  AttendArgs args;
+  args.q = qkv_.as<float>() + block.first_row * qkv_stride_ + kv_head * group * config_.head_dim;
+  args.q_stride = config_.head_dim;
+  args.q_row_stride = qkv_stride_;
+  args.rows = block.rows;
+  args.group = group;
+  args.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config_.head_dim)));
+  args.layout = kv_layout_;
+  args.kv_head = kv_head;
+  args.blocks = block_pointers_.data() + first_block_[slice_index];
+  args.context_end = slice.start_position + block.first_row - slice.first_row + 1;
+  args.window = config_.layer_window[static_cast<size_t>(layer)];
+  return args;
+}
+
+Model::ChunkRange Model::ChunksOf(const AttendArgs& args) const {
+  const int64_t begin = args.window > 0 ? std::max<int64_t>(0, args.context_end - args.window) : 0;
+  return {begin / kAttentionChunkTokens,
+          (args.context_end + args.rows - 2) / kAttentionChunkTokens + 1};
+}
+
+void Model::FinishAttention(const RowBlock& block, int64_t kv_head, const float* totals) {
+  const int64_t group = config_.num_heads / config_.num_kv_heads;
+  for (int64_t row = 0; row < block.rows; ++row) {
+    kernels_.finish_attention(totals + row * GroupPartialFloats(config_), group, config_.head_dim,
+                              attn_.as<float>() + (block.first_row + row) * attn_stride_ +
+                                  kv_head * group * config_.head_dim,
+                              config_.head_dim);
+  }
+}
+
+void Model::AttendRows(int64_t layer, ThreadPool& pool) {
+  const int64_t kv_heads = config_.num_kv_heads;
+  const int64_t items = static_cast<int64_t>(row_blocks_.size()) * kv_heads;
+  if (items < kSplitItemsPerThread * pool.threads()) {
+    AttendSplit(layer, pool);
+    return;
+  }
+  pool.ParallelFor(items, [&](int64_t item, int worker) {
+    const RowBlock& block = row_blocks_[static_cast<size_t>(item / kv_heads)];
+    const AttendArgs args = ArgsFor(layer, block, item % kv_heads);
+    const ChunkRange chunks = ChunksOf(args);
+    float* totals = scratch_.as<float>() + worker * scratch_stride_;
+    std::fill_n(totals, block.rows * GroupPartialFloats(config_), 0.0f);
+    kernels_.attend_chunks(args, chunks.begin, chunks.end, totals, 0,
+                           totals + AttentionTotalFloats(config_));
+    FinishAttention(block, args.kv_head, totals);
+  });
+}
+
+// Few rows: runs of chunks of one context go to several threads. The same chunks folded in the same
+// order as in AttendRows, so the same bits.
+void Model::AttendSplit(int64_t layer, ThreadPool& pool) {
+  const int64_t kv_heads = config_.num_kv_heads;
+  const int64_t group = config_.num_heads / kv_heads;
+  const int64_t group_partial = GroupPartialFloats(config_);
+  const int64_t items = static_cast<int64_t>(row_blocks_.size()) * kv_heads;
+  const int64_t parts = (kSplitItemsPerThread * pool.threads() + items - 1) / items;
+  const int64_t item_floats = MaxChunks(limits_) * group_partial;
+  pool.ParallelFor(items * parts, [&](int64_t task, int worker) {
+    const int64_t item = task / parts;
+    const AttendArgs args =
+        ArgsFor(layer, row_blocks_[static_cast<size_t>(item / kv_heads)], item % kv_heads);
+    const ChunkRange chunks = ChunksOf(args);
+    const int64_t count = chunks.end - chunks.begin;
+    const int64_t begin = count * (task % parts) / parts;
+    const int64_t end = count * (task % parts + 1) / parts;
+    float* partials = split_partials_.as<float>() + item * item_floats + begin * group_partial;
+    std::fill_n(partials, (end - begin) * group_partial, 0.0f);
+    kernels_.attend_chunks(
+        args, chunks.begin + begin, chunks.begin + end, partials, group_partial,
+        scratch_.as<float>() + worker * scratch_stride_ + AttentionTotalFloats(config_));
+  });
+  for (int64_t item = 0; item < items; ++item) {
+    const RowBlock& block = row_blocks_[static_cast<size_t>(item / kv_heads)];
+    const ChunkRange chunks = ChunksOf(ArgsFor(layer, block, item % kv_heads));
+    float* totals = split_partials_.as<float>() + item * item_floats;
+    for (int64_t chunk = 1; chunk < chunks.end - chunks.begin; ++chunk) {
+      kernels_.fold_partials(totals + chunk * group_partial, group, config_.head_dim, totals);
+    }
+    FinishAttention(block, item % kv_heads, totals);
+  }
+}
+
+}  // namespace moesaic

@@ -1,0 +1,33 @@
+// PlanBatchJob: the one place that decides how large a batch job's engine is. With measured module
+// costs it searches batch, rows of a pass and buffers, under the engine's exact memory ledger, for
+// what finishes the job soonest, by simulating the engine's own scheduler and the order in which it
+// reads experts; without, the rule of PlanBatch decides.
+//
+// Functions of their arguments, safe from any thread; a second or two at most.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "core/perf/execution_plan.h"
+#include "core/perf/module_costs.h"
+#include "core/perf/workload.h"
+#include "serving/batch/batch_plan.h"
+#include "serving/plan/scheduler_simulation.h"
+#include "serving/plan/stream_schedule.h"
+
+namespace moesaic {
+
+// The means of a workload, for the rule.
+BatchWorkload MeansOf(const Workload& workload);
+
+// Whether times of passes are predicted for what the options ask for: whole batches in host memory.
+// The rule decides about devices and the other schedules.
+bool IsPredicted(const EngineOptions& options);
+
+// `costs` may be null. What the options fix (--max-num-seqs, --max-num-batched-tokens, --kv-memory,
+// --expert-memory) is kept. Throws as PlanBatch.
+BatchPlan PlanBatchJob(const EngineOptions& options, const ModelFiles& files,
+                       const Workload& workload, const ModuleCosts* costs);
+
+}  // namespace moesaic

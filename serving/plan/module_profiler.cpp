@@ -1,0 +1,408 @@
+#include "serving/plan/module_profiler.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <numeric>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/aligned_buffer.h"
+#include "core/perf/linear_fit.h"
+#include "serving/model/model.h"
+#include "serving/model/sampler.h"
+#include "serving/model/sampling_params.h"
+#include "serving/model/weights.h"
+#include "serving/plan/measuring.h"
+#include "serving/plan/pass_meter.h"
+
+namespace moesaic {
+namespace {
+
+constexpr int kRepeats = 3;
+constexpr int kJointPasses = 4;
+constexpr double kLinkShare = 0.13;  // of the time for measuring
+
+double AsDouble(int64_t value) { return static_cast<double>(value); }
+
+class ModuleProfiler {
+ public:
+  explicit ModuleProfiler(const ModuleProfilerInputs& inputs)
+      : inputs_(inputs),
+        passes_(inputs),
+        config_(passes_.config()),
+        limits_(passes_.limits()),
+        sparse_layers_(config_.num_sparse_layers()) {}
+
+  ModuleCosts Run() {
+    inputs_.progress("experts by themselves");
+    LoadResidents();
+    inputs_.progress("attention and experts by batch size");
+    MeasurePasses();
+    FitPasses();
+    inputs_.progress("logits");
+    MeasureHead();
+    inputs_.progress("reading alone");
+    MeasureLink();
+    inputs_.progress("routing");
+    ObserveRouting();
+    inputs_.progress("reading while computing");
+    MeasureJointly();
+    return std::move(costs_);
+  }
+
+ private:
+  void LoadResidents() {
+    passes_.Run(
+        passes_.DecodeSlices(std::min<int64_t>(limits_.max_batch_tokens, passes_.spreadable()), 0),
+        passes_.spreadable());
+  }
+
+  void Measure(std::span<const SequenceSlice> slices, int64_t active) {
+    const int64_t rows = std::accumulate(
+        slices.begin(), slices.end(), int64_t{0},
+        [](int64_t sum, const SequenceSlice& slice) { return sum + slice.num_tokens; });
+    // Each of the active experts is to have a row.
+    if (rows * config_.top_k < active) return;
+    std::vector<PassPoint> repeats;
+    repeats.reserve(kRepeats);
+    for (int i = 0; i < kRepeats; ++i) repeats.push_back(passes_.Run(slices, active));
+    const auto middle = [&](double PassPoint::*field) {
+      std::sort(repeats.begin(), repeats.end(),
+                [&](const PassPoint& a, const PassPoint& b) { return a.*field < b.*field; });
+      return repeats[repeats.size() / 2].*field;
+    };
+    PassPoint point = repeats.front();
+    point.attention_s = middle(&PassPoint::attention_s);
+    point.dense_s = middle(&PassPoint::dense_s);
+    point.experts_s = middle(&PassPoint::experts_s);
+    points_.push_back(point);
+  }
+
+  double LinkSeconds() const { return kLinkShare * inputs_.seconds; }
+
+  bool TimeIsUp() const { return watch_.seconds() > inputs_.seconds && points_.size() >= 8; }
+
+  void MeasurePasses() {
+    watch_.Restart();
+    const int64_t most = limits_.max_batch_tokens;
+    // Prompts first: they write the contexts that decode reads.
+    const int64_t chunk = std::min<int64_t>(most, 128);
+    for (int64_t context = 0; context < PassMeter::kContexts;) {
+      const int64_t sequences =
+          std::clamp<int64_t>(most / chunk, 1, PassMeter::kContexts - context);
+      for (int64_t start = 0; start < PassMeter::kLongContext; start += chunk) {
+        const auto slices = passes_.PromptSlices(context, sequences, start, chunk);
+        const bool measured = context == 0;
+        if (measured) {
+          Measure(slices, passes_.spreadable());
+        } else {
+          passes_.Run(slices, passes_.spreadable());
+        }
+      }
+      context += sequences;
+    }
+    Measure(passes_.PromptSlices(0, std::max<int64_t>(1, std::min<int64_t>(most, 256) / 16), 0, 16),
+            passes_.spreadable());
+    for (const int64_t rows : {1, 4, 16, 64, 256, 512, 1024}) {
+      if (rows > most || TimeIsUp()) break;
+      for (const int64_t context : {int64_t{16}, PassMeter::kLongContext}) {
+        const auto slices = passes_.DecodeSlices(rows, context);
+        Measure(slices, passes_.spreadable());
+        if (passes_.spreadable() > config_.top_k) Measure(slices, config_.top_k);
+      }
+    }
+  }
+
+  void SetCost(Module module, double fixed_s, double per_unit_s, const LinearFit& fit,
+               std::string how) {
+    costs_[module] = {std::max(0.0, fixed_s), std::max(0.0, per_unit_s), fit.relative_error,
+                      static_cast<int64_t>(fit.points), std::move(how)};
+  }
+
+  void FitPasses() {
+    const std::string batches = fmt::format("batches of up to {} rows, median of {} each",
+                                            limits_.max_batch_tokens, kRepeats);
+    std::vector<std::vector<double>> terms;
+    std::vector<double> values;
+    for (const PassPoint& point : points_) {
+      if (point.experts_s <= 0) continue;
+      terms.push_back({point.active_experts, point.pairs});
+      values.push_back(point.experts_s);
+    }
+    const LinearFit expert = FitLinear(terms, values);
+    SetCost(Module::kExpert, expert.coefficients[0], expert.coefficients[1], expert, batches);
+
+    const double layers = AsDouble(config_.num_layers);
+    terms.clear();
+    values.clear();
+    for (const PassPoint& point : points_) {
+      if (point.attention_s <= 0) continue;
+      terms.push_back({1, AsDouble(point.rows), point.decode_positions, point.prefill_positions});
+      values.push_back(point.attention_s / layers);
+    }
+    const LinearFit attention = FitLinear(terms, values);
+    const LinearFit output = MeasureOutput();
+    SetCost(Module::kOutput, output.coefficients[0], output.coefficients[1], output,
+            "the product alone, over the layers in turn");
+    SetCost(Module::kAttentionIn, attention.coefficients[0] - costs_[Module::kOutput].fixed_s,
+            attention.coefficients[1] - costs_[Module::kOutput].per_unit_s, attention,
+            batches + ", less the output projection");
+    SetCost(Module::kDecodeAttention, 0, attention.coefficients[2], attention, batches);
+    SetCost(Module::kPrefillAttention, 0, attention.coefficients[3], attention, batches);
+
+    terms.clear();
+    values.clear();
+    for (const PassPoint& point : points_) {
+      const double seconds =
+          (point.dense_s - point.attention_s - DenseMlpSeconds(AsDouble(point.rows))) /
+          AsDouble(sparse_layers_);
+      if (seconds <= 0) continue;
+      terms.push_back({1, AsDouble(point.rows)});
+      values.push_back(seconds);
+    }
+    if (terms.empty()) return;
+    const LinearFit router = FitLinear(terms, values);
+    SetCost(Module::kRouter, router.coefficients[0], router.coefficients[1], router, batches);
+  }
+
+  LinearFit MeasureOutput() {
+    std::vector<std::vector<double>> terms;
+    std::vector<double> values;
+    const int64_t width = config_.num_heads * config_.head_dim;
+    const ActivationType type = ActivationTypeOf(
+        inputs_.kernels.numerics, passes_.model().weights().layers.front().output.type);
+    const int64_t row_bytes = ActivationRowBytes(type, width);
+    const int64_t float_stride =
+        ActivationRowBytes(ActivationType::kF32, width) / static_cast<int64_t>(sizeof(float));
+    const int64_t most = limits_.max_batch_tokens;
+    AlignedBuffer x(static_cast<size_t>(most * float_stride) * sizeof(float));
+    x.Zero();
+    AlignedBuffer activations(static_cast<size_t>(most * row_bytes));
+    AlignedBuffer y(static_cast<size_t>(most * config_.hidden_size) * sizeof(float));
+    for (const int64_t rows : {1, 8, 64, 256, 1024}) {
+      if (rows > most) break;
+      std::vector<double> samples;
+      for (int repeat = 0; repeat < kRepeats + 1; ++repeat) {
+        const Stopwatch watch;
+        for (const LayerWeights& layer : passes_.model().weights().layers) {
+          MatmulArgs product;
+          inputs_.kernels.prepare_activations(x.as<float>(), float_stride, rows, width, type,
+                                              activations.data(), row_bytes);
+          product.x = activations.data();
+          product.x_stride_bytes = row_bytes;
+          product.m = rows;
+          product.w = layer.output;
+          product.bias = layer.output_bias;
+          product.y = y.as<float>();
+          product.y_stride = config_.hidden_size;
+          ParallelMatmul(passes_.pool(), inputs_.kernels, product);
+        }
+        if (repeat > 0) samples.push_back(watch.seconds() / AsDouble(config_.num_layers));
+      }
+      terms.push_back({1, AsDouble(rows)});
+      values.push_back(Summarise(std::move(samples), "s", "").value);
+    }
+    return FitLinear(terms, values);
+  }
+
+  void MeasureHead() {
+    std::vector<Sampler> samplers;
+    samplers.reserve(static_cast<size_t>(passes_.pool().threads()));
+    for (int worker = 0; worker < passes_.pool().threads(); ++worker) {
+      samplers.emplace_back(inputs_.kernels, config_.vocab_size);
+    }
+    const int64_t block = limits_.max_logit_rows;
+    std::vector<float> logits(static_cast<size_t>(block * config_.vocab_size));
+    const auto vocab = static_cast<size_t>(config_.vocab_size);
+    SamplingParams sampling;
+    sampling.temperature = 0;
+    const PenaltyState penalties;
+    std::vector<std::vector<double>> terms;
+    std::vector<double> values;
+    for (const int64_t rows : {int64_t{1}, int64_t{8}, int64_t{32}, block}) {
+      if (rows > block) continue;
+      passes_.Run(passes_.DecodeSlices(rows, 16), config_.top_k);
+      std::vector<int32_t> wanted(static_cast<size_t>(rows));
+      std::iota(wanted.begin(), wanted.end(), 0);
+      std::vector<double> samples;
+      for (int repeat = 0; repeat < kRepeats; ++repeat) {
+        const Stopwatch watch;
+        passes_.model().Logits(wanted, logits.data());
+        passes_.pool().ParallelFor(rows, [&](int64_t row, int worker) {
+          samplers[static_cast<size_t>(worker)].Sample(
+              sampling, 0, 0, penalties,
+              std::span(logits).subspan(static_cast<size_t>(row) * vocab, vocab));
+        });
+        samples.push_back(watch.seconds());
+      }
+      terms.push_back({1, AsDouble(rows)});
+      values.push_back(Summarise(std::move(samples), "s", "").value);
+    }
+    const LinearFit head = FitLinear(terms, values);
+    SetCost(Module::kHead, head.coefficients[0], head.coefficients[1], head,
+            fmt::format("blocks of up to {} rows", block));
+  }
+
+  struct LinkUse {
+    double wall_s = 0;
+    double idle_s = 0;  // nothing to read
+    uint64_t bytes = 0;
+    double active_s() const { return std::max(1e-9, wall_s - idle_s); }
+    double rate() const { return static_cast<double>(bytes) / active_s(); }
+  };
+
+  // Each layer's absent experts, one layer after another, each let go as soon as it is there.
+  LinkUse StreamOnce() {
+    LinkUse use;
+    const Stopwatch watch;
+    std::vector<ExpertId> wanted;
+    std::vector<PinnedExpert> ready;
+    passes_.experts().StepBegan();
+    for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
+      if (config_.layer_is_sparse[static_cast<size_t>(layer)] == 0) continue;
+      wanted.clear();
+      for (int64_t e = passes_.residents(); e < config_.num_experts; ++e) {
+        ExpertId id;
+        id.layer = static_cast<uint16_t>(layer);
+        id.index = static_cast<uint16_t>(e);
+        wanted.push_back(id);
+      }
+      passes_.experts().BeginLayer(wanted, static_cast<int64_t>(wanted.size()));
+      for (;;) {
+        ready.clear();
+        if (!passes_.experts().NextReady(ready)) break;
+        for (const PinnedExpert& expert : ready) passes_.experts().Release(expert);
+      }
+      use.bytes += passes_.experts().EndLayer().bytes_read;
+      // A slow link is known after a few layers as well as after all.
+      if (watch.seconds() > LinkSeconds()) break;
+    }
+    use.wall_s = watch.seconds();
+    return use;
+  }
+
+  void MeasureLink() {
+    std::vector<double> rates;
+    StreamOnce();
+    for (const Stopwatch watch; rates.size() < 3 || watch.seconds() < LinkSeconds();) {
+      rates.push_back(StreamOnce().rate());
+      if (watch.seconds() > 4 * LinkSeconds()) break;
+    }
+    const size_t passes = rates.size();
+    costs_.link = Summarise(std::move(rates), "byte/s",
+                            fmt::format("median of {} runs, from disk into slots", passes));
+  }
+
+  // What the model's routers choose for text.
+  void ObserveRouting() {
+    passes_.routing().Observe();
+    const int64_t chunk = std::min<int64_t>(limits_.max_batch_tokens, 64);
+    passes_.Run(passes_.PromptSlices(
+                    0, std::min(PassMeter::kContexts, limits_.max_batch_tokens / chunk), 0, chunk),
+                0);
+    costs_.popularity = passes_.routing().Popularity();
+  }
+
+  // Rows with which computing takes as long as reading.
+  int64_t BalancedRows() const {
+    const double read_s = AsDouble(config_.num_experts - passes_.residents()) *
+                          static_cast<double>(inputs_.experts.layout().slot_bytes) /
+                          costs_.link.value;
+    const double fixed = costs_[Module::kAttentionIn].fixed_s + costs_[Module::kOutput].fixed_s +
+                         costs_[Module::kRouter].fixed_s +
+                         AsDouble(config_.num_experts) * costs_[Module::kExpert].fixed_s;
+    const double per_row = costs_[Module::kAttentionIn].per_unit_s +
+                           costs_[Module::kOutput].per_unit_s + costs_[Module::kRouter].per_unit_s +
+                           AsDouble(config_.top_k) * costs_[Module::kExpert].per_unit_s;
+    const double rows = per_row > 0 ? (read_s - fixed) / per_row : 0;
+    return static_cast<int64_t>(std::clamp(rows, 16.0, AsDouble(limits_.max_batch_tokens)));
+  }
+
+  // What a layer without experts does in their place is taken for an expert of its width.
+  double DenseMlpSeconds(double rows) const {
+    const int64_t dense_layers = config_.num_layers - sparse_layers_;
+    if (dense_layers == 0) return 0;
+    const double width =
+        AsDouble(config_.dense_intermediate_size) / AsDouble(config_.moe_intermediate_size);
+    return AsDouble(dense_layers) * width * costs_[Module::kExpert].seconds(rows);
+  }
+
+  // Of a pass of decoding rows whose experts the router chose.
+  double PredictCompute(const PassPoint& point) const {
+    const double rows = AsDouble(point.rows);
+    return AsDouble(config_.num_layers) *
+               (costs_[Module::kAttentionIn].seconds(rows) + costs_[Module::kOutput].seconds(rows) +
+                costs_[Module::kDecodeAttention].seconds(point.decode_positions)) +
+           DenseMlpSeconds(rows) +
+           AsDouble(sparse_layers_) * costs_[Module::kRouter].seconds(rows) +
+           point.routed_experts * costs_[Module::kExpert].fixed_s +
+           point.routed_pairs * costs_[Module::kExpert].per_unit_s;
+  }
+
+  void MeasureJointly() {
+    const auto slices = passes_.DecodeSlices(BalancedRows(), 16);
+    std::vector<double> link_shares;
+    std::vector<double> compute_shares;
+    passes_.routing().Observe();
+    for (int pass = 0; pass < kJointPasses; ++pass) {
+      const PassPoint point = passes_.Run(slices, 0);
+      if (pass == 0) continue;  // it began with empty buffers
+      const double joint_s = point.dense_s + point.experts_s;
+      const LinkUse use = {point.wall_s, point.link_idle_s, point.bytes_read};
+      const double overlap = use.active_s() / use.wall_s;
+      if (use.bytes == 0 || joint_s <= 0 || overlap < 0.1) continue;
+      link_shares.push_back(std::clamp(use.rate() / costs_.link.value, 0.1, 1.0));
+      compute_shares.push_back(
+          std::clamp((PredictCompute(point) / joint_s - (1 - overlap)) / overlap, 0.1, 1.0));
+    }
+    if (link_shares.empty()) link_shares = compute_shares = {1};
+    const std::string how = fmt::format("median of {} passes over {} rows beside reading",
+                                        link_shares.size(), slices.size());
+    costs_.contended_link_share = Summarise(std::move(link_shares), "share", how);
+    costs_.contended_compute_share = Summarise(std::move(compute_shares), "share", how);
+  }
+
+  const ModuleProfilerInputs& inputs_;
+  PassMeter passes_;
+  const ModelConfig& config_;  // the first layers
+  const ModelLimits& limits_;
+  const int64_t sparse_layers_;
+  Stopwatch watch_;
+  std::vector<PassPoint> points_;
+  ModuleCosts costs_;
+};
+
+}  // namespace
+
+std::string ModuleCostsKey(const ModuleProfilerInputs& inputs, const HostDescription& host) {
+  const ModelConfig& c = inputs.config;
+  std::string files;
+  for (const auto& file : inputs.experts.files()) {
+    files += '|';
+    files += std::filesystem::absolute(file).lexically_normal().string();
+  }
+  return fmt::format("{}|{} {}|{} {} {} {} {} {}|{} {} {} {}|{}|{} {} {}|{} {}|{} {} {} {}{}",
+                     host.fingerprint, c.architecture, c.num_layers, c.hidden_size, c.num_experts,
+                     c.top_k, c.moe_intermediate_size, c.dense_intermediate_size,
+                     c.shared_intermediate_size, c.num_heads, c.num_kv_heads, c.head_dim,
+                     c.vocab_size, c.num_sparse_layers(), IsaName(inputs.kernels.isa),
+                     static_cast<int>(inputs.weight_type), static_cast<int>(inputs.kv_type),
+                     inputs.threads, inputs.pin_cpus.empty() ? "free" : "pinned",
+                     ReadBackendName(inputs.streaming.backend), inputs.streaming.depth,
+                     inputs.streaming.packet_bytes, inputs.streaming.link_bytes_per_s, files);
+}
+
+ModuleCosts MeasureModules(const ModuleProfilerInputs& inputs, const HostDescription& host) {
+  ModuleCosts costs = ModuleProfiler(inputs).Run();
+  costs.key = ModuleCostsKey(inputs, host);
+  costs.host_fingerprint = host.fingerprint;
+  costs.model = inputs.config.architecture;
+  costs.created = UtcNow();
+  return costs;
+}
+
+}  // namespace moesaic

@@ -1,0 +1,198 @@
+#include "serving/plan/pass_meter.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "core/base/error.h"
+#include "core/base/units.h"
+#include "serving/model/weights.h"
+#include "serving/plan/measuring.h"
+
+namespace moesaic {
+namespace {
+
+constexpr int kSparseLayers = 4;  // weights of several, so that caches are as cold as in a pass
+constexpr int64_t kMostRows = 1024;
+constexpr int64_t kLogitRows = 64;
+
+int64_t LayersToRun(const ModelConfig& config) {
+  int64_t sparse = 0;
+  for (int64_t layer = 0; layer < config.num_layers; ++layer) {
+    sparse += config.layer_is_sparse[static_cast<size_t>(layer)] != 0;
+    if (sparse == kSparseLayers) return layer + 1;
+  }
+  return config.num_layers;
+}
+
+ModelConfig FirstLayers(ModelConfig config, int64_t layers) {
+  config.num_layers = layers;
+  config.layer_window.resize(static_cast<size_t>(layers));
+  config.layer_is_sparse.resize(static_cast<size_t>(layers));
+  return config;
+}
+
+std::vector<int32_t> ContextBlocks(int64_t context) {
+  std::vector<int32_t> blocks(static_cast<size_t>(PassMeter::kLongContext / kKvBlockTokens));
+  std::iota(blocks.begin(), blocks.end(),
+            static_cast<int32_t>(context * (PassMeter::kLongContext / kKvBlockTokens)));
+  return blocks;
+}
+
+}  // namespace
+
+PassMeter::PassMeter(const ModuleProfilerInputs& inputs)
+    : inputs_(inputs),
+      config_(FirstLayers(inputs.config, LayersToRun(inputs.config))),
+      slot_bytes_(inputs.experts.layout().slot_bytes),
+      routing_(config_.num_experts) {
+  ChooseSizes();
+  pool_ = std::make_unique<ThreadPool>(inputs.threads, inputs.pin_cpus);
+  experts_ =
+      std::make_unique<StreamingExperts>(inputs.experts, static_cast<int>(config_.num_layers),
+                                         static_cast<int>(config_.num_experts), streaming_);
+  model_ = std::make_unique<Model>(
+      config_,
+      ModelWeights::Load(config_, inputs.weight_type, inputs.tensors, inputs.kernels, *pool_),
+      inputs.experts.layout(), *experts_, inputs.kernels, *pool_, limits_);
+  StreamingExperts* const streams = experts_.get();
+  runner_ = std::make_unique<PassRunner>(*model_, *pool_, std::span(&streams, 1), nullptr,
+                                         ScheduleKind::kModuleBatching, &timeline_);
+}
+
+StreamingOptions PassMeter::StreamingFor(int64_t resident_experts, int64_t buffers) const {
+  StreamingOptions streaming = inputs_.streaming;
+  streaming.slots = std::min(resident_experts * config_.num_sparse_layers() + buffers,
+                             config_.num_sparse_layers() * config_.num_experts);
+  streaming.buffers = buffers;
+  streaming.timeline = nullptr;
+  return streaming;
+}
+
+uint64_t PassMeter::BytesWith(int64_t rows, int64_t resident_experts, int64_t buffers) const {
+  const ModelLimits limits = LimitsFor(rows);
+  const StreamingOptions streaming = StreamingFor(resident_experts, buffers);
+  return ModelWeights::Bytes(config_, inputs_.weight_type) +
+         static_cast<uint64_t>(streaming.slots) * slot_bytes_ +
+         StreamingExperts::StagingBytes(inputs_.experts, static_cast<int>(config_.num_layers),
+                                        static_cast<int>(config_.num_experts), streaming) +
+         static_cast<uint64_t>(limits.num_kv_blocks) *
+             Model::KvBlockBytes(config_, inputs_.kv_type) +
+         Model::WorkspaceBytes(config_, inputs_.kernels, limits, inputs_.threads) +
+         static_cast<uint64_t>(kLogitRows * config_.vocab_size) * sizeof(float);
+}
+
+ModelLimits PassMeter::LimitsFor(int64_t rows) const {
+  ModelLimits limits;
+  limits.max_batch_tokens = rows;
+  limits.max_context_tokens = kLongContext + kKvBlockTokens;
+  // The contexts, and a block for each decoding row's own token.
+  limits.num_kv_blocks = kContexts * (kLongContext / kKvBlockTokens) + rows;
+  limits.max_logit_rows = std::min(kLogitRows, rows);
+  limits.kv_type = inputs_.kv_type;
+  return limits;
+}
+
+// As many rows as fit, then half of the experts, then a quarter, ...
+void PassMeter::ChooseSizes() {
+  const int64_t group = GroupOfExperts(slot_bytes_);
+  const int64_t buffers =
+      std::clamp<int64_t>(2 * group, 4, std::max<int64_t>(4, config_.num_experts));
+  for (int64_t resident = config_.num_experts / 2;; resident /= 2) {
+    for (int64_t rows = kMostRows; rows >= 16; rows /= 2) {
+      if (BytesWith(rows, resident, buffers) > inputs_.memory_bytes) continue;
+      resident_experts_ = resident;
+      limits_ = LimitsFor(rows);
+      streaming_ = StreamingFor(resident, buffers);
+      streaming_.timeline = &timeline_;
+      return;
+    }
+    if (resident <= config_.top_k) break;
+  }
+  Fail(ErrorKind::kResourceExhausted,
+       "measuring the model's modules needs {} at least, {} may be used",
+       FormatBytes(BytesWith(16, config_.top_k, buffers)), FormatBytes(inputs_.memory_bytes));
+}
+
+int32_t PassMeter::NextToken() {
+  const std::vector<int32_t>& sample = inputs_.sample_tokens;
+  if (sample.empty()) {
+    return static_cast<int32_t>(random_() % static_cast<uint64_t>(config_.vocab_size));
+  }
+  return sample[next_token_++ % sample.size()];
+}
+
+PassPoint PassMeter::Run(std::span<const SequenceSlice> slices, int64_t active) {
+  PassPoint point;
+  for (const SequenceSlice& slice : slices) {
+    point.rows += slice.num_tokens;
+    const auto first = static_cast<double>(slice.start_position + 1);
+    const auto last = static_cast<double>(slice.start_position + slice.num_tokens);
+    (slice.prefill ? point.prefill_positions : point.decode_positions) +=
+        (first + last) / 2 * static_cast<double>(slice.num_tokens);
+  }
+  tokens_.resize(static_cast<size_t>(point.rows));
+  for (int32_t& token : tokens_) token = NextToken();
+  if (active > 0) routing_.Spread(active);
+  point.active_experts = static_cast<double>(active * config_.num_sparse_layers());
+  point.pairs = static_cast<double>(point.rows * config_.top_k * config_.num_sparse_layers());
+
+  const double routed_experts = routing_.touched();
+  const double routed_pairs = routing_.pairs();
+  const Timeline::Snapshot before = timeline_.Take();
+  const SliceRange all = {0, std::ssize(slices)};
+  const Stopwatch watch;
+  const StepStats stats = runner_->Run({tokens_, slices}, {&all, 1}, &routing_);
+  point.wall_s = watch.seconds();
+  const Timeline::Snapshot after = timeline_.Take();
+  const auto spent_s = [&](Activity activity) {
+    return static_cast<double>(after.sum(activity).ns - before.sum(activity).ns) * 1e-9;
+  };
+  point.attention_s = static_cast<double>(stats.attention_us) * 1e-6;
+  point.dense_s = spent_s(Activity::kDense) + spent_s(Activity::kAttention);
+  point.experts_s = spent_s(Activity::kExperts);
+  point.link_idle_s = std::min(point.wall_s, spent_s(Activity::kLinkIdle));
+  point.bytes_read = after.sum(Activity::kRead).bytes - before.sum(Activity::kRead).bytes;
+  point.routed_experts = routing_.touched() - routed_experts;
+  point.routed_pairs = routing_.pairs() - routed_pairs;
+  return point;
+}
+
+std::vector<SequenceSlice> PassMeter::PromptSlices(int64_t first_context, int64_t sequences,
+                                                   int64_t start, int64_t count) {
+  blocks_.clear();
+  std::vector<SequenceSlice> slices;
+  for (int64_t i = 0; i < sequences; ++i) {
+    blocks_.push_back(ContextBlocks((first_context + i) % kContexts));
+    SequenceSlice slice;
+    slice.first_row = i * count;
+    slice.num_tokens = count;
+    slice.start_position = start;
+    slice.request = static_cast<int32_t>(i);
+    slice.prefill = true;
+    slices.push_back(slice);
+  }
+  for (size_t i = 0; i < slices.size(); ++i) slices[i].blocks = blocks_[i];
+  return slices;
+}
+
+std::vector<SequenceSlice> PassMeter::DecodeSlices(int64_t sequences, int64_t context) {
+  blocks_.clear();
+  std::vector<SequenceSlice> slices;
+  for (int64_t i = 0; i < sequences; ++i) {
+    std::vector<int32_t> blocks = ContextBlocks(i % kContexts);
+    blocks.resize(static_cast<size_t>(context / kKvBlockTokens));
+    blocks.push_back(static_cast<int32_t>(kContexts * (kLongContext / kKvBlockTokens) + i));
+    blocks_.push_back(std::move(blocks));
+    SequenceSlice slice;
+    slice.first_row = i;
+    slice.num_tokens = 1;
+    slice.start_position = context;
+    slice.request = static_cast<int32_t>(i);
+    slices.push_back(slice);
+  }
+  for (size_t i = 0; i < slices.size(); ++i) slices[i].blocks = blocks_[i];
+  return slices;
+}
+
+}  // namespace moesaic

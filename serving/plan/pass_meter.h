@@ -1,0 +1,96 @@
+// PassMeter: passes of the first layers of a model, made of the engine's own parts, and what each
+// took: the instrument that the module profiler fits its costs from.
+//
+// Owned by the profiler; one thread. It takes the memory that its inputs allow, and has threads of
+// its own.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <span>
+#include <vector>
+
+#include "core/base/thread_pool.h"
+#include "core/config/model_config.h"
+#include "serving/batch/pass_runner.h"
+#include "serving/batch/streaming_experts.h"
+#include "serving/batch/timeline.h"
+#include "serving/model/model.h"
+#include "serving/plan/even_routing.h"
+#include "serving/plan/module_profiler.h"
+
+namespace moesaic {
+
+// What one pass did, and how long it took. Counts are of all layers unless it says otherwise.
+struct PassPoint {
+  int64_t rows = 0;
+  double decode_positions = 0;  // of one layer
+  double prefill_positions = 0;
+  double active_experts = 0;  // that rows were spread over
+  double pairs = 0;
+  double attention_s = 0;
+  double dense_s = 0;  // with attention
+  double experts_s = 0;
+  double wall_s = 0;
+  double link_idle_s = 0;  // nothing to read
+  uint64_t bytes_read = 0;
+  double routed_experts = 0;  // that the router chose, where nothing was spread
+  double routed_pairs = 0;
+};
+
+class PassMeter {
+ public:
+  static constexpr int64_t kLongContext = 256;  // positions that a sequence has at most
+  static constexpr int64_t kContexts = 16;  // sequences whose keys and values decode reads in turn
+
+  // Throws Error(kResourceExhausted) when not even the smallest passes fit.
+  explicit PassMeter(const ModuleProfilerInputs& inputs);
+
+  const ModelConfig& config() const { return config_; }  // of the first layers
+  const ModelLimits& limits() const { return limits_; }
+  Model& model() { return *model_; }
+  ThreadPool& pool() { return *pool_; }
+  StreamingExperts& experts() { return *experts_; }
+  EvenRouting& routing() { return routing_; }
+  int64_t residents() const { return resident_experts_; }  // of each sparse layer
+  // Experts that passes may spread their rows over without reading any.
+  int64_t spreadable() const { return std::max(config_.top_k, resident_experts_); }
+
+  // Rows spread over `active` experts of each layer; 0: as the router says.
+  PassPoint Run(std::span<const SequenceSlice> slices, int64_t active);
+
+  // `count` tokens of each of `sequences` contexts from `start` on. Valid until the next call of
+  // this or of DecodeSlices.
+  std::vector<SequenceSlice> PromptSlices(int64_t first_context, int64_t sequences, int64_t start,
+                                          int64_t count);
+  // One token each behind `context` (a multiple of a block) positions; each writes a block of its
+  // own.
+  std::vector<SequenceSlice> DecodeSlices(int64_t sequences, int64_t context);
+
+ private:
+  StreamingOptions StreamingFor(int64_t resident_experts, int64_t buffers) const;
+  uint64_t BytesWith(int64_t rows, int64_t resident_experts, int64_t buffers) const;
+  ModelLimits LimitsFor(int64_t rows) const;
+  void ChooseSizes();
+  int32_t NextToken();
+
+  const ModuleProfilerInputs& inputs_;
+  const ModelConfig config_;
+  const uint64_t slot_bytes_;
+  int64_t resident_experts_ = 0;
+  ModelLimits limits_;
+  StreamingOptions streaming_;
+  Timeline timeline_{0};
+  EvenRouting routing_;
+  std::unique_ptr<ThreadPool> pool_;
+  std::unique_ptr<StreamingExperts> experts_;
+  std::unique_ptr<Model> model_;
+  std::unique_ptr<PassRunner> runner_;
+  std::mt19937_64 random_{1};
+  size_t next_token_ = 0;
+  std::vector<int32_t> tokens_;
+  std::vector<std::vector<int32_t>> blocks_;  // of the slices of the running pass
+};
+
+}  // namespace moesaic

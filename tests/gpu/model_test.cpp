@@ -1,0 +1,189 @@
+// A whole model whose experts are computed on devices: close to the CPU's logits and to the
+// reference, and the same bits wherever experts were, however a prompt was cut. Linked twice, like
+// the kernels' tests: for a GPU, and for the host on emulated devices.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/hash.h"
+#include "tests/gpu/kernel_machine.h"
+#include "tests/gpu/sample_model.h"
+#include "tests/serving/model/model_harness.h"
+
+namespace moesaic {
+namespace {
+
+constexpr int kPromptTokens = 9;
+constexpr int kSteps = 2;
+
+// Relative L2 distance.
+double Distance(const std::vector<float>& a, const std::vector<float>& b) {
+  CHECK_EQ(a.size(), b.size());
+  double error = 0;
+  double norm = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    const double difference = static_cast<double>(a[i]) - b[i];
+    error += difference * difference;
+    norm += static_cast<double>(b[i]) * b[i];
+  }
+  return std::sqrt(error / norm);
+}
+
+uint64_t HashOf(const std::vector<float>& values) {
+  return Hash64(std::as_bytes(std::span(values)));
+}
+
+// Logits of a prompt, cut into chunks, and of some decode steps.
+std::vector<float> Logits(ModelHarness& model, int64_t chunk) {
+  const std::vector<int32_t> tokens =
+      PromptOf(3, kPromptTokens + kSteps, static_cast<int>(model.config().vocab_size));
+  auto sequence = model.NewSequence(kPromptTokens + kSteps);
+  std::vector<float> all = model.Prefill(sequence, std::span(tokens).first(kPromptTokens), chunk);
+  for (size_t i = kPromptTokens; i < tokens.size(); ++i) {
+    const ModelHarness::Piece piece = {&sequence, {tokens[i]}};
+    const std::vector<float> logits = model.Run({&piece, 1});
+    all.insert(all.end(), logits.begin(), logits.end());
+  }
+  return all;
+}
+
+class CudaModelTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    options_.max_batch_tokens = 32;
+    options_.max_context_tokens = 64;
+    options_.kv_blocks = 8;
+    UseDevices(1);
+  }
+
+  // Of `slots` experts each.
+  void UseDevices(int devices, int64_t slots = 256) {
+    machines_.clear();
+    options_.given_devices.clear();
+    for (int d = 0; d < devices; ++d) {
+      std::string why_not;
+      machines_.push_back(MakeKernelMachine(uint64_t{48} << 20, why_not));
+      if (machines_.back() == nullptr) GTEST_SKIP() << "SKIPPED: " << why_not;
+      options_.given_devices.push_back(&machines_.back()->device());
+      options_.kernels = &machines_.back()->kernels();
+    }
+    options_.devices = devices;
+    options_.device_slots = slots;
+  }
+
+  std::vector<float> OnTheHost() {
+    HarnessOptions host = options_;
+    host.devices = 0;
+    host.kernels = nullptr;
+    ModelHarness model(SampleModel(), host);
+    return Logits(model, kPromptTokens);
+  }
+
+  std::vector<std::unique_ptr<KernelMachine>> machines_;
+  HarnessOptions options_;
+};
+
+// The tolerances are those of the CPU's class of bf16 activations (tests/serving/model).
+TEST_F(CudaModelTest, LogitsAreThoseOfTheReference) {
+  const Reference reference(SampleModel());
+  const std::vector<int32_t>& prompt = reference.prompts()[0].tokens;
+  options_.max_batch_tokens = static_cast<int64_t>(prompt.size());
+  ModelHarness model(SampleModel(), options_);
+  auto sequence = model.NewSequence(options_.max_context_tokens);
+  std::vector<float> logits = model.Prefill(sequence, prompt, options_.max_batch_tokens);
+  const std::vector<float> expected = reference.Floats("00.logits");
+  logits.erase(logits.begin(), logits.end() - static_cast<std::ptrdiff_t>(expected.size()));
+  EXPECT_LE(Distance(logits, expected), 1.5e-2);
+}
+
+TEST_F(CudaModelTest, LogitsAreCloseToTheHosts) {
+  for (const auto& [type, tolerance] :
+       {std::pair(WeightType::kBf16, 1.5e-2),
+        // The host rounds activations to int8.
+        std::pair(WeightType::kInt8, 5e-2), std::pair(WeightType::kInt4, 5e-2)}) {
+    options_.weight_type = type;
+    UseDevices(1);
+    const std::vector<float> expected = OnTheHost();
+    ModelHarness model(SampleModel(), options_);
+    const std::vector<float> actual = Logits(model, kPromptTokens);
+    EXPECT_LE(Distance(actual, expected), tolerance) << WeightTypeName(type);
+    EXPECT_EQ(model.stats().experts.on_host, 0u);
+    // The device did compute: it rounds otherwise.
+    EXPECT_NE(HashOf(actual), HashOf(expected)) << WeightTypeName(type);
+  }
+}
+
+// Architecture, rule 1, within the class: every expert on a device, whichever, however few fit.
+TEST_F(CudaModelTest, PlacementDoesNotChangeABit) {
+  uint64_t expected = 0;
+  {
+    ModelHarness all(SampleModel(), options_);
+    expected = HashOf(Logits(all, kPromptTokens));
+    EXPECT_EQ(all.stats().experts.evictions, 0u);
+  }
+  struct Case {
+    int devices;
+    int64_t slots;
+    int64_t chunk;
+    int threads;
+  };
+  for (const Case& c : {Case{1, 1, kPromptTokens, 1}, Case{1, 40, 4, 2}, Case{3, 9, 1, 2}}) {
+    UseDevices(c.devices, c.slots);
+    options_.threads = c.threads;
+    ModelHarness model(SampleModel(), options_);
+    EXPECT_EQ(HashOf(Logits(model, c.chunk)), expected)
+        << c.devices << " devices of " << c.slots << " slots, chunks of " << c.chunk;
+    EXPECT_EQ(model.stats().experts.on_host, 0u);
+    EXPECT_GT(model.stats().experts.evictions, 0u);
+  }
+}
+
+// Attention, MLPs and head on the device too.
+TEST_F(CudaModelTest, DenseLogitsAreThoseOfTheReference) {
+  const Reference reference(SampleModel());
+  const std::vector<int32_t>& prompt = reference.prompts()[0].tokens;
+  options_.max_batch_tokens = static_cast<int64_t>(prompt.size());
+  options_.dense_on_device = true;
+  ModelHarness model(SampleModel(), options_);
+  auto sequence = model.NewSequence(options_.max_context_tokens);
+  std::vector<float> logits = model.Prefill(sequence, prompt, 16);
+  const std::vector<float> expected = reference.Floats("00.logits");
+  logits.erase(logits.begin(), logits.end() - static_cast<std::ptrdiff_t>(expected.size()));
+  EXPECT_LE(Distance(logits, expected), 1.5e-2);
+}
+
+TEST_F(CudaModelTest, DenseLogitsDoNotDependOnPlacementOrCompany) {
+  options_.dense_on_device = true;
+  uint64_t expected = 0;
+  {
+    ModelHarness all(SampleModel(), options_);
+    expected = HashOf(Logits(all, kPromptTokens));
+  }
+  UseDevices(2, 7);
+  options_.threads = 2;
+  ModelHarness model(SampleModel(), options_);
+  // Another sequence has come before and has the first blocks.
+  auto other = model.NewSequence(20);
+  const ModelHarness::Piece piece = {&other, {1, 2, 3, 4, 5}};
+  model.Run({&piece, 1});
+  EXPECT_EQ(HashOf(Logits(model, 2)), expected);
+}
+
+// What the host computes of the misses makes it another mixture of classes: close, not the same.
+TEST_F(CudaModelTest, MissesComputedOnTheHostStayClose) {
+  const std::vector<float> expected = OnTheHost();
+  for (const MissMode miss : {MissMode::kHost, MissMode::kAuto}) {
+    UseDevices(2, 20);
+    options_.miss = miss;
+    ModelHarness model(SampleModel(), options_);
+    EXPECT_LE(Distance(Logits(model, kPromptTokens), expected), 1.5e-2);
+    EXPECT_GT(model.stats().experts.on_host, 0u);
+  }
+}
+
+}  // namespace
+}  // namespace moesaic

@@ -1,0 +1,156 @@
+// The products of the tile registers, on emulated ones: packing and control flow on any CPU. Where
+// the CPU has the registers, MatmulTest and QuantTest run them as they run every instruction set.
+#include <algorithm>
+
+#include "kernels/cpu/amx_support.h"
+#include "tests/kernels/cpu/emulated_amx.h"
+#include "tests/kernels/cpu/kernel_test_util.h"
+
+namespace moesaic {
+namespace {
+
+using testing_util::Activations;
+using testing_util::Dot;
+using testing_util::DotOf;
+using testing_util::DotTolerance;
+using testing_util::Random;
+using testing_util::SameBits;
+using testing_util::TestSeed;
+using testing_util::Weights;
+
+constexpr WeightType kIntegers[] = {WeightType::kInt8, WeightType::kInt4};
+
+class AmxTest : public ::testing::Test {
+ protected:
+  AmxTest() : trace_(__FILE__, __LINE__, "seed " + std::to_string(TestSeed())) {}
+  void TearDown() override { EXPECT_TRUE(testing_util::EmulatedTilesAreReleased()); }
+
+  const CpuKernels& scalar_ = KernelsFor(Isa::kScalar);
+  const CpuKernels amx_ = testing_util::WithEmulatedAmx(scalar_);
+  Random random_;
+  ::testing::ScopedTrace trace_;
+};
+
+// The rows of h in their own bytes.
+std::vector<std::byte> HiddenBytes(const CpuKernels& kernels, const Activations& x,
+                                   const Weights& gate, const Weights& up, int64_t m,
+                                   int64_t panel_step, const int32_t* rows = nullptr) {
+  const AlignedBuffer h = testing_util::HiddenRows(kernels, x, gate, up, m, panel_step, rows);
+  return {h.data(), h.data() + h.bytes()};
+}
+
+TEST_F(AmxTest, IntegersGiveTheBitsOfOtherInstructionSets) {
+  for (const WeightType type : kIntegers) {
+    for (const int64_t m : {1, 2, 15, 16, 17, 33, 48, 49, 70}) {
+      const int64_t n = random_.Uniform(1, 150);
+      const int64_t k = random_.Uniform(1, 420);
+      SCOPED_TRACE(fmt::format("{} m={} n={} k={}", WeightTypeName(type), m, n, k));
+      const Activations x(scalar_, random_.Normals(m * k), m, k, type);
+      const Weights w(scalar_, random_.Normals(n * k), n, k, type);
+      const Weights up(scalar_, random_.Normals(n * k), n, k, type);
+      const std::vector<float> bias = random_.Normals(n);
+      const std::vector<float> expected = Multiply(scalar_, x, w, m, bias.data(), 100);
+      for (const int64_t step : {1, 3, 100}) {
+        ASSERT_TRUE(SameBits(Multiply(amx_, x, w, m, bias.data(), step), expected)) << step;
+      }
+      EXPECT_EQ(HiddenBytes(amx_, x, w, up, m, 2), HiddenBytes(scalar_, x, w, up, m, 100));
+    }
+  }
+}
+
+TEST_F(AmxTest, Bf16MatchesDouble) {
+  for (const int64_t m : {1, 3, 16, 19, 41, 65}) {
+    for (const int64_t k : {1, 2, 31, 33, 64, 300}) {
+      const int64_t n = random_.Uniform(1, 70);
+      SCOPED_TRACE(fmt::format("m={} n={} k={}", m, n, k));
+      const Activations x(amx_, random_.Normals(m * k), m, k);
+      const Weights w(amx_, random_.Normals(n * k), n, k, WeightType::kBf16);
+      ASSERT_EQ(x.type, ActivationType::kBf16);
+      const std::vector<float> y = Multiply(amx_, x, w, m, nullptr, w.matrix.panels());
+      for (int64_t r = 0; r < m; ++r) {
+        for (int64_t o = 0; o < n; ++o) {
+          const Dot dot = DotOf(&x.values[r * k], &w.values[o * k], k);
+          ASSERT_NEAR(y[r * n + o], dot.sum, DotTolerance(dot, k)) << r << "," << o;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(AmxTest, Bf16BitsDoNotDependOnRowsPanelRangeOrGathering) {
+  constexpr int64_t kRows = 70, kN = 90, kK = 301;
+  const Activations x(amx_, random_.Normals(kRows * kK), kRows, kK);
+  const Weights gate(amx_, random_.Normals(kN * kK), kN, kK, WeightType::kBf16);
+  const Weights up(amx_, random_.Normals(kN * kK), kN, kK, WeightType::kBf16);
+  const std::vector<float> all = Multiply(amx_, x, gate, kRows, nullptr, 100);
+  const std::vector<std::byte> all_h = HiddenBytes(amx_, x, gate, up, kRows, 100);
+  const auto stride = static_cast<int64_t>(all_h.size()) / kRows;
+  std::vector<int32_t> reversed(kRows);
+  for (int64_t r = 0; r < kRows; ++r) reversed[r] = static_cast<int32_t>(kRows - 1 - r);
+  for (const int64_t m : {1, 2, 7, 16, 17, 31, 40, 65}) {
+    for (const int64_t step : {1, 4}) {
+      ASSERT_TRUE(
+          SameBits(Multiply(amx_, x, gate, m, nullptr, step), {all.begin(), all.begin() + m * kN}))
+          << "m=" << m << " panel step " << step;
+    }
+    const auto gathered = HiddenBytes(amx_, x, gate, up, m, 3, reversed.data());
+    for (int64_t r = 0; r < m; ++r) {
+      ASSERT_TRUE(std::equal(gathered.begin() + r * stride, gathered.begin() + (r + 1) * stride,
+                             all_h.begin() + reversed[r] * stride))
+          << r;
+    }
+  }
+}
+
+// One row with NaN or infinity leaves the others of its tile alone.
+TEST_F(AmxTest, BadRowsStayAlone) {
+  constexpr int64_t kRows = 20, kN = 35, kK = 70;
+  std::vector<float> source = random_.Normals(kRows * kK);
+  const Weights w(amx_, random_.Normals(kN * kK), kN, kK, WeightType::kBf16);
+  const Activations good(amx_, source, kRows, kK);
+  const std::vector<float> expected = Multiply(amx_, good, w, kRows, nullptr, 100);
+  source[5 * kK + 69] = NAN;
+  source[12 * kK] = INFINITY;
+  const Activations bad(amx_, source, kRows, kK);
+  const std::vector<float> y = Multiply(amx_, bad, w, kRows, nullptr, 100);
+  for (int64_t i = 0; i < kRows * kN; ++i) {
+    if (i / kN == 5 || i / kN == 12) {
+      EXPECT_FALSE(std::isfinite(y[i])) << i;
+    } else {
+      EXPECT_EQ(y[i], expected[i]) << i;
+    }
+  }
+}
+
+// f32 weights (the router's) have no tiles: the products of class kBf16.
+TEST_F(AmxTest, F32WeightsAreMultipliedInVectors) {
+  constexpr int64_t kRows = 9, kN = 20, kK = 33;
+  const Activations x(amx_, random_.Normals(kRows * kK), kRows, kK);
+  const Weights w(amx_, random_.Normals(kN * kK), kN, kK, WeightType::kF32);
+  const std::vector<float> y = Multiply(amx_, x, w, kRows, nullptr, 100);
+  for (int64_t i = 0; i < kRows * kN; ++i) {
+    const Dot dot = DotOf(&x.values[i / kN * kK], &w.values[i % kN * kK], kK);
+    ASSERT_NEAR(y[i], dot.sum, DotTolerance(dot, kK)) << i;
+  }
+}
+
+// What decides at start whether the registers are used.
+TEST_F(AmxTest, WrongProductsAreFoundOut) {
+  const ProductKernels bf16 = {.matmul = amx_.matmul, .gate_up = amx_.gate_up};
+  const ProductKernels integers = {.matmul = amx_.quant_matmul, .gate_up = amx_.quant_gate_up};
+  EXPECT_TRUE(ProductsAreRight(bf16, NumericsClass::kAmxBf16, WeightType::kBf16));
+  for (const WeightType type : kIntegers) {
+    EXPECT_TRUE(ProductsAreRight(integers, NumericsClass::kF32, type)) << WeightTypeName(type);
+  }
+  static decltype(CpuKernels::matmul) right = nullptr;
+  right = amx_.matmul;
+  ProductKernels wrong = bf16;
+  wrong.matmul = [](const MatmulArgs& args) {
+    right(args);
+    args.y[args.m * args.y_stride - 1] += 1.0f;
+  };
+  EXPECT_FALSE(ProductsAreRight(wrong, NumericsClass::kAmxBf16, WeightType::kBf16));
+}
+
+}  // namespace
+}  // namespace moesaic

@@ -1,0 +1,168 @@
+// Block-scaled fp8 checkpoints: the same bits as the checkpoint of their products in f32
+// (tests/reference/make_fp8_fixture.py).
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <numeric>
+
+#include "core/base/error.h"
+#include "core/base/file.h"
+#include "serving/model/fp8_weights.h"
+#include "tests/core/base/temp_dir.h"
+#include "tests/serving/model/model_harness.h"
+
+namespace moesaic {
+namespace {
+
+namespace fs = std::filesystem;
+
+const fs::path kFp8Models = fs::path(MOESAIC_TEST_DATA_DIR) / "fp8";
+
+TEST(Fp8Test, EveryCode) {
+  for (int code = 0; code < 256; ++code) {
+    const int exponent = code >> 3 & 15;
+    const int mantissa = code & 7;
+    const double magnitude =
+        exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 7 - 3);
+    const float value = Fp8E4M3ToF32(static_cast<uint8_t>(code));
+    if ((code & 0x7f) == 0x7f) {
+      EXPECT_TRUE(std::isnan(value)) << code;
+    } else {
+      EXPECT_EQ(value, code < 128 ? magnitude : -magnitude) << code;
+      EXPECT_EQ(std::signbit(value), code >= 128) << code;
+    }
+  }
+}
+
+TEST(Fp8Test, WidensInPlaceFromAnyRow) {
+  constexpr int64_t kRows = 7, kCols = 11;
+  const Fp8Blocks blocks = {3, 4};
+  const std::array<float, 9> scales = {1, 2, 3, 10, 20, 30, 100, 200, 300};  // [3, 3]
+  for (const int64_t first : {0, 2, 5}) {
+    const int64_t count = (kRows - first) * kCols;
+    std::vector<float> out(static_cast<size_t>(count));
+    auto* const bytes = reinterpret_cast<std::byte*>(out.data()) + 3 * count;
+    for (int64_t i = 0; i < count; ++i) bytes[i] = static_cast<std::byte>(i * 37 % 127);
+    DequantiseFp8(bytes, first, kRows - first, kCols,
+                  reinterpret_cast<const std::byte*>(scales.data()), DType::kF32, blocks,
+                  out.data());
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t block = (first + i / kCols) / 3 * 3 + i % kCols / 4;
+      ASSERT_EQ(out[i], Fp8E4M3ToF32(static_cast<uint8_t>(i * 37 % 127)) * scales[block]) << i;
+    }
+  }
+}
+
+std::vector<float> Logits(const fs::path& model_dir, WeightType type, int64_t expert_slots) {
+  HarnessOptions options;
+  options.weight_type = type;
+  options.expert_slots = expert_slots;
+  options.kv_blocks = 8;
+  ModelHarness model(model_dir, options);
+  auto sequence = model.NewSequence(40);
+  std::vector<int32_t> tokens(33);
+  for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i * 29 % 64);
+  return model.Prefill(sequence, tokens, 10);
+}
+
+TEST(Fp8Test, LogitsAreThoseOfTheProducts) {
+  for (const WeightType type :
+       {WeightType::kF32, WeightType::kBf16, WeightType::kInt8, WeightType::kInt4}) {
+    const std::vector<float> expected = Logits(kFp8Models / "qwen3_moe_dequantised", type, 0);
+    ASSERT_TRUE(std::isfinite(std::accumulate(expected.begin(), expected.end(), 0.0)));
+    for (const int64_t slots : {0, 3}) {
+      const std::vector<float> logits = Logits(kFp8Models / "qwen3_moe", type, slots);
+      ASSERT_EQ(logits.size(), expected.size());
+      EXPECT_EQ(std::memcmp(logits.data(), expected.data(), logits.size() * sizeof(float)), 0)
+          << WeightTypeName(type) << ", " << slots << " slots";
+    }
+  }
+}
+
+// An expert store is made by another way of reading.
+TEST(Fp8Test, PackedExpertsAreThoseOfTheCheckpoint) {
+  const ModelConfig config = LoadModelConfig(kFp8Models / "qwen3_moe");
+  const Checkpoint checkpoint = Checkpoint::Open(kFp8Models / "qwen3_moe");
+  const auto tensors = MakeCheckpointTensorSource(checkpoint, config.fp8_blocks);
+  const CpuKernels& kernels = KernelsFor(Isa::kScalar);
+  const auto source = MakeCheckpointExpertSource(config, WeightType::kInt4, checkpoint, kernels);
+  ExpertPacker packer(config, WeightType::kInt4, *tensors, kernels);
+  ExpertId id;
+  id.layer = 1;
+  id.index = 3;
+  AlignedBuffer packed(source->layout().slot_bytes);
+  AlignedBuffer loaded(source->layout().slot_bytes);
+  std::memset(loaded.data(), 0, loaded.bytes());
+  packer.Pack(id, packed.span());
+  std::vector<std::vector<std::byte>> bytes;
+  std::vector<std::span<const std::byte>> pieces;
+  for (const Extent& extent : source->Extents(id)) {
+    TensorInfo raw;
+    raw.extent = extent;
+    checkpoint.Read(raw, bytes.emplace_back(extent.bytes));
+  }
+  for (const auto& piece : bytes) pieces.emplace_back(piece);
+  source->Pack(id, pieces, loaded.span());
+  EXPECT_EQ(std::memcmp(packed.data(), loaded.data(), packed.bytes()), 0);
+}
+
+// Every `from` in a file becomes `to`, which is as long.
+void Replace(const fs::path& file, const std::string& from, const std::string& to) {
+  ASSERT_EQ(from.size(), to.size());
+  std::string text = ReadTextFile(file, 1 << 20);
+  size_t at = text.find(from);
+  ASSERT_NE(at, std::string::npos);
+  for (; at != std::string::npos; at = text.find(from, at)) text.replace(at, to.size(), to);
+  std::ofstream(file, std::ios::binary) << text;
+}
+
+TEST(Fp8Test, SaysWhatIsWrong) {
+  struct Case {
+    const char* file;
+    const char* from;
+    const char* to;
+    ErrorKind kind;
+    std::vector<const char*> words;
+  };
+  const std::vector<Case> cases = {
+      {"model.safetensors",
+       "1.self_attn.q_proj.weight_scale_inv",
+       "1.self_attn.q_proj.weight_other_inv",
+       ErrorKind::kNotFound,
+       {"layers.1.self_attn.q_proj.weight_scale_inv", "missing"}},
+      {"model.safetensors",
+       "0.mlp.experts.2.up_proj.weight_scale_inv",
+       "0.mlp.experts.2.up_proj.weight_other_inv",
+       ErrorKind::kNotFound,
+       {"experts.2.up_proj.weight_scale_inv", "missing"}},
+      {"config.json",
+       "quantization_config",
+       "quantization_xxxxxx",
+       ErrorKind::kUnsupported,
+       {"F8_E4M3", "quantization_config", "weight_block_size"}},
+      {"config.json", "16,", " 8,", ErrorKind::kCorrupt, {"scale_inv", "shape"}}};
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.words.front());
+    const TempDir directory;
+    for (const char* name : {"config.json", "model.safetensors"}) {
+      fs::copy_file(kFp8Models / "qwen3_moe" / name, directory.path() / name);
+    }
+    Replace(directory.path() / c.file, c.from, c.to);
+    try {
+      Logits(directory.path(), WeightType::kBf16, 0);
+      ADD_FAILURE() << "was accepted";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), c.kind) << error.what();
+      for (const char* word : c.words) {
+        EXPECT_NE(std::string(error.what()).find(word), std::string::npos)
+            << word << " in: " << error.what();
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace moesaic

@@ -1,0 +1,216 @@
+// The plan of a batch job: sizes that the engine can run with, by its own ledger, and the module
+// costs that they rest on, measured on the sample model.
+#include "serving/plan/batch_planner.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+
+#include "core/base/error.h"
+#include "serving/batch/batch_engine.h"
+#include "serving/batch/batch_report.h"
+#include "serving/plan/batch_prediction.h"
+#include "serving/plan/module_profiler.h"
+#include "tests/core/base/caught.h"
+#include "tests/serving/online/engine_harness.h"
+
+namespace moesaic {
+namespace {
+
+EngineOptions JobOptions() {
+  EngineOptions options = SmallOptions();
+  options.kv_memory = "auto";
+  options.expert_memory = "auto";
+  options.max_num_seqs = 0;
+  options.max_num_batched_tokens = 0;
+  options.max_model_len = 0;
+  options.machine_memory_bytes = uint64_t{160} << 20;
+  return options;
+}
+
+ModuleCosts SomeCosts() {
+  ModuleCosts costs;
+  costs.key = "made up";
+  for (ModuleCost& cost : costs.modules) cost = {1e-5, 1e-6, 0.01, 10, ""};
+  costs[Module::kDecodeAttention] = costs[Module::kPrefillAttention] = {0, 1e-9, 0.01, 10, ""};
+  costs.link = {5e8, 5e8, 5e8, "byte/s", "", ""};
+  costs.contended_link_share = {1, 1, 1, "share", "", ""};
+  costs.contended_compute_share = {0.9, 0.9, 0.9, "share", "", ""};
+  return costs;
+}
+
+uint64_t LedgerSum(const BatchPlan& plan) {
+  uint64_t sum = 0;
+  for (const LedgerEntry& entry : plan.ledger) sum += entry.bytes;
+  return sum;
+}
+
+TEST(BatchPlannerTest, PlansWhatFitsAndSaysWhatItExpects) {
+  const ModuleCosts costs = SomeCosts();
+  const Workload workload = UniformWorkload(60, 20, 300);
+  double last_tokens_per_s = 0;
+  int64_t last_slots = 0;
+  for (const uint64_t mib : {120, 140, 160, 400}) {
+    EngineOptions options = JobOptions();
+    options.machine_memory_bytes = mib << 20;
+    const ModelFiles files = OpenModelFiles(options, SelectKernels());
+    const BatchPlan plan = PlanBatchJob(options, files, workload, &costs);
+    SCOPED_TRACE(mib);
+    EXPECT_LE(plan.total_bytes, options.machine_memory_bytes);
+    EXPECT_EQ(LedgerSum(plan), plan.total_bytes);
+    EXPECT_EQ(LedgerOf(options, files, plan.sizes).total_bytes, plan.total_bytes);
+    ASSERT_TRUE(plan.execution);
+    const ExecutionPlan& execution = *plan.execution;
+    EXPECT_EQ(execution.ledgers.front().total_bytes(), plan.total_bytes);
+    EXPECT_TRUE(execution.ledgers.front().fits());
+    EXPECT_EQ(execution.batch_sequences, plan.sizes.max_num_seqs);
+    EXPECT_EQ(execution.token_budget, plan.sizes.max_batch_tokens);
+    EXPECT_EQ(execution.expert_buffers, plan.sizes.buffers);
+    const PhasePrediction& decode = execution.prediction.decode;
+    EXPECT_GE(decode.period_s, decode.roofline_s * 0.99);
+    EXPECT_LE(decode.period_s, decode.serial_s * 1.01);
+    // More memory never makes it slower.
+    EXPECT_GE(execution.prediction.generated_tokens_per_s, last_tokens_per_s * 0.99);
+    EXPECT_GE(plan.sizes.expert_slots, last_slots / 2);
+    last_tokens_per_s = execution.prediction.generated_tokens_per_s;
+    last_slots = plan.sizes.expert_slots;
+  }
+  EXPECT_EQ(last_slots, 256);  // all experts
+}
+
+TEST(BatchPlannerTest, KeepsWhatIsFixed) {
+  EngineOptions options = JobOptions();
+  options.max_num_seqs = 24;
+  options.max_num_batched_tokens = 200;
+  const ModelFiles files = OpenModelFiles(options, SelectKernels());
+  const ModuleCosts costs = SomeCosts();
+  const BatchPlan plan = PlanBatchJob(options, files, UniformWorkload(60, 20, 300), &costs);
+  EXPECT_EQ(plan.sizes.max_num_seqs, 24);
+  EXPECT_EQ(plan.sizes.max_batch_tokens, 200);
+}
+
+TEST(BatchPlannerTest, FallsBackToTheRule) {
+  const EngineOptions options = JobOptions();
+  const ModelFiles files = OpenModelFiles(options, SelectKernels());
+  const Workload workload = UniformWorkload(60, 20, 300);
+  const BatchPlan plan = PlanBatchJob(options, files, workload, nullptr);
+  EXPECT_FALSE(plan.execution);
+  EXPECT_EQ(plan.sizes.max_num_seqs, PlanBatch(options, files, {300, 60, 20}).sizes.max_num_seqs);
+  // What fits by neither is refused with what is missing.
+  EngineOptions tight = options;
+  tight.machine_memory_bytes = uint64_t{20} << 20;
+  const ModuleCosts costs = SomeCosts();
+  const Error error = Caught([&] { PlanBatchJob(tight, files, workload, &costs); });
+  EXPECT_EQ(error.kind(), ErrorKind::kResourceExhausted);
+  EXPECT_NE(std::string(error.what()).find("--memory"), std::string::npos);
+}
+
+TEST(BatchPlannerTest, ASlowLinkWantsALargeBatchAndResidents) {
+  EngineOptions options = JobOptions();
+  options.expert_memory = "25%";
+  const ModelFiles files = OpenModelFiles(options, SelectKernels());
+  const Workload workload = UniformWorkload(30, 30, 300);
+  ModuleCosts costs = SomeCosts();
+  costs.link.value = 1e7;
+  const BatchPlan slow = PlanBatchJob(options, files, workload, &costs);
+  EXPECT_EQ(slow.execution->prediction.decode.bottleneck, Resource::kLinkIn);
+  EXPECT_GT(slow.sizes.max_num_seqs, 64);
+  costs.link.value = 1e12;
+  const BatchPlan fast = PlanBatchJob(options, files, workload, &costs);
+  EXPECT_EQ(fast.execution->prediction.decode.bottleneck, Resource::kDevice);
+  EXPECT_GT(fast.execution->prediction.generated_tokens_per_s,
+            2 * slow.execution->prediction.generated_tokens_per_s);
+}
+
+ModuleCosts MeasureSample(const EngineOptions& options, const ModelFiles& files) {
+  const HostDescription host = DescribeHost(ReadTopology());
+  ModuleProfilerInputs inputs{files.config, *files.tensors, *files.experts, SelectKernels()};
+  inputs.threads = options.threads;
+  inputs.memory_bytes = options.machine_memory_bytes;
+  inputs.seconds = 0.2;
+  return MeasureModules(inputs, host);
+}
+
+// Runs a job as it was planned from measured costs: what does not depend on the machine's speed has
+// to come out exactly, and every quantity of the report has its prediction.
+TEST(BatchPlannerTest, APlannedJobRunsAsPlanned) {
+  EngineOptions options = JobOptions();
+  options.expert_memory = "40%";
+  const ModelFiles files = OpenModelFiles(options, SelectKernels());
+  const ModuleCosts costs = MeasureSample(options, files);
+  EXPECT_GT(costs.link.value, 0);
+  EXPECT_GT(costs[Module::kExpert].per_unit_s + costs[Module::kExpert].fixed_s, 0);
+  EXPECT_EQ(costs.popularity.size(), 32u);
+  const ModuleCosts again = ParseModuleCosts(SerializeModuleCosts(costs), "costs");
+  EXPECT_EQ(SerializeModuleCosts(again), SerializeModuleCosts(costs));
+
+  constexpr int kRequests = 40;
+  constexpr int kPrompt = 23;
+  constexpr int kGenerated = 9;
+  options.prefix_cache = false;
+  const BatchPlan plan =
+      PlanBatchJob(options, files, UniformWorkload(kPrompt, kGenerated, kRequests), &costs);
+  BatchReport report;
+  {
+    BatchEngine engine(options, plan);
+    std::vector<std::shared_ptr<Collector>> collectors;
+    std::vector<GenerationRequest> requests;
+    std::vector<std::shared_ptr<OutputSink>> sinks;
+    for (int i = 0; i < kRequests; ++i) {
+      std::vector<int32_t> prompt(kPrompt);
+      for (int j = 0; j < kPrompt; ++j) prompt[static_cast<size_t>(j)] = (i * 37 + j * 11) % 4000;
+      GenerationRequest request = Greedy(std::move(prompt), kGenerated);
+      request.ignore_eos = true;
+      requests.push_back(std::move(request));
+      collectors.push_back(std::make_shared<Collector>());
+      sinks.push_back(collectors.back());
+    }
+    engine.Submit(std::move(requests), std::move(sinks));
+    for (const auto& collector : collectors) {
+      EXPECT_EQ(collector->Wait().error, "");
+      report.output_tokens += static_cast<int64_t>(collector->tokens.size());
+    }
+    report.plan = engine.plan();
+    report.stats = engine.Stats();
+    report.timeline = engine.TakeTimeline();
+    report.preemptions = engine.preemptions();
+    report.seconds = 1;
+  }
+  const PlanPrediction& prediction = plan.execution->prediction;
+  EXPECT_EQ(report.output_tokens, kRequests * kGenerated);
+  EXPECT_EQ(prediction.iterations, report.stats.steps);
+  EXPECT_EQ(prediction.preemptions, report.preemptions);
+  std::map<std::string, Comparison> rows;
+  for (const Comparison& row : PlanAgainstRun(report)) rows[row.name] = row;
+  EXPECT_EQ(rows.at("passes").ratio(), 1);
+  // What the routers choose is only known on average.
+  EXPECT_NEAR(rows.at("expert bytes read").ratio().value_or(0), 1, 0.4);
+  for (const char* name : {"attention", "experts", "link busy", "job", "logits and sampling"}) {
+    EXPECT_GT(rows.at(name).predicted.value_or(0), 0) << name;
+    EXPECT_GT(rows.at(name).measured, 0) << name;
+  }
+  const Json json = BatchReportJson(report);
+  EXPECT_EQ(json["plan_against_run"].size(), rows.size());
+  EXPECT_EQ(json["plan"]["policy"]["batch_sequences"], plan.sizes.max_num_seqs);
+  EXPECT_NE(BatchReportHtml(report).find("Plan against run"), std::string::npos);
+}
+
+TEST(ModuleProfilerTest, TheKeyNamesWhatCostsDependOn) {
+  const EngineOptions options = JobOptions();
+  const ModelFiles files = OpenModelFiles(options, SelectKernels());
+  const HostDescription host = DescribeHost(ReadTopology());
+  ModuleProfilerInputs inputs{files.config, *files.tensors, *files.experts, SelectKernels()};
+  const std::string key = ModuleCostsKey(inputs, host);
+  EXPECT_EQ(ModuleCostsKey(inputs, host), key);
+  inputs.threads = 7;
+  EXPECT_NE(ModuleCostsKey(inputs, host), key);
+  inputs.threads = 1;
+  inputs.streaming.link_bytes_per_s = 1 << 20;
+  EXPECT_NE(ModuleCostsKey(inputs, host), key);
+  inputs.memory_bytes = 1 << 20;
+  EXPECT_EQ(Caught([&] { MeasureModules(inputs, host); }).kind(), ErrorKind::kResourceExhausted);
+}
+
+}  // namespace
+}  // namespace moesaic
