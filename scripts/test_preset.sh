@@ -19,8 +19,8 @@ repeated='^Models/.*/sample|^Types/StreamingExactnessTest.*/(f32|int8)|PlansOfAl
 repeated+='|^Parts/.*PropertyTest.*/[1-9]|AMegabyteOfOneCharacter|SimulatorTest.IsDeterministic'
 if [ "$preset" = tsan ]; then
   # Predictors and policies know no threads; the threads of a batch are those of StreamingExactnessTest and of
-  # PreemptionChangesNothing.
-  repeated+='|PredictorsAndPoliciesChangeNoBit|BatchEngineTest.AnswersOfLatencyMode|^Types/StreamingExactnessTest.*/int4'
+  # BatchPreemptionTest with two devices.
+  repeated+='|PredictorsAndPoliciesChangeNoBit|BatchEngineTest.AnswersOfLatencyMode|^Types/StreamingExactnessTest.*/int4|BatchPreemptionTest.*/[01]'
   cmake --build --preset tsan -j "$jobs" --target concurrent_tests
   exec ctest --test-dir build/tsan --output-on-failure -j "$jobs" -L concurrent -E "$repeated"
 fi

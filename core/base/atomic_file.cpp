@@ -105,7 +105,7 @@ void SaveTextFile(const std::filesystem::path& file, std::string_view text) {
 
 fs::path SetFileAside(const fs::path& file, const char* label) {
   for (int n = 1;; ++n) {
-    const fs::path aside = fmt::format("{}.{}-{}", file.string(), label, n);
+    fs::path aside = fmt::format("{}.{}-{}", file.string(), label, n);
     if (renameat2(AT_FDCWD, file.c_str(), AT_FDCWD, aside.c_str(), RENAME_NOREPLACE) == 0) {
       return aside;
     }

@@ -316,4 +316,8 @@ const CpuKernels& SelectKernels() {
        forced, SupportedNames());
 }
 
+const CpuKernels& SelectKernels(WeightType weights) {
+  return weights == WeightType::kF32 ? F32KernelsOf(SelectKernels()) : SelectKernels();
+}
+
 }  // namespace moesaic

@@ -321,5 +321,7 @@ const CpuKernels& F32KernelsOf(const CpuKernels& kernels);
 // once. Throws Error(kInvalidArgument) for an unknown name and Error(kUnsupported) for one that
 // this CPU lacks.
 const CpuKernels& SelectKernels();
+// As above, for a model with such weights: who asks for f32 weights gets class kF32 on every CPU.
+const CpuKernels& SelectKernels(WeightType weights);
 
 }  // namespace moesaic

@@ -67,7 +67,7 @@ void BatchEngine::Main(std::promise<void> ready) {
 }
 
 void BatchEngine::Load() {
-  kernels_ = WithChoices(SelectKernels(), options_.kernel_choices);
+  kernels_ = WithChoices(SelectKernels(ChooseWeightType(options_)), options_.kernel_choices);
   const CpuKernels& kernels = kernels_;
   const BatchSizes& sizes = plan_.sizes;
   files_ = OpenModelFiles(options_, kernels);

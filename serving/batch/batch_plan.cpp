@@ -182,7 +182,8 @@ BatchPlan LedgerOf(const EngineOptions& options, const ModelFiles& files, const 
   streaming.slots = std::max<int64_t>(1, sizes.expert_slots);
   streaming.packet_bytes = options.packet_bytes;
   streaming.depth = options.io_depth;
-  plan.ledger = {{"dense weights", ModelWeights::Bytes(config, ChooseWeightType(options))}};
+  const WeightType type = ChooseWeightType(options);
+  plan.ledger = {{"dense weights", ModelWeights::Bytes(config, type)}};
   if (plan.devices.empty()) {
     const auto residents = static_cast<uint64_t>(sizes.expert_slots - sizes.buffers);
     plan.ledger.insert(plan.ledger.end(),
@@ -208,7 +209,7 @@ BatchPlan LedgerOf(const EngineOptions& options, const ModelFiles& files, const 
   const std::vector<LedgerEntry> rest = {
       {"KV cache",
        static_cast<uint64_t>(sizes.num_kv_blocks) * Model::KvBlockBytes(config, limits.kv_type)},
-      {"workspace", Model::WorkspaceBytes(config, SelectKernels(), limits, options.threads,
+      {"workspace", Model::WorkspaceBytes(config, SelectKernels(type), limits, options.threads,
                                           std::max(1, options.devices.count)) +
                         static_cast<uint64_t>(sizes.max_logit_rows + options.threads * 4) *
                             static_cast<uint64_t>(config.vocab_size) * sizeof(float)},
@@ -238,7 +239,8 @@ std::optional<BatchSizes> FitBatch(const EngineOptions& options, const ModelFile
 }
 
 BatchPlan PlanBatch(const EngineOptions& options, const BatchWorkload& workload) {
-  return PlanBatch(options, OpenModelFiles(options, SelectKernels()), workload);
+  return PlanBatch(options, OpenModelFiles(options, SelectKernels(ChooseWeightType(options))),
+                   workload);
 }
 
 BatchPlan PlanBatch(const EngineOptions& options, const ModelFiles& files,

@@ -138,8 +138,8 @@ void RunTests(const std::vector<ThroughputTest>& tests, const RuntimeConfig& con
   const LoadedModel loaded = LoadModel(config, model, invocation, metrics);
   CheckRoom(tests, loaded.plan);
   const Topology topology = ReadTopology();
-  const Isa isa = SelectKernels().isa;
   const WeightType weights = loaded.plan.weight_type;
+  const Isa isa = SelectKernels(weights).isa;
   const auto threads = static_cast<int>(config.threads);
   MachinePeaks before = MeasurePeaks(topology, isa, weights, threads);
   for (const ThroughputTest& test : tests) {

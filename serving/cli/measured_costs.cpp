@@ -14,7 +14,8 @@ namespace moesaic {
 namespace {
 
 ModuleProfilerInputs InputsOf(const EngineOptions& options, const ModelFiles& files) {
-  ModuleProfilerInputs inputs{files.config, *files.tensors, *files.experts, SelectKernels()};
+  ModuleProfilerInputs inputs{files.config, *files.tensors, *files.experts,
+                              SelectKernels(ChooseWeightType(options))};
   inputs.weight_type = ChooseWeightType(options);
   inputs.kv_type = ChooseKvType(options);
   inputs.threads = options.threads;

@@ -96,9 +96,9 @@ void LocalEngine::Main(std::promise<void> ready) {
 }
 
 void LocalEngine::Load() {
-  kernels_ = WithChoices(SelectKernels(), options_.kernel_choices);
-  const CpuKernels& kernels = kernels_;
   const WeightType type = ChooseWeightType(options_);
+  kernels_ = WithChoices(SelectKernels(type), options_.kernel_choices);
+  const CpuKernels& kernels = kernels_;
   files_ = OpenModelFiles(options_, kernels);
   config_ = files_.config;
   plan_ = PlanEngine(options_, files_);

@@ -142,7 +142,7 @@ ModelFiles OpenModelFiles(const EngineOptions& options, const CpuKernels& kernel
 }
 
 EnginePlan PlanEngine(const EngineOptions& options) {
-  return PlanEngine(options, OpenModelFiles(options, SelectKernels()));
+  return PlanEngine(options, OpenModelFiles(options, SelectKernels(ChooseWeightType(options))));
 }
 
 EnginePlan PlanEngine(const EngineOptions& options, const ModelFiles& files) {
@@ -160,7 +160,7 @@ EnginePlan PlanEngine(const EngineOptions& options, const ModelFiles& files) {
   const ModelConfig& config = files.config;
   const WeightType type = ChooseWeightType(options);
   const WeightType kv_type = ChooseKvType(options);
-  const CpuKernels& kernels = SelectKernels();
+  const CpuKernels& kernels = SelectKernels(type);
   const ExpertLayout& layout = files.experts->layout();
   const uint64_t machine_bytes =
       options.machine_memory_bytes > 0 ? options.machine_memory_bytes : UINT64_MAX;

@@ -106,6 +106,16 @@ TEST(DispatchTest, TheFastestIsTheDefault) {
   }
 }
 
+TEST(DispatchTest, F32WeightsAreComputedInTheirClass) {
+  for (const Isa isa : testing_util::SupportedIsas()) {
+    const ForcedIsa forced(IsaName(isa));
+    EXPECT_EQ(SelectKernels(WeightType::kF32).numerics, NumericsClass::kF32) << IsaName(isa);
+    for (const WeightType type : {WeightType::kBf16, WeightType::kInt8, WeightType::kInt4}) {
+      EXPECT_EQ(&SelectKernels(type), &KernelsFor(isa)) << IsaName(isa);
+    }
+  }
+}
+
 TEST(DispatchTest, UnknownNameIsAnError) {
   const ForcedIsa forced("sse9");
   try {

@@ -117,7 +117,11 @@ EngineOptions WithSchedule(EngineOptions options, ScheduleKind schedule, int dev
 constexpr ScheduleKind kAllSchedules[] = {ScheduleKind::kModuleBatching, ScheduleKind::kOverlapped,
                                           ScheduleKind::kPagedWeights};
 
-TEST(BatchEngineTest, PreemptionChangesNothing) {
+class BatchPreemptionTest : public ::testing::TestWithParam<int> {};
+
+TEST_P(BatchPreemptionTest, ChangesNothing) {
+  const int devices = GetParam();
+  const ScheduleKind schedule = kAllSchedules[devices];
   const auto roomy = MakeEngine(BatchOptions());
   const auto expected = RunAll(*roomy, 40);
   EXPECT_EQ(roomy->preemptions(), 0);
@@ -125,16 +129,15 @@ TEST(BatchEngineTest, PreemptionChangesNothing) {
   options.kv_memory = "500KiB";
   options.max_model_len = 0;
   options.max_num_seqs = 32;
-  for (int devices = 0; devices < 3; ++devices) {
-    const ScheduleKind schedule = kAllSchedules[devices];
-    const auto tight = MakeEngine(WithSchedule(options, schedule, devices));
-    EXPECT_EQ(RunAll(*tight, 40), expected) << ScheduleKindName(schedule);
-    EXPECT_GT(tight->preemptions(), 0);
-    const Timeline::Snapshot timeline = tight->TakeTimeline();
-    ExpectComputeLaneInOrder(timeline);
-    ExpectNoStallWhileIdle(timeline);
-  }
+  const auto tight = MakeEngine(WithSchedule(options, schedule, devices));
+  EXPECT_EQ(RunAll(*tight, 40), expected) << ScheduleKindName(schedule);
+  EXPECT_GT(tight->preemptions(), 0);
+  const Timeline::Snapshot timeline = tight->TakeTimeline();
+  ExpectComputeLaneInOrder(timeline);
+  ExpectNoStallWhileIdle(timeline);
 }
+
+INSTANTIATE_TEST_SUITE_P(Devices, BatchPreemptionTest, ::testing::Range(0, 3));
 
 TEST(BatchEngineTest, SchedulesAndDevices) {
   std::vector<std::vector<float>> expected;

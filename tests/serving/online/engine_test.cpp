@@ -29,7 +29,6 @@ TEST(EngineTest, GreedyTextIsThatOfTheReference) {
   options.dtype = "float32";
   MetricsRegistry metrics;
   const auto engine = CreateEngine(options, metrics);
-  const bool f32 = SelectKernels().numerics == NumericsClass::kF32;
   std::vector<std::shared_ptr<Collector>> collectors;
   const auto prompts = ReferencePrompts();
   for (const ReferencePrompt& prompt : prompts) {
@@ -42,14 +41,8 @@ TEST(EngineTest, GreedyTextIsThatOfTheReference) {
     const Collector& got = collectors[p]->Wait();
     ASSERT_EQ(got.error, "");
     const std::vector<int32_t> ids = got.Ids();
-    const auto differs =
-        std::mismatch(ids.begin(), ids.end(), prompts[p].greedy.begin()).first - ids.begin();
-    if (differs == static_cast<int64_t>(ids.size())) {
-      EXPECT_EQ(got.text, prompts[p].text) << p;
-    } else {  // the bf16 class may fall the other way at a near-tie
-      EXPECT_FALSE(f32) << p;
-      EXPECT_LT(prompts[p].margins[static_cast<size_t>(differs)], 0.3f) << p;
-    }
+    EXPECT_EQ(ids, prompts[p].greedy) << p;
+    EXPECT_EQ(got.text, prompts[p].text) << p;
     EXPECT_EQ(got.finish, FinishReason::kLength);
     EXPECT_EQ(got.usage.prompt_tokens, static_cast<int64_t>(prompts[p].prompt.size()));
     EXPECT_EQ(got.usage.completion_tokens, static_cast<int64_t>(prompts[p].greedy.size()));
