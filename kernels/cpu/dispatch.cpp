@@ -139,8 +139,12 @@ CpuKernels MakeKernels(Isa isa) {
   }
 #endif
   table = WithQuantIsa(table, QuantIsaOf(isa));
+  // Until `moesaic profile` has measured it.
+  if (isa == Isa::kAmx) {
+    const KernelStep steps[] = {{1, IsaName(Isa::kAvx512)}, {5, IsaName(Isa::kAmx)}};
+    CHECK(ChooseProducts(WeightType::kBf16, steps, table));
+  }
   if (isa == Isa::kAmx && QuantIsaSupported(QuantIsa::kAmx)) {
-    // Until `moesaic profile` has measured it: half a tile of rows.
     const KernelStep steps[] = {{1, QuantIsaName(table.quant_isa)},
                                 {8, QuantIsaName(QuantIsa::kAmx)}};
     for (const WeightType type : {WeightType::kInt8, WeightType::kInt4}) {

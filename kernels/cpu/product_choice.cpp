@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <string_view>
 
+#include "kernels/cpu/internal/tables.h"
+
 namespace moesaic {
 namespace {
 
@@ -29,6 +31,11 @@ std::vector<ProductOption> ProductOptions(const CpuKernels& kernels, WeightType 
     const CpuKernels& narrow = KernelsFor(Isa::kAvx2);
     options.push_back({IsaName(narrow.isa), {narrow.matmul, narrow.gate_up}});
   }
+#if defined(__x86_64__)
+  if (kernels.isa == Isa::kAmx && type == WeightType::kBf16) {
+    options.push_back({IsaName(Isa::kAvx512), internal::kAmxOrderProducts});
+  }
+#endif
   options.push_back({IsaName(kernels.isa), {kernels.matmul, kernels.gate_up}});
   return options;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/cpu/amx_support.h"
+#include "kernels/cpu/internal/tables.h"
 #include "tests/kernels/cpu/emulated_amx.h"
 #include "tests/kernels/cpu/kernel_test_util.h"
 
@@ -133,6 +134,46 @@ TEST_F(AmxTest, F32WeightsAreMultipliedInVectors) {
     ASSERT_NEAR(y[i], dot.sum, DotTolerance(dot, kK)) << i;
   }
 }
+
+#if defined(__x86_64__)
+// The products for few rows: the same bits without tiles, denormals and all.
+TEST_F(AmxTest, VectorsGiveTheBitsOfTiles) {
+  if (!IsaSupported(Isa::kAvx512)) GTEST_SKIP() << "needs AVX-512";
+  CpuKernels vectors = amx_;
+  vectors.matmul = internal::kAmxOrderProducts.matmul;
+  vectors.gate_up = internal::kAmxOrderProducts.gate_up;
+  std::vector<CpuKernels> tiles = {amx_};
+  if (IsaSupported(Isa::kAmx)) {
+    tiles.push_back(amx_);
+    tiles.back().matmul = KernelsFor(Isa::kAmx).matmul;
+    tiles.back().gate_up = KernelsFor(Isa::kAmx).gate_up;
+  }
+  for (const int64_t m : {1, 2, 3, 4, 5, 7, 9}) {
+    // From ordinary numbers to products, sums and inputs that are denormal.
+    for (const float scale : {1.0f, 3e-19f, 1e-21f, 1e-38f}) {
+      const int64_t n = random_.Uniform(1, 200);
+      const int64_t k = random_.Uniform(1, 300);
+      SCOPED_TRACE(fmt::format("m={} n={} k={} scale={}", m, n, k, scale));
+      std::vector<float> values = random_.Normals(m * k);
+      for (float& value : values) value *= scale;
+      const Activations x(vectors, values, m, k);
+      std::vector<float> weights = random_.Normals(n * k);
+      for (float& weight : weights) weight *= std::max(scale, 3e-19f);
+      const Weights gate(vectors, weights, n, k, WeightType::kBf16);
+      const Weights up(vectors, random_.Normals(n * k), n, k, WeightType::kBf16);
+      const std::vector<float> y = Multiply(vectors, x, gate, m, nullptr, 100);
+      for (const int64_t step : {1, 3}) {
+        EXPECT_TRUE(SameBits(Multiply(vectors, x, gate, m, nullptr, step), y)) << step;
+      }
+      for (const CpuKernels& kernels : tiles) {
+        EXPECT_TRUE(SameBits(Multiply(kernels, x, gate, m, nullptr, 100), y));
+        EXPECT_EQ(HiddenBytes(kernels, x, gate, up, m, 100),
+                  HiddenBytes(vectors, x, gate, up, m, 3));
+      }
+    }
+  }
+}
+#endif
 
 // What decides at start whether the registers are used.
 TEST_F(AmxTest, WrongProductsAreFoundOut) {

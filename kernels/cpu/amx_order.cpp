@@ -1,0 +1,17 @@
+// Products of class kAmxBf16 for few rows, in AVX-512. See internal/common.h for why this file
+// includes no more than it does.
+#include "kernels/cpu/internal/vec_avx512.h"
+//
+#include "kernels/cpu/internal/tiles.h"
+//
+#include "kernels/cpu/internal/matmul.h"
+#include "kernels/cpu/internal/tables.h"
+//
+#include "kernels/cpu/internal/amx_order.h"
+
+namespace moesaic::internal {
+
+constinit const ProductKernels kAmxOrderProducts = {.matmul = AmxOrderMatmul,
+                                                    .gate_up = AmxOrderGateUp};
+
+}  // namespace moesaic::internal
