@@ -101,7 +101,7 @@ struct Product {
     args.panel_end = matrix.panels();
     args.y = y.data();
     args.y_stride = matrix.n;
-    (IsQuantized(type) ? kernels.quant_matmul : kernels.matmul)(args);
+    kernels.ProductsFor(type, m).matmul(args);
     next = (next + 1) % matrices;
   }
   double Flops() const { return 2.0 * static_cast<double>(m * matrix.n * matrix.k); }
@@ -148,6 +148,42 @@ struct DnnProduct {
 };
 #endif
 
+// Memory operand of LDTILECFG: eight tiles of 16 rows of 64 bytes.
+struct FullTiles {
+  uint8_t palette = 1;
+  uint8_t reserved[15] = {};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+__attribute__((target("amx-tile,amx-bf16"))) void TilePeak() {
+  const FullTiles config;
+  __asm__ volatile("" ::: "memory");
+  _tile_loadconfig(&config);
+  for (int64_t i = 0; i < kPeakIterations; ++i) {
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  _tile_release();
+}
+
+__attribute__((target("amx-tile,amx-int8"))) void IntTilePeak() {
+  const FullTiles config;
+  __asm__ volatile("" ::: "memory");
+  _tile_loadconfig(&config);
+  for (int64_t i = 0; i < kPeakIterations; ++i) {
+    _tile_dpbsud(0, 4, 6);
+    _tile_dpbsud(1, 4, 7);
+    _tile_dpbsud(2, 5, 6);
+    _tile_dpbsud(3, 5, 7);
+  }
+  _tile_release();
+}
+// Four products of 16 x 32 (bytes: 64) by 16.
+constexpr double kTilePeakFlops = 4.0 * 2 * 16 * 16 * 32 * kPeakIterations;
+
 struct Peak {
   const char* name;
   void (*run)();
@@ -155,6 +191,10 @@ struct Peak {
 };
 
 Peak PeakOf(const CpuKernels& kernels, WeightType type) {
+  if (kernels.isa == Isa::kAmx) {
+    return IsQuantized(type) ? Peak{"dpbsud", IntTilePeak, 2 * kTilePeakFlops}
+                             : Peak{"tdpbf16", TilePeak, kTilePeakFlops};
+  }
   if (IsQuantized(type)) return {"dpbusd", IntDotPeak, kIntDotPeakOps};
   if (kernels.isa == Isa::kAvx512Bf16 && type == WeightType::kBf16) {
     return {"dpbf16", DotPeak, kDotPeakFlops};
@@ -184,7 +224,10 @@ void Products(int rounds, const std::string& type) {
       "\n## Products, warm, one thread: GFLOP/s (share of the peak measured beside it)\n\n");
   std::printf("| n x k | M | class, weights | peak | ours | oneDNN | ours / oneDNN | spread |\n");
   std::printf("|---|---|---|---|---|---|---|---|\n");
-  const std::vector<Kind> kinds = KindsOf({{Isa::kAvx512Bf16, WeightType::kBf16},
+  const std::vector<Kind> kinds = KindsOf({{Isa::kAmx, WeightType::kBf16},
+                                           {Isa::kAmx, WeightType::kInt8},
+                                           {Isa::kAmx, WeightType::kInt4},
+                                           {Isa::kAvx512Bf16, WeightType::kBf16},
                                            {Isa::kAvx512, WeightType::kF32},
                                            {Isa::kAvx512, WeightType::kBf16},
                                            {Isa::kAvx2, WeightType::kBf16},
@@ -203,7 +246,8 @@ void Products(int rounds, const std::string& type) {
 #ifdef MOESAIC_BENCH_ONEDNN
         // oneDNN has no product of f32 activations with bf16 weights.
         std::unique_ptr<DnnProduct> dnn;
-        if (kind.isa == Isa::kAvx512Bf16 || kind.type == WeightType::kF32) {
+        if (ActivationTypeOf(kernels.numerics, kind.type) == ActivationType::kBf16 ||
+            kind.type == WeightType::kF32) {
           dnn = std::make_unique<DnnProduct>(kind.type, shape[0], shape[1], m, 1);
           candidates.push_back({"oneDNN", [&] { dnn->Run(); }});
         }
@@ -238,7 +282,10 @@ void Decode(int rounds, const std::string& type) {
   std::printf("|---|---|---|---|---|---|---|\n");
   constexpr int64_t kColdBytes = int64_t{3} << 29;
   const int64_t shapes[][2] = {{768, 2048}, {2048, 768}, {2048, 2048}, {4096, 4096}};
-  const std::vector<Kind> kinds = KindsOf({{Isa::kAvx512Bf16, WeightType::kBf16},
+  const std::vector<Kind> kinds = KindsOf({{Isa::kAmx, WeightType::kBf16},
+                                           {Isa::kAmx, WeightType::kInt8},
+                                           {Isa::kAmx, WeightType::kInt4},
+                                           {Isa::kAvx512Bf16, WeightType::kBf16},
                                            {Isa::kAvx512, WeightType::kBf16},
                                            {Isa::kAvx2, WeightType::kBf16},
                                            {Isa::kAvx512, WeightType::kInt8},
@@ -246,7 +293,7 @@ void Decode(int rounds, const std::string& type) {
                                           type);
   for (const auto& shape : shapes) {
     for (const Kind& kind : kinds) {
-      for (const int64_t m : {1, 2, 4, 8}) {
+      for (const int64_t m : {1, 2, 4, 8, 16, 64}) {
         const CpuKernels& kernels = KernelsFor(kind.isa);
         const int64_t bytes = PackedMatrix::Bytes(kind.type, shape[0], shape[1]);
         Product ours(kernels, kind.type, shape[0], shape[1], m, kColdBytes / bytes);

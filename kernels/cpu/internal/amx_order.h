@@ -10,6 +10,7 @@
 #include <immintrin.h>
 
 #include "kernels/cpu/internal/math.h"
+#include "kernels/cpu/internal/plain_rows.h"
 
 namespace moesaic {
 namespace {
@@ -130,10 +131,9 @@ void OrderTiles(const std::byte* const* x, const std::byte* const* w, int64_t pa
   }
 }
 
-struct AmxOrderProduct {
+struct AmxOrderProduct : PlainRows<kOrderTileRows> {
   static constexpr ActivationType kActivations = ActivationType::kBf16;
   static constexpr int64_t kTileRows = kOrderTileRows;
-  static constexpr int64_t kChunkRows = kOrderTileRows;
   static constexpr int64_t kLargeColumns = 8;
   static constexpr int64_t kMaxColumns = 8;
 

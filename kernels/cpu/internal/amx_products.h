@@ -21,18 +21,13 @@ namespace moesaic {
 namespace {
 
 constexpr int64_t kAmxRows = 16;  // of a tile at most
-constexpr int64_t kAmxChunkRows = 64;
-constexpr int64_t kAmxColumns = 8;  // panels for which activations are copied once
-// Weights that are asked for ahead of their use, in each panel.
-constexpr int64_t kAmxAheadBytes = 2048;
 
-// Where the rows of a product lie in tiles.
+// Where the rows of a product lie in tiles of equal height. The last tile begins early enough to be
+// full; what it shares with the one before is computed twice, to the same bits.
 struct AmxRows {
   explicit AmxRows(int64_t rows)
       : m(rows), tiles(CeilDiv(rows, kAmxRows)), tile_rows(CeilDiv(rows, tiles)) {}
-  int64_t padded() const { return tiles * tile_rows; }
-  int64_t begin(int64_t tile) const { return tile * tile_rows; }
-  int64_t count(int64_t tile) const { return MinOf(tile_rows, m - begin(tile)); }
+  int64_t begin(int64_t tile) const { return MinOf(tile * tile_rows, m - tile_rows); }
 
   int64_t m;
   int64_t tiles;
@@ -54,6 +49,8 @@ MOESAIC_INLINE void ForAmxBlocks(int64_t tiles, int64_t column, int64_t columns,
   }
 }
 
+MOESAIC_INLINE void PrefetchLevel2(const std::byte* line) { __builtin_prefetch(line, 0, 2); }
+
 MOESAIC_INLINE void PrefetchLines(const std::byte* from, int64_t lines) {
   for (int64_t line = 0; line < lines; ++line) __builtin_prefetch(from + line * kLineBytes);
 }
@@ -67,133 +64,146 @@ MOESAIC_INLINE void ForTiles(const Run& run) {
   if constexpr (R == 2 && P == 2) run.template operator()<1, 1>();
 }
 
-// How MatmulOf and GateUpOf cut a product for tiles, whatever the type.
-struct AmxBlocks {
-  static constexpr int64_t kTileRows = 2 * kAmxRows;
-  static constexpr int64_t kChunkRows = kAmxChunkRows;
-  static constexpr int64_t kLargeColumns = kAmxColumns;
-  static constexpr int64_t kMaxColumns = kAmxColumns;
-  static_assert(kChunkRows % kTileRows == 0);
+constexpr int64_t kUneven = INT64_MIN;
 
-  MOESAIC_INLINE static int64_t ColumnsFor(int64_t) { return kAmxColumns; }
+MOESAIC_INLINE int64_t StrideOf(const std::byte* const* x, int64_t m) {
+  const int64_t stride = m > 1 ? x[1] - x[0] : kLineBytes;
+  for (int64_t r = 2; r < m; ++r) {
+    if (x[r] - x[r - 1] != stride) return kUneven;
+  }
+  return stride;
+}
+
+// Tiles of activations are loaded from where the rows lie. Rows without a common stride are copied
+// to where they have one, as long as they fit there: Product::RowBytes of each.
+template <class Product>
+struct EvenRows {
+  static constexpr int64_t kTileRows = 2 * kAmxRows;
+  static constexpr int64_t kScratchBytes = int64_t{512} << 10;
+
+  // Their activations stay in a level 2 cache while panels pass by.
+  MOESAIC_INLINE static int64_t ChunkRows(int64_t lines) {
+    const int64_t rows = kScratchBytes / StrideFor(lines) / kTileRows * kTileRows;
+    return MinOf(MaxOf(rows, kTileRows), Product::kChunkRows);
+  }
+
+  static void PrepareRows(const std::byte** x, int64_t m, int64_t lines, std::byte* scratch) {
+    const int64_t stride = StrideFor(lines);
+    if (StrideOf(x, m) != kUneven || m * stride > kScratchBytes) return;
+    for (int64_t r = 0; r < m; ++r, scratch += stride) {
+      __builtin_memcpy(scratch, x[r], static_cast<size_t>(Product::RowBytes(lines)));
+      x[r] = scratch;
+    }
+  }
+
+ protected:
+  // Loads kBytes of each of `rows` rows from `offset` on.
+  template <int kRow, int64_t kBytes>
+  MOESAIC_INLINE static void LoadX(const std::byte* const* x, int64_t stride, int64_t rows,
+                                   int64_t offset) {
+    if (stride != kUneven) return Tiles::LoadX<kRow>(x[0] + offset, stride);
+    alignas(64) std::byte tile[kAmxRows * kBytes];
+    for (int64_t r = 0; r < rows; ++r) {
+      __builtin_memcpy(tile + r * kBytes, x[r] + offset, kBytes);
+    }
+    Tiles::LoadX<kRow>(tile, kBytes);
+  }
+
+ private:
+  // An odd number of lines: the rows of a tile are in different sets of a cache.
+  MOESAIC_INLINE static int64_t StrideFor(int64_t lines) {
+    return (CeilDiv(Product::RowBytes(lines), kLineBytes) | 1) * kLineBytes;
+  }
 };
 
-struct AmxBf16Product : AmxBlocks {
+struct AmxBf16Product : EvenRows<AmxBf16Product> {
   static constexpr ActivationType kActivations = ActivationType::kBf16;
+  static constexpr int64_t kChunkRows = 256;
+  static constexpr int64_t kLargeColumns = 2;
+  static constexpr int64_t kMaxColumns = 8;
+
+  MOESAIC_INLINE static int64_t RowBytes(int64_t lines) {
+    return CeilDiv(lines, kStepLines) * kLineBytes;
+  }
+  MOESAIC_INLINE static int64_t ColumnsFor(int64_t m) {
+    return m <= kChunkRows * kLargeColumns / kMaxColumns ? kMaxColumns : kLargeColumns;
+  }
 
   static void Columns(const std::byte* const* x, int64_t m, const std::byte* const* w,
-                      int64_t columns, int64_t lines, int64_t, float* sums) {
-    alignas(64) std::byte packed[kBlockSteps * kChunkRows * kLineBytes];
+                      int64_t columns, int64_t lines, int64_t next_bytes, float* sums) {
     const AmxRows rows(m);
-    const int64_t steps = CeilDiv(lines, kStepLines);
+    const int64_t stride = StrideOf(x, m);
+    const int64_t ahead = columns > 2 ? w[2] - w[0] : next_bytes;
     Tiles::Configure(rows.tile_rows, kLineBytes, kStepLines);
-    for (int64_t begin = 0; begin < steps; begin += kBlockSteps) {
-      const int64_t end = MinOf(begin + kBlockSteps, steps);
-      PackX(x, rows, begin, end, packed);
-      for (int64_t c = 0; c < columns; c += 2) {
-        ForAmxBlocks(rows.tiles, c, MinOf<int64_t>(columns - c, 2),
-                     [&]<int R, int P>(int64_t tile, int64_t column) {
-                       AddBlock<R, P>(packed, rows, tile, w + column, lines, begin, end,
-                                      sums + column * m * kLanes);
-                     });
-      }
+    for (int64_t c = 0; c < columns; c += 2) {
+      ForAmxBlocks(rows.tiles, c, MinOf<int64_t>(columns - c, 2),
+                   [&]<int R, int P>(int64_t tile, int64_t column) {
+                     AddBlock<R, P>(x, stride, rows, tile, w + column, lines, ahead,
+                                    sums + column * m * kLanes);
+                   });
     }
   }
 
  private:
   static constexpr int64_t kStepLines = 16;
-  // Of 32 inputs: 32 KiB of activations beside 16 KiB of two panels.
-  static constexpr int64_t kBlockSteps = 8;
-
-  // [step][row][64 bytes]. Rows of activations are padded with zeros to whole steps.
-  static void PackX(const std::byte* const* x, const AmxRows& rows, int64_t begin, int64_t end,
-                    std::byte* to) {
-    for (int64_t step = begin; step < end; ++step) {
-      for (int64_t r = 0; r < rows.padded(); ++r, to += kLineBytes) {
-        if (r < rows.m) {
-          __builtin_memcpy(to, x[r] + step * kLineBytes, kLineBytes);
-        } else {
-          __builtin_memset(to, 0, kLineBytes);
-        }
-      }
-    }
-  }
-
-  // Adds steps [begin, end) of R tiles of rows and P panels to their sums, which start at zero.
+  // Sums of R tiles of rows and P panels.
   template <int R, int P>
-  static void AddBlock(const std::byte* packed, const AmxRows& rows, int64_t tile,
-                       const std::byte* const* w, int64_t lines, int64_t begin, int64_t end,
-                       float* sums) {
+  static void AddBlock(const std::byte* const* x, int64_t stride, const AmxRows& rows, int64_t tile,
+                       const std::byte* const* w, int64_t lines, int64_t ahead, float* sums) {
     alignas(64) std::byte last_step[P][kStepLines * kLineBytes];
-    // Of a tile that has fewer rows than others.
-    alignas(64) float low[kAmxRows * kLanes];
-    const auto sums_of = [&](int row, int panel) {
-      return sums + (panel * rows.m + rows.begin(tile + row)) * kLanes;
-    };
-    ForTiles<R, P>([&]<int kRow, int kPanel>() {
-      if (begin == 0) {
-        Tiles::ZeroSums<kRow, kPanel>();
-      } else if (const int64_t count = rows.count(tile + kRow); count == rows.tile_rows) {
-        Tiles::LoadSums<kRow, kPanel>(sums_of(kRow, kPanel));
-      } else {
-        CopyRows(sums_of(kRow, kPanel), count, low);
-        ZeroRows(low, count, rows.tile_rows);
-        Tiles::LoadSums<kRow, kPanel>(low);
-      }
-    });
-    for (int64_t step = begin; step < end; ++step) {
-      const std::byte* x =
-          packed + ((step - begin) * rows.padded() + rows.begin(tile)) * kLineBytes;
-      Tiles::LoadX<0>(x, kLineBytes);
-      if constexpr (R == 2) Tiles::LoadX<1>(x + rows.tile_rows * kLineBytes, kLineBytes);
+    ForTiles<R, P>([&]<int kRow, int kPanel>() { Tiles::ZeroSums<kRow, kPanel>(); });
+    // The tiles of rows share the work of asking for the next panels.
+    const int64_t first_line = tile * kStepLines / rows.tiles;
+    const int64_t end_line = (tile + R) * kStepLines / rows.tiles;
+    const int64_t steps = CeilDiv(lines, kStepLines);
+    for (int64_t step = 0; step < steps; ++step) {
       const std::byte* from[P];
       for (int p = 0; p < P; ++p) {
         from[p] = w[p] + step * kStepLines * kLineBytes;
-        if (tile == 0) PrefetchLines(from[p] + kAmxAheadBytes, kStepLines);
+        for (int64_t line = first_line; line < end_line; line += 2) {
+          PrefetchLevel2(from[p] + ahead + line * kLineBytes);
+        }
         if (const int64_t rest = lines - step * kStepLines; rest < kStepLines) {
           __builtin_memset(last_step[p], 0, sizeof(last_step[p]));
           __builtin_memcpy(last_step[p], from[p], static_cast<size_t>(rest * kLineBytes));
           from[p] = last_step[p];
         }
       }
+      LoadX<0, kLineBytes>(x + rows.begin(tile), stride, rows.tile_rows, step * kLineBytes);
       Tiles::LoadWeights<0>(from[0]);
       if constexpr (P == 2) Tiles::LoadWeights<1>(from[1]);
+      if constexpr (R == 2)
+        LoadX<1, kLineBytes>(x + rows.begin(tile + 1), stride, rows.tile_rows, step * kLineBytes);
       ForTiles<R, P>([&]<int kRow, int kPanel>() { Tiles::DotBf16<kRow, kPanel>(); });
     }
     ForTiles<R, P>([&]<int kRow, int kPanel>() {
-      if (const int64_t count = rows.count(tile + kRow); count == rows.tile_rows) {
-        Tiles::StoreSums<kRow, kPanel>(sums_of(kRow, kPanel));
-      } else {
-        Tiles::StoreSums<kRow, kPanel>(low);
-        CopyRows(low, count, sums_of(kRow, kPanel));
-      }
+      Tiles::StoreSums<kRow, kPanel>(sums + (kPanel * rows.m + rows.begin(tile + kRow)) * kLanes);
     });
-  }
-
-  static void CopyRows(const float* from, int64_t count, float* to) {
-    for (int64_t r = 0; r < count; ++r) Store(to + r * kLanes, Load(from + r * kLanes));
-  }
-  static void ZeroRows(float* rows, int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) Store(rows + r * kLanes, Zero());
   }
 };
 
 template <WeightType kType>
-struct AmxQuantProduct : AmxBlocks {
+struct AmxQuantProduct : EvenRows<AmxQuantProduct<kType>> {
   static constexpr ActivationType kActivations = ActivationType::kInt8;
+  static constexpr int64_t kChunkRows = 128;
+  static constexpr int64_t kLargeColumns = 4;  // gate and up of a group of activations
+  static constexpr int64_t kMaxColumns = 4;
+
+  MOESAIC_INLINE static int64_t RowBytes(int64_t lines) {
+    return GroupsOf(lines) * int64_t{sizeof(ActivationGroup)};
+  }
+  MOESAIC_INLINE static int64_t ColumnsFor(int64_t) { return kLargeColumns; }
 
   static void Columns(const std::byte* const* x, int64_t m, const std::byte* const* w,
                       int64_t columns, int64_t lines, int64_t, float* sums) {
-    Packed packed;
     const AmxRows rows(m);
-    const int64_t pairs = CeilDiv(lines, kPairLines);
-    const int64_t groups = 2 * pairs - (lines < pairs * kPairLines ? 1 : 0);
+    const int64_t stride = StrideOf(x, m);
+    const int64_t groups = GroupsOf(lines);
     Tiles::Configure(rows.tile_rows, kQuantGroup, kStepLines);
-    for (int64_t begin = 0; begin < groups; begin += kBlockGroups) {
-      const int64_t end = MinOf(begin + kBlockGroups, groups);
-      PackX(x, rows, begin, end, packed);
-      for (int64_t c = 0; c < columns; c += 2) {
-        const int64_t count = MinOf<int64_t>(columns - c, 2);
+    for (int64_t c = 0; c < columns; c += 2) {
+      const int64_t count = MinOf<int64_t>(columns - c, 2);
+      for (int64_t begin = 0; begin < groups; begin += kBlockGroups) {
+        const int64_t end = MinOf(begin + kBlockGroups, groups);
         // As groups of int8.
         alignas(64) std::byte widened[kType == WeightType::kInt4 ? 2 * kWideBytes : 1];
         const std::byte* panels[2] = {};
@@ -207,8 +217,7 @@ struct AmxQuantProduct : AmxBlocks {
           }
         }
         ForAmxBlocks(rows.tiles, c, count, [&]<int R, int P>(int64_t tile, int64_t column) {
-          AddBlock<R, P>(packed, rows, tile, panels, end - begin, begin == 0,
-                         sums + column * m * kLanes);
+          AddBlock<R, P>(x, stride, rows, tile, panels, begin, end, sums + column * m * kLanes);
         });
       }
     }
@@ -225,70 +234,63 @@ struct AmxQuantProduct : AmxBlocks {
   static constexpr int64_t kPairLines = kPairBytes<kType> / kLineBytes;
   static constexpr int64_t kWideBytes = kBlockGroups / 2 * kPairBytes<WeightType::kInt8>;
 
-  // Activations of a block of groups.
-  struct Packed {
-    alignas(64) int8_t values[kBlockGroups * kChunkRows * kQuantGroup];  // [group][row][32]
-    float scales[kBlockGroups * kChunkRows];                             // [group][row]
-    int32_t corrections[kBlockGroups * kChunkRows];
-  };
-
-  static void PackX(const std::byte* const* x, const AmxRows& rows, int64_t begin, int64_t end,
-                    Packed& packed) {
-    int64_t to = 0;
-    for (int64_t group = begin; group < end; ++group) {
-      for (int64_t r = 0; r < rows.padded(); ++r, ++to) {
-        if (r < rows.m) {
-          const auto* from = reinterpret_cast<const ActivationGroup*>(x[r]) + group;
-          __builtin_memcpy(packed.values + to * kQuantGroup, from->values, kQuantGroup);
-          packed.scales[to] = from->scale;
-          packed.corrections[to] = from->correction;
-        } else {
-          __builtin_memset(packed.values + to * kQuantGroup, 0, kQuantGroup);
-        }
-      }
-    }
+  MOESAIC_INLINE static int64_t GroupsOf(int64_t lines) {
+    const int64_t pairs = CeilDiv(lines, kPairLines);
+    return 2 * pairs - (lines < pairs * kPairLines ? 1 : 0);
   }
 
-  // The groups of a block, of R tiles of rows and P panels; the sums start at zero when `first`.
+  // Groups [begin, end), whose weights the panels point to, of R tiles of rows and P panels; the
+  // sums start at zero with the first one.
   template <int R, int P>
-  static void AddBlock(const Packed& packed, const AmxRows& rows, int64_t tile,
-                       const std::byte* const* panels, int64_t groups, bool first, float* sums) {
+  static void AddBlock(const std::byte* const* x, int64_t stride, const AmxRows& rows, int64_t tile,
+                       const std::byte* const* panels, int64_t begin, int64_t end, float* sums) {
     // Of one group while the next one is multiplied.
     alignas(64) int32_t dots[2][R * P][kAmxRows * kLanes];
+    const std::byte* const* tile_x[2] = {x + rows.begin(tile), x + rows.begin(tile + R - 1)};
+    // What two tiles share is added once.
+    int64_t first_row[2] = {0, 0};
+    for (int t = 0; t < R; ++t) {
+      if (tile + t > 0) {
+        first_row[t] = rows.begin(tile + t - 1) + rows.tile_rows - rows.begin(tile + t);
+      }
+    }
     const auto fold = [&](int64_t group) {
-      const int64_t row = group * rows.padded() + rows.begin(tile);
+      const int64_t at = group - begin;
       for (int p = 0; p < P; ++p) {
-        const std::byte* pair = panels[p] + group / 2 * kPairBytes<WeightType::kInt8>;
-        const Vec16 scale = LoadF16(pair + group % 2 * kScaleBytes);
+        const std::byte* pair = panels[p] + at / 2 * kPairBytes<WeightType::kInt8>;
+        const Vec16 scale = LoadF16(pair + at % 2 * kScaleBytes);
         for (int t = 0; t < R; ++t) {
-          const int32_t* from = dots[group % 2][t * P + p];
+          const int32_t* from = dots[at % 2][t * P + p];
           float* to = sums + (p * rows.m + rows.begin(tile + t)) * kLanes;
-          const int64_t count = rows.count(tile + t);
-          for (int64_t r = 0; r < count; ++r) {
-            const int64_t at = row + t * rows.tile_rows + r;
-            const Vec16 sum = first && group == 0 ? Zero() : Load(to + r * kLanes);
-            const Ints16 dot = AddToAll(LoadDots(from + r * kLanes), packed.corrections[at]);
-            Store(to + r * kLanes, Fma(ToFloats(dot), Mul(scale, Set(packed.scales[at])), sum));
+          for (int64_t r = first_row[t]; r < rows.tile_rows; ++r) {
+            const auto* of = reinterpret_cast<const ActivationGroup*>(tile_x[t][r]) + group;
+            const Vec16 sum = group == 0 ? Zero() : Load(to + r * kLanes);
+            const Ints16 dot = AddToAll(LoadDots(from + r * kLanes), of->correction);
+            Store(to + r * kLanes, Fma(ToFloats(dot), Mul(scale, Set(of->scale)), sum));
           }
         }
       }
     };
-    for (int64_t group = 0; group < groups; ++group) {
-      const int8_t* x = packed.values + (group * rows.padded() + rows.begin(tile)) * kQuantGroup;
-      Tiles::LoadX<0>(x, kQuantGroup);
-      if constexpr (R == 2) Tiles::LoadX<1>(x + rows.tile_rows * kQuantGroup, kQuantGroup);
-      const int64_t at = group / 2 * kPairBytes<WeightType::kInt8> +
-                         (1 + group % 2 * kGroupLines<WeightType::kInt8>)*kLineBytes;
-      Tiles::LoadWeights<0>(panels[0] + at);
-      if constexpr (P == 2) Tiles::LoadWeights<1>(panels[1] + at);
+    for (int64_t group = begin; group < end; ++group) {
+      const int64_t at = group - begin;
+      const int64_t offset =
+          group * int64_t{sizeof(ActivationGroup)} + int64_t{offsetof(ActivationGroup, values)};
+      AmxQuantProduct::template LoadX<0, kQuantGroup>(tile_x[0], stride, rows.tile_rows, offset);
+      if constexpr (R == 2) {
+        AmxQuantProduct::template LoadX<1, kQuantGroup>(tile_x[1], stride, rows.tile_rows, offset);
+      }
+      const int64_t step = at / 2 * kPairBytes<WeightType::kInt8> +
+                           (1 + at % 2 * kGroupLines<WeightType::kInt8>)*kLineBytes;
+      Tiles::LoadWeights<0>(panels[0] + step);
+      if constexpr (P == 2) Tiles::LoadWeights<1>(panels[1] + step);
       ForTiles<R, P>([&]<int kRow, int kPanel>() {
         Tiles::ZeroSums<kRow, kPanel>();
         Tiles::DotBytes<kRow, kPanel>();
-        Tiles::StoreSums<kRow, kPanel>(dots[group % 2][kRow * P + kPanel]);
+        Tiles::StoreSums<kRow, kPanel>(dots[at % 2][kRow * P + kPanel]);
       });
-      if (group > 0) fold(group - 1);
+      if (at > 0) fold(group - 1);
     }
-    fold(groups - 1);
+    fold(end - 1);
   }
 };
 

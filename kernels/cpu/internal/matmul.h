@@ -6,6 +6,11 @@
 //     static constexpr int64_t kChunkRows;     // rows that Columns takes at most
 //     static constexpr int64_t kLargeColumns;  // panels that it takes at most with so many rows,
 //     static constexpr int64_t kMaxColumns;    // and with any number of rows
+//     // Rows of a chunk of a product with panels of `lines` lines; a multiple of kTileRows.
+//     static int64_t ChunkRows(int64_t lines);
+//     // May copy rows to the scratch and point to them there.
+//     static constexpr int64_t kScratchBytes;
+//     static void PrepareRows(const std::byte** x, int64_t m, int64_t lines, std::byte* scratch);
 //     // Panels that one pass over `m` rows computes.
 //     static int64_t ColumnsFor(int64_t m);
 //     // sums[(column * m + row) * 16 ..] of m rows of x with panels w of `lines` lines. The pass
@@ -13,6 +18,8 @@
 //     static void Columns(const std::byte* const* x, int64_t m, const std::byte* const* w,
 //                         int64_t columns, int64_t lines, int64_t next_bytes, float* sums);
 //   };
+//
+// PlainRows (plain_rows.h) has what concerns rows for products that take them as they lie.
 #pragma once
 
 #include "kernels/cpu/internal/math.h"
@@ -31,10 +38,11 @@ MOESAIC_INLINE int64_t ChunkBegin(int64_t m, int64_t chunk, int64_t chunks) {
 template <class Product>
 void MatmulOf(const MatmulArgs& args) {
   alignas(64) float sums[Product::kChunkRows * Product::kLargeColumns * kLanes];
+  alignas(64) std::byte scratch[Product::kScratchBytes];
   const std::byte* x[Product::kChunkRows];
   const std::byte* w[Product::kMaxColumns];
   const int64_t lines = PanelLines(args.w.type, args.w.k);
-  const int64_t chunks = CeilDiv(args.m, Product::kChunkRows);
+  const int64_t chunks = CeilDiv(args.m, Product::ChunkRows(lines));
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
     const int64_t row = ChunkBegin<Product>(args.m, chunk, chunks);
     const int64_t m = ChunkBegin<Product>(args.m, chunk + 1, chunks) - row;
@@ -42,6 +50,7 @@ void MatmulOf(const MatmulArgs& args) {
       const int64_t from = args.x_rows != nullptr ? args.x_rows[row + r] : row + r;
       x[r] = args.x + from * args.x_stride_bytes;
     }
+    Product::PrepareRows(x, m, lines, scratch);
     const int64_t step = Product::ColumnsFor(m);
     for (int64_t panel = args.panel_begin; panel < args.panel_end; panel += step) {
       const int64_t columns = MinOf(args.panel_end - panel, step);
@@ -77,11 +86,12 @@ void GateUpOf(const GateUpArgs& args) {
   constexpr ActivationType kActivations = Product::kActivations;
   constexpr int64_t kElementBytes = kActivations == ActivationType::kF32 ? 4 : 2;
   alignas(64) float sums[Product::kChunkRows * Product::kLargeColumns * kLanes];
+  alignas(64) std::byte scratch[Product::kScratchBytes];
   const std::byte* x[Product::kChunkRows];
   const std::byte* w[Product::kMaxColumns];
   const int64_t lines = PanelLines(args.gate.type, args.gate.k);
   const int64_t panels = CeilDiv(args.gate.n, kLanes);
-  const int64_t chunks = CeilDiv(args.m, Product::kChunkRows);
+  const int64_t chunks = CeilDiv(args.m, Product::ChunkRows(lines));
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
     const int64_t row = ChunkBegin<Product>(args.m, chunk, chunks);
     const int64_t m = ChunkBegin<Product>(args.m, chunk + 1, chunks) - row;
@@ -89,6 +99,7 @@ void GateUpOf(const GateUpArgs& args) {
       const int64_t from = args.x_rows != nullptr ? args.x_rows[row + r] : row + r;
       x[r] = args.x + from * args.x_stride_bytes;
     }
+    Product::PrepareRows(x, m, lines, scratch);
     const int64_t step = Product::ColumnsFor(m) / 2;
     for (int64_t panel = args.panel_begin; panel < args.panel_end; panel += step) {
       const int64_t pairs = MinOf(args.panel_end - panel, step);

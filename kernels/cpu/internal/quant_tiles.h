@@ -10,6 +10,7 @@
 #pragma once
 
 #include "kernels/cpu/internal/math.h"
+#include "kernels/cpu/internal/plain_rows.h"
 
 namespace moesaic {
 namespace {
@@ -203,7 +204,7 @@ MOESAIC_INLINE void WidenGroups(const std::byte* from, int64_t groups, std::byte
 
 // Products of integer weights for MatmulOf and GateUpOf.
 template <WeightType kType>
-struct QuantProduct {
+struct QuantProduct : PlainRows<48> {
   static constexpr ActivationType kActivations = ActivationType::kInt8;
   static constexpr int64_t kTileRows = kQuantTileRows;
   // Four panels, as gate and up of a group of activations need; of those, what one tile has at a
@@ -211,7 +212,7 @@ struct QuantProduct {
   // and 32, and 6 x 2 rows and panels against 4 x 3, 3 x 4 and 12 x 1.
   static constexpr int64_t kLargeColumns = 4;
   static constexpr int64_t kMaxColumns = kLargeColumns;
-  static constexpr int64_t kChunkRows = 48;
+  using PlainRows<48>::kChunkRows;
   static constexpr int64_t kBlockGroups = 16;
   static_assert(kChunkRows % kTileRows == 0);
 

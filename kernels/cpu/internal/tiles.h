@@ -6,6 +6,7 @@
 #pragma once
 
 #include "kernels/cpu/internal/math.h"
+#include "kernels/cpu/internal/plain_rows.h"
 
 namespace moesaic {
 namespace {
@@ -172,12 +173,12 @@ void TileRows(int64_t m, const std::byte* const* x, const std::byte* const* w, i
 
 // Products of bf16 and f32 weights for MatmulOf and GateUpOf.
 template <class Policy, ActivationType kType>
-struct FloatProduct {
+struct FloatProduct : PlainRows<96> {
   static constexpr ActivationType kActivations = kType;
   static constexpr int64_t kTileRows = kMaxTileRows;
-  // Rows are taken in chunks whose sums fit in half of a level 1 cache beside two panels' share of
-  // a block of k (256 lines, 32 KiB): weights are then read once per chunk and not once per tile.
-  static constexpr int64_t kChunkRows = 96;
+  // The sums of a chunk of rows fit in half of a level 1 cache beside two panels' share of a block
+  // of k (256 lines, 32 KiB): weights are then read once per chunk and not once per tile.
+  using PlainRows<96>::kChunkRows;
   static constexpr int64_t kBlockLines = 256;
   static constexpr int64_t kMaxColumns = 8;
   static constexpr int64_t kLargeColumns = 2;
