@@ -73,11 +73,15 @@ void DenseOperator::CheckSupported(const ModelConfig& c, WeightType type, Weight
   GpuWeights(type);
   const auto refuse = [](const char* what) {
     Fail(ErrorKind::kUnsupported,
-         "--gpu-dense: {} are not computed on GPUs yet; leave the flag out, attention runs on the "
-         "CPU then",
+         "--gpu-dense: {} are not computed on GPUs yet; the CPU does it with --gpu-dense auto or "
+         "off",
          what);
   };
-  if (kv_type != WeightType::kBf16) refuse("keys and values in float32");
+  if (kv_type != WeightType::kBf16) {
+    Fail(ErrorKind::kUnsupported,
+         "--gpu-dense: no kernel takes keys and values in float32; give --kv-cache-dtype bfloat16, "
+         "or --gpu-dense off");
+  }
   if (c.qkv_bias || c.output_bias) refuse("biases of attention");
   if (c.clip_qkv > 0) refuse("clipped queries, keys and values");
   if (c.head_dim % 2 != 0 || c.head_dim > cuda::kMaxHeadDim) refuse("heads of this size");

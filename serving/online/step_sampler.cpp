@@ -180,8 +180,13 @@ void StepSampler::NextTokens(std::span<const ScheduledSlice> plan, const StepRow
   const auto block = static_cast<size_t>(model_.limits().max_logit_rows);
   for (size_t first = 0; first < sampling_.size(); first += block) {
     const size_t count = std::min(block, sampling_.size() - first);
-    SampleBlock(std::span(sampling_).subspan(first, count),
-                std::span(sampling_rows_).subspan(first, count));
+    try {
+      SampleBlock(std::span(sampling_).subspan(first, count),
+                  std::span(sampling_rows_).subspan(first, count));
+    } catch (const Error& error) {  // of the device that has the head; others may have ended already
+      for (size_t i = 0; i < count; ++i) fail(*sampling_[first + i], error);
+      continue;
+    }
     for (size_t i = 0; i < count; ++i) {
       Sequence& sequence = *sampling_[first + i];
       if (!sampled_[i]) {
