@@ -89,10 +89,13 @@ __device__ bool Before(float a, int i, float b, int j) {
 __global__ void ArgMaxKernel(ArgMaxArgs args) {
   __shared__ float values[kWarps];
   __shared__ int indices[kWarps];
+  __shared__ bool finite[kWarps];
   const float* x = args.x + static_cast<int64_t>(blockIdx.x) * args.n;
   float value = 0;
   int index = -1;
+  float zero = 0;  // NaN once a value is not finite
   for (int64_t i = threadIdx.x; i < args.n; i += kThreads) {
+    zero += x[i] - x[i];
     if (x[i] != x[i] || !Before(x[i], static_cast<int>(i), value, index)) continue;
     value = x[i];
     index = static_cast<int>(i);
@@ -105,18 +108,22 @@ __global__ void ArgMaxKernel(ArgMaxArgs args) {
       index = other_index;
     }
   }
+  zero = WarpSum(zero);
   if (threadIdx.x % kWarp == 0) {
     values[threadIdx.x / kWarp] = value;
     indices[threadIdx.x / kWarp] = index;
+    finite[threadIdx.x / kWarp] = zero == 0.0f;
   }
   __syncthreads();
   if (threadIdx.x != 0) return;
+  bool all_finite = finite[0];
   for (int i = 1; i < kWarps; ++i) {
+    all_finite = all_finite && finite[i];
     if (!Before(values[i], indices[i], value, index)) continue;
     value = values[i];
     index = indices[i];
   }
-  args.out[blockIdx.x] = index < 0 ? 0 : index;
+  args.out[blockIdx.x] = args.finite_only && !all_finite ? -1 : (index < 0 ? 0 : index);
 }
 
 dim3 Grid(int64_t rows) { return dim3(static_cast<unsigned>(rows)); }

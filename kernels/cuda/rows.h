@@ -73,7 +73,8 @@ struct ArgMaxArgs {
   const float* x = nullptr;  // [rows, n]
   int64_t rows = 0;
   int64_t n = 0;
-  int32_t* out = nullptr;  // [rows]
+  bool finite_only = false;  // a row with a NaN or an infinity gives -1
+  int32_t* out = nullptr;    // [rows]
 };
 LaunchResult ArgMax(const ArgMaxArgs& args, StreamHandle stream);
 

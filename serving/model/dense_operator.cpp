@@ -55,6 +55,7 @@ struct DenseOperator::Sizes {
     middle = Floats(rows * mlp);
     h = SentRowBytes(rows, mlp);
     out = Floats(std::max(rows * c.hidden_size, limits.max_logit_rows * c.vocab_size));
+    greedy = static_cast<uint64_t>(limits.max_logit_rows) * sizeof(int32_t);
     tables = 4 * Device::kAlignment +
              static_cast<uint64_t>(2 * rows + MostBlocks(limits)) * sizeof(int32_t) +
              static_cast<uint64_t>(limits.max_sequences) * sizeof(cuda::AttentionSequence);
@@ -62,11 +63,12 @@ struct DenseOperator::Sizes {
     partials = Floats(kSplitSequences * c.num_heads * chunks * AttentionPartialFloats(c.head_dim));
   }
   uint64_t device() const {
-    return SumOnDevice({rope, rope, x, qkv, attention, middle, middle, h, out, tables, partials});
+    return SumOnDevice(
+        {rope, rope, x, qkv, attention, middle, middle, h, out, greedy, tables, partials});
   }
   uint64_t host() const { return SumPinned({x, out, tables}); }
 
-  uint64_t rope, x, qkv, attention, middle, h, out, tables, partials;
+  uint64_t rope, x, qkv, attention, middle, h, out, greedy, tables, partials;
 };
 
 void DenseOperator::CheckSupported(const ModelConfig& c, WeightType type, WeightType kv_type) {
@@ -121,6 +123,7 @@ DenseOperator::DenseOperator(Device& device, const cuda::Kernels& kernels,
   up_ = take(sizes.middle, "the workspace");
   h_ = take(sizes.h, "the workspace");
   out_ = take(sizes.out, "the workspace");
+  greedy_ = take(sizes.greedy, "the workspace");
   tables_ = take(sizes.tables, "the workspace");
   partials_ = take(sizes.partials, "the workspace");
   pool_ = std::make_unique<PinnedHostPool>(sizes.host(), device.numa_node(), device.host_pinner());
@@ -237,8 +240,9 @@ void DenseOperator::NormHeads(float* first, int64_t heads, int64_t n, const floa
       [run = kernels_.rms_norm, args](cuda::StreamHandle stream) { return run(args, stream); });
 }
 
-void DenseOperator::Fetch(const DeviceBuffer& from, int64_t floats, float* out) {
-  const uint64_t bytes = Floats(floats);
+template <typename T>
+void DenseOperator::Fetch(const DeviceBuffer& from, int64_t count, T* out) {
+  const uint64_t bytes = static_cast<uint64_t>(count) * sizeof(T);
   stream_->CopyToHost(host_out_.span().first(bytes), from.Subspan(0, bytes));
   const std::optional<Error> error = stream_->Synchronize();
   stream_->ClearError();
@@ -314,6 +318,20 @@ void DenseOperator::Head(ThreadPool& pool, const HostRows& rows, float* out) {
   SendRows(pool, *stream_, rows, config_.hidden_size, host_x_, x_);
   Product(weights_.head, x_, rows.rows, out_);
   Fetch(out_, rows.rows * config_.vocab_size, out);
+}
+
+void DenseOperator::Greedy(ThreadPool& pool, const HostRows& rows, int32_t* tokens) {
+  CHECK_LE(rows.rows, limits_.max_logit_rows);
+  SendRows(pool, *stream_, rows, config_.hidden_size, host_x_, x_);
+  Product(weights_.head, x_, rows.rows, out_);
+  const cuda::ArgMaxArgs args = {.x = reinterpret_cast<const float*>(out_.data()),
+                                 .rows = rows.rows,
+                                 .n = config_.vocab_size,
+                                 .finite_only = true,
+                                 .out = reinterpret_cast<int32_t*>(greedy_.data())};
+  stream_->Launch(
+      [run = kernels_.argmax, args](cuda::StreamHandle stream) { return run(args, stream); });
+  Fetch(greedy_, rows.rows, tokens);
 }
 
 }  // namespace moesaic

@@ -53,6 +53,9 @@ class DenseOperator {
   void Mlp(ThreadPool& pool, int64_t layer, const HostRows& rows, float* out);
   // Logits [rows, vocab]; at most limits.max_logit_rows.
   void Head(ThreadPool& pool, const HostRows& rows, float* out);
+  // The token of the largest logit of each row, the lower one of equals; -1 where a logit is not
+  // finite: tokens [rows]. At most limits.max_logit_rows.
+  void Greedy(ThreadPool& pool, const HostRows& rows, int32_t* tokens);
 
  private:
   struct Sizes;
@@ -61,7 +64,8 @@ class DenseOperator {
   const T* Upload(const std::vector<T>& values, uint64_t& used);
   void Product(const PackedMatrix& w, const DeviceBuffer& x, int64_t rows, const DeviceBuffer& y);
   void NormHeads(float* first, int64_t heads, int64_t n, const float* weight, int64_t rows);
-  void Fetch(const DeviceBuffer& from, int64_t floats, float* out);
+  template <typename T>
+  void Fetch(const DeviceBuffer& from, int64_t count, T* out);
 
   const cuda::Kernels& kernels_;
   const ModelConfig& config_;
@@ -82,6 +86,7 @@ class DenseOperator {
   DeviceBuffer up_;         // likewise
   DeviceBuffer h_;          // [rows, ActivationStride(widest MLP)] bf16
   DeviceBuffer out_;        // [rows, hidden] or [logit rows, vocab] f32
+  DeviceBuffer greedy_;     // [logit rows] int32
   DeviceBuffer tables_;     // of the step
   DeviceBuffer partials_;   // of attention over long contexts
   // Of the host, pinned.

@@ -199,15 +199,25 @@ StepStats Model::Forward(const ForwardBatch& batch, RoutingHook* hook) {
   return stats;
 }
 
-void Model::Logits(std::span<const int32_t> rows, float* out) {
-  CHECK_LE(static_cast<int64_t>(rows.size()), limits_.max_logit_rows);
-  const auto count = static_cast<int64_t>(rows.size());
+void Model::NormForHead(std::span<const int32_t> rows) {
+  CHECK_LE(std::ssize(rows), limits_.max_logit_rows);
   const auto eps = static_cast<float>(config_.rms_norm_eps);
-  ForRows(pool_, {0, count}, [&](int64_t i) {
+  ForRows(pool_, {0, std::ssize(rows)}, [&](int64_t i) {
     kernels_.rms_norm(hidden_.as<float>() + rows[static_cast<size_t>(i)] * config_.hidden_size,
                       weights_.final_norm, eps, config_.hidden_size,
                       normed_.as<float>() + i * norm_stride_);
   });
+}
+
+void Model::GreedyTokens(std::span<const int32_t> rows, int32_t* tokens) {
+  CHECK(has_greedy_tokens());
+  NormForHead(rows);
+  dense_->Greedy(pool_, {normed_.as<float>(), norm_stride_, std::ssize(rows)}, tokens);
+}
+
+void Model::Logits(std::span<const int32_t> rows, float* out) {
+  NormForHead(rows);
+  const int64_t count = std::ssize(rows);
   if (dense_ != nullptr) {
     dense_->Head(pool_, {normed_.as<float>(), norm_stride_, count}, out);
     return;

@@ -89,7 +89,15 @@ class Model {
   int64_t attention_stride() const { return attn_stride_; }
 
   // Logits of the given rows of the last batch: out [rows, vocab]. At most limits().max_logit_rows.
+  // Throws Error when the device that has the head fails.
   void Logits(std::span<const int32_t> rows, float* out);
+
+  // Whether tokens can be chosen where the head is computed, on a device.
+  bool has_greedy_tokens() const { return dense_ != nullptr; }
+  // Instead of Logits of the same rows, where the largest is all that is wanted: the tokens that
+  // ArgMax would take of them, without bringing them over; -1 where a logit is not finite: tokens
+  // [rows]. Throws Error when the device fails.
+  void GreedyTokens(std::span<const int32_t> rows, int32_t* tokens);
 
   const ModelWeights& weights() const { return weights_; }
 
@@ -116,6 +124,7 @@ class Model {
   };
 
   void AttendOnDevice(int64_t layer, RowRange rows);
+  void NormForHead(std::span<const int32_t> rows);  // into the first of normed_
   void StoreKv(int64_t layer, RowRange rows, ThreadPool& pool);
   void AttendRows(int64_t layer, ThreadPool& pool);
   void AttendSplit(int64_t layer, ThreadPool& pool);

@@ -2,6 +2,7 @@
 // and on the host. Linked twice, as model_test.cpp is.
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -253,6 +254,35 @@ TEST_P(CudaDenseTest, ByDefaultItIsThereWhenItFits) {
   plan = PlanEngine(options_);
   EXPECT_FALSE(plan.dense_on_device);
   EXPECT_NE(plan.why_dense_on_host.find("float32"), std::string::npos) << plan.why_dense_on_host;
+}
+
+// Chosen on the device or, where the logits are wanted, on the host.
+TEST_P(CudaDenseTest, GreedyTokensAreTheSameWithAndWithoutLogits) {
+  MetricsRegistry metrics;
+  const auto engine = CreateEngine(options_, metrics);
+  const auto ask = [&](const std::function<void(GenerationRequest&)>& change) {
+    GenerationRequest request = Greedy({5, 42, 79, 116}, 6);
+    request.ignore_eos = true;
+    change(request);
+    const auto sink = SubmitOne(*engine, std::move(request));
+    sink->Wait();
+    EXPECT_EQ(sink->error, "");
+    EXPECT_EQ(sink->tokens.size(), 6u);
+    return sink;
+  };
+  const auto plain = ask([](GenerationRequest&) {});
+  const auto with_logprobs = ask([](GenerationRequest& request) { request.logprobs = 1; });
+  EXPECT_EQ(with_logprobs->Ids(), plain->Ids());
+  for (const GeneratedToken& token : with_logprobs->tokens) {
+    ASSERT_EQ(token.top.size(), 1u);
+    EXPECT_EQ(token.top[0].token, token.token);
+  }
+  // A bias is followed.
+  const auto biased = ask([](GenerationRequest& request) {
+    request.sampling.logit_bias = {{7, 1000.0f}};
+  });
+  EXPECT_EQ(biased->Ids(), std::vector<int32_t>(6, 7));
+  EXPECT_NE(plain->Ids(), biased->Ids());
 }
 
 TEST_P(CudaDenseTest, WhatItCannotDoIsRefused) {

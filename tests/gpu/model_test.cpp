@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/base/hash.h"
+#include "serving/model/sampler.h"
 #include "tests/gpu/kernel_machine.h"
 #include "tests/gpu/sample_model.h"
 #include "tests/serving/model/model_harness.h"
@@ -171,6 +172,24 @@ TEST_F(CudaModelTest, DenseLogitsDoNotDependOnPlacementOrCompany) {
   const ModelHarness::Piece piece = {&other, {1, 2, 3, 4, 5}};
   model.Run({&piece, 1});
   EXPECT_EQ(HashOf(Logits(model, 2)), expected);
+}
+
+// Of the same logits, whoever looks for the largest.
+TEST_F(CudaModelTest, GreedyTokensAreTheHostsChoice) {
+  options_.dense_on_device = true;
+  ModelHarness model(SampleModel(), options_);
+  EXPECT_TRUE(model.model().has_greedy_tokens());
+  const auto vocab = static_cast<size_t>(model.config().vocab_size);
+  auto sequence = model.NewSequence(options_.max_context_tokens);
+  const std::vector<int32_t> tokens = PromptOf(7, 20, static_cast<int>(vocab));
+  const std::vector<float> logits = model.Prefill(sequence, tokens, 20);
+  const std::vector<int32_t> rows = {19, 0, 7};
+  std::vector<int32_t> greedy(rows.size());
+  model.model().GreedyTokens(rows, greedy.data());
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const auto row = std::span(logits).subspan(static_cast<size_t>(rows[i]) * vocab, vocab);
+    EXPECT_EQ(greedy[i], ArgMax(row)) << rows[i];
+  }
 }
 
 // What the host computes of the misses makes it another mixture of classes: close, not the same.

@@ -200,13 +200,16 @@ TEST_F(CudaRowsTest, SwiGlu) {
 TEST_F(CudaRowsTest, ArgMaxTakesTheFirstOfTheLargest) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-  const auto largest = [&](std::vector<float> x) {
+  const auto largest = [&](std::vector<float> x, bool finite_only = false) {
     const auto x_gpu = Upload(x);
     const auto out = Output<int32_t>(1);
     Run([&](cuda::StreamHandle stream) {
-      return cuda::ArgMax(
-          {.x = x_gpu.data(), .rows = 1, .n = static_cast<int64_t>(x.size()), .out = out.data()},
-          stream);
+      return cuda::ArgMax({.x = x_gpu.data(),
+                           .rows = 1,
+                           .n = static_cast<int64_t>(x.size()),
+                           .finite_only = finite_only,
+                           .out = out.data()},
+                          stream);
     });
     return out.Read()[0];
   };
@@ -220,6 +223,11 @@ TEST_F(CudaRowsTest, ArgMaxTakesTheFirstOfTheLargest) {
     const int64_t second = random_.Uniform(0, n - 1);
     x[static_cast<size_t>(first)] = x[static_cast<size_t>(second)] = 100.0f;
     EXPECT_EQ(largest(x), std::min(first, second));
+    EXPECT_EQ(largest(x, true), std::min(first, second));
+    for (const float bad : {kNan, kInfinity, -kInfinity}) {
+      x[static_cast<size_t>(random_.Uniform(0, n - 1))] = bad;
+      EXPECT_EQ(largest(x, true), -1);
+    }
   }
 }
 

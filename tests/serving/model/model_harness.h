@@ -80,6 +80,7 @@ class ModelHarness {
                              RoutingHook* hook = nullptr);
 
   const ModelConfig& config() const { return config_; }
+  Model& model() { return *model_; }
   const StepStats& stats() const { return stats_; }
   EmulatedDevice& device(int index) { return *devices_[static_cast<size_t>(index)]; }
   std::span<const DeviceStatus> device_status() { return provider_->devices(); }
