@@ -23,7 +23,9 @@ struct RmsNormArgs {
   int64_t rows = 0;
   int64_t n = 0;
   int64_t heads = 1;
-  int64_t token_stride = 0;       // floats between tokens; heads are n floats apart
+  int64_t token_stride = 0;  // floats between tokens; heads are n floats apart
+  // [rows / heads] token of x of each; null: 0, 1, 2, ... With it `out` is not wanted.
+  const int32_t* x_tokens = nullptr;
   const float* weight = nullptr;  // [n]
   float eps = 0;
   float* out = nullptr;          // as x, which it may be; null: not wanted
@@ -66,6 +68,17 @@ struct SwiGluArgs {
   uint16_t* out = nullptr;  // [rows, ActivationStride(n)]
 };
 LaunchResult SwiGlu(const SwiGluArgs& args, StreamHandle stream);
+
+// y += x / (1 + exp(-gate)) of each row, with one gate a row: a shared expert into the residual
+// stream.
+struct AddGatedArgs {
+  const float* x = nullptr;     // [rows, n]
+  const float* gate = nullptr;  // [rows]
+  int64_t rows = 0;
+  int64_t n = 0;
+  float* y = nullptr;  // [rows, n]
+};
+LaunchResult AddGated(const AddGatedArgs& args, StreamHandle stream);
 
 // The index of the largest of each row; the lowest of equals. NaN is never the largest; a row of
 // nothing else gives 0.

@@ -37,8 +37,9 @@ class Model {
  public:
   // `experts` serves the routed experts and must outlive the model, as must kernels and pool.
   // `operators`: what the devices of `experts` compute with, in their order, for as many tokens as
-  // limits.max_batch_tokens; none: the host computes. `dense`: what attends and computes MLPs and
-  // head, made from `weights` with these limits; null: the host does.
+  // limits.max_batch_tokens; none: the host computes. `dense`: what has the residual stream and
+  // computes all but experts on the first of these devices, made from `weights` with these limits;
+  // null: the host does. With it, Forward is the only pass.
   Model(ModelConfig config, ModelWeights weights, const ExpertLayout& expert_layout,
         ExpertProvider& experts, const CpuKernels& kernels, ThreadPool& pool,
         const ModelLimits& limits, DeviceOperators operators = {},
@@ -102,9 +103,9 @@ class Model {
   const ModelWeights& weights() const { return weights_; }
 
   // Residual stream of the last batch, [rows, hidden] (after the last layer, before the final
-  // norm); within a RoutingHook, of the running one, as the layer's router sees it through its
-  // norm.
-  const float* hidden() const { return hidden_.as<float>(); }
+  // norm; not where a device has it); within a RoutingHook, of the running one, as the layer's
+  // router sees it through its norm.
+  const float* hidden() const { return dense_ ? dense_->hidden() : hidden_.as<float>(); }
 
   // One block of 16 tokens, all layers.
   static uint64_t KvBlockBytes(const ModelConfig& config, WeightType kv_type);
@@ -123,8 +124,9 @@ class Model {
     int64_t end = 0;
   };
 
-  void AttendOnDevice(int64_t layer, RowRange rows);
-  void NormForHead(std::span<const int32_t> rows);  // into the first of normed_
+  void RunOnDevice(RowRange rows, RoutingHook* hook, StepStats& stats);
+  void RunExpertsOnDevice(int64_t layer, RowRange rows, const DenseOperator::Routed& routed,
+                          RoutingHook* hook);
   void StoreKv(int64_t layer, RowRange rows, ThreadPool& pool);
   void AttendRows(int64_t layer, ThreadPool& pool);
   void AttendSplit(int64_t layer, ThreadPool& pool);

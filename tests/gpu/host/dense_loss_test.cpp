@@ -79,5 +79,25 @@ TEST(DenseLossTest, ACopyThatFailsEndsItsStepOnly) {
   }
 }
 
+// Whatever it was: of experts (which no request sees), or of the dense part at any place of a step.
+TEST(DenseLossTest, AfterACopyThatFailsRequestsGoOn) {
+  int failed = 0;
+  for (uint64_t copy = 4; copy < 80; copy += 15) {
+    EngineOptions options = Options();
+    options.devices.emulated_faults = {{.failing_copies = {kCopiesToStart + copy}}};
+    MetricsRegistry metrics;
+    const auto engine = CreateEngine(options, metrics);
+    const std::string error = Ask(*engine)->error;
+    if (!error.empty()) {
+      EXPECT_NE(error.find("failed by an injected fault"), std::string::npos) << error;
+      ++failed;
+    }
+    const auto next = Ask(*engine);
+    EXPECT_EQ(next->error, "") << copy;
+    EXPECT_EQ(next->tokens.size(), 3u) << copy;
+  }
+  EXPECT_GT(failed, 0);
+}
+
 }  // namespace
 }  // namespace moesaic
