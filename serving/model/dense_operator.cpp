@@ -1,11 +1,13 @@
 #include "serving/model/dense_operator.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 
 #include "core/base/check.h"
 #include "core/base/error.h"
+#include "core/base/logging.h"
 #include "core/base/units.h"
 #include "serving/model/device_operator.h"
 #include "serving/model/device_rows.h"
@@ -111,12 +113,13 @@ uint64_t DenseOperator::HostBytes(const ModelConfig& config, const ModelLimits& 
 
 DenseOperator::DenseOperator(Device& device, const cuda::Kernels& kernels,
                              const ModelConfig& config, WeightType type,
-                             const ModelWeights& weights, const ModelLimits& limits)
+                             const ModelWeights& weights, const ModelLimits& limits, bool capture)
     : kernels_(kernels),
       config_(config),
       limits_(limits),
       qkv_width_((config.num_heads + 2 * config.num_kv_heads) * config.head_dim),
-      block_bytes_(KvLayoutFor(config).block_bytes()) {
+      block_bytes_(KvLayoutFor(config).block_bytes()),
+      capture_(capture) {
   CheckSupported(config, type, limits.kv_type);
   const Sizes sizes(config, limits);
   const auto take = [&](uint64_t bytes, const char* what) {
@@ -155,6 +158,7 @@ DenseOperator::DenseOperator(Device& device, const cuda::Kernels& kernels,
   host_out_ = TakePinned(*pool_, sizes.logits);
   host_tables_ = TakePinned(*pool_, sizes.tables);
   const auto rows = static_cast<size_t>(limits.max_batch_tokens);
+  tokens_.reserve(rows);
   positions_.reserve(rows);
   slots_.reserve(rows);
   sequences_.reserve(static_cast<size_t>(limits.max_sequences));
@@ -175,22 +179,68 @@ DenseOperator::DenseOperator(Device& device, const cuda::Kernels& kernels,
 
 DenseOperator::~DenseOperator() = default;
 
+// The place of a table does not depend on how much is in it.
 template <typename T>
-const T* DenseOperator::Upload(std::span<const T> values, uint64_t& used) {
-  CHECK_LE(used + values.size_bytes(), host_tables_.bytes());
-  if (!values.empty()) std::memcpy(host_tables_.data() + used, values.data(), values.size_bytes());
+const T* DenseOperator::Upload(const std::vector<T>& values, int64_t most, uint64_t& used) {
+  const uint64_t bytes = values.size() * sizeof(T);
+  CHECK_LE(std::ssize(values), most);
+  CHECK_LE(used + bytes, host_tables_.bytes());
+  if (bytes > 0) std::memcpy(host_tables_.data() + used, values.data(), bytes);
   const auto* const at = reinterpret_cast<const T*>(tables_.data() + used);
-  used += RoundUp(values.size_bytes(), Device::kAlignment);
+  used += RoundUp(static_cast<uint64_t>(most) * sizeof(T), Device::kAlignment);
   return at;
 }
 
+// A decode step becomes one of few kinds.
+void DenseOperator::PadDecodeStep() {
+  const int64_t most = std::min(limits_.max_batch_tokens, limits_.max_sequences);
+  run_rows_ = std::min(static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(rows_))), most);
+  for (int64_t row = rows_; row < run_rows_; ++row) {
+    tokens_.push_back(0);
+    positions_.push_back(0);
+    slots_.push_back(-1);  // not stored
+    sequences_.push_back({.first_row = static_cast<int32_t>(row)});
+  }
+  const auto chunks_of = [](int64_t tokens) {
+    return (tokens + cuda::kChunkTokens - 1) / cuda::kChunkTokens;
+  };
+  const auto chunks = static_cast<uint64_t>(chunks_of(attend_.max_context));
+  attend_.max_context =
+      std::min(static_cast<int64_t>(std::bit_ceil(chunks)), chunks_of(limits_.max_context_tokens)) *
+      cuda::kChunkTokens;
+}
+
+void DenseOperator::RunPart(int64_t part, FunctionRef<void()> queue) {
+  if (graphs_of_step_ != nullptr) {
+    std::unique_ptr<Graph>& graph = (*graphs_of_step_)[static_cast<size_t>(part)];
+    if (graph == nullptr) {
+      stream_->BeginCapture();
+      queue();
+      graph = stream_->EndCapture();
+      captured_ += graph != nullptr ? 1 : 0;
+    }
+    if (graph != nullptr) {
+      stream_->Replay(*graph);
+      return;
+    }
+    if (!std::exchange(warned_, true)) {
+      LogWarn("device {}: a decode step could not be captured, it is queued kernel by kernel",
+              stream_->device().name());
+    }
+    graphs_of_step_ = nullptr;
+  }
+  queue();
+}
+
 void DenseOperator::BeginStep(const ForwardBatch& batch) {
+  tokens_.assign(batch.tokens.begin(), batch.tokens.end());
   positions_.clear();
   slots_.clear();
   blocks_.clear();
   sequences_.clear();
   attend_ = {};
   rows_ = std::ssize(batch.tokens);
+  run_rows_ = rows_;
   CHECK_LE(rows_, limits_.max_batch_tokens);
   CHECK_LE(std::ssize(batch.slices), limits_.max_sequences);
   for (const SequenceSlice& slice : batch.slices) {
@@ -211,13 +261,17 @@ void DenseOperator::BeginStep(const ForwardBatch& batch) {
                        static_cast<int32_t>(position % cuda::kBlockTokens));
     }
   }
+  const bool decode = attend_.max_rows == 1;
+  if (decode) PadDecodeStep();
+  const int64_t most_rows = limits_.max_batch_tokens;
   uint64_t used = 0;
-  device_positions_ = Upload<int32_t>(positions_, used);
-  device_slots_ = Upload<int32_t>(slots_, used);
-  attend_.sequences = Upload<cuda::AttentionSequence>(sequences_, used);
-  attend_.blocks = Upload<int32_t>(blocks_, used);
-  const int32_t* const tokens = Upload<int32_t>(batch.tokens, used);
-  used = std::min(used, tables_.bytes());  // the last one's alignment
+  device_positions_ = Upload(positions_, most_rows, used);
+  device_slots_ = Upload(slots_, most_rows, used);
+  const int32_t* const tokens = Upload(tokens_, most_rows, used);
+  attend_.sequences = Upload(sequences_, limits_.max_sequences, used);
+  const uint64_t fixed = used;
+  attend_.blocks = Upload(blocks_, MostBlocks(limits_), used);
+  used = fixed + blocks_.size() * sizeof(int32_t);  // the others take little
   stream_->CopyToDevice(tables_.Subspan(0, used), host_tables_.span().first(used));
 
   const ModelConfig& c = config_;
@@ -234,7 +288,7 @@ void DenseOperator::BeginStep(const ForwardBatch& batch) {
   attend_.out_stride = cuda::ActivationStride(c.num_heads * c.head_dim);
   attend_.workspace = FloatsOf(partials_);
   // The same bits either way.
-  attend_.split = attend_.max_rows == 1 && attend_.max_context > cuda::kChunkTokens &&
+  attend_.split = decode && attend_.max_context > cuda::kChunkTokens &&
                   Floats(kernels_.attention_workspace_floats(attend_)) <= partials_.bytes();
 
   const PackedMatrix& embedding = weights_.embedding;
@@ -243,16 +297,21 @@ void DenseOperator::BeginStep(const ForwardBatch& batch) {
                                      .n = embedding.n,
                                      .k = embedding.k,
                                      .ids = tokens,
-                                     .tokens = rows_,
+                                     .tokens = run_rows_,
                                      .out = FloatsOf(hidden_)};
   stream_->Launch(
       [run = kernels_.embedding, embed](cuda::StreamHandle stream) { return run(embed, stream); });
+
+  graphs_of_step_ = nullptr;
+  if (!decode || !capture_) return;
+  graphs_of_step_ = &graphs_[{run_rows_, attend_.max_context}];
+  graphs_of_step_->resize(static_cast<size_t>(2 * c.num_layers));
 }
 
 // Of the residual stream into x_ and, unless it is null, `out`.
 void DenseOperator::Norm(const float* weight, float* out) {
   const cuda::RmsNormArgs args = {.x = FloatsOf(hidden_),
-                                  .rows = rows_,
+                                  .rows = run_rows_,
                                   .n = config_.hidden_size,
                                   .token_stride = config_.hidden_size,
                                   .weight = weight,
@@ -284,7 +343,7 @@ void DenseOperator::Logits(const PackedMatrix& w, const DeviceBuffer& out) {
   const cuda::RouterLogitsArgs args = {.x = FloatsOf(normed_),
                                        .matrix = w.data,
                                        .f32_weights = w.type == WeightType::kF32,
-                                       .tokens = rows_,
+                                       .tokens = run_rows_,
                                        .experts = w.n,
                                        .k = w.k,
                                        .logits = FloatsOf(out)};
@@ -296,7 +355,7 @@ void DenseOperator::Logits(const PackedMatrix& w, const DeviceBuffer& out) {
 // In place, of `heads` runs of n floats of each row.
 void DenseOperator::NormHeads(float* first, int64_t heads, int64_t n, const float* weight) {
   const cuda::RmsNormArgs args = {.x = first,
-                                  .rows = rows_ * heads,
+                                  .rows = run_rows_ * heads,
                                   .n = n,
                                   .heads = heads,
                                   .token_stride = qkv_width_,
@@ -310,11 +369,14 @@ void DenseOperator::NormHeads(float* first, int64_t heads, int64_t n, const floa
 void DenseOperator::Layer(int64_t layer) {
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
   const bool sparse = config_.layer_is_sparse[static_cast<size_t>(layer)] != 0;
-  Norm(w.input_norm, nullptr);
-  Attention(layer, w);
-  Norm(w.post_attention_norm, sparse ? FloatsOf(normed_) : nullptr);
-  if (sparse) Route(w);
-  if (w.gate.n > 0) Mlp(w);  // beside the host, which has the routing by then
+  RunPart(2 * layer, [&] {
+    Norm(w.input_norm, nullptr);
+    Attention(layer, w);
+    Norm(w.post_attention_norm, sparse ? FloatsOf(normed_) : nullptr);
+    if (sparse) Route(w);
+  });
+  if (sparse) stream_->Record(*routed_);
+  if (w.gate.n > 0) RunPart(2 * layer + 1, [&] { Mlp(w); });  // beside the host, which is routing
 }
 
 void DenseOperator::Attention(int64_t layer, const LayerWeights& w) {
@@ -322,7 +384,7 @@ void DenseOperator::Attention(int64_t layer, const LayerWeights& w) {
   const int64_t q_width = c.num_heads * c.head_dim;
   const int64_t kv_width = c.num_kv_heads * c.head_dim;
   float* const q = FloatsOf(qkv_);
-  Product(w.qkv, x_, rows_, qkv_);
+  Product(w.qkv, x_, run_rows_, qkv_);
   if (c.qk_norm == QkNorm::kPerHead) {
     NormHeads(q, c.num_heads, c.head_dim, w.q_norm);
     NormHeads(q + q_width, c.num_kv_heads, c.head_dim, w.k_norm);
@@ -331,7 +393,7 @@ void DenseOperator::Attention(int64_t layer, const LayerWeights& w) {
     NormHeads(q + q_width, 1, kv_width, w.k_norm);
   }
   const cuda::RopeArgs rope = {.x = q,
-                               .tokens = rows_,
+                               .tokens = run_rows_,
                                .heads = c.num_heads + c.num_kv_heads,  // keys follow queries
                                .head_dim = c.head_dim,
                                .token_stride = qkv_width_,
@@ -348,14 +410,14 @@ void DenseOperator::Attention(int64_t layer, const LayerWeights& w) {
                                    .keys = q + q_width,
                                    .values = q + q_width + kv_width,
                                    .token_stride = qkv_width_,
-                                   .tokens = rows_,
+                                   .tokens = run_rows_,
                                    .slots = device_slots_};
   stream_->Launch(
       [run = kernels_.store_kv, store](cuda::StreamHandle stream) { return run(store, stream); });
   stream_->Launch([run = kernels_.attention, attend](cuda::StreamHandle stream) {
     return run(attend, stream);
   });
-  Product(w.output, attention_, rows_, hidden_, true);
+  Product(w.output, attention_, run_rows_, hidden_, true);
 }
 
 // Softmax over all experts in f32, then the top k, and what the host needs of it.
@@ -363,45 +425,45 @@ void DenseOperator::Route(const LayerWeights& w) {
   const ModelConfig& c = config_;
   Logits(w.router, scores_);
   int32_t* const ids = IntsOf(routing_);
-  const cuda::RouterTopKArgs args = {.logits = FloatsOf(scores_),
-                                     .tokens = rows_,
-                                     .experts = c.num_experts,
-                                     .top_k = c.top_k,
-                                     .normalize = c.norm_topk_prob,
-                                     .ids = ids,
-                                     .weights = reinterpret_cast<float*>(ids + rows_ * c.top_k)};
+  const cuda::RouterTopKArgs args = {
+      .logits = FloatsOf(scores_),
+      .tokens = run_rows_,
+      .experts = c.num_experts,
+      .top_k = c.top_k,
+      .normalize = c.norm_topk_prob,
+      .ids = ids,
+      .weights = reinterpret_cast<float*>(ids + run_rows_ * c.top_k)};
   stream_->Launch(
       [run = kernels_.router_top_k, args](cuda::StreamHandle stream) { return run(args, stream); });
   const auto bring = [&](const DeviceBuffer& from, uint64_t bytes, const HostBuffer& to) {
     stream_->CopyToHost(to.span().first(bytes), from.Subspan(0, bytes));
   };
-  bring(routing_, Floats(2 * rows_ * c.top_k), host_routing_);
-  bring(normed_, Floats(rows_ * c.hidden_size), host_normed_);
-  bring(hidden_, Floats(rows_ * c.hidden_size), host_hidden_);
-  stream_->Record(*routed_);
+  bring(routing_, Floats(2 * run_rows_ * c.top_k), host_routing_);
+  bring(normed_, Floats(run_rows_ * c.hidden_size), host_normed_);
+  bring(hidden_, Floats(run_rows_ * c.hidden_size), host_hidden_);
 }
 
 // The MLP of a dense layer or the shared expert of a sparse one.
 void DenseOperator::Mlp(const LayerWeights& w) {
-  Product(w.gate, x_, rows_, gate_);
-  Product(w.up, x_, rows_, up_);
+  Product(w.gate, x_, run_rows_, gate_);
+  Product(w.up, x_, run_rows_, up_);
   const cuda::SwiGluArgs activation = {.gate = FloatsOf(gate_),
                                        .up = FloatsOf(up_),
-                                       .rows = rows_,
+                                       .rows = run_rows_,
                                        .n = w.gate.n,
                                        .out = Bf16Of(h_)};
   stream_->Launch([run = kernels_.swiglu, activation](cuda::StreamHandle stream) {
     return run(activation, stream);
   });
   if (w.shared_gate.n == 0) {
-    Product(w.down, h_, rows_, hidden_, true);
+    Product(w.down, h_, run_rows_, hidden_, true);
     return;
   }
-  Product(w.down, h_, rows_, out_);
+  Product(w.down, h_, run_rows_, out_);
   Logits(w.shared_gate, scores_);
   const cuda::AddGatedArgs add = {.x = FloatsOf(out_),
                                   .gate = FloatsOf(scores_),
-                                  .rows = rows_,
+                                  .rows = run_rows_,
                                   .n = config_.hidden_size,
                                   .y = FloatsOf(hidden_)};
   stream_->Launch(
@@ -412,7 +474,7 @@ DenseOperator::Routed DenseOperator::AwaitRouting() {
   ThrowIfFailed(routed_->Synchronize());
   const auto* const ids = reinterpret_cast<const int32_t*>(host_routing_.data());
   return {.experts = ids,
-          .weights = reinterpret_cast<const float*>(ids + rows_ * config_.top_k),
+          .weights = reinterpret_cast<const float*>(ids + run_rows_ * config_.top_k),
           .normed = reinterpret_cast<const float*>(host_normed_.data()),
           .on_device = &x_};
 }

@@ -4,6 +4,12 @@
 // (ExpertRunner), and goes back is their sum or, of experts on the same device, nothing but where
 // their outputs are: a layer waits once.
 //
+// Decode steps are captured: all that a layer queues at once is a graph, made at the first step of
+// its kind and replayed from then on. Kinds differ in the number of rows and of the longest
+// context's chunks, both rounded up to powers of two; rows that are only there to fill up have
+// nothing to attend to and store nothing. What changes from step to step is read from tables on the
+// device.
+//
 // Numerics: the class of kernels/cuda: inputs of products, queries, probabilities and hidden
 // activations are rounded to bf16, sums, norms and routers are f32, a row's bits depend on no other
 // row.
@@ -15,11 +21,13 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
-#include <string>
+#include <utility>
 #include <vector>
 
+#include "core/base/function_ref.h"
 #include "core/config/model_config.h"
 #include "core/device/device.h"
 #include "core/device/pinned_host_pool.h"
@@ -40,10 +48,11 @@ class DenseOperator {
   static uint64_t WorkspaceBytes(const ModelConfig& config, const ModelLimits& limits);
   static uint64_t HostBytes(const ModelConfig& config, const ModelLimits& limits);
 
-  // Copies `weights`, which are of this type. Throws Error(kUnsupported / kResourceExhausted), and
-  // the device's when a copy fails.
+  // Copies `weights`, which are of this type. `capture`: decode steps, where the device can. Throws
+  // Error(kUnsupported / kResourceExhausted), and the device's when a copy fails.
   DenseOperator(Device& device, const cuda::Kernels& kernels, const ModelConfig& config,
-                WeightType type, const ModelWeights& weights, const ModelLimits& limits);
+                WeightType type, const ModelWeights& weights, const ModelLimits& limits,
+                bool capture = true);
   // Waits for what is queued.
   ~DenseOperator();
 
@@ -77,11 +86,16 @@ class DenseOperator {
   void Head(std::span<const int32_t> rows, float* logits);
   void Greedy(std::span<const int32_t> rows, int32_t* tokens);
 
+  int64_t captured() const { return captured_; }  // graphs so far
+
  private:
   struct Sizes;
 
   template <typename T>
-  const T* Upload(std::span<const T> values, uint64_t& used);
+  const T* Upload(const std::vector<T>& values, int64_t most, uint64_t& used);
+  void PadDecodeStep();
+  // Part 2 l of layer l ends with its routing, part 2 l + 1 is what follows.
+  void RunPart(int64_t part, FunctionRef<void()> queue);
   void Norm(const float* weight, float* out);
   void Product(const PackedMatrix& w, const DeviceBuffer& x, int64_t rows, const DeviceBuffer& y,
                bool accumulate = false);
@@ -133,13 +147,23 @@ class DenseOperator {
 
   // The step: addresses of the device in tables_.
   int64_t rows_ = 0;
-  std::vector<int32_t> positions_;  // [rows]
-  std::vector<int32_t> slots_;      // [rows]
+  int64_t run_rows_ = 0;            // with those that fill up
+  std::vector<int32_t> tokens_;     // [run rows]
+  std::vector<int32_t> positions_;  // [run rows]
+  std::vector<int32_t> slots_;      // [run rows]
   std::vector<int32_t> blocks_;     // of all slices, one after another
   std::vector<cuda::AttentionSequence> sequences_;
   cuda::AttentionArgs attend_;
   const int32_t* device_positions_ = nullptr;
   const int32_t* device_slots_ = nullptr;
+
+  // By run rows and longest context.
+  using Graphs = std::vector<std::unique_ptr<Graph>>;  // [2 * layers] null: not captured yet
+  std::map<std::pair<int64_t, int64_t>, Graphs> graphs_;
+  Graphs* graphs_of_step_ = nullptr;  // null: it is not replayed
+  const bool capture_;
+  bool warned_ = false;  // that one could not be captured
+  int64_t captured_ = 0;
 
   std::unique_ptr<Event> routed_;
   std::unique_ptr<Stream> stream_;  // last: it goes first, and waits

@@ -93,6 +93,8 @@ class Model {
   // Throws Error when the device that has the head fails.
   void Logits(std::span<const int32_t> rows, float* out);
 
+  const DenseOperator* dense() const { return dense_.get(); }  // null: the host does it
+
   // Whether tokens can be chosen where the head is computed, on a device.
   bool has_greedy_tokens() const { return dense_ != nullptr; }
   // Instead of Logits of the same rows, where the largest is all that is wanted: the tokens that

@@ -45,6 +45,7 @@ struct HarnessOptions {
   // Devices compute their experts with these; null: the host does.
   const cuda::Kernels* kernels = nullptr;
   bool dense_on_device = false;        // the first one's
+  bool capture_dense = true;           // its decode steps
   std::vector<Device*> given_devices;  // in place of emulated ones; as many as `devices`
 };
 
