@@ -316,6 +316,7 @@ int64_t DeviceExperts::resident() const {
 std::span<const DeviceStatus> DeviceExperts::devices() {
   for (size_t d = 0; d < links_.size(); ++d) {
     status_[d].resident = links_[d].loader ? links_[d].loader->resident() : 0;
+    status_[d].lost = status_[d].lost || links_[d].device->lost().has_value();
   }
   return status_;
 }

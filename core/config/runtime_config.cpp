@@ -301,14 +301,23 @@ void AddRuntimeSettings(RuntimeConfig& config, SettingScope scope, OptionTable& 
   add(engine, {"gpu-memory",
                &config.gpu_memory,
                "SIZE",
-               "All that is taken of each device's memory: workspace and experts. auto: what a GPU "
-               "has, less a reserve.",
+               "All that is taken of each device's memory: workspace, experts and, on the first, "
+               "the dense part. auto: what a GPU has, less a reserve.",
                "Devices",
                0,
                {},
                0,
                0,
                CheckSizeOrAuto});
+  add(engine, {"gpu-dense",
+               &config.gpu_dense,
+               "",
+               "Where attention with its KV cache and all else that is dense is computed: on the "
+               "first GPU (on) or the CPU (off). auto: on the GPU when its kernels can do the "
+               "model and its memory has room for that and the experts of a token.",
+               "Devices",
+               0,
+               {"auto", "on", "off"}});
   add(engine,
       {"miss",
        &config.miss,
@@ -360,9 +369,9 @@ void AddRuntimeSettings(RuntimeConfig& config, SettingScope scope, OptionTable& 
       {"numerics",
        &config.numerics,
        "",
-       "exact: the same bits whatever the budget, the batch and the threads. fast: host and "
-       "GPUs may share the experts of a layer, so that the last digits depend on who "
-       "computed them.",
+       "exact: the same bits whatever the budget, the batch and the threads (on GPUs with a "
+       "given --gpu-dense). fast: host and GPUs may share the experts of a layer, so that the last "
+       "digits depend on who computed them.",
        "Compute",
        0,
        {"exact", "fast"}});

@@ -49,6 +49,7 @@ struct RuntimeConfig {
   std::string device_kind = "emulated";
   std::string device_memory = "auto";  // on each; a percentage is of the experts that it holds
   std::string gpu_memory = "auto";     // on each, in all
+  std::string gpu_dense = "auto";      // on, off, auto
   std::string miss = "auto";           // fetch, host, auto
   double emulated_link_gbps = 12;      // 10^9 bytes per second; 0: as fast as memory
   double emulated_link_latency_us = 10;

@@ -77,6 +77,12 @@ void CudaEvent::Set(std::shared_ptr<const Mark> mark) {
   latest_.swap(mark);
 }
 
+CudaGraph::~CudaGraph() {
+  const CurrentDevice current(core_.ordinal());
+  cudaGraphExecDestroy(exec_);
+  cudaGetLastError();
+}
+
 CudaStream::CudaStream(Device& device, Core& core) : device_(device), core_(core) {
   const CurrentDevice current(core_.ordinal());
   ThrowIfFailed(core_.Map(cudaStreamCreateWithFlags(&handle_, cudaStreamNonBlocking),
@@ -101,6 +107,10 @@ CudaStream::~CudaStream() {
 }
 
 void CudaStream::Note(cudaError_t code, const char* call) {
+  if (code != cudaSuccess && Spoils()) {  // who queues it instead is told
+    cudaGetLastError();
+    return;
+  }
   if (std::optional<Error> error = core_.Map(code, call)) errors_.Add(std::move(*error));
 }
 
@@ -111,13 +121,14 @@ void CudaStream::CopyToDevice(const DeviceSpan& destination, std::span<const std
   const CurrentDevice current(core_.ordinal());
   const bool pinned = Pinned(source);
   MutexLock lock(mutex_);
-  if (InError()) return;
+  if (Skips()) return;
   if (pinned) {
     Note(cudaMemcpyAsync(destination.data(), source.data(), source.size(), cudaMemcpyHostToDevice,
                          handle_),
          "cudaMemcpyAsync to the device");
     return;
   }
+  if (Spoils()) return;
   for (uint64_t at = 0; at < source.size() && !InError(); at += kStagingBytes) {
     const uint64_t bytes = std::min<uint64_t>(kStagingBytes, source.size() - at);
     CallLocked([staging = staging_, from = source.data() + at, bytes](const Error* error) {
@@ -135,13 +146,14 @@ void CudaStream::CopyToHost(std::span<std::byte> destination, const DeviceSpan& 
   const CurrentDevice current(core_.ordinal());
   const bool pinned = Pinned(destination);
   MutexLock lock(mutex_);
-  if (InError()) return;
+  if (Skips()) return;
   if (pinned) {
     Note(cudaMemcpyAsync(destination.data(), source.data(), destination.size(),
                          cudaMemcpyDeviceToHost, handle_),
          "cudaMemcpyAsync to the host");
     return;
   }
+  if (Spoils()) return;
   for (uint64_t at = 0; at < destination.size() && !InError(); at += kStagingBytes) {
     const uint64_t bytes = std::min<uint64_t>(kStagingBytes, destination.size() - at);
     Note(cudaMemcpyAsync(staging_, source.data() + at, bytes, cudaMemcpyDeviceToHost, handle_),
@@ -162,7 +174,7 @@ void CudaStream::CopyBetween(const DeviceSpan& destination, const DeviceSpan& so
   const auto& to = static_cast<const CudaDevice&>(*destination.device());
   const auto& from = static_cast<const CudaDevice&>(*source.device());
   MutexLock lock(mutex_);
-  if (InError()) return;
+  if (Skips()) return;
   for (const CudaDevice* device : {&to, &from}) {
     if (std::optional<Error> lost = device->lost()) {
       errors_.Add(std::move(*lost));
@@ -190,6 +202,7 @@ void CudaStream::Call(HostFunction function) {
   CHECK(function != nullptr);
   const CurrentDevice current(core_.ordinal());
   MutexLock lock(mutex_);
+  CHECK(capture_ == Capture::kNone);
   CallLocked(std::move(function));
 }
 
@@ -197,6 +210,7 @@ void CudaStream::Record(Event& event) {
   CHECK(&Own(event) == &event);
   const CurrentDevice current(core_.ordinal());
   MutexLock lock(mutex_);
+  CHECK(capture_ == Capture::kNone);
   std::optional<Error> error = core_.lost();
   cudaEvent_t recorded = nullptr;
   if (!error) recorded = core_.TakeEvent(error);
@@ -211,6 +225,7 @@ void CudaStream::Wait(const Event& event) {
   const CurrentDevice current(core_.ordinal());
   std::optional<Error> lost = mark->core().lost();
   MutexLock lock(mutex_);
+  CHECK(capture_ == Capture::kNone);
   if (core_.lost()) return;
   errors_.Add(mark->causes());
   if (!lost && mark->event() == nullptr) lost = mark->Synchronize();  // why it was not recorded
@@ -221,8 +236,52 @@ void CudaStream::Wait(const Event& event) {
   Note(cudaStreamWaitEvent(handle_, mark->event(), 0), "cudaStreamWaitEvent");
 }
 
+void CudaStream::BeginCapture() {
+  const CurrentDevice current(core_.ordinal());
+  MutexLock lock(mutex_);
+  CHECK(capture_ == Capture::kNone);
+  capture_ = Capture::kRefused;
+  if (InError()) return;
+  // Other threads may do what they like meanwhile.
+  if (cudaStreamBeginCapture(handle_, cudaStreamCaptureModeThreadLocal) == cudaSuccess) {
+    capture_ = Capture::kRecording;
+  } else {
+    cudaGetLastError();
+  }
+}
+
+std::unique_ptr<Graph> CudaStream::EndCapture() {
+  const CurrentDevice current(core_.ordinal());
+  MutexLock lock(mutex_);
+  CHECK(capture_ != Capture::kNone);
+  const Capture capture = std::exchange(capture_, Capture::kNone);
+  if (capture == Capture::kRefused) return nullptr;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t exec = nullptr;
+  const bool ended = cudaStreamEndCapture(handle_, &graph) == cudaSuccess && graph != nullptr;
+  if (ended && capture == Capture::kRecording && !InError() &&
+      cudaGraphInstantiate(&exec, graph, 0) != cudaSuccess) {
+    exec = nullptr;
+  }
+  if (graph != nullptr) cudaGraphDestroy(graph);
+  if (exec != nullptr) return std::make_unique<CudaGraph>(core_, exec);
+  cudaGetLastError();
+  return nullptr;
+}
+
+void CudaStream::Replay(const Graph& graph) {
+  const auto* const own = dynamic_cast<const CudaGraph*>(&graph);
+  CHECK(own != nullptr && &own->core() == &core_);  // of another device
+  const CurrentDevice current(core_.ordinal());
+  MutexLock lock(mutex_);
+  CHECK(capture_ == Capture::kNone);
+  if (InError()) return;
+  Note(cudaGraphLaunch(own->exec(), handle_), "cudaGraphLaunch");
+}
+
 void CudaStream::ClearError() {
   MutexLock lock(mutex_);
+  CHECK(capture_ == Capture::kNone);
   errors_.Clear();
 }
 
@@ -255,9 +314,13 @@ std::optional<Error> CudaStream::Synchronize() {
 void CudaStream::Launch(const KernelLaunch& launch) {
   const CurrentDevice current(core_.ordinal());
   MutexLock lock(mutex_);
-  if (InError()) return;
+  if (Skips()) return;
   const LaunchResult result = launch(handle_);
   if (result.ok()) return;
+  if (Spoils()) {
+    cudaGetLastError();
+    return;
+  }
   std::optional<Error> error = core_.Map(static_cast<cudaError_t>(result.code), result.kernel);
   if (error && error->kind() != ErrorKind::kUnavailable) {
     error = Error(ErrorKind::kInternal, error->what());

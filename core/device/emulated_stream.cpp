@@ -64,15 +64,15 @@ void EmulatedStream::CopyToDevice(const DeviceSpan& destination,
                                   std::span<const std::byte> source) {
   CHECK_EQ(destination.bytes(), source.size());
   CHECK(destination.device() == &device_);
-  core_.Queue(state_, MakeCopy(EmulatedEngine::kHostToDevice, destination.data(), source.data(),
-                               source.size()));
+  QueueOrRecord(
+      MakeCopy(EmulatedEngine::kHostToDevice, destination.data(), source.data(), source.size()));
 }
 
 void EmulatedStream::CopyToHost(std::span<std::byte> destination, const DeviceSpan& source) {
   CHECK_EQ(destination.size(), source.bytes());
   CHECK(source.device() == &device_);
-  core_.Queue(state_, MakeCopy(EmulatedEngine::kDeviceToHost, destination.data(), source.data(),
-                               source.bytes()));
+  QueueOrRecord(
+      MakeCopy(EmulatedEngine::kDeviceToHost, destination.data(), source.data(), source.bytes()));
 }
 
 void EmulatedStream::CopyBetween(const DeviceSpan& destination, const DeviceSpan& source) {
@@ -82,36 +82,66 @@ void EmulatedStream::CopyBetween(const DeviceSpan& destination, const DeviceSpan
       MakeCopy(EmulatedEngine::kDeviceToDevice, destination.data(), source.data(), source.bytes());
   op.source_device = &StateOf(source);
   op.destination_device = &StateOf(destination);
-  core_.Queue(state_, std::move(op));
+  QueueOrRecord(std::move(op));
 }
 
 void EmulatedStream::Call(HostFunction function) {
   CHECK(function != nullptr);
   Op op = MakeOp(Op::Kind::kCall);
   op.function = std::move(function);
-  core_.Queue(state_, std::move(op));
+  Queue(std::move(op));
 }
 
 void EmulatedStream::Launch(const KernelLaunch& launch) {
   Op op = MakeOp(Op::Kind::kKernel);
   op.kernel = launch;
-  core_.Queue(state_, std::move(op));
+  QueueOrRecord(std::move(op));
 }
 
 void EmulatedStream::Record(Event& event) {
   CHECK(&Own(event, core_) == &event);
   Op op = MakeOp(Op::Kind::kRecord);
   op.mark = static_cast<EmulatedEvent&>(event).Renew();
-  core_.Queue(state_, std::move(op));
+  Queue(std::move(op));
 }
 
 void EmulatedStream::Wait(const Event& event) {
   Op op = MakeOp(Op::Kind::kWait);
   op.mark = Own(event, core_).latest();
-  if (op.mark != nullptr) core_.Queue(state_, std::move(op));
+  if (op.mark != nullptr) Queue(std::move(op));
 }
 
-void EmulatedStream::ClearError() { core_.Queue(state_, MakeOp(Op::Kind::kClearError)); }
+void EmulatedStream::ClearError() { Queue(MakeOp(Op::Kind::kClearError)); }
+
+void EmulatedStream::QueueOrRecord(Op op) {
+  if (capturing_) {
+    captured_.push_back(std::move(op));
+  } else {
+    Queue(std::move(op));
+  }
+}
+
+void EmulatedStream::Queue(Op op) {
+  CHECK(!capturing_);  // what cannot be recorded
+  core_.Queue(state_, std::move(op));
+}
+
+void EmulatedStream::BeginCapture() {
+  CHECK(!capturing_);
+  capturing_ = true;
+}
+
+std::unique_ptr<Graph> EmulatedStream::EndCapture() {
+  CHECK(capturing_);
+  capturing_ = false;
+  return std::make_unique<EmulatedGraph>(device_, std::exchange(captured_, {}));
+}
+
+void EmulatedStream::Replay(const Graph& graph) {
+  const auto* const own = dynamic_cast<const EmulatedGraph*>(&graph);
+  CHECK(own != nullptr && &own->device() == &device_);  // of another device
+  for (const Op& op : own->ops()) Queue(op);
+}
 
 bool EmulatedStream::Idle() const { return core_.Idle(state_); }
 

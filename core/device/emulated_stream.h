@@ -5,6 +5,8 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
+#include <vector>
 
 #include "core/base/mutex.h"
 #include "core/device/device.h"
@@ -30,6 +32,19 @@ class EmulatedEvent : public Event {
   std::shared_ptr<Mark> latest_ GUARDED_BY(mutex_);
 };
 
+class EmulatedGraph : public Graph {
+ public:
+  EmulatedGraph(EmulatedDevice& device, std::vector<Op> ops)
+      : device_(device), ops_(std::move(ops)) {}
+
+  EmulatedDevice& device() const { return device_; }
+  const std::vector<Op>& ops() const { return ops_; }
+
+ private:
+  EmulatedDevice& device_;
+  const std::vector<Op> ops_;
+};
+
 class EmulatedStream : public Stream {
  public:
   EmulatedStream(Core& core, EmulatedDevice& device, DeviceState& state);
@@ -43,16 +58,24 @@ class EmulatedStream : public Stream {
   void Call(HostFunction function) override;
   void Record(Event& event) override;
   void Wait(const Event& event) override;
+  void BeginCapture() override;
+  std::unique_ptr<Graph> EndCapture() override;
+  void Replay(const Graph& graph) override;
   void ClearError() override;
   bool Idle() const override;
   [[nodiscard]] std::optional<Error> Synchronize() override;
 
  private:
   DeviceState& StateOf(const DeviceSpan& span) const;
+  void QueueOrRecord(Op op);
+  void Queue(Op op);
 
   Core& core_;
   EmulatedDevice& device_;
   mutable StreamState state_;  // guarded by the core's lock
+  // Of the capture, in which one thread uses the stream.
+  bool capturing_ = false;
+  std::vector<Op> captured_;
 };
 
 }  // namespace moesaic::emulated

@@ -14,12 +14,14 @@
 
 #include <cstddef>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 
 #include "core/base/error.h"
 #include "core/device/device_buffer.h"
 #include "core/device/event.h"
+#include "core/device/graph.h"
 #include "core/device/kernel_launch.h"
 
 namespace moesaic {
@@ -54,6 +56,16 @@ class Stream {
   // What is queued after this waits for the event's latest record, of any stream and device that
   // this one can reach; no record: it does not wait.
   virtual void Wait(const Event& event) = 0;
+
+  // From here to EndCapture copies and kernels are not queued but recorded, for Replay. Meanwhile
+  // nobody else uses the stream, and nothing else is queued on it (CHECK).
+  virtual void BeginCapture() = 0;
+  // Null: there is no recording, because the stream was in error, host memory of a copy was not
+  // pinned (Device::host_pinner) or the machine would not; what was to be recorded was neither run
+  // nor queued.
+  virtual std::unique_ptr<Graph> EndCapture() = 0;
+  // Queues what a stream of this device has recorded.
+  virtual void Replay(const Graph& graph) = 0;
 
   // From here on, in stream order, the stream is well again.
   virtual void ClearError() = 0;

@@ -15,7 +15,9 @@ struct Kernels {
   LaunchResult (*rope)(const RopeArgs& args, StreamHandle stream) = nullptr;
   LaunchResult (*embedding)(const EmbeddingArgs& args, StreamHandle stream) = nullptr;
   LaunchResult (*swiglu)(const SwiGluArgs& args, StreamHandle stream) = nullptr;
+  LaunchResult (*add_gated)(const AddGatedArgs& args, StreamHandle stream) = nullptr;
   LaunchResult (*argmax)(const ArgMaxArgs& args, StreamHandle stream) = nullptr;
+  LaunchResult (*router_logits)(const RouterLogitsArgs& args, StreamHandle stream) = nullptr;
   LaunchResult (*router_top_k)(const RouterTopKArgs& args, StreamHandle stream) = nullptr;
   LaunchResult (*group_rows)(const GroupRowsArgs& args, StreamHandle stream) = nullptr;
   LaunchResult (*combine_slots)(const CombineSlotsArgs& args, StreamHandle stream) = nullptr;

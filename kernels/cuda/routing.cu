@@ -1,9 +1,45 @@
 #include "kernels/cuda/routing.h"
 
 #include "kernels/cuda/internal/device.cuh"
+#include "kernels/cuda/internal/weights.cuh"
 
 namespace moesaic::cuda {
 namespace {
+
+constexpr int kLogitThreads = 256;
+constexpr int kLogitWarps = kLogitThreads / kWarp;
+constexpr int kLogitParts = kLogitThreads / static_cast<int>(kPanelOutputs);
+
+// A block per token and panel of 16 experts, a thread per expert and sixteenth of the lines: 16
+// neighbours read a line of 64 bytes, which has one (f32) or two inputs (bf16) of all experts.
+template <bool kF32>
+__global__ void RouterLogitsKernel(RouterLogitsArgs args) {
+  __shared__ float partials[kLogitWarps][kPanelOutputs];
+  const auto thread = static_cast<int>(threadIdx.x);
+  const int output = thread % static_cast<int>(kPanelOutputs);
+  const int part = thread / static_cast<int>(kPanelOutputs);
+  const int64_t lines = kF32 ? args.k : (args.k + 1) / 2;
+  const std::byte* panel = args.matrix + blockIdx.x * lines * kLineBytes;
+  const float* x = args.x + static_cast<int64_t>(blockIdx.y) * args.k;
+  float sum = 0;
+  for (int64_t line = part; line < lines; line += kLogitParts) {
+    const std::byte* at = panel + line * kLineBytes + output * 4;
+    if constexpr (kF32) {
+      sum = fmaf(*reinterpret_cast<const float*>(at), x[line], sum);
+    } else {
+      sum = fmaf(WidenBf16(HalfwordOf(at)), x[2 * line], sum);
+      if (2 * line + 1 < args.k) sum = fmaf(WidenBf16(HalfwordOf(at + 2)), x[2 * line + 1], sum);
+    }
+  }
+  sum += ShuffleXor(sum, static_cast<int>(kPanelOutputs));  // a warp has two parts
+  if (thread % kWarp < kPanelOutputs) partials[thread / kWarp][output] = sum;
+  __syncthreads();
+  const int64_t expert = static_cast<int64_t>(blockIdx.x) * kPanelOutputs + thread;
+  if (thread >= kPanelOutputs || expert >= args.experts) return;
+  sum = 0;
+  for (int warp = 0; warp < kLogitWarps; ++warp) sum += partials[warp][thread];
+  args.logits[static_cast<int64_t>(blockIdx.y) * args.experts + expert] = sum;
+}
 
 constexpr int kRouterWarps = 4;
 // What a choice counts. NaN comes after all others, so that a poisoned row is routed somewhere.
@@ -151,13 +187,23 @@ __global__ void CombineSlotsKernel(CombineSlotsArgs args) {
     float sum = args.y[token * args.hidden + i];
     for (int64_t slot = 0; slot < args.top_k; ++slot) {
       const int64_t pair = token * args.top_k + slot;
-      sum = fmaf(args.weights[pair], args.slot_out[pair * args.hidden + i], sum);
+      const int64_t row = args.slot_rows != nullptr ? args.slot_rows[pair] : pair;
+      sum = fmaf(args.weights[pair], args.slot_out[row * args.hidden + i], sum);
     }
     args.y[token * args.hidden + i] = sum;
   }
 }
 
 }  // namespace
+
+LaunchResult RouterLogits(const RouterLogitsArgs& args, StreamHandle stream) {
+  if (args.tokens > 65535) return Refuse("router_logits", "too many tokens");
+  const dim3 grid(CeilDiv(args.experts, kPanelOutputs), static_cast<unsigned>(args.tokens));
+  return args.f32_weights
+             ? Launch("router_logits", RouterLogitsKernel<true>, grid, kLogitThreads, stream, args)
+             : Launch("router_logits", RouterLogitsKernel<false>, grid, kLogitThreads, stream,
+                      args);
+}
 
 LaunchResult RouterTopK(const RouterTopKArgs& args, StreamHandle stream) {
   if (args.experts < 1 || args.experts > kMaxExperts) {

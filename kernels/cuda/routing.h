@@ -3,6 +3,7 @@
 // returns.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "core/device/launch_result.h"
@@ -13,6 +14,21 @@ namespace moesaic::cuda {
 constexpr int64_t kMaxExperts = 1024;  // of a layer
 
 constexpr int64_t kMaxGroups = 32;  // of experts
+
+// logits[t, e] = x[t] . w[e], in f32 throughout: a router whose input is rounded picks other
+// experts (the CPU's router does not round it either). One order of summation, whatever the other
+// tokens. For narrow matrices: it reads the weights anew for every token.
+struct RouterLogitsArgs {
+  const float* x = nullptr;           // [tokens, k]
+  const std::byte* matrix = nullptr;  // packed [experts, k], of bf16 or, if f32_weights, of f32:
+                                      // [ceil(experts / 16)][k][16]
+  bool f32_weights = false;
+  int64_t tokens = 0;
+  int64_t experts = 0;
+  int64_t k = 0;
+  float* logits = nullptr;  // [tokens, experts]
+};
+LaunchResult RouterLogits(const RouterLogitsArgs& args, StreamHandle stream);
 
 enum class RouterScores : uint8_t { kSoftmax, kSigmoid };
 
@@ -57,7 +73,9 @@ LaunchResult GroupRows(const GroupRowsArgs& args, StreamHandle stream);
 // y[t] += sum over slots, ascending, of weights[t, s] * slot_out[t, s] (the CPU's CombineSlots).
 struct CombineSlotsArgs {
   const float* slot_out = nullptr;  // [tokens, top_k, hidden]
-  const float* weights = nullptr;   // [tokens, top_k]
+  // [tokens, top_k] row of slot_out [.., hidden] of each pair; null: as they come.
+  const int32_t* slot_rows = nullptr;
+  const float* weights = nullptr;  // [tokens, top_k]
   int64_t tokens = 0;
   int64_t top_k = 0;
   int64_t hidden = 0;

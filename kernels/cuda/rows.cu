@@ -23,7 +23,9 @@ __device__ float BlockSum(float value, float (&partials)[kWarps]) {
 __global__ void RmsNormKernel(RmsNormArgs args) {
   __shared__ float partials[kWarps];
   const int64_t row = blockIdx.x;
-  const int64_t offset = row / args.heads * args.token_stride + row % args.heads * args.n;
+  const int64_t place = row / args.heads;
+  const int64_t token = args.x_tokens != nullptr ? args.x_tokens[place] : place;
+  const int64_t offset = token * args.token_stride + row % args.heads * args.n;
   const float* x = args.x + offset;
   float squares = 0;
   for (int64_t i = threadIdx.x; i < args.n; i += kThreads) squares += x[i] * x[i];
@@ -80,6 +82,14 @@ __global__ void SwiGluKernel(SwiGluArgs args) {
   }
 }
 
+__global__ void AddGatedKernel(AddGatedArgs args) {
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * args.n;
+  const float share = 1.0f / (1.0f + expf(-args.gate[blockIdx.x]));
+  for (int64_t i = first + threadIdx.x; i < first + args.n; i += kThreads) {
+    args.y[i] = fmaf(share, args.x[i], args.y[i]);
+  }
+}
+
 // Whether (a, i) comes before (b, j): larger, or as large and earlier. An index of -1 is nobody's.
 __device__ bool Before(float a, int i, float b, int j) {
   if (i < 0) return false;
@@ -89,10 +99,13 @@ __device__ bool Before(float a, int i, float b, int j) {
 __global__ void ArgMaxKernel(ArgMaxArgs args) {
   __shared__ float values[kWarps];
   __shared__ int indices[kWarps];
+  __shared__ bool finite[kWarps];
   const float* x = args.x + static_cast<int64_t>(blockIdx.x) * args.n;
   float value = 0;
   int index = -1;
+  float zero = 0;  // NaN once a value is not finite
   for (int64_t i = threadIdx.x; i < args.n; i += kThreads) {
+    zero += x[i] - x[i];
     if (x[i] != x[i] || !Before(x[i], static_cast<int>(i), value, index)) continue;
     value = x[i];
     index = static_cast<int>(i);
@@ -105,18 +118,22 @@ __global__ void ArgMaxKernel(ArgMaxArgs args) {
       index = other_index;
     }
   }
+  zero = WarpSum(zero);
   if (threadIdx.x % kWarp == 0) {
     values[threadIdx.x / kWarp] = value;
     indices[threadIdx.x / kWarp] = index;
+    finite[threadIdx.x / kWarp] = zero == 0.0f;
   }
   __syncthreads();
   if (threadIdx.x != 0) return;
+  bool all_finite = finite[0];
   for (int i = 1; i < kWarps; ++i) {
+    all_finite = all_finite && finite[i];
     if (!Before(values[i], indices[i], value, index)) continue;
     value = values[i];
     index = indices[i];
   }
-  args.out[blockIdx.x] = index < 0 ? 0 : index;
+  args.out[blockIdx.x] = args.finite_only && !all_finite ? -1 : (index < 0 ? 0 : index);
 }
 
 dim3 Grid(int64_t rows) { return dim3(static_cast<unsigned>(rows)); }
@@ -124,6 +141,9 @@ dim3 Grid(int64_t rows) { return dim3(static_cast<unsigned>(rows)); }
 }  // namespace
 
 LaunchResult RmsNorm(const RmsNormArgs& args, StreamHandle stream) {
+  if (args.x_tokens != nullptr && args.out != nullptr) {
+    return Refuse("rms_norm", "chosen tokens are not normed in place");
+  }
   return Launch("rms_norm", RmsNormKernel, Grid(args.rows), kThreads, stream, args);
 }
 
@@ -146,6 +166,10 @@ LaunchResult Embedding(const EmbeddingArgs& args, StreamHandle stream) {
 
 LaunchResult SwiGlu(const SwiGluArgs& args, StreamHandle stream) {
   return Launch("swiglu", SwiGluKernel, Grid(args.rows), kThreads, stream, args);
+}
+
+LaunchResult AddGated(const AddGatedArgs& args, StreamHandle stream) {
+  return Launch("add_gated", AddGatedKernel, Grid(args.rows), kThreads, stream, args);
 }
 
 LaunchResult ArgMax(const ArgMaxArgs& args, StreamHandle stream) {

@@ -23,7 +23,9 @@ struct RmsNormArgs {
   int64_t rows = 0;
   int64_t n = 0;
   int64_t heads = 1;
-  int64_t token_stride = 0;       // floats between tokens; heads are n floats apart
+  int64_t token_stride = 0;  // floats between tokens; heads are n floats apart
+  // [rows / heads] token of x of each; null: 0, 1, 2, ... With it `out` is not wanted.
+  const int32_t* x_tokens = nullptr;
   const float* weight = nullptr;  // [n]
   float eps = 0;
   float* out = nullptr;          // as x, which it may be; null: not wanted
@@ -67,13 +69,25 @@ struct SwiGluArgs {
 };
 LaunchResult SwiGlu(const SwiGluArgs& args, StreamHandle stream);
 
+// y += x / (1 + exp(-gate)) of each row, with one gate a row: a shared expert into the residual
+// stream.
+struct AddGatedArgs {
+  const float* x = nullptr;     // [rows, n]
+  const float* gate = nullptr;  // [rows]
+  int64_t rows = 0;
+  int64_t n = 0;
+  float* y = nullptr;  // [rows, n]
+};
+LaunchResult AddGated(const AddGatedArgs& args, StreamHandle stream);
+
 // The index of the largest of each row; the lowest of equals. NaN is never the largest; a row of
 // nothing else gives 0.
 struct ArgMaxArgs {
   const float* x = nullptr;  // [rows, n]
   int64_t rows = 0;
   int64_t n = 0;
-  int32_t* out = nullptr;  // [rows]
+  bool finite_only = false;  // a row with a NaN or an infinity gives -1
+  int32_t* out = nullptr;    // [rows]
 };
 LaunchResult ArgMax(const ArgMaxArgs& args, StreamHandle stream);
 

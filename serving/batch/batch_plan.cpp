@@ -170,6 +170,7 @@ ModelLimits LimitsOf(const EngineOptions& options, const BatchSizes& sizes) {
 }
 
 BatchPlan LedgerOf(const EngineOptions& options, const ModelFiles& files, const BatchSizes& sizes) {
+  CheckDenseMode(options.devices);
   const ModelConfig& config = files.config;
   const ModelLimits limits = LimitsOf(options, sizes);
   BatchPlan plan;

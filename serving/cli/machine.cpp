@@ -55,6 +55,9 @@ DeviceOptions DeviceOptionsFrom(const RuntimeConfig& config, const Topology& top
   if (devices.kind == DeviceKind::kCuda) devices.count = std::max(devices.count, 1);
   devices.memory = config.device_memory;
   devices.gpu_memory = config.gpu_memory;
+  devices.dense = config.gpu_dense == "on"    ? DenseMode::kOn
+                  : config.gpu_dense == "off" ? DenseMode::kOff
+                                              : DenseMode::kAuto;
   if (topology.nodes.size() > 1) {
     for (const NumaNode& node : topology.nodes) devices.numa_nodes.push_back(node.id);
   }

@@ -81,6 +81,7 @@ Json FitsToJson(const std::vector<Fit>& fits) {
       Json ledger;
       for (const LedgerEntry& entry : fit.plan->ledger) ledger[entry.name] = entry.bytes;
       row["ledger"] = ledger;
+      if (!fit.plan->devices.empty()) row["dense_on_device"] = fit.plan->dense_on_device;
       for (const DevicePlan& device : fit.plan->devices) {
         Json memory = {{"experts", device.experts}, {"slots", device.slots}};
         for (const LedgerEntry& entry : device.ledger) memory["ledger"][entry.name] = entry.bytes;
@@ -108,8 +109,11 @@ std::string LedgerText(const Fit& fit) {
       table.Add({fmt::format("device {}, {}", d, entry.name), FormatBytes(entry.bytes)});
     }
   }
-  return out + table.Render() +
-         fmt::format("  longest context: {} tokens\n", fit.plan->max_context_tokens);
+  out += table.Render();
+  if (!fit.plan->why_dense_on_host.empty()) {
+    out += fmt::format("  dense part on the CPU: {}\n", fit.plan->why_dense_on_host);
+  }
+  return out + fmt::format("  longest context: {} tokens\n", fit.plan->max_context_tokens);
 }
 
 }  // namespace

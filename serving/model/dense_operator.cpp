@@ -1,12 +1,16 @@
 #include "serving/model/dense_operator.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 
 #include "core/base/check.h"
 #include "core/base/error.h"
+#include "core/base/logging.h"
 #include "core/base/units.h"
+#include "serving/model/device_operator.h"
+#include "serving/model/device_rows.h"
 #include "serving/model/rope.h"
 
 namespace moesaic {
@@ -16,6 +20,9 @@ namespace {
 constexpr int64_t kSplitSequences = 16;
 
 uint64_t Floats(int64_t count) { return static_cast<uint64_t>(count) * sizeof(float); }
+float* FloatsOf(const DeviceBuffer& buffer) { return reinterpret_cast<float*>(buffer.data()); }
+int32_t* IntsOf(const DeviceBuffer& buffer) { return reinterpret_cast<int32_t*>(buffer.data()); }
+uint16_t* Bf16Of(const DeviceBuffer& buffer) { return reinterpret_cast<uint16_t*>(buffer.data()); }
 
 cuda::Weights GpuWeights(WeightType type) {
   switch (type) {
@@ -49,38 +56,52 @@ struct DenseOperator::Sizes {
     const int64_t rows = limits.max_batch_tokens;
     const int64_t mlp = c.widest_dense_mlp();
     rope = Floats(limits.max_context_tokens * (c.head_dim / 2));
+    hidden = Floats(rows * c.hidden_size);
     x = SentRowBytes(rows, c.hidden_size);
     qkv = Floats(rows * (c.num_heads + 2 * c.num_kv_heads) * c.head_dim);
     attention = SentRowBytes(rows, c.num_heads * c.head_dim);
     middle = Floats(rows * mlp);
     h = SentRowBytes(rows, mlp);
-    out = Floats(std::max(rows * c.hidden_size, limits.max_logit_rows * c.vocab_size));
-    tables = 4 * Device::kAlignment +
-             static_cast<uint64_t>(2 * rows + MostBlocks(limits)) * sizeof(int32_t) +
+    logits = Floats(limits.max_logit_rows * c.vocab_size);
+    out = std::max(hidden, logits);
+    scores = Floats(rows * std::max<int64_t>(1, c.num_experts));
+    pairs = static_cast<uint64_t>(rows * c.top_k) * (sizeof(int32_t) + sizeof(float));
+    chosen = static_cast<uint64_t>(limits.max_logit_rows) * sizeof(int32_t);
+    tables = 5 * Device::kAlignment +
+             static_cast<uint64_t>(3 * rows + MostBlocks(limits)) * sizeof(int32_t) +
              static_cast<uint64_t>(limits.max_sequences) * sizeof(cuda::AttentionSequence);
     const int64_t chunks = limits.max_context_tokens / cuda::kChunkTokens + 2;
     partials = Floats(kSplitSequences * c.num_heads * chunks * AttentionPartialFloats(c.head_dim));
   }
   uint64_t device() const {
-    return SumOnDevice({rope, rope, x, qkv, attention, middle, middle, h, out, tables, partials});
+    return SumOnDevice({rope, rope, hidden, hidden, x, qkv, attention, middle, middle, h, out,
+                        scores, pairs, pairs, chosen, tables, partials});
   }
-  uint64_t host() const { return SumPinned({x, out, tables}); }
+  uint64_t host() const {
+    return SumPinned({hidden, hidden, pairs, pairs, chosen, logits, tables});
+  }
 
-  uint64_t rope, x, qkv, attention, middle, h, out, tables, partials;
+  uint64_t rope, hidden, x, qkv, attention, middle, h, logits, out, scores, pairs, chosen, tables,
+      partials;
 };
 
 void DenseOperator::CheckSupported(const ModelConfig& c, WeightType type, WeightType kv_type) {
   GpuWeights(type);
   const auto refuse = [](const char* what) {
     Fail(ErrorKind::kUnsupported,
-         "--gpu-dense: {} are not computed on GPUs yet; leave the flag out, attention runs on the "
-         "CPU then",
+         "--gpu-dense: {} are not computed on GPUs yet; the CPU does it with --gpu-dense auto or "
+         "off",
          what);
   };
-  if (kv_type != WeightType::kBf16) refuse("keys and values in float32");
+  if (kv_type != WeightType::kBf16) {
+    Fail(ErrorKind::kUnsupported,
+         "--gpu-dense: no kernel takes keys and values in float32; give --kv-cache-dtype bfloat16, "
+         "or --gpu-dense off");
+  }
   if (c.qkv_bias || c.output_bias) refuse("biases of attention");
   if (c.clip_qkv > 0) refuse("clipped queries, keys and values");
   if (c.head_dim % 2 != 0 || c.head_dim > cuda::kMaxHeadDim) refuse("heads of this size");
+  if (c.num_experts > cuda::kMaxExperts) refuse("routers of so many experts");
 }
 
 uint64_t DenseOperator::WorkspaceBytes(const ModelConfig& config, const ModelLimits& limits) {
@@ -92,12 +113,13 @@ uint64_t DenseOperator::HostBytes(const ModelConfig& config, const ModelLimits& 
 
 DenseOperator::DenseOperator(Device& device, const cuda::Kernels& kernels,
                              const ModelConfig& config, WeightType type,
-                             const ModelWeights& weights, const ModelLimits& limits)
+                             const ModelWeights& weights, const ModelLimits& limits, bool capture)
     : kernels_(kernels),
       config_(config),
       limits_(limits),
       qkv_width_((config.num_heads + 2 * config.num_kv_heads) * config.head_dim),
-      block_bytes_(KvLayoutFor(config).block_bytes()) {
+      block_bytes_(KvLayoutFor(config).block_bytes()),
+      capture_(capture) {
   CheckSupported(config, type, limits.kv_type);
   const Sizes sizes(config, limits);
   const auto take = [&](uint64_t bytes, const char* what) {
@@ -110,24 +132,38 @@ DenseOperator::DenseOperator(Device& device, const cuda::Kernels& kernels,
              "keys and values");
   cos_ = take(sizes.rope, "rotary positions");
   sin_ = take(sizes.rope, "rotary positions");
-  x_ = take(sizes.x, "the workspace");
-  qkv_ = take(sizes.qkv, "the workspace");
-  attention_ = take(sizes.attention, "the workspace");
-  gate_ = take(sizes.middle, "the workspace");
-  up_ = take(sizes.middle, "the workspace");
-  h_ = take(sizes.h, "the workspace");
-  out_ = take(sizes.out, "the workspace");
-  tables_ = take(sizes.tables, "the workspace");
-  partials_ = take(sizes.partials, "the workspace");
+  for (const auto& [buffer, bytes] : {std::pair(&hidden_, sizes.hidden),
+                                      {&normed_, sizes.hidden},
+                                      {&x_, sizes.x},
+                                      {&qkv_, sizes.qkv},
+                                      {&attention_, sizes.attention},
+                                      {&gate_, sizes.middle},
+                                      {&up_, sizes.middle},
+                                      {&h_, sizes.h},
+                                      {&out_, sizes.out},
+                                      {&scores_, sizes.scores},
+                                      {&routing_, sizes.pairs},
+                                      {&sum_, sizes.pairs},
+                                      {&chosen_, sizes.chosen},
+                                      {&tables_, sizes.tables},
+                                      {&partials_, sizes.partials}}) {
+    *buffer = take(bytes, "the workspace of the dense part");
+  }
   pool_ = std::make_unique<PinnedHostPool>(sizes.host(), device.numa_node(), device.host_pinner());
-  host_x_ = TakePinned(*pool_, sizes.x);
-  host_out_ = TakePinned(*pool_, sizes.out);
+  host_hidden_ = TakePinned(*pool_, sizes.hidden);
+  host_normed_ = TakePinned(*pool_, sizes.hidden);
+  host_routing_ = TakePinned(*pool_, sizes.pairs);
+  host_sum_ = TakePinned(*pool_, sizes.pairs);
+  host_chosen_ = TakePinned(*pool_, sizes.chosen);
+  host_out_ = TakePinned(*pool_, sizes.logits);
   host_tables_ = TakePinned(*pool_, sizes.tables);
   const auto rows = static_cast<size_t>(limits.max_batch_tokens);
+  tokens_.reserve(rows);
   positions_.reserve(rows);
   slots_.reserve(rows);
   sequences_.reserve(static_cast<size_t>(limits.max_sequences));
   blocks_.reserve(static_cast<size_t>(MostBlocks(limits)));
+  routed_ = device.CreateEvent();
   stream_ = device.CreateStream();
 
   const RopeTable rope(config.rope, config.head_dim, config.max_position,
@@ -143,22 +179,69 @@ DenseOperator::DenseOperator(Device& device, const cuda::Kernels& kernels,
 
 DenseOperator::~DenseOperator() = default;
 
+// The place of a table does not depend on how much is in it.
 template <typename T>
-const T* DenseOperator::Upload(const std::vector<T>& values, uint64_t& used) {
+const T* DenseOperator::Upload(const std::vector<T>& values, int64_t most, uint64_t& used) {
   const uint64_t bytes = values.size() * sizeof(T);
+  CHECK_LE(std::ssize(values), most);
   CHECK_LE(used + bytes, host_tables_.bytes());
   if (bytes > 0) std::memcpy(host_tables_.data() + used, values.data(), bytes);
   const auto* const at = reinterpret_cast<const T*>(tables_.data() + used);
-  used += RoundUp(bytes, Device::kAlignment);
+  used += RoundUp(static_cast<uint64_t>(most) * sizeof(T), Device::kAlignment);
   return at;
 }
 
+// A decode step becomes one of few kinds.
+void DenseOperator::PadDecodeStep() {
+  const int64_t most = std::min(limits_.max_batch_tokens, limits_.max_sequences);
+  run_rows_ = std::min(static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(rows_))), most);
+  for (int64_t row = rows_; row < run_rows_; ++row) {
+    tokens_.push_back(0);
+    positions_.push_back(0);
+    slots_.push_back(-1);  // not stored
+    sequences_.push_back({.first_row = static_cast<int32_t>(row)});
+  }
+  const auto chunks_of = [](int64_t tokens) {
+    return (tokens + cuda::kChunkTokens - 1) / cuda::kChunkTokens;
+  };
+  const auto chunks = static_cast<uint64_t>(chunks_of(attend_.max_context));
+  attend_.max_context =
+      std::min(static_cast<int64_t>(std::bit_ceil(chunks)), chunks_of(limits_.max_context_tokens)) *
+      cuda::kChunkTokens;
+}
+
+void DenseOperator::RunPart(int64_t part, FunctionRef<void()> queue) {
+  if (graphs_of_step_ != nullptr) {
+    std::unique_ptr<Graph>& graph = (*graphs_of_step_)[static_cast<size_t>(part)];
+    if (graph == nullptr) {
+      stream_->BeginCapture();
+      queue();
+      graph = stream_->EndCapture();
+      captured_ += graph != nullptr ? 1 : 0;
+    }
+    if (graph != nullptr) {
+      stream_->Replay(*graph);
+      return;
+    }
+    if (!std::exchange(warned_, true)) {
+      LogWarn("device {}: a decode step could not be captured, it is queued kernel by kernel",
+              stream_->device().name());
+    }
+    graphs_of_step_ = nullptr;
+  }
+  queue();
+}
+
 void DenseOperator::BeginStep(const ForwardBatch& batch) {
+  tokens_.assign(batch.tokens.begin(), batch.tokens.end());
   positions_.clear();
   slots_.clear();
   blocks_.clear();
   sequences_.clear();
   attend_ = {};
+  rows_ = std::ssize(batch.tokens);
+  run_rows_ = rows_;
+  CHECK_LE(rows_, limits_.max_batch_tokens);
   CHECK_LE(std::ssize(batch.slices), limits_.max_sequences);
   for (const SequenceSlice& slice : batch.slices) {
     const int64_t end = slice.start_position + slice.num_tokens;
@@ -178,12 +261,17 @@ void DenseOperator::BeginStep(const ForwardBatch& batch) {
                        static_cast<int32_t>(position % cuda::kBlockTokens));
     }
   }
+  const bool decode = attend_.max_rows == 1;
+  if (decode) PadDecodeStep();
+  const int64_t most_rows = limits_.max_batch_tokens;
   uint64_t used = 0;
-  device_positions_ = Upload(positions_, used);
-  device_slots_ = Upload(slots_, used);
-  attend_.sequences = Upload(sequences_, used);
-  attend_.blocks = Upload(blocks_, used);
-  used = std::min(used, tables_.bytes());  // the last one's alignment
+  device_positions_ = Upload(positions_, most_rows, used);
+  device_slots_ = Upload(slots_, most_rows, used);
+  const int32_t* const tokens = Upload(tokens_, most_rows, used);
+  attend_.sequences = Upload(sequences_, limits_.max_sequences, used);
+  const uint64_t fixed = used;
+  attend_.blocks = Upload(blocks_, MostBlocks(limits_), used);
+  used = fixed + blocks_.size() * sizeof(int32_t);  // the others take little
   stream_->CopyToDevice(tables_.Subspan(0, used), host_tables_.span().first(used));
 
   const ModelConfig& c = config_;
@@ -191,38 +279,83 @@ void DenseOperator::BeginStep(const ForwardBatch& batch) {
                    .block_stride_bytes = block_bytes_,
                    .kv_heads = c.num_kv_heads,
                    .head_dim = c.head_dim};
-  attend_.q = reinterpret_cast<const float*>(qkv_.data());
+  attend_.q = FloatsOf(qkv_);
   attend_.q_row_stride = qkv_width_;
   attend_.heads = c.num_heads;
   attend_.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(c.head_dim)));
   attend_.num_sequences = static_cast<int64_t>(sequences_.size());
-  attend_.out = reinterpret_cast<uint16_t*>(attention_.data());
+  attend_.out = Bf16Of(attention_);
   attend_.out_stride = cuda::ActivationStride(c.num_heads * c.head_dim);
-  attend_.workspace = reinterpret_cast<float*>(partials_.data());
+  attend_.workspace = FloatsOf(partials_);
   // The same bits either way.
-  attend_.split = attend_.max_rows == 1 && attend_.max_context > cuda::kChunkTokens &&
+  attend_.split = decode && attend_.max_context > cuda::kChunkTokens &&
                   Floats(kernels_.attention_workspace_floats(attend_)) <= partials_.bytes();
+
+  const PackedMatrix& embedding = weights_.embedding;
+  const cuda::EmbeddingArgs embed = {.matrix = embedding.data,
+                                     .type = GpuWeights(embedding.type),
+                                     .n = embedding.n,
+                                     .k = embedding.k,
+                                     .ids = tokens,
+                                     .tokens = run_rows_,
+                                     .out = FloatsOf(hidden_)};
+  stream_->Launch(
+      [run = kernels_.embedding, embed](cuda::StreamHandle stream) { return run(embed, stream); });
+
+  graphs_of_step_ = nullptr;
+  if (!decode || !capture_) return;
+  graphs_of_step_ = &graphs_[{run_rows_, attend_.max_context}];
+  graphs_of_step_->resize(static_cast<size_t>(2 * c.num_layers));
+}
+
+// Of the residual stream into x_ and, unless it is null, `out`.
+void DenseOperator::Norm(const float* weight, float* out) {
+  const cuda::RmsNormArgs args = {.x = FloatsOf(hidden_),
+                                  .rows = run_rows_,
+                                  .n = config_.hidden_size,
+                                  .token_stride = config_.hidden_size,
+                                  .weight = weight,
+                                  .eps = static_cast<float>(config_.rms_norm_eps),
+                                  .out = out,
+                                  .out_bf16 = Bf16Of(x_)};
+  stream_->Launch(
+      [run = kernels_.rms_norm, args](cuda::StreamHandle stream) { return run(args, stream); });
 }
 
 void DenseOperator::Product(const PackedMatrix& w, const DeviceBuffer& x, int64_t rows,
-                            const DeviceBuffer& y) {
-  const cuda::ProductArgs args = {.x = reinterpret_cast<const uint16_t*>(x.data()),
+                            const DeviceBuffer& y, bool accumulate) {
+  const cuda::ProductArgs args = {.x = Bf16Of(x),
                                   .rows = rows,
                                   .matrix = w.data,
                                   .type = GpuWeights(w.type),
                                   .n = w.n,
                                   .k = w.k,
-                                  .y = reinterpret_cast<float*>(y.data())};
+                                  .y = FloatsOf(y),
+                                  .accumulate = accumulate};
   stream_->Launch([run = kernels_.product, args](cuda::StreamHandle stream) {
     return run(args, cuda::ProductPath::kMatrix, stream);
   });
 }
 
+// Of normed_, which is not rounded: [rows, w.n].
+void DenseOperator::Logits(const PackedMatrix& w, const DeviceBuffer& out) {
+  CHECK(w.type == WeightType::kBf16 || w.type == WeightType::kF32);
+  const cuda::RouterLogitsArgs args = {.x = FloatsOf(normed_),
+                                       .matrix = w.data,
+                                       .f32_weights = w.type == WeightType::kF32,
+                                       .tokens = run_rows_,
+                                       .experts = w.n,
+                                       .k = w.k,
+                                       .logits = FloatsOf(out)};
+  stream_->Launch([run = kernels_.router_logits, args](cuda::StreamHandle stream) {
+    return run(args, stream);
+  });
+}
+
 // In place, of `heads` runs of n floats of each row.
-void DenseOperator::NormHeads(float* first, int64_t heads, int64_t n, const float* weight,
-                              int64_t rows) {
+void DenseOperator::NormHeads(float* first, int64_t heads, int64_t n, const float* weight) {
   const cuda::RmsNormArgs args = {.x = first,
-                                  .rows = rows * heads,
+                                  .rows = run_rows_ * heads,
                                   .n = n,
                                   .heads = heads,
                                   .token_stride = qkv_width_,
@@ -233,39 +366,40 @@ void DenseOperator::NormHeads(float* first, int64_t heads, int64_t n, const floa
       [run = kernels_.rms_norm, args](cuda::StreamHandle stream) { return run(args, stream); });
 }
 
-void DenseOperator::Fetch(const DeviceBuffer& from, int64_t floats, float* out) {
-  const uint64_t bytes = Floats(floats);
-  stream_->CopyToHost(host_out_.span().first(bytes), from.Subspan(0, bytes));
-  const std::optional<Error> error = stream_->Synchronize();
-  stream_->ClearError();
-  ThrowIfFailed(error);
-  std::memcpy(out, host_out_.data(), bytes);
+void DenseOperator::Layer(int64_t layer) {
+  const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
+  const bool sparse = config_.layer_is_sparse[static_cast<size_t>(layer)] != 0;
+  RunPart(2 * layer, [&] {
+    Norm(w.input_norm, nullptr);
+    Attention(layer, w);
+    Norm(w.post_attention_norm, sparse ? FloatsOf(normed_) : nullptr);
+    if (sparse) Route(w);
+  });
+  if (sparse) stream_->Record(*routed_);
+  if (w.gate.n > 0) RunPart(2 * layer + 1, [&] { Mlp(w); });  // beside the host, which is routing
 }
 
-void DenseOperator::Attention(ThreadPool& pool, int64_t layer, const HostRows& rows, float* out) {
+void DenseOperator::Attention(int64_t layer, const LayerWeights& w) {
   const ModelConfig& c = config_;
-  const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
   const int64_t q_width = c.num_heads * c.head_dim;
   const int64_t kv_width = c.num_kv_heads * c.head_dim;
-  auto* const q = reinterpret_cast<float*>(qkv_.data());
-  CHECK_EQ(rows.rows, static_cast<int64_t>(positions_.size()));
-  SendRows(pool, *stream_, rows, config_.hidden_size, host_x_, x_);
-  Product(w.qkv, x_, rows.rows, qkv_);
+  float* const q = FloatsOf(qkv_);
+  Product(w.qkv, x_, run_rows_, qkv_);
   if (c.qk_norm == QkNorm::kPerHead) {
-    NormHeads(q, c.num_heads, c.head_dim, w.q_norm, rows.rows);
-    NormHeads(q + q_width, c.num_kv_heads, c.head_dim, w.k_norm, rows.rows);
+    NormHeads(q, c.num_heads, c.head_dim, w.q_norm);
+    NormHeads(q + q_width, c.num_kv_heads, c.head_dim, w.k_norm);
   } else if (c.qk_norm == QkNorm::kProjection) {
-    NormHeads(q, 1, q_width, w.q_norm, rows.rows);
-    NormHeads(q + q_width, 1, kv_width, w.k_norm, rows.rows);
+    NormHeads(q, 1, q_width, w.q_norm);
+    NormHeads(q + q_width, 1, kv_width, w.k_norm);
   }
   const cuda::RopeArgs rope = {.x = q,
-                               .tokens = rows.rows,
+                               .tokens = run_rows_,
                                .heads = c.num_heads + c.num_kv_heads,  // keys follow queries
                                .head_dim = c.head_dim,
                                .token_stride = qkv_width_,
                                .positions = device_positions_,
-                               .cos = reinterpret_cast<const float*>(cos_.data()),
-                               .sin = reinterpret_cast<const float*>(sin_.data())};
+                               .cos = FloatsOf(cos_),
+                               .sin = FloatsOf(sin_)};
   stream_->Launch(
       [run = kernels_.rope, rope](cuda::StreamHandle stream) { return run(rope, stream); });
 
@@ -276,40 +410,158 @@ void DenseOperator::Attention(ThreadPool& pool, int64_t layer, const HostRows& r
                                    .keys = q + q_width,
                                    .values = q + q_width + kv_width,
                                    .token_stride = qkv_width_,
-                                   .tokens = rows.rows,
+                                   .tokens = run_rows_,
                                    .slots = device_slots_};
   stream_->Launch(
       [run = kernels_.store_kv, store](cuda::StreamHandle stream) { return run(store, stream); });
   stream_->Launch([run = kernels_.attention, attend](cuda::StreamHandle stream) {
     return run(attend, stream);
   });
-  Product(w.output, attention_, rows.rows, out_);
-  Fetch(out_, rows.rows * c.hidden_size, out);
+  Product(w.output, attention_, run_rows_, hidden_, true);
 }
 
-void DenseOperator::Mlp(ThreadPool& pool, int64_t layer, const HostRows& rows, float* out) {
-  const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
-  CHECK_GT(w.gate.n, 0);
-  SendRows(pool, *stream_, rows, config_.hidden_size, host_x_, x_);
-  Product(w.gate, x_, rows.rows, gate_);
-  Product(w.up, x_, rows.rows, up_);
-  const cuda::SwiGluArgs activation = {.gate = reinterpret_cast<const float*>(gate_.data()),
-                                       .up = reinterpret_cast<const float*>(up_.data()),
-                                       .rows = rows.rows,
+// Softmax over all experts in f32, then the top k, and what the host needs of it.
+void DenseOperator::Route(const LayerWeights& w) {
+  const ModelConfig& c = config_;
+  Logits(w.router, scores_);
+  int32_t* const ids = IntsOf(routing_);
+  const cuda::RouterTopKArgs args = {
+      .logits = FloatsOf(scores_),
+      .tokens = run_rows_,
+      .experts = c.num_experts,
+      .top_k = c.top_k,
+      .normalize = c.norm_topk_prob,
+      .ids = ids,
+      .weights = reinterpret_cast<float*>(ids + run_rows_ * c.top_k)};
+  stream_->Launch(
+      [run = kernels_.router_top_k, args](cuda::StreamHandle stream) { return run(args, stream); });
+  const auto bring = [&](const DeviceBuffer& from, uint64_t bytes, const HostBuffer& to) {
+    stream_->CopyToHost(to.span().first(bytes), from.Subspan(0, bytes));
+  };
+  bring(routing_, Floats(2 * run_rows_ * c.top_k), host_routing_);
+  bring(normed_, Floats(run_rows_ * c.hidden_size), host_normed_);
+  bring(hidden_, Floats(run_rows_ * c.hidden_size), host_hidden_);
+}
+
+// The MLP of a dense layer or the shared expert of a sparse one.
+void DenseOperator::Mlp(const LayerWeights& w) {
+  Product(w.gate, x_, run_rows_, gate_);
+  Product(w.up, x_, run_rows_, up_);
+  const cuda::SwiGluArgs activation = {.gate = FloatsOf(gate_),
+                                       .up = FloatsOf(up_),
+                                       .rows = run_rows_,
                                        .n = w.gate.n,
-                                       .out = reinterpret_cast<uint16_t*>(h_.data())};
+                                       .out = Bf16Of(h_)};
   stream_->Launch([run = kernels_.swiglu, activation](cuda::StreamHandle stream) {
     return run(activation, stream);
   });
-  Product(w.down, h_, rows.rows, out_);
-  Fetch(out_, rows.rows * config_.hidden_size, out);
+  if (w.shared_gate.n == 0) {
+    Product(w.down, h_, run_rows_, hidden_, true);
+    return;
+  }
+  Product(w.down, h_, run_rows_, out_);
+  Logits(w.shared_gate, scores_);
+  const cuda::AddGatedArgs add = {.x = FloatsOf(out_),
+                                  .gate = FloatsOf(scores_),
+                                  .rows = run_rows_,
+                                  .n = config_.hidden_size,
+                                  .y = FloatsOf(hidden_)};
+  stream_->Launch(
+      [run = kernels_.add_gated, add](cuda::StreamHandle stream) { return run(add, stream); });
 }
 
-void DenseOperator::Head(ThreadPool& pool, const HostRows& rows, float* out) {
-  CHECK_LE(rows.rows, limits_.max_logit_rows);
-  SendRows(pool, *stream_, rows, config_.hidden_size, host_x_, x_);
-  Product(weights_.head, x_, rows.rows, out_);
-  Fetch(out_, rows.rows * config_.vocab_size, out);
+DenseOperator::Routed DenseOperator::AwaitRouting() {
+  ThrowIfFailed(routed_->Synchronize());
+  const auto* const ids = reinterpret_cast<const int32_t*>(host_routing_.data());
+  return {.experts = ids,
+          .weights = reinterpret_cast<const float*>(ids + run_rows_ * config_.top_k),
+          .normed = reinterpret_cast<const float*>(host_normed_.data()),
+          .on_device = &x_};
+}
+
+const float* DenseOperator::hidden() const {
+  return reinterpret_cast<const float*>(host_hidden_.data());
+}
+
+void DenseOperator::AddExperts(const DeviceOperator& experts, int64_t others,
+                               std::span<const int32_t> pair_rows, const float* weights) {
+  const auto pairs = static_cast<int64_t>(pair_rows.size());
+  CHECK_EQ(pairs, rows_ * config_.top_k);
+  std::memcpy(host_sum_.data(), pair_rows.data(), pair_rows.size_bytes());
+  std::memcpy(host_sum_.data() + pair_rows.size_bytes(), weights, Floats(pairs));
+  const uint64_t bytes = Floats(2 * pairs);
+  stream_->CopyToDevice(sum_.Subspan(0, bytes), host_sum_.span().first(bytes));
+  if (others > 0) {
+    const uint64_t first = Floats((pairs - others) * config_.hidden_size);
+    const uint64_t others_bytes = Floats(others * config_.hidden_size);
+    stream_->CopyToDevice(experts.out().Subspan(first, others_bytes),
+                          experts.host_out().span().subspan(first, others_bytes));
+  }
+  experts.LetWait(*stream_);
+  const cuda::CombineSlotsArgs args = {
+      .slot_out = FloatsOf(experts.out()),
+      .slot_rows = IntsOf(sum_),
+      .weights = reinterpret_cast<const float*>(IntsOf(sum_) + pairs),
+      .tokens = rows_,
+      .top_k = config_.top_k,
+      .hidden = config_.hidden_size,
+      .y = FloatsOf(hidden_)};
+  stream_->Launch([run = kernels_.combine_slots, args](cuda::StreamHandle stream) {
+    return run(args, stream);
+  });
+}
+
+void DenseOperator::EndStep() { ThrowIfFailed(stream_->Synchronize()); }
+
+void DenseOperator::AbandonStep() {
+  static_cast<void>(stream_->Synchronize());  // it has been told
+  stream_->ClearError();
+}
+
+// Logits of the rows into out_.
+void DenseOperator::QueueHead(std::span<const int32_t> rows) {
+  CHECK_LE(std::ssize(rows), limits_.max_logit_rows);
+  std::memcpy(host_chosen_.data(), rows.data(), rows.size_bytes());
+  stream_->CopyToDevice(chosen_.Subspan(0, rows.size_bytes()),
+                        host_chosen_.span().first(rows.size_bytes()));
+  const cuda::RmsNormArgs args = {.x = FloatsOf(hidden_),
+                                  .rows = std::ssize(rows),
+                                  .n = config_.hidden_size,
+                                  .token_stride = config_.hidden_size,
+                                  .x_tokens = IntsOf(chosen_),
+                                  .weight = weights_.final_norm,
+                                  .eps = static_cast<float>(config_.rms_norm_eps),
+                                  .out_bf16 = Bf16Of(x_)};
+  stream_->Launch(
+      [run = kernels_.rms_norm, args](cuda::StreamHandle stream) { return run(args, stream); });
+  Product(weights_.head, x_, std::ssize(rows), out_);
+}
+
+template <typename T>
+void DenseOperator::Fetch(const DeviceBuffer& from, int64_t count, T* out) {
+  const uint64_t bytes = static_cast<uint64_t>(count) * sizeof(T);
+  stream_->CopyToHost(host_out_.span().first(bytes), from.Subspan(0, bytes));
+  const std::optional<Error> error = stream_->Synchronize();
+  stream_->ClearError();
+  ThrowIfFailed(error);
+  std::memcpy(out, host_out_.data(), bytes);
+}
+
+void DenseOperator::Head(std::span<const int32_t> rows, float* logits) {
+  QueueHead(rows);
+  Fetch(out_, std::ssize(rows) * config_.vocab_size, logits);
+}
+
+void DenseOperator::Greedy(std::span<const int32_t> rows, int32_t* tokens) {
+  QueueHead(rows);
+  const cuda::ArgMaxArgs args = {.x = FloatsOf(out_),
+                                 .rows = std::ssize(rows),
+                                 .n = config_.vocab_size,
+                                 .finite_only = true,
+                                 .out = IntsOf(chosen_)};
+  stream_->Launch(
+      [run = kernels_.argmax, args](cuda::StreamHandle stream) { return run(args, stream); });
+  Fetch(chosen_, std::ssize(rows), tokens);
 }
 
 }  // namespace moesaic

@@ -1,31 +1,43 @@
-// DenseOperator: the dense part of a model on one device: attention with the KV cache, the MLPs
-// that every token runs, and the head, with their weights. The caller keeps the residual stream,
-// norms, router and embedding on the host; rows go over as bf16 and come back as f32.
+// DenseOperator: the dense part of a model on one device: the residual stream, embedding, norms,
+// attention with the KV cache, routers, the MLPs that every token runs, and the head, with their
+// weights. What comes to the host of a layer is its routing, for who finds and computes the experts
+// (ExpertRunner), and goes back is their sum or, of experts on the same device, nothing but where
+// their outputs are: a layer waits once.
 //
-// Numerics: the class of kernels/cuda: rows, queries, probabilities and hidden activations are
-// rounded to bf16, sums are f32, a row's bits depend on no other row.
+// Decode steps are captured: all that a layer queues at once is a graph, made at the first step of
+// its kind and replayed from then on. Kinds differ in the number of rows and of the longest
+// context's chunks, both rounded up to powers of two; rows that are only there to fill up have
+// nothing to attend to and store nothing. What changes from step to step is read from tables on the
+// device.
 //
-// Owned by the Model; one thread calls. Calls wait for their result and throw Error when the device
-// fails: the keys and values are there and nowhere else, so that a lost device is the end of all
-// requests. The device outlives it. No allocation after construction but what streams take.
+// Numerics: the class of kernels/cuda: inputs of products, queries, probabilities and hidden
+// activations are rounded to bf16, sums, norms and routers are f32, a row's bits depend on no other
+// row.
+//
+// Owned by the Model; one thread calls. What is queued is waited for by AwaitRouting, EndStep, Head
+// and Greedy, which throw Error when the device fails: the keys and values are there and nowhere
+// else, so that a lost device is the end of all requests. The device outlives it. No allocation
+// after construction but what streams take.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
-#include <string>
+#include <utility>
 #include <vector>
 
-#include "core/base/thread_pool.h"
+#include "core/base/function_ref.h"
 #include "core/config/model_config.h"
 #include "core/device/device.h"
 #include "core/device/pinned_host_pool.h"
 #include "kernels/cuda/kernels.h"
-#include "serving/model/device_rows.h"
 #include "serving/model/forward_batch.h"
 #include "serving/model/weights.h"
 
 namespace moesaic {
+
+class DeviceOperator;
 
 class DenseOperator {
  public:
@@ -36,32 +48,65 @@ class DenseOperator {
   static uint64_t WorkspaceBytes(const ModelConfig& config, const ModelLimits& limits);
   static uint64_t HostBytes(const ModelConfig& config, const ModelLimits& limits);
 
-  // Copies `weights`, which are of this type. Throws Error(kUnsupported / kResourceExhausted), and
-  // the device's when a copy fails.
+  // Copies `weights`, which are of this type. `capture`: decode steps, where the device can. Throws
+  // Error(kUnsupported / kResourceExhausted), and the device's when a copy fails.
   DenseOperator(Device& device, const cuda::Kernels& kernels, const ModelConfig& config,
-                WeightType type, const ModelWeights& weights, const ModelLimits& limits);
+                WeightType type, const ModelWeights& weights, const ModelLimits& limits,
+                bool capture = true);
   // Waits for what is queued.
   ~DenseOperator();
 
-  // Where the keys and values of the step's tokens go, and what each attends to.
+  // A step: its tokens are embedded, and each Layer in turn queues all but the routed experts of a
+  // sparse one, for which AwaitRouting and AddExperts follow. EndStep waits for the last, or, after
+  // an error, AbandonStep, whatever it was.
   void BeginStep(const ForwardBatch& batch);
+  void Layer(int64_t layer);
+  // What a sparse layer's experts are given; valid until the next Layer.
+  struct Routed {
+    const int32_t* experts = nullptr;  // [rows, top_k]
+    const float* weights = nullptr;    // [rows, top_k]
+    const float* normed = nullptr;     // [rows, hidden] what experts multiply, before rounding
+    const DeviceBuffer* on_device = nullptr;  // the same, [rows, ActivationStride(hidden)] bf16
+  };
+  Routed AwaitRouting();
+  // Residual stream [rows, hidden] of the running step, as the router of the layer that was waited
+  // for sees it through its norm.
+  const float* hidden() const;
+  // Queues: residual += sum over slots, in order, of weight times output. Outputs are rows of
+  // experts.out(), pair (row, slot) at pair_rows, after what `experts` has queued; the last
+  // `others` of them, in all pair_rows.size(), are sent from experts.host_out(). weights: [rows,
+  // top_k].
+  void AddExperts(const DeviceOperator& experts, int64_t others, std::span<const int32_t> pair_rows,
+                  const float* weights);
+  void EndStep();
+  void AbandonStep();
 
-  // The rows of a call: [rows, hidden].
-  // Attention of a layer, all rows of the step, the output projection included: out [rows, hidden].
-  void Attention(ThreadPool& pool, int64_t layer, const HostRows& rows, float* out);
-  // The MLP of a dense layer or the shared expert of a sparse one: out [rows, hidden].
-  void Mlp(ThreadPool& pool, int64_t layer, const HostRows& rows, float* out);
-  // Logits [rows, vocab]; at most limits.max_logit_rows.
-  void Head(ThreadPool& pool, const HostRows& rows, float* out);
+  // Of these rows of the last step, at most limits.max_logit_rows: logits [rows, vocab], or the
+  // token of the largest logit, the lower one of equals; -1 where a logit is not finite.
+  void Head(std::span<const int32_t> rows, float* logits);
+  void Greedy(std::span<const int32_t> rows, int32_t* tokens);
+
+  int64_t captured() const { return captured_; }  // graphs so far
 
  private:
   struct Sizes;
 
   template <typename T>
-  const T* Upload(const std::vector<T>& values, uint64_t& used);
-  void Product(const PackedMatrix& w, const DeviceBuffer& x, int64_t rows, const DeviceBuffer& y);
-  void NormHeads(float* first, int64_t heads, int64_t n, const float* weight, int64_t rows);
-  void Fetch(const DeviceBuffer& from, int64_t floats, float* out);
+  const T* Upload(const std::vector<T>& values, int64_t most, uint64_t& used);
+  void PadDecodeStep();
+  // Part 2 l of layer l ends with its routing, part 2 l + 1 is what follows.
+  void RunPart(int64_t part, FunctionRef<void()> queue);
+  void Norm(const float* weight, float* out);
+  void Product(const PackedMatrix& w, const DeviceBuffer& x, int64_t rows, const DeviceBuffer& y,
+               bool accumulate = false);
+  void Logits(const PackedMatrix& w, const DeviceBuffer& out);
+  void NormHeads(float* first, int64_t heads, int64_t n, const float* weight);
+  void Attention(int64_t layer, const LayerWeights& w);
+  void Route(const LayerWeights& w);
+  void Mlp(const LayerWeights& w);
+  void QueueHead(std::span<const int32_t> rows);
+  template <typename T>
+  void Fetch(const DeviceBuffer& from, int64_t count, T* out);
 
   const cuda::Kernels& kernels_;
   const ModelConfig& config_;
@@ -75,6 +120,8 @@ class DenseOperator {
   DeviceBuffer kv_;         // [layers, num_kv_blocks, block_bytes]
   DeviceBuffer cos_;        // [max_context_tokens, head_dim / 2] f32
   DeviceBuffer sin_;        // likewise
+  DeviceBuffer hidden_;     // [rows, hidden] f32, the residual stream
+  DeviceBuffer normed_;     // [rows, hidden] f32, for routers
   DeviceBuffer x_;          // [rows, ActivationStride(hidden)] bf16
   DeviceBuffer qkv_;        // [rows, qkv_width] f32
   DeviceBuffer attention_;  // [rows, ActivationStride(heads * head_dim)] bf16
@@ -82,23 +129,43 @@ class DenseOperator {
   DeviceBuffer up_;         // likewise
   DeviceBuffer h_;          // [rows, ActivationStride(widest MLP)] bf16
   DeviceBuffer out_;        // [rows, hidden] or [logit rows, vocab] f32
+  DeviceBuffer scores_;     // [rows, experts] f32
+  DeviceBuffer routing_;    // [rows, top_k] int32, then [rows, top_k] f32
+  DeviceBuffer sum_;        // likewise: where outputs are, and their weights
+  DeviceBuffer chosen_;     // [logit rows] int32, rows and then tokens
   DeviceBuffer tables_;     // of the step
   DeviceBuffer partials_;   // of attention over long contexts
   // Of the host, pinned.
   std::unique_ptr<PinnedHostPool> pool_;
-  HostBuffer host_x_;
+  HostBuffer host_hidden_;
+  HostBuffer host_normed_;
+  HostBuffer host_routing_;
+  HostBuffer host_sum_;
+  HostBuffer host_chosen_;
   HostBuffer host_out_;
   HostBuffer host_tables_;
 
   // The step: addresses of the device in tables_.
-  std::vector<int32_t> positions_;  // [rows]
-  std::vector<int32_t> slots_;      // [rows]
+  int64_t rows_ = 0;
+  int64_t run_rows_ = 0;            // with those that fill up
+  std::vector<int32_t> tokens_;     // [run rows]
+  std::vector<int32_t> positions_;  // [run rows]
+  std::vector<int32_t> slots_;      // [run rows]
   std::vector<int32_t> blocks_;     // of all slices, one after another
   std::vector<cuda::AttentionSequence> sequences_;
   cuda::AttentionArgs attend_;
   const int32_t* device_positions_ = nullptr;
   const int32_t* device_slots_ = nullptr;
 
+  // By run rows and longest context.
+  using Graphs = std::vector<std::unique_ptr<Graph>>;  // [2 * layers] null: not captured yet
+  std::map<std::pair<int64_t, int64_t>, Graphs> graphs_;
+  Graphs* graphs_of_step_ = nullptr;  // null: it is not replayed
+  const bool capture_;
+  bool warned_ = false;  // that one could not be captured
+  int64_t captured_ = 0;
+
+  std::unique_ptr<Event> routed_;
   std::unique_ptr<Stream> stream_;  // last: it goes first, and waits
 };
 

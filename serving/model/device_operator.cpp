@@ -137,11 +137,20 @@ void DeviceOperator::BeginLayer(const HostRows& rows, const RowGroups& groups) {
   rows_ = rows;
   groups_ = groups;
   sent_ = false;
+  stays_ = false;
+  device_x_ = reinterpret_cast<const uint16_t*>(x_.data());
   tables_used_ = 0;
   out_rows_ = 0;
   experts_.clear();
   queued_ = 0;
   taken_ = 0;
+}
+
+void DeviceOperator::BeginLayerThere(const DeviceBuffer& x, const RowGroups& groups) {
+  BeginLayer({}, groups);
+  sent_ = true;
+  stays_ = true;
+  device_x_ = reinterpret_cast<const uint16_t*>(x.data());
 }
 
 void DeviceOperator::FillTables(std::span<const PinnedExpert> experts, const Tables& tables,
@@ -181,13 +190,12 @@ void DeviceOperator::Launch(const Tables& tables, const std::byte* memory, int64
       return run(args, cuda::ProductPath::kMatrix, stream);
     });
   };
-  auto* const x = reinterpret_cast<const uint16_t*>(x_.data());
   auto* const gate = reinterpret_cast<float*>(gate_.data());
   auto* const up = reinterpret_cast<float*>(up_.data());
   auto* const h = reinterpret_cast<uint16_t*>(h_.data());
   const int32_t* const token_rows = At<int32_t>(memory, tables.token_rows);
-  product(0, x, token_rows, gate);
-  product(1, x, token_rows, up);
+  product(0, device_x_, token_rows, gate);
+  product(1, device_x_, token_rows, up);
   const cuda::SwiGluArgs activation = {
       .gate = gate, .up = up, .rows = rows, .n = intermediate_, .out = h};
   stream_->Launch([run = kernels_.swiglu, activation](cuda::StreamHandle stream) {
@@ -197,7 +205,7 @@ void DeviceOperator::Launch(const Tables& tables, const std::byte* memory, int64
 }
 
 void DeviceOperator::Queue(ThreadPool& pool, std::span<const PinnedExpert> experts) {
-  CHECK(usable_ && !experts.empty());
+  CHECK(usable() && !experts.empty());
   CHECK_LT(static_cast<size_t>(queued_), queue_.size());
   if (!sent_) SendRows(pool, *stream_, rows_, hidden_, host_x_, x_);
   sent_ = true;
@@ -222,8 +230,10 @@ void DeviceOperator::Queue(ThreadPool& pool, std::span<const PinnedExpert> exper
   const uint64_t out_bytes = Product(rows, hidden_, sizeof(float));
   Launch(tables, on_device.data(), static_cast<int64_t>(experts.size()), rows,
          reinterpret_cast<float*>(out_.data() + out_offset));
-  stream_->CopyToHost({host_out_.data() + out_offset, out_bytes},
-                      out_.Subspan(out_offset, out_bytes));
+  if (!stays_) {
+    stream_->CopyToHost({host_out_.data() + out_offset, out_bytes},
+                        out_.Subspan(out_offset, out_bytes));
+  }
   stream_->Record(*queued.done);
   out_rows_ += rows;
 }
@@ -239,16 +249,21 @@ DeviceOperator::Batch DeviceOperator::TakeOldest() {
   Batch batch;
   batch.experts = std::span(experts_).subspan(queued.first_expert, queued.num_experts);
   if (const std::optional<Error> error = queued.done->Synchronize()) {
+    batch.failed = true;
     GiveUp(*error);
-  } else {
+  } else if (!stays_) {
     batch.out = reinterpret_cast<const float*>(host_out_.data()) + queued.first_row * hidden_;
   }
   return batch;
 }
 
+void DeviceOperator::LetWait(Stream& stream) const {
+  if (queued_ > 0) stream.Wait(*queue_[static_cast<size_t>(queued_ - 1)].done);
+}
+
 void DeviceOperator::GiveUp(const Error& error) {
-  if (!usable_) return;
-  usable_ = false;
+  if (!usable()) return;
+  error_ = error;
   LogWarn("device {} computes no more experts, the host does: {}", device_.name(), error.what());
 }
 

@@ -3,6 +3,9 @@
 // products on a stream of its own, and the outputs come back. The host computes other experts
 // meanwhile; nothing waits but TakeOldest.
 //
+// Where the residual stream is on the same device (dense_operator.h), rows need not be sent and
+// outputs stay: BeginLayerThere.
+//
 // Numerics: the class of kernels/cuda/products.h (kMatrix): rows and the hidden activations are
 // rounded to bf16, sums are f32 in an order that depends neither on the batch nor on other rows.
 // Outputs are kept per (token, slot), so that the caller can sum them in slot order.
@@ -52,19 +55,24 @@ class DeviceOperator {
                              int64_t max_tokens);
 
   // False once anything has failed: the device computes nothing any more, the host has to.
-  bool usable() const { return usable_; }
+  bool usable() const { return !error_.has_value(); }
 
   // rows: [tokens, hidden]. All batches have been taken. What the arguments name must stay until
   // they have been again.
   void BeginLayer(const HostRows& rows, const RowGroups& groups);
+  // Instead of BeginLayer, when the rows are on the device already: x [..,
+  // ActivationStride(hidden)] bf16. Outputs stay there too, in out(), in the order in which experts
+  // are queued.
+  void BeginLayerThere(const DeviceBuffer& x, const RowGroups& groups);
   // Queues the products of experts whose blobs are in this device's memory, at least one, none
   // twice in a layer.
   void Queue(ThreadPool& pool, std::span<const PinnedExpert> experts);
 
   struct Batch {
     std::span<const PinnedExpert> experts;
-    // Outputs [rows of the experts, one after another; hidden], until the next BeginLayer; null:
-    // the batch failed.
+    bool failed = false;
+    // Outputs [rows of the experts, one after another; hidden], until the next BeginLayer; null
+    // when the batch failed, or its outputs stay on the device.
     const float* out = nullptr;
   };
   int64_t batches() const { return queued_ - taken_; }  // not taken yet
@@ -72,6 +80,16 @@ class DeviceOperator {
   bool OldestDone() const;
   // Waits for the oldest batch. Its experts' memory is not read any more.
   Batch TakeOldest();
+  // Why it is not usable.
+  const std::optional<Error>& error() const { return error_; }
+
+  // Of outputs that stay: [pairs, hidden] f32, of which the first queued_rows() are, or will be,
+  // the outputs of what was queued in this layer; the caller may fill the others, for which there
+  // is as much pinned memory. Waits on `stream` for what was queued.
+  const DeviceBuffer& out() const { return out_; }
+  const HostBuffer& host_out() const { return host_out_; }
+  int64_t queued_rows() const { return out_rows_; }
+  void LetWait(Stream& stream) const;
 
  private:
   struct Queued {
@@ -101,7 +119,7 @@ class DeviceOperator {
   const int64_t hidden_;
   const int64_t intermediate_;
   const cuda::Weights type_;
-  bool usable_ = true;
+  std::optional<Error> error_;
 
   // Of the device.
   DeviceBuffer x_;       // [max_tokens, ActivationStride(hidden)] bf16
@@ -120,6 +138,8 @@ class DeviceOperator {
   HostRows rows_;
   RowGroups groups_;
   bool sent_ = false;
+  bool stays_ = false;  // the outputs, on the device
+  const uint16_t* device_x_ = nullptr;
   uint64_t tables_used_ = 0;
   int64_t out_rows_ = 0;
   std::vector<PinnedExpert> experts_;  // [experts] of the batches, in order

@@ -44,6 +44,7 @@ ExpertRunner::ExpertRunner(const ModelConfig& config, const ExpertLayout& layout
   next_row_.resize(experts);
   token_rows_.resize(static_cast<size_t>(rows));
   slot_rows_.resize(static_cast<size_t>(rows));
+  pair_rows_.resize(static_cast<size_t>(rows));
 }
 
 int64_t ExpertRunner::WorkspaceBytes(const ModelConfig& config, const CpuKernels& kernels,
@@ -51,7 +52,7 @@ int64_t ExpertRunner::WorkspaceBytes(const ModelConfig& config, const CpuKernels
   const int64_t rows = max_tokens * config.top_k;
   return rows * (config.hidden_size * static_cast<int64_t>(sizeof(float)) +
                  places * WidestActivationRow(kernels, config.moe_intermediate_size) +
-                 2 * static_cast<int64_t>(sizeof(int32_t)));
+                 3 * static_cast<int64_t>(sizeof(int32_t)));
 }
 
 // Counting sort of the (token, slot) pairs by expert; within an expert they stay in token order.
@@ -114,11 +115,23 @@ void ExpertRunner::Hand(Part& part, const Rows& rows) {
     for (const PinnedExpert& expert : part.ready) {
       if (expert.device == static_cast<int32_t>(d)) part.of_device.push_back(expert);
     }
-    if (!part.of_device.empty()) operators[d]->Queue(*part.place.pool, part.of_device);
+    if (part.of_device.empty()) continue;
+    if (operators[d].get() == onto_) GiveRows(part.of_device);
+    operators[d]->Queue(*part.place.pool, part.of_device);
   }
   if (part.of_host.empty()) return;
   Compute(part, part.of_host, rows);
   for (const PinnedExpert& expert : part.of_host) part.place.experts->Release(expert);
+}
+
+// Where onto_ will have the outputs of these experts, which are queued next.
+void ExpertRunner::GiveRows(std::span<const PinnedExpert> experts) {
+  auto row = static_cast<int32_t>(onto_->queued_rows());
+  for (const PinnedExpert& expert : experts) {
+    for (int32_t i = first_row_[expert.id.index]; i < first_row_[expert.id.index + 1u]; ++i) {
+      pair_rows_[static_cast<size_t>(slot_rows_[static_cast<size_t>(i)])] = row++;
+    }
+  }
 }
 
 // Puts a device's outputs where CombineSlots wants them.
@@ -147,10 +160,11 @@ bool ExpertRunner::TakeBatch(Part& part, const Rows& rows, bool may_wait) {
   for (const std::unique_ptr<DeviceOperator>& device : part.place.operators) {
     if (device->batches() == 0 || !(may_wait || device->OldestDone())) continue;
     const DeviceOperator::Batch batch = device->TakeOldest();
-    if (batch.out != nullptr) {
-      Place(part, batch);
-    } else {
+    if (batch.failed && device.get() == onto_) throw *device->error();  // Close releases
+    if (batch.failed) {
       Compute(part, batch.experts, rows);
+    } else if (batch.out != nullptr) {
+      Place(part, batch);
     }
     for (const PinnedExpert& expert : batch.experts) part.place.experts->Release(expert);
     return true;
@@ -158,18 +172,26 @@ bool ExpertRunner::TakeBatch(Part& part, const Rows& rows, bool may_wait) {
   return false;
 }
 
-void ExpertRunner::RunAll(Part& part, const Rows& rows) {
+// Whether a device has batches that were not taken; one of them does not count.
+bool ExpertRunner::AnyComputes(const Part& part, const DeviceOperator* but) const {
   const DeviceOperators& operators = part.place.operators;
+  return std::any_of(operators.begin(), operators.end(), [but](const auto& device) {
+    return device.get() != but && device->batches() > 0;
+  });
+}
+
+void ExpertRunner::RunAll(Part& part, const Rows& rows) {
   ExpertProvider& experts = *part.place.experts;
   for (;;) {
     while (TakeBatch(part, rows, false)) {
     }
-    const bool computing = std::any_of(operators.begin(), operators.end(),
-                                       [](const auto& device) { return device->batches() > 0; });
+    const bool computing = AnyComputes(part);
     part.ready.clear();
     const bool more = computing ? experts.TryNextReady(part.ready) : experts.NextReady(part.ready);
     if (!part.ready.empty()) {
       Hand(part, rows);
+    } else if (!more && onto_ != nullptr && !AnyComputes(part, onto_)) {
+      return;  // what is left need not be waited for
     } else if (computing) {
       // What is still to come may want the slots that are computed from.
       TakeBatch(part, rows, true);
@@ -215,6 +237,73 @@ ExpertStats ExpertRunner::Run(int64_t layer, const Rows& rows, const int32_t* ex
   CombineSlots(pool, kernels_, slot_out_.as<float>(), weights, rows.tokens, config_.top_k,
                config_.hidden_size, y);
   return stats;
+}
+
+// Gives what is in slot_out_ the rows behind the outputs that are on the device, and puts it where
+// it is sent from.
+void ExpertRunner::StageOthers(int64_t pairs) {
+  const auto hidden = static_cast<size_t>(config_.hidden_size);
+  const auto first = static_cast<int32_t>(onto_->queued_rows());
+  int32_t row = first;
+  for (int64_t pair = 0; pair < pairs; ++pair) {
+    int32_t& at = pair_rows_[static_cast<size_t>(pair)];
+    if (at < 0) at = row++;
+  }
+  if (row == first) return;
+  auto* const staging = reinterpret_cast<float*>(onto_->host_out().data());
+  Part& part = parts_.front();
+  const auto runs =
+      static_cast<int64_t>((static_cast<size_t>(pairs) + kRowsOfCopy - 1) / kRowsOfCopy);
+  part.place.pool->ParallelFor(runs, [&](int64_t task, int) {
+    const auto end = std::min(pairs, (task + 1) * static_cast<int64_t>(kRowsOfCopy));
+    for (int64_t pair = task * static_cast<int64_t>(kRowsOfCopy); pair < end; ++pair) {
+      const int32_t at = pair_rows_[static_cast<size_t>(pair)];
+      if (at < first) continue;
+      std::copy_n(slot_out_.as<float>() + static_cast<size_t>(pair) * hidden, hidden,
+                  staging + static_cast<size_t>(at) * hidden);
+    }
+  });
+}
+
+void ExpertRunner::RunOnto(DenseOperator& dense, const DeviceBuffer& there, int64_t layer,
+                           const Rows& rows, const int32_t* experts, const float* weights) {
+  CHECK(!open_);
+  CHECK(parts_.size() == 1 && !parts_.front().place.operators.empty());
+  Part& part = parts_.front();
+  const DeviceOperators& operators = part.place.operators;
+  const int64_t pairs = rows.tokens * config_.top_k;
+  Group(layer, rows.tokens, experts);
+  std::fill_n(pair_rows_.begin(), pairs, -1);
+  onto_ = operators.front().get();
+  const RowGroups groups = {first_row_, token_rows_};
+  for (const std::unique_ptr<DeviceOperator>& device : operators) {
+    if (device.get() == onto_) {
+      device->BeginLayerThere(there, groups);
+    } else {
+      device->BeginLayer({rows.x, rows.x_stride, rows.tokens}, groups);
+    }
+  }
+  part.place.experts->BeginLayer(part.needed, pairs);
+  open_ = true;
+  RunAll(part, rows);
+  const int64_t queued = onto_->queued_rows();
+  StageOthers(pairs);
+  dense.AddExperts(*onto_, pairs - queued, std::span(pair_rows_).first(static_cast<size_t>(pairs)),
+                   weights);
+}
+
+ExpertStats ExpertRunner::Close() {
+  if (!open_) return {};
+  open_ = false;
+  onto_ = nullptr;
+  Part& part = parts_.front();
+  for (const std::unique_ptr<DeviceOperator>& device : part.place.operators) {
+    while (device->batches() > 0) {
+      const DeviceOperator::Batch batch = device->TakeOldest();
+      for (const PinnedExpert& expert : batch.experts) part.place.experts->Release(expert);
+    }
+  }
+  return part.place.experts->EndLayer();
 }
 
 }  // namespace moesaic

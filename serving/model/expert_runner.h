@@ -3,6 +3,9 @@
 // device that has them, where devices compute, and on the host the others. (The blobs of an
 // emulated device lie in host memory; without operators the host computes them there.)
 //
+// Where the residual stream is on a device (RunOnto), nothing waits for that device: outputs are
+// summed there, and pins end when the caller knows it to be done (Close).
+//
 // What devices do goes on while the host computes; an expert on a device stays pinned until the
 // event behind its products. What a device could not compute the host does.
 //
@@ -23,6 +26,7 @@
 #include "kernels/cpu/moe.h"
 #include "prefetch/expert_placement.h"
 #include "prefetch/expert_provider.h"
+#include "serving/model/dense_operator.h"
 #include "serving/model/device_operator.h"
 #include "serving/model/expert_sources.h"
 
@@ -67,6 +71,14 @@ class ExpertRunner {
   ExpertStats Run(int64_t layer, const Rows& rows, const int32_t* experts, const float* weights,
                   float* y, ThreadPool& pool);
 
+  // The same sum, queued onto the residual stream of `dense`, whose device is the first of the one
+  // place; `there` are the rows on it. Close before the next layer, and whenever this has been
+  // called, even if it threw (what a device could not do, an expert that cannot be read).
+  void RunOnto(DenseOperator& dense, const DeviceBuffer& there, int64_t layer, const Rows& rows,
+               const int32_t* experts, const float* weights);
+  // Ends the layer that RunOnto began, if any: waits for what the devices still compute.
+  ExpertStats Close();
+
   // What the experts' inputs are multiplied with first, without its data: for its type and shape.
   PackedMatrix Gate() const { return SectionMatrix(layout_.sections[0], nullptr); }
 
@@ -91,6 +103,9 @@ class ExpertRunner {
   void RunAll(Part& part, const Rows& rows);
   void Hand(Part& part, const Rows& rows);
   bool TakeBatch(Part& part, const Rows& rows, bool may_wait);
+  void GiveRows(std::span<const PinnedExpert> experts);
+  void StageOthers(int64_t pairs);
+  bool AnyComputes(const Part& part, const DeviceOperator* but = nullptr) const;
   void Place(Part& part, const DeviceOperator::Batch& batch);
   void Compute(Part& part, std::span<const PinnedExpert> ready, const Rows& rows);
 
@@ -106,6 +121,11 @@ class ExpertRunner {
   std::vector<int32_t> next_row_;    // [experts]
   std::vector<int32_t> token_rows_;  // [max_tokens * top_k]
   std::vector<int32_t> slot_rows_;   // [max_tokens * top_k]
+
+  // Of a layer whose sum is a device's.
+  bool open_ = false;
+  DeviceOperator* onto_ = nullptr;  // whose outputs stay; null: none
+  std::vector<int32_t> pair_rows_;  // [max_tokens * top_k] row of onto_->out(); -1: in slot_out_
 };
 
 }  // namespace moesaic

@@ -166,7 +166,10 @@ StepStats Model::BeginPass(const ForwardBatch& batch) {
     std::fill_n(row_slice_.begin() + slice.first_row, slice.num_tokens, static_cast<int32_t>(s));
   }
   listed_ = {};
-  if (dense_ != nullptr) dense_->BeginStep(batch);
+  if (dense_ != nullptr) {
+    dense_->BeginStep(batch);
+    return stats;
+  }
   ForRows(pool_, {0, rows}, [&](int64_t row) {
     kernels_.unpack_row(weights_.embedding, batch.tokens[static_cast<size_t>(row)],
                         hidden_.as<float>() + row * config_.hidden_size);
@@ -180,14 +183,15 @@ StepStats Model::Forward(const ForwardBatch& batch, RoutingHook* hook) {
   StopWatch total;
   StopWatch watch;
   StepStats stats = BeginPass(batch);
+  if (dense_ != nullptr) {
+    RunOnDevice(rows, hook, stats);
+    stats.total_us = total.Lap();
+    return stats;
+  }
   for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
-    if (dense_ != nullptr) {
-      AttendOnDevice(layer, rows);
-    } else {
-      PreAttention(layer, rows, pool_, qkv());
-      Attend(layer, slices, pool_);
-      Project(layer, rows, pool_, attention());
-    }
+    PreAttention(layer, rows, pool_, qkv());
+    Attend(layer, slices, pool_);
+    Project(layer, rows, pool_, attention());
     stats.attention_us += watch.Lap();
     Route(layer, rows, pool_);
     if (hook != nullptr) ShowRouting(layer, rows, *hook);
@@ -199,19 +203,70 @@ StepStats Model::Forward(const ForwardBatch& batch, RoutingHook* hook) {
   return stats;
 }
 
+// The device is a layer's attention ahead of the host at most: a sparse layer's routing is waited
+// for, and by then what the layer before has queued is done.
+void Model::RunOnDevice(RowRange rows, RoutingHook* hook, StepStats& stats) {
+  StopWatch watch;
+  try {
+    for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
+      dense_->Layer(layer);
+      if (!config_.layer_is_sparse[static_cast<size_t>(layer)]) continue;
+      const DenseOperator::Routed routed = dense_->AwaitRouting();
+      stats.experts += runner_.Close();
+      stats.attention_us += watch.Lap();
+      RunExpertsOnDevice(layer, rows, routed, hook);
+      stats.moe_us += watch.Lap();
+    }
+    dense_->EndStep();
+  } catch (...) {
+    dense_->AbandonStep();
+    runner_.Close();
+    throw;
+  }
+  stats.experts += runner_.Close();
+  stats.attention_us += watch.Lap();
+  stats.moe_us -= std::min(stats.moe_us, static_cast<int64_t>(stats.experts.blocked_us));
+}
+
+void Model::RunExpertsOnDevice(int64_t layer, RowRange rows, const DenseOperator::Routed& routed,
+                               RoutingHook* hook) {
+  const int64_t pairs = rows.count() * config_.top_k;
+  std::copy_n(routed.experts, pairs, expert_ids_.data());
+  std::copy_n(routed.weights, pairs, expert_weights_.data());
+  ForRows(pool_, rows, [&](int64_t row) {  // with the padding that products want
+    std::copy_n(routed.normed + row * config_.hidden_size, config_.hidden_size, NormedRow(row));
+  });
+  if (hook != nullptr) ShowRouting(layer, rows, *hook);
+  int64_t stride_bytes = 0;
+  const std::byte* const x = Activate(normed_.as<float>(), norm_stride_, rows.count(),
+                                      runner_.Gate(), pool_, &stride_bytes);
+  runner_.RunOnto(*dense_, *routed.on_device, layer,
+                  {.tokens = rows.count(),
+                   .x = normed_.as<float>(),
+                   .x_stride = norm_stride_,
+                   .activations = x,
+                   .activations_stride_bytes = stride_bytes},
+                  expert_ids_.data(), expert_weights_.data());
+}
+
+void Model::GreedyTokens(std::span<const int32_t> rows, int32_t* tokens) {
+  CHECK(has_greedy_tokens());
+  dense_->Greedy(rows, tokens);
+}
+
 void Model::Logits(std::span<const int32_t> rows, float* out) {
-  CHECK_LE(static_cast<int64_t>(rows.size()), limits_.max_logit_rows);
-  const auto count = static_cast<int64_t>(rows.size());
+  CHECK_LE(std::ssize(rows), limits_.max_logit_rows);
+  if (dense_ != nullptr) {
+    dense_->Head(rows, out);
+    return;
+  }
+  const int64_t count = std::ssize(rows);
   const auto eps = static_cast<float>(config_.rms_norm_eps);
   ForRows(pool_, {0, count}, [&](int64_t i) {
     kernels_.rms_norm(hidden_.as<float>() + rows[static_cast<size_t>(i)] * config_.hidden_size,
                       weights_.final_norm, eps, config_.hidden_size,
                       normed_.as<float>() + i * norm_stride_);
   });
-  if (dense_ != nullptr) {
-    dense_->Head(pool_, {normed_.as<float>(), norm_stride_, count}, out);
-    return;
-  }
   MatmulArgs head;
   head.x = Activate(normed_.as<float>(), norm_stride_, count, weights_.head, pool_,
                     &head.x_stride_bytes);

@@ -37,8 +37,9 @@ class Model {
  public:
   // `experts` serves the routed experts and must outlive the model, as must kernels and pool.
   // `operators`: what the devices of `experts` compute with, in their order, for as many tokens as
-  // limits.max_batch_tokens; none: the host computes. `dense`: what attends and computes MLPs and
-  // head, made from `weights` with these limits; null: the host does.
+  // limits.max_batch_tokens; none: the host computes. `dense`: what has the residual stream and
+  // computes all but experts on the first of these devices, made from `weights` with these limits;
+  // null: the host does. With it, Forward is the only pass.
   Model(ModelConfig config, ModelWeights weights, const ExpertLayout& expert_layout,
         ExpertProvider& experts, const CpuKernels& kernels, ThreadPool& pool,
         const ModelLimits& limits, DeviceOperators operators = {},
@@ -89,14 +90,24 @@ class Model {
   int64_t attention_stride() const { return attn_stride_; }
 
   // Logits of the given rows of the last batch: out [rows, vocab]. At most limits().max_logit_rows.
+  // Throws Error when the device that has the head fails.
   void Logits(std::span<const int32_t> rows, float* out);
+
+  const DenseOperator* dense() const { return dense_.get(); }  // null: the host does it
+
+  // Whether tokens can be chosen where the head is computed, on a device.
+  bool has_greedy_tokens() const { return dense_ != nullptr; }
+  // Instead of Logits of the same rows, where the largest is all that is wanted: the tokens that
+  // ArgMax would take of them, without bringing them over; -1 where a logit is not finite: tokens
+  // [rows]. Throws Error when the device fails.
+  void GreedyTokens(std::span<const int32_t> rows, int32_t* tokens);
 
   const ModelWeights& weights() const { return weights_; }
 
   // Residual stream of the last batch, [rows, hidden] (after the last layer, before the final
-  // norm); within a RoutingHook, of the running one, as the layer's router sees it through its
-  // norm.
-  const float* hidden() const { return hidden_.as<float>(); }
+  // norm; not where a device has it); within a RoutingHook, of the running one, as the layer's
+  // router sees it through its norm.
+  const float* hidden() const { return dense_ ? dense_->hidden() : hidden_.as<float>(); }
 
   // One block of 16 tokens, all layers.
   static uint64_t KvBlockBytes(const ModelConfig& config, WeightType kv_type);
@@ -115,7 +126,9 @@ class Model {
     int64_t end = 0;
   };
 
-  void AttendOnDevice(int64_t layer, RowRange rows);
+  void RunOnDevice(RowRange rows, RoutingHook* hook, StepStats& stats);
+  void RunExpertsOnDevice(int64_t layer, RowRange rows, const DenseOperator::Routed& routed,
+                          RoutingHook* hook);
   void StoreKv(int64_t layer, RowRange rows, ThreadPool& pool);
   void AttendRows(int64_t layer, ThreadPool& pool);
   void AttendSplit(int64_t layer, ThreadPool& pool);

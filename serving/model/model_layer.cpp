@@ -67,13 +67,6 @@ void Model::Project(int64_t layer, RowRange rows, ThreadPool& pool, const float*
   AddMlpOut(rows, pool, [](int64_t) { return 1.0f; });
 }
 
-void Model::AttendOnDevice(int64_t layer, RowRange rows) {
-  NormRows(weights_.layers[static_cast<size_t>(layer)].input_norm, rows, pool_);
-  dense_->Attention(pool_, layer, {NormedRow(rows.begin), norm_stride_, rows.count()},
-                    MlpOutRow(rows.begin));
-  AddMlpOut(rows, pool_, [](int64_t) { return 1.0f; });
-}
-
 // Softmax over all experts in f32, then the top k; a tie goes to the lower expert.
 void Model::Route(int64_t layer, RowRange rows, ThreadPool& pool) {
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
@@ -143,15 +136,10 @@ ExpertStats Model::RunMlp(int64_t layer, RowRange rows, ThreadPool& pool) {
                         expert_ids_.data() + pair, expert_weights_.data() + pair,
                         HiddenRow(rows.begin), pool);
     if (w.gate.n == 0) return stats;
-    CHECK(dense_ != nullptr || w.gate.type == first.type);  // x serves both
+    CHECK(w.gate.type == first.type);  // x serves both
   }
-  if (dense_ != nullptr) {
-    dense_->Mlp(pool, layer, {NormedRow(rows.begin), norm_stride_, rows.count()},
-                MlpOutRow(rows.begin));
-  } else {
-    if (x == nullptr) x = activate(w.gate, &stride_bytes);
-    Mlp(w, x, stride_bytes, rows, pool);
-  }
+  if (x == nullptr) x = activate(w.gate, &stride_bytes);
+  Mlp(w, x, stride_bytes, rows, pool);
   const bool gated = sparse && w.shared_gate.n > 0;
   if (gated) {
     MatmulArgs gate;

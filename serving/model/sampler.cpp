@@ -38,6 +38,12 @@ void ApplyPenalties(const SamplingParams& params, const PenaltyState& state,
 
 }  // namespace
 
+bool TakesLargestLogit(const SamplingParams& params) {
+  return (params.temperature <= 0 || params.top_k == 1) && params.logit_bias.empty() &&
+         params.repetition_penalty == 1.0 && params.presence_penalty == 0 &&
+         params.frequency_penalty == 0;
+}
+
 int32_t ArgMax(std::span<const float> logits) {
   size_t best = 0;
   for (size_t i = 1; i < logits.size(); ++i) {

@@ -49,6 +49,9 @@ class Sampler {
   std::vector<int32_t> candidates_;   // [vocab]
 };
 
+// Whether Sample takes the largest of the logits as they are.
+bool TakesLargestLogit(const SamplingParams& params);
+
 // The token with the largest logit; the lower id on a tie. NaN never wins.
 int32_t ArgMax(std::span<const float> logits);
 

@@ -25,6 +25,10 @@ class MetricsRegistry;
 
 enum class LoadFormat { kAuto, kDummy };
 
+// Whether the first device has the dense part: attention with the KV cache, the MLPs of every token
+// and the head.
+enum class DenseMode { kAuto, kOn, kOff };
+
 // Devices as the fast tier: every expert lives in host memory and some on the device that the
 // placement gives it.
 struct DeviceOptions {
@@ -32,7 +36,9 @@ struct DeviceOptions {
   DeviceKind kind = DeviceKind::kEmulated;
   std::string memory = "auto";      // on each: bytes, or a percentage of the experts that it holds
   std::string gpu_memory = "auto";  // on each: all that may be taken of it
-  std::vector<int> numa_nodes;      // the nodes that devices take turns on; empty: not known
+  // Of devices that compute, in latency mode; kAuto: when it can be and fits.
+  DenseMode dense = DenseMode::kAuto;
+  std::vector<int> numa_nodes;  // the nodes that devices take turns on; empty: not known
   MissMode miss = MissMode::kAuto;
   EmulatedLink emulated_link;
   std::vector<EmulatedFaults> emulated_faults;  // of device d, for tests
@@ -115,6 +121,8 @@ struct EnginePlan {
   uint64_t slot_bytes = 0;
   int64_t expert_slots = 0;         // of all devices together, when there are any
   std::vector<DevicePlan> devices;  // empty: none
+  bool dense_on_device = false;     // on the first
+  std::string why_dense_on_host;    // with DenseMode::kAuto, when it could not be; else empty
   uint64_t predictor_bytes = 0;     // 0: nothing is predicted
   int64_t num_kv_blocks = 0;
   int64_t max_context_tokens = 0;

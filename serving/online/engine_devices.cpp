@@ -7,6 +7,9 @@
 #include "core/base/error.h"
 #include "core/base/units.h"
 #include "core/device/cuda_device.h"
+#include "serving/model/dense_operator.h"
+#include "serving/model/device_rows.h"
+#include "serving/model/model.h"
 
 namespace moesaic {
 namespace {
@@ -39,7 +42,81 @@ void CheckCudaDevices(const DeviceOptions& devices) {
   }
 }
 
-void CheckOptions(const EngineOptions& options, const ModelConfig& config,
+uint64_t WorkspaceBytes(const EngineOptions& options, const ModelConfig& config) {
+  return KernelsOf(options.devices) == nullptr
+             ? 0
+             : DeviceOperator::DeviceBytes(config, options.max_num_batched_tokens);
+}
+
+// Slots that a device cannot do with less of. With the dense part on the device for the asking one
+// is enough; by default it is there when it leaves room for what a token needs of a layer.
+int64_t FewestSlots(const DeviceOptions& devices, const ModelConfig& config, bool with_dense,
+                    int64_t experts) {
+  if (!with_dense || devices.dense != DenseMode::kAuto) return 1;
+  return std::clamp<int64_t>(config.top_k, 1, std::max<int64_t>(1, experts));
+}
+
+// The slots of a device with this many experts; its ledger, which begins with the dense part that
+// it has, if any.
+void PlanMemory(const EngineOptions& options, const ModelConfig& config, uint64_t slot_bytes,
+                size_t device, std::span<const LedgerEntry> dense, DevicePlan& plan) {
+  const DeviceOptions& devices = options.devices;
+  const uint64_t workspace = WorkspaceBytes(options, config);
+  uint64_t dense_bytes = 0;
+  for (const LedgerEntry& entry : dense) dense_bytes += entry.bytes;
+  const uint64_t fixed = dense_bytes + workspace;
+  const int64_t fewest = FewestSlots(devices, config, !dense.empty(), plan.experts);
+  const uint64_t fewest_bytes = static_cast<uint64_t>(fewest) * slot_bytes;
+  plan.limit_bytes = DeviceLimitBytes(devices, device);
+  const uint64_t left = plan.limit_bytes > fixed ? plan.limit_bytes - fixed : 0;
+  if (left < fewest_bytes) {
+    std::string dense_part;
+    if (!dense.empty()) {
+      dense_part = fmt::format(
+          "the dense part takes {} (less with a lower --kv-memory or --max-model-len, nothing with "
+          "--gpu-dense off), ",
+          FormatBytes(dense_bytes));
+    }
+    Fail(
+        ErrorKind::kResourceExhausted,
+        "--gpu-memory: {} on device {} are too little: {}the workspace takes {} (less with a lower "
+        "--max-num-batched-tokens) and {} {}; at least {} are needed",
+        FormatBytes(plan.limit_bytes), device, dense_part, FormatBytes(workspace),
+        fewest == 1 ? "one expert" : fmt::format("the {} experts of a token", fewest),
+        FormatBytes(fewest_bytes), FormatBytes(fixed + fewest_bytes));
+  }
+  const bool all_that_is_left = devices.memory == "auto" &&
+                                (devices.gpu_memory != "auto" || devices.kind == DeviceKind::kCuda);
+  const uint64_t bytes =
+      all_that_is_left ? left
+                       : ParseBytesOrPercent(
+                             devices.memory == "auto" ? kAutoEmulatedMemory : devices.memory,
+                             static_cast<uint64_t>(plan.experts) * slot_bytes, "--device-memory");
+  plan.slots = std::min<int64_t>(
+      plan.experts, static_cast<int64_t>(std::min<uint64_t>(bytes / slot_bytes, INT32_MAX)));
+  if (plan.slots < 1) {
+    Fail(ErrorKind::kResourceExhausted,
+         "--device-memory: {} hold no expert; one takes {} and device {} has {} of them",
+         FormatBytes(bytes), FormatBytes(slot_bytes), device, plan.experts);
+  }
+  const uint64_t slots_bytes = static_cast<uint64_t>(plan.slots) * slot_bytes;
+  plan.ledger.assign(dense.begin(), dense.end());
+  plan.ledger.push_back({"expert slots", slots_bytes});
+  if (workspace > 0) plan.ledger.push_back({"workspace", workspace});
+  plan.memory_bytes = slots_bytes + fixed;
+  if (plan.memory_bytes > plan.limit_bytes) {
+    Fail(ErrorKind::kResourceExhausted,
+         "--device-memory: {} for experts and {} for the {} are {} on device {}, and --gpu-memory "
+         "allows {}; lower the first or leave it out",
+         FormatBytes(slots_bytes), FormatBytes(fixed),
+         dense.empty() ? "workspace" : "dense part and the workspace",
+         FormatBytes(plan.memory_bytes), device, FormatBytes(plan.limit_bytes));
+  }
+}
+
+}  // namespace
+
+void CheckDevices(const EngineOptions& options, const ModelConfig& config,
                   const ExpertLayout& layout) {
   const DeviceOptions& devices = options.devices;
   if (devices.kind == DeviceKind::kCuda) CheckCudaDevices(devices);
@@ -64,8 +141,7 @@ void CheckOptions(const EngineOptions& options, const ModelConfig& config,
   }
 }
 
-// What may be taken of each device.
-uint64_t LimitBytes(const DeviceOptions& devices, size_t device) {
+uint64_t DeviceLimitBytes(const DeviceOptions& devices, size_t device) {
   if (devices.gpu_memory != "auto") return ParseBytes(devices.gpu_memory, "--gpu-memory");
   if (devices.kind == DeviceKind::kEmulated) return UINT64_MAX;
   const uint64_t total = FindCudaDevices().devices[device].total_bytes;
@@ -73,54 +149,25 @@ uint64_t LimitBytes(const DeviceOptions& devices, size_t device) {
   return total > reserve ? total - reserve : 0;
 }
 
-uint64_t WorkspaceBytes(const EngineOptions& options, const ModelConfig& config) {
-  return KernelsOf(options.devices) == nullptr
-             ? 0
-             : DeviceOperator::DeviceBytes(config, options.max_num_batched_tokens);
-}
-
-// The slots of a device with this many experts; its ledger.
-void PlanMemory(const EngineOptions& options, const ModelConfig& config, uint64_t slot_bytes,
-                size_t device, DevicePlan& plan) {
-  const DeviceOptions& devices = options.devices;
-  const uint64_t workspace = WorkspaceBytes(options, config);
-  plan.limit_bytes = LimitBytes(devices, device);
-  const uint64_t left = plan.limit_bytes > workspace ? plan.limit_bytes - workspace : 0;
-  if (left < slot_bytes) {
-    Fail(ErrorKind::kResourceExhausted,
-         "--gpu-memory: {} on device {} are too little: the workspace takes {} (less with a lower "
-         "--max-num-batched-tokens) and one expert {}; at least {} are needed",
-         FormatBytes(plan.limit_bytes), device, FormatBytes(workspace), FormatBytes(slot_bytes),
-         FormatBytes(workspace + slot_bytes));
-  }
-  const bool all_that_is_left = devices.memory == "auto" &&
-                                (devices.gpu_memory != "auto" || devices.kind == DeviceKind::kCuda);
-  const uint64_t bytes =
-      all_that_is_left ? left
-                       : ParseBytesOrPercent(
-                             devices.memory == "auto" ? kAutoEmulatedMemory : devices.memory,
-                             static_cast<uint64_t>(plan.experts) * slot_bytes, "--device-memory");
-  plan.slots = std::min<int64_t>(
-      plan.experts, static_cast<int64_t>(std::min<uint64_t>(bytes / slot_bytes, INT32_MAX)));
-  if (plan.slots < 1) {
-    Fail(ErrorKind::kResourceExhausted,
-         "--device-memory: {} hold no expert; one takes {} and device {} has {} of them",
-         FormatBytes(bytes), FormatBytes(slot_bytes), device, plan.experts);
-  }
-  const uint64_t slots_bytes = static_cast<uint64_t>(plan.slots) * slot_bytes;
-  plan.ledger.push_back({"expert slots", slots_bytes});
-  if (workspace > 0) plan.ledger.push_back({"workspace", workspace});
-  plan.memory_bytes = slots_bytes + workspace;
-  if (plan.memory_bytes > plan.limit_bytes) {
-    Fail(ErrorKind::kResourceExhausted,
-         "--device-memory: {} for experts and {} for the workspace are {} on device {}, and "
-         "--gpu-memory allows {}; lower the first or leave it out",
-         FormatBytes(slots_bytes), FormatBytes(workspace), FormatBytes(plan.memory_bytes), device,
-         FormatBytes(plan.limit_bytes));
+void CheckDenseMode(const DeviceOptions& options) {
+  if (options.dense != DenseMode::kOn) return;
+  if (options.count == 0 ||
+      (options.kind == DeviceKind::kEmulated && KernelsOf(options) == nullptr)) {
+    Fail(ErrorKind::kInvalidArgument,
+         "--gpu-dense on: there is no device that computes; give --device-kind cuda, or leave "
+         "--gpu-dense out");
   }
 }
 
-}  // namespace
+std::vector<LedgerEntry> DenseLedger(const ModelConfig& config, WeightType type,
+                                     const ModelLimits& limits) {
+  const auto blocks = static_cast<uint64_t>(limits.num_kv_blocks);
+  return {
+      {"dense weights", SumOnDevice({ModelWeights::Bytes(config, type)})},
+      {"KV cache",
+       SumOnDevice({CheckedMul(blocks, Model::KvBlockBytes(config, limits.kv_type), "KV memory")})},
+      {"dense workspace", DenseOperator::WorkspaceBytes(config, limits)}};
+}
 
 const cuda::Kernels* KernelsOf(const DeviceOptions& options) {
   return options.kind == DeviceKind::kCuda ? cuda::CompiledKernels() : options.emulated_kernels;
@@ -137,8 +184,9 @@ ExpertPlacement PlaceExperts(const DeviceOptions& options, const ModelConfig& co
 }
 
 std::vector<DevicePlan> PlanDevices(const EngineOptions& options, const ModelConfig& config,
-                                    const ExpertLayout& layout) {
-  CheckOptions(options, config, layout);
+                                    const ExpertLayout& layout,
+                                    std::span<const LedgerEntry> dense) {
+  CheckDevices(options, config, layout);
   const ExpertPlacement placement = PlaceExperts(options.devices, config);
   std::vector<DevicePlan> plans;
   for (int d = 0; d < placement.num_devices(); ++d) {
@@ -147,7 +195,8 @@ std::vector<DevicePlan> PlanDevices(const EngineOptions& options, const ModelCon
       const auto layer = static_cast<size_t>(expert / config.num_experts);
       plan.experts += config.layer_is_sparse[layer] ? 1 : 0;
     }
-    PlanMemory(options, config, layout.slot_bytes, static_cast<size_t>(d), plan);
+    PlanMemory(options, config, layout.slot_bytes, static_cast<size_t>(d),
+               d == 0 ? dense : std::span<const LedgerEntry>(), plan);
     plans.push_back(std::move(plan));
   }
   return plans;

@@ -26,10 +26,27 @@ const cuda::Kernels* KernelsOf(const DeviceOptions& options);
 // What becomes of a miss: in the exact class of devices that compute, they compute everything.
 MissMode MissModeOf(const EngineOptions& options);
 
-// Each device's experts, slots and ledger. Throws Error(kInvalidArgument / kResourceExhausted /
-// kUnsupported / kNotFound) on options that this model, this build or this machine cannot serve.
+// Throws Error(kInvalidArgument / kUnsupported / kNotFound) on options that this model, this build
+// or this machine cannot serve, whatever the memory.
+void CheckDevices(const EngineOptions& options, const ModelConfig& config,
+                  const ExpertLayout& layout);
+// Throws Error(kInvalidArgument) when the dense part is asked for where no device computes.
+void CheckDenseMode(const DeviceOptions& options);
+
+// What may be taken of a device, which there is; UINT64_MAX: as much as the host has.
+uint64_t DeviceLimitBytes(const DeviceOptions& options, size_t device);
+
+// What a DenseOperator with these limits takes of its device.
+std::vector<LedgerEntry> DenseLedger(const ModelConfig& config, WeightType type,
+                                     const ModelLimits& limits);
+
+// Each device's experts, slots and ledger. `dense`: what the first one holds besides, empty when
+// the dense part is the host's. Throws Error(kResourceExhausted) on too little memory, and as
+// CheckDevices does.
 std::vector<DevicePlan> PlanDevices(const EngineOptions& options, const ModelConfig& config,
-                                    const ExpertLayout& layout);
+                                    const ExpertLayout& layout,
+                                    std::span<const LedgerEntry> dense = {});
+
 // What the devices take of the host besides the experts' home, the emulated ones' memory included.
 uint64_t DevicesHostBytes(const EngineOptions& options, const ModelConfig& config,
                           const std::vector<DevicePlan>& plans);

@@ -114,9 +114,17 @@ void LocalEngine::Load() {
   if (!options_.state_file.empty()) RestoreState();
   ModelWeights weights = ModelWeights::Load(config_, type, *files_.tensors, kernels, *pool_);
   const ModelLimits limits = LimitsOf(options_, plan_);
+  std::unique_ptr<DenseOperator> dense;
+  if (plan_.dense_on_device) {
+    dense = std::make_unique<DenseOperator>(*devices_.devices.front(), *KernelsOf(options_.devices),
+                                            config_, type, weights, limits);
+  }
+  if (!plan_.why_dense_on_host.empty()) {
+    LogInfo("attention and all else that is dense stays on the CPU: {}", plan_.why_dense_on_host);
+  }
   model_ = std::make_unique<Model>(
       config_, std::move(weights), files_.experts->layout(), *experts_, kernels, *pool_, limits,
-      MakeOperators(options_, devices_, files_.experts->layout(), config_));
+      MakeOperators(options_, devices_, files_.experts->layout(), config_), std::move(dense));
   if (gates_) LoadGates();
   kv_pool_ = std::make_unique<KvBlockPool>(plan_.num_kv_blocks, kKvBlockTokens);
   SchedulerOptions scheduling;

@@ -25,6 +25,92 @@ uint64_t TokensToKvBytes(const ModelConfig& config, WeightType kv_type, int64_t 
   return CheckedMul(blocks, Model::KvBlockBytes(config, kv_type), "KV memory");
 }
 
+// Keys and values of `left_bytes`, which is what they share with the experts, in a memory of
+// `whole_bytes`; at most `context` tokens a request. Sets what the plan says of them, and returns
+// their bytes.
+uint64_t PlanKv(const EngineOptions& options, const ModelConfig& config, int64_t context,
+                uint64_t left_bytes, uint64_t whole_bytes, EnginePlan& plan) {
+  const WeightType kv_type = ChooseKvType(options);
+  const uint64_t block_bytes = Model::KvBlockBytes(config, kv_type);
+  uint64_t kv_bytes = 0;
+  if (options.kv_memory == "auto") {
+    const uint64_t one_context = TokensToKvBytes(config, kv_type, context);
+    const uint64_t all_contexts =
+        CheckedMul(one_context, static_cast<uint64_t>(options.max_num_seqs), "KV");
+    kv_bytes =
+        std::min(all_contexts, static_cast<uint64_t>(static_cast<double>(left_bytes) * kKvShare));
+    if (options.max_model_len > 0) kv_bytes = std::max(kv_bytes, one_context);
+  } else {
+    kv_bytes = ParseBytesOrPercent(options.kv_memory, whole_bytes, "--kv-memory");
+  }
+  plan.num_kv_blocks = static_cast<int64_t>(kv_bytes / block_bytes);
+  if (plan.num_kv_blocks < 1) {
+    Fail(ErrorKind::kResourceExhausted,
+         "--kv-memory: {} hold no KV block; one block of {} tokens takes {}", FormatBytes(kv_bytes),
+         kKvBlockTokens, FormatBytes(block_bytes));
+  }
+  plan.max_context_tokens = std::min(context, plan.num_kv_blocks * kKvBlockTokens);
+  if (options.max_model_len > plan.max_context_tokens) {
+    Fail(ErrorKind::kResourceExhausted,
+         "--max-model-len: {} tokens need {} of KV memory but --kv-memory gives {}", context,
+         FormatBytes(TokensToKvBytes(config, kv_type, context)), FormatBytes(kv_bytes));
+  }
+  return static_cast<uint64_t>(plan.num_kv_blocks) * block_bytes;
+}
+
+// The dense part on the first device, whose memory it shares with the experts there. Throws as
+// PlanDevices and DenseOperator do.
+void PlanDenseOnDevice(const EngineOptions& options, const ModelConfig& config,
+                       const ExpertLayout& layout, int64_t context, uint64_t machine_bytes,
+                       EnginePlan& plan) {
+  const WeightType type = ChooseWeightType(options);
+  DenseOperator::CheckSupported(config, type, ChooseKvType(options));
+  ModelLimits limits = LimitsOf(options, plan);
+  limits.max_context_tokens = context;
+  limits.num_kv_blocks = 1;
+  const std::vector<LedgerEntry> least = DenseLedger(config, type, limits);
+  uint64_t fixed_bytes = DeviceOperator::DeviceBytes(config, options.max_num_batched_tokens);
+  for (const LedgerEntry& entry : least) fixed_bytes += entry.bytes;
+  if (options.devices.memory != "auto") {
+    const DevicePlan without = PlanDevices(options, config, layout).front();
+    fixed_bytes += static_cast<uint64_t>(without.slots) * layout.slot_bytes;
+  }
+  uint64_t limit_bytes = DeviceLimitBytes(options.devices, 0);
+  if (options.devices.kind == DeviceKind::kEmulated) {
+    limit_bytes = std::min(limit_bytes, machine_bytes);
+  }
+  if (limit_bytes < fixed_bytes && options.kv_memory == "auto") {
+    PlanDevices(options, config, layout, least);  // says what is missing
+  }
+  PlanKv(options, config, context, limit_bytes - std::min(limit_bytes, fixed_bytes), limit_bytes,
+         plan);
+  plan.devices =
+      PlanDevices(options, config, layout, DenseLedger(config, type, LimitsOf(options, plan)));
+  plan.dense_on_device = true;
+}
+
+// The devices, and where the dense part is.
+void PlanWithDevices(const EngineOptions& options, const ModelConfig& config,
+                     const ExpertLayout& layout, int64_t context, uint64_t machine_bytes,
+                     EnginePlan& plan) {
+  const DenseMode mode = options.devices.dense;
+  CheckDevices(options, config, layout);
+  if (mode != DenseMode::kOff && KernelsOf(options.devices) != nullptr) {
+    try {
+      EnginePlan with_dense = plan;
+      PlanDenseOnDevice(options, config, layout, context, machine_bytes, with_dense);
+      plan = std::move(with_dense);
+      return;
+    } catch (const Error& error) {
+      const bool other_place =
+          error.kind() == ErrorKind::kUnsupported || error.kind() == ErrorKind::kResourceExhausted;
+      if (mode == DenseMode::kOn || !other_place) throw;
+      plan.why_dense_on_host = error.what();
+    }
+  }
+  plan.devices = PlanDevices(options, config, layout);
+}
+
 // Nothing is predicted when all experts fit, or so few that none may be fetched ahead.
 uint64_t PredictorBytes(const EngineOptions& options, const ModelConfig& config,
                         const EnginePlan& plan) {
@@ -83,6 +169,7 @@ ModelLimits LimitsOf(const EngineOptions& options, const EnginePlan& plan) {
   limits.num_kv_blocks = plan.num_kv_blocks;
   limits.kv_type = ChooseKvType(options);
   limits.max_logit_rows = std::min<int64_t>(options.max_num_batched_tokens, 64);
+  limits.max_sequences = options.max_num_seqs;
   return limits;
 }
 
@@ -191,38 +278,22 @@ EnginePlan PlanEngine(const EngineOptions& options, const ModelFiles& files) {
       *files.experts, static_cast<int>(config.num_layers), static_cast<int>(config.num_experts),
       LoaderOptionsOf(options, plan.all_experts_bytes));
   uint64_t fixed_bytes = dense_bytes + workspace_bytes + staging_bytes + kProcessBytes;
+  uint64_t devices_host_bytes = 0;
+  CheckDenseMode(options.devices);
   if (options.devices.count > 0) {
-    plan.devices = PlanDevices(options, config, layout);
+    PlanWithDevices(options, config, layout, context, machine_bytes, plan);
     for (const DevicePlan& device : plan.devices) {
       plan.expert_budget_bytes += static_cast<uint64_t>(device.slots) * layout.slot_bytes;
     }
-    fixed_bytes += plan.all_experts_bytes + DevicesHostBytes(options, config, plan.devices);
+    devices_host_bytes = DevicesHostBytes(options, config, plan.devices);
+    if (plan.dense_on_device) {
+      devices_host_bytes += DenseOperator::HostBytes(config, LimitsOf(options, plan));
+    }
+    fixed_bytes += plan.all_experts_bytes + devices_host_bytes;
   }
   const uint64_t left = machine_bytes > fixed_bytes ? machine_bytes - fixed_bytes : 0;
-
-  uint64_t kv_bytes = 0;
-  if (options.kv_memory == "auto") {
-    const uint64_t one_context = TokensToKvBytes(config, kv_type, context);
-    const uint64_t all_contexts =
-        CheckedMul(one_context, static_cast<uint64_t>(options.max_num_seqs), "KV");
-    kv_bytes = std::min(all_contexts, static_cast<uint64_t>(static_cast<double>(left) * kKvShare));
-    if (options.max_model_len > 0) kv_bytes = std::max(kv_bytes, one_context);
-  } else {
-    kv_bytes = ParseBytesOrPercent(options.kv_memory, machine_bytes, "--kv-memory");
-  }
-  plan.num_kv_blocks = static_cast<int64_t>(kv_bytes / Model::KvBlockBytes(config, kv_type));
-  if (plan.num_kv_blocks < 1) {
-    Fail(ErrorKind::kResourceExhausted,
-         "--kv-memory: {} hold no KV block; one block of {} tokens takes {}", FormatBytes(kv_bytes),
-         kKvBlockTokens, FormatBytes(Model::KvBlockBytes(config, kv_type)));
-  }
-  plan.max_context_tokens = std::min(context, plan.num_kv_blocks * kKvBlockTokens);
-  if (options.max_model_len > plan.max_context_tokens) {
-    Fail(ErrorKind::kResourceExhausted,
-         "--max-model-len: {} tokens need {} of KV memory but --kv-memory gives {}", context,
-         FormatBytes(TokensToKvBytes(config, kv_type, context)), FormatBytes(kv_bytes));
-  }
-  kv_bytes = static_cast<uint64_t>(plan.num_kv_blocks) * Model::KvBlockBytes(config, kv_type);
+  const uint64_t kv_bytes =
+      plan.dense_on_device ? 0 : PlanKv(options, config, context, left, machine_bytes, plan);
 
   // What is saved is in memory twice more: the copy of what was learned, and the file's bytes.
   const uint64_t copies = options.state_file.empty() ? 0 : 2;
@@ -254,7 +325,7 @@ EnginePlan PlanEngine(const EngineOptions& options, const ModelFiles& files) {
     plan.ledger.push_back({"experts in host memory", plan.all_experts_bytes});
     plan.ledger.push_back(
         {options.devices.kind == DeviceKind::kEmulated ? "emulated devices" : "staging of devices",
-         DevicesHostBytes(options, config, plan.devices)});
+         devices_host_bytes});
   }
   plan.ledger.insert(plan.ledger.end(), {{"expert staging", staging_bytes},
                                          {"predictor", plan.predictor_bytes},

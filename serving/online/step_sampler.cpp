@@ -19,6 +19,12 @@ bool AllFinite(std::span<const float> values) {
   return sum == 0.0f;
 }
 
+// Whether the next token is the one of the largest logit, and nothing else of the logits is asked.
+bool IsGreedy(const Sequence& sequence) {
+  return TakesLargestLogit(sequence.request.sampling) && sequence.request.logprobs < 0 &&
+         sequence.output->ForbiddenTokens().empty();
+}
+
 // Returns why the sequence ends, if it does.
 std::optional<FinishReason> AppendToken(Sequence& sequence, GeneratedToken token) {
   sequence.tokens.push_back(token.token);
@@ -134,6 +140,7 @@ StepSampler::StepSampler(Model& model, const CpuKernels& kernels, ThreadPool& po
   const int64_t rows = model.limits().max_logit_rows;
   logits_.resize(static_cast<size_t>(rows * vocab_));
   sampled_.resize(static_cast<size_t>(rows));
+  greedy_.resize(static_cast<size_t>(rows));
 }
 
 void StepSampler::CollectPromptLogprobs(Sequence& sequence, const SequenceSlice& slice) {
@@ -180,8 +187,14 @@ void StepSampler::NextTokens(std::span<const ScheduledSlice> plan, const StepRow
   const auto block = static_cast<size_t>(model_.limits().max_logit_rows);
   for (size_t first = 0; first < sampling_.size(); first += block) {
     const size_t count = std::min(block, sampling_.size() - first);
-    SampleBlock(std::span(sampling_).subspan(first, count),
-                std::span(sampling_rows_).subspan(first, count));
+    try {
+      SampleBlock(std::span(sampling_).subspan(first, count),
+                  std::span(sampling_rows_).subspan(first, count));
+    } catch (
+        const Error& error) {  // of the device that has the head; others may have ended already
+      for (size_t i = 0; i < count; ++i) fail(*sampling_[first + i], error);
+      continue;
+    }
     for (size_t i = 0; i < count; ++i) {
       Sequence& sequence = *sampling_[first + i];
       if (!sampled_[i]) {
@@ -197,6 +210,15 @@ void StepSampler::NextTokens(std::span<const ScheduledSlice> plan, const StepRow
 }
 
 void StepSampler::SampleBlock(std::span<Sequence* const> sequences, std::span<const int32_t> rows) {
+  if (model_.has_greedy_tokens() && std::all_of(sequences.begin(), sequences.end(),
+                                                [](const Sequence* s) { return IsGreedy(*s); })) {
+    model_.GreedyTokens(rows, greedy_.data());
+    for (size_t i = 0; i < rows.size(); ++i) {
+      sampled_[i].reset();
+      if (greedy_[i] >= 0) sampled_[i].emplace().token = greedy_[i];
+    }
+    return;
+  }
   model_.Logits(rows, logits_.data());
   pool_.ParallelFor(static_cast<int64_t>(rows.size()), [&](int64_t i, int worker) {
     const auto at = static_cast<size_t>(i);

@@ -78,11 +78,12 @@ class StepSampler {
   Model& model_;
   ThreadPool& pool_;
   const int64_t vocab_;
-  std::vector<Sampler> samplers_;               // one per worker
-  std::vector<float> logits_;                   // [max_logit_rows, vocab]
-  std::vector<std::vector<float>> raw_logits_;  // [worker][vocab]
-  std::vector<std::optional<GeneratedToken>> sampled_;
-  std::vector<Sequence*> sampling_;  // of the running step, with the row of each
+  std::vector<Sampler> samplers_;                       // one per worker
+  std::vector<float> logits_;                           // [max_logit_rows, vocab]
+  std::vector<std::vector<float>> raw_logits_;          // [worker][vocab]
+  std::vector<std::optional<GeneratedToken>> sampled_;  // none: logits that are not finite
+  std::vector<int32_t> greedy_;                         // [max_logit_rows]
+  std::vector<Sequence*> sampling_;                     // of the running step, with the row of each
   std::vector<int32_t> sampling_rows_;
 };
 

@@ -1,7 +1,8 @@
-// The engine on a device that computes, from its memory to its answers. Linked twice, as
-// model_test.cpp is.
+// The engine on a device that computes, from its memory to its answers, with the dense part there
+// and on the host. Linked twice, as model_test.cpp is.
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -17,10 +18,11 @@
 namespace moesaic {
 namespace {
 
-class CudaEngineTest : public testing::Test {
+class CudaEngineTest : public testing::TestWithParam<DenseMode> {
  protected:
   void SetUp() override {
     std::string why_not;
+    options_.devices.dense = GetParam();
     options_.model_dir = SampleModel();
     options_.kv_memory = "4MiB";
     options_.max_model_len = 256;
@@ -65,13 +67,15 @@ class CudaEngineTest : public testing::Test {
     return "accepted";
   }
 
-  uint64_t Workspace() {
-    const EnginePlan plan = PlanEngine(options_);
-    for (const LedgerEntry& entry : plan.devices.at(0).ledger) {
-      if (entry.name == "workspace") return entry.bytes;
+  // What the first device holds besides experts.
+  uint64_t Fixed() {
+    uint64_t bytes = 0;
+    const DevicePlan device = PlanEngine(options_).devices.at(0);
+    for (const LedgerEntry& entry : device.ledger) {
+      if (entry.name != "expert slots") bytes += entry.bytes;
     }
-    ADD_FAILURE() << "no workspace in the ledger";
-    return 0;
+    EXPECT_GT(bytes, 0u);
+    return bytes;
   }
 
   EngineOptions options_;
@@ -79,7 +83,7 @@ class CudaEngineTest : public testing::Test {
 };
 
 // Up to the first near-tie, which another rounding may decide otherwise.
-TEST_F(CudaEngineTest, GreedyTokensAreThoseOfTheReference) {
+TEST_P(CudaEngineTest, GreedyTokensAreThoseOfTheReference) {
   constexpr float kNearTie = 0.3f;
   MetricsRegistry metrics;
   const auto engine = CreateEngine(options_, metrics);
@@ -98,21 +102,36 @@ TEST_F(CudaEngineTest, GreedyTokensAreThoseOfTheReference) {
   EXPECT_GT(compared, 0u);
 }
 
-TEST_F(CudaEngineTest, GpuMemoryDoesNotChangeAnswers) {
+TEST_P(CudaEngineTest, GpuMemoryDoesNotChangeAnswers) {
   const auto expected = Answers(options_);
   const uint64_t slot_bytes = PlanEngine(options_).slot_bytes;
-  const uint64_t workspace = Workspace();
+  const uint64_t fixed = Fixed();
   options_.devices.memory = "auto";
   for (const uint64_t experts : {64, 6}) {
-    options_.devices.gpu_memory = std::to_string(workspace + experts * slot_bytes);
+    options_.devices.gpu_memory = std::to_string(fixed + experts * slot_bytes);
     const EnginePlan plan = PlanEngine(options_);
     EXPECT_EQ(plan.devices.at(0).slots, static_cast<int64_t>(experts));
+    EXPECT_EQ(plan.dense_on_device, GetParam() == DenseMode::kOn);
     EXPECT_EQ(Answers(options_), expected) << experts;
     EXPECT_EQ(on_host_, 0u);
   }
 }
 
-TEST_F(CudaEngineTest, FastNumericsShareTheMisses) {
+// Experts go to both, the dense part to the first.
+TEST_P(CudaEngineTest, ASecondDeviceDoesNotChangeAnswers) {
+  const auto expected = Answers(options_);
+  options_.devices.count = 2;
+  options_.devices.memory = "30%";
+  std::string why_not;
+  if (!UseComputingDevices(options_.devices, why_not)) GTEST_SKIP() << "SKIPPED: " << why_not;
+  const EnginePlan plan = PlanEngine(options_);
+  EXPECT_EQ(plan.devices.at(0).slots, plan.devices.at(1).slots);
+  EXPECT_EQ(plan.devices.at(0).memory_bytes > plan.devices.at(1).memory_bytes,
+            GetParam() == DenseMode::kOn);
+  EXPECT_EQ(Answers(options_), expected);
+}
+
+TEST_P(CudaEngineTest, FastNumericsShareTheMisses) {
   options_.exact_numerics = false;
   options_.devices.miss = MissMode::kHost;
   options_.devices.memory = "25%";
@@ -120,7 +139,7 @@ TEST_F(CudaEngineTest, FastNumericsShareTheMisses) {
   EXPECT_GT(on_host_, 0u);
 }
 
-TEST_F(CudaEngineTest, TheLedgerAddsUp) {
+TEST_P(CudaEngineTest, TheLedgerAddsUp) {
   for (const char* memory : {"100%", "10%", "500KiB"}) {
     options_.devices.memory = memory;
     const DevicePlan device = PlanEngine(options_).devices.at(0);
@@ -136,7 +155,7 @@ TEST_F(CudaEngineTest, TheLedgerAddsUp) {
   EXPECT_LT(device.memory_bytes, device.limit_bytes);
 }
 
-TEST_F(CudaEngineTest, WhatCannotBeServedIsRefused) {
+TEST_P(CudaEngineTest, WhatCannotBeServedIsRefused) {
   const auto has = [](const std::string& text, const std::string& part) {
     return text.find(part) != std::string::npos ? std::string() : text;
   };
@@ -145,11 +164,10 @@ TEST_F(CudaEngineTest, WhatCannotBeServedIsRefused) {
   options.devices.gpu_memory = "64KiB";
   const std::string too_little = Refusal(options, ErrorKind::kResourceExhausted);
   EXPECT_EQ(has(too_little, "--gpu-memory"), "");
-  EXPECT_EQ(
-      has(too_little, "at least " + FormatBytes(Workspace() + PlanEngine(options_).slot_bytes)),
-      "");
+  EXPECT_EQ(has(too_little, "at least " + FormatBytes(Fixed() + PlanEngine(options_).slot_bytes)),
+            "");
   options = options_;
-  options.devices.gpu_memory = std::to_string(Workspace() + (uint64_t{1} << 20));
+  options.devices.gpu_memory = std::to_string(Fixed() + (uint64_t{1} << 20));
   EXPECT_EQ(has(Refusal(options, ErrorKind::kResourceExhausted), "--device-memory"), "");
   options = options_;
   options.devices.miss = MissMode::kHost;
@@ -160,6 +178,129 @@ TEST_F(CudaEngineTest, WhatCannotBeServedIsRefused) {
   options = options_;
   options.max_num_batched_tokens = 20'000;
   EXPECT_EQ(has(Refusal(options, ErrorKind::kInvalidArgument), "--max-num-batched-tokens"), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Dense, CudaEngineTest, testing::Values(DenseMode::kOff, DenseMode::kOn),
+                         [](const auto& param) {
+                           return param.param == DenseMode::kOn ? "OnTheDevice" : "OnTheHost";
+                         });
+
+// Where the dense part goes, and what of it is told.
+class CudaDenseTest : public CudaEngineTest {
+ protected:
+  static uint64_t Entry(const std::vector<LedgerEntry>& ledger, const std::string& name) {
+    for (const LedgerEntry& entry : ledger) {
+      if (entry.name == name) return entry.bytes;
+    }
+    return 0;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Dense, CudaDenseTest, testing::Values(DenseMode::kOn));
+
+TEST_P(CudaDenseTest, KeysAndValuesMoveToTheDevice) {
+  const EnginePlan on_device = PlanEngine(options_);
+  options_.devices.dense = DenseMode::kOff;
+  const EnginePlan on_host = PlanEngine(options_);
+  const std::vector<LedgerEntry>& ledger = on_device.devices.at(0).ledger;
+  EXPECT_EQ(Entry(ledger, "KV cache"), Entry(on_host.ledger, "KV cache"));
+  EXPECT_EQ(Entry(on_device.ledger, "KV cache"), 0u);
+  EXPECT_GT(Entry(ledger, "KV cache"), 0u);
+  EXPECT_GE(Entry(ledger, "dense weights"), Entry(on_host.ledger, "dense weights"));
+  EXPECT_EQ(on_device.num_kv_blocks, on_host.num_kv_blocks);
+  EXPECT_EQ(on_device.max_context_tokens, on_host.max_context_tokens);
+  EXPECT_EQ(Entry(on_host.devices.at(0).ledger, "KV cache"), 0u);
+}
+
+TEST_P(CudaDenseTest, KvMemoryIsAShareOfTheDevice) {
+  options_.devices.memory = "auto";
+  options_.devices.gpu_memory = "16MiB";
+  options_.max_model_len = 0;
+  options_.kv_memory = "auto";
+  const DevicePlan automatic = PlanEngine(options_).devices.at(0);
+  EXPECT_GT(Entry(automatic.ledger, "KV cache"), 0u);
+  EXPECT_LE(Entry(automatic.ledger, "KV cache"), automatic.limit_bytes / 4);
+  options_.kv_memory = "12%";
+  const DevicePlan share = PlanEngine(options_).devices.at(0);
+  EXPECT_LE(Entry(share.ledger, "KV cache"), share.limit_bytes * 12 / 100);
+  EXPECT_GE(Entry(share.ledger, "KV cache"), share.limit_bytes * 11 / 100);
+}
+
+TEST_P(CudaDenseTest, ByDefaultItIsThereWhenItFits) {
+  options_.devices.dense = DenseMode::kAuto;
+  EnginePlan plan = PlanEngine(options_);
+  EXPECT_TRUE(plan.dense_on_device);
+  EXPECT_EQ(plan.why_dense_on_host, "");
+  // One expert less than a token needs of a layer.
+  const int64_t top_k = LoadModelConfig(options_.model_dir).top_k;
+  const uint64_t fixed = Fixed();
+  options_.devices.memory = "auto";
+  const auto memory = [&](int64_t experts) {
+    return std::to_string(fixed + static_cast<uint64_t>(experts) * plan.slot_bytes);
+  };
+  options_.devices.gpu_memory = memory(top_k);
+  EXPECT_TRUE(PlanEngine(options_).dense_on_device);
+  options_.devices.gpu_memory = memory(top_k - 1);
+  const EnginePlan on_host = PlanEngine(options_);
+  EXPECT_FALSE(on_host.dense_on_device);
+  EXPECT_NE(on_host.why_dense_on_host.find("--gpu-memory"), std::string::npos);
+  EXPECT_GT(on_host.devices.at(0).slots, top_k);
+  // For the asking one expert is enough.
+  options_.devices.dense = DenseMode::kOn;
+  EXPECT_EQ(PlanEngine(options_).devices.at(0).slots, top_k - 1);
+  // What no kernel does.
+  options_.devices.dense = DenseMode::kAuto;
+  options_.devices.gpu_memory = "auto";
+  options_.kv_cache_dtype = "float32";
+  plan = PlanEngine(options_);
+  EXPECT_FALSE(plan.dense_on_device);
+  EXPECT_NE(plan.why_dense_on_host.find("float32"), std::string::npos) << plan.why_dense_on_host;
+}
+
+// Chosen on the device or, where the logits are wanted, on the host.
+TEST_P(CudaDenseTest, GreedyTokensAreTheSameWithAndWithoutLogits) {
+  MetricsRegistry metrics;
+  const auto engine = CreateEngine(options_, metrics);
+  const auto ask = [&](const std::function<void(GenerationRequest&)>& change) {
+    GenerationRequest request = Greedy({5, 42, 79, 116}, 6);
+    request.ignore_eos = true;
+    change(request);
+    const auto sink = SubmitOne(*engine, std::move(request));
+    sink->Wait();
+    EXPECT_EQ(sink->error, "");
+    EXPECT_EQ(sink->tokens.size(), 6u);
+    return sink;
+  };
+  const auto plain = ask([](GenerationRequest&) {});
+  const auto with_logprobs = ask([](GenerationRequest& request) { request.logprobs = 1; });
+  EXPECT_EQ(with_logprobs->Ids(), plain->Ids());
+  for (const GeneratedToken& token : with_logprobs->tokens) {
+    ASSERT_EQ(token.top.size(), 1u);
+    EXPECT_EQ(token.top[0].token, token.token);
+  }
+  // A bias is followed.
+  const auto biased = ask([](GenerationRequest& request) {
+    request.sampling.logit_bias = {{7, 1000.0f}};
+  });
+  EXPECT_EQ(biased->Ids(), std::vector<int32_t>(6, 7));
+  EXPECT_NE(plain->Ids(), biased->Ids());
+}
+
+TEST_P(CudaDenseTest, WhatItCannotDoIsRefused) {
+  const auto has = [](const std::string& text, const std::string& part) {
+    return text.find(part) != std::string::npos ? std::string() : text;
+  };
+  EngineOptions options = options_;
+  options.devices.memory = "auto";
+  options.devices.gpu_memory = std::to_string(Fixed());
+  const std::string too_little = Refusal(options, ErrorKind::kResourceExhausted);
+  EXPECT_EQ(has(too_little, "--gpu-dense off"), "");
+  EXPECT_EQ(has(too_little, "--kv-memory"), "");
+  options = options_;
+  options.kv_cache_dtype = "float32";
+  EXPECT_EQ(has(Refusal(options, ErrorKind::kUnsupported), "--kv-cache-dtype bfloat16"), "");
+  options = options_;
+  options.devices.count = 0;
+  EXPECT_EQ(has(Refusal(options, ErrorKind::kInvalidArgument), "--device-kind cuda"), "");
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/base/hash.h"
+#include "serving/model/sampler.h"
 #include "tests/gpu/kernel_machine.h"
 #include "tests/gpu/sample_model.h"
 #include "tests/serving/model/model_harness.h"
@@ -171,6 +172,74 @@ TEST_F(CudaModelTest, DenseLogitsDoNotDependOnPlacementOrCompany) {
   const ModelHarness::Piece piece = {&other, {1, 2, 3, 4, 5}};
   model.Run({&piece, 1});
   EXPECT_EQ(HashOf(Logits(model, 2)), expected);
+}
+
+// Decode steps of several sequences, their number not a power of two, over the end of a chunk.
+TEST_F(CudaModelTest, CapturedDecodeStepsHaveTheSameBits) {
+  constexpr int kDecoding = 3;
+  constexpr int64_t kShared = 240;  // of 256, a chunk
+  options_.dense_on_device = true;
+  options_.max_context_tokens = 272;
+  options_.kv_blocks = 24;
+  const auto run = [&](bool capture, int64_t& captured_early, int64_t& captured_late) {
+    options_.capture_dense = capture;
+    UseDevices(1);
+    ModelHarness model(SampleModel(), options_);
+    const auto vocab = static_cast<int>(model.config().vocab_size);
+    std::vector<ModelHarness::Sequence> sequences;
+    for (int s = 0; s < kDecoding; ++s) {
+      sequences.push_back(model.NewSequence(32));
+      model.Prefill(sequences.back(), PromptOf(s, 13, vocab), 16);
+    }
+    // As if one block had been computed many times before the last sequence's own.
+    ModelHarness::Sequence& longest = sequences.back();
+    const auto full = model.NewSequence(16);
+    auto filler = full;
+    model.Prefill(filler, PromptOf(9, 16, vocab), 16);
+    longest.blocks.insert(longest.blocks.begin(), kShared / kKvBlockTokens, full.blocks[0]);
+    longest.length += kShared;
+    std::vector<float> all;
+    for (int step = 0; step < 5; ++step) {
+      std::vector<ModelHarness::Piece> pieces;
+      for (int s = 0; s < kDecoding; ++s) {
+        pieces.push_back({&sequences[static_cast<size_t>(s)], {7 * step + s}});
+      }
+      const std::vector<float> logits = model.Run(pieces);
+      all.insert(all.end(), logits.begin(), logits.end());
+      if (step == 0) captured_early = model.model().dense()->captured();
+      if (step == 2) {  // the same kind of step
+        EXPECT_EQ(model.model().dense()->captured(), captured_early);
+      }
+    }
+    captured_late = model.model().dense()->captured();
+    EXPECT_EQ(longest.length, kShared + 13 + 5);
+    return HashOf(all);
+  };
+  int64_t early = 0;
+  int64_t late = 0;
+  const uint64_t plain = run(false, early, late);
+  EXPECT_EQ(late, 0);
+  EXPECT_EQ(run(true, early, late), plain);
+  EXPECT_GT(early, 0);
+  EXPECT_EQ(late, 2 * early);  // for contexts of one chunk and of two
+}
+
+// Of the same logits, whoever looks for the largest.
+TEST_F(CudaModelTest, GreedyTokensAreTheHostsChoice) {
+  options_.dense_on_device = true;
+  ModelHarness model(SampleModel(), options_);
+  EXPECT_TRUE(model.model().has_greedy_tokens());
+  const auto vocab = static_cast<size_t>(model.config().vocab_size);
+  auto sequence = model.NewSequence(options_.max_context_tokens);
+  const std::vector<int32_t> tokens = PromptOf(7, 20, static_cast<int>(vocab));
+  const std::vector<float> logits = model.Prefill(sequence, tokens, 20);
+  const std::vector<int32_t> rows = {19, 0, 7};
+  std::vector<int32_t> greedy(rows.size());
+  model.model().GreedyTokens(rows, greedy.data());
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const auto row = std::span(logits).subspan(static_cast<size_t>(rows[i]) * vocab, vocab);
+    EXPECT_EQ(greedy[i], ArgMax(row)) << rows[i];
+  }
 }
 
 // What the host computes of the misses makes it another mixture of classes: close, not the same.

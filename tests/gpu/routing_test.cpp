@@ -309,6 +309,89 @@ TEST_F(CudaRoutingTest, SlotsAreSummedInOrder) {
   EXPECT_TRUE(testing_util::SameBits(y.Read(), expected));
 }
 
+// The sum is of slots in their order, wherever their outputs lie.
+TEST_F(CudaRoutingTest, CombineSlotsOfRowsAnywhere) {
+  constexpr int64_t kTokens = 4;
+  constexpr int64_t kTopK = 3;
+  constexpr int64_t kHidden = 77;
+  const std::vector<float> in_order = random_.Normals(kTokens * kTopK * kHidden);
+  const std::vector<float> weights = random_.Normals(kTokens * kTopK);
+  const std::vector<float> before = random_.Normals(kTokens * kHidden);
+  std::vector<int32_t> rows(kTokens * kTopK);
+  std::vector<float> anywhere(in_order.size());
+  for (int64_t pair = 0; pair < kTokens * kTopK; ++pair) {
+    const int64_t row = pair * 5 % (kTokens * kTopK);
+    rows[static_cast<size_t>(pair)] = static_cast<int32_t>(row);
+    std::copy_n(in_order.begin() + pair * kHidden, kHidden, anywhere.begin() + row * kHidden);
+  }
+  const auto weights_gpu = Upload(weights);
+  const auto rows_gpu = Upload(rows);
+  const auto sum = [&](const std::vector<float>& slot_out, const int32_t* slot_rows) {
+    const auto slots = Upload(slot_out);
+    const auto y = Upload(before);
+    Run([&](cuda::StreamHandle stream) {
+      return cuda::CombineSlots({.slot_out = slots.data(),
+                                 .slot_rows = slot_rows,
+                                 .weights = weights_gpu.data(),
+                                 .tokens = kTokens,
+                                 .top_k = kTopK,
+                                 .hidden = kHidden,
+                                 .y = y.data()},
+                                stream);
+    });
+    return y.Read();
+  };
+  const std::vector<float> expected = sum(in_order, nullptr);
+  EXPECT_TRUE(testing_util::SameBits(sum(anywhere, rows_gpu.data()), expected));
+  EXPECT_FALSE(testing_util::SameBits(sum(anywhere, nullptr), expected));
+}
+
+TEST_F(CudaRoutingTest, RouterLogitsAreNotRounded) {
+  for (const WeightType type : {WeightType::kBf16, WeightType::kF32}) {
+    for (const auto& [experts, k] :
+         {std::pair<int64_t, int64_t>{1, 1}, {5, 31}, {16, 64}, {33, 257}}) {
+      SCOPED_TRACE(fmt::format("{} experts={} k={}", WeightTypeName(type), experts, k));
+      constexpr int64_t kTokens = 3;
+      const std::vector<float> x = random_.Normals(kTokens * k);
+      const testing_util::Weights w(reference_, random_.Normals(experts * k), experts, k, type);
+      const auto x_gpu = Upload(x);
+      const auto w_gpu = Upload(w.matrix);
+      const auto run = [&](int64_t first, int64_t tokens) {
+        const auto logits = Output<float>(tokens * experts);
+        Run([&](cuda::StreamHandle stream) {
+          return cuda::RouterLogits({.x = x_gpu.data() + first * k,
+                                     .matrix = w_gpu.data(),
+                                     .f32_weights = type == WeightType::kF32,
+                                     .tokens = tokens,
+                                     .experts = experts,
+                                     .k = k,
+                                     .logits = logits.data()},
+                                    stream);
+        });
+        return logits.Read();
+      };
+      const std::vector<float> all = run(0, kTokens);
+      for (int64_t e = 0; e < experts; ++e) {
+        const float* const row = w.values.data() + e * k;
+        for (int64_t t = 0; t < kTokens; ++t) {
+          double exact = 0;
+          double size = 0;
+          for (int64_t i = 0; i < k; ++i) {
+            const double term = static_cast<double>(x[static_cast<size_t>(t * k + i)]) * row[i];
+            exact += term;
+            size += std::abs(term);
+          }
+          // bf16 inputs would be off by up to size / 256.
+          EXPECT_NEAR(all[static_cast<size_t>(t * experts + e)], exact, size * 2e-6)
+              << t << " " << e;
+        }
+      }
+      const std::vector<float> last = run(kTokens - 1, 1);
+      EXPECT_TRUE(testing_util::SameBits(last, {all.end() - experts, all.end()}));
+    }
+  }
+}
+
 TEST_F(CudaRoutingTest, NumbersOutOfRangeAreRefused) {
   EXPECT_FALSE(cuda::RouterTopK({.tokens = 1, .experts = 1025, .top_k = 1}, nullptr).ok());
   EXPECT_FALSE(cuda::RouterTopK({.tokens = 1, .experts = 4, .top_k = 5}, nullptr).ok());

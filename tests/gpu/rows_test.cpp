@@ -97,6 +97,64 @@ TEST_F(CudaRowsTest, RmsNormOfHeadsInPlace) {
   }
 }
 
+TEST_F(CudaRowsTest, RmsNormOfChosenTokens) {
+  constexpr int64_t kTokens = 6;
+  constexpr int64_t kN = 70;
+  const std::vector<float> x = random_.Normals(kTokens * kN);
+  const std::vector<float> weight = random_.Normals(kN);
+  const std::vector<int32_t> chosen = {4, 0, 4};
+  const auto x_gpu = Upload(x);
+  const auto weight_gpu = Upload(weight);
+  const auto chosen_gpu = Upload(chosen);
+  const int64_t stride = cuda::ActivationStride(kN);
+  const auto out = Output<uint16_t>(std::ssize(chosen) * stride);
+  Run([&](cuda::StreamHandle stream) {
+    return cuda::RmsNorm({.x = x_gpu.data(),
+                          .rows = std::ssize(chosen),
+                          .n = kN,
+                          .token_stride = kN,
+                          .x_tokens = chosen_gpu.data(),
+                          .weight = weight_gpu.data(),
+                          .eps = 1e-6f,
+                          .out_bf16 = out.data()},
+                         stream);
+  });
+  const std::vector<uint16_t> y = out.Read();
+  std::vector<float> expected(static_cast<size_t>(kN));
+  for (size_t r = 0; r < chosen.size(); ++r) {
+    reference_.rms_norm(x.data() + chosen[r] * kN, weight.data(), 1e-6f, kN, expected.data());
+    for (int64_t i = 0; i < kN; ++i) {
+      ExpectBf16Near(y[r * static_cast<size_t>(stride) + static_cast<size_t>(i)],
+                     expected[static_cast<size_t>(i)], 1e-9, std::to_string(i));
+    }
+  }
+  EXPECT_FALSE(cuda::RmsNorm({.x_tokens = chosen_gpu.data(), .out = x_gpu.data()}, nullptr).ok());
+}
+
+TEST_F(CudaRowsTest, AddGated) {
+  constexpr int64_t kRows = 3;
+  for (const int64_t n : {1, 255, 300}) {
+    const std::vector<float> x = random_.Normals(kRows * n);
+    const std::vector<float> gate = random_.Normals(kRows, 4.0f);
+    const std::vector<float> before = random_.Normals(kRows * n);
+    const auto x_gpu = Upload(x);
+    const auto gate_gpu = Upload(gate);
+    const auto y = Upload(before);
+    Run([&](cuda::StreamHandle stream) {
+      return cuda::AddGated(
+          {.x = x_gpu.data(), .gate = gate_gpu.data(), .rows = kRows, .n = n, .y = y.data()},
+          stream);
+    });
+    const std::vector<float> after = y.Read();
+    for (int64_t i = 0; i < kRows * n; ++i) {
+      const auto at = static_cast<size_t>(i);
+      const double share =
+          1.0 / (1.0 + std::exp(-static_cast<double>(gate[at / static_cast<size_t>(n)])));
+      ASSERT_NEAR(after[at], before[at] + share * x[at], 1e-5) << i;
+    }
+  }
+}
+
 TEST_F(CudaRowsTest, Rope) {
   for (const int64_t head_dim : {2, 48, 128}) {
     constexpr int64_t kTokens = 4;
@@ -200,13 +258,16 @@ TEST_F(CudaRowsTest, SwiGlu) {
 TEST_F(CudaRowsTest, ArgMaxTakesTheFirstOfTheLargest) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-  const auto largest = [&](std::vector<float> x) {
+  const auto largest = [&](std::vector<float> x, bool finite_only = false) {
     const auto x_gpu = Upload(x);
     const auto out = Output<int32_t>(1);
     Run([&](cuda::StreamHandle stream) {
-      return cuda::ArgMax(
-          {.x = x_gpu.data(), .rows = 1, .n = static_cast<int64_t>(x.size()), .out = out.data()},
-          stream);
+      return cuda::ArgMax({.x = x_gpu.data(),
+                           .rows = 1,
+                           .n = static_cast<int64_t>(x.size()),
+                           .finite_only = finite_only,
+                           .out = out.data()},
+                          stream);
     });
     return out.Read()[0];
   };
@@ -220,6 +281,11 @@ TEST_F(CudaRowsTest, ArgMaxTakesTheFirstOfTheLargest) {
     const int64_t second = random_.Uniform(0, n - 1);
     x[static_cast<size_t>(first)] = x[static_cast<size_t>(second)] = 100.0f;
     EXPECT_EQ(largest(x), std::min(first, second));
+    EXPECT_EQ(largest(x, true), std::min(first, second));
+    for (const float bad : {kNan, kInfinity, -kInfinity}) {
+      x[static_cast<size_t>(random_.Uniform(0, n - 1))] = bad;
+      EXPECT_EQ(largest(x, true), -1);
+    }
   }
 }
 

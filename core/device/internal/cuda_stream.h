@@ -53,6 +53,21 @@ class CudaEvent : public Event {
   std::shared_ptr<const Mark> latest_ GUARDED_BY(mutex_);
 };
 
+class CudaGraph : public Graph {
+ public:
+  CudaGraph(Core& core, cudaGraphExec_t exec) : core_(core), exec_(exec) {}
+  ~CudaGraph() override;
+  CudaGraph(const CudaGraph&) = delete;
+  CudaGraph& operator=(const CudaGraph&) = delete;
+
+  const Core& core() const { return core_; }
+  cudaGraphExec_t exec() const { return exec_; }
+
+ private:
+  Core& core_;
+  const cudaGraphExec_t exec_;
+};
+
 class CudaStream : public Stream {
  public:
   CudaStream(Device& device, Core& core);
@@ -66,6 +81,9 @@ class CudaStream : public Stream {
   void Call(HostFunction function) override;
   void Record(Event& event) override;
   void Wait(const Event& event) override;
+  void BeginCapture() override;
+  std::unique_ptr<Graph> EndCapture() override;
+  void Replay(const Graph& graph) override;
   void ClearError() override;
   bool Idle() const override;
   [[nodiscard]] std::optional<Error> Synchronize() override;
@@ -75,7 +93,20 @@ class CudaStream : public Stream {
   // pinned memory of the stream, in pieces of this size.
   static constexpr uint64_t kStagingBytes = uint64_t{256} << 10;
 
+  // kSpoilt: the runtime records, but something was left out. kRefused: it does not record.
+  enum class Capture : unsigned char { kNone, kRecording, kSpoilt, kRefused };
+
   bool InError() const REQUIRES(mutex_) { return errors_.known() != nullptr || core_.lost(); }
+  // Whether what may be recorded is neither queued nor recorded.
+  bool Skips() const REQUIRES(mutex_) {
+    return capture_ == Capture::kSpoilt || capture_ == Capture::kRefused || InError();
+  }
+  // Whether there is a capture, which what the caller has met ends: a call that failed, or a copy
+  // that goes through the host.
+  bool Spoils() REQUIRES(mutex_) {
+    if (capture_ == Capture::kRecording) capture_ = Capture::kSpoilt;
+    return capture_ == Capture::kSpoilt;
+  }
   void Note(cudaError_t code, const char* call) REQUIRES(mutex_);
   void CallLocked(HostFunction function) REQUIRES(mutex_);
 
@@ -85,6 +116,7 @@ class CudaStream : public Stream {
   std::byte* staging_ = nullptr;  // written and read in stream order only
   mutable Mutex mutex_;
   StreamErrors errors_ GUARDED_BY(mutex_);
+  Capture capture_ GUARDED_BY(mutex_) = Capture::kNone;
 };
 
 }  // namespace moesaic::cuda

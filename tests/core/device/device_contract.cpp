@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <optional>
+#include <stdexcept>
 #include <thread>
 #include <utility>
 
@@ -387,7 +389,84 @@ TEST_P(DeviceContract, CopiesFromAndToAPinnedPool) {
   EXPECT_TRUE(std::equal(sent.begin(), sent.end(), in->data()));
 }
 
-// Threads with streams of their own, and one stream that all of them use.
+// What lies at the addresses is read at each replay.
+TEST_P(DeviceContract, AGraphIsReplayed) {
+  const auto machine = Make();
+  Device& device = machine->device(0);
+  PinnedHostPool pool(uint64_t{1} << 16, device.numa_node(), device.host_pinner());
+  const std::optional<HostBuffer> in = pool.Allocate(4096);
+  const std::optional<HostBuffer> out = pool.Allocate(4096);
+  ASSERT_TRUE(in.has_value() && out.has_value());
+  const DeviceBuffer a = MustAllocate(device, 4096);
+  const DeviceBuffer b = MustAllocate(device, 4096);
+  const std::vector<std::byte> untouched = RandomBytes(4096, 20);
+  std::copy(untouched.begin(), untouched.end(), out->data());
+  const auto stream = device.CreateStream();
+  stream->BeginCapture();
+  stream->CopyToDevice(a.span(), in->span());
+  stream->CopyBetween(b.span(), a.span());
+  stream->CopyToHost(out->span(), b.span());
+  const std::unique_ptr<Graph> graph = stream->EndCapture();
+  ASSERT_NE(graph, nullptr);
+  EXPECT_FALSE(stream->Synchronize().has_value());
+  EXPECT_TRUE(std::equal(untouched.begin(), untouched.end(), out->data()));
+
+  const auto other = device.CreateStream();
+  const auto event = device.CreateEvent();
+  for (const uint64_t seed : {21, 22, 23}) {
+    const std::vector<std::byte> sent = RandomBytes(4096, seed);
+    std::copy(sent.begin(), sent.end(), in->data());
+    Stream& each = seed == 22 ? *other : *stream;
+    each.Replay(*graph);
+    each.Record(*event);
+    EXPECT_FALSE(event->Synchronize().has_value());
+    EXPECT_TRUE(std::equal(sent.begin(), sent.end(), out->data())) << seed;
+  }
+}
+
+TEST_P(DeviceContract, AStreamInErrorReplaysNothing) {
+  const auto machine = Make();
+  Device& device = machine->device(0);
+  PinnedHostPool pool(uint64_t{1} << 16, device.numa_node(), device.host_pinner());
+  const std::optional<HostBuffer> in = pool.Allocate(512);
+  ASSERT_TRUE(in.has_value());
+  const std::vector<std::byte> sent = RandomBytes(512, 24);
+  std::copy(sent.begin(), sent.end(), in->data());
+  const DeviceBuffer buffer = MustAllocate(device, 512);
+  const auto stream = device.CreateStream();
+  const std::vector<std::byte> before = RandomBytes(512, 25);
+  stream->CopyToDevice(buffer.span(), before);
+  EXPECT_FALSE(stream->Synchronize().has_value());
+  stream->BeginCapture();
+  stream->CopyToDevice(buffer.span(), in->span());
+  const std::unique_ptr<Graph> graph = stream->EndCapture();
+  ASSERT_NE(graph, nullptr);
+  stream->Call([](const Error*) { throw std::runtime_error("on purpose"); });
+  EXPECT_TRUE(stream->Synchronize().has_value());
+  stream->Replay(*graph);
+  EXPECT_TRUE(stream->Synchronize().has_value());
+  stream->ClearError();
+  EXPECT_EQ(ReadBack(*stream, buffer.span()), before);
+  stream->Replay(*graph);
+  EXPECT_EQ(ReadBack(*stream, buffer.span()), sent);
+}
+
+TEST_P(DeviceContract, OnlyCopiesAndKernelsAreRecorded) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto die = [this](const std::function<void(Stream&, Event&)>& queue) {
+    const auto machine = Make();
+    const auto event = machine->device(0).CreateEvent();
+    const auto stream = machine->device(0).CreateStream();
+    stream->Record(*event);
+    stream->BeginCapture();
+    queue(*stream, *event);
+  };
+  EXPECT_DEATH(die([](Stream& stream, Event& event) { stream.Record(event); }), "");
+  EXPECT_DEATH(die([](Stream& stream, Event& event) { stream.Wait(event); }), "");
+  EXPECT_DEATH(die([](Stream& stream, Event&) { stream.Call([](const Error*) {}); }), "");
+  EXPECT_DEATH(die([](Stream& stream, Event&) { stream.ClearError(); }), "");
+}
+
 TEST_P(DeviceContract, AKernelThatCannotBeLaunchedFailsItsStream) {
   const auto machine = Make();
   Device& device = machine->device(0);
@@ -419,6 +498,7 @@ TEST_P(DeviceContract, AKernelThatCannotBeLaunchedFailsItsStream) {
   EXPECT_EQ(launched, 2);
 }
 
+// Threads with streams of their own, and one stream that all of them use.
 TEST_P(DeviceContract, ManyThreads) {
   const auto machine = Make();
   Device& device = machine->device(0);

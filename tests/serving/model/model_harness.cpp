@@ -63,7 +63,7 @@ ModelHarness::ModelHarness(const std::filesystem::path& model_dir, const Harness
   if (options.dense_on_device) {
     Device& device = options.given_devices.empty() ? *devices_[0] : *options.given_devices[0];
     dense = std::make_unique<DenseOperator>(device, *options.kernels, config_, options.weight_type,
-                                            weights, limits);
+                                            weights, limits, options.capture_dense);
   }
   model_ = std::make_unique<Model>(config_, std::move(weights), experts_->layout(), *provider_,
                                    kernels, pool_, limits, std::move(operators_), std::move(dense));

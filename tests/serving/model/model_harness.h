@@ -45,6 +45,7 @@ struct HarnessOptions {
   // Devices compute their experts with these; null: the host does.
   const cuda::Kernels* kernels = nullptr;
   bool dense_on_device = false;        // the first one's
+  bool capture_dense = true;           // its decode steps
   std::vector<Device*> given_devices;  // in place of emulated ones; as many as `devices`
 };
 
@@ -80,6 +81,7 @@ class ModelHarness {
                              RoutingHook* hook = nullptr);
 
   const ModelConfig& config() const { return config_; }
+  Model& model() { return *model_; }
   const StepStats& stats() const { return stats_; }
   EmulatedDevice& device(int index) { return *devices_[static_cast<size_t>(index)]; }
   std::span<const DeviceStatus> device_status() { return provider_->devices(); }

@@ -46,6 +46,27 @@ TEST(SamplerTest, GreedyTakesTheBestAndTheLowerOnATie) {
   EXPECT_EQ(ArgMax(std::vector<float>{std::nanf(""), 1, 2}), 2);
 }
 
+// Exactly when the logits as they are decide.
+TEST(SamplerTest, WhoTakesTheLargestLogit) {
+  SamplingParams params;
+  EXPECT_FALSE(TakesLargestLogit(params));
+  params.top_k = 1;
+  EXPECT_TRUE(TakesLargestLogit(params));
+  params.top_k = 0;
+  params.temperature = 0;
+  EXPECT_TRUE(TakesLargestLogit(params));
+  for (const auto& change : {+[](SamplingParams& p) {
+                               p.logit_bias = {{1, 2.0f}};
+                             },
+                             +[](SamplingParams& p) { p.repetition_penalty = 1.1; },
+                             +[](SamplingParams& p) { p.presence_penalty = 0.1; },
+                             +[](SamplingParams& p) { p.frequency_penalty = -0.1; }}) {
+    SamplingParams other = params;
+    change(other);
+    EXPECT_FALSE(TakesLargestLogit(other));
+  }
+}
+
 TEST(SamplerTest, PlainSamplingFollowsTheSoftmax) {
   for (const double temperature : {0.5, 1.0, 2.0}) {
     SamplingParams params;
