@@ -80,6 +80,7 @@ ExpertLoader::ExpertLoader(const ExpertSource& source, int num_layers, int num_e
       flow_(grid_, PlanCopies(source, grid_, reader->aligned_only(), options_.packet_bytes),
             std::move(policy), FlowOptions(options_, slots_, slot_bytes_, sizes_)),
       reader_(std::move(reader)) {
+  TakePagesFromNodes(slab_.span(), RepeatStretches(options_.slot_stretches, slot_bytes_, slots_));
   const auto experts = static_cast<size_t>(num_experts);
   const auto depth = static_cast<size_t>(options_.depth);
   {

@@ -29,6 +29,7 @@
 #include "core/base/clock.h"
 #include "core/base/expert_id.h"
 #include "core/base/mutex.h"
+#include "core/device/numa_memory.h"
 #include "core/io/async_reader.h"
 #include "core/io/expert_source.h"
 #include "prefetch/expert_flow.h"
@@ -46,6 +47,9 @@ struct ExpertLoaderOptions {
   int max_retries = 2;        // of a failed read, before it fails the layer
   int pack_threads = 0;       // besides the I/O thread, which packs when there are none
   int numa_node = -1;         // that its threads run on; -1: anywhere
+  // Of one slot, for slots of its own: what belongs on which node; empty: pages come from where the
+  // process takes them. Looked at while it is constructed.
+  std::span<const NodeStretch> slot_stretches = {};
   // Null: nothing is fetched ahead. Must outlive the loader. Its layers are those of the source.
   const Prefetcher* prefetcher = nullptr;
 

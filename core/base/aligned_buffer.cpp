@@ -12,7 +12,6 @@ namespace moesaic {
 
 AlignedBuffer::AlignedBuffer(size_t bytes, size_t alignment) : bytes_(bytes) {
   if (bytes == 0) return;
-  constexpr size_t kHugePageBytes = size_t{2} << 20;
   if (bytes >= 2 * kHugePageBytes) alignment = kHugePageBytes;
   if (bytes > SIZE_MAX - alignment) {
     Fail(ErrorKind::kResourceExhausted, "cannot allocate {} bytes: the size overflows", bytes);

@@ -13,6 +13,7 @@ namespace moesaic {
 class AlignedBuffer {
  public:
   static constexpr size_t kPageBytes = 4096;
+  static constexpr size_t kHugePageBytes = size_t{2} << 20;
 
   AlignedBuffer() = default;
   // Throws Error(kResourceExhausted) when the memory cannot be had.

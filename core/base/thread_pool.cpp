@@ -3,47 +3,43 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include <array>
 #include <string>
 #include <utility>
 
 #include "core/base/check.h"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include "core/base/spin_wait.h"
 
 namespace moesaic {
 namespace {
 
-// About 20 us on a 4 GHz core (bench_thread_pool): longer than the gap between two loops of a
-// decode step, much shorter than a scheduler's time slice.
-constexpr int kSpins = 1000;
-
-void Pause() {
-#if defined(__x86_64__)
-  _mm_pause();
-#endif
-}
-
-void PinTo(pthread_t thread, int cpu) {
+void KeepOn(pthread_t thread, const std::vector<int>& cpus) {
+  if (cpus.empty()) return;
   cpu_set_t set;
   CPU_ZERO(&set);
-  CPU_SET(cpu, &set);
-  // Best effort: a cgroup may forbid the CPU; then the kernel places the thread.
+  for (const int cpu : cpus) {
+    if (cpu < CPU_SETSIZE) CPU_SET(cpu, &set);
+  }
+  // Best effort: a cgroup may forbid the CPUs; then the kernel places the thread.
   pthread_setaffinity_np(thread, sizeof(set), &set);
 }
 
 }  // namespace
 
-ThreadPool::ThreadPool(int threads, std::vector<int> cpus) {
+ThreadPool::ThreadPool(int threads, ThreadLayout layout) : layout_(std::move(layout)) {
   CHECK_GE(threads, 1);
+  CHECK_LE(nodes(), kMaxComputeNodes);
+  for (const ThreadPlace& place : layout_.places) {
+    CHECK_GE(place.node, 0);
+    CHECK_LT(place.node, nodes());
+  }
   for (int worker = 1; worker < threads; ++worker) {
     workers_.emplace_back([this, worker] { WorkerLoop(worker); });
     pthread_setname_np(workers_.back().native_handle(),
                        ("compute-" + std::to_string(worker)).c_str());
-    if (!cpus.empty()) PinTo(workers_.back().native_handle(), cpus[worker % cpus.size()]);
+    if (!layout_.places.empty()) KeepOn(workers_.back().native_handle(), PlaceOf(worker).cpus);
   }
-  if (!cpus.empty()) PinTo(pthread_self(), cpus[0]);
+  if (!layout_.places.empty()) KeepOn(pthread_self(), PlaceOf(0).cpus);
 }
 
 ThreadPool::~ThreadPool() {
@@ -72,7 +68,7 @@ void ThreadPool::ParallelFor(int64_t count, FunctionRef<void(int64_t, int)> body
     const int64_t unfinished = unfinished_.load(std::memory_order_acquire);
     if (unfinished == 0) break;
     if (spin < kSpins) {
-      Pause();
+      PauseSpin();
     } else {
       unfinished_.wait(unfinished, std::memory_order_acquire);
     }
@@ -81,6 +77,32 @@ void ThreadPool::ParallelFor(int64_t count, FunctionRef<void(int64_t, int)> body
     failed_.store(false, std::memory_order_relaxed);
     std::rethrow_exception(std::exchange(error_, nullptr));
   }
+}
+
+void ThreadPool::ParallelForNodes(FunctionRef<int64_t(int)> count,
+                                  FunctionRef<void(int, int64_t, int)> body) {
+  struct alignas(64) Queue {
+    std::atomic<int64_t> next{0};
+    int64_t count = 0;
+  };
+  std::array<Queue, kMaxComputeNodes> queues;
+  int64_t total = 0;
+  for (int node = 0; node < nodes(); ++node) {
+    Queue& queue = queues[static_cast<size_t>(node)];
+    queue.count = count(node);
+    total += queue.count;
+  }
+  ParallelFor(std::min<int64_t>(total, threads()), [&](int64_t, int worker) {
+    for (int i = 0; i < nodes(); ++i) {
+      const int from = (node(worker) + i) % nodes();
+      Queue& queue = queues[static_cast<size_t>(from)];
+      for (;;) {
+        const int64_t index = queue.next.fetch_add(1, std::memory_order_relaxed);
+        if (index >= queue.count) break;
+        body(from, index, worker);
+      }
+    }
+  });
 }
 
 void ThreadPool::RunShare(int worker) {
@@ -111,15 +133,7 @@ void ThreadPool::RunShare(int worker) {
 void ThreadPool::WorkerLoop(int worker) {
   uint32_t seen = 0;
   for (;;) {
-    uint32_t loop = loop_.load(std::memory_order_acquire);
-    for (int spin = 0; loop == seen; ++spin, loop = loop_.load(std::memory_order_acquire)) {
-      if (spin < kSpins) {
-        Pause();
-      } else {
-        loop_.wait(seen, std::memory_order_acquire);
-      }
-    }
-    seen = loop;
+    seen = SpinThenWait(loop_, seen);
     if (stop_.load(std::memory_order_relaxed)) return;
     RunShare(worker);
   }

@@ -104,6 +104,47 @@ std::vector<int> Topology::pin_order() const {
   return ids;
 }
 
+std::vector<int> Topology::slice_nodes() const {
+  std::vector<int> ids;
+  for (const NumaNode& node : nodes) {
+    if (!node.cpus.empty()) ids.push_back(node.id);
+  }
+  if (ids.size() < 2 || ids.size() > size_t{kMaxComputeNodes}) ids.clear();
+  return ids;
+}
+
+ThreadLayout Topology::thread_layout(bool pin, bool slice) const {
+  ThreadLayout layout;
+  if (slice) layout.nodes = slice_nodes();
+  if (layout.nodes.empty()) {
+    if (!pin) return layout;
+    for (const int cpu : pin_order()) layout.places.push_back({{cpu}, 0});
+    return layout;
+  }
+  std::vector<const NumaNode*> sliced;
+  for (const NumaNode& node : nodes) {
+    if (!node.cpus.empty()) sliced.push_back(&node);
+  }
+  // The first CPU of every node, then the second of every node that has one, and so on.
+  std::vector<std::vector<int>> order(sliced.size());
+  for (const int cpu : pin_order()) {
+    for (size_t n = 0; n < sliced.size(); ++n) {
+      const std::vector<int>& of_node = sliced[n]->cpus;
+      if (std::find(of_node.begin(), of_node.end(), cpu) != of_node.end()) order[n].push_back(cpu);
+    }
+  }
+  for (size_t turn = 0; layout.places.size() < cpus.size(); ++turn) {
+    const size_t before = layout.places.size();
+    for (size_t n = 0; n < sliced.size(); ++n) {
+      if (turn >= order[n].size()) continue;
+      layout.places.push_back(
+          {pin ? std::vector<int>{order[n][turn]} : sliced[n]->cpus, static_cast<int>(n)});
+    }
+    if (layout.places.size() == before) break;
+  }
+  return layout;
+}
+
 Topology ReadTopology(const fs::path& root, std::span<const int> allowed_cpus) {
   Topology topology;
   CpuDescription description = ParseCpuInfo(ReadText(root / "proc/cpuinfo"));
@@ -221,13 +262,15 @@ std::optional<uint64_t> ParseMemInfo(std::string_view text, std::string_view nam
 
 NumaPolicy ParseNumaPolicy(std::string_view name, const Topology& topology) {
   if (name == "auto") {
+    if (!topology.slice_nodes().empty()) return NumaPolicy::kSlice;
     return topology.nodes.size() > 1 ? NumaPolicy::kInterleave : NumaPolicy::kOff;
   }
   if (name == "off") return NumaPolicy::kOff;
   if (name == "interleave") return NumaPolicy::kInterleave;
+  if (name == "slice") return NumaPolicy::kSlice;
   if (name == "isolate") return NumaPolicy::kIsolate;
   Fail(ErrorKind::kInvalidArgument,
-       "--numa: '{}' is not a policy; use auto, off, interleave or isolate", name);
+       "--numa: '{}' is not a policy; use auto, off, interleave, slice or isolate", name);
 }
 
 void ApplyNumaPolicy(NumaPolicy policy) {
@@ -235,7 +278,7 @@ void ApplyNumaPolicy(NumaPolicy policy) {
   if (numa_available() < 0) {
     Fail(ErrorKind::kUnsupported, "--numa: this kernel has no NUMA policies; use --numa off");
   }
-  if (policy == NumaPolicy::kInterleave) {
+  if (policy == NumaPolicy::kInterleave || policy == NumaPolicy::kSlice) {
     numa_set_interleave_mask(numa_all_nodes_ptr);
     return;
   }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/base/cgroup.h"
+#include "core/base/thread_layout.h"
 
 namespace moesaic {
 
@@ -46,6 +47,12 @@ struct Topology {
   uint64_t usable_memory_bytes() const;
   // CPU ids in the order in which threads should be pinned: one per core first, then siblings.
   std::vector<int> pin_order() const;
+  // Nodes with CPUs that the process may use, when there are several of them and no more than
+  // kMaxComputeNodes; otherwise none.
+  std::vector<int> slice_nodes() const;
+  // For threads that are pinned to a CPU each or not. `slice`: over slice_nodes(), taking turns,
+  // and each kept on its node at least.
+  ThreadLayout thread_layout(bool pin, bool slice) const;
 };
 
 // `root` as in ReadCgroupLimits; `allowed_cpus` is the affinity mask as a list.
@@ -69,10 +76,13 @@ std::optional<uint64_t> ParseMemInfo(std::string_view text, std::string_view nam
 enum class NumaPolicy {
   kOff,         // the kernel's default: the node of the thread that touches it first
   kInterleave,  // pages alternate over all nodes: every thread sees the same bandwidth
-  kIsolate,     // CPUs and memory of one node, the one that this thread runs on
+  // Weights are sliced over the nodes, each slice beside the threads that compute with it
+  // (docs/architecture.md, "NUMA nodes"); what is not sliced is interleaved.
+  kSlice,
+  kIsolate,  // CPUs and memory of one node, the one that this thread runs on
 };
-// "off", "interleave", "isolate", or "auto": interleave when there is more than one node. Throws
-// Error(kInvalidArgument).
+// "off", "interleave", "slice", "isolate", or "auto": slice when there are nodes to slice over,
+// interleave when there is more than one node. Throws Error(kInvalidArgument).
 NumaPolicy ParseNumaPolicy(std::string_view name, const Topology& topology);
 // Applies to this thread and to those that it starts afterwards; main calls it before there are
 // any. Throws Error(kUnsupported) when the kernel refuses.

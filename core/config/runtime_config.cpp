@@ -361,10 +361,11 @@ void AddRuntimeSettings(RuntimeConfig& config, SettingScope scope, OptionTable& 
   add(engine, {"numa",
                &config.numa,
                "",
-               "Placement over NUMA nodes. auto: interleave where there are several.",
+               "Placement over NUMA nodes. slice: each node has its slice of every weight matrix "
+               "and threads that compute it. auto: slice where there are several.",
                "Compute",
                0,
-               {"auto", "off", "interleave", "isolate"}});
+               {"auto", "off", "interleave", "slice", "isolate"}});
   add(engine,
       {"numerics",
        &config.numerics,

@@ -89,6 +89,8 @@ bool CpuHas(QuantIsa isa) {
       return CpuHas(Isa::kAvx2);
     case QuantIsa::kAvxVnni:
       return CpuHas(Isa::kAvx2) && ReadCpuId(7, 0).eax >= 1 && All(ReadCpuId(7, 1).eax, 1u << 4);
+    case QuantIsa::kAvx512:
+      return CpuHas(Isa::kAvx512);
     case QuantIsa::kAvx512Vnni:
       return CpuHas(Isa::kAvx512) && All(ReadCpuId(7, 0).ecx, 1u << 11);
     case QuantIsa::kAmx:
@@ -108,6 +110,8 @@ const ProductKernels& QuantProducts(QuantIsa isa) {
       return internal::kQuantAvx2;
     case QuantIsa::kAvxVnni:
       return internal::kQuantAvxVnni;
+    case QuantIsa::kAvx512:
+      return internal::kQuantAvx512;
     case QuantIsa::kAvx512Vnni:
       return internal::kQuantAvx512Vnni;
     case QuantIsa::kAmx:
@@ -115,12 +119,6 @@ const ProductKernels& QuantProducts(QuantIsa isa) {
   }
 #endif
   return internal::kQuantScalar;
-}
-
-QuantIsa QuantIsaOf(Isa isa) {
-  if (isa == Isa::kScalar) return QuantIsa::kScalar;
-  if (isa != Isa::kAvx2 && QuantIsaSupported(QuantIsa::kAvx512Vnni)) return QuantIsa::kAvx512Vnni;
-  return QuantIsaSupported(QuantIsa::kAvxVnni) ? QuantIsa::kAvxVnni : QuantIsa::kAvx2;
 }
 
 CpuKernels MakeKernels(Isa isa) {
@@ -138,7 +136,8 @@ CpuKernels MakeKernels(Isa isa) {
     table.gate_up = products.gate_up;
   }
 #endif
-  table = WithQuantIsa(table, QuantIsaOf(isa));
+  table =
+      WithQuantIsa(table, DefaultQuantIsa(isa, [](QuantIsa q) { return QuantIsaSupported(q); }));
   // Until `moesaic profile` has measured it.
   if (isa == Isa::kAmx) {
     const KernelStep steps[] = {{1, IsaName(Isa::kAvx512)}, {5, IsaName(Isa::kAmx)}};
@@ -188,6 +187,8 @@ const char* QuantIsaName(QuantIsa isa) {
       return "avx2";
     case QuantIsa::kAvxVnni:
       return "avx_vnni";
+    case QuantIsa::kAvx512:
+      return "avx512";
     case QuantIsa::kAvx512Vnni:
       return "avx512_vnni";
     case QuantIsa::kAmx:

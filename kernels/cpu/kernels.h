@@ -23,12 +23,13 @@ enum class Isa { kScalar, kAvx2, kAvx512, kAvx512Bf16, kAmx };
 enum class NumericsClass { kF32, kBf16, kAmxBf16 };
 // Of the products with integer weights, which all of them compute to the same bits. A table has the
 // fastest of those that use no registers wider than its own.
-enum class QuantIsa { kScalar, kAvx2, kAvxVnni, kAvx512Vnni, kAmx };
+enum class QuantIsa { kScalar, kAvx2, kAvxVnni, kAvx512, kAvx512Vnni, kAmx };
 enum class WeightType : uint8_t { kBf16, kF32, kInt8, kInt4 };
 enum class ActivationType : uint8_t { kF32, kBf16, kInt8 };
 
-const char* IsaName(Isa isa);            // "scalar", "avx2", "avx512", "avx512_bf16", "amx"
-const char* QuantIsaName(QuantIsa isa);  // "scalar", "avx2", "avx_vnni", "avx512_vnni", "amx"
+const char* IsaName(Isa isa);  // "scalar", "avx2", "avx512", "avx512_bf16", "amx"
+// "scalar", "avx2", "avx_vnni", "avx512", "avx512_vnni", "amx"
+const char* QuantIsaName(QuantIsa isa);
 const char* NumericsClassName(NumericsClass numerics);  // "f32", "bf16", "amx_bf16"
 const char* WeightTypeName(WeightType type);            // "bf16", "f32", "int8", "int4"
 

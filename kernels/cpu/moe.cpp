@@ -4,6 +4,8 @@
 #include <new>
 
 #include "core/base/check.h"
+#include "kernels/cpu/expert_queue.h"
+#include "kernels/cpu/product_grid.h"
 
 namespace moesaic {
 namespace {
@@ -13,67 +15,14 @@ namespace {
 constexpr int64_t kTasksPerThread = 4;
 // Below this many multiply-adds (about 2 us on one core) a task costs more to hand out than to run.
 constexpr int64_t kMinTaskWork = 64 * 1024;
-// Reading a weight costs about as much as this many multiply-adds with it (AVX-512, weights in
-// memory), so an expert with one row is not much cheaper than one with this many.
-constexpr int64_t kReadCost = 8;
-// Rows are cut only where there are many: a block of rows reads all the weights.
-constexpr int64_t kBlockRows = 192;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-// One product cut into row blocks times panel chunks.
-struct Grid {
-  int64_t rows = 0;
-  int64_t panels = 0;
-  int64_t row_blocks = 0;
-  int64_t panel_chunk = 0;
-  int64_t panel_chunks = 0;
-
-  int64_t tasks() const { return row_blocks * panel_chunks; }
-  int64_t row_begin(int64_t block) const { return block * rows / row_blocks; }
-};
-
-int64_t ProductWork(int64_t rows, int64_t panels, int64_t k) {
-  return (rows + kReadCost) * panels * kPanelOutputs * k;
-}
-
-// Tasks of about `task_work`; their panels begin at a multiple of `panel_unit`.
-Grid MakeGrid(int64_t rows, int64_t panels, int64_t k, int64_t task_work, int64_t panel_unit = 1) {
-  Grid grid;
-  grid.rows = rows;
-  grid.panels = panels;
-  if (rows == 0 || panels == 0) return grid;
-  grid.row_blocks = CeilDiv(rows, kBlockRows);
-  const int64_t panel_work =
-      std::max<int64_t>(1, ProductWork(CeilDiv(rows, grid.row_blocks), 1, k));
-  grid.panel_chunk = std::clamp<int64_t>(task_work / panel_work, 1, panels);
-  grid.panel_chunks = CeilDiv(panels, grid.panel_chunk);
-  grid.panel_chunk = CeilDiv(CeilDiv(panels, grid.panel_chunks), panel_unit) * panel_unit;
-  grid.panel_chunks = CeilDiv(panels, grid.panel_chunk);
-  return grid;
-}
-
-// Two panels of gate and up are one group of integer activations.
-Grid GateUpGrid(int64_t rows, const PackedMatrix& gate, int64_t task_work) {
-  return MakeGrid(rows, gate.panels(), 2 * gate.k, task_work, IsQuantized(gate.type) ? 2 : 1);
-}
 
 int64_t TaskWork(const ThreadPool& pool, int64_t total_work) {
   return std::max(kMinTaskWork, total_work / (pool.threads() * kTasksPerThread));
 }
 
-struct Share {
-  int64_t row_begin, rows, panel_begin, panel_end;
-};
-
-// Consecutive tasks of a grid take consecutive panels of the same rows.
-Share ShareOf(const Grid& grid, int64_t task) {
-  const int64_t block = task / grid.panel_chunks;
-  const int64_t panel = task % grid.panel_chunks * grid.panel_chunk;
-  const int64_t first = grid.row_begin(block);
-  return {first, grid.row_begin(block + 1) - first, panel,
-          std::min(panel + grid.panel_chunk, grid.panels)};
-}
+using Share = ProductGrid::Share;
 
 // Args of one share: rows of a gathered product move in the index, of a plain one in the base
 // pointer.
@@ -108,19 +57,25 @@ void RunShare(const CpuKernels& kernels, GateUpArgs args, const Share& share) {
   kernels.ProductsFor(args.gate.type, args.m).gate_up(args);
 }
 
-// One expert of a call: where its tasks begin in the loop, and its rows of the hidden activations.
+template <typename Args>
+void RunGrid(ThreadPool& pool, const CpuKernels& kernels, const Args& args,
+             const ProductGrid& grid) {
+  if (pool.nodes() == 1) {
+    pool.ParallelFor(grid.tasks(),
+                     [&](int64_t task, int) { RunShare(kernels, args, grid.ShareOf(0, task)); });
+    return;
+  }
+  pool.ParallelForNodes(
+      [&](int node) { return grid.tasks(node); },
+      [&](int node, int64_t task, int) { RunShare(kernels, args, grid.ShareOf(node, task)); });
+}
+
+// One expert of a call, and its rows of the hidden activations.
 struct ExpertPlan {
   const ExpertWork* work;
-  int64_t first_task;
   std::byte* hidden;
   int64_t hidden_stride_bytes;
-  Grid grid;
 };
-
-const ExpertPlan& OwnerOf(std::span<const ExpertPlan> plans, int64_t task) {
-  const auto after = [](int64_t value, const ExpertPlan& plan) { return value < plan.first_task; };
-  return *(std::upper_bound(plans.begin(), plans.end(), task, after) - 1);
-}
 
 int64_t HiddenRowBytes(const CpuKernels& kernels, const ExpertWork& e) {
   return ActivationRowBytes(ActivationTypeOf(kernels.numerics, e.gate.type), e.gate.n);
@@ -128,7 +83,9 @@ int64_t HiddenRowBytes(const CpuKernels& kernels, const ExpertWork& e) {
 
 // Every expert that runs has a row, so the plans of a call never outnumber its rows.
 int64_t PlanBytes(int64_t max_rows) {
-  return CeilDiv(max_rows * static_cast<int64_t>(sizeof(ExpertPlan)), 64) * 64;
+  static_assert(alignof(ExpertTasks) <= alignof(ExpertPlan));
+  constexpr auto kBytes = static_cast<int64_t>(sizeof(ExpertPlan) + sizeof(ExpertTasks));
+  return CeilDiv(max_rows * kBytes, 64) * 64;
 }
 
 }  // namespace
@@ -161,23 +118,27 @@ void RunExperts(ThreadPool& pool, const CpuKernels& kernels, const std::byte* x,
   if (rows == 0) return;
   CHECK_LE(PlanBytes(rows) + hidden_bytes, workspace.bytes());
 
-  auto* const memory = workspace.hidden().as<ExpertPlan>();
+  auto* const plans = workspace.hidden().as<ExpertPlan>();
+  auto* const tasks = reinterpret_cast<ExpertTasks*>(plans + rows);
   std::byte* hidden = workspace.hidden().data() + PlanBytes(rows);
-  int64_t tasks = 0;
-  int64_t count = 0;
   const int64_t gate_up_task = TaskWork(pool, gate_up_work);
+  const int64_t down_task = TaskWork(pool, down_work);
+  size_t count = 0;
+  int64_t most_tasks = 0;
   for (const ExpertWork& e : experts) {
     if (e.count == 0) continue;
     const int64_t stride = HiddenRowBytes(kernels, e);
-    ExpertPlan* const plan = new (memory + count++)
-        ExpertPlan{&e, tasks, hidden, stride, GateUpGrid(e.count, e.gate, gate_up_task)};
-    tasks += plan->grid.tasks();
+    new (plans + count) ExpertPlan{&e, hidden, stride};
+    auto* const cut = new (tasks + count) ExpertTasks;
+    cut->gate_up = MakeGateUpGrid(e.count, e.gate, gate_up_task, pool.nodes());
+    cut->down = MakeProductGrid(e.count, e.down.panels(), e.down.k, down_task, 1, pool.nodes());
+    most_tasks += std::max(cut->gate_up.tasks(), cut->down.tasks());
     hidden += e.count * stride;
+    ++count;
   }
-  const std::span<const ExpertPlan> plans(memory, static_cast<size_t>(count));
+  ExpertQueue queue({tasks, count}, pool.nodes());
 
-  pool.ParallelFor(tasks, [&](int64_t task, int) {
-    const ExpertPlan& plan = OwnerOf(plans, task);
+  const auto gate_up = [&](const ExpertPlan& plan, const Share& share) {
     const ExpertWork& e = *plan.work;
     RunShare(kernels,
              GateUpArgs{.x = x,
@@ -187,20 +148,10 @@ void RunExperts(ThreadPool& pool, const CpuKernels& kernels, const std::byte* x,
                         .up = e.up,
                         .h = plan.hidden,
                         .h_stride_bytes = plan.hidden_stride_bytes},
-             ShareOf(plan.grid, task - plan.first_task));
-  });
-
-  tasks = 0;
-  const int64_t down_task = TaskWork(pool, down_work);
-  for (int64_t i = 0; i < count; ++i) {
-    const ExpertWork& e = *memory[i].work;
-    memory[i].first_task = tasks;
-    memory[i].grid = MakeGrid(e.count, e.down.panels(), e.down.k, down_task);
-    tasks += memory[i].grid.tasks();
-  }
+             share);
+  };
   // The output rows of an expert are named one by one: slot_rows.
-  pool.ParallelFor(tasks, [&](int64_t task, int) {
-    const ExpertPlan& plan = OwnerOf(plans, task);
+  const auto down = [&](const ExpertPlan& plan, const Share& share) {
     const ExpertWork& e = *plan.work;
     RunShare(kernels,
              MatmulArgs{.x = plan.hidden,
@@ -209,7 +160,17 @@ void RunExperts(ThreadPool& pool, const CpuKernels& kernels, const std::byte* x,
                         .y = slot_out,
                         .y_stride = e.down.n,
                         .y_rows = e.slot_rows},
-             ShareOf(plan.grid, task - plan.first_task));
+             share);
+  };
+  pool.ParallelFor(std::min<int64_t>(pool.threads(), most_tasks), [&](int64_t, int worker) {
+    queue.Work(pool.node(worker), [&](const ExpertQueue::Task& task) {
+      const auto expert = static_cast<size_t>(task.expert);
+      if (task.product == ExpertQueue::Product::kGateUp) {
+        gate_up(plans[expert], tasks[expert].gate_up.ShareOf(task.node, task.index));
+      } else {
+        down(plans[expert], tasks[expert].down.ShareOf(task.node, task.index));
+      }
+    });
   });
 }
 
@@ -239,16 +200,15 @@ void CombineSlots(ThreadPool& pool, const CpuKernels& kernels, const float* slot
 
 void ParallelMatmul(ThreadPool& pool, const CpuKernels& kernels, const MatmulArgs& args) {
   const int64_t work = ProductWork(args.m, args.w.panels(), args.w.k);
-  const Grid grid = MakeGrid(args.m, args.w.panels(), args.w.k, TaskWork(pool, work));
-  pool.ParallelFor(grid.tasks(),
-                   [&](int64_t task, int) { RunShare(kernels, args, ShareOf(grid, task)); });
+  RunGrid(
+      pool, kernels, args,
+      MakeProductGrid(args.m, args.w.panels(), args.w.k, TaskWork(pool, work), 1, pool.nodes()));
 }
 
 void ParallelGateUp(ThreadPool& pool, const CpuKernels& kernels, const GateUpArgs& args) {
   const int64_t work = ProductWork(args.m, 2 * args.gate.panels(), args.gate.k);
-  const Grid grid = GateUpGrid(args.m, args.gate, TaskWork(pool, work));
-  pool.ParallelFor(grid.tasks(),
-                   [&](int64_t task, int) { RunShare(kernels, args, ShareOf(grid, task)); });
+  RunGrid(pool, kernels, args,
+          MakeGateUpGrid(args.m, args.gate, TaskWork(pool, work), pool.nodes()));
 }
 
 }  // namespace moesaic

@@ -1,5 +1,9 @@
 // The routed experts of one layer as one operator on a thread pool: gate and up of all given
-// experts as one task list, activation, then down.
+// experts, activation, then down, as one list of tasks (expert_queue.h).
+//
+// On a pool of several NUMA nodes each matrix is sliced over them by its outputs, down as well as
+// gate and up: what nodes exchange are hidden activations, not partial sums, and so an output is
+// one sum in one order whatever the number of nodes (docs/architecture.md, "NUMA nodes").
 //
 // Outputs are kept per (token, slot): the caller sums them in slot order (CombineSlots), so that
 // neither the order in which experts arrive nor the thread that ran them can change a bit.
@@ -48,7 +52,7 @@ void CombineSlots(ThreadPool& pool, const CpuKernels& kernels, const float* slot
                   const float* weights, int64_t tokens, int64_t top_k, int64_t hidden, float* y);
 
 // args.panel_begin/end are ignored: the whole product, split over the pool by panels and row
-// blocks.
+// blocks, and over its nodes like those of experts.
 void ParallelMatmul(ThreadPool& pool, const CpuKernels& kernels, const MatmulArgs& args);
 void ParallelGateUp(ThreadPool& pool, const CpuKernels& kernels, const GateUpArgs& args);
 

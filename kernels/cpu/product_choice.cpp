@@ -17,9 +17,10 @@ std::vector<ProductOption> ProductOptions(const CpuKernels& kernels, WeightType 
   std::vector<ProductOption> options;
   if (IsQuantized(type)) {
     for (const QuantIsa isa : {QuantIsa::kScalar, QuantIsa::kAvx2, QuantIsa::kAvxVnni,
-                               QuantIsa::kAvx512Vnni, QuantIsa::kAmx}) {
+                               QuantIsa::kAvx512, QuantIsa::kAvx512Vnni, QuantIsa::kAmx}) {
       const bool own = isa == kernels.quant_isa;
-      const bool narrow = isa != QuantIsa::kScalar && isa < kernels.quant_isa;
+      const bool narrow = isa != QuantIsa::kScalar && isa < kernels.quant_isa &&
+                          isa != QuantIsa::kAvx512;  // VNNI takes one instruction for its four
       const bool tiles = isa == QuantIsa::kAmx && kernels.isa == Isa::kAmx;
       if (!own && !((narrow || tiles) && QuantIsaSupported(isa))) continue;
       const CpuKernels table = WithQuantIsa(kernels, isa);
@@ -38,6 +39,13 @@ std::vector<ProductOption> ProductOptions(const CpuKernels& kernels, WeightType 
 #endif
   options.push_back({IsaName(kernels.isa), {kernels.matmul, kernels.gate_up}});
   return options;
+}
+
+QuantIsa DefaultQuantIsa(Isa isa, FunctionRef<bool(QuantIsa)> supported) {
+  if (isa == Isa::kScalar) return QuantIsa::kScalar;
+  if (isa == Isa::kAvx2)
+    return supported(QuantIsa::kAvxVnni) ? QuantIsa::kAvxVnni : QuantIsa::kAvx2;
+  return supported(QuantIsa::kAvx512Vnni) ? QuantIsa::kAvx512Vnni : QuantIsa::kAvx512;
 }
 
 bool ChooseProducts(WeightType type, std::span<const KernelStep> steps, CpuKernels& kernels) {

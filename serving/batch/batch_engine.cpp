@@ -75,7 +75,7 @@ void BatchEngine::Load() {
   defaults_ = LoadGenerationDefaults(options_.model_dir);
   eos_token_ids_ = defaults_.eos_token_ids.empty() ? config.eos_token_ids : defaults_.eos_token_ids;
   tokenizer_ = LoadTokenizerOf(options_, config);
-  pool_ = std::make_unique<ThreadPool>(options_.threads, options_.pin_cpus);
+  pool_ = std::make_unique<ThreadPool>(options_.threads, options_.thread_layout);
 
   experts_ = std::make_unique<BatchExperts>(options_, plan_, files_, *pool_, timeline_);
   model_ = std::make_unique<Model>(

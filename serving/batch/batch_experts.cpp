@@ -8,6 +8,7 @@
 #include "core/base/logging.h"
 #include "core/base/units.h"
 #include "prefetch/device_reader.h"
+#include "serving/model/numa_slices.h"
 
 namespace moesaic {
 namespace {
@@ -66,6 +67,9 @@ BatchExperts::BatchExperts(const EngineOptions& options, const BatchPlan& plan,
     MakeDevicePlaces(options, plan, files, streaming);
     MakeDenseDevice(plan, files.config);
   } else {
+    const std::vector<NodeStretch> stretches =
+        SlotStretches(files.experts->layout(), pool.node_ids());
+    streaming.slot_stretches = stretches;
     places_.emplace_back().experts = std::make_unique<StreamingExperts>(
         *files.experts, static_cast<int>(files.config.num_layers),
         static_cast<int>(files.config.num_experts), streaming);

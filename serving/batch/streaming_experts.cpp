@@ -56,6 +56,7 @@ StreamingExperts::StreamingExperts(const ExpertSource& source, int num_layers, i
       reader_(std::move(reader)) {
   if (options_.slot_memory.empty()) {
     slab_ = AlignedBuffer(static_cast<size_t>(slots_) * slot_bytes_);
+    TakePagesFromNodes(slab_.span(), RepeatStretches(options_.slot_stretches, slot_bytes_, slots_));
   }
   memory_ = options_.slot_memory.empty() ? slab_.span() : options_.slot_memory;
   CHECK_GE(memory_.size(), static_cast<size_t>(slots_) * slot_bytes_);

@@ -24,6 +24,7 @@
 #include "core/base/aligned_buffer.h"
 #include "core/base/clock.h"
 #include "core/base/mutex.h"
+#include "core/device/numa_memory.h"
 #include "core/io/async_reader.h"
 #include "core/io/expert_source.h"
 #include "prefetch/expert_provider.h"
@@ -45,6 +46,8 @@ struct StreamingOptions {
   int16_t lane = 0;               // of the timeline: the consumer's and the link's number
   // Those that it serves; empty: all.
   std::span<const ExpertIndex> experts = {};
+  // As in ExpertLoaderOptions.
+  std::span<const NodeStretch> slot_stretches = {};
   // Of so many slots, and outliving the object; empty: host memory of its own.
   std::span<std::byte> slot_memory = {};
 };

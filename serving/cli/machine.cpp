@@ -117,7 +117,8 @@ EngineOptions EngineOptionsFrom(const RuntimeConfig& config, const std::string& 
   options.prefix_cache = config.prefix_cache;
   options.threads =
       config.threads > 0 ? static_cast<int>(config.threads) : topology.default_threads();
-  if (config.pin_threads) options.pin_cpus = topology.pin_order();
+  options.thread_layout = topology.thread_layout(
+      config.pin_threads, ParseNumaPolicy(config.numa, topology) == NumaPolicy::kSlice);
   options.expert_store = config.expert_store;
   options.io_backend = ParseReadBackend(config.io_backend);
   options.io_depth = static_cast<int>(config.io_depth);

@@ -19,7 +19,7 @@ ModuleProfilerInputs InputsOf(const EngineOptions& options, const ModelFiles& fi
   inputs.weight_type = ChooseWeightType(options);
   inputs.kv_type = ChooseKvType(options);
   inputs.threads = options.threads;
-  inputs.pin_cpus = options.pin_cpus;
+  inputs.thread_layout = options.thread_layout;
   inputs.streaming.backend = options.io_backend;
   inputs.streaming.packet_bytes = options.packet_bytes;
   inputs.streaming.depth = options.io_depth;

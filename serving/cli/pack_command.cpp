@@ -102,7 +102,7 @@ int PackCommand(const Invocation& invocation) {
     Print("{} is current: {} experts, {}\n", output, experts,
           FormatBytes(experts * layout.slot_bytes));
   } else {
-    ThreadPool pool(options.threads, options.pin_cpus);
+    ThreadPool pool(options.threads, options.thread_layout);
     ProgressBar bar("packing", experts * layout.slot_bytes);
     WriteExpertStore(model, type, *tensors, kernels, pool, output, [&](int64_t done, int64_t) {
       bar.Update(static_cast<uint64_t>(done) * layout.slot_bytes);

@@ -6,6 +6,8 @@
 
 #include "core/base/error.h"
 #include "core/base/units.h"
+#include "core/device/numa_memory.h"
+#include "serving/model/numa_slices.h"
 #include "serving/model/tensor_names.h"
 
 namespace moesaic {
@@ -18,10 +20,14 @@ constexpr int64_t kStagingBytes = int64_t{16} << 20;
 // Hands out the arena. With a null base it only measures.
 class ArenaCursor {
  public:
-  explicit ArenaCursor(std::byte* base) : base_(base) {}
+  ArenaCursor(std::byte* base, std::vector<PackedMatrix>* matrices)
+      : base_(base), matrices_(matrices) {}
 
   PackedMatrix Matrix(WeightType type, int64_t n, int64_t k) {
-    return {Take(static_cast<uint64_t>(PackedMatrix::Bytes(type, n, k))), type, n, k};
+    const PackedMatrix matrix = {Take(static_cast<uint64_t>(PackedMatrix::Bytes(type, n, k))), type,
+                                 n, k};
+    if (matrices_ != nullptr) matrices_->push_back(matrix);
+    return matrix;
   }
   const float* Vector(int64_t n) {
     return reinterpret_cast<const float*>(Take(static_cast<uint64_t>(n) * sizeof(float)));
@@ -36,6 +42,7 @@ class ArenaCursor {
   }
 
   std::byte* base_;
+  std::vector<PackedMatrix>* matrices_;
   uint64_t used_bytes_ = 0;
 };
 
@@ -140,8 +147,9 @@ class Loader {
 
 }  // namespace
 
-uint64_t ModelWeights::LayOut(const ModelConfig& c, WeightType type, std::byte* base) {
-  ArenaCursor arena(base);
+uint64_t ModelWeights::LayOut(const ModelConfig& c, WeightType type, std::byte* base,
+                              std::vector<PackedMatrix>* matrices) {
+  ArenaCursor arena(base, matrices);
   // A checkpoint whose values are not bf16 keeps its router exact: a rounded router picks other
   // experts.
   const WeightType router_type = c.checkpoint_dtype == DType::kBF16 && type != WeightType::kF32
@@ -204,7 +212,10 @@ ModelWeights ModelWeights::Load(const ModelConfig& c, WeightType type, const Ten
                                 const CpuKernels& kernels, ThreadPool& pool) {
   ModelWeights weights;
   weights.arena_ = AlignedBuffer(Bytes(c, type));
-  weights.LayOut(c, type, weights.arena_.data());
+  std::vector<PackedMatrix> matrices;
+  weights.LayOut(c, type, weights.arena_.data(), &matrices);
+  TakePagesFromNodes(weights.arena_.span(),
+                     MatrixStretches(matrices, weights.arena_.data(), pool.node_ids()));
   const TensorNames names(c.family);
   Loader load(source, kernels, pool);
   const int64_t q_rows = c.num_heads * c.head_dim;

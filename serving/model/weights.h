@@ -47,7 +47,8 @@ class ModelWeights {
     return {arena_.data(), arena_.bytes()};
   }  // of loaded weights
 
-  // Reads and packs. Throws Error from the source (missing tensor, wrong shape, I/O).
+  // Reads and packs. Where the pool's threads have slices of the weights, these lie on their nodes.
+  // Throws Error from the source (missing tensor, wrong shape, I/O).
   static ModelWeights Load(const ModelConfig& config, WeightType type, const TensorSource& source,
                            const CpuKernels& kernels, ThreadPool& pool);
 
@@ -57,7 +58,9 @@ class ModelWeights {
   std::vector<LayerWeights> layers;
 
  private:
-  uint64_t LayOut(const ModelConfig& config, WeightType type, std::byte* base);
+  // Appends the matrices in the order in which they lie; null: does not.
+  uint64_t LayOut(const ModelConfig& config, WeightType type, std::byte* base,
+                  std::vector<PackedMatrix>* matrices = nullptr);
 
   AlignedBuffer arena_;
 };

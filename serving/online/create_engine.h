@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/base/kernel_choice.h"
+#include "core/base/thread_layout.h"
 #include "core/device/emulated_device.h"
 #include "core/io/async_reader.h"
 #include "core/perf/execution_plan.h"
@@ -69,7 +70,7 @@ struct EngineOptions {
   bool prefix_cache = true;
 
   int threads = 1;
-  std::vector<int> pin_cpus;  // empty: not pinned
+  ThreadLayout thread_layout;  // where they run, and the nodes that weights are sliced over
   // Of this machine's profile; empty: the defaults.
   std::vector<KernelChoice> kernel_choices;
 

@@ -9,6 +9,7 @@
 #include "kernels/cpu/product_choice.h"
 #include "prefetch/device_experts.h"
 #include "serving/model/expert_sources.h"
+#include "serving/model/numa_slices.h"
 #include "serving/online/engine_parts.h"
 
 namespace moesaic {
@@ -106,7 +107,7 @@ void LocalEngine::Load() {
   eos_token_ids_ =
       defaults_.eos_token_ids.empty() ? config_.eos_token_ids : defaults_.eos_token_ids;
   tokenizer_ = LoadTokenizerOf(options_, config_);
-  pool_ = std::make_unique<ThreadPool>(options_.threads, options_.pin_cpus);
+  pool_ = std::make_unique<ThreadPool>(options_.threads, options_.thread_layout);
   if (!options_.route_from.empty()) {
     replay_ = std::make_unique<RoutingReplay>(options_.route_from, config_);
   }
@@ -168,6 +169,9 @@ void LocalEngine::MakeExperts() {
   }
   ExpertLoaderOptions options = LoaderOptionsOf(options_, plan_.expert_budget_bytes);
   options.prefetcher = prefetcher_.get();
+  const std::vector<NodeStretch> stretches =
+      SlotStretches(files_.experts->layout(), pool_->node_ids());
+  options.slot_stretches = stretches;
   experts_ = std::make_unique<ExpertLoader>(
       *files_.experts, layers, static_cast<int>(config_.num_experts), MakePolicy(), options);
 }

@@ -26,6 +26,13 @@ constexpr int kRepeats = 3;
 constexpr int kJointPasses = 4;
 constexpr double kLinkShare = 0.13;  // of the time for measuring
 
+std::string PlacesText(const ThreadLayout& layout) {
+  const bool pinned = !layout.places.empty() && layout.places.front().cpus.size() == 1;
+  std::string text = pinned ? "pinned" : "free";
+  if (layout.nodes.size() > 1) text += fmt::format(", {} slices", layout.nodes.size());
+  return text;
+}
+
 double AsDouble(int64_t value) { return static_cast<double>(value); }
 
 class ModuleProfiler {
@@ -391,7 +398,7 @@ std::string ModuleCostsKey(const ModuleProfilerInputs& inputs, const HostDescrip
                      c.shared_intermediate_size, c.num_heads, c.num_kv_heads, c.head_dim,
                      c.vocab_size, c.num_sparse_layers(), IsaName(inputs.kernels.isa),
                      static_cast<int>(inputs.weight_type), static_cast<int>(inputs.kv_type),
-                     inputs.threads, inputs.pin_cpus.empty() ? "free" : "pinned",
+                     inputs.threads, PlacesText(inputs.thread_layout),
                      ReadBackendName(inputs.streaming.backend), inputs.streaming.depth,
                      inputs.streaming.packet_bytes, inputs.streaming.link_bytes_per_s, files);
 }

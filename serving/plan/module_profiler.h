@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/base/thread_layout.h"
 #include "core/config/model_config.h"
 #include "core/io/expert_source.h"
 #include "core/perf/module_costs.h"
@@ -29,7 +30,7 @@ struct ModuleProfilerInputs {
   WeightType weight_type = WeightType::kBf16;
   WeightType kv_type = WeightType::kBf16;
   int threads = 1;
-  std::vector<int> pin_cpus = {};  // empty: not pinned
+  ThreadLayout thread_layout = {};
   StreamingOptions streaming =
       {};  // how experts are read; slots, buffers and timeline are chosen here
   // Text like that of the job, for what its routing looks like; empty: random tokens.

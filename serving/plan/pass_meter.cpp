@@ -6,6 +6,7 @@
 
 #include "core/base/error.h"
 #include "core/base/units.h"
+#include "serving/model/numa_slices.h"
 #include "serving/model/weights.h"
 #include "serving/plan/measuring.h"
 
@@ -47,10 +48,14 @@ PassMeter::PassMeter(const ModuleProfilerInputs& inputs)
       slot_bytes_(inputs.experts.layout().slot_bytes),
       routing_(config_.num_experts) {
   ChooseSizes();
-  pool_ = std::make_unique<ThreadPool>(inputs.threads, inputs.pin_cpus);
+  pool_ = std::make_unique<ThreadPool>(inputs.threads, inputs.thread_layout);
+  const std::vector<NodeStretch> stretches =
+      SlotStretches(inputs.experts.layout(), pool_->node_ids());
+  StreamingOptions streaming = streaming_;
+  streaming.slot_stretches = stretches;
   experts_ =
       std::make_unique<StreamingExperts>(inputs.experts, static_cast<int>(config_.num_layers),
-                                         static_cast<int>(config_.num_experts), streaming_);
+                                         static_cast<int>(config_.num_experts), streaming);
   model_ = std::make_unique<Model>(
       config_,
       ModelWeights::Load(config_, inputs.weight_type, inputs.tensors, inputs.kernels, *pool_),

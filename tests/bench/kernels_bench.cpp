@@ -1,7 +1,7 @@
 // Speed of the CPU kernels on one thread, beside the peaks of this core measured in the same
 // rounds, and beside oneDNN where it is installed. Prints Markdown tables.
 //
-//   kernels_bench [products|decode|packing|other] [rounds] [bf16|f32|int8|int4]
+//   kernels_bench [products|ints|decode|packing|other] [rounds] [bf16|f32|int8|int4]
 //
 // The last argument leaves other types of weights out of the products.
 //
@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
@@ -276,6 +277,47 @@ void Products(int rounds, const std::string& type) {
   }
 }
 
+// Every instruction set that multiplies integer weights, side by side.
+void Ints(int rounds, const std::string& only) {
+  constexpr QuantIsa kIsas[] = {QuantIsa::kAvx2, QuantIsa::kAvxVnni, QuantIsa::kAvx512,
+                                QuantIsa::kAvx512Vnni, QuantIsa::kAmx};
+  std::printf("\n## Integer products, warm, one thread: GOP/s\n\n| n x k | weights | M |");
+  for (const QuantIsa isa : kIsas) std::printf(" %s |", QuantIsaName(isa));
+  std::printf("\n|---|---|---|---|---|---|---|---|\n");
+  const int64_t shapes[][2] = {{768, 2048}, {512, 1024}, {1024, 512}};
+  for (const auto& shape : shapes) {
+    for (const WeightType type : {WeightType::kInt8, WeightType::kInt4}) {
+      if (!only.empty() && only != WeightTypeName(type)) continue;
+      for (const int64_t m : {1, 2, 4, 8, 16, 64, 512}) {
+        std::vector<CpuKernels> tables;
+        tables.reserve(std::size(kIsas));
+        std::vector<std::unique_ptr<Product>> products;
+        std::vector<Candidate> candidates;
+        for (const QuantIsa isa : kIsas) {
+          if (!QuantIsaSupported(isa)) continue;
+          tables.push_back(WithQuantIsa(KernelsFor(Isa::kAvx512), isa));
+          products.push_back(
+              std::make_unique<Product>(tables.back(), type, shape[0], shape[1], m, 1));
+          candidates.push_back({QuantIsaName(isa), [p = products.back().get()] { p->Run(); }});
+        }
+        Measure(candidates, rounds);
+        std::printf("| %ld x %ld | %s | %ld |", shape[0], shape[1], WeightTypeName(type), m);
+        size_t next = 0;
+        for (const QuantIsa isa : kIsas) {
+          if (!QuantIsaSupported(isa)) {
+            std::printf(" - |");
+          } else {
+            std::printf(" %.0f |", products[next]->Flops() / candidates[next].Median() / 1e9);
+            ++next;
+          }
+        }
+        std::printf("\n");
+        std::fflush(stdout);
+      }
+    }
+  }
+}
+
 void Decode(int rounds, const std::string& type) {
   std::printf("\n## Products with weights from memory, one thread: GB/s of weights\n\n");
   std::printf("| n x k | M | class, weights | read peak | ours | oneDNN | spread |\n");
@@ -427,6 +469,7 @@ int Main(int argc, char** argv) {
 #endif
   const std::string type = argc > 3 ? argv[3] : "";
   if (what == "all" || what == "products") Products(rounds, type);
+  if (what == "all" || what == "ints") Ints(rounds, type);
   if (what == "all" || what == "decode") Decode(rounds, type);
   if (what == "all" || what == "packing") Packing(rounds);
   if (what == "all" || what == "other") Other(rounds);

@@ -47,6 +47,10 @@ for object in "$@"; do
       uses 'vpdpbusd.*%ymm' || fail "quant_avx_vnni does not use vpdpbusd"
       if uses '%zmm'; then fail "quant_avx_vnni uses zmm"; fi
       ;;
+    quant_avx512)
+      uses 'vpmaddubsw.*%zmm' || fail "quant_avx512 does not use vpmaddubsw in zmm"
+      if uses 'vpdpbusd'; then fail "quant_avx512 uses vpdpbusd"; fi
+      ;;
     quant_avx512_vnni)
       uses 'vpdpbusd.*%zmm' || fail "quant_avx512_vnni does not use vpdpbusd"
       if uses 'vdpbf16ps'; then fail "quant_avx512_vnni uses AVX512-BF16"; fi
@@ -61,6 +65,6 @@ for object in "$@"; do
       ;;
   esac
 done
-[ $checked -eq 9 ] || fail "$checked of 9 instruction sets found among the objects"
+[ $checked -eq 10 ] || fail "$checked of 10 instruction sets found among the objects"
 [ $failed -eq 0 ] && echo "PASS: $checked objects"
 exit $failed

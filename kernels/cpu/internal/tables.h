@@ -19,6 +19,7 @@ extern const ProductKernels kAmxOrderProducts;
 extern const ProductKernels kQuantScalar;
 extern const ProductKernels kQuantAvx2;
 extern const ProductKernels kQuantAvxVnni;
+extern const ProductKernels kQuantAvx512;
 extern const ProductKernels kQuantAvx512Vnni;
 extern const ProductKernels kQuantAmx;
 

@@ -36,6 +36,45 @@ TEST(ThreadPoolTest, ManyShortLoopsSeeEachOthersWrites) {
   }
 }
 
+TEST(ThreadPoolTest, QueuesOfNodesAreEmptiedOnceByAll) {
+  for (const int nodes : {1, 2, 3}) {
+    ThreadLayout layout;
+    for (int node = 0; node < nodes; ++node) {
+      layout.nodes.push_back(node);
+      layout.places.push_back({{}, node});
+    }
+    for (const int threads : {1, 2, 4}) {
+      ThreadPool pool(threads, layout);
+      EXPECT_EQ(pool.nodes(), nodes);
+      EXPECT_EQ(pool.node(threads - 1), (threads - 1) % nodes);
+      // Nodes with little, with nothing and with much.
+      const auto count = [](int node) { return node == 1 ? 0 : 100 * node + 3; };
+      std::vector<std::atomic<int>> seen(1000);
+      pool.ParallelForNodes(count, [&](int node, int64_t index, int worker) {
+        ASSERT_LT(worker, threads);
+        ASSERT_LT(index, count(node));
+        seen[static_cast<size_t>(300 * node + index)].fetch_add(1);
+      });
+      for (int node = 0; node < nodes; ++node) {
+        for (int64_t i = 0; i < 300; ++i) {
+          EXPECT_EQ(seen[static_cast<size_t>(300 * node + i)], i < count(node) ? 1 : 0);
+        }
+      }
+    }
+  }
+}
+
+TEST(ThreadPoolTest, OwnQueueComesFirst) {
+  ThreadLayout layout;
+  layout.nodes = {0, 1, 2};
+  layout.places = {{{}, 1}};
+  ThreadPool pool(1, layout);
+  std::vector<int> nodes;
+  pool.ParallelForNodes([](int) { return 2; },
+                        [&](int node, int64_t, int) { nodes.push_back(node); });
+  EXPECT_EQ(nodes, (std::vector<int>{1, 1, 2, 2, 0, 0}));
+}
+
 TEST(ThreadPoolTest, RethrowsAndStaysUsable) {
   ThreadPool pool(2);
   EXPECT_THROW(pool.ParallelFor(100,

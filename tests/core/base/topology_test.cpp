@@ -176,7 +176,36 @@ TEST(TopologyTest, ReadsCoresNodesAndMemory) {
   EXPECT_EQ(topology.cpus[6].node, 1);
   EXPECT_EQ(topology.pin_order(), (std::vector<int>{0, 1, 2, 3, 4, 5, 6}));
   EXPECT_EQ(topology.usable_memory_bytes(), 2048000u);
-  EXPECT_EQ(ParseNumaPolicy("auto", topology), NumaPolicy::kInterleave);
+  EXPECT_EQ(ParseNumaPolicy("auto", topology), NumaPolicy::kSlice);
+  EXPECT_EQ(ParseNumaPolicy("interleave", topology), NumaPolicy::kInterleave);
+  EXPECT_EQ(topology.slice_nodes(), (std::vector<int>{0, 1}));
+
+  // Nodes take turns; CPU 7 is missing on the second, so that the first has the last place.
+  const auto cpus_of = [](const ThreadLayout& layout) {
+    std::vector<std::vector<int>> cpus;
+    for (const ThreadPlace& place : layout.places) cpus.push_back(place.cpus);
+    return cpus;
+  };
+  const ThreadLayout pinned = topology.thread_layout(true, true);
+  EXPECT_EQ(pinned.nodes, (std::vector<int>{0, 1}));
+  EXPECT_EQ(cpus_of(pinned), (std::vector<std::vector<int>>{{0}, {2}, {1}, {3}, {4}, {6}, {5}}));
+  EXPECT_EQ(pinned.places[1].node, 1);
+  EXPECT_EQ(pinned.places[6].node, 0);
+  const ThreadLayout kept = topology.thread_layout(false, true);
+  ASSERT_EQ(kept.places.size(), 7u);
+  EXPECT_EQ(kept.places[0].cpus, (std::vector<int>{0, 1, 4, 5}));
+  EXPECT_EQ(kept.places[1].cpus, (std::vector<int>{2, 3, 6}));
+  // Not sliced: as if there were one node.
+  EXPECT_TRUE(topology.thread_layout(false, false).places.empty());
+  const ThreadLayout flat = topology.thread_layout(true, false);
+  EXPECT_TRUE(flat.nodes.empty());
+  EXPECT_EQ(cpus_of(flat).size(), 7u);
+
+  // The process may use CPUs of the second node only: there is nothing to slice over.
+  const Topology half = ReadTopology(root.path(), std::vector<int>{2, 3});
+  EXPECT_TRUE(half.slice_nodes().empty());
+  EXPECT_EQ(ParseNumaPolicy("auto", half), NumaPolicy::kInterleave);
+  EXPECT_TRUE(half.thread_layout(false, true).nodes.empty());
 }
 
 TEST(TopologyTest, PinsSiblingsLast) {

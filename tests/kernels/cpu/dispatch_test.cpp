@@ -3,6 +3,7 @@
 #include <set>
 
 #include "core/base/error.h"
+#include "kernels/cpu/product_choice.h"
 #include "tests/kernels/cpu/kernel_test_util.h"
 
 namespace moesaic {
@@ -78,13 +79,28 @@ TEST(DispatchTest, TablesHaveTheirQuantProducts) {
   for (const Isa isa : testing_util::SupportedIsas()) {
     QuantIsa expected = QuantIsa::kScalar;
     for (const QuantIsa quant_isa : testing_util::SupportedQuantIsas()) {
-      if (isa == Isa::kScalar || (isa == Isa::kAvx2 && quant_isa == QuantIsa::kAvx512Vnni)) break;
+      if (isa == Isa::kScalar || (isa == Isa::kAvx2 && quant_isa >= QuantIsa::kAvx512)) break;
       if (quant_isa == QuantIsa::kAmx) break;
       expected = quant_isa;
     }
     EXPECT_EQ(KernelsFor(isa).quant_isa, expected) << IsaName(isa);
     EXPECT_EQ(KernelsFor(isa).quant_matmul, WithQuantIsa(KernelsFor(isa), expected).quant_matmul);
   }
+}
+
+TEST(DispatchTest, IntegersOfCpusThatThisOneIsNot) {
+  const auto choose = [](Isa isa, std::vector<QuantIsa> supported) {
+    return DefaultQuantIsa(isa, [&](QuantIsa quant_isa) {
+      return std::find(supported.begin(), supported.end(), quant_isa) != supported.end();
+    });
+  };
+  using enum QuantIsa;
+  EXPECT_EQ(choose(Isa::kScalar, {kScalar, kAvx2, kAvx512}), kScalar);
+  EXPECT_EQ(choose(Isa::kAvx2, {kScalar, kAvx2, kAvx512}), kAvx2);
+  EXPECT_EQ(choose(Isa::kAvx2, {kScalar, kAvx2, kAvxVnni, kAvx512, kAvx512Vnni}), kAvxVnni);
+  EXPECT_EQ(choose(Isa::kAvx512, {kScalar, kAvx2, kAvx512}), kAvx512);  // Skylake-X
+  EXPECT_EQ(choose(Isa::kAvx512, {kScalar, kAvx2, kAvx512, kAvx512Vnni}), kAvx512Vnni);
+  EXPECT_EQ(choose(Isa::kAmx, {kScalar, kAvx2, kAvxVnni, kAvx512, kAvx512Vnni, kAmx}), kAvx512Vnni);
 }
 
 TEST(DispatchTest, ForcedIsaIsTaken) {

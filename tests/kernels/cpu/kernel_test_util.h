@@ -28,7 +28,7 @@ inline std::vector<Isa> SupportedIsas() {
 inline std::vector<QuantIsa> SupportedQuantIsas() {
   std::vector<QuantIsa> isas;
   for (const QuantIsa isa : {QuantIsa::kScalar, QuantIsa::kAvx2, QuantIsa::kAvxVnni,
-                             QuantIsa::kAvx512Vnni, QuantIsa::kAmx}) {
+                             QuantIsa::kAvx512, QuantIsa::kAvx512Vnni, QuantIsa::kAmx}) {
     if (QuantIsaSupported(isa)) isas.push_back(isa);
   }
   return isas;

@@ -6,6 +6,7 @@
 #include <memory>
 #include <numeric>
 
+#include "kernels/cpu/product_grid.h"
 #include "tests/kernels/cpu/kernel_test_util.h"
 
 namespace moesaic {
@@ -18,6 +19,16 @@ using testing_util::RoundToBf16;
 using testing_util::SameBits;
 using testing_util::TestSeed;
 using testing_util::Weights;
+
+// Threads take turns on nodes, which are not those of this machine.
+ThreadLayout OverNodes(int nodes) {
+  ThreadLayout layout;
+  for (int node = 0; node < nodes; ++node) {
+    layout.nodes.push_back(node);
+    layout.places.push_back({{}, node});
+  }
+  return layout;
+}
 
 struct ExpertWeights {
   std::unique_ptr<Weights> gate, up, down;
@@ -58,8 +69,14 @@ class Layer {
   }
 
   // Slot outputs of tokens [0, tokens) computed in calls of `experts_per_call` experts.
-  std::vector<float> Run(int threads, int64_t tokens, int64_t experts_per_call, bool reversed) {
-    ThreadPool pool(threads);
+  std::vector<float> Run(int threads, int64_t tokens, int64_t experts_per_call, bool reversed,
+                         int nodes = 1) {
+    ThreadPool pool(threads, OverNodes(nodes));
+    return RunOn(pool, tokens, experts_per_call, reversed);
+  }
+
+  std::vector<float> RunOn(ThreadPool& pool, int64_t tokens, int64_t experts_per_call,
+                           bool reversed) {
     MoeWorkspace workspace;
     workspace.Reserve(x_.type, tokens * top_k_, MaxWidth());
     std::vector<float> slots(tokens * top_k_ * hidden_, -1.0f);
@@ -175,6 +192,26 @@ TEST_P(MoeTest, BitsDoNotDependOnThreadsOrderWavesOrBatchMates) {
   }
 }
 
+// An intermediate size that neither nodes nor groups divide, and more nodes than some slices.
+TEST_P(MoeTest, BitsDoNotDependOnNodes) {
+  constexpr int64_t kTokens = 40, kHidden = 200, kTopK = 2;
+  for (const WeightType type : {WeightType::kBf16, WeightType::kInt8, WeightType::kInt4}) {
+    for (const int64_t width : {17, 88, 163}) {
+      SCOPED_TRACE(fmt::format("{} {}", WeightTypeName(type), width));
+      Layer layer(kernels_, random_, 5, kHidden, width, kTokens, kTopK, type);
+      const std::vector<float> one = layer.Run(1, kTokens, 5, false);
+      layer.CheckAgainstNaive(one);
+      for (const int nodes : {2, 3}) {
+        for (const int threads : {1, 2, 5}) {
+          EXPECT_TRUE(SameBits(layer.Run(threads, kTokens, 5, false, nodes), one))
+              << threads << " threads on " << nodes << " nodes";
+        }
+        EXPECT_TRUE(SameBits(layer.Run(2, kTokens, 2, true, nodes), one)) << nodes << " nodes";
+      }
+    }
+  }
+}
+
 TEST_P(MoeTest, CombinesInSlotOrder) {
   for (const int64_t tokens : {1, 3, 64}) {
     constexpr int64_t kHidden = 1000, kTopK = 6;
@@ -226,8 +263,9 @@ TEST_P(MoeDeathTest, TooSmallWorkspaceIsABug) {
 }
 
 TEST_P(MoeTest, ParallelProductsEqualTheKernel) {
-  ThreadPool pool(3);
-  for (const int64_t m : {1, 5, 200, 500}) {
+  for (const auto& [m, nodes] :
+       {std::pair<int64_t, int>{1, 1}, {5, 1}, {200, 1}, {500, 1}, {1, 2}, {5, 3}, {200, 2}}) {
+    ThreadPool pool(3, OverNodes(nodes));
     constexpr int64_t kN = 300, kK = 96;
     const Activations x(kernels_, random_.Normals(m * kK), m, kK);
     const Weights w(kernels_, random_.Normals(kN * kK), kN, kK, WeightType::kBf16);
@@ -273,6 +311,53 @@ TEST_P(MoeTest, ParallelProductsEqualTheKernel) {
       EXPECT_TRUE(std::equal(h.data(), h.data() + h.bytes(), parallel_h.data())) << m;
     }
   }
+}
+
+// On a pool of one thread, what is run in which order is the queue's choice alone: that of a thread
+// of the second node.
+TEST(MoeNodesTest, OwnSlicesComeFirst) {
+  static const CpuKernels& base = KernelsFor(Isa::kScalar);
+  static std::vector<int64_t> gate_up, down;  // first panels
+  CpuKernels table = base;
+  table.gate_up = [](const GateUpArgs& args) {
+    gate_up.push_back(args.panel_begin);
+    base.gate_up(args);
+  };
+  table.matmul = [](const MatmulArgs& args) {
+    down.push_back(args.panel_begin);
+    base.matmul(args);
+  };
+  ThreadLayout layout;
+  layout.nodes = {0, 1};
+  layout.places = {{{}, 1}};
+  Random random;
+  Layer layer(table, random, 2, 128, 64, 6, 2);
+  gate_up.clear();
+  down.clear();
+  ThreadPool pool(1, layout);
+  EXPECT_EQ(pool.node(0), 1);
+  layer.RunOn(pool, 6, 2, false);
+  const auto second_node_first = [](const std::vector<int64_t>& panels, int64_t border) {
+    return panels.front() >= border &&
+           std::is_partitioned(panels.begin(), panels.end(),
+                               [&](int64_t panel) { return panel >= border; });
+  };
+  EXPECT_TRUE(second_node_first(gate_up, PanelSlice(4, 2, 1).begin));
+  EXPECT_TRUE(second_node_first(down, PanelSlice(8, 2, 1).begin));
+  EXPECT_GT(down.size(), 2u);
+
+  down.clear();
+  const Activations x(table, random.Normals(64), 1, 64);
+  const Weights w(table, random.Normals(int64_t{320} * 64), 320, 64, WeightType::kBf16);
+  std::vector<float> y(320);
+  ParallelMatmul(pool, table,
+                 {.x = x.memory.data(),
+                  .x_stride_bytes = x.stride_bytes,
+                  .m = 1,
+                  .w = w.matrix,
+                  .y = y.data(),
+                  .y_stride = 320});
+  EXPECT_TRUE(second_node_first(down, PanelSlice(20, 2, 1).begin));
 }
 
 INSTANTIATE_TEST_SUITE_P(, MoeTest, ::testing::ValuesIn(testing_util::SupportedIsas()),

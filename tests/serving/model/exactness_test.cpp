@@ -85,6 +85,42 @@ TEST_P(ExactnessTest, BudgetsThreadsChunksAndStores) {
   }
 }
 
+// Nodes that this machine does not have, and one of its own taken for two.
+TEST_P(ExactnessTest, NumaNodes) {
+  for (const Isa isa : Supported()) {
+    if (isa == Isa::kScalar) continue;
+    for (const WeightType type : {WeightType::kBf16, WeightType::kInt8}) {
+      HarnessOptions options;
+      options.isa = isa;
+      options.weight_type = type;
+      options.kv_blocks = 64;
+      options.threads = 2;
+      uint64_t expected = 0;
+      {
+        ModelHarness model(GetParam(), options);
+        expected = HashOf(RunOne(model, 4, 70));
+      }
+      for (const std::vector<int>& nodes : {std::vector<int>{0, 0}, {0, 1}, {0, 4000, 4001}}) {
+        options.thread_layout = {};
+        options.thread_layout.nodes = nodes;
+        for (int node = 0; node < std::ssize(nodes); ++node) {
+          options.thread_layout.places.push_back({{}, node});
+        }
+        for (const int threads : {1, 3}) {
+          options.threads = threads;
+          options.expert_slots = threads == 1 ? 0 : 7;
+          ModelHarness model(GetParam(), options);
+          for (const int64_t chunk : {9, 70}) {
+            EXPECT_EQ(HashOf(RunOne(model, 4, chunk)), expected)
+                << IsaName(isa) << " " << WeightTypeName(type) << " " << nodes.size()
+                << " nodes, threads " << threads << " chunk " << chunk;
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_P(ExactnessTest, BatchMates) {
   for (const Isa isa : Supported()) {
     if (isa == Isa::kScalar) continue;

@@ -7,6 +7,7 @@
 
 #include "core/base/error.h"
 #include "serving/model/expert_sources.h"
+#include "serving/model/numa_slices.h"
 
 namespace moesaic {
 
@@ -22,7 +23,7 @@ void RoutingRecorder::OnRouting(int64_t layer, const ForwardBatch&, std::span<in
 }
 
 ModelHarness::ModelHarness(const std::filesystem::path& model_dir, const HarnessOptions& options)
-    : config_(LoadModelConfig(model_dir)), pool_(options.threads) {
+    : config_(LoadModelConfig(model_dir)), pool_(options.threads, options.thread_layout) {
   const CpuKernels& kernels = KernelsFor(options.isa);
   checkpoint_ = std::make_unique<Checkpoint>(Checkpoint::Open(model_dir));
   tensors_ = MakeCheckpointTensorSource(*checkpoint_, config_.fp8_blocks);
@@ -47,6 +48,8 @@ ModelHarness::ModelHarness(const std::filesystem::path& model_dir, const Harness
   } else {
     ExpertLoaderOptions loader;
     loader.budget_bytes = static_cast<uint64_t>(slots) * experts_->layout().slot_bytes;
+    const std::vector<NodeStretch> stretches = SlotStretches(experts_->layout(), pool_.node_ids());
+    loader.slot_stretches = stretches;
     provider_ = std::make_unique<ExpertLoader>(
         *experts_, static_cast<int>(config_.num_layers), static_cast<int>(config_.num_experts),
         MakeLruPolicy(config_.num_layers * config_.num_experts), loader);

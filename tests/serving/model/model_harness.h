@@ -27,6 +27,7 @@ struct HarnessOptions {
   WeightType kv_type = WeightType::kBf16;
   int64_t expert_slots = 0;  // 0: all
   int threads = 1;
+  ThreadLayout thread_layout;
   int64_t max_batch_tokens = 128;
   int64_t max_context_tokens = 256;
   int64_t kv_blocks = 256;

@@ -1,0 +1,152 @@
+// Speed of the expert operator as a whole: RunExperts with weights from memory, as a decode step
+// and a prefill have it. Prints a Markdown table.
+//
+//   experts_bench [rounds] [threads,...] [bf16|int8|int4]
+//
+// Wall-clock time, the median over rounds with half the distance between the quartiles. 64 experts
+// of hidden 1024 and intermediate 512 (the model of scripts/make_bench_model.py); a decode call has
+// the next 8 of them, one row each, a prefill 512 tokens of top 8 spread over all.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "core/base/aligned_buffer.h"
+#include "core/base/tensor.h"
+#include "core/base/thread_pool.h"
+#include "kernels/cpu/moe.h"
+#include "tests/bench/kernel_bench_util.h"
+
+namespace moesaic {
+namespace {
+
+constexpr int64_t kExperts = 64, kTopK = 8, kHidden = 1024, kIntermediate = 512;
+
+// Experts of the same values, each with memory of its own.
+class Experts {
+ public:
+  Experts(const CpuKernels& kernels, WeightType type) {
+    const int64_t gate_bytes = PackedMatrix::Bytes(type, kIntermediate, kHidden);
+    const int64_t down_bytes = PackedMatrix::Bytes(type, kHidden, kIntermediate);
+    const int64_t bytes = 2 * gate_bytes + down_bytes;
+    memory_ = AlignedBuffer(static_cast<size_t>(kExperts * bytes));
+    const std::vector<float> values = Normals(kIntermediate * kHidden);
+    for (int64_t e = 0; e < kExperts; ++e) {
+      std::byte* const at = memory_.data() + e * bytes;
+      if (e > 0) {
+        std::memcpy(at, memory_.data(), static_cast<size_t>(bytes));
+      } else {
+        const auto pack = [&](int64_t n, int64_t k, std::byte* to) {
+          kernels.pack_panels(values.data(), DType::kF32, k, n, k, type, 0, n / kPanelOutputs, to);
+        };
+        pack(kIntermediate, kHidden, at);
+        pack(kIntermediate, kHidden, at + gate_bytes);
+        pack(kHidden, kIntermediate, at + 2 * gate_bytes);
+      }
+      ExpertWork work;
+      work.gate = {at, type, kIntermediate, kHidden};
+      work.up = {at + gate_bytes, type, kIntermediate, kHidden};
+      work.down = {at + 2 * gate_bytes, type, kHidden, kIntermediate};
+      work_.push_back(work);
+    }
+    bytes_ = bytes;
+  }
+  const std::vector<ExpertWork>& work() const { return work_; }
+  int64_t bytes() const { return bytes_; }  // of one
+
+ private:
+  AlignedBuffer memory_;
+  std::vector<ExpertWork> work_;
+  int64_t bytes_ = 0;
+};
+
+// Calls of `tokens` tokens and `active` experts, which take turns on all of them.
+class Calls {
+ public:
+  Calls(const CpuKernels& kernels, WeightType type, const Experts& experts, int64_t tokens,
+        int64_t active, int threads)
+      : kernels_(kernels), experts_(experts), active_(active), pool_(threads) {
+    const int64_t rows = tokens * kTopK / active;
+    const ActivationType activations = ActivationTypeOf(kernels.numerics, type);
+    stride_bytes_ = ActivationRowBytes(activations, kHidden);
+    x_ = AlignedBuffer(static_cast<size_t>(tokens * stride_bytes_));
+    const std::vector<float> x = Normals(tokens * kHidden);
+    kernels.prepare_activations(x.data(), kHidden, tokens, kHidden, activations, x_.data(),
+                                stride_bytes_);
+    workspace_.Reserve(activations, tokens * kTopK, kIntermediate);
+    out_.resize(static_cast<size_t>(tokens * kTopK * kHidden));
+    for (int64_t i = 0; i < active * rows; ++i) {
+      token_rows_.push_back(static_cast<int32_t>(i % tokens));
+      slot_rows_.push_back(static_cast<int32_t>(i));
+    }
+    rows_ = rows;
+    call_.resize(static_cast<size_t>(active));
+  }
+  void Run() {
+    for (int64_t i = 0; i < active_; ++i) {
+      ExpertWork& work = call_[static_cast<size_t>(i)];
+      work = experts_.work()[static_cast<size_t>((next_ + i) % kExperts)];
+      work.token_rows = token_rows_.data() + i * rows_;
+      work.slot_rows = slot_rows_.data() + i * rows_;
+      work.count = rows_;
+    }
+    next_ = (next_ + active_) % kExperts;
+    RunExperts(pool_, kernels_, x_.data(), stride_bytes_, call_, out_.data(), workspace_);
+  }
+
+ private:
+  const CpuKernels& kernels_;
+  const Experts& experts_;
+  const int64_t active_;
+  ThreadPool pool_;
+  int64_t stride_bytes_ = 0;
+  int64_t rows_ = 0;
+  int64_t next_ = 0;
+  AlignedBuffer x_;
+  MoeWorkspace workspace_;
+  std::vector<float> out_;
+  std::vector<int32_t> token_rows_, slot_rows_;
+  std::vector<ExpertWork> call_;
+};
+
+void Run(int rounds, const std::vector<int>& thread_counts, const std::string& only) {
+  const CpuKernels& kernels = SelectKernels();
+  std::printf("| weights | call | threads | us | spread | GB/s |\n|---|---|---|---|---|---|\n");
+  for (const WeightType type : {WeightType::kBf16, WeightType::kInt8, WeightType::kInt4}) {
+    if (!only.empty() && only != WeightTypeName(type)) continue;
+    const Experts experts(kernels, type);
+    for (const int threads : thread_counts) {
+      Calls decode(kernels, type, experts, 1, kTopK, threads);
+      Calls batch(kernels, type, experts, 16, kExperts, threads);
+      Calls prefill(kernels, type, experts, 512, kExperts, threads);
+      std::vector<Candidate> candidates = {{"decode, batch 1", [&] { decode.Run(); }},
+                                           {"decode, batch 16", [&] { batch.Run(); }},
+                                           {"prefill, 512 tokens", [&] { prefill.Run(); }}};
+      Measure(candidates, rounds, 0.03, CLOCK_MONOTONIC);
+      const int64_t read[] = {kTopK, kExperts, kExperts};
+      for (size_t c = 0; c < candidates.size(); ++c) {
+        const double seconds = candidates[c].Median();
+        std::printf("| %s | %s | %d | %.1f | %.1f%% | %.1f |\n", WeightTypeName(type),
+                    candidates[c].name.c_str(), threads, seconds * 1e6,
+                    100 * candidates[c].Spread(),
+                    static_cast<double>(read[c] * experts.bytes()) / seconds / 1e9);
+      }
+      std::fflush(stdout);
+    }
+  }
+}
+
+int Main(int argc, char** argv) {
+  std::vector<int> threads;
+  std::istringstream list(argc > 2 ? argv[2] : "1,2");
+  for (std::string item; std::getline(list, item, ',');) threads.push_back(std::atoi(item.c_str()));
+  Run(argc > 1 ? std::atoi(argv[1]) : 21, threads, argc > 3 ? argv[3] : "");
+  return 0;
+}
+
+}  // namespace
+}  // namespace moesaic
+
+int main(int argc, char** argv) { return moesaic::Main(argc, argv); }
