@@ -118,6 +118,23 @@ void DeviceExperts::BeginLayer(std::span<const ExpertId> needed, int64_t pairs) 
   }
 }
 
+void DeviceExperts::Expect(std::span<const ExpertId> experts) {
+  if (miss_ == MissMode::kHost) return;  // nothing is fetched
+  for (size_t d = 0; d < links_.size(); ++d) {
+    if (!links_[d].loader) continue;
+    expected_.clear();
+    for (const ExpertId id : experts) {
+      if (placement_.device(grid_.Index(id)) == static_cast<int>(d)) expected_.push_back(id);
+    }
+    links_[d].loader->Expect(expected_);
+  }
+}
+
+bool DeviceExperts::IsResident(ExpertId expert) const {
+  const auto device = static_cast<size_t>(placement_.device(grid_.Index(expert)));
+  return links_[device].loader != nullptr && links_[device].loader->IsResident(expert);
+}
+
 void DeviceExperts::PlanMissed() {
   if (missed_.empty()) return;
   int64_t host_ns = host_rate_.ExpertNs(rows_per_expert_);

@@ -49,6 +49,8 @@ class DeviceExperts : public ExpertProvider {
   void StepBegan() override;
   void StopPrefetching() override;
   void BeginLayer(std::span<const ExpertId> needed, int64_t pairs) override;
+  void Expect(std::span<const ExpertId> experts) override;
+  bool IsResident(ExpertId expert) const override;
   bool NextReady(std::vector<PinnedExpert>& out) override { return Next(out, true); }
   bool TryNextReady(std::vector<PinnedExpert>& out) override { return Next(out, false); }
   void Release(const PinnedExpert& expert) override;
@@ -99,6 +101,7 @@ class DeviceExperts : public ExpertProvider {
   std::vector<ExpertIndex> on_host_;  // to be handed out
   std::vector<MissedExpert> missed_;
   std::vector<ExpertId> failed_;
+  std::vector<ExpertId> expected_;  // of one link
   ExpertStats stats_;
   int64_t rows_per_expert_ = 1;
   int64_t host_batch_ = 0;       // experts handed out for the host together

@@ -128,6 +128,7 @@ EngineOptions EngineOptionsFrom(const RuntimeConfig& config, const std::string& 
   options.schedule = ScheduleFrom(config.schedule);
   options.micro_batches = config.micro_batches;
   options.devices = DeviceOptionsFrom(config, topology);
+  options.defer_experts = config.defer_experts;
   options.exact_numerics = config.numerics == "exact";
   options.preload = config.preload;
   options.predictor = config.predictor;

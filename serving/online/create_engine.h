@@ -74,6 +74,9 @@ struct EngineOptions {
   uint32_t packet_bytes = 0;      // 0: default
   uint64_t link_bytes_per_s = 0;  // throughput mode reads no faster; 0: no limit
   DeviceOptions devices;
+  // Of a decoded token's experts, those with the lowest weights, that enter one layer later. 0:
+  // none.
+  int64_t defer_experts = 0;
   bool exact_numerics = true;            // false: devices that round otherwise may share a layer
   bool preload = true;                   // fill free expert slots before the first request
   std::string predictor = "blend";       // or another of PredictorNames(), or none
