@@ -48,6 +48,7 @@ DeviceExperts::DeviceExperts(const HostExperts& home, const ExpertGrid& grid,
     loading.numa_node = link.device->numa_node();
     loading.prefetcher = options.prefetcher;
     loading.link = static_cast<int32_t>(d);
+    if (!options.copy_ns.empty()) loading.copy_ns = options.copy_ns[d];
     loading.experts = placement.experts(static_cast<int>(d));
     loading.slot_memory = {link.memory.data(), link.memory.bytes()};
     loading.hands_out_failed = true;
@@ -62,6 +63,7 @@ DeviceExperts::DeviceExperts(const HostExperts& home, const ExpertGrid& grid,
         std::make_unique<DeviceReader>(files, link.memory.span(), kLinkDepth));
     link.needed.reserve(experts);
   }
+  for (const auto& [rows, expert_ns] : options.host_ns) host_rate_.Start(rows, expert_ns);
   pinned_.reserve(experts);
   on_host_.reserve(experts);
   missed_.reserve(experts);

@@ -15,6 +15,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "cache/expert_grid.h"
@@ -33,6 +34,10 @@ namespace moesaic {
 struct DeviceExpertsOptions {
   MissMode miss = MissMode::kAuto;
   std::vector<int64_t> slots;  // of each device
+  // What is known before it is measured here: of one expert over each link (empty: nothing), and
+  // on the host by the rows of an expert.
+  std::vector<int64_t> copy_ns;
+  std::vector<std::pair<int64_t, double>> host_ns;
   // Null: nothing is fetched ahead. The engine's thread makes it predict.
   const Prefetcher* prefetcher = nullptr;
   // The policy of each device's cache; empty, or null made: see ExpertFlow.

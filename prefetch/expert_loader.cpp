@@ -46,6 +46,7 @@ ExpertFlowOptions FlowOptions(const ExpertLoaderOptions& options, int64_t slots,
   flow.lanes = sizes.lanes;
   flow.max_packets = sizes.max_packets;
   flow.max_retries = options.max_retries;
+  flow.copy_ns = options.copy_ns;
   // A layer's read that arrives while prefetches are in flight waits for them: fewer than a layer's
   // own reads, yet enough to keep a disk busy.
   flow.prefetch_depth = std::max(1, options.depth / 4);

@@ -61,6 +61,7 @@ struct ExpertLoaderOptions {
   // consumer that waits for several loaders.
   std::function<void()> on_progress = nullptr;
 
+  int64_t copy_ns = 0;           // of one expert, until it is measured; 0: not known
   const Clock* clock = nullptr;  // null: the steady one; for tests, as the next one
   FlowLog* log = nullptr;
 };

@@ -13,6 +13,7 @@
 #include "core/device/emulated_device.h"
 #include "core/io/async_reader.h"
 #include "core/perf/execution_plan.h"
+#include "core/perf/hardware_profile.h"
 #include "kernels/cpu/kernels.h"
 #include "kernels/cuda/kernels.h"
 #include "prefetch/miss_planner.h"
@@ -34,6 +35,8 @@ struct DeviceOptions {
   std::string gpu_memory = "auto";  // on each: all that may be taken of it
   std::vector<int> numa_nodes;      // the nodes that devices take turns on; empty: not known
   MissMode miss = MissMode::kAuto;
+  // Of each device, what was measured of it on this machine; empty: nothing.
+  std::vector<DeviceProfile> profiles;
   EmulatedLink emulated_link;
   std::vector<EmulatedFaults> emulated_faults;  // of device d, for tests
   // Emulated devices compute with these, as CUDA devices do with theirs; for tests. Null: the host

@@ -178,6 +178,7 @@ void LocalEngine::MakeDeviceExperts() {
   DeviceExpertsOptions options;
   options.miss = MissModeOf(options_);
   for (const DevicePlan& device : plan_.devices) options.slots.push_back(device.slots);
+  StartFromProfiles(options_, files_.experts->layout(), options);
   options.prefetcher = prefetcher_.get();
   options.make_policy = [this] { return MakePolicy(); };
   experts_ = std::make_unique<DeviceExperts>(*home_, grid, *placement_, devices, options);

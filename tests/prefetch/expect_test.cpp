@@ -298,5 +298,33 @@ TEST_F(DeviceExpectTest, TheNextLayerIsCopiedUnderThisOne) {
   }
 }
 
+// Misses are planned by the rates that a profile knows, from the first layer on.
+TEST_F(DeviceExpectTest, StartsWithTheRatesThatAreKnown) {
+  struct Case {
+    int64_t copy_ns;
+    double host_ns;
+    uint64_t on_host;
+  };
+  // One host and one link: the host takes as many as end no later than the link's rest.
+  for (const Case& c : {Case{1'000'000, 1, 8}, Case{1, 1'000'000, 0}, Case{1000, 1000, 4},
+                        Case{3000, 1000, 6}, Case{1000, 3000, 2}}) {
+    DeviceExpertsOptions options;
+    options.miss = MissMode::kAuto;
+    options.slots = {8};
+    options.copy_ns = {c.copy_ns};
+    options.host_ns = {{16, c.host_ns}};
+    Open(1, options);
+    experts_->BeginLayer(Layer(0), 8 * 16);
+    std::vector<PinnedExpert> ready;
+    for (size_t used = 0; used < 8; used += ready.size()) {
+      ready.clear();
+      ASSERT_TRUE(experts_->TryNextReady(ready));
+      for (const PinnedExpert& pinned : ready) experts_->Release(pinned);
+      if (ready.empty()) Pass(1);
+    }
+    EXPECT_EQ(experts_->EndLayer().on_host, c.on_host) << c.copy_ns << " " << c.host_ns;
+  }
+}
+
 }  // namespace
 }  // namespace moesaic
