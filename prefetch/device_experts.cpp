@@ -48,6 +48,7 @@ DeviceExperts::DeviceExperts(const HostExperts& home, const ExpertGrid& grid,
     loading.numa_node = link.device->numa_node();
     loading.prefetcher = options.prefetcher;
     loading.link = static_cast<int32_t>(d);
+    if (!options.copy_ns.empty()) loading.copy_ns = options.copy_ns[d];
     loading.experts = placement.experts(static_cast<int>(d));
     loading.slot_memory = {link.memory.data(), link.memory.bytes()};
     loading.hands_out_failed = true;
@@ -62,6 +63,7 @@ DeviceExperts::DeviceExperts(const HostExperts& home, const ExpertGrid& grid,
         std::make_unique<DeviceReader>(files, link.memory.span(), kLinkDepth));
     link.needed.reserve(experts);
   }
+  for (const auto& [rows, expert_ns] : options.host_ns) host_rate_.Start(rows, expert_ns);
   pinned_.reserve(experts);
   on_host_.reserve(experts);
   missed_.reserve(experts);
@@ -116,6 +118,23 @@ void DeviceExperts::BeginLayer(std::span<const ExpertId> needed, int64_t pairs) 
     std::erase(LinkOf(miss.expert).needed, grid_.Id(miss.expert));
     ToHost(miss.expert);
   }
+}
+
+void DeviceExperts::Expect(std::span<const ExpertId> experts) {
+  if (miss_ == MissMode::kHost) return;  // nothing is fetched
+  for (size_t d = 0; d < links_.size(); ++d) {
+    if (!links_[d].loader) continue;
+    expected_.clear();
+    for (const ExpertId id : experts) {
+      if (placement_.device(grid_.Index(id)) == static_cast<int>(d)) expected_.push_back(id);
+    }
+    links_[d].loader->Expect(expected_);
+  }
+}
+
+bool DeviceExperts::IsResident(ExpertId expert) const {
+  const auto device = static_cast<size_t>(placement_.device(grid_.Index(expert)));
+  return links_[device].loader != nullptr && links_[device].loader->IsResident(expert);
 }
 
 void DeviceExperts::PlanMissed() {

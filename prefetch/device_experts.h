@@ -15,6 +15,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "cache/expert_grid.h"
@@ -33,6 +34,10 @@ namespace moesaic {
 struct DeviceExpertsOptions {
   MissMode miss = MissMode::kAuto;
   std::vector<int64_t> slots;  // of each device
+  // What is known before it is measured here: of one expert over each link (empty: nothing), and
+  // on the host by the rows of an expert.
+  std::vector<int64_t> copy_ns;
+  std::vector<std::pair<int64_t, double>> host_ns;
   // Null: nothing is fetched ahead. The engine's thread makes it predict.
   const Prefetcher* prefetcher = nullptr;
   // The policy of each device's cache; empty, or null made: see ExpertFlow.
@@ -49,6 +54,8 @@ class DeviceExperts : public ExpertProvider {
   void StepBegan() override;
   void StopPrefetching() override;
   void BeginLayer(std::span<const ExpertId> needed, int64_t pairs) override;
+  void Expect(std::span<const ExpertId> experts) override;
+  bool IsResident(ExpertId expert) const override;
   bool NextReady(std::vector<PinnedExpert>& out) override { return Next(out, true); }
   bool TryNextReady(std::vector<PinnedExpert>& out) override { return Next(out, false); }
   void Release(const PinnedExpert& expert) override;
@@ -99,6 +106,7 @@ class DeviceExperts : public ExpertProvider {
   std::vector<ExpertIndex> on_host_;  // to be handed out
   std::vector<MissedExpert> missed_;
   std::vector<ExpertId> failed_;
+  std::vector<ExpertId> expected_;  // of one link
   ExpertStats stats_;
   int64_t rows_per_expert_ = 1;
   int64_t host_batch_ = 0;       // experts handed out for the host together

@@ -9,6 +9,9 @@
 namespace moesaic {
 namespace {
 
+// Of a transfer that a later layer waits for: behind those of the open layer, before prefetches.
+constexpr float kExpectedPriority = -1;
+
 // Transfers that a prefetch may be one of: lanes and slots stay free for what the next layer lacks.
 int64_t MostTransfers(const ExpertFlowOptions& options) {
   return std::max<int64_t>(1, std::min<int64_t>(options.lanes - 1, options.slots / 4));
@@ -40,12 +43,14 @@ ExpertFlow::ExpertFlow(const ExpertGrid& grid, std::vector<ExpertCopy> copies,
              PolicyOr(std::move(policy), prefetch_, grid.total())),
       queue_(grid.total(), options.lanes, options.max_packets, options.max_retries),
       need_(static_cast<size_t>(grid.total()), Need::kNone),
+      expectation_(static_cast<size_t>(grid.total()), 0),
       began_as_prefetch_(static_cast<size_t>(grid.total()), 0) {
   CHECK_EQ(copies_.size(), static_cast<size_t>(grid.total()));
   const auto experts = static_cast<size_t>(grid.num_experts());
   needed_.reserve(experts);
   missing_.reserve(experts);
   ready_.reserve(experts);
+  expected_.reserve(static_cast<size_t>(grid.total()));
 }
 
 // --- the consumer
@@ -70,6 +75,7 @@ void ExpertFlow::BeginLayer(std::span<const ExpertIndex> needed, int64_t now_ns)
     NeedOf(expert) = Need::kWaiting;
     needed_.push_back(expert);
     cache_.Want(expert);
+    StopExpecting(expert);
     switch (cache_.state(expert)) {
       case ExpertCache::State::kResident:
         ++stats_.hits;
@@ -106,6 +112,39 @@ bool ExpertFlow::ComputeOnHost(ExpertIndex expert, int64_t now_ns) {
   LeaveOut(expert);
   ++stats_.on_host;
   Log(FlowEvent::Kind::kOnHost, expert, 0, now_ns);
+  return true;
+}
+
+bool ExpertFlow::Expect(std::span<const ExpertIndex> experts, int64_t now_ns) {
+  constexpr uint8_t kAgain = 2;
+  for (const ExpertIndex expert : experts) {
+    if (NeedOf(expert) != Need::kNone) continue;  // the open layer's own
+    if (ExpectationOf(expert) == 0) cache_.Want(expert);
+    ExpectationOf(expert) = kAgain;
+    if (BeingCopied(expert)) {
+      queue_.Update(expert, TransferClass::kOnDemand, kExpectedPriority);
+    }
+  }
+  for (const ExpertIndex expert : expected_) {
+    if (ExpectationOf(expert) == kAgain || !StopExpecting(expert)) continue;
+    if (queue_.state(expert) == TransferState::kWaiting) Cancel(expert, now_ns);
+  }
+  expected_.clear();
+  next_expected_ = 0;
+  for (const ExpertIndex expert : experts) {
+    if (ExpectationOf(expert) != kAgain) continue;
+    ExpectationOf(expert) = 1;
+    expected_.push_back(expert);
+  }
+  return StartMissing(now_ns);
+}
+
+// What the layer or nobody wants now; a copy on its way goes on as a prefetch. Whether it was
+// expected.
+bool ExpertFlow::StopExpecting(ExpertIndex expert) {
+  if (std::exchange(ExpectationOf(expert), uint8_t{0}) == 0) return false;
+  cache_.Unwant(expert);
+  if (BeingCopied(expert)) queue_.Update(expert, TransferClass::kPrefetch, 0);
   return true;
 }
 
@@ -202,16 +241,23 @@ void ExpertFlow::BeginPreload(std::span<const ExpertIndex> experts, int64_t now_
 
 // --- what is loaded
 
-// Gives slots to missing experts of the open layer while there are any to be had.
+// Gives slots to missing experts of the open layer, then to what later layers want, while there are
+// any to be had.
 bool ExpertFlow::StartMissing(int64_t now_ns) {
+  const bool started = StartNeeded(now_ns);
+  return StartExpected(now_ns) || started;
+}
+
+bool ExpertFlow::StartNeeded(int64_t now_ns) {
   if (!layer_open_ || !loads_started_) return false;
   bool started = false;
   while (next_missing_ < missing_.size()) {
     const ExpertIndex expert = missing_[next_missing_];
     const auto slot = cache_.Reserve(expert, LoadReason::kOnDemand, now_ns);
     if (!slot) {
-      CancelPrefetchesFor(missing_.size() - next_missing_, now_ns);
-      if (cache_.free_slots() == 0) break;
+      const size_t slots_needed = missing_.size() - next_missing_;
+      CancelPrefetchesFor(slots_needed, now_ns);
+      if (cache_.free_slots() == 0 && !YieldExpected(slots_needed)) break;
       continue;
     }
     queue_.Add(expert, CopyOf(expert).packets, TransferClass::kOnDemand, 0, now_ns);
@@ -222,11 +268,42 @@ bool ExpertFlow::StartMissing(int64_t now_ns) {
   return started;
 }
 
+bool ExpertFlow::StartExpected(int64_t now_ns) {
+  if (preloading_) return false;
+  if (layer_open_ && (!loads_started_ || next_missing_ < missing_.size())) return false;
+  bool started = false;
+  for (; next_expected_ < expected_.size(); ++next_expected_) {
+    const ExpertIndex expert = expected_[next_expected_];
+    if (ExpectationOf(expert) == 0 || cache_.state(expert) != ExpertCache::State::kAbsent) continue;
+    const auto slot = cache_.Reserve(expert, LoadReason::kOnDemand, now_ns);
+    if (!slot) break;
+    queue_.Add(expert, CopyOf(expert).packets, TransferClass::kOnDemand, kExpectedPriority, now_ns);
+    began_as_prefetch_[static_cast<size_t>(expert)] = 1;
+    ++stats_.fetched_early;
+    started = true;
+    Log(FlowEvent::Kind::kPrefetch, expert, slot->evicted, now_ns);
+  }
+  return started;
+}
+
+// So many expected experts, the last first, keep their slots no better than others do. Whether
+// there were any.
+bool ExpertFlow::YieldExpected(size_t slots_needed) {
+  bool yielded = false;
+  for (auto expert = expected_.rbegin(); expert != expected_.rend() && slots_needed > 0; ++expert) {
+    if (cache_.state(*expert) == ExpertCache::State::kAbsent || !StopExpecting(*expert)) continue;
+    --slots_needed;
+    yielded = true;
+  }
+  return yielded;
+}
+
 // Gives a slot to the expert that is best fetched ahead now. Called when no other packet may be
 // issued.
 bool ExpertFlow::StartPrefetch(int64_t now_ns) {
   if (!prefetch_ || !may_prefetch_ || preloading_) return false;
   if (layer_open_ && (!loads_started_ || next_missing_ < missing_.size())) return false;
+  if (next_expected_ < expected_.size()) return false;
   if (queue_.size() >= most_transfers_) return false;
   const auto next = prefetch_->Next(cache_, copy_ns_, now_ns);
   if (!next) return false;
@@ -278,6 +355,7 @@ void ExpertFlow::CancelStalePrefetches(int64_t now_ns) {
 void ExpertFlow::CancelWaiting(int64_t now_ns) {
   for (const ExpertIndex expert : cache_.slot_experts()) {
     if (expert == kNoExpert || queue_.state(expert) != TransferState::kWaiting) continue;
+    if (ExpectationOf(expert) != 0) continue;
     Cancel(expert, now_ns);
   }
 }

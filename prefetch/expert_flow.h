@@ -14,6 +14,8 @@
 //   StartLoads             the missing rest gets slots, as far as there are any, and is queued
 //   TakeReady, Release     until nothing is waiting: slots that are released serve the next wave
 //   EndLayer
+// Expect, at any time, names what a later layer will want for certain: its copies come after those
+// of the open layer and before all that is only predicted, and who has arrived stays.
 // The link, whenever it can take a packet: NextPacket, then CompletePacket, and Commit or Drop when
 // that says so. A layer's packets go first; prefetches have a part of the packets in flight, start
 // only when no packet of a layer is in flight, and yield their slots to a layer that lacks them.
@@ -68,8 +70,8 @@ class ExpertFlow {
   void StepBegan(int64_t now_ns);
   void StopPrefetching() { may_prefetch_ = false; }
 
-  // The distinct experts of one layer that come over this link. Nothing starts to load before
-  // StartLoads.
+  // The distinct experts that come over this link (of one layer, but that nothing here minds).
+  // Nothing of them starts to load before StartLoads.
   void BeginLayer(std::span<const ExpertIndex> needed, int64_t now_ns);
   // Appends those that are not resident, with what is left of their copies.
   void Missed(std::vector<MissedExpert>& out) const;
@@ -83,6 +85,10 @@ class ExpertFlow {
   bool ready() const { return !ready_.empty(); }
   int64_t waiting() const { return waiting_; }  // neither handed out, nor failed, nor on the host
   bool Release(ExpertIndex expert, int64_t now_ns);
+  // What later layers will want, in place of what was expected before: what is missing of it is
+  // fetched, behind what the open layer waits for, as slots can be had; what is there stays. A
+  // layer that cannot get slots otherwise takes them from here. Returns as Release.
+  bool Expect(std::span<const ExpertIndex> experts, int64_t now_ns);
   // The layer has failed: none of its experts starts to load any more.
   void GiveUpLayer() { next_missing_ = missing_.size(); }
   // Pins that are still held end here; experts that were not handed out are no longer waited for.
@@ -125,10 +131,15 @@ class ExpertFlow {
   const ExpertCopy& CopyOf(ExpertIndex expert) const {
     return copies_[static_cast<size_t>(expert)];
   }
+  uint8_t& ExpectationOf(ExpertIndex expert) { return expectation_[static_cast<size_t>(expert)]; }
   bool BeingCopied(ExpertIndex expert) const;
   void NoteReady(int64_t now_ns);
   void LeaveOut(ExpertIndex expert);
   bool StartMissing(int64_t now_ns);
+  bool StartNeeded(int64_t now_ns);
+  bool StartExpected(int64_t now_ns);
+  bool StopExpecting(ExpertIndex expert);
+  bool YieldExpected(size_t slots_needed);
   bool StartPrefetch(int64_t now_ns);
   bool IsPrefetch(ExpertIndex expert) const;
   void Cancel(ExpertIndex expert, int64_t now_ns);
@@ -160,8 +171,13 @@ class ExpertFlow {
   std::vector<Need> need_;            // [experts]
   int64_t waiting_ = 0;
 
+  // What later layers want; entries whose expectation_ is 0 are out of it.
+  std::vector<ExpertIndex> expected_;
+  size_t next_expected_ = 0;          // the first whose load was not started
+  std::vector<uint8_t> expectation_;  // [experts] 1: expected, and wanted in the cache
+
   bool may_prefetch_ = false;               // something was predicted for requests that run
-  std::vector<uint8_t> began_as_prefetch_;  // [experts] while it loads
+  std::vector<uint8_t> began_as_prefetch_;  // [experts] while it loads: no layer asked for it yet
   bool preloading_ = false;
   int64_t prefetch_packets_in_flight_ = 0;
 

@@ -46,6 +46,7 @@ ExpertFlowOptions FlowOptions(const ExpertLoaderOptions& options, int64_t slots,
   flow.lanes = sizes.lanes;
   flow.max_packets = sizes.max_packets;
   flow.max_retries = options.max_retries;
+  flow.copy_ns = options.copy_ns;
   // A layer's read that arrives while prefetches are in flight waits for them: fewer than a layer's
   // own reads, yet enough to keep a disk busy.
   flow.prefetch_depth = std::max(1, options.depth / 4);
@@ -88,7 +89,7 @@ ExpertLoader::ExpertLoader(const ExpertSource& source, int num_layers, int num_e
     to_pack_.reserve(static_cast<size_t>(sizes_.lanes));
     failed_.reserve(experts);
   }
-  indices_.reserve(experts);
+  indices_.reserve(3 * experts);  // a layer's; what may be expected with it
   requests_.reserve(depth);
   completions_.reserve(depth);
   StartThreads();
@@ -116,6 +117,7 @@ void ExpertLoader::StepBegan() {
 void ExpertLoader::StopPrefetching() {
   MutexLock lock(mutex_);
   flow_.StopPrefetching();
+  flow_.Expect({}, Now());
 }
 
 void ExpertLoader::BeginLayer(std::span<const ExpertId> needed) {
@@ -151,6 +153,22 @@ void ExpertLoader::StartLoads(std::span<MissedExpert> plan) {
     started = flow_.StartLoads(Now());
   }
   if (started) reader_->Wake();
+}
+
+void ExpertLoader::Expect(std::span<const ExpertId> experts) {
+  bool started = false;
+  {
+    MutexLock lock(mutex_);
+    indices_.clear();
+    for (const ExpertId id : experts) indices_.push_back(grid_.Index(id));
+    started = flow_.Expect(indices_, Now());
+  }
+  if (started) reader_->Wake();
+}
+
+bool ExpertLoader::IsResident(ExpertId expert) const {
+  MutexLock lock(mutex_);
+  return flow_.cache().state(grid_.Index(expert)) == ExpertCache::State::kResident;
 }
 
 bool ExpertLoader::NextReady(std::vector<PinnedExpert>& out) {
@@ -221,6 +239,7 @@ int64_t ExpertLoader::Preload(std::span<const ExpertId> experts,
   for (const ExpertId id : experts) wanted.push_back(grid_.Index(id));
   MutexLock lock(mutex_);
   flow_.StopPrefetching();
+  flow_.Expect({}, Now());
   while (flow_.cache().loading() > 0) WaitForProgress();  // what an earlier layer left behind
   const uint64_t before = Inserted();
   flow_.BeginPreload(wanted, Now());
@@ -257,6 +276,7 @@ int64_t ExpertLoader::Preload(std::span<const ExpertId> experts,
 void ExpertLoader::Clear() {
   MutexLock lock(mutex_);
   flow_.StopPrefetching();
+  flow_.Expect({}, Now());
   flow_.CancelWaiting(Now());
   while (flow_.cache().loading() > 0) WaitForProgress();
   flow_.EvictAll(Now());

@@ -65,6 +65,7 @@ struct ExpertLoaderOptions {
   // consumer that waits for several loaders.
   std::function<void()> on_progress = nullptr;
 
+  int64_t copy_ns = 0;           // of one expert, until it is measured; 0: not known
   const Clock* clock = nullptr;  // null: the steady one; for tests, as the next one
   FlowLog* log = nullptr;
 };
@@ -106,6 +107,8 @@ class ExpertLoader : public ExpertProvider {
   void BeginLayer(std::span<const ExpertId> needed, std::vector<MissedExpert>& missed)
       EXCLUDES(mutex_);
   void StartLoads(std::span<MissedExpert> plan) EXCLUDES(mutex_);
+  void Expect(std::span<const ExpertId> experts) override EXCLUDES(mutex_);
+  bool IsResident(ExpertId expert) const override EXCLUDES(mutex_);
   // Appends experts of the layer that are resident and not handed out yet, pinned, to `out`; blocks
   // until there is at least one (or one has failed, see hands_out_failed). Returns false when all
   // were handed out. Throws Error(kIo / kCorrupt) when one cannot be read; the layer is over then

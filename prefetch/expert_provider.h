@@ -52,6 +52,12 @@ class ExpertProvider {
   // The distinct experts that the layer needs (any order, one layer), for that many (token, slot)
   // pairs in all.
   virtual void BeginLayer(std::span<const ExpertId> needed, int64_t pairs) = 0;
+  // What later layers will want for certain, in place of what was expected before: what is missing
+  // of it starts to load behind what the open layer waits for, and stays until its layer begins or
+  // it is expected no more. Nothing depends on it but time. With or without an open layer.
+  virtual void Expect(std::span<const ExpertId> /*experts*/) {}
+  // In fast memory now. It may leave as soon as this returns.
+  virtual bool IsResident(ExpertId /*expert*/) const { return true; }
   // Appends experts of the layer that can be computed and were not handed out yet to `out`; blocks
   // until there is at least one. Returns false when all were handed out. Throws Error when one
   // cannot be had; the layer is over then (EndLayer must still be called), later ones can be run.

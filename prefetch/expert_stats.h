@@ -24,6 +24,9 @@ struct ExpertStats {
   uint64_t prefetched = 0;
   uint64_t prefetched_used = 0;
   uint64_t prefetched_unused = 0;
+  // Loads that were started for a later layer that will want them for certain.
+  uint64_t fetched_early = 0;
+  uint64_t deferred = 0;  // computed a layer later, because they were missing (--defer-experts)
 
   ExpertStats& operator+=(const ExpertStats& other) {
     hits += other.hits;
@@ -39,6 +42,8 @@ struct ExpertStats {
     prefetched += other.prefetched;
     prefetched_used += other.prefetched_used;
     prefetched_unused += other.prefetched_unused;
+    fetched_early += other.fetched_early;
+    deferred += other.deferred;
     return *this;
   }
 };

@@ -18,6 +18,10 @@ namespace moesaic {
 
 class HostRate {
  public:
+  // What a profile says, until it is measured here.
+  void Start(int64_t rows_per_expert, double expert_ns) {
+    mean_ns_[Bucket(rows_per_expert)] = expert_ns;
+  }
   void Measured(int64_t rows_per_expert, double expert_ns) {
     MovingAverage(expert_ns, mean_ns_[Bucket(rows_per_expert)]);
   }

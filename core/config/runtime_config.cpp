@@ -376,6 +376,17 @@ void AddRuntimeSettings(RuntimeConfig& config, SettingScope scope, OptionTable& 
        "Compute",
        0,
        {"exact", "fast"}});
+  add(engine, {"defer-experts",
+               &config.defer_experts,
+               "N",
+               "Of the experts of each generated token, those N with the lowest weights (at least "
+               "two are left) are added one layer later, so that the next layer's attention need "
+               "not wait for them. Changes the answers a little. 0: none.",
+               "Compute",
+               0,
+               {},
+               0,
+               1024});
 
   add(engine, {"max-num-seqs",
                &config.max_num_seqs,

@@ -59,6 +59,7 @@ struct RuntimeConfig {
   bool pin_threads = false;
   std::string numa = "auto";
   std::string numerics = "exact";
+  int64_t defer_experts = 0;  // of a decoded token's experts; enter one layer later
 
   // Batching
   int64_t max_num_seqs = 64;

@@ -182,6 +182,8 @@ QueuedCall* Core::NextToTell() {
 }
 
 void Core::Watch() {
+  // A new thread's GPU is the first one, on which asking would start a context.
+  const CurrentDevice current(ordinal_);
   MutexLock lock(mutex_);
   while (!stop_) {
     if (QueuedCall* call = NextToTell()) {

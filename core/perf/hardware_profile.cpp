@@ -57,6 +57,28 @@ std::vector<std::string> ParseStrings(const JsonFields& fields, std::string_view
   return result;
 }
 
+Json RatesToJson(const std::vector<ExpertRate>& rates) {
+  Json array = Json::array();
+  for (const ExpertRate& rate : rates) {
+    array.push_back({{"weights", rate.weights},
+                     {"rows", rate.rows},
+                     {"alone", MeasuredToJson(rate.alone)},
+                     {"loaded", MeasuredToJson(rate.loaded)}});
+  }
+  return array;
+}
+
+std::vector<ExpertRate> RatesFromJson(const nlohmann::json& object, std::string_view key,
+                                      std::string_view file) {
+  std::vector<ExpertRate> rates;
+  ForEachObject(object, key, file, [&](const nlohmann::json&, const JsonFields& rate) {
+    rates.push_back({rate.String("weights", ""), RequiredCount(rate, "rows", 1 << 20),
+                     MeasuredFromJson(rate, "alone", 0, kMaxRate),
+                     MeasuredFromJson(rate, "loaded", 0, kMaxRate)});
+  });
+  return rates;
+}
+
 // Identifies the machine as far as measured rates go. Memory is rounded, because kernels reserve a
 // little more or less of it at each boot.
 std::string HostFingerprint(const HostDescription& host) {
@@ -79,6 +101,27 @@ double HardwareProfile::compute_flop_per_s(std::string_view instructions) const 
     if (rate.instructions == instructions) best = std::max(best, rate.rate.value);
   }
   return best;
+}
+
+double DeviceProfile::copy_bytes_per_s(uint64_t packet_bytes) const {
+  const CopyRate* nearest = nullptr;
+  const auto factor = [&](const CopyRate& rate) {
+    const auto a = static_cast<double>(rate.packet_bytes);
+    const auto b = static_cast<double>(packet_bytes);
+    return a > b ? a / b : b / a;
+  };
+  for (const CopyRate& rate : copies) {
+    if (nearest == nullptr || factor(rate) < factor(*nearest)) nearest = &rate;
+  }
+  return nearest == nullptr ? 0 : nearest->to_device_loaded.value;
+}
+
+const DeviceProfile* HardwareProfile::DeviceNamed(std::string_view name,
+                                                  std::string_view model) const {
+  for (const DeviceProfile& device : devices) {
+    if (device.name == name && device.model == model) return &device;
+  }
+  return nullptr;
 }
 
 const DiskProfile* HardwareProfile::DiskFor(const fs::path& path) const {
@@ -150,6 +193,21 @@ std::string SerializeProfile(const HardwareProfile& profile) {
                                {"how", choice.how},
                                {"when", choice.when}});
   }
+  root["devices"] = Json::array();
+  for (const DeviceProfile& device : profile.devices) {
+    Json copies = Json::array();
+    for (const CopyRate& rate : device.copies) {
+      copies.push_back({{"packet_bytes", rate.packet_bytes},
+                        {"to_device", MeasuredToJson(rate.to_device)},
+                        {"to_device_loaded", MeasuredToJson(rate.to_device_loaded)},
+                        {"to_host", MeasuredToJson(rate.to_host)}});
+    }
+    root["devices"].push_back({{"name", device.name},
+                               {"model", device.model},
+                               {"copies", copies},
+                               {"on_host", RatesToJson(device.on_host)},
+                               {"on_device", RatesToJson(device.on_device)}});
+  }
   // A path that is not UTF-8 is shown with replacement characters rather than refused.
   return root.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
@@ -202,6 +260,20 @@ HardwareProfile ParseProfile(std::string_view json, std::string_view name) {
       choice.steps.push_back(
           {RequiredCount(step, "min_rows", 1 << 20), step.String("instructions", "")});
     });
+  });
+  ForEachObject(root, "devices", name, [&](const nlohmann::json& object, const JsonFields& item) {
+    DeviceProfile& device = profile.devices.emplace_back();
+    device.name = item.String("name", "");
+    device.model = item.String("model", "");
+    ForEachObject(object, "copies", name, [&](const nlohmann::json&, const JsonFields& rate) {
+      device.copies.push_back(
+          {static_cast<uint32_t>(RequiredCount(rate, "packet_bytes", UINT32_MAX)),
+           MeasuredFromJson(rate, "to_device", 0, kMaxRate),
+           MeasuredFromJson(rate, "to_device_loaded", 0, kMaxRate),
+           MeasuredFromJson(rate, "to_host", 0, kMaxRate)});
+    });
+    device.on_host = RatesFromJson(object, "on_host", name);
+    device.on_device = RatesFromJson(object, "on_device", name);
   });
   return profile;
 }

@@ -50,6 +50,34 @@ struct ComputeRate {
   Measured rate;  // flop/s, a multiply-add counts as two
 };
 
+// Copies between host memory and a device, in packets of one size that follow each other.
+struct CopyRate {
+  uint32_t packet_bytes = 0;
+  Measured to_device;         // byte/s
+  Measured to_device_loaded;  // byte/s, while the host computes experts
+  Measured to_host;           // byte/s
+};
+
+// Computing routed experts, each for so many rows. Rates are of weights, so that they say something
+// of experts of other sizes: one takes its bytes over that.
+struct ExpertRate {
+  std::string weights;  // WeightTypeName
+  int64_t rows = 0;     // of each expert
+  Measured alone;       // byte/s
+  Measured loaded;      // byte/s, while experts are copied to the device
+};
+
+struct DeviceProfile {
+  std::string name;                   // "cuda:0"
+  std::string model;                  // "NVIDIA H100 80GB HBM3"
+  std::vector<CopyRate> copies;       // ascending packets
+  std::vector<ExpertRate> on_host;    // ascending rows of each type
+  std::vector<ExpertRate> on_device;  // likewise; none where the device computes nothing
+
+  // The rate to the device under load, in packets of the nearest size; 0 when there is none.
+  double copy_bytes_per_s(uint64_t packet_bytes) const;
+};
+
 struct HostDescription {
   std::string fingerprint;  // of the fields below, as HostFingerprint makes it
   std::string cpu_model;
@@ -71,11 +99,14 @@ struct HardwareProfile {
   std::vector<MemoryRate> memory;  // ascending threads
   std::vector<ComputeRate> compute;
   std::vector<KernelChoice> kernels;  // none where there is nothing to choose
+  std::vector<DeviceProfile> devices;
 
   // The rate of the most threads measured; 0 when there is none.
   double memory_bytes_per_s() const;
   // The fastest rate of these instructions; 0 when there is none.
   double compute_flop_per_s(std::string_view instructions) const;
+  // Null when there is no such device, or another one now.
+  const DeviceProfile* DeviceNamed(std::string_view name, std::string_view model) const;
   // The disk profile whose path is a parent of (or equal to) `path`, the nearest one; null when
   // there is none.
   const DiskProfile* DiskFor(const std::filesystem::path& path) const;

@@ -138,17 +138,11 @@ CpuKernels MakeKernels(Isa isa) {
 #endif
   table =
       WithQuantIsa(table, DefaultQuantIsa(isa, [](QuantIsa q) { return QuantIsaSupported(q); }));
-  // Until `moesaic profile` has measured it.
+  // Until `moesaic profile` has measured it. Integers take VNNI, which is faster than tiles as long
+  // as each group of 32 inputs has a scale of its own (docs/benchmarks.md).
   if (isa == Isa::kAmx) {
     const KernelStep steps[] = {{1, IsaName(Isa::kAvx512)}, {5, IsaName(Isa::kAmx)}};
     CHECK(ChooseProducts(WeightType::kBf16, steps, table));
-  }
-  if (isa == Isa::kAmx && QuantIsaSupported(QuantIsa::kAmx)) {
-    const KernelStep steps[] = {{1, QuantIsaName(table.quant_isa)},
-                                {8, QuantIsaName(QuantIsa::kAmx)}};
-    for (const WeightType type : {WeightType::kInt8, WeightType::kInt4}) {
-      CHECK(ChooseProducts(type, steps, table));
-    }
   }
   return table;
 }

@@ -175,7 +175,8 @@ void RunExperts(ThreadPool& pool, const CpuKernels& kernels, const std::byte* x,
 }
 
 void CombineSlots(ThreadPool& pool, const CpuKernels& kernels, const float* slot_out,
-                  const float* weights, int64_t tokens, int64_t top_k, int64_t hidden, float* y) {
+                  const float* weights, int64_t tokens, int64_t top_k, int64_t hidden, float* y,
+                  SlotMask slots) {
   if (tokens == 0 || hidden == 0) return;
   const int64_t work = tokens * top_k * hidden;
   const int64_t wanted =
@@ -191,6 +192,7 @@ void CombineSlots(ThreadPool& pool, const CpuKernels& kernels, const float* slot
     if (length <= 0) return;
     for (int64_t t = block * tokens / blocks; t < (block + 1) * tokens / blocks; ++t) {
       for (int64_t slot = t * top_k; slot < (t + 1) * top_k; ++slot) {
+        if (slots.mask != nullptr && slots.mask[slot] != slots.value) continue;
         kernels.axpy(weights[slot], slot_out + slot * hidden + begin, length,
                      y + t * hidden + begin);
       }

@@ -47,9 +47,16 @@ void RunExperts(ThreadPool& pool, const CpuKernels& kernels, const std::byte* x,
                 int64_t x_stride_bytes, std::span<const ExpertWork> experts, float* slot_out,
                 MoeWorkspace& workspace);
 
+// Some of the (token, slot) pairs: those with mask [tokens, top_k] == value; null: all of them.
+struct SlotMask {
+  const uint8_t* mask = nullptr;
+  uint8_t value = 0;
+};
+
 // y[t] += sum over slots, ascending, of weights[t * top_k + s] * slot_out[t * top_k + s].
 void CombineSlots(ThreadPool& pool, const CpuKernels& kernels, const float* slot_out,
-                  const float* weights, int64_t tokens, int64_t top_k, int64_t hidden, float* y);
+                  const float* weights, int64_t tokens, int64_t top_k, int64_t hidden, float* y,
+                  SlotMask slots = {});
 
 // args.panel_begin/end are ignored: the whole product, split over the pool by panels and row
 // blocks, and over its nodes like those of experts.

@@ -222,6 +222,13 @@ BatchPlan LedgerOf(const EngineOptions& options, const ModelFiles& files, const 
 }
 
 void CheckBatchOptions(const EngineOptions& options, const ModelConfig& config) {
+  if (options.defer_experts > 0) {
+    Fail(ErrorKind::kInvalidArgument,
+         "--defer-experts {}: throughput mode runs a layer's experts for all sequences at once and "
+         "has nothing to defer them for; leave it out, or use latency mode (moesaic serve, moesaic "
+         "run)",
+         options.defer_experts);
+  }
   if (options.max_model_len > config.max_position && config.rope.kind == RopeKind::kDefault) {
     Fail(ErrorKind::kInvalidArgument, "--max-model-len: {} is more than the model's {} positions",
          options.max_model_len, config.max_position);

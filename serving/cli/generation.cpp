@@ -152,6 +152,8 @@ StepStats Difference(const StepStats& after, const StepStats& before) {
   d.experts.prefetched -= before.experts.prefetched;
   d.experts.prefetched_used -= before.experts.prefetched_used;
   d.experts.prefetched_unused -= before.experts.prefetched_unused;
+  d.experts.fetched_early -= before.experts.fetched_early;
+  d.experts.deferred -= before.experts.deferred;
   d.recall -= before.recall;
   d.attention_us -= before.attention_us;
   d.moe_us -= before.moe_us;

@@ -10,6 +10,7 @@
 #include "core/base/error.h"
 #include "core/base/logging.h"
 #include "core/base/units.h"
+#include "core/device/cuda_device.h"
 #include "core/io/checkpoint.h"
 #include "core/io/expert_store.h"
 #include "serving/cli/output.h"
@@ -132,6 +133,7 @@ EngineOptions EngineOptionsFrom(const RuntimeConfig& config, const std::string& 
   options.schedule = ScheduleFrom(config.schedule);
   options.micro_batches = config.micro_batches;
   options.devices = DeviceOptionsFrom(config, topology);
+  options.defer_experts = config.defer_experts;
   options.exact_numerics = config.numerics == "exact";
   options.preload = config.preload;
   options.predictor = config.predictor;
@@ -151,6 +153,28 @@ void ChooseKernels(const Invocation& invocation, const Topology& topology, Engin
     options.kernel_choices = profile->kernels;
   } else {
     LogDebug("kernels are chosen by default: {}", why);
+  }
+}
+
+void ChooseDeviceRates(const Invocation& invocation, const Topology& topology,
+                       EngineOptions& options) {
+  if (options.devices.kind != DeviceKind::kCuda || options.devices.count == 0) return;
+  std::string why;
+  const auto profile = LoadProfileFor(DescribeHost(topology), ProfilePath(invocation), &why);
+  const std::vector<CudaDeviceInfo> infos = FindCudaDevices().devices;
+  std::vector<DeviceProfile> known;
+  for (size_t d = 0;
+       profile && d < infos.size() && known.size() < static_cast<size_t>(options.devices.count);
+       ++d) {
+    const DeviceProfile* const device =
+        profile->DeviceNamed(fmt::format("cuda:{}", infos[d].ordinal), infos[d].name);
+    if (device != nullptr) known.push_back(*device);
+  }
+  if (known.size() == static_cast<size_t>(options.devices.count)) {
+    options.devices.profiles = std::move(known);
+  } else {
+    LogDebug("rates of links and experts are measured while serving only: {}",
+             profile ? "the profile does not know these GPUs" : why);
   }
 }
 

@@ -30,6 +30,10 @@ EngineOptions EngineOptionsFrom(const RuntimeConfig& config, const std::string& 
 // set that is forced (MOESAIC_ISA) is left alone.
 void ChooseKernels(const Invocation& invocation, const Topology& topology, EngineOptions& options);
 
+// Takes what the profile of this machine says of the GPUs, when it knows all of them.
+void ChooseDeviceRates(const Invocation& invocation, const Topology& topology,
+                       EngineOptions& options);
+
 // Where io-depth and packet-size are left open: takes them from the profile of this machine, or
 // from a brief measurement of the file that the experts are read from when there is none. Does
 // nothing when all experts fit in memory.

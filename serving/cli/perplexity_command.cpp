@@ -88,7 +88,8 @@ int PerplexityCommand(const Invocation& invocation) {
        "Measure how well a model predicts a text: the exponential of the mean negative "
        "log-probability of its tokens. The text is cut into windows of --context "
        "tokens and the second half of each is counted, as llama-perplexity does, so "
-       "that figures compare. It shows what a --dtype or --kv-cache-dtype costs.",
+       "that figures compare. It shows what a --dtype or --kv-cache-dtype costs, and what "
+       "--defer-experts does: the second half counts as generated.",
        {"moesaic perplexity models/sample wiki.test.raw",
         "moesaic perplexity models/sample wiki.test.raw --dtype int4 --json"}});
   RuntimeConfig config;
@@ -132,6 +133,7 @@ int PerplexityCommand(const Invocation& invocation) {
       request.prompt = windows[submitted];
       request.max_tokens = 0;
       request.prompt_logprobs = 0;
+      request.decode_from = context / 2;  // what is counted is predicted from here on
       sinks.push_back(std::make_shared<LogprobSink>());
       engine.Submit({std::move(request)}, {sinks.back()});
     }
@@ -150,10 +152,16 @@ int PerplexityCommand(const Invocation& invocation) {
   const double rate =
       static_cast<double>(windows.size()) * static_cast<double>(context) / watch.seconds();
   if (json) {
-    const Json result = {
-        {"model", model_name},    {"perplexity", sum.perplexity()}, {"standard_error", sum.error()},
-        {"mean_nll", sum.mean()}, {"tokens", sum.tokens},           {"windows", windows.size()},
-        {"context", context},     {"dtype", config.dtype},          {"tokens_per_s", rate}};
+    const Json result = {{"model", model_name},
+                         {"perplexity", sum.perplexity()},
+                         {"standard_error", sum.error()},
+                         {"mean_nll", sum.mean()},
+                         {"tokens", sum.tokens},
+                         {"windows", windows.size()},
+                         {"context", context},
+                         {"dtype", config.dtype},
+                         {"tokens_per_s", rate},
+                         {"defer_experts", config.defer_experts}};
     WriteOut(result.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
   } else {
     Print("perplexity {:.4f} +/- {:.4f} of {} tokens in {} windows of {} ({:.0f} tokens/s)\n",

@@ -60,6 +60,32 @@ std::string DiskTable(const DiskProfile& disk, bool latency) {
   return table.Render();
 }
 
+std::string ExpertTable(const std::vector<ExpertRate>& rates) {
+  TextTable table("<>>>", 4);
+  table.Add({"weights", "rows", "alone", "with copies"});
+  for (const ExpertRate& rate : rates) {
+    table.Add({rate.weights, fmt::format("{}", rate.rows), FormatRate(rate.alone.value),
+               FormatRate(rate.loaded.value)});
+  }
+  return table.Render();
+}
+
+std::string DeviceReport(const DeviceProfile& device) {
+  std::string out = fmt::format("\n{} ({}), copies by packets\n", device.name, device.model);
+  TextTable copies(">>>>", 2);
+  copies.Add({"packet", "to it", "with experts on the host", "from it"});
+  for (const CopyRate& rate : device.copies) {
+    copies.Add({FormatBytes(rate.packet_bytes), FormatRate(rate.to_device.value),
+                FormatRate(rate.to_device_loaded.value), FormatRate(rate.to_host.value)});
+  }
+  out += copies.Render();
+  out += "  experts on the host, weights\n" + ExpertTable(device.on_host);
+  if (!device.on_device.empty()) {
+    out += "  experts on the device, weights\n" + ExpertTable(device.on_device);
+  }
+  return out;
+}
+
 std::string Report(const HardwareProfile& profile) {
   const HostDescription& host = profile.host;
   std::string out = DescribeMachine(host);
@@ -103,6 +129,7 @@ std::string Report(const HardwareProfile& profile) {
                          best->depth, FormatRate(best->read.value));
     }
   }
+  for (const DeviceProfile& device : profile.devices) out += DeviceReport(device);
   return out;
 }
 
@@ -146,7 +173,8 @@ int ProfileCommand(const Invocation& invocation) {
   CommandLine line(
       {"profile",
        "",
-       "Measure this machine (compute peak, kernels, memory and disk reading) and keep the result "
+       "Measure this machine (compute peak, kernels, memory, disk reading, and GPUs: copies and "
+       "experts, alone and at the same time) and keep the result "
        "where the other commands find it. Takes about half a minute; leave the machine "
        "alone meanwhile. A temporary file of at most 1 GiB is written to --path and "
        "removed.",

@@ -97,6 +97,12 @@ std::string RunStatsText(const RunSummary& summary) {
         {"prefetch", fmt::format("{} started; {} were used, {} left unused", experts.prefetched,
                                  experts.prefetched_used, experts.prefetched_unused)});
   }
+  if (experts.fetched_early > 0) {
+    table.Add(
+        {"fetched early",
+         fmt::format("{} for a layer that was sure to want them; {} were missing and deferred",
+                     experts.fetched_early, experts.deferred)});
+  }
   if (steps.recall.used[0] > 0) {
     std::string shares;
     for (const double share : Recall(steps.recall)) {
@@ -149,6 +155,8 @@ nlohmann::ordered_json RunStatsJson(const RunSummary& summary) {
             {"prefetched", experts.prefetched},
             {"prefetched_used", experts.prefetched_used},
             {"prefetched_unused", experts.prefetched_unused},
+            {"fetched_early", experts.fetched_early},
+            {"deferred", experts.deferred},
             {"recall", Recall(steps.recall)},
             {"slots", summary.plan.expert_slots},
             {"resident", summary.status.experts_resident},

@@ -33,6 +33,7 @@ LoadedModel LoadModel(const RuntimeConfig& config, const std::string& model_name
   ApplyNumaPolicy(ParseNumaPolicy(config.numa, topology));
   EngineOptions options = EngineOptionsFrom(config, model_name, topology);
   ChooseKernels(invocation, topology, options);
+  ChooseDeviceRates(invocation, topology, options);
   LoadedModel loaded;
   loaded.plan = PlanEngine(options);
   ChooseReading(loaded.plan, invocation, topology, options);

@@ -1,6 +1,7 @@
 #include "serving/model/expert_runner.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "core/base/check.h"
@@ -10,6 +11,14 @@ namespace {
 
 constexpr size_t kRowsOfCopy = 16;  // that are copied by one
 
+// Of a layer's experts: when so many are wanted, so will be those of the next. What is fetched in
+// vain is at most the rest.
+constexpr double kWholeLayer = 0.9;
+
+int64_t FloatRowBytes(const ModelConfig& config) {
+  return ActivationRowBytes(ActivationType::kF32, config.hidden_size);
+}
+
 }  // namespace
 
 int64_t WidestActivationRow(const CpuKernels& kernels, int64_t n) {
@@ -18,7 +27,8 @@ int64_t WidestActivationRow(const CpuKernels& kernels, int64_t n) {
 }
 
 ExpertRunner::ExpertRunner(const ModelConfig& config, const ExpertLayout& layout,
-                           ExpertPlaces places, const CpuKernels& kernels, int64_t max_tokens)
+                           ExpertPlaces places, const CpuKernels& kernels, int64_t max_tokens,
+                           bool may_defer)
     : config_(config),
       layout_(layout),
       kernels_(kernels),
@@ -33,57 +43,160 @@ ExpertRunner::ExpertRunner(const ModelConfig& config, const ExpertLayout& layout
     part.workspace.Reserve(ActivationTypeOf(kernels.numerics, Gate().type), rows,
                            config.moe_intermediate_size);
     part.needed.reserve(experts);
+    part.expected.reserve(3 * experts);
     part.ready.reserve(experts);
     part.of_device.reserve(experts);
     part.of_host.reserve(experts);
     part.work.reserve(experts);
   }
   if (parts_.size() > 1) fan_out_ = std::make_unique<ThreadPool>(static_cast<int>(parts_.size()));
-  slot_out_ = AlignedBuffer(static_cast<size_t>(rows * config.hidden_size) * sizeof(float));
-  first_row_.resize(experts + 1);
   next_row_.resize(experts);
-  token_rows_.resize(static_cast<size_t>(rows));
-  slot_rows_.resize(static_cast<size_t>(rows));
   pair_rows_.resize(static_cast<size_t>(rows));
+  immediate_.resize(experts);
+  layers_.resize(may_defer ? 2 : 1);
+  for (LayerRows& layer : layers_) {
+    layer.slot_out = AlignedBuffer(static_cast<size_t>(rows * config.hidden_size) * sizeof(float));
+    layer.first_row.resize(experts + 1);
+    layer.token_rows.resize(static_cast<size_t>(rows));
+    layer.slot_rows.resize(static_cast<size_t>(rows));
+    if (!may_defer) continue;
+    layer.weights.resize(static_cast<size_t>(rows));
+    layer.deferred.resize(static_cast<size_t>(rows));
+    layer.late.resize(parts_.size());
+    for (std::vector<ExpertId>& late : layer.late) late.reserve(experts);
+    layer.x = AlignedBuffer(static_cast<size_t>(max_tokens * FloatRowBytes(config)));
+    layer.x.Zero();  // devices are sent all rows
+    layer.activations = AlignedBuffer(
+        static_cast<size_t>(max_tokens * WidestActivationRow(kernels, config.hidden_size)));
+  }
 }
 
 int64_t ExpertRunner::WorkspaceBytes(const ModelConfig& config, const CpuKernels& kernels,
-                                     int64_t max_tokens, int places) {
+                                     int64_t max_tokens, int places, bool may_defer) {
   const int64_t rows = max_tokens * config.top_k;
-  return rows * (config.hidden_size * static_cast<int64_t>(sizeof(float)) +
-                 places * WidestActivationRow(kernels, config.moe_intermediate_size) +
-                 3 * static_cast<int64_t>(sizeof(int32_t)));
+  const int64_t of_layer = rows * (config.hidden_size * static_cast<int64_t>(sizeof(float)) +
+                                   2 * static_cast<int64_t>(sizeof(int32_t)));
+  const int64_t kept =
+      rows * static_cast<int64_t>(sizeof(float) + sizeof(uint8_t)) +
+      max_tokens * (FloatRowBytes(config) + WidestActivationRow(kernels, config.hidden_size));
+  return (may_defer ? 2 * (of_layer + kept) : of_layer) +
+         rows * (places * WidestActivationRow(kernels, config.moe_intermediate_size) +
+                 static_cast<int64_t>(sizeof(int32_t)));
+}
+
+void ExpertRunner::BeginPass() {
+  open_ = running_ = before_ = nullptr;
+  for (Part& part : parts_) {
+    part.tells = false;
+    if (std::exchange(part.expects, false)) part.place.experts->Expect({});
+  }
+}
+
+int ExpertRunner::PlaceOf(ExpertId id) const {
+  return placement_ == nullptr ? 0 : placement_->device(grid_.Index(id));
 }
 
 // Counting sort of the (token, slot) pairs by expert; within an expert they stay in token order.
-void ExpertRunner::Group(int64_t layer, int64_t tokens, const int32_t* experts) {
+// Then who is needed at once, and who comes late: what only deferred pairs want and is missing.
+void ExpertRunner::Group(int64_t layer, int64_t tokens, const RowExperts& experts) {
   const int64_t pairs = tokens * config_.top_k;
-  std::fill(first_row_.begin(), first_row_.end(), 0);
-  for (int64_t p = 0; p < pairs; ++p) ++first_row_[static_cast<size_t>(experts[p]) + 1];
+  std::vector<int32_t>& first_row = open_->first_row;
+  std::fill(first_row.begin(), first_row.end(), 0);
+  std::fill(immediate_.begin(), immediate_.end(), uint8_t{0});
+  for (int64_t p = 0; p < pairs; ++p) {
+    ++first_row[static_cast<size_t>(experts.ids[p]) + 1];
+    if (experts.deferred == nullptr || experts.deferred[p] == 0) {
+      immediate_[static_cast<size_t>(experts.ids[p])] = 1;
+    }
+  }
   for (Part& part : parts_) part.needed.clear();
+  for (std::vector<ExpertId>& late : open_->late) late.clear();
   for (int64_t e = 0; e < config_.num_experts; ++e) {
-    if (first_row_[static_cast<size_t>(e) + 1] > 0) {
+    const auto at = static_cast<size_t>(e);
+    if (first_row[at + 1] > 0) {
       ExpertId id;
       id.layer = static_cast<uint16_t>(layer);
       id.index = static_cast<uint16_t>(e);
-      const int place = placement_ == nullptr ? 0 : placement_->device(grid_.Index(id));
-      parts_[static_cast<size_t>(place)].needed.push_back(id);
+      const auto place = static_cast<size_t>(PlaceOf(id));
+      const bool now = immediate_[at] != 0 || parts_[place].place.experts->IsResident(id);
+      (now ? parts_[place].needed : open_->late[place]).push_back(id);
     }
-    first_row_[static_cast<size_t>(e) + 1] += first_row_[static_cast<size_t>(e)];
-    next_row_[static_cast<size_t>(e)] = first_row_[static_cast<size_t>(e)];
+    first_row[at + 1] += first_row[at];
+    next_row_[at] = first_row[at];
   }
   for (int64_t p = 0; p < pairs; ++p) {
-    const auto row = static_cast<size_t>(next_row_[static_cast<size_t>(experts[p])]++);
-    token_rows_[row] = static_cast<int32_t>(p / config_.top_k);
-    slot_rows_[row] = static_cast<int32_t>(p);
+    const auto row = static_cast<size_t>(next_row_[static_cast<size_t>(experts.ids[p])]++);
+    open_->token_rows[row] = static_cast<int32_t>(p / config_.top_k);
+    open_->slot_rows[row] = static_cast<int32_t>(p);
+  }
+}
+
+// What later layers want of each place: what was deferred to them and, when nearly all experts of
+// this layer are wanted, all of the next one's.
+void ExpertRunner::ListExpected(int64_t layer) {
+  size_t wanted = 0;
+  for (size_t place = 0; place < parts_.size(); ++place) {
+    Part& part = parts_[place];
+    part.expected.clear();
+    wanted += part.needed.size();
+    for (const LayerRows* rows : {before_, open_}) {
+      if (rows == nullptr || rows->late.empty()) continue;
+      const std::vector<ExpertId>& late = rows->late[place];
+      part.expected.insert(part.expected.end(), late.begin(), late.end());
+      if (rows == open_) wanted += late.size();
+    }
+  }
+  int64_t next = layer + 1;
+  while (next < config_.num_layers && config_.layer_is_sparse[static_cast<size_t>(next)] == 0) {
+    ++next;
+  }
+  const bool whole =
+      next < config_.num_layers &&
+      static_cast<double>(wanted) >= kWholeLayer * static_cast<double>(config_.num_experts);
+  for (int64_t e = 0; whole && e < config_.num_experts; ++e) {
+    ExpertId id;
+    id.layer = static_cast<uint16_t>(next);
+    id.index = static_cast<uint16_t>(e);
+    parts_[static_cast<size_t>(PlaceOf(id))].expected.push_back(id);
+  }
+  for (Part& part : parts_) {
+    part.tells = part.expects || !part.expected.empty();
+    part.expects = !part.expected.empty();
+  }
+}
+
+// Keeps what AddDeferred needs of the open layer.
+void ExpertRunner::Keep(const Rows& rows, const RowExperts& experts) {
+  const int64_t pairs = rows.tokens * config_.top_k;
+  running_ = open_;
+  running_->tokens = rows.tokens;
+  std::copy_n(experts.weights, pairs, running_->weights.begin());
+  std::copy_n(experts.deferred, pairs, running_->deferred.begin());
+  const int64_t x_bytes = FloatRowBytes(config_);
+  CHECK_LE(x_bytes, rows.x_stride * static_cast<int64_t>(sizeof(float)));
+  CHECK_EQ(
+      rows.activations_stride_bytes,
+      ActivationRowBytes(ActivationTypeOf(kernels_.numerics, Gate().type), config_.hidden_size));
+  for (const std::vector<ExpertId>& late : running_->late) {
+    for (const ExpertId id : late) {
+      for (int32_t row = running_->first_row[id.index]; row < running_->first_row[id.index + 1u];
+           ++row) {
+        const int64_t token = running_->token_rows[static_cast<size_t>(row)];
+        std::memcpy(running_->x.data() + token * x_bytes, rows.x + token * rows.x_stride,
+                    static_cast<size_t>(x_bytes));
+        std::memcpy(running_->activations.data() + token * rows.activations_stride_bytes,
+                    rows.activations + token * rows.activations_stride_bytes,
+                    static_cast<size_t>(rows.activations_stride_bytes));
+      }
+    }
   }
 }
 
 void ExpertRunner::Compute(Part& part, std::span<const PinnedExpert> ready, const Rows& rows) {
   part.work.clear();
   for (const PinnedExpert& expert : ready) {
-    const auto first = static_cast<size_t>(first_row_[expert.id.index]);
-    const auto last = static_cast<size_t>(first_row_[expert.id.index + 1u]);
+    const auto first = static_cast<size_t>(open_->first_row[expert.id.index]);
+    const auto last = static_cast<size_t>(open_->first_row[expert.id.index + 1u]);
     // The host cannot read the memory of devices that compute.
     const std::byte* const blob =
         expert.device >= 0 && !part.place.operators.empty() ? expert.home : expert.blob;
@@ -91,13 +204,13 @@ void ExpertRunner::Compute(Part& part, std::span<const PinnedExpert> ready, cons
     work.gate = SectionMatrix(layout_.sections[0], blob);
     work.up = SectionMatrix(layout_.sections[1], blob);
     work.down = SectionMatrix(layout_.sections[2], blob);
-    work.token_rows = token_rows_.data() + first;
-    work.slot_rows = slot_rows_.data() + first;
+    work.token_rows = open_->token_rows.data() + first;
+    work.slot_rows = open_->slot_rows.data() + first;
     work.count = static_cast<int64_t>(last - first);
     part.work.push_back(work);
   }
   RunExperts(*part.place.pool, kernels_, rows.activations, rows.activations_stride_bytes, part.work,
-             slot_out_.as<float>(), part.workspace);
+             open_->slot_out.as<float>(), part.workspace);
 }
 
 // Hands `ready` to who computes it: first what devices do, because it goes on by itself.
@@ -128,8 +241,9 @@ void ExpertRunner::Hand(Part& part, const Rows& rows) {
 void ExpertRunner::GiveRows(std::span<const PinnedExpert> experts) {
   auto row = static_cast<int32_t>(onto_->queued_rows());
   for (const PinnedExpert& expert : experts) {
-    for (int32_t i = first_row_[expert.id.index]; i < first_row_[expert.id.index + 1u]; ++i) {
-      pair_rows_[static_cast<size_t>(slot_rows_[static_cast<size_t>(i)])] = row++;
+    for (int32_t i = open_->first_row[expert.id.index]; i < open_->first_row[expert.id.index + 1u];
+         ++i) {
+      pair_rows_[static_cast<size_t>(open_->slot_rows[static_cast<size_t>(i)])] = row++;
     }
   }
 }
@@ -139,15 +253,15 @@ void ExpertRunner::Place(Part& part, const DeviceOperator::Batch& batch) {
   const auto hidden = static_cast<size_t>(config_.hidden_size);
   const float* from = batch.out;
   for (const PinnedExpert& expert : batch.experts) {
-    const auto first = static_cast<size_t>(first_row_[expert.id.index]);
-    const auto rows = static_cast<size_t>(first_row_[expert.id.index + 1u]) - first;
+    const auto first = static_cast<size_t>(open_->first_row[expert.id.index]);
+    const auto rows = static_cast<size_t>(open_->first_row[expert.id.index + 1u]) - first;
     part.place.pool->ParallelFor(
         static_cast<int64_t>((rows + kRowsOfCopy - 1) / kRowsOfCopy), [&](int64_t task, int) {
           const size_t begin = static_cast<size_t>(task) * kRowsOfCopy;
           const size_t end = std::min(rows, begin + kRowsOfCopy);
           for (size_t row = begin; row < end; ++row) {
-            const auto slot = static_cast<size_t>(slot_rows_[first + row]);
-            std::copy_n(from + row * hidden, hidden, slot_out_.as<float>() + slot * hidden);
+            const auto slot = static_cast<size_t>(open_->slot_rows[first + row]);
+            std::copy_n(from + row * hidden, hidden, open_->slot_out.as<float>() + slot * hidden);
           }
         });
     from += rows * hidden;
@@ -203,12 +317,20 @@ void ExpertRunner::RunAll(Part& part, const Rows& rows) {
 
 void ExpertRunner::RunPart(Part& part, const Rows& rows) {
   part.stats = {};
-  if (part.needed.empty()) return;
-  for (const std::unique_ptr<DeviceOperator>& device : part.place.operators) {
-    device->BeginLayer({rows.x, rows.x_stride, rows.tokens}, {first_row_, token_rows_});
-  }
   ExpertProvider& experts = *part.place.experts;
-  experts.BeginLayer(part.needed, rows.tokens * config_.top_k);
+  if (part.needed.empty()) {
+    if (std::exchange(part.tells, false)) experts.Expect(part.expected);
+    return;
+  }
+  for (const std::unique_ptr<DeviceOperator>& device : part.place.operators) {
+    device->BeginLayer({rows.x, rows.x_stride, rows.tokens}, {open_->first_row, open_->token_rows});
+  }
+  int64_t pairs = 0;
+  for (const ExpertId id : part.needed) {
+    pairs += open_->first_row[id.index + 1u] - open_->first_row[id.index];
+  }
+  experts.BeginLayer(part.needed, pairs);
+  if (std::exchange(part.tells, false)) experts.Expect(part.expected);
   try {
     RunAll(part, rows);
   } catch (...) {
@@ -222,9 +344,7 @@ void ExpertRunner::RunPart(Part& part, const Rows& rows) {
   part.stats = experts.EndLayer();
 }
 
-ExpertStats ExpertRunner::Run(int64_t layer, const Rows& rows, const int32_t* experts,
-                              const float* weights, float* y, ThreadPool& pool) {
-  Group(layer, rows.tokens, experts);
+ExpertStats ExpertRunner::RunParts(const Rows& rows) {
   if (fan_out_ == nullptr) {
     RunPart(parts_.front(), rows);
   } else {
@@ -234,12 +354,46 @@ ExpertStats ExpertRunner::Run(int64_t layer, const Rows& rows, const int32_t* ex
   }
   ExpertStats stats;
   for (const Part& part : parts_) stats += part.stats;
-  CombineSlots(pool, kernels_, slot_out_.as<float>(), weights, rows.tokens, config_.top_k,
-               config_.hidden_size, y);
   return stats;
 }
 
-// Gives what is in slot_out_ the rows behind the outputs that are on the device, and puts it where
+ExpertStats ExpertRunner::Run(int64_t layer, const Rows& rows, const RowExperts& experts, float* y,
+                              ThreadPool& pool) {
+  CHECK(experts.deferred == nullptr || layers_.size() > 1);
+  CHECK(running_ == nullptr);
+  open_ = before_ == layers_.data() ? &layers_.back() : layers_.data();
+  Group(layer, rows.tokens, experts);
+  ListExpected(layer);
+  const ExpertStats stats = RunParts(rows);
+  CombineSlots(pool, kernels_, open_->slot_out.as<float>(), experts.weights, rows.tokens,
+               config_.top_k, config_.hidden_size, y, {experts.deferred, 0});
+  if (experts.deferred != nullptr) Keep(rows, experts);
+  return stats;
+}
+
+ExpertStats ExpertRunner::AddDeferred(float* y, ThreadPool& pool) {
+  open_ = std::exchange(before_, std::exchange(running_, nullptr));
+  if (open_ == nullptr) return {};
+  const Rows rows = {.tokens = open_->tokens,
+                     .x = open_->x.as<float>(),
+                     .x_stride = FloatRowBytes(config_) / static_cast<int64_t>(sizeof(float)),
+                     .activations = open_->activations.data(),
+                     .activations_stride_bytes = ActivationRowBytes(
+                         ActivationTypeOf(kernels_.numerics, Gate().type), config_.hidden_size)};
+  uint64_t late = 0;
+  for (size_t place = 0; place < parts_.size(); ++place) {
+    parts_[place].needed.swap(open_->late[place]);
+    late += parts_[place].needed.size();
+  }
+  ExpertStats stats;
+  if (late > 0) stats = RunParts(rows);
+  stats.deferred = late;
+  CombineSlots(pool, kernels_, open_->slot_out.as<float>(), open_->weights.data(), open_->tokens,
+               config_.top_k, config_.hidden_size, y, {open_->deferred.data(), 1});
+  return stats;
+}
+
+// Gives what is in slot_out the rows behind the outputs that are on the device, and puts it where
 // it is sent from.
 void ExpertRunner::StageOthers(int64_t pairs) {
   const auto hidden = static_cast<size_t>(config_.hidden_size);
@@ -259,7 +413,7 @@ void ExpertRunner::StageOthers(int64_t pairs) {
     for (int64_t pair = task * static_cast<int64_t>(kRowsOfCopy); pair < end; ++pair) {
       const int32_t at = pair_rows_[static_cast<size_t>(pair)];
       if (at < first) continue;
-      std::copy_n(slot_out_.as<float>() + static_cast<size_t>(pair) * hidden, hidden,
+      std::copy_n(open_->slot_out.as<float>() + static_cast<size_t>(pair) * hidden, hidden,
                   staging + static_cast<size_t>(at) * hidden);
     }
   });
@@ -267,15 +421,17 @@ void ExpertRunner::StageOthers(int64_t pairs) {
 
 void ExpertRunner::RunOnto(DenseOperator& dense, const DeviceBuffer& there, int64_t layer,
                            const Rows& rows, const int32_t* experts, const float* weights) {
-  CHECK(!open_);
+  CHECK(!runs_onto_);
   CHECK(parts_.size() == 1 && !parts_.front().place.operators.empty());
   Part& part = parts_.front();
   const DeviceOperators& operators = part.place.operators;
   const int64_t pairs = rows.tokens * config_.top_k;
-  Group(layer, rows.tokens, experts);
+  open_ = layers_.data();
+  Group(layer, rows.tokens, {.ids = experts, .weights = weights});
+  ListExpected(layer);
   std::fill_n(pair_rows_.begin(), pairs, -1);
   onto_ = operators.front().get();
-  const RowGroups groups = {first_row_, token_rows_};
+  const RowGroups groups = {open_->first_row, open_->token_rows};
   for (const std::unique_ptr<DeviceOperator>& device : operators) {
     if (device.get() == onto_) {
       device->BeginLayerThere(there, groups);
@@ -284,7 +440,8 @@ void ExpertRunner::RunOnto(DenseOperator& dense, const DeviceBuffer& there, int6
     }
   }
   part.place.experts->BeginLayer(part.needed, pairs);
-  open_ = true;
+  runs_onto_ = true;
+  if (std::exchange(part.tells, false)) part.place.experts->Expect(part.expected);
   RunAll(part, rows);
   const int64_t queued = onto_->queued_rows();
   StageOthers(pairs);
@@ -293,8 +450,8 @@ void ExpertRunner::RunOnto(DenseOperator& dense, const DeviceBuffer& there, int6
 }
 
 ExpertStats ExpertRunner::Close() {
-  if (!open_) return {};
-  open_ = false;
+  if (!runs_onto_) return {};
+  runs_onto_ = false;
   onto_ = nullptr;
   Part& part = parts_.front();
   for (const std::unique_ptr<DeviceOperator>& device : part.place.operators) {

@@ -9,6 +9,14 @@
 // What devices do goes on while the host computes; an expert on a device stays pinned until the
 // event behind its products. What a device could not compute the host does.
 //
+// Deferral (KTransformers: O_k = I_k + S_k(I_k) + R_{k-1}^def(I_{k-1}) + R_k^imm(I_k)): the caller
+// says which (token, slot) pairs of a layer are added one layer later. That changes the sum, and
+// nothing but the routing decides it. What it is good for: an expert that only deferred pairs want
+// and that is missing is fetched while the next layer attends, and computed there.
+//
+// Long prompts: when a layer wants nearly all experts, so will the next, whose experts are fetched
+// as a whole while this one computes.
+//
 // Owned by the Model; used by its thread only. No allocation after construction.
 #pragma once
 
@@ -54,7 +62,10 @@ class ExpertRunner {
  public:
   // All references must outlive the runner.
   ExpertRunner(const ModelConfig& config, const ExpertLayout& layout, ExpertPlaces places,
-               const CpuKernels& kernels, int64_t max_tokens);
+               const CpuKernels& kernels, int64_t max_tokens, bool may_defer = false);
+
+  // A pass begins. What an earlier one that failed has left behind is forgotten.
+  void BeginPass();
 
   // The rows that experts multiply, twice.
   struct Rows {
@@ -64,12 +75,20 @@ class ExpertRunner {
     const std::byte* activations = nullptr;  // for the host: of the type of Gate()
     int64_t activations_stride_bytes = 0;
   };
-  // experts: [tokens, top_k] ids; weights: [tokens, top_k]. Adds the weighted sum of the experts'
-  // outputs to y [tokens, hidden], in slot order whatever the order of arrival, the sum on `pool`.
-  // Places compute at the same time. Throws Error when an expert cannot be read; y is then
-  // unchanged.
-  ExpertStats Run(int64_t layer, const Rows& rows, const int32_t* experts, const float* weights,
-                  float* y, ThreadPool& pool);
+  struct RowExperts {
+    const int32_t* ids = nullptr;    // [tokens, top_k]
+    const float* weights = nullptr;  // [tokens, top_k]
+    // [tokens, top_k] 1: AddDeferred of the next layer adds it. Null: none. `may_defer` only.
+    const uint8_t* deferred = nullptr;
+  };
+  // Adds the weighted sum of the experts' outputs to y [tokens, hidden], in slot order whatever the
+  // order of arrival, the sum on `pool`. Places compute at the same time. Throws Error when an
+  // expert cannot be read; y is then unchanged.
+  ExpertStats Run(int64_t layer, const Rows& rows, const RowExperts& experts, float* y,
+                  ThreadPool& pool);
+  // Adds what the layer before deferred, likewise. Called once in each layer, after its Run if it
+  // has experts, with the same rows.
+  ExpertStats AddDeferred(float* y, ThreadPool& pool);
 
   // The same sum, queued onto the residual stream of `dense`, whose device is the first of the one
   // place; `there` are the rows on it. Close before the next layer, and whenever this has been
@@ -83,14 +102,33 @@ class ExpertRunner {
   PackedMatrix Gate() const { return SectionMatrix(layout_.sections[0], nullptr); }
 
   static int64_t WorkspaceBytes(const ModelConfig& config, const CpuKernels& kernels,
-                                int64_t max_tokens, int places);
+                                int64_t max_tokens, int places, bool may_defer = false);
 
  private:
+  // A layer's (token, slot) pairs by expert, and what experts made of them. There are two where
+  // pairs are deferred: of the layer that runs and of the one before.
+  struct LayerRows {
+    AlignedBuffer slot_out;           // [max_tokens * top_k, hidden] f32
+    std::vector<int32_t> first_row;   // [experts + 1] start of each expert's rows in the next two
+    std::vector<int32_t> token_rows;  // [max_tokens * top_k]
+    std::vector<int32_t> slot_rows;   // [max_tokens * top_k]
+    // What is deferred; without, tokens is 0.
+    int64_t tokens = 0;
+    std::vector<float> weights;               // [max_tokens * top_k]
+    std::vector<uint8_t> deferred;            // [max_tokens * top_k]
+    std::vector<std::vector<ExpertId>> late;  // [places] not computed yet
+    AlignedBuffer x;                          // [max_tokens, row of f32], those that `late` wants
+    AlignedBuffer activations;                // [max_tokens, widest row], likewise
+  };
+
   // One place's part of a layer.
   struct Part {
     ExpertPlace place;
     MoeWorkspace workspace;
     std::vector<ExpertId> needed;
+    std::vector<ExpertId> expected;  // by later layers
+    bool expects = false;            // something
+    bool tells = false;              // the provider is to be told
     std::vector<PinnedExpert> ready;
     std::vector<PinnedExpert> of_device;
     std::vector<PinnedExpert> of_host;
@@ -98,7 +136,11 @@ class ExpertRunner {
     ExpertStats stats;
   };
 
-  void Group(int64_t layer, int64_t tokens, const int32_t* experts);
+  int PlaceOf(ExpertId id) const;
+  void Group(int64_t layer, int64_t tokens, const RowExperts& experts);
+  void ListExpected(int64_t layer);
+  void Keep(const Rows& rows, const RowExperts& experts);
+  ExpertStats RunParts(const Rows& rows);
   void RunPart(Part& part, const Rows& rows);
   void RunAll(Part& part, const Rows& rows);
   void Hand(Part& part, const Rows& rows);
@@ -116,16 +158,17 @@ class ExpertRunner {
   const ExpertPlacement* const placement_;
   std::vector<Part> parts_;              // [places]
   std::unique_ptr<ThreadPool> fan_out_;  // a thread for each place; null with one
-  AlignedBuffer slot_out_;               // [max_tokens * top_k, hidden] f32
-  std::vector<int32_t> first_row_;   // [experts + 1] start of each expert's rows in the two below
-  std::vector<int32_t> next_row_;    // [experts]
-  std::vector<int32_t> token_rows_;  // [max_tokens * top_k]
-  std::vector<int32_t> slot_rows_;   // [max_tokens * top_k]
+  std::vector<int32_t> next_row_;        // [experts]
+  std::vector<uint8_t> immediate_;       // [experts] a pair wants it that is not deferred
+  std::vector<LayerRows> layers_;        // two where pairs are deferred, else one
+  LayerRows* open_ = nullptr;            // that parts run
+  LayerRows* running_ = nullptr;         // deferred by the layer that runs
+  LayerRows* before_ = nullptr;          // by the one before
 
   // Of a layer whose sum is a device's.
-  bool open_ = false;
+  bool runs_onto_ = false;
   DeviceOperator* onto_ = nullptr;  // whose outputs stay; null: none
-  std::vector<int32_t> pair_rows_;  // [max_tokens * top_k] row of onto_->out(); -1: in slot_out_
+  std::vector<int32_t> pair_rows_;  // [max_tokens * top_k] row of onto_->out(); -1: in slot_out
 };
 
 }  // namespace moesaic

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 
 #include "kernels/cpu/kernels.h"
@@ -17,6 +18,8 @@ struct SequenceSlice {
   std::span<const int32_t> blocks;  // KV blocks of positions [0, start_position + num_tokens)
   int32_t request = 0;              // the caller's number, for hooks
   bool prefill = false;
+  // Tokens from this position on are decoded: ModelLimits::defer_experts is for them.
+  int64_t decode_from = std::numeric_limits<int64_t>::max();
 };
 
 struct ForwardBatch {
@@ -42,6 +45,9 @@ struct ModelLimits {
   int64_t max_logit_rows = 64;
   int64_t max_sequences = 64;  // slices of a batch
   WeightType kv_type = WeightType::kBf16;
+  // Of a decoded token's experts the so many with the lowest router weights, but at least two less
+  // than all, are added one layer later; in no case those of the last layer. 0: none.
+  int64_t defer_experts = 0;
 };
 
 }  // namespace moesaic

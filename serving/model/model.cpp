@@ -75,13 +75,13 @@ uint64_t Model::WorkspaceBytes(const ModelConfig& c, const CpuKernels& kernels,
                                  PaddedFloats(q + 2 * c.num_kv_heads * c.head_dim) +
                                  PaddedFloats(q) + c.hidden_size + c.num_experts;
   const int64_t split = kSplitItemsPerThread * threads * MaxChunks(limits) * GroupPartialFloats(c);
-  return static_cast<uint64_t>(rows * (floats_per_row * static_cast<int64_t>(sizeof(float)) +
-                                       WidestActivationRow(kernels, WidestProductInput(c)) +
-                                       WidestActivationRow(kernels, c.widest_dense_mlp())) +
-                               (WorkerScratchFloats(c) * threads + split) *
-                                   static_cast<int64_t>(sizeof(float)) +
-                               ExpertRunner::WorkspaceBytes(c, kernels, rows, places) +
-                               RopeTable::Bytes(c.head_dim, limits.max_context_tokens));
+  return static_cast<uint64_t>(
+      rows * (floats_per_row * static_cast<int64_t>(sizeof(float)) +
+              WidestActivationRow(kernels, WidestProductInput(c)) +
+              WidestActivationRow(kernels, c.widest_dense_mlp())) +
+      (WorkerScratchFloats(c) * threads + split) * static_cast<int64_t>(sizeof(float)) +
+      ExpertRunner::WorkspaceBytes(c, kernels, rows, places, limits.defer_experts > 0) +
+      RopeTable::Bytes(c.head_dim, limits.max_context_tokens));
 }
 
 Model::Model(ModelConfig config, ModelWeights weights, const ExpertLayout& expert_layout,
@@ -103,7 +103,8 @@ Model::Model(ModelConfig config, ModelWeights weights, const ExpertLayout& exper
       limits_(limits),
       kv_layout_(KvLayoutOf(config_, limits.kv_type)),
       rope_(config_.rope, config_.head_dim, config_.max_position, limits.max_context_tokens),
-      runner_(config_, expert_layout, std::move(experts), kernels, limits.max_batch_tokens),
+      runner_(config_, expert_layout, std::move(experts), kernels, limits.max_batch_tokens,
+              limits.defer_experts > 0),
       dense_(std::move(dense)) {
   const ModelConfig& c = config_;
   const int64_t rows = limits_.max_batch_tokens;
@@ -130,6 +131,7 @@ Model::Model(ModelConfig config, ModelWeights weights, const ExpertLayout& exper
       static_cast<size_t>(rows * WidestActivationRow(kernels_, c.widest_dense_mlp())));
   expert_ids_.resize(static_cast<size_t>(rows * c.top_k));
   expert_weights_.resize(expert_ids_.size());
+  if (limits_.defer_experts > 0) deferred_.resize(expert_ids_.size());
   row_slice_.resize(static_cast<size_t>(rows));
   row_blocks_.reserve(static_cast<size_t>(rows));
   block_pointers_.reserve(static_cast<size_t>(limits_.num_kv_blocks) + 64);
@@ -166,6 +168,7 @@ StepStats Model::BeginPass(const ForwardBatch& batch) {
     std::fill_n(row_slice_.begin() + slice.first_row, slice.num_tokens, static_cast<int32_t>(s));
   }
   listed_ = {};
+  runner_.BeginPass();
   if (dense_ != nullptr) {
     dense_->BeginStep(batch);
     return stats;

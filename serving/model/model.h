@@ -76,8 +76,9 @@ class Model {
   void Route(int64_t layer, RowRange rows, ThreadPool& pool);
   // Shows the routing of these rows to the hook, in a sparse layer.
   void ShowRouting(int64_t layer, RowRange rows, RoutingHook& hook);
-  // Routed and shared experts or the dense MLP, added to the residual stream. Throws Error when an
-  // expert cannot be had.
+  // Routed and shared experts or the dense MLP, added to the residual stream, then what the layer
+  // before deferred (with limits().defer_experts, only the rows of the whole batch are run). Throws
+  // Error when an expert cannot be had.
   ExpertStats RunMlp(int64_t layer, RowRange rows, ThreadPool& pool);
 
   // Consecutive slices have consecutive rows.
@@ -129,6 +130,9 @@ class Model {
   void RunOnDevice(RowRange rows, RoutingHook* hook, StepStats& stats);
   void RunExpertsOnDevice(int64_t layer, RowRange rows, const DenseOperator::Routed& routed,
                           RoutingHook* hook);
+  // Marks in deferred_ what of the layer's routing is added one layer later. Whether there is any.
+  bool MarkDeferred(int64_t layer);
+  ExpertStats RunMlpOf(int64_t layer, RowRange rows, ThreadPool& pool);
   void StoreKv(int64_t layer, RowRange rows, ThreadPool& pool);
   void AttendRows(int64_t layer, ThreadPool& pool);
   void AttendSplit(int64_t layer, ThreadPool& pool);
@@ -179,6 +183,7 @@ class Model {
   AlignedBuffer scratch_;              // [threads, scratch_stride] f32
   std::vector<int32_t> expert_ids_;    // [rows, top_k]
   std::vector<float> expert_weights_;  // [rows, top_k]
+  std::vector<uint8_t> deferred_;      // [rows, top_k], with limits_.defer_experts
   std::vector<const std::byte*> block_pointers_;  // of all slices, one after another
   std::vector<int64_t> first_block_;              // [slices] into block_pointers_
   std::vector<int32_t> row_slice_;                // [rows]

@@ -8,6 +8,12 @@
 #include "serving/model/model.h"
 
 namespace moesaic {
+namespace {
+
+// Experts of a token that are never deferred (KTransformers: at least two immediate).
+constexpr int64_t kLeastImmediate = 2;
+
+}  // namespace
 
 const std::byte* Model::Activate(const float* x, int64_t stride, int64_t rows,
                                  const PackedMatrix& w, ThreadPool& pool, int64_t* stride_bytes) {
@@ -113,7 +119,44 @@ void Model::ShowRouting(int64_t layer, RowRange rows, RoutingHook& hook) {
                  std::span(expert_weights_).subspan(first, pairs));
 }
 
+bool Model::MarkDeferred(int64_t layer) {
+  const int64_t k = config_.top_k;
+  const int64_t defer = std::min(limits_.defer_experts, k - kLeastImmediate);
+  if (defer <= 0 || layer + 1 == config_.num_layers) return false;
+  bool any = false;
+  for (const SequenceSlice& slice : batch_.slices) {
+    for (int64_t i = 0; i < slice.num_tokens; ++i) {
+      const int64_t row = slice.first_row + i;
+      const float* const weights = expert_weights_.data() + row * k;
+      uint8_t* const deferred = deferred_.data() + row * k;
+      std::fill_n(deferred, k, uint8_t{0});
+      if (slice.start_position + i < slice.decode_from) continue;
+      any = true;
+      for (int64_t n = 0; n < defer; ++n) {
+        // The lowest weight; of equal ones the last slot, whose expert was chosen last.
+        int64_t lowest = -1;
+        for (int64_t slot = 0; slot < k; ++slot) {
+          if (deferred[slot] == 0 && (lowest < 0 || !(weights[slot] > weights[lowest]))) {
+            lowest = slot;
+          }
+        }
+        deferred[lowest] = 1;
+      }
+    }
+  }
+  return any;
+}
+
 ExpertStats Model::RunMlp(int64_t layer, RowRange rows, ThreadPool& pool) {
+  ExpertStats stats = RunMlpOf(layer, rows, pool);
+  if (limits_.defer_experts > 0) {
+    CHECK_EQ(rows.count(), std::ssize(batch_.tokens));
+    stats += runner_.AddDeferred(HiddenRow(rows.begin), pool);
+  }
+  return stats;
+}
+
+ExpertStats Model::RunMlpOf(int64_t layer, RowRange rows, ThreadPool& pool) {
   if (rows.count() == 0) return {};
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
   const bool sparse = config_.layer_is_sparse[static_cast<size_t>(layer)] != 0;
@@ -133,7 +176,9 @@ ExpertStats Model::RunMlp(int64_t layer, RowRange rows, ThreadPool& pool) {
                          .x_stride = norm_stride_,
                          .activations = x,
                          .activations_stride_bytes = stride_bytes},
-                        expert_ids_.data() + pair, expert_weights_.data() + pair,
+                        {.ids = expert_ids_.data() + pair,
+                         .weights = expert_weights_.data() + pair,
+                         .deferred = MarkDeferred(layer) ? deferred_.data() : nullptr},
                         HiddenRow(rows.begin), pool);
     if (w.gate.n == 0) return stats;
     CHECK(w.gate.type == first.type);  // x serves both

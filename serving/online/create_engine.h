@@ -14,6 +14,7 @@
 #include "core/device/emulated_device.h"
 #include "core/io/async_reader.h"
 #include "core/perf/execution_plan.h"
+#include "core/perf/hardware_profile.h"
 #include "kernels/cpu/kernels.h"
 #include "kernels/cuda/kernels.h"
 #include "prefetch/miss_planner.h"
@@ -41,6 +42,8 @@ struct DeviceOptions {
   DenseMode dense = DenseMode::kAuto;
   std::vector<int> numa_nodes;  // the nodes that devices take turns on; empty: not known
   MissMode miss = MissMode::kAuto;
+  // Of each device, what was measured of it on this machine; empty: nothing.
+  std::vector<DeviceProfile> profiles;
   EmulatedLink emulated_link;
   std::vector<EmulatedFaults> emulated_faults;  // of device d, for tests
   // Emulated devices compute with these, as CUDA devices do with theirs; for tests. Null: the host
@@ -81,6 +84,9 @@ struct EngineOptions {
   uint32_t packet_bytes = 0;      // 0: default
   uint64_t link_bytes_per_s = 0;  // throughput mode reads no faster; 0: no limit
   DeviceOptions devices;
+  // Of a decoded token's experts, those with the lowest weights, that enter one layer later. 0:
+  // none.
+  int64_t defer_experts = 0;
   bool exact_numerics = true;            // false: devices that round otherwise may share a layer
   bool preload = true;                   // fill free expert slots before the first request
   std::string predictor = "blend";       // or another of PredictorNames(), or none

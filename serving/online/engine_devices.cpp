@@ -1,6 +1,7 @@
 #include "serving/online/engine_devices.h"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <utility>
 
@@ -258,6 +259,24 @@ EngineDevices MakeDevices(const DeviceOptions& options, std::span<const DevicePl
     made.devices.push_back(std::make_unique<EmulatedDevice>(*made.emulated, std::move(device)));
   }
   return made;
+}
+
+void StartFromProfiles(const EngineOptions& options, const ExpertLayout& layout,
+                       DeviceExpertsOptions& experts) {
+  const std::vector<DeviceProfile>& profiles = options.devices.profiles;
+  if (profiles.size() != experts.slots.size()) return;
+  const auto expert_ns = [&](double bytes_per_s) {
+    return 1e9 * static_cast<double>(layout.blob_bytes) / bytes_per_s;
+  };
+  for (const DeviceProfile& profile : profiles) {
+    const double rate = profile.copy_bytes_per_s(kDefaultPacketBytes);
+    experts.copy_ns.push_back(rate > 0 ? std::llround(expert_ns(rate)) : 0);
+  }
+  const std::string weights = WeightTypeName(ChooseWeightType(options));
+  for (const ExpertRate& rate : profiles.front().on_host) {
+    if (rate.weights != weights || rate.loaded.value <= 0) continue;
+    experts.host_ns.emplace_back(rate.rows, expert_ns(rate.loaded.value));
+  }
 }
 
 DeviceOperators MakeOperators(const EngineOptions& options, const EngineDevices& devices,

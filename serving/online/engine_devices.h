@@ -11,6 +11,7 @@
 #include "core/device/device.h"
 #include "core/device/emulated_device.h"
 #include "core/io/expert_layout.h"
+#include "prefetch/device_experts.h"
 #include "prefetch/expert_placement.h"
 #include "serving/model/expert_runner.h"
 #include "serving/online/create_engine.h"
@@ -62,6 +63,11 @@ struct EngineDevices {
 
 // Takes the devices' memory. Throws Error(kResourceExhausted).
 EngineDevices MakeDevices(const DeviceOptions& options, std::span<const DevicePlan> plans);
+
+// The rates that misses are planned by until they are measured while serving, from what is known of
+// the devices.
+void StartFromProfiles(const EngineOptions& options, const ExpertLayout& layout,
+                       DeviceExpertsOptions& experts);
 
 // What devices compute with, when they do. Throws as DeviceOperator does.
 DeviceOperators MakeOperators(const EngineOptions& options, const EngineDevices& devices,

@@ -132,6 +132,7 @@ void LocalEngine::Load() {
   scheduling.max_num_seqs = options_.max_num_seqs;
   scheduling.max_batch_tokens = options_.max_num_batched_tokens;
   scheduling.prefix_cache = options_.prefix_cache;
+  scheduling.share_only_prompts = options_.defer_experts > 0;
   scheduler_ = std::make_unique<Scheduler>(scheduling, *kv_pool_);
   tracer_ = std::make_unique<RequestTracer>(static_cast<int>(config_.num_layers),
                                             static_cast<int>(config_.num_experts),
@@ -189,6 +190,7 @@ void LocalEngine::MakeDeviceExperts() {
   DeviceExpertsOptions options;
   options.miss = MissModeOf(options_);
   for (const DevicePlan& device : plan_.devices) options.slots.push_back(device.slots);
+  StartFromProfiles(options_, files_.experts->layout(), options);
   options.prefetcher = prefetcher_.get();
   options.make_policy = [this] { return MakePolicy(); };
   experts_ = std::make_unique<DeviceExperts>(*home_, grid, *placement_, devices, options);

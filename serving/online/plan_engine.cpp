@@ -97,6 +97,12 @@ void PlanWithDevices(const EngineOptions& options, const ModelConfig& config,
   CheckDevices(options, config, layout);
   if (mode != DenseMode::kOff && KernelsOf(options.devices) != nullptr) {
     try {
+      if (options.defer_experts > 0) {
+        Fail(
+            ErrorKind::kUnsupported,
+            "--gpu-dense: --defer-experts {} is for a dense part on the CPU; leave one of them out",
+            options.defer_experts);
+      }
       EnginePlan with_dense = plan;
       PlanDenseOnDevice(options, config, layout, context, machine_bytes, with_dense);
       plan = std::move(with_dense);
@@ -122,6 +128,22 @@ uint64_t PredictorBytes(const EngineOptions& options, const ModelConfig& config,
   const std::unique_ptr<NextGate> gates = MakeNextGate(options, config);
   return MakePredictor(options.predictor, shape, SelectKernels(), gates.get())->memory_bytes() +
          (gates != nullptr ? gates->memory_bytes() : 0);
+}
+
+void CheckDeferral(const EngineOptions& options, const ModelConfig& config) {
+  if (options.defer_experts == 0) return;
+  if (!options.exact_numerics) {
+    Fail(ErrorKind::kInvalidArgument,
+         "--defer-experts {}: with --numerics fast host and GPUs share the experts of a layer, "
+         "which is not tried together; leave one of them out",
+         options.defer_experts);
+  }
+  if (config.top_k <= 2) {
+    Fail(ErrorKind::kInvalidArgument,
+         "--defer-experts {}: this model takes {} expert{} for each token, and two at least are "
+         "never deferred; leave it out",
+         options.defer_experts, config.top_k, config.top_k == 1 ? "" : "s");
+  }
 }
 
 [[noreturn]] void FailTooSmall(const EnginePlan& plan, uint64_t machine_bytes) {
@@ -170,6 +192,7 @@ ModelLimits LimitsOf(const EngineOptions& options, const EnginePlan& plan) {
   limits.kv_type = ChooseKvType(options);
   limits.max_logit_rows = std::min<int64_t>(options.max_num_batched_tokens, 64);
   limits.max_sequences = options.max_num_seqs;
+  limits.defer_experts = options.defer_experts;
   return limits;
 }
 
@@ -245,6 +268,7 @@ EnginePlan PlanEngine(const EngineOptions& options, const ModelFiles& files) {
          "--eviction-policy next-use evicts by predictions: give --predictor, or use lru");
   }
   const ModelConfig& config = files.config;
+  CheckDeferral(options, config);
   const WeightType type = ChooseWeightType(options);
   const WeightType kv_type = ChooseKvType(options);
   const CpuKernels& kernels = SelectKernels(type);

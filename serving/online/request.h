@@ -29,6 +29,9 @@ struct GenerationRequest {
   bool include_stop_in_output = false;
   int32_t logprobs = -1;         // -1: none; n >= 0: the chosen token's and the n best
   int32_t prompt_logprobs = -1;  // likewise for each prompt token but the first
+  // Positions from here on are computed as decode steps are (expert deferral); -1: what follows the
+  // prompt. For who measures a text as if it had been generated.
+  int64_t decode_from = -1;
   std::optional<std::chrono::steady_clock::time_point> deadline;
 };
 

@@ -1,6 +1,7 @@
 #include "serving/online/scheduler.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "core/base/check.h"
@@ -79,11 +80,17 @@ void Scheduler::Admit() {
   }
 }
 
+// The first so many positions have the keys and values that any sequence with these tokens has.
+int64_t Scheduler::ShareableTokens(const Sequence& sequence) const {
+  return options_.share_only_prompts ? sequence.decode_from() : std::numeric_limits<int64_t>::max();
+}
+
 void Scheduler::ReusePrefix(Sequence& sequence) {
   if (!options_.prefix_cache || sequence.computed_tokens > 0 || sequence.wants_prompt_logprobs())
     return;
   // One token at least is computed: its logits are wanted.
-  const int64_t limit = static_cast<int64_t>(sequence.tokens.size()) - 1;
+  const int64_t limit =
+      std::min(static_cast<int64_t>(sequence.tokens.size()) - 1, ShareableTokens(sequence));
   while (sequence.computed_tokens + kKvBlockTokens <= limit) {
     const auto match = pool_.Lookup(
         sequence.prefix,
@@ -148,7 +155,8 @@ void Scheduler::Advance() {
     Sequence& sequence = *slice.sequence;
     sequence.computed_tokens += slice.num_tokens;
     if (!options_.prefix_cache) continue;
-    while ((sequence.sealed_blocks + 1) * kKvBlockTokens <= sequence.computed_tokens) {
+    const int64_t limit = std::min(sequence.computed_tokens, ShareableTokens(sequence));
+    while ((sequence.sealed_blocks + 1) * kKvBlockTokens <= limit) {
       const int64_t first = sequence.sealed_blocks * kKvBlockTokens;
       sequence.prefix =
           pool_.Seal(sequence.blocks[static_cast<size_t>(sequence.sealed_blocks)], sequence.prefix,

@@ -27,6 +27,9 @@ struct SchedulerOptions {
   int64_t max_num_seqs = 64;
   int64_t max_batch_tokens = 512;
   bool prefix_cache = true;
+  // Decoded tokens are computed otherwise than a prompt's (expert deferral): only blocks before
+  // Sequence::decode_from are shared, so that nobody's prompt gets them.
+  bool share_only_prompts = false;
 };
 
 struct ScheduledSlice {
@@ -62,6 +65,7 @@ class Scheduler {
   void PlanDecodes();
   void PlanPrefills();
   void Admit();
+  int64_t ShareableTokens(const Sequence& sequence) const;
   void ReusePrefix(Sequence& sequence);
   void PreemptNewest();
   void ReleaseBlocks(Sequence& sequence);

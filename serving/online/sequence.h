@@ -44,6 +44,9 @@ struct Sequence {
   int64_t observed_tokens = 0;
 
   int64_t output_tokens() const { return static_cast<int64_t>(tokens.size()) - prompt_tokens; }
+  int64_t decode_from() const {
+    return request.decode_from >= 0 ? request.decode_from : prompt_tokens;
+  }
   bool wants_prompt_logprobs() const { return request.prompt_logprobs >= 0; }
 };
 

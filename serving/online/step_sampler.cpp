@@ -118,6 +118,7 @@ const SequenceSlice& StepRows::Add(const ScheduledSlice& scheduled) {
   slice.blocks = sequence.blocks;
   slice.request = static_cast<int32_t>(slices.size());
   slice.prefill = sequence.computed_tokens < sequence.prompt_tokens;
+  slice.decode_from = sequence.decode_from();
   const auto first = sequence.tokens.begin() + sequence.computed_tokens;
   tokens.insert(tokens.end(), first, first + scheduled.num_tokens);
   return slices.emplace_back(slice);

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "serving/plan/device_measuring.h"
 #include "serving/plan/kernel_measuring.h"
 #include "serving/plan/measuring.h"
 #include "serving/plan/peak_kernels.h"
@@ -81,6 +82,8 @@ HardwareProfile MeasureMachine(const Topology& topology, const std::filesystem::
     profile.memory.push_back(
         {threads, MeasureMemoryRead(threads, cpus, topology.usable_memory_bytes(), options.quick)});
   }
+  ThreadPool pool(topology.default_threads());
+  profile.devices = MeasureCudaDevices(pool, options);
   options.progress(fmt::format("disk: writing a temporary file in {}", directory.string()));
   const TemporaryFile file(directory, options.quick);
   DiskProfile disk = MeasureDiskFile(file.path(), options, /*drop_cached=*/true);

@@ -1,5 +1,5 @@
-// MeasureMachine: fills a HardwareProfile by measuring disk, memory, compute and kernels of this
-// machine.
+// MeasureMachine: fills a HardwareProfile by measuring disk, memory, compute, kernels and GPUs of
+// this machine.
 //
 // Blocking; starts threads of its own and ends them. Call it while nothing else runs: neighbours
 // lower what it sees.

@@ -38,6 +38,23 @@ void CheckUsable(const HardwareProfile& profile) {
     CHECK_GT(rate.threads, 0);
     CheckMeasured(rate.rate);
   }
+  for (const auto& device : profile.devices) {
+    for (const auto& rate : device.copies) {
+      CHECK_GT(rate.packet_bytes, 0u);
+      for (const Measured& m : {rate.to_device, rate.to_device_loaded, rate.to_host}) {
+        CheckMeasured(m);
+      }
+    }
+    for (const auto& rates : {device.on_host, device.on_device}) {
+      for (const auto& rate : rates) {
+        CHECK_GT(rate.rows, 0);
+        CheckMeasured(rate.alone);
+        CheckMeasured(rate.loaded);
+      }
+    }
+    CHECK_GE(device.copy_bytes_per_s(uint64_t{1} << 19), 0);
+    CHECK(profile.DeviceNamed(device.name, device.model) != nullptr);
+  }
   CHECK_GE(profile.memory_bytes_per_s(), 0);
   profile.DiskFor("/data/model");
 }

@@ -43,6 +43,7 @@ std::vector<float> Logits(ModelHarness& model, int64_t chunk) {
   const std::vector<int32_t> tokens =
       PromptOf(3, kPromptTokens + kSteps, static_cast<int>(model.config().vocab_size));
   auto sequence = model.NewSequence(kPromptTokens + kSteps);
+  sequence.decode_from = kPromptTokens;
   std::vector<float> all = model.Prefill(sequence, std::span(tokens).first(kPromptTokens), chunk);
   for (size_t i = kPromptTokens; i < tokens.size(); ++i) {
     const ModelHarness::Piece piece = {&sequence, {tokens[i]}};
@@ -141,6 +142,24 @@ TEST_F(CudaModelTest, PlacementDoesNotChangeABit) {
     EXPECT_EQ(model.stats().experts.on_host, 0u);
     EXPECT_GT(model.stats().experts.evictions, 0u);
   }
+}
+
+// Likewise with experts that enter one layer later, which are missing more or less often.
+TEST_F(CudaModelTest, DeferralDoesNotDependOnPlacement) {
+  const auto hash = [&](int devices, int64_t slots) {
+    UseDevices(devices, slots);
+    ModelHarness model(SampleModel(), options_);
+    const uint64_t value = HashOf(Logits(model, kPromptTokens));
+    EXPECT_EQ(model.stats().experts.on_host, 0u);
+    EXPECT_EQ(model.stats().experts.deferred > 0, options_.defer_experts > 0);
+    return value;
+  };
+  const uint64_t at_once = hash(1, 9);
+  options_.defer_experts = 2;
+  const uint64_t expected = hash(1, 256);
+  EXPECT_NE(expected, at_once);
+  EXPECT_EQ(hash(1, 9), expected);
+  EXPECT_EQ(hash(2, 1), expected);
 }
 
 // Attention, MLPs and head on the device too.

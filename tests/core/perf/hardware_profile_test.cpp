@@ -35,6 +35,14 @@ HardwareProfile Example() {
                       {{1, "avx_vnni"}, {4, "avx512_vnni"}},
                       "median of 7",
                       "2026-01-02T03:04:05Z"}};
+  const auto per_s = [](double value) { return Measured{value, value, value, "byte/s", "h", "t"}; };
+  profile.devices = {{"cuda:0",
+                      "Some GPU",
+                      {{1 << 16, per_s(1e9), per_s(9e8), per_s(2e9)},
+                       {1 << 20, per_s(2e10), per_s(1.8e10), per_s(2.1e10)}},
+                      {{"int4", 1, per_s(3e10), per_s(2e10)}},
+                      {{"int4", 16, per_s(3e11), per_s(2e11)}}},
+                     {"cuda:1", "Another", {}, {}, {}}};
   return profile;
 }
 
@@ -49,6 +57,9 @@ TEST(HardwareProfileTest, RoundTrip) {
   EXPECT_EQ(again.memory.at(1).threads, 2);
   EXPECT_EQ(again.kernels.at(0).steps.at(1).min_rows, 4);
   EXPECT_EQ(again.kernels.at(0).steps.at(1).instructions, "avx512_vnni");
+  EXPECT_EQ(again.devices.at(0).copies.at(1).to_device_loaded.value, 1.8e10);
+  EXPECT_EQ(again.devices.at(0).on_host.at(0).weights, "int4");
+  EXPECT_EQ(again.devices.at(0).on_device.at(0).rows, 16);
 }
 
 TEST(HardwareProfileTest, LookUps) {
@@ -61,6 +72,11 @@ TEST(HardwareProfileTest, LookUps) {
   EXPECT_EQ(profile.DiskFor("/home")->path, "/");
   EXPECT_EQ(profile.DiskFor("relative"), nullptr);
   EXPECT_EQ(HardwareProfile().memory_bytes_per_s(), 0);
+  ASSERT_NE(profile.DeviceNamed("cuda:0", "Some GPU"), nullptr);
+  EXPECT_EQ(profile.DeviceNamed("cuda:0", "Another"), nullptr);
+  EXPECT_EQ(profile.DeviceNamed("cuda:0", "Some GPU")->copy_bytes_per_s(1 << 19), 1.8e10);
+  EXPECT_EQ(profile.DeviceNamed("cuda:0", "Some GPU")->copy_bytes_per_s(4096), 9e8);
+  EXPECT_EQ(profile.DeviceNamed("cuda:1", "Another")->copy_bytes_per_s(4096), 0);
 }
 
 TEST(HardwareProfileTest, FingerprintTellsMachinesApart) {
@@ -81,6 +97,11 @@ TEST(HardwareProfileTest, RefusesWhatIsNoProfile) {
         "{\"format\":\"moesaic-hardware-profile\",\"version\":1,\"host\":{},\"memory\":[1]}",
         "{\"format\":\"moesaic-hardware-profile\",\"version\":1,\"host\":{},"
         "\"kernels\":[{\"steps\":[{\"min_rows\":0}]}]}",
+        "{\"format\":\"moesaic-hardware-profile\",\"version\":1,\"host\":{},"
+        "\"devices\":[{\"on_host\":[{\"rows\":0,\"alone\":{\"value\":1},"
+        "\"loaded\":{\"value\":1}}]}]}",
+        "{\"format\":\"moesaic-hardware-profile\",\"version\":1,\"host\":{},"
+        "\"devices\":[{\"copies\":[{\"packet_bytes\":1,\"to_device\":{\"value\":1}}]}]}",
         "{\"format\":\"moesaic-hardware-profile\",\"version\":1,\"host\":{},\"memory\":[{}]}",
         // What is divided by must be there.
         "{\"format\":\"moesaic-hardware-profile\",\"version\":1,\"host\":{},"

@@ -209,6 +209,14 @@ TEST(BatchEngineTest, RefusesWhatCanNeverRun) {
             ErrorKind::kInvalidArgument);
 }
 
+TEST(BatchPlanTest, DeferralIsForLatencyMode) {
+  EngineOptions options = BatchOptions();
+  options.defer_experts = 1;
+  const Error error = Caught([&] { MakeEngine(options); });
+  EXPECT_EQ(error.kind(), ErrorKind::kInvalidArgument);
+  EXPECT_NE(std::string(error.what()).find("throughput mode"), std::string::npos);
+}
+
 TEST(BatchPlanTest, SizesFitTheMemory) {
   EngineOptions options = BatchOptions();
   options.expert_memory = "auto";

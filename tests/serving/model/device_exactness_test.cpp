@@ -100,7 +100,9 @@ TEST_F(DeviceExactnessTest, CopiesThatFail) {
       ModelHarness model(MOESAIC_SAMPLE_MODEL_DIR, options_);
       EXPECT_EQ(LogitHash(model), expected_) << probability;
       const ExpertStats& stats = model.stats().experts;
-      EXPECT_GE(stats.on_host, stats.given_up);
+      // What was fetched early and failed is a layer's to try again.
+      EXPECT_GT(stats.on_host, 0u);
+      EXPECT_GE(stats.on_host + stats.fetched_early, stats.given_up);
       // How much is fetched at all, the machine's speed decides there.
       if (miss == MissMode::kAuto) continue;
       EXPECT_GT(stats.failed_reads, stats.given_up);

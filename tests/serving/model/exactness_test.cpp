@@ -33,23 +33,11 @@ std::vector<float> RunOne(ModelHarness& model, int seed, int64_t chunk) {
   return all;
 }
 
-std::vector<Isa> Supported() {
-  std::vector<Isa> isas;
-  for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16, Isa::kAmx}) {
-    if (IsaSupported(isa)) isas.push_back(isa);
-  }
-  return isas;
-}
-
-std::string Fixture(const char* name) {
-  return std::string(MOESAIC_TEST_DATA_DIR) + "/models/" + name;
-}
-
 class ExactnessTest : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(ExactnessTest, BudgetsThreadsChunksAndStores) {
   const TempDir store;
-  for (const Isa isa : Supported()) {
+  for (const Isa isa : SupportedIsas()) {
     HarnessOptions base;
     base.isa = isa;
     base.kv_blocks = 64;
@@ -122,7 +110,7 @@ TEST_P(ExactnessTest, NumaNodes) {
 }
 
 TEST_P(ExactnessTest, BatchMates) {
-  for (const Isa isa : Supported()) {
+  for (const Isa isa : SupportedIsas()) {
     if (isa == Isa::kScalar) continue;
     HarnessOptions options;
     options.isa = isa;
@@ -175,7 +163,7 @@ TEST_P(ExactnessTest, BatchMates) {
 
 TEST_P(ExactnessTest, F32ClassIsOneAcrossInstructionSets) {
   std::vector<uint64_t> hashes;
-  for (const Isa isa : Supported()) {
+  for (const Isa isa : SupportedIsas()) {
     if (KernelsFor(isa).numerics != NumericsClass::kF32) continue;
     HarnessOptions options;
     options.isa = isa;
@@ -193,7 +181,7 @@ TEST_P(ExactnessTest, QuantisedWeights) {
   const int64_t all = config.num_sparse_layers() * config.num_experts;
   for (const WeightType type : {WeightType::kInt8, WeightType::kInt4}) {
     uint64_t expected = 0;
-    for (const Isa isa : Supported()) {
+    for (const Isa isa : SupportedIsas()) {
       HarnessOptions options;
       options.isa = isa;
       options.weight_type = type;
@@ -220,11 +208,14 @@ TEST_P(ExactnessTest, QuantisedWeights) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Models, ExactnessTest,
-    ::testing::Values(std::string(MOESAIC_SAMPLE_MODEL_DIR), Fixture("qwen2_moe_bf16_sparse_step"),
-                      Fixture("mixtral_bf16_window"), Fixture("olmoe_bf16_clip")),
-    [](const auto& param) { return std::filesystem::path(param.param).filename().string(); });
+INSTANTIATE_TEST_SUITE_P(Models, ExactnessTest,
+                         ::testing::Values(std::string(MOESAIC_SAMPLE_MODEL_DIR),
+                                           FixtureModel("qwen2_moe_bf16_sparse_step"),
+                                           FixtureModel("mixtral_bf16_window"),
+                                           FixtureModel("olmoe_bf16_clip")),
+                         [](const auto& param) {
+                           return std::filesystem::path(param.param).filename().string();
+                         });
 
 }  // namespace
 }  // namespace moesaic

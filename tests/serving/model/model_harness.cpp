@@ -60,6 +60,7 @@ ModelHarness::ModelHarness(const std::filesystem::path& model_dir, const Harness
   limits.num_kv_blocks = options.kv_blocks;
   limits.max_logit_rows = options.max_batch_tokens;
   limits.kv_type = options.kv_type;
+  limits.defer_experts = options.defer_experts;
   ModelWeights weights =
       ModelWeights::Load(config_, options.weight_type, *tensors_, kernels, pool_);
   std::unique_ptr<DenseOperator> dense;
@@ -127,6 +128,7 @@ std::vector<float> ModelHarness::Run(std::span<const Piece> pieces, RoutingHook*
     slice.num_tokens = static_cast<int64_t>(piece.tokens.size());
     slice.start_position = piece.sequence->length;
     slice.blocks = piece.sequence->blocks;
+    slice.decode_from = piece.sequence->decode_from;
     slices.push_back(slice);
     tokens.insert(tokens.end(), piece.tokens.begin(), piece.tokens.end());
     piece.sequence->length += slice.num_tokens;
@@ -193,6 +195,18 @@ std::vector<int64_t> Reference::Shape(const std::string& name) const {
   const TensorInfo* tensor = checkpoint_.Find(name);
   if (tensor == nullptr) Fail(ErrorKind::kNotFound, "reference has no tensor {}", name);
   return tensor->shape;
+}
+
+std::vector<Isa> SupportedIsas() {
+  std::vector<Isa> isas;
+  for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16, Isa::kAmx}) {
+    if (IsaSupported(isa)) isas.push_back(isa);
+  }
+  return isas;
+}
+
+std::string FixtureModel(const char* name) {
+  return std::string(MOESAIC_TEST_DATA_DIR) + "/models/" + name;
 }
 
 std::vector<int32_t> PromptOf(int seed, int length, int vocab) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -32,6 +33,7 @@ struct HarnessOptions {
   int64_t max_context_tokens = 256;
   int64_t kv_blocks = 256;
   std::filesystem::path expert_store;  // empty: the checkpoint
+  int64_t defer_experts = 0;
 
   // Makes what serves the experts, in place of an ExpertLoader with expert_slots. May be empty.
   std::function<std::unique_ptr<ExpertProvider>(const ExpertSource&, const ModelConfig&)>
@@ -68,6 +70,7 @@ class ModelHarness {
   struct Sequence {
     std::vector<int32_t> blocks;
     int64_t length = 0;
+    int64_t decode_from = std::numeric_limits<int64_t>::max();  // as SequenceSlice's
   };
   Sequence NewSequence(int64_t max_tokens);
 
@@ -83,6 +86,8 @@ class ModelHarness {
 
   const ModelConfig& config() const { return config_; }
   Model& model() { return *model_; }
+  ThreadPool& pool() { return pool_; }
+  const TensorSource& tensors() const { return *tensors_; }
   const StepStats& stats() const { return stats_; }
   EmulatedDevice& device(int index) { return *devices_[static_cast<size_t>(index)]; }
   std::span<const DeviceStatus> device_status() { return provider_->devices(); }
@@ -127,6 +132,12 @@ class Reference {
   Checkpoint checkpoint_;
   std::vector<Prompt> prompts_;
 };
+
+// Narrowest first.
+std::vector<Isa> SupportedIsas();
+
+// Of tests/data/models.
+std::string FixtureModel(const char* name);
 
 // Made-up token ids, the same for the same seed.
 std::vector<int32_t> PromptOf(int seed, int length, int vocab);

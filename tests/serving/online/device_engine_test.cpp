@@ -10,6 +10,7 @@
 #include "core/base/metrics.h"
 #include "core/device/cuda_device.h"
 #include "serving/online/create_engine.h"
+#include "serving/online/engine_devices.h"
 #include "tests/serving/online/engine_harness.h"
 
 namespace moesaic {
@@ -146,6 +147,32 @@ TEST(DevicePlanTest, LedgerAndSlots) {
   EXPECT_EQ(PlanEngine(options).expert_slots, 30);
   options.devices.memory = "1GiB";
   EXPECT_EQ(PlanEngine(options).expert_slots, 256);
+}
+
+TEST(DevicePlanTest, MissesArePlannedByTheProfileFirst) {
+  EngineOptions options = DeviceOptionsFor(2);
+  ExpertLayout layout;
+  layout.blob_bytes = 3'000'000;
+  const auto per_s = [](double value) {
+    return Measured{value, value, value, "byte/s", "how", "when"};
+  };
+  DeviceProfile profile;
+  profile.copies = {{kDefaultPacketBytes, per_s(9e9), per_s(3e9), per_s(9e9)}};
+  profile.on_host = {{"bf16", 1, per_s(9e9), per_s(6e9)},
+                     {"int4", 1, per_s(9e9), per_s(1e9)},
+                     {"bf16", 16, per_s(9e9), per_s(2e9)},
+                     {"bf16", 64, per_s(0), per_s(0)}};
+  DeviceExpertsOptions experts;
+  experts.slots = {4, 4};
+  StartFromProfiles(options, layout, experts);
+  EXPECT_TRUE(experts.copy_ns.empty());
+  EXPECT_TRUE(experts.host_ns.empty());
+  options.devices.profiles = {profile, profile};
+  options.devices.profiles[1].copies[0].to_device_loaded = per_s(1e9);
+  StartFromProfiles(options, layout, experts);
+  EXPECT_EQ(experts.copy_ns, (std::vector<int64_t>{1'000'000, 3'000'000}));
+  EXPECT_EQ(experts.host_ns,
+            (std::vector<std::pair<int64_t, double>>{{1, 500'000}, {16, 1'500'000}}));
 }
 
 TEST(DevicePlanTest, WhatCannotBeServedIsRefused) {

@@ -107,6 +107,33 @@ TEST(SchedulerTest, APrefixIsReusedButNeverTheLastToken) {
   EXPECT_EQ(plan[0].num_tokens, 48);
 }
 
+// With blocks that only prompts share, what was decoded is nobody's prefix, and nobody's prompt is
+// a prefix of what was decoded.
+TEST(SchedulerTest, OnlyPromptsAreShared) {
+  for (const bool only_prompts : {false, true}) {
+    KvBlockPool pool(64, kKvBlockTokens);
+    Scheduler scheduler({.max_num_seqs = 4,
+                         .max_batch_tokens = 256,
+                         .prefix_cache = true,
+                         .share_only_prompts = only_prompts},
+                        pool);
+    // 40 tokens of prompt, 24 of output; the engine of these tests answers with 7.
+    scheduler.Add(MakeSequence(1, 40, 25, 7));
+    while (!scheduler.empty()) FinishStep(scheduler, scheduler.Plan());
+    scheduler.Add(MakeSequence(2, 65, 1, 7));
+    auto plan = scheduler.Plan();
+    EXPECT_EQ(plan[0].sequence->cached_tokens, only_prompts ? 32 : 64);
+    FinishStep(scheduler, plan);
+    // Now the first 64 are there as a prompt; a sequence that has decoded the last 24 of them (it
+    // was preempted) may not have them.
+    auto sequence = MakeSequence(3, 65, 1, 7);
+    sequence->prompt_tokens = 40;
+    scheduler.Add(std::move(sequence));
+    plan = scheduler.Plan();
+    EXPECT_EQ(plan[0].sequence->computed_tokens, only_prompts ? 32 : 64);
+  }
+}
+
 TEST(SchedulerTest, RemoveReleasesAndForgets) {
   KvBlockPool pool(64, kKvBlockTokens);
   Scheduler scheduler({.max_num_seqs = 1, .max_batch_tokens = 256, .prefix_cache = true}, pool);
