@@ -75,7 +75,7 @@ TEST_P(ExactnessTest, BudgetsThreadsChunksAndStores) {
 
 // Nodes that this machine does not have, and one of its own taken for two.
 TEST_P(ExactnessTest, NumaNodes) {
-  for (const Isa isa : Supported()) {
+  for (const Isa isa : SupportedIsas()) {
     if (isa == Isa::kScalar) continue;
     for (const WeightType type : {WeightType::kBf16, WeightType::kInt8}) {
       HarnessOptions options;
