@@ -16,11 +16,11 @@ export TSAN_OPTIONS="suppressions=$PWD/tests/tsan.supp:second_deadlock_stack=1"
 # What a test repeats with other weights, with the larger model, with other random numbers or for more presets is the
 # same code to a sanitizer.
 repeated='^Models/.*/sample|^Types/StreamingExactnessTest.*/(f32|int8)|PlansOfAllPresetsAreSound'
-repeated+='|^Parts/.*PropertyTest.*/[1-9]|AMegabyteOfOneCharacter|SimulatorTest.IsDeterministic'
+repeated+='|^Parts/.*PropertyTest.*/[1-9]|AMegabyteOfOneCharacter|SimulatorTest.IsDeterministic|BatchPreemptionTest.*/[01]'
 if [ "$preset" = tsan ]; then
   # Predictors and policies know no threads; the threads of a batch are those of StreamingExactnessTest and of
-  # BatchPreemptionTest with two devices.
-  repeated+='|PredictorsAndPoliciesChangeNoBit|BatchEngineTest.AnswersOfLatencyMode|^Types/StreamingExactnessTest.*/int4|BatchPreemptionTest.*/[01]'
+  # BatchPreemptionTest.
+  repeated+='|PredictorsAndPoliciesChangeNoBit|BatchEngineTest.AnswersOfLatencyMode|^Types/StreamingExactnessTest.*/int4'
   cmake --build --preset tsan -j "$jobs" --target concurrent_tests
   exec ctest --test-dir build/tsan --output-on-failure -j "$jobs" -L concurrent -E "$repeated"
 fi
