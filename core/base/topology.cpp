@@ -100,6 +100,7 @@ std::vector<int> Topology::pin_order() const {
   for (const LogicalCpu& cpu : cpus) order.emplace_back(seen[{cpu.package, cpu.core}]++, cpu.id);
   std::sort(order.begin(), order.end());
   std::vector<int> ids;
+  ids.reserve(order.size());
   for (const auto& [rank, id] : order) ids.push_back(id);
   return ids;
 }

@@ -91,6 +91,7 @@ bool TakePagesFromNodes(std::span<std::byte> memory, std::span<const NodeStretch
     }
   }
   std::vector<std::thread> threads;
+  threads.reserve(nodes.size());
   for (const int node : nodes) {
     threads.emplace_back([&, node] {
       RunOnNumaNode(node);

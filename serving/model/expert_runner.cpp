@@ -304,13 +304,11 @@ void ExpertRunner::RunAll(Part& part, const Rows& rows) {
     const bool more = computing ? experts.TryNextReady(part.ready) : experts.NextReady(part.ready);
     if (!part.ready.empty()) {
       Hand(part, rows);
-    } else if (!more && onto_ != nullptr && !AnyComputes(part, onto_)) {
-      return;  // what is left need not be waited for
+    } else if (!more && (!computing || (onto_ != nullptr && !AnyComputes(part, onto_)))) {
+      return;  // what onto_ computes need not be waited for
     } else if (computing) {
       // What is still to come may want the slots that are computed from.
       TakeBatch(part, rows, true);
-    } else if (!more) {
-      return;
     }
   }
 }

@@ -229,6 +229,7 @@ std::vector<double> WhileCopying(Copier& copier, uint64_t packet_bytes,
 
 Measured Rates(double bytes, const std::vector<double>& seconds, std::string how) {
   std::vector<double> rates;
+  rates.reserve(seconds.size());
   for (const double s : seconds) rates.push_back(bytes / s);
   return Summarise(std::move(rates), "byte/s", std::move(how));
 }
@@ -242,6 +243,7 @@ ExpertRate RateOf(const std::string& weights, int64_t rows, double blob_bytes, C
   rate.rows = rows;
   time();  // warms up
   std::vector<double> alone;
+  alone.reserve(static_cast<size_t>(amounts.rounds));
   for (int round = 0; round < amounts.rounds; ++round) alone.push_back(time());
   std::vector<double> loaded;
   WhileCopying(copier, kDefaultPacketBytes, [&] {

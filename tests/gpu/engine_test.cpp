@@ -264,7 +264,7 @@ TEST_P(CudaDenseTest, GreedyTokensAreTheSameWithAndWithoutLogits) {
     GenerationRequest request = Greedy({5, 42, 79, 116}, 6);
     request.ignore_eos = true;
     change(request);
-    const auto sink = SubmitOne(*engine, std::move(request));
+    auto sink = SubmitOne(*engine, std::move(request));
     sink->Wait();
     EXPECT_EQ(sink->error, "");
     EXPECT_EQ(sink->tokens.size(), 6u);

@@ -220,6 +220,7 @@ TEST_F(CudaModelTest, CapturedDecodeStepsHaveTheSameBits) {
     std::vector<float> all;
     for (int step = 0; step < 5; ++step) {
       std::vector<ModelHarness::Piece> pieces;
+      pieces.reserve(kDecoding);
       for (int s = 0; s < kDecoding; ++s) {
         pieces.push_back({&sequences[static_cast<size_t>(s)], {7 * step + s}});
       }

@@ -348,8 +348,9 @@ TEST_F(CudaRoutingTest, CombineSlotsOfRowsAnywhere) {
 
 TEST_F(CudaRoutingTest, RouterLogitsAreNotRounded) {
   for (const WeightType type : {WeightType::kBf16, WeightType::kF32}) {
-    for (const auto& [experts, k] :
-         {std::pair<int64_t, int64_t>{1, 1}, {5, 31}, {16, 64}, {33, 257}}) {
+    for (const auto& shape : {std::pair<int64_t, int64_t>{1, 1}, {5, 31}, {16, 64}, {33, 257}}) {
+      const int64_t experts = shape.first;
+      const int64_t k = shape.second;
       SCOPED_TRACE(fmt::format("{} experts={} k={}", WeightTypeName(type), experts, k));
       constexpr int64_t kTokens = 3;
       const std::vector<float> x = random_.Normals(kTokens * k);

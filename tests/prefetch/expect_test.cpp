@@ -233,7 +233,7 @@ TEST_F(ExpectTest, RandomExpectations) {
 // Experts of four layers of eight on devices whose links copy one in 1 us of virtual time.
 class DeviceExpectTest : public testing::Test {
  protected:
-  void Open(int devices, DeviceExpertsOptions options) {
+  void Open(int devices, const DeviceExpertsOptions& options) {
     experts_.reset();
     home_.reset();
     EmulatedDeviceOptions link;
@@ -241,6 +241,7 @@ class DeviceExpectTest : public testing::Test {
     link.host_to_device = {4.096e9, 0};
     machine_ = std::make_unique<EmulatedMachine>(TestTime::kVirtual, devices, link);
     std::vector<Device*> places;
+    places.reserve(static_cast<size_t>(devices));
     for (int d = 0; d < devices; ++d) places.push_back(&machine_->device(d));
     placement_ = std::make_unique<ExpertPlacement>(
         grid_, std::vector<int>(static_cast<size_t>(devices), -1));

@@ -167,6 +167,7 @@ TEST(ExpertQueueTest, EveryTaskOnceOnAnyThreads) {
       std::vector<std::atomic<int>> gate_up(8 * 64), down(8 * 64);
       std::atomic<bool> early{false};
       std::vector<std::thread> threads;
+      threads.reserve(4);
       for (int t = 0; t < 4; ++t) {
         threads.emplace_back([&, t] {
           queue.Work(t % nodes, [&](const Task& task) {

@@ -318,6 +318,7 @@ TEST(DeferralTest, DependsNotOnTheBatch) {
       sequences.push_back(begin(model, static_cast<int>(s)));
     }
     std::vector<ModelHarness::Sequence*> all;
+    all.reserve(sequences.size());
     for (ModelHarness::Sequence& sequence : sequences) all.push_back(&sequence);
     decode(model, all, together);
     EXPECT_GT(model.stats().experts.deferred, 0u);
@@ -454,6 +455,7 @@ TEST(DeferralTest, MissingExpertsAreFetchedWhileTheNextLayerAttends) {
                               all.begin() + static_cast<std::ptrdiff_t>(end));
     std::sort(some.begin(), some.end());
     std::vector<ExpertId> named;
+    named.reserve(some.size());
     for (const int32_t index : some) {
       named.push_back(
           {.layer = static_cast<uint16_t>(layer), .index = static_cast<uint16_t>(index)});

@@ -28,6 +28,7 @@ uint64_t LogitHash(ModelHarness& model, int step_of_loss = -1) {
   const auto vocab = static_cast<int32_t>(model.config().vocab_size);
   const auto token = [&](int i) { return (i * 7919 + 13) % vocab; };
   std::vector<int32_t> prompt;
+  prompt.reserve(40);
   for (int i = 0; i < 40; ++i) prompt.push_back(token(i));
   auto sequence = model.NewSequence(48);
   std::vector<float> all = model.Prefill(sequence, prompt, 16);

@@ -31,6 +31,7 @@ std::map<int32_t, double> Frequencies(const SamplingParams& params,
 std::vector<double> Softmax(const std::vector<float>& logits, double temperature) {
   std::vector<double> p;
   double sum = 0;
+  p.reserve(logits.size());
   for (const float logit : logits) p.push_back(std::exp(static_cast<double>(logit) / temperature));
   for (const double value : p) sum += value;
   for (double& value : p) value /= sum;

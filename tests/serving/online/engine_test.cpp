@@ -293,6 +293,7 @@ TEST(EngineTest, QueueIsBoundedAndDrainRefuses) {
   auto request = Greedy(ReferencePrompts()[0].prompt, 500);
   request.ignore_eos = true;
   std::vector<std::shared_ptr<Collector>> running;
+  running.reserve(3);
   for (int i = 0; i < 3; ++i) running.push_back(SubmitOne(*engine, request));
   try {
     SubmitOne(*engine, request);
@@ -321,6 +322,7 @@ TEST(EngineTest, DestructionEndsWhatRuns) {
   auto request = Greedy(ReferencePrompts()[0].prompt, 1000);
   request.ignore_eos = true;
   std::vector<std::shared_ptr<Collector>> collectors;
+  collectors.reserve(20);
   for (int i = 0; i < 20; ++i) collectors.push_back(SubmitOne(*engine, request));
   engine.reset();
   for (const auto& collector : collectors)
@@ -337,6 +339,7 @@ TEST(EngineTest, ConcurrentCallersAllGetAnEnd) {
   const auto engine = CreateEngine(options, metrics);
   const auto prompts = ReferencePrompts();
   std::vector<std::thread> threads;
+  threads.reserve(4);
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&, t] {
       for (int i = 0; i < 6; ++i) {
