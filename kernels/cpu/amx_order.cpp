@@ -2,8 +2,6 @@
 // includes no more than it does.
 #include "kernels/cpu/internal/vec_avx512.h"
 //
-#include "kernels/cpu/internal/tiles.h"
-//
 #include "kernels/cpu/internal/matmul.h"
 #include "kernels/cpu/internal/tables.h"
 //
@@ -11,7 +9,7 @@
 
 namespace moesaic::internal {
 
-constinit const ProductKernels kAmxOrderProducts = {.matmul = AmxOrderMatmul,
-                                                    .gate_up = AmxOrderGateUp};
+constinit const ProductKernels kAmxOrderProducts = {.matmul = MatmulOf<AmxOrderProduct>,
+                                                    .gate_up = GateUpOf<AmxOrderProduct>};
 
 }  // namespace moesaic::internal

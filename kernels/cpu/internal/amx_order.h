@@ -1,6 +1,6 @@
 // Products with bf16 weights in class kAmxBf16, in vectors: the bits of the tile registers'
 // products (amx_products.h), for few rows, which no tile is filled with. Included after
-// vec_avx512.h and tiles.h.
+// vec_avx512.h.
 //
 // A step is 32 inputs, as there: a chain of multiply-adds over its even inputs and one over its odd
 // ones, both from zero, their sum is added to the row's. Denormals are zero, which is a setting of
@@ -154,20 +154,6 @@ struct AmxOrderProduct : PlainRows<kOrderTileRows> {
     }
   }
 };
-
-void AmxOrderMatmul(const MatmulArgs& args) {
-  if (args.w.type == WeightType::kF32) {
-    return MatmulOf<FloatProduct<Bf16TimesF32, ActivationType::kBf16>>(args);
-  }
-  MatmulOf<AmxOrderProduct>(args);
-}
-
-void AmxOrderGateUp(const GateUpArgs& args) {
-  if (args.gate.type == WeightType::kF32) {
-    return GateUpOf<FloatProduct<Bf16TimesF32, ActivationType::kBf16>>(args);
-  }
-  GateUpOf<AmxOrderProduct>(args);
-}
 
 }  // namespace
 }  // namespace moesaic

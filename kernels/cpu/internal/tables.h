@@ -13,7 +13,7 @@ extern const CpuKernels kAvx512Kernels;
 extern const ProductKernels kAvx512Bf16Products;
 // And class kAmxBf16.
 extern const ProductKernels kAmxBf16Products;
-// The same bits in AVX-512 alone, for few rows.
+// The same bits of bf16 weights in AVX-512 alone, for few rows.
 extern const ProductKernels kAmxOrderProducts;
 // Of integer weights.
 extern const ProductKernels kQuantScalar;
