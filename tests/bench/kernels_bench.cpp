@@ -157,28 +157,23 @@ struct FullTiles {
   uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
-__attribute__((target("amx-tile,amx-bf16"))) void TilePeak() {
+template <bool kBytes>
+__attribute__((target("amx-tile,amx-bf16,amx-int8"))) void TilePeak() {
   const FullTiles config;
   __asm__ volatile("" ::: "memory");
   _tile_loadconfig(&config);
   for (int64_t i = 0; i < kPeakIterations; ++i) {
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
-  }
-  _tile_release();
-}
-
-__attribute__((target("amx-tile,amx-int8"))) void IntTilePeak() {
-  const FullTiles config;
-  __asm__ volatile("" ::: "memory");
-  _tile_loadconfig(&config);
-  for (int64_t i = 0; i < kPeakIterations; ++i) {
-    _tile_dpbsud(0, 4, 6);
-    _tile_dpbsud(1, 4, 7);
-    _tile_dpbsud(2, 5, 6);
-    _tile_dpbsud(3, 5, 7);
+    if constexpr (kBytes) {
+      _tile_dpbsud(0, 4, 6);
+      _tile_dpbsud(1, 4, 7);
+      _tile_dpbsud(2, 5, 6);
+      _tile_dpbsud(3, 5, 7);
+    } else {
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_dpbf16ps(1, 4, 7);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
   }
   _tile_release();
 }
@@ -193,8 +188,8 @@ struct Peak {
 
 Peak PeakOf(const CpuKernels& kernels, WeightType type) {
   if (kernels.isa == Isa::kAmx) {
-    return IsQuantized(type) ? Peak{"dpbsud", IntTilePeak, 2 * kTilePeakFlops}
-                             : Peak{"tdpbf16", TilePeak, kTilePeakFlops};
+    return IsQuantized(type) ? Peak{"dpbsud", TilePeak<true>, 2 * kTilePeakFlops}
+                             : Peak{"tdpbf16", TilePeak<false>, kTilePeakFlops};
   }
   if (IsQuantized(type)) return {"dpbusd", IntDotPeak, kIntDotPeakOps};
   if (kernels.isa == Isa::kAvx512Bf16 && type == WeightType::kBf16) {
