@@ -26,11 +26,11 @@ SETTINGS = {
     "link 200 MB/s": ("gsm8k", 64, 16, ["--memory", "330MiB", "--link-bandwidth", "200MB"]),
     "link 400 MB/s": ("gsm8k", 64, 16, ["--memory", "330MiB", "--link-bandwidth", "400MB"]),
     "link 800 MB/s": ("gsm8k", 64, 16, ["--memory", "330MiB", "--link-bandwidth", "800MB"]),
-    "disk": ("gsm8k", 64, 16, ["--memory", "330MiB"]),
-    "disk, more memory": ("gsm8k", 64, 16, ["--memory", "450MiB"]),
-    "disk, int8": ("gsm8k", 64, 16, ["--memory", "330MiB", "--dtype", "int8"]),
+    "disk": ("gsm8k", 256, 32, ["--memory", "330MiB"]),
+    "disk, more memory": ("gsm8k", 256, 32, ["--memory", "450MiB"]),
+    "disk, int8": ("gsm8k", 256, 32, ["--memory", "330MiB", "--dtype", "int8"]),
     "MT-Bench, link 400 MB/s": ("mt-bench", 48, 24, ["--memory", "330MiB", "--link-bandwidth", "400MB"]),
-    "MT-Bench, all in memory": ("mt-bench", 48, 24, ["--memory", "900MiB"]),
+    "MT-Bench, all in memory": ("mt-bench", 256, 32, ["--memory", "1200MiB"]),
 }
 COMPONENTS = ["attention", "router and other dense parts", "experts", "logits and sampling", "waiting for experts",
               "link busy", "expert bytes read", "passes"]

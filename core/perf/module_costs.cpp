@@ -2,8 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
-#include <numeric>
+#include <iterator>
 #include <system_error>
 
 #include "core/base/atomic_file.h"
@@ -22,7 +23,8 @@ namespace fs = std::filesystem;
 constexpr uint64_t kMaxCostsBytes = uint64_t{4} << 20;
 constexpr double kMostSeconds = 1e6;
 constexpr double kMostCostRate = 1e18;
-constexpr size_t kMostExperts = 1 << 16;
+constexpr double kMostExperts = 1 << 16;
+constexpr size_t kMostRoutingPoints = 1024;
 
 constexpr std::array<const char*, kNumModules> kModuleNames = {
     "attention in", "decode attention", "prefill attention", "output", "router", "expert", "head"};
@@ -32,20 +34,26 @@ double Required(const JsonFields& fields, std::string_view key, double least, do
   return fields.Number(key, 0, least, most);
 }
 
-std::vector<double> PopularityFromJson(const JsonFields& fields) {
-  std::vector<double> shares;
-  const nlohmann::json* array = fields.Find("popularity");
-  if (array == nullptr) return shares;
-  if (!array->is_array() || array->size() > kMostExperts) {
-    fields.FailAt("popularity", "must be an array of shares");
+std::vector<RoutedRows> RoutingFromJson(const JsonFields& fields) {
+  std::vector<RoutedRows> routing;
+  const nlohmann::json* array = fields.Find("routing");
+  if (array == nullptr) return routing;
+  if (!array->is_array() || array->size() > kMostRoutingPoints) {
+    fields.FailAt("routing", "must be an array of [rows, experts]");
   }
-  for (const nlohmann::json& share : *array) {
-    if (!share.is_number() || !(share.get<double>() >= 0 && share.get<double>() <= 1)) {
-      fields.FailAt("popularity", "must be an array of numbers from 0 to 1");
+  RoutedRows last;
+  for (const nlohmann::json& pair : *array) {
+    if (!pair.is_array() || pair.size() != 2 || !pair[0].is_number() || !pair[1].is_number()) {
+      fields.FailAt("routing", "must be an array of [rows, experts]");
     }
-    shares.push_back(share.get<double>());
+    const RoutedRows point = {pair[0].get<double>(), pair[1].get<double>()};
+    if (!(point.rows > last.rows && point.rows <= kMostCostRate && point.experts >= last.experts &&
+          point.experts <= kMostExperts)) {
+      fields.FailAt("routing", "must rise from pair to pair");
+    }
+    routing.push_back(last = point);
   }
-  return shares;
+  return routing;
 }
 
 }  // namespace
@@ -58,16 +66,17 @@ const char* ModuleUnit(Module module) {
 }
 
 double ModuleCosts::ActiveExperts(int64_t num_experts, int64_t top_k, double rows) const {
-  if (popularity.size() != static_cast<size_t>(num_experts)) {
-    return ExpectedActiveExperts(num_experts, top_k, rows);
+  if (routing.empty()) return ExpectedActiveExperts(num_experts, top_k, rows);
+  const auto most = static_cast<double>(num_experts);
+  const auto above =
+      std::find_if(routing.begin(), routing.end(), [&](const auto& p) { return p.rows >= rows; });
+  if (above == routing.end()) return std::min(most, routing.back().experts);
+  if (above == routing.begin()) {
+    return std::min(most, above->experts * std::max(0.0, rows) / above->rows);
   }
-  double active = 0;
-  for (const double share : popularity) {
-    // A token has k choices, none twice.
-    const double chosen = std::min(1.0, static_cast<double>(top_k) * share);
-    active += 1 - std::pow(1 - chosen, rows);
-  }
-  return active;
+  const RoutedRows& below = *std::prev(above);
+  const double share = std::log(rows / below.rows) / std::log(above->rows / below.rows);
+  return std::min(most, below.experts + share * (above->experts - below.experts));
 }
 
 std::vector<NamedConstant> ModuleCosts::Constants() const {
@@ -111,7 +120,8 @@ std::string SerializeModuleCosts(const ModuleCosts& costs) {
   root["link"] = MeasuredToJson(costs.link);
   root["contended_link_share"] = MeasuredToJson(costs.contended_link_share);
   root["contended_compute_share"] = MeasuredToJson(costs.contended_compute_share);
-  root["popularity"] = costs.popularity;
+  Json& routing = root["routing"] = Json::array();
+  for (const RoutedRows& point : costs.routing) routing.push_back({point.rows, point.experts});
   return root.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
@@ -141,7 +151,7 @@ ModuleCosts ParseModuleCosts(std::string_view json, std::string_view name) {
   costs.link = MeasuredFromJson(fields, "link", 1, kMostCostRate);
   costs.contended_link_share = MeasuredFromJson(fields, "contended_link_share", 0.01, 1);
   costs.contended_compute_share = MeasuredFromJson(fields, "contended_compute_share", 0.01, 1);
-  costs.popularity = PopularityFromJson(fields);
+  costs.routing = RoutingFromJson(fields);
   return costs;
 }
 

@@ -43,8 +43,15 @@ struct ModuleCost {
   double seconds(double units) const { return fixed_s + per_unit_s * units; }
 };
 
+// So many rows of text use so many different experts of a layer.
+struct RoutedRows {
+  double rows = 0;
+  double experts = 0;  // mean over layers
+  bool operator==(const RoutedRows&) const = default;
+};
+
 struct ModuleCosts {
-  static constexpr int kVersion = 1;
+  static constexpr int kVersion = 2;
 
   std::string key;
   std::string host_fingerprint;
@@ -57,15 +64,14 @@ struct ModuleCosts {
   // While both go on: what is left of the link's rate and of computing's.
   Measured contended_link_share;
   Measured contended_compute_share;
-  // How often the experts of a layer are chosen, as shares of all choices, most first; the mean
-  // over the layers that were looked at. Empty: not known.
-  std::vector<double> popularity;
+  // By rising rows, neither falling. Empty: not known.
+  std::vector<RoutedRows> routing;
 
   const ModuleCost& operator[](Module module) const { return modules[static_cast<size_t>(module)]; }
   ModuleCost& operator[](Module module) { return modules[static_cast<size_t>(module)]; }
 
   // Experts of a layer that a pass over `rows` tokens uses, each choosing `top_k` of `num_experts`:
-  // by popularity, or evenly where that is not known.
+  // as measured (between two points as a line over log rows), or evenly where that is not known.
   double ActiveExperts(int64_t num_experts, int64_t top_k, double rows) const;
 
   // For a plan's list of constants.

@@ -242,6 +242,7 @@ ExpertStats StreamingExperts::EndLayer() {
     stats.failed_reads = std::exchange(failed_reads_, 0);
     layer_error_ = nullptr;
     NoteWork();
+    if (link_busy_) NoteLinkBusy(Now());
   }
   reader_->Wake();
   mark_ns_ = Now();
@@ -346,13 +347,17 @@ bool StreamingExperts::BeginLoad() {
   return true;
 }
 
+// A link that never rests is noted layer by layer.
+void StreamingExperts::NoteLinkBusy(int64_t now_ns) {
+  Log({Activity::kLinkBusy, link_since_ns_, now_ns, -1, -1, std::exchange(link_bytes_, 0)});
+  link_since_ns_ = now_ns;
+}
+
 // Keeps the intervals in which the link was busy, and those in which there was nothing for it.
 void StreamingExperts::NoteLink() {
   const bool busy = reads_in_flight_ > 0;
   const int64_t now = Now();
-  if (link_busy_ && !busy) {
-    Log({Activity::kLinkBusy, link_since_ns_, now, -1, -1, std::exchange(link_bytes_, 0)});
-  }
+  if (link_busy_ && !busy) NoteLinkBusy(now);
   if (!busy && to_pack_.empty() && !idle_ && !flow_.CanLoad()) {
     idle_ = true;
     idle_buffers_ = static_cast<int32_t>(flow_.free_buffers());

@@ -127,6 +127,7 @@ class StreamingExperts : public ExpertProvider {
   void Fail(int lane, const std::exception_ptr& error) REQUIRES(mutex_);
   bool PackOne() EXCLUDES(mutex_);
   void NoteLink() REQUIRES(mutex_);
+  void NoteLinkBusy(int64_t now_ns) REQUIRES(mutex_);
 
   std::span<std::byte> SlotMemory(ExpertIndex expert) REQUIRES(mutex_);
   Activity StallCause() REQUIRES(mutex_);

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <unordered_set>
 #include <utility>
@@ -184,8 +185,11 @@ class BatchJob {
     }
   }
 
+  // Together: a pass that begins with the first of many lines would read experts for it alone.
   void Fill(LineReader& reader) {
     std::string text;
+    std::vector<Waiting> lines;
+    int64_t sequences = outstanding_;
     while (!input_ended_) {
       if (!waiting_) {
         if (!reader.Next(&text)) {
@@ -197,10 +201,12 @@ class BatchJob {
         if (!waiting_) continue;
       }
       const auto count = static_cast<int64_t>(waiting_->prepared.requests.size());
-      if (!open_.empty() && outstanding_ + count > options_.max_outstanding) break;
-      Submit(std::move(*waiting_));
+      if (sequences > 0 && sequences + count > options_.max_outstanding) break;
+      sequences += count;
+      lines.push_back(std::move(*waiting_));
       waiting_.reset();
     }
+    Submit(lines);
   }
 
   struct Waiting {
@@ -260,24 +266,40 @@ class BatchJob {
     errors_.Append(BatchErrorLine(waiting.line_number, waiting.custom_id, error));
   }
 
-  void Submit(Waiting waiting) {
+  void Submit(std::span<Waiting> lines) {
+    if (lines.empty()) return;
+    std::vector<GenerationRequest> requests;
     std::vector<std::shared_ptr<OutputSink>> sinks;
-    for (size_t i = 0; i < waiting.prepared.requests.size(); ++i) {
-      sinks.push_back(std::make_shared<MailSink>(mailbox_, waiting.line_number, i));
+    for (const Waiting& line : lines) {
+      for (size_t i = 0; i < line.prepared.requests.size(); ++i) {
+        requests.push_back(line.prepared.requests[i]);
+        sinks.push_back(std::make_shared<MailSink>(mailbox_, line.line_number, i));
+      }
     }
-    OpenLine line;
+    std::vector<RequestId> ids;
     try {
-      line.ids = engine_.Submit(std::move(waiting.prepared.requests), std::move(sinks));
+      ids = engine_.Submit(std::move(requests), std::move(sinks));
     } catch (...) {
-      Refuse(waiting, CurrentApiError(fmt::format("line {}", waiting.line_number)));
+      // None of them was taken.
+      if (lines.size() == 1) {
+        Refuse(lines.front(), CurrentApiError(fmt::format("line {}", lines.front().line_number)));
+      } else {
+        for (size_t i = 0; i < lines.size(); ++i) Submit(lines.subspan(i, 1));
+      }
       return;
     }
-    line.custom_id = std::move(waiting.custom_id);
-    line.request_id = std::move(waiting.request_id);
-    line.output = std::make_unique<GenerationOutput>(std::move(waiting.prepared.spec),
-                                                     std::move(waiting.prepared.spell));
-    outstanding_ += static_cast<int64_t>(line.ids.size());
-    open_.emplace(waiting.line_number, std::move(line));
+    auto next = ids.cbegin();
+    for (Waiting& waiting : lines) {
+      OpenLine line;
+      line.ids.assign(next, next + std::ssize(waiting.prepared.requests));
+      next += std::ssize(line.ids);
+      line.custom_id = std::move(waiting.custom_id);
+      line.request_id = std::move(waiting.request_id);
+      line.output = std::make_unique<GenerationOutput>(std::move(waiting.prepared.spec),
+                                                       std::move(waiting.prepared.spell));
+      outstanding_ += std::ssize(line.ids);
+      open_.emplace(waiting.line_number, std::move(line));
+    }
   }
 
   void Receive(Mailbox::Mail mail) {
@@ -357,7 +379,7 @@ class BatchJob {
 
 }  // namespace
 
-Workload ReadBatchWorkload(const BatchJobOptions& options, const TokenCounter& count_tokens,
+Workload ReadBatchWorkload(const BatchJobOptions& options, const MessageCounter& count_tokens,
                            int64_t template_tokens) {
   constexpr size_t kCounted = 1000;
   constexpr int64_t kMostTokens = int64_t{1} << 24;
@@ -378,7 +400,8 @@ Workload ReadBatchWorkload(const BatchJobOptions& options, const TokenCounter& c
       const BatchLine line = ParseBatchLine(text, 1, options.prompts);
       const Json body = ParseJson(line.body);
       chat = line.chat;
-      request.prompt_tokens = PromptTokens(body, count_tokens);
+      request.prompt_tokens =
+          PromptTokens(body, [&](std::string_view part) { return count_tokens(part, chat); });
       for (const char* name : {"max_tokens", "max_completion_tokens"}) {
         if (body.contains(name) && body[name].is_number_integer()) {
           request.generated_tokens = body[name].get<int64_t>();
@@ -386,7 +409,7 @@ Workload ReadBatchWorkload(const BatchJobOptions& options, const TokenCounter& c
       }
     } catch (const ApiError&) {
       // A plain prompt, or a line that will be refused.
-      request.prompt_tokens = count_tokens(text);
+      request.prompt_tokens = count_tokens(text, chat);
     }
     request.prompt_tokens += chat ? template_tokens : 0;
     request.prompt_tokens = std::clamp<int64_t>(request.prompt_tokens, 1, kMostTokens);

@@ -66,10 +66,13 @@ struct BatchCallbacks {
   std::function<void(const BatchProgress&)> on_progress;
 };
 
+// Tokens of a text; `chat`: it is a message of a conversation.
+using MessageCounter = std::function<int64_t(std::string_view text, bool chat)>;
+
 // The lengths of the input's requests: prompts of the first thousand lines are counted, later ones
 // are taken to be like them; answers are as long as they may be. `template_tokens`: what the chat
 // template adds to a prompt. Throws Error(kNotFound / kIo).
-Workload ReadBatchWorkload(const BatchJobOptions& options, const TokenCounter& count_tokens,
+Workload ReadBatchWorkload(const BatchJobOptions& options, const MessageCounter& count_tokens,
                            int64_t template_tokens);
 
 // Runs the job. Throws Error: kInvalidArgument, kNotFound, kUnavailable, kCorrupt (files that

@@ -46,11 +46,12 @@ std::optional<ModuleCosts> CachedModuleCosts(const EngineOptions& options, const
 }
 
 ModuleCosts MeasureModuleCosts(const EngineOptions& options, const EngineOptions& reading,
-                               const ModelFiles& files, std::vector<int32_t> sample_tokens,
-                               bool keep, const Invocation& invocation, const Topology& topology) {
+                               const ModelFiles& files,
+                               std::vector<std::vector<int32_t>> sample_prompts, bool keep,
+                               const Invocation& invocation, const Topology& topology) {
   const HostDescription host = DescribeHost(topology);
   ModuleProfilerInputs inputs = InputsOf(reading, files);
-  inputs.sample_tokens = std::move(sample_tokens);
+  inputs.sample_prompts = std::move(sample_prompts);
   ModuleCosts costs = MeasureModules(inputs, host);
   costs.key = ModuleCostsKey(InputsOf(options, files), host);
   StatusLine("");

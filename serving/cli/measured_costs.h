@@ -22,10 +22,11 @@ std::optional<ModuleCosts> CachedModuleCosts(const EngineOptions& options, const
                                              const Invocation& invocation, const Topology& topology,
                                              std::string* why);
 // Measures, says so on the status line, and (`keep`) puts the result into the cache (a cache that
-// cannot be written is only warned of). `reading`: the read sizes to use. `sample_tokens`: text
-// like the job's, maybe none. Throws as MeasureModules.
+// cannot be written is only warned of). `reading`: the read sizes to use. `sample_prompts`: like
+// the job's, maybe none. Throws as MeasureModules.
 ModuleCosts MeasureModuleCosts(const EngineOptions& options, const EngineOptions& reading,
-                               const ModelFiles& files, std::vector<int32_t> sample_tokens,
-                               bool keep, const Invocation& invocation, const Topology& topology);
+                               const ModelFiles& files,
+                               std::vector<std::vector<int32_t>> sample_prompts, bool keep,
+                               const Invocation& invocation, const Topology& topology);
 
 }  // namespace moesaic

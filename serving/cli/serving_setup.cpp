@@ -2,7 +2,9 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <ctime>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <utility>
@@ -49,26 +51,31 @@ namespace {
 
 // A shorter job ends sooner than its modules are measured.
 constexpr int64_t kLeastPlannedTokens = 4096;
+constexpr size_t kSamplePrompts = 32;
 constexpr size_t kSampleTokens = 4096;
+
+// A user's message as the chat template has it; `text` itself where the template wants something
+// else (the requests will say).
+std::vector<int32_t> EncodeMessage(const ChatTemplate& chat_template, const Tokenizer& tokenizer,
+                                   std::string_view text) {
+  const Json message = {{"role", "user"}, {"content", text}};
+  try {
+    const auto marked = chat_template.Render(Json::array({message}), nullptr, true, nullptr);
+    return tokenizer.Encode(marked.bytes(), {false, true});
+  } catch (const Error&) {
+    return tokenizer.Encode(text, {false, true});
+  }
+}
 
 // What the chat template adds to a message.
 int64_t TemplateTokens(const ChatTemplate& chat_template, const Tokenizer& tokenizer) {
-  const char* const kText = "x";
-  const Json message = {{"role", "user"}, {"content", kText}};
-  try {
-    const auto marked = chat_template.Render(Json::array({message}), nullptr, true, nullptr);
-    const auto tokens = [&](std::string_view text) {
-      return static_cast<int64_t>(tokenizer.Encode(text, {false, true}).size());
-    };
-    return tokens(marked.bytes()) - tokens(kText);
-  } catch (const Error&) {
-    return 0;  // the template wants something else; the requests will say
-  }
+  return std::ssize(EncodeMessage(chat_template, tokenizer, "x")) -
+         std::ssize(tokenizer.Encode("x", {false, true}));
 }
 
 std::optional<ModuleCosts> CostsFor(const EngineOptions& given, const EngineOptions& options,
                                     const ModelFiles& files, const Workload& workload,
-                                    const std::vector<int32_t>& sample_tokens,
+                                    std::vector<std::vector<int32_t>> sample_prompts,
                                     const Invocation& invocation, const Topology& topology) {
   if (!IsPredicted(options)) return std::nullopt;
   std::string why;
@@ -78,7 +85,8 @@ std::optional<ModuleCosts> CostsFor(const EngineOptions& given, const EngineOpti
   }
   LogInfo("measuring the model's modules ({})", why);
   try {
-    return MeasureModuleCosts(given, options, files, sample_tokens, true, invocation, topology);
+    return MeasureModuleCosts(given, options, files, std::move(sample_prompts), true, invocation,
+                              topology);
   } catch (const Error& error) {
     LogWarn("the batch is sized by rule: {}", error.what());
     return std::nullopt;
@@ -104,15 +112,19 @@ LoadedBatchModel LoadBatchModel(const RuntimeConfig& config, const CommandLine& 
   loaded.model.chat_template = LoadChatTemplate(options.model_dir);
   job.prompts.chat = !raw && loaded.model.chat_template != nullptr;
   const auto tokenizer = LoadTokenizerOf(options, files.config);
-  std::vector<int32_t> sample_tokens;
+  std::vector<std::vector<int32_t>> sample_prompts;
   const Workload workload = ReadBatchWorkload(
       job,
-      [&](std::string_view text) {
+      [&](std::string_view text, bool chat) {
         const std::vector<int32_t> tokens = tokenizer->Encode(text);
-        if (sample_tokens.size() < kSampleTokens) {
-          sample_tokens.insert(sample_tokens.end(), tokens.begin(), tokens.end());
+        if (sample_prompts.size() < kSamplePrompts) {
+          std::vector<int32_t>& sample = sample_prompts.emplace_back(tokens);
+          if (chat && loaded.model.chat_template != nullptr) {
+            sample = EncodeMessage(*loaded.model.chat_template, *tokenizer, text);
+          }
+          sample.resize(std::min(sample.size(), kSampleTokens));
         }
-        return static_cast<int64_t>(tokens.size());
+        return std::ssize(tokens);
       },
       job.prompts.chat ? TemplateTokens(*loaded.model.chat_template, *tokenizer) : 0);
   const BatchPlan by_rule = PlanBatch(options, files, MeansOf(workload));
@@ -123,7 +135,8 @@ LoadedBatchModel LoadBatchModel(const RuntimeConfig& config, const CommandLine& 
       static_cast<uint64_t>(by_rule.sizes.expert_slots) * by_rule.slot_bytes;
   const EngineOptions given = options;
   ChooseReading(reading, invocation, topology, options);
-  const auto costs = CostsFor(given, options, files, workload, sample_tokens, invocation, topology);
+  const auto costs =
+      CostsFor(given, options, files, workload, std::move(sample_prompts), invocation, topology);
   // What is read at a time takes memory, too.
   loaded.engine = std::make_shared<BatchEngine>(
       options, PlanBatchJob(options, files, workload, costs ? &*costs : nullptr));

@@ -18,6 +18,7 @@
 #include "serving/model/weights.h"
 #include "serving/plan/measuring.h"
 #include "serving/plan/pass_meter.h"
+#include "serving/plan/routing_curve.h"
 
 namespace moesaic {
 namespace {
@@ -25,6 +26,12 @@ namespace {
 constexpr int kRepeats = 3;
 constexpr int kJointPasses = 4;
 constexpr double kLinkShare = 0.13;  // of the time for measuring
+constexpr int64_t kTimedLayers = 4;  // several: caches are as cold as in a pass
+constexpr int64_t kTimedRows = 1024;
+// For what is read, and as much for computing, while routing is looked at.
+constexpr double kRoutingSeconds = 20;
+constexpr int64_t kRoutingRows = 4096;
+constexpr int kRoutingSteps = 4;  // of decoding; each may read all experts
 
 std::string PlacesText(const ThreadLayout& layout) {
   const bool pinned = !layout.places.empty() && layout.places.front().cpus.size() == 1;
@@ -39,7 +46,7 @@ class ModuleProfiler {
  public:
   explicit ModuleProfiler(const ModuleProfilerInputs& inputs)
       : inputs_(inputs),
-        passes_(inputs),
+        passes_(inputs, {kTimedLayers, kTimedRows, kTimedRows, inputs.config.num_experts / 2}),
         config_(passes_.config()),
         limits_(passes_.limits()),
         sparse_layers_(config_.num_sparse_layers()) {}
@@ -54,8 +61,6 @@ class ModuleProfiler {
     MeasureHead();
     inputs_.progress("reading alone");
     MeasureLink();
-    inputs_.progress("routing");
-    ObserveRouting();
     inputs_.progress("reading while computing");
     MeasureJointly();
     return std::move(costs_);
@@ -305,16 +310,6 @@ class ModuleProfiler {
                             fmt::format("median of {} runs, from disk into slots", passes));
   }
 
-  // What the model's routers choose for text.
-  void ObserveRouting() {
-    passes_.routing().Observe();
-    const int64_t chunk = std::min<int64_t>(limits_.max_batch_tokens, 64);
-    passes_.Run(passes_.PromptSlices(
-                    0, std::min(PassMeter::kContexts, limits_.max_batch_tokens / chunk), 0, chunk),
-                0);
-    costs_.popularity = passes_.routing().Popularity();
-  }
-
   // Rows with which computing takes as long as reading.
   int64_t BalancedRows() const {
     const double read_s = AsDouble(config_.num_experts - passes_.residents()) *
@@ -384,6 +379,31 @@ class ModuleProfiler {
   ModuleCosts costs_;
 };
 
+// Text through as many layers as can be read in time, all where that is possible: deeper ones
+// choose differently.
+std::vector<RoutedRows> ObserveRouting(const ModuleProfilerInputs& inputs,
+                                       const ModuleCosts& costs) {
+  inputs.progress("routing");
+  const ModelConfig& config = inputs.config;
+  const double layer_read_s = AsDouble(config.num_experts) *
+                              static_cast<double>(inputs.experts.layout().slot_bytes) /
+                              costs.link.value;
+  const auto layers = static_cast<int64_t>(
+      std::clamp(kRoutingSeconds / (layer_read_s * (kRoutingSteps + 1)), AsDouble(kTimedLayers),
+                 AsDouble(std::max(kTimedLayers, config.num_sparse_layers()))));
+  const double row_s =
+      AsDouble(layers) * (costs[Module::kAttentionIn].per_unit_s +
+                          costs[Module::kOutput].per_unit_s + costs[Module::kRouter].per_unit_s +
+                          AsDouble(config.top_k) * costs[Module::kExpert].per_unit_s);
+  const auto rows =
+      static_cast<int64_t>(std::clamp(kRoutingSeconds / std::max(1e-9, row_s),
+                                      AsDouble(PassMeter::kTextSequences), AsDouble(kRoutingRows)));
+  RoutingCurve curve(config.num_experts);
+  PassMeter(inputs, {layers, kRoutingRows, PassMeter::kTextSequences, 0})
+      .RunText(curve, rows, kRoutingSteps);
+  return curve.Points();
+}
+
 }  // namespace
 
 std::string ModuleCostsKey(const ModuleProfilerInputs& inputs, const HostDescription& host) {
@@ -406,6 +426,7 @@ std::string ModuleCostsKey(const ModuleProfilerInputs& inputs, const HostDescrip
 
 ModuleCosts MeasureModules(const ModuleProfilerInputs& inputs, const HostDescription& host) {
   ModuleCosts costs = ModuleProfiler(inputs).Run();
+  costs.routing = ObserveRouting(inputs, costs);
   costs.key = ModuleCostsKey(inputs, host);
   costs.host_fingerprint = host.fingerprint;
   costs.model = inputs.config.architecture;

@@ -33,8 +33,8 @@ struct ModuleProfilerInputs {
   ThreadLayout thread_layout = {};
   StreamingOptions streaming =
       {};  // how experts are read; slots, buffers and timeline are chosen here
-  // Text like that of the job, for what its routing looks like; empty: random tokens.
-  std::vector<int32_t> sample_tokens = {};
+  // Prompts like those of the job, for what its routing looks like; empty: random tokens.
+  std::vector<std::vector<int32_t>> sample_prompts = {};
   uint64_t memory_bytes = 0;  // that may be taken
   double seconds = 3;         // of measuring; the largest batches are left out when time is up
   std::function<void(std::string_view stage)> progress = [](std::string_view) {};

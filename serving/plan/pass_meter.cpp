@@ -7,21 +7,22 @@
 #include "core/base/error.h"
 #include "core/base/units.h"
 #include "serving/model/numa_slices.h"
+#include "serving/model/sampler.h"
+#include "serving/model/sampling_params.h"
 #include "serving/model/weights.h"
 #include "serving/plan/measuring.h"
 
 namespace moesaic {
 namespace {
 
-constexpr int kSparseLayers = 4;  // weights of several, so that caches are as cold as in a pass
-constexpr int64_t kMostRows = 1024;
 constexpr int64_t kLogitRows = 64;
 
-int64_t LayersToRun(const ModelConfig& config) {
+// Up to and with so many layers with experts.
+int64_t LayersToRun(const ModelConfig& config, int64_t sparse_layers) {
   int64_t sparse = 0;
   for (int64_t layer = 0; layer < config.num_layers; ++layer) {
     sparse += config.layer_is_sparse[static_cast<size_t>(layer)] != 0;
-    if (sparse == kSparseLayers) return layer + 1;
+    if (sparse == sparse_layers) return layer + 1;
   }
   return config.num_layers;
 }
@@ -42,11 +43,15 @@ std::vector<int32_t> ContextBlocks(int64_t context) {
 
 }  // namespace
 
-PassMeter::PassMeter(const ModuleProfilerInputs& inputs)
+PassMeter::PassMeter(const ModuleProfilerInputs& inputs, const PassMeterSizes& most)
     : inputs_(inputs),
-      config_(FirstLayers(inputs.config, LayersToRun(inputs.config))),
+      most_(most),
+      config_(FirstLayers(inputs.config, LayersToRun(inputs.config, most.sparse_layers))),
       slot_bytes_(inputs.experts.layout().slot_bytes),
       routing_(config_.num_experts) {
+  for (const std::vector<int32_t>& prompt : inputs.sample_prompts) {
+    sample_tokens_.insert(sample_tokens_.end(), prompt.begin(), prompt.end());
+  }
   ChooseSizes();
   pool_ = std::make_unique<ThreadPool>(inputs.threads, inputs.thread_layout);
   const std::vector<NodeStretch> stretches =
@@ -92,7 +97,8 @@ ModelLimits PassMeter::LimitsFor(int64_t rows) const {
   limits.max_batch_tokens = rows;
   limits.max_context_tokens = kLongContext + kKvBlockTokens;
   // The contexts, and a block for each decoding row's own token.
-  limits.num_kv_blocks = kContexts * (kLongContext / kKvBlockTokens) + rows;
+  limits.num_kv_blocks =
+      kContexts * (kLongContext / kKvBlockTokens) + std::min(rows, most_.decode_rows);
   limits.max_logit_rows = std::min(kLogitRows, rows);
   limits.kv_type = inputs_.kv_type;
   return limits;
@@ -103,8 +109,8 @@ void PassMeter::ChooseSizes() {
   const int64_t group = GroupOfExperts(slot_bytes_);
   const int64_t buffers =
       std::clamp<int64_t>(2 * group, 4, std::max<int64_t>(4, config_.num_experts));
-  for (int64_t resident = config_.num_experts / 2;; resident /= 2) {
-    for (int64_t rows = kMostRows; rows >= 16; rows /= 2) {
+  for (int64_t resident = most_.residents;; resident /= 2) {
+    for (int64_t rows = most_.rows; rows >= 16; rows /= 2) {
       if (BytesWith(rows, resident, buffers) > inputs_.memory_bytes) continue;
       resident_experts_ = resident;
       limits_ = LimitsFor(rows);
@@ -116,15 +122,15 @@ void PassMeter::ChooseSizes() {
   }
   Fail(ErrorKind::kResourceExhausted,
        "measuring the model's modules needs {} at least, {} may be used",
-       FormatBytes(BytesWith(16, config_.top_k, buffers)), FormatBytes(inputs_.memory_bytes));
+       FormatBytes(BytesWith(16, std::min(most_.residents, config_.top_k), buffers)),
+       FormatBytes(inputs_.memory_bytes));
 }
 
 int32_t PassMeter::NextToken() {
-  const std::vector<int32_t>& sample = inputs_.sample_tokens;
-  if (sample.empty()) {
+  if (sample_tokens_.empty()) {
     return static_cast<int32_t>(random_() % static_cast<uint64_t>(config_.vocab_size));
   }
-  return sample[next_token_++ % sample.size()];
+  return sample_tokens_[next_token_++ % sample_tokens_.size()];
 }
 
 PassPoint PassMeter::Run(std::span<const SequenceSlice> slices, int64_t active) {
@@ -161,6 +167,65 @@ PassPoint PassMeter::Run(std::span<const SequenceSlice> slices, int64_t active) 
   point.routed_experts = routing_.touched() - routed_experts;
   point.routed_pairs = routing_.pairs() - routed_pairs;
   return point;
+}
+
+// A prompt's own blocks, and one more for its answer.
+std::vector<SequenceSlice> PassMeter::TextSlices(int64_t rows) {
+  constexpr int64_t kBlocks = kTextTokens / kKvBlockTokens;
+  const auto& prompts = inputs_.sample_prompts;
+  const int64_t sequences = std::min(rows, kTextSequences);
+  tokens_.clear();
+  blocks_.clear();
+  std::vector<SequenceSlice> slices;
+  for (int64_t i = 0; i < sequences; ++i) {
+    std::vector<int32_t> prompt;
+    if (prompts.empty()) {
+      for (int64_t token = 0; token < kTextTokens; ++token) prompt.push_back(NextToken());
+    } else if (i < std::ssize(prompts)) {
+      prompt = prompts[static_cast<size_t>(i)];
+    }
+    prompt.resize(
+        std::min(prompt.size(), static_cast<size_t>(std::min(kTextTokens, rows / sequences))));
+    if (prompt.empty()) continue;
+    SequenceSlice slice;
+    slice.first_row = std::ssize(tokens_);
+    slice.num_tokens = std::ssize(prompt);
+    slice.request = static_cast<int32_t>(i);
+    slice.prefill = true;
+    tokens_.insert(tokens_.end(), prompt.begin(), prompt.end());
+    std::vector<int32_t>& blocks = blocks_.emplace_back(kBlocks + 1);
+    std::iota(blocks.begin(), blocks.end(), static_cast<int32_t>(i * kBlocks));
+    blocks.back() = static_cast<int32_t>(kContexts * (kLongContext / kKvBlockTokens) + i);
+    slices.push_back(slice);
+  }
+  for (size_t i = 0; i < slices.size(); ++i) slices[i].blocks = blocks_[i];
+  return slices;
+}
+
+void PassMeter::RunText(RoutingHook& hook, int64_t most_rows, int answer_tokens) {
+  std::vector<SequenceSlice> slices = TextSlices(std::min(most_rows, limits_.max_batch_tokens));
+  if (slices.empty()) return;
+  const SliceRange all = {0, std::ssize(slices)};
+  Sampler sampler(inputs_.kernels, config_.vocab_size);
+  SamplingParams sampling;
+  sampling.temperature = 1;
+  std::vector<float> logits(static_cast<size_t>(config_.vocab_size));
+  for (int answered = 0;; ++answered) {
+    runner_->Run({tokens_, slices}, {&all, 1}, &hook);
+    if (answered == answer_tokens) return;
+    std::vector<int32_t> next;
+    for (SequenceSlice& slice : slices) {
+      const auto last = static_cast<int32_t>(slice.first_row + slice.num_tokens - 1);
+      model_->Logits({&last, 1}, logits.data());
+      next.push_back(
+          sampler.Sample(sampling, static_cast<uint64_t>(slice.request), answered, {}, logits));
+      slice.start_position += slice.num_tokens;
+      slice.first_row = std::ssize(next) - 1;
+      slice.num_tokens = 1;
+      slice.prefill = false;
+    }
+    tokens_ = std::move(next);
+  }
 }
 
 std::vector<SequenceSlice> PassMeter::PromptSlices(int64_t first_context, int64_t sequences,

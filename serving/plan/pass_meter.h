@@ -39,13 +39,24 @@ struct PassPoint {
   double routed_pairs = 0;
 };
 
+// At most; rows and residents are fewer where memory is short.
+struct PassMeterSizes {
+  int64_t sparse_layers = 0;  // the first ones with experts
+  int64_t rows = 0;           // of a pass; a power of two from 16 on
+  int64_t decode_rows = 0;    // of a pass
+  int64_t residents = 0;      // of each of the layers
+};
+
 class PassMeter {
  public:
   static constexpr int64_t kLongContext = 256;  // positions that a sequence has at most
   static constexpr int64_t kContexts = 16;  // sequences whose keys and values decode reads in turn
 
+  static constexpr int64_t kTextSequences = 32;
+  static constexpr int64_t kTextTokens = kContexts * kLongContext / kTextSequences;
+
   // Throws Error(kResourceExhausted) when not even the smallest passes fit.
-  explicit PassMeter(const ModuleProfilerInputs& inputs);
+  PassMeter(const ModuleProfilerInputs& inputs, const PassMeterSizes& most);
 
   const ModelConfig& config() const { return config_; }  // of the first layers
   const ModelLimits& limits() const { return limits_; }
@@ -59,6 +70,9 @@ class PassMeter {
 
   // Rows spread over `active` experts of each layer; 0: as the router says.
   PassPoint Run(std::span<const SequenceSlice> slices, int64_t active);
+  // Runs the first kTextTokens tokens of as many sample prompts, in at most `most_rows` rows, and a
+  // decode step for each of their answers' first tokens, as the router says.
+  void RunText(RoutingHook& hook, int64_t most_rows, int answer_tokens);
 
   // `count` tokens of each of `sequences` contexts from `start` on. Valid until the next call of
   // this or of DecodeSlices.
@@ -73,9 +87,11 @@ class PassMeter {
   uint64_t BytesWith(int64_t rows, int64_t resident_experts, int64_t buffers) const;
   ModelLimits LimitsFor(int64_t rows) const;
   void ChooseSizes();
+  std::vector<SequenceSlice> TextSlices(int64_t rows);
   int32_t NextToken();
 
   const ModuleProfilerInputs& inputs_;
+  const PassMeterSizes most_;
   const ModelConfig config_;
   const uint64_t slot_bytes_;
   int64_t resident_experts_ = 0;
@@ -88,6 +104,7 @@ class PassMeter {
   std::unique_ptr<Model> model_;
   std::unique_ptr<PassRunner> runner_;
   std::mt19937_64 random_{1};
+  std::vector<int32_t> sample_tokens_;  // of all prompts
   size_t next_token_ = 0;
   std::vector<int32_t> tokens_;
   std::vector<std::vector<int32_t>> blocks_;  // of the slices of the running pass

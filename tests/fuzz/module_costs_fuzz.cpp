@@ -18,9 +18,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     }
     CHECK_GT(costs.link.value, 0);
     CHECK_GT(costs.contended_compute_share.value, 0);
-    const auto experts = static_cast<int64_t>(costs.popularity.size());
-    const double active = costs.ActiveExperts(experts, 2, 64);
-    CHECK(active >= 0 && active <= static_cast<double>(experts));
+    for (const double rows : {0.0, 1.0, 64.0, 1e9}) {
+      const double active = costs.ActiveExperts(8, 2, rows);
+      CHECK(active >= 0 && active <= 8);
+    }
     const std::string written = moesaic::SerializeModuleCosts(costs);
     CHECK(moesaic::SerializeModuleCosts(moesaic::ParseModuleCosts(written, "again.json")) ==
           written);

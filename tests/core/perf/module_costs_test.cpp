@@ -79,7 +79,7 @@ ModuleCosts SomeCosts() {
   costs.link = {1.5e9, 1.4e9, 1.6e9, "byte/s", "alone", "then"};
   costs.contended_link_share = {0.9, 0.8, 1, "share", "jointly", "then"};
   costs.contended_compute_share = {0.8, 0.7, 0.9, "share", "jointly", "then"};
-  costs.popularity = {0.5, 0.25, 0.125, 0.125};
+  costs.routing = {{1, 2}, {4, 3}, {64, 3.5}};
   return costs;
 }
 
@@ -94,7 +94,7 @@ TEST(ModuleCostsTest, SurviveTheirFile) {
   ASSERT_TRUE(again) << why;
   EXPECT_EQ(SerializeModuleCosts(*again), SerializeModuleCosts(costs));
   EXPECT_EQ((*again)[Module::kExpert].fixed_s, costs[Module::kExpert].fixed_s);
-  EXPECT_EQ(again->popularity, costs.popularity);
+  EXPECT_EQ(again->routing, costs.routing);
 }
 
 TEST(ModuleCostsTest, RefusesWhatCannotBePlannedWith) {
@@ -110,22 +110,24 @@ TEST(ModuleCostsTest, RefusesWhatCannotBePlannedWith) {
   };
   EXPECT_EQ(kind_of("[]"), ErrorKind::kCorrupt);
   EXPECT_EQ(kind_of(with("moesaic-module-costs", "something")), ErrorKind::kCorrupt);
-  EXPECT_EQ(kind_of(with("\"version\": 1", "\"version\": 2")), ErrorKind::kUnsupported);
+  EXPECT_EQ(kind_of(with("\"version\": 2", "\"version\": 3")), ErrorKind::kUnsupported);
   EXPECT_EQ(kind_of(with("1500000000.0", "0")), ErrorKind::kCorrupt);
   EXPECT_EQ(kind_of(with("\"fixed_s\": 1e-06", "\"fixed_s\": -1")), ErrorKind::kCorrupt);
   EXPECT_EQ(kind_of(with("\"expert\"", "\"experts\"")), ErrorKind::kCorrupt);
-  EXPECT_EQ(kind_of(with("0.25", "\"much\"")), ErrorKind::kCorrupt);
+  EXPECT_EQ(kind_of(with("3.5", "\"much\"")), ErrorKind::kCorrupt);
+  EXPECT_EQ(kind_of(with("3.5", "2.5")), ErrorKind::kCorrupt);  // fewer experts for more rows
 }
 
-TEST(ModuleCostsTest, UnevenChoicesTouchFewerExperts) {
+TEST(ModuleCostsTest, ActiveExpertsAreThoseOfTheText) {
   ModuleCosts costs = SomeCosts();
-  // One token chooses as many as it must; many tokens choose all.
-  EXPECT_NEAR(costs.ActiveExperts(4, 2, 1), 1 + 0.5 + 0.25 + 0.25, 1e-12);
-  EXPECT_NEAR(costs.ActiveExperts(4, 2, 1000), 4, 1e-9);
-  EXPECT_LT(costs.ActiveExperts(4, 1, 4), ExpectedActiveExperts(4, 1, 4));
-  costs.popularity.assign(4, 0.25);
-  EXPECT_NEAR(costs.ActiveExperts(4, 1, 4), ExpectedActiveExperts(4, 1, 4), 1e-12);
-  costs.popularity.clear();
+  EXPECT_DOUBLE_EQ(costs.ActiveExperts(4, 2, 1), 2);
+  EXPECT_DOUBLE_EQ(costs.ActiveExperts(4, 2, 2), 2.5);  // half way, in powers of two
+  EXPECT_DOUBLE_EQ(costs.ActiveExperts(4, 2, 4), 3);
+  EXPECT_DOUBLE_EQ(costs.ActiveExperts(4, 2, 16), 3.25);
+  EXPECT_DOUBLE_EQ(costs.ActiveExperts(4, 2, 1e6), 3.5);
+  EXPECT_DOUBLE_EQ(costs.ActiveExperts(4, 2, 0.5), 1);
+  EXPECT_DOUBLE_EQ(costs.ActiveExperts(3, 2, 1e6), 3);
+  costs.routing.clear();
   EXPECT_EQ(costs.ActiveExperts(4, 1, 4), ExpectedActiveExperts(4, 1, 4));
 }
 

@@ -90,6 +90,12 @@ class Batch(unittest.TestCase):
         self.assertNotEqual(answers(again)["c"], found["c"])
         self.assertEqual(answers(again)["m"], found["m"])
 
+    def test_lines_begin_together(self):
+        # All prompts fit into the first pass, so that no expert is read for the first line alone.
+        self.input.write_text("".join(request(f"id-{i}", prompt="The old man", ignore_eos=True) + "\n" for i in range(8)))
+        self.assertEqual(self.run_batch("--report", str(self.here / "report"), "--no-prefix-cache").returncode, 0)
+        self.assertEqual(json.loads((self.here / "report.json").read_text())["passes"], 12)
+
     def test_prompts_a_line(self):
         self.input.write_text("It was a cold and stormy night\n\nThe old man\r\n")
         plain = ["--raw", "-t", "0", "-n", "5", "--json"]
