@@ -120,12 +120,14 @@ void Run(int rounds, const std::vector<int>& thread_counts, const std::string& o
     for (const int threads : thread_counts) {
       Calls decode(kernels, type, experts, 1, kTopK, threads);
       Calls batch(kernels, type, experts, 16, kExperts, threads);
+      Calls large(kernels, type, experts, 64, kExperts, threads);
       Calls prefill(kernels, type, experts, 512, kExperts, threads);
       std::vector<Candidate> candidates = {{"decode, batch 1", [&] { decode.Run(); }},
                                            {"decode, batch 16", [&] { batch.Run(); }},
+                                           {"decode, batch 64", [&] { large.Run(); }},
                                            {"prefill, 512 tokens", [&] { prefill.Run(); }}};
       Measure(candidates, rounds, 0.03, CLOCK_MONOTONIC);
-      const int64_t read[] = {kTopK, kExperts, kExperts};
+      const int64_t read[] = {kTopK, kExperts, kExperts, kExperts};
       for (size_t c = 0; c < candidates.size(); ++c) {
         const double seconds = candidates[c].Median();
         std::printf("| %s | %s | %d | %.1f | %.1f%% | %.1f |\n", WeightTypeName(type),

@@ -11,8 +11,9 @@
 // row depend on nothing else. There is no other path for few rows: a step of one row reads a KiB of
 // weights in 16 cycles, several times as fast as memory gives them.
 //
-// Integers: a step is one group of 32 inputs. Its sums are exact; they are stored and scaled in
-// vectors as quant_tiles.h does, while the tiles work on the next group.
+// Integers: a step is one group of 32 inputs. Its sums are exact; eight groups are multiplied and
+// stored, then scaled in vectors as quant_tiles.h does. Tiles and vectors do not overlap, and
+// taking turns more often is slower (docs/benchmarks.md).
 #pragma once
 
 #include "kernels/cpu/internal/math.h"
@@ -195,30 +196,34 @@ struct AmxQuantProduct : EvenRows<AmxQuantProduct<kType>> {
   MOESAIC_INLINE static int64_t ColumnsFor(int64_t) { return kLargeColumns; }
 
   static void Columns(const std::byte* const* x, int64_t m, const std::byte* const* w,
-                      int64_t columns, int64_t lines, int64_t, float* sums) {
+                      int64_t columns, int64_t lines, int64_t next_bytes, float* sums) {
     const AmxRows rows(m);
     const int64_t stride = StrideOf(x, m);
     const int64_t groups = GroupsOf(lines);
+    alignas(64) std::byte widened[kType == WeightType::kInt4 ? kMaxColumns * kWideBytes : 1];
     Tiles::Configure(rows.tile_rows, kQuantGroup, kStepLines);
-    for (int64_t c = 0; c < columns; c += 2) {
-      const int64_t count = MinOf<int64_t>(columns - c, 2);
-      for (int64_t begin = 0; begin < groups; begin += kBlockGroups) {
-        const int64_t end = MinOf(begin + kBlockGroups, groups);
-        // As groups of int8.
-        alignas(64) std::byte widened[kType == WeightType::kInt4 ? 2 * kWideBytes : 1];
-        const std::byte* panels[2] = {};
-        for (int64_t p = 0; p < count; ++p) {
-          panels[p] = w[c + p] + begin / 2 * kPairBytes<kType>;
-          PrefetchLines(panels[p] + kBlockGroups / 2 * kPairBytes<kType>,
-                        kBlockGroups / 2 * kPairLines);
-          if constexpr (kType == WeightType::kInt4) {
-            WidenGroups(panels[p], end - begin, widened + p * kWideBytes);
-            panels[p] = widened + p * kWideBytes;
-          }
+    for (int64_t begin = 0; begin < groups; begin += kBlockGroups) {
+      const int64_t end = MinOf(begin + kBlockGroups, groups);
+      const int64_t offset = begin / 2 * kPairBytes<kType>;
+      const std::byte* panels[kMaxColumns];
+      for (int64_t c = 0; c < columns; ++c) {
+        panels[c] = w[c] + offset;
+        if constexpr (kType == WeightType::kInt4) {
+          WidenGroups(panels[c], end - begin, widened + c * kWideBytes);
+          panels[c] = widened + c * kWideBytes;
         }
-        ForAmxBlocks(rows.tiles, c, count, [&]<int R, int P>(int64_t tile, int64_t column) {
-          AddBlock<R, P>(x, stride, rows, tile, panels, begin, end, sums + column * m * kLanes);
-        });
+      }
+      const int64_t next = end < groups ? offset + kBlockBytes : next_bytes;
+      for (int64_t tile = 0; tile < rows.tiles; ++tile) {
+        const TileOfRows of(x, rows, tile, begin, end);
+        // The tiles share the work of prefetching the next block.
+        const int64_t first_line = tile * kBlockLines / rows.tiles;
+        const int64_t end_line = (tile + 1) * kBlockLines / rows.tiles;
+        for (int64_t c = 0; c < columns; ++c) {
+          PrefetchLines(w[c] + next + first_line * kLineBytes, end_line - first_line);
+          AddBlock(x + rows.begin(tile), stride, rows.tile_rows, of, panels[c], begin, end,
+                   sums + (c * m + rows.begin(tile)) * kLanes);
+        }
       }
     }
     if constexpr (kType == WeightType::kInt4) {
@@ -231,66 +236,92 @@ struct AmxQuantProduct : EvenRows<AmxQuantProduct<kType>> {
  private:
   static constexpr int64_t kStepLines = 8;
   static constexpr int64_t kBlockGroups = 8;
+  static constexpr int64_t kBlockBytes = kBlockGroups / 2 * kPairBytes<kType>;
+  static constexpr int64_t kBlockLines = kBlockBytes / kLineBytes;
   static constexpr int64_t kPairLines = kPairBytes<kType> / kLineBytes;
   static constexpr int64_t kWideBytes = kBlockGroups / 2 * kPairBytes<WeightType::kInt8>;
+
+  // What the rows of a tile bring along to a block of groups, side by side.
+  struct TileOfRows {
+    TileOfRows(const std::byte* const* x, const AmxRows& rows, int64_t tile, int64_t begin,
+               int64_t end)
+        : first_row(tile == 0 ? 0 : rows.begin(tile - 1) + rows.tile_rows - rows.begin(tile)) {
+      for (int64_t r = first_row; r < rows.tile_rows; ++r) {
+        const auto* of = reinterpret_cast<const ActivationGroup*>(x[rows.begin(tile) + r]);
+        for (int64_t group = begin; group < end; ++group) {
+          scales[group - begin][r] = of[group].scale;
+          corrections[group - begin][r] = of[group].correction;
+        }
+      }
+    }
+
+    const int64_t first_row;  // what two tiles share is added once
+    float scales[kBlockGroups][kAmxRows];
+    int32_t corrections[kBlockGroups][kAmxRows];
+  };
 
   MOESAIC_INLINE static int64_t GroupsOf(int64_t lines) {
     const int64_t pairs = CeilDiv(lines, kPairLines);
     return 2 * pairs - (lines < pairs * kPairLines ? 1 : 0);
   }
 
-  // Groups [begin, end), whose weights the panels point to, of R tiles of rows and P panels; the
-  // sums start at zero with the first one.
-  template <int R, int P>
-  static void AddBlock(const std::byte* const* x, int64_t stride, const AmxRows& rows, int64_t tile,
-                       const std::byte* const* panels, int64_t begin, int64_t end, float* sums) {
-    // Of one group while the next one is multiplied.
-    alignas(64) int32_t dots[2][R * P][kAmxRows * kLanes];
-    const std::byte* const* tile_x[2] = {x + rows.begin(tile), x + rows.begin(tile + R - 1)};
-    // What two tiles share is added once.
-    int64_t first_row[2] = {0, 0};
-    for (int t = 0; t < R; ++t) {
-      if (tile + t > 0) {
-        first_row[t] = rows.begin(tile + t - 1) + rows.tile_rows - rows.begin(tile + t);
-      }
+  // Groups [begin, end) of a panel, which points to the first of them: first the exact sums of all
+  // groups on the tiles, then, row by row in registers, their scales. Sums start at zero with group
+  // 0.
+  static void AddBlock(const std::byte* const* x, int64_t stride, int64_t tile_rows,
+                       const TileOfRows& of, const std::byte* panel, int64_t begin, int64_t end,
+                       float* sums) {
+    alignas(64) int32_t dots[kBlockGroups][kAmxRows * kLanes];
+    const auto multiply = [&]<int kTile>(int64_t at) {
+      AmxQuantProduct::template LoadX<kTile, kQuantGroup>(
+          x, stride, tile_rows,
+          (begin + at) * int64_t{sizeof(ActivationGroup)} +
+              int64_t{offsetof(ActivationGroup, values)});
+      Tiles::LoadWeights<kTile>(panel + at / 2 * kPairBytes<WeightType::kInt8> +
+                                (1 + at % 2 * kGroupLines<WeightType::kInt8>)*kLineBytes);
+      Tiles::ZeroSums<kTile, kTile>();
+      Tiles::DotBytes<kTile, kTile>();
+      Tiles::StoreSums<kTile, kTile>(dots[at]);
+    };
+    const int64_t groups = end - begin;
+    for (int64_t at = 0; at < groups; at += 2) {
+      multiply.template operator()<0>(at);
+      if (at + 1 < groups) multiply.template operator()<1>(at + 1);
     }
-    const auto fold = [&](int64_t group) {
-      const int64_t at = group - begin;
-      for (int p = 0; p < P; ++p) {
-        const std::byte* pair = panels[p] + at / 2 * kPairBytes<WeightType::kInt8>;
-        const Vec16 scale = LoadF16(pair + at % 2 * kScaleBytes);
-        for (int t = 0; t < R; ++t) {
-          const int32_t* from = dots[at % 2][t * P + p];
-          float* to = sums + (p * rows.m + rows.begin(tile + t)) * kLanes;
-          for (int64_t r = first_row[t]; r < rows.tile_rows; ++r) {
-            const auto* of = reinterpret_cast<const ActivationGroup*>(tile_x[t][r]) + group;
-            const Vec16 sum = group == 0 ? Zero() : Load(to + r * kLanes);
-            const Ints16 dot = AddToAll(LoadDots(from + r * kLanes), of->correction);
-            Store(to + r * kLanes, Fma(ToFloats(dot), Mul(scale, Set(of->scale)), sum));
-          }
-        }
+    int64_t row = of.first_row;
+    const auto fold = [&]<int N>() {
+      for (; row + N <= tile_rows; row += N) {
+        FoldRows<N>(dots, of, panel, groups, row, begin == 0, sums);
       }
     };
-    for (int64_t group = begin; group < end; ++group) {
-      const int64_t at = group - begin;
-      const int64_t offset =
-          group * int64_t{sizeof(ActivationGroup)} + int64_t{offsetof(ActivationGroup, values)};
-      AmxQuantProduct::template LoadX<0, kQuantGroup>(tile_x[0], stride, rows.tile_rows, offset);
-      if constexpr (R == 2) {
-        AmxQuantProduct::template LoadX<1, kQuantGroup>(tile_x[1], stride, rows.tile_rows, offset);
+    fold.template operator()<16>();
+    fold.template operator()<8>();
+    fold.template operator()<4>();
+    fold.template operator()<2>();
+    fold.template operator()<1>();
+  }
+
+  template <int N>
+  MOESAIC_INLINE static void FoldRows(const int32_t (*dots)[kAmxRows * kLanes],
+                                      const TileOfRows& of, const std::byte* panel, int64_t groups,
+                                      int64_t row, bool first, float* to) {
+    Vec16 sums[N];
+    MOESAIC_UNROLL
+    for (int r = 0; r < N; ++r) sums[r] = first ? Zero() : Load(to + (row + r) * kLanes);
+    for (int64_t at = 0; at < groups; ++at) {
+      const Vec16 scale =
+          LoadF16(panel + at / 2 * kPairBytes<WeightType::kInt8> + at % 2 * kScaleBytes);
+      const float* scales = of.scales[at] + row;
+      const int32_t* corrections = of.corrections[at] + row;
+      const int32_t* from = dots[at] + row * kLanes;
+      MOESAIC_UNROLL
+      for (int r = 0; r < N; ++r) {
+        const Ints16 dot = AddToAll(LoadDots(from + r * kLanes), corrections[r]);
+        sums[r] = Fma(ToFloats(dot), Mul(scale, Set(scales[r])), sums[r]);
       }
-      const int64_t step = at / 2 * kPairBytes<WeightType::kInt8> +
-                           (1 + at % 2 * kGroupLines<WeightType::kInt8>)*kLineBytes;
-      Tiles::LoadWeights<0>(panels[0] + step);
-      if constexpr (P == 2) Tiles::LoadWeights<1>(panels[1] + step);
-      ForTiles<R, P>([&]<int kRow, int kPanel>() {
-        Tiles::ZeroSums<kRow, kPanel>();
-        Tiles::DotBytes<kRow, kPanel>();
-        Tiles::StoreSums<kRow, kPanel>(dots[at % 2][kRow * P + kPanel]);
-      });
-      if (at > 0) fold(group - 1);
     }
-    fold(end - 1);
+    MOESAIC_UNROLL
+    for (int r = 0; r < N; ++r) Store(to + (row + r) * kLanes, sums[r]);
   }
 };
 
