@@ -2,9 +2,13 @@
 // emulated devices, which fail when they are told to.
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
+
+#include <nlohmann/json.hpp>
 
 #include "serving/batch/batch_engine.h"
 #include "tests/gpu/host/host_kernels.h"
@@ -42,6 +46,48 @@ TEST(CudaBatchBitsTest, AreThoseOfLatencyMode) {
   };
   PassRig rig(setting);
   EXPECT_EQ(HashesOf(rig.RunAll()), HashesOf(expected));
+}
+
+// Windows, norms of whole projections, sizes that fill no tile, dense layers: each group of rows
+// gets its own part of all.
+TEST(CudaBatchBitsTest, OtherModels) {
+  // Without biases, which no kernel adds.
+  const std::filesystem::path dense_layers =
+      std::filesystem::path(testing::TempDir()) / "batch_dense_layers";
+  std::filesystem::remove_all(dense_layers);
+  std::filesystem::copy(FixtureModel("qwen3_moe_fp16_dense_layers"), dense_layers);
+  auto config = nlohmann::json::parse(std::ifstream(dense_layers / "config.json"));
+  config["attention_bias"] = false;
+  std::ofstream(dense_layers / "config.json") << config;
+  for (const std::string& name :
+       {FixtureModel("mixtral_bf16_window"), FixtureModel("mixtral_fp16_llama3"),
+        FixtureModel("olmoe_fp32_rope_parameters"), FixtureModel("qwen3_moe_fp32_odd"),
+        dense_layers.string()}) {
+    const auto run = [&](int64_t groups, int devices) {
+      PassSetting setting = {ScheduleKind::kPagedWeights, groups, 8, devices};
+      setting.steps = 2;
+      setting.adjust = [&](EngineOptions& options) {
+        options.model_dir = name;
+        if (devices == 0) return;
+        options.devices.dense = DenseMode::kOn;
+        options.devices.emulated_kernels = &HostKernels();
+      };
+      PassRig rig(setting);
+      return rig.RunAll();
+    };
+    const PassLogits expected = run(1, 1);
+    EXPECT_EQ(HashesOf(run(3, 1)), HashesOf(expected)) << name;
+    const PassLogits host = run(1, 0);
+    for (size_t s = 0; s < host.size(); ++s) {
+      double error = 0;
+      double norm = 0;
+      for (size_t i = 0; i < host[s].size(); ++i) {
+        error += (expected[s][i] - host[s][i]) * (expected[s][i] - host[s][i]);
+        norm += host[s][i] * host[s][i];
+      }
+      EXPECT_LE(error, norm * 1.5e-2 * 1.5e-2) << name;
+    }
+  }
 }
 
 EngineOptions LossOptions(DenseMode dense, int devices) {
