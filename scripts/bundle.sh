@@ -61,7 +61,7 @@ TEXT
 
 With an NVIDIA GPU (compute capability 8.0 or newer) and a driver for CUDA 13 (580 or newer):
 
-  bin/gpu_device_test && bin/gpu_kernels_test && bin/gpu_model_test && bin/gpu_engine_test
+  bin/gpu_device_test && bin/gpu_kernels_test && bin/gpu_model_test && bin/gpu_engine_test && bin/gpu_batch_test
   bin/moesaic run share/moesaic/models/sample "Once upon a time" --device-kind cuda --gpu-memory 8MiB
   bin/cuda_copy_bench; bin/cuda_kernels_bench
 

@@ -13,6 +13,13 @@
 
 namespace moesaic {
 
+namespace {
+
+// Of a pass, after a failure of the device that has the dense part, before its requests end.
+constexpr int kDenseRetries = 2;
+
+}  // namespace
+
 BatchEngine::BatchEngine(const EngineOptions& options, const BatchPlan& plan)
     : options_(options), plan_(plan) {
   std::promise<void> ready;
@@ -78,10 +85,12 @@ void BatchEngine::Load() {
   pool_ = std::make_unique<ThreadPool>(options_.threads, options_.thread_layout);
 
   experts_ = std::make_unique<BatchExperts>(options_, plan_, files_, *pool_, timeline_);
-  model_ = std::make_unique<Model>(
-      config,
-      ModelWeights::Load(config, ChooseWeightType(options_), *files_.tensors, kernels, *pool_),
-      files_.experts->layout(), experts_->places(), kernels, *pool_, LimitsOf(options_, sizes));
+  ModelWeights weights =
+      ModelWeights::Load(config, ChooseWeightType(options_), *files_.tensors, kernels, *pool_);
+  std::unique_ptr<DenseOperator> dense = experts_->MakeDense(options_, plan_, config, weights);
+  model_ = std::make_unique<Model>(config, std::move(weights), files_.experts->layout(),
+                                   experts_->TakePlaces(), kernels, *pool_,
+                                   LimitsOf(options_, plan_), std::move(dense));
   runner_ = std::make_unique<PassRunner>(*model_, *pool_, experts_->streams(),
                                          experts_->dense_device(), sizes.schedule, &timeline_);
   kv_pool_ = std::make_unique<KvBlockPool>(sizes.num_kv_blocks, kKvBlockTokens);
@@ -124,10 +133,14 @@ void BatchEngine::Step() {
     RunPass();
   } catch (const Error& error) {
     pass_end_ns_ = 0;
-    if (experts_->NoteLostDevices()) {
-      scheduler_->Abandon();  // planned again, and computed without them
+    const bool failed = model_->TakeDenseFailure();
+    const bool lost = experts_->NoteLostDevices();
+    if (lost && experts_->dense_lost()) model_->LoseDense();
+    if (lost || (failed && ++dense_failures_ <= kDenseRetries)) {
+      scheduler_->Abandon();  // planned again, and computed without what is lost
       return;
     }
+    dense_failures_ = 0;
     // Which tokens the failure reached cannot be told apart from those that were done.
     LogError("a pass failed: {}", error.what());
     scheduler_->Abandon();
@@ -147,6 +160,7 @@ void BatchEngine::RunPass() {
     timeline_.Add({Activity::kBetween, pass_end_ns_, clock_.NowNs(), -1, -1, 0});
   }
   const StepStats stats = runner_->Run({rows_.tokens, rows_.slices}, groups);
+  dense_failures_ = 0;
   mailbox_.AddStats(stats);  // before the tokens are delivered: who has the last one may ask
 
   const int64_t head_begin_ns = clock_.NowNs();

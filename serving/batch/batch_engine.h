@@ -83,6 +83,7 @@ class BatchEngine : public Engine {
   // Engine thread.
   const SteadyClock clock_;
   int64_t pass_end_ns_ = 0;  // of the last one; 0: none
+  int dense_failures_ = 0;   // of the dense part's device, one after another
   CpuKernels kernels_;
   std::unique_ptr<ThreadPool> pool_;
   std::unique_ptr<BatchExperts> experts_;

@@ -8,6 +8,7 @@
 #include "core/base/logging.h"
 #include "core/base/units.h"
 #include "prefetch/device_reader.h"
+#include "serving/batch/plan_devices.h"
 #include "serving/model/numa_slices.h"
 
 namespace moesaic {
@@ -15,41 +16,16 @@ namespace {
 
 // Packets that are queued on a link: the next one starts when one ends, without a thread between.
 constexpr int kLinkDepth = 8;
-
-uint64_t RowBytes(int64_t rows, int64_t stride) {
-  return static_cast<uint64_t>(rows * stride) * sizeof(float);
-}
+// A GPU's copy engine may take what is queued in order, whatever the stream: where hidden states
+// are copied, two packets of half the size are queued, so that these wait for one packet's bytes at
+// most. Not measured.
+constexpr int kSharedLinkDepth = 2;
+constexpr uint32_t kSharedLinkPacketBytes = uint32_t{4} << 20;
 
 }  // namespace
 
 int DeviceThreads(const EngineOptions& options) {
   return std::max(1, options.threads / std::max(1, options.devices.count));
-}
-
-std::vector<DevicePlan> PlanBatchDevices(const EngineOptions& options, const ModelFiles& files,
-                                         const BatchSizes& sizes) {
-  if (options.devices.kind == DeviceKind::kCuda) {
-    Fail(ErrorKind::kUnsupported,
-         "--device-kind cuda: throughput mode cannot compute on GPUs yet; leave --device-kind and "
-         "--devices out, or use latency mode (moesaic serve, moesaic run)");
-  }
-  const ModelConfig& config = files.config;
-  std::vector<DevicePlan> devices = PlanDevices(options, config, files.experts->layout());
-  const int64_t rows = sizes.max_batch_tokens;
-  const uint64_t bytes =
-      RoundUp(RowBytes(rows, Model::QkvStride(config)), Device::kAlignment) +
-      RoundUp(RowBytes(rows, Model::AttentionStride(config)), Device::kAlignment);
-  DevicePlan& dense = devices.front();
-  dense.ledger.push_back({"hidden states", bytes});
-  dense.memory_bytes += bytes;
-  if (dense.memory_bytes > dense.limit_bytes) {
-    Fail(ErrorKind::kResourceExhausted,
-         "--gpu-memory: {} on device 0 are too little for {} of experts and {} of hidden states; "
-         "give --device-memory or less --max-num-batched-tokens",
-         FormatBytes(dense.limit_bytes), FormatBytes(dense.memory_bytes - bytes),
-         FormatBytes(bytes));
-  }
-  return devices;
 }
 
 BatchExperts::BatchExperts(const EngineOptions& options, const BatchPlan& plan,
@@ -65,7 +41,7 @@ BatchExperts::BatchExperts(const EngineOptions& options, const BatchPlan& plan,
   streaming.timeline = &timeline;
   if (options.devices.count > 0) {
     MakeDevicePlaces(options, plan, files, streaming);
-    MakeDenseDevice(plan, files.config);
+    if (KernelsOf(options.devices) == nullptr) MakeThreadsDevice(plan, files.config);
   } else {
     const std::vector<NodeStretch> stretches =
         SlotStretches(files.experts->layout(), pool.node_ids());
@@ -91,12 +67,21 @@ void BatchExperts::MakeDevicePlaces(const EngineOptions& options, const BatchPla
   for (size_t d = 0; d < devices.size(); ++d) {
     files_of_home.push_back(home_->memory(static_cast<int>(d)));
   }
-  streaming.depth = kLinkDepth;
+  const bool computes = KernelsOf(options.devices) != nullptr;
+  operators_ =
+      MakeOperators(WithRows(options, plan.sizes), devices_, files.experts->layout(), files.config);
   for (size_t d = 0; d < devices.size(); ++d) {
     Place& place = places_.emplace_back();
     streaming.slots = plan.devices[d].slots;
     streaming.buffers = std::clamp<int64_t>(plan.sizes.buffers, 1, streaming.slots);
     streaming.lane = static_cast<int16_t>(d + 1);
+    streaming.depth = kLinkDepth;
+    streaming.packet_bytes = options.packet_bytes;
+    if (d == 0 && plan.dense_on_device && devices[d]->kind() == DeviceKind::kCuda) {
+      streaming.depth = kSharedLinkDepth;
+      streaming.packet_bytes =
+          std::max(options.packet_bytes, kSharedLinkPacketBytes) / kSharedLinkDepth;
+    }
     streaming.experts = placement_->experts(static_cast<int>(d));
     place.pool = std::make_unique<ThreadPool>(DeviceThreads(options));
     place.memory = AllocateOrThrow(
@@ -104,35 +89,59 @@ void BatchExperts::MakeDevicePlaces(const EngineOptions& options, const BatchPla
     streaming.slot_memory = {place.memory.data(), place.memory.bytes()};
     place.experts = std::make_unique<StreamingExperts>(
         *home_, grid.num_layers(), grid.num_experts(), streaming,
-        std::make_unique<DeviceReader>(files_of_home, place.memory.span(), kLinkDepth));
-    place.device = std::make_unique<DevicePlace>(*place.experts, *home_, grid);
+        std::make_unique<DeviceReader>(files_of_home, place.memory.span(), streaming.depth));
+    place.device = std::make_unique<DevicePlace>(*place.experts, *home_, grid, computes);
   }
 }
 
-void BatchExperts::MakeDenseDevice(const BatchPlan& plan, const ModelConfig& config) {
+void BatchExperts::MakeThreadsDevice(const BatchPlan& plan, const ModelConfig& config) {
   Device& device = *devices_.devices.front();
   const int64_t rows = plan.sizes.max_batch_tokens;
-  qkv_ = AllocateOrThrow(device, RowBytes(rows, Model::QkvStride(config)), "hidden states");
+  qkv_ = AllocateOrThrow(device, FloatRowBytes(rows, Model::QkvStride(config)), "hidden states");
   attention_ =
-      AllocateOrThrow(device, RowBytes(rows, Model::AttentionStride(config)), "hidden states");
+      AllocateOrThrow(device, FloatRowBytes(rows, Model::AttentionStride(config)), "hidden states");
   // Rows end in padding that products read and nobody writes.
   std::fill_n(qkv_.data(), qkv_.bytes(), std::byte{0});
   std::fill_n(attention_.data(), attention_.bytes(), std::byte{0});
-  in_ = device.CreateStream();
-  out_ = device.CreateStream();
-  dense_ = DenseDevice{places_.front().pool.get(), qkv_.span(), attention_.span(), in_.get(),
-                       out_.get()};
+  MakeDenseDevice(qkv_.span(), attention_.span());
 }
 
-ExpertPlaces BatchExperts::places() const {
+void BatchExperts::MakeDenseDevice(DeviceSpan qkv, DeviceSpan attention) {
+  Device& device = *devices_.devices.front();
+  in_ = device.CreateStream();
+  out_ = device.CreateStream();
+  dense_ = DenseDevice{places_.front().pool.get(), qkv, attention, in_.get(), out_.get()};
+}
+
+std::unique_ptr<DenseOperator> BatchExperts::MakeDense(const EngineOptions& options,
+                                                       const BatchPlan& plan,
+                                                       const ModelConfig& config,
+                                                       const ModelWeights& weights) {
+  if (!plan.why_dense_on_host.empty()) {
+    LogInfo("all that is dense stays on the CPU: {}", plan.why_dense_on_host);
+  }
+  if (!plan.dense_on_device) return nullptr;
+  auto dense = std::make_unique<DenseOperator>(
+      *devices_.devices.front(), *KernelsOf(options.devices), config, ChooseWeightType(options),
+      weights, DenseLimitsOf(options, plan.sizes), false);
+  MakeDenseDevice(dense->qkv().span(), dense->attention().span());
+  return dense;
+}
+
+ExpertPlaces BatchExperts::TakePlaces() {
   ExpertPlaces all;
-  for (const Place& place : places_) {
+  for (size_t p = 0; p < places_.size(); ++p) {
+    const Place& place = places_[p];
     if (place.device) {
       all.places.push_back({place.device.get(), place.pool.get(), {}});
+      if (!operators_.empty()) {
+        all.places.back().operators.push_back(std::move(operators_[p]));
+      }
     } else {
       all.places.push_back({place.experts.get(), &pool_, {}});
     }
   }
+  operators_.clear();
   all.placement = placement_.get();
   return all;
 }
@@ -144,7 +153,7 @@ bool BatchExperts::NoteLostDevices() {
     if (!lost || places_[d].device->lost()) continue;
     LogWarn("{}; until then its experts are computed on the host", lost->what());
     places_[d].device->Lose();
-    if (d == 0) dense_->lost = true;
+    if (d == 0 && dense_) dense_->lost = true;
     any = true;
   }
   return any;

@@ -1,11 +1,13 @@
 // BatchExperts: where a batch engine's experts are and compute: streamed from disk into host
 // memory, or, with devices, from host memory into each device's slots over its link, where the
-// device's threads compute them.
+// device's kernels (kernels/cuda/kernels.h) compute them or, of an emulated device without
+// kernels, its threads.
 //
-// An emulated device has threads of its own and computes in its memory; dense weights it reads
-// where they are. The first one also runs the dense modules, between which queries and attention
-// outputs are copied over its link, on streams of their own: a stream's next copy gets in line when
-// the one before has ended, so they wait behind one packet of weights at most.
+// An emulated device without kernels has threads of its own and computes in its memory; dense
+// weights it reads where they are. The first one also runs the dense modules, between which
+// queries and attention outputs are copied over its link, on streams of their own: a stream's next
+// copy gets in line when the one before has ended, so they wait behind one packet of weights at
+// most. With kernels the dense modules are a DenseOperator's, if there is one, and it is the same.
 //
 // Owned by the engine, used by its thread; outlives its Model and PassRunner.
 #pragma once
@@ -37,13 +39,20 @@ class BatchExperts {
   BatchExperts(const EngineOptions& options, const BatchPlan& plan, const ModelFiles& files,
                ThreadPool& pool, Timeline& timeline);
 
-  ExpertPlaces places() const;
+  // For the Model, once.
+  ExpertPlaces TakePlaces();
   std::span<StreamingExperts* const> streams() const { return streams_; }
+  // The dense part on the first device, by kernels; what PlanBatchDevices has planned. Null: it is
+  // the host's. Of loaded weights; for the Model.
+  std::unique_ptr<DenseOperator> MakeDense(const EngineOptions& options, const BatchPlan& plan,
+                                           const ModelConfig& config, const ModelWeights& weights);
   const DenseDevice* dense_device() const { return dense_ ? &*dense_ : nullptr; }  // null: none
 
   // After a pass that failed: whether it failed because a device was lost. From then on its threads
   // compute what was its own in host memory, and the pass can be run again.
   bool NoteLostDevices();
+
+  bool dense_lost() const { return dense_ && dense_->lost; }
 
   void StopPrefetching();
   int64_t slots() const;
@@ -61,7 +70,8 @@ class BatchExperts {
 
   void MakeDevicePlaces(const EngineOptions& options, const BatchPlan& plan,
                         const ModelFiles& files, StreamingOptions streaming);
-  void MakeDenseDevice(const BatchPlan& plan, const ModelConfig& config);
+  void MakeThreadsDevice(const BatchPlan& plan, const ModelConfig& config);
+  void MakeDenseDevice(DeviceSpan qkv, DeviceSpan attention);
 
   ThreadPool& pool_;
   EngineDevices devices_;
@@ -69,6 +79,7 @@ class BatchExperts {
   std::unique_ptr<HostExperts> home_;
   std::vector<Place> places_;
   std::vector<StreamingExperts*> streams_;
+  DeviceOperators operators_;  // [devices] that compute, until they are taken
   DeviceBuffer qkv_;
   DeviceBuffer attention_;
   std::unique_ptr<Stream> in_;
@@ -78,9 +89,5 @@ class BatchExperts {
 
 // Threads of each of so many devices.
 int DeviceThreads(const EngineOptions& options);
-// The devices of a batch of these sizes: the experts' slots and what the dense modules copy. Throws
-// Error as PlanDevices.
-std::vector<DevicePlan> PlanBatchDevices(const EngineOptions& options, const ModelFiles& files,
-                                         const BatchSizes& sizes);
 
 }  // namespace moesaic

@@ -3,13 +3,15 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <utility>
 
 #include "core/base/error.h"
 #include "core/base/units.h"
 #include "kernels/cpu/kernels.h"
-#include "serving/batch/batch_experts.h"
+#include "serving/batch/plan_devices.h"
 #include "serving/batch/streaming_experts.h"
 #include "serving/model/weights.h"
+#include "serving/online/engine_devices.h"
 
 namespace moesaic {
 namespace {
@@ -32,13 +34,13 @@ int64_t WantedBuffers(const EngineOptions& options, const ModelConfig& config,
   return std::max<int64_t>({4, 2 * (in_flight + 1), config.num_experts});
 }
 
-// CGOPipe launches attention two micro-batches ahead. With a device one computes beside the other's
-// attention.
-int64_t MicroBatches(const EngineOptions& options, ScheduleKind schedule) {
+// CGOPipe launches attention two micro-batches ahead. With dense modules on a device one computes
+// beside the other's attention.
+int64_t MicroBatches(const EngineOptions& options, ScheduleKind schedule, bool dense_apart) {
   if (schedule == ScheduleKind::kOverlapped) return 2;
   if (options.micro_batches > 0) return options.micro_batches;
   if (schedule == ScheduleKind::kPagedWeights) return 4;
-  return options.devices.count > 0 ? 2 : 1;
+  return dense_apart ? 2 : 1;
 }
 
 int64_t BuffersOf(int64_t slots, int64_t wanted) {
@@ -69,10 +71,20 @@ struct Sizer {
     if (options.max_num_batched_tokens > 0) {
       return std::max(options.max_num_batched_tokens, wish.sequences);
     }
-    if (wish.batch_tokens > 0) return std::max(wish.batch_tokens, wish.sequences);
+    return std::max(wish.sequences, std::min(RowsByRule(wish), MostRows()));
+  }
+
+  // That devices with kernels take at a time.
+  int64_t MostRows() const {
+    return KernelsOf(options.devices) == nullptr ? INT64_MAX
+                                                 : DeviceOperator::MostTokens(files.config);
+  }
+
+  int64_t RowsByRule(const BatchWish& wish) const {
+    if (wish.batch_tokens > 0) return wish.batch_tokens;
     const double per_decode = 1 + workload.prompt_tokens / std::max(1.0, workload.output_tokens);
     const auto balanced = static_cast<int64_t>(static_cast<double>(wish.sequences) * per_decode);
-    return std::max(wish.sequences, std::clamp(balanced, kFewestRows, kMostRows));
+    return std::clamp(balanced, kFewestRows, kMostRows);
   }
 
   // The sizes of a batch, with all the slots that memory has left (maybe none).
@@ -94,7 +106,7 @@ struct Sizer {
     }
     sizes.max_context_tokens = std::min(context, sizes.num_kv_blocks * kKvBlockTokens);
     sizes.schedule = options.schedule.value_or(ScheduleKind::kModuleBatching);
-    sizes.micro_batches = MicroBatches(options, sizes.schedule);
+    sizes.micro_batches = MicroBatches(options, sizes.schedule, false);
     const uint64_t slot_bytes = files.experts->layout().slot_bytes;
     if (options.devices.count > 0) {
       return WithDeviceSlots(sizes);
@@ -122,10 +134,20 @@ struct Sizer {
   }
 
   // The devices' memory is what it is; the host's is the experts' home.
+  // No slots: what else is there does not fit.
   BatchSizes WithDeviceSlots(BatchSizes sizes) const {
+    BatchDevices plan;
+    try {
+      plan = PlanBatchDevices(options, files, sizes);
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::kResourceExhausted) throw;
+      return sizes;
+    }
+    const bool dense_apart = plan.dense_on_device || KernelsOf(options.devices) == nullptr;
+    sizes.micro_batches = MicroBatches(options, sizes.schedule, dense_apart);
     int64_t fewest = all_experts;
     bool all_fit = true;
-    for (const DevicePlan& device : PlanBatchDevices(options, files, sizes)) {
+    for (const DevicePlan& device : plan.devices) {
       sizes.expert_slots += device.slots;
       fewest = std::min(fewest, device.slots);
       all_fit = all_fit && device.slots == device.experts;
@@ -169,16 +191,27 @@ ModelLimits LimitsOf(const EngineOptions& options, const BatchSizes& sizes) {
   return limits;
 }
 
+ModelLimits LimitsOf(const EngineOptions& options, const BatchPlan& plan) {
+  ModelLimits limits = LimitsOf(options, plan.sizes);
+  limits.host_attention = plan.dense_on_device;
+  return limits;
+}
+
 BatchPlan LedgerOf(const EngineOptions& options, const ModelFiles& files, const BatchSizes& sizes) {
   CheckDenseMode(options.devices);
   const ModelConfig& config = files.config;
-  const ModelLimits limits = LimitsOf(options, sizes);
   BatchPlan plan;
   plan.sizes = sizes;
   plan.slot_bytes = files.experts->layout().slot_bytes;
   plan.all_experts_bytes =
       static_cast<uint64_t>(config.num_sparse_layers() * config.num_experts) * plan.slot_bytes;
-  if (options.devices.count > 0) plan.devices = PlanBatchDevices(options, files, sizes);
+  if (options.devices.count > 0) {
+    BatchDevices devices = PlanBatchDevices(options, files, sizes);
+    plan.devices = std::move(devices.devices);
+    plan.dense_on_device = devices.dense_on_device;
+    plan.why_dense_on_host = std::move(devices.why_dense_on_host);
+  }
+  const ModelLimits limits = LimitsOf(options, plan);
   StreamingOptions streaming;
   streaming.slots = std::max<int64_t>(1, sizes.expert_slots);
   streaming.packet_bytes = options.packet_bytes;
@@ -194,18 +227,20 @@ BatchPlan LedgerOf(const EngineOptions& options, const ModelFiles& files, const 
                                                *files.experts, static_cast<int>(config.num_layers),
                                                static_cast<int>(config.num_experts), streaming)}});
   } else {
-    uint64_t device_bytes = 0;
-    for (const DevicePlan& device : plan.devices) {
-      device_bytes += device.memory_bytes;
+    uint64_t device_bytes = DevicesHostBytes(WithRows(options, sizes), config, plan.devices);
+    if (plan.dense_on_device) {
+      device_bytes += DenseOperator::HostBytes(config, DenseLimitsOf(options, sizes));
     }
-    plan.ledger.insert(plan.ledger.end(),
-                       {{"experts in host memory", plan.all_experts_bytes},
-                        {"emulated devices", device_bytes},
-                        {"expert staging",  // while the experts are read
-                         HostExperts::StagingBytes(*files.experts,
-                                                   ExpertGrid(static_cast<int>(config.num_layers),
-                                                              static_cast<int>(config.num_experts)),
-                                                   LoaderOptionsOf(options, 0))}});
+    plan.ledger.insert(
+        plan.ledger.end(),
+        {{"experts in host memory", plan.all_experts_bytes},
+         {options.devices.kind == DeviceKind::kEmulated ? "emulated devices" : "staging of devices",
+          device_bytes},
+         {"expert staging",  // while the experts are read
+          HostExperts::StagingBytes(
+              *files.experts,
+              ExpertGrid(static_cast<int>(config.num_layers), static_cast<int>(config.num_experts)),
+              LoaderOptionsOf(options, 0))}});
   }
   const std::vector<LedgerEntry> rest = {
       {"KV cache",

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <iterator>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "core/perf/execution_plan.h"
@@ -45,6 +46,8 @@ struct BatchWorkload {
 struct BatchPlan {
   BatchSizes sizes;
   std::vector<DevicePlan> devices;  // empty: none
+  bool dense_on_device = false;     // by the kernels of the first
+  std::string why_dense_on_host;    // with DenseMode::kAuto, when it could not be; else empty
   std::vector<LedgerEntry> ledger;
   uint64_t total_bytes = 0;
   uint64_t slot_bytes = 0;
@@ -81,6 +84,7 @@ void CheckBatchOptions(const EngineOptions& options, const ModelConfig& config);
 BatchPlan LedgerOf(const EngineOptions& options, const ModelFiles& files, const BatchSizes& sizes);
 
 ModelLimits LimitsOf(const EngineOptions& options, const BatchSizes& sizes);
+ModelLimits LimitsOf(const EngineOptions& options, const BatchPlan& plan);
 
 // What a batch engine's timeline keeps.
 constexpr size_t kTimelineIntervals = 200'000;

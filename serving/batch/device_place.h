@@ -1,5 +1,6 @@
 // DevicePlace: the experts of one device as a provider: as they arrive in its memory while it
-// works, and where they live in host memory once it is lost.
+// works, and where they live in host memory once it is lost. With a device that computes, experts
+// are handed out as those of the place's one DeviceOperator.
 //
 // Thread contract: as ExpertProvider's; Lose is called between passes. Device and home outlive it.
 #pragma once
@@ -18,8 +19,9 @@ namespace moesaic {
 
 class DevicePlace : public ExpertProvider {
  public:
-  DevicePlace(StreamingExperts& device, const HostExperts& home, const ExpertGrid& grid)
-      : device_(device), home_(home), grid_(grid) {}
+  DevicePlace(StreamingExperts& device, const HostExperts& home, const ExpertGrid& grid,
+              bool computes)
+      : device_(device), home_(home), grid_(grid), computes_(computes) {}
 
   void Lose();
   bool lost() const { return lost_; }
@@ -29,6 +31,7 @@ class DevicePlace : public ExpertProvider {
   void StopPrefetching() override { device_.StopPrefetching(); }
   void BeginLayer(std::span<const ExpertId> needed, int64_t pairs) override;
   bool NextReady(std::vector<PinnedExpert>& out) override;
+  bool TryNextReady(std::vector<PinnedExpert>& out) override;
   void Release(const PinnedExpert& expert) override;
   ExpertStats EndLayer() override;
   int64_t Preload(std::span<const ExpertId> experts,
@@ -40,9 +43,13 @@ class DevicePlace : public ExpertProvider {
   int64_t resident() const override { return device_.resident(); }
 
  private:
+  bool OfHost(std::vector<PinnedExpert>& out);
+  void Name(std::span<PinnedExpert> experts) const;
+
   StreamingExperts& device_;
   const HostExperts& home_;
   const ExpertGrid grid_;
+  const bool computes_;
   bool lost_ = false;
   std::vector<ExpertId> left_;  // of the open layer, when lost
   ExpertStats stats_;           // likewise

@@ -87,6 +87,7 @@ StepStats PassRunner::Run(const ForwardBatch& batch, std::span<const SliceRange>
   StepStats stats = model_.BeginPass(batch);
   // The overlapped schedule always has its two groups; the second one may be empty.
   executor_.Run(GraphOf(overlapped ? 2 : count), [this](const Task& task) { RunTask(task); });
+  model_.EndPass();
   for (const StepStats& lane : stats_) stats += lane;
   stats.total_us = (clock_.NowNs() - begin_ns) / 1000;
   return stats;
@@ -180,13 +181,12 @@ void PassRunner::CopyOut(int layer, RowRange rows) {
 void PassRunner::CopyIn(int layer, RowRange rows) {
   if (!on_device()) return;
   const int64_t begin_ns = clock_.NowNs();
-  const auto row_bytes = static_cast<uint64_t>(model_.attention_stride()) * sizeof(float);
-  const uint64_t offset = static_cast<uint64_t>(rows.begin) * row_bytes;
-  const uint64_t bytes = static_cast<uint64_t>(rows.count()) * row_bytes;
+  const Model::SentRows sent = model_.sent_attention();
+  const uint64_t offset = static_cast<uint64_t>(rows.begin) * sent.row_bytes;
+  const uint64_t bytes = static_cast<uint64_t>(rows.count()) * sent.row_bytes;
   Copy(*device_->in, [&] {
-    device_->in->CopyToDevice(
-        device_->attention.Subspan(offset, bytes),
-        {reinterpret_cast<const std::byte*>(model_.attention()) + offset, bytes});
+    device_->in->CopyToDevice(device_->attention.Subspan(offset, bytes),
+                              {sent.data + offset, bytes});
   });
   Log(Activity::kHiddenIn, begin_ns, layer, bytes, 1);
 }

@@ -210,14 +210,31 @@ bool StreamingExperts::NextReady(std::vector<PinnedExpert>& out) {
     waited = true;
   }
   if (layer_error_) std::rethrow_exception(layer_error_);
+  HandOut(out);
+  if (waited) mark_ns_ = Now();
+  return true;
+}
+
+// The consumer computes, be it on a device, until it asks for more and gets it or waits.
+bool StreamingExperts::TryNextReady(std::vector<PinnedExpert>& out) {
+  const MutexLock lock(mutex_);
+  if (layer_error_) std::rethrow_exception(layer_error_);
+  if (!flow_.ready()) {
+    if (fatal_ && flow_.waiting() > 0) std::rethrow_exception(fatal_);
+    return flow_.waiting() > 0;
+  }
+  if (handed_out_ > 0) Mark(Activity::kExperts, layer_, handed_out_);
+  HandOut(out);
+  return true;
+}
+
+void StreamingExperts::HandOut(std::vector<PinnedExpert>& out) {
   indices_.clear();
   flow_.TakeReady(indices_);
   for (const ExpertIndex expert : indices_) {
     out.push_back({grid_.Id(expert), SlotMemory(expert).data()});
   }
   handed_out_ = static_cast<int32_t>(indices_.size());
-  if (waited) mark_ns_ = Now();
-  return true;
 }
 
 void StreamingExperts::Release(const PinnedExpert& pinned) {

@@ -79,6 +79,7 @@ class StreamingExperts : public ExpertProvider {
   void StopPrefetching() override EXCLUDES(mutex_);
   void BeginLayer(std::span<const ExpertId> needed, int64_t pairs) override EXCLUDES(mutex_);
   bool NextReady(std::vector<PinnedExpert>& out) override EXCLUDES(mutex_);
+  bool TryNextReady(std::vector<PinnedExpert>& out) override EXCLUDES(mutex_);
   void Release(const PinnedExpert& expert) override EXCLUDES(mutex_);
   ExpertStats EndLayer() override EXCLUDES(mutex_);
   // Residents are read by the first pass that uses them; nothing is to be gained before.
@@ -130,6 +131,7 @@ class StreamingExperts : public ExpertProvider {
   void NoteLinkBusy(int64_t now_ns) REQUIRES(mutex_);
 
   std::span<std::byte> SlotMemory(ExpertIndex expert) REQUIRES(mutex_);
+  void HandOut(std::vector<PinnedExpert>& out) REQUIRES(mutex_);
   Activity StallCause() REQUIRES(mutex_);
   // Ends the consumer's activity that runs since mark_ns_.
   void Mark(Activity activity, int32_t layer, int32_t experts = -1);

@@ -67,6 +67,15 @@ struct DenseOperator::Sizes {
     scores = Floats(rows * std::max<int64_t>(1, c.num_experts));
     pairs = static_cast<uint64_t>(rows * c.top_k) * (sizeof(int32_t) + sizeof(float));
     chosen = static_cast<uint64_t>(limits.max_logit_rows) * sizeof(int32_t);
+    if (limits.host_attention) {
+      tables = 2 * (Device::kAlignment + static_cast<uint64_t>(rows) * sizeof(int32_t));
+      host_hidden = partials = 0;
+      host_qkv = qkv;
+      host_attention = attention;
+      return;
+    }
+    host_hidden = hidden;
+    host_qkv = host_attention = 0;
     tables = 5 * Device::kAlignment +
              static_cast<uint64_t>(3 * rows + MostBlocks(limits)) * sizeof(int32_t) +
              static_cast<uint64_t>(limits.max_sequences) * sizeof(cuda::AttentionSequence);
@@ -78,11 +87,12 @@ struct DenseOperator::Sizes {
                         scores, pairs, pairs, chosen, tables, partials});
   }
   uint64_t host() const {
-    return SumPinned({hidden, hidden, pairs, pairs, chosen, logits, tables});
+    return SumPinned(
+        {host_hidden, hidden, pairs, pairs, chosen, logits, tables, host_qkv, host_attention});
   }
 
   uint64_t rope, hidden, x, qkv, attention, middle, h, logits, out, scores, pairs, chosen, tables,
-      partials;
+      partials, host_hidden, host_qkv, host_attention;
 };
 
 void DenseOperator::CheckSupported(const ModelConfig& c, WeightType type, WeightType kv_type) {
@@ -150,7 +160,12 @@ DenseOperator::DenseOperator(Device& device, const cuda::Kernels& kernels,
     *buffer = take(bytes, "the workspace of the dense part");
   }
   pool_ = std::make_unique<PinnedHostPool>(sizes.host(), device.numa_node(), device.host_pinner());
-  host_hidden_ = TakePinned(*pool_, sizes.hidden);
+  if (limits.host_attention) {
+    host_qkv_ = TakePinned(*pool_, sizes.host_qkv);
+    host_attention_ = TakePinned(*pool_, sizes.host_attention);
+  } else {
+    host_hidden_ = TakePinned(*pool_, sizes.host_hidden);
+  }
   host_normed_ = TakePinned(*pool_, sizes.hidden);
   host_routing_ = TakePinned(*pool_, sizes.pairs);
   host_sum_ = TakePinned(*pool_, sizes.pairs);
@@ -291,16 +306,7 @@ void DenseOperator::BeginStep(const ForwardBatch& batch) {
   attend_.split = decode && attend_.max_context > cuda::kChunkTokens &&
                   Floats(kernels_.attention_workspace_floats(attend_)) <= partials_.bytes();
 
-  const PackedMatrix& embedding = weights_.embedding;
-  const cuda::EmbeddingArgs embed = {.matrix = embedding.data,
-                                     .type = GpuWeights(embedding.type),
-                                     .n = embedding.n,
-                                     .k = embedding.k,
-                                     .ids = tokens,
-                                     .tokens = run_rows_,
-                                     .out = FloatsOf(hidden_)};
-  stream_->Launch(
-      [run = kernels_.embedding, embed](cuda::StreamHandle stream) { return run(embed, stream); });
+  Embed(tokens);
 
   graphs_of_step_ = nullptr;
   if (!decode || !capture_) return;
@@ -308,29 +314,65 @@ void DenseOperator::BeginStep(const ForwardBatch& batch) {
   graphs_of_step_->resize(static_cast<size_t>(2 * c.num_layers));
 }
 
-// Of the residual stream into x_ and, unless it is null, `out`.
-void DenseOperator::Norm(const float* weight, float* out) {
-  const cuda::RmsNormArgs args = {.x = FloatsOf(hidden_),
+void DenseOperator::Embed(const int32_t* tokens) {
+  const PackedMatrix& embedding = weights_.embedding;
+  const cuda::EmbeddingArgs args = {.matrix = embedding.data,
+                                    .type = GpuWeights(embedding.type),
+                                    .n = embedding.n,
+                                    .k = embedding.k,
+                                    .ids = tokens,
+                                    .tokens = run_rows_,
+                                    .out = FloatsOf(hidden_)};
+  stream_->Launch(
+      [run = kernels_.embedding, args](cuda::StreamHandle stream) { return run(args, stream); });
+}
+
+void DenseOperator::BeginPass(const ForwardBatch& batch) {
+  CHECK(limits_.host_attention);
+  AbandonStep();
+  rows_ = std::ssize(batch.tokens);
+  CHECK_LE(rows_, limits_.max_batch_tokens);
+  first_row_ = 0;
+  run_rows_ = rows_;
+  graphs_of_step_ = nullptr;
+  tokens_.assign(batch.tokens.begin(), batch.tokens.end());
+  positions_.clear();
+  for (const SequenceSlice& slice : batch.slices) {
+    for (int64_t i = 0; i < slice.num_tokens; ++i) {
+      positions_.push_back(static_cast<int32_t>(slice.start_position + i));
+    }
+  }
+  uint64_t used = 0;
+  device_positions_ = Upload(positions_, limits_.max_batch_tokens, used);
+  const int32_t* const tokens = Upload(tokens_, limits_.max_batch_tokens, used);
+  stream_->CopyToDevice(tables_.Subspan(0, used), host_tables_.span().first(used));
+  Embed(tokens);
+}
+
+// Of the residual stream into x_ and, if wanted, normed_.
+void DenseOperator::Norm(const float* weight, bool normed) {
+  const int64_t n = config_.hidden_size;
+  const cuda::RmsNormArgs args = {.x = FloatsOf(hidden_) + first_row_ * n,
                                   .rows = run_rows_,
-                                  .n = config_.hidden_size,
-                                  .token_stride = config_.hidden_size,
+                                  .n = n,
+                                  .token_stride = n,
                                   .weight = weight,
                                   .eps = static_cast<float>(config_.rms_norm_eps),
-                                  .out = out,
-                                  .out_bf16 = Bf16Of(x_)};
+                                  .out = normed ? FloatsOf(normed_) + first_row_ * n : nullptr,
+                                  .out_bf16 = Bf16Of(x_) + first_row_ * cuda::ActivationStride(n)};
   stream_->Launch(
       [run = kernels_.rms_norm, args](cuda::StreamHandle stream) { return run(args, stream); });
 }
 
 void DenseOperator::Product(const PackedMatrix& w, const DeviceBuffer& x, int64_t rows,
                             const DeviceBuffer& y, bool accumulate) {
-  const cuda::ProductArgs args = {.x = Bf16Of(x),
+  const cuda::ProductArgs args = {.x = Bf16Of(x) + first_row_ * cuda::ActivationStride(w.k),
                                   .rows = rows,
                                   .matrix = w.data,
                                   .type = GpuWeights(w.type),
                                   .n = w.n,
                                   .k = w.k,
-                                  .y = FloatsOf(y),
+                                  .y = FloatsOf(y) + first_row_ * w.n,
                                   .accumulate = accumulate};
   stream_->Launch([run = kernels_.product, args](cuda::StreamHandle stream) {
     return run(args, cuda::ProductPath::kMatrix, stream);
@@ -340,13 +382,13 @@ void DenseOperator::Product(const PackedMatrix& w, const DeviceBuffer& x, int64_
 // Of normed_, which is not rounded: [rows, w.n].
 void DenseOperator::Logits(const PackedMatrix& w, const DeviceBuffer& out) {
   CHECK(w.type == WeightType::kBf16 || w.type == WeightType::kF32);
-  const cuda::RouterLogitsArgs args = {.x = FloatsOf(normed_),
+  const cuda::RouterLogitsArgs args = {.x = FloatsOf(normed_) + first_row_ * w.k,
                                        .matrix = w.data,
                                        .f32_weights = w.type == WeightType::kF32,
                                        .tokens = run_rows_,
                                        .experts = w.n,
                                        .k = w.k,
-                                       .logits = FloatsOf(out)};
+                                       .logits = FloatsOf(out) + first_row_ * w.n};
   stream_->Launch([run = kernels_.router_logits, args](cuda::StreamHandle stream) {
     return run(args, stream);
   });
@@ -370,20 +412,21 @@ void DenseOperator::Layer(int64_t layer) {
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
   const bool sparse = config_.layer_is_sparse[static_cast<size_t>(layer)] != 0;
   RunPart(2 * layer, [&] {
-    Norm(w.input_norm, nullptr);
+    Norm(w.input_norm, false);
     Attention(layer, w);
-    Norm(w.post_attention_norm, sparse ? FloatsOf(normed_) : nullptr);
-    if (sparse) Route(w);
+    Norm(w.post_attention_norm, sparse);
+    if (sparse) QueueRouting(w);
   });
   if (sparse) stream_->Record(*routed_);
   if (w.gate.n > 0) RunPart(2 * layer + 1, [&] { Mlp(w); });  // beside the host, which is routing
 }
 
-void DenseOperator::Attention(int64_t layer, const LayerWeights& w) {
+// Queries, keys and values, rotated.
+void DenseOperator::Queries(const LayerWeights& w) {
   const ModelConfig& c = config_;
   const int64_t q_width = c.num_heads * c.head_dim;
   const int64_t kv_width = c.num_kv_heads * c.head_dim;
-  float* const q = FloatsOf(qkv_);
+  float* const q = FloatsOf(qkv_) + first_row_ * qkv_width_;
   Product(w.qkv, x_, run_rows_, qkv_);
   if (c.qk_norm == QkNorm::kPerHead) {
     NormHeads(q, c.num_heads, c.head_dim, w.q_norm);
@@ -397,12 +440,19 @@ void DenseOperator::Attention(int64_t layer, const LayerWeights& w) {
                                .heads = c.num_heads + c.num_kv_heads,  // keys follow queries
                                .head_dim = c.head_dim,
                                .token_stride = qkv_width_,
-                               .positions = device_positions_,
+                               .positions = device_positions_ + first_row_,
                                .cos = FloatsOf(cos_),
                                .sin = FloatsOf(sin_)};
   stream_->Launch(
       [run = kernels_.rope, rope](cuda::StreamHandle stream) { return run(rope, stream); });
+}
 
+void DenseOperator::Attention(int64_t layer, const LayerWeights& w) {
+  const ModelConfig& c = config_;
+  const int64_t q_width = c.num_heads * c.head_dim;
+  const int64_t kv_width = c.num_kv_heads * c.head_dim;
+  const float* const q = FloatsOf(qkv_);
+  Queries(w);
   cuda::AttentionArgs attend = attend_;
   attend.cache.data = kv_.data() + layer * limits_.num_kv_blocks * block_bytes_;
   attend.window = c.layer_window[static_cast<size_t>(layer)];
@@ -421,12 +471,13 @@ void DenseOperator::Attention(int64_t layer, const LayerWeights& w) {
 }
 
 // Softmax over all experts in f32, then the top k, and what the host needs of it.
-void DenseOperator::Route(const LayerWeights& w) {
+void DenseOperator::QueueRouting(const LayerWeights& w) {
   const ModelConfig& c = config_;
   Logits(w.router, scores_);
-  int32_t* const ids = IntsOf(routing_);
+  const int64_t first_number = 2 * first_row_ * c.top_k;
+  int32_t* const ids = IntsOf(routing_) + first_number;
   const cuda::RouterTopKArgs args = {
-      .logits = FloatsOf(scores_),
+      .logits = FloatsOf(scores_) + first_row_ * c.num_experts,
       .tokens = run_rows_,
       .experts = c.num_experts,
       .top_k = c.top_k,
@@ -435,23 +486,34 @@ void DenseOperator::Route(const LayerWeights& w) {
       .weights = reinterpret_cast<float*>(ids + run_rows_ * c.top_k)};
   stream_->Launch(
       [run = kernels_.router_top_k, args](cuda::StreamHandle stream) { return run(args, stream); });
-  const auto bring = [&](const DeviceBuffer& from, uint64_t bytes, const HostBuffer& to) {
-    stream_->CopyToHost(to.span().first(bytes), from.Subspan(0, bytes));
-  };
-  bring(routing_, Floats(2 * run_rows_ * c.top_k), host_routing_);
-  bring(normed_, Floats(run_rows_ * c.hidden_size), host_normed_);
-  bring(hidden_, Floats(run_rows_ * c.hidden_size), host_hidden_);
+  Bring(routing_, first_number, 2 * run_rows_ * c.top_k, host_routing_);
+  if (limits_.host_attention) return;
+  BringNormed();
+  Bring(hidden_, 0, run_rows_ * c.hidden_size, host_hidden_);
+}
+
+void DenseOperator::BringNormed() {
+  const int64_t n = config_.hidden_size;
+  Bring(normed_, first_row_ * n, run_rows_ * n, host_normed_);
+}
+
+// So many numbers of four bytes, to the same place.
+void DenseOperator::Bring(const DeviceBuffer& from, int64_t first, int64_t count,
+                          const HostBuffer& to) {
+  stream_->CopyToHost(to.span().subspan(Floats(first), Floats(count)),
+                      from.Subspan(Floats(first), Floats(count)));
 }
 
 // The MLP of a dense layer or the shared expert of a sparse one.
 void DenseOperator::Mlp(const LayerWeights& w) {
   Product(w.gate, x_, run_rows_, gate_);
   Product(w.up, x_, run_rows_, up_);
-  const cuda::SwiGluArgs activation = {.gate = FloatsOf(gate_),
-                                       .up = FloatsOf(up_),
+  const int64_t n = w.gate.n;
+  const cuda::SwiGluArgs activation = {.gate = FloatsOf(gate_) + first_row_ * n,
+                                       .up = FloatsOf(up_) + first_row_ * n,
                                        .rows = run_rows_,
-                                       .n = w.gate.n,
-                                       .out = Bf16Of(h_)};
+                                       .n = n,
+                                       .out = Bf16Of(h_) + first_row_ * cuda::ActivationStride(n)};
   stream_->Launch([run = kernels_.swiglu, activation](cuda::StreamHandle stream) {
     return run(activation, stream);
   });
@@ -461,22 +523,29 @@ void DenseOperator::Mlp(const LayerWeights& w) {
   }
   Product(w.down, h_, run_rows_, out_);
   Logits(w.shared_gate, scores_);
-  const cuda::AddGatedArgs add = {.x = FloatsOf(out_),
-                                  .gate = FloatsOf(scores_),
+  const int64_t first = first_row_ * config_.hidden_size;
+  const cuda::AddGatedArgs add = {.x = FloatsOf(out_) + first,
+                                  .gate = FloatsOf(scores_) + first_row_,
                                   .rows = run_rows_,
                                   .n = config_.hidden_size,
-                                  .y = FloatsOf(hidden_)};
+                                  .y = FloatsOf(hidden_) + first};
   stream_->Launch(
       [run = kernels_.add_gated, add](cuda::StreamHandle stream) { return run(add, stream); });
 }
 
 DenseOperator::Routed DenseOperator::AwaitRouting() {
   ThrowIfFailed(routed_->Synchronize());
-  const auto* const ids = reinterpret_cast<const int32_t*>(host_routing_.data());
+  return RoutedRows();
+}
+
+DenseOperator::Routed DenseOperator::RoutedRows() const {
+  const auto* const ids =
+      reinterpret_cast<const int32_t*>(host_routing_.data()) + 2 * first_row_ * config_.top_k;
   return {.experts = ids,
           .weights = reinterpret_cast<const float*>(ids + run_rows_ * config_.top_k),
-          .normed = reinterpret_cast<const float*>(host_normed_.data()),
-          .on_device = &x_};
+          .normed = reinterpret_cast<const float*>(host_normed_.data()) +
+                    first_row_ * config_.hidden_size,
+          .on_device = x_.span()};
 }
 
 const float* DenseOperator::hidden() const {
@@ -487,10 +556,12 @@ void DenseOperator::AddExperts(const DeviceOperator& experts, int64_t others,
                                std::span<const int32_t> pair_rows, const float* weights) {
   const auto pairs = static_cast<int64_t>(pair_rows.size());
   CHECK_EQ(pairs, rows_ * config_.top_k);
-  std::memcpy(host_sum_.data(), pair_rows.data(), pair_rows.size_bytes());
-  std::memcpy(host_sum_.data() + pair_rows.size_bytes(), weights, Floats(pairs));
+  const int64_t first_number = 2 * first_row_ * config_.top_k;
+  std::byte* const sum = host_sum_.data() + Floats(first_number);
+  std::memcpy(sum, pair_rows.data(), pair_rows.size_bytes());
+  std::memcpy(sum + pair_rows.size_bytes(), weights, Floats(pairs));
   const uint64_t bytes = Floats(2 * pairs);
-  stream_->CopyToDevice(sum_.Subspan(0, bytes), host_sum_.span().first(bytes));
+  stream_->CopyToDevice(sum_.Subspan(Floats(first_number), bytes), {sum, bytes});
   if (others > 0) {
     const uint64_t first = Floats((pairs - others) * config_.hidden_size);
     const uint64_t others_bytes = Floats(others * config_.hidden_size);
@@ -500,12 +571,12 @@ void DenseOperator::AddExperts(const DeviceOperator& experts, int64_t others,
   experts.LetWait(*stream_);
   const cuda::CombineSlotsArgs args = {
       .slot_out = FloatsOf(experts.out()),
-      .slot_rows = IntsOf(sum_),
-      .weights = reinterpret_cast<const float*>(IntsOf(sum_) + pairs),
+      .slot_rows = IntsOf(sum_) + first_number,
+      .weights = reinterpret_cast<const float*>(IntsOf(sum_) + first_number + pairs),
       .tokens = rows_,
       .top_k = config_.top_k,
       .hidden = config_.hidden_size,
-      .y = FloatsOf(hidden_)};
+      .y = FloatsOf(hidden_) + first_row_ * config_.hidden_size};
   stream_->Launch([run = kernels_.combine_slots, args](cuda::StreamHandle stream) {
     return run(args, stream);
   });
@@ -521,6 +592,7 @@ void DenseOperator::AbandonStep() {
 // Logits of the rows into out_.
 void DenseOperator::QueueHead(std::span<const int32_t> rows) {
   CHECK_LE(std::ssize(rows), limits_.max_logit_rows);
+  first_row_ = 0;
   std::memcpy(host_chosen_.data(), rows.data(), rows.size_bytes());
   stream_->CopyToDevice(chosen_.Subspan(0, rows.size_bytes()),
                         host_chosen_.span().first(rows.size_bytes()));

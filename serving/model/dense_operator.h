@@ -10,6 +10,11 @@
 // nothing to attend to and store nothing. What changes from step to step is read from tables on the
 // device.
 //
+// With limits.host_attention attention and the KV cache are the host's, for passes in modules over
+// groups of rows (Model::BeginPass; dense_modules.cpp): queries, keys and values, rotated, are
+// copied to the host and attention outputs come back, both by the caller. What a module queues it
+// waits for. The residual stream of a pass comes to the host at its end.
+//
 // Numerics: the class of kernels/cuda: inputs of products, queries, probabilities and hidden
 // activations are rounded to bf16, sums, norms and routers are f32, a row's bits depend on no other
 // row.
@@ -66,7 +71,7 @@ class DenseOperator {
     const int32_t* experts = nullptr;  // [rows, top_k]
     const float* weights = nullptr;    // [rows, top_k]
     const float* normed = nullptr;     // [rows, hidden] what experts multiply, before rounding
-    const DeviceBuffer* on_device = nullptr;  // the same, [rows, ActivationStride(hidden)] bf16
+    DeviceSpan on_device;              // the same, [rows, ActivationStride(hidden)] bf16
   };
   Routed AwaitRouting();
   // Residual stream [rows, hidden] of the running step, as the router of the layer that was waited
@@ -80,6 +85,28 @@ class DenseOperator {
                   const float* weights);
   void EndStep();
   void AbandonStep();
+
+  // With limits.host_attention, instead of all the above but AddExperts: a pass begins; what an
+  // earlier one that failed has left behind is forgotten.
+  void BeginPass(const ForwardBatch& batch);
+  // Norm, projections, QK-norm and RoPE, into qkv().
+  void PreAttention(int64_t layer, RowRange rows);
+  // Output projection of attention(), added to the residual stream. Only queues.
+  void Project(int64_t layer, RowRange rows);
+  // Norm, then the dense MLP or, in a sparse layer, routing and the shared expert. `normed`:
+  // whether Routed is to have it.
+  Routed Route(int64_t layer, RowRange rows, bool normed);
+  // Before AddExperts: of which rows; where they are.
+  DeviceSpan OpenExperts(RowRange rows);
+  // Waits for all of it and brings the residual stream: hidden [rows, hidden].
+  void EndPass(float* hidden, int64_t rows);
+  // On the device: [rows, qkv_width] f32 queries, keys and values; [rows, ActivationStride(heads *
+  // head_dim)] bf16 attention outputs. On the host, pinned, the same.
+  const DeviceBuffer& qkv() const { return qkv_; }
+  const DeviceBuffer& attention() const { return attention_; }
+  const HostBuffer& host_qkv() const { return host_qkv_; }
+  const HostBuffer& host_attention() const { return host_attention_; }
+  int64_t qkv_width() const { return qkv_width_; }
 
   // Of these rows of the last step, at most limits.max_logit_rows: logits [rows, vocab], or the
   // token of the largest logit, the lower one of equals; -1 where a logit is not finite.
@@ -96,13 +123,19 @@ class DenseOperator {
   void PadDecodeStep();
   // Part 2 l of layer l ends with its routing, part 2 l + 1 is what follows.
   void RunPart(int64_t part, FunctionRef<void()> queue);
-  void Norm(const float* weight, float* out);
+  void Embed(const int32_t* tokens);
+  void Norm(const float* weight, bool normed);
   void Product(const PackedMatrix& w, const DeviceBuffer& x, int64_t rows, const DeviceBuffer& y,
                bool accumulate = false);
   void Logits(const PackedMatrix& w, const DeviceBuffer& out);
   void NormHeads(float* first, int64_t heads, int64_t n, const float* weight);
+  void Queries(const LayerWeights& w);
   void Attention(int64_t layer, const LayerWeights& w);
-  void Route(const LayerWeights& w);
+  void QueueRouting(const LayerWeights& w);
+  void BringNormed();
+  void Bring(const DeviceBuffer& from, int64_t first, int64_t count, const HostBuffer& to);
+  void SetRows(RowRange rows);
+  Routed RoutedRows() const;
   void Mlp(const LayerWeights& w);
   void QueueHead(std::span<const int32_t> rows);
   template <typename T>
@@ -144,9 +177,12 @@ class DenseOperator {
   HostBuffer host_chosen_;
   HostBuffer host_out_;
   HostBuffer host_tables_;
+  HostBuffer host_qkv_;        // with host_attention
+  HostBuffer host_attention_;  // likewise
 
   // The step: addresses of the device in tables_.
-  int64_t rows_ = 0;
+  int64_t first_row_ = 0;           // of the rows that a module runs
+  int64_t rows_ = 0;                // of the step, or of the module
   int64_t run_rows_ = 0;            // with those that fill up
   std::vector<int32_t> tokens_;     // [run rows]
   std::vector<int32_t> positions_;  // [run rows]

@@ -88,14 +88,18 @@ uint64_t DeviceOperator::HostBytes(const ModelConfig& config, int64_t max_tokens
       {RowBytes(config, max_tokens), TableBytes(config, max_tokens), OutBytes(config, max_tokens)});
 }
 
+int64_t DeviceOperator::MostTokens(const ModelConfig& config) {
+  return kMostProductRows / std::max<int64_t>(1, config.top_k);
+}
+
 void DeviceOperator::CheckSupported(const ExpertLayout& layout, const ModelConfig& config,
                                     int64_t max_tokens) {
   WeightsOf(layout);
-  if (max_tokens * config.top_k > kMostProductRows) {
+  if (max_tokens > MostTokens(config)) {
     Fail(ErrorKind::kInvalidArgument,
          "--max-num-batched-tokens: {} tokens with {} experts each are more rows than a device "
          "takes; give at most {}",
-         max_tokens, config.top_k, kMostProductRows / config.top_k);
+         max_tokens, config.top_k, MostTokens(config));
   }
   if (config.num_experts > kMostProductGroups) {
     Fail(ErrorKind::kUnsupported, "a device takes at most {} experts in a layer, not {}",
@@ -146,7 +150,7 @@ void DeviceOperator::BeginLayer(const HostRows& rows, const RowGroups& groups) {
   taken_ = 0;
 }
 
-void DeviceOperator::BeginLayerThere(const DeviceBuffer& x, const RowGroups& groups) {
+void DeviceOperator::BeginLayerThere(const DeviceSpan& x, const RowGroups& groups) {
   BeginLayer({}, groups);
   sent_ = true;
   stays_ = true;

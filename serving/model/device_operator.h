@@ -50,6 +50,8 @@ class DeviceOperator {
   // Bytes that it takes of the device and, pinned, of the host.
   static uint64_t DeviceBytes(const ModelConfig& config, int64_t max_tokens);
   static uint64_t HostBytes(const ModelConfig& config, int64_t max_tokens);
+  // Tokens of a layer that one can take.
+  static int64_t MostTokens(const ModelConfig& config);
   // Throws as the constructor does, for weights and sizes.
   static void CheckSupported(const ExpertLayout& layout, const ModelConfig& config,
                              int64_t max_tokens);
@@ -63,7 +65,7 @@ class DeviceOperator {
   // Instead of BeginLayer, when the rows are on the device already: x [..,
   // ActivationStride(hidden)] bf16. Outputs stay there too, in out(), in the order in which experts
   // are queued.
-  void BeginLayerThere(const DeviceBuffer& x, const RowGroups& groups);
+  void BeginLayerThere(const DeviceSpan& x, const RowGroups& groups);
   // Queues the products of experts whose blobs are in this device's memory, at least one, none
   // twice in a layer.
   void Queue(ThreadPool& pool, std::span<const PinnedExpert> experts);

@@ -27,19 +27,22 @@ uint64_t SentRowBytes(int64_t rows, int64_t n) {
   return static_cast<uint64_t>(rows * cuda::ActivationStride(n)) * sizeof(uint16_t);
 }
 
-void SendRows(ThreadPool& pool, Stream& stream, const HostRows& rows, int64_t n,
-              const HostBuffer& staging, const DeviceBuffer& device) {
+void RoundRows(ThreadPool& pool, const HostRows& rows, int64_t n, uint16_t* out) {
   const int64_t stride = cuda::ActivationStride(n);
-  auto* const sent = reinterpret_cast<uint16_t*>(staging.data());
   pool.ParallelFor((rows.rows + kRowsOfTask - 1) / kRowsOfTask, [&](int64_t task, int) {
     const int64_t end = std::min(rows.rows, (task + 1) * kRowsOfTask);
     for (int64_t row = task * kRowsOfTask; row < end; ++row) {
       const float* const from = rows.x + row * rows.stride;
-      uint16_t* const to = sent + row * stride;
+      uint16_t* const to = out + row * stride;
       for (int64_t i = 0; i < n; ++i) to[i] = F32ToBf16(from[i]);
       std::fill(to + n, to + stride, uint16_t{0});
     }
   });
+}
+
+void SendRows(ThreadPool& pool, Stream& stream, const HostRows& rows, int64_t n,
+              const HostBuffer& staging, const DeviceBuffer& device) {
+  RoundRows(pool, rows, n, reinterpret_cast<uint16_t*>(staging.data()));
   const uint64_t bytes = SentRowBytes(rows.rows, n);
   stream.CopyToDevice(device.Subspan(0, bytes), staging.span().first(bytes));
 }

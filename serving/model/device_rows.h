@@ -24,6 +24,9 @@ struct HostRows {
 // Bytes of [rows, cuda::ActivationStride(n)] bf16.
 uint64_t SentRowBytes(int64_t rows, int64_t n);
 
+// Rounds rows of n values to bf16 rows of ActivationStride(n), their padding zeroed.
+void RoundRows(ThreadPool& pool, const HostRows& rows, int64_t n, uint16_t* out);
+
 // Rounds the rows of n values to bf16 into `staging` and queues their copy to the beginning of
 // `device`; both have SentRowBytes. `staging` must stay until the copy has run.
 void SendRows(ThreadPool& pool, Stream& stream, const HostRows& rows, int64_t n,

@@ -193,6 +193,7 @@ void ExpertRunner::Keep(const Rows& rows, const RowExperts& experts) {
 }
 
 void ExpertRunner::Compute(Part& part, std::span<const PinnedExpert> ready, const Rows& rows) {
+  CHECK(rows.activations != nullptr);
   part.work.clear();
   for (const PinnedExpert& expert : ready) {
     const auto first = static_cast<size_t>(open_->first_row[expert.id.index]);
@@ -323,11 +324,7 @@ void ExpertRunner::RunPart(Part& part, const Rows& rows) {
   for (const std::unique_ptr<DeviceOperator>& device : part.place.operators) {
     device->BeginLayer({rows.x, rows.x_stride, rows.tokens}, {open_->first_row, open_->token_rows});
   }
-  int64_t pairs = 0;
-  for (const ExpertId id : part.needed) {
-    pairs += open_->first_row[id.index + 1u] - open_->first_row[id.index];
-  }
-  experts.BeginLayer(part.needed, pairs);
+  experts.BeginLayer(part.needed, PairsOf(part));
   if (std::exchange(part.tells, false)) experts.Expect(part.expected);
   try {
     RunAll(part, rows);
@@ -342,14 +339,25 @@ void ExpertRunner::RunPart(Part& part, const Rows& rows) {
   part.stats = experts.EndLayer();
 }
 
-ExpertStats ExpertRunner::RunParts(const Rows& rows) {
-  if (fan_out_ == nullptr) {
-    RunPart(parts_.front(), rows);
-  } else {
-    fan_out_->ParallelFor(std::ssize(parts_), [&](int64_t place, int) {
-      RunPart(parts_[static_cast<size_t>(place)], rows);
-    });
+int64_t ExpertRunner::PairsOf(const Part& part) const {
+  int64_t pairs = 0;
+  for (const ExpertId id : part.needed) {
+    pairs += open_->first_row[id.index + 1u] - open_->first_row[id.index];
   }
+  return pairs;
+}
+
+void ExpertRunner::ForParts(FunctionRef<void(Part& part)> body) {
+  if (fan_out_ == nullptr) {
+    body(parts_.front());
+    return;
+  }
+  fan_out_->ParallelFor(std::ssize(parts_),
+                        [&](int64_t place, int) { body(parts_[static_cast<size_t>(place)]); });
+}
+
+ExpertStats ExpertRunner::RunParts(const Rows& rows) {
+  ForParts([&](Part& part) { RunPart(part, rows); });
   ExpertStats stats;
   for (const Part& part : parts_) stats += part.stats;
   return stats;
@@ -417,30 +425,41 @@ void ExpertRunner::StageOthers(int64_t pairs) {
   });
 }
 
-void ExpertRunner::RunOnto(DenseOperator& dense, const DeviceBuffer& there, int64_t layer,
+bool ExpertRunner::NeedsHostRows() const {
+  const DeviceOperators& operators = parts_.front().place.operators;
+  return parts_.size() > 1 || operators.size() != 1 || !operators.front()->usable();
+}
+
+void ExpertRunner::RunPartOnto(Part& part, const Rows& rows) {
+  ExpertProvider& experts = *part.place.experts;
+  part.open = !part.needed.empty();
+  if (part.open) experts.BeginLayer(part.needed, PairsOf(part));
+  if (std::exchange(part.tells, false)) experts.Expect(part.expected);
+  if (part.open) RunAll(part, rows);
+}
+
+void ExpertRunner::RunOnto(DenseOperator& dense, const DeviceSpan& there, int64_t layer,
                            const Rows& rows, const int32_t* experts, const float* weights) {
   CHECK(!runs_onto_);
-  CHECK(parts_.size() == 1 && !parts_.front().place.operators.empty());
-  Part& part = parts_.front();
-  const DeviceOperators& operators = part.place.operators;
+  CHECK(!parts_.front().place.operators.empty());
   const int64_t pairs = rows.tokens * config_.top_k;
   open_ = layers_.data();
   Group(layer, rows.tokens, {.ids = experts, .weights = weights});
   ListExpected(layer);
   std::fill_n(pair_rows_.begin(), pairs, -1);
-  onto_ = operators.front().get();
+  onto_ = parts_.front().place.operators.front().get();
   const RowGroups groups = {open_->first_row, open_->token_rows};
-  for (const std::unique_ptr<DeviceOperator>& device : operators) {
-    if (device.get() == onto_) {
-      device->BeginLayerThere(there, groups);
-    } else {
-      device->BeginLayer({rows.x, rows.x_stride, rows.tokens}, groups);
+  for (const Part& part : parts_) {
+    for (const std::unique_ptr<DeviceOperator>& device : part.place.operators) {
+      if (device.get() == onto_) {
+        device->BeginLayerThere(there, groups);
+      } else {
+        device->BeginLayer({rows.x, rows.x_stride, rows.tokens}, groups);
+      }
     }
   }
-  part.place.experts->BeginLayer(part.needed, pairs);
   runs_onto_ = true;
-  if (std::exchange(part.tells, false)) part.place.experts->Expect(part.expected);
-  RunAll(part, rows);
+  ForParts([&](Part& part) { RunPartOnto(part, rows); });
   const int64_t queued = onto_->queued_rows();
   StageOthers(pairs);
   dense.AddExperts(*onto_, pairs - queued, std::span(pair_rows_).first(static_cast<size_t>(pairs)),
@@ -451,14 +470,17 @@ ExpertStats ExpertRunner::Close() {
   if (!runs_onto_) return {};
   runs_onto_ = false;
   onto_ = nullptr;
-  Part& part = parts_.front();
-  for (const std::unique_ptr<DeviceOperator>& device : part.place.operators) {
-    while (device->batches() > 0) {
-      const DeviceOperator::Batch batch = device->TakeOldest();
-      for (const PinnedExpert& expert : batch.experts) part.place.experts->Release(expert);
+  ExpertStats stats;
+  for (Part& part : parts_) {
+    for (const std::unique_ptr<DeviceOperator>& device : part.place.operators) {
+      while (device->batches() > 0) {
+        const DeviceOperator::Batch batch = device->TakeOldest();
+        for (const PinnedExpert& expert : batch.experts) part.place.experts->Release(expert);
+      }
     }
+    if (std::exchange(part.open, false)) stats += part.place.experts->EndLayer();
   }
-  return part.place.experts->EndLayer();
+  return stats;
 }
 
 }  // namespace moesaic

@@ -90,11 +90,15 @@ class ExpertRunner {
   // has experts, with the same rows.
   ExpertStats AddDeferred(float* y, ThreadPool& pool);
 
-  // The same sum, queued onto the residual stream of `dense`, whose device is the first of the one
-  // place; `there` are the rows on it. Close before the next layer, and whenever this has been
-  // called, even if it threw (what a device could not do, an expert that cannot be read).
-  void RunOnto(DenseOperator& dense, const DeviceBuffer& there, int64_t layer, const Rows& rows,
+  // The same sum, queued onto the residual stream of `dense`, whose device is the first of the
+  // first place; `there` are the rows on it, those on the host are wanted if NeedsHostRows. Close
+  // before the next layer, and whenever this has been called, even if it threw (what a device could
+  // not do, an expert that cannot be read).
+  void RunOnto(DenseOperator& dense, const DeviceSpan& there, int64_t layer, const Rows& rows,
                const int32_t* experts, const float* weights);
+  // Whether RunOnto reads rows.x and rows.activations: it does not where the first device computes
+  // everything.
+  bool NeedsHostRows() const;
   // Ends the layer that RunOnto began, if any: waits for what the devices still compute.
   ExpertStats Close();
 
@@ -129,6 +133,7 @@ class ExpertRunner {
     std::vector<ExpertId> expected;  // by later layers
     bool expects = false;            // something
     bool tells = false;              // the provider is to be told
+    bool open = false;               // RunOnto has begun its layer
     std::vector<PinnedExpert> ready;
     std::vector<PinnedExpert> of_device;
     std::vector<PinnedExpert> of_host;
@@ -143,6 +148,9 @@ class ExpertRunner {
   ExpertStats RunParts(const Rows& rows);
   void RunPart(Part& part, const Rows& rows);
   void RunAll(Part& part, const Rows& rows);
+  void RunPartOnto(Part& part, const Rows& rows);
+  int64_t PairsOf(const Part& part) const;
+  void ForParts(FunctionRef<void(Part& part)> body);
   void Hand(Part& part, const Rows& rows);
   bool TakeBatch(Part& part, const Rows& rows, bool may_wait);
   void GiveRows(std::span<const PinnedExpert> experts);

@@ -48,6 +48,8 @@ struct ModelLimits {
   // Of a decoded token's experts the so many with the lowest router weights, but at least two less
   // than all, are added one layer later; in no case those of the last layer. 0: none.
   int64_t defer_experts = 0;
+  // With a dense part on a device: attention and its keys and values are the host's all the same.
+  bool host_attention = false;
 };
 
 }  // namespace moesaic

@@ -2,11 +2,15 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <utility>
 
 #include "core/base/check.h"
+#include "core/base/error.h"
+#include "core/base/logging.h"
 #include "core/base/units.h"
 #include "serving/model/attention_sizes.h"
+#include "serving/model/sampler.h"
 
 namespace moesaic {
 namespace {
@@ -72,8 +76,8 @@ uint64_t Model::WorkspaceBytes(const ModelConfig& c, const CpuKernels& kernels,
   const int64_t rows = limits.max_batch_tokens;
   const int64_t q = c.num_heads * c.head_dim;
   const int64_t floats_per_row = c.hidden_size + PaddedFloats(c.hidden_size) +
-                                 PaddedFloats(q + 2 * c.num_kv_heads * c.head_dim) +
-                                 PaddedFloats(q) + c.hidden_size + c.num_experts;
+                                 (limits.host_attention ? 0 : QkvStride(c)) + PaddedFloats(q) +
+                                 c.hidden_size + c.num_experts;
   const int64_t split = kSplitItemsPerThread * threads * MaxChunks(limits) * GroupPartialFloats(c);
   return static_cast<uint64_t>(
       rows * (floats_per_row * static_cast<int64_t>(sizeof(float)) +
@@ -112,13 +116,20 @@ Model::Model(ModelConfig config, ModelWeights weights, const ExpertLayout& exper
   qkv_stride_ = QkvStride(c);
   attn_stride_ = AttentionStride(c);
   scratch_stride_ = WorkerScratchFloats(c);
-  if (dense_ == nullptr) {
+  if (dense_ == nullptr || limits_.host_attention) {
     kv_ = AlignedBuffer(KvBlockBytes(c, limits_.kv_type) *
                         static_cast<uint64_t>(limits_.num_kv_blocks));
   }
   hidden_ = ZeroedFloats(rows * c.hidden_size);
   normed_ = ZeroedFloats(rows * norm_stride_);
-  qkv_ = ZeroedFloats(rows * qkv_stride_);
+  CHECK(!limits_.host_attention || dense_ != nullptr);
+  if (limits_.host_attention) {
+    qkv_stride_ = dense_->qkv_width();
+    qkv_rows_ = reinterpret_cast<float*>(dense_->host_qkv().data());
+  } else {
+    qkv_ = ZeroedFloats(rows * qkv_stride_);
+    qkv_rows_ = qkv_.as<float>();
+  }
   attn_ = ZeroedFloats(rows * attn_stride_);
   mlp_out_ = ZeroedFloats(rows * c.hidden_size);
   router_out_ = ZeroedFloats(rows * c.num_experts);
@@ -169,8 +180,12 @@ StepStats Model::BeginPass(const ForwardBatch& batch) {
   }
   listed_ = {};
   runner_.BeginPass();
-  if (dense_ != nullptr) {
-    dense_->BeginStep(batch);
+  if (dense_in_use()) {
+    if (limits_.host_attention) {
+      dense_->BeginPass(batch);
+    } else {
+      dense_->BeginStep(batch);
+    }
     return stats;
   }
   ForRows(pool_, {0, rows}, [&](int64_t row) {
@@ -185,6 +200,7 @@ StepStats Model::Forward(const ForwardBatch& batch, RoutingHook* hook) {
   const SliceRange slices = {0, static_cast<int64_t>(batch.slices.size())};
   StopWatch total;
   StopWatch watch;
+  CHECK(!limits_.host_attention);
   StepStats stats = BeginPass(batch);
   if (dense_ != nullptr) {
     RunOnDevice(rows, hook, stats);
@@ -233,17 +249,12 @@ void Model::RunOnDevice(RowRange rows, RoutingHook* hook, StepStats& stats) {
 
 void Model::RunExpertsOnDevice(int64_t layer, RowRange rows, const DenseOperator::Routed& routed,
                                RoutingHook* hook) {
-  const int64_t pairs = rows.count() * config_.top_k;
-  std::copy_n(routed.experts, pairs, expert_ids_.data());
-  std::copy_n(routed.weights, pairs, expert_weights_.data());
-  ForRows(pool_, rows, [&](int64_t row) {  // with the padding that products want
-    std::copy_n(routed.normed + row * config_.hidden_size, config_.hidden_size, NormedRow(row));
-  });
+  TakeRouting(rows, routed, true, pool_);
   if (hook != nullptr) ShowRouting(layer, rows, *hook);
   int64_t stride_bytes = 0;
   const std::byte* const x = Activate(normed_.as<float>(), norm_stride_, rows.count(),
                                       runner_.Gate(), pool_, &stride_bytes);
-  runner_.RunOnto(*dense_, *routed.on_device, layer,
+  runner_.RunOnto(*dense_, routed.on_device, layer,
                   {.tokens = rows.count(),
                    .x = normed_.as<float>(),
                    .x_stride = norm_stride_,
@@ -252,17 +263,90 @@ void Model::RunExpertsOnDevice(int64_t layer, RowRange rows, const DenseOperator
                   expert_ids_.data(), expert_weights_.data());
 }
 
+// What the host needs of a layer's routing on the device.
+void Model::TakeRouting(RowRange rows, const DenseOperator::Routed& routed, bool normed,
+                        ThreadPool& pool) {
+  const int64_t first = rows.begin * config_.top_k;
+  const int64_t pairs = rows.count() * config_.top_k;
+  std::copy_n(routed.experts, pairs, expert_ids_.data() + first);
+  std::copy_n(routed.weights, pairs, expert_weights_.data() + first);
+  if (!normed) return;
+  ForRows(pool, rows, [&](int64_t row) {  // with the padding that products want
+    std::copy_n(routed.normed + (row - rows.begin) * config_.hidden_size, config_.hidden_size,
+                NormedRow(row));
+  });
+}
+
+ExpertStats Model::RunRoutedOnDevice(int64_t layer, RowRange rows, ThreadPool& pool) {
+  if (!config_.layer_is_sparse[static_cast<size_t>(layer)]) return {};  // Route has run its MLP
+  ExpertRunner::Rows host = {.tokens = rows.count()};
+  const bool host_rows = runner_.NeedsHostRows();
+  if (host_rows) {
+    host.x = NormedRow(rows.begin);
+    host.x_stride = norm_stride_;
+    host.activations = Activate(host.x, norm_stride_, rows.count(), runner_.Gate(), pool,
+                                &host.activations_stride_bytes);
+  }
+  const int64_t pair = rows.begin * config_.top_k;
+  try {
+    runner_.RunOnto(*dense_, dense_->OpenExperts(rows), layer, host, expert_ids_.data() + pair,
+                    expert_weights_.data() + pair);
+  } catch (...) {
+    runner_.Close();
+    dense_failed_ = dense_failed_ || runner_.NeedsHostRows() != host_rows;
+    throw;
+  }
+  return runner_.Close();
+}
+
+void Model::EndPass() {
+  if (!dense_in_use()) return;
+  OnDense([&] { dense_->EndPass(hidden_.as<float>(), std::ssize(batch_.tokens)); });
+}
+
+void Model::OnDense(FunctionRef<void()> module) {
+  try {
+    module();
+  } catch (const Error&) {
+    dense_failed_ = true;
+    throw;
+  }
+}
+
 void Model::GreedyTokens(std::span<const int32_t> rows, int32_t* tokens) {
   CHECK(has_greedy_tokens());
-  dense_->Greedy(rows, tokens);
+  try {
+    dense_->Greedy(rows, tokens);
+  } catch (const Error& error) {
+    if (!limits_.host_attention) throw;
+    LogWarn("the host computes the logits of a pass: {}", error.what());
+    std::vector<float> logits(static_cast<size_t>(config_.vocab_size));
+    for (size_t i = 0; i < rows.size(); ++i) {
+      LogitsOnHost(rows.subspan(i, 1), logits.data());
+      tokens[i] =
+          std::all_of(logits.begin(), logits.end(), [](float x) { return std::isfinite(x); })
+              ? ArgMax(logits)
+              : -1;
+    }
+  }
 }
 
 void Model::Logits(std::span<const int32_t> rows, float* out) {
   CHECK_LE(std::ssize(rows), limits_.max_logit_rows);
-  if (dense_ != nullptr) {
-    dense_->Head(rows, out);
+  if (!dense_in_use()) {
+    LogitsOnHost(rows, out);
     return;
   }
+  try {
+    dense_->Head(rows, out);
+  } catch (const Error& error) {
+    if (!limits_.host_attention) throw;
+    LogWarn("the host computes the logits of a pass: {}", error.what());
+    LogitsOnHost(rows, out);
+  }
+}
+
+void Model::LogitsOnHost(std::span<const int32_t> rows, float* out) {
   const int64_t count = std::ssize(rows);
   const auto eps = static_cast<float>(config_.rms_norm_eps);
   ForRows(pool_, {0, count}, [&](int64_t i) {

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "core/base/aligned_buffer.h"
@@ -39,7 +40,8 @@ class Model {
   // `operators`: what the devices of `experts` compute with, in their order, for as many tokens as
   // limits.max_batch_tokens; none: the host computes. `dense`: what has the residual stream and
   // computes all but experts on the first of these devices, made from `weights` with these limits;
-  // null: the host does. With it, Forward is the only pass.
+  // null: the host does. With it, Forward is the only pass, or, with limits.host_attention, that in
+  // modules is.
   Model(ModelConfig config, ModelWeights weights, const ExpertLayout& expert_layout,
         ExpertProvider& experts, const CpuKernels& kernels, ThreadPool& pool,
         const ModelLimits& limits, DeviceOperators operators = {},
@@ -63,6 +65,10 @@ class Model {
   // the others. Modules of different groups may run at the same time on different pools where one
   // is Attend and the other is not; of one layer the next one's PreAttention needs all of RunMlp.
   //
+  // Where a device has the dense part, all but Attend run there, and the caller copies: rows of
+  // qkv_on_device() to qkv() before Attend, of sent_attention() to attention_on_device() after it.
+  // Errors of the device are thrown; BeginPass may be called again.
+  //
   // Counts the tokens and embeds them. The batch must live until the pass ends.
   StepStats BeginPass(const ForwardBatch& batch);
   // Norm and projections into qkv_rows, laid out as qkv().
@@ -81,23 +87,41 @@ class Model {
   // Error when an expert cannot be had.
   ExpertStats RunMlp(int64_t layer, RowRange rows, ThreadPool& pool);
 
+  // After the last layer; where a device has the residual stream, it comes to the host.
+  void EndPass();
+
   // Consecutive slices have consecutive rows.
   RowRange RowsOf(SliceRange slices) const;
-  float* qkv() { return qkv_.as<float>(); }  // [rows, qkv_stride]
+  float* qkv() { return qkv_rows_; }  // [rows, qkv_stride]
   int64_t qkv_stride() const { return qkv_stride_; }
   static int64_t QkvStride(const ModelConfig& config);
   static int64_t AttentionStride(const ModelConfig& config);
   float* attention() { return attn_.as<float>(); }  // [rows, attention_stride]
   int64_t attention_stride() const { return attn_stride_; }
 
+  // Whether modules run on a device. With limits.host_attention LoseDense ends that between passes:
+  // from then on the host computes them.
+  bool dense_in_use() const { return dense_ != nullptr && !dense_lost_; }
+  void LoseDense() { dense_lost_ = true; }
+  // Whether, since the last call, a module has thrown because of that device. Another pass may
+  // succeed.
+  bool TakeDenseFailure() { return std::exchange(dense_failed_, false); }
+  // Attention outputs as the device takes them, `row_bytes` each.
+  struct SentRows {
+    const std::byte* data = nullptr;
+    uint64_t row_bytes = 0;
+  };
+  SentRows sent_attention() const;
+
   // Logits of the given rows of the last batch: out [rows, vocab]. At most limits().max_logit_rows.
-  // Throws Error when the device that has the head fails.
+  // Throws Error when the device that has the head fails; with limits.host_attention the host does
+  // it then.
   void Logits(std::span<const int32_t> rows, float* out);
 
   const DenseOperator* dense() const { return dense_.get(); }  // null: the host does it
 
   // Whether tokens can be chosen where the head is computed, on a device.
-  bool has_greedy_tokens() const { return dense_ != nullptr; }
+  bool has_greedy_tokens() const { return dense_in_use(); }
   // Instead of Logits of the same rows, where the largest is all that is wanted: the tokens that
   // ArgMax would take of them, without bringing them over; -1 where a logit is not finite: tokens
   // [rows]. Throws Error when the device fails.
@@ -106,9 +130,11 @@ class Model {
   const ModelWeights& weights() const { return weights_; }
 
   // Residual stream of the last batch, [rows, hidden] (after the last layer, before the final
-  // norm; not where a device has it); within a RoutingHook, of the running one, as the layer's
-  // router sees it through its norm.
-  const float* hidden() const { return dense_ ? dense_->hidden() : hidden_.as<float>(); }
+  // norm; not where a device has it, but with limits.host_attention); within a RoutingHook, of the
+  // running one, as the layer's router sees it through its norm (but with limits.host_attention).
+  const float* hidden() const {
+    return dense_ && !limits_.host_attention ? dense_->hidden() : hidden_.as<float>();
+  }
 
   // One block of 16 tokens, all layers.
   static uint64_t KvBlockBytes(const ModelConfig& config, WeightType kv_type);
@@ -130,9 +156,15 @@ class Model {
   void RunOnDevice(RowRange rows, RoutingHook* hook, StepStats& stats);
   void RunExpertsOnDevice(int64_t layer, RowRange rows, const DenseOperator::Routed& routed,
                           RoutingHook* hook);
+  void TakeRouting(RowRange rows, const DenseOperator::Routed& routed, bool normed,
+                   ThreadPool& pool);
+  ExpertStats RunRoutedOnDevice(int64_t layer, RowRange rows, ThreadPool& pool);
+  void OnDense(FunctionRef<void()> module);
+  void LogitsOnHost(std::span<const int32_t> rows, float* out);
   // Marks in deferred_ what of the layer's routing is added one layer later. Whether there is any.
   bool MarkDeferred(int64_t layer);
   ExpertStats RunMlpOf(int64_t layer, RowRange rows, ThreadPool& pool);
+  void Rotate(const LayerWeights& w, int64_t position, float* q);
   void StoreKv(int64_t layer, RowRange rows, ThreadPool& pool);
   void AttendRows(int64_t layer, ThreadPool& pool);
   void AttendSplit(int64_t layer, ThreadPool& pool);
@@ -164,18 +196,21 @@ class Model {
   RopeTable rope_;
   ExpertRunner runner_;
   std::unique_ptr<DenseOperator> dense_;  // null: the host does it
+  bool dense_lost_ = false;
+  bool dense_failed_ = false;
 
   int64_t norm_stride_ = 0;  // floats
   int64_t qkv_stride_ = 0;
   int64_t attn_stride_ = 0;
   int64_t scratch_stride_ = 0;  // floats of one worker's attention scratch
 
-  AlignedBuffer kv_;                   // [layers, num_kv_blocks, block_bytes], without dense_
+  AlignedBuffer kv_;                   // [layers, num_kv_blocks, block_bytes], unless dense_ has it
   AlignedBuffer hidden_;               // [rows, hidden] f32, the residual stream
   AlignedBuffer normed_;               // [rows, norm_stride] f32
   AlignedBuffer activations_;          // [rows, widest activation row]
   AlignedBuffer mlp_hidden_;           // [rows, activation row of the MLP width]
-  AlignedBuffer qkv_;                  // [rows, qkv_stride] f32
+  AlignedBuffer qkv_;                  // [rows, qkv_stride] f32, but with host_attention
+  float* qkv_rows_ = nullptr;          // likewise, or the device's pinned memory
   AlignedBuffer attn_;                 // [rows, attn_stride] f32
   AlignedBuffer mlp_out_;              // [rows, hidden] f32
   AlignedBuffer router_out_;           // [rows, experts] f32

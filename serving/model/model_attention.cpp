@@ -5,6 +5,7 @@
 
 #include "core/base/check.h"
 #include "serving/model/attention_sizes.h"
+#include "serving/model/device_rows.h"
 #include "serving/model/model.h"
 
 namespace moesaic {
@@ -21,6 +22,20 @@ void Model::Attend(int64_t layer, SliceRange slices, ThreadPool& pool) {
   StoreKv(layer, RowsOf(slices), pool);
   if (slices.begin != listed_.begin || slices.end != listed_.end) ListRowBlocks(slices, pool);
   AttendRows(layer, pool);
+  if (!dense_in_use()) return;
+  const RowRange rows = RowsOf(slices);
+  const int64_t width = config_.num_heads * config_.head_dim;
+  RoundRows(pool, {attn_.as<float>() + rows.begin * attn_stride_, attn_stride_, rows.count()},
+            width,
+            reinterpret_cast<uint16_t*>(dense_->host_attention().data()) +
+                rows.begin * cuda::ActivationStride(width));
+}
+
+Model::SentRows Model::sent_attention() const {
+  if (!dense_in_use()) {
+    return {attn_.as<std::byte>(), static_cast<uint64_t>(attn_stride_) * sizeof(float)};
+  }
+  return {dense_->host_attention().data(), SentRowBytes(1, config_.num_heads * config_.head_dim)};
 }
 
 RowRange Model::RowsOf(SliceRange slices) const {
@@ -30,38 +45,46 @@ RowRange Model::RowsOf(SliceRange slices) const {
           last.first_row + last.num_tokens};
 }
 
-// QK-norm, clipping and RoPE in place, then keys and values into the cache.
-void Model::StoreKv(int64_t layer, RowRange rows, ThreadPool& pool) {
-  const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
+// QK-norm, clipping and RoPE of a row in place.
+void Model::Rotate(const LayerWeights& w, int64_t position, float* q) {
   const ModelConfig& c = config_;
   const int64_t d = c.head_dim;
   const int64_t q_width = c.num_heads * d;
   const int64_t kv_width = c.num_kv_heads * d;
   const auto eps = static_cast<float>(c.rms_norm_eps);
+  float* k = q + q_width;
+  if (c.qk_norm == QkNorm::kPerHead) {
+    for (int64_t h = 0; h < c.num_heads; ++h)
+      kernels_.rms_norm(q + h * d, w.q_norm, eps, d, q + h * d);
+    for (int64_t h = 0; h < c.num_kv_heads; ++h)
+      kernels_.rms_norm(k + h * d, w.k_norm, eps, d, k + h * d);
+  } else if (c.qk_norm == QkNorm::kProjection) {
+    kernels_.rms_norm(q, w.q_norm, eps, q_width, q);
+    kernels_.rms_norm(k, w.k_norm, eps, kv_width, k);
+  }
+  if (c.clip_qkv > 0) {
+    const auto limit = static_cast<float>(c.clip_qkv);
+    for (int64_t i = 0; i < q_width + 2 * kv_width; ++i) q[i] = std::clamp(q[i], -limit, limit);
+  }
+  const float* cos = rope_.cos(position);
+  const float* sin = rope_.sin(position);
+  for (int64_t h = 0; h < c.num_heads; ++h) kernels_.rope(q + h * d, cos, sin, d / 2);
+  for (int64_t h = 0; h < c.num_kv_heads; ++h) kernels_.rope(k + h * d, cos, sin, d / 2);
+}
+
+// Keys and values into the cache.
+void Model::StoreKv(int64_t layer, RowRange rows, ThreadPool& pool) {
+  const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
+  const ModelConfig& c = config_;
+  const int64_t d = c.head_dim;
   ForRows(pool, rows, [&](int64_t row) {
-    float* q = qkv_.as<float>() + row * qkv_stride_;
-    float* k = q + q_width;
-    float* v = k + kv_width;
-    if (c.qk_norm == QkNorm::kPerHead) {
-      for (int64_t h = 0; h < c.num_heads; ++h)
-        kernels_.rms_norm(q + h * d, w.q_norm, eps, d, q + h * d);
-      for (int64_t h = 0; h < c.num_kv_heads; ++h)
-        kernels_.rms_norm(k + h * d, w.k_norm, eps, d, k + h * d);
-    } else if (c.qk_norm == QkNorm::kProjection) {
-      kernels_.rms_norm(q, w.q_norm, eps, q_width, q);
-      kernels_.rms_norm(k, w.k_norm, eps, kv_width, k);
-    }
-    if (c.clip_qkv > 0) {
-      const auto limit = static_cast<float>(c.clip_qkv);
-      for (int64_t i = 0; i < q_width + 2 * kv_width; ++i) q[i] = std::clamp(q[i], -limit, limit);
-    }
+    float* q = qkv_rows_ + row * qkv_stride_;
+    const float* k = q + c.num_heads * d;
+    const float* v = k + c.num_kv_heads * d;
     const auto slice_index = static_cast<size_t>(row_slice_[static_cast<size_t>(row)]);
     const SequenceSlice& slice = batch_.slices[slice_index];
     const int64_t position = slice.start_position + row - slice.first_row;
-    const float* cos = rope_.cos(position);
-    const float* sin = rope_.sin(position);
-    for (int64_t h = 0; h < c.num_heads; ++h) kernels_.rope(q + h * d, cos, sin, d / 2);
-    for (int64_t h = 0; h < c.num_kv_heads; ++h) kernels_.rope(k + h * d, cos, sin, d / 2);
+    if (!dense_in_use()) Rotate(w, position, q);  // else the device has done it
     std::byte* block = KvBlock(layer, slice.blocks[static_cast<size_t>(position / kKvBlockTokens)]);
     for (int64_t h = 0; h < c.num_kv_heads; ++h) {
       kernels_.store_kv(kv_layout_, block, h, position % kKvBlockTokens, k + h * d, v + h * d);
@@ -92,7 +115,7 @@ AttendArgs Model::ArgsFor(int64_t layer, const RowBlock& block, int64_t kv_head)
   const SequenceSlice& slice = batch_.slices[slice_index];
   const int64_t group = config_.num_heads / config_.num_kv_heads;
   AttendArgs args;
-  args.q = qkv_.as<float>() + block.first_row * qkv_stride_ + kv_head * group * config_.head_dim;
+  args.q = qkv_rows_ + block.first_row * qkv_stride_ + kv_head * group * config_.head_dim;
   args.q_stride = config_.head_dim;
   args.q_row_stride = qkv_stride_;
   args.rows = block.rows;

@@ -46,6 +46,10 @@ void Model::AddMlpOut(RowRange rows, ThreadPool& pool, FunctionRef<float(int64_t
 }
 
 void Model::PreAttention(int64_t layer, RowRange rows, ThreadPool& pool, float* qkv_rows) {
+  if (dense_in_use()) {
+    OnDense([&] { dense_->PreAttention(layer, rows); });
+    return;
+  }
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
   NormRows(w.input_norm, rows, pool);
   MatmulArgs qkv;
@@ -60,6 +64,10 @@ void Model::PreAttention(int64_t layer, RowRange rows, ThreadPool& pool, float* 
 }
 
 void Model::Project(int64_t layer, RowRange rows, ThreadPool& pool, const float* attention_rows) {
+  if (dense_in_use()) {
+    dense_->Project(layer, rows);
+    return;
+  }
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
   MatmulArgs out;
   out.x = Activate(attention_rows + rows.begin * attn_stride_, attn_stride_, rows.count(), w.output,
@@ -77,6 +85,13 @@ void Model::Project(int64_t layer, RowRange rows, ThreadPool& pool, const float*
 void Model::Route(int64_t layer, RowRange rows, ThreadPool& pool) {
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
   const ModelConfig& c = config_;
+  if (dense_in_use()) {
+    const bool normed = runner_.NeedsHostRows();
+    DenseOperator::Routed routed;
+    OnDense([&] { routed = dense_->Route(layer, rows, normed); });
+    if (c.layer_is_sparse[static_cast<size_t>(layer)]) TakeRouting(rows, routed, normed, pool);
+    return;
+  }
   NormRows(w.post_attention_norm, rows, pool);
   if (!c.layer_is_sparse[static_cast<size_t>(layer)]) return;
   MatmulArgs router;
@@ -158,6 +173,7 @@ ExpertStats Model::RunMlp(int64_t layer, RowRange rows, ThreadPool& pool) {
 
 ExpertStats Model::RunMlpOf(int64_t layer, RowRange rows, ThreadPool& pool) {
   if (rows.count() == 0) return {};
+  if (dense_in_use()) return RunRoutedOnDevice(layer, rows, pool);
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
   const bool sparse = config_.layer_is_sparse[static_cast<size_t>(layer)] != 0;
   ExpertStats stats;

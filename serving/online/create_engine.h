@@ -38,7 +38,7 @@ struct DeviceOptions {
   DeviceKind kind = DeviceKind::kEmulated;
   std::string memory = "auto";      // on each: bytes, or a percentage of the experts that it holds
   std::string gpu_memory = "auto";  // on each: all that may be taken of it
-  // Of devices that compute, in latency mode; kAuto: when it can be and fits.
+  // Of devices that compute (in throughput mode without attention); kAuto: when it can be and fits.
   DenseMode dense = DenseMode::kAuto;
   std::vector<int> numa_nodes;  // the nodes that devices take turns on; empty: not known
   MissMode miss = MissMode::kAuto;

@@ -1,0 +1,82 @@
+#include "serving/batch/plan_devices.h"
+
+#include <utility>
+
+#include "core/base/error.h"
+#include "core/base/units.h"
+#include "serving/online/engine_devices.h"
+
+namespace moesaic {
+namespace {
+
+// Devices whose threads compute in host memory: what is copied between the dense modules of the
+// first and attention.
+std::vector<DevicePlan> PlanThreadDevices(const EngineOptions& options, const ModelFiles& files,
+                                          int64_t rows) {
+  const ModelConfig& config = files.config;
+  std::vector<DevicePlan> devices = PlanDevices(options, config, files.experts->layout());
+  const uint64_t bytes =
+      RoundUp(FloatRowBytes(rows, Model::QkvStride(config)), Device::kAlignment) +
+      RoundUp(FloatRowBytes(rows, Model::AttentionStride(config)), Device::kAlignment);
+  DevicePlan& dense = devices.front();
+  dense.ledger.push_back({"hidden states", bytes});
+  dense.memory_bytes += bytes;
+  if (dense.memory_bytes > dense.limit_bytes) {
+    Fail(ErrorKind::kResourceExhausted,
+         "--gpu-memory: {} on device 0 are too little for {} of experts and {} of hidden states; "
+         "give --device-memory or less --max-num-batched-tokens",
+         FormatBytes(dense.limit_bytes), FormatBytes(dense.memory_bytes - bytes),
+         FormatBytes(bytes));
+  }
+  return devices;
+}
+
+}  // namespace
+
+EngineOptions WithRows(const EngineOptions& options, const BatchSizes& sizes) {
+  EngineOptions with = options;
+  with.max_num_batched_tokens = sizes.max_batch_tokens;
+  return with;
+}
+
+ModelLimits DenseLimitsOf(const EngineOptions& options, const BatchSizes& sizes) {
+  ModelLimits limits = LimitsOf(options, sizes);
+  limits.host_attention = true;
+  limits.num_kv_blocks = 0;
+  return limits;
+}
+
+BatchDevices PlanBatchDevices(const EngineOptions& options, const ModelFiles& files,
+                              const BatchSizes& sizes) {
+  if (KernelsOf(options.devices) == nullptr) {
+    BatchDevices plan;
+    plan.devices = PlanThreadDevices(options, files, sizes.max_batch_tokens);
+    return plan;
+  }
+  const EngineOptions with = WithRows(options, sizes);
+  const ModelConfig& config = files.config;
+  const ExpertLayout& layout = files.experts->layout();
+  BatchDevices plan;
+  const DenseMode mode = options.devices.dense;
+  CheckDevices(with, config, layout);
+  if (mode != DenseMode::kOff) {
+    try {
+      const WeightType type = ChooseWeightType(options);
+      const ModelLimits limits = DenseLimitsOf(options, sizes);
+      // The kind of keys and values is the CPU's business.
+      DenseOperator::CheckSupported(config, type, WeightType::kBf16);
+      plan.devices = PlanDevices(with, config, layout, DenseLedger(config, type, limits));
+      plan.dense_on_device = true;
+      return plan;
+    } catch (const Error& error) {
+      const bool other_place =
+          error.kind() == ErrorKind::kUnsupported || error.kind() == ErrorKind::kResourceExhausted;
+      if (mode == DenseMode::kOn || !other_place) throw;
+      plan.why_dense_on_host = error.what();
+    }
+  }
+  plan.devices = PlanDevices(with, config, layout);
+  return plan;
+}
+
+}  // namespace moesaic
