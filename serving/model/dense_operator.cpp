@@ -7,7 +7,6 @@
 
 #include "core/base/check.h"
 #include "core/base/error.h"
-#include "core/base/logging.h"
 #include "core/base/units.h"
 #include "serving/model/device_operator.h"
 #include "serving/model/device_rows.h"
@@ -165,6 +164,7 @@ DenseOperator::DenseOperator(Device& device, const cuda::Kernels& kernels,
   blocks_.reserve(static_cast<size_t>(MostBlocks(limits)));
   routed_ = device.CreateEvent();
   stream_ = device.CreateStream();
+  graphs_ = std::make_unique<DenseGraphs>(*stream_, 2 * config.num_layers);
 
   const RopeTable rope(config.rope, config.head_dim, config.max_position,
                        limits.max_context_tokens);
@@ -208,28 +208,6 @@ void DenseOperator::PadDecodeStep() {
   attend_.max_context =
       std::min(static_cast<int64_t>(std::bit_ceil(chunks)), chunks_of(limits_.max_context_tokens)) *
       cuda::kChunkTokens;
-}
-
-void DenseOperator::RunPart(int64_t part, FunctionRef<void()> queue) {
-  if (graphs_of_step_ != nullptr) {
-    std::unique_ptr<Graph>& graph = (*graphs_of_step_)[static_cast<size_t>(part)];
-    if (graph == nullptr) {
-      stream_->BeginCapture();
-      queue();
-      graph = stream_->EndCapture();
-      captured_ += graph != nullptr ? 1 : 0;
-    }
-    if (graph != nullptr) {
-      stream_->Replay(*graph);
-      return;
-    }
-    if (!std::exchange(warned_, true)) {
-      LogWarn("device {}: a decode step could not be captured, it is queued kernel by kernel",
-              stream_->device().name());
-    }
-    graphs_of_step_ = nullptr;
-  }
-  queue();
 }
 
 void DenseOperator::BeginStep(const ForwardBatch& batch) {
@@ -302,10 +280,11 @@ void DenseOperator::BeginStep(const ForwardBatch& batch) {
   stream_->Launch(
       [run = kernels_.embedding, embed](cuda::StreamHandle stream) { return run(embed, stream); });
 
-  graphs_of_step_ = nullptr;
-  if (!decode || !capture_) return;
-  graphs_of_step_ = &graphs_[{run_rows_, attend_.max_context}];
-  graphs_of_step_->resize(static_cast<size_t>(2 * c.num_layers));
+  if (decode && capture_) {
+    graphs_->BeginKind({run_rows_, attend_.max_context});
+  } else {
+    graphs_->EndKind();
+  }
 }
 
 // Of the residual stream into x_ and, unless it is null, `out`.
@@ -369,14 +348,15 @@ void DenseOperator::NormHeads(float* first, int64_t heads, int64_t n, const floa
 void DenseOperator::Layer(int64_t layer) {
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
   const bool sparse = config_.layer_is_sparse[static_cast<size_t>(layer)] != 0;
-  RunPart(2 * layer, [&] {
+  graphs_->Run(2 * layer, [&] {
     Norm(w.input_norm, nullptr);
     Attention(layer, w);
     Norm(w.post_attention_norm, sparse ? FloatsOf(normed_) : nullptr);
     if (sparse) Route(w);
   });
   if (sparse) stream_->Record(*routed_);
-  if (w.gate.n > 0) RunPart(2 * layer + 1, [&] { Mlp(w); });  // beside the host, which is routing
+  // Beside the host, which is routing.
+  if (w.gate.n > 0) graphs_->Run(2 * layer + 1, [&] { Mlp(w); });
 }
 
 void DenseOperator::Attention(int64_t layer, const LayerWeights& w) {

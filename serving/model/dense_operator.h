@@ -21,17 +21,15 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <span>
-#include <utility>
 #include <vector>
 
-#include "core/base/function_ref.h"
 #include "core/config/model_config.h"
 #include "core/device/device.h"
 #include "core/device/pinned_host_pool.h"
 #include "kernels/cuda/kernels.h"
+#include "serving/model/dense_graphs.h"
 #include "serving/model/forward_batch.h"
 #include "serving/model/weights.h"
 
@@ -86,7 +84,7 @@ class DenseOperator {
   void Head(std::span<const int32_t> rows, float* logits);
   void Greedy(std::span<const int32_t> rows, int32_t* tokens);
 
-  int64_t captured() const { return captured_; }  // graphs so far
+  int64_t captured() const { return graphs_->captured(); }  // graphs so far
 
  private:
   struct Sizes;
@@ -94,8 +92,6 @@ class DenseOperator {
   template <typename T>
   const T* Upload(const std::vector<T>& values, int64_t most, uint64_t& used);
   void PadDecodeStep();
-  // Part 2 l of layer l ends with its routing, part 2 l + 1 is what follows.
-  void RunPart(int64_t part, FunctionRef<void()> queue);
   void Norm(const float* weight, float* out);
   void Product(const PackedMatrix& w, const DeviceBuffer& x, int64_t rows, const DeviceBuffer& y,
                bool accumulate = false);
@@ -157,15 +153,11 @@ class DenseOperator {
   const int32_t* device_positions_ = nullptr;
   const int32_t* device_slots_ = nullptr;
 
-  // By run rows and longest context.
-  using Graphs = std::vector<std::unique_ptr<Graph>>;  // [2 * layers] null: not captured yet
-  std::map<std::pair<int64_t, int64_t>, Graphs> graphs_;
-  Graphs* graphs_of_step_ = nullptr;  // null: it is not replayed
   const bool capture_;
-  bool warned_ = false;  // that one could not be captured
-  int64_t captured_ = 0;
 
   std::unique_ptr<Event> routed_;
+  // Part 2 l of layer l ends with its routing, part 2 l + 1 is what follows.
+  std::unique_ptr<DenseGraphs> graphs_;
   std::unique_ptr<Stream> stream_;  // last: it goes first, and waits
 };
 
