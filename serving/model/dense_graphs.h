@@ -27,6 +27,10 @@ class DenseGraphs {
 
   // Queues what `queue` does, which is the same for all steps of a kind.
   void Run(int64_t part, FunctionRef<void()> queue);
+  // Likewise, or nothing: false when it cannot be had as a graph.
+  bool RunIfCaptured(int64_t part, FunctionRef<void()> queue) {
+    return graphs_of_step_ != nullptr && Replay(part, queue);
+  }
 
   int64_t captured() const { return captured_; }  // graphs so far
 

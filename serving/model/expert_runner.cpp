@@ -52,6 +52,8 @@ ExpertRunner::ExpertRunner(const ModelConfig& config, const ExpertLayout& layout
   if (parts_.size() > 1) fan_out_ = std::make_unique<ThreadPool>(static_cast<int>(parts_.size()));
   next_row_.resize(experts);
   pair_rows_.resize(static_cast<size_t>(rows));
+  found_.resize(experts);
+  held_.reserve(experts);
   immediate_.resize(experts);
   layers_.resize(may_defer ? 2 : 1);
   for (LayerRows& layer : layers_) {
@@ -216,6 +218,13 @@ void ExpertRunner::Compute(Part& part, std::span<const PinnedExpert> ready, cons
 // Hands `ready` to who computes it: first what devices do, because it goes on by itself.
 void ExpertRunner::Hand(Part& part, const Rows& rows) {
   const DeviceOperators& operators = part.place.operators;
+  if (step_ != nullptr) {
+    const auto found =
+        std::partition(part.ready.begin(), part.ready.end(),
+                       [this](const PinnedExpert& expert) { return found_[expert.id.index] == 0; });
+    held_.insert(held_.end(), found, part.ready.end());
+    part.ready.erase(found, part.ready.end());
+  }
   part.of_host.clear();
   for (const PinnedExpert& expert : part.ready) {
     const bool on_device = expert.device >= 0 && !operators.empty() &&
@@ -268,6 +277,16 @@ void ExpertRunner::Place(Part& part, const DeviceOperator::Batch& batch) {
   }
 }
 
+// Ends the pins of what the step computes, when it has or, if it may wait, then. Whether there were
+// any.
+bool ExpertRunner::ReleaseFound(bool may_wait) {
+  if (held_.empty() || !(may_wait || step_->ProductsDone(step_layer_))) return false;
+  step_->AwaitProducts(step_layer_);
+  for (const PinnedExpert& expert : held_) parts_.front().place.experts->Release(expert);
+  held_.clear();
+  return true;
+}
+
 // Takes a batch of some device that is done or, if it may wait, of the first that computes. Whether
 // it took one.
 bool ExpertRunner::TakeBatch(Part& part, const Rows& rows, bool may_wait) {
@@ -299,14 +318,15 @@ void ExpertRunner::RunAll(Part& part, const Rows& rows) {
   for (;;) {
     while (TakeBatch(part, rows, false)) {
     }
-    const bool computing = AnyComputes(part);
+    ReleaseFound(false);
+    const bool computing = AnyComputes(part) || !held_.empty();
     part.ready.clear();
     const bool more = computing ? experts.TryNextReady(part.ready) : experts.NextReady(part.ready);
     if (!part.ready.empty()) {
       Hand(part, rows);
     } else if (!more && (!computing || (onto_ != nullptr && !AnyComputes(part, onto_)))) {
       return;  // what onto_ computes need not be waited for
-    } else if (computing) {
+    } else if (computing && !ReleaseFound(true)) {
       // What is still to come may want the slots that are computed from.
       TakeBatch(part, rows, true);
     }
@@ -392,16 +412,16 @@ ExpertStats ExpertRunner::AddDeferred(float* y, ThreadPool& pool) {
 }
 
 // Gives what is in slot_out the rows behind the outputs that are on the device, and puts it where
-// it is sent from.
-void ExpertRunner::StageOthers(int64_t pairs) {
+// it is sent from. Returns how many.
+int64_t ExpertRunner::StageOthers(int64_t pairs) {
   const auto hidden = static_cast<size_t>(config_.hidden_size);
   const auto first = static_cast<int32_t>(onto_->queued_rows());
   int32_t row = first;
   for (int64_t pair = 0; pair < pairs; ++pair) {
     int32_t& at = pair_rows_[static_cast<size_t>(pair)];
-    if (at < 0) at = row++;
+    if (at == -1) at = row++;
   }
-  if (row == first) return;
+  if (row == first) return 0;
   auto* const staging = reinterpret_cast<float*>(onto_->host_out().data());
   Part& part = parts_.front();
   const auto runs =
@@ -415,10 +435,11 @@ void ExpertRunner::StageOthers(int64_t pairs) {
                   staging + static_cast<size_t>(at) * hidden);
     }
   });
+  return row - first;
 }
 
-void ExpertRunner::RunOnto(DenseOperator& dense, const DeviceBuffer& there, int64_t layer,
-                           const Rows& rows, const int32_t* experts, const float* weights) {
+void ExpertRunner::OpenOnto(const DeviceBuffer& there, int64_t layer, const Rows& rows,
+                            const int32_t* experts, const float* weights) {
   CHECK(!runs_onto_);
   CHECK(parts_.size() == 1 && !parts_.front().place.operators.empty());
   Part& part = parts_.front();
@@ -440,18 +461,47 @@ void ExpertRunner::RunOnto(DenseOperator& dense, const DeviceBuffer& there, int6
   part.place.experts->BeginLayer(part.needed, pairs);
   runs_onto_ = true;
   if (std::exchange(part.tells, false)) part.place.experts->Expect(part.expected);
-  RunAll(part, rows);
-  const int64_t queued = onto_->queued_rows();
-  StageOthers(pairs);
-  dense.AddExperts(*onto_, pairs - queued, std::span(pair_rows_).first(static_cast<size_t>(pairs)),
+}
+
+void ExpertRunner::RunOnto(DenseOperator& dense, const DeviceBuffer& there, int64_t layer,
+                           const Rows& rows, const int32_t* experts, const float* weights) {
+  OpenOnto(there, layer, rows, experts, weights);
+  RunAll(parts_.front(), rows);
+  const int64_t pairs = rows.tokens * config_.top_k;
+  const int64_t others = StageOthers(pairs);
+  dense.AddExperts(*onto_, others, std::span(pair_rows_).first(static_cast<size_t>(pairs)),
                    weights);
+}
+
+void ExpertRunner::RunBeside(StepExperts& step, const DeviceBuffer& there, int64_t layer,
+                             const Rows& rows, const int32_t* experts, const float* weights,
+                             std::span<const int32_t> missed) {
+  OpenOnto(there, layer, rows, experts, weights);
+  step_ = &step;
+  step_layer_ = layer;
+  std::fill(found_.begin(), found_.end(), uint8_t{1});
+  for (const int32_t expert : missed) found_[static_cast<size_t>(expert)] = 0;
+  const int64_t pairs = rows.tokens * config_.top_k;
+  for (int64_t pair = 0; pair < pairs; ++pair) {
+    if (found_[static_cast<size_t>(experts[pair])] == 0) continue;
+    pair_rows_[static_cast<size_t>(pair)] = StepExperts::kComputed;
+  }
+  RunAll(parts_.front(), rows);
+  if (missed.empty()) return;  // the step waits for nobody
+  const int64_t first_other = onto_->queued_rows();
+  const int64_t others = StageOthers(pairs);
+  step.Answer(layer, *onto_, first_other, others,
+              std::span(pair_rows_).first(static_cast<size_t>(pairs)));
 }
 
 ExpertStats ExpertRunner::Close() {
   if (!runs_onto_) return {};
   runs_onto_ = false;
   onto_ = nullptr;
+  step_ = nullptr;
   Part& part = parts_.front();
+  for (const PinnedExpert& expert : held_) part.place.experts->Release(expert);
+  held_.clear();
   for (const std::unique_ptr<DeviceOperator>& device : part.place.operators) {
     while (device->batches() > 0) {
       const DeviceOperator::Batch batch = device->TakeOldest();

@@ -99,5 +99,30 @@ TEST(DenseLossTest, AfterACopyThatFailsRequestsGoOn) {
   EXPECT_GT(failed, 0);
 }
 
+// Decode steps, which are graphs that ask the host: neither side is left waiting, wherever in them
+// a copy fails, of the graph, of experts or of what the host sends.
+TEST(DenseLossTest, NoDecodeStepHangs) {
+  int failed = 0;
+  for (uint64_t copy = 90; copy < 210; copy += 8) {
+    for (const bool lost : {false, true}) {
+      EngineOptions options = Options();
+      options.devices.memory = "60%";  // of the experts some are always missing
+      EmulatedFaults faults;
+      if (lost) {
+        faults.lost_at_copy = kCopiesToStart + copy;
+      } else {
+        faults.failing_copies = {kCopiesToStart + copy};
+      }
+      options.devices.emulated_faults = {faults};
+      MetricsRegistry metrics;
+      const auto engine = CreateEngine(options, metrics);
+      failed += Ask(*engine)->error.empty() ? 0 : 1;
+      const std::string next = Ask(*engine)->error;
+      EXPECT_EQ(next.empty(), !lost) << copy << ": " << next;
+    }
+  }
+  EXPECT_GT(failed, 5);
+}
+
 }  // namespace
 }  // namespace moesaic
