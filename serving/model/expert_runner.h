@@ -113,6 +113,8 @@ class ExpertRunner {
                                 int64_t max_tokens, int places, bool may_defer = false);
 
  private:
+  static constexpr size_t kRowsOfCopy = 16;  // that are copied by one
+
   // A layer's (token, slot) pairs by expert, and what experts made of them. There are two where
   // pairs are deferred: of the layer that runs and of the one before.
   struct LayerRows {
