@@ -7,9 +7,10 @@
 namespace moesaic {
 
 ExpertCache::ExpertCache(int64_t num_experts_total, int64_t num_slots, uint64_t slot_bytes,
-                         std::unique_ptr<EvictionPolicy> policy)
+                         std::unique_ptr<EvictionPolicy> policy, SlotTable* table)
     : slot_bytes_(slot_bytes),
       policy_(std::move(policy)),
+      table_(table),
       entries_(static_cast<size_t>(num_experts_total)),
       slot_experts_(static_cast<size_t>(num_slots), kNoExpert) {
   CHECK(policy_ != nullptr);
@@ -74,8 +75,9 @@ std::optional<ExpertCache::Reservation> ExpertCache::Take(ExpertIndex expert, Lo
     const auto evictable = [this](ExpertIndex candidate) { return Evictable(candidate); };
     const ExpertIndex victim = policy_->Victim(slot_experts_, evictable, now);
     if (victim == kNoExpert) return std::nullopt;
-    CHECK(Evictable(victim));
+    CHECK(Unused(victim));
     if (worth && policy_->KeepPriority(victim, now) >= *worth) return std::nullopt;
+    if (!TakeOut(victim)) return std::nullopt;
     Remove(victim, now);
     ++counters_.evicted;
     reservation.evicted = victim;
@@ -98,6 +100,7 @@ void ExpertCache::Commit(ExpertIndex expert, int64_t now) {
   --loading_;
   ++counters_.inserted;
   policy_->OnInsert(expert, entry.reason, now);
+  if (table_ != nullptr) table_->Publish(expert, entry.slot);
 }
 
 void ExpertCache::Abandon(ExpertIndex expert) {
@@ -108,9 +111,18 @@ void ExpertCache::Abandon(ExpertIndex expert) {
   FreeSlot(entry);
 }
 
-bool ExpertCache::Evictable(ExpertIndex expert) const {
+bool ExpertCache::Unused(ExpertIndex expert) const {
   const Entry& entry = At(expert);
   return entry.state == State::kResident && entry.pins == 0 && entry.wants == 0;
+}
+
+bool ExpertCache::Evictable(ExpertIndex expert) const {
+  return Unused(expert) && (table_ == nullptr || table_->MayLeave(expert));
+}
+
+// Of what a device looks up. False: the device was quicker.
+bool ExpertCache::TakeOut(ExpertIndex expert) {
+  return table_ == nullptr || table_->Retract(expert);
 }
 
 std::optional<double> ExpertCache::VictimPriority(int64_t now) const {
@@ -122,7 +134,7 @@ std::optional<double> ExpertCache::VictimPriority(int64_t now) const {
 }
 
 void ExpertCache::Release(ExpertIndex expert, int64_t now) {
-  CHECK(Evictable(expert));
+  CHECK(Unused(expert) && TakeOut(expert));
   Remove(expert, now);
 }
 
@@ -130,7 +142,7 @@ int64_t ExpertCache::Drop(int64_t now) {
   int64_t dropped = 0;
   for (const ExpertIndex expert : slot_experts_) {
     if (expert == kNoExpert) continue;
-    if (!Evictable(expert)) continue;
+    if (!Evictable(expert) || !TakeOut(expert)) continue;
     Remove(expert, now);
     ++dropped;
   }

@@ -24,6 +24,7 @@
 
 #include "cache/eviction_policy.h"
 #include "cache/expert_grid.h"
+#include "cache/slot_table.h"
 
 namespace moesaic {
 
@@ -48,9 +49,10 @@ class ExpertCache {
   };
 
   // num_slots of slot_bytes each, for experts [0, num_experts_total). No slots is allowed: nothing
-  // is ever resident then.
+  // is ever resident then. `table` (may be null; outlives the cache) has the residents and may keep
+  // one from leaving.
   ExpertCache(int64_t num_experts_total, int64_t num_slots, uint64_t slot_bytes,
-              std::unique_ptr<EvictionPolicy> policy);
+              std::unique_ptr<EvictionPolicy> policy, SlotTable* table = nullptr);
 
   State state(ExpertIndex expert) const { return At(expert).state; }
   Slot slot(ExpertIndex expert) const { return At(expert).slot; }  // kNoSlot when absent
@@ -110,12 +112,15 @@ class ExpertCache {
   uint64_t Bytes(int64_t slots) const { return static_cast<uint64_t>(slots) * slot_bytes_; }
   std::optional<Reservation> Take(ExpertIndex expert, LoadReason reason,
                                   std::optional<double> worth, int64_t now);
+  bool Unused(ExpertIndex expert) const;
   bool Evictable(ExpertIndex expert) const;
+  bool TakeOut(ExpertIndex expert);
   void Remove(ExpertIndex expert, int64_t now);
   void FreeSlot(Entry& entry);
 
   uint64_t slot_bytes_;
   std::unique_ptr<EvictionPolicy> policy_;
+  SlotTable* const table_;
   std::vector<Entry> entries_;             // [num_experts_total]
   std::vector<ExpertIndex> slot_experts_;  // [num_slots]
   std::vector<Slot> free_slots_;           // a stack

@@ -43,7 +43,9 @@ DeviceExperts::DeviceExperts(const HostExperts& home, const ExpertGrid& grid,
     const uint64_t bytes = static_cast<uint64_t>(options.slots[d]) * slot_bytes;
     link.memory = AllocateOrThrow(*link.device, bytes, fmt::format("{} experts", options.slots[d]),
                                   "; lower --device-memory");
+    if (d == 0 && options.looked_up) MakeTable(*link.device, link.memory.data());
     ExpertLoaderOptions loading;
+    if (d == 0) loading.table = table_.get();
     loading.depth = kLinkDepth;
     loading.numa_node = link.device->numa_node();
     loading.prefetcher = options.prefetcher;
@@ -68,6 +70,15 @@ DeviceExperts::DeviceExperts(const HostExperts& home, const ExpertGrid& grid,
   on_host_.reserve(experts);
   missed_.reserve(experts);
   failed_.reserve(experts);
+}
+
+void DeviceExperts::MakeTable(Device& device, const std::byte* slots) {
+  const uint64_t bytes = RoundUp(SlotTable::Bytes(grid_), PinnedHostPool::kAlignment);
+  table_pool_ = std::make_unique<PinnedHostPool>(bytes, device.numa_node(), device.host_pinner());
+  table_memory_ = *table_pool_->Allocate(bytes);
+  if (!device.KernelsReach(table_memory_.span())) return;
+  table_ =
+      std::make_unique<SlotTable>(grid_, table_memory_.span(), slots, home_.layout().slot_bytes);
 }
 
 DeviceExperts::~DeviceExperts() {

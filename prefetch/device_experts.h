@@ -19,9 +19,11 @@
 #include <vector>
 
 #include "cache/expert_grid.h"
+#include "cache/slot_table.h"
 #include "core/base/clock.h"
 #include "core/base/mutex.h"
 #include "core/device/device.h"
+#include "core/device/pinned_host_pool.h"
 #include "prefetch/expert_loader.h"
 #include "prefetch/expert_placement.h"
 #include "prefetch/expert_provider.h"
@@ -42,6 +44,8 @@ struct DeviceExpertsOptions {
   const Prefetcher* prefetcher = nullptr;
   // The policy of each device's cache; empty, or null made: see ExpertFlow.
   std::function<std::unique_ptr<EvictionPolicy>()> make_policy = nullptr;
+  // The first device has steps that look up its experts by themselves.
+  bool looked_up = false;
 };
 
 class DeviceExperts : public ExpertProvider {
@@ -67,6 +71,9 @@ class DeviceExperts : public ExpertProvider {
   int64_t resident() const override;
   std::span<const DeviceStatus> devices() override;
 
+  // Of the first device; null unless asked for, and where its kernels do not reach host memory.
+  SlotTable* slot_table() { return table_.get(); }
+
  private:
   // Where the open layer gets an expert from.
   enum class Place : uint8_t { kNone, kLink, kHost };
@@ -81,6 +88,7 @@ class DeviceExperts : public ExpertProvider {
   Link& LinkOf(ExpertIndex expert) {
     return links_[static_cast<size_t>(placement_.device(expert))];
   }
+  void MakeTable(Device& device, const std::byte* slots);
   void PlanMissed();
   void ToHost(ExpertIndex expert);
   bool Next(std::vector<PinnedExpert>& out, bool may_wait);
@@ -95,6 +103,9 @@ class DeviceExperts : public ExpertProvider {
   const ExpertPlacement& placement_;
   const MissMode miss_;
   const SteadyClock clock_;
+  std::unique_ptr<PinnedHostPool> table_pool_;
+  HostBuffer table_memory_;
+  std::unique_ptr<SlotTable> table_;  // goes after the loader that keeps it
   std::vector<Link> links_;           // [devices]
   std::vector<DeviceStatus> status_;  // [devices]
   HostRate host_rate_;

@@ -28,7 +28,9 @@ std::unique_ptr<EvictionPolicy> PolicyOr(std::unique_ptr<EvictionPolicy> policy,
 
 ExpertFlow::ExpertFlow(const ExpertGrid& grid, std::vector<ExpertCopy> copies,
                        std::unique_ptr<EvictionPolicy> policy, const ExpertFlowOptions& options)
-    : copies_(std::move(copies)),
+    : grid_(grid),
+      table_(options.table),
+      copies_(std::move(copies)),
       link_(options.link),
       prefetch_depth_(options.prefetch_depth),
       most_transfers_(MostTransfers(options)),
@@ -40,7 +42,7 @@ ExpertFlow::ExpertFlow(const ExpertGrid& grid, std::vector<ExpertCopy> copies,
                     ? std::make_optional<LinkPrefetch>(*options.prefetcher, options.experts)
                     : std::nullopt),
       cache_(grid.total(), options.slots, options.slot_bytes,
-             PolicyOr(std::move(policy), prefetch_, grid.total())),
+             PolicyOr(std::move(policy), prefetch_, grid.total()), options.table),
       queue_(grid.total(), options.lanes, options.max_packets, options.max_retries),
       need_(static_cast<size_t>(grid.total()), Need::kNone),
       expectation_(static_cast<size_t>(grid.total()), 0),
@@ -91,6 +93,7 @@ void ExpertFlow::BeginLayer(std::span<const ExpertIndex> needed, int64_t now_ns)
     }
   }
   waiting_ = static_cast<int64_t>(needed_.size());
+  if (table_ != nullptr && !needed.empty()) table_->Follow(grid_.Id(needed.front()).layer);
   if (prefetch_) CancelStalePrefetches(now_ns);
 }
 

@@ -55,6 +55,8 @@ struct ExpertFlowOptions {
   // What comes over this link; empty: all experts. Looked at by the constructor.
   std::span<const ExpertIndex> experts = {};
   FlowLog* log = nullptr;  // may be null; must outlive the flow
+  // Where steps look up what is resident; may be null, must outlive the flow.
+  SlotTable* table = nullptr;
 };
 
 class ExpertFlow {
@@ -71,7 +73,8 @@ class ExpertFlow {
   void StopPrefetching() { may_prefetch_ = false; }
 
   // The distinct experts that come over this link (of one layer, but that nothing here minds).
-  // Nothing of them starts to load before StartLoads.
+  // Nothing of them starts to load before StartLoads. What a step on the device has found of them
+  // in the table is resident.
   void BeginLayer(std::span<const ExpertIndex> needed, int64_t now_ns);
   // Appends those that are not resident, with what is left of their copies.
   void Missed(std::vector<MissedExpert>& out) const;
@@ -150,6 +153,8 @@ class ExpertFlow {
     if (log_ != nullptr) log_->OnDecision({now_ns, kind, expert, detail});
   }
 
+  const ExpertGrid grid_;
+  SlotTable* const table_;
   const std::vector<ExpertCopy> copies_;  // [experts]
   const int32_t link_;
   const int prefetch_depth_;

@@ -53,6 +53,7 @@ ExpertFlowOptions FlowOptions(const ExpertLoaderOptions& options, int64_t slots,
   flow.prefetcher = options.prefetcher;
   flow.experts = options.experts;
   flow.log = options.log;
+  flow.table = options.table;
   return flow;
 }
 

@@ -68,6 +68,7 @@ struct ExpertLoaderOptions {
   int64_t copy_ns = 0;           // of one expert, until it is measured; 0: not known
   const Clock* clock = nullptr;  // null: the steady one; for tests, as the next one
   FlowLog* log = nullptr;
+  SlotTable* table = nullptr;  // see ExpertFlowOptions
 };
 
 // Measured defaults (tests/bench/expert_loader_bench).

@@ -12,12 +12,32 @@ namespace {
 // How often the device is asked whether it still lives, while host functions are queued.
 constexpr std::chrono::milliseconds kWatchPeriod{100};
 
+// Of the driver, which nothing is linked with; null: it has no such function.
+template <typename Function>
+Function FromDriver(const char* name, unsigned int version) {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
+  if (cudaGetDriverEntryPointByVersion(name, &function, version, cudaEnableDefault, &result) !=
+          cudaSuccess ||
+      result != cudaDriverEntryPointSuccess) {
+    cudaGetLastError();
+    return nullptr;
+  }
+  return reinterpret_cast<Function>(function);
+}
+
+constexpr unsigned int kStreamWordsVersion = 11070;  // from which on every device has them
+
 }  // namespace
 
 Core::Core(int ordinal) : ordinal_(ordinal) {
   const CurrentDevice current(ordinal_);
   ThrowIfFailed(
       Map(cudaEventCreateWithFlags(&probe_, cudaEventDisableTiming), "cudaEventCreateWithFlags"));
+  wait_value_ =
+      FromDriver<PFN_cuStreamWaitValue32_v11070>("cuStreamWaitValue32", kStreamWordsVersion);
+  write_value_ =
+      FromDriver<PFN_cuStreamWriteValue32_v11070>("cuStreamWriteValue32", kStreamWordsVersion);
   watcher_ = std::thread([this] { Watch(); });
 }
 
@@ -60,6 +80,16 @@ std::optional<Error> Core::Map(cudaError_t code, const char* call) {
 std::optional<Error> Core::lost() const {
   MutexLock lock(mutex_);
   return lost_;
+}
+
+CUdeviceptr Core::WordAddress(const uint32_t* word) const {
+  if (wait_value_ == nullptr || write_value_ == nullptr) return 0;
+  void* address = nullptr;
+  if (cudaHostGetDevicePointer(&address, const_cast<uint32_t*>(word), 0) != cudaSuccess) {
+    cudaGetLastError();
+    return 0;
+  }
+  return reinterpret_cast<CUdeviceptr>(address);
 }
 
 cudaEvent_t Core::TakeEvent(std::optional<Error>& error) {

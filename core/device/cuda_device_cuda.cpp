@@ -71,6 +71,15 @@ std::optional<DeviceBuffer> CudaDevice::Allocate(uint64_t bytes) {
   return DeviceBuffer(this, std::move(*block));
 }
 
+bool CudaDevice::KernelsReach(std::span<const std::byte> host_memory) const {
+  const CurrentDevice current(core_.ordinal());
+  void* address = nullptr;
+  const cudaError_t code =
+      cudaHostGetDevicePointer(&address, const_cast<std::byte*>(host_memory.data()), 0);
+  cudaGetLastError();
+  return code == cudaSuccess && address == host_memory.data();
+}
+
 std::unique_ptr<Stream> CudaDevice::CreateStream() {
   return std::make_unique<CudaStream>(*this, core_);
 }

@@ -1,13 +1,19 @@
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "core/base/check.h"
+#include "core/device/host_word.h"
 #include "core/device/internal/cuda_device_impl.h"
 #include "core/device/internal/cuda_stream.h"
 
 namespace moesaic::cuda {
 namespace {
+
+// How often a host function looks at the word that it waits for.
+constexpr std::chrono::microseconds kWordPeriod{20};
 
 const CudaEvent& Own(const Event& event) {
   const auto* own = dynamic_cast<const CudaEvent*>(&event);
@@ -234,6 +240,41 @@ void CudaStream::Wait(const Event& event) {
     return;
   }
   Note(cudaStreamWaitEvent(handle_, mark->event(), 0), "cudaStreamWaitEvent");
+}
+
+void CudaStream::WaitValue(const uint32_t* word, uint32_t value) {
+  const CurrentDevice current(core_.ordinal());
+  const CUdeviceptr address = core_.WordAddress(word);
+  MutexLock lock(mutex_);
+  if (Skips()) return;
+  if (address != 0) {
+    Note(static_cast<cudaError_t>(
+             core_.wait_value()(handle_, address, value, CU_STREAM_WAIT_VALUE_EQ)),
+         "cuStreamWaitValue32");
+    return;
+  }
+  if (Spoils()) return;
+  CallLocked([&core = core_, word, value](const Error* error) {
+    if (error != nullptr) return;
+    while (LoadWord(word) != value && !core.lost()) std::this_thread::sleep_for(kWordPeriod);
+  });
+}
+
+void CudaStream::WriteValue(uint32_t* word, uint32_t value) {
+  const CurrentDevice current(core_.ordinal());
+  const CUdeviceptr address = core_.WordAddress(word);
+  MutexLock lock(mutex_);
+  if (Skips()) return;
+  if (address != 0) {
+    Note(static_cast<cudaError_t>(
+             core_.write_value()(handle_, address, value, CU_STREAM_WRITE_VALUE_DEFAULT)),
+         "cuStreamWriteValue32");
+    return;
+  }
+  if (Spoils()) return;
+  CallLocked([word, value](const Error* error) {
+    if (error == nullptr) StoreWord(word, value);
+  });
 }
 
 void CudaStream::BeginCapture() {

@@ -9,9 +9,11 @@
 // accounted, and running out is an answer, not an abort.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -51,6 +53,9 @@ class Device {
   virtual std::unique_ptr<Stream> CreateStream() = 0;
   virtual std::unique_ptr<Event> CreateEvent() = 0;
   virtual HostPinner& host_pinner() = 0;
+  // Kernels of this device read and write this memory of the host, of a PinnedHostPool, where it
+  // is.
+  virtual bool KernelsReach(std::span<const std::byte> host_memory) const = 0;
 
   // Whether streams of this device can copy between the two and wait for the other's events.
   // A device reaches itself.

@@ -3,15 +3,20 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <exception>
 #include <utility>
 
 #include "core/base/check.h"
+#include "core/device/host_word.h"
 
 namespace moesaic::emulated {
 namespace {
+
+// How often a word is looked at that a stream waits for.
+constexpr std::chrono::microseconds kWordPeriod{20};
 
 constexpr const char* kEngineNames[] = {"host to device", "device to host", "device to device"};
 
@@ -229,6 +234,14 @@ bool Core::RunHead(StreamState& stream) {
       if (op.mark->error && !stream.error) stream.error = op.mark->error;
       stream.time_ns = std::max(now_ns, op.mark->time_ns);
       return true;
+    case Op::Kind::kWaitValue:
+      if (stream.error || LoadWord(op.awaited) == op.value) break;
+      HandOver(stream, stream.device->engines[kWordEngine]);
+      return false;
+    case Op::Kind::kWriteValue:
+      if (stream.error) break;
+      StoreWord(op.written, op.value);
+      break;
     case Op::Kind::kClearError:
       stream.error.reset();  // a lost device puts it back at the next op
       break;
@@ -250,6 +263,10 @@ void Core::EngineThread(DeviceState& device, int index) {
   for (;;) {
     while (engine.ready.empty() && !device.stop) engine.wake.Wait(mutex_);
     if (engine.ready.empty()) return;
+    if (index == kWordEngine) {
+      WatchWords(device, engine);
+      continue;
+    }
     engine.current = engine.ready.front();
     engine.ready.pop_front();
     if (index == kCallEngine) {
@@ -324,6 +341,27 @@ void Core::RunKernel(Engine& engine) {
                                                            result.kernel, result.message));
   }
   stream.time_ns = std::max({stream.time_ns, op.queued_ns, Now()});
+}
+
+// One round over the streams that wait for words. Nobody tells when a word is written, so that this
+// engine asks. It moves no virtual time, and time does not wait for it.
+void Core::WatchWords(DeviceState& device, Engine& engine) {
+  bool any = false;
+  for (size_t left = engine.ready.size(); left > 0; --left) {
+    StreamState& stream = *engine.ready.front();
+    engine.ready.pop_front();
+    const Op& op = stream.ops.front();
+    if (!device.lost && LoadWord(op.awaited) != op.value) {
+      engine.ready.push_back(&stream);
+      continue;
+    }
+    if (device.lost) stream.error = device.lost;
+    stream.time_ns = std::max({stream.time_ns, op.queued_ns, Now()});
+    stream.ops.pop_front();
+    Progress(stream);
+    any = true;
+  }
+  if (!any) engine.wake.WaitUntil(mutex_, std::chrono::steady_clock::now() + kWordPeriod);
 }
 
 void Core::RunCall(Engine& engine) {

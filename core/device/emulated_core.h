@@ -38,7 +38,16 @@ struct Mark {
 };
 
 struct Op {
-  enum class Kind : uint8_t { kCopy, kKernel, kCall, kRecord, kWait, kClearError };
+  enum class Kind : uint8_t {
+    kCopy,
+    kKernel,
+    kCall,
+    kRecord,
+    kWait,
+    kWaitValue,
+    kWriteValue,
+    kClearError
+  };
   Kind kind = Kind::kCopy;
   int64_t queued_ns = 0;
   // kCopy
@@ -55,6 +64,9 @@ struct Op {
   std::optional<KernelLaunch> kernel;  // kKernel
   HostFunction function;               // kCall
   std::shared_ptr<Mark> mark;          // kRecord, kWait
+  const uint32_t* awaited = nullptr;   // kWaitValue
+  uint32_t* written = nullptr;         // kWriteValue
+  uint32_t value = 0;                  // of either
 };
 
 struct StreamState {
@@ -79,12 +91,13 @@ struct Engine {
 
 constexpr int kCallEngine = kEmulatedEngines;        // host functions
 constexpr int kKernelEngine = kEmulatedEngines + 1;  // one kernel at a time
+constexpr int kWordEngine = kEmulatedEngines + 2;    // looks at the words that streams wait for
 
 struct DeviceState {
   std::string name;
   std::array<EmulatedLink, kEmulatedEngines> links;  // by engine
   EmulatedLink local_link;
-  std::array<Engine, kEmulatedEngines + 2> engines;
+  std::array<Engine, kEmulatedEngines + 3> engines;
   std::optional<Error> lost;
   bool stop = false;
   int64_t streams = 0;
@@ -130,6 +143,7 @@ class Core {
   void RunCopy(DeviceState& device, Engine& engine) REQUIRES(mutex_);
   void RunKernel(Engine& engine) REQUIRES(mutex_);
   void RunCall(Engine& engine) REQUIRES(mutex_);
+  void WatchWords(DeviceState& device, Engine& engine) REQUIRES(mutex_);
   void WaitAsEngine(Engine& engine, int64_t until_ns) REQUIRES(mutex_);
 
   void Await(FunctionRef<bool()> done) REQUIRES(mutex_);

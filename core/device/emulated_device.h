@@ -117,6 +117,7 @@ class EmulatedDevice : public Device {
   std::unique_ptr<Stream> CreateStream() override;
   std::unique_ptr<Event> CreateEvent() override;
   HostPinner& host_pinner() override { return pinner_; }
+  bool KernelsReach(std::span<const std::byte> /*host_memory*/) const override { return true; }
   bool CanReach(const Device& other) const override;  // devices of the same system
   std::optional<Error> lost() const override;
 

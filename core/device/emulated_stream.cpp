@@ -111,6 +111,20 @@ void EmulatedStream::Wait(const Event& event) {
   if (op.mark != nullptr) Queue(std::move(op));
 }
 
+void EmulatedStream::WaitValue(const uint32_t* word, uint32_t value) {
+  Op op = MakeOp(Op::Kind::kWaitValue);
+  op.awaited = word;
+  op.value = value;
+  QueueOrRecord(std::move(op));
+}
+
+void EmulatedStream::WriteValue(uint32_t* word, uint32_t value) {
+  Op op = MakeOp(Op::Kind::kWriteValue);
+  op.written = word;
+  op.value = value;
+  QueueOrRecord(std::move(op));
+}
+
 void EmulatedStream::ClearError() { Queue(MakeOp(Op::Kind::kClearError)); }
 
 void EmulatedStream::QueueOrRecord(Op op) {

@@ -5,6 +5,7 @@
 
 #include "core/base/check.h"
 #include "core/device/emulated_core.h"
+#include "core/device/host_word.h"
 
 namespace moesaic::emulated {
 
@@ -49,6 +50,14 @@ bool Core::Settled() const {
   for (const DeviceState* device : devices_) {
     for (size_t i = 0; i < device->engines.size(); ++i) {
       const Engine& engine = device->engines[i];
+      if (i == kWordEngine) {
+        // What waits for a word waits for somebody who may be doing nothing.
+        for (const StreamState* stream : engine.ready) {
+          const Op& op = stream->ops.front();
+          if (device->lost || LoadWord(op.awaited) == op.value) return false;
+        }
+        continue;
+      }
       if (engine.current == nullptr) {
         if (!engine.ready.empty()) return false;
         continue;

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -57,11 +58,26 @@ class Stream {
   // this one can reach; no record: it does not wait.
   virtual void Wait(const Event& event) = 0;
 
-  // From here to EndCapture copies and kernels are not queued but recorded, for Replay. Meanwhile
-  // nobody else uses the stream, and nothing else is queued on it (CHECK).
+  // Words by which the host and streams tell each other how far they are, without an event; `word`
+  // is in pinned memory (Device::host_pinner), 4-byte aligned. Kernels may write such words too. No
+  // order between streams that comes of them is known to the machine, which may run two streams as
+  // one where they share what they are fed through: what sets a word may be behind what waits for
+  // it in no way (that is for whoever queues both to see to).
+  //
+  // What is queued after this waits until the word has the value. It ends without it when the
+  // stream is in error, or comes to be because its device is lost. Where the machine has no such
+  // operation a host function waits, and with it all others of the device.
+  virtual void WaitValue(const uint32_t* word, uint32_t value) = 0;
+  // The word gets the value when all that is queued before has run, and can be seen by whoever sees
+  // it. Skipped, as a copy is, in a stream in error.
+  virtual void WriteValue(uint32_t* word, uint32_t value) = 0;
+
+  // From here to EndCapture copies, kernels and operations on words are not queued but recorded,
+  // for Replay. Meanwhile nobody else uses the stream, and nothing else is queued on it (CHECK).
   virtual void BeginCapture() = 0;
   // Null: there is no recording, because the stream was in error, host memory of a copy was not
-  // pinned (Device::host_pinner) or the machine would not; what was to be recorded was neither run
+  // pinned (Device::host_pinner) or the machine would not (as with words where a host function has
+  // to do it); what was to be recorded was neither run
   // nor queued.
   virtual std::unique_ptr<Graph> EndCapture() = 0;
   // Queues what a stream of this device has recorded.

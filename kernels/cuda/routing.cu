@@ -179,6 +179,59 @@ __global__ void GroupRowsKernel(GroupRowsArgs args) {
   }
 }
 
+// One block, a thread per expert, as GroupRowsKernel. Table and list are the host's: what is read
+// and written there is little.
+__global__ void LookUpExpertsKernel(LookUpExpertsArgs args) {
+  __shared__ int32_t counts[kMaxExperts];   // of those that are here
+  __shared__ int32_t missing[kMaxExperts];  // 1: wanted and elsewhere
+  const int experts = static_cast<int>(args.experts);
+  const auto expert = static_cast<int>(threadIdx.x);
+  const int64_t pairs = *args.rows * args.top_k;
+  if (expert == 0) {
+    StoreShared(args.progress, args.number);
+    FenceShared();
+  }
+  __syncthreads();
+  int32_t count = 0;
+  const std::byte* here = nullptr;
+  if (expert < experts) {
+    for (int64_t i = 0; i < pairs; ++i) count += args.ids[i] == expert ? 1 : 0;
+    if (count > 0) here = LoadShared(args.slots + expert);
+    counts[expert] = here != nullptr ? count : 0;
+    missing[expert] = count > 0 && here == nullptr ? 1 : 0;
+  }
+  __syncthreads();
+  const int threads = (experts + kWarp - 1) / kWarp * kWarp;
+  for (int64_t i = pairs + expert; i < args.pairs; i += threads) args.places[i] = kNoRow;
+  if (expert >= experts) return;
+  int32_t row = 0;
+  int32_t missed = 0;
+  for (int e = 0; e < expert; ++e) {
+    row += counts[e];
+    missed += missing[e];
+  }
+  args.offsets[expert] = row;
+  if (expert == experts - 1) {
+    args.offsets[experts] = row + counts[expert];
+    args.missed[0] = missed + missing[expert];
+    if (missed + missing[expert] == 0) StoreShared(args.go, 1u);
+  }
+  if (count == 0) return;
+  if (here == nullptr) {
+    args.missed[1 + missed] = expert;
+  } else {
+    for (int s = 0; s < 3; ++s) args.weights[s][expert] = here + args.sections[s];
+  }
+  for (int64_t i = 0; i < pairs; ++i) {
+    if (args.ids[i] != expert) continue;
+    args.places[i] = here != nullptr ? static_cast<int32_t>(i) : kElsewhere;
+    if (here == nullptr) continue;
+    args.token_rows[row] = static_cast<int32_t>(i / args.top_k);
+    args.slot_rows[row] = static_cast<int32_t>(i);
+    ++row;
+  }
+}
+
 constexpr int kCombineThreads = 256;
 
 __global__ void CombineSlotsKernel(CombineSlotsArgs args) {
@@ -187,8 +240,14 @@ __global__ void CombineSlotsKernel(CombineSlotsArgs args) {
     float sum = args.y[token * args.hidden + i];
     for (int64_t slot = 0; slot < args.top_k; ++slot) {
       const int64_t pair = token * args.top_k + slot;
-      const int64_t row = args.slot_rows != nullptr ? args.slot_rows[pair] : pair;
-      sum = fmaf(args.weights[pair], args.slot_out[row * args.hidden + i], sum);
+      int64_t row = args.slot_rows != nullptr ? args.slot_rows[pair] : pair;
+      const float* out = args.slot_out;
+      if (row < 0) {
+        if (row == kNoRow) continue;
+        row = ~row;
+        out = args.other_out;
+      }
+      sum = fmaf(args.weights[pair], out[row * args.hidden + i], sum);
     }
     args.y[token * args.hidden + i] = sum;
   }
@@ -226,6 +285,14 @@ LaunchResult GroupRows(const GroupRowsArgs& args, StreamHandle stream) {
   }
   const int threads = static_cast<int>(CeilDiv(args.experts, kWarp)) * kWarp;
   return Launch("group_rows", GroupRowsKernel, dim3(1), threads, stream, args);
+}
+
+LaunchResult LookUpExperts(const LookUpExpertsArgs& args, StreamHandle stream) {
+  if (args.experts < 1 || args.experts > kMaxExperts) {
+    return Refuse("look_up_experts", "number of experts out of range");
+  }
+  const int threads = static_cast<int>(CeilDiv(args.experts, kWarp)) * kWarp;
+  return Launch("look_up_experts", LookUpExpertsKernel, dim3(1), threads, stream, args);
 }
 
 LaunchResult CombineSlots(const CombineSlotsArgs& args, StreamHandle stream) {

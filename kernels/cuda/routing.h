@@ -70,11 +70,41 @@ struct GroupRowsArgs {
 };
 LaunchResult GroupRows(const GroupRowsArgs& args, StreamHandle stream);
 
+// What LookUpExperts says of a pair, and CombineSlots takes.
+constexpr int32_t kElsewhere = -1;           // its expert is not here: who computes it says where
+constexpr int32_t kNoRow = -2147483647 - 1;  // nobody computes it
+
+// The experts that the pairs name and that are here, which a table says: as GroupRows, of those
+// only. Rows from *rows on are left out. What is here is looked up after `progress` has `number`,
+// as everybody sees it (cache/slot_table.h). progress, slots, missed and go are memory of the host
+// that kernels reach (Device::KernelsReach).
+struct LookUpExpertsArgs {
+  const int32_t* ids = nullptr;  // [pairs], in [0, experts)
+  int64_t pairs = 0;
+  int64_t top_k = 0;
+  int64_t experts = 0;                      // at most kMaxExperts
+  const int32_t* rows = nullptr;            // one number: at most pairs / top_k
+  const std::byte* const* slots = nullptr;  // [experts] its weights; null: it is not here
+  int64_t sections[3] = {};                 // where in them gate, up and down are
+  uint32_t* progress = nullptr;
+  uint32_t number = 0;
+  const std::byte** weights[3] = {};  // [experts] gate, up and down of those that are here
+  int32_t* offsets = nullptr;         // [experts + 1]
+  int32_t* token_rows = nullptr;      // [pairs]
+  int32_t* slot_rows = nullptr;       // [pairs]
+  int32_t* places = nullptr;          // [pairs] the pair itself, kElsewhere or kNoRow
+  int32_t* missed = nullptr;          // [1 + experts] how many are elsewhere, and which, ascending
+  uint32_t* go = nullptr;             // becomes 1 when none is
+};
+LaunchResult LookUpExperts(const LookUpExpertsArgs& args, StreamHandle stream);
+
 // y[t] += sum over slots, ascending, of weights[t, s] * slot_out[t, s] (the CPU's CombineSlots).
 struct CombineSlotsArgs {
   const float* slot_out = nullptr;  // [tokens, top_k, hidden]
   // [tokens, top_k] row of slot_out [.., hidden] of each pair; null: as they come.
   const int32_t* slot_rows = nullptr;
+  // Null, or [.., hidden]: a pair whose row is negative has row ~row of these, or nothing (kNoRow).
+  const float* other_out = nullptr;
   const float* weights = nullptr;  // [tokens, top_k]
   int64_t tokens = 0;
   int64_t top_k = 0;

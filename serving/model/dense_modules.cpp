@@ -33,7 +33,10 @@ DenseOperator::Routed DenseOperator::Route(int64_t layer, RowRange rows, bool no
   const bool sparse = config_.layer_is_sparse[static_cast<size_t>(layer)] != 0;
   SetRows(rows);
   Norm(w.post_attention_norm, sparse);
-  if (sparse) QueueRouting(w);
+  if (sparse) {
+    QueueRouting(w);
+    BringRouting();
+  }
   if (sparse && normed) BringNormed();
   if (w.gate.n > 0) Mlp(w);
   ThrowIfFailed(stream_->Synchronize());

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "core/base/check.h"
 #include "core/base/error.h"
@@ -76,8 +77,8 @@ struct DenseOperator::Sizes {
     }
     host_hidden = hidden;
     host_qkv = host_attention = 0;
-    tables = 5 * Device::kAlignment +
-             static_cast<uint64_t>(3 * rows + MostBlocks(limits)) * sizeof(int32_t) +
+    tables = 6 * Device::kAlignment +
+             static_cast<uint64_t>(3 * rows + 1 + MostBlocks(limits)) * sizeof(int32_t) +
              static_cast<uint64_t>(limits.max_sequences) * sizeof(cuda::AttentionSequence);
     const int64_t chunks = limits.max_context_tokens / cuda::kChunkTokens + 2;
     partials = Floats(kSplitSequences * c.num_heads * chunks * AttentionPartialFloats(c.head_dim));
@@ -115,15 +116,16 @@ void DenseOperator::CheckSupported(const ModelConfig& c, WeightType type, Weight
 }
 
 uint64_t DenseOperator::WorkspaceBytes(const ModelConfig& config, const ModelLimits& limits) {
-  return Sizes(config, limits).device();
+  return Sizes(config, limits).device() + StepExperts::DeviceBytes(config, limits);
 }
 uint64_t DenseOperator::HostBytes(const ModelConfig& config, const ModelLimits& limits) {
-  return Sizes(config, limits).host();
+  return Sizes(config, limits).host() + StepExperts::HostBytes(config, limits);
 }
 
 DenseOperator::DenseOperator(Device& device, const cuda::Kernels& kernels,
                              const ModelConfig& config, WeightType type,
-                             const ModelWeights& weights, const ModelLimits& limits, bool capture)
+                             const ModelWeights& weights, const ModelLimits& limits,
+                             const Capture& capture)
     : kernels_(kernels),
       config_(config),
       limits_(limits),
@@ -180,6 +182,12 @@ DenseOperator::DenseOperator(Device& device, const cuda::Kernels& kernels,
   blocks_.reserve(static_cast<size_t>(MostBlocks(limits)));
   routed_ = device.CreateEvent();
   stream_ = device.CreateStream();
+  graphs_ = std::make_unique<DenseGraphs>(*stream_, 2 * config.num_layers + 1);
+  if (capture.layers && capture.table != nullptr) {
+    step_ = std::make_unique<StepExperts>(device, kernels, config, *capture.experts, limits,
+                                          *capture.table);
+    if (!step_->usable()) step_.reset();
+  }
 
   const RopeTable rope(config.rope, config.head_dim, config.max_position,
                        limits.max_context_tokens);
@@ -225,28 +233,6 @@ void DenseOperator::PadDecodeStep() {
       cuda::kChunkTokens;
 }
 
-void DenseOperator::RunPart(int64_t part, FunctionRef<void()> queue) {
-  if (graphs_of_step_ != nullptr) {
-    std::unique_ptr<Graph>& graph = (*graphs_of_step_)[static_cast<size_t>(part)];
-    if (graph == nullptr) {
-      stream_->BeginCapture();
-      queue();
-      graph = stream_->EndCapture();
-      captured_ += graph != nullptr ? 1 : 0;
-    }
-    if (graph != nullptr) {
-      stream_->Replay(*graph);
-      return;
-    }
-    if (!std::exchange(warned_, true)) {
-      LogWarn("device {}: a decode step could not be captured, it is queued kernel by kernel",
-              stream_->device().name());
-    }
-    graphs_of_step_ = nullptr;
-  }
-  queue();
-}
-
 void DenseOperator::BeginStep(const ForwardBatch& batch) {
   tokens_.assign(batch.tokens.begin(), batch.tokens.end());
   positions_.clear();
@@ -256,6 +242,7 @@ void DenseOperator::BeginStep(const ForwardBatch& batch) {
   attend_ = {};
   rows_ = std::ssize(batch.tokens);
   run_rows_ = rows_;
+  runs_ = false;
   CHECK_LE(rows_, limits_.max_batch_tokens);
   CHECK_LE(std::ssize(batch.slices), limits_.max_sequences);
   for (const SequenceSlice& slice : batch.slices) {
@@ -284,6 +271,8 @@ void DenseOperator::BeginStep(const ForwardBatch& batch) {
   device_slots_ = Upload(slots_, most_rows, used);
   const int32_t* const tokens = Upload(tokens_, most_rows, used);
   attend_.sequences = Upload(sequences_, limits_.max_sequences, used);
+  count_.assign(1, static_cast<int32_t>(rows_));
+  device_rows_ = Upload(count_, 1, used);
   const uint64_t fixed = used;
   attend_.blocks = Upload(blocks_, MostBlocks(limits_), used);
   used = fixed + blocks_.size() * sizeof(int32_t);  // the others take little
@@ -308,10 +297,11 @@ void DenseOperator::BeginStep(const ForwardBatch& batch) {
 
   Embed(tokens);
 
-  graphs_of_step_ = nullptr;
-  if (!decode || !capture_) return;
-  graphs_of_step_ = &graphs_[{run_rows_, attend_.max_context}];
-  graphs_of_step_->resize(static_cast<size_t>(2 * c.num_layers));
+  if (decode && capture_.layers) {
+    graphs_->BeginKind({run_rows_, attend_.max_context});
+  } else {
+    graphs_->EndKind();
+  }
 }
 
 void DenseOperator::Embed(const int32_t* tokens) {
@@ -334,7 +324,7 @@ void DenseOperator::BeginPass(const ForwardBatch& batch) {
   CHECK_LE(rows_, limits_.max_batch_tokens);
   first_row_ = 0;
   run_rows_ = rows_;
-  graphs_of_step_ = nullptr;
+  graphs_->EndKind();
   tokens_.assign(batch.tokens.begin(), batch.tokens.end());
   positions_.clear();
   for (const SequenceSlice& slice : batch.slices) {
@@ -408,17 +398,64 @@ void DenseOperator::NormHeads(float* first, int64_t heads, int64_t n, const floa
       [run = kernels_.rms_norm, args](cuda::StreamHandle stream) { return run(args, stream); });
 }
 
+bool DenseOperator::RunStep(const DeviceOperator& experts) {
+  if (step_ == nullptr || attend_.max_rows != 1 || run_rows_ > StepExperts::MostRows(limits_)) {
+    return false;
+  }
+  step_->BeginStep();
+  runs_ = graphs_->RunIfCaptured(2 * config_.num_layers, [&] { QueueStep(experts); });
+  if (!runs_) {
+    LogWarn("device {}: decode steps cannot be captured as a whole, they are queued layer by layer",
+            stream_->device().name());
+    step_.reset();
+    return false;
+  }
+  step_->Launched(*stream_);
+  ++whole_steps_;
+  return true;
+}
+
+void DenseOperator::QueueStep(const DeviceOperator& experts) {
+  for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
+    const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
+    const bool sparse = config_.layer_is_sparse[static_cast<size_t>(layer)] != 0;
+    const StepExperts::LayerRows rows = {
+        .layer = layer,
+        .rows = run_rows_,
+        .real_rows = device_rows_,
+        .routing = routing_.Subspan(0, Floats(2 * run_rows_ * config_.top_k)),
+        .normed = normed_.Subspan(0, Floats(run_rows_ * config_.hidden_size)),
+        .hidden = hidden_.Subspan(0, Floats(run_rows_ * config_.hidden_size)),
+        .x = Bf16Of(x_)};
+    QueueAttention(layer);
+    if (sparse) step_->QueueLookUp(*stream_, rows);
+    if (w.gate.n > 0) Mlp(w);
+    if (!sparse) continue;
+    step_->QueueProducts(*stream_, rows);
+    step_->QueueSum(*stream_, rows, experts);
+  }
+}
+
+// Attention and, in a sparse layer, the choice of experts.
+void DenseOperator::QueueAttention(int64_t layer) {
+  const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
+  const bool sparse = config_.layer_is_sparse[static_cast<size_t>(layer)] != 0;
+  Norm(w.input_norm, false);
+  Attention(layer, w);
+  Norm(w.post_attention_norm, sparse);
+  if (sparse) QueueRouting(w);
+}
+
 void DenseOperator::Layer(int64_t layer) {
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
   const bool sparse = config_.layer_is_sparse[static_cast<size_t>(layer)] != 0;
-  RunPart(2 * layer, [&] {
-    Norm(w.input_norm, false);
-    Attention(layer, w);
-    Norm(w.post_attention_norm, sparse);
-    if (sparse) QueueRouting(w);
+  graphs_->Run(2 * layer, [&] {
+    QueueAttention(layer);
+    if (sparse) BringRouting();
   });
   if (sparse) stream_->Record(*routed_);
-  if (w.gate.n > 0) RunPart(2 * layer + 1, [&] { Mlp(w); });  // beside the host, which is routing
+  // Beside the host, which is routing.
+  if (w.gate.n > 0) graphs_->Run(2 * layer + 1, [&] { Mlp(w); });
 }
 
 // Queries, keys and values, rotated.
@@ -470,7 +507,7 @@ void DenseOperator::Attention(int64_t layer, const LayerWeights& w) {
   Product(w.output, attention_, run_rows_, hidden_, true);
 }
 
-// Softmax over all experts in f32, then the top k, and what the host needs of it.
+// Softmax over all experts in f32, then the top k.
 void DenseOperator::QueueRouting(const LayerWeights& w) {
   const ModelConfig& c = config_;
   Logits(w.router, scores_);
@@ -486,10 +523,14 @@ void DenseOperator::QueueRouting(const LayerWeights& w) {
       .weights = reinterpret_cast<float*>(ids + run_rows_ * c.top_k)};
   stream_->Launch(
       [run = kernels_.router_top_k, args](cuda::StreamHandle stream) { return run(args, stream); });
-  Bring(routing_, first_number, 2 * run_rows_ * c.top_k, host_routing_);
+}
+
+// What the host needs of a sparse layer.
+void DenseOperator::BringRouting() {
+  Bring(routing_, 2 * first_row_ * config_.top_k, 2 * run_rows_ * config_.top_k, host_routing_);
   if (limits_.host_attention) return;
   BringNormed();
-  Bring(hidden_, 0, run_rows_ * c.hidden_size, host_hidden_);
+  Bring(hidden_, 0, run_rows_ * config_.hidden_size, host_hidden_);
 }
 
 void DenseOperator::BringNormed() {
@@ -533,8 +574,18 @@ void DenseOperator::Mlp(const LayerWeights& w) {
       [run = kernels_.add_gated, add](cuda::StreamHandle stream) { return run(add, stream); });
 }
 
-DenseOperator::Routed DenseOperator::AwaitRouting() {
+DenseOperator::Routed DenseOperator::AwaitRouting(int64_t layer) {
+  if (runs_) {
+    const StepExperts::Routed routed = step_->AwaitRouting(layer, run_rows_);
+    seen_hidden_ = routed.hidden;
+    return {.experts = routed.experts,
+            .weights = routed.weights,
+            .normed = routed.normed,
+            .on_device = x_.span(),
+            .missed = routed.missed};
+  }
   ThrowIfFailed(routed_->Synchronize());
+  seen_hidden_ = reinterpret_cast<const float*>(host_hidden_.data());
   return RoutedRows();
 }
 
@@ -545,11 +596,8 @@ DenseOperator::Routed DenseOperator::RoutedRows() const {
           .weights = reinterpret_cast<const float*>(ids + run_rows_ * config_.top_k),
           .normed = reinterpret_cast<const float*>(host_normed_.data()) +
                     first_row_ * config_.hidden_size,
-          .on_device = x_.span()};
-}
-
-const float* DenseOperator::hidden() const {
-  return reinterpret_cast<const float*>(host_hidden_.data());
+          .on_device = x_.span(),
+          .missed = {}};
 }
 
 void DenseOperator::AddExperts(const DeviceOperator& experts, int64_t others,
@@ -582,11 +630,21 @@ void DenseOperator::AddExperts(const DeviceOperator& experts, int64_t others,
   });
 }
 
-void DenseOperator::EndStep() { ThrowIfFailed(stream_->Synchronize()); }
+void DenseOperator::EndStep() {
+  if (!runs_) {
+    ThrowIfFailed(stream_->Synchronize());
+    return;
+  }
+  step_->AwaitEnd();
+  step_->EndStep();
+  runs_ = false;
+}
 
 void DenseOperator::AbandonStep() {
+  if (runs_) step_->Abandon();
   static_cast<void>(stream_->Synchronize());  // it has been told
   stream_->ClearError();
+  if (std::exchange(runs_, false)) step_->EndStep();
 }
 
 // Logits of the rows into out_.

@@ -4,11 +4,13 @@
 // (ExpertRunner), and goes back is their sum or, of experts on the same device, nothing but where
 // their outputs are: a layer waits once.
 //
-// Decode steps are captured: all that a layer queues at once is a graph, made at the first step of
-// its kind and replayed from then on. Kinds differ in the number of rows and of the longest
-// context's chunks, both rounded up to powers of two; rows that are only there to fill up have
-// nothing to attend to and store nothing. What changes from step to step is read from tables on the
-// device.
+// Decode steps are captured. With a slot table a step of few rows is one graph, which looks up its
+// experts by itself (step_experts.h): the host follows, and is waited for where an expert is
+// missing. Otherwise all that a layer queues at once is a graph, and the host goes ahead. Graphs
+// are made at the first step of their kind and replayed from then on. Kinds differ in the number of
+// rows and of the longest context's chunks, both rounded up to powers of two; rows that are only
+// there to fill up have nothing to attend to and store nothing. What changes from step to step is
+// read from tables on the device.
 //
 // With limits.host_attention attention and the KV cache are the host's, for passes in modules over
 // groups of rows (Model::BeginPass; dense_modules.cpp): queries, keys and values, rotated, are
@@ -26,18 +28,17 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <span>
-#include <utility>
 #include <vector>
 
-#include "core/base/function_ref.h"
 #include "core/config/model_config.h"
 #include "core/device/device.h"
 #include "core/device/pinned_host_pool.h"
 #include "kernels/cuda/kernels.h"
+#include "serving/model/dense_graphs.h"
 #include "serving/model/forward_batch.h"
+#include "serving/model/step_experts.h"
 #include "serving/model/weights.h"
 
 namespace moesaic {
@@ -53,11 +54,19 @@ class DenseOperator {
   static uint64_t WorkspaceBytes(const ModelConfig& config, const ModelLimits& limits);
   static uint64_t HostBytes(const ModelConfig& config, const ModelLimits& limits);
 
-  // Copies `weights`, which are of this type. `capture`: decode steps, where the device can. Throws
-  // Error(kUnsupported / kResourceExhausted), and the device's when a copy fails.
+  // Decode steps as graphs, where the device can.
+  struct Capture {
+    bool layers = true;
+    // Whole steps too: of experts of this layout, which this table has. Both or none; they outlive
+    // the operator.
+    const ExpertLayout* experts = nullptr;
+    SlotTable* table = nullptr;
+  };
+  // Copies `weights`, which are of this type. Throws Error(kUnsupported / kResourceExhausted), and
+  // the device's when a copy fails.
   DenseOperator(Device& device, const cuda::Kernels& kernels, const ModelConfig& config,
                 WeightType type, const ModelWeights& weights, const ModelLimits& limits,
-                bool capture = true);
+                const Capture& capture);
   // Waits for what is queued.
   ~DenseOperator();
 
@@ -65,6 +74,12 @@ class DenseOperator {
   // sparse one, for which AwaitRouting and AddExperts follow. EndStep waits for the last, or, after
   // an error, AbandonStep, whatever it was.
   void BeginStep(const ForwardBatch& batch);
+  // Instead of all Layers: queues the whole step, which computes the experts that it finds on the
+  // device. AwaitRouting follows for each sparse layer in turn and, where it has missed experts,
+  // their Answer (step_experts.h), computed by `experts` or sent from its host_out(). False: Layer
+  // by Layer.
+  bool RunStep(const DeviceOperator& experts);
+  StepExperts* running_step() { return runs_ ? step_.get() : nullptr; }  // null: Layer by Layer
   void Layer(int64_t layer);
   // What a sparse layer's experts are given; valid until the next Layer.
   struct Routed {
@@ -72,11 +87,14 @@ class DenseOperator {
     const float* weights = nullptr;    // [rows, top_k]
     const float* normed = nullptr;     // [rows, hidden] what experts multiply, before rounding
     DeviceSpan on_device;              // the same, [rows, ActivationStride(hidden)] bf16
+    // Of a step that runs as a whole: who is missing. normed and on_device are valid where any is,
+    // until they are answered for.
+    std::span<const int32_t> missed;
   };
-  Routed AwaitRouting();
+  Routed AwaitRouting(int64_t layer);
   // Residual stream [rows, hidden] of the running step, as the router of the layer that was waited
   // for sees it through its norm.
-  const float* hidden() const;
+  const float* hidden() const { return seen_hidden_; }
   // Queues: residual += sum over slots, in order, of weight times output. Outputs are rows of
   // experts.out(), pair (row, slot) at pair_rows, after what `experts` has queued; the last
   // `others` of them, in all pair_rows.size(), are sent from experts.host_out(). weights: [rows,
@@ -113,7 +131,8 @@ class DenseOperator {
   void Head(std::span<const int32_t> rows, float* logits);
   void Greedy(std::span<const int32_t> rows, int32_t* tokens);
 
-  int64_t captured() const { return captured_; }  // graphs so far
+  int64_t whole_steps() const { return whole_steps_; }      // that ran as one graph
+  int64_t captured() const { return graphs_->captured(); }  // graphs so far
 
  private:
   struct Sizes;
@@ -121,8 +140,6 @@ class DenseOperator {
   template <typename T>
   const T* Upload(const std::vector<T>& values, int64_t most, uint64_t& used);
   void PadDecodeStep();
-  // Part 2 l of layer l ends with its routing, part 2 l + 1 is what follows.
-  void RunPart(int64_t part, FunctionRef<void()> queue);
   void Embed(const int32_t* tokens);
   void Norm(const float* weight, bool normed);
   void Product(const PackedMatrix& w, const DeviceBuffer& x, int64_t rows, const DeviceBuffer& y,
@@ -132,8 +149,11 @@ class DenseOperator {
   void Queries(const LayerWeights& w);
   void Attention(int64_t layer, const LayerWeights& w);
   void QueueRouting(const LayerWeights& w);
+  void BringRouting();
   void BringNormed();
   void Bring(const DeviceBuffer& from, int64_t first, int64_t count, const HostBuffer& to);
+  void QueueAttention(int64_t layer);
+  void QueueStep(const DeviceOperator& experts);
   void SetRows(RowRange rows);
   Routed RoutedRows() const;
   void Mlp(const LayerWeights& w);
@@ -188,20 +208,23 @@ class DenseOperator {
   std::vector<int32_t> positions_;  // [run rows]
   std::vector<int32_t> slots_;      // [run rows]
   std::vector<int32_t> blocks_;     // of all slices, one after another
+  std::vector<int32_t> count_;      // [1] rows_
   std::vector<cuda::AttentionSequence> sequences_;
   cuda::AttentionArgs attend_;
   const int32_t* device_positions_ = nullptr;
   const int32_t* device_slots_ = nullptr;
+  const int32_t* device_rows_ = nullptr;  // one number: rows_
+  const float* seen_hidden_ = nullptr;
 
-  // By run rows and longest context.
-  using Graphs = std::vector<std::unique_ptr<Graph>>;  // [2 * layers] null: not captured yet
-  std::map<std::pair<int64_t, int64_t>, Graphs> graphs_;
-  Graphs* graphs_of_step_ = nullptr;  // null: it is not replayed
-  const bool capture_;
-  bool warned_ = false;  // that one could not be captured
-  int64_t captured_ = 0;
+  const Capture capture_;
+  std::unique_ptr<StepExperts> step_;  // null: no whole steps
+  bool runs_ = false;                  // the step, as a whole
+  int64_t whole_steps_ = 0;
 
   std::unique_ptr<Event> routed_;
+  // Part 2 l of layer l ends with its routing, part 2 l + 1 is what follows; the last is all
+  // layers.
+  std::unique_ptr<DenseGraphs> graphs_;
   std::unique_ptr<Stream> stream_;  // last: it goes first, and waits
 };
 

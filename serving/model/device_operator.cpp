@@ -29,8 +29,14 @@ uint64_t ActivatedBytes(const ModelConfig& config, int64_t max_tokens) {
   return SentRowBytes(max_tokens * config.top_k, config.moe_intermediate_size);
 }
 
-// Throws for the types that no kernel takes.
-cuda::Weights WeightsOf(const ExpertLayout& layout) {
+template <typename T>
+const T* At(const std::byte* memory, uint64_t offset) {
+  return reinterpret_cast<const T*>(memory + offset);
+}
+
+}  // namespace
+
+cuda::Weights DeviceOperator::WeightsOf(const ExpertLayout& layout) {
   for (const ExpertSection& section : layout.sections) {
     if (section.dtype != layout.sections[0].dtype || section.format != SectionFormat::kPanel16) {
       Fail(ErrorKind::kUnsupported, "a device computes experts of one type of weights only");
@@ -49,13 +55,6 @@ cuda::Weights WeightsOf(const ExpertLayout& layout) {
            DTypeName(layout.sections[0].dtype));
   }
 }
-
-template <typename T>
-const T* At(const std::byte* memory, uint64_t offset) {
-  return reinterpret_cast<const T*>(memory + offset);
-}
-
-}  // namespace
 
 DeviceOperator::Tables DeviceOperator::TablesOf(size_t experts, int64_t rows) {
   Tables tables;

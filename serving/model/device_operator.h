@@ -55,6 +55,8 @@ class DeviceOperator {
   // Throws as the constructor does, for weights and sizes.
   static void CheckSupported(const ExpertLayout& layout, const ModelConfig& config,
                              int64_t max_tokens);
+  // As kernels call them; throws for those that no kernel takes.
+  static cuda::Weights WeightsOf(const ExpertLayout& layout);
 
   // False once anything has failed: the device computes nothing any more, the host has to.
   bool usable() const { return !error_.has_value(); }

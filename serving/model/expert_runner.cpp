@@ -9,8 +9,6 @@
 namespace moesaic {
 namespace {
 
-constexpr size_t kRowsOfCopy = 16;  // that are copied by one
-
 // Of a layer's experts: when so many are wanted, so will be those of the next. What is fetched in
 // vain is at most the rest.
 constexpr double kWholeLayer = 0.9;
@@ -52,6 +50,8 @@ ExpertRunner::ExpertRunner(const ModelConfig& config, const ExpertLayout& layout
   if (parts_.size() > 1) fan_out_ = std::make_unique<ThreadPool>(static_cast<int>(parts_.size()));
   next_row_.resize(experts);
   pair_rows_.resize(static_cast<size_t>(rows));
+  found_.resize(experts);
+  held_.reserve(experts);
   immediate_.resize(experts);
   layers_.resize(may_defer ? 2 : 1);
   for (LayerRows& layer : layers_) {
@@ -217,6 +217,13 @@ void ExpertRunner::Compute(Part& part, std::span<const PinnedExpert> ready, cons
 // Hands `ready` to who computes it: first what devices do, because it goes on by itself.
 void ExpertRunner::Hand(Part& part, const Rows& rows) {
   const DeviceOperators& operators = part.place.operators;
+  if (step_ != nullptr) {
+    const auto found =
+        std::partition(part.ready.begin(), part.ready.end(),
+                       [this](const PinnedExpert& expert) { return found_[expert.id.index] == 0; });
+    held_.insert(held_.end(), found, part.ready.end());
+    part.ready.erase(found, part.ready.end());
+  }
   part.of_host.clear();
   for (const PinnedExpert& expert : part.ready) {
     const bool on_device = expert.device >= 0 && !operators.empty() &&
@@ -236,17 +243,6 @@ void ExpertRunner::Hand(Part& part, const Rows& rows) {
   if (part.of_host.empty()) return;
   Compute(part, part.of_host, rows);
   for (const PinnedExpert& expert : part.of_host) part.place.experts->Release(expert);
-}
-
-// Where onto_ will have the outputs of these experts, which are queued next.
-void ExpertRunner::GiveRows(std::span<const PinnedExpert> experts) {
-  auto row = static_cast<int32_t>(onto_->queued_rows());
-  for (const PinnedExpert& expert : experts) {
-    for (int32_t i = open_->first_row[expert.id.index]; i < open_->first_row[expert.id.index + 1u];
-         ++i) {
-      pair_rows_[static_cast<size_t>(open_->slot_rows[static_cast<size_t>(i)])] = row++;
-    }
-  }
 }
 
 // Puts a device's outputs where CombineSlots wants them.
@@ -300,14 +296,15 @@ void ExpertRunner::RunAll(Part& part, const Rows& rows) {
   for (;;) {
     while (TakeBatch(part, rows, false)) {
     }
-    const bool computing = AnyComputes(part);
+    ReleaseFound(false);
+    const bool computing = AnyComputes(part) || !held_.empty();
     part.ready.clear();
     const bool more = computing ? experts.TryNextReady(part.ready) : experts.NextReady(part.ready);
     if (!part.ready.empty()) {
       Hand(part, rows);
     } else if (!more && (!computing || (onto_ != nullptr && !AnyComputes(part, onto_)))) {
       return;  // what onto_ computes need not be waited for
-    } else if (computing) {
+    } else if (computing && !ReleaseFound(true)) {
       // What is still to come may want the slots that are computed from.
       TakeBatch(part, rows, true);
     }
@@ -396,90 +393,6 @@ ExpertStats ExpertRunner::AddDeferred(float* y, ThreadPool& pool) {
   stats.deferred = late;
   CombineSlots(pool, kernels_, open_->slot_out.as<float>(), open_->weights.data(), open_->tokens,
                config_.top_k, config_.hidden_size, y, {open_->deferred.data(), 1});
-  return stats;
-}
-
-// Gives what is in slot_out the rows behind the outputs that are on the device, and puts it where
-// it is sent from.
-void ExpertRunner::StageOthers(int64_t pairs) {
-  const auto hidden = static_cast<size_t>(config_.hidden_size);
-  const auto first = static_cast<int32_t>(onto_->queued_rows());
-  int32_t row = first;
-  for (int64_t pair = 0; pair < pairs; ++pair) {
-    int32_t& at = pair_rows_[static_cast<size_t>(pair)];
-    if (at < 0) at = row++;
-  }
-  if (row == first) return;
-  auto* const staging = reinterpret_cast<float*>(onto_->host_out().data());
-  Part& part = parts_.front();
-  const auto runs =
-      static_cast<int64_t>((static_cast<size_t>(pairs) + kRowsOfCopy - 1) / kRowsOfCopy);
-  part.place.pool->ParallelFor(runs, [&](int64_t task, int) {
-    const auto end = std::min(pairs, (task + 1) * static_cast<int64_t>(kRowsOfCopy));
-    for (int64_t pair = task * static_cast<int64_t>(kRowsOfCopy); pair < end; ++pair) {
-      const int32_t at = pair_rows_[static_cast<size_t>(pair)];
-      if (at < first) continue;
-      std::copy_n(open_->slot_out.as<float>() + static_cast<size_t>(pair) * hidden, hidden,
-                  staging + static_cast<size_t>(at) * hidden);
-    }
-  });
-}
-
-bool ExpertRunner::NeedsHostRows() const {
-  const DeviceOperators& operators = parts_.front().place.operators;
-  return parts_.size() > 1 || operators.size() != 1 || !operators.front()->usable();
-}
-
-void ExpertRunner::RunPartOnto(Part& part, const Rows& rows) {
-  ExpertProvider& experts = *part.place.experts;
-  part.open = !part.needed.empty();
-  if (part.open) experts.BeginLayer(part.needed, PairsOf(part));
-  if (std::exchange(part.tells, false)) experts.Expect(part.expected);
-  if (part.open) RunAll(part, rows);
-}
-
-void ExpertRunner::RunOnto(DenseOperator& dense, const DeviceSpan& there, int64_t layer,
-                           const Rows& rows, const int32_t* experts, const float* weights) {
-  CHECK(!runs_onto_);
-  CHECK(!parts_.front().place.operators.empty());
-  const int64_t pairs = rows.tokens * config_.top_k;
-  open_ = layers_.data();
-  Group(layer, rows.tokens, {.ids = experts, .weights = weights});
-  ListExpected(layer);
-  std::fill_n(pair_rows_.begin(), pairs, -1);
-  onto_ = parts_.front().place.operators.front().get();
-  const RowGroups groups = {open_->first_row, open_->token_rows};
-  for (const Part& part : parts_) {
-    for (const std::unique_ptr<DeviceOperator>& device : part.place.operators) {
-      if (device.get() == onto_) {
-        device->BeginLayerThere(there, groups);
-      } else {
-        device->BeginLayer({rows.x, rows.x_stride, rows.tokens}, groups);
-      }
-    }
-  }
-  runs_onto_ = true;
-  ForParts([&](Part& part) { RunPartOnto(part, rows); });
-  const int64_t queued = onto_->queued_rows();
-  StageOthers(pairs);
-  dense.AddExperts(*onto_, pairs - queued, std::span(pair_rows_).first(static_cast<size_t>(pairs)),
-                   weights);
-}
-
-ExpertStats ExpertRunner::Close() {
-  if (!runs_onto_) return {};
-  runs_onto_ = false;
-  onto_ = nullptr;
-  ExpertStats stats;
-  for (Part& part : parts_) {
-    for (const std::unique_ptr<DeviceOperator>& device : part.place.operators) {
-      while (device->batches() > 0) {
-        const DeviceOperator::Batch batch = device->TakeOldest();
-        for (const PinnedExpert& expert : batch.experts) part.place.experts->Release(expert);
-      }
-    }
-    if (std::exchange(part.open, false)) stats += part.place.experts->EndLayer();
-  }
   return stats;
 }
 

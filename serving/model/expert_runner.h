@@ -99,7 +99,15 @@ class ExpertRunner {
   // Whether RunOnto reads rows.x and rows.activations: it does not where the first device computes
   // everything.
   bool NeedsHostRows() const;
-  // Ends the layer that RunOnto began, if any: waits for what the devices still compute.
+  // The same of a step that runs on the device by itself, which computes all experts of the layer
+  // but those that it has `missed` and is told when these are computed; the others are pinned as
+  // long as it reads them. rows: as above, wanted where any is missing. There is one place.
+  void RunBeside(StepExperts& step, const DeviceSpan& there, int64_t layer, const Rows& rows,
+                 const int32_t* experts, const float* weights, std::span<const int32_t> missed);
+  // Who computes for a step that runs as a whole.
+  const DeviceOperator& first_device() const { return *parts_.front().place.operators.front(); }
+  // Ends the layer that RunOnto or RunBeside began, if any: waits for what the devices still
+  // compute.
   ExpertStats Close();
 
   // What the experts' inputs are multiplied with first, without its data: for its type and shape.
@@ -109,6 +117,8 @@ class ExpertRunner {
                                 int64_t max_tokens, int places, bool may_defer = false);
 
  private:
+  static constexpr size_t kRowsOfCopy = 16;  // that are copied by one
+
   // A layer's (token, slot) pairs by expert, and what experts made of them. There are two where
   // pairs are deferred: of the layer that runs and of the one before.
   struct LayerRows {
@@ -153,8 +163,11 @@ class ExpertRunner {
   void ForParts(FunctionRef<void(Part& part)> body);
   void Hand(Part& part, const Rows& rows);
   bool TakeBatch(Part& part, const Rows& rows, bool may_wait);
+  void OpenOnto(const DeviceSpan& there, int64_t layer, const Rows& rows, const int32_t* experts,
+                const float* weights);
+  bool ReleaseFound(bool may_wait);
   void GiveRows(std::span<const PinnedExpert> experts);
-  void StageOthers(int64_t pairs);
+  int64_t StageOthers(int64_t pairs);
   bool AnyComputes(const Part& part, const DeviceOperator* but = nullptr) const;
   void Place(Part& part, const DeviceOperator::Batch& batch);
   void Compute(Part& part, std::span<const PinnedExpert> ready, const Rows& rows);
@@ -176,7 +189,12 @@ class ExpertRunner {
   // Of a layer whose sum is a device's.
   bool runs_onto_ = false;
   DeviceOperator* onto_ = nullptr;  // whose outputs stay; null: none
-  std::vector<int32_t> pair_rows_;  // [max_tokens * top_k] row of onto_->out(); -1: in slot_out
+  // [max_tokens * top_k] row of onto_->out(); -1: in slot_out; StepExperts::kComputed.
+  std::vector<int32_t> pair_rows_;
+  StepExperts* step_ = nullptr;  // that computes some itself; null: none
+  int64_t step_layer_ = 0;
+  std::vector<uint8_t> found_;      // [experts] 1: by the step
+  std::vector<PinnedExpert> held_;  // of those
 };
 
 }  // namespace moesaic

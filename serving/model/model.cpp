@@ -222,15 +222,18 @@ StepStats Model::Forward(const ForwardBatch& batch, RoutingHook* hook) {
   return stats;
 }
 
-// The device is a layer's attention ahead of the host at most: a sparse layer's routing is waited
-// for, and by then what the layer before has queued is done.
+// Layer by layer the device is a layer's attention ahead of the host at most: a sparse layer's
+// routing is waited for, and by then what the layer before has queued is done. A step that runs as
+// a whole is as far ahead as it finds its experts.
 void Model::RunOnDevice(RowRange rows, RoutingHook* hook, StepStats& stats) {
   StopWatch watch;
   try {
+    const bool whole =
+        (hook == nullptr || hook->OnlyWatches()) && dense_->RunStep(runner_.first_device());
     for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
-      dense_->Layer(layer);
+      if (!whole) dense_->Layer(layer);
       if (!config_.layer_is_sparse[static_cast<size_t>(layer)]) continue;
-      const DenseOperator::Routed routed = dense_->AwaitRouting();
+      const DenseOperator::Routed routed = dense_->AwaitRouting(layer);
       stats.experts += runner_.Close();
       stats.attention_us += watch.Lap();
       RunExpertsOnDevice(layer, rows, routed, hook);
@@ -249,18 +252,31 @@ void Model::RunOnDevice(RowRange rows, RoutingHook* hook, StepStats& stats) {
 
 void Model::RunExpertsOnDevice(int64_t layer, RowRange rows, const DenseOperator::Routed& routed,
                                RoutingHook* hook) {
+  StepExperts* const step = dense_->running_step();
+  if (step != nullptr && routed.missed.empty()) {  // nobody here multiplies anything
+    TakeRouting(rows, routed, false, pool_);
+    if (hook != nullptr) ShowRouting(layer, rows, *hook);
+    runner_.RunBeside(*step, routed.on_device, layer, {.tokens = rows.count()}, expert_ids_.data(),
+                      expert_weights_.data(), {});
+    return;
+  }
   TakeRouting(rows, routed, true, pool_);
   if (hook != nullptr) ShowRouting(layer, rows, *hook);
   int64_t stride_bytes = 0;
   const std::byte* const x = Activate(normed_.as<float>(), norm_stride_, rows.count(),
                                       runner_.Gate(), pool_, &stride_bytes);
-  runner_.RunOnto(*dense_, routed.on_device, layer,
-                  {.tokens = rows.count(),
-                   .x = normed_.as<float>(),
-                   .x_stride = norm_stride_,
-                   .activations = x,
-                   .activations_stride_bytes = stride_bytes},
-                  expert_ids_.data(), expert_weights_.data());
+  const ExpertRunner::Rows inputs = {.tokens = rows.count(),
+                                     .x = normed_.as<float>(),
+                                     .x_stride = norm_stride_,
+                                     .activations = x,
+                                     .activations_stride_bytes = stride_bytes};
+  if (step != nullptr) {
+    runner_.RunBeside(*step, routed.on_device, layer, inputs, expert_ids_.data(),
+                      expert_weights_.data(), routed.missed);
+  } else {
+    runner_.RunOnto(*dense_, routed.on_device, layer, inputs, expert_ids_.data(),
+                    expert_weights_.data());
+  }
 }
 
 // What the host needs of a layer's routing on the device.

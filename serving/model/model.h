@@ -32,6 +32,8 @@ class RoutingHook {
   // experts, weights: [rows, top_k]
   virtual void OnRouting(int64_t layer, const ForwardBatch& batch, std::span<int32_t> experts,
                          std::span<float> weights) = 0;
+  // It replaces nothing: the pass need not wait for it.
+  virtual bool OnlyWatches() const { return false; }
 };
 
 class Model {

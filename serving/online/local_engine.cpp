@@ -117,8 +117,9 @@ void LocalEngine::Load() {
   const ModelLimits limits = LimitsOf(options_, plan_);
   std::unique_ptr<DenseOperator> dense;
   if (plan_.dense_on_device) {
-    dense = std::make_unique<DenseOperator>(*devices_.devices.front(), *KernelsOf(options_.devices),
-                                            config_, type, weights, limits);
+    dense = std::make_unique<DenseOperator>(
+        *devices_.devices.front(), *KernelsOf(options_.devices), config_, type, weights, limits,
+        DenseOperator::Capture{.experts = &files_.experts->layout(), .table = slot_table_});
   }
   if (!plan_.why_dense_on_host.empty()) {
     LogInfo("attention and all else that is dense stays on the CPU: {}", plan_.why_dense_on_host);
@@ -193,7 +194,10 @@ void LocalEngine::MakeDeviceExperts() {
   StartFromProfiles(options_, files_.experts->layout(), options);
   options.prefetcher = prefetcher_.get();
   options.make_policy = [this] { return MakePolicy(); };
-  experts_ = std::make_unique<DeviceExperts>(*home_, grid, *placement_, devices, options);
+  options.looked_up = plan_.dense_on_device;
+  auto experts = std::make_unique<DeviceExperts>(*home_, grid, *placement_, devices, options);
+  slot_table_ = experts->slot_table();
+  experts_ = std::move(experts);
 }
 
 // Null: what the prefetcher finds worth least, or the least recently used without one.

@@ -81,6 +81,7 @@ class LocalEngine : public Engine, private RoutingHook {
   void PublishStatus();
   void OnRouting(int64_t layer, const ForwardBatch& batch, std::span<int32_t> experts,
                  std::span<float> weights) override;
+  bool OnlyWatches() const override { return replay_ == nullptr; }
 
   EngineOptions options_;
   ModelConfig config_;
@@ -110,6 +111,7 @@ class LocalEngine : public Engine, private RoutingHook {
   std::unique_ptr<ExpertPlacement> placement_;
   std::unique_ptr<HostExperts> home_;
   std::unique_ptr<ExpertProvider> experts_;
+  SlotTable* slot_table_ = nullptr;  // of experts_, for steps of the dense part; may stay null
   std::unique_ptr<Model> model_;
   std::unique_ptr<KvBlockPool> kv_pool_;
   std::unique_ptr<Scheduler> scheduler_;

@@ -200,8 +200,9 @@ TEST_F(CudaModelTest, CapturedDecodeStepsHaveTheSameBits) {
   options_.dense_on_device = true;
   options_.max_context_tokens = 272;
   options_.kv_blocks = 24;
-  const auto run = [&](bool capture, int64_t& captured_early, int64_t& captured_late) {
+  const auto run = [&](bool capture, bool whole, int64_t& captured_early, int64_t& captured_late) {
     options_.capture_dense = capture;
+    options_.capture_steps = whole;
     UseDevices(1);
     ModelHarness model(SampleModel(), options_);
     const auto vocab = static_cast<int>(model.config().vocab_size);
@@ -232,16 +233,130 @@ TEST_F(CudaModelTest, CapturedDecodeStepsHaveTheSameBits) {
       }
     }
     captured_late = model.model().dense()->captured();
+    EXPECT_EQ(model.model().dense()->whole_steps(), capture && whole ? 5 : 0);
     EXPECT_EQ(longest.length, kShared + 13 + 5);
     return HashOf(all);
   };
   int64_t early = 0;
   int64_t late = 0;
-  const uint64_t plain = run(false, early, late);
+  const uint64_t plain = run(false, true, early, late);
   EXPECT_EQ(late, 0);
-  EXPECT_EQ(run(true, early, late), plain);
-  EXPECT_GT(early, 0);
+  EXPECT_EQ(run(true, false, early, late), plain);
+  EXPECT_GT(early, 1);
   EXPECT_EQ(late, 2 * early);  // for contexts of one chunk and of two
+  EXPECT_EQ(run(true, true, early, late), plain);
+  EXPECT_EQ(early, 1);
+  EXPECT_EQ(late, 2);
+}
+
+// Whatever a step finds on the device, and however the host comes by the rest: the bits and the
+// routing that it sees are those of steps that go layer by layer.
+TEST_F(CudaModelTest, WholeStepsDoNotDependOnPlacement) {
+  constexpr int kDecoding = 3;
+  options_.dense_on_device = true;
+  struct Seen {
+    uint64_t logits = 0;
+    std::vector<std::vector<int32_t>> routing;
+    ExpertStats experts;
+    int64_t whole_steps = 0;
+  };
+  const auto run = [&](int devices, int64_t slots, bool whole) {
+    options_.capture_steps = whole;
+    UseDevices(devices, slots);
+    ModelHarness model(SampleModel(), options_);
+    const auto vocab = static_cast<int>(model.config().vocab_size);
+    std::vector<ModelHarness::Sequence> sequences;
+    for (int s = 0; s < kDecoding; ++s) {
+      sequences.push_back(model.NewSequence(32));
+      model.Prefill(sequences.back(), PromptOf(s, 5 + s, vocab), 16);
+    }
+    const StepStats before = model.stats();
+    std::vector<float> all;
+    RoutingRecorder recorder;
+    for (int step = 0; step < 4; ++step) {
+      std::vector<ModelHarness::Piece> pieces;
+      pieces.reserve(kDecoding);
+      for (int s = 0; s < kDecoding; ++s) {
+        pieces.push_back({&sequences[static_cast<size_t>(s)], {11 * step + s}});
+      }
+      const std::vector<float> logits = model.Run(pieces, &recorder);
+      all.insert(all.end(), logits.begin(), logits.end());
+    }
+    Seen seen = {HashOf(all), recorder.experts, model.stats().experts,
+                 model.model().dense()->whole_steps()};
+    seen.experts.hits -= before.experts.hits;
+    seen.experts.late_hits -= before.experts.late_hits;
+    seen.experts.misses -= before.experts.misses;
+    seen.experts.on_host -= before.experts.on_host;
+    return seen;
+  };
+  const Seen expected = run(1, 256, false);
+  EXPECT_EQ(expected.whole_steps, 0);
+  struct Case {
+    int devices;
+    int64_t slots;
+    MissMode miss;
+  };
+  for (const Case& c :
+       {Case{1, 256, MissMode::kFetch}, Case{1, 40, MissMode::kFetch}, Case{1, 9, MissMode::kFetch},
+        Case{1, 1, MissMode::kFetch}, Case{3, 9, MissMode::kFetch}}) {
+    options_.miss = c.miss;
+    const Seen seen = run(c.devices, c.slots, true);
+    EXPECT_EQ(seen.logits, expected.logits) << c.devices << " devices of " << c.slots << " slots";
+    EXPECT_EQ(seen.routing, expected.routing) << c.slots;
+    EXPECT_EQ(seen.whole_steps, 4) << c.slots;
+    EXPECT_EQ(seen.experts.hits + seen.experts.misses + seen.experts.late_hits,
+              expected.experts.hits + expected.experts.misses + expected.experts.late_hits);
+    EXPECT_EQ(seen.experts.on_host, 0u);
+    if (c.slots < 256) {
+      EXPECT_GT(seen.experts.misses, 0u) << c.slots;
+    }
+  }
+}
+
+// Who may replace routing is waited for.
+TEST_F(CudaModelTest, AStepWhoseRoutingIsReplacedGoesLayerByLayer) {
+  class ToOne : public RoutingHook {
+    void OnRouting(int64_t, const ForwardBatch&, std::span<int32_t> experts,
+                   std::span<float>) override {
+      for (size_t i = 0; i < experts.size(); ++i) experts[i] = static_cast<int32_t>(i);
+    }
+  };
+  options_.dense_on_device = true;
+  const auto run = [&](bool steps, RoutingHook* hook) {
+    options_.capture_steps = steps;
+    UseDevices(1);
+    ModelHarness model(SampleModel(), options_);
+    auto sequence = model.NewSequence(16);
+    model.Prefill(sequence, std::vector<int32_t>{3, 1, 4}, 3);
+    const ModelHarness::Piece piece = {&sequence, {5}};
+    const uint64_t hash = HashOf(model.Run({&piece, 1}, hook));
+    EXPECT_EQ(model.model().dense()->whole_steps(), steps && hook == nullptr ? 1 : 0);
+    return hash;
+  };
+  ToOne hook;
+  const uint64_t replaced = run(true, &hook);
+  EXPECT_EQ(replaced, run(false, &hook));
+  EXPECT_NE(replaced, run(true, nullptr));
+}
+
+// What the host computes of a whole step's misses is what it computes layer by layer. Who is on the
+// devices does not change.
+TEST_F(CudaModelTest, WholeStepsGiveMissesToTheHost) {
+  options_.dense_on_device = true;
+  options_.miss = MissMode::kHost;
+  options_.preload = true;
+  const auto run = [&](bool whole) {
+    options_.capture_steps = whole;
+    UseDevices(2, 20);
+    ModelHarness model(SampleModel(), options_);
+    const uint64_t hash = HashOf(Logits(model, kPromptTokens));
+    EXPECT_EQ(model.model().dense()->whole_steps(), whole ? kSteps : 0);
+    EXPECT_GT(model.stats().experts.on_host, 0u);
+    EXPECT_GT(model.stats().experts.hits, 0u);
+    return hash;
+  };
+  EXPECT_EQ(run(true), run(false));
 }
 
 // Of the same logits, whoever looks for the largest.

@@ -8,6 +8,7 @@
 #include <set>
 #include <span>
 
+#include "core/device/pinned_host_pool.h"
 #include "tests/gpu/gpu_test_util.h"
 
 namespace moesaic {
@@ -282,6 +283,94 @@ TEST_F(CudaRoutingTest, GroupsKeepTheirOrder) {
   }
 }
 
+// As GroupRows of the pairs whose expert the table has, in rows that count.
+TEST_F(CudaRoutingTest, ExpertsAreLookedUp) {
+  constexpr int64_t kTopK = 3;
+  constexpr int64_t kRows = 8;
+  constexpr int64_t kPairs = kRows * kTopK;
+  constexpr int64_t kSections[3] = {0, 640, 1280};
+  Device& device = machine_->device();
+  PinnedHostPool pool(uint64_t{1} << 16, device.numa_node(), device.host_pinner());
+  for (const int64_t experts : {4, 33, 300}) {
+    for (const int percent_here : {0, 50, 100}) {
+      const int32_t rows = percent_here == 50 ? 5 : 8;
+      const auto count = static_cast<size_t>(experts);
+      const HostBuffer table = pool.Allocate(count * sizeof(std::byte*)).value();
+      const HostBuffer list = pool.Allocate((count + 3) * sizeof(int32_t)).value();
+      if (!device.KernelsReach(table.span())) GTEST_SKIP() << "SKIPPED: no memory is shared";
+      auto** const slots = reinterpret_cast<const std::byte**>(table.data());
+      auto* const missed = reinterpret_cast<int32_t*>(list.data());
+      auto* const words = reinterpret_cast<uint32_t*>(missed + 1 + experts);
+      const auto blobs = Upload(std::vector<std::byte>(2048 * count));
+      for (int64_t e = 0; e < experts; ++e) {
+        slots[e] = random_.Uniform(0, 99) < percent_here ? blobs.data() + 2048 * e : nullptr;
+      }
+      words[0] = words[1] = 0;
+      std::vector<int32_t> ids(kPairs);
+      for (int32_t& id : ids) id = static_cast<int32_t>(random_.Uniform(0, experts - 1));
+      const auto ids_gpu = Upload(ids);
+      const auto rows_gpu = Upload(std::vector<int32_t>{rows});
+      const auto weights = Zeros<const std::byte*>(3 * experts);
+      const auto offsets = Output<int32_t>(experts + 1);
+      const auto token_rows = Output<int32_t>(kPairs);
+      const auto slot_rows = Output<int32_t>(kPairs);
+      const auto places = Output<int32_t>(kPairs);
+      Run([&](cuda::StreamHandle stream) {
+        return cuda::LookUpExperts(
+            {.ids = ids_gpu.data(),
+             .pairs = kPairs,
+             .top_k = kTopK,
+             .experts = experts,
+             .rows = rows_gpu.data(),
+             .slots = slots,
+             .sections = {kSections[0], kSections[1], kSections[2]},
+             .progress = words,
+             .number = 17,
+             .weights = {weights.data(), weights.data() + experts, weights.data() + 2 * experts},
+             .offsets = offsets.data(),
+             .token_rows = token_rows.data(),
+             .slot_rows = slot_rows.data(),
+             .places = places.data(),
+             .missed = missed,
+             .go = words + 1},
+            stream);
+      });
+      const auto pairs = static_cast<size_t>(rows * kTopK);
+      std::vector<int32_t> expected_offsets = {0};
+      std::vector<int32_t> expected_slots;
+      std::vector<int32_t> expected_missed;
+      std::vector<int32_t> expected_places(kPairs, cuda::kNoRow);
+      std::vector<const std::byte*> expected_weights(3 * count);
+      for (int64_t e = 0; e < experts; ++e) {
+        const auto at = static_cast<size_t>(e);
+        bool wanted = false;
+        for (size_t i = 0; i < pairs; ++i) {
+          if (ids[i] != e) continue;
+          wanted = true;
+          expected_places[i] = slots[e] != nullptr ? static_cast<int32_t>(i) : cuda::kElsewhere;
+          if (slots[e] != nullptr) expected_slots.push_back(static_cast<int32_t>(i));
+        }
+        if (wanted && slots[e] == nullptr) expected_missed.push_back(static_cast<int32_t>(e));
+        for (size_t s = 0; wanted && slots[e] != nullptr && s < 3; ++s) {
+          expected_weights[s * count + at] = slots[e] + kSections[s];
+        }
+        expected_offsets.push_back(static_cast<int32_t>(expected_slots.size()));
+      }
+      EXPECT_EQ(offsets.Read(), expected_offsets);
+      EXPECT_EQ(places.Read(), expected_places);
+      EXPECT_EQ(weights.Read(), expected_weights);
+      std::vector<int32_t> slots_of = slot_rows.Read();
+      std::vector<int32_t> tokens_of = token_rows.Read();
+      slots_of.resize(expected_slots.size());
+      EXPECT_EQ(slots_of, expected_slots);
+      for (size_t i = 0; i < slots_of.size(); ++i) EXPECT_EQ(tokens_of[i], slots_of[i] / kTopK);
+      EXPECT_EQ(std::vector<int32_t>(missed + 1, missed + 1 + missed[0]), expected_missed);
+      EXPECT_EQ(words[0], 17u);
+      EXPECT_EQ(words[1], expected_missed.empty() ? 1u : 0u);
+    }
+  }
+}
+
 TEST_F(CudaRoutingTest, SlotsAreSummedInOrder) {
   constexpr int64_t kTokens = 3;
   constexpr int64_t kTopK = 5;
@@ -344,6 +433,43 @@ TEST_F(CudaRoutingTest, CombineSlotsOfRowsAnywhere) {
   const std::vector<float> expected = sum(in_order, nullptr);
   EXPECT_TRUE(testing_util::SameBits(sum(anywhere, rows_gpu.data()), expected));
   EXPECT_FALSE(testing_util::SameBits(sum(anywhere, nullptr), expected));
+}
+
+// Some outputs lie elsewhere, and some pairs have none.
+TEST_F(CudaRoutingTest, CombineSlotsOfTwoBuffers) {
+  constexpr int64_t kTokens = 3;
+  constexpr int64_t kTopK = 2;
+  constexpr int64_t kHidden = 70;
+  const std::vector<float> here = random_.Normals(kTokens * kTopK * kHidden);
+  const std::vector<float> others = random_.Normals(2 * kHidden);
+  const std::vector<float> weights = random_.Normals(kTokens * kTopK);
+  std::vector<float> expected = random_.Normals(kTokens * kHidden);
+  const std::vector<int32_t> rows = {0, ~1, ~0, 3, cuda::kNoRow, cuda::kNoRow};
+  const auto here_gpu = Upload(here);
+  const auto others_gpu = Upload(others);
+  const auto rows_gpu = Upload(rows);
+  const auto weights_gpu = Upload(weights);
+  const auto y = Upload(expected);
+  Run([&](cuda::StreamHandle stream) {
+    return cuda::CombineSlots({.slot_out = here_gpu.data(),
+                               .slot_rows = rows_gpu.data(),
+                               .other_out = others_gpu.data(),
+                               .weights = weights_gpu.data(),
+                               .tokens = kTokens,
+                               .top_k = kTopK,
+                               .hidden = kHidden,
+                               .y = y.data()},
+                              stream);
+  });
+  for (int64_t pair = 0; pair < kTokens * kTopK; ++pair) {
+    const int32_t row = rows[static_cast<size_t>(pair)];
+    if (row == cuda::kNoRow) continue;
+    const float* const out =
+        row < 0 ? others.data() + int64_t{~row} * kHidden : here.data() + int64_t{row} * kHidden;
+    reference_.axpy(weights[static_cast<size_t>(pair)], out, kHidden,
+                    expected.data() + pair / kTopK * kHidden);
+  }
+  EXPECT_TRUE(testing_util::SameBits(y.Read(), expected));
 }
 
 TEST_F(CudaRoutingTest, RouterLogitsAreNotRounded) {

@@ -10,6 +10,8 @@
 // lost.
 #pragma once
 
+#include <cuda.h>
+#include <cudaTypedefs.h>
 #include <cuda_runtime_api.h>
 
 #include <list>
@@ -80,6 +82,12 @@ class Core {
   void QueueCall(const void* stream, cudaStream_t handle, HostFunction function,
                  ErrorCausesPtr causes, std::shared_ptr<ErrorCause> outcome) EXCLUDES(mutex_);
   bool HasCalls(const void* stream) const EXCLUDES(mutex_);
+
+  // Operations of streams on words of host memory, of the driver: null where it has none.
+  PFN_cuStreamWaitValue32_v11070 wait_value() const { return wait_value_; }
+  PFN_cuStreamWriteValue32_v11070 write_value() const { return write_value_; }
+  // Where they find such a word; 0: there are none, or the word is in memory that is not pinned.
+  CUdeviceptr WordAddress(const uint32_t* word) const;
   void AwaitCalls(const void* stream) EXCLUDES(mutex_);  // of a lost device
 
  private:
@@ -90,6 +98,8 @@ class Core {
   QueuedCall* NextToTell() REQUIRES(mutex_);
 
   const int ordinal_;
+  PFN_cuStreamWaitValue32_v11070 wait_value_ = nullptr;
+  PFN_cuStreamWriteValue32_v11070 write_value_ = nullptr;
   cudaEvent_t probe_ = nullptr;  // never recorded: asking for it fails on a lost device only
   mutable Mutex mutex_;
   CondVar changed_;

@@ -53,6 +53,7 @@ class CudaDevice : public Device {
   std::unique_ptr<Stream> CreateStream() override;
   std::unique_ptr<Event> CreateEvent() override;
   HostPinner& host_pinner() override { return pinner_; }
+  bool KernelsReach(std::span<const std::byte> host_memory) const override;
   bool CanReach(const Device& other) const override { return other.kind() == DeviceKind::kCuda; }
   std::optional<Error> lost() const override { return core_.lost(); }
 

@@ -81,6 +81,8 @@ class CudaStream : public Stream {
   void Call(HostFunction function) override;
   void Record(Event& event) override;
   void Wait(const Event& event) override;
+  void WaitValue(const uint32_t* word, uint32_t value) override;
+  void WriteValue(uint32_t* word, uint32_t value) override;
   void BeginCapture() override;
   std::unique_ptr<Graph> EndCapture() override;
   void Replay(const Graph& graph) override;

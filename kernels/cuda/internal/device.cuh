@@ -53,6 +53,17 @@ __device__ __forceinline__ uint4 LoadVector(const void* address) {
 // The lanes of a warp together again: an instruction of the whole warp, such as Mma, comes next.
 __device__ __forceinline__ void Converge() { __syncwarp(); }
 
+// Memory of the host that others write meanwhile: neither kept in a register nor in a cache.
+__device__ __forceinline__ const std::byte* LoadShared(const std::byte* const* at) {
+  return *const_cast<const std::byte* const volatile*>(at);
+}
+__device__ __forceinline__ void StoreShared(uint32_t* at, uint32_t value) {
+  *const_cast<volatile uint32_t*>(at) = value;
+}
+// Between what this thread has stored and what it loads next, for all of the system (sequentially
+// consistent: PTX ISA, fence.sc.sys).
+__device__ __forceinline__ void FenceShared() { __threadfence_system(); }
+
 // c += a b of 16 rows, 8 columns and 16 summands. With g = lane / 4 and t = lane % 4:
 //   a[0]: row g, summands 2t, 2t+1     a[1]: row g+8, the same     a[2], a[3]: summands 2t+8, 2t+9
 //   b0: summands 2t, 2t+1 of column g  b1: summands 2t+8, 2t+9

@@ -213,6 +213,21 @@ TEST_F(EmulatedFaultTest, ALostDeviceFailsWhatMovesAndAllThatComes) {
   EXPECT_EQ(device().used_bytes(), 0u);
 }
 
+TEST_F(EmulatedFaultTest, ALostDeviceWaitsForNoWord) {
+  const uint32_t word = 0;
+  const auto stream = device().CreateStream();
+  const auto event = device().CreateEvent();
+  stream->WaitValue(&word, 1);
+  stream->Record(*event);
+  EXPECT_EQ(event->Query(), Event::State::kPending);
+  device().Lose();
+  const auto error = event->Synchronize();
+  ASSERT_TRUE(error.has_value());
+  EXPECT_EQ(error->kind(), ErrorKind::kUnavailable);
+  stream->WaitValue(&word, 1);
+  EXPECT_TRUE(stream->Synchronize().has_value());
+}
+
 TEST_F(EmulatedFaultTest, PeersOfALostDeviceLive) {
   device().SetFaults({.lost_at_copy = 2});
   const DeviceBuffer far = *machine_.device(1).Allocate(kBytes);

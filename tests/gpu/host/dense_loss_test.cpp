@@ -99,5 +99,30 @@ TEST(DenseLossTest, AfterACopyThatFailsRequestsGoOn) {
   EXPECT_GT(failed, 0);
 }
 
+// Decode steps, which are graphs that ask the host: neither side is left waiting, wherever in them
+// a copy fails, of the graph, of experts or of what the host sends.
+TEST(DenseLossTest, NoDecodeStepHangs) {
+  int failed = 0;
+  for (uint64_t copy = 118; copy < 190; copy += 9) {
+    EngineOptions options = Options();
+    options.devices.memory = "60%";  // of the experts some are always missing
+    EmulatedFaults faults;
+    const bool lost = copy % 2 == 1;
+    if (lost) {
+      faults.lost_at_copy = kCopiesToStart + copy;
+    } else {
+      faults.failing_copies = {kCopiesToStart + copy};
+    }
+    options.devices.emulated_faults = {faults};
+    MetricsRegistry metrics;
+    const auto engine = CreateEngine(options, metrics);
+    failed += Ask(*engine)->error.empty() ? 0 : 1;
+    Ask(*engine);
+    const std::string later = Ask(*engine)->error;
+    EXPECT_EQ(later.empty(), !lost) << copy << ": " << later;
+  }
+  EXPECT_GT(failed, 2);
+}
+
 }  // namespace
 }  // namespace moesaic

@@ -66,8 +66,11 @@ ModelHarness::ModelHarness(const std::filesystem::path& model_dir, const Harness
   std::unique_ptr<DenseOperator> dense;
   if (options.dense_on_device) {
     Device& device = options.given_devices.empty() ? *devices_[0] : *options.given_devices[0];
-    dense = std::make_unique<DenseOperator>(device, *options.kernels, config_, options.weight_type,
-                                            weights, limits, options.capture_dense);
+    dense = std::make_unique<DenseOperator>(
+        device, *options.kernels, config_, options.weight_type, weights, limits,
+        DenseOperator::Capture{.layers = options.capture_dense,
+                               .experts = &experts_->layout(),
+                               .table = options.capture_steps ? slot_table_ : nullptr});
   }
   model_ = std::make_unique<Model>(config_, std::move(weights), experts_->layout(), *provider_,
                                    kernels, pool_, limits, std::move(operators_), std::move(dense));
@@ -94,7 +97,20 @@ void ModelHarness::MakeDevices(const HarnessOptions& options) {
   }
   home_ =
       std::make_unique<HostExperts>(*experts_, grid, *placement_, devices, ExpertLoaderOptions{});
-  provider_ = std::make_unique<DeviceExperts>(*home_, grid, *placement_, devices, experts);
+  experts.looked_up = options.dense_on_device;
+  auto provider = std::make_unique<DeviceExperts>(*home_, grid, *placement_, devices, experts);
+  slot_table_ = provider->slot_table();
+  if (options.preload) {
+    std::vector<ExpertId> all;
+    for (int index = 0; index < grid.num_experts(); ++index) {
+      for (int layer = 0; layer < grid.num_layers(); ++layer) {
+        if (config_.layer_is_sparse[static_cast<size_t>(layer)] == 0) continue;
+        all.push_back(grid.Id(layer * grid.num_experts() + index));
+      }
+    }
+    provider->Preload(all, nullptr);
+  }
+  provider_ = std::move(provider);
 }
 
 Device& ModelHarness::MakeEmulated(const HarnessOptions& options, size_t index) {

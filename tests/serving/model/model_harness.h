@@ -42,6 +42,7 @@ struct HarnessOptions {
   int devices = 0;           // 0: experts come from disk
   int64_t device_slots = 1;  // on each
   MissMode miss = MissMode::kFetch;
+  bool preload = false;  // devices with experts of each layer, as many as they hold
   EmulatedLink link;
   std::vector<EmulatedFaults> faults;  // of device d
 
@@ -49,6 +50,7 @@ struct HarnessOptions {
   const cuda::Kernels* kernels = nullptr;
   bool dense_on_device = false;        // the first one's
   bool capture_dense = true;           // its decode steps
+  bool capture_steps = true;           // as a whole
   std::vector<Device*> given_devices;  // in place of emulated ones; as many as `devices`
 };
 
@@ -57,6 +59,7 @@ class RoutingRecorder : public RoutingHook {
  public:
   void OnRouting(int64_t layer, const ForwardBatch& batch, std::span<int32_t> experts,
                  std::span<float> weights) override;
+  bool OnlyWatches() const override { return true; }
   std::vector<std::vector<int32_t>> experts;  // [num_layers], appended over the calls
   std::vector<std::vector<float>> weights;
 };
@@ -106,6 +109,7 @@ class ModelHarness {
   std::unique_ptr<ExpertPlacement> placement_;
   std::unique_ptr<HostExperts> home_;
   std::unique_ptr<ExpertProvider> provider_;
+  SlotTable* slot_table_ = nullptr;
   DeviceOperators operators_;  // until the model has them
   std::unique_ptr<Model> model_;
   StepStats stats_;

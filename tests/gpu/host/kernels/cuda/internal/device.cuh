@@ -72,6 +72,14 @@ inline uint4 LoadVector(const void* address) {
 
 inline void Converge() { host_gpu::WaitForWarp(); }
 
+inline const std::byte* LoadShared(const std::byte* const* at) {
+  return __atomic_load_n(at, __ATOMIC_ACQUIRE);
+}
+inline void StoreShared(uint32_t* at, uint32_t value) {
+  __atomic_store_n(at, value, __ATOMIC_RELEASE);
+}
+inline void FenceShared() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+
 inline float Bf16Half(uint32_t pair, int odd) { return WidenBf16(odd != 0 ? pair >> 16 : pair); }
 
 inline void Mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
