@@ -9,20 +9,12 @@
 #include "core/base/error.h"
 #include "core/base/logging.h"
 #include "core/base/units.h"
+#include "serving/model/dense_sizes.h"
 #include "serving/model/device_operator.h"
 #include "serving/model/device_rows.h"
 #include "serving/model/rope.h"
 
 namespace moesaic {
-namespace {
-
-// Decode steps of up to so many sequences spread a long context over the whole device.
-constexpr int64_t kSplitSequences = 16;
-
-uint64_t Floats(int64_t count) { return static_cast<uint64_t>(count) * sizeof(float); }
-float* FloatsOf(const DeviceBuffer& buffer) { return reinterpret_cast<float*>(buffer.data()); }
-int32_t* IntsOf(const DeviceBuffer& buffer) { return reinterpret_cast<int32_t*>(buffer.data()); }
-uint16_t* Bf16Of(const DeviceBuffer& buffer) { return reinterpret_cast<uint16_t*>(buffer.data()); }
 
 cuda::Weights GpuWeights(WeightType type) {
   switch (type) {
@@ -39,13 +31,10 @@ cuda::Weights GpuWeights(WeightType type) {
        "--gpu-dense: no kernel takes float32 weights; give --dtype bfloat16");
 }
 
+namespace {
+
 KvLayout KvLayoutFor(const ModelConfig& config) {
   return {config.num_kv_heads, config.head_dim, WeightType::kBf16};
-}
-
-// That the sequences of a step name; they may share some.
-int64_t MostBlocks(const ModelLimits& limits) {
-  return limits.max_sequences * (limits.max_context_tokens / cuda::kBlockTokens + 1);
 }
 
 }  // namespace
@@ -70,8 +59,7 @@ struct DenseOperator::Sizes {
     tables = 5 * Device::kAlignment +
              static_cast<uint64_t>(3 * rows + MostBlocks(limits)) * sizeof(int32_t) +
              static_cast<uint64_t>(limits.max_sequences) * sizeof(cuda::AttentionSequence);
-    const int64_t chunks = limits.max_context_tokens / cuda::kChunkTokens + 2;
-    partials = Floats(kSplitSequences * c.num_heads * chunks * AttentionPartialFloats(c.head_dim));
+    partials = AttentionPartialsBytes(c.num_heads, c.head_dim, limits);
   }
   uint64_t device() const {
     return SumOnDevice({rope, rope, hidden, hidden, x, qkv, attention, middle, middle, h, out,
@@ -476,7 +464,7 @@ DenseOperator::Routed DenseOperator::AwaitRouting() {
   return {.experts = ids,
           .weights = reinterpret_cast<const float*>(ids + run_rows_ * config_.top_k),
           .normed = reinterpret_cast<const float*>(host_normed_.data()),
-          .on_device = &x_};
+          .there = {&there_, 1}};
 }
 
 const float* DenseOperator::hidden() const {

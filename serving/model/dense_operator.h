@@ -1,8 +1,4 @@
-// DenseOperator: the dense part of a model on one device: the residual stream, embedding, norms,
-// attention with the KV cache, routers, the MLPs that every token runs, and the head, with their
-// weights. What comes to the host of a layer is its routing, for who finds and computes the experts
-// (ExpertRunner), and goes back is their sum or, of experts on the same device, nothing but where
-// their outputs are: a layer waits once.
+// DenseOperator: the dense part of a model on one device. What it does is dense_part.h's.
 //
 // Decode steps are captured: all that a layer queues at once is a graph, made at the first step of
 // its kind and replayed from then on. Kinds differ in the number of rows and of the longest
@@ -13,11 +9,6 @@
 // Numerics: the class of kernels/cuda: inputs of products, queries, probabilities and hidden
 // activations are rounded to bf16, sums, norms and routers are f32, a row's bits depend on no other
 // row.
-//
-// Owned by the Model; one thread calls. What is queued is waited for by AwaitRouting, EndStep, Head
-// and Greedy, which throw Error when the device fails: the keys and values are there and nowhere
-// else, so that a lost device is the end of all requests. The device outlives it. No allocation
-// after construction but what streams take.
 #pragma once
 
 #include <cstdint>
@@ -32,14 +23,13 @@
 #include "core/device/device.h"
 #include "core/device/pinned_host_pool.h"
 #include "kernels/cuda/kernels.h"
+#include "serving/model/dense_part.h"
 #include "serving/model/forward_batch.h"
 #include "serving/model/weights.h"
 
 namespace moesaic {
 
-class DeviceOperator;
-
-class DenseOperator {
+class DenseOperator : public DensePart {
  public:
   // Throws Error(kUnsupported) for what no kernel does, naming it.
   static void CheckSupported(const ModelConfig& config, WeightType type, WeightType kv_type);
@@ -53,40 +43,19 @@ class DenseOperator {
   DenseOperator(Device& device, const cuda::Kernels& kernels, const ModelConfig& config,
                 WeightType type, const ModelWeights& weights, const ModelLimits& limits,
                 bool capture = true);
-  // Waits for what is queued.
-  ~DenseOperator();
+  ~DenseOperator() override;
 
-  // A step: its tokens are embedded, and each Layer in turn queues all but the routed experts of a
-  // sparse one, for which AwaitRouting and AddExperts follow. EndStep waits for the last, or, after
-  // an error, AbandonStep, whatever it was.
-  void BeginStep(const ForwardBatch& batch);
-  void Layer(int64_t layer);
-  // What a sparse layer's experts are given; valid until the next Layer.
-  struct Routed {
-    const int32_t* experts = nullptr;  // [rows, top_k]
-    const float* weights = nullptr;    // [rows, top_k]
-    const float* normed = nullptr;     // [rows, hidden] what experts multiply, before rounding
-    const DeviceBuffer* on_device = nullptr;  // the same, [rows, ActivationStride(hidden)] bf16
-  };
-  Routed AwaitRouting();
-  // Residual stream [rows, hidden] of the running step, as the router of the layer that was waited
-  // for sees it through its norm.
-  const float* hidden() const;
-  // Queues: residual += sum over slots, in order, of weight times output. Outputs are rows of
-  // experts.out(), pair (row, slot) at pair_rows, after what `experts` has queued; the last
-  // `others` of them, in all pair_rows.size(), are sent from experts.host_out(). weights: [rows,
-  // top_k].
+  void BeginStep(const ForwardBatch& batch) override;
+  void Layer(int64_t layer) override;
+  Routed AwaitRouting() override;
+  const float* hidden() const override;
   void AddExperts(const DeviceOperator& experts, int64_t others, std::span<const int32_t> pair_rows,
-                  const float* weights);
-  void EndStep();
-  void AbandonStep();
-
-  // Of these rows of the last step, at most limits.max_logit_rows: logits [rows, vocab], or the
-  // token of the largest logit, the lower one of equals; -1 where a logit is not finite.
-  void Head(std::span<const int32_t> rows, float* logits);
-  void Greedy(std::span<const int32_t> rows, int32_t* tokens);
-
-  int64_t captured() const { return captured_; }  // graphs so far
+                  const float* weights) override;
+  void EndStep() override;
+  void AbandonStep() override;
+  void Head(std::span<const int32_t> rows, float* logits) override;
+  void Greedy(std::span<const int32_t> rows, int32_t* tokens) override;
+  int64_t captured() const override { return captured_; }
 
  private:
   struct Sizes;
@@ -135,6 +104,7 @@ class DenseOperator {
   DeviceBuffer chosen_;     // [logit rows] int32, rows and then tokens
   DeviceBuffer tables_;     // of the step
   DeviceBuffer partials_;   // of attention over long contexts
+  const DeviceBuffer* const there_ = &x_;
   // Of the host, pinned.
   std::unique_ptr<PinnedHostPool> pool_;
   HostBuffer host_hidden_;

@@ -417,8 +417,9 @@ void ExpertRunner::StageOthers(int64_t pairs) {
   });
 }
 
-void ExpertRunner::RunOnto(DenseOperator& dense, const DeviceBuffer& there, int64_t layer,
-                           const Rows& rows, const int32_t* experts, const float* weights) {
+void ExpertRunner::RunOnto(DensePart& dense, std::span<const DeviceBuffer* const> there,
+                           int64_t layer, const Rows& rows, const int32_t* experts,
+                           const float* weights) {
   CHECK(!runs_onto_);
   CHECK(parts_.size() == 1 && !parts_.front().place.operators.empty());
   Part& part = parts_.front();
@@ -430,11 +431,11 @@ void ExpertRunner::RunOnto(DenseOperator& dense, const DeviceBuffer& there, int6
   std::fill_n(pair_rows_.begin(), pairs, -1);
   onto_ = operators.front().get();
   const RowGroups groups = {open_->first_row, open_->token_rows};
-  for (const std::unique_ptr<DeviceOperator>& device : operators) {
-    if (device.get() == onto_) {
-      device->BeginLayerThere(there, groups);
+  for (size_t d = 0; d < operators.size(); ++d) {
+    if (d < there.size()) {
+      operators[d]->BeginLayerThere(*there[d], groups, d == 0);
     } else {
-      device->BeginLayer({rows.x, rows.x_stride, rows.tokens}, groups);
+      operators[d]->BeginLayer({rows.x, rows.x_stride, rows.tokens}, groups);
     }
   }
   part.place.experts->BeginLayer(part.needed, pairs);

@@ -34,7 +34,7 @@
 #include "kernels/cpu/moe.h"
 #include "prefetch/expert_placement.h"
 #include "prefetch/expert_provider.h"
-#include "serving/model/dense_operator.h"
+#include "serving/model/dense_part.h"
 #include "serving/model/device_operator.h"
 #include "serving/model/expert_sources.h"
 
@@ -90,11 +90,11 @@ class ExpertRunner {
   // has experts, with the same rows.
   ExpertStats AddDeferred(float* y, ThreadPool& pool);
 
-  // The same sum, queued onto the residual stream of `dense`, whose device is the first of the one
-  // place; `there` are the rows on it. Close before the next layer, and whenever this has been
-  // called, even if it threw (what a device could not do, an expert that cannot be read).
-  void RunOnto(DenseOperator& dense, const DeviceBuffer& there, int64_t layer, const Rows& rows,
-               const int32_t* experts, const float* weights);
+  // The same sum, queued onto the residual stream of `dense`, whose devices are the first of the
+  // one place; `there` are the rows on them. Close before the next layer, and whenever this has
+  // been called, even if it threw (what a device could not do, an expert that cannot be read).
+  void RunOnto(DensePart& dense, std::span<const DeviceBuffer* const> there, int64_t layer,
+               const Rows& rows, const int32_t* experts, const float* weights);
   // Ends the layer that RunOnto began, if any: waits for what the devices still compute.
   ExpertStats Close();
 

@@ -68,33 +68,40 @@ int64_t Model::AttentionStride(const ModelConfig& config) {
 }
 
 uint64_t Model::WorkspaceBytes(const ModelConfig& c, const CpuKernels& kernels,
-                               const ModelLimits& limits, int threads, int places) {
+                               const ModelLimits& limits, int threads, int places,
+                               bool dense_elsewhere) {
   const int64_t rows = limits.max_batch_tokens;
+  const int64_t experts =
+      ExpertRunner::WorkspaceBytes(c, kernels, rows, places, limits.defer_experts > 0);
+  if (dense_elsewhere) {
+    return static_cast<uint64_t>(
+        rows * (PaddedFloats(c.hidden_size) * static_cast<int64_t>(sizeof(float)) +
+                WidestActivationRow(kernels, c.hidden_size)) +
+        experts);
+  }
   const int64_t q = c.num_heads * c.head_dim;
   const int64_t floats_per_row = c.hidden_size + PaddedFloats(c.hidden_size) +
                                  PaddedFloats(q + 2 * c.num_kv_heads * c.head_dim) +
                                  PaddedFloats(q) + c.hidden_size + c.num_experts;
   const int64_t split = kSplitItemsPerThread * threads * MaxChunks(limits) * GroupPartialFloats(c);
-  return static_cast<uint64_t>(
-      rows * (floats_per_row * static_cast<int64_t>(sizeof(float)) +
-              WidestActivationRow(kernels, WidestProductInput(c)) +
-              WidestActivationRow(kernels, c.widest_dense_mlp())) +
-      (WorkerScratchFloats(c) * threads + split) * static_cast<int64_t>(sizeof(float)) +
-      ExpertRunner::WorkspaceBytes(c, kernels, rows, places, limits.defer_experts > 0) +
-      RopeTable::Bytes(c.head_dim, limits.max_context_tokens));
+  return static_cast<uint64_t>(rows * (floats_per_row * static_cast<int64_t>(sizeof(float)) +
+                                       WidestActivationRow(kernels, WidestProductInput(c)) +
+                                       WidestActivationRow(kernels, c.widest_dense_mlp())) +
+                               (WorkerScratchFloats(c) * threads + split) *
+                                   static_cast<int64_t>(sizeof(float)) +
+                               experts + RopeTable::Bytes(c.head_dim, limits.max_context_tokens));
 }
 
 Model::Model(ModelConfig config, ModelWeights weights, const ExpertLayout& expert_layout,
              ExpertProvider& experts, const CpuKernels& kernels, ThreadPool& pool,
-             const ModelLimits& limits, DeviceOperators operators,
-             std::unique_ptr<DenseOperator> dense)
+             const ModelLimits& limits, DeviceOperators operators, std::unique_ptr<DensePart> dense)
     : Model(std::move(config), std::move(weights), expert_layout,
             OnePlace(experts, pool, std::move(operators)), kernels, pool, limits,
             std::move(dense)) {}
 
 Model::Model(ModelConfig config, ModelWeights weights, const ExpertLayout& expert_layout,
              ExpertPlaces experts, const CpuKernels& kernels, ThreadPool& pool,
-             const ModelLimits& limits, std::unique_ptr<DenseOperator> dense)
+             const ModelLimits& limits, std::unique_ptr<DensePart> dense)
     : config_(std::move(config)),
       weights_(std::move(weights)),
       kernels_(kernels),
@@ -102,7 +109,8 @@ Model::Model(ModelConfig config, ModelWeights weights, const ExpertLayout& exper
       pool_(pool),
       limits_(limits),
       kv_layout_(KvLayoutOf(config_, limits.kv_type)),
-      rope_(config_.rope, config_.head_dim, config_.max_position, limits.max_context_tokens),
+      rope_(config_.rope, config_.head_dim, config_.max_position,
+            dense == nullptr ? limits.max_context_tokens : 0),
       runner_(config_, expert_layout, std::move(experts), kernels, limits.max_batch_tokens,
               limits.defer_experts > 0),
       dense_(std::move(dense)) {
@@ -112,23 +120,24 @@ Model::Model(ModelConfig config, ModelWeights weights, const ExpertLayout& exper
   qkv_stride_ = QkvStride(c);
   attn_stride_ = AttentionStride(c);
   scratch_stride_ = WorkerScratchFloats(c);
+  normed_ = ZeroedFloats(rows * norm_stride_);
+  activations_ = AlignedBuffer(static_cast<size_t>(
+      rows *
+      WidestActivationRow(kernels_, dense_ == nullptr ? WidestProductInput(c) : c.hidden_size)));
   if (dense_ == nullptr) {
     kv_ = AlignedBuffer(KvBlockBytes(c, limits_.kv_type) *
                         static_cast<uint64_t>(limits_.num_kv_blocks));
+    hidden_ = ZeroedFloats(rows * c.hidden_size);
+    qkv_ = ZeroedFloats(rows * qkv_stride_);
+    attn_ = ZeroedFloats(rows * attn_stride_);
+    mlp_out_ = ZeroedFloats(rows * c.hidden_size);
+    router_out_ = ZeroedFloats(rows * c.num_experts);
+    scratch_ = ZeroedFloats(pool_.threads() * scratch_stride_);
+    split_partials_ = ZeroedFloats(kSplitItemsPerThread * pool_.threads() * MaxChunks(limits_) *
+                                   GroupPartialFloats(c));
+    mlp_hidden_ = AlignedBuffer(
+        static_cast<size_t>(rows * WidestActivationRow(kernels_, c.widest_dense_mlp())));
   }
-  hidden_ = ZeroedFloats(rows * c.hidden_size);
-  normed_ = ZeroedFloats(rows * norm_stride_);
-  qkv_ = ZeroedFloats(rows * qkv_stride_);
-  attn_ = ZeroedFloats(rows * attn_stride_);
-  mlp_out_ = ZeroedFloats(rows * c.hidden_size);
-  router_out_ = ZeroedFloats(rows * c.num_experts);
-  scratch_ = ZeroedFloats(pool_.threads() * scratch_stride_);
-  split_partials_ = ZeroedFloats(kSplitItemsPerThread * pool_.threads() * MaxChunks(limits_) *
-                                 GroupPartialFloats(c));
-  activations_ = AlignedBuffer(
-      static_cast<size_t>(rows * WidestActivationRow(kernels_, WidestProductInput(c))));
-  mlp_hidden_ = AlignedBuffer(
-      static_cast<size_t>(rows * WidestActivationRow(kernels_, c.widest_dense_mlp())));
   expert_ids_.resize(static_cast<size_t>(rows * c.top_k));
   expert_weights_.resize(expert_ids_.size());
   if (limits_.defer_experts > 0) deferred_.resize(expert_ids_.size());
@@ -214,7 +223,7 @@ void Model::RunOnDevice(RowRange rows, RoutingHook* hook, StepStats& stats) {
     for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
       dense_->Layer(layer);
       if (!config_.layer_is_sparse[static_cast<size_t>(layer)]) continue;
-      const DenseOperator::Routed routed = dense_->AwaitRouting();
+      const DensePart::Routed routed = dense_->AwaitRouting();
       stats.experts += runner_.Close();
       stats.attention_us += watch.Lap();
       RunExpertsOnDevice(layer, rows, routed, hook);
@@ -231,7 +240,7 @@ void Model::RunOnDevice(RowRange rows, RoutingHook* hook, StepStats& stats) {
   stats.moe_us -= std::min(stats.moe_us, static_cast<int64_t>(stats.experts.blocked_us));
 }
 
-void Model::RunExpertsOnDevice(int64_t layer, RowRange rows, const DenseOperator::Routed& routed,
+void Model::RunExpertsOnDevice(int64_t layer, RowRange rows, const DensePart::Routed& routed,
                                RoutingHook* hook) {
   const int64_t pairs = rows.count() * config_.top_k;
   std::copy_n(routed.experts, pairs, expert_ids_.data());
@@ -243,7 +252,7 @@ void Model::RunExpertsOnDevice(int64_t layer, RowRange rows, const DenseOperator
   int64_t stride_bytes = 0;
   const std::byte* const x = Activate(normed_.as<float>(), norm_stride_, rows.count(),
                                       runner_.Gate(), pool_, &stride_bytes);
-  runner_.RunOnto(*dense_, *routed.on_device, layer,
+  runner_.RunOnto(*dense_, routed.there, layer,
                   {.tokens = rows.count(),
                    .x = normed_.as<float>(),
                    .x_stride = norm_stride_,

@@ -15,7 +15,7 @@
 #include "core/base/thread_pool.h"
 #include "core/config/model_config.h"
 #include "kernels/cpu/kernels.h"
-#include "serving/model/dense_operator.h"
+#include "serving/model/dense_part.h"
 #include "serving/model/expert_runner.h"
 #include "serving/model/forward_batch.h"
 #include "serving/model/rope.h"
@@ -38,17 +38,17 @@ class Model {
   // `experts` serves the routed experts and must outlive the model, as must kernels and pool.
   // `operators`: what the devices of `experts` compute with, in their order, for as many tokens as
   // limits.max_batch_tokens; none: the host computes. `dense`: what has the residual stream and
-  // computes all but experts on the first of these devices, made from `weights` with these limits;
-  // null: the host does. With it, Forward is the only pass.
+  // computes all but experts on the first of these devices, made with these limits; null: the host
+  // does. With it, Forward is the only pass, and `weights` may be shapes without memory.
   Model(ModelConfig config, ModelWeights weights, const ExpertLayout& expert_layout,
         ExpertProvider& experts, const CpuKernels& kernels, ThreadPool& pool,
         const ModelLimits& limits, DeviceOperators operators = {},
-        std::unique_ptr<DenseOperator> dense = nullptr);
+        std::unique_ptr<DensePart> dense = nullptr);
 
   // The routed experts in several places.
   Model(ModelConfig config, ModelWeights weights, const ExpertLayout& expert_layout,
         ExpertPlaces experts, const CpuKernels& kernels, ThreadPool& pool,
-        const ModelLimits& limits, std::unique_ptr<DenseOperator> dense = nullptr);
+        const ModelLimits& limits, std::unique_ptr<DensePart> dense = nullptr);
 
   const ModelConfig& config() const { return config_; }
   const ModelLimits& limits() const { return limits_; }
@@ -94,7 +94,7 @@ class Model {
   // Throws Error when the device that has the head fails.
   void Logits(std::span<const int32_t> rows, float* out);
 
-  const DenseOperator* dense() const { return dense_.get(); }  // null: the host does it
+  const DensePart* dense() const { return dense_.get(); }  // null: the host does it
 
   // Whether tokens can be chosen where the head is computed, on a device.
   bool has_greedy_tokens() const { return dense_ != nullptr; }
@@ -112,9 +112,11 @@ class Model {
 
   // One block of 16 tokens, all layers.
   static uint64_t KvBlockBytes(const ModelConfig& config, WeightType kv_type);
-  // `places` of experts.
+  // `places` of experts. `dense_elsewhere`: of a model that is given its dense part, whose host
+  // only computes experts.
   static uint64_t WorkspaceBytes(const ModelConfig& config, const CpuKernels& kernels,
-                                 const ModelLimits& limits, int threads, int places = 1);
+                                 const ModelLimits& limits, int threads, int places = 1,
+                                 bool dense_elsewhere = false);
 
  private:
   // Consecutive rows of one slice whose attention is one task for each KV head.
@@ -128,7 +130,7 @@ class Model {
   };
 
   void RunOnDevice(RowRange rows, RoutingHook* hook, StepStats& stats);
-  void RunExpertsOnDevice(int64_t layer, RowRange rows, const DenseOperator::Routed& routed,
+  void RunExpertsOnDevice(int64_t layer, RowRange rows, const DensePart::Routed& routed,
                           RoutingHook* hook);
   // Marks in deferred_ what of the layer's routing is added one layer later. Whether there is any.
   bool MarkDeferred(int64_t layer);
@@ -163,27 +165,28 @@ class Model {
   KvLayout kv_layout_;
   RopeTable rope_;
   ExpertRunner runner_;
-  std::unique_ptr<DenseOperator> dense_;  // null: the host does it
+  std::unique_ptr<DensePart> dense_;  // null: the host does it
 
   int64_t norm_stride_ = 0;  // floats
   int64_t qkv_stride_ = 0;
   int64_t attn_stride_ = 0;
   int64_t scratch_stride_ = 0;  // floats of one worker's attention scratch
 
-  AlignedBuffer kv_;                   // [layers, num_kv_blocks, block_bytes], without dense_
-  AlignedBuffer hidden_;               // [rows, hidden] f32, the residual stream
-  AlignedBuffer normed_;               // [rows, norm_stride] f32
-  AlignedBuffer activations_;          // [rows, widest activation row]
-  AlignedBuffer mlp_hidden_;           // [rows, activation row of the MLP width]
-  AlignedBuffer qkv_;                  // [rows, qkv_stride] f32
-  AlignedBuffer attn_;                 // [rows, attn_stride] f32
-  AlignedBuffer mlp_out_;              // [rows, hidden] f32
-  AlignedBuffer router_out_;           // [rows, experts] f32
-  AlignedBuffer split_partials_;       // [split items, chunks, group, partial] f32
-  AlignedBuffer scratch_;              // [threads, scratch_stride] f32
-  std::vector<int32_t> expert_ids_;    // [rows, top_k]
-  std::vector<float> expert_weights_;  // [rows, top_k]
-  std::vector<uint8_t> deferred_;      // [rows, top_k], with limits_.defer_experts
+  // With dense_ there are none of these buffers but normed_ and activations_.
+  AlignedBuffer kv_;                              // [layers, num_kv_blocks, block_bytes]
+  AlignedBuffer hidden_;                          // [rows, hidden] f32, the residual stream
+  AlignedBuffer normed_;                          // [rows, norm_stride] f32
+  AlignedBuffer activations_;                     // [rows, widest activation row]
+  AlignedBuffer mlp_hidden_;                      // [rows, activation row of the MLP width]
+  AlignedBuffer qkv_;                             // [rows, qkv_stride] f32
+  AlignedBuffer attn_;                            // [rows, attn_stride] f32
+  AlignedBuffer mlp_out_;                         // [rows, hidden] f32
+  AlignedBuffer router_out_;                      // [rows, experts] f32
+  AlignedBuffer split_partials_;                  // [split items, chunks, group, partial] f32
+  AlignedBuffer scratch_;                         // [threads, scratch_stride] f32
+  std::vector<int32_t> expert_ids_;               // [rows, top_k]
+  std::vector<float> expert_weights_;             // [rows, top_k]
+  std::vector<uint8_t> deferred_;                 // [rows, top_k], with limits_.defer_experts
   std::vector<const std::byte*> block_pointers_;  // of all slices, one after another
   std::vector<int64_t> first_block_;              // [slices] into block_pointers_
   std::vector<int32_t> row_slice_;                // [rows]

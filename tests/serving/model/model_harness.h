@@ -49,6 +49,7 @@ struct HarnessOptions {
   const cuda::Kernels* kernels = nullptr;
   bool dense_on_device = false;        // the first one's
   bool capture_dense = true;           // its decode steps
+  bool dense_sharded = false;          // over all given_devices, instead
   std::vector<Device*> given_devices;  // in place of emulated ones; as many as `devices`
 };
 
