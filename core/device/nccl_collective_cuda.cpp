@@ -7,6 +7,7 @@
 #include <chrono>
 #include <string>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #include "core/base/check.h"
@@ -81,13 +82,14 @@ class NcclCollective : public Collective {
   }
 
   ~NcclCollective() override {
+    // While somebody watches: a lost device would keep the others waiting.
+    for (Stream* const stream : streams_) static_cast<void>(stream->Synchronize());
     {
       MutexLock lock(mutex_);
       stop_ = true;
       changed_.NotifyAll();
     }
     watcher_.join();
-    for (Stream* const stream : streams_) static_cast<void>(stream->Synchronize());
     MutexLock lock(mutex_);
     if (aborted_) return;
     for (const ncclComm_t comm : comms_) nccl_.comm_destroy(comm);

@@ -9,6 +9,7 @@
 
 #include "core/base/check.h"
 #include "core/base/error.h"
+#include "core/base/logging.h"
 #include "core/base/units.h"
 #include "serving/model/dense_operator.h"
 #include "serving/model/dense_shard.h"
@@ -182,6 +183,7 @@ DenseShards::DenseShards(std::span<Device* const> devices, const cuda::Kernels& 
   }
   for (const std::unique_ptr<Shard>& shard : shards_) ThrowIfFailed(shard->stream->Synchronize());
   collective_ = make_collective(streams);
+  LogInfo("{} devices share the dense part, by {}", count, collective_->name());
 }
 
 DenseShards::~DenseShards() = default;
