@@ -301,7 +301,7 @@ void AddRuntimeSettings(RuntimeConfig& config, SettingScope scope, OptionTable& 
   add(engine, {"gpu-memory",
                &config.gpu_memory,
                "SIZE",
-               "All that is taken of each device's memory: workspace, experts and, on the first, "
+               "All that is taken of each device's memory: workspace, experts and what it has of "
                "the dense part. auto: what a GPU has, less a reserve.",
                "Devices",
                0,
@@ -313,11 +313,21 @@ void AddRuntimeSettings(RuntimeConfig& config, SettingScope scope, OptionTable& 
                &config.gpu_dense,
                "",
                "Where attention with its KV cache and all else that is dense is computed: on the "
-               "first GPU (on) or the CPU (off). auto: on the GPU when its kernels can do the "
-               "model and its memory has room for that and the experts of a token.",
+               "first GPU (on), on all of them, each a part of the heads and of every matrix's "
+               "outputs (tp: tensor parallelism, the same answers), or on the CPU (off). auto: on "
+               "the first GPU when its kernels can do the model and its memory has room for that "
+               "and the experts of a token.",
                "Devices",
                0,
-               {"auto", "on", "off"}});
+               {"auto", "on", "off", "tp"}});
+  add(engine, {"gpu-collective",
+               &config.gpu_collective,
+               "",
+               "What GPUs that share the dense part (--gpu-dense tp) exchange their pieces by: "
+               "copies between them, or NCCL where the build found it. The same bits.",
+               "Devices",
+               0,
+               {"peer", "nccl"}});
   add(engine,
       {"miss",
        &config.miss,

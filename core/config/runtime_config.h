@@ -47,11 +47,12 @@ struct RuntimeConfig {
   // Devices
   int64_t devices = 0;  // 0: none; experts are computed in host memory
   std::string device_kind = "emulated";
-  std::string device_memory = "auto";  // on each; a percentage is of the experts that it holds
-  std::string gpu_memory = "auto";     // on each, in all
-  std::string gpu_dense = "auto";      // on, off, auto
-  std::string miss = "auto";           // fetch, host, auto
-  double emulated_link_gbps = 12;      // 10^9 bytes per second; 0: as fast as memory
+  std::string device_memory = "auto";   // on each; a percentage is of the experts that it holds
+  std::string gpu_memory = "auto";      // on each, in all
+  std::string gpu_dense = "auto";       // on, off, tp, auto
+  std::string gpu_collective = "peer";  // peer, nccl
+  std::string miss = "auto";            // fetch, host, auto
+  double emulated_link_gbps = 12;       // 10^9 bytes per second; 0: as fast as memory
   double emulated_link_latency_us = 10;
 
   // Compute

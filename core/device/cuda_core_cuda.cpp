@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "core/base/check.h"
+#include "core/base/logging.h"
+#include "core/base/units.h"
 #include "core/device/internal/cuda_core.h"
 
 namespace moesaic::cuda {
@@ -27,6 +29,9 @@ Function FromDriver(const char* name, unsigned int version) {
 }
 
 constexpr unsigned int kStreamWordsVersion = 11070;  // from which on every device has them
+
+// Below this the driver may not find what it needs for a launch.
+constexpr uint64_t kLittleLeftBytes = uint64_t{256} << 20;
 
 }  // namespace
 
@@ -113,6 +118,20 @@ void Core::GiveEvent(cudaEvent_t event) {
   if (event == nullptr) return;
   MutexLock lock(mutex_);
   events_.push_back(event);
+}
+
+void Core::CountGraph(uint64_t free_before, uint64_t free_after) {
+  MutexLock lock(mutex_);
+  graph_bytes_ += free_before > free_after ? free_before - free_after : 0;
+  if (graph_bytes_ >= 2 * told_graph_bytes_) {
+    told_graph_bytes_ = graph_bytes_;
+    LogInfo("cuda:{}: graphs have taken {} of what --gpu-memory leaves, {} are free", ordinal_,
+            FormatBytes(graph_bytes_), FormatBytes(free_after));
+  }
+  if (free_after < kLittleLeftBytes && !std::exchange(warned_of_graphs_, true)) {
+    LogWarn("cuda:{}: {} are free after graphs have taken {}; lower --gpu-memory", ordinal_,
+            FormatBytes(free_after), FormatBytes(graph_bytes_));
+  }
 }
 
 void Core::QueueCall(const void* stream, cudaStream_t handle, HostFunction function,

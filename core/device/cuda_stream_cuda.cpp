@@ -291,6 +291,19 @@ void CudaStream::BeginCapture() {
   }
 }
 
+// Null: it cannot be had. Uploaded at once, so that all that it takes is seen.
+cudaGraphExec_t CudaStream::Instantiate(cudaGraph_t graph) {
+  size_t total = 0;
+  size_t before = 0;
+  size_t after = 0;
+  const bool known = cudaMemGetInfo(&before, &total) == cudaSuccess;
+  cudaGraphExec_t exec = nullptr;
+  if (cudaGraphInstantiate(&exec, graph, 0) != cudaSuccess) return nullptr;
+  Note(cudaGraphUpload(exec, handle_), "cudaGraphUpload");
+  if (known && cudaMemGetInfo(&after, &total) == cudaSuccess) core_.CountGraph(before, after);
+  return exec;
+}
+
 std::unique_ptr<Graph> CudaStream::EndCapture() {
   const CurrentDevice current(core_.ordinal());
   MutexLock lock(mutex_);
@@ -300,10 +313,7 @@ std::unique_ptr<Graph> CudaStream::EndCapture() {
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t exec = nullptr;
   const bool ended = cudaStreamEndCapture(handle_, &graph) == cudaSuccess && graph != nullptr;
-  if (ended && capture == Capture::kRecording && !InError() &&
-      cudaGraphInstantiate(&exec, graph, 0) != cudaSuccess) {
-    exec = nullptr;
-  }
+  if (ended && capture == Capture::kRecording && !InError()) exec = Instantiate(graph);
   if (graph != nullptr) cudaGraphDestroy(graph);
   if (exec != nullptr) return std::make_unique<CudaGraph>(core_, exec);
   cudaGetLastError();

@@ -17,6 +17,7 @@ struct Kernels {
   LaunchResult (*swiglu)(const SwiGluArgs& args, StreamHandle stream) = nullptr;
   LaunchResult (*add_gated)(const AddGatedArgs& args, StreamHandle stream) = nullptr;
   LaunchResult (*argmax)(const ArgMaxArgs& args, StreamHandle stream) = nullptr;
+  LaunchResult (*join_columns)(const JoinColumnsArgs& args, StreamHandle stream) = nullptr;
   LaunchResult (*router_logits)(const RouterLogitsArgs& args, StreamHandle stream) = nullptr;
   LaunchResult (*router_top_k)(const RouterTopKArgs& args, StreamHandle stream) = nullptr;
   LaunchResult (*group_rows)(const GroupRowsArgs& args, StreamHandle stream) = nullptr;

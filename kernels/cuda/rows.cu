@@ -136,6 +136,33 @@ __global__ void ArgMaxKernel(ArgMaxArgs args) {
   args.out[blockIdx.x] = args.finite_only && !all_finite ? -1 : (index < 0 ? 0 : index);
 }
 
+// A block per row.
+template <typename T>
+__global__ void JoinColumnsKernel(JoinColumnsArgs args) {
+  constexpr bool kBf16 = sizeof(T) == sizeof(uint16_t);
+  const int64_t row = blockIdx.x;
+  const T* piece = static_cast<const T*>(args.pieces);
+  T* out = static_cast<T*>(args.out) + row * args.out_stride;
+  for (int i = 0; i < args.num_pieces; ++i) {
+    const int64_t first = args.bounds[i];
+    const int64_t columns = args.bounds[i + 1] - first;
+    const int64_t stride = kBf16 ? ActivationStride(columns) : columns;
+    for (int64_t column = threadIdx.x; column < columns; column += kThreads) {
+      const T value = piece[row * stride + column];
+      if constexpr (!kBf16) {
+        out[first + column] = args.accumulate ? out[first + column] + value : value;
+      } else {
+        out[first + column] = value;
+      }
+    }
+    piece += args.rows * stride;
+  }
+  if constexpr (kBf16) {
+    const int64_t width = args.bounds[args.num_pieces];
+    for (int64_t i = width + threadIdx.x; i < ActivationStride(width); i += kThreads) out[i] = 0;
+  }
+}
+
 dim3 Grid(int64_t rows) { return dim3(static_cast<unsigned>(rows)); }
 
 }  // namespace
@@ -174,6 +201,18 @@ LaunchResult AddGated(const AddGatedArgs& args, StreamHandle stream) {
 
 LaunchResult ArgMax(const ArgMaxArgs& args, StreamHandle stream) {
   return Launch("argmax", ArgMaxKernel, Grid(args.rows), kThreads, stream, args);
+}
+
+LaunchResult JoinColumns(const JoinColumnsArgs& args, StreamHandle stream) {
+  if (args.num_pieces < 1 || args.num_pieces > JoinColumnsArgs::kMostPieces) {
+    return Refuse("join_columns", "number of pieces out of range");
+  }
+  if (args.bf16 && args.accumulate) return Refuse("join_columns", "bf16 rows are not added to");
+  if (args.bf16) {
+    return Launch("join_columns", JoinColumnsKernel<uint16_t>, Grid(args.rows), kThreads, stream,
+                  args);
+  }
+  return Launch("join_columns", JoinColumnsKernel<float>, Grid(args.rows), kThreads, stream, args);
 }
 
 }  // namespace moesaic::cuda

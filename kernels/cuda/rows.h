@@ -1,5 +1,6 @@
 // CUDA kernels on rows: norms, rotary positions, embeddings, the activation of an expert, the
-// greedy token. Every pointer is the device's; a call queues a kernel and returns.
+// greedy token, rows from pieces. Every pointer is the device's; a call queues a kernel and
+// returns.
 //
 // bf16 outputs are activation rows (packed_weights.h): ActivationStride(n) elements apart, their
 // padding zeroed.
@@ -90,5 +91,23 @@ struct ArgMaxArgs {
   int32_t* out = nullptr;    // [rows]
 };
 LaunchResult ArgMax(const ArgMaxArgs& args, StreamHandle stream);
+
+// Rows whose columns several devices have computed, put side by side: piece i holds the columns
+// [bounds[i], bounds[i + 1]) of all rows, one piece behind the other, in row-major order.
+//
+// bf16 pieces are activation rows, ActivationStride(columns) elements apart, and so is the output,
+// whose padding is zeroed.
+struct JoinColumnsArgs {
+  static constexpr int kMostPieces = 16;
+  const void* pieces = nullptr;  // f32, or with `bf16` uint16_t
+  int32_t num_pieces = 0;
+  int32_t bounds[kMostPieces + 1] = {};  // ascending from 0, the last is the columns of a row
+  int64_t rows = 0;
+  bool bf16 = false;
+  bool accumulate = false;  // out += instead of out =; f32 only
+  int64_t out_stride = 0;   // elements between rows of out; with bf16 at least the padded row
+  void* out = nullptr;      // [rows, out_stride], of which the first columns are written
+};
+LaunchResult JoinColumns(const JoinColumnsArgs& args, StreamHandle stream);
 
 }  // namespace moesaic::cuda

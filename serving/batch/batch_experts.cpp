@@ -123,7 +123,7 @@ std::unique_ptr<DenseOperator> BatchExperts::MakeDense(const EngineOptions& opti
   if (!plan.dense_on_device) return nullptr;
   auto dense = std::make_unique<DenseOperator>(
       *devices_.devices.front(), *KernelsOf(options.devices), config, ChooseWeightType(options),
-      weights, DenseLimitsOf(options, plan.sizes), DenseOperator::Capture{.layers = false});
+      weights, DenseLimitsOf(options, plan.sizes), false);
   MakeDenseDevice(dense->qkv().span(), dense->attention().span());
   return dense;
 }

@@ -58,6 +58,12 @@ BatchDevices PlanBatchDevices(const EngineOptions& options, const ModelFiles& fi
   const ExpertLayout& layout = files.experts->layout();
   BatchDevices plan;
   const DenseMode mode = options.devices.dense;
+  if (mode == DenseMode::kSharded) {
+    Fail(ErrorKind::kInvalidArgument,
+         "--gpu-dense tp: throughput mode has the dense part on one GPU; give --gpu-dense on, or "
+         "use "
+         "latency mode");
+  }
   CheckDevices(with, config, layout);
   if (mode != DenseMode::kOff) {
     try {
@@ -65,7 +71,7 @@ BatchDevices PlanBatchDevices(const EngineOptions& options, const ModelFiles& fi
       const ModelLimits limits = DenseLimitsOf(options, sizes);
       // The kind of keys and values is the CPU's business.
       DenseOperator::CheckSupported(config, type, WeightType::kBf16);
-      plan.devices = PlanDevices(with, config, layout, DenseLedger(config, type, limits));
+      plan.devices = PlanDevices(with, config, layout, DenseLedgerOf(config, type, limits, 1));
       plan.dense_on_device = true;
       return plan;
     } catch (const Error& error) {

@@ -58,7 +58,9 @@ DeviceOptions DeviceOptionsFrom(const RuntimeConfig& config, const Topology& top
   devices.gpu_memory = config.gpu_memory;
   devices.dense = config.gpu_dense == "on"    ? DenseMode::kOn
                   : config.gpu_dense == "off" ? DenseMode::kOff
+                  : config.gpu_dense == "tp"  ? DenseMode::kSharded
                                               : DenseMode::kAuto;
+  devices.nccl = config.gpu_collective == "nccl";
   if (topology.nodes.size() > 1) {
     for (const NumaNode& node : topology.nodes) devices.numa_nodes.push_back(node.id);
   }

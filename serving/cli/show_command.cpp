@@ -81,7 +81,7 @@ Json FitsToJson(const std::vector<Fit>& fits) {
       Json ledger;
       for (const LedgerEntry& entry : fit.plan->ledger) ledger[entry.name] = entry.bytes;
       row["ledger"] = ledger;
-      if (!fit.plan->devices.empty()) row["dense_on_device"] = fit.plan->dense_on_device;
+      if (!fit.plan->devices.empty()) row["dense_devices"] = fit.plan->dense_devices;
       for (const DevicePlan& device : fit.plan->devices) {
         Json memory = {{"experts", device.experts}, {"slots", device.slots}};
         for (const LedgerEntry& entry : device.ledger) memory["ledger"][entry.name] = entry.bytes;

@@ -190,8 +190,7 @@ HttpResponse ApiService::AnswerGet(const RouteMatch& match) {
     case Route::kMetrics:
       return Metrics();
     case Route::kReady:
-      if (const auto error = NotReady()) return ErrorResponse(*error);
-      return JsonResponse(Json{{"status", "ready"}});
+      return Ready();
     case Route::kModel:
       return OneModel(match.model);
     case Route::kTokenizerInfo:
@@ -199,6 +198,17 @@ HttpResponse ApiService::AnswerGet(const RouteMatch& match) {
     default:
       return Models();
   }
+}
+
+// An engine that can serve nothing any more is not ready, though its requests are still taken and
+// end with the reason.
+HttpResponse ApiService::Ready() const {
+  if (const auto error = NotReady()) return ErrorResponse(*error);
+  for (const ServedModel& model : models()->models()) {
+    const std::string why = model.engine->Status().not_ready;
+    if (!why.empty()) return ErrorResponse(Unavailable(why, "device_lost", 60));
+  }
+  return JsonResponse(Json{{"status", "ready"}});
 }
 
 HttpResponse ApiService::Metrics() {

@@ -47,6 +47,7 @@ class ApiService : public RequestHandler {
   // Why work cannot be accepted now, if so.
   std::optional<ApiError> NotReady() const;
   HttpResponse AnswerGet(const RouteMatch& match);
+  HttpResponse Ready() const;
   HttpResponse Metrics();
   HttpResponse Models() const;
   HttpResponse OneModel(const std::string& name) const;

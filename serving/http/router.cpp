@@ -52,7 +52,7 @@ std::string_view RootPage() {
          "GET  /tokenizer_info        the special tokens\n"
          "GET  /metrics               Prometheus metrics\n"
          "GET  /health  /live         the process is alive\n"
-         "GET  /ready                 requests are accepted (503 while loading or draining)\n"
+         "GET  /ready                 requests are accepted (503: loading, draining, a lost GPU)\n"
          "GET  /version               version of this server\n";
 }
 

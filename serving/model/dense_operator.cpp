@@ -10,20 +10,12 @@
 #include "core/base/error.h"
 #include "core/base/logging.h"
 #include "core/base/units.h"
+#include "serving/model/dense_sizes.h"
 #include "serving/model/device_operator.h"
 #include "serving/model/device_rows.h"
 #include "serving/model/rope.h"
 
 namespace moesaic {
-namespace {
-
-// Decode steps of up to so many sequences spread a long context over the whole device.
-constexpr int64_t kSplitSequences = 16;
-
-uint64_t Floats(int64_t count) { return static_cast<uint64_t>(count) * sizeof(float); }
-float* FloatsOf(const DeviceBuffer& buffer) { return reinterpret_cast<float*>(buffer.data()); }
-int32_t* IntsOf(const DeviceBuffer& buffer) { return reinterpret_cast<int32_t*>(buffer.data()); }
-uint16_t* Bf16Of(const DeviceBuffer& buffer) { return reinterpret_cast<uint16_t*>(buffer.data()); }
 
 cuda::Weights GpuWeights(WeightType type) {
   switch (type) {
@@ -40,13 +32,10 @@ cuda::Weights GpuWeights(WeightType type) {
        "--gpu-dense: no kernel takes float32 weights; give --dtype bfloat16");
 }
 
+namespace {
+
 KvLayout KvLayoutFor(const ModelConfig& config) {
   return {config.num_kv_heads, config.head_dim, WeightType::kBf16};
-}
-
-// That the sequences of a step name; they may share some.
-int64_t MostBlocks(const ModelLimits& limits) {
-  return limits.max_sequences * (limits.max_context_tokens / cuda::kBlockTokens + 1);
 }
 
 }  // namespace
@@ -80,8 +69,7 @@ struct DenseOperator::Sizes {
     tables = 6 * Device::kAlignment +
              static_cast<uint64_t>(3 * rows + 1 + MostBlocks(limits)) * sizeof(int32_t) +
              static_cast<uint64_t>(limits.max_sequences) * sizeof(cuda::AttentionSequence);
-    const int64_t chunks = limits.max_context_tokens / cuda::kChunkTokens + 2;
-    partials = Floats(kSplitSequences * c.num_heads * chunks * AttentionPartialFloats(c.head_dim));
+    partials = AttentionPartialsBytes(c.num_heads, c.head_dim, limits);
   }
   uint64_t device() const {
     return SumOnDevice({rope, rope, hidden, hidden, x, qkv, attention, middle, middle, h, out,
@@ -124,9 +112,9 @@ uint64_t DenseOperator::HostBytes(const ModelConfig& config, const ModelLimits& 
 
 DenseOperator::DenseOperator(Device& device, const cuda::Kernels& kernels,
                              const ModelConfig& config, WeightType type,
-                             const ModelWeights& weights, const ModelLimits& limits,
-                             const Capture& capture)
-    : kernels_(kernels),
+                             const ModelWeights& weights, const ModelLimits& limits, bool capture)
+    : device_(device),
+      kernels_(kernels),
       config_(config),
       limits_(limits),
       qkv_width_((config.num_heads + 2 * config.num_kv_heads) * config.head_dim),
@@ -161,6 +149,7 @@ DenseOperator::DenseOperator(Device& device, const cuda::Kernels& kernels,
                                       {&partials_, sizes.partials}}) {
     *buffer = take(bytes, "the workspace of the dense part");
   }
+  there_ = x_.span();
   pool_ = std::make_unique<PinnedHostPool>(sizes.host(), device.numa_node(), device.host_pinner());
   if (limits.host_attention) {
     host_qkv_ = TakePinned(*pool_, sizes.host_qkv);
@@ -183,11 +172,6 @@ DenseOperator::DenseOperator(Device& device, const cuda::Kernels& kernels,
   routed_ = device.CreateEvent();
   stream_ = device.CreateStream();
   graphs_ = std::make_unique<DenseGraphs>(*stream_, 2 * config.num_layers + 1);
-  if (capture.layers && capture.table != nullptr) {
-    step_ = std::make_unique<StepExperts>(device, kernels, config, *capture.experts, limits,
-                                          *capture.table);
-    if (!step_->usable()) step_.reset();
-  }
 
   const RopeTable rope(config.rope, config.head_dim, config.max_position,
                        limits.max_context_tokens);
@@ -201,6 +185,12 @@ DenseOperator::DenseOperator(Device& device, const cuda::Kernels& kernels,
 }
 
 DenseOperator::~DenseOperator() = default;
+
+void DenseOperator::CaptureSteps(const ExpertLayout& experts, SlotTable& table) {
+  if (!capture_) return;
+  step_ = std::make_unique<StepExperts>(device_, kernels_, config_, experts, limits_, table);
+  if (!step_->usable()) step_.reset();
+}
 
 // The place of a table does not depend on how much is in it.
 template <typename T>
@@ -297,7 +287,7 @@ void DenseOperator::BeginStep(const ForwardBatch& batch) {
 
   Embed(tokens);
 
-  if (decode && capture_.layers) {
+  if (decode && capture_) {
     graphs_->BeginKind({run_rows_, attend_.max_context});
   } else {
     graphs_->EndKind();
@@ -581,7 +571,7 @@ DenseOperator::Routed DenseOperator::AwaitRouting(int64_t layer) {
     return {.experts = routed.experts,
             .weights = routed.weights,
             .normed = routed.normed,
-            .on_device = x_.span(),
+            .there = {&there_, 1},
             .missed = routed.missed};
   }
   ThrowIfFailed(routed_->Synchronize());
@@ -596,7 +586,7 @@ DenseOperator::Routed DenseOperator::RoutedRows() const {
           .weights = reinterpret_cast<const float*>(ids + run_rows_ * config_.top_k),
           .normed = reinterpret_cast<const float*>(host_normed_.data()) +
                     first_row_ * config_.hidden_size,
-          .on_device = x_.span(),
+          .there = {&there_, 1},
           .missed = {}};
 }
 

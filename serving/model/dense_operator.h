@@ -1,8 +1,4 @@
-// DenseOperator: the dense part of a model on one device: the residual stream, embedding, norms,
-// attention with the KV cache, routers, the MLPs that every token runs, and the head, with their
-// weights. What comes to the host of a layer is its routing, for who finds and computes the experts
-// (ExpertRunner), and goes back is their sum or, of experts on the same device, nothing but where
-// their outputs are: a layer waits once.
+// DenseOperator: the dense part of a model on one device. What it does is dense_part.h's.
 //
 // Decode steps are captured. With a slot table a step of few rows is one graph, which looks up its
 // experts by itself (step_experts.h): the host follows, and is waited for where an expert is
@@ -20,11 +16,6 @@
 // Numerics: the class of kernels/cuda: inputs of products, queries, probabilities and hidden
 // activations are rounded to bf16, sums, norms and routers are f32, a row's bits depend on no other
 // row.
-//
-// Owned by the Model; one thread calls. What is queued is waited for by AwaitRouting, EndStep, Head
-// and Greedy, which throw Error when the device fails: the keys and values are there and nowhere
-// else, so that a lost device is the end of all requests. The device outlives it. No allocation
-// after construction but what streams take.
 #pragma once
 
 #include <cstdint>
@@ -37,15 +28,14 @@
 #include "core/device/pinned_host_pool.h"
 #include "kernels/cuda/kernels.h"
 #include "serving/model/dense_graphs.h"
+#include "serving/model/dense_part.h"
 #include "serving/model/forward_batch.h"
 #include "serving/model/step_experts.h"
 #include "serving/model/weights.h"
 
 namespace moesaic {
 
-class DeviceOperator;
-
-class DenseOperator {
+class DenseOperator : public DensePart {
  public:
   // Throws Error(kUnsupported) for what no kernel does, naming it.
   static void CheckSupported(const ModelConfig& config, WeightType type, WeightType kv_type);
@@ -54,58 +44,31 @@ class DenseOperator {
   static uint64_t WorkspaceBytes(const ModelConfig& config, const ModelLimits& limits);
   static uint64_t HostBytes(const ModelConfig& config, const ModelLimits& limits);
 
-  // Decode steps as graphs, where the device can.
-  struct Capture {
-    bool layers = true;
-    // Whole steps too: of experts of this layout, which this table has. Both or none; they outlive
-    // the operator.
-    const ExpertLayout* experts = nullptr;
-    SlotTable* table = nullptr;
-  };
-  // Copies `weights`, which are of this type. Throws Error(kUnsupported / kResourceExhausted), and
-  // the device's when a copy fails.
+  // Copies `weights`, which are of this type. `capture`: decode steps, where the device can. Throws
+  // Error(kUnsupported / kResourceExhausted), and the device's when a copy fails.
   DenseOperator(Device& device, const cuda::Kernels& kernels, const ModelConfig& config,
                 WeightType type, const ModelWeights& weights, const ModelLimits& limits,
-                const Capture& capture);
-  // Waits for what is queued.
-  ~DenseOperator();
+                bool capture = true);
+  ~DenseOperator() override;
 
-  // A step: its tokens are embedded, and each Layer in turn queues all but the routed experts of a
-  // sparse one, for which AwaitRouting and AddExperts follow. EndStep waits for the last, or, after
-  // an error, AbandonStep, whatever it was.
-  void BeginStep(const ForwardBatch& batch);
-  // Instead of all Layers: queues the whole step, which computes the experts that it finds on the
-  // device. AwaitRouting follows for each sparse layer in turn and, where it has missed experts,
-  // their Answer (step_experts.h), computed by `experts` or sent from its host_out(). False: Layer
-  // by Layer.
-  bool RunStep(const DeviceOperator& experts);
-  StepExperts* running_step() { return runs_ ? step_.get() : nullptr; }  // null: Layer by Layer
-  void Layer(int64_t layer);
-  // What a sparse layer's experts are given; valid until the next Layer.
-  struct Routed {
-    const int32_t* experts = nullptr;  // [rows, top_k]
-    const float* weights = nullptr;    // [rows, top_k]
-    const float* normed = nullptr;     // [rows, hidden] what experts multiply, before rounding
-    DeviceSpan on_device;              // the same, [rows, ActivationStride(hidden)] bf16
-    // Of a step that runs as a whole: who is missing. normed and on_device are valid where any is,
-    // until they are answered for.
-    std::span<const int32_t> missed;
-  };
-  Routed AwaitRouting(int64_t layer);
-  // Residual stream [rows, hidden] of the running step, as the router of the layer that was waited
-  // for sees it through its norm.
-  const float* hidden() const { return seen_hidden_; }
-  // Queues: residual += sum over slots, in order, of weight times output. Outputs are rows of
-  // experts.out(), pair (row, slot) at pair_rows, after what `experts` has queued; the last
-  // `others` of them, in all pair_rows.size(), are sent from experts.host_out(). weights: [rows,
-  // top_k].
+  void BeginStep(const ForwardBatch& batch) override;
+  void CaptureSteps(const ExpertLayout& experts, SlotTable& table) override;
+  bool RunStep(const DeviceOperator& experts) override;
+  StepExperts* running_step() override { return runs_ ? step_.get() : nullptr; }
+  void Layer(int64_t layer) override;
+  Routed AwaitRouting(int64_t layer) override;
+  const float* hidden() const override { return seen_hidden_; }
   void AddExperts(const DeviceOperator& experts, int64_t others, std::span<const int32_t> pair_rows,
-                  const float* weights);
-  void EndStep();
-  void AbandonStep();
+                  const float* weights) override;
+  void EndStep() override;
+  void AbandonStep() override;
+  void Head(std::span<const int32_t> rows, float* logits) override;
+  void Greedy(std::span<const int32_t> rows, int32_t* tokens) override;
+  int64_t whole_steps() const override { return whole_steps_; }
+  int64_t captured() const override { return graphs_->captured(); }
 
-  // With limits.host_attention, instead of all the above but AddExperts: a pass begins; what an
-  // earlier one that failed has left behind is forgotten.
+  // With limits.host_attention, instead of all the above but AddExperts, Head and Greedy: a pass
+  // begins; what an earlier one that failed has left behind is forgotten.
   void BeginPass(const ForwardBatch& batch);
   // Norm, projections, QK-norm and RoPE, into qkv().
   void PreAttention(int64_t layer, RowRange rows);
@@ -125,14 +88,6 @@ class DenseOperator {
   const HostBuffer& host_qkv() const { return host_qkv_; }
   const HostBuffer& host_attention() const { return host_attention_; }
   int64_t qkv_width() const { return qkv_width_; }
-
-  // Of these rows of the last step, at most limits.max_logit_rows: logits [rows, vocab], or the
-  // token of the largest logit, the lower one of equals; -1 where a logit is not finite.
-  void Head(std::span<const int32_t> rows, float* logits);
-  void Greedy(std::span<const int32_t> rows, int32_t* tokens);
-
-  int64_t whole_steps() const { return whole_steps_; }      // that ran as one graph
-  int64_t captured() const { return graphs_->captured(); }  // graphs so far
 
  private:
   struct Sizes;
@@ -161,6 +116,7 @@ class DenseOperator {
   template <typename T>
   void Fetch(const DeviceBuffer& from, int64_t count, T* out);
 
+  Device& device_;
   const cuda::Kernels& kernels_;
   const ModelConfig& config_;
   const ModelLimits limits_;
@@ -188,6 +144,7 @@ class DenseOperator {
   DeviceBuffer chosen_;     // [logit rows] int32, rows and then tokens
   DeviceBuffer tables_;     // of the step
   DeviceBuffer partials_;   // of attention over long contexts
+  DeviceSpan there_;        // x_
   // Of the host, pinned.
   std::unique_ptr<PinnedHostPool> pool_;
   HostBuffer host_hidden_;
@@ -216,7 +173,7 @@ class DenseOperator {
   const int32_t* device_rows_ = nullptr;  // one number: rows_
   const float* seen_hidden_ = nullptr;
 
-  const Capture capture_;
+  const bool capture_;
   std::unique_ptr<StepExperts> step_;  // null: no whole steps
   bool runs_ = false;                  // the step, as a whole
   int64_t whole_steps_ = 0;

@@ -149,10 +149,11 @@ void DeviceOperator::BeginLayer(const HostRows& rows, const RowGroups& groups) {
   taken_ = 0;
 }
 
-void DeviceOperator::BeginLayerThere(const DeviceSpan& x, const RowGroups& groups) {
+void DeviceOperator::BeginLayerThere(const DeviceSpan& x, const RowGroups& groups,
+                                     bool outputs_stay) {
   BeginLayer({}, groups);
   sent_ = true;
-  stays_ = true;
+  stays_ = outputs_stay;
   device_x_ = reinterpret_cast<const uint16_t*>(x.data());
 }
 

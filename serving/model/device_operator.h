@@ -65,9 +65,9 @@ class DeviceOperator {
   // they have been again.
   void BeginLayer(const HostRows& rows, const RowGroups& groups);
   // Instead of BeginLayer, when the rows are on the device already: x [..,
-  // ActivationStride(hidden)] bf16. Outputs stay there too, in out(), in the order in which experts
-  // are queued.
-  void BeginLayerThere(const DeviceSpan& x, const RowGroups& groups);
+  // ActivationStride(hidden)] bf16. Outputs come back all the same or, if they are to stay, stay in
+  // out(), in the order in which experts are queued.
+  void BeginLayerThere(const DeviceSpan& x, const RowGroups& groups, bool outputs_stay);
   // Queues the products of experts whose blobs are in this device's memory, at least one, none
   // twice in a layer.
   void Queue(ThreadPool& pool, std::span<const PinnedExpert> experts);

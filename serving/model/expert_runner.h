@@ -34,7 +34,7 @@
 #include "kernels/cpu/moe.h"
 #include "prefetch/expert_placement.h"
 #include "prefetch/expert_provider.h"
-#include "serving/model/dense_operator.h"
+#include "serving/model/dense_part.h"
 #include "serving/model/device_operator.h"
 #include "serving/model/expert_sources.h"
 
@@ -90,11 +90,11 @@ class ExpertRunner {
   // has experts, with the same rows.
   ExpertStats AddDeferred(float* y, ThreadPool& pool);
 
-  // The same sum, queued onto the residual stream of `dense`, whose device is the first of the
-  // first place; `there` are the rows on it, those on the host are wanted if NeedsHostRows. Close
-  // before the next layer, and whenever this has been called, even if it threw (what a device could
-  // not do, an expert that cannot be read).
-  void RunOnto(DenseOperator& dense, const DeviceSpan& there, int64_t layer, const Rows& rows,
+  // The same sum, queued onto the residual stream of `dense`, whose devices are the first ones;
+  // `there` are the rows on them, those on the host are wanted if NeedsHostRows. Close before the
+  // next layer, and whenever this has been called, even if it threw (what a device could not do, an
+  // expert that cannot be read).
+  void RunOnto(DensePart& dense, std::span<const DeviceSpan> there, int64_t layer, const Rows& rows,
                const int32_t* experts, const float* weights);
   // Whether RunOnto reads rows.x and rows.activations: it does not where the first device computes
   // everything.
@@ -102,8 +102,9 @@ class ExpertRunner {
   // The same of a step that runs on the device by itself, which computes all experts of the layer
   // but those that it has `missed` and is told when these are computed; the others are pinned as
   // long as it reads them. rows: as above, wanted where any is missing. There is one place.
-  void RunBeside(StepExperts& step, const DeviceSpan& there, int64_t layer, const Rows& rows,
-                 const int32_t* experts, const float* weights, std::span<const int32_t> missed);
+  void RunBeside(StepExperts& step, std::span<const DeviceSpan> there, int64_t layer,
+                 const Rows& rows, const int32_t* experts, const float* weights,
+                 std::span<const int32_t> missed);
   // Who computes for a step that runs as a whole.
   const DeviceOperator& first_device() const { return *parts_.front().place.operators.front(); }
   // Ends the layer that RunOnto or RunBeside began, if any: waits for what the devices still
@@ -163,8 +164,8 @@ class ExpertRunner {
   void ForParts(FunctionRef<void(Part& part)> body);
   void Hand(Part& part, const Rows& rows);
   bool TakeBatch(Part& part, const Rows& rows, bool may_wait);
-  void OpenOnto(const DeviceSpan& there, int64_t layer, const Rows& rows, const int32_t* experts,
-                const float* weights);
+  void OpenOnto(std::span<const DeviceSpan> there, int64_t layer, const Rows& rows,
+                const int32_t* experts, const float* weights);
   bool ReleaseFound(bool may_wait);
   void GiveRows(std::span<const PinnedExpert> experts);
   int64_t StageOthers(int64_t pairs);

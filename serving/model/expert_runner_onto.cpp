@@ -68,7 +68,7 @@ void ExpertRunner::RunPartOnto(Part& part, const Rows& rows) {
   if (part.open) RunAll(part, rows);
 }
 
-void ExpertRunner::OpenOnto(const DeviceSpan& there, int64_t layer, const Rows& rows,
+void ExpertRunner::OpenOnto(std::span<const DeviceSpan> there, int64_t layer, const Rows& rows,
                             const int32_t* experts, const float* weights) {
   CHECK(!runs_onto_);
   CHECK(!parts_.front().place.operators.empty());
@@ -78,19 +78,21 @@ void ExpertRunner::OpenOnto(const DeviceSpan& there, int64_t layer, const Rows& 
   std::fill_n(pair_rows_.begin(), rows.tokens * config_.top_k, -1);
   onto_ = parts_.front().place.operators.front().get();
   const RowGroups groups = {open_->first_row, open_->token_rows};
+  size_t number = 0;
   for (const Part& part : parts_) {
     for (const std::unique_ptr<DeviceOperator>& device : part.place.operators) {
-      if (device.get() == onto_) {
-        device->BeginLayerThere(there, groups);
+      if (number < there.size()) {
+        device->BeginLayerThere(there[number], groups, number == 0);
       } else {
         device->BeginLayer({rows.x, rows.x_stride, rows.tokens}, groups);
       }
+      ++number;
     }
   }
   runs_onto_ = true;
 }
 
-void ExpertRunner::RunOnto(DenseOperator& dense, const DeviceSpan& there, int64_t layer,
+void ExpertRunner::RunOnto(DensePart& dense, std::span<const DeviceSpan> there, int64_t layer,
                            const Rows& rows, const int32_t* experts, const float* weights) {
   OpenOnto(there, layer, rows, experts, weights);
   ForParts([&](Part& part) { RunPartOnto(part, rows); });
@@ -100,7 +102,7 @@ void ExpertRunner::RunOnto(DenseOperator& dense, const DeviceSpan& there, int64_
                    weights);
 }
 
-void ExpertRunner::RunBeside(StepExperts& step, const DeviceSpan& there, int64_t layer,
+void ExpertRunner::RunBeside(StepExperts& step, std::span<const DeviceSpan> there, int64_t layer,
                              const Rows& rows, const int32_t* experts, const float* weights,
                              std::span<const int32_t> missed) {
   CHECK_EQ(parts_.size(), 1u);

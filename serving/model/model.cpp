@@ -72,33 +72,40 @@ int64_t Model::AttentionStride(const ModelConfig& config) {
 }
 
 uint64_t Model::WorkspaceBytes(const ModelConfig& c, const CpuKernels& kernels,
-                               const ModelLimits& limits, int threads, int places) {
+                               const ModelLimits& limits, int threads, int places,
+                               bool dense_elsewhere) {
   const int64_t rows = limits.max_batch_tokens;
+  const int64_t experts =
+      ExpertRunner::WorkspaceBytes(c, kernels, rows, places, limits.defer_experts > 0);
+  if (dense_elsewhere) {
+    return static_cast<uint64_t>(
+        rows * (PaddedFloats(c.hidden_size) * static_cast<int64_t>(sizeof(float)) +
+                WidestActivationRow(kernels, c.hidden_size)) +
+        experts);
+  }
   const int64_t q = c.num_heads * c.head_dim;
   const int64_t floats_per_row = c.hidden_size + PaddedFloats(c.hidden_size) +
                                  (limits.host_attention ? 0 : QkvStride(c)) + PaddedFloats(q) +
                                  c.hidden_size + c.num_experts;
   const int64_t split = kSplitItemsPerThread * threads * MaxChunks(limits) * GroupPartialFloats(c);
-  return static_cast<uint64_t>(
-      rows * (floats_per_row * static_cast<int64_t>(sizeof(float)) +
-              WidestActivationRow(kernels, WidestProductInput(c)) +
-              WidestActivationRow(kernels, c.widest_dense_mlp())) +
-      (WorkerScratchFloats(c) * threads + split) * static_cast<int64_t>(sizeof(float)) +
-      ExpertRunner::WorkspaceBytes(c, kernels, rows, places, limits.defer_experts > 0) +
-      RopeTable::Bytes(c.head_dim, limits.max_context_tokens));
+  return static_cast<uint64_t>(rows * (floats_per_row * static_cast<int64_t>(sizeof(float)) +
+                                       WidestActivationRow(kernels, WidestProductInput(c)) +
+                                       WidestActivationRow(kernels, c.widest_dense_mlp())) +
+                               (WorkerScratchFloats(c) * threads + split) *
+                                   static_cast<int64_t>(sizeof(float)) +
+                               experts + RopeTable::Bytes(c.head_dim, limits.max_context_tokens));
 }
 
 Model::Model(ModelConfig config, ModelWeights weights, const ExpertLayout& expert_layout,
              ExpertProvider& experts, const CpuKernels& kernels, ThreadPool& pool,
-             const ModelLimits& limits, DeviceOperators operators,
-             std::unique_ptr<DenseOperator> dense)
+             const ModelLimits& limits, DeviceOperators operators, std::unique_ptr<DensePart> dense)
     : Model(std::move(config), std::move(weights), expert_layout,
             OnePlace(experts, pool, std::move(operators)), kernels, pool, limits,
             std::move(dense)) {}
 
 Model::Model(ModelConfig config, ModelWeights weights, const ExpertLayout& expert_layout,
              ExpertPlaces experts, const CpuKernels& kernels, ThreadPool& pool,
-             const ModelLimits& limits, std::unique_ptr<DenseOperator> dense)
+             const ModelLimits& limits, std::unique_ptr<DensePart> dense)
     : config_(std::move(config)),
       weights_(std::move(weights)),
       kernels_(kernels),
@@ -106,40 +113,43 @@ Model::Model(ModelConfig config, ModelWeights weights, const ExpertLayout& exper
       pool_(pool),
       limits_(limits),
       kv_layout_(KvLayoutOf(config_, limits.kv_type)),
-      rope_(config_.rope, config_.head_dim, config_.max_position, limits.max_context_tokens),
+      rope_(config_.rope, config_.head_dim, config_.max_position,
+            dense == nullptr || limits.host_attention ? limits.max_context_tokens : 0),
       runner_(config_, expert_layout, std::move(experts), kernels, limits.max_batch_tokens,
               limits.defer_experts > 0),
-      dense_(std::move(dense)) {
+      dense_(std::move(dense)),
+      modules_(limits.host_attention ? dynamic_cast<DenseOperator*>(dense_.get()) : nullptr) {
   const ModelConfig& c = config_;
   const int64_t rows = limits_.max_batch_tokens;
   norm_stride_ = PaddedFloats(c.hidden_size);
   qkv_stride_ = QkvStride(c);
   attn_stride_ = AttentionStride(c);
   scratch_stride_ = WorkerScratchFloats(c);
-  if (dense_ == nullptr || limits_.host_attention) {
+  normed_ = ZeroedFloats(rows * norm_stride_);
+  const bool computes = dense_ == nullptr || limits_.host_attention;
+  activations_ = AlignedBuffer(static_cast<size_t>(
+      rows * WidestActivationRow(kernels_, computes ? WidestProductInput(c) : c.hidden_size)));
+  CHECK(!limits_.host_attention || modules_ != nullptr);
+  if (computes) {
     kv_ = AlignedBuffer(KvBlockBytes(c, limits_.kv_type) *
                         static_cast<uint64_t>(limits_.num_kv_blocks));
+    hidden_ = ZeroedFloats(rows * c.hidden_size);
+    if (limits_.host_attention) {
+      qkv_stride_ = modules_->qkv_width();
+      qkv_rows_ = reinterpret_cast<float*>(modules_->host_qkv().data());
+    } else {
+      qkv_ = ZeroedFloats(rows * qkv_stride_);
+      qkv_rows_ = qkv_.as<float>();
+    }
+    attn_ = ZeroedFloats(rows * attn_stride_);
+    mlp_out_ = ZeroedFloats(rows * c.hidden_size);
+    router_out_ = ZeroedFloats(rows * c.num_experts);
+    scratch_ = ZeroedFloats(pool_.threads() * scratch_stride_);
+    split_partials_ = ZeroedFloats(kSplitItemsPerThread * pool_.threads() * MaxChunks(limits_) *
+                                   GroupPartialFloats(c));
+    mlp_hidden_ = AlignedBuffer(
+        static_cast<size_t>(rows * WidestActivationRow(kernels_, c.widest_dense_mlp())));
   }
-  hidden_ = ZeroedFloats(rows * c.hidden_size);
-  normed_ = ZeroedFloats(rows * norm_stride_);
-  CHECK(!limits_.host_attention || dense_ != nullptr);
-  if (limits_.host_attention) {
-    qkv_stride_ = dense_->qkv_width();
-    qkv_rows_ = reinterpret_cast<float*>(dense_->host_qkv().data());
-  } else {
-    qkv_ = ZeroedFloats(rows * qkv_stride_);
-    qkv_rows_ = qkv_.as<float>();
-  }
-  attn_ = ZeroedFloats(rows * attn_stride_);
-  mlp_out_ = ZeroedFloats(rows * c.hidden_size);
-  router_out_ = ZeroedFloats(rows * c.num_experts);
-  scratch_ = ZeroedFloats(pool_.threads() * scratch_stride_);
-  split_partials_ = ZeroedFloats(kSplitItemsPerThread * pool_.threads() * MaxChunks(limits_) *
-                                 GroupPartialFloats(c));
-  activations_ = AlignedBuffer(
-      static_cast<size_t>(rows * WidestActivationRow(kernels_, WidestProductInput(c))));
-  mlp_hidden_ = AlignedBuffer(
-      static_cast<size_t>(rows * WidestActivationRow(kernels_, c.widest_dense_mlp())));
   expert_ids_.resize(static_cast<size_t>(rows * c.top_k));
   expert_weights_.resize(expert_ids_.size());
   if (limits_.defer_experts > 0) deferred_.resize(expert_ids_.size());
@@ -182,7 +192,7 @@ StepStats Model::BeginPass(const ForwardBatch& batch) {
   runner_.BeginPass();
   if (dense_in_use()) {
     if (limits_.host_attention) {
-      dense_->BeginPass(batch);
+      modules_->BeginPass(batch);
     } else {
       dense_->BeginStep(batch);
     }
@@ -233,7 +243,7 @@ void Model::RunOnDevice(RowRange rows, RoutingHook* hook, StepStats& stats) {
     for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
       if (!whole) dense_->Layer(layer);
       if (!config_.layer_is_sparse[static_cast<size_t>(layer)]) continue;
-      const DenseOperator::Routed routed = dense_->AwaitRouting(layer);
+      const DensePart::Routed routed = dense_->AwaitRouting(layer);
       stats.experts += runner_.Close();
       stats.attention_us += watch.Lap();
       RunExpertsOnDevice(layer, rows, routed, hook);
@@ -250,13 +260,13 @@ void Model::RunOnDevice(RowRange rows, RoutingHook* hook, StepStats& stats) {
   stats.moe_us -= std::min(stats.moe_us, static_cast<int64_t>(stats.experts.blocked_us));
 }
 
-void Model::RunExpertsOnDevice(int64_t layer, RowRange rows, const DenseOperator::Routed& routed,
+void Model::RunExpertsOnDevice(int64_t layer, RowRange rows, const DensePart::Routed& routed,
                                RoutingHook* hook) {
   StepExperts* const step = dense_->running_step();
   if (step != nullptr && routed.missed.empty()) {  // nobody here multiplies anything
     TakeRouting(rows, routed, false, pool_);
     if (hook != nullptr) ShowRouting(layer, rows, *hook);
-    runner_.RunBeside(*step, routed.on_device, layer, {.tokens = rows.count()}, expert_ids_.data(),
+    runner_.RunBeside(*step, routed.there, layer, {.tokens = rows.count()}, expert_ids_.data(),
                       expert_weights_.data(), {});
     return;
   }
@@ -271,16 +281,16 @@ void Model::RunExpertsOnDevice(int64_t layer, RowRange rows, const DenseOperator
                                      .activations = x,
                                      .activations_stride_bytes = stride_bytes};
   if (step != nullptr) {
-    runner_.RunBeside(*step, routed.on_device, layer, inputs, expert_ids_.data(),
+    runner_.RunBeside(*step, routed.there, layer, inputs, expert_ids_.data(),
                       expert_weights_.data(), routed.missed);
   } else {
-    runner_.RunOnto(*dense_, routed.on_device, layer, inputs, expert_ids_.data(),
+    runner_.RunOnto(*dense_, routed.there, layer, inputs, expert_ids_.data(),
                     expert_weights_.data());
   }
 }
 
 // What the host needs of a layer's routing on the device.
-void Model::TakeRouting(RowRange rows, const DenseOperator::Routed& routed, bool normed,
+void Model::TakeRouting(RowRange rows, const DensePart::Routed& routed, bool normed,
                         ThreadPool& pool) {
   const int64_t first = rows.begin * config_.top_k;
   const int64_t pairs = rows.count() * config_.top_k;
@@ -305,7 +315,8 @@ ExpertStats Model::RunRoutedOnDevice(int64_t layer, RowRange rows, ThreadPool& p
   }
   const int64_t pair = rows.begin * config_.top_k;
   try {
-    runner_.RunOnto(*dense_, dense_->OpenExperts(rows), layer, host, expert_ids_.data() + pair,
+    const DeviceSpan there = modules_->OpenExperts(rows);
+    runner_.RunOnto(*dense_, {&there, 1}, layer, host, expert_ids_.data() + pair,
                     expert_weights_.data() + pair);
   } catch (...) {
     runner_.Close();
@@ -317,7 +328,7 @@ ExpertStats Model::RunRoutedOnDevice(int64_t layer, RowRange rows, ThreadPool& p
 
 void Model::EndPass() {
   if (!dense_in_use()) return;
-  OnDense([&] { dense_->EndPass(hidden_.as<float>(), std::ssize(batch_.tokens)); });
+  OnDense([&] { modules_->EndPass(hidden_.as<float>(), std::ssize(batch_.tokens)); });
 }
 
 void Model::OnDense(FunctionRef<void()> module) {

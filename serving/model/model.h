@@ -41,18 +41,18 @@ class Model {
   // `experts` serves the routed experts and must outlive the model, as must kernels and pool.
   // `operators`: what the devices of `experts` compute with, in their order, for as many tokens as
   // limits.max_batch_tokens; none: the host computes. `dense`: what has the residual stream and
-  // computes all but experts on the first of these devices, made from `weights` with these limits;
-  // null: the host does. With it, Forward is the only pass, or, with limits.host_attention, that in
-  // modules is.
+  // computes all but experts on the first of these devices, made with these limits; null: the host
+  // does. With it, Forward is the only pass, and `weights` may be shapes without memory, or, with
+  // limits.host_attention, that in modules is.
   Model(ModelConfig config, ModelWeights weights, const ExpertLayout& expert_layout,
         ExpertProvider& experts, const CpuKernels& kernels, ThreadPool& pool,
         const ModelLimits& limits, DeviceOperators operators = {},
-        std::unique_ptr<DenseOperator> dense = nullptr);
+        std::unique_ptr<DensePart> dense = nullptr);
 
   // The routed experts in several places.
   Model(ModelConfig config, ModelWeights weights, const ExpertLayout& expert_layout,
         ExpertPlaces experts, const CpuKernels& kernels, ThreadPool& pool,
-        const ModelLimits& limits, std::unique_ptr<DenseOperator> dense = nullptr);
+        const ModelLimits& limits, std::unique_ptr<DensePart> dense = nullptr);
 
   const ModelConfig& config() const { return config_; }
   const ModelLimits& limits() const { return limits_; }
@@ -120,7 +120,7 @@ class Model {
   // it then.
   void Logits(std::span<const int32_t> rows, float* out);
 
-  const DenseOperator* dense() const { return dense_.get(); }  // null: the host does it
+  const DensePart* dense() const { return dense_.get(); }  // null: the host does it
 
   // Whether tokens can be chosen where the head is computed, on a device.
   bool has_greedy_tokens() const { return dense_in_use(); }
@@ -140,9 +140,11 @@ class Model {
 
   // One block of 16 tokens, all layers.
   static uint64_t KvBlockBytes(const ModelConfig& config, WeightType kv_type);
-  // `places` of experts.
+  // `places` of experts. `dense_elsewhere`: of a model that is given its dense part, whose host
+  // only computes experts.
   static uint64_t WorkspaceBytes(const ModelConfig& config, const CpuKernels& kernels,
-                                 const ModelLimits& limits, int threads, int places = 1);
+                                 const ModelLimits& limits, int threads, int places = 1,
+                                 bool dense_elsewhere = false);
 
  private:
   // Consecutive rows of one slice whose attention is one task for each KV head.
@@ -156,10 +158,9 @@ class Model {
   };
 
   void RunOnDevice(RowRange rows, RoutingHook* hook, StepStats& stats);
-  void RunExpertsOnDevice(int64_t layer, RowRange rows, const DenseOperator::Routed& routed,
+  void RunExpertsOnDevice(int64_t layer, RowRange rows, const DensePart::Routed& routed,
                           RoutingHook* hook);
-  void TakeRouting(RowRange rows, const DenseOperator::Routed& routed, bool normed,
-                   ThreadPool& pool);
+  void TakeRouting(RowRange rows, const DensePart::Routed& routed, bool normed, ThreadPool& pool);
   ExpertStats RunRoutedOnDevice(int64_t layer, RowRange rows, ThreadPool& pool);
   void OnDense(FunctionRef<void()> module);
   void LogitsOnHost(std::span<const int32_t> rows, float* out);
@@ -197,7 +198,8 @@ class Model {
   KvLayout kv_layout_;
   RopeTable rope_;
   ExpertRunner runner_;
-  std::unique_ptr<DenseOperator> dense_;  // null: the host does it
+  std::unique_ptr<DensePart> dense_;  // null: the host does it
+  DenseOperator* const modules_;      // dense_, with limits.host_attention
   bool dense_lost_ = false;
   bool dense_failed_ = false;
 
@@ -206,21 +208,22 @@ class Model {
   int64_t attn_stride_ = 0;
   int64_t scratch_stride_ = 0;  // floats of one worker's attention scratch
 
-  AlignedBuffer kv_;                   // [layers, num_kv_blocks, block_bytes], unless dense_ has it
-  AlignedBuffer hidden_;               // [rows, hidden] f32, the residual stream
-  AlignedBuffer normed_;               // [rows, norm_stride] f32
-  AlignedBuffer activations_;          // [rows, widest activation row]
-  AlignedBuffer mlp_hidden_;           // [rows, activation row of the MLP width]
-  AlignedBuffer qkv_;                  // [rows, qkv_stride] f32, but with host_attention
-  float* qkv_rows_ = nullptr;          // likewise, or the device's pinned memory
-  AlignedBuffer attn_;                 // [rows, attn_stride] f32
-  AlignedBuffer mlp_out_;              // [rows, hidden] f32
-  AlignedBuffer router_out_;           // [rows, experts] f32
-  AlignedBuffer split_partials_;       // [split items, chunks, group, partial] f32
-  AlignedBuffer scratch_;              // [threads, scratch_stride] f32
-  std::vector<int32_t> expert_ids_;    // [rows, top_k]
-  std::vector<float> expert_weights_;  // [rows, top_k]
-  std::vector<uint8_t> deferred_;      // [rows, top_k], with limits_.defer_experts
+  // With dense_ and without host_attention there are none of these but normed_ and activations_.
+  AlignedBuffer kv_;                              // [layers, num_kv_blocks, block_bytes]
+  AlignedBuffer hidden_;                          // [rows, hidden] f32, the residual stream
+  AlignedBuffer normed_;                          // [rows, norm_stride] f32
+  AlignedBuffer activations_;                     // [rows, widest activation row]
+  AlignedBuffer mlp_hidden_;                      // [rows, activation row of the MLP width]
+  AlignedBuffer qkv_;                             // [rows, qkv_stride] f32, but with host_attention
+  float* qkv_rows_ = nullptr;                     // likewise, or the device's pinned memory
+  AlignedBuffer attn_;                            // [rows, attn_stride] f32
+  AlignedBuffer mlp_out_;                         // [rows, hidden] f32
+  AlignedBuffer router_out_;                      // [rows, experts] f32
+  AlignedBuffer split_partials_;                  // [split items, chunks, group, partial] f32
+  AlignedBuffer scratch_;                         // [threads, scratch_stride] f32
+  std::vector<int32_t> expert_ids_;               // [rows, top_k]
+  std::vector<float> expert_weights_;             // [rows, top_k]
+  std::vector<uint8_t> deferred_;                 // [rows, top_k], with limits_.defer_experts
   std::vector<const std::byte*> block_pointers_;  // of all slices, one after another
   std::vector<int64_t> first_block_;              // [slices] into block_pointers_
   std::vector<int32_t> row_slice_;                // [rows]

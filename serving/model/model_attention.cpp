@@ -27,7 +27,7 @@ void Model::Attend(int64_t layer, SliceRange slices, ThreadPool& pool) {
   const int64_t width = config_.num_heads * config_.head_dim;
   RoundRows(pool, {attn_.as<float>() + rows.begin * attn_stride_, attn_stride_, rows.count()},
             width,
-            reinterpret_cast<uint16_t*>(dense_->host_attention().data()) +
+            reinterpret_cast<uint16_t*>(modules_->host_attention().data()) +
                 rows.begin * cuda::ActivationStride(width));
 }
 
@@ -35,7 +35,7 @@ Model::SentRows Model::sent_attention() const {
   if (!dense_in_use()) {
     return {attn_.as<std::byte>(), static_cast<uint64_t>(attn_stride_) * sizeof(float)};
   }
-  return {dense_->host_attention().data(), SentRowBytes(1, config_.num_heads * config_.head_dim)};
+  return {modules_->host_attention().data(), SentRowBytes(1, config_.num_heads * config_.head_dim)};
 }
 
 RowRange Model::RowsOf(SliceRange slices) const {

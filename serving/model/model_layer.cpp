@@ -47,7 +47,7 @@ void Model::AddMlpOut(RowRange rows, ThreadPool& pool, FunctionRef<float(int64_t
 
 void Model::PreAttention(int64_t layer, RowRange rows, ThreadPool& pool, float* qkv_rows) {
   if (dense_in_use()) {
-    OnDense([&] { dense_->PreAttention(layer, rows); });
+    OnDense([&] { modules_->PreAttention(layer, rows); });
     return;
   }
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
@@ -65,7 +65,7 @@ void Model::PreAttention(int64_t layer, RowRange rows, ThreadPool& pool, float* 
 
 void Model::Project(int64_t layer, RowRange rows, ThreadPool& pool, const float* attention_rows) {
   if (dense_in_use()) {
-    dense_->Project(layer, rows);
+    modules_->Project(layer, rows);
     return;
   }
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
@@ -87,8 +87,8 @@ void Model::Route(int64_t layer, RowRange rows, ThreadPool& pool) {
   const ModelConfig& c = config_;
   if (dense_in_use()) {
     const bool normed = runner_.NeedsHostRows();
-    DenseOperator::Routed routed;
-    OnDense([&] { routed = dense_->Route(layer, rows, normed); });
+    DensePart::Routed routed;
+    OnDense([&] { routed = modules_->Route(layer, rows, normed); });
     if (c.layer_is_sparse[static_cast<size_t>(layer)]) TakeRouting(rows, routed, normed, pool);
     return;
   }

@@ -27,9 +27,9 @@ class MetricsRegistry;
 
 enum class LoadFormat { kAuto, kDummy };
 
-// Whether the first device has the dense part: attention with the KV cache, the MLPs of every token
-// and the head.
-enum class DenseMode { kAuto, kOn, kOff };
+// Who has the dense part, attention with the KV cache, the MLPs of every token and the head: the
+// first device or the host, as may be (kAuto), the first device, the host, or all devices together.
+enum class DenseMode { kAuto, kOn, kOff, kSharded };
 
 // Devices as the fast tier: every expert lives in host memory and some on the device that the
 // placement gives it.
@@ -40,6 +40,7 @@ struct DeviceOptions {
   std::string gpu_memory = "auto";  // on each: all that may be taken of it
   // Of devices that compute (in throughput mode without attention); kAuto: when it can be and fits.
   DenseMode dense = DenseMode::kAuto;
+  bool nccl = false;            // with kSharded: instead of peer copies
   std::vector<int> numa_nodes;  // the nodes that devices take turns on; empty: not known
   MissMode miss = MissMode::kAuto;
   // Of each device, what was measured of it on this machine; empty: nothing.
@@ -128,7 +129,7 @@ struct EnginePlan {
   uint64_t slot_bytes = 0;
   int64_t expert_slots = 0;         // of all devices together, when there are any
   std::vector<DevicePlan> devices;  // empty: none
-  bool dense_on_device = false;     // on the first
+  int dense_devices = 0;            // that share the dense part, the first ones; 0: the host has it
   std::string why_dense_on_host;    // with DenseMode::kAuto, when it could not be; else empty
   uint64_t predictor_bytes = 0;     // 0: nothing is predicted
   int64_t num_kv_blocks = 0;

@@ -35,6 +35,7 @@ class OutputSink {
 
 struct EngineStatus {
   bool draining = false;
+  std::string not_ready;  // why no request can succeed any more; empty: they can
   int64_t running = 0;
   int64_t waiting = 0;
   double kv_usage = 0;  // 0..1

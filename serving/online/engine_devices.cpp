@@ -8,7 +8,9 @@
 #include "core/base/error.h"
 #include "core/base/units.h"
 #include "core/device/cuda_device.h"
+#include "core/device/nccl_collective.h"
 #include "serving/model/dense_operator.h"
+#include "serving/model/dense_shards.h"
 #include "serving/model/device_rows.h"
 #include "serving/model/model.h"
 
@@ -151,23 +153,47 @@ uint64_t DeviceLimitBytes(const DeviceOptions& devices, size_t device) {
 }
 
 void CheckDenseMode(const DeviceOptions& options) {
-  if (options.dense != DenseMode::kOn) return;
+  if (options.dense != DenseMode::kOn && options.dense != DenseMode::kSharded) return;
   if (options.count == 0 ||
       (options.kind == DeviceKind::kEmulated && KernelsOf(options) == nullptr)) {
     Fail(ErrorKind::kInvalidArgument,
-         "--gpu-dense on: there is no device that computes; give --device-kind cuda, or leave "
-         "--gpu-dense out");
+         "--gpu-dense {}: there is no device that computes; give --device-kind cuda, or leave "
+         "--gpu-dense out",
+         options.dense == DenseMode::kOn ? "on" : "tp");
+  }
+  if (options.nccl && (options.kind != DeviceKind::kCuda || !BuiltWithNccl())) {
+    Fail(ErrorKind::kUnsupported, "--gpu-collective nccl: {}; leave it out",
+         options.kind == DeviceKind::kCuda ? "this program was built without NCCL"
+                                           : "only CUDA devices have it");
   }
 }
 
-std::vector<LedgerEntry> DenseLedger(const ModelConfig& config, WeightType type,
-                                     const ModelLimits& limits) {
-  const auto blocks = static_cast<uint64_t>(limits.num_kv_blocks);
-  return {
-      {"dense weights", SumOnDevice({ModelWeights::Bytes(config, type)})},
-      {"KV cache",
-       SumOnDevice({CheckedMul(blocks, Model::KvBlockBytes(config, limits.kv_type), "KV memory")})},
-      {"dense workspace", DenseOperator::WorkspaceBytes(config, limits)}};
+DenseLedger DenseLedgerOf(const ModelConfig& config, WeightType type, const ModelLimits& limits,
+                          int devices) {
+  const auto entries = [](uint64_t weights, uint64_t kv, uint64_t workspace) {
+    return std::vector<LedgerEntry>{{"dense weights", SumOnDevice({weights})},
+                                    {"KV cache", SumOnDevice({kv})},
+                                    {"dense workspace", workspace}};
+  };
+  if (devices == 1) {
+    const auto blocks = static_cast<uint64_t>(limits.num_kv_blocks);
+    return {entries(ModelWeights::Bytes(config, type),
+                    CheckedMul(blocks, Model::KvBlockBytes(config, limits.kv_type), "KV memory"),
+                    DenseOperator::WorkspaceBytes(config, limits))};
+  }
+  DenseLedger ledger;
+  for (int d = 0; d < devices; ++d) {
+    ledger.push_back(entries(DenseShards::WeightBytes(config, type, devices, d),
+                             DenseShards::KvBytes(config, limits, devices, d),
+                             DenseShards::WorkspaceBytes(config, limits, devices, d)));
+  }
+  return ledger;
+}
+
+uint64_t DenseHostBytes(const ModelConfig& config, const ModelLimits& limits, int devices) {
+  if (devices == 0) return 0;
+  return devices == 1 ? DenseOperator::HostBytes(config, limits)
+                      : DenseShards::HostBytes(config, limits);
 }
 
 const cuda::Kernels* KernelsOf(const DeviceOptions& options) {
@@ -185,8 +211,7 @@ ExpertPlacement PlaceExperts(const DeviceOptions& options, const ModelConfig& co
 }
 
 std::vector<DevicePlan> PlanDevices(const EngineOptions& options, const ModelConfig& config,
-                                    const ExpertLayout& layout,
-                                    std::span<const LedgerEntry> dense) {
+                                    const ExpertLayout& layout, const DenseLedger& dense) {
   CheckDevices(options, config, layout);
   const ExpertPlacement placement = PlaceExperts(options.devices, config);
   std::vector<DevicePlan> plans;
@@ -196,8 +221,9 @@ std::vector<DevicePlan> PlanDevices(const EngineOptions& options, const ModelCon
       const auto layer = static_cast<size_t>(expert / config.num_experts);
       plan.experts += config.layer_is_sparse[layer] ? 1 : 0;
     }
-    PlanMemory(options, config, layout.slot_bytes, static_cast<size_t>(d),
-               d == 0 ? dense : std::span<const LedgerEntry>(), plan);
+    const auto device = static_cast<size_t>(d);
+    PlanMemory(options, config, layout.slot_bytes, device,
+               device < dense.size() ? dense[device] : std::vector<LedgerEntry>(), plan);
     plans.push_back(std::move(plan));
   }
   return plans;
@@ -244,6 +270,7 @@ EngineDevices MakeDevices(const DeviceOptions& options, std::span<const DevicePl
       made.devices.push_back(CreateCudaDevice(
           {.ordinal = static_cast<int>(d), .capacity_bytes = plans[d].memory_bytes}));
     }
+    if (options.dense == DenseMode::kSharded) ConnectCudaPeers(made.pointers());
     return made;
   }
   made.emulated = std::make_unique<EmulatedSystem>();
@@ -289,6 +316,21 @@ DeviceOperators MakeOperators(const EngineOptions& options, const EngineDevices&
                                                          options.max_num_batched_tokens));
   }
   return operators;
+}
+
+std::unique_ptr<DensePart> MakeDense(const EngineOptions& options, const EngineDevices& devices,
+                                     int count, const ModelConfig& config,
+                                     const ModelWeights& weights, const ModelLimits& limits) {
+  if (count == 0) return nullptr;
+  const cuda::Kernels& kernels = *KernelsOf(options.devices);
+  const WeightType type = ChooseWeightType(options);
+  const std::vector<Device*> all = devices.pointers();
+  if (count == 1) {
+    return std::make_unique<DenseOperator>(*all.front(), kernels, config, type, weights, limits);
+  }
+  return std::make_unique<DenseShards>(
+      std::span(all).first(static_cast<size_t>(count)), kernels, config, type, weights, limits,
+      options.devices.nccl ? MakeNcclCollective : MakePeerCollective);
 }
 
 }  // namespace moesaic

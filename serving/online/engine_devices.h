@@ -13,7 +13,9 @@
 #include "core/io/expert_layout.h"
 #include "prefetch/device_experts.h"
 #include "prefetch/expert_placement.h"
+#include "serving/model/dense_part.h"
 #include "serving/model/expert_runner.h"
+#include "serving/model/weights.h"
 #include "serving/online/create_engine.h"
 
 namespace moesaic {
@@ -37,16 +39,17 @@ void CheckDenseMode(const DeviceOptions& options);
 // What may be taken of a device, which there is; UINT64_MAX: as much as the host has.
 uint64_t DeviceLimitBytes(const DeviceOptions& options, size_t device);
 
-// What a DenseOperator with these limits takes of its device.
-std::vector<LedgerEntry> DenseLedger(const ModelConfig& config, WeightType type,
-                                     const ModelLimits& limits);
+// What the dense part, with these limits and on so many devices, takes of each of them.
+using DenseLedger = std::vector<std::vector<LedgerEntry>>;  // [devices] []
+DenseLedger DenseLedgerOf(const ModelConfig& config, WeightType type, const ModelLimits& limits,
+                          int devices);
+// And of the host, pinned.
+uint64_t DenseHostBytes(const ModelConfig& config, const ModelLimits& limits, int devices);
 
-// Each device's experts, slots and ledger. `dense`: what the first one holds besides, empty when
-// the dense part is the host's. Throws Error(kResourceExhausted) on too little memory, and as
-// CheckDevices does.
+// Each device's experts, slots and ledger. `dense`: what the first ones hold besides. Throws
+// Error(kResourceExhausted) on too little memory, and as CheckDevices does.
 std::vector<DevicePlan> PlanDevices(const EngineOptions& options, const ModelConfig& config,
-                                    const ExpertLayout& layout,
-                                    std::span<const LedgerEntry> dense = {});
+                                    const ExpertLayout& layout, const DenseLedger& dense = {});
 
 // What the devices take of the host besides the experts' home, the emulated ones' memory included.
 uint64_t DevicesHostBytes(const EngineOptions& options, const ModelConfig& config,
@@ -72,5 +75,10 @@ void StartFromProfiles(const EngineOptions& options, const ExpertLayout& layout,
 // What devices compute with, when they do. Throws as DeviceOperator does.
 DeviceOperators MakeOperators(const EngineOptions& options, const EngineDevices& devices,
                               const ExpertLayout& layout, const ModelConfig& config);
+
+// The dense part on the first `count` devices; null: none. Throws as its constructor does.
+std::unique_ptr<DensePart> MakeDense(const EngineOptions& options, const EngineDevices& devices,
+                                     int count, const ModelConfig& config,
+                                     const ModelWeights& weights, const ModelLimits& limits);
 
 }  // namespace moesaic

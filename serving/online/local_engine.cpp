@@ -52,6 +52,16 @@ SequenceContext LocalEngine::context() const {
   return {config_, *tokenizer_, eos_token_ids_, max_context_tokens()};
 }
 
+// Devices may be asked from any thread, and an engine that has nothing to do does not ask.
+EngineStatus LocalEngine::Status() const {
+  EngineStatus status = mailbox_.Status();
+  for (int d = 0; d < plan_.dense_devices && status.not_ready.empty(); ++d) {
+    const std::optional<Error> lost = devices_.devices[static_cast<size_t>(d)]->lost();
+    if (lost) status.not_ready = lost->what();
+  }
+  return status;
+}
+
 std::vector<RequestId> LocalEngine::Submit(std::vector<GenerationRequest> requests,
                                            std::vector<std::shared_ptr<OutputSink>> sinks) {
   CHECK_EQ(requests.size(), sinks.size());
@@ -111,23 +121,30 @@ void LocalEngine::Load() {
   if (!options_.route_from.empty()) {
     replay_ = std::make_unique<RoutingReplay>(options_.route_from, config_);
   }
-  MakeExperts();
-  if (!options_.state_file.empty()) RestoreState();
+  MakePredictor();
+  if (!plan_.devices.empty()) {
+    devices_ = MakeDevices(options_.devices, plan_.devices);
+    LogInfo("{}", DeviceLedgerText(options_, plan_.devices));
+  }
+  // Before the experts: dense weights that go to devices are given back, and the experts' home has
+  // their memory.
   ModelWeights weights = ModelWeights::Load(config_, type, *files_.tensors, kernels, *pool_);
   const ModelLimits limits = LimitsOf(options_, plan_);
-  std::unique_ptr<DenseOperator> dense;
-  if (plan_.dense_on_device) {
-    dense = std::make_unique<DenseOperator>(
-        *devices_.devices.front(), *KernelsOf(options_.devices), config_, type, weights, limits,
-        DenseOperator::Capture{.experts = &files_.experts->layout(), .table = slot_table_});
-  }
+  std::unique_ptr<DensePart> dense =
+      MakeDense(options_, devices_, plan_.dense_devices, config_, weights, limits);
   if (!plan_.why_dense_on_host.empty()) {
     LogInfo("attention and all else that is dense stays on the CPU: {}", plan_.why_dense_on_host);
+  }
+  if (gates_) LoadGates(weights);
+  if (dense != nullptr) weights = ModelWeights::Shapes(config_, type);
+  MakeExperts();
+  if (!options_.state_file.empty()) RestoreState();
+  if (dense != nullptr && slot_table_ != nullptr) {
+    dense->CaptureSteps(files_.experts->layout(), *slot_table_);
   }
   model_ = std::make_unique<Model>(
       config_, std::move(weights), files_.experts->layout(), *experts_, kernels, *pool_, limits,
       MakeOperators(options_, devices_, files_.experts->layout(), config_), std::move(dense));
-  if (gates_) LoadGates();
   kv_pool_ = std::make_unique<KvBlockPool>(plan_.num_kv_blocks, kKvBlockTokens);
   SchedulerOptions scheduling;
   scheduling.max_num_seqs = options_.max_num_seqs;
@@ -155,16 +172,19 @@ void LocalEngine::Load() {
       plan_.num_kv_blocks * kKvBlockTokens, IsaName(kernels.isa), pool_->threads());
 }
 
+void LocalEngine::MakePredictor() {
+  if (plan_.predictor_bytes == 0 || !MayPrefetch(LinkSlots(plan_), config_.top_k)) return;
+  const PredictorShape shape = PredictorShapeOf(options_, config_);
+  gates_ = MakeNextGate(options_, config_);
+  predictor_ = moesaic::MakePredictor(options_.predictor, shape, SelectKernels(), gates_.get());
+  prefetcher_ = std::make_unique<Prefetcher>(
+      shape, *predictor_, PrefetchOptions{},
+      SparseLayers(*files_.experts, static_cast<int>(config_.num_layers)));
+  recall_ = std::make_unique<RecallMeter>(shape);
+}
+
 void LocalEngine::MakeExperts() {
   const auto layers = static_cast<int>(config_.num_layers);
-  if (plan_.predictor_bytes > 0 && MayPrefetch(LinkSlots(plan_), config_.top_k)) {
-    const PredictorShape shape = PredictorShapeOf(options_, config_);
-    gates_ = MakeNextGate(options_, config_);
-    predictor_ = MakePredictor(options_.predictor, shape, SelectKernels(), gates_.get());
-    prefetcher_ = std::make_unique<Prefetcher>(shape, *predictor_, PrefetchOptions{},
-                                               SparseLayers(*files_.experts, layers));
-    recall_ = std::make_unique<RecallMeter>(shape);
-  }
   if (!plan_.devices.empty()) {
     MakeDeviceExperts();
     return;
@@ -181,8 +201,6 @@ void LocalEngine::MakeExperts() {
 void LocalEngine::MakeDeviceExperts() {
   const ExpertGrid grid(static_cast<int>(config_.num_layers),
                         static_cast<int>(config_.num_experts));
-  devices_ = MakeDevices(options_.devices, plan_.devices);
-  LogInfo("{}", DeviceLedgerText(options_, plan_.devices));
   const std::vector<Device*> devices = devices_.pointers();
   placement_ = std::make_unique<ExpertPlacement>(PlaceExperts(options_.devices, config_));
   home_ = std::make_unique<HostExperts>(*files_.experts, grid, *placement_, devices,
@@ -194,7 +212,7 @@ void LocalEngine::MakeDeviceExperts() {
   StartFromProfiles(options_, files_.experts->layout(), options);
   options.prefetcher = prefetcher_.get();
   options.make_policy = [this] { return MakePolicy(); };
-  options.looked_up = plan_.dense_on_device;
+  options.looked_up = plan_.dense_devices == 1;
   auto experts = std::make_unique<DeviceExperts>(*home_, grid, *placement_, devices, options);
   slot_table_ = experts->slot_table();
   experts_ = std::move(experts);
@@ -220,9 +238,9 @@ void LocalEngine::RestoreState() {
   state_->Restore();
 }
 
-void LocalEngine::LoadGates() {
+void LocalEngine::LoadGates(const ModelWeights& weights) {
   std::vector<NextGate::Router> routers;
-  for (const LayerWeights& layer : model_->weights().layers) {
+  for (const LayerWeights& layer : weights.layers) {
     if (layer.router.n > 0) routers.push_back({layer.post_attention_norm, layer.router});
   }
   gates_->Load(routers, config_.rms_norm_eps, *pool_);

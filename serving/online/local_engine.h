@@ -53,7 +53,7 @@ class LocalEngine : public Engine, private RoutingHook {
                                 std::vector<std::shared_ptr<OutputSink>> sinks) override;
   void Cancel(RequestId id) override { mailbox_.Cancel(id); }
   void BeginDrain() override { mailbox_.BeginDrain(); }
-  EngineStatus Status() const override { return mailbox_.Status(); }
+  EngineStatus Status() const override;
   StepStats Stats() const override { return mailbox_.Stats(); }
 
  private:
@@ -62,11 +62,12 @@ class LocalEngine : public Engine, private RoutingHook {
   // Engine thread.
   void Main(std::promise<void> ready);
   void Load();
+  void MakePredictor();
   void MakeExperts();
   void MakeDeviceExperts();
   std::unique_ptr<EvictionPolicy> MakePolicy();
   void RestoreState();
-  void LoadGates();
+  void LoadGates(const ModelWeights& weights);
   void Preload();
   bool TakeMail();                                    // false: time to stop
   LearnedState::Clock::time_point SaveDueAt() const;  // max(): never

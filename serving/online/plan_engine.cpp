@@ -4,6 +4,8 @@
 #include "core/base/error.h"
 #include "core/base/units.h"
 #include "kernels/cpu/kernels.h"
+#include "serving/model/dense_operator.h"
+#include "serving/model/dense_shards.h"
 #include "serving/model/expert_sources.h"
 #include "serving/model/model.h"
 #include "serving/model/weights.h"
@@ -58,35 +60,54 @@ uint64_t PlanKv(const EngineOptions& options, const ModelConfig& config, int64_t
   return static_cast<uint64_t>(plan.num_kv_blocks) * block_bytes;
 }
 
-// The dense part on the first device, whose memory it shares with the experts there. Throws as
-// PlanDevices and DenseOperator do.
-void PlanDenseOnDevice(const EngineOptions& options, const ModelConfig& config,
-                       const ExpertLayout& layout, int64_t context, uint64_t machine_bytes,
-                       EnginePlan& plan) {
+// The dense part on the first `count` devices, whose memory it shares with the experts there.
+// Throws as PlanDevices and the dense part do.
+void PlanDenseOnDevices(const EngineOptions& options, const ModelConfig& config,
+                        const ExpertLayout& layout, int64_t context, uint64_t machine_bytes,
+                        int count, EnginePlan& plan) {
   const WeightType type = ChooseWeightType(options);
-  DenseOperator::CheckSupported(config, type, ChooseKvType(options));
+  if (count == 1) {
+    DenseOperator::CheckSupported(config, type, ChooseKvType(options));
+  } else {
+    DenseShards::CheckSupported(config, type, ChooseKvType(options), count);
+  }
   ModelLimits limits = LimitsOf(options, plan);
   limits.max_context_tokens = context;
   limits.num_kv_blocks = 1;
-  const std::vector<LedgerEntry> least = DenseLedger(config, type, limits);
-  uint64_t fixed_bytes = DeviceOperator::DeviceBytes(config, options.max_num_batched_tokens);
-  for (const LedgerEntry& entry : least) fixed_bytes += entry.bytes;
-  if (options.devices.memory != "auto") {
-    const DevicePlan without = PlanDevices(options, config, layout).front();
-    fixed_bytes += static_cast<uint64_t>(without.slots) * layout.slot_bytes;
+  const DenseLedger least = DenseLedgerOf(config, type, limits, count);
+  std::vector<DevicePlan> without;
+  if (options.devices.memory != "auto") without = PlanDevices(options, config, layout);
+  const bool emulated = options.devices.kind == DeviceKind::kEmulated;
+  // Keys and values of all devices together: what they may be of, and what is left for them when
+  // every device has its heads' share of them.
+  uint64_t whole_bytes = 0;
+  uint64_t left_bytes = UINT64_MAX;
+  bool fits = true;
+  for (int d = 0; d < count; ++d) {
+    const auto device = static_cast<size_t>(d);
+    uint64_t fixed_bytes = DeviceOperator::DeviceBytes(config, options.max_num_batched_tokens);
+    for (const LedgerEntry& entry : least[device]) fixed_bytes += entry.bytes;
+    if (!without.empty()) {
+      fixed_bytes += static_cast<uint64_t>(without[device].slots) * layout.slot_bytes;
+    }
+    uint64_t limit_bytes = DeviceLimitBytes(options.devices, device);
+    if (emulated) limit_bytes = std::min(limit_bytes, machine_bytes);
+    fits = fits && limit_bytes >= fixed_bytes;
+    whole_bytes += std::min(limit_bytes, UINT64_MAX - whole_bytes);
+    const int64_t kv_heads = KvHeadSlice(config, count, d).count();
+    if (kv_heads == 0) continue;
+    const double of_all = static_cast<double>(limit_bytes - std::min(limit_bytes, fixed_bytes)) *
+                          static_cast<double>(config.num_kv_heads) / static_cast<double>(kv_heads);
+    if (of_all < static_cast<double>(left_bytes)) left_bytes = static_cast<uint64_t>(of_all);
   }
-  uint64_t limit_bytes = DeviceLimitBytes(options.devices, 0);
-  if (options.devices.kind == DeviceKind::kEmulated) {
-    limit_bytes = std::min(limit_bytes, machine_bytes);
-  }
-  if (limit_bytes < fixed_bytes && options.kv_memory == "auto") {
+  if (emulated) whole_bytes = std::min(whole_bytes, machine_bytes);
+  if (!fits && options.kv_memory == "auto") {
     PlanDevices(options, config, layout, least);  // says what is missing
   }
-  PlanKv(options, config, context, limit_bytes - std::min(limit_bytes, fixed_bytes), limit_bytes,
-         plan);
-  plan.devices =
-      PlanDevices(options, config, layout, DenseLedger(config, type, LimitsOf(options, plan)));
-  plan.dense_on_device = true;
+  PlanKv(options, config, context, left_bytes, whole_bytes, plan);
+  plan.devices = PlanDevices(options, config, layout,
+                             DenseLedgerOf(config, type, LimitsOf(options, plan), count));
+  plan.dense_devices = count;
 }
 
 // The devices, and where the dense part is.
@@ -104,13 +125,14 @@ void PlanWithDevices(const EngineOptions& options, const ModelConfig& config,
             options.defer_experts);
       }
       EnginePlan with_dense = plan;
-      PlanDenseOnDevice(options, config, layout, context, machine_bytes, with_dense);
+      PlanDenseOnDevices(options, config, layout, context, machine_bytes,
+                         mode == DenseMode::kSharded ? options.devices.count : 1, with_dense);
       plan = std::move(with_dense);
       return;
     } catch (const Error& error) {
       const bool other_place =
           error.kind() == ErrorKind::kUnsupported || error.kind() == ErrorKind::kResourceExhausted;
-      if (mode == DenseMode::kOn || !other_place) throw;
+      if (mode != DenseMode::kAuto || !other_place) throw;
       plan.why_dense_on_host = error.what();
     }
   }
@@ -291,17 +313,9 @@ EnginePlan PlanEngine(const EngineOptions& options, const ModelFiles& files) {
   }
   if (context == 0) context = std::min(config.max_position, kDefaultContextTokens);
 
-  const uint64_t dense_bytes = ModelWeights::Bytes(config, type);
-  ModelLimits limits = LimitsOf(options, plan);
-  limits.max_context_tokens = context;
-  const uint64_t workspace_bytes =
-      Model::WorkspaceBytes(config, kernels, limits, options.threads) +
-      static_cast<uint64_t>(limits.max_logit_rows + options.threads * 4) *
-          static_cast<uint64_t>(config.vocab_size) * sizeof(float);
   const uint64_t staging_bytes = ExpertLoader::StagingBytes(
       *files.experts, static_cast<int>(config.num_layers), static_cast<int>(config.num_experts),
       LoaderOptionsOf(options, plan.all_experts_bytes));
-  uint64_t fixed_bytes = dense_bytes + workspace_bytes + staging_bytes + kProcessBytes;
   uint64_t devices_host_bytes = 0;
   CheckDenseMode(options.devices);
   if (options.devices.count > 0) {
@@ -309,15 +323,25 @@ EnginePlan PlanEngine(const EngineOptions& options, const ModelFiles& files) {
     for (const DevicePlan& device : plan.devices) {
       plan.expert_budget_bytes += static_cast<uint64_t>(device.slots) * layout.slot_bytes;
     }
-    devices_host_bytes = DevicesHostBytes(options, config, plan.devices);
-    if (plan.dense_on_device) {
-      devices_host_bytes += DenseOperator::HostBytes(config, LimitsOf(options, plan));
-    }
-    fixed_bytes += plan.all_experts_bytes + devices_host_bytes;
+    devices_host_bytes = DevicesHostBytes(options, config, plan.devices) +
+                         DenseHostBytes(config, LimitsOf(options, plan), plan.dense_devices);
   }
+  // Devices that have the dense part have its weights, which the host gives back when it has read
+  // them.
+  const bool dense_elsewhere = plan.dense_devices > 0;
+  const uint64_t read_bytes = ModelWeights::Bytes(config, type);
+  const uint64_t dense_bytes = dense_elsewhere ? 0 : read_bytes;
+  ModelLimits limits = LimitsOf(options, plan);
+  limits.max_context_tokens = context;
+  const uint64_t workspace_bytes =
+      Model::WorkspaceBytes(config, kernels, limits, options.threads, 1, dense_elsewhere) +
+      static_cast<uint64_t>(limits.max_logit_rows + options.threads * 4) *
+          static_cast<uint64_t>(config.vocab_size) * sizeof(float);
+  uint64_t fixed_bytes = dense_bytes + workspace_bytes + staging_bytes + kProcessBytes;
+  if (options.devices.count > 0) fixed_bytes += plan.all_experts_bytes + devices_host_bytes;
   const uint64_t left = machine_bytes > fixed_bytes ? machine_bytes - fixed_bytes : 0;
   const uint64_t kv_bytes =
-      plan.dense_on_device ? 0 : PlanKv(options, config, context, left, machine_bytes, plan);
+      dense_elsewhere ? 0 : PlanKv(options, config, context, left, machine_bytes, plan);
 
   // What is saved is in memory twice more: the copy of what was learned, and the file's bytes.
   const uint64_t copies = options.state_file.empty() ? 0 : 2;
@@ -342,7 +366,7 @@ EnginePlan PlanEngine(const EngineOptions& options, const ModelFiles& files) {
   const uint64_t slots_bytes =
       std::max<uint64_t>(1, static_cast<uint64_t>(plan.expert_slots)) * layout.slot_bytes;
 
-  plan.ledger = {{"dense weights", dense_bytes}};
+  if (!dense_elsewhere) plan.ledger.push_back({"dense weights", dense_bytes});
   if (plan.devices.empty()) {
     plan.ledger.push_back({"expert cache", slots_bytes});
   } else {
@@ -360,6 +384,13 @@ EnginePlan PlanEngine(const EngineOptions& options, const ModelFiles& files) {
     plan.ledger.push_back({"state to save", copies * plan.predictor_bytes});
   }
   for (const LedgerEntry& entry : plan.ledger) plan.total_bytes += entry.bytes;
+  // Dense weights on their way to devices are read before the experts, into the memory that those,
+  // their staging and the workspace will have.
+  const uint64_t later_bytes = plan.all_experts_bytes + staging_bytes + workspace_bytes;
+  if (dense_elsewhere && read_bytes > later_bytes) {
+    plan.ledger.push_back({"reading dense weights", read_bytes - later_bytes});
+    plan.total_bytes += plan.ledger.back().bytes;
+  }
   if (plan.total_bytes > machine_bytes) FailTooSmall(plan, machine_bytes);
   if (plan.expert_slots < 1) {
     Fail(ErrorKind::kResourceExhausted,

@@ -10,6 +10,7 @@
 
 #include "core/base/metrics.h"
 #include "core/base/units.h"
+#include "core/device/cuda_device.h"
 #include "serving/online/create_engine.h"
 #include "tests/gpu/engine_machine.h"
 #include "tests/gpu/sample_model.h"
@@ -111,7 +112,7 @@ TEST_P(CudaEngineTest, GpuMemoryDoesNotChangeAnswers) {
     options_.devices.gpu_memory = std::to_string(fixed + experts * slot_bytes);
     const EnginePlan plan = PlanEngine(options_);
     EXPECT_EQ(plan.devices.at(0).slots, static_cast<int64_t>(experts));
-    EXPECT_EQ(plan.dense_on_device, GetParam() == DenseMode::kOn);
+    EXPECT_EQ(plan.dense_devices > 0, GetParam() != DenseMode::kOff);
     EXPECT_EQ(Answers(options_), expected) << experts;
     EXPECT_EQ(on_host_, 0u);
   }
@@ -206,6 +207,7 @@ TEST_P(CudaDenseTest, KeysAndValuesMoveToTheDevice) {
   EXPECT_EQ(Entry(on_device.ledger, "KV cache"), 0u);
   EXPECT_GT(Entry(ledger, "KV cache"), 0u);
   EXPECT_GE(Entry(ledger, "dense weights"), Entry(on_host.ledger, "dense weights"));
+  EXPECT_GT(Entry(on_host.ledger, "dense weights"), 0u);
   EXPECT_EQ(on_device.num_kv_blocks, on_host.num_kv_blocks);
   EXPECT_EQ(on_device.max_context_tokens, on_host.max_context_tokens);
   EXPECT_EQ(Entry(on_host.devices.at(0).ledger, "KV cache"), 0u);
@@ -225,10 +227,85 @@ TEST_P(CudaDenseTest, KvMemoryIsAShareOfTheDevice) {
   EXPECT_GE(Entry(share.ledger, "KV cache"), share.limit_bytes * 11 / 100);
 }
 
+// Two of the sample model's KV heads over three devices: one has no keys and values.
+TEST_P(CudaDenseTest, ShardsHaveTheAnswersOfOneDevice) {
+  const auto expected = Answers(options_);
+  const DevicePlan one = PlanEngine(options_).devices.at(0);
+  options_.devices.dense = DenseMode::kSharded;
+  options_.devices.memory = "40%";
+  for (const int devices : {2, 3}) {
+    options_.devices.count = devices;
+    std::string why_not;
+    if (!UseComputingDevices(options_.devices, why_not)) GTEST_SKIP() << "SKIPPED: " << why_not;
+    if (options_.devices.kind == DeviceKind::kCuda &&
+        FindCudaDevices().devices.size() < static_cast<size_t>(devices)) {
+      GTEST_SKIP() << "SKIPPED: fewer than " << devices << " GPUs";
+    }
+    const EnginePlan plan = PlanEngine(options_);
+    EXPECT_EQ(plan.dense_devices, devices);
+    uint64_t kv_bytes = 0;
+    for (const DevicePlan& device : plan.devices) {
+      kv_bytes += Entry(device.ledger, "KV cache");
+      EXPECT_GT(Entry(device.ledger, "dense workspace"), 0u);
+      EXPECT_LT(Entry(device.ledger, "dense weights"), Entry(one.ledger, "dense weights"));
+      uint64_t sum = 0;
+      for (const LedgerEntry& entry : device.ledger) sum += entry.bytes;
+      EXPECT_EQ(sum, device.memory_bytes);
+    }
+    EXPECT_EQ(kv_bytes, Entry(one.ledger, "KV cache"));
+    EXPECT_EQ(Answers(options_), expected) << devices;
+    EXPECT_EQ(on_host_, 0u);
+  }
+}
+
+// --kv-memory is of all of them together; the one with most of the heads must have room.
+TEST_P(CudaDenseTest, KvMemoryOfShards) {
+  options_.devices.count = 3;
+  options_.devices.dense = DenseMode::kSharded;
+  if (options_.devices.kind == DeviceKind::kCuda && FindCudaDevices().devices.size() < 3) {
+    GTEST_SKIP() << "SKIPPED: fewer than 3 GPUs";
+  }
+  options_.devices.memory = "auto";
+  options_.devices.gpu_memory = "16MiB";
+  options_.max_model_len = 0;
+  options_.kv_memory = "auto";
+  const EnginePlan automatic = PlanEngine(options_);
+  const uint64_t limit = automatic.devices.at(0).limit_bytes;
+  EXPECT_EQ(Entry(automatic.devices.at(0).ledger, "KV cache"), 0u);
+  for (const size_t d : {size_t{1}, size_t{2}}) {
+    EXPECT_GT(Entry(automatic.devices.at(d).ledger, "KV cache"), 0u);
+    EXPECT_LE(Entry(automatic.devices.at(d).ledger, "KV cache"), limit / 4);
+  }
+  options_.kv_memory = "5%";
+  const EnginePlan share = PlanEngine(options_);
+  uint64_t kv_bytes = 0;
+  for (const DevicePlan& device : share.devices) kv_bytes += Entry(device.ledger, "KV cache");
+  EXPECT_LE(kv_bytes, 3 * limit * 5 / 100);
+  EXPECT_GE(kv_bytes, 3 * limit * 4 / 100);
+  // Two thirds of all: more than two devices have beside the rest.
+  options_.kv_memory = "66%";
+  const std::string too_much = Refusal(options_, ErrorKind::kResourceExhausted);
+  EXPECT_NE(too_much.find("on device 1"), std::string::npos) << too_much;
+  EXPECT_NE(too_much.find("--kv-memory"), std::string::npos) << too_much;
+}
+
+// The host reads the dense weights, gives them back, and computes nothing but experts.
+TEST_P(CudaDenseTest, TheHostKeepsNothingOfTheDensePart) {
+  const EnginePlan on_device = PlanEngine(options_);
+  options_.devices.dense = DenseMode::kOff;
+  const EnginePlan on_host = PlanEngine(options_);
+  EXPECT_EQ(Entry(on_device.ledger, "dense weights"), 0u);
+  EXPECT_GT(Entry(on_host.ledger, "dense weights"), 0u);
+  EXPECT_LT(Entry(on_device.ledger, "workspace"), Entry(on_host.ledger, "workspace"));
+  uint64_t sum = 0;
+  for (const LedgerEntry& entry : on_device.ledger) sum += entry.bytes;
+  EXPECT_EQ(sum, on_device.total_bytes);
+}
+
 TEST_P(CudaDenseTest, ByDefaultItIsThereWhenItFits) {
   options_.devices.dense = DenseMode::kAuto;
   EnginePlan plan = PlanEngine(options_);
-  EXPECT_TRUE(plan.dense_on_device);
+  EXPECT_EQ(plan.dense_devices, 1);
   EXPECT_EQ(plan.why_dense_on_host, "");
   // One expert less than a token needs of a layer.
   const int64_t top_k = LoadModelConfig(options_.model_dir).top_k;
@@ -238,10 +315,10 @@ TEST_P(CudaDenseTest, ByDefaultItIsThereWhenItFits) {
     return std::to_string(fixed + static_cast<uint64_t>(experts) * plan.slot_bytes);
   };
   options_.devices.gpu_memory = memory(top_k);
-  EXPECT_TRUE(PlanEngine(options_).dense_on_device);
+  EXPECT_EQ(PlanEngine(options_).dense_devices, 1);
   options_.devices.gpu_memory = memory(top_k - 1);
   const EnginePlan on_host = PlanEngine(options_);
-  EXPECT_FALSE(on_host.dense_on_device);
+  EXPECT_EQ(on_host.dense_devices, 0);
   EXPECT_NE(on_host.why_dense_on_host.find("--gpu-memory"), std::string::npos);
   EXPECT_GT(on_host.devices.at(0).slots, top_k);
   // For the asking one expert is enough.
@@ -252,7 +329,7 @@ TEST_P(CudaDenseTest, ByDefaultItIsThereWhenItFits) {
   options_.devices.gpu_memory = "auto";
   options_.kv_cache_dtype = "float32";
   plan = PlanEngine(options_);
-  EXPECT_FALSE(plan.dense_on_device);
+  EXPECT_EQ(plan.dense_devices, 0);
   EXPECT_NE(plan.why_dense_on_host.find("float32"), std::string::npos) << plan.why_dense_on_host;
 }
 
@@ -298,9 +375,12 @@ TEST_P(CudaDenseTest, WhatItCannotDoIsRefused) {
   options = options_;
   options.kv_cache_dtype = "float32";
   EXPECT_EQ(has(Refusal(options, ErrorKind::kUnsupported), "--kv-cache-dtype bfloat16"), "");
-  options = options_;
-  options.devices.count = 0;
-  EXPECT_EQ(has(Refusal(options, ErrorKind::kInvalidArgument), "--device-kind cuda"), "");
+  for (const DenseMode mode : {DenseMode::kOn, DenseMode::kSharded}) {
+    options = options_;
+    options.devices.count = 0;
+    options.devices.dense = mode;
+    EXPECT_EQ(has(Refusal(options, ErrorKind::kInvalidArgument), "--device-kind cuda"), "");
+  }
 }
 
 }  // namespace

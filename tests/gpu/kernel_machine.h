@@ -2,6 +2,8 @@
 // the host (host/kernel_machine_host.cpp), where the same sources are compiled for it.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -13,11 +15,13 @@ namespace moesaic {
 class KernelMachine {
  public:
   virtual ~KernelMachine() = default;
-  virtual Device& device() = 0;
+  virtual Device& device(size_t index = 0) = 0;
   virtual const cuda::Kernels& kernels() const = 0;
 };
 
-// Null where there is none: `why_not` says why.
-std::unique_ptr<KernelMachine> MakeKernelMachine(uint64_t capacity_bytes, std::string& why_not);
+// With so many devices of this capacity, which reach each other. Null where there is none:
+// `why_not` says why.
+std::unique_ptr<KernelMachine> MakeKernelMachine(uint64_t capacity_bytes, std::string& why_not,
+                                                 size_t devices = 1);
 
 }  // namespace moesaic

@@ -64,15 +64,14 @@ class CudaModelTest : public testing::Test {
 
   // Of `slots` experts each.
   void UseDevices(int devices, int64_t slots = 256) {
-    machines_.clear();
+    std::string why_not;
     options_.given_devices.clear();
-    for (int d = 0; d < devices; ++d) {
-      std::string why_not;
-      machines_.push_back(MakeKernelMachine(uint64_t{48} << 20, why_not));
-      if (machines_.back() == nullptr) GTEST_SKIP() << "SKIPPED: " << why_not;
-      options_.given_devices.push_back(&machines_.back()->device());
-      options_.kernels = &machines_.back()->kernels();
+    machine_ = MakeKernelMachine(uint64_t{48} << 20, why_not, static_cast<size_t>(devices));
+    if (machine_ == nullptr) GTEST_SKIP() << "SKIPPED: " << why_not;
+    for (size_t d = 0; d < static_cast<size_t>(devices); ++d) {
+      options_.given_devices.push_back(&machine_->device(d));
     }
+    options_.kernels = &machine_->kernels();
     options_.devices = devices;
     options_.device_slots = slots;
   }
@@ -85,7 +84,7 @@ class CudaModelTest : public testing::Test {
     return Logits(model, kPromptTokens);
   }
 
-  std::vector<std::unique_ptr<KernelMachine>> machines_;
+  std::unique_ptr<KernelMachine> machine_;
   HarnessOptions options_;
 };
 
@@ -191,6 +190,32 @@ TEST_F(CudaModelTest, DenseLogitsDoNotDependOnPlacementOrCompany) {
   const ModelHarness::Piece piece = {&other, {1, 2, 3, 4, 5}};
   model.Run({&piece, 1});
   EXPECT_EQ(HashOf(Logits(model, 2)), expected);
+}
+
+// The sample model has two KV heads: of three devices one has none.
+TEST_F(CudaModelTest, ShardedDenseLogitsHaveTheBitsOfOneDevice) {
+  for (const WeightType type : {WeightType::kBf16, WeightType::kInt4}) {
+    options_.weight_type = type;
+    options_.threads = 1;
+    options_.dense_on_device = true;
+    UseDevices(1);
+    uint64_t expected = 0;
+    {
+      ModelHarness one(SampleModel(), options_);
+      expected = HashOf(Logits(one, kPromptTokens));
+    }
+    options_.dense_on_device = false;
+    options_.dense_sharded = true;
+    for (const int devices : {1, 2, 3}) {
+      UseDevices(devices, 7 + 20 * devices);
+      options_.threads = devices;
+      ModelHarness model(SampleModel(), options_);
+      EXPECT_EQ(HashOf(Logits(model, devices == 2 ? 2 : kPromptTokens)), expected)
+          << devices << " devices, " << WeightTypeName(type);
+      EXPECT_EQ(model.stats().experts.on_host, 0u);
+    }
+    options_.dense_sharded = false;
+  }
 }
 
 // Decode steps of several sequences, their number not a power of two, over the end of a chunk.

@@ -305,5 +305,76 @@ TEST_F(CudaRowsTest, ArgMaxOfEveryRow) {
   }
 }
 
+// Pieces of which some are empty, f32 into wider rows and bf16 with its padding.
+TEST_F(CudaRowsTest, JoinColumns) {
+  constexpr int64_t kRows = 3;
+  for (const std::vector<int32_t>& bounds :
+       {std::vector<int32_t>{0, 5}, {0, 0, 32, 70}, {0, 40, 40, 300, 301}}) {
+    const int64_t width = bounds.back();
+    const std::vector<float> whole = random_.Normals(kRows * width);
+    std::vector<float> pieces;
+    std::vector<uint16_t> pieces_bf16;
+    for (size_t i = 0; i + 1 < bounds.size(); ++i) {
+      const int64_t stride = cuda::ActivationStride(bounds[i + 1] - bounds[i]);
+      for (int64_t r = 0; r < kRows; ++r) {
+        for (int64_t c = 0; c < stride; ++c) {
+          const bool in_row = bounds[i] + c < bounds[i + 1];
+          const float value =
+              in_row ? whole[static_cast<size_t>(r * width + bounds[i] + c)] : -7.0f;
+          if (in_row) pieces.push_back(value);
+          pieces_bf16.push_back(F32ToBf16(value));
+        }
+      }
+    }
+    const auto args = [&](const void* from, void* to, int64_t out_stride) {
+      cuda::JoinColumnsArgs join;
+      join.pieces = from;
+      join.num_pieces = static_cast<int32_t>(bounds.size()) - 1;
+      std::copy(bounds.begin(), bounds.end(), join.bounds);
+      join.rows = kRows;
+      join.out_stride = out_stride;
+      join.out = to;
+      return join;
+    };
+    const int64_t out_stride = width + 3;
+    const std::vector<float> before = random_.Normals(kRows * out_stride);
+    const auto from = Upload(pieces);
+    const auto out = Upload(before);
+    const auto added = Upload(before);
+    const auto from_bf16 = Upload(pieces_bf16);
+    const int64_t padded = cuda::ActivationStride(width);
+    const auto out_bf16 = Output<uint16_t>(kRows * padded);
+    Run([&](cuda::StreamHandle stream) {
+      return cuda::JoinColumns(args(from.data(), out.data(), out_stride), stream);
+    });
+    Run([&](cuda::StreamHandle stream) {
+      cuda::JoinColumnsArgs join = args(from.data(), added.data(), out_stride);
+      join.accumulate = true;
+      return cuda::JoinColumns(join, stream);
+    });
+    Run([&](cuda::StreamHandle stream) {
+      cuda::JoinColumnsArgs join = args(from_bf16.data(), out_bf16.data(), padded);
+      join.bf16 = true;
+      return cuda::JoinColumns(join, stream);
+    });
+    const std::vector<float> y = out.Read();
+    const std::vector<float> y_added = added.Read();
+    const std::vector<uint16_t> y_bf16 = out_bf16.Read();
+    for (int64_t r = 0; r < kRows; ++r) {
+      for (int64_t c = 0; c < out_stride; ++c) {
+        const auto at = static_cast<size_t>(r * out_stride + c);
+        const float value = c < width ? whole[static_cast<size_t>(r * width + c)] : before[at];
+        ASSERT_EQ(y[at], value) << r << ", " << c;
+        ASSERT_EQ(y_added[at], c < width ? before[at] + value : value) << r << ", " << c;
+      }
+      for (int64_t c = 0; c < padded; ++c) {
+        ASSERT_EQ(y_bf16[static_cast<size_t>(r * padded + c)],
+                  c < width ? F32ToBf16(whole[static_cast<size_t>(r * width + c)]) : 0)
+            << r << ", " << c;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace moesaic

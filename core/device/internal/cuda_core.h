@@ -78,6 +78,10 @@ class Core {
   cudaEvent_t TakeEvent(std::optional<Error>& error) EXCLUDES(mutex_);
   void GiveEvent(cudaEvent_t event) EXCLUDES(mutex_);
 
+  // What a graph has taken of the GPU, beside the arena; logs how much graphs have taken at every
+  // doubling, and warns once when the GPU has little left.
+  void CountGraph(uint64_t free_before, uint64_t free_after) EXCLUDES(mutex_);
+
   // Queues `function` on `handle`, a stream of this device.
   void QueueCall(const void* stream, cudaStream_t handle, HostFunction function,
                  ErrorCausesPtr causes, std::shared_ptr<ErrorCause> outcome) EXCLUDES(mutex_);
@@ -109,6 +113,9 @@ class Core {
   // runtime might still come for them.
   std::list<QueuedCall> calls_ GUARDED_BY(mutex_);
   int running_ GUARDED_BY(mutex_) = 0;
+  uint64_t graph_bytes_ GUARDED_BY(mutex_) = 0;
+  uint64_t told_graph_bytes_ GUARDED_BY(mutex_) = uint64_t{32} << 20;  // less is not worth a line
+  bool warned_of_graphs_ GUARDED_BY(mutex_) = false;
   bool queued_ GUARDED_BY(mutex_) = false;  // something, since the watching thread last looked
   bool asleep_ GUARDED_BY(mutex_) = false;  // the watching thread, until it is woken
   bool stop_ GUARDED_BY(mutex_) = false;

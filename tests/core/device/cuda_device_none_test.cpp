@@ -4,6 +4,7 @@
 #include <string>
 
 #include "core/device/cuda_device.h"
+#include "core/device/nccl_collective.h"
 
 namespace moesaic {
 namespace {
@@ -24,6 +25,17 @@ TEST(NoCudaTest, ADeviceThatIsAskedForIsAClearError) {
     const std::string text = error.what();
     EXPECT_NE(text.find("cuda:1"), std::string::npos);
     EXPECT_NE(text.find("make build-cuda"), std::string::npos);
+  }
+}
+
+TEST(NoCudaTest, NcclIsAClearError) {
+  EXPECT_FALSE(BuiltWithNccl());
+  try {
+    MakeNcclCollective({});
+    FAIL() << "made a collective";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kUnsupported);
+    EXPECT_NE(std::string(error.what()).find("peer copies"), std::string::npos);
   }
 }
 

@@ -6,7 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "core/base/aligned_buffer.h"
 #include "core/base/metrics.h"
+#include "core/config/model_config.h"
+#include "serving/model/dense_slices.h"
 #include "serving/online/create_engine.h"
 #include "tests/gpu/engine_machine.h"
 #include "tests/gpu/sample_model.h"
@@ -54,6 +57,7 @@ TEST(DenseLossTest, RequestsOfALostDeviceEndWithItsError) {
     EXPECT_NE(sink->error.find("start again"), std::string::npos) << sink->error;
   }
   EngineStatus status = engine->Status();
+  EXPECT_NE(status.not_ready.find("emulated:0 is lost"), std::string::npos) << status.not_ready;
   while (status.running > 0 || !status.devices.at(0).lost) status = engine->Status();
   EXPECT_NE(metrics.Serialize().find("moe_device_lost{device=\"emulated:0\"} 1"),
             std::string::npos);
@@ -122,6 +126,73 @@ TEST(DenseLossTest, NoDecodeStepHangs) {
     EXPECT_EQ(later.empty(), !lost) << copy << ": " << later;
   }
   EXPECT_GT(failed, 2);
+}
+
+// Over two devices, of which the second has no experts' sums and no logits: whichever is lost.
+EngineOptions ShardedOptions() {
+  EngineOptions options = Options();
+  options.devices.count = 2;
+  options.devices.dense = DenseMode::kSharded;
+  return options;
+}
+
+// Copies of a device's part of the dense weights, and the two tables of positions.
+uint64_t CopiesToStart(int device) {
+  const ModelConfig config = LoadModelConfig(SampleModel());
+  AlignedBuffer memory(ModelWeights::Bytes(config, WeightType::kBf16));
+  std::byte* const base = memory.data();
+  const DenseSlices slices(config, ModelWeights::At(config, WeightType::kBf16, base), 2, device,
+                           base);
+  return slices.pieces().size() + 2;
+}
+
+TEST(DenseLossTest, RequestsOfALostShardEndWithItsError) {
+  for (const int lost : {0, 1}) {
+    EngineOptions options = ShardedOptions();
+    options.devices.emulated_faults.resize(2);
+    options.devices.emulated_faults[static_cast<size_t>(lost)].lost_at_copy =
+        CopiesToStart(lost) + 20;
+    MetricsRegistry metrics;
+    const auto engine = CreateEngine(options, metrics);
+    EXPECT_EQ(engine->Status().not_ready, "");
+    std::string name = "emulated:";
+    name += std::to_string(lost);
+    name += " is lost";
+    for (int i = 0; i < 3; ++i) {
+      const auto sink = Ask(*engine);
+      EXPECT_NE(sink->error.find(name), std::string::npos) << sink->error;
+    }
+    EXPECT_NE(engine->Status().not_ready.find(name), std::string::npos);
+  }
+}
+
+TEST(DenseLossTest, AfterACopyOfAShardThatFailsRequestsGoOn) {
+  std::vector<int32_t> expected;
+  {
+    MetricsRegistry metrics;
+    expected = Ask(*CreateEngine(ShardedOptions(), metrics))->Ids();
+    ASSERT_EQ(expected.size(), 3u);
+  }
+  int failed = 0;
+  for (uint64_t copy = 1; copy < 40; copy += 6) {
+    for (const int device : {0, 1}) {
+      EngineOptions options = ShardedOptions();
+      options.devices.emulated_faults.resize(2);
+      options.devices.emulated_faults[static_cast<size_t>(device)].failing_copies = {
+          CopiesToStart(device) + copy};
+      MetricsRegistry metrics;
+      const auto engine = CreateEngine(options, metrics);
+      const std::string error = Ask(*engine)->error;
+      if (!error.empty()) {
+        EXPECT_NE(error.find("failed by an injected fault"), std::string::npos) << error;
+        ++failed;
+      }
+      const auto next = Ask(*engine);
+      EXPECT_EQ(next->error, "") << device << ", " << copy;
+      EXPECT_EQ(next->tokens.size(), 3u) << device << ", " << copy;
+    }
+  }
+  EXPECT_GT(failed, 0);
 }
 
 }  // namespace

@@ -63,7 +63,13 @@ EngineStatus TestEngine::Status() const {
   EngineStatus status;
   status.running = static_cast<int64_t>(running_.size());
   status.kv_usage = 0.25;
+  status.not_ready = not_ready_;
   return status;
+}
+
+void TestEngine::SetNotReady(const std::string& why) {
+  MutexLock lock(mutex_);
+  not_ready_ = why;
 }
 
 OutputDelta TestEngine::MakeDelta(Active& running, int64_t words,

@@ -56,6 +56,7 @@ class TestEngine : public Engine {
   // Manual mode, several deltas of any size at once, from the calling thread.
   void EmitText(RequestId id, const std::string& text);
   void FailRequest(RequestId id, const Error& error);
+  void SetNotReady(const std::string& why);
 
  private:
   struct Active {
@@ -72,6 +73,7 @@ class TestEngine : public Engine {
   GenerationDefaults defaults_;
 
   mutable Mutex mutex_;
+  std::string not_ready_ GUARDED_BY(mutex_);
   mutable CondVar changed_;
   bool stop_ GUARDED_BY(mutex_) = false;
   bool draining_ GUARDED_BY(mutex_) = false;

@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "serving/model/dense_operator.h"
+#include "serving/model/dense_shards.h"
 #include "serving/model/expert_sources.h"
 #include "serving/model/numa_slices.h"
 
@@ -63,14 +65,18 @@ ModelHarness::ModelHarness(const std::filesystem::path& model_dir, const Harness
   limits.defer_experts = options.defer_experts;
   ModelWeights weights =
       ModelWeights::Load(config_, options.weight_type, *tensors_, kernels, pool_);
-  std::unique_ptr<DenseOperator> dense;
+  std::unique_ptr<DensePart> dense;
   if (options.dense_on_device) {
     Device& device = options.given_devices.empty() ? *devices_[0] : *options.given_devices[0];
-    dense = std::make_unique<DenseOperator>(
-        device, *options.kernels, config_, options.weight_type, weights, limits,
-        DenseOperator::Capture{.layers = options.capture_dense,
-                               .experts = &experts_->layout(),
-                               .table = options.capture_steps ? slot_table_ : nullptr});
+    dense = std::make_unique<DenseOperator>(device, *options.kernels, config_, options.weight_type,
+                                            weights, limits, options.capture_dense);
+    if (options.capture_steps && slot_table_ != nullptr) {
+      dense->CaptureSteps(experts_->layout(), *slot_table_);
+    }
+  }
+  if (options.dense_sharded) {
+    dense = std::make_unique<DenseShards>(options.given_devices, *options.kernels, config_,
+                                          options.weight_type, weights, limits);
   }
   model_ = std::make_unique<Model>(config_, std::move(weights), experts_->layout(), *provider_,
                                    kernels, pool_, limits, std::move(operators_), std::move(dense));

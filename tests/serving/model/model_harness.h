@@ -51,6 +51,7 @@ struct HarnessOptions {
   bool dense_on_device = false;        // the first one's
   bool capture_dense = true;           // its decode steps
   bool capture_steps = true;           // as a whole
+  bool dense_sharded = false;          // over all given_devices, instead
   std::vector<Device*> given_devices;  // in place of emulated ones; as many as `devices`
 };
 

@@ -1,0 +1,146 @@
+#include "serving/model/dense_slices.h"
+
+#include <algorithm>
+#include <initializer_list>
+
+#include "core/base/check.h"
+#include "core/base/error.h"
+#include "core/base/units.h"
+#include "core/device/device.h"
+#include "kernels/cpu/product_grid.h"
+#include "kernels/cuda/rows.h"
+
+namespace moesaic {
+namespace {
+
+// Hands out the part's memory and notes what goes there. With a null base it only measures.
+class Cursor {
+ public:
+  Cursor(std::byte* base, std::vector<DenseSlices::Piece>& pieces) : base_(base), pieces_(pieces) {}
+
+  // Rows of a matrix, one range below the other. They begin at whole panels, and end there or with
+  // the matrix.
+  PackedMatrix Rows(const PackedMatrix& whole, std::initializer_list<RowRange> ranges) {
+    PackedMatrix part = {At(), whole.type, 0, whole.k};
+    for (const RowRange& rows : ranges) {
+      if (rows.count() == 0) continue;
+      CHECK_EQ(rows.begin % kPanelOutputs, 0);
+      CHECK_EQ(part.n % kPanelOutputs, 0);
+      const auto first = static_cast<uint64_t>(rows.begin / kPanelOutputs * whole.panel_bytes());
+      Take(whole.data, first, PackedMatrix::Bytes(whole.type, rows.count(), whole.k));
+      part.n += rows.count();
+    }
+    Align();
+    return part;
+  }
+  PackedMatrix All(const PackedMatrix& whole) { return Rows(whole, {{0, whole.n}}); }
+
+  const float* Vector(const float* whole, int64_t n) {
+    const auto* const at = reinterpret_cast<const float*>(At());
+    Take(reinterpret_cast<const std::byte*>(whole), 0, n * static_cast<int64_t>(sizeof(float)));
+    Align();
+    return at;
+  }
+
+  uint64_t used_bytes() const { return used_bytes_; }
+
+ private:
+  const std::byte* At() const { return base_ == nullptr ? nullptr : base_ + used_bytes_; }
+  void Take(const std::byte* whole, uint64_t offset, int64_t bytes) {
+    const auto size = static_cast<uint64_t>(bytes);
+    if (base_ != nullptr) pieces_.push_back({used_bytes_, {whole + offset, size}});
+    used_bytes_ += size;
+  }
+  void Align() { used_bytes_ = RoundUp(used_bytes_, Device::kAlignment); }
+
+  std::byte* const base_;
+  std::vector<DenseSlices::Piece>& pieces_;
+  uint64_t used_bytes_ = 0;
+};
+
+}  // namespace
+
+RowRange OutputSlice(int64_t n, int devices, int device) {
+  const PanelRange panels = PanelSlice((n + kPanelOutputs - 1) / kPanelOutputs, devices, device);
+  return {std::min(n, panels.begin * kPanelOutputs), std::min(n, panels.end * kPanelOutputs)};
+}
+
+RowRange KvHeadSlice(const ModelConfig& config, int devices, int device) {
+  return {config.num_kv_heads * device / devices, config.num_kv_heads * (device + 1) / devices};
+}
+
+void CheckSliceable(const ModelConfig& config, int devices) {
+  if (devices > cuda::JoinColumnsArgs::kMostPieces) {
+    Fail(ErrorKind::kUnsupported,
+         "--gpu-dense tp: at most {} devices share the dense part, not {}; give --gpu-dense on",
+         cuda::JoinColumnsArgs::kMostPieces, devices);
+  }
+  if (config.head_dim % kPanelOutputs != 0) {
+    Fail(ErrorKind::kUnsupported,
+         "--gpu-dense tp: heads of {} values cannot be shared out, only those of a multiple of {}; "
+         "give --gpu-dense on",
+         config.head_dim, kPanelOutputs);
+  }
+}
+
+uint64_t DenseSlices::LayOut(const ModelConfig& c, const ModelWeights& whole, int devices,
+                             int device, std::byte* base) {
+  Cursor take(base, pieces_);
+  const auto outputs = [&](const PackedMatrix& matrix) {
+    return take.Rows(matrix, {OutputSlice(matrix.n, devices, device)});
+  };
+  const bool first = device == 0;
+  const RowRange vocabulary = OutputSlice(c.vocab_size, devices, device);
+  if (first) {
+    weights_.embedding = take.All(whole.embedding);
+    // The first device's slice of the head is the beginning of the embedding, when they are tied.
+    weights_.head = weights_.embedding;
+    weights_.head.n = vocabulary.end;
+  }
+  if (!first || !c.tie_word_embeddings) weights_.head = outputs(whole.head);
+  weights_.final_norm = take.Vector(whole.final_norm, c.hidden_size);
+
+  const RowRange kv = KvHeadSlice(c, devices, device);
+  const int64_t group = c.num_heads / c.num_kv_heads;
+  const int64_t d = c.head_dim;
+  const int64_t keys = c.num_heads * d;  // where they begin
+  const int64_t values = keys + c.num_kv_heads * d;
+  weights_.layers.assign(whole.layers.size(), LayerWeights{});
+  for (size_t l = 0; l < whole.layers.size(); ++l) {
+    const LayerWeights& from = whole.layers[l];
+    LayerWeights& w = weights_.layers[l];
+    w.input_norm = take.Vector(from.input_norm, c.hidden_size);
+    w.post_attention_norm = take.Vector(from.post_attention_norm, c.hidden_size);
+    w.qkv = take.Rows(from.qkv, {{kv.begin * group * d, kv.end * group * d},
+                                 {keys + kv.begin * d, keys + kv.end * d},
+                                 {values + kv.begin * d, values + kv.end * d}});
+    if (c.qk_norm == QkNorm::kPerHead) {
+      w.q_norm = take.Vector(from.q_norm, d);
+      w.k_norm = take.Vector(from.k_norm, d);
+    } else if (c.qk_norm == QkNorm::kProjection) {
+      w.q_norm = take.Vector(from.q_norm, c.num_heads * d);
+      w.k_norm = take.Vector(from.k_norm, c.num_kv_heads * d);
+    }
+    w.output = outputs(from.output);
+    if (first && from.router.n > 0) w.router = take.All(from.router);
+    if (first && from.shared_gate.n > 0) w.shared_gate = take.All(from.shared_gate);
+    if (from.gate.n > 0) {
+      w.gate = outputs(from.gate);
+      w.up = outputs(from.up);
+      w.down = outputs(from.down);
+    }
+  }
+  return take.used_bytes();
+}
+
+uint64_t DenseSlices::Bytes(const ModelConfig& config, WeightType type, int devices, int device) {
+  DenseSlices measured;
+  return measured.LayOut(config, ModelWeights::Shapes(config, type), devices, device, nullptr);
+}
+
+DenseSlices::DenseSlices(const ModelConfig& config, const ModelWeights& whole, int devices,
+                         int device, std::byte* base) {
+  LayOut(config, whole, devices, device, base);
+}
+
+}  // namespace moesaic

@@ -1,0 +1,233 @@
+// The dense part sharded over several devices: the bits of one device, whatever the model's shapes
+// and however uneven the shares. Linked twice, as model_test.cpp is.
+#include "serving/model/dense_shards.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "core/base/error.h"
+#include "core/base/units.h"
+#include "serving/model/dense_operator.h"
+#include "serving/model/device_operator.h"
+#include "serving/model/expert_sources.h"
+#include "tests/gpu/kernel_machine.h"
+#include "tests/serving/model/model_harness.h"
+#include "tests/serving/model/odd_model.h"
+
+namespace moesaic {
+namespace {
+
+ModelLimits Limits() {
+  ModelLimits limits;
+  limits.max_batch_tokens = 16;
+  limits.max_context_tokens = 288;
+  limits.num_kv_blocks = 24;
+  limits.max_logit_rows = 16;
+  limits.max_sequences = 3;
+  return limits;
+}
+
+class DenseShardsTest : public testing::Test {
+ protected:
+  void UseDevices(int devices) {
+    std::string why_not;
+    machine_ = MakeKernelMachine(uint64_t{16} << 20, why_not, static_cast<size_t>(devices));
+    if (machine_ == nullptr) GTEST_SKIP() << "SKIPPED: " << why_not;
+    devices_.clear();
+    for (size_t d = 0; d < static_cast<size_t>(devices); ++d) {
+      devices_.push_back(&machine_->device(d));
+    }
+  }
+
+  ModelWeights Weights(const ModelConfig& config, WeightType type) {
+    ThreadPool pool(1);
+    return ModelWeights::Load(config, type, MadeUpTensors(), KernelsFor(Isa::kScalar), pool);
+  }
+
+  // One forward pass; logits and greedy tokens of all rows go to seen_. Experts multiply by a
+  // number.
+  void Step(DensePart& dense, DeviceOperator& experts, const ModelConfig& config,
+            const ForwardBatch& batch) {
+    const auto rows = static_cast<int64_t>(batch.tokens.size());
+    const auto pairs = static_cast<size_t>(rows * config.top_k);
+    dense.BeginStep(batch);
+    for (int64_t layer = 0; layer < config.num_layers; ++layer) {
+      dense.Layer(layer);
+      if (config.layer_is_sparse[static_cast<size_t>(layer)] == 0) continue;
+      const DensePart::Routed routed = dense.AwaitRouting(layer);
+      ExpectSameRows(routed.there, rows, config.hidden_size);
+      experts.BeginLayerThere(routed.there[0], {}, true);
+      auto* const out = reinterpret_cast<float*>(experts.host_out().data());
+      for (size_t pair = 0; pair < pairs; ++pair) {
+        const size_t row = pair / static_cast<size_t>(config.top_k);
+        for (size_t i = 0; i < static_cast<size_t>(config.hidden_size); ++i) {
+          out[pair * static_cast<size_t>(config.hidden_size) + i] =
+              routed.normed[row * static_cast<size_t>(config.hidden_size) + i] *
+              (0.5f + 0.25f * static_cast<float>(routed.experts[pair]));
+        }
+      }
+      std::vector<int32_t> pair_rows(pairs);
+      std::iota(pair_rows.begin(), pair_rows.end(), 0);
+      dense.AddExperts(experts, static_cast<int64_t>(pairs), pair_rows, routed.weights);
+      seen_.insert(seen_.end(), routed.normed, routed.normed + rows * config.hidden_size);
+    }
+    dense.EndStep();
+    std::vector<int32_t> all(static_cast<size_t>(rows));
+    std::iota(all.begin(), all.end(), 0);
+    std::vector<float> logits(static_cast<size_t>(rows * config.vocab_size));
+    dense.Head(all, logits.data());
+    seen_.insert(seen_.end(), logits.begin(), logits.end());
+    std::vector<int32_t> tokens(all.size());
+    dense.Greedy(all, tokens.data());
+    seen_.insert(seen_.end(), tokens.begin(), tokens.end());
+  }
+
+  void ExpectSameRows(std::span<const DeviceSpan> there, int64_t rows, int64_t hidden) {
+    std::vector<std::byte> expected;
+    for (const DeviceSpan& x : there) {
+      std::vector<std::byte> bytes(static_cast<size_t>(rows * cuda::ActivationStride(hidden)) *
+                                   sizeof(uint16_t));
+      const std::unique_ptr<Stream> stream = x.device()->CreateStream();
+      stream->CopyToHost(bytes, x.Subspan(0, bytes.size()));
+      ASSERT_EQ(stream->Synchronize(), std::nullopt);
+      if (x.data() == there.front().data()) expected = bytes;
+      ASSERT_TRUE(bytes == expected);
+    }
+  }
+
+  // A prompt in two pieces beside another sequence, and decode steps, the last of a context of more
+  // than one chunk of attention.
+  std::vector<float> Run(DensePart& dense, const ModelConfig& config, WeightType type) {
+    const ExpertLayout layout = MakeCpuExpertLayout(config, type);
+    DeviceOperator experts(*devices_.front(), machine_->kernels(), layout, config,
+                           Limits().max_batch_tokens);
+    seen_.clear();
+    const auto token = [&](int64_t i) { return static_cast<int32_t>((i * 37 + 5) % 171); };
+    const std::vector<int32_t> blocks_a = {3, 1};
+    std::vector<int32_t> blocks_b = {2};
+    const auto step = [&](int64_t a_from, int64_t a_count, int64_t b_from, int64_t b_count) {
+      std::vector<int32_t> tokens;
+      for (int64_t i = 0; i < a_count; ++i) tokens.push_back(token(a_from + i));
+      for (int64_t i = 0; i < b_count; ++i) tokens.push_back(token(100 + b_from + i));
+      const std::vector<SequenceSlice> slices = {
+          {.first_row = 0, .num_tokens = a_count, .start_position = a_from, .blocks = blocks_a},
+          {.first_row = a_count,
+           .num_tokens = b_count,
+           .start_position = b_from,
+           .blocks = blocks_b}};
+      Step(dense, experts, config, {tokens, slices});
+    };
+    step(0, 9, 0, 2);
+    step(9, 10, 2, 1);
+    step(19, 1, 3, 1);
+    // As if one full block had been computed many times before.
+    for (int64_t from = 4; from < 16; from += 12) step(20, 1, from, 12);
+    blocks_b.insert(blocks_b.begin(), 16, 2);
+    blocks_b.push_back(4);
+    step(21, 1, 272, 1);
+    return seen_;
+  }
+
+  std::unique_ptr<KernelMachine> machine_;
+  std::vector<Device*> devices_;
+  std::vector<float> seen_;
+};
+
+TEST_F(DenseShardsTest, AnyNumberOfDevicesHasTheBitsOfOne) {
+  struct Case {
+    const char* what;
+    WeightType type;
+    void (*change)(ModelConfig& config);
+  };
+  const Case cases[] = {
+      {"five KV heads, a gated shared expert", WeightType::kBf16, [](ModelConfig&) {}},
+      {"norm over all heads", WeightType::kInt8,
+       [](ModelConfig& c) {
+         c.qk_norm = QkNorm::kProjection;
+         c.shared_expert_gate = false;
+       }},
+      {"norm by head, one KV head, tied", WeightType::kInt4,
+       [](ModelConfig& c) {
+         c.qk_norm = QkNorm::kPerHead;
+         c.num_kv_heads = 1;
+         c.num_heads = 3;
+         c.tie_word_embeddings = true;
+       }},
+      {"no shared expert, dense last", WeightType::kBf16,
+       [](ModelConfig& c) {
+         c.shared_intermediate_size = 0;
+         c.shared_expert_gate = false;
+         c.layer_is_sparse = {1, 1, 0};
+       }},
+  };
+  for (const Case& test : cases) {
+    SCOPED_TRACE(test.what);
+    ModelConfig config = OddModel();
+    test.change(config);
+    const ModelWeights weights = Weights(config, test.type);
+    UseDevices(1);
+    if (machine_ == nullptr) return;
+    std::vector<float> expected;
+    {
+      DenseOperator one(*devices_.front(), machine_->kernels(), config, test.type, weights,
+                        Limits());
+      expected = Run(one, config, test.type);
+    }
+    for (const float value : expected) ASSERT_TRUE(std::isfinite(value));
+    for (const int devices : {1, 2, 3, 5}) {
+      SCOPED_TRACE(devices);
+      UseDevices(devices);
+      DenseShards shards(devices_, machine_->kernels(), config, test.type, weights, Limits());
+      ASSERT_TRUE(Run(shards, config, test.type) == expected);
+    }
+  }
+}
+
+// What it takes is what it says.
+TEST_F(DenseShardsTest, MemoryIsAccounted) {
+  const ModelConfig config = OddModel();
+  const ModelWeights weights = Weights(config, WeightType::kBf16);
+  UseDevices(3);
+  if (machine_ == nullptr) return;
+  const DenseShards shards(devices_, machine_->kernels(), config, WeightType::kBf16, weights,
+                           Limits());
+  uint64_t kv_bytes = 0;
+  for (int d = 0; d < 3; ++d) {
+    kv_bytes += DenseShards::KvBytes(config, Limits(), 3, d);
+    EXPECT_EQ(devices_[static_cast<size_t>(d)]->used_bytes(),
+              DenseShards::WeightBytes(config, WeightType::kBf16, 3, d) +
+                  RoundUp(DenseShards::KvBytes(config, Limits(), 3, d), Device::kAlignment) +
+                  DenseShards::WorkspaceBytes(config, Limits(), 3, d))
+        << d;
+  }
+  EXPECT_EQ(kv_bytes, Model::KvBlockBytes(config, WeightType::kBf16) *
+                          static_cast<uint64_t>(Limits().num_kv_blocks));
+}
+
+TEST_F(DenseShardsTest, WhatCannotBeCutIsRefused) {
+  const auto refusal = [](const ModelConfig& config, int devices) -> std::string {
+    try {
+      DenseShards::CheckSupported(config, WeightType::kBf16, WeightType::kBf16, devices);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kUnsupported);
+      return error.what();
+    }
+    return "";
+  };
+  ModelConfig config = OddModel();
+  EXPECT_EQ(refusal(config, 3), "");
+  EXPECT_NE(refusal(config, 17).find("at most 16 devices"), std::string::npos);
+  config.head_dim = 24;
+  EXPECT_NE(refusal(config, 3).find("heads of 24 values"), std::string::npos);
+  config = OddModel();
+  config.qkv_bias = true;
+  EXPECT_NE(refusal(config, 3).find("biases"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace moesaic
