@@ -3,7 +3,9 @@
 #include <utility>
 
 #include "core/base/check.h"
+#include "serving/model/dense_part.h"
 #include "serving/model/expert_runner.h"
+#include "serving/model/step_experts.h"
 
 namespace moesaic {
 

@@ -88,6 +88,7 @@ struct PassRig {
   PassLogits RunAll() {
     const auto vocab = static_cast<int>(files.config.vocab_size);
     std::vector<std::vector<int32_t>> blocks;
+    blocks.reserve(kPassSequences);
     for (int32_t s = 0; s < kPassSequences; ++s) blocks.push_back({2 * s, 2 * s + 1});
     std::vector<int64_t> lengths(kPassSequences, 0);
     PassLogits logits(kPassSequences);
