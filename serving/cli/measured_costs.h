@@ -1,5 +1,5 @@
 // Where commands get the module costs of a model on this machine from: the cache of this user, or a
-// measurement of a few seconds that goes there.
+// measurement (module_profiler.h) that goes there.
 #pragma once
 
 #include <filesystem>

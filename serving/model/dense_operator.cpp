@@ -104,10 +104,12 @@ void DenseOperator::CheckSupported(const ModelConfig& c, WeightType type, Weight
 }
 
 uint64_t DenseOperator::WorkspaceBytes(const ModelConfig& config, const ModelLimits& limits) {
-  return Sizes(config, limits).device() + StepExperts::DeviceBytes(config, limits);
+  const uint64_t all = Sizes(config, limits).device();
+  return limits.host_attention ? all : all + StepExperts::DeviceBytes(config, limits);
 }
 uint64_t DenseOperator::HostBytes(const ModelConfig& config, const ModelLimits& limits) {
-  return Sizes(config, limits).host() + StepExperts::HostBytes(config, limits);
+  const uint64_t all = Sizes(config, limits).host();
+  return limits.host_attention ? all : all + StepExperts::HostBytes(config, limits);
 }
 
 DenseOperator::DenseOperator(Device& device, const cuda::Kernels& kernels,

@@ -3,7 +3,8 @@
 // different shapes, fits a line to each module, and measures the way from disk into slots by itself
 // and while computing goes on.
 //
-// Blocking, a few seconds; owns its threads and ends them. Neighbours lower what it sees.
+// Blocking, some seconds and as long as routing takes (at most about 40, more only where four
+// layers take longer to read); owns its threads and ends them. Neighbours lower what it sees.
 #pragma once
 
 #include <cstdint>
