@@ -121,6 +121,7 @@ DenseOperator::DenseOperator(Device& device, const cuda::Kernels& kernels,
       limits_(limits),
       qkv_width_((config.num_heads + 2 * config.num_kv_heads) * config.head_dim),
       block_bytes_(KvLayoutFor(config).block_bytes()),
+      step_tables_(limits),
       capture_(capture) {
   CheckSupported(config, type, limits.kv_type);
   const Sizes sizes(config, limits);
@@ -165,12 +166,6 @@ DenseOperator::DenseOperator(Device& device, const cuda::Kernels& kernels,
   host_chosen_ = TakePinned(*pool_, sizes.chosen);
   host_out_ = TakePinned(*pool_, sizes.logits);
   host_tables_ = TakePinned(*pool_, sizes.tables);
-  const auto rows = static_cast<size_t>(limits.max_batch_tokens);
-  tokens_.reserve(rows);
-  positions_.reserve(rows);
-  slots_.reserve(rows);
-  sequences_.reserve(static_cast<size_t>(limits.max_sequences));
-  blocks_.reserve(static_cast<size_t>(MostBlocks(limits)));
   routed_ = device.CreateEvent();
   stream_ = device.CreateStream();
   graphs_ = std::make_unique<DenseGraphs>(*stream_, 2 * config.num_layers + 1);
@@ -211,10 +206,10 @@ void DenseOperator::PadDecodeStep() {
   const int64_t most = std::min(limits_.max_batch_tokens, limits_.max_sequences);
   run_rows_ = std::min(static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(rows_))), most);
   for (int64_t row = rows_; row < run_rows_; ++row) {
-    tokens_.push_back(0);
-    positions_.push_back(0);
-    slots_.push_back(-1);  // not stored
-    sequences_.push_back({.first_row = static_cast<int32_t>(row)});
+    step_tables_.tokens.push_back(0);
+    step_tables_.positions.push_back(0);
+    step_tables_.slots.push_back(-1);  // not stored
+    step_tables_.sequences.push_back({.first_row = static_cast<int32_t>(row)});
   }
   const auto chunks_of = [](int64_t tokens) {
     return (tokens + cuda::kChunkTokens - 1) / cuda::kChunkTokens;
@@ -226,48 +221,26 @@ void DenseOperator::PadDecodeStep() {
 }
 
 void DenseOperator::BeginStep(const ForwardBatch& batch) {
-  tokens_.assign(batch.tokens.begin(), batch.tokens.end());
-  positions_.clear();
-  slots_.clear();
-  blocks_.clear();
-  sequences_.clear();
+  step_tables_.Fill(batch, limits_);
   attend_ = {};
+  attend_.max_rows = step_tables_.max_rows;
+  attend_.max_context = step_tables_.max_context;
   rows_ = std::ssize(batch.tokens);
   run_rows_ = rows_;
   runs_ = false;
-  CHECK_LE(rows_, limits_.max_batch_tokens);
-  CHECK_LE(std::ssize(batch.slices), limits_.max_sequences);
-  for (const SequenceSlice& slice : batch.slices) {
-    const int64_t end = slice.start_position + slice.num_tokens;
-    sequences_.push_back({.first_row = static_cast<int32_t>(slice.first_row),
-                          .rows = static_cast<int32_t>(slice.num_tokens),
-                          .context_end = static_cast<int32_t>(slice.start_position + 1),
-                          .first_block = static_cast<int32_t>(blocks_.size())});
-    attend_.max_rows = std::max(attend_.max_rows, slice.num_tokens);
-    attend_.max_context = std::max(attend_.max_context, end);
-    const auto used = static_cast<size_t>((end + cuda::kBlockTokens - 1) / cuda::kBlockTokens);
-    blocks_.insert(blocks_.end(), slice.blocks.begin(),
-                   slice.blocks.begin() + static_cast<std::ptrdiff_t>(used));
-    for (int64_t position = slice.start_position; position < end; ++position) {
-      positions_.push_back(static_cast<int32_t>(position));
-      const int32_t block = slice.blocks[static_cast<size_t>(position / cuda::kBlockTokens)];
-      slots_.push_back(block * static_cast<int32_t>(cuda::kBlockTokens) +
-                       static_cast<int32_t>(position % cuda::kBlockTokens));
-    }
-  }
   const bool decode = attend_.max_rows == 1;
   if (decode) PadDecodeStep();
   const int64_t most_rows = limits_.max_batch_tokens;
   uint64_t used = 0;
-  device_positions_ = Upload(positions_, most_rows, used);
-  device_slots_ = Upload(slots_, most_rows, used);
-  const int32_t* const tokens = Upload(tokens_, most_rows, used);
-  attend_.sequences = Upload(sequences_, limits_.max_sequences, used);
+  device_positions_ = Upload(step_tables_.positions, most_rows, used);
+  device_slots_ = Upload(step_tables_.slots, most_rows, used);
+  const int32_t* const tokens = Upload(step_tables_.tokens, most_rows, used);
+  attend_.sequences = Upload(step_tables_.sequences, limits_.max_sequences, used);
   count_.assign(1, static_cast<int32_t>(rows_));
   device_rows_ = Upload(count_, 1, used);
   const uint64_t fixed = used;
-  attend_.blocks = Upload(blocks_, MostBlocks(limits_), used);
-  used = fixed + blocks_.size() * sizeof(int32_t);  // the others take little
+  attend_.blocks = Upload(step_tables_.blocks, MostBlocks(limits_), used);
+  used = fixed + step_tables_.blocks.size() * sizeof(int32_t);  // the others take little
   stream_->CopyToDevice(tables_.Subspan(0, used), host_tables_.span().first(used));
 
   const ModelConfig& c = config_;
@@ -279,7 +252,7 @@ void DenseOperator::BeginStep(const ForwardBatch& batch) {
   attend_.q_row_stride = qkv_width_;
   attend_.heads = c.num_heads;
   attend_.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(c.head_dim)));
-  attend_.num_sequences = static_cast<int64_t>(sequences_.size());
+  attend_.num_sequences = static_cast<int64_t>(step_tables_.sequences.size());
   attend_.out = Bf16Of(attention_);
   attend_.out_stride = cuda::ActivationStride(c.num_heads * c.head_dim);
   attend_.workspace = FloatsOf(partials_);
@@ -317,16 +290,16 @@ void DenseOperator::BeginPass(const ForwardBatch& batch) {
   first_row_ = 0;
   run_rows_ = rows_;
   graphs_->EndKind();
-  tokens_.assign(batch.tokens.begin(), batch.tokens.end());
-  positions_.clear();
+  step_tables_.tokens.assign(batch.tokens.begin(), batch.tokens.end());
+  step_tables_.positions.clear();
   for (const SequenceSlice& slice : batch.slices) {
     for (int64_t i = 0; i < slice.num_tokens; ++i) {
-      positions_.push_back(static_cast<int32_t>(slice.start_position + i));
+      step_tables_.positions.push_back(static_cast<int32_t>(slice.start_position + i));
     }
   }
   uint64_t used = 0;
-  device_positions_ = Upload(positions_, limits_.max_batch_tokens, used);
-  const int32_t* const tokens = Upload(tokens_, limits_.max_batch_tokens, used);
+  device_positions_ = Upload(step_tables_.positions, limits_.max_batch_tokens, used);
+  const int32_t* const tokens = Upload(step_tables_.tokens, limits_.max_batch_tokens, used);
   stream_->CopyToDevice(tables_.Subspan(0, used), host_tables_.span().first(used));
   Embed(tokens);
 }

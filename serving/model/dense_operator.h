@@ -31,6 +31,7 @@
 #include "serving/model/dense_part.h"
 #include "serving/model/forward_batch.h"
 #include "serving/model/step_experts.h"
+#include "serving/model/step_tables.h"
 #include "serving/model/weights.h"
 
 namespace moesaic {
@@ -158,15 +159,11 @@ class DenseOperator : public DensePart {
   HostBuffer host_attention_;  // likewise
 
   // The step: addresses of the device in tables_.
-  int64_t first_row_ = 0;           // of the rows that a module runs
-  int64_t rows_ = 0;                // of the step, or of the module
-  int64_t run_rows_ = 0;            // with those that fill up
-  std::vector<int32_t> tokens_;     // [run rows]
-  std::vector<int32_t> positions_;  // [run rows]
-  std::vector<int32_t> slots_;      // [run rows]
-  std::vector<int32_t> blocks_;     // of all slices, one after another
-  std::vector<int32_t> count_;      // [1] rows_
-  std::vector<cuda::AttentionSequence> sequences_;
+  int64_t first_row_ = 0;  // of the rows that a module runs
+  int64_t rows_ = 0;       // of the step, or of the module
+  int64_t run_rows_ = 0;   // with those that fill up
+  StepTables step_tables_;
+  std::vector<int32_t> count_;  // [1] rows_
   cuda::AttentionArgs attend_;
   const int32_t* device_positions_ = nullptr;
   const int32_t* device_slots_ = nullptr;

@@ -109,7 +109,7 @@ uint64_t DenseShards::HostBytes(const ModelConfig& config, const ModelLimits& li
 DenseShards::DenseShards(std::span<Device* const> devices, const cuda::Kernels& kernels,
                          const ModelConfig& config, WeightType type, const ModelWeights& weights,
                          const ModelLimits& limits, MakeCollective make_collective)
-    : kernels_(kernels), config_(config), limits_(limits) {
+    : kernels_(kernels), config_(config), limits_(limits), step_tables_(limits) {
   const auto count = static_cast<int>(devices.size());
   CheckSupported(config, type, limits.kv_type, count);
   Device& lead = *devices.front();
@@ -123,12 +123,6 @@ DenseShards::DenseShards(std::span<Device* const> devices, const cuda::Kernels& 
   host_chosen_ = TakePinned(*pool_, first.chosen);
   host_out_ = TakePinned(*pool_, first.logits);
   host_tables_ = TakePinned(*pool_, first.tables);
-  const auto rows = static_cast<size_t>(limits.max_batch_tokens);
-  tokens_.reserve(rows);
-  positions_.reserve(rows);
-  slots_.reserve(rows);
-  sequences_.reserve(static_cast<size_t>(limits.max_sequences));
-  blocks_.reserve(static_cast<size_t>(MostBlocks(limits)));
   routed_ = lead.CreateEvent();
 
   const RopeTable rope(config.rope, config.head_dim, config.max_position,
@@ -188,37 +182,6 @@ DenseShards::DenseShards(std::span<Device* const> devices, const cuda::Kernels& 
 
 DenseShards::~DenseShards() = default;
 
-void DenseShards::FillTables(const ForwardBatch& batch) {
-  tokens_.assign(batch.tokens.begin(), batch.tokens.end());
-  positions_.clear();
-  slots_.clear();
-  blocks_.clear();
-  sequences_.clear();
-  max_rows_ = 0;
-  max_context_ = 0;
-  rows_ = std::ssize(batch.tokens);
-  CHECK_LE(rows_, limits_.max_batch_tokens);
-  CHECK_LE(std::ssize(batch.slices), limits_.max_sequences);
-  for (const SequenceSlice& slice : batch.slices) {
-    const int64_t end = slice.start_position + slice.num_tokens;
-    sequences_.push_back({.first_row = static_cast<int32_t>(slice.first_row),
-                          .rows = static_cast<int32_t>(slice.num_tokens),
-                          .context_end = static_cast<int32_t>(slice.start_position + 1),
-                          .first_block = static_cast<int32_t>(blocks_.size())});
-    max_rows_ = std::max(max_rows_, slice.num_tokens);
-    max_context_ = std::max(max_context_, end);
-    const auto used = static_cast<size_t>((end + cuda::kBlockTokens - 1) / cuda::kBlockTokens);
-    blocks_.insert(blocks_.end(), slice.blocks.begin(),
-                   slice.blocks.begin() + static_cast<std::ptrdiff_t>(used));
-    for (int64_t position = slice.start_position; position < end; ++position) {
-      positions_.push_back(static_cast<int32_t>(position));
-      const int32_t block = slice.blocks[static_cast<size_t>(position / cuda::kBlockTokens)];
-      slots_.push_back(block * static_cast<int32_t>(cuda::kBlockTokens) +
-                       static_cast<int32_t>(position % cuda::kBlockTokens));
-    }
-  }
-}
-
 void DenseShards::UploadTables() {
   uint64_t used = 0;
   const auto put = [&](const auto& values) {
@@ -229,11 +192,11 @@ void DenseShards::UploadTables() {
     used += RoundUp(bytes, Device::kAlignment);
     return at;
   };
-  at_.tokens = put(tokens_);
-  at_.positions = put(positions_);
-  at_.slots = put(slots_);
-  at_.sequences = put(sequences_);
-  at_.blocks = put(blocks_);
+  at_.tokens = put(step_tables_.tokens);
+  at_.positions = put(step_tables_.positions);
+  at_.slots = put(step_tables_.slots);
+  at_.sequences = put(step_tables_.sequences);
+  at_.blocks = put(step_tables_.blocks);
   used = std::min<uint64_t>(used, host_tables_.bytes());
   for (const std::unique_ptr<Shard>& shard : shards_) {
     shard->stream->CopyToDevice(shard->tables.Subspan(0, used), host_tables_.span().first(used));
@@ -241,7 +204,8 @@ void DenseShards::UploadTables() {
 }
 
 void DenseShards::BeginStep(const ForwardBatch& batch) {
-  FillTables(batch);
+  step_tables_.Fill(batch, limits_);
+  rows_ = std::ssize(batch.tokens);
   UploadTables();
   Shard& first = *shards_.front();
   const PackedMatrix& embedding = first.weights.embedding;

@@ -26,6 +26,7 @@
 #include "kernels/cuda/kernels.h"
 #include "serving/model/dense_part.h"
 #include "serving/model/dense_slices.h"
+#include "serving/model/step_tables.h"
 #include "serving/model/weights.h"
 
 namespace moesaic {
@@ -90,7 +91,6 @@ class DenseShards : public DensePart {
   void NormHeads(Shard& shard, float* first, int64_t heads, int64_t n, int64_t stride,
                  const float* weight);
 
-  void FillTables(const ForwardBatch& batch);
   void UploadTables();
   void Attention(int64_t layer);
   void ProjectWhole(int64_t layer);
@@ -118,13 +118,7 @@ class DenseShards : public DensePart {
 
   // The step.
   int64_t rows_ = 0;
-  std::vector<int32_t> tokens_;     // [rows]
-  std::vector<int32_t> positions_;  // [rows]
-  std::vector<int32_t> slots_;      // [rows]
-  std::vector<int32_t> blocks_;     // of all slices, one after another
-  std::vector<cuda::AttentionSequence> sequences_;
-  int64_t max_rows_ = 0;     // of a slice
-  int64_t max_context_ = 0;  // positions
+  StepTables step_tables_;
   struct {
     uint64_t tokens = 0;
     uint64_t positions = 0;

@@ -296,15 +296,15 @@ void DenseShards::Attend(size_t index, int64_t layer) {
       .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(d))),
       .window = c.layer_window[static_cast<size_t>(layer)],
       .sequences = shard.Table<cuda::AttentionSequence>(at_.sequences),
-      .num_sequences = static_cast<int64_t>(sequences_.size()),
-      .max_rows = max_rows_,
-      .max_context = max_context_,
+      .num_sequences = static_cast<int64_t>(step_tables_.sequences.size()),
+      .max_rows = step_tables_.max_rows,
+      .max_context = step_tables_.max_context,
       .blocks = shard.Table<int32_t>(at_.blocks),
       .out = reinterpret_cast<uint16_t*>(piece.data()),
       .out_stride = cuda::ActivationStride(heads * d),
       .workspace = FloatsOf(shard.partials)};
   // The same bits either way.
-  attend.split = max_rows_ == 1 && max_context_ > cuda::kChunkTokens &&
+  attend.split = step_tables_.max_rows == 1 && step_tables_.max_context > cuda::kChunkTokens &&
                  Floats(kernels_.attention_workspace_floats(attend)) <= shard.partials.bytes();
   Queue(shard, kernels_.attention, attend);
 }

@@ -1,0 +1,51 @@
+#include "serving/model/step_tables.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <iterator>
+
+#include "core/base/check.h"
+#include "serving/model/dense_sizes.h"
+
+namespace moesaic {
+
+StepTables::StepTables(const ModelLimits& limits) {
+  const auto rows = static_cast<size_t>(limits.max_batch_tokens);
+  tokens.reserve(rows);
+  positions.reserve(rows);
+  slots.reserve(rows);
+  sequences.reserve(static_cast<size_t>(limits.max_sequences));
+  blocks.reserve(static_cast<size_t>(MostBlocks(limits)));
+}
+
+void StepTables::Fill(const ForwardBatch& batch, const ModelLimits& limits) {
+  CHECK_LE(std::ssize(batch.tokens), limits.max_batch_tokens);
+  CHECK_LE(std::ssize(batch.slices), limits.max_sequences);
+  tokens.assign(batch.tokens.begin(), batch.tokens.end());
+  positions.clear();
+  slots.clear();
+  blocks.clear();
+  sequences.clear();
+  max_rows = 0;
+  max_context = 0;
+  for (const SequenceSlice& slice : batch.slices) {
+    const int64_t end = slice.start_position + slice.num_tokens;
+    sequences.push_back({.first_row = static_cast<int32_t>(slice.first_row),
+                         .rows = static_cast<int32_t>(slice.num_tokens),
+                         .context_end = static_cast<int32_t>(slice.start_position + 1),
+                         .first_block = static_cast<int32_t>(blocks.size())});
+    max_rows = std::max(max_rows, slice.num_tokens);
+    max_context = std::max(max_context, end);
+    const auto used = static_cast<size_t>((end + cuda::kBlockTokens - 1) / cuda::kBlockTokens);
+    blocks.insert(blocks.end(), slice.blocks.begin(),
+                  slice.blocks.begin() + static_cast<std::ptrdiff_t>(used));
+    for (int64_t position = slice.start_position; position < end; ++position) {
+      positions.push_back(static_cast<int32_t>(position));
+      const int32_t block = slice.blocks[static_cast<size_t>(position / cuda::kBlockTokens)];
+      slots.push_back(block * static_cast<int32_t>(cuda::kBlockTokens) +
+                      static_cast<int32_t>(position % cuda::kBlockTokens));
+    }
+  }
+}
+
+}  // namespace moesaic
