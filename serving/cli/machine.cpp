@@ -181,7 +181,7 @@ void ChooseDeviceRates(const Invocation& invocation, const Topology& topology,
 }
 
 void ChooseReading(const EnginePlan& plan, const Invocation& invocation, const Topology& topology,
-                   EngineOptions& options) {
+                   ReadUse use, EngineOptions& options) {
   if (options.io_depth > 0 && options.packet_bytes > 0) return;
   if (plan.expert_budget_bytes >= plan.all_experts_bytes) return;
   if (options.load_format == LoadFormat::kDummy && options.expert_store.empty()) return;
@@ -202,7 +202,7 @@ void ChooseReading(const EnginePlan& plan, const Invocation& invocation, const T
     measured = MeasureDiskFile(file, quick);
     disk = &measured;
   }
-  const DiskRate* rate = ChooseDiskRate(*disk, read_bytes);
+  const DiskRate* rate = ChooseDiskRate(*disk, read_bytes, use);
   if (rate == nullptr) return;
   if (options.io_depth == 0) options.io_depth = rate->depth;
   if (options.packet_bytes == 0) options.packet_bytes = rate->block_bytes;

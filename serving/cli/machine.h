@@ -10,6 +10,7 @@
 #include "core/perf/hardware_profile.h"
 #include "serving/cli/command_line.h"
 #include "serving/online/create_engine.h"
+#include "serving/plan/machine_profiler.h"
 
 namespace moesaic {
 
@@ -38,6 +39,6 @@ void ChooseDeviceRates(const Invocation& invocation, const Topology& topology,
 // from a brief measurement of the file that the experts are read from when there is none. Does
 // nothing when all experts fit in memory.
 void ChooseReading(const EnginePlan& plan, const Invocation& invocation, const Topology& topology,
-                   EngineOptions& options);
+                   ReadUse use, EngineOptions& options);
 
 }  // namespace moesaic

@@ -38,7 +38,7 @@ LoadedModel LoadModel(const RuntimeConfig& config, const std::string& model_name
   ChooseDeviceRates(invocation, topology, options);
   LoadedModel loaded;
   loaded.plan = PlanEngine(options);
-  ChooseReading(loaded.plan, invocation, topology, options);
+  ChooseReading(loaded.plan, invocation, topology, ReadUse::kUrgent, options);
   loaded.plan = PlanEngine(options);  // what is read at a time takes memory, too
   loaded.model.names = {model_name};
   loaded.model.created_unix_s = std::time(nullptr);
@@ -134,7 +134,7 @@ LoadedBatchModel LoadBatchModel(const RuntimeConfig& config, const CommandLine& 
   reading.expert_budget_bytes =
       static_cast<uint64_t>(by_rule.sizes.expert_slots) * by_rule.slot_bytes;
   const EngineOptions given = options;
-  ChooseReading(reading, invocation, topology, options);
+  ChooseReading(reading, invocation, topology, ReadUse::kStream, options);
   const auto costs =
       CostsFor(given, options, files, workload, std::move(sample_prompts), invocation, topology);
   // What is read at a time takes memory, too.

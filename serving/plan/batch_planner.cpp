@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -19,7 +20,16 @@ constexpr size_t kSimulated = 6;
 // A larger batch that gains less than this is not worth its memory.
 constexpr double kWorthItsMemory = 0.005;
 
+// Steps of the search around the best of them, as factors, and how often it may go on.
+constexpr double kSequencesStep = 1.15;
+constexpr double kTokensStep = 1.15;
+constexpr double kBuffersStep = 1.5;
+constexpr int kMostSteps = 16;
+
+constexpr int64_t kMostBatchTokens = 8192;
+
 struct ScoredSizes {
+  BatchWish wish;
   BatchSizes sizes;
   double seconds = 0;
 };
@@ -54,7 +64,7 @@ std::vector<BatchWish> Wishes(const EngineOptions& options, const ModelConfig& c
       for (const double part : {0.7, 1.0, 2.0, 4.0}) {
         rows.push_back(std::clamp<int64_t>(
             std::llround(static_cast<double>(sequences) * per_decode * part),
-            std::max<int64_t>(sequences, 128), std::max<int64_t>(sequences, 8192)));
+            std::max<int64_t>(sequences, 128), std::max(sequences, kMostBatchTokens)));
       }
       rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
     }
@@ -64,6 +74,40 @@ std::vector<BatchWish> Wishes(const EngineOptions& options, const ModelConfig& c
             {sequences, batch_tokens, std::max<int64_t>(4, config.num_experts / part)});
       }
     }
+  }
+  return wishes;
+}
+
+// Wishes a step away from this one, in what the options leave open.
+std::vector<BatchWish> WishesAround(const EngineOptions& options, const ModelConfig& config,
+                                    int64_t requests, const BatchWish& wish) {
+  const auto scaled = [](int64_t value, double factor) -> int64_t {
+    return std::llround(static_cast<double>(value) * factor);
+  };
+  std::vector<BatchWish> wishes;
+  if (options.max_num_seqs == 0) {
+    const int64_t most = std::min(requests, kMostSequences);
+    for (const double factor : {kSequencesStep, 1 / kSequencesStep}) {
+      const int64_t sequences = std::clamp<int64_t>(scaled(wish.sequences, factor), 1, most);
+      wishes.push_back({sequences, std::max(wish.batch_tokens, sequences), wish.buffers});
+      if (options.max_num_batched_tokens == 0) {
+        wishes.push_back(
+            {sequences, std::max(scaled(wish.batch_tokens, factor), sequences), wish.buffers});
+      }
+    }
+  }
+  if (options.max_num_batched_tokens == 0) {
+    for (const double factor : {kTokensStep, 1 / kTokensStep}) {
+      wishes.push_back(wish);
+      wishes.back().batch_tokens =
+          std::clamp(scaled(wish.batch_tokens, factor), std::max<int64_t>(wish.sequences, 128),
+                     std::max(wish.sequences, kMostBatchTokens));
+    }
+  }
+  for (const double factor : {kBuffersStep, 1 / kBuffersStep}) {
+    wishes.push_back(wish);
+    wishes.back().buffers =
+        std::clamp<int64_t>(scaled(wish.buffers, factor), 4, config.num_experts);
   }
   return wishes;
 }
@@ -128,7 +172,7 @@ BatchPlan PlanBatchJob(const EngineOptions& options, const ModelFiles& files,
     const auto sizes = FitBatch(options, files, means, wish);
     if (!sizes) continue;
     BatchPassModel passes(files.config, *costs, *sizes, slot_bytes);
-    found.push_back({*sizes, EstimateBatchSeconds(passes, *sizes, workload)});
+    found.push_back({wish, *sizes, EstimateBatchSeconds(passes, *sizes, workload)});
   }
   // Nothing fits: the rule's message says what is missing.
   if (found.empty()) return PlanBatch(options, files, means);
@@ -136,15 +180,26 @@ BatchPlan PlanBatchJob(const EngineOptions& options, const ModelFiles& files,
     return a.seconds < b.seconds;
   });
   if (found.size() > kSimulated) found.resize(kSimulated);
-  const ScoredSizes* best = nullptr;
+  std::optional<ScoredSizes> best;
   PlanPrediction best_prediction;
-  for (const ScoredSizes& scored : found) {
-    BatchPassModel passes(files.config, *costs, scored.sizes, slot_bytes);
-    PlanPrediction prediction = PredictBatch(passes, scored.sizes, workload);
-    if (best != nullptr && prediction.wall_s > best_prediction.wall_s * (1 - kWorthItsMemory))
-      continue;
-    best = &scored;
+  // Whether they are the best so far.
+  const auto simulate = [&](ScoredSizes candidate) {
+    BatchPassModel passes(files.config, *costs, candidate.sizes, slot_bytes);
+    PlanPrediction prediction = PredictBatch(passes, candidate.sizes, workload);
+    if (best && prediction.wall_s > best_prediction.wall_s * (1 - kWorthItsMemory)) return false;
+    best = candidate;
     best_prediction = std::move(prediction);
+    return true;
+  };
+  for (const ScoredSizes& scored : found) simulate(scored);
+  bool better = true;
+  for (int step = 0; step < kMostSteps && better; ++step) {
+    better = false;
+    for (const BatchWish& wish :
+         WishesAround(options, files.config, std::ssize(workload.requests), best->wish)) {
+      const auto sizes = FitBatch(options, files, means, wish);
+      if (sizes && simulate({wish, *sizes})) better = true;
+    }
   }
   BatchPlan plan = LedgerOf(options, files, best->sizes);
   plan.execution = Describe(options, files, plan, *costs, std::move(best_prediction));

@@ -107,7 +107,7 @@ MachinePeaks MeasurePeaks(const Topology& topology, Isa isa, WeightType weights,
   return peaks;
 }
 
-const DiskRate* ChooseDiskRate(const DiskProfile& disk, uint64_t read_bytes) {
+const DiskRate* ChooseDiskRate(const DiskProfile& disk, uint64_t read_bytes, ReadUse use) {
   // The shortest block that holds such a run, or the longest of all.
   uint32_t longest_bytes = 0;
   for (const DiskRate& rate : disk.rates) {
@@ -125,10 +125,16 @@ const DiskRate* ChooseDiskRate(const DiskProfile& disk, uint64_t read_bytes) {
   const auto in_flight_bytes = [](const DiskRate& rate) {
     return uint64_t{rate.block_bytes} * static_cast<uint64_t>(rate.depth);
   };
+  const auto preferred = [&](const DiskRate& a, const DiskRate& b) {
+    if (use == ReadUse::kStream && a.block_bytes != b.block_bytes) {
+      return a.block_bytes > b.block_bytes;
+    }
+    return in_flight_bytes(a) < in_flight_bytes(b);
+  };
   const DiskRate* chosen = nullptr;
   for (const DiskRate& rate : disk.rates) {
     if (!fits(rate) || rate.read.value < 0.9 * best) continue;
-    if (chosen == nullptr || in_flight_bytes(rate) < in_flight_bytes(*chosen)) chosen = &rate;
+    if (chosen == nullptr || preferred(rate, *chosen)) chosen = &rate;
   }
   return chosen;
 }

@@ -46,10 +46,17 @@ struct MachinePeaks {
 };
 MachinePeaks MeasurePeaks(const Topology& topology, Isa isa, WeightType weights, int threads);
 
-// The block size and depth to read with: of those that give at least 90% of the best rate, the one
-// with the least bytes in flight, because what is wanted urgently waits behind them. `read_bytes`:
-// how long the runs are that will be read (an expert, or a matrix of one); blocks that are longer
-// than needed for those are left out. nullptr when nothing was measured.
-const DiskRate* ChooseDiskRate(const DiskProfile& disk, uint64_t read_bytes = UINT64_MAX);
+// What reads are for: experts that a token may wait for, or a stream in which everything has its
+// turn.
+enum class ReadUse : uint8_t { kUrgent, kStream };
+
+// The block size and depth to read with: of those that give at least 90% of the best rate, for
+// kUrgent the one with the least bytes in flight, because what is wanted urgently waits behind
+// them; for kStream the one with the longest blocks, which take the least time of the processor (a
+// fifth at 512 KiB of what 64 KiB take, tests/bench/disk_read_bench). `read_bytes`: how long the
+// runs are that will be read (an expert, or a matrix of one); blocks that are longer than needed
+// for those are left out. nullptr when nothing was measured.
+const DiskRate* ChooseDiskRate(const DiskProfile& disk, uint64_t read_bytes = UINT64_MAX,
+                               ReadUse use = ReadUse::kUrgent);
 
 }  // namespace moesaic

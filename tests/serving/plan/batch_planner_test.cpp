@@ -2,9 +2,13 @@
 // costs that they rest on, measured on the sample model.
 #include "serving/plan/batch_planner.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "core/base/error.h"
@@ -88,6 +92,37 @@ TEST(BatchPlannerTest, KeepsWhatIsFixed) {
   const BatchPlan plan = PlanBatchJob(options, files, UniformWorkload(60, 20, 300), &costs);
   EXPECT_EQ(plan.sizes.max_num_seqs, 24);
   EXPECT_EQ(plan.sizes.max_batch_tokens, 200);
+}
+
+TEST(BatchPlannerTest, NoSizesNearbyArePredictedToBeMuchFaster) {
+  EngineOptions options = JobOptions();
+  options.machine_memory_bytes = uint64_t{125} << 20;  // a sequence more is an expert less
+  const ModelFiles files = OpenModelFiles(options, SelectKernels());
+  const Workload workload = UniformWorkload(300, 16, 512);
+  ModuleCosts costs = SomeCosts();
+  costs.link.value = 1e7;
+  const BatchPlan plan = PlanBatchJob(options, files, workload, &costs);
+  for (const double sequences : {0.85, 1.0, 1.15}) {
+    for (const double tokens : {0.8, 0.9, 1.1, 1.25}) {
+      EngineOptions fixed = options;
+      const auto scaled = [](int64_t value, double by) {
+        return std::llround(static_cast<double>(value) * by);
+      };
+      fixed.max_num_seqs = scaled(plan.sizes.max_num_seqs, sequences);
+      fixed.max_num_batched_tokens =
+          std::max<int64_t>(scaled(plan.sizes.max_batch_tokens, tokens), fixed.max_num_seqs);
+      SCOPED_TRACE(fmt::format("{} {}", fixed.max_num_seqs, fixed.max_num_batched_tokens));
+      // A size that does not fit is no better.
+      std::optional<BatchPlan> other;
+      try {
+        other = PlanBatchJob(fixed, files, workload, &costs);
+      } catch (const Error& error) {
+        ASSERT_EQ(error.kind(), ErrorKind::kResourceExhausted);
+        continue;
+      }
+      EXPECT_GT(other->execution->prediction.wall_s, 0.98 * plan.execution->prediction.wall_s);
+    }
+  }
 }
 
 TEST(BatchPlannerTest, FallsBackToTheRule) {

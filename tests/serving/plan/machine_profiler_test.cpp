@@ -158,6 +158,13 @@ TEST(MachineProfilerTest, ChoosesTheLeastInFlightThatIsFast) {
   EXPECT_EQ(choose(24 << 10), std::make_pair(65536u, 32));  // one block of 64 KiB holds it
   EXPECT_EQ(choose(65537), std::make_pair(1u << 20, 4));
   EXPECT_EQ(choose(1), std::make_pair(4096u, 32));
+  const DiskRate* stream = ChooseDiskRate(disk, UINT64_MAX, ReadUse::kStream);
+  ASSERT_NE(stream, nullptr);
+  EXPECT_EQ(stream->block_bytes, 4u << 20);
+  EXPECT_EQ(stream->depth, 4);
+  stream = ChooseDiskRate(disk, 65536, ReadUse::kStream);
+  ASSERT_NE(stream, nullptr);
+  EXPECT_EQ(stream->block_bytes, 65536u);
 }
 
 TEST(MeasuringTest, SummaryIsMedianAndRange) {
