@@ -127,9 +127,14 @@ struct Sizer {
                                                    "--expert-memory") /
                                slot_bytes));
     }
-    const int64_t wanted =
-        wish.buffers >= 0 ? wish.buffers : WantedBuffers(options, files.config, slot_bytes);
-    sizes.buffers = sizes.expert_slots >= all_experts ? 0 : BuffersOf(sizes.expert_slots, wanted);
+    if (sizes.expert_slots >= all_experts) {
+      sizes.buffers = 0;
+    } else if (wish.buffers >= 0) {
+      sizes.buffers = std::min(wish.buffers, sizes.expert_slots);
+    } else {
+      sizes.buffers =
+          BuffersOf(sizes.expert_slots, WantedBuffers(options, files.config, slot_bytes));
+    }
     return sizes;
   }
 
