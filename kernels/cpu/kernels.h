@@ -116,6 +116,8 @@ struct MatmulArgs {
   float* y = nullptr;               // y[row * y_stride + output]
   int64_t y_stride = 0;             // in floats
   const int32_t* y_rows = nullptr;  // [m] row of y for each row; null: 0, 1, 2, ...
+  // The caches would not hold y until it is read: it is written past them.
+  bool y_is_large = false;
 };
 
 struct GateUpArgs {

@@ -13,10 +13,16 @@ namespace {
 // A loop is cut into about this many tasks per thread: enough that a slow thread costs a small part
 // of the loop, few enough that handing them out costs nothing.
 constexpr int64_t kTasksPerThread = 4;
+// Outputs of more than this are gone from the caches of a core when they are summed.
+constexpr int64_t kLargeOutputBytes = int64_t{4} << 20;
 // Below this many multiply-adds (about 2 us on one core) a task costs more to hand out than to run.
 constexpr int64_t kMinTaskWork = 64 * 1024;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+bool IsLarge(int64_t outputs) {
+  return outputs * static_cast<int64_t>(sizeof(float)) > kLargeOutputBytes;
+}
 
 int64_t TaskWork(const ThreadPool& pool, int64_t total_work) {
   return std::max(kMinTaskWork, total_work / (pool.threads() * kTasksPerThread));
@@ -103,6 +109,7 @@ void RunExperts(ThreadPool& pool, const CpuKernels& kernels, const std::byte* x,
   int64_t gate_up_work = 0;
   int64_t down_work = 0;
   int64_t hidden_bytes = 0;
+  int64_t outputs = 0;
   for (const ExpertWork& e : experts) {
     if (e.count == 0) continue;
     CHECK_EQ(e.gate.n, e.up.n);
@@ -114,6 +121,7 @@ void RunExperts(ThreadPool& pool, const CpuKernels& kernels, const std::byte* x,
     gate_up_work += ProductWork(e.count, e.gate.panels() + e.up.panels(), e.gate.k);
     down_work += ProductWork(e.count, e.down.panels(), e.down.k);
     hidden_bytes += e.count * HiddenRowBytes(kernels, e);
+    outputs += e.count * e.down.n;
   }
   if (rows == 0) return;
   CHECK_LE(PlanBytes(rows) + hidden_bytes, workspace.bytes());
@@ -159,7 +167,8 @@ void RunExperts(ThreadPool& pool, const CpuKernels& kernels, const std::byte* x,
                         .w = e.down,
                         .y = slot_out,
                         .y_stride = e.down.n,
-                        .y_rows = e.slot_rows},
+                        .y_rows = e.slot_rows,
+                        .y_is_large = IsLarge(outputs)},
              share);
   };
   pool.ParallelFor(std::min<int64_t>(pool.threads(), most_tasks), [&](int64_t, int worker) {
@@ -200,8 +209,9 @@ void CombineSlots(ThreadPool& pool, const CpuKernels& kernels, const float* slot
   });
 }
 
-void ParallelMatmul(ThreadPool& pool, const CpuKernels& kernels, const MatmulArgs& args) {
+void ParallelMatmul(ThreadPool& pool, const CpuKernels& kernels, MatmulArgs args) {
   const int64_t work = ProductWork(args.m, args.w.panels(), args.w.k);
+  args.y_is_large = IsLarge(args.m * args.w.n);
   RunGrid(
       pool, kernels, args,
       MakeProductGrid(args.m, args.w.panels(), args.w.k, TaskWork(pool, work), 1, pool.nodes()));

@@ -60,7 +60,7 @@ void CombineSlots(ThreadPool& pool, const CpuKernels& kernels, const float* slot
 
 // args.panel_begin/end are ignored: the whole product, split over the pool by panels and row
 // blocks, and over its nodes like those of experts.
-void ParallelMatmul(ThreadPool& pool, const CpuKernels& kernels, const MatmulArgs& args);
+void ParallelMatmul(ThreadPool& pool, const CpuKernels& kernels, MatmulArgs args);
 void ParallelGateUp(ThreadPool& pool, const CpuKernels& kernels, const GateUpArgs& args);
 
 }  // namespace moesaic

@@ -98,11 +98,11 @@ struct EvenRows {
   }
 
  protected:
-  // Loads kBytes of each of `rows` rows from `offset` on.
-  template <int kRow, int64_t kBytes>
+  // Loads kBytes of each of `rows` rows from `offset` on; kEven: they have a common stride.
+  template <int kRow, bool kEven, int64_t kBytes = kLineBytes>
   MOESAIC_INLINE static void LoadX(const std::byte* const* x, int64_t stride, int64_t rows,
                                    int64_t offset) {
-    if (stride != kUneven) return Tiles::LoadX<kRow>(x[0] + offset, stride);
+    if constexpr (kEven) return Tiles::LoadX<kRow>(x[0] + offset, stride);
     alignas(64) std::byte tile[kAmxRows * kBytes];
     for (int64_t r = 0; r < rows; ++r) {
       __builtin_memcpy(tile + r * kBytes, x[r] + offset, kBytes);
@@ -134,51 +134,102 @@ struct AmxBf16Product : EvenRows<AmxBf16Product> {
                       int64_t columns, int64_t lines, int64_t next_bytes, float* sums) {
     const AmxRows rows(m);
     const int64_t stride = StrideOf(x, m);
-    const int64_t ahead = columns > 2 ? w[2] - w[0] : next_bytes;
     Tiles::Configure(rows.tile_rows, kLineBytes, kStepLines);
-    for (int64_t c = 0; c < columns; c += 2) {
-      ForAmxBlocks(rows.tiles, c, MinOf<int64_t>(columns - c, 2),
-                   [&]<int R, int P>(int64_t tile, int64_t column) {
-                     AddBlock<R, P>(x, stride, rows, tile, w + column, lines, ahead,
-                                    sums + column * m * kLanes);
-                   });
+    if (stride == kUneven) {
+      AddColumns<false>(x, stride, rows, w, columns, lines, next_bytes, sums);
+    } else {
+      AddColumns<true>(x, stride, rows, w, columns, lines, next_bytes, sums);
     }
   }
 
  private:
   static constexpr int64_t kStepLines = 16;
-  // Sums of R tiles of rows and P panels.
-  template <int R, int P>
-  static void AddBlock(const std::byte* const* x, int64_t stride, const AmxRows& rows, int64_t tile,
-                       const std::byte* const* w, int64_t lines, int64_t ahead, float* sums) {
-    alignas(64) std::byte last_step[P][kStepLines * kLineBytes];
-    ForTiles<R, P>([&]<int kRow, int kPanel>() { Tiles::ZeroSums<kRow, kPanel>(); });
-    // The tiles of rows share the work of asking for the next panels.
-    const int64_t first_line = tile * kStepLines / rows.tiles;
-    const int64_t end_line = (tile + R) * kStepLines / rows.tiles;
-    const int64_t steps = CeilDiv(lines, kStepLines);
-    for (int64_t step = 0; step < steps; ++step) {
-      const std::byte* from[P];
-      for (int p = 0; p < P; ++p) {
-        from[p] = w[p] + step * kStepLines * kLineBytes;
-        for (int64_t line = first_line; line < end_line; line += 2) {
-          PrefetchLevel2(from[p] + ahead + line * kLineBytes);
-        }
-        if (const int64_t rest = lines - step * kStepLines; rest < kStepLines) {
-          __builtin_memset(last_step[p], 0, sizeof(last_step[p]));
-          __builtin_memcpy(last_step[p], from[p], static_cast<size_t>(rest * kLineBytes));
-          from[p] = last_step[p];
-        }
-      }
-      LoadX<0, kLineBytes>(x + rows.begin(tile), stride, rows.tile_rows, step * kLineBytes);
-      Tiles::LoadWeights<0>(from[0]);
-      if constexpr (P == 2) Tiles::LoadWeights<1>(from[1]);
-      if constexpr (R == 2)
-        LoadX<1, kLineBytes>(x + rows.begin(tile + 1), stride, rows.tile_rows, step * kLineBytes);
-      ForTiles<R, P>([&]<int kRow, int kPanel>() { Tiles::DotBf16<kRow, kPanel>(); });
+  static constexpr int64_t kStepBytes = kStepLines * kLineBytes;
+  // Two panels of a block of steps stay in a level 1 cache while rows pass by.
+  static constexpr int64_t kBlockSteps = 8;
+  static constexpr int64_t kTileFloats = kAmxRows * kLanes;
+
+  // Two panels on their way through all rows.
+  struct Pass {
+    // The sums between blocks of steps: where they belong in the end, but for those of a last tile
+    // that has rows of the one before. Rows of two tiles would be added twice.
+    float* SumsOf(int64_t tile, int64_t panel, bool ended) {
+      const bool apart = !ended && tile + 1 == rows.tiles && rows.m % rows.tile_rows != 0;
+      return apart ? last_tile + panel * kTileFloats
+                   : sums + (panel * rows.m + rows.begin(tile)) * kLanes;
     }
+
+    const AmxRows& rows;
+    float* sums;
+    float* last_tile;
+    int64_t asked_lines = 0;  // of the panels after these, for which memory was asked
+  };
+
+  template <bool kEven>
+  static void AddColumns(const std::byte* const* x, int64_t stride, const AmxRows& rows,
+                         const std::byte* const* w, int64_t columns, int64_t lines,
+                         int64_t next_bytes, float* sums) {
+    const int64_t ahead = columns > 2 ? w[2] - w[0] : next_bytes;
+    const int64_t steps = CeilDiv(lines, kStepLines);
+    const int64_t block = rows.tiles > 2 ? kBlockSteps : steps;
+    alignas(64) float last_tile[2 * kTileFloats];
+    for (int64_t c = 0; c < columns; c += 2) {
+      Pass pass{.rows = rows, .sums = sums + c * rows.m * kLanes, .last_tile = last_tile};
+      for (int64_t step = 0; step < steps; step += block) {
+        ForAmxBlocks(rows.tiles, 0, MinOf<int64_t>(columns - c, 2),
+                     [&]<int R, int P>(int64_t tile, int64_t) {
+                       AddBlock<R, P, kEven>(x, stride, tile, w + c, lines, step,
+                                             MinOf(step + block, steps), ahead, pass);
+                     });
+      }
+    }
+  }
+
+  // Adds steps [begin, end) to the sums of R tiles of rows and P panels.
+  template <int R, int P, bool kEven>
+  static void AddBlock(const std::byte* const* x, int64_t stride, int64_t tile,
+                       const std::byte* const* w, int64_t lines, int64_t begin, int64_t end,
+                       int64_t ahead, Pass& pass) {
+    const AmxRows& rows = pass.rows;
     ForTiles<R, P>([&]<int kRow, int kPanel>() {
-      Tiles::StoreSums<kRow, kPanel>(sums + (kPanel * rows.m + rows.begin(tile + kRow)) * kLanes);
+      if (begin == 0) return Tiles::ZeroSums<kRow, kPanel>();
+      Tiles::LoadSums<kRow, kPanel>(pass.SumsOf(tile + kRow, kPanel, false));
+    });
+    const std::byte* const* x0 = x + rows.begin(tile);
+    const std::byte* const* x1 = R == 2 ? x + rows.begin(tile + 1) : x0;
+    const auto add = [&](int64_t step, const std::byte* w0, const std::byte* w1) {
+      LoadX<0, kEven>(x0, stride, rows.tile_rows, step * kLineBytes);
+      Tiles::LoadWeights<0>(w0);
+      if constexpr (P == 2) Tiles::LoadWeights<1>(w1);
+      if constexpr (R == 2) LoadX<1, kEven>(x1, stride, rows.tile_rows, step * kLineBytes);
+      ForTiles<R, P>([&]<int kRow, int kPanel>() { Tiles::DotBf16<kRow, kPanel>(); });
+    };
+    // All steps share the work of asking for the next panels, line after line: this CPU fetches no
+    // neighbours by itself (docs/benchmarks.md).
+    const int64_t share = CeilDiv(R * kStepLines, rows.tiles);
+    const int64_t whole_end = MinOf(end, lines / kStepLines);
+    for (int64_t step = begin; step < whole_end; ++step) {
+      const std::byte* w0 = w[0] + step * kStepBytes;
+      const std::byte* w1 = P == 2 ? w[1] + step * kStepBytes : nullptr;
+      const int64_t asked_end = MinOf(pass.asked_lines + share, lines);
+      for (; pass.asked_lines < asked_end; ++pass.asked_lines) {
+        const int64_t offset = ahead + pass.asked_lines * kLineBytes;
+        PrefetchLevel2(w[0] + offset);
+        if constexpr (P == 2) PrefetchLevel2(w[1] + offset);
+      }
+      add(step, w0, w1);
+    }
+    if (whole_end < end) {
+      alignas(64) std::byte last_step[P][kStepBytes] = {};
+      const auto rest = static_cast<size_t>(lines % kStepLines * kLineBytes);
+      for (int p = 0; p < P; ++p) {
+        __builtin_memcpy(last_step[p], w[p] + whole_end * kStepBytes, rest);
+      }
+      add(whole_end, last_step[0], last_step[P - 1]);
+    }
+    const bool ended = end == CeilDiv(lines, kStepLines);
+    ForTiles<R, P>([&]<int kRow, int kPanel>() {
+      Tiles::StoreSums<kRow, kPanel>(pass.SumsOf(tile + kRow, kPanel, ended));
     });
   }
 };
@@ -273,10 +324,13 @@ struct AmxQuantProduct : EvenRows<AmxQuantProduct<kType>> {
                        float* sums) {
     alignas(64) int32_t dots[kBlockGroups][kAmxRows * kLanes];
     const auto multiply = [&]<int kTile>(int64_t at) {
-      AmxQuantProduct::template LoadX<kTile, kQuantGroup>(
-          x, stride, tile_rows,
-          (begin + at) * int64_t{sizeof(ActivationGroup)} +
-              int64_t{offsetof(ActivationGroup, values)});
+      const int64_t offset = (begin + at) * int64_t{sizeof(ActivationGroup)} +
+                             int64_t{offsetof(ActivationGroup, values)};
+      if (stride == kUneven) {
+        AmxQuantProduct::template LoadX<kTile, false, kQuantGroup>(x, stride, tile_rows, offset);
+      } else {
+        AmxQuantProduct::template LoadX<kTile, true, kQuantGroup>(x, stride, tile_rows, offset);
+      }
       Tiles::LoadWeights<kTile>(panel + at / 2 * kPairBytes<WeightType::kInt8> +
                                 (1 + at % 2 * kGroupLines<WeightType::kInt8>)*kLineBytes);
       Tiles::ZeroSums<kTile, kTile>();

@@ -43,6 +43,8 @@ void MatmulOf(const MatmulArgs& args) {
   const std::byte* w[Product::kMaxColumns];
   const int64_t lines = PanelLines(args.w.type, args.w.k);
   const int64_t chunks = CeilDiv(args.m, Product::ChunkRows(lines));
+  const bool stream = args.y_is_large && reinterpret_cast<uintptr_t>(args.y) % kLineBytes == 0 &&
+                      args.y_stride % kLanes == 0;
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
     const int64_t row = ChunkBegin<Product>(args.m, chunk, chunks);
     const int64_t m = ChunkBegin<Product>(args.m, chunk + 1, chunks) - row;
@@ -65,7 +67,9 @@ void MatmulOf(const MatmulArgs& args) {
           float* y = args.y + to * args.y_stride + output;
           Vec16 sum = Load(sums + (c * m + r) * kLanes);
           if (args.bias != nullptr) sum = Add(sum, bias);
-          if (lanes == kLanes) {
+          if (lanes == kLanes && stream) {
+            StoreStream(y, sum);
+          } else if (lanes == kLanes) {
             Store(y, sum);
           } else {
             StoreFirst(y, lanes, sum);
@@ -74,6 +78,7 @@ void MatmulOf(const MatmulArgs& args) {
       }
     }
   }
+  if (stream) EndStreams();
 }
 
 // The unit of a row's padding: 16 bf16.

@@ -24,6 +24,12 @@ MOESAIC_INLINE void Store(void* p, Vec16 a) {
   _mm256_storeu_ps(f, a.lo);
   _mm256_storeu_ps(f + 8, a.hi);
 }
+MOESAIC_INLINE void StoreStream(void* p, Vec16 a) {
+  auto* f = static_cast<float*>(p);
+  _mm256_stream_ps(f, a.lo);
+  _mm256_stream_ps(f + 8, a.hi);
+}
+MOESAIC_INLINE void EndStreams() { _mm_sfence(); }
 // All ones in lanes [first, first + 8) that are below n.
 MOESAIC_INLINE __m256i LanesBelow(int64_t n, int first) {
   const __m256i index =

@@ -18,6 +18,9 @@ MOESAIC_INLINE Vec16 Set(float a) { return {_mm512_set1_ps(a)}; }
 MOESAIC_INLINE Vec16 Zero() { return {_mm512_setzero_ps()}; }
 MOESAIC_INLINE Vec16 Load(const void* p) { return {_mm512_loadu_ps(p)}; }
 MOESAIC_INLINE void Store(void* p, Vec16 a) { _mm512_storeu_ps(p, a.v); }
+// Past the caches; 64-byte aligned. Other threads may read what was stored before EndStreams.
+MOESAIC_INLINE void StoreStream(void* p, Vec16 a) { _mm512_stream_ps(static_cast<float*>(p), a.v); }
+MOESAIC_INLINE void EndStreams() { _mm_sfence(); }
 MOESAIC_INLINE Vec16 LoadFirst(const float* p, int64_t n) {
   return {_mm512_maskz_loadu_ps(FirstLanes(n), p)};
 }

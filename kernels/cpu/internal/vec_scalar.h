@@ -23,6 +23,9 @@ MOESAIC_INLINE Vec16 Set(float a) {
 MOESAIC_INLINE Vec16 Zero() { return Set(0.0f); }
 MOESAIC_INLINE Vec16 Load(const void* p) { return LoadAs<Vec16>(p); }
 MOESAIC_INLINE void Store(void* p, Vec16 a) { StoreAs(p, a); }
+// Past the caches where the instruction set can; until EndStreams for the storing thread only.
+MOESAIC_INLINE void StoreStream(void* p, Vec16 a) { Store(p, a); }
+MOESAIC_INLINE void EndStreams() {}
 // The first `n` (0 to 16) lanes; the others are zero, and their memory is not touched.
 MOESAIC_INLINE Vec16 LoadFirst(const float* p, int64_t n) {
   return MapLanes([&](int i) { return i < n ? p[i] : 0.0f; });

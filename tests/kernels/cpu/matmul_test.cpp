@@ -90,6 +90,33 @@ TEST_P(MatmulTest, BitsDoNotDependOnRowsOrPanelRange) {
   }
 }
 
+TEST_P(MatmulTest, StoresPastTheCachesTheSame) {
+  constexpr int64_t kRows = 40, kN = 70, kK = 64, kStride = 80;
+  const Activations x(kernels_, random_.Normals(kRows * kK), kRows, kK);
+  const Weights w(kernels_, random_.Normals(kN * kK), kN, kK, WeightType::kBf16);
+  const std::vector<float> expected = Multiply(kernels_, x, w, kRows, nullptr, 100);
+  // Aligned rows, rows that are not, and a beginning that is not.
+  for (const auto& [offset, stride] : {std::pair(0, kStride), {0, kStride + 1}, {1, kStride}}) {
+    AlignedBuffer memory(kRows * (kStride + 1) * sizeof(float) + 64);
+    float* y = memory.as<float>() + offset;
+    std::fill_n(memory.as<float>(), memory.bytes() / sizeof(float), kUntouched);
+    MatmulArgs args;
+    args.x = x.memory.data();
+    args.x_stride_bytes = x.stride_bytes;
+    args.m = kRows;
+    args.w = w.matrix;
+    args.panel_end = w.matrix.panels();
+    args.y = y;
+    args.y_stride = stride;
+    args.y_is_large = true;
+    kernels_.matmul(args);
+    for (int64_t r = 0; r < kRows; ++r) {
+      ASSERT_TRUE(std::equal(y + r * stride, y + r * stride + kN, &expected[r * kN])) << r;
+      ASSERT_EQ(y[r * stride + kN], kUntouched) << r;
+    }
+  }
+}
+
 TEST_P(MatmulTest, GathersAndScattersRows) {
   constexpr int64_t kRows = 40, kN = 50, kK = 64;
   const Activations x(kernels_, random_.Normals(kRows * kK), kRows, kK);
