@@ -43,6 +43,8 @@ void PackFloats(const void* src, DType src_dtype, int64_t src_stride, int64_t n,
   const int64_t tile_inputs = type == WeightType::kBf16 ? 32 : 16;
   const bool same_type =
       type == WeightType::kBf16 ? src_dtype == DType::kBF16 : src_dtype == DType::kF32;
+  // Packed by one thread, read by others: through memory, most likely.
+  const bool stream = reinterpret_cast<uintptr_t>(dst) % kLineBytes == 0;
   alignas(64) std::byte tile[16 * 64];
   alignas(64) std::byte tail[16 * 64];
   for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
@@ -53,7 +55,7 @@ void PackFloats(const void* src, DType src_dtype, int64_t src_stride, int64_t n,
       const int64_t inputs = MinOf(k - i, tile_inputs);
       const bool whole = inputs == tile_inputs && rows == kLanes;
       if (whole && same_type) {
-        Transpose16(from + i * element_bytes, stride_bytes, to);
+        (stream ? TransposeStream16 : Transpose16)(from + i * element_bytes, stride_bytes, to);
         continue;
       }
       if (!whole) __builtin_memset(tile, 0, sizeof(tile));
@@ -73,6 +75,7 @@ void PackFloats(const void* src, DType src_dtype, int64_t src_stride, int64_t n,
       }
     }
   }
+  if (stream) EndStreams();
 }
 
 // Half of a group of weights, [16][16]: inputs [i, i + 16) of up to 16 rows, transposed.

@@ -211,6 +211,10 @@ MOESAIC_INLINE void Transpose16(const std::byte* src, int64_t stride_bytes, std:
   Transpose8(src + 8 * stride_bytes, stride_bytes, dst + 32);
   Transpose8(src + 8 * stride_bytes + 32, stride_bytes, dst + 8 * 64 + 32);
 }
+// Quarters of 32 bytes a line: half a line at a time is no stream.
+MOESAIC_INLINE void TransposeStream16(const std::byte* src, int64_t stride_bytes, std::byte* dst) {
+  Transpose16(src, stride_bytes, dst);
+}
 
 MOESAIC_INLINE float SumLanes(Vec16 a) {
   const __m256 eight = _mm256_add_ps(a.lo, a.hi);

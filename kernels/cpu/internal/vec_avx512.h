@@ -114,7 +114,8 @@ MOESAIC_INLINE int32_t StoreI8(int8_t* p, Vec16 a, Vec16 b) {
 }
 MOESAIC_INLINE Vec16 Exponent(Vec16 a) { return {_mm512_getexp_ps(a.v)}; }
 
-MOESAIC_INLINE void Transpose16(const std::byte* src, int64_t stride_bytes, std::byte* dst) {
+template <bool kStream>
+MOESAIC_INLINE void TransposeTo(const std::byte* src, int64_t stride_bytes, std::byte* dst) {
   __m512i a[16];
   __m512i b[16];
   MOESAIC_UNROLL
@@ -132,6 +133,13 @@ MOESAIC_INLINE void Transpose16(const std::byte* src, int64_t stride_bytes, std:
     a[4 * i + 2] = _mm512_unpacklo_epi64(b[4 * i + 1], b[4 * i + 3]);
     a[4 * i + 3] = _mm512_unpackhi_epi64(b[4 * i + 1], b[4 * i + 3]);
   }
+  const auto store = [&](int line, __m512i words) {
+    if constexpr (kStream) {
+      StoreStream(dst + line * kLineBytes, {_mm512_castsi512_ps(words)});
+    } else {
+      _mm512_storeu_si512(dst + line * kLineBytes, words);
+    }
+  };
   // Then a 4 x 4 transposition of 128-bit lanes for each c.
   MOESAIC_UNROLL
   for (int c = 0; c < 4; ++c) {
@@ -139,11 +147,18 @@ MOESAIC_INLINE void Transpose16(const std::byte* src, int64_t stride_bytes, std:
     const __m512i hi01 = _mm512_shuffle_i32x4(a[c], a[4 + c], 0xee);
     const __m512i lo23 = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0x44);
     const __m512i hi23 = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0xee);
-    _mm512_storeu_si512(dst + c * 64, _mm512_shuffle_i32x4(lo01, lo23, 0x88));
-    _mm512_storeu_si512(dst + (4 + c) * 64, _mm512_shuffle_i32x4(lo01, lo23, 0xdd));
-    _mm512_storeu_si512(dst + (8 + c) * 64, _mm512_shuffle_i32x4(hi01, hi23, 0x88));
-    _mm512_storeu_si512(dst + (12 + c) * 64, _mm512_shuffle_i32x4(hi01, hi23, 0xdd));
+    store(c, _mm512_shuffle_i32x4(lo01, lo23, 0x88));
+    store((4 + c), _mm512_shuffle_i32x4(lo01, lo23, 0xdd));
+    store((8 + c), _mm512_shuffle_i32x4(hi01, hi23, 0x88));
+    store((12 + c), _mm512_shuffle_i32x4(hi01, hi23, 0xdd));
   }
+}
+MOESAIC_INLINE void Transpose16(const std::byte* src, int64_t stride_bytes, std::byte* dst) {
+  TransposeTo<false>(src, stride_bytes, dst);
+}
+// The same with StoreStream.
+MOESAIC_INLINE void TransposeStream16(const std::byte* src, int64_t stride_bytes, std::byte* dst) {
+  TransposeTo<true>(src, stride_bytes, dst);
 }
 
 MOESAIC_INLINE float SumLanes(Vec16 a) {

@@ -148,6 +148,9 @@ MOESAIC_INLINE void Transpose16(const std::byte* src, int64_t stride_bytes, std:
     }
   }
 }
+MOESAIC_INLINE void TransposeStream16(const std::byte* src, int64_t stride_bytes, std::byte* dst) {
+  Transpose16(src, stride_bytes, dst);
+}
 
 // Fixed trees over the 16 lanes: 8 apart, 4 apart, 2, 1.
 MOESAIC_INLINE float SumLanes(Vec16 a) {
