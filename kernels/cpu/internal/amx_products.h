@@ -11,9 +11,8 @@
 // row depend on nothing else. There is no other path for few rows: a step of one row reads a KiB of
 // weights in 16 cycles, several times as fast as memory gives them.
 //
-// Integers: a step is one group of 32 inputs. Its sums are exact; eight groups are multiplied and
-// stored, then scaled in vectors as quant_tiles.h does. Tiles and vectors do not overlap, and
-// taking turns more often is slower (docs/benchmarks.md).
+// Integers: a step is 64 inputs, two of them a group, whose sums are exact. Groups are multiplied
+// and stored, then scaled in vectors as quant_tiles.h does.
 #pragma once
 
 #include "kernels/cpu/internal/math.h"
@@ -83,16 +82,17 @@ struct EvenRows {
   static constexpr int64_t kScratchBytes = int64_t{512} << 10;
 
   // Their activations stay in a level 2 cache while panels pass by.
-  MOESAIC_INLINE static int64_t ChunkRows(int64_t lines) {
-    const int64_t rows = kScratchBytes / StrideFor(lines) / kTileRows * kTileRows;
+  MOESAIC_INLINE static int64_t ChunkRows(const PanelShape& shape) {
+    const int64_t rows = kScratchBytes / StrideFor(shape) / kTileRows * kTileRows;
     return MinOf(MaxOf(rows, kTileRows), Product::kChunkRows);
   }
 
-  static void PrepareRows(const std::byte** x, int64_t m, int64_t lines, std::byte* scratch) {
-    const int64_t stride = StrideFor(lines);
+  static void PrepareRows(const std::byte** x, int64_t m, const PanelShape& shape,
+                          std::byte* scratch) {
+    const int64_t stride = StrideFor(shape);
     if (StrideOf(x, m) != kUneven || m * stride > kScratchBytes) return;
     for (int64_t r = 0; r < m; ++r, scratch += stride) {
-      __builtin_memcpy(scratch, x[r], static_cast<size_t>(Product::RowBytes(lines)));
+      __builtin_memcpy(scratch, x[r], static_cast<size_t>(Product::RowBytes(shape)));
       x[r] = scratch;
     }
   }
@@ -112,8 +112,8 @@ struct EvenRows {
 
  private:
   // An odd number of lines: the rows of a tile are in different sets of a cache.
-  MOESAIC_INLINE static int64_t StrideFor(int64_t lines) {
-    return (CeilDiv(Product::RowBytes(lines), kLineBytes) | 1) * kLineBytes;
+  MOESAIC_INLINE static int64_t StrideFor(const PanelShape& shape) {
+    return (CeilDiv(Product::RowBytes(shape), kLineBytes) | 1) * kLineBytes;
   }
 };
 
@@ -123,15 +123,16 @@ struct AmxBf16Product : EvenRows<AmxBf16Product> {
   static constexpr int64_t kLargeColumns = 2;
   static constexpr int64_t kMaxColumns = 8;
 
-  MOESAIC_INLINE static int64_t RowBytes(int64_t lines) {
-    return CeilDiv(lines, kStepLines) * kLineBytes;
+  MOESAIC_INLINE static int64_t RowBytes(const PanelShape& shape) {
+    return CeilDiv(shape.lines, kStepLines) * kLineBytes;
   }
   MOESAIC_INLINE static int64_t ColumnsFor(int64_t m) {
     return m <= kChunkRows * kLargeColumns / kMaxColumns ? kMaxColumns : kLargeColumns;
   }
 
   static void Columns(const std::byte* const* x, int64_t m, const std::byte* const* w,
-                      int64_t columns, int64_t lines, int64_t next_bytes, float* sums) {
+                      int64_t columns, const PanelShape& shape, int64_t next_bytes, float* sums) {
+    const int64_t lines = shape.lines;
     const AmxRows rows(m);
     const int64_t stride = StrideOf(x, m);
     const int64_t ahead = columns > 2 ? w[2] - w[0] : next_bytes;
@@ -187,70 +188,130 @@ template <WeightType kType>
 struct AmxQuantProduct : EvenRows<AmxQuantProduct<kType>> {
   static constexpr ActivationType kActivations = ActivationType::kInt8;
   static constexpr int64_t kChunkRows = 128;
-  static constexpr int64_t kLargeColumns = 4;  // gate and up of a group of activations
+  static constexpr int64_t kLargeColumns = 4;
   static constexpr int64_t kMaxColumns = 4;
 
-  MOESAIC_INLINE static int64_t RowBytes(int64_t lines) {
-    return GroupsOf(lines) * int64_t{sizeof(ActivationGroup)};
+  MOESAIC_INLINE static int64_t RowBytes(const PanelShape& shape) {
+    const int64_t values = ActivationScalesOffset(shape.k);
+    return values + values / kQuantGroup * int64_t{sizeof(ActivationScale)};
   }
   MOESAIC_INLINE static int64_t ColumnsFor(int64_t) { return kLargeColumns; }
 
   static void Columns(const std::byte* const* x, int64_t m, const std::byte* const* w,
-                      int64_t columns, int64_t lines, int64_t next_bytes, float* sums) {
+                      int64_t columns, const PanelShape& shape, int64_t next_bytes, float* sums) {
     const AmxRows rows(m);
     const int64_t stride = StrideOf(x, m);
-    const int64_t groups = GroupsOf(lines);
-    alignas(64) std::byte widened[kType == WeightType::kInt4 ? kMaxColumns * kWideBytes : 1];
-    Tiles::Configure(rows.tile_rows, kQuantGroup, kStepLines);
+    const int64_t groups = CeilDiv(shape.k, kQuantGroup);
+    Tiles::Configure(rows.tile_rows, kLineBytes, kStepLines);
     for (int64_t begin = 0; begin < groups; begin += kBlockGroups) {
-      const int64_t end = MinOf(begin + kBlockGroups, groups);
-      const int64_t offset = begin / 2 * kPairBytes<kType>;
-      const std::byte* panels[kMaxColumns];
-      for (int64_t c = 0; c < columns; ++c) {
-        panels[c] = w[c] + offset;
-        if constexpr (kType == WeightType::kInt4) {
-          WidenGroups(panels[c], end - begin, widened + c * kWideBytes);
-          panels[c] = widened + c * kWideBytes;
-        }
-      }
-      const int64_t next = end < groups ? offset + kBlockBytes : next_bytes;
-      for (int64_t tile = 0; tile < rows.tiles; ++tile) {
-        const TileOfRows of(x, rows, tile, begin, end);
-        // The tiles share the work of prefetching the next block.
-        const int64_t first_line = tile * kBlockLines / rows.tiles;
-        const int64_t end_line = (tile + 1) * kBlockLines / rows.tiles;
-        for (int64_t c = 0; c < columns; ++c) {
-          PrefetchLines(w[c] + next + first_line * kLineBytes, end_line - first_line);
-          AddBlock(x + rows.begin(tile), stride, rows.tile_rows, of, panels[c], begin, end,
-                   sums + (c * m + rows.begin(tile)) * kLanes);
-        }
-      }
-    }
-    if constexpr (kType == WeightType::kInt4) {
-      for (int64_t i = 0; i < columns * m * kLanes; i += kLanes) {
-        Store(sums + i, Mul(Load(sums + i), Set(1.0f / 16)));
+      const GroupRange range = {shape.k, begin, MinOf(begin + kBlockGroups, groups)};
+      const int64_t offset = begin / kBlockGroups * kBlockBytes;
+      const int64_t next = range.end < groups ? offset + kBlockBytes : next_bytes;
+      for (int64_t c = 0; c < columns; c += 2) {
+        const int64_t count = MinOf<int64_t>(columns - c, 2);
+        const BlockOfPanels panels(w + c, count, range, offset);
+        ForAmxBlocks(rows.tiles, c, count, [&]<int R, int P>(int64_t tile, int64_t column) {
+          // The tiles share the work of prefetching the next block.
+          const int64_t first_line = tile * kBlockLines / rows.tiles;
+          const int64_t end_line = (tile + R) * kBlockLines / rows.tiles;
+          for (int64_t p = 0; p < P; ++p) {
+            PrefetchLines(w[column + p] + next + first_line * kLineBytes, end_line - first_line);
+          }
+          AddBlock<R, P>(x, stride, rows, tile, panels, range, sums + column * m * kLanes);
+        });
       }
     }
   }
 
  private:
-  static constexpr int64_t kStepLines = 8;
-  static constexpr int64_t kBlockGroups = 8;
-  static constexpr int64_t kBlockBytes = kBlockGroups / 2 * kPairBytes<kType>;
+  static constexpr int64_t kStepLines = 16;
+  static constexpr int64_t kBlockGroups = 4;
+  static constexpr int64_t kBlockBytes = kBlockGroups / 2 * PairBytes(kType);
   static constexpr int64_t kBlockLines = kBlockBytes / kLineBytes;
-  static constexpr int64_t kPairLines = kPairBytes<kType> / kLineBytes;
-  static constexpr int64_t kWideBytes = kBlockGroups / 2 * kPairBytes<WeightType::kInt8>;
+  static constexpr int64_t kWideBytes = kBlockGroups / 2 * PairBytes(WeightType::kInt8);
+  static constexpr int64_t kTileInts = kAmxRows * kLanes;
+
+  // A block of groups of two panels, as int8.
+  struct BlockOfPanels {
+    BlockOfPanels(const std::byte* const* w, int64_t count, const GroupRange& range,
+                  int64_t offset) {
+      for (int64_t p = 0; p < count; ++p) {
+        panels[p] = w[p] + offset;
+        if constexpr (kType == WeightType::kInt4) {
+          WidenGroups(panels[p], range, memory + p * kWideBytes);
+          panels[p] = memory + p * kWideBytes;
+        } else if (const int64_t last = range.subgroups(range.end - 1); last % 2 == 1) {
+          // The last step is half a tile, which may be the end of the matrix.
+          std::byte* const step = memory + p * kStepLines * kLineBytes;
+          constexpr int64_t kHalf = kStepLines / 2 * kLineBytes;
+          const int64_t at = GroupOffset(WeightType::kInt8, range.end - 1 - range.begin);
+          __builtin_memcpy(step, panels[p] + at + (last - 1) * kHalf, kHalf);
+          __builtin_memset(step + kHalf, 0, kHalf);
+          last_step[p] = step;
+        }
+      }
+    }
+    // Where step `step` of a group of `steps` begins.
+    MOESAIC_INLINE const std::byte* At(int64_t panel, int64_t group, int64_t step,
+                                       bool last) const {
+      if (kType == WeightType::kInt8 && last && last_step[panel] != nullptr) {
+        return last_step[panel];
+      }
+      return panels[panel] + GroupOffset(WeightType::kInt8, group) + step * kStepLines * kLineBytes;
+    }
+
+    const std::byte* panels[2];
+    const std::byte* last_step[2] = {};
+    alignas(64)
+        std::byte memory[2 * (kType == WeightType::kInt4 ? kWideBytes : kStepLines * kLineBytes)];
+  };
+
+  // Adds a block of groups of R tiles of rows and P panels: first the exact sums of all groups on
+  // the tiles, then, row by row in registers, their scales. Sums start at zero with group 0.
+  template <int R, int P>
+  static void AddBlock(const std::byte* const* x, int64_t stride, const AmxRows& rows, int64_t tile,
+                       const BlockOfPanels& panels, const GroupRange& range, float* sums) {
+    alignas(64) int32_t dots[kBlockGroups][R][P][kTileInts];
+    for (int64_t group = range.begin; group < range.end; ++group) {
+      const int64_t at = group - range.begin;
+      ForTiles<R, P>([&]<int kRow, int kPanel>() { Tiles::ZeroSums<kRow, kPanel>(); });
+      const int64_t steps = CeilDiv(range.subgroups(group), 2);
+      for (int64_t step = 0; step < steps; ++step) {
+        const int64_t offset = group * kQuantGroup + step * kLineBytes;
+        const bool last = group + 1 == range.end && step + 1 == steps;
+        AmxQuantProduct::template LoadX<0, kLineBytes>(x + rows.begin(tile), stride, rows.tile_rows,
+                                                       offset);
+        Tiles::LoadWeights<0>(panels.At(0, at, step, last));
+        if constexpr (P == 2) Tiles::LoadWeights<1>(panels.At(1, at, step, last));
+        if constexpr (R == 2) {
+          AmxQuantProduct::template LoadX<1, kLineBytes>(x + rows.begin(tile + 1), stride,
+                                                         rows.tile_rows, offset);
+        }
+        ForTiles<R, P>([&]<int kRow, int kPanel>() { Tiles::DotBytes<kRow, kPanel>(); });
+      }
+      ForTiles<R, P>(
+          [&]<int kRow, int kPanel>() { Tiles::StoreSums<kRow, kPanel>(dots[at][kRow][kPanel]); });
+    }
+    for (int r = 0; r < R; ++r) {
+      const TileScales scales(x, rows, tile + r, range);
+      for (int p = 0; p < P; ++p) {
+        Fold(dots[0][r][p], R * P * kTileInts, scales, rows.tile_rows, panels.panels[p], range,
+             sums + (p * rows.m + rows.begin(tile + r)) * kLanes);
+      }
+    }
+  }
 
   // What the rows of a tile bring along to a block of groups, side by side.
-  struct TileOfRows {
-    TileOfRows(const std::byte* const* x, const AmxRows& rows, int64_t tile, int64_t begin,
-               int64_t end)
+  struct TileScales {
+    TileScales(const std::byte* const* x, const AmxRows& rows, int64_t tile,
+               const GroupRange& range)
         : first_row(tile == 0 ? 0 : rows.begin(tile - 1) + rows.tile_rows - rows.begin(tile)) {
       for (int64_t r = first_row; r < rows.tile_rows; ++r) {
-        const auto* of = reinterpret_cast<const ActivationGroup*>(x[rows.begin(tile) + r]);
-        for (int64_t group = begin; group < end; ++group) {
-          scales[group - begin][r] = of[group].scale;
-          corrections[group - begin][r] = of[group].correction;
+        const auto* of = reinterpret_cast<const ActivationScale*>(x[rows.begin(tile) + r] +
+                                                                  ActivationScalesOffset(range.k));
+        for (int64_t group = range.begin; group < range.end; ++group) {
+          scales[group - range.begin][r] = of[group].scale;
+          corrections[group - range.begin][r] = of[group].correction;
         }
       }
     }
@@ -260,38 +321,13 @@ struct AmxQuantProduct : EvenRows<AmxQuantProduct<kType>> {
     int32_t corrections[kBlockGroups][kAmxRows];
   };
 
-  MOESAIC_INLINE static int64_t GroupsOf(int64_t lines) {
-    const int64_t pairs = CeilDiv(lines, kPairLines);
-    return 2 * pairs - (lines < pairs * kPairLines ? 1 : 0);
-  }
-
-  // Groups [begin, end) of a panel, which points to the first of them: first the exact sums of all
-  // groups on the tiles, then, row by row in registers, their scales. Sums start at zero with group
-  // 0.
-  static void AddBlock(const std::byte* const* x, int64_t stride, int64_t tile_rows,
-                       const TileOfRows& of, const std::byte* panel, int64_t begin, int64_t end,
-                       float* sums) {
-    alignas(64) int32_t dots[kBlockGroups][kAmxRows * kLanes];
-    const auto multiply = [&]<int kTile>(int64_t at) {
-      AmxQuantProduct::template LoadX<kTile, kQuantGroup>(
-          x, stride, tile_rows,
-          (begin + at) * int64_t{sizeof(ActivationGroup)} +
-              int64_t{offsetof(ActivationGroup, values)});
-      Tiles::LoadWeights<kTile>(panel + at / 2 * kPairBytes<WeightType::kInt8> +
-                                (1 + at % 2 * kGroupLines<WeightType::kInt8>)*kLineBytes);
-      Tiles::ZeroSums<kTile, kTile>();
-      Tiles::DotBytes<kTile, kTile>();
-      Tiles::StoreSums<kTile, kTile>(dots[at]);
-    };
-    const int64_t groups = end - begin;
-    for (int64_t at = 0; at < groups; at += 2) {
-      multiply.template operator()<0>(at);
-      if (at + 1 < groups) multiply.template operator()<1>(at + 1);
-    }
+  // Adds the groups of a tile, whose sums are `group_ints` apart.
+  static void Fold(const int32_t* dots, int64_t group_ints, const TileScales& of, int64_t tile_rows,
+                   const std::byte* panel, const GroupRange& range, float* sums) {
     int64_t row = of.first_row;
     const auto fold = [&]<int N>() {
       for (; row + N <= tile_rows; row += N) {
-        FoldRows<N>(dots, of, panel, groups, row, begin == 0, sums);
+        FoldRows<N>(dots, group_ints, of, panel, range, row, sums);
       }
     };
     fold.template operator()<16>();
@@ -302,18 +338,19 @@ struct AmxQuantProduct : EvenRows<AmxQuantProduct<kType>> {
   }
 
   template <int N>
-  MOESAIC_INLINE static void FoldRows(const int32_t (*dots)[kAmxRows * kLanes],
-                                      const TileOfRows& of, const std::byte* panel, int64_t groups,
-                                      int64_t row, bool first, float* to) {
+  MOESAIC_INLINE static void FoldRows(const int32_t* dots, int64_t group_ints, const TileScales& of,
+                                      const std::byte* panel, const GroupRange& range, int64_t row,
+                                      float* to) {
     Vec16 sums[N];
     MOESAIC_UNROLL
-    for (int r = 0; r < N; ++r) sums[r] = first ? Zero() : Load(to + (row + r) * kLanes);
-    for (int64_t at = 0; at < groups; ++at) {
-      const Vec16 scale =
-          LoadF16(panel + at / 2 * kPairBytes<WeightType::kInt8> + at % 2 * kScaleBytes);
+    for (int r = 0; r < N; ++r) {
+      sums[r] = range.begin == 0 ? Zero() : Load(to + (row + r) * kLanes);
+    }
+    for (int64_t at = 0; at < range.end - range.begin; ++at) {
+      const Vec16 scale = LoadF16(panel + ScalesOffset(WeightType::kInt8, at));
       const float* scales = of.scales[at] + row;
       const int32_t* corrections = of.corrections[at] + row;
-      const int32_t* from = dots[at] + row * kLanes;
+      const int32_t* from = dots + at * group_ints + row * kLanes;
       MOESAIC_UNROLL
       for (int r = 0; r < N; ++r) {
         const Ints16 dot = AddToAll(LoadDots(from + r * kLanes), corrections[r]);
