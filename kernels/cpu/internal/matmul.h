@@ -8,9 +8,9 @@
 //     static constexpr int64_t kMaxColumns;    // and with any number of rows
 //     // Rows of a chunk of a product; a multiple of kTileRows.
 //     static int64_t ChunkRows(const PanelShape& shape);
-//     // May copy rows to the scratch and point to them there.
-//     static constexpr int64_t kScratchBytes;
-//     static void PrepareRows(const std::byte** x, int64_t m, const PanelShape& shape,
+//     // Called before the columns of a chunk. May copy rows to the scratch and point to them
+//     there. static constexpr int64_t kScratchBytes; static void PrepareRows(const std::byte** x,
+//     int64_t m, const PanelShape& shape,
 //                             std::byte* scratch);
 //     // Panels that one pass over `m` rows computes.
 //     static int64_t ColumnsFor(int64_t m);
@@ -19,7 +19,7 @@
 //     // panels that begin `next_bytes` further on.
 //     static void Columns(const std::byte* const* x, int64_t m, const std::byte* const* w,
 //                         int64_t columns, const PanelShape& shape, int64_t next_bytes,
-//                         float* sums);
+//                         const std::byte* scratch, float* sums);
 //   };
 //
 // PlainRows (plain_rows.h) has what concerns rows for products that take them as they lie.
@@ -59,7 +59,7 @@ void MatmulOf(const MatmulArgs& args) {
     for (int64_t panel = args.panel_begin; panel < args.panel_end; panel += step) {
       const int64_t columns = MinOf(args.panel_end - panel, step);
       for (int64_t c = 0; c < columns; ++c) w[c] = args.w.data + (panel + c) * panel_bytes;
-      Product::Columns(x, m, w, columns, shape, step * panel_bytes, sums);
+      Product::Columns(x, m, w, columns, shape, step * panel_bytes, scratch, sums);
       for (int64_t c = 0; c < columns; ++c) {
         const int64_t output = (panel + c) * kLanes;
         const int64_t lanes = MinOf(args.w.n - output, kLanes);
@@ -115,7 +115,7 @@ void GateUpOf(const GateUpArgs& args) {
         w[2 * c] = args.gate.data + (panel + c) * panel_bytes;
         w[2 * c + 1] = args.up.data + (panel + c) * panel_bytes;
       }
-      Product::Columns(x, m, w, 2 * pairs, shape, step * panel_bytes, sums);
+      Product::Columns(x, m, w, 2 * pairs, shape, step * panel_bytes, scratch, sums);
       // Of one row and panel, zero past the last output.
       const auto hidden = [&](int64_t c, int64_t r) {
         const Vec16 gate = Load(sums + (2 * c * m + r) * kLanes);
