@@ -138,11 +138,16 @@ CpuKernels MakeKernels(Isa isa) {
 #endif
   table =
       WithQuantIsa(table, DefaultQuantIsa(isa, [](QuantIsa q) { return QuantIsaSupported(q); }));
-  // Until `moesaic profile` has measured it. Integers take VNNI, which is faster than tiles as long
-  // as each group of 32 inputs has a scale of its own (docs/benchmarks.md).
+  // Until `moesaic profile` has measured it (docs/benchmarks.md).
   if (isa == Isa::kAmx) {
     const KernelStep steps[] = {{1, IsaName(Isa::kAvx512)}, {5, IsaName(Isa::kAmx)}};
     CHECK(ChooseProducts(WeightType::kBf16, steps, table));
+    if (QuantIsaSupported(QuantIsa::kAmx)) {
+      const KernelStep integers[] = {{1, QuantIsaName(table.quant_isa)},
+                                     {5, QuantIsaName(QuantIsa::kAmx)}};
+      CHECK(ChooseProducts(WeightType::kInt8, integers, table));
+      CHECK(ChooseProducts(WeightType::kInt4, integers, table));
+    }
   }
   return table;
 }

@@ -19,8 +19,7 @@ using FourBytes = __m256i;
 
 MOESAIC_INLINE FourBytes LoadFour(const int8_t* x) { return _mm256_set1_epi32(LoadAs<int32_t>(x)); }
 
-// Of outputs 0 to 7 and 8 to 15: bytes of all subgroups, [8][4]; of one subgroup factors are 16-bit
-// numbers.
+// Of outputs 0 to 7 or 8 to 15: bytes of all subgroups, [8][4]; of one subgroup 16-bit factors.
 struct Factors {
   __m256i factors;
   __m256i zeros;
@@ -29,9 +28,14 @@ struct Multipliers {
   Factors lo;
   Factors hi;
 };
+struct Factors16 {
+  __m256i factors;
+  __m256i high_factors;  // times 2^12
+  __m256i zeros;
+};
 struct HalfScale {
-  Factors lo;
-  Factors hi;
+  Factors16 lo;
+  Factors16 hi;
 };
 MOESAIC_INLINE Factors FactorsOf(__m256i bytes) {
   const __m256i factors = _mm256_and_si256(bytes, _mm256_set1_epi8(127));
@@ -41,13 +45,14 @@ MOESAIC_INLINE Factors FactorsOf(__m256i bytes) {
       _mm256_sub_epi8(_mm256_set1_epi8(static_cast<char>(128)), _mm256_slli_epi16(factors, 3));
   return {factors, _mm256_add_epi8(zeros, _mm256_and_si256(factors, negative))};
 }
-MOESAIC_INLINE Factors FactorsOfSubgroup(const Factors& group, int subgroup) {
+MOESAIC_INLINE Factors16 FactorsOfSubgroup(const Factors& group, int subgroup) {
   const __m256i words = _mm256_broadcastsi128_si256(
       _mm_setr_epi8(0, -128, 0, -128, 4, -128, 4, -128, 8, -128, 8, -128, 12, -128, 12, -128));
   const __m256i bytes = _mm256_broadcastsi128_si256(
       _mm_setr_epi8(0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12));
-  return {_mm256_shuffle_epi8(group.factors,
-                              _mm256_add_epi8(words, _mm256_set1_epi32(subgroup * 0x00010001))),
+  const __m256i factors = _mm256_shuffle_epi8(
+      group.factors, _mm256_add_epi8(words, _mm256_set1_epi32(subgroup * 0x00010001)));
+  return {factors, _mm256_slli_epi16(factors, 12),
           _mm256_shuffle_epi8(group.zeros,
                               _mm256_add_epi8(bytes, _mm256_set1_epi32(subgroup * 0x01010101)))};
 }
@@ -59,16 +64,21 @@ MOESAIC_INLINE HalfScale ScaleOfHalves(const Multipliers& group, int64_t subgrou
           FactorsOfSubgroup(group.hi, static_cast<int>(subgroup))};
 }
 // No product of a half and a factor needs more than its byte.
-MOESAIC_INLINE __m256i ScaleHalves(__m256i halves, const Factors& scale) {
-  const __m256i low = _mm256_and_si256(halves, _mm256_set1_epi8(15));
-  return _mm256_add_epi8(_mm256_mullo_epi16(low, scale.factors), scale.zeros);
+MOESAIC_INLINE __m256i LowBytes8(const std::byte* line, const Factors16& scale) {
+  const __m256i halves = _mm256_and_si256(LoadInts(line), _mm256_set1_epi8(15));
+  return _mm256_add_epi8(_mm256_mullo_epi16(halves, scale.factors), scale.zeros);
+}
+// The upper 16 bits of a product with halves times 2^4.
+MOESAIC_INLINE __m256i HighBytes8(const std::byte* line, const Factors16& scale) {
+  const __m256i halves =
+      _mm256_and_si256(LoadInts(line), _mm256_set1_epi8(static_cast<char>(0xf0)));
+  return _mm256_add_epi8(_mm256_mulhi_epu16(halves, scale.high_factors), scale.zeros);
 }
 MOESAIC_INLINE WeightBytes LowBytes(const std::byte* line, const HalfScale& scale) {
-  return {ScaleHalves(LoadInts(line), scale.lo), ScaleHalves(LoadInts(line + 32), scale.hi)};
+  return {LowBytes8(line, scale.lo), LowBytes8(line + 32, scale.hi)};
 }
 MOESAIC_INLINE WeightBytes HighBytes(const std::byte* line, const HalfScale& scale) {
-  return {ScaleHalves(_mm256_srli_epi16(LoadInts(line), 4), scale.lo),
-          ScaleHalves(_mm256_srli_epi16(LoadInts(line + 32), 4), scale.hi)};
+  return {HighBytes8(line, scale.lo), HighBytes8(line + 32, scale.hi)};
 }
 MOESAIC_INLINE void StoreBytes(std::byte* p, __m256i bytes) {
   _mm256_store_si256(reinterpret_cast<__m256i*>(p), bytes);

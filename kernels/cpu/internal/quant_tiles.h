@@ -66,11 +66,11 @@ MOESAIC_INLINE void AddSubgroup(const int8_t* const (&x)[M], const std::byte* co
 // Of int4, with the multipliers of the group.
 template <int M, int P>
 MOESAIC_INLINE void AddSubgroup(const int8_t* const (&x)[M], const std::byte* const (&w)[P],
-                                const std::byte* const (&multipliers)[P], int64_t subgroup,
+                                const Multipliers (&multipliers)[P], int64_t subgroup,
                                 Ints16 (&dots)[M][P]) {
   HalfScale scales[P];
   MOESAIC_UNROLL
-  for (int p = 0; p < P; ++p) scales[p] = ScaleOfHalves(LoadMultipliers(multipliers[p]), subgroup);
+  for (int p = 0; p < P; ++p) scales[p] = ScaleOfHalves(multipliers[p], subgroup);
   constexpr auto kLines = static_cast<int>(SubgroupLines(WeightType::kInt4));
   MOESAIC_UNROLL
   for (int line = 0; line < kLines; ++line) {
@@ -108,7 +108,7 @@ void QuantTile(const std::byte* const* x_rows, QuantPanels panels, const GroupRa
   int64_t fetched = 0;
   for (int64_t group = range.begin; group < range.end; ++group) {
     const int8_t* x[M];
-    const std::byte* multipliers[P];
+    Multipliers multipliers[P];
     const std::byte* w[P];
     Ints16 dots[M][P];
     MOESAIC_UNROLL
@@ -121,8 +121,9 @@ void QuantTile(const std::byte* const* x_rows, QuantPanels panels, const GroupRa
     }
     MOESAIC_UNROLL
     for (int p = 0; p < P; ++p) {
-      multipliers[p] = panels.weights[p] + GroupOffset(kType, group - range.begin);
-      w[p] = multipliers[p] + MultiplierLines(kType) * kLineBytes;
+      w[p] = panels.weights[p] + GroupOffset(kType, group - range.begin);
+      if constexpr (kType == WeightType::kInt4) multipliers[p] = LoadMultipliers(w[p]);
+      w[p] += MultiplierLines(kType) * kLineBytes;
     }
     const int64_t subgroups = range.subgroups(group);
     for (int64_t subgroup = 0; subgroup < subgroups; ++subgroup) {
