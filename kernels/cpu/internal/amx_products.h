@@ -241,9 +241,12 @@ struct AmxQuantProduct : EvenRows<AmxQuantProduct<kType>> {
           // The tiles of rows share the work of asking for the next panels.
           const int64_t first_line = tile * kPairLines / rows.tiles;
           const int64_t end_line = (tile + R) * kPairLines / rows.tiles;
-          for (int64_t line = first_line; line < end_line; line += 2) {
+          const int64_t at = pair + kPairsAhead;
+          const int64_t offset =
+              at < pairs ? at * PairBytes(kType) : ahead + (at - pairs) * PairBytes(kType);
+          for (int64_t line = first_line; line < end_line; ++line) {
             for (int64_t p = 0; p < P; ++p) {
-              PrefetchLevel2(w[column + p] + ahead + pair * PairBytes(kType) + line * kLineBytes);
+              __builtin_prefetch(w[column + p] + offset + line * kLineBytes);
             }
           }
           Multiply<R, P>(x, stride, rows, tile, weights, unit, units[(count + 1) % 2]);
@@ -256,6 +259,8 @@ struct AmxQuantProduct : EvenRows<AmxQuantProduct<kType>> {
   }
 
  private:
+  // Distance of what is asked for, in units.
+  static constexpr int64_t kPairsAhead = 2;
   static constexpr int64_t kStepLines = 16;
   static constexpr int64_t kStepBytes = kStepLines * kLineBytes;
   static constexpr int64_t kPairLines = PairBytes(kType) / kLineBytes;
