@@ -111,8 +111,9 @@ void AddRuntimeSettings(RuntimeConfig& config, SettingScope scope, OptionTable& 
        &config.dtype,
        "",
        "Type of the weights in memory. auto: that of the checkpoint, float16 as bfloat16. "
-       "int8 and int4 are quantised as they are read (a scale for each 32 weights; 8.5 and "
-       "4.5 bits each), activations to int8 before each product; the router stays as it is.",
+       "int8 and int4 are quantised as they are read (a scale for each 128 weights, int4 with "
+       "a multiplier for each 32; 8.125 and 4.375 bits each), activations to int8 before each "
+       "product; the router stays as it is.",
        "Model",
        0,
        {"auto", "bfloat16", "float32", "int8", "int4"}});

@@ -15,7 +15,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr uint64_t kVersion = 1;
+constexpr uint64_t kVersion = 2;  // 2: 128 inputs share a scale of integer weights
 constexpr uint64_t kMostDim = 1 << 24;
 constexpr uint64_t kMostSlotBytes = uint64_t{1} << 40;
 constexpr uint64_t kMostSections = 64;

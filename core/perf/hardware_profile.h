@@ -90,7 +90,7 @@ struct HostDescription {
 };
 
 struct HardwareProfile {
-  static constexpr int kVersion = 1;
+  static constexpr int kVersion = 2;
 
   HostDescription host;
   std::string created;  // UTC, ISO 8601

@@ -51,7 +51,7 @@ struct RoutedRows {
 };
 
 struct ModuleCosts {
-  static constexpr int kVersion = 2;
+  static constexpr int kVersion = 3;
 
   std::string key;
   std::string host_fingerprint;

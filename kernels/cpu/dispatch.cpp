@@ -138,11 +138,19 @@ CpuKernels MakeKernels(Isa isa) {
 #endif
   table =
       WithQuantIsa(table, DefaultQuantIsa(isa, [](QuantIsa q) { return QuantIsaSupported(q); }));
-  // Until `moesaic profile` has measured it. Integers take VNNI, which is faster than tiles as long
-  // as each group of 32 inputs has a scale of its own (docs/benchmarks.md).
+  // Until `moesaic profile` has measured it (docs/benchmarks.md).
   if (isa == Isa::kAmx) {
     const KernelStep steps[] = {{1, IsaName(Isa::kAvx512)}, {5, IsaName(Isa::kAmx)}};
     CHECK(ChooseProducts(WeightType::kBf16, steps, table));
+    if (QuantIsaSupported(QuantIsa::kAmx)) {
+      // Later than with weights in a cache: from memory, few rows read faster by VNNI.
+      const char* const vectors = QuantIsaName(table.quant_isa);
+      const char* const tiles = QuantIsaName(QuantIsa::kAmx);
+      const KernelStep int8_steps[] = {{1, vectors}, {12, tiles}};
+      CHECK(ChooseProducts(WeightType::kInt8, int8_steps, table));
+      const KernelStep int4_steps[] = {{1, vectors}, {6, tiles}};
+      CHECK(ChooseProducts(WeightType::kInt4, int4_steps, table));
+    }
   }
   return table;
 }
@@ -225,9 +233,11 @@ ActivationType ActivationTypeOf(NumericsClass numerics, WeightType weights) {
 int64_t ActivationRowBytes(ActivationType type, int64_t k) {
   int64_t bytes = k * (type == ActivationType::kF32 ? 4 : 2);
   if (type == ActivationType::kInt8) {
-    bytes = (k + kQuantGroup - 1) / kQuantGroup * int64_t{sizeof(ActivationGroup)};
+    const int64_t values = ActivationScalesOffset(k);
+    bytes = values + values / kQuantGroup * int64_t{sizeof(ActivationScale)};
   }
   int64_t lines = (bytes + 63) / 64;
+  if (type == ActivationType::kInt8) return (lines | 1) * 64;  // as below, and simpler
   // A tile reads a stretch of up to 32 lines of 12 rows at once. With rows a multiple of 4 KiB
   // apart they would all want the same sets of a level 1 cache (64 sets of 12 ways); 16 lines off
   // they spread over all of them.

@@ -43,7 +43,9 @@ ActivationType ActivationTypeOf(NumericsClass numerics, WeightType weights);
 
 constexpr int64_t kPanelOutputs = 16;
 // Inputs that share one scale, of integer weights (for each output) and of integer activations.
-constexpr int64_t kQuantGroup = 32;
+constexpr int64_t kQuantGroup = 128;
+// Inputs that share a multiplier of that scale, of int4 weights.
+constexpr int64_t kQuantSubgroup = 32;
 
 // A weight matrix [n outputs, k inputs] packed into panels of 16 outputs, inputs interleaved in
 // pairs:
@@ -53,13 +55,18 @@ constexpr int64_t kQuantGroup = 32;
 // ever reduces across lanes, and the same layout serves vector and matrix paths of every
 // instruction set.
 //
-// Integer weights are symmetric with one f16 scale for each group of 32 inputs of an output: 8.5
-// and 4.5 bits a weight. A panel is a sequence of pairs of groups: a line of scales [2][16] f16,
-// then the lines of the first and of the second group; an odd last group has none beside it. One
-// stream a panel, so that nothing but the order of memory has to be prefetched.
-//   kInt8: a group is [8][16][4] bytes, weight + 128
-//   kInt4: a group is [4][16][4] bytes; line j has input 8 j + i in the low and 8 j + 4 + i in the
-//          high half of byte i, weight + 8
+// Integer weights have one f16 scale for each group of 128 inputs of an output: 8.125 and 4.375
+// bits a weight. A panel is a sequence of pairs of groups: a line of scales [2][16] f16, then the
+// lines of the first and of the second group; an odd last group has none beside it. One stream a
+// panel, so that nothing but the order of memory has to be prefetched. A group is one to four
+// subgroups of 32 inputs, as many as the inputs need:
+//   kInt8: [subgroups][8][16][4] bytes u; a weight is scale * (u - 128), u at least 1
+//   kInt4: a line of multipliers [16][4 subgroups] bytes, then [subgroups][4][16][4] bytes; line j
+//          of a subgroup has input 8 j + i in the low and 8 j + 4 + i in the high half of byte i.
+//          With the multiplier's low 7 bits m, 1 to 15, and its highest bit h a weight is
+//          scale * m * (half - 8 + h): levels from -8 to 7 or from -7 to 8, of a scale of its own
+//          for each subgroup, and still one number u = m * half + 128 - m * (8 - h) below 256 for
+//          which scale * (u - 128) is the weight. Missing subgroups have multipliers 0.
 // Unsigned, because VPDPBUSD multiplies an unsigned operand with a signed one, and it is the
 // activations that it can broadcast from memory.
 struct PackedMatrix {
@@ -70,6 +77,7 @@ struct PackedMatrix {
 
   int64_t panels() const { return (n + kPanelOutputs - 1) / kPanelOutputs; }
   int64_t panel_bytes() const {
+    const int64_t subgroups = (k + kQuantSubgroup - 1) / kQuantSubgroup;
     const int64_t groups = (k + kQuantGroup - 1) / kQuantGroup;
     switch (type) {
       case WeightType::kBf16:
@@ -77,9 +85,9 @@ struct PackedMatrix {
       case WeightType::kF32:
         return k * 64;
       case WeightType::kInt8:
-        return (groups * 8 + (groups + 1) / 2) * 64;
+        return (subgroups * 8 + (groups + 1) / 2) * 64;
       case WeightType::kInt4:
-        return (groups * 4 + (groups + 1) / 2) * 64;
+        return (subgroups * 4 + groups + (groups + 1) / 2) * 64;
     }
     return 0;
   }
@@ -90,19 +98,23 @@ struct PackedMatrix {
 };
 
 // Activations as matrix products want them: rows of f32 (kF32) or of bf16 (the other classes),
-// zero-padded to this many bytes, a multiple of 64, or of ActivationGroup (kInt8; what follows the
-// groups is left as it is). Long rows get up to 2 KiB more than they need, so that equal places of
-// neighbouring rows do not compete for the same sets of a cache; use it as the stride, too.
+// zero-padded to this many bytes, a multiple of 64, or of int8 values, zero-padded to whole groups,
+// and behind them an ActivationScale for each group (kInt8; what follows is left as it is). Long
+// rows get up to 2 KiB more than they need, so that equal places of neighbouring rows do not
+// compete for the same sets of a cache; use it as the stride, too.
 int64_t ActivationRowBytes(ActivationType type, int64_t k);
 
-// A group of kInt8: values of scale = max |x| / 127, rounded to nearest even; missing ones are
-// zero. A group with a NaN or an infinity has a NaN scale and zero values, one below 2^-119 is
+// Of a group of kInt8: its values are x / scale with scale = max |x| / 127, rounded to nearest
+// even. A group with a NaN or an infinity has a NaN scale and zero values, one below 2^-119 is
 // zero.
-struct ActivationGroup {
+struct ActivationScale {
   float scale;
   int32_t correction;  // -128 times the sum of the values: what the weights' 128 adds to a product
-  int8_t values[kQuantGroup];
 };
+// Where the scales of a row of kInt8 begin.
+constexpr int64_t ActivationScalesOffset(int64_t k) {
+  return (k + kQuantGroup - 1) / kQuantGroup * kQuantGroup;
+}
 
 struct MatmulArgs {
   const std::byte* x = nullptr;  // activation rows
@@ -131,8 +143,8 @@ struct GateUpArgs {
   int64_t panel_end = 0;
   std::byte* h = nullptr;  // activation rows [m, n]: silu(x gate^T) * (x up^T), padding zeroed by
   int64_t h_stride_bytes = 0;  // the call that computes the last panel
-  // Of integer weights h is kInt8: two panels are one group of it, so that panel_begin is even, and
-  // panel_end is even or the last.
+  // Of integer weights h is kInt8: eight panels are one group of it, so that panel_begin is a
+  // multiple of 8, and panel_end is one or the last.
 };
 
 // KV cache of one layer in blocks of 16 tokens. One block holds, for each KV head, a key panel

@@ -65,10 +65,10 @@ ProductGrid MakeProductGrid(int64_t rows, int64_t panels, int64_t k, int64_t tas
   return grid;
 }
 
-// Two panels of gate and up are one group of integer activations.
+// Eight panels of gate and up are one group of integer activations.
 ProductGrid MakeGateUpGrid(int64_t rows, const PackedMatrix& gate, int64_t task_work, int nodes) {
-  return MakeProductGrid(rows, gate.panels(), 2 * gate.k, task_work, IsQuantized(gate.type) ? 2 : 1,
-                         nodes);
+  return MakeProductGrid(rows, gate.panels(), 2 * gate.k, task_work,
+                         IsQuantized(gate.type) ? kSlicePanels : 1, nodes);
 }
 
 }  // namespace moesaic

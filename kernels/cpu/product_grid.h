@@ -14,8 +14,8 @@ struct PanelRange {
 };
 
 // Panels of a matrix of `panels` panels that lie on, and are computed by, node `node` of `nodes`:
-// its outputs are cut into consecutive slices of the same length but for 32 outputs, which are two
-// panels and one group of integer activations. A slice may be empty.
+// its outputs are cut into consecutive slices of the same length but for 128 outputs, which are
+// eight panels and one group of integer activations. A slice may be empty.
 PanelRange PanelSlice(int64_t panels, int nodes, int node);
 
 struct ProductGrid {
@@ -42,7 +42,7 @@ struct ProductGrid {
 // What a product costs, in multiply-adds.
 int64_t ProductWork(int64_t rows, int64_t panels, int64_t k);
 
-// Tasks of about `task_work`; their panels begin at a multiple of `panel_unit`, which is 1 or 2.
+// Tasks of about `task_work`; their panels begin at a multiple of `panel_unit`, which is 1 or 8.
 ProductGrid MakeProductGrid(int64_t rows, int64_t panels, int64_t k, int64_t task_work,
                             int64_t panel_unit, int nodes);
 // Of gate and up together.

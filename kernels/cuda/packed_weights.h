@@ -14,21 +14,23 @@ namespace moesaic::cuda {
 
 enum class Weights : uint8_t { kBf16, kInt8, kInt4 };
 
-constexpr int64_t kPanelOutputs = 16;  // outputs of one panel
-constexpr int64_t kGroupInputs = 32;   // that share a scale, of integer weights
+constexpr int64_t kPanelOutputs = 16;    // outputs of one panel
+constexpr int64_t kGroupInputs = 128;    // that share a scale, of integer weights
+constexpr int64_t kSubgroupInputs = 32;  // that share a multiplier of it, of int4 weights
 
 // Rows of bf16 activations are zero-padded to this many elements, 16-byte aligned.
 constexpr int64_t ActivationStride(int64_t k) { return (k + 31) / 32 * 32; }
 
 constexpr int64_t PanelBytes(Weights type, int64_t k) {
   const int64_t groups = (k + kGroupInputs - 1) / kGroupInputs;
+  const int64_t subgroups = (k + kSubgroupInputs - 1) / kSubgroupInputs;
   switch (type) {
     case Weights::kBf16:
       return (k + 1) / 2 * 64;
     case Weights::kInt8:
-      return (groups * 8 + (groups + 1) / 2) * 64;
+      return (subgroups * 8 + (groups + 1) / 2) * 64;
     case Weights::kInt4:
-      return (groups * 4 + (groups + 1) / 2) * 64;
+      return (subgroups * 4 + groups + (groups + 1) / 2) * 64;
   }
   return 0;
 }

@@ -32,7 +32,7 @@ __device__ void Store(const ProductArgs& args, int row, int64_t output, float va
 // the rows and 32 outputs (two panels): four tiles of 8 columns, of which tile w has column c for
 // output 4 c + w, so that a lane's part of the four tiles is one quarter of a line.
 
-constexpr int kStepInputs = 64;  // of activations in shared memory: a pair of groups
+constexpr int kStepInputs = 64;  // of activations in shared memory: two subgroups
 // In registers of two: the rows of a tile start in different banks.
 constexpr int kStepStride = kStepInputs / 2 + 8;
 constexpr int kWarpOutputs = 32;
@@ -80,17 +80,27 @@ __device__ __forceinline__ Operands LoadOperands(const std::byte* panel, int64_t
       for (int w = 0; w < 4; ++w) b.high[w] = high.output[w];
     }
   } else {
-    const std::byte* lines = panel + GroupOffset<kType>(step / 2);
-    const int in_group = static_cast<int>(step % 2);
-    const int line = kType == Weights::kInt8 ? in_group * 4 + t : in_group * 2 + t / 2;
+    const int64_t subgroup = step / 2;
+    const std::byte* lines = panel + SubgroupOffset<kType>(subgroup);
+    const int half_step = static_cast<int>(step % 2);
+    const int line = kType == Weights::kInt8 ? half_step * 4 + t : half_step * 2 + t / 2;
     const Quarter levels = LoadQuarter(lines + line * kLineBytes, quarter);
+    Quarter multipliers = {};
+    if constexpr (kType == Weights::kInt4) {
+      multipliers = LoadQuarter(panel + GroupOffset<kType>(subgroup / kSubgroups), quarter);
+    }
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
       float level[4];
       if constexpr (kType == Weights::kInt8) {
         BytesToFloats(levels.output[w], 128.0f, level);
       } else {
-        BytesToFloats(levels.output[w] >> (4 * (t % 2)) & 0x0f0f0f0fu, 8.0f, level);
+        // Up to 120 in magnitude: bf16 holds them.
+        const HalfScale half =
+            HalfScaleOf(multipliers.output[w] >> (8 * (subgroup % kSubgroups)) & 0xffu);
+        BytesToFloats(levels.output[w] >> (4 * (t % 2)) & 0x0f0f0f0fu, half.zero, level);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) level[i] *= half.factor;
       }
       b.low[w] = PackBf16(level[0], level[1]);
       b.high[w] = PackBf16(level[2], level[3]);
@@ -139,6 +149,7 @@ __global__ void MatrixKernel(ProductArgs args) {
   const bool has_sums = sum_panel * kPanelOutputs < args.n;
 
   Sums<kTiles> sums = {};
+  Sums<kTiles> of_group = {};  // of integer weights, before their scale
   const int64_t padded = ActivationStride(args.k);
   for (int64_t begin = 0; begin < padded; begin += kStepInputs) {
     __syncthreads();
@@ -166,20 +177,17 @@ __global__ void MatrixKernel(ProductArgs args) {
       }
     } else {
 #pragma unroll
-      for (int group = 0; group < 2; ++group) {
-        const int64_t whole_group = begin / kGroupInputs + group;
-        if (whole_group * kGroupInputs >= args.k) break;
-        Sums<kTiles> of_group = {};
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const Operands b = LoadOperands<kType>(panel, whole_group * 2 + half, g % 4, t, args.k);
-          MultiplyStep<kType, kTiles>(x, group * 2 + half, b, g, t, of_group);
-        }
+      for (int step = 0; step < kStepInputs / 16; ++step) {
+        if (begin + step / 2 * kSubgroupInputs >= args.k) break;
+        const Operands b = LoadOperands<kType>(panel, begin / 16 + step, g % 4, t, args.k);
+        MultiplyStep<kType, kTiles>(x, step, b, g, t, of_group);
+      }
+      if ((begin + kStepInputs) % kGroupInputs == 0 || begin + kStepInputs >= args.k) {
         // Scales of outputs 8t to 8t + 7.
         Quarter scales = {};
         if (has_sums) {
-          scales = LoadQuarter(matrix + sum_panel * panel_bytes + ScaleOffset<kType>(whole_group),
-                               t % 2);
+          scales = LoadQuarter(
+              matrix + sum_panel * panel_bytes + ScaleOffset<kType>(begin / kGroupInputs), t % 2);
         }
 #pragma unroll
         for (int w = 0; w < 4; ++w) {
@@ -195,6 +203,7 @@ __global__ void MatrixKernel(ProductArgs args) {
             to[3] = fmaf(from[3], second, to[3]);
           }
         }
+        of_group = {};
       }
     }
   }
@@ -246,29 +255,38 @@ __device__ __forceinline__ void AddLine(const std::byte* panel, const uint16_t* 
       sum[o] = fmaf(WidenBf16(pair >> 16), WidenBf16(w.output[o] >> 16), sum[o]);
     }
   } else {
-    const int64_t group = line / kGroupLines<kType>;
-    const int64_t within = line % kGroupLines<kType>;
+    const int64_t subgroup = line / kSubgroupLines<kType>;
+    const int64_t within = line % kSubgroupLines<kType>;
+    const int64_t group = subgroup / kSubgroups;
     const std::byte* scales = panel + ScaleOffset<kType>(group) + quarter * 8;
-    const Quarter w = LoadQuarter(panel + GroupOffset<kType>(group) + within * kLineBytes, quarter);
+    const Quarter w =
+        LoadQuarter(panel + SubgroupOffset<kType>(subgroup) + within * kLineBytes, quarter);
+    Quarter multipliers = {};
+    if constexpr (kType == Weights::kInt4) {
+      multipliers = LoadQuarter(panel + GroupOffset<kType>(group), quarter);
+    }
     constexpr int kInputs = kType == Weights::kInt8 ? 4 : 8;  // of a line
     const uint32_t* pairs =
-        reinterpret_cast<const uint32_t*>(x + group * kGroupInputs + within * kInputs);
+        reinterpret_cast<const uint32_t*>(x + subgroup * kSubgroupInputs + within * kInputs);
 #pragma unroll
     for (int o = 0; o < 4; ++o) {
       float level[4];
       float of_line = 0;
+      const HalfScale scale_of_halves =
+          HalfScaleOf(multipliers.output[o] >> (8 * (subgroup % kSubgroups)) & 0xffu);
 #pragma unroll
       for (int half = 0; half < kInputs / 4; ++half) {
         if constexpr (kType == Weights::kInt8) {
           BytesToFloats(w.output[o], 128.0f, level);
         } else {
-          BytesToFloats(w.output[o] >> (4 * half) & 0x0f0f0f0fu, 8.0f, level);
+          BytesToFloats(w.output[o] >> (4 * half) & 0x0f0f0f0fu, scale_of_halves.zero, level);
         }
         of_line = fmaf(WidenBf16(pairs[half * 2]), level[0], of_line);
         of_line = fmaf(WidenBf16(pairs[half * 2] >> 16), level[1], of_line);
         of_line = fmaf(WidenBf16(pairs[half * 2 + 1]), level[2], of_line);
         of_line = fmaf(WidenBf16(pairs[half * 2 + 1] >> 16), level[3], of_line);
       }
+      if constexpr (kType == Weights::kInt4) of_line *= scale_of_halves.factor;
       sum[o] = fmaf(of_line, WidenHalf(HalfwordOf(scales + o * 2)), sum[o]);
     }
   }
@@ -286,8 +304,10 @@ __global__ void VectorKernel(ProductArgs args) {
   const int64_t panel_index = blockIdx.x;
   const std::byte* panel = MatrixOf(args, group) + panel_index * PanelBytes(kType, args.k);
   const uint16_t* x = args.x + RowOf(args.x_rows, row) * ActivationStride(args.k);
-  const int64_t groups = (args.k + kGroupInputs - 1) / kGroupInputs;
-  const int64_t lines = kType == Weights::kBf16 ? (args.k + 1) / 2 : groups * kGroupLines<kType>;
+  // Of integers those of weights alone.
+  const int64_t subgroups = (args.k + kSubgroupInputs - 1) / kSubgroupInputs;
+  const int64_t lines =
+      kType == Weights::kBf16 ? (args.k + 1) / 2 : subgroups * kSubgroupLines<kType>;
 
   float sum[4] = {};
   constexpr int kLinesPerWarp = kWarp / 4;

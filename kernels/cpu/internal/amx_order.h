@@ -140,7 +140,9 @@ struct AmxOrderProduct : PlainRows<kOrderTileRows> {
   MOESAIC_INLINE static int64_t ColumnsFor(int64_t m) { return m <= 2 ? 8 : 4; }
 
   static void Columns(const std::byte* const* x, int64_t m, const std::byte* const* w,
-                      int64_t columns, int64_t lines, int64_t next_bytes, float* sums) {
+                      int64_t columns, const PanelShape& shape, int64_t next_bytes,
+                      const std::byte*, float* sums) {
+    const int64_t lines = shape.lines;
     const FlushedDenormals flushed;
     switch (m) {
       case 1:

@@ -11,9 +11,8 @@
 // row depend on nothing else. There is no other path for few rows: a step of one row reads a KiB of
 // weights in 16 cycles, several times as fast as memory gives them.
 //
-// Integers: a step is one group of 32 inputs. Its sums are exact; eight groups are multiplied and
-// stored, then scaled in vectors as quant_tiles.h does. Tiles and vectors do not overlap, and
-// taking turns more often is slower (docs/benchmarks.md).
+// Integers: a step is 64 inputs, two of them a group, whose sums are exact. Groups are multiplied
+// and stored, then scaled in vectors as quant_tiles.h does.
 #pragma once
 
 #include "kernels/cpu/internal/math.h"
@@ -52,10 +51,6 @@ MOESAIC_INLINE void ForAmxBlocks(int64_t tiles, int64_t column, int64_t columns,
 
 MOESAIC_INLINE void PrefetchLevel2(const std::byte* line) { __builtin_prefetch(line, 0, 2); }
 
-MOESAIC_INLINE void PrefetchLines(const std::byte* from, int64_t lines) {
-  for (int64_t line = 0; line < lines; ++line) __builtin_prefetch(from + line * kLineBytes);
-}
-
 // Calls run.operator()<row, panel>() for every tile of a block.
 template <int R, int P, class Run>
 MOESAIC_INLINE void ForTiles(const Run& run) {
@@ -83,37 +78,44 @@ struct EvenRows {
   static constexpr int64_t kScratchBytes = int64_t{512} << 10;
 
   // Their activations stay in a level 2 cache while panels pass by.
-  MOESAIC_INLINE static int64_t ChunkRows(int64_t lines) {
-    const int64_t rows = kScratchBytes / StrideFor(lines) / kTileRows * kTileRows;
+  MOESAIC_INLINE static int64_t ChunkRows(const PanelShape& shape) {
+    const int64_t rows = kScratchBytes / StrideFor(shape) / kTileRows * kTileRows;
     return MinOf(MaxOf(rows, kTileRows), Product::kChunkRows);
   }
 
-  static void PrepareRows(const std::byte** x, int64_t m, int64_t lines, std::byte* scratch) {
-    const int64_t stride = StrideFor(lines);
+  static void PrepareRows(const std::byte** x, int64_t m, const PanelShape& shape,
+                          std::byte* scratch) {
+    const int64_t stride = StrideFor(shape);
     if (StrideOf(x, m) != kUneven || m * stride > kScratchBytes) return;
     for (int64_t r = 0; r < m; ++r, scratch += stride) {
-      __builtin_memcpy(scratch, x[r], static_cast<size_t>(Product::RowBytes(lines)));
+      __builtin_memcpy(scratch, x[r], static_cast<size_t>(Product::RowBytes(shape)));
       x[r] = scratch;
     }
   }
 
  protected:
-  // Loads kBytes of each of `rows` rows from `offset` on; kEven: they have a common stride.
-  template <int kRow, bool kEven, int64_t kBytes = kLineBytes>
+  // Loads a line of each of `rows` rows from `offset` on; kEven: they have a common stride.
+  template <int kRow, bool kEven>
   MOESAIC_INLINE static void LoadX(const std::byte* const* x, int64_t stride, int64_t rows,
                                    int64_t offset) {
     if constexpr (kEven) return Tiles::LoadX<kRow>(x[0] + offset, stride);
-    alignas(64) std::byte tile[kAmxRows * kBytes];
+    alignas(64) std::byte tile[kAmxRows * kLineBytes];
     for (int64_t r = 0; r < rows; ++r) {
-      __builtin_memcpy(tile + r * kBytes, x[r] + offset, kBytes);
+      __builtin_memcpy(tile + r * kLineBytes, x[r] + offset, kLineBytes);
     }
-    Tiles::LoadX<kRow>(tile, kBytes);
+    Tiles::LoadX<kRow>(tile, kLineBytes);
+  }
+  template <int kRow>
+  MOESAIC_INLINE static void LoadRows(const std::byte* const* x, int64_t stride, int64_t rows,
+                                      int64_t offset) {
+    stride == kUneven ? LoadX<kRow, false>(x, stride, rows, offset)
+                      : LoadX<kRow, true>(x, stride, rows, offset);
   }
 
  private:
   // An odd number of lines: the rows of a tile are in different sets of a cache.
-  MOESAIC_INLINE static int64_t StrideFor(int64_t lines) {
-    return (CeilDiv(Product::RowBytes(lines), kLineBytes) | 1) * kLineBytes;
+  MOESAIC_INLINE static int64_t StrideFor(const PanelShape& shape) {
+    return (CeilDiv(Product::RowBytes(shape), kLineBytes) | 1) * kLineBytes;
   }
 };
 
@@ -123,15 +125,17 @@ struct AmxBf16Product : EvenRows<AmxBf16Product> {
   static constexpr int64_t kLargeColumns = 2;
   static constexpr int64_t kMaxColumns = 8;
 
-  MOESAIC_INLINE static int64_t RowBytes(int64_t lines) {
-    return CeilDiv(lines, kStepLines) * kLineBytes;
+  MOESAIC_INLINE static int64_t RowBytes(const PanelShape& shape) {
+    return CeilDiv(shape.lines, kStepLines) * kLineBytes;
   }
   MOESAIC_INLINE static int64_t ColumnsFor(int64_t m) {
     return m <= kChunkRows * kLargeColumns / kMaxColumns ? kMaxColumns : kLargeColumns;
   }
 
   static void Columns(const std::byte* const* x, int64_t m, const std::byte* const* w,
-                      int64_t columns, int64_t lines, int64_t next_bytes, float* sums) {
+                      int64_t columns, const PanelShape& shape, int64_t next_bytes,
+                      const std::byte*, float* sums) {
+    const int64_t lines = shape.lines;
     const AmxRows rows(m);
     const int64_t stride = StrideOf(x, m);
     Tiles::Configure(rows.tile_rows, kLineBytes, kStepLines);
@@ -234,150 +238,281 @@ struct AmxBf16Product : EvenRows<AmxBf16Product> {
   }
 };
 
+// A step is 64 inputs; two of them are a group. A unit of work is a pair of groups of one or two
+// tiles of rows and panels: while the tiles of one unit are multiplied, the sums of the unit
+// before, which have left the tiles, are scaled and added in vectors. Both units' sums and the
+// pair's weights stay in a level 1 cache, which is what decides the speed (docs/benchmarks.md).
 template <WeightType kType>
 struct AmxQuantProduct : EvenRows<AmxQuantProduct<kType>> {
   static constexpr ActivationType kActivations = ActivationType::kInt8;
   static constexpr int64_t kChunkRows = 128;
-  static constexpr int64_t kLargeColumns = 4;  // gate and up of a group of activations
-  static constexpr int64_t kMaxColumns = 4;
+  static constexpr int64_t kLargeColumns = 8;
+  static constexpr int64_t kMaxColumns = 8;
+  using Rows = EvenRows<AmxQuantProduct>;
+  // Behind what EvenRows has: the scales of the rows, [groups][rows].
+  static constexpr int64_t kScalesBytes = int64_t{256} << 10;
+  static constexpr int64_t kScratchBytes = Rows::kScratchBytes + kScalesBytes;
+  static constexpr auto kScaleBytesOfRow = static_cast<int64_t>(sizeof(ActivationScale));
+  static constexpr int64_t kMaxInputs =
+      kScalesBytes / (Rows::kTileRows * kScaleBytesOfRow) * kQuantGroup;
 
-  MOESAIC_INLINE static int64_t RowBytes(int64_t lines) {
-    return GroupsOf(lines) * int64_t{sizeof(ActivationGroup)};
+  MOESAIC_INLINE static int64_t ChunkRows(const PanelShape& shape) {
+    const int64_t rows = kScalesBytes / (CeilDiv(shape.k, kQuantGroup) * kScaleBytesOfRow);
+    return MinOf(Rows::ChunkRows(shape), rows / Rows::kTileRows * Rows::kTileRows);
+  }
+  static void PrepareRows(const std::byte** x, int64_t m, const PanelShape& shape,
+                          std::byte* scratch) {
+    auto* const to = reinterpret_cast<ActivationScale*>(scratch + Rows::kScratchBytes);
+    for (int64_t r = 0; r < m; ++r) {
+      const auto* from =
+          reinterpret_cast<const ActivationScale*>(x[r] + ActivationScalesOffset(shape.k));
+      for (int64_t group = 0; group < CeilDiv(shape.k, kQuantGroup); ++group) {
+        to[group * m + r] = from[group];
+      }
+    }
+    Rows::PrepareRows(x, m, shape, scratch);
+    Tiles::Configure(AmxRows(m).tile_rows, kLineBytes, kStepLines);
+  }
+  MOESAIC_INLINE static int64_t RowBytes(const PanelShape& shape) {
+    return ActivationScalesOffset(shape.k);
   }
   MOESAIC_INLINE static int64_t ColumnsFor(int64_t) { return kLargeColumns; }
 
   static void Columns(const std::byte* const* x, int64_t m, const std::byte* const* w,
-                      int64_t columns, int64_t lines, int64_t next_bytes, float* sums) {
+                      int64_t columns, const PanelShape& shape, int64_t next_bytes,
+                      const std::byte* scratch, float* sums) {
     const AmxRows rows(m);
     const int64_t stride = StrideOf(x, m);
-    const int64_t groups = GroupsOf(lines);
-    alignas(64) std::byte widened[kType == WeightType::kInt4 ? kMaxColumns * kWideBytes : 1];
-    Tiles::Configure(rows.tile_rows, kQuantGroup, kStepLines);
-    for (int64_t begin = 0; begin < groups; begin += kBlockGroups) {
-      const int64_t end = MinOf(begin + kBlockGroups, groups);
-      const int64_t offset = begin / 2 * kPairBytes<kType>;
-      const std::byte* panels[kMaxColumns];
-      for (int64_t c = 0; c < columns; ++c) {
-        panels[c] = w[c] + offset;
-        if constexpr (kType == WeightType::kInt4) {
-          WidenGroups(panels[c], end - begin, widened + c * kWideBytes);
-          panels[c] = widened + c * kWideBytes;
-        }
-      }
-      const int64_t next = end < groups ? offset + kBlockBytes : next_bytes;
-      for (int64_t tile = 0; tile < rows.tiles; ++tile) {
-        const TileOfRows of(x, rows, tile, begin, end);
-        // The tiles share the work of prefetching the next block.
-        const int64_t first_line = tile * kBlockLines / rows.tiles;
-        const int64_t end_line = (tile + 1) * kBlockLines / rows.tiles;
-        for (int64_t c = 0; c < columns; ++c) {
-          PrefetchLines(w[c] + next + first_line * kLineBytes, end_line - first_line);
-          AddBlock(x + rows.begin(tile), stride, rows.tile_rows, of, panels[c], begin, end,
-                   sums + (c * m + rows.begin(tile)) * kLanes);
-        }
-      }
-    }
-    if constexpr (kType == WeightType::kInt4) {
-      for (int64_t i = 0; i < columns * m * kLanes; i += kLanes) {
-        Store(sums + i, Mul(Load(sums + i), Set(1.0f / 16)));
+    const int64_t pairs = CeilDiv(shape.k, 2 * kQuantGroup);
+    const int64_t ahead = columns > 2 ? w[2] - w[0] : next_bytes;
+    const auto* scales = reinterpret_cast<const ActivationScale*>(scratch + Rows::kScratchBytes);
+    Unit units[2];
+    int64_t count = 0;
+    for (int64_t c = 0; c < columns; c += 2) {
+      const int64_t panels = MinOf<int64_t>(columns - c, 2);
+      for (int64_t pair = 0; pair < pairs; ++pair) {
+        const PairOfPanels weights(w + c, panels, shape.k, pair);
+        ForAmxBlocks(rows.tiles, c, panels, [&]<int R, int P>(int64_t tile, int64_t column) {
+          Unit& unit = units[count % 2];
+          unit.Begin(scales + 2 * pair * m, rows, tile, R, P, weights, sums + column * m * kLanes);
+          // The tiles of rows share the work of asking for the next panels.
+          const int64_t first_line = tile * kPairLines / rows.tiles;
+          const int64_t end_line = (tile + R) * kPairLines / rows.tiles;
+          const int64_t at = pair + kPairsAhead;
+          const int64_t offset =
+              at < pairs ? at * PairBytes(kType) : ahead + (at - pairs) * PairBytes(kType);
+          for (int64_t line = first_line; line < end_line; ++line) {
+            for (int64_t p = 0; p < P; ++p) {
+              __builtin_prefetch(w[column + p] + offset + line * kLineBytes);
+            }
+          }
+          Multiply<R, P>(x, stride, rows, tile, weights, unit, units[(count + 1) % 2]);
+          ++count;
+        });
       }
     }
+    units[(count + 1) % 2].FoldHalf(0);
+    units[(count + 1) % 2].FoldHalf(1);
   }
 
  private:
-  static constexpr int64_t kStepLines = 8;
-  static constexpr int64_t kBlockGroups = 8;
-  static constexpr int64_t kBlockBytes = kBlockGroups / 2 * kPairBytes<kType>;
-  static constexpr int64_t kBlockLines = kBlockBytes / kLineBytes;
-  static constexpr int64_t kPairLines = kPairBytes<kType> / kLineBytes;
-  static constexpr int64_t kWideBytes = kBlockGroups / 2 * kPairBytes<WeightType::kInt8>;
+  // Distance of what is asked for, in units.
+  static constexpr int64_t kPairsAhead = 2;
+  static constexpr int64_t kStepLines = 16;
+  static constexpr int64_t kStepBytes = kStepLines * kLineBytes;
+  static constexpr int64_t kPairLines = PairBytes(kType) / kLineBytes;
+  static constexpr int64_t kWideBytes = PairBytes(WeightType::kInt8);
+  static constexpr int64_t kTileInts = kAmxRows * kLanes;
 
-  // What the rows of a tile bring along to a block of groups, side by side.
-  struct TileOfRows {
-    TileOfRows(const std::byte* const* x, const AmxRows& rows, int64_t tile, int64_t begin,
-               int64_t end)
-        : first_row(tile == 0 ? 0 : rows.begin(tile - 1) + rows.tile_rows - rows.begin(tile)) {
-      for (int64_t r = first_row; r < rows.tile_rows; ++r) {
-        const auto* of = reinterpret_cast<const ActivationGroup*>(x[rows.begin(tile) + r]);
-        for (int64_t group = begin; group < end; ++group) {
-          scales[group - begin][r] = of[group].scale;
-          corrections[group - begin][r] = of[group].correction;
+  // A pair of groups of one or two panels, as int8.
+  struct PairOfPanels {
+    PairOfPanels(const std::byte* const* w, int64_t count, int64_t k, int64_t pair)
+        : range{k, 2 * pair, MinOf(2 * pair + 2, CeilDiv(k, kQuantGroup))},
+          whole(range.subgroups() == 2 * kSubgroups) {
+      for (int64_t p = 0; p < count; ++p) {
+        panels[p] = w[p] + pair * PairBytes(kType);
+        scales[p] = panels[p];
+        const int64_t last = range.subgroups(range.end - 1);
+        if constexpr (kType == WeightType::kInt4) {
+          WidenGroups(panels[p], range, memory + p * kWideBytes);
+          panels[p] = memory + p * kWideBytes;
+        } else if (last % 2 == 1) {
+          // Half a step, which may be the end of the matrix.
+          const int64_t at =
+              GroupOffset(WeightType::kInt8, range.end - 1 - range.begin) + last / 2 * kStepBytes;
+          std::byte* const step = memory + p * kStepBytes;
+          __builtin_memcpy(step, panels[p] + at, kStepBytes / 2);
+          __builtin_memset(step + kStepBytes / 2, 0, kStepBytes / 2);
+          half_step_at = at;
+        }
+      }
+    }
+    int64_t groups() const { return range.end - range.begin; }
+    int64_t steps(int64_t at) const { return CeilDiv(range.subgroups(range.begin + at), 2); }
+    MOESAIC_INLINE const std::byte* Step(int64_t panel, int64_t at, int64_t step) const {
+      const int64_t offset = GroupOffset(WeightType::kInt8, at) + step * kStepBytes;
+      return offset == half_step_at ? memory + panel * kStepBytes : panels[panel] + offset;
+    }
+
+    const GroupRange range;
+    const std::byte* panels[2];
+    const std::byte* scales[2];  // their lines
+    int64_t half_step_at = -1;
+    const bool whole;
+    alignas(64) std::byte memory[2 * (kType == WeightType::kInt4 ? kWideBytes : kStepBytes)];
+  };
+
+  // What is left to do for a unit when its sums are known: those of up to four tiles.
+  struct Unit {
+    MOESAIC_INLINE void Begin(const ActivationScale* of_rows, const AmxRows& rows, int64_t tile,
+                              int r, int p, const PairOfPanels& weights, float* to) {
+      count = r * p;
+      whole = weights.whole;
+      groups = weights.groups();
+      first = weights.range.begin == 0;
+      m = rows.m;
+      tile_rows = rows.tile_rows;
+      for (int i = 0; i < r; ++i) {
+        const int64_t begin = rows.begin(tile + i);
+        // What two tiles share is added once.
+        const int64_t before = tile + i == 0 ? 0 : rows.begin(tile + i - 1) + rows.tile_rows;
+        const int64_t skipped = MaxOf<int64_t>(before - begin, 0);
+        for (int j = 0; j < p; ++j) {
+          tiles[i * p + j] = {.first_row = skipped,
+                              .sums = to + (j * rows.m + begin) * kLanes,
+                              .scales = weights.scales[j],
+                              .of_rows = of_rows + begin};
         }
       }
     }
 
-    const int64_t first_row;  // what two tiles share is added once
-    float scales[kBlockGroups][kAmxRows];
-    int32_t corrections[kBlockGroups][kAmxRows];
+    // Adds half of the tiles, the first or the second one.
+    MOESAIC_INLINE void FoldHalf(int half) const {
+      const int end = (half + 1) * count >> 1;
+      for (int i = half * count >> 1; i < end; ++i) FoldTile(i);
+    }
+
+    // Of tile `tile`.
+    MOESAIC_INLINE int32_t* Dots(int group, int tile) { return dots[tile][group]; }
+
+   private:
+    struct TileSums {
+      int64_t first_row;
+      float* sums;
+      const std::byte* scales;
+      const ActivationScale* of_rows;
+    };
+
+    MOESAIC_INLINE void FoldTile(int i) const {
+      const TileSums& tile = tiles[i];
+      if (whole && tile_rows == kAmxRows && tile.first_row == 0) {
+        return FoldRows<kAmxRows, 2>(i, tile, 0);
+      }
+      FoldPartOfTile(i, tile);
+    }
+
+    __attribute__((noinline)) void FoldPartOfTile(int i, const TileSums& tile) const {
+      int64_t row = tile.first_row;
+      const auto fold = [&]<int N>() {
+        for (; row + N <= tile_rows; row += N) {
+          groups == 2 ? FoldRows<N, 2>(i, tile, row) : FoldRows<N, 1>(i, tile, row);
+        }
+      };
+      fold.template operator()<16>();
+      fold.template operator()<8>();
+      fold.template operator()<4>();
+      fold.template operator()<2>();
+      fold.template operator()<1>();
+    }
+
+    template <int N, int kGroups>
+    MOESAIC_INLINE void FoldRows(int i, const TileSums& tile, int64_t row) const {
+      float* const to = tile.sums + row * kLanes;
+      Vec16 total[N];
+      MOESAIC_UNROLL
+      for (int r = 0; r < N; ++r) total[r] = first ? Zero() : Load(to + r * kLanes);
+      const ActivationScale* of = tile.of_rows + row;
+      MOESAIC_UNROLL
+      for (int group = 0; group < kGroups; ++group, of += m) {
+        const Vec16 scale = LoadF16(tile.scales + group * kScaleBytes);
+        const int32_t* from = dots[i][group] + row * kLanes;
+        MOESAIC_UNROLL
+        for (int r = 0; r < N; ++r) {
+          const Ints16 dot = AddToAll(LoadDots(from + r * kLanes), of[r].correction);
+          total[r] = Fma(ToFloats(dot), Mul(scale, Set(of[r].scale)), total[r]);
+        }
+      }
+      MOESAIC_UNROLL
+      for (int r = 0; r < N; ++r) Store(to + r * kLanes, total[r]);
+    }
+
+    alignas(64) int32_t dots[4][2][kTileInts];  // [tile][group]
+    TileSums tiles[4];
+    int count = 0;
+    bool whole = false;  // two groups, nothing missing
+    bool first = false;
+    int64_t groups = 0;
+    int64_t m = 0;
+    int64_t tile_rows = 0;
   };
 
-  MOESAIC_INLINE static int64_t GroupsOf(int64_t lines) {
-    const int64_t pairs = CeilDiv(lines, kPairLines);
-    return 2 * pairs - (lines < pairs * kPairLines ? 1 : 0);
+  // The tiles of a unit, and meanwhile what is left of the one before it. Sums are stored late: a
+  // product's result is long in coming.
+  template <int R, int P>
+  MOESAIC_INLINE static void Multiply(const std::byte* const* x, int64_t stride,
+                                      const AmxRows& rows, int64_t tile,
+                                      const PairOfPanels& weights, Unit& unit, const Unit& before) {
+    if (weights.whole) {
+      MultiplyGroup<R, P>(x, stride, rows, tile, weights, 0, 2, unit, before);
+      MultiplyGroup<R, P>(x, stride, rows, tile, weights, 1, 2, unit, before);
+      return;
+    }
+    MultiplyGroup<R, P>(x, stride, rows, tile, weights, 0, weights.steps(0), unit, before);
+    if (weights.groups() == 2) {
+      MultiplyGroup<R, P>(x, stride, rows, tile, weights, 1, weights.steps(1), unit, before);
+    } else {
+      before.FoldHalf(1);
+    }
   }
 
-  // Groups [begin, end) of a panel, which points to the first of them: first the exact sums of all
-  // groups on the tiles, then, row by row in registers, their scales. Sums start at zero with group
-  // 0.
-  static void AddBlock(const std::byte* const* x, int64_t stride, int64_t tile_rows,
-                       const TileOfRows& of, const std::byte* panel, int64_t begin, int64_t end,
-                       float* sums) {
-    alignas(64) int32_t dots[kBlockGroups][kAmxRows * kLanes];
-    const auto multiply = [&]<int kTile>(int64_t at) {
-      const int64_t offset = (begin + at) * int64_t{sizeof(ActivationGroup)} +
-                             int64_t{offsetof(ActivationGroup, values)};
-      if (stride == kUneven) {
-        AmxQuantProduct::template LoadX<kTile, false, kQuantGroup>(x, stride, tile_rows, offset);
-      } else {
-        AmxQuantProduct::template LoadX<kTile, true, kQuantGroup>(x, stride, tile_rows, offset);
+  template <int R, int P>
+  MOESAIC_INLINE static void MultiplyGroup(const std::byte* const* x, int64_t stride,
+                                           const AmxRows& rows, int64_t tile,
+                                           const PairOfPanels& weights, int at, int64_t steps,
+                                           Unit& unit, const Unit& before) {
+    ForTiles<R, P>([&]<int kRow, int kPanel>() { Tiles::ZeroSums<kRow, kPanel>(); });
+    for (int64_t step = 0; step < steps; ++step) {
+      const int64_t offset = (weights.range.begin + at) * kQuantGroup + step * kLineBytes;
+      AmxQuantProduct::template LoadRows<0>(x + rows.begin(tile), stride, rows.tile_rows, offset);
+      Tiles::LoadWeights<0>(weights.Step(0, at, step));
+      if constexpr (P == 2) Tiles::LoadWeights<1>(weights.Step(1, at, step));
+      if constexpr (R == 2) {
+        AmxQuantProduct::template LoadRows<1>(x + rows.begin(tile + 1), stride, rows.tile_rows,
+                                              offset);
       }
-      Tiles::LoadWeights<kTile>(panel + at / 2 * kPairBytes<WeightType::kInt8> +
-                                (1 + at % 2 * kGroupLines<WeightType::kInt8>)*kLineBytes);
-      Tiles::ZeroSums<kTile, kTile>();
-      Tiles::DotBytes<kTile, kTile>();
-      Tiles::StoreSums<kTile, kTile>(dots[at]);
-    };
-    const int64_t groups = end - begin;
-    for (int64_t at = 0; at < groups; at += 2) {
-      multiply.template operator()<0>(at);
-      if (at + 1 < groups) multiply.template operator()<1>(at + 1);
+      ForTiles<R, P>([&]<int kRow, int kPanel>() { Tiles::DotBytes<kRow, kPanel>(); });
     }
-    int64_t row = of.first_row;
-    const auto fold = [&]<int N>() {
-      for (; row + N <= tile_rows; row += N) {
-        FoldRows<N>(dots, of, panel, groups, row, begin == 0, sums);
-      }
-    };
-    fold.template operator()<16>();
-    fold.template operator()<8>();
-    fold.template operator()<4>();
-    fold.template operator()<2>();
-    fold.template operator()<1>();
-  }
-
-  template <int N>
-  MOESAIC_INLINE static void FoldRows(const int32_t (*dots)[kAmxRows * kLanes],
-                                      const TileOfRows& of, const std::byte* panel, int64_t groups,
-                                      int64_t row, bool first, float* to) {
-    Vec16 sums[N];
-    MOESAIC_UNROLL
-    for (int r = 0; r < N; ++r) sums[r] = first ? Zero() : Load(to + (row + r) * kLanes);
-    for (int64_t at = 0; at < groups; ++at) {
-      const Vec16 scale =
-          LoadF16(panel + at / 2 * kPairBytes<WeightType::kInt8> + at % 2 * kScaleBytes);
-      const float* scales = of.scales[at] + row;
-      const int32_t* corrections = of.corrections[at] + row;
-      const int32_t* from = dots[at] + row * kLanes;
-      MOESAIC_UNROLL
-      for (int r = 0; r < N; ++r) {
-        const Ints16 dot = AddToAll(LoadDots(from + r * kLanes), corrections[r]);
-        sums[r] = Fma(ToFloats(dot), Mul(scale, Set(scales[r])), sums[r]);
-      }
-    }
-    MOESAIC_UNROLL
-    for (int r = 0; r < N; ++r) Store(to + (row + r) * kLanes, sums[r]);
+    before.FoldHalf(at);
+    ForTiles<R, P>([&]<int kRow, int kPanel>() {
+      Tiles::StoreSums<kRow, kPanel>(unit.Dots(at, kRow * P + kPanel));
+    });
   }
 };
+
+// More inputs than have room for their scales do not occur in practice.
+template <WeightType kType>
+void AmxQuantMatmulOf(const MatmulArgs& args) {
+  if (args.w.k > AmxQuantProduct<kType>::kMaxInputs) return MatmulOf<QuantProduct<kType>>(args);
+  MatmulOf<AmxQuantProduct<kType>>(args);
+  Tiles::Release();
+}
+
+template <WeightType kType>
+void AmxQuantGateUpOf(const GateUpArgs& args) {
+  if (args.gate.k > AmxQuantProduct<kType>::kMaxInputs) return GateUpOf<QuantProduct<kType>>(args);
+  GateUpOf<AmxQuantProduct<kType>>(args);
+  Tiles::Release();
+}
 
 // The products of one implementation of Tiles.
 void AmxMatmul(const MatmulArgs& args) {
@@ -397,15 +532,13 @@ void AmxGateUp(const GateUpArgs& args) {
 }
 
 void AmxQuantMatmul(const MatmulArgs& args) {
-  args.w.type == WeightType::kInt8 ? MatmulOf<AmxQuantProduct<WeightType::kInt8>>(args)
-                                   : MatmulOf<AmxQuantProduct<WeightType::kInt4>>(args);
-  Tiles::Release();
+  args.w.type == WeightType::kInt8 ? AmxQuantMatmulOf<WeightType::kInt8>(args)
+                                   : AmxQuantMatmulOf<WeightType::kInt4>(args);
 }
 
 void AmxQuantGateUp(const GateUpArgs& args) {
-  args.gate.type == WeightType::kInt8 ? GateUpOf<AmxQuantProduct<WeightType::kInt8>>(args)
-                                      : GateUpOf<AmxQuantProduct<WeightType::kInt4>>(args);
-  Tiles::Release();
+  args.gate.type == WeightType::kInt8 ? AmxQuantGateUpOf<WeightType::kInt8>(args)
+                                      : AmxQuantGateUpOf<WeightType::kInt4>(args);
 }
 
 constexpr ProductKernels kAmxBf16 = {.matmul = AmxMatmul, .gate_up = AmxGateUp};

@@ -40,6 +40,7 @@ MOESAIC_INLINE int64_t RoundUp(int64_t a, int64_t b) { return CeilDiv(a, b) * b;
 
 // Lines of one panel: input pairs (bf16), inputs (f32), or groups of inputs and their scales.
 MOESAIC_INLINE int64_t PanelLines(WeightType type, int64_t k) {
+  const int64_t subgroups = CeilDiv(k, kQuantSubgroup);
   const int64_t groups = CeilDiv(k, kQuantGroup);
   switch (type) {
     case WeightType::kBf16:
@@ -47,12 +48,37 @@ MOESAIC_INLINE int64_t PanelLines(WeightType type, int64_t k) {
     case WeightType::kF32:
       return k;
     case WeightType::kInt8:
-      return groups * 8 + CeilDiv(groups, 2);
+      return subgroups * 8 + CeilDiv(groups, 2);
     case WeightType::kInt4:
-      return groups * 4 + CeilDiv(groups, 2);
+      return subgroups * 4 + groups + CeilDiv(groups, 2);
   }
   return 0;
 }
+
+// Where things lie in a panel of integer weights: a pair of groups has a line of scales before it,
+// a group of int4 a line of multipliers.
+constexpr int64_t kGroupPanels = kQuantGroup / kLanes;  // whose outputs are a group of activations
+constexpr int64_t kSubgroups = kQuantGroup / kQuantSubgroup;
+constexpr int64_t kScaleBytes = kLineBytes / 2;  // of one group
+constexpr int64_t SubgroupLines(WeightType type) { return type == WeightType::kInt8 ? 8 : 4; }
+constexpr int64_t MultiplierLines(WeightType type) { return type == WeightType::kInt8 ? 0 : 1; }
+constexpr int64_t GroupBytes(WeightType type) {
+  return (MultiplierLines(type) + kSubgroups * SubgroupLines(type)) * kLineBytes;
+}
+constexpr int64_t PairBytes(WeightType type) { return kLineBytes + 2 * GroupBytes(type); }
+// The first line of a group, and its scales.
+constexpr int64_t GroupOffset(WeightType type, int64_t group) {
+  return group / 2 * PairBytes(type) + kLineBytes + group % 2 * GroupBytes(type);
+}
+constexpr int64_t ScalesOffset(WeightType type, int64_t group) {
+  return group / 2 * PairBytes(type) + group % 2 * kScaleBytes;
+}
+
+// What the panels of a matrix have in common.
+struct PanelShape {
+  int64_t k;  // inputs
+  int64_t lines;
+};
 
 MOESAIC_INLINE uint32_t BitsOf(float value) { return __builtin_bit_cast(uint32_t, value); }
 MOESAIC_INLINE float FloatOf(uint32_t bits) { return __builtin_bit_cast(float, bits); }

@@ -15,15 +15,15 @@ MOESAIC_INLINE Ints16 StartOfGroup(int32_t) {
 MOESAIC_INLINE __m256i Signed(__m256i bytes) {
   return _mm256_xor_si256(bytes, _mm256_set1_epi8(static_cast<char>(0x80)));
 }
+MOESAIC_INLINE WeightBytes Signed(const WeightBytes& w) { return {Signed(w.lo), Signed(w.hi)}; }
 MOESAIC_INLINE WeightBytes Bytes(const std::byte* line) {
   return {Signed(LoadInts(line)), Signed(LoadInts(line + 32))};
 }
-MOESAIC_INLINE WeightBytes LowHalves(const std::byte* line) {
-  return {Signed(UpperHalves(_mm256_slli_epi32(LoadInts(line), 4))),
-          Signed(UpperHalves(_mm256_slli_epi32(LoadInts(line + 32), 4)))};
+MOESAIC_INLINE WeightBytes LowHalves(const std::byte* line, const HalfScale& scale) {
+  return Signed(LowBytes(line, scale));
 }
-MOESAIC_INLINE WeightBytes HighHalves(const std::byte* line) {
-  return {Signed(UpperHalves(LoadInts(line))), Signed(UpperHalves(LoadInts(line + 32)))};
+MOESAIC_INLINE WeightBytes HighHalves(const std::byte* line, const HalfScale& scale) {
+  return Signed(HighBytes(line, scale));
 }
 MOESAIC_INLINE __m256i DotAdd8(__m256i sum, __m256i w, __m256i x) {
   const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));

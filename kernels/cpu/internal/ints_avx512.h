@@ -1,13 +1,11 @@
 // Sums of products of bytes in zmm registers, by VPMADDUBSW. Included after vec_avx512.h.
 #pragma once
 
-#include "kernels/cpu/internal/common.h"
+#include "kernels/cpu/internal/ints_zmm.h"
 
 namespace moesaic {
 namespace {
 
-using Ints16 = __m512i;
-using FourBytes = __m512i;
 // As with AVX2 the instruction is given the magnitudes of the signed weights, and the activations
 // with the weights' signs, so that no pair of products saturates. VPSIGNB has no zmm form: a mask
 // says where to negate.
@@ -17,32 +15,22 @@ struct WeightBytes {
 };
 
 MOESAIC_INLINE Ints16 StartOfGroup(int32_t) { return _mm512_setzero_si512(); }
-MOESAIC_INLINE FourBytes LoadFour(const int8_t* x) { return _mm512_set1_epi32(LoadAs<int32_t>(x)); }
-MOESAIC_INLINE __m512i UpperHalves(__m512i bytes) {
-  return _mm512_and_si512(bytes, _mm512_set1_epi8(static_cast<char>(0xf0)));
-}
 MOESAIC_INLINE WeightBytes Signed(__m512i bytes) {
   const __m512i weights = _mm512_xor_si512(bytes, _mm512_set1_epi8(static_cast<char>(0x80)));
   return {_mm512_abs_epi8(weights), _mm512_movepi8_mask(weights)};
 }
 MOESAIC_INLINE WeightBytes Bytes(const std::byte* line) { return Signed(_mm512_loadu_si512(line)); }
-MOESAIC_INLINE WeightBytes LowHalves(const std::byte* line) {
-  return Signed(UpperHalves(_mm512_slli_epi32(_mm512_loadu_si512(line), 4)));
+MOESAIC_INLINE WeightBytes LowHalves(const std::byte* line, const HalfScale& scale) {
+  return Signed(LowBytes(line, scale));
 }
-MOESAIC_INLINE WeightBytes HighHalves(const std::byte* line) {
-  return Signed(UpperHalves(_mm512_loadu_si512(line)));
-}
-MOESAIC_INLINE void WidenLine(const std::byte* line, std::byte* out) {
-  const __m512i halves = _mm512_loadu_si512(line);
-  _mm512_store_si512(out, UpperHalves(_mm512_slli_epi32(halves, 4)));
-  _mm512_store_si512(out + kLineBytes, UpperHalves(halves));
+MOESAIC_INLINE WeightBytes HighHalves(const std::byte* line, const HalfScale& scale) {
+  return Signed(HighBytes(line, scale));
 }
 MOESAIC_INLINE Ints16 DotAdd(Ints16 sum, WeightBytes w, FourBytes x) {
   const __m512i turned = _mm512_mask_sub_epi8(x, w.negative, _mm512_setzero_si512(), x);
   const __m512i pairs = _mm512_maddubs_epi16(w.magnitudes, turned);
   return _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
 }
-MOESAIC_INLINE Vec16 ToFloats(Ints16 a) { return {_mm512_cvtepi32_ps(a)}; }
 
 constexpr int kQuantTileRows = 6;
 constexpr int QuantTilePanels(int rows) { return rows <= 3 ? 4 : 2; }

@@ -12,12 +12,11 @@ MOESAIC_INLINE Ints16 StartOfGroup(int32_t correction) {
 MOESAIC_INLINE WeightBytes Bytes(const std::byte* line) {
   return {LoadInts(line), LoadInts(line + 32)};
 }
-MOESAIC_INLINE WeightBytes LowHalves(const std::byte* line) {
-  return {UpperHalves(_mm256_slli_epi32(LoadInts(line), 4)),
-          UpperHalves(_mm256_slli_epi32(LoadInts(line + 32), 4))};
+MOESAIC_INLINE WeightBytes LowHalves(const std::byte* line, const HalfScale& scale) {
+  return LowBytes(line, scale);
 }
-MOESAIC_INLINE WeightBytes HighHalves(const std::byte* line) {
-  return {UpperHalves(LoadInts(line)), UpperHalves(LoadInts(line + 32))};
+MOESAIC_INLINE WeightBytes HighHalves(const std::byte* line, const HalfScale& scale) {
+  return HighBytes(line, scale);
 }
 MOESAIC_INLINE Ints16 DotAdd(Ints16 sum, WeightBytes w, FourBytes x) {
   return {_mm256_dpbusd_avx_epi32(sum.lo, w.lo, x), _mm256_dpbusd_avx_epi32(sum.hi, w.hi, x)};

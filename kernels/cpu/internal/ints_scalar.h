@@ -18,7 +18,7 @@ struct FourBytes {
   int8_t v[4];
 };
 
-// What a sum of 32 products starts at: weights are taken as unsigned bytes, which are 128 too
+// What the sum of a group starts at: weights are taken as unsigned bytes, which are 128 too
 // large.
 MOESAIC_INLINE Ints16 StartOfGroup(int32_t correction) {
   Ints16 r;
@@ -27,21 +27,46 @@ MOESAIC_INLINE Ints16 StartOfGroup(int32_t correction) {
 }
 MOESAIC_INLINE FourBytes LoadFour(const int8_t* x) { return LoadAs<FourBytes>(x); }
 MOESAIC_INLINE WeightBytes Bytes(const std::byte* line) { return LoadAs<WeightBytes>(line); }
-// The low and the high halves of the bytes of a line as weight * 16 + 128.
-MOESAIC_INLINE WeightBytes LowHalves(const std::byte* line) {
-  auto r = LoadAs<WeightBytes>(line);
-  for (uint8_t& v : r.v) v = static_cast<uint8_t>(v << 4);
+// The multipliers of a group of int4, and what those of one subgroup make of halves: half * factor
+// + zero.
+struct Multipliers {
+  uint8_t v[64];
+};
+struct HalfScale {
+  int factors[16];
+  int zeros[16];
+};
+MOESAIC_INLINE Multipliers LoadMultipliers(const std::byte* line) {
+  return LoadAs<Multipliers>(line);
+}
+MOESAIC_INLINE HalfScale ScaleOfHalves(const Multipliers& group, int64_t subgroup) {
+  HalfScale r;
+  for (int lane = 0; lane < 16; ++lane) {
+    const int multiplier = group.v[lane * 4 + subgroup];
+    r.factors[lane] = multiplier & 127;
+    r.zeros[lane] = 128 - r.factors[lane] * (8 - (multiplier >> 7));
+  }
   return r;
 }
-MOESAIC_INLINE WeightBytes HighHalves(const std::byte* line) {
+// The low and the high halves of the bytes of a line as the bytes of int8.
+MOESAIC_INLINE WeightBytes LowHalves(const std::byte* line, const HalfScale& scale) {
   auto r = LoadAs<WeightBytes>(line);
-  for (uint8_t& v : r.v) v &= 0xf0;
+  for (int i = 0; i < 64; ++i) {
+    r.v[i] = static_cast<uint8_t>((r.v[i] & 15) * scale.factors[i / 4] + scale.zeros[i / 4]);
+  }
+  return r;
+}
+MOESAIC_INLINE WeightBytes HighHalves(const std::byte* line, const HalfScale& scale) {
+  auto r = LoadAs<WeightBytes>(line);
+  for (int i = 0; i < 64; ++i) {
+    r.v[i] = static_cast<uint8_t>((r.v[i] >> 4) * scale.factors[i / 4] + scale.zeros[i / 4]);
+  }
   return r;
 }
 // Both, as two lines of bytes.
-MOESAIC_INLINE void WidenLine(const std::byte* line, std::byte* out) {
-  StoreAs(out, LowHalves(line));
-  StoreAs(out + kLineBytes, HighHalves(line));
+MOESAIC_INLINE void WidenLine(const std::byte* line, const HalfScale& scale, std::byte* out) {
+  StoreAs(out, LowHalves(line, scale));
+  StoreAs(out + kLineBytes, HighHalves(line, scale));
 }
 MOESAIC_INLINE Ints16 DotAdd(Ints16 sum, WeightBytes w, FourBytes x) {
   for (int lane = 0; lane < 16; ++lane) {

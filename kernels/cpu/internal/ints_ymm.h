@@ -18,19 +18,78 @@ struct WeightBytes {
 using FourBytes = __m256i;
 
 MOESAIC_INLINE FourBytes LoadFour(const int8_t* x) { return _mm256_set1_epi32(LoadAs<int32_t>(x)); }
-MOESAIC_INLINE __m256i UpperHalves(__m256i bytes) {
-  return _mm256_and_si256(bytes, _mm256_set1_epi8(static_cast<char>(0xf0)));
+
+// Of outputs 0 to 7 or 8 to 15: bytes of all subgroups, [8][4]; of one subgroup 16-bit factors.
+struct Factors {
+  __m256i factors;
+  __m256i zeros;
+};
+struct Multipliers {
+  Factors lo;
+  Factors hi;
+};
+struct Factors16 {
+  __m256i factors;
+  __m256i high_factors;  // times 2^12
+  __m256i zeros;
+};
+struct HalfScale {
+  Factors16 lo;
+  Factors16 hi;
+};
+MOESAIC_INLINE Factors FactorsOf(__m256i bytes) {
+  const __m256i factors = _mm256_and_si256(bytes, _mm256_set1_epi8(127));
+  const __m256i negative = _mm256_cmpgt_epi8(_mm256_setzero_si256(), bytes);
+  // At most 15: 8 of them stay in their byte.
+  const __m256i zeros =
+      _mm256_sub_epi8(_mm256_set1_epi8(static_cast<char>(128)), _mm256_slli_epi16(factors, 3));
+  return {factors, _mm256_add_epi8(zeros, _mm256_and_si256(factors, negative))};
+}
+MOESAIC_INLINE Factors16 FactorsOfSubgroup(const Factors& group, int subgroup) {
+  const __m256i words = _mm256_broadcastsi128_si256(
+      _mm_setr_epi8(0, -128, 0, -128, 4, -128, 4, -128, 8, -128, 8, -128, 12, -128, 12, -128));
+  const __m256i bytes = _mm256_broadcastsi128_si256(
+      _mm_setr_epi8(0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12));
+  const __m256i factors = _mm256_shuffle_epi8(
+      group.factors, _mm256_add_epi8(words, _mm256_set1_epi32(subgroup * 0x00010001)));
+  return {factors, _mm256_slli_epi16(factors, 12),
+          _mm256_shuffle_epi8(group.zeros,
+                              _mm256_add_epi8(bytes, _mm256_set1_epi32(subgroup * 0x01010101)))};
+}
+MOESAIC_INLINE Multipliers LoadMultipliers(const std::byte* line) {
+  return {FactorsOf(LoadInts(line)), FactorsOf(LoadInts(line + 32))};
+}
+MOESAIC_INLINE HalfScale ScaleOfHalves(const Multipliers& group, int64_t subgroup) {
+  return {FactorsOfSubgroup(group.lo, static_cast<int>(subgroup)),
+          FactorsOfSubgroup(group.hi, static_cast<int>(subgroup))};
+}
+// No product of a half and a factor needs more than its byte.
+MOESAIC_INLINE __m256i LowBytes8(const std::byte* line, const Factors16& scale) {
+  const __m256i halves = _mm256_and_si256(LoadInts(line), _mm256_set1_epi8(15));
+  return _mm256_add_epi8(_mm256_mullo_epi16(halves, scale.factors), scale.zeros);
+}
+// The upper 16 bits of a product with halves times 2^4.
+MOESAIC_INLINE __m256i HighBytes8(const std::byte* line, const Factors16& scale) {
+  const __m256i halves =
+      _mm256_and_si256(LoadInts(line), _mm256_set1_epi8(static_cast<char>(0xf0)));
+  return _mm256_add_epi8(_mm256_mulhi_epu16(halves, scale.high_factors), scale.zeros);
+}
+MOESAIC_INLINE WeightBytes LowBytes(const std::byte* line, const HalfScale& scale) {
+  return {LowBytes8(line, scale.lo), LowBytes8(line + 32, scale.hi)};
+}
+MOESAIC_INLINE WeightBytes HighBytes(const std::byte* line, const HalfScale& scale) {
+  return {HighBytes8(line, scale.lo), HighBytes8(line + 32, scale.hi)};
 }
 MOESAIC_INLINE void StoreBytes(std::byte* p, __m256i bytes) {
   _mm256_store_si256(reinterpret_cast<__m256i*>(p), bytes);
 }
-MOESAIC_INLINE void WidenLine(const std::byte* line, std::byte* out) {
-  const __m256i lo = LoadInts(line);
-  const __m256i hi = LoadInts(line + 32);
-  StoreBytes(out, UpperHalves(_mm256_slli_epi32(lo, 4)));
-  StoreBytes(out + 32, UpperHalves(_mm256_slli_epi32(hi, 4)));
-  StoreBytes(out + 64, UpperHalves(lo));
-  StoreBytes(out + 96, UpperHalves(hi));
+MOESAIC_INLINE void WidenLine(const std::byte* line, const HalfScale& scale, std::byte* out) {
+  const WeightBytes low = LowBytes(line, scale);
+  const WeightBytes high = HighBytes(line, scale);
+  StoreBytes(out, low.lo);
+  StoreBytes(out + 32, low.hi);
+  StoreBytes(out + 64, high.lo);
+  StoreBytes(out + 96, high.hi);
 }
 MOESAIC_INLINE Vec16 ToFloats(Ints16 a) {
   return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)};

@@ -6,17 +6,20 @@
 //     static constexpr int64_t kChunkRows;     // rows that Columns takes at most
 //     static constexpr int64_t kLargeColumns;  // panels that it takes at most with so many rows,
 //     static constexpr int64_t kMaxColumns;    // and with any number of rows
-//     // Rows of a chunk of a product with panels of `lines` lines; a multiple of kTileRows.
-//     static int64_t ChunkRows(int64_t lines);
-//     // May copy rows to the scratch and point to them there.
-//     static constexpr int64_t kScratchBytes;
-//     static void PrepareRows(const std::byte** x, int64_t m, int64_t lines, std::byte* scratch);
+//     // Rows of a chunk of a product; a multiple of kTileRows.
+//     static int64_t ChunkRows(const PanelShape& shape);
+//     // Called before the columns of a chunk. May copy rows to the scratch and point to them
+//     there. static constexpr int64_t kScratchBytes; static void PrepareRows(const std::byte** x,
+//     int64_t m, const PanelShape& shape,
+//                             std::byte* scratch);
 //     // Panels that one pass over `m` rows computes.
 //     static int64_t ColumnsFor(int64_t m);
-//     // sums[(column * m + row) * 16 ..] of m rows of x with panels w of `lines` lines. The pass
-//     // after this one takes panels that begin `next_bytes` further on.
+//     // sums[(column * m + row) * 16 ..] of m rows of x with panels w. The pass after this one
+//     takes
+//     // panels that begin `next_bytes` further on.
 //     static void Columns(const std::byte* const* x, int64_t m, const std::byte* const* w,
-//                         int64_t columns, int64_t lines, int64_t next_bytes, float* sums);
+//                         int64_t columns, const PanelShape& shape, int64_t next_bytes,
+//                         const std::byte* scratch, float* sums);
 //   };
 //
 // PlainRows (plain_rows.h) has what concerns rows for products that take them as they lie.
@@ -41,8 +44,9 @@ void MatmulOf(const MatmulArgs& args) {
   alignas(64) std::byte scratch[Product::kScratchBytes];
   const std::byte* x[Product::kChunkRows];
   const std::byte* w[Product::kMaxColumns];
-  const int64_t lines = PanelLines(args.w.type, args.w.k);
-  const int64_t chunks = CeilDiv(args.m, Product::ChunkRows(lines));
+  const PanelShape shape = {args.w.k, PanelLines(args.w.type, args.w.k)};
+  const int64_t panel_bytes = shape.lines * kLineBytes;
+  const int64_t chunks = CeilDiv(args.m, Product::ChunkRows(shape));
   const bool stream = args.y_is_large && reinterpret_cast<uintptr_t>(args.y) % kLineBytes == 0 &&
                       args.y_stride % kLanes == 0;
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
@@ -52,12 +56,12 @@ void MatmulOf(const MatmulArgs& args) {
       const int64_t from = args.x_rows != nullptr ? args.x_rows[row + r] : row + r;
       x[r] = args.x + from * args.x_stride_bytes;
     }
-    Product::PrepareRows(x, m, lines, scratch);
+    Product::PrepareRows(x, m, shape, scratch);
     const int64_t step = Product::ColumnsFor(m);
     for (int64_t panel = args.panel_begin; panel < args.panel_end; panel += step) {
       const int64_t columns = MinOf(args.panel_end - panel, step);
-      for (int64_t c = 0; c < columns; ++c) w[c] = args.w.data + (panel + c) * lines * kLineBytes;
-      Product::Columns(x, m, w, columns, lines, step * lines * kLineBytes, sums);
+      for (int64_t c = 0; c < columns; ++c) w[c] = args.w.data + (panel + c) * panel_bytes;
+      Product::Columns(x, m, w, columns, shape, step * panel_bytes, scratch, sums);
       for (int64_t c = 0; c < columns; ++c) {
         const int64_t output = (panel + c) * kLanes;
         const int64_t lanes = MinOf(args.w.n - output, kLanes);
@@ -90,13 +94,17 @@ template <class Product>
 void GateUpOf(const GateUpArgs& args) {
   constexpr ActivationType kActivations = Product::kActivations;
   constexpr int64_t kElementBytes = kActivations == ActivationType::kF32 ? 4 : 2;
+  constexpr bool kIntegers = kActivations == ActivationType::kInt8;
+  // Integers: the hidden activations of the panels of a group, [rows][kQuantGroup].
+  alignas(64) float group_of_h[kIntegers ? Product::kChunkRows * kQuantGroup : 1];
   alignas(64) float sums[Product::kChunkRows * Product::kLargeColumns * kLanes];
   alignas(64) std::byte scratch[Product::kScratchBytes];
   const std::byte* x[Product::kChunkRows];
   const std::byte* w[Product::kMaxColumns];
-  const int64_t lines = PanelLines(args.gate.type, args.gate.k);
+  const PanelShape shape = {args.gate.k, PanelLines(args.gate.type, args.gate.k)};
+  const int64_t panel_bytes = shape.lines * kLineBytes;
   const int64_t panels = CeilDiv(args.gate.n, kLanes);
-  const int64_t chunks = CeilDiv(args.m, Product::ChunkRows(lines));
+  const int64_t chunks = CeilDiv(args.m, Product::ChunkRows(shape));
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
     const int64_t row = ChunkBegin<Product>(args.m, chunk, chunks);
     const int64_t m = ChunkBegin<Product>(args.m, chunk + 1, chunks) - row;
@@ -104,15 +112,15 @@ void GateUpOf(const GateUpArgs& args) {
       const int64_t from = args.x_rows != nullptr ? args.x_rows[row + r] : row + r;
       x[r] = args.x + from * args.x_stride_bytes;
     }
-    Product::PrepareRows(x, m, lines, scratch);
+    Product::PrepareRows(x, m, shape, scratch);
     const int64_t step = Product::ColumnsFor(m) / 2;
     for (int64_t panel = args.panel_begin; panel < args.panel_end; panel += step) {
       const int64_t pairs = MinOf(args.panel_end - panel, step);
       for (int64_t c = 0; c < pairs; ++c) {
-        w[2 * c] = args.gate.data + (panel + c) * lines * kLineBytes;
-        w[2 * c + 1] = args.up.data + (panel + c) * lines * kLineBytes;
+        w[2 * c] = args.gate.data + (panel + c) * panel_bytes;
+        w[2 * c + 1] = args.up.data + (panel + c) * panel_bytes;
       }
-      Product::Columns(x, m, w, 2 * pairs, lines, step * lines * kLineBytes, sums);
+      Product::Columns(x, m, w, 2 * pairs, shape, step * panel_bytes, scratch, sums);
       // Of one row and panel, zero past the last output.
       const auto hidden = [&](int64_t c, int64_t r) {
         const Vec16 gate = Load(sums + (2 * c * m + r) * kLanes);
@@ -120,12 +128,21 @@ void GateUpOf(const GateUpArgs& args) {
         const int64_t lanes = MinOf(args.gate.n - (panel + c) * kLanes, kLanes);
         return KeepRange(Mul(Silu(gate), up), 0, lanes, Zero());
       };
-      if constexpr (kActivations == ActivationType::kInt8) {
-        for (int64_t c = 0; c < pairs; c += 2) {
+      if constexpr (kIntegers) {
+        for (int64_t c = 0; c < pairs; ++c) {
+          float* to = group_of_h + (panel + c) % kGroupPanels * kLanes;
+          for (int64_t r = 0; r < m; ++r, to += kQuantGroup) Store(to, hidden(c, r));
+        }
+        const int64_t end = panel + pairs;
+        if (end % kGroupPanels == 0 || end == args.panel_end) {
+          const int64_t group = panel / kGroupPanels;
+          const int64_t outputs = MinOf(args.gate.n - group * kQuantGroup, kQuantGroup);
           for (int64_t r = 0; r < m; ++r) {
             std::byte* h = args.h + (row + r) * args.h_stride_bytes;
-            QuantizeActivations(hidden(c, r), c + 1 < pairs ? hidden(c + 1, r) : Zero(),
-                                reinterpret_cast<ActivationGroup*>(h) + (panel + c) / 2);
+            auto* scales =
+                reinterpret_cast<ActivationScale*>(h + ActivationScalesOffset(args.gate.n));
+            QuantizeActivations(group_of_h + r * kQuantGroup, outputs,
+                                reinterpret_cast<int8_t*>(h) + group * kQuantGroup, scales + group);
           }
         }
       } else {
@@ -142,7 +159,7 @@ void GateUpOf(const GateUpArgs& args) {
         }
       }
     }
-    if (kActivations != ActivationType::kInt8 && args.panel_end == panels) {
+    if (!kIntegers && args.panel_end == panels) {
       const int64_t row_bytes = ActivationRowBytes(kActivations, args.gate.n);
       for (int64_t r = 0; r < m; ++r) {
         std::byte* h = args.h + (row + r) * args.h_stride_bytes;

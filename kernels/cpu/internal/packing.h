@@ -78,7 +78,7 @@ void PackFloats(const void* src, DType src_dtype, int64_t src_stride, int64_t n,
   if (stream) EndStreams();
 }
 
-// Half of a group of weights, [16][16]: inputs [i, i + 16) of up to 16 rows, transposed.
+// Part of a group of weights, [16][16]: inputs [i, i + 16) of up to 16 rows, transposed.
 MOESAIC_INLINE void LoadInputs(const std::byte* from, DType dtype, int64_t stride_bytes,
                                int64_t rows, int64_t inputs, float* weights) {
   alignas(64) std::byte tile[16 * 64];
@@ -96,34 +96,23 @@ void PackIntegers(const void* src, DType src_dtype, int64_t src_stride, int64_t 
                   WeightType type, int64_t panel_begin, int64_t panel_end, std::byte* dst) {
   const int64_t element_bytes = ElementBytes(src_dtype);
   const int64_t stride_bytes = src_stride * element_bytes;
-  const int64_t panel_lines = PanelLines(type, k);
-  const int64_t group_lines = type == WeightType::kInt8 ? 8 : 4;
+  const int64_t groups = CeilDiv(k, kQuantGroup);
   alignas(64) float weights[kQuantGroup * kLanes];
   for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
     const int64_t rows = MinOf(n - panel * kLanes, kLanes);
     const std::byte* from = static_cast<const std::byte*>(src) + panel * kLanes * stride_bytes;
-    std::byte* pair = dst + panel * panel_lines * kLineBytes;
-    std::byte* lines = pair + kLineBytes;
-    for (int64_t i = 0; i < k; i += kQuantGroup) {
-      const std::byte* inputs = from + i * element_bytes;
-      LoadInputs(inputs, src_dtype, stride_bytes, rows, k - i, weights);
-      LoadInputs(inputs + kLanes * element_bytes, src_dtype, stride_bytes, rows, k - i - kLanes,
-                 weights + kLanes * kLanes);
-      const bool second = i / kQuantGroup % 2 == 1;
-      std::byte* scales = pair + (second ? 32 : 0);
-      if (type == WeightType::kInt8) {
-        QuantizeInt8(weights, lines, scales);
-      } else {
-        QuantizeInt4(weights, lines, scales);
+    std::byte* to = dst + panel * PanelLines(type, k) * kLineBytes;
+    for (int64_t group = 0; group < groups; ++group) {
+      const int64_t first = group * kQuantGroup;
+      const int64_t subgroups = MinOf(CeilDiv(k - first, kQuantSubgroup), kSubgroups);
+      for (int64_t i = 0; i < subgroups * kQuantSubgroup; i += kLanes) {
+        LoadInputs(from + (first + i) * element_bytes, src_dtype, stride_bytes, rows, k - first - i,
+                   weights + i * kLanes);
       }
-      lines += group_lines * kLineBytes;
-      if (second) {
-        pair = lines;
-        lines += kLineBytes;
-      } else if (i + kQuantGroup >= k) {
-        __builtin_memset(scales + 32, 0, 32);
-      }
+      (type == WeightType::kInt8 ? QuantizeInt8 : QuantizeInt4)(
+          weights, subgroups, to + GroupOffset(type, group), to + ScalesOffset(type, group));
     }
+    if (groups % 2 == 1) __builtin_memset(to + ScalesOffset(type, groups), 0, kScaleBytes);
   }
 }
 
@@ -136,20 +125,23 @@ void PackPanels(const void* src, DType src_dtype, int64_t src_stride, int64_t n,
 
 void UnpackIntegers(const PackedMatrix& w, int64_t row, float* out) {
   const int64_t lane = row % kLanes;
-  const int64_t group_lines = w.type == WeightType::kInt8 ? 8 : 4;
   const std::byte* panel = w.data + row / kLanes * PanelLines(w.type, w.k) * kLineBytes;
   for (int64_t i = 0; i < w.k; ++i) {
     const int64_t group = i / kQuantGroup;
-    const int64_t input = i % kQuantGroup;
-    const std::byte* pair = panel + group / 2 * (1 + 2 * group_lines) * kLineBytes;
-    const std::byte* lines = pair + (1 + group % 2 * group_lines) * kLineBytes;
-    const float scale = F16ToF32(LoadAs<uint16_t>(pair + group % 2 * 32 + lane * 2));
+    const int64_t subgroup = i % kQuantGroup / kQuantSubgroup;
+    const int64_t input = i % kQuantSubgroup;
+    const std::byte* lines = panel + GroupOffset(w.type, group);
+    const float scale = F16ToF32(LoadAs<uint16_t>(panel + ScalesOffset(w.type, group) + lane * 2));
     int level;
     if (w.type == WeightType::kInt8) {
+      lines += subgroup * SubgroupLines(w.type) * kLineBytes;
       level = LoadAs<uint8_t>(lines + input / 4 * kLineBytes + lane * 4 + input % 4) - 128;
     } else {
+      const auto multiplier = LoadAs<uint8_t>(lines + lane * 4 + subgroup);
+      lines += (1 + subgroup * SubgroupLines(w.type)) * kLineBytes;
       const auto halves = LoadAs<uint8_t>(lines + input / 8 * kLineBytes + lane * 4 + input % 4);
-      level = (input % 8 < 4 ? halves & 15 : halves >> 4) - 8;
+      const int half = input % 8 < 4 ? halves & 15 : halves >> 4;
+      level = (multiplier & 127) * (half - 8 + (multiplier >> 7));
     }
     out[i] = static_cast<float>(level) * scale;
   }

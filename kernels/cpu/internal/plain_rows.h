@@ -10,8 +10,9 @@ template <int64_t kRows>
 struct PlainRows {
   static constexpr int64_t kChunkRows = kRows;
   static constexpr int64_t kScratchBytes = 1;
-  MOESAIC_INLINE static int64_t ChunkRows(int64_t) { return kRows; }
-  MOESAIC_INLINE static void PrepareRows(const std::byte**, int64_t, int64_t, std::byte*) {}
+  MOESAIC_INLINE static int64_t ChunkRows(const PanelShape&) { return kRows; }
+  MOESAIC_INLINE static void PrepareRows(const std::byte**, int64_t, const PanelShape&,
+                                         std::byte*) {}
 };
 
 }  // namespace

@@ -1,12 +1,13 @@
 // Products of integer activations with integer weights. Included after Vec16, Ints16 (ints_*.h) and
 // math.h.
 //
-// The products of a group of 32 inputs are summed exactly, in integers; the sum of a group is
+// The products of a group of 128 inputs are summed exactly, in integers; the sum of a group is
 // converted, multiplied by the scale of the weights times that of the activations and added in f32,
-// groups ascending. So every instruction set, tile and block of groups gives the same bits.
+// groups ascending. So every instruction set, tile and block of groups gives the same bits. The
+// sums are below 2^24, so that converting them is exact, too.
 //
-// Halves of int4's bytes are taken times 16, in the upper half of a byte, which makes them unsigned
-// bytes around 128 as int8's are; the sums of an output are divided by 16 at the end, exactly.
+// Halves of int4's bytes become the bytes of int8 on the way into registers, or in memory for
+// several tiles.
 #pragma once
 
 #include "kernels/cpu/internal/math.h"
@@ -15,190 +16,209 @@
 namespace moesaic {
 namespace {
 
-// Lines of one group. A pair of groups has a line of scales before it.
-template <WeightType kType>
-constexpr int64_t kGroupLines = kType == WeightType::kInt8 ? 8 : 4;
-template <WeightType kType>
-constexpr int64_t kPairBytes = (1 + 2 * kGroupLines<kType>)*kLineBytes;
-constexpr int64_t kScaleBytes = kLineBytes / 2;  // of one group
-
-// What a tile prefetches of each panel while it works on a pair of groups: `lines` lines, which
-// begin `offset` bytes into the panel for the first pair, `step` further for each pair after it,
-// and `jump` further still from pair `jump_pair` on.
-struct PairPrefetch {
+// Lines of each panel that a tile prefetches while it runs, evenly over its subgroups: `lines` of
+// them from `offset` on, those from `jump_line` on `jump` bytes further.
+struct LinePrefetch {
   int64_t offset;
-  int64_t step;
   int64_t lines;
-  int64_t jump_pair;
+  int64_t jump_line;
   int64_t jump;
 };
 
+// Groups [begin, end) of rows of k inputs, begin even.
+struct GroupRange {
+  int64_t k;
+  int64_t begin;
+  int64_t end;
+  int64_t subgroups(int64_t group) const {
+    return MinOf(CeilDiv(k - group * kQuantGroup, kQuantSubgroup), kSubgroups);
+  }
+  int64_t subgroups() const {
+    return MinOf(CeilDiv(k, kQuantSubgroup), end * kSubgroups) - begin * kSubgroups;
+  }
+};
+
 template <int M, int P>
-MOESAIC_INLINE void DotFour(const ActivationGroup* const (&x)[M], int i,
-                            const WeightBytes (&weights)[P], Ints16 (&dots)[M][P]) {
+MOESAIC_INLINE void DotFour(const int8_t* const (&x)[M], int64_t i, const WeightBytes (&weights)[P],
+                            Ints16 (&dots)[M][P]) {
   MOESAIC_UNROLL
   for (int m = 0; m < M; ++m) {
-    const FourBytes four = LoadFour(x[m]->values + i);
+    const FourBytes four = LoadFour(x[m] + i);
     MOESAIC_UNROLL
     for (int p = 0; p < P; ++p) dots[m][p] = DotAdd(dots[m][p], weights[p], four);
   }
 }
 
-// Adds one group: w points to its lines, scales to its scales.
-template <WeightType kType, int M, int P>
-MOESAIC_INLINE void AddGroup(const ActivationGroup* const (&x)[M], const std::byte* const (&w)[P],
-                             const std::byte* const (&scales)[P], Vec16 (&sums)[M][P]) {
-  Ints16 dots[M][P];
+// Adds a subgroup of int8: w points to its lines, x to its first value.
+template <int M, int P>
+MOESAIC_INLINE void AddSubgroup(const int8_t* const (&x)[M], const std::byte* const (&w)[P],
+                                Ints16 (&dots)[M][P]) {
+  constexpr auto kLines = static_cast<int>(SubgroupLines(WeightType::kInt8));
   MOESAIC_UNROLL
-  for (int m = 0; m < M; ++m) {
-    MOESAIC_UNROLL
-    for (int p = 0; p < P; ++p) dots[m][p] = StartOfGroup(x[m]->correction);
-  }
-  MOESAIC_UNROLL
-  for (int line = 0; line < kGroupLines<kType>; ++line) {
+  for (int line = 0; line < kLines; ++line) {
     WeightBytes weights[P];
-    if constexpr (kType == WeightType::kInt8) {
-      MOESAIC_UNROLL
-      for (int p = 0; p < P; ++p) weights[p] = Bytes(w[p] + line * kLineBytes);
-      DotFour<M, P>(x, 4 * line, weights, dots);
-    } else {
-      MOESAIC_UNROLL
-      for (int p = 0; p < P; ++p) weights[p] = LowHalves(w[p] + line * kLineBytes);
-      DotFour<M, P>(x, 8 * line, weights, dots);
-      MOESAIC_UNROLL
-      for (int p = 0; p < P; ++p) weights[p] = HighHalves(w[p] + line * kLineBytes);
-      DotFour<M, P>(x, 8 * line + 4, weights, dots);
-    }
-  }
-  MOESAIC_UNROLL
-  for (int p = 0; p < P; ++p) {
-    const Vec16 scale = LoadF16(scales[p]);
     MOESAIC_UNROLL
-    for (int m = 0; m < M; ++m) {
-      sums[m][p] = Fma(ToFloats(dots[m][p]), Mul(scale, Set(x[m]->scale)), sums[m][p]);
-    }
+    for (int p = 0; p < P; ++p) weights[p] = Bytes(w[p] + line * kLineBytes);
+    DotFour<M, P>(x, 4 * line, weights, dots);
   }
 }
 
-// Distance when weights are read once.
-constexpr int64_t kPairsAhead = 2;
+// Of int4, with the multipliers of the group.
+template <int M, int P>
+MOESAIC_INLINE void AddSubgroup(const int8_t* const (&x)[M], const std::byte* const (&w)[P],
+                                const Multipliers (&multipliers)[P], int64_t subgroup,
+                                Ints16 (&dots)[M][P]) {
+  HalfScale scales[P];
+  MOESAIC_UNROLL
+  for (int p = 0; p < P; ++p) scales[p] = ScaleOfHalves(multipliers[p], subgroup);
+  constexpr auto kLines = static_cast<int>(SubgroupLines(WeightType::kInt4));
+  MOESAIC_UNROLL
+  for (int line = 0; line < kLines; ++line) {
+    WeightBytes weights[P];
+    MOESAIC_UNROLL
+    for (int p = 0; p < P; ++p) weights[p] = LowHalves(w[p] + line * kLineBytes, scales[p]);
+    DotFour<M, P>(x, 8 * line, weights, dots);
+    MOESAIC_UNROLL
+    for (int p = 0; p < P; ++p) weights[p] = HighHalves(w[p] + line * kLineBytes, scales[p]);
+    DotFour<M, P>(x, 8 * line + 4, weights, dots);
+  }
+}
 
-// The panels of a tile: where the weights of its groups start, and what `offset` counts from.
+// The panels of a tile: where its groups start, and what prefetching counts from.
 struct QuantPanels {
   const std::byte* const* weights;
   const std::byte* const* ahead;
 };
 
-// sums[(p * sum_rows + m) * 16 ..] over groups [begin, end) of x, begin even; the sums start at
-// zero when begin is 0, and are scaled by `factor` at the end.
+// sums[(p * sum_rows + m) * 16 ..] over the groups of the range; they start at zero when it begins
+// with group 0.
 template <WeightType kType, int M, int P>
-void QuantTile(const std::byte* const* x_rows, QuantPanels panels, int64_t begin, int64_t end,
-               const PairPrefetch& prefetch, float factor, float* sums_memory, int64_t sum_rows) {
-  const ActivationGroup* x[M];
-  const std::byte* w[P];
-  const std::byte* ahead[P];
+void QuantTile(const std::byte* const* x_rows, QuantPanels panels, const GroupRange& range,
+               const LinePrefetch& prefetch, float* sums_memory, int64_t sum_rows) {
   Vec16 sums[M][P];
   MOESAIC_UNROLL
   for (int m = 0; m < M; ++m) {
-    x[m] = reinterpret_cast<const ActivationGroup*>(x_rows[m]) + begin;
-  }
-  MOESAIC_UNROLL
-  for (int p = 0; p < P; ++p) {
-    w[p] = panels.weights[p];
-    ahead[p] = panels.ahead[p] + prefetch.offset;
-  }
-  MOESAIC_UNROLL
-  for (int m = 0; m < M; ++m) {
     MOESAIC_UNROLL
     for (int p = 0; p < P; ++p) {
-      sums[m][p] = begin == 0 ? Zero() : Load(sums_memory + (p * sum_rows + m) * kLanes);
+      sums[m][p] = range.begin == 0 ? Zero() : Load(sums_memory + (p * sum_rows + m) * kLanes);
     }
   }
-  for (int64_t group = begin; group < end; group += 2) {
-    const int64_t jump = (group - begin) / 2 >= prefetch.jump_pair ? prefetch.jump : 0;
-    for (int64_t line = 0; line < prefetch.lines; ++line) {
+  const int64_t all_subgroups = range.subgroups();
+  int64_t due = 0;  // lines to be prefetched by now, times all_subgroups
+  int64_t fetched = 0;
+  for (int64_t group = range.begin; group < range.end; ++group) {
+    const int8_t* x[M];
+    Multipliers multipliers[P];
+    const std::byte* w[P];
+    Ints16 dots[M][P];
+    MOESAIC_UNROLL
+    for (int m = 0; m < M; ++m) {
+      x[m] = reinterpret_cast<const int8_t*>(x_rows[m]) + group * kQuantGroup;
+      const auto* of =
+          reinterpret_cast<const ActivationScale*>(x_rows[m] + ActivationScalesOffset(range.k));
       MOESAIC_UNROLL
-      for (int p = 0; p < P; ++p) __builtin_prefetch(ahead[p] + jump + line * kLineBytes);
+      for (int p = 0; p < P; ++p) dots[m][p] = StartOfGroup(of[group].correction);
     }
     MOESAIC_UNROLL
-    for (int p = 0; p < P; ++p) ahead[p] += prefetch.step;
-    MOESAIC_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      if (half == 1 && group + 1 == end) break;
-      const ActivationGroup* x_group[M];
-      const std::byte* lines[P];
-      const std::byte* scales[P];
-      MOESAIC_UNROLL
-      for (int m = 0; m < M; ++m) x_group[m] = x[m] + half;
-      MOESAIC_UNROLL
-      for (int p = 0; p < P; ++p) {
-        lines[p] = w[p] + (1 + half * kGroupLines<kType>)*kLineBytes;
-        scales[p] = w[p] + half * kScaleBytes;
+    for (int p = 0; p < P; ++p) {
+      w[p] = panels.weights[p] + GroupOffset(kType, group - range.begin);
+      if constexpr (kType == WeightType::kInt4) multipliers[p] = LoadMultipliers(w[p]);
+      w[p] += MultiplierLines(kType) * kLineBytes;
+    }
+    const int64_t subgroups = range.subgroups(group);
+    for (int64_t subgroup = 0; subgroup < subgroups; ++subgroup) {
+      for (due += prefetch.lines; fetched * all_subgroups < due; ++fetched) {
+        const int64_t at = prefetch.offset + fetched * kLineBytes +
+                           (fetched >= prefetch.jump_line ? prefetch.jump : 0);
+        MOESAIC_UNROLL
+        for (int p = 0; p < P; ++p) __builtin_prefetch(panels.ahead[p] + at);
       }
-      AddGroup<kType, M, P>(x_group, lines, scales, sums);
+      if constexpr (kType == WeightType::kInt8) {
+        AddSubgroup<M, P>(x, w, dots);
+      } else {
+        AddSubgroup<M, P>(x, w, multipliers, subgroup, dots);
+      }
+      MOESAIC_UNROLL
+      for (int m = 0; m < M; ++m) x[m] += kQuantSubgroup;
+      MOESAIC_UNROLL
+      for (int p = 0; p < P; ++p) w[p] += SubgroupLines(kType) * kLineBytes;
     }
     MOESAIC_UNROLL
-    for (int m = 0; m < M; ++m) x[m] += 2;
-    MOESAIC_UNROLL
-    for (int p = 0; p < P; ++p) w[p] += kPairBytes<kType>;
+    for (int p = 0; p < P; ++p) {
+      const Vec16 scale = LoadF16(panels.weights[p] + ScalesOffset(kType, group - range.begin));
+      MOESAIC_UNROLL
+      for (int m = 0; m < M; ++m) {
+        const auto* of =
+            reinterpret_cast<const ActivationScale*>(x_rows[m] + ActivationScalesOffset(range.k));
+        sums[m][p] = Fma(ToFloats(dots[m][p]), Mul(scale, Set(of[group].scale)), sums[m][p]);
+      }
+    }
   }
-  const Vec16 factors = Set(factor);
   MOESAIC_UNROLL
   for (int m = 0; m < M; ++m) {
     MOESAIC_UNROLL
-    for (int p = 0; p < P; ++p) {
-      Store(sums_memory + (p * sum_rows + m) * kLanes, Mul(sums[m][p], factors));
-    }
+    for (int p = 0; p < P; ++p) Store(sums_memory + (p * sum_rows + m) * kLanes, sums[m][p]);
   }
 }
 
-// Runs tiles of M rows over `panels` panels.
+// Runs tiles of M rows over `count` panels.
 template <WeightType kType, int M>
-void QuantTileRow(const std::byte* const* x, QuantPanels w, int64_t panels, int64_t begin,
-                  int64_t end, const PairPrefetch& prefetch, float factor, float* sums,
-                  int64_t sum_rows) {
+void QuantTileRow(const std::byte* const* x, QuantPanels w, int64_t count, const GroupRange& range,
+                  const LinePrefetch& prefetch, float* sums, int64_t sum_rows) {
   constexpr int kPanels = QuantTilePanels(M);
   int64_t p = 0;
   const int64_t stride = sum_rows * kLanes;
-  for (; p + kPanels <= panels; p += kPanels) {
-    QuantTile<kType, M, kPanels>(x, {w.weights + p, w.ahead + p}, begin, end, prefetch, factor,
+  for (; p + kPanels <= count; p += kPanels) {
+    QuantTile<kType, M, kPanels>(x, {w.weights + p, w.ahead + p}, range, prefetch,
                                  sums + p * stride, sum_rows);
   }
   if constexpr (kPanels > 2) {
-    for (; p + 2 <= panels; p += 2) {
-      QuantTile<kType, M, 2>(x, {w.weights + p, w.ahead + p}, begin, end, prefetch, factor,
-                             sums + p * stride, sum_rows);
+    for (; p + 2 <= count; p += 2) {
+      QuantTile<kType, M, 2>(x, {w.weights + p, w.ahead + p}, range, prefetch, sums + p * stride,
+                             sum_rows);
     }
   }
-  for (; p < panels; ++p) {
-    QuantTile<kType, M, 1>(x, {w.weights + p, w.ahead + p}, begin, end, prefetch, factor,
-                           sums + p * stride, sum_rows);
+  for (; p < count; ++p) {
+    QuantTile<kType, M, 1>(x, {w.weights + p, w.ahead + p}, range, prefetch, sums + p * stride,
+                           sum_rows);
   }
 }
 
 template <WeightType kType, int M = kQuantTileRows>
 void QuantTileRows(int64_t m, const std::byte* const* x, QuantPanels w, int64_t panels,
-                   int64_t begin, int64_t end, const PairPrefetch& prefetch, float factor,
-                   float* sums, int64_t sum_rows) {
+                   const GroupRange& range, const LinePrefetch& prefetch, float* sums,
+                   int64_t sum_rows) {
   if constexpr (M > 1) {
     if (m < M) {
-      return QuantTileRows<kType, M - 1>(m, x, w, panels, begin, end, prefetch, factor, sums,
-                                         sum_rows);
+      return QuantTileRows<kType, M - 1>(m, x, w, panels, range, prefetch, sums, sum_rows);
     }
   }
-  QuantTileRow<kType, M>(x, w, panels, begin, end, prefetch, factor, sums, sum_rows);
+  QuantTileRow<kType, M>(x, w, panels, range, prefetch, sums, sum_rows);
 }
 
-// Groups of an int4 panel as those of an int8 panel with weights times 16.
-MOESAIC_INLINE void WidenGroups(const std::byte* from, int64_t groups, std::byte* to) {
-  for (int64_t group = 0; group < groups; group += 2) {
-    __builtin_memcpy(to, from, kLineBytes);
-    const int64_t lines = MinOf<int64_t>(groups - group, 2) * kGroupLines<WeightType::kInt4>;
-    for (int64_t line = 0; line < lines; ++line) {
-      WidenLine(from + (1 + line) * kLineBytes, to + (1 + 2 * line) * kLineBytes);
+// The groups of a range of an int4 panel, which points to the first of them, as those of an int8
+// panel. Subgroups are filled up to an even number, as tiles take them.
+MOESAIC_INLINE void WidenGroups(const std::byte* panel, const GroupRange& range, std::byte* to) {
+  for (int64_t group = 0; group < range.end - range.begin; ++group) {
+    if (group % 2 == 0) {
+      __builtin_memcpy(to + ScalesOffset(WeightType::kInt8, group),
+                       panel + ScalesOffset(WeightType::kInt4, group), kLineBytes);
     }
-    from += kPairBytes<WeightType::kInt4>;
-    to += kPairBytes<WeightType::kInt8>;
+    const std::byte* from = panel + GroupOffset(WeightType::kInt4, group);
+    std::byte* out = to + GroupOffset(WeightType::kInt8, group);
+    const Multipliers multipliers = LoadMultipliers(from);
+    const int64_t subgroups = range.subgroups(range.begin + group);
+    for (int64_t subgroup = 0; subgroup < subgroups; ++subgroup) {
+      const HalfScale scale = ScaleOfHalves(multipliers, subgroup);
+      for (int64_t line = 0; line < SubgroupLines(WeightType::kInt4); ++line) {
+        from += kLineBytes;
+        WidenLine(from, scale, out);
+        out += 2 * kLineBytes;
+      }
+    }
+    if (subgroups % 2 == 1) {
+      __builtin_memset(out, 0, SubgroupLines(WeightType::kInt8) * kLineBytes);
+    }
   }
 }
 
@@ -207,75 +227,75 @@ template <WeightType kType>
 struct QuantProduct : PlainRows<48> {
   static constexpr ActivationType kActivations = ActivationType::kInt8;
   static constexpr int64_t kTileRows = kQuantTileRows;
-  // Four panels, as gate and up of a group of activations need; of those, what one tile has at a
-  // time: its share of a block of groups is half of a level 1 cache. Measured: 16 groups against 8
-  // and 32, and 6 x 2 rows and panels against 4 x 3, 3 x 4 and 12 x 1.
+  // One tile's share of a block of groups is half of a level 1 cache. Measured: 6 x 2 rows and
+  // panels against 4 x 3, 3 x 4 and 12 x 1.
   static constexpr int64_t kLargeColumns = 4;
   static constexpr int64_t kMaxColumns = kLargeColumns;
   using PlainRows<48>::kChunkRows;
-  static constexpr int64_t kBlockGroups = 16;
+  static constexpr int64_t kBlockGroups = 4;
   static_assert(kChunkRows % kTileRows == 0);
 
   MOESAIC_INLINE static int64_t ColumnsFor(int64_t) { return kLargeColumns; }
 
   static void Columns(const std::byte* const* x, int64_t m, const std::byte* const* w,
-                      int64_t columns, int64_t lines, int64_t next_bytes, float* sums) {
-    const int64_t pairs = CeilDiv(lines, kPairLines);
-    const int64_t groups = 2 * pairs - (lines < pairs * kPairLines ? 1 : 0);
+                      int64_t columns, const PanelShape& shape, int64_t next_bytes,
+                      const std::byte*, float* sums) {
     if (m <= kTileRows) {
-      const PairPrefetch prefetch = {.offset = kPairsAhead * kPairBytes<kType>,
-                                     .step = kPairBytes<kType>,
-                                     .lines = kPairLines,
-                                     .jump_pair = pairs - kPairsAhead,
-                                     .jump = next_bytes - pairs * kPairBytes<kType>};
-      QuantTileRows<kType>(m, x, {w, w}, columns, 0, groups, prefetch, kFactor, sums, m);
+      const LinePrefetch prefetch = {.offset = kLinesAhead * kLineBytes,
+                                     .lines = shape.lines,
+                                     .jump_line = shape.lines - kLinesAhead,
+                                     .jump = next_bytes - shape.lines * kLineBytes};
+      const GroupRange all = {shape.k, 0, CeilDiv(shape.k, kQuantGroup)};
+      QuantTileRows<kType>(m, x, {w, w}, columns, all, prefetch, sums, m);
       return;
     }
     for (int64_t c = 0; c < columns; c += kTilePanels) {
-      TileColumns(x, m, w + c, MinOf(columns - c, kTilePanels), groups, next_bytes,
+      TileColumns(x, m, w + c, MinOf(columns - c, kTilePanels), shape, next_bytes,
                   sums + c * m * kLanes);
     }
   }
 
  private:
   static constexpr int64_t kTilePanels = QuantTilePanels(kTileRows);
-  static constexpr float kFactor = kType == WeightType::kInt8 ? 1.0f : 1.0f / 16;
-  static constexpr int64_t kPairLines = kPairBytes<kType> / kLineBytes;
+  static constexpr int64_t kBlockBytes = kBlockGroups / 2 * PairBytes(kType);
+  // Distance when weights are read once.
+  static constexpr int64_t kLinesAhead = 4 * SubgroupLines(kType);
   // One panel's share of a block of int4's groups, widened.
-  static constexpr int64_t kWideBytes = kBlockGroups / 2 * kPairBytes<WeightType::kInt8>;
+  static constexpr int64_t kWideBytes = kBlockGroups / 2 * PairBytes(WeightType::kInt8);
 
   // As many panels as a tile has.
   static void TileColumns(const std::byte* const* x, int64_t m, const std::byte* const* w,
-                          int64_t columns, int64_t groups, int64_t next_bytes, float* sums) {
+                          int64_t columns, const PanelShape& shape, int64_t next_bytes,
+                          float* sums) {
     const int64_t tiles = CeilDiv(m, kTileRows);
-    // Fewer tiles take the halves apart themselves, each for itself.
-    const bool widen = kType == WeightType::kInt4 && tiles > 2;
-    alignas(64) std::byte widened[kType == WeightType::kInt4 ? kTilePanels * kWideBytes : 1];
+    const int64_t groups = CeilDiv(shape.k, kQuantGroup);
+    constexpr bool kWiden = kType == WeightType::kInt4;
+    alignas(64) std::byte widened[kWiden ? kTilePanels * kWideBytes : 1];
     for (int64_t begin = 0; begin < groups; begin += kBlockGroups) {
-      const int64_t end = MinOf(begin + kBlockGroups, groups);
+      const GroupRange range = {shape.k, begin, MinOf(begin + kBlockGroups, groups)};
+      const int64_t offset = begin / kBlockGroups * kBlockBytes;
       const std::byte* block[kTilePanels];
       for (int64_t c = 0; c < columns; ++c) {
-        block[c] = w[c] + begin / 2 * kPairBytes<kType>;
-        if (widen) {
-          WidenGroups(block[c], end - begin, widened + c * kWideBytes);
+        block[c] = w[c] + offset;
+        if constexpr (kWiden) {
+          WidenGroups(block[c], range, widened + c * kWideBytes);
           block[c] = widened + c * kWideBytes;
         }
       }
-      const float factor = end == groups ? kFactor : 1.0f;
       // The tiles share the work of prefetching the next block.
-      const int64_t next = end < groups ? end / 2 * kPairBytes<kType> : next_bytes;
-      const int64_t share = CeilDiv(kPairLines, tiles);
+      const int64_t next = range.end < groups ? offset + kBlockBytes : next_bytes;
+      constexpr int64_t kBlockLines = kBlockBytes / kLineBytes;
       for (int64_t tile = 0; tile < tiles; ++tile) {
         const int64_t first = tile * m / tiles;
         const int64_t last = (tile + 1) * m / tiles;
-        const PairPrefetch prefetch = {.offset = next + tile * share * kLineBytes,
-                                       .step = kPairBytes<kType>,
-                                       .lines = share,
-                                       .jump_pair = 0,
+        const int64_t first_line = tile * kBlockLines / tiles;
+        const int64_t end_line = (tile + 1) * kBlockLines / tiles;
+        const LinePrefetch prefetch = {.offset = next + first_line * kLineBytes,
+                                       .lines = end_line - first_line,
+                                       .jump_line = end_line - first_line,
                                        .jump = 0};
-        (widen ? QuantTileRows<WeightType::kInt8>
-               : QuantTileRows<kType>)(last - first, x + first, {block, w}, columns, begin, end,
-                                       prefetch, factor, sums + first * kLanes, m);
+        QuantTileRows<WeightType::kInt8>(last - first, x + first, {block, w}, columns, range,
+                                         prefetch, sums + first * kLanes, m);
       }
     }
   }

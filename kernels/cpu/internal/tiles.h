@@ -198,7 +198,9 @@ struct FloatProduct : PlainRows<96> {
   }
 
   static void Columns(const std::byte* const* x, int64_t m, const std::byte* const* w,
-                      int64_t columns, int64_t lines, int64_t next_bytes, float* sums) {
+                      int64_t columns, const PanelShape& shape, int64_t next_bytes,
+                      const std::byte*, float* sums) {
+    const int64_t lines = shape.lines;
     if (m <= kMaxTileRows) {
       const Prefetch prefetch = {kPrefetchLines * kLineBytes, kLineBytes, lines - kPrefetchLines,
                                  next_bytes - lines * kLineBytes};

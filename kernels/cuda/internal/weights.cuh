@@ -13,9 +13,14 @@ namespace {
 
 constexpr int64_t kLineBytes = 64;
 
-// Lines of one group of integer weights.
+// Integer weights: lines of one subgroup, and of a group, int4's with its line of multipliers.
 template <Weights kType>
-constexpr int kGroupLines = kType == Weights::kInt8 ? 8 : 4;
+constexpr int kSubgroupLines = kType == Weights::kInt8 ? 8 : 4;
+constexpr int kSubgroups = static_cast<int>(kGroupInputs / kSubgroupInputs);
+template <Weights kType>
+constexpr int kMultiplierLines = kType == Weights::kInt8 ? 0 : 1;
+template <Weights kType>
+constexpr int kGroupLines = kMultiplierLines<kType> + kSubgroups* kSubgroupLines<kType>;
 
 // Where group `group` of integer weights begins, and its line of scales [16] f16, within a panel.
 template <Weights kType>
@@ -25,6 +30,21 @@ __device__ __forceinline__ int64_t GroupOffset(int64_t group) {
 template <Weights kType>
 __device__ __forceinline__ int64_t ScaleOffset(int64_t group) {
   return group / 2 * (1 + 2 * kGroupLines<kType>)*kLineBytes + group % 2 * 32;
+}
+// Where the weights of a subgroup, counted from the beginning of the panel, begin.
+template <Weights kType>
+__device__ __forceinline__ int64_t SubgroupOffset(int64_t subgroup) {
+  return GroupOffset<kType>(subgroup / kSubgroups) +
+         (kMultiplierLines<kType> + subgroup % kSubgroups * kSubgroupLines<kType>)*kLineBytes;
+}
+
+// A multiplier of int4: a weight is the group's scale times factor * (half - zero).
+struct HalfScale {
+  float factor;
+  float zero;
+};
+__device__ __forceinline__ HalfScale HalfScaleOf(uint32_t multiplier) {
+  return {static_cast<float>(multiplier & 127u), static_cast<float>(8u - (multiplier >> 7 & 1u))};
 }
 
 __device__ __forceinline__ uint32_t ByteOf(const std::byte* address) {
@@ -41,8 +61,8 @@ __device__ __forceinline__ float WeightAt(const std::byte* panel, int output, in
     return WidenBf16(HalfwordOf(panel + input / 2 * kLineBytes + output * 4 + input % 2 * 2));
   } else {
     const int64_t group = input / kGroupInputs;
-    const int within = static_cast<int>(input % kGroupInputs);
-    const std::byte* lines = panel + GroupOffset<kType>(group);
+    const int within = static_cast<int>(input % kSubgroupInputs);
+    const std::byte* lines = panel + SubgroupOffset<kType>(input / kSubgroupInputs);
     const float scale = WidenHalf(HalfwordOf(panel + ScaleOffset<kType>(group) + output * 2));
     if constexpr (kType == Weights::kInt8) {
       const uint32_t level = ByteOf(lines + within / 4 * kLineBytes + output * 4 + within % 4);
@@ -50,7 +70,9 @@ __device__ __forceinline__ float WeightAt(const std::byte* panel, int output, in
     } else {
       const uint32_t both = ByteOf(lines + within / 8 * kLineBytes + output * 4 + within % 4);
       const uint32_t level = within % 8 < 4 ? both & 15u : both >> 4;
-      return (static_cast<float>(level) - 8.0f) * scale;
+      const HalfScale half = HalfScaleOf(ByteOf(panel + GroupOffset<kType>(group) + output * 4 +
+                                                input % kGroupInputs / kSubgroupInputs));
+      return (static_cast<float>(level) - half.zero) * half.factor * scale;
     }
   }
 }

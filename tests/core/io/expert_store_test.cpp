@@ -250,8 +250,8 @@ TEST_F(ExpertStoreTest, DamagedHeader) {
     std::string from, to, named;
   };
   const Damage damages[] = {
-      {"\"version\": 1", "\"version\": 2", "version 2, expected 1"},
-      {"\"version\": 1", "\"version\": -1", "version"},
+      {"\"version\": 2", "\"version\": 1", "version 1, expected 2"},
+      {"\"version\": 2", "\"version\": -1", "version"},
       {"\"num_experts\": 5", "\"num_experts\": 0", "num_experts"},
       {"\"num_experts\": 5", "\"num_experts\": 6", "checksums"},
       {"\"num_experts\": 5", "\"num_experts\": 5.5", "num_experts"},

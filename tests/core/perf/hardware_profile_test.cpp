@@ -92,25 +92,25 @@ TEST(HardwareProfileTest, FingerprintTellsMachinesApart) {
 
 TEST(HardwareProfileTest, RefusesWhatIsNoProfile) {
   for (const char* text :
-       {"", "[]", "{}", "{\"format\":\"moesaic-hardware-profile\",\"version\":1}",
-        "{\"format\":\"moesaic-hardware-profile\",\"version\":1,\"host\":{},\"disks\":3}",
-        "{\"format\":\"moesaic-hardware-profile\",\"version\":1,\"host\":{},\"memory\":[1]}",
-        "{\"format\":\"moesaic-hardware-profile\",\"version\":1,\"host\":{},"
+       {"", "[]", "{}", "{\"format\":\"moesaic-hardware-profile\",\"version\":2}",
+        "{\"format\":\"moesaic-hardware-profile\",\"version\":2,\"host\":{},\"disks\":3}",
+        "{\"format\":\"moesaic-hardware-profile\",\"version\":2,\"host\":{},\"memory\":[1]}",
+        "{\"format\":\"moesaic-hardware-profile\",\"version\":2,\"host\":{},"
         "\"kernels\":[{\"steps\":[{\"min_rows\":0}]}]}",
-        "{\"format\":\"moesaic-hardware-profile\",\"version\":1,\"host\":{},"
+        "{\"format\":\"moesaic-hardware-profile\",\"version\":2,\"host\":{},"
         "\"devices\":[{\"on_host\":[{\"rows\":0,\"alone\":{\"value\":1},"
         "\"loaded\":{\"value\":1}}]}]}",
-        "{\"format\":\"moesaic-hardware-profile\",\"version\":1,\"host\":{},"
+        "{\"format\":\"moesaic-hardware-profile\",\"version\":2,\"host\":{},"
         "\"devices\":[{\"copies\":[{\"packet_bytes\":1,\"to_device\":{\"value\":1}}]}]}",
-        "{\"format\":\"moesaic-hardware-profile\",\"version\":1,\"host\":{},\"memory\":[{}]}",
+        "{\"format\":\"moesaic-hardware-profile\",\"version\":2,\"host\":{},\"memory\":[{}]}",
         // What is divided by must be there.
-        "{\"format\":\"moesaic-hardware-profile\",\"version\":1,\"host\":{},"
+        "{\"format\":\"moesaic-hardware-profile\",\"version\":2,\"host\":{},"
         "\"disks\":[{\"rates\":[{\"depth\":1,\"read\":{\"value\":1},\"latency\":{\"value\":1}}]}]}",
-        "{\"format\":\"moesaic-hardware-profile\",\"version\":1,\"host\":{},"
+        "{\"format\":\"moesaic-hardware-profile\",\"version\":2,\"host\":{},"
         "\"memory\":[{\"read\":{\"value\":1}}]}",
-        "{\"format\":\"moesaic-hardware-profile\",\"version\":1,\"host\":{},"
+        "{\"format\":\"moesaic-hardware-profile\",\"version\":2,\"host\":{},"
         "\"compute\":[{\"threads\":1,\"rate\":{\"low\":1}}]}",
-        "{\"format\":\"moesaic-hardware-profile\",\"version\":1,\"host\":{\"isa_flags\":[1]}}"}) {
+        "{\"format\":\"moesaic-hardware-profile\",\"version\":2,\"host\":{\"isa_flags\":[1]}}"}) {
     try {
       ParseProfile(text, "p.json");
       ADD_FAILURE() << text;

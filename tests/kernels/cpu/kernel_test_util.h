@@ -84,6 +84,21 @@ struct Weights {
   PackedMatrix matrix;
 };
 
+// A row of int8 activations.
+struct QuantRow {
+  QuantRow(const std::byte* row, int64_t k)
+      : values(reinterpret_cast<const int8_t*>(row)),
+        scales(reinterpret_cast<const ActivationScale*>(row + ActivationScalesOffset(k))) {}
+  const int8_t* values;           // [groups * kQuantGroup]
+  const ActivationScale* scales;  // [groups]
+};
+
+// Bytes of a row of int8 activations that mean something.
+inline int64_t QuantRowBytes(int64_t k) {
+  const int64_t values = ActivationScalesOffset(k);
+  return values + values / kQuantGroup * static_cast<int64_t>(sizeof(ActivationScale));
+}
+
 // Activation rows; `values` are what the rows hold.
 struct Activations {
   Activations(const CpuKernels& kernels, std::vector<float> source, int64_t rows, int64_t k,
@@ -97,10 +112,8 @@ struct Activations {
       for (float& v : values) v = RoundToBf16(v);
     } else if (type == ActivationType::kInt8) {
       for (int64_t i = 0; i < rows * k; ++i) {
-        const auto* row =
-            reinterpret_cast<const ActivationGroup*>(memory.data() + i / k * stride_bytes);
-        const ActivationGroup& group = row[i % k / kQuantGroup];
-        values[i] = static_cast<float>(group.values[i % k % kQuantGroup]) * group.scale;
+        const QuantRow row(memory.data() + i / k * stride_bytes, k);
+        values[i] = static_cast<float>(row.values[i % k]) * row.scales[i % k / kQuantGroup].scale;
       }
     }
   }

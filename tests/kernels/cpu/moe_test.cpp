@@ -331,7 +331,7 @@ TEST(MoeNodesTest, OwnSlicesComeFirst) {
   layout.nodes = {0, 1};
   layout.places = {{{}, 1}};
   Random random;
-  Layer layer(table, random, 2, 128, 64, 6, 2);
+  Layer layer(table, random, 2, 512, 256, 6, 2);
   gate_up.clear();
   down.clear();
   ThreadPool pool(1, layout);
@@ -342,8 +342,8 @@ TEST(MoeNodesTest, OwnSlicesComeFirst) {
            std::is_partitioned(panels.begin(), panels.end(),
                                [&](int64_t panel) { return panel >= border; });
   };
-  EXPECT_TRUE(second_node_first(gate_up, PanelSlice(4, 2, 1).begin));
-  EXPECT_TRUE(second_node_first(down, PanelSlice(8, 2, 1).begin));
+  EXPECT_TRUE(second_node_first(gate_up, PanelSlice(16, 2, 1).begin));
+  EXPECT_TRUE(second_node_first(down, PanelSlice(32, 2, 1).begin));
   EXPECT_GT(down.size(), 2u);
 
   down.clear();

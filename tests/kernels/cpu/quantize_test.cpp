@@ -21,27 +21,33 @@ class QuantizeTest : public ::testing::TestWithParam<Isa> {
 };
 
 struct PackedWeight {
-  int level;    // of a weight, around 0
-  float scale;  // of its group
+  int level;       // of a weight, around 0
+  int multiplier;  // of its subgroup: 1 with int8, 0 where there are no inputs
+  float scale;     // of its group
 };
 
 // One weight, read as kernels.h says.
 PackedWeight ReadWeight(const PackedMatrix& m, int64_t output, int64_t input) {
   const bool int8 = m.type == WeightType::kInt8;
-  const int64_t group_lines = int8 ? 8 : 4;
-  const int64_t group = input / 32;
-  const int64_t in_group = input % 32;
+  const int64_t group_lines = int8 ? 4 * 8 : 1 + 4 * 4;
+  const int64_t group = input / 128;
+  const int64_t subgroup = input % 128 / 32;
+  const int64_t within = input % 32;
   const std::byte* pair =
       m.data + output / 16 * m.panel_bytes() + group / 2 * (1 + 2 * group_lines) * 64;
   const std::byte* lines = pair + (1 + group % 2 * group_lines) * 64;
   uint16_t scale;
   std::memcpy(&scale, pair + group % 2 * 32 + output % 16 * 2, 2);
   if (int8) {
-    const auto byte = std::to_integer<int>(lines[in_group / 4 * 64 + output % 16 * 4 + input % 4]);
-    return {byte - 128, F16ToF32(scale)};
+    lines += subgroup * 8 * 64;
+    const auto byte = std::to_integer<int>(lines[within / 4 * 64 + output % 16 * 4 + input % 4]);
+    return {byte - 128, 1, F16ToF32(scale)};
   }
-  const auto byte = std::to_integer<int>(lines[in_group / 8 * 64 + output % 16 * 4 + input % 4]);
-  return {(in_group % 8 < 4 ? byte & 15 : byte >> 4) - 8, F16ToF32(scale)};
+  const auto multiplier = std::to_integer<int>(lines[output % 16 * 4 + subgroup]);
+  lines += (1 + subgroup * 4) * 64;
+  const auto byte = std::to_integer<int>(lines[within / 8 * 64 + output % 16 * 4 + input % 4]);
+  const int half = within % 8 < 4 ? byte & 15 : byte >> 4;
+  return {half - 8 + multiplier / 128, multiplier % 128, F16ToF32(scale)};
 }
 
 float LargestMagnitude(const float* x, int64_t n) {
@@ -68,7 +74,7 @@ double SquaredErrorOfQ4_0(const float* x, int64_t n) {
 TEST_P(QuantizeTest, WeightsAreNearAndMissingOnesAreZero) {
   for (const WeightType type : {WeightType::kInt8, WeightType::kInt4}) {
     for (const int64_t n : {1, 15, 16, 33}) {
-      for (const int64_t k : {1, 4, 31, 32, 33, 64, 70, 100, 321}) {
+      for (const int64_t k : {1, 4, 31, 32, 33, 64, 70, 100, 128, 129, 321, 385}) {
         SCOPED_TRACE(fmt::format("{} n={} k={}", WeightTypeName(type), n, k));
         const std::vector<float> source = random_.Normals(n * k, 0.02f);
         const Weights w(kernels_, source, n, k, type);
@@ -78,20 +84,25 @@ TEST_P(QuantizeTest, WeightsAreNearAndMissingOnesAreZero) {
           for (int64_t i = 0; i < (k + 31) / 32 * 32; ++i) {
             const PackedWeight got = ReadWeight(w.matrix, o, i);
             if (o >= n || i >= k) {
-              ASSERT_EQ(got.level, 0) << o << "," << i;
+              ASSERT_EQ(got.level * got.multiplier, 0) << o << "," << i;
               continue;
             }
-            const float value = static_cast<float>(got.level) * got.scale;
+            ASSERT_GE(got.multiplier, 1);
+            ASSERT_LE(got.multiplier, 15);
+            // What products take for one byte.
+            const int byte = got.level * got.multiplier + 128;
+            ASSERT_GE(byte, 1);
+            ASSERT_LE(byte, 255);
+            const float value = static_cast<float>(byte - 128) * got.scale;
             ASSERT_EQ(value, w.values[o * k + i]) << "unpack_row " << o << "," << i;
-            const float* group = &source[o * k + i / 32 * 32];
-            const int64_t inputs = std::min<int64_t>(32, k - i / 32 * 32);
             if (type == WeightType::kInt8) {
-              ASSERT_LE(std::abs(got.level), 127);
               // Half a step; the step is rounded to f16, whose least step is 2^-24.
+              const int64_t inputs = std::min<int64_t>(128, k - i / 128 * 128);
               ASSERT_NEAR(value, source[o * k + i],
-                          LargestMagnitude(group, inputs) / 254 * 1.001 + 127 * 0x1p-25);
+                          LargestMagnitude(&source[o * k + i / 128 * 128], inputs) / 254 * 1.001 +
+                              127 * 0x1p-25);
             } else if (i % 32 == 0) {
-              error_q4_0 += SquaredErrorOfQ4_0(group, inputs);
+              error_q4_0 += SquaredErrorOfQ4_0(&source[o * k + i], std::min<int64_t>(32, k - i));
             }
             error += std::pow(static_cast<double>(value - source[o * k + i]), 2);
           }
@@ -107,7 +118,7 @@ TEST_P(QuantizeTest, WeightsAreNearAndMissingOnesAreZero) {
 
 // Weights that some training has put on a grid of 4 bits stay as they are.
 TEST_P(QuantizeTest, GridsAreKept) {
-  constexpr int64_t kN = 32, kK = 96;
+  constexpr int64_t kN = 32, kK = 416;
   for (const int lowest : {-8, -7}) {
     std::vector<float> source(kN * kK);
     for (int64_t i = 0; i < kN * kK; ++i) {
@@ -120,15 +131,15 @@ TEST_P(QuantizeTest, GridsAreKept) {
 }
 
 TEST_P(QuantizeTest, BadAndTinyWeightsShowInTheirGroupOnly) {
-  constexpr int64_t kK = 96;
+  constexpr int64_t kK = 384;
   for (const WeightType type : {WeightType::kInt8, WeightType::kInt4}) {
     for (const float bad : {NAN, -NAN, INFINITY, -INFINITY}) {
       std::vector<float> source = random_.Normals(2 * kK);
       const Weights good(kernels_, source, 2, kK, type);
-      source[kK + 40] = bad;
+      source[kK + 140] = bad;
       const Weights w(kernels_, source, 2, kK, type);
       for (int64_t i = 0; i < 2 * kK; ++i) {
-        if (i / 32 == 4) {
+        if (i / 128 == 4) {
           EXPECT_TRUE(std::isnan(w.values[i])) << i;
         } else {
           EXPECT_EQ(w.values[i], good.values[i]) << i;
@@ -174,30 +185,30 @@ TEST_P(QuantizeTest, SourcesOfEveryType) {
 }
 
 TEST_P(QuantizeTest, Activations) {
-  for (const int64_t k : {1, 16, 17, 31, 32, 33, 50, 64, 333, 2048}) {
+  for (const int64_t k : {1, 16, 17, 31, 32, 50, 127, 128, 129, 333, 2048}) {
     constexpr int64_t kRows = 2;
     const std::vector<float> x = random_.Normals(kRows * (k + 1), 3.0f);
-    const int64_t groups = (k + 31) / 32;
+    const int64_t groups = (k + 127) / 128;
     const int64_t stride = ActivationRowBytes(ActivationType::kInt8, k);
-    ASSERT_GE(stride, groups * 40);
+    ASSERT_GE(stride, groups * (128 + 8));
     AlignedBuffer out(static_cast<size_t>(kRows * stride));
     kernels_.prepare_activations(x.data(), k + 1, kRows, k, ActivationType::kInt8, out.data(),
                                  stride);
     for (int64_t r = 0; r < kRows; ++r) {
+      const testing_util::QuantRow row(out.data() + r * stride, k);
       for (int64_t g = 0; g < groups; ++g) {
-        const auto& group = reinterpret_cast<const ActivationGroup*>(out.data() + r * stride)[g];
-        const float* from = &x[r * (k + 1) + g * 32];
-        const int64_t inputs = std::min<int64_t>(32, k - g * 32);
-        ASSERT_EQ(group.scale, LargestMagnitude(from, inputs) / 127.0f);
+        const float* from = &x[r * (k + 1) + g * 128];
+        const int64_t inputs = std::min<int64_t>(128, k - g * 128);
+        ASSERT_EQ(row.scales[g].scale, LargestMagnitude(from, inputs) / 127.0f);
         int sum = 0;
-        for (int64_t i = 0; i < 32; ++i) {
-          sum += group.values[i];
-          const float expected = i < inputs ? from[i] : 0.0f;
-          ASSERT_NEAR(static_cast<float>(group.values[i]) * group.scale, expected,
-                      0.50001f * group.scale)
+        for (int64_t i = 0; i < 128; ++i) {
+          const int8_t value = row.values[g * 128 + i];
+          sum += value;
+          ASSERT_NEAR(static_cast<float>(value) * row.scales[g].scale, i < inputs ? from[i] : 0.0f,
+                      0.50001f * row.scales[g].scale)
               << k << " " << g << " " << i;
         }
-        ASSERT_EQ(group.correction, -128 * sum);
+        ASSERT_EQ(row.scales[g].correction, -128 * sum);
       }
     }
   }
@@ -205,21 +216,20 @@ TEST_P(QuantizeTest, Activations) {
 
 TEST_P(QuantizeTest, BadAndTinyActivations) {
   for (const float value : {NAN, -NAN, INFINITY, -INFINITY, 0.0f, 1e-45f, 1e-37f}) {
-    std::vector<float> x(64, 1.0f);
-    for (int64_t i = 32; i < 64; ++i) x[i] = i == 50 || std::abs(value) < 1.0f ? value : 1.0f;
-    ActivationGroup groups[2];
-    AlignedBuffer out(static_cast<size_t>(ActivationRowBytes(ActivationType::kInt8, 64)));
-    kernels_.prepare_activations(x.data(), 64, 1, 64, ActivationType::kInt8, out.data(), 64);
-    std::memcpy(groups, out.data(), sizeof(groups));
-    EXPECT_EQ(groups[0].values[18], 127);
-    EXPECT_EQ(groups[0].correction, -128 * 127 * 32);
-    EXPECT_EQ(groups[1].correction, 0);
+    std::vector<float> x(256, 1.0f);
+    for (int64_t i = 128; i < 256; ++i) x[i] = i == 190 || std::abs(value) < 1.0f ? value : 1.0f;
+    AlignedBuffer out(static_cast<size_t>(ActivationRowBytes(ActivationType::kInt8, 256)));
+    kernels_.prepare_activations(x.data(), 256, 1, 256, ActivationType::kInt8, out.data(), 256);
+    const testing_util::QuantRow row(out.data(), 256);
+    EXPECT_EQ(row.values[18], 127);
+    EXPECT_EQ(row.scales[0].correction, -128 * 127 * 128);
+    EXPECT_EQ(row.scales[1].correction, 0);
     if (std::abs(value) < 1.0f) {
-      EXPECT_EQ(groups[1].scale, 0.0f);
+      EXPECT_EQ(row.scales[1].scale, 0.0f);
     } else {
-      EXPECT_TRUE(std::isnan(groups[1].scale));
+      EXPECT_TRUE(std::isnan(row.scales[1].scale));
     }
-    for (const int8_t v : groups[1].values) EXPECT_EQ(v, 0);
+    for (int64_t i = 128; i < 256; ++i) EXPECT_EQ(row.values[i], 0);
   }
 }
 
@@ -245,7 +255,7 @@ TEST_P(QuantizeTest, SameBytesAsTheReference) {
     for (int64_t r = 0; r < n; ++r) {
       EXPECT_EQ(
           std::memcmp(x.memory.data() + r * x.stride_bytes, y.memory.data() + r * y.stride_bytes,
-                      static_cast<size_t>((k + 31) / 32) * sizeof(ActivationGroup)),
+                      static_cast<size_t>(testing_util::QuantRowBytes(k))),
           0);
     }
   }

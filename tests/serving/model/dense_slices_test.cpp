@@ -34,7 +34,7 @@ TEST(DenseSlicesTest, OutputsAreSharedOutInWholePanels) {
       }
       EXPECT_EQ(end, n);
       // The last panels may be short.
-      EXPECT_LE(most - least, 2 * 2 * kPanelOutputs) << n << " over " << devices;
+      EXPECT_LE(most - least, 2 * 8 * kPanelOutputs) << n << " over " << devices;
     }
   }
 }

@@ -13,8 +13,8 @@ namespace {
 
 TEST(NumaSlicesTest, SlicesOfEverySectionLieOnTheirNodes) {
   ModelConfig config;
-  config.hidden_size = 200;  // 13 panels: slices of 4, 4 and 5
-  config.moe_intermediate_size = 100;
+  config.hidden_size = 520;  // 33 panels: slices of 8, 16 and 9
+  config.moe_intermediate_size = 384;
   const int nodes[] = {4, 0, 7};
   for (const WeightType type : {WeightType::kBf16, WeightType::kInt8, WeightType::kInt4}) {
     const ExpertLayout layout = MakeCpuExpertLayout(config, type);
@@ -41,13 +41,13 @@ TEST(NumaSlicesTest, SlicesOfEverySectionLieOnTheirNodes) {
 }
 
 TEST(NumaSlicesTest, MatricesLieBehindEachOther) {
-  AlignedBuffer memory(10000);
+  AlignedBuffer memory(40000);
   const PackedMatrix matrices[] = {{memory.data() + 128, WeightType::kBf16, 10, 64},
-                                   {memory.data() + 2176, WeightType::kBf16, 64, 64}};
+                                   {memory.data() + 2176, WeightType::kBf16, 256, 64}};
   const int nodes[] = {0, 1};
   // A matrix of one panel has one slice; the empty one is left out.
   EXPECT_EQ(MatrixStretches(matrices, memory.data(), nodes),
-            (std::vector<NodeStretch>{{128, 2176, 1}, {2176, 6272, 0}, {6272, 10368, 1}}));
+            (std::vector<NodeStretch>{{128, 2176, 1}, {2176, 18560, 0}, {18560, 34944, 1}}));
 }
 
 }  // namespace
