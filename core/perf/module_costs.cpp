@@ -98,6 +98,7 @@ std::vector<NamedConstant> ModuleCosts::Constants() const {
   measured("of it while computing", "share", contended_link_share.value, contended_link_share.how);
   measured("of computing while reading", "share", contended_compute_share.value,
            contended_compute_share.how);
+  measured("copying in host memory", "byte/s", host_copy.value, host_copy.how);
   return constants;
 }
 
@@ -120,6 +121,8 @@ std::string SerializeModuleCosts(const ModuleCosts& costs) {
   root["link"] = MeasuredToJson(costs.link);
   root["contended_link_share"] = MeasuredToJson(costs.contended_link_share);
   root["contended_compute_share"] = MeasuredToJson(costs.contended_compute_share);
+  root["host_copy"] = MeasuredToJson(costs.host_copy);
+  root["cores"] = costs.cores;
   Json& routing = root["routing"] = Json::array();
   for (const RoutedRows& point : costs.routing) routing.push_back({point.rows, point.experts});
   return root.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
@@ -151,6 +154,8 @@ ModuleCosts ParseModuleCosts(std::string_view json, std::string_view name) {
   costs.link = MeasuredFromJson(fields, "link", 1, kMostCostRate);
   costs.contended_link_share = MeasuredFromJson(fields, "contended_link_share", 0.01, 1);
   costs.contended_compute_share = MeasuredFromJson(fields, "contended_compute_share", 0.01, 1);
+  costs.host_copy = MeasuredFromJson(fields, "host_copy", 1, kMostCostRate);
+  costs.cores = fields.Int("cores", 1, 1, INT32_MAX);
   costs.routing = RoutingFromJson(fields);
   return costs;
 }

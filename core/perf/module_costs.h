@@ -51,7 +51,7 @@ struct RoutedRows {
 };
 
 struct ModuleCosts {
-  static constexpr int kVersion = 2;
+  static constexpr int kVersion = 3;
 
   std::string key;
   std::string host_fingerprint;
@@ -64,6 +64,9 @@ struct ModuleCosts {
   // While both go on: what is left of the link's rate and of computing's.
   Measured contended_link_share;
   Measured contended_compute_share;
+  // A thread that copies experts within host memory, as the links of emulated devices do.
+  Measured host_copy;
+  int64_t cores = 1;  // that computing threads may have to themselves
   // By rising rows, neither falling. Empty: not known.
   std::vector<RoutedRows> routing;
 

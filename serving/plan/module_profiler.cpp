@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
 #include <numeric>
 #include <span>
@@ -25,6 +26,7 @@ namespace {
 
 constexpr int kRepeats = 3;
 constexpr int kJointPasses = 4;
+constexpr size_t kCopiedBytes = size_t{16} << 20;
 constexpr double kLinkShare = 0.13;  // of the time for measuring
 constexpr int64_t kTimedLayers = 4;  // several: caches are as cold as in a pass
 constexpr int64_t kTimedRows = 1024;
@@ -63,6 +65,7 @@ class ModuleProfiler {
     MeasureLink();
     inputs_.progress("reading while computing");
     MeasureJointly();
+    MeasureHostCopy();
     return std::move(costs_);
   }
 
@@ -369,6 +372,24 @@ class ModuleProfiler {
     costs_.contended_compute_share = Summarise(std::move(compute_shares), "share", how);
   }
 
+  // One expert after another into as many slots, as a link of an emulated device does.
+  void MeasureHostCopy() {
+    const auto slot = static_cast<size_t>(inputs_.experts.layout().slot_bytes);
+    const size_t slots = std::max<size_t>(2, kCopiedBytes / slot);
+    AlignedBuffer from(slot * slots);
+    AlignedBuffer to(slot * slots);
+    std::fill_n(from.data(), from.bytes(), std::byte{1});
+    std::fill_n(to.data(), to.bytes(), std::byte{0});
+    std::vector<double> rates;
+    for (size_t i = 0; i < 2 * slots; ++i) {
+      const size_t at = i % slots * slot;
+      const Stopwatch watch;
+      std::memcpy(to.data() + at, from.data() + at, slot);
+      rates.push_back(static_cast<double>(slot) / std::max(1e-9, watch.seconds()));
+    }
+    costs_.host_copy = Summarise(std::move(rates), "byte/s", "median of copies of an expert");
+  }
+
   const ModuleProfilerInputs& inputs_;
   PassMeter passes_;
   const ModelConfig& config_;  // the first layers
@@ -428,6 +449,7 @@ ModuleCosts MeasureModules(const ModuleProfilerInputs& inputs, const HostDescrip
   ModuleCosts costs = ModuleProfiler(inputs).Run();
   costs.routing = ObserveRouting(inputs, costs);
   costs.key = ModuleCostsKey(inputs, host);
+  costs.cores = std::max<int64_t>(host.physical_cores, std::min(inputs.threads, host.logical_cpus));
   costs.host_fingerprint = host.fingerprint;
   costs.model = inputs.config.architecture;
   costs.created = UtcNow();
