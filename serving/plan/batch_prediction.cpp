@@ -154,6 +154,7 @@ DevicePass BatchPassModel::DevicePassOf(const IterationLoad& load, bool cold) co
 
   const double visit_rows = sizes_.schedule == ScheduleKind::kModuleBatching ? rows : group_rows;
   pass.active = costs_.ActiveExperts(config_.num_experts, config_.top_k, rows);
+  pass.repeated = costs_.RepeatedExperts(config_.num_experts, config_.top_k, rows);
   pass.visit_active = costs_.ActiveExperts(config_.num_experts, config_.top_k, visit_rows);
   pass.dense_mlp_s = config_.num_layers > config_.num_sparse_layers() ? DenseMlpSeconds(visit_rows)
                                                                       : 0;
@@ -171,8 +172,9 @@ DevicePass BatchPassModel::DevicePassOf(const IterationLoad& load, bool cold) co
   pass.both_share = std::min(1.0, cores / (2 * device_->threads));
   // One thread copies, as long as copying by itself takes.
   const double copying = static_cast<double>(slot_bytes_) / costs_.host_copy.value / pass.load_s;
-  pass.copy_share = std::min(1.0, (cores - copying) / device_->threads);
-  pass.copy_share = std::max(0.1, pass.copy_share);
+  pass.copy_share = std::clamp((cores - copying) / device_->threads, 0.1, 1.0);
+  // Threads that wait for experts are asleep and caches cold, whatever brings them.
+  pass.copy_share = std::min(pass.copy_share, costs_.contended_compute_share.value);
   pass.cold = cold;
   return pass;
 }

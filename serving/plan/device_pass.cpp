@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <deque>
+#include <numeric>
 #include <optional>
 
 #include "core/base/check.h"
@@ -15,6 +16,13 @@ namespace {
 
 // Passes until buffers hold what they do in all later ones.
 constexpr int kPassesToSettle = 2;
+
+// i * stride % count scatters 0 .. count-1: no divisor in common, and a golden section of the way.
+int64_t ScatteringStride(int64_t count) {
+  auto stride = std::max<int64_t>(1, std::llround(0.618 * static_cast<double>(count)));
+  while (std::gcd(stride, count) > 1) ++stride;
+  return stride;
+}
 
 // What a lane does now.
 enum class LaneStep : uint8_t {
@@ -52,11 +60,14 @@ class DevicePassPlayer {
   }
 
   StreamPassTimes Run() {
-    Play();
-    for (int i = 0; !pass_.cold && i < kPassesToSettle; ++i) {
-      times_ = {};
+    if (!pass_.cold) {
+      uses_all_ = true;  // every resident is there afterwards
       Play();
+      uses_all_ = false;
+      for (int i = 0; i < kPassesToSettle; ++i) Play();
+      times_ = {};
     }
+    Play();
     const auto groups = static_cast<double>(pass_.groups);
     const auto layers = static_cast<double>(pass_.layer_is_sparse.size());
     const double once = pass_.schedule == ScheduleKind::kModuleBatching ? 1 : groups;
@@ -73,6 +84,7 @@ class DevicePassPlayer {
     flow_.BeginPass(visits_);
     flow_.AllowReadAhead(true);
     std::fill(visits_of_.begin(), visits_of_.end(), 0);
+    ++passes_;
     ended_.assign(graph_.tasks().size(), 0);
     lanes_ = {};
     computed_ = 0;
@@ -181,27 +193,34 @@ class DevicePassPlayer {
     EndTask(lane);
   }
 
-  // Residents are the first experts of a layer. Both kinds are used alike; visits take windows of
-  // what the pass uses, the first from its beginning, the last up to its end.
+  // Residents are the first experts of a layer. Both kinds are used alike: a pass uses a window of
+  // each, around the end, that moves from pass to pass by what is not repeated; visits use windows
+  // of that, the first from its beginning, the last up to its end. Experts are read in the order of
+  // their numbers, which has nothing to do with that of the windows.
   void OpenLayer(int layer) {
     const int number = number_[static_cast<size_t>(layer)];
     const int visit = visits_of_[static_cast<size_t>(number)]++;
     int64_t residents = 0;
     while (residents < pass_.num_experts && flow_.resident(IndexOf(number, residents))) ++residents;
     needed_.clear();
-    const double resident_share =
-        static_cast<double>(residents) / static_cast<double>(pass_.num_experts);
-    Window(number, visit, 0, residents, resident_share);
-    Window(number, visit, residents, pass_.num_experts, 1 - resident_share);
+    Use(number, visit, 0, residents);
+    Use(number, visit, residents, pass_.num_experts - residents);
     if (needed_.empty()) needed_.push_back(IndexOf(number, 0));
     flow_.BeginLayer(needed_);
   }
 
-  void Window(int number, int visit, int64_t begin, int64_t end, double share) {
-    const int64_t used = std::min(end - begin, Rounded(pass_.active * share, number));
-    const int64_t now = std::min(used, Rounded(pass_.visit_active * share, number));
-    const int64_t offset = visits_ > 1 ? (used - now) * visit / (visits_ - 1) : 0;
-    for (int64_t i = 0; i < now; ++i) needed_.push_back(IndexOf(number, begin + offset + i));
+  void Use(int number, int visit, int64_t first, int64_t count) {
+    const double share = static_cast<double>(count) / static_cast<double>(pass_.num_experts);
+    const int64_t used = uses_all_ ? count : std::min(count, Rounded(pass_.active * share, number));
+    const int64_t now =
+        uses_all_ ? count : std::min(used, Rounded(pass_.visit_active * share, number));
+    const int64_t moves = used - std::min(used, Rounded(pass_.repeated * share, number));
+    const int64_t begin = passes_ * std::min(moves, count - used) +
+                          (visits_ > 1 ? (used - now) * visit / (visits_ - 1) : 0);
+    const int64_t stride = ScatteringStride(count);
+    for (int64_t i = 0; i < now; ++i) {
+      needed_.push_back(IndexOf(number, first + (begin + i) * stride % count));
+    }
   }
 
   ExpertIndex IndexOf(int number, int64_t expert) const {
@@ -314,6 +333,8 @@ class DevicePassPlayer {
   std::vector<int> visits_of_;  // [layers with experts] by this pass
   std::vector<uint8_t> ended_;  // [tasks]
   size_t tasks_left_ = 0;
+  int64_t passes_ = 0;
+  bool uses_all_ = false;
   std::array<PlayedLane, kNumPassLanes> lanes_;
   std::deque<Load> loads_;  // on their way
   bool copying_ = false;    // to the device

@@ -36,6 +36,7 @@ struct DevicePass {
   // batching visits a layer once, the others once for each group.
   double visit_active = 0;
   double active = 0;
+  double repeated = 0;  // of these, the next pass's as well; what is read ahead is the last pass's
   double other_s = 0;  // of the pass, on the host, behind all layers: the head
 
   int64_t slots = 0;    // on the device

@@ -32,8 +32,9 @@ constexpr int64_t kTimedLayers = 4;  // several: caches are as cold as in a pass
 constexpr int64_t kTimedRows = 1024;
 // For what is read, and as much for computing, while routing is looked at.
 constexpr double kRoutingSeconds = 20;
-constexpr int64_t kRoutingRows = 4096;
-constexpr int kRoutingSteps = 4;  // of decoding; each may read all experts
+constexpr int64_t kRoutingRows = 4096;      // of a pass
+constexpr int64_t kRoutingSequences = 128;  // a decode step has a row of each
+constexpr int kRoutingSteps = 3;            // of decoding; each may read all experts
 
 std::string PlacesText(const ThreadLayout& layout) {
   const bool pinned = !layout.places.empty() && layout.places.front().cpus.size() == 1;
@@ -48,7 +49,7 @@ class ModuleProfiler {
  public:
   explicit ModuleProfiler(const ModuleProfilerInputs& inputs)
       : inputs_(inputs),
-        passes_(inputs, {kTimedLayers, kTimedRows, kTimedRows, inputs.config.num_experts / 2}),
+        passes_(inputs, {kTimedLayers, kTimedRows, kTimedRows, inputs.config.num_experts / 2, 0}),
         config_(passes_.config()),
         limits_(passes_.limits()),
         sparse_layers_(config_.num_sparse_layers()) {}
@@ -410,7 +411,7 @@ std::vector<RoutedRows> ObserveRouting(const ModuleProfilerInputs& inputs,
                               static_cast<double>(inputs.experts.layout().slot_bytes) /
                               costs.link.value;
   const auto layers = static_cast<int64_t>(
-      std::clamp(kRoutingSeconds / (layer_read_s * (kRoutingSteps + 1)), AsDouble(kTimedLayers),
+      std::clamp(kRoutingSeconds / (layer_read_s * AsDouble(kRoutingSteps + PassMeter::kTextPasses)), AsDouble(kTimedLayers),
                  AsDouble(std::max(kTimedLayers, config.num_sparse_layers()))));
   const double row_s =
       AsDouble(layers) * (costs[Module::kAttentionIn].per_unit_s +
@@ -418,10 +419,9 @@ std::vector<RoutedRows> ObserveRouting(const ModuleProfilerInputs& inputs,
                           AsDouble(config.top_k) * costs[Module::kExpert].per_unit_s);
   const auto rows =
       static_cast<int64_t>(std::clamp(kRoutingSeconds / std::max(1e-9, row_s),
-                                      AsDouble(PassMeter::kTextSequences), AsDouble(kRoutingRows)));
+                                      AsDouble(PassMeter::kTextTokens), AsDouble(kRoutingRows)));
   RoutingCurve curve(config.num_experts);
-  PassMeter(inputs, {layers, kRoutingRows, PassMeter::kTextSequences, 0})
-      .RunText(curve, rows, kRoutingSteps);
+  PassMeter(inputs, {layers, rows, 0, 0, kRoutingSequences}).RunText(curve, kRoutingSteps);
   return curve.Points();
 }
 
