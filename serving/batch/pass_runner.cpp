@@ -43,8 +43,7 @@ const TaskGraph& PassRunner::GraphOf(int groups) {
   auto graph = graphs_.find(groups);
   if (graph == graphs_.end()) {
     const auto layers = static_cast<int>(model_.config().num_layers);
-    graph =
-        graphs_.emplace(groups, PassGraph(schedule_, device_ != nullptr, groups, layers)).first;
+    graph = graphs_.emplace(groups, PassGraph(schedule_, device_ != nullptr, groups, layers)).first;
   }
   return graph->second;
 }

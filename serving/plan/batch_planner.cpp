@@ -49,9 +49,10 @@ std::vector<int64_t> SequenceCounts(const EngineOptions& options, int64_t reques
 std::vector<BatchWish> Wishes(const EngineOptions& options, const ModelConfig& config,
                               const Workload& workload) {
   const bool device = options.devices.count > 0;
-  const std::vector<double> parts = device ? std::vector{1.0, 2.0} : std::vector{0.7, 1.0, 2.0, 4.0};
-  const std::vector<int64_t> buffers = device ? std::vector<int64_t>{2, 1}
-                                              : std::vector<int64_t>{4, 2, 1};
+  const std::vector<double> parts =
+      device ? std::vector{1.0, 2.0} : std::vector{0.7, 1.0, 2.0, 4.0};
+  const std::vector<int64_t> buffers =
+      device ? std::vector<int64_t>{2, 1} : std::vector<int64_t>{4, 2, 1};
   std::vector<BatchWish> wishes;
   const double per_decode = 1 + workload.mean_prompt() / std::max(1.0, workload.mean_generated());
   for (const int64_t sequences :
@@ -90,7 +91,7 @@ constexpr std::array kDeviceOrders = {
 class BatchSearch {
  public:
   BatchSearch(const EngineOptions& options, const ModelFiles& files, const Workload& workload,
-         const ModuleCosts& costs)
+              const ModuleCosts& costs)
       : options_(options),
         files_(files),
         workload_(workload),

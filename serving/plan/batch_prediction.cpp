@@ -120,10 +120,10 @@ StreamPass BatchPassModel::PassOf(const IterationLoad& load, bool cold) const {
 // threads that compute.
 double BatchPassModel::CopySeconds(double bytes) const {
   const double packets = std::ceil(bytes / device_->packet_bytes);
-  const double model_s = device_->bytes_per_s > 0
-                             ? packets * device_->latency_s + bytes / device_->bytes_per_s
-                             : 0;
-  const double crowd = static_cast<double>(device_->threads + 1) / static_cast<double>(costs_.cores);
+  const double model_s =
+      device_->bytes_per_s > 0 ? packets * device_->latency_s + bytes / device_->bytes_per_s : 0;
+  const double crowd =
+      static_cast<double>(device_->threads + 1) / static_cast<double>(costs_.cores);
   return std::max(model_s, bytes / costs_.host_copy.value * std::max(1.0, crowd));
 }
 
@@ -132,10 +132,10 @@ DevicePass BatchPassModel::DevicePassOf(const IterationLoad& load, bool cold) co
   const bool overlapped = sizes_.schedule == ScheduleKind::kOverlapped;
   DevicePass pass;
   pass.schedule = sizes_.schedule;
-  pass.groups = overlapped ? 2
-                           : static_cast<int>(std::clamp<int64_t>(
-                                 load.decode_sequences + load.prompts_ended, 1,
-                                 sizes_.micro_batches));
+  pass.groups = overlapped
+                    ? 2
+                    : static_cast<int>(std::clamp<int64_t>(
+                          load.decode_sequences + load.prompts_ended, 1, sizes_.micro_batches));
   const double group_rows = rows / pass.groups;
   pass.layer_is_sparse.assign(config_.layer_is_sparse.begin(), config_.layer_is_sparse.end());
   pass.num_experts = config_.num_experts;
@@ -156,8 +156,8 @@ DevicePass BatchPassModel::DevicePassOf(const IterationLoad& load, bool cold) co
   pass.active = costs_.ActiveExperts(config_.num_experts, config_.top_k, rows);
   pass.repeated = costs_.RepeatedExperts(config_.num_experts, config_.top_k, rows);
   pass.visit_active = costs_.ActiveExperts(config_.num_experts, config_.top_k, visit_rows);
-  pass.dense_mlp_s = config_.num_layers > config_.num_sparse_layers() ? DenseMlpSeconds(visit_rows)
-                                                                      : 0;
+  pass.dense_mlp_s =
+      config_.num_layers > config_.num_sparse_layers() ? DenseMlpSeconds(visit_rows) : 0;
   pass.expert_s = costs_[Module::kExpert].seconds(visit_rows * static_cast<double>(config_.top_k) /
                                                   std::max(1.0, pass.visit_active));
   pass.other_s = costs_[Module::kHead].seconds(
@@ -166,7 +166,8 @@ DevicePass BatchPassModel::DevicePassOf(const IterationLoad& load, bool cold) co
   pass.buffers = sizes_.buffers;
   pass.group = GroupOfExperts(slot_bytes_);
   pass.load_s = CopySeconds(static_cast<double>(slot_bytes_));
-  pass.packets = static_cast<int>((slot_bytes_ + device_->packet_bytes - 1) / device_->packet_bytes);
+  pass.packets =
+      static_cast<int>((slot_bytes_ + device_->packet_bytes - 1) / device_->packet_bytes);
   pass.loads_ahead = std::max(1, kLinkDepth / pass.packets);
   const auto cores = static_cast<double>(costs_.cores);
   pass.both_share = std::min(1.0, cores / (2 * device_->threads));
@@ -245,8 +246,8 @@ PhasePrediction BatchPassModel::DevicePhase(const IterationLoad& load) {
   const auto busy = [&](Resource resource) { return phase.busy_s[static_cast<int>(resource)]; };
   // Both sides share the processors.
   const double computing = busy(Resource::kDevice) + busy(Resource::kCpu);
-  const double together = std::max({busy(Resource::kDevice), busy(Resource::kCpu),
-                                    computing / (2 * pass.both_share)});
+  const double together =
+      std::max({busy(Resource::kDevice), busy(Resource::kCpu), computing / (2 * pass.both_share)});
   const double link = busy(Resource::kLinkIn);
   phase.roofline_s = std::max({together, link, busy(Resource::kLinkOut)});
   phase.serial_s = computing / pass.copy_share / std::min(1.0, 2 * pass.both_share) + link +
@@ -333,9 +334,9 @@ PlanPrediction PredictBatch(BatchPassModel& passes, const BatchSizes& sizes,
     scale = (wall_s + more) / wall_s;
     wall_s += more;
   }
-  for (double* sum : {&job.attention_s, &job.dense_s, &job.experts_s, &job.head_s, &job.stall_s,
-                      &job.link_busy_s, &job.hidden_in_s, &job.hidden_out_s, &job.link_bytes,
-                      &job.passes}) {
+  for (double* sum :
+       {&job.attention_s, &job.dense_s, &job.experts_s, &job.head_s, &job.stall_s, &job.link_busy_s,
+        &job.hidden_in_s, &job.hidden_out_s, &job.link_bytes, &job.passes}) {
     *sum *= scale;
   }
   double generated = 0;

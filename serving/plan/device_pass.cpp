@@ -30,8 +30,8 @@ enum class LaneStep : uint8_t {
   kCompute,  // dense parts
   kExperts,
   kHead,
-  kWait,     // for an expert
-  kInLine,   // for the link
+  kWait,    // for an expert
+  kInLine,  // for the link
   kCopyIn,
   kCopyOut,
 };
@@ -55,7 +55,8 @@ class DevicePassPlayer {
         flow_(grid_, SparseLayers(sparse_layers_), pass.slots,
               std::clamp<int64_t>(pass.buffers, 1, pass.slots), pass.group) {
     int number = 0;
-    for (const uint8_t sparse : pass.layer_is_sparse) number_.push_back(sparse != 0 ? number++ : -1);
+    for (const uint8_t sparse : pass.layer_is_sparse)
+      number_.push_back(sparse != 0 ? number++ : -1);
     visits_of_.resize(static_cast<size_t>(sparse_layers_));
   }
 
@@ -165,9 +166,8 @@ class DevicePassPlayer {
       held_.clear();
       return Experts(lane);
     }
-    const bool experts_follow =
-        task.kind == TaskKind::kExpert ||
-        (task.kind == TaskKind::kPostAttention && visits_of_pass());
+    const bool experts_follow = task.kind == TaskKind::kExpert ||
+                                (task.kind == TaskKind::kPostAttention && visits_of_pass());
     if (lane.step == LaneStep::kCompute && experts_follow && sparse(task.layer)) {
       OpenLayer(task.layer);
       return Experts(lane);
@@ -258,7 +258,8 @@ class DevicePassPlayer {
   }
 
   static bool Computes(const PlayedLane& lane) {
-    return lane.step == LaneStep::kCompute || lane.step == LaneStep::kExperts || lane.step == LaneStep::kHead;
+    return lane.step == LaneStep::kCompute || lane.step == LaneStep::kExperts ||
+           lane.step == LaneStep::kHead;
   }
 
   double SpeedOf(const PlayedLane& lane) const {
@@ -273,7 +274,8 @@ class DevicePassPlayer {
     double step = packet_ ? packet_left_s_ : INFINITY;
     for (size_t i = 0; i < lanes_.size(); ++i) {
       const PlayedLane& lane = lanes_[i];
-      const bool runs = Computes(lane) || lane.step == LaneStep::kCopyIn || lane.step == LaneStep::kCopyOut;
+      const bool runs =
+          Computes(lane) || lane.step == LaneStep::kCopyIn || lane.step == LaneStep::kCopyOut;
       ends[i] = runs ? lane.left_s / SpeedOf(lane) : INFINITY;
       step = std::min(step, ends[i]);
     }

@@ -37,13 +37,13 @@ struct DevicePass {
   double visit_active = 0;
   double active = 0;
   double repeated = 0;  // of these, the next pass's as well; what is read ahead is the last pass's
-  double other_s = 0;  // of the pass, on the host, behind all layers: the head
+  double other_s = 0;   // of the pass, on the host, behind all layers: the head
 
-  int64_t slots = 0;    // on the device
-  int64_t buffers = 0;  // of them for what streams
-  int64_t group = 1;    // experts that are computed together at most
-  double load_s = 0;    // one expert, into its slot
-  int packets = 1;      // that it is copied in
+  int64_t slots = 0;        // on the device
+  int64_t buffers = 0;      // of them for what streams
+  int64_t group = 1;        // experts that are computed together at most
+  double load_s = 0;        // one expert, into its slot
+  int packets = 1;          // that it is copied in
   int64_t loads_ahead = 1;  // experts that are given to the link before they can be copied
 
   double both_share = 1;  // of its rate, when the other side computes as well

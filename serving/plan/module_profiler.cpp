@@ -29,7 +29,8 @@ constexpr int kJointPasses = 4;
 constexpr size_t kCopiedBytes = size_t{16} << 20;
 constexpr double kLinkShare = 0.13;  // of the time for measuring
 constexpr int64_t kTimedLayers = 4;  // several: caches are as cold as in a pass
-constexpr int64_t kTimedRows = 1024;
+constexpr int64_t kTimedRows = PassMeter::kContexts * PassMeter::kLongContext;
+constexpr int64_t kTimedDecodeRows = 1024;
 // For what is read, and as much for computing, while routing is looked at.
 constexpr double kRoutingSeconds = 20;
 constexpr int64_t kRoutingRows = 4096;      // of a pass
@@ -49,7 +50,8 @@ class ModuleProfiler {
  public:
   explicit ModuleProfiler(const ModuleProfilerInputs& inputs)
       : inputs_(inputs),
-        passes_(inputs, {kTimedLayers, kTimedRows, kTimedRows, inputs.config.num_experts / 2, 0}),
+        passes_(inputs,
+                {kTimedLayers, kTimedRows, kTimedDecodeRows, inputs.config.num_experts / 2, 0}),
         config_(passes_.config()),
         limits_(passes_.limits()),
         sparse_layers_(config_.num_sparse_layers()) {}
@@ -108,8 +110,8 @@ class ModuleProfiler {
     // Prompts first: they write the contexts that decode reads.
     const int64_t chunk = std::min<int64_t>(most, 128);
     for (int64_t context = 0; context < PassMeter::kContexts;) {
-      const int64_t sequences =
-          std::clamp<int64_t>(most / chunk, 1, PassMeter::kContexts - context);
+      const int64_t sequences = std::clamp<int64_t>(std::min(most, kTimedDecodeRows) / chunk, 1,
+                                                    PassMeter::kContexts - context);
       for (int64_t start = 0; start < PassMeter::kLongContext; start += chunk) {
         const auto slices = passes_.PromptSlices(context, sequences, start, chunk);
         const bool measured = context == 0;
@@ -123,6 +125,11 @@ class ModuleProfiler {
     }
     Measure(passes_.PromptSlices(0, std::max<int64_t>(1, std::min<int64_t>(most, 256) / 16), 0, 16),
             passes_.spreadable());
+    // As many rows as a pass of many prompts has: caches hold less of what each row needs.
+    if (most >= kTimedRows && watch_.seconds() < inputs_.seconds / 3) {
+      Measure(passes_.PromptSlices(0, PassMeter::kContexts, 0, PassMeter::kLongContext),
+              passes_.spreadable());
+    }
     for (const int64_t rows : {1, 4, 16, 64, 256, 512, 1024}) {
       if (rows > most || TimeIsUp()) break;
       for (const int64_t context : {int64_t{16}, PassMeter::kLongContext}) {
@@ -326,7 +333,8 @@ class ModuleProfiler {
                            costs_[Module::kOutput].per_unit_s + costs_[Module::kRouter].per_unit_s +
                            AsDouble(config_.top_k) * costs_[Module::kExpert].per_unit_s;
     const double rows = per_row > 0 ? (read_s - fixed) / per_row : 0;
-    return static_cast<int64_t>(std::clamp(rows, 16.0, AsDouble(limits_.max_batch_tokens)));
+    return static_cast<int64_t>(
+        std::clamp(rows, 16.0, AsDouble(std::min(kTimedDecodeRows, limits_.max_batch_tokens))));
   }
 
   // What a layer without experts does in their place is taken for an expert of its width.
@@ -410,9 +418,9 @@ std::vector<RoutedRows> ObserveRouting(const ModuleProfilerInputs& inputs,
   const double layer_read_s = AsDouble(config.num_experts) *
                               static_cast<double>(inputs.experts.layout().slot_bytes) /
                               costs.link.value;
-  const auto layers = static_cast<int64_t>(
-      std::clamp(kRoutingSeconds / (layer_read_s * AsDouble(kRoutingSteps + PassMeter::kTextPasses)), AsDouble(kTimedLayers),
-                 AsDouble(std::max(kTimedLayers, config.num_sparse_layers()))));
+  const auto layers = static_cast<int64_t>(std::clamp(
+      kRoutingSeconds / (layer_read_s * AsDouble(kRoutingSteps + PassMeter::kTextPasses)),
+      AsDouble(kTimedLayers), AsDouble(std::max(kTimedLayers, config.num_sparse_layers()))));
   const double row_s =
       AsDouble(layers) * (costs[Module::kAttentionIn].per_unit_s +
                           costs[Module::kOutput].per_unit_s + costs[Module::kRouter].per_unit_s +

@@ -241,8 +241,7 @@ void PassMeter::RunText(RoutingHook& hook, int answer_tokens) {
   blocks_.clear();
   int32_t next_block = 0;
   for (const std::vector<int32_t>& prompt : prompts) {
-    std::vector<int32_t>& blocks =
-        blocks_.emplace_back(static_cast<size_t>(TextBlocks(prompt)));
+    std::vector<int32_t>& blocks = blocks_.emplace_back(static_cast<size_t>(TextBlocks(prompt)));
     std::iota(blocks.begin(), blocks.end(), next_block);
     next_block += static_cast<int32_t>(blocks.size());
   }

@@ -41,18 +41,18 @@ struct PassPoint {
 
 // At most; rows and residents are fewer where memory is short.
 struct PassMeterSizes {
-  int64_t sparse_layers = 0;  // the first ones with experts
-  int64_t rows = 0;           // of a pass; a power of two from 16 on
-  int64_t decode_rows = 0;    // of a pass
-  int64_t residents = 0;      // of each of the layers
+  int64_t sparse_layers = 0;   // the first ones with experts
+  int64_t rows = 0;            // of a pass; a power of two from 16 on
+  int64_t decode_rows = 0;     // of a pass
+  int64_t residents = 0;       // of each of the layers
   int64_t text_sequences = 0;  // of RunText
 };
 
 class PassMeter {
  public:
   static constexpr int64_t kLongContext = 256;  // positions that a sequence has at most
-  static constexpr int64_t kContexts = 16;  // sequences whose keys and values decode reads in turn
-  static constexpr int64_t kTextPasses = 2;   // at most, of its prompts
+  static constexpr int64_t kContexts = 16;   // sequences whose keys and values decode reads in turn
+  static constexpr int64_t kTextPasses = 2;  // at most, of its prompts
   static constexpr int64_t kTextTokens = 128;  // of a sequence's prompt in RunText, at most
 
   // Throws Error(kResourceExhausted) when not even the smallest passes fit.

@@ -22,12 +22,10 @@ double Unseen(std::span<const int64_t> rows_of, int64_t rows, int64_t more) {
   const auto absent = static_cast<double>(std::count(rows_of.begin(), rows_of.end(), 0));
   const auto all = static_cast<double>(rows);
   // Chao2, with the form for no expert that was chosen twice.
-  double unseen = (all - 1) / all *
-                  (twice > 0 ? once * once / (2 * twice) : once * (once - 1) / 2);
+  double unseen = (all - 1) / all * (twice > 0 ? once * once / (2 * twice) : once * (once - 1) / 2);
   unseen = std::min(unseen, absent);
   if (unseen <= 0 || once <= 0) return 0;
-  return unseen *
-         (1 - std::pow(1 - once / (all * unseen + once), static_cast<double>(more)));
+  return unseen * (1 - std::pow(1 - once / (all * unseen + once), static_cast<double>(more)));
 }
 
 }  // namespace
@@ -76,7 +74,8 @@ void RoutingCurve::AddPoint(std::span<const Counts* const> all, int64_t drawn,
       once += used;
       twice += used * used;
     }
-    if (drawn > counts->rows) experts += Unseen(counts->rows_of, counts->rows, drawn - counts->rows);
+    if (drawn > counts->rows)
+      experts += Unseen(counts->rows_of, counts->rows, drawn - counts->rows);
     point.experts += experts / static_cast<double>(all.size());
     point.repeated += experts * twice / once / static_cast<double>(all.size());
   }

@@ -37,8 +37,8 @@ struct StreamPassTimes {
   double experts_s = 0;  // likewise
   double other_s = 0;    // likewise
   double stall_s = 0;
-  double link_s = 0;  // busy, beside computing
-  double loads = 0;   // experts read
+  double link_s = 0;        // busy, beside computing
+  double loads = 0;         // experts read
   double hidden_in_s = 0;   // attention outputs to a device, from when they are there
   double hidden_out_s = 0;  // queries, keys and values from it
   double compute_alone_s = 0;
