@@ -88,6 +88,14 @@ double BatchPassModel::DenseMlpSeconds(double rows) const {
          static_cast<double>(config_.moe_intermediate_size) * costs_[Module::kExpert].seconds(rows);
 }
 
+// In blocks of so many rows.
+double BatchPassModel::HeadSeconds(const IterationLoad& load) const {
+  const int64_t rows = load.decode_sequences + load.prompts_ended;
+  const int64_t blocks = (rows + sizes_.max_logit_rows - 1) / sizes_.max_logit_rows;
+  const ModuleCost& head = costs_[Module::kHead];
+  return static_cast<double>(blocks) * head.fixed_s + static_cast<double>(rows) * head.per_unit_s;
+}
+
 StreamPass BatchPassModel::PassOf(const IterationLoad& load, bool cold) const {
   const auto rows = static_cast<double>(load.decode_sequences + load.prefill_tokens);
   const auto experts = static_cast<double>(config_.num_experts);
@@ -100,8 +108,7 @@ StreamPass BatchPassModel::PassOf(const IterationLoad& load, bool cold) const {
   pass.lead_s = dense_layers > 0
                     ? static_cast<double>(dense_layers) * (attention + DenseMlpSeconds(rows))
                     : 0;
-  pass.other_s = costs_[Module::kHead].seconds(
-      static_cast<double>(load.decode_sequences + load.prompts_ended));
+  pass.other_s = HeadSeconds(load);
   pass.expert_s = costs_[Module::kExpert].seconds(rows * static_cast<double>(config_.top_k) /
                                                   std::max(1.0, active));
   pass.resident_active = active * residents_per_layer_ / experts;
@@ -160,8 +167,7 @@ DevicePass BatchPassModel::DevicePassOf(const IterationLoad& load, bool cold) co
       config_.num_layers > config_.num_sparse_layers() ? DenseMlpSeconds(visit_rows) : 0;
   pass.expert_s = costs_[Module::kExpert].seconds(visit_rows * static_cast<double>(config_.top_k) /
                                                   std::max(1.0, pass.visit_active));
-  pass.other_s = costs_[Module::kHead].seconds(
-      static_cast<double>(load.decode_sequences + load.prompts_ended));
+  pass.other_s = HeadSeconds(load);
   pass.slots = sizes_.expert_slots;
   pass.buffers = sizes_.buffers;
   pass.group = GroupOfExperts(slot_bytes_);

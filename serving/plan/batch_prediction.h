@@ -54,7 +54,8 @@ class BatchPassModel {
   PhasePrediction DevicePhase(const IterationLoad& load);
   double AttentionSeconds(const IterationLoad& load) const;  // of one layer
   double DenseMlpSeconds(double rows) const;                 // of one layer without experts
-  double CopySeconds(double bytes) const;                    // over the device's link
+  double HeadSeconds(const IterationLoad& load) const;
+  double CopySeconds(double bytes) const;  // over the device's link
 
   const ModelConfig& config_;
   const ModuleCosts& costs_;

@@ -29,8 +29,9 @@ constexpr int kJointPasses = 4;
 constexpr size_t kCopiedBytes = size_t{16} << 20;
 constexpr double kLinkShare = 0.13;  // of the time for measuring
 constexpr int64_t kTimedLayers = 4;  // several: caches are as cold as in a pass
-constexpr int64_t kTimedRows = PassMeter::kContexts * PassMeter::kLongContext;
+constexpr int64_t kTimedRows = 4096;
 constexpr int64_t kTimedDecodeRows = 1024;
+constexpr int64_t kFewestContexts = 16;
 // For what is read, and as much for computing, while routing is looked at.
 constexpr double kRoutingSeconds = 20;
 constexpr int64_t kRoutingRows = 4096;      // of a pass
@@ -122,13 +123,16 @@ class ModuleProfiler {
         }
       }
       context += sequences;
+      passes_.UseContexts(context);
+      if (context >= kFewestContexts && watch_.seconds() > inputs_.seconds / 3) break;
     }
     Measure(passes_.PromptSlices(0, std::max<int64_t>(1, std::min<int64_t>(most, 256) / 16), 0, 16),
             passes_.spreadable());
     // As many rows as a pass of many prompts has: caches hold less of what each row needs.
-    if (most >= kTimedRows && watch_.seconds() < inputs_.seconds / 3) {
-      Measure(passes_.PromptSlices(0, PassMeter::kContexts, 0, PassMeter::kLongContext),
-              passes_.spreadable());
+    if (most >= kTimedRows && watch_.seconds() < inputs_.seconds / 2) {
+      Measure(
+          passes_.PromptSlices(0, kTimedRows / PassMeter::kLongContext, 0, PassMeter::kLongContext),
+          passes_.spreadable());
     }
     for (const int64_t rows : {1, 4, 16, 64, 256, 512, 1024}) {
       if (rows > most || TimeIsUp()) break;

@@ -304,7 +304,7 @@ std::vector<SequenceSlice> PassMeter::DecodeSlices(int64_t sequences, int64_t co
   blocks_.clear();
   std::vector<SequenceSlice> slices;
   for (int64_t i = 0; i < sequences; ++i) {
-    std::vector<int32_t> blocks = ContextBlocks(i % kContexts);
+    std::vector<int32_t> blocks = ContextBlocks(i % contexts_);
     blocks.resize(static_cast<size_t>(context / kKvBlockTokens));
     blocks.push_back(static_cast<int32_t>(kContexts * (kLongContext / kKvBlockTokens) + i));
     blocks_.push_back(std::move(blocks));

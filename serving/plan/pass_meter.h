@@ -51,8 +51,10 @@ struct PassMeterSizes {
 class PassMeter {
  public:
   static constexpr int64_t kLongContext = 256;  // positions that a sequence has at most
-  static constexpr int64_t kContexts = 16;   // sequences whose keys and values decode reads in turn
-  static constexpr int64_t kTextPasses = 2;  // at most, of its prompts
+  // Sequences whose keys and values decode reads in turn, at most: of few they stay in a core's
+  // cache, which those of a job do not.
+  static constexpr int64_t kContexts = 64;
+  static constexpr int64_t kTextPasses = 2;    // at most, of its prompts
   static constexpr int64_t kTextTokens = 128;  // of a sequence's prompt in RunText, at most
 
   // Throws Error(kResourceExhausted) when not even the smallest passes fit.
@@ -78,6 +80,8 @@ class PassMeter {
   // this or of DecodeSlices.
   std::vector<SequenceSlice> PromptSlices(int64_t first_context, int64_t sequences, int64_t start,
                                           int64_t count);
+  // How many contexts were written; DecodeSlices takes these in turn.
+  void UseContexts(int64_t contexts) { contexts_ = contexts; }
   // One token each behind `context` (a multiple of a block) positions; each writes a block of its
   // own.
   std::vector<SequenceSlice> DecodeSlices(int64_t sequences, int64_t context);
@@ -97,6 +101,7 @@ class PassMeter {
   const ModelConfig config_;
   const uint64_t slot_bytes_;
   int64_t resident_experts_ = 0;
+  int64_t contexts_ = kContexts;
   ModelLimits limits_;
   StreamingOptions streaming_;
   Timeline timeline_{0};
