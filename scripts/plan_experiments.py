@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """What `moesaic batch` plans against what it does: throughput, times by component and bytes, in settings that differ in
-link rate, memory, weight type and workload. As Markdown tables.
+link rate, memory, weight type and workload, on an emulated device and without. As Markdown tables.
 
     scripts/make_bench_model.py /data/moe64 --layers 8 --hidden 512 --intermediate 256 --top-k 4 --vocabulary 4096
     scripts/plan_experiments.py --moesaic build/release/bin/moesaic --model /data/moe64 \\
@@ -21,19 +21,23 @@ import subprocess
 import sys
 import tempfile
 
-# Name: workload, requests, output tokens, and flags.
+# Name: workload, requests, output tokens, and flags. Each takes 15 to 35 s, so that three rounds fit into a quarter of an
+# hour.
 SETTINGS = {
-    "link 200 MB/s": ("gsm8k", 64, 16, ["--memory", "330MiB", "--link-bandwidth", "200MB"]),
-    "link 400 MB/s": ("gsm8k", 64, 16, ["--memory", "330MiB", "--link-bandwidth", "400MB"]),
-    "link 800 MB/s": ("gsm8k", 64, 16, ["--memory", "330MiB", "--link-bandwidth", "800MB"]),
-    "disk": ("gsm8k", 256, 32, ["--memory", "330MiB"]),
-    "disk, more memory": ("gsm8k", 256, 32, ["--memory", "450MiB"]),
-    "disk, int8": ("gsm8k", 256, 32, ["--memory", "330MiB", "--dtype", "int8"]),
-    "MT-Bench, link 400 MB/s": ("mt-bench", 48, 24, ["--memory", "330MiB", "--link-bandwidth", "400MB"]),
-    "MT-Bench, all in memory": ("mt-bench", 256, 32, ["--memory", "1200MiB"]),
+    "device, link 200 MB/s": ("gsm8k", 64, 16, ["--devices", "1", "--device-memory", "25%", "--emulated-link-gbps", "0.2"]),
+    "device, link 400 MB/s": ("gsm8k", 96, 16, ["--devices", "1", "--device-memory", "25%", "--emulated-link-gbps", "0.4"]),
+    "device, link 800 MB/s": ("gsm8k", 192, 24, ["--devices", "1", "--device-memory", "25%", "--emulated-link-gbps", "0.8"]),
+    "MT-Bench, device, link 400 MB/s": ("mt-bench", 80, 24, ["--devices", "1", "--device-memory", "40%",
+                                                            "--emulated-link-gbps", "0.4"]),
+    "disk, at most 400 MB/s": ("gsm8k", 96, 20, ["--memory", "330MiB", "--link-bandwidth", "400MB"]),
+    "disk": ("gsm8k", 384, 32, ["--memory", "330MiB"]),
+    "disk, more memory": ("gsm8k", 448, 32, ["--memory", "450MiB"]),
+    "disk, int8": ("gsm8k", 448, 32, ["--memory", "330MiB", "--dtype", "int8"]),
+    "MT-Bench, all in memory": ("mt-bench", 512, 48, ["--memory", "1200MiB"]),
 }
 COMPONENTS = ["attention", "router and other dense parts", "experts", "logits and sampling", "waiting for experts",
-              "link busy", "expert bytes read", "passes"]
+              "link busy", "attention outputs to the device", "queries, keys and values to the host",
+              "expert bytes read", "passes"]
 
 
 def prompts_of(arguments, workload, count):
@@ -90,9 +94,9 @@ def main():
             row = throughput(reports[name][-1])
             print(f"{name}: {row['measured']:.1f} of {row['predicted']:.1f} tokens/s predicted", file=sys.stderr)
 
-    print("| setting | sequences | tokens a pass | residents | predicted tokens/s | measured | measured / predicted |"
+    print("| setting | schedule | sequences | tokens a pass | residents | predicted tokens/s | measured | measured / predicted |"
           " of all runs |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("|---" * 9 + "|")
     errors, chosen = [], {}
     for name, runs in reports.items():
         ratios = sorted(throughput(run)["ratio"] for run in runs)
@@ -100,7 +104,7 @@ def main():
         report = chosen[name] = next(run for run in runs if throughput(run)["ratio"] == middle)
         row, sizes = throughput(report), report["sizes"]
         errors.append(abs(middle - 1))
-        print(f"| {name} | {sizes['sequences']} | {sizes['tokens_per_pass']} |"
+        print(f"| {name} | {report['schedule']}, {sizes['micro_batches']} | {sizes['sequences']} | {sizes['tokens_per_pass']} |"
               f" {sizes['expert_slots'] - sizes['buffers']} | {row['predicted']:.1f} | {row['measured']:.1f} |"
               f" {middle:.3f} | {', '.join(f'{ratio:.3f}' for ratio in ratios)} |")
     print(f"\nMean error {100 * statistics.mean(errors):.1f}%, worst {100 * max(errors):.1f}%.\n")

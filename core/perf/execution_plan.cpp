@@ -47,6 +47,7 @@ Json JobToJson(const JobPrediction& job) {
   return {{"attention_s", job.attention_s}, {"dense_s", job.dense_s},
           {"experts_s", job.experts_s},     {"head_s", job.head_s},
           {"stall_s", job.stall_s},         {"link_busy_s", job.link_busy_s},
+          {"hidden_in_s", job.hidden_in_s}, {"hidden_out_s", job.hidden_out_s},
           {"link_bytes", job.link_bytes},   {"passes", job.passes}};
 }
 

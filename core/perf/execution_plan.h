@@ -89,6 +89,8 @@ struct JobPrediction {
   double head_s = 0;
   double stall_s = 0;  // computing waits for an expert
   double link_busy_s = 0;
+  double hidden_in_s = 0;   // attention outputs to a device, from when they are there
+  double hidden_out_s = 0;  // queries, keys and values from it
   double link_bytes = 0;
   double passes = 0;
 };

@@ -39,17 +39,21 @@ std::vector<RoutedRows> RoutingFromJson(const JsonFields& fields) {
   const nlohmann::json* array = fields.Find("routing");
   if (array == nullptr) return routing;
   if (!array->is_array() || array->size() > kMostRoutingPoints) {
-    fields.FailAt("routing", "must be an array of [rows, experts]");
+    fields.FailAt("routing", "must be an array of [rows, experts, repeated]");
   }
+  constexpr const char* kTriples = "must be an array of [rows, experts, repeated]";
   RoutedRows last;
-  for (const nlohmann::json& pair : *array) {
-    if (!pair.is_array() || pair.size() != 2 || !pair[0].is_number() || !pair[1].is_number()) {
-      fields.FailAt("routing", "must be an array of [rows, experts]");
-    }
-    const RoutedRows point = {pair[0].get<double>(), pair[1].get<double>()};
+  for (const nlohmann::json& triple : *array) {
+    const bool numbers =
+        triple.is_array() && triple.size() == 3 &&
+        std::all_of(triple.begin(), triple.end(), [](const auto& n) { return n.is_number(); });
+    if (!numbers) fields.FailAt("routing", kTriples);
+    const RoutedRows point = {triple[0].get<double>(), triple[1].get<double>(),
+                              triple[2].get<double>()};
     if (!(point.rows > last.rows && point.rows <= kMostCostRate && point.experts >= last.experts &&
-          point.experts <= kMostExperts)) {
-      fields.FailAt("routing", "must rise from pair to pair");
+          point.experts <= kMostExperts && point.repeated >= last.repeated &&
+          point.repeated <= point.experts)) {
+      fields.FailAt("routing", "must rise from one to the next");
     }
     routing.push_back(last = point);
   }
@@ -65,18 +69,25 @@ const char* ModuleUnit(Module module) {
                                                                                    : "row";
 }
 
-double ModuleCosts::ActiveExperts(int64_t num_experts, int64_t top_k, double rows) const {
-  if (routing.empty()) return ExpectedActiveExperts(num_experts, top_k, rows);
-  const auto most = static_cast<double>(num_experts);
+double ModuleCosts::Routed(double RoutedRows::*field, double rows) const {
   const auto above =
       std::find_if(routing.begin(), routing.end(), [&](const auto& p) { return p.rows >= rows; });
-  if (above == routing.end()) return std::min(most, routing.back().experts);
-  if (above == routing.begin()) {
-    return std::min(most, above->experts * std::max(0.0, rows) / above->rows);
-  }
+  if (above == routing.end()) return routing.back().*field;
+  if (above == routing.begin()) return (*above).*field * std::max(0.0, rows) / above->rows;
   const RoutedRows& below = *std::prev(above);
   const double share = std::log(rows / below.rows) / std::log(above->rows / below.rows);
-  return std::min(most, below.experts + share * (above->experts - below.experts));
+  return below.*field + share * ((*above).*field - below.*field);
+}
+
+double ModuleCosts::ActiveExperts(int64_t num_experts, int64_t top_k, double rows) const {
+  if (routing.empty()) return ExpectedActiveExperts(num_experts, top_k, rows);
+  return std::min(static_cast<double>(num_experts), Routed(&RoutedRows::experts, rows));
+}
+
+double ModuleCosts::RepeatedExperts(int64_t num_experts, int64_t top_k, double rows) const {
+  const double active = ActiveExperts(num_experts, top_k, rows);
+  if (routing.empty()) return active * active / static_cast<double>(num_experts);
+  return std::min(active, Routed(&RoutedRows::repeated, rows));
 }
 
 std::vector<NamedConstant> ModuleCosts::Constants() const {
@@ -98,6 +109,7 @@ std::vector<NamedConstant> ModuleCosts::Constants() const {
   measured("of it while computing", "share", contended_link_share.value, contended_link_share.how);
   measured("of computing while reading", "share", contended_compute_share.value,
            contended_compute_share.how);
+  measured("copying in host memory", "byte/s", host_copy.value, host_copy.how);
   return constants;
 }
 
@@ -120,8 +132,12 @@ std::string SerializeModuleCosts(const ModuleCosts& costs) {
   root["link"] = MeasuredToJson(costs.link);
   root["contended_link_share"] = MeasuredToJson(costs.contended_link_share);
   root["contended_compute_share"] = MeasuredToJson(costs.contended_compute_share);
+  root["host_copy"] = MeasuredToJson(costs.host_copy);
+  root["cores"] = costs.cores;
   Json& routing = root["routing"] = Json::array();
-  for (const RoutedRows& point : costs.routing) routing.push_back({point.rows, point.experts});
+  for (const RoutedRows& point : costs.routing) {
+    routing.push_back({point.rows, point.experts, point.repeated});
+  }
   return root.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
@@ -151,6 +167,8 @@ ModuleCosts ParseModuleCosts(std::string_view json, std::string_view name) {
   costs.link = MeasuredFromJson(fields, "link", 1, kMostCostRate);
   costs.contended_link_share = MeasuredFromJson(fields, "contended_link_share", 0.01, 1);
   costs.contended_compute_share = MeasuredFromJson(fields, "contended_compute_share", 0.01, 1);
+  costs.host_copy = MeasuredFromJson(fields, "host_copy", 1, kMostCostRate);
+  costs.cores = fields.Int("cores", 1, 1, INT32_MAX);
   costs.routing = RoutingFromJson(fields);
   return costs;
 }

@@ -46,7 +46,8 @@ struct ModuleCost {
 // So many rows of text use so many different experts of a layer.
 struct RoutedRows {
   double rows = 0;
-  double experts = 0;  // mean over layers
+  double experts = 0;   // mean over layers
+  double repeated = 0;  // of these, those that as many other rows use, too: the next pass's
   bool operator==(const RoutedRows&) const = default;
 };
 
@@ -64,6 +65,9 @@ struct ModuleCosts {
   // While both go on: what is left of the link's rate and of computing's.
   Measured contended_link_share;
   Measured contended_compute_share;
+  // A thread that copies experts within host memory, as the links of emulated devices do.
+  Measured host_copy;
+  int64_t cores = 1;  // that computing threads may have to themselves
   // By rising rows, neither falling. Empty: not known.
   std::vector<RoutedRows> routing;
 
@@ -73,6 +77,11 @@ struct ModuleCosts {
   // Experts of a layer that a pass over `rows` tokens uses, each choosing `top_k` of `num_experts`:
   // as measured (between two points as a line over log rows), or evenly where that is not known.
   double ActiveExperts(int64_t num_experts, int64_t top_k, double rows) const;
+  // Of these, those that the next pass over as many rows uses again.
+  double RepeatedExperts(int64_t num_experts, int64_t top_k, double rows) const;
+
+  // Between two points as a line over log rows. There is at least one.
+  double Routed(double RoutedRows::*field, double rows) const;
 
   // For a plan's list of constants.
   std::vector<NamedConstant> Constants() const;

@@ -21,6 +21,10 @@ std::vector<Comparison> PlanAgainstRun(const BatchReport& report) {
   const auto rate = [](double amount, double seconds) {
     return seconds > 0 ? amount / seconds : 0;
   };
+  // Without a device there are no such copies.
+  const auto of_device = [&](double predicted) {
+    return report.plan.devices.empty() ? std::nullopt : std::optional(predicted);
+  };
   const double attention_s = static_cast<double>(stats.attention_us) * 1e-6;
   const auto passes = static_cast<double>(stats.steps);
   const auto bytes = static_cast<double>(stats.experts.bytes_read);
@@ -43,6 +47,10 @@ std::vector<Comparison> PlanAgainstRun(const BatchReport& report) {
       {"waking up", "s", std::nullopt, spent(Activity::kWakeUp)},
       {"between passes", "s", std::nullopt, spent(Activity::kBetween)},
       {"link busy", "s", job.link_busy_s, spent(Activity::kLinkBusy)},
+      {"attention outputs to the device", "s", of_device(job.hidden_in_s),
+       spent(Activity::kHiddenIn)},
+      {"queries, keys and values to the host", "s", of_device(job.hidden_out_s),
+       spent(Activity::kHiddenOut)},
       {"expert bytes read", "B", job.link_bytes, bytes},
       {"link rate while busy", "B/s", rate(job.link_bytes, job.link_busy_s),
        rate(bytes, spent(Activity::kLinkBusy))},

@@ -14,8 +14,6 @@
 namespace moesaic {
 namespace {
 
-// Packets that are queued on a link: the next one starts when one ends, without a thread between.
-constexpr int kLinkDepth = 8;
 // A GPU's copy engine may take what is queued in order, whatever the stream: where hidden states
 // are copied, two packets of half the size are queued, so that these wait for one packet's bytes at
 // most. Not measured.

@@ -87,6 +87,10 @@ class BatchExperts {
   std::optional<DenseDevice> dense_;
 };
 
+// Packets that are queued on a device's link: the next one starts when one ends, without a thread
+// between.
+constexpr int kLinkDepth = 8;
+
 // Threads of each of so many devices.
 int DeviceThreads(const EngineOptions& options);
 

@@ -36,9 +36,11 @@ int64_t WantedBuffers(const EngineOptions& options, const ModelConfig& config,
 
 // CGOPipe launches attention two micro-batches ahead. With dense modules on a device one computes
 // beside the other's attention.
-int64_t MicroBatches(const EngineOptions& options, ScheduleKind schedule, bool dense_apart) {
+int64_t MicroBatches(const EngineOptions& options, const BatchWish& wish, ScheduleKind schedule,
+                     bool dense_apart) {
   if (schedule == ScheduleKind::kOverlapped) return 2;
   if (options.micro_batches > 0) return options.micro_batches;
+  if (wish.micro_batches > 0) return wish.micro_batches;
   if (schedule == ScheduleKind::kPagedWeights) return 4;
   return dense_apart ? 2 : 1;
 }
@@ -105,11 +107,12 @@ struct Sizer {
           ParseBytesOrPercent(options.kv_memory, machine_bytes, "--kv-memory") / block_bytes);
     }
     sizes.max_context_tokens = std::min(context, sizes.num_kv_blocks * kKvBlockTokens);
-    sizes.schedule = options.schedule.value_or(ScheduleKind::kModuleBatching);
-    sizes.micro_batches = MicroBatches(options, sizes.schedule, false);
+    sizes.schedule =
+        options.schedule.value_or(wish.schedule.value_or(ScheduleKind::kModuleBatching));
+    sizes.micro_batches = MicroBatches(options, wish, sizes.schedule, false);
     const uint64_t slot_bytes = files.experts->layout().slot_bytes;
     if (options.devices.count > 0) {
-      return WithDeviceSlots(sizes);
+      return WithDeviceSlots(sizes, wish);
     }
     if (options.expert_memory == "auto") {
       BatchSizes probe = sizes;  // staging depends on the slots
@@ -140,7 +143,7 @@ struct Sizer {
 
   // The devices' memory is what it is; the host's is the experts' home.
   // No slots: what else is there does not fit.
-  BatchSizes WithDeviceSlots(BatchSizes sizes) const {
+  BatchSizes WithDeviceSlots(BatchSizes sizes, const BatchWish& wish) const {
     BatchDevices plan;
     try {
       plan = PlanBatchDevices(options, files, sizes);
@@ -149,7 +152,7 @@ struct Sizer {
       return sizes;
     }
     const bool dense_apart = plan.dense_on_device || KernelsOf(options.devices) == nullptr;
-    sizes.micro_batches = MicroBatches(options, sizes.schedule, dense_apart);
+    sizes.micro_batches = MicroBatches(options, wish, sizes.schedule, dense_apart);
     int64_t fewest = all_experts;
     bool all_fit = true;
     for (const DevicePlan& device : plan.devices) {
@@ -158,8 +161,9 @@ struct Sizer {
       all_fit = all_fit && device.slots == device.experts;
     }
     const uint64_t slot_bytes = files.experts->layout().slot_bytes;
-    sizes.buffers =
-        all_fit ? 0 : BuffersOf(fewest, WantedBuffers(options, files.config, slot_bytes));
+    const int64_t wanted =
+        wish.buffers >= 0 ? wish.buffers : WantedBuffers(options, files.config, slot_bytes);
+    sizes.buffers = all_fit ? 0 : BuffersOf(fewest, wanted);
     return sizes;
   }
 

@@ -60,11 +60,14 @@ struct BatchPlan {
   }
 };
 
-// A batch that is to be fitted into memory. What the options fix is kept; 0 and -1 are by rule.
+// A batch that is to be fitted into memory. What the options fix is kept; 0, -1 and nullopt are by
+// rule.
 struct BatchWish {
   int64_t sequences = 1;
   int64_t batch_tokens = 0;
   int64_t buffers = -1;
+  std::optional<ScheduleKind> schedule = std::nullopt;
+  int64_t micro_batches = 0;
 };
 
 // Of `options`, max_num_seqs and max_num_batched_tokens at 0, and the memories at "auto", are

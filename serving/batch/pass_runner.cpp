@@ -4,7 +4,7 @@
 
 #include "core/base/check.h"
 #include "core/base/error.h"
-#include "core/perf/layer_schedules.h"
+#include "serving/batch/pass_graph.h"
 
 namespace moesaic {
 namespace {
@@ -12,26 +12,7 @@ namespace {
 // Of a copy that failed, before the pass fails.
 constexpr int kCopyRetries = 2;
 
-constexpr std::array<int, kNumResources> kOneLane = {0, 0, 0, 0};
-// Device, link in, link out, CPU: attention is the caller's.
-constexpr std::array<int, kNumResources> kDeviceLanes = {1, 2, 3, 0};
-
-// Which tasks there are; how long they take is nobody's business here.
-LayerTimes TasksOf(bool device, int groups) {
-  LayerTimes times;
-  times.shared_cpu = !device;
-  times.micro_batches = groups;
-  times.pre_attention_s = 1;
-  times.cpu_attention_s = 1;
-  times.post_attention_s = 1;
-  times.experts = 1;  // all that a layer needs, in the order in which they arrive
-  times.expert_s = 1;
-  if (device) {
-    times.offload_qkv_s = 1;
-    times.load_hidden_s = 1;
-  }
-  return times;
-}
+constexpr std::array<int, kNumResources> kOneLane = {kHostLane, kHostLane, kHostLane, kHostLane};
 
 void Copy(Stream& stream, const auto& queue) {
   for (int retries_left = kCopyRetries;; --retries_left) {
@@ -62,10 +43,7 @@ const TaskGraph& PassRunner::GraphOf(int groups) {
   auto graph = graphs_.find(groups);
   if (graph == graphs_.end()) {
     const auto layers = static_cast<int>(model_.config().num_layers);
-    graph =
-        graphs_
-            .emplace(groups, BuildSchedule(schedule_, TasksOf(device_ != nullptr, groups), layers))
-            .first;
+    graph = graphs_.emplace(groups, PassGraph(schedule_, device_ != nullptr, groups, layers)).first;
   }
   return graph->second;
 }
@@ -125,7 +103,7 @@ void PassRunner::RunTask(const Task& task) {
     case TaskKind::kLoadKv:
     case TaskKind::kDeviceAttention:
     case TaskKind::kWeights:
-      CHECK(false);  // TasksOf asks for none
+      CHECK(false);  // PassGraph has none
   }
   stats.attention_us += (clock_.NowNs() - begin_ns) / 1000;
 }

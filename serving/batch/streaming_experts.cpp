@@ -1,6 +1,7 @@
 #include "serving/batch/streaming_experts.h"
 
 #include <pthread.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <utility>
@@ -12,8 +13,14 @@
 #include "core/io/throttled_reader.h"
 #include "prefetch/expert_loader.h"
 
+#ifndef MADV_POPULATE_WRITE  // kernel 5.14; the C library's headers may be older
+#define MADV_POPULATE_WRITE 23
+#endif
+
 namespace moesaic {
 namespace {
+
+constexpr size_t kTouchedBytes = size_t{4} << 20;  // whole huge pages; a millisecond or so
 
 StreamingOptions WithDefaults(StreamingOptions options) {
   if (options.packet_bytes == 0) options.packet_bytes = kDefaultPacketBytes;
@@ -294,13 +301,23 @@ void StreamingExperts::Mover() {
   }
 }
 
+// The kernel gives memory while something is read or nothing is, a piece at a time, instead of in
+// every read's way. Best effort. Returns whether more is to be had.
+bool StreamingExperts::TouchSlots() {
+  if (touched_bytes_ >= slab_.bytes()) return false;
+  const size_t bytes = std::min(kTouchedBytes, slab_.bytes() - touched_bytes_);
+  const bool touched = madvise(slab_.data() + touched_bytes_, bytes, MADV_POPULATE_WRITE) == 0;
+  touched_bytes_ = touched ? touched_bytes_ + bytes : slab_.bytes();
+  return touched;
+}
+
 // Packing comes between submitting and waiting: the disk works on what was submitted meanwhile.
 void StreamingExperts::MoverLoop() {
   while (CollectRequests()) {
     for (const ReadRequest& request : requests_) reader_->Submit(request);
-    const bool packed = PackOne();
+    const bool busy = PackOne() || TouchSlots();
     completions_.clear();
-    reader_->Wait(completions_, packed ? 0 : -1);
+    reader_->Wait(completions_, busy ? 0 : -1);
     if (completions_.empty()) continue;
     const MutexLock lock(mutex_);
     reads_in_flight_ -= static_cast<int>(completions_.size());

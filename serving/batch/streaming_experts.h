@@ -127,6 +127,7 @@ class StreamingExperts : public ExpertProvider {
   void EndLoad(int lane) REQUIRES(mutex_);
   void Fail(int lane, const std::exception_ptr& error) REQUIRES(mutex_);
   bool PackOne() EXCLUDES(mutex_);
+  bool TouchSlots();
   void NoteLink() REQUIRES(mutex_);
   void NoteLinkBusy(int64_t now_ns) REQUIRES(mutex_);
 
@@ -189,6 +190,7 @@ class StreamingExperts : public ExpertProvider {
   std::vector<ReadRequest> requests_;
   std::vector<ReadCompletion> completions_;
   int reads_in_flight_ = 0;
+  size_t touched_bytes_ = 0;  // of slab_, from its beginning
 
   std::unique_ptr<AsyncReader> reader_;  // goes before the memory that it reads into
   std::thread thread_;

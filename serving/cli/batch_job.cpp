@@ -50,22 +50,29 @@ class Mailbox {
     std::optional<Error> error;
   };
 
+  // Only what ends is urgent, as it makes room. To wake the main thread for every other token costs
+  // the threads that compute more than the token's sampling.
   void Put(Mail mail) EXCLUDES(mutex_) {
+    const bool ends = mail.error.has_value() || mail.delta.finish.has_value();
     const MutexLock lock(mutex_);
     mail_.push_back(std::move(mail));
+    if (!ends) return;
+    urgent_ = true;
     changed_.NotifyOne();
   }
   // Waits for a tick at most.
   std::vector<Mail> Take() EXCLUDES(mutex_) {
     const auto deadline = std::chrono::steady_clock::now() + kTick;
     const MutexLock lock(mutex_);
-    while (mail_.empty() && changed_.WaitUntil(mutex_, deadline)) {
+    while (!urgent_ && changed_.WaitUntil(mutex_, deadline)) {
     }
+    urgent_ = false;
     return std::exchange(mail_, {});
   }
 
  private:
   Mutex mutex_;
+  bool urgent_ GUARDED_BY(mutex_) = false;
   CondVar changed_;
   std::vector<Mail> mail_ GUARDED_BY(mutex_);
 };

@@ -51,7 +51,7 @@ namespace {
 
 // A shorter job ends sooner than its modules are measured.
 constexpr int64_t kLeastPlannedTokens = 4096;
-constexpr size_t kSamplePrompts = 32;
+constexpr size_t kSamplePrompts = 128;
 constexpr size_t kSampleTokens = 4096;
 
 // A user's message as the chat template has it; `text` itself where the template wants something

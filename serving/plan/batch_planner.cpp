@@ -1,12 +1,14 @@
 #include "serving/plan/batch_planner.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "serving/online/engine_devices.h"
 #include "serving/plan/batch_prediction.h"
 
 namespace moesaic {
@@ -29,8 +31,8 @@ constexpr int kMostSteps = 16;
 constexpr int64_t kMostBatchTokens = 8192;
 
 struct ScoredSizes {
-  BatchWish wish;
   BatchSizes sizes;
+  BatchWish wish;
   double seconds = 0;
 };
 
@@ -52,8 +54,14 @@ std::vector<int64_t> SequenceCounts(const EngineOptions& options, int64_t reques
   return counts;
 }
 
+// Pages and groups are searched when the sizes are known; a device's passes take longer to play.
 std::vector<BatchWish> Wishes(const EngineOptions& options, const ModelConfig& config,
                               const Workload& workload) {
+  const bool device = options.devices.count > 0;
+  const std::vector<double> parts =
+      device ? std::vector{1.0, 2.0} : std::vector{0.7, 1.0, 2.0, 4.0};
+  const std::vector<int64_t> buffers =
+      device ? std::vector<int64_t>{2, 1} : std::vector<int64_t>{4, 2, 1};
   std::vector<BatchWish> wishes;
   const double per_decode = 1 + workload.mean_prompt() / std::max(1.0, workload.mean_generated());
   for (const int64_t sequences :
@@ -61,7 +69,7 @@ std::vector<BatchWish> Wishes(const EngineOptions& options, const ModelConfig& c
     std::vector<int64_t> rows = {0};
     if (options.max_num_batched_tokens == 0) {
       rows.clear();
-      for (const double part : {0.7, 1.0, 2.0, 4.0}) {
+      for (const double part : parts) {
         rows.push_back(std::clamp<int64_t>(
             std::llround(static_cast<double>(sequences) * per_decode * part),
             std::max<int64_t>(sequences, 128), std::max(sequences, kMostBatchTokens)));
@@ -69,7 +77,7 @@ std::vector<BatchWish> Wishes(const EngineOptions& options, const ModelConfig& c
       rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
     }
     for (const int64_t batch_tokens : rows) {
-      for (const int64_t part : {4, 2, 1}) {
+      for (const int64_t part : buffers) {
         wishes.push_back(
             {sequences, batch_tokens, std::max<int64_t>(4, config.num_experts / part)});
       }
@@ -89,10 +97,11 @@ std::vector<BatchWish> WishesAround(const EngineOptions& options, const ModelCon
     const int64_t most = std::min(requests, kMostSequences);
     for (const double factor : {kSequencesStep, 1 / kSequencesStep}) {
       const int64_t sequences = std::clamp<int64_t>(scaled(wish.sequences, factor), 1, most);
-      wishes.push_back({sequences, std::max(wish.batch_tokens, sequences), wish.buffers});
-      if (options.max_num_batched_tokens == 0) {
-        wishes.push_back(
-            {sequences, std::max(scaled(wish.batch_tokens, factor), sequences), wish.buffers});
+      for (const double tokens_factor : {1.0, factor}) {
+        if (tokens_factor != 1 && options.max_num_batched_tokens > 0) continue;
+        wishes.push_back(wish);
+        wishes.back().sequences = sequences;
+        wishes.back().batch_tokens = std::max(scaled(wish.batch_tokens, tokens_factor), sequences);
       }
     }
   }
@@ -112,18 +121,99 @@ std::vector<BatchWish> WishesAround(const EngineOptions& options, const ModelCon
   return wishes;
 }
 
+struct DeviceOrder {
+  ScheduleKind schedule;
+  int64_t micro_batches;
+};
+// Without devices one group overlaps with nothing but reads, which module batching does as well.
+constexpr std::array kDeviceOrders = {
+    DeviceOrder{ScheduleKind::kModuleBatching, 1}, DeviceOrder{ScheduleKind::kModuleBatching, 2},
+    DeviceOrder{ScheduleKind::kModuleBatching, 4}, DeviceOrder{ScheduleKind::kOverlapped, 2},
+    DeviceOrder{ScheduleKind::kPagedWeights, 4},   DeviceOrder{ScheduleKind::kPagedWeights, 8}};
+
+// Estimates of batches, the best first.
+class BatchSearch {
+ public:
+  BatchSearch(const EngineOptions& options, const ModelFiles& files, const Workload& workload,
+              const ModuleCosts& costs)
+      : options_(options),
+        files_(files),
+        workload_(workload),
+        means_(MeansOf(workload)),
+        costs_(costs),
+        slot_bytes_(files.experts->layout().slot_bytes) {}
+
+  std::vector<ScoredSizes> Best() {
+    for (const BatchWish& wish : Wishes(options_, files_.config, workload_)) Try(wish);
+    Keep();
+    if (options_.devices.count == 0) return std::move(found_);
+    std::vector<BatchWish> wishes;
+    for (const ScoredSizes& scored : found_) wishes.push_back(scored.wish);
+    for (BatchWish wish : wishes) {
+      for (const DeviceOrder& order : kDeviceOrders) {
+        if (options_.schedule && *options_.schedule != order.schedule) continue;
+        wish.schedule = order.schedule;
+        wish.micro_batches = order.micro_batches;
+        Try(wish);
+      }
+    }
+    Keep();
+    return std::move(found_);
+  }
+
+  std::optional<BatchSizes> Fit(const BatchWish& wish) const {
+    return FitBatch(options_, files_, means_, wish);
+  }
+  BatchPassModel PassesOf(const BatchSizes& sizes) const {
+    return {files_.config, costs_, sizes, slot_bytes_, DeviceOf(options_)};
+  }
+
+ private:
+  static std::optional<PlannedDevice> DeviceOf(const EngineOptions& options) {
+    if (options.devices.count == 0) return std::nullopt;
+    const EmulatedLink& link = options.devices.emulated_link;
+    return PlannedDevice{link.bytes_per_s, link.latency_us * 1e-6,
+                         options.packet_bytes > 0 ? options.packet_bytes : kDefaultPacketBytes,
+                         options.threads};
+  }
+
+  void Try(const BatchWish& wish) {
+    const auto sizes = Fit(wish);
+    if (!sizes) return;
+    BatchPassModel passes = PassesOf(*sizes);
+    found_.push_back({*sizes, wish, EstimateBatchSeconds(passes, *sizes, workload_)});
+  }
+
+  void Keep() {
+    std::stable_sort(found_.begin(), found_.end(), [](const ScoredSizes& a, const ScoredSizes& b) {
+      return a.seconds < b.seconds;
+    });
+    if (found_.size() > kSimulated) found_.resize(kSimulated);
+  }
+
+  const EngineOptions& options_;
+  const ModelFiles& files_;
+  const Workload& workload_;
+  const BatchWorkload means_;
+  const ModuleCosts& costs_;
+  const uint64_t slot_bytes_;
+  std::vector<ScoredSizes> found_;
+};
+
 ExecutionPlan Describe(const EngineOptions& options, const ModelFiles& files, const BatchPlan& plan,
                        const ModuleCosts& costs, PlanPrediction prediction) {
   const BatchSizes& sizes = plan.sizes;
   ExecutionPlan execution;
   execution.model = files.config.architecture;
   execution.machine = "this";
-  execution.schedule = ScheduleKind::kModuleBatching;
-  execution.batch_sequences = execution.micro_batch_sequences = sizes.max_num_seqs;
-  execution.num_micro_batches = 1;
+  execution.schedule = sizes.schedule;
+  execution.batch_sequences = sizes.max_num_seqs;
+  execution.num_micro_batches = sizes.micro_batches;
+  execution.micro_batch_sequences =
+      (sizes.max_num_seqs + sizes.micro_batches - 1) / sizes.micro_batches;
   execution.micro_batch_tokens = execution.token_budget = sizes.max_batch_tokens;
   execution.expert_micro_batch = sizes.max_batch_tokens;
-  execution.ffn_on_device = false;
+  execution.ffn_on_device = options.devices.count > 0;
   execution.resident_experts =
       (sizes.expert_slots - sizes.buffers) / files.config.num_sparse_layers();
   execution.expert_buffers = sizes.buffers;
@@ -155,36 +245,30 @@ BatchWorkload MeansOf(const Workload& workload) {
 }
 
 bool IsPredicted(const EngineOptions& options) {
-  return options.devices.count == 0 &&
-         options.schedule.value_or(ScheduleKind::kModuleBatching) == ScheduleKind::kModuleBatching;
+  const DeviceOptions& devices = options.devices;
+  if (devices.count == 0) {
+    return options.schedule.value_or(ScheduleKind::kModuleBatching) ==
+           ScheduleKind::kModuleBatching;
+  }
+  return devices.count == 1 && devices.kind == DeviceKind::kEmulated &&
+         KernelsOf(devices) == nullptr;
 }
 
 BatchPlan PlanBatchJob(const EngineOptions& options, const ModelFiles& files,
                        const Workload& workload, const ModuleCosts* costs) {
-  const BatchWorkload means = MeansOf(workload);
   if (costs == nullptr || workload.requests.empty() || !IsPredicted(options)) {
-    return PlanBatch(options, files, means);
+    return PlanBatch(options, files, MeansOf(workload));
   }
   CheckBatchOptions(options, files.config);
-  const uint64_t slot_bytes = files.experts->layout().slot_bytes;
-  std::vector<ScoredSizes> found;
-  for (const BatchWish& wish : Wishes(options, files.config, workload)) {
-    const auto sizes = FitBatch(options, files, means, wish);
-    if (!sizes) continue;
-    BatchPassModel passes(files.config, *costs, *sizes, slot_bytes);
-    found.push_back({wish, *sizes, EstimateBatchSeconds(passes, *sizes, workload)});
-  }
+  BatchSearch search(options, files, workload, *costs);
+  const std::vector<ScoredSizes> found = search.Best();
   // Nothing fits: the rule's message says what is missing.
-  if (found.empty()) return PlanBatch(options, files, means);
-  std::stable_sort(found.begin(), found.end(), [](const ScoredSizes& a, const ScoredSizes& b) {
-    return a.seconds < b.seconds;
-  });
-  if (found.size() > kSimulated) found.resize(kSimulated);
+  if (found.empty()) return PlanBatch(options, files, MeansOf(workload));
   std::optional<ScoredSizes> best;
   PlanPrediction best_prediction;
   // Whether they are the best so far.
-  const auto simulate = [&](ScoredSizes candidate) {
-    BatchPassModel passes(files.config, *costs, candidate.sizes, slot_bytes);
+  const auto simulate = [&](const ScoredSizes& candidate) {
+    BatchPassModel passes = search.PassesOf(candidate.sizes);
     PlanPrediction prediction = PredictBatch(passes, candidate.sizes, workload);
     if (best && prediction.wall_s > best_prediction.wall_s * (1 - kWorthItsMemory)) return false;
     best = candidate;
@@ -197,8 +281,8 @@ BatchPlan PlanBatchJob(const EngineOptions& options, const ModelFiles& files,
     better = false;
     for (const BatchWish& wish :
          WishesAround(options, files.config, std::ssize(workload.requests), best->wish)) {
-      const auto sizes = FitBatch(options, files, means, wish);
-      if (sizes && simulate({wish, *sizes})) better = true;
+      const auto sizes = search.Fit(wish);
+      if (sizes && simulate({*sizes, wish})) better = true;
     }
   }
   BatchPlan plan = LedgerOf(options, files, best->sizes);

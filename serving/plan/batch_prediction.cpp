@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/base/check.h"
+#include "serving/batch/batch_experts.h"
 
 namespace moesaic {
 namespace {
@@ -48,16 +49,31 @@ IterationLoad PromptsOnly(const BatchSizes& sizes, const Workload& workload) {
   return load;
 }
 
+void SumComponents(PhasePrediction& phase) {
+  std::erase_if(phase.components, [](const ComponentTime& part) { return part.seconds <= 0; });
+  for (const ComponentTime& component : phase.components) {
+    phase.busy_s[static_cast<int>(component.resource)] += component.seconds;
+  }
+}
+
+void NameBottleneck(PhasePrediction& phase, double computing, double link) {
+  phase.bottleneck = computing >= link ? Resource::kDevice : Resource::kLinkIn;
+  phase.next_bottleneck = computing >= link ? Resource::kLinkIn : Resource::kDevice;
+  phase.slack = phase.roofline_s > 0 ? 1 - std::min(computing, link) / phase.roofline_s : 0;
+}
+
 }  // namespace
 
 BatchPassModel::BatchPassModel(const ModelConfig& config, const ModuleCosts& costs,
-                               const BatchSizes& sizes, uint64_t slot_bytes)
+                               const BatchSizes& sizes, uint64_t slot_bytes,
+                               std::optional<PlannedDevice> device)
     : config_(config),
       costs_(costs),
       sizes_(sizes),
       slot_bytes_(slot_bytes),
       residents_per_layer_(static_cast<double>(sizes.expert_slots - sizes.buffers) /
-                           static_cast<double>(config.num_sparse_layers())) {}
+                           static_cast<double>(config.num_sparse_layers())),
+      device_(device) {}
 
 double BatchPassModel::AttentionSeconds(const IterationLoad& load) const {
   const auto rows = static_cast<double>(load.decode_sequences + load.prefill_tokens);
@@ -72,6 +88,14 @@ double BatchPassModel::DenseMlpSeconds(double rows) const {
          static_cast<double>(config_.moe_intermediate_size) * costs_[Module::kExpert].seconds(rows);
 }
 
+// In blocks of so many rows.
+double BatchPassModel::HeadSeconds(const IterationLoad& load) const {
+  const int64_t rows = load.decode_sequences + load.prompts_ended;
+  const int64_t blocks = (rows + sizes_.max_logit_rows - 1) / sizes_.max_logit_rows;
+  const ModuleCost& head = costs_[Module::kHead];
+  return static_cast<double>(blocks) * head.fixed_s + static_cast<double>(rows) * head.per_unit_s;
+}
+
 StreamPass BatchPassModel::PassOf(const IterationLoad& load, bool cold) const {
   const auto rows = static_cast<double>(load.decode_sequences + load.prefill_tokens);
   const auto experts = static_cast<double>(config_.num_experts);
@@ -84,8 +108,7 @@ StreamPass BatchPassModel::PassOf(const IterationLoad& load, bool cold) const {
   pass.lead_s = dense_layers > 0
                     ? static_cast<double>(dense_layers) * (attention + DenseMlpSeconds(rows))
                     : 0;
-  pass.other_s = costs_[Module::kHead].seconds(
-      static_cast<double>(load.decode_sequences + load.prompts_ended));
+  pass.other_s = HeadSeconds(load);
   pass.expert_s = costs_[Module::kExpert].seconds(rows * static_cast<double>(config_.top_k) /
                                                   std::max(1.0, active));
   pass.resident_active = active * residents_per_layer_ / experts;
@@ -100,22 +123,88 @@ StreamPass BatchPassModel::PassOf(const IterationLoad& load, bool cold) const {
   return pass;
 }
 
+// As the emulated link has it: the modelled time, or what copying takes where that is longer, among
+// threads that compute.
+double BatchPassModel::CopySeconds(double bytes) const {
+  const double packets = std::ceil(bytes / device_->packet_bytes);
+  const double model_s =
+      device_->bytes_per_s > 0 ? packets * device_->latency_s + bytes / device_->bytes_per_s : 0;
+  const double crowd =
+      static_cast<double>(device_->threads + 1) / static_cast<double>(costs_.cores);
+  return std::max(model_s, bytes / costs_.host_copy.value * std::max(1.0, crowd));
+}
+
+DevicePass BatchPassModel::DevicePassOf(const IterationLoad& load, bool cold) const {
+  const auto rows = static_cast<double>(load.decode_sequences + load.prefill_tokens);
+  const bool overlapped = sizes_.schedule == ScheduleKind::kOverlapped;
+  DevicePass pass;
+  pass.schedule = sizes_.schedule;
+  pass.groups = overlapped
+                    ? 2
+                    : static_cast<int>(std::clamp<int64_t>(
+                          load.decode_sequences + load.prompts_ended, 1, sizes_.micro_batches));
+  const double group_rows = rows / pass.groups;
+  pass.layer_is_sparse.assign(config_.layer_is_sparse.begin(), config_.layer_is_sparse.end());
+  pass.num_experts = config_.num_experts;
+  pass.pre_attention_s = costs_[Module::kAttentionIn].seconds(group_rows);
+  pass.attention_s =
+      (costs_[Module::kDecodeAttention].seconds(static_cast<double>(load.decode_context)) +
+       costs_[Module::kPrefillAttention].seconds(static_cast<double>(load.prefill_positions))) /
+      pass.groups;
+  pass.post_attention_s =
+      costs_[Module::kOutput].seconds(group_rows) + costs_[Module::kRouter].seconds(group_rows);
+  const auto row_bytes = [&](int64_t stride) {
+    return group_rows * static_cast<double>(stride) * sizeof(float);
+  };
+  pass.offload_qkv_s = CopySeconds(row_bytes(Model::QkvStride(config_)));
+  pass.load_hidden_s = CopySeconds(row_bytes(Model::AttentionStride(config_)));
+
+  const double visit_rows = sizes_.schedule == ScheduleKind::kModuleBatching ? rows : group_rows;
+  pass.active = costs_.ActiveExperts(config_.num_experts, config_.top_k, rows);
+  pass.repeated = costs_.RepeatedExperts(config_.num_experts, config_.top_k, rows);
+  pass.visit_active = costs_.ActiveExperts(config_.num_experts, config_.top_k, visit_rows);
+  pass.dense_mlp_s =
+      config_.num_layers > config_.num_sparse_layers() ? DenseMlpSeconds(visit_rows) : 0;
+  pass.expert_s = costs_[Module::kExpert].seconds(visit_rows * static_cast<double>(config_.top_k) /
+                                                  std::max(1.0, pass.visit_active));
+  pass.other_s = HeadSeconds(load);
+  pass.slots = sizes_.expert_slots;
+  pass.buffers = sizes_.buffers;
+  pass.group = GroupOfExperts(slot_bytes_);
+  pass.load_s = CopySeconds(static_cast<double>(slot_bytes_));
+  pass.packets =
+      static_cast<int>((slot_bytes_ + device_->packet_bytes - 1) / device_->packet_bytes);
+  pass.loads_ahead = std::max(1, kLinkDepth / pass.packets);
+  const auto cores = static_cast<double>(costs_.cores);
+  pass.both_share = std::min(1.0, cores / (2 * device_->threads));
+  // One thread copies, as long as copying by itself takes.
+  const double copying = static_cast<double>(slot_bytes_) / costs_.host_copy.value / pass.load_s;
+  pass.copy_share = std::clamp((cores - copying) / device_->threads, 0.1, 1.0);
+  // Threads that wait for experts are asleep and caches cold, whatever brings them.
+  pass.copy_share = std::min(pass.copy_share, costs_.contended_compute_share.value);
+  pass.cold = cold;
+  return pass;
+}
+
 const StreamPassTimes& BatchPassModel::Times(const IterationLoad& load, bool cold) {
   const std::array<int, 6> key = {BucketOf(load.decode_sequences), BucketOf(load.decode_context),
                                   BucketOf(load.prefill_tokens),   BucketOf(load.prefill_positions),
                                   BucketOf(load.prompts_ended),    cold ? 1 : 0};
   const auto found = seen_.find(key);
   if (found != seen_.end()) return found->second;
-  return seen_[key] = SimulateStreamPass(PassOf(load, cold));
+  return seen_[key] = device_ ? SimulateDevicePass(DevicePassOf(load, cold))
+                              : SimulateStreamPass(PassOf(load, cold));
 }
 
 double BatchPassModel::AttentionShare(const IterationLoad& load) const {
+  // Groups of a device's pass repeat what is fixed on both sides of the fraction.
   const StreamPass pass = PassOf(load, false);
   const double all = pass.lead_s + static_cast<double>(pass.layers) * pass.dense_s;
   return all > 0 ? static_cast<double>(config_.num_layers) * AttentionSeconds(load) / all : 0;
 }
 
 PhasePrediction BatchPassModel::Phase(const IterationLoad& load) {
+  if (device_) return DevicePhase(load);
   const StreamPass pass = PassOf(load, false);
   const StreamPassTimes& times = Times(load, false);
   const auto layers = static_cast<double>(config_.num_sparse_layers());
@@ -128,19 +217,50 @@ PhasePrediction BatchPassModel::Phase(const IterationLoad& load) {
       {"layers without experts", Resource::kDevice, pass.lead_s / layers},
       {"logits and sampling", Resource::kDevice, pass.other_s / layers},
       {"expert copies", Resource::kLinkIn, times.link_alone_s / layers}};
-  std::erase_if(phase.components, [](const ComponentTime& part) { return part.seconds <= 0; });
-  for (const ComponentTime& component : phase.components) {
-    phase.busy_s[static_cast<int>(component.resource)] += component.seconds;
-  }
+  SumComponents(phase);
   const double device = phase.busy_s[static_cast<int>(Resource::kDevice)];
   const double link = phase.busy_s[static_cast<int>(Resource::kLinkIn)];
   phase.roofline_s = std::max(device, link);
   phase.serial_s = device / pass.contended_compute_share + link / pass.contended_link_share;
   phase.period_s = times.seconds / layers;
   phase.iteration_s = times.seconds;
-  phase.bottleneck = device >= link ? Resource::kDevice : Resource::kLinkIn;
-  phase.next_bottleneck = device >= link ? Resource::kLinkIn : Resource::kDevice;
-  phase.slack = phase.roofline_s > 0 ? 1 - std::min(device, link) / phase.roofline_s : 0;
+  NameBottleneck(phase, device, link);
+  return phase;
+}
+
+PhasePrediction BatchPassModel::DevicePhase(const IterationLoad& load) {
+  const DevicePass pass = DevicePassOf(load, false);
+  const StreamPassTimes& times = Times(load, false);
+  const auto layers = static_cast<double>(config_.num_layers);
+  const auto sparse = static_cast<double>(config_.num_sparse_layers());
+  const double groups = pass.groups;
+  const double visits = pass.schedule == ScheduleKind::kModuleBatching ? 1 : groups;
+  // Per layer, those without experts included.
+  const double of_sparse = sparse / layers;
+  PhasePrediction phase;
+  phase.components = {
+      {"pre-attention", Resource::kDevice, groups * pass.pre_attention_s},
+      {"attention", Resource::kCpu, groups * pass.attention_s},
+      {"projection and router", Resource::kDevice, groups * pass.post_attention_s},
+      {"experts", Resource::kDevice, of_sparse * visits * pass.visit_active * pass.expert_s},
+      {"layers without experts", Resource::kDevice, (1 - of_sparse) * visits * pass.dense_mlp_s},
+      {"logits and sampling", Resource::kCpu, pass.other_s / layers},
+      {"queries, keys and values to the host", Resource::kLinkOut, groups * pass.offload_qkv_s},
+      {"attention outputs to the device", Resource::kLinkIn, groups * pass.load_hidden_s},
+      {"expert copies", Resource::kLinkIn, times.loads * pass.load_s / layers}};
+  SumComponents(phase);
+  const auto busy = [&](Resource resource) { return phase.busy_s[static_cast<int>(resource)]; };
+  // Both sides share the processors.
+  const double computing = busy(Resource::kDevice) + busy(Resource::kCpu);
+  const double together =
+      std::max({busy(Resource::kDevice), busy(Resource::kCpu), computing / (2 * pass.both_share)});
+  const double link = busy(Resource::kLinkIn);
+  phase.roofline_s = std::max({together, link, busy(Resource::kLinkOut)});
+  phase.serial_s = computing / pass.copy_share / std::min(1.0, 2 * pass.both_share) + link +
+                   busy(Resource::kLinkOut);
+  phase.period_s = times.seconds / layers;
+  phase.iteration_s = times.seconds;
+  NameBottleneck(phase, together, link);
   return phase;
 }
 
@@ -185,6 +305,8 @@ PlanPrediction PredictBatch(BatchPassModel& passes, const BatchSizes& sizes,
     job.head_s += times.other_s;
     job.stall_s += times.stall_s;
     job.link_busy_s += times.link_s;
+    job.hidden_in_s += times.hidden_in_s;
+    job.hidden_out_s += times.hidden_out_s;
     job.link_bytes += times.loads * static_cast<double>(passes.slot_bytes());
     job.passes += 1;
     return times.seconds;
@@ -218,8 +340,9 @@ PlanPrediction PredictBatch(BatchPassModel& passes, const BatchSizes& sizes,
     scale = (wall_s + more) / wall_s;
     wall_s += more;
   }
-  for (double* sum : {&job.attention_s, &job.dense_s, &job.experts_s, &job.head_s, &job.stall_s,
-                      &job.link_busy_s, &job.link_bytes, &job.passes}) {
+  for (double* sum :
+       {&job.attention_s, &job.dense_s, &job.experts_s, &job.head_s, &job.stall_s, &job.link_busy_s,
+        &job.hidden_in_s, &job.hidden_out_s, &job.link_bytes, &job.passes}) {
     *sum *= scale;
   }
   double generated = 0;

@@ -1,5 +1,5 @@
 // BatchPrediction: how long a batch job takes with given sizes, from measured module costs: each
-// pass of the simulated scheduler as a StreamPass.
+// pass of the simulated scheduler as a StreamPass or, with a device, a DevicePass.
 //
 // Plain functions of their arguments. What is read by the first pass (residents) counts.
 #pragma once
@@ -7,26 +7,39 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <optional>
 
 #include "core/config/model_config.h"
 #include "core/perf/execution_plan.h"
 #include "core/perf/module_costs.h"
 #include "core/perf/workload.h"
 #include "serving/batch/batch_plan.h"
+#include "serving/plan/device_pass.h"
 #include "serving/plan/scheduler_simulation.h"
 #include "serving/plan/stream_schedule.h"
 
 namespace moesaic {
 
+// A device whose threads are the host's, and its link (core/device/emulated_device.h).
+struct PlannedDevice {
+  double bytes_per_s = 0;  // of the link; 0: as fast as bytes are copied
+  double latency_s = 0;    // of each copy
+  uint32_t packet_bytes = 0;
+  int threads = 1;  // of the host, and as many of the device
+};
+
 // What passes of one model take with one set of sizes.
 class BatchPassModel {
  public:
-  // The arguments outlive it.
+  // `device`: where experts are and dense modules run; nullopt: in host memory. The other arguments
+  // outlive it.
   BatchPassModel(const ModelConfig& config, const ModuleCosts& costs, const BatchSizes& sizes,
-                 uint64_t slot_bytes);
+                 uint64_t slot_bytes, std::optional<PlannedDevice> device = std::nullopt);
 
   // Durations of one pass; `cold`: residents have yet to be read.
   StreamPass PassOf(const IterationLoad& load, bool cold) const;
+  // The same with a device.
+  DevicePass DevicePassOf(const IterationLoad& load, bool cold) const;
   // The same played, remembered by the load rounded to two per cent.
   const StreamPassTimes& Times(const IterationLoad& load, bool cold);
   // Of the dense part of a pass, what attention is (projections, attention, output).
@@ -38,14 +51,18 @@ class BatchPassModel {
   uint64_t slot_bytes() const { return slot_bytes_; }
 
  private:
+  PhasePrediction DevicePhase(const IterationLoad& load);
   double AttentionSeconds(const IterationLoad& load) const;  // of one layer
   double DenseMlpSeconds(double rows) const;                 // of one layer without experts
+  double HeadSeconds(const IterationLoad& load) const;
+  double CopySeconds(double bytes) const;  // over the device's link
 
   const ModelConfig& config_;
   const ModuleCosts& costs_;
   const BatchSizes sizes_;
   const uint64_t slot_bytes_;
   const double residents_per_layer_;
+  const std::optional<PlannedDevice> device_;
   std::map<std::array<int, 6>, StreamPassTimes> seen_;
 };
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
 #include <numeric>
 #include <span>
@@ -25,13 +26,17 @@ namespace {
 
 constexpr int kRepeats = 3;
 constexpr int kJointPasses = 4;
+constexpr size_t kCopiedBytes = size_t{16} << 20;
 constexpr double kLinkShare = 0.13;  // of the time for measuring
 constexpr int64_t kTimedLayers = 4;  // several: caches are as cold as in a pass
-constexpr int64_t kTimedRows = 1024;
+constexpr int64_t kTimedRows = 4096;
+constexpr int64_t kTimedDecodeRows = 1024;
+constexpr int64_t kFewestContexts = 16;
 // For what is read, and as much for computing, while routing is looked at.
 constexpr double kRoutingSeconds = 20;
-constexpr int64_t kRoutingRows = 4096;
-constexpr int kRoutingSteps = 4;  // of decoding; each may read all experts
+constexpr int64_t kRoutingRows = 4096;      // of a pass
+constexpr int64_t kRoutingSequences = 128;  // a decode step has a row of each
+constexpr int kRoutingSteps = 3;            // of decoding; each may read all experts
 
 std::string PlacesText(const ThreadLayout& layout) {
   const bool pinned = !layout.places.empty() && layout.places.front().cpus.size() == 1;
@@ -46,7 +51,8 @@ class ModuleProfiler {
  public:
   explicit ModuleProfiler(const ModuleProfilerInputs& inputs)
       : inputs_(inputs),
-        passes_(inputs, {kTimedLayers, kTimedRows, kTimedRows, inputs.config.num_experts / 2}),
+        passes_(inputs,
+                {kTimedLayers, kTimedRows, kTimedDecodeRows, inputs.config.num_experts / 2, 0}),
         config_(passes_.config()),
         limits_(passes_.limits()),
         sparse_layers_(config_.num_sparse_layers()) {}
@@ -63,6 +69,7 @@ class ModuleProfiler {
     MeasureLink();
     inputs_.progress("reading while computing");
     MeasureJointly();
+    MeasureHostCopy();
     return std::move(costs_);
   }
 
@@ -104,8 +111,8 @@ class ModuleProfiler {
     // Prompts first: they write the contexts that decode reads.
     const int64_t chunk = std::min<int64_t>(most, 128);
     for (int64_t context = 0; context < PassMeter::kContexts;) {
-      const int64_t sequences =
-          std::clamp<int64_t>(most / chunk, 1, PassMeter::kContexts - context);
+      const int64_t sequences = std::clamp<int64_t>(std::min(most, kTimedDecodeRows) / chunk, 1,
+                                                    PassMeter::kContexts - context);
       for (int64_t start = 0; start < PassMeter::kLongContext; start += chunk) {
         const auto slices = passes_.PromptSlices(context, sequences, start, chunk);
         const bool measured = context == 0;
@@ -116,9 +123,17 @@ class ModuleProfiler {
         }
       }
       context += sequences;
+      passes_.UseContexts(context);
+      if (context >= kFewestContexts && watch_.seconds() > inputs_.seconds / 3) break;
     }
     Measure(passes_.PromptSlices(0, std::max<int64_t>(1, std::min<int64_t>(most, 256) / 16), 0, 16),
             passes_.spreadable());
+    // As many rows as a pass of many prompts has: caches hold less of what each row needs.
+    if (most >= kTimedRows && watch_.seconds() < inputs_.seconds / 2) {
+      Measure(
+          passes_.PromptSlices(0, kTimedRows / PassMeter::kLongContext, 0, PassMeter::kLongContext),
+          passes_.spreadable());
+    }
     for (const int64_t rows : {1, 4, 16, 64, 256, 512, 1024}) {
       if (rows > most || TimeIsUp()) break;
       for (const int64_t context : {int64_t{16}, PassMeter::kLongContext}) {
@@ -322,7 +337,8 @@ class ModuleProfiler {
                            costs_[Module::kOutput].per_unit_s + costs_[Module::kRouter].per_unit_s +
                            AsDouble(config_.top_k) * costs_[Module::kExpert].per_unit_s;
     const double rows = per_row > 0 ? (read_s - fixed) / per_row : 0;
-    return static_cast<int64_t>(std::clamp(rows, 16.0, AsDouble(limits_.max_batch_tokens)));
+    return static_cast<int64_t>(
+        std::clamp(rows, 16.0, AsDouble(std::min(kTimedDecodeRows, limits_.max_batch_tokens))));
   }
 
   // What a layer without experts does in their place is taken for an expert of its width.
@@ -369,6 +385,24 @@ class ModuleProfiler {
     costs_.contended_compute_share = Summarise(std::move(compute_shares), "share", how);
   }
 
+  // One expert after another into as many slots, as a link of an emulated device does.
+  void MeasureHostCopy() {
+    const auto slot = static_cast<size_t>(inputs_.experts.layout().slot_bytes);
+    const size_t slots = std::max<size_t>(2, kCopiedBytes / slot);
+    AlignedBuffer from(slot * slots);
+    AlignedBuffer to(slot * slots);
+    std::fill_n(from.data(), from.bytes(), std::byte{1});
+    std::fill_n(to.data(), to.bytes(), std::byte{0});
+    std::vector<double> rates;
+    for (size_t i = 0; i < 2 * slots; ++i) {
+      const size_t at = i % slots * slot;
+      const Stopwatch watch;
+      std::memcpy(to.data() + at, from.data() + at, slot);
+      rates.push_back(static_cast<double>(slot) / std::max(1e-9, watch.seconds()));
+    }
+    costs_.host_copy = Summarise(std::move(rates), "byte/s", "median of copies of an expert");
+  }
+
   const ModuleProfilerInputs& inputs_;
   PassMeter passes_;
   const ModelConfig& config_;  // the first layers
@@ -388,19 +422,18 @@ std::vector<RoutedRows> ObserveRouting(const ModuleProfilerInputs& inputs,
   const double layer_read_s = AsDouble(config.num_experts) *
                               static_cast<double>(inputs.experts.layout().slot_bytes) /
                               costs.link.value;
-  const auto layers = static_cast<int64_t>(
-      std::clamp(kRoutingSeconds / (layer_read_s * (kRoutingSteps + 1)), AsDouble(kTimedLayers),
-                 AsDouble(std::max(kTimedLayers, config.num_sparse_layers()))));
+  const auto layers = static_cast<int64_t>(std::clamp(
+      kRoutingSeconds / (layer_read_s * AsDouble(kRoutingSteps + PassMeter::kTextPasses)),
+      AsDouble(kTimedLayers), AsDouble(std::max(kTimedLayers, config.num_sparse_layers()))));
   const double row_s =
       AsDouble(layers) * (costs[Module::kAttentionIn].per_unit_s +
                           costs[Module::kOutput].per_unit_s + costs[Module::kRouter].per_unit_s +
                           AsDouble(config.top_k) * costs[Module::kExpert].per_unit_s);
   const auto rows =
       static_cast<int64_t>(std::clamp(kRoutingSeconds / std::max(1e-9, row_s),
-                                      AsDouble(PassMeter::kTextSequences), AsDouble(kRoutingRows)));
+                                      AsDouble(PassMeter::kTextTokens), AsDouble(kRoutingRows)));
   RoutingCurve curve(config.num_experts);
-  PassMeter(inputs, {layers, kRoutingRows, PassMeter::kTextSequences, 0})
-      .RunText(curve, rows, kRoutingSteps);
+  PassMeter(inputs, {layers, rows, 0, 0, kRoutingSequences}).RunText(curve, kRoutingSteps);
   return curve.Points();
 }
 
@@ -428,6 +461,7 @@ ModuleCosts MeasureModules(const ModuleProfilerInputs& inputs, const HostDescrip
   ModuleCosts costs = ModuleProfiler(inputs).Run();
   costs.routing = ObserveRouting(inputs, costs);
   costs.key = ModuleCostsKey(inputs, host);
+  costs.cores = std::max<int64_t>(host.physical_cores, std::min(inputs.threads, host.logical_cpus));
   costs.host_fingerprint = host.fingerprint;
   costs.model = inputs.config.architecture;
   costs.created = UtcNow();

@@ -96,9 +96,13 @@ ModelLimits PassMeter::LimitsFor(int64_t rows) const {
   ModelLimits limits;
   limits.max_batch_tokens = rows;
   limits.max_context_tokens = kLongContext + kKvBlockTokens;
-  // The contexts, and a block for each decoding row's own token.
+  // The contexts, and a block for each decoding row's own token; text has its own.
   limits.num_kv_blocks =
       kContexts * (kLongContext / kKvBlockTokens) + std::min(rows, most_.decode_rows);
+  if (most_.text_sequences > 0) {
+    limits.num_kv_blocks = 0;
+    for (const auto& prompt : TextPrompts(rows)) limits.num_kv_blocks += TextBlocks(prompt);
+  }
   limits.max_logit_rows = std::min(kLogitRows, rows);
   limits.kv_type = inputs_.kv_type;
   return limits;
@@ -169,62 +173,112 @@ PassPoint PassMeter::Run(std::span<const SequenceSlice> slices, int64_t active) 
   return point;
 }
 
-// A prompt's own blocks, and one more for its answer.
-std::vector<SequenceSlice> PassMeter::TextSlices(int64_t rows) {
-  constexpr int64_t kBlocks = kTextTokens / kKvBlockTokens;
-  const auto& prompts = inputs_.sample_prompts;
-  const int64_t sequences = std::min(rows, kTextSequences);
-  tokens_.clear();
-  blocks_.clear();
-  std::vector<SequenceSlice> slices;
-  for (int64_t i = 0; i < sequences; ++i) {
-    std::vector<int32_t> prompt;
-    if (prompts.empty()) {
-      for (int64_t token = 0; token < kTextTokens; ++token) prompt.push_back(NextToken());
-    } else if (i < std::ssize(prompts)) {
-      prompt = prompts[static_cast<size_t>(i)];
-    }
-    prompt.resize(
-        std::min(prompt.size(), static_cast<size_t>(std::min(kTextTokens, rows / sequences))));
-    if (prompt.empty()) continue;
-    SequenceSlice slice;
-    slice.first_row = std::ssize(tokens_);
-    slice.num_tokens = std::ssize(prompt);
-    slice.request = static_cast<int32_t>(i);
-    slice.prefill = true;
-    tokens_.insert(tokens_.end(), prompt.begin(), prompt.end());
-    std::vector<int32_t>& blocks = blocks_.emplace_back(kBlocks + 1);
-    std::iota(blocks.begin(), blocks.end(), static_cast<int32_t>(i * kBlocks));
-    blocks.back() = static_cast<int32_t>(kContexts * (kLongContext / kKvBlockTokens) + i);
-    slices.push_back(slice);
-  }
-  for (size_t i = 0; i < slices.size(); ++i) slices[i].blocks = blocks_[i];
-  return slices;
+// Of a long prompt the beginning, which it may share with others, and the end, which its answer
+// follows.
+std::vector<int32_t> PassMeter::ShortPrompt(const std::vector<int32_t>& prompt, int64_t most) {
+  if (std::ssize(prompt) <= most) return prompt;
+  std::vector<int32_t> parts(prompt.begin(), prompt.begin() + most / 2);
+  parts.insert(parts.end(), prompt.end() - (most - most / 2), prompt.end());
+  return parts;
 }
 
-void PassMeter::RunText(RoutingHook& hook, int64_t most_rows, int answer_tokens) {
-  std::vector<SequenceSlice> slices = TextSlices(std::min(most_rows, limits_.max_batch_tokens));
-  if (slices.empty()) return;
-  const SliceRange all = {0, std::ssize(slices)};
+// As many as fit into kTextPasses passes of so many rows.
+std::vector<std::vector<int32_t>> PassMeter::TextPrompts(int64_t rows) const {
+  std::vector<std::vector<int32_t>> prompts;
+  const int64_t sequences = std::min(most_.text_sequences, rows);
+  const int64_t most = std::min(kTextTokens, rows);
+  int64_t room = kTextPasses * rows - (kTextPasses - 1) * most;  // a prompt is not cut in two
+  for (int64_t i = 0; i < sequences; ++i) {
+    std::vector<int32_t> prompt;
+    if (inputs_.sample_prompts.empty()) {
+      for (int64_t token = 0; token < most; ++token) {
+        prompt.push_back(static_cast<int32_t>(
+            (static_cast<uint64_t>(i * most + token) * 0x9E3779B97F4A7C15ull >> 32) %
+            static_cast<uint64_t>(config_.vocab_size)));
+      }
+    } else if (i < std::ssize(inputs_.sample_prompts)) {
+      prompt = ShortPrompt(inputs_.sample_prompts[static_cast<size_t>(i)], most);
+    }
+    room -= std::ssize(prompt);
+    if (room < 0) break;
+    if (!prompt.empty()) prompts.push_back(std::move(prompt));
+  }
+  return prompts;
+}
+
+// Of a sequence: its prompt's and its answer's.
+int64_t PassMeter::TextBlocks(const std::vector<int32_t>& prompt) {
+  return std::ssize(prompt) / kKvBlockTokens + 2;
+}
+
+void PassMeter::RunText(RoutingHook& hook, int answer_tokens) {
+  const std::vector<std::vector<int32_t>> prompts = TextPrompts(limits_.max_batch_tokens);
   Sampler sampler(inputs_.kernels, config_.vocab_size);
   SamplingParams sampling;
   sampling.temperature = 1;
-  std::vector<float> logits(static_cast<size_t>(config_.vocab_size));
-  for (int answered = 0;; ++answered) {
+  const auto vocab = static_cast<size_t>(config_.vocab_size);
+  std::vector<float> logits(static_cast<size_t>(limits_.max_logit_rows) * vocab);
+  std::vector<SequenceSlice> slices;  // of a pass
+  const auto run = [&] {
+    const SliceRange all = {0, std::ssize(slices)};
     runner_->Run({tokens_, slices}, {&all, 1}, &hook);
-    if (answered == answer_tokens) return;
-    std::vector<int32_t> next;
-    for (SequenceSlice& slice : slices) {
-      const auto last = static_cast<int32_t>(slice.first_row + slice.num_tokens - 1);
-      model_->Logits({&last, 1}, logits.data());
-      next.push_back(
-          sampler.Sample(sampling, static_cast<uint64_t>(slice.request), answered, {}, logits));
-      slice.start_position += slice.num_tokens;
-      slice.first_row = std::ssize(next) - 1;
+  };
+  std::vector<int32_t> next;  // tokens, of all sequences
+  const auto sample = [&](int answered) {
+    std::vector<int32_t> rows;
+    for (size_t i = 0; i < slices.size(); ++i) {
+      rows.push_back(static_cast<int32_t>(slices[i].first_row + slices[i].num_tokens - 1));
+      if (std::ssize(rows) < limits_.max_logit_rows && i + 1 < slices.size()) continue;
+      model_->Logits(rows, logits.data());
+      for (size_t row = 0; row < rows.size(); ++row) {
+        const auto request = static_cast<uint64_t>(slices[i + 1 - rows.size() + row].request);
+        next.push_back(sampler.Sample(sampling, request, answered, {},
+                                      std::span(logits).subspan(row * vocab, vocab)));
+      }
+      rows.clear();
+    }
+  };
+  blocks_.clear();
+  int32_t next_block = 0;
+  for (const std::vector<int32_t>& prompt : prompts) {
+    std::vector<int32_t>& blocks = blocks_.emplace_back(static_cast<size_t>(TextBlocks(prompt)));
+    std::iota(blocks.begin(), blocks.end(), next_block);
+    next_block += static_cast<int32_t>(blocks.size());
+  }
+  std::vector<SequenceSlice> answers;
+  for (size_t begin = 0; begin < prompts.size();) {
+    slices.clear();
+    tokens_.clear();
+    size_t end = begin;
+    for (; end < prompts.size(); ++end) {
+      const std::vector<int32_t>& prompt = prompts[end];
+      if (std::ssize(tokens_) + std::ssize(prompt) > limits_.max_batch_tokens) break;
+      SequenceSlice slice;
+      slice.first_row = std::ssize(tokens_);
+      slice.num_tokens = std::ssize(prompt);
+      slice.request = static_cast<int32_t>(end);
+      slice.prefill = true;
+      slice.blocks = blocks_[end];
+      tokens_.insert(tokens_.end(), prompt.begin(), prompt.end());
+      slices.push_back(slice);
+    }
+    run();
+    sample(0);
+    for (SequenceSlice slice : slices) {
+      slice.start_position = slice.num_tokens;
+      slice.first_row = std::ssize(answers);
       slice.num_tokens = 1;
       slice.prefill = false;
+      answers.push_back(slice);
     }
-    tokens_ = std::move(next);
+    begin = end;
+  }
+  slices = std::move(answers);
+  for (int answered = 1; answered <= answer_tokens; ++answered) {
+    tokens_ = std::exchange(next, {});
+    run();
+    sample(answered);
+    for (SequenceSlice& slice : slices) ++slice.start_position;
   }
 }
 
@@ -250,7 +304,7 @@ std::vector<SequenceSlice> PassMeter::DecodeSlices(int64_t sequences, int64_t co
   blocks_.clear();
   std::vector<SequenceSlice> slices;
   for (int64_t i = 0; i < sequences; ++i) {
-    std::vector<int32_t> blocks = ContextBlocks(i % kContexts);
+    std::vector<int32_t> blocks = ContextBlocks(i % contexts_);
     blocks.resize(static_cast<size_t>(context / kKvBlockTokens));
     blocks.push_back(static_cast<int32_t>(kContexts * (kLongContext / kKvBlockTokens) + i));
     blocks_.push_back(std::move(blocks));

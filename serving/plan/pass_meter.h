@@ -41,19 +41,21 @@ struct PassPoint {
 
 // At most; rows and residents are fewer where memory is short.
 struct PassMeterSizes {
-  int64_t sparse_layers = 0;  // the first ones with experts
-  int64_t rows = 0;           // of a pass; a power of two from 16 on
-  int64_t decode_rows = 0;    // of a pass
-  int64_t residents = 0;      // of each of the layers
+  int64_t sparse_layers = 0;   // the first ones with experts
+  int64_t rows = 0;            // of a pass; a power of two from 16 on
+  int64_t decode_rows = 0;     // of a pass
+  int64_t residents = 0;       // of each of the layers
+  int64_t text_sequences = 0;  // of RunText
 };
 
 class PassMeter {
  public:
   static constexpr int64_t kLongContext = 256;  // positions that a sequence has at most
-  static constexpr int64_t kContexts = 16;  // sequences whose keys and values decode reads in turn
-
-  static constexpr int64_t kTextSequences = 32;
-  static constexpr int64_t kTextTokens = kContexts * kLongContext / kTextSequences;
+  // Sequences whose keys and values decode reads in turn, at most: of few they stay in a core's
+  // cache, which those of a job do not.
+  static constexpr int64_t kContexts = 64;
+  static constexpr int64_t kTextPasses = 2;    // at most, of its prompts
+  static constexpr int64_t kTextTokens = 128;  // of a sequence's prompt in RunText, at most
 
   // Throws Error(kResourceExhausted) when not even the smallest passes fit.
   PassMeter(const ModuleProfilerInputs& inputs, const PassMeterSizes& most);
@@ -70,14 +72,16 @@ class PassMeter {
 
   // Rows spread over `active` experts of each layer; 0: as the router says.
   PassPoint Run(std::span<const SequenceSlice> slices, int64_t active);
-  // Runs the first kTextTokens tokens of as many sample prompts, in at most `most_rows` rows, and a
-  // decode step for each of their answers' first tokens, as the router says.
-  void RunText(RoutingHook& hook, int64_t most_rows, int answer_tokens);
+  // Runs sample prompts, in kTextPasses passes, then a decode step of all of them for
+  // each of their answers' first tokens, as the router says.
+  void RunText(RoutingHook& hook, int answer_tokens);
 
   // `count` tokens of each of `sequences` contexts from `start` on. Valid until the next call of
   // this or of DecodeSlices.
   std::vector<SequenceSlice> PromptSlices(int64_t first_context, int64_t sequences, int64_t start,
                                           int64_t count);
+  // How many contexts were written; DecodeSlices takes these in turn.
+  void UseContexts(int64_t contexts) { contexts_ = contexts; }
   // One token each behind `context` (a multiple of a block) positions; each writes a block of its
   // own.
   std::vector<SequenceSlice> DecodeSlices(int64_t sequences, int64_t context);
@@ -87,7 +91,9 @@ class PassMeter {
   uint64_t BytesWith(int64_t rows, int64_t resident_experts, int64_t buffers) const;
   ModelLimits LimitsFor(int64_t rows) const;
   void ChooseSizes();
-  std::vector<SequenceSlice> TextSlices(int64_t rows);
+  static std::vector<int32_t> ShortPrompt(const std::vector<int32_t>& prompt, int64_t most);
+  static int64_t TextBlocks(const std::vector<int32_t>& prompt);
+  std::vector<std::vector<int32_t>> TextPrompts(int64_t rows) const;
   int32_t NextToken();
 
   const ModuleProfilerInputs& inputs_;
@@ -95,6 +101,7 @@ class PassMeter {
   const ModelConfig config_;
   const uint64_t slot_bytes_;
   int64_t resident_experts_ = 0;
+  int64_t contexts_ = kContexts;
   ModelLimits limits_;
   StreamingOptions streaming_;
   Timeline timeline_{0};

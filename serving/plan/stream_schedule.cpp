@@ -10,12 +10,6 @@
 namespace moesaic {
 namespace {
 
-// Of a fractional number per layer, what layer number n has, so that the sum over layers is right.
-int64_t Rounded(double per_layer, int64_t n) {
-  return static_cast<int64_t>(std::floor(per_layer * static_cast<double>(n + 1) + 0.5)) -
-         static_cast<int64_t>(std::floor(per_layer * static_cast<double>(n) + 0.5));
-}
-
 class Player {
  public:
   explicit Player(const StreamPass& pass) : pass_(pass) {
@@ -182,6 +176,11 @@ StreamPassTimes SimulateStreamPass(const StreamPass& pass) {
   CHECK_GT(pass.group, 0);
   CHECK(pass.contended_link_share > 0 && pass.contended_compute_share > 0);
   return Player(pass).Run();
+}
+
+int64_t Rounded(double per_layer, int64_t n) {
+  return static_cast<int64_t>(std::floor(per_layer * static_cast<double>(n + 1) + 0.5)) -
+         static_cast<int64_t>(std::floor(per_layer * static_cast<double>(n) + 0.5));
 }
 
 int64_t StreamGroup(uint64_t slot_bytes, int64_t buffers, int64_t num_experts) {

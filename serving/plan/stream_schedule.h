@@ -37,8 +37,10 @@ struct StreamPassTimes {
   double experts_s = 0;  // likewise
   double other_s = 0;    // likewise
   double stall_s = 0;
-  double link_s = 0;  // busy, beside computing
-  double loads = 0;   // experts read
+  double link_s = 0;        // busy, beside computing
+  double loads = 0;         // experts read
+  double hidden_in_s = 0;   // attention outputs to a device, from when they are there
+  double hidden_out_s = 0;  // queries, keys and values from it
   double compute_alone_s = 0;
   double link_alone_s = 0;
 
@@ -51,6 +53,9 @@ struct StreamPassTimes {
 // The steady state: a pass that follows others like it. Cold: the first one, with empty buffers.
 // Always roofline <= seconds <= (compute alone + link alone), each at its contended rate.
 StreamPassTimes SimulateStreamPass(const StreamPass& pass);
+
+// Of a fractional number per layer, what layer number n has, so that the sum over layers is right.
+int64_t Rounded(double per_layer, int64_t n);
 
 // Experts that StreamFlow hands out together at most.
 int64_t StreamGroup(uint64_t slot_bytes, int64_t buffers, int64_t num_experts);

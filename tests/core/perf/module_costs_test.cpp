@@ -79,7 +79,9 @@ ModuleCosts SomeCosts() {
   costs.link = {1.5e9, 1.4e9, 1.6e9, "byte/s", "alone", "then"};
   costs.contended_link_share = {0.9, 0.8, 1, "share", "jointly", "then"};
   costs.contended_compute_share = {0.8, 0.7, 0.9, "share", "jointly", "then"};
-  costs.routing = {{1, 2}, {4, 3}, {64, 3.5}};
+  costs.host_copy = {5e9, 5e9, 5e9, "byte/s", "", ""};
+  costs.cores = 2;
+  costs.routing = {{1, 2, 1}, {4, 3, 2}, {64, 3.5, 3.25}};
   return costs;
 }
 
@@ -111,11 +113,14 @@ TEST(ModuleCostsTest, RefusesWhatCannotBePlannedWith) {
   EXPECT_EQ(kind_of("[]"), ErrorKind::kCorrupt);
   EXPECT_EQ(kind_of(with("moesaic-module-costs", "something")), ErrorKind::kCorrupt);
   EXPECT_EQ(kind_of(with("\"version\": 3", "\"version\": 2")), ErrorKind::kUnsupported);
+  EXPECT_EQ(kind_of(with("\"version\": 3", "\"version\": 4")), ErrorKind::kUnsupported);
   EXPECT_EQ(kind_of(with("1500000000.0", "0")), ErrorKind::kCorrupt);
   EXPECT_EQ(kind_of(with("\"fixed_s\": 1e-06", "\"fixed_s\": -1")), ErrorKind::kCorrupt);
   EXPECT_EQ(kind_of(with("\"expert\"", "\"experts\"")), ErrorKind::kCorrupt);
   EXPECT_EQ(kind_of(with("3.5", "\"much\"")), ErrorKind::kCorrupt);
-  EXPECT_EQ(kind_of(with("3.5", "2.5")), ErrorKind::kCorrupt);  // fewer experts for more rows
+  EXPECT_EQ(kind_of(with("3.5", "2.5")), ErrorKind::kCorrupt);    // fewer experts for more rows
+  EXPECT_EQ(kind_of(with("3.25", "3.75")), ErrorKind::kCorrupt);  // more repeated than used
+  EXPECT_EQ(kind_of(with("\"cores\": 2", "\"cores\": 0")), ErrorKind::kCorrupt);
 }
 
 TEST(ModuleCostsTest, ActiveExpertsAreThoseOfTheText) {
@@ -127,8 +132,13 @@ TEST(ModuleCostsTest, ActiveExpertsAreThoseOfTheText) {
   EXPECT_DOUBLE_EQ(costs.ActiveExperts(4, 2, 1e6), 3.5);
   EXPECT_DOUBLE_EQ(costs.ActiveExperts(4, 2, 0.5), 1);
   EXPECT_DOUBLE_EQ(costs.ActiveExperts(3, 2, 1e6), 3);
+  EXPECT_DOUBLE_EQ(costs.RepeatedExperts(4, 2, 1), 1);
+  EXPECT_DOUBLE_EQ(costs.RepeatedExperts(4, 2, 2), 1.5);
+  EXPECT_DOUBLE_EQ(costs.RepeatedExperts(4, 2, 1e6), 3.25);
   costs.routing.clear();
   EXPECT_EQ(costs.ActiveExperts(4, 1, 4), ExpectedActiveExperts(4, 1, 4));
+  const double evenly = ExpectedActiveExperts(4, 1, 4);
+  EXPECT_DOUBLE_EQ(costs.RepeatedExperts(4, 1, 4), evenly * evenly / 4);
 }
 
 }  // namespace

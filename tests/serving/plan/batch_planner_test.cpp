@@ -41,6 +41,8 @@ ModuleCosts SomeCosts() {
   costs.link = {5e8, 5e8, 5e8, "byte/s", "", ""};
   costs.contended_link_share = {1, 1, 1, "share", "", ""};
   costs.contended_compute_share = {0.9, 0.9, 0.9, "share", "", ""};
+  costs.host_copy = {5e9, 5e9, 5e9, "byte/s", "", ""};
+  costs.cores = 2;
   return costs;
 }
 
@@ -167,11 +169,59 @@ ModuleCosts MeasureSample(const EngineOptions& options, const ModelFiles& files)
   return MeasureModules(inputs, host);
 }
 
+EngineOptions DeviceOptionsOfJob(double link_bytes_per_s) {
+  EngineOptions options = JobOptions();
+  options.devices.count = 1;
+  options.devices.memory = "40%";
+  options.devices.emulated_link = {link_bytes_per_s, 10};
+  return options;
+}
+
+TEST(BatchPlannerTest, PlansForAnEmulatedDevice) {
+  const ModuleCosts costs = SomeCosts();
+  const Workload workload = UniformWorkload(30, 30, 200);
+  EngineOptions options = DeviceOptionsOfJob(1e7);
+  const ModelFiles files = OpenModelFiles(options, SelectKernels());
+  const BatchPlan slow = PlanBatchJob(options, files, workload, &costs);
+  ASSERT_TRUE(slow.execution);
+  EXPECT_EQ(LedgerOf(options, files, slow.sizes).total_bytes, slow.total_bytes);
+  EXPECT_LE(slow.total_bytes, options.machine_memory_bytes);
+  const PhasePrediction& decode = slow.execution->prediction.decode;
+  EXPECT_EQ(decode.bottleneck, Resource::kLinkIn);
+  EXPECT_GE(decode.period_s, decode.roofline_s * 0.99);
+  EXPECT_LE(decode.period_s, decode.serial_s * 1.01);
+  // All that is streamed crosses a link of 10 MB/s.
+  const JobPrediction& job = *slow.execution->prediction.job;
+  EXPECT_GE(slow.execution->prediction.wall_s, job.link_bytes / 1e7 * 0.99);
+  EXPECT_GT(job.hidden_in_s, 0);
+  EXPECT_GT(job.hidden_out_s, 0);
+
+  options.devices.emulated_link.bytes_per_s = 1e11;
+  const BatchPlan fast = PlanBatchJob(options, files, workload, &costs);
+  EXPECT_EQ(fast.execution->prediction.decode.bottleneck, Resource::kDevice);
+  EXPECT_GT(fast.execution->prediction.generated_tokens_per_s,
+            2 * slow.execution->prediction.generated_tokens_per_s);
+  for (const ScheduleKind schedule :
+       {ScheduleKind::kModuleBatching, ScheduleKind::kPagedWeights, ScheduleKind::kOverlapped}) {
+    options.schedule = schedule;
+    const BatchPlan plan = PlanBatchJob(options, files, workload, &costs);
+    EXPECT_EQ(plan.sizes.schedule, schedule);
+    EXPECT_EQ(plan.execution->schedule, schedule);
+    // The search over all of them finds nothing worse.
+    EXPECT_LE(fast.execution->prediction.wall_s, plan.execution->prediction.wall_s * 1.01);
+  }
+  options.devices.count = 2;
+  EXPECT_FALSE(PlanBatchJob(options, files, workload, &costs).execution);
+}
+
 // Runs a job as it was planned from measured costs: what does not depend on the machine's speed has
 // to come out exactly, and every quantity of the report has its prediction.
-TEST(BatchPlannerTest, APlannedJobRunsAsPlanned) {
-  EngineOptions options = JobOptions();
-  options.expert_memory = "40%";
+class PlannedJobTest : public testing::TestWithParam<bool> {};
+
+TEST_P(PlannedJobTest, RunsAsPlanned) {
+  const bool device = GetParam();
+  EngineOptions options = device ? DeviceOptionsOfJob(2e9) : JobOptions();
+  if (!device) options.expert_memory = "40%";
   const ModelFiles files = OpenModelFiles(options, SelectKernels());
   const ModuleCosts costs = MeasureSample(options, files);
   EXPECT_GT(costs.link.value, 0);
@@ -227,11 +277,18 @@ TEST(BatchPlannerTest, APlannedJobRunsAsPlanned) {
     EXPECT_GT(rows.at(name).predicted.value_or(0), 0) << name;
     EXPECT_GT(rows.at(name).measured, 0) << name;
   }
+  for (const char* name :
+       {"attention outputs to the device", "queries, keys and values to the host"}) {
+    EXPECT_EQ(rows.at(name).predicted.has_value(), device);
+    EXPECT_EQ(rows.at(name).measured > 0, device);
+  }
   const Json json = BatchReportJson(report);
   EXPECT_EQ(json["plan_against_run"].size(), rows.size());
   EXPECT_EQ(json["plan"]["policy"]["batch_sequences"], plan.sizes.max_num_seqs);
   EXPECT_NE(BatchReportHtml(report).find("Plan against run"), std::string::npos);
 }
+
+INSTANTIATE_TEST_SUITE_P(HostAndDevice, PlannedJobTest, testing::Bool());
 
 TEST(ModuleProfilerTest, TheKeyNamesWhatCostsDependOn) {
   const EngineOptions options = JobOptions();
