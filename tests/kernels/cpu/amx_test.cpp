@@ -59,6 +59,23 @@ TEST_F(AmxTest, IntegersGiveTheBitsOfOtherInstructionSets) {
   }
 }
 
+// Rows whose scales just have room beside each other, and longer ones.
+TEST_F(AmxTest, IntegersOfVeryLongRows) {
+  for (const int64_t k : {131072, 131080}) {
+    constexpr int64_t kRows = 33, kN = 3;
+    std::vector<float> source(static_cast<size_t>(kRows * k));
+    for (size_t i = 0; i < source.size(); ++i) {
+      source[i] = static_cast<float>(i * 7919 % 2003) - 1000.0f;
+    }
+    const Activations x(scalar_, source, kRows, k, WeightType::kInt8);
+    source.resize(static_cast<size_t>(kN * k));
+    const Weights w(scalar_, source, kN, k, WeightType::kInt8);
+    EXPECT_TRUE(SameBits(Multiply(amx_, x, w, kRows, nullptr, 1),
+                         Multiply(scalar_, x, w, kRows, nullptr, 1)))
+        << k;
+  }
+}
+
 TEST_F(AmxTest, Bf16MatchesDouble) {
   for (const int64_t m : {1, 3, 16, 19, 41, 65}) {
     for (const int64_t k : {1, 2, 31, 33, 64, 300}) {
