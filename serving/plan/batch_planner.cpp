@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "serving/online/engine_devices.h"
 #include "serving/plan/batch_prediction.h"
 
 namespace moesaic {
@@ -204,7 +203,7 @@ bool IsPredicted(const EngineOptions& options) {
            ScheduleKind::kModuleBatching;
   }
   return devices.count == 1 && devices.kind == DeviceKind::kEmulated &&
-         KernelsOf(devices) == nullptr;
+         devices.emulated_kernels == nullptr;
 }
 
 BatchPlan PlanBatchJob(const EngineOptions& options, const ModelFiles& files,
