@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "serving/online/engine_devices.h"
 #include "serving/plan/batch_prediction.h"
 
 namespace moesaic {
@@ -251,7 +250,7 @@ bool IsPredicted(const EngineOptions& options) {
            ScheduleKind::kModuleBatching;
   }
   return devices.count == 1 && devices.kind == DeviceKind::kEmulated &&
-         KernelsOf(devices) == nullptr;
+         devices.emulated_kernels == nullptr;
 }
 
 BatchPlan PlanBatchJob(const EngineOptions& options, const ModelFiles& files,

@@ -13,6 +13,7 @@
 
 #include "core/base/aligned_buffer.h"
 #include "core/perf/linear_fit.h"
+#include "prefetch/expert_loader.h"
 #include "serving/model/model.h"
 #include "serving/model/sampler.h"
 #include "serving/model/sampling_params.h"
@@ -26,7 +27,7 @@ namespace {
 
 constexpr int kRepeats = 3;
 constexpr int kJointPasses = 4;
-constexpr size_t kCopiedBytes = size_t{16} << 20;
+constexpr size_t kCopiedBytes = size_t{8} << 20;
 constexpr double kLinkShare = 0.13;  // of the time for measuring
 constexpr int64_t kTimedLayers = 4;  // several: caches are as cold as in a pass
 constexpr int64_t kTimedRows = 4096;
@@ -385,22 +386,20 @@ class ModuleProfiler {
     costs_.contended_compute_share = Summarise(std::move(compute_shares), "share", how);
   }
 
-  // One expert after another into as many slots, as a link of an emulated device does.
+  // One packet after another, as a link of an emulated device does.
   void MeasureHostCopy() {
-    const auto slot = static_cast<size_t>(inputs_.experts.layout().slot_bytes);
-    const size_t slots = std::max<size_t>(2, kCopiedBytes / slot);
-    AlignedBuffer from(slot * slots);
-    AlignedBuffer to(slot * slots);
-    std::fill_n(from.data(), from.bytes(), std::byte{1});
-    std::fill_n(to.data(), to.bytes(), std::byte{0});
+    AlignedBuffer from(kCopiedBytes);
+    AlignedBuffer to(kCopiedBytes);
+    from.Zero();
+    to.Zero();
     std::vector<double> rates;
-    for (size_t i = 0; i < 2 * slots; ++i) {
-      const size_t at = i % slots * slot;
+    for (size_t i = 0; i < 4 * kCopiedBytes; i += kDefaultPacketBytes) {
+      const size_t at = i % kCopiedBytes;
       const Stopwatch watch;
-      std::memcpy(to.data() + at, from.data() + at, slot);
-      rates.push_back(static_cast<double>(slot) / std::max(1e-9, watch.seconds()));
+      std::memcpy(to.data() + at, from.data() + at, kDefaultPacketBytes);
+      rates.push_back(kDefaultPacketBytes / std::max(1e-9, watch.seconds()));
     }
-    costs_.host_copy = Summarise(std::move(rates), "byte/s", "median of copies of an expert");
+    costs_.host_copy = Summarise(std::move(rates), "byte/s", "median of copies of a packet");
   }
 
   const ModuleProfilerInputs& inputs_;

@@ -42,7 +42,7 @@ struct PassPoint {
 // At most; rows and residents are fewer where memory is short.
 struct PassMeterSizes {
   int64_t sparse_layers = 0;   // the first ones with experts
-  int64_t rows = 0;            // of a pass; a power of two from 16 on
+  int64_t rows = 0;            // of a pass; halved until they fit, not below 16
   int64_t decode_rows = 0;     // of a pass
   int64_t residents = 0;       // of each of the layers
   int64_t text_sequences = 0;  // of RunText
