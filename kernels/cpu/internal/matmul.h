@@ -8,15 +8,14 @@
 //     static constexpr int64_t kMaxColumns;    // and with any number of rows
 //     // Rows of a chunk of a product; a multiple of kTileRows.
 //     static int64_t ChunkRows(const PanelShape& shape);
-//     // Called before the columns of a chunk. May copy rows to the scratch and point to them
-//     there. static constexpr int64_t kScratchBytes; static void PrepareRows(const std::byte** x,
-//     int64_t m, const PanelShape& shape,
+//     static constexpr int64_t kScratchBytes;
+//     // Before the columns of a chunk. May copy rows to the scratch and point to them there.
+//     static void PrepareRows(const std::byte** x, int64_t m, const PanelShape& shape,
 //                             std::byte* scratch);
 //     // Panels that one pass over `m` rows computes.
 //     static int64_t ColumnsFor(int64_t m);
 //     // sums[(column * m + row) * 16 ..] of m rows of x with panels w. The pass after this one
-//     takes
-//     // panels that begin `next_bytes` further on.
+//     // takes panels that begin `next_bytes` further on.
 //     static void Columns(const std::byte* const* x, int64_t m, const std::byte* const* w,
 //                         int64_t columns, const PanelShape& shape, int64_t next_bytes,
 //                         const std::byte* scratch, float* sums);
