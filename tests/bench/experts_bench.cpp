@@ -5,10 +5,12 @@
 //
 // Wall-clock time, the median over rounds with half the distance between the quartiles. 64 experts
 // of hidden 1024 and intermediate 512 (the model of scripts/make_bench_model.py); a decode call has
-// the next 8 of them, one row each, a prefill 512 tokens of top 8 spread over all.
+// the next 8 of them, one row each, a prefill 512 tokens of top 8 spread over all; eight experts of
+// many rows are what throughput mode streams.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -76,7 +78,7 @@ class Calls {
     kernels.prepare_activations(x.data(), kHidden, tokens, kHidden, activations, x_.data(),
                                 stride_bytes_);
     workspace_.Reserve(activations, tokens * kTopK, kIntermediate);
-    out_.resize(static_cast<size_t>(tokens * kTopK * kHidden));
+    out_ = AlignedBuffer(static_cast<size_t>(tokens * kTopK * kHidden) * sizeof(float));
     for (int64_t i = 0; i < active * rows; ++i) {
       token_rows_.push_back(static_cast<int32_t>(i % tokens));
       slot_rows_.push_back(static_cast<int32_t>(i));
@@ -93,7 +95,7 @@ class Calls {
       work.count = rows_;
     }
     next_ = (next_ + active_) % kExperts;
-    RunExperts(pool_, kernels_, x_.data(), stride_bytes_, call_, out_.data(), workspace_);
+    RunExperts(pool_, kernels_, x_.data(), stride_bytes_, call_, out_.as<float>(), workspace_);
   }
 
  private:
@@ -106,34 +108,49 @@ class Calls {
   int64_t next_ = 0;
   AlignedBuffer x_;
   MoeWorkspace workspace_;
-  std::vector<float> out_;
+  AlignedBuffer out_;
   std::vector<int32_t> token_rows_, slot_rows_;
   std::vector<ExpertWork> call_;
 };
 
+struct Call {
+  const char* name;
+  int64_t tokens;
+  int64_t experts;
+};
+constexpr Call kCalls[] = {{"decode, batch 1", 1, kTopK},
+                           {"decode, batch 16", 16, kExperts},
+                           {"decode, batch 64", 64, kExperts},
+                           {"prefill, 512 tokens", 512, kExperts},
+                           {"prefill, 2048 tokens", 2048, kExperts},
+                           {"8 experts of 420 rows", 420, kTopK}};
+
 void Run(int rounds, const std::vector<int>& thread_counts, const std::string& only) {
   const CpuKernels& kernels = SelectKernels();
-  std::printf("| weights | call | threads | us | spread | GB/s |\n|---|---|---|---|---|---|\n");
+  std::printf(
+      "| weights | call | threads | us | spread | GB/s | GFLOP/s "
+      "|\n|---|---|---|---|---|---|---|\n");
   for (const WeightType type : {WeightType::kBf16, WeightType::kInt8, WeightType::kInt4}) {
     if (!only.empty() && only != WeightTypeName(type)) continue;
     const Experts experts(kernels, type);
     for (const int threads : thread_counts) {
-      Calls decode(kernels, type, experts, 1, kTopK, threads);
-      Calls batch(kernels, type, experts, 16, kExperts, threads);
-      Calls large(kernels, type, experts, 64, kExperts, threads);
-      Calls prefill(kernels, type, experts, 512, kExperts, threads);
-      std::vector<Candidate> candidates = {{"decode, batch 1", [&] { decode.Run(); }},
-                                           {"decode, batch 16", [&] { batch.Run(); }},
-                                           {"decode, batch 64", [&] { large.Run(); }},
-                                           {"prefill, 512 tokens", [&] { prefill.Run(); }}};
+      std::deque<Calls> calls;
+      std::vector<Candidate> candidates;
+      for (const Call& call : kCalls) {
+        Calls& made =
+            calls.emplace_back(kernels, type, experts, call.tokens, call.experts, threads);
+        candidates.push_back({call.name, [&made] { made.Run(); }});
+      }
       Measure(candidates, rounds, 0.03, CLOCK_MONOTONIC);
-      const int64_t read[] = {kTopK, kExperts, kExperts, kExperts};
       for (size_t c = 0; c < candidates.size(); ++c) {
         const double seconds = candidates[c].Median();
-        std::printf("| %s | %s | %d | %.1f | %.1f%% | %.1f |\n", WeightTypeName(type),
+        const auto bytes = static_cast<double>(kCalls[c].experts * experts.bytes());
+        const auto operations =
+            static_cast<double>(6 * kCalls[c].tokens * kTopK * kHidden * kIntermediate);
+        std::printf("| %s | %s | %d | %.1f | %.1f%% | %.1f | %.0f |\n", WeightTypeName(type),
                     candidates[c].name.c_str(), threads, seconds * 1e6,
-                    100 * candidates[c].Spread(),
-                    static_cast<double>(read[c] * experts.bytes()) / seconds / 1e9);
+                    100 * candidates[c].Spread(), bytes / seconds / 1e9,
+                    operations / seconds / 1e9);
       }
       std::fflush(stdout);
     }
