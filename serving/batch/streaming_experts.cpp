@@ -50,8 +50,7 @@ StreamingExperts::StreamingExperts(const ExpertSource& source, int num_layers, i
 StreamingExperts::StreamingExperts(const ExpertSource& source, int num_layers, int num_experts,
                                    const StreamingOptions& options,
                                    std::unique_ptr<AsyncReader> reader)
-    : source_(source),
-      grid_(num_layers, num_experts),
+    : grid_(num_layers, num_experts),
       options_(WithDefaults(options)),
       direct_(source.direct()),
       slot_bytes_(source.layout().slot_bytes),

@@ -142,7 +142,6 @@ class StreamingExperts : public ExpertProvider {
   void TellProgress() REQUIRES(mutex_);
   int64_t Now() const { return clock_.NowNs(); }
 
-  const ExpertSource& source_;
   const ExpertGrid grid_;
   const StreamingOptions options_;
   const bool direct_;
