@@ -1,5 +1,5 @@
 // Products with bf16 weights in class kAmxBf16, in vectors: the bits of the tile registers'
-// products (amx_products.h), for few rows, which no tile is filled with. Included after
+// products (amx_bf16.h), for few rows, which no tile is filled with. Included after
 // vec_avx512.h.
 //
 // A step is 32 inputs, as there: a chain of multiply-adds over its even inputs and one over its odd

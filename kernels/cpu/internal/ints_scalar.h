@@ -77,7 +77,7 @@ MOESAIC_INLINE Ints16 DotAdd(Ints16 sum, WeightBytes w, FourBytes x) {
 MOESAIC_INLINE Vec16 ToFloats(Ints16 a) {
   return MapLanes([&](int i) { return static_cast<float>(a.v[i]); });
 }
-// Sums that tile registers (amx_products.h) have left in memory.
+// Sums that tile registers (amx_integers.h) have left in memory.
 MOESAIC_INLINE Ints16 LoadDots(const int32_t* dots) { return LoadAs<Ints16>(dots); }
 MOESAIC_INLINE Ints16 AddToAll(Ints16 a, int32_t b) {
   for (int32_t& v : a.v) v += b;
