@@ -143,10 +143,9 @@ CpuKernels MakeKernels(Isa isa) {
     const KernelStep steps[] = {{1, IsaName(Isa::kAvx512)}, {5, IsaName(Isa::kAmx)}};
     CHECK(ChooseProducts(WeightType::kBf16, steps, table));
     if (QuantIsaSupported(QuantIsa::kAmx)) {
-      // Later than with weights in a cache: from memory, few rows read faster by VNNI.
       const char* const vectors = QuantIsaName(table.quant_isa);
       const char* const tiles = QuantIsaName(QuantIsa::kAmx);
-      const KernelStep int8_steps[] = {{1, vectors}, {12, tiles}};
+      const KernelStep int8_steps[] = {{1, vectors}, {7, tiles}};
       CHECK(ChooseProducts(WeightType::kInt8, int8_steps, table));
       const KernelStep int4_steps[] = {{1, vectors}, {6, tiles}};
       CHECK(ChooseProducts(WeightType::kInt4, int4_steps, table));

@@ -3,10 +3,11 @@
 //
 //   experts_bench [rounds] [threads,...] [bf16|int8|int4]
 //
-// Wall-clock time, the median over rounds with half the distance between the quartiles. 64 experts
-// of hidden 1024 and intermediate 512 (the model of scripts/make_bench_model.py); a decode call has
-// the next 8 of them, one row each, a prefill 512 tokens of top 8 spread over all; eight experts of
-// many rows are what throughput mode streams.
+// Wall-clock time, the median over rounds with half the distance between the quartiles. Layers of
+// 64 experts of hidden 1024 and intermediate 512 (the model of scripts/make_bench_model.py), as many
+// as take more than a large third-level cache; a decode call has the next 8 of them, one row each, a
+// prefill 512 tokens of top 8 spread over a layer; eight experts of many rows are what throughput
+// mode streams.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -25,6 +26,7 @@ namespace moesaic {
 namespace {
 
 constexpr int64_t kExperts = 64, kTopK = 8, kHidden = 1024, kIntermediate = 512;
+constexpr int64_t kBytes = int64_t{1500} << 20;  // of all experts, at least
 
 // Experts of the same values, each with memory of its own.
 class Experts {
@@ -33,9 +35,10 @@ class Experts {
     const int64_t gate_bytes = PackedMatrix::Bytes(type, kIntermediate, kHidden);
     const int64_t down_bytes = PackedMatrix::Bytes(type, kHidden, kIntermediate);
     const int64_t bytes = 2 * gate_bytes + down_bytes;
-    memory_ = AlignedBuffer(static_cast<size_t>(kExperts * bytes));
+    const int64_t layers = 1 + kBytes / (kExperts * bytes);
+    memory_ = AlignedBuffer(static_cast<size_t>(layers * kExperts * bytes));
     const std::vector<float> values = Normals(kIntermediate * kHidden);
-    for (int64_t e = 0; e < kExperts; ++e) {
+    for (int64_t e = 0; e < layers * kExperts; ++e) {
       std::byte* const at = memory_.data() + e * bytes;
       if (e > 0) {
         std::memcpy(at, memory_.data(), static_cast<size_t>(bytes));
@@ -89,12 +92,12 @@ class Calls {
   void Run() {
     for (int64_t i = 0; i < active_; ++i) {
       ExpertWork& work = call_[static_cast<size_t>(i)];
-      work = experts_.work()[static_cast<size_t>((next_ + i) % kExperts)];
+      work = experts_.work()[next_];
+      next_ = (next_ + 1) % experts_.work().size();
       work.token_rows = token_rows_.data() + i * rows_;
       work.slot_rows = slot_rows_.data() + i * rows_;
       work.count = rows_;
     }
-    next_ = (next_ + active_) % kExperts;
     RunExperts(pool_, kernels_, x_.data(), stride_bytes_, call_, out_.as<float>(), workspace_);
   }
 
@@ -105,7 +108,7 @@ class Calls {
   ThreadPool pool_;
   int64_t stride_bytes_ = 0;
   int64_t rows_ = 0;
-  int64_t next_ = 0;
+  size_t next_ = 0;  // expert
   AlignedBuffer x_;
   MoeWorkspace workspace_;
   AlignedBuffer out_;

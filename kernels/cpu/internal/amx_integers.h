@@ -60,22 +60,13 @@ struct AmxQuantProduct : EvenRows<AmxQuantProduct<kType>> {
     for (int64_t c = 0; c < columns; c += 2) {
       const int64_t panels = MinOf<int64_t>(columns - c, 2);
       for (int64_t pair = 0; pair < pairs; ++pair) {
-        const PairOfPanels weights(w + c, panels, shape.k, pair);
+        LineAsker asker(w + c, panels, pair + 1 < pairs ? (pair + 1) * PairBytes(kType) : ahead,
+                        AskingPoints(rows.tiles, panels));
+        const PairOfPanels weights(w + c, panels, shape.k, pair, asker);
         ForAmxBlocks(rows.tiles, c, panels, [&]<int R, int P>(int64_t tile, int64_t column) {
           Unit& unit = units[count % 2];
           unit.Begin(scales + 2 * pair * m, rows, tile, R, P, weights, sums + column * m * kLanes);
-          // The tiles of rows share the work of asking for the next panels.
-          const int64_t first_line = tile * kPairLines / rows.tiles;
-          const int64_t end_line = (tile + R) * kPairLines / rows.tiles;
-          const int64_t at = pair + kPairsAhead;
-          const int64_t offset =
-              at < pairs ? at * PairBytes(kType) : ahead + (at - pairs) * PairBytes(kType);
-          for (int64_t line = first_line; line < end_line; ++line) {
-            for (int64_t p = 0; p < P; ++p) {
-              __builtin_prefetch(w[column + p] + offset + line * kLineBytes);
-            }
-          }
-          Multiply<R, P>(x, stride, rows, tile, weights, unit, units[(count + 1) % 2]);
+          Multiply<R, P>(x, stride, rows, tile, weights, asker, unit, units[(count + 1) % 2]);
           ++count;
         });
       }
@@ -85,17 +76,46 @@ struct AmxQuantProduct : EvenRows<AmxQuantProduct<kType>> {
   }
 
  private:
-  // Distance of what is asked for, in units.
-  static constexpr int64_t kPairsAhead = 2;
   static constexpr int64_t kStepLines = 16;
   static constexpr int64_t kStepBytes = kStepLines * kLineBytes;
+  static constexpr int64_t kStepsOfPair = 2 * kQuantGroup / kLineBytes;
   static constexpr int64_t kPairLines = PairBytes(kType) / kLineBytes;
   static constexpr int64_t kWideBytes = PairBytes(WeightType::kInt8);
   static constexpr int64_t kTileInts = kAmxRows * kLanes;
 
+  // Asks memory for the next pair of groups, a few lines at a time between other work: bursts of
+  // lines are fetched a third slower, and while they wait nothing else is done.
+  class LineAsker {
+   public:
+    // Of `panels` panels from `offset` on, spread over `points` calls.
+    LineAsker(const std::byte* const* w, int64_t panels, int64_t offset, int64_t points)
+        : first_(w[0] + offset), last_(w[panels - 1] + offset), points_(points) {}
+    MOESAIC_INLINE void Ask() {
+      for (due_ += kPairLines; asked_ < due_; asked_ += points_) {
+        __builtin_prefetch(first_);
+        __builtin_prefetch(last_);
+        first_ += kLineBytes;
+        last_ += kLineBytes;
+      }
+    }
+
+   private:
+    const std::byte* first_;
+    const std::byte* last_;
+    const int64_t points_;
+    int64_t asked_ = 0;  // lines, times points_
+    int64_t due_ = 0;
+  };
+  // How often a pair's work asks: for each subgroup that is widened, for each tile that is loaded.
+  static int64_t AskingPoints(int64_t tiles, int64_t panels) {
+    const int64_t widened = kType == WeightType::kInt4 ? 2 * kSubgroups * panels : 0;
+    return widened + kStepsOfPair * (tiles + CeilDiv(tiles, 2) * panels);
+  }
+
   // A pair of groups of one or two panels, as int8.
   struct PairOfPanels {
-    PairOfPanels(const std::byte* const* w, int64_t count, int64_t k, int64_t pair)
+    PairOfPanels(const std::byte* const* w, int64_t count, int64_t k, int64_t pair,
+                 LineAsker& asker)
         : range{k, 2 * pair, MinOf(2 * pair + 2, CeilDiv(k, kQuantGroup))},
           whole(range.subgroups() == 2 * kSubgroups) {
       for (int64_t p = 0; p < count; ++p) {
@@ -103,7 +123,7 @@ struct AmxQuantProduct : EvenRows<AmxQuantProduct<kType>> {
         scales[p] = panels[p];
         const int64_t last = range.subgroups(range.end - 1);
         if constexpr (kType == WeightType::kInt4) {
-          WidenGroups(panels[p], range, memory + p * kWideBytes);
+          WidenGroups(panels[p], range, memory + p * kWideBytes, [&] { asker.Ask(); });
           panels[p] = memory + p * kWideBytes;
         } else if (last % 2 == 1) {
           // Half a step, which may be the end of the matrix.
@@ -230,15 +250,16 @@ struct AmxQuantProduct : EvenRows<AmxQuantProduct<kType>> {
   template <int R, int P>
   MOESAIC_INLINE static void Multiply(const std::byte* const* x, int64_t stride,
                                       const AmxRows& rows, int64_t tile,
-                                      const PairOfPanels& weights, Unit& unit, const Unit& before) {
+                                      const PairOfPanels& weights, LineAsker& asker, Unit& unit,
+                                      const Unit& before) {
     if (weights.whole) {
-      MultiplyGroup<R, P>(x, stride, rows, tile, weights, 0, 2, unit, before);
-      MultiplyGroup<R, P>(x, stride, rows, tile, weights, 1, 2, unit, before);
+      MultiplyGroup<R, P>(x, stride, rows, tile, weights, 0, 2, asker, unit, before);
+      MultiplyGroup<R, P>(x, stride, rows, tile, weights, 1, 2, asker, unit, before);
       return;
     }
-    MultiplyGroup<R, P>(x, stride, rows, tile, weights, 0, weights.steps(0), unit, before);
+    MultiplyGroup<R, P>(x, stride, rows, tile, weights, 0, weights.steps(0), asker, unit, before);
     if (weights.groups() == 2) {
-      MultiplyGroup<R, P>(x, stride, rows, tile, weights, 1, weights.steps(1), unit, before);
+      MultiplyGroup<R, P>(x, stride, rows, tile, weights, 1, weights.steps(1), asker, unit, before);
     } else {
       before.FoldHalf(1);
     }
@@ -248,14 +269,20 @@ struct AmxQuantProduct : EvenRows<AmxQuantProduct<kType>> {
   MOESAIC_INLINE static void MultiplyGroup(const std::byte* const* x, int64_t stride,
                                            const AmxRows& rows, int64_t tile,
                                            const PairOfPanels& weights, int at, int64_t steps,
-                                           Unit& unit, const Unit& before) {
+                                           LineAsker& asker, Unit& unit, const Unit& before) {
     ForTiles<R, P>([&]<int kRow, int kPanel>() { Tiles::ZeroSums<kRow, kPanel>(); });
     for (int64_t step = 0; step < steps; ++step) {
       const int64_t offset = (weights.range.begin + at) * kQuantGroup + step * kLineBytes;
+      asker.Ask();
       AmxQuantProduct::template LoadRows<0>(x + rows.begin(tile), stride, rows.tile_rows, offset);
+      asker.Ask();
       Tiles::LoadWeights<0>(weights.Step(0, at, step));
-      if constexpr (P == 2) Tiles::LoadWeights<1>(weights.Step(1, at, step));
+      if constexpr (P == 2) {
+        asker.Ask();
+        Tiles::LoadWeights<1>(weights.Step(1, at, step));
+      }
       if constexpr (R == 2) {
+        asker.Ask();
         AmxQuantProduct::template LoadRows<1>(x + rows.begin(tile + 1), stride, rows.tile_rows,
                                               offset);
       }
