@@ -1,7 +1,9 @@
 #include "serving/model/sampler.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <limits>
 
 #include "core/base/check.h"
 #include "serving/model/sampling_params.h"
@@ -36,6 +38,23 @@ void ApplyPenalties(const SamplingParams& params, const PenaltyState& state,
   }
 }
 
+// Minus infinity for none and NaN. Lanes of their own, so that no value waits for the one before.
+float Largest(std::span<const float> values) {
+  std::array<float, 32> lanes;
+  lanes.fill(-std::numeric_limits<float>::infinity());
+  const size_t whole = values.size() / lanes.size() * lanes.size();
+  for (size_t i = 0; i < whole; i += lanes.size()) {
+    for (size_t lane = 0; lane < lanes.size(); ++lane) {
+      const float value = values[i + lane];
+      lanes[lane] = value > lanes[lane] ? value : lanes[lane];
+    }
+  }
+  for (size_t i = whole; i < values.size(); ++i) {
+    lanes[0] = values[i] > lanes[0] ? values[i] : lanes[0];
+  }
+  return *std::max_element(lanes.begin(), lanes.end());
+}
+
 }  // namespace
 
 bool TakesLargestLogit(const SamplingParams& params) {
@@ -45,11 +64,18 @@ bool TakesLargestLogit(const SamplingParams& params) {
 }
 
 int32_t ArgMax(std::span<const float> logits) {
-  size_t best = 0;
-  for (size_t i = 1; i < logits.size(); ++i) {
-    if (logits[i] > logits[best] || std::isnan(logits[best])) best = i;
+  constexpr size_t kBlock = 1024;
+  size_t best = 0;  // where the block with the largest logit begins
+  float largest = -std::numeric_limits<float>::infinity();
+  for (size_t begin = 0; begin < logits.size(); begin += kBlock) {
+    const auto block = logits.subspan(begin, std::min(kBlock, logits.size() - begin));
+    if (const float value = Largest(block); value > largest) {
+      largest = value;
+      best = begin;
+    }
   }
-  return static_cast<int32_t>(best);
+  const auto found = std::find(logits.begin() + static_cast<ptrdiff_t>(best), logits.end(), largest);
+  return found == logits.end() ? 0 : static_cast<int32_t>(found - logits.begin());
 }
 
 Sampler::Sampler(const CpuKernels& kernels, int64_t vocab_size)

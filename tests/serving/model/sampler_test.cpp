@@ -47,6 +47,21 @@ TEST(SamplerTest, GreedyTakesTheBestAndTheLowerOnATie) {
   EXPECT_EQ(ArgMax(std::vector<float>{std::nanf(""), 1, 2}), 2);
 }
 
+// Wherever it is: in a whole block of logits, in what is left behind blocks, at their borders.
+TEST(SamplerTest, ArgMaxOfManyLogits) {
+  std::vector<float> logits(2085);
+  for (size_t i = 0; i < logits.size(); ++i) logits[i] = static_cast<float>(i * 7919 % 2085) - 3000;
+  for (const size_t at : {0, 31, 32, 1023, 1024, 2047, 2048, 2079, 2080, 2084}) {
+    std::vector<float> changed = logits;
+    changed[at] = 1;
+    EXPECT_EQ(ArgMax(changed), static_cast<int32_t>(at));
+    changed.back() = 1;  // a tie
+    EXPECT_EQ(ArgMax(changed), static_cast<int32_t>(at));
+  }
+  EXPECT_EQ(ArgMax(std::vector<float>(40, -std::numeric_limits<float>::infinity())), 0);
+  EXPECT_EQ(ArgMax(std::vector<float>(40, std::nanf(""))), 0);
+}
+
 // Exactly when the logits as they are decide.
 TEST(SamplerTest, WhoTakesTheLargestLogit) {
   SamplingParams params;
