@@ -9,7 +9,7 @@ namespace {
 // memory), so an expert with one row is not much cheaper than one with this many.
 constexpr int64_t kReadCost = 8;
 // Rows are cut only where there are many: a block of rows reads all the weights.
-constexpr int64_t kBlockRows = 192;
+constexpr int64_t kBlockRows = 256;
 constexpr int64_t kSlicePanels = kQuantGroup / kPanelOutputs;
 
 int64_t Pieces(int64_t whole, int64_t piece) { return (whole + piece - 1) / piece; }

@@ -14,27 +14,49 @@ namespace {
 struct AmxBf16Product : EvenRows<AmxBf16Product> {
   static constexpr ActivationType kActivations = ActivationType::kBf16;
   static constexpr int64_t kChunkRows = 256;
-  static constexpr int64_t kLargeColumns = 2;
-  static constexpr int64_t kMaxColumns = 8;
+  static constexpr int64_t kLargeColumns = 16;
+  static constexpr int64_t kMaxColumns = 16;
 
   MOESAIC_INLINE static int64_t RowBytes(const PanelShape& shape) {
     return CeilDiv(shape.lines, kStepLines) * kLineBytes;
   }
-  MOESAIC_INLINE static int64_t ColumnsFor(int64_t m) {
-    return m <= kChunkRows * kLargeColumns / kMaxColumns ? kMaxColumns : kLargeColumns;
+  MOESAIC_INLINE static int64_t ChunkRows(const PanelShape&) { return kChunkRows; }
+  // Rows that do not fit are copied in parts, each part once for so many panels.
+  MOESAIC_INLINE static int64_t ColumnsFor(int64_t m, const PanelShape& shape) {
+    if (!Fits(m, shape)) return kMaxColumns;
+    return m <= kChunkRows / 4 ? 8 : 2;
   }
 
   static void Columns(const std::byte* const* x, int64_t m, const std::byte* const* w,
                       int64_t columns, const PanelShape& shape, int64_t next_bytes,
-                      const std::byte*, float* sums) {
-    const int64_t lines = shape.lines;
+                      std::byte* scratch, float* sums) {
     const AmxRows rows(m);
-    const int64_t stride = StrideOf(x, m);
     Tiles::Configure(rows.tile_rows, kLineBytes, kStepLines);
-    if (stride == kUneven) {
-      AddColumns<false>(x, stride, rows, w, columns, lines, next_bytes, sums);
-    } else {
-      AddColumns<true>(x, stride, rows, w, columns, lines, next_bytes, sums);
+    alignas(64) float last_tiles[kMaxColumns * kTileFloats];
+    Part part = {.rows = rows,
+                 .sums = sums,
+                 .last_tiles = last_tiles,
+                 .steps = CeilDiv(shape.lines, kStepLines)};
+    const int64_t ahead = columns > 2 ? w[2] - w[0] : next_bytes;
+    if (Fits(m, shape)) {
+      part.end = part.steps;
+      return AddPart(x, part, w, columns, shape.lines, ahead, ahead);
+    }
+    const int64_t part_steps = (kScratchBytes / m / kLineBytes - 1) / kBlockSteps * kBlockSteps;
+    const std::byte* copies[kChunkRows];
+    for (int64_t r = 0; r < m; ++r) copies[r] = scratch + r * (part_steps + 1) * kLineBytes;
+    while (part.end < part.steps) {
+      part.begin = part.end;
+      part.end = MinOf(part.begin + part_steps, part.steps);
+      for (int64_t r = 0; r < m; ++r) {
+        __builtin_memcpy(scratch + (copies[r] - scratch), x[r] + part.begin * kLineBytes,
+                         static_cast<size_t>((part.end - part.begin) * kLineBytes));
+      }
+      // After the last panels of a part come the first ones of the next, or of the next call.
+      const int64_t next = part.end < part.steps
+                               ? w[0] - w[columns - 1] + (part.end - part.begin) * kStepBytes
+                               : ahead - part.begin * kStepBytes;
+      AddPart(copies, part, w, columns, shape.lines, ahead, next);
     }
   }
 
@@ -45,7 +67,17 @@ struct AmxBf16Product : EvenRows<AmxBf16Product> {
   static constexpr int64_t kBlockSteps = 8;
   static constexpr int64_t kTileFloats = kAmxRows * kLanes;
 
-  // Two panels on their way through all rows.
+  // Steps [begin, end) of all rows and panels.
+  struct Part {
+    const AmxRows& rows;
+    float* sums;
+    float* last_tiles;  // [columns][kTileFloats]
+    int64_t steps;      // of all parts
+    int64_t begin = 0;
+    int64_t end = 0;
+  };
+
+  // Two panels on their way through all rows of a part.
   struct Pass {
     // The sums between blocks of steps: where they belong in the end, but for those of a last tile
     // that has rows of the one before. Rows of two tiles would be added twice.
@@ -58,24 +90,41 @@ struct AmxBf16Product : EvenRows<AmxBf16Product> {
     const AmxRows& rows;
     float* sums;
     float* last_tile;
-    int64_t asked_lines = 0;  // of the panels after these, for which memory was asked
+    int64_t first_step;  // where the rows begin
+    int64_t asked_lines;
+    int64_t asked_end;  // of the panels after these
   };
 
+  // `ahead`: from two panels to those whose lines are wanted after them; `next`: from the last two.
+  static void AddPart(const std::byte* const* x, Part& part, const std::byte* const* w,
+                      int64_t columns, int64_t lines, int64_t ahead, int64_t next) {
+    const int64_t stride = StrideOf(x, part.rows.m);
+    if (stride == kUneven) {
+      AddColumns<false>(x, stride, part, w, columns, lines, ahead, next);
+    } else {
+      AddColumns<true>(x, stride, part, w, columns, lines, ahead, next);
+    }
+  }
+
   template <bool kEven>
-  static void AddColumns(const std::byte* const* x, int64_t stride, const AmxRows& rows,
-                         const std::byte* const* w, int64_t columns, int64_t lines,
-                         int64_t next_bytes, float* sums) {
-    const int64_t ahead = columns > 2 ? w[2] - w[0] : next_bytes;
-    const int64_t steps = CeilDiv(lines, kStepLines);
-    const int64_t block = rows.tiles > 2 ? kBlockSteps : steps;
-    alignas(64) float last_tile[2 * kTileFloats];
+  static void AddColumns(const std::byte* const* x, int64_t stride, Part& part,
+                         const std::byte* const* w, int64_t columns, int64_t lines, int64_t ahead,
+                         int64_t next) {
+    const AmxRows& rows = part.rows;
+    const int64_t block = rows.tiles > 2 ? kBlockSteps : part.end - part.begin;
     for (int64_t c = 0; c < columns; c += 2) {
-      Pass pass{.rows = rows, .sums = sums + c * rows.m * kLanes, .last_tile = last_tile};
-      for (int64_t step = 0; step < steps; step += block) {
+      Pass pass{.rows = rows,
+                .sums = part.sums + c * rows.m * kLanes,
+                .last_tile = part.last_tiles + c * kTileFloats,
+                .first_step = part.begin,
+                .asked_lines = part.begin * kStepLines,
+                .asked_end = MinOf(part.end * kStepLines, lines)};
+      const int64_t to = c + 2 < columns ? ahead : next;
+      for (int64_t step = part.begin; step < part.end; step += block) {
         ForAmxBlocks(rows.tiles, 0, MinOf<int64_t>(columns - c, 2),
                      [&]<int R, int P>(int64_t tile, int64_t) {
                        AddBlock<R, P, kEven>(x, stride, tile, w + c, lines, step,
-                                             MinOf(step + block, steps), ahead, pass);
+                                             MinOf(step + block, part.end), to, pass);
                      });
       }
     }
@@ -94,10 +143,12 @@ struct AmxBf16Product : EvenRows<AmxBf16Product> {
     const std::byte* const* x0 = x + rows.begin(tile);
     const std::byte* const* x1 = R == 2 ? x + rows.begin(tile + 1) : x0;
     const auto add = [&](int64_t step, const std::byte* w0, const std::byte* w1) {
-      LoadX<0, kEven>(x0, stride, rows.tile_rows, step * kLineBytes);
+      LoadX<0, kEven>(x0, stride, rows.tile_rows, (step - pass.first_step) * kLineBytes);
       Tiles::LoadWeights<0>(w0);
       if constexpr (P == 2) Tiles::LoadWeights<1>(w1);
-      if constexpr (R == 2) LoadX<1, kEven>(x1, stride, rows.tile_rows, step * kLineBytes);
+      if constexpr (R == 2) {
+        LoadX<1, kEven>(x1, stride, rows.tile_rows, (step - pass.first_step) * kLineBytes);
+      }
       ForTiles<R, P>([&]<int kRow, int kPanel>() { Tiles::DotBf16<kRow, kPanel>(); });
     };
     // All steps share the work of asking for the next panels, line after line: this CPU fetches no
@@ -107,7 +158,7 @@ struct AmxBf16Product : EvenRows<AmxBf16Product> {
     for (int64_t step = begin; step < whole_end; ++step) {
       const std::byte* w0 = w[0] + step * kStepBytes;
       const std::byte* w1 = P == 2 ? w[1] + step * kStepBytes : nullptr;
-      const int64_t asked_end = MinOf(pass.asked_lines + share, lines);
+      const int64_t asked_end = MinOf(pass.asked_lines + share, pass.asked_end);
       for (; pass.asked_lines < asked_end; ++pass.asked_lines) {
         const int64_t offset = ahead + pass.asked_lines * kLineBytes;
         PrefetchLevel2(w[0] + offset);

@@ -45,11 +45,11 @@ struct AmxQuantProduct : EvenRows<AmxQuantProduct<kType>> {
   MOESAIC_INLINE static int64_t RowBytes(const PanelShape& shape) {
     return ActivationScalesOffset(shape.k);
   }
-  MOESAIC_INLINE static int64_t ColumnsFor(int64_t) { return kLargeColumns; }
+  MOESAIC_INLINE static int64_t ColumnsFor(int64_t, const PanelShape&) { return kLargeColumns; }
 
   static void Columns(const std::byte* const* x, int64_t m, const std::byte* const* w,
                       int64_t columns, const PanelShape& shape, int64_t next_bytes,
-                      const std::byte* scratch, float* sums) {
+                      std::byte* scratch, float* sums) {
     const AmxRows rows(m);
     const int64_t stride = StrideOf(x, m);
     const int64_t pairs = CeilDiv(shape.k, 2 * kQuantGroup);

@@ -137,11 +137,11 @@ struct AmxOrderProduct : PlainRows<kOrderTileRows> {
   static constexpr int64_t kLargeColumns = 8;
   static constexpr int64_t kMaxColumns = 8;
 
-  MOESAIC_INLINE static int64_t ColumnsFor(int64_t m) { return m <= 2 ? 8 : 4; }
+  MOESAIC_INLINE static int64_t ColumnsFor(int64_t m, const PanelShape&) { return m <= 2 ? 8 : 4; }
 
   static void Columns(const std::byte* const* x, int64_t m, const std::byte* const* w,
-                      int64_t columns, const PanelShape& shape, int64_t next_bytes,
-                      const std::byte*, float* sums) {
+                      int64_t columns, const PanelShape& shape, int64_t next_bytes, std::byte*,
+                      float* sums) {
     const int64_t lines = shape.lines;
     const FlushedDenormals flushed;
     switch (m) {

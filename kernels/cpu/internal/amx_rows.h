@@ -67,7 +67,8 @@ MOESAIC_INLINE int64_t StrideOf(const std::byte* const* x, int64_t m) {
 template <class Product>
 struct EvenRows {
   static constexpr int64_t kTileRows = 2 * kAmxRows;
-  static constexpr int64_t kScratchBytes = int64_t{512} << 10;
+  // Of 256 rows, 1024 bf16 inputs.
+  static constexpr int64_t kScratchBytes = 256 * 33 * kLineBytes;
 
   // Their activations stay in a level 2 cache while panels pass by.
   MOESAIC_INLINE static int64_t ChunkRows(const PanelShape& shape) {
@@ -78,11 +79,15 @@ struct EvenRows {
   static void PrepareRows(const std::byte** x, int64_t m, const PanelShape& shape,
                           std::byte* scratch) {
     const int64_t stride = StrideFor(shape);
-    if (StrideOf(x, m) != kUneven || m * stride > kScratchBytes) return;
+    if (StrideOf(x, m) != kUneven || !Fits(m, shape)) return;
     for (int64_t r = 0; r < m; ++r, scratch += stride) {
       __builtin_memcpy(scratch, x[r], static_cast<size_t>(Product::RowBytes(shape)));
       x[r] = scratch;
     }
+  }
+
+  MOESAIC_INLINE static bool Fits(int64_t m, const PanelShape& shape) {
+    return m * StrideFor(shape) <= kScratchBytes;
   }
 
  protected:
@@ -104,7 +109,6 @@ struct EvenRows {
                       : LoadX<kRow, true>(x, stride, rows, offset);
   }
 
- private:
   // An odd number of lines: the rows of a tile are in different sets of a cache.
   MOESAIC_INLINE static int64_t StrideFor(const PanelShape& shape) {
     return (CeilDiv(Product::RowBytes(shape), kLineBytes) | 1) * kLineBytes;

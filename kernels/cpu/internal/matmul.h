@@ -13,12 +13,12 @@
 //     static void PrepareRows(const std::byte** x, int64_t m, const PanelShape& shape,
 //                             std::byte* scratch);
 //     // Panels that one pass over `m` rows computes.
-//     static int64_t ColumnsFor(int64_t m);
+//     static int64_t ColumnsFor(int64_t m, const PanelShape& shape);
 //     // sums[(column * m + row) * 16 ..] of m rows of x with panels w. The pass after this one
 //     // takes panels that begin `next_bytes` further on.
 //     static void Columns(const std::byte* const* x, int64_t m, const std::byte* const* w,
 //                         int64_t columns, const PanelShape& shape, int64_t next_bytes,
-//                         const std::byte* scratch, float* sums);
+//                         std::byte* scratch, float* sums);
 //   };
 //
 // PlainRows (plain_rows.h) has what concerns rows for products that take them as they lie.
@@ -56,7 +56,7 @@ void MatmulOf(const MatmulArgs& args) {
       x[r] = args.x + from * args.x_stride_bytes;
     }
     Product::PrepareRows(x, m, shape, scratch);
-    const int64_t step = Product::ColumnsFor(m);
+    const int64_t step = Product::ColumnsFor(m, shape);
     for (int64_t panel = args.panel_begin; panel < args.panel_end; panel += step) {
       const int64_t columns = MinOf(args.panel_end - panel, step);
       for (int64_t c = 0; c < columns; ++c) w[c] = args.w.data + (panel + c) * panel_bytes;
@@ -112,7 +112,7 @@ void GateUpOf(const GateUpArgs& args) {
       x[r] = args.x + from * args.x_stride_bytes;
     }
     Product::PrepareRows(x, m, shape, scratch);
-    const int64_t step = Product::ColumnsFor(m) / 2;
+    const int64_t step = Product::ColumnsFor(m, shape) / 2;
     for (int64_t panel = args.panel_begin; panel < args.panel_end; panel += step) {
       const int64_t pairs = MinOf(args.panel_end - panel, step);
       for (int64_t c = 0; c < pairs; ++c) {

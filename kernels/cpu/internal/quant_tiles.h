@@ -239,11 +239,11 @@ struct QuantProduct : PlainRows<48> {
   static constexpr int64_t kBlockGroups = 4;
   static_assert(kChunkRows % kTileRows == 0);
 
-  MOESAIC_INLINE static int64_t ColumnsFor(int64_t) { return kLargeColumns; }
+  MOESAIC_INLINE static int64_t ColumnsFor(int64_t, const PanelShape&) { return kLargeColumns; }
 
   static void Columns(const std::byte* const* x, int64_t m, const std::byte* const* w,
-                      int64_t columns, const PanelShape& shape, int64_t next_bytes,
-                      const std::byte*, float* sums) {
+                      int64_t columns, const PanelShape& shape, int64_t next_bytes, std::byte*,
+                      float* sums) {
     if (m <= kTileRows) {
       const LinePrefetch prefetch = {.offset = kLinesAhead * kLineBytes,
                                      .lines = shape.lines,

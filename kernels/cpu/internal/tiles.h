@@ -186,7 +186,7 @@ struct FloatProduct : PlainRows<96> {
   static_assert(kMaxTileRows * TilePanels(kMaxTileRows) <= kChunkRows * kLargeColumns);
 
   // Even, so that gate and up share a pass.
-  MOESAIC_INLINE static int64_t ColumnsFor(int64_t m) {
+  MOESAIC_INLINE static int64_t ColumnsFor(int64_t m, const PanelShape&) {
     if (m > kMaxTileRows) return kLargeColumns;
     int64_t columns = kLargeColumns;
     if (m <= 2) {
@@ -198,8 +198,8 @@ struct FloatProduct : PlainRows<96> {
   }
 
   static void Columns(const std::byte* const* x, int64_t m, const std::byte* const* w,
-                      int64_t columns, const PanelShape& shape, int64_t next_bytes,
-                      const std::byte*, float* sums) {
+                      int64_t columns, const PanelShape& shape, int64_t next_bytes, std::byte*,
+                      float* sums) {
     const int64_t lines = shape.lines;
     if (m <= kMaxTileRows) {
       const Prefetch prefetch = {kPrefetchLines * kLineBytes, kLineBytes, lines - kPrefetchLines,
