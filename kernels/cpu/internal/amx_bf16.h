@@ -33,29 +33,24 @@ struct AmxBf16Product : EvenRows<AmxBf16Product> {
     const AmxRows rows(m);
     Tiles::Configure(rows.tile_rows, kLineBytes, kStepLines);
     alignas(64) float last_tiles[kMaxColumns * kTileFloats];
-    Part part = {.rows = rows,
-                 .sums = sums,
-                 .last_tiles = last_tiles,
-                 .steps = CeilDiv(shape.lines, kStepLines)};
+    Part part = {.rows = rows, .sums = sums, .last_tiles = last_tiles};
+    const int64_t steps = CeilDiv(shape.lines, kStepLines);
     const int64_t ahead = columns > 2 ? w[2] - w[0] : next_bytes;
     if (Fits(m, shape)) {
-      part.end = part.steps;
+      part.end = steps;
       return AddPart(x, part, w, columns, shape.lines, ahead, ahead);
     }
-    const int64_t part_steps = (kScratchBytes / m / kLineBytes - 1) / kBlockSteps * kBlockSteps;
+    const int64_t part_steps = PartLines(m, kBlockSteps);
     const std::byte* copies[kChunkRows];
-    for (int64_t r = 0; r < m; ++r) copies[r] = scratch + r * (part_steps + 1) * kLineBytes;
-    while (part.end < part.steps) {
+    while (part.end < steps) {
       part.begin = part.end;
-      part.end = MinOf(part.begin + part_steps, part.steps);
-      for (int64_t r = 0; r < m; ++r) {
-        __builtin_memcpy(scratch + (copies[r] - scratch), x[r] + part.begin * kLineBytes,
-                         static_cast<size_t>((part.end - part.begin) * kLineBytes));
+      part.end = MinOf(part.begin + part_steps, steps);
+      CopyPart(x, m, part.begin, part.end, part_steps, scratch, copies);
+      // After the last panels of a part come the first ones of the next part, or of the next call.
+      int64_t next = ahead - part.begin * kStepBytes;
+      if (part.end < steps) {
+        next = w[0] - w[(columns - 1) / 2 * 2] + (part.end - part.begin) * kStepBytes;
       }
-      // After the last panels of a part come the first ones of the next, or of the next call.
-      const int64_t next = part.end < part.steps
-                               ? w[0] - w[columns - 1] + (part.end - part.begin) * kStepBytes
-                               : ahead - part.begin * kStepBytes;
       AddPart(copies, part, w, columns, shape.lines, ahead, next);
     }
   }
@@ -72,7 +67,6 @@ struct AmxBf16Product : EvenRows<AmxBf16Product> {
     const AmxRows& rows;
     float* sums;
     float* last_tiles;  // [columns][kTileFloats]
-    int64_t steps;      // of all parts
     int64_t begin = 0;
     int64_t end = 0;
   };

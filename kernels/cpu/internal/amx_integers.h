@@ -15,8 +15,8 @@ template <WeightType kType>
 struct AmxQuantProduct : EvenRows<AmxQuantProduct<kType>> {
   static constexpr ActivationType kActivations = ActivationType::kInt8;
   static constexpr int64_t kChunkRows = 128;
-  static constexpr int64_t kLargeColumns = 8;
-  static constexpr int64_t kMaxColumns = 8;
+  static constexpr int64_t kLargeColumns = 16;
+  static constexpr int64_t kMaxColumns = 16;
   using Rows = EvenRows<AmxQuantProduct>;
   // Behind what EvenRows has: the scales of the rows, [groups][rows].
   static constexpr int64_t kScalesBytes = int64_t{256} << 10;
@@ -27,7 +27,7 @@ struct AmxQuantProduct : EvenRows<AmxQuantProduct<kType>> {
 
   MOESAIC_INLINE static int64_t ChunkRows(const PanelShape& shape) {
     const int64_t rows = kScalesBytes / (CeilDiv(shape.k, kQuantGroup) * kScaleBytesOfRow);
-    return MinOf(Rows::ChunkRows(shape), rows / Rows::kTileRows * Rows::kTileRows);
+    return MinOf(rows / Rows::kTileRows * Rows::kTileRows, kChunkRows);
   }
   static void PrepareRows(const std::byte** x, int64_t m, const PanelShape& shape,
                           std::byte* scratch) {
@@ -45,30 +45,52 @@ struct AmxQuantProduct : EvenRows<AmxQuantProduct<kType>> {
   MOESAIC_INLINE static int64_t RowBytes(const PanelShape& shape) {
     return ActivationScalesOffset(shape.k);
   }
-  MOESAIC_INLINE static int64_t ColumnsFor(int64_t, const PanelShape&) { return kLargeColumns; }
+  MOESAIC_INLINE static int64_t ColumnsFor(int64_t m, const PanelShape& shape) {
+    return Rows::Fits(m, shape) ? 8 : kMaxColumns;
+  }
 
   static void Columns(const std::byte* const* x, int64_t m, const std::byte* const* w,
                       int64_t columns, const PanelShape& shape, int64_t next_bytes,
                       std::byte* scratch, float* sums) {
     const AmxRows rows(m);
-    const int64_t stride = StrideOf(x, m);
     const int64_t pairs = CeilDiv(shape.k, 2 * kQuantGroup);
+    const bool fits = Rows::Fits(m, shape);
+    const int64_t part_pairs = fits ? pairs : Rows::PartLines(m, kPairSteps) / kPairSteps;
+    const std::byte* copies[kChunkRows];
     const int64_t ahead = columns > 2 ? w[2] - w[0] : next_bytes;
     const auto* scales = reinterpret_cast<const ActivationScale*>(scratch + Rows::kScratchBytes);
     Unit units[2];
     int64_t count = 0;
-    for (int64_t c = 0; c < columns; c += 2) {
-      const int64_t panels = MinOf<int64_t>(columns - c, 2);
-      for (int64_t pair = 0; pair < pairs; ++pair) {
-        LineAsker asker(w + c, panels, pair + 1 < pairs ? (pair + 1) * PairBytes(kType) : ahead,
-                        AskingPoints(rows.tiles, panels));
-        const PairOfPanels weights(w + c, panels, shape.k, pair, asker);
-        ForAmxBlocks(rows.tiles, c, panels, [&]<int R, int P>(int64_t tile, int64_t column) {
-          Unit& unit = units[count % 2];
-          unit.Begin(scales + 2 * pair * m, rows, tile, R, P, weights, sums + column * m * kLanes);
-          Multiply<R, P>(x, stride, rows, tile, weights, asker, unit, units[(count + 1) % 2]);
-          ++count;
-        });
+    for (int64_t begin = 0; begin < pairs; begin += part_pairs) {
+      const int64_t end = MinOf(begin + part_pairs, pairs);
+      if (!fits) {
+        Rows::CopyPart(x, m, begin * kPairSteps,
+                       MinOf(end * kPairSteps, RowBytes(shape) / kLineBytes),
+                       part_pairs * kPairSteps, scratch, copies);
+      }
+      const std::byte* const* part_x = fits ? x : copies;
+      const int64_t stride = StrideOf(part_x, m);
+      for (int64_t c = 0; c < columns; c += 2) {
+        const int64_t panels = MinOf<int64_t>(columns - c, 2);
+        int64_t next = ahead;  // from these panels to what is read after their last pair
+        if (c + 2 < columns) {
+          next += begin * PairBytes(kType);
+        } else if (end < pairs) {
+          next = w[0] - w[c] + end * PairBytes(kType);
+        }
+        for (int64_t pair = begin; pair < end; ++pair) {
+          LineAsker asker(w + c, panels, pair + 1 < end ? (pair + 1) * PairBytes(kType) : next,
+                          AskingPoints(rows.tiles, panels));
+          const PairOfPanels weights(w + c, panels, shape.k, pair, begin, asker);
+          ForAmxBlocks(rows.tiles, c, panels, [&]<int R, int P>(int64_t tile, int64_t column) {
+            Unit& unit = units[count % 2];
+            unit.Begin(scales + 2 * pair * m, rows, tile, R, P, weights,
+                       sums + column * m * kLanes);
+            Multiply<R, P>(part_x, stride, rows, tile, weights, asker, unit,
+                           units[(count + 1) % 2]);
+            ++count;
+          });
+        }
       }
     }
     units[(count + 1) % 2].FoldHalf(0);
@@ -78,7 +100,7 @@ struct AmxQuantProduct : EvenRows<AmxQuantProduct<kType>> {
  private:
   static constexpr int64_t kStepLines = 16;
   static constexpr int64_t kStepBytes = kStepLines * kLineBytes;
-  static constexpr int64_t kStepsOfPair = 2 * kQuantGroup / kLineBytes;
+  static constexpr int64_t kPairSteps = 2 * kQuantGroup / kLineBytes;
   static constexpr int64_t kPairLines = PairBytes(kType) / kLineBytes;
   static constexpr int64_t kWideBytes = PairBytes(WeightType::kInt8);
   static constexpr int64_t kTileInts = kAmxRows * kLanes;
@@ -109,14 +131,16 @@ struct AmxQuantProduct : EvenRows<AmxQuantProduct<kType>> {
   // How often a pair's work asks: for each subgroup that is widened, for each tile that is loaded.
   static int64_t AskingPoints(int64_t tiles, int64_t panels) {
     const int64_t widened = kType == WeightType::kInt4 ? 2 * kSubgroups * panels : 0;
-    return widened + kStepsOfPair * (tiles + CeilDiv(tiles, 2) * panels);
+    return widened + kPairSteps * (tiles + CeilDiv(tiles, 2) * panels);
   }
 
   // A pair of groups of one or two panels, as int8.
   struct PairOfPanels {
+    // The rows begin with pair `first_pair`.
     PairOfPanels(const std::byte* const* w, int64_t count, int64_t k, int64_t pair,
-                 LineAsker& asker)
+                 int64_t first_pair, LineAsker& asker)
         : range{k, 2 * pair, MinOf(2 * pair + 2, CeilDiv(k, kQuantGroup))},
+          group_of_rows(2 * (pair - first_pair)),
           whole(range.subgroups() == 2 * kSubgroups) {
       for (int64_t p = 0; p < count; ++p) {
         panels[p] = w[p] + pair * PairBytes(kType);
@@ -144,6 +168,7 @@ struct AmxQuantProduct : EvenRows<AmxQuantProduct<kType>> {
     }
 
     const GroupRange range;
+    const int64_t group_of_rows;
     const std::byte* panels[2];
     const std::byte* scales[2];  // their lines
     int64_t half_step_at = -1;
@@ -272,7 +297,7 @@ struct AmxQuantProduct : EvenRows<AmxQuantProduct<kType>> {
                                            LineAsker& asker, Unit& unit, const Unit& before) {
     ForTiles<R, P>([&]<int kRow, int kPanel>() { Tiles::ZeroSums<kRow, kPanel>(); });
     for (int64_t step = 0; step < steps; ++step) {
-      const int64_t offset = (weights.range.begin + at) * kQuantGroup + step * kLineBytes;
+      const int64_t offset = (weights.group_of_rows + at) * kQuantGroup + step * kLineBytes;
       asker.Ask();
       AmxQuantProduct::template LoadRows<0>(x + rows.begin(tile), stride, rows.tile_rows, offset);
       asker.Ask();

@@ -67,14 +67,8 @@ MOESAIC_INLINE int64_t StrideOf(const std::byte* const* x, int64_t m) {
 template <class Product>
 struct EvenRows {
   static constexpr int64_t kTileRows = 2 * kAmxRows;
-  // Of 256 rows, 1024 bf16 inputs.
+  // What stays in a level 2 cache while panels pass by: of 256 rows, 1024 bf16 inputs.
   static constexpr int64_t kScratchBytes = 256 * 33 * kLineBytes;
-
-  // Their activations stay in a level 2 cache while panels pass by.
-  MOESAIC_INLINE static int64_t ChunkRows(const PanelShape& shape) {
-    const int64_t rows = kScratchBytes / StrideFor(shape) / kTileRows * kTileRows;
-    return MinOf(MaxOf(rows, kTileRows), Product::kChunkRows);
-  }
 
   static void PrepareRows(const std::byte** x, int64_t m, const PanelShape& shape,
                           std::byte* scratch) {
@@ -86,8 +80,22 @@ struct EvenRows {
     }
   }
 
+  // Whether whole rows fit. Others are copied part by part, by Columns.
   MOESAIC_INLINE static bool Fits(int64_t m, const PanelShape& shape) {
     return m * StrideFor(shape) <= kScratchBytes;
+  }
+  // Lines of a part of each of m rows, a multiple of `unit`, an even number.
+  MOESAIC_INLINE static int64_t PartLines(int64_t m, int64_t unit) {
+    return (kScratchBytes / m / kLineBytes - 1) / unit * unit;
+  }
+  // Lines [begin, end) of the rows, of `part_lines` at most; `copies` are where they are then.
+  static void CopyPart(const std::byte* const* x, int64_t m, int64_t begin, int64_t end,
+                       int64_t part_lines, std::byte* scratch, const std::byte** copies) {
+    for (int64_t r = 0; r < m; ++r, scratch += (part_lines + 1) * kLineBytes) {
+      __builtin_memcpy(scratch, x[r] + begin * kLineBytes,
+                       static_cast<size_t>((end - begin) * kLineBytes));
+      copies[r] = scratch;
+    }
   }
 
  protected:

@@ -76,6 +76,32 @@ TEST_F(AmxTest, IntegersOfVeryLongRows) {
   }
 }
 
+// Rows that do not fit beside each other and are multiplied part by part, more panels than one pass
+// takes, and a last tile that shares rows with the one before.
+TEST_F(AmxTest, LongRowsInParts) {
+  constexpr int64_t kRows = 69, kN = 300, kK = 4300, kIntegerN = 70, kIntegerK = 8300;
+  for (const WeightType type : kIntegers) {
+    const Activations x(scalar_, random_.Normals(kRows * kIntegerK), kRows, kIntegerK, type);
+    const Weights w(scalar_, random_.Normals(kIntegerN * kIntegerK), kIntegerN, kIntegerK, type);
+    EXPECT_TRUE(SameBits(Multiply(amx_, x, w, kRows, nullptr, 100),
+                         Multiply(scalar_, x, w, kRows, nullptr, 100)))
+        << WeightTypeName(type);
+    EXPECT_EQ(HiddenBytes(amx_, x, w, w, kRows, 16), HiddenBytes(scalar_, x, w, w, kRows, 100))
+        << WeightTypeName(type);
+  }
+  // Few rows are not cut.
+  const Activations x(amx_, random_.Normals(kRows * kK), kRows, kK);
+  const Weights w(amx_, random_.Normals(kN * kK), kN, kK, WeightType::kBf16);
+  const std::vector<float> few = Multiply(amx_, x, w, 17, nullptr, 100);
+  for (const int64_t step : {1, 17, 100}) {
+    const std::vector<float> many = Multiply(amx_, x, w, kRows, nullptr, step);
+    EXPECT_TRUE(SameBits(few, {many.begin(), many.begin() + std::ssize(few)})) << step;
+    const Dot dot = DotOf(&x.values[68 * kK], &w.values[299 * kK], kK);
+    EXPECT_NEAR(many[68 * kN + 299], dot.sum, DotTolerance(dot, kK));
+  }
+  EXPECT_EQ(HiddenBytes(amx_, x, w, w, kRows, 3), HiddenBytes(amx_, x, w, w, kRows, 100));
+}
+
 TEST_F(AmxTest, Bf16MatchesDouble) {
   for (const int64_t m : {1, 3, 16, 19, 41, 65}) {
     for (const int64_t k : {1, 2, 31, 33, 64, 300}) {
