@@ -18,7 +18,7 @@ MOESAIC_INLINE int64_t PartialFloats(int64_t head_dim) { return RoundUp(head_dim
 static_assert(kMaxQueries <= kMaxAttentionTile);
 
 // How far ahead of its use memory is asked for: beyond its latency, within a level 1 cache.
-constexpr int64_t kAheadBytes = 4096;
+constexpr int64_t kAheadBytes = 8192;
 // Values that are gone through once for every few columns of the tile.
 constexpr int64_t kRunBytes = 8192;
 
