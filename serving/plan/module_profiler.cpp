@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <numeric>
 #include <span>
 #include <string>
@@ -15,9 +17,8 @@
 #include "core/perf/linear_fit.h"
 #include "prefetch/expert_loader.h"
 #include "serving/model/model.h"
-#include "serving/model/sampler.h"
-#include "serving/model/sampling_params.h"
 #include "serving/model/weights.h"
+#include "serving/plan/head_measuring.h"
 #include "serving/plan/measuring.h"
 #include "serving/plan/pass_meter.h"
 #include "serving/plan/routing_curve.h"
@@ -26,6 +27,7 @@ namespace moesaic {
 namespace {
 
 constexpr int kRepeats = 3;
+constexpr int kRounds = 7;
 constexpr int kJointPasses = 4;
 constexpr size_t kCopiedBytes = size_t{8} << 20;
 constexpr double kLinkShare = 0.13;  // of the time for measuring
@@ -65,7 +67,9 @@ class ModuleProfiler {
     MeasurePasses();
     FitPasses();
     inputs_.progress("logits");
-    MeasureHead();
+    const LinearFit head = MeasureHead(passes_, inputs_);
+    SetCost(Module::kHead, head.coefficients[0], head.coefficients[1], head,
+            fmt::format("blocks of up to {} rows", limits_.max_logit_rows));
     inputs_.progress("reading alone");
     MeasureLink();
     inputs_.progress("reading while computing");
@@ -87,46 +91,59 @@ class ModuleProfiler {
         [](int64_t sum, const SequenceSlice& slice) { return sum + slice.num_tokens; });
     // Each of the active experts is to have a row.
     if (rows * config_.top_k < active) return;
-    std::vector<PassPoint> repeats;
-    repeats.reserve(kRepeats);
-    for (int i = 0; i < kRepeats; ++i) repeats.push_back(passes_.Run(slices, active));
-    const auto middle = [&](double PassPoint::*field) {
-      std::sort(repeats.begin(), repeats.end(),
-                [&](const PassPoint& a, const PassPoint& b) { return a.*field < b.*field; });
-      return repeats[repeats.size() / 2].*field;
-    };
-    PassPoint point = repeats.front();
-    point.attention_s = middle(&PassPoint::attention_s);
-    point.dense_s = middle(&PassPoint::dense_s);
-    point.experts_s = middle(&PassPoint::experts_s);
-    points_.push_back(point);
+    const PassPoint point = passes_.Run(slices, active);
+    samples_[{AsDouble(point.rows), point.decode_positions, point.prefill_positions,
+              point.active_experts}]
+        .push_back(point);
+  }
+
+  // Of the samples of each batch the medians.
+  void TakeMedians() {
+    for (auto& [batch, samples] : samples_) {
+      const auto middle = [&, &of_batch = samples](double PassPoint::*field) {
+        std::sort(of_batch.begin(), of_batch.end(),
+                  [&](const PassPoint& a, const PassPoint& b) { return a.*field < b.*field; });
+        return of_batch[of_batch.size() / 2].*field;
+      };
+      PassPoint point = samples.front();
+      point.attention_s = middle(&PassPoint::attention_s);
+      point.dense_s = middle(&PassPoint::dense_s);
+      point.experts_s = middle(&PassPoint::experts_s);
+      points_.push_back(point);
+    }
   }
 
   double LinkSeconds() const { return kLinkShare * inputs_.seconds; }
 
-  bool TimeIsUp() const { return watch_.seconds() > inputs_.seconds && points_.size() >= 8; }
+  bool TimeIsUp() const { return watch_.seconds() > inputs_.seconds && samples_.size() >= 8; }
 
+  // Round after round over all batches, so that a slow moment of the machine reaches few samples of
+  // each.
   void MeasurePasses() {
     watch_.Restart();
+    WriteContexts();
+    for (int round = 0; round < kRounds && (round == 0 || !TimeIsUp()); ++round) MeasureRound();
+    TakeMedians();
+  }
+
+  // The contexts that decode reads, by prompts.
+  void WriteContexts() {
     const int64_t most = limits_.max_batch_tokens;
-    // Prompts first: they write the contexts that decode reads.
     const int64_t chunk = std::min<int64_t>(most, 128);
     for (int64_t context = 0; context < PassMeter::kContexts;) {
       const int64_t sequences = std::clamp<int64_t>(std::min(most, kTimedDecodeRows) / chunk, 1,
                                                     PassMeter::kContexts - context);
       for (int64_t start = 0; start < PassMeter::kLongContext; start += chunk) {
-        const auto slices = passes_.PromptSlices(context, sequences, start, chunk);
-        const bool measured = context == 0;
-        if (measured) {
-          Measure(slices, passes_.spreadable());
-        } else {
-          passes_.Run(slices, passes_.spreadable());
-        }
+        Measure(passes_.PromptSlices(context, sequences, start, chunk), passes_.spreadable());
       }
       context += sequences;
       passes_.UseContexts(context);
       if (context >= kFewestContexts && watch_.seconds() > inputs_.seconds / 3) break;
     }
+  }
+
+  void MeasureRound() {
+    const int64_t most = limits_.max_batch_tokens;
     Measure(passes_.PromptSlices(0, std::max<int64_t>(1, std::min<int64_t>(most, 256) / 16), 0, 16),
             passes_.spreadable());
     // As many rows as a pass of many prompts has: caches hold less of what each row needs.
@@ -138,9 +155,11 @@ class ModuleProfiler {
     for (const int64_t rows : {1, 4, 16, 64, 256, 512, 1024}) {
       if (rows > most || TimeIsUp()) break;
       for (const int64_t context : {int64_t{16}, PassMeter::kLongContext}) {
-        const auto slices = passes_.DecodeSlices(rows, context);
-        Measure(slices, passes_.spreadable());
-        if (passes_.spreadable() > config_.top_k) Measure(slices, config_.top_k);
+        // A job's sequences share no contexts: each is read once in a layer.
+        if (context > 16 && rows > passes_.contexts()) continue;
+        Measure(passes_.DecodeSlices(rows, context), passes_.spreadable());
+        if (passes_.spreadable() <= config_.top_k) continue;
+        Measure(passes_.DecodeSlices(rows, context), config_.top_k);
       }
     }
   }
@@ -152,8 +171,8 @@ class ModuleProfiler {
   }
 
   void FitPasses() {
-    const std::string batches = fmt::format("batches of up to {} rows, median of {} each",
-                                            limits_.max_batch_tokens, kRepeats);
+    const std::string batches = fmt::format("batches of up to {} rows, medians of up to {} each",
+                                            limits_.max_batch_tokens, kRounds);
     std::vector<std::vector<double>> terms;
     std::vector<double> values;
     for (const PassPoint& point : points_) {
@@ -235,45 +254,6 @@ class ModuleProfiler {
       values.push_back(Summarise(std::move(samples), "s", "").value);
     }
     return FitLinear(terms, values);
-  }
-
-  void MeasureHead() {
-    std::vector<Sampler> samplers;
-    samplers.reserve(static_cast<size_t>(passes_.pool().threads()));
-    for (int worker = 0; worker < passes_.pool().threads(); ++worker) {
-      samplers.emplace_back(inputs_.kernels, config_.vocab_size);
-    }
-    const int64_t block = limits_.max_logit_rows;
-    std::vector<float> logits(static_cast<size_t>(block * config_.vocab_size));
-    const auto vocab = static_cast<size_t>(config_.vocab_size);
-    SamplingParams sampling;
-    // What requests ask for by default; the largest logit is found faster.
-    sampling.temperature = 1;
-    const PenaltyState penalties;
-    std::vector<std::vector<double>> terms;
-    std::vector<double> values;
-    for (const int64_t rows : {int64_t{1}, int64_t{8}, int64_t{32}, block}) {
-      if (rows > block) continue;
-      passes_.Run(passes_.DecodeSlices(rows, 16), config_.top_k);
-      std::vector<int32_t> wanted(static_cast<size_t>(rows));
-      std::iota(wanted.begin(), wanted.end(), 0);
-      std::vector<double> samples;
-      for (int repeat = 0; repeat < kRepeats; ++repeat) {
-        const Stopwatch watch;
-        passes_.model().Logits(wanted, logits.data());
-        passes_.pool().ParallelFor(rows, [&](int64_t row, int worker) {
-          samplers[static_cast<size_t>(worker)].Sample(
-              sampling, 0, 0, penalties,
-              std::span(logits).subspan(static_cast<size_t>(row) * vocab, vocab));
-        });
-        samples.push_back(watch.seconds());
-      }
-      terms.push_back({1, AsDouble(rows)});
-      values.push_back(Summarise(std::move(samples), "s", "").value);
-    }
-    const LinearFit head = FitLinear(terms, values);
-    SetCost(Module::kHead, head.coefficients[0], head.coefficients[1], head,
-            fmt::format("blocks of up to {} rows", block));
   }
 
   struct LinkUse {
@@ -408,6 +388,8 @@ class ModuleProfiler {
   const ModelLimits& limits_;
   const int64_t sparse_layers_;
   Stopwatch watch_;
+  // By rows, positions and experts.
+  std::map<std::array<double, 4>, std::vector<PassPoint>> samples_;
   std::vector<PassPoint> points_;
   ModuleCosts costs_;
 };
