@@ -64,6 +64,7 @@ class PassMeter {
   const ModelLimits& limits() const { return limits_; }
   Model& model() { return *model_; }
   ThreadPool& pool() { return *pool_; }
+  uint64_t slot_bytes() const { return slot_bytes_; }
   StreamingExperts& experts() { return *experts_; }
   EvenRouting& routing() { return routing_; }
   int64_t residents() const { return resident_experts_; }  // of each sparse layer
