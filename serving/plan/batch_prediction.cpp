@@ -116,7 +116,8 @@ StreamPass BatchPassModel::PassOf(const IterationLoad& load, bool cold) const {
   if (sizes_.buffers == 0) pass.streamed_active = 0;
   pass.load_s = static_cast<double>(slot_bytes_) / costs_.link.value;
   pass.buffers = sizes_.buffers;
-  pass.group = StreamGroup(slot_bytes_, sizes_.buffers, config_.num_experts);
+  pass.group = ResidentGroup(slot_bytes_, sizes_.buffers, config_.num_experts);
+  pass.streamed_group = StreamedGroup(slot_bytes_, sizes_.buffers);
   pass.contended_link_share = costs_.contended_link_share.value;
   pass.contended_compute_share = costs_.contended_compute_share.value;
   pass.cold = cold;

@@ -64,10 +64,14 @@ class LinkMeter {
         const LinkUse use = {point.wall_s, point.link_idle_s,
                              static_cast<double>(point.bytes_read)};
         const double overlap = use.active_s() / use.wall_s;
-        if (use.bytes == 0 || joint_s <= 0 || overlap < 0.1) continue;
+        if (use.bytes == 0 || joint_s <= use.idle_s || overlap < 0.1) continue;
         const double alone_s =
             slowness * ComputeSeconds(point, point.routed_experts, point.routed_pairs);
-        link_shares.push_back(std::clamp(use.rate() / alone.rate(), 0.1, 1.0));
+        // Where computing waits, the link is by itself.
+        const double both_s = joint_s - use.idle_s;
+        const double waiting_s = use.active_s() - both_s;
+        link_shares.push_back(
+            std::clamp((use.bytes / alone.rate() - waiting_s) / both_s, 0.1, 1.0));
         compute_shares.push_back(
             std::clamp((alone_s / joint_s - (1 - overlap)) / overlap, 0.1, 1.0));
       }
