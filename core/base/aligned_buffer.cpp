@@ -5,8 +5,13 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "core/base/check.h"
 #include "core/base/error.h"
 #include "core/base/units.h"
+
+#ifndef MADV_POPULATE_WRITE  // kernel 5.14; the C library's headers may be older
+#define MADV_POPULATE_WRITE 23
+#endif
 
 namespace moesaic {
 
@@ -32,6 +37,14 @@ AlignedBuffer::~AlignedBuffer() { std::free(data_); }
 
 void AlignedBuffer::Zero() {
   if (data_ != nullptr) std::memset(data_, 0, bytes_);
+}
+
+bool AlignedBuffer::Populate(size_t begin, size_t bytes) {
+  CHECK(begin <= bytes_ && bytes <= bytes_ - begin);
+  if (bytes == 0) return true;
+  // madvise takes whole pages; the first one may be partly somebody else's, which does no harm.
+  const size_t before = reinterpret_cast<uintptr_t>(data_ + begin) % kPageBytes;
+  return madvise(data_ + begin - before, bytes + before, MADV_POPULATE_WRITE) == 0;
 }
 
 }  // namespace moesaic

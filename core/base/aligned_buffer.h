@@ -39,6 +39,10 @@ class AlignedBuffer {
   }
   std::span<std::byte> span() { return {data_, bytes_}; }
   void Zero();
+  // Has the kernel give the memory of these bytes now, not when they are first written: a fresh
+  // huge page may take 2 ms in a virtual machine whose host has taken it back. Their contents stay.
+  // Best effort: false when the kernel does not. Any thread.
+  bool Populate(size_t begin, size_t bytes);
 
  private:
   std::byte* data_ = nullptr;

@@ -91,6 +91,7 @@ void BatchEngine::Load() {
   model_ = std::make_unique<Model>(config, std::move(weights), files_.experts->layout(),
                                    experts_->TakePlaces(), kernels, *pool_,
                                    LimitsOf(options_, plan_), std::move(dense));
+  model_->PopulateKvCache();  // it has room for the job, not more
   runner_ = std::make_unique<PassRunner>(*model_, *pool_, experts_->streams(),
                                          experts_->dense_device(), sizes.schedule, &timeline_);
   kv_pool_ = std::make_unique<KvBlockPool>(sizes.num_kv_blocks, kKvBlockTokens);

@@ -40,7 +40,8 @@ StreamFlow::StreamFlow(const ExpertGrid& grid, const SparseLayers& layers, int64
   }
   // With slots of a layer that has fewer experts than its share.
   buffers_ = all_fit ? 0 : slots - residents_;
-  group_ = all_fit ? grid.num_experts() : std::clamp<int64_t>(buffers_ / 2, 1, group);
+  resident_group_ = all_fit ? grid.num_experts() : group;
+  streamed_group_ = std::clamp<int64_t>(buffers_ / 2, 1, group);
   for (int64_t slot = buffers_ - 1; slot >= 0; --slot) free_.push_back(residents_ + slot);
 }
 
@@ -106,7 +107,8 @@ void StreamFlow::TakeReady(std::vector<ExpertIndex>& out) {
   CHECK(open_);
   int64_t taken = 0;
   for (const bool residents : {false, true}) {
-    for (int64_t index = 0; index < grid_.num_experts() && taken < group_; ++index) {
+    const int64_t most = residents ? resident_group_ : streamed_group_;
+    for (int64_t index = 0; index < grid_.num_experts() && taken < most; ++index) {
       const ExpertIndex expert = IndexOf(position_, index);
       if (!needed(expert) || state(expert) != State::kReady || resident(expert) != residents) {
         continue;

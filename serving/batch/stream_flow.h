@@ -36,7 +36,8 @@ class StreamFlow {
 
   // `slots` in all, `buffers` of them for what streams (at least 1, at most `slots`); when all
   // experts fit, every one is a resident. At most `group` (at least 1) are handed out at a time,
-  // and half of the buffers. `experts`: those that it is about; empty: all of them.
+  // of what streams also half of the buffers at most. `experts`: those that it is about; empty: all
+  // of them.
   StreamFlow(const ExpertGrid& grid, const SparseLayers& layers, int64_t slots, int64_t buffers,
              int64_t group, std::span<const ExpertIndex> experts = {});
 
@@ -91,7 +92,8 @@ class StreamFlow {
   const SparseLayers layers_;
   int64_t residents_ = 0;
   int64_t buffers_ = 0;
-  int64_t group_ = 1;
+  int64_t resident_group_ = 1;
+  int64_t streamed_group_ = 1;
   std::vector<int64_t> resident_slot_;  // [experts]; -1: it streams
   std::vector<State> state_;            // [experts]
   std::vector<int64_t> slot_;           // [experts]; -1: none

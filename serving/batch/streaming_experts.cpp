@@ -1,7 +1,6 @@
 #include "serving/batch/streaming_experts.h"
 
 #include <pthread.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <utility>
@@ -12,10 +11,6 @@
 #include "core/base/units.h"
 #include "core/io/throttled_reader.h"
 #include "prefetch/expert_loader.h"
-
-#ifndef MADV_POPULATE_WRITE  // kernel 5.14; the C library's headers may be older
-#define MADV_POPULATE_WRITE 23
-#endif
 
 namespace moesaic {
 namespace {
@@ -305,7 +300,7 @@ void StreamingExperts::Mover() {
 bool StreamingExperts::TouchSlots() {
   if (touched_bytes_ >= slab_.bytes()) return false;
   const size_t bytes = std::min(kTouchedBytes, slab_.bytes() - touched_bytes_);
-  const bool touched = madvise(slab_.data() + touched_bytes_, bytes, MADV_POPULATE_WRITE) == 0;
+  const bool touched = slab_.Populate(touched_bytes_, bytes);
   touched_bytes_ = touched ? touched_bytes_ + bytes : slab_.bytes();
   return touched;
 }

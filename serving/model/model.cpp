@@ -158,6 +158,16 @@ Model::Model(ModelConfig config, ModelWeights weights, const ExpertLayout& exper
   block_pointers_.reserve(static_cast<size_t>(limits_.num_kv_blocks) + 64);
 }
 
+void Model::PopulateKvCache() {
+  constexpr auto kPieceBytes = static_cast<int64_t>(AlignedBuffer::kHugePageBytes);
+  const auto bytes = static_cast<int64_t>(kv_.bytes());
+  pool_.ParallelFor((bytes + kPieceBytes - 1) / kPieceBytes, [&](int64_t piece, int) {
+    const int64_t begin = piece * kPieceBytes;
+    kv_.Populate(static_cast<size_t>(begin),
+                 static_cast<size_t>(std::min(kPieceBytes, bytes - begin)));
+  });
+}
+
 std::byte* Model::KvBlock(int64_t layer, int32_t block) {
   return kv_.data() + (layer * limits_.num_kv_blocks + block) * kv_layout_.block_bytes();
 }

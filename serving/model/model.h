@@ -57,6 +57,11 @@ class Model {
   const ModelConfig& config() const { return config_; }
   const ModelLimits& limits() const { return limits_; }
 
+  // Has the kernel give the memory of the whole KV cache now, all threads at it, not in the passes
+  // that use its blocks first, with one thread at work and the others waiting. For an engine that
+  // is going to use most of it. Best effort.
+  void PopulateKvCache();
+
   // Runs all layers; the final hidden states stay until the next call. `hook` may be null. Throws
   // Error when an expert cannot be read: the batch's new positions are then not usable, everything
   // else is.

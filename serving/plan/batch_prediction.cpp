@@ -64,6 +64,12 @@ void NameBottleneck(PhasePrediction& phase, double computing, double link) {
 
 }  // namespace
 
+// As an expert of its width on every row.
+double DenseMlpSeconds(const ModelConfig& config, const ModuleCosts& costs, double rows) {
+  return static_cast<double>(config.dense_intermediate_size) /
+         static_cast<double>(config.moe_intermediate_size) * costs[Module::kExpert].seconds(rows);
+}
+
 BatchPassModel::BatchPassModel(const ModelConfig& config, const ModuleCosts& costs,
                                const BatchSizes& sizes, uint64_t slot_bytes,
                                std::optional<PlannedDevice> device)
@@ -80,12 +86,6 @@ double BatchPassModel::AttentionSeconds(const IterationLoad& load) const {
   return costs_[Module::kAttentionIn].seconds(rows) + costs_[Module::kOutput].seconds(rows) +
          costs_[Module::kDecodeAttention].seconds(static_cast<double>(load.decode_context)) +
          costs_[Module::kPrefillAttention].seconds(static_cast<double>(load.prefill_positions));
-}
-
-// As an expert of its width on every row.
-double BatchPassModel::DenseMlpSeconds(double rows) const {
-  return static_cast<double>(config_.dense_intermediate_size) /
-         static_cast<double>(config_.moe_intermediate_size) * costs_[Module::kExpert].seconds(rows);
 }
 
 // In blocks of so many rows.
@@ -105,9 +105,9 @@ StreamPass BatchPassModel::PassOf(const IterationLoad& load, bool cold) const {
   StreamPass pass;
   pass.layers = config_.num_sparse_layers();
   pass.dense_s = attention + costs_[Module::kRouter].seconds(rows);
-  pass.lead_s = dense_layers > 0
-                    ? static_cast<double>(dense_layers) * (attention + DenseMlpSeconds(rows))
-                    : 0;
+  pass.lead_s = dense_layers > 0 ? static_cast<double>(dense_layers) *
+                                       (attention + DenseMlpSeconds(config_, costs_, rows))
+                                 : 0;
   pass.other_s = HeadSeconds(load);
   pass.expert_s = costs_[Module::kExpert].seconds(rows * static_cast<double>(config_.top_k) /
                                                   std::max(1.0, active));
@@ -116,7 +116,8 @@ StreamPass BatchPassModel::PassOf(const IterationLoad& load, bool cold) const {
   if (sizes_.buffers == 0) pass.streamed_active = 0;
   pass.load_s = static_cast<double>(slot_bytes_) / costs_.link.value;
   pass.buffers = sizes_.buffers;
-  pass.group = StreamGroup(slot_bytes_, sizes_.buffers, config_.num_experts);
+  pass.group = ResidentGroup(slot_bytes_, sizes_.buffers, config_.num_experts);
+  pass.streamed_group = StreamedGroup(slot_bytes_, sizes_.buffers);
   pass.contended_link_share = costs_.contended_link_share.value;
   pass.contended_compute_share = costs_.contended_compute_share.value;
   pass.cold = cold;
@@ -163,8 +164,9 @@ DevicePass BatchPassModel::DevicePassOf(const IterationLoad& load, bool cold) co
   pass.active = costs_.ActiveExperts(config_.num_experts, config_.top_k, rows);
   pass.repeated = costs_.RepeatedExperts(config_.num_experts, config_.top_k, rows);
   pass.visit_active = costs_.ActiveExperts(config_.num_experts, config_.top_k, visit_rows);
-  pass.dense_mlp_s =
-      config_.num_layers > config_.num_sparse_layers() ? DenseMlpSeconds(visit_rows) : 0;
+  pass.dense_mlp_s = config_.num_layers > config_.num_sparse_layers()
+                         ? DenseMlpSeconds(config_, costs_, visit_rows)
+                         : 0;
   pass.expert_s = costs_[Module::kExpert].seconds(visit_rows * static_cast<double>(config_.top_k) /
                                                   std::max(1.0, pass.visit_active));
   pass.other_s = HeadSeconds(load);

@@ -28,6 +28,9 @@ struct PlannedDevice {
   int threads = 1;  // of the host, and as many of the device
 };
 
+// What the MLP of one layer without experts takes.
+double DenseMlpSeconds(const ModelConfig& config, const ModuleCosts& costs, double rows);
+
 // What passes of one model take with one set of sizes.
 class BatchPassModel {
  public:
@@ -53,7 +56,6 @@ class BatchPassModel {
  private:
   PhasePrediction DevicePhase(const IterationLoad& load);
   double AttentionSeconds(const IterationLoad& load) const;  // of one layer
-  double DenseMlpSeconds(double rows) const;                 // of one layer without experts
   double HeadSeconds(const IterationLoad& load) const;
   double CopySeconds(double bytes) const;  // over the device's link
 

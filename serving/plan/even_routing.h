@@ -13,12 +13,19 @@
 
 namespace moesaic {
 
-// Sends each row to `active` experts in turn, or only counts what the router chose.
+// Sends each row to the chosen experts in turn, or only counts what the router chose.
 class EvenRouting : public RoutingHook {
  public:
   explicit EvenRouting(int64_t num_experts) : num_experts_(num_experts) {}
 
-  void Spread(int64_t active) { active_ = active; }
+  // The next pass's rows go to `active` of the first `among` experts, those after the last pass's:
+  // weights come from where those of a job come from, not from the caches that the pass before
+  // left.
+  void Spread(int64_t active, int64_t among) {
+    first_ = (first_ + active_) % among;
+    active_ = active;
+    among_ = among;
+  }
   void Observe() {
     active_ = 0;
     touched_ = 0;
@@ -28,7 +35,7 @@ class EvenRouting : public RoutingHook {
                  std::span<float>) override {
     if (active_ > 0) {
       for (size_t i = 0; i < experts.size(); ++i) {
-        experts[i] = static_cast<int32_t>(static_cast<int64_t>(i) % active_);
+        experts[i] = static_cast<int32_t>((first_ + static_cast<int64_t>(i) % active_) % among_);
       }
       return;
     }
@@ -44,6 +51,8 @@ class EvenRouting : public RoutingHook {
  private:
   const int64_t num_experts_;
   int64_t active_ = 0;
+  int64_t among_ = 0;
+  int64_t first_ = 0;
   int64_t touched_ = 0;
   int64_t pairs_ = 0;
 };

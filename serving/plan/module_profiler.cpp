@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <numeric>
 #include <span>
 #include <string>
@@ -15,9 +17,10 @@
 #include "core/perf/linear_fit.h"
 #include "prefetch/expert_loader.h"
 #include "serving/model/model.h"
-#include "serving/model/sampler.h"
-#include "serving/model/sampling_params.h"
 #include "serving/model/weights.h"
+#include "serving/plan/batch_prediction.h"
+#include "serving/plan/head_measuring.h"
+#include "serving/plan/link_measuring.h"
 #include "serving/plan/measuring.h"
 #include "serving/plan/pass_meter.h"
 #include "serving/plan/routing_curve.h"
@@ -26,9 +29,9 @@ namespace moesaic {
 namespace {
 
 constexpr int kRepeats = 3;
-constexpr int kJointPasses = 4;
+constexpr int kRounds = 7;
 constexpr size_t kCopiedBytes = size_t{8} << 20;
-constexpr double kLinkShare = 0.13;  // of the time for measuring
+constexpr double kLinkShare = 1.3;   // of the time for measuring, and beside it
 constexpr int64_t kTimedLayers = 4;  // several: caches are as cold as in a pass
 constexpr int64_t kTimedRows = 4096;
 constexpr int64_t kTimedDecodeRows = 1024;
@@ -65,11 +68,11 @@ class ModuleProfiler {
     MeasurePasses();
     FitPasses();
     inputs_.progress("logits");
-    MeasureHead();
-    inputs_.progress("reading alone");
-    MeasureLink();
-    inputs_.progress("reading while computing");
-    MeasureJointly();
+    const LinearFit head = MeasureHead(passes_, inputs_);
+    SetCost(Module::kHead, head.coefficients[0], head.coefficients[1], head,
+            fmt::format("blocks of up to {} rows", limits_.max_logit_rows));
+    inputs_.progress("reading, alone and while computing");
+    MeasureLink(passes_, kLinkShare * inputs_.seconds, costs_);
     MeasureHostCopy();
     return std::move(costs_);
   }
@@ -87,46 +90,57 @@ class ModuleProfiler {
         [](int64_t sum, const SequenceSlice& slice) { return sum + slice.num_tokens; });
     // Each of the active experts is to have a row.
     if (rows * config_.top_k < active) return;
-    std::vector<PassPoint> repeats;
-    repeats.reserve(kRepeats);
-    for (int i = 0; i < kRepeats; ++i) repeats.push_back(passes_.Run(slices, active));
-    const auto middle = [&](double PassPoint::*field) {
-      std::sort(repeats.begin(), repeats.end(),
-                [&](const PassPoint& a, const PassPoint& b) { return a.*field < b.*field; });
-      return repeats[repeats.size() / 2].*field;
-    };
-    PassPoint point = repeats.front();
-    point.attention_s = middle(&PassPoint::attention_s);
-    point.dense_s = middle(&PassPoint::dense_s);
-    point.experts_s = middle(&PassPoint::experts_s);
-    points_.push_back(point);
+    const PassPoint point = passes_.Run(slices, active);
+    samples_[{AsDouble(point.rows), point.decode_positions, point.prefill_positions,
+              point.active_experts}]
+        .push_back(point);
   }
 
-  double LinkSeconds() const { return kLinkShare * inputs_.seconds; }
+  // Of the samples of each batch the medians.
+  void TakeMedians() {
+    for (auto& [batch, samples] : samples_) {
+      const auto middle = [&, &of_batch = samples](double PassPoint::*field) {
+        std::sort(of_batch.begin(), of_batch.end(),
+                  [&](const PassPoint& a, const PassPoint& b) { return a.*field < b.*field; });
+        return of_batch[of_batch.size() / 2].*field;
+      };
+      PassPoint point = samples.front();
+      point.attention_s = middle(&PassPoint::attention_s);
+      point.dense_s = middle(&PassPoint::dense_s);
+      point.experts_s = middle(&PassPoint::experts_s);
+      points_.push_back(point);
+    }
+  }
 
-  bool TimeIsUp() const { return watch_.seconds() > inputs_.seconds && points_.size() >= 8; }
+  bool TimeIsUp() const { return watch_.seconds() > inputs_.seconds && samples_.size() >= 8; }
 
+  // Round after round over all batches, so that a slow moment of the machine reaches few samples of
+  // each.
   void MeasurePasses() {
     watch_.Restart();
+    WriteContexts();
+    for (int round = 0; round < kRounds && (round == 0 || !TimeIsUp()); ++round) MeasureRound();
+    TakeMedians();
+  }
+
+  // The contexts that decode reads, by prompts.
+  void WriteContexts() {
     const int64_t most = limits_.max_batch_tokens;
-    // Prompts first: they write the contexts that decode reads.
     const int64_t chunk = std::min<int64_t>(most, 128);
     for (int64_t context = 0; context < PassMeter::kContexts;) {
       const int64_t sequences = std::clamp<int64_t>(std::min(most, kTimedDecodeRows) / chunk, 1,
                                                     PassMeter::kContexts - context);
       for (int64_t start = 0; start < PassMeter::kLongContext; start += chunk) {
-        const auto slices = passes_.PromptSlices(context, sequences, start, chunk);
-        const bool measured = context == 0;
-        if (measured) {
-          Measure(slices, passes_.spreadable());
-        } else {
-          passes_.Run(slices, passes_.spreadable());
-        }
+        Measure(passes_.PromptSlices(context, sequences, start, chunk), passes_.spreadable());
       }
       context += sequences;
       passes_.UseContexts(context);
       if (context >= kFewestContexts && watch_.seconds() > inputs_.seconds / 3) break;
     }
+  }
+
+  void MeasureRound() {
+    const int64_t most = limits_.max_batch_tokens;
     Measure(passes_.PromptSlices(0, std::max<int64_t>(1, std::min<int64_t>(most, 256) / 16), 0, 16),
             passes_.spreadable());
     // As many rows as a pass of many prompts has: caches hold less of what each row needs.
@@ -138,9 +152,11 @@ class ModuleProfiler {
     for (const int64_t rows : {1, 4, 16, 64, 256, 512, 1024}) {
       if (rows > most || TimeIsUp()) break;
       for (const int64_t context : {int64_t{16}, PassMeter::kLongContext}) {
-        const auto slices = passes_.DecodeSlices(rows, context);
-        Measure(slices, passes_.spreadable());
-        if (passes_.spreadable() > config_.top_k) Measure(slices, config_.top_k);
+        // A job's sequences share no contexts: each is read once in a layer.
+        if (context > 16 && rows > passes_.contexts()) continue;
+        Measure(passes_.DecodeSlices(rows, context), passes_.spreadable());
+        if (passes_.spreadable() <= config_.top_k) continue;
+        Measure(passes_.DecodeSlices(rows, context), config_.top_k);
       }
     }
   }
@@ -152,8 +168,8 @@ class ModuleProfiler {
   }
 
   void FitPasses() {
-    const std::string batches = fmt::format("batches of up to {} rows, median of {} each",
-                                            limits_.max_batch_tokens, kRepeats);
+    const std::string batches = fmt::format("batches of up to {} rows, medians of up to {} each",
+                                            limits_.max_batch_tokens, kRounds);
     std::vector<std::vector<double>> terms;
     std::vector<double> values;
     for (const PassPoint& point : points_) {
@@ -185,9 +201,10 @@ class ModuleProfiler {
     terms.clear();
     values.clear();
     for (const PassPoint& point : points_) {
-      const double seconds =
-          (point.dense_s - point.attention_s - DenseMlpSeconds(AsDouble(point.rows))) /
-          AsDouble(sparse_layers_);
+      const double seconds = (point.dense_s - point.attention_s -
+                              AsDouble(config_.num_layers - sparse_layers_) *
+                                  DenseMlpSeconds(config_, costs_, AsDouble(point.rows))) /
+                             AsDouble(sparse_layers_);
       if (seconds <= 0) continue;
       terms.push_back({1, AsDouble(point.rows)});
       values.push_back(seconds);
@@ -237,155 +254,6 @@ class ModuleProfiler {
     return FitLinear(terms, values);
   }
 
-  void MeasureHead() {
-    std::vector<Sampler> samplers;
-    samplers.reserve(static_cast<size_t>(passes_.pool().threads()));
-    for (int worker = 0; worker < passes_.pool().threads(); ++worker) {
-      samplers.emplace_back(inputs_.kernels, config_.vocab_size);
-    }
-    const int64_t block = limits_.max_logit_rows;
-    std::vector<float> logits(static_cast<size_t>(block * config_.vocab_size));
-    const auto vocab = static_cast<size_t>(config_.vocab_size);
-    SamplingParams sampling;
-    // What requests ask for by default; the largest logit is found faster.
-    sampling.temperature = 1;
-    const PenaltyState penalties;
-    std::vector<std::vector<double>> terms;
-    std::vector<double> values;
-    for (const int64_t rows : {int64_t{1}, int64_t{8}, int64_t{32}, block}) {
-      if (rows > block) continue;
-      passes_.Run(passes_.DecodeSlices(rows, 16), config_.top_k);
-      std::vector<int32_t> wanted(static_cast<size_t>(rows));
-      std::iota(wanted.begin(), wanted.end(), 0);
-      std::vector<double> samples;
-      for (int repeat = 0; repeat < kRepeats; ++repeat) {
-        const Stopwatch watch;
-        passes_.model().Logits(wanted, logits.data());
-        passes_.pool().ParallelFor(rows, [&](int64_t row, int worker) {
-          samplers[static_cast<size_t>(worker)].Sample(
-              sampling, 0, 0, penalties,
-              std::span(logits).subspan(static_cast<size_t>(row) * vocab, vocab));
-        });
-        samples.push_back(watch.seconds());
-      }
-      terms.push_back({1, AsDouble(rows)});
-      values.push_back(Summarise(std::move(samples), "s", "").value);
-    }
-    const LinearFit head = FitLinear(terms, values);
-    SetCost(Module::kHead, head.coefficients[0], head.coefficients[1], head,
-            fmt::format("blocks of up to {} rows", block));
-  }
-
-  struct LinkUse {
-    double wall_s = 0;
-    double idle_s = 0;  // nothing to read
-    uint64_t bytes = 0;
-    double active_s() const { return std::max(1e-9, wall_s - idle_s); }
-    double rate() const { return static_cast<double>(bytes) / active_s(); }
-  };
-
-  // Each layer's absent experts, one layer after another, each let go as soon as it is there.
-  LinkUse StreamOnce() {
-    LinkUse use;
-    const Stopwatch watch;
-    std::vector<ExpertId> wanted;
-    std::vector<PinnedExpert> ready;
-    passes_.experts().StepBegan();
-    for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
-      if (config_.layer_is_sparse[static_cast<size_t>(layer)] == 0) continue;
-      wanted.clear();
-      for (int64_t e = passes_.residents(); e < config_.num_experts; ++e) {
-        ExpertId id;
-        id.layer = static_cast<uint16_t>(layer);
-        id.index = static_cast<uint16_t>(e);
-        wanted.push_back(id);
-      }
-      passes_.experts().BeginLayer(wanted, static_cast<int64_t>(wanted.size()));
-      for (;;) {
-        ready.clear();
-        if (!passes_.experts().NextReady(ready)) break;
-        for (const PinnedExpert& expert : ready) passes_.experts().Release(expert);
-      }
-      use.bytes += passes_.experts().EndLayer().bytes_read;
-      // A slow link is known after a few layers as well as after all.
-      if (watch.seconds() > LinkSeconds()) break;
-    }
-    use.wall_s = watch.seconds();
-    return use;
-  }
-
-  void MeasureLink() {
-    std::vector<double> rates;
-    StreamOnce();
-    for (const Stopwatch watch; rates.size() < 3 || watch.seconds() < LinkSeconds();) {
-      rates.push_back(StreamOnce().rate());
-      if (watch.seconds() > 4 * LinkSeconds()) break;
-    }
-    const size_t passes = rates.size();
-    costs_.link = Summarise(std::move(rates), "byte/s",
-                            fmt::format("median of {} runs, from disk into slots", passes));
-  }
-
-  // Rows with which computing takes as long as reading.
-  int64_t BalancedRows() const {
-    const double read_s = AsDouble(config_.num_experts - passes_.residents()) *
-                          static_cast<double>(inputs_.experts.layout().slot_bytes) /
-                          costs_.link.value;
-    const double fixed = costs_[Module::kAttentionIn].fixed_s + costs_[Module::kOutput].fixed_s +
-                         costs_[Module::kRouter].fixed_s +
-                         AsDouble(config_.num_experts) * costs_[Module::kExpert].fixed_s;
-    const double per_row = costs_[Module::kAttentionIn].per_unit_s +
-                           costs_[Module::kOutput].per_unit_s + costs_[Module::kRouter].per_unit_s +
-                           AsDouble(config_.top_k) * costs_[Module::kExpert].per_unit_s;
-    const double rows = per_row > 0 ? (read_s - fixed) / per_row : 0;
-    return static_cast<int64_t>(
-        std::clamp(rows, 16.0, AsDouble(std::min(kTimedDecodeRows, limits_.max_batch_tokens))));
-  }
-
-  // What a layer without experts does in their place is taken for an expert of its width.
-  double DenseMlpSeconds(double rows) const {
-    const int64_t dense_layers = config_.num_layers - sparse_layers_;
-    if (dense_layers == 0) return 0;
-    const double width =
-        AsDouble(config_.dense_intermediate_size) / AsDouble(config_.moe_intermediate_size);
-    return AsDouble(dense_layers) * width * costs_[Module::kExpert].seconds(rows);
-  }
-
-  // Of a pass of decoding rows whose experts the router chose.
-  double PredictCompute(const PassPoint& point) const {
-    const double rows = AsDouble(point.rows);
-    return AsDouble(config_.num_layers) *
-               (costs_[Module::kAttentionIn].seconds(rows) + costs_[Module::kOutput].seconds(rows) +
-                costs_[Module::kDecodeAttention].seconds(point.decode_positions)) +
-           DenseMlpSeconds(rows) +
-           AsDouble(sparse_layers_) * costs_[Module::kRouter].seconds(rows) +
-           point.routed_experts * costs_[Module::kExpert].fixed_s +
-           point.routed_pairs * costs_[Module::kExpert].per_unit_s;
-  }
-
-  void MeasureJointly() {
-    const auto slices = passes_.DecodeSlices(BalancedRows(), 16);
-    std::vector<double> link_shares;
-    std::vector<double> compute_shares;
-    passes_.routing().Observe();
-    for (int pass = 0; pass < kJointPasses; ++pass) {
-      const PassPoint point = passes_.Run(slices, 0);
-      if (pass == 0) continue;  // it began with empty buffers
-      const double joint_s = point.dense_s + point.experts_s;
-      const LinkUse use = {point.wall_s, point.link_idle_s, point.bytes_read};
-      const double overlap = use.active_s() / use.wall_s;
-      if (use.bytes == 0 || joint_s <= 0 || overlap < 0.1) continue;
-      link_shares.push_back(std::clamp(use.rate() / costs_.link.value, 0.1, 1.0));
-      compute_shares.push_back(
-          std::clamp((PredictCompute(point) / joint_s - (1 - overlap)) / overlap, 0.1, 1.0));
-    }
-    if (link_shares.empty()) link_shares = compute_shares = {1};
-    const std::string how = fmt::format("median of {} passes over {} rows beside reading",
-                                        link_shares.size(), slices.size());
-    costs_.contended_link_share = Summarise(std::move(link_shares), "share", how);
-    costs_.contended_compute_share = Summarise(std::move(compute_shares), "share", how);
-  }
-
   // One packet after another, as a link of an emulated device does.
   void MeasureHostCopy() {
     AlignedBuffer from(kCopiedBytes);
@@ -408,6 +276,8 @@ class ModuleProfiler {
   const ModelLimits& limits_;
   const int64_t sparse_layers_;
   Stopwatch watch_;
+  // By rows, positions and experts.
+  std::map<std::array<double, 4>, std::vector<PassPoint>> samples_;
   std::vector<PassPoint> points_;
   ModuleCosts costs_;
 };

@@ -148,7 +148,7 @@ PassPoint PassMeter::Run(std::span<const SequenceSlice> slices, int64_t active) 
   }
   tokens_.resize(static_cast<size_t>(point.rows));
   for (int32_t& token : tokens_) token = NextToken();
-  if (active > 0) routing_.Spread(active);
+  if (active > 0) routing_.Spread(active, spreadable());
   point.active_experts = static_cast<double>(active * config_.num_sparse_layers());
   point.pairs = static_cast<double>(point.rows * config_.top_k * config_.num_sparse_layers());
 
@@ -304,7 +304,7 @@ std::vector<SequenceSlice> PassMeter::DecodeSlices(int64_t sequences, int64_t co
   blocks_.clear();
   std::vector<SequenceSlice> slices;
   for (int64_t i = 0; i < sequences; ++i) {
-    std::vector<int32_t> blocks = ContextBlocks(i % contexts_);
+    std::vector<int32_t> blocks = ContextBlocks((next_context_ + i) % contexts_);
     blocks.resize(static_cast<size_t>(context / kKvBlockTokens));
     blocks.push_back(static_cast<int32_t>(kContexts * (kLongContext / kKvBlockTokens) + i));
     blocks_.push_back(std::move(blocks));
@@ -315,6 +315,7 @@ std::vector<SequenceSlice> PassMeter::DecodeSlices(int64_t sequences, int64_t co
     slice.request = static_cast<int32_t>(i);
     slices.push_back(slice);
   }
+  next_context_ = (next_context_ + sequences) % contexts_;
   for (size_t i = 0; i < slices.size(); ++i) slices[i].blocks = blocks_[i];
   return slices;
 }

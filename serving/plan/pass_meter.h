@@ -64,13 +64,14 @@ class PassMeter {
   const ModelLimits& limits() const { return limits_; }
   Model& model() { return *model_; }
   ThreadPool& pool() { return *pool_; }
+  uint64_t slot_bytes() const { return slot_bytes_; }
   StreamingExperts& experts() { return *experts_; }
   EvenRouting& routing() { return routing_; }
   int64_t residents() const { return resident_experts_; }  // of each sparse layer
   // Experts that passes may spread their rows over without reading any.
   int64_t spreadable() const { return std::max(config_.top_k, resident_experts_); }
 
-  // Rows spread over `active` experts of each layer; 0: as the router says.
+  // Rows spread over `active` of the spreadable experts of each layer; 0: as the router says.
   PassPoint Run(std::span<const SequenceSlice> slices, int64_t active);
   // Runs sample prompts, in kTextPasses passes, then a decode step of all of them for
   // each of their answers' first tokens, as the router says.
@@ -80,10 +81,11 @@ class PassMeter {
   // this or of DecodeSlices.
   std::vector<SequenceSlice> PromptSlices(int64_t first_context, int64_t sequences, int64_t start,
                                           int64_t count);
-  // How many contexts were written; DecodeSlices takes these in turn.
+  // How many contexts were written; DecodeSlices takes these in turn, going on where it stopped.
   void UseContexts(int64_t contexts) { contexts_ = contexts; }
+  int64_t contexts() const { return contexts_; }
   // One token each behind `context` (a multiple of a block) positions; each writes a block of its
-  // own.
+  // own. More sequences than contexts read some of them again, from a cache.
   std::vector<SequenceSlice> DecodeSlices(int64_t sequences, int64_t context);
 
  private:
@@ -102,6 +104,7 @@ class PassMeter {
   const uint64_t slot_bytes_;
   int64_t resident_experts_ = 0;
   int64_t contexts_ = kContexts;
+  int64_t next_context_ = 0;
   ModelLimits limits_;
   StreamingOptions streaming_;
   Timeline timeline_{0};

@@ -47,7 +47,7 @@ class Player {
       OpenLayer();
       while (streamed_left_ > 0 || residents_left_ > 0) {
         if (const int64_t ready = std::min(ready_[layer], streamed_left_); ready > 0) {
-          const int64_t group = std::min(ready, pass_.group);
+          const int64_t group = std::min(ready, pass_.streamed_group);
           Compute(static_cast<double>(group) * pass_.expert_s, times_.experts_s);
           ready_[layer] -= group;
           streamed_left_ -= group;
@@ -173,7 +173,7 @@ class Player {
 StreamPassTimes SimulateStreamPass(const StreamPass& pass) {
   CHECK_GT(pass.layers, 0);
   CHECK(pass.streamed_active <= 0 || pass.buffers > 0);
-  CHECK_GT(pass.group, 0);
+  CHECK(pass.group > 0 && pass.streamed_group > 0);
   CHECK(pass.contended_link_share > 0 && pass.contended_compute_share > 0);
   return Player(pass).Run();
 }
@@ -183,9 +183,12 @@ int64_t Rounded(double per_layer, int64_t n) {
          static_cast<int64_t>(std::floor(per_layer * static_cast<double>(n) + 0.5));
 }
 
-int64_t StreamGroup(uint64_t slot_bytes, int64_t buffers, int64_t num_experts) {
-  return buffers == 0 ? num_experts
-                      : std::clamp<int64_t>(buffers / 2, 1, GroupOfExperts(slot_bytes));
+int64_t ResidentGroup(uint64_t slot_bytes, int64_t buffers, int64_t num_experts) {
+  return buffers == 0 ? num_experts : GroupOfExperts(slot_bytes);
+}
+
+int64_t StreamedGroup(uint64_t slot_bytes, int64_t buffers) {
+  return std::clamp<int64_t>(buffers / 2, 1, GroupOfExperts(slot_bytes));
 }
 
 }  // namespace moesaic

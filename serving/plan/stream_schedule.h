@@ -24,7 +24,8 @@ struct StreamPass {
   double streamed_active = 0;  // others of a layer that are used
   double load_s = 0;           // one expert, from disk into its slot
   int64_t buffers = 0;
-  int64_t group = 1;                   // experts that are handed out together
+  int64_t group = 1;                   // residents that are handed out together
+  int64_t streamed_group = 1;          // others
   double contended_link_share = 1;     // of its rate while computing
   double contended_compute_share = 1;  // of its rate while the link is busy
   // Residents are not there yet: each layer reads those that it uses, too.
@@ -57,7 +58,8 @@ StreamPassTimes SimulateStreamPass(const StreamPass& pass);
 // Of a fractional number per layer, what layer number n has, so that the sum over layers is right.
 int64_t Rounded(double per_layer, int64_t n);
 
-// Experts that StreamFlow hands out together at most.
-int64_t StreamGroup(uint64_t slot_bytes, int64_t buffers, int64_t num_experts);
+// Residents that StreamFlow hands out together at most, and others.
+int64_t ResidentGroup(uint64_t slot_bytes, int64_t buffers, int64_t num_experts);
+int64_t StreamedGroup(uint64_t slot_bytes, int64_t buffers);
 
 }  // namespace moesaic

@@ -100,6 +100,24 @@ TEST(StreamFlowTest, StreamedExpertsLeaveBeforeResidentsAreComputed) {
   EXPECT_EQ(flow.state(2), StreamFlow::State::kAbsent);
 }
 
+TEST(StreamFlowTest, FewBuffersDoNotMakeGroupsOfResidentsSmall) {
+  StreamFlow flow = MakeFlow(11, 2, 3);  // 3 residents a layer, one expert streams
+  flow.AllowReadAhead(true);
+  flow.BeginPass(1);
+  flow.BeginLayer(Layer(0, {0, 1, 2, 3}));
+  LoadAll(flow);
+  EXPECT_EQ(TakeAll(flow), Layer(0, {3}));
+  EXPECT_EQ(TakeAll(flow), Layer(0, {0, 1, 2}));
+  flow.EndLayer();
+  // Of two that wait in their buffers one is taken: the other one's read went on meanwhile.
+  StreamFlow streams = MakeFlow(2, 2, 3);
+  streams.BeginPass(1);
+  streams.BeginLayer(Layer(0, {0, 1}));
+  LoadAll(streams);
+  EXPECT_EQ(TakeAll(streams), Layer(0, {0}));
+  EXPECT_EQ(TakeAll(streams), Layer(0, {1}));
+}
+
 TEST(StreamFlowTest, WhatWasReadAheadGivesWay) {
   StreamFlow flow = MakeFlow(1, 1);
   flow.AllowReadAhead(true);

@@ -19,7 +19,7 @@ StreamPass SomePass() {
   pass.streamed_active = 48;
   pass.load_s = 2e-4;
   pass.buffers = 16;
-  pass.group = 4;
+  pass.group = pass.streamed_group = 4;
   return pass;
 }
 
@@ -42,6 +42,7 @@ TEST(StreamScheduleTest, LiesBetweenRooflineAndSerialSum) {
     pass.load_s = uniform(1e-6, 4e-4);
     pass.buffers = static_cast<int64_t>(uniform(1, 50));
     pass.group = static_cast<int64_t>(uniform(1, 8));
+    pass.streamed_group = static_cast<int64_t>(uniform(1, 8));
     pass.contended_link_share = uniform(0.4, 1);
     pass.contended_compute_share = uniform(0.4, 1);
     pass.cold = i % 3 == 0;
@@ -108,10 +109,13 @@ TEST(StreamScheduleTest, MoreBuffersNeverHurtAndContentionDoes) {
 }
 
 TEST(StreamScheduleTest, GroupsAreTheEngines) {
-  EXPECT_EQ(StreamGroup(1 << 20, 64, 128), 4);
-  EXPECT_EQ(StreamGroup(1 << 20, 3, 128), 1);
-  EXPECT_EQ(StreamGroup(64 << 20, 64, 128), 1);
-  EXPECT_EQ(StreamGroup(1 << 20, 0, 128), 128);
+  EXPECT_EQ(StreamedGroup(1 << 20, 64), 4);
+  EXPECT_EQ(StreamedGroup(1 << 20, 3), 1);
+  EXPECT_EQ(StreamedGroup(64 << 20, 64), 1);
+  EXPECT_EQ(ResidentGroup(1 << 20, 64, 128), 4);
+  EXPECT_EQ(ResidentGroup(1 << 20, 3, 128), 4);
+  EXPECT_EQ(ResidentGroup(64 << 20, 64, 128), 1);
+  EXPECT_EQ(ResidentGroup(1 << 20, 0, 128), 128);
 }
 
 }  // namespace
