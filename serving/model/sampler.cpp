@@ -74,7 +74,8 @@ int32_t ArgMax(std::span<const float> logits) {
       best = begin;
     }
   }
-  const auto found = std::find(logits.begin() + static_cast<ptrdiff_t>(best), logits.end(), largest);
+  const auto found =
+      std::find(logits.begin() + static_cast<ptrdiff_t>(best), logits.end(), largest);
   return found == logits.end() ? 0 : static_cast<int32_t>(found - logits.begin());
 }
 

@@ -4,10 +4,10 @@
 //   experts_bench [rounds] [threads,...] [bf16|int8|int4]
 //
 // Wall-clock time, the median over rounds with half the distance between the quartiles. Layers of
-// 64 experts of hidden 1024 and intermediate 512 (the model of scripts/make_bench_model.py), as many
-// as take more than a large third-level cache; a decode call has the next 8 of them, one row each, a
-// prefill 512 tokens of top 8 spread over a layer; eight experts of many rows are what throughput
-// mode streams.
+// 64 experts of hidden 1024 and intermediate 512 (the model of scripts/make_bench_model.py), as
+// many as take more than a large third-level cache; a decode call has the next 8 of them, one row
+// each, a prefill 512 tokens of top 8 spread over a layer; eight experts of many rows are what
+// throughput mode streams.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
