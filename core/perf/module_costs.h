@@ -52,7 +52,7 @@ struct RoutedRows {
 };
 
 struct ModuleCosts {
-  static constexpr int kVersion = 3;
+  static constexpr int kVersion = 4;  // 4: experts and contexts in turn
 
   std::string key;
   std::string host_fingerprint;

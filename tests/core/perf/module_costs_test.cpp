@@ -112,8 +112,8 @@ TEST(ModuleCostsTest, RefusesWhatCannotBePlannedWith) {
   };
   EXPECT_EQ(kind_of("[]"), ErrorKind::kCorrupt);
   EXPECT_EQ(kind_of(with("moesaic-module-costs", "something")), ErrorKind::kCorrupt);
-  EXPECT_EQ(kind_of(with("\"version\": 3", "\"version\": 2")), ErrorKind::kUnsupported);
-  EXPECT_EQ(kind_of(with("\"version\": 3", "\"version\": 4")), ErrorKind::kUnsupported);
+  EXPECT_EQ(kind_of(with("\"version\": 4", "\"version\": 3")), ErrorKind::kUnsupported);
+  EXPECT_EQ(kind_of(with("\"version\": 4", "\"version\": 5")), ErrorKind::kUnsupported);
   EXPECT_EQ(kind_of(with("1500000000.0", "0")), ErrorKind::kCorrupt);
   EXPECT_EQ(kind_of(with("\"fixed_s\": 1e-06", "\"fixed_s\": -1")), ErrorKind::kCorrupt);
   EXPECT_EQ(kind_of(with("\"expert\"", "\"experts\"")), ErrorKind::kCorrupt);
