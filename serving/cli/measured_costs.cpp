@@ -2,14 +2,12 @@
 
 #include <fmt/format.h>
 
-#include <memory>
 #include <utility>
 
 #include "core/base/error.h"
 #include "core/base/logging.h"
 #include "serving/cli/machine.h"
 #include "serving/cli/output.h"
-#include "serving/online/step_sampler.h"
 #include "serving/plan/module_profiler.h"
 
 namespace moesaic {
@@ -54,13 +52,6 @@ ModuleCosts MeasureModuleCosts(const EngineOptions& options, const EngineOptions
   const HostDescription host = DescribeHost(topology);
   ModuleProfilerInputs inputs = InputsOf(reading, files);
   inputs.sample_prompts = std::move(sample_prompts);
-  std::unique_ptr<Tokenizer> tokenizer;
-  try {
-    tokenizer = LoadTokenizerOf(options, files.config);
-  } catch (const Error&) {
-    // A model can be measured without; token ids stand for text.
-  }
-  inputs.tokenizer = tokenizer.get();
   ModuleCosts costs = MeasureModules(inputs, host);
   costs.key = ModuleCostsKey(InputsOf(options, files), host);
   StatusLine("");

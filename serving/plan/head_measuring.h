@@ -1,5 +1,5 @@
-// MeasureHead: what it takes to get from the hidden states of a pass to tokens that have been
-// delivered: final norm, logits, sampling, text. Internal to serving/plan.
+// MeasureHead: what it takes to get from the hidden states of a pass to tokens: final norm, logits
+// and sampling. Internal to serving/plan.
 #pragma once
 
 #include "core/perf/linear_fit.h"

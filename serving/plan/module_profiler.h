@@ -20,7 +20,6 @@
 #include "kernels/cpu/kernels.h"
 #include "serving/batch/streaming_experts.h"
 #include "serving/model/tensor_source.h"
-#include "serving/text/tokenizer.h"
 
 namespace moesaic {
 
@@ -37,9 +36,8 @@ struct ModuleProfilerInputs {
       {};  // how experts are read; slots, buffers and timeline are chosen here
   // Prompts like those of the job, for what its routing looks like; empty: random tokens.
   std::vector<std::vector<int32_t>> sample_prompts = {};
-  const Tokenizer* tokenizer = nullptr;  // that the job's tokens become text with; null: any
-  uint64_t memory_bytes = 0;             // that may be taken
-  double seconds = 3;  // of measuring; the largest batches are left out when time is up
+  uint64_t memory_bytes = 0;  // that may be taken
+  double seconds = 3;         // of measuring; the largest batches are left out when time is up
   std::function<void(std::string_view stage)> progress = [](std::string_view) {};
 };
 
