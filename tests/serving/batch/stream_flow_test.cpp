@@ -256,9 +256,9 @@ TEST(StreamFlowTest, RandomPasses) {
           if (what == 0 && loading.size() < 3) {
             if (const auto expert = flow.NextLoad()) loading.push_back(*expert);
           } else if (what == 1 && !loading.empty()) {
-            const auto at = loading.begin() + below(static_cast<int>(loading.size()));
-            flow.Loaded(*at, 1);
-            loading.erase(at);
+            const auto ended = loading.begin() + below(static_cast<int>(loading.size()));
+            flow.Loaded(*ended, 1);
+            loading.erase(ended);
           } else if (flow.ready()) {
             flow.TakeReady(held);
             for (const ExpertIndex expert : held) {
