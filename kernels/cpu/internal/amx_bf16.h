@@ -36,22 +36,19 @@ struct AmxBf16Product : EvenRows<AmxBf16Product> {
     Part part = {.rows = rows, .sums = sums, .last_tiles = last_tiles};
     const int64_t steps = CeilDiv(shape.lines, kStepLines);
     const int64_t ahead = columns > 2 ? w[2] - w[0] : next_bytes;
-    if (Fits(m, shape)) {
-      part.end = steps;
-      return AddPart(x, part, w, columns, shape.lines, ahead, ahead);
-    }
-    const int64_t part_steps = PartLines(m, kBlockSteps);
+    const bool fits = Fits(m, shape);
+    const int64_t part_steps = fits ? steps : PartLines(m, kBlockSteps);
     const std::byte* copies[kChunkRows];
     while (part.end < steps) {
       part.begin = part.end;
       part.end = MinOf(part.begin + part_steps, steps);
-      CopyPart(x, m, part.begin, part.end, part_steps, scratch, copies);
+      if (!fits) CopyPart(x, m, part.begin, part.end, part_steps, scratch, copies);
       // After the last panels of a part come the first ones of the next part, or of the next call.
       int64_t next = ahead - part.begin * kStepBytes;
       if (part.end < steps) {
         next = w[0] - w[(columns - 1) / 2 * 2] + (part.end - part.begin) * kStepBytes;
       }
-      AddPart(copies, part, w, columns, shape.lines, ahead, next);
+      AddPart(fits ? x : copies, part, w, columns, shape.lines, ahead, next);
     }
   }
 
@@ -75,7 +72,7 @@ struct AmxBf16Product : EvenRows<AmxBf16Product> {
   struct Pass {
     // The sums between blocks of steps: where they belong in the end, but for those of a last tile
     // that has rows of the one before. Rows of two tiles would be added twice.
-    float* SumsOf(int64_t tile, int64_t panel, bool ended) {
+    float* SumsOf(int64_t tile, int64_t panel, bool ended) const {
       const bool apart = !ended && tile + 1 == rows.tiles && rows.m % rows.tile_rows != 0;
       return apart ? last_tile + panel * kTileFloats
                    : sums + (panel * rows.m + rows.begin(tile)) * kLanes;
@@ -90,7 +87,7 @@ struct AmxBf16Product : EvenRows<AmxBf16Product> {
   };
 
   // `ahead`: from two panels to those whose lines are wanted after them; `next`: from the last two.
-  static void AddPart(const std::byte* const* x, Part& part, const std::byte* const* w,
+  static void AddPart(const std::byte* const* x, const Part& part, const std::byte* const* w,
                       int64_t columns, int64_t lines, int64_t ahead, int64_t next) {
     const int64_t stride = StrideOf(x, part.rows.m);
     if (stride == kUneven) {
@@ -101,7 +98,7 @@ struct AmxBf16Product : EvenRows<AmxBf16Product> {
   }
 
   template <bool kEven>
-  static void AddColumns(const std::byte* const* x, int64_t stride, Part& part,
+  static void AddColumns(const std::byte* const* x, int64_t stride, const Part& part,
                          const std::byte* const* w, int64_t columns, int64_t lines, int64_t ahead,
                          int64_t next) {
     const AmxRows& rows = part.rows;

@@ -15,7 +15,8 @@
 //     // Panels that one pass over `m` rows computes.
 //     static int64_t ColumnsFor(int64_t m, const PanelShape& shape);
 //     // sums[(column * m + row) * 16 ..] of m rows of x with panels w. The pass after this one
-//     // takes panels that begin `next_bytes` further on.
+//     // takes panels that begin `next_bytes` further on. Parts of rows that PrepareRows left where
+//     // they were may be copied to the scratch.
 //     static void Columns(const std::byte* const* x, int64_t m, const std::byte* const* w,
 //                         int64_t columns, const PanelShape& shape, int64_t next_bytes,
 //                         std::byte* scratch, float* sums);
