@@ -1,5 +1,5 @@
 // PassGraph: the tasks of a forward pass as PassRunner launches them, and as the planner plays them
-// on a virtual clock (serving/plan/device_pass).
+// on a virtual clock (serving/plan/pass_simulation).
 //
 // Plain function.
 #pragma once
@@ -16,6 +16,8 @@ enum PassLane { kHostLane, kDeviceLane, kLinkInLane, kLinkOutLane, kNumPassLanes
 // [resources] with a device: attention is the host's.
 constexpr std::array<int, kNumResources> kDeviceLanes = {kDeviceLane, kLinkInLane, kLinkOutLane,
                                                          kHostLane};
+// Without one: the host computes everything.
+constexpr std::array<int, kNumResources> kOneLane = {kHostLane, kHostLane, kHostLane, kHostLane};
 
 // The tasks of `layers` layers with so many groups of sequences; weights have none, and a layer's
 // experts are one task (module batching) or part of kPostAttention. `device`: dense modules and

@@ -12,8 +12,6 @@ namespace {
 // Of a copy that failed, before the pass fails.
 constexpr int kCopyRetries = 2;
 
-constexpr std::array<int, kNumResources> kOneLane = {kHostLane, kHostLane, kHostLane, kHostLane};
-
 void Copy(Stream& stream, const auto& queue) {
   for (int retries_left = kCopyRetries;; --retries_left) {
     queue();

@@ -1,7 +1,7 @@
 #include "serving/batch/stream_flow.h"
 
 #include <algorithm>
-#include <utility>
+#include <bit>
 
 #include "core/base/check.h"
 
@@ -12,20 +12,23 @@ StreamFlow::StreamFlow(const ExpertGrid& grid, const SparseLayers& layers, int64
     : grid_(grid),
       layers_(layers),
       resident_slot_(static_cast<size_t>(grid.total()), -1),
+      streams_(grid, true),
       state_(static_cast<size_t>(grid.total()), State::kAbsent),
+      absent_(grid, true),
+      there_(grid),
       slot_(static_cast<size_t>(grid.total()), -1),
-      needed_(static_cast<size_t>(grid.total()), 0),
-      expected_(static_cast<size_t>(grid.total()), experts.empty() ? 1 : 0),
-      used_(static_cast<size_t>(grid.total()), 0),
-      ahead_(static_cast<size_t>(grid.total()), 0),
-      unwanted_(static_cast<size_t>(grid.total()), 0),
+      needed_(grid),
+      expected_(grid, experts.empty()),
+      used_(grid),
+      ahead_(grid),
+      unwanted_(grid),
       position_(layers.count() - 1) {
   CHECK_GT(slots, 0);
-  for (const ExpertIndex expert : experts) expected_[At(expert)] = 1;
+  for (const ExpertIndex expert : experts) expected_.Add(expert);
   int64_t all = 0;
   for (int number = 0; number < layers.count(); ++number) {
     for (int64_t index = 0; index < grid.num_experts(); ++index) {
-      all += expected_[At(IndexOf(number, index))];
+      all += expected_.Has(IndexOf(number, index)) ? 1 : 0;
     }
   }
   const bool all_fit = slots >= all;
@@ -34,8 +37,9 @@ StreamFlow::StreamFlow(const ExpertGrid& grid, const SparseLayers& layers, int64
     int64_t left = residents / layers.count() + (number < residents % layers.count());
     for (int64_t index = 0; index < grid.num_experts(); ++index) {
       const ExpertIndex expert = IndexOf(number, index);
-      if (expected_[At(expert)] == 0 || (left-- <= 0 && !all_fit)) continue;
+      if (!expected_.Has(expert) || (left-- <= 0 && !all_fit)) continue;
       resident_slot_[At(expert)] = residents_++;
+      streams_.Remove(expert);
     }
   }
   // With slots of a layer that has fewer experts than its share.
@@ -53,28 +57,37 @@ void StreamFlow::BeginPass(int visits) {
   visit_ = visits;
 }
 
+void StreamFlow::SetState(ExpertIndex expert, State state) {
+  state_[At(expert)] = state;
+  state == State::kAbsent ? absent_.Add(expert) : absent_.Remove(expert);
+  state == State::kReady ? there_.Add(expert) : there_.Remove(expert);
+}
+
 void StreamFlow::Free(ExpertIndex expert) {
   free_.push_back(slot_[At(expert)]);
   slot_[At(expert)] = -1;
-  state_[At(expert)] = State::kAbsent;
+  SetState(expert, State::kAbsent);
 }
 
 // Leaves its buffer before it is computed, or between two visits.
 void StreamFlow::Drop(ExpertIndex expert) {
   --present_;
-  stats_.prefetched_unused += std::exchange(ahead_[At(expert)], uint8_t{0});
+  stats_.prefetched_unused += ahead_.Take(expert) ? 1 : 0;
   Free(expert);
 }
 
 // No visit of the layer follows: what it did not use is not expected of it, and goes.
 void StreamFlow::Leave() {
   visit_ = visits_;
-  const ExpertIndex first = IndexOf(position_, 0);
-  std::copy_n(used_.begin() + first, grid_.num_experts(), expected_.begin() + first);
-  for (ExpertIndex expert = first; expert < first + grid_.num_experts(); ++expert) {
-    if (resident(expert) || needed(expert)) continue;
-    if (state(expert) == State::kReady) Drop(expert);
-    if (state(expert) == State::kLoading) unwanted_[At(expert)] = 1;
+  const int layer = layers_.layer(position_);
+  expected_.CopyLayer(layer, used_);
+  for (int n = 0; n < streams_.words(); ++n) {
+    uint64_t left = streams_.word(layer, n) & ~needed_.word(layer, n) & ~absent_.word(layer, n);
+    for (; left != 0; left &= left - 1) {
+      const ExpertIndex expert = IndexOf(position_, n * 64 + std::countr_zero(left));
+      if (state(expert) == State::kReady) Drop(expert);
+      if (state(expert) == State::kLoading) unwanted_.Add(expert);
+    }
   }
 }
 
@@ -87,37 +100,39 @@ void StreamFlow::BeginLayer(std::span<const ExpertIndex> experts) {
   open_ = true;
   visit_ = again ? visit_ + 1 : 1;
   position_ = number;
-  if (!again) std::fill_n(used_.begin() + IndexOf(number, 0), grid_.num_experts(), uint8_t{0});
+  if (!again) used_.ClearLayer(layers_.layer(number));
   for (const ExpertIndex expert : experts) {
     CHECK_EQ(grid_.Id(expert).layer, layers_.layer(position_));
-    used_[At(expert)] = 1;
-    needed_[At(expert)] = 1;
+    used_.Add(expert);
+    needed_.Add(expert);
     ++waiting_;
     const State now = state_[At(expert)];
     stats_.hits += now == State::kReady;
     stats_.late_hits += now == State::kLoading;
     stats_.misses += now == State::kAbsent;
     ready_ += now == State::kReady;
-    stats_.prefetched_used += std::exchange(ahead_[At(expert)], uint8_t{0});
+    stats_.prefetched_used += ahead_.Take(expert) ? 1 : 0;
   }
   if (last_visit()) Leave();
 }
 
 void StreamFlow::TakeReady(std::vector<ExpertIndex>& out) {
   CHECK(open_);
-  int64_t taken = 0;
+  const int layer = layers_.layer(position_);
   for (const bool residents : {false, true}) {
     const int64_t most = residents ? resident_group_ : streamed_group_;
-    for (int64_t index = 0; index < grid_.num_experts() && taken < most; ++index) {
-      const ExpertIndex expert = IndexOf(position_, index);
-      if (!needed(expert) || state(expert) != State::kReady || resident(expert) != residents) {
-        continue;
-      }
-      state_[At(expert)] = State::kHeld;
-      needed_[At(expert)] = 0;
+    int64_t taken = 0;
+    for (; taken < most; ++taken) {
+      const std::optional<int> index = FirstOf(needed_.words(), [&](int n) {
+        const uint64_t streams = streams_.word(layer, n);
+        return needed_.word(layer, n) & there_.word(layer, n) & (residents ? ~streams : streams);
+      });
+      if (!index) break;
+      const ExpertIndex expert = IndexOf(position_, *index);
+      SetState(expert, State::kHeld);
+      needed_.Remove(expert);
       --waiting_;
       --ready_;
-      ++taken;
       out.push_back(expert);
     }
     // Residents wait for the next call: what streams is to leave its buffers soon.
@@ -128,7 +143,7 @@ void StreamFlow::TakeReady(std::vector<ExpertIndex>& out) {
 void StreamFlow::Release(ExpertIndex expert) {
   CHECK(state(expert) == State::kHeld);
   if (resident(expert) || !last_visit()) {
-    state_[At(expert)] = State::kReady;
+    SetState(expert, State::kReady);
   } else {
     --present_;
     Free(expert);
@@ -137,14 +152,19 @@ void StreamFlow::Release(ExpertIndex expert) {
 
 ExpertStats StreamFlow::EndLayer() {
   CHECK(open_);
-  for (int64_t index = 0; index < grid_.num_experts(); ++index) {
-    const ExpertIndex expert = IndexOf(position_, index);
-    if (state(expert) == State::kHeld) Release(expert);
-    if (!needed(expert)) continue;
-    needed_[At(expert)] = 0;  // the layer was given up
-    if (resident(expert)) continue;
-    if (state(expert) == State::kReady) Drop(expert);
-    if (state(expert) == State::kLoading) unwanted_[At(expert)] = 1;
+  const int layer = layers_.layer(position_);
+  for (int n = 0; n < needed_.words(); ++n) {
+    uint64_t left = needed_.word(layer, n) | (~absent_.word(layer, n) & ~there_.word(layer, n));
+    for (; left != 0; left &= left - 1) {
+      const int index = n * 64 + std::countr_zero(left);
+      if (index >= grid_.num_experts()) break;
+      const ExpertIndex expert = IndexOf(position_, index);
+      if (state(expert) == State::kHeld) Release(expert);
+      if (!needed_.Take(expert) || resident(expert)) continue;
+      // The layer was given up.
+      if (state(expert) == State::kReady) Drop(expert);
+      if (state(expert) == State::kLoading) unwanted_.Add(expert);
+    }
   }
   open_ = false;
   waiting_ = 0;
@@ -158,32 +178,34 @@ ExpertStats StreamFlow::EndLayer() {
 std::optional<ExpertIndex> StreamFlow::FarthestReadAhead() const {
   for (int distance = layers_.count() - 1; distance >= 0; --distance) {
     const int number = (position_ + distance) % layers_.count();
-    for (int64_t index = grid_.num_experts() - 1; index >= 0; --index) {
-      const ExpertIndex expert = IndexOf(number, index);
-      if (!resident(expert) && state(expert) == State::kReady && !needed(expert)) return expert;
-    }
+    const int layer = layers_.layer(number);
+    const std::optional<int> index = LastOf(streams_.words(), [&](int n) {
+      return streams_.word(layer, n) & there_.word(layer, n) & ~needed_.word(layer, n);
+    });
+    if (index) return IndexOf(number, *index);
   }
   return std::nullopt;
 }
 
 std::optional<ExpertIndex> StreamFlow::FindAhead(int distance) const {
   const int number = (position_ + distance) % layers_.count();
-  for (int64_t index = 0; index < grid_.num_experts(); ++index) {
-    const ExpertIndex expert = IndexOf(number, index);
-    if (state(expert) == State::kAbsent && expected_[At(expert)] != 0 && !resident(expert)) {
-      return expert;
-    }
-  }
-  return std::nullopt;
+  const int layer = layers_.layer(number);
+  const std::optional<int> index = FirstOf(streams_.words(), [&](int n) {
+    return streams_.word(layer, n) & absent_.word(layer, n) & expected_.word(layer, n);
+  });
+  if (!index) return std::nullopt;
+  return IndexOf(number, *index);
 }
 
 // The next expert to read, if it can have a slot; the buffer that has to make room for it, if one
 // has to.
 std::optional<ExpertIndex> StreamFlow::Find(std::optional<ExpertIndex>* victim) {
   if (open_ && waiting_ > ready_) {
-    for (int64_t index = 0; index < grid_.num_experts(); ++index) {
-      const ExpertIndex expert = IndexOf(position_, index);
-      if (!needed(expert) || state(expert) != State::kAbsent) continue;
+    const int layer = layers_.layer(position_);
+    const std::optional<int> index = FirstOf(
+        needed_.words(), [&](int n) { return needed_.word(layer, n) & absent_.word(layer, n); });
+    if (index) {
+      const ExpertIndex expert = IndexOf(position_, *index);
       if (resident(expert) || !free_.empty()) return expert;
       const std::optional<ExpertIndex> farthest = FarthestReadAhead();
       if (!farthest) return std::nullopt;
@@ -212,11 +234,11 @@ std::optional<ExpertIndex> StreamFlow::NextLoad() {
     free_.pop_back();
     if (!needed(*expert)) {
       ++stats_.prefetched;
-      ahead_[At(*expert)] = 1;
+      ahead_.Add(*expert);
     }
   }
-  state_[At(*expert)] = State::kLoading;
-  unwanted_[At(*expert)] = 0;
+  SetState(*expert, State::kLoading);
+  unwanted_.Remove(*expert);
   ++loading_;
   return expert;
 }
@@ -226,10 +248,10 @@ void StreamFlow::Loaded(ExpertIndex expert, uint64_t bytes) {
   --loading_;
   ++present_;
   stats_.bytes_read += bytes;
-  state_[At(expert)] = State::kReady;
+  SetState(expert, State::kReady);
   if (needed(expert)) {
     ++ready_;
-  } else if (unwanted_[At(expert)] != 0) {
+  } else if (unwanted_.Has(expert)) {
     Drop(expert);
   }
 }
@@ -238,16 +260,16 @@ bool StreamFlow::Failed(ExpertIndex expert) {
   CHECK(state(expert) == State::kLoading);
   --loading_;
   ++stats_.given_up;
-  expected_[At(expert)] = 0;  // not again before a layer needs it
-  ahead_[At(expert)] = 0;
+  expected_.Remove(expert);  // not again before a layer needs it
+  ahead_.Remove(expert);
   if (resident(expert)) {
     slot_[At(expert)] = -1;
-    state_[At(expert)] = State::kAbsent;
+    SetState(expert, State::kAbsent);
   } else {
     Free(expert);
   }
   if (!needed(expert)) return false;
-  needed_[At(expert)] = 0;
+  needed_.Remove(expert);
   --waiting_;
   return true;
 }

@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "cache/expert_grid.h"
+#include "cache/expert_set.h"
 #include "prefetch/expert_stats.h"
 #include "prefetch/sparse_layers.h"
 
@@ -66,8 +67,8 @@ class StreamFlow {
 
   State state(ExpertIndex expert) const { return state_[At(expert)]; }
   int64_t slot(ExpertIndex expert) const { return slot_[At(expert)]; }
-  bool resident(ExpertIndex expert) const { return resident_slot_[At(expert)] >= 0; }
-  bool needed(ExpertIndex expert) const { return needed_[At(expert)] != 0; }
+  bool resident(ExpertIndex expert) const { return !streams_.Has(expert); }
+  bool needed(ExpertIndex expert) const { return needed_.Has(expert); }
   int64_t residents() const { return residents_; }
   int64_t buffers() const { return buffers_; }
   int64_t slots() const { return residents_ + buffers_; }
@@ -84,6 +85,7 @@ class StreamFlow {
   std::optional<ExpertIndex> FarthestReadAhead() const;
   std::optional<ExpertIndex> FindAhead(int distance) const;
   void Leave();
+  void SetState(ExpertIndex expert, State state);
   void Free(ExpertIndex expert);
   void Drop(ExpertIndex expert);
   bool last_visit() const { return visit_ == visits_; }
@@ -95,13 +97,16 @@ class StreamFlow {
   int64_t resident_group_ = 1;
   int64_t streamed_group_ = 1;
   std::vector<int64_t> resident_slot_;  // [experts]; -1: it streams
+  ExpertSet streams_;                   // what has no slot of its own
   std::vector<State> state_;            // [experts]
+  ExpertSet absent_;                    // those in this state
+  ExpertSet there_;                     // those that are kReady
   std::vector<int64_t> slot_;           // [experts]; -1: none
-  std::vector<uint8_t> needed_;         // [experts] by the open layer, and not handed out
-  std::vector<uint8_t> expected_;       // [experts] used by the last pass that ran its layer
-  std::vector<uint8_t> used_;           // [experts] of the open layer's, by a visit of this pass
-  std::vector<uint8_t> ahead_;          // [experts] was read ahead, and not used yet
-  std::vector<uint8_t> unwanted_;       // [experts] being read, and not needed after all
+  ExpertSet needed_;                    // by the open layer, and not handed out
+  ExpertSet expected_;                  // used by the last pass that ran its layer
+  ExpertSet used_;                      // of the open layer's, by a visit of this pass
+  ExpertSet ahead_;                     // was read ahead, and not used yet
+  ExpertSet unwanted_;                  // being read, and not needed after all
   std::vector<int64_t> free_;           // buffers
   bool may_read_ahead_ = false;
   bool open_ = false;

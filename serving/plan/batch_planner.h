@@ -14,7 +14,6 @@
 #include "core/perf/workload.h"
 #include "serving/batch/batch_plan.h"
 #include "serving/plan/scheduler_simulation.h"
-#include "serving/plan/stream_schedule.h"
 
 namespace moesaic {
 

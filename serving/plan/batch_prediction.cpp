@@ -73,18 +73,10 @@ double DenseMlpSeconds(const ModelConfig& config, const ModuleCosts& costs, doub
 BatchPassModel::BatchPassModel(const ModelConfig& config, const ModuleCosts& costs,
                                const BatchSizes& sizes, uint64_t slot_bytes,
                                std::optional<PlannedDevice> device)
-    : config_(config),
-      costs_(costs),
-      sizes_(sizes),
-      slot_bytes_(slot_bytes),
-      residents_per_layer_(static_cast<double>(sizes.expert_slots - sizes.buffers) /
-                           static_cast<double>(config.num_sparse_layers())),
-      device_(device) {}
+    : config_(config), costs_(costs), sizes_(sizes), slot_bytes_(slot_bytes), device_(device) {}
 
 double BatchPassModel::AttentionSeconds(const IterationLoad& load) const {
-  const auto rows = static_cast<double>(load.decode_sequences + load.prefill_tokens);
-  return costs_[Module::kAttentionIn].seconds(rows) + costs_[Module::kOutput].seconds(rows) +
-         costs_[Module::kDecodeAttention].seconds(static_cast<double>(load.decode_context)) +
+  return costs_[Module::kDecodeAttention].seconds(static_cast<double>(load.decode_context)) +
          costs_[Module::kPrefillAttention].seconds(static_cast<double>(load.prefill_positions));
 }
 
@@ -94,34 +86,6 @@ double BatchPassModel::HeadSeconds(const IterationLoad& load) const {
   const int64_t blocks = (rows + sizes_.max_logit_rows - 1) / sizes_.max_logit_rows;
   const ModuleCost& head = costs_[Module::kHead];
   return static_cast<double>(blocks) * head.fixed_s + static_cast<double>(rows) * head.per_unit_s;
-}
-
-StreamPass BatchPassModel::PassOf(const IterationLoad& load, bool cold) const {
-  const auto rows = static_cast<double>(load.decode_sequences + load.prefill_tokens);
-  const auto experts = static_cast<double>(config_.num_experts);
-  const double active = costs_.ActiveExperts(config_.num_experts, config_.top_k, rows);
-  const double attention = AttentionSeconds(load);
-  const int64_t dense_layers = config_.num_layers - config_.num_sparse_layers();
-  StreamPass pass;
-  pass.layers = config_.num_sparse_layers();
-  pass.dense_s = attention + costs_[Module::kRouter].seconds(rows);
-  pass.lead_s = dense_layers > 0 ? static_cast<double>(dense_layers) *
-                                       (attention + DenseMlpSeconds(config_, costs_, rows))
-                                 : 0;
-  pass.other_s = HeadSeconds(load);
-  pass.expert_s = costs_[Module::kExpert].seconds(rows * static_cast<double>(config_.top_k) /
-                                                  std::max(1.0, active));
-  pass.resident_active = active * residents_per_layer_ / experts;
-  pass.streamed_active = active - pass.resident_active;
-  if (sizes_.buffers == 0) pass.streamed_active = 0;
-  pass.load_s = static_cast<double>(slot_bytes_) / costs_.link.value;
-  pass.buffers = sizes_.buffers;
-  pass.group = ResidentGroup(slot_bytes_, sizes_.buffers, config_.num_experts);
-  pass.streamed_group = StreamedGroup(slot_bytes_, sizes_.buffers);
-  pass.contended_link_share = costs_.contended_link_share.value;
-  pass.contended_compute_share = costs_.contended_compute_share.value;
-  pass.cold = cold;
-  return pass;
 }
 
 // As the emulated link has it: the modelled time, or what copying takes where that is longer, among
@@ -135,32 +99,23 @@ double BatchPassModel::CopySeconds(double bytes) const {
   return std::max(model_s, bytes / costs_.host_copy.value * std::max(1.0, crowd));
 }
 
-DevicePass BatchPassModel::DevicePassOf(const IterationLoad& load, bool cold) const {
+PlannedPass BatchPassModel::PassOf(const IterationLoad& load, bool cold) const {
   const auto rows = static_cast<double>(load.decode_sequences + load.prefill_tokens);
-  const bool overlapped = sizes_.schedule == ScheduleKind::kOverlapped;
-  DevicePass pass;
+  const bool visited_once = sizes_.schedule == ScheduleKind::kModuleBatching;
+  PlannedPass pass;
   pass.schedule = sizes_.schedule;
-  pass.groups = overlapped
+  pass.groups = sizes_.schedule == ScheduleKind::kOverlapped
                     ? 2
                     : static_cast<int>(std::clamp<int64_t>(
                           load.decode_sequences + load.prompts_ended, 1, sizes_.micro_batches));
-  const double group_rows = rows / pass.groups;
   pass.layer_is_sparse.assign(config_.layer_is_sparse.begin(), config_.layer_is_sparse.end());
   pass.num_experts = config_.num_experts;
+  const double group_rows = rows / pass.groups;
   pass.pre_attention_s = costs_[Module::kAttentionIn].seconds(group_rows);
-  pass.attention_s =
-      (costs_[Module::kDecodeAttention].seconds(static_cast<double>(load.decode_context)) +
-       costs_[Module::kPrefillAttention].seconds(static_cast<double>(load.prefill_positions))) /
-      pass.groups;
+  pass.attention_s = AttentionSeconds(load) / pass.groups;
   pass.post_attention_s =
       costs_[Module::kOutput].seconds(group_rows) + costs_[Module::kRouter].seconds(group_rows);
-  const auto row_bytes = [&](int64_t stride) {
-    return group_rows * static_cast<double>(stride) * sizeof(float);
-  };
-  pass.offload_qkv_s = CopySeconds(row_bytes(Model::QkvStride(config_)));
-  pass.load_hidden_s = CopySeconds(row_bytes(Model::AttentionStride(config_)));
-
-  const double visit_rows = sizes_.schedule == ScheduleKind::kModuleBatching ? rows : group_rows;
+  const double visit_rows = visited_once ? rows : group_rows;
   pass.active = costs_.ActiveExperts(config_.num_experts, config_.top_k, rows);
   pass.repeated = costs_.RepeatedExperts(config_.num_experts, config_.top_k, rows);
   pass.visit_active = costs_.ActiveExperts(config_.num_experts, config_.top_k, visit_rows);
@@ -173,80 +128,73 @@ DevicePass BatchPassModel::DevicePassOf(const IterationLoad& load, bool cold) co
   pass.slots = sizes_.expert_slots;
   pass.buffers = sizes_.buffers;
   pass.group = GroupOfExperts(slot_bytes_);
+  pass.load_s = static_cast<double>(slot_bytes_) / costs_.link.value;
+  pass.link_share = costs_.contended_link_share.value;
+  pass.copy_share = costs_.contended_compute_share.value;
+  pass.cold = cold;
+  if (device_) AddDevice(group_rows, pass);
+  return pass;
+}
+
+void BatchPassModel::AddDevice(double group_rows, PlannedPass& pass) const {
+  const auto row_bytes = [&](int64_t stride) {
+    return group_rows * static_cast<double>(stride) * sizeof(float);
+  };
+  pass.device = true;
+  pass.offload_qkv_s = CopySeconds(row_bytes(Model::QkvStride(config_)));
+  pass.load_hidden_s = CopySeconds(row_bytes(Model::AttentionStride(config_)));
   pass.load_s = CopySeconds(static_cast<double>(slot_bytes_));
   pass.packets =
       static_cast<int>((slot_bytes_ + device_->packet_bytes - 1) / device_->packet_bytes);
   pass.loads_ahead = std::max(1, kLinkDepth / pass.packets);
   const auto cores = static_cast<double>(costs_.cores);
   pass.both_share = std::min(1.0, cores / (2 * device_->threads));
-  // One thread copies, as long as copying by itself takes.
+  // One thread copies, as long as copying by itself takes. Threads that wait for experts are asleep
+  // and caches cold, whatever brings them.
   const double copying = static_cast<double>(slot_bytes_) / costs_.host_copy.value / pass.load_s;
-  pass.copy_share = std::clamp((cores - copying) / device_->threads, 0.1, 1.0);
-  // Threads that wait for experts are asleep and caches cold, whatever brings them.
-  pass.copy_share = std::min(pass.copy_share, costs_.contended_compute_share.value);
-  pass.cold = cold;
-  return pass;
+  pass.copy_share =
+      std::min(pass.copy_share, std::clamp((cores - copying) / device_->threads, 0.1, 1.0));
+  pass.link_share = 1;  // CopySeconds has it
 }
 
-const StreamPassTimes& BatchPassModel::Times(const IterationLoad& load, bool cold) {
+const PassTimes& BatchPassModel::Times(const IterationLoad& load, bool cold) {
   const std::array<int, 6> key = {BucketOf(load.decode_sequences), BucketOf(load.decode_context),
                                   BucketOf(load.prefill_tokens),   BucketOf(load.prefill_positions),
                                   BucketOf(load.prompts_ended),    cold ? 1 : 0};
   const auto found = seen_.find(key);
   if (found != seen_.end()) return found->second;
-  return seen_[key] = device_ ? SimulateDevicePass(DevicePassOf(load, cold))
-                              : SimulateStreamPass(PassOf(load, cold));
+  return seen_[key] = SimulatePass(PassOf(load, cold));
 }
 
 double BatchPassModel::AttentionShare(const IterationLoad& load) const {
-  // Groups of a device's pass repeat what is fixed on both sides of the fraction.
-  const StreamPass pass = PassOf(load, false);
-  const double all = pass.lead_s + static_cast<double>(pass.layers) * pass.dense_s;
-  return all > 0 ? static_cast<double>(config_.num_layers) * AttentionSeconds(load) / all : 0;
+  const PlannedPass pass = PassOf(load, false);
+  const auto rows = static_cast<double>(load.decode_sequences + load.prefill_tokens);
+  const auto layers = static_cast<double>(config_.num_layers);
+  const auto sparse = static_cast<double>(config_.num_sparse_layers());
+  const double router = costs_[Module::kRouter].seconds(rows / pass.groups);
+  const double layer = pass.pre_attention_s + pass.attention_s + pass.post_attention_s;
+  const double once = pass.schedule == ScheduleKind::kModuleBatching ? 1.0 / pass.groups : 1;
+  const double all = layers * layer + (layers - sparse) * once * pass.dense_mlp_s;
+  return all > 0 ? layers * (layer - router) / all : 0;
 }
 
 PhasePrediction BatchPassModel::Phase(const IterationLoad& load) {
-  if (device_) return DevicePhase(load);
-  const StreamPass pass = PassOf(load, false);
-  const StreamPassTimes& times = Times(load, false);
-  const auto layers = static_cast<double>(config_.num_sparse_layers());
-  const double attention = AttentionSeconds(load);
-  PhasePrediction phase;
-  phase.components = {
-      {"attention", Resource::kDevice, attention},
-      {"router and shared expert", Resource::kDevice, pass.dense_s - attention},
-      {"experts", Resource::kDevice, pass.expert_s * (pass.resident_active + pass.streamed_active)},
-      {"layers without experts", Resource::kDevice, pass.lead_s / layers},
-      {"logits and sampling", Resource::kDevice, pass.other_s / layers},
-      {"expert copies", Resource::kLinkIn, times.link_alone_s / layers}};
-  SumComponents(phase);
-  const double device = phase.busy_s[static_cast<int>(Resource::kDevice)];
-  const double link = phase.busy_s[static_cast<int>(Resource::kLinkIn)];
-  phase.roofline_s = std::max(device, link);
-  phase.serial_s = device / pass.contended_compute_share + link / pass.contended_link_share;
-  phase.period_s = times.seconds / layers;
-  phase.iteration_s = times.seconds;
-  NameBottleneck(phase, device, link);
-  return phase;
-}
-
-PhasePrediction BatchPassModel::DevicePhase(const IterationLoad& load) {
-  const DevicePass pass = DevicePassOf(load, false);
-  const StreamPassTimes& times = Times(load, false);
+  const PlannedPass pass = PassOf(load, false);
+  const PassTimes& times = Times(load, false);
   const auto layers = static_cast<double>(config_.num_layers);
-  const auto sparse = static_cast<double>(config_.num_sparse_layers());
+  const double of_sparse = static_cast<double>(config_.num_sparse_layers()) / layers;
   const double groups = pass.groups;
   const double visits = pass.schedule == ScheduleKind::kModuleBatching ? 1 : groups;
-  // Per layer, those without experts included.
-  const double of_sparse = sparse / layers;
+  const Resource host = device_ ? Resource::kCpu : Resource::kDevice;
   PhasePrediction phase;
+  // Per layer, those without experts included.
   phase.components = {
       {"pre-attention", Resource::kDevice, groups * pass.pre_attention_s},
-      {"attention", Resource::kCpu, groups * pass.attention_s},
+      {"attention", host, groups * pass.attention_s},
       {"projection and router", Resource::kDevice, groups * pass.post_attention_s},
       {"experts", Resource::kDevice, of_sparse * visits * pass.visit_active * pass.expert_s},
       {"layers without experts", Resource::kDevice, (1 - of_sparse) * visits * pass.dense_mlp_s},
-      {"logits and sampling", Resource::kCpu, pass.other_s / layers},
+      {"logits and sampling", host, pass.other_s / layers},
       {"queries, keys and values to the host", Resource::kLinkOut, groups * pass.offload_qkv_s},
       {"attention outputs to the device", Resource::kLinkIn, groups * pass.load_hidden_s},
       {"expert copies", Resource::kLinkIn, times.loads * pass.load_s / layers}};
@@ -258,8 +206,8 @@ PhasePrediction BatchPassModel::DevicePhase(const IterationLoad& load) {
       std::max({busy(Resource::kDevice), busy(Resource::kCpu), computing / (2 * pass.both_share)});
   const double link = busy(Resource::kLinkIn);
   phase.roofline_s = std::max({together, link, busy(Resource::kLinkOut)});
-  phase.serial_s = computing / pass.copy_share / std::min(1.0, 2 * pass.both_share) + link +
-                   busy(Resource::kLinkOut);
+  phase.serial_s = computing / pass.copy_share / std::min(1.0, 2 * pass.both_share) +
+                   link / pass.link_share + busy(Resource::kLinkOut);
   phase.period_s = times.seconds / layers;
   phase.iteration_s = times.seconds;
   NameBottleneck(phase, together, link);
@@ -270,7 +218,7 @@ double EstimateBatchSeconds(BatchPassModel& passes, const BatchSizes& sizes,
                             const Workload& workload) {
   const IterationLoad steady = SteadyLoad(sizes, workload);
   const IterationLoad prompts = PromptsOnly(sizes, workload);
-  const double cold = passes.Times(prompts, passes.residents_per_layer() > 0).seconds;
+  const double cold = passes.Times(prompts, true).seconds;
   const auto requests = static_cast<double>(workload.requests.size());
   const auto places = static_cast<double>(steady.decode_sequences);
   const double generated = std::max(1.0, workload.mean_generated());
@@ -296,9 +244,9 @@ PlanPrediction PredictBatch(BatchPassModel& passes, const BatchSizes& sizes,
   limits.token_budget = sizes.max_batch_tokens;
   limits.most_sequences = sizes.max_num_seqs;
   limits.chunked_prefill = true;
-  bool cold = passes.residents_per_layer() > 0;
+  bool cold = true;
   const auto pass_s = [&](const IterationLoad& load) {
-    const StreamPassTimes& times = passes.Times(load, cold);
+    const PassTimes& times = passes.Times(load, cold);
     cold = false;
     const double attention = passes.AttentionShare(load);
     job.attention_s += attention * times.dense_s;

@@ -1,5 +1,5 @@
 // BatchPrediction: how long a batch job takes with given sizes, from measured module costs: each
-// pass of the simulated scheduler as a StreamPass or, with a device, a DevicePass.
+// pass of the simulated scheduler as a PlannedPass.
 //
 // Plain functions of their arguments. What is read by the first pass (residents) counts.
 #pragma once
@@ -14,9 +14,8 @@
 #include "core/perf/module_costs.h"
 #include "core/perf/workload.h"
 #include "serving/batch/batch_plan.h"
-#include "serving/plan/device_pass.h"
+#include "serving/plan/pass_simulation.h"
 #include "serving/plan/scheduler_simulation.h"
-#include "serving/plan/stream_schedule.h"
 
 namespace moesaic {
 
@@ -40,32 +39,28 @@ class BatchPassModel {
                  uint64_t slot_bytes, std::optional<PlannedDevice> device = std::nullopt);
 
   // Durations of one pass; `cold`: residents have yet to be read.
-  StreamPass PassOf(const IterationLoad& load, bool cold) const;
-  // The same with a device.
-  DevicePass DevicePassOf(const IterationLoad& load, bool cold) const;
+  PlannedPass PassOf(const IterationLoad& load, bool cold) const;
   // The same played, remembered by the load rounded to two per cent.
-  const StreamPassTimes& Times(const IterationLoad& load, bool cold);
+  const PassTimes& Times(const IterationLoad& load, bool cold);
   // Of the dense part of a pass, what attention is (projections, attention, output).
   double AttentionShare(const IterationLoad& load) const;
-  // A pass in the steady state, with all that it does, per layer with experts.
+  // A pass in the steady state, with all that it does, per layer.
   PhasePrediction Phase(const IterationLoad& load);
 
-  double residents_per_layer() const { return residents_per_layer_; }
   uint64_t slot_bytes() const { return slot_bytes_; }
 
  private:
-  PhasePrediction DevicePhase(const IterationLoad& load);
-  double AttentionSeconds(const IterationLoad& load) const;  // of one layer
+  double AttentionSeconds(const IterationLoad& load) const;  // of one layer, on the host
   double HeadSeconds(const IterationLoad& load) const;
   double CopySeconds(double bytes) const;  // over the device's link
+  void AddDevice(double group_rows, PlannedPass& pass) const;
 
   const ModelConfig& config_;
   const ModuleCosts& costs_;
   const BatchSizes sizes_;
   const uint64_t slot_bytes_;
-  const double residents_per_layer_;
   const std::optional<PlannedDevice> device_;
-  std::map<std::array<int, 6>, StreamPassTimes> seen_;
+  std::map<std::array<int, 6>, PassTimes> seen_;
 };
 
 // A first estimate of the job's seconds, from one steady pass; for ranking.

@@ -1,4 +1,4 @@
-#include "serving/plan/device_pass.h"
+#include "serving/plan/pass_simulation.h"
 
 #include <algorithm>
 #include <array>
@@ -24,6 +24,12 @@ int64_t ScatteringStride(int64_t count) {
   return stride;
 }
 
+// Of a fractional number per layer, what layer number n has, so that the sum over layers is right.
+int64_t Rounded(double per_layer, int64_t n) {
+  return static_cast<int64_t>(std::floor(per_layer * static_cast<double>(n + 1) + 0.5)) -
+         static_cast<int64_t>(std::floor(per_layer * static_cast<double>(n) + 0.5));
+}
+
 // What a lane does now.
 enum class LaneStep : uint8_t {
   kNone,     // its next task waits for others
@@ -42,12 +48,13 @@ struct PlayedLane {
   double left_s = 0;  // as if alone
 };
 
-class DevicePassPlayer {
+class PassPlayer {
  public:
-  explicit DevicePassPlayer(const DevicePass& pass)
+  explicit PassPlayer(const PlannedPass& pass)
       : pass_(pass),
+        lanes_of_(pass.device ? kDeviceLanes : kOneLane),
         visits_(pass.schedule == ScheduleKind::kModuleBatching ? 1 : pass.groups),
-        graph_(PassGraph(pass.schedule, true, pass.groups,
+        graph_(PassGraph(pass.schedule, pass.device, pass.groups,
                          static_cast<int>(pass.layer_is_sparse.size()))),
         sparse_layers_(static_cast<int>(
             std::count(pass.layer_is_sparse.begin(), pass.layer_is_sparse.end(), 1))),
@@ -60,7 +67,7 @@ class DevicePassPlayer {
     visits_of_.resize(static_cast<size_t>(sparse_layers_));
   }
 
-  StreamPassTimes Run() {
+  PassTimes Run() {
     if (!pass_.cold) {
       uses_all_ = true;  // every resident is there afterwards
       Play();
@@ -76,7 +83,8 @@ class DevicePassPlayer {
         layers * groups * (pass_.pre_attention_s + pass_.attention_s + pass_.post_attention_s) +
         (layers - sparse_layers_) * once * pass_.dense_mlp_s +
         static_cast<double>(computed_) * pass_.expert_s + pass_.other_s;
-    times_.link_alone_s = times_.loads * pass_.load_s + layers * groups * pass_.load_hidden_s;
+    times_.link_alone_s = times_.loads * pass_.load_s;
+    if (pass_.device) times_.link_alone_s += layers * groups * pass_.load_hidden_s;
     return times_;
   }
 
@@ -108,7 +116,7 @@ class DevicePassPlayer {
   const Task* Next(PlayedLane& lane, int number) {
     const std::vector<Task>& tasks = graph_.tasks();
     while (lane.next < tasks.size() &&
-           kDeviceLanes[static_cast<size_t>(tasks[lane.next].resource)] != number) {
+           lanes_of_[static_cast<size_t>(tasks[lane.next].resource)] != number) {
       ++lane.next;
     }
     return lane.next < tasks.size() ? &tasks[lane.next] : nullptr;
@@ -253,8 +261,9 @@ class DevicePassPlayer {
     if (--loads_.front().packets_left > 0) return;
     flow_.Loaded(loads_.front().expert, 0);
     loads_.pop_front();
-    PlayedLane& device = lanes_[kDeviceLane];
-    if (device.step == LaneStep::kWait && flow_.ready()) Experts(device);
+    PlayedLane& computing =
+        lanes_[static_cast<size_t>(lanes_of_[static_cast<size_t>(Resource::kDevice)])];
+    if (computing.step == LaneStep::kWait && flow_.ready()) Experts(computing);
   }
 
   static bool Computes(const PlayedLane& lane) {
@@ -271,7 +280,10 @@ class DevicePassPlayer {
   // To the next end of something.
   void Advance() {
     std::array<double, kNumPassLanes> ends;
-    double step = packet_ ? packet_left_s_ : INFINITY;
+    const double link_speed =
+        std::any_of(lanes_.begin(), lanes_.end(), Computes) ? pass_.link_share : 1;
+    const double packet_end = packet_ ? packet_left_s_ / link_speed : INFINITY;
+    double step = packet_end;
     for (size_t i = 0; i < lanes_.size(); ++i) {
       const PlayedLane& lane = lanes_[i];
       const bool runs =
@@ -289,8 +301,8 @@ class DevicePassPlayer {
       // Before anything ends and speeds change.
       if (std::isfinite(ends[i])) lanes_[i].left_s *= ends[i] > step ? 1 - step / ends[i] : 0;
     }
-    const bool packet_ends = packet_ && packet_left_s_ <= step;
-    if (packet_) packet_left_s_ -= step;
+    const bool packet_ends = packet_end <= step;
+    if (packet_) packet_left_s_ -= step * link_speed;
     for (size_t i = 0; i < lanes_.size(); ++i) {
       if (!std::isfinite(ends[i]) || ends[i] > step) continue;
       if (lanes_[i].step == LaneStep::kCopyIn) copying_ = false;
@@ -325,7 +337,8 @@ class DevicePassPlayer {
     int packets_left = 0;
   };
 
-  const DevicePass& pass_;
+  const PlannedPass& pass_;
+  const std::array<int, kNumResources> lanes_of_;
   const int visits_;
   const TaskGraph graph_;
   const int sparse_layers_;
@@ -346,18 +359,18 @@ class DevicePassPlayer {
   std::vector<ExpertIndex> held_;
   std::vector<ExpertIndex> needed_;
   int64_t computed_ = 0;  // experts, by this pass
-  StreamPassTimes times_;
+  PassTimes times_;
 };
 
 }  // namespace
 
-StreamPassTimes SimulateDevicePass(const DevicePass& pass) {
+PassTimes SimulatePass(const PlannedPass& pass) {
   CHECK_GT(pass.slots, 0);
   CHECK_GT(pass.groups, 0);
   CHECK_GT(pass.packets, 0);
   CHECK_LE(pass.visit_active, pass.active + 1e-9);
-  CHECK(pass.both_share > 0 && pass.copy_share > 0);
-  return DevicePassPlayer(pass).Run();
+  CHECK(pass.both_share > 0 && pass.copy_share > 0 && pass.link_share > 0);
+  return PassPlayer(pass).Run();
 }
 
 }  // namespace moesaic
