@@ -61,7 +61,7 @@ bool CpuHas(Isa isa) {
     case Isa::kAvx512Bf16:
       return avx512 && extended.eax >= 1 && All(ReadCpuId(7, 1).eax, 1u << 5);
     case Isa::kAmx:
-      return DetectAmx().bf16;
+      return CpuHas(Isa::kAvx512Bf16) && DetectAmx().bf16;
   }
   return false;
 }
@@ -134,6 +134,7 @@ CpuKernels MakeKernels(Isa isa) {
     table.numerics = tiles ? NumericsClass::kAmxBf16 : NumericsClass::kBf16;
     table.matmul = products.matmul;
     table.gate_up = products.gate_up;
+    if (tiles) table.attend_chunks = internal::kAmxAttendChunks;
   }
 #endif
   table =

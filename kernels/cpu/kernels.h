@@ -198,7 +198,8 @@ constexpr int64_t AttentionRows(int64_t group) { return group < 48 ? 48 / group 
 // Queries that one pass over a chunk computes, at most.
 constexpr int64_t kMaxAttentionTile = 16;
 constexpr int64_t AttentionScratchFloats(int64_t head_dim) {
-  return kMaxAttentionTile * (kAttentionChunkTokens + AttentionPartialFloats(head_dim));
+  return kMaxAttentionTile *
+         (kAttentionChunkTokens + AttentionPartialFloats(head_dim) + (head_dim + 15) / 16 * 8);
 }
 
 // Sums of byte columns (tracer/eam_collection.h): what add_columns wants, so that 16 bits hold

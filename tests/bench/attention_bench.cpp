@@ -1,7 +1,7 @@
 // Speed of the attention kernels beside the peaks of the machine measured in the same rounds, and
 // beside plain loops that the compiler vectorises. Prints Markdown tables.
 //
-//   attention_bench [decode|prefill|all] [rounds] [isa]
+//   attention_bench [decode|prefill|all] [rounds] [avx2|avx512|amx]
 //
 // Every number is the median over rounds; a round runs all candidates of a row one after the other.
 // "decode" cycles through more KV than the last-level cache holds. One thread is timed in CPU time,
@@ -25,7 +25,7 @@ namespace moesaic {
 namespace {
 
 constexpr int64_t kKvHeads = 4;
-constexpr int64_t kColdBytes = int64_t{384} << 20;
+constexpr int64_t kColdBytes = int64_t{1536} << 20;
 constexpr int64_t kCallBytes = int64_t{32} << 20;  // KV that one call of a candidate reads
 
 struct Shape {
@@ -52,8 +52,8 @@ class Decoder {
     out_.resize(static_cast<size_t>(per_call_ * heads * shape.head_dim));
     total_floats_ = shape.group * AttentionPartialFloats(shape.head_dim);
     scratch_floats_ = total_floats_ + AttentionScratchFloats(shape.head_dim);
-    scratch_.resize(static_cast<size_t>(pool.threads() *
-                                        std::max(scratch_floats_, shape.group * shape.context)));
+    scratch_floats_ = (std::max(scratch_floats_, shape.group * shape.context) + 15) / 16 * 16;
+    scratch_ = AlignedBuffer(static_cast<size_t>(pool.threads() * scratch_floats_) * sizeof(float));
   }
   double CallBytes() const { return static_cast<double>(per_call_ * sequence_bytes_); }
   uint64_t OutHash() const {
@@ -100,7 +100,7 @@ class Decoder {
     next_ = (next_ + per_call_) % sequences_;
     pool_.ParallelFor(per_call_ * kKvHeads, [&](int64_t item, int worker) {
       body(next_ + item / kKvHeads, item % kKvHeads,
-           scratch_.data() + worker * static_cast<int64_t>(scratch_.size()) / pool_.threads(),
+           scratch_.as<float>() + worker * scratch_floats_,
            out_.data() + item * shape_.group * shape_.head_dim);
     });
   }
@@ -113,7 +113,8 @@ class Decoder {
   int64_t sequence_bytes_ = 0, per_call_ = 0, sequences_ = 0, next_ = 0;
   int64_t total_floats_ = 0, scratch_floats_ = 0;
   std::vector<const std::byte*> blocks_;
-  std::vector<float> q_, out_, scratch_;
+  std::vector<float> q_, out_;
+  AlignedBuffer scratch_;
 };
 
 void Decode(const CpuKernels& kernels, int rounds) {
@@ -183,9 +184,10 @@ class Prefiller {
     row_floats_ = kKvHeads * shape.group * shape.head_dim;
     q_ = Normals(shape.context * row_floats_);
     out_.resize(q_.size());
-    totals_.resize(
-        static_cast<size_t>(rows * shape.group * AttentionPartialFloats(shape.head_dim)));
-    scratch_.resize(static_cast<size_t>(AttentionScratchFloats(shape.head_dim)));
+    const int64_t totals = rows * shape.group * AttentionPartialFloats(shape.head_dim);
+    totals_ = AlignedBuffer(static_cast<size_t>(totals) * sizeof(float));
+    scratch_ =
+        AlignedBuffer(static_cast<size_t>(AttentionScratchFloats(shape.head_dim)) * sizeof(float));
   }
   double Flops() const {
     return 2.0 * static_cast<double>(kKvHeads * shape_.group * shape_.head_dim) *
@@ -214,13 +216,13 @@ class Prefiller {
     args.kv_head = head;
     args.blocks = blocks_.data();
     args.context_end = row + 1;
-    std::fill(totals_.begin(), totals_.end(), 0.0f);
+    totals_.Zero();
     kernels_.attend_chunks(args, 0, (row + args.rows - 1) / kAttentionChunkTokens + 1,
-                           totals_.data(), 0, scratch_.data());
+                           totals_.as<float>(), 0, scratch_.as<float>());
     for (int64_t r = 0; r < args.rows; ++r) {
       kernels_.finish_attention(
-          totals_.data() + r * shape_.group * AttentionPartialFloats(shape_.head_dim), shape_.group,
-          shape_.head_dim, out_.data() + offset + r * row_floats_, shape_.head_dim);
+          totals_.as<float>() + r * shape_.group * AttentionPartialFloats(shape_.head_dim),
+          shape_.group, shape_.head_dim, out_.data() + offset + r * row_floats_, shape_.head_dim);
     }
   }
 
@@ -230,7 +232,8 @@ class Prefiller {
   KvLayout layout_;
   AlignedBuffer memory_;
   std::vector<const std::byte*> blocks_;
-  std::vector<float> q_, out_, totals_, scratch_;
+  std::vector<float> q_, out_;
+  AlignedBuffer totals_, scratch_;
 };
 
 void Prefill(const CpuKernels& kernels, int rounds) {
@@ -239,7 +242,7 @@ void Prefill(const CpuKernels& kernels, int rounds) {
   std::printf(
       "| head | group | tokens | FMA peak | row by row | blocked | spread | same bits "
       "|\n|---|---|---|---|---|---|---|---|\n");
-  const bool wide = kernels.isa == Isa::kAvx512;
+  const bool wide = kernels.isa != Isa::kAvx2;
   for (const int64_t head_dim : {64, 128}) {
     for (const int64_t group : {1, 4, 8}) {
       for (const int64_t tokens : {512, 2048}) {
@@ -270,7 +273,10 @@ int Main(int argc, char** argv) {
     std::printf("this bench measures its peaks with AVX-512, which this CPU lacks\n");
     return 1;
   }
-  const CpuKernels& kernels = KernelsFor(isa == IsaName(Isa::kAvx2) ? Isa::kAvx2 : Isa::kAvx512);
+  Isa chosen = Isa::kAvx512;
+  if (isa == IsaName(Isa::kAvx2)) chosen = Isa::kAvx2;
+  if (isa == IsaName(Isa::kAmx) && IsaSupported(Isa::kAmx)) chosen = Isa::kAmx;
+  const CpuKernels& kernels = KernelsFor(chosen);
   if (what == "all" || what == "decode") Decode(kernels, rounds);
   if (what == "all" || what == "prefill") Prefill(kernels, rounds);
   return 0;

@@ -37,6 +37,18 @@ struct Tiles {
     Fence();
     _tile_loadconfig(&config);
   }
+  // For attention of `rows` queries: sums as above, of any four blocks or columns; queries in tile
+  // 4 (64 bytes of a row), their weights in 5 (32 bytes: a block of tokens); keys in 6 (16 lines)
+  // and values in 7 (8 lines).
+  static void ConfigureAttention(int64_t rows) {
+    TileConfig config;
+    for (int tile = 0; tile < 8; ++tile) {
+      config.rows[tile] = static_cast<uint8_t>(tile < 6 ? rows : tile == 6 ? 16 : 8);
+      config.row_bytes[tile] = static_cast<uint16_t>(tile == 5 ? 32 : kLineBytes);
+    }
+    Fence();
+    _tile_loadconfig(&config);
+  }
   // Until the next Configure the operating system has no tiles to save.
   static void Release() { _tile_release(); }
 
@@ -48,19 +60,19 @@ struct Tiles {
     if constexpr (kRow == 1 && kPanel == 1) _tile_zero(3);
   }
   template <int kRow, int kPanel>
-  MOESAIC_INLINE static void LoadSums(const void* from) {
+  MOESAIC_INLINE static void LoadSums(const void* from, int64_t stride_bytes = kLineBytes) {
     Fence();
-    if constexpr (kRow == 0 && kPanel == 0) _tile_loadd(0, from, kLineBytes);
-    if constexpr (kRow == 0 && kPanel == 1) _tile_loadd(1, from, kLineBytes);
-    if constexpr (kRow == 1 && kPanel == 0) _tile_loadd(2, from, kLineBytes);
-    if constexpr (kRow == 1 && kPanel == 1) _tile_loadd(3, from, kLineBytes);
+    if constexpr (kRow == 0 && kPanel == 0) _tile_loadd(0, from, stride_bytes);
+    if constexpr (kRow == 0 && kPanel == 1) _tile_loadd(1, from, stride_bytes);
+    if constexpr (kRow == 1 && kPanel == 0) _tile_loadd(2, from, stride_bytes);
+    if constexpr (kRow == 1 && kPanel == 1) _tile_loadd(3, from, stride_bytes);
   }
   template <int kRow, int kPanel>
-  MOESAIC_INLINE static void StoreSums(void* to) {
-    if constexpr (kRow == 0 && kPanel == 0) _tile_stored(0, to, kLineBytes);
-    if constexpr (kRow == 0 && kPanel == 1) _tile_stored(1, to, kLineBytes);
-    if constexpr (kRow == 1 && kPanel == 0) _tile_stored(2, to, kLineBytes);
-    if constexpr (kRow == 1 && kPanel == 1) _tile_stored(3, to, kLineBytes);
+  MOESAIC_INLINE static void StoreSums(void* to, int64_t stride_bytes = kLineBytes) {
+    if constexpr (kRow == 0 && kPanel == 0) _tile_stored(0, to, stride_bytes);
+    if constexpr (kRow == 0 && kPanel == 1) _tile_stored(1, to, stride_bytes);
+    if constexpr (kRow == 1 && kPanel == 0) _tile_stored(2, to, stride_bytes);
+    if constexpr (kRow == 1 && kPanel == 1) _tile_stored(3, to, stride_bytes);
     Fence();
   }
   template <int kRow>
@@ -70,10 +82,10 @@ struct Tiles {
     if constexpr (kRow == 1) _tile_loadd(5, from, stride_bytes);
   }
   template <int kPanel>
-  MOESAIC_INLINE static void LoadWeights(const void* from) {
+  MOESAIC_INLINE static void LoadWeights(const void* from, int64_t stride_bytes = kLineBytes) {
     Fence();
-    if constexpr (kPanel == 0) _tile_loadd(6, from, kLineBytes);
-    if constexpr (kPanel == 1) _tile_loadd(7, from, kLineBytes);
+    if constexpr (kPanel == 0) _tile_loadd(6, from, stride_bytes);
+    if constexpr (kPanel == 1) _tile_loadd(7, from, stride_bytes);
   }
   template <int kRow, int kPanel>
   MOESAIC_INLINE static void DotBf16() {
@@ -81,6 +93,26 @@ struct Tiles {
     if constexpr (kRow == 0 && kPanel == 1) _tile_dpbf16ps(1, 4, 7);
     if constexpr (kRow == 1 && kPanel == 0) _tile_dpbf16ps(2, 5, 6);
     if constexpr (kRow == 1 && kPanel == 1) _tile_dpbf16ps(3, 5, 7);
+  }
+  // Sums 0 to 3 (row * 2 + panel) += queries * keys, and += weights * values.
+  template <int kSum>
+  MOESAIC_INLINE static void DotKeys() {
+    if constexpr (kSum == 0) _tile_dpbf16ps(0, 4, 6);
+    if constexpr (kSum == 1) _tile_dpbf16ps(1, 4, 6);
+    if constexpr (kSum == 2) _tile_dpbf16ps(2, 4, 6);
+    if constexpr (kSum == 3) _tile_dpbf16ps(3, 4, 6);
+  }
+  template <int kSum>
+  MOESAIC_INLINE static void DotValues() {
+    if constexpr (kSum == 0) _tile_dpbf16ps(0, 5, 7);
+    if constexpr (kSum == 1) _tile_dpbf16ps(1, 5, 7);
+    if constexpr (kSum == 2) _tile_dpbf16ps(2, 5, 7);
+    if constexpr (kSum == 3) _tile_dpbf16ps(3, 5, 7);
+  }
+  // Rounded to bf16 for a tile, which takes denormals for zero as this does.
+  MOESAIC_INLINE static void StoreRounded(void* to, Vec16 values) {
+    _mm256_storeu_si256(static_cast<__m256i*>(to),
+                        reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(values.v)));
   }
   // Signed bytes of activations times unsigned ones of weights.
   template <int kRow, int kPanel>

@@ -1,5 +1,5 @@
-// Attention on the blocked KV cache (bf16 or f32), f32 arithmetic in every class. Included after
-// Vec16 and math.h.
+// Attention on the blocked KV cache (bf16 or f32) in f32 arithmetic; class kAmxBf16 has another for
+// most head sizes (amx_attention.h). Included after Vec16 and math.h.
 //
 // A query is one head of one row. Up to kMaxQueries queries that share the KV head form a tile: the
 // heads of a group when decoding, of several rows in prefill. Scores: lanes are the 16 keys of a
@@ -35,8 +35,10 @@ struct QueryTile {
   int64_t begin, end;              // positions that all queries see
   // Whose keys are read after the values of this tile; next_begin == next_end: nobody's.
   int64_t next_begin, next_end;
+  bool first;       // of its chunk: no tile has read the keys and values before
   float* weights;   // [queries][kAttentionChunkTokens] from block_begin on: scores, then exp
   float* partials;  // [queries][PartialFloats]
+  float* rounded;   // room for the queries in bf16
 
   template <class Kv>
   MOESAIC_INLINE const std::byte* Keys(int64_t block) const {
@@ -320,11 +322,28 @@ void AttendQueries(const QueryTile& tile, int64_t queries) {
   AttendTile<Kv, M>(tile);
 }
 
-void AttendChunks(const AttendArgs& args, int64_t chunk_begin, int64_t chunk_end, float* partials,
-                  int64_t chunk_stride, float* scratch) {
+// Tiles in vectors.
+struct VectorAttention {
+  static int64_t NextQueries(const AttendArgs& args, int64_t left) {
+    // The f32 cache is for reference runs: one query at a time spares the other tiles.
+    return args.layout.type == WeightType::kF32 ? 1 : TileQueries(left);
+  }
+  static void Attend(const QueryTile& tile, int64_t queries) {
+    if (tile.args->layout.type == WeightType::kF32) {
+      AttendTile<F32Kv, 1>(tile);
+    } else {
+      AttendQueries<Bf16Kv>(tile, queries);
+    }
+  }
+};
+
+// `Attention` says how many queries a tile has, at most kMaxAttentionTile, and computes it.
+template <class Attention>
+void AttendChunksBy(const AttendArgs& args, int64_t chunk_begin, int64_t chunk_end, float* partials,
+                    int64_t chunk_stride, float* scratch) {
   const int64_t stride = PartialFloats(args.layout.head_dim);
   const int64_t context_end = args.context_end + args.rows - 1;  // of the last row
-  Query queries[kMaxQueries];
+  Query queries[kMaxAttentionTile];
   for (int64_t chunk = chunk_begin; chunk < chunk_end; ++chunk, partials += chunk_stride) {
     const int64_t chunk_first = chunk * kAttentionChunkTokens;
     const int64_t chunk_last = chunk_first + kAttentionChunkTokens;
@@ -340,17 +359,19 @@ void AttendChunks(const AttendArgs& args, int64_t chunk_begin, int64_t chunk_end
     const int64_t last = row_end * args.group;
     int64_t next = row_begin * args.group;
     while (next < last) {
-      const int64_t count = args.layout.type == WeightType::kF32 ? 1 : TileQueries(last - next);
+      const int64_t count = Attention::NextQueries(args, last - next);
       QueryTile tile = {};
       tile.args = &args;
       tile.queries = queries;
       tile.weights = scratch;
-      tile.partials = scratch + kMaxQueries * kAttentionChunkTokens;
+      tile.partials = scratch + kMaxAttentionTile * kAttentionChunkTokens;
+      tile.rounded = tile.partials + kMaxAttentionTile * stride;
       tile.begin = begin_of((next + count - 1) / args.group);
       tile.end = end_of(next / args.group);
       tile.block_begin = begin_of(next / args.group) / kKvBlockTokens;
       tile.block_end = CeilDiv(end_of((next + count - 1) / args.group), kKvBlockTokens);
       if (tile.end < tile.begin) tile.end = tile.begin;
+      tile.first = next == row_begin * args.group;
       for (int64_t i = 0; i < count; ++i, ++next) {
         const int64_t row = next / args.group;
         queries[i] = {args.q + row * args.q_row_stride + next % args.group * args.q_stride,
@@ -363,25 +384,25 @@ void AttendChunks(const AttendArgs& args, int64_t chunk_begin, int64_t chunk_end
         tile.next_begin = chunk_last / kKvBlockTokens;
         tile.next_end = MaxOf(CeilDiv(context_end, kKvBlockTokens), tile.next_begin);
       }
-      // The f32 cache is for reference runs: one query at a time spares the other tiles.
-      if (args.layout.type == WeightType::kF32) {
-        AttendTile<F32Kv, 1>(tile);
-      } else {
-        AttendQueries<Bf16Kv>(tile, count);
-      }
+      Attention::Attend(tile, count);
     }
   }
 }
 
-void FoldPartials(const float* partials, int64_t queries, int64_t head_dim, float* totals) {
+inline void AttendChunks(const AttendArgs& args, int64_t chunk_begin, int64_t chunk_end,
+                         float* partials, int64_t chunk_stride, float* scratch) {
+  AttendChunksBy<VectorAttention>(args, chunk_begin, chunk_end, partials, chunk_stride, scratch);
+}
+
+inline void FoldPartials(const float* partials, int64_t queries, int64_t head_dim, float* totals) {
   const int64_t stride = PartialFloats(head_dim);
   for (int64_t i = 0; i < queries; ++i) {
     FoldPartial(partials + i * stride, head_dim, totals + i * stride);
   }
 }
 
-void FinishAttention(const float* totals, int64_t queries, int64_t head_dim, float* out,
-                     int64_t out_stride) {
+inline void FinishAttention(const float* totals, int64_t queries, int64_t head_dim, float* out,
+                            int64_t out_stride) {
   const int64_t padded = RoundUp(head_dim, kLanes);
   for (int64_t i = 0; i < queries; ++i) {
     const float* total = totals + i * PartialFloats(head_dim);
@@ -389,7 +410,8 @@ void FinishAttention(const float* totals, int64_t queries, int64_t head_dim, flo
     const Vec16 none = SelectNan(sum, sum, Zero());  // an empty context gives zeros
     for (int64_t d = 0; d < head_dim; d += kLanes) {
       const Vec16 result = SelectLess(Zero(), sum, Div(Load(total + d), sum), none);
-      StoreFirst(out + i * out_stride + d, MinOf(head_dim - d, kLanes), result);
+      // -0, which may hang on what else was in a tile, becomes +0.
+      StoreFirst(out + i * out_stride + d, MinOf(head_dim - d, kLanes), Add(result, Zero()));
     }
   }
 }

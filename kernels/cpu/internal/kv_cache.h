@@ -78,8 +78,8 @@ void StoreKvOf(const KvLayout& layout, std::byte* block, int64_t kv_head, int64_
   Kv::StoreValue(keys + Kv::KeyBytes(d), token_in_block, RoundUp(d, kLanes), d, value);
 }
 
-void StoreKv(const KvLayout& layout, std::byte* block, int64_t kv_head, int64_t token_in_block,
-             const float* key, const float* value) {
+inline void StoreKv(const KvLayout& layout, std::byte* block, int64_t kv_head,
+                    int64_t token_in_block, const float* key, const float* value) {
   if (layout.type == WeightType::kF32) {
     StoreKvOf<F32Kv>(layout, block, kv_head, token_in_block, key, value);
   } else {

@@ -15,6 +15,9 @@ extern const ProductKernels kAvx512Bf16Products;
 extern const ProductKernels kAmxBf16Products;
 // The same bits of bf16 weights in AVX-512 alone, for few rows.
 extern const ProductKernels kAmxOrderProducts;
+// Attention of class kAmxBf16.
+using AttendChunksKernel = decltype(CpuKernels::attend_chunks);
+extern const AttendChunksKernel kAmxAttendChunks;
 // Of integer weights.
 extern const ProductKernels kQuantScalar;
 extern const ProductKernels kQuantAvx2;

@@ -2,9 +2,11 @@
 // chunks, groups of heads, blocks of rows, odd head sizes and rubbish in the parts of blocks that
 // are not attended to.
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <limits>
 
+#include "tests/kernels/cpu/emulated_amx.h"
 #include "tests/kernels/cpu/kernel_test_util.h"
 
 namespace moesaic {
@@ -135,9 +137,33 @@ Attended Attend(const CpuKernels& kernels, const Sequence& sequence, const Shape
   return result;
 }
 
-class AttentionTest : public ::testing::TestWithParam<Isa> {
+// Whether queries and exponentials are rounded to bf16 (class kAmxBf16; odd head sizes are as in
+// the others).
+bool Rounds(const CpuKernels& kernels, const Shape& shape) {
+  return kernels.numerics == NumericsClass::kAmxBf16 && shape.type == WeightType::kBf16 &&
+         shape.head_dim % 32 == 0;
+}
+
+// An instruction set, or the tiles of AMX emulated.
+struct Table {
+  std::string name;
+  CpuKernels kernels;
+};
+
+std::vector<Table> Tables() {
+  std::vector<Table> tables;
+  for (const Isa isa : testing_util::SupportedIsas()) {
+    tables.push_back({IsaName(isa), KernelsFor(isa)});
+  }
+  tables.push_back({"emulated_amx", testing_util::WithEmulatedAmx(KernelsFor(Isa::kScalar))});
+  return tables;
+}
+
+class AttentionTest : public ::testing::TestWithParam<Table> {
  protected:
-  const CpuKernels& kernels_ = KernelsFor(GetParam());
+  void TearDown() override { EXPECT_TRUE(testing_util::EmulatedTilesAreReleased()); }
+
+  const CpuKernels& kernels_ = GetParam().kernels;
   Random random_;
 
   void CheckAgainstNaive(Shape shape) {
@@ -155,6 +181,8 @@ class AttentionTest : public ::testing::TestWithParam<Isa> {
     const Sequence sequence(kernels_, s, random_);
     const std::vector<float> q = random_.Normals(s.kv_heads * s.group * s.head_dim);
     const float scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim));
+    // Half a unit in the last place of bf16.
+    const double tolerance = Rounds(kernels_, s) ? 1.0 / 256 : 1e-5;
     for (int64_t h = 0; h < s.kv_heads; ++h) {
       const Attended attended = Attend(kernels_, sequence, s, q, h, scale);
       for (int64_t g = 0; g < s.group; ++g) {
@@ -163,7 +191,8 @@ class AttentionTest : public ::testing::TestWithParam<Isa> {
         for (int64_t t = s.begin; t < s.end; ++t) {
           double score = 0.0;
           for (int64_t d = 0; d < s.head_dim; ++d) {
-            score += static_cast<double>(q[(h * s.group + g) * s.head_dim + d]) *
+            const float query = q[(h * s.group + g) * s.head_dim + d];
+            score += (Rounds(kernels_, s) ? RoundToBf16(query) : static_cast<double>(query)) *
                      stored(sequence.Key(t, h)[d]);
           }
           p.push_back(score * scale);
@@ -179,7 +208,7 @@ class AttentionTest : public ::testing::TestWithParam<Isa> {
             o += term;
             magnitude += std::abs(term);
           }
-          ASSERT_NEAR(attended.out[g * s.head_dim + d], o, magnitude * 1e-5 + 1e-7)
+          ASSERT_NEAR(attended.out[g * s.head_dim + d], o, magnitude * (tolerance + 1e-5) + 1e-7)
               << "kv head " << h << " query " << g << " dim " << d;
         }
       }
@@ -363,24 +392,24 @@ TEST_P(AttentionTest, NanInTheContextIsNotHidden) {
   for (const float v : attended.out) EXPECT_TRUE(std::isnan(v));
 }
 
-INSTANTIATE_TEST_SUITE_P(, AttentionTest, ::testing::ValuesIn(testing_util::SupportedIsas()),
-                         testing_util::IsaParamName);
+INSTANTIATE_TEST_SUITE_P(, AttentionTest, ::testing::ValuesIn(Tables()),
+                         [](const auto& info) { return info.param.name; });
 
-// Attention is f32 arithmetic in both classes, so here all instruction sets agree.
+// In f32 arithmetic all instruction sets agree, and so do tiles and what they are emulated by.
 TEST(AttentionIsaTest, SameBits) {
-  for (const int64_t head_dim : {36, 80, 128}) {
+  for (const int64_t head_dim : {36, 80, 96, 128}) {
     for (const int64_t group : {1, 3, 4, 6, 8}) {
       const Shape shape = {
           .group = group, .head_dim = head_dim, .tokens = 540, .begin = 9, .end = 530};
-      std::vector<float> expected, expected_partials;
-      for (const Isa isa : testing_util::SupportedIsas()) {
+      std::array<std::vector<float>, 2> expected;  // of vectors, of tiles
+      for (const auto& [name, kernels] : Tables()) {
         Random random;
-        const CpuKernels& kernels = KernelsFor(isa);
         const Sequence sequence(kernels, shape, random);
         const std::vector<float> q = random.Normals(group * head_dim);
         Attended attended = Attend(kernels, sequence, shape, q, 0, 0.1f);
-        if (expected.empty()) expected = attended.out;
-        EXPECT_TRUE(SameBits(attended.out, expected)) << IsaName(isa) << " " << Describe(shape);
+        std::vector<float>& same = expected[Rounds(kernels, shape) ? 1 : 0];
+        if (same.empty()) same = attended.out;
+        EXPECT_TRUE(SameBits(attended.out, same)) << name << " " << Describe(shape);
       }
     }
   }

@@ -12,6 +12,7 @@
 #include "kernels/cpu/internal/matmul.h"
 #include "kernels/cpu/internal/tables.h"
 //
+#include "kernels/cpu/internal/amx_attention.h"
 #include "kernels/cpu/internal/amx_products.h"
 
 namespace moesaic::testing_util {
@@ -21,6 +22,11 @@ CpuKernels WithEmulatedAmx(const CpuKernels& kernels) {
   table.numerics = NumericsClass::kAmxBf16;
   table.matmul = kAmxBf16.matmul;
   table.gate_up = kAmxBf16.gate_up;
+  table.attend_chunks = [](const AttendArgs& args, int64_t chunk_begin, int64_t chunk_end,
+                           float* partials, int64_t chunk_stride, float* scratch) {
+    AmxAttendChunks(KernelsFor(Isa::kScalar), args, chunk_begin, chunk_end, partials, chunk_stride,
+                    scratch);
+  };
   table.quant_matmul = kAmxIntegers.matmul;
   table.quant_gate_up = kAmxIntegers.gate_up;
   return table;

@@ -107,6 +107,11 @@ struct Tiles {
       TileRegister(tile).row_bytes = tile == 4 || tile == 5 ? x_bytes : kLineBytes;
     }
   }
+  static void ConfigureAttention(int64_t rows) {
+    Configure(rows, 64, 16);
+    TileRegister(5).row_bytes = 32;
+    TileRegister(7).rows = 8;
+  }
   static void Release() { emulated_registers = {}; }
 
   template <int kRow, int kPanel>
@@ -114,24 +119,36 @@ struct Tiles {
     ZeroTile(Sums(kRow, kPanel));
   }
   template <int kRow, int kPanel>
-  static void LoadSums(const void* from) {
-    LoadTile(Sums(kRow, kPanel), from, kLineBytes);
+  static void LoadSums(const void* from, int64_t stride_bytes = kLineBytes) {
+    LoadTile(Sums(kRow, kPanel), from, stride_bytes);
   }
   template <int kRow, int kPanel>
-  static void StoreSums(void* to) {
-    StoreTile(Sums(kRow, kPanel), to, kLineBytes);
+  static void StoreSums(void* to, int64_t stride_bytes = kLineBytes) {
+    StoreTile(Sums(kRow, kPanel), to, stride_bytes);
   }
   template <int kRow>
   static void LoadX(const void* from, int64_t stride_bytes) {
     LoadTile(TileRegister(4 + kRow), from, stride_bytes);
   }
   template <int kPanel>
-  static void LoadWeights(const void* from) {
-    LoadTile(TileRegister(6 + kPanel), from, kLineBytes);
+  static void LoadWeights(const void* from, int64_t stride_bytes = kLineBytes) {
+    LoadTile(TileRegister(6 + kPanel), from, stride_bytes);
   }
   template <int kRow, int kPanel>
   static void DotBf16() {
     DotTileBf16(Sums(kRow, kPanel), TileRegister(4 + kRow), TileRegister(6 + kPanel));
+  }
+  template <int kSum>
+  static void DotKeys() {
+    DotTileBf16(TileRegister(kSum), TileRegister(4), TileRegister(6));
+  }
+  template <int kSum>
+  static void DotValues() {
+    DotTileBf16(TileRegister(kSum), TileRegister(5), TileRegister(7));
+  }
+  static void StoreRounded(void* to, Vec16 values) {
+    for (int i = 0; i < 16; ++i) values.v[i] = Flushed(values.v[i]);
+    StoreBf16(to, values);
   }
   template <int kRow, int kPanel>
   static void DotBytes() {

@@ -1,0 +1,246 @@
+// Attention on tile registers (class kAmxBf16): queries and the exponentials of scores rounded to
+// bf16, sums in f32. For a bf16 cache and head sizes that fill tiles; the rest is attention.h's, as
+// are chunks, masks, partials and what asks for memory ahead. Included after attention.h and Tiles.
+//
+// The cache is in the layout of a tile of weights: a block's keys are 16 lines for each 32 head
+// dimensions, its values 8 lines for each 16. A tile of up to 16 queries costs hardly more than one
+// query, and less than its keys and values take from memory.
+//
+// A query's bits do not depend on its tile: a product of tiles adds to each row what it would add
+// to it alone, and blocks that the query does not see have weights of 0. Where such a block may
+// hold something that 0 times is not 0 (infinite, NaN, never written), each query multiplies with a
+// copy that has zeros there.
+#pragma once
+
+#include "kernels/cpu/internal/attention.h"
+
+namespace moesaic {
+namespace {
+
+constexpr int64_t kMostTiledHeadDim = 256;
+constexpr int64_t kTiledDims = 64;  // of the values, in one pass over their blocks
+constexpr int64_t kWeightStride = kAttentionChunkTokens * 4;  // bytes; bf16 in the place of floats
+
+struct AmxAttention {
+  static bool Fits(const KvLayout& layout) {
+    return layout.type == WeightType::kBf16 && layout.head_dim % 32 == 0 &&
+           layout.head_dim <= kMostTiledHeadDim;
+  }
+  static int64_t NextQueries(const AttendArgs&, int64_t left) {
+    return MinOf(left, kMaxAttentionTile);
+  }
+
+  static void Attend(const QueryTile& tile, int64_t queries) {
+    const int64_t d = tile.args->layout.head_dim;
+    auto* const q = reinterpret_cast<std::byte*>(tile.rounded);
+    for (int64_t m = 0; m < queries; ++m) {
+      for (int64_t i = 0; i < d; i += kLanes) {
+        Tiles::StoreRounded(q + (m * d + i) * 2, Load(tile.queries[m].q + i));
+      }
+    }
+    Tiles::ConfigureAttention(queries);
+    int64_t block = tile.block_begin;
+    for (; block + 4 <= tile.block_end; block += 4) Scores<4>(tile, q, block);
+    for (; block < tile.block_end; ++block) Scores<1>(tile, q, block);
+    for (int64_t m = 0; m < queries; ++m) Exponentials(tile, m);
+    AddAllValues(tile, queries);
+    for (int64_t m = 0; m < queries; ++m) {
+      FoldPartial(tile.partials + m * PartialFloats(d), d, tile.queries[m].total);
+    }
+  }
+
+ private:
+  template <int N, class F>
+  MOESAIC_INLINE static void ForEach(const F& f) {
+    if constexpr (N > 0) f.template operator()<0>();
+    if constexpr (N > 1) f.template operator()<1>();
+    if constexpr (N > 2) f.template operator()<2>();
+    if constexpr (N > 3) f.template operator()<3>();
+  }
+
+  // Where a tile before has read the keys and values they are near enough.
+  template <int kLines>
+  MOESAIC_INLINE static void Ask(const QueryTile& tile, const std::byte* from, int64_t stride) {
+    if (!tile.first) return;
+    MOESAIC_UNROLL
+    for (int line = 0; line < kLines; ++line) __builtin_prefetch(from + line * stride);
+  }
+
+  // Scores of N blocks from `block` on, neither scaled nor masked.
+  template <int N>
+  static void Scores(const QueryTile& tile, const std::byte* q, int64_t block) {
+    const int64_t d = tile.args->layout.head_dim;
+    const std::byte* keys[N];
+    const std::byte* next[N];
+    for (int b = 0; b < N; ++b) {
+      const int64_t then = block + N + b;
+      keys[b] = tile.Keys<Bf16Kv>(block + b);
+      next[b] = then < tile.block_end
+                    ? tile.Keys<Bf16Kv>(then)
+                    : tile.ValuesOrNextKeys<Bf16Kv>(tile.block_begin + then - tile.block_end);
+    }
+    ForEach<N>([]<int kSum>() { Tiles::ZeroSums<kSum / 2, kSum % 2>(); });
+    for (int64_t step = 0; step < d / 32; ++step) {
+      Tiles::LoadX<0>(q + step * kLineBytes, d * 2);
+      ForEach<N>([&]<int kSum>() {
+        Tiles::LoadWeights<0>(keys[kSum] + step * 16 * kLineBytes);
+        Ask<16>(tile, next[kSum] + step * 16 * kLineBytes, kLineBytes);
+        Tiles::DotKeys<kSum>();
+      });
+    }
+    float* const out = tile.weights + (block - tile.block_begin) * kKvBlockTokens;
+    ForEach<N>([&]<int kSum>() {
+      Tiles::StoreSums<kSum / 2, kSum % 2>(out + kSum * kKvBlockTokens, kWeightStride);
+    });
+  }
+
+  // Scores to exp(score - max) in bf16, 0 where masked; the maximum and the sum (of the
+  // exponentials before they are rounded) to the partial.
+  static void Exponentials(const QueryTile& tile, int64_t m) {
+    const int64_t d = tile.args->layout.head_dim;
+    const int64_t tokens = (tile.block_end - tile.block_begin) * kKvBlockTokens;
+    const Query& query = tile.queries[m];
+    float* const weights = tile.weights + m * kAttentionChunkTokens;
+    const Vec16 scale = Set(tile.args->scale);
+    const Vec16 masked = Set(-kInfinity);
+    Vec16 max = masked;
+    for (int64_t i = 0; i < tokens; i += kLanes) {
+      const int64_t first = tile.block_begin * kKvBlockTokens + i;
+      Vec16 score = Load(weights + i);
+      if (first < tile.begin || first + kLanes > tile.end) {
+        const int64_t from = MinOf(MaxOf<int64_t>(query.begin - first, 0), kLanes);
+        const int64_t to = MinOf(MaxOf<int64_t>(query.end - first, 0), kLanes);
+        score = KeepRange(score, from, to, masked);
+        Store(weights + i, score);
+      }
+      max = Max(Mul(score, scale), max);
+    }
+    float* const partial = tile.partials + m * PartialFloats(d);
+    for (int64_t i = 0; i <= d; i += kLanes) Store(partial + i, Zero());
+    partial[d] = MaxLanes(max);
+    const Vec16 shift = Set(-ExpShift(partial[d]));
+    Vec16 sum = Zero();
+    for (int64_t i = 0; i < tokens; i += kLanes) {
+      const Vec16 e = Exp(Fma(Load(weights + i), scale, shift));
+      sum = Add(sum, e);
+      // Behind what is read.
+      Tiles::StoreRounded(reinterpret_cast<std::byte*>(weights) + i * 2, e);
+    }
+    partial[d + 1] = SumLanes(sum);
+  }
+
+  // All queries see all of the block.
+  MOESAIC_INLINE static bool Whole(const QueryTile& tile, int64_t block) {
+    const int64_t first = block * kKvBlockTokens;
+    return tile.begin <= first && first + kKvBlockTokens <= tile.end;
+  }
+
+  // Two bf16 in a lane; 0 times what is infinite or NaN is NaN.
+  static bool Finite(const std::byte* values, int64_t d) {
+    Vec16 sum = Zero();
+    for (int64_t line = 0; line < kKvBlockTokens * d / 32; ++line) {
+      const std::byte* const at = values + line * kLineBytes;
+      sum = Add(sum, Add(Mul(LoadEven(at), Zero()), Mul(LoadOdd(at), Zero())));
+    }
+    return SumLanes(sum) == 0.0f;
+  }
+
+  static void AddAllValues(const QueryTile& tile, int64_t queries) {
+    const int64_t d = tile.args->layout.head_dim;
+    int64_t block = tile.block_begin;
+    while (block < tile.block_end) {
+      int64_t end = block;
+      while (end < tile.block_end && (Whole(tile, end) || Finite(tile.Values<Bf16Kv>(end), d))) {
+        ++end;
+      }
+      if (end > block) AddValues(tile, 0, block, end, nullptr);
+      if (end < tile.block_end) AddSeen(tile, queries, end++);
+      block = end;
+    }
+  }
+
+  // A block of which not all may be touched, query by query.
+  static void AddSeen(const QueryTile& tile, int64_t queries, int64_t block) {
+    const int64_t d = tile.args->layout.head_dim;
+    const std::byte* const values = tile.Values<Bf16Kv>(block);
+    alignas(kLineBytes) std::byte seen[kKvBlockTokens * kMostTiledHeadDim * 2];
+    Tiles::ConfigureAttention(1);
+    for (int64_t m = 0; m < queries; ++m) {
+      for (int64_t token = 0; token < kKvBlockTokens; ++token) {
+        const int64_t position = block * kKvBlockTokens + token;
+        const bool sees = tile.queries[m].begin <= position && position < tile.queries[m].end;
+        const int64_t row = token / 2 * d * 4 + token % 2 * 2;
+        for (int64_t i = 0; i < d; ++i) {
+          StoreAs(seen + row + i * 4, sees ? LoadAs<uint16_t>(values + row + i * 4) : uint16_t{0});
+        }
+      }
+      AddValues(tile, m, block, block + 1, seen);
+    }
+    Tiles::ConfigureAttention(queries);
+  }
+
+  // What is read a while after the values of a block: these columns of a later block, the next
+  // columns (from `next_dim` on) of the first ones, the next keys.
+  MOESAIC_INLINE static const std::byte* Ahead(const QueryTile& tile, int64_t block, int64_t dim,
+                                               int64_t next_dim) {
+    if (block < tile.block_end) return tile.Values<Bf16Kv>(block) + dim * 4;
+    if (next_dim == tile.args->layout.head_dim) return tile.ValuesOrNextKeys<Bf16Kv>(block);
+    const int64_t over = block - tile.block_end;
+    return tile.Values<Bf16Kv>(MinOf(tile.block_begin + over, tile.block_end - 1)) + next_dim * 4;
+  }
+
+  // partials += weights * values of blocks [begin, end), from query m on; `values`: of the first
+  // block, where they are not in the cache.
+  static void AddValues(const QueryTile& tile, int64_t m, int64_t begin, int64_t end,
+                        const std::byte* values) {
+    const int64_t d = tile.args->layout.head_dim;
+    int64_t dim = 0;
+    for (; dim + kTiledDims <= d; dim += kTiledDims) {
+      AddColumns<4>(tile, m, begin, end, values, dim);
+    }
+    if (dim < d) AddColumns<2>(tile, m, begin, end, values, dim);
+  }
+
+  template <int N>
+  static void AddColumns(const QueryTile& tile, int64_t m, int64_t begin, int64_t end,
+                         const std::byte* values, int64_t dim) {
+    const int64_t d = tile.args->layout.head_dim;
+    const int64_t stride = PartialFloats(d);
+    const int64_t ahead = kAheadBytes / (8 * N * kLineBytes);
+    float* const partial = tile.partials + m * stride + dim;
+    const auto* weights =
+        reinterpret_cast<const std::byte*>(tile.weights + m * kAttentionChunkTokens) +
+        (begin - tile.block_begin) * kKvBlockTokens * 2;
+    ForEach<N>([&]<int kSum>() {
+      Tiles::LoadSums<kSum / 2, kSum % 2>(partial + kSum * kLanes, stride * 4);
+    });
+    for (int64_t block = begin; block < end; ++block, weights += kKvBlockTokens * 2) {
+      const std::byte* const from =
+          (values != nullptr ? values : tile.Values<Bf16Kv>(block)) + dim * 4;
+      const std::byte* const next = Ahead(tile, block + ahead, dim, dim + N * kLanes);
+      Tiles::LoadX<1>(weights, kWeightStride);
+      ForEach<N>([&]<int kSum>() {
+        Tiles::LoadWeights<1>(from + kSum * kLineBytes, d * 4);
+        Ask<8>(tile, next + kSum * kLineBytes, d * 4);
+        Tiles::DotValues<kSum>();
+      });
+    }
+    ForEach<N>([&]<int kSum>() {
+      Tiles::StoreSums<kSum / 2, kSum % 2>(partial + kSum * kLanes, stride * 4);
+    });
+  }
+};
+
+// `others`: of class kF32, for what does not fit.
+inline void AmxAttendChunks(const CpuKernels& others, const AttendArgs& args, int64_t chunk_begin,
+                            int64_t chunk_end, float* partials, int64_t chunk_stride,
+                            float* scratch) {
+  if (!AmxAttention::Fits(args.layout)) {
+    return others.attend_chunks(args, chunk_begin, chunk_end, partials, chunk_stride, scratch);
+  }
+  AttendChunksBy<AmxAttention>(args, chunk_begin, chunk_end, partials, chunk_stride, scratch);
+  Tiles::Release();
+}
+
+}  // namespace
+}  // namespace moesaic
