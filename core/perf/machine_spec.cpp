@@ -211,7 +211,7 @@ MachineSpec MachineFromProfile(const HardwareProfile& profile,
   const ComputeRate* compute = nullptr;
   for (const ComputeRate& rate : profile.compute) {
     // Integer instructions multiply 8-bit values: no rate of the float products planned here.
-    if (rate.instructions.find("vnni") != std::string::npos) continue;
+    if (rate.instructions.find("int8") != std::string::npos) continue;
     if (compute == nullptr || rate.rate.value > compute->rate.value) compute = &rate;
   }
   if (best == nullptr || compute == nullptr || profile.memory.empty()) {
@@ -229,8 +229,14 @@ MachineSpec MachineFromProfile(const HardwareProfile& profile,
   machine.cpu_attention_bytes_per_s = machine.host_bytes_per_s;
   machine.cpu_attention_bytes_per_s.from = Provenance::kAssumed;
   machine.cpu_attention_bytes_per_s.note = "as host_bytes_per_s";
-  machine.cpu_efficiency = {0.7, Provenance::kAssumed,
-                            "products reach 65 to 74% of the f32 peak (docs/benchmarks.md)"};
+  if (compute->instructions.find("amx") != std::string::npos) {
+    machine.cpu_efficiency = {0.2, Provenance::kAssumed,
+                              "large batches reach 17 to 24% of the tiles' peak, which memory "
+                              "does not keep up with (docs/benchmarks.md)"};
+  } else {
+    machine.cpu_efficiency = {0.7, Provenance::kAssumed,
+                              "products reach 65 to 74% of the f32 peak (docs/benchmarks.md)"};
+  }
   if (machine.link_in_bytes_per_s.value <= 0 || machine.cpu_flop_per_s.value <= 0 ||
       machine.host_bytes_per_s.value <= 0) {
     Fail(ErrorKind::kInvalidArgument,

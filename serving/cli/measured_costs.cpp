@@ -6,6 +6,7 @@
 
 #include "core/base/error.h"
 #include "core/base/logging.h"
+#include "kernels/cpu/product_choice.h"
 #include "serving/cli/machine.h"
 #include "serving/cli/output.h"
 #include "serving/plan/module_profiler.h"
@@ -14,8 +15,9 @@ namespace moesaic {
 namespace {
 
 ModuleProfilerInputs InputsOf(const EngineOptions& options, const ModelFiles& files) {
-  ModuleProfilerInputs inputs{files.config, *files.tensors, *files.experts,
-                              SelectKernels(ChooseWeightType(options))};
+  ModuleProfilerInputs inputs{
+      files.config, *files.tensors, *files.experts,
+      WithChoices(SelectKernels(ChooseWeightType(options)), options.kernel_choices)};
   inputs.weight_type = ChooseWeightType(options);
   inputs.kv_type = ChooseKvType(options);
   inputs.threads = options.threads;

@@ -49,6 +49,18 @@ std::string PlacesText(const ThreadLayout& layout) {
   return text;
 }
 
+// Which products are chosen for how many rows.
+std::string ChoicesText(const CpuKernels& kernels) {
+  std::string text;
+  for (const ProductSteps& steps : kernels.product_steps) {
+    for (int i = 0; i < steps.count; ++i) {
+      text += fmt::format("{}:{} ", steps.steps[i].min_rows, steps.steps[i].instructions);
+    }
+    text += ';';
+  }
+  return text;
+}
+
 double AsDouble(int64_t value) { return static_cast<double>(value); }
 
 class ModuleProfiler {
@@ -315,15 +327,15 @@ std::string ModuleCostsKey(const ModuleProfilerInputs& inputs, const HostDescrip
     files += '|';
     files += std::filesystem::absolute(file).lexically_normal().string();
   }
-  return fmt::format("{}|{} {}|{} {} {} {} {} {}|{} {} {} {}|{}|{} {} {}|{} {}|{} {} {} {}{}",
-                     host.fingerprint, c.architecture, c.num_layers, c.hidden_size, c.num_experts,
-                     c.top_k, c.moe_intermediate_size, c.dense_intermediate_size,
-                     c.shared_intermediate_size, c.num_heads, c.num_kv_heads, c.head_dim,
-                     c.vocab_size, c.num_sparse_layers(), IsaName(inputs.kernels.isa),
-                     static_cast<int>(inputs.weight_type), static_cast<int>(inputs.kv_type),
-                     inputs.threads, PlacesText(inputs.thread_layout),
-                     ReadBackendName(inputs.streaming.backend), inputs.streaming.depth,
-                     inputs.streaming.packet_bytes, inputs.streaming.link_bytes_per_s, files);
+  return fmt::format(
+      "{}|{} {}|{} {} {} {} {} {}|{} {} {} {}|{}|{} {} {} {}|{} {}|{} {} {} {}{}", host.fingerprint,
+      c.architecture, c.num_layers, c.hidden_size, c.num_experts, c.top_k, c.moe_intermediate_size,
+      c.dense_intermediate_size, c.shared_intermediate_size, c.num_heads, c.num_kv_heads,
+      c.head_dim, c.vocab_size, c.num_sparse_layers(), IsaName(inputs.kernels.isa),
+      ChoicesText(inputs.kernels), static_cast<int>(inputs.weight_type),
+      static_cast<int>(inputs.kv_type), inputs.threads, PlacesText(inputs.thread_layout),
+      ReadBackendName(inputs.streaming.backend), inputs.streaming.depth,
+      inputs.streaming.packet_bytes, inputs.streaming.link_bytes_per_s, files);
 }
 
 ModuleCosts MeasureModules(const ModuleProfilerInputs& inputs, const HostDescription& host) {

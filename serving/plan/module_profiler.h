@@ -27,7 +27,7 @@ struct ModuleProfilerInputs {
   const ModelConfig& config;
   const TensorSource& tensors;
   const ExpertSource& experts;
-  const CpuKernels& kernels;
+  CpuKernels kernels;  // as the job has them
   WeightType weight_type = WeightType::kBf16;
   WeightType kv_type = WeightType::kBf16;
   int threads = 1;

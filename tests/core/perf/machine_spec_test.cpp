@@ -121,6 +121,17 @@ TEST(MachineSpecTest, AProfileGivesAMachineWhoseLinkIsTheModelsDisk) {
                    5e9);
 }
 
+// Its tiles multiply floats, and faster than memory feeds them.
+TEST(MachineSpecTest, AProfileWithTiles) {
+  HardwareProfile profile = MeasuredProfile();
+  const double vectors = MachineFromProfile(profile, "/data/model", 1).cpu_efficiency.value;
+  profile.compute.push_back({"amx bf16", 2, {7e12, 7e12, 7e12, "", "once", "today"}});
+  profile.compute.push_back({"amx int8", 2, {14e12, 14e12, 14e12, "", "once", "today"}});
+  const MachineSpec machine = MachineFromProfile(profile, "/data/model", 1);
+  EXPECT_DOUBLE_EQ(machine.cpu_flop_per_s.value, 7e12);
+  EXPECT_LT(machine.cpu_efficiency.value, vectors);
+}
+
 TEST(MachineSpecTest, AProfileWithoutARateIsRefused) {
   HardwareProfile profile = MeasuredProfile();
   profile.memory.clear();

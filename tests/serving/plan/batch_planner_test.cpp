@@ -300,6 +300,9 @@ TEST(ModuleProfilerTest, TheKeyNamesWhatCostsDependOn) {
   inputs.threads = 7;
   EXPECT_NE(ModuleCostsKey(inputs, host), key);
   inputs.threads = 1;
+  inputs.kernels.product_steps[0] = {.steps = {{3, "scalar", {}}}, .count = 1};
+  EXPECT_NE(ModuleCostsKey(inputs, host), key);
+  inputs.kernels = SelectKernels();
   inputs.streaming.link_bytes_per_s = 1 << 20;
   EXPECT_NE(ModuleCostsKey(inputs, host), key);
   inputs.memory_bytes = 1 << 20;
