@@ -109,6 +109,13 @@ def main():
               f" {middle:.3f} | {', '.join(f'{ratio:.3f}' for ratio in ratios)} |")
     print(f"\nMean error {100 * statistics.mean(errors):.1f}%, worst {100 * max(errors):.1f}%.\n")
 
+    print("| of the run | link busy | waited for experts while the link rested |\n|---|---|---|")
+    for name, report in chosen.items():
+        link = report["link"]
+        print(f"| {name} | {100 * link['busy_share']:.1f}% |"
+              f" {100 * link['waited_while_resting_s'] / report['seconds']:.2f}% |")
+    print()
+
     print("| measured / predicted | " + " | ".join(COMPONENTS) + " |")
     print("|---" * (len(COMPONENTS) + 1) + "|")
     for name, report in chosen.items():

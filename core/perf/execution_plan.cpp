@@ -1,5 +1,6 @@
 #include "core/perf/execution_plan.h"
 
+#include <algorithm>
 #include <array>
 
 #include "core/base/error.h"
@@ -168,6 +169,11 @@ Json PlanToJson(const ExecutionPlan& plan) {
                                  {"note", named.constant.note}});
   }
   return json;
+}
+
+void SortByGain(std::vector<WhatIf>& answers) {
+  std::stable_sort(answers.begin(), answers.end(),
+                   [](const WhatIf& a, const WhatIf& b) { return a.gain > b.gain; });
 }
 
 }  // namespace moesaic

@@ -116,6 +116,8 @@ struct WhatIf {
   double gain = 0;        // throughput / this plan's - 1
 };
 
+void SortByGain(std::vector<WhatIf>& answers);  // the largest first
+
 struct ExecutionPlan {
   std::string model;
   std::string machine;

@@ -97,4 +97,13 @@ Workload ParseUniformWorkload(std::string_view text, std::string_view what) {
   return UniformWorkload(prompt, generated, requests);
 }
 
+Workload LongerByATenth(const Workload& workload) {
+  Workload longer = workload;
+  const size_t more = (workload.requests.size() + 9) / 10;
+  for (size_t i = 0; i < more; ++i) {
+    longer.requests.push_back(workload.requests[i * workload.requests.size() / more]);
+  }
+  return longer;
+}
+
 }  // namespace moesaic

@@ -30,5 +30,7 @@ struct Workload {
 // Throws Error(kInvalidArgument).
 Workload ParseUniformWorkload(std::string_view text, std::string_view what);
 Workload UniformWorkload(int64_t prompt_tokens, int64_t generated_tokens, int64_t requests);
+// With a tenth more requests (rounded up), of the lengths of evenly chosen ones.
+Workload LongerByATenth(const Workload& workload);
 
 }  // namespace moesaic

@@ -185,6 +185,14 @@ double Links(const BatchReport& report) {
   return static_cast<double>(std::max<size_t>(1, report.plan.devices.size()));
 }
 
+// Seconds that computing waited for experts while a link rested for as long as it takes for one.
+double WaitedWhileResting(const BatchReport& report) {
+  const Timeline::Snapshot& timeline = report.timeline;
+  const int64_t experts = std::max<int64_t>(1, timeline.sum(Activity::kRead).count);
+  const int64_t page_ns = timeline.sum(Activity::kLinkBusy).ns / experts;
+  return static_cast<double>(WaitedBesideRestingLink(timeline, page_ns)) * 1e-9;
+}
+
 }  // namespace
 
 Json BatchReportJson(const BatchReport& report) {
@@ -234,6 +242,7 @@ Json BatchReportJson(const BatchReport& report) {
   json["link"] = {{"busy_s", Seconds(link)},
                   {"busy_share", Rate(Seconds(link), Links(report) * report.seconds)},
                   {"nothing_to_read_s", Seconds(timeline.sum(Activity::kLinkIdle))},
+                  {"waited_while_resting_s", WaitedWhileResting(report)},
                   {"hidden_in_s", Seconds(timeline.sum(Activity::kHiddenIn))},
                   {"hidden_out_s", Seconds(timeline.sum(Activity::kHiddenOut))},
                   {"pack_s", Seconds(timeline.sum(Activity::kPack))},
@@ -274,7 +283,9 @@ svg{{width:100%;background:#fafafa;border:1px solid #ddd}}svg text{{font-size:14
            static_cast<double>(report.stats.steps)),
       sizes.max_num_seqs);
   html += ComparisonTable(report);
-  html += "<h2>Timeline</h2><p>A stretch from the middle of the job.</p>" + TimelineSvg(timeline);
+  html += fmt::format("<h2>Timeline</h2><p>A stretch from the middle of the job{}.</p>",
+                      timeline.left_out > 0 ? "'s beginning: later intervals were not kept" : "");
+  html += TimelineSvg(timeline);
   html += "<div class=\"tables\"><div><h2>Computing thread</h2><table>";
   for (const Look& look : kLooks) {
     if (look.row == kComputeRow) html += ShareRow(look, timeline, report.seconds);
@@ -289,6 +300,7 @@ svg{{width:100%;background:#fafafa;border:1px solid #ddd}}svg text{{font-size:14
               "/s");
   html +=
       Row("nothing to read", fmt::format("{:.2f} s", Seconds(timeline.sum(Activity::kLinkIdle))));
+  html += Row("waited for while it rested", fmt::format("{:.3f} s", WaitedWhileResting(report)));
   html += Row("packing", fmt::format("{:.2f} s", Seconds(timeline.sum(Activity::kPack))));
   html += "</table></div><div><h2>Memory</h2><table>";
   for (const LedgerEntry& entry : report.plan.ledger)

@@ -1,5 +1,8 @@
 #include "serving/batch/timeline.h"
 
+#include <algorithm>
+#include <map>
+
 #include "core/base/check.h"
 
 namespace moesaic {
@@ -64,6 +67,37 @@ void Timeline::Add(const TimelineInterval& interval) {
 Timeline::Snapshot Timeline::Take() const {
   const MutexLock lock(mutex_);
   return data_;
+}
+
+int64_t WaitedBesideRestingLink(const Timeline::Snapshot& timeline, int64_t page_ns) {
+  struct Lane {
+    std::vector<TimelineInterval> busy, waits;
+  };
+  std::map<int16_t, Lane> lanes;
+  for (const TimelineInterval& interval : timeline.intervals) {
+    if (interval.activity == Activity::kLinkBusy) lanes[interval.lane].busy.push_back(interval);
+    if (interval.activity == Activity::kStallRead || interval.activity == Activity::kStallQueue) {
+      lanes[interval.lane].waits.push_back(interval);
+    }
+  }
+  int64_t waited_ns = 0;
+  for (auto& [number, lane] : lanes) {
+    for (auto* intervals : {&lane.busy, &lane.waits}) {
+      std::sort(intervals->begin(), intervals->end(),
+                [](const auto& a, const auto& b) { return a.begin_ns < b.begin_ns; });
+    }
+    auto wait = lane.waits.begin();
+    for (size_t i = 1; i < lane.busy.size(); ++i) {
+      const int64_t begin_ns = lane.busy[i - 1].end_ns;
+      const int64_t end_ns = lane.busy[i].begin_ns;
+      if (end_ns - begin_ns < page_ns) continue;
+      while (wait != lane.waits.end() && wait->end_ns <= begin_ns) ++wait;
+      for (auto other = wait; other != lane.waits.end() && other->begin_ns < end_ns; ++other) {
+        waited_ns += std::min(other->end_ns, end_ns) - std::max(other->begin_ns, begin_ns);
+      }
+    }
+  }
+  return waited_ns;
 }
 
 }  // namespace moesaic

@@ -73,4 +73,9 @@ class Timeline {
   Snapshot data_ GUARDED_BY(mutex_);
 };
 
+// How long computing threads waited for experts (that were not being packed) while their link had
+// rested, between two times at which it was busy, for at least `page_ns` on end: time in which it
+// could have read one. Of the kept intervals; nanoseconds.
+int64_t WaitedBesideRestingLink(const Timeline::Snapshot& timeline, int64_t page_ns);
+
 }  // namespace moesaic

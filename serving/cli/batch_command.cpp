@@ -15,6 +15,7 @@
 #include "core/base/metrics.h"
 #include "serving/batch/batch_report.h"
 #include "serving/cli/batch_job.h"
+#include "serving/cli/batch_progress.h"
 #include "serving/cli/commands.h"
 #include "serving/cli/generation.h"
 #include "serving/cli/interrupt.h"
@@ -158,32 +159,6 @@ std::string PlanText(const BatchPlan& plan, const ModelConfig& config) {
   return text + "\n";
 }
 
-// "attention 21%  experts 60%  waiting 12%  head 7%"
-std::string StageShares(const StepStats& stats) {
-  const auto total_us = static_cast<double>(std::max<int64_t>(stats.total_us, 1));
-  const auto share = [&](auto us) { return 100.0 * static_cast<double>(us) / total_us; };
-  return fmt::format("attention {:.0f}%  experts {:.0f}%  waiting {:.0f}%  head {:.0f}%",
-                     share(stats.attention_us), share(stats.moe_us),
-                     share(stats.experts.blocked_us), share(stats.head_us));
-}
-
-double TokensPerSecond(const BatchProgress& progress) {
-  return progress.seconds > 0 ? static_cast<double>(progress.output_tokens) / progress.seconds : 0;
-}
-
-std::string ProgressText(const BatchProgress& progress, const StepStats& stats) {
-  std::string text = fmt::format("{} of {}  {:.1f} tok/s", progress.lines - progress.left(),
-                                 progress.lines, TokensPerSecond(progress));
-  if (progress.draining) {
-    text +=
-        fmt::format("  stopping: {} to finish; Ctrl-C again stops at once", progress.outstanding);
-  } else if (progress.done > 0) {
-    const double each_s = progress.seconds / static_cast<double>(progress.done);
-    text += fmt::format("  {} left", FormatDuration(each_s * static_cast<double>(progress.left())));
-  }
-  return text + "  " + StageShares(stats);
-}
-
 std::string SummaryText(const BatchProgress& progress, const BatchJobOptions& job) {
   std::string text =
       fmt::format("{} of {} lines answered", progress.done + progress.resumed, progress.lines);
@@ -279,6 +254,10 @@ int BatchCommand(const Invocation& invocation) {
   }
 
   const Engine& engine = *model.engine;
+  int64_t planned_passes = 0;
+  if (batch_engine != nullptr && batch_engine->plan().execution) {
+    planned_passes = batch_engine->plan().execution->prediction.iterations;
+  }
   InterruptFlag interrupt;
   const BatchCallbacks callbacks = {
       [&] {
@@ -286,7 +265,9 @@ int BatchCommand(const Invocation& invocation) {
         if (interrupt.presses() >= 2) std::_Exit(130);
         return interrupt.presses();
       },
-      [&](const BatchProgress& progress) { StatusLine(ProgressText(progress, engine.Stats())); }};
+      [&](const BatchProgress& progress) {
+        StatusLine(ProgressText(progress, engine.Stats(), planned_passes));
+      }};
   const BatchProgress progress = Run(model, job, callbacks);
   StatusLine("");
   if (!flags.report.empty()) {

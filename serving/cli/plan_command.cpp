@@ -66,7 +66,12 @@ std::optional<ExecutionPlan> PlanOfBatchEngine(const std::string& model_name,
   std::string why;
   const auto costs = CachedModuleCosts(engine, files, invocation, topology, &why);
   if (!costs) return std::nullopt;
-  return PlanBatchJob(engine, files, workload, &*costs).execution;
+  std::optional<ExecutionPlan> plan = PlanBatchJob(engine, files, workload, &*costs).execution;
+  if (plan && options.what_if) {
+    plan->what_if =
+        AskWhatIf(engine, files, workload, *costs, plan->prediction.generated_tokens_per_s);
+  }
+  return plan;
 }
 
 void PrintPlan(const ExecutionPlan& plan, const PlanModel& model, const Workload& workload,
@@ -186,7 +191,8 @@ int PlanCommand(const Invocation& invocation) {
   const PlanModel model = FindPlanModel(model_name, dtype, invocation, topology);
   const Workload workload = ReadPlanWorkload(workload_text, default_generated, model.directory);
   if (machine_name == "this" && !model.directory.empty() && !options.schedule &&
-      options.most_sequences == 0 && options.kv_block_tokens == kKvBlockTokens) {
+      device_memory.empty() && constants == "measured" && options.most_sequences == 0 &&
+      options.kv_block_tokens == kKvBlockTokens) {
     RuntimeConfig config;
     config.dtype = dtype;
     if (!host_memory.empty()) config.memory = host_memory;

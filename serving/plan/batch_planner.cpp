@@ -289,4 +289,37 @@ BatchPlan PlanBatchJob(const EngineOptions& options, const ModelFiles& files,
   return plan;
 }
 
+std::vector<WhatIf> AskWhatIf(const EngineOptions& options, const ModelFiles& files,
+                              const Workload& workload, const ModuleCosts& costs,
+                              double tokens_per_s) {
+  constexpr double kMore = 1.1;
+  std::vector<WhatIf> answers;
+  const auto ask = [&](const char* change, const EngineOptions& asked, const Workload& job,
+                       const ModuleCosts& with) {
+    const BatchPlan plan = PlanBatchJob(asked, files, job, &with);
+    if (!plan.execution) return;
+    const double rate = plan.execution->prediction.generated_tokens_per_s;
+    answers.push_back({change, rate, rate / tokens_per_s - 1});
+  };
+  if (options.machine_memory_bytes > 0) {
+    EngineOptions roomier = options;
+    roomier.machine_memory_bytes =
+        static_cast<uint64_t>(static_cast<double>(options.machine_memory_bytes) * kMore);
+    ask("host memory +10%", roomier, workload, costs);
+  }
+  ModuleCosts faster = costs;
+  faster.link.value *= kMore;
+  ask("disk rate +10%", options, workload, faster);
+  faster = costs;
+  faster.host_copy.value *= kMore;
+  for (ModuleCost& cost : faster.modules) {
+    cost.fixed_s /= kMore;
+    cost.per_unit_s /= kMore;
+  }
+  ask("CPU rates +10%", options, workload, faster);
+  ask("requests +10%", options, LongerByATenth(workload), costs);
+  SortByGain(answers);
+  return answers;
+}
+
 }  // namespace moesaic

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "core/perf/execution_plan.h"
 #include "core/perf/module_costs.h"
@@ -29,5 +30,11 @@ bool IsPredicted(const EngineOptions& options);
 // --expert-memory) is kept. Throws as PlanBatch.
 BatchPlan PlanBatchJob(const EngineOptions& options, const ModelFiles& files,
                        const Workload& workload, const ModuleCosts* costs);
+
+// What a tenth more of each would gain on a job of `tokens_per_s`, planned anew, the most first.
+// `costs` are those that the job was planned from. Another plan each.
+std::vector<WhatIf> AskWhatIf(const EngineOptions& options, const ModelFiles& files,
+                              const Workload& workload, const ModuleCosts& costs,
+                              double tokens_per_s);
 
 }  // namespace moesaic

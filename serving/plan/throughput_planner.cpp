@@ -216,14 +216,8 @@ std::vector<WhatIf> AskWhatIf(const ModelShape& model, const MachineSpec& machin
     Scale(other.device_bytes_per_s);
     ask("device rates +10%", other, workload);
   }
-  Workload longer = workload;
-  const size_t more = (workload.requests.size() + 9) / 10;
-  for (size_t i = 0; i < more; ++i) {
-    longer.requests.push_back(workload.requests[i * workload.requests.size() / more]);
-  }
-  ask("requests +10%", machine, longer);
-  std::stable_sort(answers.begin(), answers.end(),
-                   [](const WhatIf& a, const WhatIf& b) { return a.gain > b.gain; });
+  ask("requests +10%", machine, LongerByATenth(workload));
+  SortByGain(answers);
   return answers;
 }
 

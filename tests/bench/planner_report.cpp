@@ -1,5 +1,5 @@
-// Predicted against published throughput, as the page docs/experiments/planner.md:
-//   planner_report > docs/experiments/planner.md
+// Predicted against published throughput: the first part of docs/experiments/planner.md, up to "The
+// batch planner against its own runs", which is written by hand.
 // Nothing is measured here: published rows are the papers', predictions are the planner's.
 #include <fmt/format.h>
 

@@ -160,6 +160,36 @@ TEST(BatchPlannerTest, ASlowLinkWantsALargeBatchAndResidents) {
             2 * slow.execution->prediction.generated_tokens_per_s);
 }
 
+TEST(BatchPlannerTest, SaysWhatATenthMoreWouldGain) {
+  EngineOptions options = JobOptions();
+  options.expert_memory = "25%";
+  const ModelFiles files = OpenModelFiles(options, SelectKernels());
+  const Workload workload = UniformWorkload(30, 30, 300);
+  ModuleCosts costs = SomeCosts();
+  costs.link.value = 1e7;
+  const auto ask = [&] {
+    const BatchPlan plan = PlanBatchJob(options, files, workload, &costs);
+    const std::vector<WhatIf> answers = AskWhatIf(
+        options, files, workload, costs, plan.execution->prediction.generated_tokens_per_s);
+    std::map<std::string, double> gains;
+    for (size_t i = 0; i < answers.size(); ++i) {
+      gains[answers[i].change] = answers[i].gain;
+      EXPECT_GE(answers[0].gain, answers[i].gain);
+    }
+    return gains;
+  };
+  // The disk is the limit: a tenth of it is nearly a tenth of all.
+  std::map<std::string, double> gains = ask();
+  EXPECT_EQ(gains.size(), 4u);
+  EXPECT_NEAR(gains.at("disk rate +10%"), 0.1, 0.03);
+  EXPECT_LT(gains.at("CPU rates +10%"), 0.03);
+  EXPECT_GT(gains.at("host memory +10%"), 0.03);  // a larger batch reads as much
+  costs.link.value = 1e12;
+  gains = ask();
+  EXPECT_NEAR(gains.at("CPU rates +10%"), 0.1, 0.03);
+  EXPECT_LT(gains.at("disk rate +10%"), 0.03);
+}
+
 ModuleCosts MeasureSample(const EngineOptions& options, const ModelFiles& files) {
   const HostDescription host = DescribeHost(ReadTopology());
   ModuleProfilerInputs inputs{files.config, *files.tensors, *files.experts, SelectKernels()};
