@@ -1,23 +1,32 @@
 #include "serving/batch/pass_groups.h"
 
 #include <algorithm>
-#include <numeric>
+#include <utility>
 
 #include "core/base/check.h"
 
 namespace moesaic {
 namespace {
 
-// Tokens that the attention of a slice reads.
-int64_t ContextReads(const ScheduledSlice& slice) {
-  const int64_t tokens = slice.num_tokens;
-  return tokens * slice.sequence->computed_tokens + tokens * (tokens + 1) / 2;
-}
-
 struct Group {
-  int64_t reads = 0;
+  int64_t load = 0;
   std::vector<size_t> slices;
 };
+
+// The longest first, each to the group that has least, of several the one with the fewest slices.
+void Spread(std::vector<std::pair<int64_t, size_t>>& loads, std::vector<Group>& groups) {
+  std::stable_sort(loads.begin(), loads.end(),
+                   [](const auto& a, const auto& b) { return a.first > b.first; });
+  for (Group& group : groups) group.load = 0;
+  for (const auto& [load, slice] : loads) {
+    Group& least =
+        *std::min_element(groups.begin(), groups.end(), [](const Group& a, const Group& b) {
+          return a.load != b.load ? a.load < b.load : a.slices.size() < b.slices.size();
+        });
+    least.load += load;
+    least.slices.push_back(slice);
+  }
+}
 
 }  // namespace
 
@@ -25,19 +34,18 @@ std::vector<SliceRange> GroupSlices(int64_t groups, std::vector<ScheduledSlice>&
   CHECK_GE(groups, 1);
   const auto count = static_cast<int64_t>(slices.size());
   if (groups == 1) return {{0, count}};
-  std::vector<size_t> longest_first(slices.size());
-  std::iota(longest_first.begin(), longest_first.end(), size_t{0});
-  std::stable_sort(longest_first.begin(), longest_first.end(), [&](size_t a, size_t b) {
-    return ContextReads(slices[a]) > ContextReads(slices[b]);
-  });
-  std::vector<Group> all(static_cast<size_t>(std::min(groups, count)));
-  for (const size_t slice : longest_first) {
-    Group& least = *std::min_element(all.begin(), all.end(), [](const Group& a, const Group& b) {
-      return a.reads != b.reads ? a.reads < b.reads : a.slices.size() < b.slices.size();
-    });
-    least.reads += ContextReads(slices[slice]);
-    least.slices.push_back(slice);
+  std::vector<std::pair<int64_t, size_t>> prompts;   // by rows
+  std::vector<std::pair<int64_t, size_t>> decoding;  // by the positions that they read
+  for (size_t i = 0; i < slices.size(); ++i) {
+    if (slices[i].num_tokens > 1) {
+      prompts.emplace_back(slices[i].num_tokens, i);
+    } else {
+      decoding.emplace_back(slices[i].sequence->computed_tokens + 1, i);
+    }
   }
+  std::vector<Group> all(static_cast<size_t>(std::min(groups, count)));
+  Spread(prompts, all);
+  Spread(decoding, all);  // to groups without a prompt first, so that none is empty
   std::vector<ScheduledSlice> ordered;
   ordered.reserve(slices.size());
   std::vector<SliceRange> ranges;

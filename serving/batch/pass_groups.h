@@ -1,6 +1,7 @@
-// Groups of a pass's slices: the micro-batches of a schedule. Sequences are spread so that the
-// groups' attention, which reads the whole context of every row, takes equally long
-// (MoE-Lightning, Algorithm 2, without its padding: rows of different lengths share a group).
+// Groups of a pass's slices: the micro-batches of a schedule. Sequences are spread, the longest
+// first, to where there is least (MoE-Lightning, Algorithm 2, without its padding: rows of
+// different lengths share a group); prompts and decoding ones apart, so that groups are balanced in
+// the rows of prompts and in what decode attention reads (MoE-Lens, VSLPipe).
 //
 // Plain function.
 #pragma once

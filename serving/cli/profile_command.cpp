@@ -14,6 +14,7 @@
 #include "serving/cli/machine.h"
 #include "serving/cli/measured_costs.h"
 #include "serving/cli/output.h"
+#include "serving/plan/batch_prediction.h"
 #include "serving/plan/machine_profiler.h"
 
 namespace moesaic {
@@ -134,7 +135,7 @@ std::string Report(const HardwareProfile& profile) {
 }
 
 // The model's modules, beside what they rest on.
-std::string CostsReport(const ModuleCosts& costs) {
+std::string CostsReport(const ModuleCosts& costs, const ModelFiles& files) {
   TextTable table("<>>>");
   table.Add({"module", "fixed", "per unit", "error"});
   for (size_t i = 0; i < kNumModules; ++i) {
@@ -144,12 +145,15 @@ std::string CostsReport(const ModuleCosts& costs) {
                fmt::format("{:.4f} us/{}", 1e6 * cost.per_unit_s, ModuleUnit(module)),
                fmt::format("{:.1f}%", 100 * cost.relative_error)});
   }
+  const double layer_bytes = static_cast<double>(files.config.num_experts) *
+                             static_cast<double>(files.experts->layout().slot_bytes);
   return fmt::format(
       "{}, per layer\n{}\nExperts from disk: {}; while computing {:.0f}% of it, and computing "
-      "{:.0f}% "
-      "of its rate\n",
+      "{:.0f}% of its rate.\nA pass over {:.0f} tokens computes as long as all experts take to "
+      "read.\n",
       costs.model, table.Render(), FormatRate(costs.link.value),
-      100 * costs.contended_link_share.value, 100 * costs.contended_compute_share.value);
+      100 * costs.contended_link_share.value, 100 * costs.contended_compute_share.value,
+      TokenBudget(files.config, costs, layer_bytes / costs.link.value));
 }
 
 int ProfileModel(RuntimeConfig& config, const std::string& name, bool json, bool keep,
@@ -159,7 +163,7 @@ int ProfileModel(RuntimeConfig& config, const std::string& name, bool json, bool
   const ModelFiles files = OpenModelFiles(options, SelectKernels(ChooseWeightType(options)));
   const ModuleCosts costs =
       MeasureModuleCosts(options, options, files, {}, keep, invocation, topology);
-  WriteOut(json ? SerializeModuleCosts(costs) : CostsReport(costs));
+  WriteOut(json ? SerializeModuleCosts(costs) : CostsReport(costs, files));
   if (!json && keep) {
     Print("\nWritten to {}\n",
           ModuleCostsPath(ModuleCostsDirectory(invocation), costs.key).string());

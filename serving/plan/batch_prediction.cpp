@@ -70,6 +70,16 @@ double DenseMlpSeconds(const ModelConfig& config, const ModuleCosts& costs, doub
          static_cast<double>(config.moe_intermediate_size) * costs[Module::kExpert].seconds(rows);
 }
 
+double TokenBudget(const ModelConfig& config, const ModuleCosts& costs, double layer_read_s) {
+  double fixed_s = static_cast<double>(config.num_experts) * costs[Module::kExpert].fixed_s;
+  double row_s = static_cast<double>(config.top_k) * costs[Module::kExpert].per_unit_s;
+  for (const Module module : {Module::kAttentionIn, Module::kOutput, Module::kRouter}) {
+    fixed_s += costs[module].fixed_s;
+    row_s += costs[module].per_unit_s;
+  }
+  return row_s > 0 ? std::max(0.0, (layer_read_s - fixed_s) / row_s) : 0;
+}
+
 BatchPassModel::BatchPassModel(const ModelConfig& config, const ModuleCosts& costs,
                                const BatchSizes& sizes, uint64_t slot_bytes,
                                std::optional<PlannedDevice> device)

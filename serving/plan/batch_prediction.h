@@ -30,6 +30,11 @@ struct PlannedDevice {
 // What the MLP of one layer without experts takes.
 double DenseMlpSeconds(const ModelConfig& config, const ModuleCosts& costs, double rows);
 
+// Rows of a pass with which a layer computes as long as its experts take to read (`layer_read_s`):
+// MoE-Lens' n_real = (t_io - a) / b from its pipeline profiler, with all experts in use. Below it
+// reading is the limit. 0 when what does not depend on rows takes longer by itself.
+double TokenBudget(const ModelConfig& config, const ModuleCosts& costs, double layer_read_s);
+
 // What passes of one model take with one set of sizes.
 class BatchPassModel {
  public:

@@ -123,13 +123,7 @@ class LinkMeter {
   int64_t BalancedRows(double bytes_per_s) const {
     const double read_s = AsDouble(config_.num_experts - passes_.residents()) *
                           static_cast<double>(passes_.slot_bytes()) / bytes_per_s;
-    const double fixed = costs_[Module::kAttentionIn].fixed_s + costs_[Module::kOutput].fixed_s +
-                         costs_[Module::kRouter].fixed_s +
-                         AsDouble(config_.num_experts) * costs_[Module::kExpert].fixed_s;
-    const double per_row = costs_[Module::kAttentionIn].per_unit_s +
-                           costs_[Module::kOutput].per_unit_s + costs_[Module::kRouter].per_unit_s +
-                           AsDouble(config_.top_k) * costs_[Module::kExpert].per_unit_s;
-    const double rows = per_row > 0 ? (read_s - fixed) / per_row : 0;
+    const double rows = TokenBudget(config_, costs_, read_s);
     return static_cast<int64_t>(
         std::clamp(rows, 16.0, AsDouble(std::min(kMostRows, passes_.limits().max_batch_tokens))));
   }

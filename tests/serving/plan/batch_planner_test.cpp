@@ -160,6 +160,21 @@ TEST(BatchPlannerTest, ASlowLinkWantsALargeBatchAndResidents) {
             2 * slow.execution->prediction.generated_tokens_per_s);
 }
 
+// MoE-Lens: n_real = (t_io - a) / b.
+TEST(BatchPlannerTest, ThePassThatComputesAsLongAsItReads) {
+  ModelConfig config;
+  config.num_experts = 8;
+  config.top_k = 2;
+  ModuleCosts costs;
+  costs[Module::kAttentionIn] = {1e-3, 1e-5, 0, 1, ""};
+  costs[Module::kOutput] = {2e-3, 2e-5, 0, 1, ""};
+  costs[Module::kRouter] = {3e-3, 3e-5, 0, 1, ""};
+  costs[Module::kExpert] = {5e-4, 2e-5, 0, 1, ""};
+  // a: 6 ms and 8 experts of 0.5 ms each; b: 60 us and 2 of 20 us each.
+  EXPECT_NEAR(TokenBudget(config, costs, 0.110), 1000, 1e-9);
+  EXPECT_EQ(TokenBudget(config, costs, 0.005), 0);
+}
+
 TEST(BatchPlannerTest, SaysWhatATenthMoreWouldGain) {
   EngineOptions options = JobOptions();
   options.expert_memory = "25%";
