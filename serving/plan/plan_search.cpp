@@ -148,9 +148,10 @@ class Search {
       c.schedule = schedule;
       c.packet_bytes = packet_bytes_;
       c.batch_sequences = size;
+      const size_t before = found_.size();
       for (const bool dense_resident : {true, false}) {
-        // Streaming dense weights makes sense only where they do not fit.
-        if (!dense_resident && (!found_.empty() || !problem_.has_gpu())) break;
+        // Streaming dense weights makes sense only where they do not fit beside this batch.
+        if (!dense_resident && (found_.size() > before || !problem_.has_gpu())) break;
         c.dense_resident = dense_resident;
         if (schedule == ScheduleKind::kOverlapped) {
           TryOverlapped(c);
@@ -181,11 +182,20 @@ class Search {
     const double mean = problem_.mean_prompt + problem_.mean_generated;
     c.kv_blocks = std::max(problem_.KvBlocksOf(static_cast<double>(problem_.longest)),
                            c.batch_sequences * problem_.KvBlocksOf(mean));
-    // A few times what hides the copies; hidden states of more would only take memory.
+    // A few times what hides the copies: hidden states of more would only take memory. Less where
+    // even those leave no room for the batch's keys and values.
     const double tokens = static_cast<double>(c.batch_sequences) * problem_.mean_prompt;
-    const double enough = std::max(8192.0, 4 * TokensThatHideLayer(problem_));
-    c.token_budget = std::max(problem_.longest_prompt,
-                              static_cast<int64_t>(std::ceil(std::min(tokens, enough))));
+    const size_t before = found_.size();
+    for (const double part : {4.0, 1.0, 0.25}) {
+      const double enough = std::max(8192.0, part * TokensThatHideLayer(problem_));
+      c.token_budget = std::max(problem_.longest_prompt,
+                                static_cast<int64_t>(std::ceil(std::min(tokens, enough))));
+      TryMicroBatches(c);
+      if (found_.size() > before) break;
+    }
+  }
+
+  void TryMicroBatches(PlanCandidate c) {
     const bool gpu = problem_.has_gpu();
     const bool modules = c.schedule == ScheduleKind::kModuleBatching;
     c.micro_batch_tokens = std::min<int64_t>(c.token_budget, gpu ? 4096 : 1024);

@@ -170,6 +170,40 @@ TEST(ThroughputPlannerTest, GivenSettingsAreKept) {
             8 * 352321536.0 / 12.35e9);
 }
 
+TEST(ThroughputPlannerTest, DenseWeightsThatDoNotFitAreStreamedForLargeBatches) {
+  // 26 GB of dense weights on a device of 24 GB, and host memory for some hundred sequences.
+  const ModelShape model = ModelPreset("deepseek-v2");
+  PlanOptions options = Quick();
+  for (const ScheduleKind kind : {ScheduleKind::kPagedWeights, ScheduleKind::kModuleBatching}) {
+    options.schedule = kind;
+    const ExecutionPlan plan =
+        PlanThroughput(model, MachinePreset("a5000"), UniformWorkload(512, 256, 2000), options);
+    ExpectSound(plan, model);
+    EXPECT_FALSE(plan.dense_resident);
+    EXPECT_GT(plan.batch_sequences, 300);
+  }
+}
+
+TEST(ThroughputPlannerTest, HiddenStatesLeaveRoomForKeysAndValues) {
+  // Four times the tokens that hide a layer's copies would take 18 GB of the 43 GB that the weights
+  // leave; a fourth of them does not.
+  const ModelShape model = ModelPreset("deepseek-v2");
+  PlanOptions options = Quick();
+  options.schedule = ScheduleKind::kModuleBatching;
+  const ExecutionPlan plan =
+      PlanThroughput(model, MachinePreset("a5000"), UniformWorkload(512, 256, 8500), options);
+  const MemoryLedger& host = plan.ledgers.at(1);
+  const auto bytes_of = [&](const std::string& name) {
+    for (const MemoryItem& item : host.items) {
+      if (item.name == name) return static_cast<double>(item.bytes);
+    }
+    return 0.0;
+  };
+  EXPECT_GT(bytes_of("keys and values"),
+            0.8 * (bytes_of("keys and values") + bytes_of("hidden states")));
+  EXPECT_GT(bytes_of("keys and values"), 35e9);
+}
+
 TEST(ThroughputPlannerTest, WhatIfPlansAreSortedAndNameWhatHelps) {
   PlanOptions options;
   const ExecutionPlan plan = PlanThroughput(ModelPreset("mixtral-8x7b"), MachinePreset("l4"),
