@@ -175,12 +175,11 @@ TEST(LensModelTest, SimulationAgreesWithTheClosedForm) {
     const std::string where = std::to_string(cell.kv_gb) + " GB, g " +
                               std::to_string(cell.generated) + ", K " +
                               std::to_string(cell.requests) + ": " + std::to_string(throughput);
-    // 25,000 requests of 256 tokens at 210 GB are over before the steady state that T1 assumes;
-    // with the 34,171 of the row above they agree.
-    const bool short_run = cell.kv_gb == 210 && cell.generated == 256 && cell.requests == 25000;
-    EXPECT_NEAR(throughput / LensStage2(job).tokens_per_s, 1, short_run ? 0.09 : 0.06) << where;
+    // Where there is preemption a simulation has rounds, so that its rate is a staircase in the
+    // number of requests; the closed form is smooth.
+    EXPECT_NEAR(throughput / LensStage2(job).tokens_per_s, 1, 0.06) << where;
     if (cell.simulated > 0) {
-      EXPECT_NEAR(throughput / cell.simulated, 1, 0.03) << where;
+      EXPECT_NEAR(throughput / cell.simulated, 1, 0.0125) << where;
     }
   }
 }
