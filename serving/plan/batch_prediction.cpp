@@ -100,10 +100,9 @@ double BatchPassModel::HeadSeconds(const IterationLoad& load) const {
 
 // As the emulated link has it: the modelled time, or what copying takes where that is longer, among
 // threads that compute.
-double BatchPassModel::CopySeconds(double bytes) const {
-  const double packets = std::ceil(bytes / device_->packet_bytes);
+double BatchPassModel::CopySeconds(double bytes, double copies) const {
   const double model_s =
-      device_->bytes_per_s > 0 ? packets * device_->latency_s + bytes / device_->bytes_per_s : 0;
+      device_->bytes_per_s > 0 ? copies * device_->latency_s + bytes / device_->bytes_per_s : 0;
   const double crowd =
       static_cast<double>(device_->threads + 1) / static_cast<double>(costs_.cores);
   return std::max(model_s, bytes / costs_.host_copy.value * std::max(1.0, crowd));
@@ -151,11 +150,12 @@ void BatchPassModel::AddDevice(double group_rows, PlannedPass& pass) const {
     return group_rows * static_cast<double>(stride) * sizeof(float);
   };
   pass.device = true;
-  pass.offload_qkv_s = CopySeconds(row_bytes(Model::QkvStride(config_)));
-  pass.load_hidden_s = CopySeconds(row_bytes(Model::AttentionStride(config_)));
-  pass.load_s = CopySeconds(static_cast<double>(slot_bytes_));
+  // Hidden states of a group are one copy each way.
+  pass.offload_qkv_s = CopySeconds(row_bytes(Model::QkvStride(config_)), 1);
+  pass.load_hidden_s = CopySeconds(row_bytes(Model::AttentionStride(config_)), 1);
   pass.packets =
       static_cast<int>((slot_bytes_ + device_->packet_bytes - 1) / device_->packet_bytes);
+  pass.load_s = CopySeconds(static_cast<double>(slot_bytes_), pass.packets);
   pass.loads_ahead = std::max(1, kLinkDepth / pass.packets);
   const auto cores = static_cast<double>(costs_.cores);
   pass.both_share = std::min(1.0, cores / (2 * device_->threads));

@@ -57,7 +57,7 @@ class BatchPassModel {
  private:
   double AttentionSeconds(const IterationLoad& load) const;  // of one layer, on the host
   double HeadSeconds(const IterationLoad& load) const;
-  double CopySeconds(double bytes) const;  // over the device's link
+  double CopySeconds(double bytes, double copies) const;  // over the device's link
   void AddDevice(double group_rows, PlannedPass& pass) const;
 
   const ModelConfig& config_;

@@ -139,7 +139,10 @@ std::vector<int64_t> BatchSizes(const PlanProblem& problem, const PlanOptions& o
 class Search {
  public:
   Search(const PlanProblem& problem, const PlanOptions& options)
-      : problem_(problem), options_(options), packet_bytes_(ChoosePacket(problem)) {}
+      : problem_(problem),
+        options_(options),
+        packet_sizes_(PacketSizes(problem)),
+        packet_bytes_(packet_sizes_[packet_sizes_.size() / 2]) {}
 
   std::optional<PlanCandidate> Run(ScheduleKind schedule) {
     found_.clear();
@@ -160,9 +163,17 @@ class Search {
         }
       }
     }
-    std::sort(found_.begin(), found_.end(),
-              [](const Scored& a, const Scored& b) { return a.bound_s < b.bound_s; });
-    return Best();
+    std::optional<PlanCandidate> best = Best();
+    // The others with the packet that is best for the best, once.
+    if (!best || !BetterPacket(*best)) return best;
+    for (Scored& scored : found_) {
+      scored.candidate.packet_bytes = best->packet_bytes;
+      scored.bound_s = BoundWall(problem_, scored.candidate);
+    }
+    std::optional<PlanCandidate> again = Best();
+    BetterPacket(*again);
+    const bool better = EstimateWall(problem_, *again) < EstimateWall(problem_, *best);
+    return better ? again : best;
   }
 
  private:
@@ -237,7 +248,24 @@ class Search {
     }
   }
 
+  // The largest packet with which the candidate is as fast as with any; whether it is another.
+  bool BetterPacket(PlanCandidate& c) const {
+    const uint64_t before = c.packet_bytes;
+    double best = INFINITY;
+    for (const uint64_t size : packet_sizes_) {
+      PlanCandidate other = c;
+      other.packet_bytes = size;
+      const double wall = EstimateWall(problem_, other);
+      if (wall > best * (1 + kWorthwhile)) continue;
+      best = std::min(best, wall);
+      c.packet_bytes = size;
+    }
+    return c.packet_bytes != before;
+  }
+
   std::optional<PlanCandidate> Best() {
+    std::sort(found_.begin(), found_.end(),
+              [](const Scored& a, const Scored& b) { return a.bound_s < b.bound_s; });
     double best = INFINITY;
     size_t graphs = 0;
     std::optional<PlanCandidate> result;
@@ -253,7 +281,8 @@ class Search {
 
   const PlanProblem& problem_;
   const PlanOptions& options_;
-  const uint64_t packet_bytes_;
+  const std::vector<uint64_t> packet_sizes_;
+  const uint64_t packet_bytes_;  // to begin with
   std::vector<Scored> found_;
 };
 

@@ -279,7 +279,7 @@ void PrintModuleBatching() {
       "- In decode its engine, which pads all prompts, may hold fewer sequences than these plans "
       "do, "
       "so that the weights are read for fewer\n"
-      "  tokens. With the batches of LongBench given, 0.67 to 0.84 of what is predicted was "
+      "  tokens. With the batches of LongBench given, 0.64 to 0.82 of what is predicted was "
       "reached.\n"
       "- DeepSeek-V2: its Table 1 has 75 tokens an expert in decode, which are 2,000 sequences, "
       "but "

@@ -259,6 +259,35 @@ TEST(BatchPlannerTest, PlansForAnEmulatedDevice) {
   EXPECT_FALSE(PlanBatchJob(options, files, workload, &costs).execution);
 }
 
+TEST(BatchPlannerTest, PacketsAreSearchedUnlessTheyAreGiven) {
+  const ModuleCosts costs = SomeCosts();
+  const Workload workload = UniformWorkload(30, 30, 200);
+  struct Link {
+    double bytes_per_s, latency_us;
+  };
+  for (const Link& link : {Link{1e8, 3000}, Link{1e8, 0}, Link{2e7, 20}}) {
+    EngineOptions options = DeviceOptionsOfJob(link.bytes_per_s);
+    options.devices.emulated_link.latency_us = link.latency_us;
+    options.packet_bytes = 16384;  // of the disk: five for an expert, and no bound on packets
+    const ModelFiles files = OpenModelFiles(options, SelectKernels());
+    const BatchPlan plan = PlanBatchJob(options, files, workload, &costs);
+    SCOPED_TRACE(link.latency_us);
+    EXPECT_EQ(plan.execution->packet_bytes, PacketBytesOf(options, plan.sizes));
+    for (const uint32_t packet : {16384u, 65536u, 131072u}) {
+      EngineOptions given = options;
+      given.device_packet_bytes = packet;
+      const BatchPlan other = PlanBatchJob(given, files, workload, &costs);
+      EXPECT_EQ(other.sizes.packet_bytes, packet);
+      EXPECT_EQ(other.execution->packet_bytes, packet);
+      EXPECT_LE(plan.execution->prediction.wall_s, other.execution->prediction.wall_s * 1.01);
+    }
+    // Where a copy takes long whatever its size, an expert is one.
+    if (link.latency_us > 1000) {
+      EXPECT_GE(plan.sizes.packet_bytes, files.experts->layout().slot_bytes);
+    }
+  }
+}
+
 // Runs a job as it was planned from measured costs: what does not depend on the machine's speed has
 // to come out exactly, and every quantity of the report has its prediction.
 class PlannedJobTest : public testing::TestWithParam<bool> {};

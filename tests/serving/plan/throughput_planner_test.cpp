@@ -204,6 +204,28 @@ TEST(ThroughputPlannerTest, HiddenStatesLeaveRoomForKeysAndValues) {
   EXPECT_GT(bytes_of("keys and values"), 35e9);
 }
 
+TEST(ThroughputPlannerTest, PacketsBalanceOverheadWithWaiting) {
+  const ModelShape model = ModelPreset("mixtral-8x7b");
+  PlanOptions options = Quick();
+  options.schedule = ScheduleKind::kModuleBatching;
+  options.batch_sequences = 500;
+  options.micro_batches = 8;
+  const auto packet = [&](double overhead_s) {
+    MachineSpec machine = MachinePreset("a40");
+    machine.copy_overhead_s = Given(overhead_s);
+    return PlanThroughput(model, machine, UniformWorkload(98, 64, 500), options).packet_bytes;
+  };
+  const uint64_t free = packet(0);
+  const uint64_t dear = packet(2e-3);
+  EXPECT_LT(free, dear);
+  EXPECT_LT(free, model.ExpertBytes() / 4);
+  // A disk's best block is measured.
+  MachineSpec disk = Laptop(120);
+  disk.disk_block_bytes = 768 << 10;
+  EXPECT_EQ(PlanThroughput(model, disk, UniformWorkload(98, 64, 100), Quick()).packet_bytes,
+            disk.disk_block_bytes);
+}
+
 TEST(ThroughputPlannerTest, WhatIfPlansAreSortedAndNameWhatHelps) {
   PlanOptions options;
   const ExecutionPlan plan = PlanThroughput(ModelPreset("mixtral-8x7b"), MachinePreset("l4"),
