@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "serving/batch/batch_experts.h"
 #include "serving/plan/batch_prediction.h"
 
 namespace moesaic {
@@ -194,7 +195,7 @@ class BatchSearch {
     if (options_.devices.count == 0) return std::nullopt;
     const EmulatedLink& link = options_.devices.emulated_link;
     return PlannedDevice{link.bytes_per_s, link.latency_us * 1e-6, PacketBytesOf(options_, sizes),
-                         options_.threads};
+                         options_.threads, options_.devices.count, DeviceThreads(options_)};
   }
 
   void Try(const BatchWish& wish) {
@@ -249,8 +250,7 @@ ExecutionPlan Describe(const EngineOptions& options, const ModelFiles& files, co
   execution.micro_batch_tokens = execution.token_budget = sizes.max_batch_tokens;
   execution.expert_micro_batch = sizes.max_batch_tokens;
   execution.ffn_on_device = options.devices.count > 0;
-  execution.resident_experts =
-      (sizes.expert_slots - sizes.buffers) / files.config.num_sparse_layers();
+  execution.resident_experts = plan.residents() / files.config.num_sparse_layers();
   execution.expert_buffers = sizes.buffers;
   execution.expert_bytes = plan.slot_bytes;
   execution.packet_bytes = PacketBytesOf(options, sizes);
@@ -285,8 +285,7 @@ bool IsPredicted(const EngineOptions& options) {
     return options.schedule.value_or(ScheduleKind::kModuleBatching) ==
            ScheduleKind::kModuleBatching;
   }
-  return devices.count == 1 && devices.kind == DeviceKind::kEmulated &&
-         devices.emulated_kernels == nullptr;
+  return devices.kind == DeviceKind::kEmulated && devices.emulated_kernels == nullptr;
 }
 
 BatchPlan PlanBatchJob(const EngineOptions& options, const ModelFiles& files,

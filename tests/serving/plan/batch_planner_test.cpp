@@ -255,8 +255,31 @@ TEST(BatchPlannerTest, PlansForAnEmulatedDevice) {
     // The search over all of them finds nothing worse.
     EXPECT_LE(fast.execution->prediction.wall_s, plan.execution->prediction.wall_s * 1.01);
   }
-  options.devices.count = 2;
-  EXPECT_FALSE(PlanBatchJob(options, files, workload, &costs).execution);
+}
+
+TEST(BatchPlannerTest, PlansForSeveralEmulatedDevices) {
+  ModuleCosts costs = SomeCosts();
+  costs.cores = 16;  // for all of them
+  const Workload workload = UniformWorkload(30, 30, 200);
+  EngineOptions options = DeviceOptionsOfJob(1e7);
+  options.devices.memory = "20%";
+  const ModelFiles files = OpenModelFiles(options, SelectKernels());
+  const auto tokens_per_s = [&](int devices) {
+    options.devices.count = devices;
+    const BatchPlan plan = PlanBatchJob(options, files, workload, &costs);
+    EXPECT_EQ(std::ssize(plan.devices), devices);
+    EXPECT_LE(plan.total_bytes, options.machine_memory_bytes);
+    const PhasePrediction& decode = plan.execution->prediction.decode;
+    EXPECT_GE(decode.period_s, decode.roofline_s * 0.99) << devices;
+    EXPECT_LE(decode.period_s, decode.serial_s * 1.01) << devices;
+    EXPECT_EQ(decode.bottleneck, Resource::kLinkIn);
+    return plan.execution->prediction.generated_tokens_per_s;
+  };
+  // Each has a link of its own, which is the limit, and residents of its own.
+  const double one = tokens_per_s(1);
+  const double two = tokens_per_s(2);
+  EXPECT_GT(two, 1.8 * one);
+  EXPECT_GT(tokens_per_s(3), 1.2 * two);
 }
 
 TEST(BatchPlannerTest, PacketsAreSearchedUnlessTheyAreGiven) {
@@ -290,11 +313,15 @@ TEST(BatchPlannerTest, PacketsAreSearchedUnlessTheyAreGiven) {
 
 // Runs a job as it was planned from measured costs: what does not depend on the machine's speed has
 // to come out exactly, and every quantity of the report has its prediction.
-class PlannedJobTest : public testing::TestWithParam<bool> {};
+class PlannedJobTest : public testing::TestWithParam<int> {};  // devices
 
 TEST_P(PlannedJobTest, RunsAsPlanned) {
-  const bool device = GetParam();
+  const bool device = GetParam() > 0;
   EngineOptions options = device ? DeviceOptionsOfJob(2e9) : JobOptions();
+  if (GetParam() > 1) {
+    options.devices.count = GetParam();
+    options.devices.memory = "20%";
+  }
   if (!device) options.expert_memory = "40%";
   const ModelFiles files = OpenModelFiles(options, SelectKernels());
   const ModuleCosts costs = MeasureSample(options, files);
@@ -362,7 +389,7 @@ TEST_P(PlannedJobTest, RunsAsPlanned) {
   EXPECT_NE(BatchReportHtml(report).find("Plan against run"), std::string::npos);
 }
 
-INSTANTIATE_TEST_SUITE_P(HostAndDevice, PlannedJobTest, testing::Bool());
+INSTANTIATE_TEST_SUITE_P(HostAndDevices, PlannedJobTest, testing::Values(0, 1, 2));
 
 TEST(ModuleProfilerTest, TheKeyNamesWhatCostsDependOn) {
   const EngineOptions options = JobOptions();
