@@ -228,16 +228,18 @@ void AddRuntimeSettings(RuntimeConfig& config, SettingScope scope, OptionTable& 
                {},
                1,
                64});
-  add(engine, {"packet-size",
-               &config.packet_size,
-               "SIZE",
-               "Bytes of one read; an urgent expert waits for at most one. auto: measured.",
-               "Experts on disk",
-               0,
-               {},
-               0,
-               0,
-               CheckSizeOrAuto});
+  add(engine,
+      {"packet-size",
+       &config.packet_size,
+       "SIZE",
+       "Bytes of one read, and of one copy of a batch job to a device; an urgent expert waits "
+       "for at most one. auto: measured, and as a batch job is planned.",
+       "Experts on disk",
+       0,
+       {},
+       0,
+       0,
+       CheckSizeOrAuto});
   add(engine, {"link-bandwidth",
                &config.link_bandwidth,
                "SIZE",

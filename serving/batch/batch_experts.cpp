@@ -74,11 +74,11 @@ void BatchExperts::MakeDevicePlaces(const EngineOptions& options, const BatchPla
     streaming.buffers = std::clamp<int64_t>(plan.sizes.buffers, 1, streaming.slots);
     streaming.lane = static_cast<int16_t>(d + 1);
     streaming.depth = kLinkDepth;
-    streaming.packet_bytes = options.packet_bytes;
+    streaming.packet_bytes = PacketBytesOf(options, plan.sizes);
     if (d == 0 && plan.dense_on_device && devices[d]->kind() == DeviceKind::kCuda) {
       streaming.depth = kSharedLinkDepth;
       streaming.packet_bytes =
-          std::max(options.packet_bytes, kSharedLinkPacketBytes) / kSharedLinkDepth;
+          std::max(streaming.packet_bytes, kSharedLinkPacketBytes) / kSharedLinkDepth;
     }
     streaming.experts = placement_->experts(static_cast<int>(d));
     place.pool = std::make_unique<ThreadPool>(DeviceThreads(options));

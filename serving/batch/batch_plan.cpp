@@ -112,6 +112,8 @@ struct Sizer {
     sizes.micro_batches = MicroBatches(options, wish, sizes.schedule, false);
     const uint64_t slot_bytes = files.experts->layout().slot_bytes;
     if (options.devices.count > 0) {
+      sizes.packet_bytes =
+          options.device_packet_bytes > 0 ? options.device_packet_bytes : wish.packet_bytes;
       return WithDeviceSlots(sizes, wish);
     }
     if (options.expert_memory == "auto") {
@@ -189,6 +191,11 @@ struct Sizer {
 };
 
 }  // namespace
+
+uint32_t PacketBytesOf(const EngineOptions& options, const BatchSizes& sizes) {
+  if (sizes.packet_bytes > 0) return sizes.packet_bytes;
+  return options.packet_bytes > 0 ? options.packet_bytes : kDefaultPacketBytes;
+}
 
 ModelLimits LimitsOf(const EngineOptions& options, const BatchSizes& sizes) {
   ModelLimits limits;

@@ -34,6 +34,7 @@ struct BatchSizes {
   int64_t expert_slots = 0;  // of all devices together, when there are any
   int64_t buffers = 0;       // of the slots (of each device's), for experts that stream
   int64_t max_logit_rows = 64;
+  uint32_t packet_bytes = 0;  // of copies to devices; 0: as experts are read
 };
 
 // What the job's requests are like.
@@ -68,6 +69,7 @@ struct BatchWish {
   int64_t buffers = -1;
   std::optional<ScheduleKind> schedule = std::nullopt;
   int64_t micro_batches = 0;
+  uint32_t packet_bytes = 0;
 };
 
 // Of `options`, max_num_seqs and max_num_batched_tokens at 0, and the memories at "auto", are
@@ -85,6 +87,9 @@ void CheckBatchOptions(const EngineOptions& options, const ModelConfig& config);
 
 // The exact ledger of given sizes.
 BatchPlan LedgerOf(const EngineOptions& options, const ModelFiles& files, const BatchSizes& sizes);
+
+// Most bytes of one copy to a device.
+uint32_t PacketBytesOf(const EngineOptions& options, const BatchSizes& sizes);
 
 ModelLimits LimitsOf(const EngineOptions& options, const BatchSizes& sizes);
 ModelLimits LimitsOf(const EngineOptions& options, const BatchPlan& plan);

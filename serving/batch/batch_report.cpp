@@ -219,7 +219,8 @@ Json BatchReportJson(const BatchReport& report) {
                    {"context_tokens", sizes.max_context_tokens},
                    {"kv_blocks", sizes.num_kv_blocks},
                    {"expert_slots", sizes.expert_slots},
-                   {"buffers", sizes.buffers}};
+                   {"buffers", sizes.buffers},
+                   {"packet_bytes", sizes.packet_bytes}};
   Json ledger = Json::object();
   for (const LedgerEntry& entry : report.plan.ledger) ledger[entry.name] = entry.bytes;
   json["memory"] = {{"ledger", ledger},

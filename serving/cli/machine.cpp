@@ -131,6 +131,7 @@ EngineOptions EngineOptionsFrom(const RuntimeConfig& config, const std::string& 
     Fail(ErrorKind::kInvalidArgument, "--packet-size: '{}' is more than 1 GiB", config.packet_size);
   }
   options.packet_bytes = static_cast<uint32_t>(RoundUp(packet_bytes, 4096));
+  options.device_packet_bytes = options.packet_bytes;
   options.link_bytes_per_s = ParseBytes(config.link_bandwidth, "--link-bandwidth");
   options.schedule = ScheduleFrom(config.schedule);
   options.micro_batches = config.micro_batches;

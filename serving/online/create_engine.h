@@ -82,8 +82,9 @@ struct EngineOptions {
   ReadBackend io_backend = ReadBackend::kAuto;
   int io_depth = 0;  // 0: default
   int io_threads = 1;
-  uint32_t packet_bytes = 0;      // 0: default
-  uint64_t link_bytes_per_s = 0;  // throughput mode reads no faster; 0: no limit
+  uint32_t packet_bytes = 0;         // 0: default
+  uint32_t device_packet_bytes = 0;  // of throughput mode's copies to devices; 0: as planned
+  uint64_t link_bytes_per_s = 0;     // throughput mode reads no faster; 0: no limit
   DeviceOptions devices;
   // Of a decoded token's experts, those with the lowest weights, that enter one layer later. 0:
   // none.

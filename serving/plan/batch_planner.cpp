@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "serving/batch/batch_experts.h"
 #include "serving/plan/batch_prediction.h"
 
 namespace moesaic {
@@ -85,9 +86,22 @@ std::vector<BatchWish> Wishes(const EngineOptions& options, const ModelConfig& c
   return wishes;
 }
 
+// Packets that are tried: their latencies against what an attention output waits for one. Larger
+// ones than an expert make no difference; more for an expert than this take long to play.
+constexpr uint32_t kLeastPacketBytes = uint32_t{64} << 10;
+constexpr uint32_t kMostPacketBytes = uint32_t{16} << 20;
+constexpr uint64_t kMostPackets = 32;
+
+bool IsWorthTrying(uint64_t packet_bytes, uint64_t slot_bytes) {
+  return packet_bytes >= kLeastPacketBytes && packet_bytes <= kMostPacketBytes &&
+         packet_bytes < 2 * slot_bytes && packet_bytes * kMostPackets >= slot_bytes;
+}
+
 // Wishes a step away from this one, in what the options leave open.
 std::vector<BatchWish> WishesAround(const EngineOptions& options, const ModelConfig& config,
-                                    int64_t requests, const BatchWish& wish) {
+                                    int64_t requests, uint64_t slot_bytes,
+                                    const ScoredSizes& best) {
+  const BatchWish& wish = best.wish;
   const auto scaled = [](int64_t value, double factor) -> int64_t {
     return std::llround(static_cast<double>(value) * factor);
   };
@@ -116,6 +130,14 @@ std::vector<BatchWish> WishesAround(const EngineOptions& options, const ModelCon
     wishes.push_back(wish);
     wishes.back().buffers =
         std::clamp<int64_t>(scaled(wish.buffers, factor), 4, config.num_experts);
+  }
+  if (options.devices.count > 0 && options.device_packet_bytes == 0) {
+    const uint32_t packet = PacketBytesOf(options, best.sizes);
+    for (const uint32_t other : {packet * 2, packet / 2}) {
+      if (!IsWorthTrying(other, slot_bytes)) continue;
+      wishes.push_back(wish);
+      wishes.back().packet_bytes = other;
+    }
   }
   return wishes;
 }
@@ -157,6 +179,7 @@ class BatchSearch {
       }
     }
     Keep();
+    TryPackets();
     return std::move(found_);
   }
 
@@ -164,16 +187,15 @@ class BatchSearch {
     return FitBatch(options_, files_, means_, wish);
   }
   BatchPassModel PassesOf(const BatchSizes& sizes) const {
-    return {files_.config, costs_, sizes, slot_bytes_, DeviceOf(options_)};
+    return {files_.config, costs_, sizes, slot_bytes_, DeviceOf(sizes)};
   }
 
  private:
-  static std::optional<PlannedDevice> DeviceOf(const EngineOptions& options) {
-    if (options.devices.count == 0) return std::nullopt;
-    const EmulatedLink& link = options.devices.emulated_link;
-    return PlannedDevice{link.bytes_per_s, link.latency_us * 1e-6,
-                         options.packet_bytes > 0 ? options.packet_bytes : kDefaultPacketBytes,
-                         options.threads};
+  std::optional<PlannedDevice> DeviceOf(const BatchSizes& sizes) const {
+    if (options_.devices.count == 0) return std::nullopt;
+    const EmulatedLink& link = options_.devices.emulated_link;
+    return PlannedDevice{link.bytes_per_s, link.latency_us * 1e-6, PacketBytesOf(options_, sizes),
+                         options_.threads, options_.devices.count, DeviceThreads(options_)};
   }
 
   void Try(const BatchWish& wish) {
@@ -181,6 +203,21 @@ class BatchSearch {
     if (!sizes) return;
     BatchPassModel passes = PassesOf(*sizes);
     found_.push_back({*sizes, wish, EstimateBatchSeconds(passes, *sizes, workload_)});
+  }
+
+  void TryPackets() {
+    if (options_.device_packet_bytes > 0) return;
+    for (ScoredSizes& best : found_) {
+      ScoredSizes tried = best;
+      for (uint32_t packet = kLeastPacketBytes; packet <= kMostPacketBytes; packet *= 2) {
+        if (!IsWorthTrying(packet, slot_bytes_)) continue;
+        tried.wish.packet_bytes = tried.sizes.packet_bytes = packet;
+        BatchPassModel passes = PassesOf(tried.sizes);
+        tried.seconds = EstimateBatchSeconds(passes, tried.sizes, workload_);
+        if (tried.seconds < best.seconds) best = tried;
+      }
+    }
+    Keep();
   }
 
   void Keep() {
@@ -213,11 +250,10 @@ ExecutionPlan Describe(const EngineOptions& options, const ModelFiles& files, co
   execution.micro_batch_tokens = execution.token_budget = sizes.max_batch_tokens;
   execution.expert_micro_batch = sizes.max_batch_tokens;
   execution.ffn_on_device = options.devices.count > 0;
-  execution.resident_experts =
-      (sizes.expert_slots - sizes.buffers) / files.config.num_sparse_layers();
+  execution.resident_experts = plan.residents() / files.config.num_sparse_layers();
   execution.expert_buffers = sizes.buffers;
   execution.expert_bytes = plan.slot_bytes;
-  execution.packet_bytes = options.packet_bytes > 0 ? options.packet_bytes : kDefaultPacketBytes;
+  execution.packet_bytes = PacketBytesOf(options, sizes);
   execution.kv_block_tokens = kKvBlockTokens;
   execution.kv_blocks = sizes.num_kv_blocks;
   execution.kv_block_bytes = Model::KvBlockBytes(files.config, ChooseKvType(options));
@@ -249,8 +285,7 @@ bool IsPredicted(const EngineOptions& options) {
     return options.schedule.value_or(ScheduleKind::kModuleBatching) ==
            ScheduleKind::kModuleBatching;
   }
-  return devices.count == 1 && devices.kind == DeviceKind::kEmulated &&
-         devices.emulated_kernels == nullptr;
+  return devices.kind == DeviceKind::kEmulated && devices.emulated_kernels == nullptr;
 }
 
 BatchPlan PlanBatchJob(const EngineOptions& options, const ModelFiles& files,
@@ -278,8 +313,8 @@ BatchPlan PlanBatchJob(const EngineOptions& options, const ModelFiles& files,
   bool better = true;
   for (int step = 0; step < kMostSteps && better; ++step) {
     better = false;
-    for (const BatchWish& wish :
-         WishesAround(options, files.config, std::ssize(workload.requests), best->wish)) {
+    for (const BatchWish& wish : WishesAround(options, files.config, std::ssize(workload.requests),
+                                              files.experts->layout().slot_bytes, *best)) {
       const auto sizes = search.Fit(wish);
       if (sizes && simulate({*sizes, wish})) better = true;
     }

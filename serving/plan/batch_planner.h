@@ -22,8 +22,7 @@ namespace moesaic {
 BatchWorkload MeansOf(const Workload& workload);
 
 // Whether times of passes are predicted for what the options ask for: whole batches in host memory,
-// or any schedule with one emulated device that computes by threads. The rule decides about the
-// rest.
+// or any schedule with emulated devices that compute by threads. The rule decides about the rest.
 bool IsPredicted(const EngineOptions& options);
 
 // `costs` may be null. What the options fix (--max-num-seqs, --max-num-batched-tokens, --kv-memory,

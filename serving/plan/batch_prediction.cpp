@@ -100,12 +100,12 @@ double BatchPassModel::HeadSeconds(const IterationLoad& load) const {
 
 // As the emulated link has it: the modelled time, or what copying takes where that is longer, among
 // threads that compute.
-double BatchPassModel::CopySeconds(double bytes) const {
-  const double packets = std::ceil(bytes / device_->packet_bytes);
+double BatchPassModel::CopySeconds(double bytes, double copies) const {
   const double model_s =
-      device_->bytes_per_s > 0 ? packets * device_->latency_s + bytes / device_->bytes_per_s : 0;
-  const double crowd =
-      static_cast<double>(device_->threads + 1) / static_cast<double>(costs_.cores);
+      device_->bytes_per_s > 0 ? copies * device_->latency_s + bytes / device_->bytes_per_s : 0;
+  const double crowd = static_cast<double>(device_->count) *
+                       static_cast<double>(device_->device_threads + 1) /
+                       static_cast<double>(costs_.cores);
   return std::max(model_s, bytes / costs_.host_copy.value * std::max(1.0, crowd));
 }
 
@@ -151,19 +151,32 @@ void BatchPassModel::AddDevice(double group_rows, PlannedPass& pass) const {
     return group_rows * static_cast<double>(stride) * sizeof(float);
   };
   pass.device = true;
-  pass.offload_qkv_s = CopySeconds(row_bytes(Model::QkvStride(config_)));
-  pass.load_hidden_s = CopySeconds(row_bytes(Model::AttentionStride(config_)));
-  pass.load_s = CopySeconds(static_cast<double>(slot_bytes_));
+  pass.devices = device_->count;
+  pass.slots = (sizes_.expert_slots + device_->count - 1) / device_->count;
+  pass.device_share =
+      static_cast<double>(device_->device_threads) / static_cast<double>(device_->threads);
+  // Modules were measured with all threads.
+  for (double* const seconds :
+       {&pass.pre_attention_s, &pass.post_attention_s, &pass.dense_mlp_s, &pass.expert_s}) {
+    *seconds /= pass.device_share;
+  }
+  // Hidden states of a group are one copy each way.
+  pass.offload_qkv_s = CopySeconds(row_bytes(Model::QkvStride(config_)), 1);
+  pass.load_hidden_s = CopySeconds(row_bytes(Model::AttentionStride(config_)), 1);
   pass.packets =
       static_cast<int>((slot_bytes_ + device_->packet_bytes - 1) / device_->packet_bytes);
+  pass.load_s = CopySeconds(static_cast<double>(slot_bytes_), pass.packets);
   pass.loads_ahead = std::max(1, kLinkDepth / pass.packets);
   const auto cores = static_cast<double>(costs_.cores);
   pass.both_share = std::min(1.0, cores / (2 * device_->threads));
-  // One thread copies, as long as copying by itself takes. Threads that wait for experts are asleep
-  // and caches cold, whatever brings them.
-  const double copying = static_cast<double>(slot_bytes_) / costs_.host_copy.value / pass.load_s;
+  // One thread of each device copies, as long as copying by itself takes. Threads that wait for
+  // experts are asleep and caches cold, whatever brings them.
+  const auto devices = static_cast<double>(device_->count);
+  const double copying =
+      devices * static_cast<double>(slot_bytes_) / costs_.host_copy.value / pass.load_s;
   pass.copy_share =
-      std::min(pass.copy_share, std::clamp((cores - copying) / device_->threads, 0.1, 1.0));
+      std::min(pass.copy_share,
+               std::clamp((cores - copying) / (devices * device_->device_threads), 0.1, 1.0));
   pass.link_share = 1;  // CopySeconds has it
 }
 
@@ -196,28 +209,36 @@ PhasePrediction BatchPassModel::Phase(const IterationLoad& load) {
   const double groups = pass.groups;
   const double visits = pass.schedule == ScheduleKind::kModuleBatching ? 1 : groups;
   const Resource host = device_ ? Resource::kCpu : Resource::kDevice;
+  const auto devices = static_cast<double>(pass.devices);
   PhasePrediction phase;
-  // Per layer, those without experts included.
+  // Per layer, those without experts included; of several devices, of each.
   phase.components = {
       {"pre-attention", Resource::kDevice, groups * pass.pre_attention_s},
       {"attention", host, groups * pass.attention_s},
       {"projection and router", Resource::kDevice, groups * pass.post_attention_s},
-      {"experts", Resource::kDevice, of_sparse * visits * pass.visit_active * pass.expert_s},
+      {"experts", Resource::kDevice,
+       of_sparse * visits * pass.visit_active * pass.expert_s / devices},
       {"layers without experts", Resource::kDevice, (1 - of_sparse) * visits * pass.dense_mlp_s},
       {"logits and sampling", host, pass.other_s / layers},
       {"queries, keys and values to the host", Resource::kLinkOut, groups * pass.offload_qkv_s},
       {"attention outputs to the device", Resource::kLinkIn, groups * pass.load_hidden_s},
-      {"expert copies", Resource::kLinkIn, times.loads * pass.load_s / layers}};
+      {"expert copies", Resource::kLinkIn, times.loads * pass.load_s / layers / devices}};
   SumComponents(phase);
   const auto busy = [&](Resource resource) { return phase.busy_s[static_cast<int>(resource)]; };
-  // Both sides share the processors.
-  const double computing = busy(Resource::kDevice) + busy(Resource::kCpu);
+  // All share the processors.
+  const double others =
+      (devices - 1) * of_sparse * visits * pass.visit_active * pass.expert_s / devices;
+  const double computing = busy(Resource::kDevice) + others + busy(Resource::kCpu);
+  const double threads =
+      pass.device_share * (busy(Resource::kDevice) + others) + busy(Resource::kCpu);
   const double together =
-      std::max({busy(Resource::kDevice), busy(Resource::kCpu), computing / (2 * pass.both_share)});
+      std::max({busy(Resource::kDevice), busy(Resource::kCpu), threads / (2 * pass.both_share)});
   const double link = busy(Resource::kLinkIn);
   phase.roofline_s = std::max({together, link, busy(Resource::kLinkOut)});
-  phase.serial_s = computing / pass.copy_share / std::min(1.0, 2 * pass.both_share) +
-                   link / pass.link_share + busy(Resource::kLinkOut);
+  phase.serial_s =
+      computing / pass.copy_share / std::min(1.0, 2 * pass.both_share) +
+      (link + (devices - 1) * times.loads * pass.load_s / layers / devices) / pass.link_share +
+      busy(Resource::kLinkOut);
   phase.period_s = times.seconds / layers;
   phase.iteration_s = times.seconds;
   NameBottleneck(phase, together, link);

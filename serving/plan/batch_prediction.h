@@ -19,12 +19,14 @@
 
 namespace moesaic {
 
-// A device whose threads are the host's, and its link (core/device/emulated_device.h).
+// Devices whose threads are the host's, and the link of each (core/device/emulated_device.h).
 struct PlannedDevice {
   double bytes_per_s = 0;  // of the link; 0: as fast as bytes are copied
   double latency_s = 0;    // of each copy
   uint32_t packet_bytes = 0;
-  int threads = 1;  // of the host, and as many of the device
+  int threads = 1;         // of the host
+  int count = 1;           // of devices
+  int device_threads = 1;  // of each of them
 };
 
 // What the MLP of one layer without experts takes.
@@ -38,8 +40,8 @@ double TokenBudget(const ModelConfig& config, const ModuleCosts& costs, double l
 // What passes of one model take with one set of sizes.
 class BatchPassModel {
  public:
-  // `device`: where experts are and dense modules run; nullopt: in host memory. The other arguments
-  // outlive it.
+  // `device`: where experts are and, on the first, dense modules run; nullopt: in host memory. The
+  // other arguments outlive it.
   BatchPassModel(const ModelConfig& config, const ModuleCosts& costs, const BatchSizes& sizes,
                  uint64_t slot_bytes, std::optional<PlannedDevice> device = std::nullopt);
 
@@ -57,7 +59,7 @@ class BatchPassModel {
  private:
   double AttentionSeconds(const IterationLoad& load) const;  // of one layer, on the host
   double HeadSeconds(const IterationLoad& load) const;
-  double CopySeconds(double bytes) const;  // over the device's link
+  double CopySeconds(double bytes, double copies) const;  // over the device's link
   void AddDevice(double group_rows, PlannedPass& pass) const;
 
   const ModelConfig& config_;

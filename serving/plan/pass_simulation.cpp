@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "core/base/check.h"
+#include "prefetch/expert_placement.h"
 #include "serving/batch/pass_graph.h"
 #include "serving/batch/stream_flow.h"
 
@@ -35,6 +36,7 @@ enum class LaneStep : uint8_t {
   kNone,     // its next task waits for others
   kCompute,  // dense parts
   kExperts,
+  kVisit,  // devices compute the layer's experts
   kHead,
   kWait,    // for an expert
   kInLine,  // for the link
@@ -48,6 +50,24 @@ struct PlayedLane {
   double left_s = 0;  // as if alone
 };
 
+struct Load {
+  ExpertIndex expert = kNoExpert;
+  int packets_left = 0;
+};
+
+// The experts of one device, or the host's, and the link that brings them.
+struct ExpertSide {
+  StreamFlow flow;
+  PlayedLane lane;         // what is computed
+  bool open = false;       // it has experts of the open layer to compute
+  std::deque<Load> loads;  // on their way
+  bool copying = false;    // the link is taken
+  bool packet = false;     // by an expert's
+  double packet_left_s = 0;
+  std::vector<ExpertIndex> held;
+  std::vector<ExpertIndex> needed;
+};
+
 class PassPlayer {
  public:
   explicit PassPlayer(const PlannedPass& pass)
@@ -59,8 +79,28 @@ class PassPlayer {
         sparse_layers_(static_cast<int>(
             std::count(pass.layer_is_sparse.begin(), pass.layer_is_sparse.end(), 1))),
         grid_(sparse_layers_, static_cast<int>(pass.num_experts)),
-        flow_(grid_, SparseLayers(sparse_layers_), pass.slots,
-              std::clamp<int64_t>(pass.buffers, 1, pass.slots), pass.group) {
+        placement_(grid_, std::vector<int>(static_cast<size_t>(pass.devices), -1)) {
+    for (int d = 0; d < pass.devices; ++d) {
+      sides_.push_back({StreamFlow(grid_, SparseLayers(sparse_layers_), pass.slots,
+                                   std::clamp<int64_t>(pass.buffers, 1, pass.slots), pass.group,
+                                   placement_.experts(d)),
+                        {},
+                        false,
+                        {},
+                        false,
+                        false,
+                        0,
+                        {},
+                        {}});
+    }
+    for (ExpertIndex expert = 0; expert < grid_.total(); ++expert) order_.push_back(expert);
+    for (int64_t layer = 0; layer < sparse_layers_; ++layer) {
+      const auto begin = order_.begin() + layer * pass.num_experts;
+      const auto streamed = std::stable_partition(
+          begin, begin + pass.num_experts,
+          [this](ExpertIndex expert) { return SideOf(expert).flow.resident(expert); });
+      residents_.push_back(streamed - begin);
+    }
     int number = 0;
     for (const uint8_t sparse : pass.layer_is_sparse)
       number_.push_back(sparse != 0 ? number++ : -1);
@@ -90,8 +130,10 @@ class PassPlayer {
 
  private:
   void Play() {
-    flow_.BeginPass(visits_);
-    flow_.AllowReadAhead(true);
+    for (ExpertSide& side : sides_) {
+      side.flow.BeginPass(visits_);
+      side.flow.AllowReadAhead(true);
+    }
     std::fill(visits_of_.begin(), visits_of_.end(), 0);
     ++passes_;
     ended_.assign(graph_.tasks().size(), 0);
@@ -100,7 +142,7 @@ class PassPlayer {
     tasks_left_ = ended_.size();
     while (tasks_left_ > 0) {
       for (int lane = 0; lane < kNumPassLanes; ++lane) Begin(lane);
-      StartPacket();
+      for (ExpertSide& side : sides_) StartPacket(side);
       Advance();
     }
     if (pass_.other_s <= 0) return;
@@ -108,7 +150,7 @@ class PassPlayer {
     host.step = LaneStep::kHead;
     host.left_s = pass_.other_s;
     while (host.step != LaneStep::kNone) {
-      StartPacket();
+      for (ExpertSide& side : sides_) StartPacket(side);
       Advance();
     }
   }
@@ -169,16 +211,11 @@ class PassPlayer {
       return;
     }
     const Task& task = graph_.tasks()[lane.next];
-    if (lane.step == LaneStep::kExperts) {
-      for (const ExpertIndex expert : held_) flow_.Release(expert);
-      held_.clear();
-      return Experts(lane);
-    }
     const bool experts_follow = task.kind == TaskKind::kExpert ||
                                 (task.kind == TaskKind::kPostAttention && visits_of_pass());
     if (lane.step == LaneStep::kCompute && experts_follow && sparse(task.layer)) {
-      OpenLayer(task.layer);
-      return Experts(lane);
+      lane.step = LaneStep::kVisit;
+      return OpenLayer(task.layer);
     }
     EndTask(lane);
   }
@@ -189,32 +226,50 @@ class PassPlayer {
     lane.step = LaneStep::kNone;
   }
 
-  // The next experts of the open layer, or its end.
-  void Experts(PlayedLane& lane) {
-    flow_.TakeReady(held_);
-    if (!held_.empty()) {
-      computed_ += std::ssize(held_);
-      return Set(lane, LaneStep::kExperts, static_cast<double>(held_.size()) * pass_.expert_s);
-    }
-    if (flow_.waiting() > 0) return Set(lane, LaneStep::kWait, 0);
-    flow_.EndLayer();
-    EndTask(lane);
+  void EndExperts(ExpertSide& side) {
+    for (const ExpertIndex expert : side.held) side.flow.Release(expert);
+    side.held.clear();
+    Experts(side);
   }
 
-  // Residents are the first experts of a layer. Both kinds are used alike: a pass uses a window of
-  // each, around the end, that moves from pass to pass by what is not repeated; visits use windows
-  // of that, the first from its beginning, the last up to its end. Experts are read in the order of
-  // their numbers, which has nothing to do with that of the windows.
+  // A side's next experts of the open layer, or its end; with the last one's end the layer's.
+  void Experts(ExpertSide& side) {
+    side.flow.TakeReady(side.held);
+    if (!side.held.empty()) {
+      computed_ += std::ssize(side.held);
+      return Set(side.lane, LaneStep::kExperts,
+                 static_cast<double>(side.held.size()) * pass_.expert_s);
+    }
+    if (side.flow.waiting() > 0) return Set(side.lane, LaneStep::kWait, 0);
+    side.flow.EndLayer();
+    side.lane.step = LaneStep::kNone;
+    side.open = false;
+    if (std::any_of(sides_.begin(), sides_.end(), [](const ExpertSide& s) { return s.open; })) {
+      return;
+    }
+    EndTask(lanes_[static_cast<size_t>(lanes_of_[static_cast<size_t>(Resource::kDevice)])]);
+  }
+
+  // Residents are a layer's first experts in its order. Both kinds are used alike: a pass uses a
+  // window of each, around the end, that moves from pass to pass by what is not repeated; visits
+  // use windows of that, the first from its beginning, the last up to its end. Experts are read in
+  // the order of their numbers, which has nothing to do with that of the windows.
   void OpenLayer(int layer) {
     const int number = number_[static_cast<size_t>(layer)];
     const int visit = visits_of_[static_cast<size_t>(number)]++;
-    int64_t residents = 0;
-    while (residents < pass_.num_experts && flow_.resident(IndexOf(number, residents))) ++residents;
+    const int64_t residents = residents_[static_cast<size_t>(number)];
     needed_.clear();
     Use(number, visit, 0, residents);
     Use(number, visit, residents, pass_.num_experts - residents);
     if (needed_.empty()) needed_.push_back(IndexOf(number, 0));
-    flow_.BeginLayer(needed_);
+    for (ExpertSide& side : sides_) side.needed.clear();
+    for (const ExpertIndex expert : needed_) SideOf(expert).needed.push_back(expert);
+    for (ExpertSide& side : sides_) side.open = !side.needed.empty();
+    for (ExpertSide& side : sides_) {
+      if (!side.open) continue;
+      side.flow.BeginLayer(side.needed);
+      Experts(side);
+    }
   }
 
   void Use(int number, int visit, int64_t first, int64_t count) {
@@ -232,38 +287,40 @@ class PassPlayer {
   }
 
   ExpertIndex IndexOf(int number, int64_t expert) const {
-    return static_cast<ExpertIndex>(number * pass_.num_experts + expert);
+    return order_[static_cast<size_t>(number * pass_.num_experts + expert)];
+  }
+  ExpertSide& SideOf(ExpertIndex expert) {
+    return sides_[static_cast<size_t>(placement_.device(expert))];
   }
 
-  // The link into the device takes what is in line: an attention output before a packet, unless the
-  // last was one.
-  void StartPacket() {
-    while (std::ssize(loads_) < std::max<int64_t>(1, pass_.loads_ahead)) {
-      const std::optional<ExpertIndex> expert = flow_.NextLoad();
+  // The link into a device takes what is in line: on the first one's an attention output before a
+  // packet, unless the last was one.
+  void StartPacket(ExpertSide& side) {
+    while (std::ssize(side.loads) < std::max<int64_t>(1, pass_.loads_ahead)) {
+      const std::optional<ExpertIndex> expert = side.flow.NextLoad();
       if (!expert) break;
-      loads_.push_back({*expert, pass_.packets});
+      side.loads.push_back({*expert, pass_.packets});
       ++times_.loads;
     }
-    if (copying_) return;
+    if (side.copying) return;
     PlayedLane& hidden = lanes_[kLinkInLane];
-    if (hidden.step == LaneStep::kInLine && !(last_was_hidden_ && !loads_.empty())) {
+    if (&side == &sides_.front() && hidden.step == LaneStep::kInLine &&
+        !(last_was_hidden_ && !side.loads.empty())) {
       hidden.step = LaneStep::kCopyIn;
-      copying_ = last_was_hidden_ = true;
-    } else if (!loads_.empty()) {
-      packet_left_s_ = pass_.load_s / pass_.packets;
-      copying_ = packet_ = true;
-      last_was_hidden_ = false;
+      side.copying = last_was_hidden_ = true;
+    } else if (!side.loads.empty()) {
+      side.packet_left_s = pass_.load_s / pass_.packets;
+      side.copying = side.packet = true;
+      if (&side == &sides_.front()) last_was_hidden_ = false;
     }
   }
 
-  void EndPacket() {
-    copying_ = packet_ = false;
-    if (--loads_.front().packets_left > 0) return;
-    flow_.Loaded(loads_.front().expert, 0);
-    loads_.pop_front();
-    PlayedLane& computing =
-        lanes_[static_cast<size_t>(lanes_of_[static_cast<size_t>(Resource::kDevice)])];
-    if (computing.step == LaneStep::kWait && flow_.ready()) Experts(computing);
+  void EndPacket(ExpertSide& side) {
+    side.copying = side.packet = false;
+    if (--side.loads.front().packets_left > 0) return;
+    side.flow.Loaded(side.loads.front().expert, 0);
+    side.loads.pop_front();
+    if (side.lane.step == LaneStep::kWait && side.flow.ready()) Experts(side);
   }
 
   static bool Computes(const PlayedLane& lane) {
@@ -271,44 +328,75 @@ class PassPlayer {
            lane.step == LaneStep::kHead;
   }
 
-  double SpeedOf(const PlayedLane& lane) const {
-    if (!Computes(lane)) return 1;
-    const bool both = Computes(lanes_[kHostLane]) && Computes(lanes_[kDeviceLane]);
-    return (both ? pass_.both_share : 1) * (copying_ ? pass_.copy_share : 1);
+  // Of everything that computes: what its threads get of the processors, beside what is copied.
+  double ComputingSpeed() const {
+    double threads = 0;  // that compute, in the host's
+    double copying = 0;
+    const double of_device = pass_.device ? pass_.device_share : 1;
+    if (Computes(lanes_[kHostLane])) threads += 1;
+    if (Computes(lanes_[kDeviceLane])) threads += of_device;
+    for (const ExpertSide& side : sides_) {
+      if (Computes(side.lane)) threads += of_device;
+      if (side.copying) copying += 1;
+    }
+    copying /= static_cast<double>(sides_.size());
+    return (threads > 1 ? std::min(1.0, 2 * pass_.both_share / threads) : 1) *
+           (1 - copying * (1 - pass_.copy_share));
+  }
+
+  static bool Runs(const PlayedLane& lane) {
+    return Computes(lane) || lane.step == LaneStep::kCopyIn || lane.step == LaneStep::kCopyOut;
+  }
+
+  // The lanes, then the sides' own.
+  PlayedLane& LaneAt(size_t i) {
+    return i < lanes_.size() ? lanes_[i] : sides_[i - lanes_.size()].lane;
   }
 
   // To the next end of something.
   void Advance() {
-    std::array<double, kNumPassLanes> ends;
-    const double link_speed =
-        std::any_of(lanes_.begin(), lanes_.end(), Computes) ? pass_.link_share : 1;
-    const double packet_end = packet_ ? packet_left_s_ / link_speed : INFINITY;
-    double step = packet_end;
-    for (size_t i = 0; i < lanes_.size(); ++i) {
-      const PlayedLane& lane = lanes_[i];
-      const bool runs =
-          Computes(lane) || lane.step == LaneStep::kCopyIn || lane.step == LaneStep::kCopyOut;
-      ends[i] = runs ? lane.left_s / SpeedOf(lane) : INFINITY;
-      step = std::min(step, ends[i]);
+    const size_t count = lanes_.size() + sides_.size();
+    const double speed = ComputingSpeed();
+    bool computes = false;
+    for (size_t i = 0; i < count; ++i) computes = computes || Computes(LaneAt(i));
+    const double link_speed = computes ? pass_.link_share : 1;
+    double step = INFINITY;
+    ends_.assign(count + sides_.size(), INFINITY);
+    for (size_t i = 0; i < count; ++i) {
+      const PlayedLane& lane = LaneAt(i);
+      if (Runs(lane)) ends_[i] = lane.left_s / (Computes(lane) ? speed : 1);
+      step = std::min(step, ends_[i]);
+    }
+    for (size_t d = 0; d < sides_.size(); ++d) {
+      if (sides_[d].packet) ends_[count + d] = sides_[d].packet_left_s / link_speed;
+      step = std::min(step, ends_[count + d]);
     }
     CHECK(std::isfinite(step));  // else everything waits for ever
     times_.seconds += step;
-    if (!loads_.empty()) times_.link_s += step;
-    for (size_t i = 0; i < lanes_.size(); ++i) {
-      if (double* const spent = SpentOn(lanes_[i].step)) *spent += step;
+    for (const ExpertSide& side : sides_) {
+      if (!side.loads.empty()) times_.link_s += step;
     }
-    for (size_t i = 0; i < lanes_.size(); ++i) {
+    for (size_t i = 0; i < count; ++i) {
+      PlayedLane& lane = LaneAt(i);
+      if (double* const spent = SpentOn(lane.step)) *spent += step;
       // Before anything ends and speeds change.
-      if (std::isfinite(ends[i])) lanes_[i].left_s *= ends[i] > step ? 1 - step / ends[i] : 0;
+      if (std::isfinite(ends_[i])) lane.left_s *= ends_[i] > step ? 1 - step / ends_[i] : 0;
     }
-    const bool packet_ends = packet_end <= step;
-    if (packet_) packet_left_s_ -= step * link_speed;
-    for (size_t i = 0; i < lanes_.size(); ++i) {
-      if (!std::isfinite(ends[i]) || ends[i] > step) continue;
-      if (lanes_[i].step == LaneStep::kCopyIn) copying_ = false;
+    for (ExpertSide& side : sides_) {
+      if (side.packet) side.packet_left_s -= step * link_speed;
+    }
+    for (size_t i = 0; i < count; ++i) {
+      if (ends_[i] > step) continue;
+      if (i >= lanes_.size()) {
+        EndExperts(sides_[i - lanes_.size()]);
+        continue;
+      }
+      if (lanes_[i].step == LaneStep::kCopyIn) sides_.front().copying = false;
       EndStep(static_cast<int>(i));
     }
-    if (packet_ends) EndPacket();
+    for (size_t d = 0; d < sides_.size(); ++d) {
+      if (ends_[count + d] <= step) EndPacket(sides_[d]);
+    }
   }
 
   double* SpentOn(LaneStep step) {
@@ -326,16 +414,12 @@ class PassPlayer {
         return &times_.hidden_in_s;
       case LaneStep::kCopyOut:
         return &times_.hidden_out_s;
+      case LaneStep::kVisit:
       case LaneStep::kNone:
         break;
     }
     return nullptr;
   }
-
-  struct Load {
-    ExpertIndex expert = kNoExpert;
-    int packets_left = 0;
-  };
 
   const PlannedPass& pass_;
   const std::array<int, kNumResources> lanes_of_;
@@ -343,20 +427,19 @@ class PassPlayer {
   const TaskGraph graph_;
   const int sparse_layers_;
   const ExpertGrid grid_;  // layers with experts only
-  StreamFlow flow_;
-  std::vector<int> number_;     // [layers] of those with experts; -1: it has none
-  std::vector<int> visits_of_;  // [layers with experts] by this pass
-  std::vector<uint8_t> ended_;  // [tasks]
+  const ExpertPlacement placement_;
+  std::deque<ExpertSide> sides_;    // [devices]; one of the host
+  std::vector<ExpertIndex> order_;  // [layers with experts * experts] residents of each first
+  std::vector<int64_t> residents_;  // [layers with experts]
+  std::vector<int> number_;         // [layers] of those with experts; -1: it has none
+  std::vector<int> visits_of_;      // [layers with experts] by this pass
+  std::vector<uint8_t> ended_;      // [tasks]
   size_t tasks_left_ = 0;
   int64_t passes_ = 0;
   bool uses_all_ = false;
   std::array<PlayedLane, kNumPassLanes> lanes_;
-  std::deque<Load> loads_;  // on their way
-  bool copying_ = false;    // to the device
-  bool packet_ = false;     // what is copied is an expert's
-  bool last_was_hidden_ = false;
-  double packet_left_s_ = 0;
-  std::vector<ExpertIndex> held_;
+  bool last_was_hidden_ = false;  // on the first device's link
+  std::vector<double> ends_;      // of an Advance
   std::vector<ExpertIndex> needed_;
   int64_t computed_ = 0;  // experts, by this pass
   PassTimes times_;
@@ -368,6 +451,7 @@ PassTimes SimulatePass(const PlannedPass& pass) {
   CHECK_GT(pass.slots, 0);
   CHECK_GT(pass.groups, 0);
   CHECK_GT(pass.packets, 0);
+  CHECK(pass.devices == 1 || (pass.devices > 1 && pass.device));
   CHECK_LE(pass.visit_active, pass.active + 1e-9);
   CHECK(pass.both_share > 0 && pass.copy_share > 0 && pass.link_share > 0);
   return PassPlayer(pass).Run();

@@ -1,7 +1,8 @@
 // PlannedPass: how long one pass of throughput mode takes: the task graph that PassRunner runs and
 // the StreamFlow that decides what is read, both the engine's own, played on a virtual clock with
-// measured durations. Everything is in host memory and experts come from disk, or there is a device
-// whose threads are the host's (an emulated device).
+// measured durations. Everything is in host memory and experts come from disk, or there are devices
+// whose threads are the host's (emulated devices): the first one computes the dense modules, each
+// of them its experts of a layer, which are together when the last one is done.
 //
 // Pure functions over plain data.
 //
@@ -18,7 +19,8 @@
 namespace moesaic {
 
 struct PlannedPass {
-  bool device = false;  // dense modules and experts are on one
+  bool device = false;  // dense modules and experts are on one, or on several
+  int devices = 1;      // that have experts, each with a link
   ScheduleKind schedule = ScheduleKind::kModuleBatching;
   int groups = 1;                        // of sequences; overlapped: 2
   std::vector<uint8_t> layer_is_sparse;  // [layers]; 1: it has experts
@@ -40,23 +42,26 @@ struct PlannedPass {
   double repeated = 0;  // of these, the next pass's as well; what is read ahead is the last pass's
   double other_s = 0;   // of the pass, on the host, behind all layers: the head
 
-  int64_t slots = 0;
+  int64_t slots = 0;        // of each device
   int64_t buffers = 0;      // of them for what streams; 0: all experts have one
   int64_t group = 1;        // experts that are computed together at most
   double load_s = 0;        // one expert, into its slot
   int packets = 1;          // that it is copied in
   int64_t loads_ahead = 1;  // experts that are given to the link before they can be copied
 
-  double both_share = 1;  // of its rate, when the other side computes as well
-  double copy_share = 1;  // of computing's rate, while something is copied or read
-  double link_share = 1;  // of the link's rate, while something computes
-  bool cold = false;      // the first pass: no expert has been read
+  // Of its rate, when the host and as many threads of devices compute.
+  double both_share = 1;
+  double device_share = 1;  // of the host's threads, how many each device has
+  double copy_share = 1;    // of computing's rate, while something is copied or read
+  double link_share = 1;    // of the link's rate, while something computes
+  bool cold = false;        // the first pass: no expert has been read
 };
 
 struct PassTimes {
   double seconds = 0;
   // As long as each takes beside the others. Dense parts, attention among them, are summed over
-  // both sides, so that the parts may add up to more than `seconds`.
+  // both sides, and what several devices do over all of them, so that the parts may add up to more
+  // than `seconds`.
   double dense_s = 0;
   double experts_s = 0;
   double other_s = 0;

@@ -173,14 +173,15 @@ int64_t ChooseResident(const PlanProblem& problem, PlanCandidate& candidate, int
   return most;
 }
 
-uint64_t ChoosePacket(const PlanProblem& problem) {
-  if (problem.machine.disk_block_bytes > 0) return problem.machine.disk_block_bytes;
-  // 5 ms, as MoE-Lens' 100 MB at 19.5 GB/s, in whole MiB, but no more than an expert.
-  constexpr double kMostWaitSeconds = 5e-3;
-  constexpr uint64_t kMiB = uint64_t{1} << 20;
-  const double wait = kMostWaitSeconds * problem.machine.link_in_bytes_per_s.value;
-  const uint64_t packet = std::max(kMiB, static_cast<uint64_t>(wait) / kMiB * kMiB);
-  return std::min(packet, std::max<uint64_t>(4096, problem.model.ExpertBytes()));
+std::vector<uint64_t> PacketSizes(const PlanProblem& problem) {
+  if (problem.machine.disk_block_bytes > 0) return {problem.machine.disk_block_bytes};
+  // MoE-Lens' has 100 MB.
+  constexpr uint64_t kLeastPacket = uint64_t{256} << 10;
+  constexpr uint64_t kMostPacket = uint64_t{128} << 20;
+  const uint64_t most = std::clamp(problem.model.ExpertBytes(), kLeastPacket, kMostPacket);
+  std::vector<uint64_t> sizes;
+  for (uint64_t size = kLeastPacket; size <= most; size *= 2) sizes.push_back(size);
+  return sizes;
 }
 
 LayerTimes TimesOf(const PlanProblem& problem, const PlanCandidate& c, const IterationLoad& load) {

@@ -65,8 +65,8 @@ int64_t BuffersFor(const PlanProblem& problem, ScheduleKind schedule, int64_t re
 // residency, so this is a bisection.
 int64_t ChooseResident(const PlanProblem& problem, PlanCandidate& candidate, int64_t buffers);
 
-// The packet that balances the overhead of copies with what a hidden state may wait for.
-uint64_t ChoosePacket(const PlanProblem& problem);
+// Packets worth a look, ascending: powers of two up to an expert, or the disk's best block.
+std::vector<uint64_t> PacketSizes(const PlanProblem& problem);
 
 LayerTimes TimesOf(const PlanProblem& problem, const PlanCandidate& candidate,
                    const IterationLoad& load);

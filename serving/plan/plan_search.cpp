@@ -139,7 +139,10 @@ std::vector<int64_t> BatchSizes(const PlanProblem& problem, const PlanOptions& o
 class Search {
  public:
   Search(const PlanProblem& problem, const PlanOptions& options)
-      : problem_(problem), options_(options), packet_bytes_(ChoosePacket(problem)) {}
+      : problem_(problem),
+        options_(options),
+        packet_sizes_(PacketSizes(problem)),
+        packet_bytes_(packet_sizes_[packet_sizes_.size() / 2]) {}
 
   std::optional<PlanCandidate> Run(ScheduleKind schedule) {
     found_.clear();
@@ -148,9 +151,10 @@ class Search {
       c.schedule = schedule;
       c.packet_bytes = packet_bytes_;
       c.batch_sequences = size;
+      const size_t before = found_.size();
       for (const bool dense_resident : {true, false}) {
-        // Streaming dense weights makes sense only where they do not fit.
-        if (!dense_resident && (!found_.empty() || !problem_.has_gpu())) break;
+        // Streaming dense weights makes sense only where they do not fit beside this batch.
+        if (!dense_resident && (found_.size() > before || !problem_.has_gpu())) break;
         c.dense_resident = dense_resident;
         if (schedule == ScheduleKind::kOverlapped) {
           TryOverlapped(c);
@@ -159,9 +163,17 @@ class Search {
         }
       }
     }
-    std::sort(found_.begin(), found_.end(),
-              [](const Scored& a, const Scored& b) { return a.bound_s < b.bound_s; });
-    return Best();
+    std::optional<PlanCandidate> best = Best();
+    // The others with the packet that is best for the best, once.
+    if (!best || !BetterPacket(*best)) return best;
+    for (Scored& scored : found_) {
+      scored.candidate.packet_bytes = best->packet_bytes;
+      scored.bound_s = BoundWall(problem_, scored.candidate);
+    }
+    std::optional<PlanCandidate> again = Best();
+    BetterPacket(*again);
+    const bool better = EstimateWall(problem_, *again) < EstimateWall(problem_, *best);
+    return better ? again : best;
   }
 
  private:
@@ -181,11 +193,20 @@ class Search {
     const double mean = problem_.mean_prompt + problem_.mean_generated;
     c.kv_blocks = std::max(problem_.KvBlocksOf(static_cast<double>(problem_.longest)),
                            c.batch_sequences * problem_.KvBlocksOf(mean));
-    // A few times what hides the copies; hidden states of more would only take memory.
+    // A few times what hides the copies: hidden states of more would only take memory. Less where
+    // even those leave no room for the batch's keys and values.
     const double tokens = static_cast<double>(c.batch_sequences) * problem_.mean_prompt;
-    const double enough = std::max(8192.0, 4 * TokensThatHideLayer(problem_));
-    c.token_budget = std::max(problem_.longest_prompt,
-                              static_cast<int64_t>(std::ceil(std::min(tokens, enough))));
+    const size_t before = found_.size();
+    for (const double part : {4.0, 1.0, 0.25}) {
+      const double enough = std::max(8192.0, part * TokensThatHideLayer(problem_));
+      c.token_budget = std::max(problem_.longest_prompt,
+                                static_cast<int64_t>(std::ceil(std::min(tokens, enough))));
+      TryMicroBatches(c);
+      if (found_.size() > before) break;
+    }
+  }
+
+  void TryMicroBatches(PlanCandidate c) {
     const bool gpu = problem_.has_gpu();
     const bool modules = c.schedule == ScheduleKind::kModuleBatching;
     c.micro_batch_tokens = std::min<int64_t>(c.token_budget, gpu ? 4096 : 1024);
@@ -227,7 +248,24 @@ class Search {
     }
   }
 
+  // The largest packet with which the candidate is as fast as with any; whether it is another.
+  bool BetterPacket(PlanCandidate& c) const {
+    const uint64_t before = c.packet_bytes;
+    double best = INFINITY;
+    for (const uint64_t size : packet_sizes_) {
+      PlanCandidate other = c;
+      other.packet_bytes = size;
+      const double wall = EstimateWall(problem_, other);
+      if (wall > best * (1 + kWorthwhile)) continue;
+      best = std::min(best, wall);
+      c.packet_bytes = size;
+    }
+    return c.packet_bytes != before;
+  }
+
   std::optional<PlanCandidate> Best() {
+    std::sort(found_.begin(), found_.end(),
+              [](const Scored& a, const Scored& b) { return a.bound_s < b.bound_s; });
     double best = INFINITY;
     size_t graphs = 0;
     std::optional<PlanCandidate> result;
@@ -243,7 +281,8 @@ class Search {
 
   const PlanProblem& problem_;
   const PlanOptions& options_;
-  const uint64_t packet_bytes_;
+  const std::vector<uint64_t> packet_sizes_;
+  const uint64_t packet_bytes_;  // to begin with
   std::vector<Scored> found_;
 };
 

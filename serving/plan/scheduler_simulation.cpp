@@ -38,7 +38,7 @@ class Simulation {
       RunChunked();
       return result_;
     }
-    while (!waiting_.empty() || !running_.empty()) {
+    while (!preempted_.empty() || !waiting_.empty() || !running_.empty()) {
       if (limits_.whole_batches) {
         RunBatch();
       } else {
@@ -110,7 +110,7 @@ class Simulation {
       if (NeedsBlock(sequence)) --need;
       free_blocks_ += Blocks(sequence.context);
       sequence.prompt = sequence.context;
-      waiting_.push_front(sequence);
+      preempted_.push_back(sequence);
       ++result_.preemptions;
       preempted = true;
     }
@@ -121,15 +121,17 @@ class Simulation {
     IterationLoad load;
     const bool preempted = Preempt();
     Decode(load);
-    while (!preempted && !waiting_.empty()) {
-      Sequence& next = waiting_.front();
+    while (!preempted) {
+      std::deque<Sequence>& queue = preempted_.empty() ? waiting_ : preempted_;
+      if (queue.empty()) break;
+      Sequence& next = queue.front();
       const int64_t tokens = load.decode_sequences + load.prefill_tokens;
       const bool within = tokens + next.prompt <= limits_.token_budget || tokens == 0;
       const bool room = static_cast<int64_t>(running_.size()) < MostSequences();
       if (!within || !room || Blocks(next.prompt) > free_blocks_) break;
       Prefill(next, load);
       running_.push_back(next);
-      waiting_.pop_front();
+      queue.pop_front();
     }
     CHECK(load.prefill_tokens > 0 || load.decode_sequences > 0);
     Finish(load, running_);
@@ -265,7 +267,8 @@ class Simulation {
   const SchedulerLimits limits_;
   const std::function<double(const IterationLoad&)>& iteration_s_;
   std::deque<Sequence> waiting_;
-  std::vector<Sequence> running_;  // oldest first
+  std::deque<Sequence> preempted_;  // admitted before those that wait; the first to leave first
+  std::vector<Sequence> running_;   // oldest first
   int64_t free_blocks_;
   SchedulerResult result_;
 };

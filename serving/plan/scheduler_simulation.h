@@ -6,7 +6,8 @@
 // Normal mode: all decoding sequences take a step; prompts are admitted from the front of the
 // queue while budget and blocks last. Preemption mode, when the next token of the decoding
 // sequences needs more blocks than are free: the newest leave until the rest fits, nothing is
-// admitted, and they wait at the front of the queue as prompts that include what they generated.
+// admitted, and they wait, in the order in which they left and before all others, as prompts that
+// include what they generated.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +27,8 @@ struct SchedulerLimits {
   // the schedules that do not mix prefill and decode.
   bool whole_batches = false;
   // Prompts are cut at the token budget, so that every iteration uses all of it: the scheduler of
-  // this program's engines (serving/online/scheduler). Whole prompts wait for room in the budget,
-  // else.
+  // this program's engines (serving/online/scheduler); there the last to be preempted is the first
+  // to come back. Whole prompts wait for room in the budget, else.
   bool chunked_prefill = false;
   // The pass over a prompt yields its first token, so that g tokens take g - 1 steps more; else g,
   // as the paper's model has it.

@@ -44,6 +44,8 @@ TEST(RooflineTest, TokensThatHideACopy) {
   EXPECT_DOUBLE_EQ(TokensThatHideExpert(150e12, 32e9, 2) * 8 / 2, 18750);
   EXPECT_NEAR(150e12 / 32e9 / LayerIntensity(1, 3.5, 4, 8, 2), 17254, 0.5);
   EXPECT_NEAR(LayerIntensity(1, 3.5, 4, 8, 2), 0.27168, 5e-6);
+  // Attention left out: k / E.
+  EXPECT_NEAR(LayerIntensity(1, 1e9, 4, 8, 2), 0.25, 1e-9);
   // Published with 1 TFLOP/s = 1024 GFLOP/s.
   EXPECT_DOUBLE_EQ(TokensThatHideExpert(150 * 1024e9, 32e9, 2) * 4, 19200);
   EXPECT_DOUBLE_EQ(TokensThatHideExpert(181 * 1024e9, 32e9, 2) * 4, 23168);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/base/hash.h"
+#include "core/device/emulated_device.h"
 #include "tests/serving/batch/pass_rig.h"
 #include "tests/serving/batch/timeline_checks.h"
 
@@ -131,6 +132,25 @@ TEST(PassExactnessTest, AFailedExpertFailsThePassOnly) {
     device.SetFaults({});
     EXPECT_EQ(HashesOf(AfterWhatIsOnItsWay(rig)), expected) << ScheduleKindName(schedule);
   }
+}
+
+TEST(PassExactnessTest, CopiesToADeviceHaveThePlansSize) {
+  // Every expert has a slot, so that each is copied once: whole, or in packets of the options.
+  PassSetting setting{ScheduleKind::kModuleBatching, 2, 256, 1};
+  const auto run = [&](uint64_t& copies) {
+    PassRig rig(setting);
+    const std::vector<uint64_t> hashes = HashesOf(rig.RunAll());
+    const auto& device = dynamic_cast<EmulatedDevice&>(rig.experts.device(0));
+    copies = device.counters(EmulatedEngine::kHostToDevice).copies;
+    return hashes;
+  };
+  uint64_t in_packets = 0;
+  uint64_t whole = 0;
+  const std::vector<uint64_t> expected = run(in_packets);
+  setting.packet_bytes = 1 << 20;
+  EXPECT_EQ(run(whole), expected);
+  EXPECT_GT(whole, 0u);
+  EXPECT_GT(in_packets, 3 * whole);
 }
 
 }  // namespace

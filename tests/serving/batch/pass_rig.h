@@ -28,6 +28,7 @@ struct PassSetting {
   EmulatedLink link = {};
   int steps = kPassSteps;
   std::function<void(EngineOptions&)> adjust = {};
+  uint32_t packet_bytes = 0;  // that the plan has; 0: none
 };
 
 // [sequences] logits of all positions of each, one after another.
@@ -79,6 +80,7 @@ struct PassRig {
     sizes.num_kv_blocks = kPassBlocks * kPassSequences;
     sizes.expert_slots = setting.slots;
     sizes.buffers = std::max<int64_t>(1, setting.slots / 2);
+    sizes.packet_bytes = setting.packet_bytes;
     options.devices.memory =
         std::to_string(static_cast<uint64_t>(setting.slots) * files.experts->layout().slot_bytes);
     return LedgerOf(options, files, sizes);

@@ -255,17 +255,73 @@ TEST(BatchPlannerTest, PlansForAnEmulatedDevice) {
     // The search over all of them finds nothing worse.
     EXPECT_LE(fast.execution->prediction.wall_s, plan.execution->prediction.wall_s * 1.01);
   }
-  options.devices.count = 2;
-  EXPECT_FALSE(PlanBatchJob(options, files, workload, &costs).execution);
+}
+
+TEST(BatchPlannerTest, PlansForSeveralEmulatedDevices) {
+  ModuleCosts costs = SomeCosts();
+  costs.cores = 16;  // for all of them
+  const Workload workload = UniformWorkload(30, 30, 200);
+  EngineOptions options = DeviceOptionsOfJob(1e7);
+  options.devices.memory = "20%";
+  const ModelFiles files = OpenModelFiles(options, SelectKernels());
+  const auto tokens_per_s = [&](int devices) {
+    options.devices.count = devices;
+    const BatchPlan plan = PlanBatchJob(options, files, workload, &costs);
+    EXPECT_EQ(std::ssize(plan.devices), devices);
+    EXPECT_LE(plan.total_bytes, options.machine_memory_bytes);
+    const PhasePrediction& decode = plan.execution->prediction.decode;
+    EXPECT_GE(decode.period_s, decode.roofline_s * 0.99) << devices;
+    EXPECT_LE(decode.period_s, decode.serial_s * 1.01) << devices;
+    EXPECT_EQ(decode.bottleneck, Resource::kLinkIn);
+    return plan.execution->prediction.generated_tokens_per_s;
+  };
+  // Each has a link of its own, which is the limit, and residents of its own.
+  const double one = tokens_per_s(1);
+  const double two = tokens_per_s(2);
+  EXPECT_GT(two, 1.8 * one);
+  EXPECT_GT(tokens_per_s(3), 1.2 * two);
+}
+
+TEST(BatchPlannerTest, PacketsAreSearchedUnlessTheyAreGiven) {
+  const ModuleCosts costs = SomeCosts();
+  const Workload workload = UniformWorkload(30, 30, 200);
+  struct Link {
+    double bytes_per_s, latency_us;
+  };
+  for (const Link& link : {Link{1e8, 3000}, Link{1e8, 0}, Link{2e7, 20}}) {
+    EngineOptions options = DeviceOptionsOfJob(link.bytes_per_s);
+    options.devices.emulated_link.latency_us = link.latency_us;
+    options.packet_bytes = 16384;  // of the disk: five for an expert, and no bound on packets
+    const ModelFiles files = OpenModelFiles(options, SelectKernels());
+    const BatchPlan plan = PlanBatchJob(options, files, workload, &costs);
+    SCOPED_TRACE(link.latency_us);
+    EXPECT_EQ(plan.execution->packet_bytes, PacketBytesOf(options, plan.sizes));
+    for (const uint32_t packet : {16384u, 65536u, 131072u}) {
+      EngineOptions given = options;
+      given.device_packet_bytes = packet;
+      const BatchPlan other = PlanBatchJob(given, files, workload, &costs);
+      EXPECT_EQ(other.sizes.packet_bytes, packet);
+      EXPECT_EQ(other.execution->packet_bytes, packet);
+      EXPECT_LE(plan.execution->prediction.wall_s, other.execution->prediction.wall_s * 1.01);
+    }
+    // Where a copy takes long whatever its size, an expert is one.
+    if (link.latency_us > 1000) {
+      EXPECT_GE(plan.sizes.packet_bytes, files.experts->layout().slot_bytes);
+    }
+  }
 }
 
 // Runs a job as it was planned from measured costs: what does not depend on the machine's speed has
 // to come out exactly, and every quantity of the report has its prediction.
-class PlannedJobTest : public testing::TestWithParam<bool> {};
+class PlannedJobTest : public testing::TestWithParam<int> {};  // devices
 
 TEST_P(PlannedJobTest, RunsAsPlanned) {
-  const bool device = GetParam();
+  const bool device = GetParam() > 0;
   EngineOptions options = device ? DeviceOptionsOfJob(2e9) : JobOptions();
+  if (GetParam() > 1) {
+    options.devices.count = GetParam();
+    options.devices.memory = "20%";
+  }
   if (!device) options.expert_memory = "40%";
   const ModelFiles files = OpenModelFiles(options, SelectKernels());
   const ModuleCosts costs = MeasureSample(options, files);
@@ -333,7 +389,7 @@ TEST_P(PlannedJobTest, RunsAsPlanned) {
   EXPECT_NE(BatchReportHtml(report).find("Plan against run"), std::string::npos);
 }
 
-INSTANTIATE_TEST_SUITE_P(HostAndDevice, PlannedJobTest, testing::Bool());
+INSTANTIATE_TEST_SUITE_P(HostAndDevices, PlannedJobTest, testing::Values(0, 1, 2));
 
 TEST(ModuleProfilerTest, TheKeyNamesWhatCostsDependOn) {
   const EngineOptions options = JobOptions();

@@ -6,7 +6,9 @@
 #include <string>
 
 #include "core/base/error.h"
+#include "core/perf/roofline.h"
 #include "serving/plan/scheduler_simulation.h"
+#include "tests/serving/plan/plan_presets.h"
 
 namespace moesaic {
 namespace {
@@ -65,29 +67,75 @@ TEST(LensModelTest, CpuBandwidthAndOperations) {
   EXPECT_DOUBLE_EQ(LensCpuFlopPerS(4, 40e9), 160e9);
 }
 
+TEST(LensModelTest, KeysAndValuesThatSaturateADevice) {
+  // Table 2: tokens that hide a layer's copies (A40, L40, A100 at 32 GB/s, a TFLOP/s counted as
+  // 1024 GFLOP/s), sequences of 256 and 512, 128,000 bytes a token counted as 125,000. The last one
+  // is printed as 2554, twice the truncated 1277.
+  const double tflops[] = {150, 181, 312};
+  const double printed[] = {614.4, 741.4, 1277.95};
+  const ModelShape model = ModelPreset("mixtral-8x7b");
+  const auto experts = static_cast<double>(model.num_experts) / static_cast<double>(model.top_k);
+  for (int i = 0; i < 3; ++i) {
+    const double tokens = TokensThatHideExpert(tflops[i] * 1024e9, 32e9, 2) * experts;
+    EXPECT_NEAR(tokens * 256 * 125e3 / 1e9, printed[i], 0.05);
+    EXPECT_NEAR(tokens * 512 * 125e3 / 1e9, 2 * printed[i], 0.1);
+  }
+  // With the model's own bytes: 629.1 GB (585.9 GiB), 644 GB with the published tokens.
+  const auto bytes = static_cast<double>(model.KvBytesPerToken());
+  EXPECT_EQ(bytes, kKvBytesPerToken);
+  const double tokens = TokensThatHideExpert(150e12, 32e9, 2) * experts;
+  EXPECT_NEAR(tokens * 256 * bytes / 1e9, 629.1, 0.05);
+  EXPECT_NEAR(tokens * 256 * bytes / 1073741824.0, 585.9, 0.05);
+  EXPECT_NEAR(19200 * 256 * bytes / 1e9, 644, 0.5);
+}
+
+TEST(LensModelTest, BytesOfALayer) {
+  // Queries, keys and values of an iteration's tokens: 2 n (d + 2 d / s).
+  const ModelShape mixtral = ModelPreset("mixtral-8x7b");
+  EXPECT_NEAR(kTokenBudget * static_cast<double>(mixtral.AttentionInBytes()) / 1e6, 227.3, 0.05);
+  // The paper's totals of 94, 282 and 264 GB, over all layers: what an iteration streams at 19.5
+  // GB/s, and two layers' weights. Our shapes are exact, so they are a per cent or two smaller.
+  struct Streamed {
+    const char* model;
+    double iteration_s, buffer_gb;
+  };
+  for (const Streamed& row :
+       {Streamed{"mixtral-8x7b", 4.821, 5.875}, Streamed{"mixtral-8x22b", 14.462, 10.07},
+        Streamed{"dbrx", 13.538, 13.2}}) {
+    const ModelShape model = ModelPreset(row.model);
+    const double total = 2 * static_cast<double>(model.TotalParameters());
+    EXPECT_NEAR(total / kLinkBytesPerS / row.iteration_s, 1, 0.01) << row.model;
+    const double layer =
+        static_cast<double>(model.LayerDenseBytes()) +
+        static_cast<double>(model.num_experts) * static_cast<double>(model.ExpertBytes());
+    EXPECT_NEAR(2 * layer / 1e9 / row.buffer_gb, 1, 0.02) << row.model;
+  }
+  EXPECT_DOUBLE_EQ(kMixtralBytes / 32 / 1e6, 2937.5);
+}
+
 struct Cell {
   double kv_gb;
   int64_t generated;
   int64_t requests;
-  double q;
+  double q, decoding, tokens;  // prompts, decode rows, all tokens of an iteration
   bool kv_bound;
   double t1, t2, t, simulated;  // 0: not recorded
 };
 
 // Worked numbers for Mixtral 8x7B on an A40, 98 prompt tokens; T2 where Eq. 12 holds as printed.
 const Cell kCells[] = {
-    {70, 32, 25000, 132.98, true, 754.4, 819.7, 754.4, 779.1},
-    {70, 64, 20000, 59.71, true, 665.6, 1216.7, 665.6, 654.0},
-    {70, 128, 20000, 24.42, true, 560.7, 1839.3, 560.7, 569.2},
-    {70, 256, 20000, 8.90, true, 424.2, 0, 424.2, 448.3},
-    {210, 32, 63832, 398.95, false, 2206.9, 891.5, 891.5, 0},
-    {210, 64, 57323, 179.13, false, 1981.9, 1396.3, 1396.3, 0},
-    {210, 128, 46881, 73.25, true, 1620.9, 2017.2, 1620.9, 0},
-    {210, 256, 34171, 26.70, true, 1181.4, 0, 1181.4, 0},
-    {210, 32, 25000, 398.95, false, 0, 819.7, 819.7, 821.6},
-    {210, 64, 25000, 179.13, false, 0, 1266.7, 1266.7, 1233.9},
-    {210, 128, 25000, 73.25, true, 1414.5, 0, 1414.5, 1394.6},
-    {210, 256, 25000, 26.70, true, 1113.4, 0, 1113.4, 1176.0},
+    {70, 32, 25000, 132.98, 4255, 17288, true, 754.4, 819.7, 754.4, 779.1},
+    {70, 64, 20000, 59.71, 3822, 9673, true, 665.6, 1216.7, 665.6, 654.0},
+    {70, 128, 20000, 24.42, 3125, 5518, true, 560.7, 1839.3, 560.7, 569.2},
+    {70, 256, 20000, 8.90, 2278, 3150, true, 424.2, 0, 424.2, 448.3},
+    {210, 32, 63832, 398.95, 12766, 51863, false, 2206.9, 891.5, 891.5, 0},
+    {210, 64, 57323, 179.13, 11465, 29020, false, 1981.9, 1396.3, 1396.3, 0},
+    {210, 128, 46881, 73.25, 9376, 16555, true, 1620.9, 2017.2, 1620.9, 0},
+    {210, 256, 34171, 26.70, 6834, 9450, true, 1181.4, 3153, 1181.4, 0},
+    {210, 32, 25000, 398.95, 12766, 51863, false, 0, 819.7, 819.7, 821.6},
+    {210, 64, 25000, 179.13, 11465, 29020, false, 0, 1266.7, 1266.7, 1233.9},
+    {210, 128, 25000, 73.25, 9376, 16555, true, 1414.5, 0, 1414.5, 1394.6},
+    {210, 256, 25000, 26.70, 6834, 9450, true, 1113.4, 0, 1113.4, 1176.0},
 };
 
 TEST(LensModelTest, StageTwoTable) {
@@ -99,6 +147,8 @@ TEST(LensModelTest, StageTwoTable) {
                               std::to_string(cell.generated) + ", K " +
                               std::to_string(cell.requests);
     EXPECT_NEAR(lens.prompts_per_iteration / cell.q, 1, 2e-4) << where;
+    EXPECT_NEAR(lens.decode_per_iteration / cell.decoding, 1, 2e-4) << where;
+    EXPECT_NEAR(lens.tokens_per_iteration / cell.tokens, 1, 2e-4) << where;
     EXPECT_EQ(lens.kv_bound, cell.kv_bound) << where;
     if (cell.t1 > 0) {
       EXPECT_NEAR(lens.kv_bound_tokens_per_s / cell.t1, 1, 2e-4) << where;
@@ -110,22 +160,42 @@ TEST(LensModelTest, StageTwoTable) {
   }
 }
 
-TEST(LensModelTest, ShapeOfTheCurves) {
-  // 70 GB falls with g; 210 GB rises, then drops after 128.
-  double last = 1e9;
+TEST(LensModelTest, BlocksThatASequenceHoldsOverItsLife) {
+  // N / q = sum over i = 0 .. g of ceil((98 + i) / 16), printed as S.
+  const int64_t sums[] = {251, 559, 1367, 3751};
   for (int i = 0; i < 4; ++i) {
-    EXPECT_LT(kCells[i].t, last);
-    last = kCells[i].t;
+    const LensJob job = Job(70, kCells[i].generated, kCells[i].requests);
+    EXPECT_NEAR(static_cast<double>(job.kv_blocks) / LensStage2(job).prompts_per_iteration,
+                static_cast<double>(sums[i]), 1e-6);
   }
-  const auto at = [](int64_t generated) {
-    const LensJob job = Job(210, generated, 0);
-    LensJob full = job;
-    full.requests = static_cast<int64_t>(std::lround(5 * LensStage2(job).decode_per_iteration));
-    return LensStage2(full).tokens_per_s;
+  // "Around 90%" of the budget at 70 GB and 32 tokens.
+  EXPECT_NEAR(LensStage2(Job(70, 32, 25000)).tokens_per_iteration / kTokenBudget, 0.93, 0.005);
+}
+
+TEST(LensModelTest, ShapeOfTheCurves) {
+  // 70 GB falls with g; 210 GB rises, then drops.
+  struct Curve {
+    const char* model;
+    double model_gb;
+    double throughput[4];  // 210 GB; 32, 64, 128, 256 tokens; K = 5 g q
   };
-  EXPECT_LT(at(32), at(64));
-  EXPECT_LT(at(64), at(128));
-  EXPECT_GT(at(128), at(256));
+  for (const Curve& curve : {Curve{"mixtral-8x7b", 94, {891.5, 1396.3, 1620.9, 1181.4}},
+                             Curve{"mixtral-8x22b", 282, {285, 378, 309, 225}},
+                             Curve{"dbrx", 264, {313, 488, 462, 337}}}) {
+    const auto bytes = static_cast<double>(ModelPreset(curve.model).KvBytesPerToken());
+    double last = 1e9;
+    for (int i = 0; i < 4; ++i) {
+      const auto at = [&](double kv_gb) {
+        LensJob job = Job(kv_gb * kKvBytesPerToken / bytes, kCells[i].generated, 0);
+        job.iteration_s = curve.model_gb * 1e9 / kLinkBytesPerS;
+        job.requests = std::lround(5 * LensStage2(job).decode_per_iteration);
+        return LensStage2(job).tokens_per_s;
+      };
+      EXPECT_NEAR(at(210) / curve.throughput[i], 1, 2e-3) << curve.model << " " << i;
+      EXPECT_LT(at(70), last) << curve.model << " " << i;
+      last = at(70);
+    }
+  }
 }
 
 TEST(LensModelTest, ManyIterationsAlreadyPrefilledDoNotTurnThroughputNegative) {
@@ -175,12 +245,11 @@ TEST(LensModelTest, SimulationAgreesWithTheClosedForm) {
     const std::string where = std::to_string(cell.kv_gb) + " GB, g " +
                               std::to_string(cell.generated) + ", K " +
                               std::to_string(cell.requests) + ": " + std::to_string(throughput);
-    // 25,000 requests of 256 tokens at 210 GB are over before the steady state that T1 assumes;
-    // with the 34,171 of the row above they agree.
-    const bool short_run = cell.kv_gb == 210 && cell.generated == 256 && cell.requests == 25000;
-    EXPECT_NEAR(throughput / LensStage2(job).tokens_per_s, 1, short_run ? 0.09 : 0.06) << where;
+    // Where there is preemption a simulation has rounds, so that its rate is a staircase in the
+    // number of requests; the closed form is smooth.
+    EXPECT_NEAR(throughput / LensStage2(job).tokens_per_s, 1, 0.06) << where;
     if (cell.simulated > 0) {
-      EXPECT_NEAR(throughput / cell.simulated, 1, 0.03) << where;
+      EXPECT_NEAR(throughput / cell.simulated, 1, 0.0125) << where;
     }
   }
 }

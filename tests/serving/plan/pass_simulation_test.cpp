@@ -114,6 +114,26 @@ TEST(PassSimulationTest, HiddenStatesWaitBehindOnePacketAtMost) {
   EXPECT_GT(SimulatePass(pass).hidden_in_s, 2 * 4 * pass.load_hidden_s);
 }
 
+TEST(PassSimulationTest, SeveralDevicesShareALayersExperts) {
+  PlannedPass pass = SomePass();
+  pass.devices = 2;
+  pass.active = pass.visit_active = pass.repeated = 8;  // four for each
+  EXPECT_NEAR(SimulatePass(pass).seconds, 4 * (kLayerAlone + 4e-4), 1e-12);
+  EXPECT_NEAR(SimulatePass(pass).experts_s, 4 * 8e-4, 1e-12);
+  // On as many processors as one of them has threads the two take as long as one.
+  pass.both_share = 0.5;
+  EXPECT_NEAR(SimulatePass(pass).seconds, 4 * (kLayerAlone + 8e-4), 1e-12);
+  // Links of their own, which are the limit.
+  pass.both_share = 1;
+  pass.slots = 12;
+  pass.buffers = 4;
+  pass.load_s = 0.1;
+  pass.packets = 100;
+  const PassTimes times = SimulatePass(pass);
+  EXPECT_EQ(times.loads, 4 * 4);
+  EXPECT_NEAR(times.seconds, 4 * 2 * pass.load_s, 0.02);
+}
+
 TEST(PassSimulationTest, AFirstPassReadsResidentsToo) {
   PlannedPass pass = Streaming();
   const double later = SimulatePass(pass).loads;
@@ -212,6 +232,8 @@ TEST(PassSimulationTest, LiesBetweenRooflineAndSerialSum) {
   for (int i = 0; i < 400; ++i) {
     PlannedPass pass;
     pass.device = i % 8 < 4;
+    pass.devices = i % 8 < 2 ? 1 + i % 3 : 1;
+    pass.device_share = uniform(0.3, 1);
     pass.schedule = kSchedules[static_cast<size_t>(i) % kSchedules.size()];
     pass.groups = pass.schedule == ScheduleKind::kOverlapped ? 2 : static_cast<int>(uniform(1, 6));
     pass.layer_is_sparse.assign(static_cast<size_t>(uniform(1, 8)), 1);
@@ -244,11 +266,12 @@ TEST(PassSimulationTest, LiesBetweenRooflineAndSerialSum) {
     pass.cold = i % 3 == 0;
     const PassTimes times = SimulatePass(pass);
     SCOPED_TRACE(i);
-    // Both sides at once are at most two threads of tasks.
-    const double sides = pass.device ? 2 : 1;
+    // The host and each device at once.
+    const double devices = pass.devices;
+    const double sides = pass.device ? 1 + devices : 1;
     const double edge = 5 * pass.load_s / pass.link_share;
     EXPECT_GE(times.seconds,
-              std::max(times.compute_alone_s / sides, times.link_alone_s - edge) - 1e-9);
+              std::max(times.compute_alone_s / sides, times.link_alone_s / devices - edge) - 1e-9);
     double links = times.link_alone_s / pass.link_share;
     if (pass.device) {
       links += static_cast<double>(pass.layer_is_sparse.size()) * pass.groups * pass.offload_qkv_s;
@@ -256,9 +279,10 @@ TEST(PassSimulationTest, LiesBetweenRooflineAndSerialSum) {
       EXPECT_NEAR(times.dense_s + times.experts_s + times.other_s + times.stall_s, times.seconds,
                   1e-9);
     }
-    EXPECT_LE(times.seconds, times.compute_alone_s / pass.copy_share + links + edge + 1e-9);
-    EXPECT_LE(times.link_s, times.seconds + 1e-9);
-    EXPECT_LE(times.stall_s, times.seconds + 1e-9);
+    EXPECT_LE(times.seconds,
+              times.compute_alone_s / pass.copy_share + links + devices * edge + 1e-9);
+    EXPECT_LE(times.link_s, devices * times.seconds + 1e-9);
+    EXPECT_LE(times.stall_s, devices * times.seconds + 1e-9);
   }
 }
 

@@ -170,6 +170,62 @@ TEST(ThroughputPlannerTest, GivenSettingsAreKept) {
             8 * 352321536.0 / 12.35e9);
 }
 
+TEST(ThroughputPlannerTest, DenseWeightsThatDoNotFitAreStreamedForLargeBatches) {
+  // 26 GB of dense weights on a device of 24 GB, and host memory for some hundred sequences.
+  const ModelShape model = ModelPreset("deepseek-v2");
+  PlanOptions options = Quick();
+  for (const ScheduleKind kind : {ScheduleKind::kPagedWeights, ScheduleKind::kModuleBatching}) {
+    options.schedule = kind;
+    const ExecutionPlan plan =
+        PlanThroughput(model, MachinePreset("a5000"), UniformWorkload(512, 256, 2000), options);
+    ExpectSound(plan, model);
+    EXPECT_FALSE(plan.dense_resident);
+    EXPECT_GT(plan.batch_sequences, 300);
+  }
+}
+
+TEST(ThroughputPlannerTest, HiddenStatesLeaveRoomForKeysAndValues) {
+  // Four times the tokens that hide a layer's copies would take 18 GB of the 43 GB that the weights
+  // leave; a fourth of them does not.
+  const ModelShape model = ModelPreset("deepseek-v2");
+  PlanOptions options = Quick();
+  options.schedule = ScheduleKind::kModuleBatching;
+  const ExecutionPlan plan =
+      PlanThroughput(model, MachinePreset("a5000"), UniformWorkload(512, 256, 8500), options);
+  const MemoryLedger& host = plan.ledgers.at(1);
+  const auto bytes_of = [&](const std::string& name) {
+    for (const MemoryItem& item : host.items) {
+      if (item.name == name) return static_cast<double>(item.bytes);
+    }
+    return 0.0;
+  };
+  EXPECT_GT(bytes_of("keys and values"),
+            0.8 * (bytes_of("keys and values") + bytes_of("hidden states")));
+  EXPECT_GT(bytes_of("keys and values"), 35e9);
+}
+
+TEST(ThroughputPlannerTest, PacketsBalanceOverheadWithWaiting) {
+  const ModelShape model = ModelPreset("mixtral-8x7b");
+  PlanOptions options = Quick();
+  options.schedule = ScheduleKind::kModuleBatching;
+  options.batch_sequences = 500;
+  options.micro_batches = 8;
+  const auto packet = [&](double overhead_s) {
+    MachineSpec machine = MachinePreset("a40");
+    machine.copy_overhead_s = Given(overhead_s);
+    return PlanThroughput(model, machine, UniformWorkload(98, 64, 500), options).packet_bytes;
+  };
+  const uint64_t free = packet(0);
+  const uint64_t dear = packet(2e-3);
+  EXPECT_LT(free, dear);
+  EXPECT_LT(free, model.ExpertBytes() / 4);
+  // A disk's best block is measured.
+  MachineSpec disk = Laptop(120);
+  disk.disk_block_bytes = 768 << 10;
+  EXPECT_EQ(PlanThroughput(model, disk, UniformWorkload(98, 64, 100), Quick()).packet_bytes,
+            disk.disk_block_bytes);
+}
+
 TEST(ThroughputPlannerTest, WhatIfPlansAreSortedAndNameWhatHelps) {
   PlanOptions options;
   const ExecutionPlan plan = PlanThroughput(ModelPreset("mixtral-8x7b"), MachinePreset("l4"),
