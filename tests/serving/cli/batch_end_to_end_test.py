@@ -250,6 +250,31 @@ class Batch(unittest.TestCase):
         self.assertEqual(result.returncode, 3, result.stderr)
         self.assertEqual(self.run_batch("--overwrite", "--mode", "latency", "--report", "x").returncode, 2)
 
+    def test_memory_is_as_planned(self):
+        """What one job holds more than another is what its ledger has more, and no job holds more than its ledger."""
+        version = subprocess.run([PROGRAM, "--version"], capture_output=True, text=True, env=ENVIRONMENT).stdout
+        if "sanitize" in version:
+            self.skipTest("sanitizers need memory of their own")
+        rng = random.Random(2)
+        prompts = [" ".join(rng.choice(WORDS) for _ in range(120)) for _ in range(96)]
+        self.input.write_text(
+            "".join(request(f"id-{i}", prompt=text, max_tokens=8) + "\n" for i, text in enumerate(prompts))
+        )
+        planned, held = [], []
+        for sequences, tokens, experts in ((16, 256, "25%"), (768, 4096, "25%"), (1024, 8192, "100%")):
+            result = self.run_batch(
+                *("--overwrite", "--max-num-seqs", str(sequences), "--max-num-batched-tokens", str(tokens)),
+                *("--max-model-len", "1024", "--expert-memory", experts, "--report", str(self.here)),
+            )
+            self.assertEqual(result.returncode, 0, result.stderr)
+            memory = json.loads((self.here / "report.json").read_text())["memory"]
+            planned.append(memory["ledger_bytes"])
+            held.append(memory["peak_rss_bytes"])
+            self.assertLessEqual(held[-1], planned[-1], memory)
+        for i in (1, 2):  # most of it keys and values and workspace, all of which is touched
+            ratio = (held[i] - held[0]) / (planned[i] - planned[0])
+            self.assertAlmostEqual(ratio, 1, delta=0.05)
+
     def test_interrupt_drains(self):
         self.write_requests(200)
         process = subprocess.Popen(self.command(), stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
