@@ -27,6 +27,7 @@ SETTINGS = {
     "device, link 200 MB/s": ("gsm8k", 64, 16, ["--devices", "1", "--device-memory", "25%", "--emulated-link-gbps", "0.2"]),
     "device, link 400 MB/s": ("gsm8k", 96, 16, ["--devices", "1", "--device-memory", "25%", "--emulated-link-gbps", "0.4"]),
     "device, link 800 MB/s": ("gsm8k", 192, 24, ["--devices", "1", "--device-memory", "25%", "--emulated-link-gbps", "0.8"]),
+    "2 devices, links 400 MB/s": ("gsm8k", 192, 16, ["--devices", "2", "--device-memory", "25%", "--emulated-link-gbps", "0.4"]),
     "MT-Bench, device, link 400 MB/s": ("mt-bench", 80, 24, ["--devices", "1", "--device-memory", "40%",
                                                             "--emulated-link-gbps", "0.4"]),
     "disk, at most 400 MB/s": ("gsm8k", 96, 20, ["--memory", "330MiB", "--link-bandwidth", "400MB"]),
