@@ -139,7 +139,7 @@ TEST(PassExactnessTest, CopiesToADeviceHaveThePlansSize) {
   PassSetting setting{ScheduleKind::kModuleBatching, 2, 256, 1};
   const auto run = [&](uint64_t& copies) {
     PassRig rig(setting);
-    const std::vector<uint64_t> hashes = HashesOf(rig.RunAll());
+    std::vector<uint64_t> hashes = HashesOf(rig.RunAll());
     const auto& device = dynamic_cast<EmulatedDevice&>(rig.experts.device(0));
     copies = device.counters(EmulatedEngine::kHostToDevice).copies;
     return hashes;
