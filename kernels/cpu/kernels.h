@@ -172,16 +172,20 @@ struct KvLayout {
   int64_t block_bytes() const { return num_kv_heads * head_bytes(); }  // one layer
 };
 
-// Queries of `rows` consecutive tokens of one sequence that share a KV head.
+// Queries of `rows` consecutive tokens of one sequence, `group` of them for each of `kv_heads` KV
+// heads. Chunks go through all heads one after the other, so that memory is read about in its
+// order.
 struct AttendArgs {
-  const float* q = nullptr;  // head g of row r: q + r * q_row_stride + g * q_stride, [head_dim]
-  int64_t q_stride = 0;      // in floats
+  // Query g of head h and row r, [head_dim]: q + r * q_row_stride + (h * group + g) * q_stride.
+  const float* q = nullptr;
+  int64_t q_stride = 0;  // in floats
   int64_t q_row_stride = 0;
   int64_t rows = 1;
   int64_t group = 0;
   float scale = 1.0f;
   KvLayout layout;
-  int64_t kv_head = 0;
+  int64_t kv_head = 0;  // the first one
+  int64_t kv_heads = 1;
   const std::byte* const* blocks = nullptr;  // block i of the sequence: this layer's block memory
   int64_t context_end = 0;                   // row r sees the positions before context_end + r:
   int64_t window = 0;                        // all of them (0) or the last `window`
@@ -275,7 +279,7 @@ struct CpuKernels {
   void (*store_kv)(const KvLayout& layout, std::byte* block, int64_t kv_head,
                    int64_t token_in_block, const float* key, const float* value) = nullptr;
   // Chunks [chunk_begin, chunk_end) (chunk c covers positions [c, c + 1) * kAttentionChunkTokens)
-  // of all queries of `args`, each folded into the partials [rows][group][AttentionPartialFloats]
+  // of all queries of `args`, folded into partials [kv_heads][rows][group][AttentionPartialFloats]
   // at partials + (chunk - chunk_begin) * chunk_stride floats; with stride 0 into the same, one
   // after the other. The caller has set them to zero, which is no position. scratch:
   // AttentionScratchFloats(head_dim).

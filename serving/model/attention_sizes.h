@@ -19,16 +19,17 @@ inline int64_t GroupPartialFloats(const ModelConfig& config) {
   return config.num_heads / config.num_kv_heads * AttentionPartialFloats(config.head_dim);
 }
 
-// Totals of a block of rows, then what the kernel wants.
+// Totals of a block of rows for one KV head or of one row for all, then what the kernel wants.
 inline int64_t AttentionTotalFloats(const ModelConfig& config) {
-  return AttentionRows(config.num_heads / config.num_kv_heads) * GroupPartialFloats(config);
+  return std::max(AttentionRows(config.num_heads / config.num_kv_heads), config.num_kv_heads) *
+         GroupPartialFloats(config);
 }
 inline int64_t WorkerScratchFloats(const ModelConfig& config) {
   return AttentionTotalFloats(config) + AttentionScratchFloats(config.head_dim);
 }
 
 // Below this many (token, KV head) pairs per thread the chunks of a context are spread over the
-// threads; above it rows of a prompt are taken together.
+// threads; above it rows of a prompt are taken together, and KV heads of a row.
 constexpr int64_t kSplitItemsPerThread = 4;
 
 }  // namespace moesaic

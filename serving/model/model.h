@@ -152,7 +152,7 @@ class Model {
                                  bool dense_elsewhere = false);
 
  private:
-  // Consecutive rows of one slice whose attention is one task for each KV head.
+  // Consecutive rows of one slice whose attention, with task_heads_ KV heads, is one task.
   struct RowBlock {
     int64_t first_row = 0;
     int64_t rows = 0;
@@ -177,9 +177,12 @@ class Model {
   void AttendRows(int64_t layer, ThreadPool& pool);
   void AttendSplit(int64_t layer, ThreadPool& pool);
   void ListRowBlocks(SliceRange slices, ThreadPool& pool);
-  AttendArgs ArgsFor(int64_t layer, const RowBlock& block, int64_t kv_head) const;
+  // Tasks of attention in the slices listed_, not counting parts of contexts.
+  int64_t num_tasks() const;
+  const RowBlock& BlockOf(int64_t task) const;
+  AttendArgs ArgsFor(int64_t layer, int64_t task) const;
   ChunkRange ChunksOf(const AttendArgs& args) const;
-  void FinishAttention(const RowBlock& block, int64_t kv_head, const float* totals);
+  void FinishAttention(const RowBlock& block, const AttendArgs& args, const float* totals);
   // Into mlp_out_.
   void Mlp(const LayerWeights& w, const std::byte* x, int64_t x_stride_bytes, RowRange rows,
            ThreadPool& pool);
@@ -233,6 +236,7 @@ class Model {
   std::vector<int64_t> first_block_;              // [slices] into block_pointers_
   std::vector<int32_t> row_slice_;                // [rows]
   std::vector<RowBlock> row_blocks_;              // of the slices listed_
+  int64_t task_heads_ = 1;                        // likewise
   SliceRange listed_;
   ForwardBatch batch_;  // that runs
 };

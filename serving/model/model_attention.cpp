@@ -94,35 +94,61 @@ void Model::StoreKv(int64_t layer, RowRange rows, ThreadPool& pool) {
 
 // Rows of a prompt share their reads of the cache; a block is as large as that pays, but not so
 // large that threads are left without work: there are as many as AttendSplit is for only when each
-// is one row.
+// is one row. One row takes as many KV heads at once as leave every thread its tasks.
 void Model::ListRowBlocks(SliceRange slices, ThreadPool& pool) {
   const int64_t group = config_.num_heads / config_.num_kv_heads;
-  const int64_t pairs = RowsOf(slices).count() * config_.num_kv_heads;
+  const int64_t rows = RowsOf(slices).count();
+  const int64_t tasks = kSplitItemsPerThread * pool.threads();
   const int64_t most =
-      std::clamp<int64_t>(pairs / (kSplitItemsPerThread * pool.threads()), 1, AttentionRows(group));
+      std::clamp<int64_t>(rows * config_.num_kv_heads / tasks, 1, AttentionRows(group));
+  int64_t shortest = limits_.max_context_tokens;
   row_blocks_.clear();
   for (int64_t s = slices.begin; s < slices.end; ++s) {
     const SequenceSlice& slice = batch_.slices[static_cast<size_t>(s)];
     for (int64_t row = 0; row < slice.num_tokens; row += most) {
       row_blocks_.push_back({slice.first_row + row, std::min(most, slice.num_tokens - row)});
     }
+    shortest = std::min(shortest, slice.start_position + 1);
   }
   listed_ = slices;
+  task_heads_ = 1;
+  if (static_cast<int64_t>(row_blocks_.size()) != rows) return;
+  const int64_t pairs = rows * config_.num_kv_heads;
+  if (pairs >= tasks) {
+    const int64_t most_heads = std::min(pairs / tasks, config_.num_kv_heads);
+    const int64_t per_row = (config_.num_kv_heads + most_heads - 1) / most_heads;
+    task_heads_ = (config_.num_kv_heads + per_row - 1) / per_row;
+  } else if (rows * shortest >= tasks * kAttentionChunkTokens) {
+    task_heads_ = config_.num_kv_heads;  // there are chunks for every thread
+  }
 }
 
-AttendArgs Model::ArgsFor(int64_t layer, const RowBlock& block, int64_t kv_head) const {
+int64_t Model::num_tasks() const {
+  const int64_t per_block = (config_.num_kv_heads + task_heads_ - 1) / task_heads_;
+  return static_cast<int64_t>(row_blocks_.size()) * per_block;
+}
+
+const Model::RowBlock& Model::BlockOf(int64_t task) const {
+  const int64_t per_block = (config_.num_kv_heads + task_heads_ - 1) / task_heads_;
+  return row_blocks_[static_cast<size_t>(task / per_block)];
+}
+
+AttendArgs Model::ArgsFor(int64_t layer, int64_t task) const {
+  const RowBlock& block = BlockOf(task);
   const auto slice_index = static_cast<size_t>(row_slice_[static_cast<size_t>(block.first_row)]);
   const SequenceSlice& slice = batch_.slices[slice_index];
   const int64_t group = config_.num_heads / config_.num_kv_heads;
+  const int64_t per_block = (config_.num_kv_heads + task_heads_ - 1) / task_heads_;
   AttendArgs args;
-  args.q = qkv_rows_ + block.first_row * qkv_stride_ + kv_head * group * config_.head_dim;
+  args.kv_head = task % per_block * task_heads_;
+  args.kv_heads = std::min(task_heads_, config_.num_kv_heads - args.kv_head);
+  args.q = qkv_rows_ + block.first_row * qkv_stride_ + args.kv_head * group * config_.head_dim;
   args.q_stride = config_.head_dim;
   args.q_row_stride = qkv_stride_;
   args.rows = block.rows;
   args.group = group;
   args.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config_.head_dim)));
   args.layout = kv_layout_;
-  args.kv_head = kv_head;
   args.blocks = block_pointers_.data() + first_block_[slice_index];
   args.context_end = slice.start_position + block.first_row - slice.first_row + 1;
   args.window = config_.layer_window[static_cast<size_t>(layer)];
@@ -135,66 +161,65 @@ Model::ChunkRange Model::ChunksOf(const AttendArgs& args) const {
           (args.context_end + args.rows - 2) / kAttentionChunkTokens + 1};
 }
 
-void Model::FinishAttention(const RowBlock& block, int64_t kv_head, const float* totals) {
-  const int64_t group = config_.num_heads / config_.num_kv_heads;
-  for (int64_t row = 0; row < block.rows; ++row) {
-    kernels_.finish_attention(totals + row * GroupPartialFloats(config_), group, config_.head_dim,
-                              attn_.as<float>() + (block.first_row + row) * attn_stride_ +
-                                  kv_head * group * config_.head_dim,
-                              config_.head_dim);
+void Model::FinishAttention(const RowBlock& block, const AttendArgs& args, const float* totals) {
+  for (int64_t head = args.kv_head; head < args.kv_head + args.kv_heads; ++head) {
+    for (int64_t row = 0; row < block.rows; ++row, totals += GroupPartialFloats(config_)) {
+      kernels_.finish_attention(totals, args.group, config_.head_dim,
+                                attn_.as<float>() + (block.first_row + row) * attn_stride_ +
+                                    head * args.group * config_.head_dim,
+                                config_.head_dim);
+    }
   }
 }
 
 void Model::AttendRows(int64_t layer, ThreadPool& pool) {
-  const int64_t kv_heads = config_.num_kv_heads;
-  const int64_t items = static_cast<int64_t>(row_blocks_.size()) * kv_heads;
-  if (items < kSplitItemsPerThread * pool.threads()) {
+  if (static_cast<int64_t>(row_blocks_.size()) * config_.num_kv_heads <
+      kSplitItemsPerThread * pool.threads()) {
     AttendSplit(layer, pool);
     return;
   }
-  pool.ParallelFor(items, [&](int64_t item, int worker) {
-    const RowBlock& block = row_blocks_[static_cast<size_t>(item / kv_heads)];
-    const AttendArgs args = ArgsFor(layer, block, item % kv_heads);
+  pool.ParallelFor(num_tasks(), [&](int64_t task, int worker) {
+    const AttendArgs args = ArgsFor(layer, task);
     const ChunkRange chunks = ChunksOf(args);
     float* totals = scratch_.as<float>() + worker * scratch_stride_;
-    std::fill_n(totals, block.rows * GroupPartialFloats(config_), 0.0f);
+    std::fill_n(totals, args.kv_heads * args.rows * GroupPartialFloats(config_), 0.0f);
     kernels_.attend_chunks(args, chunks.begin, chunks.end, totals, 0,
                            totals + AttentionTotalFloats(config_));
-    FinishAttention(block, args.kv_head, totals);
+    FinishAttention(BlockOf(task), args, totals);
   });
 }
 
 // Few rows: runs of chunks of one context go to several threads. The same chunks folded in the same
 // order as in AttendRows, so the same bits.
 void Model::AttendSplit(int64_t layer, ThreadPool& pool) {
-  const int64_t kv_heads = config_.num_kv_heads;
-  const int64_t group = config_.num_heads / kv_heads;
-  const int64_t group_partial = GroupPartialFloats(config_);
-  const int64_t items = static_cast<int64_t>(row_blocks_.size()) * kv_heads;
-  const int64_t parts = (kSplitItemsPerThread * pool.threads() + items - 1) / items;
-  const int64_t item_floats = MaxChunks(limits_) * group_partial;
-  pool.ParallelFor(items * parts, [&](int64_t task, int worker) {
-    const int64_t item = task / parts;
-    const AttendArgs args =
-        ArgsFor(layer, row_blocks_[static_cast<size_t>(item / kv_heads)], item % kv_heads);
+  const int64_t tasks = num_tasks();
+  const int64_t parts = (kSplitItemsPerThread * pool.threads() + tasks - 1) / tasks;
+  const int64_t partial = task_heads_ * GroupPartialFloats(config_);
+  const auto partials_of = [&](int64_t task) {
+    return split_partials_.as<float>() + task * MaxChunks(limits_) * partial;
+  };
+  pool.ParallelFor(tasks * parts, [&](int64_t part, int worker) {
+    const int64_t task = part / parts;
+    const AttendArgs args = ArgsFor(layer, task);
     const ChunkRange chunks = ChunksOf(args);
     const int64_t count = chunks.end - chunks.begin;
-    const int64_t begin = count * (task % parts) / parts;
-    const int64_t end = count * (task % parts + 1) / parts;
-    float* partials = split_partials_.as<float>() + item * item_floats + begin * group_partial;
-    std::fill_n(partials, (end - begin) * group_partial, 0.0f);
+    const int64_t begin = count * (part % parts) / parts;
+    const int64_t end = count * (part % parts + 1) / parts;
+    float* partials = partials_of(task) + begin * partial;
+    std::fill_n(partials, (end - begin) * partial, 0.0f);
     kernels_.attend_chunks(
-        args, chunks.begin + begin, chunks.begin + end, partials, group_partial,
+        args, chunks.begin + begin, chunks.begin + end, partials, partial,
         scratch_.as<float>() + worker * scratch_stride_ + AttentionTotalFloats(config_));
   });
-  for (int64_t item = 0; item < items; ++item) {
-    const RowBlock& block = row_blocks_[static_cast<size_t>(item / kv_heads)];
-    const ChunkRange chunks = ChunksOf(ArgsFor(layer, block, item % kv_heads));
-    float* totals = split_partials_.as<float>() + item * item_floats;
+  for (int64_t task = 0; task < tasks; ++task) {
+    const AttendArgs args = ArgsFor(layer, task);
+    const ChunkRange chunks = ChunksOf(args);
+    float* totals = partials_of(task);
     for (int64_t chunk = 1; chunk < chunks.end - chunks.begin; ++chunk) {
-      kernels_.fold_partials(totals + chunk * group_partial, group, config_.head_dim, totals);
+      kernels_.fold_partials(totals + chunk * partial, args.kv_heads * args.group, config_.head_dim,
+                             totals);
     }
-    FinishAttention(block, item % kv_heads, totals);
+    FinishAttention(BlockOf(task), args, totals);
   }
 }
 

@@ -50,19 +50,18 @@ class Decoder {
     }
     const int64_t blocks = shape.context / kKvBlockTokens;
     constexpr int64_t kChunkBlocks = kAttentionChunkTokens / kKvBlockTokens;
-    for (int64_t item = 0; item < sequences_ * kKvHeads; ++item) {
-      const auto* const* of = blocks_.data() + item / kKvHeads * blocks;
-      for (int64_t piece = 0; piece < 2 * blocks; ++piece) {
-        const int64_t in_chunk = piece % (2 * kChunkBlocks);
-        const int64_t block = piece / (2 * kChunkBlocks) * kChunkBlocks + in_chunk % kChunkBlocks;
-        pieces_.push_back(of[block] + item % kKvHeads * layout_.head_bytes() +
-                          in_chunk / kChunkBlocks * layout_.key_bytes());
+    for (int64_t chunk = 0; chunk < sequences_ * blocks / kChunkBlocks; ++chunk) {
+      for (int64_t piece = 0; piece < kKvHeads * 2 * kChunkBlocks; ++piece) {
+        const int64_t of_head = piece % (2 * kChunkBlocks);
+        pieces_.push_back(blocks_[chunk * kChunkBlocks + of_head % kChunkBlocks] +
+                          piece / (2 * kChunkBlocks) * layout_.head_bytes() +
+                          of_head / kChunkBlocks * layout_.key_bytes());
       }
     }
     const int64_t heads = kKvHeads * shape.group;
     q_ = Normals(heads * shape.head_dim);
     out_.resize(static_cast<size_t>(per_call_ * heads * shape.head_dim));
-    total_floats_ = shape.group * AttentionPartialFloats(shape.head_dim);
+    total_floats_ = heads * AttentionPartialFloats(shape.head_dim);
     scratch_floats_ = total_floats_ + AttentionScratchFloats(shape.head_dim);
     scratch_floats_ = (std::max(scratch_floats_, shape.group * shape.context) + 15) / 16 * 16;
     scratch_ = AlignedBuffer(static_cast<size_t>(pool.threads() * scratch_floats_) * sizeof(float));
@@ -74,54 +73,55 @@ class Decoder {
 
   void Rewind() { next_ = 0; }
   void Attend() {
-    ForItems([&](int64_t sequence, int64_t head, float* scratch, float* out) {
+    ForSequences([&](int64_t sequence, float* scratch, float* out) {
       AttendArgs args;
-      args.q = q_.data() + head * shape_.group * shape_.head_dim;
+      args.q = q_.data();
       args.q_stride = shape_.head_dim;
       args.group = shape_.group;
       args.scale = Scale();
       args.layout = layout_;
-      args.kv_head = head;
+      args.kv_heads = kKvHeads;
       args.blocks = blocks_.data() + sequence * shape_.context / kKvBlockTokens;
       args.context_end = shape_.context;
       std::fill_n(scratch, total_floats_, 0.0f);
       kernels_.attend_chunks(args, 0, shape_.context / kAttentionChunkTokens, scratch, 0,
                              scratch + total_floats_);
-      kernels_.finish_attention(scratch, shape_.group, shape_.head_dim, out, shape_.head_dim);
+      kernels_.finish_attention(scratch, kKvHeads * shape_.group, shape_.head_dim, out,
+                                shape_.head_dim);
     });
   }
   void Plain(decltype(&PlainAttention) attention) {
-    ForItems([&](int64_t sequence, int64_t head, float* scratch, float* out) {
+    ForSequences([&](int64_t sequence, float* scratch, float* out) {
       const int64_t elements = shape_.context * shape_.head_dim;
-      const uint16_t* keys = memory_.as<uint16_t>() + (sequence * kKvHeads + head) * 2 * elements;
-      attention(keys, keys + elements, q_.data() + head * shape_.group * shape_.head_dim,
-                shape_.group, shape_.context, shape_.head_dim, Scale(), scratch, out);
+      const int64_t queries = shape_.group * shape_.head_dim;
+      for (int64_t head = 0; head < kKvHeads; ++head) {
+        const uint16_t* keys = memory_.as<uint16_t>() + (sequence * kKvHeads + head) * 2 * elements;
+        attention(keys, keys + elements, q_.data() + head * queries, shape_.group, shape_.context,
+                  shape_.head_dim, Scale(), scratch, out + head * queries);
+      }
     });
   }
   void Read(void (*read)(const std::byte* data, int64_t bytes)) {
-    const int64_t piece = sequence_bytes_ / kKvHeads;
-    ForItems([&](int64_t sequence, int64_t head, float*, float*) {
-      read(memory_.data() + (sequence * kKvHeads + head) * piece, piece);
+    ForSequences([&](int64_t sequence, float*, float*) {
+      read(memory_.data() + sequence * sequence_bytes_, sequence_bytes_);
     });
   }
-  // Keys of a chunk, its values, the next chunk.
+  // A head's keys of a chunk, its values, the next head's; the next chunk.
   void ReadInOrder() {
-    const int64_t pieces = 2 * shape_.context / kKvBlockTokens;
-    ForItems([&](int64_t sequence, int64_t head, float*, float*) {
-      ReadPieces(pieces_.data() + (sequence * kKvHeads + head) * pieces, pieces,
-                 layout_.key_bytes());
+    const int64_t pieces = kKvHeads * 2 * shape_.context / kKvBlockTokens;
+    ForSequences([&](int64_t sequence, float*, float*) {
+      ReadPieces(pieces_.data() + sequence * pieces, pieces, layout_.key_bytes());
     });
   }
 
  private:
   float Scale() const { return 1.0f / std::sqrt(static_cast<float>(shape_.head_dim)); }
   template <typename F>
-  void ForItems(F body) {
+  void ForSequences(F body) {
     next_ = (next_ + per_call_) % sequences_;
-    pool_.ParallelFor(per_call_ * kKvHeads, [&](int64_t item, int worker) {
-      body(next_ + item / kKvHeads, item % kKvHeads,
-           scratch_.as<float>() + worker * scratch_floats_,
-           out_.data() + item * shape_.group * shape_.head_dim);
+    pool_.ParallelFor(per_call_, [&](int64_t item, int worker) {
+      body(next_ + item, scratch_.as<float>() + worker * scratch_floats_,
+           out_.data() + item * kKvHeads * shape_.group * shape_.head_dim);
     });
   }
 
@@ -133,7 +133,7 @@ class Decoder {
   int64_t sequence_bytes_ = 0, per_call_ = 0, sequences_ = 0, next_ = 0;
   int64_t total_floats_ = 0, scratch_floats_ = 0;
   std::vector<const std::byte*> blocks_;
-  std::vector<const std::byte*> pieces_;  // [sequences][heads] keys and values as they are read
+  std::vector<const std::byte*> pieces_;  // [sequences] keys and values as they are read
   std::vector<float> q_, out_;
   AlignedBuffer scratch_;
 };

@@ -30,19 +30,24 @@ struct Query {
 
 struct QueryTile {
   const AttendArgs* args;
+  int64_t kv_head;
   const Query* queries;
   int64_t block_begin, block_end;  // blocks that any query sees
   int64_t begin, end;              // positions that all queries see
   // Whose keys are read after the values of this tile; next_begin == next_end: nobody's.
-  int64_t next_begin, next_end;
+  int64_t next_begin, next_end, next_head;
   bool first;       // of its chunk: no tile has read the keys and values before
   float* weights;   // [queries][kAttentionChunkTokens] from block_begin on: scores, then exp
   float* partials;  // [queries][PartialFloats]
   float* rounded;   // room for the queries in bf16
 
   template <class Kv>
+  MOESAIC_INLINE const std::byte* KeysOf(int64_t head, int64_t block) const {
+    return args->blocks[block] + head * HeadBytes<Kv>(args->layout.head_dim);
+  }
+  template <class Kv>
   MOESAIC_INLINE const std::byte* Keys(int64_t block) const {
-    return args->blocks[block] + args->kv_head * HeadBytes<Kv>(args->layout.head_dim);
+    return KeysOf<Kv>(kv_head, block);
   }
   template <class Kv>
   MOESAIC_INLINE const std::byte* Values(int64_t block) const {
@@ -53,7 +58,7 @@ struct QueryTile {
   MOESAIC_INLINE const std::byte* ValuesOrNextKeys(int64_t block) const {
     if (block < block_end) return Values<Kv>(block);
     if (next_begin == next_end) return Values<Kv>(block_end - 1);
-    return Keys<Kv>(MinOf(next_begin + block - block_end, next_end - 1));
+    return KeysOf<Kv>(next_head, MinOf(next_begin + block - block_end, next_end - 1));
   }
 };
 
@@ -357,34 +362,41 @@ void AttendChunksBy(const AttendArgs& args, int64_t chunk_begin, int64_t chunk_e
     while (row_begin < row_end && end_of(row_begin) <= chunk_first) ++row_begin;
     while (row_begin < row_end && begin_of(row_end - 1) >= chunk_last) --row_end;
     const int64_t last = row_end * args.group;
-    int64_t next = row_begin * args.group;
-    while (next < last) {
-      const int64_t count = Attention::NextQueries(args, last - next);
-      QueryTile tile = {};
-      tile.args = &args;
-      tile.queries = queries;
-      tile.weights = scratch;
-      tile.partials = scratch + kMaxAttentionTile * kAttentionChunkTokens;
-      tile.rounded = tile.partials + kMaxAttentionTile * stride;
-      tile.begin = begin_of((next + count - 1) / args.group);
-      tile.end = end_of(next / args.group);
-      tile.block_begin = begin_of(next / args.group) / kKvBlockTokens;
-      tile.block_end = CeilDiv(end_of((next + count - 1) / args.group), kKvBlockTokens);
-      if (tile.end < tile.begin) tile.end = tile.begin;
-      tile.first = next == row_begin * args.group;
-      for (int64_t i = 0; i < count; ++i, ++next) {
-        const int64_t row = next / args.group;
-        queries[i] = {args.q + row * args.q_row_stride + next % args.group * args.q_stride,
-                      partials + next * stride, begin_of(row), end_of(row)};
+    for (int64_t head = 0; head < args.kv_heads; ++head) {
+      float* const totals = partials + head * args.rows * args.group * stride;
+      int64_t next = row_begin * args.group;
+      while (next < last) {
+        const int64_t count = Attention::NextQueries(args, last - next);
+        QueryTile tile = {};
+        tile.args = &args;
+        tile.kv_head = args.kv_head + head;
+        tile.queries = queries;
+        tile.weights = scratch;
+        tile.partials = scratch + kMaxAttentionTile * kAttentionChunkTokens;
+        tile.rounded = tile.partials + kMaxAttentionTile * stride;
+        tile.begin = begin_of((next + count - 1) / args.group);
+        tile.end = end_of(next / args.group);
+        tile.block_begin = begin_of(next / args.group) / kKvBlockTokens;
+        tile.block_end = CeilDiv(end_of((next + count - 1) / args.group), kKvBlockTokens);
+        if (tile.end < tile.begin) tile.end = tile.begin;
+        tile.first = next == row_begin * args.group;
+        for (int64_t i = 0; i < count; ++i, ++next) {
+          const int64_t row = next / args.group;
+          const int64_t query = head * args.group + next % args.group;
+          queries[i] = {args.q + row * args.q_row_stride + query * args.q_stride,
+                        totals + next * stride, begin_of(row), end_of(row)};
+        }
+        const bool next_chunk = next == last && head + 1 == args.kv_heads;
+        tile.next_head = args.kv_head + (next < last ? head : (head + 1) % args.kv_heads);
+        if (!next_chunk) {
+          tile.next_begin = tile.block_begin;
+          tile.next_end = tile.block_end;
+        } else if (chunk + 1 < chunk_end) {
+          tile.next_begin = chunk_last / kKvBlockTokens;
+          tile.next_end = MaxOf(CeilDiv(context_end, kKvBlockTokens), tile.next_begin);
+        }
+        Attention::Attend(tile, count);
       }
-      if (next < last) {
-        tile.next_begin = tile.block_begin;
-        tile.next_end = tile.block_end;
-      } else if (chunk + 1 < chunk_end) {
-        tile.next_begin = chunk_last / kKvBlockTokens;
-        tile.next_end = MaxOf(CeilDiv(context_end, kKvBlockTokens), tile.next_begin);
-      }
-      Attention::Attend(tile, count);
     }
   }
 }

@@ -88,10 +88,11 @@ AttendArgs ArgsFor(const Sequence& sequence, const Shape& shape, const std::vect
   return args;
 }
 
-// All rows of `args`, chunk after chunk into one total: [rows, group, head_dim].
+// All heads and rows of `args`, chunk after chunk into one total: [kv_heads, rows, group,
+// head_dim].
 std::vector<float> AttendInOneCall(const CpuKernels& kernels, const AttendArgs& args) {
   const int64_t d = args.layout.head_dim;
-  const int64_t queries = args.rows * args.group;
+  const int64_t queries = args.kv_heads * args.rows * args.group;
   const int64_t first = args.window > 0 ? std::max<int64_t>(0, args.context_end - args.window) : 0;
   std::vector<float> totals(queries * AttentionPartialFloats(d));
   std::vector<float> scratch(AttentionScratchFloats(d), NAN);
@@ -347,6 +348,49 @@ TEST_P(AttentionTest, RowsTogetherHaveTheBitsOfEach) {
         kernels_.store_kv(sequence.layout(),
                           const_cast<std::byte*>(sequence.blocks()[last / kKvBlockTokens]), 0,
                           last % kKvBlockTokens, rubbish.data(), rubbish.data());
+      }
+    }
+  }
+}
+
+// Heads of one call, chunks into one total or apart, give what calls of their own give.
+TEST_P(AttentionTest, HeadsOfOneCall) {
+  for (const int64_t head_dim : {20, 64, 128}) {
+    for (const int64_t group : {1, 5, 8}) {
+      for (const int64_t rows : {1, 3}) {
+        const Shape shape = {
+            .kv_heads = 4, .group = group, .head_dim = head_dim, .tokens = 700, .end = 690};
+        SCOPED_TRACE(Describe(shape) + fmt::format(" rows={}", rows));
+        const Sequence sequence(kernels_, shape, random_);
+        const int64_t width = shape.kv_heads * group * head_dim;
+        const std::vector<float> q = random_.Normals(rows * width);
+        AttendArgs args = ArgsFor(sequence, shape, q, 1, 0.2f);
+        args.rows = rows;
+        args.q_row_stride = width;
+        args.window = 600;
+        std::vector<float> apart;
+        for (int64_t head = 1; head < 4; ++head) {
+          args.kv_head = head;
+          args.q = q.data() + head * group * head_dim;
+          const std::vector<float> one = AttendInOneCall(kernels_, args);
+          apart.insert(apart.end(), one.begin(), one.end());
+        }
+        args.kv_head = 1;
+        args.kv_heads = 3;
+        args.q = q.data() + group * head_dim;
+        EXPECT_TRUE(SameBits(AttendInOneCall(kernels_, args), apart));
+
+        const int64_t queries = 3 * rows * group;
+        const int64_t floats = queries * AttentionPartialFloats(head_dim) + 16;
+        std::vector<float> partials(3 * floats);
+        std::vector<float> scratch(AttentionScratchFloats(head_dim), NAN);
+        kernels_.attend_chunks(args, 0, 3, partials.data(), floats, scratch.data());
+        for (int64_t chunk = 1; chunk < 3; ++chunk) {
+          kernels_.fold_partials(&partials[chunk * floats], queries, head_dim, partials.data());
+        }
+        std::vector<float> out(queries * head_dim, NAN);
+        kernels_.finish_attention(partials.data(), queries, head_dim, out.data(), head_dim);
+        EXPECT_TRUE(SameBits(out, apart));
       }
     }
   }
