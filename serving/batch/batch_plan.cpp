@@ -298,8 +298,7 @@ std::optional<BatchSizes> FitBatch(const EngineOptions& options, const ModelFile
 }
 
 BatchPlan PlanBatch(const EngineOptions& options, const BatchWorkload& workload) {
-  return PlanBatch(options, OpenModelFiles(options, SelectKernels(ChooseWeightType(options))),
-                   workload);
+  return PlanBatch(options, OpenModelFiles(options), workload);
 }
 
 BatchPlan PlanBatch(const EngineOptions& options, const ModelFiles& files,

@@ -62,7 +62,7 @@ std::optional<ExecutionPlan> PlanOfBatchEngine(const std::string& model_name,
   EngineOptions engine = EngineOptionsFrom(config, model_name, topology);
   engine.max_num_seqs = options.batch_sequences;
   engine.max_num_batched_tokens = 0;
-  const ModelFiles files = OpenModelFiles(engine, SelectKernels(ChooseWeightType(engine)));
+  const ModelFiles files = OpenModelFiles(engine);
   std::string why;
   const auto costs = CachedModuleCosts(engine, files, invocation, topology, &why);
   if (!costs) return std::nullopt;

@@ -160,7 +160,7 @@ int ProfileModel(RuntimeConfig& config, const std::string& name, bool json, bool
                  const Invocation& invocation) {
   const Topology topology = ReadTopology();
   const EngineOptions options = EngineOptionsFrom(config, name, topology);
-  const ModelFiles files = OpenModelFiles(options, SelectKernels(ChooseWeightType(options)));
+  const ModelFiles files = OpenModelFiles(options);
   const ModuleCosts costs =
       MeasureModuleCosts(options, options, files, {}, keep, invocation, topology);
   WriteOut(json ? SerializeModuleCosts(costs) : CostsReport(costs, files));

@@ -105,7 +105,7 @@ LoadedBatchModel LoadBatchModel(const RuntimeConfig& config, const CommandLine& 
   const auto chosen_here = [&](const char* name) { return line.table().origin(name) == "default"; };
   if (chosen_here("max-num-seqs")) options.max_num_seqs = 0;
   if (chosen_here("max-num-batched-tokens")) options.max_num_batched_tokens = 0;
-  const ModelFiles files = OpenModelFiles(options, SelectKernels(ChooseWeightType(options)));
+  const ModelFiles files = OpenModelFiles(options);
   LoadedBatchModel loaded;
   loaded.model.names = {model_name};
   loaded.model.created_unix_s = std::time(nullptr);

@@ -36,7 +36,9 @@ struct ModelFiles {
   std::unique_ptr<TensorSource> tensors;
   std::unique_ptr<ExpertSource> experts;
 };
+// `kernels` pack experts; without, those of the type of the weights.
 ModelFiles OpenModelFiles(const EngineOptions& options, const CpuKernels& kernels);
+ModelFiles OpenModelFiles(const EngineOptions& options);
 
 EnginePlan PlanEngine(const EngineOptions& options, const ModelFiles& files);
 

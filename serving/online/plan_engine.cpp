@@ -273,8 +273,12 @@ ModelFiles OpenModelFiles(const EngineOptions& options, const CpuKernels& kernel
   return files;
 }
 
+ModelFiles OpenModelFiles(const EngineOptions& options) {
+  return OpenModelFiles(options, SelectKernels(ChooseWeightType(options)));
+}
+
 EnginePlan PlanEngine(const EngineOptions& options) {
-  return PlanEngine(options, OpenModelFiles(options, SelectKernels(ChooseWeightType(options))));
+  return PlanEngine(options, OpenModelFiles(options));
 }
 
 EnginePlan PlanEngine(const EngineOptions& options, const ModelFiles& files) {

@@ -41,7 +41,7 @@ inline std::vector<int32_t> PassTokens(int sequence, int step, int vocab) {
 struct PassRig {
   explicit PassRig(const PassSetting& setting)
       : options(OptionsOf(setting)),
-        files(OpenModelFiles(options, SelectKernels())),
+        files(OpenModelFiles(options)),
         plan(PlanOf(setting)),
         pool(options.threads),
         experts(options, plan, files, pool, timeline),

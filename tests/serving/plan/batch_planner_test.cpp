@@ -60,7 +60,7 @@ TEST(BatchPlannerTest, PlansWhatFitsAndSaysWhatItExpects) {
   for (const uint64_t mib : {120, 140, 160, 400}) {
     EngineOptions options = JobOptions();
     options.machine_memory_bytes = mib << 20;
-    const ModelFiles files = OpenModelFiles(options, SelectKernels());
+    const ModelFiles files = OpenModelFiles(options);
     const BatchPlan plan = PlanBatchJob(options, files, workload, &costs);
     SCOPED_TRACE(mib);
     EXPECT_LE(plan.total_bytes, options.machine_memory_bytes);
@@ -89,7 +89,7 @@ TEST(BatchPlannerTest, KeepsWhatIsFixed) {
   EngineOptions options = JobOptions();
   options.max_num_seqs = 24;
   options.max_num_batched_tokens = 200;
-  const ModelFiles files = OpenModelFiles(options, SelectKernels());
+  const ModelFiles files = OpenModelFiles(options);
   const ModuleCosts costs = SomeCosts();
   const BatchPlan plan = PlanBatchJob(options, files, UniformWorkload(60, 20, 300), &costs);
   EXPECT_EQ(plan.sizes.max_num_seqs, 24);
@@ -99,7 +99,7 @@ TEST(BatchPlannerTest, KeepsWhatIsFixed) {
 TEST(BatchPlannerTest, NoSizesNearbyArePredictedToBeMuchFaster) {
   EngineOptions options = JobOptions();
   options.machine_memory_bytes = uint64_t{125} << 20;  // a sequence more is an expert less
-  const ModelFiles files = OpenModelFiles(options, SelectKernels());
+  const ModelFiles files = OpenModelFiles(options);
   const Workload workload = UniformWorkload(300, 16, 512);
   ModuleCosts costs = SomeCosts();
   costs.link.value = 1e7;
@@ -129,7 +129,7 @@ TEST(BatchPlannerTest, NoSizesNearbyArePredictedToBeMuchFaster) {
 
 TEST(BatchPlannerTest, FallsBackToTheRule) {
   const EngineOptions options = JobOptions();
-  const ModelFiles files = OpenModelFiles(options, SelectKernels());
+  const ModelFiles files = OpenModelFiles(options);
   const Workload workload = UniformWorkload(60, 20, 300);
   const BatchPlan plan = PlanBatchJob(options, files, workload, nullptr);
   EXPECT_FALSE(plan.execution);
@@ -146,7 +146,7 @@ TEST(BatchPlannerTest, FallsBackToTheRule) {
 TEST(BatchPlannerTest, ASlowLinkWantsALargeBatchAndResidents) {
   EngineOptions options = JobOptions();
   options.expert_memory = "25%";
-  const ModelFiles files = OpenModelFiles(options, SelectKernels());
+  const ModelFiles files = OpenModelFiles(options);
   const Workload workload = UniformWorkload(30, 30, 300);
   ModuleCosts costs = SomeCosts();
   costs.link.value = 1e7;
@@ -178,7 +178,7 @@ TEST(BatchPlannerTest, ThePassThatComputesAsLongAsItReads) {
 TEST(BatchPlannerTest, SaysWhatATenthMoreWouldGain) {
   EngineOptions options = JobOptions();
   options.expert_memory = "25%";
-  const ModelFiles files = OpenModelFiles(options, SelectKernels());
+  const ModelFiles files = OpenModelFiles(options);
   const Workload workload = UniformWorkload(30, 30, 300);
   ModuleCosts costs = SomeCosts();
   costs.link.value = 1e7;
@@ -226,7 +226,7 @@ TEST(BatchPlannerTest, PlansForAnEmulatedDevice) {
   const ModuleCosts costs = SomeCosts();
   const Workload workload = UniformWorkload(30, 30, 200);
   EngineOptions options = DeviceOptionsOfJob(1e7);
-  const ModelFiles files = OpenModelFiles(options, SelectKernels());
+  const ModelFiles files = OpenModelFiles(options);
   const BatchPlan slow = PlanBatchJob(options, files, workload, &costs);
   ASSERT_TRUE(slow.execution);
   EXPECT_EQ(LedgerOf(options, files, slow.sizes).total_bytes, slow.total_bytes);
@@ -323,7 +323,7 @@ TEST_P(PlannedJobTest, RunsAsPlanned) {
     options.devices.memory = "20%";
   }
   if (!device) options.expert_memory = "40%";
-  const ModelFiles files = OpenModelFiles(options, SelectKernels());
+  const ModelFiles files = OpenModelFiles(options);
   const ModuleCosts costs = MeasureSample(options, files);
   EXPECT_GT(costs.link.value, 0);
   EXPECT_GT(costs[Module::kExpert].per_unit_s + costs[Module::kExpert].fixed_s, 0);
@@ -393,7 +393,7 @@ INSTANTIATE_TEST_SUITE_P(HostAndDevices, PlannedJobTest, testing::Values(0, 1, 2
 
 TEST(ModuleProfilerTest, TheKeyNamesWhatCostsDependOn) {
   const EngineOptions options = JobOptions();
-  const ModelFiles files = OpenModelFiles(options, SelectKernels());
+  const ModelFiles files = OpenModelFiles(options);
   const HostDescription host = DescribeHost(ReadTopology());
   ModuleProfilerInputs inputs{files.config, *files.tensors, *files.experts, SelectKernels()};
   const std::string key = ModuleCostsKey(inputs, host);
