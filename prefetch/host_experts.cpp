@@ -1,5 +1,7 @@
 #include "prefetch/host_experts.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -24,7 +26,10 @@ std::vector<ExpertId> WithWeights(const ExpertSource& source, const ExpertGrid& 
 HostExperts::HostExperts(const ExpertSource& disk, const ExpertGrid& grid,
                          const ExpertPlacement& placement, std::span<Device* const> devices,
                          const ExpertLoaderOptions& reading)
-    : disk_(disk), grid_(grid), extents_(static_cast<size_t>(grid.total())) {
+    : disk_(disk),
+      grid_(grid),
+      devices_(devices.begin(), devices.end()),
+      extents_(static_cast<size_t>(grid.total())) {
   CHECK_EQ(devices.size(), static_cast<size_t>(placement.num_devices()));
   for (int d = 0; d < placement.num_devices(); ++d) {
     Device& device = *devices[static_cast<size_t>(d)];
@@ -85,6 +90,14 @@ std::optional<Error> HostExperts::why_not_pinned() const {
 void HostExperts::Pack(ExpertId, std::span<const std::span<const std::byte>>,
                        std::span<std::byte>) const {
   CHECK(false);  // an extent is the blob
+}
+
+std::string HostExperts::FailedRead(ExpertId id, const Extent& piece,
+                                    const std::string& why) const {
+  return fmt::format(
+      "{}: copying {} bytes of expert {} of layer {} to the device failed: {}; check the device "
+      "(the kernel's log says more) or leave it out of --devices",
+      devices_[static_cast<size_t>(piece.file)]->name(), piece.bytes, id.index, id.layer, why);
 }
 
 uint64_t HostExperts::StagingBytes(const ExpertSource& disk, const ExpertGrid& grid,

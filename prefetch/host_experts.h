@@ -14,6 +14,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "cache/expert_grid.h"
@@ -51,6 +52,7 @@ class HostExperts : public ExpertSource {
   bool direct() const override { return true; }
   void Pack(ExpertId id, std::span<const std::span<const std::byte>> pieces,
             std::span<std::byte> slot) const override;
+  std::string FailedRead(ExpertId id, const Extent& piece, const std::string& why) const override;
 
   // What reading takes besides the blobs, while it lasts.
   static uint64_t StagingBytes(const ExpertSource& disk, const ExpertGrid& grid,
@@ -66,7 +68,8 @@ class HostExperts : public ExpertSource {
 
   const ExpertSource& disk_;
   const ExpertGrid grid_;
-  std::vector<std::filesystem::path> names_;  // [devices] for messages
+  const std::vector<Device*> devices_;
+  std::vector<std::filesystem::path> names_;  // [devices] what extents are in
   std::vector<Home> homes_;                   // [devices]
   std::vector<Extent> extents_;               // [grid.total()]
 };

@@ -122,17 +122,14 @@ PacketResult TransferLanes::Check(int lane_index, int packet_index, int64_t resu
   Lane& lane = At(lane_index);
   const ReadPlan::Packet packet = lane.plan.PacketAt(packet_index);
   if (result >= static_cast<int64_t>(packet.needed_bytes)) return PacketResult::kOk;
-  const std::string& file = source_.files()[static_cast<size_t>(packet.file)].string();
   if (result < 0) {
     const std::error_code code(static_cast<int>(-result), std::generic_category());
     lane.error = std::make_exception_ptr(Error(
         ErrorKind::kIo,
-        fmt::format("{}: reading {} bytes at offset {} for expert {} of layer {} failed: {}; check "
-                    "the disk (the kernel's log says more) or move the model to another one",
-                    file, packet.bytes, packet.offset, lane.id.index, lane.id.layer,
-                    code.message())));
+        source_.FailedRead(lane.id, {packet.file, packet.offset, packet.bytes}, code.message())));
     return PacketResult::kError;
   }
+  const std::string& file = source_.files()[static_cast<size_t>(packet.file)].string();
   lane.error = std::make_exception_ptr(
       Error(ErrorKind::kCorrupt,
             fmt::format(

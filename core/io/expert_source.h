@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <filesystem>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "core/base/expert_id.h"
@@ -38,6 +39,10 @@ class ExpertSource {
   // expert.
   virtual void Pack(ExpertId id, std::span<const std::span<const std::byte>> pieces,
                     std::span<std::byte> slot) const = 0;
+
+  // What failed, and what its user can do about it, when a reader could not read a piece of the
+  // expert's extents for that reason: for a message.
+  virtual std::string FailedRead(ExpertId id, const Extent& piece, const std::string& why) const;
 };
 
 }  // namespace moesaic
