@@ -72,8 +72,12 @@ DeviceExperts::DeviceExperts(const HostExperts& home, const ExpertGrid& grid,
   failed_.reserve(experts);
 }
 
+uint64_t DeviceExperts::TableBytes(const ExpertGrid& grid) {
+  return RoundUp(SlotTable::Bytes(grid), PinnedHostPool::kAlignment);
+}
+
 void DeviceExperts::MakeTable(Device& device, const std::byte* slots) {
-  const uint64_t bytes = RoundUp(SlotTable::Bytes(grid_), PinnedHostPool::kAlignment);
+  const uint64_t bytes = TableBytes(grid_);
   table_pool_ = std::make_unique<PinnedHostPool>(bytes, device.numa_node(), device.host_pinner());
   table_memory_ = *table_pool_->Allocate(bytes);
   if (!device.KernelsReach(table_memory_.span())) return;

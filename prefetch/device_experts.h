@@ -73,6 +73,8 @@ class DeviceExperts : public ExpertProvider {
 
   // Of the first device; null unless asked for, and where its kernels do not reach host memory.
   SlotTable* slot_table() { return table_.get(); }
+  // What that takes of the host, pinned.
+  static uint64_t TableBytes(const ExpertGrid& grid);
 
  private:
   // Where the open layer gets an expert from.

@@ -25,6 +25,8 @@ ModelLimits LimitsOf(const EngineOptions& options, const EnginePlan& plan);
 PredictorShape PredictorShapeOf(const EngineOptions& options, const ModelConfig& config);
 // Slots behind one link, of the link that has most.
 int64_t LinkSlots(const EnginePlan& plan);
+// Whether steps on the first device look up its experts by themselves.
+bool LooksUpExperts(const EnginePlan& plan);
 // Null where no router can predict: another predictor was asked for, or another routing.
 std::unique_ptr<NextGate> MakeNextGate(const EngineOptions& options, const ModelConfig& config);
 ExpertLoaderOptions LoaderOptionsOf(const EngineOptions& options, uint64_t budget_bytes);

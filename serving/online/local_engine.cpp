@@ -212,7 +212,7 @@ void LocalEngine::MakeDeviceExperts() {
   StartFromProfiles(options_, files_.experts->layout(), options);
   options.prefetcher = prefetcher_.get();
   options.make_policy = [this] { return MakePolicy(); };
-  options.looked_up = plan_.dense_devices == 1;
+  options.looked_up = LooksUpExperts(plan_);
   auto experts = std::make_unique<DeviceExperts>(*home_, grid, *placement_, devices, options);
   slot_table_ = experts->slot_table();
   experts_ = std::move(experts);

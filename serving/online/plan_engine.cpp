@@ -230,6 +230,8 @@ int64_t LinkSlots(const EnginePlan& plan) {
                               : slots;
 }
 
+bool LooksUpExperts(const EnginePlan& plan) { return plan.dense_devices == 1; }
+
 std::unique_ptr<NextGate> MakeNextGate(const EngineOptions& options, const ModelConfig& config) {
   if (options.gate_look_ahead <= 0 || !options.route_from.empty() ||
       (options.predictor != "blend" && options.predictor != "next-gate") ||
@@ -329,6 +331,10 @@ EnginePlan PlanEngine(const EngineOptions& options, const ModelFiles& files) {
     }
     devices_host_bytes = DevicesHostBytes(options, config, plan.devices) +
                          DenseHostBytes(config, LimitsOf(options, plan), plan.dense_devices);
+    if (LooksUpExperts(plan)) {
+      devices_host_bytes += DeviceExperts::TableBytes(
+          ExpertGrid(static_cast<int>(config.num_layers), static_cast<int>(config.num_experts)));
+    }
   }
   // Devices that have the dense part have its weights, which the host gives back when it has read
   // them.

@@ -12,6 +12,8 @@
 #include "core/base/units.h"
 #include "core/device/cuda_device.h"
 #include "serving/online/create_engine.h"
+#include "serving/online/engine_devices.h"
+#include "serving/online/engine_parts.h"
 #include "tests/gpu/engine_machine.h"
 #include "tests/gpu/sample_model.h"
 #include "tests/serving/online/engine_harness.h"
@@ -211,6 +213,17 @@ TEST_P(CudaDenseTest, KeysAndValuesMoveToTheDevice) {
   EXPECT_EQ(on_device.num_kv_blocks, on_host.num_kv_blocks);
   EXPECT_EQ(on_device.max_context_tokens, on_host.max_context_tokens);
   EXPECT_EQ(Entry(on_host.devices.at(0).ledger, "KV cache"), 0u);
+}
+
+TEST_P(CudaDenseTest, WhatIsPinnedBesideTheExpertsIsInTheLedger) {
+  const EnginePlan plan = PlanEngine(options_);
+  const ModelConfig config = LoadModelConfig(options_.model_dir);
+  const ExpertGrid grid(static_cast<int>(config.num_layers), static_cast<int>(config.num_experts));
+  EXPECT_GE(DeviceExperts::TableBytes(grid), SlotTable::Bytes(grid));
+  EXPECT_EQ(Entry(plan.ledger, "emulated devices") + Entry(plan.ledger, "staging of devices"),
+            DevicesHostBytes(options_, config, plan.devices) +
+                DenseHostBytes(config, LimitsOf(options_, plan), 1) +
+                DeviceExperts::TableBytes(grid));
 }
 
 TEST_P(CudaDenseTest, KvMemoryIsAShareOfTheDevice) {
