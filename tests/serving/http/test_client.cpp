@@ -12,6 +12,9 @@
 namespace moesaic {
 namespace {
 
+// Less than a test may take in all, and more than a busy machine makes a server wait.
+constexpr time_t kPatienceS = 200;
+
 std::string Lower(std::string text) {
   for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   return text;
@@ -34,7 +37,7 @@ TestClient::TestClient(uint16_t port, int receive_buffer_bytes) {
   if (receive_buffer_bytes > 0) {
     setsockopt(socket_, SOL_SOCKET, SO_RCVBUF, &receive_buffer_bytes, sizeof(receive_buffer_bytes));
   }
-  const timeval limit{20, 0};
+  const timeval limit{kPatienceS, 0};
   setsockopt(socket_, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
   setsockopt(socket_, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
   sockaddr_in address{};
