@@ -301,6 +301,7 @@ TEST_F(ServerTest, ManyIdleAndSlowClients) {
 TEST_F(ServerTest, ConcurrentClientsGetTheirOwnAnswers) {
   Start();
   std::vector<std::thread> threads;
+  threads.reserve(8);
   std::atomic<int> right{0};
   for (int t = 0; t < 8; ++t) {
     threads.emplace_back([&, t] {
