@@ -64,10 +64,9 @@ class Simulation {
     free_blocks_ -= Blocks(sequence.prompt);
     load.prefill_tokens += sequence.prompt;
     load.prefill_positions += sequence.prompt * (sequence.prompt + 1) / 2;
-    if (limits_.prefill_yields_token) {
-      --sequence.remaining;
-      ++result_.generated_tokens;
-    }
+    // The pass over a prompt yields its first token, so that g tokens take g - 1 steps more.
+    --sequence.remaining;
+    ++result_.generated_tokens;
   }
 
   // All running sequences; the blocks are there.

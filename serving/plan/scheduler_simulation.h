@@ -30,9 +30,6 @@ struct SchedulerLimits {
   // this program's engines (serving/online/scheduler); there the last to be preempted is the first
   // to come back. Whole prompts wait for room in the budget, else.
   bool chunked_prefill = false;
-  // The pass over a prompt yields its first token, so that g tokens take g - 1 steps more; else g,
-  // as the paper's model has it.
-  bool prefill_yields_token = true;
 };
 
 // What one iteration processes.
