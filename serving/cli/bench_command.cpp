@@ -104,20 +104,22 @@ std::vector<ThroughputTest> TestsOf(const ThroughputFlags& flags) {
 void MakeRoom(const std::vector<ThroughputTest>& tests, RuntimeConfig& config) {
   int64_t longest = 0;
   int64_t most = 1;
-  for (const ThroughputTest& test : tests) {
-    longest = std::max(longest, test.positions());
-    most = std::max(most, test.batch);
-  }
-  if (config.max_model_len == 0) config.max_model_len = longest;
+  for (const ThroughputTest& test : tests) most = std::max(most, test.batch);
   config.max_num_seqs = most;
   config.max_num_batched_tokens = std::max(config.max_num_batched_tokens, most);
+  for (const ThroughputTest& test : tests) {
+    longest = std::max(longest, test.positions(config.max_num_batched_tokens));
+  }
+  if (config.max_model_len == 0) config.max_model_len = longest;
   config.prefix_cache = false;
 }
 
 // A sequence that is preempted would be computed twice, and no one would know.
-void CheckRoom(const std::vector<ThroughputTest>& tests, const EnginePlan& plan) {
+void CheckRoom(const std::vector<ThroughputTest>& tests, int64_t step_tokens,
+               const EnginePlan& plan) {
   for (const ThroughputTest& test : tests) {
-    const int64_t blocks = test.batch * ((test.positions() + kKvBlockTokens - 1) / kKvBlockTokens);
+    const int64_t blocks =
+        test.batch * ((test.positions(step_tokens) + kKvBlockTokens - 1) / kKvBlockTokens);
     if (blocks <= plan.num_kv_blocks) continue;
     Fail(ErrorKind::kResourceExhausted,
          "{} with {} sequences needs {} tokens of KV cache and there are {}; raise --kv-memory",
@@ -136,7 +138,7 @@ void RunTests(const std::vector<ThroughputTest>& tests, const RuntimeConfig& con
               std::vector<ThroughputRow>& rows) {
   MetricsRegistry metrics;
   const LoadedModel loaded = LoadModel(config, model, invocation, metrics);
-  CheckRoom(tests, loaded.plan);
+  CheckRoom(tests, config.max_num_batched_tokens, loaded.plan);
   const Topology topology = ReadTopology();
   const WeightType weights = loaded.plan.weight_type;
   const Isa isa = SelectKernels(weights).isa;

@@ -91,13 +91,13 @@ class ProgressSink : public OutputSink {
   const size_t request_;
 };
 
-GenerationRequest RandomRequest(const ThroughputTest& test, int64_t vocab_size,
+GenerationRequest RandomRequest(const ThroughputTest& test, int64_t step_tokens, int64_t vocab_size,
                                 std::mt19937_64& random) {
   GenerationRequest request;
   std::uniform_int_distribution<int32_t> token(0, static_cast<int32_t>(vocab_size - 1));
   for (int64_t i = 0; i < test.prompt_tokens; ++i) request.prompt.push_back(token(random));
   request.sampling.temperature = 0;
-  request.max_tokens = static_cast<int32_t>(test.decode ? test.output_tokens + 1 : 1);
+  request.max_tokens = static_cast<int32_t>(test.positions(step_tokens) - test.prompt_tokens);
   request.ignore_eos = true;
   return request;
 }
@@ -136,13 +136,21 @@ std::string ThroughputTest::name() const {
   return decode ? fmt::format("tg{}", output_tokens) : fmt::format("pp{}", prompt_tokens);
 }
 
+int64_t ThroughputTest::early_tokens(int64_t step_tokens) const {
+  const int64_t prompts = batch * prompt_tokens;
+  if (batch == 1 || prompts <= step_tokens) return 0;
+  // Of each step those that decode already take a token each.
+  const int64_t rest = std::max<int64_t>(1, step_tokens - batch);
+  return (prompts + rest - 1) / rest;
+}
+
 ThroughputSample RunThroughputTest(Engine& engine, const StepCost& cost, int64_t step_tokens,
                                    const ThroughputTest& test, uint64_t seed) {
   const auto requests = static_cast<size_t>(test.batch);
   std::mt19937_64 random(seed);
   std::vector<GenerationRequest> prompts;
   for (size_t i = 0; i < requests; ++i) {
-    prompts.push_back(RandomRequest(test, engine.config().vocab_size, random));
+    prompts.push_back(RandomRequest(test, step_tokens, engine.config().vocab_size, random));
   }
   const StepStats before = engine.Stats();
   const auto progress = std::make_shared<Progress>(engine, requests);

@@ -21,8 +21,12 @@ struct ThroughputTest {
   int64_t output_tokens = 0;  // decode: what is measured of each request, its first token left out
 
   std::string name() const;  // "pp512", "tg128"
+  // Decoded before the last request has its first token, at most, when a step takes `step_tokens`.
+  int64_t early_tokens(int64_t step_tokens) const;
   // That a request takes in the KV cache.
-  int64_t positions() const { return prompt_tokens + output_tokens + 1; }
+  int64_t positions(int64_t step_tokens) const {
+    return prompt_tokens + early_tokens(step_tokens) + output_tokens + 1;
+  }
 };
 
 // One repetition: the measured time and what was done in it.
@@ -35,8 +39,8 @@ struct ThroughputSample {
 };
 
 // Prefill: from submission to the first token. Decode: from the moment when every request has its
-// first token to the moment when one has its last. `step_tokens`: the engine's
-// max_num_batched_tokens. Throws Error when a request fails.
+// first token to the moment when one has its last; output_tokens lie between at least.
+// `step_tokens`: the engine's max_num_batched_tokens. Throws Error when a request fails.
 ThroughputSample RunThroughputTest(Engine& engine, const StepCost& cost, int64_t step_tokens,
                                    const ThroughputTest& test, uint64_t seed);
 

@@ -601,6 +601,14 @@ class Bench(unittest.TestCase):
         self.assertLess(row["expert_hit_rate"], 1)
         self.assertGreater(row["expert_bytes_read_per_s"], 0)
 
+    def test_prompts_that_take_longer_than_the_output(self):
+        row = self.measure(MODEL, "--repetitions", "1", "--prompt-tokens", "0", "--context-tokens", "400", "--batch", "8",
+                           "--output-tokens", "4")[0]
+        one = self.measure(MODEL, "--repetitions", "1", "--prompt-tokens", "0", "--context-tokens", "400",
+                           "--output-tokens", "4")[0]
+        self.assertLess(0, row["bytes_per_s"] / row["tokens_per_s"])
+        self.assertLess(row["bytes_per_s"] / row["tokens_per_s"], one["bytes_per_s"] / one["tokens_per_s"])
+
     def test_random_weights(self):
         with tempfile.TemporaryDirectory() as directory:
             model, store = os.path.join(directory, "model"), os.path.join(directory, "store")
