@@ -121,10 +121,11 @@ void AddRuntimeSettings(RuntimeConfig& config, SettingScope scope, OptionTable& 
       {"kv-cache-dtype",
        &config.kv_cache_dtype,
        "",
-       "Type of keys and values in memory. auto: bfloat16, but float32 with --dtype float32.",
+       "Type of keys and values in memory. auto: bfloat16, but float32 with --dtype float32. int8 "
+       "takes 52% of bfloat16 (heads of 128), a scale for each token's key and value in a head.",
        "Model",
        0,
-       {"auto", "bfloat16", "float32"}});
+       {"auto", "bfloat16", "float32", "int8"}});
   add(engine, {"load-format",
                &config.load_format,
                "",

@@ -157,17 +157,24 @@ constexpr int64_t kKvBlockTokens = 16;
 // anywhere.
 constexpr int64_t kAttentionChunkTokens = 256;
 
+// In f32 (for reference runs) a key panel is [d][16], values are [16][d rounded up to 16]. In int8
+// they are the same of bytes, each after a line of 16 f32 scales: of a token's key, and of its
+// value, the largest magnitude / 127.
 struct KvLayout {
   int64_t num_kv_heads = 0;
   int64_t head_dim = 0;
-  WeightType type = WeightType::kBf16;  // kF32: key panel [d][16], values [16][d rounded up to 16]
-  int64_t element_bytes() const { return type == WeightType::kBf16 ? 2 : 4; }
+  WeightType type = WeightType::kBf16;  // or kF32, kInt8
   // One head, one block.
   int64_t key_bytes() const {
-    return type == WeightType::kBf16 ? (head_dim + 1) / 2 * 64 : head_dim * 64;
+    if (type == WeightType::kBf16) return (head_dim + 1) / 2 * 64;
+    return type == WeightType::kF32 ? head_dim * 64 : 64 + (head_dim + 3) / 4 * 64;
   }
   int64_t value_row_elements() const { return (head_dim + 15) / 16 * 16; }
-  int64_t value_bytes() const { return kKvBlockTokens * value_row_elements() * element_bytes(); }
+  int64_t value_bytes() const {
+    const int64_t elements = kKvBlockTokens * value_row_elements();
+    if (type == WeightType::kBf16) return elements * 2;
+    return type == WeightType::kF32 ? elements * 4 : 64 + elements;
+  }
   int64_t head_bytes() const { return key_bytes() + value_bytes(); }
   int64_t block_bytes() const { return num_kv_heads * head_bytes(); }  // one layer
 };
@@ -201,9 +208,12 @@ constexpr int64_t AttentionPartialFloats(int64_t head_dim) {
 constexpr int64_t AttentionRows(int64_t group) { return group < 48 ? 48 / group : 1; }
 // Queries that one pass over a chunk computes, at most.
 constexpr int64_t kMaxAttentionTile = 16;
-constexpr int64_t AttentionScratchFloats(int64_t head_dim) {
-  return kMaxAttentionTile *
-         (kAttentionChunkTokens + AttentionPartialFloats(head_dim) + (head_dim + 15) / 16 * 8);
+constexpr int64_t AttentionScratchFloats(int64_t head_dim, WeightType kv = WeightType::kBf16) {
+  const int64_t tile =
+      kMaxAttentionTile *
+      (kAttentionChunkTokens + AttentionPartialFloats(head_dim) + (head_dim + 15) / 16 * 8);
+  // A chunk's keys and values in bf16.
+  return tile + (kv == WeightType::kInt8 ? kAttentionChunkTokens * ((head_dim + 15) / 16 * 16) : 0);
 }
 
 // Sums of byte columns (tracer/eam_collection.h): what add_columns wants, so that 16 bits hold
@@ -282,7 +292,7 @@ struct CpuKernels {
   // of all queries of `args`, folded into partials [kv_heads][rows][group][AttentionPartialFloats]
   // at partials + (chunk - chunk_begin) * chunk_stride floats; with stride 0 into the same, one
   // after the other. The caller has set them to zero, which is no position. scratch:
-  // AttentionScratchFloats(head_dim).
+  // AttentionScratchFloats of the layout.
   void (*attend_chunks)(const AttendArgs& args, int64_t chunk_begin, int64_t chunk_end,
                         float* partials, int64_t chunk_stride, float* scratch) = nullptr;
   // totals += partials, for `queries` of both. Folding the chunks in ascending order gives the bits

@@ -24,8 +24,8 @@ inline int64_t AttentionTotalFloats(const ModelConfig& config) {
   return std::max(AttentionRows(config.num_heads / config.num_kv_heads), config.num_kv_heads) *
          GroupPartialFloats(config);
 }
-inline int64_t WorkerScratchFloats(const ModelConfig& config) {
-  return AttentionTotalFloats(config) + AttentionScratchFloats(config.head_dim);
+inline int64_t WorkerScratchFloats(const ModelConfig& config, WeightType kv) {
+  return AttentionTotalFloats(config) + AttentionScratchFloats(config.head_dim, kv);
 }
 
 // Below this many (token, KV head) pairs per thread the chunks of a context are spread over the

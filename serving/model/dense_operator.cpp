@@ -94,8 +94,9 @@ void DenseOperator::CheckSupported(const ModelConfig& c, WeightType type, Weight
   };
   if (kv_type != WeightType::kBf16) {
     Fail(ErrorKind::kUnsupported,
-         "--gpu-dense: no kernel takes keys and values in float32; give --kv-cache-dtype bfloat16, "
-         "or --gpu-dense off");
+         "--gpu-dense: no kernel takes keys and values in {}; give --kv-cache-dtype bfloat16, or "
+         "--gpu-dense off",
+         kv_type == WeightType::kF32 ? "float32" : WeightTypeName(kv_type));
   }
   if (c.qkv_bias || c.output_bias) refuse("biases of attention");
   if (c.clip_qkv > 0) refuse("clipped queries, keys and values");

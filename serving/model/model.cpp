@@ -91,7 +91,7 @@ uint64_t Model::WorkspaceBytes(const ModelConfig& c, const CpuKernels& kernels,
   return static_cast<uint64_t>(rows * (floats_per_row * static_cast<int64_t>(sizeof(float)) +
                                        WidestActivationRow(kernels, WidestProductInput(c)) +
                                        WidestActivationRow(kernels, c.widest_dense_mlp())) +
-                               (WorkerScratchFloats(c) * threads + split) *
+                               (WorkerScratchFloats(c, limits.kv_type) * threads + split) *
                                    static_cast<int64_t>(sizeof(float)) +
                                experts + RopeTable::Bytes(c.head_dim, limits.max_context_tokens));
 }
@@ -124,7 +124,7 @@ Model::Model(ModelConfig config, ModelWeights weights, const ExpertLayout& exper
   norm_stride_ = PaddedFloats(c.hidden_size);
   qkv_stride_ = QkvStride(c);
   attn_stride_ = AttentionStride(c);
-  scratch_stride_ = WorkerScratchFloats(c);
+  scratch_stride_ = WorkerScratchFloats(c, limits_.kv_type);
   normed_ = ZeroedFloats(rows * norm_stride_);
   const bool computes = dense_ == nullptr || limits_.host_attention;
   activations_ = AlignedBuffer(static_cast<size_t>(

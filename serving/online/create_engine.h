@@ -56,7 +56,7 @@ struct EngineOptions {
   std::filesystem::path model_dir;  // resolved (ResolveModelPath)
   LoadFormat load_format = LoadFormat::kAuto;
   std::string dtype = "auto";           // of weights in memory: auto, bfloat16, float32, int8, int4
-  std::string kv_cache_dtype = "auto";  // auto (float32 with such weights), bfloat16, float32
+  std::string kv_cache_dtype = "auto";  // auto (float32 with such weights), bfloat16, float32, int8
   uint64_t seed = 0;                    // of dummy weights
 
   // Memory. machine_memory_bytes is what this process may take in all (cgroup limits included).

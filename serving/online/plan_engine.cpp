@@ -201,8 +201,9 @@ WeightType ChooseKvType(const EngineOptions& options) {
   }
   if (options.kv_cache_dtype == "bfloat16") return WeightType::kBf16;
   if (options.kv_cache_dtype == "float32") return WeightType::kF32;
+  if (options.kv_cache_dtype == "int8") return WeightType::kInt8;
   Fail(ErrorKind::kInvalidArgument,
-       "--kv-cache-dtype: '{}' is not known; use auto, bfloat16 or float32",
+       "--kv-cache-dtype: '{}' is not known; use auto, bfloat16, float32 or int8",
        options.kv_cache_dtype);
 }
 

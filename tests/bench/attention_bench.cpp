@@ -1,7 +1,7 @@
 // Speed of the attention kernels beside the peaks of the machine measured in the same rounds, and
 // beside plain loops that the compiler vectorises. Prints Markdown tables.
 //
-//   attention_bench [decode|prefill|all] [rounds] [avx2|avx512|amx]
+//   attention_bench [decode|prefill|all] [rounds] [avx2|avx512|amx] [bf16|int8]
 //
 // Every number is the median over rounds; a round runs all candidates of a row one after the other.
 // "decode" cycles through more KV than the last-level cache holds. "Read peak" is of consecutive
@@ -33,6 +33,7 @@ struct Shape {
   int64_t head_dim;
   int64_t group;
   int64_t context;
+  WeightType kv;
 };
 
 // Sequences of one context length, whose blocks lie in the memory one after another. The plain
@@ -41,7 +42,7 @@ class Decoder {
  public:
   Decoder(const CpuKernels& kernels, const Shape& shape, ThreadPool& pool, AlignedBuffer& memory)
       : kernels_(kernels), shape_(shape), pool_(pool), memory_(memory) {
-    layout_ = {kKvHeads, shape.head_dim};
+    layout_ = {kKvHeads, shape.head_dim, shape.kv};
     sequence_bytes_ = shape.context / kKvBlockTokens * layout_.block_bytes();
     per_call_ = kCallBytes / sequence_bytes_;
     sequences_ = kColdBytes / sequence_bytes_ / per_call_ * per_call_;
@@ -62,7 +63,7 @@ class Decoder {
     q_ = Normals(heads * shape.head_dim);
     out_.resize(static_cast<size_t>(per_call_ * heads * shape.head_dim));
     total_floats_ = heads * AttentionPartialFloats(shape.head_dim);
-    scratch_floats_ = total_floats_ + AttentionScratchFloats(shape.head_dim);
+    scratch_floats_ = total_floats_ + AttentionScratchFloats(shape.head_dim, shape.kv);
     scratch_floats_ = (std::max(scratch_floats_, shape.group * shape.context) + 15) / 16 * 16;
     scratch_ = AlignedBuffer(static_cast<size_t>(pool.threads() * scratch_floats_) * sizeof(float));
   }
@@ -138,9 +139,9 @@ class Decoder {
   AlignedBuffer scratch_;
 };
 
-void Decode(const CpuKernels& kernels, int rounds) {
-  std::printf("\n## Decode attention (%s), %ld KV heads, bf16, cold: GB/s of KV\n\n",
-              IsaName(kernels.isa), kKvHeads);
+void Decode(const CpuKernels& kernels, int rounds, WeightType kv) {
+  std::printf("\n## Decode attention (%s), %ld KV heads, %s, cold: GB/s of KV\n\n",
+              IsaName(kernels.isa), kKvHeads, WeightTypeName(kv));
   std::printf(
       "| threads | head | group | context | read peak | in that order | ours | spread | plain | "
       "plain, -ffast-math | hash |\n|---|---|---|---|---|---|---|---|---|---|---|\n");
@@ -154,12 +155,12 @@ void Decode(const CpuKernels& kernels, int rounds) {
     for (const int64_t head_dim : {64, 128}) {
       for (const int64_t group : {1, 4, 8}) {
         for (const int64_t context : {1024, 4096}) {
-          Decoder decoder(kernels, {head_dim, group, context}, pool, memory);
+          Decoder decoder(kernels, {head_dim, group, context, kv}, pool, memory);
           std::vector<Candidate> candidates = {{"read8", [&] { decoder.Read(ReadPeak); }},
                                                {"ours", [&] { decoder.Attend(); }},
                                                {"read1", [&] { decoder.Read(ReadPeakSequential); }},
                                                {"in order", [&] { decoder.ReadInOrder(); }}};
-          if (context == 4096) {
+          if (context == 4096 && kv == WeightType::kBf16) {
             candidates.push_back({"plain", [&] { decoder.Plain(PlainAttention); }});
             candidates.push_back({"fast", [&] { decoder.Plain(PlainAttentionFastMath); }});
           }
@@ -192,7 +193,7 @@ void Decode(const CpuKernels& kernels, int rounds) {
 class Prefiller {
  public:
   Prefiller(const CpuKernels& kernels, const Shape& shape, int64_t rows)
-      : kernels_(kernels), shape_(shape), rows_(rows), layout_{kKvHeads, shape.head_dim} {
+      : kernels_(kernels), shape_(shape), rows_(rows), layout_{kKvHeads, shape.head_dim, shape.kv} {
     const int64_t blocks = shape.context / kKvBlockTokens;
     memory_ = AlignedBuffer(static_cast<size_t>(blocks * layout_.block_bytes()));
     const std::vector<float> values = Normals((1 << 16) - 1);
@@ -207,8 +208,8 @@ class Prefiller {
     out_.resize(q_.size());
     const int64_t totals = rows * shape.group * AttentionPartialFloats(shape.head_dim);
     totals_ = AlignedBuffer(static_cast<size_t>(totals) * sizeof(float));
-    scratch_ =
-        AlignedBuffer(static_cast<size_t>(AttentionScratchFloats(shape.head_dim)) * sizeof(float));
+    scratch_ = AlignedBuffer(static_cast<size_t>(AttentionScratchFloats(shape.head_dim, shape.kv)) *
+                             sizeof(float));
   }
   double Flops() const {
     return 2.0 * static_cast<double>(kKvHeads * shape_.group * shape_.head_dim) *
@@ -257,9 +258,10 @@ class Prefiller {
   AlignedBuffer totals_, scratch_;
 };
 
-void Prefill(const CpuKernels& kernels, int rounds) {
-  std::printf("\n## Prefill attention (%s), one thread, %ld KV heads: GFLOP/s of causal pairs\n\n",
-              IsaName(kernels.isa), kKvHeads);
+void Prefill(const CpuKernels& kernels, int rounds, WeightType kv) {
+  std::printf(
+      "\n## Prefill attention (%s), one thread, %ld KV heads, %s: GFLOP/s of causal pairs\n\n",
+      IsaName(kernels.isa), kKvHeads, WeightTypeName(kv));
   std::printf(
       "| head | group | tokens | FMA peak | row by row | blocked | spread | same bits "
       "|\n|---|---|---|---|---|---|---|---|\n");
@@ -267,8 +269,8 @@ void Prefill(const CpuKernels& kernels, int rounds) {
   for (const int64_t head_dim : {64, 128}) {
     for (const int64_t group : {1, 4, 8}) {
       for (const int64_t tokens : {512, 2048}) {
-        Prefiller rows(kernels, {head_dim, group, tokens}, 1);
-        Prefiller blocked(kernels, {head_dim, group, tokens}, AttentionRows(group));
+        Prefiller rows(kernels, {head_dim, group, tokens, kv}, 1);
+        Prefiller blocked(kernels, {head_dim, group, tokens, kv}, AttentionRows(group));
         std::vector<Candidate> candidates = {{"peak", wide ? FmaPeak : FmaPeak256},
                                              {"rows", [&] { rows.Run(); }},
                                              {"blocked", [&] { blocked.Run(); }}};
@@ -298,8 +300,10 @@ int Main(int argc, char** argv) {
   if (isa == IsaName(Isa::kAvx2)) chosen = Isa::kAvx2;
   if (isa == IsaName(Isa::kAmx) && IsaSupported(Isa::kAmx)) chosen = Isa::kAmx;
   const CpuKernels& kernels = KernelsFor(chosen);
-  if (what == "all" || what == "decode") Decode(kernels, rounds);
-  if (what == "all" || what == "prefill") Prefill(kernels, rounds);
+  const bool int8 = argc > 4 && std::string(argv[4]) == WeightTypeName(WeightType::kInt8);
+  const WeightType kv = int8 ? WeightType::kInt8 : WeightType::kBf16;
+  if (what == "all" || what == "decode") Decode(kernels, rounds, kv);
+  if (what == "all" || what == "prefill") Prefill(kernels, rounds, kv);
   return 0;
 }
 

@@ -340,10 +340,12 @@ TEST_P(CudaDenseTest, ByDefaultItIsThereWhenItFits) {
   // What no kernel does.
   options_.devices.dense = DenseMode::kAuto;
   options_.devices.gpu_memory = "auto";
-  options_.kv_cache_dtype = "float32";
-  plan = PlanEngine(options_);
-  EXPECT_EQ(plan.dense_devices, 0);
-  EXPECT_NE(plan.why_dense_on_host.find("float32"), std::string::npos) << plan.why_dense_on_host;
+  for (const char* type : {"float32", "int8"}) {
+    options_.kv_cache_dtype = type;
+    plan = PlanEngine(options_);
+    EXPECT_EQ(plan.dense_devices, 0);
+    EXPECT_NE(plan.why_dense_on_host.find(type), std::string::npos) << plan.why_dense_on_host;
+  }
 }
 
 // Chosen on the device or, where the logits are wanted, on the host.

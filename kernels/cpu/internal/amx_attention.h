@@ -1,6 +1,7 @@
 // Attention on tile registers (class kAmxBf16): queries and the exponentials of scores rounded to
-// bf16, sums in f32. For a bf16 cache and head sizes that fill tiles; the rest is attention.h's, as
-// are chunks, masks, partials and what asks for memory ahead. Included after attention.h and Tiles.
+// bf16, sums in f32. For a cache of bf16 or int8 and head sizes that fill tiles; the rest is
+// attention.h's, as are chunks, masks, partials and what asks for memory ahead. Included after
+// attention.h and Tiles.
 //
 // The cache is in the layout of a tile of weights: a block's keys are 16 lines for each 32 head
 // dimensions, its values 8 lines for each 16. A tile of up to 16 queries costs hardly more than one
@@ -10,6 +11,10 @@
 // to it alone, and blocks that the query does not see have weights of 0. Where such a block may
 // hold something that 0 times is not 0 (infinite, NaN, never written), each query multiplies with a
 // copy that has zeros there.
+//
+// Of an int8 cache the blocks of a chunk are widened first (whole numbers, exact in bf16, and
+// finite whatever lies there); scales of keys enter with the scores, those of values with the
+// exponentials before they are rounded.
 #pragma once
 
 #include "kernels/cpu/internal/attention.h"
@@ -23,7 +28,7 @@ constexpr int64_t kWeightStride = kAttentionChunkTokens * 4;  // bytes; bf16 in 
 
 struct AmxAttention {
   static bool Fits(const KvLayout& layout) {
-    return layout.type == WeightType::kBf16 && layout.head_dim % 32 == 0 &&
+    return layout.type != WeightType::kF32 && layout.head_dim % 32 == 0 &&
            layout.head_dim <= kMostTiledHeadDim;
   }
   static int64_t NextQueries(const AttendArgs&, int64_t left) {
@@ -31,6 +36,121 @@ struct AmxAttention {
   }
 
   static void Attend(const QueryTile& tile, int64_t queries) {
+    if (tile.args->layout.type != WeightType::kInt8) {
+      AttendTileOf<InPlace>(tile, queries);
+    } else if (tile.first && tile.last) {
+      AttendTileOf<Streamed>(tile, queries);
+    } else {
+      WidenAll(tile);
+      AttendTileOf<Widened>(tile, queries);
+    }
+  }
+
+ private:
+  // Where the keys of a block, and columns of its values, are in bf16.
+  struct InPlace {
+    static constexpr bool kScaled = false;
+    static constexpr bool kAsks = true;
+    static const std::byte* Keys(const QueryTile& tile, int64_t block) {
+      return tile.Keys<Bf16Kv>(block);
+    }
+    template <int kTiles>
+    static const std::byte* Values(const QueryTile& tile, int64_t block, int64_t dim) {
+      return tile.Values<Bf16Kv>(block) + dim * 4;
+    }
+    template <int kTiles>
+    static int64_t ValueStride(int64_t d) {
+      return d * 4;
+    }
+  };
+  // An int8 chunk of which several tiles make use.
+  struct Widened : InPlace {
+    static constexpr bool kScaled = true;
+    static constexpr bool kAsks = false;
+    static std::byte* Keys(const QueryTile& tile, int64_t block) {
+      constexpr int64_t kChunkBlocks = kAttentionChunkTokens / kKvBlockTokens;
+      return tile.image + block % kChunkBlocks * HeadBytes<Bf16Kv>(tile.args->layout.head_dim);
+    }
+    template <int kTiles>
+    static std::byte* Values(const QueryTile& tile, int64_t block, int64_t dim) {
+      return Keys(tile, block) + Bf16Kv::KeyBytes(tile.args->layout.head_dim) + dim * 4;
+    }
+  };
+  // An int8 chunk of which one tile makes use: what is widened stays in the first-level cache.
+  struct Streamed {
+    static constexpr bool kScaled = true;
+    static constexpr bool kAsks = false;
+    static constexpr int64_t kSlots = 4;
+    static const std::byte* Keys(const QueryTile& tile, int64_t block) {
+      const int64_t bytes = Bf16Kv::KeyBytes(tile.args->layout.head_dim);
+      std::byte* const to = tile.image + block % kSlots * bytes;
+      const int64_t then = block + kSlots;
+      const std::byte* const next =
+          then < tile.block_end
+              ? tile.Keys<Int8Kv>(then)
+              : tile.ValuesOrNextKeys<Int8Kv>(tile.block_begin + then - tile.block_end);
+      WidenKeys(tile, block, next, to);
+      return to;
+    }
+    template <int kTiles>
+    static const std::byte* Values(const QueryTile& tile, int64_t block, int64_t dim) {
+      std::byte* const to =
+          tile.image + block % kSlots * (kKvBlockTokens / 2) * kTiles * kLineBytes;
+      WidenValues<kTiles>(tile, block, dim,
+                          Ahead<Int8Kv>(tile, block + kSlots, dim, dim + kTiles * kLanes), to,
+                          kTiles * kLineBytes);
+      return to;
+    }
+    template <int kTiles>
+    static int64_t ValueStride(int64_t) {
+      return kTiles * kLineBytes;
+    }
+  };
+
+  // `next`: asked for meanwhile, as much as is read.
+  static void WidenKeys(const QueryTile& tile, int64_t block, const std::byte* next,
+                        std::byte* to) {
+    const int64_t d = tile.args->layout.head_dim;
+    const std::byte* const keys = tile.Keys<Int8Kv>(block);
+    for (int64_t pair = 0; pair < d / 2; pair += 2, to += 2 * kLineBytes) {
+      __builtin_prefetch(next + pair * kLineBytes / 2);
+      StorePairs(to, Int8Kv::Key<0>(keys, pair), Int8Kv::Key<1>(keys, pair));
+      StorePairs(to + kLineBytes, Int8Kv::Key<0>(keys, pair + 1), Int8Kv::Key<1>(keys, pair + 1));
+    }
+  }
+  // kTiles times 16 columns from `dim` on; a pair of tokens takes `stride` bytes.
+  template <int kTiles>
+  static void WidenValues(const QueryTile& tile, int64_t block, int64_t dim, const std::byte* next,
+                          std::byte* to, int64_t stride) {
+    const int64_t d = tile.args->layout.head_dim;
+    const std::byte* const values = tile.Values<Int8Kv>(block);
+    for (int64_t pair = 0; pair < kKvBlockTokens / 2; ++pair, to += stride) {
+      __builtin_prefetch(next + 2 * pair * d);
+      __builtin_prefetch(next + (2 * pair + 1) * d);
+      MOESAIC_UNROLL
+      for (int64_t i = 0; i < kTiles; ++i) {
+        StorePairs(to + i * kLineBytes, Int8Kv::Value<0>(values, pair, d, dim + i * kLanes),
+                   Int8Kv::Value<1>(values, pair, d, dim + i * kLanes));
+      }
+    }
+  }
+  // The tile's blocks that no tile before has widened.
+  static void WidenAll(const QueryTile& tile) {
+    const int64_t d = tile.args->layout.head_dim;
+    int64_t& end = *tile.image_end;
+    for (int64_t block = MaxOf(tile.block_begin, end); block < tile.block_end; ++block) {
+      const int64_t next = MinOf(block + Streamed::kSlots / 2, tile.block_end - 1);
+      WidenKeys(tile, block, tile.Keys<Int8Kv>(next), Widened::Keys(tile, block));
+      for (int64_t dim = 0; dim < d; dim += 2 * kLanes) {
+        WidenValues<2>(tile, block, dim, tile.Values<Int8Kv>(next) + Int8Kv::kScaleBytes + dim,
+                       Widened::Values<2>(tile, block, dim), Widened::ValueStride<2>(d));
+      }
+    }
+    end = MaxOf(end, tile.block_end);
+  }
+
+  template <class Kv>
+  static void AttendTileOf(const QueryTile& tile, int64_t queries) {
     const int64_t d = tile.args->layout.head_dim;
     auto* const q = reinterpret_cast<std::byte*>(tile.rounded);
     for (int64_t m = 0; m < queries; ++m) {
@@ -40,16 +160,15 @@ struct AmxAttention {
     }
     Tiles::ConfigureAttention(queries);
     int64_t block = tile.block_begin;
-    for (; block + 4 <= tile.block_end; block += 4) Scores<4>(tile, q, block);
-    for (; block < tile.block_end; ++block) Scores<1>(tile, q, block);
-    for (int64_t m = 0; m < queries; ++m) Exponentials(tile, m);
-    AddAllValues(tile, queries);
+    for (; block + 4 <= tile.block_end; block += 4) Scores<Kv, 4>(tile, q, block);
+    for (; block < tile.block_end; ++block) Scores<Kv, 1>(tile, q, block);
+    for (int64_t m = 0; m < queries; ++m) Exponentials<Kv>(tile, m);
+    AddAllValues<Kv>(tile, queries);
     for (int64_t m = 0; m < queries; ++m) {
       FoldPartial(tile.partials + m * PartialFloats(d), d, tile.queries[m].total);
     }
   }
 
- private:
   template <int N, class F>
   MOESAIC_INLINE static void ForEach(const F& f) {
     if constexpr (N > 0) f.template operator()<0>();
@@ -59,22 +178,22 @@ struct AmxAttention {
   }
 
   // Where a tile before has read the keys and values they are near enough.
-  template <int kLines>
+  template <class Kv, int kLines>
   MOESAIC_INLINE static void Ask(const QueryTile& tile, const std::byte* from, int64_t stride) {
-    if (!tile.first) return;
+    if (!Kv::kAsks || !tile.first) return;
     MOESAIC_UNROLL
     for (int line = 0; line < kLines; ++line) __builtin_prefetch(from + line * stride);
   }
 
   // Scores of N blocks from `block` on, neither scaled nor masked.
-  template <int N>
+  template <class Kv, int N>
   static void Scores(const QueryTile& tile, const std::byte* q, int64_t block) {
     const int64_t d = tile.args->layout.head_dim;
     const std::byte* keys[N];
     const std::byte* next[N];
     for (int b = 0; b < N; ++b) {
       const int64_t then = block + N + b;
-      keys[b] = tile.Keys<Bf16Kv>(block + b);
+      keys[b] = Kv::Keys(tile, block + b);
       next[b] = then < tile.block_end
                     ? tile.Keys<Bf16Kv>(then)
                     : tile.ValuesOrNextKeys<Bf16Kv>(tile.block_begin + then - tile.block_end);
@@ -84,7 +203,7 @@ struct AmxAttention {
       Tiles::LoadX<0>(q + step * kLineBytes, d * 2);
       ForEach<N>([&]<int kSum>() {
         Tiles::LoadWeights<0>(keys[kSum] + step * 16 * kLineBytes);
-        Ask<16>(tile, next[kSum] + step * 16 * kLineBytes, kLineBytes);
+        Ask<Kv, 16>(tile, next[kSum] + step * 16 * kLineBytes, kLineBytes);
         Tiles::DotKeys<kSum>();
       });
     }
@@ -96,6 +215,7 @@ struct AmxAttention {
 
   // Scores to exp(score - max) in bf16, 0 where masked; the maximum and the sum (of the
   // exponentials before they are rounded) to the partial.
+  template <class Kv>
   static void Exponentials(const QueryTile& tile, int64_t m) {
     const int64_t d = tile.args->layout.head_dim;
     const int64_t tokens = (tile.block_end - tile.block_begin) * kKvBlockTokens;
@@ -107,6 +227,10 @@ struct AmxAttention {
     for (int64_t i = 0; i < tokens; i += kLanes) {
       const int64_t first = tile.block_begin * kKvBlockTokens + i;
       Vec16 score = Load(weights + i);
+      if constexpr (Kv::kScaled) {
+        score = Mul(score, Load(tile.Keys<Int8Kv>(first / kKvBlockTokens)));
+        Store(weights + i, score);
+      }
       if (first < tile.begin || first + kLanes > tile.end) {
         const int64_t from = MinOf(MaxOf<int64_t>(query.begin - first, 0), kLanes);
         const int64_t to = MinOf(MaxOf<int64_t>(query.end - first, 0), kLanes);
@@ -121,8 +245,12 @@ struct AmxAttention {
     const Vec16 shift = Set(-ExpShift(partial[d]));
     Vec16 sum = Zero();
     for (int64_t i = 0; i < tokens; i += kLanes) {
-      const Vec16 e = Exp(Fma(Load(weights + i), scale, shift));
+      Vec16 e = Exp(Fma(Load(weights + i), scale, shift));
       sum = Add(sum, e);
+      if constexpr (Kv::kScaled) {  // what is masked has no scale
+        const Vec16 scales = Load(tile.Values<Int8Kv>(tile.block_begin + i / kKvBlockTokens));
+        e = SelectLess(Zero(), e, Mul(e, scales), e);
+      }
       // Behind what is read.
       Tiles::StoreRounded(reinterpret_cast<std::byte*>(weights) + i * 2, e);
     }
@@ -145,15 +273,17 @@ struct AmxAttention {
     return SumLanes(sum) == 0.0f;
   }
 
+  template <class Kv>
   static void AddAllValues(const QueryTile& tile, int64_t queries) {
     const int64_t d = tile.args->layout.head_dim;
+    if (Kv::kScaled) return AddValues<Kv>(tile, 0, tile.block_begin, tile.block_end, nullptr);
     int64_t block = tile.block_begin;
     while (block < tile.block_end) {
       int64_t end = block;
       while (end < tile.block_end && (Whole(tile, end) || Finite(tile.Values<Bf16Kv>(end), d))) {
         ++end;
       }
-      if (end > block) AddValues(tile, 0, block, end, nullptr);
+      if (end > block) AddValues<Kv>(tile, 0, block, end, nullptr);
       if (end < tile.block_end) AddSeen(tile, queries, end++);
       block = end;
     }
@@ -174,38 +304,44 @@ struct AmxAttention {
           StoreAs(seen + row + i * 4, sees ? LoadAs<uint16_t>(values + row + i * 4) : uint16_t{0});
         }
       }
-      AddValues(tile, m, block, block + 1, seen);
+      AddValues<InPlace>(tile, m, block, block + 1, seen);
     }
     Tiles::ConfigureAttention(queries);
   }
 
   // What is read a while after the values of a block: these columns of a later block, the next
   // columns (from `next_dim` on) of the first ones, the next keys.
+  template <class Cached>
   MOESAIC_INLINE static const std::byte* Ahead(const QueryTile& tile, int64_t block, int64_t dim,
                                                int64_t next_dim) {
-    if (block < tile.block_end) return tile.Values<Bf16Kv>(block) + dim * 4;
-    if (next_dim == tile.args->layout.head_dim) return tile.ValuesOrNextKeys<Bf16Kv>(block);
+    constexpr int64_t kDimBytes = Cached::kBytes == 1 ? 1 : 2 * Cached::kBytes;
+    constexpr int64_t kScales = Cached::kScaleBytes;
+    if (block < tile.block_end) return tile.Values<Cached>(block) + kScales + dim * kDimBytes;
+    if (next_dim == tile.args->layout.head_dim) return tile.ValuesOrNextKeys<Cached>(block);
     const int64_t over = block - tile.block_end;
-    return tile.Values<Bf16Kv>(MinOf(tile.block_begin + over, tile.block_end - 1)) + next_dim * 4;
+    return tile.Values<Cached>(MinOf(tile.block_begin + over, tile.block_end - 1)) + kScales +
+           next_dim * kDimBytes;
   }
 
   // partials += weights * values of blocks [begin, end), from query m on; `values`: of the first
   // block, where they are not in the cache.
+  template <class Kv>
   static void AddValues(const QueryTile& tile, int64_t m, int64_t begin, int64_t end,
                         const std::byte* values) {
     const int64_t d = tile.args->layout.head_dim;
     int64_t dim = 0;
     for (; dim + kTiledDims <= d; dim += kTiledDims) {
-      AddColumns<4>(tile, m, begin, end, values, dim);
+      AddColumns<Kv, 4>(tile, m, begin, end, values, dim);
     }
-    if (dim < d) AddColumns<2>(tile, m, begin, end, values, dim);
+    if (dim < d) AddColumns<Kv, 2>(tile, m, begin, end, values, dim);
   }
 
-  template <int N>
+  template <class Kv, int N>
   static void AddColumns(const QueryTile& tile, int64_t m, int64_t begin, int64_t end,
                          const std::byte* values, int64_t dim) {
     const int64_t d = tile.args->layout.head_dim;
     const int64_t stride = PartialFloats(d);
+    const int64_t value_stride = Kv::template ValueStride<N>(d);
     const int64_t ahead = kAheadBytes / (8 * N * kLineBytes);
     float* const partial = tile.partials + m * stride + dim;
     const auto* weights =
@@ -216,12 +352,12 @@ struct AmxAttention {
     });
     for (int64_t block = begin; block < end; ++block, weights += kKvBlockTokens * 2) {
       const std::byte* const from =
-          (values != nullptr ? values : tile.Values<Bf16Kv>(block)) + dim * 4;
-      const std::byte* const next = Ahead(tile, block + ahead, dim, dim + N * kLanes);
+          values != nullptr ? values + dim * 4 : Kv::template Values<N>(tile, block, dim);
+      const std::byte* const next = Ahead<Bf16Kv>(tile, block + ahead, dim, dim + N * kLanes);
       Tiles::LoadX<1>(weights, kWeightStride);
       ForEach<N>([&]<int kSum>() {
-        Tiles::LoadWeights<1>(from + kSum * kLineBytes, d * 4);
-        Ask<8>(tile, next + kSum * kLineBytes, d * 4);
+        Tiles::LoadWeights<1>(from + kSum * kLineBytes, value_stride);
+        Ask<Kv, 8>(tile, next + kSum * kLineBytes, d * 4);
         Tiles::DotValues<kSum>();
       });
     }

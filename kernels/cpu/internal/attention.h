@@ -1,12 +1,13 @@
-// Attention on the blocked KV cache (bf16 or f32) in f32 arithmetic; class kAmxBf16 has another for
-// most head sizes (amx_attention.h). Included after Vec16 and math.h.
+// Attention on the blocked KV cache (bf16, f32 or int8) in f32 arithmetic; class kAmxBf16 has
+// another for most head sizes (amx_attention.h). Included after Vec16 and math.h.
 //
 // A query is one head of one row. Up to kMaxQueries queries that share the KV head form a tile: the
 // heads of a group when decoding, of several rows in prefill. Scores: lanes are the 16 keys of a
 // block, one chain of multiply-adds in ascending head dimension. Values: lanes are 16 head
 // dimensions, one chain in ascending position. So a query's bits do not depend on its tile.
 // Positions that a query does not see are masked by selection, and their values are never read:
-// they may be uninitialised.
+// they may be uninitialised. Scales of int8 keys are multiplied with the scores, those of values
+// with the weights.
 #pragma once
 
 #include "kernels/cpu/internal/kv_cache.h"
@@ -36,10 +37,13 @@ struct QueryTile {
   int64_t begin, end;              // positions that all queries see
   // Whose keys are read after the values of this tile; next_begin == next_end: nobody's.
   int64_t next_begin, next_end, next_head;
-  bool first;       // of its chunk: no tile has read the keys and values before
-  float* weights;   // [queries][kAttentionChunkTokens] from block_begin on: scores, then exp
-  float* partials;  // [queries][PartialFloats]
-  float* rounded;   // room for the queries in bf16
+  bool first;          // of its chunk and head: no tile has read the keys and values before
+  bool last;           // likewise: what is read next is of another head or chunk
+  float* weights;      // [queries][kAttentionChunkTokens] from block_begin on: scores, then exp
+  float* partials;     // [queries][PartialFloats]
+  float* rounded;      // room for the queries in bf16
+  std::byte* image;    // room for the chunk's keys and values in bf16, where they are int8
+  int64_t* image_end;  // blocks before it are there
 
   template <class Kv>
   MOESAIC_INLINE const std::byte* KeysOf(int64_t head, int64_t block) const {
@@ -99,17 +103,18 @@ void ScoreBlocks(const QueryTile& tile, int64_t block) {
     MOESAIC_UNROLL
     for (int b = 0; b < B; ++b) scores[m][b] = Zero();
   }
+  constexpr int64_t kPairBytes = Kv::kBytes < 2 ? 2 * kKvBlockTokens * Kv::kBytes : kLineBytes;
   const int64_t pairs = d / 2;
-  const int64_t ahead = MinOf(kAheadBytes / kLineBytes / B, pairs);
+  const int64_t ahead = MinOf(kAheadBytes / kPairBytes / B, pairs);
   for (int64_t pair = 0; pair < pairs - ahead; ++pair) {
     MOESAIC_UNROLL
-    for (int b = 0; b < B; ++b) __builtin_prefetch(keys[b] + (pair + ahead) * kLineBytes);
+    for (int b = 0; b < B; ++b) __builtin_prefetch(keys[b] + (pair + ahead) * kPairBytes);
     ScoreStep<Kv, M, B, 0>(q, keys, pair, scores);
     ScoreStep<Kv, M, B, 1>(q, keys, pair, scores);
   }
   for (int64_t pair = pairs - ahead; pair < pairs; ++pair) {
     MOESAIC_UNROLL
-    for (int b = 0; b < B; ++b) __builtin_prefetch(next[b] + (pair + ahead - pairs) * kLineBytes);
+    for (int b = 0; b < B; ++b) __builtin_prefetch(next[b] + (pair + ahead - pairs) * kPairBytes);
     ScoreStep<Kv, M, B, 0>(q, keys, pair, scores);
     ScoreStep<Kv, M, B, 1>(q, keys, pair, scores);
   }
@@ -121,11 +126,12 @@ void ScoreBlocks(const QueryTile& tile, int64_t block) {
   for (int b = 0; b < B; ++b) {
     const int64_t first = (block + b) * kKvBlockTokens;
     const bool whole = tile.begin <= first && first + kKvBlockTokens <= tile.end;
+    const Vec16 factor = Kv::kScaleBytes > 0 ? Mul(Load(keys[b]), scale) : scale;
     MOESAIC_UNROLL
     for (int m = 0; m < M; ++m) {
       float* out =
           tile.weights + m * kAttentionChunkTokens + first - tile.block_begin * kKvBlockTokens;
-      Vec16 score = Mul(scores[m][b], scale);
+      Vec16 score = Mul(scores[m][b], factor);
       if (!whole) {
         const int64_t from = MinOf(MaxOf<int64_t>(tile.queries[m].begin - first, 0), kLanes);
         const int64_t to = MinOf(MaxOf<int64_t>(tile.queries[m].end - first, 0), kLanes);
@@ -159,7 +165,9 @@ MOESAIC_INLINE void AddTokens(const std::byte* values, const std::byte* ahead, i
                               Vec16 (&sums)[M][D]) {
   for (int64_t pair = from / 2; pair < CeilDiv(to, 2); ++pair) {
     MOESAIC_UNROLL
-    for (int d = 0; d < D; ++d) __builtin_prefetch(ahead + (pair * padded + dim + d * kLanes) * 4);
+    for (int d = 0; d < D; ++d) {
+      __builtin_prefetch(ahead + (pair * padded + dim + d * kLanes) * 2 * Kv::kBytes);
+    }
     if (2 * pair >= from) ValueStep<Kv, M, D, 0>(values, pair, padded, dim, weights, sums);
     if (2 * pair + 1 < to) ValueStep<Kv, M, D, 1>(values, pair, padded, dim, weights, sums);
   }
@@ -302,6 +310,10 @@ void AttendTile(const QueryTile& tile) {
     // Masked scores are -inf and become exactly 0.
     partial[padded] = MaxOfRow(weights, tokens);
     partial[padded + 1] = SumExp(weights, tokens, ExpShift(partial[padded]), weights);
+    for (int64_t i = 0; Kv::kScaleBytes > 0 && i < tokens; i += kKvBlockTokens) {
+      const Vec16 scales = Load(tile.Values<Kv>(tile.block_begin + i / kKvBlockTokens));
+      Store(weights + i, Mul(Load(weights + i), scales));
+    }
   }
   AddValues<Kv, M>(tile);
   for (int64_t m = 0; m < M; ++m) {
@@ -336,6 +348,8 @@ struct VectorAttention {
   static void Attend(const QueryTile& tile, int64_t queries) {
     if (tile.args->layout.type == WeightType::kF32) {
       AttendTile<F32Kv, 1>(tile);
+    } else if (tile.args->layout.type == WeightType::kInt8) {
+      AttendQueries<Int8Kv>(tile, queries);
     } else {
       AttendQueries<Bf16Kv>(tile, queries);
     }
@@ -364,6 +378,7 @@ void AttendChunksBy(const AttendArgs& args, int64_t chunk_begin, int64_t chunk_e
     const int64_t last = row_end * args.group;
     for (int64_t head = 0; head < args.kv_heads; ++head) {
       float* const totals = partials + head * args.rows * args.group * stride;
+      int64_t image_end = 0;
       int64_t next = row_begin * args.group;
       while (next < last) {
         const int64_t count = Attention::NextQueries(args, last - next);
@@ -374,6 +389,9 @@ void AttendChunksBy(const AttendArgs& args, int64_t chunk_begin, int64_t chunk_e
         tile.weights = scratch;
         tile.partials = scratch + kMaxAttentionTile * kAttentionChunkTokens;
         tile.rounded = tile.partials + kMaxAttentionTile * stride;
+        tile.image =
+            reinterpret_cast<std::byte*>(scratch + AttentionScratchFloats(args.layout.head_dim));
+        tile.image_end = &image_end;
         tile.begin = begin_of((next + count - 1) / args.group);
         tile.end = end_of(next / args.group);
         tile.block_begin = begin_of(next / args.group) / kKvBlockTokens;
@@ -386,7 +404,8 @@ void AttendChunksBy(const AttendArgs& args, int64_t chunk_begin, int64_t chunk_e
           queries[i] = {args.q + row * args.q_row_stride + query * args.q_stride,
                         totals + next * stride, begin_of(row), end_of(row)};
         }
-        const bool next_chunk = next == last && head + 1 == args.kv_heads;
+        tile.last = next == last;
+        const bool next_chunk = tile.last && head + 1 == args.kv_heads;
         tile.next_head = args.kv_head + (next < last ? head : (head + 1) % args.kv_heads);
         if (!next_chunk) {
           tile.next_begin = tile.block_begin;

@@ -9,8 +9,10 @@ namespace {
 
 // A pair is two consecutive head dimensions of the keys or two consecutive tokens of the values;
 // kOdd says which of the two. `values` are those of one block, `padded` is the length of a row.
+// With kScaleBytes, keys and values begin with the scales of the block's tokens, in f32.
 struct Bf16Kv {
   static constexpr int64_t kBytes = 2;
+  static constexpr int64_t kScaleBytes = 0;
   MOESAIC_INLINE static int64_t KeyBytes(int64_t head_dim) {
     return CeilDiv(head_dim, 2) * kLineBytes;
   }
@@ -42,6 +44,7 @@ struct Bf16Kv {
 
 struct F32Kv {
   static constexpr int64_t kBytes = 4;
+  static constexpr int64_t kScaleBytes = 0;
   MOESAIC_INLINE static int64_t KeyBytes(int64_t head_dim) { return head_dim * kLineBytes; }
   template <int kOdd>
   MOESAIC_INLINE static Vec16 Key(const std::byte* keys, int64_t pair) {
@@ -64,9 +67,65 @@ struct F32Kv {
   }
 };
 
+struct Int8Kv {
+  static constexpr int64_t kBytes = 1;
+  static constexpr int64_t kScaleBytes = kLineBytes;
+  MOESAIC_INLINE static int64_t KeyBytes(int64_t head_dim) {
+    return kScaleBytes + RoundUp(head_dim * kKvBlockTokens, kLineBytes);
+  }
+  template <int kOdd>
+  MOESAIC_INLINE static Vec16 Key(const std::byte* keys, int64_t pair) {
+    return LoadI8(keys + kScaleBytes + (2 * pair + kOdd) * kKvBlockTokens);
+  }
+  template <int kOdd>
+  MOESAIC_INLINE static Vec16 Value(const std::byte* values, int64_t pair, int64_t padded,
+                                    int64_t dim) {
+    return LoadI8(values + kScaleBytes + (2 * pair + kOdd) * padded + dim);
+  }
+  static void StoreKey(std::byte* keys, int64_t token, int64_t d, const float* key) {
+    const float inverse = StoreScale(keys, token, d, key);
+    int8_t values[2 * kLanes];
+    for (int64_t i = 0; i < d; i += kLanes) {
+      Round(key + i, d - i, inverse, values);
+      for (int64_t lane = 0; lane < MinOf(d - i, kLanes); ++lane) {
+        StoreAs(keys + kScaleBytes + (i + lane) * kKvBlockTokens + token, values[lane]);
+      }
+    }
+  }
+  static void StoreValue(std::byte* values, int64_t token, int64_t padded, int64_t d,
+                         const float* value) {
+    const float inverse = StoreScale(values, token, d, value);
+    int8_t row[2 * kLanes];
+    for (int64_t i = 0; i < padded; i += kLanes) {
+      Round(value + i, d - i, inverse, row);
+      __builtin_memcpy(values + kScaleBytes + token * padded + i, row, kLanes);
+    }
+  }
+
+ private:
+  // 1 / scale. Of what is not finite the scale is NaN, and of what is next to nothing 0.
+  static float StoreScale(std::byte* scales, int64_t token, int64_t d, const float* x) {
+    Vec16 magnitudes = Zero();
+    for (int64_t i = 0; i < d; i += kLanes) {
+      magnitudes = MaxMagnitudes(LoadFirst(x + i, MinOf(d - i, kLanes)), magnitudes);
+    }
+    const float max = MaxMagnitude(magnitudes, Zero());
+    const bool rounds = max >= 0x1p-119f && max < kInfinity;  // else 127 / max is not finite
+    const float none = max < kInfinity ? 0.0f : __builtin_nanf("");
+    StoreAs(scales + token * 4, rounds ? max / 127.0f : none);
+    return rounds ? 127.0f / max : 0.0f;
+  }
+  // With an inverse of 0 all are 0, whatever x is.
+  static void Round(const float* x, int64_t count, float inverse, int8_t* values) {
+    const Vec16 all = inverse > 0.0f ? LoadFirst(x, MinOf(count, kLanes)) : Zero();
+    StoreI8(values, Mul(all, Set(inverse)), Zero());
+  }
+};
+
 template <class Kv>
 MOESAIC_INLINE int64_t HeadBytes(int64_t head_dim) {
-  return Kv::KeyBytes(head_dim) + kKvBlockTokens * RoundUp(head_dim, kLanes) * Kv::kBytes;
+  return Kv::KeyBytes(head_dim) + Kv::kScaleBytes +
+         kKvBlockTokens * RoundUp(head_dim, kLanes) * Kv::kBytes;
 }
 
 template <class Kv>
@@ -82,6 +141,8 @@ inline void StoreKv(const KvLayout& layout, std::byte* block, int64_t kv_head,
                     int64_t token_in_block, const float* key, const float* value) {
   if (layout.type == WeightType::kF32) {
     StoreKvOf<F32Kv>(layout, block, kv_head, token_in_block, key, value);
+  } else if (layout.type == WeightType::kInt8) {
+    StoreKvOf<Int8Kv>(layout, block, kv_head, token_in_block, key, value);
   } else {
     StoreKvOf<Bf16Kv>(layout, block, kv_head, token_in_block, key, value);
   }

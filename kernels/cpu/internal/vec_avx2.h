@@ -119,6 +119,16 @@ MOESAIC_INLINE Vec16 LoadOdd(const std::byte* line) {
   return {_mm256_castsi256_ps(_mm256_and_si256(LoadInts(line), mask)),
           _mm256_castsi256_ps(_mm256_and_si256(LoadInts(line + 32), mask))};
 }
+MOESAIC_INLINE void StorePairs(std::byte* line, Vec16 even, Vec16 odd) {
+  const __m256i mask = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+  const auto join = [&](__m256 low, __m256 high) {
+    return _mm256_or_si256(_mm256_srli_epi32(_mm256_castps_si256(low), 16),
+                           _mm256_and_si256(_mm256_castps_si256(high), mask));
+  };
+  auto* halves = reinterpret_cast<__m256i*>(line);
+  _mm256_storeu_si256(halves, join(even.lo, odd.lo));
+  _mm256_storeu_si256(halves + 1, join(even.hi, odd.hi));
+}
 MOESAIC_INLINE __m256 LoadBf16x8(const void* p) {
   const __m128i half = _mm_loadu_si128(static_cast<const __m128i*>(p));
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
@@ -158,6 +168,11 @@ MOESAIC_INLINE Vec16 LoadI16(const int16_t* p) {
 MOESAIC_INLINE void StoreI16(int16_t* p, Vec16 a) {
   const __m256i packed = _mm256_packs_epi32(_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
+}
+MOESAIC_INLINE Vec16 LoadI8(const void* p) {
+  const __m128i values = _mm_loadu_si128(static_cast<const __m128i*>(p));
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(values)),
+          _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(values, 8)))};
 }
 MOESAIC_INLINE int32_t StoreI8(int8_t* p, Vec16 a, Vec16 b) {
   const __m256i first = _mm256_packs_epi32(_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi));

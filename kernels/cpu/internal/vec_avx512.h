@@ -68,6 +68,12 @@ MOESAIC_INLINE Vec16 LoadOdd(const std::byte* line) {
   const __m512i mask = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
   return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(line), mask))};
 }
+MOESAIC_INLINE void StorePairs(std::byte* line, Vec16 even, Vec16 odd) {
+  const __m512i mask = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+  const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(even.v), 16);
+  _mm512_storeu_si512(line,
+                      _mm512_or_si512(low, _mm512_and_si512(_mm512_castps_si512(odd.v), mask)));
+}
 MOESAIC_INLINE Vec16 LoadBf16(const void* p) {
   const __m256i half = _mm256_loadu_si256(static_cast<const __m256i*>(p));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16))};
@@ -100,6 +106,10 @@ MOESAIC_INLINE Vec16 LoadI16(const int16_t* p) {
 MOESAIC_INLINE void StoreI16(int16_t* p, Vec16 a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
                       _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(a.v)));
+}
+MOESAIC_INLINE Vec16 LoadI8(const void* p) {
+  const __m128i values = _mm_loadu_si128(static_cast<const __m128i*>(p));
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(values))};
 }
 MOESAIC_INLINE int32_t StoreI8(int8_t* p, Vec16 a, Vec16 b) {
   const __m256i bytes = _mm256_set_m128i(_mm512_cvtepi32_epi8(_mm512_cvtps_epi32(b.v)),

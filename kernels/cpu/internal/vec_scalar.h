@@ -96,6 +96,12 @@ MOESAIC_INLINE Vec16 LoadEven(const std::byte* line) {
 MOESAIC_INLINE Vec16 LoadOdd(const std::byte* line) {
   return MapLanes([&](int i) { return FloatOf(LoadAs<uint32_t>(line + i * 4) & 0xffff0000u); });
 }
+// The line that LoadEven and LoadOdd read, of numbers that are bf16.
+MOESAIC_INLINE void StorePairs(std::byte* line, Vec16 even, Vec16 odd) {
+  for (int i = 0; i < 16; ++i) {
+    StoreAs(line + i * 4, BitsOf(even.v[i]) >> 16 | (BitsOf(odd.v[i]) & 0xffff0000u));
+  }
+}
 // 16 consecutive bf16.
 MOESAIC_INLINE Vec16 LoadBf16(const void* p) {
   const auto* bytes = static_cast<const std::byte*>(p);
@@ -124,6 +130,10 @@ MOESAIC_INLINE void StoreI16(int16_t* p, Vec16 a) {
     const float whole = __builtin_rintf(a.v[i]);
     p[i] = static_cast<int16_t>(MinOf(MaxOf(whole, -32768.0f), 32767.0f));
   }
+}
+MOESAIC_INLINE Vec16 LoadI8(const void* p) {
+  const auto* bytes = static_cast<const std::byte*>(p);
+  return MapLanes([&](int i) { return static_cast<float>(LoadAs<int8_t>(bytes + i)); });
 }
 // Rounds 32 numbers below 127.5 in magnitude to nearest even; returns their sum.
 MOESAIC_INLINE int32_t StoreI8(int8_t* p, Vec16 a, Vec16 b) {

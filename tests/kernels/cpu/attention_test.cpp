@@ -29,8 +29,8 @@ struct Shape {
 
 std::string Describe(const Shape& s) {
   return fmt::format("{} kv_heads={} group={} head_dim={} tokens={} context=[{}, {}) seed={}",
-                     s.type == WeightType::kF32 ? "f32" : "bf16", s.kv_heads, s.group, s.head_dim,
-                     s.tokens, s.begin, s.end, TestSeed());
+                     WeightTypeName(s.type), s.kv_heads, s.group, s.head_dim, s.tokens, s.begin,
+                     s.end, TestSeed());
 }
 
 // A sequence of random keys and values in blocks that are handed out in a shuffled order. All other
@@ -95,7 +95,7 @@ std::vector<float> AttendInOneCall(const CpuKernels& kernels, const AttendArgs& 
   const int64_t queries = args.kv_heads * args.rows * args.group;
   const int64_t first = args.window > 0 ? std::max<int64_t>(0, args.context_end - args.window) : 0;
   std::vector<float> totals(queries * AttentionPartialFloats(d));
-  std::vector<float> scratch(AttentionScratchFloats(d), NAN);
+  std::vector<float> scratch(AttentionScratchFloats(d, args.layout.type), NAN);
   kernels.attend_chunks(args, first / kAttentionChunkTokens,
                         (args.context_end + args.rows - 2) / kAttentionChunkTokens + 1,
                         totals.data(), 0, scratch.data());
@@ -118,7 +118,7 @@ Attended Attend(const CpuKernels& kernels, const Sequence& sequence, const Shape
   const int64_t floats = shape.group * AttentionPartialFloats(shape.head_dim);
   Attended result;
   result.partials.assign(chunks * floats, 0.0f);
-  std::vector<float> scratch(AttentionScratchFloats(shape.head_dim), NAN);
+  std::vector<float> scratch(AttentionScratchFloats(shape.head_dim, shape.type), NAN);
   // Any order, one or several a call: the chunks are independent.
   const int64_t middle = chunks / 2;
   kernels.attend_chunks(args, first + middle, first + chunks, &result.partials[middle * floats],
@@ -141,8 +141,24 @@ Attended Attend(const CpuKernels& kernels, const Sequence& sequence, const Shape
 // Whether queries and exponentials are rounded to bf16 (class kAmxBf16; odd head sizes are as in
 // the others).
 bool Rounds(const CpuKernels& kernels, const Shape& shape) {
-  return kernels.numerics == NumericsClass::kAmxBf16 && shape.type == WeightType::kBf16 &&
+  return kernels.numerics == NumericsClass::kAmxBf16 && shape.type != WeightType::kF32 &&
          shape.head_dim % 32 == 0;
+}
+
+constexpr WeightType kKvTypes[] = {WeightType::kBf16, WeightType::kF32, WeightType::kInt8};
+
+// A token's key or value as the cache has it.
+std::vector<double> Stored(const float* x, int64_t d, WeightType type) {
+  std::vector<double> stored(x, x + d);
+  if (type == WeightType::kBf16) {
+    for (double& v : stored) v = RoundToBf16(static_cast<float>(v));
+  } else if (type == WeightType::kInt8) {
+    float max = 0;
+    for (int64_t i = 0; i < d; ++i) max = std::max(max, std::abs(x[i]));
+    const double scale = max / 127.0f;
+    for (int64_t i = 0; i < d; ++i) stored[i] = std::nearbyint(x[i] * (127.0f / max)) * scale;
+  }
+  return stored;
 }
 
 // An instruction set, or the tiles of AMX emulated.
@@ -168,16 +184,15 @@ class AttentionTest : public ::testing::TestWithParam<Table> {
   Random random_;
 
   void CheckAgainstNaive(Shape shape) {
-    for (const WeightType type : {WeightType::kBf16, WeightType::kF32}) {
+    for (const WeightType type : kKvTypes) {
       shape.type = type;
       CheckOne(shape);
     }
   }
 
+  void CheckHeads(WeightType type, int64_t head_dim, int64_t group, int64_t rows);
+
   void CheckOne(const Shape& s) {
-    const auto stored = [&](float v) {
-      return s.type == WeightType::kF32 ? static_cast<double>(v) : RoundToBf16(v);
-    };
     SCOPED_TRACE(Describe(s));
     const Sequence sequence(kernels_, s, random_);
     const std::vector<float> q = random_.Normals(s.kv_heads * s.group * s.head_dim);
@@ -185,6 +200,11 @@ class AttentionTest : public ::testing::TestWithParam<Table> {
     // Half a unit in the last place of bf16.
     const double tolerance = Rounds(kernels_, s) ? 1.0 / 256 : 1e-5;
     for (int64_t h = 0; h < s.kv_heads; ++h) {
+      std::vector<std::vector<double>> keys, values;  // from s.begin on
+      for (int64_t t = s.begin; t < s.end; ++t) {
+        keys.push_back(Stored(sequence.Key(t, h), s.head_dim, s.type));
+        values.push_back(Stored(sequence.Value(t, h), s.head_dim, s.type));
+      }
       const Attended attended = Attend(kernels_, sequence, s, q, h, scale);
       for (int64_t g = 0; g < s.group; ++g) {
         std::vector<double> p;
@@ -194,7 +214,7 @@ class AttentionTest : public ::testing::TestWithParam<Table> {
           for (int64_t d = 0; d < s.head_dim; ++d) {
             const float query = q[(h * s.group + g) * s.head_dim + d];
             score += (Rounds(kernels_, s) ? RoundToBf16(query) : static_cast<double>(query)) *
-                     stored(sequence.Key(t, h)[d]);
+                     keys[t - s.begin][d];
           }
           p.push_back(score * scale);
           max = std::max(max, p.back());
@@ -205,7 +225,7 @@ class AttentionTest : public ::testing::TestWithParam<Table> {
           double o = 0.0;
           double magnitude = 0.0;
           for (int64_t t = s.begin; t < s.end; ++t) {
-            const double term = p[t - s.begin] / sum * stored(sequence.Value(t, h)[d]);
+            const double term = p[t - s.begin] / sum * values[t - s.begin][d];
             o += term;
             magnitude += std::abs(term);
           }
@@ -216,6 +236,43 @@ class AttentionTest : public ::testing::TestWithParam<Table> {
     }
   }
 };
+
+// Heads of one call, chunks into one total or apart, give what calls of their own give.
+void AttentionTest::CheckHeads(WeightType type, int64_t head_dim, int64_t group, int64_t rows) {
+  const Shape shape = {
+      .kv_heads = 4, .group = group, .head_dim = head_dim, .tokens = 700, .end = 690, .type = type};
+  SCOPED_TRACE(Describe(shape) + fmt::format(" rows={}", rows));
+  const Sequence sequence(kernels_, shape, random_);
+  const int64_t width = shape.kv_heads * group * head_dim;
+  const std::vector<float> q = random_.Normals(rows * width);
+  AttendArgs args = ArgsFor(sequence, shape, q, 1, 0.2f);
+  args.rows = rows;
+  args.q_row_stride = width;
+  args.window = 600;
+  std::vector<float> apart;
+  for (int64_t head = 1; head < 4; ++head) {
+    args.kv_head = head;
+    args.q = q.data() + head * group * head_dim;
+    const std::vector<float> one = AttendInOneCall(kernels_, args);
+    apart.insert(apart.end(), one.begin(), one.end());
+  }
+  args.kv_head = 1;
+  args.kv_heads = 3;
+  args.q = q.data() + group * head_dim;
+  EXPECT_TRUE(SameBits(AttendInOneCall(kernels_, args), apart));
+
+  const int64_t queries = 3 * rows * group;
+  const int64_t floats = queries * AttentionPartialFloats(head_dim) + 16;
+  std::vector<float> partials(3 * floats);
+  std::vector<float> scratch(AttentionScratchFloats(head_dim, type), NAN);
+  kernels_.attend_chunks(args, 0, 3, partials.data(), floats, scratch.data());
+  for (int64_t chunk = 1; chunk < 3; ++chunk) {
+    kernels_.fold_partials(&partials[chunk * floats], queries, head_dim, partials.data());
+  }
+  std::vector<float> out(queries * head_dim, NAN);
+  kernels_.finish_attention(partials.data(), queries, head_dim, out.data(), head_dim);
+  EXPECT_TRUE(SameBits(out, apart));
+}
 
 TEST_P(AttentionTest, MatchesNaiveForEveryGroup) {
   for (int64_t group = 1; group <= 9; ++group) {
@@ -313,7 +370,7 @@ TEST_P(AttentionTest, RowsTogetherHaveTheBitsOfEach) {
                         {10, 2, 36, 500, 40}, {30, 1, 48, 540, 5},   {9, 5, 32, 245, 257},
                         {3, 16, 64, 30, 0},   {20, 1, 256, 100, 90}, {100, 1, 32, 200, 0},
                         {100, 1, 32, 1, 20}};
-  for (const WeightType type : {WeightType::kBf16, WeightType::kF32}) {
+  for (const WeightType type : kKvTypes) {
     for (const Case& c : cases) {
       const int64_t tokens = c.end + c.rows - 1;
       Shape shape = {.group = c.group, .head_dim = c.head_dim, .tokens = tokens, .type = type};
@@ -353,44 +410,11 @@ TEST_P(AttentionTest, RowsTogetherHaveTheBitsOfEach) {
   }
 }
 
-// Heads of one call, chunks into one total or apart, give what calls of their own give.
 TEST_P(AttentionTest, HeadsOfOneCall) {
-  for (const int64_t head_dim : {20, 64, 128}) {
-    for (const int64_t group : {1, 5, 8}) {
-      for (const int64_t rows : {1, 3}) {
-        const Shape shape = {
-            .kv_heads = 4, .group = group, .head_dim = head_dim, .tokens = 700, .end = 690};
-        SCOPED_TRACE(Describe(shape) + fmt::format(" rows={}", rows));
-        const Sequence sequence(kernels_, shape, random_);
-        const int64_t width = shape.kv_heads * group * head_dim;
-        const std::vector<float> q = random_.Normals(rows * width);
-        AttendArgs args = ArgsFor(sequence, shape, q, 1, 0.2f);
-        args.rows = rows;
-        args.q_row_stride = width;
-        args.window = 600;
-        std::vector<float> apart;
-        for (int64_t head = 1; head < 4; ++head) {
-          args.kv_head = head;
-          args.q = q.data() + head * group * head_dim;
-          const std::vector<float> one = AttendInOneCall(kernels_, args);
-          apart.insert(apart.end(), one.begin(), one.end());
-        }
-        args.kv_head = 1;
-        args.kv_heads = 3;
-        args.q = q.data() + group * head_dim;
-        EXPECT_TRUE(SameBits(AttendInOneCall(kernels_, args), apart));
-
-        const int64_t queries = 3 * rows * group;
-        const int64_t floats = queries * AttentionPartialFloats(head_dim) + 16;
-        std::vector<float> partials(3 * floats);
-        std::vector<float> scratch(AttentionScratchFloats(head_dim), NAN);
-        kernels_.attend_chunks(args, 0, 3, partials.data(), floats, scratch.data());
-        for (int64_t chunk = 1; chunk < 3; ++chunk) {
-          kernels_.fold_partials(&partials[chunk * floats], queries, head_dim, partials.data());
-        }
-        std::vector<float> out(queries * head_dim, NAN);
-        kernels_.finish_attention(partials.data(), queries, head_dim, out.data(), head_dim);
-        EXPECT_TRUE(SameBits(out, apart));
+  for (const WeightType type : {WeightType::kBf16, WeightType::kInt8}) {
+    for (const int64_t head_dim : {20, 64, 128}) {
+      for (const int64_t group : {1, 5, 8}) {
+        for (const int64_t rows : {1, 3}) CheckHeads(type, head_dim, group, rows);
       }
     }
   }
@@ -403,7 +427,7 @@ TEST_P(AttentionTest, EmptyChunkIsNeutral) {
   const AttendArgs args = ArgsFor(sequence, shape, q, 0, 0.3f);
   const int64_t floats = shape.group * AttentionPartialFloats(shape.head_dim);
   std::vector<float> empty(floats), totals(floats);
-  std::vector<float> scratch(AttentionScratchFloats(shape.head_dim), NAN);
+  std::vector<float> scratch(AttentionScratchFloats(shape.head_dim, shape.type), NAN);
   kernels_.attend_chunks(args, 1, 6, empty.data(), 0, scratch.data());
   std::vector<float> out(shape.group * shape.head_dim, NAN);
   kernels_.finish_attention(empty.data(), shape.group, shape.head_dim, out.data(), shape.head_dim);
@@ -426,14 +450,42 @@ TEST_P(AttentionTest, HugeScoresDoNotOverflow) {
 }
 
 TEST_P(AttentionTest, NanInTheContextIsNotHidden) {
-  const Shape shape = {.head_dim = 16, .tokens = 30, .end = 30};
+  for (const WeightType type : kKvTypes) {
+    for (const int64_t head_dim : {16, 64}) {
+      const Shape shape = {.head_dim = head_dim, .tokens = 30, .end = 30, .type = type};
+      SCOPED_TRACE(Describe(shape));
+      for (const bool key : {true, false}) {
+        Sequence sequence(kernels_, shape, random_);
+        const std::vector<float> q = random_.Normals(shape.head_dim);
+        const std::vector<float> bad(shape.head_dim, NAN);
+        kernels_.store_kv(sequence.layout(), const_cast<std::byte*>(sequence.blocks()[0]), 0, 7,
+                          key ? bad.data() : sequence.Key(7, 0),
+                          key ? sequence.Value(7, 0) : bad.data());
+        const Attended attended = Attend(kernels_, sequence, shape, q, 0, 1.0f);
+        for (const float v : attended.out) EXPECT_TRUE(std::isnan(v)) << key;
+      }
+    }
+  }
+}
+
+TEST_P(AttentionTest, Int8OfZerosAndOfWhatIsNotFinite) {
+  const Shape shape = {.head_dim = 64, .tokens = 20, .end = 20, .type = WeightType::kInt8};
   Sequence sequence(kernels_, shape, random_);
   const std::vector<float> q = random_.Normals(shape.head_dim);
-  const std::vector<float> bad(shape.head_dim, NAN);
-  kernels_.store_kv(sequence.layout(), const_cast<std::byte*>(sequence.blocks()[0]), 0, 7,
-                    bad.data(), sequence.Value(7, 0));
-  const Attended attended = Attend(kernels_, sequence, shape, q, 0, 1.0f);
-  for (const float v : attended.out) EXPECT_TRUE(std::isnan(v));
+  const auto store = [&](float value) {
+    const std::vector<float> all(shape.head_dim, value);
+    for (int64_t token = 0; token < shape.tokens; ++token) {
+      kernels_.store_kv(sequence.layout(),
+                        const_cast<std::byte*>(sequence.blocks()[token / kKvBlockTokens]), 0,
+                        token % kKvBlockTokens, all.data(), all.data());
+    }
+    return Attend(kernels_, sequence, shape, q, 0, 1.0f).out;
+  };
+  for (const float value : {0.0f, 1e-37f, -1e-40f}) {
+    for (const float v : store(value)) EXPECT_EQ(v, 0.0f);
+  }
+  for (const float v : store(INFINITY)) EXPECT_TRUE(std::isnan(v));
+  for (const float v : store(-3e5f)) EXPECT_NEAR(v, -3e5f, 2e3f);
 }
 
 INSTANTIATE_TEST_SUITE_P(, AttentionTest, ::testing::ValuesIn(Tables()),
@@ -443,17 +495,23 @@ INSTANTIATE_TEST_SUITE_P(, AttentionTest, ::testing::ValuesIn(Tables()),
 TEST(AttentionIsaTest, SameBits) {
   for (const int64_t head_dim : {36, 80, 96, 128}) {
     for (const int64_t group : {1, 3, 4, 6, 8}) {
-      const Shape shape = {
-          .group = group, .head_dim = head_dim, .tokens = 540, .begin = 9, .end = 530};
-      std::array<std::vector<float>, 2> expected;  // of vectors, of tiles
-      for (const auto& [name, kernels] : Tables()) {
-        Random random;
-        const Sequence sequence(kernels, shape, random);
-        const std::vector<float> q = random.Normals(group * head_dim);
-        Attended attended = Attend(kernels, sequence, shape, q, 0, 0.1f);
-        std::vector<float>& same = expected[Rounds(kernels, shape) ? 1 : 0];
-        if (same.empty()) same = attended.out;
-        EXPECT_TRUE(SameBits(attended.out, same)) << name << " " << Describe(shape);
+      for (const WeightType type : {WeightType::kBf16, WeightType::kInt8}) {
+        const Shape shape = {.group = group,
+                             .head_dim = head_dim,
+                             .tokens = 540,
+                             .begin = 9,
+                             .end = 530,
+                             .type = type};
+        std::array<std::vector<float>, 2> expected;  // of vectors, of tiles
+        for (const auto& [name, kernels] : Tables()) {
+          Random random;
+          const Sequence sequence(kernels, shape, random);
+          const std::vector<float> q = random.Normals(group * head_dim);
+          Attended attended = Attend(kernels, sequence, shape, q, 0, 0.1f);
+          std::vector<float>& same = expected[Rounds(kernels, shape) ? 1 : 0];
+          if (same.empty()) same = attended.out;
+          EXPECT_TRUE(SameBits(attended.out, same)) << name << " " << Describe(shape);
+        }
       }
     }
   }

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <string>
@@ -109,6 +110,74 @@ TEST_P(ExactnessTest, NumaNodes) {
   }
 }
 
+TEST_P(ExactnessTest, KeysAndValuesInInt8) {
+  for (const Isa isa : SupportedIsas()) {
+    if (isa == Isa::kScalar) continue;
+    HarnessOptions options;
+    options.isa = isa;
+    options.kv_blocks = 64;
+    std::vector<float> bf16;
+    {
+      ModelHarness model(GetParam(), options);
+      bf16 = RunOne(model, 5, 70);
+    }
+    options.kv_type = WeightType::kInt8;
+    uint64_t expected = 0;
+    {
+      ModelHarness model(GetParam(), options);
+      const std::vector<float> int8 = RunOne(model, 5, 70);
+      expected = HashOf(int8);
+      EXPECT_NE(expected, HashOf(bf16));
+      if (GetParam() == MOESAIC_SAMPLE_MODEL_DIR) {  // random weights flip experts by a hair
+        double error = 0;
+        double norm = 0;
+        for (size_t i = 0; i < int8.size(); ++i) {
+          error += std::pow(static_cast<double>(int8[i]) - bf16[i], 2);
+          norm += std::pow(static_cast<double>(bf16[i]), 2);
+        }
+        EXPECT_LT(std::sqrt(error / norm), 0.03);
+      }
+    }
+    for (const int threads : {1, 3}) {
+      options.threads = threads;
+      ModelHarness model(GetParam(), options);
+      for (const int64_t chunk : {1, 9, 70}) {
+        EXPECT_EQ(HashOf(RunOne(model, 5, chunk)), expected)
+            << IsaName(isa) << " threads " << threads << " chunk " << chunk;
+      }
+    }
+  }
+}
+
+// With one thread a row takes all KV heads through a part of its context, with several one head.
+TEST_P(ExactnessTest, LongContexts) {
+  for (const Isa isa : SupportedIsas()) {
+    if (isa == Isa::kScalar) continue;
+    uint64_t expected = 0;
+    for (const int threads : {1, 3}) {
+      HarnessOptions options;
+      options.isa = isa;
+      options.threads = threads;
+      options.max_batch_tokens = 600;
+      options.max_context_tokens = 1024;
+      options.kv_blocks = 64;
+      ModelHarness model(GetParam(), options);
+      const int vocab = static_cast<int>(model.config().vocab_size);
+      if (model.config().max_position < options.max_context_tokens) return;
+      auto sequence = model.NewSequence(1024);
+      model.Prefill(sequence, PromptOf(6, 1020, vocab), 600);
+      std::vector<float> all;
+      for (const int32_t token : PromptOf(7, 4, vocab)) {
+        const ModelHarness::Piece piece = {&sequence, {token}};
+        const std::vector<float> logits = model.Run({&piece, 1});
+        all.insert(all.end(), logits.begin(), logits.end());
+      }
+      if (threads == 1) expected = HashOf(all);
+      EXPECT_EQ(HashOf(all), expected) << IsaName(isa);
+    }
+  }
+}
+
 TEST_P(ExactnessTest, BatchMates) {
   for (const Isa isa : SupportedIsas()) {
     if (isa == Isa::kScalar) continue;
@@ -133,8 +202,10 @@ TEST_P(ExactnessTest, BatchMates) {
     }
     // ... and together: prefills in one batch, then decode steps of all.
     std::vector<ModelHarness::Sequence> sequences;
+    sequences.reserve(8);
     for (int s = 0; s < 8; ++s) sequences.push_back(model.NewSequence(32));
     std::vector<ModelHarness::Piece> pieces;
+    pieces.reserve(8);
     for (int s = 0; s < 8; ++s) {
       pieces.push_back({&sequences[static_cast<size_t>(s)], PromptOf(s, 5 + s, vocab)});
     }
