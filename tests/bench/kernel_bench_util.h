@@ -41,6 +41,14 @@ struct Candidate {
   }
 };
 
+// Null where there is none.
+inline const Candidate* Named(const std::vector<Candidate>& candidates, const char* name) {
+  for (const Candidate& c : candidates) {
+    if (c.name == name) return &c;
+  }
+  return nullptr;
+}
+
 inline void Measure(std::vector<Candidate>& candidates, int rounds, double target_s = 0.02,
                     clockid_t clock = CLOCK_THREAD_CPUTIME_ID) {
   std::vector<int64_t> calls;

@@ -256,16 +256,16 @@ void Products(int rounds, const std::string& type) {
           std::snprintf(text, sizeof text, "%.0f (%.0f%%)", rate / 1e9, 100 * rate / peak_rate);
           return std::string(text);
         };
-        const bool both = candidates.size() > 2;
+        const Candidate* const other = Named(candidates, "oneDNN");
         char ratio[16] = "-";
-        if (both) {
-          std::snprintf(ratio, sizeof ratio, "%.2f",
-                        candidates[2].Median() / candidates[1].Median());
+        if (other != nullptr) {
+          std::snprintf(ratio, sizeof ratio, "%.2f", other->Median() / candidates[1].Median());
         }
         std::printf("| %ld x %ld | %ld | %s, %s | %s %.0f | %s | %s | %s | %.1f%% |\n", shape[0],
                     shape[1], m, IsaName(kind.isa), WeightTypeName(kind.type), peak.name,
                     peak_rate / 1e9, cell(candidates[1]).c_str(),
-                    both ? cell(candidates[2]).c_str() : "-", ratio, 100 * candidates[1].Spread());
+                    other != nullptr ? cell(*other).c_str() : "-", ratio,
+                    100 * candidates[1].Spread());
         std::fflush(stdout);
       }
     }
@@ -361,8 +361,8 @@ void Decode(int rounds, const std::string& type) {
         std::printf("| %ld x %ld | %ld | %s, %s | %.1f | %.1f (%.0f%%) |", shape[0], shape[1], m,
                     IsaName(kind.isa), WeightTypeName(kind.type), read / 1e9, rate / 1e9,
                     100 * rate / read);
-        if (candidates.size() > 3) {
-          std::printf(" %.1f |", ours.WeightBytes() / candidates[3].Median() / 1e9);
+        if (const Candidate* const other = Named(candidates, "oneDNN")) {
+          std::printf(" %.1f |", ours.WeightBytes() / other->Median() / 1e9);
         } else {
           std::printf(" - |");
         }
