@@ -12,7 +12,8 @@ are of sequences with --context tokens each; prefill is one prompt.
 A peer's llama-batched-bench has to feed different tokens to its sequences, or all of them use the same experts
 (ik_llama.cpp's feeds token 0).
 
---samples FILE keeps what was measured, after each program; a later run adds to it and its tables have all.
+--samples FILE keeps what was measured, after each program; a later run with the same --context and --output adds to
+it, and its tables have all.
 
 --check compares greedy tokens instead: both programs continue the same texts.
 """
@@ -43,41 +44,40 @@ def commas(values):
     return ",".join(str(value) for value in values)
 
 
-class Samples:
+class Samples(collections.defaultdict):
     """Numbers of all rounds, by (program, type, threads, test, n): tokens/s; of moesaic also "share", of the limit,
     and by (type, threads) "read" and "flop", the peaks beside it."""
 
     def __init__(self, path):
+        super().__init__(list)
         self.path = path
-        self.lists = collections.defaultdict(list)
         if path and path.exists():
-            for key, numbers in json.loads(path.read_text()):
-                self.lists[tuple(key)] = numbers
-
-    def add(self, key, number):
-        self.lists[key].append(number)
+            self.update((tuple(key), numbers) for key, numbers in json.loads(path.read_text()))
 
     def save(self):
         if self.path:
-            self.path.write_text(json.dumps(list(self.lists.items())))
+            # Never half a file.
+            written = self.path.with_name(self.path.name + ".tmp")
+            written.write_text(json.dumps(list(self.items())))
+            written.replace(self.path)
 
 
 class Moesaic:
     name = "moesaic"
 
-    def __init__(self, arguments):
-        self.arguments = arguments
+    def __init__(self, arguments, samples):
+        self.arguments, self.samples = arguments, samples
 
-    def rates(self, weights, threads, samples):
+    def rates(self, weights, threads):
         a = self.arguments
         command = [a.moesaic, "bench", a.model, "--dtype", DTYPES[weights], "--threads", threads, "--repetitions", 1,
                    "--prompt-tokens", commas(a.prompt) or 0, "--output-tokens", a.output if a.batch else 0,
                    "--batch", commas(a.batch) or 1, "--context-tokens", a.context, "--json"]
         for row in json.loads(run(a, command).stdout):
             test = ("pp", int(row["test"][2:])) if row["test"].startswith("pp") else ("tg", row["batch"])
-            samples.add(("read", weights, threads), row["peak_bytes_per_s"])
-            samples.add(("flop", weights, threads), row["peak_flops_per_s"])
-            samples.add(("share", weights, threads, *test), row["peak_share"])
+            self.samples["read", weights, threads].append(row["peak_bytes_per_s"])
+            self.samples["flop", weights, threads].append(row["peak_flops_per_s"])
+            self.samples["share", weights, threads, *test].append(row["peak_share"])
             yield test, row["tokens_per_s"]
 
 
@@ -86,7 +86,7 @@ class LlamaCpp:
         self.arguments, self.name, self.directory = arguments, name, pathlib.Path(directory)
         self.bench_flags, self.batched_flags = bench_flags, batched_flags
 
-    def rates(self, weights, threads, _):
+    def rates(self, weights, threads):
         a = self.arguments
         common = ["-m", a.gguf[weights], "-t", threads]
         if a.prompt:
@@ -106,8 +106,8 @@ class LlamaCpp:
                     yield ("tg", int(cells[2])), float(cells[7])
 
 
-def programs_of(arguments):
-    programs = [Moesaic(arguments), LlamaCpp(arguments, "llama.cpp", arguments.llama)]
+def programs_of(arguments, samples):
+    programs = [Moesaic(arguments, samples), LlamaCpp(arguments, "llama.cpp", arguments.llama)]
     if arguments.ik:
         programs.append(LlamaCpp(arguments, "ik_llama.cpp", arguments.ik))
         programs.append(LlamaCpp(arguments, "ik_llama.cpp -rtr", arguments.ik, ("-rtr", 1), ("-rtr",)))
@@ -125,33 +125,33 @@ def cell(samples):
 def report(arguments, programs, samples):
     for weights in arguments.gguf:
         for threads in arguments.threads:
-            read, flop = (sorted(n * 1e-9 for n in samples.lists[key, weights, threads]) for key in ("read", "flop"))
+            read, flop = (sorted(n * 1e-9 for n in samples[key, weights, threads]) for key in ("read", "flop"))
             print(f"\n{weights}, {threads} thread{'s' if threads > 1 else ''}; peaks beside it: "
                   f"{statistics.median(read):.1f} GB/s ({read[0]:.1f}..{read[-1]:.1f}), "
                   f"{statistics.median(flop):.0f} GFLOP/s ({flop[0]:.0f}..{flop[-1]:.0f})\n")
             header = ["tokens/s", *(program.name for program in programs), "to the best peer", "of the limit"]
             print("| " + " | ".join(header) + " |\n|" + "---|" * len(header))
             for test in [("pp", n) for n in arguments.prompt] + [("tg", n) for n in arguments.batch]:
-                rates = [samples.lists[program.name, weights, threads, *test] for program in programs]
+                rates = [samples[program.name, weights, threads, *test] for program in programs]
                 peers = [statistics.median(s) for s in rates[1:] if s]
                 ratio = statistics.median(rates[0]) / max(peers) if peers else float("nan")
-                share = statistics.median(samples.lists["share", weights, threads, *test])
+                share = statistics.median(samples["share", weights, threads, *test])
                 name = f"prefill {test[1]}" if test[0] == "pp" else f"decode, batch {test[1]}"
                 print("| " + " | ".join([name, *map(cell, rates), f"{ratio:.2f}", f"{100 * share:.0f}%"]) + " |")
 
 
 def measure(arguments):
-    programs = programs_of(arguments)
     samples = Samples(arguments.samples)
+    programs = programs_of(arguments, samples)
     first = ("pp", arguments.prompt[0]) if arguments.prompt else ("tg", arguments.batch[0])
     for number in range(arguments.rounds):
         for weights in arguments.gguf:
             for threads in arguments.threads:
-                turn = len(samples.lists[programs[0].name, weights, threads, *first]) % len(programs)
+                turn = len(samples[programs[0].name, weights, threads, *first]) % len(programs)
                 for program in programs[turn:] + programs[:turn]:
                     print(f"round {number + 1}: {weights}, {threads}, {program.name}:", end="", file=sys.stderr)
-                    for test, rate in program.rates(weights, threads, samples):
-                        samples.add((program.name, weights, threads, *test), rate)
+                    for test, rate in program.rates(weights, threads):
+                        samples[program.name, weights, threads, *test].append(rate)
                         print(f" {test[0]}{test[1]} {rate:.1f}", end="", file=sys.stderr, flush=True)
                     print(file=sys.stderr)
                     samples.save()
