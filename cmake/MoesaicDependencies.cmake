@@ -1,5 +1,5 @@
-# Third-party packages, all from the distribution; the versions are those of Debian 12 (scripts/setup.sh
-# installs them). A minimum is given where the code needs it.
+# Third-party packages, all from the distribution (scripts/setup.sh installs them); the minimum versions are those of
+# Debian 12.
 
 find_package(Threads REQUIRED)
 find_package(fmt 9.1 REQUIRED)
@@ -12,6 +12,9 @@ pkg_check_modules(pcre2 REQUIRED IMPORTED_TARGET libpcre2-8>=10.42)
 pkg_check_modules(utf8proc REQUIRED IMPORTED_TARGET libutf8proc)
 pkg_check_modules(sentencepiece REQUIRED IMPORTED_TARGET sentencepiece>=0.1.97)
 find_package(yaml-cpp 0.7 REQUIRED)
+if(POLICY CMP0167)
+  cmake_policy(SET CMP0167 NEW)  # CMake 3.30 and later: Boost's own configuration, not FindBoost
+endif()
 find_package(Boost 1.74 REQUIRED)  # headers only: Asio and Beast
 find_package(ZLIB REQUIRED)        # gzipped traces and test vectors
 # FAISS's configuration wants OpenMP of the compiler at hand; the package was compiled by GCC, so its runtime is
@@ -21,7 +24,14 @@ if(NOT TARGET OpenMP::OpenMP_CXX)
   target_link_libraries(OpenMP::OpenMP_CXX INTERFACE gomp)
 endif()
 find_package(faiss 1.7.3 CONFIG REQUIRED)
-find_package(msgpack 4.1 CONFIG REQUIRED)  # headers only; defines the target msgpackc-cxx
+# Headers only. Before version 5 (Debian 12) it has another name, and so has its target.
+find_package(msgpack-cxx CONFIG QUIET)
+if(msgpack-cxx_FOUND)
+  set(msgpack_VERSION ${msgpack-cxx_VERSION})
+else()
+  find_package(msgpack 4.1 CONFIG REQUIRED)
+  add_library(msgpack-cxx ALIAS msgpackc-cxx)
+endif()
 if(MOESAIC_CUDA)
   find_package(CUDAToolkit 13.0 REQUIRED)
   # nvcc where it is not in the PATH.

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """The layers of docs/architecture.md, section 1, checked against the source.
 
-Three things are checked for every file of the rooms: who includes whom, that the libraries of the
-CMakeLists link in the same direction, and that what is included is also linked. Run it without
-arguments, or through ctest.
+Four things are checked for every file of the rooms: who includes whom, that the libraries of the
+CMakeLists link in the same direction, that what is included is also linked, and that no two files
+define a type of the same name in the same namespace. Run it without arguments, or through ctest.
 """
 
 import pathlib
@@ -153,6 +153,107 @@ def check_links(libraries, used_edges):
     return problems
 
 
+# What is no code: comments, literals (raw ones first), preprocessor lines.
+NO_CODE = re.compile(
+    r'R"(?P<delimiter>[^\s()\\]{0,16})\(.*?\)(?P=delimiter)"'
+    r'|"(?:\\.|[^"\\\n])*"'
+    r"|(?<![0-9a-fA-F])'(?:\\.|[^'\\\n])*'"
+    r"|//[^\n]*|/\*.*?\*/"
+    r"|^[ \t]*\#(?:\\\n|[^\n])*",
+    re.DOTALL | re.MULTILINE,
+)
+TOKEN = re.compile(r"[A-Za-z_]\w*|::|[^\s\w]")
+TYPE_WORDS = {"class", "struct", "union", "enum"}
+
+
+def without_brackets(tokens, opening, closing, marker):
+    """The tokens without what stands in these brackets behind a token `marker`, and without it."""
+    result, i = [], 0
+    while i < len(tokens):
+        if tokens[i] == marker and tokens[i + 1 : i + 2] == [opening]:
+            depth, i = 0, i + 1
+            while i < len(tokens):
+                depth += (tokens[i] == opening) - (tokens[i] == closing)
+                i += 1
+                if depth == 0:
+                    break
+        else:
+            result.append(tokens[i])
+            i += 1
+    return result
+
+
+def type_name(head):
+    """The name of the type whose definition begins with these tokens, or None: they begin no type."""
+    head = without_brackets(head, "<", ">", "template")
+    head = without_brackets(head, "(", ")", "alignas")
+    start = next((i for i, token in enumerate(head) if token in TYPE_WORDS), None)
+    if start is None:
+        return None
+    words = head[start:]
+    while words and (words[0] in TYPE_WORDS or words[0] == "["):
+        words = words[words.index("]") + 2 :] if words[0] == "[" else words[1:]
+    if ":" in words:
+        words = words[: words.index(":")]
+    if words[-1:] == ["final"]:
+        words = words[:-1]
+    # A macro in front of the name, with or without arguments: CAPABILITY("mutex").
+    while len(words) > 1 and words[0].isupper() and (words[1] == "(" or words[1][0].isalpha()):
+        words = words[words.index(")") + 1 :] if words[1] == "(" else words[1:]
+    if not words or "(" in words or "=" in words or words[1:2] and words[1][0].isalpha():
+        return None  # a function or a variable of such a type
+    return "".join(words)
+
+
+def types_defined(text):
+    """Qualified names of the types that a source defines in named namespaces. Those of unnamed
+    namespaces are the file's own; nested and local ones belong to their class or function."""
+    tokens = TOKEN.findall(NO_CODE.sub(" ", text))
+    found, scopes, head, i = [], [], [], 0
+    while i < len(tokens):
+        token = tokens[i]
+        i += 1
+        if token == "}":
+            if scopes:
+                scopes.pop()
+            head = []
+        elif token == ";":
+            head = []
+        elif token != "{":
+            head.append(token)
+        elif "namespace" in head:
+            scopes.append("".join(head[head.index("namespace") + 1 :]))
+            head = []
+        elif head == ["extern"]:  # "C"
+            scopes.append(None)
+            head = []
+        else:
+            name = type_name(head)
+            if name is not None and "" not in scopes:
+                found.append("::".join([scope for scope in scopes if scope] + [name]))
+            depth = 1
+            while i < len(tokens) and depth > 0:
+                depth += (tokens[i] == "{") - (tokens[i] == "}")
+                i += 1
+            # Of `struct A {} a;` and `int a{1};` a rest follows; of a function there is none.
+            head = []
+    return found
+
+
+def check_types(files):
+    """files: (path, text) pairs. In one program two such types are undefined behaviour, which no
+    compiler and no linker reports."""
+    where = {}
+    for path, text in files:
+        for name in types_defined(text):
+            where.setdefault(name, set()).add(path)
+    return [
+        f"{name}: defined in {' and in '.join(sorted(paths))}; rename one, or put it into an unnamed namespace"
+        for name, paths in sorted(where.items())
+        if len(paths) > 1
+    ]
+
+
 class Table(unittest.TestCase):
     def test_has_no_circle(self):
         def visit(room, trail):
@@ -200,6 +301,53 @@ class Checks(unittest.TestCase):
         problems = check_links(libraries, {("core/io", "core/base"): "core/io/a.h"})
         self.assertEqual(problems, ["core/io/a.h: core/io includes core/base but does not link it"])
 
+    def test_a_type_that_two_files_define(self):
+        a = ("core/config/a.h", "namespace moesaic {\nclass Fields final : public Base {\n int x{1};\n};\n}\n")
+        b = ("serving/http/b.h", "namespace moesaic {\nint F() { return 1; }\nstruct Fields {\n};\n}\n")
+        self.assertEqual(
+            check_types([a, b]),
+            [
+                "moesaic::Fields: defined in core/config/a.h and in serving/http/b.h; rename one, or put "
+                "it into an unnamed namespace"
+            ],
+        )
+        self.assertEqual(check_types([a, a]), [])  # the same file
+
+    def test_types_that_may_have_one_name(self):
+        a = "namespace moesaic { struct T { int a; }; }"
+        for other in (
+            "namespace moesaic { namespace { struct T {}; } }",  # the file's own
+            "namespace moesaic::cuda { struct T {}; }",
+            "namespace moesaic { struct T; class T* F(); }",  # declared
+            "namespace moesaic { struct Outer { struct T {}; enum class U { kT }; }; }",  # nested
+            "namespace moesaic { void F() { struct T {}; } }",  # local
+            "namespace moesaic { template <class T> void G(T t) { } }",
+            "namespace moesaic { struct T F() { } }",  # a function that returns one
+            "namespace moesaic { struct T t = {}; struct T u{}; }",
+            "namespace moesaic { // struct T {\n /* struct T {}; */ const char* s = \"struct T {};\"; }",
+            "namespace moesaic { const char* s = R\"x(struct T {};)x\"; char c = '{'; int n = 1'000; }",
+            "#define T_OF(x) \\\n struct T { x; };\nnamespace moesaic { }",
+        ):
+            self.assertEqual(check_types([("cache/a.h", a), ("cache/b.h", other)]), [], other)
+
+    def test_ways_to_define_a_type(self):
+        def names(text):
+            return types_defined("namespace moesaic { " + text + " }")
+
+        self.assertEqual(names("enum class A : uint8_t { kB };"), ["moesaic::A"])
+        self.assertEqual(names("enum A { kB };"), ["moesaic::A"])
+        self.assertEqual(names("union A { int b; };"), ["moesaic::A"])
+        self.assertEqual(names("template <class B, int n = 3> struct A {};"), ["moesaic::A"])
+        self.assertEqual(names("template <> struct A<int> {}; struct A {};"), ["moesaic::A<int>", "moesaic::A"])
+        self.assertEqual(names('class CAPABILITY("mutex") A {};'), ["moesaic::A"])
+        self.assertEqual(names("class SCOPED_CAPABILITY A {};"), ["moesaic::A"])
+        self.assertEqual(names("struct alignas(64) A {};"), ["moesaic::A"])
+        self.assertEqual(names("struct [[nodiscard]] A {};"), ["moesaic::A"])
+        self.assertEqual(names("struct AB {}; struct KB final {};"), ["moesaic::AB", "moesaic::KB"])
+        self.assertEqual(names("struct A::B {};"), ["moesaic::A::B"])
+        self.assertEqual(names("namespace cuda { struct A {}; } struct B {};"), ["moesaic::cuda::A", "moesaic::B"])
+        self.assertEqual(names("int F() { if (1) { } return 2; } struct A {};"), ["moesaic::A"])
+
 
 class Tree(unittest.TestCase):
     maxDiff = None
@@ -211,6 +359,8 @@ class Tree(unittest.TestCase):
         libraries = parse_libraries(ROOT)
         self.assertIn("moesaic_base", libraries)
         problems += check_links(libraries, used)
+        self.assertGreater(sum(len(types_defined(text)) for _, text in files), 300)
+        problems += check_types(files)
         self.assertEqual([], problems, "\n" + "\n".join(problems))
 
 

@@ -35,6 +35,8 @@ struct BatchSizes {
   int64_t buffers = 0;       // of the slots (of each device's), for experts that stream
   int64_t max_logit_rows = 64;
   uint32_t packet_bytes = 0;  // of copies to devices; 0: as experts are read
+
+  friend bool operator==(const BatchSizes&, const BatchSizes&) = default;
 };
 
 // What the job's requests are like.

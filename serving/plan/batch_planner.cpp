@@ -27,6 +27,8 @@ constexpr double kSequencesStep = 1.15;
 constexpr double kTokensStep = 1.15;
 constexpr double kBuffersStep = 1.5;
 constexpr int kMostSteps = 16;
+// Where a step leads out of memory, memory's edge is looked for this often between.
+constexpr int kHalvings = 6;
 
 constexpr int64_t kMostBatchTokens = 8192;
 
@@ -152,6 +154,15 @@ constexpr std::array kDeviceOrders = {
     DeviceOrder{ScheduleKind::kModuleBatching, 4}, DeviceOrder{ScheduleKind::kOverlapped, 2},
     DeviceOrder{ScheduleKind::kPagedWeights, 4},   DeviceOrder{ScheduleKind::kPagedWeights, 8}};
 
+int64_t Between(int64_t a, int64_t b, double part) {
+  return a + std::llround(static_cast<double>(b - a) * part);
+}
+
+bool IsLarger(const BatchWish& wish, const BatchWish& than) {
+  return wish.sequences >= than.sequences && wish.batch_tokens >= than.batch_tokens &&
+         (wish.sequences > than.sequences || wish.batch_tokens > than.batch_tokens);
+}
+
 // Estimates of batches, the best first.
 class BatchSearch {
  public:
@@ -185,6 +196,27 @@ class BatchSearch {
 
   std::optional<BatchSizes> Fit(const BatchWish& wish) const {
     return FitBatch(options_, files_, means_, wish);
+  }
+  // Makes the wish, which does not fit, the largest batch on the way to it from another that does.
+  std::optional<BatchSizes> FitOnTheWay(const BatchWish& from, BatchWish& wish) const {
+    const BatchWish all = wish;
+    std::optional<BatchSizes> sizes;
+    double low = 0;
+    double high = 1;
+    for (int halving = 0; halving < kHalvings; ++halving) {
+      const double middle = (low + high) / 2;
+      BatchWish part = all;
+      part.sequences = Between(from.sequences, all.sequences, middle);
+      part.batch_tokens = Between(from.batch_tokens, all.batch_tokens, middle);
+      if (const auto fitted = Fit(part)) {
+        low = middle;
+        wish = part;
+        sizes = fitted;
+      } else {
+        high = middle;
+      }
+    }
+    return sizes;
   }
   BatchPassModel PassesOf(const BatchSizes& sizes) const {
     return {files_.config, costs_, sizes, slot_bytes_, DeviceOf(sizes)};
@@ -300,8 +332,12 @@ BatchPlan PlanBatchJob(const EngineOptions& options, const ModelFiles& files,
   if (found.empty()) return PlanBatch(options, files, MeansOf(workload));
   std::optional<ScoredSizes> best;
   PlanPrediction best_prediction;
+  std::vector<BatchSizes> simulated;
   // Whether they are the best so far.
   const auto simulate = [&](const ScoredSizes& candidate) {
+    const auto seen = std::find(simulated.begin(), simulated.end(), candidate.sizes);
+    if (seen != simulated.end()) return false;
+    simulated.push_back(candidate.sizes);
     BatchPassModel passes = search.PassesOf(candidate.sizes);
     PlanPrediction prediction = PredictBatch(passes, candidate.sizes, workload);
     if (best && prediction.wall_s > best_prediction.wall_s * (1 - kWorthItsMemory)) return false;
@@ -313,9 +349,12 @@ BatchPlan PlanBatchJob(const EngineOptions& options, const ModelFiles& files,
   bool better = true;
   for (int step = 0; step < kMostSteps && better; ++step) {
     better = false;
-    for (const BatchWish& wish : WishesAround(options, files.config, std::ssize(workload.requests),
-                                              files.experts->layout().slot_bytes, *best)) {
-      const auto sizes = search.Fit(wish);
+    const ScoredSizes center = *best;
+    for (BatchWish wish : WishesAround(options, files.config, std::ssize(workload.requests),
+                                       files.experts->layout().slot_bytes, center)) {
+      auto sizes = search.Fit(wish);
+      // The best batch is often the largest one, which is no whole number of steps from any other.
+      if (!sizes && IsLarger(wish, center.wish)) sizes = search.FitOnTheWay(center.wish, wish);
       if (sizes && simulate({*sizes, wish})) better = true;
     }
   }

@@ -4,11 +4,16 @@
 
 #include <string>
 
+#include "core/device/cuda_device.h"
 #include "serving/online/create_engine.h"
 
 namespace moesaic {
 
-// False where there are none: `why_not` says why.
+// False where there are not options.count of them: `why_not` says why.
 bool UseComputingDevices(DeviceOptions& options, std::string& why_not);
+
+// Why these GPUs are not enough for so many devices; empty: they are. An engine takes each of its
+// devices from a GPU of its own.
+std::string WhyTooFewGpus(const CudaMachine& machine, int devices);
 
 }  // namespace moesaic

@@ -10,7 +10,6 @@
 
 #include "core/base/metrics.h"
 #include "core/base/units.h"
-#include "core/device/cuda_device.h"
 #include "serving/online/create_engine.h"
 #include "serving/online/engine_devices.h"
 #include "serving/online/engine_parts.h"
@@ -250,10 +249,6 @@ TEST_P(CudaDenseTest, ShardsHaveTheAnswersOfOneDevice) {
     options_.devices.count = devices;
     std::string why_not;
     if (!UseComputingDevices(options_.devices, why_not)) GTEST_SKIP() << "SKIPPED: " << why_not;
-    if (options_.devices.kind == DeviceKind::kCuda &&
-        FindCudaDevices().devices.size() < static_cast<size_t>(devices)) {
-      GTEST_SKIP() << "SKIPPED: fewer than " << devices << " GPUs";
-    }
     const EnginePlan plan = PlanEngine(options_);
     EXPECT_EQ(plan.dense_devices, devices);
     uint64_t kv_bytes = 0;
@@ -275,9 +270,8 @@ TEST_P(CudaDenseTest, ShardsHaveTheAnswersOfOneDevice) {
 TEST_P(CudaDenseTest, KvMemoryOfShards) {
   options_.devices.count = 3;
   options_.devices.dense = DenseMode::kSharded;
-  if (options_.devices.kind == DeviceKind::kCuda && FindCudaDevices().devices.size() < 3) {
-    GTEST_SKIP() << "SKIPPED: fewer than 3 GPUs";
-  }
+  std::string why_not;
+  if (!UseComputingDevices(options_.devices, why_not)) GTEST_SKIP() << "SKIPPED: " << why_not;
   options_.devices.memory = "auto";
   options_.devices.gpu_memory = "16MiB";
   options_.max_model_len = 0;

@@ -3,7 +3,6 @@
 // the kernels' tests: for a GPU, and for the host on emulated devices.
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <memory>
 #include <string>
 #include <utility>
@@ -14,6 +13,7 @@
 #include "tests/gpu/kernel_machine.h"
 #include "tests/gpu/sample_model.h"
 #include "tests/serving/model/model_harness.h"
+#include "tests/serving/model/relative_distance.h"
 
 namespace moesaic {
 namespace {
@@ -22,18 +22,6 @@ constexpr int kPromptTokens = 9;
 constexpr int kSteps = 2;
 
 // Relative L2 distance.
-double Distance(const std::vector<float>& a, const std::vector<float>& b) {
-  CHECK_EQ(a.size(), b.size());
-  double error = 0;
-  double norm = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    const double difference = static_cast<double>(a[i]) - b[i];
-    error += difference * difference;
-    norm += static_cast<double>(b[i]) * b[i];
-  }
-  return std::sqrt(error / norm);
-}
-
 uint64_t HashOf(const std::vector<float>& values) {
   return Hash64(std::as_bytes(std::span(values)));
 }
@@ -98,7 +86,7 @@ TEST_F(CudaModelTest, LogitsAreThoseOfTheReference) {
   std::vector<float> logits = model.Prefill(sequence, prompt, options_.max_batch_tokens);
   const std::vector<float> expected = reference.Floats("00.logits");
   logits.erase(logits.begin(), logits.end() - static_cast<std::ptrdiff_t>(expected.size()));
-  EXPECT_LE(Distance(logits, expected), 1.5e-2);
+  EXPECT_LE(RelativeDistance(logits, expected), 1.5e-2);
 }
 
 TEST_F(CudaModelTest, LogitsAreCloseToTheHosts) {
@@ -111,7 +99,7 @@ TEST_F(CudaModelTest, LogitsAreCloseToTheHosts) {
     const std::vector<float> expected = OnTheHost();
     ModelHarness model(SampleModel(), options_);
     const std::vector<float> actual = Logits(model, kPromptTokens);
-    EXPECT_LE(Distance(actual, expected), tolerance) << WeightTypeName(type);
+    EXPECT_LE(RelativeDistance(actual, expected), tolerance) << WeightTypeName(type);
     EXPECT_EQ(model.stats().experts.on_host, 0u);
     // The device did compute: it rounds otherwise.
     EXPECT_NE(HashOf(actual), HashOf(expected)) << WeightTypeName(type);
@@ -172,7 +160,7 @@ TEST_F(CudaModelTest, DenseLogitsAreThoseOfTheReference) {
   std::vector<float> logits = model.Prefill(sequence, prompt, 16);
   const std::vector<float> expected = reference.Floats("00.logits");
   logits.erase(logits.begin(), logits.end() - static_cast<std::ptrdiff_t>(expected.size()));
-  EXPECT_LE(Distance(logits, expected), 1.5e-2);
+  EXPECT_LE(RelativeDistance(logits, expected), 1.5e-2);
 }
 
 TEST_F(CudaModelTest, DenseLogitsDoNotDependOnPlacementOrCompany) {
@@ -409,7 +397,7 @@ TEST_F(CudaModelTest, MissesComputedOnTheHostStayClose) {
     UseDevices(2, 20);
     options_.miss = miss;
     ModelHarness model(SampleModel(), options_);
-    EXPECT_LE(Distance(Logits(model, kPromptTokens), expected), 1.5e-2);
+    EXPECT_LE(RelativeDistance(Logits(model, kPromptTokens), expected), 1.5e-2);
     EXPECT_GT(model.stats().experts.on_host, 0u);
   }
 }

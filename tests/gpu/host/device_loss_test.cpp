@@ -7,6 +7,7 @@
 
 #include "tests/gpu/host/host_kernels.h"
 #include "tests/serving/model/model_harness.h"
+#include "tests/serving/model/relative_distance.h"
 
 namespace moesaic {
 namespace {
@@ -41,13 +42,7 @@ std::vector<float> OnTheHost() {
 
 void ExpectClose(const std::vector<float>& actual, const std::vector<float>& expected) {
   ASSERT_EQ(actual.size(), expected.size());
-  double error = 0;
-  double norm = 0;
-  for (size_t i = 0; i < actual.size(); ++i) {
-    error += (actual[i] - expected[i]) * (actual[i] - expected[i]);
-    norm += expected[i] * expected[i];
-  }
-  EXPECT_LE(error, norm * 1.5e-2 * 1.5e-2);
+  EXPECT_LE(RelativeDistance(actual, expected), 1.5e-2);
 }
 
 // Copies are those of experts, of rows and tables, and back: whichever it is at.

@@ -87,7 +87,7 @@ struct PassRig {
   }
 
   // Sequences of different lengths: a prefill, then decode steps, all in one pass each.
-  PassLogits RunAll() {
+  PassLogits RunAll(RoutingHook* hook = nullptr) {
     const auto vocab = static_cast<int>(files.config.vocab_size);
     std::vector<std::vector<int32_t>> blocks;
     blocks.reserve(kPassSequences);
@@ -113,7 +113,7 @@ struct PassRig {
         lengths[s] += slice.num_tokens;
         tokens.insert(tokens.end(), own.begin(), own.end());
       }
-      runner.Run({tokens, slices}, groups);
+      runner.Run({tokens, slices}, groups, hook);
       for (size_t s = 0; s < kPassSequences; ++s) {
         for (int64_t t = 0; t < slices[s].num_tokens; ++t) {
           const auto row = static_cast<int32_t>(slices[s].first_row + t);

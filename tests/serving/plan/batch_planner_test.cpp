@@ -10,6 +10,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "core/base/error.h"
 #include "serving/batch/batch_engine.h"
@@ -257,14 +258,15 @@ TEST(BatchPlannerTest, PlansForAnEmulatedDevice) {
   }
 }
 
-TEST(BatchPlannerTest, PlansForSeveralEmulatedDevices) {
+// Predicted for 1, 2 and 3 devices with 16 cores for all.
+std::vector<double> RatesOfDevices(EngineOptions options) {
   ModuleCosts costs = SomeCosts();
-  costs.cores = 16;  // for all of them
+  costs.cores = 16;
   const Workload workload = UniformWorkload(30, 30, 200);
-  EngineOptions options = DeviceOptionsOfJob(1e7);
   options.devices.memory = "20%";
   const ModelFiles files = OpenModelFiles(options, SelectKernels());
-  const auto tokens_per_s = [&](int devices) {
+  std::vector<double> rates;
+  for (const int devices : {1, 2, 3}) {
     options.devices.count = devices;
     const BatchPlan plan = PlanBatchJob(options, files, workload, &costs);
     EXPECT_EQ(std::ssize(plan.devices), devices);
@@ -273,13 +275,52 @@ TEST(BatchPlannerTest, PlansForSeveralEmulatedDevices) {
     EXPECT_GE(decode.period_s, decode.roofline_s * 0.99) << devices;
     EXPECT_LE(decode.period_s, decode.serial_s * 1.01) << devices;
     EXPECT_EQ(decode.bottleneck, Resource::kLinkIn);
-    return plan.execution->prediction.generated_tokens_per_s;
-  };
-  // Each has a link of its own, which is the limit, and residents of its own.
-  const double one = tokens_per_s(1);
-  const double two = tokens_per_s(2);
-  EXPECT_GT(two, 1.8 * one);
-  EXPECT_GT(tokens_per_s(3), 1.2 * two);
+    rates.push_back(plan.execution->prediction.generated_tokens_per_s);
+  }
+  return rates;
+}
+
+// Each has a link of its own, which is the limit, and residents of its own. The batch is given:
+// what memory holds of it depends on the class of numerics, and hidden states of a large one take a
+// share of the first link.
+TEST(BatchPlannerTest, PlansForSeveralEmulatedDevices) {
+  EngineOptions options = DeviceOptionsOfJob(1e7);
+  options.max_num_seqs = 48;
+  options.max_num_batched_tokens = 96;
+  const std::vector<double> rates = RatesOfDevices(options);
+  EXPECT_GT(rates[1], 1.8 * rates[0]);
+  EXPECT_GT(rates[2], 1.2 * rates[1]);
+}
+
+// More devices leave less of a tight memory for the batch, and are worth more than that.
+TEST(BatchPlannerTest, MoreDevicesAreNotSlower) {
+  const std::vector<double> rates = RatesOfDevices(DeviceOptionsOfJob(1e7));
+  EXPECT_GT(rates[1], 1.5 * rates[0]);
+  EXPECT_GT(rates[2], 1.1 * rates[1]);
+}
+
+// The largest batch that memory holds is the best one here, and lies between two steps of the
+// search.
+TEST(BatchPlannerTest, GoesToTheEdgeOfMemory) {
+  ModuleCosts costs = SomeCosts();
+  costs.cores = 16;
+  const Workload workload = UniformWorkload(30, 30, 200);
+  EngineOptions options = DeviceOptionsOfJob(1e7);
+  options.devices.memory = "20%";
+  options.devices.count = 2;
+  const ModelFiles files = OpenModelFiles(options, SelectKernels());
+  for (const int64_t sequences : {142, 190}) {
+    EngineOptions fixed = options;
+    fixed.machine_memory_bytes = uint64_t{400} << 20;
+    fixed.max_num_seqs = sequences;
+    fixed.max_num_batched_tokens = 2 * sequences;
+    const BatchPlan best = PlanBatchJob(fixed, files, workload, &costs);
+    options.machine_memory_bytes = best.total_bytes;
+    const BatchPlan plan = PlanBatchJob(options, files, workload, &costs);
+    EXPECT_LT(plan.execution->prediction.wall_s, 1.01 * best.execution->prediction.wall_s)
+        << sequences << ": " << plan.sizes.max_num_seqs << " sequences, "
+        << plan.sizes.max_batch_tokens << " rows";
+  }
 }
 
 TEST(BatchPlannerTest, PacketsAreSearchedUnlessTheyAreGiven) {
