@@ -33,7 +33,7 @@ std::vector<std::string> Steps(const ModelDisk& disk) {
   return steps;
 }
 
-TEST(DurableWriteTest, FlushesTheContentBeforeTheNameAndTheNameAtTheEnd) {
+TEST(AtomicFileDiskTest, FlushesTheContentBeforeTheNameAndTheNameAtTheEnd) {
   ModelDisk disk("dir");
   disk.Put("dir/state", "old");
   Write(disk, "dir/state", "new");
@@ -49,7 +49,7 @@ TEST(DurableWriteTest, FlushesTheContentBeforeTheNameAndTheNameAtTheEnd) {
   EXPECT_EQ(Steps(here).back(), "fsync .");
 }
 
-TEST(DurableWriteTest, APowerCutBehindAnyCallLeavesTheOldOrTheNew) {
+TEST(AtomicFileDiskTest, APowerCutBehindAnyCallLeavesTheOldOrTheNew) {
   for (const std::optional<std::string>& old :
        {std::optional<std::string>(), std::optional<std::string>("old content")}) {
     ModelDisk disk;
@@ -70,7 +70,7 @@ TEST(DurableWriteTest, APowerCutBehindAnyCallLeavesTheOldOrTheNew) {
   }
 }
 
-TEST(DurableWriteTest, SignalsAndShortWritesAreGoneThrough) {
+TEST(AtomicFileDiskTest, SignalsAndShortWritesAreGoneThrough) {
   ModelDisk once;
   once.most_write_bytes = 2;
   Write(once, "state", "new");
@@ -91,7 +91,7 @@ TEST(DurableWriteTest, SignalsAndShortWritesAreGoneThrough) {
   }
 }
 
-TEST(DurableWriteTest, EveryFailureLeavesTheOldAndNothingBeside) {
+TEST(AtomicFileDiskTest, EveryFailureLeavesTheOldAndNothingBeside) {
   ModelDisk once;
   Write(once, "state", "new");
   const auto calls = static_cast<int>(once.log().size());
@@ -122,7 +122,7 @@ TEST(DurableWriteTest, EveryFailureLeavesTheOldAndNothingBeside) {
   }
 }
 
-TEST(DurableWriteTest, ADiskThatTakesNothingIsFull) {
+TEST(AtomicFileDiskTest, ADiskThatTakesNothingIsFull) {
   ModelDisk disk;
   disk.most_write_bytes = 0;
   const Error error = Caught([&] { Write(disk, "state", "new"); });
@@ -131,7 +131,7 @@ TEST(DurableWriteTest, ADiskThatTakesNothingIsFull) {
 }
 
 // Between opening FILE.tmp and locking it the other writer has finished: what was opened is FILE.
-TEST(DurableWriteTest, AnotherWritersFinishedFileIsNotTouched) {
+TEST(AtomicFileDiskTest, AnotherWritersFinishedFileIsNotTouched) {
   ModelDisk disk;
   disk.Put("state.tmp", "of the other writer");
   bool finished = false;
@@ -153,7 +153,7 @@ TEST(DurableWriteTest, AnotherWritersFinishedFileIsNotTouched) {
   EXPECT_EQ(disk.open_files(), 0);
 }
 
-TEST(DurableWriteTest, ALockedFileIsAnothersAndAFailedLockIsNot) {
+TEST(AtomicFileDiskTest, ALockedFileIsAnothersAndAFailedLockIsNot) {
   ModelDisk disk;
   disk.Put("state.tmp", "of the other writer");
   const int fd = disk.Open("state.tmp", O_RDWR, 0);
