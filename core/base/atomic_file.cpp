@@ -21,53 +21,46 @@ namespace fs = std::filesystem;
 
 class Descriptor {
  public:
-  Descriptor(const fs::path& path, int flags)
-      : fd_(open(path.c_str(), flags | O_CLOEXEC, 0644)), path_(path) {
+  Descriptor(FileCalls& calls, const fs::path& path, int flags) : calls_(calls), path_(path) {
+    fd_ = Uninterrupted([&] { return calls.Open(path.c_str(), flags | O_CLOEXEC, 0644); });
     if (fd_ < 0) FailErrno("cannot open");
   }
-  ~Descriptor() { close(fd_); }
+  ~Descriptor() { calls_.Close(fd_); }
   Descriptor(const Descriptor&) = delete;
   Descriptor& operator=(const Descriptor&) = delete;
 
-  int fd() const { return fd_; }
   void Sync() const {
-    if (fsync(fd_) != 0) FailErrno("cannot flush to disk");
+    if (Uninterrupted([&] { return calls_.Fsync(fd_); }) != 0) FailErrno("cannot flush to disk");
   }
+  void Empty() const {
+    if (Uninterrupted([&] { return calls_.Ftruncate(fd_, 0); }) != 0) FailErrno("cannot empty");
+  }
+  void WriteAll(std::span<const std::byte> content) const {
+    for (size_t done = 0; done < content.size();) {
+      const ssize_t n = Uninterrupted(
+          [&] { return calls_.Write(fd_, content.data() + done, content.size() - done); });
+      if (n == 0) errno = ENOSPC;  // a disk that takes nothing
+      if (n <= 0) FailErrno("cannot write");
+      done += static_cast<size_t>(n);
+    }
+  }
+  // False when another process has the lock.
+  bool Lock() const {
+    if (Uninterrupted([&] { return calls_.Flock(fd_, LOCK_EX | LOCK_NB); }) == 0) return true;
+    if (errno != EWOULDBLOCK) FailErrno("cannot lock");
+    return false;
+  }
+  // Whether the path still names this file.
+  bool InPlace() const { return NamesFile(calls_, path_.c_str(), fd_); }
   [[noreturn]] void FailErrno(const char* what) const {
     Fail(ErrorKind::kIo, "{}: {}: {}", path_.string(), what, ErrnoMessage(errno));
   }
-  // Whether the path still names this file.
-  bool InPlace() const {
-    struct stat mine;
-    struct stat there;
-    return fstat(fd_, &mine) == 0 && stat(path_.c_str(), &there) == 0 &&
-           mine.st_ino == there.st_ino && mine.st_dev == there.st_dev;
-  }
 
  private:
-  int fd_;
+  FileCalls& calls_;
   fs::path path_;
+  int fd_ = -1;
 };
-
-// Locks the temporary file and empties it. False when another writer has just renamed it: then it
-// is the finished file, which must not be touched.
-bool Claim(const Descriptor& temporary, const fs::path& file) {
-  if (flock(temporary.fd(), LOCK_EX | LOCK_NB) != 0) {
-    Fail(ErrorKind::kUnavailable, "{}: another process is writing it", file.string());
-  }
-  if (!temporary.InPlace()) return false;
-  if (ftruncate(temporary.fd(), 0) != 0) temporary.FailErrno("cannot empty");
-  return true;
-}
-
-void WriteAll(const Descriptor& to, std::span<const std::byte> content) {
-  for (size_t done = 0; done < content.size();) {
-    const ssize_t n = write(to.fd(), content.data() + done, content.size() - done);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) to.FailErrno("cannot write");
-    done += static_cast<size_t>(n);
-  }
-}
 
 fs::path DirectoryOf(const fs::path& file) {
   return file.has_parent_path() ? file.parent_path() : fs::path(".");
@@ -75,20 +68,28 @@ fs::path DirectoryOf(const fs::path& file) {
 
 }  // namespace
 
-void WriteFileAtomically(const fs::path& file, std::span<const std::byte> content) {
+void WriteFileAtomically(const fs::path& file, std::span<const std::byte> content,
+                         FileCalls& calls) {
   const fs::path name = file.string() + ".tmp";
+  // Opened first: where that fails, nothing has been replaced.
+  const Descriptor directory(calls, DirectoryOf(file), O_RDONLY | O_DIRECTORY);
   for (;;) {
-    const Descriptor temporary(name, O_RDWR | O_CREAT);
-    if (!Claim(temporary, file)) continue;
+    const Descriptor temporary(calls, name, O_RDWR | O_CREAT);
+    if (!temporary.Lock()) {
+      Fail(ErrorKind::kUnavailable, "{}: another process is writing it", file.string());
+    }
+    // Another writer has just renamed it: it is the finished file, which must not be touched.
+    if (!temporary.InPlace()) continue;
     try {
-      WriteAll(temporary, content);
+      temporary.Empty();
+      temporary.WriteAll(content);
       temporary.Sync();
-      if (rename(name.c_str(), file.c_str()) != 0) temporary.FailErrno("cannot rename");
+      if (calls.Rename(name.c_str(), file.c_str()) != 0) temporary.FailErrno("cannot rename");
     } catch (const Error&) {
-      unlink(name.c_str());
+      calls.Unlink(name.c_str());
       throw;
     }
-    Descriptor(DirectoryOf(file), O_RDONLY | O_DIRECTORY).Sync();
+    directory.Sync();
     return;
   }
 }

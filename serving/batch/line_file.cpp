@@ -53,38 +53,62 @@ bool LineReader::Next(std::string* line) {
   return true;
 }
 
-LineFile::LineFile(std::filesystem::path path, Start start) : path_(std::move(path)) {
-  fd_ = open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  if (fd_ < 0) FailErrno("cannot be opened for writing", errno);
+LineFile::LineFile(std::filesystem::path path, Start start, FileCalls& calls)
+    : calls_(calls), path_(std::move(path)) {
+  OpenAndLock();
   try {
-    if (flock(fd_, LOCK_EX | LOCK_NB) != 0) {
-      Fail(ErrorKind::kUnavailable, "{}: another process is writing it", path_.string());
-    }
-    struct stat status;
-    if (fstat(fd_, &status) != 0) FailErrno("cannot be read", errno);
-    if (!S_ISREG(status.st_mode)) return;  // a device; nothing to look at or to cut
-    size_bytes_ = static_cast<uint64_t>(status.st_size);
-    if (start == Start::kNew && size_bytes_ > 0) {
-      Fail(ErrorKind::kInvalidArgument,
-           "{}: there is something in it already; --resume goes on with the job that wrote it, "
-           "--overwrite throws it away",
-           path_.string());
-    }
-    if (start == Start::kEmpty) {
-      if (ftruncate(fd_, 0) != 0) FailErrno("cannot be emptied", errno);
-      size_bytes_ = 0;
-    }
-    if (start == Start::kGoOn) CutUnfinishedLine();
-    if (lseek(fd_, static_cast<off_t>(size_bytes_), SEEK_SET) < 0) {
-      FailErrno("cannot be written", errno);
-    }
+    Prepare(start);
   } catch (...) {
-    close(fd_);
+    calls_.Close(fd_);
     throw;
   }
 }
 
-LineFile::~LineFile() { close(fd_); }
+LineFile::~LineFile() { calls_.Close(fd_); }
+
+void LineFile::OpenAndLock() {
+  for (;;) {
+    fd_ = Uninterrupted(
+        [&] { return calls_.Open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644); });
+    if (fd_ < 0) FailErrno("cannot be opened for writing", errno);
+    if (Uninterrupted([&] { return calls_.Flock(fd_, LOCK_EX | LOCK_NB); }) != 0) {
+      const int error = errno;
+      calls_.Close(fd_);
+      if (error != EWOULDBLOCK) FailErrno("cannot be locked", error);
+      Fail(ErrorKind::kUnavailable, "{}: another process is writing it", path_.string());
+    }
+    // Whoever had the lock may have renamed or removed the file before it was locked here: lines
+    // would go where nobody finds them.
+    if (NamesFile(calls_, path_.c_str(), fd_)) return;
+    calls_.Close(fd_);
+  }
+}
+
+void LineFile::Prepare(Start start) {
+  struct stat status;
+  if (calls_.Fstat(fd_, &status) != 0) FailErrno("cannot be read", errno);
+  regular_ = S_ISREG(status.st_mode);
+  if (!regular_) return;  // a device; nothing to look at or to cut
+  size_bytes_ = static_cast<uint64_t>(status.st_size);
+  if (start == Start::kNew && size_bytes_ > 0) {
+    Fail(ErrorKind::kInvalidArgument,
+         "{}: there is something in it already; --resume goes on with the job that wrote it, "
+         "--overwrite throws it away",
+         path_.string());
+  }
+  if (start == Start::kEmpty) {
+    if (!Truncate(0)) FailErrno("cannot be emptied", errno);
+    size_bytes_ = 0;
+  }
+  if (start == Start::kGoOn) CutUnfinishedLine();
+  if (calls_.Lseek(fd_, static_cast<off_t>(size_bytes_), SEEK_SET) < 0) {
+    FailErrno("cannot be written", errno);
+  }
+}
+
+bool LineFile::Truncate(uint64_t bytes) {
+  return Uninterrupted([&] { return calls_.Ftruncate(fd_, static_cast<off_t>(bytes)); }) == 0;
+}
 
 void LineFile::FailErrno(const char* what, int error) const {
   Fail(ErrorKind::kIo, "{}: {}: {}", path_.string(), what, ErrnoMessage(error));
@@ -95,8 +119,8 @@ void LineFile::CutUnfinishedLine() {
   uint64_t end = size_bytes_;
   while (end > 0) {
     const size_t count = static_cast<size_t>(std::min<uint64_t>(end, buffer.size()));
-    const ssize_t got = pread(fd_, buffer.data(), count, static_cast<off_t>(end - count));
-    if (got < 0 && errno == EINTR) continue;
+    const ssize_t got = Uninterrupted(
+        [&] { return calls_.Pread(fd_, buffer.data(), count, static_cast<off_t>(end - count)); });
     if (got != static_cast<ssize_t>(count)) FailErrno("cannot be read", got < 0 ? errno : EIO);
     const void* const newline = memrchr(buffer.data(), '\n', count);
     if (newline != nullptr) {
@@ -107,23 +131,25 @@ void LineFile::CutUnfinishedLine() {
   }
   cut_bytes_ = size_bytes_ - end;
   size_bytes_ = end;
-  if (cut_bytes_ > 0 && ftruncate(fd_, static_cast<off_t>(end)) != 0) {
+  if (cut_bytes_ > 0 && !Truncate(end)) {
     FailErrno("its unfinished last line cannot be cut off", errno);
   }
 }
 
 void LineFile::Append(std::string_view line) {
+  if (append_error_ != 0) FailErrno("cannot be written", append_error_);
   line_.assign(line);
   line_ += '\n';
   size_t written = 0;
   while (written < line_.size()) {
-    const ssize_t count = write(fd_, line_.data() + written, line_.size() - written);
-    if (count < 0 && errno == EINTR) continue;
+    const ssize_t count = Uninterrupted(
+        [&] { return calls_.Write(fd_, line_.data() + written, line_.size() - written); });
     if (count <= 0) {
       const int error = count < 0 ? errno : ENOSPC;
-      // Where even that fails (no regular file), going on cuts the line off.
-      if (ftruncate(fd_, static_cast<off_t>(size_bytes_)) == 0) {
-        lseek(fd_, static_cast<off_t>(size_bytes_), SEEK_SET);
+      // Where that fails (no regular file, say), going on cuts the line off.
+      if (!Truncate(size_bytes_) ||
+          calls_.Lseek(fd_, static_cast<off_t>(size_bytes_), SEEK_SET) < 0) {
+        append_error_ = error;
       }
       FailErrno("cannot be written", error);
     }
@@ -133,8 +159,24 @@ void LineFile::Append(std::string_view line) {
 }
 
 void LineFile::Sync() {
-  // EINVAL: what is no file has nothing to flush.
-  if (fdatasync(fd_) != 0 && errno != EINVAL) FailErrno("cannot be flushed to disk", errno);
+  if (sync_error_ == 0 && Uninterrupted([&] { return calls_.Fdatasync(fd_); }) != 0) {
+    // EINVAL: what is no file has nothing to flush.
+    if (errno != EINVAL) sync_error_ = errno;
+  }
+  if (sync_error_ != 0) FailErrno("cannot be flushed to disk", sync_error_);
+  if (regular_ && !name_is_synced_) SyncDirectory();
+  name_is_synced_ = true;
+}
+
+void LineFile::SyncDirectory() {
+  const std::filesystem::path directory = path_.has_parent_path() ? path_.parent_path() : ".";
+  const int fd = Uninterrupted(
+      [&] { return calls_.Open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0); });
+  if (fd < 0) return;  // One may write into it, but not open it.
+  const bool flushed = Uninterrupted([&] { return calls_.Fsync(fd); }) == 0 || errno == EINVAL;
+  const int error = errno;
+  calls_.Close(fd);
+  if (!flushed) FailErrno("its directory cannot be flushed to disk", error);
 }
 
 }  // namespace moesaic

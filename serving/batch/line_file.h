@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/base/file.h"
+#include "core/base/file_calls.h"
 
 namespace moesaic {
 
@@ -55,26 +56,36 @@ class LineFile {
 
   // Creates the file where there is none, and locks it against other processes. Throws Error(kIo /
   // kUnavailable), and Error(kInvalidArgument) when kNew finds something.
-  LineFile(std::filesystem::path path, Start start);
+  LineFile(std::filesystem::path path, Start start, FileCalls& calls = FileCalls::System());
   ~LineFile();
   LineFile(const LineFile&) = delete;
   LineFile& operator=(const LineFile&) = delete;
 
   // Writes the line and its newline. Throws Error(kIo) when they cannot be written, after what got
-  // written of them was taken back.
+  // written of them was taken back; where it cannot be, nothing is appended behind it any more.
   void Append(std::string_view line);
-  // What was appended is on the disk. Throws Error(kIo).
+  // What was appended is on the disk, and so is the file's name. Throws Error(kIo); from then on
+  // always, because the kernel forgets what it could not write.
   void Sync();
 
   const std::filesystem::path& path() const { return path_; }
   uint64_t cut_bytes() const { return cut_bytes_; }  // of an unfinished line, by kGoOn
 
  private:
+  void OpenAndLock();
+  void Prepare(Start start);
   void CutUnfinishedLine();
+  bool Truncate(uint64_t bytes);  // errno when it cannot be
+  void SyncDirectory();
   [[noreturn]] void FailErrno(const char* what, int error) const;
 
+  FileCalls& calls_;
   std::filesystem::path path_;
   int fd_ = -1;
+  bool regular_ = false;  // no device
+  bool name_is_synced_ = false;
+  int append_error_ = 0;  // why part of a line is left at the end
+  int sync_error_ = 0;
   uint64_t size_bytes_ = 0;
   uint64_t cut_bytes_ = 0;
   std::string line_;

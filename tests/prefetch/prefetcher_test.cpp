@@ -287,6 +287,50 @@ TEST(MissPlannerTest, LargerLayersToo) {
   }
 }
 
+// The experts that the host computes, ascending.
+std::vector<ExpertIndex> OnHost(std::vector<MissedExpert> missed, int64_t host_ns, int links) {
+  PlanMisses(MissMode::kAuto, host_ns, links, missed);
+  std::vector<ExpertIndex> experts;
+  for (const MissedExpert& miss : missed) {
+    if (miss.on_host) experts.push_back(miss.expert);
+  }
+  std::sort(experts.begin(), experts.end());
+  return experts;
+}
+
+// Where several plans end equally soon, the choice is told by the worth of having an expert, by the
+// number of an expert and by what the links have left to do; never by the order of the arguments.
+TEST(MissPlannerTest, TiesAreDecided) {
+  using List = std::vector<ExpertIndex>;
+  const auto in_every_order = [](std::vector<MissedExpert> missed, int64_t host_ns, int links,
+                                 const List& expected) {
+    const auto before = [](const MissedExpert& a, const MissedExpert& b) {
+      return a.expert < b.expert;
+    };
+    std::sort(missed.begin(), missed.end(), before);
+    do {
+      EXPECT_EQ(OnHost(missed, host_ns, links), expected);
+    } while (std::next_permutation(missed.begin(), missed.end(), before));
+  };
+  // Equally dear to fetch: the host takes what is worth least afterwards.
+  in_every_order({{1, 0, 50, 0.9}, {2, 0, 50, 0.1}, {3, 0, 50, 0.5}}, 60, 1, {2});
+  in_every_order({{1, 0, 50, 0.9}, {2, 0, 50, 0.1}, {3, 0, 50, 0.5}}, 20, 1, {2, 3});
+  // Worth the same, too: the lowest number.
+  in_every_order({{4, 0, 50, 0.5}, {2, 0, 50, 0.5}, {3, 0, 50, 0.5}}, 60, 1, {2});
+  // What is dearest to fetch goes first, whatever it is worth.
+  in_every_order({{1, 0, 90, 0.9}, {2, 0, 10, 0.1}}, 60, 1, {1});
+  // A plan that ends equally soon and copies less is taken: fetching alone takes 100, so does the
+  // host.
+  in_every_order({{1, 0, 100, 0.5}}, 100, 1, {1});
+  in_every_order({{1, 0, 99, 0.5}}, 100, 1, {});
+  in_every_order({{1, 0, 50, 0.5}, {2, 0, 50, 0.5}}, 100, 1, {1});
+  // Two links that have as much to do: the one that has the lowest of equal experts is relieved.
+  in_every_order({{1, 1, 50, 0.5}, {2, 0, 50, 0.5}}, 40, 2, {1});
+  in_every_order({{1, 0, 50, 0.5}, {2, 1, 50, 0.5}}, 40, 2, {1});
+  // The busier link is relieved, of its dearest one, though the other link has a dearer one.
+  in_every_order({{1, 0, 60, 0.5}, {2, 1, 50, 0.5}, {3, 1, 40, 0.5}}, 60, 2, {2});
+}
+
 TEST(MissPlannerTest, ModesAndKeptProgress) {
   std::vector<MissedExpert> missed = {{0, 0, 100, 0, false}, {1, 0, 10, 0, false}};
   PlanMisses(MissMode::kFetch, 0, 1, missed);

@@ -1,5 +1,5 @@
 // The binary form of routing traces: round trips with the JSON form, recording step by step, what
-// is left of a killed recorder, damage.
+// is left of a killed recorder.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -13,6 +13,7 @@
 #include "core/base/error.h"
 #include "core/base/file.h"
 #include "tests/core/base/temp_dir.h"
+#include "tests/tracer/random_trace.h"
 #include "tracer/binary_trace.h"
 #include "tracer/routing_trace_json.h"
 #include "tracer/trace_format.h"
@@ -24,65 +25,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr uint64_t kMostTextBytes = 1 << 26;
-
-RoutingTraceHeader Header(int experts = 37) {
-  RoutingTraceHeader header;
-  header.model = "m \"quoted\"";
-  header.phase = "decode";
-  header.num_layers = 3;
-  header.first_layer = 1;
-  header.num_experts = experts;
-  header.top_k = 2;
-  header.weight_scale = 65536;
-  header.extra = R"({"source":"test"})";
-  return header;
-}
-
-RoutingTrace RandomTrace(int sequences, bool texts) {
-  std::mt19937 random(3);
-  RoutingTrace trace;
-  trace.header = Header();
-  for (int s = 0; s < sequences; ++s) {
-    TraceSequence sequence;
-    sequence.id = "id" + std::to_string(s);
-    sequence.domain = s % 2 == 0 ? "even" : "";
-    sequence.first_pos = s == 0 ? -1 : 100 + s;
-    if (s == 1) sequence.extra = "{\"finished\":true,\"prompt\":\"a\\tb\u00e9\"}";
-    const size_t tokens = random() % 300;
-    for (size_t i = 0; i < tokens * 6; ++i) {
-      sequence.experts.push_back(static_cast<uint16_t>(random() % 37));
-      sequence.weights.push_back(static_cast<float>(random() % 65537) / 65536.0f);
-    }
-    for (size_t t = 0; t < tokens; ++t) {
-      sequence.token_ids.push_back(
-          texts ? trace.token_texts.Intern(std::string("t\u00fc") + std::to_string(random() % 50))
-                : static_cast<int32_t>(random() % 200000));
-    }
-    trace.sequences.push_back(std::move(sequence));
-  }
-  return trace;
-}
-
-void ExpectEqual(const RoutingTrace& a, const RoutingTrace& b) {
-  EXPECT_EQ(ShapeDifference(a.header, b.header), "");
-  EXPECT_EQ(a.header.model, b.header.model);
-  EXPECT_EQ(a.header.weight_scale, b.header.weight_scale);
-  EXPECT_EQ(a.header.extra, b.header.extra);
-  EXPECT_EQ(a.token_texts.texts(), b.token_texts.texts());
-  ASSERT_EQ(a.sequences.size(), b.sequences.size());
-  for (size_t i = 0; i < a.sequences.size(); ++i) {
-    const TraceSequence& x = a.sequences[i];
-    const TraceSequence& y = b.sequences[i];
-    EXPECT_EQ(x.id, y.id);
-    EXPECT_EQ(x.domain, y.domain);
-    EXPECT_EQ(x.experts, y.experts);
-    EXPECT_EQ(x.weights, y.weights);
-    EXPECT_EQ(x.token_ids, y.token_ids);
-    EXPECT_EQ(x.first_pos, y.first_pos);
-    EXPECT_EQ(x.prefill_tokens, y.prefill_tokens);
-    EXPECT_EQ(x.extra, y.extra);
-  }
-}
 
 TEST(TraceFilesTest, BothFormsKeepEverything) {
   const TempDir dir;
@@ -267,45 +209,6 @@ TEST(TraceFilesTest, AKilledRecorderLosesLessThanABlock) {
       ASSERT_EQ(trace.Experts(trace.sequences[0], t, 2)[1], t % 37);
     }
   }
-}
-
-TEST(TraceFilesTest, DamageIsFound) {
-  const TempDir dir;
-  const fs::path path = dir.path() / "t.trace";
-  WriteBinaryTrace(path, RandomTrace(40, false));
-  const std::string text = ReadTextFile(path, kMostTextBytes);
-  std::vector<std::byte> good(text.size());
-  std::copy_n(reinterpret_cast<const std::byte*>(text.data()), text.size(), good.begin());
-  ASSERT_EQ(ParseBinaryTrace(good, "t").sequences.size(), 40u);
-  std::mt19937 random(5);
-  int errors = 0;
-  int shorter = 0;
-  for (int i = 0; i < 300; ++i) {
-    std::vector<std::byte> bad = good;
-    bad[random() % bad.size()] ^= std::byte{static_cast<uint8_t>(1u << random() % 8)};
-    try {
-      const RoutingTrace trace = ParseBinaryTrace(bad, "t");
-      EXPECT_GT(trace.lost_bytes, 0u);  // of the last block
-      EXPECT_LT(trace.lost_bytes, good.size() / 2);
-      ++shorter;
-    } catch (const Error&) {
-      ++errors;
-    }
-  }
-  EXPECT_GT(errors, 0);
-  EXPECT_GT(shorter, 0);
-  for (int i = 0; i < 300; ++i) {
-    const size_t bytes = random() % good.size();
-    try {
-      const RoutingTrace trace = ParseBinaryTrace(std::span(good).first(bytes), "t");
-      EXPECT_LE(trace.sequences.size(), 40u);
-    } catch (const Error& error) {
-      EXPECT_LT(bytes, 250u) << error.what();  // only a cut header is an error
-    }
-  }
-  std::vector<std::byte> zeros = good;  // a power cut leaves a longer file than was written
-  zeros.resize(good.size() + 5000);
-  EXPECT_EQ(ParseBinaryTrace(zeros, "t").lost_bytes, 5000u);
 }
 
 }  // namespace

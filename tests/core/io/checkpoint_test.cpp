@@ -101,6 +101,30 @@ TEST_F(CheckpointTest, ReadsASingleFile) {
   }
 }
 
+// A tensor without elements has no bytes that could be another's: wherever it lies, the others are
+// compared with each other.
+TEST_F(CheckpointTest, EmptyTensorsOverlapNothing) {
+  for (const int at : {0, 3, 8, 12, 16}) {
+    // Named before and behind the others, because the order of equal offsets is that of the names.
+    for (const char* name : {"a", "z"}) {
+      const std::string empty =
+          fmt::format(R"("{}":{{"dtype":"U8","shape":[0],"data_offsets":[{},{}]}})", name, at, at);
+      WriteSafetensors(Single(),
+                       R"({"m":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},
+                           "n":{"dtype":"U8","shape":[8],"data_offsets":[8,16]},)" +
+                           empty + "}",
+                       Counting(16));
+      const Checkpoint checkpoint = Checkpoint::Open(dir_.path());
+      EXPECT_EQ(checkpoint.tensors().size(), 3u);
+      EXPECT_EQ(checkpoint.Find(name)->extent.bytes, 0u);
+      ExpectCorrupt(R"({"m":{"dtype":"U8","shape":[9],"data_offsets":[0,9]},
+                        "n":{"dtype":"U8","shape":[8],"data_offsets":[8,16]},)" +
+                        empty + "}",
+                    16, {"\"m\"", "\"n\"", "overlap"});
+    }
+  }
+}
+
 TEST_F(CheckpointTest, RequireNamesWhatItExpects) {
   WriteSafetensors(Single(), R"({"w":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},
                                  "i":{"dtype":"I32","shape":[2],"data_offsets":[24,32]}})",

@@ -127,6 +127,31 @@ TEST_F(ExpertStoreTest, VerifyNamesTheDamagedExpert) {
   OpenExpertStore(store_);  // cheap checks do not read the data
 }
 
+// The first and the last one, at their first and last bytes, too.
+TEST_F(ExpertStoreTest, VerifyLooksAtEveryByte) {
+  WriteStore(store_, SmallHeader());
+  for (const int position : {0, 4, 5, 14}) {
+    for (const uint64_t at : {uint64_t{0}, kSlotBytes - 1}) {
+      const auto write = [&](std::byte value) {
+        std::fstream data(ExpertStoreDataFile(store_),
+                          std::ios::in | std::ios::out | std::ios::binary);
+        data.seekp(static_cast<std::streamoff>(static_cast<uint64_t>(position) * kSlotBytes + at));
+        data.put(static_cast<char>(value));
+      };
+      const std::byte good = Blob(position)[at];
+      write(good ^ std::byte{0x80});
+      const Error error = Caught([&] { VerifyExpertStore(store_); });
+      EXPECT_EQ(error.kind(), ErrorKind::kCorrupt) << position;
+      const int layers[] = {1, 3, 7};
+      EXPECT_TRUE(Contains(
+          error, fmt::format("expert {} of layer {} ", position % 5, layers[position / 5])))
+          << error.what();
+      write(good);
+    }
+  }
+  VerifyExpertStore(store_);
+}
+
 TEST_F(ExpertStoreTest, UnfinishedWriterLeavesNothing) {
   {
     ExpertStoreWriter writer(store_, SmallHeader());
@@ -226,13 +251,25 @@ TEST_F(ExpertStoreTest, FileSizeLimitLeavesNothingBehind) {
   EXPECT_TRUE(Names(dir_.path()).empty());
 }
 
-TEST_F(ExpertStoreTest, TruncatedDataFile) {
+TEST_F(ExpertStoreTest, DataFileOfAnotherSize) {
   WriteStore(store_, SmallHeader());
-  fs::resize_file(ExpertStoreDataFile(store_), 14 * kSlotBytes);
-  const Error error = Caught([&] { OpenExpertStore(store_); });
-  EXPECT_EQ(error.kind(), ErrorKind::kCorrupt);
-  EXPECT_TRUE(Contains(error, "experts.bin")) << error.what();
-  EXPECT_TRUE(Contains(error, fmt::format("expected {}", 15 * kSlotBytes))) << error.what();
+  for (const uint64_t bytes :
+       {uint64_t{0}, 14 * kSlotBytes, 15 * kSlotBytes - 1, 15 * kSlotBytes + 1, 16 * kSlotBytes}) {
+    fs::resize_file(ExpertStoreDataFile(store_), bytes);
+    for (const bool verify : {false, true}) {
+      const Error error = Caught([&] {
+        if (verify) {
+          VerifyExpertStore(store_);
+        } else {
+          OpenExpertStore(store_);
+        }
+      });
+      EXPECT_EQ(error.kind(), ErrorKind::kCorrupt) << bytes;
+      EXPECT_TRUE(Contains(error, "experts.bin")) << error.what();
+      EXPECT_TRUE(Contains(error, fmt::format("has {} bytes, expected {}", bytes, 15 * kSlotBytes)))
+          << error.what();
+    }
+  }
 }
 
 TEST_F(ExpertStoreTest, MissingDataFile) {

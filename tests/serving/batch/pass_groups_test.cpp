@@ -70,5 +70,63 @@ TEST(PassGroupsTest, EverySliceOnceAndBalanced) {
   }
 }
 
+// Slices with so many rows each, of sequences that have computed so many tokens before.
+struct GivenSlice {
+  int64_t rows = 1;
+  int64_t computed = 0;
+};
+
+// Which slices are in each group, by their numbers, in order.
+std::vector<std::vector<size_t>> GroupsOf(int64_t groups, const std::vector<GivenSlice>& given) {
+  std::vector<Sequence> sequences(given.size());
+  std::vector<ScheduledSlice> slices;
+  for (size_t i = 0; i < given.size(); ++i) {
+    sequences[i].computed_tokens = given[i].computed;
+    slices.push_back({&sequences[i], given[i].rows});
+  }
+  std::vector<std::vector<size_t>> result;
+  for (const SliceRange& range : GroupSlices(groups, slices)) {
+    result.emplace_back();
+    for (int64_t s = range.begin; s < range.end; ++s) {
+      const ScheduledSlice& slice = slices[static_cast<size_t>(s)];
+      const auto number = static_cast<size_t>(slice.sequence - sequences.data());
+      EXPECT_EQ(slice.num_tokens, given[number].rows);
+      result.back().push_back(number);
+    }
+  }
+  return result;
+}
+
+using Groups = std::vector<std::vector<size_t>>;
+
+TEST(PassGroupsTest, TheLongestGoFirstToWhereThereIsLeast) {
+  // Of 10, 7, 5 and 4 positions: 10 | 7, 10 | 7 5, 10 4 | 7 5; within a group as they were given.
+  EXPECT_EQ(GroupsOf(2, {{1, 6}, {1, 3}, {1, 9}, {1, 4}}), (Groups{{1, 2}, {0, 3}}));
+  // The same of prompts, by their rows, whatever was computed before.
+  EXPECT_EQ(GroupsOf(2, {{7, 0}, {4, 90}, {10, 5}, {5, 70}}), (Groups{{1, 2}, {0, 3}}));
+  // One long one is left alone.
+  EXPECT_EQ(GroupsOf(2, {{1, 1}, {1, 99}, {1, 2}, {1, 3}}), (Groups{{1}, {0, 2, 3}}));
+}
+
+TEST(PassGroupsTest, EqualOnesKeepTheirOrder) {
+  EXPECT_EQ(GroupsOf(2, {{1, 5}, {1, 5}, {1, 5}, {1, 5}}), (Groups{{0, 2}, {1, 3}}));
+  EXPECT_EQ(GroupsOf(3, {{8, 0}, {8, 0}, {8, 0}, {8, 0}}), (Groups{{0, 3}, {1}, {2}}));
+}
+
+// Decoding ones are spread by themselves: a group's prompt does not count as what it reads.
+TEST(PassGroupsTest, PromptsAndDecodingOnesApart) {
+  EXPECT_EQ(GroupsOf(2, {{40, 0}, {3, 0}, {1, 9}, {1, 8}, {1, 7}}), (Groups{{0, 2}, {1, 3, 4}}));
+  // But a group without a prompt comes first, so that none is empty.
+  EXPECT_EQ(GroupsOf(3, {{40, 0}, {1, 5}, {1, 9}}), (Groups{{0}, {2}, {1}}));
+  EXPECT_EQ(GroupsOf(2, {{40, 0}, {1, 9}, {1, 8}}), (Groups{{0, 2}, {1}}));
+  // A prompt of one token is a row that reads one position.
+  EXPECT_EQ(GroupsOf(2, {{1, 0}, {1, 50}, {1, 20}}), (Groups{{1}, {0, 2}}));
+}
+
+TEST(PassGroupsTest, NoMoreGroupsThanSlices) {
+  EXPECT_EQ(GroupsOf(5, {{1, 3}, {9, 0}}), (Groups{{1}, {0}}));
+  EXPECT_EQ(GroupsOf(1, {{1, 3}, {9, 0}, {1, 5}}), (Groups{{0, 1, 2}}));
+}
+
 }  // namespace
 }  // namespace moesaic
