@@ -1,6 +1,7 @@
-// JsonFields: typed, checked access to the members of a request's JSON object. Every getter treats
-// null like absent and throws ApiError (400, with the member's name as `param`) for a wrong type or
-// range. It remembers which members were asked for, so that the others can be reported as unknown.
+// RequestFields: typed, checked access to the members of a request's JSON object. Every getter
+// treats null like absent and throws ApiError (400, with the member's name as `param`) for a wrong
+// type or range. It remembers which members were asked for, so that the others can be reported as
+// unknown.
 #pragma once
 
 #include <cstdint>
@@ -15,11 +16,11 @@
 
 namespace moesaic {
 
-class JsonFields {
+class RequestFields {
  public:
   // `object` must outlive this. `prefix` ("stream_options.") goes before names in messages. Throws
   // when `object` is not an object.
-  explicit JsonFields(const Json& object, std::string prefix = {});
+  explicit RequestFields(const Json& object, std::string prefix = {});
 
   // nullptr when absent or null.
   const Json* Find(std::string_view name);

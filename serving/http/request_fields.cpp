@@ -1,4 +1,4 @@
-#include "serving/http/json_fields.h"
+#include "serving/http/request_fields.h"
 
 #include <cmath>
 #include <limits>
@@ -49,7 +49,7 @@ std::vector<int32_t> ReadTokenIds(const Json& array, std::string_view param) {
   return ids;
 }
 
-JsonFields::JsonFields(const Json& object, std::string prefix)
+RequestFields::RequestFields(const Json& object, std::string prefix)
     : object_(object), prefix_(std::move(prefix)) {
   if (object_.is_object()) return;
   if (prefix_.empty()) {
@@ -62,13 +62,13 @@ JsonFields::JsonFields(const Json& object, std::string prefix)
   throw BadParam(name, "{} must be an object, it is {}.", name, JsonTypeName(object_));
 }
 
-const Json* JsonFields::Find(std::string_view name) {
+const Json* RequestFields::Find(std::string_view name) {
   asked_.emplace(name);
   const auto found = object_.find(std::string(name));
   return found == object_.end() || found->is_null() ? nullptr : &*found;
 }
 
-std::optional<bool> JsonFields::Bool(std::string_view name) {
+std::optional<bool> RequestFields::Bool(std::string_view name) {
   const Json* value = Find(name);
   if (value == nullptr) return std::nullopt;
   if (!value->is_boolean()) {
@@ -78,7 +78,7 @@ std::optional<bool> JsonFields::Bool(std::string_view name) {
   return value->get<bool>();
 }
 
-std::optional<int64_t> JsonFields::Int(std::string_view name, int64_t min, int64_t max) {
+std::optional<int64_t> RequestFields::Int(std::string_view name, int64_t min, int64_t max) {
   const Json* value = Find(name);
   if (value == nullptr) return std::nullopt;
   if (!IsInteger(*value)) {
@@ -96,7 +96,7 @@ std::optional<int64_t> JsonFields::Int(std::string_view name, int64_t min, int64
   return number;
 }
 
-std::optional<double> JsonFields::Number(std::string_view name, double min, double max) {
+std::optional<double> RequestFields::Number(std::string_view name, double min, double max) {
   const Json* value = Find(name);
   if (value == nullptr) return std::nullopt;
   if (!value->is_number()) {
@@ -110,7 +110,7 @@ std::optional<double> JsonFields::Number(std::string_view name, double min, doub
   return number;
 }
 
-std::optional<std::string> JsonFields::String(std::string_view name) {
+std::optional<std::string> RequestFields::String(std::string_view name) {
   const Json* value = Find(name);
   if (value == nullptr) return std::nullopt;
   if (!value->is_string()) {
@@ -119,7 +119,7 @@ std::optional<std::string> JsonFields::String(std::string_view name) {
   return value->get<std::string>();
 }
 
-std::optional<std::vector<int32_t>> JsonFields::TokenIds(std::string_view name) {
+std::optional<std::vector<int32_t>> RequestFields::TokenIds(std::string_view name) {
   const Json* value = Find(name);
   if (value == nullptr) return std::nullopt;
   if (!value->is_array()) {
@@ -129,7 +129,7 @@ std::optional<std::vector<int32_t>> JsonFields::TokenIds(std::string_view name) 
   return ReadTokenIds(*value, Name(name));
 }
 
-std::vector<std::string> JsonFields::UnknownNames(size_t max) const {
+std::vector<std::string> RequestFields::UnknownNames(size_t max) const {
   std::vector<std::string> names;
   for (const auto& item : object_.items()) {
     if (names.size() == max) break;
