@@ -118,8 +118,8 @@ std::string BatchErrorLine(int64_t line_number, const std::string& custom_id,
 
 std::string CustomIdOfOutput(std::string_view line) {
   // Members: log-probabilities may have one for each token of a prompt.
-  const Json json = ParseJson(line, {64, size_t{1} << 24});
-  RequestFields fields(json);
+  const JsonDocument document(line, {64, size_t{1} << 24});
+  RequestFields fields(document);
   std::string id = CustomId(fields);
   if (id.empty() || fields.Find("response") == nullptr) {
     throw BadParam("custom_id", "it has no custom_id or no response.");

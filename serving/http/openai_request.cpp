@@ -207,9 +207,9 @@ void KeepUnknown(const RequestFields& fields, Request& request) {
 
 }  // namespace
 
-CompletionRequest ParseCompletionRequest(std::string_view body) {
-  const Json json = ParseJson(body);
-  RequestFields fields(json);
+CompletionRequest ParseCompletionRequest(std::string_view body, const std::atomic<bool>* gone) {
+  const JsonDocument document(body, {}, gone);
+  RequestFields fields(document);
   CompletionRequest request;
   ParseCommon(fields, request);
   request.prompts = ParsePrompts(fields);
@@ -229,9 +229,9 @@ CompletionRequest ParseCompletionRequest(std::string_view body) {
   return request;
 }
 
-ChatRequest ParseChatRequest(std::string_view body) {
-  const Json json = ParseJson(body);
-  RequestFields fields(json);
+ChatRequest ParseChatRequest(std::string_view body, const std::atomic<bool>* gone) {
+  const JsonDocument document(body, {}, gone);
+  RequestFields fields(document);
   ChatRequest request;
   ParseCommon(fields, request);
   request.chat = ParseChatInput(fields);
@@ -253,9 +253,9 @@ ChatRequest ParseChatRequest(std::string_view body) {
   return request;
 }
 
-TokenizeRequest ParseTokenizeRequest(std::string_view body) {
-  const Json json = ParseJson(body);
-  RequestFields fields(json);
+TokenizeRequest ParseTokenizeRequest(std::string_view body, const std::atomic<bool>* gone) {
+  const JsonDocument document(body, {}, gone);
+  RequestFields fields(document);
   TokenizeRequest request;
   request.model = fields.String("model").value_or("");
   request.add_special_tokens = fields.Bool("add_special_tokens");
@@ -270,9 +270,9 @@ TokenizeRequest ParseTokenizeRequest(std::string_view body) {
   return request;
 }
 
-DetokenizeRequest ParseDetokenizeRequest(std::string_view body) {
-  const Json json = ParseJson(body);
-  RequestFields fields(json);
+DetokenizeRequest ParseDetokenizeRequest(std::string_view body, const std::atomic<bool>* gone) {
+  const JsonDocument document(body, {}, gone);
+  RequestFields fields(document);
   DetokenizeRequest request;
   request.model = fields.String("model").value_or("");
   auto tokens = fields.TokenIds("tokens");

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "serving/http/api_error.h"
+#include "serving/http/json_document.h"
 #include "serving/http/json_text.h"
 
 namespace moesaic {
@@ -21,8 +23,10 @@ class RequestFields {
   // `object` must outlive this. `prefix` ("stream_options.") goes before names in messages. Throws
   // when `object` is not an object.
   explicit RequestFields(const Json& object, std::string prefix = {});
+  // The same for a body as it came.
+  explicit RequestFields(const JsonDocument& document);
 
-  // nullptr when absent or null.
+  // nullptr when absent or null. Lives as long as this.
   const Json* Find(std::string_view name);
 
   std::optional<bool> Bool(std::string_view name);
@@ -36,7 +40,9 @@ class RequestFields {
   std::vector<std::string> UnknownNames(size_t max = 16) const;
 
  private:
-  const Json& object_;
+  const Json* object_ = nullptr;  // one of the two
+  const JsonDocument* document_ = nullptr;
+  std::map<std::string, Json, std::less<>> built_;  // of the document
   std::string prefix_;
   std::set<std::string, std::less<>> asked_;
 };
