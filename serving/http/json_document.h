@@ -1,51 +1,54 @@
-// JsonDocument: a JSON text that has been checked whole, of which only what somebody asks for is
-// built: a request's members that nobody knows cost their check and no more.
+// JsonDocument: a JSON text that simdjson has parsed and checked whole, of which only what somebody
+// asks for becomes a `Json`: a request's members that nobody knows cost their parsing and no more.
 //
 // What is promised of all of the text, built or not: it is JSON (RFC 8259) in UTF-8, a byte order
-// mark before it is passed over as before, and it keeps the limits. A text that is refused builds
-// nothing.
+// mark before it is passed over, its integers fit 64 bits, and it keeps the limits. Time is linear
+// in the text, but for the sorting of each object's keys, of which the limits bound the number.
 //
-// Refers to the text, which must outlive it; used by one thread.
+// Owns what it needs of the text; used by one thread.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <span>
+#include <memory>
 #include <string>
 #include <string_view>
 
 #include "core/base/json.h"
-#include "serving/http/json_checker.h"
-#include "serving/http/json_index.h"
 #include "serving/http/json_text.h"
 
 namespace moesaic {
 
 class JsonDocument {
  public:
-  // Throws ApiError as CheckJson does. `gone`, where there is one, must outlive this: building
-  // stops soon after it has been set, too.
+  // Throws ApiError: 400 with line, column and byte for what is no JSON, 400 for what is beyond a
+  // limit; ClientLeft soon after `gone` has been set. `gone`, where there is one, must outlive
+  // this: building stops soon after it has been set, too.
   explicit JsonDocument(std::string_view text, const JsonLimits& limits = {},
                         const std::atomic<bool>* gone = nullptr);
+  ~JsonDocument();
+  JsonDocument(const JsonDocument&) = delete;
+  JsonDocument& operator=(const JsonDocument&) = delete;
 
-  bool is_object() const { return checked_.is_object; }
+  bool is_object() const;
   std::string_view type_name() const;  // "an object", "a number", ...: for messages
   // Of an object; the members in the order of the text.
-  size_t num_members() const { return checked_.members.size(); }
-  std::string Key(size_t member) const;
+  size_t num_members() const;
+  std::string_view Key(size_t member) const;
   // Its index, or num_members().
   size_t FindMember(std::string_view key) const;
   Json BuildMember(size_t member) const;
   // The whole value.
   Json Build() const;
 
-  // What checking took, in tokens and looks at keys: grows with the text and nothing else.
-  uint64_t check_steps() const { return checked_.steps; }
+  // What checking took, in values and comparisons of keys: grows with the text and nothing else.
+  uint64_t check_steps() const;
 
  private:
-  JsonIndex index_;
-  CheckedJson checked_;
+  struct Parsed;  // simdjson's document; its header stays out of this one
+
+  std::unique_ptr<Parsed> parsed_;
   const std::atomic<bool>* gone_;
 };
 

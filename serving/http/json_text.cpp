@@ -5,6 +5,7 @@
 #include "serving/http/json_document.h"
 
 namespace moesaic {
+
 Json ParseJson(std::string_view text, const JsonLimits& limits) {
   return JsonDocument(text, limits).Build();
 }

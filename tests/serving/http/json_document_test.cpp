@@ -3,16 +3,14 @@
 #include <gtest/gtest.h>
 #include <simdjson.h>
 
-#include <set>
-
 #include "serving/http/api_error.h"
-#include "serving/http/json_key_set.h"
 #include "tests/serving/http/json_shapes.h"
 
 namespace moesaic {
 namespace {
 
 // nlohmann's verdict and value; it takes a NUL outside strings for the end, which we do not.
+// Integers of more than 64 bits are doubles to nlohmann, and refused here (below).
 void ExpectAsNlohmann(const std::string& text) {
   SCOPED_TRACE(text.substr(0, 100));
   Json expected = Json::parse(text, nullptr, false);
@@ -21,7 +19,6 @@ void ExpectAsNlohmann(const std::string& text) {
     ASSERT_FALSE(expected.is_discarded());
     EXPECT_EQ(value, expected);
     EXPECT_EQ(value.dump(), expected.dump());
-    EXPECT_EQ(value.type(), expected.type());
   } catch (const ApiError& error) {
     EXPECT_EQ(error.status(), 400);
     EXPECT_TRUE(expected.is_discarded()) << error.what();
@@ -53,10 +50,7 @@ const char* const kTexts[] = {
     "9223372036854775807",
     "9223372036854775808",
     "-9223372036854775808",
-    "-9223372036854775809",
     "18446744073709551615",
-    "18446744073709551616",
-    "123456789012345678901234567890",
     "1e308",
     "1e309",
     "-1e309",
@@ -219,6 +213,31 @@ TEST(JsonDocumentTest, RefusesWhatIsWrongInAMemberThatNobodyReads) {
   }
 }
 
+TEST(JsonDocumentTest, RefusesIntegersOfMoreThan64Bits) {
+  for (const char* integer :
+       {"-9223372036854775809", "18446744073709551616", "123456789012345678901234567890"}) {
+    try {
+      const JsonDocument document(integer);
+      ADD_FAILURE() << integer;
+    } catch (const ApiError& error) {
+      EXPECT_EQ(error.status(), 400);
+      EXPECT_NE(std::string_view(error.what()).find("64 bits"), std::string_view::npos);
+    }
+  }
+}
+
+TEST(JsonDocumentTest, FindsAKeyTwiceAmongFewAndMany) {
+  for (const int keys : {1, 2, 16, 17, 1000}) {
+    for (const int twice : {0, keys / 2, keys - 1}) {
+      std::string text = R"([{"outer":{"0":0}},{)";
+      for (int i = 0; i < keys; ++i) text += fmt::format("\"{}\":{{}},", i);
+      EXPECT_NO_THROW(JsonDocument(text + R"("outer":0}])"));
+      EXPECT_THROW(JsonDocument(text + fmt::format("\"{}\":0}}]", twice)), ApiError)
+          << keys << " keys, " << twice;
+    }
+  }
+}
+
 TEST(JsonDocumentTest, TimeGrowsWithTheTextAndNothingElse) {
   constexpr size_t kBytes = 200'000;
   const JsonLimits wide{64, size_t{1} << 24};
@@ -241,53 +260,6 @@ TEST(JsonDocumentTest, StopsSoonAfterTheClientHasLeft) {
   const JsonDocument document(text, {}, &gone_later);
   gone_later = true;
   EXPECT_THROW(document.Build(), ApiError);
-}
-
-TEST(JsonKeySetTest, FindsAKeyTwiceAmongFewAndMany) {
-  for (const size_t keys : {1, 2, 15, 16, 17, 18, 40, 1000}) {
-    for (const size_t twice : {size_t{0}, keys / 2, keys - 1}) {
-      uint64_t steps = 0;
-      JsonKeySet set(steps);
-      set.OpenObject();
-      EXPECT_TRUE(set.Add("outer", false));
-      set.OpenObject();
-      for (size_t i = 0; i < keys; ++i) {
-        const std::string key = std::to_string(i);
-        ASSERT_TRUE(set.Add(key, true)) << i;
-      }
-      EXPECT_EQ(set.size(), keys);
-      EXPECT_FALSE(set.Add(std::to_string(twice), true)) << keys << " keys, " << twice;
-      set.CloseObject();
-      EXPECT_EQ(set.size(), 1u);
-      EXPECT_FALSE(set.Add("outer", false));
-      // The next object beside it knows nothing of the first.
-      set.OpenObject();
-      for (size_t i = 0; i < keys; ++i) ASSERT_TRUE(set.Add(std::to_string(i), true));
-    }
-  }
-}
-
-// Values of another implementation: CPython's hash() of bytes, whose key is zero with
-// PYTHONHASHSEED=0.
-TEST(JsonKeySetTest, SipHashIsSipHash) {
-  EXPECT_EQ(SipHash13("a", 0, 0), 0x407448d2b89b1813u);
-  EXPECT_EQ(SipHash13("abcdefgh", 0, 0), 0x3f7b849c0b8e35eau);
-  EXPECT_EQ(SipHash13("moesaic counts keys", 0, 0), 0xb1005d63329432eeu);
-}
-
-TEST(JsonKeySetTest, SipHashDependsOnEveryByteAndTheKey) {
-  std::set<uint64_t> seen;
-  for (size_t length = 0; length < 40; ++length) {
-    std::string text(length, '\0');
-    EXPECT_TRUE(seen.insert(SipHash13(text, 1, 2)).second);
-    EXPECT_TRUE(seen.insert(SipHash13(text, 1, 3)).second);
-    EXPECT_TRUE(seen.insert(SipHash13(text, 2, 2)).second);
-    for (size_t i = 0; i < length; ++i) {
-      text[i] = 'x';
-      EXPECT_TRUE(seen.insert(SipHash13(text, 1, 2)).second);
-      text[i] = '\0';
-    }
-  }
 }
 
 }  // namespace
