@@ -56,6 +56,9 @@ ApiError ModelNotFound(std::string_view model);  // 404, vLLM's message and type
 ApiError RouteNotFound(std::string_view path);   // 404
 ApiError Unavailable(const std::string& message, std::string code, int retry_after_s);  // 503
 
+// Ends the work for a request whose client is not there any more; nobody gets to see it.
+ApiError ClientLeft();
+
 // What an engine's Error means to a client: kInvalidArgument and kUnsupported are its fault (400),
 // kUnavailable and kResourceExhausted ask it to come again (503), the rest is ours (500).
 ApiError FromEngineError(const Error& error);

@@ -5,15 +5,15 @@
 #include <utility>
 
 #include "serving/http/http_message.h"
-#include "serving/http/json_fields.h"
 #include "serving/http/json_text.h"
+#include "serving/http/request_fields.h"
 
 namespace moesaic {
 namespace {
 
 constexpr size_t kMaxCustomIdBytes = 4096;
 
-std::string CustomId(JsonFields& fields) {
+std::string CustomId(RequestFields& fields) {
   std::string id = fields.String("custom_id").value_or("");
   if (id.size() > kMaxCustomIdBytes) {
     throw BadParam("custom_id", "custom_id is longer than {} bytes.", kMaxCustomIdBytes);
@@ -34,7 +34,7 @@ Json UserMessage(std::string_view prompt) {
   return Json::array({Json{{"role", "user"}, {"content", std::string(prompt)}}});
 }
 
-BatchLine ParsePrompt(Json json, JsonFields& fields, int64_t line_number,
+BatchLine ParsePrompt(Json json, RequestFields& fields, int64_t line_number,
                       const PromptDefaults& defaults) {
   BatchLine line;
   line.custom_id = CustomId(fields);
@@ -56,7 +56,7 @@ BatchLine ParsePrompt(Json json, JsonFields& fields, int64_t line_number,
 BatchLine ParseBatchLine(std::string_view text, int64_t line_number,
                          const PromptDefaults& defaults) {
   const Json json = ParseJson(text);
-  JsonFields fields(json);
+  RequestFields fields(json);
   if (fields.Find("body") == nullptr && fields.Find("prompt") != nullptr) {
     return ParsePrompt(json, fields, line_number, defaults);
   }
@@ -118,8 +118,8 @@ std::string BatchErrorLine(int64_t line_number, const std::string& custom_id,
 
 std::string CustomIdOfOutput(std::string_view line) {
   // Members: log-probabilities may have one for each token of a prompt.
-  const Json json = ParseJson(line, {64, size_t{1} << 24});
-  JsonFields fields(json);
+  const JsonDocument document(line, {64, size_t{1} << 24});
+  RequestFields fields(document);
   std::string id = CustomId(fields);
   if (id.empty() || fields.Find("response") == nullptr) {
     throw BadParam("custom_id", "it has no custom_id or no response.");

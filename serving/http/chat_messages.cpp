@@ -14,7 +14,7 @@ std::string JoinParts(const Json& parts, const std::string& param) {
       text += parts[i].get_ref<const std::string&>();
       continue;
     }
-    JsonFields part(parts[i], name + ".");
+    RequestFields part(parts[i], name + ".");
     const std::string type = part.String("type").value_or("text");
     if (type != "text") {
       throw BadParam(name + ".type", "{}.type is \"{}\"; this model takes text only.", name,
@@ -33,7 +33,7 @@ void NormalizeToolCalls(Json& calls, const std::string& param) {
   }
   for (size_t i = 0; i < calls.size(); ++i) {
     const std::string name = fmt::format("{}[{}]", param, i);
-    JsonFields fields(calls[i], name + ".");
+    RequestFields fields(calls[i], name + ".");
     const Json* function = fields.Find("function");
     if (function == nullptr || !function->is_object()) {
       throw BadParam(name, "{} must have an object function.", name);
@@ -58,7 +58,7 @@ void NormalizeToolCalls(Json& calls, const std::string& param) {
 }
 
 Json NormalizeMessage(const Json& message, const std::string& param) {
-  JsonFields fields(message, param + ".");
+  RequestFields fields(message, param + ".");
   const auto role = fields.String("role");
   if (!role.has_value() || role->empty()) {
     throw BadParam(param + ".role", "{}.role is missing.", param);
@@ -86,7 +86,7 @@ Json NormalizeMessage(const Json& message, const std::string& param) {
   return result;
 }
 
-Json ParseTools(JsonFields& fields) {
+Json ParseTools(RequestFields& fields) {
   const Json* tools = fields.Find("tools");
   if (const Json* choice = fields.Find("tool_choice")) {
     const std::string kind = choice->is_string() ? choice->get<std::string>() : "a named function";
@@ -103,7 +103,7 @@ Json ParseTools(JsonFields& fields) {
   }
   for (size_t i = 0; i < tools->size(); ++i) {
     const std::string name = fmt::format("tools[{}]", i);
-    JsonFields tool((*tools)[i], name + ".");
+    RequestFields tool((*tools)[i], name + ".");
     const Json* function = tool.Find("function");
     if (function == nullptr || !function->is_object()) {
       throw BadParam(name, "{} must have an object function.", name);
@@ -114,7 +114,7 @@ Json ParseTools(JsonFields& fields) {
 
 }  // namespace
 
-ChatInput ParseChatInput(JsonFields& fields) {
+ChatInput ParseChatInput(RequestFields& fields) {
   ChatInput chat;
   const Json* messages = fields.Find("messages");
   if (messages == nullptr) throw BadParam("messages", "messages is missing.");

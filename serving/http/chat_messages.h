@@ -2,14 +2,14 @@
 // form that chat templates expect. Pure; throws ApiError (400).
 #pragma once
 
-#include "serving/http/json_fields.h"
 #include "serving/http/openai_request.h"
+#include "serving/http/request_fields.h"
 
 namespace moesaic {
 
 // messages, tools, tool_choice, chat_template_kwargs, add_generation_prompt,
 // continue_final_message. Content given as parts is joined with line breaks; arguments of tool
 // calls, which come as JSON text, become objects, as templates iterate over them.
-ChatInput ParseChatInput(JsonFields& fields);
+ChatInput ParseChatInput(RequestFields& fields);
 
 }  // namespace moesaic

@@ -27,7 +27,7 @@ std::vector<std::vector<int32_t>> EncodePrompts(const CompletionRequest& request
                                                 const std::atomic<bool>& gone) {
   std::vector<std::vector<int32_t>> prompts;
   for (const PromptInput& input : request.prompts) {
-    if (gone.load()) throw Unavailable("The client has left.", "client_left", 1);
+    if (gone.load()) throw ClientLeft();
     if (const auto* text = std::get_if<std::string>(&input)) {
       prompts.push_back(EncodeText(tokenizer, *text, request.add_special_tokens.value_or(true)));
     } else {

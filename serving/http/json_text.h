@@ -1,5 +1,5 @@
-// JSON text in and out: a parser with limits for bodies from outside, and a writer that never
-// fails.
+// JSON text in and out: a parser with limits for bodies from outside (json_document.h builds only
+// what is asked for), and a writer that never fails.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ namespace moesaic {
 
 struct JsonLimits {
   size_t max_depth = 64;
-  size_t max_members = 1024;  // of one object; members are found by a linear search
+  size_t max_members = 1024;  // of one object; nlohmann finds members by a linear search
 };
 
 // Throws ApiError (400) with line, column and byte offset when the text is not JSON, is nested too

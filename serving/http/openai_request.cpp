@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "serving/http/chat_messages.h"
-#include "serving/http/json_fields.h"
+#include "serving/http/request_fields.h"
 
 namespace moesaic {
 namespace {
@@ -19,7 +19,7 @@ constexpr double kMaxTemperature = 100.0;
 constexpr double kMaxPenalty = 2.0;  // OpenAI's range, of both signs
 constexpr double kMaxBias = 100.0;
 
-std::vector<std::string> ParseStop(JsonFields& fields) {
+std::vector<std::string> ParseStop(RequestFields& fields) {
   const Json* value = fields.Find("stop");
   std::vector<std::string> stops;
   if (value == nullptr) return stops;
@@ -51,7 +51,7 @@ std::vector<std::string> ParseStop(JsonFields& fields) {
   return stops;
 }
 
-std::vector<std::pair<int32_t, float>> ParseLogitBias(JsonFields& fields) {
+std::vector<std::pair<int32_t, float>> ParseLogitBias(RequestFields& fields) {
   std::vector<std::pair<int32_t, float>> biases;
   const Json* value = fields.Find("logit_bias");
   if (value == nullptr) return biases;
@@ -82,7 +82,7 @@ std::vector<std::pair<int32_t, float>> ParseLogitBias(JsonFields& fields) {
   return biases;
 }
 
-SamplingFields ParseSampling(JsonFields& fields) {
+SamplingFields ParseSampling(RequestFields& fields) {
   SamplingFields sampling;
   sampling.temperature = fields.Number("temperature", 0, kMaxTemperature);
   sampling.top_p = fields.Number("top_p", 0, 1);
@@ -107,14 +107,14 @@ SamplingFields ParseSampling(JsonFields& fields) {
   return sampling;
 }
 
-void ParseStreaming(JsonFields& fields, GenerationFields& request) {
+void ParseStreaming(RequestFields& fields, GenerationFields& request) {
   request.stream = fields.Bool("stream").value_or(false);
   const Json* value = fields.Find("stream_options");
   if (value == nullptr) return;
   if (!request.stream) {
     throw BadParam("stream_options", "stream_options is allowed only when stream is true.");
   }
-  JsonFields options(*value, "stream_options.");
+  RequestFields options(*value, "stream_options.");
   request.include_usage = options.Bool("include_usage").value_or(false);
   request.continuous_usage = options.Bool("continuous_usage_stats").value_or(false);
   for (std::string& name : options.UnknownNames()) {
@@ -122,7 +122,7 @@ void ParseStreaming(JsonFields& fields, GenerationFields& request) {
   }
 }
 
-void ParseCommon(JsonFields& fields, GenerationFields& request) {
+void ParseCommon(RequestFields& fields, GenerationFields& request) {
   request.model = fields.String("model").value_or("");
   request.sampling = ParseSampling(fields);
   ParseStreaming(fields, request);
@@ -151,7 +151,7 @@ void ParseCommon(JsonFields& fields, GenerationFields& request) {
   }
   fields.String("user");  // accepted; there is nothing to do with it
   if (const Json* format = fields.Find("response_format")) {
-    JsonFields inner(*format, "response_format.");
+    RequestFields inner(*format, "response_format.");
     const std::string type = inner.String("type").value_or("text");
     if (type != "text") {
       throw BadParam("response_format",
@@ -168,7 +168,7 @@ void CheckMinTokens(const GenerationFields& request) {
   }
 }
 
-std::vector<PromptInput> ParsePrompts(JsonFields& fields) {
+std::vector<PromptInput> ParsePrompts(RequestFields& fields) {
   const Json* value = fields.Find("prompt");
   if (value == nullptr) throw BadParam("prompt", "prompt is missing.");
   std::vector<PromptInput> prompts;
@@ -201,15 +201,15 @@ std::vector<PromptInput> ParsePrompts(JsonFields& fields) {
 }
 
 template <typename Request>
-void KeepUnknown(const JsonFields& fields, Request& request) {
+void KeepUnknown(const RequestFields& fields, Request& request) {
   for (std::string& name : fields.UnknownNames()) request.unknown_fields.push_back(std::move(name));
 }
 
 }  // namespace
 
-CompletionRequest ParseCompletionRequest(std::string_view body) {
-  const Json json = ParseJson(body);
-  JsonFields fields(json);
+CompletionRequest ParseCompletionRequest(std::string_view body, const std::atomic<bool>* gone) {
+  const JsonDocument document(body, {}, gone);
+  RequestFields fields(document);
   CompletionRequest request;
   ParseCommon(fields, request);
   request.prompts = ParsePrompts(fields);
@@ -229,9 +229,9 @@ CompletionRequest ParseCompletionRequest(std::string_view body) {
   return request;
 }
 
-ChatRequest ParseChatRequest(std::string_view body) {
-  const Json json = ParseJson(body);
-  JsonFields fields(json);
+ChatRequest ParseChatRequest(std::string_view body, const std::atomic<bool>* gone) {
+  const JsonDocument document(body, {}, gone);
+  RequestFields fields(document);
   ChatRequest request;
   ParseCommon(fields, request);
   request.chat = ParseChatInput(fields);
@@ -253,9 +253,9 @@ ChatRequest ParseChatRequest(std::string_view body) {
   return request;
 }
 
-TokenizeRequest ParseTokenizeRequest(std::string_view body) {
-  const Json json = ParseJson(body);
-  JsonFields fields(json);
+TokenizeRequest ParseTokenizeRequest(std::string_view body, const std::atomic<bool>* gone) {
+  const JsonDocument document(body, {}, gone);
+  RequestFields fields(document);
   TokenizeRequest request;
   request.model = fields.String("model").value_or("");
   request.add_special_tokens = fields.Bool("add_special_tokens");
@@ -270,9 +270,9 @@ TokenizeRequest ParseTokenizeRequest(std::string_view body) {
   return request;
 }
 
-DetokenizeRequest ParseDetokenizeRequest(std::string_view body) {
-  const Json json = ParseJson(body);
-  JsonFields fields(json);
+DetokenizeRequest ParseDetokenizeRequest(std::string_view body, const std::atomic<bool>* gone) {
+  const JsonDocument document(body, {}, gone);
+  RequestFields fields(document);
   DetokenizeRequest request;
   request.model = fields.String("model").value_or("");
   auto tokens = fields.TokenIds("tokens");

@@ -3,6 +3,7 @@
 // that is wrong.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -83,9 +84,13 @@ struct DetokenizeRequest {
   std::vector<int32_t> tokens;
 };
 
-CompletionRequest ParseCompletionRequest(std::string_view body);
-ChatRequest ParseChatRequest(std::string_view body);
-TokenizeRequest ParseTokenizeRequest(std::string_view body);
-DetokenizeRequest ParseDetokenizeRequest(std::string_view body);
+// `gone`: nobody wants the answer any more once it is set, and the work ends soon with ClientLeft.
+CompletionRequest ParseCompletionRequest(std::string_view body,
+                                         const std::atomic<bool>* gone = nullptr);
+ChatRequest ParseChatRequest(std::string_view body, const std::atomic<bool>* gone = nullptr);
+TokenizeRequest ParseTokenizeRequest(std::string_view body,
+                                     const std::atomic<bool>* gone = nullptr);
+DetokenizeRequest ParseDetokenizeRequest(std::string_view body,
+                                         const std::atomic<bool>* gone = nullptr);
 
 }  // namespace moesaic

@@ -45,7 +45,8 @@ TEST(JsonTextTest, RefusesWhatIsNotJson) {
 TEST(JsonTextTest, LimitsDepth) {
   EXPECT_EQ(ErrorOf(Nested(64)), "accepted");
   EXPECT_NE(ErrorOf(Nested(65)).find("64 levels"), std::string::npos);
-  EXPECT_NE(ErrorOf(std::string(1'000'000, '[')).find("64 levels"), std::string::npos);
+  EXPECT_NE(ErrorOf(Nested(1'000'000)).find("64 levels"), std::string::npos);
+  EXPECT_NE(ErrorOf(std::string(1'000'000, '[')), "accepted");
   EXPECT_NE(ErrorOf(std::string(100'000, '{')), "accepted");
 }
 

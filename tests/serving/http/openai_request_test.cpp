@@ -11,7 +11,7 @@ namespace {
 template <typename Parse>
 std::string ParamOf(Parse parse, const std::string& body) {
   try {
-    parse(body);
+    parse(body, nullptr);
   } catch (const ApiError& error) {
     EXPECT_EQ(error.status(), 400) << body;
     return error.param().empty() ? error.code() : error.param();

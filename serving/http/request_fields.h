@@ -1,9 +1,11 @@
-// JsonFields: typed, checked access to the members of a request's JSON object. Every getter treats
-// null like absent and throws ApiError (400, with the member's name as `param`) for a wrong type or
-// range. It remembers which members were asked for, so that the others can be reported as unknown.
+// RequestFields: typed, checked access to the members of a request's JSON object. Every getter
+// treats null like absent and throws ApiError (400, with the member's name as `param`) for a wrong
+// type or range. It remembers which members were asked for, so that the others can be reported as
+// unknown.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -11,17 +13,20 @@
 #include <vector>
 
 #include "serving/http/api_error.h"
+#include "serving/http/json_document.h"
 #include "serving/http/json_text.h"
 
 namespace moesaic {
 
-class JsonFields {
+class RequestFields {
  public:
   // `object` must outlive this. `prefix` ("stream_options.") goes before names in messages. Throws
   // when `object` is not an object.
-  explicit JsonFields(const Json& object, std::string prefix = {});
+  explicit RequestFields(const Json& object, std::string prefix = {});
+  // The same for a body as it came.
+  explicit RequestFields(const JsonDocument& document);
 
-  // nullptr when absent or null.
+  // nullptr when absent or null. Lives as long as this.
   const Json* Find(std::string_view name);
 
   std::optional<bool> Bool(std::string_view name);
@@ -35,7 +40,9 @@ class JsonFields {
   std::vector<std::string> UnknownNames(size_t max = 16) const;
 
  private:
-  const Json& object_;
+  const Json* object_ = nullptr;  // one of the two
+  const JsonDocument* document_ = nullptr;
+  std::map<std::string, Json, std::less<>> built_;  // of the document
   std::string prefix_;
   std::set<std::string, std::less<>> asked_;
 };

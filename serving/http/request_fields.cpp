@@ -1,4 +1,4 @@
-#include "serving/http/json_fields.h"
+#include "serving/http/request_fields.h"
 
 #include <cmath>
 #include <limits>
@@ -49,26 +49,43 @@ std::vector<int32_t> ReadTokenIds(const Json& array, std::string_view param) {
   return ids;
 }
 
-JsonFields::JsonFields(const Json& object, std::string prefix)
-    : object_(object), prefix_(std::move(prefix)) {
-  if (object_.is_object()) return;
-  if (prefix_.empty()) {
-    throw ApiError(
-        400, "invalid_request_error",
-        fmt::format("The request body must be a JSON object, it is {}.", JsonTypeName(object_)), {},
-        "invalid_json");
-  }
+namespace {
+
+ApiError BodyIsNoObject(std::string_view type_name) {
+  return ApiError(400, "invalid_request_error",
+                  fmt::format("The request body must be a JSON object, it is {}.", type_name), {},
+                  "invalid_json");
+}
+
+}  // namespace
+
+RequestFields::RequestFields(const Json& object, std::string prefix)
+    : object_(&object), prefix_(std::move(prefix)) {
+  if (object.is_object()) return;
+  if (prefix_.empty()) throw BodyIsNoObject(JsonTypeName(object));
   const std::string name = prefix_.substr(0, prefix_.size() - 1);
-  throw BadParam(name, "{} must be an object, it is {}.", name, JsonTypeName(object_));
+  throw BadParam(name, "{} must be an object, it is {}.", name, JsonTypeName(object));
 }
 
-const Json* JsonFields::Find(std::string_view name) {
+RequestFields::RequestFields(const JsonDocument& document) : document_(&document) {
+  if (!document.is_object()) throw BodyIsNoObject(document.type_name());
+}
+
+const Json* RequestFields::Find(std::string_view name) {
   asked_.emplace(name);
-  const auto found = object_.find(std::string(name));
-  return found == object_.end() || found->is_null() ? nullptr : &*found;
+  const Json* value = nullptr;
+  if (object_ != nullptr) {
+    const auto found = object_->find(std::string(name));
+    if (found != object_->end()) value = &*found;
+  } else if (const auto built = built_.find(name); built != built_.end()) {
+    value = &built->second;
+  } else if (const size_t member = document_->FindMember(name); member < document_->num_members()) {
+    value = &built_.emplace(name, document_->BuildMember(member)).first->second;
+  }
+  return value == nullptr || value->is_null() ? nullptr : value;
 }
 
-std::optional<bool> JsonFields::Bool(std::string_view name) {
+std::optional<bool> RequestFields::Bool(std::string_view name) {
   const Json* value = Find(name);
   if (value == nullptr) return std::nullopt;
   if (!value->is_boolean()) {
@@ -78,7 +95,7 @@ std::optional<bool> JsonFields::Bool(std::string_view name) {
   return value->get<bool>();
 }
 
-std::optional<int64_t> JsonFields::Int(std::string_view name, int64_t min, int64_t max) {
+std::optional<int64_t> RequestFields::Int(std::string_view name, int64_t min, int64_t max) {
   const Json* value = Find(name);
   if (value == nullptr) return std::nullopt;
   if (!IsInteger(*value)) {
@@ -96,7 +113,7 @@ std::optional<int64_t> JsonFields::Int(std::string_view name, int64_t min, int64
   return number;
 }
 
-std::optional<double> JsonFields::Number(std::string_view name, double min, double max) {
+std::optional<double> RequestFields::Number(std::string_view name, double min, double max) {
   const Json* value = Find(name);
   if (value == nullptr) return std::nullopt;
   if (!value->is_number()) {
@@ -110,7 +127,7 @@ std::optional<double> JsonFields::Number(std::string_view name, double min, doub
   return number;
 }
 
-std::optional<std::string> JsonFields::String(std::string_view name) {
+std::optional<std::string> RequestFields::String(std::string_view name) {
   const Json* value = Find(name);
   if (value == nullptr) return std::nullopt;
   if (!value->is_string()) {
@@ -119,7 +136,7 @@ std::optional<std::string> JsonFields::String(std::string_view name) {
   return value->get<std::string>();
 }
 
-std::optional<std::vector<int32_t>> JsonFields::TokenIds(std::string_view name) {
+std::optional<std::vector<int32_t>> RequestFields::TokenIds(std::string_view name) {
   const Json* value = Find(name);
   if (value == nullptr) return std::nullopt;
   if (!value->is_array()) {
@@ -129,11 +146,15 @@ std::optional<std::vector<int32_t>> JsonFields::TokenIds(std::string_view name) 
   return ReadTokenIds(*value, Name(name));
 }
 
-std::vector<std::string> JsonFields::UnknownNames(size_t max) const {
+std::vector<std::string> RequestFields::UnknownNames(size_t max) const {
   std::vector<std::string> names;
-  for (const auto& item : object_.items()) {
-    if (names.size() == max) break;
-    if (asked_.find(item.key()) == asked_.end()) names.push_back(prefix_ + item.key());
+  const auto add = [&](const std::string& key) {
+    if (names.size() < max && asked_.find(key) == asked_.end()) names.push_back(prefix_ + key);
+  };
+  if (object_ != nullptr) {
+    for (const auto& item : object_->items()) add(item.key());
+  } else {
+    for (size_t i = 0; i < document_->num_members(); ++i) add(document_->Key(i));
   }
   return names;
 }
