@@ -40,10 +40,10 @@ BpeModel::BpeModel(const JsonNode& node, bool raw_bytes) : raw_bytes_(raw_bytes)
   suffix_ = node.StringOr("end_of_word_suffix", "");
   LoadVocabulary(node.At("vocab"));
   if (const auto unk = node.Find("unk_token")) {
+    // One that the vocabulary lacks is no error of the file, as in the reference implementation: a
+    // vocabulary that has all bytes never needs it. A text that does is refused.
     unk_id_ = vocabulary_.Find(unk->String());
-    if (unk_id_ == kNoToken) {
-      unk->Reject(ErrorKind::kCorrupt, fmt::format("\"{}\" is not in model.vocab", unk->String()));
-    }
+    if (unk_id_ == kNoToken) missing_unk_ = unk->String();
   }
   LoadMerges(node.At("merges"));
   has_all_bytes_ = true;
@@ -260,6 +260,13 @@ void BpeModel::InitialSymbols(std::string_view word, std::vector<uint32_t>& symb
     } else if (unk_id_ != kNoToken) {
       if (unknown && !fuse_unk_) symbols.push_back(static_cast<uint32_t>(unk_id_));
       unknown = true;
+    } else if (missing_unk_) {
+      Fail(ErrorKind::kInvalidArgument,
+           "the text has a character that the tokenizer does not know, and the token \"{}\" that "
+           "stands for such characters (model.unk_token in tokenizer.json) is not in its "
+           "vocabulary; "
+           "leave the character out",
+           *missing_unk_);
     }
   }
   if (unknown) symbols.push_back(static_cast<uint32_t>(unk_id_));

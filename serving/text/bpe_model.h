@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -46,7 +47,8 @@ class BpeModel {
 
   const Vocabulary& vocabulary() const { return vocabulary_; }
 
-  // Appends the ids of `word` (not empty; valid UTF-8 unless raw bytes).
+  // Appends the ids of `word` (not empty; valid UTF-8 unless raw bytes). Throws
+  // Error(kInvalidArgument) for an unknown character when the vocabulary lacks the unk_token.
   void Encode(std::string_view word, BpeScratch& scratch, std::vector<int32_t>& ids) const;
 
  private:
@@ -80,9 +82,10 @@ class BpeModel {
   bool byte_fallback_ = false;
   bool fuse_unk_ = false;
   int32_t unk_id_ = kNoToken;
-  std::string prefix_;                   // of every symbol but a word's first
-  std::string suffix_;                   // of a word's last symbol
-  std::array<int32_t, 256> byte_ids_{};  // the token of a byte: byte-level, or <0xHH>
+  std::optional<std::string> missing_unk_;  // the unk_token, when the vocabulary lacks it
+  std::string prefix_;                      // of every symbol but a word's first
+  std::string suffix_;                      // of a word's last symbol
+  std::array<int32_t, 256> byte_ids_{};     // the token of a byte: byte-level, or <0xHH>
   bool has_all_bytes_ = false;
   // U+2581 where no token holds it behind another character: then no merge crosses the place before
   // it, and long texts can be cut (and cached) there.

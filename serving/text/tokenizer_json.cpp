@@ -212,7 +212,8 @@ std::unique_ptr<Tokenizer> LoadTokenizerJson(std::string_view json, const std::s
   if (vocab_size == 0) model.Reject(ErrorKind::kCorrupt, "the vocabulary is empty");
   if (!parts.special_ids.unk) {
     if (const auto unk = model.Find("unk_token")) {
-      parts.special_ids.unk = vocabulary.Find(unk->String());
+      const int32_t id = vocabulary.Find(unk->String());
+      if (id != kNoToken) parts.special_ids.unk = id;
     }
   }
   Surround surround;

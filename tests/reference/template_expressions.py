@@ -818,6 +818,30 @@ s | safe
 '<b>' | safe
 '<a href="x">&\'</a>' | escape
 '<b>' | e
+s | truncate
+s | truncate(5)
+s | truncate(6)
+s | truncate(5, leeway=0)
+s | truncate(9, leeway=0)
+s | truncate(9, true, leeway=0)
+s | truncate(9, true, '', 0)
+s | truncate(9, end='>>', leeway=1)
+s | truncate(11, leeway=0)
+s | truncate(2)
+s | truncate(2, leeway=0)
+s | truncate(3, leeway=0)
+s | truncate(5, leeway=none)
+s | truncate(5, leeway=-1)
+s | truncate(0, end='', leeway=0)
+'a b c d e f' | truncate(7, leeway=0)
+'   abcdef' | truncate(7, leeway=0)
+unicode | truncate(12, leeway=0)
+unicode | truncate(12, killwords=true, end='…', leeway=0)
+('word ' * 60) | truncate
+empty | truncate(5)
+undefined_name | truncate(5)
+nil | truncate(5)
+n | truncate(5)
 'a\nb\nc' | indent
 'a\nb\n\nc' | indent(2)
 'a\nb\n\nc' | indent(2, true)
@@ -1318,6 +1342,13 @@ _TEMPLATES = [
     "{{ messages[0].content[:4] ~ '...' }}",
     "{% set j = joiner(' | ') %}{% for x in list %}{{ j() }}{{ x }}{% endfor %}",
     "{% set j = joiner() %}{{ j() }}a{{ j() }}b",
+    "{% set c = cycler('a', 'b') %}{{ c.next() }}{{ c.next() }}{{ c.next() }}{{ c.current }}{{ c.pos }}{{ c.items }}",
+    "{% set c = cycler('a', 'b') %}{{ c.next() }}{{ c.reset() }}{{ c.next() }}{{ c.nope }}",
+    "{% set c = cycler(*list) %}{% for x in range(5) %}{{ c.next() }}{% endfor %}",
+    "{% set c = cycler(1) %}{{ c is callable }}{{ c.next is callable }}{{ c.next(1) }}",
+    "{{ cycler() }}",
+    "{{ cycler(a=1) }}",
+    "{% set n = cycler('a', 'b').next %}{{ n() }}{{ n() }}",
     "{% include 'x' %}",
     "{% import 'x' as y %}",
     "{% extends 'x' %}",

@@ -35,7 +35,7 @@ const MethodEntry* FindStringMethod(std::string_view name);
 const MethodEntry* FindCollectionMethod(const Value& self, std::string_view name);
 // Whether Python's type has this method but the sandbox forbids it, because it changes the value.
 bool IsForbiddenMethod(const Value& self, std::string_view name);
-// range, dict, namespace, raise_exception, strftime_now, joiner.
+// range, dict, namespace, raise_exception, strftime_now, joiner, cycler; lipsum, which refuses.
 std::optional<Value> FindGlobal(std::string_view name);
 
 }  // namespace moesaic::jinja

@@ -29,8 +29,7 @@ std::optional<Value> OwnItem(Interpreter& interpreter, const Value& object, cons
   Budget& budget = interpreter.budget();
   if (object.IsDict()) {
     const Dict& dict = object.dict();
-    budget.Charge(dict.entries.size() / 16);
-    const Value* value = key.IsString() ? dict.Find(key.bytes()) : dict.Find(key, budget);
+    const Value* value = key.IsString() ? dict.Find(key.bytes(), budget) : dict.Find(key, budget);
     if (value != nullptr) return *value;
   } else if (object.IsList()) {
     const List& list = object.list();
@@ -71,18 +70,19 @@ std::optional<Value> OwnAttribute(const Value& object, std::string_view name) {
   return Value::FromObject(std::make_shared<MethodObject>(method->name, object, method->method));
 }
 
-void CheckHashable(const Value& key) {
+void CheckHashable(const Value& key, Budget& budget) {
+  budget.Charge(1);
   if (key.IsDict() || (key.IsList() && key.list().kind != ListKind::kTuple &&
                        key.list().kind != ListKind::kRange)) {
     Raise("a value of type '{}' cannot be the key of a dict", key.TypeName());
   }
   if (!key.IsList()) return;
-  for (const Value& item : key.list().items) CheckHashable(item);
+  for (const Value& item : key.list().items) CheckHashable(item, budget);
 }
 
 void SetEntry(std::vector<std::pair<Value, Value>>& entries, Value key, Value value,
               Budget& budget) {
-  CheckHashable(key);
+  CheckHashable(key, budget);
   for (auto& [name, old] : entries) {
     if (Equal(name, key, budget)) {
       old = std::move(value);
@@ -101,8 +101,7 @@ Value Interpreter::Attribute(const Value& object, std::string_view name) {
   if (object.IsUndefined()) Raise("{}", object.UndefinedMessage());
   if (std::optional<Value> own = OwnAttribute(object, name)) return *own;
   if (object.IsDict()) {
-    budget_.Charge(object.dict().entries.size() / 16);
-    if (const Value* value = object.dict().Find(name)) return *value;
+    if (const Value* value = object.dict().Find(name, budget_)) return *value;
   }
   return NoAttribute(object, name);
 }
@@ -127,6 +126,7 @@ Value AttributePath(Interpreter& interpreter, const Value& object, const Value& 
   for (size_t begin = 0; begin <= names.size();) {
     const size_t end = std::min(names.find('.', begin), names.size());
     const std::string_view part = std::string_view(names).substr(begin, end - begin);
+    interpreter.budget().Charge(1 + part.size() / 64);
     int64_t index = 0;
     const bool digits = !part.empty() && std::all_of(part.begin(), part.end(),
                                                      [](char c) { return c >= '0' && c <= '9'; });

@@ -16,7 +16,7 @@ void SetEntry(std::vector<std::pair<Value, Value>>& entries, Value key, Value va
               Budget& budget);
 // Charges what it makes.
 Value NewDict(std::vector<std::pair<Value, Value>> entries, Budget& budget);
-void CheckHashable(const Value& key);
+void CheckHashable(const Value& key, Budget& budget);
 
 // Methods, and attributes of objects; nullopt when there is none of that name. Unlike
 // Interpreter::Attribute it does not look at the entries of a dict.

@@ -14,7 +14,7 @@
 namespace moesaic::jinja {
 
 Value Interpreter::NewString(MarkedText text) {
-  budget_.ChargeBytes(text.size_bytes() + sizeof(MarkedText));
+  budget_.ChargeBytes(text.memory_bytes() + sizeof(MarkedText));
   return Value::String(std::move(text));
 }
 
@@ -30,7 +30,7 @@ Value Interpreter::NewIterator(std::vector<Value> items) {
 
 std::shared_ptr<NamespaceObject> Interpreter::NewNamespace() {
   budget_.ChargeBytes(sizeof(NamespaceObject));
-  namespaces_.push_back(std::make_shared<NamespaceObject>());
+  namespaces_.push_back(std::make_shared<NamespaceObject>(budget_));
   return namespaces_.back();
 }
 
@@ -123,6 +123,7 @@ Value Interpreter::Evaluate(const Expr& expr) {
 
 Value Interpreter::EvaluateName(std::string_view name) {
   for (const Scope* scope = scope_.get(); scope != nullptr; scope = scope->parent.get()) {
+    budget_.Charge(scope->variables.size() / 16);
     if (const Value* value = scope->FindHere(name)) return *value;
   }
   if (std::optional<Value> global = FindGlobal(name)) return *global;
@@ -176,8 +177,8 @@ CallArguments Interpreter::EvaluateArguments(const Arguments& arguments) {
     const Value extra = Evaluate(*arguments.double_star);
     if (!extra.IsDict()) Raise("the value after ** has to be a dict, not '{}'", extra.TypeName());
     for (const auto& [key, value] : extra.dict().entries) {
-      budget_.Charge(1 + result.keywords.size());
       if (!key.IsString()) Raise("the keys of a dict after ** have to be strings");
+      budget_.Charge(1 + result.keywords.size() * (1 + key.text().size_bytes() / 64));
       add_keyword(key.bytes(), value);
     }
   }
@@ -222,13 +223,13 @@ Value Interpreter::EvaluateTest(const Expr& expr) {
 
 Value Interpreter::CallFilter(std::string_view name, const Value& input, CallArguments& arguments) {
   const FilterFunction filter = FindFilter(name);
-  if (filter == nullptr) Raise("there is no filter '{}'", name);
+  if (filter == nullptr) RaiseUnsupported(fmt::format("the filter '{}'", name));
   return filter(*this, input, arguments);
 }
 
 bool Interpreter::CallTest(std::string_view name, const Value& input, CallArguments& arguments) {
   const TestFunction test = FindTest(name);
-  if (test == nullptr) Raise("there is no test '{}'", name);
+  if (test == nullptr) RaiseUnsupported(fmt::format("the test '{}'", name));
   return test(*this, input, arguments);
 }
 

@@ -152,7 +152,7 @@ std::string FloatRepr(double value) {
 void AppendStr(const Value& value, Budget& budget, MarkedText& out) {
   if (value.IsUndefined()) return;
   if (value.IsString()) {
-    budget.ChargeBytes(value.text().size_bytes());
+    budget.ChargeBytes(value.text().memory_bytes());
     out.Append(value.text());
   } else {
     Printer(budget, out).Repr(value);

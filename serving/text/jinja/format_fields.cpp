@@ -74,6 +74,7 @@ class PercentFormatter {
   }
 
   void Field() {
+    budget_.Charge(1);
     FormatSpec spec;
     const Value* named = nullptr;
     if (at_ < text_.size() && text_[at_] == '(') {
@@ -81,7 +82,7 @@ class PercentFormatter {
       if (close == std::string::npos) Raise("a key in a % format is not closed");
       if (!argument_.IsDict()) Raise("a % format with keys takes a dict");
       const std::string key = text_.substr(at_ + 1, close - at_ - 1);
-      named = argument_.dict().Find(key);
+      named = argument_.dict().Find(key, budget_);
       if (named == nullptr) Raise("a % format uses the missing key '{}'", key);
       at_ = close + 1;
       named_ = true;
@@ -173,6 +174,7 @@ class PercentFormatter {
         value.IsFloat() ? static_cast<Integer>(value.AsFloat()) : value.AsInteger();
     std::string digits = IntegerDigits(number < 0 ? -number : number, spec);
     if (spec.precision > static_cast<int>(digits.size())) {
+      budget_.ChargeBytes(static_cast<uint64_t>(spec.precision));
       digits = std::string(static_cast<size_t>(spec.precision) - digits.size(), '0').append(digits);
     }
     const char* prefix = !spec.alternate    ? ""
@@ -238,6 +240,7 @@ class BraceFormatter {
 
  private:
   MarkedText Field(const MarkedText& field, bool nested) {
+    budget_.Charge(1 + field.size_bytes() / 64);
     const std::string& text = field.bytes();
     size_t name_end = 0;
     for (bool in_bracket = false; name_end < text.size(); ++name_end) {
@@ -302,6 +305,7 @@ class BraceFormatter {
       if (automatic_) Raise("a format string mixes numbered and automatic fields");
       manual_ = true;
     } else {
+      budget_.Charge(arguments_.keywords.size() * (1 + name.size() / 64));
       for (const auto& [key, value] : arguments_.keywords) {
         if (key == name) return value;
       }

@@ -95,6 +95,7 @@ Value FormatNow(Interpreter& in, CallArguments& arguments) {
   constexpr size_t kMaxFormatBytes = 1024;
   constexpr size_t kMaxResultBytes = 64 * 1024;
   if (format.size_bytes() > kMaxFormatBytes) Raise("strftime_now(): the format is too long");
+  in.budget().Charge(kMaxResultBytes / 64);
   std::string buffer(kMaxResultBytes, '\0');
   // The trailing space tells an empty result from one that does not fit.
   const std::string spaced = format.bytes() + " ";
@@ -128,6 +129,56 @@ Value MakeJoiner(Interpreter&, CallArguments& arguments) {
   return Value::FromObject(std::move(joiner));
 }
 
+// Goes round its items. The methods hold it by reference count: a template can keep them.
+class CyclerObject final : public Object, public std::enable_shared_from_this<CyclerObject> {
+ public:
+  explicit CyclerObject(Value items) : items_(std::move(items)) {}
+  std::string_view type_name() const override { return "Cycler"; }
+  std::string Repr() const override { return "<Cycler>"; }
+  int depth() const override { return items_.depth() + 1; }
+  std::optional<Value> Attribute(std::string_view name) override {
+    if (name == "current") return Current();
+    if (name == "items") return items_;
+    if (name == "pos") return Value::Int(static_cast<Integer>(position_));
+    if (name == "next") return Method("next", &Next);
+    if (name == "reset") return Method("reset", &Reset);
+    return std::nullopt;
+  }
+
+ private:
+  const Value& Current() const { return items_.list().items[position_]; }
+  Value Method(std::string_view name, BuiltinMethod method) {
+    return Value::FromObject(
+        std::make_shared<MethodObject>(name, Value::FromObject(shared_from_this()), method));
+  }
+  static Value Next(Interpreter&, const Value& self, CallArguments& arguments) {
+    const BoundArguments bound("next", arguments, {});
+    auto& cycler = static_cast<CyclerObject&>(self.object());
+    Value item = cycler.Current();
+    cycler.position_ = (cycler.position_ + 1) % cycler.items_.list().items.size();
+    return item;
+  }
+  static Value Reset(Interpreter&, const Value& self, CallArguments& arguments) {
+    const BoundArguments bound("reset", arguments, {});
+    static_cast<CyclerObject&>(self.object()).position_ = 0;
+    return None{};
+  }
+
+  Value items_;  // a tuple, not empty
+  size_t position_ = 0;
+};
+
+Value MakeCycler(Interpreter& in, CallArguments& arguments) {
+  if (!arguments.keywords.empty()) Raise("cycler() takes no keyword arguments");
+  if (arguments.positional.empty()) Raise("cycler() takes at least one item");
+  auto cycler =
+      std::make_shared<CyclerObject>(in.NewList(std::move(arguments.positional), ListKind::kTuple));
+  if (cycler->depth() > kMaxValueDepth) Raise("a value is nested too deeply");
+  return Value::FromObject(std::move(cycler));
+}
+
+Value RefuseLipsum(Interpreter&, CallArguments&) { RaiseUnsupported("lipsum()"); }
+
 struct GlobalEntry {
   std::string_view name;
   BuiltinFunction function;
@@ -138,6 +189,8 @@ constexpr GlobalEntry kGlobals[] = {
     {"dict", MakeDict},
     {"namespace", MakeNamespace},
     {"joiner", MakeJoiner},
+    {"cycler", MakeCycler},
+    {"lipsum", RefuseLipsum},
     {"raise_exception", RaiseException},
     {"strftime_now", FormatNow},
 };

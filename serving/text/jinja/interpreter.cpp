@@ -5,6 +5,7 @@
 
 #include "core/base/check.h"
 #include "serving/text/jinja/builtins.h"
+#include "serving/text/jinja/collections.h"
 #include "serving/text/jinja/format.h"
 #include "serving/text/jinja/interpreter_guards.h"
 #include "serving/text/jinja/loop.h"
@@ -213,6 +214,7 @@ void Interpreter::Assign(const Target& target, const Value& value) {
     }
     for (size_t i = 0; i < items.size(); ++i) Assign(target.items[i], items[i]);
   } else if (target.attribute.empty()) {
+    budget_.Charge(scope_->variables.size() / 16);
     scope_->Set(target.name, value);
   } else {
     const Value object = EvaluateName(target.name);
@@ -244,7 +246,8 @@ Value Interpreter::CallMacro(const Statement& macro, const std::shared_ptr<Scope
 void Interpreter::BindMacroArguments(const Statement& macro, CallArguments& arguments) {
   const auto& parameters = macro.parameters;
   auto& keywords = arguments.keywords;
-  const auto take_keyword = [&keywords](std::string_view name) -> std::optional<Value> {
+  const auto take_keyword = [&](std::string_view name) -> std::optional<Value> {
+    budget_.Charge(keywords.size());
     const auto it = std::find_if(keywords.begin(), keywords.end(),
                                  [name](const auto& keyword) { return keyword.first == name; });
     if (it == keywords.end()) return std::nullopt;
@@ -272,7 +275,7 @@ void Interpreter::BindMacroArguments(const Statement& macro, CallArguments& argu
   if (macro.uses_kwargs) {
     std::vector<std::pair<Value, Value>> entries;
     for (auto& [key, value] : keywords) entries.emplace_back(Value::String(key), value);
-    scope_->Set("kwargs", Value::FromDict(std::move(entries)));
+    scope_->Set("kwargs", NewDict(std::move(entries), budget_));
   } else if (!keywords.empty()) {
     Raise("macro '{}' takes no keyword argument '{}'", name, keywords[0].first);
   }

@@ -53,7 +53,8 @@ class JsonWriter {
 
   void WriteString(const MarkedText& text) {
     const std::string& bytes = text.bytes();
-    budget_.ChargeBytes(bytes.size());
+    budget_.ChargeBytes(text.memory_bytes());
+    const size_t before = out_.size_bytes();
     out_.Append("\"", false);
     size_t plain = 0;  // start of the run that needs no escape
     for (size_t i = 0; i < bytes.size();) {
@@ -101,6 +102,14 @@ class JsonWriter {
     }
     out_.AppendSlice(text, plain, bytes.size());
     out_.Append("\"", false);
+    // Escapes are up to six times as long as what they stand for.
+    const size_t grown = out_.size_bytes() - before;
+    if (grown > bytes.size()) budget_.ChargeBytes(grown - bytes.size());
+  }
+
+  void Separator(const std::string& separator) {
+    budget_.ChargeBytes(separator.size());
+    out_.Append(separator, false);
   }
 
   void NewLine(int level) {
@@ -117,7 +126,7 @@ class JsonWriter {
     }
     out_.Append("[", false);
     for (size_t i = 0; i < list.items.size(); ++i) {
-      if (i > 0) out_.Append(style_.item_separator, false);
+      if (i > 0) Separator(style_.item_separator);
       NewLine(level + 1);
       Write(list.items[i], level + 1);
     }
@@ -139,7 +148,7 @@ class JsonWriter {
     }
     out_.Append("{", false);
     for (size_t i = 0; i < entries.size(); ++i) {
-      if (i > 0) out_.Append(style_.item_separator, false);
+      if (i > 0) Separator(style_.item_separator);
       NewLine(level + 1);
       const Value& key = entries[i]->first;
       if (key.IsString()) {
@@ -149,7 +158,7 @@ class JsonWriter {
       } else {
         Raise("tojson: a key of type '{}' has no JSON form", key.TypeName());
       }
-      out_.Append(style_.key_separator, false);
+      Separator(style_.key_separator);
       Write(entries[i]->second, level + 1);
     }
     NewLine(level);

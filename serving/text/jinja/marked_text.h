@@ -28,6 +28,8 @@ class MarkedText {
   const std::string& bytes() const { return bytes_; }
   size_t size_bytes() const { return bytes_.size(); }
   bool empty() const { return bytes_.empty(); }
+  // What the text takes in memory: marks that change with every byte take more than the bytes.
+  size_t memory_bytes() const { return bytes_.size() + input_spans_.size() * sizeof(Span); }
   // Sorted, disjoint, not touching each other.
   const std::vector<Span>& input_spans() const { return input_spans_; }
   bool HasInput() const { return !input_spans_.empty(); }

@@ -24,7 +24,9 @@ int DigitOf(char c) {
 }
 
 std::string StripSpace(std::string_view text) {
-  return Strip(MarkedText(std::string(text)), std::nullopt, Side::kBoth).bytes();
+  // The caller has charged for the whole text.
+  Budget budget{Limits{}};
+  return Strip(MarkedText(std::string(text)), std::nullopt, Side::kBoth, budget).bytes();
 }
 
 }  // namespace

@@ -24,20 +24,27 @@ std::string NamespaceObject::Repr() const {
   return "<Namespace>";
 }
 
-std::optional<Value> NamespaceObject::Attribute(std::string_view name) {
-  for (const auto& [key, value] : attributes_) {
-    if (key == name) return value;
+Value* NamespaceObject::Find(std::string_view name) {
+  budget_.Charge(attributes_.size() / 16);
+  for (auto& [key, value] : attributes_) {
+    if (key.size() != name.size()) continue;
+    budget_.Charge(name.size() / 64);
+    if (key == name) return &value;
   }
-  return std::nullopt;
+  return nullptr;
+}
+
+std::optional<Value> NamespaceObject::Attribute(std::string_view name) {
+  const Value* value = Find(name);
+  return value != nullptr ? std::make_optional(*value) : std::nullopt;
 }
 
 void NamespaceObject::Set(std::string_view name, Value value) {
-  for (auto& [key, old] : attributes_) {
-    if (key == name) {
-      old = std::move(value);
-      return;
-    }
+  if (Value* old = Find(name)) {
+    *old = std::move(value);
+    return;
   }
+  budget_.ChargeBytes(name.size() + sizeof(Value));
   attributes_.emplace_back(std::string(name), std::move(value));
 }
 

@@ -71,9 +71,11 @@ class MethodObject final : public Object {
 };
 
 // namespace(): the one value that a template can change. The interpreter keeps every namespace of
-// a rendering and empties them at its end, because a namespace can hold itself.
+// a rendering and empties them at its end, because a namespace can hold itself. `budget` is that of
+// the rendering.
 class NamespaceObject final : public Object {
  public:
+  explicit NamespaceObject(Budget& budget) : budget_(budget) {}
   std::string_view type_name() const override { return "Namespace"; }
   std::string Repr() const override;
   std::optional<Value> Attribute(std::string_view name) override;
@@ -81,6 +83,9 @@ class NamespaceObject final : public Object {
   void Clear() { attributes_.clear(); }
 
  private:
+  Value* Find(std::string_view name);
+
+  Budget& budget_;
   std::vector<std::pair<std::string, Value>> attributes_;
 };
 

@@ -7,6 +7,7 @@
 #include "serving/text/jinja/format.h"
 #include "serving/text/jinja/interpreter_guards.h"
 #include "serving/text/jinja/raise.h"
+#include "serving/text/jinja/text_search.h"
 #include "serving/text/jinja/unicode.h"
 
 namespace moesaic::jinja {
@@ -148,7 +149,7 @@ bool IsSequenceOf(const Value& value, ListKind kind) {
 
 std::optional<Value> AddSequences(Interpreter& interpreter, const Value& a, const Value& b) {
   if (a.IsString() && b.IsString()) {
-    interpreter.budget().ChargeBytes(a.text().size_bytes() + b.text().size_bytes());
+    interpreter.budget().ChargeBytes(a.text().memory_bytes() + b.text().memory_bytes());
     MarkedText text = a.text();
     MarkedText right = b.text();
     text.Append(right);
@@ -169,7 +170,7 @@ std::optional<Value> Repeat(Interpreter& interpreter, const Value& sequence, con
                           IsSequenceOf(sequence, ListKind::kTuple);
   if (!repeatable || !count.IsIntegral()) return std::nullopt;
   const size_t unit_bytes =
-      std::max<size_t>(1, sequence.IsString() ? sequence.text().size_bytes()
+      std::max<size_t>(1, sequence.IsString() ? sequence.text().memory_bytes()
                                               : sequence.list().items.size() * sizeof(Value));
   // The limit of the budget keeps the product below from overflowing.
   const Integer limit = static_cast<Integer>(interpreter.budget().limits().allocated_bytes) + 1;
@@ -231,11 +232,10 @@ bool Contains(Interpreter& interpreter, const Value& container, const Value& ite
     if (!item.IsString()) {
       Raise("only a string can be 'in' a string, not a value of type '{}'", item.TypeName());
     }
-    interpreter.budget().Charge(container.text().size_bytes() / 16);
-    return container.bytes().find(item.bytes()) != std::string::npos;
+    return FindText(container.bytes(), item.bytes(), 0, interpreter.budget()) != std::string::npos;
   }
   if (container.IsDict()) {
-    CheckHashable(item);
+    CheckHashable(item, interpreter.budget());
     return container.dict().Find(item, interpreter.budget()) != nullptr;
   }
   if (container.IsNone() || container.IsNumber() || container.IsObject()) {

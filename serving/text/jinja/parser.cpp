@@ -109,7 +109,8 @@ class TemplateParser {
       Add(body, tag == "break" ? StatementKind::kBreak : StatementKind::kContinue, line);
     } else if (tag == "include" || tag == "import" || tag == "from" || tag == "extends" ||
                tag == "block" || tag == "autoescape") {
-      cursor_.FailAt(line, fmt::format("the tag '{}' is not supported in chat templates", tag));
+      cursor_.FailAt(line,
+                     fmt::format("the template uses the tag '{}', which is not supported", tag));
     } else {
       cursor_.FailAt(line, fmt::format("unknown or misplaced tag '{}'", tag));
     }
@@ -135,7 +136,8 @@ class TemplateParser {
     }
     node.exprs.push_back(expressions_.ParseTuple(/*conditional=*/false));
     if (cursor_.SkipName("if")) node.filter = expressions_.ParseExpression();
-    if (cursor_.AtName("recursive")) cursor_.Fail("recursive loops are not supported");
+    if (cursor_.AtName("recursive"))
+      cursor_.Fail("the template uses a recursive loop, which is not supported");
     cursor_.SkipOperator(":");
     cursor_.ExpectBlockEnd();
     ++loop_depth_;

@@ -77,7 +77,7 @@ Value Join(Interpreter& in, const Value& input, CallArguments& arguments) {
   MarkedText text;
   bool first = true;
   for (const Value& item : in.Elements(input)) {
-    in.budget().ChargeBytes(separator.size_bytes());
+    in.budget().ChargeBytes(separator.memory_bytes());
     if (!first) text.Append(separator);
     first = false;
     AppendStr(by_attribute ? AttributePath(in, item, bound.Required(1)) : item, in.budget(), text);
@@ -104,7 +104,7 @@ Value Map(Interpreter& in, const Value& input, CallArguments& arguments) {
   if (!input.Truthy()) return in.NewIterator({});
   for (const Value& item : in.Elements(input)) {
     CallArguments copy = arguments;
-    in.budget().Charge(1);
+    in.budget().Charge(1 + copy.positional.size() + copy.keywords.size());
     result.push_back(in.CallFilter(name.bytes(), item, copy));
   }
   return in.NewIterator(std::move(result));
@@ -129,7 +129,7 @@ Value Select(Interpreter& in, const Value& input, CallArguments& arguments) {
   std::vector<Value> result;
   if (input.Truthy()) {
     for (const Value& item : in.Elements(input)) {
-      in.budget().Charge(1);
+      in.budget().Charge(1 + arguments.positional.size() + arguments.keywords.size());
       const Value subject = kByAttribute ? AttributePath(in, item, path) : item;
       CallArguments copy = arguments;
       const bool passes = test ? in.CallTest(test->bytes(), subject, copy) : subject.Truthy();
@@ -170,7 +170,7 @@ Value Sort(Interpreter& in, const Value& input, CallArguments& arguments) {
   const Value attribute = bound.Get(2, None{});
   const bool case_sensitive = bound.GetBool(1, false);
   std::vector<MarkedText> paths;  // "a,b" sorts by a, then by b
-  if (attribute.IsString()) paths = Split(attribute.text(), ",", -1);
+  if (attribute.IsString()) paths = Split(attribute.text(), ",", -1, in.budget());
   std::vector<Value> keys;
   for (const Value& item : items) {
     // Always a list, also of one: equal items need no order then, which Jinja's users rely on.
@@ -225,7 +225,7 @@ Value Unique(Interpreter& in, const Value& input, CallArguments& arguments) {
   std::vector<Value> result;
   for (const Value& item : in.Elements(input)) {
     Value key = KeyOf(in, item, bound.Get(1, None{}), bound.GetBool(0, false));
-    CheckHashable(key);
+    CheckHashable(key, in.budget());
     const bool known = std::any_of(seen.begin(), seen.end(), [&](const Value& other) {
       return Equal(other, key, in.budget());
     });
@@ -346,8 +346,9 @@ Value DictSort(Interpreter& in, const Value& input, CallArguments& arguments) {
   return in.NewList(std::move(items));
 }
 
-Value Attr(Interpreter&, const Value& input, CallArguments& arguments) {
+Value Attr(Interpreter& in, const Value& input, CallArguments& arguments) {
   const BoundArguments bound("attr", arguments, {"name"});
+  in.budget().Charge(bound.Text(0).size_bytes() / 64);
   const std::optional<Value> own = OwnAttribute(input, bound.Text(0).bytes());
   return own ? *own
              : Value::UndefinedBecause(fmt::format("'{} object' has no attribute '{}'",

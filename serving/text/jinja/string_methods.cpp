@@ -8,6 +8,7 @@
 #include "serving/text/jinja/interpreter.h"
 #include "serving/text/jinja/raise.h"
 #include "serving/text/jinja/text_ops.h"
+#include "serving/text/jinja/text_search.h"
 #include "serving/text/jinja/unicode.h"
 
 namespace moesaic::jinja {
@@ -27,11 +28,11 @@ int64_t Clamp64(Integer value) {
 template <Side kSide>
 Value StripMethod(Interpreter& in, const Value& self, CallArguments& arguments) {
   const BoundArguments bound("strip", arguments, {"chars"});
-  return in.NewString(Strip(self.text(), TextOrNone(bound, 0), kSide));
+  return in.NewString(Strip(self.text(), TextOrNone(bound, 0), kSide, in.budget()));
 }
 
 using Pieces = std::vector<MarkedText> (*)(const MarkedText&, std::optional<std::string_view>,
-                                           int64_t);
+                                           int64_t, Budget&);
 
 Value ListOf(Interpreter& in, std::vector<MarkedText> pieces, ListKind kind = ListKind::kList) {
   std::vector<Value> items;
@@ -47,11 +48,12 @@ Value SplitMethod(Interpreter& in, const Value& self, CallArguments& arguments) 
   if (separator && separator->empty()) Raise("split(): the separator is empty");
   // Before the work: one-character pieces cost far more than the text.
   in.budget().ChargeBytes(self.text().size_bytes());
-  return ListOf(in, kSplit(self.text(), separator, Clamp64(bound.GetInteger(1, -1))));
+  return ListOf(in, kSplit(self.text(), separator, Clamp64(bound.GetInteger(1, -1)), in.budget()));
 }
 
 Value SplitLinesMethod(Interpreter& in, const Value& self, CallArguments& arguments) {
   const BoundArguments bound("splitlines", arguments, {"keepends"});
+  in.budget().ChargeBytes(self.text().size_bytes());
   return ListOf(in, SplitLines(self.text(), bound.GetBool(0, false)));
 }
 
@@ -62,7 +64,9 @@ Value PartitionMethod(Interpreter& in, const Value& self, CallArguments& argumen
   if (separator.empty()) Raise("partition(): the separator is empty");
   const MarkedText& text = self.text();
   const size_t found =
-      kFromRight ? text.bytes().rfind(separator.bytes()) : text.bytes().find(separator.bytes());
+      kFromRight
+          ? LastTextFinder(separator.bytes(), in.budget()).Find(text.bytes(), text.size_bytes())
+          : FindText(text.bytes(), separator.bytes(), 0, in.budget());
   std::vector<MarkedText> parts(3);
   if (found == std::string::npos) {
     parts[kFromRight ? 2 : 0] = text;
@@ -76,7 +80,9 @@ Value PartitionMethod(Interpreter& in, const Value& self, CallArguments& argumen
 
 // [start, end) in characters as byte offsets; nullopt when start lies past the end.
 std::optional<std::pair<size_t, size_t>> Window(const BoundArguments& bound, size_t first,
-                                                const std::string& bytes) {
+                                                const std::string& bytes, Budget& budget) {
+  if (!bound.Has(first) && !bound.Has(first + 1)) return std::make_pair(size_t{0}, bytes.size());
+  budget.Charge(bytes.size() / 16);
   const auto count = static_cast<Integer>(CountCharacters(bytes));
   const auto resolve = [&](size_t i, Integer otherwise) {
     if (!bound.Has(i) || bound.Required(i).IsNone()) return otherwise;
@@ -96,15 +102,15 @@ Value AffixMethod(Interpreter& in, const Value& self, CallArguments& arguments) 
   const BoundArguments bound(kAtEnd ? "endswith" : "startswith", arguments,
                              {"affix", "start", "end"});
   const std::string& bytes = self.bytes();
-  const auto window = Window(bound, 1, bytes);
+  const auto window = Window(bound, 1, bytes, in.budget());
   if (!window) return Value::Bool(false);
   const auto view = std::string_view(bytes).substr(window->first, window->second - window->first);
-  in.budget().Charge(bytes.size() / 64);
   const auto matches = [&](const Value& affix) {
     if (!affix.IsString()) {
       Raise("startswith and endswith take a string or a tuple of strings, not '{}'",
             affix.TypeName());
     }
+    in.budget().Charge(1 + affix.text().size_bytes() / 64);
     return kAtEnd ? view.ends_with(affix.bytes()) : view.starts_with(affix.bytes());
   };
   const Value& affix = bound.Required(0);
@@ -120,11 +126,12 @@ Value FindMethod(Interpreter& in, const Value& self, CallArguments& arguments) {
   const BoundArguments bound("find", arguments, {"sub", "start", "end"});
   const std::string& wanted = bound.Text(0).bytes();
   const std::string& bytes = self.bytes();
-  in.budget().Charge(bytes.size() / 16);
-  if (const auto window = Window(bound, 1, bytes)) {
+  if (const auto window = Window(bound, 1, bytes, in.budget())) {
     const auto view = std::string_view(bytes).substr(window->first, window->second - window->first);
-    const size_t found = kFromRight ? view.rfind(wanted) : view.find(wanted);
+    const size_t found = kFromRight ? LastTextFinder(wanted, in.budget()).Find(view, view.size())
+                                    : FindText(view, wanted, 0, in.budget());
     if (found != std::string_view::npos) {
+      in.budget().Charge((window->first + found) / 16);
       return Value::Int(static_cast<Integer>(
           CountCharacters(std::string_view(bytes).substr(0, window->first + found))));
     }
@@ -136,14 +143,17 @@ Value FindMethod(Interpreter& in, const Value& self, CallArguments& arguments) {
 Value CountMethod(Interpreter& in, const Value& self, CallArguments& arguments) {
   const BoundArguments bound("count", arguments, {"sub", "start", "end"});
   const std::string& wanted = bound.Text(0).bytes();
-  const auto window = Window(bound, 1, self.bytes());
-  in.budget().Charge(self.bytes().size() / 16);
+  const auto window = Window(bound, 1, self.bytes(), in.budget());
   if (!window) return Value::Int(0);
   const auto view =
       std::string_view(self.bytes()).substr(window->first, window->second - window->first);
-  if (wanted.empty()) return Value::Int(static_cast<Integer>(CountCharacters(view)) + 1);
+  if (wanted.empty()) {
+    in.budget().Charge(view.size() / 16);
+    return Value::Int(static_cast<Integer>(CountCharacters(view)) + 1);
+  }
   Integer count = 0;
-  for (size_t at = 0; (at = view.find(wanted, at)) != std::string_view::npos; at += wanted.size()) {
+  for (size_t at = 0; (at = FindText(view, wanted, at, in.budget())) != std::string_view::npos;
+       at += wanted.size()) {
     ++count;
   }
   return Value::Int(count);
@@ -161,7 +171,7 @@ Value JoinMethod(Interpreter& in, const Value& self, CallArguments& arguments) {
   bool first = true;
   for (const Value& item : in.Elements(bound.Required(0))) {
     if (!item.IsString()) Raise("join() takes strings, not a value of type '{}'", item.TypeName());
-    in.budget().ChargeBytes(self.text().size_bytes() + item.text().size_bytes());
+    in.budget().ChargeBytes(self.text().memory_bytes() + item.text().memory_bytes());
     if (!first) result.Append(self.text());
     first = false;
     result.Append(item.text());
@@ -206,6 +216,7 @@ template <bool kAtEnd>
 Value RemoveAffixMethod(Interpreter& in, const Value& self, CallArguments& arguments) {
   const BoundArguments bound("removeprefix, removesuffix", arguments, {"affix"});
   const std::string& affix = bound.Text(0).bytes();
+  in.budget().Charge(affix.size() / 64);
   const MarkedText& text = self.text();
   const bool matches = kAtEnd ? text.bytes().ends_with(affix) : text.bytes().starts_with(affix);
   if (!matches) return self;
@@ -273,6 +284,17 @@ Value IsTitleMethod(Interpreter& in, const Value& self, CallArguments& arguments
   return Value::Bool(any);
 }
 
+// Python has these, too. They fail when they are called, which a template may never do.
+constexpr char kEncode[] = "str.encode()";
+constexpr char kExpandTabs[] = "str.expandtabs()";
+constexpr char kFormatMap[] = "str.format_map()";
+constexpr char kTranslate[] = "str.translate()";
+
+template <const char* kName>
+Value RefuseMethod(Interpreter&, const Value&, CallArguments&) {
+  RaiseUnsupported(kName);
+}
+
 constexpr MethodEntry kStringMethods[] = {
     {"strip", StripMethod<Side::kBoth>},
     {"lstrip", StripMethod<Side::kLeft>},
@@ -315,6 +337,10 @@ constexpr MethodEntry kStringMethods[] = {
     {"isupper", CaseMethod<true>},
     {"islower", CaseMethod<false>},
     {"istitle", IsTitleMethod},
+    {"encode", RefuseMethod<kEncode>},
+    {"expandtabs", RefuseMethod<kExpandTabs>},
+    {"format_map", RefuseMethod<kFormatMap>},
+    {"translate", RefuseMethod<kTranslate>},
 };
 
 }  // namespace

@@ -2,8 +2,9 @@
 // transformers does it (sandboxed, trim_blocks, lstrip_blocks, loop controls).
 //
 // Differences from Jinja2, all of them errors there or here, never other text: integers are 128
-// bits; include, import, extends, block, autoescape and recursive loops are refused; unknown
-// filters and tests are reported when they are used.
+// bits; include, import, extends, block, autoescape and recursive loops are refused when the
+// template is parsed; filters (random, urlize, ...), tests, lipsum() and methods (str.encode, ...)
+// that this engine lacks are reported when they are used.
 // Immutable once built; any number of threads may render it at once.
 #pragma once
 

@@ -78,8 +78,9 @@ bool Comparison(Interpreter& in, const Value& value, CallArguments& arguments) {
   return ApplyComparison(in, kOp, value, bound.Required(0));
 }
 
-bool IsSameAs(Interpreter&, const Value& value, CallArguments& arguments) {
+bool IsSameAs(Interpreter& in, const Value& value, CallArguments& arguments) {
   const BoundArguments bound("sameas", arguments, {"other"});
+  if (value.IsString()) in.budget().Charge(value.text().size_bytes() / 64);
   return value.SameAs(bound.Required(0));
 }
 

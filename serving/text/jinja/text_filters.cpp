@@ -7,11 +7,13 @@
 #include <iterator>
 
 #include "serving/text/jinja/builtins.h"
+#include "serving/text/jinja/collections.h"
 #include "serving/text/jinja/format.h"
 #include "serving/text/jinja/interpreter.h"
 #include "serving/text/jinja/numbers.h"
 #include "serving/text/jinja/raise.h"
 #include "serving/text/jinja/text_ops.h"
+#include "serving/text/jinja/text_search.h"
 #include "serving/text/jinja/unicode.h"
 
 namespace moesaic::jinja {
@@ -21,7 +23,7 @@ Value Trim(Interpreter& in, const Value& input, CallArguments& arguments) {
   const BoundArguments bound("trim", arguments, {"chars"});
   std::optional<std::string_view> chars;
   if (bound.Has(0) && !bound.Required(0).IsNone()) chars = bound.Text(0).bytes();
-  return in.NewString(Strip(ToText(input, in.budget()), chars, Side::kBoth));
+  return in.NewString(Strip(ToText(input, in.budget()), chars, Side::kBoth, in.budget()));
 }
 
 template <MarkedText (*kMap)(const MarkedText&)>
@@ -85,6 +87,31 @@ Value Center(Interpreter& in, const Value& input, CallArguments& arguments) {
       Pad(ToText(input, in.budget()), static_cast<size_t>(width), " ", Side::kBoth, in.budget()));
 }
 
+Value TruncateFilter(Interpreter& in, const Value& input, CallArguments& arguments) {
+  const BoundArguments bound("truncate", arguments, {"length", "killwords", "end", "leeway"});
+  if (input.IsUndefined()) return input;
+  if (!input.IsString()) Raise("truncate takes a string, not '{}'", input.TypeName());
+  const MarkedText end = bound.Has(2) ? bound.Text(2) : MarkedText("...");
+  const Integer length = bound.GetInteger(0, 255);
+  const bool has_leeway = bound.Has(3) && !bound.Required(3).IsNone();
+  const Integer leeway = has_leeway ? bound.GetInteger(3, 0) : 5;  // jinja2's policy
+  const MarkedText& text = input.text();
+  in.budget().Charge((text.size_bytes() + end.size_bytes()) / 16);
+  const auto end_length = static_cast<Integer>(CountCharacters(end.bytes()));
+  if (length < end_length || leeway < 0) {
+    Raise("truncate: the length is below that of the end ({}), or the leeway below 0", end_length);
+  }
+  if (static_cast<Integer>(CountCharacters(text.bytes())) - leeway <= length) return input;
+  size_t kept = CharacterOffset(text.bytes(), static_cast<size_t>(length - end_length));
+  if (!bound.GetBool(1, false)) {
+    const size_t space = LastTextFinder(" ", in.budget()).Find(text.bytes(), kept);
+    if (space != std::string::npos) kept = space;
+  }
+  MarkedText result = text.Slice(0, kept);
+  result.Append(end);
+  return in.NewString(std::move(result));
+}
+
 Value FormatFilter(Interpreter& in, const Value& input, CallArguments& arguments) {
   if (!arguments.positional.empty() && !arguments.keywords.empty()) {
     Raise("format takes positional or keyword arguments, not both");
@@ -95,7 +122,7 @@ Value FormatFilter(Interpreter& in, const Value& input, CallArguments& arguments
   } else {
     std::vector<std::pair<Value, Value>> entries;
     for (auto& [key, value] : arguments.keywords) entries.emplace_back(Value::String(key), value);
-    values = Value::FromDict(std::move(entries));
+    values = NewDict(std::move(entries), in.budget());
   }
   return in.NewString(FormatPercent(ToText(input, in.budget()), values, in.budget()));
 }
@@ -151,7 +178,7 @@ Integer Truncate(double number) {
   return static_cast<Integer>(number);
 }
 
-Value ToInteger(Interpreter&, const Value& input, CallArguments& arguments) {
+Value ToInteger(Interpreter& in, const Value& input, CallArguments& arguments) {
   const BoundArguments bound("int", arguments, {"default", "base"});
   const Value otherwise = bound.Get(0, Value::Int(0));
   if (input.IsUndefined()) Raise("{}", input.UndefinedMessage());
@@ -161,6 +188,7 @@ Value ToInteger(Interpreter&, const Value& input, CallArguments& arguments) {
     number = input.AsFloat();
     if (std::isinf(number)) NotFinite();
   } else if (input.IsString()) {
+    in.budget().Charge(input.text().size_bytes() / 16);
     const auto base = static_cast<int>(std::clamp<Integer>(bound.GetInteger(1, 10), -1, 1000));
     if (const auto integer = ParseInteger(input.bytes(), base)) return Value::Int(*integer);
     const auto parsed = ParseFloat(input.bytes());
@@ -172,10 +200,11 @@ Value ToInteger(Interpreter&, const Value& input, CallArguments& arguments) {
   return std::isnan(number) ? otherwise : Value::Int(Truncate(number));
 }
 
-Value ToFloat(Interpreter&, const Value& input, CallArguments& arguments) {
+Value ToFloat(Interpreter& in, const Value& input, CallArguments& arguments) {
   const BoundArguments bound("float", arguments, {"default"});
   if (input.IsUndefined()) Raise("{}", input.UndefinedMessage());
   if (input.IsNumber()) return Value::Float(input.AsNumber());
+  if (input.IsString()) in.budget().Charge(input.text().size_bytes() / 16);
   const auto parsed = input.IsString() ? ParseFloat(input.bytes()) : std::nullopt;
   return parsed ? Value::Float(*parsed) : bound.Get(0, Value::Float(0));
 }
@@ -248,6 +277,7 @@ constexpr FilterEntry kTextFilters[] = {
     {"replace", ReplaceFilter},
     {"indent", Indent},
     {"center", Center},
+    {"truncate", TruncateFilter},
     {"format", FormatFilter},
     {"wordcount", WordCount},
     {"tojson", ToJsonFilter},

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "serving/text/jinja/text_search.h"
 #include "serving/text/jinja/unicode.h"
 
 namespace moesaic::jinja {
@@ -71,16 +72,26 @@ size_t SkipWord(const std::string& bytes, size_t at) {
 
 }  // namespace
 
-MarkedText Strip(const MarkedText& text, std::optional<std::string_view> characters, Side side) {
+MarkedText Strip(const MarkedText& text, std::optional<std::string_view> characters, Side side,
+                 Budget& budget) {
   const std::string& bytes = text.bytes();
+  // A step in 16 characters, or one for 64 bytes of the set.
+  const uint64_t every = characters && characters->size() >= 64 ? 1 : 16;
+  const uint64_t steps = characters ? std::max<uint64_t>(1, characters->size() / 64) : 1;
+  uint64_t looked_at = 0;
+  const auto charge = [&] {
+    if (++looked_at % every == 0) budget.Charge(steps);
+  };
   size_t begin = 0;
   size_t end = bytes.size();
   while (side != Side::kRight && begin < end) {
+    charge();
     const auto [c, length] = DecodeAt(bytes, begin);
     if (!InSet(c, std::string_view(bytes).substr(begin, length), characters)) break;
     begin += length;
   }
   while (side != Side::kLeft && begin < end) {
+    charge();
     const auto [c, length] = DecodeBefore(bytes, end);
     if (!InSet(c, std::string_view(bytes).substr(end - length, length), characters)) break;
     end -= length;
@@ -150,7 +161,7 @@ MarkedText Replace(const MarkedText& text, const MarkedText& from, const MarkedT
   size_t position = 0;
   int64_t done = 0;
   const auto insert = [&] {
-    budget.ChargeBytes(to.size_bytes());
+    budget.ChargeBytes(to.memory_bytes());
     result.Append(to);
     ++done;
   };
@@ -164,7 +175,7 @@ MarkedText Replace(const MarkedText& text, const MarkedText& from, const MarkedT
     }
   } else {
     while (count < 0 || done < count) {
-      const size_t found = bytes.find(from.bytes(), position);
+      const size_t found = FindText(bytes, from.bytes(), position, budget);
       if (found == std::string::npos) break;
       result.AppendSlice(text, position, found);
       insert();
@@ -177,7 +188,7 @@ MarkedText Replace(const MarkedText& text, const MarkedText& from, const MarkedT
 }
 
 std::vector<MarkedText> Split(const MarkedText& text, std::optional<std::string_view> separator,
-                              int64_t max_splits) {
+                              int64_t max_splits, Budget& budget) {
   const std::string& bytes = text.bytes();
   std::vector<MarkedText> pieces;
   const auto may_split = [&] {
@@ -186,7 +197,7 @@ std::vector<MarkedText> Split(const MarkedText& text, std::optional<std::string_
   if (separator) {
     size_t begin = 0;
     while (may_split()) {
-      const size_t found = bytes.find(*separator, begin);
+      const size_t found = FindText(bytes, *separator, begin, budget);
       if (found == std::string::npos) break;
       pieces.push_back(text.Slice(begin, found));
       begin = found + separator->size();
@@ -208,19 +219,20 @@ std::vector<MarkedText> Split(const MarkedText& text, std::optional<std::string_
 
 std::vector<MarkedText> SplitFromRight(const MarkedText& text,
                                        std::optional<std::string_view> separator,
-                                       int64_t max_splits) {
+                                       int64_t max_splits, Budget& budget) {
   if (max_splits < 0) {
     // Only overlapping separators ("aaa" by "aa") tell the directions apart.
-    if (!separator) return Split(text, separator, max_splits);
+    if (!separator) return Split(text, separator, max_splits, budget);
     max_splits = static_cast<int64_t>(text.size_bytes());
   }
   const std::string& bytes = text.bytes();
   std::vector<MarkedText> pieces;  // backwards
   const auto may_split = [&] { return static_cast<int64_t>(pieces.size()) < max_splits; };
   if (separator) {
+    const LastTextFinder last(*separator, budget);
     size_t end = bytes.size();
-    while (may_split() && end >= separator->size()) {
-      const size_t found = bytes.rfind(*separator, end - separator->size());
+    while (may_split()) {
+      const size_t found = last.Find(bytes, end);
       if (found == std::string::npos) break;
       pieces.push_back(text.Slice(found + separator->size(), end));
       end = found;

@@ -1,5 +1,6 @@
 // The operations of Python's str that methods and filters share. They return the pieces of their
-// operands, so the marks of the input stay right. All linear in their input.
+// operands, so the marks of the input stay right. All linear in their input but Strip, whose set of
+// characters is looked through for each of the text; what takes a budget charges its work.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +16,8 @@ namespace moesaic::jinja {
 enum class Side { kLeft, kRight, kBoth };
 
 // `characters`: the set to strip; whitespace when absent.
-MarkedText Strip(const MarkedText& text, std::optional<std::string_view> characters, Side side);
+MarkedText Strip(const MarkedText& text, std::optional<std::string_view> characters, Side side,
+                 Budget& budget);
 MarkedText ToUpper(const MarkedText& text);
 MarkedText ToLower(const MarkedText& text);
 MarkedText SwapCase(const MarkedText& text);
@@ -27,10 +29,10 @@ MarkedText Replace(const MarkedText& text, const MarkedText& from, const MarkedT
                    int64_t count, Budget& budget);
 // str.split / rsplit; `separator` absent: runs of whitespace. max_splits < 0: no limit.
 std::vector<MarkedText> Split(const MarkedText& text, std::optional<std::string_view> separator,
-                              int64_t max_splits);
+                              int64_t max_splits, Budget& budget);
 std::vector<MarkedText> SplitFromRight(const MarkedText& text,
                                        std::optional<std::string_view> separator,
-                                       int64_t max_splits);
+                                       int64_t max_splits, Budget& budget);
 std::vector<MarkedText> SplitLines(const MarkedText& text, bool keep_ends);
 // &, <, >, ' and " as HTML entities.
 MarkedText EscapeHtml(const MarkedText& text);

@@ -82,9 +82,12 @@ int ThreeWay(const T& a, const T& b) {
 
 }  // namespace
 
-const Value* Dict::Find(std::string_view key) const {
+const Value* Dict::Find(std::string_view key, Budget& budget) const {
+  budget.Charge(entries.size() / 16);
   for (const auto& [name, value] : entries) {
-    if (name.IsString() && name.bytes() == key) return &value;
+    if (!name.IsString() || name.bytes().size() != key.size()) continue;
+    budget.Charge(key.size() / 64);
+    if (name.bytes() == key) return &value;
   }
   return nullptr;
 }

@@ -56,7 +56,7 @@ struct Dict {
   std::vector<std::pair<Value, Value>> entries;  // insertion order
   int depth = 1;
 
-  const Value* Find(std::string_view key) const;
+  const Value* Find(std::string_view key, Budget& budget) const;
   const Value* Find(const Value& key, Budget& budget) const;
 };
 

@@ -276,7 +276,8 @@ TEST(JinjaErrors, NameTheLine) {
             "test, line 2: the template ends where '{% endif %}' was expected");
   EXPECT_EQ(Failure("{% raw %}\n{% endraw %}{{ 'a\nb' + }}"),
             "test, line 3: unexpected the end of the expression '}}'");
-  EXPECT_EQ(Failure("{{ x | nosuch }}"), "test, line 1: there is no filter 'nosuch'");
+  EXPECT_EQ(Failure("{{ x | nosuch }}"),
+            "test, line 1: the template uses the filter 'nosuch', which is not supported");
   EXPECT_EQ(Failure("{% macro m(a) %}\n{{ a.b.c }}\n{% endmacro %}\n{{ m({}) }}"),
             "test, line 2: 'dict object' has no attribute 'b'");
 }

@@ -57,7 +57,6 @@ TEST(TokenizerJsonTest, ErrorsNameFileAndPath) {
       {model(R"("vocab":{"a":0},"merges":["a a a"])"), "model.merges[0]: expected two tokens"},
       {model(R"("vocab":{"a":0},"merges":[["a"]])"), "model.merges[0]: expected"},
       {model(R"("vocab":{"a":0},"merges":[["a",1]])"), "model.merges[0]: expected"},
-      {model(R"("vocab":{"a":0},"merges":[],"unk_token":"u")"), "model.unk_token: \"u\" is not"},
       {model(R"("vocab":{"a":0},"merges":[],"fuse_unk":1)"), "model.fuse_unk: expected true"},
       {with(R"("normalizer":{"type":"Nmt"})"), "normalizer: unknown normalizer type \"Nmt\""},
       {with(R"("normalizer":{"type":"Sequence","normalizers":[{"type":"NFC"},{}]})"),
@@ -139,6 +138,28 @@ TEST(TokenizerJsonTest, ACatastrophicPatternFailsTheText) {
     EXPECT_NE(std::string(error.what()).find("pre_tokenizer.pattern.Regex"), std::string::npos);
   }
   EXPECT_EQ(tokenizer->Encode("ab").size(), 1u);
+}
+
+// As tokenizers 0.23: such a file loads, and only a text that needs the token is refused.
+TEST(TokenizerJsonTest, AnUnknownTokenOutsideTheVocabularyIsRefusedWhenATextNeedsIt) {
+  for (const char* flags : {"", R"("fuse_unk":true,)", R"("byte_fallback":true,)"}) {
+    const auto tokenizer =
+        LoadTokenizerJson(std::string(R"({"model":{"type":"BPE","unk_token":"<u>",)") + flags +
+                              R"("vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]}})",
+                          "dir/tokenizer.json");
+    EXPECT_FALSE(tokenizer->special_ids().unk.has_value());
+    EXPECT_EQ(tokenizer->Encode("aab"), (std::vector<int32_t>{0, 2}));
+    for (const char* text : {"x", "abxab", "axxb"}) {
+      try {
+        tokenizer->Encode(text);
+        ADD_FAILURE() << text;
+      } catch (const Error& error) {
+        EXPECT_EQ(error.kind(), ErrorKind::kInvalidArgument);
+        EXPECT_NE(std::string(error.what()).find("the token \"<u>\""), std::string::npos);
+      }
+    }
+    EXPECT_EQ(tokenizer->Encode("ab"), (std::vector<int32_t>{2})) << "after a failure";
+  }
 }
 
 TEST(TokenizerJsonTest, TheOldestFilesHaveNoModelType) {
