@@ -27,7 +27,7 @@ std::vector<RequestId> TestEngine::Submit(std::vector<GenerationRequest> request
                                           std::vector<std::shared_ptr<OutputSink>> sinks) {
   MutexLock lock(mutex_);
   if (draining_) Fail(ErrorKind::kUnavailable, "the server is shutting down");
-  if (static_cast<int64_t>(running_.size() + requests.size()) > options_.max_queue) {
+  if (static_cast<int64_t>(running_.size()) >= options_.max_queue) {
     Fail(ErrorKind::kUnavailable, "the request queue is full");
   }
   std::vector<RequestId> ids;
