@@ -58,6 +58,7 @@ ServerOptions ServerOptionsFrom(const RuntimeConfig& config) {
   options.version = GetBuildInfo().version;
   options.api_keys = ReadKeys(config);
   options.allowed_origins = config.allowed_origins;
+  options.allowed_hosts = config.allowed_hosts;
   options.max_body_bytes = config.max_body_bytes();
   options.request_timeout = Milliseconds(config.request_timeout_s);
   options.metrics_vllm_names = config.metrics_vllm_names;

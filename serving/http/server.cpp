@@ -126,6 +126,7 @@ void Server::Impl::Listen() {
                                ? fmt::format("[{}]", endpoint.address().to_string())
                                : endpoint.address().to_string();
   address_ = fmt::format("http://{}:{}", host, port_);
+  service_.SetLoopbackOnly(endpoint.address().is_loopback());
   if (!endpoint.address().is_loopback() && options_.api_keys.empty()) {
     LogWarn("listening on {} without --api-key: everybody who reaches it can use it", address_);
   }

@@ -21,7 +21,10 @@ struct ServerOptions {
   // Access. With keys, every route but /health, /live and /ready wants one of them.
   std::vector<std::string> api_keys;
   bool metrics_without_key = false;
-  std::vector<std::string> allowed_origins;  // CORS; "*" for any; empty: no CORS headers at all
+  // Web pages that may send requests, as CORS has it; "*" for any; empty: none, and no CORS headers.
+  std::vector<std::string> allowed_origins;
+  // Names of this server in a Host header, beside localhost; with or without a port; "*" for any.
+  std::vector<std::string> allowed_hosts;
 
   // Limits. What is over them is refused with 413, 414, 431 or 503.
   size_t max_connections = 1024;

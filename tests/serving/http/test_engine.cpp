@@ -145,6 +145,11 @@ GenerationRequest TestEngine::Request(RequestId id) const {
   return seen_.at(id);
 }
 
+size_t TestEngine::submitted() const {
+  MutexLock lock(mutex_);
+  return last_id_;
+}
+
 size_t TestEngine::cancelled() const {
   MutexLock lock(mutex_);
   return cancelled_;

@@ -49,6 +49,7 @@ class TestEngine : public Engine {
   void WaitForIdle() const;                   // no sequence is running
   std::vector<RequestId> Running() const;
   GenerationRequest Request(RequestId id) const;  // of any time
+  size_t submitted() const;                       // sequences in all
   size_t cancelled() const;
   bool draining() const;
   // Manual mode: the next `words` words; the last of them with `finish`.
