@@ -159,6 +159,10 @@ int ServeCommand(const Invocation& invocation) {
   } else {
     LogWarn("some requests did not end in time and were cut off");
   }
+  if (server.HasBusyWorkers()) {
+    LogWarn("a request is still being read or tokenised; exiting without it");
+    std::_Exit(0);
+  }
   return 0;
 }
 

@@ -43,6 +43,8 @@ struct ServerOptions {
   std::chrono::milliseconds write_timeout{60'000};   // without the client taking a single byte
   std::chrono::milliseconds sse_keep_alive{15'000};  // a comment after so much silence; 0: never
   std::chrono::milliseconds request_timeout{0};      // a generation's whole time; 0: none
+  // After a stop, for a worker in the middle of a request that nobody waits for any more.
+  std::chrono::milliseconds worker_timeout{5'000};
 
   bool access_log = true;
   bool metrics_vllm_names =
