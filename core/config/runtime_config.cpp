@@ -492,6 +492,11 @@ void AddRuntimeSettings(RuntimeConfig& config, SettingScope scope, OptionTable& 
                CheckSize});
   add(server, {"allowed-origins", &config.allowed_origins, "ORIGIN",
                "Origins that browsers may call from (CORS); * for all.", "Server"});
+  add(server,
+      {"allowed-hosts", &config.allowed_hosts, "HOST",
+       "Names by which requests may call this server (their Host header), beside localhost; "
+       "* for all. Without this, only a server that listens on loopback checks them.",
+       "Server"});
   add(server, {"metrics-vllm-names", &config.metrics_vllm_names, "",
                "Export the metrics under vLLM's names too, for existing dashboards.", "Server"});
 

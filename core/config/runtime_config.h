@@ -80,6 +80,7 @@ struct RuntimeConfig {
   double shutdown_timeout_s = 30;  // 0: no drain
   std::string max_body = "16MiB";
   std::vector<std::string> allowed_origins;
+  std::vector<std::string> allowed_hosts;
   bool metrics_vllm_names = false;
 
   // Logging

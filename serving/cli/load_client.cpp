@@ -44,7 +44,9 @@ http::request<http::string_body> MakeRequest(const Endpoint& endpoint, const std
   request.version(11);
   request.method(body.empty() ? http::verb::get : http::verb::post);
   request.target(endpoint.prefix + path);
-  request.set(http::field::host, endpoint.host + ":" + endpoint.port);
+  const bool v6 = endpoint.host.find(':') != std::string::npos;
+  request.set(http::field::host,
+              (v6 ? "[" + endpoint.host + "]" : endpoint.host) + ":" + endpoint.port);
   request.set(http::field::user_agent, "moesaic-bench");
   request.set(http::field::connection, "close");
   if (!api_key.empty()) request.set(http::field::authorization, "Bearer " + api_key);

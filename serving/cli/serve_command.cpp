@@ -58,6 +58,7 @@ ServerOptions ServerOptionsFrom(const RuntimeConfig& config) {
   options.version = GetBuildInfo().version;
   options.api_keys = ReadKeys(config);
   options.allowed_origins = config.allowed_origins;
+  options.allowed_hosts = config.allowed_hosts;
   options.max_body_bytes = config.max_body_bytes();
   options.request_timeout = Milliseconds(config.request_timeout_s);
   options.metrics_vllm_names = config.metrics_vllm_names;
@@ -157,6 +158,10 @@ int ServeCommand(const Invocation& invocation) {
     LogInfo("all requests ended; bye");
   } else {
     LogWarn("some requests did not end in time and were cut off");
+  }
+  if (server.HasBusyWorkers()) {
+    LogWarn("a request is still being read or tokenised; exiting without it");
+    std::_Exit(0);
   }
   return 0;
 }

@@ -1,6 +1,10 @@
 #include "serving/http/access.h"
 
+#include <arpa/inet.h>
+
 #include <algorithm>
+
+#include "serving/http/json_text.h"
 
 namespace moesaic {
 namespace {
@@ -41,6 +45,34 @@ bool IsAllowedOrigin(std::string_view origin, const ServerOptions& options) {
       [origin](const std::string& allowed) { return allowed == "*" || allowed == origin; });
 }
 
+// "name:port" and "[address]:port" without the port.
+std::string_view WithoutPort(std::string_view host) {
+  const size_t end = host.starts_with('[') ? host.find(']') : host.find(':');
+  if (end == std::string_view::npos) return host;
+  return host.substr(0, host.starts_with('[') ? end + 1 : end);
+}
+
+// What follows the name is a port, or nothing.
+bool HasValidPort(std::string_view host) {
+  std::string_view port = host.substr(WithoutPort(host).size());
+  if (port.empty()) return true;
+  if (!port.starts_with(':') || port.size() > 6) return false;
+  port.remove_prefix(1);
+  return std::all_of(port.begin(), port.end(), [](char c) { return c >= '0' && c <= '9'; });
+}
+
+// A name like 127.evil.example is none: all four numbers must be there.
+bool IsLoopbackName(std::string_view name) {
+  if (EqualsIgnoringCase(name, "localhost") || name == "[::1]") return true;
+  in_addr address{};
+  return inet_pton(AF_INET, std::string(name).c_str(), &address) == 1 &&
+         (ntohl(address.s_addr) >> 24) == 127;
+}
+
+ApiError Forbidden(std::string message, std::string code) {
+  return ApiError(403, "invalid_request_error", std::move(message), {}, std::move(code));
+}
+
 // "application/json; charset=utf-8" -> "application/json"
 std::string MediaType(std::string_view header) {
   std::string_view type = header.substr(0, header.find(';'));
@@ -67,6 +99,47 @@ ApiError KeyError(const HttpRequest& request) {
                   missing ? "An API key is needed: send the header \"Authorization: Bearer KEY\"."
                           : "Incorrect API key provided.",
                   {}, missing ? "missing_api_key" : "invalid_api_key");
+}
+
+std::optional<ApiError> CheckHost(const HttpRequest& request, const ServerOptions& options,
+                                  bool loopback_only) {
+  if (!loopback_only && options.allowed_hosts.empty()) return std::nullopt;
+  const std::string_view host = request.Header("host");
+  if (host.empty() && request.version == 10) return std::nullopt;
+  const std::string_view name = WithoutPort(host);
+  if (HasValidPort(host)) {
+    if (IsLoopbackName(name)) return std::nullopt;
+    // One that is listed without a port stands for any.
+    for (const std::string& allowed : options.allowed_hosts) {
+      if (allowed == "*" || EqualsIgnoringCase(allowed, host) ||
+          EqualsIgnoringCase(allowed, name)) {
+        return std::nullopt;
+      }
+    }
+  }
+  return Forbidden(
+      fmt::format("This server is not called \"{}\"; who starts it can allow that name "
+                  "with --allowed-hosts.",
+                  Excerpt(host)),
+      "host_not_allowed");
+}
+
+std::optional<ApiError> CheckOrigin(const HttpRequest& request, const ServerOptions& options) {
+  const std::string_view origin = request.Header("origin");
+  if (request.method != "POST" || origin.empty() || IsAllowedOrigin(origin, options)) {
+    return std::nullopt;
+  }
+  for (const std::string_view scheme : {"http://", "https://"}) {
+    if (origin.starts_with(scheme) &&
+        EqualsIgnoringCase(origin.substr(scheme.size()), request.Header("host"))) {
+      return std::nullopt;
+    }
+  }
+  return Forbidden(
+      fmt::format("Web pages of {} may not send requests to this server; who starts it "
+                  "can allow them with --allowed-origins.",
+                  Excerpt(origin)),
+      "origin_not_allowed");
 }
 
 void AddCorsHeaders(const HttpRequest& request, const ServerOptions& options,

@@ -1,4 +1,4 @@
-// Who may call, and from which web pages: API keys, CORS, media types. Pure.
+// Who may call, and from which web pages: API keys, hosts, origins and CORS, media types. Pure.
 #pragma once
 
 #include <optional>
@@ -18,6 +18,17 @@ bool HasApiKey(const HttpRequest& request, const std::vector<std::string>& keys)
 
 // 401 with a message that tells a missing key from a wrong one.
 ApiError KeyError(const HttpRequest& request);
+
+// Whether the Host header names this server: localhost, an address of 127.0.0.0/8 or [::1], with
+// any port, or one of `allowed_hosts`. A web page whose name its owner has made to point at this
+// machine (DNS rebinding) names itself there. Checked on a server that is bound to loopback
+// (`loopback_only`), and on others where there are `allowed_hosts`; a 403 otherwise. HTTP/1.0
+// knows requests without a Host, which no browser sends.
+std::optional<ApiError> CheckHost(const HttpRequest& request, const ServerOptions& options,
+                                  bool loopback_only);
+// Whether a POST comes from no web page, from one of this server's own origin or from one of
+// `allowed_origins`; a 403 otherwise.
+std::optional<ApiError> CheckOrigin(const HttpRequest& request, const ServerOptions& options);
 
 // Access-Control-Allow-Origin and Vary for an allowed origin, nothing otherwise.
 void AddCorsHeaders(const HttpRequest& request, const ServerOptions& options,

@@ -29,6 +29,8 @@ ApiError Unavailable(const std::string& message, std::string code, int retry_aft
   return ApiError(503, "service_unavailable_error", message, {}, std::move(code), retry_after_s);
 }
 
+ApiError Stopping() { return Unavailable("The server is shutting down.", "draining", 5); }
+
 ApiError ClientLeft() { return Unavailable("The client has left.", "client_left", 1); }
 
 ApiError FromEngineError(const Error& error) {

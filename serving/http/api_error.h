@@ -56,6 +56,7 @@ ApiError ModelNotFound(std::string_view model);  // 404, vLLM's message and type
 ApiError RouteNotFound(std::string_view path);   // 404
 ApiError Unavailable(const std::string& message, std::string code, int retry_after_s);  // 503
 
+ApiError Stopping();  // 503: what runs is cut short
 // Ends the work for a request whose client is not there any more; nobody gets to see it.
 ApiError ClientLeft();
 

@@ -126,6 +126,11 @@ std::optional<ApiError> ApiService::NotReady() const {
 
 std::optional<HttpResponse> ApiService::CheckHead(const HttpRequest& head) {
   const std::optional<RouteMatch> match = MatchRoute(head.path);
+  // Probes of a container's runtime name whatever address they know; what they learn is no secret.
+  if (!match.has_value() || !match->open) {
+    if (const auto error = CheckHost(head, options_, loopback_only_)) return ErrorResponse(*error);
+  }
+  if (const auto error = CheckOrigin(head, options_)) return ErrorResponse(*error);
   if (head.method == "OPTIONS") {
     if (!match.has_value() && head.path != "*") return ErrorResponse(RouteNotFound(head.path));
     return AnswerOptions(head, options_,

@@ -30,6 +30,8 @@ class ApiService : public RequestHandler {
 
   // Ends the loading phase. Throws Error (ModelTable).
   void SetModels(std::vector<ServedModel> models);
+  // The server's socket is bound to loopback: who names another host is refused. Before requests.
+  void SetLoopbackOnly(bool loopback_only) { loopback_only_ = loopback_only; }
   // Readiness fails and new work is refused from now on; the engines drain.
   void BeginDrain();
   bool draining() const { return state_.load() == State::kDraining; }
@@ -58,6 +60,7 @@ class ApiService : public RequestHandler {
   ServingMetrics& metrics_;
   CallContext call_context_;
   std::atomic<State> state_{State::kLoading};
+  bool loopback_only_ = false;
 
   mutable Mutex mutex_;
   // Shared: a call keeps the table that it began with.

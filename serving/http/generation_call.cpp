@@ -28,8 +28,6 @@ size_t MailboxBytes(const std::vector<GenerationRequest>& requests, bool stream,
   return limit_bytes;
 }
 
-ApiError Stopping() { return Unavailable("The server is shutting down.", "draining", 5); }
-
 }  // namespace
 
 GenerationCall::GenerationCall(CallContext& context, std::shared_ptr<const ModelTable> models,

@@ -64,6 +64,7 @@ PreparedGeneration Finish(const GenerationFields& fields, const ServedModel& mod
   context.request_id = options.request_id;
   context.deadline = options.deadline;
 
+  if (options.gone.load()) throw ClientLeft();
   PreparedGeneration result;
   result.model = &model;
   result.requests = BuildGenerationRequests(fields, spec.prompts, context);
@@ -86,9 +87,10 @@ PreparedGeneration Finish(const GenerationFields& fields, const ServedModel& mod
 
 PreparedGeneration PrepareChat(const std::string& body, const ModelTable& models,
                                const PrepareOptions& options) {
-  const ChatRequest request = ParseChatRequest(body);
+  const ChatRequest request = ParseChatRequest(body, &options.gone);
   const ServedModel& model = models.Get(request.model);
   OutputSpec spec;
+  if (options.gone.load()) throw ClientLeft();
   spec.prompts.push_back(
       EncodeChat(model, request.chat, request.add_special_tokens.value_or(false)));
   return Finish(request, model, options, std::move(spec));
@@ -96,7 +98,7 @@ PreparedGeneration PrepareChat(const std::string& body, const ModelTable& models
 
 PreparedGeneration PrepareCompletion(const std::string& body, const ModelTable& models,
                                      const PrepareOptions& options) {
-  const CompletionRequest request = ParseCompletionRequest(body);
+  const CompletionRequest request = ParseCompletionRequest(body, &options.gone);
   const ServedModel& model = models.Get(request.model);
   const Tokenizer& tokenizer = model.engine->tokenizer();
   CheckSequences(request.prompts.size(), request.n, options.max_sequences);

@@ -9,7 +9,6 @@
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/strand.hpp>
-#include <boost/asio/thread_pool.hpp>
 #include <thread>
 #include <unordered_map>
 
@@ -19,6 +18,7 @@
 #include "core/base/mutex.h"
 #include "serving/http/api_service.h"
 #include "serving/http/session.h"
+#include "serving/http/worker_pool.h"
 
 namespace moesaic {
 namespace {
@@ -42,19 +42,29 @@ class Server::Impl {
         metrics_(metrics),
         workers_(static_cast<size_t>(std::max(options_.worker_threads, 1))),
         service_(options_, metrics_,
-                 [this](std::function<void()> task) { net::post(workers_, std::move(task)); }),
+                 [this](std::function<void()> task) { workers_.Post(std::move(task)); }),
         shared_{options_, service_, {}, {}, [this](Session* closed) { OnChange(closed); }},
         accept_strand_(net::make_strand(io_)),
         acceptor_(accept_strand_),
         retry_timer_(accept_strand_) {}
 
-  ~Impl() { Stop(std::chrono::milliseconds(0)); }
+  ~Impl() {
+    Stop(std::chrono::milliseconds(0));
+    workers_.Join();
+    // What a worker that was late has posted: it is cancelled like the rest.
+    io_.restart();
+    io_.poll();
+  }
 
   void Start();
   uint16_t port() const { return port_; }
   std::string address() const { return address_; }
   ApiService& service() { return service_; }
   bool Stop(std::chrono::milliseconds drain_timeout);
+  bool HasBusyWorkers() {
+    MutexLock lock(mutex_);
+    return !workers_ended_;
+  }
 
  private:
   void Listen();
@@ -70,7 +80,7 @@ class Server::Impl {
   ServingMetrics metrics_;
   net::io_context io_;
   net::executor_work_guard<net::io_context::executor_type> work_{io_.get_executor()};
-  net::thread_pool workers_;
+  WorkerPool workers_;
   ApiService service_;
   SessionShared shared_;
   net::strand<net::io_context::executor_type> accept_strand_;
@@ -89,6 +99,7 @@ class Server::Impl {
   Phase phase_ GUARDED_BY(mutex_) = Phase::kNew;
   bool accepting_ GUARDED_BY(mutex_) = true;
   bool drained_ GUARDED_BY(mutex_) = true;
+  bool workers_ended_ GUARDED_BY(mutex_) = true;
 };
 
 void Server::Impl::Listen() {
@@ -126,6 +137,7 @@ void Server::Impl::Listen() {
                                ? fmt::format("[{}]", endpoint.address().to_string())
                                : endpoint.address().to_string();
   address_ = fmt::format("http://{}:{}", host, port_);
+  service_.SetLoopbackOnly(endpoint.address().is_loopback());
   if (!endpoint.address().is_loopback() && options_.api_keys.empty()) {
     LogWarn("listening on {} without --api-key: everybody who reaches it can use it", address_);
   }
@@ -251,12 +263,15 @@ bool Server::Impl::Stop(std::chrono::milliseconds drain_timeout) {
   for (const auto& session : Sessions()) session->Shutdown();
   WaitClosed(Clock::now() + kFlushTime);
   for (const auto& session : Sessions()) session->Kill();
-  workers_.join();
+  // They look for it that their clients have gone, and end soon; but what they call does not
+  // always.
+  const bool workers_ended = workers_.WaitIdle(Clock::now() + options_.worker_timeout);
   // Every handler that is left runs before the threads end: what a worker has submitted is
   // cancelled, and no engine keeps a way to a connection.
   work_.reset();
   for (std::thread& thread : threads_) thread.join();
   MutexLock lock(mutex_);
+  workers_ended_ = workers_ended;
   phase_ = Phase::kStopped;
   changed_.NotifyAll();
   return drained_;
@@ -274,5 +289,6 @@ void Server::SetModels(std::vector<ServedModel> models) {
 }
 void Server::BeginDrain() { impl_->service().BeginDrain(); }
 bool Server::Stop(std::chrono::milliseconds drain_timeout) { return impl_->Stop(drain_timeout); }
+bool Server::HasBusyWorkers() const { return impl_->HasBusyWorkers(); }
 
 }  // namespace moesaic

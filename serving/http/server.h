@@ -23,7 +23,7 @@ class Server {
  public:
   // `metrics` must outlive the server.
   Server(ServerOptions options, MetricsRegistry& metrics);
-  ~Server();  // Stop(0)
+  ~Server();  // Stop(0), and waits for the workers
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
 
@@ -43,6 +43,9 @@ class Server {
   // all connections and joins the threads. Returns true when every request could finish. A second
   // call, from any thread, shortens the wait of the first one to its own timeout.
   bool Stop(std::chrono::milliseconds drain_timeout);
+  // After Stop: a worker did not let go of its request within ServerOptions::worker_timeout. The
+  // destructor would wait for it, so a process that must end exits without.
+  bool HasBusyWorkers() const;
 
  private:
   class Impl;

@@ -21,7 +21,10 @@ struct ServerOptions {
   // Access. With keys, every route but /health, /live and /ready wants one of them.
   std::vector<std::string> api_keys;
   bool metrics_without_key = false;
-  std::vector<std::string> allowed_origins;  // CORS; "*" for any; empty: no CORS headers at all
+  // Web pages that may send requests, as CORS has it; "*" for any; empty: none, and no CORS headers.
+  std::vector<std::string> allowed_origins;
+  // Names of this server in a Host header, beside localhost; with or without a port; "*" for any.
+  std::vector<std::string> allowed_hosts;
 
   // Limits. What is over them is refused with 413, 414, 431 or 503.
   size_t max_connections = 1024;
@@ -40,6 +43,8 @@ struct ServerOptions {
   std::chrono::milliseconds write_timeout{60'000};   // without the client taking a single byte
   std::chrono::milliseconds sse_keep_alive{15'000};  // a comment after so much silence; 0: never
   std::chrono::milliseconds request_timeout{0};      // a generation's whole time; 0: none
+  // After a stop, for a worker in the middle of a request that nobody waits for any more.
+  std::chrono::milliseconds worker_timeout{5'000};
 
   bool access_log = true;
   bool metrics_vllm_names =

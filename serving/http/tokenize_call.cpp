@@ -10,17 +10,20 @@
 
 namespace moesaic {
 
-std::string Tokenize(const ModelTable& models, std::string_view body) {
-  const TokenizeRequest request = ParseTokenizeRequest(body);
+std::string Tokenize(const ModelTable& models, std::string_view body,
+                     const std::atomic<bool>& gone) {
+  const TokenizeRequest request = ParseTokenizeRequest(body, &gone);
   const ServedModel& model = models.Get(request.model);
   const Tokenizer& tokenizer = model.engine->tokenizer();
   std::vector<int32_t> tokens;
+  if (gone.load()) throw ClientLeft();
   if (const auto* text = std::get_if<std::string>(&request.input)) {
     tokens = EncodeText(tokenizer, *text, request.add_special_tokens.value_or(true));
   } else {
     tokens = EncodeChat(model, std::get<ChatInput>(request.input),
                         request.add_special_tokens.value_or(false));
   }
+  if (gone.load()) throw ClientLeft();
   Json json = Json::object();
   json["count"] = tokens.size();
   json["max_model_len"] = model.engine->max_context_tokens();
@@ -35,8 +38,9 @@ std::string Tokenize(const ModelTable& models, std::string_view body) {
   return DumpJson(json);
 }
 
-std::string Detokenize(const ModelTable& models, std::string_view body) {
-  const DetokenizeRequest request = ParseDetokenizeRequest(body);
+std::string Detokenize(const ModelTable& models, std::string_view body,
+                       const std::atomic<bool>& gone) {
+  const DetokenizeRequest request = ParseDetokenizeRequest(body, &gone);
   const ServedModel& model = models.Get(request.model);
   CheckTokens(request.tokens, model.engine->config().vocab_size, "tokens");
   return DumpJson(Json{{"prompt", model.engine->tokenizer().Decode(request.tokens, false)}});
@@ -51,15 +55,22 @@ TokenizeCall::TokenizeCall(CallContext& context, std::shared_ptr<const ModelTabl
 
 void TokenizeCall::Start() {
   context_.run_on_worker([self = shared_from_this(), body = std::move(exchange_->request().body)] {
+    if (self->gone_.load()) return;
     auto response = std::make_shared<HttpResponse>(self->Answer(body));
     self->exchange_->Post([self, response] { self->exchange_->Respond(std::move(*response)); });
   });
 }
 
+void TokenizeCall::OnShutdown() {
+  gone_.store(true);
+  exchange_->Respond(ErrorResponse(Stopping()));
+}
+
 HttpResponse TokenizeCall::Answer(const std::string& body) const {
   try {
     HttpResponse response;
-    response.body = detokenize_ ? Detokenize(*models_, body) : Tokenize(*models_, body);
+    response.body =
+        detokenize_ ? Detokenize(*models_, body, gone_) : Tokenize(*models_, body, gone_);
     return response;
   } catch (...) {
     return ErrorResponse(CurrentApiError(detokenize_ ? "/detokenize" : "/tokenize"));

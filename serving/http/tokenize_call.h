@@ -1,6 +1,7 @@
 // POST /tokenize and /detokenize, in vLLM's shapes.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -11,9 +12,12 @@
 
 namespace moesaic {
 
-// Bodies in, bodies out. They throw ApiError, and Error from the tokenizer.
-std::string Tokenize(const ModelTable& models, std::string_view body);
-std::string Detokenize(const ModelTable& models, std::string_view body);
+// Bodies in, bodies out. They throw ApiError (ClientLeft soon after `gone` is set), and Error from
+// the tokenizer.
+std::string Tokenize(const ModelTable& models, std::string_view body,
+                     const std::atomic<bool>& gone);
+std::string Detokenize(const ModelTable& models, std::string_view body,
+                       const std::atomic<bool>& gone);
 
 // Runs one of them on a worker and answers.
 class TokenizeCall : public Call, public std::enable_shared_from_this<TokenizeCall> {
@@ -23,8 +27,8 @@ class TokenizeCall : public Call, public std::enable_shared_from_this<TokenizeCa
   void Start();
   void OnWritable() override {}
   void OnQuiet() override {}
-  void OnDisconnect() override {}
-  void OnShutdown() override {}  // takes milliseconds: it just ends
+  void OnDisconnect() override { gone_.store(true); }
+  void OnShutdown() override;
 
  private:
   HttpResponse Answer(const std::string& body) const;
@@ -33,6 +37,7 @@ class TokenizeCall : public Call, public std::enable_shared_from_this<TokenizeCa
   const std::shared_ptr<const ModelTable> models_;
   const std::shared_ptr<Exchange> exchange_;
   const bool detokenize_;
+  std::atomic<bool> gone_{false};
 };
 
 }  // namespace moesaic

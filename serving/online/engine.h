@@ -56,7 +56,8 @@ class Engine {
   // Admits all requests or none. sinks[i] belongs to requests[i] (a shared_ptr because the engine
   // and the connection both outlive each other in some orders). Throws Error: kInvalidArgument (a
   // request can never run: empty prompt, token ids out of range, longer than the context),
-  // kUnavailable (queue full or draining).
+  // kUnavailable (queue full or draining). The queue is full when it has no place for one of them;
+  // the rest may wait beyond it.
   virtual std::vector<RequestId> Submit(std::vector<GenerationRequest> requests,
                                         std::vector<std::shared_ptr<OutputSink>> sinks) = 0;
   // The sink gets finish = kCancelled unless it has ended already. Unknown ids are ignored.

@@ -67,22 +67,30 @@ std::vector<RequestId> LocalEngine::Submit(std::vector<GenerationRequest> reques
   CHECK_EQ(requests.size(), sinks.size());
   for (const GenerationRequest& request : requests) CheckRequest(request, context());
   if (mailbox_.draining()) Fail(ErrorKind::kUnavailable, "the server is shutting down");
+  // A request is taken when there is a place for one of its sequences; the others wait behind it,
+  // in the order in which requests came, and get theirs as places become free. So one of more
+  // sequences than there are places is served, too, and what waits beyond them is one request's.
   const auto count = static_cast<int64_t>(requests.size());
   const int64_t limit = options_.max_num_seqs + options_.max_queue;
   int64_t outstanding = outstanding_.load();
   do {
-    if (outstanding + count > limit) {
+    if (outstanding >= limit) {
       Fail(ErrorKind::kUnavailable, "the request queue is full ({} of {}); try again later",
            outstanding, limit);
     }
   } while (!outstanding_.compare_exchange_weak(outstanding, outstanding + count));
 
-  std::vector<std::unique_ptr<Sequence>> sequences;
-  sequences.reserve(requests.size());
-  for (size_t i = 0; i < requests.size(); ++i) {
-    sequences.push_back(MakeSequence(std::move(requests[i]), std::move(sinks[i]), context()));
+  try {
+    std::vector<std::unique_ptr<Sequence>> sequences;
+    sequences.reserve(requests.size());
+    for (size_t i = 0; i < requests.size(); ++i) {
+      sequences.push_back(MakeSequence(std::move(requests[i]), std::move(sinks[i]), context()));
+    }
+    return mailbox_.Post(std::move(sequences));
+  } catch (...) {
+    outstanding_.fetch_sub(count);  // none of them is there to give its place back
+    throw;
   }
-  return mailbox_.Post(std::move(sequences));
 }
 
 void LocalEngine::Main(std::promise<void> ready) {

@@ -219,7 +219,7 @@ class RawClient:
 def post(path, body):
     data = json.dumps(body)
     return (
-        f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(data)}\r\n\r\n{data}"
     )
 

@@ -170,7 +170,7 @@ class LifecycleTest(unittest.TestCase):
             start_stream(server, large_stream()) as stream,
             RawClient(server) as idle,
         ):
-            idle.send("GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+            idle.send("GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
             self.assertEqual(idle.response()[0], 200)
             server.terminate()
             server.wait_for_log("draining")

@@ -8,7 +8,7 @@ import unittest
 from harness import LARGE_TOKENS, MoesaicServer, RawClient, large_stream, long_request, post
 
 CONNECTIONS = "moe_http_connections"
-GET = "GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
+GET = "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 class RawSocketsTest(unittest.TestCase):
@@ -42,9 +42,9 @@ class RawSocketsTest(unittest.TestCase):
             b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + generator.randbytes(500),  # TLS
             b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
             b"\0" * 70000,
-            b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
-            b"GET /\xff\xfe HTTP/1.1\r\nHost: a\r\n\r\n",
-            b"GET " + b"/" * 60000 + b" HTTP/1.1\r\nHost: a\r\n\r\n",
+            b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
+            b"GET /\xff\xfe HTTP/1.1\r\nHost: localhost\r\n\r\n",
+            b"GET " + b"/" * 60000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
         ] + [generator.randbytes(generator.randrange(1, 5000)) + b"\r\n\r\n" for _ in range(30)]
         for sample in samples:
             with RawClient(self.server) as client:
@@ -57,7 +57,7 @@ class RawSocketsTest(unittest.TestCase):
 
     def test_giant_headers(self):
         with RawClient(self.server) as client:
-            client.send("GET / HTTP/1.1\r\nHost: a\r\n")
+            client.send("GET / HTTP/1.1\r\nHost: localhost\r\n")
             try:
                 for i in range(2000):
                     client.send(f"X-{i}: {'y' * 1000}\r\n")
@@ -67,7 +67,7 @@ class RawSocketsTest(unittest.TestCase):
 
     def test_a_body_that_is_too_large(self):
         with RawClient(self.server) as client:
-            client.send("POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999\r\n\r\n")
+            client.send("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n")
             self.assertEqual(client.response()[0], 413)
 
     def test_bodies_that_are_not_what_they_should_be(self):
@@ -80,7 +80,7 @@ class RawSocketsTest(unittest.TestCase):
         with RawClient(self.server) as client:
             for path, body in cases:
                 client.send(
-                    f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+                    f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
                     + body
                 )
                 status, _, answer = client.response()

@@ -64,6 +64,71 @@ TEST(AccessTest, CorsForListedOrigins) {
   EXPECT_EQ(HeaderOf(preflight, "Access-Control-Allow-Headers"), "x-stainless-lang");
 }
 
+int HostStatus(std::string_view host, std::vector<std::string> allowed = {},
+               bool loopback_only = true) {
+  ServerOptions options;
+  options.allowed_hosts = std::move(allowed);
+  const auto error = CheckHost(With({{"host", std::string(host)}}), options, loopback_only);
+  return error.has_value() ? error->status() : 0;
+}
+
+TEST(AccessTest, HostsOfAServerOnLoopback) {
+  for (const char* host : {"localhost", "LocalHost:8000", "127.0.0.1", "127.0.0.1:8000",
+                           "127.255.3.4:1", "[::1]", "[::1]:65535"}) {
+    EXPECT_EQ(HostStatus(host), 0) << host;
+  }
+  for (const char* host :
+       {"evil.example", "evil.example:8000", "", ":8000", "127.0.0.1.evil.example",
+        "127.evil.example", "localhost.evil.example", "notlocalhost", "128.0.0.1", "0.0.0.0",
+        "10.0.0.1", "[::2]", "[::1", "[::1].evil.example", "::1", "localhost:evil",
+        "127.0.0.1:123456", "localhost@evil.example", "127.0.0.1, evil.example"}) {
+    EXPECT_EQ(HostStatus(host), 403) << host;
+  }
+  HttpRequest old = With({});
+  old.version = 10;
+  EXPECT_FALSE(CheckHost(old, ServerOptions(), true).has_value());
+}
+
+TEST(AccessTest, AllowedHosts) {
+  EXPECT_EQ(HostStatus("models.lan", {"models.lan"}), 0);
+  EXPECT_EQ(HostStatus("Models.LAN:9000", {"models.lan"}), 0);
+  EXPECT_EQ(HostStatus("models.lan:9000", {"models.lan:9000"}), 0);
+  EXPECT_EQ(HostStatus("models.lan:9001", {"models.lan:9000"}), 403);
+  EXPECT_EQ(HostStatus("models.lan", {"models.lan:9000"}), 403);
+  EXPECT_EQ(HostStatus("localhost", {"models.lan"}), 0);
+  EXPECT_EQ(HostStatus("evil.example", {"*"}), 0);
+  EXPECT_EQ(HostStatus("[fe80::1]:8000", {"[fe80::1]"}), 0);
+  // Bound elsewhere, the check is only made where it was asked for.
+  EXPECT_EQ(HostStatus("evil.example", {}, false), 0);
+  EXPECT_EQ(HostStatus("evil.example", {"models.lan"}, false), 403);
+  EXPECT_EQ(HostStatus("models.lan", {"models.lan"}, false), 0);
+}
+
+int OriginStatus(std::string_view origin, std::vector<std::string> allowed = {},
+                 const char* method = "POST") {
+  ServerOptions options;
+  options.allowed_origins = std::move(allowed);
+  HttpRequest request = With({{"host", "localhost:8000"}, {"origin", std::string(origin)}});
+  request.method = method;
+  const auto error = CheckOrigin(request, options);
+  return error.has_value() ? error->status() : 0;
+}
+
+TEST(AccessTest, OriginsOfPosts) {
+  EXPECT_EQ(OriginStatus(""), 0);
+  EXPECT_EQ(OriginStatus("http://localhost:8000"), 0);   // its own
+  EXPECT_EQ(OriginStatus("https://localhost:8000"), 0);  // behind a proxy
+  EXPECT_EQ(OriginStatus("http://page", {"http://page"}), 0);
+  EXPECT_EQ(OriginStatus("http://page", {"*"}), 0);
+  for (const char* origin :
+       {"http://evil.example", "null", "http://localhost:3000", "http://localhost",
+        "localhost:8000", "http://localhost:8000.evil.example"}) {
+    EXPECT_EQ(OriginStatus(origin), 403) << origin;
+    EXPECT_EQ(OriginStatus(origin, {"http://page"}), 403) << origin;
+    EXPECT_EQ(OriginStatus(origin, {}, "GET"), 0) << origin;
+  }
+}
+
 int BodyStatus(const HttpRequest& request) {
   const auto error = CheckBodyHeaders(request);
   return error.has_value() ? error->status() : 0;

@@ -23,7 +23,7 @@ void ServerTest::Start(bool with_model) {
 }
 
 void ServerTest::SetModel() {
-  engine_ = std::make_shared<TestEngine>(tokenizer_, engine_options_);
+  engine_ = std::make_shared<TestEngine>(*model_tokenizer_, engine_options_);
   ServedModel model;
   model.names = {"org/test", "alias"};
   model.engine = engine_;

@@ -36,6 +36,7 @@ class ServerTest : public ::testing::Test {
   ServerOptions options_;
   TestEngine::Options engine_options_;
   ByteTokenizer tokenizer_;
+  const Tokenizer* model_tokenizer_ = &tokenizer_;  // of the model; must outlive the server
   MetricsRegistry metrics_;
   std::shared_ptr<TestEngine> engine_;
   std::unique_ptr<Server> server_;  // goes first

@@ -21,7 +21,7 @@ TEST_F(ServerTest, PipelinedRequestsAreAnsweredInOrder) {
   std::string input;
   for (int i = 0; i < 20; ++i) {
     input += TestClient::PostText("/v1/completions", Completion(1 + i % 3));
-    input += "GET /v1/models/alias HTTP/1.1\r\nHost: a\r\n\r\n";
+    input += "GET /v1/models/alias HTTP/1.1\r\nHost: localhost\r\n\r\n";
   }
   client.Send(input);
   for (int i = 0; i < 20; ++i) {
@@ -43,7 +43,8 @@ TEST_F(ServerTest, ChunkedBody) {
   Start();
   TestClient client(port());
   const std::string body = Completion(1);
-  client.Send("POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n");
+  client.Send(
+      "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n");
   std::string chunks;
   for (size_t i = 0; i < body.size(); i += 7) AppendChunk(body.substr(i, 7), chunks);
   client.Send(chunks + "0\r\n\r\n");
@@ -55,7 +56,8 @@ TEST_F(ServerTest, ExpectContinue) {
   Start();
   TestClient client(port());
   const std::string body = Completion(1);
-  const std::string head = "POST /v1/completions HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\n";
+  const std::string head =
+      "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n";
   client.Send(head + "Content-Length: " + std::to_string(body.size()) + "\r\n\r\n");
   EXPECT_EQ(client.Receive().status, 100);
   client.Send(body);
@@ -69,7 +71,8 @@ TEST_F(ServerTest, LargeBodiesAreRefusedReadably) {
   Start();
   TestClient client(port());
   // The client goes on sending what will never be read; the answer must arrive all the same.
-  client.Send("POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 2000000\r\n\r\n");
+  client.Send(
+      "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2000000\r\n\r\n");
   client.Send(std::string(2'000'000, 'x'));
   const TestResponse response = client.Receive();
   EXPECT_EQ(response.status, 413);
@@ -84,7 +87,8 @@ TEST_F(ServerTest, RefusedHeadsKeepTheConnectionWhenTheBodyIsSmall) {
   EXPECT_EQ(client.Post("/v1/completions", Completion(1)).status, 401);
   EXPECT_EQ(client.Post("/nowhere", "{}").status, 404);
   EXPECT_EQ(client.Get("/health").status, 200);
-  client.Send("POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 9000000\r\n\r\n");
+  client.Send(
+      "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9000000\r\n\r\n");
   const TestResponse response = client.Receive();  // at once, not after nine megabytes
   EXPECT_EQ(response.status, 401);
   EXPECT_EQ(response.Header("Connection"), "close");
@@ -105,7 +109,7 @@ TEST_F(ServerTest, Garbage) {
     client.ReceiveToEnd();
   }
   TestClient big(port());
-  big.Send("GET / HTTP/1.1\r\nHost: a\r\nX: " + std::string(200'000, 'y') + "\r\n\r\n");
+  big.Send("GET / HTTP/1.1\r\nHost: localhost\r\nX: " + std::string(200'000, 'y') + "\r\n\r\n");
   EXPECT_EQ(big.Receive().status, 431);
   TestClient client(port());
   EXPECT_EQ(client.Get("/health").status, 200);
@@ -124,7 +128,7 @@ TEST_F(ServerTest, SlowBodiesTimeOut) {
   options_.body_timeout = milliseconds(30);
   Start();
   TestClient client(port());
-  client.Send("POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{");
+  client.Send("POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{");
   EXPECT_EQ(client.Receive().status, 408);
 }
 
@@ -176,7 +180,7 @@ TEST_F(ServerTest, LeavingBeforeTheBodyIsComplete) {
   Start();
   for (int i = 0; i < 10; ++i) {
     TestClient client(port());
-    client.Send("POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{");
+    client.Send("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{");
     if (i % 2 == 0) client.Reset();
   }
   WaitForMetric(kConnections, 0);
@@ -186,7 +190,9 @@ TEST_F(ServerTest, LeavingBeforeTheBodyIsComplete) {
 TEST_F(ServerTest, AHalfClosedClientGetsItsAnswer) {
   Start();
   TestClient client(port());
-  client.Send("GET /health HTTP/1.1\r\nHost: a\r\n\r\nGET /version HTTP/1.1\r\nHost: a\r\n\r\n");
+  client.Send(
+      "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /version HTTP/1.1\r\nHost: "
+      "localhost\r\n\r\n");
   client.ShutdownSend();
   EXPECT_EQ(client.Receive().status, 200);
   EXPECT_EQ(client.Receive().status, 200);
@@ -268,12 +274,12 @@ TEST_F(ServerTest, BodiesOfAllConnectionsAreBounded) {
   options_.max_buffered_body_bytes = 100'000;
   Start();
   TestClient holder(port());
-  holder.Send("POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Length: 90001\r\n\r\n" +
+  holder.Send("POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 90001\r\n\r\n" +
               std::string(90'000, ' '));
   // Which of the two is over the limit depends on who was read first; the server goes on either
   // way.
   TestClient second(port());
-  second.Send("POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Length: 90001\r\n\r\n" +
+  second.Send("POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 90001\r\n\r\n" +
               std::string(90'000, ' '));
   WaitForMetricAtLeast("moe_http_responses_total{route=\"/tokenize\",status=\"503\"}", 1);
   holder.Close();

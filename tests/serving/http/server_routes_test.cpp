@@ -80,9 +80,9 @@ TEST_F(ServerTest, RouteErrors) {
   response = client.Post("/health", "{}");
   EXPECT_EQ(response.status, 405);
   EXPECT_EQ(response.Header("Allow"), "GET, HEAD, OPTIONS");
-  client.Send("BREW /health HTTP/1.1\r\nHost: a\r\n\r\n");
+  client.Send("BREW /health HTTP/1.1\r\nHost: localhost\r\n\r\n");
   EXPECT_EQ(client.Receive().status, 405);
-  client.Send("POST /v1/completions HTTP/1.1\r\nHost: a\r\n\r\n");
+  client.Send("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n\r\n");
   EXPECT_EQ(client.Receive().status, 411);
   EXPECT_EQ(client.Get("/").Header("Content-Type"), "text/plain; charset=utf-8");
 }
@@ -90,16 +90,16 @@ TEST_F(ServerTest, RouteErrors) {
 TEST_F(ServerTest, HeadAndOptions) {
   Start();
   TestClient client(port());
-  client.Send("HEAD /v1/models HTTP/1.1\r\nHost: a\r\n\r\n");
+  client.Send("HEAD /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n");
   const TestResponse head = client.Receive(true);
   EXPECT_EQ(head.status, 200);
   EXPECT_GT(std::stoi(head.Header("Content-Length")), 10);
-  client.Send("OPTIONS /tokenize HTTP/1.1\r\nHost: a\r\n\r\n");
+  client.Send("OPTIONS /tokenize HTTP/1.1\r\nHost: localhost\r\n\r\n");
   const TestResponse options = client.Receive();
   EXPECT_EQ(options.status, 204);
   EXPECT_EQ(options.Header("Allow"), "POST, OPTIONS");
   EXPECT_EQ(options.Header("Access-Control-Allow-Origin"), "");
-  client.Send("OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n");
+  client.Send("OPTIONS * HTTP/1.1\r\nHost: localhost\r\n\r\n");
   EXPECT_EQ(client.Receive().status, 204);
   EXPECT_EQ(client.Get("/health").status, 200);  // the connection is still in step
 }
@@ -116,6 +116,59 @@ TEST_F(ServerTest, Cors) {
   EXPECT_EQ(
       client.Get("/v1/models", "Origin: http://evil\r\n").Header("Access-Control-Allow-Origin"),
       "");
+}
+
+// A page of evil.example, whose owner makes that name point at this machine, gets nothing.
+TEST_F(ServerTest, ANameThatOthersGaveThisMachineIsRefused) {
+  Start();
+  TestClient client(port());
+  const auto status = [&](const std::string& method, const std::string& path,
+                          const std::string& host, const std::string& body = {}) {
+    client.Send(
+        fmt::format("{} {} HTTP/1.1\r\nHost: {}\r\nContent-Type: "
+                    "application/json\r\nContent-Length: {}\r\n\r\n{}",
+                    method, path, host, body.size(), body));
+    return client.Receive().status;
+  };
+  const std::string evil = fmt::format("evil.example:{}", port());
+  for (const char* path : {"/health", "/live", "/ready"}) EXPECT_EQ(status("GET", path, evil), 200);
+  for (const char* path : {"/", "/version", "/metrics", "/v1/models", "/v1/models/alias",
+                           "/tokenizer_info", "/nowhere"}) {
+    EXPECT_EQ(status("GET", path, evil), 403) << path;
+  }
+  for (const char* path : {"/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"}) {
+    EXPECT_EQ(status("POST", path, evil, "{}"), 403) << path;
+    EXPECT_EQ(status("OPTIONS", path, evil), 403) << path;
+  }
+  EXPECT_EQ(status("GET", "/v1/models", fmt::format("127.0.0.1:{}", port())), 200);
+  EXPECT_EQ(engine_->submitted(), 0u);
+  const TestResponse refused =
+      client.Post("/v1/completions", Completion(1), "Origin: http://evil.example\r\n");
+  EXPECT_EQ(refused.status, 403);
+  EXPECT_EQ(ErrorOf(refused)["code"], "origin_not_allowed");
+  EXPECT_EQ(
+      client.Post("/v1/completions", Completion(1), fmt::format("Origin: http://localhost\r\n"))
+          .status,
+      200);
+}
+
+TEST_F(ServerTest, HostsAreNotCheckedOnAnOpenAddressUnlessListed) {
+  options_.host = "0.0.0.0";
+  Start();
+  TestClient client(port());
+  client.Send("GET /v1/models HTTP/1.1\r\nHost: models.lan\r\n\r\n");
+  EXPECT_EQ(client.Receive().status, 200);
+}
+
+TEST_F(ServerTest, ListedHostsAreTheOnlyOnes) {
+  options_.host = "0.0.0.0";
+  options_.allowed_hosts = {"models.lan"};
+  Start();
+  TestClient client(port());
+  client.Send("GET /v1/models HTTP/1.1\r\nHost: models.lan\r\n\r\n");
+  EXPECT_EQ(client.Receive().status, 200);
+  client.Send("GET /v1/models HTTP/1.1\r\nHost: evil.example\r\n\r\n");
+  EXPECT_EQ(client.Receive().status, 403);
 }
 
 TEST_F(ServerTest, ApiKeys) {

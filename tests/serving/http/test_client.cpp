@@ -134,14 +134,14 @@ void TestClient::Reset() {
 }
 
 TestResponse TestClient::Get(const std::string& path, const std::string& headers) {
-  Send(fmt::format("GET {} HTTP/1.1\r\nHost: test\r\n{}\r\n", path, headers));
+  Send(fmt::format("GET {} HTTP/1.1\r\nHost: localhost\r\n{}\r\n", path, headers));
   return Receive();
 }
 
 std::string TestClient::PostText(const std::string& path, const std::string& body,
                                  const std::string& headers) {
   return fmt::format(
-      "POST {} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\nContent-Length: "
+      "POST {} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
       "{}\r\n{}\r\n{}",
       path, body.size(), headers, body);
 }

@@ -27,7 +27,7 @@ std::vector<RequestId> TestEngine::Submit(std::vector<GenerationRequest> request
                                           std::vector<std::shared_ptr<OutputSink>> sinks) {
   MutexLock lock(mutex_);
   if (draining_) Fail(ErrorKind::kUnavailable, "the server is shutting down");
-  if (static_cast<int64_t>(running_.size() + requests.size()) > options_.max_queue) {
+  if (static_cast<int64_t>(running_.size()) >= options_.max_queue) {
     Fail(ErrorKind::kUnavailable, "the request queue is full");
   }
   std::vector<RequestId> ids;
@@ -143,6 +143,11 @@ std::vector<RequestId> TestEngine::Running() const {
 GenerationRequest TestEngine::Request(RequestId id) const {
   MutexLock lock(mutex_);
   return seen_.at(id);
+}
+
+size_t TestEngine::submitted() const {
+  MutexLock lock(mutex_);
+  return last_id_;
 }
 
 size_t TestEngine::cancelled() const {

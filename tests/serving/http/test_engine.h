@@ -19,7 +19,7 @@ class TestEngine : public Engine {
  public:
   struct Options {
     bool manual = false;
-    int64_t max_queue = 1'000'000;
+    int64_t max_queue = 1'000'000;  // requests are refused when so many sequences run
     int64_t max_context_tokens = 1024;
     // Only these many words of "w0 w1 ..." have their own ids; tokens of the output are 0, 1, 2,
     // ...
@@ -49,6 +49,7 @@ class TestEngine : public Engine {
   void WaitForIdle() const;                   // no sequence is running
   std::vector<RequestId> Running() const;
   GenerationRequest Request(RequestId id) const;  // of any time
+  size_t submitted() const;                       // sequences in all
   size_t cancelled() const;
   bool draining() const;
   // Manual mode: the next `words` words; the last of them with `finish`.

@@ -307,6 +307,50 @@ TEST(EngineTest, QueueIsBoundedAndDrainRefuses) {
   for (const auto& collector : running) EXPECT_EQ(collector->Wait().error, "");
 }
 
+// As many sequences as are allowed in a request may be more than there are places: those that have
+// none wait for one, and only the next request is refused until there is one again.
+TEST(EngineTest, ARequestOfMoreSequencesThanPlacesIsServed) {
+  EngineOptions options = SmallOptions();
+  options.max_num_seqs = 2;
+  options.max_queue = 1;
+  MetricsRegistry metrics;
+  const auto engine = CreateEngine(options, metrics);
+  const auto submit = [&](int count, int32_t max_tokens, std::vector<RequestId>* ids = nullptr) {
+    std::vector<std::shared_ptr<Collector>> collectors;
+    std::vector<std::shared_ptr<OutputSink>> sinks;
+    for (int i = 0; i < count; ++i) {
+      sinks.push_back(collectors.emplace_back(std::make_shared<Collector>()));
+    }
+    auto request = Greedy(ReferencePrompts()[0].prompt, max_tokens);
+    request.ignore_eos = true;
+    const auto submitted = engine->Submit({static_cast<size_t>(count), request}, std::move(sinks));
+    if (ids != nullptr) *ids = submitted;
+    return collectors;
+  };
+  const auto is_full = [&] {
+    try {
+      submit(1, 1);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kUnavailable);
+      return true;
+    }
+    return false;
+  };
+  for (const auto& collector : submit(8, 4)) {
+    EXPECT_EQ(collector->Wait().error, "");
+    EXPECT_EQ(collector->usage.completion_tokens, 4);
+  }
+  // Cancelled sequences give their places back, those that never ran, too.
+  std::vector<RequestId> ids;
+  auto large = submit(8, 500, &ids);
+  EXPECT_TRUE(is_full());
+  for (const RequestId id : ids) engine->Cancel(id);
+  for (const auto& collector : large) EXPECT_EQ(collector->Wait().finish, FinishReason::kCancelled);
+  for (const auto& collector : submit(8, 4))
+    EXPECT_EQ(collector->Wait().finish, FinishReason::kLength);
+  EXPECT_FALSE(is_full());
+}
+
 TEST(EngineTest, DeadlineEndsARequest) {
   MetricsRegistry metrics;
   const auto engine = CreateEngine(SmallOptions(), metrics);
