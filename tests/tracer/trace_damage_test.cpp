@@ -14,6 +14,7 @@
 
 #include "core/base/error.h"
 #include "core/base/file.h"
+#include "tests/core/base/caught.h"
 #include "tests/core/base/temp_dir.h"
 #include "tests/tracer/random_trace.h"
 #include "tracer/binary_trace.h"
@@ -119,6 +120,37 @@ TEST(TraceDamageTest, ADamagedLastBlockIsLeftOut) {
     bad[at] ^= std::byte{1};
     expect_left_out(bad);
   }
+}
+
+// Blocks that are whole, with records that no model can have made.
+TEST(TraceDamageTest, RecordsThatCannotBeAreRefused) {
+  const TempDir dir;
+  RoutingTraceHeader header = Header();  // 37 experts, which take six bits
+  header.phase = "mixed";
+  header.weight_scale = 0;
+  struct Part {
+    bool prefill;
+    uint16_t expert;
+  };
+  const auto prefill_tokens = [&](const std::vector<Part>& parts) {
+    const fs::path path = dir.path() / "t.trace";
+    fs::remove(path);
+    {
+      RoutingTraceWriter writer(path, header, {.weights = false});
+      const int64_t number = writer.BeginSequence("a", "", 0);
+      for (const Part& part : parts) {
+        writer.Append(number, part.prefill, std::vector<uint16_t>(2 * 6, part.expert), {}, {});
+      }
+    }
+    return ReadBinaryTrace(path).sequences[0].prefill_tokens;
+  };
+  EXPECT_EQ(prefill_tokens({{true, 36}, {false, 0}}), 2);
+  EXPECT_EQ(prefill_tokens({{true, 0}, {true, 0}, {true, 0}, {false, 0}}), 6);  // in chunks
+  EXPECT_EQ(Caught([&] { prefill_tokens({{true, 37}}); }).kind(), ErrorKind::kCorrupt);
+  EXPECT_EQ(Caught([&] { prefill_tokens({{false, 63}}); }).kind(), ErrorKind::kCorrupt);
+  const Error error = Caught([&] { prefill_tokens({{true, 0}, {false, 0}, {true, 0}}); });
+  EXPECT_EQ(error.kind(), ErrorKind::kCorrupt);
+  EXPECT_TRUE(Contains(error, "follow those of an answer")) << error.what();
 }
 
 TEST(TraceWeightsTest, WeightsAreRoundedToTheNearestStep) {

@@ -101,6 +101,13 @@ TEST_F(CheckpointTest, ReadsASingleFile) {
   }
 }
 
+TEST_F(CheckpointTest, AFileMayEndWithItsHeader) {
+  WriteSafetensors(Single(), R"({"w":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}})", "");
+  const Checkpoint checkpoint = Checkpoint::Open(dir_.path());
+  EXPECT_EQ(checkpoint.Find("w")->extent.bytes, 0u);
+  EXPECT_EQ(checkpoint.total_bytes(), 0u);
+}
+
 // A tensor without elements has no bytes that could be another's: wherever it lies, the others are
 // compared with each other.
 TEST_F(CheckpointTest, EmptyTensorsOverlapNothing) {
