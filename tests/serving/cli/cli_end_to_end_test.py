@@ -136,6 +136,32 @@ class Run(unittest.TestCase):
         self.assertEqual(len(answers), 1)
         self.assertTrue(answers.pop().startswith(" was afraid of the world."))
 
+    def test_a_chat_template_that_does_not_parse(self):
+        with tempfile.TemporaryDirectory() as directory:
+            model = pathlib.Path(directory) / "model"
+            shutil.copytree(MODEL, model, ignore=shutil.ignore_patterns("reference"))
+            (model / "chat_template.jinja").write_text("a\n{% for m in messages recursive %}{% endfor %}")
+            why = "chat_template.jinja, line 2: the template uses a recursive loop, which is not supported"
+            chat = run("run", str(model), *GREEDY[1:], PROMPT)
+            self.assertEqual(chat.returncode, 2, chat.stderr)
+            self.assertIn(why, chat.stderr)
+            self.assertEqual(run("run", str(model), *GREEDY, PROMPT, "--raw").returncode, 0)
+            lines = [
+                {"custom_id": "c", "body": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}},
+                {"custom_id": "p", "body": {"prompt": "hi", "max_tokens": 2}},
+            ]
+            jobs = pathlib.Path(directory) / "jobs.jsonl"
+            jobs.write_text("".join(json.dumps(line) + "\n" for line in lines))
+            output = pathlib.Path(directory) / "out.jsonl"
+            for mode in ("latency", "throughput"):
+                done = run("batch", str(model), "-i", str(jobs), "-o", str(output), "--overwrite", "--mode", mode)
+                answers = {answer["custom_id"]: answer for answer in map(json.loads, output.read_text().splitlines())}
+                failures = done.stderr + json.dumps(answers.get("c"))
+                for other in pathlib.Path(directory).glob("*.jsonl"):
+                    failures += other.read_text()
+                self.assertIn("line 2: the template uses a recursive loop", failures)
+                self.assertIn("p", answers, done.stderr)
+
     def test_devices_do_not_change_the_answer(self):
         expected = run("run", MODEL, *GREEDY, PROMPT).stdout
         for miss in ("fetch", "host", "auto"):
