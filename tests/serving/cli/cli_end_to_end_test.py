@@ -297,6 +297,13 @@ class Pack(unittest.TestCase):
             result = run("pack", MODEL, "-o", str(store), "--verify")
             self.assertEqual(result.returncode, 2, result.stdout)
             self.assertIn("differs", result.stderr)
+            # Nor is it used: what is read is compared with its checksum.
+            for preload in ((), ("--no-preload",)):
+                used = run("run", MODEL, *GREEDY, PROMPT, "--expert-store", str(store), *preload)
+                self.assertEqual(used.returncode, 2, used.stderr)
+                self.assertRegex(used.stderr, r"experts\.bin: expert \d+ of layer \d+ .*run `moesaic pack` again")
+            self.assertEqual(run("pack", MODEL, "-o", str(store), "--force").returncode, 0)
+            self.assertEqual(run("run", MODEL, *GREEDY, PROMPT, "--expert-store", str(store)).returncode, 0)
 
     def test_mistakes(self):
         self.assertEqual(run("pack", MODEL).returncode, 2)
