@@ -171,6 +171,9 @@ class Run(unittest.TestCase):
             self.assertEqual(answer["text"] + "\n", expected)
             self.assertEqual([device["slots"] for device in answer["stats"]["devices"]], [32, 32])
             self.assertEqual(answer["stats"]["experts"]["on_host"] > 0, miss != "fetch")
+        many = run("show", MODEL, "--devices", "40")
+        self.assertEqual(many.returncode, 0, many.stderr)
+        self.assertIn("--devices 40: the model has 32 experts in a layer, so 32 devices are used", many.stderr)
         shown = run("run", MODEL, *GREEDY, PROMPT, "--devices", "1", "--stats").stderr
         self.assertIn("found on devices", shown)
 
