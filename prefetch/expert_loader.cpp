@@ -71,7 +71,6 @@ ExpertLoader::ExpertLoader(const ExpertSource& source, int num_layers, int num_e
     : source_(source),
       grid_(num_layers, num_experts),
       options_(WithDefaults(options)),
-      direct_(source.direct()),
       slot_bytes_(source.layout().slot_bytes),
       slots_(SlotCount(source, grid_, options_)),
       sizes_(PlanLanes(source, grid_, slots_, options_.depth, options_.packet_bytes)),

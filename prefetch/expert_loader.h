@@ -174,7 +174,6 @@ class ExpertLoader : public ExpertProvider {
   const ExpertSource& source_;
   const ExpertGrid grid_;
   const ExpertLoaderOptions options_;
-  const bool direct_;
   const uint64_t slot_bytes_;
   const int64_t slots_;
   const LaneSizes sizes_;
@@ -188,7 +187,8 @@ class ExpertLoader : public ExpertProvider {
   CondVar progress_;   // an expert arrived or failed; the consumer waits here
   CondVar pack_work_;  // packing threads wait here
   ExpertFlow flow_ GUARDED_BY(mutex_);
-  std::vector<int> to_pack_ GUARDED_BY(mutex_);  // lanes whose bytes are there, oldest first
+  // Lanes whose bytes are there and must be packed or checked, oldest first.
+  std::vector<int> to_pack_ GUARDED_BY(mutex_);
   bool stop_ GUARDED_BY(mutex_) = false;
   std::exception_ptr fatal_ GUARDED_BY(mutex_);  // the I/O thread ended with it
   std::exception_ptr layer_error_ GUARDED_BY(mutex_);

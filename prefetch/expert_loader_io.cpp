@@ -90,12 +90,12 @@ bool ExpertLoader::CollectRequests() {
 void ExpertLoader::Complete(const ExpertFlow::Packet& packet, PacketResult result) {
   switch (flow_.CompletePacket(packet, result, Now())) {
     case TransferState::kDone:
-      if (direct_) {
-        flow_.Commit(packet.expert, Now());
-        TellProgress();
-      } else {
+      if (lanes_.MustFinish(packet.lane)) {
         to_pack_.push_back(packet.lane);
         pack_work_.NotifyOne();
+      } else {
+        flow_.Commit(packet.expert, Now());
+        TellProgress();
       }
       break;
     case TransferState::kFailed:

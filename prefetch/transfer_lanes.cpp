@@ -124,31 +124,37 @@ PacketResult TransferLanes::Check(int lane_index, int packet_index, int64_t resu
   if (result >= static_cast<int64_t>(packet.needed_bytes)) return PacketResult::kOk;
   if (result < 0) {
     const std::error_code code(static_cast<int>(-result), std::generic_category());
-    lane.error = std::make_exception_ptr(Error(
+    lane.error = std::make_exception_ptr(ExpertError(
         ErrorKind::kIo,
-        source_.FailedRead(lane.id, {packet.file, packet.offset, packet.bytes}, code.message())));
+        source_.FailedRead(lane.id, {packet.file, packet.offset, packet.bytes}, code.message()),
+        lane.id));
     return PacketResult::kError;
   }
   const std::string& file = source_.files()[static_cast<size_t>(packet.file)].string();
-  lane.error = std::make_exception_ptr(
-      Error(ErrorKind::kCorrupt,
-            fmt::format(
-                "{}: the file ends at byte {}, but expert {} of layer {} reaches at least to byte "
-                "{}: it was cut short after it was opened; restore it and start again",
-                file, packet.offset + static_cast<uint64_t>(result), lane.id.index, lane.id.layer,
-                packet.offset + packet.needed_bytes)));
+  lane.error = std::make_exception_ptr(ExpertError(
+      ErrorKind::kCorrupt,
+      fmt::format(
+          "{}: the file ends at byte {}, but expert {} of layer {} reaches at least to byte "
+          "{}: it was cut short after it was opened; restore it and start again",
+          file, packet.offset + static_cast<uint64_t>(result), lane.id.index, lane.id.layer,
+          packet.offset + packet.needed_bytes),
+      lane.id));
   return PacketResult::kHopeless;
 }
 
 void TransferLanes::Finish(int lane_index) {
-  if (direct_) return;
   Lane& lane = At(lane_index);
-  const std::span<const Extent> extents = source_.Extents(lane.id);
-  lane.pieces.clear();
-  for (size_t i = 0; i < extents.size(); ++i) {
-    lane.pieces.emplace_back(lane.staging.data() + lane.plan.PieceOffset(i), extents[i].bytes);
+  try {
+    if (direct_) return source_.Check(lane.id, lane.slot);
+    const std::span<const Extent> extents = source_.Extents(lane.id);
+    lane.pieces.clear();
+    for (size_t i = 0; i < extents.size(); ++i) {
+      lane.pieces.emplace_back(lane.staging.data() + lane.plan.PieceOffset(i), extents[i].bytes);
+    }
+    source_.Pack(lane.id, lane.pieces, lane.slot);
+  } catch (const Error& error) {
+    throw ExpertError(error.kind(), error.what(), lane.id);
   }
-  source_.Pack(lane.id, lane.pieces, lane.slot);
 }
 
 }  // namespace moesaic

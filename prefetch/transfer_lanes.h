@@ -53,7 +53,10 @@ class TransferLanes {
   ReadRequest Request(int lane, int packet, uint64_t tag);
   // What the completion of a packet's read means; an error is kept (the last one counts).
   PacketResult Check(int lane, int packet, int64_t result);
-  // Makes the blob out of the bytes that arrived. Throws what ExpertSource::Pack throws.
+  // Whether the bytes that arrived are not the blob yet, or are to be checked: Finish.
+  bool MustFinish(int lane) const { return !direct_ || source_.MustCheck(At(lane).id); }
+  // Makes the blob out of the bytes that arrived, or checks it. Throws what ExpertSource::Pack and
+  // Check throw, an Error as ExpertError.
   void Finish(int lane);
   std::exception_ptr error(int lane) const { return At(lane).error; }
 

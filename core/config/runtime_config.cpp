@@ -295,7 +295,7 @@ void AddRuntimeSettings(RuntimeConfig& config, SettingScope scope, OptionTable& 
                "SIZE",
                "Memory for experts on each device: a size, or a share of the experts that the "
                "device holds (25% on every device: a quarter of all experts). auto: what "
-               "--gpu-memory leaves; without that, 25% on an emulated device.",
+               "--gpu-memory leaves; without that, 25% on an emulated device, at least one expert.",
                "Devices",
                0,
                {},

@@ -11,12 +11,25 @@
 #include <filesystem>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "core/base/error.h"
 #include "core/base/expert_id.h"
 #include "core/io/expert_layout.h"
 
 namespace moesaic {
+
+// An expert could not be read, or what was read is not that expert.
+class ExpertError : public Error {
+ public:
+  ExpertError(ErrorKind kind, std::string message, ExpertId expert)
+      : Error(kind, std::move(message)), expert_(expert) {}
+  ExpertId expert() const { return expert_; }
+
+ private:
+  ExpertId expert_;
+};
 
 class ExpertSource {
  public:
@@ -39,6 +52,13 @@ class ExpertSource {
   // expert.
   virtual void Pack(ExpertId id, std::span<const std::span<const std::byte>> pieces,
                     std::span<std::byte> slot) const = 0;
+
+  // Of a direct source: whether Check has to see the expert's bytes before they are used. True
+  // until it has found them right once: a file that was right is not looked at again.
+  virtual bool MustCheck(ExpertId /*id*/) const { return false; }
+  // `slot` as it was read. Called on an I/O thread. Throws Error(kCorrupt) when these are not the
+  // bytes that were written for the expert.
+  virtual void Check(ExpertId /*id*/, std::span<const std::byte> /*slot*/) const {}
 
   // What failed, and what its user can do about it, when a reader could not read a piece of the
   // expert's extents for that reason: for a message.

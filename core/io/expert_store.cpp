@@ -17,7 +17,9 @@ namespace fs = std::filesystem;
 
 constexpr uint64_t kMostJsonBytes = 64 << 20;
 
-ExpertStoreDescription Open(const fs::path& directory) {
+}  // namespace
+
+ExpertStoreDescription DescribeExpertStore(const fs::path& directory) {
   const fs::path json_file = directory / "store.json";
   std::error_code ignored;
   if (!fs::exists(json_file, ignored)) {
@@ -40,11 +42,11 @@ ExpertStoreDescription Open(const fs::path& directory) {
   return store;
 }
 
-}  // namespace
-
 fs::path ExpertStoreDataFile(const fs::path& directory) { return directory / "experts.bin"; }
 
-ExpertStoreHeader OpenExpertStore(const fs::path& directory) { return Open(directory).header; }
+ExpertStoreHeader OpenExpertStore(const fs::path& directory) {
+  return DescribeExpertStore(directory).header;
+}
 
 Extent ExpertStoreExtent(const ExpertStoreHeader& header, ExpertId id) {
   const auto layer = std::lower_bound(header.sparse_layers.begin(), header.sparse_layers.end(),
@@ -57,20 +59,26 @@ Extent ExpertStoreExtent(const ExpertStoreHeader& header, ExpertId id) {
   return {0, position * header.layout.slot_bytes, header.layout.slot_bytes};
 }
 
-void VerifyExpertStore(const fs::path& directory) {
-  const ExpertStoreDescription store = Open(directory);
+void CheckExpert(const ExpertStoreDescription& store, const fs::path& data_file, size_t position,
+                 std::span<const std::byte> slot) {
   const ExpertStoreHeader& header = store.header;
+  const uint64_t bytes = header.layout.slot_bytes;
+  if (slot.size() == bytes && Hash64(slot) == store.checksums[position]) return;
+  const auto experts = static_cast<size_t>(header.num_experts);
+  Fail(ErrorKind::kCorrupt,
+       "{}: expert {} of layer {} (bytes {} to {}) does not have the checksum that store.json "
+       "gives: the file is damaged; run `moesaic pack` again, with --force",
+       data_file.string(), position % experts, header.sparse_layers[position / experts],
+       position * bytes, (position + 1) * bytes);
+}
+
+void VerifyExpertStore(const fs::path& directory) {
+  const ExpertStoreDescription store = DescribeExpertStore(directory);
   const File data(ExpertStoreDataFile(directory));
-  AlignedBuffer slot(header.layout.slot_bytes);
+  AlignedBuffer slot(store.header.layout.slot_bytes);
   for (size_t position = 0; position < store.checksums.size(); ++position) {
     const size_t read = data.ReadAt(position * slot.bytes(), slot.span());
-    if (read == slot.bytes() && Hash64(slot.span()) == store.checksums[position]) continue;
-    const auto experts = static_cast<size_t>(header.num_experts);
-    Fail(ErrorKind::kCorrupt,
-         "{}: expert {} of layer {} (bytes {} to {}) does not have the checksum that "
-         "store.json gives; write the store again with `moesaic pack --force`",
-         data.path().string(), position % experts, header.sparse_layers[position / experts],
-         position * slot.bytes(), (position + 1) * slot.bytes());
+    CheckExpert(store, data.path(), position, slot.span().first(read));
   }
 }
 

@@ -28,6 +28,12 @@ struct ExpertStoreHeader {
   int32_t num_experts = 0;             // per sparse layer
 };
 
+// What store.json says.
+struct ExpertStoreDescription {
+  ExpertStoreHeader header;
+  std::vector<uint64_t> checksums;  // Hash64 of each slot, in file order
+};
+
 class ExpertStoreWriter {
  public:
   // Throws Error(kIo / kResourceExhausted) when the directory cannot be made or the disk has too
@@ -54,6 +60,11 @@ void VerifyExpertStore(const std::filesystem::path& directory);
 
 // Reads and checks store.json and the size of experts.bin. Throws Error(kNotFound, kCorrupt).
 ExpertStoreHeader OpenExpertStore(const std::filesystem::path& directory);
+ExpertStoreDescription DescribeExpertStore(const std::filesystem::path& directory);
+// Compares the bytes of the expert at this position of the data file with its checksum. Throws
+// Error(kCorrupt) that names the file, the expert and what to do.
+void CheckExpert(const ExpertStoreDescription& store, const std::filesystem::path& data_file,
+                 size_t position, std::span<const std::byte> slot);
 std::filesystem::path ExpertStoreDataFile(const std::filesystem::path& directory);
 // Extent of an expert in the data file: position is (index of its layer in sparse_layers) *
 // num_experts + index. CHECKs that the layer is sparse.

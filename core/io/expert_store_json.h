@@ -10,11 +10,6 @@
 
 namespace moesaic {
 
-struct ExpertStoreDescription {
-  ExpertStoreHeader header;
-  std::vector<uint64_t> checksums;  // Hash64 of each slot, in file order
-};
-
 std::string FormatExpertStoreJson(const ExpertStoreDescription& store);
 // Checks everything that can be checked without the data file. `name` is the file that messages
 // name. Throws Error(kCorrupt). Parses untrusted input.

@@ -47,7 +47,6 @@ StreamingExperts::StreamingExperts(const ExpertSource& source, int num_layers, i
                                    std::unique_ptr<AsyncReader> reader)
     : grid_(num_layers, num_experts),
       options_(WithDefaults(options)),
-      direct_(source.direct()),
       slot_bytes_(source.layout().slot_bytes),
       sizes_(PlanLanes(source, grid_, options_.slots, options_.depth, options_.packet_bytes)),
       bytes_(source, sizes_, reader->aligned_only(), options_.packet_bytes),
@@ -435,7 +434,7 @@ void StreamingExperts::EndLoad(int number) {
   Log({Activity::kRead, lane.begin_ns, Now(), id.layer, id.index, slot_bytes_});
   if (lane.failed) {
     Fail(number, bytes_.error(number));
-  } else if (direct_) {
+  } else if (!bytes_.MustFinish(number)) {
     flow_.Loaded(std::exchange(lane.expert, kNoExpert), slot_bytes_);
     free_lanes_.push_back(number);
     TellProgress();

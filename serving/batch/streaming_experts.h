@@ -144,7 +144,6 @@ class StreamingExperts : public ExpertProvider {
 
   const ExpertGrid grid_;
   const StreamingOptions options_;
-  const bool direct_;
   const uint64_t slot_bytes_;
   const SteadyClock clock_;
   const LaneSizes sizes_;

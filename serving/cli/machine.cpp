@@ -10,6 +10,7 @@
 #include "core/base/error.h"
 #include "core/base/logging.h"
 #include "core/base/units.h"
+#include "core/config/model_config.h"
 #include "core/device/cuda_device.h"
 #include "core/io/checkpoint.h"
 #include "core/io/expert_store.h"
@@ -102,6 +103,20 @@ uint64_t MemoryLimitBytes(const RuntimeConfig& config, const Topology& topology)
   return ParseBytesOrPercent(config.memory, usable_bytes, "--memory");
 }
 
+namespace {
+
+// A device without an expert of a layer would have nothing to do.
+void UseDevicesThatHaveExperts(EngineOptions& options) {
+  if (options.devices.count < 2) return;
+  const int64_t experts = std::max<int64_t>(1, LoadModelConfig(options.model_dir).num_experts);
+  if (options.devices.count <= experts) return;
+  LogWarn("--devices {}: the model has {} experts in a layer, so {} devices are used",
+          options.devices.count, experts, experts);
+  options.devices.count = static_cast<int>(experts);
+}
+
+}  // namespace
+
 EngineOptions EngineOptionsFrom(const RuntimeConfig& config, const std::string& model,
                                 const Topology& topology) {
   EngineOptions options;
@@ -136,6 +151,7 @@ EngineOptions EngineOptionsFrom(const RuntimeConfig& config, const std::string& 
   options.schedule = ScheduleFrom(config.schedule);
   options.micro_batches = config.micro_batches;
   options.devices = DeviceOptionsFrom(config, topology);
+  UseDevicesThatHaveExperts(options);
   options.defer_experts = config.defer_experts;
   options.exact_numerics = config.numerics == "exact";
   options.preload = config.preload;

@@ -205,13 +205,14 @@ HttpResponse ApiService::AnswerGet(const RouteMatch& match) {
   }
 }
 
-// An engine that can serve nothing any more is not ready, though its requests are still taken and
-// end with the reason.
+// An engine that can serve nothing, for good or for now, is not ready, though its requests are
+// still taken and end with the reason.
 HttpResponse ApiService::Ready() const {
   if (const auto error = NotReady()) return ErrorResponse(*error);
   for (const ServedModel& model : models()->models()) {
-    const std::string why = model.engine->Status().not_ready;
-    if (!why.empty()) return ErrorResponse(Unavailable(why, "device_lost", 60));
+    const EngineStatus status = model.engine->Status();
+    if (status.not_ready.empty()) continue;
+    return ErrorResponse(Unavailable(status.not_ready, status.not_ready_code, 60));
   }
   return JsonResponse(Json{{"status", "ready"}});
 }

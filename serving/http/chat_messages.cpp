@@ -69,8 +69,6 @@ Json NormalizeMessage(const Json& message, const std::string& param) {
   const bool has_calls = tool_calls != result.end() && !tool_calls->is_null();
   if (content == result.end() || content->is_null()) {
     if (!has_calls) throw BadParam(param + ".content", "{}.content is missing.", param);
-    // Templates ask for the content of every message; an absent one would render as "None".
-    result["content"] = "";
   } else if (content->is_array()) {
     *content = JoinParts(*content, param + ".content");
   } else if (!content->is_string()) {

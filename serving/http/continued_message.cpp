@@ -34,7 +34,12 @@ size_t FindContent(const jinja::MarkedText& prompt, std::string_view text) {
 }  // namespace
 
 jinja::MarkedText CutAfterFinalMessage(const jinja::MarkedText& prompt, const Json& messages) {
-  const std::string& content = messages.back().at("content").get_ref<const std::string&>();
+  const Json& last = messages.back();
+  if (!last.contains("content") || !last["content"].is_string()) {
+    throw BadParam("continue_final_message",
+                   "The last message has no content that could be continued.");
+  }
+  const std::string& content = last["content"].get_ref<const std::string&>();
   const std::string_view bytes = prompt.bytes();
   const std::string_view trimmed = Trim(content);
   const size_t at = trimmed.empty() ? std::string_view::npos : FindContent(prompt, trimmed);

@@ -52,7 +52,8 @@ std::string_view RootPage() {
          "GET  /tokenizer_info        the special tokens\n"
          "GET  /metrics               Prometheus metrics\n"
          "GET  /health  /live         the process is alive\n"
-         "GET  /ready                 requests are accepted (503: loading, draining, a lost GPU)\n"
+         "GET  /ready                 requests are accepted (503: loading, draining, a lost GPU or "
+         "disk)\n"
          "GET  /version               version of this server\n";
 }
 

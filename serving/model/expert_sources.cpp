@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -166,9 +167,12 @@ class CheckpointExpertSource : public ExpertSource {
 
 class StoreExpertSource : public ExpertSource {
  public:
-  StoreExpertSource(const ModelConfig& config, const ExpertStoreHeader& header,
+  StoreExpertSource(const ModelConfig& config, ExpertStoreDescription description,
                     const std::filesystem::path& store)
-      : files_({ExpertStoreDataFile(store)}), layout_(header.layout) {
+      : files_({ExpertStoreDataFile(store)}),
+        store_(std::move(description)),
+        checked_(store_.checksums.size()) {
+    const ExpertStoreHeader& header = store_.header;
     first_of_layer_.assign(static_cast<size_t>(config.num_layers), -1);
     for (const int32_t layer : header.sparse_layers) {
       first_of_layer_[static_cast<size_t>(layer)] = static_cast<int64_t>(extents_.size());
@@ -182,26 +186,41 @@ class StoreExpertSource : public ExpertSource {
   }
 
   const std::vector<std::filesystem::path>& files() const override { return files_; }
-  const ExpertLayout& layout() const override { return layout_; }
+  const ExpertLayout& layout() const override { return store_.header.layout; }
   bool HasLayer(int64_t layer) const override {
     return first_of_layer_[static_cast<size_t>(layer)] >= 0;
   }
   std::span<const Extent> Extents(ExpertId id) const override {
-    const int64_t first = first_of_layer_[id.layer];
-    CHECK_GE(first, 0);
-    return {extents_.data() + first + id.index, 1};
+    return {extents_.data() + Position(id), 1};
   }
   bool direct() const override { return true; }
+  bool MustCheck(ExpertId id) const override {
+    return !checked_[Position(id)].load(std::memory_order_relaxed);
+  }
+  void Check(ExpertId id, std::span<const std::byte> slot) const override {
+    const size_t position = Position(id);
+    CheckExpert(store_, files_.front(), position, slot);
+    checked_[position].store(true, std::memory_order_relaxed);
+  }
   void Pack(ExpertId, std::span<const std::span<const std::byte>>,
             std::span<std::byte>) const override {
     CHECK(false);  // a store's extent is the blob
   }
 
  private:
+  size_t Position(ExpertId id) const {
+    const int64_t first = first_of_layer_[id.layer];
+    CHECK_GE(first, 0);
+    return static_cast<size_t>(first) + id.index;
+  }
+
   std::vector<std::filesystem::path> files_;
-  ExpertLayout layout_;
+  ExpertStoreDescription store_;
   std::vector<int64_t> first_of_layer_;
-  std::vector<Extent> extents_;
+  std::vector<Extent> extents_;  // in the file's order
+  // Likewise: the bytes were found right. The data that goes with it passes through the reader's
+  // lock; here only the flag itself has to be whole.
+  mutable std::vector<std::atomic<bool>> checked_;
 };
 
 // Why the store cannot serve this model; empty when it can.
@@ -263,15 +282,15 @@ std::unique_ptr<ExpertSource> MakeCheckpointExpertSource(const ModelConfig& conf
 std::unique_ptr<ExpertSource> MakeStoreExpertSource(const ModelConfig& config, WeightType type,
                                                     uint64_t fingerprint,
                                                     const std::filesystem::path& store) {
-  const ExpertStoreHeader header = OpenExpertStore(store);
-  const std::string why = WhyNotCurrent(config, type, fingerprint, header);
+  ExpertStoreDescription description = DescribeExpertStore(store);
+  const std::string why = WhyNotCurrent(config, type, fingerprint, description.header);
   if (!why.empty()) {
     Fail(ErrorKind::kInvalidArgument,
          "expert store {}: {}; rebuild it with `moesaic pack MODEL -o {}` or leave --expert-store "
          "out",
          store.string(), why, store.string());
   }
-  return std::make_unique<StoreExpertSource>(config, header, store);
+  return std::make_unique<StoreExpertSource>(config, std::move(description), store);
 }
 
 bool ExpertStoreIsCurrent(const ModelConfig& config, WeightType type, uint64_t fingerprint,

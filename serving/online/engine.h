@@ -35,7 +35,8 @@ class OutputSink {
 
 struct EngineStatus {
   bool draining = false;
-  std::string not_ready;  // why no request can succeed any more; empty: they can
+  std::string not_ready;       // why no request can succeed; empty: they can
+  std::string not_ready_code;  // the kind of the reason: device_lost, read_failed
   int64_t running = 0;
   int64_t waiting = 0;
   double kv_usage = 0;  // 0..1

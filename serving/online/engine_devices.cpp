@@ -90,11 +90,14 @@ void PlanMemory(const EngineOptions& options, const ModelConfig& config, uint64_
   }
   const bool all_that_is_left = devices.memory == "auto" &&
                                 (devices.gpu_memory != "auto" || devices.kind == DeviceKind::kCuda);
-  const uint64_t bytes =
-      all_that_is_left ? left
+  uint64_t bytes = all_that_is_left
+                       ? left
                        : ParseBytesOrPercent(
                              devices.memory == "auto" ? kAutoEmulatedMemory : devices.memory,
                              static_cast<uint64_t>(plan.experts) * slot_bytes, "--device-memory");
+  // A quarter of few experts is less than one. The engine's own choice has to work; a share that
+  // was asked for is taken at its word.
+  if (devices.memory == "auto") bytes = std::max(bytes, slot_bytes);
   plan.slots = std::min<int64_t>(
       plan.experts, static_cast<int64_t>(std::min<uint64_t>(bytes / slot_bytes, INT32_MAX)));
   if (plan.slots < 1) {

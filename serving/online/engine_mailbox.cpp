@@ -35,6 +35,10 @@ EngineStatus EngineMailbox::Status() const {
   EngineStatus status = status_;
   status.waiting += static_cast<int64_t>(mail_.arrived.size());
   status.draining = draining();
+  if (!status.not_ready.empty()) {
+    asked_while_not_ready_ = true;
+    wake_.NotifyAll();
+  }
   return status;
 }
 
@@ -50,7 +54,8 @@ bool EngineMailbox::empty() const {
 
 EngineMailbox::Mail EngineMailbox::Take(bool idle, Clock::time_point until) {
   const MutexLock lock(mutex_);
-  while (idle && !stop_ && mail_.arrived.empty() && mail_.cancelled.empty()) {
+  while (idle && !stop_ && mail_.arrived.empty() && mail_.cancelled.empty() &&
+         !asked_while_not_ready_) {
     if (until == Clock::time_point::max()) {
       wake_.Wait(mutex_);
     } else if (!wake_.WaitUntil(mutex_, until)) {
@@ -59,12 +64,19 @@ EngineMailbox::Mail EngineMailbox::Take(bool idle, Clock::time_point until) {
   }
   Mail taken = std::exchange(mail_, {});
   taken.stop = stop_;
+  taken.asked_while_not_ready = std::exchange(asked_while_not_ready_, false);
   return taken;
 }
 
 void EngineMailbox::AddStats(const StepStats& stats) {
   const MutexLock lock(mutex_);
   stats_ += stats;
+}
+
+void EngineMailbox::SetNotReady(std::string why, std::string code) {
+  const MutexLock lock(mutex_);
+  status_.not_ready = std::move(why);
+  status_.not_ready_code = std::move(code);
 }
 
 void EngineMailbox::Publish(const Scheduler& scheduler, const KvBlockPool& kv_pool,

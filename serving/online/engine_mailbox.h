@@ -1,13 +1,15 @@
 // EngineMailbox: what an engine's callers and its thread share: requests that have come and are to
 // be cancelled, and the figures that callers ask for.
 //
-// Thread contract: Take, AddStats and Publish are for the engine's thread, the rest for any.
+// Thread contract: Take, AddStats, SetNotReady and Publish are for the engine's thread, the rest
+// for any.
 #pragma once
 
 #include <atomic>
 #include <chrono>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "cache/kv_block_pool.h"
@@ -40,10 +42,14 @@ class EngineMailbox {
     std::vector<std::unique_ptr<Sequence>> arrived;
     std::vector<RequestId> cancelled;
     bool stop = false;
+    bool asked_while_not_ready = false;  // somebody wants to know whether it still is
   };
   // All that has come. When nothing has and the engine is `idle`, waits for it, at most until then.
+  // Who asks for the status of an engine that is not ready wakes it, too.
   Mail Take(bool idle, Clock::time_point until) EXCLUDES(mutex_);
   void AddStats(const StepStats& stats) EXCLUDES(mutex_);
+  // Empty: the engine is ready.
+  void SetNotReady(std::string why, std::string code) EXCLUDES(mutex_);
   void Publish(const Scheduler& scheduler, const KvBlockPool& kv_pool, ExpertProvider& experts)
       EXCLUDES(mutex_);
   void Publish(const Scheduler& scheduler, const KvBlockPool& kv_pool, int64_t expert_slots,
@@ -52,11 +58,12 @@ class EngineMailbox {
  private:
   std::atomic<bool> draining_{false};
   mutable Mutex mutex_;
-  CondVar wake_;
+  mutable CondVar wake_;
   bool stop_ GUARDED_BY(mutex_) = false;
   RequestId last_id_ GUARDED_BY(mutex_) = 0;
   Mail mail_ GUARDED_BY(mutex_);
   EngineStatus status_ GUARDED_BY(mutex_);
+  mutable bool asked_while_not_ready_ GUARDED_BY(mutex_) = false;
   StepStats stats_ GUARDED_BY(mutex_);
 };
 

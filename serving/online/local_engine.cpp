@@ -57,7 +57,9 @@ EngineStatus LocalEngine::Status() const {
   EngineStatus status = mailbox_.Status();
   for (int d = 0; d < plan_.dense_devices && status.not_ready.empty(); ++d) {
     const std::optional<Error> lost = devices_.devices[static_cast<size_t>(d)]->lost();
-    if (lost) status.not_ready = lost->what();
+    if (!lost) continue;
+    status.not_ready = lost->what();
+    status.not_ready_code = "device_lost";
   }
   return status;
 }
@@ -292,7 +294,30 @@ bool LocalEngine::TakeMail() {
   for (const RequestId id : mail.cancelled) {
     if (Sequence* sequence = scheduler_->Find(id)) End(*sequence, FinishReason::kCancelled);
   }
+  if (mail.asked_while_not_ready && scheduler_->empty()) TryReading();
   return !mail.stop;
+}
+
+// While the engine is not ready nobody may send requests, so that it has to find out by itself
+// that reading works again: a layer of the one expert that failed.
+void LocalEngine::TryReading() {
+  const std::optional<ExpertId> expert = reads_.LastFailed();
+  if (!expert) return;
+  try {
+    experts_->BeginLayer({&*expert, 1}, 1);
+    std::vector<PinnedExpert> ready;
+    while (experts_->NextReady(ready)) {
+      for (const PinnedExpert& pinned : ready) experts_->Release(pinned);
+      ready.clear();
+    }
+    reads_.Succeeded();
+    LogInfo("experts can be read again");
+  } catch (const ExpertError& error) {
+    reads_.Failed(error);
+  }
+  experts_->EndLayer();
+  experts_->StopPrefetching();
+  mailbox_.SetNotReady(reads_.WhyNotReady(), "read_failed");
 }
 
 void LocalEngine::DropExpired() {
@@ -317,6 +342,12 @@ void LocalEngine::Step() {
     // Which tokens the failure reached cannot be told apart from those that were done: all of the
     // step's requests end, the others go on.
     LogError("step failed: {}", error.what());
+    const auto* unread = dynamic_cast<const ExpertError*>(&error);
+    // With devices every expert was read when the engine started; what fails is a device.
+    if (unread != nullptr && plan_.devices.empty()) {
+      reads_.Failed(*unread);
+      mailbox_.SetNotReady(reads_.WhyNotReady(), "read_failed");
+    }
     scheduler_->Abandon();
     for (const ScheduledSlice& slice : slices_) EndWithError(*slice.sequence, error);
   }
@@ -364,6 +395,11 @@ void LocalEngine::RunPlan(std::span<const ScheduledSlice> plan) {
   stats.predict_us = std::exchange(predict_ns_, 0) / 1000;
   if (recall_) stats.recall = recall_->Take();
   AddStats(stats);  // before the tokens are delivered: who has the last one may ask
+  if (stats.experts.bytes_read > 0) {
+    if (!reads_.ready()) LogInfo("experts can be read again");
+    reads_.Succeeded();
+    mailbox_.SetNotReady({}, {});
+  }
   if (recorder_ != nullptr) RecordStep(plan);
   const auto head_start = std::chrono::steady_clock::now();
   for (size_t i = 0; i < plan.size(); ++i) {

@@ -28,6 +28,7 @@
 #include "serving/online/engine_metrics.h"
 #include "serving/online/engine_parts.h"
 #include "serving/online/learned_state.h"
+#include "serving/online/read_health.h"
 #include "serving/online/routing_recorder.h"
 #include "serving/online/routing_replay.h"
 #include "serving/online/scheduler.h"
@@ -69,7 +70,8 @@ class LocalEngine : public Engine, private RoutingHook {
   void RestoreState();
   void LoadGates(const ModelWeights& weights);
   void Preload();
-  bool TakeMail();                                    // false: time to stop
+  bool TakeMail();  // false: time to stop
+  void TryReading();
   LearnedState::Clock::time_point SaveDueAt() const;  // max(): never
   void DropExpired();
   void Step();
@@ -112,6 +114,7 @@ class LocalEngine : public Engine, private RoutingHook {
   std::unique_ptr<ExpertPlacement> placement_;
   std::unique_ptr<HostExperts> home_;
   std::unique_ptr<ExpertProvider> experts_;
+  ReadHealth reads_;                 // of experts_
   SlotTable* slot_table_ = nullptr;  // of experts_, for steps of the dense part; may stay null
   std::unique_ptr<Model> model_;
   std::unique_ptr<KvBlockPool> kv_pool_;

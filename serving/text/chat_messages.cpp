@@ -87,12 +87,12 @@ Json NormalizeMessage(const Json& message, const ToolCallForm& form, const std::
     content = JoinParts(content, where + ".content");
   } else if (content.is_null()) {
     if (!has_calls) Bad(where + ".content", "is missing: it has to be a string or text parts");
-    content = "";
+    if (!result.contains("content") || form.empty_for_null) content = "";
   } else if (!content.is_string()) {
     Bad(where + ".content",
         fmt::format("has to be a string or text parts, not {}", content.type_name()));
   }
-  if (has_calls && form.null_content && content == "") content = nullptr;
+  if (has_calls && form.null_for_empty && content == "") content = nullptr;
   result["content"] = std::move(content);
   return result;
 }

@@ -58,13 +58,12 @@ std::optional<std::string> ProbeToolCall(const Template& chat_template,
 // Tries the forms in turn, those that most templates take first.
 ToolCallForm FindToolCallForm(const Template& chat_template, const RenderContext& special_tokens) {
   for (const bool as_text : {false, true}) {
-    const ToolCallForm empty{as_text, /*null_content=*/false};
-    const ToolCallForm null{as_text, /*null_content=*/true};
-    const auto with_empty = ProbeToolCall(chat_template, special_tokens, empty);
-    const auto with_null = ProbeToolCall(chat_template, special_tokens, null);
-    // When both work and differ, the absent content was printed as the word "None".
-    if (with_empty) return empty;
-    if (with_null) return null;
+    ToolCallForm form{as_text, /*null_for_empty=*/false, /*empty_for_null=*/false};
+    const bool takes_empty = ProbeToolCall(chat_template, special_tokens, form).has_value();
+    form.null_for_empty = true;
+    const bool takes_null = ProbeToolCall(chat_template, special_tokens, form).has_value();
+    if (takes_empty) return {as_text, false, !takes_null};
+    if (takes_null) return form;
   }
   return {};
 }
@@ -72,11 +71,19 @@ ToolCallForm FindToolCallForm(const Template& chat_template, const RenderContext
 }  // namespace
 
 struct ChatTemplate::Variant {
-  Variant(const std::string& name, const std::string& source, const RenderContext& special_tokens)
-      : compiled(source, name), form(FindToolCallForm(compiled, special_tokens)) {}
+  explicit Variant(std::string why) : why_unusable(std::move(why)) {}
+  Variant(const std::string& name, const std::string& source, const RenderContext& special_tokens) {
+    try {
+      compiled.emplace(source, name);
+      form = FindToolCallForm(*compiled, special_tokens);
+    } catch (const Error& error) {
+      why_unusable = error.what();
+    }
+  }
 
-  Template compiled;
+  std::optional<Template> compiled;  // nullopt: why_unusable
   ToolCallForm form;
+  std::string why_unusable;
 };
 
 ChatTemplate::ChatTemplate(std::string name, const std::string& source,
@@ -92,6 +99,11 @@ ChatTemplate::ChatTemplate(std::string name, const std::string& source,
   }
 }
 
+ChatTemplate::ChatTemplate(std::string why_unusable)
+    : plain_(std::make_unique<const Variant>(std::move(why_unusable))) {}
+
+const std::string& ChatTemplate::why_unusable() const { return plain_->why_unusable; }
+
 ChatTemplate::~ChatTemplate() = default;
 ChatTemplate::ChatTemplate(ChatTemplate&&) noexcept = default;
 ChatTemplate& ChatTemplate::operator=(ChatTemplate&&) noexcept = default;
@@ -102,6 +114,12 @@ MarkedText ChatTemplate::Render(const Json& messages, const Json& tools, bool ad
   CheckTools(tools);
   const bool has_tools = !tools.is_null() && !tools.empty();
   const Variant& variant = has_tools && with_tools_ != nullptr ? *with_tools_ : *plain_;
+  if (!variant.compiled) {
+    Fail(ErrorKind::kInvalidArgument,
+         "this model cannot chat, because its chat template cannot be used: {}; prompts without a "
+         "template work",
+         variant.why_unusable);
+  }
   RenderContext context;
   try {
     context = MakeContext(special_tokens_, NormalizeMessages(messages, variant.form), tools,
@@ -119,7 +137,7 @@ MarkedText ChatTemplate::Render(const Json& messages, const Json& tools, bool ad
   } catch (const jinja::RenderFailure& failure) {
     Fail(ErrorKind::kInvalidArgument, "{}", failure.message);
   }
-  return variant.compiled.Render(context, options);
+  return variant.compiled->Render(context, options);
 }
 
 }  // namespace moesaic

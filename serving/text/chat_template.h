@@ -24,10 +24,12 @@ class ChatTemplate {
   using SpecialTokens = std::vector<std::pair<std::string, std::string>>;
 
   // `name` is how messages call the template (a file's name). `with_tools_source` is used instead
-  // when tools are given; empty: there is none. Throws Error(kInvalidArgument) with the line for
-  // what is no valid template.
+  // when tools are given; empty: there is none. A source that is no valid template is no error
+  // here: the model can do all but chat, and Render says why.
   ChatTemplate(std::string name, const std::string& source, const std::string& with_tools_source,
                const SpecialTokens& special_tokens);
+  // No source is of use: every Render throws this reason.
+  explicit ChatTemplate(std::string why_unusable);
   ~ChatTemplate();
   ChatTemplate(ChatTemplate&&) noexcept;
   ChatTemplate& operator=(ChatTemplate&&) noexcept;
@@ -37,11 +39,14 @@ class ChatTemplate {
   // arguments may be an object or the text of one. tools: null or an array of objects.
   // template_kwargs: null or an object of further variables (enable_thinking, documents, ...).
   // Throws Error(kInvalidArgument): a message is malformed (the text says which), the template
-  // refuses the conversation or fails on it.
+  // refuses the conversation, fails on it or is no valid template (the text says the line).
   jinja::MarkedText Render(const nlohmann::ordered_json& messages,
                            const nlohmann::ordered_json& tools, bool add_generation_prompt,
                            const nlohmann::ordered_json& template_kwargs,
                            const jinja::RenderOptions& options = {}) const;
+
+  // Why every conversation without tools is refused; empty: it is not.
+  const std::string& why_unusable() const;
 
  private:
   struct Variant;
@@ -55,8 +60,9 @@ class ChatTemplate {
 // additional_chat_templates/tool_use.jinja), else `chat_template` of chat_template.json or
 // tokenizer_config.json: a string, or a list of {name, template} with "default" and perhaps
 // "tool_use". Null when the model has none; that is a base model, good for completions only.
-// Throws Error(kCorrupt) for files that are not what they should be, (kInvalidArgument) for a
-// template that does not parse, (kUnsupported) for a list without a usable entry.
+// A template that does not parse and a list without a usable entry are logged; the result then
+// refuses what it is asked to render. Throws Error(kCorrupt) for files that are not what they
+// should be.
 std::unique_ptr<const ChatTemplate> LoadChatTemplate(const std::filesystem::path& model_dir);
 
 }  // namespace moesaic

@@ -3,6 +3,7 @@
 #include "core/base/error.h"
 #include "core/base/file.h"
 #include "core/base/json.h"
+#include "core/base/logging.h"
 #include "serving/text/chat_template.h"
 
 namespace moesaic {
@@ -57,6 +58,7 @@ ChatTemplate::SpecialTokens FindSpecialTokens(const Json& config) {
 struct Sources {
   std::string plain;
   std::string with_tools;
+  std::string why_none;  // there is something, and nothing of use
 };
 
 // `chat_template` of a configuration; false when it has none.
@@ -83,10 +85,11 @@ bool FromConfig(const Json& config, const std::filesystem::path& path, Sources& 
     if (sources.plain.empty()) sources.plain = sources.with_tools;
   }
   if (sources.plain.empty()) {
-    Fail(ErrorKind::kUnsupported,
-         "{}: chat_template has neither an entry \"default\" nor \"tool_use\"; put the template to "
-         "use into chat_template.jinja beside it",
-         path.string());
+    sources.why_none = fmt::format(
+        "{}: chat_template has neither an entry \"default\" nor \"tool_use\"; put the template to "
+        "use "
+        "into chat_template.jinja beside it",
+        path.string());
   }
   return true;
 }
@@ -110,8 +113,15 @@ std::unique_ptr<const ChatTemplate> LoadChatTemplate(const std::filesystem::path
   } else {
     return nullptr;
   }
-  return std::make_unique<const ChatTemplate>("chat template of " + found.string(), sources.plain,
-                                              sources.with_tools, FindSpecialTokens(config));
+  auto chat_template = sources.why_none.empty()
+                           ? std::make_unique<const ChatTemplate>(
+                                 "chat template of " + found.string(), sources.plain,
+                                 sources.with_tools, FindSpecialTokens(config))
+                           : std::make_unique<const ChatTemplate>(sources.why_none);
+  if (const std::string& why = chat_template->why_unusable(); !why.empty()) {
+    LogWarn("chat will be refused, completions work: {}", why);
+  }
+  return chat_template;
 }
 
 }  // namespace moesaic

@@ -5,12 +5,13 @@
 //                                               (default: the temporary directory, 2, 7, defaults)
 //
 // Two sizes of expert: 9.4 MB (hidden 2048, intermediate 768, bf16) and 73 KB (hidden 128,
-// intermediate 96). Two sources: "store" (one aligned extent, read into the slot) and "checkpoint"
-// (three unaligned extents, packed into panels by the kernels' packer), the latter with the I/O
-// thread packing and with one and two packing threads. A round runs all candidates one after the
-// other, so that a slow phase of the machine hits all of them; the first round warms up. Reads are
-// O_DIRECT where the file system has it: past this machine's page cache, not past its host's. A
-// sample of blobs is compared with what plain reads and the packer make of the file.
+// intermediate 96). Two sources: "store" (one aligned extent, read into the slot; "checked": with
+// the checksum that the first read of an expert has, at every read) and "checkpoint" (three
+// unaligned extents, packed into panels by the kernels' packer), the latter with the I/O thread
+// packing and with one and two packing threads. A round runs all candidates one after the other, so
+// that a slow phase of the machine hits all of them; the first round warms up. Reads are O_DIRECT
+// where the file system has it: past this machine's page cache, not past its host's. A sample of
+// blobs is compared with what plain reads and the packer make of the file.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -31,6 +32,7 @@
 #include "core/base/clock.h"
 #include "core/base/error.h"
 #include "core/base/file.h"
+#include "core/base/hash.h"
 #include "core/base/units.h"
 #include "core/io/async_reader.h"
 #include "kernels/cpu/kernels.h"
@@ -98,8 +100,9 @@ class TemporaryFile {
 // As many experts as the file holds, of one shape.
 class BenchSource : public ExpertSource {
  public:
-  BenchSource(const Shape& shape, const fs::path& file, uint64_t file_bytes, bool store)
-      : shape_(shape), store_(store), kernels_(SelectKernels()), files_({file}) {
+  BenchSource(const Shape& shape, const fs::path& file, uint64_t file_bytes, bool store,
+              bool checked = false)
+      : shape_(shape), store_(store), checked_(checked), kernels_(SelectKernels()), files_({file}) {
     const int64_t rows[] = {shape.intermediate, shape.intermediate, shape.hidden};
     const int64_t cols[] = {shape.hidden, shape.hidden, shape.intermediate};
     for (int i = 0; i < 3; ++i) {
@@ -144,6 +147,12 @@ class BenchSource : public ExpertSource {
     }
   }
 
+  // As if each read were the first one of its expert.
+  bool MustCheck(ExpertId) const override { return checked_; }
+  void Check(ExpertId, std::span<const std::byte> slot) const override {
+    CHECK_NE(Hash64(slot), uint64_t{0});
+  }
+
   const Shape& shape() const { return shape_; }
   int layers() const { return layers_; }
   // What the loader must have made of an expert.
@@ -169,6 +178,7 @@ class BenchSource : public ExpertSource {
  private:
   Shape shape_;
   bool store_;
+  bool checked_;
   const CpuKernels& kernels_;
   std::vector<fs::path> files_;
   ExpertLayout layout_;
@@ -362,15 +372,30 @@ double PackSeconds(const BenchSource& source) {
   return Quantile(seconds, 0.5);
 }
 
+// Likewise for its checksum, of bytes that are in memory and no cache.
+double HashSeconds(const BenchSource& source) {
+  const uint64_t bytes = source.layout().slot_bytes;
+  const uint64_t experts = std::max<uint64_t>(1, (256 << 20) / bytes);
+  AlignedBuffer slots(experts * bytes);
+  slots.Zero();
+  const Stopwatch watch;
+  for (uint64_t e = 0; e < experts; ++e) {
+    source.Check(ExpertId{}, slots.span().subspan(e * bytes, bytes));
+  }
+  return watch.seconds() / static_cast<double>(experts);
+}
+
 void RunShape(const Shape& shape, const fs::path& file, uint64_t file_bytes, int rounds,
               const Settings& settings) {
   const BenchSource store(shape, file, file_bytes, true);
+  const BenchSource checked(shape, file, file_bytes, true, true);
   const BenchSource checkpoint(shape, file, file_bytes, false);
   std::vector<std::unique_ptr<Candidate>> candidates;
   candidates.push_back(std::make_unique<PlainReads>(shape, file, file_bytes, settings));
   auto first = std::make_unique<Loader>("loader, store", store, settings, 0);
   const ReadBackend backend = first->backend();
   candidates.push_back(std::move(first));
+  candidates.push_back(std::make_unique<Loader>("loader, store, checked", checked, settings, 0));
   uint64_t staging_bytes = 0;
   for (const int pack_threads : {0, 1, 2}) {
     auto loader = std::make_unique<Loader>(
@@ -394,14 +419,16 @@ void RunShape(const Shape& shape, const fs::path& file, uint64_t file_bytes, int
     }
   }
   const double pack_seconds = PackSeconds(checkpoint);
+  const double hash_seconds = HashSeconds(checked);
   fmt::print(
       "\n{} ({} bytes), {}, packets of {}, {} in flight, staging {}; packing alone {:.2f} ms = "
-      "{:.1f} GB/s\n\n"
+      "{:.1f} GB/s, checksum alone {:.1f} GB/s\n\n"
       "| | GB/s median (min .. max) | of plain reads | one expert: median, 90%, us |\n"
       "|---|---|---|---|\n",
       shape.name, shape.expert_bytes(), ReadBackendName(backend),
       FormatBytes(settings.packet_bytes), settings.depth, FormatBytes(staging_bytes),
-      pack_seconds * 1e3, static_cast<double>(shape.expert_bytes()) / pack_seconds * 1e-9);
+      pack_seconds * 1e3, static_cast<double>(shape.expert_bytes()) / pack_seconds * 1e-9,
+      static_cast<double>(checked.layout().slot_bytes) / hash_seconds * 1e-9);
   const double plain = Quantile(candidates[0]->rates, 0.5);
   for (const std::unique_ptr<Candidate>& candidate : candidates) {
     const double rate = Quantile(candidate->rates, 0.5);

@@ -6,9 +6,12 @@
 
 #include <atomic>
 #include <cerrno>
+#include <map>
 #include <memory>
+#include <optional>
 #include <random>
 #include <set>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -16,6 +19,7 @@
 
 #include "core/base/aligned_buffer.h"
 #include "core/base/error.h"
+#include "core/base/mutex.h"
 #include "tests/prefetch/fake_reader.h"
 #include "tests/prefetch/test_source.h"
 
@@ -213,6 +217,70 @@ TEST(ExpertLoaderTest, DirectSourceIsReadIntoTheSlot) {
   // Nothing is staged.
   EXPECT_EQ(rig.loader->slot_memory_bytes(), 4 * rig.source.layout().slot_bytes);
   EXPECT_EQ(rig.disk.submitted(), 6u * 3);
+}
+
+TEST(ExpertLoaderTest, DirectBytesAreCheckedUntilTheyWereRightOnce) {
+  for (const int pack_threads : {0, 1}) {
+    TestSourceShape shape;
+    shape.direct = true;
+    shape.piece_bytes = {5 * 4096};
+    Rig rig({.shape = shape, .slots = 3, .pack_threads = pack_threads});
+    const ExpertId bad = rig.source.Id(0, 1);
+    std::atomic<bool> damaged = true;
+    Mutex mutex;
+    std::map<ExpertId, int> checks;
+    std::set<ExpertId> right;
+    rig.source.must_check = [&](ExpertId id) {
+      const MutexLock lock(mutex);
+      return right.count(id) == 0;
+    };
+    rig.source.on_check = [&](ExpertId id, std::span<const std::byte> slot) {
+      EXPECT_TRUE(rig.source.IsBlobOf(id, slot.data()));
+      const MutexLock lock(mutex);
+      ++checks[id];
+      if (id == bad && damaged) Fail(ErrorKind::kCorrupt, "expert {} is damaged", id.index);
+      right.insert(id);
+    };
+    EXPECT_STREQ(rig.FailLayer(rig.source.Ids(0, {0, 1, 2})).what(), "expert 1 is damaged");
+    rig.RunLayer(rig.source.Ids(0, {0, 2, 3}));
+    rig.RunLayer(rig.source.Ids(1, {0, 1, 2, 3, 4, 5}));
+    EXPECT_STREQ(rig.FailLayer({bad}).what(), "expert 1 is damaged");
+    damaged = false;
+    rig.RunLayer({bad});
+    rig.RunLayer(rig.source.Ids(1, {0, 1, 2, 3, 4, 5}));  // read again, and not looked at
+    rig.RunLayer({bad});
+    const MutexLock lock(mutex);
+    for (const auto& [id, times] : checks) {
+      EXPECT_EQ(times, id == bad ? 3 : 1) << id.layer << " " << id.index;
+    }
+    EXPECT_EQ(checks.size(), 10u);
+  }
+}
+
+TEST(ExpertLoaderTest, AFailureNamesItsExpert) {
+  Rig rig({});
+  const ExpertId bad = rig.source.Id(0, 3);
+  const auto failed = [&]() -> std::optional<ExpertId> {
+    rig.loader->BeginLayer({&bad, 1});
+    std::optional<ExpertId> named;
+    try {
+      std::vector<PinnedExpert> ready;
+      while (rig.loader->NextReady(ready)) {
+      }
+    } catch (const ExpertError& error) {
+      named = error.expert();
+    }
+    rig.loader->EndLayer();
+    return named;
+  };
+  rig.source.on_pack = [](ExpertId) { Fail(ErrorKind::kCorrupt, "damaged"); };
+  EXPECT_EQ(failed(), bad);
+  rig.source.on_pack = nullptr;
+  rig.disk.SetFault([](const ReadRequest&) { return -EIO; });
+  EXPECT_EQ(failed(), bad);
+  rig.disk.SetFault(nullptr);
+  rig.disk.Truncate(0, 100);
+  EXPECT_EQ(failed(), bad);
 }
 
 TEST(ExpertLoaderTest, SourceWithoutExtentsIsOnlyPacked) {

@@ -96,6 +96,12 @@ class TestSource : public ExpertSource {
     CHECK_EQ(at, layout_.blob_bytes);
   }
 
+  bool MustCheck(ExpertId id) const override { return on_check && must_check && must_check(id); }
+  void Check(ExpertId id, std::span<const std::byte> slot) const override {
+    CHECK_EQ(slot.size(), layout_.slot_bytes);
+    on_check(id, slot);
+  }
+
   const TestSourceShape& shape() const { return shape_; }
   uint64_t expert_bytes() const { return layout_.blob_bytes; }
   ExpertId Id(int layer, int index) const {
@@ -131,6 +137,9 @@ class TestSource : public ExpertSource {
   }
 
   std::function<void(ExpertId)> on_pack;  // called first by Pack; may throw
+  // Of a direct source: what MustCheck and Check do; empty: nothing is checked.
+  std::function<bool(ExpertId)> must_check;
+  std::function<void(ExpertId, std::span<const std::byte>)> on_check;
 
  private:
   TestSourceShape shape_;

@@ -124,7 +124,12 @@ TEST_F(ExpertStoreTest, VerifyNamesTheDamagedExpert) {
   EXPECT_EQ(error.kind(), ErrorKind::kCorrupt);
   EXPECT_TRUE(Contains(error, "expert 3 of layer 3")) << error.what();
   EXPECT_TRUE(Contains(error, ExpertStoreDataFile(store_).string())) << error.what();
+  EXPECT_TRUE(Contains(error, "run `moesaic pack` again")) << error.what();
   OpenExpertStore(store_);  // cheap checks do not read the data
+  const ExpertStoreDescription store = DescribeExpertStore(store_);
+  EXPECT_NO_THROW(CheckExpert(store, "file", 8, Blob(8)));
+  EXPECT_THROW(CheckExpert(store, "file", 8, Blob(7)), Error);
+  EXPECT_THROW(CheckExpert(store, "file", 8, std::vector<std::byte>(4096)), Error);
 }
 
 // The first and the last one, at their first and last bytes, too.

@@ -6,11 +6,14 @@
 #include <gtest/gtest.h>
 
 #include <cerrno>
+#include <map>
 #include <memory>
 #include <set>
+#include <span>
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/base/mutex.h"
 #include "tests/prefetch/fake_reader.h"
 #include "tests/prefetch/test_source.h"
 #include "tests/serving/batch/timeline_checks.h"
@@ -157,6 +160,44 @@ TEST(StreamingExpertsTest, DamagedExpertsFailTheirLayerOnly) {
   EXPECT_THROW(rig.RunLayer(rig.source.Ids(2, {0, 1, 2})), Error);
   rig.RunLayer(rig.source.Ids(2, {0, 2}));
   rig.RunLayer(rig.source.Ids(3, {1}));
+}
+
+TEST(StreamingExpertsTest, DirectBytesAreCheckedUntilTheyWereRightOnce) {
+  StreamRig rig(Shapes()[1], 3, 2);
+  std::set<ExpertId> right;
+  std::map<ExpertId, int> checks;
+  bool damaged = true;
+  Mutex mutex;
+  rig.source.must_check = [&](ExpertId id) {
+    const MutexLock lock(mutex);
+    return right.count(id) == 0;
+  };
+  rig.source.on_check = [&](ExpertId id, std::span<const std::byte> slot) {
+    EXPECT_TRUE(rig.source.IsBlobOf(id, slot.data()));
+    const MutexLock lock(mutex);
+    ++checks[id];
+    if (damaged && id.layer == 2 && id.index == 1) Fail(ErrorKind::kCorrupt, "damaged");
+    right.insert(id);
+  };
+  EXPECT_THROW(rig.RunLayer(rig.source.Ids(2, {0, 1, 2})), ExpertError);
+  rig.RunLayer(rig.source.Ids(2, {0, 2}));
+  rig.RunLayer(rig.source.Ids(3, {1}));
+  {
+    const MutexLock lock(mutex);
+    damaged = false;
+  }
+  rig.RunPass(false);
+  rig.RunPass(true);
+  const MutexLock lock(mutex);
+  const int experts = rig.source.shape().num_layers * rig.source.shape().num_experts;
+  EXPECT_EQ(static_cast<int>(checks.size()), experts);
+  for (const auto& [id, times] : checks) {
+    if (id.layer == 2 && id.index == 1) {
+      EXPECT_GE(times, 2);
+    } else {
+      EXPECT_EQ(times, 1) << id.layer << " " << id.index;
+    }
+  }
 }
 
 }  // namespace

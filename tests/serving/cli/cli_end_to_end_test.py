@@ -136,6 +136,32 @@ class Run(unittest.TestCase):
         self.assertEqual(len(answers), 1)
         self.assertTrue(answers.pop().startswith(" was afraid of the world."))
 
+    def test_a_chat_template_that_does_not_parse(self):
+        with tempfile.TemporaryDirectory() as directory:
+            model = pathlib.Path(directory) / "model"
+            shutil.copytree(MODEL, model, ignore=shutil.ignore_patterns("reference"))
+            (model / "chat_template.jinja").write_text("a\n{% for m in messages recursive %}{% endfor %}")
+            why = "chat_template.jinja, line 2: the template uses a recursive loop, which is not supported"
+            chat = run("run", str(model), *GREEDY[1:], PROMPT)
+            self.assertEqual(chat.returncode, 2, chat.stderr)
+            self.assertIn(why, chat.stderr)
+            self.assertEqual(run("run", str(model), *GREEDY, PROMPT, "--raw").returncode, 0)
+            lines = [
+                {"custom_id": "c", "body": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}},
+                {"custom_id": "p", "body": {"prompt": "hi", "max_tokens": 2}},
+            ]
+            jobs = pathlib.Path(directory) / "jobs.jsonl"
+            jobs.write_text("".join(json.dumps(line) + "\n" for line in lines))
+            output = pathlib.Path(directory) / "out.jsonl"
+            for mode in ("latency", "throughput"):
+                done = run("batch", str(model), "-i", str(jobs), "-o", str(output), "--overwrite", "--mode", mode)
+                answers = {answer["custom_id"]: answer for answer in map(json.loads, output.read_text().splitlines())}
+                failures = done.stderr + json.dumps(answers.get("c"))
+                for other in pathlib.Path(directory).glob("*.jsonl"):
+                    failures += other.read_text()
+                self.assertIn("line 2: the template uses a recursive loop", failures)
+                self.assertIn("p", answers, done.stderr)
+
     def test_devices_do_not_change_the_answer(self):
         expected = run("run", MODEL, *GREEDY, PROMPT).stdout
         for miss in ("fetch", "host", "auto"):
@@ -145,6 +171,9 @@ class Run(unittest.TestCase):
             self.assertEqual(answer["text"] + "\n", expected)
             self.assertEqual([device["slots"] for device in answer["stats"]["devices"]], [32, 32])
             self.assertEqual(answer["stats"]["experts"]["on_host"] > 0, miss != "fetch")
+        many = run("show", MODEL, "--devices", "40")
+        self.assertEqual(many.returncode, 0, many.stderr)
+        self.assertIn("--devices 40: the model has 32 experts in a layer, so 32 devices are used", many.stderr)
         shown = run("run", MODEL, *GREEDY, PROMPT, "--devices", "1", "--stats").stderr
         self.assertIn("found on devices", shown)
 
@@ -271,6 +300,13 @@ class Pack(unittest.TestCase):
             result = run("pack", MODEL, "-o", str(store), "--verify")
             self.assertEqual(result.returncode, 2, result.stdout)
             self.assertIn("differs", result.stderr)
+            # Nor is it used: what is read is compared with its checksum.
+            for preload in ((), ("--no-preload",)):
+                used = run("run", MODEL, *GREEDY, PROMPT, "--expert-store", str(store), *preload)
+                self.assertEqual(used.returncode, 2, used.stderr)
+                self.assertRegex(used.stderr, r"experts\.bin: expert \d+ of layer \d+ .*run `moesaic pack` again")
+            self.assertEqual(run("pack", MODEL, "-o", str(store), "--force").returncode, 0)
+            self.assertEqual(run("run", MODEL, *GREEDY, PROMPT, "--expert-store", str(store)).returncode, 0)
 
     def test_mistakes(self):
         self.assertEqual(run("pack", MODEL).returncode, 2)

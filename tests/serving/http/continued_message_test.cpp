@@ -33,6 +33,10 @@ TEST(ContinuedMessageTest, RefusesWhatIsNotThere) {
   EXPECT_THROW(Cut("[a]<end>", "x"), ApiError);
   EXPECT_THROW(Cut("[a]<end>", ""), ApiError);
   EXPECT_THROW(Cut("[a] <end>", "  "), ApiError);
+  for (const Json& message :
+       {Json{{"role", "assistant"}, {"content", nullptr}}, Json{{"role", "assistant"}}}) {
+    EXPECT_THROW(CutAfterFinalMessage(jinja::MarkedText("[a]"), Json::array({message})), ApiError);
+  }
 }
 
 }  // namespace

@@ -27,8 +27,9 @@ void ServerTest::SetModel() {
   ServedModel model;
   model.names = {"org/test", "alias"};
   model.engine = engine_;
-  model.chat_template =
-      std::make_shared<const ChatTemplate>("test", kTemplate, "", ChatTemplate::SpecialTokens());
+  model.chat_template = std::make_shared<const ChatTemplate>(
+      "test", chat_template_.empty() ? kTemplate : chat_template_, "",
+      ChatTemplate::SpecialTokens());
   model.created_unix_s = 77;
   server_->SetModels({std::move(model)});
 }

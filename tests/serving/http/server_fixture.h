@@ -34,6 +34,7 @@ class ServerTest : public ::testing::Test {
   static std::string Chat(int max_tokens, const std::string& more = {});
 
   ServerOptions options_;
+  std::string chat_template_;  // empty: the fixture's own
   TestEngine::Options engine_options_;
   ByteTokenizer tokenizer_;
   const Tokenizer* model_tokenizer_ = &tokenizer_;  // of the model; must outlive the server

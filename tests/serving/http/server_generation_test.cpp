@@ -87,6 +87,40 @@ TEST_F(ServerTest, ChatOverTheWire) {
   EXPECT_EQ(prompt[8], ByteTokenizer::kEnd);
 }
 
+TEST_F(ServerTest, AChatTemplateThatDoesNotParseRefusesChatOnly) {
+  chat_template_ = "a\n{% for x in y recursive %}{% endfor %}";
+  Start();
+  TestClient client(port());
+  EXPECT_EQ(client.Get("/ready").status, 200);
+  const TestResponse chat = client.Post("/v1/chat/completions", Chat(3));
+  EXPECT_EQ(chat.status, 400);
+  EXPECT_NE(chat.body.find("test, line 2: the template uses a recursive loop"), std::string::npos)
+      << chat.body;
+  EXPECT_EQ(client.Post("/v1/completions", Completion(3)).status, 200);
+}
+
+TEST_F(ServerTest, NullContentReachesTheTemplateAsNone) {
+  chat_template_ =
+      "{% for m in messages %}{{ 'none' if m.content is none else m.content }}"
+      "{{ m.tool_calls | tojson if m.tool_calls }}{% endfor %}";
+  Start();
+  TestClient client(port());
+  const auto prompt = [&](const std::string& content) {
+    const TestResponse response = client.Post(
+        "/tokenize",
+        R"({"model":"org/test","messages":[{"role":"assistant",)" + content +
+            R"("tool_calls":[{"type":"function","function":{"name":"f","arguments":"{}"}}]}]})");
+    std::string text;
+    const Json body = Json::parse(response.body, nullptr, false);
+    if (!body.is_object() || !body.contains("tokens")) return response.body;
+    for (const Json& token : body["tokens"]) text += static_cast<char>(token.get<int>());
+    return text.substr(0, 5);
+  };
+  EXPECT_EQ(prompt(R"("content":null,)"), "none[");
+  EXPECT_EQ(prompt(R"("content":"",)"), R"([{"ty)");
+  EXPECT_EQ(prompt(""), R"([{"ty)");
+}
+
 TEST_F(ServerTest, ContinueFinalMessage) {
   Start();
   TestClient client(port());

@@ -40,12 +40,17 @@ TEST_F(ServerTest, AnEngineThatCanServeNothingIsNotReady) {
   Start();
   TestClient client(port());
   EXPECT_EQ(client.Get("/ready").status, 200);
-  engine_->SetNotReady("device cuda:0 is lost");
+  engine_->SetNotReady("device cuda:0 is lost", "device_lost");
   const TestResponse response = client.Get("/ready");
   EXPECT_EQ(response.status, 503);
   EXPECT_EQ(ErrorOf(response)["code"], "device_lost");
   EXPECT_EQ(ErrorOf(response)["message"], "device cuda:0 is lost");
   for (const char* path : {"/health", "/live"}) EXPECT_EQ(client.Get(path).status, 200);
+  engine_->SetNotReady("experts cannot be read", "read_failed");
+  EXPECT_EQ(ErrorOf(client.Get("/ready"))["code"], "read_failed");
+  EXPECT_EQ(client.Post("/v1/completions", Completion(1)).status, 200);  // it may work again
+  engine_->SetNotReady("", "");
+  EXPECT_EQ(client.Get("/ready").status, 200);
 }
 
 TEST_F(ServerTest, Models) {

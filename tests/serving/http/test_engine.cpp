@@ -64,12 +64,14 @@ EngineStatus TestEngine::Status() const {
   status.running = static_cast<int64_t>(running_.size());
   status.kv_usage = 0.25;
   status.not_ready = not_ready_;
+  status.not_ready_code = not_ready_code_;
   return status;
 }
 
-void TestEngine::SetNotReady(const std::string& why) {
+void TestEngine::SetNotReady(const std::string& why, const std::string& code) {
   MutexLock lock(mutex_);
   not_ready_ = why;
+  not_ready_code_ = code;
 }
 
 OutputDelta TestEngine::MakeDelta(Active& running, int64_t words,

@@ -57,7 +57,7 @@ class TestEngine : public Engine {
   // Manual mode, several deltas of any size at once, from the calling thread.
   void EmitText(RequestId id, const std::string& text);
   void FailRequest(RequestId id, const Error& error);
-  void SetNotReady(const std::string& why);
+  void SetNotReady(const std::string& why, const std::string& code);
 
  private:
   struct Active {
@@ -75,6 +75,7 @@ class TestEngine : public Engine {
 
   mutable Mutex mutex_;
   std::string not_ready_ GUARDED_BY(mutex_);
+  std::string not_ready_code_ GUARDED_BY(mutex_);
   mutable CondVar changed_;
   bool stop_ GUARDED_BY(mutex_) = false;
   bool draining_ GUARDED_BY(mutex_) = false;

@@ -175,6 +175,20 @@ TEST(DevicePlanTest, MissesArePlannedByTheProfileFirst) {
             (std::vector<std::pair<int64_t, double>>{{1, 500'000}, {16, 1'500'000}}));
 }
 
+// Two experts on each device, of which a quarter would be none: by default one has a place.
+TEST(DevicePlanTest, FewExpertsOnADeviceNeedNoSettings) {
+  EngineOptions options = DeviceOptionsFor(8);
+  options.model_dir = MOESAIC_TEST_DATA_DIR "/models/mixtral_fp32_defaults";
+  options.max_model_len = 64;
+  for (const DevicePlan& device : PlanEngine(options).devices) {
+    EXPECT_EQ(device.experts, 2);
+    EXPECT_EQ(device.slots, 1);
+  }
+  options.devices.memory = "25%";  // asked for, it is refused
+  EXPECT_NE(Refusal(options, ErrorKind::kResourceExhausted).find("--device-memory"),
+            std::string::npos);
+}
+
 TEST(DevicePlanTest, WhatCannotBeServedIsRefused) {
   EngineOptions options = DeviceOptionsFor(1);
   options.devices.memory = "1KiB";

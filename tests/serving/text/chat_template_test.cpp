@@ -68,6 +68,14 @@ class ModelDirectory : public testing::Test {
     }
   }
 
+  // It loads, and whoever wants to chat is told.
+  void ExpectRefusal(const std::string& part) {
+    const auto loaded = LoadChatTemplate(dir_);
+    ASSERT_NE(loaded, nullptr);
+    EXPECT_NE(loaded->why_unusable().find(part), std::string::npos) << loaded->why_unusable();
+    EXPECT_THROW(Render(*loaded, R"([{"role": "user", "content": "x"}])"), Error);
+  }
+
   std::filesystem::path dir_;
 };
 
@@ -131,8 +139,57 @@ TEST(ChatTemplate, BadMessagesAreNamed) {
   EXPECT_EQ(Failure(deep), "JSON is nested more than 150 levels deep");
 }
 
+// A conversation with a template that does not parse is refused with the line; nothing else is.
+TEST(ChatTemplate, OneThatDoesNotParseRefusesConversations) {
+  const std::string messages = R"([{"role": "user", "content": "x"}])";
+  const Json tools = Json::array({Json::object()});
+  const auto refusal = [&](const ChatTemplate& chat_template, const Json& given) -> std::string {
+    try {
+      return Render(chat_template, messages, given);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kInvalidArgument);
+      return error.what();
+    }
+  };
+  const ChatTemplate broken("file.jinja", "a\n{% if %}", "tools", {});
+  EXPECT_NE(broken.why_unusable().find("file.jinja, line 2: "), std::string::npos);
+  EXPECT_NE(refusal(broken, nullptr)
+                .find("cannot chat, because its chat template cannot be used: "
+                      "file.jinja, line 2: "),
+            std::string::npos);
+  EXPECT_EQ(refusal(broken, tools), "tools");
+  const ChatTemplate without_tools("file.jinja", "plain", "{% nope %}", {});
+  EXPECT_EQ(without_tools.why_unusable(), "");
+  EXPECT_EQ(refusal(without_tools, nullptr), "plain");
+  EXPECT_NE(refusal(without_tools, tools).find("file.jinja, line 1: "), std::string::npos);
+  const ChatTemplate recursive("f", "{% for x in [] recursive %}{% endfor %}", "", {});
+  EXPECT_NE(refusal(recursive, nullptr)
+                .find("the template uses a recursive loop, which is not supported"),
+            std::string::npos);
+}
+
+// As Hugging Face: null is none, an empty text is one. A template that fails on none gets "".
+TEST(ChatTemplate, NullContentIsNone) {
+  const std::string calls =
+      R"("tool_calls": [{"function": {"name": "f", "arguments": {"probe_key": 1}}}])";
+  const std::string form =
+      "{% for m in messages %}[{{ 'none' if m.content is none else m.content | length }}"
+      "{% for c in m.tool_calls %}{{ c.function.name }}{{ c.function.arguments | tojson }}"
+      "{% endfor %}]{% endfor %}";
+  const auto rendered = [&](const std::string& source, const std::string& content) {
+    return Render(ChatTemplate("t", source, "", {}),
+                  R"([{"role": "assistant", )" + content + calls + "}]");
+  };
+  EXPECT_EQ(rendered(form, R"("content": null, )"), R"([nonef{"probe_key": 1}])");
+  EXPECT_EQ(rendered(form, R"("content": "", )"), R"([0f{"probe_key": 1}])");
+  EXPECT_EQ(rendered(form, ""), R"([0f{"probe_key": 1}])");
+  const std::string concatenates =
+      "{% for m in messages %}{{ 'c:' + m.content }}{{ m.tool_calls | tojson if m.tool_calls }}"
+      "{% endfor %}";
+  EXPECT_NE(rendered(concatenates, R"("content": null, )").find("c:["), std::string::npos);
+}
+
 TEST(ChatTemplate, TemplateErrorsNameTheTemplate) {
-  EXPECT_THROW(ChatTemplate("x", "{% if %}", "", {}), Error);
   try {
     Render(Make("mixtral_v0_1"), R"([{"role": "assistant", "content": "x"}])");
     ADD_FAILURE();
@@ -222,16 +279,16 @@ TEST_F(ModelDirectory, ListsOfTemplates) {
   EXPECT_EQ(Loaded(), "d");
   EXPECT_EQ(Loaded(Json::array({Json::object()})), "t");
   Write("tokenizer_config.json", R"({"chat_template": [{"name": "rag", "template": "r"}]})");
-  ExpectFailure(ErrorKind::kUnsupported, "tokenizer_config.json: chat_template has neither");
+  ExpectRefusal("tokenizer_config.json: chat_template has neither");
   Write("tokenizer_config.json", R"({"chat_template": 5})");
-  ExpectFailure(ErrorKind::kUnsupported, "tokenizer_config.json: chat_template has neither");
+  ExpectRefusal("tokenizer_config.json: chat_template has neither");
 }
 
 TEST_F(ModelDirectory, BadFiles) {
   Write("tokenizer_config.json", "{");
   ExpectFailure(ErrorKind::kCorrupt, "tokenizer_config.json: this is no JSON object");
   Write("tokenizer_config.json", R"({"chat_template": "a\n{% nope %}"})");
-  ExpectFailure(ErrorKind::kInvalidArgument, "tokenizer_config.json, line 2: unknown or misplaced");
+  ExpectRefusal("tokenizer_config.json, line 2: unknown or misplaced");
 }
 
 TEST(ChatTemplateSample, OfTheSampleModel) {

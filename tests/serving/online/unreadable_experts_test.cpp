@@ -1,0 +1,145 @@
+// What becomes of requests whose experts cannot be read, and of the engine's readiness.
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/base/metrics.h"
+#include "core/base/thread_pool.h"
+#include "core/io/expert_store.h"
+#include "kernels/cpu/kernels.h"
+#include "serving/model/expert_sources.h"
+#include "serving/online/create_engine.h"
+#include "serving/online/engine.h"
+#include "serving/online/engine_parts.h"
+#include "serving/online/read_health.h"
+#include "tests/core/base/temp_dir.h"
+#include "tests/serving/online/engine_harness.h"
+
+namespace moesaic {
+namespace {
+
+// The bytes of `from` into `to`, whose inode stays.
+void CopyInPlace(const std::filesystem::path& from, const std::filesystem::path& to) {
+  std::ifstream in(from, std::ios::binary);
+  std::fstream out(to, std::ios::binary | std::ios::in | std::ios::out);
+  out << in.rdbuf();
+}
+
+TEST(EngineTest, NotReadyAfterThreeUnreadableExpertsUntilOneIsRead) {
+  const TempDir dir;
+  const auto model = dir.path() / "model";
+  std::filesystem::copy(MOESAIC_SAMPLE_MODEL_DIR, model, std::filesystem::copy_options::recursive);
+  EngineOptions options = SmallOptions();
+  options.model_dir = model;
+  options.preload = false;
+  MetricsRegistry metrics;
+  const auto engine = CreateEngine(options, metrics);
+  const auto prompt = ReferencePrompts()[5].prompt;
+  const auto file = model / "model.safetensors";
+  const auto bytes = std::filesystem::file_size(file);
+  const auto original = std::filesystem::path(MOESAIC_SAMPLE_MODEL_DIR) / "model.safetensors";
+  const auto ready = [&] { return engine->Status().not_ready.empty(); };
+  for (const bool by_request : {true, false}) {
+    std::filesystem::resize_file(file, bytes / 8);
+    for (int failures = 1; failures <= 4; ++failures) {
+      EXPECT_NE(SubmitOne(*engine, Greedy(prompt, 40))->Wait().error, "");
+      EXPECT_EQ(ready(), failures < 3) << failures;
+    }
+    EXPECT_NE(engine->Status().not_ready.find("model.safetensors"), std::string::npos);
+    EXPECT_EQ(engine->Status().not_ready_code, "read_failed");
+    std::filesystem::resize_file(file, bytes);
+    CopyInPlace(original, file);
+    if (by_request) {
+      EXPECT_EQ(SubmitOne(*engine, Greedy(prompt, 40))->Wait().error, "");
+    }
+    // Else nobody asks for more than the status, and the engine finds out by itself.
+    while (!ready()) std::this_thread::yield();
+    EXPECT_EQ(SubmitOne(*engine, Greedy(prompt, 4))->Wait().error, "");
+    EXPECT_TRUE(ready());
+    // The next turn has to read again: other prompts have evicted most of this one's experts.
+    for (const auto& other : ReferencePrompts()) {
+      EXPECT_EQ(SubmitOne(*engine, Greedy(other.prompt, 8))->Wait().error, "");
+    }
+  }
+}
+
+// What is read of a store is compared with its checksums: a damaged expert fails the requests that
+// need it, and only those.
+TEST(EngineTest, DamagedExpertsOfAStoreFailTheRequestAndNothingElse) {
+  const TempDir dir;
+  const auto store = dir.path() / "store";
+  EngineOptions options = SmallOptions();
+  options.dtype = "float32";  // as the reference
+  {
+    const ModelFiles files = OpenModelFiles(options);
+    ThreadPool pool(2, {});
+    const WeightType type = ChooseWeightType(options);
+    WriteExpertStore(files.config, type, *files.tensors, SelectKernels(type), pool, store,
+                     [](int64_t, int64_t) {});
+  }
+  options.expert_store = store;
+  options.preload = false;
+  const auto prompt = ReferencePrompts()[0].prompt;
+  const auto data = ExpertStoreDataFile(store);
+  const auto flip = [&](uint64_t slot_bytes) {
+    const uint64_t experts = std::filesystem::file_size(data) / slot_bytes;
+    std::fstream file(data, std::ios::binary | std::ios::in | std::ios::out);
+    for (uint64_t e = 0; e < experts; ++e) {
+      const auto at = static_cast<std::streamoff>(e * slot_bytes + slot_bytes / 3);
+      file.seekg(at);
+      const int byte = file.get();
+      file.seekp(at);
+      file.put(static_cast<char>(byte ^ 1));
+    }
+  };
+  const uint64_t slot_bytes = PlanEngine(options).slot_bytes;
+  flip(slot_bytes);
+  MetricsRegistry metrics;
+  const auto engine = CreateEngine(options, metrics);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_TRUE(engine->Status().not_ready.empty());
+    const auto failed = SubmitOne(*engine, Greedy(prompt, 4));
+    EXPECT_NE(failed->Wait().error.find(data.string() + ": expert "), std::string::npos)
+        << failed->error;
+    EXPECT_NE(failed->error.find("run `moesaic pack` again"), std::string::npos);
+  }
+  EXPECT_FALSE(engine->Status().not_ready.empty());
+  flip(slot_bytes);
+  const auto right = SubmitOne(*engine, Greedy(prompt, 4));
+  EXPECT_EQ(right->Wait().error, "");
+  EXPECT_EQ(right->Ids(), std::vector<int32_t>(ReferencePrompts()[0].greedy.begin(),
+                                               ReferencePrompts()[0].greedy.begin() + 4));
+}
+
+TEST(ReadHealthTest, CountsFailuresOfOneCauseInARow) {
+  ReadHealth health;
+  ExpertId expert;
+  expert.index = 7;
+  const ExpertError io(ErrorKind::kIo, "disk", expert);
+  const ExpertError corrupt(ErrorKind::kCorrupt, "file", expert);
+  health.Failed(io);
+  health.Failed(io);
+  health.Succeeded();
+  health.Failed(io);
+  health.Failed(io);
+  health.Failed(corrupt);
+  health.Failed(corrupt);
+  EXPECT_TRUE(health.ready());
+  EXPECT_EQ(health.WhyNotReady(), "");
+  EXPECT_FALSE(health.LastFailed().has_value());
+  health.Failed(corrupt);
+  EXPECT_FALSE(health.ready());
+  EXPECT_NE(health.WhyNotReady().find(": file"), std::string::npos);
+  EXPECT_EQ(health.LastFailed()->index, 7);
+  health.Succeeded();
+  EXPECT_TRUE(health.ready());
+}
+
+}  // namespace
+}  // namespace moesaic
