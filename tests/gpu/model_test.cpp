@@ -285,7 +285,7 @@ TEST_F(CudaModelTest, WholeStepsDoNotDependOnPlacement) {
     }
     const StepStats before = model.stats();
     std::vector<float> all;
-    RoutingRecorder recorder;
+    RoutingLog recorder;
     for (int step = 0; step < 4; ++step) {
       std::vector<ModelHarness::Piece> pieces;
       pieces.reserve(kDecoding);

@@ -270,8 +270,11 @@ def dtype_of(config: dict) -> torch.dtype:
     return getattr(torch, config.get("torch_dtype") or config["dtype"])
 
 
-def fill(model, generator: torch.Generator) -> None:
-    """Random weights at a scale where routing and logits are decisive, unlike initializer_range = 0.02."""
+def fill(model, generator: torch.Generator, sharpness: float) -> None:
+    """Random weights at a scale where routing and logits are decisive, unlike initializer_range = 0.02.
+
+    `sharpness` scales queries and keys: attention over a long context looks at few of its positions when it is large.
+    """
     tied = model.config.tie_word_embeddings
     for name, weight in model.named_parameters():
         fan_in = weight.shape[-1]
@@ -298,6 +301,8 @@ def fill(model, generator: torch.Generator) -> None:
             elif "down_proj" in name:
                 gain = 2.0
             weight.copy_(gain * noise / fan_in**0.5)
+        if name.endswith(("q_norm.weight", "k_norm.weight", "q_proj.weight", "k_proj.weight")):
+            weight.mul_(sharpness)
 
 
 def expected_tensors(config: dict, model) -> dict[str, tuple[int, ...]]:
@@ -346,12 +351,12 @@ def expected_tensors(config: dict, model) -> dict[str, tuple[int, ...]]:
     return out
 
 
-def write_checkpoint(directory: pathlib.Path, config: dict, shard_bytes: int | None, seed: int) -> None:
+def write_checkpoint(directory: pathlib.Path, config: dict, shard_bytes: int | None, seed: int, sharpness: float = 1.0) -> None:
     directory.mkdir(parents=True)
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     hf_config = transformers.AutoConfig.from_pretrained(str(directory))
     model = transformers.AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32)
-    fill(model, torch.Generator().manual_seed(seed))
+    fill(model, torch.Generator().manual_seed(seed), sharpness)
     with tempfile.TemporaryDirectory() as scratch:
         # The default of save_pretrained writes the hub's layout; config.json stays ours.
         model.to(dtype_of(config)).save_pretrained(scratch, max_shard_size=shard_bytes or "1GB")

@@ -308,6 +308,17 @@ TEST_P(AttentionTest, MatchesNaiveForWindows) {
   }
 }
 
+// Contexts of several chunks that end, and windows that begin, beside the border of a chunk.
+TEST_P(AttentionTest, MatchesNaiveAcrossChunks) {
+  constexpr int64_t kChunk = kAttentionChunkTokens;
+  for (const int64_t end : {3 * kChunk - 1, 3 * kChunk, 3 * kChunk + 1, 4 * kChunk + 1}) {
+    for (const int64_t begin : {int64_t{0}, kChunk - 1, kChunk, kChunk + 1, 2 * kChunk - 300}) {
+      CheckAgainstNaive(
+          {.kv_heads = 2, .group = 2, .head_dim = 32, .tokens = end, .begin = begin, .end = end});
+    }
+  }
+}
+
 // What is outside the context changes no bit, be it NaN, infinite or ordinary.
 TEST_P(AttentionTest, OutsideOfTheContextCannotBeSeen) {
   for (const WeightType type : {WeightType::kBf16, WeightType::kF32}) {

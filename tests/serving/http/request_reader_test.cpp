@@ -1,6 +1,10 @@
 #include "serving/http/request_reader.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+
+#include <string>
+#include <string_view>
 
 namespace moesaic {
 namespace {
@@ -24,6 +28,14 @@ class RequestReaderTest : public ::testing::Test {
   int StatusOf(std::string input) {
     RequestReader reader(options_);
     return Feed(reader, input) == Progress::kFailed ? reader.error().status() : 0;
+  }
+
+  // 200 when the request is complete, 0 when more is wanted.
+  int OutcomeOf(std::string input) {
+    RequestReader reader(options_);
+    const Progress progress = Feed(reader, input);
+    return progress == Progress::kFailed ? reader.error().status()
+                                         : (progress == Progress::kComplete ? 200 : 0);
   }
 
   ServerOptions options_;
@@ -110,6 +122,14 @@ TEST_F(RequestReaderTest, ExpectContinue) {
       "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n";
   EXPECT_EQ(reader.Consume(input), Progress::kHead);
   EXPECT_TRUE(reader.head().expects_continue);
+  // Of HTTP/1.1 and with a body alone.
+  for (std::string other :
+       {"POST / HTTP/1.0\r\nHost: a\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n",
+        "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\nExpect: 100-continue\r\n\r\n"}) {
+    RequestReader without(options_);
+    EXPECT_EQ(without.Consume(other), Progress::kHead);
+    EXPECT_FALSE(without.head().expects_continue);
+  }
   EXPECT_EQ(StatusOf("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nExpect: wonders\r\n\r\n"),
             417);
 }
@@ -176,6 +196,45 @@ TEST_F(RequestReaderTest, Limits) {
   EXPECT_EQ(StatusOf("POST / HTTP/1.1\r\n" + host + "Transfer-Encoding: chunked\r\n\r\n3;" +
                      std::string(100'000, 'e')),
             400);
+}
+
+// Each limit is met by what is as long, and passed by one byte more.
+TEST_F(RequestReaderTest, ExactlyTheLimits) {
+  const std::string host = "Host: a\r\n";
+  for (const size_t over : {size_t{0}, size_t{1}}) {
+    SCOPED_TRACE(over);
+    const std::string body(options_.max_body_bytes + over, 'x');
+    const auto post = [&](const std::string& header, const std::string& rest) {
+      return OutcomeOf("POST / HTTP/1.1\r\n" + host + header + "\r\n\r\n" + rest);
+    };
+    const int body_status = over == 0 ? 200 : 413;
+    EXPECT_EQ(post(fmt::format("Content-Length: {}", body.size()), body), body_status);
+    const auto chunk = [](std::string_view bytes) {
+      return fmt::format("{:x}\r\n{}\r\n", bytes.size(), bytes);
+    };
+    const std::string chunked = "Transfer-Encoding: chunked";
+    EXPECT_EQ(post(chunked, chunk(body) + "0\r\n\r\n"), body_status);
+    const std::string_view all = body;
+    EXPECT_EQ(post(chunked, chunk(all.substr(0, 600)) + chunk(all.substr(600)) + "0\r\n\r\n"),
+              body_status);
+
+    const std::string target = "/" + std::string(options_.max_target_bytes - 1 + over, 'z');
+    EXPECT_EQ(OutcomeOf("GET " + target + " HTTP/1.1\r\n" + host + "\r\n"), over == 0 ? 200 : 414);
+
+    // Header lines, up to and with the empty line, have both limits together.
+    const size_t most = options_.max_header_bytes + options_.max_target_bytes;
+    const std::string value(most + over - host.size() - std::string("X: ").size() - 4, 'y');
+    const std::string head = "GET / HTTP/1.1\r\n" + host + "X: " + value + "\r\n\r\n";
+    EXPECT_EQ(OutcomeOf(head), over == 0 ? 200 : 431);
+  }
+}
+
+// A request line that has no end yet is refused when it cannot be one that is short enough: with
+// 64 bytes for the method and the version.
+TEST_F(RequestReaderTest, ALineWithoutAnEnd) {
+  const std::string line = "GET /" + std::string(options_.max_target_bytes + 64 - 5, 'z');
+  EXPECT_EQ(OutcomeOf(line), 0);
+  EXPECT_EQ(OutcomeOf(line + "z"), 414);
 }
 
 TEST_F(RequestReaderTest, RequestIdIsTakenOrMade) {

@@ -13,8 +13,8 @@
 
 namespace moesaic {
 
-void RoutingRecorder::OnRouting(int64_t layer, const ForwardBatch&, std::span<int32_t> ids,
-                                std::span<float> values) {
+void RoutingLog::OnRouting(int64_t layer, const ForwardBatch&, std::span<int32_t> ids,
+                           std::span<float> values) {
   const auto at = static_cast<size_t>(layer);
   if (experts.size() <= at) {
     experts.resize(at + 1);
@@ -60,7 +60,8 @@ ModelHarness::ModelHarness(const std::filesystem::path& model_dir, const Harness
   limits.max_batch_tokens = options.max_batch_tokens;
   limits.max_context_tokens = options.max_context_tokens;
   limits.num_kv_blocks = options.kv_blocks;
-  limits.max_logit_rows = options.max_batch_tokens;
+  limits.max_logit_rows =
+      options.max_logit_rows > 0 ? options.max_logit_rows : options.max_batch_tokens;
   limits.kv_type = options.kv_type;
   limits.defer_experts = options.defer_experts;
   ModelWeights weights =

@@ -30,6 +30,7 @@ struct HarnessOptions {
   int threads = 1;
   ThreadLayout thread_layout;
   int64_t max_batch_tokens = 128;
+  int64_t max_logit_rows = 0;  // 0: max_batch_tokens
   int64_t max_context_tokens = 256;
   int64_t kv_blocks = 256;
   std::filesystem::path expert_store;  // empty: the checkpoint
@@ -56,7 +57,7 @@ struct HarnessOptions {
 };
 
 // The routing of every sparse layer, in call order: [layer][rows * top_k].
-class RoutingRecorder : public RoutingHook {
+class RoutingLog : public RoutingHook {
  public:
   void OnRouting(int64_t layer, const ForwardBatch& batch, std::span<int32_t> experts,
                  std::span<float> weights) override;

@@ -12,6 +12,7 @@
 
 #include "serving/model/sampler.h"
 #include "tests/serving/model/model_harness.h"
+#include "tests/serving/model/reference_util.h"
 
 namespace moesaic {
 namespace {
@@ -24,14 +25,6 @@ std::vector<std::string> ModelDirs() {
   }
   std::sort(dirs.begin() + 1, dirs.end());
   return dirs;
-}
-
-std::string DirName(const ::testing::TestParamInfo<std::string>& info) {
-  return std::filesystem::path(info.param).filename().string();
-}
-
-std::string Key(size_t prompt, const char* what) {
-  return (prompt < 10 ? "0" : "") + std::to_string(prompt) + "." + what;
 }
 
 // bf16 checkpoints run on bf16 weights, which are exact; others on f32 weights.
@@ -55,17 +48,6 @@ HarnessOptions OptionsFor(const std::string& dir, Isa isa, const Reference& refe
   return options;
 }
 
-// Of class kF32, or of those that round activations to bf16.
-std::vector<Isa> IsasOf(NumericsClass numerics) {
-  std::vector<Isa> isas;
-  for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16, Isa::kAmx}) {
-    if (!IsaSupported(isa)) continue;
-    const bool rounds = KernelsFor(isa).numerics != NumericsClass::kF32;
-    if (rounds == (numerics != NumericsClass::kF32)) isas.push_back(isa);
-  }
-  return isas;
-}
-
 class ReferenceTest : public ::testing::TestWithParam<std::string> {};
 
 // Dynamic NTK: transformers takes its base from the current length; ours is fixed for the longest
@@ -86,7 +68,7 @@ TEST_P(ReferenceTest, F32LogitsAndRouting) {
       if (Dynamic(LoadModelConfig(GetParam()))) options.max_context_tokens = tokens;
       ModelHarness model(GetParam(), options);
       auto sequence = model.NewSequence(tokens);
-      RoutingRecorder routing;
+      RoutingLog routing;
       const std::vector<float> logits = model.Prefill(sequence, prompt.tokens, 64, &routing);
       const std::vector<float> expected = reference.Floats(Key(p, "logits"));
       // The sample records the last rows only for some prompts.
@@ -135,35 +117,6 @@ TEST_P(ReferenceTest, F32LogitsAndRouting) {
   }
 }
 
-// Puts the recorded experts in the place of the model's own. Rounding activations flips experts
-// whose probabilities nearly tie; random weights tie often, and one flip moves logits by units,
-// which says nothing about the arithmetic that is tested here.
-class RecordedRouting : public RoutingHook {
- public:
-  RecordedRouting(const Reference& reference, size_t prompt)
-      : experts_(reference.Ints(Key(prompt, "experts"))),
-        weights_(reference.Floats(Key(prompt, "expert_weights"))),
-        tokens_(reference.Shape(Key(prompt, "experts"))[1]),
-        sparse_layers_(reference.Ints("sparse_layers")) {}
-
-  void OnRouting(int64_t layer, const ForwardBatch& batch, std::span<int32_t> experts,
-                 std::span<float> weights) override {
-    const auto sparse =
-        std::find(sparse_layers_.begin(), sparse_layers_.end(), layer) - sparse_layers_.begin();
-    const auto top_k = static_cast<int64_t>(experts.size() / batch.tokens.size());
-    const auto first =
-        static_cast<size_t>((sparse * tokens_ + batch.slices[0].start_position) * top_k);
-    std::copy_n(experts_.begin() + static_cast<int64_t>(first), experts.size(), experts.begin());
-    std::copy_n(weights_.begin() + static_cast<int64_t>(first), weights.size(), weights.begin());
-  }
-
- private:
-  std::vector<int32_t> experts_;
-  std::vector<float> weights_;
-  int64_t tokens_;
-  std::vector<int32_t> sparse_layers_;
-};
-
 bool IsTrained(const std::string& dir) { return dir == MOESAIC_SAMPLE_MODEL_DIR; }
 
 // The trained sample runs with its own routing, the random fixtures with the recorded one.
@@ -201,7 +154,7 @@ TEST_P(ReferenceTest, Bf16LogitsStayClose) {
 }
 
 // Which experts two runs chose, as sets per layer and token: true when all are equal.
-bool SameRouting(const RoutingRecorder& a, const RoutingRecorder& b, int64_t top_k) {
+bool SameRouting(const RoutingLog& a, const RoutingLog& b, int64_t top_k) {
   for (size_t layer = 0; layer < a.experts.size(); ++layer) {
     const auto& x = a.experts[layer];
     const auto& y = b.experts[layer];
@@ -239,8 +192,8 @@ TEST_P(ReferenceTest, GreedyContinuations) {
       const auto& prompt = reference.prompts()[p];
       const auto longest = static_cast<int64_t>(prompt.tokens.size() + prompt.greedy.size());
       auto sequence = model.NewSequence(longest);
-      RoutingRecorder routing;
-      RoutingRecorder twin_routing;
+      RoutingLog routing;
+      RoutingLog twin_routing;
       ModelHarness::Sequence twin_sequence;
       std::vector<float> logits = model.Prefill(sequence, prompt.tokens, 64, &routing);
       if (twin) {

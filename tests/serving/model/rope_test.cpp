@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdint>
+#include <vector>
 
 namespace moesaic {
 namespace {
@@ -47,6 +49,116 @@ TEST(RopeTest, YarnScalesCosAndSin) {
   rope.attention_factor = 1.25;
   const RopeTable table(rope, 64, 4096, 16);
   EXPECT_FLOAT_EQ(table.cos(0)[0], 1.25f);
+}
+
+// Against what transformers 5.23 computes (ROPE_INIT_FUNCTIONS["yarn"]) for head_dim 64, theta 1e4,
+// original_max_position_embeddings 4096.
+TEST(RopeTest, YarnOfTransformers) {
+  struct Case {
+    double factor, mscale, mscale_all_dim, attention_factor;  // 0: not given
+    double expected;
+  };
+  for (const Case& c :
+       {Case{40, 1, 0.707, 0, 1.0857263992561355}, Case{40, 0.707, 0.707, 0, 1},
+        Case{4, 2, 0.5, 0, 1.1944648761087142},
+        Case{4, 2, 0, 0, 1.138629436111989},  // one alone says nothing
+        Case{4, 0, 2, 0, 1.138629436111989}, Case{1, 1, 0.5, 0, 1}, Case{4, 2, 0.5, 1.25, 1.25}}) {
+    RopeConfig rope;
+    rope.kind = RopeKind::kYarn;
+    rope.theta = 10000;
+    rope.factor = c.factor;
+    rope.mscale = c.mscale;
+    rope.mscale_all_dim = c.mscale_all_dim;
+    rope.attention_factor = c.attention_factor;
+    rope.original_max_position = 4096;
+    const RopeFrequencies yarn = ComputeRopeFrequencies(rope, 64, 163840, 163840);
+    EXPECT_NEAR(yarn.attention_factor, c.expected, 1e-12)
+        << c.factor << " " << c.mscale << " " << c.mscale_all_dim;
+    if (c.factor != 40) continue;
+    // Kept, on the ramp, divided by 40.
+    EXPECT_NEAR(yarn.inverse[0], 1.0, 1e-7);
+    EXPECT_NEAR(yarn.inverse[10], 0.05623412877321243, 1e-8);
+    EXPECT_NEAR(yarn.inverse[16], 0.005500000435858965, 1e-9);
+    EXPECT_NEAR(yarn.inverse[20], 0.0007905694073997438, 1e-10);
+    EXPECT_NEAR(yarn.inverse[31], 3.3338035336782923e-06, 1e-12);
+  }
+}
+
+// The same for head_dim 16: where the ramp leaves the head at either end, without truncation, and
+// the other kinds with all of their bands.
+TEST(RopeTest, FrequenciesOfTransformers) {
+  RopeConfig yarn;
+  yarn.kind = RopeKind::kYarn;
+  yarn.factor = 4;
+  const auto of = [](RopeConfig rope, double theta, int64_t original) {
+    rope.theta = theta;
+    rope.original_max_position = original;
+    return rope;
+  };
+  RopeConfig untruncated = of(yarn, 10000, 1024);
+  untruncated.truncate = false;
+  RopeConfig llama3 = of({}, 500, 256);
+  llama3.kind = RopeKind::kLlama3;
+  llama3.factor = 8;
+  llama3.low_freq_factor = 1;
+  llama3.high_freq_factor = 4;
+  RopeConfig dynamic;
+  dynamic.kind = RopeKind::kDynamicNtk;
+  dynamic.theta = 10000;
+  dynamic.factor = 2;
+  struct Case {
+    RopeConfig rope;
+    int64_t max_position;
+    std::vector<double> expected;
+  };
+  const Case cases[] = {
+      {of(yarn, 10000, 128),
+       512,
+       {1.0, 0.237170815, 0.049999997, 0.00790569466, 0.00249999994, 0.000790569466, 0.000250000012,
+        7.90569466e-05}},
+      {of(yarn, 10, 4096),
+       16384,
+       {1.0, 0.749894202, 0.562341332, 0.421696514, 0.316227764, 0.237137362, 0.177827939,
+        0.133352146}},
+      {of(yarn, 10000, 1024),
+       4096,
+       {1.0, 0.316227764, 0.0812500045, 0.0197642371, 0.00437500002, 0.000790569466, 0.000250000012,
+        7.90569466e-05}},
+      {untruncated,
+       4096,
+       {1.0, 0.316227764, 0.0853986368, 0.0191267766, 0.00355697144, 0.000790569466, 0.000250000012,
+        7.90569466e-05}},
+      {llama3,
+       1024,
+       {1.0, 0.459863275, 0.21147424, 0.0961796418, 0.0163135789, 0.0025707141, 0.00118217699,
+        0.000543639821}},
+      {dynamic,
+       64,
+       {1.0, 0.239481375, 0.057351321, 0.0137345716, 0.00328917382, 0.00078769587, 0.000188638471,
+        4.51753949e-05}},
+  };
+  for (const Case& c : cases) {
+    // Dynamic scaling is asked for 256 positions.
+    const RopeFrequencies got = ComputeRopeFrequencies(c.rope, 16, c.max_position, 256);
+    ASSERT_EQ(got.inverse.size(), c.expected.size());
+    for (size_t i = 0; i < c.expected.size(); ++i) {
+      EXPECT_NEAR(got.inverse[i] / c.expected[i], 1, 2e-6)
+          << "case " << &c - cases << " frequency " << i;
+    }
+  }
+}
+
+TEST(RopeTest, BothHalvesOfARotationAreScaled) {
+  RopeConfig rope;
+  rope.kind = RopeKind::kYarn;
+  rope.factor = 4;
+  rope.attention_factor = 1.25;
+  const RopeTable table(rope, 64, 4096, 16);
+  for (int64_t position = 0; position < 16; ++position) {
+    for (size_t i = 0; i < 32; ++i) {
+      EXPECT_NEAR(std::hypot(table.cos(position)[i], table.sin(position)[i]), 1.25, 1e-6);
+    }
+  }
 }
 
 TEST(RopeTest, DynamicIsPlainUntilTheContextIsLonger) {

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "serving/model/sampling_params.h"
@@ -136,6 +137,56 @@ TEST(SamplerTest, MinPIsRelativeToTheBest) {
   EXPECT_TRUE(frequencies.count(1) && frequencies.count(5));
 }
 
+// Where probabilities are equal the lower ids stay.
+TEST(SamplerTest, TiesAtTopK) {
+  SamplingParams params;
+  const std::vector<float> logits = {1, 3, 1, 3, 1, 3, 1};
+  for (const auto& [k, kept] : std::vector<std::pair<int32_t, std::vector<int32_t>>>{
+           {2, {1, 3}}, {3, {1, 3, 5}}, {4, {0, 1, 3, 5}}, {5, {0, 1, 2, 3, 5}}}) {
+    params.top_k = k;
+    std::vector<int32_t> drawn;
+    for (const auto& [token, share] : Frequencies(params, logits)) drawn.push_back(token);
+    EXPECT_EQ(drawn, kept) << k;
+  }
+}
+
+// As many equal tokens as there are do not differ from no limit.
+TEST(SamplerTest, TopKOfAllIsNoLimit) {
+  const std::vector<float> logits(5, 0.5f);
+  SamplingParams params;
+  for (const int32_t k : {4, 5, 6}) {
+    params.top_k = k;
+    EXPECT_EQ(Frequencies(params, logits).size(), static_cast<size_t>(std::min(k, 5)));
+  }
+}
+
+// A nucleus ends with the token that meets top_p, be it exactly: four equal tokens have 1/4 each.
+TEST(SamplerTest, TopPMetExactly) {
+  const std::vector<float> logits(4, 2.0f);
+  SamplingParams params;
+  for (const auto& [top_p, kept] :
+       {std::pair{0.25, 1u}, {0.26, 2u}, {0.5, 2u}, {0.75, 3u}, {0.76, 4u}}) {
+    params.top_p = top_p;
+    const auto frequencies = Frequencies(params, logits);
+    EXPECT_EQ(frequencies.size(), kept) << top_p;
+    EXPECT_EQ(frequencies.rbegin()->first, static_cast<int32_t>(kept) - 1) << top_p;
+    for (const auto& [token, share] : frequencies) EXPECT_NEAR(share, 1.0 / kept, 0.012) << top_p;
+  }
+}
+
+// What is as likely as the floor stays: with min_p 1 all that are as good as the best.
+TEST(SamplerTest, MinPAtTheFloor) {
+  const std::vector<float> logits = {2, 1, 2, 2, 1.99f};
+  SamplingParams params;
+  params.min_p = 1;
+  const auto frequencies = Frequencies(params, logits);
+  EXPECT_EQ(frequencies.size(), 3u);
+  for (const int32_t token : {0, 2, 3}) EXPECT_NEAR(frequencies.at(token), 1.0 / 3, 0.012);
+  // The floor is a share of the best, not of one.
+  params.min_p = 0.9;
+  EXPECT_EQ(Frequencies(params, logits).size(), 4u);
+}
+
 TEST(SamplerTest, PenaltiesAndBias) {
   Sampler sampler(KernelsFor(Isa::kScalar), 6);
   SamplingParams params;
@@ -212,6 +263,13 @@ TEST(SamplerTest, LogprobsAreThoseOfTheRawSoftmax) {
   EXPECT_EQ(token.top[2].token, 2);
   EXPECT_NEAR(token.top[0].logprob, std::log(p[1]), 1e-5);
   EXPECT_EQ(sampler.Logprobs(kLogits, 0, 100).top.size(), kLogits.size());
+  // The lower id first on a tie.
+  const std::vector<float> ties = {1, 2, 1, 2, 1, 2};
+  const GeneratedToken tied = sampler.Logprobs(ties, 0, 4);
+  ASSERT_EQ(tied.top.size(), 4u);
+  for (const auto& [at, id] : {std::pair{0, 1}, {1, 3}, {2, 5}, {3, 0}}) {
+    EXPECT_EQ(tied.top[static_cast<size_t>(at)].token, id);
+  }
 }
 
 }  // namespace

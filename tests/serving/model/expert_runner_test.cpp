@@ -1,0 +1,253 @@
+// What ExpertRunner asks of who serves its experts: which, when, and that each is given back.
+
+#include "serving/model/expert_runner.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "core/base/error.h"
+#include "core/base/hash.h"
+#include "tests/serving/model/model_harness.h"
+
+namespace moesaic {
+namespace {
+
+// The calls of one layer.
+struct LayerCalls {
+  std::vector<ExpertId> needed;
+  int64_t pairs = 0;
+  std::vector<ExpertId> handed_out;
+  std::vector<ExpertId> released;
+  bool released_before_end = false;  // all that was handed out
+  bool ended = false;
+  int ready_calls_after_the_last = 0;
+};
+
+// Forwards to a real provider, one expert at a time, in an order of its own. Checks the order of
+// calls as they come.
+class RecordingProvider : public ExpertProvider {
+ public:
+  struct Record {
+    std::vector<LayerCalls> layers;
+    // With how many layers begun before, what was expected.
+    std::vector<std::pair<size_t, std::vector<ExpertId>>> expected;
+    bool last_first = false;     // hands out in the opposite order
+    int64_t fail_at_layer = -1;  // NextReady throws there, in place of the last expert
+  };
+
+  RecordingProvider(std::unique_ptr<ExpertProvider> real, Record& record)
+      : real_(std::move(real)), record_(record) {}
+
+  void StepBegan() override { real_->StepBegan(); }
+  void StopPrefetching() override { real_->StopPrefetching(); }
+  void BeginLayer(std::span<const ExpertId> needed, int64_t pairs) override {
+    EXPECT_TRUE(record_.layers.empty() || record_.layers.back().ended) << "a layer is open";
+    LayerCalls& layer = record_.layers.emplace_back();
+    layer.needed.assign(needed.begin(), needed.end());
+    layer.pairs = pairs;
+    real_->BeginLayer(needed, pairs);
+    waiting_.clear();
+    while (real_->NextReady(waiting_)) {
+    }
+    if (record_.last_first) std::reverse(waiting_.begin(), waiting_.end());
+    next_ = 0;
+  }
+  void Expect(std::span<const ExpertId> experts) override {
+    record_.expected.emplace_back(record_.layers.size(),
+                                  std::vector<ExpertId>(experts.begin(), experts.end()));
+    real_->Expect(experts);
+  }
+  bool IsResident(ExpertId id) const override { return real_->IsResident(id); }
+  bool NextReady(std::vector<PinnedExpert>& out) override {
+    LayerCalls& layer = record_.layers.back();
+    EXPECT_FALSE(layer.ended);
+    if (record_.fail_at_layer == layer.needed.front().layer && next_ + 1 == waiting_.size()) {
+      Fail(ErrorKind::kIo, "this expert cannot be read");
+    }
+    if (next_ == waiting_.size()) {
+      ++layer.ready_calls_after_the_last;
+      return false;
+    }
+    out.push_back(waiting_[next_++]);
+    layer.handed_out.push_back(out.back().id);
+    return true;
+  }
+  void Release(const PinnedExpert& expert) override {
+    EXPECT_FALSE(record_.layers.back().ended);
+    record_.layers.back().released.push_back(expert.id);
+    real_->Release(expert);
+  }
+  ExpertStats EndLayer() override {
+    LayerCalls& layer = record_.layers.back();
+    EXPECT_FALSE(layer.ended) << "a layer ends twice";
+    layer.ended = true;
+    layer.released_before_end = layer.released.size() == layer.handed_out.size();
+    return real_->EndLayer();
+  }
+  int64_t Preload(std::span<const ExpertId> experts,
+                  const std::function<bool(int64_t)>& keep_going) override {
+    return real_->Preload(experts, keep_going);
+  }
+  std::vector<ResidentExpert> Residents() const override { return real_->Residents(); }
+  int64_t slots() const override { return real_->slots(); }
+  int64_t resident() const override { return real_->resident(); }
+
+ private:
+  std::unique_ptr<ExpertProvider> real_;
+  Record& record_;
+  std::vector<PinnedExpert> waiting_;
+  size_t next_ = 0;
+};
+
+using Record = RecordingProvider::Record;
+
+// Layers 1 and 3 of four are sparse, with 10 experts, top 4.
+HarnessOptions OptionsWith(Record& record) {
+  HarnessOptions options;
+  options.make_experts = [&record](const ExpertSource& source, const ModelConfig& config) {
+    ExpertLoaderOptions loader;
+    const int64_t experts = config.num_layers * config.num_experts;
+    loader.budget_bytes = static_cast<uint64_t>(experts) * source.layout().slot_bytes;
+    return std::make_unique<RecordingProvider>(
+        std::make_unique<ExpertLoader>(source, static_cast<int>(config.num_layers),
+                                       static_cast<int>(config.num_experts), MakeLruPolicy(experts),
+                                       loader),
+        record);
+  };
+  return options;
+}
+
+constexpr char kModel[] = "qwen2_moe_bf16_sparse_step";
+
+std::vector<float> RunTokens(ModelHarness& model, const std::vector<int32_t>& tokens,
+                             RoutingHook* hook) {
+  auto sequence = model.NewSequence(64);
+  const ModelHarness::Piece piece = {&sequence, tokens};
+  return model.Run({&piece, 1}, hook);
+}
+
+std::set<int> Indices(const std::vector<ExpertId>& ids) {
+  std::set<int> indices;
+  for (const ExpertId id : ids) indices.insert(id.index);
+  return indices;
+}
+
+TEST(ExpertRunnerTest, AsksForWhatTheRoutingNamesAndGivesAllBack) {
+  for (const int tokens : {1, 2, 5, 40}) {
+    SCOPED_TRACE(tokens);
+    Record record;
+    ModelHarness model(FixtureModel(kModel), OptionsWith(record));
+    RoutingLog routing;
+    RunTokens(model, PromptOf(3, tokens, 150), &routing);
+    ASSERT_EQ(record.layers.size(), 2u);
+    for (size_t i = 0; i < 2; ++i) {
+      const LayerCalls& layer = record.layers[i];
+      const int64_t number = i == 0 ? 1 : 3;
+      const std::vector<int32_t>& routed = routing.experts[static_cast<size_t>(number)];
+      EXPECT_EQ(Indices(layer.needed), std::set<int>(routed.begin(), routed.end()));
+      EXPECT_EQ(Indices(layer.needed).size(), layer.needed.size());  // distinct
+      for (const ExpertId id : layer.needed) EXPECT_EQ(id.layer, number);
+      EXPECT_EQ(layer.pairs, tokens * 4);
+      EXPECT_EQ(layer.handed_out.size(), layer.needed.size());
+      EXPECT_EQ(Indices(layer.released), Indices(layer.needed));
+      EXPECT_EQ(layer.released.size(), layer.needed.size());  // each once
+      EXPECT_TRUE(layer.released_before_end);
+      EXPECT_TRUE(layer.ended);
+      EXPECT_EQ(layer.ready_calls_after_the_last, 1);
+    }
+  }
+}
+
+TEST(ExpertRunnerTest, TheOrderOfArrivalChangesNoBit) {
+  std::vector<uint64_t> hashes;
+  for (const bool last_first : {false, true}) {
+    Record record;
+    record.last_first = last_first;
+    ModelHarness model(FixtureModel(kModel), OptionsWith(record));
+    const std::vector<float> logits = RunTokens(model, PromptOf(3, 17, 150), nullptr);
+    hashes.push_back(Hash64(std::as_bytes(std::span(logits))));
+  }
+  EXPECT_EQ(hashes[0], hashes[1]);
+}
+
+// Nine of ten experts wanted: all of the next sparse layer are expected, and no more when it has
+// begun. Eight: nothing is said.
+TEST(ExpertRunnerTest, NearlyAWholeLayerExpectsTheNext) {
+  class Routed : public RoutingHook {
+   public:
+    explicit Routed(int distinct) : distinct_(distinct) {}
+    void OnRouting(int64_t layer, const ForwardBatch&, std::span<int32_t> experts,
+                   std::span<float>) override {
+      const int distinct = layer == 1 ? distinct_ : 4;
+      for (size_t i = 0; i < experts.size(); ++i) {
+        experts[i] = static_cast<int32_t>(i) % distinct;
+      }
+    }
+
+   private:
+    int distinct_;
+  };
+  for (const int distinct : {8, 9, 10}) {
+    SCOPED_TRACE(distinct);
+    Record record;
+    ModelHarness model(FixtureModel(kModel), OptionsWith(record));
+    Routed hook(distinct);
+    RunTokens(model, PromptOf(3, 20, 150), &hook);
+    ASSERT_EQ(record.layers.size(), 2u);
+    EXPECT_EQ(record.layers[0].needed.size(), static_cast<size_t>(distinct));
+    if (distinct == 8) {
+      EXPECT_TRUE(record.expected.empty());
+      continue;
+    }
+    ASSERT_EQ(record.expected.size(), 2u);
+    EXPECT_EQ(record.expected[0].first, 1u);  // while the first layer is open
+    ASSERT_EQ(record.expected[0].second.size(), 10u);
+    EXPECT_EQ(Indices(record.expected[0].second).size(), 10u);
+    for (const ExpertId id : record.expected[0].second) EXPECT_EQ(id.layer, 3);
+    EXPECT_EQ(record.expected[1].first, 2u);
+    EXPECT_TRUE(record.expected[1].second.empty());
+  }
+}
+
+// What cannot be had ends the layer, and what was expected; the next pass is none the worse.
+TEST(ExpertRunnerTest, AFailedLayerIsEnded) {
+  const std::vector<int32_t> tokens = PromptOf(3, 40, 150);
+  Record plain;
+  ModelHarness right(FixtureModel(kModel), OptionsWith(plain));
+  const std::vector<float> expected = RunTokens(right, tokens, nullptr);
+
+  Record record;
+  ModelHarness model(FixtureModel(kModel), OptionsWith(record));
+  for (const int64_t layer : {1, 3}) {
+    record.fail_at_layer = layer;
+    record.layers.clear();
+    record.expected.clear();
+    EXPECT_THROW(RunTokens(model, tokens, nullptr), Error);
+    ASSERT_EQ(record.layers.size(), layer == 1 ? 1u : 2u);
+    EXPECT_TRUE(record.layers.back().ended);
+    EXPECT_EQ(record.layers.back().handed_out.size() + 1, record.layers.back().needed.size());
+    const bool expects = !record.expected.empty() && !record.expected.back().second.empty();
+
+    EXPECT_EQ(expects, layer == 1);  // all of layer 3, which then did not begin
+
+    record.fail_at_layer = -1;
+    record.layers.clear();
+    record.expected.clear();
+    const std::vector<float> logits = RunTokens(model, tokens, nullptr);
+    EXPECT_EQ(Hash64(std::as_bytes(std::span(logits))), Hash64(std::as_bytes(std::span(expected))));
+    if (expects) {  // forgotten before anything else
+      ASSERT_FALSE(record.expected.empty());
+      EXPECT_EQ(record.expected[0].first, 0u);
+      EXPECT_TRUE(record.expected[0].second.empty());
+    }
+  }
+}
+
+}  // namespace
+}  // namespace moesaic
