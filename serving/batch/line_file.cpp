@@ -132,6 +132,13 @@ void LineFile::Append(std::string_view line) {
   size_bytes_ += line_.size();
 }
 
+bool LineFile::InPlace() const {
+  struct stat mine;
+  struct stat there;
+  return fstat(fd_, &mine) == 0 && stat(path_.c_str(), &there) == 0 &&
+         mine.st_ino == there.st_ino && mine.st_dev == there.st_dev;
+}
+
 void LineFile::Sync() {
   // EINVAL: what is no file has nothing to flush.
   if (fdatasync(fd_) != 0 && errno != EINVAL) FailErrno("cannot be flushed to disk", errno);
