@@ -155,12 +155,34 @@ bool IsStateFile(const std::filesystem::path& file) {
   }
 }
 
+bool CheckStateFile(const std::filesystem::path& file) {
+  std::array<std::byte, kPrefixBytes> start;
+  size_t bytes = 0;
+  try {
+    bytes = File(file).ReadAt(0, start);
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kNotFound) return false;
+    throw;  // what cannot be read may be anybody's
+  }
+  if (bytes == 0) return false;
+  if (bytes < start.size() || start != Prefix()) {
+    Fail(ErrorKind::kInvalidArgument,
+         "{}: not a state file of moesaic, and not empty; it stays as it is: name another file",
+         file.string());
+  }
+  return true;
+}
+
 StoredState ReadStateFile(const std::filesystem::path& file) {
   const File opened(file);
   const uint64_t bytes = opened.size_bytes();
   // Not read whole before it is known to be one: it may be a model's weights.
-  if (bytes > kMaxFileBytes || !IsStateFile(file)) {
+  if (!IsStateFile(file)) {
     Fail(ErrorKind::kCorrupt, "{}: not a state file of moesaic", file.string());
+  }
+  if (bytes > kMaxFileBytes) {
+    Fail(ErrorKind::kCorrupt, "{}: is {}, expected at most {}; the file is damaged", file.string(),
+         FormatBytes(bytes), FormatBytes(kMaxFileBytes));
   }
   std::vector<std::byte> content(bytes);
   content.resize(opened.ReadAt(0, content));
@@ -176,6 +198,7 @@ StateCheckpoint::StateCheckpoint(std::filesystem::path file, ModelFingerprint mo
 }
 
 bool StateCheckpoint::Read(StoredState& state, StateLoadResult& result) const {
+  if (!CheckStateFile(file_)) return false;
   try {
     state = ReadStateFile(file_);
     result.found = true;
@@ -240,6 +263,7 @@ void StateCheckpoint::CarryOver(StoredState& snapshot) {
 }
 
 StateWriteResult StateCheckpoint::Write(StoredState snapshot) {
+  CheckStateFile(file_);  // somebody may have put another file there since
   if (found_ == Found::kUnknown) {
     StoredState ignored;
     StateLoadResult result;

@@ -3,9 +3,10 @@
 //   ["moesaic-state", format version, XXH64 of the body, body]
 //   body: binary, {"model": {fingerprint}, "sections": [[name, version, bytes], ...]}
 // It is replaced as a whole (core/base/atomic_file.h): a process that is killed at any moment
-// leaves the last good one. A file that cannot be used (corrupt, of another model, or not a state
-// file at all) is never overwritten: it is renamed to FILE.rejected-N before the first one is
-// written.
+// leaves the last good one. A state file that cannot be used (corrupt, of another model) is never
+// overwritten: it is renamed to FILE.rejected-N before the first one is written. What does not
+// begin like a state file is somebody else's (a model's config.json, say), and is left where it is:
+// nothing is loaded or written then. An empty file is as none.
 #pragma once
 
 #include <cstddef>
@@ -41,6 +42,9 @@ std::vector<std::byte> PackState(StoredState state);
 StoredState ReadStateFile(const std::filesystem::path& file);
 // Whether the file begins like a state file. False when it cannot be read.
 bool IsStateFile(const std::filesystem::path& file);
+// Whether there is a state file, by its beginning: false where there is none, or an empty file.
+// Throws Error(kInvalidArgument) when it is something else, Error(kIo) when that cannot be told.
+bool CheckStateFile(const std::filesystem::path& file);
 
 struct StateLoadResult {
   bool found = false;       // there was a file
@@ -64,13 +68,14 @@ class StateCheckpoint {
   StateCheckpoint(std::filesystem::path file, ModelFingerprint model,
                   std::vector<StateSection*> sections);
 
-  // Never throws for what a file contains. A section that the file lacks, or whose bytes do not
-  // fit, stays as it is. Sections of the file that nobody asked for are ignored, and kept by Write.
+  // Throws as CheckStateFile, and never for what a state file contains. A section that the file
+  // lacks, or whose bytes do not fit, stays as it is. Sections of the file that nobody asked for
+  // are ignored, and kept by Write.
   StateLoadResult Load();
 
   // A copy of what was learned, for Write to pack.
   StoredState Snapshot() const;
-  // Throws Error(kIo, kUnavailable); the file is then as it was.
+  // Throws Error(kIo, kUnavailable), and as CheckStateFile; the file is then as it was.
   StateWriteResult Write(StoredState snapshot);
   StateWriteResult Save() { return Write(Snapshot()); }
 

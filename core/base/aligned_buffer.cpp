@@ -24,10 +24,11 @@ AlignedBuffer::AlignedBuffer(size_t bytes, size_t alignment) : bytes_(bytes) {
   const size_t rounded_bytes = (bytes + alignment - 1) / alignment * alignment;
   data_ = static_cast<std::byte*>(std::aligned_alloc(alignment, rounded_bytes));
   if (data_ == nullptr) {
-    Fail(ErrorKind::kResourceExhausted,
-         "cannot allocate {}: the machine (or its cgroup) has too little memory; lower the budgets "
-         "(--expert-memory, --kv-memory)",
-         FormatBytes(bytes));
+    Fail(
+        ErrorKind::kResourceExhausted,
+        "cannot allocate {}: the machine (or its cgroup) has too little memory; lower --memory, or "
+        "--expert-memory and --kv-memory where they are given",
+        FormatBytes(bytes));
   }
   // Best effort: without huge pages the same memory is only a little slower to stream.
   if (alignment == kHugePageBytes) madvise(data_, rounded_bytes, MADV_HUGEPAGE);

@@ -24,7 +24,12 @@ struct stat StatOrFail(int fd, const std::filesystem::path& path) {
 
 }  // namespace
 
-std::string ErrnoMessage(int error) { return std::generic_category().message(error); }
+std::string ErrnoMessage(int error) {
+  const std::string message = std::generic_category().message(error);
+  // Nothing else that is said of a failed write hints at where that limit comes from.
+  return error == EFBIG ? message + " (the limit on file sizes, `ulimit -f`, or the file system's)"
+                        : message;
+}
 
 File::File(std::filesystem::path path, int extra_flags) : path_(std::move(path)) {
   // O_NONBLOCK so that opening a FIFO fails below instead of waiting for a writer; cleared again,

@@ -69,6 +69,11 @@ struct Sizer {
                                                        : UINT64_MAX / 2),
         all_experts(files.config.num_sparse_layers() * files.config.num_experts) {}
 
+  // Tokens that one request must have room for: what was asked for, else what is sensible.
+  int64_t LongestByRule() const {
+    return options.max_model_len > 0 ? context : std::min<int64_t>(context, 2048);
+  }
+
   int64_t RowsFor(const BatchWish& wish) const {
     if (options.max_num_batched_tokens > 0) {
       return std::max(options.max_num_batched_tokens, wish.sequences);
@@ -101,7 +106,7 @@ struct Sizer {
     const uint64_t block_bytes = Model::KvBlockBytes(files.config, ChooseKvType(options));
     if (options.kv_memory == "auto") {
       sizes.num_kv_blocks = std::max(sequences * CeilDiv(std::min(tokens, context), kKvBlockTokens),
-                                     CeilDiv(std::min<int64_t>(context, 2048), kKvBlockTokens));
+                                     CeilDiv(LongestByRule(), kKvBlockTokens));
     } else {
       sizes.num_kv_blocks = static_cast<int64_t>(
           ParseBytesOrPercent(options.kv_memory, machine_bytes, "--kv-memory") / block_bytes);
@@ -333,10 +338,11 @@ BatchPlan PlanBatch(const EngineOptions& options, const ModelFiles& files,
     }
     Fail(ErrorKind::kResourceExhausted,
          "a batch of {} needs {} and room for at least one expert of {}, but this process may use "
-         "{}; raise --memory or lower --max-num-seqs, --max-num-batched-tokens, --kv-memory or "
+         "{}; raise --memory or lower --max-num-seqs, --max-num-batched-tokens, {}or "
          "--max-model-len{}",
          sizes.max_num_seqs, FormatBytes(plan.total_bytes), FormatBytes(plan.slot_bytes),
-         FormatBytes(sizer.machine_bytes), lines);
+         FormatBytes(sizer.machine_bytes), options.kv_memory == "auto" ? "" : "--kv-memory ",
+         lines);
   }
   return plan;
 }

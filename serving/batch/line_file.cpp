@@ -158,6 +158,13 @@ void LineFile::Append(std::string_view line) {
   size_bytes_ += line_.size();
 }
 
+bool LineFile::InPlace() const {
+  struct stat mine;
+  struct stat there;
+  return fstat(fd_, &mine) == 0 && stat(path_.c_str(), &there) == 0 &&
+         mine.st_ino == there.st_ino && mine.st_dev == there.st_dev;
+}
+
 void LineFile::Sync() {
   if (sync_error_ == 0 && Uninterrupted([&] { return calls_.Fdatasync(fd_); }) != 0) {
     // EINVAL: what is no file has nothing to flush.

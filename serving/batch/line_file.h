@@ -69,6 +69,8 @@ class LineFile {
   void Sync();
 
   const std::filesystem::path& path() const { return path_; }
+  // Whether the path still names the file that is open here.
+  bool InPlace() const;
   uint64_t cut_bytes() const { return cut_bytes_; }  // of an unfinished line, by kGoOn
 
  private:

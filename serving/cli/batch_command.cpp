@@ -19,6 +19,7 @@
 #include "serving/cli/commands.h"
 #include "serving/cli/generation.h"
 #include "serving/cli/interrupt.h"
+#include "serving/cli/job_files.h"
 #include "serving/cli/machine.h"
 #include "serving/cli/output.h"
 #include "serving/cli/run_stats.h"
@@ -53,13 +54,16 @@ void AddFlags(BatchFlags& f, OptionTable& table) {
              files});
   Option form{"input-format", &f.form, "",
               "jsonl: OpenAI batch lines or {\"prompt\": ...}. text: each line is a prompt. auto "
-              "looks at the first line.",
+              "takes the first lines that are JSON at their word.",
               files};
   form.choices = {"auto", "jsonl", "text"};
   table.Add(std::move(form));
-  table.Add({"resume", &f.resume, "",
-             "Go on with the output file: what it answers is not done again.", files});
-  table.Add({"overwrite", &f.overwrite, "", "Throw away what is in the output file.", files});
+  table.Add(
+      {"resume", &f.resume, "",
+       "Go on with the output file: what it answers is not done again. The input may have grown.",
+       files});
+  table.Add({"overwrite", &f.overwrite, "",
+             "Throw away what is in the output file and the error file.", files});
 
   const char* prompts = "Lines that are only a prompt";
   table.Add({"raw", &f.raw, "",
@@ -94,11 +98,11 @@ void AddFlags(BatchFlags& f, OptionTable& table) {
 
 BatchJobOptions JobOptionsFrom(const BatchFlags& flags, const RuntimeConfig& config) {
   BatchJobOptions job;
-  job.input = flags.input;
-  job.output = flags.output;
-  job.errors = flags.errors.empty() ? flags.output + ".errors.jsonl" : flags.errors;
-  job.resume = flags.resume;
-  job.overwrite = flags.overwrite;
+  job.files.input = flags.input;
+  job.files.output = flags.output;
+  job.files.errors = flags.errors.empty() ? flags.output + ".errors.jsonl" : flags.errors;
+  job.files.resume = flags.resume;
+  job.files.overwrite = flags.overwrite;
   job.form = flags.form == "jsonl"  ? BatchInputForm::kJsonl
              : flags.form == "text" ? BatchInputForm::kText
                                     : BatchInputForm::kAuto;
@@ -109,14 +113,19 @@ BatchJobOptions JobOptionsFrom(const BatchFlags& flags, const RuntimeConfig& con
   return job;
 }
 
-// PATH.json and PATH.html; the same in a directory with the name "report".
-void WriteReport(const std::string& path, const BatchReport& report) {
+// PATH of PATH.json and PATH.html; the name "report" in a directory.
+std::string ReportStem(const std::string& path) {
   namespace fs = std::filesystem;
   fs::path stem = path;
   if (fs::is_directory(stem)) stem /= "report";
   if (stem.extension() == ".json" || stem.extension() == ".html") stem.replace_extension();
+  return stem.string();
+}
+
+void WriteReport(const std::string& path, const BatchReport& report) {
+  const std::string stem = ReportStem(path);
   const auto write = [&](const char* extension, const std::string& text) {
-    WriteFileAtomically(stem.string() + extension, std::as_bytes(std::span(text)));
+    WriteFileAtomically(stem + extension, std::as_bytes(std::span(text)));
   };
   write(".json", BatchReportJson(report).dump(2) + "\n");
   write(".html", BatchReportHtml(report));
@@ -135,6 +144,40 @@ void CheckFlags(const BatchFlags& flags) {
   if (flags.resume && flags.overwrite) {
     Fail(ErrorKind::kInvalidArgument, "--resume and --overwrite were both given");
   }
+}
+
+// Answers may lie beside a model, so not all of its directory is the model's.
+bool IsModelFile(const std::string& name) {
+  const auto has = [&](std::string_view part) { return name.find(part) != std::string::npos; };
+  for (const char* end : {".safetensors", ".index.json", ".jinja", ".model"}) {
+    if (name.ends_with(end)) return true;
+  }
+  return (name.ends_with(".json") || name.ends_with(".txt")) &&
+         (has("config") || has("token") || has("template") || has("vocab") || has("merges"));
+}
+
+// No file of the job is another one of it, by whatever name.
+void CheckFiles(const BatchFlags& flags, const RuntimeConfig& config, const std::string& model,
+                const BatchPaths& paths) {
+  JobFiles files;
+  files.Reads("-i", paths.input);
+  files.ReadsAllIn("the model's file", ResolveModelPath(model), IsModelFile);
+  if (!config.expert_store.empty()) {
+    files.ReadsAllIn("the expert store's file", config.expert_store,
+                     [](const std::string&) { return true; });
+  }
+  files.Reads("--route-from", config.route_from);
+  files.Replaces("-o", paths.output);
+  files.Replaces("--errors", paths.errors);
+  files.Replaces("the record of the input", paths.record());
+  files.Replaces("--state-file", config.state_file);
+  files.Writes("--record-trace", config.record_trace);
+  if (!flags.report.empty()) {
+    const std::string stem = ReportStem(flags.report);
+    files.Replaces("--report", stem + ".json");
+    files.Replaces("--report", stem + ".html");
+  }
+  files.Check();
 }
 
 // What runs and, where it was planned, what is expected of it.
@@ -168,7 +211,7 @@ std::string SummaryText(const BatchProgress& progress, const BatchJobOptions& jo
                       FormatDuration(progress.seconds), TokensPerSecond(progress));
   if (progress.refused + progress.failed > 0) {
     text += fmt::format("\n{} bad and {} failed lines are in {}", progress.refused, progress.failed,
-                        job.errors.string());
+                        job.files.errors.string());
   }
   if (progress.left() > 0) {
     text +=
@@ -216,7 +259,8 @@ int BatchCommand(const Invocation& invocation) {
        "MODEL -i FILE -o FILE",
        "Answer a file of requests: OpenAI batch lines, objects with a prompt, or a prompt a line. "
        "Answers are appended as they end; a line that is bad goes to the error file and stops "
-       "nothing. Ctrl-C finishes what is being answered; a second one stops at once. After that, "
+       "nothing. Ctrl-C and SIGTERM finish what is being answered; a second one stops at once. "
+       "After that, "
        "or after a crash, --resume goes on and neither loses nor repeats a line.",
        {"moesaic batch models/sample -i requests.jsonl -o answers.jsonl",
         "moesaic batch models/sample -i prompts.txt -o answers.jsonl --max-tokens 64 -t 0",
@@ -233,6 +277,7 @@ int BatchCommand(const Invocation& invocation) {
   CheckFlags(flags);
 
   BatchJobOptions job = JobOptionsFrom(flags, config);
+  CheckFiles(flags, config, model_name, job.files);
   MetricsRegistry metrics;
   StatusLine(fmt::format("loading {} ...", model_name));
   ServedModel model;
@@ -258,11 +303,11 @@ int BatchCommand(const Invocation& invocation) {
   if (batch_engine != nullptr && batch_engine->plan().execution) {
     planned_passes = batch_engine->plan().execution->prediction.iterations;
   }
-  InterruptFlag interrupt;
+  InterruptFlag interrupt(InterruptFlag::Takes::kInterruptAndTerminate);
   const BatchCallbacks callbacks = {
       [&] {
         // Every answer that has ended is in the file, whole: nothing is left to do.
-        if (interrupt.presses() >= 2) std::_Exit(130);
+        if (interrupt.presses() >= 2) std::_Exit(interrupt.exit_code());
         return interrupt.presses();
       },
       [&](const BatchProgress& progress) {
@@ -281,7 +326,7 @@ int BatchCommand(const Invocation& invocation) {
   } else {
     fmt::print(stderr, "{}", SummaryText(progress, job));
   }
-  if (interrupt.raised()) return 130;
+  if (interrupt.raised()) return interrupt.exit_code();
   if (progress.failed > 0) return ExitCode(ErrorKind::kIo);
   return progress.refused > 0 ? ExitCode(ErrorKind::kInvalidArgument) : 0;
 }

@@ -32,10 +32,6 @@ namespace {
 constexpr auto kTick = std::chrono::milliseconds(100);
 constexpr double kSyncEveryS = 5;
 
-bool IsBlank(std::string_view line) {
-  return line.find_first_not_of(" \t\r\v\f") == std::string_view::npos;
-}
-
 uint64_t HashOf(std::string_view text) {
   return Hash64(std::as_bytes(std::span(text.data(), text.size())));
 }
@@ -115,22 +111,14 @@ class BatchJob {
         callbacks_(callbacks),
         models_({model}),
         engine_(*model.engine),
-        output_(options.output, options.resume      ? LineFile::Start::kGoOn
-                                : options.overwrite ? LineFile::Start::kEmpty
-                                                    : LineFile::Start::kNew),
-        errors_(options.errors, LineFile::Start::kEmpty) {
-    if (output_.cut_bytes() > 0) {
-      LogInfo("{}: cut off an unfinished line of {} bytes", options.output.string(),
-              output_.cut_bytes());
-    }
-    if (options.resume) ReadDone();
-    LookAtInput();
+        files_(options.files, options.form) {
+    progress_.lines = files_.input().requests();
   }
   // An engine that is still at it has nobody to tell: mail goes to the mailbox and is forgotten.
   ~BatchJob() { CancelAll(false); }
 
   BatchProgress Run() {
-    LineReader reader(options_.input);
+    LineReader reader(options_.files.input);
     double synced_s = 0;
     for (;;) {
       HeedStops();
@@ -138,13 +126,13 @@ class BatchJob {
       if (open_.empty()) break;
       for (Mailbox::Mail& mail : mailbox_->Take()) Receive(std::move(mail));
       if (watch_.seconds() - synced_s > kSyncEveryS) {
-        output_.Sync();
+        files_.output().Sync();
         synced_s = watch_.seconds();
       }
       Tell();
     }
-    output_.Sync();
-    errors_.Sync();
+    files_.output().Sync();
+    files_.errors().Sync();
     Tell();
     return progress_;
   }
@@ -162,34 +150,22 @@ class BatchJob {
     std::optional<ApiError> error;
   };
 
-  void ReadDone() {
-    LineReader reader(options_.output);
-    std::string line;
-    while (reader.Next(&line)) {
-      try {
-        done_before_.insert(CustomIdOfOutput(line));
-      } catch (const ApiError& error) {
+  // The next line that is not blank; false: there is none that was there when the job began. What
+  // comes later is for another run, which knows of it from the start.
+  bool NextLine(LineReader& reader, std::string* text) const {
+    const std::vector<uint64_t>& lines = files_.input().lines;
+    while (reader.line_number() < std::ssize(lines)) {
+      const bool there = reader.Next(text);
+      const int64_t number = reader.line_number() + (there ? 0 : 1);
+      if (!there || HashOfInputLine(*text) != lines[static_cast<size_t>(number - 1)]) {
         Fail(ErrorKind::kCorrupt,
-             "{}:{}: this is no line that a batch job has written ({}); give another -o, or "
-             "remove the line",
-             options_.output.string(), reader.line_number(), error.what());
+             "{}:{}: the line has changed since the job began; the answers up to there are whole: "
+             "put it back, and the same command with --resume goes on",
+             options_.files.input.string(), number);
       }
+      if (!IsBlankLine(*text)) return true;
     }
-  }
-
-  // Counts the lines and finds out what they are.
-  void LookAtInput() {
-    form_ = options_.form;
-    LineReader reader(options_.input);
-    std::string line;
-    while (reader.Next(&line)) {
-      if (IsBlank(line)) continue;
-      if (form_ == BatchInputForm::kAuto) {
-        form_ = line[line.find_first_not_of(" \t")] == '{' ? BatchInputForm::kJsonl
-                                                           : BatchInputForm::kText;
-      }
-      ++progress_.lines;
-    }
+    return false;
   }
 
   // Together: a pass that begins with the first of many lines would read experts for it alone.
@@ -199,11 +175,12 @@ class BatchJob {
     int64_t sequences = outstanding_;
     while (!input_ended_) {
       if (!waiting_) {
-        if (!reader.Next(&text)) {
+        // Lines that are answered or bad may be many.
+        if (callbacks_.stops() > 0) break;
+        if (!NextLine(reader, &text)) {
           input_ended_ = true;
           break;
         }
-        if (IsBlank(text)) continue;
         waiting_ = Prepare(text, reader);
         if (!waiting_) continue;
       }
@@ -232,17 +209,17 @@ class BatchJob {
         throw ApiError(400, "invalid_request_error",
                        fmt::format("The line is longer than {} bytes.", LineReader::kMaxLineBytes));
       }
-      if (form_ == BatchInputForm::kText && !IsValidUtf8(text)) {
+      if (files_.input().form == BatchInputForm::kText && !IsValidUtf8(text)) {
         throw ApiError(400, "invalid_request_error", "The prompt is not UTF-8.");
       }
-      const BatchLine line = form_ == BatchInputForm::kText
+      const BatchLine line = files_.input().form == BatchInputForm::kText
                                  ? PromptBatchLine(text, waiting.line_number, options_.prompts)
                                  : ParseBatchLine(text, waiting.line_number, options_.prompts);
       waiting.custom_id = line.custom_id;
       if (!seen_.insert(line.custom_id).second) {
         throw BadParam("custom_id", "custom_id is that of an earlier line.");
       }
-      if (done_before_.contains(line.custom_id)) {
+      if (files_.Answered(line.custom_id)) {
         ++progress_.resumed;
         return std::nullopt;
       }
@@ -255,9 +232,15 @@ class BatchJob {
       SetSeeds(waiting);
       return waiting;
     } catch (...) {
+      if (waiting.custom_id.empty()) waiting.custom_id = IdOfBadLine(text, waiting.line_number);
       Refuse(waiting, CurrentApiError(fmt::format("line {}", waiting.line_number)));
       return std::nullopt;
     }
+  }
+
+  std::string IdOfBadLine(std::string_view text, int64_t number) const {
+    return files_.input().form == BatchInputForm::kText ? DefaultCustomId(number)
+                                                        : FindCustomId(text);
   }
 
   void SetSeeds(Waiting& waiting) const {
@@ -270,7 +253,7 @@ class BatchJob {
 
   void Refuse(const Waiting& waiting, const ApiError& error) {
     ++(error.status() < 500 ? progress_.refused : progress_.failed);
-    errors_.Append(BatchErrorLine(waiting.line_number, waiting.custom_id, error));
+    files_.errors().Append(BatchErrorLine(waiting.line_number, waiting.custom_id, error));
   }
 
   void Submit(std::span<Waiting> lines) {
@@ -333,11 +316,12 @@ class BatchJob {
   void Finish(int64_t line_number, OpenLine& line) {
     if (line.error) {
       ++(line.error->status() < 500 ? progress_.refused : progress_.failed);
-      errors_.Append(BatchErrorLine(line_number, line.custom_id, *line.error));
+      files_.errors().Append(BatchErrorLine(line_number, line.custom_id, *line.error));
     } else if (line.cancelled) {
       ++progress_.put_back;
     } else {
-      output_.Append(BatchOutputLine(line.custom_id, line.request_id, line.output->FinalBody()));
+      files_.output().Append(
+          BatchOutputLine(line.custom_id, line.request_id, line.output->FinalBody()));
       progress_.prompt_tokens += line.output->TotalUsage().prompt_tokens;
       ++progress_.done;
     }
@@ -369,15 +353,12 @@ class BatchJob {
   const BatchCallbacks& callbacks_;
   const ModelTable models_;
   Engine& engine_;
-  LineFile output_;
-  LineFile errors_;
-  BatchInputForm form_ = BatchInputForm::kAuto;
+  BatchFiles files_;
   const std::atomic<bool> gone_{false};
   const Stopwatch watch_{};
   const std::shared_ptr<Mailbox> mailbox_ = std::make_shared<Mailbox>();
   BatchProgress progress_;
-  std::unordered_set<std::string> done_before_;  // custom ids in the output
-  std::unordered_set<std::string> seen_;         // custom ids of the input so far
+  std::unordered_set<std::string> seen_;  // custom ids of the input so far
   bool input_ended_ = false;
   std::optional<Waiting> waiting_;    // read, and no room for it yet
   std::map<int64_t, OpenLine> open_;  // by line number
@@ -390,12 +371,12 @@ Workload ReadBatchWorkload(const BatchJobOptions& options, const MessageCounter&
                            int64_t template_tokens) {
   constexpr size_t kCounted = 1000;
   constexpr int64_t kMostTokens = int64_t{1} << 24;
-  LineReader reader(options.input);
+  LineReader reader(options.files.input);
   Workload workload;
-  workload.source = options.input.string();
+  workload.source = options.files.input.string();
   std::string text;
   while (reader.Next(&text)) {
-    if (IsBlank(text)) continue;
+    if (IsBlankLine(text)) continue;
     if (workload.requests.size() >= kCounted) {
       workload.requests.push_back(workload.requests[workload.requests.size() % kCounted]);
       continue;

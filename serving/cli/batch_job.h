@@ -2,7 +2,8 @@
 // end.
 //
 // Every answer is one line that is appended whole, and the output file alone says what is done: a
-// job that is started again skips the ids that it finds there. The error file is that of the last
+// job that is started again skips the ids that it finds there, if the input is still the one that
+// they are of (input_record.h). The error file is that of the last
 // run: who starts again meets the same bad lines again.
 //
 // Used by the main thread; deltas come from the engine's thread through a queue.
@@ -14,24 +15,15 @@
 #include <string>
 
 #include "core/perf/workload.h"
+#include "serving/cli/batch_files.h"
 #include "serving/cli/workload_file.h"
 #include "serving/http/batch_format.h"
 #include "serving/http/served_model.h"
 
 namespace moesaic {
 
-enum class BatchInputForm {
-  kAuto,   // JSON lines when the first line that is not blank begins with '{', else text
-  kJsonl,  // an object per line
-  kText,   // a prompt per line
-};
-
 struct BatchJobOptions {
-  std::filesystem::path input;
-  std::filesystem::path output;
-  std::filesystem::path errors;
-  bool resume = false;     // go on with what is in the output
-  bool overwrite = false;  // throw it away
+  BatchPaths files;
   BatchInputForm form = BatchInputForm::kAuto;
   PromptDefaults prompts;
   // Sequences that are submitted and have not ended, at most. A line with more of them (its n, its

@@ -9,19 +9,32 @@ namespace moesaic {
 namespace {
 
 volatile std::sig_atomic_t g_interrupted = 0;
+volatile std::sig_atomic_t g_last_signal = SIGINT;
 
-void OnInterrupt(int) { g_interrupted = g_interrupted + 1; }
+void OnInterrupt(int signal) {
+  g_last_signal = signal;
+  g_interrupted = g_interrupted + 1;
+}
 
 }  // namespace
 
-InterruptFlag::InterruptFlag() {
+InterruptFlag::InterruptFlag(Takes takes) : takes_(takes) {
   struct sigaction action = {};
   action.sa_handler = OnInterrupt;  // without SA_RESTART: a read that waits for a line returns
   sigemptyset(&action.sa_mask);
+  // One handler runs at a time, or a press could be lost between reading and writing the count.
+  sigaddset(&action.sa_mask, SIGINT);
+  sigaddset(&action.sa_mask, SIGTERM);
   sigaction(SIGINT, &action, nullptr);
+  if (takes_ == Takes::kInterruptAndTerminate) sigaction(SIGTERM, &action, nullptr);
 }
 
-InterruptFlag::~InterruptFlag() { std::signal(SIGINT, SIG_DFL); }
+InterruptFlag::~InterruptFlag() {
+  std::signal(SIGINT, SIG_DFL);
+  if (takes_ == Takes::kInterruptAndTerminate) std::signal(SIGTERM, SIG_DFL);
+}
+
+int InterruptFlag::exit_code() const { return 128 + g_last_signal; }
 
 int InterruptFlag::presses() const { return g_interrupted; }
 

@@ -125,6 +125,8 @@ int Report(std::string_view message, int code) {
 int Main(int argc, char** argv) {
   // A reader that goes away is noticed by the failing write, so that temporary files are removed.
   std::signal(SIGPIPE, SIG_IGN);
+  // So is a file that reaches the limit on sizes (ulimit -f): the write says EFBIG.
+  std::signal(SIGXFSZ, SIG_IGN);
   try {
     return Dispatch(std::vector<std::string>(argv + std::min(argc, 1), argv + argc),
                     argc > 0 ? argv[0] : "moesaic");
@@ -133,7 +135,7 @@ int Main(int argc, char** argv) {
   } catch (const Error& error) {
     return Report(error.what(), ExitCode(error.kind()));
   } catch (const std::bad_alloc&) {
-    return Report("out of memory; lower --expert-memory or --kv-memory",
+    return Report("out of memory; lower --memory, or --expert-memory where it is given",
                   ExitCode(ErrorKind::kResourceExhausted));
   } catch (const std::exception& error) {
     return Report(error.what(), ExitCode(ErrorKind::kInternal));

@@ -8,7 +8,7 @@
 namespace moesaic {
 namespace {
 
-std::string Milliseconds(double seconds) { return fmt::format("{:.3f} ms", seconds * 1e3); }
+std::string MillisecondsText(double seconds) { return fmt::format("{:.3f} ms", seconds * 1e3); }
 
 const char* Name(Resource resource, bool has_gpu) {
   if (has_gpu) return ResourceName(resource);
@@ -57,14 +57,14 @@ std::string PhaseText(const char* title, const PhasePrediction& phase, bool has_
   TextTable table("<<>>");
   for (const ComponentTime& component : phase.components) {
     table.Add({Name(component, has_gpu), Name(component.resource, has_gpu),
-               Milliseconds(component.seconds),
+               MillisecondsText(component.seconds),
                phase.period_s > 0 ? fmt::format("{:.0f}%", 100 * component.seconds / phase.period_s)
                                   : ""});
   }
-  table.Add({"period", "", Milliseconds(phase.period_s), ""});
+  table.Add({"period", "", MillisecondsText(phase.period_s), ""});
   out += table.Render();
   out += fmt::format("  between {} (every part alone) and {} (nothing overlaps); iteration {}\n",
-                     Milliseconds(phase.roofline_s), Milliseconds(phase.serial_s),
+                     MillisecondsText(phase.roofline_s), MillisecondsText(phase.serial_s),
                      FormatDuration(phase.iteration_s));
   out += fmt::format("  bottleneck: {}; next: {}, with {:.0f}% slack\n",
                      Name(phase.bottleneck, has_gpu), Name(phase.next_bottleneck, has_gpu),

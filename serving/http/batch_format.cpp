@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "serving/http/http_message.h"
@@ -21,8 +22,6 @@ std::string CustomId(RequestFields& fields) {
   return id;
 }
 
-std::string DefaultId(int64_t line_number) { return fmt::format("line-{}", line_number); }
-
 void AddDefaults(const PromptDefaults& defaults, Json& body) {
   if (!body.contains("max_tokens")) body["max_tokens"] = defaults.max_tokens;
   if (defaults.temperature >= 0 && !body.contains("temperature")) {
@@ -38,7 +37,7 @@ BatchLine ParsePrompt(Json json, RequestFields& fields, int64_t line_number,
                       const PromptDefaults& defaults) {
   BatchLine line;
   line.custom_id = CustomId(fields);
-  if (line.custom_id.empty()) line.custom_id = DefaultId(line_number);
+  if (line.custom_id.empty()) line.custom_id = DefaultCustomId(line_number);
   json.erase("custom_id");
   // Token ids cannot go through a template.
   line.chat = defaults.chat && json["prompt"].is_string();
@@ -51,7 +50,55 @@ BatchLine ParsePrompt(Json json, RequestFields& fields, int64_t line_number,
   return line;
 }
 
+size_t SkipBlanks(std::string_view text, size_t at) {
+  return std::min(text.find_first_not_of(" \t\r\n", at), text.size());
+}
+
+// Behind the string that begins with the quote at `at`; npos: it has no end.
+size_t EndOfString(std::string_view text, size_t at) {
+  for (size_t i = at + 1; i < text.size(); ++i) {
+    if (text[i] == '"') return i + 1;
+    if (text[i] == '\\') ++i;
+  }
+  return std::string_view::npos;
+}
+
 }  // namespace
+
+std::string DefaultCustomId(int64_t line_number) { return fmt::format("line-{}", line_number); }
+
+std::string FindCustomId(std::string_view line) {
+  int depth = 0;
+  for (size_t at = 0; at < line.size(); ++at) {
+    if (line[at] == '{' || line[at] == '[') ++depth;
+    if (line[at] == '}' || line[at] == ']') --depth;
+    if (line[at] != '"') continue;
+    const size_t end = EndOfString(line, at);
+    if (end == std::string_view::npos) return "";
+    const size_t colon = SkipBlanks(line, end);
+    if (depth != 1 || line.substr(at, end - at) != "\"custom_id\"" || colon == line.size() ||
+        line[colon] != ':') {
+      at = end - 1;
+      continue;
+    }
+    const size_t begin = SkipBlanks(line, colon + 1);
+    if (begin == line.size() || line[begin] != '"') return "";
+    const size_t value_end = EndOfString(line, begin);
+    if (value_end == std::string_view::npos || value_end - begin > 6 * kMaxCustomIdBytes + 2) {
+      return "";
+    }
+    try {
+      const Json id = ParseJson(line.substr(begin, value_end - begin));
+      if (id.is_string() && id.get_ref<const std::string&>().size() <= kMaxCustomIdBytes) {
+        return id.get<std::string>();
+      }
+    } catch (const ApiError&) {
+      // No UTF-8, or an escape that there is not.
+    }
+    return "";
+  }
+  return "";
+}
 
 BatchLine ParseBatchLine(std::string_view text, int64_t line_number,
                          const PromptDefaults& defaults) {
@@ -86,7 +133,7 @@ BatchLine ParseBatchLine(std::string_view text, int64_t line_number,
 BatchLine PromptBatchLine(std::string_view prompt, int64_t line_number,
                           const PromptDefaults& defaults) {
   BatchLine line;
-  line.custom_id = DefaultId(line_number);
+  line.custom_id = DefaultCustomId(line_number);
   line.chat = defaults.chat;
   Json body = Json::object();
   if (line.chat) {
@@ -114,6 +161,16 @@ std::string BatchErrorLine(int64_t line_number, const std::string& custom_id,
       DumpJson(MakeRandomId("batch_req_")), DumpJson(id), line_number, error.status(),
       ErrorBody(error), DumpJson(error.code().empty() ? error.type() : error.code()),
       DumpJson(error.what()));
+}
+
+bool IsBatchErrorLine(std::string_view line) {
+  try {
+    const Json json = ParseJson(line);
+    return json.is_object() && json.contains("custom_id") && json.contains("line") &&
+           json.contains("response") && json.contains("error") && json["error"].is_object();
+  } catch (const ApiError&) {
+    return false;
+  }
 }
 
 std::string CustomIdOfOutput(std::string_view line) {

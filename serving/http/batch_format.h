@@ -39,6 +39,18 @@ std::string BatchOutputLine(const std::string& custom_id, const std::string& req
 std::string BatchErrorLine(int64_t line_number, const std::string& custom_id,
                            const ApiError& error);
 
+// How every line that a batch job writes begins.
+inline constexpr std::string_view kBatchLineStart = R"({"id":"batch_req_)";
+// Whether it has what BatchErrorLine writes.
+bool IsBatchErrorLine(std::string_view line);
+
+// The custom_id of a line of an input that is refused, as far as it can be read: also of one that
+// is no JSON. Empty: there is none.
+std::string FindCustomId(std::string_view line);
+
+// The id of a line that has none of its own.
+std::string DefaultCustomId(int64_t line_number);
+
 // The custom_id of an output line. Throws ApiError when it is none.
 std::string CustomIdOfOutput(std::string_view line);
 

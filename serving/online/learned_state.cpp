@@ -16,21 +16,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A place where a file can be written, before hours are spent on learning what goes there.
-fs::path CheckedPlace(fs::path file) {
-  std::error_code error;
-  const fs::file_status status = fs::status(file, error);
-  if (fs::exists(status) && !fs::is_regular_file(status)) {
-    Fail(ErrorKind::kInvalidArgument, "--state-file {}: is not a file", file.string());
-  }
-  const fs::path directory = file.has_parent_path() ? file.parent_path() : fs::path(".");
-  if (!fs::is_directory(directory, error)) {
-    Fail(ErrorKind::kInvalidArgument, "--state-file {}: there is no directory {}; make it first",
-         file.string(), directory.string());
-  }
-  return file;
-}
-
 std::vector<StateSection*> With(std::vector<StateSection*> sections, StateSection* last) {
   sections.push_back(last);
   return sections;
@@ -42,13 +27,31 @@ double UnixSeconds() {
 
 }  // namespace
 
+void CheckStatePlace(const fs::path& file) {
+  std::error_code error;
+  const fs::file_status status = fs::status(file, error);
+  if (fs::exists(status) && !fs::is_regular_file(status)) {
+    Fail(ErrorKind::kInvalidArgument, "--state-file {}: is not a file", file.string());
+  }
+  const fs::path directory = file.has_parent_path() ? file.parent_path() : fs::path(".");
+  if (!fs::is_directory(directory, error)) {
+    Fail(ErrorKind::kInvalidArgument, "--state-file {}: there is no directory {}; make it first",
+         file.string(), directory.string());
+  }
+  try {
+    CheckStateFile(file);
+  } catch (const Error& refused) {
+    throw Error(refused.kind(), fmt::format("--state-file {}", refused.what()));
+  }
+}
+
 LearnedState::LearnedState(fs::path file, double interval_s, const ModelConfig& config,
                            std::vector<StateSection*> learned, MetricsRegistry& metrics)
     : config_(config),
       interval_(interval_s),
       residency_section_(residency_, static_cast<int>(config.num_layers),
                          static_cast<int>(config.num_experts)),
-      checkpoint_(CheckedPlace(std::move(file)), FingerprintOf(config),
+      checkpoint_(std::move(file), FingerprintOf(config),
                   With(std::move(learned), &residency_section_)),
       saved_at_(metrics.GetGauge("moe_state_saved_timestamp_seconds",
                                  "When the state file was last written, in seconds since 1970; its "

@@ -23,12 +23,17 @@
 
 namespace moesaic {
 
+// Whether a state file can be kept there, before hours are spent on learning what goes into it.
+// Throws Error(kInvalidArgument) when it never can, or when something else is there already, and
+// Error(kIo) when that cannot be told. Nothing is changed.
+void CheckStatePlace(const std::filesystem::path& file);
+
 class LearnedState {
  public:
   using Clock = std::chrono::steady_clock;
 
   // config and learned (what there is besides the residency list) are borrowed. interval_s 0: saved
-  // at the end only. Throws Error(kInvalidArgument) when `file` can never be written.
+  // at the end only. `file` has passed CheckStatePlace.
   LearnedState(std::filesystem::path file, double interval_s, const ModelConfig& config,
                std::vector<StateSection*> learned, MetricsRegistry& metrics);
   // Waits for what is being written.

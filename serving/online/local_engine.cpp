@@ -117,6 +117,7 @@ void LocalEngine::Main(std::promise<void> ready) {
 }
 
 void LocalEngine::Load() {
+  if (!options_.state_file.empty()) CheckStatePlace(options_.state_file);
   const WeightType type = ChooseWeightType(options_);
   kernels_ = WithChoices(SelectKernels(type), options_.kernel_choices);
   const CpuKernels& kernels = kernels_;

@@ -42,6 +42,9 @@ uint64_t PlanKv(const EngineOptions& options, const ModelConfig& config, int64_t
     kv_bytes =
         std::min(all_contexts, static_cast<uint64_t>(static_cast<double>(left_bytes) * kKvShare));
     if (options.max_model_len > 0) kv_bytes = std::max(kv_bytes, one_context);
+    // Where not even that is left the memory is too small, which the ledger says: no flag of the
+    // cache's own would help.
+    kv_bytes = std::max(kv_bytes, block_bytes);
   } else {
     kv_bytes = ParseBytesOrPercent(options.kv_memory, whole_bytes, "--kv-memory");
   }
@@ -168,20 +171,27 @@ void CheckDeferral(const EngineOptions& options, const ModelConfig& config) {
   }
 }
 
-[[noreturn]] void FailTooSmall(const EnginePlan& plan, uint64_t machine_bytes) {
-  const char* const experts =
-      plan.devices.empty() ? "--expert-memory"
-                           : "--device-memory (or leave --devices out: experts may stay on disk "
-                             "then)";
+// Names --memory, and of what would take less only what was given: what is chosen is as small as
+// can be already.
+[[noreturn]] void FailTooSmall(const EngineOptions& options, const EnginePlan& plan,
+                               uint64_t machine_bytes) {
+  std::string lower;
+  if (!plan.devices.empty()) {
+    lower = "--device-memory (or leave --devices out: experts may stay on disk then), ";
+  } else if (options.expert_memory != "auto") {
+    lower = "--expert-memory, ";
+  }
+  if (options.kv_memory != "auto") lower += "--kv-memory, ";
   std::string lines;
   for (const LedgerEntry& entry : plan.ledger) {
     lines += fmt::format("\n  {:<22} {:>12}", entry.name, FormatBytes(entry.bytes));
   }
   Fail(ErrorKind::kResourceExhausted,
-       "the model needs {} but this process may use {}: {} are missing; lower {}, --kv-memory, "
-       "--max-model-len or --max-num-batched-tokens{}",
+       "the model needs {} but this process may use {} (--memory, or what the machine or its "
+       "control group has): {} are missing; raise --memory, or lower {}--max-model-len or "
+       "--max-num-batched-tokens{}",
        FormatBytes(plan.total_bytes), FormatBytes(machine_bytes),
-       FormatBytes(plan.total_bytes - machine_bytes), experts, lines);
+       FormatBytes(plan.total_bytes - machine_bytes), lower, lines);
 }
 
 }  // namespace
@@ -402,7 +412,7 @@ EnginePlan PlanEngine(const EngineOptions& options, const ModelFiles& files) {
     plan.ledger.push_back({"reading dense weights", read_bytes - later_bytes});
     plan.total_bytes += plan.ledger.back().bytes;
   }
-  if (plan.total_bytes > machine_bytes) FailTooSmall(plan, machine_bytes);
+  if (plan.total_bytes > machine_bytes) FailTooSmall(options, plan, machine_bytes);
   if (plan.expert_slots < 1) {
     Fail(ErrorKind::kResourceExhausted,
          "--expert-memory: {} hold no expert; one takes {} ({} experts take {})",

@@ -2,6 +2,7 @@
 // body is JSON and whose id comes back out of an output line.
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 #include "core/base/check.h"
@@ -16,6 +17,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   try {
     const moesaic::BatchLine line = moesaic::ParseBatchLine(text, 1, defaults);
     CHECK(!line.custom_id.empty());
+    const std::string found = moesaic::FindCustomId(text);
+    CHECK(found.empty() || found == line.custom_id);
     CHECK(moesaic::ParseJson(line.body).is_object());
     CHECK(moesaic::CustomIdOfOutput(moesaic::BatchOutputLine(line.custom_id, "r", "{}")) ==
           line.custom_id);
@@ -23,6 +26,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     CHECK_EQ(error.status(), 400);
     CHECK(!moesaic::BatchErrorLine(1, "", error).empty());
   }
+  CHECK_LE(moesaic::FindCustomId(text).size(), 4096u);
+  moesaic::IsBatchErrorLine(text);
   try {
     CHECK(!moesaic::CustomIdOfOutput(text).empty());
   } catch (const moesaic::ApiError& error) {

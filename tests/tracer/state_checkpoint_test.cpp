@@ -8,6 +8,8 @@
 #include <unistd.h>
 
 #include <fstream>
+#include <functional>
+#include <iterator>
 #include <random>
 #include <string>
 #include <vector>
@@ -113,7 +115,7 @@ TEST(StateCheckpointTest, WhatIsNotKnownOfAModelDoesNotMatter) {
   EXPECT_TRUE(StateCheckpoint(file, more, {&counter}).Load().problems.empty());
 }
 
-// Everything that can lie at the file's name: refused with a reason, renamed before the first save.
+// A state file that cannot be used: refused with a reason, renamed before the first save.
 TEST(StateCheckpointTest, RefusedFilesAreKept) {
   const TempDir dir;
   const fs::path file = dir.path() / "s";
@@ -129,9 +131,7 @@ TEST(StateCheckpointTest, RefusedFilesAreKept) {
     std::string content;
     const char* reason;
   };
-  const std::vector<Case> cases = {{"", "not a state file"},
-                                   {"a text of somebody else's", "not a state file"},
-                                   {good.substr(0, good.size() / 2), "not a whole"},
+  const std::vector<Case> cases = {{good.substr(0, good.size() / 2), "not a whole"},
                                    {flipped, "checksum"},
                                    {good + "x", "follow"},
                                    {newer, "version 2"}};
@@ -157,6 +157,59 @@ TEST(StateCheckpointTest, RefusedFilesAreKept) {
       EXPECT_TRUE(checkpoint.Save().aside.empty());  // its own file is replaced
     }
   }
+}
+
+// What is somebody else's stays where and as it is, whether something was loaded before or not.
+TEST(StateCheckpointTest, OtherFilesAreLeftAlone) {
+  const TempDir dir;
+  const fs::path file = dir.path() / "config.json";
+  Counter counter;
+  StateCheckpoint(dir.path() / "good", Model(), {&counter}).Save();
+  const std::string good = ReadTextFile(dir.path() / "good", kMax);
+  for (const std::string& content :
+       {std::string(R"({"model_type": "qwen3_moe"})"), std::string("{"), good.substr(0, 14),
+        good.substr(1), std::string(64, '\0')}) {
+    Overwrite(file, content);
+    StateCheckpoint checkpoint(file, Model(), {&counter});
+    for (const auto& use : std::vector<std::function<void()>>{[&] { checkpoint.Load(); },
+                                                              [&] { checkpoint.Save(); }}) {
+      try {
+        use();
+        FAIL() << "took " << content;
+      } catch (const Error& error) {
+        EXPECT_EQ(error.kind(), ErrorKind::kInvalidArgument);
+        EXPECT_NE(std::string(error.what()).find(file.string()), std::string::npos);
+      }
+    }
+    EXPECT_EQ(ReadTextFile(file, kMax), content);
+  }
+  // One that comes while the process learns, too.
+  fs::remove(file);
+  StateCheckpoint checkpoint(file, Model(), {&counter});
+  EXPECT_FALSE(checkpoint.Load().found);
+  checkpoint.Save();
+  Overwrite(file, "precious");
+  EXPECT_THROW(checkpoint.Save(), Error);
+  EXPECT_EQ(ReadTextFile(file, kMax), "precious");
+  EXPECT_EQ(std::distance(fs::directory_iterator(dir.path()), {}), 2);
+}
+
+TEST(StateCheckpointTest, AnEmptyFileIsAsNone) {
+  const TempDir dir;
+  const fs::path file = dir.path() / "s";
+  for (const bool load_first : {true, false}) {
+    Overwrite(file, "");
+    Counter counter;
+    StateCheckpoint checkpoint(file, Model(), {&counter});
+    if (load_first) {
+      const StateLoadResult result = checkpoint.Load();
+      EXPECT_FALSE(result.found);
+      EXPECT_TRUE(result.problems.empty());
+    }
+    EXPECT_TRUE(checkpoint.Save().aside.empty());
+    EXPECT_TRUE(IsStateFile(file));
+  }
+  EXPECT_EQ(std::distance(fs::directory_iterator(dir.path()), {}), 1);
 }
 
 TEST(StateCheckpointTest, AnotherModelsFileIsRefused) {

@@ -106,6 +106,18 @@ TEST(BatchEngineTest, AnswersOfLatencyMode) {
   }
 }
 
+// However short the requests of the file are: one of --max-model-len may be among them.
+TEST(BatchPlanTest, ARequestOfTheLongestContextFits) {
+  EngineOptions options = BatchOptions();
+  options.model_dir = MOESAIC_TEST_DATA_DIR "/models/mixtral_fp16_llama3";
+  options.max_model_len = 8192;
+  const BatchPlan plan = PlanBatch(options, BatchWorkload{2, 40, 12});
+  EXPECT_EQ(plan.sizes.max_context_tokens, 8192);
+  options.kv_memory = "64KiB";
+  const Error refused = Caught([&] { PlanBatch(options, BatchWorkload{2, 40, 12}); });
+  EXPECT_NE(std::string(refused.what()).find("--kv-memory"), std::string::npos) << refused.what();
+}
+
 // A schedule, in host memory or on so many devices.
 EngineOptions WithSchedule(EngineOptions options, ScheduleKind schedule, int devices) {
   options.schedule = schedule;

@@ -146,7 +146,10 @@ class Batch(unittest.TestCase):
         by_line = {error["line"]: error for error in errors}
         self.assertEqual(by_line[4]["custom_id"], "long")
         self.assertEqual(by_line[4]["error"]["code"], "context_length_exceeded")
-        self.assertIsNone(by_line[2]["custom_id"])
+        self.assertEqual(
+            [by_line[line]["custom_id"] for line in range(2, 13)],
+            [None, "good", "long", "temperature", "url", "body", None, "model", "stream", None, None],
+        )
         self.assertIn("earlier line", by_line[3]["error"]["message"])
         self.assertEqual(by_line[9]["response"]["status_code"], 404)
         # The same on resume: nothing is answered again, and the bad lines are told again.
@@ -173,6 +176,97 @@ class Batch(unittest.TestCase):
         result = subprocess.run([PROGRAM, "batch", MODEL, "-i", "x"], capture_output=True, text=True)
         self.assertIn("-o FILE", result.stderr)
 
+    def test_no_file_of_a_job_is_another_one(self):
+        self.write_requests(2)
+        requests = self.input.read_bytes()
+        symlink, hardlink = self.here / "symlink", self.here / "hardlink"
+        symlink.symlink_to(self.input)
+        hardlink.hardlink_to(self.input)
+        config = pathlib.Path(MODEL) / "config.json"
+        before = config.read_bytes()
+        for output in (self.input, symlink, hardlink):
+            for more in (["--overwrite"], ["--resume"], []):
+                result = self.run_batch(*more, output=output)
+                self.assertEqual(result.returncode, 2, result.stderr)
+                self.assertIn("are the same file", result.stderr)
+            result = self.run_batch("--errors", str(output))
+            self.assertEqual(result.returncode, 2, result.stderr)
+        for more in (
+            ["--errors", str(self.output)],
+            ["--report", str(self.here / "r"), "--errors", str(self.here / "r.json")],
+            ["--errors", str(self.output) + ".progress"],
+            ["--errors", str(config), "--overwrite"],
+            ["--state-file", str(self.output), "--mode", "latency"],
+        ):
+            result = self.run_batch(*more)
+            self.assertEqual(result.returncode, 2, result.stderr)
+            self.assertIn("are the same file", result.stderr)
+        self.assertEqual(self.input.read_bytes(), requests)
+        self.assertEqual(config.read_bytes(), before)
+        self.assertFalse(self.output.exists())
+        precious = self.here / "precious"
+        precious.write_text("precious")
+        result = self.run_batch("--errors", str(precious))
+        self.assertEqual(result.returncode, 2, result.stderr)
+        self.assertEqual(precious.read_text(), "precious")
+
+    def test_resume_leaves_other_files_alone(self):
+        self.write_requests(2)
+        self.output.write_text("my notes, which have no end")
+        result = self.run_batch("--resume")
+        self.assertEqual(result.returncode, 2, result.stderr)
+        self.assertIn("out.jsonl:1", result.stderr)
+        self.assertEqual(self.output.read_text(), "my notes, which have no end")
+
+    def test_resume_knows_its_input(self):
+        plain = ["--raw", "-t", "0", "-n", "3"]
+        self.input.write_text("It was a cold night\nThe old man\nA ship\n")
+        self.assertEqual(self.run_batch(*plain).returncode, 0)
+        before = answers(self.output)
+        for text, line in (("New\nIt was a cold night\nThe old man\nA ship\n", 1),
+                           ("It was a cold night\nThe old man\nA boat\n", 3), ("It was a cold night\n", 2)):
+            self.input.write_text(text)
+            result = self.run_batch(*plain, "--resume")
+            self.assertEqual(result.returncode, 2, result.stderr)
+            self.assertIn(f"in.jsonl:{line}:", result.stderr)
+            self.assertEqual(answers(self.output), before)
+        self.input.write_text("It was a cold night\nThe old man\nA ship\nThe sea\n")
+        result = self.run_batch(*plain, "--resume")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertNotIn(".progress", result.stderr)
+        self.assertEqual(sorted(answers(self.output)), [f"line-{n}" for n in range(1, 5)])
+        (self.here / "out.jsonl.progress").unlink()  # as an older version leaves it
+        for warned in (True, False):
+            result = self.run_batch(*plain, "--resume")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertEqual("out.jsonl.progress" in result.stderr, warned, result.stderr)
+
+    def test_a_line_that_changes_while_the_job_runs(self):
+        self.write_requests(200)
+        lines = self.input.read_text().splitlines(keepends=True)
+        # Behind what the program has read ahead.
+        self.input.write_text("".join(lines) + "\n" * (2 << 20) + request("late", prompt="It was") + "\n")
+        process = subprocess.Popen(self.command(), stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+        self.wait_for_answers(process, 1)
+        with self.input.open("r+b") as file:
+            file.seek(-10, os.SEEK_END)
+            file.write(b"x")
+        _, stderr = process.communicate(timeout=300)
+        self.assertEqual(process.returncode, 2, stderr)
+        self.assertIn("has changed since the job began", stderr)
+        self.assertNotIn("late", answers(self.output))
+
+    def test_a_broken_first_line_is_one_bad_line(self):
+        self.input.write_text("broken\n" + request("a", prompt="It was") + "\n" + request("b", prompt="The") + "\n")
+        self.assertEqual(self.run_batch().returncode, 2)
+        self.assertEqual(sorted(answers(self.output)), ["a", "b"])
+        self.assertEqual([json.loads(line)["line"] for line in self.errors.read_text().splitlines()], [1])
+        self.input.write_text("{broken\n{too\n")
+        result = self.run_batch("--overwrite")
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("--input-format", result.stderr)
+        self.assertEqual(sorted(answers(self.output)), ["a", "b"])
+
     def test_killed_at_any_time(self):
         self.write_requests(60)
         expected_output = self.here / "expected.jsonl"
@@ -186,23 +280,40 @@ class Batch(unittest.TestCase):
         self.assertEqual(len(expected), 60)
         seed = random.randrange(1 << 30)
         rng = random.Random(seed)
-        kills = 0
+        kills = strangers = 0
         for attempt in range(40):
+            before = self.output.read_bytes().count(b"\n") if self.output.exists() else 0
             process = subprocess.Popen(
                 self.command("--resume"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENVIRONMENT
             )
             if attempt < 12:
-                try:
-                    process.wait(timeout=rng.uniform(0.05, 0.7) * whole_s)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    kills += 1
+                if attempt % 2 == 0:  # while it starts, or later
+                    try:
+                        process.wait(timeout=rng.uniform(0.05, 0.7) * whole_s)
+                    except subprocess.TimeoutExpired:
+                        pass
+                else:  # in the middle of the answers
+                    self.wait_for_answers(process, before + rng.randint(1, 4))
+                kills += process.poll() is None
+                process.kill()
             if process.wait(timeout=300) == 0:
                 break
             if rng.random() < 0.5 and self.output.exists():  # a write that was cut by a crash
                 with self.output.open("ab") as file:
                     file.write(b'{"id":"batch_req_1","custom_id":"id-5","resp')
+            if self.output.exists() and b"\n" in self.output.read_bytes():
+                # Whenever it was killed, it knows its input: another one is refused, and nothing is changed.
+                right = self.input.read_text()
+                self.input.write_text(right.replace("id-0", "id-x"))
+                held = self.output.read_bytes()
+                result = self.run_batch("--resume")
+                self.assertEqual(result.returncode, 2, f"seed {seed}: {result.stderr}")
+                self.assertIn("in.jsonl:1:", result.stderr)
+                self.assertEqual(self.output.read_bytes(), held, f"seed {seed}")
+                self.input.write_text(right)
+                strangers += 1
         self.assertGreater(kills, 0, f"seed {seed}")
+        self.assertGreater(strangers, 0, f"seed {seed}")
         self.assertEqual(answers(self.output), expected, f"seed {seed}")
         self.assertEqual(self.errors.read_text(), "")
 
@@ -212,13 +323,13 @@ class Batch(unittest.TestCase):
         self.assertEqual(self.run_batch(output=expected_output).returncode, 0)
         size = expected_output.stat().st_size
 
-        def limit():
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # the write fails, as on a full disk
+        def limit():  # SIGXFSZ is as it is by default: it would end the process
             resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, size // 2))
 
         result = self.run_batch(preexec_fn=limit)
         self.assertEqual(result.returncode, 4, result.stderr)
         self.assertIn("out.jsonl", result.stderr)
+        self.assertIn("ulimit -f", result.stderr)
         self.assertIn("--resume", result.stderr)
         some = answers(self.output)
         self.assertTrue(0 < len(some) < 30)
@@ -251,6 +362,8 @@ class Batch(unittest.TestCase):
             self.assertIn("<svg", (self.here / "report.html").read_text())
         result = self.run_batch("--overwrite", "--memory", "1MiB")
         self.assertEqual(result.returncode, 3, result.stderr)
+        self.assertIn("--memory", result.stderr)
+        self.assertNotIn("--kv-memory", result.stderr)  # which nobody gave
         self.assertEqual(self.run_batch("--overwrite", "--mode", "latency", "--report", "x").returncode, 2)
 
     def test_memory_is_as_planned(self):
@@ -280,27 +393,31 @@ class Batch(unittest.TestCase):
 
     def test_interrupt_drains(self):
         self.write_requests(200)
-        process = subprocess.Popen(self.command(), stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
-        self.wait_for_answers(process, 5)
-        process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=300)
-        self.assertEqual(process.returncode, 130, stderr)
-        self.assertIn("--resume goes on", stderr)
-        some = answers(self.output)
-        self.assertTrue(5 <= len(some) < 200)
-        self.assertEqual(self.run_batch("--resume").returncode, 0)
-        self.assertEqual(len(answers(self.output)), 200)
+        for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+            self.output.unlink(missing_ok=True)
+            process = subprocess.Popen(self.command(), stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+            self.wait_for_answers(process, 5)
+            process.send_signal(number)
+            _, stderr = process.communicate(timeout=300)
+            self.assertEqual(process.returncode, code, stderr)
+            self.assertIn("--resume goes on", stderr)
+            some = answers(self.output)
+            self.assertTrue(5 <= len(some) < 200)
+            self.assertEqual(self.run_batch("--resume").returncode, 0)
+            self.assertEqual(len(answers(self.output)), 200)
 
     def test_second_interrupt_stops_at_once(self):
         self.write_requests(100, max_tokens=400, ignore_eos=True)
-        process = subprocess.Popen(self.command(), stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
-        self.wait_for_answers(process, 1)
-        process.send_signal(signal.SIGINT)
-        time.sleep(0.3)
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=300)
-        self.assertEqual(process.returncode, 130)
-        self.assertLess(len(answers(self.output)), 100)
+        for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+            self.output.unlink(missing_ok=True)
+            process = subprocess.Popen(self.command(), stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+            self.wait_for_answers(process, 1)
+            process.send_signal(number)
+            time.sleep(0.3)
+            process.send_signal(number)
+            process.communicate(timeout=300)
+            self.assertEqual(process.returncode, code)
+            self.assertLess(len(answers(self.output)), 100)
 
     def test_two_jobs_do_not_share_an_output(self):
         self.write_requests(200)

@@ -522,6 +522,8 @@ class Serve(unittest.TestCase):
     def test_model_that_cannot_be_loaded_ends_the_server(self):
         result = run("serve", MODEL, "--port", "0", "--memory", "1MiB")
         self.assertEqual(result.returncode, 3, result.stderr)
+        self.assertIn("--memory", result.stderr)
+        self.assertNotIn("--kv-memory", result.stderr)  # which nobody gave
 
 
 class LearnedState(unittest.TestCase):
@@ -558,6 +560,17 @@ class LearnedState(unittest.TestCase):
             self.assertEqual(third.stdout, plain.stdout)
             self.assertEqual((state.parent / "sample.state.rejected-1").read_bytes(), damaged)
             self.assertIn("restored", run(*use, "--state-file", str(state)).stderr)
+
+    def test_a_file_that_is_no_state_file_is_left_alone(self):
+        with tempfile.TemporaryDirectory() as directory:
+            config = pathlib.Path(directory) / "config.json"
+            config.write_bytes((pathlib.Path(MODEL) / "config.json").read_bytes())
+            for command in (["run", MODEL, *GREEDY, PROMPT], ["serve", MODEL, "--port", "0"]):
+                result = run(*command, "--state-file", str(config))
+                self.assertEqual(result.returncode, 2, result.stderr)
+                self.assertIn("not a state file", result.stderr)
+                self.assertEqual(config.read_bytes(), (pathlib.Path(MODEL) / "config.json").read_bytes())
+            self.assertEqual(os.listdir(directory), ["config.json"])
 
     def test_sigterm_saves(self):
         with tempfile.TemporaryDirectory() as directory:
@@ -790,12 +803,17 @@ class Traces(unittest.TestCase):
         self.assertIn("2 of 3 requests kept", result.stdout)
         info = self.info("model.state")
         self.assertEqual([s["name"] for s in info["sections"]], ["eam-collection"])
-        # What is no state file is set aside, not overwritten.
-        (self.dir / "model.state").write_text("precious")
+        # A damaged state file is set aside; what is no state file is left alone.
+        damaged = pathlib.Path(output).read_bytes()[:-1]
+        pathlib.Path(output).write_bytes(damaged)
         again = run("trace", "compact", self.path("a.trace"), "--phase", "decode", "-o", output)
         self.assertEqual(again.returncode, 0, again.stderr)
         self.assertIn("model.state.rejected-1", again.stderr)
-        self.assertEqual((self.dir / "model.state.rejected-1").read_text(), "precious")
+        self.assertEqual((self.dir / "model.state.rejected-1").read_bytes(), damaged)
+        pathlib.Path(output).write_text("precious")
+        refused = run("trace", "compact", self.path("a.trace"), "-o", output)
+        self.assertEqual(refused.returncode, 2, refused.stderr)
+        self.assertEqual(pathlib.Path(output).read_text(), "precious")
 
     def test_mistakes(self):
         def expect(code, part, *arguments):

@@ -9,6 +9,8 @@
 namespace moesaic {
 namespace {
 
+constexpr size_t operator""_sz(const char*, size_t bytes) { return bytes; }
+
 std::string Refusal(const std::string& line) {
   try {
     ParseBatchLine(line, 1, {});
@@ -45,6 +47,43 @@ TEST(BatchFormatTest, PromptsBecomeRequests) {
   EXPECT_EQ(chat.body, PromptBatchLine("x", 9, defaults).body);
   EXPECT_EQ(ParseJson(chat.body)["messages"][0]["content"], "x");
   EXPECT_FALSE(ParseBatchLine(R"({"prompt":[1,2]})", 9, defaults).chat);
+}
+
+// Of lines that are refused, and of those that are no JSON.
+TEST(BatchFormatTest, FindsTheIdOfABadLine) {
+  const std::string whole = R"({"custom_id":"a","url":"/v1/completions","body":{"x":"}"}})";
+  for (size_t bytes = R"({"custom_id":"a")"_sz; bytes <= whole.size(); ++bytes) {
+    EXPECT_EQ(FindCustomId(whole.substr(0, bytes)), "a") << bytes;
+  }
+  for (size_t bytes = 0; bytes < R"({"custom_id":"a")"_sz; ++bytes) {
+    EXPECT_EQ(FindCustomId(whole.substr(0, bytes)), "") << bytes;
+  }
+  EXPECT_EQ(FindCustomId(R"({"method": POST, "custom_id" : "b" broken)"), "b");
+  EXPECT_EQ(FindCustomId(R"({"body":{"custom_id":"inner","y":[1]},"custom_id":"outer"})"), "outer");
+  EXPECT_EQ(FindCustomId(R"({"a":"\",\"custom_id\":\"no\"","custom_id":"\u00e9\"\n"})"),
+            "\u00e9\"\n");
+  for (const char* none :
+       {"", "{", "custom_id", R"({"custom_id":5})", R"({"custom_id":""})", R"(["custom_id","a"])",
+        R"([{"custom_id":"a"}])", R"({"a":"custom_id","b":"c"})", R"({"body":{"custom_id":"a"}})",
+        "{\"custom_id\":\"\xff\"}", R"({"custom_id":"\q"})", R"({"custom_id")", R"({"custom_id": )",
+        R"({"custom_id":"\)"}) {
+    EXPECT_EQ(FindCustomId(none), "") << none;
+  }
+  EXPECT_EQ(FindCustomId("{\"custom_id\":\"" + std::string(4096, 'x') + "\"}"),
+            std::string(4096, 'x'));
+  EXPECT_EQ(FindCustomId("{\"custom_id\":\"" + std::string(4097, 'x') + "\"}"), "");
+}
+
+TEST(BatchFormatTest, KnowsItsOwnLines) {
+  const std::string bad = BatchErrorLine(3, "a", BadParam("url", "url is missing."));
+  const std::string good = BatchOutputLine("a", "req-1", "{}");
+  EXPECT_TRUE(IsBatchErrorLine(bad));
+  EXPECT_TRUE(bad.starts_with(kBatchLineStart));
+  EXPECT_TRUE(good.starts_with(kBatchLineStart));
+  for (const std::string& other : {good, bad.substr(0, bad.size() - 1), std::string("{}"),
+                                   std::string("[]"), std::string("text"), std::string()}) {
+    EXPECT_FALSE(IsBatchErrorLine(other)) << other;
+  }
 }
 
 TEST(BatchFormatTest, RefusesWhatIsWrong) {

@@ -260,6 +260,35 @@ TEST(EngineTest, TraceCountsEveryTokenInEverySparseLayer) {
   EXPECT_EQ(collector->trace->decode_tokens, count - 1);  // the last token is never computed
 }
 
+// What to change is --memory, not a flag that nobody gave and that would not help.
+TEST(EngineTest, NamesTheMemoryThatIsTooSmall) {
+  for (const bool sizes_given : {false, true}) {
+    EngineOptions options = SmallOptions();
+    options.machine_memory_bytes = uint64_t{1} << 20;
+    options.expert_memory = sizes_given ? "100%" : "auto";
+    options.kv_memory = sizes_given ? "2MiB" : "auto";
+    try {
+      PlanEngine(options);
+      FAIL() << "planned";
+    } catch (const Error& error) {
+      const std::string message = error.what();
+      EXPECT_EQ(error.kind(), ErrorKind::kResourceExhausted);
+      EXPECT_NE(message.find("raise --memory"), std::string::npos) << message;
+      EXPECT_EQ(message.find("--kv-memory") != std::string::npos, sizes_given) << message;
+      EXPECT_EQ(message.find("--expert-memory") != std::string::npos, sizes_given) << message;
+    }
+  }
+  // A cache that was given is what is too small.
+  EngineOptions options = SmallOptions();
+  options.kv_memory = "1KiB";
+  try {
+    PlanEngine(options);
+    FAIL() << "planned";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("--kv-memory"), std::string::npos) << error.what();
+  }
+}
+
 TEST(EngineTest, RefusesWhatCanNeverRun) {
   EngineOptions options = SmallOptions();
   options.max_model_len = 64;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <string>
 #include <thread>
 #include <vector>
@@ -87,23 +88,45 @@ TEST(LearnedStateTest, IsSavedWhileTheEngineServesAndIdles) {
   EXPECT_FALSE(has("moe_state_saved_timestamp_seconds 0\n"));
 }
 
-// A file that cannot be used is kept, and nothing is written over it.
+// A state file that cannot be used is kept, and nothing is written over it.
 TEST(LearnedStateTest, ARefusedFileIsSetAside) {
   const TempDir dir;
   EngineOptions options = SmallOptions();
   options.state_file = dir.path() / "s";
-  std::ofstream(options.state_file) << "precious";
+  const auto serve = [&] {
+    MetricsRegistry metrics;
+    Serve(*CreateEngine(options, metrics), 0, 1);
+  };
+  serve();
+  std::string damaged = ReadTextFile(options.state_file, kMaxBytes);
+  damaged[damaged.size() / 2] = static_cast<char>(damaged[damaged.size() / 2] ^ 1);
+  std::ofstream(options.state_file, std::ios::binary) << damaged;
   {
     MetricsRegistry metrics;
     const auto engine = CreateEngine(options, metrics);
   }
-  EXPECT_EQ(ReadTextFile(options.state_file, kMaxBytes), "precious");  // nothing was learned
-  {
-    MetricsRegistry metrics;
-    Serve(*CreateEngine(options, metrics), 0, 1);
-  }
-  EXPECT_EQ(ReadTextFile(options.state_file.string() + ".rejected-1", kMaxBytes), "precious");
+  EXPECT_EQ(ReadTextFile(options.state_file, kMaxBytes), damaged);  // nothing was learned
+  serve();
+  EXPECT_EQ(ReadTextFile(options.state_file.string() + ".rejected-1", kMaxBytes), damaged);
   EXPECT_TRUE(IsStateFile(options.state_file));
+}
+
+// The engine does not start, and the file is as it was.
+TEST(LearnedStateTest, AFileThatIsNoStateFileIsLeftAlone) {
+  const TempDir dir;
+  EngineOptions options = SmallOptions();
+  options.state_file = dir.path() / "config.json";
+  std::ofstream(options.state_file) << "precious";
+  MetricsRegistry metrics;
+  try {
+    CreateEngine(options, metrics);
+    FAIL() << "started";
+  } catch (const Error& error) {
+    EXPECT_EQ(ExitCode(error.kind()), 2);
+    EXPECT_NE(std::string(error.what()).find("--state-file"), std::string::npos);
+  }
+  EXPECT_EQ(ReadTextFile(options.state_file, kMaxBytes), "precious");
+  EXPECT_EQ(std::distance(fs::directory_iterator(dir.path()), {}), 1);
 }
 
 TEST(LearnedStateTest, PlacesThatCanHoldNoFileAreRefusedAtStart) {
