@@ -17,31 +17,32 @@ class ReadHealth {
   // A step failed of this. The cause is the error's kind: a disk that fails, files that are damaged
   // or cut short.
   void Failed(const ExpertError& error) {
-    const bool same = failures_ > 0 && last_->kind() == error.kind();
-    failures_ = same ? failures_ + 1 : 1;
-    last_ = error;
+    failures_ = error.kind() == cause_ ? failures_ + 1 : 1;
+    cause_ = error.kind();
+    message_ = error.what();
+    expert_ = error.expert();
   }
   // An expert was read.
-  void Succeeded() {
-    failures_ = 0;
-    last_.reset();
-  }
+  void Succeeded() { failures_ = 0; }
 
   bool ready() const { return failures_ < kFailures; }
   // Empty when ready.
   std::string WhyNotReady() const {
     if (ready()) return {};
-    return fmt::format("experts cannot be read, {} requests or more failed in a row: {}", kFailures,
-                       last_->what());
+    return fmt::format("experts cannot be read, {} steps in a row failed; the last one: {}",
+                       failures_, message_);
   }
   // The one to try when not ready.
   std::optional<ExpertId> LastFailed() const {
-    return ready() ? std::nullopt : std::make_optional(last_->expert());
+    return ready() ? std::nullopt : std::make_optional(expert_);
   }
 
  private:
   int failures_ = 0;
-  std::optional<ExpertError> last_;
+  // Of the last failure.
+  ErrorKind cause_ = ErrorKind::kIo;
+  std::string message_;
+  ExpertId expert_;
 };
 
 }  // namespace moesaic

@@ -85,7 +85,8 @@ TEST(EngineTest, DamagedExpertsOfAStoreFailTheRequestAndNothingElse) {
   }
   options.expert_store = store;
   options.preload = false;
-  const auto prompt = ReferencePrompts()[0].prompt;
+  const ReferencePrompt reference = ReferencePrompts()[0];
+  const auto& prompt = reference.prompt;
   const auto data = ExpertStoreDataFile(store);
   const auto flip = [&](uint64_t slot_bytes) {
     const uint64_t experts = std::filesystem::file_size(data) / slot_bytes;
@@ -113,8 +114,8 @@ TEST(EngineTest, DamagedExpertsOfAStoreFailTheRequestAndNothingElse) {
   flip(slot_bytes);
   const auto right = SubmitOne(*engine, Greedy(prompt, 4));
   EXPECT_EQ(right->Wait().error, "");
-  EXPECT_EQ(right->Ids(), std::vector<int32_t>(ReferencePrompts()[0].greedy.begin(),
-                                               ReferencePrompts()[0].greedy.begin() + 4));
+  EXPECT_EQ(right->Ids(),
+            std::vector<int32_t>(reference.greedy.begin(), reference.greedy.begin() + 4));
 }
 
 TEST(ReadHealthTest, CountsFailuresOfOneCauseInARow) {
@@ -135,7 +136,8 @@ TEST(ReadHealthTest, CountsFailuresOfOneCauseInARow) {
   EXPECT_FALSE(health.LastFailed().has_value());
   health.Failed(corrupt);
   EXPECT_FALSE(health.ready());
-  EXPECT_NE(health.WhyNotReady().find(": file"), std::string::npos);
+  EXPECT_NE(health.WhyNotReady().find("3 steps in a row failed; the last one: file"),
+            std::string::npos);
   EXPECT_EQ(health.LastFailed()->index, 7);
   health.Succeeded();
   EXPECT_TRUE(health.ready());

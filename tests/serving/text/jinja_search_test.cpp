@@ -80,7 +80,8 @@ TEST(JinjaSearch, ChargesForWhatItLooksAt) {
 // Each of these did, for a few steps, what takes far more: 10,000 times a megabyte, or a walk over
 // two to the power of 99 tuples.
 TEST(JinjaLimits, NothingIsDoneFree) {
-  const std::string texts = "{% set a = 'a' * 1000000 %}{% set b = a ~ 'b' %}{% set c = a ~ 'c' %}";
+  const std::string texts =
+      "{% set a = 'a' * 1000 * 1000 %}{% set b = a ~ 'b' %}{% set c = a ~ 'c' %}";
   const auto often = [&](const std::string& expression) {
     return texts + "{% for i in range(9999) %}{% if " + expression + " %}{% endif %}{% endfor %}";
   };
@@ -93,7 +94,8 @@ TEST(JinjaLimits, NothingIsDoneFree) {
       often("b == c"),
       often("b < c"),
       often("c.removeprefix(b) is none"),
-      often("c.removesuffix('x' ~ i) is none and c.endswith(b)"),
+      often("c.removesuffix(b) is none"),
+      often("c.endswith(b)"),
       often("c.startswith(b)"),
       often("c.isdigit()") + often("a.isalpha()"),
       often("c | int(0)"),
@@ -103,12 +105,12 @@ TEST(JinjaLimits, NothingIsDoneFree) {
       texts + "{% set d = {b: 1} %}{% for i in range(9999) %}{% if d[b] %}{% endif %}{% endfor %}",
       texts + "{% if c.startswith((b,) * 9999) %}{% endif %}",
       // each character of the text in each of the set
-      "{{ ('a' * 400000).strip('b' * 100000 ~ 'a') }}",
-      "{{ ('a' * 400000) | trim('b' * 100000 ~ 'a') }}",
+      "{{ ('a' * 400 * 1000).strip('b' * 100 * 1000 ~ 'a') }}",
+      "{{ ('a' * 400 * 1000) | trim('b' * 100 * 1000 ~ 'a') }}",
       "{% for i in range(9999) %}{% if (' ' * 1000).strip() %}{% endif %}{% endfor %}",
       texts + "{% if range(99) | list | tojson(separators=[a, ':']) %}{% endif %}",
       texts + "{% if {'x': 1, 'y': 2, 'z': 3} | tojson(separators=[',', a * 6]) %}{% endif %}",
-      "{% set ns = namespace(p=('n.' * 100000) ~ 'n') %}{% set ns.n = ns %}"
+      "{% set ns = namespace(p=('n.' * 100 * 1000) ~ 'n') %}{% set ns.n = ns %}"
       "{% for i in range(9) %}{% if [ns] | map(attribute=ns.p) | list %}{% endif %}{% endfor %}",
       "{% set ns = namespace(t=(1,)) %}{% for i in range(99) %}{% set ns.t = (ns.t, ns.t) %}"
       "{% endfor %}{{ ns.t in {} }}",
