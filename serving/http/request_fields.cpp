@@ -154,7 +154,7 @@ std::vector<std::string> RequestFields::UnknownNames(size_t max) const {
   if (object_ != nullptr) {
     for (const auto& item : object_->items()) add(item.key());
   } else {
-    for (size_t i = 0; i < document_->num_members(); ++i) add(document_->Key(i));
+    for (size_t i = 0; i < document_->num_members(); ++i) add(std::string(document_->Key(i)));
   }
   return names;
 }
