@@ -102,6 +102,18 @@ TEST(TraceDamageTest, DamageBeforeTheLastBlockIsAnError) {
   }
 }
 
+// The last block was cut, too: no whole one follows the damage, but it is not the end of the file.
+TEST(TraceDamageTest, DamageBeforeACutBlockIsAnError) {
+  const TempDir dir;
+  std::vector<std::byte> bytes = SeveralBlocks(dir.path() / "t.trace");
+  const std::vector<size_t> bounds = BlockBounds(bytes);
+  bytes[bounds[3] + kBlockHeaderBytes] ^= std::byte{1};
+  for (const size_t cut : {size_t{1}, bounds[5] - bounds[4] - 1}) {
+    const auto left = std::span(bytes).first(bytes.size() - cut);
+    EXPECT_EQ(Caught([&] { ParseBinaryTrace(left, "t"); }).kind(), ErrorKind::kCorrupt) << cut;
+  }
+}
+
 // What a kill or a power cut leaves of the last block: the others are taken, and what is lost told.
 TEST(TraceDamageTest, ADamagedLastBlockIsLeftOut) {
   const TempDir dir;

@@ -55,6 +55,12 @@ TEST_F(LineFileTest, ReadsLines) {
   EXPECT_EQ(lines[3].end, 20u);
   Write("");
   EXPECT_TRUE(AllLines(path_, 100).empty());
+  // A carriage return is part of an end only where a newline follows it.
+  Write("one\rtwo\r\nthree\r");
+  const auto returns = AllLines(path_, 100);
+  ASSERT_EQ(returns.size(), 2u);
+  EXPECT_EQ(returns[0].text, "one\rtwo");
+  EXPECT_EQ(returns[1].text, "three\r");
 }
 
 TEST_F(LineFileTest, CutsLinesThatAreTooLong) {

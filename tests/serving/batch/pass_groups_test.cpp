@@ -111,6 +111,12 @@ TEST(PassGroupsTest, TheLongestGoFirstToWhereThereIsLeast) {
 TEST(PassGroupsTest, EqualOnesKeepTheirOrder) {
   EXPECT_EQ(GroupsOf(2, {{1, 5}, {1, 5}, {1, 5}, {1, 5}}), (Groups{{0, 2}, {1, 3}}));
   EXPECT_EQ(GroupsOf(3, {{8, 0}, {8, 0}, {8, 0}, {8, 0}}), (Groups{{0, 3}, {1}, {2}}));
+  // Also when there are many: they take turns.
+  const Groups turns = GroupsOf(3, std::vector<GivenSlice>(50, {1, 5}));
+  ASSERT_EQ(turns.size(), 3u);
+  for (size_t group = 0; group < 3; ++group) {
+    for (size_t i = 0; i < turns[group].size(); ++i) EXPECT_EQ(turns[group][i], 3 * i + group);
+  }
 }
 
 // Decoding ones are spread by themselves: a group's prompt does not count as what it reads.
