@@ -90,6 +90,7 @@ TEST(SimulatorTest, PredictionBeatsOnDemandOnARealTrace) {
   EXPECT_LT(predicted.blocked_ns, on_demand.blocked_ns * 3 / 4);
   EXPECT_GT(predicted.hits, on_demand.hits);
   EXPECT_GT(predicted.prefetched_used, predicted.prefetched_unused);
+  EXPECT_GT(predicted.late_hits, 0u);
   // What was copied is what arrived or was given up.
   EXPECT_GE(predicted.packets_copied, predicted.copies * 8);
 }
@@ -145,6 +146,22 @@ TEST(SimulatorTest, SeveralDevicesCopyAtTheSameTime) {
   EXPECT_EQ(Serve(trace, options).blocked_ns, 4 * kCopyNs);
   options.devices = 4;
   EXPECT_EQ(Serve(trace, options).blocked_ns, kCopyNs);
+}
+
+TEST(SimulatorTest, SlotsLeftOverAreTheFirstDevices) {
+  const RoutingTrace trace = Handmade(1, 4, {{0}, {2}, {0}, {2}});  // all on the first device
+  SimulationOptions options = OnDemand(3);
+  options.devices = 2;
+  EXPECT_EQ(Serve(trace, options).hits, 2u);
+}
+
+TEST(SimulatorTest, WhatAnEndedRequestUsedIsForgotten) {
+  RoutingTrace trace = Handmade(1, 3, {{0}, {0}, {0}, {1}});
+  trace.sequences.push_back(Handmade(1, 3, {{1}, {2}, {1}}).sequences.front());
+  SimulationOptions options = OnDemand(2);
+  options.policy = "request-eam";
+  // 0 twice; then 1, and again when 2 has taken the place of 0.
+  EXPECT_EQ(Serve(trace, options).hits, 4u);
 }
 
 TEST(SimulatorTest, WithoutACacheEverythingIsCopiedEachTime) {
