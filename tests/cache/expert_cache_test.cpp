@@ -85,6 +85,19 @@ TEST(ExpertCacheTest, EvictsTheLeastRecentlyUsed) {
   EXPECT_EQ(cache.slot(1), ExpertCache::kNoSlot);
 }
 
+TEST(ExpertCacheTest, EachPrefetchIsUsedOrNot) {
+  ExpertCache cache = MakeCache(10, 1);
+  for (uint64_t round = 1; round <= 2; ++round) {
+    Load(cache, 0, 0, LoadReason::kPrefetch);
+    Use(cache, 0);
+    Use(cache, 0);
+    Load(cache, 1, 0, LoadReason::kPrefetch);
+    Load(cache, 2);
+    EXPECT_EQ(cache.counters().prefetched_used, round);
+    EXPECT_EQ(cache.counters().prefetched_unused, round);
+  }
+}
+
 TEST(ExpertCacheTest, PinnedExpertsAreUntouchable) {
   ExpertCache cache = MakeCache(10, 2);
   Load(cache, 0);

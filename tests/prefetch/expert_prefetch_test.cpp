@@ -273,6 +273,20 @@ TEST(ExpertPrefetchTest, FailedPrefetchFailsNobody) {
   EXPECT_EQ(rig.RunLayer(1, {3, 4}).misses, 2u);
 }
 
+TEST(ExpertPrefetchTest, WhatALayerCouldReadIsReadAheadAgain) {
+  Rig rig({.slots = 4, .max_retries = 0});
+  rig.disk.SetFault([](const ReadRequest&) -> int64_t { return -EIO; });
+  rig.predictor.Say(1, 3, 0.95f);
+  rig.BeginStep();
+  WaitFor([&] { return rig.loader->transfer_counters().failed == 1; });
+  rig.disk.SetFault(nullptr);
+  EXPECT_EQ(rig.RunLayer(1, {3, 4}).misses, 2u);
+  EXPECT_EQ(rig.RunLayer(0, {4, 5, 6, 7}).misses, 4u);  // in all slots
+  rig.BeginStep();
+  WaitFor([&] { return rig.loader->transfer_counters().done == 2 + 4 + 1; });
+  EXPECT_EQ(rig.RunLayer(1, {3, 4}).prefetched_used, 1u);
+}
+
 TEST(ExpertPrefetchTest, LayerTriesAgainWhatAPrefetchCouldNotRead) {
   Rig rig({.max_retries = 0});
   rig.predictor.Say(1, 3, 0.95f);

@@ -126,6 +126,19 @@ TEST_F(PrefetcherTest, ALinkLooksOnlyAtExpertsOfItsOwn) {
   EXPECT_FALSE(Next(0, 1, {0, 1, 2}).has_value());
 }
 
+TEST_F(PrefetcherTest, TheLayerItselfIsPredictedForTheNextIteration) {
+  told.told[0] = {0.7f, 0, 0.3f};
+  Prefetcher prefetcher({4, 3, 1, 2}, told, options);
+  prefetcher.BeginRequest(0);
+  const StepRequest request = {.num_rows = 1};
+  prefetcher.BeginStep({&request, 1});
+  prefetcher.OnRouting(0, std::vector<int32_t>{1});
+  ExpertWorth worth(prefetcher.layers(), 3, 1.0);
+  prefetcher.Publish(worth);
+  EXPECT_NEAR(worth.probability(0), 0.7, 1e-6);
+  EXPECT_NEAR(worth.probability(2), 0.3, 1e-6);
+}
+
 TEST_F(PrefetcherTest, RequestsOfAStepAddUp) {
   Prefetcher prefetcher({4, 3, 1, 2}, told, options);
   prefetcher.BeginRequest(0);
@@ -180,6 +193,17 @@ TEST(EvictionPoliciesTest, RequestEamForgetsTheLastRequestAndFavoursEarlyLayers)
   EXPECT_EQ(policy->KeepPriority(6, 0), 2);
   observe(0, 1, {0, 1});
   EXPECT_LT(policy->KeepPriority(6, 0), 1);
+}
+
+TEST(EvictionPoliciesTest, OfEquallyOftenUsedTheLeastRecentLeaves) {
+  PolicyCounts counts(ExpertGrid(1, 4));
+  const auto policy = MakeCountingPolicy("lfu", counts);
+  policy->OnInsert(3, LoadReason::kOnDemand, 0);
+  policy->OnInsert(1, LoadReason::kOnDemand, 0);
+  EXPECT_LT(policy->KeepPriority(3, 0), policy->KeepPriority(1, 0));
+  policy->OnAccess(1, 0);
+  policy->OnAccess(3, 0);
+  EXPECT_LT(policy->KeepPriority(1, 0), policy->KeepPriority(3, 0));
 }
 
 // Requests that run together: what one of them used counts until it ends, and no longer.

@@ -54,6 +54,9 @@ TEST(RecallMeterTest, CountsWhatWasAmongTheMostProbable) {
   const RecallStats two = run({0, 5, 1, 0}, 4, true);
   EXPECT_EQ(two.used[0], 3u * 6);
   EXPECT_EQ(two.found[0], 2u * 6);
+  // Of 0, 2 and 5 the first two: 2 is the first of equals. Of 0 and 2 the first: 1 is before 2.
+  EXPECT_EQ(run({0, 5, 2, 0}, 4, true).found[0], 2u * 6);
+  EXPECT_EQ(run({0, 2}, 4, true).found[0], 1u * 6);
 
   EXPECT_EQ(run({0, 5}, 4, false).used[0], 0u);
 }

@@ -242,6 +242,31 @@ TEST_P(EamCollectionTest, SumsMatchesAndNormalisesRows) {
   EXPECT_EQ(row, std::vector<float>(4));
 }
 
+TEST_P(EamCollectionTest, ScaledCountsAreRounded) {
+  EamCollection collection(1, 4, 2, kernels_);
+  ExpertActivationMatrix eam(1, 4);
+  eam.Add(0, 0, 1020);  // the scale is 4
+  eam.Add(0, 1, 7);
+  eam.Add(0, 2, 5);
+  collection.Insert(eam);
+  const std::span<const uint8_t> counts = collection.Counts(0);
+  EXPECT_EQ(std::vector<int>(counts.begin(), counts.end()), (std::vector<int>{255, 2, 1, 0}));
+}
+
+TEST_P(EamCollectionTest, OfEqualsTheFirstComesFirst) {
+  EamCollection collection(1, 4, 4, kernels_);
+  ExpertActivationMatrix eam(1, 4);
+  eam.Add(0, 1, 3);
+  for (int i = 0; i < 3; ++i) collection.Insert(eam);
+  EamMatcher matcher(collection, 2);
+  matcher.Begin();
+  matcher.ObserveRow(0, eam.Row(0));
+  const std::span<const EamMatch> best = matcher.Best(2);
+  ASSERT_EQ(best.size(), 2u);
+  EXPECT_EQ(best[0].entry, 0);
+  EXPECT_EQ(best[1].entry, 1);
+}
+
 TEST_P(EamCollectionTest, ZeroMatricesAreNotKept) {
   EamCollection collection(2, 4, 2, kernels_);
   EXPECT_EQ(collection.Insert(ExpertActivationMatrix(2, 4)), -1);

@@ -12,6 +12,7 @@
 
 #include "core/base/error.h"
 #include "core/base/file.h"
+#include "tests/core/base/caught.h"
 #include "tests/core/base/temp_dir.h"
 #include "tests/tracer/random_trace.h"
 #include "tracer/binary_trace.h"
@@ -139,6 +140,29 @@ TEST(TraceFilesTest, RecordsStepsOfSeveralSequences) {
   EXPECT_FLOAT_EQ(trace.sequences[0].weights[0], 0.5f);
   EXPECT_FLOAT_EQ(trace.sequences[1].weights[0], 3.0f);
   EXPECT_NEAR(trace.sequences[1].weights[1], 4, 1e-4);  // 9 is beyond what 16 bits hold
+}
+
+TEST(TraceFilesTest, WeightsAreRounded) {
+  const TempDir dir;
+  const fs::path path = dir.path() / "t.trace";
+  RoutingTraceHeader header = Header();
+  header.weight_scale = 100;
+  header.num_layers = 1;
+  {
+    RoutingTraceWriter writer(path, header, {});
+    const int64_t number = writer.BeginSequence("a", "", 0);
+    writer.Append(number, false, std::vector<uint16_t>{1, 2}, std::vector<float>{0.996f, 0.494f},
+                  {});
+  }
+  const RoutingTrace trace = ReadRoutingTrace(path);
+  EXPECT_EQ(trace.sequences[0].weights, (std::vector<float>{1.0f, 0.49f}));
+}
+
+TEST(TraceFilesTest, OneRecorderAtATime) {
+  const TempDir dir;
+  const RoutingTraceWriter first(dir.path() / "t.trace", Header(), {});
+  const Error error = Caught([&] { RoutingTraceWriter(dir.path() / "t.trace", Header(), {}); });
+  EXPECT_EQ(error.kind(), ErrorKind::kUnavailable);
 }
 
 TEST(TraceFilesTest, GoesOnBehindTheLastWholeBlock) {

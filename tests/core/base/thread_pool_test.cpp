@@ -87,5 +87,17 @@ TEST(ThreadPoolTest, RethrowsAndStaysUsable) {
   EXPECT_EQ(n.load(), 10);
 }
 
+TEST(ThreadPoolTest, NothingBeginsBehindAFailure) {
+  ThreadPool pool(2);
+  std::atomic<int> begun{0};
+  EXPECT_THROW(pool.ParallelFor(100,
+                                [&](int64_t, int) {
+                                  begun.fetch_add(1);
+                                  throw std::runtime_error("each of them");
+                                }),
+               std::runtime_error);
+  EXPECT_LE(begun.load(), 2);  // one a thread
+}
+
 }  // namespace
 }  // namespace moesaic

@@ -17,8 +17,8 @@ TEST(UnitsTest, ParsesSizes) {
 }
 
 TEST(UnitsTest, RefusesWhatIsNotASize) {
-  for (const char* text :
-       {"", "MiB", "-5MiB", "5 parsecs", "1e400", "nan", "inf", "99999999999TiB", "5%"}) {
+  for (const char* text : {"", "MiB", "-5MiB", "5 parsecs", "1e400", "nan", "inf", "99999999999TiB",
+                           "17179869184GiB", "5%"}) {
     EXPECT_THROW(ParseBytes(text, "--x"), Error) << text;
   }
 }
@@ -26,6 +26,7 @@ TEST(UnitsTest, RefusesWhatIsNotASize) {
 TEST(UnitsTest, ParsesPercentages) {
   EXPECT_EQ(ParseBytesOrPercent("25%", 1000, "--x"), 250u);
   EXPECT_EQ(ParseBytesOrPercent("12.5%", 1000, "--x"), 125u);
+  EXPECT_EQ(ParseBytesOrPercent("100%", 1000, "--x"), 1000u);
   EXPECT_EQ(ParseBytesOrPercent("2KiB", 1000, "--x"), 2048u);
   EXPECT_THROW(ParseBytesOrPercent("101%", 1000, "--x"), Error);
   EXPECT_THROW(ParseBytesOrPercent("%", 1000, "--x"), Error);
@@ -40,6 +41,8 @@ TEST(UnitsTest, CheckedArithmetic) {
 TEST(UnitsTest, Formats) {
   EXPECT_EQ(FormatBytes(0), "0 B");
   EXPECT_EQ(FormatBytes(1023), "1023 B");
+  EXPECT_EQ(FormatBytes(1024), "1.0 KiB");
+  EXPECT_EQ(FormatBytes(1 << 20), "1.0 MiB");
   EXPECT_EQ(FormatBytes(19818086), "18.9 MiB");
 }
 

@@ -264,6 +264,21 @@ TEST_F(ShardedCheckpointTest, ReadsWithoutAnIndex) {
   EXPECT_EQ(checkpoint.tensors().size(), 3u);
 }
 
+TEST_F(CheckpointTest, FilesAreInOrderOfTheirNames) {
+  std::vector<fs::path> expected;
+  for (const char* name : {"a", "b", "c", "d", "e", "f", "g"}) {
+    expected.push_back(dir_.path() / (std::string(name) + ".safetensors"));
+  }
+  // No file system lists what was made in this order by name.
+  for (const size_t i : {3, 0, 5, 1, 6, 2, 4}) {
+    WriteSafetensors(
+        expected[i],
+        R"({"t)" + std::to_string(i) + R"(":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}})",
+        "aaaa");
+  }
+  EXPECT_EQ(Checkpoint::Open(dir_.path()).files(), expected);
+}
+
 TEST_F(ShardedCheckpointTest, IndexChoosesAmongCopies) {
   WriteSafetensors(dir_.path() / "three.safetensors",
                    R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},

@@ -67,6 +67,27 @@ TEST(LinearFitTest, NothingIsBelowZero) {
   EXPECT_EQ(same.coefficients[2], 0);
 }
 
+TEST(LinearFitTest, NoiseOfAFewPercentIsNoOutlier) {
+  std::vector<std::vector<double>> terms;
+  std::vector<double> values;
+  for (int i = 1; i <= 10; ++i) {
+    terms.push_back({1, static_cast<double>(i)});
+    values.push_back(2.0 + i);
+  }
+  values[4] *= 1.03;  // the others lie on the line
+  EXPECT_EQ(FitLinear(terms, values).outliers, 0u);
+}
+
+TEST(LinearFitTest, OnePointMoreThanTermsStays) {
+  // Three terms with a point of their own, and three points of one term, of which two are far off.
+  const std::vector<std::vector<double>> terms = {{1, 0, 0, 0}, {0, 1, 0, 0}, {0, 0, 1, 0},
+                                                  {0, 0, 0, 1}, {0, 0, 0, 1}, {0, 0, 0, 1}};
+  const std::vector<double> values = {1, 1, 1, 1, 2, 0.8284};
+  const LinearFit fit = FitLinear(terms, values);
+  EXPECT_EQ(fit.outliers, 1u);
+  EXPECT_EQ(fit.points, 5u);
+}
+
 ModuleCosts SomeCosts() {
   ModuleCosts costs;
   costs.key = "model and machine";

@@ -233,6 +233,23 @@ TEST_P(MoeTest, CombinesInSlotOrder) {
   }
 }
 
+TEST_P(MoeTest, CombinesTheSlotsOfOneMask) {
+  constexpr int64_t kTokens = 2, kTopK = 3, kHidden = 5;
+  const std::vector<uint8_t> mask = {0, 1, 1, 1, 0, 0};
+  const std::vector<float> weights = {1, 2, 4, 8, 16, 32};
+  const std::vector<float> slots(kTokens * kTopK * kHidden, 1.0f);
+  ThreadPool pool(2);
+  const auto combined = [&](SlotMask some) {
+    std::vector<float> y(kTokens * kHidden, 0.0f);
+    CombineSlots(pool, kernels_, slots.data(), weights.data(), kTokens, kTopK, kHidden, y.data(),
+                 some);
+    return std::vector<float>{y.front(), y.back()};
+  };
+  EXPECT_EQ(combined({mask.data(), 0}), (std::vector<float>{1, 16 + 32}));
+  EXPECT_EQ(combined({mask.data(), 1}), (std::vector<float>{2 + 4, 8}));
+  EXPECT_EQ(combined({}), (std::vector<float>{7, 56}));
+}
+
 TEST_P(MoeTest, NothingToDo) {
   ThreadPool pool(2);
   MoeWorkspace workspace;

@@ -1,5 +1,6 @@
 // Row kernels: norms, rotary embedding, softmax, activations.
 #include <algorithm>
+#include <bit>
 #include <limits>
 
 #include "tests/kernels/cpu/kernel_test_util.h"
@@ -142,6 +143,26 @@ TEST_P(RowsTest, SoftmaxShowsBadInput) {
     x.assign(n, -kInf);
     kernels_.softmax(x.data(), n, out.data());
     for (const float v : out) EXPECT_TRUE(std::isnan(v));
+  }
+}
+
+// Not every NaN is the one that a division of zeros gives; bits of this one would be shifted out.
+TEST_P(RowsTest, EveryNanIsShown) {
+  std::vector<float> x(16, 1.0f);
+  x[5] = std::bit_cast<float>(0x7fc001ffu);
+  std::vector<float> out(16);
+  kernels_.sigmoid(x.data(), 16, out.data());
+  for (size_t i = 0; i < x.size(); ++i) EXPECT_EQ(std::isnan(out[i]), i == 5) << i;
+  EXPECT_TRUE(std::isnan(kernels_.log_sum_exp(x.data(), 16)));
+}
+
+TEST_P(RowsTest, RowsFarBelowZero) {
+  for (const int64_t n : {1, 3, 16, 37}) {
+    const std::vector<float> x(n, -200.0f);
+    std::vector<float> out(n);
+    kernels_.softmax(x.data(), n, out.data());
+    for (const float v : out) EXPECT_NEAR(v, 1.0 / static_cast<double>(n), 1e-6);
+    EXPECT_NEAR(kernels_.log_sum_exp(x.data(), n), std::log(static_cast<double>(n)) - 200, 1e-4);
   }
 }
 

@@ -282,6 +282,13 @@ TEST(OpenAiRequestTest, ToolsAndTemplateOptions) {
   EXPECT_TRUE(request.chat.tools.is_null());
 }
 
+TEST(OpenAiRequestTest, StopsOfExactlyTheLimitAreTaken) {
+  EXPECT_EQ(CompletionParam(
+                R"("stop":["a","b","c","d","e","f","g","h","i","j","k","l","m","n","o","p"])"),
+            "accepted");
+  EXPECT_EQ(CompletionParam(R"("stop":")" + std::string(1024, 'a') + "\""), "accepted");
+}
+
 TEST(OpenAiRequestTest, TokenizeAndDetokenize) {
   EXPECT_EQ(std::get<std::string>(ParseTokenizeRequest(R"({"prompt":""})").input), "");
   EXPECT_EQ(std::get<ChatInput>(

@@ -56,6 +56,40 @@ TEST(Fp8Test, WidensInPlaceFromAnyRow) {
   }
 }
 
+TEST(Fp8Test, ScalesOfEveryType) {
+  constexpr int64_t kCols = 4;
+  const std::array<std::byte, kCols> values = {std::byte{0x38}, std::byte{0x40}, std::byte{0xb8},
+                                               std::byte{0x30}};  // 1, 2, -1, 0.5
+  const auto widened = [&](const void* scales, DType type) {
+    std::vector<float> out(kCols);
+    DequantiseFp8(values.data(), 0, 1, kCols, static_cast<const std::byte*>(scales), type, {1, 2},
+                  out.data());
+    return out;
+  };
+  const std::vector<float> expected = {1.5f, 3, -3, 1.5f};
+  const std::array<float, 2> f32 = {1.5f, 3};
+  const std::array<uint16_t, 2> f16 = {0x3e00, 0x4200};
+  const std::array<uint16_t, 2> bf16 = {0x3fc0, 0x4040};
+  EXPECT_EQ(widened(f32.data(), DType::kF32), expected);
+  EXPECT_EQ(widened(f16.data(), DType::kF16), expected);
+  EXPECT_EQ(widened(bf16.data(), DType::kBF16), expected);
+}
+
+TEST(Fp8Test, AnotherShapeWithAsManyBlocksIsRefused) {
+  const fs::path directory = kFp8Models / "qwen3_moe";
+  const Checkpoint checkpoint = Checkpoint::Open(directory);
+  const Fp8Blocks blocks = LoadModelConfig(directory).fp8_blocks;
+  const std::string name = "model.layers.0.mlp.experts.0.down_proj.weight";
+  EXPECT_TRUE(FindFp8(checkpoint, blocks, name, std::array<int64_t, 2>{48, 40}).has_value());
+  try {
+    FindFp8(checkpoint, blocks, name, std::array<int64_t, 2>{47, 40});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kCorrupt);
+    EXPECT_NE(std::string(error.what()).find("expected [47, 40]"), std::string::npos);
+  }
+}
+
 std::vector<float> Logits(const fs::path& model_dir, WeightType type, int64_t expert_slots) {
   HarnessOptions options;
   options.weight_type = type;

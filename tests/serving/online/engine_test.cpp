@@ -507,5 +507,62 @@ TEST(PlanEngineTest, LedgerIsCheckedBeforeAnythingIsAllocated) {
   EXPECT_THROW(PlanEngine(options), Error);
 }
 
+// 32 KiB hold a block of 16 tokens of this model.
+TEST(PlanEngineTest, ContextFollowsTheMemoryOfKeysAndValues) {
+  EngineOptions options = SmallOptions();
+  options.predictor = "none";
+  options.max_model_len = 0;
+  options.kv_memory = "70KiB";
+  const EnginePlan plan = PlanEngine(options);
+  EXPECT_EQ(plan.num_kv_blocks, 2);
+  EXPECT_EQ(plan.max_context_tokens, 32);
+  options.max_model_len = 32;
+  EXPECT_EQ(PlanEngine(options).max_context_tokens, 32);
+  options.max_model_len = 33;
+  EXPECT_THROW(PlanEngine(options), Error);
+
+  // On auto a begun block is a whole one.
+  options.kv_memory = "auto";
+  options.max_model_len = 17;
+  options.max_num_seqs = 1;
+  EXPECT_EQ(PlanEngine(options).num_kv_blocks, 2);
+
+  options.kv_memory = "64MiB";
+  options.max_model_len = 1025;  // positions that the model does not have
+  try {
+    PlanEngine(options);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kInvalidArgument);
+    EXPECT_NE(std::string(error.what()).find("1024 positions"), std::string::npos);
+  }
+}
+
+TEST(PlanEngineTest, AutoSharesWhatIsLeft) {
+  EngineOptions options = SmallOptions();
+  options.predictor = "none";
+  options.kv_memory = "2MiB";
+  options.expert_memory = "1GiB";  // more than there is to keep
+  const EnginePlan all = PlanEngine(options);
+  EXPECT_EQ(all.expert_slots, 256);
+  EXPECT_EQ(all.expert_budget_bytes, all.all_experts_bytes);
+
+  // A quarter of what is left would be half of the context that was asked for.
+  const uint64_t fixed_bytes = all.total_bytes - all.all_experts_bytes - (2 << 20);
+  options.kv_memory = options.expert_memory = "auto";
+  options.machine_memory_bytes = fixed_bytes + (4 << 20);
+  const EnginePlan asked = PlanEngine(options);
+  EXPECT_EQ(asked.max_context_tokens, 1024);
+  EXPECT_EQ(asked.num_kv_blocks, 64);
+  EXPECT_EQ(asked.expert_slots, (2 << 20) / 73728);
+
+  // A predictor that is small beside the experts is paid from their memory.
+  options.predictor = "frequency";
+  options.machine_memory_bytes = fixed_bytes + (8 << 20);
+  const EnginePlan predicted = PlanEngine(options);
+  EXPECT_GT(predicted.predictor_bytes, 0u);
+  EXPECT_LE(predicted.total_bytes, options.machine_memory_bytes);
+}
+
 }  // namespace
 }  // namespace moesaic

@@ -74,6 +74,19 @@ TEST_F(RoutingCurveTest, ExpectsUnseenExpertsOfMoreRows) {
   EXPECT_NEAR(points.back().experts, 3 + 1 - std::pow(1 - once / (4 * 1 + once), 4), 1e-9);
 }
 
+TEST_F(RoutingCurveTest, ExpectsUnseenExpertsWhereNoneWasChosenTwice) {
+  // Chao2 without pairs: (2 - 1) / 2 x 2 (2 - 1) / 2 = 1/2 unseen of the 14.
+  RoutingCurve wide(16);
+  std::vector<SequenceSlice> slices = {Slice(0, 1, false), Slice(1, 1, false)};
+  const std::vector<int32_t> tokens(2, 0);
+  std::vector<int32_t> experts = {0, 1};
+  std::vector<float> weights(2, 1);
+  wide.OnRouting(0, {tokens, slices}, experts, weights);
+  const std::vector<RoutedRows> points = wide.Points();
+  EXPECT_EQ(points.back().rows, 4);
+  EXPECT_NEAR(points.back().experts, 2 + 0.5 * (1 - std::pow(1 - 2 / (2 * 0.5 + 2), 2)), 1e-9);
+}
+
 TEST_F(RoutingCurveTest, TakesTheSecondHalvesOfPromptsForManyMoreRows) {
   Route(0, {Slice(0, 1, false)}, {0, 1}, 2);
   // First halves choose expert 3.

@@ -58,8 +58,16 @@ TEST(SchedulerSimulationTest, NewestLeaveFirstAndComeBackAsPrompts) {
   const ScheduledRun run = RunScheduler({{4, 6}, {4, 6}}, {6, 2, 100});
   EXPECT_GE(run.result.preemptions, 1);
   EXPECT_EQ(run.result.generated_tokens, 12);
-  EXPECT_GT(run.result.prefill_tokens, 8);
+  // The newer one leaves with 6 tokens in its blocks, which are computed again.
+  EXPECT_EQ(run.result.prefill_tokens, 4 + 4 + 6);
   EXPECT_LE(run.result.most_blocks, 6);
+}
+
+TEST(SchedulerSimulationTest, BudgetAndBlocksMayBeMetExactly) {
+  const ScheduledRun run = RunScheduler({{8, 1}, {8, 1}}, {4, 4, 16});
+  ASSERT_EQ(run.loads.size(), 1u);
+  EXPECT_EQ(run.loads[0].prefill_tokens, 16);
+  EXPECT_EQ(run.result.most_blocks, 4);
 }
 
 TEST(SchedulerSimulationTest, WholeBatchesDoNotMix) {

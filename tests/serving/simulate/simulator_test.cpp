@@ -104,6 +104,18 @@ TEST(SimulatorTest, AnOracleWithTimeEnoughWaitsOnlyForTheFirstExperts) {
   EXPECT_EQ(result.prefetched_unused, 0u);
 }
 
+TEST(SimulatorTest, WhatIsOnItsWayIsALateHit) {
+  // The next layer's expert is fetched for half of the time that its copy takes.
+  const RoutingTrace trace = Handmade(4, 4, {{0}, {1}, {2}});
+  SimulationOptions options;
+  options.slots = 16;
+  options.predictor = "oracle";
+  options.layer_compute_ns = kCopyNs / 2;
+  const SimulationResult result = Serve(trace, options);
+  EXPECT_GT(result.late_hits, 0u);
+  EXPECT_EQ(result.hits + result.late_hits, 11u);  // all but the first, which nobody could foresee
+}
+
 TEST(SimulatorTest, BeladyIsTheMostThatOnDemandCanHit) {
   uint64_t best = 0;
   for (const std::string policy : {"lru", "lfu", "model-frequency", "request-eam"}) {
@@ -145,6 +157,22 @@ TEST(SimulatorTest, SeveralDevicesCopyAtTheSameTime) {
   EXPECT_EQ(Serve(trace, options).blocked_ns, 4 * kCopyNs);
   options.devices = 4;
   EXPECT_EQ(Serve(trace, options).blocked_ns, kCopyNs);
+}
+
+TEST(SimulatorTest, SlotsLeftOverAreTheFirstDevices) {
+  const RoutingTrace trace = Handmade(1, 4, {{0}, {2}, {0}, {2}});  // all on the first device
+  SimulationOptions options = OnDemand(3);
+  options.devices = 2;
+  EXPECT_EQ(Serve(trace, options).hits, 2u);
+}
+
+TEST(SimulatorTest, WhatAnEndedRequestUsedIsForgotten) {
+  RoutingTrace trace = Handmade(1, 3, {{0}, {0}, {0}, {1}});
+  trace.sequences.push_back(Handmade(1, 3, {{1}, {2}, {1}}).sequences.front());
+  SimulationOptions options = OnDemand(2);
+  options.policy = "request-eam";
+  // 0 twice; then 1, and again when 2 has taken the place of 0.
+  EXPECT_EQ(Serve(trace, options).hits, 4u);
 }
 
 TEST(SimulatorTest, WithoutACacheEverythingIsCopiedEachTime) {

@@ -177,6 +177,9 @@ TEST(DetokenizerTest, CharactersToStripAtTheEndAreHeldBack) {
   EXPECT_EQ(add(0), "baaab");
   detokenizer.Finish(&text);
   EXPECT_EQ(text, "baaab");
+  text.clear();  // another text: nothing is left of what was taken off
+  EXPECT_EQ(add(0), "");
+  EXPECT_EQ(add(1), "b");
 }
 
 }  // namespace

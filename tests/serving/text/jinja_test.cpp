@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "serving/text/jinja/numbers.h"
 #include "serving/text/jinja/unicode.h"
 
 namespace moesaic::jinja {
@@ -280,6 +281,34 @@ TEST(JinjaErrors, NameTheLine) {
             "test, line 1: the template uses the filter 'nosuch', which is not supported");
   EXPECT_EQ(Failure("{% macro m(a) %}\n{{ a.b.c }}\n{% endmacro %}\n{{ m({}) }}"),
             "test, line 2: 'dict object' has no attribute 'b'");
+}
+
+TEST(JinjaErrors, AKeyHoldsNoListAtAnyDepth) {
+  EXPECT_EQ(Failure("{{ {(1, [2]): 3} }}"),
+            "test, line 1: a value of type 'list' cannot be the key of a dict");
+  EXPECT_EQ(Render("{{ {(1, (2,)): 3}[(1, (2,))] }}").bytes(), "3");
+}
+
+// As Python's int(text, base) and float(text).
+TEST(JinjaNumbers, ParseAsInPython) {
+  const auto integer = [](std::string_view text, int base) {
+    const std::optional<Integer> value = ParseInteger(text, base);
+    return value ? std::to_string(static_cast<int64_t>(*value)) : "none";
+  };
+  EXPECT_EQ(integer(" -7 ", 10), "-7");
+  EXPECT_EQ(integer("+1_000", 10), "1000");
+  EXPECT_EQ(integer("0x_1F", 0), "31");
+  EXPECT_EQ(integer("00", 0), "0");
+  EXPECT_EQ(integer("012", 0), "none");
+  EXPECT_EQ(integer("012", 10), "12");
+  EXPECT_EQ(integer("101", 2), "5");
+  EXPECT_EQ(integer("102", 2), "none");
+  EXPECT_EQ(integer("1__0", 10), "none");
+  EXPECT_EQ(integer("1_", 10), "none");
+  EXPECT_EQ(ParseFloat("-1_0.5"), -10.5);
+  for (const char* text : {"1__0", "_1", "1_", "1_.5", "1._5", "0x1", "", "1 2"}) {
+    EXPECT_FALSE(ParseFloat(text).has_value()) << text;
+  }
 }
 
 TEST(JinjaThreads, OneTemplateRendersOnMany) {

@@ -52,6 +52,10 @@ TEST(StopMatcherTest, WithoutStopsTextPassesAtOnce) {
   EXPECT_EQ(text, "abc");
 }
 
+TEST(StopMatcherTest, OfEqualStopsTheFirstIsNamed) {
+  EXPECT_EQ(Feed({"x", "ab", "ab"}, {"cab"}), (Result{"c", 1}));
+}
+
 TEST(StopMatcherTest, AnEmptyStopIsRefused) {
   const std::vector<std::string> stops = {"x", ""};
   try {

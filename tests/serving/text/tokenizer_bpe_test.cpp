@@ -95,6 +95,24 @@ TEST(BpeRunTest, ShortAndLongWordsMergeInTheSameOrder) {
   }
 }
 
+TEST(BpeRunTest, ARunOfSpacesIsOneToken) {
+  const auto tokenizer = LoadTokenizerJson(
+      R"({"model":{"type":"BPE","vocab":{"\u2581":0,"\u2581\u2581":1,"a":2},
+          "merges":[["\u2581","\u2581"]]}})",
+      "test");
+  EXPECT_EQ(tokenizer->Encode("\xE2\x96\x81\xE2\x96\x81"
+                              "a\xE2\x96\x81"),
+            (std::vector<int32_t>{1, 2, 0}));
+}
+
+TEST(BpeRunTest, APairThatOccursTwiceHasTheLaterRank) {
+  const auto tokenizer = LoadTokenizerJson(
+      R"({"model":{"type":"BPE","vocab":{"a":0,"b":1,"c":2,"ab":3,"bc":4},
+          "merges":["a b","b c","a b"]}})",
+      "test");
+  EXPECT_EQ(tokenizer->Encode("abc"), (std::vector<int32_t>{0, 4}));
+}
+
 TEST(WordCacheTest, FindsWhatWasInsertedOrNothing) {
   WordCache cache;
   std::vector<int32_t> ids;
