@@ -83,7 +83,7 @@ TEST(CudaBatchBitsTest, OtherModels) {
     SCOPED_TRACE(name);
     EXPECT_EQ(HashesOf(rig(3, 1).RunAll()), HashesOf(rig(1, 1).RunAll()));
     PassRig host = rig(1, 0);
-    RoutingRecorder recorded;
+    RoutingLog recorded;
     const PassLogits expected = host.RunAll(&recorded);
     ReplayedRouting replayed(recorded, host.files.config.top_k);
     const PassLogits actual = rig(1, 1).RunAll(&replayed);

@@ -19,7 +19,7 @@ namespace moesaic {
 // For the same passes in the same order as the recorded ones, with all rows of a pass in one group.
 class ReplayedRouting : public RoutingHook {
  public:
-  ReplayedRouting(const RoutingRecorder& recorded, int64_t top_k)
+  ReplayedRouting(const RoutingLog& recorded, int64_t top_k)
       : recorded_(recorded),
         top_k_(static_cast<size_t>(top_k)),
         used_(recorded.experts.size(), 0) {}
@@ -69,7 +69,7 @@ class ReplayedRouting : public RoutingHook {
     }
   }
 
-  const RoutingRecorder& recorded_;
+  const RoutingLog& recorded_;
   const size_t top_k_;
   std::vector<size_t> used_;  // [layers] pairs
   float largest_difference_ = 0;

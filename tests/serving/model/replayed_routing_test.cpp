@@ -10,8 +10,8 @@ namespace moesaic {
 namespace {
 
 // Two rows of two of a layer's experts, by the class that is replayed.
-RoutingRecorder Recorded() {
-  RoutingRecorder recorded;
+RoutingLog Recorded() {
+  RoutingLog recorded;
   recorded.experts = {{}, {4, 7, 2, 0}};  // the first layer is dense
   recorded.weights = {{}, {0.5f, 0.2f, 0.4f, 0.3f}};
   return recorded;
@@ -23,7 +23,7 @@ struct Choice {
 };
 
 float DifferenceOf(Choice own) {
-  const RoutingRecorder recorded = Recorded();
+  const RoutingLog recorded = Recorded();
   ReplayedRouting replayed(recorded, 2);
   EXPECT_FALSE(replayed.used_all());
   replayed.OnRouting(1, {}, own.experts, own.weights);
