@@ -95,15 +95,7 @@ ExpertLoader::ExpertLoader(const ExpertSource& source, int num_layers, int num_e
   StartThreads();
 }
 
-ExpertLoader::~ExpertLoader() {
-  {
-    MutexLock lock(mutex_);
-    stop_ = true;
-    pack_work_.NotifyAll();
-  }
-  reader_->Wake();
-  for (std::thread& thread : threads_) thread.join();
-}
+ExpertLoader::~ExpertLoader() { StopThreads(); }
 
 void ExpertLoader::StepBegan() {
   {

@@ -162,6 +162,7 @@ class ExpertLoader : public ExpertProvider {
 
   // --- expert_loader_io.cpp: the I/O thread and the packing threads
   void StartThreads();
+  void StopThreads();
   void IoThread() EXCLUDES(mutex_);
   void IoLoop() EXCLUDES(mutex_);
   bool CollectRequests() EXCLUDES(mutex_);

@@ -30,8 +30,23 @@ ExpertFlow::Packet PacketOf(uint64_t tag) {
 }  // namespace
 
 void ExpertLoader::StartThreads() {
-  threads_.emplace_back([this] { IoThread(); });
-  for (int i = 0; i < options_.pack_threads; ++i) threads_.emplace_back([this] { PackThread(); });
+  try {
+    threads_.emplace_back([this] { IoThread(); });
+    for (int i = 0; i < options_.pack_threads; ++i) threads_.emplace_back([this] { PackThread(); });
+  } catch (...) {  // the system makes no more: nobody else joins those that are there
+    StopThreads();
+    throw;
+  }
+}
+
+void ExpertLoader::StopThreads() {
+  {
+    MutexLock lock(mutex_);
+    stop_ = true;
+    pack_work_.NotifyAll();
+  }
+  reader_->Wake();
+  for (std::thread& thread : threads_) thread.join();
 }
 
 void ExpertLoader::IoThread() {

@@ -112,6 +112,22 @@ void TightenMemory(CgroupLimits& limits, std::optional<uint64_t> limit_bytes, ui
   limits.memory_limit_bytes = limit_bytes;
 }
 
+// The files have the same names in both versions.
+void ReadThreads(const std::vector<fs::path>& chain, CgroupLimits& limits) {
+  for (const fs::path& directory : chain) {
+    const auto limit = ReadNumber(directory / "pids.max");
+    const auto used = ReadNumber(directory / "pids.current");
+    if (!limit || !used) continue;
+    const auto left = [](uint64_t most, uint64_t now) { return most - std::min(most, now); };
+    if (limits.threads_limit &&
+        left(*limits.threads_limit, *limits.threads_used) <= left(*limit, *used)) {
+      continue;
+    }
+    limits.threads_limit = limit;
+    limits.threads_used = used;
+  }
+}
+
 void ReadVersion2(const std::vector<fs::path>& chain, CgroupLimits& limits) {
   for (const fs::path& directory : chain) {
     if (const auto text = ReadFile(directory / "cpu.max")) {
@@ -200,16 +216,20 @@ CgroupLimits ReadCgroupLimits(const fs::path& root) {
     for (const CgroupMembership& membership : memberships) {
       if (mount.version2 != membership.version2) continue;
       if (mount.version2) {
-        ReadVersion2(GroupChain(root, mount, membership.path), limits);
+        const std::vector<fs::path> chain = GroupChain(root, mount, membership.path);
+        ReadVersion2(chain, limits);
+        ReadThreads(chain, limits);
         continue;
       }
-      for (const char* controller : {"cpu", "memory"}) {
+      for (const char* controller : {"cpu", "memory", "pids"}) {
         if (!Contains(mount.options, controller) || !Contains(membership.controllers, controller)) {
           continue;
         }
         const std::vector<fs::path> chain = GroupChain(root, mount, membership.path);
         if (std::string_view(controller) == "cpu") {
           ReadVersion1Cpu(chain, limits);
+        } else if (std::string_view(controller) == "pids") {
+          ReadThreads(chain, limits);
         } else {
           ReadVersion1Memory(chain, limits);
         }

@@ -20,6 +20,9 @@ struct CgroupLimits {
   // group counts as left, because the kernel takes it back before it fails an allocation.
   std::optional<uint64_t> memory_limit_bytes;
   std::optional<uint64_t> memory_left_bytes;
+  // Processes and threads (pids.max): of the group that can have the fewest more; both or none.
+  std::optional<uint64_t> threads_limit;
+  std::optional<uint64_t> threads_used;
 };
 
 // `root` is "/" on a real machine; the tests pass a directory that holds a made-up /proc and /sys.

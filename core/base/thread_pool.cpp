@@ -34,7 +34,12 @@ ThreadPool::ThreadPool(int threads, ThreadLayout layout) : layout_(std::move(lay
     CHECK_LT(place.node, nodes());
   }
   for (int worker = 1; worker < threads; ++worker) {
-    workers_.emplace_back([this, worker] { WorkerLoop(worker); });
+    try {
+      workers_.emplace_back([this, worker] { WorkerLoop(worker); });
+    } catch (...) {  // the system makes no more: nobody else joins those that are there
+      StopWorkers();
+      throw;
+    }
     pthread_setname_np(workers_.back().native_handle(),
                        ("compute-" + std::to_string(worker)).c_str());
     if (!layout_.places.empty()) KeepOn(workers_.back().native_handle(), PlaceOf(worker).cpus);
@@ -42,7 +47,9 @@ ThreadPool::ThreadPool(int threads, ThreadLayout layout) : layout_(std::move(lay
   if (!layout_.places.empty()) KeepOn(pthread_self(), PlaceOf(0).cpus);
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { StopWorkers(); }
+
+void ThreadPool::StopWorkers() {
   stop_.store(true, std::memory_order_relaxed);
   loop_.fetch_add(1, std::memory_order_release);
   loop_.notify_all();

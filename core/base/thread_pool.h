@@ -52,6 +52,7 @@ class ThreadPool {
     return layout_.places[static_cast<size_t>(worker) % layout_.places.size()];
   }
   void WorkerLoop(int worker);
+  void StopWorkers();
   void RunShare(int worker);
 
   const ThreadLayout layout_;

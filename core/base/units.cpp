@@ -75,7 +75,7 @@ uint64_t ParseBytes(std::string_view text, std::string_view what) {
       return static_cast<uint64_t>(bytes);
     }
   }
-  Fail(ErrorKind::kInvalidArgument, "{}: '{}' is not a size; write for example 512MiB or 4GiB",
+  Fail(ErrorKind::kInvalidArgument, "{}: '{:.80}' is not a size; write for example 512MiB or 4GiB",
        what, text);
 }
 
@@ -84,13 +84,13 @@ uint64_t ParseBytesOrPercent(std::string_view text, uint64_t whole_bytes, std::s
   std::string unit_name;
   if (SplitNumber(text, &number, &unit_name) && unit_name == "%") {
     if (number > 100) {
-      Fail(ErrorKind::kInvalidArgument, "{}: '{}' is more than 100%", what, text);
+      Fail(ErrorKind::kInvalidArgument, "{}: '{:.80}' is more than 100%", what, text);
     }
     return static_cast<uint64_t>(static_cast<double>(whole_bytes) * number / 100.0);
   }
   if (text.find('%') != std::string_view::npos) {
-    Fail(ErrorKind::kInvalidArgument, "{}: '{}' is not a percentage; write for example 25%", what,
-         text);
+    Fail(ErrorKind::kInvalidArgument, "{}: '{:.80}' is not a percentage; write for example 25%",
+         what, text);
   }
   return ParseBytes(text, what);
 }

@@ -97,8 +97,9 @@ fs::path ResolveModelPath(std::string_view model) {
   }
   if (!IsHubId(model)) {
     Fail(ErrorKind::kNotFound,
-         "{}: no such directory, and not a Hugging Face id (\"organisation/name\") either; looked "
-         "at {}",
+         "{:.300}: no such directory, and not a Hugging Face id (\"organisation/name\") either; "
+         "looked "
+         "at {:.300}",
          model, fs::absolute(path, ignored).string());
   }
   std::string folder = "models--" + std::string(model);

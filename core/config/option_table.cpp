@@ -159,7 +159,7 @@ void OptionTable::Set(std::string_view name, std::string_view text, OptionSource
   if (source > state.source) return;
 
   const auto refuse = [&](const std::string& expected) {
-    Fail(ErrorKind::kInvalidArgument, "{}: expected {}, not '{}'", origin, expected,
+    Fail(ErrorKind::kInvalidArgument, "{}: expected {}, not '{:.80}'", origin, expected,
          option.secret ? "***" : text);
   };
   const auto check_range = [&](double value, bool integer) {
@@ -283,6 +283,8 @@ int EditDistance(std::string_view a, std::string_view b) {
 }
 
 std::string NearestOf(std::string_view name, const std::vector<std::string>& candidates) {
+  constexpr size_t kLongestName = 100;  // what is longer is no name that was misspelt
+  if (name.size() > kLongestName) return "";
   std::string best;
   int best_distance = 1 + static_cast<int>(name.size()) / 4;
   for (const std::string& candidate : candidates) {

@@ -539,7 +539,7 @@ void ApplyConfigText(std::string_view yaml, const std::string& name, OptionTable
     const Option* option = table.Find(key);
     if (option == nullptr || !option->settable_outside) {
       const std::string nearest = table.NearestName(key);
-      Fail(ErrorKind::kInvalidArgument, "{}:{}: unknown setting '{}'{}", name, line, key,
+      Fail(ErrorKind::kInvalidArgument, "{}:{}: unknown setting '{:.80}'{}", name, line, key,
            nearest.empty() ? fmt::format("; {}", where_listed)
                            : fmt::format("; did you mean '{}'?", nearest));
     }
@@ -590,7 +590,7 @@ void ApplyConfigFile(const std::string& file, const std::vector<fs::path>& prese
     presets.erase(std::unique(presets.begin(), presets.end()), presets.end());
     std::string list;
     for (const std::string& preset : presets) list += (list.empty() ? "" : ", ") + preset;
-    Fail(ErrorKind::kNotFound, "--config {}: no such file{}", file,
+    Fail(ErrorKind::kNotFound, "--config {:.300}: no such file{}", file,
          list.empty() ? "" : "; presets: " + list);
   }
   ApplyConfigText(ReadTextFile(path, kMaxConfigBytes), path.string(), table);

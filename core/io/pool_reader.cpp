@@ -29,20 +29,17 @@ class PoolReader : public AsyncReader {
     for (const File& file : files_) {
       if (!direct) posix_fadvise(file.fd(), 0, 0, POSIX_FADV_RANDOM);
     }
-    for (int i = 0; i < std::min(depth, kMostThreads); ++i) {
-      threads_.emplace_back([this] { Work(); });
+    try {
+      for (int i = 0; i < std::min(depth, kMostThreads); ++i) {
+        threads_.emplace_back([this] { Work(); });
+      }
+    } catch (...) {  // the system makes no more: nobody else joins those that are there
+      StopThreads();
+      throw;
     }
   }
 
-  ~PoolReader() override {
-    {
-      MutexLock lock(mutex_);
-      stop_ = true;
-      queue_.clear();
-    }
-    work_.NotifyAll();
-    for (std::thread& thread : threads_) thread.join();
-  }
+  ~PoolReader() override { StopThreads(); }
   PoolReader(const PoolReader&) = delete;
   PoolReader& operator=(const PoolReader&) = delete;
 
@@ -90,6 +87,16 @@ class PoolReader : public AsyncReader {
   }
 
  private:
+  void StopThreads() {
+    {
+      MutexLock lock(mutex_);
+      stop_ = true;
+      queue_.clear();
+    }
+    work_.NotifyAll();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
   void Work() {
     pthread_setname_np(pthread_self(), "disk-read");
     for (;;) {

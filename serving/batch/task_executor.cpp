@@ -13,12 +13,19 @@ namespace moesaic {
 TaskExecutor::TaskExecutor(const std::array<int, kNumResources>& lane_of) : lane_of_(lane_of) {
   const int lanes = *std::max_element(lane_of_.begin(), lane_of_.end()) + 1;
   for (int lane = 1; lane < lanes; ++lane) {
-    threads_.emplace_back([this, lane] { LaneThread(lane); });
+    try {
+      threads_.emplace_back([this, lane] { LaneThread(lane); });
+    } catch (...) {  // the system makes no more: nobody else joins those that are there
+      StopThreads();
+      throw;
+    }
     pthread_setname_np(threads_.back().native_handle(), ("lane-" + std::to_string(lane)).c_str());
   }
 }
 
-TaskExecutor::~TaskExecutor() {
+TaskExecutor::~TaskExecutor() { StopThreads(); }
+
+void TaskExecutor::StopThreads() {
   {
     const MutexLock lock(mutex_);
     stop_ = true;

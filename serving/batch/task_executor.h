@@ -36,6 +36,7 @@ class TaskExecutor {
   void Run(const TaskGraph& graph, FunctionRef<void(const Task& task)> body) EXCLUDES(mutex_);
 
  private:
+  void StopThreads();
   void LaneThread(int lane) EXCLUDES(mutex_);
   void RunLane(int lane) EXCLUDES(mutex_);
   void RunAlone(const TaskGraph& graph, FunctionRef<void(const Task& task)> body);

@@ -126,14 +126,14 @@ void CommandLine::FailUnknown(const std::string& flag) const {
   std::string canonical = name;
   std::replace(canonical.begin(), canonical.end(), '_', '-');
   const std::string nearest = NearestOf(canonical, names);
-  Fail(ErrorKind::kInvalidArgument, "unknown flag {}{}", flag,
+  Fail(ErrorKind::kInvalidArgument, "unknown flag {:.80}{}", flag,
        nearest.empty() ? fmt::format("; `moesaic {} --help` lists them", description_.name)
                        : fmt::format("; did you mean --{}?", nearest));
 }
 
 void CommandLine::RequireAtMost(size_t max) const {
   if (positionals_.size() <= max) return;
-  Fail(ErrorKind::kInvalidArgument, "unexpected argument '{}'; usage: moesaic {} {} [options]",
+  Fail(ErrorKind::kInvalidArgument, "unexpected argument '{:.80}'; usage: moesaic {} {} [options]",
        positionals_[max], description_.name, description_.arguments);
 }
 

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/base/thread_limit.h"
 #include "core/config/option_table.h"
 #include "serving/cli/commands.h"
 #include "serving/cli/output.h"
@@ -85,7 +86,7 @@ const Command* FindCommand(const std::vector<std::string>& words, size_t* used) 
   names.reserve(kCommands.size());
   for (const Command& command : kCommands) names.emplace_back(command.name);
   const std::string nearest = NearestOf(word, names);
-  Fail(ErrorKind::kInvalidArgument, "unknown command '{}'{}", word,
+  Fail(ErrorKind::kInvalidArgument, "unknown command '{:.80}'{}", word,
        nearest.empty() ? "; `moesaic --help` lists them"
                        : fmt::format("; did you mean `moesaic {}`?", nearest));
 }
@@ -116,9 +117,16 @@ int Dispatch(std::vector<std::string> words, const char* program) {
   return command->run(invocation);
 }
 
+// A message may quote what was given, however long that was.
+std::string Shortened(std::string_view message) {
+  constexpr size_t kMostBytes = 4000;
+  if (message.size() <= kMostBytes) return std::string(message);
+  return fmt::format("{:.{}}... ({} bytes more)", message, kMostBytes, message.size() - kMostBytes);
+}
+
 int Report(std::string_view message, int code) {
   const Style style = StyleFor(fileno(stderr));
-  fmt::print(stderr, "{}{}error:{} {}\n", style.bold, style.red, style.reset, message);
+  fmt::print(stderr, "{}{}error:{} {}\n", style.bold, style.red, style.reset, Shortened(message));
   return code;
 }
 
@@ -137,6 +145,11 @@ int Main(int argc, char** argv) {
   } catch (const std::bad_alloc&) {
     return Report("out of memory; lower --memory, or --expert-memory where it is given",
                   ExitCode(ErrorKind::kResourceExhausted));
+  } catch (const std::system_error& error) {
+    if (error.code() != std::errc::resource_unavailable_try_again) {
+      return Report(error.what(), ExitCode(ErrorKind::kInternal));
+    }
+    return Report(ThreadLimitAdvice(), ExitCode(ErrorKind::kResourceExhausted));
   } catch (const std::exception& error) {
     return Report(error.what(), ExitCode(ErrorKind::kInternal));
   }

@@ -20,6 +20,7 @@
 #include "serving/cli/commands.h"
 #include "serving/cli/machine.h"
 #include "serving/cli/serving_setup.h"
+#include "serving/http/request_memory.h"
 #include "serving/http/server.h"
 
 namespace moesaic {
@@ -51,6 +52,14 @@ std::chrono::milliseconds Milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1e3));
 }
 
+// For the largest body, and no more than a sixteenth of the machine: what a body may have, the
+// experts lack. On a small machine large bodies are refused.
+uint64_t RequestMemoryBytes(const RuntimeConfig& config) {
+  constexpr uint64_t kPart = 16;
+  return std::min(RequestMemory::kBytesPerBodyByte * config.max_body_bytes(),
+                  MemoryLimitBytes(config, ReadTopology()) / kPart);
+}
+
 ServerOptions ServerOptionsFrom(const RuntimeConfig& config) {
   ServerOptions options;
   options.host = config.host;
@@ -60,6 +69,7 @@ ServerOptions ServerOptionsFrom(const RuntimeConfig& config) {
   options.allowed_origins = config.allowed_origins;
   options.allowed_hosts = config.allowed_hosts;
   options.max_body_bytes = config.max_body_bytes();
+  options.request_memory_bytes = RequestMemoryBytes(config);
   options.request_timeout = Milliseconds(config.request_timeout_s);
   options.metrics_vllm_names = config.metrics_vllm_names;
   return options;
@@ -133,13 +143,15 @@ int ServeCommand(const Invocation& invocation) {
 
   const Signals signals;
   MetricsRegistry metrics;
-  Server server(ServerOptionsFrom(config), metrics);
+  const ServerOptions options = ServerOptionsFrom(config);
+  Server server(options, metrics);
   server.Start();
   LogInfo("moesaic {} ({}) listens on {}", GetBuildInfo().version, GetBuildInfo().git_commit,
           server.address());
 
-  std::future<LoadedModel> loading = std::async(
-      std::launch::async, [&] { return LoadModel(config, model_name, invocation, metrics); });
+  std::future<LoadedModel> loading = std::async(std::launch::async, [&] {
+    return LoadModel(config, model_name, invocation, metrics, options.request_memory_bytes);
+  });
   WaitOrExit(loading, signals);  // nothing is being answered yet: one signal is enough
   LoadedModel loaded = loading.get();
   if (!config.served_model_names.empty()) loaded.model.names = config.served_model_names;

@@ -30,10 +30,12 @@ void SetUpLogging(const CommandLine& line, const RuntimeConfig& config,
 }
 
 LoadedModel LoadModel(const RuntimeConfig& config, const std::string& model_name,
-                      const Invocation& invocation, MetricsRegistry& metrics) {
+                      const Invocation& invocation, MetricsRegistry& metrics,
+                      uint64_t request_bytes) {
   const Topology topology = ReadTopology();
   ApplyNumaPolicy(ParseNumaPolicy(config.numa, topology));
   EngineOptions options = EngineOptionsFrom(config, model_name, topology);
+  options.request_bytes = request_bytes;
   ChooseKernels(invocation, topology, options);
   ChooseDeviceRates(invocation, topology, options);
   LoadedModel loaded;

@@ -24,9 +24,11 @@ struct LoadedModel {
   EnginePlan plan;
 };
 
-// Plans, chooses how experts are read, loads. `metrics` outlives the engine.
+// Plans, chooses how experts are read, loads. `metrics` outlives the engine. `request_bytes` of the
+// memory are for a server's requests.
 LoadedModel LoadModel(const RuntimeConfig& config, const std::string& model_name,
-                      const Invocation& invocation, MetricsRegistry& metrics);
+                      const Invocation& invocation, MetricsRegistry& metrics,
+                      uint64_t request_bytes = 0);
 
 // As LoadModel, an engine of throughput mode. `engine` is the model's.
 struct LoadedBatchModel {

@@ -9,8 +9,14 @@ namespace moesaic {
 namespace {
 
 constexpr size_t kMaxQuotedBytes = 200;  // of what a client sent, in a message
+constexpr size_t kMaxMessageBytes = 2000;
 
 }  // namespace
+
+std::string ApiError::CutMessage(std::string message) {
+  if (message.size() <= kMaxMessageBytes) return message;
+  return Excerpt(message, kMaxMessageBytes);
+}
 
 ApiError ModelNotFound(std::string_view model) {
   return ApiError(404, "NotFoundError",

@@ -20,12 +20,14 @@ namespace moesaic {
 // (core/base/error.h).
 class ApiError : public std::exception {
  public:
+  // What is quoted in a message should have been cut where it is quoted (Excerpt); one that is too
+  // long all the same (a template's own, say) is cut here.
   ApiError(int status, std::string type, std::string message, std::string param = {},
            std::string code = {}, int retry_after_s = 0)
       : status_(status),
         type_(std::move(type)),
-        message_(std::move(message)),
-        param_(std::move(param)),
+        message_(CutMessage(std::move(message))),
+        param_(CutMessage(std::move(param))),
         code_(std::move(code)),
         retry_after_s_(retry_after_s) {}
 
@@ -37,6 +39,8 @@ class ApiError : public std::exception {
   int retry_after_s() const { return retry_after_s_; }  // 0: no Retry-After header
 
  private:
+  static std::string CutMessage(std::string message);
+
   int status_;
   std::string type_;
   std::string message_;

@@ -84,7 +84,8 @@ ApiService::ApiService(const ServerOptions& options, ServingMetrics& metrics,
                        std::function<void(std::function<void()>)> run_on_worker)
     : options_(options),
       metrics_(metrics),
-      call_context_{options, metrics, std::move(run_on_worker),
+      request_memory_(options.request_memory_bytes),
+      call_context_{options, metrics, request_memory_, std::move(run_on_worker),
                     [this](const std::vector<std::string>& names) { ReportUnknownFields(names); }} {
 }
 
@@ -122,6 +123,11 @@ std::optional<ApiError> ApiService::NotReady() const {
       break;
   }
   return std::nullopt;
+}
+
+bool ApiService::IsProbe(const HttpRequest& head) const {
+  const std::optional<RouteMatch> match = MatchRoute(head.path);
+  return match.has_value() && match->open && match->Allows(head.method);
 }
 
 std::optional<HttpResponse> ApiService::CheckHead(const HttpRequest& head) {

@@ -16,6 +16,7 @@
 #include "serving/http/api_error.h"
 #include "serving/http/call_context.h"
 #include "serving/http/exchange.h"
+#include "serving/http/request_memory.h"
 #include "serving/http/router.h"
 #include "serving/http/served_model.h"
 #include "serving/http/server_options.h"
@@ -36,6 +37,7 @@ class ApiService : public RequestHandler {
   void BeginDrain();
   bool draining() const { return state_.load() == State::kDraining; }
 
+  bool IsProbe(const HttpRequest& head) const override;
   std::optional<HttpResponse> CheckHead(const HttpRequest& head) override;
   void DecorateResponse(const HttpRequest& head, HttpResponse& response) override;
   std::shared_ptr<Call> Handle(std::shared_ptr<Exchange> exchange) override;
@@ -58,6 +60,7 @@ class ApiService : public RequestHandler {
 
   const ServerOptions& options_;
   ServingMetrics& metrics_;
+  RequestMemory request_memory_;
   CallContext call_context_;
   std::atomic<State> state_{State::kLoading};
   bool loopback_only_ = false;

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "serving/http/request_memory.h"
 #include "serving/http/server_options.h"
 #include "serving/http/serving_metrics.h"
 
@@ -14,6 +15,7 @@ namespace moesaic {
 struct CallContext {
   const ServerOptions& options;
   ServingMetrics& metrics;
+  RequestMemory& request_memory;
   // Runs a function on a worker thread.
   std::function<void(std::function<void()>)> run_on_worker;
   // Names of unknown request fields, for a warning.

@@ -59,6 +59,8 @@ class Call {
 class RequestHandler {
  public:
   virtual ~RequestHandler() = default;
+  // A request that tells only how the server is; it is answered on any connection.
+  virtual bool IsProbe(const HttpRequest& head) const = 0;
   // Called when the head is complete and before a body is read: an answer refuses the request.
   virtual std::optional<HttpResponse> CheckHead(const HttpRequest& head) = 0;
   // Headers that go with every response to this request (CORS).

@@ -51,6 +51,7 @@ void GenerationCall::PrepareAndPost(std::string body) {
   auto submitted = std::make_shared<std::unique_ptr<Submitted>>();
   std::optional<ApiError> error;
   try {
+    const RequestMemory::Lease lease = context_.request_memory.Reserve(body.size());
     *submitted = Prepare(body);
   } catch (...) {
     error = CurrentApiError(fmt::format("request {}", request_id_));

@@ -9,6 +9,7 @@
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/strand.hpp>
+#include <deque>
 #include <thread>
 #include <unordered_map>
 
@@ -28,7 +29,6 @@ using tcp = net::ip::tcp;
 using Clock = std::chrono::steady_clock;
 
 constexpr int kBacklog = 1024;
-constexpr size_t kMaxRefusing = 64;  // connections over the limit that still get an answer
 constexpr std::chrono::milliseconds kAcceptRetry{50};
 // How long connections may take to write the last answer of a request that the stop has cut short.
 constexpr std::chrono::milliseconds kFlushTime{2000};
@@ -43,7 +43,7 @@ class Server::Impl {
         workers_(static_cast<size_t>(std::max(options_.worker_threads, 1))),
         service_(options_, metrics_,
                  [this](std::function<void()> task) { workers_.Post(std::move(task)); }),
-        shared_{options_, service_, {}, {}, [this](Session* closed) { OnChange(closed); }},
+        shared_(options_, service_, [this](Session* closed) { OnChange(closed); }),
         accept_strand_(net::make_strand(io_)),
         acceptor_(accept_strand_),
         retry_timer_(accept_strand_) {}
@@ -94,6 +94,8 @@ class Server::Impl {
   CondVar changed_;
   // By address; weak, as sessions are owned by their own operations.
   std::unordered_map<Session*, std::weak_ptr<Session>> sessions_ GUARDED_BY(mutex_);
+  std::deque<Session*> probes_
+      GUARDED_BY(mutex_);  // those of them that are for probes, oldest first
   Clock::time_point stop_deadline_ GUARDED_BY(mutex_) = Clock::time_point::max();
   enum class Phase { kNew, kRunning, kStopping, kStopped };
   Phase phase_ GUARDED_BY(mutex_) = Phase::kNew;
@@ -154,8 +156,16 @@ void Server::Impl::Start() {
     phase_ = Phase::kRunning;
   }
   net::post(accept_strand_, [this] { Accept(); });
-  for (int i = 0; i < std::max(options_.io_threads, 1); ++i) {
-    threads_.emplace_back([this] { io_.run(); });
+  try {
+    for (int i = 0; i < std::max(options_.io_threads, 1); ++i) {
+      threads_.emplace_back([this] { io_.run(); });
+    }
+  } catch (...) {  // the system makes no more: without a thread nothing could be stopped in order
+    io_.stop();
+    for (std::thread& thread : threads_) thread.join();
+    MutexLock lock(mutex_);
+    phase_ = Phase::kStopped;
+    throw;
   }
 }
 
@@ -179,17 +189,27 @@ void Server::Impl::OnAccepted(boost::system::error_code error, tcp::socket socke
     return;
   }
   auto session = std::make_shared<Session>(std::move(socket), shared_);
-  size_t open = 0;
+  bool for_probes = false;
+  std::shared_ptr<Session> oldest;
   {
     MutexLock lock(mutex_);
-    open = sessions_.size();
-    if (open < options_.max_connections + kMaxRefusing) sessions_.emplace(session.get(), session);
+    for_probes = sessions_.size() - probes_.size() >= options_.max_connections;
+    if (for_probes) {
+      // A probe needs milliseconds; who holds such a connection for longer gives way to the next.
+      if (!probes_.empty() && probes_.size() >= options_.probe_connections) {
+        oldest = sessions_.at(probes_.front()).lock();
+        probes_.pop_front();
+      }
+      probes_.push_back(session.get());
+    }
+    sessions_.emplace(session.get(), session);
     metrics_.connections().Set(static_cast<double>(sessions_.size()));
   }
-  if (open < options_.max_connections) {
+  if (oldest != nullptr) oldest->Kill();
+  if (for_probes) {
+    session->StartForProbes();
+  } else {
     session->Start();
-  } else if (open < options_.max_connections + kMaxRefusing) {
-    session->StartRefusing();
   }
   Accept();
 }
@@ -198,6 +218,7 @@ void Server::Impl::OnChange(Session* closed) {
   MutexLock lock(mutex_);
   if (closed != nullptr) {
     sessions_.erase(closed);
+    std::erase(probes_, closed);
     metrics_.connections().Set(static_cast<double>(sessions_.size()));
   }
   changed_.NotifyAll();

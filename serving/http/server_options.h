@@ -21,13 +21,16 @@ struct ServerOptions {
   // Access. With keys, every route but /health, /live and /ready wants one of them.
   std::vector<std::string> api_keys;
   bool metrics_without_key = false;
-  // Web pages that may send requests, as CORS has it; "*" for any; empty: none, and no CORS headers.
+  // Web pages that may send requests, as CORS has it; "*" for any; empty: none, and no CORS
+  // headers.
   std::vector<std::string> allowed_origins;
   // Names of this server in a Host header, beside localhost; with or without a port; "*" for any.
   std::vector<std::string> allowed_hosts;
 
   // Limits. What is over them is refused with 413, 414, 431 or 503.
   size_t max_connections = 1024;
+  // Beyond those, for probes (/health, /live, /ready); when they are taken the oldest is closed.
+  size_t probe_connections = 64;
   size_t max_target_bytes = 8 << 10;
   size_t max_header_bytes = 32 << 10;
   size_t max_body_bytes = 16 << 20;
@@ -35,10 +38,14 @@ struct ServerOptions {
   // Output of one request that its client has not taken; beyond it the request is cancelled.
   size_t max_pending_output_bytes = 4 << 20;
   size_t max_sequences = 1024;  // of one request: prompts x n
+  // For requests that are parsed and tokenised (request_memory.h).
+  uint64_t request_memory_bytes = uint64_t{2} << 30;
+  size_t max_slow_bodies_per_peer = 64;
 
   // Timeouts; a connection that misses one is closed.
   std::chrono::milliseconds header_timeout{10'000};  // from the first byte of a request (408)
   std::chrono::milliseconds body_timeout{60'000};    // from the end of the head (408)
+  std::chrono::milliseconds slow_body_after{5'000};  // when a body counts as slow
   std::chrono::milliseconds idle_timeout{75'000};    // between two requests
   std::chrono::milliseconds write_timeout{60'000};   // without the client taking a single byte
   std::chrono::milliseconds sse_keep_alive{15'000};  // a comment after so much silence; 0: never

@@ -14,10 +14,12 @@ namespace net = boost::asio;
 
 constexpr size_t kMaxPipelinedBytes = 64 << 10;  // read ahead while a request is being answered
 constexpr size_t kMaxDrainedBytes =
-    64 << 10;  // a refused body up to this is read, the connection kept
+    64 << 10;                              // a refused body up to this is read, the connection kept
+constexpr size_t kMaxKeptBytes = 1 << 20;  // of a buffer, from one answer to the next
 constexpr size_t kMaxLingerBytes = 8 << 20;
 constexpr std::chrono::seconds kLingerTime{2};
-constexpr int kClientClosedRequest = 499;  // nginx's number, for metrics and logs only
+constexpr std::chrono::milliseconds kProbeTime{2'000};  // for the head of a probe, once connected
+constexpr int kClientClosedRequest = 499;               // nginx's number, for metrics and logs only
 
 }  // namespace
 
@@ -67,6 +69,8 @@ Session::Session(net::ip::tcp::socket socket, SessionShared& shared)
       reader_(shared.options) {
   boost::system::error_code ignored;
   socket_.set_option(net::ip::tcp::no_delay(true), ignored);
+  const auto endpoint = socket_.remote_endpoint(ignored);
+  if (!ignored) peer_ = PeerOf(endpoint.address());
 }
 
 Session::~Session() = default;
@@ -78,12 +82,10 @@ void Session::Start() {
   });
 }
 
-void Session::StartRefusing() {
-  net::post(socket_.get_executor(), [self = shared_from_this()] {
-    self->RefuseInput(Unavailable("The server has too many connections; try again later.",
-                                  "too_many_connections", 1));
-    self->Read();
-  });
+void Session::StartForProbes() {
+  for_probes_ = true;  // nothing runs yet
+  close_after_ = true;
+  Start();
 }
 
 void Session::Shutdown() {
@@ -161,7 +163,12 @@ bool Session::OnHead() {
   shared_.busy.fetch_add(1);
   request_start_ = Clock::now();
   const HttpRequest& head = reader_.head();
-  refusal_ = shared_.handler.CheckHead(head);
+  if (for_probes_ && !shared_.handler.IsProbe(head)) {
+    refusal_ = ErrorResponse(Unavailable("The server has too many connections; try again later.",
+                                         "too_many_connections", 1));
+  } else {
+    refusal_ = shared_.handler.CheckHead(head);
+  }
   if (!refusal_.has_value()) {
     if (head.expects_continue) QueueOutput("HTTP/1.1 100 Continue\r\n\r\n");
     return true;
@@ -179,6 +186,7 @@ void Session::Dispatch() {
   phase_ = Phase::kAnswering;
   read_stage_ = ReadStage::kNone;
   read_deadline_ = Clock::time_point::max();
+  LeaveSlowBodies();
   if (refusal_.has_value()) return Respond(std::move(*refusal_));
   exchange_ = std::make_shared<SessionExchange>(shared_from_this());
   try {
@@ -198,11 +206,33 @@ void Session::UpdateReadDeadline() {
                                                 : ReadStage::kBody;
   if (stage == read_stage_) return;
   read_stage_ = stage;
-  const auto timeout = stage == ReadStage::kIdle   ? shared_.options.idle_timeout
-                       : stage == ReadStage::kHead ? shared_.options.header_timeout
-                                                   : shared_.options.body_timeout;
-  read_deadline_ = Clock::now() + timeout;
+  const Clock::time_point now = Clock::now();
+  body_deadline_ = now + shared_.options.body_timeout;
+  auto timeout = stage == ReadStage::kIdle ? shared_.options.idle_timeout
+                 : stage == ReadStage::kHead
+                     ? shared_.options.header_timeout
+                     : std::min(shared_.options.slow_body_after, shared_.options.body_timeout);
+  if (for_probes_) timeout = std::min(timeout, kProbeTime);
+  read_deadline_ = now + timeout;
   ArmTimer();
+}
+
+// A body that is late goes on until its own deadline where its peer may have another slow one.
+void Session::OnReadDeadline() {
+  if (read_stage_ == ReadStage::kIdle) return Close();
+  if (read_stage_ == ReadStage::kBody && read_deadline_ < body_deadline_ && !for_probes_ &&
+      shared_.slow_bodies.Enter(peer_)) {
+    slow_body_ = true;
+    read_deadline_ = body_deadline_;
+    return;
+  }
+  RefuseInput(ApiError(408, "invalid_request_error", "The request did not arrive in time.", {},
+                       "request_timeout"));
+}
+
+void Session::LeaveSlowBodies() {
+  if (slow_body_) shared_.slow_bodies.Leave(peer_);
+  slow_body_ = false;
 }
 
 void Session::AccountBody(size_t bytes) {
@@ -225,6 +255,7 @@ void Session::RefuseInput(const ApiError& error) {
 void Session::Respond(HttpResponse response) {
   if (phase_ != Phase::kReading && phase_ != Phase::kAnswering) return;
   CHECK(!streaming_);
+  LeaveSlowBodies();
   phase_ = Phase::kFlushing;
   read_stage_ = ReadStage::kNone;
   read_deadline_ = Clock::time_point::max();
@@ -232,10 +263,11 @@ void Session::Respond(HttpResponse response) {
   shared_.handler.DecorateResponse(request_, response);
   status_ = response.status;
   close_after_ = close_after_ || response.close || !request_.keep_alive;
-  std::string out = SerializeHead(response, BodyFraming::kContentLength, response.body.size(),
-                                  !close_after_, request_.id);
-  if (request_.method != "HEAD") out += response.body;
-  QueueOutput(out);
+  std::string head = SerializeHead(response, BodyFraming::kContentLength, response.body.size(),
+                                   !close_after_, request_.id);
+  if (request_.method == "HEAD") return QueueOwned(std::move(head));
+  response.body.insert(0, head);  // in place: an answer may have megabytes
+  QueueOwned(std::move(response.body));
 }
 
 void Session::StartStream(HttpResponse head) {
@@ -269,6 +301,12 @@ void Session::FinishStream() {
 
 void Session::QueueOutput(std::string_view data) {
   pending_output_ += data;
+  if (!writing_) Write();
+}
+
+void Session::QueueOwned(std::string data) {
+  if (!pending_output_.empty()) return QueueOutput(data);
+  pending_output_ = std::move(data);
   if (!writing_) Write();
 }
 
@@ -331,6 +369,7 @@ void Session::EndRequest() {
   refusal_.reset();
   streaming_ = false;
   request_ = HttpRequest();
+  if (write_buffer_.capacity() > kMaxKeptBytes) write_buffer_ = std::string();
   if (close_after_) return Linger();
   phase_ = Phase::kReading;
   UpdateReadDeadline();
@@ -353,6 +392,7 @@ void Session::Close() {
   if (phase_ == Phase::kClosed) return;
   const bool answering = phase_ == Phase::kAnswering || phase_ == Phase::kFlushing;
   phase_ = Phase::kClosed;
+  LeaveSlowBodies();
   if (call_ != nullptr) {
     call_->OnDisconnect();
     // Released later: this may run inside one of the call's own functions.
@@ -383,11 +423,8 @@ void Session::OnTimer() {
   timer_at_ = Clock::time_point::max();
   const Clock::time_point now = Clock::now();
   if (write_deadline_ <= now || linger_deadline_ <= now) return Close();
-  if (read_deadline_ <= now) {
-    if (read_stage_ == ReadStage::kIdle) return Close();
-    RefuseInput(ApiError(408, "invalid_request_error", "The request did not arrive in time.", {},
-                         "request_timeout"));
-  }
+  if (read_deadline_ <= now) OnReadDeadline();
+  if (phase_ == Phase::kClosed) return;
   if (quiet_deadline_ <= now) {
     quiet_deadline_ = now + shared_.options.sse_keep_alive;
     if (phase_ == Phase::kAnswering && call_ != nullptr) {

@@ -26,6 +26,7 @@
 #include "serving/http/exchange.h"
 #include "serving/http/request_reader.h"
 #include "serving/http/server_options.h"
+#include "serving/http/slow_bodies.h"
 
 namespace moesaic {
 
@@ -33,10 +34,18 @@ class Session;
 
 // What all sessions share; owned by the server and outliving them.
 struct SessionShared {
+  SessionShared(const ServerOptions& server_options, RequestHandler& request_handler,
+                std::function<void(Session* closed)> changed)
+      : options(server_options),
+        handler(request_handler),
+        slow_bodies(server_options.max_slow_bodies_per_peer),
+        on_change(std::move(changed)) {}
+
   const ServerOptions& options;
   RequestHandler& handler;
   std::atomic<size_t> body_bytes{0};  // of requests being read or answered
   std::atomic<int64_t> busy{0};       // requests that have begun and are not yet answered
+  SlowBodies slow_bodies;
   // Called on any thread, after busy fell or a session ended.
   std::function<void(Session* closed)> on_change;
 };
@@ -48,8 +57,8 @@ class Session : public std::enable_shared_from_this<Session> {
 
   // Any thread.
   void Start();
-  // Answers 503 and closes: one connection too many.
-  void StartRefusing();
+  // One connection too many: probes are answered, the rest with 503, and it closes then.
+  void StartForProbes();
   // Ends the running call; idle connections close.
   void Shutdown();
   // Closes at once.
@@ -73,12 +82,15 @@ class Session : public std::enable_shared_from_this<Session> {
   bool OnHead();  // false: the request has been answered
   void Dispatch();
   void UpdateReadDeadline();
+  void OnReadDeadline();
+  void LeaveSlowBodies();
   void AccountBody(size_t bytes);
   void Settle(int status);  // the request's end, whichever it was: metrics, log, counters
 
   void Respond(HttpResponse response);
   void RefuseInput(const ApiError& error);  // answers and closes
   void QueueOutput(std::string_view data);
+  void QueueOwned(std::string data);  // without a copy, where nothing waits
   void Write();
   void OnWritten(boost::system::error_code error, size_t bytes);
   void EndRequest();
@@ -103,6 +115,9 @@ class Session : public std::enable_shared_from_this<Session> {
   bool reading_ = false;
   bool peer_gone_ = false;
   bool stopping_ = false;
+  bool for_probes_ = false;
+  std::string peer_;
+  bool slow_body_ = false;  // counted in shared_.slow_bodies
   RequestReader reader_;
   size_t accounted_body_bytes_ = 0;
   std::optional<HttpResponse> refusal_;  // by CheckHead, sent when the small body has been read
@@ -127,6 +142,7 @@ class Session : public std::enable_shared_from_this<Session> {
   ReadStage read_stage_ = ReadStage::kNone;
   // Clock::time_point::max(): not running.
   Clock::time_point read_deadline_ = Clock::time_point::max();
+  Clock::time_point body_deadline_ = Clock::time_point::max();
   Clock::time_point write_deadline_ = Clock::time_point::max();
   Clock::time_point quiet_deadline_ = Clock::time_point::max();
   Clock::time_point linger_deadline_ = Clock::time_point::max();

@@ -1,5 +1,8 @@
 #include "serving/http/tokenize_call.h"
 
+#include <fmt/format.h>
+
+#include <iterator>
 #include <utility>
 
 #include "serving/http/api_error.h"
@@ -24,18 +27,20 @@ std::string Tokenize(const ModelTable& models, std::string_view body,
                         request.add_special_tokens.value_or(false));
   }
   if (gone.load()) throw ClientLeft();
-  Json json = Json::object();
-  json["count"] = tokens.size();
-  json["max_model_len"] = model.engine->max_context_tokens();
-  json["tokens"] = tokens;
-  json["token_strs"] = nullptr;
-  if (request.return_token_strings) {
-    const TokenSpeller spell = MakeTokenSpeller(tokenizer, false);
-    Json strings = Json::array();
-    for (const int32_t token : tokens) strings.push_back(TokenString(spell(token, false).bytes));
-    json["token_strs"] = std::move(strings);
+  // Written at once: as values of JSON the tokens of a long text would take many times the text.
+  std::string out = fmt::format(R"({{"count":{},"max_model_len":{},"tokens":[)", tokens.size(),
+                                model.engine->max_context_tokens());
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    fmt::format_to(std::back_inserter(out), "{}{}", i > 0 ? "," : "", tokens[i]);
   }
-  return DumpJson(json);
+  if (!request.return_token_strings) return out + R"(],"token_strs":null})";
+  out += R"(],"token_strs":[)";
+  const TokenSpeller spell = MakeTokenSpeller(tokenizer, false);
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (i > 0) out += ',';
+    out += DumpJson(TokenString(spell(tokens[i], false).bytes));
+  }
+  return out + "]}";
 }
 
 std::string Detokenize(const ModelTable& models, std::string_view body,
@@ -68,6 +73,7 @@ void TokenizeCall::OnShutdown() {
 
 HttpResponse TokenizeCall::Answer(const std::string& body) const {
   try {
+    const RequestMemory::Lease lease = context_.request_memory.Reserve(body.size());
     HttpResponse response;
     response.body =
         detokenize_ ? Detokenize(*models_, body, gone_) : Tokenize(*models_, body, gone_);

@@ -64,6 +64,7 @@ struct EngineOptions {
   std::string expert_memory = "auto";  // bytes or a percentage of all experts; auto: all that fits
   std::string kv_memory = "auto";      // bytes or a percentage of machine memory
   int64_t max_model_len = 0;           // 0: the model's, or what the KV memory holds
+  uint64_t request_bytes = 0;          // left to who serves: requests that are read and tokenised
 
   int64_t max_num_seqs = 64;
   int64_t max_num_batched_tokens = 512;

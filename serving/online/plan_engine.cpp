@@ -358,7 +358,8 @@ EnginePlan PlanEngine(const EngineOptions& options, const ModelFiles& files) {
       Model::WorkspaceBytes(config, kernels, limits, options.threads, 1, dense_elsewhere) +
       static_cast<uint64_t>(limits.max_logit_rows + options.threads * 4) *
           static_cast<uint64_t>(config.vocab_size) * sizeof(float);
-  uint64_t fixed_bytes = dense_bytes + workspace_bytes + staging_bytes + kProcessBytes;
+  uint64_t fixed_bytes =
+      dense_bytes + workspace_bytes + staging_bytes + kProcessBytes + options.request_bytes;
   if (options.devices.count > 0) fixed_bytes += plan.all_experts_bytes + devices_host_bytes;
   const uint64_t left = machine_bytes > fixed_bytes ? machine_bytes - fixed_bytes : 0;
   const uint64_t kv_bytes =
@@ -401,6 +402,7 @@ EnginePlan PlanEngine(const EngineOptions& options, const ModelFiles& files) {
                                          {"KV cache", kv_bytes},
                                          {"workspace", workspace_bytes},
                                          {"process", kProcessBytes}});
+  if (options.request_bytes > 0) plan.ledger.push_back({"requests", options.request_bytes});
   if (copies * plan.predictor_bytes > 0) {
     plan.ledger.push_back({"state to save", copies * plan.predictor_bytes});
   }

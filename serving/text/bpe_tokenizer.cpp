@@ -112,6 +112,7 @@ std::vector<int32_t> BpeTokenizer::EncodeSegments(std::span<const TextSegment> s
   // With a normaliser the plain ranges are known in the text as it came only.
   const bool all_before = !normalizer_.empty() && !joined.plain().empty();
   const AddedTokenMatcher& matcher = all_before ? raw_special_matcher_ : raw_matcher_;
+  PlainRangeCursor plain_ranges(joined.plain());
   scratch.raw_parts.clear();
   matcher.Split(joined.text(), joined.plain(), scratch.raw_parts);
   for (const AddedTokenMatcher::Part& part : scratch.raw_parts) {
@@ -130,11 +131,7 @@ std::vector<int32_t> BpeTokenizer::EncodeSegments(std::span<const TextSegment> s
       EncodeNormalized(normalized, at_start && !stripped, plain, scratch, ids);
       continue;
     }
-    for (const PlainRange& range : joined.plain()) {
-      if (range.end <= part.begin || range.begin >= part.end) continue;
-      plain.push_back({std::max(range.begin, part.begin) - part.begin,
-                       std::min(range.end, part.end) - part.begin});
-    }
+    plain_ranges.Take(part.begin, part.end, plain);
     EncodeNormalized(text, at_start, plain, scratch, ids);
   }
   if (add_special_tokens) ids.insert(ids.end(), suffix_.begin(), suffix_.end());

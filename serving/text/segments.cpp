@@ -1,5 +1,7 @@
 #include "serving/text/segments.h"
 
+#include <algorithm>
+
 #include "core/base/error.h"
 #include "serving/text/unicode.h"
 
@@ -33,6 +35,15 @@ JoinedText::JoinedText(std::span<const TextSegment> segments) {
     }
   }
   if (!single) text_ = owned_;
+}
+
+void PlainRangeCursor::Take(size_t begin, size_t end, std::vector<PlainRange>& inside) {
+  for (; first_ < ranges_.size() && ranges_[first_].end <= begin; ++first_) ++looks_;
+  for (size_t i = first_; i < ranges_.size() && ranges_[i].begin < end; ++i) {
+    ++looks_;
+    inside.push_back(
+        {std::max(ranges_[i].begin, begin) - begin, std::min(ranges_[i].end, end) - begin});
+  }
 }
 
 }  // namespace moesaic

@@ -29,4 +29,21 @@ class JoinedText {
   std::vector<PlainRange> plain_;
 };
 
+// Hands out what of sorted, disjoint ranges lies in one part of the text after the other. The parts
+// must come in order: so a conversation of many messages is gone through once, not once for each of
+// them.
+class PlainRangeCursor {
+ public:
+  explicit PlainRangeCursor(const std::vector<PlainRange>& ranges) : ranges_(ranges) {}
+
+  // Appends to `inside`, counted from `begin`.
+  void Take(size_t begin, size_t end, std::vector<PlainRange>& inside);
+  size_t looks() const { return looks_; }  // at ranges, in all
+
+ private:
+  const std::vector<PlainRange>& ranges_;
+  size_t first_ = 0;  // that ends behind the parts so far
+  size_t looks_ = 0;
+};
+
 }  // namespace moesaic

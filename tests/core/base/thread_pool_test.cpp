@@ -1,10 +1,17 @@
 #include "core/base/thread_pool.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <cstdio>
+#include <cstdlib>
 #include <stdexcept>
+#include <system_error>
 #include <vector>
+
+#include "core/base/thread_limit.h"
 
 namespace moesaic {
 namespace {
@@ -22,6 +29,28 @@ TEST(ThreadPoolTest, RunsEachIndexOnce) {
       for (const auto& n : seen) EXPECT_EQ(n.load(), 1);
     }
   }
+}
+
+// In a process of its own, of a user whom the system allows one thread. Before, the threads that
+// could be started ended the process with std::terminate.
+TEST(ThreadPoolTest, TooManyThreadsForTheSystem) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto child = [] {
+    constexpr uid_t kNobody = 65534;
+    const rlimit limit{2, 2};  // this thread and one more
+    if (setrlimit(RLIMIT_NPROC, &limit) != 0) std::_Exit(1);
+    if (geteuid() == 0 && setresuid(kNobody, kNobody, kNobody) != 0) std::_Exit(1);
+    try {
+      ThreadPool pool(64);
+    } catch (const std::system_error& error) {
+      if (error.code() == std::errc::resource_unavailable_try_again) {
+        std::fprintf(stderr, "%s", ThreadLimitAdvice("/nowhere").c_str());
+        std::_Exit(0);
+      }
+    }
+    std::_Exit(1);
+  };
+  EXPECT_EXIT(child(), testing::ExitedWithCode(0), "may have 2 processes.*RLIMIT_NPROC");
 }
 
 TEST(ThreadPoolTest, ManyShortLoopsSeeEachOthersWrites) {

@@ -8,7 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "core/base/cgroup.h"
 #include "core/base/error.h"
+#include "core/base/thread_limit.h"
 
 namespace moesaic {
 namespace {
@@ -119,6 +121,29 @@ TEST(TopologyTest, Version2TakesTheTightestOfTheChain) {
   root.Write("sys/fs/cgroup/pod/box/memory.high", std::to_string(kGiB));
   limits = ReadCgroupLimits(root.path());
   EXPECT_EQ(limits.memory_left_bytes, kGiB);
+}
+
+TEST(TopologyTest, TheGroupWithTheFewestThreadsLeftIsNamed) {
+  FakeRoot root;
+  root.Write("proc/self/mountinfo", "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup rw\n");
+  root.Write("proc/self/cgroup", "0::/pod/box\n");
+  root.Write("sys/fs/cgroup/pod/pids.max", "100\n");
+  root.Write("sys/fs/cgroup/pod/pids.current", "97\n");
+  root.Write("sys/fs/cgroup/pod/box/pids.max", "50\n");
+  root.Write("sys/fs/cgroup/pod/box/pids.current", "10\n");
+  const CgroupLimits limits = ReadCgroupLimits(root.path());
+  EXPECT_EQ(limits.threads_limit, 100u);
+  EXPECT_EQ(limits.threads_used, 97u);
+  const std::string advice = ThreadLimitAdvice(root.path());
+  EXPECT_NE(advice.find("allows 100 processes and threads (pids.max) and has 97"),
+            std::string::npos)
+      << advice;
+  EXPECT_NE(advice.find("--threads"), std::string::npos) << advice;
+
+  root.Write("sys/fs/cgroup/pod/pids.max", "max\n");
+  EXPECT_EQ(ReadCgroupLimits(root.path()).threads_limit, 50u);
+  // The group has room, so it is something else.
+  EXPECT_EQ(ThreadLimitAdvice(root.path()).find("pids.max) and has"), std::string::npos);
 }
 
 TEST(TopologyTest, Version1WithAContainersMountRoot) {

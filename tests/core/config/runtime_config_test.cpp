@@ -120,6 +120,32 @@ TEST(RuntimeConfigTest, FlagsBeatEnvironmentBeatsFileBeatsDefault) {
   EXPECT_EQ(s.table.origin("max-queue"), "default");
 }
 
+// A message quotes the beginning of a value, not a hundred thousand bytes of it.
+TEST(RuntimeConfigTest, MessagesCutWhatTheyQuote) {
+  const std::string huge(100'000, 'x');
+  const auto is_short = [](const Error& error) {
+    return std::string_view(error.what()).size() < 1500;
+  };
+  Settings all;
+  for (const Option& option : all.table.options()) {
+    Settings s;
+    try {
+      s.table.Set(option.name, huge, OptionSource::kFlag, "--" + option.name);
+    } catch (const Error& error) {
+      EXPECT_TRUE(is_short(error)) << option.name;
+    }
+  }
+  for (const std::string& text : {huge + ": 1", "port: " + huge, huge, "threads: [" + huge + "]"}) {
+    try {
+      Settings s;
+      ApplyConfigText(text, "f.yaml", s.table);
+      ADD_FAILURE() << text.substr(0, 20);
+    } catch (const Error& error) {
+      EXPECT_TRUE(is_short(error)) << text.substr(0, 20);
+    }
+  }
+}
+
 TEST(RuntimeConfigTest, EnvironmentErrorsAndWarnings) {
   Settings s;
   EXPECT_THROW(ApplyEnvironment({"MOESAIC_THREADS=x"}, s.table), Error);

@@ -302,5 +302,42 @@ TEST(OpenAiRequestTest, TokenizeAndDetokenize) {
   EXPECT_EQ(ParamOf(ParseDetokenizeRequest, R"({"tokens":"1"})"), "tokens");
 }
 
+// A message quotes the beginning of a value, not a hundred thousand bytes of it.
+TEST(OpenAiRequestTest, MessagesCutWhatTheyQuote) {
+  const std::string huge(100'000, 'x');
+  const std::string number = "1" + std::string(300, '0');
+  for (const std::string& body :
+       {R"({"prompt":"a","logit_bias":{")" + huge + R"(":1}})",
+        R"({"prompt":"a","response_format":{"type":")" + huge + R"("}})",
+        R"({"prompt":"a","max_tokens":)" + number + "}",
+        R"({"prompt":"a","temperature":)" + number + "}",
+        R"({"prompt":"a","stop":[")" + huge + R"("]})", R"({"prompt":[1,)" + number + "]}",
+        R"({"prompt":"a","stop_token_ids":[")" + huge + R"("]})",
+        R"({"prompt":"a",")" + huge + R"(":1,")" + huge + R"(":2})", R"({"prompt":")" + huge,
+        R"({"prompt":)" + huge + "}", R"({"prompt":"a","n":)" + std::string(100'000, '9') + "}",
+        "[\"" + huge + "\"]"}) {
+    try {
+      ParseCompletionRequest(body);
+      ADD_FAILURE() << body.substr(0, 40);
+    } catch (const ApiError& error) {
+      EXPECT_LT(std::string_view(error.what()).size(), 400u) << body.substr(0, 40);
+      EXPECT_LT(error.param().size(), 100u) << body.substr(0, 40);
+    }
+  }
+  for (const std::string& body :
+       {R"({"messages":[{"role":"user","content":[{"type":")" + huge + R"("}]}]})",
+        R"({"messages":[{"role":"user","content":"a"}],"tools":[],"tool_choice":")" + huge +
+            R"("})"}) {
+    try {
+      ParseChatRequest(body);
+      ADD_FAILURE() << body.substr(0, 40);
+    } catch (const ApiError& error) {
+      EXPECT_LT(std::string_view(error.what()).size(), 400u) << body.substr(0, 40);
+    }
+  }
+  // What quotes without cutting (a template that raises, say) is cut at last.
+  EXPECT_LT(std::string_view(BadParam("x", "{}", huge).what()).size(), 2100u);
+}
+
 }  // namespace
 }  // namespace moesaic

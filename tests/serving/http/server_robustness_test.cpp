@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "serving/http/http_message.h"
+#include "serving/http/slow_bodies.h"
 #include "tests/serving/http/server_fixture.h"
 
 namespace moesaic {
@@ -259,15 +260,89 @@ TEST_F(ServerTest, TooManyConnections) {
   EXPECT_EQ(second.Get("/health").status, 200);
   {
     TestClient third(port());
-    const TestResponse response = third.Receive();
+    const TestResponse response = third.Get("/v1/models");
     EXPECT_EQ(response.status, 503);
     EXPECT_EQ(response.Header("Retry-After"), "1");
+    EXPECT_EQ(response.Header("Connection"), "close");
     EXPECT_EQ(response.json()["error"]["code"], "too_many_connections");
+    third.ReceiveToEnd();
   }
+  WaitForMetric(kConnections, 2);
   first.Close();
   WaitForMetric(kConnections, 1);
   TestClient fourth(port());
   EXPECT_EQ(fourth.Get("/health").status, 200);
+}
+
+// Whoever takes all connections, and those for probes, too, does not make the server look dead.
+TEST_F(ServerTest, ProbesAreAnsweredThoughAllConnectionsAreTaken) {
+  options_.max_connections = 2;
+  options_.probe_connections = 3;
+  Start();
+  std::vector<std::unique_ptr<TestClient>> slow;
+  for (int i = 0; i < 2; ++i) {
+    slow.push_back(std::make_unique<TestClient>(port()));
+    slow.back()->Send("POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{");
+  }
+  WaitForMetric(kConnections, 2);
+  for (int i = 0; i < 50; ++i) {
+    slow.push_back(std::make_unique<TestClient>(port()));
+    slow.back()->Send("GET /health HT");
+  }
+  for (const char* path : {"/health", "/live", "/ready"}) {
+    TestClient probe(port());
+    const TestResponse response = probe.Get(path);
+    EXPECT_EQ(response.status, 200) << path;
+    EXPECT_EQ(response.Header("Connection"), "close");
+  }
+  TestClient other(port());
+  EXPECT_EQ(other.Post("/tokenize", R"({"prompt":"a"})").status, 503);
+  // Those that came first are still served.
+  slow[0]->Send("        ");
+  EXPECT_EQ(slow[0]->Receive().status, 400);
+}
+
+TEST_F(ServerTest, SlowBodiesOfOnePeerAreBounded) {
+  options_.slow_body_after = milliseconds(1);
+  options_.body_timeout = std::chrono::hours(1);
+  options_.max_slow_bodies_per_peer = 2;
+  Start();
+  std::vector<std::unique_ptr<TestClient>> slow;
+  for (int i = 0; i < 5; ++i) {
+    slow.push_back(std::make_unique<TestClient>(port()));
+    slow.back()->Send("POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{");
+  }
+  WaitForMetric("moe_http_responses_total{route=\"/tokenize\",status=\"408\"}", 3);
+  // The two that are left end, and others may be slow in their places.
+  for (auto& client : slow) client->Reset();
+  WaitForMetric(kConnections, 0);
+  TestClient next(port());
+  next.Send("POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 14\r\n\r\n{");
+  TestClient more(port());
+  for (int i = 0; i < 3; ++i) {
+    more.Send("POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{        ");
+    EXPECT_EQ(more.Receive().status, 400);
+  }
+  next.Send(R"("prompt":"a"})");
+  EXPECT_EQ(next.Receive().status, 200);
+}
+
+TEST(SlowBodiesTest, CountsByPeer) {
+  SlowBodies slow(2);
+  EXPECT_TRUE(slow.Enter("a"));
+  EXPECT_TRUE(slow.Enter("a"));
+  EXPECT_FALSE(slow.Enter("a"));
+  EXPECT_TRUE(slow.Enter("b"));
+  slow.Leave("a");
+  EXPECT_TRUE(slow.Enter("a"));
+  EXPECT_FALSE(slow.Enter("a"));
+  const auto peer = [](const char* address) {
+    return PeerOf(boost::asio::ip::make_address(address));
+  };
+  EXPECT_NE(peer("10.0.0.1"), peer("10.0.0.2"));
+  EXPECT_EQ(peer("10.0.0.1"), peer("::ffff:10.0.0.1"));
+  EXPECT_EQ(peer("2001:db8::1"), peer("2001:db8::ffff:1"));
+  EXPECT_NE(peer("2001:db8::1"), peer("2001:db8:0:1::1"));
 }
 
 TEST_F(ServerTest, BodiesOfAllConnectionsAreBounded) {

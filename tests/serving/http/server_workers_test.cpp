@@ -3,6 +3,7 @@
 #include <atomic>
 #include <thread>
 
+#include "serving/http/request_memory.h"
 #include "tests/serving/http/server_fixture.h"
 
 namespace moesaic {
@@ -84,6 +85,28 @@ TEST_F(ServerWorkersTest, ARequestWhoseClientLeavesWhileItIsTokenisedIsNotSubmit
   EXPECT_EQ(last.Post("/v1/completions", Completion(1)).status, 200);
   engine_->WaitForSubmitted(1);
   EXPECT_EQ(engine_->submitted(), 1u);
+}
+
+// What bodies take while they are tokenised is bounded, in multiples of their sizes.
+TEST_F(ServerWorkersTest, BodiesAreOnlyReadWhereThereIsMemory) {
+  options_.worker_threads = 2;
+  options_.request_memory_bytes = RequestMemory::kBytesPerBodyByte * 30;
+  Start();
+  TestClient first(port());
+  first.Send(TokenizeText());  // 16 bytes
+  held_.WaitForCall();
+  TestClient second(port());
+  const TestResponse refused = second.Post("/tokenize", R"({"prompt":"abc"})");
+  EXPECT_EQ(refused.status, 503);
+  EXPECT_EQ(refused.Header("Retry-After"), "1");
+  EXPECT_EQ(refused.json()["error"]["code"], "overloaded");
+  EXPECT_EQ(second.Post("/v1/completions", Completion(1)).status, 413);  // never
+  EXPECT_EQ(second.Post("/detokenize", R"({"tokens":[97]})").status, 503);
+  held_.LetGo();
+  EXPECT_EQ(first.Receive().status, 200);
+  EXPECT_EQ(second.Post("/tokenize", R"({"prompt":"abc"})").status, 200);
+  EXPECT_EQ(second.Post("/tokenize", R"({"prompt":7})").status, 400);  // given back, too
+  EXPECT_EQ(second.Post("/detokenize", R"({"tokens":[97]})").status, 200);
 }
 
 // Without a deadline this test does not end.

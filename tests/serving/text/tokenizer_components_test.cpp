@@ -1,8 +1,10 @@
 // Every component of tokenizer.json, with all its settings, in small tokenizers: the same ids and
 // the same text as Hugging Face's tokenizers (scripts/make_tokenizer_vectors.py, components).
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "serving/text/detokenizer.h"
+#include "serving/text/segments.h"
 #include "serving/text/tokenizer_json.h"
 #include "tests/serving/text/tokenizer_test_data.h"
 
@@ -42,6 +44,42 @@ TEST(TokenizerComponentsTest, SameAsTheReference) {
       }
     }
   }
+}
+
+// A conversation of n messages has n plain ranges and n parts between special tokens: they are gone
+// through once together, not once for each part.
+TEST(PlainRangeCursorTest, LooksAtEachRangeOnce) {
+  constexpr size_t kMessages = 10'000;
+  std::vector<PlainRange> ranges;
+  for (size_t i = 0; i < kMessages; ++i) ranges.push_back({10 * i + 2, 10 * i + 7});
+  PlainRangeCursor cursor(ranges);
+  std::vector<PlainRange> inside;
+  for (size_t i = 0; i < kMessages; ++i) {
+    inside.clear();
+    cursor.Take(10 * i + 1, 10 * i + 9, inside);
+    ASSERT_EQ(inside.size(), 1u);
+    EXPECT_EQ(inside[0].begin, 1u);
+    EXPECT_EQ(inside[0].end, 6u);
+  }
+  EXPECT_LE(cursor.looks(), 2 * kMessages);
+}
+
+TEST(PlainRangeCursorTest, CutsRangesToTheParts) {
+  const std::vector<PlainRange> ranges = {{0, 2}, {4, 20}, {30, 31}, {40, 50}};
+  PlainRangeCursor cursor(ranges);
+  const auto take = [&](size_t begin, size_t end) {
+    std::vector<PlainRange> inside;
+    cursor.Take(begin, end, inside);
+    std::string out;
+    for (const PlainRange& range : inside) out += fmt::format("[{},{})", range.begin, range.end);
+    return out;
+  };
+  EXPECT_EQ(take(0, 2), "[0,2)");
+  EXPECT_EQ(take(2, 4), "");
+  EXPECT_EQ(take(4, 6), "[0,2)");  // one range over several parts
+  EXPECT_EQ(take(10, 35), "[0,10)[20,21)");
+  EXPECT_EQ(take(35, 60), "[5,15)");
+  EXPECT_EQ(take(60, 70), "");
 }
 
 }  // namespace
