@@ -95,6 +95,8 @@ TEST(RopeTest, FrequenciesOfTransformers) {
     rope.original_max_position = original;
     return rope;
   };
+  RopeConfig long_ramp = yarn;
+  long_ramp.beta_fast = 512;
   RopeConfig untruncated = of(yarn, 10000, 1024);
   untruncated.truncate = false;
   RopeConfig llama3 = of({}, 500, 256);
@@ -116,10 +118,10 @@ TEST(RopeTest, FrequenciesOfTransformers) {
        512,
        {1.0, 0.237170815, 0.049999997, 0.00790569466, 0.00249999994, 0.000790569466, 0.000250000012,
         7.90569466e-05}},
-      {of(yarn, 10, 4096),
+      {of(long_ramp, 10, 4096),
        16384,
-       {1.0, 0.749894202, 0.562341332, 0.421696514, 0.316227764, 0.237137362, 0.177827939,
-        0.133352146}},
+       {1.0, 0.712399542, 0.506107211, 0.358442038, 0.252982199, 0.177853003, 0.124479562,
+        0.0866788924}},
       {of(yarn, 10000, 1024),
        4096,
        {1.0, 0.316227764, 0.0812500045, 0.0197642371, 0.00437500002, 0.000790569466, 0.000250000012,

@@ -132,17 +132,23 @@ class StepSamplerTest : public ::testing::Test {
 TEST_F(StepSamplerTest, PenaltiesSeeWhatWasGenerated) {
   struct Case {
     double repetition, presence, frequency;
+    float bias;  // of three tokens, which then come again and again
   };
-  for (const Case& c : {Case{1.3, 0, 0}, Case{1, 3, 0}, Case{1, 0, 1.5}, Case{1.1, 0.5, 0.5}}) {
+  for (const Case& c : {Case{1.3, 0, 0, 0}, Case{1, 3, 0, 0}, Case{1, 0, 1.5, 0},
+                        Case{1, 0, 0.7, 8}, Case{1.1, 0.5, 0.5, 4}}) {
     SCOPED_TRACE(testing::Message() << c.repetition << " " << c.presence << " " << c.frequency);
     // Each id of a small prompt is likely to be the best somewhere.
     GenerationRequest request = Greedy(PromptOf(5, 40, 60), 60);
     request.sampling.repetition_penalty = c.repetition;
     request.sampling.presence_penalty = c.presence;
     request.sampling.frequency_penalty = c.frequency;
+    if (c.bias > 0) request.sampling.logit_bias = {{3, c.bias}, {70, c.bias}, {150, c.bias}};
     const auto sequence = Make(request);
     int changed = 0;
     Generate(*sequence, 40, [&](int, std::vector<float> logits) {
+      for (const auto& [token, bias] : request.sampling.logit_bias) {
+        logits[static_cast<size_t>(token)] += bias;
+      }
       const int32_t plain = ArgMax(logits);
       for (int32_t token = 0; token < vocab(); ++token) {
         const auto& tokens = sequence->tokens;
