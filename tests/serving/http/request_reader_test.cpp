@@ -180,7 +180,7 @@ TEST_F(RequestReaderTest, RefusesRequestSmuggling) {
   EXPECT_EQ(StatusOf(start + "Transfer-Encoding: identity\r\n\r\n"), 501);
   EXPECT_EQ(StatusOf(start + "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n" +
                      "0\r\n\r\n"),
-            501);
+            400);
   EXPECT_NE(StatusOf("POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"), 0);
   EXPECT_EQ(StatusOf(start + "Transfer-Encoding: chunked\r\n\r\nzz\r\n"), 400);
 }
