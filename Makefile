@@ -8,7 +8,7 @@ CXX_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 configure = cmake --preset $(1) >/dev/null || { cmake --preset $(1); exit 1; }
 
 .DEFAULT_GOAL := build
-.PHONY: help setup build build-cuda demo test test-gpu mutate bench bundle format check-format lint test-debug test-asan test-tsan \
+.PHONY: help setup build build-cuda demo test test-isa test-gpu mutate bench bundle format check-format lint test-debug test-asan test-tsan \
         fuzz install clean
 
 help:  ## this list
@@ -30,6 +30,11 @@ test: setup  ## build and run all tests
 	@cmake --build --preset release -j $(JOBS)
 	@ctest --test-dir build/release --output-on-failure -j $(JOBS)
 	@grep -ahs '^SKIPPED: ' build/release/Testing/Temporary/LastTest.log | sort -u || true
+
+test-isa: setup  ## the same tests with the kernels of ISA ("avx2 avx512"), where this CPU has them
+	@$(call configure,release)
+	@cmake --build --preset release -j $(JOBS)
+	@scripts/test_isa.sh $(ISA)
 
 mutate: setup  ## plant defects and count what the tests find (ROOMS="cache prefetch" for some; docs/testing.md)
 	@nice scripts/mutate.py --jobs $(JOBS) $(ROOMS) $(MUTATE_FLAGS)

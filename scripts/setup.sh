@@ -18,8 +18,8 @@ while read -r package _; do
 done <"$root/scripts/apt-packages.txt"
 
 if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
-  echo "setup: this is no Debian system, so nothing is installed. The build needs (under their Debian"
-  echo "setup: 12 names): ${packages[*]}"
+  echo "setup: this system has no apt-get, so nothing is installed. The build needs (under their names in"
+  echo "setup: Debian): ${packages[*]}"
   exit 0
 fi
 
@@ -46,6 +46,15 @@ echo "setup: installing ${missing[*]}"
 export DEBIAN_FRONTEND=noninteractive
 # With an old package list the installation may still work: its own message is the one that matters.
 "${sudo[@]}" apt-get update -qq || echo "setup: the package list could not be updated" >&2
+unknown=()
+for package in "${missing[@]}"; do
+  [ -n "$(apt-cache show --no-all-versions "$package" 2>/dev/null)" ] || unknown+=("$package")
+done
+if [ ${#unknown[@]} != 0 ]; then
+  echo "setup: this system has no packages of these names: ${unknown[*]}" >&2
+  [ $want_ci = 0 ] || echo "setup: clang and the other tools of .ci/run, \`make format\` and \`make lint\` are Debian 12's" >&2
+  exit 1
+fi
 if ! "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive "${install[@]}" >/tmp/moesaic-setup.$$.log 2>&1; then
   tail -n 20 "/tmp/moesaic-setup.$$.log" >&2
   rm -f "/tmp/moesaic-setup.$$.log"
