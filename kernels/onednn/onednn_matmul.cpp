@@ -83,6 +83,18 @@ void OneDnnMatmul::Run(int64_t m, const void* x, float* y) {
   s.stream.wait();
 }
 
+bool OneDnnSupports(WeightType type) {
+  constexpr int64_t kSide = 16;
+  const std::vector<float> zeros(kSide * kSide);
+  try {
+    OneDnnMatmul(type, kSide, kSide, zeros.data()).Prepare(1);
+    return true;
+  } catch (const Error& e) {
+    if (e.kind() != ErrorKind::kUnsupported) throw;
+    return false;
+  }
+}
+
 void SetOneDnnThreads(int threads) {
   // Debian's oneDNN brings libgomp with it; this target does not link an OpenMP runtime of its own.
   using SetThreads = void (*)(int);

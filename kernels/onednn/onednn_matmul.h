@@ -34,6 +34,9 @@ class OneDnnMatmul {
   std::unique_ptr<State> state_;
 };
 
+// Whether this oneDNN has products of `type` on this CPU: version 2.6 has none of bf16 for AVX2.
+bool OneDnnSupports(WeightType type);
+
 // Threads of oneDNN's products that the calling thread starts. No effect on a oneDNN built without
 // OpenMP.
 void SetOneDnnThreads(int threads);
@@ -45,7 +48,7 @@ using DenseProduct = FunctionRef<void(int64_t m, const float* x, float* y)>;
 // what the exact contract asks of a library before its product may be used. A machine's answer:
 // another CPU, another version or other sizes may answer differently.
 bool RowInvariant(int64_t n, int64_t k, DenseProduct multiply);
-// The same of oneDNN's product with a random [n, k] matrix.
+// The same of oneDNN's product with a random [n, k] matrix. Throws as OneDnnMatmul does.
 bool OneDnnRowInvariant(WeightType type, int64_t n, int64_t k);
 
 }  // namespace moesaic

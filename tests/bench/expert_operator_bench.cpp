@@ -179,6 +179,10 @@ int Main(int argc, char** argv) {
   std::vector<int64_t> tokens;
   std::istringstream list(argc > 2 ? argv[2] : "1,4,16,64,256");
   for (std::string item; std::getline(list, item, ',');) tokens.push_back(std::atoll(item.c_str()));
+  if (!OneDnnSupports(WeightType::kBf16)) {
+    std::printf("this bench compares with oneDNN's products of bf16, which it lacks on this CPU\n");
+    return 1;
+  }
   SetOneDnnThreads(1);
   const CpuKernels& kernels = SelectKernels();
   std::printf(

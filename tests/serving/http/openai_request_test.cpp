@@ -131,7 +131,7 @@ TEST(OpenAiRequestTest, BadValuesNameTheirField) {
       {R"("repetition_penalty":0)", "repetition_penalty"},
       {R"("presence_penalty":3)", "presence_penalty"},
       {R"("seed":1.5)", "seed"},
-      {R"("seed":18446744073709551615)", "seed"},
+      {R"("seed":1e30)", "seed"},
       {R"("max_tokens":-1)", "max_tokens"},
       {R"("max_tokens":18446744073709551615)", "max_tokens"},
       {R"("max_tokens":1e18)", "max_tokens"},
