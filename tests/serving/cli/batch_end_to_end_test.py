@@ -407,7 +407,10 @@ class Batch(unittest.TestCase):
             self.assertEqual(len(answers(self.output)), 200)
 
     def test_second_interrupt_stops_at_once(self):
-        self.write_requests(100, max_tokens=400, ignore_eos=True)
+        # All begin together. One ends early, and tells that the others are far from their end.
+        self.write_requests(99, max_tokens=400, ignore_eos=True)
+        with self.input.open("a") as lines:
+            lines.write(request("short", prompt="It was", max_tokens=1) + "\n")
         for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
             self.output.unlink(missing_ok=True)
             process = subprocess.Popen(self.command(), stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
