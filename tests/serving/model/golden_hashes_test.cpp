@@ -80,7 +80,9 @@ std::vector<std::filesystem::path> Models() {
 
 HashLines ComputeHashes() {
   HashLines hashes;
-  for (const auto& [numerics, isa] : IsaOfClasses()) {
+  for (const auto& entry : IsaOfClasses()) {
+    const auto numerics = entry.first;  // clang 14 captures no structured binding
+    const Isa isa = entry.second;
     for (const std::filesystem::path& model : Models()) {
       const auto enter = [&](const HarnessOptions& options, const char* suffix = "") {
         hashes[fmt::format("{} {} {} weights, {} kv{}", NumericsClassName(numerics),
