@@ -17,6 +17,12 @@ export TSAN_OPTIONS="suppressions=$PWD/tests/tsan.supp:second_deadlock_stack=1"
 # same code to a sanitizer or without optimisation.
 repeated='^Models/.*/sample|^Types/StreamingExactnessTest.*/(f32|int8)|PlansOfAllPresetsAreSound'
 repeated+='|^Parts/.*PropertyTest.*/[1-9]|AMegabyteOfOneCharacter|SimulatorTest.IsDeterministic|BatchPreemptionTest.*/[01]'
+# Arithmetic without memory of its own or threads, of which these presets make minutes: AMX emulated, long searches of
+# the planner, the largest tables of tokens. `make test` has them.
+repeated+='|^AmxTest.LongRows|^AmxTest.IntegersOf|emulated_amx|DeferralTest.DependsOnNothing|BpeRunTest.RunsOfAllKinds'
+repeated+='|BatchPlannerTest.(SaysWhatATenth|MoreDevices|PlansWhatFits|GoesToTheEdge|ASlowLink|NoSizesNearby)'
+repeated+='|ThroughputPlannerTest.(ABetterMachine|DenseWeightsThat|HiddenStates|EverySchedule)'
+repeated+='|TokenizerOracleTest.*/(deepseek_llm|gpt2|olmoe|starcoder)'
 if [ "$preset" = tsan ]; then
   # Predictors and policies know no threads; the threads of a batch are those of StreamingExactnessTest and of
   # BatchPreemptionTest.
