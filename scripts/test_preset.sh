@@ -27,12 +27,14 @@ if [ "$preset" = tsan ]; then
   # Predictors and policies know no threads; the threads of a batch are those of StreamingExactnessTest and of
   # BatchPreemptionTest.
   repeated+='|PredictorsAndPoliciesChangeNoBit|BatchEngineTest.AnswersOfLatencyMode|^Types/StreamingExactnessTest.*/int4'
+  repeated+='|DeferralEngineTest.(TokensDepend|PreemptionChanges)'  # of no threads but the engine's, which others test
   cmake --build --preset tsan -j "$jobs" --target concurrent_tests
   exec ctest --test-dir build/tsan --output-on-failure -j "$jobs" -L concurrent -E "$repeated"
 fi
 cmake --build --preset "$preset" -j "$jobs"
 # The end-to-end tests give up on a server that is as slow as an instrumented one; the tests of the
-# server's own code run.
+# server's own code run. What has threads is the thread sanitizer's and the release build's.
 exclude=(-E "$repeated")
 [ "$preset" = asan ] && exclude+=(-LE e2e)
+[ "$preset" = debug ] && exclude+=(-LE 'e2e|concurrent')
 exec ctest --test-dir "build/$preset" --output-on-failure -j "$jobs" "${exclude[@]}"
