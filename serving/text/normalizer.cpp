@@ -56,7 +56,7 @@ std::string ReplaceMatches(std::string_view text, const TextPattern& pattern,
 }
 
 void Normalizer::AddStep(const JsonNode& node) {
-  const std::string& type = node.At("type").String();
+  const std::string type = node.At("type").String();
   if (type == "Sequence") {
     for (const JsonNode& element : node.At("normalizers").Elements()) AddStep(element);
   } else if (type == "NFC") {

@@ -53,7 +53,7 @@ PreTokenizer::Behavior PreTokenizer::ParseBehavior(const JsonNode& node) {
 }
 
 void PreTokenizer::AddStep(const JsonNode& node) {
-  const std::string& type = node.At("type").String();
+  const std::string type = node.At("type").String();
   if (type == "Sequence") {
     for (const JsonNode& element : node.At("pretokenizers").Elements()) AddStep(element);
   } else if (type == "ByteLevel") {

@@ -36,7 +36,7 @@ std::string StripCharacter(std::string_view text, std::string_view character, in
 TokenDecoder::TokenDecoder(const JsonNode& node) { AddStep(node); }
 
 void TokenDecoder::AddStep(const JsonNode& node) {
-  const std::string& type = node.At("type").String();
+  const std::string type = node.At("type").String();
   if (type == "Sequence") {
     for (const JsonNode& element : node.At("decoders").Elements()) AddStep(element);
     return;

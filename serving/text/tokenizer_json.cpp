@@ -149,7 +149,7 @@ void AddTemplate(const JsonNode& node, int32_t vocab_size, Surround& surround) {
 }
 
 void AddPostProcessor(const JsonNode& node, int32_t vocab_size, Surround& surround) {
-  const std::string& type = node.At("type").String();
+  const std::string type = node.At("type").String();
   if (type == "Sequence") {
     for (const JsonNode& element : node.At("processors").Elements()) {
       AddPostProcessor(element, vocab_size, surround);
