@@ -77,12 +77,12 @@ std::vector<ExpertActivationMatrix> CompactTraces(std::span<const ExpertActivati
   parameters.min_points_per_centroid = 1;
   parameters.max_points_per_centroid = static_cast<int>(matrices.size());
   faiss::Clustering clustering(static_cast<int>(cells), capacity, parameters);
-  faiss::IndexFlatIP index(static_cast<faiss::Index::idx_t>(cells));
-  const auto n = static_cast<faiss::Index::idx_t>(matrices.size());
+  faiss::IndexFlatIP index(static_cast<int64_t>(cells));
+  const auto n = static_cast<int64_t>(matrices.size());
   clustering.train(n, rows.data(), index);
   // Training ends with an update of the centres: the clusters are those of the final ones.
   std::vector<float> similarities(matrices.size());
-  std::vector<faiss::Index::idx_t> cluster_of(matrices.size());
+  std::vector<int64_t> cluster_of(matrices.size());
   index.search(n, rows.data(), 1, similarities.data(), cluster_of.data());
 
   for (int cluster = 0; cluster < capacity; ++cluster) {

@@ -211,7 +211,7 @@ void Bench(int entries, int rounds, const CpuKernels& kernels) {
       index.add(1, flat.data());
     }
     float similarity = 0;
-    faiss::Index::idx_t nearest = 0;
+    int64_t nearest = 0;
     Print(entries, "whole matrix: nearest by faiss::IndexFlatIP",
           Measure(std::min(rounds, 9), 1,
                   [&] {

@@ -110,7 +110,7 @@ TEST(CompactTracesTest, NearestNeighboursAreThoseOfFaiss) {
   for (int i = 0; i < 100; ++i) {
     const ExpertActivationMatrix eam = Request(i % 11, random);
     float similarity = 0;
-    faiss::Index::idx_t nearest = -1;
+    int64_t nearest = -1;
     index.search(1, normalised(eam).data(), 1, &similarity, &nearest);
     const EamMatch match = collection.Nearest(eam);
     EXPECT_NEAR(match.similarity, similarity, 1e-5);
