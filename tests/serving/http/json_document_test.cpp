@@ -178,7 +178,8 @@ TEST(JsonDocumentTest, AgreesWithNlohmannOnEveryCpu) {
     simdjson::get_active_implementation() = implementation;
     for (const char* text : kTexts) {
       ExpectAsNlohmann(text);
-      // The same where it begins in a block of 64 bytes, ends one, crosses a border, and behind two.
+      // The same where it begins in a block of 64 bytes, ends one, crosses a border, and behind
+      // two.
       for (const size_t shift : {1, 30, 59, 60, 61, 62, 63, 127}) {
         ExpectAsNlohmann("[\"" + std::string(shift, 'x') + "\"," + text + "]");
         ExpectAsNlohmann(std::string(shift, ' ') + text);

@@ -36,10 +36,10 @@ TEST(TokenizerComponentsTest, SameAsTheReference) {
       EXPECT_EQ(tokenizer->Encode(text, {.add_special_tokens = false, .parse_special = false}),
                 plain_ids);
       if (!one["decoded"][i].is_null()) {
-        EXPECT_EQ(tokenizer->Decode(ids, false), one["decoded"][i]);
+        EXPECT_EQ(tokenizer->Decode(ids, false), one["decoded"][i].get<std::string>());
       }
       if (!one["visible"][i].is_null()) {
-        EXPECT_EQ(tokenizer->Decode(ids, true), one["visible"][i]);
+        EXPECT_EQ(tokenizer->Decode(ids, true), one["visible"][i].get<std::string>());
         EXPECT_EQ(Stream(*tokenizer, ids, true), one["visible"][i]);
       }
     }

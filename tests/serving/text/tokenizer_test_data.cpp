@@ -41,9 +41,9 @@ nlohmann::json TokenizerJsonData(const std::string& file) {
   return nlohmann::json::parse(TokenizerTextData(file));
 }
 
-const Tokenizer& TestTokenizer(const std::string& name) {
+const Tokenizer& TestTokenizer(std::string_view name) {
   static auto& loaded = *new std::map<std::string, std::unique_ptr<Tokenizer>>;
-  std::unique_ptr<Tokenizer>& tokenizer = loaded[name];
+  std::unique_ptr<Tokenizer>& tokenizer = loaded[std::string(name)];
   if (!tokenizer) {
     if (name == "sample") {
       tokenizer = LoadTokenizer(MOESAIC_SAMPLE_MODEL_DIR);

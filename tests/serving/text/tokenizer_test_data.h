@@ -6,6 +6,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "serving/text/tokenizer.h"
@@ -20,7 +21,7 @@ std::string TokenizerTextData(const std::string& file);
 
 // Loads tests/data/tokenizers/NAME as a model directory, unpacked into a temporary one; "sample" is
 // the sample model's. Loaded once per program.
-const Tokenizer& TestTokenizer(const std::string& name);
+const Tokenizer& TestTokenizer(std::string_view name);
 
 // A directory that is removed with all it holds.
 class TemporaryDirectory {
