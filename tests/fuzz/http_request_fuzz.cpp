@@ -44,7 +44,14 @@ void ParseBody(uint8_t route, std::string_view body) {
       CheckFields(request);
       CHECK(request.chat.messages.is_array() && !request.chat.messages.empty());
       for (const moesaic::Json& message : request.chat.messages) {
-        CHECK(message.at("role").is_string() && message.at("content").is_string());
+        CHECK(message.at("role").is_string());
+        // With calls the text may be null, or left out, as the client wrote it.
+        const auto content = message.find("content");
+        if (content == message.end() || content->is_null()) {
+          CHECK(!message.at("tool_calls").empty());
+        } else {
+          CHECK(content->is_string());
+        }
       }
       break;
     }
