@@ -48,7 +48,7 @@ void ParseBody(uint8_t route, std::string_view body) {
         // With calls the text may be null, or left out, as the client wrote it.
         const auto content = message.find("content");
         if (content == message.end() || content->is_null()) {
-          CHECK(!message.at("tool_calls").empty());
+          CHECK(message.contains("tool_calls"));
         } else {
           CHECK(content->is_string());
         }
