@@ -95,6 +95,7 @@ void BenchTracer(int rounds) {
   RequestTracer tracer(kLayers, kExperts, 1);
   const std::vector<RoutingSlice> slices = {{tracer.Begin(), 0, 1, false}};
   std::vector<std::vector<int32_t>> drawn;
+  drawn.reserve(kDrawnPasses * kLayers);
   for (int i = 0; i < kDrawnPasses * kLayers; ++i) drawn.push_back(DrawExperts(random));
   const std::vector<float> weights(kTopK, 0.125f);
   Print(0, "RequestTracer: one token observed",
@@ -103,9 +104,10 @@ void BenchTracer(int rounds) {
                   for (int pass = 0; pass < kDrawnPasses; ++pass) {
                     tracer.BeginIteration(slices);
                     for (int layer = 0; layer < kLayers; ++layer) {
-                      tracer.Observe({layer, kTopK,
-                                      drawn[static_cast<size_t>(pass * kLayers + layer)], weights,
-                                      slices});
+                      tracer.Observe(
+                          {layer, kTopK,
+                           drawn[static_cast<size_t>(pass) * kLayers + static_cast<size_t>(layer)],
+                           weights, slices});
                     }
                   }
                 }),
@@ -121,13 +123,15 @@ void Bench(int entries, int rounds, const CpuKernels& kernels) {
 
   // One decode token per pass.
   std::vector<std::vector<int32_t>> drawn;  // [passes * layers]
+  drawn.reserve(kDrawnPasses * kLayers);
   for (int i = 0; i < kDrawnPasses * kLayers; ++i) drawn.push_back(DrawExperts(random));
   const auto decode = [&](bool anew, int best) {
     for (int pass = 0; pass < kDrawnPasses; ++pass) {
       matcher.Begin();
       for (int layer = 0; layer < kLayers; ++layer) {
         const int of = anew ? pass : 0;
-        matcher.ObserveExperts(layer, drawn[static_cast<size_t>(of * kLayers + layer)]);
+        matcher.ObserveExperts(
+            layer, drawn[static_cast<size_t>(of) * kLayers + static_cast<size_t>(layer)]);
         if (best > 0) hash += matcher.Best(best).front().similarity;
       }
       if (best == 0) hash += matcher.Best(1).front().similarity;
@@ -195,6 +199,7 @@ void Bench(int entries, int rounds, const CpuKernels& kernels) {
         0);
 
   std::vector<ExpertActivationMatrix> arriving;
+  arriving.reserve(4);
   for (int i = 0; i < 4; ++i) arriving.push_back(MakeRequest(random));
   Print(entries, "whole matrix: replacing the nearest",
         Measure(rounds, 4,

@@ -44,7 +44,7 @@ inline constexpr const char* kOneWideObject = "one_wide_object";
 inline std::vector<JsonShape> JsonShapes(size_t bytes) {
   const std::string deep = std::string(60, '[') + std::string(60, ']');
   std::string deep_objects = "0";
-  for (int i = 0; i < 60; ++i) deep_objects = "{\"k\":" + deep_objects + "}";
+  for (int i = 0; i < 60; ++i) deep_objects.insert(0, "{\"k\":").append("}");
   std::string escapes;
   while (escapes.size() < bytes) escapes += "\\n\\\"\\u00e9";
   return {
