@@ -95,7 +95,7 @@ TokenTable BuildTable(const Vocabulary& vocabulary, const std::vector<AddedToken
   int32_t max_id = -1;
   for (const auto& [token, id] : vocabulary) max_id = std::max(max_id, id);
   for (const AddedToken& token : added) max_id = std::max(max_id, token.id);
-  table.entries.resize(static_cast<size_t>(max_id + 1));
+  table.entries.resize(static_cast<size_t>(max_id) + 1);
   table.ids.Reserve(vocabulary.size() + added.size());
   const auto fill = [&](const std::string& content, int32_t id, bool is_added) {
     TokenTable::Entry& entry = table.entries[static_cast<size_t>(id)];
