@@ -108,8 +108,8 @@ void BatchEngine::Load() {
       "stay in memory, {} buffers of {} for the others; {} on {} threads",
       config.architecture, sizes.max_num_seqs, sizes.max_batch_tokens,
       sizes.num_kv_blocks * kKvBlockTokens, plan_.residents(),
-      config.num_sparse_layers() * config.num_experts, sizes.buffers, FormatBytes(plan_.slot_bytes),
-      IsaName(kernels.isa), pool_->threads());
+      config.num_sparse_layers() * config.num_experts(), sizes.buffers,
+      FormatBytes(plan_.slot_bytes), IsaName(kernels.isa), pool_->threads());
 }
 
 bool BatchEngine::TakeMail() {

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/config/model_config.h"
+#include "core/config/mixer_spec.h"
 
 namespace moesaic {
 
@@ -16,8 +16,7 @@ class RopeTable {
   // `max_context_tokens` is the longest sequence that will be served. Dynamic NTK scaling depends
   // on it: a base that changed with each sequence's length (as transformers does it) would make the
   // keys in the cache depend on how prefill was cut, so the base is fixed for the longest context.
-  RopeTable(const RopeConfig& rope, int64_t head_dim, int64_t max_position,
-            int64_t max_context_tokens);
+  RopeTable(const GroupedQuerySpec& attention, int64_t max_position, int64_t max_context_tokens);
 
   int64_t half() const { return half_; }
   const float* cos(int64_t position) const { return cos_.data() + position * half_; }  // [half]
@@ -27,8 +26,8 @@ class RopeTable {
   }
 
   // What the table takes, before it is made.
-  static int64_t Bytes(int64_t head_dim, int64_t max_context_tokens) {
-    return head_dim / 2 * max_context_tokens * 2 * static_cast<int64_t>(sizeof(float));
+  static int64_t Bytes(int64_t rotary_dim, int64_t max_context_tokens) {
+    return rotary_dim / 2 * max_context_tokens * 2 * static_cast<int64_t>(sizeof(float));
   }
 
  private:
@@ -37,12 +36,12 @@ class RopeTable {
   std::vector<float> sin_;  // [max_context_tokens, half]
 };
 
-// Inverse frequencies [head_dim / 2] and the factor on cosines and sines; exposed for tests.
+// Inverse frequencies [rotary_dim / 2] and the factor on cosines and sines; exposed for tests.
 struct RopeFrequencies {
   std::vector<float> inverse;
   double attention_factor = 1.0;
 };
-RopeFrequencies ComputeRopeFrequencies(const RopeConfig& rope, int64_t head_dim,
+RopeFrequencies ComputeRopeFrequencies(const RopeConfig& rope, int64_t rotary_dim,
                                        int64_t max_position, int64_t max_context_tokens);
 
 }  // namespace moesaic

@@ -163,8 +163,8 @@ void LocalEngine::Load() {
   scheduling.prefix_cache = options_.prefix_cache;
   scheduling.share_only_prompts = options_.defer_experts > 0;
   scheduler_ = std::make_unique<Scheduler>(scheduling, *kv_pool_);
-  tracer_ = std::make_unique<RequestTracer>(static_cast<int>(config_.num_layers),
-                                            static_cast<int>(config_.num_experts),
+  tracer_ = std::make_unique<RequestTracer>(static_cast<int>(config_.num_layers()),
+                                            static_cast<int>(config_.num_experts()),
                                             static_cast<int>(options_.max_num_seqs));
   if (!options_.record_trace.empty()) {
     recorder_ = std::make_unique<RoutingRecorder>(options_.record_trace, config_,
@@ -178,24 +178,24 @@ void LocalEngine::Load() {
   LogInfo(
       "{}: {} layers, {} experts each, {} of {} experts fit in {}; {} tokens of KV cache; {} on {} "
       "threads",
-      config_.architecture, config_.num_layers, config_.num_experts, plan_.expert_slots,
-      config_.num_sparse_layers() * config_.num_experts, FormatBytes(plan_.expert_budget_bytes),
+      config_.architecture, config_.num_layers(), config_.num_experts(), plan_.expert_slots,
+      config_.num_sparse_layers() * config_.num_experts(), FormatBytes(plan_.expert_budget_bytes),
       plan_.num_kv_blocks * kKvBlockTokens, IsaName(kernels.isa), pool_->threads());
 }
 
 void LocalEngine::MakePredictor() {
-  if (plan_.predictor_bytes == 0 || !MayPrefetch(LinkSlots(plan_), config_.top_k)) return;
+  if (plan_.predictor_bytes == 0 || !MayPrefetch(LinkSlots(plan_), config_.top_k())) return;
   const PredictorShape shape = PredictorShapeOf(options_, config_);
   gates_ = MakeNextGate(options_, config_);
   predictor_ = moesaic::MakePredictor(options_.predictor, shape, SelectKernels(), gates_.get());
   prefetcher_ = std::make_unique<Prefetcher>(
       shape, *predictor_, PrefetchOptions{},
-      SparseLayers(*files_.experts, static_cast<int>(config_.num_layers)));
+      SparseLayers(*files_.experts, static_cast<int>(config_.num_layers())));
   recall_ = std::make_unique<RecallMeter>(shape);
 }
 
 void LocalEngine::MakeExperts() {
-  const auto layers = static_cast<int>(config_.num_layers);
+  const auto layers = static_cast<int>(config_.num_layers());
   if (!plan_.devices.empty()) {
     MakeDeviceExperts();
     return;
@@ -206,12 +206,12 @@ void LocalEngine::MakeExperts() {
       SlotStretches(files_.experts->layout(), pool_->node_ids());
   options.slot_stretches = stretches;
   experts_ = std::make_unique<ExpertLoader>(
-      *files_.experts, layers, static_cast<int>(config_.num_experts), MakePolicy(), options);
+      *files_.experts, layers, static_cast<int>(config_.num_experts()), MakePolicy(), options);
 }
 
 void LocalEngine::MakeDeviceExperts() {
-  const ExpertGrid grid(static_cast<int>(config_.num_layers),
-                        static_cast<int>(config_.num_experts));
+  const ExpertGrid grid(static_cast<int>(config_.num_layers()),
+                        static_cast<int>(config_.num_experts()));
   const std::vector<Device*> devices = devices_.pointers();
   placement_ = std::make_unique<ExpertPlacement>(PlaceExperts(options_.devices, config_));
   home_ = std::make_unique<HostExperts>(*files_.experts, grid, *placement_, devices,
@@ -234,8 +234,8 @@ std::unique_ptr<EvictionPolicy> LocalEngine::MakePolicy() {
   const std::string& name = options_.eviction_policy;
   if (name == "auto" || name == "next-use") return nullptr;
   if (!policy_counts_) {
-    policy_counts_ = std::make_unique<PolicyCounts>(
-        ExpertGrid(static_cast<int>(config_.num_layers), static_cast<int>(config_.num_experts)));
+    policy_counts_ = std::make_unique<PolicyCounts>(ExpertGrid(
+        static_cast<int>(config_.num_layers()), static_cast<int>(config_.num_experts())));
   }
   return MakeCountingPolicy(name, *policy_counts_);
 }
@@ -254,7 +254,7 @@ void LocalEngine::LoadGates(const ModelWeights& weights) {
   for (const LayerWeights& layer : weights.layers) {
     if (layer.router.n > 0) routers.push_back({layer.post_attention_norm, layer.router});
   }
-  gates_->Load(routers, config_.rms_norm_eps, *pool_);
+  gates_->Load(routers, config_.layers.front().norm.eps, *pool_);
 }
 
 // What the last process held comes first, then layer after layer. The most worthy is loaded last:
@@ -262,18 +262,18 @@ void LocalEngine::LoadGates(const ModelWeights& weights) {
 void LocalEngine::Preload() {
   std::vector<ExpertId> experts;
   if (state_ != nullptr) experts = state_->LastResidents();
-  for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
-    if (!config_.layer_is_sparse[static_cast<size_t>(layer)]) continue;
-    for (int64_t index = 0; index < config_.num_experts; ++index) {
+  for (int64_t layer = 0; layer < config_.num_layers(); ++layer) {
+    if (!config_.is_sparse(layer)) continue;
+    for (int64_t index = 0; index < config_.num_experts(); ++index) {
       ExpertId id;
       id.layer = static_cast<uint16_t>(layer);
       id.index = static_cast<uint16_t>(index);
       experts.push_back(id);
     }
   }
-  std::vector<uint8_t> seen(static_cast<size_t>(config_.num_layers * config_.num_experts), 0);
+  std::vector<uint8_t> seen(static_cast<size_t>(config_.num_layers() * config_.num_experts()), 0);
   std::erase_if(experts, [&](ExpertId id) {
-    const int64_t at = id.layer * config_.num_experts + id.index;
+    const int64_t at = id.layer * config_.num_experts() + id.index;
     return std::exchange(seen[static_cast<size_t>(at)], uint8_t{1}) != 0;
   });
   if (plan_.devices.empty()) {
@@ -479,7 +479,7 @@ void LocalEngine::PublishStatus() {
 void LocalEngine::OnRouting(int64_t layer, const ForwardBatch& batch, std::span<int32_t> experts,
                             std::span<float> weights) {
   if (replay_ != nullptr) {
-    const auto top_k = static_cast<size_t>(config_.top_k);
+    const auto top_k = static_cast<size_t>(config_.top_k());
     for (const SequenceSlice& slice : batch.slices) {
       const Sequence& sequence = *slices_[static_cast<size_t>(slice.request)].sequence;
       for (int64_t i = 0; i < slice.num_tokens; ++i) {
@@ -491,7 +491,7 @@ void LocalEngine::OnRouting(int64_t layer, const ForwardBatch& batch, std::span<
   }
   Routing routing;
   routing.layer = static_cast<int32_t>(layer);
-  routing.top_k = static_cast<int32_t>(config_.top_k);
+  routing.top_k = static_cast<int32_t>(config_.top_k());
   routing.experts = experts;
   routing.weights = weights;
   routing.slices = routing_slices_;
@@ -500,7 +500,7 @@ void LocalEngine::OnRouting(int64_t layer, const ForwardBatch& batch, std::span<
   if (policy_counts_) {
     policy_counts_->BeginLayer(static_cast<int>(layer));
     for (const StepRequest& request : step_requests_) {
-      policy_counts_->Observe(request.request, request.Part(experts, config_.top_k));
+      policy_counts_->Observe(request.request, request.Part(experts, config_.top_k()));
     }
   }
   if (!prefetcher_) return;

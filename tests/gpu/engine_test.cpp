@@ -217,7 +217,8 @@ TEST_P(CudaDenseTest, KeysAndValuesMoveToTheDevice) {
 TEST_P(CudaDenseTest, WhatIsPinnedBesideTheExpertsIsInTheLedger) {
   const EnginePlan plan = PlanEngine(options_);
   const ModelConfig config = LoadModelConfig(options_.model_dir);
-  const ExpertGrid grid(static_cast<int>(config.num_layers), static_cast<int>(config.num_experts));
+  const ExpertGrid grid(static_cast<int>(config.num_layers()),
+                        static_cast<int>(config.num_experts()));
   EXPECT_GE(DeviceExperts::TableBytes(grid), SlotTable::Bytes(grid));
   EXPECT_EQ(Entry(plan.ledger, "emulated devices") + Entry(plan.ledger, "staging of devices"),
             DevicesHostBytes(options_, config, plan.devices) +

@@ -112,12 +112,12 @@ HarnessOptions OptionsWith(Record& record) {
   HarnessOptions options;
   options.make_experts = [&record](const ExpertSource& source, const ModelConfig& config) {
     ExpertLoaderOptions loader;
-    const int64_t experts = config.num_layers * config.num_experts;
+    const int64_t experts = config.num_layers() * config.num_experts();
     loader.budget_bytes = static_cast<uint64_t>(experts) * source.layout().slot_bytes;
     return std::make_unique<RecordingProvider>(
-        std::make_unique<ExpertLoader>(source, static_cast<int>(config.num_layers),
-                                       static_cast<int>(config.num_experts), MakeLruPolicy(experts),
-                                       loader),
+        std::make_unique<ExpertLoader>(source, static_cast<int>(config.num_layers()),
+                                       static_cast<int>(config.num_experts()),
+                                       MakeLruPolicy(experts), loader),
         record);
   };
   return options;

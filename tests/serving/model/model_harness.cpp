@@ -28,7 +28,7 @@ ModelHarness::ModelHarness(const std::filesystem::path& model_dir, const Harness
     : config_(LoadModelConfig(model_dir)), pool_(options.threads, options.thread_layout) {
   const CpuKernels& kernels = KernelsFor(options.isa);
   checkpoint_ = std::make_unique<Checkpoint>(Checkpoint::Open(model_dir));
-  tensors_ = MakeCheckpointTensorSource(*checkpoint_, config_.fp8_blocks);
+  tensors_ = MakeCheckpointTensorSource(*checkpoint_);
   if (options.expert_store.empty()) {
     experts_ = MakeCheckpointExpertSource(config_, options.weight_type, *checkpoint_, kernels);
   } else {
@@ -42,7 +42,7 @@ ModelHarness::ModelHarness(const std::filesystem::path& model_dir, const Harness
   }
   const int64_t slots = options.expert_slots > 0
                             ? options.expert_slots
-                            : config_.num_sparse_layers() * config_.num_experts;
+                            : config_.num_sparse_layers() * config_.num_experts();
   if (options.make_experts) {
     provider_ = options.make_experts(*experts_, config_);
   } else if (options.devices > 0) {
@@ -53,8 +53,8 @@ ModelHarness::ModelHarness(const std::filesystem::path& model_dir, const Harness
     const std::vector<NodeStretch> stretches = SlotStretches(experts_->layout(), pool_.node_ids());
     loader.slot_stretches = stretches;
     provider_ = std::make_unique<ExpertLoader>(
-        *experts_, static_cast<int>(config_.num_layers), static_cast<int>(config_.num_experts),
-        MakeLruPolicy(config_.num_layers * config_.num_experts), loader);
+        *experts_, static_cast<int>(config_.num_layers()), static_cast<int>(config_.num_experts()),
+        MakeLruPolicy(config_.num_layers() * config_.num_experts()), loader);
   }
   ModelLimits limits;
   limits.max_batch_tokens = options.max_batch_tokens;
@@ -86,8 +86,8 @@ ModelHarness::ModelHarness(const std::filesystem::path& model_dir, const Harness
 ModelHarness::~ModelHarness() = default;
 
 void ModelHarness::MakeDevices(const HarnessOptions& options) {
-  const ExpertGrid grid(static_cast<int>(config_.num_layers),
-                        static_cast<int>(config_.num_experts));
+  const ExpertGrid grid(static_cast<int>(config_.num_layers()),
+                        static_cast<int>(config_.num_experts()));
   placement_ = std::make_unique<ExpertPlacement>(
       grid, std::vector<int>(static_cast<size_t>(options.devices), -1));
   system_ = std::make_unique<EmulatedSystem>();
@@ -111,7 +111,7 @@ void ModelHarness::MakeDevices(const HarnessOptions& options) {
     std::vector<ExpertId> all;
     for (int index = 0; index < grid.num_experts(); ++index) {
       for (int layer = 0; layer < grid.num_layers(); ++layer) {
-        if (config_.layer_is_sparse[static_cast<size_t>(layer)] == 0) continue;
+        if (!config_.is_sparse(layer)) continue;
         all.push_back(grid.Id(layer * grid.num_experts() + index));
       }
     }

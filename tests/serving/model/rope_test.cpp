@@ -11,14 +11,14 @@ namespace {
 
 TEST(RopeTest, DefaultAnglesAndLinearScaling) {
   RopeConfig rope;
-  const RopeTable plain(rope, 8, 64, 32);
+  const RopeTable plain({.head_dim = 8, .rotary_dim = 8, .rope = rope}, 64, 32);
   EXPECT_EQ(plain.half(), 4);
   EXPECT_FLOAT_EQ(plain.cos(0)[3], 1.0f);
   EXPECT_FLOAT_EQ(plain.sin(0)[3], 0.0f);
   EXPECT_NEAR(plain.cos(5)[1], std::cos(5 * std::pow(10000.0, -0.25)), 1e-6);
   rope.kind = RopeKind::kLinear;
   rope.factor = 4;
-  const RopeTable linear(rope, 8, 64, 32);
+  const RopeTable linear({.head_dim = 8, .rotary_dim = 8, .rope = rope}, 64, 32);
   EXPECT_NEAR(linear.sin(20)[2], plain.sin(5)[2], 1e-6);
 }
 
@@ -47,7 +47,7 @@ TEST(RopeTest, YarnScalesCosAndSin) {
   EXPECT_NEAR(ComputeRopeFrequencies(rope, 64, 4096, 4096).attention_factor,
               0.1 * std::log(4.0) + 1, 1e-12);
   rope.attention_factor = 1.25;
-  const RopeTable table(rope, 64, 4096, 16);
+  const RopeTable table({.head_dim = 64, .rotary_dim = 64, .rope = rope}, 4096, 16);
   EXPECT_FLOAT_EQ(table.cos(0)[0], 1.25f);
 }
 
@@ -155,7 +155,7 @@ TEST(RopeTest, BothHalvesOfARotationAreScaled) {
   rope.kind = RopeKind::kYarn;
   rope.factor = 4;
   rope.attention_factor = 1.25;
-  const RopeTable table(rope, 64, 4096, 16);
+  const RopeTable table({.head_dim = 64, .rotary_dim = 64, .rope = rope}, 4096, 16);
   for (int64_t position = 0; position < 16; ++position) {
     for (size_t i = 0; i < 32; ++i) {
       EXPECT_NEAR(std::hypot(table.cos(position)[i], table.sin(position)[i]), 1.25, 1e-6);
