@@ -222,8 +222,8 @@ constexpr int64_t kColumnBlock = 64;      // entries are counted in whole blocks
 constexpr int kMaxColumnWeight = 127;     // the signed operand of VPMADDUBSW
 constexpr int kMaxColumnWeightSum = 257;  // of one call; every weight is at least 1
 
-// Logistic regression learned online (prefetch/blend_predictor.h): rows of 16-bit weights in steps
-// of 1 / kWeightSteps. Everything comes in whole blocks.
+// Logistic regression learned online (prefetch/predict/blend_predictor.h): rows of 16-bit weights
+// in steps of 1 / kWeightSteps. Everything comes in whole blocks.
 constexpr int64_t kWeightBlock = 16;
 constexpr float kWeightSteps = 4096;  // weights reach from -8 to 8
 

@@ -26,8 +26,8 @@
 
 #include "cache/expert_grid.h"
 #include "cache/expert_set.h"
-#include "prefetch/expert_stats.h"
-#include "prefetch/sparse_layers.h"
+#include "prefetch/link/expert_stats.h"
+#include "prefetch/predict/sparse_layers.h"
 
 namespace moesaic {
 

@@ -10,7 +10,7 @@
 #include "core/base/logging.h"
 #include "core/base/units.h"
 #include "core/io/throttled_reader.h"
-#include "prefetch/expert_loader.h"
+#include "prefetch/link/expert_loader.h"
 
 namespace moesaic {
 namespace {

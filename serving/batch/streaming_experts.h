@@ -27,8 +27,8 @@
 #include "core/device/numa_memory.h"
 #include "core/io/async_reader.h"
 #include "core/io/expert_source.h"
-#include "prefetch/expert_provider.h"
-#include "prefetch/transfer_lanes.h"
+#include "prefetch/link/expert_provider.h"
+#include "prefetch/link/transfer_lanes.h"
 #include "serving/batch/stream_flow.h"
 #include "serving/batch/timeline.h"
 

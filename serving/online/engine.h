@@ -14,7 +14,7 @@
 
 #include "core/base/error.h"
 #include "core/config/model_config.h"
-#include "prefetch/expert_provider.h"
+#include "prefetch/link/expert_provider.h"
 #include "serving/model/step_stats.h"
 #include "serving/online/request.h"
 

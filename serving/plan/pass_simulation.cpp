@@ -8,7 +8,7 @@
 #include <optional>
 
 #include "core/base/check.h"
-#include "prefetch/expert_placement.h"
+#include "prefetch/link/expert_placement.h"
 #include "serving/batch/pass_graph.h"
 #include "serving/batch/stream_flow.h"
 

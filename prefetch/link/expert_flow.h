@@ -1,0 +1,200 @@
+// ExpertFlow: everything that is decided about one link and the fast memory behind it: which of the
+// open layer's experts are there, which are fetched and in which order, what is fetched ahead, what
+// leaves for it. It joins ExpertCache, TransferQueue and LinkPrefetch; it moves no bytes, knows no
+// thread and takes the time as an argument, so that the simulator runs the object that serves.
+//
+// Thread contract: none of its own; whoever owns the link (ExpertLoader, Simulator) guards it. What
+// the StepPredictor predicted is taken over in StepBegan and BeginLayer, which are therefore called
+// by the thread that predicts; nothing else touches it, so that links share no lock. No allocation
+// after construction.
+//
+// A layer:
+//   BeginLayer(needed)     counts; what is resident is ready
+//   Missed, ComputeOnHost  (optional) what lacks, and what of it needs no copy
+//   StartLoads             the missing rest gets slots, as far as there are any, and is queued
+//   TakeReady, Release     until nothing is waiting: slots that are released serve the next wave
+//   EndLayer
+// Expect, at any time, names what a later layer will want for certain: its copies come after those
+// of the open layer and before all that is only predicted, and who has arrived stays.
+// The link, whenever it can take a packet: NextPacket, then CompletePacket, and Commit or Drop when
+// that says so. A layer's packets go first; prefetches have a part of the packets in flight, start
+// only when no packet of a layer is in flight, and yield their slots to a layer that lacks them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "cache/expert_cache.h"
+#include "cache/expert_grid.h"
+#include "prefetch/link/expert_stats.h"
+#include "prefetch/link/flow_log.h"
+#include "prefetch/link/link_prefetch.h"
+#include "prefetch/link/miss_planner.h"
+#include "prefetch/link/transfer_queue.h"
+
+namespace moesaic {
+
+// Fewer slots than that are left to the running layer: a token's experts must find room beside what
+// is fetched ahead.
+constexpr bool MayPrefetch(int64_t slots, int64_t top_k) { return slots >= 2 * top_k; }
+
+struct ExpertFlowOptions {
+  int32_t link = 0;  // its number, for MissedExpert
+  int64_t slots = 1;
+  uint64_t slot_bytes = 1;
+  int lanes = 1;  // see TransferQueue, also for the next two
+  int max_packets = 1;
+  int max_retries = 0;
+  int prefetch_depth = 1;  // packets of prefetches in flight at most
+  int64_t copy_ns = 0;     // of one expert, until it is measured; 0: not known
+  // Null: nothing is fetched ahead. Must outlive the flow.
+  const StepPredictor* step_predictor = nullptr;
+  // What comes over this link; empty: all experts. Looked at by the constructor.
+  std::span<const ExpertIndex> experts = {};
+  FlowLog* log = nullptr;  // may be null; must outlive the flow
+  // Where steps look up what is resident; may be null, must outlive the flow.
+  SlotTable* table = nullptr;
+};
+
+class ExpertFlow {
+ public:
+  // copies: [all experts] (those of other links are not looked at). A null policy evicts what the
+  // step predictor finds worth least or, when nothing is fetched ahead, the least recently used.
+  ExpertFlow(const ExpertGrid& grid, std::vector<ExpertCopy> copies,
+             std::unique_ptr<EvictionPolicy> policy, const ExpertFlowOptions& options);
+
+  // --- the consumer
+  // What was predicted for the step is taken over. Until then, and from StopPrefetching on,
+  // nothing is fetched ahead.
+  void StepBegan(int64_t now_ns);
+  void StopPrefetching() { may_prefetch_ = false; }
+
+  // The distinct experts that come over this link (of one layer, but that nothing here minds).
+  // Nothing of them starts to load before StartLoads. What a step on the device has found of them
+  // in the table is resident.
+  void BeginLayer(std::span<const ExpertIndex> needed, int64_t now_ns);
+  // Appends those that are not resident, with what is left of their copies.
+  void Missed(std::vector<MissedExpert>& out) const;
+  // Takes an expert out of what the layer waits for; a copy on its way goes on as a prefetch. False
+  // when it has become resident: it stays. Between BeginLayer and StartLoads.
+  bool ComputeOnHost(ExpertIndex expert, int64_t now_ns);
+  // As Release: whether the link has something new to do.
+  bool StartLoads(int64_t now_ns);
+  // Appends what is resident and was not handed out yet, and pins it.
+  void TakeReady(std::vector<ExpertIndex>& out, int64_t now_ns);
+  bool ready() const { return !ready_.empty(); }
+  int64_t waiting() const { return waiting_; }  // neither handed out, nor failed, nor on the host
+  bool Release(ExpertIndex expert, int64_t now_ns);
+  // What later layers will want, in place of what was expected before: what is missing of it is
+  // fetched, behind what the open layer waits for, as slots can be had; what is there stays. A
+  // layer that cannot get slots otherwise takes them from here. Returns as Release.
+  bool Expect(std::span<const ExpertIndex> experts, int64_t now_ns);
+  // The layer has failed: none of its experts starts to load any more.
+  void GiveUpLayer() { next_missing_ = missing_.size(); }
+  // Pins that are still held end here; experts that were not handed out are no longer waited for.
+  ExpertStats EndLayer(int64_t now_ns);
+
+  // --- a warm start; no layer is open and nothing loads
+  // Queues absent experts in this order while slots are free. Until EndPreload nothing else starts.
+  void BeginPreload(std::span<const ExpertIndex> experts, int64_t now_ns);
+  void EndPreload() { preloading_ = false; }
+  // Drops the loads of which nothing was read.
+  void CancelWaiting(int64_t now_ns);
+  // Makes residents that nobody uses absent. Not counted as evictions.
+  void Evict(ExpertIndex expert, int64_t now_ns) { cache_.Release(expert, now_ns); }
+  void EvictAll(int64_t now_ns) { cache_.Drop(now_ns); }
+
+  // --- the link
+  struct Packet : TransferQueue::Packet {
+    bool prefetch = false;  // nobody waited for it when it was issued
+  };
+  // The packet to move now, if there is one. May start a prefetch.
+  std::optional<Packet> NextPacket(int64_t now_ns);
+  // kDone: the bytes are there; Commit follows, or Drop when they are no expert. kFailed: Drop
+  // follows. Nothing is to be done in the other cases.
+  TransferState CompletePacket(const Packet& packet, PacketResult result, int64_t now_ns);
+  void Commit(ExpertIndex expert, int64_t now_ns);
+  // Who is hurt by a copy that brought nothing: the layer, which no longer waits for it; the
+  // preload; or nobody. A layer that waits for what a prefetch began tries again by itself.
+  enum class Hurt : uint8_t { kNobody, kLayer, kPreload };
+  Hurt Drop(ExpertIndex expert, int64_t now_ns);
+
+  const ExpertCache& cache() const { return cache_; }
+  const TransferQueue& queue() const { return queue_; }
+  bool prefetching() const { return prefetch_.has_value(); }
+
+ private:
+  // What the open layer has had of an expert.
+  enum class Need : uint8_t { kNone, kWaiting, kPinned, kOver };
+
+  Need& NeedOf(ExpertIndex expert) { return need_[static_cast<size_t>(expert)]; }
+  const ExpertCopy& CopyOf(ExpertIndex expert) const {
+    return copies_[static_cast<size_t>(expert)];
+  }
+  uint8_t& ExpectationOf(ExpertIndex expert) { return expectation_[static_cast<size_t>(expert)]; }
+  bool BeingCopied(ExpertIndex expert) const;
+  void NoteReady(int64_t now_ns);
+  void LeaveOut(ExpertIndex expert);
+  bool StartMissing(int64_t now_ns);
+  bool StartNeeded(int64_t now_ns);
+  bool StartExpected(int64_t now_ns);
+  bool StopExpecting(ExpertIndex expert);
+  bool YieldExpected(size_t slots_needed);
+  bool StartPrefetch(int64_t now_ns);
+  bool IsPrefetch(ExpertIndex expert) const;
+  void Cancel(ExpertIndex expert, int64_t now_ns);
+  void CancelPrefetchesFor(size_t slots_needed, int64_t now_ns);
+  void CancelStalePrefetches(int64_t now_ns);
+  void Forget(ExpertIndex expert);
+  void Log(FlowEvent::Kind kind, ExpertIndex expert, int64_t detail, int64_t now_ns) {
+    if (log_ != nullptr) log_->OnDecision({now_ns, kind, expert, detail});
+  }
+
+  const ExpertGrid grid_;
+  SlotTable* const table_;
+  const std::vector<ExpertCopy> copies_;  // [experts]
+  const int32_t link_;
+  const int prefetch_depth_;
+  const int64_t most_transfers_;  // that are in the queue when a prefetch starts, fewer
+  const StepPredictor* const step_predictor_;
+  FlowLog* const log_;
+  double copy_ns_;  // moving average of one expert's copy with the link to itself; 0: not known
+  std::optional<LinkPrefetch> prefetch_;  // before the cache, whose policy looks at its worth
+  ExpertCache cache_;
+  TransferQueue queue_;
+
+  // The open layer.
+  bool layer_open_ = false;
+  bool loads_started_ = false;
+  std::vector<ExpertIndex> needed_;
+  std::vector<ExpertIndex> missing_;  // of needed_, in its order
+  size_t next_missing_ = 0;           // the first whose load was not started
+  std::vector<ExpertIndex> ready_;    // resident and not handed out
+  std::vector<Need> need_;            // [experts]
+  int64_t waiting_ = 0;
+
+  // What later layers want; entries whose expectation_ is 0 are out of it.
+  std::vector<ExpertIndex> expected_;
+  size_t next_expected_ = 0;          // the first whose load was not started
+  std::vector<uint8_t> expectation_;  // [experts] 1: expected, and wanted in the cache
+
+  bool may_prefetch_ = false;               // something was predicted for requests that run
+  std::vector<uint8_t> began_as_prefetch_;  // [experts] while it loads: no layer asked for it yet
+  bool preloading_ = false;
+  int64_t prefetch_packets_in_flight_ = 0;
+
+  // Since the last copy that arrived.
+  int64_t link_busy_ns_ = 0;
+  int64_t link_busy_since_ns_ = 0;
+  int64_t packets_moved_ = 0;
+
+  // Since the last EndLayer.
+  ExpertStats stats_;
+  ExpertCacheCounters counters_before_;
+  TransferCounters transfers_before_;
+};
+
+}  // namespace moesaic
