@@ -9,8 +9,8 @@
 
 #include "core/base/check.h"
 #include "prefetch/link/expert_placement.h"
+#include "prefetch/link/stream_flow.h"
 #include "serving/batch/pass_graph.h"
-#include "serving/batch/stream_flow.h"
 
 namespace moesaic {
 namespace {

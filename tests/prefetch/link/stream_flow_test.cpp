@@ -1,6 +1,6 @@
 // What streams, what stays, and in which order: the decisions without threads or bytes.
 
-#include "serving/batch/stream_flow.h"
+#include "prefetch/link/stream_flow.h"
 
 #include <gtest/gtest.h>
 

@@ -1,15 +1,18 @@
-#include "serving/batch/stream_flow.h"
+#include "prefetch/link/stream_flow.h"
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 #include "core/base/check.h"
 
 namespace moesaic {
 
 StreamFlow::StreamFlow(const ExpertGrid& grid, const SparseLayers& layers, int64_t slots,
-                       int64_t buffers, int64_t group, std::span<const ExpertIndex> experts)
-    : grid_(grid),
+                       int64_t buffers, int64_t group, std::span<const ExpertIndex> experts,
+                       LinkParameters link)
+    : Flow(link),
+      grid_(grid),
       layers_(layers),
       resident_slot_(static_cast<size_t>(grid.total()), -1),
       streams_(grid, true),
@@ -22,7 +25,8 @@ StreamFlow::StreamFlow(const ExpertGrid& grid, const SparseLayers& layers, int64
       used_(grid),
       ahead_(grid),
       unwanted_(grid),
-      position_(layers.count() - 1) {
+      position_(layers.count() - 1),
+      lanes_(link.lanes) {
   CHECK_GT(slots, 0);
   for (const ExpertIndex expert : experts) expected_.Add(expert);
   int64_t all = 0;
@@ -70,7 +74,7 @@ void StreamFlow::Free(ExpertIndex expert) {
 }
 
 // Leaves its buffer before it is computed, or between two visits.
-void StreamFlow::Drop(ExpertIndex expert) {
+void StreamFlow::Evict(ExpertIndex expert) {
   --present_;
   stats_.prefetched_unused += ahead_.Take(expert) ? 1 : 0;
   Free(expert);
@@ -85,7 +89,7 @@ void StreamFlow::Leave() {
     uint64_t left = streams_.word(layer, n) & ~needed_.word(layer, n) & ~absent_.word(layer, n);
     for (; left != 0; left &= left - 1) {
       const ExpertIndex expert = IndexOf(position_, n * 64 + std::countr_zero(left));
-      if (state(expert) == State::kReady) Drop(expert);
+      if (state(expert) == State::kReady) Evict(expert);
       if (state(expert) == State::kLoading) unwanted_.Add(expert);
     }
   }
@@ -162,7 +166,7 @@ ExpertStats StreamFlow::EndLayer() {
       if (state(expert) == State::kHeld) Release(expert);
       if (!needed_.Take(expert) || resident(expert)) continue;
       // The layer was given up.
-      if (state(expert) == State::kReady) Drop(expert);
+      if (state(expert) == State::kReady) Evict(expert);
       if (state(expert) == State::kLoading) unwanted_.Add(expert);
     }
   }
@@ -226,7 +230,7 @@ std::optional<ExpertIndex> StreamFlow::NextLoad() {
   std::optional<ExpertIndex> victim;
   const std::optional<ExpertIndex> expert = Find(&victim);
   if (!expert) return std::nullopt;
-  if (victim) Drop(*victim);
+  if (victim) Evict(*victim);
   if (resident(*expert)) {
     slot_[At(*expert)] = resident_slot_[At(*expert)];
   } else {
@@ -252,7 +256,7 @@ void StreamFlow::Loaded(ExpertIndex expert, uint64_t bytes) {
   if (needed(expert)) {
     ++ready_;
   } else if (unwanted_.Has(expert)) {
-    Drop(expert);
+    Evict(expert);
   }
 }
 
@@ -272,6 +276,56 @@ bool StreamFlow::Failed(ExpertIndex expert) {
   needed_.Remove(expert);
   --waiting_;
   return true;
+}
+
+// --- by packets
+
+void StreamFlow::StepBegan(int64_t /*now_ns*/) {
+  BeginPass(next_visits_);
+  may_read_ahead_ = !given_up_;
+}
+
+// One expert after the other, each to its last packet; as many at a time as there are lanes.
+std::optional<Flow::Packet> StreamFlow::NextPacket(int64_t now_ns) {
+  auto next = queue_.NextPacket(now_ns);
+  if (!next && queue_.size() < lanes_) {
+    if (const std::optional<ExpertIndex> expert = NextLoad()) {
+      queue_.Add(*expert, CopyOf(*expert).packets, TransferClass::kOnDemand, 0, now_ns);
+      next = queue_.NextPacket(now_ns);
+    }
+  }
+  if (!next) return std::nullopt;
+  return Packet{*next, false};
+}
+
+TransferState StreamFlow::CompletePacket(const Packet& packet, PacketResult result,
+                                         int64_t now_ns) {
+  return queue_.CompletePacket(packet.expert, packet.packet, result, now_ns);
+}
+
+void StreamFlow::Commit(ExpertIndex expert, int64_t /*now_ns*/) {
+  queue_.Remove(expert);
+  Loaded(expert, slot_bytes_);
+}
+
+Flow::Hurt StreamFlow::Drop(ExpertIndex expert, int64_t /*now_ns*/) {
+  queue_.Remove(expert);
+  return Failed(expert) ? Hurt::kLayer : Hurt::kNobody;
+}
+
+ExpertStats StreamFlow::EndLayer(int64_t /*now_ns*/) {
+  ExpertStats stats = EndLayer();
+  const uint64_t failed = queue_.counters().packets_failed;
+  stats.failed_reads = failed - std::exchange(failed_before_, failed);
+  return stats;
+}
+
+std::vector<std::pair<ExpertIndex, float>> StreamFlow::Residents(int64_t /*now_ns*/) const {
+  std::vector<std::pair<ExpertIndex, float>> residents;
+  for (ExpertIndex expert = 0; expert < grid_.total(); ++expert) {
+    if (resident(expert) && state(expert) == State::kReady) residents.emplace_back(expert, 1.0f);
+  }
+  return residents;
 }
 
 }  // namespace moesaic

@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "serving/batch/stream_flow.h"
+#include "prefetch/link/stream_flow.h"
 
 namespace moesaic {
 namespace {
@@ -59,7 +59,7 @@ TEST_F(StreamFlowCutTest, WhatArrivesUnwantedLeavesAtOnce) {
   flow.Loaded(0, 10);  // the layer does not use it
   EXPECT_EQ(flow.state(0), State::kAbsent);
   EXPECT_EQ(flow.slot(0), -1);
-  EXPECT_EQ(flow.free_buffers(), 2);
+  EXPECT_EQ(flow.free_slots(), 2);
   EXPECT_EQ(flow.present(), 0);
   flow.Loaded(1, 10);
   EXPECT_EQ(flow.state(1), State::kReady);
@@ -127,7 +127,7 @@ TEST_F(StreamFlowCutTest, AGivenUpLayerLeavesNothing) {
   EXPECT_FALSE(flow.CanLoad());
   flow.Loaded(2, 1);
   EXPECT_EQ(flow.state(2), State::kAbsent);
-  EXPECT_EQ(flow.free_buffers(), 3);
+  EXPECT_EQ(flow.free_slots(), 3);
   EXPECT_EQ(flow.present(), 0);
 }
 
@@ -143,7 +143,7 @@ TEST_F(StreamFlowCutTest, ACutOffPassFreesItsBuffers) {
   flow.BeginPass(1);
   EXPECT_EQ(flow.state(0), State::kAbsent);
   EXPECT_EQ(flow.state(2), State::kAbsent);
-  EXPECT_EQ(flow.free_buffers(), 2);
+  EXPECT_EQ(flow.free_slots(), 2);
   Visit(flow, {4});
   Visit(flow, {8});
   flow.AllowReadAhead(true);
@@ -159,7 +159,7 @@ TEST_F(StreamFlowCutTest, ACutOffPassDoesNotWantWhatIsOnItsWay) {
   flow.BeginPass(1);
   flow.Loaded(0, 1);
   EXPECT_EQ(flow.state(0), State::kAbsent);
-  EXPECT_EQ(flow.free_buffers(), 2);
+  EXPECT_EQ(flow.free_slots(), 2);
 }
 
 // A layer whose later visits never come: the next one begins, and has all buffers.
@@ -171,7 +171,7 @@ TEST_F(StreamFlowCutTest, ACutOffLayerFreesItsBuffers) {
   flow.BeginLayer(std::vector<ExpertIndex>{5});
   EXPECT_EQ(flow.state(0), State::kAbsent);
   EXPECT_EQ(flow.state(2), State::kAbsent);
-  EXPECT_EQ(flow.free_buffers(), 2);
+  EXPECT_EQ(flow.free_slots(), 2);
   EXPECT_EQ(flow.NextLoad(), 5);
   flow.Loaded(5, 1);
   flow.EndLayer();
