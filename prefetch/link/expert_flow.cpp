@@ -17,6 +17,10 @@ int64_t MostTransfers(const LinkParameters& link) {
   return std::max<int64_t>(1, std::min<int64_t>(link.lanes - 1, link.slots / 4));
 }
 
+// A layer's read that arrives while prefetches are in flight waits for them: fewer than a layer's
+// own reads, yet enough to keep a disk busy.
+int PrefetchDepth(const LinkParameters& link) { return std::max(1, link.depth / 4); }
+
 std::unique_ptr<EvictionPolicy> PolicyOr(std::unique_ptr<EvictionPolicy> policy,
                                          const std::optional<LinkPrefetch>& prefetch,
                                          int64_t experts) {
@@ -32,14 +36,14 @@ ExpertFlow::ExpertFlow(const ExpertGrid& grid, LinkParameters link,
       grid_(grid),
       table_(options.table),
       link_(options.link),
-      prefetch_depth_(options.prefetch_depth),
+      prefetch_depth_(PrefetchDepth(link)),
       most_transfers_(MostTransfers(link)),
       step_predictor_(options.step_predictor),
       log_(options.log),
       copy_ns_(static_cast<double>(options.copy_ns)),
       prefetch_(options.step_predictor != nullptr &&
                         MayPrefetch(link.slots, options.step_predictor->shape().top_k)
-                    ? std::make_optional<LinkPrefetch>(*options.step_predictor, options.experts)
+                    ? std::make_optional<LinkPrefetch>(*options.step_predictor, link.experts)
                     : std::nullopt),
       cache_(grid.total(), link.slots, link.slot_bytes,
              PolicyOr(std::move(policy), prefetch_, grid.total()), options.table),
@@ -435,12 +439,12 @@ Flow::Hurt ExpertFlow::Drop(ExpertIndex expert, int64_t now_ns) {
   return hurt;
 }
 
-std::vector<std::pair<ExpertIndex, float>> ExpertFlow::Residents(int64_t now_ns) const {
-  std::vector<std::pair<ExpertIndex, float>> residents;
+std::vector<ResidentExpert> ExpertFlow::Residents(int64_t now_ns) const {
+  std::vector<ResidentExpert> residents;
   for (const ExpertIndex expert : cache_.slot_experts()) {
     if (expert == kNoExpert || cache_.state(expert) != ExpertCache::State::kResident) continue;
-    residents.emplace_back(expert,
-                           static_cast<float>(cache_.policy().KeepPriority(expert, now_ns)));
+    residents.push_back(
+        {grid_.Id(expert), static_cast<float>(cache_.policy().KeepPriority(expert, now_ns))});
   }
   return residents;
 }

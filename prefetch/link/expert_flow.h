@@ -42,13 +42,10 @@ namespace moesaic {
 constexpr bool MayPrefetch(int64_t slots, int64_t top_k) { return slots >= 2 * top_k; }
 
 struct ExpertFlowOptions {
-  int32_t link = 0;        // its number, for MissedExpert
-  int prefetch_depth = 1;  // packets of prefetches in flight at most
-  int64_t copy_ns = 0;     // of one expert, until it is measured; 0: not known
+  int32_t link = 0;     // its number, for MissedExpert
+  int64_t copy_ns = 0;  // of one expert, until it is measured; 0: not known
   // Null: nothing is fetched ahead. Must outlive the flow.
   const StepPredictor* step_predictor = nullptr;
-  // What comes over this link; empty: all experts. Looked at by the constructor.
-  std::span<const ExpertIndex> experts = {};
   FlowLog* log = nullptr;  // may be null; must outlive the flow
   // Where steps look up what is resident; may be null, must outlive the flow.
   SlotTable* table = nullptr;
@@ -114,8 +111,9 @@ class ExpertFlow final : public Flow {
   int64_t free_slots() const override { return cache_.free_slots(); }
   int64_t slot(ExpertIndex expert) const override { return cache_.slot(expert); }
   int64_t present() const override { return cache_.resident(); }
-  std::vector<std::pair<ExpertIndex, float>> Residents(int64_t now_ns) const override;
+  std::vector<ResidentExpert> Residents(int64_t now_ns) const override;
 
+  int32_t link() const { return link_; }
   const ExpertCache& cache() const { return cache_; }
   bool prefetching() const { return prefetch_.has_value(); }
 
@@ -146,7 +144,7 @@ class ExpertFlow final : public Flow {
   const ExpertGrid grid_;
   SlotTable* const table_;
   const int32_t link_;
-  const int prefetch_depth_;
+  const int prefetch_depth_;      // packets of prefetches in flight at most
   const int64_t most_transfers_;  // that are in the queue when a prefetch starts, fewer
   const StepPredictor* const step_predictor_;
   FlowLog* const log_;

@@ -29,20 +29,6 @@ int64_t SlotCount(const ExpertSource& source, const ExpertGrid& grid,
   return std::min(static_cast<int64_t>(budget_bytes / slot_bytes), std::max<int64_t>(1, experts));
 }
 
-ExpertFlowOptions FlowOptions(const ExpertLoaderOptions& options, int depth) {
-  ExpertFlowOptions flow;
-  flow.link = options.link;
-  flow.copy_ns = options.copy_ns;
-  // A layer's read that arrives while prefetches are in flight waits for them: fewer than a layer's
-  // own reads, yet enough to keep a disk busy.
-  flow.prefetch_depth = std::max(1, depth / 4);
-  flow.step_predictor = options.step_predictor;
-  flow.experts = options.experts;
-  flow.log = options.log;
-  flow.table = options.table;
-  return flow;
-}
-
 }  // namespace
 
 ExpertLoader::ExpertLoader(const ExpertSource& source, int num_layers, int num_experts,
@@ -50,13 +36,10 @@ ExpertLoader::ExpertLoader(const ExpertSource& source, int num_layers, int num_e
                            const ExpertLoaderOptions& options, std::unique_ptr<AsyncReader> reader)
     : LinkMover(source, ExpertGrid(num_layers, num_experts),
                 SlotCount(source, ExpertGrid(num_layers, num_experts), options), options,
-                std::move(reader),
-                [&](LinkParameters link) {
-                  const ExpertFlowOptions flow = FlowOptions(options, link.depth);
+                std::move(reader), [&](LinkParameters link) {
                   return std::make_unique<ExpertFlow>(ExpertGrid(num_layers, num_experts),
-                                                      std::move(link), std::move(policy), flow);
-                }),
-      link_(options.link) {}
+                                                      std::move(link), std::move(policy), options);
+                }) {}
 
 uint64_t ExpertLoader::StagingBytes(const ExpertSource& source, int num_layers, int num_experts,
                                     const ExpertLoaderOptions& options) {
@@ -73,7 +56,7 @@ void ExpertLoader::BeginLayer(std::span<const ExpertId> needed, std::vector<Miss
 void ExpertLoader::StartLoads(std::span<MissedExpert> plan) {
   const Change change(*this);
   for (MissedExpert& miss : plan) {
-    if (miss.link != link_ || !miss.on_host) continue;
+    if (miss.link != flow().link() || !miss.on_host) continue;
     miss.on_host = flow().ComputeOnHost(miss.expert, Now());
   }
   flow().StartLoads(Now());

@@ -17,15 +17,9 @@
 
 namespace moesaic {
 
-struct ExpertLoaderOptions : LinkOptions {
+struct ExpertLoaderOptions : LinkOptions, ExpertFlowOptions {
   // Memory for slots; at least one slot. With slot_memory, its size counts.
   uint64_t budget_bytes = 0;
-  // Null: nothing is fetched ahead. Must outlive the loader. Its layers are those of the source.
-  const StepPredictor* step_predictor = nullptr;
-  int32_t link = 0;     // of several links its number, for MissedExpert
-  int64_t copy_ns = 0;  // of one expert, until it is measured; 0: not known
-  FlowLog* log = nullptr;
-  SlotTable* table = nullptr;  // see ExpertFlowOptions
 };
 
 class ExpertLoader : public LinkMover {
@@ -65,8 +59,6 @@ class ExpertLoader : public LinkMover {
   ExpertFlow& flow() const REQUIRES(mutex_) { return static_cast<ExpertFlow&>(LinkMover::flow()); }
   uint64_t Inserted() const REQUIRES(mutex_) { return flow().cache().counters().inserted; }
   void StopLoading() REQUIRES(mutex_);
-
-  const int32_t link_;
 };
 
 }  // namespace moesaic

@@ -24,7 +24,8 @@ namespace moesaic {
 
 // What a flow has to know of its link.
 struct LinkParameters {
-  std::vector<ExpertCopy> copies = {};  // [all experts]; those of other links are not looked at
+  std::vector<ExpertCopy> copies = {};        // [all experts]; only its own are looked at
+  std::span<const ExpertIndex> experts = {};  // what comes over it, for the constructor; empty: all
   int64_t slots = 1;
   uint64_t slot_bytes = 1;
   int depth = 1;  // packets in flight at most
@@ -81,8 +82,8 @@ class Flow {
   virtual int64_t free_slots() const = 0;
   virtual int64_t slot(ExpertIndex expert) const = 0;  // of one that has one
   virtual int64_t present() const = 0;                 // experts that are there
-  // Who would still be there for a next request, and its worth.
-  virtual std::vector<std::pair<ExpertIndex, float>> Residents(int64_t now_ns) const = 0;
+  // Who would still be there for a next request; in any order.
+  virtual std::vector<ResidentExpert> Residents(int64_t now_ns) const = 0;
 
   const TransferQueue& queue() const { return queue_; }
 

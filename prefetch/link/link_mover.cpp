@@ -27,6 +27,7 @@ std::unique_ptr<AsyncReader> OpenReader(const ExpertSource& source, const LinkOp
 LinkParameters ParametersOf(const ExpertSource& source, const ExpertGrid& grid, int64_t slots,
                             const LinkOptions& options, const LaneSizes& sizes, bool aligned) {
   return {.copies = PlanCopies(source, grid, aligned, options.packet_bytes),
+          .experts = options.experts,
           .slots = slots,
           .slot_bytes = source.layout().slot_bytes,
           .depth = options.depth,
@@ -204,6 +205,7 @@ ExpertStats LinkMover::EndLayer() {
   layer_error_ = nullptr;
   failed_.clear();
   if (observer_) observer_->OnEndLayer(Now());
+  totals_ += stats;
   return stats;
 }
 
@@ -211,9 +213,7 @@ std::vector<ResidentExpert> LinkMover::Residents() const {
   std::vector<ResidentExpert> residents;
   {
     const MutexLock lock(mutex_);
-    for (const auto& [expert, worth] : flow_->Residents(Now())) {
-      residents.push_back({grid_.Id(expert), worth});
-    }
+    residents = flow_->Residents(Now());
   }
   std::sort(residents.begin(), residents.end(),
             [](const ResidentExpert& a, const ResidentExpert& b) {

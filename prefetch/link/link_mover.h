@@ -105,6 +105,8 @@ class LinkMover : public ExpertProvider {
   int64_t slots() const override { return slots_; }
   int64_t resident() const override EXCLUDES(mutex_);
 
+  // Of the layers since the start. For the consumer.
+  const ExpertStats& totals() const { return totals_; }
   // Slots of its own plus staging: what it takes of the machine.
   uint64_t slot_memory_bytes() const { return slab_.bytes() + sizes_.staging_bytes(); }
   ReadBackend backend() const { return reader_->backend(); }
@@ -196,7 +198,9 @@ class LinkMover : public ExpertProvider {
   int64_t news_ns_ GUARDED_BY(mutex_) = 0;           // when what it waited for was there
   int64_t blocked_ns_ GUARDED_BY(mutex_) = 0;        // since the last EndLayer
 
-  std::vector<ExpertIndex> indices_;  // the consumer's scratch
+  // The consumer's.
+  std::vector<ExpertIndex> indices_;  // scratch
+  ExpertStats totals_;
 
   // The I/O thread's own.
   std::vector<ReadRequest> requests_;

@@ -9,8 +9,7 @@
 namespace moesaic {
 
 StreamFlow::StreamFlow(const ExpertGrid& grid, const SparseLayers& layers, int64_t slots,
-                       int64_t buffers, int64_t group, std::span<const ExpertIndex> experts,
-                       LinkParameters link)
+                       int64_t buffers, int64_t group, LinkParameters link)
     : Flow(link),
       grid_(grid),
       layers_(layers),
@@ -21,14 +20,14 @@ StreamFlow::StreamFlow(const ExpertGrid& grid, const SparseLayers& layers, int64
       there_(grid),
       slot_(static_cast<size_t>(grid.total()), -1),
       needed_(grid),
-      expected_(grid, experts.empty()),
+      expected_(grid, link.experts.empty()),
       used_(grid),
       ahead_(grid),
       unwanted_(grid),
       position_(layers.count() - 1),
       lanes_(link.lanes) {
   CHECK_GT(slots, 0);
-  for (const ExpertIndex expert : experts) expected_.Add(expert);
+  for (const ExpertIndex expert : link.experts) expected_.Add(expert);
   int64_t all = 0;
   for (int number = 0; number < layers.count(); ++number) {
     for (int64_t index = 0; index < grid.num_experts(); ++index) {
@@ -95,7 +94,7 @@ void StreamFlow::Leave() {
   }
 }
 
-void StreamFlow::BeginLayer(std::span<const ExpertIndex> experts) {
+void StreamFlow::BeginLayer(std::span<const ExpertIndex> experts, int64_t /*now_ns*/) {
   CHECK(!open_);
   CHECK(!experts.empty());
   const int number = layers_.number(grid_.Id(experts.front()).layer);
@@ -120,7 +119,7 @@ void StreamFlow::BeginLayer(std::span<const ExpertIndex> experts) {
   if (last_visit()) Leave();
 }
 
-void StreamFlow::TakeReady(std::vector<ExpertIndex>& out) {
+void StreamFlow::TakeReady(std::vector<ExpertIndex>& out, int64_t /*now_ns*/) {
   CHECK(open_);
   const int layer = layers_.layer(position_);
   for (const bool residents : {false, true}) {
@@ -144,7 +143,7 @@ void StreamFlow::TakeReady(std::vector<ExpertIndex>& out) {
   }
 }
 
-void StreamFlow::Release(ExpertIndex expert) {
+void StreamFlow::Release(ExpertIndex expert, int64_t /*now_ns*/) {
   CHECK(state(expert) == State::kHeld);
   if (resident(expert) || !last_visit()) {
     SetState(expert, State::kReady);
@@ -154,7 +153,7 @@ void StreamFlow::Release(ExpertIndex expert) {
   }
 }
 
-ExpertStats StreamFlow::EndLayer() {
+ExpertStats StreamFlow::EndLayer(int64_t now_ns) {
   CHECK(open_);
   const int layer = layers_.layer(position_);
   for (int n = 0; n < needed_.words(); ++n) {
@@ -163,7 +162,7 @@ ExpertStats StreamFlow::EndLayer() {
       const int index = n * 64 + std::countr_zero(left);
       if (index >= grid_.num_experts()) break;
       const ExpertIndex expert = IndexOf(position_, index);
-      if (state(expert) == State::kHeld) Release(expert);
+      if (state(expert) == State::kHeld) Release(expert, now_ns);
       if (!needed_.Take(expert) || resident(expert)) continue;
       // The layer was given up.
       if (state(expert) == State::kReady) Evict(expert);
@@ -173,9 +172,9 @@ ExpertStats StreamFlow::EndLayer() {
   open_ = false;
   waiting_ = 0;
   ready_ = 0;
-  const ExpertStats stats = stats_;
-  stats_ = {};
-  return stats;
+  const uint64_t failed = queue_.counters().packets_failed;
+  stats_.failed_reads = failed - std::exchange(failed_before_, failed);
+  return std::exchange(stats_, {});
 }
 
 // The open layer's own come last: a later visit needs those soonest.
@@ -236,7 +235,7 @@ std::optional<ExpertIndex> StreamFlow::NextLoad() {
   } else {
     slot_[At(*expert)] = free_.back();
     free_.pop_back();
-    if (!needed(*expert)) {
+    if (!WaitsFor(*expert)) {
       ++stats_.prefetched;
       ahead_.Add(*expert);
     }
@@ -253,7 +252,7 @@ void StreamFlow::Loaded(ExpertIndex expert, uint64_t bytes) {
   ++present_;
   stats_.bytes_read += bytes;
   SetState(expert, State::kReady);
-  if (needed(expert)) {
+  if (WaitsFor(expert)) {
     ++ready_;
   } else if (unwanted_.Has(expert)) {
     Evict(expert);
@@ -272,7 +271,7 @@ bool StreamFlow::Failed(ExpertIndex expert) {
   } else {
     Free(expert);
   }
-  if (!needed(expert)) return false;
+  if (!WaitsFor(expert)) return false;
   needed_.Remove(expert);
   --waiting_;
   return true;
@@ -313,17 +312,11 @@ Flow::Hurt StreamFlow::Drop(ExpertIndex expert, int64_t /*now_ns*/) {
   return Failed(expert) ? Hurt::kLayer : Hurt::kNobody;
 }
 
-ExpertStats StreamFlow::EndLayer(int64_t /*now_ns*/) {
-  ExpertStats stats = EndLayer();
-  const uint64_t failed = queue_.counters().packets_failed;
-  stats.failed_reads = failed - std::exchange(failed_before_, failed);
-  return stats;
-}
-
-std::vector<std::pair<ExpertIndex, float>> StreamFlow::Residents(int64_t /*now_ns*/) const {
-  std::vector<std::pair<ExpertIndex, float>> residents;
+std::vector<ResidentExpert> StreamFlow::Residents(int64_t /*now_ns*/) const {
+  std::vector<ResidentExpert> residents;
   for (ExpertIndex expert = 0; expert < grid_.total(); ++expert) {
-    if (resident(expert) && state(expert) == State::kReady) residents.emplace_back(expert, 1.0f);
+    if (!resident(expert) || state(expert) != State::kReady) continue;
+    residents.push_back({grid_.Id(expert), 1.0f});
   }
   return residents;
 }

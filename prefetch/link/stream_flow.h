@@ -25,7 +25,6 @@
 #include <iterator>
 #include <optional>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "cache/expert_grid.h"
@@ -49,10 +48,10 @@ class StreamFlow final : public Flow {
 
   // `slots` in all, `buffers` of them for what streams (at least 1, at most `slots`); when all
   // experts fit, every one is a resident. At most `group` (at least 1) are handed out at a time,
-  // of what streams also half of the buffers at most. `experts`: those that it is about; empty: all
-  // of them. Without a link there are no packets: its owner asks for whole experts (NextLoad).
+  // of what streams also half of the buffers at most. Without copies there are no packets: its
+  // owner asks for whole experts (NextLoad). It goes by no clock.
   StreamFlow(const ExpertGrid& grid, const SparseLayers& layers, int64_t slots, int64_t buffers,
-             int64_t group, std::span<const ExpertIndex> experts = {}, LinkParameters link = {});
+             int64_t group, LinkParameters link = {});
 
   // --- the consumer
   // How often the passes visit a layer at most, from the next StepBegan on.
@@ -62,37 +61,30 @@ class StreamFlow final : public Flow {
     given_up_ = true;
     may_read_ahead_ = false;
   }
+  void StepBegan(int64_t now_ns) override;
+  void StopPrefetching(int64_t /*now_ns*/) override { AllowReadAhead(false); }
   void AllowReadAhead(bool allow) { may_read_ahead_ = allow; }
   // A pass begins that visits each layer so often at most (at least once).
   void BeginPass(int visits);
   // The distinct experts of one visit of a layer.
-  void BeginLayer(std::span<const ExpertIndex> experts);
+  void BeginLayer(std::span<const ExpertIndex> experts, int64_t now_ns) override;
   // Appends some that can be computed: streamed ones first, whose buffers are waited for, and so
   // few that reading goes on meanwhile. They are held until Release.
-  void TakeReady(std::vector<ExpertIndex>& out);
+  void TakeReady(std::vector<ExpertIndex>& out, int64_t now_ns) override;
   bool ready() const override { return ready_ > 0; }
   int64_t waiting() const override { return waiting_; }
-  void Release(ExpertIndex expert);
-  // What was not handed out is no longer needed, what is held is released.
-  ExpertStats EndLayer();
-
-  // --- the same as a Flow, which goes by no clock
-  void StepBegan(int64_t now_ns) override;
-  void StopPrefetching(int64_t /*now_ns*/) override { AllowReadAhead(false); }
-  void BeginLayer(std::span<const ExpertIndex> needed, int64_t /*now_ns*/) override {
-    BeginLayer(needed);
-  }
-  void TakeReady(std::vector<ExpertIndex>& out, int64_t /*now_ns*/) override { TakeReady(out); }
-  bool WaitsFor(ExpertIndex expert) const override { return needed(expert); }
+  bool WaitsFor(ExpertIndex expert) const override { return needed_.Has(expert); }
   bool MakesProgress() override { return loading_ > 0 || CanLoad(); }
-  void Release(ExpertIndex expert, int64_t /*now_ns*/) override { Release(expert); }
+  void Release(ExpertIndex expert, int64_t now_ns) override;
   ExpertStats EndLayer(int64_t now_ns) override;
   bool HasNewWork() override { return CanLoad(); }
+
+  // --- the link
   std::optional<Packet> NextPacket(int64_t now_ns) override;
   TransferState CompletePacket(const Packet& packet, PacketResult result, int64_t now_ns) override;
   void Commit(ExpertIndex expert, int64_t now_ns) override;
   Hurt Drop(ExpertIndex expert, int64_t now_ns) override;
-  std::vector<std::pair<ExpertIndex, float>> Residents(int64_t now_ns) const override;
+  std::vector<ResidentExpert> Residents(int64_t now_ns) const override;
 
   // --- the link, by whole experts
   bool CanLoad() { return Find(nullptr).has_value(); }
@@ -105,7 +97,6 @@ class StreamFlow final : public Flow {
   State state(ExpertIndex expert) const { return state_[At(expert)]; }
   int64_t slot(ExpertIndex expert) const override { return slot_[At(expert)]; }
   bool resident(ExpertIndex expert) const { return !streams_.Has(expert); }
-  bool needed(ExpertIndex expert) const { return needed_.Has(expert); }
   int64_t residents() const { return residents_; }
   int64_t buffers() const { return buffers_; }
   int64_t slots() const override { return residents_ + buffers_; }

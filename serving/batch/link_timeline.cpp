@@ -4,24 +4,10 @@
 #include <utility>
 
 namespace moesaic {
-namespace {
-
-Activity StallOf(LinkObserver::WaitCause cause) {
-  switch (cause) {
-    case LinkObserver::WaitCause::kPack:
-      return Activity::kStallPack;
-    case LinkObserver::WaitCause::kRead:
-      return Activity::kStallRead;
-    default:
-      return Activity::kStallQueue;
-  }
-}
-
-}  // namespace
 
 void LinkTimeline::Add(TimelineInterval interval) {
   interval.lane = lane_;
-  timeline_.Add(interval);
+  if (timeline_ != nullptr) timeline_->Add(interval);
 }
 
 // Ends what the consumer has done since mark_ns_.
@@ -57,8 +43,10 @@ void LinkTimeline::OnHandOut(int64_t experts, int64_t now_ns) {
 }
 
 void LinkTimeline::OnWaited(WaitCause cause, int64_t begin_ns, int64_t there_ns, int64_t end_ns) {
+  constexpr Activity kStalls[] = {Activity::kStallPack, Activity::kStallRead,
+                                  Activity::kStallQueue};  // by cause
   MarkExperts(begin_ns);
-  Add({StallOf(cause), begin_ns, there_ns, layer_, -1, 0});
+  Add({kStalls[static_cast<size_t>(cause)], begin_ns, there_ns, layer_, -1, 0});
   Add({Activity::kWakeUp, there_ns, end_ns, layer_, -1, 0});
   mark_ns_ = end_ns;
 }

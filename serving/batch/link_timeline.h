@@ -3,7 +3,7 @@
 // resting).
 //
 // Owned by a LinkMover. Thread contract: as LinkObserver's; the consumer's thread also calls
-// StepBegan, ComputeBegan and ComputeEnded.
+// ComputeBegan and ComputeEnded.
 #pragma once
 
 #include <cstdint>
@@ -16,14 +16,13 @@ namespace moesaic {
 
 class LinkTimeline final : public LinkObserver {
  public:
-  // lane: the consumer's and the link's number. `timeline` must outlive it.
-  LinkTimeline(Timeline& timeline, int16_t lane, uint64_t expert_bytes)
+  // lane: the consumer's and the link's number. `timeline` may be null and must outlive it.
+  LinkTimeline(Timeline* timeline, int16_t lane, uint64_t expert_bytes)
       : timeline_(timeline),
         lane_(lane),
         expert_bytes_(expert_bytes),
         link_since_ns_(clock_.NowNs()) {}
 
-  void StepBegan() { computing_ = false; }
   // From ComputeBegan on the consumer's thread computes, also outside of layers; up to ComputeEnded
   // it has done this.
   void ComputeBegan();
@@ -46,7 +45,7 @@ class LinkTimeline final : public LinkObserver {
   void EndIdle(int64_t now_ns);
   void EndBusy(int64_t now_ns);
 
-  Timeline& timeline_;
+  Timeline* const timeline_;
   const int16_t lane_;
   const uint64_t expert_bytes_;
   const SteadyClock clock_;

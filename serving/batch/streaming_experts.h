@@ -30,26 +30,12 @@ class StreamingExperts : public LinkMover {
 
   // How often passes visit a layer, from the next one on: once for each group of their rows.
   void SetVisits(int visits) EXCLUDES(mutex_);
-  // A pass begins, and may be followed by another: experts are read ahead until StopPrefetching.
-  void StepBegan() override EXCLUDES(mutex_);
-  ExpertStats EndLayer() override EXCLUDES(mutex_);
   // What it reads from is gone: nothing is read ahead any more.
   void GiveUp() EXCLUDES(mutex_);
-
-  // For the timeline: see LinkTimeline.
-  void ComputeBegan();
-  void ComputeEnded(Activity activity, int32_t layer);
-  // Since the start. For the consumer.
-  const ExpertStats& totals() const { return totals_; }
-
-  static uint64_t StagingBytes(const ExpertSource& source, int num_layers, int num_experts,
-                               const StreamingOptions& options);
+  LinkTimeline& timeline() { return static_cast<LinkTimeline&>(*observer()); }
 
  private:
   StreamFlow& flow() const REQUIRES(mutex_) { return static_cast<StreamFlow&>(LinkMover::flow()); }
-
-  LinkTimeline* const timeline_;  // the observer; may be null
-  ExpertStats totals_;            // the consumer's
 };
 
 }  // namespace moesaic

@@ -141,6 +141,7 @@ void Simulator::Impl::SetUp(std::span<const int> order) {
   }
   for (int i = 0; i < options_.devices; ++i) {
     LinkParameters link;
+    link.experts = experts[static_cast<size_t>(i)];
     link.copies.assign(Cells(), {options_.packets, 1});
     link.slots =
         options_.slots / options_.devices + (i < options_.slots % options_.devices ? 1 : 0);
@@ -150,7 +151,6 @@ void Simulator::Impl::SetUp(std::span<const int> order) {
     flow.link = i;
     flow.copy_ns = options_.expert_copy_ns;
     flow.step_predictor = step_predictor_.get();
-    flow.experts = experts[static_cast<size_t>(i)];
     flow.log = options_.log;
     devices_[static_cast<size_t>(i)].flow =
         std::make_unique<ExpertFlow>(grid_, std::move(link), MakePolicy(), flow);
