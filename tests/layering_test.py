@@ -46,7 +46,7 @@ ALLOWED = {
 SOURCE_SUFFIXES = {".h", ".cpp", ".cu", ".cuh"}
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 SYSTEM_INCLUDE = re.compile(r"^\s*#\s*include\s+<([^>]+)>", re.MULTILINE)
-# What no header that others include may pull in (docs/conventions: no CUDA, no SIMD in shared headers).
+# What no header that others include may pull in (CONTRIBUTING.md: no CUDA, no SIMD in shared headers).
 INTRINSICS = re.compile(r"(^|/)(\w*intrin|arm_neon|cuda\w*|cublas\w*)\.h$")
 
 

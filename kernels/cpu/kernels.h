@@ -204,7 +204,7 @@ constexpr int64_t AttentionPartialFloats(int64_t head_dim) {
   return (head_dim + 15) / 16 * 16 + 16;
 }
 // Rows of a prompt that one call should take: so many queries that a chunk, which the first tile of
-// queries brings into the second-level cache, is worth its way (docs/benchmarks.md).
+// queries brings into the second-level cache, is worth its way (docs/experiments/attention.md).
 constexpr int64_t AttentionRows(int64_t group) { return group < 48 ? 48 / group : 1; }
 // Queries that one pass over a chunk computes, at most.
 constexpr int64_t kMaxAttentionTile = 16;
