@@ -1,6 +1,6 @@
 // What streams, what stays, and in which order: the decisions without threads or bytes.
 
-#include "serving/batch/stream_flow.h"
+#include "prefetch/link/stream_flow.h"
 
 #include <gtest/gtest.h>
 
@@ -37,8 +37,8 @@ std::vector<ExpertIndex> LoadAll(StreamFlow& flow) {
 
 std::vector<ExpertIndex> TakeAll(StreamFlow& flow) {
   std::vector<ExpertIndex> taken;
-  flow.TakeReady(taken);
-  for (const ExpertIndex expert : taken) flow.Release(expert);
+  flow.TakeReady(taken, 0);
+  for (const ExpertIndex expert : taken) flow.Release(expert, 0);
   return taken;
 }
 
@@ -64,22 +64,22 @@ TEST(StreamFlowTest, ReadsInTheOrderOfTheLayersAndAroundTheEnd) {
   EXPECT_FALSE(flow.NextLoad().has_value());  // no pass has begun
   flow.AllowReadAhead(true);
   EXPECT_EQ(LoadAll(flow), (std::vector<ExpertIndex>{0, 1, 2, 3, 4}));
-  flow.BeginLayer(Layer(0, {1, 3}));  // 0 and 2 make room at once
+  flow.BeginLayer(Layer(0, {1, 3}), 0);  // 0 and 2 make room at once
   EXPECT_EQ(LoadAll(flow), (std::vector<ExpertIndex>{5, 6}));
   EXPECT_EQ(TakeAll(flow), Layer(0, {1, 3}));
   EXPECT_EQ(flow.waiting(), 0);
-  ExpertStats stats = flow.EndLayer();
+  ExpertStats stats = flow.EndLayer(0);
   EXPECT_EQ(stats.hits, 2u);
   EXPECT_EQ(stats.prefetched_unused, 2u);
   EXPECT_EQ(LoadAll(flow), (std::vector<ExpertIndex>{7, 8}));
-  flow.BeginLayer(Layer(1, {0, 1, 2, 3}));
+  flow.BeginLayer(Layer(1, {0, 1, 2, 3}), 0);
   while (flow.waiting() > 0) TakeAll(flow);
-  EXPECT_EQ(flow.EndLayer().hits, 4u);
+  EXPECT_EQ(flow.EndLayer(0).hits, 4u);
   // Layer 2, then only what layer 0 used last time.
   EXPECT_EQ(LoadAll(flow), (std::vector<ExpertIndex>{9, 10, 11, 1}));
-  flow.BeginLayer(Layer(2, {0, 1, 2, 3}));
+  flow.BeginLayer(Layer(2, {0, 1, 2, 3}), 0);
   while (flow.waiting() > 0) TakeAll(flow);
-  flow.EndLayer();
+  flow.EndLayer(0);
   EXPECT_EQ(LoadAll(flow), (std::vector<ExpertIndex>{3, 4, 5, 6}));
 }
 
@@ -87,15 +87,15 @@ TEST(StreamFlowTest, StreamedExpertsLeaveBeforeResidentsAreComputed) {
   StreamFlow flow = MakeFlow(8, 4);
   flow.AllowReadAhead(true);
   LoadAll(flow);
-  flow.BeginLayer(Layer(0, {0, 1, 2, 3}));
+  flow.BeginLayer(Layer(0, {0, 1, 2, 3}), 0);
   LoadAll(flow);
   std::vector<ExpertIndex> taken;
-  flow.TakeReady(taken);
+  flow.TakeReady(taken, 0);
   EXPECT_EQ(taken, Layer(0, {2, 3}));  // at most half of the buffers
   taken.clear();
-  flow.TakeReady(taken);
+  flow.TakeReady(taken, 0);
   EXPECT_EQ(taken, Layer(0, {0, 1}));
-  flow.EndLayer();
+  flow.EndLayer(0);
   EXPECT_EQ(flow.state(0), StreamFlow::State::kReady);
   EXPECT_EQ(flow.state(2), StreamFlow::State::kAbsent);
 }
@@ -104,15 +104,15 @@ TEST(StreamFlowTest, FewBuffersDoNotMakeGroupsOfResidentsSmall) {
   StreamFlow flow = MakeFlow(11, 2, 3);  // 3 residents a layer, one expert streams
   flow.AllowReadAhead(true);
   flow.BeginPass(1);
-  flow.BeginLayer(Layer(0, {0, 1, 2, 3}));
+  flow.BeginLayer(Layer(0, {0, 1, 2, 3}), 0);
   LoadAll(flow);
   EXPECT_EQ(TakeAll(flow), Layer(0, {3}));
   EXPECT_EQ(TakeAll(flow), Layer(0, {0, 1, 2}));
-  flow.EndLayer();
+  flow.EndLayer(0);
   // Of two that wait in their buffers one is taken: the other one's read went on meanwhile.
   StreamFlow streams = MakeFlow(2, 2, 3);
   streams.BeginPass(1);
-  streams.BeginLayer(Layer(0, {0, 1}));
+  streams.BeginLayer(Layer(0, {0, 1}), 0);
   LoadAll(streams);
   EXPECT_EQ(TakeAll(streams), Layer(0, {0}));
   EXPECT_EQ(TakeAll(streams), Layer(0, {1}));
@@ -122,24 +122,24 @@ TEST(StreamFlowTest, WhatWasReadAheadGivesWay) {
   StreamFlow flow = MakeFlow(1, 1);
   flow.AllowReadAhead(true);
   EXPECT_EQ(LoadAll(flow), (std::vector<ExpertIndex>{0}));
-  flow.BeginLayer(Layer(0, {0}));
+  flow.BeginLayer(Layer(0, {0}), 0);
   TakeAll(flow);
   EXPECT_EQ(LoadAll(flow), (std::vector<ExpertIndex>{4}));
-  flow.EndLayer();
+  flow.EndLayer(0);
   // The layer that follows is another one: its expert takes the only buffer.
-  flow.BeginLayer(Layer(2, {1}));
+  flow.BeginLayer(Layer(2, {1}), 0);
   EXPECT_TRUE(flow.CanLoad());
   EXPECT_EQ(flow.NextLoad(), 9);
   EXPECT_EQ(flow.state(4), StreamFlow::State::kAbsent);
   EXPECT_TRUE(flow.Failed(9));
   EXPECT_EQ(flow.waiting(), 0);
-  flow.EndLayer();
+  flow.EndLayer(0);
 }
 
 TEST(StreamFlowTest, ReadsTheOpenLayerForTheNextPass) {
   StreamFlow flow(ExpertGrid(1, kExperts), SparseLayers(1), 2, 2, 100);
   flow.AllowReadAhead(true);
-  flow.BeginLayer(Layer(0, {0, 1, 2}));
+  flow.BeginLayer(Layer(0, {0, 1, 2}), 0);
   EXPECT_EQ(LoadAll(flow), Layer(0, {0, 1}));
   TakeAll(flow);
   EXPECT_EQ(LoadAll(flow), Layer(0, {2}));
@@ -147,8 +147,8 @@ TEST(StreamFlowTest, ReadsTheOpenLayerForTheNextPass) {
   EXPECT_EQ(LoadAll(flow), Layer(0, {0}));
   TakeAll(flow);
   EXPECT_EQ(LoadAll(flow), Layer(0, {1}));
-  flow.EndLayer();
-  flow.BeginLayer(Layer(0, {0, 1, 2}));
+  flow.EndLayer(0);
+  flow.BeginLayer(Layer(0, {0, 1, 2}), 0);
   EXPECT_TRUE(flow.ready());
 }
 
@@ -157,21 +157,21 @@ TEST(StreamFlowTest, StaysInItsBufferUntilTheLastVisit) {
   flow.AllowReadAhead(true);
   flow.BeginPass(2);
   LoadAll(flow);
-  flow.BeginLayer(Layer(0, {0, 1}));
+  flow.BeginLayer(Layer(0, {0, 1}), 0);
   while (flow.waiting() > 0) TakeAll(flow);
-  flow.EndLayer();
+  flow.EndLayer(0);
   EXPECT_EQ(LoadAll(flow), Layer(0, {}));  // nothing has left
-  flow.BeginLayer(Layer(0, {1, 2}));
+  flow.BeginLayer(Layer(0, {1, 2}), 0);
   // Of what neither visit used, and of what this one has computed, the buffers are free.
   EXPECT_EQ(LoadAll(flow), (std::vector<ExpertIndex>{4, 5}));
   while (flow.waiting() > 0) TakeAll(flow);
-  const ExpertStats stats = flow.EndLayer();
+  const ExpertStats stats = flow.EndLayer(0);
   EXPECT_EQ(stats.misses, 0u);
   EXPECT_EQ(LoadAll(flow), (std::vector<ExpertIndex>{6, 7}));
-  flow.BeginLayer(Layer(1, {0, 1, 2, 3}));
+  flow.BeginLayer(Layer(1, {0, 1, 2, 3}), 0);
   while (flow.waiting() > 0) TakeAll(flow);
-  flow.EndLayer();
-  flow.BeginLayer(Layer(1, {3}));
+  flow.EndLayer(0);
+  flow.BeginLayer(Layer(1, {3}), 0);
   // Layer 0 is read for the next pass when layer 2 is there: what either visit used.
   EXPECT_EQ(LoadAll(flow), (std::vector<ExpertIndex>{8, 9, 10}));
 }
@@ -183,13 +183,13 @@ TEST(StreamFlowTest, SeveralVisitsOfALayerThatTheBuffersCannotHold) {
     flow.BeginPass(3);
     for (int layer = 0; layer < kLayers; ++layer) {
       for (int visit = 0; visit < 3; ++visit) {
-        flow.BeginLayer(Layer(layer, {0, 1, 2, 3}));
+        flow.BeginLayer(Layer(layer, {0, 1, 2, 3}), 0);
         while (flow.waiting() > 0) {
           LoadAll(flow);
           ASSERT_TRUE(flow.ready());
           TakeAll(flow);
         }
-        flow.EndLayer();
+        flow.EndLayer(0);
       }
     }
   }
@@ -198,19 +198,20 @@ TEST(StreamFlowTest, SeveralVisitsOfALayerThatTheBuffersCannotHold) {
 TEST(StreamFlowTest, OnlyItsOwnExperts) {
   const std::vector<ExpertIndex> own = {0, 2, 5, 8, 9, 11};  // 2, 1, 3 of the layers
   for (int64_t slots = 1; slots <= 6; ++slots) {
-    StreamFlow flow(ExpertGrid(kLayers, kExperts), SparseLayers(kLayers), slots, 1, 100, own);
+    StreamFlow flow(ExpertGrid(kLayers, kExperts), SparseLayers(kLayers), slots, 1, 100,
+                    {.experts = own});
     EXPECT_EQ(flow.slots(), slots);
     EXPECT_EQ(flow.buffers() == 0, slots == 6);
     flow.AllowReadAhead(true);
     for (const ExpertIndex expert : LoadAll(flow)) {
       EXPECT_EQ(std::count(own.begin(), own.end(), expert), 1);
     }
-    flow.BeginLayer(Layer(2, {0, 1, 3}));
+    flow.BeginLayer(Layer(2, {0, 1, 3}), 0);
     while (flow.waiting() > 0) {
       LoadAll(flow);
       TakeAll(flow);
     }
-    flow.EndLayer();
+    flow.EndLayer(0);
   }
 }
 
@@ -220,11 +221,11 @@ TEST(StreamFlowTest, AFailedReadAheadIsNotTriedForEver) {
   EXPECT_EQ(flow.NextLoad(), 0);
   EXPECT_FALSE(flow.Failed(0));
   EXPECT_EQ(LoadAll(flow), (std::vector<ExpertIndex>{1, 2}));
-  flow.BeginLayer(Layer(0, {0}));
+  flow.BeginLayer(Layer(0, {0}), 0);
   EXPECT_EQ(flow.NextLoad(), 0);
   flow.Loaded(0, 1);
   EXPECT_EQ(TakeAll(flow), Layer(0, {0}));
-  flow.EndLayer();
+  flow.EndLayer(0);
 }
 
 // Random routings, budgets and orders of arrival: every pass ends, no slot is used twice, what is
@@ -248,7 +249,7 @@ TEST(StreamFlowTest, RandomPasses) {
         }
         if (needed.empty()) needed = Layer(layer, {below(kExperts)});
         const bool given_up = below(15) == 0;
-        flow.BeginLayer(needed);
+        flow.BeginLayer(needed, 0);
         std::vector<ExpertIndex> held;
         std::vector<ExpertIndex> all_held;
         while (flow.waiting() > 0) {
@@ -260,11 +261,11 @@ TEST(StreamFlowTest, RandomPasses) {
             flow.Loaded(*ended, 1);
             loading.erase(ended);
           } else if (flow.ready()) {
-            flow.TakeReady(held);
+            flow.TakeReady(held, 0);
             for (const ExpertIndex expert : held) {
               EXPECT_EQ(std::count(needed.begin(), needed.end(), expert), 1) << "seed " << seed;
               all_held.push_back(expert);
-              if (!given_up) flow.Release(expert);
+              if (!given_up) flow.Release(expert, 0);
             }
             held.clear();
           }
@@ -284,7 +285,7 @@ TEST(StreamFlowTest, RandomPasses) {
           std::sort(all_held.begin(), all_held.end());
           EXPECT_EQ(all_held, needed) << "seed " << seed;
         }
-        passes_bytes += flow.EndLayer().bytes_read;
+        passes_bytes += flow.EndLayer(0).bytes_read;
       }
     }
     EXPECT_GT(passes_bytes, 0u);

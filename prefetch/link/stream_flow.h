@@ -16,10 +16,13 @@
 // A pass may visit a layer several times in a row, once for each group of its rows. What streams
 // then stays in its buffer until the last visit, if the buffers can hold it.
 //
-// Thread contract: none of its own; StreamingExperts guards it. No allocation after construction.
+// Thread contract: none of its own; whoever owns the link (LinkMover, the planner) guards it. No
+// allocation after construction.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <optional>
 #include <span>
 #include <vector>
@@ -27,37 +30,63 @@
 #include "cache/expert_grid.h"
 #include "cache/expert_set.h"
 #include "prefetch/link/expert_stats.h"
+#include "prefetch/link/flow.h"
 #include "prefetch/predict/sparse_layers.h"
 
 namespace moesaic {
 
-class StreamFlow {
+// Experts that are computed together: enough work to be worth handing to the threads, few enough
+// that their buffers soon take what comes next.
+inline int64_t GroupOfExperts(uint64_t slot_bytes) {
+  constexpr uint64_t kGroupBytes = uint64_t{4} << 20;
+  return static_cast<int64_t>(std::max<uint64_t>(1, kGroupBytes / slot_bytes));
+}
+
+class StreamFlow final : public Flow {
  public:
   enum class State : uint8_t { kAbsent, kLoading, kReady, kHeld };
 
   // `slots` in all, `buffers` of them for what streams (at least 1, at most `slots`); when all
   // experts fit, every one is a resident. At most `group` (at least 1) are handed out at a time,
-  // of what streams also half of the buffers at most. `experts`: those that it is about; empty: all
-  // of them.
+  // of what streams also half of the buffers at most. Without copies there are no packets: its
+  // owner asks for whole experts (NextLoad). It goes by no clock.
   StreamFlow(const ExpertGrid& grid, const SparseLayers& layers, int64_t slots, int64_t buffers,
-             int64_t group, std::span<const ExpertIndex> experts = {});
+             int64_t group, LinkParameters link = {});
 
   // --- the consumer
+  // How often the passes visit a layer at most, from the next StepBegan on.
+  void SetVisits(int visits) { next_visits_ = visits; }
+  // What it reads from is gone: nothing is read ahead any more.
+  void GiveUp() {
+    given_up_ = true;
+    may_read_ahead_ = false;
+  }
+  void StepBegan(int64_t now_ns) override;
+  void StopPrefetching(int64_t /*now_ns*/) override { AllowReadAhead(false); }
   void AllowReadAhead(bool allow) { may_read_ahead_ = allow; }
   // A pass begins that visits each layer so often at most (at least once).
   void BeginPass(int visits);
   // The distinct experts of one visit of a layer.
-  void BeginLayer(std::span<const ExpertIndex> experts);
+  void BeginLayer(std::span<const ExpertIndex> experts, int64_t now_ns) override;
   // Appends some that can be computed: streamed ones first, whose buffers are waited for, and so
   // few that reading goes on meanwhile. They are held until Release.
-  void TakeReady(std::vector<ExpertIndex>& out);
-  bool ready() const { return ready_ > 0; }
-  int64_t waiting() const { return waiting_; }  // needed and not handed out
-  void Release(ExpertIndex expert);
-  // What was not handed out is no longer needed, what is held is released.
-  ExpertStats EndLayer();
+  void TakeReady(std::vector<ExpertIndex>& out, int64_t now_ns) override;
+  bool ready() const override { return ready_ > 0; }
+  int64_t waiting() const override { return waiting_; }
+  bool WaitsFor(ExpertIndex expert) const override { return needed_.Has(expert); }
+  bool MakesProgress() override { return loading_ > 0 || CanLoad(); }
+  void Release(ExpertIndex expert, int64_t now_ns) override;
+  ExpertStats EndLayer(int64_t now_ns) override;
+  bool HasNewWork() override { return CanLoad(); }
 
-  // --- the mover
+  // --- the link
+  std::optional<Packet> NextPacket(int64_t now_ns) override;
+  TransferState CompletePacket(const Packet& packet, PacketResult result, int64_t now_ns) override;
+  void Commit(ExpertIndex expert, int64_t now_ns) override;
+  Hurt Drop(ExpertIndex expert, int64_t now_ns) override;
+  std::vector<ResidentExpert> Residents(int64_t now_ns) const override;
+
+  // --- the link, by whole experts
   bool CanLoad() { return Find(nullptr).has_value(); }
   // The expert to read now, which has a slot from now on.
   std::optional<ExpertIndex> NextLoad();
@@ -66,15 +95,14 @@ class StreamFlow {
   bool Failed(ExpertIndex expert);
 
   State state(ExpertIndex expert) const { return state_[At(expert)]; }
-  int64_t slot(ExpertIndex expert) const { return slot_[At(expert)]; }
+  int64_t slot(ExpertIndex expert) const override { return slot_[At(expert)]; }
   bool resident(ExpertIndex expert) const { return !streams_.Has(expert); }
-  bool needed(ExpertIndex expert) const { return needed_.Has(expert); }
   int64_t residents() const { return residents_; }
   int64_t buffers() const { return buffers_; }
-  int64_t slots() const { return residents_ + buffers_; }
-  int64_t free_buffers() const { return static_cast<int64_t>(free_.size()); }
+  int64_t slots() const override { return residents_ + buffers_; }
+  int64_t free_slots() const override { return std::ssize(free_); }  // buffers
   int64_t loading() const { return loading_; }
-  int64_t present() const { return present_; }  // ready or held
+  int64_t present() const override { return present_; }  // ready or held
 
  private:
   static size_t At(ExpertIndex expert) { return static_cast<size_t>(expert); }
@@ -87,7 +115,7 @@ class StreamFlow {
   void Leave();
   void SetState(ExpertIndex expert, State state);
   void Free(ExpertIndex expert);
-  void Drop(ExpertIndex expert);
+  void Evict(ExpertIndex expert);
   bool last_visit() const { return visit_ == visits_; }
 
   const ExpertGrid grid_;
@@ -117,7 +145,12 @@ class StreamFlow {
   int64_t ready_ = 0;  // needed and ready
   int64_t loading_ = 0;
   int64_t present_ = 0;
-  ExpertStats stats_;  // since the last EndLayer
+  ExpertStats stats_;           // since the last EndLayer
+  uint64_t failed_before_ = 0;  // packets, until then
+
+  const int64_t lanes_;
+  int next_visits_ = 1;
+  bool given_up_ = false;
 };
 
 }  // namespace moesaic

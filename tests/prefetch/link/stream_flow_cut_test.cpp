@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "serving/batch/stream_flow.h"
+#include "prefetch/link/stream_flow.h"
 
 namespace moesaic {
 namespace {
@@ -34,18 +34,18 @@ class StreamFlowCutTest : public testing::Test {
   }
   // A visit that computes all.
   static ExpertStats Visit(StreamFlow& flow, const std::vector<ExpertIndex>& experts) {
-    flow.BeginLayer(experts);
+    flow.BeginLayer(experts, 0);
     while (flow.waiting() > 0) {
       LoadAllOf(flow);
       std::vector<ExpertIndex> taken;
-      flow.TakeReady(taken);
-      for (const ExpertIndex expert : taken) flow.Release(expert);
+      flow.TakeReady(taken, 0);
+      for (const ExpertIndex expert : taken) flow.Release(expert, 0);
       if (taken.empty()) {
         ADD_FAILURE() << "nothing comes any more";
         break;
       }
     }
-    return flow.EndLayer();
+    return flow.EndLayer(0);
   }
 };
 
@@ -55,15 +55,15 @@ TEST_F(StreamFlowCutTest, WhatArrivesUnwantedLeavesAtOnce) {
   ASSERT_EQ(flow.NextLoad(), 0);
   ASSERT_EQ(flow.NextLoad(), 1);
   flow.AllowReadAhead(false);
-  flow.BeginLayer(std::vector<ExpertIndex>{1});
+  flow.BeginLayer(std::vector<ExpertIndex>{1}, 0);
   flow.Loaded(0, 10);  // the layer does not use it
   EXPECT_EQ(flow.state(0), State::kAbsent);
   EXPECT_EQ(flow.slot(0), -1);
-  EXPECT_EQ(flow.free_buffers(), 2);
+  EXPECT_EQ(flow.free_slots(), 2);
   EXPECT_EQ(flow.present(), 0);
   flow.Loaded(1, 10);
   EXPECT_EQ(flow.state(1), State::kReady);
-  const ExpertStats stats = flow.EndLayer();
+  const ExpertStats stats = flow.EndLayer(0);
   EXPECT_EQ(stats.bytes_read, 20u);
   EXPECT_EQ(stats.prefetched, 2u);
   EXPECT_EQ(stats.prefetched_used, 1u);
@@ -95,14 +95,14 @@ TEST_F(StreamFlowCutTest, WantedAgainBeforeItArrives) {
   ASSERT_EQ(flow.NextLoad(), 0);
   Visit(flow, {1});  // 0 is unwanted now
   flow.BeginPass(1);
-  flow.BeginLayer(std::vector<ExpertIndex>{0});
+  flow.BeginLayer(std::vector<ExpertIndex>{0}, 0);
   flow.Loaded(0, 1);
   EXPECT_TRUE(flow.ready());
   std::vector<ExpertIndex> taken;
-  flow.TakeReady(taken);
+  flow.TakeReady(taken, 0);
   EXPECT_EQ(taken, std::vector<ExpertIndex>{0});
-  flow.Release(0);
-  EXPECT_EQ(flow.EndLayer().late_hits, 1u);
+  flow.Release(0, 0);
+  EXPECT_EQ(flow.EndLayer(0).late_hits, 1u);
 }
 
 // There, on its way, held or not begun: nothing of a layer that was given up stays.
@@ -110,16 +110,16 @@ TEST_F(StreamFlowCutTest, AGivenUpLayerLeavesNothing) {
   StreamFlow flow = WithBuffers(3);
   flow.AllowReadAhead(false);
   flow.BeginPass(1);
-  flow.BeginLayer(std::vector<ExpertIndex>{0, 1, 2, 3});
+  flow.BeginLayer(std::vector<ExpertIndex>{0, 1, 2, 3}, 0);
   ASSERT_EQ(flow.NextLoad(), 0);
   flow.Loaded(0, 1);
   std::vector<ExpertIndex> taken;
-  flow.TakeReady(taken);
+  flow.TakeReady(taken, 0);
   ASSERT_EQ(taken, std::vector<ExpertIndex>{0});
   ASSERT_EQ(flow.NextLoad(), 1);
   flow.Loaded(1, 1);
   ASSERT_EQ(flow.NextLoad(), 2);
-  flow.EndLayer();
+  flow.EndLayer(0);
   EXPECT_EQ(flow.state(0), State::kAbsent);
   EXPECT_EQ(flow.state(1), State::kAbsent);
   EXPECT_EQ(flow.waiting(), 0);
@@ -127,7 +127,7 @@ TEST_F(StreamFlowCutTest, AGivenUpLayerLeavesNothing) {
   EXPECT_FALSE(flow.CanLoad());
   flow.Loaded(2, 1);
   EXPECT_EQ(flow.state(2), State::kAbsent);
-  EXPECT_EQ(flow.free_buffers(), 3);
+  EXPECT_EQ(flow.free_slots(), 3);
   EXPECT_EQ(flow.present(), 0);
 }
 
@@ -143,7 +143,7 @@ TEST_F(StreamFlowCutTest, ACutOffPassFreesItsBuffers) {
   flow.BeginPass(1);
   EXPECT_EQ(flow.state(0), State::kAbsent);
   EXPECT_EQ(flow.state(2), State::kAbsent);
-  EXPECT_EQ(flow.free_buffers(), 2);
+  EXPECT_EQ(flow.free_slots(), 2);
   Visit(flow, {4});
   Visit(flow, {8});
   flow.AllowReadAhead(true);
@@ -159,7 +159,7 @@ TEST_F(StreamFlowCutTest, ACutOffPassDoesNotWantWhatIsOnItsWay) {
   flow.BeginPass(1);
   flow.Loaded(0, 1);
   EXPECT_EQ(flow.state(0), State::kAbsent);
-  EXPECT_EQ(flow.free_buffers(), 2);
+  EXPECT_EQ(flow.free_slots(), 2);
 }
 
 // A layer whose later visits never come: the next one begins, and has all buffers.
@@ -168,13 +168,13 @@ TEST_F(StreamFlowCutTest, ACutOffLayerFreesItsBuffers) {
   flow.AllowReadAhead(false);
   flow.BeginPass(3);
   Visit(flow, {0, 2});
-  flow.BeginLayer(std::vector<ExpertIndex>{5});
+  flow.BeginLayer(std::vector<ExpertIndex>{5}, 0);
   EXPECT_EQ(flow.state(0), State::kAbsent);
   EXPECT_EQ(flow.state(2), State::kAbsent);
-  EXPECT_EQ(flow.free_buffers(), 2);
+  EXPECT_EQ(flow.free_slots(), 2);
   EXPECT_EQ(flow.NextLoad(), 5);
   flow.Loaded(5, 1);
-  flow.EndLayer();
+  flow.EndLayer(0);
 }
 
 // What an earlier pass used and the last one did not is not read ahead.
@@ -209,16 +209,16 @@ TEST_F(StreamFlowCutTest, ReadsAheadForTheNextVisit) {
 TEST_F(StreamFlowCutTest, WhatIsNeededIsNoVictim) {
   StreamFlow flow = WithBuffers(1);
   flow.BeginPass(1);
-  flow.BeginLayer(std::vector<ExpertIndex>{0, 1});
+  flow.BeginLayer(std::vector<ExpertIndex>{0, 1}, 0);
   ASSERT_EQ(flow.NextLoad(), 0);
   flow.Loaded(0, 1);
   EXPECT_FALSE(flow.CanLoad());
   EXPECT_EQ(flow.NextLoad(), std::nullopt);
   EXPECT_EQ(flow.state(0), State::kReady);
   std::vector<ExpertIndex> taken;
-  flow.TakeReady(taken);
+  flow.TakeReady(taken, 0);
   EXPECT_FALSE(flow.CanLoad());  // nor does what is being computed
-  flow.Release(0);
+  flow.Release(0, 0);
   EXPECT_EQ(flow.NextLoad(), 1);
 }
 

@@ -1,15 +1,17 @@
-#include "serving/batch/stream_flow.h"
+#include "prefetch/link/stream_flow.h"
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 #include "core/base/check.h"
 
 namespace moesaic {
 
 StreamFlow::StreamFlow(const ExpertGrid& grid, const SparseLayers& layers, int64_t slots,
-                       int64_t buffers, int64_t group, std::span<const ExpertIndex> experts)
-    : grid_(grid),
+                       int64_t buffers, int64_t group, LinkParameters link)
+    : Flow(link),
+      grid_(grid),
       layers_(layers),
       resident_slot_(static_cast<size_t>(grid.total()), -1),
       streams_(grid, true),
@@ -18,13 +20,14 @@ StreamFlow::StreamFlow(const ExpertGrid& grid, const SparseLayers& layers, int64
       there_(grid),
       slot_(static_cast<size_t>(grid.total()), -1),
       needed_(grid),
-      expected_(grid, experts.empty()),
+      expected_(grid, link.experts.empty()),
       used_(grid),
       ahead_(grid),
       unwanted_(grid),
-      position_(layers.count() - 1) {
+      position_(layers.count() - 1),
+      lanes_(link.lanes) {
   CHECK_GT(slots, 0);
-  for (const ExpertIndex expert : experts) expected_.Add(expert);
+  for (const ExpertIndex expert : link.experts) expected_.Add(expert);
   int64_t all = 0;
   for (int number = 0; number < layers.count(); ++number) {
     for (int64_t index = 0; index < grid.num_experts(); ++index) {
@@ -70,7 +73,7 @@ void StreamFlow::Free(ExpertIndex expert) {
 }
 
 // Leaves its buffer before it is computed, or between two visits.
-void StreamFlow::Drop(ExpertIndex expert) {
+void StreamFlow::Evict(ExpertIndex expert) {
   --present_;
   stats_.prefetched_unused += ahead_.Take(expert) ? 1 : 0;
   Free(expert);
@@ -85,13 +88,13 @@ void StreamFlow::Leave() {
     uint64_t left = streams_.word(layer, n) & ~needed_.word(layer, n) & ~absent_.word(layer, n);
     for (; left != 0; left &= left - 1) {
       const ExpertIndex expert = IndexOf(position_, n * 64 + std::countr_zero(left));
-      if (state(expert) == State::kReady) Drop(expert);
+      if (state(expert) == State::kReady) Evict(expert);
       if (state(expert) == State::kLoading) unwanted_.Add(expert);
     }
   }
 }
 
-void StreamFlow::BeginLayer(std::span<const ExpertIndex> experts) {
+void StreamFlow::BeginLayer(std::span<const ExpertIndex> experts, int64_t /*now_ns*/) {
   CHECK(!open_);
   CHECK(!experts.empty());
   const int number = layers_.number(grid_.Id(experts.front()).layer);
@@ -116,7 +119,7 @@ void StreamFlow::BeginLayer(std::span<const ExpertIndex> experts) {
   if (last_visit()) Leave();
 }
 
-void StreamFlow::TakeReady(std::vector<ExpertIndex>& out) {
+void StreamFlow::TakeReady(std::vector<ExpertIndex>& out, int64_t /*now_ns*/) {
   CHECK(open_);
   const int layer = layers_.layer(position_);
   for (const bool residents : {false, true}) {
@@ -140,7 +143,7 @@ void StreamFlow::TakeReady(std::vector<ExpertIndex>& out) {
   }
 }
 
-void StreamFlow::Release(ExpertIndex expert) {
+void StreamFlow::Release(ExpertIndex expert, int64_t /*now_ns*/) {
   CHECK(state(expert) == State::kHeld);
   if (resident(expert) || !last_visit()) {
     SetState(expert, State::kReady);
@@ -150,7 +153,7 @@ void StreamFlow::Release(ExpertIndex expert) {
   }
 }
 
-ExpertStats StreamFlow::EndLayer() {
+ExpertStats StreamFlow::EndLayer(int64_t now_ns) {
   CHECK(open_);
   const int layer = layers_.layer(position_);
   for (int n = 0; n < needed_.words(); ++n) {
@@ -159,19 +162,19 @@ ExpertStats StreamFlow::EndLayer() {
       const int index = n * 64 + std::countr_zero(left);
       if (index >= grid_.num_experts()) break;
       const ExpertIndex expert = IndexOf(position_, index);
-      if (state(expert) == State::kHeld) Release(expert);
+      if (state(expert) == State::kHeld) Release(expert, now_ns);
       if (!needed_.Take(expert) || resident(expert)) continue;
       // The layer was given up.
-      if (state(expert) == State::kReady) Drop(expert);
+      if (state(expert) == State::kReady) Evict(expert);
       if (state(expert) == State::kLoading) unwanted_.Add(expert);
     }
   }
   open_ = false;
   waiting_ = 0;
   ready_ = 0;
-  const ExpertStats stats = stats_;
-  stats_ = {};
-  return stats;
+  const uint64_t failed = queue_.counters().packets_failed;
+  stats_.failed_reads = failed - std::exchange(failed_before_, failed);
+  return std::exchange(stats_, {});
 }
 
 // The open layer's own come last: a later visit needs those soonest.
@@ -226,13 +229,13 @@ std::optional<ExpertIndex> StreamFlow::NextLoad() {
   std::optional<ExpertIndex> victim;
   const std::optional<ExpertIndex> expert = Find(&victim);
   if (!expert) return std::nullopt;
-  if (victim) Drop(*victim);
+  if (victim) Evict(*victim);
   if (resident(*expert)) {
     slot_[At(*expert)] = resident_slot_[At(*expert)];
   } else {
     slot_[At(*expert)] = free_.back();
     free_.pop_back();
-    if (!needed(*expert)) {
+    if (!WaitsFor(*expert)) {
       ++stats_.prefetched;
       ahead_.Add(*expert);
     }
@@ -249,10 +252,10 @@ void StreamFlow::Loaded(ExpertIndex expert, uint64_t bytes) {
   ++present_;
   stats_.bytes_read += bytes;
   SetState(expert, State::kReady);
-  if (needed(expert)) {
+  if (WaitsFor(expert)) {
     ++ready_;
   } else if (unwanted_.Has(expert)) {
-    Drop(expert);
+    Evict(expert);
   }
 }
 
@@ -268,10 +271,54 @@ bool StreamFlow::Failed(ExpertIndex expert) {
   } else {
     Free(expert);
   }
-  if (!needed(expert)) return false;
+  if (!WaitsFor(expert)) return false;
   needed_.Remove(expert);
   --waiting_;
   return true;
+}
+
+// --- by packets
+
+void StreamFlow::StepBegan(int64_t /*now_ns*/) {
+  BeginPass(next_visits_);
+  may_read_ahead_ = !given_up_;
+}
+
+// One expert after the other, each to its last packet; as many at a time as there are lanes.
+std::optional<Flow::Packet> StreamFlow::NextPacket(int64_t now_ns) {
+  auto next = queue_.NextPacket(now_ns);
+  if (!next && queue_.size() < lanes_) {
+    if (const std::optional<ExpertIndex> expert = NextLoad()) {
+      queue_.Add(*expert, CopyOf(*expert).packets, TransferClass::kOnDemand, 0, now_ns);
+      next = queue_.NextPacket(now_ns);
+    }
+  }
+  if (!next) return std::nullopt;
+  return Packet{*next, false};
+}
+
+TransferState StreamFlow::CompletePacket(const Packet& packet, PacketResult result,
+                                         int64_t now_ns) {
+  return queue_.CompletePacket(packet.expert, packet.packet, result, now_ns);
+}
+
+void StreamFlow::Commit(ExpertIndex expert, int64_t /*now_ns*/) {
+  queue_.Remove(expert);
+  Loaded(expert, slot_bytes_);
+}
+
+Flow::Hurt StreamFlow::Drop(ExpertIndex expert, int64_t /*now_ns*/) {
+  queue_.Remove(expert);
+  return Failed(expert) ? Hurt::kLayer : Hurt::kNobody;
+}
+
+std::vector<ResidentExpert> StreamFlow::Residents(int64_t /*now_ns*/) const {
+  std::vector<ResidentExpert> residents;
+  for (ExpertIndex expert = 0; expert < grid_.total(); ++expert) {
+    if (!resident(expert) || state(expert) != State::kReady) continue;
+    residents.push_back({grid_.Id(expert), 1.0f});
+  }
+  return residents;
 }
 
 }  // namespace moesaic
