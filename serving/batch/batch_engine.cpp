@@ -42,10 +42,10 @@ SequenceContext BatchEngine::context() const {
   return {files_.config, *tokenizer_, eos_token_ids_, max_context_tokens()};
 }
 
-std::vector<RequestId> BatchEngine::Submit(std::vector<GenerationRequest> requests,
+std::vector<RequestId> BatchEngine::Submit(std::vector<EngineRequest> requests,
                                            std::vector<std::shared_ptr<OutputSink>> sinks) {
   CHECK_EQ(requests.size(), sinks.size());
-  for (const GenerationRequest& request : requests) CheckRequest(request, context());
+  for (const EngineRequest& request : requests) CheckRequest(request, context());
   if (mailbox_.draining()) Fail(ErrorKind::kUnavailable, "the engine is shutting down");
   std::vector<std::unique_ptr<Sequence>> sequences;
   sequences.reserve(requests.size());

@@ -45,7 +45,7 @@ class BatchEngine : public Engine {
   const GenerationDefaults& generation_defaults() const override { return defaults_; }
   const Tokenizer& tokenizer() const override { return *tokenizer_; }
   int64_t max_context_tokens() const override { return plan_.sizes.max_context_tokens; }
-  std::vector<RequestId> Submit(std::vector<GenerationRequest> requests,
+  std::vector<RequestId> Submit(std::vector<EngineRequest> requests,
                                 std::vector<std::shared_ptr<OutputSink>> sinks) override;
   void Cancel(RequestId id) override { mailbox_.Cancel(id); }
   void BeginDrain() override { mailbox_.BeginDrain(); }

@@ -7,7 +7,7 @@
 #include "core/base/logging.h"
 #include "core/base/units.h"
 #include "kernels/cpu/product_choice.h"
-#include "prefetch/device_experts.h"
+#include "prefetch/link/device_experts.h"
 #include "serving/model/expert_sources.h"
 #include "serving/model/numa_slices.h"
 #include "serving/online/engine_parts.h"
@@ -64,10 +64,10 @@ EngineStatus LocalEngine::Status() const {
   return status;
 }
 
-std::vector<RequestId> LocalEngine::Submit(std::vector<GenerationRequest> requests,
+std::vector<RequestId> LocalEngine::Submit(std::vector<EngineRequest> requests,
                                            std::vector<std::shared_ptr<OutputSink>> sinks) {
   CHECK_EQ(requests.size(), sinks.size());
-  for (const GenerationRequest& request : requests) CheckRequest(request, context());
+  for (const EngineRequest& request : requests) CheckRequest(request, context());
   if (mailbox_.draining()) Fail(ErrorKind::kUnavailable, "the server is shutting down");
   // A request is taken when there is a place for one of its sequences; the others wait behind it,
   // in the order in which requests came, and get theirs as places become free. So one of more
@@ -188,7 +188,7 @@ void LocalEngine::MakePredictor() {
   const PredictorShape shape = PredictorShapeOf(options_, config_);
   gates_ = MakeNextGate(options_, config_);
   predictor_ = moesaic::MakePredictor(options_.predictor, shape, SelectKernels(), gates_.get());
-  prefetcher_ = std::make_unique<Prefetcher>(
+  step_predictor_ = std::make_unique<StepPredictor>(
       shape, *predictor_, PrefetchOptions{},
       SparseLayers(*files_.experts, static_cast<int>(config_.num_layers())));
   recall_ = std::make_unique<RecallMeter>(shape);
@@ -201,7 +201,7 @@ void LocalEngine::MakeExperts() {
     return;
   }
   ExpertLoaderOptions options = LoaderOptionsOf(options_, plan_.expert_budget_bytes);
-  options.prefetcher = prefetcher_.get();
+  options.step_predictor = step_predictor_.get();
   const std::vector<NodeStretch> stretches =
       SlotStretches(files_.experts->layout(), pool_->node_ids());
   options.slot_stretches = stretches;
@@ -221,7 +221,7 @@ void LocalEngine::MakeDeviceExperts() {
   options.miss = MissModeOf(options_);
   for (const DevicePlan& device : plan_.devices) options.slots.push_back(device.slots);
   StartFromProfiles(options_, files_.experts->layout(), options);
-  options.prefetcher = prefetcher_.get();
+  options.step_predictor = step_predictor_.get();
   options.make_policy = [this] { return MakePolicy(); };
   options.looked_up = LooksUpExperts(plan_);
   auto experts = std::make_unique<DeviceExperts>(*home_, grid, *placement_, devices, options);
@@ -229,7 +229,7 @@ void LocalEngine::MakeDeviceExperts() {
   experts_ = std::move(experts);
 }
 
-// Null: what the prefetcher finds worth least, or the least recently used without one.
+// Null: what the step predictor finds worth least, or the least recently used without one.
 std::unique_ptr<EvictionPolicy> LocalEngine::MakePolicy() {
   const std::string& name = options_.eviction_policy;
   if (name == "auto" || name == "next-use") return nullptr;
@@ -363,7 +363,7 @@ void LocalEngine::RunPlan(std::span<const ScheduledSlice> plan) {
     Sequence& sequence = *scheduled.sequence;
     if (BeginSequence(sequence, now)) {
       sequence.traced = tracer_->Begin();
-      if (prefetcher_) prefetcher_->BeginRequest(sequence.traced);
+      if (step_predictor_) step_predictor_->BeginRequest(sequence.traced);
       if (policy_counts_) policy_counts_->BeginRequest(sequence.traced);
     }
     const SequenceSlice& slice = rows_.Add(scheduled);
@@ -386,10 +386,10 @@ void LocalEngine::RunPlan(std::span<const ScheduledSlice> plan) {
       policy_counts_->BeginIteration(request.request, request.num_rows);
     }
   }
-  if (prefetcher_) {
-    prefetcher_->BeginStep(step_requests_);
+  if (step_predictor_) {
+    step_predictor_->BeginStep(step_requests_);
     recall_->BeginStep(rows_.tokens.size() == step_requests_.size());
-    recall_->Predicted(-1, *prefetcher_);
+    recall_->Predicted(-1, *step_predictor_);
     experts_->StepBegan();
   }
   StepStats stats = model_->Forward({rows_.tokens, rows_.slices}, this);
@@ -459,9 +459,9 @@ std::unique_ptr<Sequence> LocalEngine::Remove(Sequence& sequence) {
   if (sequence.started) {
     tracer_->End(sequence.traced);
     if (policy_counts_) policy_counts_->EndRequest(sequence.traced);
-    if (prefetcher_) {
-      prefetcher_->EndRequest(sequence.traced);
-      if (prefetcher_->idle()) experts_->StopPrefetching();
+    if (step_predictor_) {
+      step_predictor_->EndRequest(sequence.traced);
+      if (step_predictor_->idle()) experts_->StopPrefetching();
     }
   }
   if (recorder_ != nullptr) recorder_->EndRequest(sequence.id);
@@ -503,13 +503,13 @@ void LocalEngine::OnRouting(int64_t layer, const ForwardBatch& batch, std::span<
       policy_counts_->Observe(request.request, request.Part(experts, config_.top_k()));
     }
   }
-  if (!prefetcher_) return;
+  if (!step_predictor_) return;
   const auto start = std::chrono::steady_clock::now();
-  const int number = prefetcher_->layers().number(static_cast<int>(layer));
+  const int number = step_predictor_->layers().number(static_cast<int>(layer));
   if (gates_) gates_->Look(number, step_requests_, model_->hidden());
   recall_->Used(number, experts);
-  prefetcher_->OnRouting(static_cast<int>(layer), experts);
-  recall_->Predicted(number, *prefetcher_);
+  step_predictor_->OnRouting(static_cast<int>(layer), experts);
+  recall_->Predicted(number, *step_predictor_);
   predict_ns_ += std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count();
 }
 

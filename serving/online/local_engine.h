@@ -15,12 +15,12 @@
 #include "cache/kv_block_pool.h"
 #include "core/base/thread_pool.h"
 #include "kernels/cpu/kernels.h"
-#include "prefetch/eviction_policies.h"
-#include "prefetch/expert_placement.h"
-#include "prefetch/expert_provider.h"
-#include "prefetch/host_experts.h"
-#include "prefetch/next_gate.h"
-#include "prefetch/recall_meter.h"
+#include "prefetch/evict/eviction_policies.h"
+#include "prefetch/link/expert_placement.h"
+#include "prefetch/link/expert_provider.h"
+#include "prefetch/link/host_experts.h"
+#include "prefetch/predict/next_gate.h"
+#include "prefetch/predict/recall_meter.h"
 #include "serving/model/model.h"
 #include "serving/online/create_engine.h"
 #include "serving/online/engine_devices.h"
@@ -50,7 +50,7 @@ class LocalEngine : public Engine, private RoutingHook {
   const GenerationDefaults& generation_defaults() const override { return defaults_; }
   const Tokenizer& tokenizer() const override { return *tokenizer_; }
   int64_t max_context_tokens() const override { return plan_.max_context_tokens; }
-  std::vector<RequestId> Submit(std::vector<GenerationRequest> requests,
+  std::vector<RequestId> Submit(std::vector<EngineRequest> requests,
                                 std::vector<std::shared_ptr<OutputSink>> sinks) override;
   void Cancel(RequestId id) override { mailbox_.Cancel(id); }
   void BeginDrain() override { mailbox_.BeginDrain(); }
@@ -105,7 +105,7 @@ class LocalEngine : public Engine, private RoutingHook {
   std::unique_ptr<RoutingReplay> replay_;  // null: the model's own routing
   std::unique_ptr<NextGate> gates_;        // null: no router is asked ahead
   std::unique_ptr<Predictor> predictor_;   // null, as the next two: nothing is predicted
-  std::unique_ptr<Prefetcher> prefetcher_;
+  std::unique_ptr<StepPredictor> step_predictor_;
   std::unique_ptr<RecallMeter> recall_;
   int64_t predict_ns_ = 0;                       // of the running step
   std::unique_ptr<PolicyCounts> policy_counts_;  // null: the eviction policy needs none

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tests/serving/http/test_tokenizer.h"
+#include "tests/serving/api/test_tokenizer.h"
 
 namespace moesaic {
 namespace {
@@ -40,7 +40,7 @@ class OutputProcessorTest : public ::testing::Test {
 
   const ByteTokenizer tokenizer_;
   const std::vector<int32_t> eos_ = {kEnd};
-  GenerationRequest request_;
+  EngineRequest request_;
 };
 
 TEST_F(OutputProcessorTest, EndTokensStopAndAreNoText) {
