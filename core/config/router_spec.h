@@ -27,6 +27,8 @@ enum class RouterNorm {
   kSoftmax,        // exp(w) / sum(exp(w))
 };
 
+inline constexpr int64_t kMostRouterGroups = 256;
+
 struct RouterSpec {
   int64_t experts = 0;
   int64_t top_k = 0;

@@ -57,6 +57,8 @@ void CheckServedLayers(const ModelConfig& model, std::string_view file) {
     check.Same("experts", experts.router.experts, other.router.experts, first_sparse);
     check.Same("top_k", experts.router.top_k, other.router.top_k, first_sparse);
     check.Same("the experts' width", experts.expert.width, other.expert.width, first_sparse);
+    check.Refuse(experts.router.num_groups > kMostRouterGroups,
+                 fmt::format("{} groups of experts are", experts.router.num_groups));
     check.Mlp(experts.expert, "an expert");
     check.Mlp(experts.shared, "a shared expert");
   }

@@ -32,8 +32,10 @@ enum class TensorSlot {
   kKNorm,
   kOutput,  // [hidden, heads * head_dim]
   kOutputBias,
-  kRouter,   // [experts, hidden]
-  kMlpGate,  // [width, hidden], of a dense layer
+  kRouter,            // [experts, hidden]
+  kRouterBias,        // [experts]
+  kRouterCorrection,  // [experts]
+  kMlpGate,           // [width, hidden], of a dense layer
   kMlpUp,
   kMlpDown,  // [hidden, width]
   kSharedMlpGate,

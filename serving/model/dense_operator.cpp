@@ -33,6 +33,24 @@ cuda::Weights GpuWeights(WeightType type) {
 
 namespace {
 
+[[noreturn]] void RefuseOnGpus(const char* what) {
+  Fail(ErrorKind::kUnsupported,
+       "--gpu-dense: {} are not computed on GPUs yet; the CPU does it with --gpu-dense auto or off",
+       what);
+}
+
+// The kernel does more, of which nothing is passed on to it yet.
+void CheckRouter(const RouterSpec& router) {
+  if (router.experts > cuda::kMaxExperts) RefuseOnGpus("routers of so many experts");
+  if (router.score != ScoreFunction::kSoftmax) RefuseOnGpus("routers other than softmax");
+  if (router.logit_bias || router.correction_bias) RefuseOnGpus("biases of routers");
+  if (router.groups_kept != router.num_groups) RefuseOnGpus("groups of experts");
+  if (router.norm != RouterNorm::kNone && router.norm != RouterNorm::kSum) {
+    RefuseOnGpus("expert weights normalised so");
+  }
+  if (router.scale != 1.0) RefuseOnGpus("scaled expert weights");
+}
+
 KvLayout KvLayoutFor(const ModelConfig& config) {
   return {config.attention().kv_heads, config.attention().head_dim, WeightType::kBf16};
 }
@@ -86,12 +104,6 @@ struct DenseOperator::Sizes {
 
 void DenseOperator::CheckSupported(const ModelConfig& c, WeightType type, WeightType kv_type) {
   GpuWeights(type);
-  const auto refuse = [](const char* what) {
-    Fail(ErrorKind::kUnsupported,
-         "--gpu-dense: {} are not computed on GPUs yet; the CPU does it with --gpu-dense auto or "
-         "off",
-         what);
-  };
   if (kv_type != WeightType::kBf16) {
     Fail(ErrorKind::kUnsupported,
          "--gpu-dense: no kernel takes keys and values in {}; give --kv-cache-dtype bfloat16, or "
@@ -100,14 +112,13 @@ void DenseOperator::CheckSupported(const ModelConfig& c, WeightType type, Weight
   }
   for (const LayerSpec& layer : c.layers) {
     const GroupedQuerySpec& attention = layer.attention();
-    if (attention.qkv_bias || attention.output_bias) refuse("biases of attention");
-    if (attention.clip_qkv > 0) refuse("clipped queries, keys and values");
+    if (attention.qkv_bias || attention.output_bias) RefuseOnGpus("biases of attention");
+    if (attention.clip_qkv > 0) RefuseOnGpus("clipped queries, keys and values");
     if (attention.head_dim % 2 != 0 || attention.head_dim > cuda::kMaxHeadDim) {
-      refuse("heads of this size");
+      RefuseOnGpus("heads of this size");
     }
-    if (layer.sparse() && layer.experts().router.experts > cuda::kMaxExperts) {
-      refuse("routers of so many experts");
-    }
+    if (attention.rotary_dim != attention.head_dim) RefuseOnGpus("rotations of a part of a head");
+    if (layer.sparse()) CheckRouter(layer.experts().router);
   }
 }
 

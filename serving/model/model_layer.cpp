@@ -5,6 +5,7 @@
 
 #include "core/base/check.h"
 #include "kernels/cpu/moe.h"
+#include "serving/model/choose_experts.h"
 #include "serving/model/model.h"
 
 namespace moesaic {
@@ -81,7 +82,6 @@ void Model::Project(int64_t layer, RowRange rows, ThreadPool& pool, const float*
   AddMlpOut(rows, pool, [](int64_t) { return 1.0f; });
 }
 
-// Softmax over all experts in f32, then the top k; a tie goes to the lower expert.
 void Model::Route(int64_t layer, RowRange rows, ThreadPool& pool) {
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
   const LayerSpec& spec = config_.layer(layer);
@@ -100,30 +100,14 @@ void Model::Route(int64_t layer, RowRange rows, ThreadPool& pool) {
   router.x_stride_bytes = norm_stride_ * static_cast<int64_t>(sizeof(float));
   router.m = rows.count();
   router.w = w.router;
+  router.bias = w.router_bias;
   router.y = router_out_.as<float>() + rows.begin * choice.experts;
   router.y_stride = choice.experts;
   ParallelMatmul(pool, f32_kernels_, router);
   ForRows(pool, rows, [&](int64_t row) {
-    float* p = router_out_.as<float>() + row * choice.experts;
-    kernels_.softmax(p, choice.experts, p);
-    int32_t* ids = expert_ids_.data() + row * choice.top_k;
-    float* weights = expert_weights_.data() + row * choice.top_k;
-    float sum = 0.0f;
-    for (int64_t slot = 0; slot < choice.top_k; ++slot) {
-      // NaN compares false: a poisoned row still gets distinct, valid experts, and its logits say
-      // so.
-      int64_t best = -1;
-      for (int64_t e = 0; e < choice.experts; ++e) {
-        if (p[e] != -1.0f && (best < 0 || p[e] > p[best])) best = e;
-      }
-      ids[slot] = static_cast<int32_t>(best);
-      weights[slot] = p[best];
-      sum += p[best];
-      p[best] = -1.0f;  // taken
-    }
-    if (choice.norm == RouterNorm::kSum) {
-      for (int64_t slot = 0; slot < choice.top_k; ++slot) weights[slot] /= sum;
-    }
+    ChooseExperts(choice, kernels_, router_out_.as<float>() + row * choice.experts,
+                  w.router_correction, expert_ids_.data() + row * choice.top_k,
+                  expert_weights_.data() + row * choice.top_k);
   });
 }
 

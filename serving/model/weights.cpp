@@ -190,7 +190,10 @@ uint64_t ModelWeights::LayOut(const ModelConfig& c, WeightType type, std::byte* 
     w.output = arena.Matrix(type, c.hidden_size, attention.q_width());
     if (attention.output_bias) w.output_bias = arena.Vector(c.hidden_size);
     if (spec.sparse()) {
-      w.router = arena.Matrix(router_type, spec.experts().router.experts, c.hidden_size);
+      const RouterSpec& router = spec.experts().router;
+      w.router = arena.Matrix(router_type, router.experts, c.hidden_size);
+      if (router.logit_bias) w.router_bias = arena.Vector(router.experts);
+      if (router.correction_bias) w.router_correction = arena.Vector(router.experts);
       if (spec.experts().shared_gate) w.shared_gate = arena.Matrix(router_type, 1, c.hidden_size);
     }
     const int64_t width = spec.dense_mlp().width;
@@ -257,6 +260,12 @@ ModelWeights ModelWeights::Load(const ModelConfig& c, WeightType type, const Ten
       load.Vector(w.output_bias, {{at(TensorSlot::kOutputBias), c.hidden_size}});
     }
     if (spec.sparse()) load.Matrix(w.router, at(TensorSlot::kRouter));
+    if (w.router_bias != nullptr) {
+      load.Vector(w.router_bias, {{at(TensorSlot::kRouterBias), w.router.n}});
+    }
+    if (w.router_correction != nullptr) {
+      load.Vector(w.router_correction, {{at(TensorSlot::kRouterCorrection), w.router.n}});
+    }
     if (w.shared_gate.n > 0) load.Matrix(w.shared_gate, at(TensorSlot::kSharedGate));
     if (w.gate.n > 0) {
       const MlpSlots& mlp = spec.sparse() ? kSharedMlpSlots : kDenseMlpSlots;

@@ -26,8 +26,10 @@ struct LayerWeights {
   PackedMatrix output;                         // [hidden, heads * head_dim]
   const float* output_bias = nullptr;
   // Sparse layers
-  PackedMatrix router;       // [experts, hidden]
-  PackedMatrix shared_gate;  // [1, hidden], n = 0 without one
+  PackedMatrix router;                       // [experts, hidden]
+  const float* router_bias = nullptr;        // [experts], see RouterSpec
+  const float* router_correction = nullptr;  // likewise
+  PackedMatrix shared_gate;                  // [1, hidden], n = 0 without one
   // The dense MLP of a dense layer, or the shared expert of a sparse one; gate.n = 0 without one.
   PackedMatrix gate;
   PackedMatrix up;

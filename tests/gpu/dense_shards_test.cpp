@@ -15,6 +15,7 @@
 #include "serving/model/dense_operator.h"
 #include "serving/model/device_operator.h"
 #include "serving/model/expert_sources.h"
+#include "tests/core/base/caught.h"
 #include "tests/core/config/made_up_layers.h"
 #include "tests/gpu/kernel_machine.h"
 #include "tests/serving/model/model_harness.h"
@@ -227,11 +228,36 @@ TEST_F(DenseShardsTest, WhatCannotBeCutIsRefused) {
   ModelConfig config = OddModel();
   EXPECT_EQ(refusal(config, 3), "");
   EXPECT_NE(refusal(config, 17).find("at most 16 devices"), std::string::npos);
-  ChangeAttention(config, [](GroupedQuerySpec& spec) { spec.head_dim = 24; });
+  ChangeAttention(config, [](GroupedQuerySpec& spec) { spec.head_dim = spec.rotary_dim = 24; });
   EXPECT_NE(refusal(config, 3).find("heads of 24 values"), std::string::npos);
   config = OddModel();
   ChangeAttention(config, [](GroupedQuerySpec& spec) { spec.qkv_bias = true; });
   EXPECT_NE(refusal(config, 3).find("biases"), std::string::npos);
+}
+
+// What specs can say and no kernel is told yet.
+TEST_F(DenseShardsTest, WhatDevicesDoNotComputeIsRefusedByName) {
+  const std::pair<void (*)(RouterSpec & router), const char*> routers[] = {
+      {[](RouterSpec& router) { router.score = ScoreFunction::kSigmoid; }, "other than softmax"},
+      {[](RouterSpec& router) { router.logit_bias = true; }, "biases of routers"},
+      {[](RouterSpec& router) { router.correction_bias = true; }, "biases of routers"},
+      {[](RouterSpec& router) { router.num_groups = 2; }, "groups of experts"},
+      {[](RouterSpec& router) { router.norm = RouterNorm::kSumPlusEps; }, "normalised"},
+      {[](RouterSpec& router) { router.scale = 2; }, "scaled expert weights"}};
+  for (const auto& [change, named] : routers) {
+    ModelConfig config = OddModel();
+    change(std::get<ExpertsSpec>(config.layers[2].mlp).router);
+    const Error error = Caught(
+        [&] { DenseOperator::CheckSupported(config, WeightType::kBf16, WeightType::kBf16); });
+    EXPECT_EQ(error.kind(), ErrorKind::kUnsupported);
+    EXPECT_TRUE(Contains(error, named)) << error.what();
+    EXPECT_TRUE(Contains(error, "--gpu-dense")) << error.what();
+  }
+  ModelConfig config = OddModel();
+  ChangeAttention(config, [](GroupedQuerySpec& spec) { spec.rotary_dim = 8; });
+  const Error error =
+      Caught([&] { DenseOperator::CheckSupported(config, WeightType::kBf16, WeightType::kBf16); });
+  EXPECT_TRUE(Contains(error, "a part of a head")) << error.what();
 }
 
 }  // namespace

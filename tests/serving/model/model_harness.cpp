@@ -28,16 +28,18 @@ ModelHarness::ModelHarness(const std::filesystem::path& model_dir, const Harness
     : config_(LoadModelConfig(model_dir)), pool_(options.threads, options.thread_layout) {
   const CpuKernels& kernels = KernelsFor(options.isa);
   checkpoint_ = std::make_unique<Checkpoint>(Checkpoint::Open(model_dir));
-  tensors_ = MakeCheckpointTensorSource(*checkpoint_);
+  checkpoint_tensors_ = MakeCheckpointTensorSource(*checkpoint_);
+  if (options.change_config) options.change_config(config_);
+  if (options.wrap_tensors) tensors_ = options.wrap_tensors(*checkpoint_tensors_);
   if (options.expert_store.empty()) {
     experts_ = MakeCheckpointExpertSource(config_, options.weight_type, *checkpoint_, kernels);
   } else {
-    if (!ExpertStoreIsCurrent(config_, options.weight_type, tensors_->Fingerprint(),
+    if (!ExpertStoreIsCurrent(config_, options.weight_type, tensors().Fingerprint(),
                               options.expert_store)) {
-      WriteExpertStore(config_, options.weight_type, *tensors_, kernels, pool_,
+      WriteExpertStore(config_, options.weight_type, tensors(), kernels, pool_,
                        options.expert_store, [](int64_t, int64_t) {});
     }
-    experts_ = MakeStoreExpertSource(config_, options.weight_type, tensors_->Fingerprint(),
+    experts_ = MakeStoreExpertSource(config_, options.weight_type, tensors().Fingerprint(),
                                      options.expert_store);
   }
   const int64_t slots = options.expert_slots > 0
@@ -65,7 +67,7 @@ ModelHarness::ModelHarness(const std::filesystem::path& model_dir, const Harness
   limits.kv_type = options.kv_type;
   limits.defer_experts = options.defer_experts;
   ModelWeights weights =
-      ModelWeights::Load(config_, options.weight_type, *tensors_, kernels, pool_);
+      ModelWeights::Load(config_, options.weight_type, tensors(), kernels, pool_);
   std::unique_ptr<DensePart> dense;
   if (options.dense_on_device) {
     Device& device = options.given_devices.empty() ? *devices_[0] : *options.given_devices[0];
