@@ -61,6 +61,23 @@ int64_t ReadHeadDim(const JsonFields& config, int64_t hidden_size, int64_t heads
   return head_dim;
 }
 
+int64_t ReadRotaryDim(const JsonFields& config, std::optional<double> fallback, int64_t head_dim) {
+  const double share = ParseRotaryShare(config, fallback.value_or(1.0));
+  if (!fallback && share != 1.0) {
+    config.FailAt("partial_rotary_factor",
+                  fmt::format("is {}; only 1.0 (all of head_dim rotated) is supported", share),
+                  ErrorKind::kUnsupported);
+  }
+  const auto rotary_dim = static_cast<int64_t>(static_cast<double>(head_dim) * share);
+  if (rotary_dim < 2 || rotary_dim % 2 != 0) {
+    config.FailAt("partial_rotary_factor",
+                  fmt::format("is {}, which rotates {} of head_dim, {}; expected an even number of "
+                              "at least 2",
+                              share, rotary_dim, head_dim));
+  }
+  return rotary_dim;
+}
+
 Activation ReadActivation(const JsonFields& config) {
   const std::string activation = config.String("hidden_act", "silu");
   if (activation != "silu" && activation != "swish") {
@@ -103,7 +120,7 @@ GroupedQuerySpec ReadAttention(const JsonFields& config, const AttentionDefaults
                     config.Absent("num_key_value_heads") ? " (the default)" : "", attention.heads));
   }
   attention.head_dim = ReadHeadDim(config, model.hidden_size, attention.heads);
-  attention.rotary_dim = attention.head_dim;
+  attention.rotary_dim = ReadRotaryDim(config, defaults.rotary_share, attention.head_dim);
   attention.rope = ParseRopeConfig(config, defaults.rope_theta, model.max_position);
   if (attention.rope.kind == RopeKind::kDynamicNtk && attention.rotary_dim <= 2) {
     config.FailAt("head_dim",

@@ -45,9 +45,10 @@ struct AttentionDefaults {
   int64_t heads = 0;
   std::optional<int64_t> kv_heads = std::nullopt;  // as many as heads
   double rope_theta = 1e4;
+  // partial_rotary_factor; without one the family rotates whole heads and knows no other.
+  std::optional<double> rotary_share = std::nullopt;
 };
-// Heads, their size and rotation, the scale: for a family that rotates whole heads. `model` has
-// been read.
+// Heads, their size and rotation, the scale. `model` has been read.
 GroupedQuerySpec ReadAttention(const JsonFields& config, const AttentionDefaults& defaults,
                                const ModelConfig& model);
 

@@ -66,11 +66,7 @@ void Model::Rotate(int64_t layer, int64_t position, float* q) {
     const auto limit = static_cast<float>(spec.clip_qkv);
     for (int64_t i = 0; i < q_width + 2 * kv_width; ++i) q[i] = std::clamp(q[i], -limit, limit);
   }
-  const float* cos = rope_.cos(position);
-  const float* sin = rope_.sin(position);
-  const int64_t half = rope_.half();
-  for (int64_t h = 0; h < spec.heads; ++h) kernels_.rope(q + h * d, cos, sin, half);
-  for (int64_t h = 0; h < spec.kv_heads; ++h) kernels_.rope(k + h * d, cos, sin, half);
+  rope_.Rotate(kernels_, position, spec.heads + spec.kv_heads, q);  // keys follow queries
 }
 
 // Keys and values into the cache.

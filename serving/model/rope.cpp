@@ -105,7 +105,7 @@ RopeFrequencies ComputeRopeFrequencies(const RopeConfig& rope, int64_t rotary_di
 
 RopeTable::RopeTable(const GroupedQuerySpec& attention, int64_t max_position,
                      int64_t max_context_tokens)
-    : half_(attention.rotary_dim / 2) {
+    : head_dim_(attention.head_dim), half_(attention.rotary_dim / 2) {
   const RopeFrequencies frequencies = ComputeRopeFrequencies(attention.rope, attention.rotary_dim,
                                                              max_position, max_context_tokens);
   cos_.resize(static_cast<size_t>(max_context_tokens * half_));
@@ -120,6 +120,12 @@ RopeTable::RopeTable(const GroupedQuerySpec& attention, int64_t max_position,
       sin_[at] =
           static_cast<float>(std::sin(static_cast<double>(angle)) * frequencies.attention_factor);
     }
+  }
+}
+
+void RopeTable::Rotate(const CpuKernels& kernels, int64_t position, int64_t heads, float* x) const {
+  for (int64_t head = 0; head < heads; ++head) {
+    kernels.rope(x + head * head_dim_, cos(position), sin(position), half_);
   }
 }
 

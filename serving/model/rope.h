@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/config/mixer_spec.h"
+#include "kernels/cpu/kernels.h"
 
 namespace moesaic {
 
@@ -17,6 +18,10 @@ class RopeTable {
   // on it: a base that changed with each sequence's length (as transformers does it) would make the
   // keys in the cache depend on how prefill was cut, so the base is fixed for the longest context.
   RopeTable(const GroupedQuerySpec& attention, int64_t max_position, int64_t max_context_tokens);
+
+  // In place, of a token's `heads` heads one after the other, [heads, head_dim]: rotates the first
+  // rotary_dim values of each.
+  void Rotate(const CpuKernels& kernels, int64_t position, int64_t heads, float* x) const;
 
   int64_t half() const { return half_; }
   const float* cos(int64_t position) const { return cos_.data() + position * half_; }  // [half]
@@ -31,7 +36,8 @@ class RopeTable {
   }
 
  private:
-  int64_t half_ = 0;
+  int64_t head_dim_ = 0;
+  int64_t half_ = 0;        // of rotary_dim
   std::vector<float> cos_;  // [max_context_tokens, half]
   std::vector<float> sin_;  // [max_context_tokens, half]
 };

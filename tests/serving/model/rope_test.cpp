@@ -177,5 +177,46 @@ TEST(RopeTest, DynamicIsPlainUntilTheContextIsLonger) {
               1e-9);
 }
 
+// A part of a head: the first rotary_dim values of each head turn as those of a head of that size,
+// the others pass.
+TEST(RopeTest, RotatesTheFirstPartOfEveryHead) {
+  constexpr int64_t kHeads = 3;
+  for (const auto& [head_dim, rotary_dim] :
+       {std::pair<int64_t, int64_t>{24, 12}, {128, 64}, {20, 2}, {16, 16}}) {
+    GroupedQuerySpec attention;
+    attention.head_dim = head_dim;
+    attention.rotary_dim = rotary_dim;
+    attention.rope.theta = 1000;
+    const RopeTable table(attention, 64, 40);
+    EXPECT_EQ(table.bytes(), RopeTable::Bytes(rotary_dim, 40));
+    std::vector<float> x(static_cast<size_t>(kHeads * head_dim + 1));
+    for (size_t i = 0; i < x.size(); ++i) x[i] = std::sin(static_cast<float>(i * i + 1));
+    for (const int64_t position : {0, 1, 39}) {
+      std::vector<float> turned = x;
+      table.Rotate(KernelsFor(Isa::kScalar), position, kHeads, turned.data());
+      EXPECT_EQ(turned.back(), x.back());
+      for (int64_t head = 0; head < kHeads; ++head) {
+        for (int64_t i = 0; i < head_dim; ++i) {
+          const auto at = static_cast<size_t>(head * head_dim + i);
+          double expected = x[at];
+          if (i < rotary_dim) {
+            const int64_t half = rotary_dim / 2;
+            const double angle = static_cast<double>(position) *
+                                 std::pow(1000.0, -2.0 * static_cast<double>(i % half) /
+                                                      static_cast<double>(rotary_dim));
+            const double other =
+                i < half ? -x[at + static_cast<size_t>(half)] : x[at - static_cast<size_t>(half)];
+            expected = x[at] * std::cos(angle) + other * std::sin(angle);
+          }
+          ASSERT_NEAR(turned[at], expected, 2e-6) << head << "," << i << " at " << position;
+          if (i >= rotary_dim) {
+            ASSERT_EQ(turned[at], x[at]);
+          }
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace moesaic
