@@ -132,9 +132,10 @@ GroupedQuerySpec ReadAttention(const JsonFields& config, const AttentionDefaults
 }
 
 RouterSpec ReadRouter(const JsonFields& config, const RouterDefaults& defaults) {
-  // Each family has one of the two names; transformers takes the other one as an alias.
+  // Each family has one name; transformers takes another one as an alias.
   const std::string_view main_key = defaults.experts_key;
-  const std::string_view alias = main_key == "num_experts" ? "num_local_experts" : "num_experts";
+  const std::string_view alias =
+      main_key == "num_local_experts" ? "num_experts" : "num_local_experts";
   const bool has_main = config.Find(main_key) != nullptr;
   RouterSpec router;
   router.experts = config.Int(has_main ? main_key : alias, defaults.experts, 1, kMostExperts);
@@ -150,6 +151,21 @@ RouterSpec ReadRouter(const JsonFields& config, const RouterDefaults& defaults) 
                               router.experts));
   }
   return router;
+}
+
+void ReadGroups(const JsonFields& config, RouterSpec& router) {
+  router.num_groups = config.OptionalInt("n_group", 1, 1, router.experts).value_or(1);
+  if (router.experts % router.num_groups != 0) {
+    config.FailAt("n_group", fmt::format("is {}, expected a divisor of the number of experts, {}",
+                                         router.num_groups, router.experts));
+  }
+  router.groups_kept = config.OptionalInt("topk_group", 1, 1, router.num_groups).value_or(1);
+  const int64_t left = router.groups_kept * (router.experts / router.num_groups);
+  if (router.top_k > left) {
+    config.FailAt("topk_group", fmt::format("is {}, which leaves {} experts; expected at least "
+                                            "num_experts_per_tok, {}",
+                                            router.groups_kept, left, router.top_k));
+  }
 }
 
 MlpSpec ReadMlp(const JsonFields& config, std::string_view width_key, int64_t fallback) {

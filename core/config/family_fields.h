@@ -60,6 +60,9 @@ struct RouterDefaults {
 // Number of experts and how many of them are chosen.
 RouterSpec ReadRouter(const JsonFields& config, const RouterDefaults& defaults);
 
+// `n_group` and `topk_group`: experts are chosen of so many groups.
+void ReadGroups(const JsonFields& config, RouterSpec& router);
+
 // A gated MLP without biases, of the width that the key gives.
 MlpSpec ReadMlp(const JsonFields& config, std::string_view width_key, int64_t fallback);
 

@@ -22,9 +22,9 @@ class Trace:
 
     logits: torch.Tensor  # [tokens, vocab] f32
     hidden: torch.Tensor  # [layers + 1, tokens, hidden] f32: embedding, then the residual stream after each layer
-    experts: torch.Tensor  # [sparse_layers, tokens, top_k] i32, by falling router probability
+    experts: torch.Tensor  # [sparse_layers, tokens, top_k] i32, by falling probability or corrected score
     expert_weights: torch.Tensor  # [sparse_layers, tokens, top_k] f32, as multiplied into the expert outputs
-    router_gap: torch.Tensor  # [sparse_layers, tokens] f32: k-th minus (k+1)-th probability
+    router_gap: torch.Tensor  # [sparse_layers, tokens] f32: k-th minus (k+1)-th of these
     cache: object | None = None
 
 
@@ -52,6 +52,43 @@ def _normalises(config) -> bool:
     return config.model_type == "mixtral" or bool(config.norm_topk_prob)
 
 
+def _softmax_routing(logits: torch.Tensor, config) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Experts of a layer by falling probability, their weights, and the gap to the next expert."""
+    k = config.num_experts_per_tok
+    probabilities = logits.softmax(-1)
+    top = probabilities.topk(k + 1 if k < probabilities.shape[-1] else k, dim=-1)
+    weights, experts = top.values[..., :k], top.indices[..., :k]
+    if _normalises(config):
+        weights = weights / weights.sum(-1, keepdim=True)
+    gap = (
+        top.values[..., k - 1] - top.values[..., k]
+        if top.values.shape[-1] > k
+        else torch.ones_like(top.values[..., 0])
+    )
+    return experts, weights, gap
+
+
+def _sigmoid_routing(logits: torch.Tensor, bias: torch.Tensor, config) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The same for sigmoid scores with a correction of the choice and groups (glm4_moe): experts by falling corrected
+    score, which transformers leaves in any order; the gap is the least of those between groups, too."""
+    k, groups, kept = config.num_experts_per_tok, config.n_group, config.topk_group
+    scores = logits.sigmoid()
+    choice = scores + bias
+    worth = choice.unflatten(-1, (groups, -1)).topk(2, dim=-1).values.sum(-1)
+    best = worth.topk(min(kept + 1, groups), dim=-1)
+    outside = torch.ones_like(worth, dtype=torch.bool).scatter(-1, best.indices[..., :kept], False)
+    choice = choice.unflatten(-1, (groups, -1)).masked_fill(outside.unsqueeze(-1), float("-inf")).flatten(-2)
+    top = choice.topk(k + 1, dim=-1)
+    experts = top.indices[..., :k]
+    weights = scores.gather(-1, experts)
+    if _normalises(config):
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    gap = top.values[..., k - 1] - top.values[..., k]
+    if kept < groups:
+        gap = torch.minimum(gap, best.values[..., kept - 1] - best.values[..., kept])
+    return experts, weights * config.routed_scaling_factor, gap
+
+
 def run(model, ids: list[int], cache=None, use_cache: bool = False) -> Trace:
     """One forward pass. With `cache` it continues the sequence that the cache holds."""
     hidden, chosen, handles = [], [], []
@@ -74,26 +111,36 @@ def run(model, ids: list[int], cache=None, use_cache: bool = False) -> Trace:
             input_ids=torch.tensor([ids]),
             past_key_values=cache,
             use_cache=use_cache,
-            output_router_logits=True,
+            **({"output_router_logits": True} if model.config.model_type != "glm4_moe" else {}),
         )
     finally:
         for handle in handles:
             handle.remove()
 
-    k = model.config.num_experts_per_tok
-    probabilities = torch.stack([r.reshape(len(ids), -1) for r in out.router_logits]).float().softmax(-1)
-    top = probabilities.topk(k + 1 if k < probabilities.shape[-1] else k, dim=-1)
-    weights, experts = top.values[..., :k], top.indices[..., :k]
-    if _normalises(model.config):
-        weights = weights / weights.sum(-1, keepdim=True)
+    corrected = [
+        layer.mlp.gate.e_score_correction_bias
+        for layer in model.model.layers
+        if hasattr(getattr(getattr(layer, "mlp", None), "gate", None), "e_score_correction_bias")
+    ]
+    if corrected:
+        routing = [
+            _sigmoid_routing(c[0].reshape(len(ids), -1).float(), bias, model.config)
+            for c, bias in zip(chosen, corrected, strict=True)
+        ]
+    else:
+        routing = [_softmax_routing(r.reshape(len(ids), -1).float(), model.config) for r in out.router_logits]
+    experts, weights, gap = (torch.stack(parts) for parts in zip(*routing))
     if chosen:  # what the model really used, not what we derived from its router logits
-        assert torch.equal(experts, torch.stack([c[2] for c in chosen])), "derived routing differs"
-        torch.testing.assert_close(weights, torch.stack([c[1] for c in chosen]).float(), rtol=1e-6, atol=1e-7)
-    gap = (
-        top.values[..., k - 1] - top.values[..., k]
-        if top.values.shape[-1] > k
-        else torch.ones_like(top.values[..., 0])
-    )
+        used, shares = (torch.stack([c[i] for c in chosen]) for i in (2, 1))
+        if corrected:  # in any order
+            used, order = used.sort(-1)
+            derived, derived_order = experts.sort(-1)
+            shares = shares.gather(-1, order)
+            derived_shares = weights.gather(-1, derived_order)
+        else:
+            derived, derived_shares = experts, weights
+        assert torch.equal(derived, used), "derived routing differs"
+        torch.testing.assert_close(derived_shares, shares.float(), rtol=1e-6, atol=1e-7)
     return Trace(
         logits=out.logits[0],
         hidden=torch.stack(hidden),

@@ -140,6 +140,34 @@ def olmoe(**changes) -> dict:
     } | changes
 
 
+def glm4_moe(**changes) -> dict:
+    return {
+        "architectures": ["Glm4MoeForCausalLM"],
+        "model_type": "glm4_moe",
+        "attention_bias": True,
+        "attention_dropout": 0.0,
+        "eos_token_id": None,
+        "first_k_dense_replace": 1,
+        "hidden_act": "silu",
+        "initializer_range": 0.02,
+        "max_position_embeddings": 1024,
+        "n_group": 1,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "num_nextn_predict_layers": 1,
+        "partial_rotary_factor": 0.5,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": None,
+        "rope_theta": 1000000.0,
+        "routed_scaling_factor": 1.0,
+        "tie_word_embeddings": False,
+        "topk_group": 1,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        "use_qk_norm": False,
+    } | changes
+
+
 # name: (config, max bytes per shard, configuration changes that have to move the logits)
 FIXTURES: dict[str, tuple[dict, int | None, list[dict]]] = {
     "qwen3_moe_bf16_sharded": (
@@ -263,11 +291,42 @@ FIXTURES: dict[str, tuple[dict, int | None, list[dict]]] = {
             {"norm_topk_prob": False},
         ],
     ),
+    # As GLM-4.5-Air, whose correction of the choice is float32 among bfloat16.
+    "glm4_moe_bf16_air": (
+        glm4_moe(
+            vocab_size=160, hidden_size=64, num_hidden_layers=3, num_attention_heads=8, num_key_value_heads=2,
+            head_dim=16, intermediate_size=80, moe_intermediate_size=24, n_routed_experts=12, num_experts_per_tok=4,
+        ),
+        None,
+        [
+            {"norm_topk_prob": False}, {"partial_rotary_factor": 1.0}, {"partial_rotary_factor": 0.25},
+            {"rope_theta": 10000.0}, {"routed_scaling_factor": 1.5},
+        ],
+    ),
+    # As GLM-4.6 with QK-norm and a scale, and with what no release has: groups, two shared experts, two dense layers, yarn.
+    "glm4_moe_fp32_groups": (
+        glm4_moe(
+            vocab_size=128, hidden_size=48, num_hidden_layers=4, num_attention_heads=6, num_key_value_heads=3,
+            head_dim=24, intermediate_size=56, moe_intermediate_size=12, n_routed_experts=16, num_experts_per_tok=3,
+            n_group=4, topk_group=2, n_shared_experts=2, first_k_dense_replace=2, use_qk_norm=True,
+            attention_bias=False, routed_scaling_factor=2.5, torch_dtype="float32", rope_theta=10000.0,
+            rope_scaling=YARN, tie_word_embeddings=True,
+        ),
+        None,
+        [
+            {"n_group": 1, "topk_group": 1}, {"topk_group": 1}, {"routed_scaling_factor": 1.0}, {"rope_scaling": None},
+            {"partial_rotary_factor": 1.0},
+        ],
+    ),
 }
 
 
 def dtype_of(config: dict) -> torch.dtype:
     return getattr(torch, config.get("torch_dtype") or config["dtype"])
+
+
+def dtype_of_tensor(config: dict, name: str) -> torch.dtype:
+    return torch.float32 if name.endswith("e_score_correction_bias") else dtype_of(config)
 
 
 def fill(model, generator: torch.Generator, sharpness: float) -> None:
@@ -303,6 +362,10 @@ def fill(model, generator: torch.Generator, sharpness: float) -> None:
             weight.copy_(gain * noise / fan_in**0.5)
         if name.endswith(("q_norm.weight", "k_norm.weight", "q_proj.weight", "k_proj.weight")):
             weight.mul_(sharpness)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            # Of the size of the scores' differences, so that it decides many choices.
+            buffer.copy_(0.25 * torch.randn(buffer.shape, generator=generator))
 
 
 def expected_tensors(config: dict, model) -> dict[str, tuple[int, ...]]:
@@ -324,9 +387,10 @@ def expected_tensors(config: dict, model) -> dict[str, tuple[int, ...]]:
         out[f"{layer}.input_layernorm.weight"] = out[f"{layer}.post_attention_layernorm.weight"] = (h,)
         for name, shape in {"q": (q, h), "k": (kv, h), "v": (kv, h), "o": (h, q)}.items():
             out[f"{layer}.self_attn.{name}_proj.weight"] = shape
-            if config.get("attention_bias") or (kind == "qwen2_moe" and name != "o"):
+            with_bias = kind == "qwen2_moe" or config.get("attention_bias")
+            if with_bias and (name != "o" or kind not in ("qwen2_moe", "glm4_moe")):
                 out[f"{layer}.self_attn.{name}_proj.bias"] = shape[:1]
-        if kind == "qwen3_moe":
+        if kind == "qwen3_moe" or config.get("use_qk_norm"):
             out[f"{layer}.self_attn.q_norm.weight"] = out[f"{layer}.self_attn.k_norm.weight"] = (head_dim,)
         if kind == "olmoe":
             out[f"{layer}.self_attn.q_norm.weight"] = (q,)
@@ -337,6 +401,16 @@ def expected_tensors(config: dict, model) -> dict[str, tuple[int, ...]]:
                 expert = f"{layer}.block_sparse_moe.experts.{e}"
                 out[f"{expert}.w1.weight"] = out[f"{expert}.w3.weight"] = (c.intermediate_size, h)
                 out[f"{expert}.w2.weight"] = (h, c.intermediate_size)
+            continue
+        if kind == "glm4_moe":
+            if i < c.first_k_dense_replace:
+                mlp(f"{layer}.mlp", c.intermediate_size)
+                continue
+            out[f"{layer}.mlp.gate.weight"] = (c.n_routed_experts, h)
+            out[f"{layer}.mlp.gate.e_score_correction_bias"] = (c.n_routed_experts,)
+            for e in range(c.n_routed_experts):
+                mlp(f"{layer}.mlp.experts.{e}", c.moe_intermediate_size)
+            mlp(f"{layer}.mlp.shared_experts", c.n_shared_experts * c.moe_intermediate_size)
             continue
         step = config.get("decoder_sparse_step", 1)
         if i in config.get("mlp_only_layers", []) or (i + 1) % step:
@@ -359,7 +433,11 @@ def write_checkpoint(directory: pathlib.Path, config: dict, shard_bytes: int | N
     fill(model, torch.Generator().manual_seed(seed), sharpness)
     with tempfile.TemporaryDirectory() as scratch:
         # The default of save_pretrained writes the hub's layout; config.json stays ours.
-        model.to(dtype_of(config)).save_pretrained(scratch, max_shard_size=shard_bytes or "1GB")
+        kept = {n: b.clone() for n, b in model.named_buffers() if n.endswith("e_score_correction_bias")}
+        model.to(dtype_of(config))
+        for name, buffer in kept.items():
+            model.get_submodule(name.rpartition(".")[0]).e_score_correction_bias = torch.nn.Buffer(buffer)
+        model.save_pretrained(scratch, max_shard_size=shard_bytes or "1GB")
         for path in pathlib.Path(scratch).glob("model*"):
             shutil.copy(path, directory / path.name)
     verify_layout(directory, config, shard_bytes, model)
@@ -371,7 +449,7 @@ def verify_layout(directory: pathlib.Path, config: dict, shard_bytes: int | None
         with safe_open(path, "pt") as file:
             for name in file.keys():
                 tensor = file.get_tensor(name)
-                assert tensor.dtype == dtype_of(config), (name, tensor.dtype)
+                assert tensor.dtype == dtype_of_tensor(config, name), (name, tensor.dtype)
                 found[name] = (tuple(tensor.shape), path.name)
     expected = expected_tensors(config, model)
     assert {n: s for n, (s, _) in found.items()} == expected, (

@@ -42,6 +42,11 @@ std::string Olmoe(const std::string& keys = "") {
   return R"({"architectures": ["OlmoeForCausalLM"], "model_type": "olmoe")" + keys + "}";
 }
 
+std::string Glm4(const std::string& keys = "") {
+  return R"({"architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", "head_dim": 128)" +
+         keys + "}";
+}
+
 // The values that transformers 5.23 and 4.57 give for a config.json without these keys.
 TEST(ModelConfigTest, DefaultsOfQwen3Moe) {
   const ModelConfig c = Parse(Qwen3());
@@ -136,6 +141,65 @@ TEST(ModelConfigTest, DefaultsOfOlmoe) {
   EXPECT_EQ(c.pad_token_id, 1);
   EXPECT_EQ(Parse(Olmoe(R"(, "clip_qkv": 8)")).attention().clip_qkv, 8.0);
   EXPECT_TRUE(Parse(Olmoe(R"(, "attention_bias": true)")).attention().output_bias);
+}
+
+// But for head_dim, which hidden / heads would not be a whole number for.
+TEST(ModelConfigTest, DefaultsOfGlm4Moe) {
+  const ModelConfig c = Parse(Glm4());
+  EXPECT_EQ(c.vocab_size, 151552);
+  EXPECT_EQ(c.hidden_size, 4096);
+  EXPECT_EQ(c.num_layers(), 46);
+  EXPECT_EQ(c.max_position, 131072);
+  EXPECT_EQ(c.final_norm.eps, 1e-5);
+  EXPECT_EQ(c.attention().heads, 96);
+  EXPECT_EQ(c.attention().kv_heads, 8);
+  EXPECT_EQ(c.attention().rotary_dim, 64);
+  EXPECT_EQ(c.attention().rope.theta, 1e4);
+  EXPECT_EQ(c.attention().qk_norm, QkNorm::kNone);
+  EXPECT_FALSE(c.attention().qkv_bias);
+  EXPECT_EQ(c.num_sparse_layers(), 45);
+  EXPECT_FALSE(c.is_sparse(0));
+  EXPECT_EQ(c.dense_width(), 10944);
+  EXPECT_EQ(c.expert_width(), 1408);
+  EXPECT_EQ(c.shared_width(), 1408);
+  EXPECT_FALSE(c.experts().shared_gate);
+  const RouterSpec& router = c.experts().router;
+  EXPECT_EQ(router.experts, 128);
+  EXPECT_EQ(router.top_k, 8);
+  EXPECT_EQ(router.score, ScoreFunction::kSigmoid);
+  EXPECT_TRUE(router.correction_bias);
+  EXPECT_FALSE(router.logit_bias);
+  EXPECT_EQ(router.num_groups, 1);
+  EXPECT_EQ(router.norm, RouterNorm::kSumPlusEps);
+  EXPECT_EQ(router.norm_eps, 1e-20);
+  EXPECT_EQ(router.scale, 1.0);
+  EXPECT_TRUE(c.eos_token_ids.empty());
+
+  const ModelConfig other = Parse(Glm4(R"(, "use_qk_norm": true, "attention_bias": true,
+      "n_group": 4, "topk_group": 2, "norm_topk_prob": false, "routed_scaling_factor": 2.5,
+      "n_shared_experts": 3, "first_k_dense_replace": 3)"));
+  EXPECT_EQ(other.attention().qk_norm, QkNorm::kPerHead);
+  EXPECT_TRUE(other.attention().qkv_bias);
+  EXPECT_FALSE(other.attention().output_bias);
+  EXPECT_EQ(other.experts().router.num_groups, 4);
+  EXPECT_EQ(other.experts().router.groups_kept, 2);
+  EXPECT_EQ(other.experts().router.group_rule, GroupRule::kTopTwoSum);
+  EXPECT_EQ(other.experts().router.norm, RouterNorm::kNone);
+  EXPECT_EQ(other.experts().router.scale, 2.5);
+  EXPECT_EQ(other.shared_width(), 3 * 1408);
+  EXPECT_EQ(other.num_sparse_layers(), 43);
+}
+
+// Inside of either object it counts more than outside.
+TEST(ModelConfigTest, PartialRotation) {
+  const auto rotated = [](const std::string& keys) {
+    return Parse(Glm4(keys)).attention().rotary_dim;
+  };
+  EXPECT_EQ(rotated(R"(, "partial_rotary_factor": 0.25)"), 32);
+  EXPECT_EQ(rotated(R"(, "rope_parameters": {"partial_rotary_factor": 1.0})"), 128);
+  EXPECT_EQ(rotated(R"(, "partial_rotary_factor": 0.25,
+                        "rope_scaling": {"type": "linear", "factor": 2, "partial_rotary_factor": 0.75})"),
+            96);
 }
 
 TEST(ModelConfigTest, NullIsNotMissing) {
@@ -316,7 +380,7 @@ TEST(ModelConfigTest, Malformed) {
       {R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama"})",
        kUnsupported,
        {"LlamaForCausalLM", "Qwen3MoeForCausalLM", "MixtralForCausalLM", "Qwen2MoeForCausalLM",
-        "OlmoeForCausalLM"}},
+        "OlmoeForCausalLM", "Glm4MoeForCausalLM"}},
       {R"({"model_type": "gpt_oss"})", kUnsupported, {"model_type", "gpt_oss"}},
       {R"({"architectures": ["MixtralForCausalLM"], "model_type": "olmoe"})",
        kCorrupt,
@@ -409,6 +473,17 @@ TEST(ModelConfigTest, Malformed) {
        kCorrupt,
        {"rope_theta"}},
       {Qwen3(R"(, "partial_rotary_factor": 0.5)"), kUnsupported, {"partial_rotary_factor", "0.5"}},
+      {Glm4(R"(, "partial_rotary_factor": 0)"), kCorrupt, {"partial_rotary_factor", "rotates 0"}},
+      {Glm4(R"(, "partial_rotary_factor": 0.7)"),
+       kCorrupt,
+       {"partial_rotary_factor", "rotates 89"}},
+      {Glm4(R"(, "n_group": 3)"), kCorrupt, {"n_group", "is 3", "128"}},
+      {Glm4(R"(, "n_group": 4, "topk_group": 5)"), kCorrupt, {"topk_group", "from 1 to 4"}},
+      {Glm4(R"(, "n_group": 64, "topk_group": 3)"), kCorrupt, {"topk_group", "leaves 6", "8"}},
+      {Glm4(R"(, "n_routed_experts": 512, "n_group": 512, "topk_group": 100)"),
+       kUnsupported,
+       {"layer 1", "512 groups"}},
+      {Glm4(R"(, "first_k_dense_replace": 46)"), kUnsupported, {"no layer has experts"}},
       {Olmoe(R"(, "clip_qkv": -1)"), kCorrupt, {"clip_qkv"}},
       {Mixtral(R"(, "sliding_window": -5)"), kCorrupt, {"sliding_window"}},
   };
