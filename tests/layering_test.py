@@ -29,15 +29,16 @@ ALLOWED = {
     "prefetch": CORE + ["kernels", "tracer", "cache"],
     "serving/text": LOWER,
     "serving/model": LOWER,
-    "serving/online": LOWER + ["serving/text", "serving/model"],
-    "serving/batch": LOWER + ["serving/text", "serving/model", "serving/online"],
+    "serving/engine": LOWER + ["serving/text", "serving/model"],
+    "serving/online": LOWER + ["serving/text", "serving/model", "serving/engine"],
+    "serving/batch": LOWER + ["serving/text", "serving/model", "serving/engine", "serving/online"],
     "serving/plan": LOWER + ["serving/text", "serving/model", "serving/batch"],
     "serving/simulate": LOWER,
-    "serving/http": LOWER + ["serving/text", "serving/model", "serving/online", "serving/batch"],
+    "serving/http": LOWER + ["serving/text", "serving/model", "serving/engine"],
     "serving/cli": LOWER
-    + ["serving/" + part for part in ("text", "model", "online", "batch", "plan", "simulate", "http")],
+    + ["serving/" + part for part in ("text", "model", "engine", "online", "batch", "plan", "simulate", "http")],
     "bindings": CORE
-    + ["serving/" + part for part in ("text", "model", "online", "batch", "plan", "simulate")],
+    + ["serving/" + part for part in ("text", "model", "engine", "online", "batch", "plan", "simulate")],
 }
 
 SOURCE_SUFFIXES = {".h", ".cpp", ".cu", ".cuh"}

@@ -19,11 +19,11 @@
 #include "core/base/logging.h"
 #include "core/base/mutex.h"
 #include "serving/batch/line_file.h"
+#include "serving/engine/engine.h"
 #include "serving/http/generation_output.h"
 #include "serving/http/generation_prepare.h"
 #include "serving/http/http_message.h"
 #include "serving/http/json_text.h"
-#include "serving/online/engine.h"
 #include "serving/text/unicode.h"
 
 namespace moesaic {

@@ -11,10 +11,10 @@
 #include <string_view>
 #include <vector>
 
+#include "serving/engine/engine.h"
 #include "serving/http/openai_request.h"
 #include "serving/http/served_model.h"
 #include "serving/model/step_stats.h"
-#include "serving/online/engine.h"
 
 namespace moesaic {
 

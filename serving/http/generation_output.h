@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "serving/engine/request.h"
 #include "serving/http/api_error.h"
 #include "serving/http/openai_format.h"
-#include "serving/online/request.h"
 
 namespace moesaic {
 

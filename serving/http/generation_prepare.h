@@ -9,10 +9,10 @@
 #include <string_view>
 #include <vector>
 
+#include "serving/engine/request.h"
 #include "serving/http/generation_output.h"
 #include "serving/http/served_model.h"
 #include "serving/http/server_options.h"
-#include "serving/online/request.h"
 
 namespace moesaic {
 

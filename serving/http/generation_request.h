@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "serving/engine/engine.h"
 #include "serving/http/openai_request.h"
-#include "serving/online/engine.h"
 
 namespace moesaic {
 

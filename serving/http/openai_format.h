@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "serving/engine/request.h"
 #include "serving/http/json_text.h"
-#include "serving/online/request.h"
 
 namespace moesaic {
 

@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "cache/kv_block_pool.h"
+#include "serving/engine/engine.h"
+#include "serving/engine/output_processor.h"
+#include "serving/engine/request.h"
 #include "serving/model/sampler.h"
-#include "serving/online/engine.h"
-#include "serving/online/output_processor.h"
-#include "serving/online/request.h"
 #include "tracer/routing.h"
 
 namespace moesaic {

@@ -15,22 +15,13 @@
 
 #include "core/base/function_ref.h"
 #include "core/config/model_config.h"
-#include "serving/online/engine.h"
+#include "serving/engine/engine.h"
+#include "serving/engine/scheduler.h"
+#include "serving/engine/step_sampler.h"
 #include "tracer/routing.h"
 #include "tracer/trace_writer.h"
 
 namespace moesaic {
-
-// Consecutive tokens of one request in a step.
-struct RecordedSlice {
-  RequestId request = 0;
-  std::string_view id;
-  std::string_view domain;
-  int64_t first_row = 0;
-  int64_t start_position = 0;
-  int64_t prompt_tokens = 0;
-  std::span<const int32_t> tokens;
-};
 
 class RoutingRecorder {
  public:
@@ -40,7 +31,7 @@ class RoutingRecorder {
 
   void BeginStep(int64_t rows);
   void Observe(const Routing& routing);
-  void EndStep(std::span<const RecordedSlice> slices);
+  void EndStep(std::span<const ScheduledSlice> plan, const StepRows& rows);
   void EndRequest(RequestId request);
 
  private:

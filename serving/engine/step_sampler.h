@@ -6,7 +6,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <filesystem>
 #include <memory>
 #include <optional>
 #include <span>
@@ -15,11 +14,10 @@
 #include "core/base/error.h"
 #include "core/base/function_ref.h"
 #include "core/base/thread_pool.h"
+#include "serving/engine/scheduler.h"
+#include "serving/engine/sequence.h"
 #include "serving/model/model.h"
 #include "serving/model/sampler.h"
-#include "serving/online/create_engine.h"
-#include "serving/online/scheduler.h"
-#include "serving/online/sequence.h"
 
 namespace moesaic {
 
@@ -38,8 +36,6 @@ std::unique_ptr<Sequence> MakeSequence(GenerationRequest request, std::shared_pt
                                        const SequenceContext& context);
 // What became ready of a sequence's output since the last call.
 OutputDelta TakeDelta(Sequence& sequence);
-// Random weights may come without a tokenizer; a real model may not.
-std::unique_ptr<Tokenizer> LoadTokenizerOf(const EngineOptions& options, const ModelConfig& config);
 
 // The rows of a step, made of the slices that were scheduled.
 struct StepRows {
@@ -53,10 +49,40 @@ struct StepRows {
 // True the first time that a step runs the sequence, whose waiting time ends `now`.
 bool BeginSequence(Sequence& sequence, std::chrono::steady_clock::time_point now);
 
+// The head of a model: the logits of rows of the step that it ran last.
+class StepHead {
+ public:
+  virtual ~StepHead() = default;
+
+  virtual int64_t vocab_size() const = 0;
+  virtual int64_t max_rows() const = 0;  // of one call of the next two
+  // As Model::Logits, Model::has_greedy_tokens and Model::GreedyTokens.
+  virtual void Logits(std::span<const int32_t> rows, float* out) = 0;
+  virtual bool has_greedy_tokens() const { return false; }
+  virtual void GreedyTokens(std::span<const int32_t> rows, int32_t* tokens) = 0;
+};
+
+class ModelHead final : public StepHead {
+ public:
+  // `model` outlives it.
+  explicit ModelHead(Model& model) : model_(model) {}
+
+  int64_t vocab_size() const override { return model_.config().vocab_size; }
+  int64_t max_rows() const override { return model_.limits().max_logit_rows; }
+  void Logits(std::span<const int32_t> rows, float* out) override { model_.Logits(rows, out); }
+  bool has_greedy_tokens() const override { return model_.has_greedy_tokens(); }
+  void GreedyTokens(std::span<const int32_t> rows, int32_t* tokens) override {
+    model_.GreedyTokens(rows, tokens);
+  }
+
+ private:
+  Model& model_;
+};
+
 class StepSampler {
  public:
   // All arguments outlive it.
-  StepSampler(Model& model, const CpuKernels& kernels, ThreadPool& pool);
+  StepSampler(StepHead& head, const CpuKernels& kernels, ThreadPool& pool);
 
   // The logits at a prompt position say how likely the next prompt token was; `slice` is what the
   // last step ran of the sequence.
@@ -75,14 +101,14 @@ class StepSampler {
     return {logits_.data() + row * vocab_, static_cast<size_t>(vocab_)};
   }
 
-  Model& model_;
+  StepHead& head_;
   ThreadPool& pool_;
   const int64_t vocab_;
   std::vector<Sampler> samplers_;                       // one per worker
-  std::vector<float> logits_;                           // [max_logit_rows, vocab]
+  std::vector<float> logits_;                           // [max_rows, vocab]
   std::vector<std::vector<float>> raw_logits_;          // [worker][vocab]
   std::vector<std::optional<GeneratedToken>> sampled_;  // none: logits that are not finite
-  std::vector<int32_t> greedy_;                         // [max_logit_rows]
+  std::vector<int32_t> greedy_;                         // [max_rows]
   std::vector<Sequence*> sampling_;                     // of the running step, with the row of each
   std::vector<int32_t> sampling_rows_;
 };

@@ -1,7 +1,7 @@
 // StepSampler over a tiny model: what penalties, min_tokens, seeds and log-probabilities make of
 // the logits, against the same worked out by hand; and what a preempted sequence keeps.
 
-#include "serving/online/step_sampler.h"
+#include "serving/engine/step_sampler.h"
 
 #include <gtest/gtest.h>
 
@@ -18,9 +18,9 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "tests/serving/engine/collector.h"
 #include "tests/serving/http/test_tokenizer.h"
 #include "tests/serving/model/model_harness.h"
-#include "tests/serving/online/engine_harness.h"
 
 namespace moesaic {
 namespace {
@@ -33,7 +33,8 @@ class StepSamplerTest : public ::testing::Test {
   explicit StepSamplerTest(
       const std::filesystem::path& model = FixtureModel("qwen3_moe_bf16_sharded"))
       : harness_(model, Options()),
-        sampler_(harness_.model(), KernelsFor(Isa::kScalar), harness_.pool()),
+        head_(harness_.model()),
+        sampler_(head_, KernelsFor(Isa::kScalar), harness_.pool()),
         scratch_(harness_.NewSequence(kSequenceTokens)) {}
 
   void TearDown() override { EXPECT_EQ(failures_, std::vector<std::string>()); }
@@ -121,6 +122,7 @@ class StepSamplerTest : public ::testing::Test {
   }
 
   ModelHarness harness_;
+  ModelHead head_;
   StepSampler sampler_;
   const ModelHarness::Sequence scratch_;
   const ByteTokenizer tokenizer_;

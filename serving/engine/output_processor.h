@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "serving/online/request.h"
+#include "serving/engine/request.h"
 #include "serving/text/detokenizer.h"
 #include "serving/text/stop_matcher.h"
 #include "serving/text/tokenizer.h"

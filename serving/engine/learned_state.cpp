@@ -1,4 +1,4 @@
-#include "serving/online/learned_state.h"
+#include "serving/engine/learned_state.h"
 
 #include <pthread.h>
 #include <sys/stat.h>

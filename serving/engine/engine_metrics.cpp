@@ -1,4 +1,4 @@
-#include "serving/online/engine_metrics.h"
+#include "serving/engine/engine_metrics.h"
 
 #include <string>
 

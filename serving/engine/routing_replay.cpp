@@ -1,4 +1,4 @@
-#include "serving/online/routing_replay.h"
+#include "serving/engine/routing_replay.h"
 
 #include "core/base/error.h"
 

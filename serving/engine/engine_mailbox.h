@@ -15,10 +15,10 @@
 #include "cache/kv_block_pool.h"
 #include "core/base/mutex.h"
 #include "prefetch/expert_provider.h"
+#include "serving/engine/engine.h"
+#include "serving/engine/scheduler.h"
+#include "serving/engine/sequence.h"
 #include "serving/model/step_stats.h"
-#include "serving/online/engine.h"
-#include "serving/online/scheduler.h"
-#include "serving/online/sequence.h"
 
 namespace moesaic {
 
@@ -50,8 +50,6 @@ class EngineMailbox {
   void AddStats(const StepStats& stats) EXCLUDES(mutex_);
   // Empty: the engine is ready.
   void SetNotReady(std::string why, std::string code) EXCLUDES(mutex_);
-  void Publish(const Scheduler& scheduler, const KvBlockPool& kv_pool, ExpertProvider& experts)
-      EXCLUDES(mutex_);
   void Publish(const Scheduler& scheduler, const KvBlockPool& kv_pool, int64_t expert_slots,
                int64_t experts_resident, std::span<const DeviceStatus> devices) EXCLUDES(mutex_);
 

@@ -1,4 +1,4 @@
-#include "serving/online/routing_recorder.h"
+#include "serving/engine/routing_recorder.h"
 
 #include <algorithm>
 #include <string>
@@ -49,26 +49,29 @@ void RoutingRecorder::Observe(const Routing& routing) {
   Guard([&] { writer_->Observe(trace_layer_[static_cast<size_t>(routing.layer)], routing); });
 }
 
-void RoutingRecorder::EndStep(std::span<const RecordedSlice> slices) {
+void RoutingRecorder::EndStep(std::span<const ScheduledSlice> plan, const StepRows& rows) {
   Guard([&] {
     slices_.clear();
-    for (const RecordedSlice& slice : slices) {
-      const auto [it, added] = requests_.try_emplace(slice.request);
+    for (size_t i = 0; i < plan.size(); ++i) {
+      const Sequence& sequence = *plan[i].sequence;
+      const SequenceSlice& slice = rows.slices[i];
+      const auto [it, added] = requests_.try_emplace(sequence.id);
       Recorded& recorded = it->second;
       if (added) {
-        recorded = {writer_->BeginSequence(slice.id, slice.domain, slice.start_position),
+        recorded = {writer_->BeginSequence(sequence.request.id, sequence.request.domain,
+                                           slice.start_position),
                     slice.start_position};
       }
-      const int64_t end = slice.start_position + static_cast<int64_t>(slice.tokens.size());
+      const int64_t end = slice.start_position + slice.num_tokens;
       // The prompt's tokens, then those of the answer: a preempted request computes both in one.
       for (const bool prefill : {true, false}) {
         const int64_t from = std::max(recorded.next_position, slice.start_position);
-        const int64_t to = prefill ? std::min(end, slice.prompt_tokens) : end;
+        const int64_t to = prefill ? std::min(end, sequence.prompt_tokens) : end;
         if (from >= to) continue;
-        const int64_t skipped = from - slice.start_position;
-        slices_.push_back(
-            {recorded.sequence, slice.first_row + skipped, to - from, prefill,
-             slice.tokens.subspan(static_cast<size_t>(skipped), static_cast<size_t>(to - from))});
+        const int64_t row = slice.first_row + from - slice.start_position;
+        slices_.push_back({recorded.sequence, row, to - from, prefill,
+                           std::span(rows.tokens)
+                               .subspan(static_cast<size_t>(row), static_cast<size_t>(to - from))});
         recorded.next_position = to;
       }
     }

@@ -1,4 +1,4 @@
-#include "serving/online/engine_mailbox.h"
+#include "serving/engine/engine_mailbox.h"
 
 #include <span>
 #include <utility>
@@ -80,16 +80,12 @@ void EngineMailbox::SetNotReady(std::string why, std::string code) {
 }
 
 void EngineMailbox::Publish(const Scheduler& scheduler, const KvBlockPool& kv_pool,
-                            ExpertProvider& experts) {
-  Publish(scheduler, kv_pool, experts.slots(), experts.resident(), experts.devices());
-}
-
-void EngineMailbox::Publish(const Scheduler& scheduler, const KvBlockPool& kv_pool,
                             int64_t expert_slots, int64_t experts_resident,
                             std::span<const DeviceStatus> devices) {
   const MutexLock lock(mutex_);
   status_.running = scheduler.running();
   status_.waiting = scheduler.waiting();
+  status_.preemptions = scheduler.preemptions();
   status_.kv_usage =
       static_cast<double>(kv_pool.used_blocks()) / static_cast<double>(kv_pool.num_blocks());
   status_.expert_slots = expert_slots;

@@ -1,4 +1,4 @@
-#include "serving/online/routing_recorder.h"
+#include "serving/engine/routing_recorder.h"
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -36,9 +36,16 @@ void Step(RoutingRecorder& recorder, RequestId request, int64_t first, int64_t e
   recorder.BeginStep(end - first);
   recorder.Observe({1, 1, low, weights, {}});
   recorder.Observe({3, 1, high, weights, {}});
-  const std::vector<RecordedSlice> slices = {
-      {request, "id", "domain", 0, first, prompt_tokens, tokens}};
-  recorder.EndStep(slices);
+  Sequence sequence;
+  sequence.id = request;
+  sequence.request.id = "id";
+  sequence.request.domain = "domain";
+  sequence.prompt_tokens = prompt_tokens;
+  SequenceSlice slice;
+  slice.num_tokens = end - first;
+  slice.start_position = first;
+  const std::vector<ScheduledSlice> plan = {{&sequence, end - first}};
+  recorder.EndStep(plan, {tokens, {slice}});
 }
 
 TEST(RoutingRecorderTest, RecordsEveryPositionOnce) {

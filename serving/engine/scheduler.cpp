@@ -1,4 +1,4 @@
-#include "serving/online/scheduler.h"
+#include "serving/engine/scheduler.h"
 
 #include <algorithm>
 #include <limits>

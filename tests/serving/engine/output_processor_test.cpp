@@ -1,6 +1,6 @@
 // When a sequence ends and which text has come by then.
 
-#include "serving/online/output_processor.h"
+#include "serving/engine/output_processor.h"
 
 #include <gtest/gtest.h>
 

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "cache/kv_block_pool.h"
-#include "serving/online/sequence.h"
+#include "serving/engine/sequence.h"
 
 namespace moesaic {
 

@@ -1,5 +1,5 @@
-// Engine: serves one model in latency mode. It owns the weights, the KV pool, the expert loader and
-// one thread that runs steps; requests join and leave the running batch between steps.
+// Engine: serves one model. It owns the weights, the KV pool, what brings the experts and one
+// thread that runs steps; requests join and leave the running batch between steps.
 //
 // Thread contract: all public methods may be called from any thread. Sinks are called on the
 // engine's thread and must not block.
@@ -15,8 +15,8 @@
 #include "core/base/error.h"
 #include "core/config/model_config.h"
 #include "prefetch/expert_provider.h"
+#include "serving/engine/request.h"
 #include "serving/model/step_stats.h"
-#include "serving/online/request.h"
 
 namespace moesaic {
 
@@ -39,7 +39,8 @@ struct EngineStatus {
   std::string not_ready_code;  // the kind of the reason: device_lost, read_failed
   int64_t running = 0;
   int64_t waiting = 0;
-  double kv_usage = 0;  // 0..1
+  int64_t preemptions = 0;  // so far: sequences that left for want of KV blocks, to come back
+  double kv_usage = 0;      // 0..1
   int64_t expert_slots = 0;
   int64_t experts_resident = 0;
   std::vector<DeviceStatus> devices;  // empty: none

@@ -1,4 +1,4 @@
-#include "serving/online/step_sampler.h"
+#include "serving/engine/step_sampler.h"
 
 #include <algorithm>
 #include <bit>
@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "core/base/error.h"
-#include "serving/text/id_tokenizer.h"
 
 namespace moesaic {
 namespace {
@@ -98,16 +97,6 @@ OutputDelta TakeDelta(Sequence& sequence) {
   return delta;
 }
 
-std::unique_ptr<Tokenizer> LoadTokenizerOf(const EngineOptions& options,
-                                           const ModelConfig& config) {
-  if (options.load_format == LoadFormat::kDummy &&
-      !std::filesystem::exists(options.model_dir / "tokenizer.json") &&
-      !std::filesystem::exists(options.model_dir / "tokenizer.model")) {
-    return MakeIdTokenizer(static_cast<int32_t>(config.vocab_size));
-  }
-  return LoadTokenizer(options.model_dir);
-}
-
 void StepRows::Clear() {
   tokens.clear();
   slices.clear();
@@ -136,13 +125,13 @@ bool BeginSequence(Sequence& sequence, std::chrono::steady_clock::time_point now
   return true;
 }
 
-StepSampler::StepSampler(Model& model, const CpuKernels& kernels, ThreadPool& pool)
-    : model_(model), pool_(pool), vocab_(model.config().vocab_size) {
+StepSampler::StepSampler(StepHead& head, const CpuKernels& kernels, ThreadPool& pool)
+    : head_(head), pool_(pool), vocab_(head.vocab_size()) {
   for (int worker = 0; worker < pool.threads(); ++worker) {
     samplers_.emplace_back(kernels, vocab_);
     raw_logits_.emplace_back(static_cast<size_t>(vocab_));
   }
-  const int64_t rows = model.limits().max_logit_rows;
+  const int64_t rows = head.max_rows();
   logits_.resize(static_cast<size_t>(rows * vocab_));
   sampled_.resize(static_cast<size_t>(rows));
   greedy_.resize(static_cast<size_t>(rows));
@@ -150,7 +139,7 @@ StepSampler::StepSampler(Model& model, const CpuKernels& kernels, ThreadPool& po
 
 void StepSampler::CollectPromptLogprobs(Sequence& sequence, const SequenceSlice& slice) {
   if (!sequence.wants_prompt_logprobs()) return;
-  const int64_t block = model_.limits().max_logit_rows;
+  const int64_t block = head_.max_rows();
   // A preempted sequence computes its prompt again: what it has is not collected twice.
   const int64_t begin = std::max(slice.start_position, sequence.prompt_logprobs_done);
   const int64_t end = std::min(slice.start_position + slice.num_tokens, sequence.prompt_tokens - 1);
@@ -160,7 +149,7 @@ void StepSampler::CollectPromptLogprobs(Sequence& sequence, const SequenceSlice&
     for (int64_t j = 0; j < count; ++j) {
       rows.push_back(static_cast<int32_t>(slice.first_row + first - slice.start_position + j));
     }
-    model_.Logits(rows, logits_.data());
+    head_.Logits(rows, logits_.data());
     pool_.ParallelFor(count, [&](int64_t j, int worker) {
       const int32_t next = sequence.tokens[static_cast<size_t>(first + j + 1)];
       sampled_[static_cast<size_t>(j)] = samplers_[static_cast<size_t>(worker)].Logprobs(
@@ -189,7 +178,7 @@ void StepSampler::NextTokens(std::span<const ScheduledSlice> plan, const StepRow
     sampling_.push_back(&sequence);
     sampling_rows_.push_back(static_cast<int32_t>(slice.first_row + slice.num_tokens - 1));
   }
-  const auto block = static_cast<size_t>(model_.limits().max_logit_rows);
+  const auto block = static_cast<size_t>(head_.max_rows());
   for (size_t first = 0; first < sampling_.size(); first += block) {
     const size_t count = std::min(block, sampling_.size() - first);
     try {
@@ -215,16 +204,16 @@ void StepSampler::NextTokens(std::span<const ScheduledSlice> plan, const StepRow
 }
 
 void StepSampler::SampleBlock(std::span<Sequence* const> sequences, std::span<const int32_t> rows) {
-  if (model_.has_greedy_tokens() && std::all_of(sequences.begin(), sequences.end(),
-                                                [](const Sequence* s) { return IsGreedy(*s); })) {
-    model_.GreedyTokens(rows, greedy_.data());
+  if (head_.has_greedy_tokens() && std::all_of(sequences.begin(), sequences.end(),
+                                               [](const Sequence* s) { return IsGreedy(*s); })) {
+    head_.GreedyTokens(rows, greedy_.data());
     for (size_t i = 0; i < rows.size(); ++i) {
       sampled_[i].reset();
       if (greedy_[i] >= 0) sampled_[i].emplace().token = greedy_[i];
     }
     return;
   }
-  model_.Logits(rows, logits_.data());
+  head_.Logits(rows, logits_.data());
   pool_.ParallelFor(static_cast<int64_t>(rows.size()), [&](int64_t i, int worker) {
     const auto at = static_cast<size_t>(i);
     Sequence& sequence = *sequences[at];

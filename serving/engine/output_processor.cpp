@@ -1,4 +1,4 @@
-#include "serving/online/output_processor.h"
+#include "serving/engine/output_processor.h"
 
 #include <algorithm>
 #include <utility>
@@ -12,6 +12,18 @@ DetokenizerOptions DetokenizerOptionsOf(const GenerationRequest& request) {
 }
 
 }  // namespace
+
+const char* FinishReasonName(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kStop:
+      return "stop";
+    case FinishReason::kLength:
+      return "length";
+    case FinishReason::kCancelled:
+      return "cancelled";
+  }
+  return "unknown";
+}
 
 OutputProcessor::OutputProcessor(const Tokenizer& tokenizer, const GenerationRequest& request,
                                  std::span<const int32_t> eos_token_ids, int64_t max_output_tokens)
