@@ -31,7 +31,8 @@ std::span<const ScheduledSlice> Scheduler::Plan() {
   preempted_ = false;
   PlanDecodes();
   PlanPrefills();
-  // Admitting what was just preempted would only preempt it again.
+  // Who was just preempted lacks room, unless another one holds the same prefix; nobody joins then
+  // in any case, as the planner's simulation has it (serving/plan/scheduler_simulation).
   if (!preempted_) Admit();
   return plan_;
 }

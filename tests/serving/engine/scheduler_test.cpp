@@ -339,6 +339,25 @@ TEST(SchedulerTest, PreemptedSequencesWaitInOrder) {
   EXPECT_EQ(plan[2].sequence->id, 4u);
 }
 
+// Who was preempted may find its whole prompt in blocks that another one still holds, and would fit
+// at once: it waits for the next step all the same, as does everybody else.
+TEST(SchedulerTest, NobodyIsAdmittedInAStepThatPreempts) {
+  KvBlockPool pool(4, kKvBlockTokens);
+  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 256}, pool);
+  scheduler.Add(MakeSequence(1, 32, 40, 5));
+  scheduler.Add(MakeSequence(2, 32, 40, 5));
+  FinishStep(scheduler, scheduler.Plan());  // each computes the prompt, into two blocks of its own
+  EXPECT_EQ(pool.free_blocks(), 0);
+  scheduler.Add(MakeSequence(3, 8, 1));
+  auto plan = scheduler.Plan();
+  EXPECT_EQ(Planned(plan), (Slices{{1, 1}}));
+  EXPECT_EQ(scheduler.preemptions(), 1);
+  EXPECT_EQ(pool.free_blocks(), 1);  // all that 2 lacks beside the two blocks of 1
+  FinishStep(scheduler, plan);
+  EXPECT_EQ(Planned(scheduler.Plan()), (Slices{{1, 1}, {2, 1}}));
+  EXPECT_EQ(scheduler.Find(2)->computed_tokens, 32);
+}
+
 // Who is preempted by the plan that it is in gives its tokens back to the step.
 TEST(SchedulerTest, APreemptedSliceIsNotPaidFor) {
   KvBlockPool pool(5, kKvBlockTokens);
