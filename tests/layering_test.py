@@ -14,7 +14,8 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 CORE = ["core/base", "core/device", "core/io", "core/config", "core/perf"]
-LOWER = CORE + ["kernels", "tracer", "cache", "prefetch"]
+PREFETCH = ["prefetch/predict", "prefetch/evict", "prefetch/link"]
+LOWER = CORE + ["kernels", "tracer", "cache"] + PREFETCH
 
 # Room: the rooms that it may include, beside itself.
 ALLOWED = {
@@ -26,7 +27,9 @@ ALLOWED = {
     "kernels": CORE,
     "tracer": CORE + ["kernels"],
     "cache": CORE,
-    "prefetch": CORE + ["kernels", "tracer", "cache"],
+    "prefetch/predict": CORE + ["kernels", "tracer"],
+    "prefetch/evict": CORE + ["tracer", "cache", "prefetch/predict"],
+    "prefetch/link": CORE + ["tracer", "cache", "prefetch/predict", "prefetch/evict"],
     "serving/text": LOWER,
     "serving/model": LOWER,
     "serving/engine": LOWER + ["serving/text", "serving/model"],
@@ -44,7 +47,7 @@ ALLOWED = {
 SOURCE_SUFFIXES = {".h", ".cpp", ".cu", ".cuh"}
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 SYSTEM_INCLUDE = re.compile(r"^\s*#\s*include\s+<([^>]+)>", re.MULTILINE)
-# What no header that others include may pull in (docs/conventions: no CUDA, no SIMD in shared headers).
+# What no header that others include may pull in (CONTRIBUTING.md: no CUDA, no SIMD in shared headers).
 INTRINSICS = re.compile(r"(^|/)(\w*intrin|arm_neon|cuda\w*|cublas\w*)\.h$")
 
 

@@ -245,7 +245,7 @@ class BatchJob {
 
   void SetSeeds(Waiting& waiting) const {
     const uint64_t first = HashOf(waiting.custom_id) ^ options_.seed;
-    std::vector<GenerationRequest>& requests = waiting.prepared.requests;
+    std::vector<EngineRequest>& requests = waiting.prepared.requests;
     for (size_t i = 0; i < requests.size(); ++i) {
       if (!requests[i].sampling.seed) requests[i].sampling.seed = first + i;
     }
@@ -258,7 +258,7 @@ class BatchJob {
 
   void Submit(std::span<Waiting> lines) {
     if (lines.empty()) return;
-    std::vector<GenerationRequest> requests;
+    std::vector<EngineRequest> requests;
     std::vector<std::shared_ptr<OutputSink>> sinks;
     for (const Waiting& line : lines) {
       for (size_t i = 0; i < line.prepared.requests.size(); ++i) {

@@ -87,14 +87,14 @@ GenerationResult Generation::Run(const std::vector<int32_t>& prompt,
                                  const std::function<bool()>& interrupted,
                                  const RequestLabel& label) const {
   Engine& engine = *model_.engine;
-  std::vector<GenerationRequest> requests = Translated([&] {
+  std::vector<EngineRequest> requests = Translated([&] {
     GenerationContext context{engine.generation_defaults()};
     context.max_context_tokens = engine.max_context_tokens();
     context.vocab_size = engine.config().vocab_size;
     return BuildGenerationRequests(fields_, {prompt}, context);
   });
 
-  for (GenerationRequest& request : requests) {
+  for (EngineRequest& request : requests) {
     if (!label.id.empty()) request.id = label.id;
     request.domain = label.domain;
   }

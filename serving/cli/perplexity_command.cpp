@@ -128,7 +128,7 @@ int PerplexityCommand(const Invocation& invocation) {
   size_t submitted = 0;
   for (size_t done = 0; done < windows.size(); ++done) {
     for (; submitted < windows.size() && submitted < done + at_once; ++submitted) {
-      GenerationRequest request;
+      EngineRequest request;
       request.id = fmt::format("window-{}", submitted);
       request.prompt = windows[submitted];
       request.max_tokens = 0;

@@ -14,7 +14,7 @@
 
 #include "core/base/error.h"
 #include "core/config/model_config.h"
-#include "prefetch/expert_provider.h"
+#include "prefetch/link/expert_provider.h"
 #include "serving/engine/request.h"
 #include "serving/model/step_stats.h"
 
@@ -60,7 +60,7 @@ class Engine {
   // request can never run: empty prompt, token ids out of range, longer than the context),
   // kUnavailable (queue full or draining). The queue is full when it has no place for one of them;
   // the rest may wait beyond it.
-  virtual std::vector<RequestId> Submit(std::vector<GenerationRequest> requests,
+  virtual std::vector<RequestId> Submit(std::vector<EngineRequest> requests,
                                         std::vector<std::shared_ptr<OutputSink>> sinks) = 0;
   // The sink gets finish = kCancelled unless it has ended already. Unknown ids are ignored.
   virtual void Cancel(RequestId id) = 0;

@@ -45,10 +45,10 @@ EngineStatus EngineLoop::Status() const {
   return status;
 }
 
-std::vector<RequestId> EngineLoop::Submit(std::vector<GenerationRequest> requests,
+std::vector<RequestId> EngineLoop::Submit(std::vector<EngineRequest> requests,
                                           std::vector<std::shared_ptr<OutputSink>> sinks) {
   CHECK_EQ(requests.size(), sinks.size());
-  for (const GenerationRequest& request : requests) CheckRequest(request, context());
+  for (const EngineRequest& request : requests) CheckRequest(request, context());
   if (mailbox_.draining()) Fail(ErrorKind::kUnavailable, "the server is shutting down");
   // A request is taken when there is a place for one of its sequences; the others wait behind it,
   // in the order in which requests came, and get theirs as places become free. So one of more

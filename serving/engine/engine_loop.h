@@ -63,7 +63,7 @@ class EngineLoop : public Engine {
   const GenerationDefaults& generation_defaults() const override { return parts_.defaults; }
   const Tokenizer& tokenizer() const override { return *parts_.tokenizer; }
   int64_t max_context_tokens() const override { return parts_.max_context_tokens; }
-  std::vector<RequestId> Submit(std::vector<GenerationRequest> requests,
+  std::vector<RequestId> Submit(std::vector<EngineRequest> requests,
                                 std::vector<std::shared_ptr<OutputSink>> sinks) override;
   void Cancel(RequestId id) override { mailbox_.Cancel(id); }
   void BeginDrain() override { mailbox_.BeginDrain(); }

@@ -14,7 +14,7 @@
 
 #include "cache/kv_block_pool.h"
 #include "core/base/mutex.h"
-#include "prefetch/expert_provider.h"
+#include "prefetch/link/expert_provider.h"
 #include "serving/engine/engine.h"
 #include "serving/engine/scheduler.h"
 #include "serving/engine/sequence.h"

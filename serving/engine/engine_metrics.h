@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "core/base/metrics.h"
-#include "prefetch/expert_provider.h"
+#include "prefetch/link/expert_provider.h"
 #include "serving/model/step_stats.h"
 
 namespace moesaic {

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "prefetch/expert_provider.h"
+#include "prefetch/link/expert_provider.h"
 #include "serving/engine/scheduler.h"
 #include "serving/model/model.h"
 #include "serving/model/step_stats.h"

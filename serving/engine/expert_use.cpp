@@ -26,7 +26,7 @@ ExpertUse::ExpertUse(ExpertObservers observers, int64_t top_k, ExpertProvider& e
 void ExpertUse::BeginRequest(Sequence& sequence) {
   if (!watches()) return;
   sequence.traced = observers_.tracer->Begin();
-  if (observers_.prefetcher) observers_.prefetcher->BeginRequest(sequence.traced);
+  if (observers_.step_predictor) observers_.step_predictor->BeginRequest(sequence.traced);
   if (observers_.policy_counts) observers_.policy_counts->BeginRequest(sequence.traced);
 }
 
@@ -59,10 +59,10 @@ void ExpertUse::BeginStep(std::span<const ScheduledSlice> plan, const StepRows& 
       observers_.policy_counts->BeginIteration(request.request, request.num_rows);
     }
   }
-  if (observers_.prefetcher) {
-    observers_.prefetcher->BeginStep(step_requests_);
+  if (observers_.step_predictor) {
+    observers_.step_predictor->BeginStep(step_requests_);
     observers_.recall->BeginStep(rows.tokens.size() == step_requests_.size());
-    observers_.recall->Predicted(-1, *observers_.prefetcher);
+    observers_.recall->Predicted(-1, *observers_.step_predictor);
     experts_->StepBegan();
   }
 }
@@ -84,7 +84,7 @@ void ExpertUse::OnRouting(int64_t layer, const ForwardBatch& batch, std::span<in
       observers_.policy_counts->Observe(request.request, request.Part(experts, top_k_));
     }
   }
-  if (observers_.prefetcher) Predict(static_cast<int>(layer), experts);
+  if (observers_.step_predictor) Predict(static_cast<int>(layer), experts);
 }
 
 void ExpertUse::Replay(int64_t layer, const ForwardBatch& batch, std::span<int32_t> experts,
@@ -102,12 +102,12 @@ void ExpertUse::Replay(int64_t layer, const ForwardBatch& batch, std::span<int32
 
 void ExpertUse::Predict(int layer, std::span<const int32_t> experts) {
   const auto start = Clock::now();
-  Prefetcher& prefetcher = *observers_.prefetcher;
-  const int number = prefetcher.layers().number(layer);
+  StepPredictor& step_predictor = *observers_.step_predictor;
+  const int number = step_predictor.layers().number(layer);
   if (observers_.gates) observers_.gates->Look(number, step_requests_, hidden_());
   observers_.recall->Used(number, experts);
-  prefetcher.OnRouting(layer, experts);
-  observers_.recall->Predicted(number, prefetcher);
+  step_predictor.OnRouting(layer, experts);
+  observers_.recall->Predicted(number, step_predictor);
   predict_ns_ += std::chrono::nanoseconds(Clock::now() - start).count();
 }
 
@@ -124,9 +124,9 @@ void ExpertUse::EndRequest(Sequence& sequence) {
   if (sequence.started) {
     observers_.tracer->End(sequence.traced);
     if (observers_.policy_counts) observers_.policy_counts->EndRequest(sequence.traced);
-    if (observers_.prefetcher) {
-      observers_.prefetcher->EndRequest(sequence.traced);
-      if (observers_.prefetcher->idle()) experts_->StopPrefetching();
+    if (observers_.step_predictor) {
+      observers_.step_predictor->EndRequest(sequence.traced);
+      if (observers_.step_predictor->idle()) experts_->StopPrefetching();
     }
   }
   if (observers_.recorder) observers_.recorder->EndRequest(sequence.id);

@@ -18,12 +18,12 @@
 #include <vector>
 
 #include "core/config/model_config.h"
-#include "prefetch/eviction_policies.h"
-#include "prefetch/expert_provider.h"
-#include "prefetch/next_gate.h"
-#include "prefetch/predictor.h"
-#include "prefetch/prefetcher.h"
-#include "prefetch/recall_meter.h"
+#include "prefetch/evict/eviction_policies.h"
+#include "prefetch/link/expert_provider.h"
+#include "prefetch/predict/next_gate.h"
+#include "prefetch/predict/predictor.h"
+#include "prefetch/predict/recall_meter.h"
+#include "prefetch/predict/step_predictor.h"
 #include "serving/engine/learned_state.h"
 #include "serving/engine/routing_recorder.h"
 #include "serving/engine/routing_replay.h"
@@ -43,7 +43,7 @@ struct ExpertObservers {
   std::unique_ptr<RoutingReplay> replay;
   std::unique_ptr<NextGate> gates;  // of the predictor
   std::unique_ptr<Predictor> predictor;
-  std::unique_ptr<Prefetcher> prefetcher;  // with a predictor, as the meter
+  std::unique_ptr<StepPredictor> step_predictor;  // with a predictor, as the meter
   std::unique_ptr<RecallMeter> recall;
   std::unique_ptr<PolicyCounts> policy_counts;
   std::unique_ptr<LearnedState> state;

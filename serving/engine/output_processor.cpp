@@ -7,7 +7,7 @@ namespace moesaic {
 namespace {
 
 // The output goes on from the prompt: rules for the beginning of a text do not apply to it.
-DetokenizerOptions DetokenizerOptionsOf(const GenerationRequest& request) {
+DetokenizerOptions DetokenizerOptionsOf(const EngineRequest& request) {
   return {.skip_special = request.skip_special_tokens, .continues_text = true};
 }
 
@@ -25,7 +25,7 @@ const char* FinishReasonName(FinishReason reason) {
   return "unknown";
 }
 
-OutputProcessor::OutputProcessor(const Tokenizer& tokenizer, const GenerationRequest& request,
+OutputProcessor::OutputProcessor(const Tokenizer& tokenizer, const EngineRequest& request,
                                  std::span<const int32_t> eos_token_ids, int64_t max_output_tokens)
     : request_(request),
       max_output_tokens_(max_output_tokens),

@@ -20,7 +20,7 @@ namespace moesaic {
 class OutputProcessor {
  public:
   // `tokenizer` and `request` must outlive the processor. eos: the model's end tokens.
-  OutputProcessor(const Tokenizer& tokenizer, const GenerationRequest& request,
+  OutputProcessor(const Tokenizer& tokenizer, const EngineRequest& request,
                   std::span<const int32_t> eos_token_ids, int64_t max_output_tokens);
 
   // One more token. Returns why the sequence ends, if it does.
@@ -37,7 +37,7 @@ class OutputProcessor {
   }
 
  private:
-  const GenerationRequest& request_;
+  const EngineRequest& request_;
   std::vector<int32_t> end_tokens_;  // EOS, unless ignored, and the request's own
   int64_t max_output_tokens_;
   int64_t output_tokens_ = 0;

@@ -15,7 +15,7 @@ namespace moesaic {
 
 struct RequestTrace;
 
-struct GenerationRequest {
+struct EngineRequest {
   std::string id;               // for logs and recorded traces; any string
   std::string domain;           // for recorded traces: what kind of request it is; any string
   std::vector<int32_t> prompt;  // at least one token

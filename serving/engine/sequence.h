@@ -18,7 +18,7 @@ namespace moesaic {
 
 struct Sequence {
   RequestId id = 0;
-  GenerationRequest request;
+  EngineRequest request;
   std::shared_ptr<OutputSink> sink;
   std::chrono::steady_clock::time_point arrival;
 

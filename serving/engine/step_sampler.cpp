@@ -41,7 +41,7 @@ std::optional<FinishReason> AppendToken(Sequence& sequence, GeneratedToken token
 
 }  // namespace
 
-void CheckRequest(const GenerationRequest& request, const SequenceContext& context) {
+void CheckRequest(const EngineRequest& request, const SequenceContext& context) {
   const int64_t vocab = context.config.vocab_size;
   if (request.prompt.empty()) {
     Fail(ErrorKind::kInvalidArgument, "prompt: it has no tokens; give at least one");
@@ -69,7 +69,7 @@ void CheckRequest(const GenerationRequest& request, const SequenceContext& conte
   }
 }
 
-std::unique_ptr<Sequence> MakeSequence(GenerationRequest request, std::shared_ptr<OutputSink> sink,
+std::unique_ptr<Sequence> MakeSequence(EngineRequest request, std::shared_ptr<OutputSink> sink,
                                        const SequenceContext& context) {
   auto sequence = std::make_unique<Sequence>();
   sequence->request = std::move(request);

@@ -30,9 +30,9 @@ struct SequenceContext {
 };
 
 // Throws Error(kInvalidArgument) for a request that can never run.
-void CheckRequest(const GenerationRequest& request, const SequenceContext& context);
+void CheckRequest(const EngineRequest& request, const SequenceContext& context);
 // Its id is the caller's to set.
-std::unique_ptr<Sequence> MakeSequence(GenerationRequest request, std::shared_ptr<OutputSink> sink,
+std::unique_ptr<Sequence> MakeSequence(EngineRequest request, std::shared_ptr<OutputSink> sink,
                                        const SequenceContext& context);
 // What became ready of a sequence's output since the last call.
 OutputDelta TakeDelta(Sequence& sequence);

@@ -16,10 +16,9 @@ double SecondsBetween(std::chrono::steady_clock::time_point from,
 
 // What may wait for a slow reader. An answer in one piece is bounded by the context; a stream's
 // first delta may hold the log-probabilities of a whole prompt.
-size_t MailboxBytes(const std::vector<GenerationRequest>& requests, bool stream,
-                    size_t limit_bytes) {
+size_t MailboxBytes(const std::vector<EngineRequest>& requests, bool stream, size_t limit_bytes) {
   if (!stream) return std::numeric_limits<size_t>::max();
-  for (const GenerationRequest& request : requests) {
+  for (const EngineRequest& request : requests) {
     if (request.prompt_logprobs < 0) continue;
     limit_bytes += request.prompt.size() *
                    (sizeof(GeneratedToken) +
@@ -70,14 +69,14 @@ std::unique_ptr<GenerationCall::Submitted> GenerationCall::Prepare(const std::st
   }
   PreparedGeneration prepared = PrepareGeneration(body, *models_, options);
   context_.report_unknown_fields(prepared.unknown_fields);
-  std::vector<GenerationRequest>& requests = prepared.requests;
+  std::vector<EngineRequest>& requests = prepared.requests;
 
   auto result = std::make_unique<Submitted>();
   result->model = prepared.model;
   result->metrics = &context_.metrics.ForModel(prepared.model->names.front());
   result->stream = prepared.stream;
   result->deadline = options.deadline;
-  for (const GenerationRequest& request : requests) {
+  for (const EngineRequest& request : requests) {
     result->prompt_tokens.push_back(static_cast<int64_t>(request.prompt.size()));
   }
   result->output =

@@ -18,7 +18,7 @@ namespace moesaic {
 
 struct PreparedGeneration {
   const ServedModel* model = nullptr;
-  std::vector<GenerationRequest> requests;  // one per choice
+  std::vector<EngineRequest> requests;  // one per choice
   OutputSpec spec;
   TokenSpeller spell;
   bool stream = false;

@@ -61,9 +61,9 @@ int32_t ResolveMaxTokens(const GenerationFields& fields, const GenerationContext
 
 // The answer is one JSON document (or one event of a stream): a request must not make it so large
 // that memory or the connections' threads feel it.
-void CheckPromptLogprobs(const std::vector<GenerationRequest>& requests, size_t max_entries) {
+void CheckPromptLogprobs(const std::vector<EngineRequest>& requests, size_t max_entries) {
   size_t entries = 0;
-  for (const GenerationRequest& request : requests) {
+  for (const EngineRequest& request : requests) {
     if (request.prompt_logprobs < 0) continue;
     entries += request.prompt.size() * (static_cast<size_t>(request.prompt_logprobs) + 1);
   }
@@ -92,9 +92,9 @@ void CheckSequences(size_t prompts, int32_t n, size_t max_sequences) {
                  prompts, n, max_sequences);
 }
 
-std::vector<GenerationRequest> BuildGenerationRequests(
-    const GenerationFields& fields, const std::vector<std::vector<int32_t>>& prompts,
-    const GenerationContext& context) {
+std::vector<EngineRequest> BuildGenerationRequests(const GenerationFields& fields,
+                                                   const std::vector<std::vector<int32_t>>& prompts,
+                                                   const GenerationContext& context) {
   const size_t n = static_cast<size_t>(fields.n);
   CheckSequences(prompts.size(), fields.n, context.max_sequences);
   CheckTokens(fields.stop_token_ids, context.vocab_size, "stop_token_ids");
@@ -103,7 +103,7 @@ std::vector<GenerationRequest> BuildGenerationRequests(
   }
   const char* prompt_param = context.default_max_tokens.has_value() ? "prompt" : "messages";
 
-  GenerationRequest common;
+  EngineRequest common;
   common.sampling = MergeSampling(fields.sampling, context.defaults);
   common.ignore_eos = fields.ignore_eos;
   common.stop = fields.stop;
@@ -114,7 +114,7 @@ std::vector<GenerationRequest> BuildGenerationRequests(
   common.prompt_logprobs = fields.prompt_logprobs;
   common.deadline = context.deadline;
 
-  std::vector<GenerationRequest> requests;
+  std::vector<EngineRequest> requests;
   requests.reserve(prompts.size() * n);
   for (const std::vector<int32_t>& prompt : prompts) {
     if (prompt.empty()) throw BadParam(prompt_param, "{} has no tokens.", prompt_param);
@@ -123,7 +123,7 @@ std::vector<GenerationRequest> BuildGenerationRequests(
         ResolveMaxTokens(fields, context, static_cast<int64_t>(prompt.size()), prompt_param);
     common.min_tokens = std::min(fields.min_tokens, common.max_tokens);
     for (size_t i = 0; i < n; ++i) {
-      GenerationRequest request = common;
+      EngineRequest request = common;
       request.prompt = prompt;
       request.id = prompts.size() * n == 1
                        ? context.request_id

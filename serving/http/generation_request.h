@@ -32,8 +32,8 @@ void CheckSequences(size_t prompts, int32_t n, size_t max_sequences);
 
 // Choice i of prompt p is element p * n + i. Throws ApiError (400): too many choices or
 // log-probabilities, an empty or too long prompt, token ids that the model does not have.
-std::vector<GenerationRequest> BuildGenerationRequests(
-    const GenerationFields& fields, const std::vector<std::vector<int32_t>>& prompts,
-    const GenerationContext& context);
+std::vector<EngineRequest> BuildGenerationRequests(const GenerationFields& fields,
+                                                   const std::vector<std::vector<int32_t>>& prompts,
+                                                   const GenerationContext& context);
 
 }  // namespace moesaic

@@ -43,7 +43,7 @@ struct GenerationFields {
   bool skip_special_tokens = true;
   std::optional<bool> add_special_tokens;
   int32_t n = 1;
-  int32_t logprobs = -1;  // as in GenerationRequest
+  int32_t logprobs = -1;  // as in EngineRequest
   int32_t prompt_logprobs = -1;
   bool stream = false;
   bool include_usage = false;

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "prefetch/expert_stats.h"
-#include "prefetch/recall_meter.h"
+#include "prefetch/link/expert_stats.h"
+#include "prefetch/predict/recall_meter.h"
 
 namespace moesaic {
 

@@ -27,7 +27,7 @@ ExpertObservers MakeObservers(const EngineOptions& options, const EnginePlan& pl
     observers.gates = MakeNextGate(options, config);
     observers.predictor =
         MakePredictor(options.predictor, shape, SelectKernels(), observers.gates.get());
-    observers.prefetcher = std::make_unique<Prefetcher>(
+    observers.step_predictor = std::make_unique<StepPredictor>(
         shape, *observers.predictor, PrefetchOptions{},
         SparseLayers(*files.experts, static_cast<int>(config.num_layers)));
     observers.recall = std::make_unique<RecallMeter>(shape);

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "core/base/logging.h"
-#include "prefetch/device_experts.h"
-#include "prefetch/expert_loader.h"
+#include "prefetch/link/device_experts.h"
+#include "prefetch/link/expert_loader.h"
 #include "serving/model/numa_slices.h"
 
 namespace moesaic {
@@ -17,8 +17,8 @@ ExpertGrid GridOf(const ModelConfig& config) {
   return ExpertGrid(static_cast<int>(config.num_layers), static_cast<int>(config.num_experts));
 }
 
-// Null without counts: what the prefetcher finds worth least, or the least recently used without
-// one.
+// Null without counts: what the step predictor finds worth least, or the least recently used
+// without one.
 std::unique_ptr<EvictionPolicy> MakePolicy(std::string_view name, const PolicyCounts* counts) {
   return counts != nullptr ? MakeCountingPolicy(name, *counts) : nullptr;
 }
@@ -70,7 +70,7 @@ void LatencyStep::MakeExperts(const EngineOptions& options, const EnginePlan& pl
     return;
   }
   ExpertLoaderOptions loading = LoaderOptionsOf(options, plan.expert_budget_bytes);
-  loading.prefetcher = observers.prefetcher.get();
+  loading.step_predictor = observers.step_predictor.get();
   const std::vector<NodeStretch> stretches =
       SlotStretches(files_.experts->layout(), pool.node_ids());
   loading.slot_stretches = stretches;
@@ -92,7 +92,7 @@ void LatencyStep::MakeDeviceExperts(const EngineOptions& options, const EnginePl
   loading.miss = MissModeOf(options);
   for (const DevicePlan& device : plan.devices) loading.slots.push_back(device.slots);
   StartFromProfiles(options, files_.experts->layout(), loading);
-  loading.prefetcher = observers.prefetcher.get();
+  loading.step_predictor = observers.step_predictor.get();
   loading.make_policy = [name = options.eviction_policy, counts = observers.policy_counts.get()] {
     return MakePolicy(name, counts);
   };

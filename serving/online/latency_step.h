@@ -12,9 +12,9 @@
 
 #include "core/base/thread_pool.h"
 #include "kernels/cpu/kernels.h"
-#include "prefetch/expert_placement.h"
-#include "prefetch/expert_provider.h"
-#include "prefetch/host_experts.h"
+#include "prefetch/link/expert_placement.h"
+#include "prefetch/link/expert_provider.h"
+#include "prefetch/link/host_experts.h"
 #include "serving/engine/engine_step.h"
 #include "serving/engine/expert_use.h"
 #include "serving/model/model.h"

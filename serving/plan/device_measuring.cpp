@@ -18,7 +18,7 @@
 #include "core/device/cuda_device.h"
 #include "core/device/pinned_host_pool.h"
 #include "kernels/cpu/moe.h"
-#include "prefetch/expert_loader.h"
+#include "prefetch/link/expert_loader.h"
 #include "serving/model/device_operator.h"
 #include "serving/model/expert_sources.h"
 #include "serving/model/tensor_source.h"

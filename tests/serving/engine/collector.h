@@ -72,18 +72,18 @@ class Collector : public OutputSink {
   bool done_ = false;
 };
 
-inline GenerationRequest Greedy(std::vector<int32_t> prompt, int32_t max_tokens) {
-  GenerationRequest request;
+inline EngineRequest Greedy(std::vector<int32_t> prompt, int32_t max_tokens) {
+  EngineRequest request;
   request.prompt = std::move(prompt);
   request.sampling.temperature = 0;
   request.max_tokens = max_tokens;
   return request;
 }
 
-inline std::shared_ptr<Collector> SubmitOne(Engine& engine, GenerationRequest request,
+inline std::shared_ptr<Collector> SubmitOne(Engine& engine, EngineRequest request,
                                             RequestId* id = nullptr) {
   auto collector = std::make_shared<Collector>();
-  std::vector<GenerationRequest> requests;
+  std::vector<EngineRequest> requests;
   requests.push_back(std::move(request));
   const auto ids = engine.Submit(std::move(requests), {collector});
   if (id != nullptr) *id = ids[0];

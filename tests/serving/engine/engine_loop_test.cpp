@@ -79,9 +79,9 @@ struct Submitted {
   bool Cancelled() const { return Wait().finish == FinishReason::kCancelled; }
 };
 
-Submitted Submit(Engine& engine, GenerationRequest request) {
+Submitted Submit(Engine& engine, EngineRequest request) {
   Submitted submitted{std::make_shared<EndCounter>()};
-  std::vector<GenerationRequest> requests;
+  std::vector<EngineRequest> requests;
   requests.push_back(std::move(request));
   submitted.id = engine.Submit(std::move(requests), {submitted.sink})[0];
   return submitted;

@@ -178,16 +178,16 @@ TEST(ExpertUseTest, PredictionsAreMeasuredAndEndWithTheLastRequest) {
   ExpertObservers observers;
   observers.tracer = Tracer();
   observers.predictor = MakePredictor("frequency", shape, SelectKernels());
-  observers.prefetcher =
-      std::make_unique<Prefetcher>(shape, *observers.predictor, PrefetchOptions{});
+  observers.step_predictor =
+      std::make_unique<StepPredictor>(shape, *observers.predictor, PrefetchOptions{});
   observers.recall = std::make_unique<RecallMeter>(shape);
-  const Prefetcher& prefetcher = *observers.prefetcher;
+  const StepPredictor& step_predictor = *observers.step_predictor;
   ExpertUse use(std::move(observers), kTopK, experts, {});
   const auto first = NewSequence(1, 3, 9);
   const auto second = NewSequence(2, 1, 9);
   Step(use, {{first.get(), 3}}, all);
   EXPECT_EQ(experts.steps, 1);
-  EXPECT_EQ(prefetcher.predictions(), 5u);  // at the begin, and behind each layer
+  EXPECT_EQ(step_predictor.predictions(), 5u);  // at the begin, and behind each layer
   StepStats decoded;
   for (int step = 0; step < 4; ++step) {
     decoded += Step(use, {{first.get(), 1}, {second.get(), 1}}, all);
@@ -198,9 +198,9 @@ TEST(ExpertUseTest, PredictionsAreMeasuredAndEndWithTheLastRequest) {
   EXPECT_GT(used, 0u);
   // Of a step that computes again what was observed nothing is predicted.
   first->computed_tokens = 0;
-  const uint64_t before = prefetcher.predictions();
+  const uint64_t before = step_predictor.predictions();
   Step(use, {{first.get(), 3}}, all);
-  EXPECT_EQ(prefetcher.predictions(), before);
+  EXPECT_EQ(step_predictor.predictions(), before);
   use.EndRequest(*first);
   EXPECT_EQ(experts.stops, 0);
   use.EndRequest(*second);

@@ -40,7 +40,7 @@ class OutputProcessorTest : public ::testing::Test {
 
   const ByteTokenizer tokenizer_;
   const std::vector<int32_t> eos_ = {kEnd};
-  GenerationRequest request_;
+  EngineRequest request_;
 };
 
 TEST_F(OutputProcessorTest, EndTokensStopAndAreNoText) {

@@ -50,7 +50,7 @@ class StepSamplerTest : public ::testing::Test {
 
   int64_t vocab() const { return harness_.config().vocab_size; }
 
-  std::unique_ptr<Sequence> Make(GenerationRequest request) {
+  std::unique_ptr<Sequence> Make(EngineRequest request) {
     const SequenceContext context = {harness_.config(), tokenizer_, eos_, 256};
     auto sequence = MakeSequence(std::move(request), std::make_shared<Collector>(), context);
     sequence->blocks = harness_.NewSequence(kSequenceTokens).blocks;
@@ -140,7 +140,7 @@ TEST_F(StepSamplerTest, PenaltiesSeeWhatWasGenerated) {
                         Case{1, 0, 0.7, 8}, Case{1.1, 0.5, 0.5, 4}}) {
     SCOPED_TRACE(testing::Message() << c.repetition << " " << c.presence << " " << c.frequency);
     // Each id of a small prompt is likely to be the best somewhere.
-    GenerationRequest request = Greedy(PromptOf(5, 40, 60), 60);
+    EngineRequest request = Greedy(PromptOf(5, 40, 60), 60);
     request.sampling.repetition_penalty = c.repetition;
     request.sampling.presence_penalty = c.presence;
     request.sampling.frequency_penalty = c.frequency;
@@ -180,7 +180,7 @@ TEST_F(StepSamplerTest, ForbiddenTokensAreNotSampled) {
   const int32_t best = ArgMax(first);
   eos_ = {best, 100000};  // one outside the vocabulary does no harm
   for (const int32_t min_tokens : {0, 1, 4}) {
-    GenerationRequest request = Greedy(prompt, 30);
+    EngineRequest request = Greedy(prompt, 30);
     request.min_tokens = min_tokens;
     request.logprobs = 2;
     const auto sequence = Make(request);
@@ -204,7 +204,7 @@ TEST_F(StepSamplerTest, ForbiddenTokensAreNotSampled) {
 
 // Token number n of a sequence is draw number n of its seed, also behind a preemption.
 TEST_F(StepSamplerTest, DrawsAreCountedByTheSequencesOwnTokens) {
-  GenerationRequest request = Greedy(PromptOf(3, 21, 150), 60);
+  EngineRequest request = Greedy(PromptOf(3, 21, 150), 60);
   request.sampling.temperature = 1.5;
   request.sampling.seed = 42;
   const auto sequence = Make(request);
@@ -220,7 +220,7 @@ TEST_F(StepSamplerTest, DrawsAreCountedByTheSequencesOwnTokens) {
 }
 
 TEST_F(StepSamplerTest, LogprobsAreRaw) {
-  GenerationRequest request = Greedy(PromptOf(4, 18, 150), 60);
+  EngineRequest request = Greedy(PromptOf(4, 18, 150), 60);
   request.sampling.temperature = 0.7;
   request.sampling.seed = 5;
   request.sampling.frequency_penalty = 2;
@@ -255,7 +255,7 @@ TEST_F(StepSamplerTest, PromptLogprobsAreCollectedOnce) {
                                              {12, -1, 12, -1, 20, 13},
                                              {32, -1, 33},
                                              {33, -1, 34}}) {
-    GenerationRequest request = Greedy(prompt, 30);
+    EngineRequest request = Greedy(prompt, 30);
     request.prompt_logprobs = 1;
     const auto sequence = Make(request);
     for (const int64_t piece : pieces) {
@@ -285,7 +285,7 @@ TEST_F(StepSamplerTest, EachSequenceGetsItsOwnRow) {
   for (int i = 0; i < 8; ++i) {
     const std::vector<int32_t> prompt = PromptOf(20 + i, i % 3 == 0 ? 9 : 4 + i % 2, 150);
     want.push_back(ArgMax(LogitsBehind(prompt)));
-    GenerationRequest request = Greedy(prompt, 10);
+    EngineRequest request = Greedy(prompt, 10);
     request.logprobs = i % 2 == 0 ? -1 : 0;
     sequences.push_back(Make(request));
     all.push_back(sequences.back().get());
@@ -314,7 +314,7 @@ TEST_F(StepSamplerTest, WhatCanNeverRun) {
   EXPECT_THROW(CheckRequest(Greedy(PromptOf(1, 20, 100), 1), context), Error);
   EXPECT_NO_THROW(CheckRequest(Greedy(PromptOf(1, 20, 100), 0), context));
   EXPECT_THROW(CheckRequest(Greedy(PromptOf(1, 21, 100), 0), context), Error);
-  GenerationRequest biased = Greedy({1}, 1);
+  EngineRequest biased = Greedy({1}, 1);
   biased.sampling.logit_bias = {{last, 1.0f}};
   EXPECT_NO_THROW(CheckRequest(biased, context));
   biased.sampling.logit_bias = {{last + 1, 1.0f}};
@@ -334,7 +334,7 @@ TEST_F(StepSamplerTest, EndsWithTheContext) {
 }
 
 TEST_F(StepSamplerTest, NoTokenWhereNoneIsWanted) {
-  GenerationRequest request = Greedy(PromptOf(2, 5, 150), 0);
+  EngineRequest request = Greedy(PromptOf(2, 5, 150), 0);
   request.prompt_logprobs = 0;
   const auto sequence = Make(request);
   Step({sequence.get()}, 4);

@@ -9,7 +9,7 @@ namespace {
 
 class GenerationRequestTest : public ::testing::Test {
  protected:
-  std::vector<GenerationRequest> Build(std::vector<std::vector<int32_t>> prompts = {{1, 2, 3}}) {
+  std::vector<EngineRequest> Build(std::vector<std::vector<int32_t>> prompts = {{1, 2, 3}}) {
     GenerationContext context{defaults_};
     context.max_context_tokens = 10;
     context.vocab_size = 100;

@@ -23,7 +23,7 @@ TestEngine::~TestEngine() {
 
 std::string TestEngine::Word(int64_t i) { return (i == 0 ? "w" : " w") + std::to_string(i); }
 
-std::vector<RequestId> TestEngine::Submit(std::vector<GenerationRequest> requests,
+std::vector<RequestId> TestEngine::Submit(std::vector<EngineRequest> requests,
                                           std::vector<std::shared_ptr<OutputSink>> sinks) {
   MutexLock lock(mutex_);
   if (draining_) Fail(ErrorKind::kUnavailable, "the server is shutting down");
@@ -76,7 +76,7 @@ void TestEngine::SetNotReady(const std::string& why, const std::string& code) {
 
 OutputDelta TestEngine::MakeDelta(Active& running, int64_t words,
                                   std::optional<FinishReason> finish) {
-  const GenerationRequest& request = running.request;
+  const EngineRequest& request = running.request;
   OutputDelta delta;
   if (running.emitted == 0) {
     delta.queue_us = 1000;
@@ -142,7 +142,7 @@ std::vector<RequestId> TestEngine::Running() const {
   return ids;
 }
 
-GenerationRequest TestEngine::Request(RequestId id) const {
+EngineRequest TestEngine::Request(RequestId id) const {
   MutexLock lock(mutex_);
   return seen_.at(id);
 }

@@ -33,7 +33,7 @@ class TestEngine : public Engine {
   const GenerationDefaults& generation_defaults() const override { return defaults_; }
   const Tokenizer& tokenizer() const override { return tokenizer_; }
   int64_t max_context_tokens() const override { return options_.max_context_tokens; }
-  std::vector<RequestId> Submit(std::vector<GenerationRequest> requests,
+  std::vector<RequestId> Submit(std::vector<EngineRequest> requests,
                                 std::vector<std::shared_ptr<OutputSink>> sinks) override;
   void Cancel(RequestId id) override;
   void BeginDrain() override;
@@ -48,8 +48,8 @@ class TestEngine : public Engine {
   void WaitForCancelled(size_t count) const;  // so many cancelled sequences
   void WaitForIdle() const;                   // no sequence is running
   std::vector<RequestId> Running() const;
-  GenerationRequest Request(RequestId id) const;  // of any time
-  size_t submitted() const;                       // sequences in all
+  EngineRequest Request(RequestId id) const;  // of any time
+  size_t submitted() const;                   // sequences in all
   size_t cancelled() const;
   bool draining() const;
   // Manual mode: the next `words` words; the last of them with `finish`.
@@ -61,7 +61,7 @@ class TestEngine : public Engine {
 
  private:
   struct Active {
-    GenerationRequest request;
+    EngineRequest request;
     std::shared_ptr<OutputSink> sink;
     int64_t emitted = 0;
   };
@@ -82,7 +82,7 @@ class TestEngine : public Engine {
   RequestId last_id_ GUARDED_BY(mutex_) = 0;
   size_t cancelled_ GUARDED_BY(mutex_) = 0;
   std::map<RequestId, Active> running_ GUARDED_BY(mutex_);
-  std::map<RequestId, GenerationRequest> seen_ GUARDED_BY(mutex_);
+  std::map<RequestId, EngineRequest> seen_ GUARDED_BY(mutex_);
   std::thread thread_;
 };
 

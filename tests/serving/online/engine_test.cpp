@@ -294,7 +294,7 @@ TEST(EngineTest, RefusesWhatCanNeverRun) {
   options.max_model_len = 64;
   MetricsRegistry metrics;
   const auto engine = CreateEngine(options, metrics);
-  const auto message_of = [&](GenerationRequest request) -> std::string {
+  const auto message_of = [&](EngineRequest request) -> std::string {
     try {
       SubmitOne(*engine, std::move(request));
     } catch (const Error& error) {

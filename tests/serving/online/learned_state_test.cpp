@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "core/base/file.h"
-#include "prefetch/learned_section.h"
+#include "prefetch/predict/learned_section.h"
 #include "tests/core/base/temp_dir.h"
 #include "tests/serving/online/engine_harness.h"
 
