@@ -37,11 +37,12 @@ ALLOWED = {
     "serving/batch": LOWER + ["serving/text", "serving/model", "serving/engine", "serving/online"],
     "serving/plan": LOWER + ["serving/text", "serving/model", "serving/batch"],
     "serving/simulate": LOWER,
-    "serving/http": LOWER + ["serving/text", "serving/model", "serving/engine"],
+    "serving/api": LOWER + ["serving/text", "serving/model", "serving/engine"],
+    "serving/http": LOWER + ["serving/text", "serving/model", "serving/engine", "serving/api"],
     "serving/cli": LOWER
-    + ["serving/" + part for part in ("text", "model", "engine", "online", "batch", "plan", "simulate", "http")],
+    + ["serving/" + part for part in ("text", "model", "engine", "online", "batch", "plan", "simulate", "api", "http")],
     "bindings": CORE
-    + ["serving/" + part for part in ("text", "model", "engine", "online", "batch", "plan", "simulate")],
+    + ["serving/" + part for part in ("text", "model", "engine", "online", "batch", "plan", "simulate", "api")],
 }
 
 SOURCE_SUFFIXES = {".h", ".cpp", ".cu", ".cuh"}

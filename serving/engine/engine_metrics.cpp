@@ -15,47 +15,54 @@ void Follow(uint64_t total, Counter& counter) {
 
 EngineMetrics::EngineMetrics(MetricsRegistry& r, bool with_devices)
     : registry_(r),
-      steps_(r.GetCounter("moe_steps_total", "Forward passes")),
-      prefill_tokens_(
-          r.GetCounter("moe_step_tokens_total", "Tokens computed", {{"phase", "prefill"}})),
-      decode_tokens_(
-          r.GetCounter("moe_step_tokens_total", "Tokens computed", {{"phase", "decode"}})),
-      hits_(r.GetCounter("moe_expert_requests_total",
-                         "Experts wanted by a layer, by where they were", {{"result", "hit"}})),
-      late_hits_(r.GetCounter("moe_expert_requests_total",
-                              "Experts wanted by a layer, by where they were",
-                              {{"result", "in_flight"}})),
-      misses_(r.GetCounter("moe_expert_requests_total",
-                           "Experts wanted by a layer, by where they were", {{"result", "miss"}})),
-      evictions_(r.GetCounter("moe_expert_evictions_total", "Experts that left the cache")),
-      on_host_(r.GetCounter("moe_experts_on_host_total",
-                            "Experts that were on no device and were computed in host memory")),
-      failed_reads_(r.GetCounter("moe_expert_read_failures_total",
-                                 "Reads and copies of parts of experts that failed; each is tried "
-                                 "again some times")),
-      given_up_(r.GetCounter("moe_experts_given_up_total",
-                             "Experts that could not be read or copied, retries included")),
-      bytes_read_(r.GetCounter(
-          "moe_expert_read_bytes_total", "Expert bytes read from the slow tier",
-          {{"from", with_devices ? "host" : "disk"}, {"to", with_devices ? "device" : "host"}})),
-      blocked_seconds_(r.GetCounter("moe_expert_blocked_seconds_total",
-                                    "Time in which the forward pass waited for experts")),
-      prefetches_(r.GetCounter("moe_expert_prefetches_total",
-                               "Reads of experts that were started ahead of their layer")),
-      prefetched_used_(r.GetCounter("moe_expert_prefetched_total",
-                                    "Experts read ahead, by whether a layer used them before they "
-                                    "left; those that were given up are neither",
-                                    {{"result", "used"}})),
-      prefetched_unused_(r.GetCounter("moe_expert_prefetched_total",
-                                      "Experts read ahead, by whether a layer used them before "
-                                      "they left; those that were given up are neither",
-                                      {{"result", "unused"}})),
-      predict_seconds_(r.GetCounter("moe_predict_seconds_total",
-                                    "Time in which the engine's thread predicted experts")),
       preemptions_(
           r.GetCounter("moe_preemptions_total", "Sequences preempted for lack of KV blocks")),
       slots_(r.GetGauge("moe_expert_slots", "Experts that the cache can hold")),
       resident_(r.GetGauge("moe_experts_resident", "Experts in the cache")) {
+  using Stats = const StepStats&;
+  const auto add = [&](const char* name, const char* help, const MetricLabels& labels,
+                       double (*amount)(Stats)) {
+    of_steps_.push_back({r.GetCounter(name, help, labels), amount});
+  };
+  constexpr const char* kWanted = "Experts wanted by a layer, by where they were";
+  constexpr const char* kPrefetched =
+      "Experts read ahead, by whether a layer used them before they left; those that were given up "
+      "are neither";
+  add("moe_steps_total", "Forward passes", {},
+      [](Stats s) { return static_cast<double>(s.steps); });
+  add("moe_step_tokens_total", "Tokens computed", {{"phase", "prefill"}},
+      [](Stats s) { return static_cast<double>(s.prefill_tokens); });
+  add("moe_step_tokens_total", "Tokens computed", {{"phase", "decode"}},
+      [](Stats s) { return static_cast<double>(s.decode_tokens); });
+  add("moe_expert_requests_total", kWanted, {{"result", "hit"}},
+      [](Stats s) { return static_cast<double>(s.experts.hits); });
+  add("moe_expert_requests_total", kWanted, {{"result", "in_flight"}},
+      [](Stats s) { return static_cast<double>(s.experts.late_hits); });
+  add("moe_expert_requests_total", kWanted, {{"result", "miss"}},
+      [](Stats s) { return static_cast<double>(s.experts.misses); });
+  add("moe_expert_evictions_total", "Experts that left the cache", {},
+      [](Stats s) { return static_cast<double>(s.experts.evictions); });
+  add("moe_experts_on_host_total",
+      "Experts that were on no device and were computed in host memory", {},
+      [](Stats s) { return static_cast<double>(s.experts.on_host); });
+  add("moe_expert_read_failures_total",
+      "Reads and copies of parts of experts that failed; each is tried again some times", {},
+      [](Stats s) { return static_cast<double>(s.experts.failed_reads); });
+  add("moe_experts_given_up_total", "Experts that could not be read or copied, retries included",
+      {}, [](Stats s) { return static_cast<double>(s.experts.given_up); });
+  add("moe_expert_read_bytes_total", "Expert bytes read from the slow tier",
+      {{"from", with_devices ? "host" : "disk"}, {"to", with_devices ? "device" : "host"}},
+      [](Stats s) { return static_cast<double>(s.experts.bytes_read); });
+  add("moe_expert_prefetches_total", "Reads of experts that were started ahead of their layer", {},
+      [](Stats s) { return static_cast<double>(s.experts.prefetched); });
+  add("moe_expert_prefetched_total", kPrefetched, {{"result", "used"}},
+      [](Stats s) { return static_cast<double>(s.experts.prefetched_used); });
+  add("moe_expert_prefetched_total", kPrefetched, {{"result", "unused"}},
+      [](Stats s) { return static_cast<double>(s.experts.prefetched_unused); });
+  add("moe_expert_blocked_seconds_total", "Time in which the forward pass waited for experts", {},
+      [](Stats s) { return static_cast<double>(s.experts.blocked_us) * 1e-6; });
+  add("moe_predict_seconds_total", "Time in which the engine's thread predicted experts", {},
+      [](Stats s) { return static_cast<double>(s.predict_us) * 1e-6; });
   for (int distance = 1; distance <= RecallStats::kDistances; ++distance) {
     const auto counter = [&](const char* foreseen) {
       return &r.GetCounter("moe_expert_predictions_total",
@@ -70,30 +77,15 @@ EngineMetrics::EngineMetrics(MetricsRegistry& r, bool with_devices)
 }
 
 void EngineMetrics::AddStep(const StepStats& stats) {
-  steps_.Add(static_cast<double>(stats.steps));
-  prefill_tokens_.Add(static_cast<double>(stats.prefill_tokens));
-  decode_tokens_.Add(static_cast<double>(stats.decode_tokens));
-  hits_.Add(static_cast<double>(stats.experts.hits));
-  late_hits_.Add(static_cast<double>(stats.experts.late_hits));
-  misses_.Add(static_cast<double>(stats.experts.misses));
-  evictions_.Add(static_cast<double>(stats.experts.evictions));
-  on_host_.Add(static_cast<double>(stats.experts.on_host));
-  failed_reads_.Add(static_cast<double>(stats.experts.failed_reads));
-  given_up_.Add(static_cast<double>(stats.experts.given_up));
-  bytes_read_.Add(static_cast<double>(stats.experts.bytes_read));
-  prefetches_.Add(static_cast<double>(stats.experts.prefetched));
-  prefetched_used_.Add(static_cast<double>(stats.experts.prefetched_used));
-  prefetched_unused_.Add(static_cast<double>(stats.experts.prefetched_unused));
+  for (const StepCounter& of_steps : of_steps_) of_steps.counter.Add(of_steps.amount(stats));
   for (size_t i = 0; i < foreseen_.size(); ++i) {
     foreseen_[i]->Add(static_cast<double>(stats.recall.found[i]));
     not_foreseen_[i]->Add(static_cast<double>(stats.recall.used[i] - stats.recall.found[i]));
   }
-  predict_seconds_.Add(static_cast<double>(stats.predict_us) * 1e-6);
-  blocked_seconds_.Add(static_cast<double>(stats.experts.blocked_us) * 1e-6);
 }
 
 void EngineMetrics::SetPreemptions(int64_t total) {
-  preemptions_.Add(static_cast<double>(total) - preemptions_.value());
+  Follow(static_cast<uint64_t>(total), preemptions_);
 }
 
 void EngineMetrics::SetExperts(int64_t slots, int64_t resident) {

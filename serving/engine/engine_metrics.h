@@ -33,25 +33,16 @@ class EngineMetrics {
     Gauge& lost;
   };
 
+  // What grows by a part of the steps' stats.
+  struct StepCounter {
+    Counter& counter;
+    double (*amount)(const StepStats& stats);
+  };
+
   MetricsRegistry& registry_;
-  Counter& steps_;
-  Counter& prefill_tokens_;
-  Counter& decode_tokens_;
-  Counter& hits_;
-  Counter& late_hits_;
-  Counter& misses_;
-  Counter& evictions_;
-  Counter& on_host_;
-  Counter& failed_reads_;
-  Counter& given_up_;
-  Counter& bytes_read_;
-  Counter& blocked_seconds_;
-  Counter& prefetches_;
-  Counter& prefetched_used_;
-  Counter& prefetched_unused_;
+  std::vector<StepCounter> of_steps_;
   std::vector<Counter*> foreseen_;      // by distance - 1: experts used that were
   std::vector<Counter*> not_foreseen_;  // and were not among the most probable
-  Counter& predict_seconds_;
   Counter& preemptions_;
   Gauge& slots_;
   Gauge& resident_;

@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "tests/serving/api/test_tokenizer.h"
 #include "tests/serving/engine/collector.h"
-#include "tests/serving/http/test_tokenizer.h"
 #include "tests/serving/model/model_harness.h"
 
 namespace moesaic {
