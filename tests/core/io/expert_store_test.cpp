@@ -113,6 +113,13 @@ TEST_F(ExpertStoreTest, RoundTrip) {
   EXPECT_EQ(Names(dir_.path()), std::vector<std::string>{"experts"});
 }
 
+// tests/data/stored/README.md says who wrote it.
+TEST(StoredFilesTest, AStoreOfAnEarlierBuildHasItsChecksums) {
+  const fs::path store = fs::path(MOESAIC_TEST_DATA_DIR) / "stored" / "expert_store";
+  EXPECT_NO_THROW(VerifyExpertStore(store));
+  EXPECT_EQ(DescribeExpertStore(store).checksums.size(), 16u);
+}
+
 TEST_F(ExpertStoreTest, VerifyNamesTheDamagedExpert) {
   WriteStore(store_, SmallHeader());
   {
