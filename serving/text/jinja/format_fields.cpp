@@ -7,7 +7,7 @@
 #include "serving/text/jinja/format_spec.h"
 #include "serving/text/jinja/interpreter.h"
 #include "serving/text/jinja/raise.h"
-#include "serving/text/jinja/unicode.h"
+#include "serving/text/unicode.h"
 
 namespace moesaic::jinja {
 namespace {
@@ -193,7 +193,7 @@ class PercentFormatter {
       Raise("'%c': there is no character {}", code);
     }
     std::string bytes;
-    AppendUtf8(static_cast<int32_t>(code), bytes);
+    AppendUtf8(static_cast<char32_t>(code), bytes);
     return MarkedText(bytes);
   }
 
