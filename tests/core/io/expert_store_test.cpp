@@ -304,7 +304,7 @@ TEST_F(ExpertStoreTest, DamagedHeader) {
       {"\"num_experts\": 5", "\"num_experts\": 0", "num_experts"},
       {"\"num_experts\": 5", "\"num_experts\": 6", "checksums"},
       {"\"num_experts\": 5", "\"num_experts\": 5.5", "num_experts"},
-      {"\"num_experts\"", "\"num_expert\"", "num_experts is missing"},
+      {"\"num_experts\"", "\"num_expert\"", "num_experts: is missing"},
       {"\"slot_bytes\": 8192", "\"slot_bytes\": 4096", "slot_bytes"},
       {"\"slot_bytes\": 8192", "\"slot_bytes\": 18446744073709551615", "slot_bytes"},
       {"\"offset\": 2048", "\"offset\": 2016", "up"},
