@@ -17,7 +17,8 @@ TEST(JsonFieldsTest, MembersAndTheirFallbacks) {
   const json document = json::parse(
       R"({"int": -3, "number": 2.5, "flag": true, "text": "x", "none": null, "ints": [4, 5]})");
   const JsonFields fields(document, "f.json");
-  EXPECT_EQ(fields.Int("int", 7, -5, 5), -3);
+  EXPECT_EQ(fields.Int("int", 7, -3, 5), -3);
+  EXPECT_EQ(fields.Int("int", 7, -5, -3), -3);
   EXPECT_EQ(fields.Int("absent", 7, -5, 5), 7);
   EXPECT_EQ(fields.Number("number", 0, 0, 10), 2.5);
   EXPECT_TRUE(fields.Bool("flag", false));
@@ -42,8 +43,8 @@ TEST(JsonFieldsTest, MessagesNameFilePlaceValueAndExpectation) {
   EXPECT_EQ(a.At("list").Element(0).At("n").Int(0, 5), 1);
   EXPECT_EQ(Message([&] { a.At("list").Elements().at(1).At("n").Int(0, 5); }),
             "dir/f.json: a.list[1].n: is \"two\", expected an integer from 0 to 5");
-  EXPECT_EQ(Message([&] { a.Int("big", 0, 0, 5); }),
-            "dir/f.json: a.big: is 18446744073709551615, expected an integer from 0 to 5");
+  EXPECT_EQ(Message([&] { a.Int("big", 0, -1, 5); }),  // 2^64 - 1 is not -1
+            "dir/f.json: a.big: is 18446744073709551615, expected an integer from -1 to 5");
   EXPECT_EQ(Message([&] { a.Elements(); }), "dir/f.json: a: is an object, expected a list");
   EXPECT_EQ(Message([&] { a.At("list").Elements(1); }),
             "dir/f.json: a.list: has 2 items, expected at most 1");
