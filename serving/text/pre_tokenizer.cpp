@@ -57,7 +57,6 @@ void PreTokenizer::AddStep(const JsonFields& node) {
   if (type == "Sequence") {
     for (const JsonFields& element : node.At("pretokenizers").Elements()) AddStep(element);
   } else if (type == "ByteLevel") {
-    has_byte_level_ = true;
     // In order: add the space, cut, map bytes to characters.
     if (node.OptionalBool("add_prefix_space").value_or(true))
       steps_.emplace_back(ByteLevel{true, false});

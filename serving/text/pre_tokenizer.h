@@ -40,7 +40,6 @@ class PreTokenizer {
   // raw_bytes() tells the model to read them byte by byte.
   PreTokenizer(const JsonFields& node, bool raw_bytes_allowed);
 
-  bool has_byte_level() const { return has_byte_level_; }
   bool raw_bytes() const { return raw_bytes_; }
 
   // Cuts scratch.pieces (views of the caller's text) into words, in place. The views stay valid
@@ -82,7 +81,6 @@ class PreTokenizer {
                     RegexScratch& regex_scratch);
 
   std::vector<Step> steps_;
-  bool has_byte_level_ = false;
   bool raw_bytes_ = false;
 };
 

@@ -376,10 +376,9 @@ class BraceFormatter {
     }
     const bool as_float =
         value.IsFloat() || std::string_view("eEfFgG%").find(spec.type) != std::string_view::npos;
-    if (!as_float || (value.IsIntegral() && spec.type == '\0')) {
+    if (!as_float) {
       if (spec.precision >= 0) Raise("an integer takes no precision");
       const Integer number = value.AsInteger();
-      if (spec.type == 'c') Raise("the format type 'c' is not supported");
       const std::string digits = IntegerDigits(number < 0 ? -number : number, spec);
       const std::string prefix =
           spec.alternate && std::string_view("xXob").find(spec.type) != std::string_view::npos
