@@ -95,14 +95,6 @@ double HardwareProfile::memory_bytes_per_s() const {
   return memory.empty() ? 0 : memory.back().read.value;
 }
 
-double HardwareProfile::compute_flop_per_s(std::string_view instructions) const {
-  double best = 0;
-  for (const ComputeRate& rate : compute) {
-    if (rate.instructions == instructions) best = std::max(best, rate.rate.value);
-  }
-  return best;
-}
-
 double DeviceProfile::copy_bytes_per_s(uint64_t packet_bytes) const {
   const CopyRate* nearest = nullptr;
   const auto factor = [&](const CopyRate& rate) {
