@@ -15,7 +15,8 @@ namespace cuda {
 std::optional<Error> CudaHostPinner::Pin(std::span<std::byte> memory) {
   if (memory.empty()) return std::nullopt;
   const CurrentDevice current(ordinal_);
-  const cudaError_t code = cudaHostRegister(memory.data(), memory.size(), cudaHostRegisterPortable);
+  const cudaError_t code = cudaHostRegister(memory.data(), memory.size(),
+                                            cudaHostRegisterPortable | cudaHostRegisterMapped);
   if (code == cudaSuccess) return std::nullopt;
   cudaGetLastError();
   return Error(ErrorKind::kResourceExhausted,

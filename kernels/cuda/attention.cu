@@ -338,7 +338,7 @@ __global__ void __launch_bounds__(kWarp) AttentionKernel(AttentionArgs args) {
 // A block per query: folds its chunks in the order and with the operations of AttentionKernel.
 constexpr int kFoldThreads = 128;
 
-__global__ void FoldKernel(AttentionArgs args) {
+__global__ void __launch_bounds__(kFoldThreads) FoldKernel(AttentionArgs args) {
   const int64_t sequence_index = blockIdx.z;
   const AttentionSequence sequence = args.sequences[sequence_index];
   const int64_t kv_head = blockIdx.y;
@@ -369,7 +369,7 @@ __global__ void FoldKernel(AttentionArgs args) {
 }
 
 // What is behind the last head of a row of out.
-__global__ void ZeroPaddingKernel(AttentionArgs args) {
+__global__ void __launch_bounds__(kFoldThreads) ZeroPaddingKernel(AttentionArgs args) {
   const AttentionSequence sequence = args.sequences[blockIdx.x];
   const int64_t width = args.heads * args.cache.head_dim;
   for (int row = static_cast<int>(threadIdx.x); row < sequence.rows; row += kFoldThreads) {
@@ -379,7 +379,7 @@ __global__ void ZeroPaddingKernel(AttentionArgs args) {
   }
 }
 
-__global__ void StoreKvKernel(StoreKvArgs args) {
+__global__ void __launch_bounds__(kFoldThreads) StoreKvKernel(StoreKvArgs args) {
   const int64_t token = blockIdx.x;
   const int64_t slot = args.slots[token];
   if (slot < 0) return;
