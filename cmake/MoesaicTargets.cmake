@@ -86,11 +86,12 @@ function(moesaic_library name)
   endforeach()
 endfunction()
 
-# moesaic_test(NAME SOURCES ... LINKS ... [LABELS label]): a GoogleTest program, one ctest entry per test.
+# moesaic_test(NAME SOURCES ... LINKS ... [LABELS label] [ENVIRONMENT NAME=VALUE]): a GoogleTest program, one ctest
+# entry per test.
 # The label `concurrent` marks the tests that the thread sanitizer runs.
 add_custom_target(concurrent_tests)
 function(moesaic_test name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;LINKS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "" "ENVIRONMENT" "SOURCES;LINKS;LABELS" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE moesaic_flags ${ARG_LINKS} GTest::gtest_main)
   # In a unity build a name in one test may hide a name of another one.
@@ -109,10 +110,14 @@ function(moesaic_test name)
   if(MOESAIC_SANITIZE)
     set(timeout_s 1200)  # instrumented kernels are twenty times slower
   endif()
+  set(environment)
+  if(ARG_ENVIRONMENT)
+    set(environment ENVIRONMENT ${ARG_ENVIRONMENT})
+  endif()
   target_compile_options(${name} PRIVATE ${MOESAIC_TEST_OPTIONS})
   target_precompile_headers(${name} REUSE_FROM moesaic_test_headers)
   gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60
-                       PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${timeout_s})
+                       PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${timeout_s} ${environment})
 endfunction()
 
 # moesaic_bench(NAME SOURCES ... LINKS ...): a Google Benchmark program; built by the target `benches`
@@ -144,8 +149,9 @@ function(moesaic_gpu_test name)
 endfunction()
 # moesaic_interpreted_test(NAME LINKS lib ... GPUS n ... [LABELS label]): the objects of the GPU test NAME, linked with
 # the interpreter of tests/gpu/interpreter instead of the CUDA runtime, and run with so many emulated GPUs. Part of the
-# target interpreted_tests.
+# target interpreted_tests, and those with the label `interpreted`, which CI runs, of interpreted_kernel_tests.
 add_custom_target(interpreted_tests)
+add_custom_target(interpreted_kernel_tests)
 function(moesaic_interpreted_test name)
   cmake_parse_arguments(ARG "" "" "LINKS;GPUS;LABELS" ${ARGN})
   set(program ${name}_interpreted)
@@ -155,9 +161,12 @@ function(moesaic_interpreted_test name)
   set_target_properties(${program} PROPERTIES MOESAIC_INTERPRETED ON CUDA_RUNTIME_LIBRARY None LINKER_LANGUAGE CXX
                         RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   add_dependencies(interpreted_tests ${program})
+  if("interpreted" IN_LIST ARG_LABELS)
+    add_dependencies(interpreted_kernel_tests ${program})
+  endif()
   foreach(gpus ${ARG_GPUS})
     gtest_discover_tests(${program} TEST_PREFIX "${gpus}gpu." TEST_LIST ${program}_${gpus} DISCOVERY_TIMEOUT 60
-                         PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 600 ENVIRONMENT MOESAIC_PTX_GPUS=${gpus})
+                         PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 600 ENVIRONMENT MOESAIC_PTX=gpus=${gpus})
   endforeach()
 endfunction()
 function(moesaic_gpu_bench name)

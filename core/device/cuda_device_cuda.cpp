@@ -153,6 +153,18 @@ std::unique_ptr<Device> CreateCudaDevice(const CudaDeviceOptions& options) {
     Fail(ErrorKind::kUnavailable, "cuda:{} cannot be used: {} ({})", options.ordinal,
          cudaGetErrorString(code), cudaGetErrorName(code));
   }
+  if (options.load_kernels != nullptr) {
+    const cuda::CurrentDevice current(options.ordinal);
+    const LaunchResult loaded = options.load_kernels();
+    if (!loaded.ok()) {
+      cudaGetLastError();
+      Fail(
+          ErrorKind::kUnavailable,
+          "cuda:{} cannot load the kernels of {}: {}; they are compiled for compute capability 8.0 "
+          "and newer",
+          options.ordinal, loaded.kernel, loaded.message);
+    }
+  }
   return std::make_unique<cuda::CudaDevice>(machine.devices[static_cast<size_t>(options.ordinal)],
                                             options.capacity_bytes);
 }

@@ -353,6 +353,14 @@ LaunchResult LaunchProduct(const ProductArgs& args, ProductPath path, StreamHand
 
 }  // namespace
 
+LaunchResult LoadProductKernels() {
+  return Load("product", VectorKernel<Weights::kBf16>, VectorKernel<Weights::kInt8>,
+              VectorKernel<Weights::kInt4>, MatrixKernel<Weights::kBf16, 1>,
+              MatrixKernel<Weights::kBf16, 4>, MatrixKernel<Weights::kInt8, 1>,
+              MatrixKernel<Weights::kInt8, 4>, MatrixKernel<Weights::kInt4, 1>,
+              MatrixKernel<Weights::kInt4, 4>);
+}
+
 LaunchResult Product(const ProductArgs& args, ProductPath path, StreamHandle stream) {
   // Rows and groups are the second dimension of the grid.
   if (args.rows < 0 || args.rows > 65535 || args.groups < 1 || args.groups > 4096 ||

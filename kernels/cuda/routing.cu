@@ -255,6 +255,11 @@ __global__ void __launch_bounds__(kCombineThreads) CombineSlotsKernel(CombineSlo
 
 }  // namespace
 
+LaunchResult LoadRoutingKernels() {
+  return Load("routing", RouterLogitsKernel<false>, RouterLogitsKernel<true>, RouterTopKKernel,
+              GroupRowsKernel, LookUpExpertsKernel, CombineSlotsKernel);
+}
+
 LaunchResult RouterLogits(const RouterLogitsArgs& args, StreamHandle stream) {
   if (args.tokens > 65535) return Refuse("router_logits", "too many tokens");
   const dim3 grid(CeilDiv(args.experts, kPanelOutputs), static_cast<unsigned>(args.tokens));

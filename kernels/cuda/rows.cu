@@ -167,6 +167,12 @@ dim3 Grid(int64_t rows) { return dim3(static_cast<unsigned>(rows)); }
 
 }  // namespace
 
+LaunchResult LoadRowKernels() {
+  return Load("rows", RmsNormKernel, RopeKernel, EmbeddingKernel<Weights::kBf16>,
+              EmbeddingKernel<Weights::kInt8>, EmbeddingKernel<Weights::kInt4>, SwiGluKernel,
+              AddGatedKernel, ArgMaxKernel, JoinColumnsKernel<float>, JoinColumnsKernel<uint16_t>);
+}
+
 LaunchResult RmsNorm(const RmsNormArgs& args, StreamHandle stream) {
   if (args.x_tokens != nullptr && args.out != nullptr) {
     return Refuse("rms_norm", "chosen tokens are not normed in place");

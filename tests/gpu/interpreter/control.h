@@ -18,6 +18,12 @@ void FailRuntimeCall(uint64_t number, int error);
 // The name of the call that has failed in this way; empty: it has not come yet.
 std::string FailedRuntimeCall();
 
+// A GPU that was lost is as in a new process: a test may lose it again.
+void RestoreGpu(int device);
+
+// The kernels of the program that are not loaded onto a GPU (mangled names, less what is a file's).
+std::vector<std::string> UnloadedKernels(int device);
+
 // What was done wrong since the last call. Defects that nobody takes make the process exit with 1.
 std::vector<std::string> TakeDefects();
 

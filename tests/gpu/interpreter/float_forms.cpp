@@ -63,8 +63,8 @@ struct SomeNan {
 
 }  // namespace
 
-// There is no add.f32, sub.f32 and mul.f32: without a rounding mode whoever compiles the PTX further
-// may fuse a product with a sum, so that bits would rest on his choice (nvcc --fmad=false).
+// There is no add.f32, sub.f32 and mul.f32: without a rounding mode whoever compiles the PTX
+// further may fuse a product with a sum, so that bits would rest on his choice (nvcc --fmad=false).
 void AddFloatForms(Forms& forms) {
   forms["add.rn.f32"] = {"4:44", Binary<float, std::plus<>>};
   forms["sub.rn.f32"] = {"4:44", Binary<float, std::minus<>>};

@@ -140,7 +140,7 @@ const Kernel* Machine::FindKernel(const void* function) {
   // Those of a file come first, so that the program's own of the same names are left out.
   if (kernels_.empty() && !settings_.kernels.empty()) {
     std::ifstream file(settings_.kernels);
-    if (!file) Stop("the file of MOESAIC_PTX_KERNELS cannot be read");
+    if (!file) Stop("the file of MOESAIC_PTX=kernels=... cannot be read");
     ParseModule(std::string(std::istreambuf_iterator<char>(file), {}));
   }
   if (const auto module = modules_.find(found->second.module); module != modules_.end()) {
@@ -159,6 +159,15 @@ bool Machine::LoadKernel(int device, const void* function) {
   return loaded_.emplace(device, function).second;
 }
 
+std::vector<std::string> Machine::UnloadedKernels(int device) const {
+  MutexLock lock(mutex_);
+  std::vector<std::string> names;
+  for (const auto& [address, function] : functions_) {
+    if (loaded_.count({device, address}) == 0) names.push_back(function.name);
+  }
+  return names;
+}
+
 void Machine::AddStream(StreamQueue& stream) {
   MutexLock lock(mutex_);
   streams_.insert(&stream);
@@ -170,7 +179,7 @@ void Machine::RemoveStream(StreamQueue& stream) {
 }
 
 bool Machine::Drain(int device) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  const auto deadline = std::chrono::steady_clock::now() + settings_.patience;
   for (;;) {
     bool idle = true;
     {
@@ -188,6 +197,10 @@ void FailRuntimeCall(uint64_t number, int error) {
   Machine::Get().FailCall(number, static_cast<cudaError_t>(error));
 }
 std::string FailedRuntimeCall() { return Machine::Get().last_failed(); }
+void RestoreGpu(int device) { Machine::Get().Restore(device); }
+std::vector<std::string> UnloadedKernels(int device) {
+  return Machine::Get().UnloadedKernels(device);
+}
 std::vector<std::string> TakeDefects() { return Machine::Get().TakeDefects(); }
 
 }  // namespace moesaic::ptx

@@ -46,6 +46,7 @@ class Machine {
 
   // The error that everything on a GPU answers with from now on.
   void Lose(int device, cudaError_t error);
+  void Restore(int device) { lost_[static_cast<size_t>(device)] = cudaSuccess; }
   cudaError_t lost(int device) const { return lost_[static_cast<size_t>(device)].load(); }
 
   // Counts a call; what it must answer instead of doing something.
@@ -63,13 +64,14 @@ class Machine {
   const Kernel* FindKernel(const void* function) EXCLUDES(mutex_);
   // Loads a kernel onto a GPU; false: it was there.
   bool LoadKernel(int device, const void* function) EXCLUDES(mutex_);
+  std::vector<std::string> UnloadedKernels(int device) const EXCLUDES(mutex_);
 
   void EnablePeer(int device, int peer) { peers_[static_cast<size_t>(device)] |= 1u << peer; }
   uint32_t peers(int device) const { return peers_[static_cast<size_t>(device)].load(); }
 
   void AddStream(StreamQueue& stream) EXCLUDES(mutex_);
   void RemoveStream(StreamQueue& stream) EXCLUDES(mutex_);
-  // Until nothing is queued on a GPU. False: it took longer than any test may.
+  // Until nothing is queued on a GPU. False: it took longer than the settings allow.
   bool Drain(int device) EXCLUDES(mutex_);
 
   // Kernels run one at a time: the check for races numbers what happens in one sequence.

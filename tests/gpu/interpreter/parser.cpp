@@ -6,130 +6,17 @@
 #include <charconv>
 #include <cstring>
 #include <map>
-#include <optional>
 #include <string>
 #include <utility>
 
 #include "core/base/error.h"
 #include "tests/gpu/interpreter/forms.h"
+#include "tests/gpu/interpreter/ptx_text.h"
 
 namespace moesaic::ptx {
 namespace {
 
 constexpr uint32_t kMostBytes = 1 << 20;  // of what a kernel declares, of registers of one kind
-
-bool IsBlank(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
-
-std::string_view Trim(std::string_view text) {
-  while (!text.empty() && IsBlank(text.front())) text.remove_prefix(1);
-  while (!text.empty() && IsBlank(text.back())) text.remove_suffix(1);
-  return text;
-}
-
-// The next word, taken off the text.
-std::string_view TakeWord(std::string_view& text) {
-  text = Trim(text);
-  size_t length = 0;
-  while (length < text.size() && !IsBlank(text[length])) ++length;
-  const std::string_view word = text.substr(0, length);
-  text = Trim(text.substr(length));
-  return word;
-}
-
-// At commas, but not those within brackets.
-std::vector<std::string_view> SplitList(std::string_view text) {
-  std::vector<std::string_view> parts;
-  int depth = 0;
-  size_t begin = 0;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (c == '{' || c == '[' || c == '(') ++depth;
-    if (c == '}' || c == ']' || c == ')') --depth;
-    if (c != ',' || depth != 0) continue;
-    parts.push_back(Trim(text.substr(begin, i - begin)));
-    begin = i + 1;
-  }
-  if (!Trim(text.substr(begin)).empty()) parts.push_back(Trim(text.substr(begin)));
-  return parts;
-}
-
-// Bytes of a register or of an element of memory of a type such as "b32"; 0: no such type. A
-// predicate has none.
-uint32_t TypeBytes(std::string_view type) {
-  if (type.size() < 2 || std::string_view("bsuf").find(type[0]) == std::string_view::npos) return 0;
-  const std::string_view bits = type.substr(1);
-  return bits == "8" ? 1 : bits == "16" ? 2 : bits == "32" ? 4 : bits == "64" ? 8 : 0;
-}
-
-// A piece of text, and the line where it begins.
-struct Statement {
-  std::string text;
-  int line = 0;
-  char end = 0;  // what ended it: one of the characters asked for; 0: the end of the module
-};
-
-// The text without its comments, statement by statement.
-class Reader {
- public:
-  explicit Reader(std::string_view text) : text_(text) {}
-
-  int line() const { return line_; }
-  // 0 at the end.
-  char Peek() {
-    Skip();
-    return at_ < text_.size() ? text_[at_] : '\0';
-  }
-  void Drop() { ++at_; }
-  std::string Line() {
-    std::string line;
-    while (at_ < text_.size() && text_[at_] != '\n') line += text_[at_++];
-    return line;
-  }
-  // Up to one of `ends`, which is taken too.
-  Statement Until(std::string_view ends) {
-    Skip();
-    Statement statement;
-    statement.line = line_;
-    while (at_ < text_.size()) {
-      if (SkipComment()) continue;
-      const char c = text_[at_++];
-      if (c == '\n') ++line_;
-      if (ends.find(c) != std::string_view::npos) {
-        statement.end = c;
-        break;
-      }
-      statement.text += IsBlank(c) ? ' ' : c;
-    }
-    statement.text = Trim(statement.text);
-    return statement;
-  }
-
- private:
-  void Skip() {
-    while (at_ < text_.size()) {
-      if (SkipComment()) continue;
-      if (!IsBlank(text_[at_])) return;
-      if (text_[at_++] == '\n') ++line_;
-    }
-  }
-  bool SkipComment() {
-    const std::string_view rest = text_.substr(at_);
-    if (rest.starts_with("//")) {
-      at_ = std::min(text_.find('\n', at_), text_.size());
-      return true;
-    }
-    if (!rest.starts_with("/*")) return false;
-    const size_t end = std::min(text_.find("*/", at_ + 2), text_.size() - 2);
-    line_ += static_cast<int>(std::count(text_.begin() + static_cast<std::ptrdiff_t>(at_),
-                                         text_.begin() + static_cast<std::ptrdiff_t>(end), '\n'));
-    at_ = end + 2;
-    return true;
-  }
-
-  std::string_view text_;
-  size_t at_ = 0;
-  int line_ = 1;
-};
 
 class KernelParser {
  public:
@@ -244,7 +131,7 @@ void KernelParser::Attribute(std::string_view text) {
     const size_t end = std::min(text.find('.'), text.size());
     uint32_t product = 1;
     for (const std::string_view number : SplitList(text.substr(0, end))) {
-      product *= std::min<uint32_t>(Number(number), 4096);
+      product = std::min(product * std::min(Number(number), 4096u), 4096u);
     }
     if (word == ".maxntid") kernel_.most_threads = product;
     text.remove_prefix(end);
@@ -488,7 +375,7 @@ Kernel KernelParser::Finish() {
   return std::move(kernel_);
 }
 
-Kernel ParseKernel(Reader& reader) {
+Kernel ParseKernel(PtxReader& reader) {
   const Statement head = reader.Until("({");
   KernelParser parser(head.text, head.line);
   if (head.text.empty() || head.end == 0) {
@@ -534,12 +421,12 @@ Kernel ParseKernel(Reader& reader) {
 
 std::vector<Kernel> ParseModule(std::string_view text) {
   std::vector<Kernel> kernels;
-  Reader reader(text);
+  PtxReader reader(text);
   while (reader.Peek() != '\0') {
     const int line = reader.line();
     const Statement word = reader.Until(" \t\n");
     if (word.text == ".version" || word.text == ".target" || word.text == ".address_size") {
-      reader.Line();
+      reader.DropLine();
     } else if (word.text == ".entry") {
       kernels.push_back(ParseKernel(reader));
     } else if (word.text != ".visible" && word.text != ".weak") {
