@@ -10,9 +10,9 @@
 // time that the cache knows what the layer has routed (Follow) its pins and wants say what must
 // stay.
 //
-// Owned by whoever owns the cache (prefetch/device_experts). Thread contract: Publish, MayLeave,
-// Retract and Follow are guarded by the cache's lock; BeginStep, EndStep and what a device does
-// with rows and progress are the step's, and may happen at any time.
+// Owned by whoever owns the cache (prefetch/link/device_experts). Thread contract: Publish,
+// MayLeave, Retract and Follow are guarded by the cache's lock; BeginStep, EndStep and what a
+// device does with rows and progress are the step's, and may happen at any time.
 #pragma once
 
 #include <atomic>

@@ -172,7 +172,7 @@ Written by `scripts/restart_experiment.py` ({time.strftime("%Y-%m-%d")}, {os.cpu
 {json.loads(header)["model"]} (`--route-from`, {pathlib.Path(flags.trace).name}); a quarter of the experts in memory, the others
 read from disk past the page cache; requests one after another, {PROMPT_TOKENS} + {OUTPUT_TOKENS} tokens each. The server learned from
 {len(learned)} requests and was then restarted; the {MEASURED} that are measured are others. A restored predictor states the same
-bits as the one that was saved (`tests/prefetch/predictor_test.cpp`), so that restoring the state without loading experts is what a
+bits as the one that was saved (`tests/prefetch/predict/predictor_test.cpp`), so that restoring the state without loading experts is what a
 warm process is whose cache was emptied.
 
 Experts found in memory:

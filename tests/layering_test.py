@@ -14,7 +14,8 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 CORE = ["core/base", "core/device", "core/io", "core/config", "core/perf"]
-LOWER = CORE + ["kernels", "tracer", "cache", "prefetch"]
+PREFETCH = ["prefetch/predict", "prefetch/evict", "prefetch/link"]
+LOWER = CORE + ["kernels", "tracer", "cache"] + PREFETCH
 
 # Room: the rooms that it may include, beside itself.
 ALLOWED = {
@@ -26,24 +27,28 @@ ALLOWED = {
     "kernels": CORE,
     "tracer": CORE + ["kernels"],
     "cache": CORE,
-    "prefetch": CORE + ["kernels", "tracer", "cache"],
+    "prefetch/predict": CORE + ["kernels", "tracer"],
+    "prefetch/evict": CORE + ["tracer", "cache", "prefetch/predict"],
+    "prefetch/link": CORE + ["tracer", "cache", "prefetch/predict", "prefetch/evict"],
     "serving/text": LOWER,
     "serving/model": LOWER,
-    "serving/online": LOWER + ["serving/text", "serving/model"],
-    "serving/batch": LOWER + ["serving/text", "serving/model", "serving/online"],
+    "serving/engine": LOWER + ["serving/text", "serving/model"],
+    "serving/online": LOWER + ["serving/text", "serving/model", "serving/engine"],
+    "serving/batch": LOWER + ["serving/text", "serving/model", "serving/engine", "serving/online"],
     "serving/plan": LOWER + ["serving/text", "serving/model", "serving/batch"],
     "serving/simulate": LOWER,
-    "serving/http": LOWER + ["serving/text", "serving/model", "serving/online", "serving/batch"],
+    "serving/api": LOWER + ["serving/text", "serving/model", "serving/engine"],
+    "serving/http": LOWER + ["serving/text", "serving/model", "serving/engine", "serving/api"],
     "serving/cli": LOWER
-    + ["serving/" + part for part in ("text", "model", "online", "batch", "plan", "simulate", "http")],
+    + ["serving/" + part for part in ("text", "model", "engine", "online", "batch", "plan", "simulate", "api", "http")],
     "bindings": CORE
-    + ["serving/" + part for part in ("text", "model", "online", "batch", "plan", "simulate")],
+    + ["serving/" + part for part in ("text", "model", "engine", "online", "batch", "plan", "simulate", "api")],
 }
 
 SOURCE_SUFFIXES = {".h", ".cpp", ".cu", ".cuh"}
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 SYSTEM_INCLUDE = re.compile(r"^\s*#\s*include\s+<([^>]+)>", re.MULTILINE)
-# What no header that others include may pull in (docs/conventions: no CUDA, no SIMD in shared headers).
+# What no header that others include may pull in (CONTRIBUTING.md: no CUDA, no SIMD in shared headers).
 INTRINSICS = re.compile(r"(^|/)(\w*intrin|arm_neon|cuda\w*|cublas\w*)\.h$")
 
 

@@ -135,7 +135,6 @@ class EamMatcher {
   std::vector<const uint8_t*> columns_;  // one call of the kernel
   std::vector<uint8_t> weights_;
   std::vector<EamMatch> best_;
-  uint64_t best_generation_ = 0;  // of the collection that best_ was found in
 };
 
 }  // namespace moesaic

@@ -204,7 +204,7 @@ constexpr int64_t AttentionPartialFloats(int64_t head_dim) {
   return (head_dim + 15) / 16 * 16 + 16;
 }
 // Rows of a prompt that one call should take: so many queries that a chunk, which the first tile of
-// queries brings into the second-level cache, is worth its way (docs/benchmarks.md).
+// queries brings into the second-level cache, is worth its way (docs/experiments/attention.md).
 constexpr int64_t AttentionRows(int64_t group) { return group < 48 ? 48 / group : 1; }
 // Queries that one pass over a chunk computes, at most.
 constexpr int64_t kMaxAttentionTile = 16;
@@ -222,8 +222,8 @@ constexpr int64_t kColumnBlock = 64;      // entries are counted in whole blocks
 constexpr int kMaxColumnWeight = 127;     // the signed operand of VPMADDUBSW
 constexpr int kMaxColumnWeightSum = 257;  // of one call; every weight is at least 1
 
-// Logistic regression learned online (prefetch/blend_predictor.h): rows of 16-bit weights in steps
-// of 1 / kWeightSteps. Everything comes in whole blocks.
+// Logistic regression learned online (prefetch/predict/blend_predictor.h): rows of 16-bit weights
+// in steps of 1 / kWeightSteps. Everything comes in whole blocks.
 constexpr int64_t kWeightBlock = 16;
 constexpr float kWeightSteps = 4096;  // weights reach from -8 to 8
 

@@ -7,7 +7,7 @@
 #include "core/base/error.h"
 #include "core/base/logging.h"
 #include "core/base/units.h"
-#include "prefetch/device_reader.h"
+#include "prefetch/link/device_reader.h"
 #include "serving/batch/plan_devices.h"
 #include "serving/model/numa_slices.h"
 

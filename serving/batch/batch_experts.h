@@ -20,8 +20,8 @@
 
 #include "core/base/thread_pool.h"
 #include "core/device/device_buffer.h"
-#include "prefetch/expert_placement.h"
-#include "prefetch/host_experts.h"
+#include "prefetch/link/expert_placement.h"
+#include "prefetch/link/host_experts.h"
 #include "serving/batch/batch_plan.h"
 #include "serving/batch/device_place.h"
 #include "serving/batch/pass_runner.h"

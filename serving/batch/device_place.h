@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "cache/expert_grid.h"
-#include "prefetch/expert_provider.h"
-#include "prefetch/host_experts.h"
+#include "prefetch/link/expert_provider.h"
+#include "prefetch/link/host_experts.h"
 #include "serving/batch/streaming_experts.h"
 
 namespace moesaic {

@@ -15,11 +15,11 @@
 #include "core/base/file.h"
 #include "core/base/json.h"
 #include "core/base/metrics.h"
+#include "serving/api/prompt_builder.h"
 #include "serving/cli/commands.h"
 #include "serving/cli/machine.h"
 #include "serving/cli/output.h"
 #include "serving/cli/serving_setup.h"
-#include "serving/http/prompt_builder.h"
 
 namespace moesaic {
 namespace {
@@ -128,7 +128,7 @@ int PerplexityCommand(const Invocation& invocation) {
   size_t submitted = 0;
   for (size_t done = 0; done < windows.size(); ++done) {
     for (; submitted < windows.size() && submitted < done + at_once; ++submitted) {
-      GenerationRequest request;
+      EngineRequest request;
       request.id = fmt::format("window-{}", submitted);
       request.prompt = windows[submitted];
       request.max_tokens = 0;

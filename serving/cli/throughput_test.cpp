@@ -12,7 +12,7 @@
 #include "core/base/clock.h"
 #include "core/base/error.h"
 #include "core/base/mutex.h"
-#include "serving/cli/generation.h"
+#include "serving/api/request_runner.h"
 
 namespace moesaic {
 namespace {
@@ -91,9 +91,9 @@ class ProgressSink : public OutputSink {
   const size_t request_;
 };
 
-GenerationRequest RandomRequest(const ThroughputTest& test, int64_t step_tokens, int64_t vocab_size,
-                                std::mt19937_64& random) {
-  GenerationRequest request;
+EngineRequest RandomRequest(const ThroughputTest& test, int64_t step_tokens, int64_t vocab_size,
+                            std::mt19937_64& random) {
+  EngineRequest request;
   std::uniform_int_distribution<int32_t> token(0, static_cast<int32_t>(vocab_size - 1));
   for (int64_t i = 0; i < test.prompt_tokens; ++i) request.prompt.push_back(token(random));
   request.sampling.temperature = 0;
@@ -148,7 +148,7 @@ ThroughputSample RunThroughputTest(Engine& engine, const StepCost& cost, int64_t
                                    const ThroughputTest& test, uint64_t seed) {
   const auto requests = static_cast<size_t>(test.batch);
   std::mt19937_64 random(seed);
-  std::vector<GenerationRequest> prompts;
+  std::vector<EngineRequest> prompts;
   for (size_t i = 0; i < requests; ++i) {
     prompts.push_back(RandomRequest(test, step_tokens, engine.config().vocab_size, random));
   }
@@ -166,11 +166,13 @@ ThroughputSample RunThroughputTest(Engine& engine, const StepCost& cost, int64_t
   ThroughputSample sample;
   if (test.decode) {
     sample.seconds = end.s - begin.s;
-    sample.stats = Difference(end.stats, begin.stats);
+    sample.stats = end.stats;
+    sample.stats -= begin.stats;
     sample.work = DecodeWork(cost, test, begin.tokens, sample.stats.steps);
   } else {
     sample.seconds = begin.s;
-    sample.stats = Difference(begin.stats, before);
+    sample.stats = begin.stats;
+    sample.stats -= before;
     sample.work = PrefillWork(cost, test, step_tokens);
   }
   sample.work.steps = sample.stats.steps;

@@ -27,7 +27,7 @@
 #include "core/device/pinned_host_pool.h"
 #include "core/io/expert_layout.h"
 #include "kernels/cuda/kernels.h"
-#include "prefetch/expert_provider.h"
+#include "prefetch/link/expert_provider.h"
 #include "serving/model/device_rows.h"
 
 namespace moesaic {

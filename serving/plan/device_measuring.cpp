@@ -18,7 +18,7 @@
 #include "core/device/cuda_device.h"
 #include "core/device/pinned_host_pool.h"
 #include "kernels/cpu/moe.h"
-#include "prefetch/expert_loader.h"
+#include "prefetch/link/expert_loader.h"
 #include "serving/model/device_operator.h"
 #include "serving/model/expert_sources.h"
 #include "serving/model/tensor_source.h"
@@ -347,8 +347,10 @@ std::vector<DeviceProfile> MeasureCudaDevices(ThreadPool& pool, const ProfilerOp
   std::vector<DeviceProfile> profiles;
   for (const CudaDeviceInfo& info : FindCudaDevices().devices) {
     try {
-      const std::unique_ptr<Device> device = CreateCudaDevice(
-          {.ordinal = info.ordinal, .capacity_bytes = MeasuredDeviceBytes(amounts)});
+      const std::unique_ptr<Device> device =
+          CreateCudaDevice({.ordinal = info.ordinal,
+                            .capacity_bytes = MeasuredDeviceBytes(amounts),
+                            .load_kernels = cuda::LoadKernels});
       profiles.push_back(MeasureDevice(*device, info.name, cuda::CompiledKernels(), pool, amounts,
                                        options.progress));
     } catch (const Error& error) {

@@ -15,7 +15,7 @@
 
 #include "core/base/aligned_buffer.h"
 #include "core/perf/linear_fit.h"
-#include "prefetch/expert_loader.h"
+#include "prefetch/link/expert_loader.h"
 #include "serving/model/model.h"
 #include "serving/model/weights.h"
 #include "serving/plan/batch_prediction.h"

@@ -8,9 +8,9 @@
 
 #include "core/base/check.h"
 #include "core/base/error.h"
-#include "prefetch/count_predictors.h"
-#include "prefetch/eviction_policies.h"
-#include "prefetch/expert_flow.h"
+#include "prefetch/evict/eviction_policies.h"
+#include "prefetch/link/expert_flow.h"
+#include "prefetch/predict/count_predictors.h"
 #include "serving/simulate/future_uses.h"
 
 namespace moesaic {
@@ -93,7 +93,7 @@ class Simulator::Impl {
   const ExpertGrid grid_;
   const int64_t packet_ns_;
   std::unique_ptr<Predictor> predictor_;
-  std::unique_ptr<Prefetcher> prefetcher_;
+  std::unique_ptr<StepPredictor> step_predictor_;
   std::unique_ptr<PolicyCounts> counts_;
   std::unique_ptr<FutureUses> future_;
   std::vector<Device> devices_;
@@ -126,9 +126,9 @@ void Simulator::Impl::Train(const RoutingTrace& trace, const TraceSequence& sequ
 void Simulator::Impl::SetUp(std::span<const int> order) {
   if (options_.predictor == "oracle") predictor_ = MakeOraclePredictor(trace_, order);
   if (predictor_) {
-    prefetcher_ = std::make_unique<Prefetcher>(shape_, *predictor_, options_.prefetch);
+    step_predictor_ = std::make_unique<StepPredictor>(shape_, *predictor_, options_.prefetch);
   }
-  if (options_.policy == "next-use" && !prefetcher_) {
+  if (options_.policy == "next-use" && !step_predictor_) {
     Fail(ErrorKind::kInvalidArgument,
          "--policy next-use evicts by predictions: give --predictor, or use --policy lru");
   }
@@ -140,18 +140,20 @@ void Simulator::Impl::SetUp(std::span<const int> order) {
     experts[static_cast<size_t>(&On(expert) - devices_.data())].push_back(expert);
   }
   for (int i = 0; i < options_.devices; ++i) {
+    LinkParameters link;
+    link.experts = experts[static_cast<size_t>(i)];
+    link.copies.assign(Cells(), {options_.packets, 1});
+    link.slots =
+        options_.slots / options_.devices + (i < options_.slots % options_.devices ? 1 : 0);
+    link.lanes = static_cast<int>(link.slots);
+    link.max_packets = options_.packets;
     ExpertFlowOptions flow;
     flow.link = i;
-    flow.slots =
-        options_.slots / options_.devices + (i < options_.slots % options_.devices ? 1 : 0);
-    flow.lanes = static_cast<int>(flow.slots);
-    flow.max_packets = options_.packets;
     flow.copy_ns = options_.expert_copy_ns;
-    flow.prefetcher = prefetcher_.get();
-    flow.experts = experts[static_cast<size_t>(i)];
+    flow.step_predictor = step_predictor_.get();
     flow.log = options_.log;
-    devices_[static_cast<size_t>(i)].flow = std::make_unique<ExpertFlow>(
-        grid_, std::vector<ExpertCopy>(Cells(), {options_.packets, 1}), MakePolicy(), flow);
+    devices_[static_cast<size_t>(i)].flow =
+        std::make_unique<ExpertFlow>(grid_, std::move(link), MakePolicy(), flow);
   }
   result_.recall.resize(kRecallDistances);
 }
@@ -170,10 +172,10 @@ SimulationResult Simulator::Impl::Run(std::span<const int> order) {
     const uint64_t hits_before = result_.hits;
     const uint64_t accesses_before = result_.expert_accesses;
     counts_->BeginRequest(kRequest);
-    if (prefetcher_) prefetcher_->BeginRequest(kRequest);
+    if (step_predictor_) step_predictor_->BeginRequest(kRequest);
     for (int64_t token = 0; token < trace_.tokens(sequence); ++token) Step(sequence, token);
     counts_->EndRequest(kRequest);
-    if (prefetcher_) prefetcher_->EndRequest(kRequest);
+    if (step_predictor_) step_predictor_->EndRequest(kRequest);
     ++result_.requests;
     result_.request_blocked_ns.push_back(result_.blocked_ns - blocked_before);
     result_.request_hit_rate.push_back(
@@ -204,9 +206,9 @@ SimulationResult Simulator::Impl::Run(std::span<const int> order) {
 void Simulator::Impl::Step(const TraceSequence& sequence, int64_t token) {
   ++result_.tokens;
   counts_->BeginIteration(kRequest, 1);
-  if (prefetcher_) {
+  if (step_predictor_) {
     const StepRequest request = {kRequest, TokenAt(sequence, token), 0, 1};
-    prefetcher_->BeginStep({&request, 1});
+    step_predictor_->BeginStep({&request, 1});
     StatePredictions(-1);
     for (Device& device : devices_) device.flow->StepBegan(now_ns_);
   }
@@ -216,9 +218,9 @@ void Simulator::Impl::Step(const TraceSequence& sequence, int64_t token) {
 void Simulator::Impl::Layer(const TraceSequence& sequence, int64_t token, int layer) {
   const auto routed = trace_.Experts(sequence, token, layer);
   needed_.assign(routed.begin(), routed.end());
-  if (prefetcher_) {
+  if (step_predictor_) {
     NoteRecall(layer);
-    prefetcher_->OnRouting(layer, needed_);
+    step_predictor_->OnRouting(layer, needed_);
     StatePredictions(layer);
   }
   counts_->BeginLayer(layer);
@@ -292,14 +294,14 @@ void Simulator::Impl::Advance(Device& device, int64_t until_ns) {
   }
 }
 
-// As the prefetcher has predicted; only beyond what it looks at is the predictor asked again.
+// As the step predictor has predicted; only beyond what it looks at is the predictor asked again.
 void Simulator::Impl::StatePredictions(int layer) {
   const int ahead = std::min(kRecallDistances, shape_.num_layers - 1 - layer);
   for (int distance = 1; distance <= ahead; ++distance) {
     float* to = &stated_[static_cast<size_t>(distance - 1) * Cells() +
                          static_cast<size_t>((layer + distance) * shape_.num_experts)];
-    if (distance <= prefetcher_->look_ahead()) {
-      const std::span<const float> predicted = prefetcher_->predicted(distance);
+    if (distance <= step_predictor_->look_ahead()) {
+      const std::span<const float> predicted = step_predictor_->predicted(distance);
       std::copy(predicted.begin(), predicted.end(), to);
     } else {
       predictor_->Predict(kRequest, distance, {to, static_cast<size_t>(shape_.num_experts)});

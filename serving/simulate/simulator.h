@@ -1,5 +1,5 @@
 // Simulate: serves a routing trace on a virtual clock with the production cache, transfer queue,
-// predictors, prefetcher and miss planner, for any number of devices and slots.
+// predictors, step predictor and miss planner, for any number of devices and slots.
 //
 // Semantics: one token is one step. The routing of a layer is known at its start; the layer is
 // blocked until each of its experts is resident or computed on the host; then it computes for a
@@ -17,9 +17,9 @@
 #include <vector>
 
 #include "kernels/cpu/kernels.h"
-#include "prefetch/flow_log.h"
-#include "prefetch/miss_planner.h"
-#include "prefetch/prefetcher.h"
+#include "prefetch/link/flow_log.h"
+#include "prefetch/link/miss_planner.h"
+#include "prefetch/predict/step_predictor.h"
 #include "tracer/routing_trace.h"
 
 namespace moesaic {

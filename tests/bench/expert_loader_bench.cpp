@@ -36,7 +36,7 @@
 #include "core/base/units.h"
 #include "core/io/async_reader.h"
 #include "kernels/cpu/kernels.h"
-#include "prefetch/expert_loader.h"
+#include "prefetch/link/expert_loader.h"
 
 namespace moesaic {
 namespace {

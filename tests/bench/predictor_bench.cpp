@@ -1,5 +1,5 @@
 // What a predictor costs per layer of a decode step: observing the routing, learning from it, and
-// stating the probabilities that the prefetcher asks for (the next eight layers and the layer's
+// stating the probabilities that the step predictor asks for (the next eight layers and the layer's
 // next turn). Routing is drawn so that it has a memory, as real routing has; the weights of all
 // layers are cycled through, as in service.
 #include <benchmark/benchmark.h>
@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "kernels/cpu/kernels.h"
-#include "prefetch/predictor.h"
+#include "prefetch/predict/predictor.h"
 
 namespace moesaic {
 namespace {

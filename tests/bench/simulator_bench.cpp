@@ -17,8 +17,8 @@
 #include "core/base/check.h"
 #include "core/device/emulated_device.h"
 #include "kernels/cpu/kernels.h"
-#include "prefetch/device_reader.h"
-#include "prefetch/expert_loader.h"
+#include "prefetch/link/device_reader.h"
+#include "prefetch/link/expert_loader.h"
 #include "serving/simulate/simulator.h"
 #include "tests/serving/simulate/flat_source.h"
 
@@ -69,11 +69,11 @@ Outcome RunLive(const RoutingTrace& trace, const SimulationOptions& options) {
   live.packet_bytes = kPacketBytes;
   live.depth = kDepth;
   std::unique_ptr<Predictor> predictor;
-  std::unique_ptr<Prefetcher> prefetcher;
+  std::unique_ptr<StepPredictor> step_predictor;
   if (options.predictor != "none") {
     predictor = MakePredictor(options.predictor, shape, SelectKernels());
-    prefetcher = std::make_unique<Prefetcher>(shape, *predictor, options.prefetch);
-    live.prefetcher = prefetcher.get();
+    step_predictor = std::make_unique<StepPredictor>(shape, *predictor, options.prefetch);
+    live.step_predictor = step_predictor.get();
   }
   ExpertLoader loader(source, shape.num_layers, shape.num_experts,
                       options.policy == "lru" ? MakeLruPolicy(grid.total()) : nullptr, live,
@@ -82,20 +82,20 @@ Outcome RunLive(const RoutingTrace& trace, const SimulationOptions& options) {
   ExpertStats stats;
   std::vector<PinnedExpert> held;
   for (const TraceSequence& sequence : trace.sequences) {
-    if (prefetcher) prefetcher->BeginRequest(0);
+    if (step_predictor) step_predictor->BeginRequest(0);
     for (int64_t token = 0; token < trace.tokens(sequence); ++token) {
-      if (prefetcher) {
+      if (step_predictor) {
         const StepRequest request = {.token = sequence.token_ids.empty()
                                                   ? Predictor::kUnknownToken
                                                   : sequence.token_ids[static_cast<size_t>(token)],
                                      .num_rows = 1};
-        prefetcher->BeginStep({&request, 1});
+        step_predictor->BeginStep({&request, 1});
         loader.StepBegan();
       }
       for (int layer = 0; layer < shape.num_layers; ++layer) {
         const auto routed = trace.Experts(sequence, token, layer);
         const std::vector<int32_t> experts(routed.begin(), routed.end());
-        if (prefetcher) prefetcher->OnRouting(layer, experts);
+        if (step_predictor) step_predictor->OnRouting(layer, experts);
         std::vector<ExpertId> needed;
         for (const int32_t index : experts) {
           needed.push_back(grid.Id(layer * shape.num_experts + index));
@@ -109,7 +109,7 @@ Outcome RunLive(const RoutingTrace& trace, const SimulationOptions& options) {
         stats += loader.EndLayer();
       }
     }
-    if (prefetcher) prefetcher->EndRequest(0);
+    if (step_predictor) step_predictor->EndRequest(0);
   }
   return {static_cast<double>(stats.hits),
           static_cast<double>(loader.transfer_counters().packets_issued) * kPacketBytes,

@@ -106,7 +106,7 @@ std::vector<std::vector<int32_t>> Answers(const EngineOptions& options, const Ba
   BatchEngine engine(options, plan);
   std::vector<std::shared_ptr<Collector>> sinks;
   for (int r = 0; r < 6; ++r) {
-    GenerationRequest request = Greedy({5 + r, 42, 79}, 3);
+    EngineRequest request = Greedy({5 + r, 42, 79}, 3);
     request.ignore_eos = true;
     if (r == 2) request.logprobs = 1;  // logits, not only tokens
     sinks.push_back(SubmitOne(engine, std::move(request)));

@@ -42,7 +42,7 @@ class CudaEngineTest : public testing::TestWithParam<DenseMode> {
     const auto engine = CreateEngine(options, metrics);
     std::vector<std::shared_ptr<Collector>> sinks;
     for (int r = 0; r < 2; ++r) {
-      GenerationRequest request;
+      EngineRequest request;
       for (int i = 0; i < 3 + 4 * r; ++i) request.prompt.push_back((r * 131 + i * 37) % 1000 + 5);
       request.sampling.temperature = 0;
       request.max_tokens = 3 + r;
@@ -346,8 +346,8 @@ TEST_P(CudaDenseTest, ByDefaultItIsThereWhenItFits) {
 TEST_P(CudaDenseTest, GreedyTokensAreTheSameWithAndWithoutLogits) {
   MetricsRegistry metrics;
   const auto engine = CreateEngine(options_, metrics);
-  const auto ask = [&](const std::function<void(GenerationRequest&)>& change) {
-    GenerationRequest request = Greedy({5, 42, 79, 116}, 6);
+  const auto ask = [&](const std::function<void(EngineRequest&)>& change) {
+    EngineRequest request = Greedy({5, 42, 79, 116}, 6);
     request.ignore_eos = true;
     change(request);
     auto sink = SubmitOne(*engine, std::move(request));
@@ -356,15 +356,15 @@ TEST_P(CudaDenseTest, GreedyTokensAreTheSameWithAndWithoutLogits) {
     EXPECT_EQ(sink->tokens.size(), 6u);
     return sink;
   };
-  const auto plain = ask([](GenerationRequest&) {});
-  const auto with_logprobs = ask([](GenerationRequest& request) { request.logprobs = 1; });
+  const auto plain = ask([](EngineRequest&) {});
+  const auto with_logprobs = ask([](EngineRequest& request) { request.logprobs = 1; });
   EXPECT_EQ(with_logprobs->Ids(), plain->Ids());
   for (const GeneratedToken& token : with_logprobs->tokens) {
     ASSERT_EQ(token.top.size(), 1u);
     EXPECT_EQ(token.top[0].token, token.token);
   }
   // A bias is followed.
-  const auto biased = ask([](GenerationRequest& request) {
+  const auto biased = ask([](EngineRequest& request) {
     request.sampling.logit_bias = {{7, 1000.0f}};
   });
   EXPECT_EQ(biased->Ids(), std::vector<int32_t>(6, 7));

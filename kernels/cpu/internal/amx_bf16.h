@@ -143,7 +143,7 @@ struct AmxBf16Product : EvenRows<AmxBf16Product> {
       ForTiles<R, P>([&]<int kRow, int kPanel>() { Tiles::DotBf16<kRow, kPanel>(); });
     };
     // All steps share the work of asking for the next panels, line after line: this CPU fetches no
-    // neighbours by itself (docs/benchmarks.md).
+    // neighbours by itself (docs/experiments/kernels.md).
     const int64_t share = CeilDiv(R * kStepLines, rows.tiles);
     const int64_t whole_end = MinOf(end, lines / kStepLines);
     for (int64_t step = begin; step < whole_end; ++step) {

@@ -10,7 +10,8 @@ namespace {
 // A step is 64 inputs; two of them are a group. A unit of work is a pair of groups of one or two
 // tiles of rows and panels: while the tiles of one unit are multiplied, the sums of the unit
 // before, which have left the tiles, are scaled and added in vectors. Both units' sums and the
-// pair's weights stay in a level 1 cache, which is what decides the speed (docs/benchmarks.md).
+// pair's weights stay in a level 1 cache, which is what decides the speed
+// (docs/experiments/integer-weights.md).
 template <WeightType kType>
 struct AmxQuantProduct : EvenRows<AmxQuantProduct<kType>> {
   static constexpr ActivationType kActivations = ActivationType::kInt8;

@@ -120,7 +120,7 @@ Outcome RunJob(const EngineOptions& options) {
   BatchEngine engine(options, PlanBatch(options, {3, 3, 2}));
   std::vector<std::shared_ptr<Collector>> sinks;
   for (int r = 0; r < 3; ++r) {
-    GenerationRequest request = Greedy({5 + r, 42, 79}, 2);
+    EngineRequest request = Greedy({5 + r, 42, 79}, 2);
     request.ignore_eos = true;
     sinks.push_back(SubmitOne(engine, std::move(request)));
   }

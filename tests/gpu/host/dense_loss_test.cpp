@@ -39,7 +39,7 @@ EngineOptions Options() {
 }
 
 std::shared_ptr<Collector> Ask(Engine& engine) {
-  GenerationRequest request = Greedy({5, 42, 79}, 3);
+  EngineRequest request = Greedy({5, 42, 79}, 3);
   request.ignore_eos = true;
   auto sink = SubmitOne(engine, std::move(request));
   sink->Wait();

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <map>
 #include <memory>
 #include <set>
@@ -36,11 +37,11 @@ std::unique_ptr<BatchEngine> MakeEngine(const EngineOptions& options,
 }
 
 // 16 requests: greedy and sampled, short and long, with log-probabilities.
-std::vector<GenerationRequest> Requests(int32_t more_tokens) {
+std::vector<EngineRequest> Requests(int32_t more_tokens) {
   const std::vector<ReferencePrompt> prompts = ReferencePrompts();
-  std::vector<GenerationRequest> requests;
+  std::vector<EngineRequest> requests;
   for (size_t i = 0; i < 16; ++i) {
-    GenerationRequest request = Greedy(prompts[i % prompts.size()].prompt, 4 + i % 9);
+    EngineRequest request = Greedy(prompts[i % prompts.size()].prompt, 4 + i % 9);
     request.max_tokens += more_tokens;
     request.ignore_eos = true;
     request.logprobs = 2;
@@ -56,7 +57,7 @@ std::vector<GenerationRequest> Requests(int32_t more_tokens) {
 
 // Token ids and log-probabilities of all requests.
 std::vector<std::vector<float>> RunAll(Engine& engine, int32_t more_tokens = 0) {
-  std::vector<GenerationRequest> requests = Requests(more_tokens);
+  std::vector<EngineRequest> requests = Requests(more_tokens);
   std::vector<std::shared_ptr<Collector>> collectors;
   std::vector<std::shared_ptr<OutputSink>> sinks;
   for (size_t i = 0; i < requests.size(); ++i) {
@@ -199,7 +200,7 @@ TEST(BatchEngineTest, CancelAndEnd) {
     const ScheduleKind schedule = kAllSchedules[devices];
     auto engine = MakeEngine(WithSchedule(BatchOptions(), schedule, devices));
     RequestId id = 0;
-    GenerationRequest request = Greedy({1, 2, 3}, 900);
+    EngineRequest request = Greedy({1, 2, 3}, 900);
     request.ignore_eos = true;
     const auto collector = SubmitOne(*engine, request, &id);
     collector->WaitForDeltas(2);
@@ -210,6 +211,21 @@ TEST(BatchEngineTest, CancelAndEnd) {
     engine.reset();
     EXPECT_EQ(left->Wait().finish, FinishReason::kCancelled);
   }
+}
+
+TEST(BatchEngineTest, DeadlinesAndDrain) {
+  const auto engine = MakeEngine(BatchOptions());
+  EngineRequest late = Greedy({1, 2, 3}, 900);
+  late.deadline = std::chrono::steady_clock::now() - std::chrono::seconds(1);
+  EXPECT_EQ(SubmitOne(*engine, late)->Wait().error, "the request's time ran out");
+  EngineRequest request = Greedy({1, 2, 3}, 5);
+  request.deadline = std::chrono::steady_clock::now() + std::chrono::hours(1);
+  request.ignore_eos = true;
+  const auto in_time = SubmitOne(*engine, request);
+  engine->BeginDrain();
+  EXPECT_TRUE(engine->Status().draining);
+  EXPECT_EQ(Caught([&] { SubmitOne(*engine, request); }).kind(), ErrorKind::kUnavailable);
+  EXPECT_EQ(in_time->Wait().usage.completion_tokens, 5);
 }
 
 TEST(BatchEngineTest, RefusesWhatCanNeverRun) {

@@ -15,8 +15,8 @@
 #include "core/device/emulated_device.h"
 #include "core/io/checkpoint.h"
 #include "kernels/cuda/kernels.h"
-#include "prefetch/device_experts.h"
-#include "prefetch/expert_loader.h"
+#include "prefetch/link/device_experts.h"
+#include "prefetch/link/expert_loader.h"
 #include "serving/model/model.h"
 #include "serving/model/tensor_source.h"
 

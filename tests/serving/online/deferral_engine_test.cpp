@@ -37,8 +37,8 @@ Answer AnswerOf(const Collector& got) {
   return answer;
 }
 
-GenerationRequest Ask(std::vector<int32_t> prompt, int32_t tokens) {
-  GenerationRequest request = Greedy(std::move(prompt), tokens);
+EngineRequest Ask(std::vector<int32_t> prompt, int32_t tokens) {
+  EngineRequest request = Greedy(std::move(prompt), tokens);
   request.ignore_eos = true;
   request.logprobs = 0;
   return request;
@@ -144,7 +144,7 @@ TEST(DeferralEngineTest, ATextCanBeMeasuredAsDecoded) {
   std::vector<int32_t> text = prompt;
   for (const int32_t token : generated->Wait().Ids()) text.push_back(token);
   const auto measure = [&](int64_t decode_from) {
-    GenerationRequest request = Ask(text, 0);
+    EngineRequest request = Ask(text, 0);
     request.prompt_logprobs = 0;
     request.decode_from = decode_from;
     std::vector<float> logprobs;

@@ -33,7 +33,7 @@ EngineOptions DeviceOptionsFor(int devices) {
 std::vector<std::vector<int32_t>> Answers(Engine& engine) {
   std::vector<std::shared_ptr<Collector>> sinks;
   for (int r = 0; r < 6; ++r) {
-    GenerationRequest request;
+    EngineRequest request;
     for (int i = 0; i < 5 + 9 * r; ++i) request.prompt.push_back((r * 131 + i * 37) % 1000 + 5);
     request.sampling.temperature = 0;
     request.max_tokens = 12 + r;

@@ -1,6 +1,6 @@
 // The engine on the sample model: what a caller of Submit sees.
 
-#include "serving/online/engine.h"
+#include "serving/engine/engine.h"
 
 #include <gtest/gtest.h>
 
@@ -294,7 +294,7 @@ TEST(EngineTest, RefusesWhatCanNeverRun) {
   options.max_model_len = 64;
   MetricsRegistry metrics;
   const auto engine = CreateEngine(options, metrics);
-  const auto message_of = [&](GenerationRequest request) -> std::string {
+  const auto message_of = [&](EngineRequest request) -> std::string {
     try {
       SubmitOne(*engine, std::move(request));
     } catch (const Error& error) {

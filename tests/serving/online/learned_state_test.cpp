@@ -1,6 +1,6 @@
 // What an engine learned, across engines: restored, saved while it serves and when it ends, and
 // never at the cost of what lies at the file's name.
-#include "serving/online/learned_state.h"
+#include "serving/engine/learned_state.h"
 
 #include <gtest/gtest.h>
 
@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "core/base/file.h"
-#include "prefetch/learned_section.h"
+#include "prefetch/predict/learned_section.h"
 #include "tests/core/base/temp_dir.h"
 #include "tests/serving/online/engine_harness.h"
 

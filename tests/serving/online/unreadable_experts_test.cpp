@@ -14,9 +14,9 @@
 #include "core/base/thread_pool.h"
 #include "core/io/expert_store.h"
 #include "kernels/cpu/kernels.h"
+#include "serving/engine/engine.h"
 #include "serving/model/expert_sources.h"
 #include "serving/online/create_engine.h"
-#include "serving/online/engine.h"
 #include "serving/online/engine_parts.h"
 #include "serving/online/read_health.h"
 #include "tests/core/base/temp_dir.h"
@@ -35,7 +35,7 @@ void CopyInPlace(const std::filesystem::path& from, const std::filesystem::path&
 // The answer to a request after the file was mended. Reads that failed steps had begun may have
 // seen the damage and end after that: each of them can fail one request, of that damage, and there
 // are no more of them than experts.
-std::shared_ptr<Collector> UntilRead(Engine& engine, const GenerationRequest& request,
+std::shared_ptr<Collector> UntilRead(Engine& engine, const EngineRequest& request,
                                      const std::string& damage) {
   const int64_t experts = engine.config().num_sparse_layers() * engine.config().num_experts;
   std::shared_ptr<Collector> done = SubmitOne(engine, request);

@@ -384,12 +384,12 @@ TEST_P(PlannedJobTest, RunsAsPlanned) {
   {
     BatchEngine engine(options, plan);
     std::vector<std::shared_ptr<Collector>> collectors;
-    std::vector<GenerationRequest> requests;
+    std::vector<EngineRequest> requests;
     std::vector<std::shared_ptr<OutputSink>> sinks;
     for (int i = 0; i < kRequests; ++i) {
       std::vector<int32_t> prompt(kPrompt);
       for (int j = 0; j < kPrompt; ++j) prompt[static_cast<size_t>(j)] = (i * 37 + j * 11) % 4000;
-      GenerationRequest request = Greedy(std::move(prompt), kGenerated);
+      EngineRequest request = Greedy(std::move(prompt), kGenerated);
       request.ignore_eos = true;
       requests.push_back(std::move(request));
       collectors.push_back(std::make_shared<Collector>());

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "kernels/cpu/kernels.h"
-#include "prefetch/expert_loader.h"
+#include "prefetch/link/expert_loader.h"
 #include "serving/simulate/simulator.h"
 #include "tests/serving/simulate/flat_source.h"
 #include "tests/serving/simulate/stepped_link.h"
@@ -88,8 +88,8 @@ class LiveRun {
     loader.log = &log_;
     if (options.predictor != "none") {
       predictor_ = MakePredictor(options.predictor, shape_, SelectKernels());
-      prefetcher_ = std::make_unique<Prefetcher>(shape_, *predictor_, options.prefetch);
-      loader.prefetcher = prefetcher_.get();
+      step_predictor_ = std::make_unique<StepPredictor>(shape_, *predictor_, options.prefetch);
+      loader.step_predictor = step_predictor_.get();
     }
     loader_ = std::make_unique<ExpertLoader>(
         source_, shape_.num_layers, shape_.num_experts,
@@ -104,14 +104,14 @@ class LiveRun {
 
   void Run() {
     for (const TraceSequence& sequence : trace_.sequences) {
-      if (prefetcher_) prefetcher_->BeginRequest(0);
+      if (step_predictor_) step_predictor_->BeginRequest(0);
       for (int64_t token = 0; token < trace_.tokens(sequence); ++token) {
-        if (prefetcher_) {
+        if (step_predictor_) {
           const StepRequest request = {
               .token = sequence.token_ids.empty() ? Predictor::kUnknownToken
                                                   : sequence.token_ids[static_cast<size_t>(token)],
               .num_rows = 1};
-          prefetcher_->BeginStep({&request, 1});
+          step_predictor_->BeginStep({&request, 1});
           loader_->StepBegan();
         }
         for (int layer = 0; layer < shape_.num_layers; ++layer) {
@@ -119,7 +119,7 @@ class LiveRun {
           RunLayer(layer, {routed.begin(), routed.end()});
         }
       }
-      if (prefetcher_) prefetcher_->EndRequest(0);
+      if (step_predictor_) step_predictor_->EndRequest(0);
     }
   }
 
@@ -129,7 +129,7 @@ class LiveRun {
 
  private:
   void RunLayer(int layer, const std::vector<int32_t>& routed) {
-    if (prefetcher_) prefetcher_->OnRouting(layer, routed);
+    if (step_predictor_) step_predictor_->OnRouting(layer, routed);
     needed_.clear();
     std::vector<ExpertId> ids;
     for (const int32_t index : routed) {
@@ -179,7 +179,7 @@ class LiveRun {
   VirtualClock clock_;
   SteppedLink link_;
   std::unique_ptr<Predictor> predictor_;
-  std::unique_ptr<Prefetcher> prefetcher_;
+  std::unique_ptr<StepPredictor> step_predictor_;
   std::unique_ptr<ExpertLoader> loader_;
   std::set<ExpertIndex> needed_;  // of the open layer, and not handed out
   ExpertStats stats_;

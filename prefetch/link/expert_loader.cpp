@@ -1,0 +1,135 @@
+#include "prefetch/link/expert_loader.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/base/check.h"
+#include "core/base/error.h"
+#include "core/base/units.h"
+
+namespace moesaic {
+namespace {
+
+int64_t SlotCount(const ExpertSource& source, const ExpertGrid& grid,
+                  const ExpertLoaderOptions& options) {
+  auto experts = static_cast<int64_t>(options.experts.size());
+  if (experts == 0) {
+    experts = int64_t{SparseLayers(source, grid.num_layers()).count()} * grid.num_experts();
+  }
+  const uint64_t slot_bytes = source.layout().slot_bytes;
+  CHECK_GT(slot_bytes, 0u);
+  const uint64_t budget_bytes =
+      options.slot_memory.empty() ? options.budget_bytes : options.slot_memory.size();
+  if (budget_bytes < slot_bytes) {
+    Fail(ErrorKind::kResourceExhausted,
+         "the memory for experts is {}, but one expert takes {} ({} bytes): raise --expert-memory "
+         "to at least that",
+         FormatBytes(budget_bytes), FormatBytes(slot_bytes), slot_bytes);
+  }
+  return std::min(static_cast<int64_t>(budget_bytes / slot_bytes), std::max<int64_t>(1, experts));
+}
+
+}  // namespace
+
+ExpertLoader::ExpertLoader(const ExpertSource& source, int num_layers, int num_experts,
+                           std::unique_ptr<EvictionPolicy> policy,
+                           const ExpertLoaderOptions& options, std::unique_ptr<AsyncReader> reader)
+    : LinkMover(source, ExpertGrid(num_layers, num_experts),
+                SlotCount(source, ExpertGrid(num_layers, num_experts), options), options,
+                std::move(reader), [&](LinkParameters link) {
+                  return std::make_unique<ExpertFlow>(ExpertGrid(num_layers, num_experts),
+                                                      std::move(link), std::move(policy), options);
+                }) {}
+
+uint64_t ExpertLoader::StagingBytes(const ExpertSource& source, int num_layers, int num_experts,
+                                    const ExpertLoaderOptions& options) {
+  const ExpertGrid grid(num_layers, num_experts);
+  return LinkMover::StagingBytes(source, grid, SlotCount(source, grid, options), options);
+}
+
+void ExpertLoader::BeginLayer(std::span<const ExpertId> needed, std::vector<MissedExpert>& missed) {
+  const Change change(*this);
+  OpenLayer(needed);
+  flow().Missed(missed);
+}
+
+void ExpertLoader::StartLoads(std::span<MissedExpert> plan) {
+  const Change change(*this);
+  for (MissedExpert& miss : plan) {
+    if (miss.link != flow().link() || !miss.on_host) continue;
+    miss.on_host = flow().ComputeOnHost(miss.expert, Now());
+  }
+  flow().StartLoads(Now());
+}
+
+void ExpertLoader::Expect(std::span<const ExpertId> experts) {
+  const Change change(*this);
+  flow().Expect(Indices(experts), Now());
+}
+
+bool ExpertLoader::IsResident(ExpertId expert) const {
+  const MutexLock lock(mutex_);
+  return flow().cache().state(grid().Index(expert)) == ExpertCache::State::kResident;
+}
+
+int64_t ExpertLoader::Preload(std::span<const ExpertId> experts,
+                              const std::function<bool(int64_t)>& keep_going) {
+  std::vector<ExpertIndex> wanted;
+  for (const ExpertId id : experts) wanted.push_back(grid().Index(id));
+  const MutexLock lock(mutex_);
+  StopLoading();  // what an earlier layer left behind
+  const uint64_t before = Inserted();
+  flow().BeginPreload(wanted, Now());
+  Wake();
+  bool going = true;
+  uint64_t told = before;
+  for (;;) {
+    if (preload_error_) flow().CancelWaiting(Now());
+    if (going && keep_going && Inserted() != told) {
+      told = Inserted();
+      std::exception_ptr thrown;
+      mutex_.Unlock();
+      try {
+        going = keep_going(static_cast<int64_t>(told - before));
+      } catch (...) {
+        thrown = std::current_exception();
+        going = false;
+      }
+      mutex_.Lock();
+      if (thrown && !preload_error_) preload_error_ = thrown;
+      if (!going) flow().CancelWaiting(Now());
+      continue;
+    }
+    if (flow().cache().loading() == 0 || fatal_) break;
+    WaitForProgress();
+  }
+  flow().EndPreload();
+  const std::exception_ptr error = std::exchange(preload_error_, nullptr);
+  if (error) std::rethrow_exception(error);
+  if (fatal_) std::rethrow_exception(fatal_);
+  return static_cast<int64_t>(Inserted() - before);
+}
+
+void ExpertLoader::StopLoading() {
+  flow().StopPrefetching(Now());
+  flow().CancelWaiting(Now());
+  while (flow().cache().loading() > 0) WaitForProgress();
+}
+
+void ExpertLoader::Clear() {
+  const MutexLock lock(mutex_);
+  StopLoading();
+  flow().EvictAll(Now());
+}
+
+bool ExpertLoader::prefetching() const {
+  const MutexLock lock(mutex_);
+  return flow().prefetching();
+}
+
+ExpertCacheCounters ExpertLoader::cache_counters() const {
+  const MutexLock lock(mutex_);
+  return flow().cache().counters();
+}
+
+}  // namespace moesaic

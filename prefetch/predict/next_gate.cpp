@@ -1,0 +1,158 @@
+#include "prefetch/predict/next_gate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+
+#include "core/base/check.h"
+#include "kernels/cpu/moe.h"
+
+namespace moesaic {
+namespace {
+
+PackedMatrix RowsOf(std::byte* data, int64_t n, int64_t k) {
+  PackedMatrix m;
+  m.data = data;
+  m.type = WeightType::kBf16;
+  m.n = n;
+  m.k = k;
+  return m;
+}
+
+}  // namespace
+
+NextGate::NextGate(const PredictorShape& shape, int64_t hidden_size, int look_ahead,
+                   const CpuKernels& kernels)
+    : shape_(shape),
+      hidden_size_(hidden_size),
+      look_ahead_(std::min(look_ahead, shape.num_layers - 1)),
+      kernels_(kernels),
+      stride_(static_cast<size_t>((shape.num_experts + kPanelOutputs - 1) / kPanelOutputs *
+                                  kPanelOutputs)) {
+  CHECK_GT(look_ahead, 0);
+  CHECK_GT(shape.num_experts, shape.top_k);
+  CHECK(kernels.numerics == NumericsClass::kF32);
+  const int64_t outputs = shape.num_layers * static_cast<int64_t>(stride_);
+  routers_ = AlignedBuffer(
+      static_cast<size_t>(PackedMatrix::Bytes(WeightType::kBf16, outputs, hidden_size)));
+  const auto rows = static_cast<size_t>(shape.max_requests * kMaxRows);
+  x_ = AlignedBuffer(rows *
+                     static_cast<size_t>(ActivationRowBytes(ActivationType::kF32, hidden_size)));
+  const auto distances = static_cast<size_t>(look_ahead_);
+  scale_.resize(rows);
+  logits_.resize(rows * distances * stride_);
+  order_.resize(static_cast<size_t>(shape.num_experts));
+  requests_.resize(static_cast<size_t>(shape.max_requests));
+  for (Request& request : requests_) {
+    request.margins.resize((distances + 1) * distances * kMaxRows * stride_);
+  }
+}
+
+void NextGate::Load(std::span<const Router> routers, double norm_eps, ThreadPool& pool) {
+  CHECK_EQ(routers.size(), static_cast<size_t>(shape_.num_layers));
+  pool_ = &pool;
+  norm_eps_ = static_cast<float>(norm_eps);
+  routers_.Zero();
+  const auto layer_bytes = static_cast<size_t>(
+      PackedMatrix::Bytes(WeightType::kBf16, static_cast<int64_t>(stride_), hidden_size_));
+  std::vector<float> folded(static_cast<size_t>(shape_.num_experts * hidden_size_));
+  for (size_t layer = 0; layer < routers.size(); ++layer) {
+    const Router& router = routers[layer];
+    CHECK_EQ(router.weights.n, shape_.num_experts);
+    CHECK_EQ(router.weights.k, hidden_size_);
+    for (int64_t expert = 0; expert < shape_.num_experts; ++expert) {
+      float* row = folded.data() + expert * hidden_size_;
+      kernels_.unpack_row(router.weights, expert, row);
+      for (int64_t i = 0; i < hidden_size_; ++i) row[i] *= router.norm[i];
+    }
+    const PackedMatrix to =
+        RowsOf(routers_.data() + layer * layer_bytes, shape_.num_experts, hidden_size_);
+    kernels_.pack_panels(folded.data(), DType::kF32, hidden_size_, to.n, to.k, to.type, 0,
+                         to.panels(), routers_.data() + layer * layer_bytes);
+  }
+}
+
+size_t NextGate::Place(int layer, int distance) const {
+  return static_cast<size_t>(layer % (look_ahead_ + 1) * look_ahead_ + distance - 1) * kMaxRows *
+         stride_;
+}
+
+void NextGate::BeginIteration(int request) { requests_[static_cast<size_t>(request)].last = -1; }
+
+void NextGate::Look(int layer, std::span<const StepRequest> requests, const float* hidden) {
+  const int ahead = std::min(look_ahead_, shape_.num_layers - 1 - layer);
+  const int64_t x_stride = ActivationRowBytes(ActivationType::kF32, hidden_size_);
+  int64_t rows = 0;
+  for (const StepRequest& of : requests) {
+    Request& request = requests_[static_cast<size_t>(of.request)];
+    request.last = layer;
+    request.rows = std::min<int64_t>(of.num_rows, kMaxRows);
+    for (int64_t i = 0; i < request.rows; ++i, ++rows) {
+      // The last one is the newest: it is always among them.
+      request.numbers[i] = (i + 1) * of.num_rows / request.rows - 1;
+      const float* x = hidden + (of.first_row + request.numbers[i]) * hidden_size_;
+      kernels_.prepare_activations(x, hidden_size_, 1, hidden_size_, ActivationType::kF32,
+                                   x_.data() + rows * x_stride, x_stride);
+      const float* copy = reinterpret_cast<const float*>(x_.data() + rows * x_stride);
+      const float squares = kernels_.dot(copy, copy, x_stride / int64_t{sizeof(float)});
+      scale_[static_cast<size_t>(rows)] =
+          1.0f / std::sqrt(squares / static_cast<float>(hidden_size_) + norm_eps_);
+    }
+  }
+  if (ahead == 0) return;
+
+  const auto outputs = static_cast<int64_t>(static_cast<size_t>(ahead) * stride_);
+  const auto layer_bytes =
+      PackedMatrix::Bytes(WeightType::kBf16, static_cast<int64_t>(stride_), hidden_size_);
+  MatmulArgs product;
+  product.x = x_.data();
+  product.x_stride_bytes = x_stride;
+  product.m = rows;
+  product.w = RowsOf(routers_.data() + (layer + 1) * layer_bytes, outputs, hidden_size_);
+  product.y = logits_.data();
+  product.y_stride = outputs;
+  ParallelMatmul(*pool_, kernels_, product);
+
+  int64_t row = 0;
+  for (const StepRequest& of : requests) {
+    Request& request = requests_[static_cast<size_t>(of.request)];
+    for (int64_t i = 0; i < request.rows; ++i, ++row) {
+      for (int distance = 1; distance <= ahead; ++distance) {
+        KeepMargins(
+            logits_.data() + row * outputs + (distance - 1) * static_cast<int64_t>(stride_),
+            scale_[static_cast<size_t>(row)],
+            &request.margins[Place(layer + distance, distance) + static_cast<size_t>(i) * stride_]);
+      }
+    }
+  }
+}
+
+void NextGate::KeepMargins(const float* logits, float scale, float* margins) {
+  const auto experts = static_cast<size_t>(shape_.num_experts);
+  // A poisoned row ends its request; it must not end what is learned from the others.
+  if (!std::isfinite(scale * kernels_.dot(logits, logits, static_cast<int64_t>(stride_)))) {
+    std::fill_n(margins, experts, 0.0f);
+    return;
+  }
+  std::copy_n(logits, experts, order_.begin());
+  const auto chosen = order_.begin() + shape_.top_k;
+  std::nth_element(order_.begin(), chosen, order_.end(), std::greater<>());
+  const float boundary = 0.5f * (*chosen + *std::min_element(order_.begin(), chosen));
+  for (size_t j = 0; j < experts; ++j) margins[j] = scale * (logits[j] - boundary);
+}
+
+NextGate::Margins NextGate::For(int request, int layer, int distance) const {
+  const Request& of = requests_[static_cast<size_t>(request)];
+  // Asked for when `layer` is ahead, or the one that was looked at last.
+  const int from = layer - distance;
+  if (from < 0 || distance > look_ahead_ || of.last < from || of.last > layer) return {};
+  return {of.rows, of.numbers, &of.margins[Place(layer, distance)]};
+}
+
+uint64_t NextGate::memory_bytes() const {
+  uint64_t floats = logits_.size();
+  for (const Request& request : requests_) floats += request.margins.size();
+  return routers_.bytes() + x_.bytes() + floats * sizeof(float);
+}
+
+}  // namespace moesaic

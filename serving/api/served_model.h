@@ -1,0 +1,43 @@
+// ServedModel: a model behind the API, with the names that clients may use; ModelTable finds it by
+// name.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "serving/engine/engine.h"
+
+namespace moesaic {
+
+class ChatTemplate;
+
+struct ServedModel {
+  std::vector<std::string> names;  // the first is the one that responses list; at least one
+  // Shared: requests that are being answered keep the engine while the server goes down.
+  std::shared_ptr<Engine> engine;
+  std::shared_ptr<const ChatTemplate> chat_template;  // null: no chat completions; shared likewise
+  int64_t created_unix_s = 0;
+};
+
+// Immutable once made; shared by all connections.
+class ModelTable {
+ public:
+  // Throws Error(kInvalidArgument) when two models have the same name or one has none.
+  explicit ModelTable(std::vector<ServedModel> models);
+
+  const std::vector<ServedModel>& models() const { return models_; }
+  // nullptr: unknown. An empty name means the only model, when there is only one.
+  const ServedModel* Find(std::string_view name) const;
+  // Throws ApiError (404) for an unknown one.
+  const ServedModel& Get(std::string_view name) const;
+
+ private:
+  std::vector<ServedModel> models_;
+  std::map<std::string, size_t, std::less<>> by_name_;
+};
+
+}  // namespace moesaic

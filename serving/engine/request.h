@@ -1,0 +1,63 @@
+// What a request asks of an engine and what comes back. Plain data.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/base/error.h"
+#include "serving/model/sampling_params.h"
+
+namespace moesaic {
+
+struct RequestTrace;
+
+struct EngineRequest {
+  std::string id;               // for logs and recorded traces; any string
+  std::string domain;           // for recorded traces: what kind of request it is; any string
+  std::vector<int32_t> prompt;  // at least one token
+  SamplingParams sampling;
+  int32_t max_tokens = 16;  // 0 is allowed: only prompt log-probabilities are wanted
+  int32_t min_tokens = 0;   // EOS and stops are ignored before this many
+  bool ignore_eos = false;
+  std::vector<std::string> stop;  // the text ends before the first of these
+  std::vector<int32_t> stop_token_ids;
+  bool skip_special_tokens = true;
+  bool include_stop_in_output = false;
+  int32_t logprobs = -1;         // -1: none; n >= 0: the chosen token's and the n best
+  int32_t prompt_logprobs = -1;  // likewise for each prompt token but the first
+  // Positions from here on are computed as decode steps are (expert deferral); -1: what follows the
+  // prompt. For who measures a text as if it had been generated.
+  int64_t decode_from = -1;
+  std::optional<std::chrono::steady_clock::time_point> deadline;
+};
+
+enum class FinishReason { kStop, kLength, kCancelled };
+const char* FinishReasonName(FinishReason reason);  // "stop", "length", "cancelled"
+
+struct Usage {
+  int64_t prompt_tokens = 0;
+  int64_t completion_tokens = 0;
+  int64_t cached_tokens = 0;  // of the prompt, taken from the prefix cache
+};
+
+// One or more tokens' worth of output. `text` may be shorter or longer than the tokens' own text:
+// half characters and possible beginnings of a stop string are held back and come later, and what
+// follows a stop never comes.
+struct OutputDelta {
+  std::string text;
+  std::vector<GeneratedToken> tokens;
+  std::vector<GeneratedToken> prompt_tokens;  // once, first, when prompt_logprobs >= 0
+  std::optional<FinishReason> finish;         // set on the last delta
+  std::string stop_text;                      // the stop string that matched, if one did
+  Usage usage;                                // so far
+  // On the first delta: from submission to the first step that ran the request; -1: not told.
+  int64_t queue_us = -1;
+  // Which experts the request used; on the last delta. Shared: the sink may keep it.
+  std::shared_ptr<const RequestTrace> trace;
+};
+
+}  // namespace moesaic

@@ -1,0 +1,89 @@
+// TestEngine: an Engine without a model, for tests of the protocol. By default it answers every
+// request at once with the words "w0 w1 w2 ..."; in manual mode the test sends each delta itself.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/base/mutex.h"
+#include "serving/engine/engine.h"
+#include "serving/text/tokenizer.h"
+
+namespace moesaic {
+
+class TestEngine : public Engine {
+ public:
+  struct Options {
+    bool manual = false;
+    int64_t max_queue = 1'000'000;  // requests are refused when so many sequences run
+    int64_t max_context_tokens = 1024;
+    // Only these many words of "w0 w1 ..." have their own ids; tokens of the output are 0, 1, 2,
+    // ...
+    int64_t vocab_size = 4096;
+  };
+  // `tokenizer` must outlive the engine.
+  TestEngine(const Tokenizer& tokenizer, Options options);
+  ~TestEngine() override;
+
+  const ModelConfig& config() const override { return config_; }
+  const GenerationDefaults& generation_defaults() const override { return defaults_; }
+  const Tokenizer& tokenizer() const override { return tokenizer_; }
+  int64_t max_context_tokens() const override { return options_.max_context_tokens; }
+  std::vector<RequestId> Submit(std::vector<EngineRequest> requests,
+                                std::vector<std::shared_ptr<OutputSink>> sinks) override;
+  void Cancel(RequestId id) override;
+  void BeginDrain() override;
+  EngineStatus Status() const override;
+  StepStats Stats() const override { return {}; }
+
+  // The word of output token i, with the space before it.
+  static std::string Word(int64_t i);
+
+  // For tests. The waits block until the state is reached (a test's time limit is the way out).
+  void WaitForSubmitted(size_t count) const;  // so many sequences in all
+  void WaitForCancelled(size_t count) const;  // so many cancelled sequences
+  void WaitForIdle() const;                   // no sequence is running
+  std::vector<RequestId> Running() const;
+  EngineRequest Request(RequestId id) const;  // of any time
+  size_t submitted() const;                   // sequences in all
+  size_t cancelled() const;
+  bool draining() const;
+  // Manual mode: the next `words` words; the last of them with `finish`.
+  void Emit(RequestId id, int64_t words, std::optional<FinishReason> finish = std::nullopt);
+  // Manual mode, several deltas of any size at once, from the calling thread.
+  void EmitText(RequestId id, const std::string& text);
+  void FailRequest(RequestId id, const Error& error);
+  void SetNotReady(const std::string& why, const std::string& code);
+
+ private:
+  struct Active {
+    EngineRequest request;
+    std::shared_ptr<OutputSink> sink;
+    int64_t emitted = 0;
+  };
+  void Main();
+  OutputDelta MakeDelta(Active& running, int64_t words, std::optional<FinishReason> finish);
+
+  const Tokenizer& tokenizer_;
+  const Options options_;
+  ModelConfig config_;
+  GenerationDefaults defaults_;
+
+  mutable Mutex mutex_;
+  std::string not_ready_ GUARDED_BY(mutex_);
+  std::string not_ready_code_ GUARDED_BY(mutex_);
+  mutable CondVar changed_;
+  bool stop_ GUARDED_BY(mutex_) = false;
+  bool draining_ GUARDED_BY(mutex_) = false;
+  RequestId last_id_ GUARDED_BY(mutex_) = 0;
+  size_t cancelled_ GUARDED_BY(mutex_) = 0;
+  std::map<RequestId, Active> running_ GUARDED_BY(mutex_);
+  std::map<RequestId, EngineRequest> seen_ GUARDED_BY(mutex_);
+  std::thread thread_;
+};
+
+}  // namespace moesaic
