@@ -1,18 +1,21 @@
-#include "serving/text/jinja/unicode.h"
+// Case mappings of serving/text/unicode.h.
 
 #include <utf8proc.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <iterator>
 
-namespace moesaic::jinja {
+#include "serving/text/unicode.h"
+
+namespace moesaic {
 namespace {
 
 // The unconditional one-to-many mappings of Unicode 14's SpecialCasing.txt; utf8proc's simple
 // mappings cover the other characters.
 struct SpecialCase {
-  int32_t from;
-  int32_t to[3];
+  char32_t from;
+  char32_t to[3];
 };
 // clang-format off
 constexpr SpecialCase kUpperSpecial[] = {
@@ -75,167 +78,56 @@ constexpr SpecialCase kTitleSpecial[] = {
 // clang-format on
 
 template <size_t N>
-const SpecialCase* FindSpecial(const SpecialCase (&table)[N], int32_t code_point) {
+const SpecialCase* FindSpecial(const SpecialCase (&table)[N], char32_t code_point) {
   const auto* it =
       std::lower_bound(std::begin(table), std::end(table), code_point,
-                       [](const SpecialCase& entry, int32_t value) { return entry.from < value; });
+                       [](const SpecialCase& entry, char32_t value) { return entry.from < value; });
   return it != std::end(table) && it->from == code_point ? it : nullptr;
 }
 
 void AppendAll(const SpecialCase& special, std::string& out) {
-  for (const int32_t code_point : special.to) {
+  for (const char32_t code_point : special.to) {
     if (code_point != 0) AppendUtf8(code_point, out);
   }
 }
 
-struct Range {
-  int32_t first;
-  int32_t last;
-};
+using SimpleMapping = utf8proc_int32_t (*)(utf8proc_int32_t);
 
-template <size_t N>
-bool InRanges(const Range (&ranges)[N], int32_t code_point) {
-  return std::any_of(std::begin(ranges), std::end(ranges), [code_point](const Range& range) {
-    return code_point >= range.first && code_point <= range.last;
-  });
-}
-
-// Numeric_Type=Digit that is not a decimal digit.
-constexpr Range kDigits[] = {
-    {0xb2, 0xb3},       {0xb9, 0xb9},       {0x1369, 0x1371},   {0x19da, 0x19da},
-    {0x2070, 0x2070},   {0x2074, 0x2079},   {0x2080, 0x2089},   {0x2460, 0x2468},
-    {0x2474, 0x247c},   {0x2488, 0x2490},   {0x24ea, 0x24ea},   {0x24f5, 0x24fd},
-    {0x24ff, 0x24ff},   {0x2776, 0x277e},   {0x2780, 0x2788},   {0x278a, 0x2792},
-    {0x10a40, 0x10a43}, {0x10e60, 0x10e68}, {0x11052, 0x1105a}, {0x1f100, 0x1f10a}};
-// Other_Uppercase and Other_Lowercase of PropList.txt: cased, though not Lu or Ll.
-constexpr Range kOtherUpper[] = {
-    {0x2160, 0x216f}, {0x24b6, 0x24cf}, {0x1f130, 0x1f149}, {0x1f150, 0x1f169}, {0x1f170, 0x1f189}};
-constexpr Range kOtherLower[] = {
-    {0xaa, 0xaa},       {0xba, 0xba},       {0x2b0, 0x2b8},     {0x2c0, 0x2c1},    {0x2e0, 0x2e4},
-    {0x345, 0x345},     {0x37a, 0x37a},     {0x1d2c, 0x1d6a},   {0x1d78, 0x1d78},  {0x1d9b, 0x1dbf},
-    {0x2071, 0x2071},   {0x207f, 0x207f},   {0x2090, 0x209c},   {0x2170, 0x217f},  {0x24d0, 0x24e9},
-    {0x2c7c, 0x2c7d},   {0xa69c, 0xa69d},   {0xa770, 0xa770},   {0xa7f8, 0xa7f9},  {0xab5c, 0xab5f},
-    {0x10780, 0x10780}, {0x10783, 0x10785}, {0x10787, 0x107b0}, {0x107b2, 0x107ba}};
-
-utf8proc_category_t Category(int32_t code_point) {
-  return code_point < 0 ? UTF8PROC_CATEGORY_CN : utf8proc_category(code_point);
+void AppendSimple(char32_t code_point, SimpleMapping map, std::string& out) {
+  AppendUtf8(static_cast<char32_t>(map(static_cast<utf8proc_int32_t>(code_point))), out);
 }
 
 }  // namespace
 
-CodePoint DecodeAt(std::string_view text, size_t offset) {
-  utf8proc_int32_t value = -1;
-  const auto length = utf8proc_iterate(
-      reinterpret_cast<const utf8proc_uint8_t*>(text.data()) + offset,
-      static_cast<utf8proc_ssize_t>(std::min<size_t>(text.size() - offset, 4)), &value);
-  if (length < 1) return {-1, 1};
-  return {value, static_cast<size_t>(length)};
-}
-
-CodePoint DecodeBefore(std::string_view text, size_t end) {
-  for (size_t length = 1; length <= 4 && length <= end; ++length) {
-    if ((static_cast<unsigned char>(text[end - length]) & 0xC0) == 0x80) continue;
-    const CodePoint result = DecodeAt(text, end - length);
-    if (result.length_bytes == length) return result;
-    break;
-  }
-  return {-1, 1};
-}
-
-void AppendUtf8(int32_t code_point, std::string& out) {
-  utf8proc_uint8_t bytes[4];
-  const auto length = utf8proc_encode_char(code_point, bytes);
-  out.append(reinterpret_cast<const char*>(bytes), static_cast<size_t>(length));
-}
-
-size_t CountCharacters(std::string_view text) {
-  size_t count = 0;
-  for (size_t i = 0; i < text.size(); ++count) {
-    i += static_cast<unsigned char>(text[i]) < 0x80 ? 1 : DecodeAt(text, i).length_bytes;
-  }
-  return count;
-}
-
-size_t CharacterOffset(std::string_view text, size_t index) {
-  size_t i = 0;
-  for (; index > 0 && i < text.size(); --index) {
-    i += static_cast<unsigned char>(text[i]) < 0x80 ? 1 : DecodeAt(text, i).length_bytes;
-  }
-  return i;
-}
-
-bool IsSpace(int32_t c) {
-  return (c >= 0x09 && c <= 0x0d) || (c >= 0x1c && c <= 0x20) || c == 0x85 || c == 0xa0 ||
-         c == 0x1680 || (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 || c == 0x202f ||
-         c == 0x205f || c == 0x3000;
-}
-
-bool IsLineBreak(int32_t c) {
-  return (c >= 0x0a && c <= 0x0d) || (c >= 0x1c && c <= 0x1e) || c == 0x85 || c == 0x2028 ||
-         c == 0x2029;
-}
-
-bool IsAlpha(int32_t c) {
-  const auto category = Category(c);
-  return category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_LO;
-}
-
-bool IsDecimal(int32_t c) { return Category(c) == UTF8PROC_CATEGORY_ND; }
-
-bool IsDigit(int32_t c) { return IsDecimal(c) || InRanges(kDigits, c); }
-
-bool IsNumeric(int32_t c) {
-  const auto category = Category(c);
-  return category >= UTF8PROC_CATEGORY_ND && category <= UTF8PROC_CATEGORY_NO;
-}
-
-bool IsUpper(int32_t c) { return Category(c) == UTF8PROC_CATEGORY_LU || InRanges(kOtherUpper, c); }
-
-bool IsLower(int32_t c) { return Category(c) == UTF8PROC_CATEGORY_LL || InRanges(kOtherLower, c); }
-
-bool IsTitle(int32_t c) { return Category(c) == UTF8PROC_CATEGORY_LT; }
-
-bool IsCased(int32_t c) { return IsUpper(c) || IsLower(c) || IsTitle(c); }
-
-bool IsPrintable(int32_t c) {
-  if (c == ' ') return true;
-  switch (Category(c)) {
-    case UTF8PROC_CATEGORY_CN:
-    case UTF8PROC_CATEGORY_CC:
-    case UTF8PROC_CATEGORY_CF:
-    case UTF8PROC_CATEGORY_CS:
-    case UTF8PROC_CATEGORY_CO:
-    case UTF8PROC_CATEGORY_ZL:
-    case UTF8PROC_CATEGORY_ZP:
-    case UTF8PROC_CATEGORY_ZS:
-      return false;
-    default:
-      return true;
-  }
-}
-
-void AppendUpper(int32_t code_point, std::string& out) {
+void AppendUpper(char32_t code_point, std::string& out) {
   if (const SpecialCase* special = FindSpecial(kUpperSpecial, code_point)) {
     AppendAll(*special, out);
   } else {
-    AppendUtf8(utf8proc_toupper(code_point), out);
+    AppendSimple(code_point, utf8proc_toupper, out);
   }
 }
 
-void AppendTitle(int32_t code_point, std::string& out) {
+void AppendTitle(char32_t code_point, std::string& out) {
   if (const SpecialCase* special = FindSpecial(kTitleSpecial, code_point)) {
     AppendAll(*special, out);
   } else {
-    AppendUtf8(utf8proc_totitle(code_point), out);
+    AppendSimple(code_point, utf8proc_totitle, out);
   }
 }
 
-void AppendLower(int32_t code_point, std::string& out) {
-  if (code_point == 0x130) {  // the only one-to-many lower case mapping
+void AppendLower(char32_t code_point, std::string& out) {
+  if (code_point == 0x130) {  // the only one whose lower case is two characters: i, a dot above
     out += "i\u0307";
   } else {
-    AppendUtf8(utf8proc_tolower(code_point), out);
+    AppendSimple(code_point, utf8proc_tolower, out);
   }
 }
 
-}  // namespace moesaic::jinja
+std::string LowercaseUnicode(std::string_view text) {
+  std::string result;
+  result.reserve(text.size());
+  for (size_t pos = 0; pos < text.size();) AppendLower(NextCodePoint(text, pos), result);
+  return result;
+}
+
+}  // namespace moesaic
