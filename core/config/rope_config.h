@@ -13,4 +13,7 @@ namespace moesaic {
 // Error(kUnsupported).
 RopeConfig ParseRopeConfig(const JsonFields& config, double default_theta, int64_t max_position);
 
+// `partial_rotary_factor`, of either place: which share of a head is rotated.
+double ParseRotaryShare(const JsonFields& config, double fallback);
+
 }  // namespace moesaic

@@ -29,8 +29,8 @@ void Load(const EngineOptions& options, const BatchPlan& plan, std::shared_ptr<T
       "stay in memory, {} buffers of {} for the others; {} on {} threads",
       config.architecture, sizes.max_num_seqs, sizes.max_batch_tokens,
       sizes.num_kv_blocks * kKvBlockTokens, plan.residents(),
-      config.num_sparse_layers() * config.num_experts, sizes.buffers, FormatBytes(plan.slot_bytes),
-      IsaName(parts.kernels.isa), parts.pool->threads());
+      config.num_sparse_layers() * config.num_experts(), sizes.buffers,
+      FormatBytes(plan.slot_bytes), IsaName(parts.kernels.isa), parts.pool->threads());
 }
 
 }  // namespace

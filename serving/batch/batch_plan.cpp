@@ -31,7 +31,7 @@ int64_t WantedBuffers(const EngineOptions& options, const ModelConfig& config,
   const auto depth =
       static_cast<uint64_t>(options.io_depth > 0 ? options.io_depth : kDefaultReadDepth);
   const auto in_flight = static_cast<int64_t>((packet * depth + slot_bytes - 1) / slot_bytes);
-  return std::max<int64_t>({4, 2 * (in_flight + 1), config.num_experts});
+  return std::max<int64_t>({4, 2 * (in_flight + 1), config.num_experts()});
 }
 
 // CGOPipe launches attention two micro-batches ahead. With dense modules on a device one computes
@@ -67,7 +67,7 @@ struct Sizer {
                     : std::min(files.config.max_position, kDefaultContextTokens)),
         machine_bytes(options.machine_memory_bytes > 0 ? options.machine_memory_bytes
                                                        : UINT64_MAX / 2),
-        all_experts(files.config.num_sparse_layers() * files.config.num_experts) {}
+        all_experts(files.config.num_sparse_layers() * files.config.num_experts()) {}
 
   // Tokens that one request must have room for: what was asked for, else what is sensible.
   int64_t LongestByRule() const {
@@ -225,7 +225,7 @@ BatchPlan LedgerOf(const EngineOptions& options, const ModelFiles& files, const 
   plan.sizes = sizes;
   plan.slot_bytes = files.experts->layout().slot_bytes;
   plan.all_experts_bytes =
-      static_cast<uint64_t>(config.num_sparse_layers() * config.num_experts) * plan.slot_bytes;
+      static_cast<uint64_t>(config.num_sparse_layers() * config.num_experts()) * plan.slot_bytes;
   if (options.devices.count > 0) {
     BatchDevices devices = PlanBatchDevices(options, files, sizes);
     plan.devices = std::move(devices.devices);
@@ -241,13 +241,13 @@ BatchPlan LedgerOf(const EngineOptions& options, const ModelFiles& files, const 
   plan.ledger = {{"dense weights", ModelWeights::Bytes(config, type)}};
   if (plan.devices.empty()) {
     const auto residents = static_cast<uint64_t>(sizes.expert_slots - sizes.buffers);
-    plan.ledger.insert(
-        plan.ledger.end(),
-        {{"resident experts", residents * plan.slot_bytes},
-         {"expert buffers", static_cast<uint64_t>(sizes.buffers) * plan.slot_bytes},
-         {"expert staging", StreamingExperts::StagingBytes(
-                                *files.experts, ExpertGrid(config.num_layers, config.num_experts),
-                                streaming.slots, streaming)}});
+    plan.ledger.insert(plan.ledger.end(),
+                       {{"resident experts", residents * plan.slot_bytes},
+                        {"expert buffers", static_cast<uint64_t>(sizes.buffers) * plan.slot_bytes},
+                        {"expert staging",
+                         StreamingExperts::StagingBytes(
+                             *files.experts, ExpertGrid(config.num_layers(), config.num_experts()),
+                             streaming.slots, streaming)}});
   } else {
     uint64_t device_bytes = DevicesHostBytes(WithRows(options, sizes), config, plan.devices);
     if (plan.dense_on_device) {
@@ -259,10 +259,10 @@ BatchPlan LedgerOf(const EngineOptions& options, const ModelFiles& files, const 
          {options.devices.kind == DeviceKind::kEmulated ? "emulated devices" : "staging of devices",
           device_bytes},
          {"expert staging",  // while the experts are read
-          HostExperts::StagingBytes(
-              *files.experts,
-              ExpertGrid(static_cast<int>(config.num_layers), static_cast<int>(config.num_experts)),
-              LoaderOptionsOf(options, 0))}});
+          HostExperts::StagingBytes(*files.experts,
+                                    ExpertGrid(static_cast<int>(config.num_layers()),
+                                               static_cast<int>(config.num_experts())),
+                                    LoaderOptionsOf(options, 0))}});
   }
   const std::vector<LedgerEntry> rest = {
       {"KV cache",
@@ -286,7 +286,8 @@ void CheckBatchOptions(const EngineOptions& options, const ModelConfig& config) 
          "run)",
          options.defer_experts);
   }
-  if (options.max_model_len > config.max_position && config.rope.kind == RopeKind::kDefault) {
+  if (options.max_model_len > config.max_position &&
+      config.attention().rope.kind == RopeKind::kDefault) {
     Fail(ErrorKind::kInvalidArgument, "--max-model-len: {} is more than the model's {} positions",
          options.max_model_len, config.max_position);
   }

@@ -57,12 +57,12 @@ StepTimes TimesOf(const std::string& machine, const std::string& model_dir,
     Fail(ErrorKind::kInvalidArgument, "--machine and --model: give both, or neither");
   }
   const ModelConfig model = LoadModelConfig(model_dir);
-  if (model.num_sparse_layers() != trace.num_layers || model.num_experts != trace.num_experts ||
-      model.top_k != trace.top_k) {
+  if (model.num_sparse_layers() != trace.num_layers || model.num_experts() != trace.num_experts ||
+      model.top_k() != trace.top_k) {
     Fail(ErrorKind::kInvalidArgument,
          "--model: {} has {} layers of {} experts, {} per token; the trace has {} of {}, {} per "
          "token",
-         model_dir, model.num_sparse_layers(), model.num_experts, model.top_k, trace.num_layers,
+         model_dir, model.num_sparse_layers(), model.num_experts(), model.top_k(), trace.num_layers,
          trace.num_experts, trace.top_k);
   }
   return DeriveStepTimes(ParseProfile(ReadTextFile(machine, kMostProfileBytes), machine), model);

@@ -49,8 +49,8 @@ LearnedState::LearnedState(fs::path file, double interval_s, const ModelConfig& 
                            std::vector<StateSection*> learned, MetricsRegistry& metrics)
     : config_(config),
       interval_(interval_s),
-      residency_section_(residency_, static_cast<int>(config.num_layers),
-                         static_cast<int>(config.num_experts)),
+      residency_section_(residency_, static_cast<int>(config.num_layers()),
+                         static_cast<int>(config.num_experts())),
       checkpoint_(std::move(file), FingerprintOf(config),
                   With(std::move(learned), &residency_section_)),
       saved_at_(metrics.GetGauge("moe_state_saved_timestamp_seconds",
@@ -85,7 +85,7 @@ void LearnedState::Restore() {
 std::vector<ExpertId> LearnedState::LastResidents() const {
   std::vector<ExpertId> experts;
   for (const ResidentExpert& resident : residency_.experts) {
-    if (resident.id.stack == Stack::kDecoder && config_.layer_is_sparse[resident.id.layer] != 0) {
+    if (resident.id.stack == Stack::kDecoder && config_.is_sparse(resident.id.layer)) {
       experts.push_back(resident.id);
     }
   }

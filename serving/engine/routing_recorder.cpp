@@ -14,10 +14,11 @@ RoutingTraceHeader HeaderOf(const ModelConfig& config, std::string_view model) {
   header.model = model;
   header.phase = "mixed";
   header.num_layers = static_cast<int32_t>(config.num_sparse_layers());
-  const auto first = std::find(config.layer_is_sparse.begin(), config.layer_is_sparse.end(), 1);
-  header.first_layer = static_cast<int32_t>(first - config.layer_is_sparse.begin());
-  header.num_experts = static_cast<int32_t>(config.num_experts);
-  header.top_k = static_cast<int32_t>(config.top_k);
+  const auto first = std::find_if(config.layers.begin(), config.layers.end(),
+                                  [](const LayerSpec& layer) { return layer.sparse(); });
+  header.first_layer = static_cast<int32_t>(first - config.layers.begin());
+  header.num_experts = static_cast<int32_t>(config.num_experts());
+  header.top_k = static_cast<int32_t>(config.top_k());
   return header;
 }
 
@@ -28,7 +29,9 @@ RoutingRecorder::RoutingRecorder(const std::filesystem::path& file, const ModelC
     : writer_(std::make_unique<RoutingTraceWriter>(
           file, HeaderOf(config, model), TraceWriterOptions{.max_step_rows = max_step_rows})) {
   int32_t next = 0;
-  for (const uint8_t sparse : config.layer_is_sparse) trace_layer_.push_back(sparse ? next++ : -1);
+  for (const LayerSpec& layer : config.layers) {
+    trace_layer_.push_back(layer.sparse() ? next++ : -1);
+  }
 }
 
 void RoutingRecorder::Guard(FunctionRef<void()> write) {

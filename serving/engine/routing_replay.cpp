@@ -7,13 +7,13 @@ namespace moesaic {
 RoutingReplay::RoutingReplay(const std::filesystem::path& path, const ModelConfig& config)
     : trace_(ReadRoutingTrace(path)) {
   const RoutingTraceHeader& header = trace_.header;
-  if (header.num_layers != config.num_sparse_layers() || header.num_experts != config.num_experts ||
-      header.top_k != config.top_k) {
+  if (header.num_layers != config.num_sparse_layers() ||
+      header.num_experts != config.num_experts() || header.top_k != config.top_k()) {
     Fail(ErrorKind::kInvalidArgument,
          "--route-from {}: the trace has {} layers of {} experts, top {}, but the model has {} of "
          "{}, top {}",
          path.string(), header.num_layers, header.num_experts, header.top_k,
-         config.num_sparse_layers(), config.num_experts, config.top_k);
+         config.num_sparse_layers(), config.num_experts(), config.top_k());
   }
   std::erase_if(trace_.sequences,
                 [](const TraceSequence& sequence) { return sequence.experts.empty(); });
@@ -21,7 +21,9 @@ RoutingReplay::RoutingReplay(const std::filesystem::path& path, const ModelConfi
     Fail(ErrorKind::kInvalidArgument, "--route-from {}: the trace has no tokens", path.string());
   }
   int32_t next = 0;
-  for (const uint8_t sparse : config.layer_is_sparse) trace_layer_.push_back(sparse ? next++ : -1);
+  for (const LayerSpec& layer : config.layers) {
+    trace_layer_.push_back(layer.sparse() ? next++ : -1);
+  }
 }
 
 void RoutingReplay::Route(uint64_t request, int64_t position, int64_t layer,

@@ -22,19 +22,19 @@ ExpertObservers MakeObservers(const EngineOptions& options, const EnginePlan& pl
   if (!options.route_from.empty()) {
     observers.replay = std::make_unique<RoutingReplay>(options.route_from, config);
   }
-  if (plan.predictor_bytes > 0 && MayPrefetch(LinkSlots(plan), config.top_k)) {
+  if (plan.predictor_bytes > 0 && MayPrefetch(LinkSlots(plan), config.top_k())) {
     const PredictorShape shape = PredictorShapeOf(options, config);
     observers.gates = MakeNextGate(options, config);
     observers.predictor =
         MakePredictor(options.predictor, shape, SelectKernels(), observers.gates.get());
     observers.step_predictor = std::make_unique<StepPredictor>(
         shape, *observers.predictor, PrefetchOptions{},
-        SparseLayers(*files.experts, static_cast<int>(config.num_layers)));
+        SparseLayers(*files.experts, static_cast<int>(config.num_layers())));
     observers.recall = std::make_unique<RecallMeter>(shape);
   }
   if (options.eviction_policy != "auto" && options.eviction_policy != "next-use") {
     observers.policy_counts = std::make_unique<PolicyCounts>(
-        ExpertGrid(static_cast<int>(config.num_layers), static_cast<int>(config.num_experts)));
+        ExpertGrid(static_cast<int>(config.num_layers()), static_cast<int>(config.num_experts())));
   }
   return observers;
 }
@@ -63,8 +63,8 @@ void Load(const EngineOptions& options, MetricsRegistry& registry, LoopParts& pa
     observers.state->Restore();
     held = observers.state->LastResidents();
   }
-  observers.tracer = std::make_unique<RequestTracer>(static_cast<int>(config.num_layers),
-                                                     static_cast<int>(config.num_experts),
+  observers.tracer = std::make_unique<RequestTracer>(static_cast<int>(config.num_layers()),
+                                                     static_cast<int>(config.num_experts()),
                                                      static_cast<int>(options.max_num_seqs));
   if (!options.record_trace.empty()) {
     observers.recorder = std::make_unique<RoutingRecorder>(options.record_trace, config,
@@ -74,14 +74,14 @@ void Load(const EngineOptions& options, MetricsRegistry& registry, LoopParts& pa
   if (options.preload) step->Preload(std::move(held));
   Model& model = step->model();
   parts.head = std::make_unique<ModelHead>(model);
-  parts.use = std::make_unique<ExpertUse>(std::move(observers), config.top_k, step->provider(),
+  parts.use = std::make_unique<ExpertUse>(std::move(observers), config.top_k(), step->provider(),
                                           [&model] { return model.hidden(); });
   parts.step = std::move(step);
   LogInfo(
       "{}: {} layers, {} experts each, {} of {} experts fit in {}; {} tokens of KV cache; {} on {} "
       "threads",
-      config.architecture, config.num_layers, config.num_experts, plan.expert_slots,
-      config.num_sparse_layers() * config.num_experts, FormatBytes(plan.expert_budget_bytes),
+      config.architecture, config.num_layers(), config.num_experts(), plan.expert_slots,
+      config.num_sparse_layers() * config.num_experts(), FormatBytes(plan.expert_budget_bytes),
       plan.num_kv_blocks * kKvBlockTokens, IsaName(parts.kernels.isa), parts.pool->threads());
 }
 

@@ -14,7 +14,7 @@ namespace moesaic {
 namespace {
 
 ExpertGrid GridOf(const ModelConfig& config) {
-  return ExpertGrid(static_cast<int>(config.num_layers), static_cast<int>(config.num_experts));
+  return ExpertGrid(static_cast<int>(config.num_layers()), static_cast<int>(config.num_experts()));
 }
 
 // Null without counts: what the step predictor finds worth least, or the least recently used
@@ -29,7 +29,7 @@ void LoadGates(const ModelConfig& config, const ModelWeights& weights, ThreadPoo
   for (const LayerWeights& layer : weights.layers) {
     if (layer.router.n > 0) routers.push_back({layer.post_attention_norm, layer.router});
   }
-  gates.Load(routers, config.rms_norm_eps, pool);
+  gates.Load(routers, config.layers.front().norm.eps, pool);
 }
 
 }  // namespace
@@ -75,8 +75,8 @@ void LatencyStep::MakeExperts(const EngineOptions& options, const EnginePlan& pl
       SlotStretches(files_.experts->layout(), pool.node_ids());
   loading.slot_stretches = stretches;
   experts_ = std::make_unique<ExpertLoader>(
-      *files_.experts, static_cast<int>(files_.config.num_layers),
-      static_cast<int>(files_.config.num_experts),
+      *files_.experts, static_cast<int>(files_.config.num_layers()),
+      static_cast<int>(files_.config.num_experts()),
       MakePolicy(options.eviction_policy, observers.policy_counts.get()), loading);
 }
 
@@ -107,18 +107,18 @@ void LatencyStep::MakeDeviceExperts(const EngineOptions& options, const EnginePl
 void LatencyStep::Preload(std::vector<ExpertId> first) {
   const ModelConfig& config = files_.config;
   std::vector<ExpertId> experts = std::move(first);
-  for (int64_t layer = 0; layer < config.num_layers; ++layer) {
-    if (!config.layer_is_sparse[static_cast<size_t>(layer)]) continue;
-    for (int64_t index = 0; index < config.num_experts; ++index) {
+  for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
+    if (!config.is_sparse(layer)) continue;
+    for (int64_t index = 0; index < config.num_experts(); ++index) {
       ExpertId id;
       id.layer = static_cast<uint16_t>(layer);
       id.index = static_cast<uint16_t>(index);
       experts.push_back(id);
     }
   }
-  std::vector<uint8_t> seen(static_cast<size_t>(config.num_layers * config.num_experts), 0);
+  std::vector<uint8_t> seen(static_cast<size_t>(config.num_layers() * config.num_experts()), 0);
   std::erase_if(experts, [&](ExpertId id) {
-    const int64_t at = id.layer * config.num_experts + id.index;
+    const int64_t at = id.layer * config.num_experts() + id.index;
     return std::exchange(seen[static_cast<size_t>(at)], uint8_t{1}) != 0;
   });
   if (home_ == nullptr) {

@@ -97,10 +97,11 @@ void PlanDenseOnDevices(const EngineOptions& options, const ModelConfig& config,
     if (emulated) limit_bytes = std::min(limit_bytes, machine_bytes);
     fits = fits && limit_bytes >= fixed_bytes;
     whole_bytes += std::min(limit_bytes, UINT64_MAX - whole_bytes);
-    const int64_t kv_heads = KvHeadSlice(config, count, d).count();
+    const int64_t kv_heads = KvHeadSlice(config.attention().kv_heads, count, d).count();
     if (kv_heads == 0) continue;
     const double of_all = static_cast<double>(limit_bytes - std::min(limit_bytes, fixed_bytes)) *
-                          static_cast<double>(config.num_kv_heads) / static_cast<double>(kv_heads);
+                          static_cast<double>(config.attention().kv_heads) /
+                          static_cast<double>(kv_heads);
     if (of_all < static_cast<double>(left_bytes)) left_bytes = static_cast<uint64_t>(of_all);
   }
   if (emulated) whole_bytes = std::min(whole_bytes, machine_bytes);
@@ -146,7 +147,7 @@ void PlanWithDevices(const EngineOptions& options, const ModelConfig& config,
 uint64_t PredictorBytes(const EngineOptions& options, const ModelConfig& config,
                         const EnginePlan& plan) {
   if (options.predictor == "none" || plan.expert_budget_bytes >= plan.all_experts_bytes ||
-      !MayPrefetch(LinkSlots(plan), config.top_k)) {
+      !MayPrefetch(LinkSlots(plan), config.top_k())) {
     return 0;
   }
   const PredictorShape shape = PredictorShapeOf(options, config);
@@ -163,11 +164,11 @@ void CheckDeferral(const EngineOptions& options, const ModelConfig& config) {
          "which is not tried together; leave one of them out",
          options.defer_experts);
   }
-  if (config.top_k <= 2) {
+  if (config.top_k() <= 2) {
     Fail(ErrorKind::kInvalidArgument,
          "--defer-experts {}: this model takes {} expert{} for each token, and two at least are "
          "never deferred; leave it out",
-         options.defer_experts, config.top_k, config.top_k == 1 ? "" : "s");
+         options.defer_experts, config.top_k(), config.top_k() == 1 ? "" : "s");
   }
 }
 
@@ -230,8 +231,8 @@ ModelLimits LimitsOf(const EngineOptions& options, const EnginePlan& plan) {
 }
 
 PredictorShape PredictorShapeOf(const EngineOptions& options, const ModelConfig& config) {
-  return {static_cast<int>(config.num_sparse_layers()), static_cast<int>(config.num_experts),
-          static_cast<int>(config.top_k), static_cast<int>(options.max_num_seqs)};
+  return {static_cast<int>(config.num_sparse_layers()), static_cast<int>(config.num_experts()),
+          static_cast<int>(config.top_k()), static_cast<int>(options.max_num_seqs)};
 }
 
 int64_t LinkSlots(const EnginePlan& plan) {
@@ -246,7 +247,7 @@ bool LooksUpExperts(const EnginePlan& plan) { return plan.dense_devices == 1; }
 std::unique_ptr<NextGate> MakeNextGate(const EngineOptions& options, const ModelConfig& config) {
   if (options.gate_look_ahead <= 0 || !options.route_from.empty() ||
       (options.predictor != "blend" && options.predictor != "next-gate") ||
-      config.num_sparse_layers() < 2 || config.num_experts <= config.top_k) {
+      config.num_sparse_layers() < 2 || config.num_experts() <= config.top_k()) {
     return nullptr;
   }
   return std::make_unique<NextGate>(PredictorShapeOf(options, config), config.hidden_size,
@@ -271,7 +272,7 @@ ModelFiles OpenModelFiles(const EngineOptions& options, const CpuKernels& kernel
     files.tensors = MakeDummyTensorSource(options.seed);
   } else {
     files.checkpoint = std::make_unique<Checkpoint>(Checkpoint::Open(options.model_dir));
-    files.tensors = MakeCheckpointTensorSource(*files.checkpoint, files.config.fp8_blocks);
+    files.tensors = MakeCheckpointTensorSource(*files.checkpoint);
   }
   if (!options.expert_store.empty()) {
     files.experts = MakeStoreExpertSource(files.config, type, files.tensors->Fingerprint(),
@@ -320,18 +321,18 @@ EnginePlan PlanEngine(const EngineOptions& options, const ModelFiles& files) {
   plan.step_cost = StepCostOf(config, type, kv_type, layout.blob_bytes);
   plan.slot_bytes = layout.slot_bytes;
   plan.all_experts_bytes =
-      static_cast<uint64_t>(config.num_sparse_layers() * config.num_experts) * layout.slot_bytes;
+      static_cast<uint64_t>(config.num_sparse_layers() * config.num_experts()) * layout.slot_bytes;
 
   // Context: what was asked for, or the model's, within what is sensible by default.
   int64_t context = options.max_model_len;
-  if (context > config.max_position && config.rope.kind == RopeKind::kDefault) {
+  if (context > config.max_position && config.attention().rope.kind == RopeKind::kDefault) {
     Fail(ErrorKind::kInvalidArgument, "--max-model-len: {} is more than the model's {} positions",
          context, config.max_position);
   }
   if (context == 0) context = std::min(config.max_position, kDefaultContextTokens);
 
   const uint64_t staging_bytes = ExpertLoader::StagingBytes(
-      *files.experts, static_cast<int>(config.num_layers), static_cast<int>(config.num_experts),
+      *files.experts, static_cast<int>(config.num_layers()), static_cast<int>(config.num_experts()),
       LoaderOptionsOf(options, plan.all_experts_bytes));
   uint64_t devices_host_bytes = 0;
   CheckDenseMode(options.devices);
@@ -343,8 +344,8 @@ EnginePlan PlanEngine(const EngineOptions& options, const ModelFiles& files) {
     devices_host_bytes = DevicesHostBytes(options, config, plan.devices) +
                          DenseHostBytes(config, LimitsOf(options, plan), plan.dense_devices);
     if (LooksUpExperts(plan)) {
-      devices_host_bytes += DeviceExperts::TableBytes(
-          ExpertGrid(static_cast<int>(config.num_layers), static_cast<int>(config.num_experts)));
+      devices_host_bytes += DeviceExperts::TableBytes(ExpertGrid(
+          static_cast<int>(config.num_layers()), static_cast<int>(config.num_experts())));
     }
   }
   // Devices that have the dense part have its weights, which the host gives back when it has read
@@ -419,7 +420,7 @@ EnginePlan PlanEngine(const EngineOptions& options, const ModelFiles& files) {
     Fail(ErrorKind::kResourceExhausted,
          "--expert-memory: {} hold no expert; one takes {} ({} experts take {})",
          FormatBytes(plan.expert_budget_bytes), FormatBytes(layout.slot_bytes),
-         config.num_sparse_layers() * config.num_experts, FormatBytes(plan.all_experts_bytes));
+         config.num_sparse_layers() * config.num_experts(), FormatBytes(plan.all_experts_bytes));
   }
   return plan;
 }

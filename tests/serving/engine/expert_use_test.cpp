@@ -14,6 +14,7 @@
 #include "core/base/metrics.h"
 #include "kernels/cpu/kernels.h"
 #include "tests/core/base/temp_dir.h"
+#include "tests/core/config/made_up_layers.h"
 #include "tests/serving/engine/collector.h"
 #include "tracer/binary_trace.h"
 
@@ -26,10 +27,9 @@ constexpr int64_t kTopK = 2;
 
 ModelConfig TwoSparseLayers() {
   ModelConfig config;
-  config.num_layers = kLayers;
-  config.num_experts = kExperts;
-  config.top_k = kTopK;
-  config.layer_is_sparse = {0, 1, 0, 1};
+  for (int layer = 0; layer < kLayers; ++layer) {
+    config.layers.push_back(layer % 2 == 0 ? LayerSpec{} : SparseLayer(kExperts, kTopK));
+  }
   return config;
 }
 

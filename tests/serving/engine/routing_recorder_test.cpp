@@ -6,6 +6,7 @@
 #include <csignal>
 
 #include "tests/core/base/temp_dir.h"
+#include "tests/core/config/made_up_layers.h"
 #include "tracer/binary_trace.h"
 
 namespace moesaic {
@@ -13,10 +14,9 @@ namespace {
 
 ModelConfig Config() {
   ModelConfig config;
-  config.num_layers = 4;
-  config.num_experts = 8;
-  config.top_k = 1;
-  config.layer_is_sparse = {0, 1, 0, 1};
+  for (const bool sparse : {false, true, false, true}) {
+    config.layers.push_back(sparse ? SparseLayer(8, 1) : LayerSpec{});
+  }
   return config;
 }
 

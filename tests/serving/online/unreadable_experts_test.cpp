@@ -37,7 +37,7 @@ void CopyInPlace(const std::filesystem::path& from, const std::filesystem::path&
 // are no more of them than experts.
 std::shared_ptr<Collector> UntilRead(Engine& engine, const EngineRequest& request,
                                      const std::string& damage) {
-  const int64_t experts = engine.config().num_sparse_layers() * engine.config().num_experts;
+  const int64_t experts = engine.config().num_sparse_layers() * engine.config().num_experts();
   std::shared_ptr<Collector> done = SubmitOne(engine, request);
   for (int64_t failures = 0; !done->Wait().error.empty() && failures < experts; ++failures) {
     EXPECT_NE(done->error.find(damage), std::string::npos) << done->error;
