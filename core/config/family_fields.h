@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/config/json_fields.h"
+#include "core/base/json_fields.h"
 #include "core/config/model_config.h"
 
 namespace moesaic {

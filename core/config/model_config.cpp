@@ -6,8 +6,8 @@
 #include "core/base/check.h"
 #include "core/base/error.h"
 #include "core/base/file.h"
+#include "core/base/json_fields.h"
 #include "core/config/family_fields.h"
-#include "core/config/json_fields.h"
 #include "core/config/model_family.h"
 #include "core/config/served_layers.h"
 

@@ -5,7 +5,7 @@
 #include <span>
 #include <string_view>
 
-#include "core/config/json_fields.h"
+#include "core/base/json_fields.h"
 #include "core/config/model_config.h"
 
 namespace moesaic {

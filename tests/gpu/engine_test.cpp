@@ -316,7 +316,7 @@ TEST_P(CudaDenseTest, ByDefaultItIsThereWhenItFits) {
   EXPECT_EQ(plan.dense_devices, 1);
   EXPECT_EQ(plan.why_dense_on_host, "");
   // One expert less than a token needs of a layer.
-  const int64_t top_k = LoadModelConfig(options_.model_dir).top_k;
+  const int64_t top_k = LoadModelConfig(options_.model_dir).top_k();
   const uint64_t fixed = Fixed();
   options_.devices.memory = "auto";
   const auto memory = [&](int64_t experts) {
