@@ -4,8 +4,8 @@
 #include <optional>
 
 #include "core/base/file.h"
+#include "core/base/json_fields.h"
 #include "core/base/units.h"
-#include "core/config/json_fields.h"
 #include "core/config/model_family.h"
 #include "core/config/rope_config.h"
 

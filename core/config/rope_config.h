@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "core/config/json_fields.h"
+#include "core/base/json_fields.h"
 #include "core/config/model_config.h"
 
 namespace moesaic {

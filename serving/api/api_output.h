@@ -11,7 +11,7 @@
 #include "serving/api/api_error.h"
 #include "serving/api/chat_answer.h"
 #include "serving/api/logprobs_json.h"
-#include "serving/online/request.h"
+#include "serving/engine/request.h"
 
 namespace moesaic {
 

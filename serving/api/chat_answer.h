@@ -10,7 +10,7 @@
 
 #include "core/base/json.h"
 #include "serving/api/chat/chat_parser.h"
-#include "serving/online/request.h"
+#include "serving/engine/request.h"
 
 namespace moesaic {
 

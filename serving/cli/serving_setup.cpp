@@ -16,7 +16,7 @@
 #include "serving/cli/machine.h"
 #include "serving/cli/measured_costs.h"
 #include "serving/cli/output.h"
-#include "serving/online/step_sampler.h"
+#include "serving/online/engine_parts.h"
 #include "serving/plan/batch_planner.h"
 #include "serving/text/chat_template.h"
 

@@ -18,8 +18,8 @@
 #include "kernels/cpu/kernels.h"
 #include "kernels/cuda/kernels.h"
 #include "prefetch/link/miss_planner.h"
+#include "serving/engine/engine.h"
 #include "serving/model/step_cost.h"
-#include "serving/online/engine.h"
 
 namespace moesaic {
 

@@ -17,6 +17,9 @@
 
 namespace moesaic {
 
+class Tokenizer;
+struct LoopParts;
+
 // Program text, libraries, stacks, tokenizer, allocator slack: measured as resident size of an idle
 // server less its ledger (about 90 MiB with a 150,000-token vocabulary).
 constexpr uint64_t kProcessBytes = uint64_t{96} << 20;
@@ -41,6 +44,12 @@ struct ModelFiles {
 // `kernels` pack experts; without, those of the type of the weights.
 ModelFiles OpenModelFiles(const EngineOptions& options, const CpuKernels& kernels);
 ModelFiles OpenModelFiles(const EngineOptions& options);
+
+// Random weights may come without a tokenizer; a real model may not.
+std::unique_ptr<Tokenizer> LoadTokenizerOf(const EngineOptions& options, const ModelConfig& config);
+
+// Opens the model and fills in what requests are made with, kernels and threads.
+ModelFiles OpenParts(const EngineOptions& options, LoopParts& parts);
 
 EnginePlan PlanEngine(const EngineOptions& options, const ModelFiles& files);
 

@@ -347,8 +347,10 @@ std::vector<DeviceProfile> MeasureCudaDevices(ThreadPool& pool, const ProfilerOp
   std::vector<DeviceProfile> profiles;
   for (const CudaDeviceInfo& info : FindCudaDevices().devices) {
     try {
-      const std::unique_ptr<Device> device = CreateCudaDevice(
-          {.ordinal = info.ordinal, .capacity_bytes = MeasuredDeviceBytes(amounts)});
+      const std::unique_ptr<Device> device =
+          CreateCudaDevice({.ordinal = info.ordinal,
+                            .capacity_bytes = MeasuredDeviceBytes(amounts),
+                            .load_kernels = cuda::LoadKernels});
       profiles.push_back(MeasureDevice(*device, info.name, cuda::CompiledKernels(), pool, amounts,
                                        options.progress));
     } catch (const Error& error) {

@@ -1,0 +1,33 @@
+#include "serving/online/engine_parts.h"
+
+#include <filesystem>
+
+#include "kernels/cpu/product_choice.h"
+#include "serving/engine/engine_loop.h"
+#include "serving/text/id_tokenizer.h"
+
+namespace moesaic {
+
+std::unique_ptr<Tokenizer> LoadTokenizerOf(const EngineOptions& options,
+                                           const ModelConfig& config) {
+  if (options.load_format == LoadFormat::kDummy &&
+      !std::filesystem::exists(options.model_dir / "tokenizer.json") &&
+      !std::filesystem::exists(options.model_dir / "tokenizer.model")) {
+    return MakeIdTokenizer(static_cast<int32_t>(config.vocab_size));
+  }
+  return LoadTokenizer(options.model_dir);
+}
+
+ModelFiles OpenParts(const EngineOptions& options, LoopParts& parts) {
+  parts.kernels = WithChoices(SelectKernels(ChooseWeightType(options)), options.kernel_choices);
+  ModelFiles files = OpenModelFiles(options, parts.kernels);
+  parts.config = files.config;
+  parts.defaults = LoadGenerationDefaults(options.model_dir);
+  parts.eos_token_ids = parts.defaults.eos_token_ids.empty() ? parts.config.eos_token_ids
+                                                             : parts.defaults.eos_token_ids;
+  parts.tokenizer = LoadTokenizerOf(options, parts.config);
+  parts.pool = std::make_unique<ThreadPool>(options.threads, options.thread_layout);
+  return files;
+}
+
+}  // namespace moesaic
