@@ -97,6 +97,18 @@ void AddRuntimeSettings(RuntimeConfig& config, SettingScope scope, OptionTable& 
                "The model: a Hugging Face directory, or the id of one in the local Hugging Face "
                "cache. The first argument means the same.",
                "Model"});
+  add(engine, {"chat-template", &config.chat_template, "FILE",
+               "A chat template (Jinja) to use in place of the model's own.", "Model"});
+  add(engine, {"tool-call-parser", &config.tool_call_parser, "NAME",
+               "How the model writes calls of tools: auto (its chat template tells), none, or one "
+               "of vLLM's names: hermes, qwen3_coder, glm45, deepseek_v3, deepseek_v31, "
+               "deepseek_v32, kimi_k2, mistral, minimax_m2, openai, ...",
+               "Model"});
+  add(engine, {"reasoning-parser", &config.reasoning_parser, "NAME",
+               "How the model writes reasoning: auto (its chat template tells), none, or one of "
+               "vLLM's names: deepseek_r1, deepseek_v3, qwen3, glm45, kimi_k2, mistral, "
+               "minimax_m2, openai_gptoss.",
+               "Model"});
   add(engine, {"max-model-len",
                &config.max_model_len,
                "TOKENS",

@@ -19,7 +19,10 @@ struct RuntimeConfig {
   std::string model;                 // directory, or id in the local Hugging Face cache
   std::string load_format = "auto";  // auto, dummy
   std::string dtype = "auto";  // of the weights in memory: auto, bfloat16, float32, int8, int4
-  std::string kv_cache_dtype = "auto";  // auto, bfloat16, float32, int8
+  std::string kv_cache_dtype = "auto";    // auto, bfloat16, float32, int8
+  std::string chat_template;              // a file; empty: the model's own
+  std::string tool_call_parser = "auto";  // auto, none, or a name that vLLM has
+  std::string reasoning_parser = "auto";  // likewise
   int64_t max_model_len = 0;  // tokens of prompt and output; 0: what model and memory allow
   int64_t seed = 0;
 

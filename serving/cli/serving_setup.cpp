@@ -12,6 +12,7 @@
 
 #include "core/base/logging.h"
 #include "core/perf/workload.h"
+#include "serving/api/chat_format.h"
 #include "serving/cli/machine.h"
 #include "serving/cli/measured_costs.h"
 #include "serving/cli/output.h"
@@ -29,6 +30,27 @@ void SetUpLogging(const CommandLine& line, const RuntimeConfig& config,
   for (const std::string& warning : line.warnings()) LogWarn("{}", warning);
 }
 
+namespace {
+
+// All but the engine.
+ServedModel DescribeModel(const RuntimeConfig& config, const std::string& model_name,
+                          const std::filesystem::path& model_dir) {
+  FindChatSyntax({}, config.tool_call_parser, config.reasoning_parser);  // a wrong name is told now
+  ServedModel model;
+  model.names = {model_name};
+  model.created_unix_s = std::time(nullptr);
+  model.chat_template = LoadChatTemplate(model_dir, config.chat_template);
+  return model;
+}
+
+void SetEngine(const RuntimeConfig& config, std::shared_ptr<Engine> engine, ServedModel& model) {
+  model.engine = std::move(engine);
+  model.chat_format = MakeChatFormat(model.chat_template.get(), model.engine->tokenizer(),
+                                     config.tool_call_parser, config.reasoning_parser);
+}
+
+}  // namespace
+
 LoadedModel LoadModel(const RuntimeConfig& config, const std::string& model_name,
                       const Invocation& invocation, MetricsRegistry& metrics,
                       uint64_t request_bytes) {
@@ -42,10 +64,8 @@ LoadedModel LoadModel(const RuntimeConfig& config, const std::string& model_name
   loaded.plan = PlanEngine(options);
   ChooseReading(loaded.plan, invocation, topology, ReadUse::kUrgent, options);
   loaded.plan = PlanEngine(options);  // what is read at a time takes memory, too
-  loaded.model.names = {model_name};
-  loaded.model.created_unix_s = std::time(nullptr);
-  loaded.model.chat_template = LoadChatTemplate(options.model_dir);
-  loaded.model.engine = CreateEngine(options, metrics);
+  loaded.model = DescribeModel(config, model_name, options.model_dir);
+  SetEngine(config, CreateEngine(options, metrics), loaded.model);
   return loaded;
 }
 
@@ -109,9 +129,7 @@ LoadedBatchModel LoadBatchModel(const RuntimeConfig& config, const CommandLine& 
   if (chosen_here("max-num-batched-tokens")) options.max_num_batched_tokens = 0;
   const ModelFiles files = OpenModelFiles(options);
   LoadedBatchModel loaded;
-  loaded.model.names = {model_name};
-  loaded.model.created_unix_s = std::time(nullptr);
-  loaded.model.chat_template = LoadChatTemplate(options.model_dir);
+  loaded.model = DescribeModel(config, model_name, options.model_dir);
   job.prompts.chat = !raw && loaded.model.chat_template != nullptr;
   const auto tokenizer = LoadTokenizerOf(options, files.config);
   std::vector<std::vector<int32_t>> sample_prompts;
@@ -142,7 +160,7 @@ LoadedBatchModel LoadBatchModel(const RuntimeConfig& config, const CommandLine& 
   // What is read at a time takes memory, too.
   loaded.engine = std::make_shared<BatchEngine>(
       options, PlanBatchJob(options, files, workload, costs ? &*costs : nullptr));
-  loaded.model.engine = loaded.engine;
+  SetEngine(config, loaded.engine, loaded.model);
   return loaded;
 }
 
