@@ -37,7 +37,7 @@ struct Outcome {
   std::string failed;  // the call
 };
 
-Outcome Run(const Mode& mode, uint64_t failing, cudaError_t code) {
+Outcome RunModel(const Mode& mode, uint64_t failing, cudaError_t code) {
   Outcome outcome;
   ptx::RestoreGpu(0);
   std::string why_not;
@@ -77,13 +77,13 @@ Outcome Run(const Mode& mode, uint64_t failing, cudaError_t code) {
 class CudaModelFaultsTest : public testing::TestWithParam<Mode> {};
 
 TEST_P(CudaModelFaultsTest, EndWithTheAnswerOrTheError) {
-  const Outcome expected = Run(GetParam(), UINT64_MAX, cudaSuccess);
+  const Outcome expected = RunModel(GetParam(), UINT64_MAX, cudaSuccess);
   ASSERT_EQ(expected.error, "");
   int ended_with_errors = 0;
   int answered = 0;
   for (const cudaError_t code : {cudaErrorMemoryAllocation, cudaErrorIllegalAddress}) {
     for (uint64_t number = code % kStride; number < expected.calls; number += kStride) {
-      const Outcome outcome = Run(GetParam(), number, code);
+      const Outcome outcome = RunModel(GetParam(), number, code);
       const std::string where = "call " + std::to_string(number) + ", " + outcome.failed +
                                 ", error " + std::to_string(code);
       if (!outcome.error.empty()) {
@@ -100,7 +100,9 @@ TEST_P(CudaModelFaultsTest, EndWithTheAnswerOrTheError) {
   }
   EXPECT_EQ(ptx::TakeDefects(), std::vector<std::string>());
   EXPECT_GT(answered, 0);
-  if (GetParam().dense) EXPECT_GT(ended_with_errors, 0);
+  if (GetParam().dense) {
+    EXPECT_GT(ended_with_errors, 0);
+  }
   RecordProperty("calls", static_cast<int>(expected.calls));
 }
 
