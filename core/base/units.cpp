@@ -79,20 +79,27 @@ uint64_t ParseBytes(std::string_view text, std::string_view what) {
        what, text);
 }
 
-uint64_t ParseBytesOrPercent(std::string_view text, uint64_t whole_bytes, std::string_view what) {
+std::string SizeText(uint64_t bytes) {
+  constexpr std::array<const char*, 5> kNames = {"", "KiB", "MiB", "GiB", "TiB"};
+  size_t unit = 0;
+  while (bytes > 0 && bytes % 1024 == 0 && unit + 1 < kNames.size()) {
+    bytes /= 1024;
+    ++unit;
+  }
+  return fmt::format("{}{}", bytes, kNames[unit]);
+}
+
+double ParsePercent(std::string_view text, std::string_view what) {
   double number = 0;
   std::string unit_name;
-  if (SplitNumber(text, &number, &unit_name) && unit_name == "%") {
-    if (number > 100) {
-      Fail(ErrorKind::kInvalidArgument, "{}: '{:.80}' is more than 100%", what, text);
-    }
-    return static_cast<uint64_t>(static_cast<double>(whole_bytes) * number / 100.0);
-  }
-  if (text.find('%') != std::string_view::npos) {
+  if (!SplitNumber(text, &number, &unit_name) || unit_name != "%") {
     Fail(ErrorKind::kInvalidArgument, "{}: '{:.80}' is not a percentage; write for example 25%",
          what, text);
   }
-  return ParseBytes(text, what);
+  if (number > 100) {
+    Fail(ErrorKind::kInvalidArgument, "{}: '{:.80}' is more than 100%", what, text);
+  }
+  return number;
 }
 
 uint64_t CheckedMul(uint64_t a, uint64_t b, std::string_view what) {

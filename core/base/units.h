@@ -15,8 +15,11 @@ std::string FormatBytes(uint64_t bytes);
 // Throws Error(kInvalidArgument).
 uint64_t ParseBytes(std::string_view text, std::string_view what);
 
-// Either a byte count as above or a percentage ("25%", "12.5%") of `whole_bytes`, rounded down.
-uint64_t ParseBytesOrPercent(std::string_view text, uint64_t whole_bytes, std::string_view what);
+// A byte count as ParseBytes reads it, as short as it can be exactly: "16MiB", "1500", "0".
+std::string SizeText(uint64_t bytes);
+
+// The number of a percentage from 0% to 100%: "25%", "12.5%". Throws as ParseBytes.
+double ParsePercent(std::string_view text, std::string_view what);
 
 // a * b and a + b for sizes read from files: throw Error(kCorrupt) with `what` when they overflow.
 uint64_t CheckedMul(uint64_t a, uint64_t b, std::string_view what);

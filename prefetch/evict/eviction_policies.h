@@ -92,5 +92,6 @@ class PolicyCounts {
 // must outlive the policy.
 std::unique_ptr<EvictionPolicy> MakeCountingPolicy(std::string_view name,
                                                    const PolicyCounts& counts);
+std::vector<std::string> CountingPolicyNames();
 
 }  // namespace moesaic

@@ -104,12 +104,12 @@ struct Sizer {
     const auto tokens =
         static_cast<int64_t>(std::ceil(workload.prompt_tokens + workload.output_tokens));
     const uint64_t block_bytes = Model::KvBlockBytes(files.config, ChooseKvType(options));
-    if (options.kv_memory == "auto") {
+    if (options.kv_memory.is_auto()) {
       sizes.num_kv_blocks = std::max(sequences * CeilDiv(std::min(tokens, context), kKvBlockTokens),
                                      CeilDiv(LongestByRule(), kKvBlockTokens));
     } else {
-      sizes.num_kv_blocks = static_cast<int64_t>(
-          ParseBytesOrPercent(options.kv_memory, machine_bytes, "--kv-memory") / block_bytes);
+      sizes.num_kv_blocks =
+          static_cast<int64_t>(options.kv_memory.BytesOf(machine_bytes) / block_bytes);
     }
     sizes.max_context_tokens = std::min(context, sizes.num_kv_blocks * kKvBlockTokens);
     sizes.schedule =
@@ -121,7 +121,7 @@ struct Sizer {
           options.device_packet_bytes > 0 ? options.device_packet_bytes : wish.packet_bytes;
       return WithDeviceSlots(sizes, wish);
     }
-    if (options.expert_memory == "auto") {
+    if (options.expert_memory.is_auto()) {
       BatchSizes probe = sizes;  // staging depends on the slots
       probe.expert_slots = probe.buffers = all_experts;
       const uint64_t rest = LedgerOf(options, files, probe).total_bytes -
@@ -130,12 +130,9 @@ struct Sizer {
       sizes.expert_slots = static_cast<int64_t>(
           std::min<uint64_t>(left / slot_bytes, static_cast<uint64_t>(all_experts)));
     } else {
-      sizes.expert_slots = std::min(
-          all_experts,
-          static_cast<int64_t>(ParseBytesOrPercent(options.expert_memory,
-                                                   static_cast<uint64_t>(all_experts) * slot_bytes,
-                                                   "--expert-memory") /
-                               slot_bytes));
+      const uint64_t all_bytes = static_cast<uint64_t>(all_experts) * slot_bytes;
+      const uint64_t budget_bytes = options.expert_memory.BytesOf(all_bytes);
+      sizes.expert_slots = std::min(all_experts, static_cast<int64_t>(budget_bytes / slot_bytes));
     }
     if (sizes.expert_slots >= all_experts) {
       sizes.buffers = 0;
@@ -341,7 +338,7 @@ BatchPlan PlanBatch(const EngineOptions& options, const ModelFiles& files,
          "{}; raise --memory or lower --max-num-seqs, --max-num-batched-tokens, {}or "
          "--max-model-len{}",
          sizes.max_num_seqs, FormatBytes(plan.total_bytes), FormatBytes(plan.slot_bytes),
-         FormatBytes(sizer.machine_bytes), options.kv_memory == "auto" ? "" : "--kv-memory ",
+         FormatBytes(sizer.machine_bytes), options.kv_memory.is_auto() ? "" : "--kv-memory ",
          lines);
   }
   return plan;

@@ -50,33 +50,6 @@ fs::path ExpertFile(const EngineOptions& options) {
   return fs::canonical(largest);
 }
 
-DeviceOptions DeviceOptionsFrom(const RuntimeConfig& config, const Topology& topology) {
-  DeviceOptions devices;
-  devices.count = static_cast<int>(config.devices);
-  devices.kind = config.device_kind == "cuda" ? DeviceKind::kCuda : DeviceKind::kEmulated;
-  if (devices.kind == DeviceKind::kCuda) devices.count = std::max(devices.count, 1);
-  devices.memory = config.device_memory;
-  devices.gpu_memory = config.gpu_memory;
-  devices.dense = config.gpu_dense == "on"    ? DenseMode::kOn
-                  : config.gpu_dense == "off" ? DenseMode::kOff
-                  : config.gpu_dense == "tp"  ? DenseMode::kSharded
-                                              : DenseMode::kAuto;
-  devices.nccl = config.gpu_collective == "nccl";
-  if (topology.nodes.size() > 1) {
-    for (const NumaNode& node : topology.nodes) devices.numa_nodes.push_back(node.id);
-  }
-  devices.miss = ParseMissMode(config.miss);
-  devices.emulated_link = {config.emulated_link_gbps * 1e9, config.emulated_link_latency_us};
-  return devices;
-}
-
-std::optional<ScheduleKind> ScheduleFrom(const std::string& name) {
-  if (name == "module") return ScheduleKind::kModuleBatching;
-  if (name == "overlapped") return ScheduleKind::kOverlapped;
-  if (name == "paged") return ScheduleKind::kPagedWeights;
-  return std::nullopt;  // auto
-}
-
 }  // namespace
 
 fs::path ProfilePath(const Invocation& invocation) {
@@ -97,10 +70,9 @@ std::string DescribeMachine(const HostDescription& host) {
   return table.Render();
 }
 
-uint64_t MemoryLimitBytes(const RuntimeConfig& config, const Topology& topology) {
+uint64_t MemoryLimitBytes(const MachineShare& share, const Topology& topology) {
   const uint64_t usable_bytes = topology.usable_memory_bytes();
-  if (config.memory == "auto") return usable_bytes;
-  return ParseBytesOrPercent(config.memory, usable_bytes, "--memory");
+  return share.memory.is_auto() ? usable_bytes : share.memory.BytesOf(usable_bytes);
 }
 
 namespace {
@@ -117,51 +89,21 @@ void UseDevicesThatHaveExperts(EngineOptions& options) {
 
 }  // namespace
 
-EngineOptions EngineOptionsFrom(const RuntimeConfig& config, const std::string& model,
-                                const Topology& topology) {
-  EngineOptions options;
-  options.model_dir = ResolveModelPath(model);
-  options.load_format = config.load_format == "dummy" ? LoadFormat::kDummy : LoadFormat::kAuto;
-  options.dtype = config.dtype;
-  options.seed = static_cast<uint64_t>(config.seed);
-  options.machine_memory_bytes = MemoryLimitBytes(config, topology);
-  options.expert_memory = config.expert_memory;
-  options.kv_memory = config.kv_memory;
-  options.kv_cache_dtype = config.kv_cache_dtype;
-  options.max_model_len = config.max_model_len;
-  options.max_num_seqs = config.max_num_seqs;
-  options.max_num_batched_tokens = config.max_num_batched_tokens;
-  options.max_queue = config.max_queue;
-  options.prefix_cache = config.prefix_cache;
-  options.threads =
-      config.threads > 0 ? static_cast<int>(config.threads) : topology.default_threads();
+EngineOptions OptionsOnMachine(const EngineOptions& given, const Topology& topology) {
+  EngineOptions options = given;
+  options.model_dir = ResolveModelPath(options.model);
+  const MachineShare& share = options.machine;
+  options.machine_memory_bytes = MemoryLimitBytes(share, topology);
+  options.threads = share.threads > 0 ? share.threads : topology.default_threads();
   options.thread_layout = topology.thread_layout(
-      config.pin_threads, ParseNumaPolicy(config.numa, topology) == NumaPolicy::kSlice);
-  options.expert_store = config.expert_store;
-  options.io_backend = ParseReadBackend(config.io_backend);
-  options.io_depth = static_cast<int>(config.io_depth);
-  options.io_threads = static_cast<int>(config.io_threads);
-  const uint64_t packet_bytes = config.packet_bytes();
-  if (packet_bytes > (uint64_t{1} << 30)) {
-    Fail(ErrorKind::kInvalidArgument, "--packet-size: '{}' is more than 1 GiB", config.packet_size);
+      share.pin_threads, ChooseNumaPolicy(share.numa, topology) == NumaPolicy::kSlice);
+  DeviceOptions& devices = options.devices;
+  if (devices.kind == DeviceKind::kCuda) devices.count = std::max(devices.count, 1);
+  devices.numa_nodes.clear();
+  if (topology.nodes.size() > 1) {
+    for (const NumaNode& node : topology.nodes) devices.numa_nodes.push_back(node.id);
   }
-  options.packet_bytes = static_cast<uint32_t>(RoundUp(packet_bytes, 4096));
-  options.device_packet_bytes = options.packet_bytes;
-  options.link_bytes_per_s = ParseBytes(config.link_bandwidth, "--link-bandwidth");
-  options.schedule = ScheduleFrom(config.schedule);
-  options.micro_batches = config.micro_batches;
-  options.devices = DeviceOptionsFrom(config, topology);
   UseDevicesThatHaveExperts(options);
-  options.defer_experts = config.defer_experts;
-  options.exact_numerics = config.numerics == "exact";
-  options.preload = config.preload;
-  options.predictor = config.predictor;
-  options.gate_look_ahead = static_cast<int>(config.gate_look_ahead);
-  options.eviction_policy = config.eviction_policy;
-  options.route_from = config.route_from;
-  options.record_trace = config.record_trace;
-  options.state_file = config.state_file;
-  options.state_interval_s = config.state_interval_s;
   return options;
 }
 

@@ -1,4 +1,4 @@
-// What the commands need to know of this machine, and how settings become an engine's options.
+// What the commands need to know of this machine, and what an engine's options come to on it.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,6 @@
 #include <string>
 
 #include "core/base/topology.h"
-#include "core/config/runtime_config.h"
 #include "core/perf/hardware_profile.h"
 #include "serving/cli/command_line.h"
 #include "serving/online/create_engine.h"
@@ -20,12 +19,12 @@ std::filesystem::path ProfilePath(const Invocation& invocation);
 // A few lines: processor, instruction sets, cores, nodes, memory.
 std::string DescribeMachine(const HostDescription& host);
 
-// What the process may take in all: the setting `memory` applied to this machine.
-uint64_t MemoryLimitBytes(const RuntimeConfig& config, const Topology& topology);
+// What the process may take in all: its share of this machine's memory.
+uint64_t MemoryLimitBytes(const MachineShare& share, const Topology& topology);
 
-// The engine's options for a model. Resolves the model's name; throws as ResolveModelPath.
-EngineOptions EngineOptionsFrom(const RuntimeConfig& config, const std::string& model,
-                                const Topology& topology);
+// The options as they are on this machine: the model's directory, memory in bytes, threads and
+// their places, devices. Throws as ResolveModelPath.
+EngineOptions OptionsOnMachine(const EngineOptions& given, const Topology& topology);
 
 // Takes the choice of kernels from the profile of this machine when there is one. An instruction
 // set that is forced (MOESAIC_ISA) is left alone.

@@ -54,12 +54,11 @@ void LimitMemory(const std::string& text, const char* flag, Constant& memory) {
 
 // The plan that `moesaic batch` would make, from measured module costs; nullopt when there are none
 // of this model, or something else is asked.
-std::optional<ExecutionPlan> PlanOfBatchEngine(const std::string& model_name,
-                                               const RuntimeConfig& config,
+std::optional<ExecutionPlan> PlanOfBatchEngine(const EngineOptions& given,
                                                const PlanOptions& options, const Workload& workload,
                                                const Invocation& invocation,
                                                const Topology& topology) {
-  EngineOptions engine = EngineOptionsFrom(config, model_name, topology);
+  EngineOptions engine = OptionsOnMachine(given, topology);
   engine.max_num_seqs = options.batch_sequences;
   engine.max_num_batched_tokens = 0;
   const ModelFiles files = OpenModelFiles(engine);
@@ -107,7 +106,7 @@ int PlanCommand(const Invocation& invocation) {
   std::string device_memory;
   std::string schedule = "auto";
   std::string constants = "measured";
-  std::string dtype = "auto";
+  std::optional<WeightType> dtype;
   int64_t default_generated = 128;
   PlanOptions options;
   bool json = false;
@@ -155,13 +154,10 @@ int PlanCommand(const Invocation& invocation) {
              "Choices",
              0,
              {"measured", "spec-sheet"}});
-  table.Add({"dtype",
-             &dtype,
-             "",
-             "Weights of a model directory in memory.",
-             "Choices",
-             0,
-             {"auto", "bfloat16", "float32", "int8", "int4"}});
+  table.Add({.name = "dtype",
+             .target = AutoOrOneOf(&dtype, kWeightDtypes),
+             .help = "Weights of a model directory in memory.",
+             .section = "Choices"});
   table.Add({"kv-block",
              &options.kv_block_tokens,
              "N",
@@ -193,11 +189,13 @@ int PlanCommand(const Invocation& invocation) {
   if (machine_name == "this" && !model.directory.empty() && !options.schedule &&
       device_memory.empty() && constants == "measured" && options.most_sequences == 0 &&
       options.kv_block_tokens == kKvBlockTokens) {
-    RuntimeConfig config;
-    config.dtype = dtype;
-    if (!host_memory.empty()) config.memory = host_memory;
-    if (const auto plan =
-            PlanOfBatchEngine(model_name, config, options, workload, invocation, topology)) {
+    EngineOptions given;
+    given.model = model_name;
+    given.dtype = dtype;
+    if (!host_memory.empty()) {
+      given.machine.memory = MemorySize::Parse(host_memory, "--host-memory");
+    }
+    if (const auto plan = PlanOfBatchEngine(given, options, workload, invocation, topology)) {
       PrintPlan(*plan, model, workload, false, json);
       return 0;
     }

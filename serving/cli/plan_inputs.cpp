@@ -46,11 +46,12 @@ std::string PresetNames(const char* folder, const Invocation& invocation) {
   return list;
 }
 
-ModelShape ShapeInMemory(const std::string& name, const std::string& dtype,
+ModelShape ShapeInMemory(const std::string& name, std::optional<WeightType> dtype,
                          const Topology& topology, fs::path* directory) {
-  RuntimeConfig config;
-  config.dtype = dtype;
-  const ModelSummary summary = SummariseModel(EngineOptionsFrom(config, name, topology));
+  EngineOptions options;
+  options.model = name;
+  options.dtype = dtype;
+  const ModelSummary summary = SummariseModel(OptionsOnMachine(options, topology));
   *directory = summary.directory;
   ModelShape shape = ShapeOf(summary.config, fs::path(name).filename().string());
   shape.source = (summary.directory / "config.json").string();
@@ -66,7 +67,7 @@ ModelShape ShapeInMemory(const std::string& name, const std::string& dtype,
 
 }  // namespace
 
-PlanModel FindPlanModel(const std::string& name, const std::string& dtype,
+PlanModel FindPlanModel(const std::string& name, std::optional<WeightType> dtype,
                         const Invocation& invocation, const Topology& topology) {
   PlanModel model;
   std::error_code error;

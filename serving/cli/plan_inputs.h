@@ -16,7 +16,7 @@ struct PlanModel {
   ModelShape shape;
   std::filesystem::path directory;  // empty for a preset
 };
-PlanModel FindPlanModel(const std::string& name, const std::string& dtype,
+PlanModel FindPlanModel(const std::string& name, std::optional<WeightType> dtype,
                         const Invocation& invocation, const Topology& topology);
 
 // A preset by name or file, a profile that `moesaic profile` wrote, or "this": the profile of this

@@ -156,10 +156,9 @@ std::string CostsReport(const ModuleCosts& costs, const ModelFiles& files) {
       TokenBudget(files.config, costs, layer_bytes / costs.link.value));
 }
 
-int ProfileModel(RuntimeConfig& config, const std::string& name, bool json, bool keep,
-                 const Invocation& invocation) {
+int ProfileModel(const EngineOptions& given, bool json, bool keep, const Invocation& invocation) {
   const Topology topology = ReadTopology();
-  const EngineOptions options = EngineOptionsFrom(config, name, topology);
+  const EngineOptions options = OptionsOnMachine(given, topology);
   const ModelFiles files = OpenModelFiles(options);
   const ModuleCosts costs =
       MeasureModuleCosts(options, options, files, {}, keep, invocation, topology);
@@ -184,11 +183,9 @@ int ProfileCommand(const Invocation& invocation) {
        "removed.",
        {"moesaic profile --path /data/models", "moesaic profile --quick -o -",
         "moesaic profile --model /data/model"}});
-  std::string model;
-  RuntimeConfig config;
+  EngineOptions engine;
   std::string path = ".";
   std::string output;
-  std::string backend = "auto";
   bool json = false;
   bool quick = false;
   line.table().Add(
@@ -197,47 +194,35 @@ int ProfileCommand(const Invocation& invocation) {
                     "Where the profile is written; - for nowhere. Default: " +
                         ProfilePath(invocation).string() + ".",
                     "Options", 'o'});
-  line.table().Add({"io-backend",
-                    &backend,
-                    "",
-                    "How the disk is read.",
-                    "Options",
-                    0,
-                    {"auto", "uring", "threads", "buffered", "mapped"}});
+  line.table().Add({.name = "io-backend",
+                    .target = OneOf(&engine.io_backend, kReadBackends),
+                    .help = "How the disk is read.",
+                    .section = "Options"});
   line.table().Add({"quick", &quick, "", "A rough profile in about two seconds.", "Options"});
   line.table().Add({"json", &json, "", "Print the profile as JSON.", "Options"});
   line.table().Add(
-      {"model", &model, "NAME",
+      {"model", &engine.model, "NAME",
        "Instead of the machine, measure this model's modules on it, and the way of its "
        "experts from disk: what `moesaic batch` plans with. A few seconds.",
        "A model"});
-  line.table().Add({"dtype",
-                    &config.dtype,
-                    "",
-                    "Its weights in memory.",
-                    "A model",
-                    0,
-                    {"auto", "bfloat16", "float32", "int8", "int4"}});
-  line.table().Add({"threads",
-                    &config.threads,
-                    "N",
-                    "Compute threads; 0: as the engine chooses.",
-                    "A model",
-                    0,
-                    {},
-                    0,
-                    4096});
+  line.table().Add({.name = "dtype",
+                    .target = AutoOrOneOf(&engine.dtype, kWeightDtypes),
+                    .help = "Its weights in memory.",
+                    .section = "A model"});
+  line.table().Add({.name = "threads",
+                    .target = &engine.machine.threads,
+                    .help = "Compute threads; 0: as the engine chooses.",
+                    .section = "A model",
+                    .min = 0,
+                    .max = 4096});
   if (!line.Parse(invocation)) return 0;
   line.RequireAtMost(0);
-  if (!model.empty()) {
-    config.io_backend = backend;
-    return ProfileModel(config, model, json, output != "-", invocation);
-  }
+  if (!engine.model.empty()) return ProfileModel(engine, json, output != "-", invocation);
 
   const Topology topology = ReadTopology();
   ProfilerOptions options;
   options.quick = quick;
-  options.backend = ParseReadBackend(backend);
+  options.backend = engine.io_backend;
   options.progress = [](std::string_view stage) { StatusLine(fmt::format("measuring {}", stage)); };
   const HardwareProfile profile = MeasureMachine(topology, path, options);
   StatusLine("");

@@ -153,8 +153,7 @@ void AddFlags(RunFlags& f, OptionTable& table) {
   table.Add({"json", &f.json, "", "Print one JSON object with the text and the numbers.", report});
 }
 
-GenerationFields FieldsFrom(const RunFlags& flags, const RuntimeConfig& config,
-                            const CommandLine& line) {
+GenerationFields FieldsFrom(const RunFlags& flags, uint64_t seed, const CommandLine& line) {
   const auto set = [](double value) {
     return std::isnan(value) ? std::nullopt : std::optional<double>(value);
   };
@@ -167,7 +166,7 @@ GenerationFields FieldsFrom(const RunFlags& flags, const RuntimeConfig& config,
   fields.sampling.frequency_penalty = set(flags.frequency_penalty);
   if (flags.top_k >= 0) fields.sampling.top_k = static_cast<int32_t>(flags.top_k);
   if (line.table().origin("seed") != "default") {
-    fields.sampling.seed = static_cast<uint64_t>(config.seed);
+    fields.sampling.seed = seed;
   }
   if (flags.max_tokens > 0) fields.max_tokens = static_cast<int32_t>(flags.max_tokens);
   fields.max_tokens_name = "--max-tokens";
@@ -235,13 +234,13 @@ int RunCommand(const Invocation& invocation) {
         "git diff | moesaic run MODEL --system \"Review this change.\"",
         "moesaic run models/sample"}});
   RunFlags flags;
-  RuntimeConfig config;
+  Settings settings;
   AddFlags(flags, line.table());
-  line.UseSettings(config, {true, false});
+  line.UseSettings(settings, {true, false});
   if (!line.Parse(invocation)) return 0;
-  SetUpLogging(line, config, "warn");
+  SetUpLogging(line, settings.log, LogLevel::kWarning);
   std::vector<std::string> words = line.positionals();
-  const std::string model_name = TakeModel(line, config, words);
+  const std::string model_name = TakeModel(line, settings.engine, words);
   const std::string prompt = FindPrompt(flags, words);
   const bool chat = flags.chat || (prompt.empty() && IsTerminal(STDIN_FILENO));
   if (prompt.empty() && !chat) {
@@ -254,7 +253,7 @@ int RunCommand(const Invocation& invocation) {
   const Stopwatch load_watch;
   MetricsRegistry metrics;
   StatusLine(fmt::format("loading {} ...", model_name));
-  const LoadedModel loaded = LoadModel(config, model_name, invocation, metrics);
+  const LoadedModel loaded = LoadModel(settings.engine, invocation, metrics);
   StatusLine("");
   const double load_s = load_watch.seconds();
   const ServedModel& model = loaded.model;
@@ -264,7 +263,7 @@ int RunCommand(const Invocation& invocation) {
          flags.raw ? "leave --raw out" : "this model has none, so put the text into the prompt");
   }
 
-  const Generation generation(model, FieldsFrom(flags, config, line));
+  const Generation generation(model, FieldsFrom(flags, settings.engine.seed, line));
   InterruptFlag interrupt;
   const auto summary = [&](const GenerationResult& result) {
     return RunSummary{result, loaded.plan, model.engine->Status(), load_s, PeakRssBytes()};

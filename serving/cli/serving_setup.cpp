@@ -21,28 +21,24 @@
 
 namespace moesaic {
 
-void SetUpLogging(const CommandLine& line, const RuntimeConfig& config,
-                  std::string_view default_level) {
-  const bool given = line.table().origin("log-level") != "default";
-  InitLogging(config.log_format == "json" ? LogFormat::kJson : LogFormat::kText,
-              given ? std::string_view(config.log_level) : default_level);
+void SetUpLogging(const CommandLine& line, LogOptions options, LogLevel default_level) {
+  if (line.table().origin("log-level") == "default") options.level = default_level;
+  InitLogging(options);
   for (const std::string& warning : line.warnings()) LogWarn("{}", warning);
 }
 
-LoadedModel LoadModel(const RuntimeConfig& config, const std::string& model_name,
-                      const Invocation& invocation, MetricsRegistry& metrics,
-                      uint64_t request_bytes) {
+LoadedModel LoadModel(const EngineOptions& given, const Invocation& invocation,
+                      MetricsRegistry& metrics) {
   const Topology topology = ReadTopology();
-  ApplyNumaPolicy(ParseNumaPolicy(config.numa, topology));
-  EngineOptions options = EngineOptionsFrom(config, model_name, topology);
-  options.request_bytes = request_bytes;
+  ApplyNumaPolicy(ChooseNumaPolicy(given.machine.numa, topology));
+  EngineOptions options = OptionsOnMachine(given, topology);
   ChooseKernels(invocation, topology, options);
   ChooseDeviceRates(invocation, topology, options);
   LoadedModel loaded;
   loaded.plan = PlanEngine(options);
   ChooseReading(loaded.plan, invocation, topology, ReadUse::kUrgent, options);
   loaded.plan = PlanEngine(options);  // what is read at a time takes memory, too
-  loaded.model.names = {model_name};
+  loaded.model.names = {options.model};
   loaded.model.created_unix_s = std::time(nullptr);
   loaded.model.chat_template = LoadChatTemplate(options.model_dir);
   loaded.model.engine = CreateEngine(options, metrics);
@@ -97,19 +93,18 @@ std::optional<ModuleCosts> CostsFor(const EngineOptions& given, const EngineOpti
 
 }  // namespace
 
-LoadedBatchModel LoadBatchModel(const RuntimeConfig& config, const CommandLine& line,
-                                const std::string& model_name, const Invocation& invocation,
-                                bool raw, BatchJobOptions& job) {
+LoadedBatchModel LoadBatchModel(const EngineOptions& asked, const CommandLine& line,
+                                const Invocation& invocation, bool raw, BatchJobOptions& job) {
   const Topology topology = ReadTopology();
-  ApplyNumaPolicy(ParseNumaPolicy(config.numa, topology));
-  EngineOptions options = EngineOptionsFrom(config, model_name, topology);
+  ApplyNumaPolicy(ChooseNumaPolicy(asked.machine.numa, topology));
+  EngineOptions options = OptionsOnMachine(asked, topology);
   ChooseKernels(invocation, topology, options);
   const auto chosen_here = [&](const char* name) { return line.table().origin(name) == "default"; };
   if (chosen_here("max-num-seqs")) options.max_num_seqs = 0;
   if (chosen_here("max-num-batched-tokens")) options.max_num_batched_tokens = 0;
   const ModelFiles files = OpenModelFiles(options);
   LoadedBatchModel loaded;
-  loaded.model.names = {model_name};
+  loaded.model.names = {options.model};
   loaded.model.created_unix_s = std::time(nullptr);
   loaded.model.chat_template = LoadChatTemplate(options.model_dir);
   job.prompts.chat = !raw && loaded.model.chat_template != nullptr;

@@ -5,8 +5,8 @@
 #include <string>
 #include <string_view>
 
+#include "core/base/logging.h"
 #include "core/base/metrics.h"
-#include "core/config/runtime_config.h"
 #include "serving/batch/batch_engine.h"
 #include "serving/cli/batch_job.h"
 #include "serving/cli/command_line.h"
@@ -16,19 +16,16 @@
 namespace moesaic {
 
 // Logs as the settings say; at `default_level` where they do not. Logs the command line's warnings.
-void SetUpLogging(const CommandLine& line, const RuntimeConfig& config,
-                  std::string_view default_level);
+void SetUpLogging(const CommandLine& line, LogOptions options, LogLevel default_level);
 
 struct LoadedModel {
   ServedModel model;
   EnginePlan plan;
 };
 
-// Plans, chooses how experts are read, loads. `metrics` outlives the engine. `request_bytes` of the
-// memory are for a server's requests.
-LoadedModel LoadModel(const RuntimeConfig& config, const std::string& model_name,
-                      const Invocation& invocation, MetricsRegistry& metrics,
-                      uint64_t request_bytes = 0);
+// Plans, chooses how experts are read, loads. `metrics` outlives the engine.
+LoadedModel LoadModel(const EngineOptions& given, const Invocation& invocation,
+                      MetricsRegistry& metrics);
 
 // As LoadModel, an engine of throughput mode. `engine` is the model's.
 struct LoadedBatchModel {
@@ -38,8 +35,7 @@ struct LoadedBatchModel {
 // Settings that were not given (max-num-seqs, max-num-batched-tokens) are planned for the job. What
 // the plan rests on is measured when it was not before and the job is long enough. Sets whether
 // prompts go through the chat template (unless `raw`).
-LoadedBatchModel LoadBatchModel(const RuntimeConfig& config, const CommandLine& line,
-                                const std::string& model_name, const Invocation& invocation,
-                                bool raw, BatchJobOptions& job);
+LoadedBatchModel LoadBatchModel(const EngineOptions& given, const CommandLine& line,
+                                const Invocation& invocation, bool raw, BatchJobOptions& job);
 
 }  // namespace moesaic

@@ -26,7 +26,8 @@ struct Fit {
   std::string problem;
 };
 
-std::vector<Fit> TryBudgets(const EngineOptions& base, const std::string& asked) {
+std::vector<Fit> TryBudgets(const EngineOptions& base) {
+  const std::string& asked = base.expert_memory.text();
   std::vector<std::string> settings = {"100%", "75%", "50%", "25%", "10%", "5%"};
   if (asked != "auto" && std::find(settings.begin(), settings.end(), asked) == settings.end()) {
     settings.insert(settings.begin(), asked);
@@ -126,22 +127,22 @@ int ShowCommand(const Invocation& invocation) {
        "settings fit this machine. Reads config.json and the headers of the checkpoint "
        "only; without weights the sizes come from config.json.",
        {"moesaic show models/sample", "moesaic show Qwen/Qwen3-30B-A3B --memory 16GiB"}});
-  RuntimeConfig config;
+  Settings settings;
   bool json = false;
   line.table().Add({"json", &json, "", "Print everything as JSON.", "Output"});
-  line.UseSettings(config, {true, false});
+  line.UseSettings(settings, {true, false});
   if (!line.Parse(invocation)) return 0;
   std::vector<std::string> positionals = line.positionals();
   line.RequireAtMost(line.GivenAsFlag("model") ? 0 : 1);
-  const std::string model_name = TakeModel(line, config, positionals);
+  TakeModel(line, settings.engine, positionals);
 
   const Topology topology = ReadTopology();
-  const EngineOptions options = EngineOptionsFrom(config, model_name, topology);
+  const EngineOptions options = OptionsOnMachine(settings.engine, topology);
   const ModelSummary model = SummariseModel(options);
-  const std::vector<Fit> fits = TryBudgets(options, config.expert_memory);
+  const std::vector<Fit> fits = TryBudgets(options);
   const Fit* asked = nullptr;
   for (const Fit& fit : fits) {
-    if (fit.setting == config.expert_memory) asked = &fit;
+    if (fit.setting == options.expert_memory.text()) asked = &fit;
   }
 
   if (json) {

@@ -160,8 +160,8 @@ int SimulateCommand(const Invocation& invocation) {
   table.Add({"layer-compute-us", &layer_us, "US", "Computing a layer.", "Machine"});
   table.Add({"expert-copy-us", &copy_us, "US", "Copying an expert over an idle link.", "Machine"});
   table.Add({"host-expert-us", &host_us, "US", "Computing an expert on the host.", "Machine"});
-  table.Add({"predictor", &options.predictor, "NAME", "none, oracle, " + PredictorNames() + ".",
-             "Decisions"});
+  table.Add({"predictor", &options.predictor, "NAME",
+             "none, oracle, " + OneOfText(PredictorNames()) + ".", "Decisions"});
   table.Add({"policy", &options.policy, "NAME",
              "next-use, lru, lfu, model-frequency, request-eam or belady.", "Decisions"});
   table.Add({"miss", &miss, "MODE", "Missing experts: fetch, host or auto.", "Decisions"});
@@ -192,7 +192,12 @@ int SimulateCommand(const Invocation& invocation) {
     if (table.origin("expert-copy-us") == "default") options.expert_copy_ns = times.expert_copy_ns;
   }
   options.host_expert_ns = Nanoseconds(host_us);
-  options.miss = ParseMissMode(miss);
+  const auto* mode = FindNamed(kMissModes, miss);
+  if (mode == nullptr) {
+    Fail(ErrorKind::kInvalidArgument, "--miss: '{}' is not known; use {}", miss,
+         OneOfText(NamesOf(kMissModes)));
+  }
+  options.miss = mode->value;
   options.cache_between_layers = !no_cache;
   options.prefetch.look_ahead = static_cast<int>(look_ahead);
   options.prefetch.min_gain = min_gain;

@@ -88,16 +88,15 @@ void PlanMemory(const EngineOptions& options, const ModelConfig& config, uint64_
         fewest == 1 ? "one expert" : fmt::format("the {} experts of a token", fewest),
         FormatBytes(fewest_bytes), FormatBytes(fixed + fewest_bytes));
   }
-  const bool all_that_is_left = devices.memory == "auto" &&
-                                (devices.gpu_memory != "auto" || devices.kind == DeviceKind::kCuda);
-  uint64_t bytes = all_that_is_left
-                       ? left
-                       : ParseBytesOrPercent(
-                             devices.memory == "auto" ? kAutoEmulatedMemory : devices.memory,
-                             static_cast<uint64_t>(plan.experts) * slot_bytes, "--device-memory");
+  const bool chosen_here = devices.memory.is_auto();
+  const bool all_that_is_left =
+      chosen_here && (!devices.gpu_memory.is_auto() || devices.kind == DeviceKind::kCuda);
+  const MemorySize share = chosen_here ? kAutoEmulatedMemory : devices.memory;
+  uint64_t bytes =
+      all_that_is_left ? left : share.BytesOf(static_cast<uint64_t>(plan.experts) * slot_bytes);
   // A quarter of few experts is less than one. The engine's own choice has to work; a share that
   // was asked for is taken at its word.
-  if (devices.memory == "auto") bytes = std::max(bytes, slot_bytes);
+  if (chosen_here) bytes = std::max(bytes, slot_bytes);
   plan.slots = std::min<int64_t>(
       plan.experts, static_cast<int64_t>(std::min<uint64_t>(bytes / slot_bytes, INT32_MAX)));
   if (plan.slots < 1) {
@@ -132,11 +131,11 @@ void CheckDevices(const EngineOptions& options, const ModelConfig& config,
          "most {}",
          devices.count, config.num_experts, std::min<int64_t>(config.num_experts, kMaxLinks));
   }
-  if (options.expert_memory != "auto" && options.expert_memory != "100%") {
+  if (!options.expert_memory.is_auto() && !options.expert_memory.is_all()) {
     Fail(ErrorKind::kInvalidArgument,
          "--expert-memory {}: with --devices all experts live in host memory; leave it at auto and "
          "give --device-memory",
-         options.expert_memory);
+         options.expert_memory.text());
   }
   if (KernelsOf(devices) == nullptr) return;
   DeviceOperator::CheckSupported(layout, config, options.max_num_batched_tokens);
@@ -148,7 +147,7 @@ void CheckDevices(const EngineOptions& options, const ModelConfig& config,
 }
 
 uint64_t DeviceLimitBytes(const DeviceOptions& devices, size_t device) {
-  if (devices.gpu_memory != "auto") return ParseBytes(devices.gpu_memory, "--gpu-memory");
+  if (!devices.gpu_memory.is_auto()) return devices.gpu_memory.BytesOf(UINT64_MAX);
   if (devices.kind == DeviceKind::kEmulated) return UINT64_MAX;
   const uint64_t total = FindCudaDevices().devices[device].total_bytes;
   const uint64_t reserve = std::max(kGpuReserveBytes, total / 16);

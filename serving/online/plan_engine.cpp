@@ -35,7 +35,7 @@ uint64_t PlanKv(const EngineOptions& options, const ModelConfig& config, int64_t
   const WeightType kv_type = ChooseKvType(options);
   const uint64_t block_bytes = Model::KvBlockBytes(config, kv_type);
   uint64_t kv_bytes = 0;
-  if (options.kv_memory == "auto") {
+  if (options.kv_memory.is_auto()) {
     const uint64_t one_context = TokensToKvBytes(config, kv_type, context);
     const uint64_t all_contexts =
         CheckedMul(one_context, static_cast<uint64_t>(options.max_num_seqs), "KV");
@@ -46,7 +46,7 @@ uint64_t PlanKv(const EngineOptions& options, const ModelConfig& config, int64_t
     // cache's own would help.
     kv_bytes = std::max(kv_bytes, block_bytes);
   } else {
-    kv_bytes = ParseBytesOrPercent(options.kv_memory, whole_bytes, "--kv-memory");
+    kv_bytes = options.kv_memory.BytesOf(whole_bytes);
   }
   plan.num_kv_blocks = static_cast<int64_t>(kv_bytes / block_bytes);
   if (plan.num_kv_blocks < 1) {
@@ -79,7 +79,7 @@ void PlanDenseOnDevices(const EngineOptions& options, const ModelConfig& config,
   limits.num_kv_blocks = 1;
   const DenseLedger least = DenseLedgerOf(config, type, limits, count);
   std::vector<DevicePlan> without;
-  if (options.devices.memory != "auto") without = PlanDevices(options, config, layout);
+  if (!options.devices.memory.is_auto()) without = PlanDevices(options, config, layout);
   const bool emulated = options.devices.kind == DeviceKind::kEmulated;
   // Keys and values of all devices together: what they may be of, and what is left for them when
   // every device has its heads' share of them.
@@ -104,7 +104,7 @@ void PlanDenseOnDevices(const EngineOptions& options, const ModelConfig& config,
     if (of_all < static_cast<double>(left_bytes)) left_bytes = static_cast<uint64_t>(of_all);
   }
   if (emulated) whole_bytes = std::min(whole_bytes, machine_bytes);
-  if (!fits && options.kv_memory == "auto") {
+  if (!fits && options.kv_memory.is_auto()) {
     PlanDevices(options, config, layout, least);  // says what is missing
   }
   PlanKv(options, config, context, left_bytes, whole_bytes, plan);
@@ -178,10 +178,10 @@ void CheckDeferral(const EngineOptions& options, const ModelConfig& config) {
   std::string lower;
   if (!plan.devices.empty()) {
     lower = "--device-memory (or leave --devices out: experts may stay on disk then), ";
-  } else if (options.expert_memory != "auto") {
+  } else if (!options.expert_memory.is_auto()) {
     lower = "--expert-memory, ";
   }
-  if (options.kv_memory != "auto") lower += "--kv-memory, ";
+  if (!options.kv_memory.is_auto()) lower += "--kv-memory, ";
   std::string lines;
   for (const LedgerEntry& entry : plan.ledger) {
     lines += fmt::format("\n  {:<22} {:>12}", entry.name, FormatBytes(entry.bytes));
@@ -197,24 +197,12 @@ void CheckDeferral(const EngineOptions& options, const ModelConfig& config) {
 }  // namespace
 
 WeightType ChooseWeightType(const EngineOptions& options) {
-  if (options.dtype == "auto" || options.dtype == "bfloat16") return WeightType::kBf16;
-  if (options.dtype == "float32") return WeightType::kF32;
-  if (options.dtype == "int8") return WeightType::kInt8;
-  if (options.dtype == "int4") return WeightType::kInt4;
-  Fail(ErrorKind::kInvalidArgument,
-       "--dtype: '{}' is not known; use auto, bfloat16, float32, int8 or int4", options.dtype);
+  return options.dtype.value_or(WeightType::kBf16);
 }
 
 WeightType ChooseKvType(const EngineOptions& options) {
-  if (options.kv_cache_dtype == "auto") {
-    return ChooseWeightType(options) == WeightType::kF32 ? WeightType::kF32 : WeightType::kBf16;
-  }
-  if (options.kv_cache_dtype == "bfloat16") return WeightType::kBf16;
-  if (options.kv_cache_dtype == "float32") return WeightType::kF32;
-  if (options.kv_cache_dtype == "int8") return WeightType::kInt8;
-  Fail(ErrorKind::kInvalidArgument,
-       "--kv-cache-dtype: '{}' is not known; use auto, bfloat16, float32 or int8",
-       options.kv_cache_dtype);
+  const bool exact = ChooseWeightType(options) == WeightType::kF32;
+  return options.kv_cache_dtype.value_or(exact ? WeightType::kF32 : WeightType::kBf16);
 }
 
 ModelLimits LimitsOf(const EngineOptions& options, const EnginePlan& plan) {
@@ -369,7 +357,7 @@ EnginePlan PlanEngine(const EngineOptions& options, const ModelFiles& files) {
   const uint64_t copies = options.state_file.empty() ? 0 : 2;
   if (!plan.devices.empty()) {
     plan.predictor_bytes = PredictorBytes(options, config, plan);
-  } else if (options.expert_memory == "auto") {
+  } else if (options.expert_memory.is_auto()) {
     plan.expert_budget_bytes =
         std::min(plan.all_experts_bytes, left > kv_bytes ? left - kv_bytes : 0);
     plan.predictor_bytes = PredictorBytes(options, config, plan);
@@ -379,9 +367,8 @@ EnginePlan PlanEngine(const EngineOptions& options, const ModelFiles& files) {
     }
     plan.expert_budget_bytes -= (1 + copies) * plan.predictor_bytes;
   } else {
-    plan.expert_budget_bytes = std::min(
-        plan.all_experts_bytes,
-        ParseBytesOrPercent(options.expert_memory, plan.all_experts_bytes, "--expert-memory"));
+    plan.expert_budget_bytes =
+        std::min(plan.all_experts_bytes, options.expert_memory.BytesOf(plan.all_experts_bytes));
     plan.predictor_bytes = PredictorBytes(options, config, plan);
   }
   plan.expert_slots = static_cast<int64_t>(plan.expert_budget_bytes / layout.slot_bytes);

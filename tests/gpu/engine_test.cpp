@@ -175,7 +175,7 @@ TEST_P(CudaEngineTest, WhatCannotBeServedIsRefused) {
   options.devices.miss = MissMode::kHost;
   EXPECT_EQ(has(Refusal(options, ErrorKind::kInvalidArgument), "--numerics fast"), "");
   options = options_;
-  options.dtype = "float32";
+  options.dtype = WeightType::kF32;
   EXPECT_EQ(has(Refusal(options, ErrorKind::kUnsupported), "--dtype bfloat16"), "");
   options = options_;
   options.max_num_batched_tokens = 20'000;
@@ -334,11 +334,12 @@ TEST_P(CudaDenseTest, ByDefaultItIsThereWhenItFits) {
   // What no kernel does.
   options_.devices.dense = DenseMode::kAuto;
   options_.devices.gpu_memory = "auto";
-  for (const char* type : {"float32", "int8"}) {
+  for (const WeightType type : {WeightType::kF32, WeightType::kInt8}) {
     options_.kv_cache_dtype = type;
     plan = PlanEngine(options_);
     EXPECT_EQ(plan.dense_devices, 0);
-    EXPECT_NE(plan.why_dense_on_host.find(type), std::string::npos) << plan.why_dense_on_host;
+    EXPECT_NE(plan.why_dense_on_host.find(NameOf(kKvDtypes, type)), std::string::npos)
+        << plan.why_dense_on_host;
   }
 }
 
@@ -382,7 +383,7 @@ TEST_P(CudaDenseTest, WhatItCannotDoIsRefused) {
   EXPECT_EQ(has(too_little, "--gpu-dense off"), "");
   EXPECT_EQ(has(too_little, "--kv-memory"), "");
   options = options_;
-  options.kv_cache_dtype = "float32";
+  options.kv_cache_dtype = WeightType::kF32;
   EXPECT_EQ(has(Refusal(options, ErrorKind::kUnsupported), "--kv-cache-dtype bfloat16"), "");
   for (const DenseMode mode : {DenseMode::kOn, DenseMode::kSharded}) {
     options = options_;

@@ -80,7 +80,7 @@ std::vector<std::vector<float>> RunAll(Engine& engine, int32_t more_tokens = 0) 
 }
 
 TEST(BatchEngineTest, AnswersOfLatencyMode) {
-  for (const char* const dtype : {"auto", "int4"}) {
+  for (const WeightType dtype : {WeightType::kBf16, WeightType::kInt4}) {
     std::vector<std::vector<float>> expected;
     {
       EngineOptions options = SmallOptions();
@@ -98,7 +98,7 @@ TEST(BatchEngineTest, AnswersOfLatencyMode) {
       if (sequences == 7) options.max_num_batched_tokens = 16;
       const auto engine = MakeEngine(options);
       EXPECT_EQ(RunAll(*engine), expected)
-          << dtype << ", " << memory << ", " << sequences << " sequences";
+          << WeightTypeName(dtype) << ", " << memory << ", " << sequences << " sequences";
       const Timeline::Snapshot timeline = engine->TakeTimeline();
       ExpectComputeLaneInOrder(timeline);
       ExpectNoStallWhileIdle(timeline);

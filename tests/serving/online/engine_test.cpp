@@ -26,7 +26,7 @@ namespace {
 
 TEST(EngineTest, GreedyTextIsThatOfTheReference) {
   EngineOptions options = SmallOptions();
-  options.dtype = "float32";
+  options.dtype = WeightType::kF32;
   MetricsRegistry metrics;
   const auto engine = CreateEngine(options, metrics);
   std::vector<std::shared_ptr<Collector>> collectors;

@@ -91,7 +91,7 @@ TEST(EngineTest, DamagedExpertsOfAStoreFailTheRequestAndNothingElse) {
   const TempDir dir;
   const auto store = dir.path() / "store";
   EngineOptions options = SmallOptions();
-  options.dtype = "float32";  // as the reference
+  options.dtype = WeightType::kF32;  // as the reference
   {
     const ModelFiles files = OpenModelFiles(options);
     ThreadPool pool(2, {});

@@ -1,0 +1,52 @@
+// EnginePlan: what an engine's options come to, before anything is allocated: its memory, line by
+// line, and the sizes that follow from it.
+//
+// Plain data and functions of their arguments.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kernels/cpu/kernels.h"
+#include "serving/model/step_cost.h"
+#include "serving/online/engine_options.h"
+
+namespace moesaic {
+
+// One line of the memory ledger.
+struct LedgerEntry {
+  std::string name;  // "dense weights"
+  uint64_t bytes = 0;
+};
+
+// A device's part of the plan.
+struct DevicePlan {
+  int64_t experts = 0;  // that the placement gives it
+  int64_t slots = 0;
+  std::vector<LedgerEntry> ledger;  // of its memory
+  uint64_t memory_bytes = 0;        // their sum, which is taken of it
+  uint64_t limit_bytes = 0;         // what may be (--gpu-memory)
+};
+
+// What the options come to, before anything is allocated. Throws Error(kResourceExhausted) that
+// says how much is missing and which flag to change.
+struct EnginePlan {
+  std::vector<LedgerEntry> ledger;
+  uint64_t total_bytes = 0;
+  uint64_t expert_budget_bytes = 0;  // for slots
+  uint64_t all_experts_bytes = 0;    // what 100% is
+  uint64_t slot_bytes = 0;
+  int64_t expert_slots = 0;         // of all devices together, when there are any
+  std::vector<DevicePlan> devices;  // empty: none
+  int dense_devices = 0;            // that share the dense part, the first ones; 0: the host has it
+  std::string why_dense_on_host;    // with DenseMode::kAuto, when it could not be; else empty
+  uint64_t predictor_bytes = 0;     // 0: nothing is predicted
+  int64_t num_kv_blocks = 0;
+  int64_t max_context_tokens = 0;
+  WeightType weight_type = WeightType::kBf16;
+  StepCost step_cost;
+};
+EnginePlan PlanEngine(const EngineOptions& options);
+
+}  // namespace moesaic
