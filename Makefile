@@ -8,7 +8,7 @@ CXX_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 configure = cmake --preset $(1) >/dev/null || { cmake --preset $(1); exit 1; }
 
 .DEFAULT_GOAL := build
-.PHONY: help setup build build-cuda demo test test-isa test-gpu mutate bench bundle format check-format lint test-debug test-asan test-tsan \
+.PHONY: help setup build build-cuda demo test test-isa test-gpu mutate bench bundle format hooks check-format lint test-debug test-asan test-tsan \
         fuzz install clean
 
 help:  ## this list
@@ -47,6 +47,14 @@ bench: setup  ## build and run the benches (tests/bench)
 format:  ## format all sources
 	@scripts/setup.sh --ci
 	@clang-format-14 -i $(CXX_FILES)
+
+# Runs the tree's own script, so that it is never out of date.
+hooks:  ## format and check what is committed (scripts/pre-commit)
+	@hook=$$(git rev-parse --git-path hooks)/pre-commit; mkdir -p $$(dirname $$hook); \
+	if [ -e $$hook ] && ! grep -q scripts/pre-commit $$hook; then \
+	  echo "hooks: $$hook is there already and is left alone" >&2; exit 1; fi; \
+	printf '#!/bin/sh\nhook=$$(git rev-parse --show-toplevel)/scripts/pre-commit\n[ ! -x "$$hook" ] || exec "$$hook"\n' >$$hook; \
+	chmod +x $$hook
 
 check-format:  ## fail when a source is not formatted
 	@scripts/setup.sh --ci

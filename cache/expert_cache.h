@@ -3,7 +3,7 @@
 // bytes, knows no thread and takes the time as an argument, so that the simulator and the tests
 // drive the very object that serves.
 //
-// Thread contract: none of its own; the owner (prefetch/link/expert_loader) guards it. Nothing is
+// Thread contract: none of its own; whoever guards its ExpertFlow guards it. Nothing is
 // allocated after construction.
 //
 // An expert is absent, loading (it has a slot that is being filled) or resident. Two marks keep a

@@ -172,7 +172,8 @@ def select(options):
     for room, defects in rooms.items():
         if options.rooms and room not in options.rooms:
             continue
-        kept = [d for d in defects if (options.file or "") in d.file and (options.id or "") in d.name and
+        kept = [d for d in defects if (options.file or "") in d.file and
+                (not options.id or any(text in d.name for text in options.id)) and
                 (changed is None or d.file in changed)]
         if kept:
             chosen[room] = kept
@@ -222,7 +223,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rooms", nargs="*", metavar="ROOM", help="core, kernels, serving/online ...; all when none")
     parser.add_argument("--file", metavar="TEXT", help="only defects of files whose path has TEXT in it")
-    parser.add_argument("--id", metavar="TEXT", help="only defects whose name has TEXT in it")
+    parser.add_argument("--id", metavar="TEXT", action="append",
+                        help="only defects whose name has TEXT in it; may be given several times")
     parser.add_argument("--changed", metavar="COMMIT", help="only defects of files that differ from COMMIT")
     parser.add_argument("--check", action="store_true", help="only check that each place is there, once")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="programs at a time (%(default)s)")

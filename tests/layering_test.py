@@ -36,17 +36,18 @@ ALLOWED = {
     "serving/batch": LOWER + ["serving/text", "serving/model", "serving/online"],
     "serving/plan": LOWER + ["serving/text", "serving/model", "serving/batch"],
     "serving/simulate": LOWER,
-    "serving/http": LOWER + ["serving/text", "serving/model", "serving/online", "serving/batch"],
+    "serving/api": LOWER + ["serving/text", "serving/model", "serving/online"],
+    "serving/http": LOWER + ["serving/text", "serving/model", "serving/online", "serving/batch", "serving/api"],
     "serving/cli": LOWER
-    + ["serving/" + part for part in ("text", "model", "online", "batch", "plan", "simulate", "http")],
+    + ["serving/" + part for part in ("text", "model", "online", "batch", "plan", "simulate", "api", "http")],
     "bindings": CORE
-    + ["serving/" + part for part in ("text", "model", "online", "batch", "plan", "simulate")],
+    + ["serving/" + part for part in ("text", "model", "online", "batch", "plan", "simulate", "api")],
 }
 
 SOURCE_SUFFIXES = {".h", ".cpp", ".cu", ".cuh"}
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 SYSTEM_INCLUDE = re.compile(r"^\s*#\s*include\s+<([^>]+)>", re.MULTILINE)
-# What no header that others include may pull in (docs/conventions: no CUDA, no SIMD in shared headers).
+# What no header that others include may pull in (CONTRIBUTING.md: no CUDA, no SIMD in shared headers).
 INTRINSICS = re.compile(r"(^|/)(\w*intrin|arm_neon|cuda\w*|cublas\w*)\.h$")
 
 

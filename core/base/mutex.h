@@ -1,4 +1,4 @@
-// Mutex, MutexLock and CondVar with clang thread-safety annotations (conventions, 13). A build with
+// Mutex, MutexLock and CondVar with clang thread-safety annotations (CONTRIBUTING.md). A build with
 // clang checks that GUARDED_BY members are touched only under their mutex.
 #pragma once
 

@@ -200,7 +200,7 @@ bool DeviceExperts::Next(std::vector<PinnedExpert>& out, bool may_wait) {
 // Returns whether the layer waits for more.
 bool DeviceExperts::TakeReady(Link& link, std::vector<PinnedExpert>& out) {
   const size_t before = out.size();
-  link.loader->TakeReady(out);
+  link.loader->TryNextReady(out);
   for (size_t i = before; i < out.size(); ++i) {
     const ExpertIndex expert = grid_.Index(out[i].id);
     std::erase(link.needed, out[i].id);

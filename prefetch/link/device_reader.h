@@ -1,5 +1,5 @@
 // DeviceReader: an AsyncReader whose files are pieces of host memory and whose reads land in a
-// device's memory. An ExpertLoader with one drives a host -> device link as it drives a disk's.
+// device's memory. A LinkMover with one drives a host -> device link as it drives a disk's.
 //
 // A read is one copy (a packet) on a stream of its own; a second stream waits for the event behind
 // each copy and says that it is done, so that copies follow each other without a gap and nobody

@@ -13,9 +13,13 @@ namespace {
 constexpr float kExpectedPriority = -1;
 
 // Transfers that a prefetch may be one of: lanes and slots stay free for what the next layer lacks.
-int64_t MostTransfers(const ExpertFlowOptions& options) {
-  return std::max<int64_t>(1, std::min<int64_t>(options.lanes - 1, options.slots / 4));
+int64_t MostTransfers(const LinkParameters& link) {
+  return std::max<int64_t>(1, std::min<int64_t>(link.lanes - 1, link.slots / 4));
 }
+
+// A layer's read that arrives while prefetches are in flight waits for them: fewer than a layer's
+// own reads, yet enough to keep a disk busy.
+int PrefetchDepth(const LinkParameters& link) { return std::max(1, link.depth / 4); }
 
 std::unique_ptr<EvictionPolicy> PolicyOr(std::unique_ptr<EvictionPolicy> policy,
                                          const std::optional<LinkPrefetch>& prefetch,
@@ -26,24 +30,23 @@ std::unique_ptr<EvictionPolicy> PolicyOr(std::unique_ptr<EvictionPolicy> policy,
 
 }  // namespace
 
-ExpertFlow::ExpertFlow(const ExpertGrid& grid, std::vector<ExpertCopy> copies,
+ExpertFlow::ExpertFlow(const ExpertGrid& grid, LinkParameters link,
                        std::unique_ptr<EvictionPolicy> policy, const ExpertFlowOptions& options)
-    : grid_(grid),
+    : Flow(link),
+      grid_(grid),
       table_(options.table),
-      copies_(std::move(copies)),
       link_(options.link),
-      prefetch_depth_(options.prefetch_depth),
-      most_transfers_(MostTransfers(options)),
+      prefetch_depth_(PrefetchDepth(link)),
+      most_transfers_(MostTransfers(link)),
       step_predictor_(options.step_predictor),
       log_(options.log),
       copy_ns_(static_cast<double>(options.copy_ns)),
       prefetch_(options.step_predictor != nullptr &&
-                        MayPrefetch(options.slots, options.step_predictor->shape().top_k)
-                    ? std::make_optional<LinkPrefetch>(*options.step_predictor, options.experts)
+                        MayPrefetch(link.slots, options.step_predictor->shape().top_k)
+                    ? std::make_optional<LinkPrefetch>(*options.step_predictor, link.experts)
                     : std::nullopt),
-      cache_(grid.total(), options.slots, options.slot_bytes,
+      cache_(grid.total(), link.slots, link.slot_bytes,
              PolicyOr(std::move(policy), prefetch_, grid.total()), options.table),
-      queue_(grid.total(), options.lanes, options.max_packets, options.max_retries),
       need_(static_cast<size_t>(grid.total()), Need::kNone),
       expectation_(static_cast<size_t>(grid.total()), 0),
       began_as_prefetch_(static_cast<size_t>(grid.total()), 0) {
@@ -62,6 +65,12 @@ void ExpertFlow::StepBegan(int64_t now_ns) {
   prefetch_->TakeOver(*step_predictor_);
   prefetch_->StepBegan(now_ns);
   may_prefetch_ = true;
+  has_new_work_ = true;
+}
+
+void ExpertFlow::StopPrefetching(int64_t now_ns) {
+  may_prefetch_ = false;
+  Expect({}, now_ns);
 }
 
 void ExpertFlow::BeginLayer(std::span<const ExpertIndex> needed, int64_t now_ns) {
@@ -118,7 +127,7 @@ bool ExpertFlow::ComputeOnHost(ExpertIndex expert, int64_t now_ns) {
   return true;
 }
 
-bool ExpertFlow::Expect(std::span<const ExpertIndex> experts, int64_t now_ns) {
+void ExpertFlow::Expect(std::span<const ExpertIndex> experts, int64_t now_ns) {
   constexpr uint8_t kAgain = 2;
   for (const ExpertIndex expert : experts) {
     if (NeedOf(expert) != Need::kNone) continue;  // the open layer's own
@@ -139,7 +148,7 @@ bool ExpertFlow::Expect(std::span<const ExpertIndex> experts, int64_t now_ns) {
     ExpectationOf(expert) = 1;
     expected_.push_back(expert);
   }
-  return StartMissing(now_ns);
+  has_new_work_ |= StartMissing(now_ns);
 }
 
 // What the layer or nobody wants now; a copy on its way goes on as a prefetch. Whether it was
@@ -151,19 +160,18 @@ bool ExpertFlow::StopExpecting(ExpertIndex expert) {
   return true;
 }
 
-bool ExpertFlow::StartLoads(int64_t now_ns) {
+void ExpertFlow::StartLoads(int64_t now_ns) {
   CHECK(layer_open_ && !loads_started_);
   loads_started_ = true;
   // With what was predicted since the last layer, an idle link may have something to fetch ahead.
-  bool started = may_prefetch_;
+  has_new_work_ |= may_prefetch_;
   for (const ExpertIndex expert : needed_) {
     if (NeedOf(expert) != Need::kWaiting || !BeingCopied(expert)) continue;
     queue_.Update(expert, TransferClass::kOnDemand, 0);
-    started = true;
+    has_new_work_ = true;
   }
-  started |= StartMissing(now_ns);
+  has_new_work_ |= StartMissing(now_ns);
   NoteReady(now_ns);
-  return started;
 }
 
 void ExpertFlow::TakeReady(std::vector<ExpertIndex>& out, int64_t now_ns) {
@@ -179,11 +187,11 @@ void ExpertFlow::TakeReady(std::vector<ExpertIndex>& out, int64_t now_ns) {
   NoteReady(now_ns);
 }
 
-bool ExpertFlow::Release(ExpertIndex expert, int64_t now_ns) {
+void ExpertFlow::Release(ExpertIndex expert, int64_t now_ns) {
   CHECK(NeedOf(expert) == Need::kPinned);
   NeedOf(expert) = Need::kOver;
   cache_.Unpin(expert);
-  return StartMissing(now_ns);
+  has_new_work_ |= StartMissing(now_ns);
 }
 
 ExpertStats ExpertFlow::EndLayer(int64_t now_ns) {
@@ -365,7 +373,7 @@ void ExpertFlow::CancelWaiting(int64_t now_ns) {
 
 // --- the link
 
-std::optional<ExpertFlow::Packet> ExpertFlow::NextPacket(int64_t now_ns) {
+std::optional<Flow::Packet> ExpertFlow::NextPacket(int64_t now_ns) {
   const int64_t for_layers = queue_.packets_in_flight() - prefetch_packets_in_flight_;
   const bool layers_only = prefetch_.has_value() && !preloading_ &&
                            (for_layers > 0 || prefetch_packets_in_flight_ >= prefetch_depth_);
@@ -412,7 +420,7 @@ void ExpertFlow::Commit(ExpertIndex expert, int64_t now_ns) {
   StartMissing(now_ns);
 }
 
-ExpertFlow::Hurt ExpertFlow::Drop(ExpertIndex expert, int64_t now_ns) {
+Flow::Hurt ExpertFlow::Drop(ExpertIndex expert, int64_t now_ns) {
   const bool prefetched = began_as_prefetch_[static_cast<size_t>(expert)] != 0;
   Forget(expert);
   Log(FlowEvent::Kind::kFailed, expert, 0, now_ns);
@@ -429,6 +437,16 @@ ExpertFlow::Hurt ExpertFlow::Drop(ExpertIndex expert, int64_t now_ns) {
   }
   StartMissing(now_ns);
   return hurt;
+}
+
+std::vector<ResidentExpert> ExpertFlow::Residents(int64_t now_ns) const {
+  std::vector<ResidentExpert> residents;
+  for (const ExpertIndex expert : cache_.slot_experts()) {
+    if (expert == kNoExpert || cache_.state(expert) != ExpertCache::State::kResident) continue;
+    residents.push_back(
+        {grid_.Id(expert), static_cast<float>(cache_.policy().KeepPriority(expert, now_ns))});
+  }
+  return residents;
 }
 
 // A transfer that is over and brought nothing.

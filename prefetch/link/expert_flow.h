@@ -1,9 +1,8 @@
-// ExpertFlow: everything that is decided about one link and the fast memory behind it: which of the
-// open layer's experts are there, which are fetched and in which order, what is fetched ahead, what
-// leaves for it. It joins ExpertCache, TransferQueue and LinkPrefetch; it moves no bytes, knows no
-// thread and takes the time as an argument, so that the simulator runs the object that serves.
+// ExpertFlow: the flow of latency mode: which of the open layer's experts are there, which are
+// fetched and in which order, what is fetched ahead, what leaves for it. It joins ExpertCache,
+// TransferQueue and LinkPrefetch. The simulator runs the object that serves.
 //
-// Thread contract: none of its own; whoever owns the link (ExpertLoader, Simulator) guards it. What
+// Thread contract: none of its own; whoever owns the link (LinkMover, Simulator) guards it. What
 // the StepPredictor predicted is taken over in StepBegan and BeginLayer, which are therefore called
 // by the thread that predicts; nothing else touches it, so that links share no lock. No allocation
 // after construction.
@@ -25,15 +24,16 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "cache/expert_cache.h"
 #include "cache/expert_grid.h"
 #include "prefetch/link/expert_stats.h"
+#include "prefetch/link/flow.h"
 #include "prefetch/link/flow_log.h"
 #include "prefetch/link/link_prefetch.h"
 #include "prefetch/link/miss_planner.h"
-#include "prefetch/link/transfer_queue.h"
 
 namespace moesaic {
 
@@ -42,60 +42,52 @@ namespace moesaic {
 constexpr bool MayPrefetch(int64_t slots, int64_t top_k) { return slots >= 2 * top_k; }
 
 struct ExpertFlowOptions {
-  int32_t link = 0;  // its number, for MissedExpert
-  int64_t slots = 1;
-  uint64_t slot_bytes = 1;
-  int lanes = 1;  // see TransferQueue, also for the next two
-  int max_packets = 1;
-  int max_retries = 0;
-  int prefetch_depth = 1;  // packets of prefetches in flight at most
-  int64_t copy_ns = 0;     // of one expert, until it is measured; 0: not known
+  int32_t link = 0;     // its number, for MissedExpert
+  int64_t copy_ns = 0;  // of one expert, until it is measured; 0: not known
   // Null: nothing is fetched ahead. Must outlive the flow.
   const StepPredictor* step_predictor = nullptr;
-  // What comes over this link; empty: all experts. Looked at by the constructor.
-  std::span<const ExpertIndex> experts = {};
   FlowLog* log = nullptr;  // may be null; must outlive the flow
   // Where steps look up what is resident; may be null, must outlive the flow.
   SlotTable* table = nullptr;
 };
 
-class ExpertFlow {
+class ExpertFlow final : public Flow {
  public:
-  // copies: [all experts] (those of other links are not looked at). A null policy evicts what the
-  // step predictor finds worth least or, when nothing is fetched ahead, the least recently used.
-  ExpertFlow(const ExpertGrid& grid, std::vector<ExpertCopy> copies,
-             std::unique_ptr<EvictionPolicy> policy, const ExpertFlowOptions& options);
+  // A null policy evicts what the step predictor finds worth least or, when nothing is fetched
+  // ahead, the least recently used.
+  ExpertFlow(const ExpertGrid& grid, LinkParameters link, std::unique_ptr<EvictionPolicy> policy,
+             const ExpertFlowOptions& options);
 
   // --- the consumer
-  // What was predicted for the step is taken over. Until then, and from StopPrefetching on,
-  // nothing is fetched ahead.
-  void StepBegan(int64_t now_ns);
-  void StopPrefetching() { may_prefetch_ = false; }
+  // What was predicted for the step is taken over.
+  void StepBegan(int64_t now_ns) override;
+  // Nothing is expected any more, either.
+  void StopPrefetching(int64_t now_ns) override;
 
-  // The distinct experts that come over this link (of one layer, but that nothing here minds).
-  // Nothing of them starts to load before StartLoads. What a step on the device has found of them
-  // in the table is resident.
-  void BeginLayer(std::span<const ExpertIndex> needed, int64_t now_ns);
+  // That they are of one layer nothing here minds. What a step on the device has found of them in
+  // the table is resident.
+  void BeginLayer(std::span<const ExpertIndex> needed, int64_t now_ns) override;
   // Appends those that are not resident, with what is left of their copies.
   void Missed(std::vector<MissedExpert>& out) const;
   // Takes an expert out of what the layer waits for; a copy on its way goes on as a prefetch. False
   // when it has become resident: it stays. Between BeginLayer and StartLoads.
   bool ComputeOnHost(ExpertIndex expert, int64_t now_ns);
-  // As Release: whether the link has something new to do.
-  bool StartLoads(int64_t now_ns);
-  // Appends what is resident and was not handed out yet, and pins it.
-  void TakeReady(std::vector<ExpertIndex>& out, int64_t now_ns);
-  bool ready() const { return !ready_.empty(); }
-  int64_t waiting() const { return waiting_; }  // neither handed out, nor failed, nor on the host
-  bool Release(ExpertIndex expert, int64_t now_ns);
+  void StartLoads(int64_t now_ns) override;
+  void TakeReady(std::vector<ExpertIndex>& out, int64_t now_ns) override;
+  bool ready() const override { return !ready_.empty(); }
+  int64_t waiting() const override { return waiting_; }  // nor on the host
+  bool WaitsFor(ExpertIndex expert) const override {
+    return need_[static_cast<size_t>(expert)] == Need::kWaiting;
+  }
+  bool MakesProgress() override { return cache_.loading() > 0; }
+  void Release(ExpertIndex expert, int64_t now_ns) override;
   // What later layers will want, in place of what was expected before: what is missing of it is
   // fetched, behind what the open layer waits for, as slots can be had; what is there stays. A
-  // layer that cannot get slots otherwise takes them from here. Returns as Release.
-  bool Expect(std::span<const ExpertIndex> experts, int64_t now_ns);
-  // The layer has failed: none of its experts starts to load any more.
-  void GiveUpLayer() { next_missing_ = missing_.size(); }
-  // Pins that are still held end here; experts that were not handed out are no longer waited for.
-  ExpertStats EndLayer(int64_t now_ns);
+  // layer that cannot get slots otherwise takes them from here.
+  void Expect(std::span<const ExpertIndex> experts, int64_t now_ns);
+  void GiveUpLayer() override { next_missing_ = missing_.size(); }
+  ExpertStats EndLayer(int64_t now_ns) override;
+  bool HasNewWork() override { return std::exchange(has_new_work_, false); }
 
   // --- a warm start; no layer is open and nothing loads
   // Queues absent experts in this order while slots are free. Until EndPreload nothing else starts.
@@ -108,22 +100,21 @@ class ExpertFlow {
   void EvictAll(int64_t now_ns) { cache_.Drop(now_ns); }
 
   // --- the link
-  struct Packet : TransferQueue::Packet {
-    bool prefetch = false;  // nobody waited for it when it was issued
-  };
-  // The packet to move now, if there is one. May start a prefetch.
-  std::optional<Packet> NextPacket(int64_t now_ns);
-  // kDone: the bytes are there; Commit follows, or Drop when they are no expert. kFailed: Drop
-  // follows. Nothing is to be done in the other cases.
-  TransferState CompletePacket(const Packet& packet, PacketResult result, int64_t now_ns);
-  void Commit(ExpertIndex expert, int64_t now_ns);
-  // Who is hurt by a copy that brought nothing: the layer, which no longer waits for it; the
-  // preload; or nobody. A layer that waits for what a prefetch began tries again by itself.
-  enum class Hurt : uint8_t { kNobody, kLayer, kPreload };
-  Hurt Drop(ExpertIndex expert, int64_t now_ns);
+  // May start a prefetch.
+  std::optional<Packet> NextPacket(int64_t now_ns) override;
+  TransferState CompletePacket(const Packet& packet, PacketResult result, int64_t now_ns) override;
+  void Commit(ExpertIndex expert, int64_t now_ns) override;
+  // A layer that waits for what a prefetch began tries again by itself: nobody is hurt.
+  Hurt Drop(ExpertIndex expert, int64_t now_ns) override;
 
+  int64_t slots() const override { return cache_.num_slots(); }
+  int64_t free_slots() const override { return cache_.free_slots(); }
+  int64_t slot(ExpertIndex expert) const override { return cache_.slot(expert); }
+  int64_t present() const override { return cache_.resident(); }
+  std::vector<ResidentExpert> Residents(int64_t now_ns) const override;
+
+  int32_t link() const { return link_; }
   const ExpertCache& cache() const { return cache_; }
-  const TransferQueue& queue() const { return queue_; }
   bool prefetching() const { return prefetch_.has_value(); }
 
  private:
@@ -131,9 +122,6 @@ class ExpertFlow {
   enum class Need : uint8_t { kNone, kWaiting, kPinned, kOver };
 
   Need& NeedOf(ExpertIndex expert) { return need_[static_cast<size_t>(expert)]; }
-  const ExpertCopy& CopyOf(ExpertIndex expert) const {
-    return copies_[static_cast<size_t>(expert)];
-  }
   uint8_t& ExpectationOf(ExpertIndex expert) { return expectation_[static_cast<size_t>(expert)]; }
   bool BeingCopied(ExpertIndex expert) const;
   void NoteReady(int64_t now_ns);
@@ -155,16 +143,14 @@ class ExpertFlow {
 
   const ExpertGrid grid_;
   SlotTable* const table_;
-  const std::vector<ExpertCopy> copies_;  // [experts]
   const int32_t link_;
-  const int prefetch_depth_;
+  const int prefetch_depth_;      // packets of prefetches in flight at most
   const int64_t most_transfers_;  // that are in the queue when a prefetch starts, fewer
   const StepPredictor* const step_predictor_;
   FlowLog* const log_;
   double copy_ns_;  // moving average of one expert's copy with the link to itself; 0: not known
   std::optional<LinkPrefetch> prefetch_;  // before the cache, whose policy looks at its worth
   ExpertCache cache_;
-  TransferQueue queue_;
 
   // The open layer.
   bool layer_open_ = false;
@@ -185,6 +171,7 @@ class ExpertFlow {
   std::vector<uint8_t> began_as_prefetch_;  // [experts] while it loads: no layer asked for it yet
   bool preloading_ = false;
   int64_t prefetch_packets_in_flight_ = 0;
+  bool has_new_work_ = false;
 
   // Since the last copy that arrived.
   int64_t link_busy_ns_ = 0;

@@ -1,6 +1,6 @@
 // ExpertProvider: hands the forward pass the experts of a layer, as addresses of their blobs, as
-// soon as each can be computed. Two kinds: ExpertLoader (disk -> host memory) and DeviceExperts
-// (host memory -> devices, or the host in place).
+// soon as each can be computed. Two kinds: LinkMover (one link: disk -> host memory, or host memory
+// -> a device) and DeviceExperts (several links, or the host in place).
 //
 // Thread contract: one consumer thread (the engine's) calls everything.
 #pragma once

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "cache/eviction_policy.h"
@@ -55,22 +54,13 @@ void HostExperts::Load(int device, std::span<const ExpertId> experts,
   options.step_predictor = nullptr;
   ExpertLoader loader(disk_, grid_.num_layers(), grid_.num_experts(), MakeLruPolicy(grid_.total()),
                       options);
-  CHECK_EQ(loader.Preload(experts), static_cast<int64_t>(experts.size()));
-  // Experts are in the order of their layers.
+  loader.BeginLayer(experts);  // of all layers
   std::vector<PinnedExpert> pinned;
-  for (auto first = experts.begin(); first != experts.end();) {
-    const auto last =
-        std::find_if(first, experts.end(), [&](ExpertId id) { return id.layer != first->layer; });
-    loader.BeginLayer({first, last});
-    pinned.clear();
-    while (loader.NextReady(pinned)) {
-    }
-    for (const PinnedExpert& expert : pinned) {
-      extents_[static_cast<size_t>(grid_.Index(expert.id))] = {
-          device, static_cast<uint64_t>(expert.blob - memory.data()), layout().slot_bytes};
-    }
-    loader.EndLayer();
-    first = last;
+  while (loader.NextReady(pinned)) {
+  }
+  for (const PinnedExpert& expert : pinned) {
+    extents_[static_cast<size_t>(grid_.Index(expert.id))] = {
+        device, static_cast<uint64_t>(expert.blob - memory.data()), layout().slot_bytes};
   }
 }
 

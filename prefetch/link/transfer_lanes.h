@@ -1,8 +1,8 @@
 // TransferLanes: the bytes' side of the transfers that are moving. A lane has the read plan of its
 // expert and, where bytes must be packed, a staging buffer in which its extents are collected.
 //
-// Thread contract: a lane is used by one thread at a time; the loader hands it from the I/O thread
-// to a packing thread and back under its lock. Nothing is allocated after construction but the
+// Thread contract: a lane is used by one thread at a time; the LinkMover hands it from the I/O
+// thread to a packing thread and back under its lock. Nothing is allocated after construction but the
 // text of errors.
 #pragma once
 
@@ -20,7 +20,7 @@
 
 namespace moesaic {
 
-// What the lanes of one loader take, from the source's extents and the reading parameters.
+// What the lanes of one link take, from the source's extents and the reading parameters.
 struct LaneSizes {
   int lanes = 1;
   uint64_t lane_bytes = 0;  // staging of one lane; 0 when bytes go straight into the slots

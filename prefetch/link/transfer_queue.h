@@ -99,6 +99,8 @@ class TransferQueue {
   int32_t lane(ExpertIndex expert) const { return At(expert).lane; }  // -1 without one
   int32_t packets(ExpertIndex expert) const { return At(expert).packets; }
   int32_t packets_done(ExpertIndex expert) const;
+  // When it was added; from its first packet on, when that was issued.
+  int64_t since(ExpertIndex expert) const { return At(expert).since; }
   int64_t size() const { return size_; }  // transfers that were not removed yet
   int64_t packets_in_flight() const { return packets_in_flight_; }
   const TransferCounters& counters() const { return counters_; }
@@ -112,7 +114,7 @@ class TransferQueue {
     int32_t packets = 0;
     int32_t lane = -1;
     int32_t heap = -1;  // position in its heap; -1: in none
-    int64_t since = 0;  // Add; from the first packet on, that
+    int64_t since = 0;
   };
   struct PacketState {
     enum : uint8_t { kPending, kInFlight, kDone } state = kPending;

@@ -238,12 +238,13 @@ BatchPlan LedgerOf(const EngineOptions& options, const ModelFiles& files, const 
   plan.ledger = {{"dense weights", ModelWeights::Bytes(config, type)}};
   if (plan.devices.empty()) {
     const auto residents = static_cast<uint64_t>(sizes.expert_slots - sizes.buffers);
-    plan.ledger.insert(plan.ledger.end(),
-                       {{"resident experts", residents * plan.slot_bytes},
-                        {"expert buffers", static_cast<uint64_t>(sizes.buffers) * plan.slot_bytes},
-                        {"expert staging", StreamingExperts::StagingBytes(
-                                               *files.experts, static_cast<int>(config.num_layers),
-                                               static_cast<int>(config.num_experts), streaming)}});
+    plan.ledger.insert(
+        plan.ledger.end(),
+        {{"resident experts", residents * plan.slot_bytes},
+         {"expert buffers", static_cast<uint64_t>(sizes.buffers) * plan.slot_bytes},
+         {"expert staging", StreamingExperts::StagingBytes(
+                                *files.experts, ExpertGrid(config.num_layers, config.num_experts),
+                                streaming.slots, streaming)}});
   } else {
     uint64_t device_bytes = DevicesHostBytes(WithRows(options, sizes), config, plan.devices);
     if (plan.dense_on_device) {

@@ -107,10 +107,10 @@ void PassRunner::RunTask(const Task& task) {
 }
 
 void PassRunner::PreAttention(int layer, RowRange rows) {
-  experts_.front()->ComputeBegan();
+  experts_.front()->timeline().ComputeBegan();
   float* qkv = on_device() ? reinterpret_cast<float*>(device_->qkv.data()) : model_.qkv();
   model_.PreAttention(layer, rows, dense_pool_, qkv);
-  experts_.front()->ComputeEnded(Activity::kDense, layer);
+  experts_.front()->timeline().ComputeEnded(Activity::kDense, layer);
 }
 
 void PassRunner::Attention(int layer, SliceRange slices) {
@@ -120,7 +120,7 @@ void PassRunner::Attention(int layer, SliceRange slices) {
 }
 
 void PassRunner::PostAttention(int layer, RowRange rows) {
-  experts_.front()->ComputeBegan();
+  experts_.front()->timeline().ComputeBegan();
   const float* attention =
       on_device() ? reinterpret_cast<const float*>(device_->attention.data()) : model_.attention();
   const int64_t begin_ns = clock_.NowNs();
@@ -128,14 +128,14 @@ void PassRunner::PostAttention(int layer, RowRange rows) {
   stats_[static_cast<size_t>(Resource::kDevice)].attention_us += (clock_.NowNs() - begin_ns) / 1000;
   model_.Route(layer, rows, dense_pool_);
   if (hook_ != nullptr) model_.ShowRouting(layer, rows, *hook_);
-  experts_.front()->ComputeEnded(Activity::kDense, layer);
+  experts_.front()->timeline().ComputeEnded(Activity::kDense, layer);
 }
 
 void PassRunner::Mlp(int layer, RowRange rows) {
   const int64_t begin_ns = clock_.NowNs();
-  experts_.front()->ComputeBegan();
+  experts_.front()->timeline().ComputeBegan();
   const ExpertStats experts = model_.RunMlp(layer, rows, dense_pool_);
-  experts_.front()->ComputeEnded(Activity::kDense, layer);
+  experts_.front()->timeline().ComputeEnded(Activity::kDense, layer);
   StepStats& stats = stats_[static_cast<size_t>(Resource::kDevice)];
   stats.experts += experts;
   stats.moe_us += (clock_.NowNs() - begin_ns) / 1000 - static_cast<int64_t>(experts.blocked_us);

@@ -16,8 +16,8 @@
 #include "core/base/error.h"
 #include "core/base/file.h"
 #include "core/base/logging.h"
-#include "serving/http/api_error.h"
-#include "serving/http/batch_format.h"
+#include "serving/api/api_error.h"
+#include "serving/api/batch_line.h"
 
 namespace moesaic {
 namespace {

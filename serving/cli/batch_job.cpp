@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <map>
-#include <memory>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -17,76 +15,21 @@
 #include "core/base/error.h"
 #include "core/base/hash.h"
 #include "core/base/logging.h"
-#include "core/base/mutex.h"
+#include "serving/api/json_text.h"
+#include "serving/api/prepared_request.h"
+#include "serving/api/random_id.h"
+#include "serving/api/request_pool.h"
 #include "serving/batch/line_file.h"
-#include "serving/http/generation_output.h"
-#include "serving/http/generation_prepare.h"
-#include "serving/http/http_message.h"
-#include "serving/http/json_text.h"
-#include "serving/online/engine.h"
 #include "serving/text/unicode.h"
 
 namespace moesaic {
 namespace {
 
-constexpr auto kTick = std::chrono::milliseconds(100);
 constexpr double kSyncEveryS = 5;
 
 uint64_t HashOf(std::string_view text) {
   return Hash64(std::as_bytes(std::span(text.data(), text.size())));
 }
-
-// What engine threads tell the main thread.
-class Mailbox {
- public:
-  struct Mail {
-    int64_t line_number = 0;
-    size_t choice = 0;
-    OutputDelta delta;
-    std::optional<Error> error;
-  };
-
-  // Only what ends is urgent, as it makes room. To wake the main thread for every other token costs
-  // the threads that compute more than the token's sampling.
-  void Put(Mail mail) EXCLUDES(mutex_) {
-    const bool ends = mail.error.has_value() || mail.delta.finish.has_value();
-    const MutexLock lock(mutex_);
-    mail_.push_back(std::move(mail));
-    if (!ends) return;
-    urgent_ = true;
-    changed_.NotifyOne();
-  }
-  // Waits for a tick at most.
-  std::vector<Mail> Take() EXCLUDES(mutex_) {
-    const auto deadline = std::chrono::steady_clock::now() + kTick;
-    const MutexLock lock(mutex_);
-    while (!urgent_ && changed_.WaitUntil(mutex_, deadline)) {
-    }
-    urgent_ = false;
-    return std::exchange(mail_, {});
-  }
-
- private:
-  Mutex mutex_;
-  bool urgent_ GUARDED_BY(mutex_) = false;
-  CondVar changed_;
-  std::vector<Mail> mail_ GUARDED_BY(mutex_);
-};
-
-class MailSink : public OutputSink {
- public:
-  MailSink(std::shared_ptr<Mailbox> mailbox, int64_t line_number, size_t choice)
-      : mailbox_(std::move(mailbox)), line_number_(line_number), choice_(choice) {}
-  void OnDelta(OutputDelta delta) override {
-    mailbox_->Put({line_number_, choice_, std::move(delta), std::nullopt});
-  }
-  void OnError(const Error& error) override { mailbox_->Put({line_number_, choice_, {}, error}); }
-
- private:
-  const std::shared_ptr<Mailbox> mailbox_;  // shared: the engine may outlive a job that failed
-  const int64_t line_number_;
-  const size_t choice_;
-};
 
 // Of a request's prompt or messages.
 int64_t PromptTokens(const Json& body, const TokenCounter& count) {
@@ -110,12 +53,10 @@ class BatchJob {
       : options_(options),
         callbacks_(callbacks),
         models_({model}),
-        engine_(*model.engine),
-        files_(options.files, options.form) {
+        files_(options.files, options.form),
+        pool_(*model.engine) {
     progress_.lines = files_.input().requests();
   }
-  // An engine that is still at it has nobody to tell: mail goes to the mailbox and is forgotten.
-  ~BatchJob() { CancelAll(false); }
 
   BatchProgress Run() {
     LineReader reader(options_.files.input);
@@ -123,8 +64,8 @@ class BatchJob {
     for (;;) {
       HeedStops();
       if (!progress_.draining) Fill(reader);
-      if (open_.empty()) break;
-      for (Mailbox::Mail& mail : mailbox_->Take()) Receive(std::move(mail));
+      if (pool_.empty()) break;
+      for (RequestPool::Answer& answer : pool_.Wait()) Finish(std::move(answer));
       if (watch_.seconds() - synced_s > kSyncEveryS) {
         files_.output().Sync();
         synced_s = watch_.seconds();
@@ -138,16 +79,10 @@ class BatchJob {
   }
 
  private:
-  // A line that was submitted and has not ended.
-  struct OpenLine {
+  // What an answer repeats of its line.
+  struct LineIds {
     std::string custom_id;
     std::string request_id;
-    std::unique_ptr<GenerationOutput> output;
-    std::vector<RequestId> ids;  // of its choices
-    size_t ended = 0;
-    bool begun = false;  // it has a token
-    bool cancelled = false;
-    std::optional<ApiError> error;
   };
 
   // The next line that is not blank; false: there is none that was there when the job began. What
@@ -168,11 +103,10 @@ class BatchJob {
     return false;
   }
 
-  // Together: a pass that begins with the first of many lines would read experts for it alone.
   void Fill(LineReader& reader) {
     std::string text;
-    std::vector<Waiting> lines;
-    int64_t sequences = outstanding_;
+    std::vector<std::pair<RequestPool::Key, PreparedRequest>> requests;
+    int64_t sequences = pool_.sequences();
     while (!input_ended_) {
       if (!waiting_) {
         // Lines that are answered or bad may be many.
@@ -187,17 +121,19 @@ class BatchJob {
       const auto count = static_cast<int64_t>(waiting_->prepared.requests.size());
       if (sequences > 0 && sequences + count > options_.max_outstanding) break;
       sequences += count;
-      lines.push_back(std::move(*waiting_));
+      open_.emplace(waiting_->line_number, std::move(waiting_->ids));
+      requests.emplace_back(waiting_->line_number, std::move(waiting_->prepared));
       waiting_.reset();
     }
-    Submit(lines);
+    for (RequestPool::Answer& refused : pool_.Submit(std::move(requests))) {
+      Finish(std::move(refused));
+    }
   }
 
   struct Waiting {
     int64_t line_number = 0;
-    std::string custom_id;
-    std::string request_id;
-    PreparedGeneration prepared;
+    LineIds ids;
+    PreparedRequest prepared;
   };
 
   // Null: the line is answered already, or bad.
@@ -215,7 +151,7 @@ class BatchJob {
       const BatchLine line = files_.input().form == BatchInputForm::kText
                                  ? PromptBatchLine(text, waiting.line_number, options_.prompts)
                                  : ParseBatchLine(text, waiting.line_number, options_.prompts);
-      waiting.custom_id = line.custom_id;
+      waiting.ids.custom_id = line.custom_id;
       if (!seen_.insert(line.custom_id).second) {
         throw BadParam("custom_id", "custom_id is that of an earlier line.");
       }
@@ -223,17 +159,19 @@ class BatchJob {
         ++progress_.resumed;
         return std::nullopt;
       }
-      waiting.request_id = MakeRandomId("req-");
-      waiting.prepared = PrepareGeneration(
-          line.body, models_, {line.chat, waiting.request_id, 1024, std::nullopt, gone_});
+      waiting.ids.request_id = MakeRandomId("req-");
+      waiting.prepared = PrepareRequest(
+          line.body, models_, {line.chat, waiting.ids.request_id, 1024, std::nullopt, gone_});
       if (waiting.prepared.stream) {
         throw BadParam("stream", "stream is not possible in a batch.");
       }
       SetSeeds(waiting);
       return waiting;
     } catch (...) {
-      if (waiting.custom_id.empty()) waiting.custom_id = IdOfBadLine(text, waiting.line_number);
-      Refuse(waiting, CurrentApiError(fmt::format("line {}", waiting.line_number)));
+      if (waiting.ids.custom_id.empty())
+        waiting.ids.custom_id = IdOfBadLine(text, waiting.line_number);
+      Refuse(waiting.line_number, waiting.ids.custom_id,
+             CurrentApiError(fmt::format("line {}", waiting.line_number)));
       return std::nullopt;
     }
   }
@@ -244,85 +182,30 @@ class BatchJob {
   }
 
   void SetSeeds(Waiting& waiting) const {
-    const uint64_t first = HashOf(waiting.custom_id) ^ options_.seed;
+    const uint64_t first = HashOf(waiting.ids.custom_id) ^ options_.seed;
     std::vector<EngineRequest>& requests = waiting.prepared.requests;
     for (size_t i = 0; i < requests.size(); ++i) {
       if (!requests[i].sampling.seed) requests[i].sampling.seed = first + i;
     }
   }
 
-  void Refuse(const Waiting& waiting, const ApiError& error) {
+  void Refuse(int64_t line_number, const std::string& custom_id, const ApiError& error) {
     ++(error.status() < 500 ? progress_.refused : progress_.failed);
-    files_.errors().Append(BatchErrorLine(waiting.line_number, waiting.custom_id, error));
+    files_.errors().Append(BatchErrorLine(line_number, custom_id, error));
   }
 
-  void Submit(std::span<Waiting> lines) {
-    if (lines.empty()) return;
-    std::vector<EngineRequest> requests;
-    std::vector<std::shared_ptr<OutputSink>> sinks;
-    for (const Waiting& line : lines) {
-      for (size_t i = 0; i < line.prepared.requests.size(); ++i) {
-        requests.push_back(line.prepared.requests[i]);
-        sinks.push_back(std::make_shared<MailSink>(mailbox_, line.line_number, i));
-      }
-    }
-    std::vector<RequestId> ids;
-    try {
-      ids = engine_.Submit(std::move(requests), std::move(sinks));
-    } catch (...) {
-      // None of them was taken.
-      if (lines.size() == 1) {
-        Refuse(lines.front(), CurrentApiError(fmt::format("line {}", lines.front().line_number)));
-      } else {
-        for (size_t i = 0; i < lines.size(); ++i) Submit(lines.subspan(i, 1));
-      }
-      return;
-    }
-    auto next = ids.cbegin();
-    for (Waiting& waiting : lines) {
-      OpenLine line;
-      line.ids.assign(next, next + std::ssize(waiting.prepared.requests));
-      next += std::ssize(line.ids);
-      line.custom_id = std::move(waiting.custom_id);
-      line.request_id = std::move(waiting.request_id);
-      line.output = std::make_unique<GenerationOutput>(std::move(waiting.prepared.spec),
-                                                       std::move(waiting.prepared.spell));
-      outstanding_ += std::ssize(line.ids);
-      open_.emplace(waiting.line_number, std::move(line));
-    }
-  }
-
-  void Receive(Mailbox::Mail mail) {
-    const auto found = open_.find(mail.line_number);
-    CHECK(found != open_.end());
-    OpenLine& line = found->second;
-    progress_.output_tokens += static_cast<int64_t>(mail.delta.tokens.size());
-    line.begun = line.begun || !mail.delta.tokens.empty();
-    const bool ends = mail.error.has_value() || mail.delta.finish.has_value();
-    if (mail.error) {
-      if (!line.error) line.error = FromEngineError(*mail.error);
-      for (const RequestId id : line.ids) engine_.Cancel(id);
-    } else {
-      if (mail.delta.finish == FinishReason::kCancelled) line.cancelled = true;
-      line.output->Collect(mail.choice, std::move(mail.delta));
-    }
-    if (!ends) return;
-    --outstanding_;
-    if (++line.ended < line.ids.size()) return;
-    Finish(mail.line_number, line);
-    open_.erase(found);
-  }
-
-  void Finish(int64_t line_number, OpenLine& line) {
-    if (line.error) {
-      ++(line.error->status() < 500 ? progress_.refused : progress_.failed);
-      files_.errors().Append(BatchErrorLine(line_number, line.custom_id, *line.error));
-    } else if (line.cancelled) {
+  void Finish(RequestPool::Answer answer) {
+    const auto line = open_.find(answer.key);
+    CHECK(line != open_.end());
+    const LineIds ids = std::move(line->second);
+    open_.erase(line);
+    if (answer.error) {
+      Refuse(answer.key, ids.custom_id, *answer.error);
+    } else if (answer.cancelled) {
       ++progress_.put_back;
     } else {
-      files_.output().Append(
-          BatchOutputLine(line.custom_id, line.request_id, line.output->FinalBody()));
-      progress_.prompt_tokens += line.output->TotalUsage().prompt_tokens;
+      files_.output().Append(BatchOutputLine(ids.custom_id, ids.request_id, answer.body));
+      progress_.prompt_tokens += answer.usage.prompt_tokens;
       ++progress_.done;
     }
   }
@@ -331,20 +214,14 @@ class BatchJob {
     const int stops = callbacks_.stops();
     if (stops >= 1 && !progress_.draining) {
       progress_.draining = true;
-      CancelAll(true);
+      pool_.Cancel(true);
     }
-    if (stops >= 2) CancelAll(false);
-  }
-
-  void CancelAll(bool keep_begun) {
-    for (const auto& [number, line] : open_) {
-      if (keep_begun && line.begun) continue;
-      for (const RequestId id : line.ids) engine_.Cancel(id);
-    }
+    if (stops >= 2) pool_.Cancel(false);
   }
 
   void Tell() {
-    progress_.outstanding = outstanding_;
+    progress_.outstanding = pool_.sequences();
+    progress_.output_tokens = pool_.output_tokens();
     progress_.seconds = watch_.seconds();
     callbacks_.on_progress(progress_);
   }
@@ -352,17 +229,15 @@ class BatchJob {
   const BatchJobOptions& options_;
   const BatchCallbacks& callbacks_;
   const ModelTable models_;
-  Engine& engine_;
   BatchFiles files_;
   const std::atomic<bool> gone_{false};
   const Stopwatch watch_{};
-  const std::shared_ptr<Mailbox> mailbox_ = std::make_shared<Mailbox>();
   BatchProgress progress_;
   std::unordered_set<std::string> seen_;  // custom ids of the input so far
   bool input_ended_ = false;
-  std::optional<Waiting> waiting_;    // read, and no room for it yet
-  std::map<int64_t, OpenLine> open_;  // by line number
-  int64_t outstanding_ = 0;           // sequences
+  std::optional<Waiting> waiting_;   // read, and no room for it yet
+  std::map<int64_t, LineIds> open_;  // submitted and not ended, by line number
+  RequestPool pool_;
 };
 
 }  // namespace

@@ -3,10 +3,10 @@
 //
 // Every answer is one line that is appended whole, and the output file alone says what is done: a
 // job that is started again skips the ids that it finds there, if the input is still the one that
-// they are of (input_record.h). The error file is that of the last
-// run: who starts again meets the same bad lines again.
+// they are of (input_record.h). The error file is that of the last run: who starts again meets the
+// same bad lines again.
 //
-// Used by the main thread; deltas come from the engine's thread through a queue.
+// Used by the main thread.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +15,10 @@
 #include <string>
 
 #include "core/perf/workload.h"
+#include "serving/api/batch_line.h"
+#include "serving/api/served_model.h"
 #include "serving/cli/batch_files.h"
 #include "serving/cli/workload_file.h"
-#include "serving/http/batch_format.h"
-#include "serving/http/served_model.h"
 
 namespace moesaic {
 

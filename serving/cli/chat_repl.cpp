@@ -25,9 +25,9 @@ Json Message(const char* role, const std::string& content) {
 
 class Chat {
  public:
-  Chat(const Generation& generation, const ChatOptions& options, InterruptFlag& interrupt,
-       const std::function<void(const GenerationResult&)>& show_stats)
-      : generation_(generation), options_(options), interrupt_(interrupt), show_stats_(show_stats) {
+  Chat(const RequestRunner& runner, const ChatOptions& options, InterruptFlag& interrupt,
+       const std::function<void(const RunResult&)>& show_stats)
+      : runner_(runner), options_(options), interrupt_(interrupt), show_stats_(show_stats) {
     Forget();
   }
 
@@ -120,9 +120,9 @@ class Chat {
       asked.push_back(Message("user", message));
       interrupt_.Clear();
       const std::vector<int32_t> prompt =
-          options_.raw ? generation_.EncodeRaw(message) : generation_.EncodeMessages(asked);
+          options_.raw ? runner_.EncodeRaw(message) : runner_.EncodeMessages(asked);
       if (options_.raw) Print("{}{}{}", style_.dim, message, style_.reset);
-      const GenerationResult result = generation_.Run(
+      const RunResult result = runner_.Run(
           prompt, [](std::string_view text) { WriteOut(text); },
           [this] { return interrupt_.raised(); });
       interrupt_.Clear();
@@ -140,19 +140,19 @@ class Chat {
     }
   }
 
-  const Generation& generation_;
+  const RequestRunner& runner_;
   ChatOptions options_;
   InterruptFlag& interrupt_;
-  const std::function<void(const GenerationResult&)>& show_stats_;
+  const std::function<void(const RunResult&)>& show_stats_;
   const Style style_ = StyleFor(STDOUT_FILENO);
   Json messages_;
 };
 
 }  // namespace
 
-void RunChat(const Generation& generation, const ChatOptions& options, InterruptFlag& interrupt,
-             const std::function<void(const GenerationResult&)>& show_stats) {
-  Chat(generation, options, interrupt, show_stats).Run();
+void RunChat(const RequestRunner& runner, const ChatOptions& options, InterruptFlag& interrupt,
+             const std::function<void(const RunResult&)>& show_stats) {
+  Chat(runner, options, interrupt, show_stats).Run();
 }
 
 }  // namespace moesaic

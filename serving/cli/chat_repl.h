@@ -4,7 +4,7 @@
 #include <functional>
 #include <string>
 
-#include "serving/cli/generation.h"
+#include "serving/api/request_runner.h"
 #include "serving/cli/interrupt.h"
 
 namespace moesaic {
@@ -17,7 +17,7 @@ struct ChatOptions {
 };
 
 // Returns when the user leaves (end of input, /quit). `show_stats` prints what an answer took.
-void RunChat(const Generation& generation, const ChatOptions& options, InterruptFlag& interrupt,
-             const std::function<void(const GenerationResult&)>& show_stats);
+void RunChat(const RequestRunner& runner, const ChatOptions& options, InterruptFlag& interrupt,
+             const std::function<void(const RunResult&)>& show_stats);
 
 }  // namespace moesaic

@@ -13,9 +13,9 @@
 #include "core/base/error.h"
 #include "core/base/file.h"
 #include "core/base/hash.h"
+#include "serving/api/api_error.h"
+#include "serving/api/json_text.h"
 #include "serving/batch/line_file.h"
-#include "serving/http/api_error.h"
-#include "serving/http/json_text.h"
 
 namespace moesaic {
 namespace {

@@ -15,11 +15,11 @@
 #include "core/base/file.h"
 #include "core/base/json.h"
 #include "core/base/metrics.h"
+#include "serving/api/prompt_builder.h"
 #include "serving/cli/commands.h"
 #include "serving/cli/machine.h"
 #include "serving/cli/output.h"
 #include "serving/cli/serving_setup.h"
-#include "serving/http/prompt_builder.h"
 
 namespace moesaic {
 namespace {

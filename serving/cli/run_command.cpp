@@ -14,9 +14,9 @@
 #include "core/base/error.h"
 #include "core/base/file.h"
 #include "core/base/metrics.h"
+#include "serving/api/request_runner.h"
 #include "serving/cli/chat_repl.h"
 #include "serving/cli/commands.h"
-#include "serving/cli/generation.h"
 #include "serving/cli/interrupt.h"
 #include "serving/cli/machine.h"
 #include "serving/cli/output.h"
@@ -153,11 +153,11 @@ void AddFlags(RunFlags& f, OptionTable& table) {
   table.Add({"json", &f.json, "", "Print one JSON object with the text and the numbers.", report});
 }
 
-GenerationFields FieldsFrom(const RunFlags& flags, uint64_t seed, const CommandLine& line) {
+ApiRequest FieldsFrom(const RunFlags& flags, uint64_t seed, const CommandLine& line) {
   const auto set = [](double value) {
     return std::isnan(value) ? std::nullopt : std::optional<double>(value);
   };
-  GenerationFields fields;
+  ApiRequest fields;
   fields.sampling.temperature = set(flags.temperature);
   fields.sampling.top_p = set(flags.top_p);
   fields.sampling.min_p = set(flags.min_p);
@@ -263,33 +263,33 @@ int RunCommand(const Invocation& invocation) {
          flags.raw ? "leave --raw out" : "this model has none, so put the text into the prompt");
   }
 
-  const Generation generation(model, FieldsFrom(flags, settings.engine.seed, line));
+  const RequestRunner runner(model, FieldsFrom(flags, settings.engine.seed, line));
   InterruptFlag interrupt;
-  const auto summary = [&](const GenerationResult& result) {
+  const auto summary = [&](const RunResult& result) {
     return RunSummary{result, loaded.plan, model.engine->Status(), load_s, PeakRssBytes()};
   };
-  const auto show_stats = [&](const GenerationResult& result) {
+  const auto show_stats = [&](const RunResult& result) {
     const Style style = StyleFor(STDERR_FILENO);
     fmt::print(stderr, "\n{}{}{}", style.dim, RunStatsText(summary(result)), style.reset);
     if (result.trace) fmt::print(stderr, "\n{}", HeatMapOf(*result.trace));
   };
   if (chat) {
-    RunChat(generation, {flags.system, prompt, raw, flags.stats}, interrupt, show_stats);
+    RunChat(runner, {flags.system, prompt, raw, flags.stats}, interrupt, show_stats);
     return 0;
   }
 
   std::vector<int32_t> tokens;
   if (raw) {
-    tokens = generation.EncodeRaw(prompt);
+    tokens = runner.EncodeRaw(prompt);
   } else {
     Json messages = Json::array();
     if (!flags.system.empty()) {
       messages.push_back({{"role", "system"}, {"content", flags.system}});
     }
     messages.push_back({{"role", "user"}, {"content", prompt}});
-    tokens = generation.EncodeMessages(messages);
+    tokens = runner.EncodeMessages(messages);
   }
-  const GenerationResult result = generation.Run(
+  const RunResult result = runner.Run(
       tokens,
       [&](std::string_view text) {
         if (!flags.json) WriteOut(text);

@@ -18,7 +18,7 @@ double PerSecond(int64_t count, double seconds) {
 }
 
 // Tokens after the first, over the time from the first to the last.
-double OutputRate(const GenerationResult& result) {
+double OutputRate(const RunResult& result) {
   return PerSecond(result.usage.completion_tokens - 1, result.output_s);
 }
 
@@ -61,7 +61,7 @@ double HitRate(const ExpertStats& experts) {
 }
 
 std::string RunStatsText(const RunSummary& summary) {
-  const GenerationResult& result = summary.result;
+  const RunResult& result = summary.result;
   const StepStats& steps = result.steps;
   const ExpertStats& experts = steps.experts;
   const auto blocked_us = static_cast<int64_t>(experts.blocked_us);
@@ -130,7 +130,7 @@ std::string RunStatsText(const RunSummary& summary) {
 }
 
 nlohmann::ordered_json RunStatsJson(const RunSummary& summary) {
-  const GenerationResult& result = summary.result;
+  const RunResult& result = summary.result;
   const StepStats& steps = result.steps;
   const ExpertStats& experts = steps.experts;
   return {{"load_s", summary.load_s},

@@ -5,13 +5,13 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
-#include "serving/cli/generation.h"
+#include "serving/api/request_runner.h"
 #include "serving/online/create_engine.h"
 
 namespace moesaic {
 
 struct RunSummary {
-  const GenerationResult& result;
+  const RunResult& result;
   const EnginePlan& plan;
   EngineStatus status;
   double load_s = 0;            // making the engine

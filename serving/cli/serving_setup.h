@@ -7,10 +7,10 @@
 
 #include "core/base/logging.h"
 #include "core/base/metrics.h"
+#include "serving/api/served_model.h"
 #include "serving/batch/batch_engine.h"
 #include "serving/cli/batch_job.h"
 #include "serving/cli/command_line.h"
-#include "serving/http/served_model.h"
 #include "serving/online/create_engine.h"
 
 namespace moesaic {

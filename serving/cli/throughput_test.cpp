@@ -12,7 +12,7 @@
 #include "core/base/clock.h"
 #include "core/base/error.h"
 #include "core/base/mutex.h"
-#include "serving/cli/generation.h"
+#include "serving/api/request_runner.h"
 
 namespace moesaic {
 namespace {
@@ -166,11 +166,13 @@ ThroughputSample RunThroughputTest(Engine& engine, const StepCost& cost, int64_t
   ThroughputSample sample;
   if (test.decode) {
     sample.seconds = end.s - begin.s;
-    sample.stats = Difference(end.stats, begin.stats);
+    sample.stats = end.stats;
+    sample.stats -= begin.stats;
     sample.work = DecodeWork(cost, test, begin.tokens, sample.stats.steps);
   } else {
     sample.seconds = begin.s;
-    sample.stats = Difference(begin.stats, before);
+    sample.stats = begin.stats;
+    sample.stats -= before;
     sample.work = PrefillWork(cost, test, step_tokens);
   }
   sample.work.steps = sample.stats.steps;

@@ -9,7 +9,7 @@
 #include "core/base/error.h"
 #include "core/base/metrics.h"
 #include "core/base/units.h"
-#include "serving/cli/generation.h"
+#include "serving/api/request_runner.h"
 #include "serving/cli/interrupt.h"
 #include "serving/cli/output.h"
 #include "serving/cli/serving_setup.h"
@@ -58,11 +58,11 @@ void AddFlags(RecordFlags& f, OptionTable& table) {
 // Runs the prompts one after another; returns how many were run.
 size_t RunPrompts(const std::vector<TracePrompt>& prompts, const RecordFlags& flags,
                   const ServedModel& model) {
-  GenerationFields fields;
+  ApiRequest fields;
   fields.sampling.temperature = flags.temperature;
   fields.max_tokens = static_cast<int32_t>(flags.max_tokens);
   fields.max_tokens_name = "--max-tokens";
-  const Generation generation(model, fields);
+  const RequestRunner runner(model, fields);
   const bool raw = flags.raw || model.chat_template == nullptr;
   InterruptFlag interrupt;
   size_t done = 0;
@@ -70,9 +70,9 @@ size_t RunPrompts(const std::vector<TracePrompt>& prompts, const RecordFlags& fl
     if (interrupt.raised()) break;
     StatusLine(fmt::format("prompt {} of {}", done + 1, prompts.size()));
     const std::vector<int32_t> tokens =
-        raw ? generation.EncodeRaw(prompt.text)
-            : generation.EncodeMessages({{{"role", "user"}, {"content", prompt.text}}});
-    generation.Run(
+        raw ? runner.EncodeRaw(prompt.text)
+            : runner.EncodeMessages({{{"role", "user"}, {"content", prompt.text}}});
+    runner.Run(
         tokens, [](std::string_view) {}, [&] { return interrupt.raised(); },
         {prompt.id, prompt.domain});
     ++done;

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "serving/http/json_text.h"
+#include "serving/api/json_text.h"
 
 namespace moesaic {
 namespace {

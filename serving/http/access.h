@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "serving/http/api_error.h"
+#include "serving/api/api_error.h"
 #include "serving/http/http_message.h"
 #include "serving/http/server_options.h"
 

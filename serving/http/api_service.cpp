@@ -5,7 +5,8 @@
 #include "core/base/check.h"
 #include "core/base/logging.h"
 #include "serving/http/access.h"
-#include "serving/http/generation_call.h"
+#include "serving/http/completion_call.h"
+#include "serving/http/error_response.h"
 #include "serving/http/tokenize_call.h"
 #include "serving/text/tokenizer.h"
 
@@ -184,7 +185,7 @@ std::shared_ptr<Call> ApiService::Handle(std::shared_ptr<Exchange> exchange) {
     call->Start();
     return call;
   }
-  auto call = std::make_shared<GenerationCall>(call_context_, table, std::move(exchange),
+  auto call = std::make_shared<CompletionCall>(call_context_, table, std::move(exchange),
                                                match->route == Route::kChatCompletions);
   call->Start();
   return call;

@@ -1,5 +1,5 @@
 // ApiService: the routes of the OpenAI-compatible API. It knows nothing of sockets: requests come
-// through Exchange, generation runs as GenerationCall.
+// through Exchange, generation runs as CompletionCall.
 //
 // Owned by the server. Thread contract: all public functions may be called from any thread.
 #pragma once
@@ -13,12 +13,12 @@
 #include <vector>
 
 #include "core/base/mutex.h"
-#include "serving/http/api_error.h"
+#include "serving/api/api_error.h"
+#include "serving/api/served_model.h"
 #include "serving/http/call_context.h"
 #include "serving/http/exchange.h"
 #include "serving/http/request_memory.h"
 #include "serving/http/router.h"
-#include "serving/http/served_model.h"
 #include "serving/http/server_options.h"
 #include "serving/http/serving_metrics.h"
 

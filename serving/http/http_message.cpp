@@ -5,7 +5,8 @@
 #include <algorithm>
 #include <chrono>
 #include <ctime>
-#include <random>
+
+#include "serving/api/random_id.h"
 
 namespace moesaic {
 namespace {
@@ -145,16 +146,6 @@ std::string AcceptOrMakeRequestId(std::string_view from_client) {
                             (c >= '0' && c <= '9') || c == '.' || c == '_' || c == ':' || c == '-';
                    });
   return fit ? std::string(from_client) : MakeRandomId("req-");
-}
-
-std::string MakeRandomId(std::string_view prefix) {
-  // Not secrets, only unique: one seeded generator per thread.
-  thread_local std::mt19937_64 generator = [] {
-    std::random_device device;
-    std::seed_seq seed{device(), device(), device(), device()};
-    return std::mt19937_64(seed);
-  }();
-  return fmt::format("{}{:016x}{:016x}", prefix, generator(), generator());
 }
 
 }  // namespace moesaic

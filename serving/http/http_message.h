@@ -58,7 +58,4 @@ std::optional<std::string> DecodePath(std::string_view path);
 // [A-Za-z0-9._:-]), else a new random one.
 std::string AcceptOrMakeRequestId(std::string_view from_client);
 
-// `prefix` and 128 random bits in hex: ids of responses.
-std::string MakeRandomId(std::string_view prefix);
-
 }  // namespace moesaic

@@ -1,7 +1,7 @@
 #include "serving/http/request_memory.h"
 
 #include "core/base/units.h"
-#include "serving/http/api_error.h"
+#include "serving/api/api_error.h"
 
 namespace moesaic {
 

@@ -8,7 +8,7 @@
 #include <optional>
 #include <string>
 
-#include "serving/http/api_error.h"
+#include "serving/api/api_error.h"
 #include "serving/http/http_message.h"
 #include "serving/http/server_options.h"
 

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "core/base/metrics.h"
-#include "serving/http/served_model.h"
+#include "serving/api/served_model.h"
 #include "serving/http/server_options.h"
 
 namespace moesaic {

@@ -6,6 +6,7 @@
 #include <boost/asio/post.hpp>
 
 #include "core/base/check.h"
+#include "serving/http/error_response.h"
 
 namespace moesaic {
 namespace {

@@ -36,6 +36,34 @@ struct StepStats {
     total_us += other.total_us;
     return *this;
   }
+  // Of a sum of steps: those since `before` was taken.
+  StepStats& operator-=(const StepStats& before) {
+    steps -= before.steps;
+    prefill_tokens -= before.prefill_tokens;
+    decode_tokens -= before.decode_tokens;
+    experts.hits -= before.experts.hits;
+    experts.late_hits -= before.experts.late_hits;
+    experts.misses -= before.experts.misses;
+    experts.on_host -= before.experts.on_host;
+    experts.failed_reads -= before.experts.failed_reads;
+    experts.given_up -= before.experts.given_up;
+    experts.host_us -= before.experts.host_us;
+    experts.evictions -= before.experts.evictions;
+    experts.bytes_read -= before.experts.bytes_read;
+    experts.blocked_us -= before.experts.blocked_us;
+    experts.prefetched -= before.experts.prefetched;
+    experts.prefetched_used -= before.experts.prefetched_used;
+    experts.prefetched_unused -= before.experts.prefetched_unused;
+    experts.fetched_early -= before.experts.fetched_early;
+    experts.deferred -= before.experts.deferred;
+    recall -= before.recall;
+    attention_us -= before.attention_us;
+    moe_us -= before.moe_us;
+    predict_us -= before.predict_us;
+    head_us -= before.head_us;
+    total_us -= before.total_us;
+    return *this;
+  }
 };
 
 }  // namespace moesaic

@@ -84,8 +84,9 @@ uint64_t PassMeter::BytesWith(int64_t rows, int64_t resident_experts, int64_t bu
   const StreamingOptions streaming = StreamingFor(resident_experts, buffers);
   return ModelWeights::Bytes(config_, inputs_.weight_type) +
          static_cast<uint64_t>(streaming.slots) * slot_bytes_ +
-         StreamingExperts::StagingBytes(inputs_.experts, static_cast<int>(config_.num_layers),
-                                        static_cast<int>(config_.num_experts), streaming) +
+         StreamingExperts::StagingBytes(inputs_.experts,
+                                        ExpertGrid(config_.num_layers, config_.num_experts),
+                                        streaming.slots, streaming) +
          static_cast<uint64_t>(limits.num_kv_blocks) *
              Model::KvBlockBytes(config_, inputs_.kv_type) +
          Model::WorkspaceBytes(config_, inputs_.kernels, limits, inputs_.threads) +

@@ -9,8 +9,8 @@
 
 #include "core/base/check.h"
 #include "prefetch/link/expert_placement.h"
+#include "prefetch/link/stream_flow.h"
 #include "serving/batch/pass_graph.h"
-#include "serving/batch/stream_flow.h"
 
 namespace moesaic {
 namespace {
@@ -83,7 +83,7 @@ class PassPlayer {
     for (int d = 0; d < pass.devices; ++d) {
       sides_.push_back({StreamFlow(grid_, SparseLayers(sparse_layers_), pass.slots,
                                    std::clamp<int64_t>(pass.buffers, 1, pass.slots), pass.group,
-                                   placement_.experts(d)),
+                                   {.experts = placement_.experts(d)}),
                         {},
                         false,
                         {},
@@ -227,21 +227,21 @@ class PassPlayer {
   }
 
   void EndExperts(ExpertSide& side) {
-    for (const ExpertIndex expert : side.held) side.flow.Release(expert);
+    for (const ExpertIndex expert : side.held) side.flow.Release(expert, 0);
     side.held.clear();
     Experts(side);
   }
 
   // A side's next experts of the open layer, or its end; with the last one's end the layer's.
   void Experts(ExpertSide& side) {
-    side.flow.TakeReady(side.held);
+    side.flow.TakeReady(side.held, 0);
     if (!side.held.empty()) {
       computed_ += std::ssize(side.held);
       return Set(side.lane, LaneStep::kExperts,
                  static_cast<double>(side.held.size()) * pass_.expert_s);
     }
     if (side.flow.waiting() > 0) return Set(side.lane, LaneStep::kWait, 0);
-    side.flow.EndLayer();
+    side.flow.EndLayer(0);
     side.lane.step = LaneStep::kNone;
     side.open = false;
     if (std::any_of(sides_.begin(), sides_.end(), [](const ExpertSide& s) { return s.open; })) {
@@ -267,7 +267,7 @@ class PassPlayer {
     for (ExpertSide& side : sides_) side.open = !side.needed.empty();
     for (ExpertSide& side : sides_) {
       if (!side.open) continue;
-      side.flow.BeginLayer(side.needed);
+      side.flow.BeginLayer(side.needed, 0);
       Experts(side);
     }
   }

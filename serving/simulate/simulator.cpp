@@ -140,18 +140,20 @@ void Simulator::Impl::SetUp(std::span<const int> order) {
     experts[static_cast<size_t>(&On(expert) - devices_.data())].push_back(expert);
   }
   for (int i = 0; i < options_.devices; ++i) {
+    LinkParameters link;
+    link.experts = experts[static_cast<size_t>(i)];
+    link.copies.assign(Cells(), {options_.packets, 1});
+    link.slots =
+        options_.slots / options_.devices + (i < options_.slots % options_.devices ? 1 : 0);
+    link.lanes = static_cast<int>(link.slots);
+    link.max_packets = options_.packets;
     ExpertFlowOptions flow;
     flow.link = i;
-    flow.slots =
-        options_.slots / options_.devices + (i < options_.slots % options_.devices ? 1 : 0);
-    flow.lanes = static_cast<int>(flow.slots);
-    flow.max_packets = options_.packets;
     flow.copy_ns = options_.expert_copy_ns;
     flow.step_predictor = step_predictor_.get();
-    flow.experts = experts[static_cast<size_t>(i)];
     flow.log = options_.log;
-    devices_[static_cast<size_t>(i)].flow = std::make_unique<ExpertFlow>(
-        grid_, std::vector<ExpertCopy>(Cells(), {options_.packets, 1}), MakePolicy(), flow);
+    devices_[static_cast<size_t>(i)].flow =
+        std::make_unique<ExpertFlow>(grid_, std::move(link), MakePolicy(), flow);
   }
   result_.recall.resize(kRecallDistances);
 }

@@ -3,15 +3,20 @@
 #include <fmt/format.h>
 
 #include <string>
+#include <vector>
 
-#include "core/base/error.h"
 #include "core/base/json.h"
 
 namespace moesaic {
 namespace {
 
+// Arguments come from anybody: as deep, and as wide, as the JSON of a request may be.
+constexpr int kMaxArgumentsDepth = 64;
+constexpr size_t kMaxArgumentsMembers = 1024;
+constexpr size_t kMaxQuotedBytes = 40;
+
 [[noreturn]] void Bad(const std::string& where, const std::string& what) {
-  Fail(ErrorKind::kInvalidArgument, "{} {}", where, what);
+  throw MessageError(where, what);
 }
 
 std::string JoinParts(const Json& parts, const std::string& where) {
@@ -27,7 +32,9 @@ std::string JoinParts(const Json& parts, const std::string& where) {
     if (!part.is_object()) Bad(place, "is neither a string nor an object with a type and a text");
     const auto type = part.find("type");
     if (type != part.end() && *type != "text") {
-      Bad(place + ".type", fmt::format("is {}: only \"text\" is supported", type->dump()));
+      const std::string kind = type->dump(-1, ' ', false, Json::error_handler_t::replace);
+      Bad(place + ".type", fmt::format("is {}: only \"text\" is supported",
+                                       kind.size() > kMaxQuotedBytes ? type->type_name() : kind));
     }
     const auto value = part.find("text");
     if (value == part.end() || !value->is_string()) Bad(place + ".text", "has to be a string");
@@ -36,17 +43,42 @@ std::string JoinParts(const Json& parts, const std::string& where) {
   return text;
 }
 
-Json NormalizeArguments(const Json& arguments, bool as_text, const std::string& where) {
+// Discarded: it is no JSON, or none of a sensible shape.
+Json ParseArguments(const std::string& text) {
+  std::vector<size_t> members;  // of the open objects and arrays
+  bool refused = false;
+  Json json = Json::parse(
+      text,
+      [&](int depth, Json::parse_event_t event, Json&) {
+        using Event = Json::parse_event_t;
+        if (event == Event::object_start || event == Event::array_start) {
+          members.push_back(0);
+          refused = refused || depth >= kMaxArgumentsDepth;
+        } else if (event == Event::object_end || event == Event::array_end) {
+          members.pop_back();
+        } else if (event == Event::key) {
+          refused = refused || ++members.back() > kMaxArgumentsMembers;
+        }
+        return !refused;
+      },
+      /*allow_exceptions=*/false);
+  return refused ? Json(Json::value_t::discarded) : json;
+}
+
+Json NormalizeArguments(const Json& arguments, ToolCallForm::Arguments form,
+                        const std::string& where) {
+  using Form = ToolCallForm::Arguments;
   Json object = arguments;
   if (arguments.is_null()) {
     object = Json::object();
   } else if (arguments.is_string()) {
     const std::string& text = arguments.get_ref<const std::string&>();
-    if (as_text) return arguments;  // as the model wrote it
-    object = text.empty() ? Json::object() : Json::parse(text, nullptr, /*allow_exceptions=*/false);
+    object = text.empty() ? Json::object() : ParseArguments(text);
   }
   if (!object.is_object()) Bad(where, "has to be an object or the JSON text of one");
-  if (!as_text) return object;
+  // Text stays as the model wrote it where it may.
+  if (form == Form::kAsGiven || (form == Form::kText && arguments.is_string())) return arguments;
+  if (form == Form::kObject) return object;
   return object.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
@@ -63,8 +95,8 @@ void NormalizeToolCalls(Json& calls, const ToolCallForm& form, const std::string
     if (name == function.end() || !name->is_string()) {
       Bad(function_place + ".name", "has to be a string");
     }
-    function["arguments"] = NormalizeArguments(
-        function.value("arguments", Json()), form.arguments_as_text, function_place + ".arguments");
+    function["arguments"] = NormalizeArguments(function.value("arguments", Json()), form.arguments,
+                                               function_place + ".arguments");
     if (wrapped && !calls[i].contains("type")) calls[i]["type"] = "function";
   }
 }

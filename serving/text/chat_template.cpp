@@ -57,12 +57,13 @@ std::optional<std::string> ProbeToolCall(const Template& chat_template,
 
 // Tries the forms in turn, those that most templates take first.
 ToolCallForm FindToolCallForm(const Template& chat_template, const RenderContext& special_tokens) {
-  for (const bool as_text : {false, true}) {
-    ToolCallForm form{as_text, /*null_for_empty=*/false, /*empty_for_null=*/false};
+  using Arguments = ToolCallForm::Arguments;
+  for (const Arguments arguments : {Arguments::kObject, Arguments::kText}) {
+    ToolCallForm form{arguments, /*null_for_empty=*/false, /*empty_for_null=*/false};
     const bool takes_empty = ProbeToolCall(chat_template, special_tokens, form).has_value();
     form.null_for_empty = true;
     const bool takes_null = ProbeToolCall(chat_template, special_tokens, form).has_value();
-    if (takes_empty) return {as_text, false, !takes_null};
+    if (takes_empty) return {arguments, false, !takes_null};
     if (takes_null) return form;
   }
   return {};

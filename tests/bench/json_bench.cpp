@@ -1,4 +1,4 @@
-// Reading a request's JSON: 16 MiB of each shape of tests/serving/http/json_shapes.h.
+// Reading a request's JSON: 16 MiB of each shape of tests/serving/api/json_shapes.h.
 //
 // ignored: as a field that the server does not know, checked and not built. kept: built as a whole.
 // Both start from the bytes of the body and end with everything released again.
@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "serving/http/json_document.h"
-#include "tests/serving/http/json_shapes.h"
+#include "serving/api/json_document.h"
+#include "tests/serving/api/json_shapes.h"
 
 namespace moesaic {
 namespace {

@@ -6,9 +6,9 @@
 #include <string_view>
 
 #include "core/base/check.h"
-#include "serving/http/api_error.h"
-#include "serving/http/batch_format.h"
-#include "serving/http/json_text.h"
+#include "serving/api/api_error.h"
+#include "serving/api/batch_line.h"
+#include "serving/api/json_text.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view text(reinterpret_cast<const char*>(data), size);

@@ -7,15 +7,15 @@
 #include <string_view>
 
 #include "core/base/check.h"
-#include "serving/http/api_error.h"
-#include "serving/http/openai_request.h"
+#include "serving/api/api_error.h"
+#include "serving/api/api_request.h"
 #include "serving/http/request_reader.h"
 
 namespace {
 
 using moesaic::ApiError;
 
-void CheckFields(const moesaic::GenerationFields& fields) {
+void CheckFields(const moesaic::ApiRequest& fields) {
   CHECK(fields.n >= 1 && fields.n <= 128);
   CHECK(fields.logprobs >= -1 && fields.logprobs <= 20);
   CHECK(fields.prompt_logprobs >= -1 && fields.prompt_logprobs <= 20);

@@ -7,8 +7,8 @@
 #include <string_view>
 
 #include "core/base/check.h"
-#include "serving/http/api_error.h"
-#include "serving/http/json_document.h"
+#include "serving/api/api_error.h"
+#include "serving/api/json_document.h"
 
 namespace {
 

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "prefetch/link/device_experts.h"
+#include "prefetch/link/expert_flow.h"
 #include "prefetch/link/expert_loader.h"
 #include "tests/core/base/temp_dir.h"
 #include "tests/core/device/emulated_machine.h"
@@ -187,6 +188,41 @@ TEST_F(ExpectTest, AFailedReadIsTheLayersToTryAgain) {
   while (loader_->transfer_counters().failed == 0) std::this_thread::yield();
   disk_.SetFault(nullptr);
   EXPECT_EQ(RunLayer(source_.Ids(1, {3})).misses, 1u);
+}
+
+// A copy is cancelled for a layer that lacks its slot, and the next layer begins before the packet
+// in flight has come back: the copy counts as on its way, and then there is none. The layer that
+// waits for it makes another.
+TEST(ExpectedCopyTest, CancelledUnderALayerThatWaitsForIt) {
+  constexpr ExpertIndex kCopy = 8;
+  ExpertFlow flow(ExpertGrid(4, 8),
+                  {.copies = std::vector<ExpertCopy>(32, {.packets = 2, .bytes = 2}),
+                   .slots = 2,
+                   .lanes = 3,
+                   .max_packets = 2},
+                  MakeLruPolicy(32), {});
+  flow.Expect(std::vector{kCopy}, 1);
+  const auto in_flight = flow.NextPacket(2);
+  ASSERT_TRUE(in_flight && in_flight->expert == kCopy);
+  flow.Expect({}, 3);
+  flow.BeginLayer(std::vector<ExpertIndex>{0, 1}, 4);  // two slots, and the copy has one of them
+  flow.StartLoads(5);
+  ASSERT_TRUE(flow.queue().cancelling(kCopy));
+  flow.EndLayer(6);
+
+  flow.BeginLayer(std::vector{kCopy}, 7);
+  EXPECT_EQ(flow.CompletePacket(*in_flight, PacketResult::kOk, 8), TransferState::kCancelled);
+  flow.StartLoads(9);
+  for (int packet = 0; packet < 2; ++packet) {
+    const auto again = flow.NextPacket(10);
+    ASSERT_TRUE(again && again->expert == kCopy);
+    flow.CompletePacket(*again, PacketResult::kOk, 11);
+  }
+  flow.Commit(kCopy, 12);
+  std::vector<ExpertIndex> ready;
+  flow.TakeReady(ready, 13);
+  EXPECT_EQ(ready, std::vector{kCopy});
+  EXPECT_EQ(flow.waiting(), 0);
 }
 
 // Whatever is expected, right or wrong, before, in or after a layer: each layer gets its experts,

@@ -205,7 +205,7 @@ TEST(ExpertLoaderDeathTest, WaitingWhileHoldingAllSlotsIsABug) {
         rig.loader->NextReady(held);
         rig.loader->NextReady(held);
       },
-      "loading");
+      "MakesProgress");
 }
 
 TEST(ExpertLoaderTest, DirectSourceIsReadIntoTheSlot) {

@@ -72,7 +72,7 @@ struct StreamRig {
       for (int e = 0; e < shape.num_experts; ++e) all.push_back(e);
       stats += RunLayer(source.Ids(layer, all));
     }
-    experts->ComputeEnded(Activity::kDense, -1);
+    experts->timeline().ComputeEnded(Activity::kDense, -1);
     return stats;
   }
 

@@ -7,9 +7,9 @@
 #include <string>
 
 #include "serving/http/server.h"
+#include "tests/serving/api/test_engine.h"
+#include "tests/serving/api/test_tokenizer.h"
 #include "tests/serving/http/test_client.h"
-#include "tests/serving/http/test_engine.h"
-#include "tests/serving/http/test_tokenizer.h"
 
 namespace moesaic {
 

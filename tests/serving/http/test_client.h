@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "serving/http/json_text.h"
+#include "serving/api/json_text.h"
 
 namespace moesaic {
 

@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <set>
 #include <utility>
@@ -13,6 +15,7 @@
 
 #include "core/base/error.h"
 #include "core/base/hash.h"
+#include "serving/model/expert_sources.h"
 #include "tests/serving/model/model_harness.h"
 
 namespace moesaic {
@@ -125,9 +128,12 @@ HarnessOptions OptionsWith(Record& record) {
 
 constexpr char kModel[] = "qwen2_moe_bf16_sparse_step";
 
+// decode_from: as SequenceSlice's; by default all is prompt.
 std::vector<float> RunTokens(ModelHarness& model, const std::vector<int32_t>& tokens,
-                             RoutingHook* hook) {
+                             RoutingHook* hook,
+                             int64_t decode_from = std::numeric_limits<int64_t>::max()) {
   auto sequence = model.NewSequence(64);
+  sequence.decode_from = decode_from;
   const ModelHarness::Piece piece = {&sequence, tokens};
   return model.Run({&piece, 1}, hook);
 }
@@ -213,6 +219,133 @@ TEST(ExpertRunnerTest, NearlyAWholeLayerExpectsTheNext) {
     EXPECT_EQ(record.expected[1].first, 2u);
     EXPECT_TRUE(record.expected[1].second.empty());
   }
+}
+
+// Routes every token to three of the experts 0 to 7 and, with the least weight, to expert 8.
+class RoutedWithALast : public RoutingHook {
+ public:
+  void OnRouting(int64_t, const ForwardBatch&, std::span<int32_t> experts,
+                 std::span<float> weights) override {
+    for (size_t i = 0; i < experts.size(); ++i) {
+      experts[i] = i % 4 == 3 ? 8 : static_cast<int32_t>(i / 4 * 3 + i % 4) % 8;
+      weights[i] = 0.4f - 0.1f * static_cast<float>(i % 4);
+    }
+  }
+};
+
+// An expert that comes a layer later because only deferred pairs want it is wanted all the same:
+// with it nine of ten are, and the next layer is expected as a whole. The experts that have stayed
+// in the cache since come at once.
+TEST(ExpertRunnerTest, DeferredExpertsAreWantedAndComeLateOnlyIfTheyAreMissing) {
+  Record record;
+  HarnessOptions options = OptionsWith(record);
+  options.defer_experts = 1;
+  ModelHarness model(FixtureModel(kModel), options);
+  RoutedWithALast hook;
+  const std::vector<int32_t> tokens = PromptOf(3, 20, 150);
+  const std::set<int> at_once = {0, 1, 2, 3, 4, 5, 6, 7};
+  std::set<int> all = at_once;
+  all.insert(8);
+
+  const std::vector<float> cold = RunTokens(model, tokens, &hook, 0);
+  ASSERT_EQ(record.layers.size(), 3u);
+  EXPECT_EQ(Indices(record.layers[0].needed), at_once);
+  EXPECT_EQ(record.layers[1].needed, (std::vector{ExpertId{.layer = 1, .index = 8}}));
+  EXPECT_EQ(record.layers[1].pairs, 20);
+  EXPECT_EQ(Indices(record.layers[2].needed), all);  // the last layer defers nothing
+  ASSERT_FALSE(record.expected.empty());
+  EXPECT_EQ(record.expected[0].first, 1u);
+  std::vector<ExpertId> expected = {{.layer = 1, .index = 8}};
+  for (uint16_t index = 0; index < 10; ++index) expected.push_back({.layer = 3, .index = index});
+  EXPECT_EQ(record.expected[0].second, expected);
+
+  record.layers.clear();
+  const std::vector<float> warm = RunTokens(model, tokens, &hook, 0);
+  ASSERT_EQ(record.layers.size(), 2u);
+  EXPECT_EQ(Indices(record.layers[0].needed), all);
+  EXPECT_EQ(record.layers[0].pairs, 80);
+  EXPECT_EQ(Hash64(std::as_bytes(std::span(warm))), Hash64(std::as_bytes(std::span(cold))));
+}
+
+// Both places expect their part of the next layer, which then wants nothing of one of them: that
+// one is told that nothing is expected any more, though it has no layer to run.
+TEST(ExpertRunnerTest, APlaceWithoutExpertsOfALayerIsToldWhatIsExpected) {
+  const ModelConfig config = LoadModelConfig(FixtureModel(kModel));
+  const Checkpoint checkpoint = Checkpoint::Open(FixtureModel(kModel));
+  const CpuKernels& kernels = KernelsFor(Isa::kScalar);
+  const auto source = MakeCheckpointExpertSource(config, WeightType::kBf16, checkpoint, kernels);
+  const auto layers = static_cast<int>(config.num_layers);
+  const auto experts = static_cast<int>(config.num_experts);
+  const ExpertPlacement placement(ExpertGrid(layers, experts), std::vector{-1, -1});
+  constexpr int64_t kTokens = 20;
+
+  // A runner over so many places, and what their providers are asked.
+  struct Runner {
+    std::vector<Record> records;
+    std::vector<std::unique_ptr<ExpertProvider>> providers;
+    std::vector<std::unique_ptr<ThreadPool>> pools;
+    std::unique_ptr<ExpertRunner> runner;
+  };
+  const auto make = [&](Runner& made, size_t places) {
+    made.records.resize(places);
+    ExpertPlaces all;
+    all.placement = places > 1 ? &placement : nullptr;
+    for (Record& record : made.records) {
+      made.providers.push_back(OptionsWith(record).make_experts(*source, config));
+      made.pools.push_back(std::make_unique<ThreadPool>(1));
+      all.places.push_back({made.providers.back().get(), made.pools.back().get(), {}});
+    }
+    made.runner =
+        std::make_unique<ExpertRunner>(config, source->layout(), std::move(all), kernels, kTokens);
+  };
+  Runner one;
+  Runner two;
+  make(one, 1);
+  make(two, 2);
+
+  const auto hidden = static_cast<size_t>(config.hidden_size);
+  const ActivationType type = ActivationTypeOf(kernels.numerics, one.runner->Gate().type);
+  const int64_t row_bytes = ActivationRowBytes(type, config.hidden_size);
+  std::vector<float> x(kTokens * hidden);
+  for (size_t i = 0; i < x.size(); ++i) x[i] = std::sin(static_cast<float>(i));
+  AlignedBuffer activations(static_cast<size_t>(kTokens * row_bytes));
+  kernels.prepare_activations(x.data(), config.hidden_size, kTokens, config.hidden_size, type,
+                              activations.data(), row_bytes);
+  const ExpertRunner::Rows rows = {.tokens = kTokens,
+                                   .x = x.data(),
+                                   .x_stride = config.hidden_size,
+                                   .activations = activations.data(),
+                                   .activations_stride_bytes = row_bytes};
+  const auto pairs = static_cast<size_t>(kTokens * config.top_k);
+  const std::vector<float> weights(pairs, 0.25f);
+  ThreadPool pool(1);
+  const auto sum_of = [&](Runner& runner, int64_t layer, const std::vector<int32_t>& ids) {
+    std::vector<float> y(kTokens * hidden, 0.0f);
+    runner.runner->Run(layer, rows, {.ids = ids.data(), .weights = weights.data()}, y.data(), pool);
+    return y;
+  };
+
+  std::vector<int32_t> all_experts(pairs);
+  std::vector<int32_t> first_place(pairs);
+  std::vector<int32_t> of_first;
+  for (int e = 0; e < experts; ++e) {
+    if (placement.device(3 * experts + e) == 0) of_first.push_back(e);
+  }
+  ASSERT_GE(std::ssize(of_first), config.top_k);
+  for (size_t i = 0; i < pairs; ++i) {
+    all_experts[i] = static_cast<int32_t>(i) % experts;
+    first_place[i] = of_first[i % of_first.size()];
+  }
+  EXPECT_EQ(sum_of(two, 1, all_experts), sum_of(one, 1, all_experts));
+  EXPECT_EQ(sum_of(two, 3, first_place), sum_of(one, 3, first_place));
+
+  EXPECT_EQ(two.records[0].layers.size(), 2u);
+  const Record& second = two.records[1];
+  EXPECT_EQ(second.layers.size(), 1u);
+  ASSERT_EQ(second.expected.size(), 2u);
+  EXPECT_EQ(second.expected[0].second.size(), static_cast<size_t>(experts) - of_first.size());
+  for (const ExpertId id : second.expected[0].second) EXPECT_EQ(id.layer, 3);
+  EXPECT_TRUE(second.expected[1].second.empty());
 }
 
 // What cannot be had ends the layer, and what was expected; the next pass is none the worse.

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tests/serving/http/test_tokenizer.h"
+#include "tests/serving/api/test_tokenizer.h"
 
 namespace moesaic {
 namespace {

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "tests/serving/http/test_tokenizer.h"
+#include "tests/serving/api/test_tokenizer.h"
 #include "tests/serving/model/model_harness.h"
 #include "tests/serving/online/engine_harness.h"
 

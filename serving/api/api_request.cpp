@@ -1,0 +1,255 @@
+#include "serving/api/api_request.h"
+
+#include <algorithm>
+#include <charconv>
+#include <limits>
+
+#include "serving/api/request_fields.h"
+
+namespace moesaic {
+namespace {
+
+constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
+constexpr int64_t kMaxChoices = 128;     // as OpenAI
+constexpr int64_t kMaxTopLogprobs = 20;  // as OpenAI and vLLM
+constexpr size_t kMaxStops = 16;         // OpenAI has 4; evaluation harnesses send a few more
+constexpr size_t kMaxStopBytes = 1024;   // text is held back for as long as a stop may be
+constexpr double kMaxTemperature = 100.0;
+constexpr double kMaxPenalty = 2.0;  // OpenAI's range, of both signs
+constexpr double kMaxBias = 100.0;
+
+std::vector<std::string> ParseStop(RequestFields& fields) {
+  const Json* value = fields.Find("stop");
+  std::vector<std::string> stops;
+  if (value == nullptr) return stops;
+  if (value->is_string()) {
+    stops.push_back(value->get<std::string>());
+  } else if (value->is_array()) {
+    for (const Json& item : *value) {
+      if (!item.is_string()) {
+        throw BadParam("stop", "stop must hold strings, item {} is {}.", stops.size(),
+                       JsonTypeName(item));
+      }
+      stops.push_back(item.get<std::string>());
+    }
+  } else {
+    throw BadParam("stop", "stop must be a string or an array of strings, it is {}.",
+                   JsonTypeName(*value));
+  }
+  if (stops.size() > kMaxStops) {
+    throw BadParam("stop", "stop must have at most {} strings, it has {}.", kMaxStops,
+                   stops.size());
+  }
+  for (const std::string& stop : stops) {
+    if (stop.empty()) throw BadParam("stop", "stop must not contain an empty string.");
+    if (stop.size() > kMaxStopBytes) {
+      throw BadParam("stop", "a stop string must have at most {} bytes, one has {}.", kMaxStopBytes,
+                     stop.size());
+    }
+  }
+  return stops;
+}
+
+std::vector<std::pair<int32_t, float>> ParseLogitBias(RequestFields& fields) {
+  std::vector<std::pair<int32_t, float>> biases;
+  const Json* value = fields.Find("logit_bias");
+  if (value == nullptr) return biases;
+  if (!value->is_object()) {
+    throw BadParam("logit_bias",
+                   "logit_bias must be an object from token ids to numbers, it is {}.",
+                   JsonTypeName(*value));
+  }
+  for (const auto& item : value->items()) {
+    const std::string& key = item.key();
+    int32_t token = -1;
+    const auto parsed = std::from_chars(key.data(), key.data() + key.size(), token);
+    if (parsed.ec != std::errc() || parsed.ptr != key.data() + key.size() || token < 0) {
+      throw BadParam("logit_bias", "logit_bias has the key \"{}\", which is not a token id.",
+                     Excerpt(key, 40));
+    }
+    if (!item.value().is_number()) {
+      throw BadParam("logit_bias", "logit_bias of token {} must be a number, it is {}.", token,
+                     JsonTypeName(item.value()));
+    }
+    const double bias = item.value().get<double>();
+    if (!(bias >= -kMaxBias && bias <= kMaxBias)) {
+      throw BadParam("logit_bias", "logit_bias of token {} must be between -100 and 100, it is {}.",
+                     token, bias);
+    }
+    biases.emplace_back(token, static_cast<float>(bias));
+  }
+  return biases;
+}
+
+SamplingFields ParseSampling(RequestFields& fields) {
+  SamplingFields sampling;
+  sampling.temperature = fields.Number("temperature", 0, kMaxTemperature);
+  sampling.top_p = fields.Number("top_p", 0, 1);
+  // OpenAI allows 0, which means the most likely token alone.
+  if (sampling.top_p.has_value()) sampling.top_p = std::max(*sampling.top_p, 1e-9);
+  sampling.min_p = fields.Number("min_p", 0, 1);
+  sampling.repetition_penalty = fields.Number("repetition_penalty", 1e-3, 1e3);
+  sampling.presence_penalty = fields.Number("presence_penalty", -kMaxPenalty, kMaxPenalty);
+  sampling.frequency_penalty = fields.Number("frequency_penalty", -kMaxPenalty, kMaxPenalty);
+  if (const auto top_k = fields.Int("top_k", -1, kMaxInt32)) {
+    sampling.top_k = static_cast<int32_t>(*top_k);
+  }
+  if (const Json* seed = fields.Find("seed")) {
+    // Any 64-bit integer; the sign only makes it another seed.
+    if (!seed->is_number_integer()) {
+      throw BadParam("seed", "seed must be a 64-bit integer, it is {}.", JsonTypeName(*seed));
+    }
+    sampling.seed = seed->is_number_unsigned() ? seed->get<uint64_t>()
+                                               : static_cast<uint64_t>(seed->get<int64_t>());
+  }
+  sampling.logit_bias = ParseLogitBias(fields);
+  return sampling;
+}
+
+void ParseStreaming(RequestFields& fields, ApiRequest& request) {
+  request.stream = fields.Bool("stream").value_or(false);
+  const Json* value = fields.Find("stream_options");
+  if (value == nullptr) return;
+  if (!request.stream) {
+    throw BadParam("stream_options", "stream_options is allowed only when stream is true.");
+  }
+  RequestFields options(*value, "stream_options.");
+  request.include_usage = options.Bool("include_usage").value_or(false);
+  request.continuous_usage = options.Bool("continuous_usage_stats").value_or(false);
+  for (std::string& name : options.UnknownNames()) {
+    request.unknown_fields.push_back(std::move(name));
+  }
+}
+
+void ParseCommon(RequestFields& fields, ApiRequest& request) {
+  request.model = fields.String("model").value_or("");
+  request.sampling = ParseSampling(fields);
+  ParseStreaming(fields, request);
+  request.min_tokens = static_cast<int32_t>(fields.Int("min_tokens", 0, kMaxInt32).value_or(0));
+  request.ignore_eos = fields.Bool("ignore_eos").value_or(false);
+  request.stop = ParseStop(fields);
+  request.stop_token_ids = fields.TokenIds("stop_token_ids").value_or(std::vector<int32_t>());
+  request.include_stop_in_output = fields.Bool("include_stop_str_in_output").value_or(false);
+  request.skip_special_tokens = fields.Bool("skip_special_tokens").value_or(true);
+  request.add_special_tokens = fields.Bool("add_special_tokens");
+  request.return_token_ids = fields.Bool("return_token_ids").value_or(false);
+  request.n = static_cast<int32_t>(fields.Int("n", 1, kMaxChoices).value_or(1));
+  if (const auto best_of = fields.Int("best_of", 1, kMaxInt32);
+      best_of.value_or(request.n) != request.n) {
+    throw BadParam("best_of", "best_of is supported only when it equals n ({}), it is {}.",
+                   request.n, *best_of);
+  }
+  if (const auto count = fields.Int("prompt_logprobs", 0, kMaxTopLogprobs)) {
+    if (request.stream) {
+      throw BadParam("prompt_logprobs", "prompt_logprobs is not available when stream is true.");
+    }
+    request.prompt_logprobs = static_cast<int32_t>(*count);
+  }
+  if (fields.Bool("use_beam_search").value_or(false)) {
+    throw BadParam("use_beam_search", "Beam search is not supported.");
+  }
+  fields.String("user");  // accepted; there is nothing to do with it
+  if (const Json* format = fields.Find("response_format")) {
+    RequestFields inner(*format, "response_format.");
+    const std::string type = inner.String("type").value_or("text");
+    if (type != "text") {
+      throw BadParam("response_format",
+                     "response_format of type \"{}\" is not supported, only \"text\" is.",
+                     Excerpt(type, 40));
+    }
+  }
+}
+
+void CheckMinTokens(const ApiRequest& request) {
+  if (request.max_tokens.has_value() && request.min_tokens > *request.max_tokens) {
+    throw BadParam("min_tokens", "min_tokens ({}) must not be greater than {} ({}).",
+                   request.min_tokens, request.max_tokens_name, *request.max_tokens);
+  }
+}
+
+std::vector<PromptInput> ParsePrompts(RequestFields& fields) {
+  const Json* value = fields.Find("prompt");
+  if (value == nullptr) throw BadParam("prompt", "prompt is missing.");
+  std::vector<PromptInput> prompts;
+  if (value->is_string()) {
+    prompts.emplace_back(value->get<std::string>());
+    return prompts;
+  }
+  if (!value->is_array()) {
+    throw BadParam("prompt",
+                   "prompt must be a string, an array of strings, an array of token ids or an "
+                   "array of such arrays, it is {}.",
+                   JsonTypeName(*value));
+  }
+  if (value->empty()) throw BadParam("prompt", "prompt must not be empty.");
+  if (value->front().is_number()) {
+    prompts.emplace_back(ReadTokenIds(*value, "prompt"));
+    return prompts;
+  }
+  for (const Json& item : *value) {
+    if (item.is_string()) {
+      prompts.emplace_back(item.get<std::string>());
+    } else if (item.is_array()) {
+      prompts.emplace_back(ReadTokenIds(item, fmt::format("prompt[{}]", prompts.size())));
+    } else {
+      throw BadParam("prompt", "prompt[{}] must be a string or an array of token ids, it is {}.",
+                     prompts.size(), JsonTypeName(item));
+    }
+  }
+  return prompts;
+}
+
+template <typename Request>
+void KeepUnknown(const RequestFields& fields, Request& request) {
+  for (std::string& name : fields.UnknownNames()) request.unknown_fields.push_back(std::move(name));
+}
+
+}  // namespace
+
+CompletionRequest ParseCompletionRequest(std::string_view body, const std::atomic<bool>* gone) {
+  const JsonDocument document(body, {}, gone);
+  RequestFields fields(document);
+  CompletionRequest request;
+  ParseCommon(fields, request);
+  request.prompts = ParsePrompts(fields);
+  request.echo = fields.Bool("echo").value_or(false);
+  if (!fields.String("suffix").value_or("").empty()) {
+    throw BadParam("suffix", "suffix is not supported.");
+  }
+  if (const auto count = fields.Int("logprobs", 0, kMaxTopLogprobs)) {
+    request.logprobs = static_cast<int32_t>(*count);
+    if (request.echo) request.prompt_logprobs = std::max(request.prompt_logprobs, request.logprobs);
+  }
+  if (const auto count = fields.Int("max_tokens", 0, kMaxInt32)) {
+    request.max_tokens = static_cast<int32_t>(*count);
+  }
+  CheckMinTokens(request);
+  KeepUnknown(fields, request);
+  return request;
+}
+
+ChatRequest ParseChatRequest(std::string_view body, const std::atomic<bool>* gone) {
+  const JsonDocument document(body, {}, gone);
+  RequestFields fields(document);
+  ChatRequest request;
+  ParseCommon(fields, request);
+  request.chat = ParseChatInput(fields);
+  const bool logprobs = fields.Bool("logprobs").value_or(false);
+  const auto top = fields.Int("top_logprobs", 0, kMaxTopLogprobs);
+  if (top.value_or(0) > 0 && !logprobs) {
+    throw BadParam("top_logprobs", "top_logprobs needs logprobs to be true.");
+  }
+  if (logprobs) request.logprobs = static_cast<int32_t>(top.value_or(0));
+  // The newer name wins, as at OpenAI.
+  for (const char* name : {"max_tokens", "max_completion_tokens"}) {
+    if (const auto count = fields.Int(name, 1, kMaxInt32)) {
+      request.max_tokens = static_cast<int32_t>(*count);
+      request.max_tokens_name = name;
+    }
+  }
+  CheckMinTokens(request);
+  KeepUnknown(fields, request);
+  return request;
+}
+
+}  // namespace moesaic

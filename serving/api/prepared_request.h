@@ -1,0 +1,40 @@
+// PreparedRequest: what the engine and the answer need of a request's body: parsed, its model
+// found, through the chat template, tokenised, held to the limits. No I/O; any thread.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "serving/api/api_output.h"
+#include "serving/api/served_model.h"
+#include "serving/online/request.h"
+
+namespace moesaic {
+
+struct PreparedRequest {
+  const ServedModel* model = nullptr;
+  std::vector<EngineRequest> requests;  // one per choice
+  ApiOutputSpec spec;
+  TokenSpeller spell;
+  bool stream = false;
+  std::vector<std::string> unknown_fields;
+};
+
+struct PrepareOptions {
+  bool chat = false;
+  std::string request_id;
+  size_t max_sequences = 1024;
+  std::optional<std::chrono::steady_clock::time_point> deadline;
+  // Set while it runs when nobody wants the answer any more.
+  const std::atomic<bool>& gone;
+};
+
+// Throws ApiError, and Error from the tokenizer or the template.
+PreparedRequest PrepareRequest(const std::string& body, const ModelTable& models,
+                               const PrepareOptions& options);
+
+}  // namespace moesaic

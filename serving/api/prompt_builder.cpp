@@ -1,0 +1,57 @@
+#include "serving/api/prompt_builder.h"
+
+#include "serving/api/api_error.h"
+#include "serving/api/continued_message.h"
+#include "serving/text/chat_template.h"
+#include "serving/text/tokenizer.h"
+
+namespace moesaic {
+namespace {
+
+// Template text may name special tokens; what came from the request may not.
+std::vector<TextSegment> SegmentsOf(const jinja::MarkedText& prompt) {
+  const std::string_view bytes = prompt.bytes();
+  std::vector<TextSegment> segments;
+  size_t pos = 0;
+  const auto add = [&](size_t end, bool parse_special) {
+    if (end > pos) segments.push_back({bytes.substr(pos, end - pos), parse_special});
+    pos = end;
+  };
+  for (const jinja::MarkedText::Span& span : prompt.input_spans()) {
+    add(span.begin, true);
+    add(span.end, false);
+  }
+  add(bytes.size(), true);
+  return segments;
+}
+
+}  // namespace
+
+std::vector<int32_t> EncodeText(const Tokenizer& tokenizer, std::string_view text,
+                                bool add_special_tokens) {
+  return tokenizer.Encode(text, {add_special_tokens, true});
+}
+
+std::vector<int32_t> EncodeChat(const ServedModel& model, const ChatInput& chat,
+                                bool add_special_tokens) {
+  if (model.chat_template == nullptr) {
+    throw BadParam("messages", "The model `{}` has no chat template; use /v1/completions.",
+                   model.names.front());
+  }
+  jinja::MarkedText prompt = model.chat_template->Render(
+      chat.messages, chat.tools, chat.add_generation_prompt, chat.template_kwargs);
+  if (chat.continue_final_message) prompt = CutAfterFinalMessage(prompt, chat.messages);
+  return model.engine->tokenizer().EncodeSegments(SegmentsOf(prompt), add_special_tokens);
+}
+
+size_t CountAddedTokens(const Tokenizer& tokenizer, const std::vector<int32_t>& tokens,
+                        std::string_view text) {
+  size_t count = 0;
+  while (count < tokens.size() && tokenizer.IsSpecial(tokens[count]) &&
+         !text.starts_with(tokenizer.TokenBytes(tokens[count]))) {
+    ++count;
+  }
+  return count;
+}
+
+}  // namespace moesaic

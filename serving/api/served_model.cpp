@@ -1,0 +1,39 @@
+#include "serving/api/served_model.h"
+
+#include <utility>
+
+#include "core/base/check.h"
+#include "core/base/error.h"
+#include "serving/api/api_error.h"
+
+namespace moesaic {
+
+ModelTable::ModelTable(std::vector<ServedModel> models) : models_(std::move(models)) {
+  for (size_t i = 0; i < models_.size(); ++i) {
+    CHECK(models_[i].engine != nullptr);
+    if (models_[i].names.empty()) {
+      Fail(ErrorKind::kInvalidArgument, "model {} of this server has no name to be served under",
+           i);
+    }
+    for (const std::string& name : models_[i].names) {
+      if (name.empty() || !by_name_.emplace(name, i).second) {
+        Fail(ErrorKind::kInvalidArgument,
+             "--served-model-name: '{}' is empty or given to two models", name);
+      }
+    }
+  }
+}
+
+const ServedModel* ModelTable::Find(std::string_view name) const {
+  if (name.empty()) return models_.size() == 1 ? &models_.front() : nullptr;
+  const auto found = by_name_.find(name);
+  return found == by_name_.end() ? nullptr : &models_[found->second];
+}
+
+const ServedModel& ModelTable::Get(std::string_view name) const {
+  const ServedModel* model = Find(name);
+  if (model == nullptr) throw ModelNotFound(name);
+  return *model;
+}
+
+}  // namespace moesaic

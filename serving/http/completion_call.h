@@ -1,0 +1,93 @@
+// CompletionCall: one POST to /v1/completions or /v1/chat/completions, from its body to its last
+// byte.
+//
+// The body is parsed and tokenised on a worker thread, submitted to the engine, and the output
+// written on the connection's strand as it arrives. Unless said otherwise functions run on the
+// strand.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "serving/api/api_error.h"
+#include "serving/api/api_output.h"
+#include "serving/api/delta_mailbox.h"
+#include "serving/api/served_model.h"
+#include "serving/http/call_context.h"
+#include "serving/http/exchange.h"
+#include "serving/http/serving_metrics.h"
+
+namespace moesaic {
+
+class CompletionCall : public Call, public std::enable_shared_from_this<CompletionCall> {
+ public:
+  CompletionCall(CallContext& context, std::shared_ptr<const ModelTable> models,
+                 std::shared_ptr<Exchange> exchange, bool chat);
+
+  void Start();
+  void OnWritable() override { Drain(); }
+  void OnQuiet() override;
+  void OnDisconnect() override;
+  void OnShutdown() override;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  // Everything that is known once the request is submitted. Made on a worker, then used on the
+  // strand.
+  struct Submitted {
+    const ServedModel* model = nullptr;
+    ModelMetrics* metrics = nullptr;
+    std::unique_ptr<ApiOutput> output;
+    std::shared_ptr<DeltaMailbox> mailbox;
+    std::vector<RequestId> ids;
+    std::vector<int64_t> prompt_tokens;  // per choice
+    bool stream = false;
+    Clock::time_point submitted_at;
+    std::optional<Clock::time_point> deadline;
+  };
+  struct ChoiceState {
+    bool finished = false;
+    int64_t tokens = 0;
+    double queue_s = -1;
+    double first_token_s = -1;
+    std::optional<Clock::time_point> last_token_at;
+  };
+
+  // Worker thread.
+  void PrepareAndPost(std::string body);
+  std::unique_ptr<Submitted> Prepare(const std::string& body);
+
+  void OnSubmitted(std::unique_ptr<Submitted> submitted);
+  void Drain();
+  void Observe(const DeltaMailbox::Mail& mail);
+  void FinishChoice(size_t choice, std::string_view reason, Clock::time_point at);
+  void Complete(std::string stream_output);
+  void Fail(const ApiError& error);
+  ApiError WhyFailed(const Error& error) const;
+  ApiError WhyCancelled() const;
+  bool IsLate() const;
+  // Cancels what still runs; its output is dropped from now on.
+  void Abandon(std::string_view reason);
+  void BeginStream();
+  void NoteForLog(std::string_view outcome);
+
+  CallContext& context_;
+  const std::shared_ptr<const ModelTable> models_;
+  const std::shared_ptr<Exchange> exchange_;
+  const bool chat_;
+  const std::string request_id_;
+  std::atomic<bool> gone_{false};  // the client has left, or the call was ended early
+
+  std::unique_ptr<Submitted> submitted_;
+  std::vector<ChoiceState> choices_;
+  size_t finished_ = 0;
+  bool stream_begun_ = false;
+  bool done_ = false;
+};
+
+}  // namespace moesaic

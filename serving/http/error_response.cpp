@@ -1,0 +1,27 @@
+#include "serving/http/error_response.h"
+
+#include <string>
+
+#include "serving/api/json_text.h"
+
+namespace moesaic {
+
+ApiError RouteNotFound(std::string_view path) {
+  return ApiError(
+      404, "NotFoundError",
+      fmt::format("There is no route {}; GET / lists those that exist.", Excerpt(path, 200)), {},
+      "route_not_found");
+}
+
+HttpResponse ErrorResponse(const ApiError& error) {
+  HttpResponse response;
+  response.status = error.status();
+  response.body = ErrorBody(error);
+  if (error.retry_after_s() > 0) {
+    response.headers.emplace_back("Retry-After", std::to_string(error.retry_after_s()));
+  }
+  if (error.status() == 401) response.headers.emplace_back("WWW-Authenticate", "Bearer");
+  return response;
+}
+
+}  // namespace moesaic

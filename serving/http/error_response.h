@@ -1,0 +1,14 @@
+// An ApiError as an HTTP response.
+#pragma once
+
+#include <string_view>
+
+#include "serving/api/api_error.h"
+#include "serving/http/http_message.h"
+
+namespace moesaic {
+
+ApiError RouteNotFound(std::string_view path);  // 404
+HttpResponse ErrorResponse(const ApiError& error);
+
+}  // namespace moesaic
