@@ -50,6 +50,17 @@ bool SplitNumber(std::string_view text, double* number, std::string* rest) {
   return true;
 }
 
+std::string ScaledBy1000(double value, const char* unit) {
+  constexpr std::array<const char*, 6> kPrefixes = {"", "k", "M", "G", "T", "P"};
+  size_t prefix = 0;
+  while (std::abs(value) >= 999.5 && prefix + 1 < kPrefixes.size()) {
+    value /= 1000;
+    ++prefix;
+  }
+  const int decimals = prefix == 0 || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2;
+  return fmt::format("{:.{}f} {}{}", value, decimals, kPrefixes[prefix], unit);
+}
+
 }  // namespace
 
 std::string FormatBytes(uint64_t bytes) {
@@ -62,6 +73,14 @@ std::string FormatBytes(uint64_t bytes) {
     ++unit;
   }
   return fmt::format("{:.1f} {}", value, kNames[unit]);
+}
+
+std::string FormatRate(double bytes_per_s) { return ScaledBy1000(bytes_per_s, "B/s"); }
+
+std::string FormatCount(double count) {
+  std::string text = ScaledBy1000(count, "");
+  while (text.back() == ' ') text.pop_back();
+  return text;
 }
 
 uint64_t ParseBytes(std::string_view text, std::string_view what) {

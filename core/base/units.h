@@ -9,6 +9,8 @@ namespace moesaic {
 
 // "18.9 MiB", "512 B".
 std::string FormatBytes(uint64_t bytes);
+std::string FormatRate(double bytes_per_s);  // "12.3 GB/s"
+std::string FormatCount(double count);       // "11.06 M"
 
 // A byte count with an optional unit: B, K/KB/KiB, M.., G.., T.. (KB is 1000, K and KiB are 1024; a
 // bare number is bytes; a fraction is allowed). `what` names the flag or key in the error message.

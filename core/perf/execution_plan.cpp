@@ -99,12 +99,6 @@ const char* ResourceName(Resource resource) {
   return "?";
 }
 
-uint64_t MemoryLedger::total_bytes() const {
-  uint64_t total = 0;
-  for (const MemoryItem& item : items) total += item.bytes;
-  return total;
-}
-
 const MemoryLedger* ExecutionPlan::Ledger(std::string_view memory) const {
   for (const MemoryLedger& ledger : ledgers) {
     if (ledger.memory == memory) return &ledger;

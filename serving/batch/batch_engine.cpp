@@ -20,8 +20,10 @@ constexpr int kDenseRetries = 2;
 
 }  // namespace
 
-BatchEngine::BatchEngine(const EngineOptions& options, const BatchPlan& plan)
-    : options_(options), plan_(plan) {
+BatchEngine::BatchEngine(BatchSetup setup)
+    : options_(std::move(setup.options)),
+      files_(std::move(setup.files)),
+      plan_(std::move(setup.plan)) {
   std::promise<void> ready;
   std::future<void> loaded = ready.get_future();
   thread_ = std::thread([this, ready = std::move(ready)]() mutable { Main(std::move(ready)); });
@@ -74,10 +76,8 @@ void BatchEngine::Main(std::promise<void> ready) {
 }
 
 void BatchEngine::Load() {
-  kernels_ = WithChoices(SelectKernels(ChooseWeightType(options_)), options_.kernel_choices);
-  const CpuKernels& kernels = kernels_;
+  const CpuKernels& kernels = *files_.kernels;
   const BatchSizes& sizes = plan_.sizes;
-  files_ = OpenModelFiles(options_, kernels);
   const ModelConfig& config = files_.config;
   defaults_ = LoadGenerationDefaults(options_.model_dir);
   eos_token_ids_ = defaults_.eos_token_ids.empty() ? config.eos_token_ids : defaults_.eos_token_ids;

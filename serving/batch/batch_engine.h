@@ -23,7 +23,7 @@
 #include "core/base/thread_pool.h"
 #include "kernels/cpu/kernels.h"
 #include "serving/batch/batch_experts.h"
-#include "serving/batch/batch_plan.h"
+#include "serving/batch/batch_setup.h"
 #include "serving/batch/pass_runner.h"
 #include "serving/batch/timeline.h"
 #include "serving/model/model.h"
@@ -38,7 +38,7 @@ namespace moesaic {
 class BatchEngine : public Engine {
  public:
   // Loads on the engine's thread and returns when it is ready; rethrows what loading threw.
-  BatchEngine(const EngineOptions& options, const BatchPlan& plan);
+  explicit BatchEngine(BatchSetup setup);
   ~BatchEngine() override;
 
   const ModelConfig& config() const override { return files_.config; }
@@ -70,8 +70,8 @@ class BatchEngine : public Engine {
   void PublishStatus();
 
   const EngineOptions options_;
+  const ModelFiles files_;
   const BatchPlan plan_;
-  ModelFiles files_;
   GenerationDefaults defaults_;
   std::vector<int32_t> eos_token_ids_;
   std::unique_ptr<Tokenizer> tokenizer_;
@@ -84,7 +84,6 @@ class BatchEngine : public Engine {
   const SteadyClock clock_;
   int64_t pass_end_ns_ = 0;  // of the last one; 0: none
   int dense_failures_ = 0;   // of the dense part's device, one after another
-  CpuKernels kernels_;
   std::unique_ptr<ThreadPool> pool_;
   std::unique_ptr<BatchExperts> experts_;
   std::unique_ptr<Model> model_;

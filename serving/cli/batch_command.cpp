@@ -20,10 +20,10 @@
 #include "serving/cli/commands.h"
 #include "serving/cli/interrupt.h"
 #include "serving/cli/job_files.h"
-#include "serving/cli/machine.h"
 #include "serving/cli/output.h"
 #include "serving/cli/run_stats.h"
 #include "serving/cli/serving_setup.h"
+#include "serving/startup/machine_options.h"
 
 namespace moesaic {
 namespace {
@@ -279,13 +279,20 @@ int BatchCommand(const Invocation& invocation) {
   CheckFiles(flags, settings.engine, job.files);
   MetricsRegistry metrics;
   StatusLine(fmt::format("loading {} ...", model_name));
+  const Machine machine = ReadMachine(invocation.environment);
   ServedModel model;
   std::shared_ptr<BatchEngine> batch_engine;  // null in latency mode
   if (flags.mode == "latency") {
-    model = LoadModel(settings.engine, invocation, metrics).model;
+    model = LoadModel(settings.engine, machine, metrics).model;
     job.prompts.chat = !flags.raw && model.chat_template != nullptr;
   } else {
-    LoadedBatchModel loaded = LoadBatchModel(settings.engine, line, invocation, flags.raw, job);
+    // What was not given is planned for the job.
+    EngineOptions asked = settings.engine;
+    if (line.table().origin("max-num-seqs") == "default") asked.max_num_seqs = 0;
+    if (line.table().origin("max-num-batched-tokens") == "default") {
+      asked.max_num_batched_tokens = 0;
+    }
+    LoadedBatchModel loaded = LoadBatchModel(asked, machine, flags.raw, job);
     model = std::move(loaded.model);
     batch_engine = std::move(loaded.engine);
     // Enough that those who join always find prompts waiting.

@@ -12,12 +12,12 @@
 #include "core/base/topology.h"
 #include "kernels/cpu/kernels.h"
 #include "serving/cli/commands.h"
-#include "serving/cli/machine.h"
 #include "serving/cli/output.h"
 #include "serving/cli/serving_setup.h"
 #include "serving/cli/throughput_report.h"
 #include "serving/cli/throughput_test.h"
 #include "serving/plan/machine_profiler.h"
+#include "serving/startup/machine_options.h"
 
 namespace moesaic {
 namespace {
@@ -138,7 +138,7 @@ void RunTests(const std::vector<ThroughputTest>& tests, EngineOptions options,
               std::vector<ThroughputRow>& rows) {
   options.machine.threads = threads;
   MetricsRegistry metrics;
-  const LoadedModel loaded = LoadModel(options, invocation, metrics);
+  const LoadedModel loaded = LoadModel(options, ReadMachine(invocation.environment), metrics);
   CheckRoom(tests, options.max_num_batched_tokens, loaded.plan);
   const Topology topology = ReadTopology();
   const WeightType weights = loaded.plan.weight_type;

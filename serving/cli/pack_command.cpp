@@ -14,10 +14,10 @@
 #include "core/io/checkpoint.h"
 #include "kernels/cpu/kernels.h"
 #include "serving/cli/commands.h"
-#include "serving/cli/machine.h"
 #include "serving/cli/output.h"
 #include "serving/model/expert_sources.h"
 #include "serving/model/tensor_source.h"
+#include "serving/startup/machine_options.h"
 
 namespace moesaic {
 namespace {
@@ -82,7 +82,8 @@ int PackCommand(const Invocation& invocation) {
     Fail(ErrorKind::kInvalidArgument, "-o DIR is missing: the directory of the store");
   }
 
-  const EngineOptions options = OptionsOnMachine(settings.engine, ReadTopology());
+  const EngineOptions options =
+      OptionsOnMachine(settings.engine, ReadMachine(invocation.environment));
   const ModelConfig model = LoadModelConfig(options.model_dir);
   const WeightType type = ChooseWeightType(options);
   std::unique_ptr<Checkpoint> checkpoint;  // none with dummy weights

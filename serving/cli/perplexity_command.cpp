@@ -17,9 +17,9 @@
 #include "core/base/metrics.h"
 #include "serving/api/prompt_builder.h"
 #include "serving/cli/commands.h"
-#include "serving/cli/machine.h"
 #include "serving/cli/output.h"
 #include "serving/cli/serving_setup.h"
+#include "serving/startup/machine_options.h"
 
 namespace moesaic {
 namespace {
@@ -111,7 +111,8 @@ int PerplexityCommand(const Invocation& invocation) {
 
   MetricsRegistry metrics;
   StatusLine(fmt::format("loading {} ...", model_name));
-  const LoadedModel loaded = LoadModel(settings.engine, invocation, metrics);
+  const LoadedModel loaded =
+      LoadModel(settings.engine, ReadMachine(invocation.environment), metrics);
   Engine& engine = *loaded.model.engine;
   StatusLine("");
   if (context > engine.max_context_tokens()) {

@@ -10,14 +10,14 @@
 #include "core/base/file.h"
 #include "core/base/units.h"
 #include "serving/cli/commands.h"
-#include "serving/cli/machine.h"
-#include "serving/cli/measured_costs.h"
 #include "serving/cli/output.h"
 #include "serving/cli/plan_inputs.h"
 #include "serving/cli/plan_report.h"
 #include "serving/cli/workload_file.h"
 #include "serving/plan/batch_planner.h"
 #include "serving/plan/throughput_planner.h"
+#include "serving/startup/machine_options.h"
+#include "serving/startup/measured_costs.h"
 #include "serving/text/tokenizer.h"
 
 namespace moesaic {
@@ -56,14 +56,13 @@ void LimitMemory(const std::string& text, const char* flag, Constant& memory) {
 // of this model, or something else is asked.
 std::optional<ExecutionPlan> PlanOfBatchEngine(const EngineOptions& given,
                                                const PlanOptions& options, const Workload& workload,
-                                               const Invocation& invocation,
-                                               const Topology& topology) {
-  EngineOptions engine = OptionsOnMachine(given, topology);
+                                               const Machine& machine) {
+  EngineOptions engine = OptionsOnMachine(given, machine);
   engine.max_num_seqs = options.batch_sequences;
   engine.max_num_batched_tokens = 0;
   const ModelFiles files = OpenModelFiles(engine);
   std::string why;
-  const auto costs = CachedModuleCosts(engine, files, invocation, topology, &why);
+  const auto costs = CachedModuleCosts(engine, files, machine, &why);
   if (!costs) return std::nullopt;
   std::optional<ExecutionPlan> plan = PlanBatchJob(engine, files, workload, &*costs).execution;
   if (plan && options.what_if) {
@@ -183,8 +182,8 @@ int PlanCommand(const Invocation& invocation) {
   }
   if (schedule != "auto") options.schedule = ParseScheduleKind(schedule, "--schedule");
 
-  const Topology topology = ReadTopology();
-  const PlanModel model = FindPlanModel(model_name, dtype, invocation, topology);
+  const Machine here = ReadMachine(invocation.environment);
+  const PlanModel model = FindPlanModel(model_name, dtype, invocation, here);
   const Workload workload = ReadPlanWorkload(workload_text, default_generated, model.directory);
   if (machine_name == "this" && !model.directory.empty() && !options.schedule &&
       device_memory.empty() && constants == "measured" && options.most_sequences == 0 &&
@@ -195,7 +194,7 @@ int PlanCommand(const Invocation& invocation) {
     if (!host_memory.empty()) {
       given.machine.memory = MemorySize::Parse(host_memory, "--host-memory");
     }
-    if (const auto plan = PlanOfBatchEngine(given, options, workload, invocation, topology)) {
+    if (const auto plan = PlanOfBatchEngine(given, options, workload, here)) {
       PrintPlan(*plan, model, workload, false, json);
       return 0;
     }
@@ -203,7 +202,7 @@ int PlanCommand(const Invocation& invocation) {
   MachineSpec machine = FindPlanMachine(
       machine_name,
       constants == "measured" ? ConstantChoice::kPreferMeasured : ConstantChoice::kSpecSheet,
-      model.directory, invocation, topology);
+      model.directory, invocation, here);
   LimitMemory(host_memory, "--host-memory", machine.host_memory_bytes);
   if (!device_memory.empty() && !machine.has_gpu()) {
     Fail(ErrorKind::kInvalidArgument, "--gpu-memory: {} has no GPU", machine.name);

@@ -11,11 +11,11 @@
 #include "core/base/units.h"
 #include "core/perf/hardware_profile.h"
 #include "serving/cli/commands.h"
-#include "serving/cli/machine.h"
-#include "serving/cli/measured_costs.h"
 #include "serving/cli/output.h"
 #include "serving/plan/batch_prediction.h"
 #include "serving/plan/machine_profiler.h"
+#include "serving/startup/machine_options.h"
+#include "serving/startup/measured_costs.h"
 
 namespace moesaic {
 namespace {
@@ -85,6 +85,21 @@ std::string DeviceReport(const DeviceProfile& device) {
     out += "  experts on the device, weights\n" + ExpertTable(device.on_device);
   }
   return out;
+}
+
+// Processor, instruction sets, cores, nodes, memory.
+std::string DescribeMachine(const HostDescription& host) {
+  TextTable table("<<", 0);
+  table.Add({"Processor", host.cpu_model});
+  table.Add({"Instructions", fmt::format("{}", fmt::join(host.isa_flags, " "))});
+  table.Add(
+      {"CPUs",
+       fmt::format("{} usable on {} core{}, {} NUMA node{}{}", host.logical_cpus,
+                   host.physical_cores, host.physical_cores == 1 ? "" : "s", host.numa_nodes,
+                   host.numa_nodes == 1 ? "" : "s",
+                   host.cpu_quota > 0 ? fmt::format(", quota of {:g} CPUs", host.cpu_quota) : "")});
+  table.Add({"Memory", FormatBytes(host.memory_total_bytes)});
+  return table.Render();
 }
 
 std::string Report(const HardwareProfile& profile) {
@@ -157,15 +172,14 @@ std::string CostsReport(const ModuleCosts& costs, const ModelFiles& files) {
 }
 
 int ProfileModel(const EngineOptions& given, bool json, bool keep, const Invocation& invocation) {
-  const Topology topology = ReadTopology();
-  const EngineOptions options = OptionsOnMachine(given, topology);
+  const Machine machine = ReadMachine(invocation.environment);
+  const EngineOptions options = OptionsOnMachine(given, machine);
   const ModelFiles files = OpenModelFiles(options);
   const ModuleCosts costs =
-      MeasureModuleCosts(options, options, files, {}, keep, invocation, topology);
+      MeasureModuleCosts(options, options, files, {}, keep, machine, ShowMeasuring);
   WriteOut(json ? SerializeModuleCosts(costs) : CostsReport(costs, files));
   if (!json && keep) {
-    Print("\nWritten to {}\n",
-          ModuleCostsPath(ModuleCostsDirectory(invocation), costs.key).string());
+    Print("\nWritten to {}\n", ModuleCostsPath(machine.module_costs, costs.key).string());
   }
   return 0;
 }
@@ -192,7 +206,7 @@ int ProfileCommand(const Invocation& invocation) {
       {"path", &path, "DIR", "Measure the disk that holds this directory.", "Options"});
   line.table().Add({"output", &output, "FILE",
                     "Where the profile is written; - for nowhere. Default: " +
-                        ProfilePath(invocation).string() + ".",
+                        ProfilePath(invocation.environment).string() + ".",
                     "Options", 'o'});
   line.table().Add({.name = "io-backend",
                     .target = OneOf(&engine.io_backend, kReadBackends),
@@ -223,14 +237,14 @@ int ProfileCommand(const Invocation& invocation) {
   ProfilerOptions options;
   options.quick = quick;
   options.backend = engine.io_backend;
-  options.progress = [](std::string_view stage) { StatusLine(fmt::format("measuring {}", stage)); };
+  options.progress = ShowMeasuring;
   const HardwareProfile profile = MeasureMachine(topology, path, options);
   StatusLine("");
 
   // A quick profile is not kept unless a file is named: it would stand in the way of a real one.
   const bool save = output != "-" && !(quick && output.empty());
   const std::filesystem::path file =
-      output.empty() ? ProfilePath(invocation) : std::filesystem::path(output);
+      output.empty() ? ProfilePath(invocation.environment) : std::filesystem::path(output);
   if (save) SaveProfile(profile, file);
   WriteOut(json ? SerializeProfile(profile) : Report(profile));
   if (!json) {

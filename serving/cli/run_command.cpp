@@ -18,10 +18,10 @@
 #include "serving/cli/chat_repl.h"
 #include "serving/cli/commands.h"
 #include "serving/cli/interrupt.h"
-#include "serving/cli/machine.h"
 #include "serving/cli/output.h"
 #include "serving/cli/run_stats.h"
 #include "serving/cli/serving_setup.h"
+#include "serving/startup/machine_options.h"
 #include "tracer/heat_map.h"
 #include "tracer/request_tracer.h"
 
@@ -253,7 +253,8 @@ int RunCommand(const Invocation& invocation) {
   const Stopwatch load_watch;
   MetricsRegistry metrics;
   StatusLine(fmt::format("loading {} ...", model_name));
-  const LoadedModel loaded = LoadModel(settings.engine, invocation, metrics);
+  const LoadedModel loaded =
+      LoadModel(settings.engine, ReadMachine(invocation.environment), metrics);
   StatusLine("");
   const double load_s = load_watch.seconds();
   const ServedModel& model = loaded.model;

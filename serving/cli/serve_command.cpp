@@ -18,10 +18,10 @@
 #include "core/base/metrics.h"
 #include "serving/cli/build_info.h"
 #include "serving/cli/commands.h"
-#include "serving/cli/machine.h"
 #include "serving/cli/serving_setup.h"
 #include "serving/http/request_memory.h"
 #include "serving/http/server.h"
+#include "serving/startup/machine_options.h"
 
 namespace moesaic {
 namespace {
@@ -52,10 +52,10 @@ std::vector<std::string> ReadKeys(const ServerOptions& options) {
 
 // For the largest body, and no more than a sixteenth of the machine: what a body may have, the
 // experts lack. On a small machine large bodies are refused.
-uint64_t RequestMemoryBytes(const Settings& settings) {
+uint64_t RequestMemoryBytes(const Settings& settings, const Machine& machine) {
   constexpr uint64_t kPart = 16;
   return std::min(RequestMemory::kBytesPerBodyByte * settings.server.max_body_bytes,
-                  MemoryLimitBytes(settings.engine.machine, ReadTopology()) / kPart);
+                  MemoryLimitBytes(settings.engine.machine, machine.topology) / kPart);
 }
 
 // Connections are file descriptors; the soft limit is often 1024.
@@ -126,18 +126,19 @@ int ServeCommand(const Invocation& invocation) {
 
   const Signals signals;
   MetricsRegistry metrics;
+  const Machine machine = ReadMachine(invocation.environment);
   ServerOptions& options = settings.server;
   options.version = GetBuildInfo().version;
   options.api_keys = ReadKeys(options);
-  options.request_memory_bytes = RequestMemoryBytes(settings);
+  options.request_memory_bytes = RequestMemoryBytes(settings, machine);
   settings.engine.request_bytes = options.request_memory_bytes;
   Server server(options, metrics);
   server.Start();
   LogInfo("moesaic {} ({}) listens on {}", GetBuildInfo().version, GetBuildInfo().git_commit,
           server.address());
 
-  std::future<LoadedModel> loading = std::async(
-      std::launch::async, [&] { return LoadModel(settings.engine, invocation, metrics); });
+  std::future<LoadedModel> loading =
+      std::async(std::launch::async, [&] { return LoadModel(settings.engine, machine, metrics); });
   WaitOrExit(loading, signals);  // nothing is being answered yet: one signal is enough
   LoadedModel loaded = loading.get();
   if (!options.served_model_names.empty()) loaded.model.names = options.served_model_names;

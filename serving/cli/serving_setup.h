@@ -2,8 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <string>
-#include <string_view>
 
 #include "core/base/logging.h"
 #include "core/base/metrics.h"
@@ -11,7 +9,8 @@
 #include "serving/batch/batch_engine.h"
 #include "serving/cli/batch_job.h"
 #include "serving/cli/command_line.h"
-#include "serving/online/create_engine.h"
+#include "serving/online/engine_setup.h"
+#include "serving/startup/machine.h"
 
 namespace moesaic {
 
@@ -23,19 +22,17 @@ struct LoadedModel {
   EnginePlan plan;
 };
 
-// Plans, chooses how experts are read, loads. `metrics` outlives the engine.
-LoadedModel LoadModel(const EngineOptions& given, const Invocation& invocation,
-                      MetricsRegistry& metrics);
+// Resolves and loads. `metrics` outlives the engine.
+LoadedModel LoadModel(const EngineOptions& asked, const Machine& machine, MetricsRegistry& metrics);
 
 // As LoadModel, an engine of throughput mode. `engine` is the model's.
 struct LoadedBatchModel {
   ServedModel model;
   std::shared_ptr<BatchEngine> engine;  // shared with the model
 };
-// Settings that were not given (max-num-seqs, max-num-batched-tokens) are planned for the job. What
-// the plan rests on is measured when it was not before and the job is long enough. Sets whether
-// prompts go through the chat template (unless `raw`).
-LoadedBatchModel LoadBatchModel(const EngineOptions& given, const CommandLine& line,
-                                const Invocation& invocation, bool raw, BatchJobOptions& job);
+// Reads the job, and sets whether its prompts go through the chat template (unless `raw`). What is
+// measured for the plan is shown on the status line.
+LoadedBatchModel LoadBatchModel(const EngineOptions& asked, const Machine& machine, bool raw,
+                                BatchJobOptions& job);
 
 }  // namespace moesaic

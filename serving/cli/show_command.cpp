@@ -12,9 +12,9 @@
 #include "core/base/units.h"
 #include "core/io/checkpoint.h"
 #include "serving/cli/commands.h"
-#include "serving/cli/machine.h"
 #include "serving/cli/model_summary.h"
 #include "serving/cli/output.h"
+#include "serving/startup/machine_options.h"
 
 namespace moesaic {
 namespace {
@@ -34,13 +34,14 @@ std::vector<Fit> TryBudgets(const EngineOptions& base) {
   }
   settings.insert(settings.begin(), "auto");
   if (base.devices.count > 0) settings = {asked};  // all experts live in host memory then
+  const ModelFiles files = OpenModelFiles(base);
   std::vector<Fit> fits;
   for (const std::string& setting : settings) {
     EngineOptions options = base;
     options.expert_memory = setting;
     Fit fit{setting, std::nullopt, ""};
     try {
-      fit.plan = PlanEngine(options);
+      fit.plan = PlanEngine(options, files);
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::kResourceExhausted) throw;
       fit.problem = error.what();
@@ -65,7 +66,7 @@ std::string FitTable(const std::vector<Fit>& fits, const ModelSummary& model) {
                fmt::format("{} of {}", plan.expert_slots, model.num_experts()),
                fmt::format("{:.1f} of {}", static_cast<double>(plan.expert_slots) / layers,
                            model.config.num_experts),
-               FormatBytes(plan.total_bytes), all ? "all experts, no reading" : ""});
+               FormatBytes(plan.ledger.total_bytes()), all ? "all experts, no reading" : ""});
   }
   return table.Render();
 }
@@ -78,14 +79,15 @@ Json FitsToJson(const std::vector<Fit>& fits) {
       row["expert_budget_bytes"] = fit.plan->expert_budget_bytes;
       row["expert_slots"] = fit.plan->expert_slots;
       row["max_context_tokens"] = fit.plan->max_context_tokens;
-      row["total_bytes"] = fit.plan->total_bytes;
+      row["total_bytes"] = fit.plan->ledger.total_bytes();
       Json ledger;
-      for (const LedgerEntry& entry : fit.plan->ledger) ledger[entry.name] = entry.bytes;
+      for (const MemoryItem& entry : fit.plan->ledger.items) ledger[entry.name] = entry.bytes;
       row["ledger"] = ledger;
       if (!fit.plan->devices.empty()) row["dense_devices"] = fit.plan->dense_devices;
       for (const DevicePlan& device : fit.plan->devices) {
         Json memory = {{"experts", device.experts}, {"slots", device.slots}};
-        for (const LedgerEntry& entry : device.ledger) memory["ledger"][entry.name] = entry.bytes;
+        for (const MemoryItem& entry : device.ledger.items)
+          memory["ledger"][entry.name] = entry.bytes;
         row["devices"].push_back(memory);
       }
     } else {
@@ -100,13 +102,13 @@ std::string LedgerText(const Fit& fit) {
   if (!fit.plan) return "";
   std::string out = fmt::format("\nMemory at --expert-memory {}\n", fit.setting);
   TextTable table("<>");
-  for (const LedgerEntry& entry : fit.plan->ledger) {
+  for (const MemoryItem& entry : fit.plan->ledger.items) {
     table.Add({entry.name, FormatBytes(entry.bytes)});
   }
-  table.Add({"total", FormatBytes(fit.plan->total_bytes)});
+  table.Add({"total", FormatBytes(fit.plan->ledger.total_bytes())});
   for (size_t d = 0; d < fit.plan->devices.size(); ++d) {
     const DevicePlan& device = fit.plan->devices[d];
-    for (const LedgerEntry& entry : device.ledger) {
+    for (const MemoryItem& entry : device.ledger.items) {
       table.Add({fmt::format("device {}, {}", d, entry.name), FormatBytes(entry.bytes)});
     }
   }
@@ -136,8 +138,9 @@ int ShowCommand(const Invocation& invocation) {
   line.RequireAtMost(line.GivenAsFlag("model") ? 0 : 1);
   TakeModel(line, settings.engine, positionals);
 
-  const Topology topology = ReadTopology();
-  const EngineOptions options = OptionsOnMachine(settings.engine, topology);
+  const Machine machine = ReadMachine(invocation.environment);
+  const Topology& topology = machine.topology;
+  const EngineOptions options = OptionsOnMachine(settings.engine, machine);
   const ModelSummary model = SummariseModel(options);
   const std::vector<Fit> fits = TryBudgets(options);
   const Fit* asked = nullptr;

@@ -126,7 +126,8 @@ int TraceRecordCommand(const Invocation& invocation) {
   {
     MetricsRegistry metrics;
     StatusLine(fmt::format("loading {} ...", model_name));
-    const LoadedModel loaded = LoadModel(settings.engine, invocation, metrics);
+    const LoadedModel loaded =
+        LoadModel(settings.engine, ReadMachine(invocation.environment), metrics);
     done = RunPrompts(prompts, flags, loaded.model);
   }
   const RoutingTrace trace = ReadBinaryTrace(flags.output);

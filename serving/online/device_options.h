@@ -44,4 +44,9 @@ struct DeviceOptions {
   const cuda::Kernels* emulated_kernels = nullptr;
 };
 
+// Null: the host computes, out of the memory of (emulated) devices.
+const cuda::Kernels* KernelsOf(const DeviceOptions& options);
+// The NUMA node of each device; -1: not known.
+std::vector<int> DeviceNodes(const DeviceOptions& options);
+
 }  // namespace moesaic

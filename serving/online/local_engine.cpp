@@ -27,11 +27,20 @@ const char* FinishReasonName(FinishReason reason) {
 }
 
 std::unique_ptr<Engine> CreateEngine(const EngineOptions& options, MetricsRegistry& metrics) {
-  return std::make_unique<LocalEngine>(options, metrics);
+  return CreateEngine(SetUpEngine(options), metrics);
 }
 
-LocalEngine::LocalEngine(const EngineOptions& options, MetricsRegistry& metrics)
-    : options_(options), registry_(metrics), metrics_(metrics, options.devices.count > 0) {
+std::unique_ptr<Engine> CreateEngine(EngineSetup setup, MetricsRegistry& metrics) {
+  return std::make_unique<LocalEngine>(std::move(setup), metrics);
+}
+
+LocalEngine::LocalEngine(EngineSetup setup, MetricsRegistry& metrics)
+    : options_(std::move(setup.options)),
+      files_(std::move(setup.files)),
+      plan_(std::move(setup.plan)),
+      config_(files_.config),
+      registry_(metrics),
+      metrics_(metrics, options_.devices.count > 0) {
   std::promise<void> ready;
   std::future<void> loaded = ready.get_future();
   thread_ = std::thread([this, ready = std::move(ready)]() mutable { Main(std::move(ready)); });
@@ -119,11 +128,7 @@ void LocalEngine::Main(std::promise<void> ready) {
 void LocalEngine::Load() {
   if (!options_.state_file.empty()) CheckStatePlace(options_.state_file);
   const WeightType type = ChooseWeightType(options_);
-  kernels_ = WithChoices(SelectKernels(type), options_.kernel_choices);
-  const CpuKernels& kernels = kernels_;
-  files_ = OpenModelFiles(options_, kernels);
-  config_ = files_.config;
-  plan_ = PlanEngine(options_, files_);
+  const CpuKernels& kernels = *files_.kernels;
   defaults_ = LoadGenerationDefaults(options_.model_dir);
   eos_token_ids_ =
       defaults_.eos_token_ids.empty() ? config_.eos_token_ids : defaults_.eos_token_ids;
@@ -135,7 +140,7 @@ void LocalEngine::Load() {
   MakePredictor();
   if (!plan_.devices.empty()) {
     devices_ = MakeDevices(options_.devices, plan_.devices);
-    LogInfo("{}", DeviceLedgerText(options_, plan_.devices));
+    LogInfo("{}", DeviceLedgerText(plan_.devices));
   }
   // Before the experts: dense weights that go to devices are given back, and the experts' home has
   // their memory.

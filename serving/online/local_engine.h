@@ -22,11 +22,11 @@
 #include "prefetch/predict/next_gate.h"
 #include "prefetch/predict/recall_meter.h"
 #include "serving/model/model.h"
-#include "serving/online/create_engine.h"
 #include "serving/online/engine_devices.h"
 #include "serving/online/engine_mailbox.h"
 #include "serving/online/engine_metrics.h"
 #include "serving/online/engine_parts.h"
+#include "serving/online/engine_setup.h"
 #include "serving/online/learned_state.h"
 #include "serving/online/read_health.h"
 #include "serving/online/routing_recorder.h"
@@ -43,7 +43,7 @@ class LocalEngine : public Engine, private RoutingHook {
  public:
   // Loads on the engine's thread and returns when it is ready to serve; rethrows what loading
   // threw.
-  LocalEngine(const EngineOptions& options, MetricsRegistry& metrics);
+  LocalEngine(EngineSetup setup, MetricsRegistry& metrics);
   ~LocalEngine() override;
 
   const ModelConfig& config() const override { return config_; }
@@ -86,11 +86,12 @@ class LocalEngine : public Engine, private RoutingHook {
                  std::span<float> weights) override;
   bool OnlyWatches() const override { return replay_ == nullptr; }
 
-  EngineOptions options_;
-  ModelConfig config_;
+  const EngineOptions options_;
+  const ModelFiles files_;
+  const EnginePlan plan_;
+  const ModelConfig& config_;  // of the files
   GenerationDefaults defaults_;
   std::vector<int32_t> eos_token_ids_;
-  EnginePlan plan_;
   MetricsRegistry& registry_;
   EngineMetrics metrics_;
   std::unique_ptr<Tokenizer> tokenizer_;
@@ -99,9 +100,7 @@ class LocalEngine : public Engine, private RoutingHook {
   EngineMailbox mailbox_;
 
   // Engine thread.
-  CpuKernels kernels_;
   std::unique_ptr<ThreadPool> pool_;
-  ModelFiles files_;
   std::unique_ptr<RoutingReplay> replay_;  // null: the model's own routing
   std::unique_ptr<NextGate> gates_;        // null: no router is asked ahead
   std::unique_ptr<Predictor> predictor_;   // null, as the next two: nothing is predicted

@@ -55,6 +55,14 @@ TEST(UnitsTest, Formats) {
   EXPECT_EQ(FormatBytes(1024), "1.0 KiB");
   EXPECT_EQ(FormatBytes(1 << 20), "1.0 MiB");
   EXPECT_EQ(FormatBytes(19818086), "18.9 MiB");
+  EXPECT_EQ(FormatRate(0), "0 B/s");
+  EXPECT_EQ(FormatRate(999), "999 B/s");
+  EXPECT_EQ(FormatRate(12345), "12.3 kB/s");
+  EXPECT_EQ(FormatRate(1.234e9), "1.23 GB/s");
+  EXPECT_EQ(FormatRate(123.4e9), "123 GB/s");
+  EXPECT_EQ(FormatCount(11.06e6), "11.1 M");
+  EXPECT_EQ(FormatCount(30.5e9), "30.5 G");
+  EXPECT_EQ(FormatCount(7), "7");
 }
 
 }  // namespace
