@@ -8,7 +8,8 @@ CXX_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 configure = cmake --preset $(1) >/dev/null || { cmake --preset $(1); exit 1; }
 
 .DEFAULT_GOAL := build
-.PHONY: help setup build build-cuda demo test test-isa test-gpu mutate bench bundle format hooks check-format lint test-debug test-asan test-tsan \
+.PHONY: help setup build build-cuda demo test test-isa test-gpu test-gpu-interpreted mutate bench bundle format hooks check-format \
+        lint test-debug test-asan test-tsan \
         fuzz install clean
 
 help:  ## this list
@@ -72,6 +73,14 @@ test-gpu: setup  ## build and run the tests that need a GPU
 	@$(call configure,cuda)
 	@cmake --build --preset cuda -j $(JOBS) --target gpu_tests
 	@ctest --test-dir build/cuda --output-on-failure -L gpu
+	@grep -ahs 'SKIPPED: ' build/cuda/Testing/Temporary/LastTest.log | sort -u || true
+
+# Without a GPU too: the kernels' PTX is interpreted (docs/cuda.md). LABEL=interpreted for what CI runs.
+LABEL ?= interpreted
+test-gpu-interpreted: setup  ## the tests for a GPU, with 1, 2 and 3 emulated GPUs whose kernels are interpreted (minutes)
+	@$(call configure,cuda)
+	@cmake --build --preset cuda -j $(JOBS) --target interpreted_tests
+	@ctest --test-dir build/cuda --output-on-failure -j $(JOBS) -L $(LABEL)
 	@grep -ahs 'SKIPPED: ' build/cuda/Testing/Temporary/LastTest.log | sort -u || true
 
 test-debug test-asan test-tsan: test-%:

@@ -56,18 +56,6 @@ void ExpertCache::Unwant(ExpertIndex expert) {
 
 std::optional<ExpertCache::Reservation> ExpertCache::Reserve(ExpertIndex expert, LoadReason reason,
                                                              int64_t now) {
-  return Take(expert, reason, std::nullopt, now);
-}
-
-std::optional<ExpertCache::Reservation> ExpertCache::ReserveIfWorth(ExpertIndex expert,
-                                                                    LoadReason reason, double worth,
-                                                                    int64_t now) {
-  return Take(expert, reason, worth, now);
-}
-
-std::optional<ExpertCache::Reservation> ExpertCache::Take(ExpertIndex expert, LoadReason reason,
-                                                          std::optional<double> worth,
-                                                          int64_t now) {
   Entry& entry = At(expert);
   CHECK(entry.state == State::kAbsent);
   Reservation reservation;
@@ -76,7 +64,6 @@ std::optional<ExpertCache::Reservation> ExpertCache::Take(ExpertIndex expert, Lo
     const ExpertIndex victim = policy_->Victim(slot_experts_, evictable, now);
     if (victim == kNoExpert) return std::nullopt;
     CHECK(Unused(victim));
-    if (worth && policy_->KeepPriority(victim, now) >= *worth) return std::nullopt;
     if (!TakeOut(victim)) return std::nullopt;
     Remove(victim, now);
     ++counters_.evicted;

@@ -68,9 +68,6 @@ class ExpertCache {
   // Gives an absent expert a slot to be loaded into: a free one, or that of the evictable resident
   // (unpinned, unwanted) that the policy values least, which leaves. nullopt when there is none.
   std::optional<Reservation> Reserve(ExpertIndex expert, LoadReason reason, int64_t now);
-  // For prefetches: also nullopt when that resident's KeepPriority is `worth` or more.
-  std::optional<Reservation> ReserveIfWorth(ExpertIndex expert, LoadReason reason, double worth,
-                                            int64_t now);
   void Commit(ExpertIndex expert, int64_t now);  // loading -> resident
   void Abandon(ExpertIndex expert);              // loading -> absent, the slot is free
   // What the resident that Reserve would evict is worth; nullopt when a slot is free or none can be
@@ -110,8 +107,6 @@ class ExpertCache {
   Entry& At(ExpertIndex expert);
   const Entry& At(ExpertIndex expert) const { return const_cast<ExpertCache*>(this)->At(expert); }
   uint64_t Bytes(int64_t slots) const { return static_cast<uint64_t>(slots) * slot_bytes_; }
-  std::optional<Reservation> Take(ExpertIndex expert, LoadReason reason,
-                                  std::optional<double> worth, int64_t now);
   bool Unused(ExpertIndex expert) const;
   bool Evictable(ExpertIndex expert) const;
   bool TakeOut(ExpertIndex expert);

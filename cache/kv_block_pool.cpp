@@ -36,12 +36,6 @@ std::optional<int32_t> KvBlockPool::Allocate() {
   return block;
 }
 
-void KvBlockPool::Retain(int32_t block) {
-  Block& b = At(block);
-  CHECK_GT(b.references, 0);
-  ++b.references;
-}
-
 void KvBlockPool::Release(int32_t block) {
   Block& b = At(block);
   CHECK_GT(b.references, 0);

@@ -51,7 +51,6 @@ class KvBlockPool {
 
   // A block with one reference; nullopt when none is free.
   std::optional<int32_t> Allocate();
-  void Retain(int32_t block);
   // Blocks of one sequence are best released last one first: the start of a prompt is worth most.
   void Release(int32_t block);
 

@@ -12,6 +12,7 @@ if(simdjson_VERSION VERSION_LESS 3.0)
 endif()
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(numa REQUIRED IMPORTED_TARGET numa>=2.0.16)
+pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash>=0.8)
 pkg_check_modules(uring REQUIRED IMPORTED_TARGET liburing>=2.3)
 pkg_check_modules(pcre2 REQUIRED IMPORTED_TARGET libpcre2-8>=10.42)
 pkg_check_modules(utf8proc REQUIRED IMPORTED_TARGET libutf8proc)
@@ -46,6 +47,14 @@ if(MOESAIC_CUDA)
   set(CMAKE_CUDA_STANDARD 17)
   set(CMAKE_CUDA_STANDARD_REQUIRED ON)
   enable_language(CUDA)
+  # The CUDA runtime, linked in: a program starts where there is no CUDA, and says so when asked for it. Programs with
+  # the property MOESAIC_INTERPRETED have the interpreter of tests/gpu/interpreter in its place.
+  add_library(moesaic_cudart INTERFACE)
+  target_link_libraries(moesaic_cudart INTERFACE
+    $<IF:$<BOOL:$<TARGET_PROPERTY:MOESAIC_INTERPRETED>>,moesaic_ptx_runtime,CUDA::cudart_static>)
+  target_include_directories(moesaic_cudart SYSTEM INTERFACE ${CUDAToolkit_INCLUDE_DIRS})
+  # nvcc compresses the PTX in object files, which the interpreter reads.
+  pkg_check_modules(zstd REQUIRED IMPORTED_TARGET libzstd>=1.4)
   # Not needed: devices exchange what they share by peer copies without it.
   find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
   find_library(NCCL_LIBRARY nccl HINTS ${CUDAToolkit_LIBRARY_DIR})

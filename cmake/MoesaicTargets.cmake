@@ -29,9 +29,10 @@ if(CMAKE_UNITY_BUILD AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   moesaic_cxx_options(-Wno-subobject-linkage)
 endif()
 # All warnings of nvcc and of its host compiler. Relaxed constexpr: plain constexpr functions of shared headers, which
-# know no __device__, may be called in kernels.
+# know no __device__, may be called in kernels. --fmad=false: as -ffp-contract=off above; it also keeps the driver, which
+# compiles the PTX for newer GPUs, from fusing.
 target_compile_options(moesaic_flags INTERFACE
-  "$<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings;-Xcompiler=-Wall,-Wextra;--expt-relaxed-constexpr>")
+  "$<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings;-Xcompiler=-Wall,-Wextra;--expt-relaxed-constexpr;--fmad=false>")
 if(MOESAIC_SANITIZE)
   target_compile_options(moesaic_flags INTERFACE -fsanitize=${MOESAIC_SANITIZE}
                          -fno-omit-frame-pointer -fno-sanitize-recover=all)
@@ -85,11 +86,12 @@ function(moesaic_library name)
   endforeach()
 endfunction()
 
-# moesaic_test(NAME SOURCES ... LINKS ... [LABELS label]): a GoogleTest program, one ctest entry per test.
+# moesaic_test(NAME SOURCES ... LINKS ... [LABELS label] [ENVIRONMENT NAME=VALUE]): a GoogleTest program, one ctest
+# entry per test.
 # The label `concurrent` marks the tests that the thread sanitizer runs.
 add_custom_target(concurrent_tests)
 function(moesaic_test name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;LINKS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "" "ENVIRONMENT" "SOURCES;LINKS;LABELS" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE moesaic_flags ${ARG_LINKS} GTest::gtest_main)
   # In a unity build a name in one test may hide a name of another one.
@@ -108,10 +110,14 @@ function(moesaic_test name)
   if(MOESAIC_SANITIZE)
     set(timeout_s 1200)  # instrumented kernels are twenty times slower
   endif()
+  set(environment)
+  if(ARG_ENVIRONMENT)
+    set(environment ENVIRONMENT ${ARG_ENVIRONMENT})
+  endif()
   target_compile_options(${name} PRIVATE ${MOESAIC_TEST_OPTIONS})
   target_precompile_headers(${name} REUSE_FROM moesaic_test_headers)
   gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60
-                       PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${timeout_s})
+                       PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${timeout_s} ${environment})
 endfunction()
 
 # moesaic_bench(NAME SOURCES ... LINKS ...): a Google Benchmark program; built by the target `benches`
@@ -140,6 +146,28 @@ function(moesaic_gpu_test name)
   moesaic_test(${name} ${ARGN} LABELS gpu)
   moesaic_relocatable(${name})
   add_dependencies(gpu_tests ${name})
+endfunction()
+# moesaic_interpreted_test(NAME LINKS lib ... GPUS n ... [LABELS label]): the objects of the GPU test NAME, linked with
+# the interpreter of tests/gpu/interpreter instead of the CUDA runtime, and run with so many emulated GPUs. Part of the
+# target interpreted_tests, and those with the label `interpreted`, which CI runs, of interpreted_kernel_tests.
+add_custom_target(interpreted_tests)
+add_custom_target(interpreted_kernel_tests)
+function(moesaic_interpreted_test name)
+  cmake_parse_arguments(ARG "" "" "LINKS;GPUS;LABELS" ${ARGN})
+  set(program ${name}_interpreted)
+  add_executable(${program} $<TARGET_OBJECTS:${name}>)
+  target_link_libraries(${program} PRIVATE moesaic_flags ${ARG_LINKS} moesaic_ptx_runtime GTest::gtest_main)
+  # Nothing of the real runtime: a function that the interpreter lacks is named by the linker.
+  set_target_properties(${program} PROPERTIES MOESAIC_INTERPRETED ON CUDA_RUNTIME_LIBRARY None LINKER_LANGUAGE CXX
+                        RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  add_dependencies(interpreted_tests ${program})
+  if("interpreted" IN_LIST ARG_LABELS)
+    add_dependencies(interpreted_kernel_tests ${program})
+  endif()
+  foreach(gpus ${ARG_GPUS})
+    gtest_discover_tests(${program} TEST_PREFIX "${gpus}gpu." TEST_LIST ${program}_${gpus} DISCOVERY_TIMEOUT 60
+                         PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 600 ENVIRONMENT MOESAIC_PTX=gpus=${gpus})
+  endforeach()
 endfunction()
 function(moesaic_gpu_bench name)
   cmake_parse_arguments(ARG "" "" "SOURCES;LINKS" ${ARGN})

@@ -86,18 +86,11 @@ std::vector<ExpertActivationMatrix> CompactTraces(std::span<const ExpertActivati
   index.search(n, rows.data(), 1, similarities.data(), cluster_of.data());
 
   for (int cluster = 0; cluster < capacity; ++cluster) {
-    size_t nearest = matrices.size();
     uint64_t tokens = 0;
     for (size_t i = 0; i < matrices.size(); ++i) {
-      if (cluster_of[i] != cluster) continue;
-      if (nearest == matrices.size() || similarities[i] > similarities[nearest]) nearest = i;
-      tokens += matrices[i]->total();
+      if (cluster_of[i] == cluster) tokens += matrices[i]->total();
     }
-    if (nearest == matrices.size()) continue;  // an empty cluster
-    if (options.entry == ClusterEntry::kNearest) {
-      result.push_back(*matrices[nearest]);
-      continue;
-    }
+    if (tokens == 0) continue;  // an empty cluster
     const std::span<const float> centroids = clustering.centroids;
     result.push_back(RoundedCentroid(centroids.subspan(static_cast<size_t>(cluster) * cells, cells),
                                      tokens, layers, experts));

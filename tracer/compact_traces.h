@@ -13,20 +13,16 @@
 
 namespace moesaic {
 
-// What stands for a cluster. Recall on held-out requests (docs/tracing.md): the centre is level
-// with the nearest request or better, and better than the sum of the requests' counts, in which the
-// long ones hide the others.
-enum class ClusterEntry {
-  kCentroid,  // the centre, scaled to the tokens of its requests and rounded to whole counts
-  kNearest,   // the request nearest to the centre
-};
-
 struct CompactOptions {
-  ClusterEntry entry = ClusterEntry::kCentroid;
   int iterations = 20;
   int seed = 1;
 };
 
+// What stands for a cluster is its centre, scaled to the tokens of its requests and rounded to
+// whole counts. Recall on held-out requests (docs/tracing.md): that is level with the nearest
+// request or better, and better than the sum of the requests' counts, in which the long ones hide
+// the others.
+//
 // At most `capacity` matrices; the archive itself (without zero matrices) when it has no more.
 // CHECKs that the shapes are equal and capacity positive.
 std::vector<ExpertActivationMatrix> CompactTraces(std::span<const ExpertActivationMatrix> archive,

@@ -299,16 +299,16 @@ std::span<const EamMatch> EamMatcher::Best(int n) {
   const auto product = [&](int64_t i) {
     return static_cast<float>(static_cast<int32_t>(scores[i])) * inverse_norms[i];
   };
-  // What an entry must exceed to be in the list. Any n entries bound the n-th best from below;
-  // those found last, a layer or an iteration ago, are likely to be good ones still.
+  // What an entry must exceed to be in the list. Any n entries, whatever they hold by now, bound
+  // the n-th best from below (behind the last entry everything is 0); those found last, a layer or
+  // an iteration ago, are likely to be good ones still.
   float threshold = 0;
-  if (best_.size() >= Size(n) && best_generation_ == generation_) {
+  if (best_.size() >= Size(n)) {
     float least = std::numeric_limits<float>::max();
     for (const EamMatch& match : best_) least = std::min(least, product(match.entry));
     threshold = std::nextafter(least, 0.0f);
   }
   best_.clear();
-  best_generation_ = generation_;
   if (norm_squared_ == 0) return best_;
   const int64_t end = RoundUp(collection_->size(), kColumnBlock);
   const auto next = [&](int64_t from) {

@@ -110,7 +110,6 @@ class EamMatcher {
   // The entries most similar to what was observed, best first (equal ones by number); those with
   // similarity 0 are left out. Valid until the next call. CHECKs n <= max_matches.
   std::span<const EamMatch> Best(int n);
-  int last_layer() const { return last_layer_; }  // observed; -1 after Begin
   uint64_t memory_bytes() const;
 
  private:
@@ -126,7 +125,7 @@ class EamMatcher {
   const EamCollection* collection_;
   int max_matches_;
   uint64_t generation_ = 0;
-  int last_layer_ = -1;
+  int last_layer_ = -1;      // observed
   double norm_squared_ = 0;  // of the observed rows
   uint64_t weight_sum_ = 0;  // of the rows in the scores, in units of 2^shift_ tokens
   int shift_ = 0;            // scores are dot products / 2^shift_, so that they stay below 2^31
@@ -136,7 +135,6 @@ class EamMatcher {
   std::vector<const uint8_t*> columns_;  // one call of the kernel
   std::vector<uint8_t> weights_;
   std::vector<EamMatch> best_;
-  uint64_t best_generation_ = 0;  // of the collection that best_ was found in
 };
 
 }  // namespace moesaic

@@ -9,12 +9,12 @@ namespace moesaic {
 ModelFingerprint FingerprintOf(const ModelConfig& config) {
   ModelFingerprint f;
   f.family = config.model_type;
-  f.num_layers = config.num_layers;
+  f.num_layers = config.num_layers();
   f.moe_layers = config.num_sparse_layers();
-  f.num_experts = config.num_experts;
-  f.top_k = config.top_k;
+  f.num_experts = config.num_experts();
+  f.top_k = config.top_k();
   f.hidden_size = config.hidden_size;
-  f.moe_intermediate_size = config.moe_intermediate_size;
+  f.moe_intermediate_size = config.expert_width();
   f.vocab_size = config.vocab_size;
   return f;
 }

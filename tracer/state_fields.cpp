@@ -31,12 +31,6 @@ int64_t StateFields::Int(std::string_view key, int64_t low, int64_t high) const 
   return *value;
 }
 
-double StateFields::Real(std::string_view key) const {
-  const double* value = std::get_if<double>(&Require(key));
-  if (value == nullptr) FailType(key, "a real number");
-  return *value;
-}
-
 const std::string& StateFields::Text(std::string_view key) const {
   const std::string* value = std::get_if<std::string>(&Require(key));
   if (value == nullptr) FailType(key, "a text");
@@ -60,8 +54,6 @@ std::vector<std::byte> StateFields::Pack() const {
     packer.pack(key);
     if (const int64_t* value = std::get_if<int64_t>(&field)) {
       packer.pack(*value);
-    } else if (const double* real = std::get_if<double>(&field)) {
-      packer.pack(*real);
     } else if (const std::string* text = std::get_if<std::string>(&field)) {
       packer.pack(*text);
     } else {
@@ -99,10 +91,6 @@ StateFields StateFields::Unpack(std::span<const std::byte> bytes, std::string wh
       case msgpack::type::NEGATIVE_INTEGER:
         result.SetInt(std::move(key), value.via.i64);
         break;
-      case msgpack::type::FLOAT32:
-      case msgpack::type::FLOAT64:
-        result.SetReal(std::move(key), value.via.f64);
-        break;
       case msgpack::type::STR:
         result.SetText(std::move(key), std::string(MsgpackText(value)));
         break;
@@ -112,7 +100,7 @@ StateFields StateFields::Unpack(std::span<const std::byte> bytes, std::string wh
         break;
       }
       default:
-        result.FailType(key, "a number, a text or an array");
+        result.FailType(key, "a whole number, a text or an array");
     }
   }
   return result;

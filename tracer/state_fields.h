@@ -1,4 +1,4 @@
-// StateFields: named whole numbers, real numbers, texts and arrays of numbers, written as one
+// StateFields: named whole numbers, texts and arrays of numbers, written as one
 // msgpack map (https://github.com/msgpack/msgpack/blob/master/spec.md): the form of the sections of
 // a state file. Arrays are extension types: the type code is that of the element, the bytes are
 // little-endian.
@@ -22,7 +22,6 @@ namespace moesaic {
 class StateFields {
  public:
   void SetInt(std::string key, int64_t value) { fields_[std::move(key)] = value; }
-  void SetReal(std::string key, double value) { fields_[std::move(key)] = value; }
   void SetText(std::string key, std::string value) { fields_[std::move(key)] = std::move(value); }
   template <typename T>  // u8, u16, i32, u32, i64, u64, f32, f64
   void SetArray(std::string key, std::span<const T> values) {
@@ -34,7 +33,6 @@ class StateFields {
   // All throw Error(kCorrupt) naming the section and the key when it is missing or otherwise typed,
   // or outside [low, high].
   int64_t Int(std::string_view key, int64_t low, int64_t high) const;
-  double Real(std::string_view key) const;
   const std::string& Text(std::string_view key) const;
   template <typename T>
   std::vector<T> ArrayOf(std::string_view key) const {
@@ -60,7 +58,7 @@ class StateFields {
     int8_t type;
     std::vector<std::byte> bytes;
   };
-  using Field = std::variant<int64_t, double, std::string, Array>;
+  using Field = std::variant<int64_t, std::string, Array>;
 
   template <typename T>
   static constexpr int8_t TypeCode() {

@@ -16,7 +16,6 @@ class Clock {
   virtual ~Clock() = default;
   // Nanoseconds since an arbitrary origin; never goes back. Safe from any thread.
   virtual int64_t NowNs() const = 0;
-  int64_t NowUs() const { return NowNs() / 1000; }
 };
 
 class SteadyClock : public Clock {

@@ -1,9 +1,9 @@
 // Hash64: a fast 64-bit hash of bytes, for fingerprints and checksums. It finds accidents, not
 // attacks.
 //
-// The algorithm is XXH64 (Yann Collet, "xxHash fast digest algorithm",
-// https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md): values stored on disk stay
-// comparable with any other implementation. Several GB/s per core.
+// The algorithm is XXH64 (https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md), whose
+// values do not depend on the machine: stores, state files and traces keep them. Several GB/s per
+// core.
 #pragma once
 
 #include <cstddef>

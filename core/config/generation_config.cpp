@@ -1,5 +1,5 @@
 #include "core/base/file.h"
-#include "core/config/json_fields.h"
+#include "core/base/json_fields.h"
 #include "core/config/model_config.h"
 
 namespace moesaic {

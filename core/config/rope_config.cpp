@@ -55,29 +55,21 @@ void ReadLlama3(const JsonFields& rope, RopeConfig& result) {
   }
 }
 
-void RefusePartialRotation(const JsonFields& fields) {
-  const double share = fields.OptionalNumber("partial_rotary_factor", 0.0, 1.0).value_or(1.0);
-  if (share != 1.0) {
-    fields.FailAt("partial_rotary_factor",
-                  fmt::format("is {}; only 1.0 (all of head_dim rotated) is supported", share),
-                  ErrorKind::kUnsupported);
-  }
+// transformers takes `rope_scaling` when both objects are there (an empty one counts as absent).
+JsonFields RopeObject(const JsonFields& config) {
+  static const json kNone = json::object();
+  const json* scaling = config.Find("rope_scaling");
+  const bool has_scaling = scaling != nullptr && !scaling->is_null() && !scaling->empty();
+  const char* key = has_scaling ? "rope_scaling" : "rope_parameters";
+  const json& object = config.Absent(key) ? kNone : *config.Find(key);
+  if (!object.is_object()) config.FailAt(key, "is not an object");
+  return JsonFields(object, config.file(), std::string(key) + ".");
 }
 
 }  // namespace
 
 RopeConfig ParseRopeConfig(const JsonFields& config, double default_theta, int64_t max_position) {
-  // transformers takes `rope_scaling` when both objects are there (an empty one counts as absent).
-  const json* scaling = config.Find("rope_scaling");
-  const bool has_scaling = scaling != nullptr && !scaling->is_null() && !scaling->empty();
-  const char* object_key = has_scaling ? "rope_scaling" : "rope_parameters";
-  static const json kNone = json::object();
-  const json& object = config.Absent(object_key) ? kNone : *config.Find(object_key);
-  if (!object.is_object()) config.FailAt(object_key, "is not an object");
-  const JsonFields rope(object, config.file(), std::string(object_key) + ".");
-
-  RefusePartialRotation(config);
-  RefusePartialRotation(rope);
+  const JsonFields rope = RopeObject(config);
   RopeConfig result;
   result.theta = config.Number("rope_theta", default_theta, 1.0, kMostTheta);
   if (!rope.Absent("rope_theta")) result.theta = rope.Number("rope_theta", 0.0, 1.0, kMostTheta);
@@ -111,6 +103,12 @@ RopeConfig ParseRopeConfig(const JsonFields& config, double default_theta, int64
   }
   if (result.kind == RopeKind::kLlama3) ReadLlama3(rope, result);
   return result;
+}
+
+double ParseRotaryShare(const JsonFields& config, double fallback) {
+  const double outside =
+      config.OptionalNumber("partial_rotary_factor", 0.0, 1.0).value_or(fallback);
+  return RopeObject(config).OptionalNumber("partial_rotary_factor", 0.0, 1.0).value_or(outside);
 }
 
 }  // namespace moesaic

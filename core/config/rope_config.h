@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "core/config/json_fields.h"
+#include "core/base/json_fields.h"
 #include "core/config/model_config.h"
 
 namespace moesaic {
@@ -12,5 +12,8 @@ namespace moesaic {
 // `rope_parameters`. Throws Error(kCorrupt) or, for a kind that no supported family uses,
 // Error(kUnsupported).
 RopeConfig ParseRopeConfig(const JsonFields& config, double default_theta, int64_t max_position);
+
+// `partial_rotary_factor`, of either place: which share of a head is rotated.
+double ParseRotaryShare(const JsonFields& config, double fallback);
 
 }  // namespace moesaic

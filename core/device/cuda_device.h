@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "core/device/device.h"
+#include "core/device/launch_result.h"
 
 namespace moesaic {
 
@@ -44,10 +45,15 @@ CudaMachine FindCudaDevices();
 struct CudaDeviceOptions {
   int ordinal = 0;
   uint64_t capacity_bytes = 0;  // of the arena (--gpu-memory), taken at once
+  // Loads the kernels that the device will be given (cuda::LoadKernels of kernels/cuda/kernels.h);
+  // null: there are none. CUDA would load each when it is launched first, and may wait until all
+  // that runs on the GPU has ended, such as a graph that waits for a word.
+  LaunchResult (*load_kernels)() = nullptr;
 };
 
-// Throws Error(kUnsupported) in a build without CUDA, kNotFound when there is no such GPU, and
-// kResourceExhausted when it has not got the memory.
+// Throws Error(kUnsupported) in a build without CUDA, kNotFound when there is no such GPU,
+// kUnavailable when it cannot run the kernels, and kResourceExhausted when it has not got the
+// memory.
 std::unique_ptr<Device> CreateCudaDevice(const CudaDeviceOptions& options);
 
 // Lets the GPUs of these devices (CUDA ones, made by CreateCudaDevice) read each other's memory

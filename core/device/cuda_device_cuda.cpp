@@ -15,7 +15,8 @@ namespace cuda {
 std::optional<Error> CudaHostPinner::Pin(std::span<std::byte> memory) {
   if (memory.empty()) return std::nullopt;
   const CurrentDevice current(ordinal_);
-  const cudaError_t code = cudaHostRegister(memory.data(), memory.size(), cudaHostRegisterPortable);
+  const cudaError_t code = cudaHostRegister(memory.data(), memory.size(),
+                                            cudaHostRegisterPortable | cudaHostRegisterMapped);
   if (code == cudaSuccess) return std::nullopt;
   cudaGetLastError();
   return Error(ErrorKind::kResourceExhausted,
@@ -151,6 +152,18 @@ std::unique_ptr<Device> CreateCudaDevice(const CudaDeviceOptions& options) {
     cudaGetLastError();
     Fail(ErrorKind::kUnavailable, "cuda:{} cannot be used: {} ({})", options.ordinal,
          cudaGetErrorString(code), cudaGetErrorName(code));
+  }
+  if (options.load_kernels != nullptr) {
+    const cuda::CurrentDevice current(options.ordinal);
+    const LaunchResult loaded = options.load_kernels();
+    if (!loaded.ok()) {
+      cudaGetLastError();
+      Fail(
+          ErrorKind::kUnavailable,
+          "cuda:{} cannot load the kernels of {}: {}; they are compiled for compute capability 8.0 "
+          "and newer",
+          options.ordinal, loaded.kernel, loaded.message);
+    }
   }
   return std::make_unique<cuda::CudaDevice>(machine.devices[static_cast<size_t>(options.ordinal)],
                                             options.capacity_bytes);

@@ -45,6 +45,7 @@ std::optional<Error> Mark::ErrorWhenDone() const {
 
 Event::State Mark::Query() const {
   if (error_) return Event::State::kFailed;
+  const CurrentDevice current(core_.ordinal());
   const cudaError_t code = cudaEventQuery(event_);
   if (code == cudaErrorNotReady) {
     cudaGetLastError();
@@ -56,6 +57,7 @@ Event::State Mark::Query() const {
 
 std::optional<Error> Mark::Synchronize() const {
   if (error_) return error_;
+  const CurrentDevice current(core_.ordinal());
   if (std::optional<Error> error =
           core_.Map(cudaEventSynchronize(event_), "cudaEventSynchronize")) {
     return error;
@@ -337,6 +339,7 @@ void CudaStream::ClearError() {
 }
 
 bool CudaStream::Idle() const {
+  const CurrentDevice current(core_.ordinal());
   const cudaError_t code = cudaStreamQuery(handle_);
   if (code == cudaErrorNotReady) {
     cudaGetLastError();
@@ -347,6 +350,7 @@ bool CudaStream::Idle() const {
 }
 
 std::optional<Error> CudaStream::Synchronize() {
+  const CurrentDevice current(core_.ordinal());
   ErrorCausesPtr causes;
   {
     MutexLock lock(mutex_);

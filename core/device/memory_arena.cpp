@@ -45,7 +45,6 @@ std::optional<ArenaBlock> MemoryArena::Allocate(uint64_t bytes) {
   free_.erase(best);
   if (left_bytes > 0) free_[offset + rounded_bytes] = left_bytes;
   used_bytes_ += rounded_bytes;
-  peak_used_bytes_ = std::max(peak_used_bytes_, used_bytes_);
   return ArenaBlock(this, base_ + offset, bytes);
 }
 
@@ -71,11 +70,6 @@ void MemoryArena::Free(std::byte* data, uint64_t bytes) {
 uint64_t MemoryArena::used_bytes() const {
   MutexLock lock(mutex_);
   return used_bytes_;
-}
-
-uint64_t MemoryArena::peak_used_bytes() const {
-  MutexLock lock(mutex_);
-  return peak_used_bytes_;
 }
 
 uint64_t MemoryArena::largest_free_bytes() const {

@@ -66,7 +66,6 @@ class MemoryArena {
   uint64_t capacity_bytes() const { return capacity_bytes_; }
   uint64_t used_bytes() const EXCLUDES(mutex_);
   uint64_t free_bytes() const { return capacity_bytes_ - used_bytes(); }
-  uint64_t peak_used_bytes() const EXCLUDES(mutex_);
   uint64_t largest_free_bytes() const EXCLUDES(mutex_);  // the largest block that can be had now
 
  private:
@@ -79,7 +78,6 @@ class MemoryArena {
   mutable Mutex mutex_;
   std::map<uint64_t, uint64_t> free_ GUARDED_BY(mutex_);  // offset -> bytes, never two adjacent
   uint64_t used_bytes_ GUARDED_BY(mutex_) = 0;
-  uint64_t peak_used_bytes_ GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace moesaic

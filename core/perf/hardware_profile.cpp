@@ -11,7 +11,7 @@
 #include "core/base/file.h"
 #include "core/base/hash.h"
 #include "core/base/json.h"
-#include "core/config/json_fields.h"
+#include "core/base/json_fields.h"
 #include "core/perf/measured_json.h"
 
 namespace moesaic {
@@ -93,14 +93,6 @@ std::string HostFingerprint(const HostDescription& host) {
 
 double HardwareProfile::memory_bytes_per_s() const {
   return memory.empty() ? 0 : memory.back().read.value;
-}
-
-double HardwareProfile::compute_flop_per_s(std::string_view instructions) const {
-  double best = 0;
-  for (const ComputeRate& rate : compute) {
-    if (rate.instructions == instructions) best = std::max(best, rate.rate.value);
-  }
-  return best;
 }
 
 double DeviceProfile::copy_bytes_per_s(uint64_t packet_bytes) const {

@@ -103,8 +103,6 @@ struct HardwareProfile {
 
   // The rate of the most threads measured; 0 when there is none.
   double memory_bytes_per_s() const;
-  // The fastest rate of these instructions; 0 when there is none.
-  double compute_flop_per_s(std::string_view instructions) const;
   // Null when there is no such device, or another one now.
   const DeviceProfile* DeviceNamed(std::string_view name, std::string_view model) const;
   // The disk profile whose path is a parent of (or equal to) `path`, the nearest one; null when

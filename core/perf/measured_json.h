@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "core/base/json.h"
-#include "core/config/json_fields.h"
+#include "core/base/json_fields.h"
 #include "core/perf/hardware_profile.h"
 
 namespace moesaic {

@@ -70,10 +70,8 @@ void AddShapeOptions(ModelShape& shape, OptionTable& table) {
 }  // namespace
 
 uint64_t ModelShape::ExpertParameters() const {
-  const uint64_t h = U(hidden_size);
-  const uint64_t i = U(expert_intermediate);
-  const uint64_t matrices = gated ? 3 : 2;
-  return matrices * h * i + (mlp_bias ? (matrices - 1) * i + h : 0);
+  const MlpSpec expert = {.width = expert_intermediate, .gated = gated, .bias = mlp_bias};
+  return U(expert.Parameters(hidden_size));
 }
 
 uint64_t ModelShape::ExpertBytes() const {
@@ -106,10 +104,8 @@ uint64_t ModelShape::SharedParameters() const {
 uint64_t ModelShape::RouterParameters() const { return U(hidden_size) * U(num_experts); }
 
 uint64_t ModelShape::DenseMlpParameters() const {
-  const uint64_t h = U(hidden_size);
-  const uint64_t i = U(dense_intermediate);
-  const uint64_t matrices = gated ? 3 : 2;
-  return matrices * h * i + (mlp_bias ? (matrices - 1) * i + h : 0);
+  const MlpSpec mlp = {.width = dense_intermediate, .gated = gated, .bias = mlp_bias};
+  return U(mlp.Parameters(hidden_size));
 }
 
 uint64_t ModelShape::EmbeddingParameters() const {
@@ -209,22 +205,26 @@ ModelShape ShapeOf(const ModelConfig& config, std::string name) {
   ModelShape shape;
   shape.name = std::move(name);
   shape.source = "config.json";
-  shape.num_layers = config.num_layers;
+  shape.num_layers = config.num_layers();
   shape.hidden_size = config.hidden_size;
   shape.vocab_size = config.vocab_size;
   shape.tied_embedding = config.tie_word_embeddings;
-  shape.num_experts = config.num_experts;
-  shape.top_k = config.top_k;
-  shape.expert_intermediate = config.moe_intermediate_size;
-  shape.dense_layers = config.num_layers - config.num_sparse_layers();
-  shape.dense_intermediate = shape.dense_layers > 0 ? config.dense_intermediate_size : 0;
-  shape.shared_intermediate = config.shared_intermediate_size;
-  shape.shared_gate = config.shared_expert_gate;
-  shape.num_heads = config.num_heads;
-  shape.num_kv_heads = config.num_kv_heads;
-  shape.head_dim = config.head_dim;
-  shape.qkv_bias = config.qkv_bias;
-  shape.output_bias = config.output_bias;
+  const ExpertsSpec& experts = config.experts();
+  shape.num_experts = experts.router.experts;
+  shape.top_k = experts.router.top_k;
+  shape.expert_intermediate = experts.expert.width;
+  shape.gated = experts.expert.gated;
+  shape.mlp_bias = experts.expert.bias;
+  shape.dense_layers = config.num_layers() - config.num_sparse_layers();
+  shape.dense_intermediate = config.dense_width();
+  shape.shared_intermediate = config.shared_width();
+  shape.shared_gate = experts.shared_gate;
+  const GroupedQuerySpec& attention = config.attention();
+  shape.num_heads = attention.heads;
+  shape.num_kv_heads = attention.kv_heads;
+  shape.head_dim = attention.head_dim;
+  shape.qkv_bias = attention.qkv_bias;
+  shape.output_bias = attention.output_bias;
   shape.Check(shape.name);
   return shape;
 }

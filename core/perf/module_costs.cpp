@@ -12,7 +12,7 @@
 #include "core/base/file.h"
 #include "core/base/hash.h"
 #include "core/base/json.h"
-#include "core/config/json_fields.h"
+#include "core/base/json_fields.h"
 #include "core/perf/measured_json.h"
 #include "core/perf/model_shape.h"
 

@@ -39,17 +39,26 @@ __device__ Span SeenBy(const AttentionArgs& args, const AttentionSequence& seque
   return {begin, end};
 }
 
+// A warp sums at most so many dimensions of values: registers would not hold more. With larger
+// heads a block has several warps, each of which computes all scores, and sums for dimensions of
+// its own.
+constexpr int kMostSums = 128;
+template <int kDim>
+constexpr int kSums = kDim < kMostSums ? kDim : kMostSums;
+template <int kDim>
+constexpr int kAttentionThreads = kWarp* kDim / kSums<kDim>;
+
 // Running softmax of the two queries (g and g + 8) that a lane has a part of: 8 consecutive head
 // dimensions of every 32.
 template <int kDim>
 struct Softmax {
-  float sums[kDim / 32][4][4];
+  float sums[kSums<kDim> / 32][4][4];
   float max[2];
   float weight[2];
 
   __device__ void Reset() {
 #pragma unroll
-    for (int d = 0; d < kDim / 32; ++d) {
+    for (int d = 0; d < kSums<kDim> / 32; ++d) {
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
 #pragma unroll
@@ -61,7 +70,7 @@ struct Softmax {
   }
   __device__ void Scale(int half, float factor) {
 #pragma unroll
-    for (int d = 0; d < kDim / 32; ++d) {
+    for (int d = 0; d < kSums<kDim> / 32; ++d) {
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
         sums[d][w][half * 2] *= factor;
@@ -83,6 +92,7 @@ struct ChunkReader {
   const int32_t* blocks;
   int64_t kv_head;
   int begin, end;  // positions that any query of the tile sees
+  int first_dim;   // that the warp sums
   const uint32_t (&q)[kDim / 16][4];
   Span seen[2];  // of the queries of this lane
 
@@ -95,7 +105,7 @@ struct ChunkReader {
   }
 
   __device__ void Add(int first, Softmax<kDim>& softmax) const {
-    const int lane = static_cast<int>(threadIdx.x);
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
     const int g = lane / 4;
     const int t = lane % 4;
     const int d = static_cast<int>(args.cache.head_dim);
@@ -167,9 +177,9 @@ struct ChunkReader {
       const uint32_t high_mask = Written(token + 2);
       const int pair = 4 * (t % 2) + 2 * j;  // of the block
 #pragma unroll
-      for (int dims = 0; dims < kDim / 32; ++dims) {
-        if (dims * 32 >= padded) break;
-        const int dim = dims * 32 + 4 * g;
+      for (int dims = 0; dims < kSums<kDim> / 32; ++dims) {
+        if (first_dim + dims * 32 >= padded) break;
+        const int dim = first_dim + dims * 32 + 4 * g;
         Quarter low = {};
         Quarter high = {};
         if (values != nullptr && dim < padded) {
@@ -204,7 +214,7 @@ __device__ void Fold(const Softmax<kDim>& chunk, Softmax<kDim>& total) {
     total.max[half] = max;
     total.weight[half] = fmaf(chunk.weight[half], new_factor, total.weight[half] * old_factor);
 #pragma unroll
-    for (int d = 0; d < kDim / 32; ++d) {
+    for (int d = 0; d < kSums<kDim> / 32; ++d) {
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
 #pragma unroll
@@ -219,10 +229,10 @@ __device__ void Fold(const Softmax<kDim>& chunk, Softmax<kDim>& total) {
 
 __device__ float Quotient(float sum, float weight) { return weight > 0 ? sum / weight : 0.0f; }
 
-// A warp for 16 queries of a sequence that share a KV head: all chunks of their contexts, or the
-// one of blockIdx.z.
+// A block for 16 queries of a sequence that share a KV head: all chunks of their contexts, or the
+// one of blockIdx.z. Its warps need nothing of each other.
 template <int kDim, bool kSplit>
-__global__ void __launch_bounds__(kWarp) AttentionKernel(AttentionArgs args) {
+__global__ void __launch_bounds__(kAttentionThreads<kDim>) AttentionKernel(AttentionArgs args) {
   const int64_t chunks = kSplit ? Chunks(args.max_context) : 1;
   const int64_t sequence_index = blockIdx.z / chunks;
   const AttentionSequence sequence = args.sequences[sequence_index];
@@ -231,7 +241,8 @@ __global__ void __launch_bounds__(kWarp) AttentionKernel(AttentionArgs args) {
   const int queries = sequence.rows * group;
   const int first_query = static_cast<int>(blockIdx.x) * kTileQueries;
   if (first_query >= queries) return;
-  const int lane = static_cast<int>(threadIdx.x);
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int first_dim = static_cast<int>(threadIdx.x) / kWarp * kSums<kDim>;
   const int g = lane / 4;
   const int t = lane % 4;
   const auto d = static_cast<int>(args.cache.head_dim);
@@ -264,8 +275,10 @@ __global__ void __launch_bounds__(kWarp) AttentionKernel(AttentionArgs args) {
   Converge();
   const int begin = SeenBy(args, sequence, first_query / group).begin;
   const int end = SeenBy(args, sequence, last_query / group).end;
-  const ChunkReader<kDim> reader = {
-      args, args.blocks + sequence.first_block, kv_head, begin, end, q, {seen[0], seen[1]}};
+  const ChunkReader<kDim> reader = {args,    args.blocks + sequence.first_block,
+                                    kv_head, begin,
+                                    end,     first_dim,
+                                    q,       {seen[0], seen[1]}};
   constexpr auto kChunk = static_cast<int>(kChunkTokens);
   int chunk = begin / kChunk;
   int chunk_end = (end + kChunk - 1) / kChunk;
@@ -307,7 +320,7 @@ __global__ void __launch_bounds__(kWarp) AttentionKernel(AttentionArgs args) {
     uint16_t* out = nullptr;
     if (kSplit) {
       partial = PartialOf(args, sequence_index, kv_head, blockIdx.z % chunks, query);
-      if (t == 0) {
+      if (t == 0 && first_dim == 0) {
         partial[padded] = total.max[half];
         partial[padded + 1] = total.weight[half];
       }
@@ -316,12 +329,12 @@ __global__ void __launch_bounds__(kWarp) AttentionKernel(AttentionArgs args) {
             (kv_head * group + query % group) * d;
     }
 #pragma unroll
-    for (int dims = 0; dims < kDim / 32; ++dims) {
+    for (int dims = 0; dims < kSums<kDim> / 32; ++dims) {
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const int dim = dims * 32 + 8 * t + 4 * i + w;
+          const int dim = first_dim + dims * 32 + 8 * t + 4 * i + w;
           const float sum = total.sums[dims][w][half * 2 + i];
           if (dim >= d) continue;
           if (kSplit) {
@@ -338,7 +351,7 @@ __global__ void __launch_bounds__(kWarp) AttentionKernel(AttentionArgs args) {
 // A block per query: folds its chunks in the order and with the operations of AttentionKernel.
 constexpr int kFoldThreads = 128;
 
-__global__ void FoldKernel(AttentionArgs args) {
+__global__ void __launch_bounds__(kFoldThreads) FoldKernel(AttentionArgs args) {
   const int64_t sequence_index = blockIdx.z;
   const AttentionSequence sequence = args.sequences[sequence_index];
   const int64_t kv_head = blockIdx.y;
@@ -369,7 +382,7 @@ __global__ void FoldKernel(AttentionArgs args) {
 }
 
 // What is behind the last head of a row of out.
-__global__ void ZeroPaddingKernel(AttentionArgs args) {
+__global__ void __launch_bounds__(kFoldThreads) ZeroPaddingKernel(AttentionArgs args) {
   const AttentionSequence sequence = args.sequences[blockIdx.x];
   const int64_t width = args.heads * args.cache.head_dim;
   for (int row = static_cast<int>(threadIdx.x); row < sequence.rows; row += kFoldThreads) {
@@ -379,7 +392,7 @@ __global__ void ZeroPaddingKernel(AttentionArgs args) {
   }
 }
 
-__global__ void StoreKvKernel(StoreKvArgs args) {
+__global__ void __launch_bounds__(kFoldThreads) StoreKvKernel(StoreKvArgs args) {
   const int64_t token = blockIdx.x;
   const int64_t slot = args.slots[token];
   if (slot < 0) return;
@@ -408,12 +421,13 @@ LaunchResult LaunchAttention(const AttentionArgs& args, StreamHandle stream) {
   const int64_t queries = args.max_rows * (args.heads / args.cache.kv_heads);
   const unsigned tiles = CeilDiv(queries, kTileQueries);
   if (!args.split) {
-    return Launch("attention", AttentionKernel<kDim, false>, dim3(tiles, heads, sequences), kWarp,
-                  stream, args);
+    return Launch("attention", AttentionKernel<kDim, false>, dim3(tiles, heads, sequences),
+                  kAttentionThreads<kDim>, stream, args);
   }
   const auto chunks = static_cast<unsigned>(Chunks(args.max_context));
-  const LaunchResult result = Launch("attention", AttentionKernel<kDim, true>,
-                                     dim3(tiles, heads, sequences * chunks), kWarp, stream, args);
+  const LaunchResult result =
+      Launch("attention", AttentionKernel<kDim, true>, dim3(tiles, heads, sequences * chunks),
+             kAttentionThreads<kDim>, stream, args);
   if (!result.ok()) return result;
   return Launch("attention_fold", FoldKernel,
                 dim3(static_cast<unsigned>(queries), heads, sequences), kFoldThreads, stream, args);
@@ -424,6 +438,12 @@ LaunchResult LaunchAttention(const AttentionArgs& args, StreamHandle stream) {
 int64_t AttentionWorkspaceFloats(const AttentionArgs& args) {
   return args.num_sequences * args.heads * args.max_rows * Chunks(args.max_context) *
          PartialFloats(args.cache.head_dim);
+}
+
+LaunchResult LoadAttentionKernels() {
+  return Load("attention", AttentionKernel<64, false>, AttentionKernel<64, true>,
+              AttentionKernel<128, false>, AttentionKernel<128, true>, AttentionKernel<256, false>,
+              AttentionKernel<256, true>, FoldKernel, ZeroPaddingKernel, StoreKvKernel);
 }
 
 LaunchResult StoreKv(const StoreKvArgs& args, StreamHandle stream) {

@@ -77,4 +77,7 @@ struct AttentionArgs {
 int64_t AttentionWorkspaceFloats(const AttentionArgs& args);
 LaunchResult Attention(const AttentionArgs& args, StreamHandle stream);
 
+// Loads all of these kernels (LoadKernels, kernels.h).
+LaunchResult LoadAttentionKernels();
+
 }  // namespace moesaic::cuda

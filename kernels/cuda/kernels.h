@@ -32,4 +32,7 @@ struct Kernels {
 // Those of CUDA devices; null in a build without CUDA.
 const Kernels* CompiledKernels();
 
+// Loads all kernels onto the current GPU (CudaDeviceOptions::load_kernels).
+LaunchResult LoadKernels();
+
 }  // namespace moesaic::cuda

@@ -5,4 +5,6 @@ namespace moesaic::cuda {
 
 const Kernels* CompiledKernels() { return nullptr; }
 
+LaunchResult LoadKernels() { return {}; }
+
 }  // namespace moesaic::cuda

@@ -129,7 +129,7 @@ __device__ __forceinline__ void MultiplyStep(const uint32_t (&x)[kTiles * 16][kS
 }
 
 template <Weights kType, int kTiles>
-__global__ void MatrixKernel(ProductArgs args) {
+__global__ void __launch_bounds__(kThreads) MatrixKernel(ProductArgs args) {
   __shared__ uint32_t x[kTiles * 16][kStepStride];
   const RowRange rows = TileOf(args, static_cast<int>(blockIdx.y), kTiles * 16);
   if (rows.begin >= rows.end) return;
@@ -293,7 +293,7 @@ __device__ __forceinline__ void AddLine(const std::byte* panel, const uint16_t* 
 }
 
 template <Weights kType>
-__global__ void VectorKernel(ProductArgs args) {
+__global__ void __launch_bounds__(kThreads) VectorKernel(ProductArgs args) {
   __shared__ float partials[kWarps][kPanelOutputs];
   const auto row = static_cast<int>(blockIdx.y);
   const int group = GroupOf(args, row);
@@ -352,6 +352,14 @@ LaunchResult LaunchProduct(const ProductArgs& args, ProductPath path, StreamHand
 }
 
 }  // namespace
+
+LaunchResult LoadProductKernels() {
+  return Load("product", VectorKernel<Weights::kBf16>, VectorKernel<Weights::kInt8>,
+              VectorKernel<Weights::kInt4>, MatrixKernel<Weights::kBf16, 1>,
+              MatrixKernel<Weights::kBf16, 4>, MatrixKernel<Weights::kInt8, 1>,
+              MatrixKernel<Weights::kInt8, 4>, MatrixKernel<Weights::kInt4, 1>,
+              MatrixKernel<Weights::kInt4, 4>);
+}
 
 LaunchResult Product(const ProductArgs& args, ProductPath path, StreamHandle stream) {
   // Rows and groups are the second dimension of the grid.

@@ -43,4 +43,7 @@ struct ProductArgs {
 };
 LaunchResult Product(const ProductArgs& args, ProductPath path, StreamHandle stream);
 
+// Loads all of these kernels (LoadKernels, kernels.h).
+LaunchResult LoadProductKernels();
+
 }  // namespace moesaic::cuda

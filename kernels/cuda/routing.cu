@@ -13,7 +13,7 @@ constexpr int kLogitParts = kLogitThreads / static_cast<int>(kPanelOutputs);
 // A block per token and panel of 16 experts, a thread per expert and sixteenth of the lines: 16
 // neighbours read a line of 64 bytes, which has one (f32) or two inputs (bf16) of all experts.
 template <bool kF32>
-__global__ void RouterLogitsKernel(RouterLogitsArgs args) {
+__global__ void __launch_bounds__(kLogitThreads) RouterLogitsKernel(RouterLogitsArgs args) {
   __shared__ float partials[kLogitWarps][kPanelOutputs];
   const auto thread = static_cast<int>(threadIdx.x);
   const int output = thread % static_cast<int>(kPanelOutputs);
@@ -104,7 +104,7 @@ __device__ void LimitGroups(const RouterTopKArgs& args, int lane, RouterShared& 
 }
 
 // A warp per token.
-__global__ void RouterTopKKernel(RouterTopKArgs args) {
+__global__ void __launch_bounds__(kRouterWarps* kWarp) RouterTopKKernel(RouterTopKArgs args) {
   __shared__ RouterShared all[kRouterWarps];
   const int lane = threadIdx.x % kWarp;
   const int64_t token = static_cast<int64_t>(blockIdx.x) * kRouterWarps + threadIdx.x / kWarp;
@@ -155,7 +155,7 @@ __global__ void RouterTopKKernel(RouterTopKArgs args) {
 }
 
 // One block, a thread per expert, each going through all pairs: what a decode step has are few.
-__global__ void GroupRowsKernel(GroupRowsArgs args) {
+__global__ void __launch_bounds__(kMaxExperts) GroupRowsKernel(GroupRowsArgs args) {
   __shared__ int32_t counts[kMaxExperts];
   const int experts = static_cast<int>(args.experts);
   const auto expert = static_cast<int>(threadIdx.x);
@@ -181,7 +181,7 @@ __global__ void GroupRowsKernel(GroupRowsArgs args) {
 
 // One block, a thread per expert, as GroupRowsKernel. Table and list are the host's: what is read
 // and written there is little.
-__global__ void LookUpExpertsKernel(LookUpExpertsArgs args) {
+__global__ void __launch_bounds__(kMaxExperts) LookUpExpertsKernel(LookUpExpertsArgs args) {
   __shared__ int32_t counts[kMaxExperts];   // of those that are here
   __shared__ int32_t missing[kMaxExperts];  // 1: wanted and elsewhere
   const int experts = static_cast<int>(args.experts);
@@ -234,7 +234,7 @@ __global__ void LookUpExpertsKernel(LookUpExpertsArgs args) {
 
 constexpr int kCombineThreads = 256;
 
-__global__ void CombineSlotsKernel(CombineSlotsArgs args) {
+__global__ void __launch_bounds__(kCombineThreads) CombineSlotsKernel(CombineSlotsArgs args) {
   const int64_t token = blockIdx.x;
   for (int64_t i = threadIdx.x; i < args.hidden; i += kCombineThreads) {
     float sum = args.y[token * args.hidden + i];
@@ -254,6 +254,11 @@ __global__ void CombineSlotsKernel(CombineSlotsArgs args) {
 }
 
 }  // namespace
+
+LaunchResult LoadRoutingKernels() {
+  return Load("routing", RouterLogitsKernel<false>, RouterLogitsKernel<true>, RouterTopKKernel,
+              GroupRowsKernel, LookUpExpertsKernel, CombineSlotsKernel);
+}
 
 LaunchResult RouterLogits(const RouterLogitsArgs& args, StreamHandle stream) {
   if (args.tokens > 65535) return Refuse("router_logits", "too many tokens");

@@ -113,4 +113,7 @@ struct CombineSlotsArgs {
 };
 LaunchResult CombineSlots(const CombineSlotsArgs& args, StreamHandle stream);
 
+// Loads all of these kernels (LoadKernels, kernels.h).
+LaunchResult LoadRoutingKernels();
+
 }  // namespace moesaic::cuda

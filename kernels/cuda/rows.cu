@@ -20,7 +20,7 @@ __device__ float BlockSum(float value, float (&partials)[kWarps]) {
 }
 
 // A block per row.
-__global__ void RmsNormKernel(RmsNormArgs args) {
+__global__ void __launch_bounds__(kThreads) RmsNormKernel(RmsNormArgs args) {
   __shared__ float partials[kWarps];
   const int64_t row = blockIdx.x;
   const int64_t place = row / args.heads;
@@ -40,7 +40,7 @@ __global__ void RmsNormKernel(RmsNormArgs args) {
 }
 
 // A block per token.
-__global__ void RopeKernel(RopeArgs args) {
+__global__ void __launch_bounds__(kThreads) RopeKernel(RopeArgs args) {
   const int64_t token = blockIdx.x;
   const int64_t half = args.head_dim / 2;
   const int64_t position = args.positions[token];
@@ -57,7 +57,7 @@ __global__ void RopeKernel(RopeArgs args) {
 }
 
 template <Weights kType>
-__global__ void EmbeddingKernel(EmbeddingArgs args) {
+__global__ void __launch_bounds__(kThreads) EmbeddingKernel(EmbeddingArgs args) {
   const int64_t token = blockIdx.x;
   const int64_t row = args.ids[token];
   const bool known = row >= 0 && row < args.n;
@@ -69,7 +69,7 @@ __global__ void EmbeddingKernel(EmbeddingArgs args) {
   }
 }
 
-__global__ void SwiGluKernel(SwiGluArgs args) {
+__global__ void __launch_bounds__(kThreads) SwiGluKernel(SwiGluArgs args) {
   const int64_t row = blockIdx.x;
   const int64_t padded = ActivationStride(args.n);
   for (int64_t i = threadIdx.x; i < padded; i += kThreads) {
@@ -82,7 +82,7 @@ __global__ void SwiGluKernel(SwiGluArgs args) {
   }
 }
 
-__global__ void AddGatedKernel(AddGatedArgs args) {
+__global__ void __launch_bounds__(kThreads) AddGatedKernel(AddGatedArgs args) {
   const int64_t first = static_cast<int64_t>(blockIdx.x) * args.n;
   const float share = 1.0f / (1.0f + expf(-args.gate[blockIdx.x]));
   for (int64_t i = first + threadIdx.x; i < first + args.n; i += kThreads) {
@@ -96,7 +96,7 @@ __device__ bool Before(float a, int i, float b, int j) {
   return j < 0 || a > b || (a == b && i < j);
 }
 
-__global__ void ArgMaxKernel(ArgMaxArgs args) {
+__global__ void __launch_bounds__(kThreads) ArgMaxKernel(ArgMaxArgs args) {
   __shared__ float values[kWarps];
   __shared__ int indices[kWarps];
   __shared__ bool finite[kWarps];
@@ -138,7 +138,7 @@ __global__ void ArgMaxKernel(ArgMaxArgs args) {
 
 // A block per row.
 template <typename T>
-__global__ void JoinColumnsKernel(JoinColumnsArgs args) {
+__global__ void __launch_bounds__(kThreads) JoinColumnsKernel(JoinColumnsArgs args) {
   constexpr bool kBf16 = sizeof(T) == sizeof(uint16_t);
   const int64_t row = blockIdx.x;
   const T* piece = static_cast<const T*>(args.pieces);
@@ -166,6 +166,12 @@ __global__ void JoinColumnsKernel(JoinColumnsArgs args) {
 dim3 Grid(int64_t rows) { return dim3(static_cast<unsigned>(rows)); }
 
 }  // namespace
+
+LaunchResult LoadRowKernels() {
+  return Load("rows", RmsNormKernel, RopeKernel, EmbeddingKernel<Weights::kBf16>,
+              EmbeddingKernel<Weights::kInt8>, EmbeddingKernel<Weights::kInt4>, SwiGluKernel,
+              AddGatedKernel, ArgMaxKernel, JoinColumnsKernel<float>, JoinColumnsKernel<uint16_t>);
+}
 
 LaunchResult RmsNorm(const RmsNormArgs& args, StreamHandle stream) {
   if (args.x_tokens != nullptr && args.out != nullptr) {

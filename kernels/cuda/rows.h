@@ -110,4 +110,7 @@ struct JoinColumnsArgs {
 };
 LaunchResult JoinColumns(const JoinColumnsArgs& args, StreamHandle stream);
 
+// Loads all of these kernels (LoadKernels, kernels.h).
+LaunchResult LoadRowKernels();
+
 }  // namespace moesaic::cuda

@@ -174,12 +174,17 @@ std::unique_ptr<EvictionPolicy> MakeCountingPolicy(std::string_view name,
                                                    const PolicyCounts& counts) {
   const auto* policy = FindNamed(kPolicies, name);
   if (policy != nullptr) return policy->value(counts);
-  std::vector<std::string> known = CountingPolicyNames();
-  known.insert(known.begin(), "next-use");
-  known.emplace_back("belady");
-  Fail(ErrorKind::kInvalidArgument, "--policy: '{}' is not known; use {}", name, OneOfText(known));
+  Fail(ErrorKind::kInvalidArgument, "--policy: '{}' is not known; use {}", name,
+       OneOfText(SimulatedPolicyNames()));
 }
 
 std::vector<std::string> CountingPolicyNames() { return NamesOf(kPolicies); }
+
+std::vector<std::string> SimulatedPolicyNames() {
+  std::vector<std::string> names = CountingPolicyNames();
+  names.insert(names.begin(), "next-use");
+  names.emplace_back("belady");
+  return names;
+}
 
 }  // namespace moesaic

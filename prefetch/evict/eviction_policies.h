@@ -93,5 +93,7 @@ class PolicyCounts {
 std::unique_ptr<EvictionPolicy> MakeCountingPolicy(std::string_view name,
                                                    const PolicyCounts& counts);
 std::vector<std::string> CountingPolicyNames();
+// All that a simulation knows: next-use before those, and belady, which knows the future.
+std::vector<std::string> SimulatedPolicyNames();
 
 }  // namespace moesaic

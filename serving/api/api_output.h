@@ -9,7 +9,7 @@
 
 #include "serving/api/api_error.h"
 #include "serving/api/logprobs_json.h"
-#include "serving/online/request.h"
+#include "serving/engine/request.h"
 
 namespace moesaic {
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "serving/api/api_request.h"
-#include "serving/online/engine.h"
+#include "serving/engine/engine.h"
 
 namespace moesaic {
 

@@ -10,7 +10,7 @@
 
 #include "serving/api/json_text.h"
 #include "serving/api/token_speller.h"
-#include "serving/online/request.h"
+#include "serving/engine/request.h"
 
 namespace moesaic {
 

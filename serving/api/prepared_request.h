@@ -11,7 +11,7 @@
 
 #include "serving/api/api_output.h"
 #include "serving/api/served_model.h"
-#include "serving/online/request.h"
+#include "serving/engine/request.h"
 
 namespace moesaic {
 

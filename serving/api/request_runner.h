@@ -14,8 +14,8 @@
 
 #include "serving/api/api_request.h"
 #include "serving/api/served_model.h"
+#include "serving/engine/engine.h"
 #include "serving/model/step_stats.h"
-#include "serving/online/engine.h"
 
 namespace moesaic {
 

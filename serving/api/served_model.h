@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "serving/online/engine.h"
+#include "serving/engine/engine.h"
 
 namespace moesaic {
 

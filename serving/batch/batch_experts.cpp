@@ -45,16 +45,16 @@ BatchExperts::BatchExperts(const EngineOptions& options, const BatchPlan& plan,
         SlotStretches(files.experts->layout(), pool.node_ids());
     streaming.slot_stretches = stretches;
     places_.emplace_back().experts = std::make_unique<StreamingExperts>(
-        *files.experts, static_cast<int>(files.config.num_layers),
-        static_cast<int>(files.config.num_experts), streaming);
+        *files.experts, static_cast<int>(files.config.num_layers()),
+        static_cast<int>(files.config.num_experts()), streaming);
   }
   for (const Place& place : places_) streams_.push_back(place.experts.get());
 }
 
 void BatchExperts::MakeDevicePlaces(const EngineOptions& options, const BatchPlan& plan,
                                     const ModelFiles& files, StreamingOptions streaming) {
-  const ExpertGrid grid(static_cast<int>(files.config.num_layers),
-                        static_cast<int>(files.config.num_experts));
+  const ExpertGrid grid(static_cast<int>(files.config.num_layers()),
+                        static_cast<int>(files.config.num_experts()));
   devices_ = MakeDevices(options.devices, plan.devices);
   const std::vector<Device*> devices = devices_.pointers();
   placement_ = std::make_unique<ExpertPlacement>(PlaceExperts(options.devices, files.config));

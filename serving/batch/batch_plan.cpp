@@ -35,7 +35,7 @@ int64_t WantedBuffers(const EngineOptions& options, const ModelConfig& config,
   const auto depth =
       static_cast<uint64_t>(options.io_depth > 0 ? options.io_depth : kDefaultReadDepth);
   const auto in_flight = static_cast<int64_t>((packet * depth + slot_bytes - 1) / slot_bytes);
-  return std::max<int64_t>({4, 2 * (in_flight + 1), config.num_experts});
+  return std::max<int64_t>({4, 2 * (in_flight + 1), config.num_experts()});
 }
 
 // CGOPipe launches attention two micro-batches ahead. With dense modules on a device one computes
@@ -69,7 +69,7 @@ struct Sizer {
         context(WantedContext(options, files.config)),
         machine_bytes(options.machine_memory_bytes > 0 ? options.machine_memory_bytes
                                                        : UINT64_MAX / 2),
-        all_experts(files.config.num_sparse_layers() * files.config.num_experts) {}
+        all_experts(files.config.num_sparse_layers() * files.config.num_experts()) {}
 
   // Tokens that one request must have room for: what was asked for, else what is sensible.
   int64_t LongestByRule() const {
@@ -222,7 +222,7 @@ BatchPlan LedgerOf(const EngineOptions& options, const ModelFiles& files, const 
   plan.sizes = sizes;
   plan.slot_bytes = files.experts->layout().slot_bytes;
   plan.all_experts_bytes =
-      static_cast<uint64_t>(config.num_sparse_layers() * config.num_experts) * plan.slot_bytes;
+      static_cast<uint64_t>(config.num_sparse_layers() * config.num_experts()) * plan.slot_bytes;
   if (options.devices.count > 0) {
     BatchDevices devices = PlanBatchDevices(options, files, sizes);
     plan.devices = std::move(devices.devices);
@@ -235,7 +235,8 @@ BatchPlan LedgerOf(const EngineOptions& options, const ModelFiles& files, const 
   streaming.packet_bytes = options.packet_bytes;
   streaming.depth = options.io_depth;
   const WeightType type = ChooseWeightType(options);
-  const ExpertGrid grid(static_cast<int>(config.num_layers), static_cast<int>(config.num_experts));
+  const ExpertGrid grid(static_cast<int>(config.num_layers()),
+                        static_cast<int>(config.num_experts()));
   MemoryLedger& ledger = plan.ledger;
   if (options.machine_memory_bytes > 0) ledger.limit_bytes = options.machine_memory_bytes;
   ledger.Add("dense weights", ModelWeights::Bytes(config, type));

@@ -21,7 +21,7 @@
 #include "core/base/memory_ledger.h"
 #include "core/perf/execution_plan.h"
 #include "serving/online/create_engine.h"
-#include "serving/online/engine_parts.h"
+#include "serving/online/part_options.h"
 
 namespace moesaic {
 

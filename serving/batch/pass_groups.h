@@ -9,8 +9,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "serving/engine/scheduler.h"
 #include "serving/model/model.h"
-#include "serving/online/scheduler.h"
 
 namespace moesaic {
 

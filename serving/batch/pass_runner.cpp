@@ -40,7 +40,7 @@ PassRunner::PassRunner(Model& model, ThreadPool& pool, std::span<StreamingExpert
 const TaskGraph& PassRunner::GraphOf(int groups) {
   auto graph = graphs_.find(groups);
   if (graph == graphs_.end()) {
-    const auto layers = static_cast<int>(model_.config().num_layers);
+    const auto layers = static_cast<int>(model_.config().num_layers());
     graph = graphs_.emplace(groups, PassGraph(schedule_, device_ != nullptr, groups, layers)).first;
   }
   return graph->second;

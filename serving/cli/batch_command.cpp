@@ -182,7 +182,7 @@ void CheckFiles(const BatchFlags& flags, const EngineOptions& engine, const Batc
 // What runs and, where it was planned, what is expected of it.
 std::string PlanText(const BatchPlan& plan, const ModelConfig& config) {
   const BatchSizes& sizes = plan.sizes;
-  const int64_t all = config.num_sparse_layers() * config.num_experts;
+  const int64_t all = config.num_sparse_layers() * config.num_experts();
   std::string text =
       fmt::format("{} sequences, {} tokens a pass, {} of {} experts in memory", sizes.max_num_seqs,
                   sizes.max_batch_tokens, sizes.expert_slots - sizes.buffers, all);

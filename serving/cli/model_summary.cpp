@@ -19,36 +19,35 @@ namespace {
 
 // Parameters of the dense part, norms and biases included.
 uint64_t DenseParameters(const ModelConfig& c) {
-  const int64_t q = c.num_heads * c.head_dim;
-  const int64_t kv = c.num_kv_heads * c.head_dim;
   int64_t total = c.vocab_size * c.hidden_size * (c.tie_word_embeddings ? 1 : 2) + c.hidden_size;
-  for (int64_t layer = 0; layer < c.num_layers; ++layer) {
-    total += 2 * c.hidden_size + c.hidden_size * (2 * q + 2 * kv);
-    if (c.qkv_bias) total += q + 2 * kv;
-    if (c.output_bias) total += c.hidden_size;
-    if (c.qk_norm == QkNorm::kPerHead) total += 2 * c.head_dim;
-    if (c.qk_norm == QkNorm::kProjection) total += q + kv;
-    if (c.layer_is_sparse[static_cast<size_t>(layer)] != 0) {
-      total += c.num_experts * c.hidden_size + 3 * c.hidden_size * c.shared_intermediate_size;
-      if (c.shared_expert_gate) total += c.hidden_size;
-    } else {
-      total += 3 * c.hidden_size * c.dense_intermediate_size;
-    }
+  for (const LayerSpec& layer : c.layers) {
+    const GroupedQuerySpec& attention = layer.attention();
+    total += 2 * c.hidden_size + c.hidden_size * (attention.qkv_width() + attention.q_width());
+    if (attention.qkv_bias) total += attention.qkv_width();
+    if (attention.output_bias) total += c.hidden_size;
+    if (attention.qk_norm != QkNorm::kNone) total += QNormWidth(attention) + KNormWidth(attention);
+    total += layer.dense_mlp().Parameters(c.hidden_size);
+    if (!layer.sparse()) continue;
+    total += layer.experts().router.experts * c.hidden_size;
+    if (layer.experts().shared_gate) total += c.hidden_size;
   }
   return static_cast<uint64_t>(total);
 }
 
 std::string AttentionText(const ModelConfig& c) {
-  std::string text =
-      fmt::format("{} query and {} key/value heads of {}", c.num_heads, c.num_kv_heads, c.head_dim);
-  if (c.qk_norm != QkNorm::kNone) text += ", QK norm";
-  if (c.qkv_bias) text += ", QKV bias";
-  const int64_t windowed =
-      std::count_if(c.layer_window.begin(), c.layer_window.end(), [](int64_t w) { return w > 0; });
-  if (windowed > 0) {
-    text += fmt::format(", window of {} in {} layers",
-                        *std::max_element(c.layer_window.begin(), c.layer_window.end()), windowed);
+  const GroupedQuerySpec& first = c.attention();
+  std::string text = fmt::format("{} query and {} key/value heads of {}", first.heads,
+                                 first.kv_heads, first.head_dim);
+  if (first.qk_norm != QkNorm::kNone) text += ", QK norm";
+  if (first.qkv_bias) text += ", QKV bias";
+  int64_t windowed = 0;
+  int64_t widest = 0;
+  for (const LayerSpec& layer : c.layers) {
+    const int64_t window = layer.attention().window;
+    windowed += window > 0 ? 1 : 0;
+    widest = std::max(widest, window);
   }
+  if (windowed > 0) text += fmt::format(", window of {} in {} layers", widest, windowed);
   return text;
 }
 
@@ -71,7 +70,8 @@ ModelSummary SummariseModel(const EngineOptions& options) {
   const auto expert_parameters = static_cast<uint64_t>(c.expert_parameters());
   model.total_parameters = dense_parameters + model.num_experts() * expert_parameters;
   model.active_parameters =
-      dense_parameters + static_cast<uint64_t>(c.num_sparse_layers() * c.top_k) * expert_parameters;
+      dense_parameters +
+      static_cast<uint64_t>(c.num_sparse_layers() * c.top_k()) * expert_parameters;
 
   const ExpertLayout layout = MakeCpuExpertLayout(c, type);
   model.expert_bytes = layout.blob_bytes;
@@ -98,15 +98,14 @@ std::string ModelSummaryText(const ModelSummary& model) {
       fmt::format("{}  {}\n\nArchitecture\n", model.directory.string(), c.architecture);
   TextTable architecture("<<");
   architecture.Add(
-      {"layers", fmt::format("{}, {} of them sparse", c.num_layers, c.num_sparse_layers())});
+      {"layers", fmt::format("{}, {} of them sparse", c.num_layers(), c.num_sparse_layers())});
   architecture.Add({"hidden size", fmt::format("{}", c.hidden_size)});
   architecture.Add({"attention", AttentionText(c)});
   architecture.Add({"experts", fmt::format("{} per layer, top {}, intermediate size {}",
-                                           c.num_experts, c.top_k, c.moe_intermediate_size)});
-  if (c.shared_intermediate_size > 0) {
-    architecture.Add(
-        {"shared expert", fmt::format("intermediate size {}{}", c.shared_intermediate_size,
-                                      c.shared_expert_gate ? ", gated" : "")});
+                                           c.num_experts(), c.top_k(), c.expert_width())});
+  if (c.shared_width() > 0) {
+    architecture.Add({"shared expert", fmt::format("intermediate size {}{}", c.shared_width(),
+                                                   c.experts().shared_gate ? ", gated" : "")});
   }
   architecture.Add({"vocabulary", fmt::format("{}{}", c.vocab_size,
                                               c.tie_word_embeddings ? ", tied embeddings" : "")});
@@ -127,9 +126,10 @@ std::string ModelSummaryText(const ModelSummary& model) {
   sizes.Add({"all experts", FormatBytes(all_experts_bytes),
              fmt::format("{} experts, {} of the weights", model.num_experts(),
                          Percent(all_experts_bytes, all_experts_bytes + model.dense_bytes))});
-  sizes.Add({"one token's experts",
-             FormatBytes(static_cast<uint64_t>(c.num_sparse_layers() * c.top_k) * model.slot_bytes),
-             "what one decode step computes with"});
+  sizes.Add(
+      {"one token's experts",
+       FormatBytes(static_cast<uint64_t>(c.num_sparse_layers() * c.top_k()) * model.slot_bytes),
+       "what one decode step computes with"});
   sizes.Add(
       {"keys and values", FormatBytes(model.kv_bytes_per_token),
        fmt::format("per token; {} for a whole context",
@@ -151,16 +151,16 @@ nlohmann::ordered_json ModelSummaryJson(const ModelSummary& model) {
   root["model"] = model.directory.string();
   root["architecture"] = {{"name", c.architecture},
                           {"model_type", c.model_type},
-                          {"layers", c.num_layers},
+                          {"layers", c.num_layers()},
                           {"sparse_layers", c.num_sparse_layers()},
                           {"hidden_size", c.hidden_size},
-                          {"query_heads", c.num_heads},
-                          {"kv_heads", c.num_kv_heads},
-                          {"head_dim", c.head_dim},
-                          {"experts_per_layer", c.num_experts},
-                          {"top_k", c.top_k},
-                          {"expert_intermediate_size", c.moe_intermediate_size},
-                          {"shared_intermediate_size", c.shared_intermediate_size},
+                          {"query_heads", c.attention().heads},
+                          {"kv_heads", c.attention().kv_heads},
+                          {"head_dim", c.attention().head_dim},
+                          {"experts_per_layer", c.num_experts()},
+                          {"top_k", c.top_k()},
+                          {"expert_intermediate_size", c.expert_width()},
+                          {"shared_intermediate_size", c.shared_width()},
                           {"vocab_size", c.vocab_size},
                           {"tied_embeddings", c.tie_word_embeddings},
                           {"max_position", c.max_position}};

@@ -30,7 +30,7 @@ struct ModelSummary {
   uint64_t checkpoint_tensors = 0;
 
   uint64_t num_experts() const {
-    return static_cast<uint64_t>(config.num_sparse_layers() * config.num_experts);
+    return static_cast<uint64_t>(config.num_sparse_layers() * config.num_experts());
   }
 };
 

@@ -28,12 +28,12 @@ void VerifyStore(const ModelConfig& config, ExpertPacker& packer, const ExpertSo
   const uint64_t slot_bytes = packer.layout().slot_bytes;
   AlignedBuffer expected(slot_bytes);
   AlignedBuffer found(slot_bytes);
-  const auto experts = static_cast<uint64_t>(config.num_sparse_layers() * config.num_experts);
+  const auto experts = static_cast<uint64_t>(config.num_sparse_layers() * config.num_experts());
   ProgressBar bar("verifying", experts * slot_bytes);
   uint64_t done_bytes = 0;
-  for (int64_t layer = 0; layer < config.num_layers; ++layer) {
-    if (config.layer_is_sparse[static_cast<size_t>(layer)] == 0) continue;
-    for (int64_t index = 0; index < config.num_experts; ++index) {
+  for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
+    if (!config.is_sparse(layer)) continue;
+    for (int64_t index = 0; index < config.num_experts(); ++index) {
       ExpertId id;
       id.layer = static_cast<uint16_t>(layer);
       id.index = static_cast<uint16_t>(index);
@@ -92,11 +92,11 @@ int PackCommand(const Invocation& invocation) {
     tensors = MakeDummyTensorSource(options.seed);
   } else {
     checkpoint = std::make_unique<Checkpoint>(Checkpoint::Open(options.model_dir));
-    tensors = MakeCheckpointTensorSource(*checkpoint, model.fp8_blocks);
+    tensors = MakeCheckpointTensorSource(*checkpoint);
   }
   const CpuKernels& kernels = SelectKernels();
   const ExpertLayout layout = MakeCpuExpertLayout(model, type);
-  const auto experts = static_cast<uint64_t>(model.num_sparse_layers() * model.num_experts);
+  const auto experts = static_cast<uint64_t>(model.num_sparse_layers() * model.num_experts());
   const Stopwatch watch;
 
   if (!force && ExpertStoreIsCurrent(model, type, tensors->Fingerprint(), output)) {

@@ -160,7 +160,7 @@ std::string CostsReport(const ModuleCosts& costs, const ModelFiles& files) {
                fmt::format("{:.4f} us/{}", 1e6 * cost.per_unit_s, ModuleUnit(module)),
                fmt::format("{:.1f}%", 100 * cost.relative_error)});
   }
-  const double layer_bytes = static_cast<double>(files.config.num_experts) *
+  const double layer_bytes = static_cast<double>(files.config.num_experts()) *
                              static_cast<double>(files.experts->layout().slot_bytes);
   return fmt::format(
       "{}, per layer\n{}\nExperts from disk: {}; while computing {:.0f}% of it, and computing "

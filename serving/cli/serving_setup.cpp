@@ -12,7 +12,6 @@
 #include "serving/cli/output.h"
 #include "serving/online/create_engine.h"
 #include "serving/online/engine_parts.h"
-#include "serving/online/step_sampler.h"
 #include "serving/startup/resolve_batch.h"
 #include "serving/startup/resolve_engine.h"
 #include "serving/text/chat_template.h"

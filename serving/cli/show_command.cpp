@@ -65,7 +65,7 @@ std::string FitTable(const std::vector<Fit>& fits, const ModelSummary& model) {
     table.Add({fit.setting, FormatBytes(plan.expert_budget_bytes),
                fmt::format("{} of {}", plan.expert_slots, model.num_experts()),
                fmt::format("{:.1f} of {}", static_cast<double>(plan.expert_slots) / layers,
-                           model.config.num_experts),
+                           model.config.num_experts()),
                FormatBytes(plan.ledger.total_bytes()), all ? "all experts, no reading" : ""});
   }
   return table.Render();

@@ -9,9 +9,13 @@
 
 #include "core/base/error.h"
 #include "core/base/file.h"
+#include "core/base/named.h"
 #include "core/config/model_config.h"
 #include "core/perf/hardware_profile.h"
 #include "kernels/cpu/kernels.h"
+#include "prefetch/evict/eviction_policies.h"
+#include "prefetch/link/miss_planner.h"
+#include "prefetch/predict/predictor.h"
 #include "serving/cli/commands.h"
 #include "serving/cli/output.h"
 #include "serving/cli/step_times.h"
@@ -57,12 +61,12 @@ StepTimes TimesOf(const std::string& machine, const std::string& model_dir,
     Fail(ErrorKind::kInvalidArgument, "--machine and --model: give both, or neither");
   }
   const ModelConfig model = LoadModelConfig(model_dir);
-  if (model.num_sparse_layers() != trace.num_layers || model.num_experts != trace.num_experts ||
-      model.top_k != trace.top_k) {
+  if (model.num_sparse_layers() != trace.num_layers || model.num_experts() != trace.num_experts ||
+      model.top_k() != trace.top_k) {
     Fail(ErrorKind::kInvalidArgument,
          "--model: {} has {} layers of {} experts, {} per token; the trace has {} of {}, {} per "
          "token",
-         model_dir, model.num_sparse_layers(), model.num_experts, model.top_k, trace.num_layers,
+         model_dir, model.num_sparse_layers(), model.num_experts(), model.top_k(), trace.num_layers,
          trace.num_experts, trace.top_k);
   }
   return DeriveStepTimes(ParseProfile(ReadTextFile(machine, kMostProfileBytes), machine), model);
@@ -162,9 +166,10 @@ int SimulateCommand(const Invocation& invocation) {
   table.Add({"host-expert-us", &host_us, "US", "Computing an expert on the host.", "Machine"});
   table.Add({"predictor", &options.predictor, "NAME",
              "none, oracle, " + OneOfText(PredictorNames()) + ".", "Decisions"});
-  table.Add({"policy", &options.policy, "NAME",
-             "next-use, lru, lfu, model-frequency, request-eam or belady.", "Decisions"});
-  table.Add({"miss", &miss, "MODE", "Missing experts: fetch, host or auto.", "Decisions"});
+  table.Add(
+      {"policy", &options.policy, "NAME", OneOfText(SimulatedPolicyNames()) + ".", "Decisions"});
+  table.Add({"miss", &miss, "MODE", "Missing experts: " + OneOfText(NamesOf(kMissModes)) + ".",
+             "Decisions"});
   table.Add({"look-ahead", &look_ahead, "N", "Layers that are prefetched for.", "Decisions"});
   table.Add(
       {"min-gain", &min_gain, "P", "Least gain of a prefetch, as a probability.", "Decisions"});

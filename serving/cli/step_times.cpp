@@ -33,9 +33,10 @@ StepTimes DeriveStepTimes(const HardwareProfile& machine, const ModelConfig& mod
   const uint64_t vocabulary_bytes = static_cast<uint64_t>(model.vocab_size * model.hidden_size) *
                                     2 * (model.tie_word_embeddings ? 1 : 2);
   const uint64_t dense_bytes = ModelWeights::Bytes(model, kType) - vocabulary_bytes;
-  times.layer_compute_ns = nanoseconds(dense_bytes / static_cast<uint64_t>(model.num_layers) +
-                                           static_cast<uint64_t>(model.top_k) * times.expert_bytes,
-                                       memory);
+  times.layer_compute_ns =
+      nanoseconds(dense_bytes / static_cast<uint64_t>(model.num_layers()) +
+                      static_cast<uint64_t>(model.top_k()) * times.expert_bytes,
+                  memory);
   return times;
 }
 

@@ -8,9 +8,9 @@
 #include <cstdint>
 #include <string>
 
+#include "serving/engine/engine.h"
 #include "serving/model/step_cost.h"
 #include "serving/model/step_stats.h"
-#include "serving/online/engine.h"
 
 namespace moesaic {
 

@@ -12,8 +12,8 @@
 
 #include "core/base/metrics.h"
 #include "core/base/mutex.h"
-#include "serving/online/engine.h"
-#include "serving/online/request.h"
+#include "serving/engine/engine.h"
+#include "serving/engine/request.h"
 
 namespace moesaic {
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "core/config/model_config.h"
+#include "core/config/mixer_spec.h"
 #include "kernels/cpu/kernels.h"
 #include "serving/model/model.h"
 
@@ -15,17 +15,17 @@ inline int64_t MaxChunks(const ModelLimits& limits) {
   return (limits.max_context_tokens + kAttentionChunkTokens - 1) / kAttentionChunkTokens + 1;
 }
 
-inline int64_t GroupPartialFloats(const ModelConfig& config) {
-  return config.num_heads / config.num_kv_heads * AttentionPartialFloats(config.head_dim);
+inline int64_t GroupPartialFloats(const GroupedQuerySpec& attention) {
+  return attention.group() * AttentionPartialFloats(attention.head_dim);
 }
 
 // Totals of a block of rows for one KV head or of one row for all, then what the kernel wants.
-inline int64_t AttentionTotalFloats(const ModelConfig& config) {
-  return std::max(AttentionRows(config.num_heads / config.num_kv_heads), config.num_kv_heads) *
-         GroupPartialFloats(config);
+inline int64_t AttentionTotalFloats(const GroupedQuerySpec& attention) {
+  return std::max(AttentionRows(attention.group()), attention.kv_heads) *
+         GroupPartialFloats(attention);
 }
-inline int64_t WorkerScratchFloats(const ModelConfig& config, WeightType kv) {
-  return AttentionTotalFloats(config) + AttentionScratchFloats(config.head_dim, kv);
+inline int64_t WorkerScratchFloats(const GroupedQuerySpec& attention, WeightType kv) {
+  return AttentionTotalFloats(attention) + AttentionScratchFloats(attention.head_dim, kv);
 }
 
 // Below this many (token, KV head) pairs per thread the chunks of a context are spread over the

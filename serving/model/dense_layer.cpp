@@ -1,6 +1,4 @@
 // What a layer of a DenseOperator queues: norms, products, attention, routing, MLPs.
-#include <cmath>
-
 #include "core/base/check.h"
 #include "serving/model/dense_operator.h"
 #include "serving/model/dense_sizes.h"
@@ -9,14 +7,14 @@
 namespace moesaic {
 
 // Of the residual stream into x_ and, if wanted, normed_.
-void DenseOperator::Norm(const float* weight, bool normed) {
+void DenseOperator::Norm(int64_t layer, const float* weight, bool normed) {
   const int64_t n = config_.hidden_size;
   const cuda::RmsNormArgs args = {.x = FloatsOf(hidden_) + first_row_ * n,
                                   .rows = run_rows_,
                                   .n = n,
                                   .token_stride = n,
                                   .weight = weight,
-                                  .eps = static_cast<float>(config_.rms_norm_eps),
+                                  .eps = static_cast<float>(config_.layer(layer).norm.eps),
                                   .out = normed ? FloatsOf(normed_) + first_row_ * n : nullptr,
                                   .out_bf16 = Bf16Of(x_) + first_row_ * cuda::ActivationStride(n)};
   stream_->Launch(
@@ -54,37 +52,38 @@ void DenseOperator::Logits(const PackedMatrix& w, const DeviceBuffer& out) {
 }
 
 // In place, of `heads` runs of n floats of each row.
-void DenseOperator::NormHeads(float* first, int64_t heads, int64_t n, const float* weight) {
+void DenseOperator::NormHeads(const NormSpec& norm, float* first, int64_t heads, int64_t n,
+                              const float* weight) {
   const cuda::RmsNormArgs args = {.x = first,
                                   .rows = run_rows_ * heads,
                                   .n = n,
                                   .heads = heads,
                                   .token_stride = qkv_width_,
                                   .weight = weight,
-                                  .eps = static_cast<float>(config_.rms_norm_eps),
+                                  .eps = static_cast<float>(norm.eps),
                                   .out = first};
   stream_->Launch(
       [run = kernels_.rms_norm, args](cuda::StreamHandle stream) { return run(args, stream); });
 }
 
 // Queries, keys and values, rotated.
-void DenseOperator::Queries(const LayerWeights& w) {
-  const ModelConfig& c = config_;
-  const int64_t q_width = c.num_heads * c.head_dim;
-  const int64_t kv_width = c.num_kv_heads * c.head_dim;
+void DenseOperator::Queries(int64_t layer, const LayerWeights& w) {
+  const GroupedQuerySpec& spec = config_.layer(layer).attention();
+  const int64_t q_width = spec.q_width();
+  const int64_t kv_width = spec.kv_width();
   float* const q = FloatsOf(qkv_) + first_row_ * qkv_width_;
   Product(w.qkv, x_, run_rows_, qkv_);
-  if (c.qk_norm == QkNorm::kPerHead) {
-    NormHeads(q, c.num_heads, c.head_dim, w.q_norm);
-    NormHeads(q + q_width, c.num_kv_heads, c.head_dim, w.k_norm);
-  } else if (c.qk_norm == QkNorm::kProjection) {
-    NormHeads(q, 1, q_width, w.q_norm);
-    NormHeads(q + q_width, 1, kv_width, w.k_norm);
+  if (spec.qk_norm == QkNorm::kPerHead) {
+    NormHeads(spec.norm, q, spec.heads, spec.head_dim, w.q_norm);
+    NormHeads(spec.norm, q + q_width, spec.kv_heads, spec.head_dim, w.k_norm);
+  } else if (spec.qk_norm == QkNorm::kProjection) {
+    NormHeads(spec.norm, q, 1, q_width, w.q_norm);
+    NormHeads(spec.norm, q + q_width, 1, kv_width, w.k_norm);
   }
   const cuda::RopeArgs rope = {.x = q,
                                .tokens = run_rows_,
-                               .heads = c.num_heads + c.num_kv_heads,  // keys follow queries
-                               .head_dim = c.head_dim,
+                               .heads = spec.heads + spec.kv_heads,  // keys follow queries
+                               .head_dim = spec.head_dim,
                                .token_stride = qkv_width_,
                                .positions = device_positions_ + first_row_,
                                .cos = FloatsOf(cos_),
@@ -94,14 +93,15 @@ void DenseOperator::Queries(const LayerWeights& w) {
 }
 
 void DenseOperator::Attention(int64_t layer, const LayerWeights& w) {
-  const ModelConfig& c = config_;
-  const int64_t q_width = c.num_heads * c.head_dim;
-  const int64_t kv_width = c.num_kv_heads * c.head_dim;
+  const GroupedQuerySpec& spec = config_.layer(layer).attention();
+  const int64_t q_width = spec.q_width();
+  const int64_t kv_width = spec.kv_width();
   const float* const q = FloatsOf(qkv_);
-  Queries(w);
+  Queries(layer, w);
   cuda::AttentionArgs attend = attend_;
+  attend.scale = static_cast<float>(spec.scale);
   attend.cache.data = kv_.data() + layer * limits_.num_kv_blocks * block_bytes_;
-  attend.window = c.layer_window[static_cast<size_t>(layer)];
+  attend.window = spec.window;
   const cuda::StoreKvArgs store = {.cache = attend.cache,
                                    .keys = q + q_width,
                                    .values = q + q_width + kv_width,
@@ -117,26 +117,26 @@ void DenseOperator::Attention(int64_t layer, const LayerWeights& w) {
 }
 
 // Softmax over all experts in f32, then the top k.
-void DenseOperator::QueueRouting(const LayerWeights& w) {
-  const ModelConfig& c = config_;
+void DenseOperator::QueueRouting(int64_t layer, const LayerWeights& w) {
+  const RouterSpec& router = config_.layer(layer).experts().router;
   Logits(w.router, scores_);
-  const int64_t first_number = 2 * first_row_ * c.top_k;
+  const int64_t first_number = 2 * first_row_ * router.top_k;
   int32_t* const ids = IntsOf(routing_) + first_number;
   const cuda::RouterTopKArgs args = {
-      .logits = FloatsOf(scores_) + first_row_ * c.num_experts,
+      .logits = FloatsOf(scores_) + first_row_ * router.experts,
       .tokens = run_rows_,
-      .experts = c.num_experts,
-      .top_k = c.top_k,
-      .normalize = c.norm_topk_prob,
+      .experts = router.experts,
+      .top_k = router.top_k,
+      .normalize = router.norm == RouterNorm::kSum,
       .ids = ids,
-      .weights = reinterpret_cast<float*>(ids + run_rows_ * c.top_k)};
+      .weights = reinterpret_cast<float*>(ids + run_rows_ * router.top_k)};
   stream_->Launch(
       [run = kernels_.router_top_k, args](cuda::StreamHandle stream) { return run(args, stream); });
 }
 
 // What the host needs of a sparse layer.
 void DenseOperator::BringRouting() {
-  Bring(routing_, 2 * first_row_ * config_.top_k, 2 * run_rows_ * config_.top_k, host_routing_);
+  Bring(routing_, 2 * first_row_ * config_.top_k(), 2 * run_rows_ * config_.top_k(), host_routing_);
   if (limits_.host_attention) return;
   BringNormed();
   Bring(hidden_, 0, run_rows_ * config_.hidden_size, host_hidden_);

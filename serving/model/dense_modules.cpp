@@ -18,8 +18,8 @@ void DenseOperator::SetRows(RowRange rows) {
 void DenseOperator::PreAttention(int64_t layer, RowRange rows) {
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
   SetRows(rows);
-  Norm(w.input_norm, false);
-  Queries(w);
+  Norm(layer, w.input_norm, false);
+  Queries(layer, w);
   ThrowIfFailed(stream_->Synchronize());
 }
 
@@ -30,11 +30,11 @@ void DenseOperator::Project(int64_t layer, RowRange rows) {
 
 DenseOperator::Routed DenseOperator::Route(int64_t layer, RowRange rows, bool normed) {
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
-  const bool sparse = config_.layer_is_sparse[static_cast<size_t>(layer)] != 0;
+  const bool sparse = config_.is_sparse(layer);
   SetRows(rows);
-  Norm(w.post_attention_norm, sparse);
+  Norm(layer, w.post_attention_norm, sparse);
   if (sparse) {
-    QueueRouting(w);
+    QueueRouting(layer, w);
     BringRouting();
   }
   if (sparse && normed) BringNormed();

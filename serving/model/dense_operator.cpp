@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -34,8 +33,26 @@ cuda::Weights GpuWeights(WeightType type) {
 
 namespace {
 
+[[noreturn]] void RefuseOnGpus(const char* what) {
+  Fail(ErrorKind::kUnsupported,
+       "--gpu-dense: {} are not computed on GPUs yet; the CPU does it with --gpu-dense auto or off",
+       what);
+}
+
+// The kernel does more, of which nothing is passed on to it yet.
+void CheckRouter(const RouterSpec& router) {
+  if (router.experts > cuda::kMaxExperts) RefuseOnGpus("routers of so many experts");
+  if (router.score != ScoreFunction::kSoftmax) RefuseOnGpus("routers other than softmax");
+  if (router.logit_bias || router.correction_bias) RefuseOnGpus("biases of routers");
+  if (router.groups_kept != router.num_groups) RefuseOnGpus("groups of experts");
+  if (router.norm != RouterNorm::kNone && router.norm != RouterNorm::kSum) {
+    RefuseOnGpus("expert weights normalised so");
+  }
+  if (router.scale != 1.0) RefuseOnGpus("scaled expert weights");
+}
+
 KvLayout KvLayoutFor(const ModelConfig& config) {
-  return {config.num_kv_heads, config.head_dim, WeightType::kBf16};
+  return {config.attention().kv_heads, config.attention().head_dim, WeightType::kBf16};
 }
 
 }  // namespace
@@ -45,17 +62,18 @@ struct DenseOperator::Sizes {
   Sizes(const ModelConfig& c, const ModelLimits& limits) {
     const int64_t rows = limits.max_batch_tokens;
     const int64_t mlp = c.widest_dense_mlp();
-    rope = Floats(limits.max_context_tokens * (c.head_dim / 2));
+    const GroupedQuerySpec& a = c.attention();
+    rope = Floats(limits.max_context_tokens * (a.rotary_dim / 2));
     hidden = Floats(rows * c.hidden_size);
     x = SentRowBytes(rows, c.hidden_size);
-    qkv = Floats(rows * (c.num_heads + 2 * c.num_kv_heads) * c.head_dim);
-    attention = SentRowBytes(rows, c.num_heads * c.head_dim);
+    qkv = Floats(rows * a.qkv_width());
+    attention = SentRowBytes(rows, a.q_width());
     middle = Floats(rows * mlp);
     h = SentRowBytes(rows, mlp);
     logits = Floats(limits.max_logit_rows * c.vocab_size);
     out = std::max(hidden, logits);
-    scores = Floats(rows * std::max<int64_t>(1, c.num_experts));
-    pairs = static_cast<uint64_t>(rows * c.top_k) * (sizeof(int32_t) + sizeof(float));
+    scores = Floats(rows * std::max<int64_t>(1, c.num_experts()));
+    pairs = static_cast<uint64_t>(rows * c.top_k()) * (sizeof(int32_t) + sizeof(float));
     chosen = static_cast<uint64_t>(limits.max_logit_rows) * sizeof(int32_t);
     if (limits.host_attention) {
       tables = 2 * (Device::kAlignment + static_cast<uint64_t>(rows) * sizeof(int32_t));
@@ -69,7 +87,7 @@ struct DenseOperator::Sizes {
     tables = 6 * Device::kAlignment +
              static_cast<uint64_t>(3 * rows + 1 + MostBlocks(limits)) * sizeof(int32_t) +
              static_cast<uint64_t>(limits.max_sequences) * sizeof(cuda::AttentionSequence);
-    partials = AttentionPartialsBytes(c.num_heads, c.head_dim, limits);
+    partials = AttentionPartialsBytes(a.heads, a.head_dim, limits);
   }
   uint64_t device() const {
     return SumOnDevice({rope, rope, hidden, hidden, x, qkv, attention, middle, middle, h, out,
@@ -86,22 +104,22 @@ struct DenseOperator::Sizes {
 
 void DenseOperator::CheckSupported(const ModelConfig& c, WeightType type, WeightType kv_type) {
   GpuWeights(type);
-  const auto refuse = [](const char* what) {
-    Fail(ErrorKind::kUnsupported,
-         "--gpu-dense: {} are not computed on GPUs yet; the CPU does it with --gpu-dense auto or "
-         "off",
-         what);
-  };
   if (kv_type != WeightType::kBf16) {
     Fail(ErrorKind::kUnsupported,
          "--gpu-dense: no kernel takes keys and values in {}; give --kv-cache-dtype bfloat16, or "
          "--gpu-dense off",
          kv_type == WeightType::kF32 ? "float32" : WeightTypeName(kv_type));
   }
-  if (c.qkv_bias || c.output_bias) refuse("biases of attention");
-  if (c.clip_qkv > 0) refuse("clipped queries, keys and values");
-  if (c.head_dim % 2 != 0 || c.head_dim > cuda::kMaxHeadDim) refuse("heads of this size");
-  if (c.num_experts > cuda::kMaxExperts) refuse("routers of so many experts");
+  for (const LayerSpec& layer : c.layers) {
+    const GroupedQuerySpec& attention = layer.attention();
+    if (attention.qkv_bias || attention.output_bias) RefuseOnGpus("biases of attention");
+    if (attention.clip_qkv > 0) RefuseOnGpus("clipped queries, keys and values");
+    if (attention.head_dim % 2 != 0 || attention.head_dim > cuda::kMaxHeadDim) {
+      RefuseOnGpus("heads of this size");
+    }
+    if (attention.rotary_dim != attention.head_dim) RefuseOnGpus("rotations of a part of a head");
+    if (layer.sparse()) CheckRouter(layer.experts().router);
+  }
 }
 
 uint64_t DenseOperator::WorkspaceBytes(const ModelConfig& config, const ModelLimits& limits) {
@@ -120,7 +138,7 @@ DenseOperator::DenseOperator(Device& device, const cuda::Kernels& kernels,
       kernels_(kernels),
       config_(config),
       limits_(limits),
-      qkv_width_((config.num_heads + 2 * config.num_kv_heads) * config.head_dim),
+      qkv_width_(config.attention().qkv_width()),
       block_bytes_(KvLayoutFor(config).block_bytes()),
       step_tables_(limits),
       capture_(capture) {
@@ -132,7 +150,7 @@ DenseOperator::DenseOperator(Device& device, const cuda::Kernels& kernels,
   const std::span<const std::byte> host_weights = weights.memory();
   weights_memory_ = take(host_weights.size(), "the dense weights");
   weights_ = ModelWeights::At(config, type, weights_memory_.data());
-  kv_ = take(static_cast<uint64_t>(block_bytes_ * limits.num_kv_blocks * config.num_layers),
+  kv_ = take(static_cast<uint64_t>(block_bytes_ * limits.num_kv_blocks * config.num_layers()),
              "keys and values");
   cos_ = take(sizes.rope, "rotary positions");
   sin_ = take(sizes.rope, "rotary positions");
@@ -169,10 +187,9 @@ DenseOperator::DenseOperator(Device& device, const cuda::Kernels& kernels,
   host_tables_ = TakePinned(*pool_, sizes.tables);
   routed_ = device.CreateEvent();
   stream_ = device.CreateStream();
-  graphs_ = std::make_unique<DenseGraphs>(*stream_, 2 * config.num_layers + 1);
+  graphs_ = std::make_unique<DenseGraphs>(*stream_, 2 * config.num_layers() + 1);
 
-  const RopeTable rope(config.rope, config.head_dim, config.max_position,
-                       limits.max_context_tokens);
+  const RopeTable rope(config.attention(), config.max_position, limits.max_context_tokens);
   const auto bytes_of = [&](const float* table) {
     return std::span(reinterpret_cast<const std::byte*>(table), sizes.rope);
   };
@@ -244,18 +261,18 @@ void DenseOperator::BeginStep(const ForwardBatch& batch) {
   used = fixed + step_tables_.blocks.size() * sizeof(int32_t);  // the others take little
   stream_->CopyToDevice(tables_.Subspan(0, used), host_tables_.span().first(used));
 
-  const ModelConfig& c = config_;
+  // What layers differ in is said with each layer.
+  const GroupedQuerySpec& attention = config_.attention();
   attend_.cache = {.data = nullptr,
                    .block_stride_bytes = block_bytes_,
-                   .kv_heads = c.num_kv_heads,
-                   .head_dim = c.head_dim};
+                   .kv_heads = attention.kv_heads,
+                   .head_dim = attention.head_dim};
   attend_.q = FloatsOf(qkv_);
   attend_.q_row_stride = qkv_width_;
-  attend_.heads = c.num_heads;
-  attend_.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(c.head_dim)));
+  attend_.heads = attention.heads;
   attend_.num_sequences = static_cast<int64_t>(step_tables_.sequences.size());
   attend_.out = Bf16Of(attention_);
-  attend_.out_stride = cuda::ActivationStride(c.num_heads * c.head_dim);
+  attend_.out_stride = cuda::ActivationStride(attention.q_width());
   attend_.workspace = FloatsOf(partials_);
   // The same bits either way.
   attend_.split = decode && attend_.max_context > cuda::kChunkTokens &&
@@ -310,7 +327,7 @@ bool DenseOperator::RunStep(const DeviceOperator& experts) {
     return false;
   }
   step_->BeginStep();
-  runs_ = graphs_->RunIfCaptured(2 * config_.num_layers, [&] { QueueStep(experts); });
+  runs_ = graphs_->RunIfCaptured(2 * config_.num_layers(), [&] { QueueStep(experts); });
   if (!runs_) {
     LogWarn("device {}: decode steps cannot be captured as a whole, they are queued layer by layer",
             stream_->device().name());
@@ -323,14 +340,14 @@ bool DenseOperator::RunStep(const DeviceOperator& experts) {
 }
 
 void DenseOperator::QueueStep(const DeviceOperator& experts) {
-  for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
+  for (int64_t layer = 0; layer < config_.num_layers(); ++layer) {
     const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
-    const bool sparse = config_.layer_is_sparse[static_cast<size_t>(layer)] != 0;
+    const bool sparse = config_.is_sparse(layer);
     const StepExperts::LayerRows rows = {
         .layer = layer,
         .rows = run_rows_,
         .real_rows = device_rows_,
-        .routing = routing_.Subspan(0, Floats(2 * run_rows_ * config_.top_k)),
+        .routing = routing_.Subspan(0, Floats(2 * run_rows_ * config_.top_k())),
         .normed = normed_.Subspan(0, Floats(run_rows_ * config_.hidden_size)),
         .hidden = hidden_.Subspan(0, Floats(run_rows_ * config_.hidden_size)),
         .x = Bf16Of(x_)};
@@ -346,16 +363,16 @@ void DenseOperator::QueueStep(const DeviceOperator& experts) {
 // Attention and, in a sparse layer, the choice of experts.
 void DenseOperator::QueueAttention(int64_t layer) {
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
-  const bool sparse = config_.layer_is_sparse[static_cast<size_t>(layer)] != 0;
-  Norm(w.input_norm, false);
+  const bool sparse = config_.is_sparse(layer);
+  Norm(layer, w.input_norm, false);
   Attention(layer, w);
-  Norm(w.post_attention_norm, sparse);
-  if (sparse) QueueRouting(w);
+  Norm(layer, w.post_attention_norm, sparse);
+  if (sparse) QueueRouting(layer, w);
 }
 
 void DenseOperator::Layer(int64_t layer) {
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
-  const bool sparse = config_.layer_is_sparse[static_cast<size_t>(layer)] != 0;
+  const bool sparse = config_.is_sparse(layer);
   graphs_->Run(2 * layer, [&] {
     QueueAttention(layer);
     if (sparse) BringRouting();
@@ -382,9 +399,9 @@ DenseOperator::Routed DenseOperator::AwaitRouting(int64_t layer) {
 
 DenseOperator::Routed DenseOperator::RoutedRows() const {
   const auto* const ids =
-      reinterpret_cast<const int32_t*>(host_routing_.data()) + 2 * first_row_ * config_.top_k;
+      reinterpret_cast<const int32_t*>(host_routing_.data()) + 2 * first_row_ * config_.top_k();
   return {.experts = ids,
-          .weights = reinterpret_cast<const float*>(ids + run_rows_ * config_.top_k),
+          .weights = reinterpret_cast<const float*>(ids + run_rows_ * config_.top_k()),
           .normed = reinterpret_cast<const float*>(host_normed_.data()) +
                     first_row_ * config_.hidden_size,
           .there = {&there_, 1},
@@ -394,8 +411,8 @@ DenseOperator::Routed DenseOperator::RoutedRows() const {
 void DenseOperator::AddExperts(const DeviceOperator& experts, int64_t others,
                                std::span<const int32_t> pair_rows, const float* weights) {
   const auto pairs = static_cast<int64_t>(pair_rows.size());
-  CHECK_EQ(pairs, rows_ * config_.top_k);
-  const int64_t first_number = 2 * first_row_ * config_.top_k;
+  CHECK_EQ(pairs, rows_ * config_.top_k());
+  const int64_t first_number = 2 * first_row_ * config_.top_k();
   std::byte* const sum = host_sum_.data() + Floats(first_number);
   std::memcpy(sum, pair_rows.data(), pair_rows.size_bytes());
   std::memcpy(sum + pair_rows.size_bytes(), weights, Floats(pairs));
@@ -413,7 +430,7 @@ void DenseOperator::AddExperts(const DeviceOperator& experts, int64_t others,
       .slot_rows = IntsOf(sum_) + first_number,
       .weights = reinterpret_cast<const float*>(IntsOf(sum_) + first_number + pairs),
       .tokens = rows_,
-      .top_k = config_.top_k,
+      .top_k = config_.top_k(),
       .hidden = config_.hidden_size,
       .y = FloatsOf(hidden_) + first_row_ * config_.hidden_size};
   stream_->Launch([run = kernels_.combine_slots, args](cuda::StreamHandle stream) {
@@ -451,7 +468,7 @@ void DenseOperator::QueueHead(std::span<const int32_t> rows) {
                                   .token_stride = config_.hidden_size,
                                   .x_tokens = IntsOf(chosen_),
                                   .weight = weights_.final_norm,
-                                  .eps = static_cast<float>(config_.rms_norm_eps),
+                                  .eps = static_cast<float>(config_.final_norm.eps),
                                   .out_bf16 = Bf16Of(x_)};
   stream_->Launch(
       [run = kernels_.rms_norm, args](cuda::StreamHandle stream) { return run(args, stream); });

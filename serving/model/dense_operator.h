@@ -97,14 +97,14 @@ class DenseOperator : public DensePart {
   const T* Upload(const std::vector<T>& values, int64_t most, uint64_t& used);
   void PadDecodeStep();
   void Embed(const int32_t* tokens);
-  void Norm(const float* weight, bool normed);
+  void Norm(int64_t layer, const float* weight, bool normed);
   void Product(const PackedMatrix& w, const DeviceBuffer& x, int64_t rows, const DeviceBuffer& y,
                bool accumulate = false);
   void Logits(const PackedMatrix& w, const DeviceBuffer& out);
-  void NormHeads(float* first, int64_t heads, int64_t n, const float* weight);
-  void Queries(const LayerWeights& w);
+  void NormHeads(const NormSpec& norm, float* first, int64_t heads, int64_t n, const float* weight);
+  void Queries(int64_t layer, const LayerWeights& w);
   void Attention(int64_t layer, const LayerWeights& w);
-  void QueueRouting(const LayerWeights& w);
+  void QueueRouting(int64_t layer, const LayerWeights& w);
   void BringRouting();
   void BringNormed();
   void Bring(const DeviceBuffer& from, int64_t first, int64_t count, const HostBuffer& to);
@@ -128,7 +128,7 @@ class DenseOperator : public DensePart {
   DeviceBuffer weights_memory_;
   ModelWeights weights_;    // addresses of the device
   DeviceBuffer kv_;         // [layers, num_kv_blocks, block_bytes]
-  DeviceBuffer cos_;        // [max_context_tokens, head_dim / 2] f32
+  DeviceBuffer cos_;        // [max_context_tokens, rotary_dim / 2] f32
   DeviceBuffer sin_;        // likewise
   DeviceBuffer hidden_;     // [rows, hidden] f32, the residual stream
   DeviceBuffer normed_;     // [rows, hidden] f32, for routers

@@ -23,7 +23,7 @@ struct DenseShards::Shard {
 
   DeviceBuffer memory;
   DeviceBuffer kv;         // [layers, num_kv_blocks, block_bytes]
-  DeviceBuffer cos;        // [max_context_tokens, head_dim / 2] f32
+  DeviceBuffer cos;        // [max_context_tokens, rotary_dim / 2] f32
   DeviceBuffer sin;        // likewise
   DeviceBuffer hidden;     // [rows, hidden] f32, the residual stream
   DeviceBuffer normed;     // [rows, hidden] f32, for routers; first

@@ -21,7 +21,11 @@ namespace moesaic {
 namespace {
 
 KvLayout KvLayoutFor(const ModelConfig& config, const RowRange& kv_heads) {
-  return {kv_heads.count(), config.head_dim, WeightType::kBf16};
+  return {kv_heads.count(), config.attention().head_dim, WeightType::kBf16};
+}
+
+RowRange KvHeadsOf(const ModelConfig& config, int devices, int device) {
+  return KvHeadSlice(config.attention().kv_heads, devices, device);
 }
 
 }  // namespace
@@ -31,43 +35,47 @@ struct DenseShards::Sizes {
   Sizes(const ModelConfig& c, const ModelLimits& limits, int devices, int device) {
     const int64_t rows = limits.max_batch_tokens;
     const int64_t mlp = c.widest_dense_mlp();
-    const int64_t kv_heads = KvHeadSlice(c, devices, device).count();
-    const int64_t heads = kv_heads * (c.num_heads / c.num_kv_heads);
-    const int64_t qkv_width = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim;
+    const GroupedQuerySpec& a = c.attention();
+    const int64_t kv_heads = KvHeadsOf(c, devices, device).count();
+    const int64_t heads = kv_heads * a.group();
     const bool first = device == 0;
-    const bool whole_norm = c.qk_norm == QkNorm::kProjection;
-    rope = Floats(limits.max_context_tokens * (c.head_dim / 2));
+    const bool whole_norm = std::any_of(
+        c.layers.begin(), c.layers.end(),
+        [](const LayerSpec& layer) { return layer.attention().qk_norm == QkNorm::kProjection; });
+    rope = Floats(limits.max_context_tokens * (a.rotary_dim / 2));
     hidden = Floats(rows * c.hidden_size);
     normed = first ? hidden : 0;
     x = SentRowBytes(rows, c.hidden_size);
-    qkv = Floats(rows * (heads + 2 * kv_heads) * c.head_dim);
-    whole_qkv = whole_norm ? Floats(rows * qkv_width) : 0;
-    attention = SentRowBytes(rows, c.num_heads * c.head_dim);
+    qkv = Floats(rows * (heads + 2 * kv_heads) * a.head_dim);
+    whole_qkv = whole_norm ? Floats(rows * a.qkv_width()) : 0;
+    attention = SentRowBytes(rows, a.q_width());
     // The wider MLP's slice may be the narrower one on some device.
-    middle =
-        Floats(rows * std::max(OutputSlice(c.dense_intermediate_size, devices, device).count(),
-                               OutputSlice(c.shared_intermediate_size, devices, device).count()));
+    int64_t mlp_slice = 0;
+    for (const LayerSpec& layer : c.layers) {
+      const RowRange slice = OutputSlice(layer.dense_mlp().width, devices, device);
+      mlp_slice = std::max(mlp_slice, slice.count());
+    }
+    middle = Floats(rows * mlp_slice);
     h = SentRowBytes(rows, mlp);
     logits = Floats(limits.max_logit_rows * c.vocab_size);
     out = first ? std::max(hidden, logits) : 0;
-    scores = first ? Floats(rows * std::max<int64_t>(1, c.num_experts)) : 0;
+    scores = first ? Floats(rows * std::max<int64_t>(1, c.num_experts())) : 0;
     const uint64_t of_pairs =
-        static_cast<uint64_t>(rows * c.top_k) * (sizeof(int32_t) + sizeof(float));
+        static_cast<uint64_t>(rows * c.top_k()) * (sizeof(int32_t) + sizeof(float));
     pairs = first ? of_pairs : 0;
     chosen = static_cast<uint64_t>(limits.max_logit_rows) * sizeof(int32_t);
     tables = 5 * Device::kAlignment +
              static_cast<uint64_t>(3 * rows + MostBlocks(limits)) * sizeof(int32_t) +
              static_cast<uint64_t>(limits.max_sequences) * sizeof(cuda::AttentionSequence);
-    partials = AttentionPartialsBytes(heads, c.head_dim, limits);
+    partials = AttentionPartialsBytes(heads, a.head_dim, limits);
     // Pieces of bf16 rows are padded apart.
     const auto pieces_bf16 = [&](int64_t n) {
       return SentRowBytes(rows, n + devices * (cuda::ActivationStride(1) - 1));
     };
     const uint64_t own_logits =
         Floats(limits.max_logit_rows * OutputSlice(c.vocab_size, devices, device).count());
-    pieces = std::max({pieces_bf16(c.num_heads * c.head_dim), pieces_bf16(mlp), hidden,
-                       whole_norm ? Floats(rows * c.num_heads * c.head_dim) : 0,
-                       first ? logits : own_logits});
+    pieces = std::max({pieces_bf16(a.q_width()), pieces_bf16(mlp), hidden,
+                       whole_norm ? Floats(rows * a.q_width()) : 0, first ? logits : own_logits});
   }
   uint64_t device() const {
     return SumOnDevice({rope, rope, hidden, normed, x, qkv, whole_qkv, attention, middle, middle, h,
@@ -91,8 +99,8 @@ uint64_t DenseShards::WeightBytes(const ModelConfig& config, WeightType type, in
 
 uint64_t DenseShards::KvBytes(const ModelConfig& config, const ModelLimits& limits, int devices,
                               int device) {
-  const KvLayout layout = KvLayoutFor(config, KvHeadSlice(config, devices, device));
-  return static_cast<uint64_t>(layout.block_bytes() * limits.num_kv_blocks * config.num_layers);
+  const KvLayout layout = KvLayoutFor(config, KvHeadsOf(config, devices, device));
+  return static_cast<uint64_t>(layout.block_bytes() * limits.num_kv_blocks * config.num_layers());
 }
 
 uint64_t DenseShards::WorkspaceBytes(const ModelConfig& config, const ModelLimits& limits,
@@ -125,8 +133,7 @@ DenseShards::DenseShards(std::span<Device* const> devices, const cuda::Kernels& 
   host_tables_ = TakePinned(*pool_, first.tables);
   routed_ = lead.CreateEvent();
 
-  const RopeTable rope(config.rope, config.head_dim, config.max_position,
-                       limits.max_context_tokens);
+  const RopeTable rope(config.attention(), config.max_position, limits.max_context_tokens);
   const auto bytes_of = [&](const float* table) {
     return std::span(reinterpret_cast<const std::byte*>(table), first.rope);
   };
@@ -135,7 +142,7 @@ DenseShards::DenseShards(std::span<Device* const> devices, const cuda::Kernels& 
     Device& device = *devices[static_cast<size_t>(d)];
     const Sizes sizes(config, limits, count, d);
     auto shard = std::make_unique<Shard>();
-    shard->kv_heads = KvHeadSlice(config, count, d);
+    shard->kv_heads = KvHeadsOf(config, count, d);
     shard->block_bytes = KvLayoutFor(config, shard->kv_heads).block_bytes();
     shard->memory = AllocateOrThrow(device, WeightBytes(config, type, count, d),
                                     "its part of the dense weights");
@@ -250,7 +257,7 @@ void DenseShards::QueueHead(std::span<const int32_t> rows) {
            .token_stride = config_.hidden_size,
            .x_tokens = IntsOf(shard.chosen),
            .weight = shard.weights.final_norm,
-           .eps = static_cast<float>(config_.rms_norm_eps),
+           .eps = static_cast<float>(config_.final_norm.eps),
            .out_bf16 = Bf16Of(shard.x)});
     Product(shard, shard.weights.head, shard.x, count,
             reinterpret_cast<float*>(PieceOf(d, vocabulary, count, Wants::kFirst).data()));

@@ -75,7 +75,7 @@ class DenseShards : public DensePart {
   int devices() const { return static_cast<int>(shards_.size()); }
   Columns OutputColumns(int64_t n) const;
   Columns HeadColumns(int64_t values_of_kv_head) const;
-  Columns AttendedColumns() const;
+  Columns AttendedColumns(const GroupedQuerySpec& attention) const;
   DeviceSpan PieceOf(size_t shard, const Columns& columns, int64_t rows, Wants wants) const;
   void Gather(const Columns& columns, int64_t rows, Wants wants);
   void GatherInto(const Columns& columns, int64_t rows, Wants wants, DeviceBuffer Shard::*out,
@@ -85,18 +85,18 @@ class DenseShards : public DensePart {
   template <typename Args>
   static void Queue(Shard& shard, LaunchResult (*run)(const Args& args, cuda::StreamHandle stream),
                     const std::type_identity_t<Args>& args);
-  void Norm(Shard& shard, const float* weight, float* out);
+  void Norm(int64_t layer, Shard& shard, const float* weight, float* out);
   void Product(Shard& shard, const PackedMatrix& w, const DeviceBuffer& x, int64_t rows, float* y);
   void RowLogits(Shard& shard, const PackedMatrix& w);
-  void NormHeads(Shard& shard, float* first, int64_t heads, int64_t n, int64_t stride,
-                 const float* weight);
+  void NormHeads(const NormSpec& norm, Shard& shard, float* first, int64_t heads, int64_t n,
+                 int64_t stride, const float* weight);
 
   void UploadTables();
   void Attention(int64_t layer);
   void ProjectWhole(int64_t layer);
   void Attend(size_t index, int64_t layer);
-  void Route(const LayerWeights& w);
-  void Mlp(int64_t layer, bool sparse);
+  void Route(int64_t layer);
+  void Mlp(int64_t layer);
   void QueueHead(std::span<const int32_t> rows);
   template <typename T>
   void Fetch(const DeviceBuffer& from, int64_t count, T* out);

@@ -1,7 +1,6 @@
 // The layers of DenseShards.
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 #include "core/base/check.h"
@@ -30,7 +29,7 @@ DenseShards::Columns DenseShards::HeadColumns(int64_t values_of_kv_head) const {
   Columns columns;
   for (int d = 0; d < devices(); ++d) {
     columns.bounds[static_cast<size_t>(d) + 1] =
-        KvHeadSlice(config_, devices(), d).end * values_of_kv_head;
+        KvHeadSlice(config_.attention().kv_heads, devices(), d).end * values_of_kv_head;
   }
   return columns;
 }
@@ -100,14 +99,14 @@ void DenseShards::SendHidden() {
 }
 
 // Of the residual stream into x and, unless it is null, `out`.
-void DenseShards::Norm(Shard& shard, const float* weight, float* out) {
+void DenseShards::Norm(int64_t layer, Shard& shard, const float* weight, float* out) {
   Queue(shard, kernels_.rms_norm,
         {.x = FloatsOf(shard.hidden),
          .rows = rows_,
          .n = config_.hidden_size,
          .token_stride = config_.hidden_size,
          .weight = weight,
-         .eps = static_cast<float>(config_.rms_norm_eps),
+         .eps = static_cast<float>(config_.layer(layer).norm.eps),
          .out = out,
          .out_bf16 = Bf16Of(shard.x)});
 }
@@ -142,22 +141,23 @@ void DenseShards::RowLogits(Shard& shard, const PackedMatrix& w) {
 }
 
 void DenseShards::Layer(int64_t layer) {
-  const bool sparse = config_.layer_is_sparse[static_cast<size_t>(layer)] != 0;
+  const LayerSpec& spec = config_.layer(layer);
   const auto weights = [layer](const Shard& shard) -> const LayerWeights& {
     return shard.weights.layers[static_cast<size_t>(layer)];
   };
   for (const std::unique_ptr<Shard>& shard : shards_) {
-    Norm(*shard, weights(*shard).input_norm, nullptr);
+    Norm(layer, *shard, weights(*shard).input_norm, nullptr);
   }
-  if (config_.qk_norm == QkNorm::kProjection) ProjectWhole(layer);
+  if (spec.attention().qk_norm == QkNorm::kProjection) ProjectWhole(layer);
   Attention(layer);
   Shard& first = *shards_.front();
   for (const std::unique_ptr<Shard>& shard : shards_) {
-    const bool routes = sparse && shard.get() == &first;
-    Norm(*shard, weights(*shard).post_attention_norm, routes ? FloatsOf(shard->normed) : nullptr);
+    const bool routes = spec.sparse() && shard.get() == &first;
+    Norm(layer, *shard, weights(*shard).post_attention_norm,
+         routes ? FloatsOf(shard->normed) : nullptr);
   }
-  if (sparse) {
-    Route(weights(first));
+  if (spec.sparse()) {
+    Route(layer);
     // The host may read, and use, what all devices have for the experts when it has the routing.
     for (const std::unique_ptr<Shard>& shard : shards_) {
       if (shard.get() == &first) continue;
@@ -166,20 +166,18 @@ void DenseShards::Layer(int64_t layer) {
     }
     first.stream->Record(*routed_);
   }
-  if ((sparse ? config_.shared_intermediate_size : config_.dense_intermediate_size) > 0) {
-    Mlp(layer, sparse);
-  }
+  if (spec.dense_mlp().width > 0) Mlp(layer);
 }
 
 // Queries, keys and values where the norm is over those of all heads: each device's are brought
 // together, and what follows is done of all heads by all, but for attention.
 void DenseShards::ProjectWhole(int64_t layer) {
-  const ModelConfig& c = config_;
-  const int64_t d = c.head_dim;
-  const int64_t q_width = c.num_heads * d;
-  const int64_t kv_width = c.num_kv_heads * d;
-  const int64_t stride = q_width + 2 * kv_width;
-  const int64_t group = c.num_heads / c.num_kv_heads;
+  const GroupedQuerySpec& spec = config_.layer(layer).attention();
+  const int64_t d = spec.head_dim;
+  const int64_t q_width = spec.q_width();
+  const int64_t kv_width = spec.kv_width();
+  const int64_t stride = spec.qkv_width();
+  const int64_t group = spec.group();
   const auto part = [&](int64_t first_head, int64_t heads_of_kv, int64_t column) {
     const Columns columns = HeadColumns(heads_of_kv * d);
     for (size_t i = 0; i < shards_.size(); ++i) {
@@ -199,14 +197,14 @@ void DenseShards::ProjectWhole(int64_t layer) {
   for (const std::unique_ptr<Shard>& shard : shards_) {
     const LayerWeights& w = shard->weights.layers[static_cast<size_t>(layer)];
     float* const q = FloatsOf(shard->whole_qkv);
-    NormHeads(*shard, q, 1, q_width, stride, w.q_norm);
-    NormHeads(*shard, q + q_width, 1, kv_width, stride, w.k_norm);
+    NormHeads(spec.norm, *shard, q, 1, q_width, stride, w.q_norm);
+    NormHeads(spec.norm, *shard, q + q_width, 1, kv_width, stride, w.k_norm);
   }
 }
 
 // In place, of `heads` runs of n floats of each row.
-void DenseShards::NormHeads(Shard& shard, float* first, int64_t heads, int64_t n, int64_t stride,
-                            const float* weight) {
+void DenseShards::NormHeads(const NormSpec& norm, Shard& shard, float* first, int64_t heads,
+                            int64_t n, int64_t stride, const float* weight) {
   Queue(shard, kernels_.rms_norm,
         {.x = first,
          .rows = rows_ * heads,
@@ -214,29 +212,28 @@ void DenseShards::NormHeads(Shard& shard, float* first, int64_t heads, int64_t n
          .heads = heads,
          .token_stride = stride,
          .weight = weight,
-         .eps = static_cast<float>(config_.rms_norm_eps),
+         .eps = static_cast<float>(norm.eps),
          .out = first});
 }
 
 void DenseShards::Attention(int64_t layer) {
-  const ModelConfig& c = config_;
+  const GroupedQuerySpec& spec = config_.layer(layer).attention();
   for (size_t d = 0; d < shards_.size(); ++d) {
     if (shards_[d]->kv_heads.count() > 0) Attend(d, layer);
   }
-  const int64_t width = c.num_heads * c.head_dim;
-  GatherInto(AttendedColumns(), rows_, Wants::kAll, &Shard::attention,
-             cuda::ActivationStride(width), 0, false);
-  const Columns outputs = OutputColumns(c.hidden_size);
+  GatherInto(AttendedColumns(spec), rows_, Wants::kAll, &Shard::attention,
+             cuda::ActivationStride(spec.q_width()), 0, false);
+  const Columns outputs = OutputColumns(config_.hidden_size);
   for (size_t d = 0; d < shards_.size(); ++d) {
     Shard& shard = *shards_[d];
     Product(shard, shard.weights.layers[static_cast<size_t>(layer)].output, shard.attention, rows_,
             FloatsAt(PieceOf(d, outputs, rows_, Wants::kAll)));
   }
-  GatherInto(outputs, rows_, Wants::kAll, &Shard::hidden, c.hidden_size, 0, true);
+  GatherInto(outputs, rows_, Wants::kAll, &Shard::hidden, config_.hidden_size, 0, true);
 }
 
-DenseShards::Columns DenseShards::AttendedColumns() const {
-  Columns columns = HeadColumns(config_.num_heads / config_.num_kv_heads * config_.head_dim);
+DenseShards::Columns DenseShards::AttendedColumns(const GroupedQuerySpec& attention) const {
+  Columns columns = HeadColumns(attention.group() * attention.head_dim);
   columns.bf16 = true;
   return columns;
 }
@@ -244,24 +241,24 @@ DenseShards::Columns DenseShards::AttendedColumns() const {
 // Of the device's heads, into its piece.
 void DenseShards::Attend(size_t index, int64_t layer) {
   Shard& shard = *shards_[index];
-  const ModelConfig& c = config_;
+  const GroupedQuerySpec& spec = config_.layer(layer).attention();
   const LayerWeights& w = shard.weights.layers[static_cast<size_t>(layer)];
-  const bool whole = c.qk_norm == QkNorm::kProjection;
-  const int64_t d = c.head_dim;
+  const bool whole = spec.qk_norm == QkNorm::kProjection;
+  const int64_t d = spec.head_dim;
   const int64_t kv_heads = shard.kv_heads.count();
-  const int64_t group = c.num_heads / c.num_kv_heads;
+  const int64_t group = spec.group();
   const int64_t heads = kv_heads * group;
   // Of the row: all heads', or the device's.
-  const int64_t row_heads = whole ? c.num_heads : heads;
-  const int64_t row_kv_heads = whole ? c.num_kv_heads : kv_heads;
+  const int64_t row_heads = whole ? spec.heads : heads;
+  const int64_t row_kv_heads = whole ? spec.kv_heads : kv_heads;
   const int64_t stride = (row_heads + 2 * row_kv_heads) * d;
   const int64_t first_head = whole ? shard.kv_heads.begin : 0;
   float* const row = FloatsOf(whole ? shard.whole_qkv : shard.qkv);
   if (!whole) {
     Product(shard, w.qkv, shard.x, rows_, row);
-    if (c.qk_norm == QkNorm::kPerHead) {
-      NormHeads(shard, row, heads, d, stride, w.q_norm);
-      NormHeads(shard, row + heads * d, kv_heads, d, stride, w.k_norm);
+    if (spec.qk_norm == QkNorm::kPerHead) {
+      NormHeads(spec.norm, shard, row, heads, d, stride, w.q_norm);
+      NormHeads(spec.norm, shard, row + heads * d, kv_heads, d, stride, w.k_norm);
     }
   }
   Queue(shard, kernels_.rope,
@@ -287,14 +284,14 @@ void DenseShards::Attend(size_t index, int64_t layer) {
          .token_stride = stride,
          .tokens = rows_,
          .slots = shard.Table<int32_t>(at_.slots)});
-  const DeviceSpan piece = PieceOf(index, AttendedColumns(), rows_, Wants::kAll);
+  const DeviceSpan piece = PieceOf(index, AttendedColumns(spec), rows_, Wants::kAll);
   cuda::AttentionArgs attend = {
       .cache = cache,
       .q = row + first_head * group * d,
       .q_row_stride = stride,
       .heads = heads,
-      .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(d))),
-      .window = c.layer_window[static_cast<size_t>(layer)],
+      .scale = static_cast<float>(spec.scale),
+      .window = spec.window,
       .sequences = shard.Table<cuda::AttentionSequence>(at_.sequences),
       .num_sequences = static_cast<int64_t>(step_tables_.sequences.size()),
       .max_rows = step_tables_.max_rows,
@@ -310,32 +307,33 @@ void DenseShards::Attend(size_t index, int64_t layer) {
 }
 
 // Softmax over all experts in f32, then the top k, and what the host needs of it.
-void DenseShards::Route(const LayerWeights& w) {
-  const ModelConfig& c = config_;
+void DenseShards::Route(int64_t layer) {
+  const RouterSpec& router = config_.layer(layer).experts().router;
   Shard& first = *shards_.front();
-  RowLogits(first, w.router);
+  RowLogits(first, first.weights.layers[static_cast<size_t>(layer)].router);
   int32_t* const ids = IntsOf(first.routing);
   Queue(first, kernels_.router_top_k,
         {.logits = FloatsOf(first.scores),
          .tokens = rows_,
-         .experts = c.num_experts,
-         .top_k = c.top_k,
-         .normalize = c.norm_topk_prob,
+         .experts = router.experts,
+         .top_k = router.top_k,
+         .normalize = router.norm == RouterNorm::kSum,
          .ids = ids,
-         .weights = reinterpret_cast<float*>(ids + rows_ * c.top_k)});
+         .weights = reinterpret_cast<float*>(ids + rows_ * router.top_k)});
   const auto bring = [&](const DeviceBuffer& from, uint64_t bytes, const HostBuffer& to) {
     first.stream->CopyToHost(to.span().first(bytes), from.Subspan(0, bytes));
   };
-  bring(first.routing, Floats(2 * rows_ * c.top_k), host_routing_);
-  bring(first.normed, Floats(rows_ * c.hidden_size), host_normed_);
-  bring(first.hidden, Floats(rows_ * c.hidden_size), host_hidden_);
+  bring(first.routing, Floats(2 * rows_ * router.top_k), host_routing_);
+  bring(first.normed, Floats(rows_ * config_.hidden_size), host_normed_);
+  bring(first.hidden, Floats(rows_ * config_.hidden_size), host_hidden_);
 }
 
 // The MLP of a dense layer, or the shared expert of a sparse one, which only the first device adds:
 // AddExperts sends the sum.
-void DenseShards::Mlp(int64_t layer, bool sparse) {
+void DenseShards::Mlp(int64_t layer) {
   const ModelConfig& c = config_;
-  const int64_t width = sparse ? c.shared_intermediate_size : c.dense_intermediate_size;
+  const bool sparse = c.is_sparse(layer);
+  const int64_t width = c.layer(layer).dense_mlp().width;
   Columns activated = OutputColumns(width);
   activated.bf16 = true;
   for (size_t d = 0; d < shards_.size(); ++d) {
@@ -381,7 +379,7 @@ DensePart::Routed DenseShards::AwaitRouting(int64_t /*layer*/) {
   ThrowIfFailed(routed_->Synchronize());
   const auto* const ids = reinterpret_cast<const int32_t*>(host_routing_.data());
   return {.experts = ids,
-          .weights = reinterpret_cast<const float*>(ids + rows_ * config_.top_k),
+          .weights = reinterpret_cast<const float*>(ids + rows_ * config_.top_k()),
           .normed = reinterpret_cast<const float*>(host_normed_.data()),
           .there = there_,
           .missed = {}};
@@ -394,7 +392,7 @@ const float* DenseShards::hidden() const {
 void DenseShards::AddExperts(const DeviceOperator& experts, int64_t others,
                              std::span<const int32_t> pair_rows, const float* weights) {
   const auto pairs = static_cast<int64_t>(pair_rows.size());
-  CHECK_EQ(pairs, rows_ * config_.top_k);
+  CHECK_EQ(pairs, rows_ * config_.top_k());
   Shard& first = *shards_.front();
   std::memcpy(host_sum_.data(), pair_rows.data(), pair_rows.size_bytes());
   std::memcpy(host_sum_.data() + pair_rows.size_bytes(), weights, Floats(pairs));
@@ -412,7 +410,7 @@ void DenseShards::AddExperts(const DeviceOperator& experts, int64_t others,
          .slot_rows = IntsOf(first.sum),
          .weights = reinterpret_cast<const float*>(IntsOf(first.sum) + pairs),
          .tokens = rows_,
-         .top_k = config_.top_k,
+         .top_k = config_.top_k(),
          .hidden = config_.hidden_size,
          .y = FloatsOf(first.hidden)});
   SendHidden();

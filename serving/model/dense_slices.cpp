@@ -65,8 +65,8 @@ RowRange OutputSlice(int64_t n, int devices, int device) {
   return {std::min(n, panels.begin * kPanelOutputs), std::min(n, panels.end * kPanelOutputs)};
 }
 
-RowRange KvHeadSlice(const ModelConfig& config, int devices, int device) {
-  return {config.num_kv_heads * device / devices, config.num_kv_heads * (device + 1) / devices};
+RowRange KvHeadSlice(int64_t kv_heads, int devices, int device) {
+  return {kv_heads * device / devices, kv_heads * (device + 1) / devices};
 }
 
 void CheckSliceable(const ModelConfig& config, int devices) {
@@ -75,11 +75,12 @@ void CheckSliceable(const ModelConfig& config, int devices) {
          "--gpu-dense tp: at most {} devices share the dense part, not {}; give --gpu-dense on",
          cuda::JoinColumnsArgs::kMostPieces, devices);
   }
-  if (config.head_dim % kPanelOutputs != 0) {
+  const int64_t head_dim = config.attention().head_dim;
+  if (head_dim % kPanelOutputs != 0) {
     Fail(ErrorKind::kUnsupported,
          "--gpu-dense tp: heads of {} values cannot be shared out, only those of a multiple of {}; "
          "give --gpu-dense on",
-         config.head_dim, kPanelOutputs);
+         head_dim, kPanelOutputs);
   }
 }
 
@@ -100,26 +101,24 @@ uint64_t DenseSlices::LayOut(const ModelConfig& c, const ModelWeights& whole, in
   if (!first || !c.tie_word_embeddings) weights_.head = outputs(whole.head);
   weights_.final_norm = take.Vector(whole.final_norm, c.hidden_size);
 
-  const RowRange kv = KvHeadSlice(c, devices, device);
-  const int64_t group = c.num_heads / c.num_kv_heads;
-  const int64_t d = c.head_dim;
-  const int64_t keys = c.num_heads * d;  // where they begin
-  const int64_t values = keys + c.num_kv_heads * d;
   weights_.layers.assign(whole.layers.size(), LayerWeights{});
   for (size_t l = 0; l < whole.layers.size(); ++l) {
     const LayerWeights& from = whole.layers[l];
     LayerWeights& w = weights_.layers[l];
+    const GroupedQuerySpec& attention = c.layers[l].attention();
+    const RowRange kv = KvHeadSlice(attention.kv_heads, devices, device);
+    const int64_t group = attention.group();
+    const int64_t d = attention.head_dim;
+    const int64_t keys = attention.q_width();  // where they begin
+    const int64_t values = keys + attention.kv_width();
     w.input_norm = take.Vector(from.input_norm, c.hidden_size);
     w.post_attention_norm = take.Vector(from.post_attention_norm, c.hidden_size);
     w.qkv = take.Rows(from.qkv, {{kv.begin * group * d, kv.end * group * d},
                                  {keys + kv.begin * d, keys + kv.end * d},
                                  {values + kv.begin * d, values + kv.end * d}});
-    if (c.qk_norm == QkNorm::kPerHead) {
-      w.q_norm = take.Vector(from.q_norm, d);
-      w.k_norm = take.Vector(from.k_norm, d);
-    } else if (c.qk_norm == QkNorm::kProjection) {
-      w.q_norm = take.Vector(from.q_norm, c.num_heads * d);
-      w.k_norm = take.Vector(from.k_norm, c.num_kv_heads * d);
+    if (attention.qk_norm != QkNorm::kNone) {
+      w.q_norm = take.Vector(from.q_norm, QNormWidth(attention));
+      w.k_norm = take.Vector(from.k_norm, KNormWidth(attention));
     }
     w.output = outputs(from.output);
     if (first && from.router.n > 0) w.router = take.All(from.router);

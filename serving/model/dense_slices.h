@@ -22,7 +22,7 @@ RowRange OutputSlice(int64_t n, int devices, int device);
 
 // KV heads, each with the queries that share it: the same number everywhere but for one. With fewer
 // KV heads than devices some devices have none.
-RowRange KvHeadSlice(const ModelConfig& config, int devices, int device);
+RowRange KvHeadSlice(int64_t kv_heads, int devices, int device);
 
 // Throws Error(kUnsupported) for heads that are not whole panels, which cannot be cut by head, and
 // for more devices than can be put together.

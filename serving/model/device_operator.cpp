@@ -20,13 +20,13 @@ uint64_t RowBytes(const ModelConfig& config, int64_t max_tokens) {
   return SentRowBytes(max_tokens, config.hidden_size);
 }
 uint64_t OutBytes(const ModelConfig& config, int64_t max_tokens) {
-  return Product(max_tokens * config.top_k, config.hidden_size, sizeof(float));
+  return Product(max_tokens * config.top_k(), config.hidden_size, sizeof(float));
 }
 uint64_t MiddleBytes(const ModelConfig& config, int64_t max_tokens) {
-  return Product(max_tokens * config.top_k, config.moe_intermediate_size, sizeof(float));
+  return Product(max_tokens * config.top_k(), config.expert_width(), sizeof(float));
 }
 uint64_t ActivatedBytes(const ModelConfig& config, int64_t max_tokens) {
-  return SentRowBytes(max_tokens * config.top_k, config.moe_intermediate_size);
+  return SentRowBytes(max_tokens * config.top_k(), config.expert_width());
 }
 
 template <typename T>
@@ -72,8 +72,8 @@ DeviceOperator::Tables DeviceOperator::TablesOf(size_t experts, int64_t rows) {
 // Every batch has at least one expert, and wastes less than the alignment.
 uint64_t DeviceOperator::TableBytes(const ModelConfig& config, int64_t max_tokens) {
   const uint64_t of_expert = TablesOf(1, 0).bytes + Device::kAlignment;
-  return static_cast<uint64_t>(config.num_experts) * of_expert +
-         Product(max_tokens, config.top_k, sizeof(int32_t));
+  return static_cast<uint64_t>(config.num_experts()) * of_expert +
+         Product(max_tokens, config.top_k(), sizeof(int32_t));
 }
 
 uint64_t DeviceOperator::DeviceBytes(const ModelConfig& config, int64_t max_tokens) {
@@ -88,7 +88,7 @@ uint64_t DeviceOperator::HostBytes(const ModelConfig& config, int64_t max_tokens
 }
 
 int64_t DeviceOperator::MostTokens(const ModelConfig& config) {
-  return kMostProductRows / std::max<int64_t>(1, config.top_k);
+  return kMostProductRows / std::max<int64_t>(1, config.top_k());
 }
 
 void DeviceOperator::CheckSupported(const ExpertLayout& layout, const ModelConfig& config,
@@ -98,11 +98,11 @@ void DeviceOperator::CheckSupported(const ExpertLayout& layout, const ModelConfi
     Fail(ErrorKind::kInvalidArgument,
          "--max-num-batched-tokens: {} tokens with {} experts each are more rows than a device "
          "takes; give at most {}",
-         max_tokens, config.top_k, MostTokens(config));
+         max_tokens, config.top_k(), MostTokens(config));
   }
-  if (config.num_experts > kMostProductGroups) {
+  if (config.num_experts() > kMostProductGroups) {
     Fail(ErrorKind::kUnsupported, "a device takes at most {} experts in a layer, not {}",
-         kMostProductGroups, config.num_experts);
+         kMostProductGroups, config.num_experts());
   }
 }
 
@@ -113,7 +113,7 @@ DeviceOperator::DeviceOperator(Device& device, const cuda::Kernels& kernels,
       kernels_(kernels),
       layout_(layout),
       hidden_(config.hidden_size),
-      intermediate_(config.moe_intermediate_size),
+      intermediate_(config.expert_width()),
       type_(WeightsOf(layout)),
       pool_(HostBytes(config, max_tokens), device.numa_node(), device.host_pinner()) {
   CheckSupported(layout, config, max_tokens);
@@ -126,7 +126,7 @@ DeviceOperator::DeviceOperator(Device& device, const cuda::Kernels& kernels,
   host_x_ = TakePinned(pool_, RowBytes(config, max_tokens));
   host_tables_ = TakePinned(pool_, TableBytes(config, max_tokens));
   host_out_ = TakePinned(pool_, OutBytes(config, max_tokens));
-  const auto experts = static_cast<size_t>(config.num_experts);
+  const auto experts = static_cast<size_t>(config.num_experts());
   experts_.reserve(experts);
   queue_.resize(experts);
   for (Queued& queued : queue_) queued.done = device.CreateEvent();

@@ -30,16 +30,16 @@ ExpertRunner::ExpertRunner(const ModelConfig& config, const ExpertLayout& layout
     : config_(config),
       layout_(layout),
       kernels_(kernels),
-      grid_(static_cast<int>(config.num_layers), static_cast<int>(config.num_experts)),
+      grid_(static_cast<int>(config.num_layers()), static_cast<int>(config.num_experts())),
       placement_(places.placement) {
   CHECK(placement_ != nullptr || places.places.size() == 1);
-  const int64_t rows = max_tokens * config.top_k;
-  const auto experts = static_cast<size_t>(config.num_experts);
+  const int64_t rows = max_tokens * config.top_k();
+  const auto experts = static_cast<size_t>(config.num_experts());
   for (ExpertPlace& place : places.places) {
     Part& part = parts_.emplace_back();
     part.place = std::move(place);
     part.workspace.Reserve(ActivationTypeOf(kernels.numerics, Gate().type), rows,
-                           config.moe_intermediate_size);
+                           config.expert_width());
     part.needed.reserve(experts);
     part.expected.reserve(3 * experts);
     part.ready.reserve(experts);
@@ -73,14 +73,14 @@ ExpertRunner::ExpertRunner(const ModelConfig& config, const ExpertLayout& layout
 
 int64_t ExpertRunner::WorkspaceBytes(const ModelConfig& config, const CpuKernels& kernels,
                                      int64_t max_tokens, int places, bool may_defer) {
-  const int64_t rows = max_tokens * config.top_k;
+  const int64_t rows = max_tokens * config.top_k();
   const int64_t of_layer = rows * (config.hidden_size * static_cast<int64_t>(sizeof(float)) +
                                    2 * static_cast<int64_t>(sizeof(int32_t)));
   const int64_t kept =
       rows * static_cast<int64_t>(sizeof(float) + sizeof(uint8_t)) +
       max_tokens * (FloatRowBytes(config) + WidestActivationRow(kernels, config.hidden_size));
   return (may_defer ? 2 * (of_layer + kept) : of_layer) +
-         rows * (places * WidestActivationRow(kernels, config.moe_intermediate_size) +
+         rows * (places * WidestActivationRow(kernels, config.expert_width()) +
                  static_cast<int64_t>(sizeof(int32_t)));
 }
 
@@ -99,7 +99,7 @@ int ExpertRunner::PlaceOf(ExpertId id) const {
 // Counting sort of the (token, slot) pairs by expert; within an expert they stay in token order.
 // Then who is needed at once, and who comes late: what only deferred pairs want and is missing.
 void ExpertRunner::Group(int64_t layer, int64_t tokens, const RowExperts& experts) {
-  const int64_t pairs = tokens * config_.top_k;
+  const int64_t pairs = tokens * config_.top_k();
   std::vector<int32_t>& first_row = open_->first_row;
   std::fill(first_row.begin(), first_row.end(), 0);
   std::fill(immediate_.begin(), immediate_.end(), uint8_t{0});
@@ -111,7 +111,7 @@ void ExpertRunner::Group(int64_t layer, int64_t tokens, const RowExperts& expert
   }
   for (Part& part : parts_) part.needed.clear();
   for (std::vector<ExpertId>& late : open_->late) late.clear();
-  for (int64_t e = 0; e < config_.num_experts; ++e) {
+  for (int64_t e = 0; e < config_.num_experts(); ++e) {
     const auto at = static_cast<size_t>(e);
     if (first_row[at + 1] > 0) {
       ExpertId id;
@@ -126,7 +126,7 @@ void ExpertRunner::Group(int64_t layer, int64_t tokens, const RowExperts& expert
   }
   for (int64_t p = 0; p < pairs; ++p) {
     const auto row = static_cast<size_t>(next_row_[static_cast<size_t>(experts.ids[p])]++);
-    open_->token_rows[row] = static_cast<int32_t>(p / config_.top_k);
+    open_->token_rows[row] = static_cast<int32_t>(p / config_.top_k());
     open_->slot_rows[row] = static_cast<int32_t>(p);
   }
 }
@@ -147,13 +147,13 @@ void ExpertRunner::ListExpected(int64_t layer) {
     }
   }
   int64_t next = layer + 1;
-  while (next < config_.num_layers && config_.layer_is_sparse[static_cast<size_t>(next)] == 0) {
+  while (next < config_.num_layers() && !config_.is_sparse(next)) {
     ++next;
   }
   const bool whole =
-      next < config_.num_layers &&
-      static_cast<double>(wanted) >= kWholeLayer * static_cast<double>(config_.num_experts);
-  for (int64_t e = 0; whole && e < config_.num_experts; ++e) {
+      next < config_.num_layers() &&
+      static_cast<double>(wanted) >= kWholeLayer * static_cast<double>(config_.num_experts());
+  for (int64_t e = 0; whole && e < config_.num_experts(); ++e) {
     ExpertId id;
     id.layer = static_cast<uint16_t>(next);
     id.index = static_cast<uint16_t>(e);
@@ -167,7 +167,7 @@ void ExpertRunner::ListExpected(int64_t layer) {
 
 // Keeps what AddDeferred needs of the open layer.
 void ExpertRunner::Keep(const Rows& rows, const RowExperts& experts) {
-  const int64_t pairs = rows.tokens * config_.top_k;
+  const int64_t pairs = rows.tokens * config_.top_k();
   running_ = open_;
   running_->tokens = rows.tokens;
   std::copy_n(experts.weights, pairs, running_->weights.begin());
@@ -369,7 +369,7 @@ ExpertStats ExpertRunner::Run(int64_t layer, const Rows& rows, const RowExperts&
   ListExpected(layer);
   const ExpertStats stats = RunParts(rows);
   CombineSlots(pool, kernels_, open_->slot_out.as<float>(), experts.weights, rows.tokens,
-               config_.top_k, config_.hidden_size, y, {experts.deferred, 0});
+               config_.top_k(), config_.hidden_size, y, {experts.deferred, 0});
   if (experts.deferred != nullptr) Keep(rows, experts);
   return stats;
 }
@@ -392,7 +392,7 @@ ExpertStats ExpertRunner::AddDeferred(float* y, ThreadPool& pool) {
   if (late > 0) stats = RunParts(rows);
   stats.deferred = late;
   CombineSlots(pool, kernels_, open_->slot_out.as<float>(), open_->weights.data(), open_->tokens,
-               config_.top_k, config_.hidden_size, y, {open_->deferred.data(), 1});
+               config_.top_k(), config_.hidden_size, y, {open_->deferred.data(), 1});
   return stats;
 }
 

@@ -77,7 +77,7 @@ void ExpertRunner::OpenOnto(std::span<const DeviceSpan> there, int64_t layer, co
   open_ = layers_.data();
   Group(layer, rows.tokens, {.ids = experts, .weights = weights});
   ListExpected(layer);
-  std::fill_n(pair_rows_.begin(), rows.tokens * config_.top_k, -1);
+  std::fill_n(pair_rows_.begin(), rows.tokens * config_.top_k(), -1);
   onto_ = parts_.front().place.operators.front().get();
   const RowGroups groups = {open_->first_row, open_->token_rows};
   size_t number = 0;
@@ -98,7 +98,7 @@ void ExpertRunner::RunOnto(DensePart& dense, std::span<const DeviceSpan> there, 
                            const Rows& rows, const int32_t* experts, const float* weights) {
   OpenOnto(there, layer, rows, experts, weights);
   ForParts([&](Part& part) { RunPartOnto(part, rows); });
-  const int64_t pairs = rows.tokens * config_.top_k;
+  const int64_t pairs = rows.tokens * config_.top_k();
   const int64_t others = StageOthers(pairs);
   dense.AddExperts(*onto_, others, std::span(pair_rows_).first(static_cast<size_t>(pairs)),
                    weights);
@@ -113,7 +113,7 @@ void ExpertRunner::RunBeside(StepExperts& step, std::span<const DeviceSpan> ther
   step_layer_ = layer;
   std::fill(found_.begin(), found_.end(), uint8_t{1});
   for (const int32_t expert : missed) found_[static_cast<size_t>(expert)] = 0;
-  const int64_t pairs = rows.tokens * config_.top_k;
+  const int64_t pairs = rows.tokens * config_.top_k();
   for (int64_t pair = 0; pair < pairs; ++pair) {
     if (found_[static_cast<size_t>(experts[pair])] == 0) continue;
     pair_rows_[static_cast<size_t>(pair)] = StepExperts::kComputed;

@@ -14,7 +14,6 @@
 #include "core/base/units.h"
 #include "core/io/expert_store.h"
 #include "serving/model/fp8_weights.h"
-#include "serving/model/tensor_names.h"
 
 namespace moesaic {
 namespace {
@@ -33,8 +32,8 @@ DType SectionDType(WeightType type) {
 
 std::vector<int32_t> LayersOf(const ModelConfig& config) {
   std::vector<int32_t> layers;
-  for (int64_t l = 0; l < config.num_layers; ++l) {
-    if (config.layer_is_sparse[static_cast<size_t>(l)]) layers.push_back(static_cast<int32_t>(l));
+  for (int64_t l = 0; l < config.num_layers(); ++l) {
+    if (config.is_sparse(l)) layers.push_back(static_cast<int32_t>(l));
   }
   return layers;
 }
@@ -52,7 +51,7 @@ bool SameLayout(const ExpertLayout& a, const ExpertLayout& b) {
 // Block-scaled fp8: the panels one after the other, from f32.
 void PackFp8(const ExpertSection& section, WeightType type, const CpuKernels& kernels,
              std::span<const std::byte> values, std::span<const std::byte> scales, DType scale_type,
-             const Fp8Blocks& blocks, std::byte* to) {
+             const BlockScales& blocks, std::byte* to) {
   const int64_t k = section.cols;
   // Of one panel. Beside reading the expert from disk an allocation is nothing.
   const auto rows = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(kPanelOutputs * k));
@@ -87,19 +86,16 @@ class CheckpointExpertSource : public ExpertSource {
         kernels_(kernels),
         files_(checkpoint.files()),
         layout_(MakeCpuExpertLayout(config, type)),
-        num_experts_(config.num_experts),
-        blocks_(config.fp8_blocks) {
-    const TensorNames names(config.family);
-    const std::array<int64_t, 2> in_shape = {config.moe_intermediate_size, config.hidden_size};
-    const std::array<int64_t, 2> out_shape = {config.hidden_size, config.moe_intermediate_size};
-    first_of_layer_.assign(static_cast<size_t>(config.num_layers), -1);
+        num_experts_(config.num_experts()) {
+    first_of_layer_.assign(static_cast<size_t>(config.num_layers()), -1);
     for (const int32_t layer : LayersOf(config)) {
       first_of_layer_[static_cast<size_t>(layer)] = static_cast<int64_t>(extents_.size());
-      for (int64_t e = 0; e < config.num_experts; ++e) {
-        const MlpTensorNames expert = names.Expert(layer, e);
-        Add(checkpoint, expert.gate, in_shape);
-        Add(checkpoint, expert.up, in_shape);
-        Add(checkpoint, expert.down, out_shape);
+      for (int64_t e = 0; e < config.num_experts(); ++e) {
+        for (size_t s = 0; s < kMatrices; ++s) {
+          const ExpertSection& section = layout_.sections[s];
+          Add(checkpoint, config.tensors.At(kExpertSlots[s], layer, e),
+              std::array<int64_t, 2>{section.rows, section.cols});
+        }
       }
     }
   }
@@ -125,21 +121,23 @@ class CheckpointExpertSource : public ExpertSource {
   }
 
  private:
-  static constexpr size_t kMatrices = 3;
+  static constexpr size_t kMatrices = kExpertSlots.size();
 
   // One extent, or two when it is of fp8: the values and their scales. All matrices are of one
   // kind.
-  void Add(const Checkpoint& checkpoint, const std::string& name, std::span<const int64_t> shape) {
-    const std::optional<Fp8Tensor> fp8 = FindFp8(checkpoint, blocks_, name, shape);
+  void Add(const Checkpoint& checkpoint, const PlannedTensor& planned,
+           std::span<const int64_t> shape) {
+    const std::optional<Fp8Tensor> fp8 = FindFp8(checkpoint, planned, shape);
     const size_t pieces = fp8 ? 2 * kMatrices : kMatrices;
     if (pieces_ != 0 && pieces_ != pieces) {
       Fail(ErrorKind::kUnsupported,
            "{}: tensor {} is {}F8_E4M3, other matrices of experts are {}: they must be of one kind",
-           checkpoint.directory().string(), name, fp8 ? "" : "not ", fp8 ? "not" : "");
+           checkpoint.directory().string(), planned.name, fp8 ? "" : "not ", fp8 ? "not" : "");
     }
     pieces_ = pieces;
-    for (const TensorInfo* tensor :
-         {fp8 ? fp8->values : &checkpoint.Require(name, shape), fp8 ? fp8->scales : nullptr}) {
+    if (fp8) blocks_ = fp8->blocks;
+    for (const TensorInfo* tensor : {fp8 ? fp8->values : &checkpoint.Require(planned.name, shape),
+                                     fp8 ? fp8->scales : nullptr}) {
       if (tensor == nullptr) continue;
       extents_.push_back(tensor->extent);
       dtypes_.push_back(tensor->dtype);
@@ -158,7 +156,7 @@ class CheckpointExpertSource : public ExpertSource {
   std::vector<std::filesystem::path> files_;
   ExpertLayout layout_;
   int64_t num_experts_;
-  Fp8Blocks blocks_;
+  BlockScales blocks_;                   // of all, where they are fp8
   size_t pieces_ = 0;                    // extents of one expert
   std::vector<int64_t> first_of_layer_;  // [layers] index of the first extent, -1 for a dense layer
   std::vector<Extent> extents_;          // [sparse layers, experts, pieces_]
@@ -173,7 +171,7 @@ class StoreExpertSource : public ExpertSource {
         store_(std::move(description)),
         checked_(store_.checksums.size()) {
     const ExpertStoreHeader& header = store_.header;
-    first_of_layer_.assign(static_cast<size_t>(config.num_layers), -1);
+    first_of_layer_.assign(static_cast<size_t>(config.num_layers()), -1);
     for (const int32_t layer : header.sparse_layers) {
       first_of_layer_[static_cast<size_t>(layer)] = static_cast<int64_t>(extents_.size());
       for (int32_t e = 0; e < header.num_experts; ++e) {
@@ -226,7 +224,7 @@ class StoreExpertSource : public ExpertSource {
 // Why the store cannot serve this model; empty when it can.
 std::string WhyNotCurrent(const ModelConfig& config, WeightType type, uint64_t fingerprint,
                           const ExpertStoreHeader& header) {
-  if (header.model_type != config.model_type || header.num_experts != config.num_experts ||
+  if (header.model_type != config.model_type || header.num_experts != config.num_experts() ||
       header.sparse_layers != LayersOf(config)) {
     return "it was made for another model";
   }
@@ -259,9 +257,10 @@ ExpertLayout MakeCpuExpertLayout(const ModelConfig& config, WeightType type) {
     layout.blob_bytes = RoundUp(layout.blob_bytes + section.bytes, 64);
     layout.sections.push_back(section);
   };
-  add("gate", config.moe_intermediate_size, config.hidden_size);
-  add("up", config.moe_intermediate_size, config.hidden_size);
-  add("down", config.hidden_size, config.moe_intermediate_size);
+  const int64_t width = config.expert_width();
+  add("gate", width, config.hidden_size);
+  add("up", width, config.hidden_size);
+  add("down", config.hidden_size, width);
   layout.slot_bytes = RoundUp(layout.blob_bytes, AlignedBuffer::kPageBytes);
   return layout;
 }
@@ -314,17 +313,16 @@ ExpertPacker::ExpertPacker(const ModelConfig& config, WeightType type, const Ten
       raw_(static_cast<size_t>(config.expert_parameters()) * sizeof(float)) {}
 
 void ExpertPacker::Pack(ExpertId id, std::span<std::byte> slot) {
-  const MlpTensorNames expert = TensorNames(config_.family).Expert(id.layer, id.index);
-  const std::array<const std::string*, 3> tensors = {&expert.gate, &expert.up, &expert.down};
   std::array<std::span<const std::byte>, 3> pieces;
   std::array<DType, 3> dtypes;
   std::byte* out = raw_.data();
   for (size_t s = 0; s < pieces.size(); ++s) {
     const ExpertSection& section = layout_.sections[s];
+    const PlannedTensor tensor = config_.tensors.At(kExpertSlots[s], id.layer, id.index);
     const std::array<int64_t, 2> shape = {section.rows, section.cols};
-    dtypes[s] = source_.Require(*tensors[s], shape);
+    dtypes[s] = source_.Require(tensor, shape);
     const auto bytes = static_cast<size_t>(section.rows * section.cols * DTypeBits(dtypes[s]) / 8);
-    source_.ReadRows(*tensors[s], 0, section.rows, section.cols, {out, bytes});
+    source_.ReadRows(tensor, 0, section.rows, section.cols, {out, bytes});
     pieces[s] = {out, bytes};
     out += bytes;
   }
@@ -341,10 +339,10 @@ void WriteExpertStore(const ModelConfig& config, WeightType type, const TensorSo
   header.model_type = config.model_type;
   header.layout = MakeCpuExpertLayout(config, type);
   header.sparse_layers = LayersOf(config);
-  header.num_experts = static_cast<int32_t>(config.num_experts);
+  header.num_experts = static_cast<int32_t>(config.num_experts());
   const uint64_t slot_bytes = header.layout.slot_bytes;
   const std::vector<int32_t> sparse_layers = header.sparse_layers;
-  const int64_t total = static_cast<int64_t>(sparse_layers.size()) * config.num_experts;
+  const int64_t total = static_cast<int64_t>(sparse_layers.size()) * config.num_experts();
 
   const int64_t batch = pool.threads();
   std::vector<ExpertPacker> packers;
@@ -359,8 +357,9 @@ void WriteExpertStore(const ModelConfig& config, WeightType type, const TensorSo
     pool.ParallelFor(count, [&](int64_t i, int) {
       const int64_t at = done + i;
       ExpertId id;
-      id.layer = static_cast<uint16_t>(sparse_layers[static_cast<size_t>(at / config.num_experts)]);
-      id.index = static_cast<uint16_t>(at % config.num_experts);
+      id.layer =
+          static_cast<uint16_t>(sparse_layers[static_cast<size_t>(at / config.num_experts())]);
+      id.index = static_cast<uint16_t>(at % config.num_experts());
       packers[static_cast<size_t>(i)].Pack(id, blob(i));
     });
     for (int64_t i = 0; i < count; ++i) writer.Append(blob(i));

@@ -19,8 +19,9 @@ int64_t Blocks(int64_t size, int64_t block) { return (size + block - 1) / block;
 
 }  // namespace
 
-std::optional<Fp8Tensor> FindFp8(const Checkpoint& checkpoint, const Fp8Blocks& blocks,
-                                 const std::string& name, std::span<const int64_t> shape) {
+std::optional<Fp8Tensor> FindFp8(const Checkpoint& checkpoint, const PlannedTensor& tensor,
+                                 std::span<const int64_t> shape) {
+  const std::string& name = tensor.name;
   const TensorInfo* values = checkpoint.Find(name);
   if (values == nullptr || !values->supported_dtype || values->dtype != DType::kF8E4M3) {
     return std::nullopt;
@@ -33,20 +34,21 @@ std::optional<Fp8Tensor> FindFp8(const Checkpoint& checkpoint, const Fp8Blocks& 
          "config.json)",
          directory, name, ShapeString(values->shape), ShapeString(shape));
   }
-  if (blocks.rows == 0) {
+  const auto* const blocks = tensor.Find<BlockScales>();
+  if (blocks == nullptr) {
     Fail(ErrorKind::kUnsupported,
          "{}: tensor {} has type F8_E4M3, but config.json has no quantization_config with a "
          "weight_block_size: fp8 weights need the scales of their blocks",
          directory, name);
   }
-  const std::string scale_name = name + "_scale_inv";
+  const std::string scale_name = name + blocks->suffix;
   if (checkpoint.Find(scale_name) == nullptr) {
     Fail(ErrorKind::kNotFound, "{}: tensor {} has type F8_E4M3, but its scales {} are missing",
          directory, name, scale_name);
   }
-  const std::array<int64_t, 2> scale_shape = {Blocks(shape[0], blocks.rows),
-                                              Blocks(shape[1], blocks.cols)};
-  return Fp8Tensor{values, &checkpoint.Require(scale_name, scale_shape)};
+  const std::array<int64_t, 2> scale_shape = {Blocks(shape[0], blocks->rows),
+                                              Blocks(shape[1], blocks->cols)};
+  return Fp8Tensor{values, &checkpoint.Require(scale_name, scale_shape), *blocks};
 }
 
 // The exponent has 4 bits and a bias of 7; in the place of an f32's it is 120 too small, which
@@ -59,7 +61,8 @@ float Fp8E4M3ToF32(uint8_t value) {
 }
 
 void DequantiseFp8(const std::byte* values, int64_t row_begin, int64_t rows, int64_t k,
-                   const std::byte* scales, DType scale_type, const Fp8Blocks& blocks, float* out) {
+                   const std::byte* scales, DType scale_type, const BlockScales& blocks,
+                   float* out) {
   const int64_t columns = Blocks(k, blocks.cols);
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t scale_row = (row_begin + row) / blocks.rows * columns;

@@ -1,6 +1,7 @@
 // Weights of block-scaled fp8 checkpoints (DeepSeek-V3, Qwen3 FP8): float8_e4m3fn values [n, k]
-// beside `NAME_scale_inv` [ceil(n / rows), ceil(k / cols)], which a block of values is multiplied
-// with. The multiplication is one f32 product each; what the engine computes with is made of that.
+// beside scales (BlockScales of the TensorPlan) `NAME_scale_inv` [ceil(n / rows), ceil(k / cols)],
+// which a block of values is multiplied with. The multiplication is one f32 product each; what the
+// engine computes with is made of that.
 //
 // Thread contract: plain functions on the caller's memory.
 #pragma once
@@ -8,9 +9,8 @@
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <string>
 
-#include "core/config/model_config.h"
+#include "core/config/tensor_plan.h"
 #include "core/io/checkpoint.h"
 
 namespace moesaic {
@@ -18,19 +18,21 @@ namespace moesaic {
 struct Fp8Tensor {
   const TensorInfo* values = nullptr;
   const TensorInfo* scales = nullptr;
+  BlockScales blocks;
 };
 
 // nullopt when the tensor is not there or of another type. Throws Error: kCorrupt for a shape other
 // than `shape` and for scales of another shape or type, kNotFound for scales that are missing,
-// kUnsupported when config.json says nothing of blocks.
-std::optional<Fp8Tensor> FindFp8(const Checkpoint& checkpoint, const Fp8Blocks& blocks,
-                                 const std::string& name, std::span<const int64_t> shape);
+// kUnsupported when the plan says nothing of blocks.
+std::optional<Fp8Tensor> FindFp8(const Checkpoint& checkpoint, const PlannedTensor& tensor,
+                                 std::span<const int64_t> shape);
 
 float Fp8E4M3ToF32(uint8_t value);  // 0x7f and 0xff are NaN, there is no infinity
 
 // values: rows [row_begin, row_begin + rows) of k; scales: all of the tensor's, of `scale_type`
 // (f32, f16 or bf16). out [rows, k] may overlap the values when it ends where they end.
 void DequantiseFp8(const std::byte* values, int64_t row_begin, int64_t rows, int64_t k,
-                   const std::byte* scales, DType scale_type, const Fp8Blocks& blocks, float* out);
+                   const std::byte* scales, DType scale_type, const BlockScales& blocks,
+                   float* out);
 
 }  // namespace moesaic

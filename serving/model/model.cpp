@@ -30,11 +30,11 @@ AlignedBuffer ZeroedFloats(int64_t count) {
 }
 
 int64_t WidestProductInput(const ModelConfig& config) {
-  return std::max({config.hidden_size, config.num_heads * config.head_dim});
+  return std::max(config.hidden_size, config.attention().q_width());
 }
 
 KvLayout KvLayoutOf(const ModelConfig& config, WeightType type) {
-  return {config.num_kv_heads, config.head_dim, type};
+  return {config.attention().kv_heads, config.attention().head_dim, type};
 }
 
 ExpertPlaces OnePlace(ExpertProvider& experts, ThreadPool& pool, DeviceOperators operators) {
@@ -60,15 +60,15 @@ class StopWatch {
 
 uint64_t Model::KvBlockBytes(const ModelConfig& config, WeightType kv_type) {
   return static_cast<uint64_t>(KvLayoutOf(config, kv_type).block_bytes()) *
-         static_cast<uint64_t>(config.num_layers);
+         static_cast<uint64_t>(config.num_layers());
 }
 
 int64_t Model::QkvStride(const ModelConfig& config) {
-  return PaddedFloats((config.num_heads + 2 * config.num_kv_heads) * config.head_dim);
+  return PaddedFloats(config.attention().qkv_width());
 }
 
 int64_t Model::AttentionStride(const ModelConfig& config) {
-  return PaddedFloats(config.num_heads * config.head_dim);
+  return PaddedFloats(config.attention().q_width());
 }
 
 uint64_t Model::WorkspaceBytes(const ModelConfig& c, const CpuKernels& kernels,
@@ -83,17 +83,19 @@ uint64_t Model::WorkspaceBytes(const ModelConfig& c, const CpuKernels& kernels,
                 WidestActivationRow(kernels, c.hidden_size)) +
         experts);
   }
-  const int64_t q = c.num_heads * c.head_dim;
+  const GroupedQuerySpec& attention = c.attention();
   const int64_t floats_per_row = c.hidden_size + PaddedFloats(c.hidden_size) +
-                                 (limits.host_attention ? 0 : QkvStride(c)) + PaddedFloats(q) +
-                                 c.hidden_size + c.num_experts;
-  const int64_t split = kSplitItemsPerThread * threads * MaxChunks(limits) * GroupPartialFloats(c);
+                                 (limits.host_attention ? 0 : QkvStride(c)) + AttentionStride(c) +
+                                 c.hidden_size + c.num_experts();
+  const int64_t split =
+      kSplitItemsPerThread * threads * MaxChunks(limits) * GroupPartialFloats(attention);
   return static_cast<uint64_t>(rows * (floats_per_row * static_cast<int64_t>(sizeof(float)) +
                                        WidestActivationRow(kernels, WidestProductInput(c)) +
                                        WidestActivationRow(kernels, c.widest_dense_mlp())) +
-                               (WorkerScratchFloats(c, limits.kv_type) * threads + split) *
+                               (WorkerScratchFloats(attention, limits.kv_type) * threads + split) *
                                    static_cast<int64_t>(sizeof(float)) +
-                               experts + RopeTable::Bytes(c.head_dim, limits.max_context_tokens));
+                               experts +
+                               RopeTable::Bytes(attention.rotary_dim, limits.max_context_tokens));
 }
 
 Model::Model(ModelConfig config, ModelWeights weights, const ExpertLayout& expert_layout,
@@ -113,7 +115,7 @@ Model::Model(ModelConfig config, ModelWeights weights, const ExpertLayout& exper
       pool_(pool),
       limits_(limits),
       kv_layout_(KvLayoutOf(config_, limits.kv_type)),
-      rope_(config_.rope, config_.head_dim, config_.max_position,
+      rope_(config_.attention(), config_.max_position,
             dense == nullptr || limits.host_attention ? limits.max_context_tokens : 0),
       runner_(config_, expert_layout, std::move(experts), kernels, limits.max_batch_tokens,
               limits.defer_experts > 0),
@@ -124,7 +126,7 @@ Model::Model(ModelConfig config, ModelWeights weights, const ExpertLayout& exper
   norm_stride_ = PaddedFloats(c.hidden_size);
   qkv_stride_ = QkvStride(c);
   attn_stride_ = AttentionStride(c);
-  scratch_stride_ = WorkerScratchFloats(c, limits_.kv_type);
+  scratch_stride_ = WorkerScratchFloats(c.attention(), limits_.kv_type);
   normed_ = ZeroedFloats(rows * norm_stride_);
   const bool computes = dense_ == nullptr || limits_.host_attention;
   activations_ = AlignedBuffer(static_cast<size_t>(
@@ -143,14 +145,14 @@ Model::Model(ModelConfig config, ModelWeights weights, const ExpertLayout& exper
     }
     attn_ = ZeroedFloats(rows * attn_stride_);
     mlp_out_ = ZeroedFloats(rows * c.hidden_size);
-    router_out_ = ZeroedFloats(rows * c.num_experts);
+    router_out_ = ZeroedFloats(rows * c.num_experts());
     scratch_ = ZeroedFloats(pool_.threads() * scratch_stride_);
     split_partials_ = ZeroedFloats(kSplitItemsPerThread * pool_.threads() * MaxChunks(limits_) *
-                                   GroupPartialFloats(c));
+                                   GroupPartialFloats(c.attention()));
     mlp_hidden_ = AlignedBuffer(
         static_cast<size_t>(rows * WidestActivationRow(kernels_, c.widest_dense_mlp())));
   }
-  expert_ids_.resize(static_cast<size_t>(rows * c.top_k));
+  expert_ids_.resize(static_cast<size_t>(rows * c.top_k()));
   expert_weights_.resize(expert_ids_.size());
   if (limits_.defer_experts > 0) deferred_.resize(expert_ids_.size());
   row_slice_.resize(static_cast<size_t>(rows));
@@ -227,7 +229,7 @@ StepStats Model::Forward(const ForwardBatch& batch, RoutingHook* hook) {
     stats.total_us = total.Lap();
     return stats;
   }
-  for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
+  for (int64_t layer = 0; layer < config_.num_layers(); ++layer) {
     PreAttention(layer, rows, pool_, qkv());
     Attend(layer, slices, pool_);
     Project(layer, rows, pool_, attention());
@@ -250,9 +252,9 @@ void Model::RunOnDevice(RowRange rows, RoutingHook* hook, StepStats& stats) {
   try {
     const bool whole =
         (hook == nullptr || hook->OnlyWatches()) && dense_->RunStep(runner_.first_device());
-    for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
+    for (int64_t layer = 0; layer < config_.num_layers(); ++layer) {
       if (!whole) dense_->Layer(layer);
-      if (!config_.layer_is_sparse[static_cast<size_t>(layer)]) continue;
+      if (!config_.is_sparse(layer)) continue;
       const DensePart::Routed routed = dense_->AwaitRouting(layer);
       stats.experts += runner_.Close();
       stats.attention_us += watch.Lap();
@@ -302,8 +304,8 @@ void Model::RunExpertsOnDevice(int64_t layer, RowRange rows, const DensePart::Ro
 // What the host needs of a layer's routing on the device.
 void Model::TakeRouting(RowRange rows, const DensePart::Routed& routed, bool normed,
                         ThreadPool& pool) {
-  const int64_t first = rows.begin * config_.top_k;
-  const int64_t pairs = rows.count() * config_.top_k;
+  const int64_t first = rows.begin * config_.top_k();
+  const int64_t pairs = rows.count() * config_.top_k();
   std::copy_n(routed.experts, pairs, expert_ids_.data() + first);
   std::copy_n(routed.weights, pairs, expert_weights_.data() + first);
   if (!normed) return;
@@ -314,7 +316,7 @@ void Model::TakeRouting(RowRange rows, const DensePart::Routed& routed, bool nor
 }
 
 ExpertStats Model::RunRoutedOnDevice(int64_t layer, RowRange rows, ThreadPool& pool) {
-  if (!config_.layer_is_sparse[static_cast<size_t>(layer)]) return {};  // Route has run its MLP
+  if (!config_.is_sparse(layer)) return {};  // Route has run its MLP
   ExpertRunner::Rows host = {.tokens = rows.count()};
   const bool host_rows = runner_.NeedsHostRows();
   if (host_rows) {
@@ -323,7 +325,7 @@ ExpertStats Model::RunRoutedOnDevice(int64_t layer, RowRange rows, ThreadPool& p
     host.activations = Activate(host.x, norm_stride_, rows.count(), runner_.Gate(), pool,
                                 &host.activations_stride_bytes);
   }
-  const int64_t pair = rows.begin * config_.top_k;
+  const int64_t pair = rows.begin * config_.top_k();
   try {
     const DeviceSpan there = modules_->OpenExperts(rows);
     runner_.RunOnto(*dense_, {&there, 1}, layer, host, expert_ids_.data() + pair,
@@ -385,7 +387,7 @@ void Model::Logits(std::span<const int32_t> rows, float* out) {
 
 void Model::LogitsOnHost(std::span<const int32_t> rows, float* out) {
   const int64_t count = std::ssize(rows);
-  const auto eps = static_cast<float>(config_.rms_norm_eps);
+  const auto eps = static_cast<float>(config_.final_norm.eps);
   ForRows(pool_, {0, count}, [&](int64_t i) {
     kernels_.rms_norm(hidden_.as<float>() + rows[static_cast<size_t>(i)] * config_.hidden_size,
                       weights_.final_norm, eps, config_.hidden_size,

@@ -172,13 +172,14 @@ class Model {
   // Marks in deferred_ what of the layer's routing is added one layer later. Whether there is any.
   bool MarkDeferred(int64_t layer);
   ExpertStats RunMlpOf(int64_t layer, RowRange rows, ThreadPool& pool);
-  void Rotate(const LayerWeights& w, int64_t position, float* q);
+  void Rotate(int64_t layer, int64_t position, float* q);
   void StoreKv(int64_t layer, RowRange rows, ThreadPool& pool);
   void AttendRows(int64_t layer, ThreadPool& pool);
   void AttendSplit(int64_t layer, ThreadPool& pool);
   void ListRowBlocks(SliceRange slices, ThreadPool& pool);
   // Tasks of attention in the slices listed_, not counting parts of contexts.
   int64_t num_tasks() const;
+  int64_t tasks_per_block() const;
   const RowBlock& BlockOf(int64_t task) const;
   AttendArgs ArgsFor(int64_t layer, int64_t task) const;
   ChunkRange ChunksOf(const AttendArgs& args) const;
@@ -187,7 +188,7 @@ class Model {
   void Mlp(const LayerWeights& w, const std::byte* x, int64_t x_stride_bytes, RowRange rows,
            ThreadPool& pool);
   void AddMlpOut(RowRange rows, ThreadPool& pool, FunctionRef<float(int64_t row)> scale);
-  void NormRows(const float* weight, RowRange rows, ThreadPool& pool);
+  void NormRows(const NormSpec& norm, const float* weight, RowRange rows, ThreadPool& pool);
   // Rows as a product with weights of w's type and inputs wants them.
   const std::byte* Activate(const float* x, int64_t stride, int64_t rows, const PackedMatrix& w,
                             ThreadPool& pool, int64_t* stride_bytes);

@@ -1,7 +1,6 @@
 // Attention of a Model: rotation, keys and values into the cache, softmax over the context.
 
 #include <algorithm>
-#include <cmath>
 
 #include "core/base/check.h"
 #include "serving/model/attention_sizes.h"
@@ -24,7 +23,7 @@ void Model::Attend(int64_t layer, SliceRange slices, ThreadPool& pool) {
   AttendRows(layer, pool);
   if (!dense_in_use()) return;
   const RowRange rows = RowsOf(slices);
-  const int64_t width = config_.num_heads * config_.head_dim;
+  const int64_t width = config_.layer(layer).attention().q_width();
   RoundRows(pool, {attn_.as<float>() + rows.begin * attn_stride_, attn_stride_, rows.count()},
             width,
             reinterpret_cast<uint16_t*>(modules_->host_attention().data()) +
@@ -35,7 +34,7 @@ Model::SentRows Model::sent_attention() const {
   if (!dense_in_use()) {
     return {attn_.as<std::byte>(), static_cast<uint64_t>(attn_stride_) * sizeof(float)};
   }
-  return {modules_->host_attention().data(), SentRowBytes(1, config_.num_heads * config_.head_dim)};
+  return {modules_->host_attention().data(), SentRowBytes(1, config_.attention().q_width())};
 }
 
 RowRange Model::RowsOf(SliceRange slices) const {
@@ -46,47 +45,44 @@ RowRange Model::RowsOf(SliceRange slices) const {
 }
 
 // QK-norm, clipping and RoPE of a row in place.
-void Model::Rotate(const LayerWeights& w, int64_t position, float* q) {
-  const ModelConfig& c = config_;
-  const int64_t d = c.head_dim;
-  const int64_t q_width = c.num_heads * d;
-  const int64_t kv_width = c.num_kv_heads * d;
-  const auto eps = static_cast<float>(c.rms_norm_eps);
+void Model::Rotate(int64_t layer, int64_t position, float* q) {
+  const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
+  const GroupedQuerySpec& spec = config_.layer(layer).attention();
+  const int64_t d = spec.head_dim;
+  const int64_t q_width = spec.q_width();
+  const int64_t kv_width = spec.kv_width();
+  const auto eps = static_cast<float>(spec.norm.eps);
   float* k = q + q_width;
-  if (c.qk_norm == QkNorm::kPerHead) {
-    for (int64_t h = 0; h < c.num_heads; ++h)
+  if (spec.qk_norm == QkNorm::kPerHead) {
+    for (int64_t h = 0; h < spec.heads; ++h)
       kernels_.rms_norm(q + h * d, w.q_norm, eps, d, q + h * d);
-    for (int64_t h = 0; h < c.num_kv_heads; ++h)
+    for (int64_t h = 0; h < spec.kv_heads; ++h)
       kernels_.rms_norm(k + h * d, w.k_norm, eps, d, k + h * d);
-  } else if (c.qk_norm == QkNorm::kProjection) {
+  } else if (spec.qk_norm == QkNorm::kProjection) {
     kernels_.rms_norm(q, w.q_norm, eps, q_width, q);
     kernels_.rms_norm(k, w.k_norm, eps, kv_width, k);
   }
-  if (c.clip_qkv > 0) {
-    const auto limit = static_cast<float>(c.clip_qkv);
+  if (spec.clip_qkv > 0) {
+    const auto limit = static_cast<float>(spec.clip_qkv);
     for (int64_t i = 0; i < q_width + 2 * kv_width; ++i) q[i] = std::clamp(q[i], -limit, limit);
   }
-  const float* cos = rope_.cos(position);
-  const float* sin = rope_.sin(position);
-  for (int64_t h = 0; h < c.num_heads; ++h) kernels_.rope(q + h * d, cos, sin, d / 2);
-  for (int64_t h = 0; h < c.num_kv_heads; ++h) kernels_.rope(k + h * d, cos, sin, d / 2);
+  rope_.Rotate(kernels_, position, spec.heads + spec.kv_heads, q);  // keys follow queries
 }
 
 // Keys and values into the cache.
 void Model::StoreKv(int64_t layer, RowRange rows, ThreadPool& pool) {
-  const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
-  const ModelConfig& c = config_;
-  const int64_t d = c.head_dim;
+  const GroupedQuerySpec& spec = config_.layer(layer).attention();
+  const int64_t d = spec.head_dim;
   ForRows(pool, rows, [&](int64_t row) {
     float* q = qkv_rows_ + row * qkv_stride_;
-    const float* k = q + c.num_heads * d;
-    const float* v = k + c.num_kv_heads * d;
+    const float* k = q + spec.q_width();
+    const float* v = k + spec.kv_width();
     const auto slice_index = static_cast<size_t>(row_slice_[static_cast<size_t>(row)]);
     const SequenceSlice& slice = batch_.slices[slice_index];
     const int64_t position = slice.start_position + row - slice.first_row;
-    if (!dense_in_use()) Rotate(w, position, q);  // else the device has done it
+    if (!dense_in_use()) Rotate(layer, position, q);  // else the device has done it
     std::byte* block = KvBlock(layer, slice.blocks[static_cast<size_t>(position / kKvBlockTokens)]);
-    for (int64_t h = 0; h < c.num_kv_heads; ++h) {
+    for (int64_t h = 0; h < spec.kv_heads; ++h) {
       kernels_.store_kv(kv_layout_, block, h, position % kKvBlockTokens, k + h * d, v + h * d);
     }
   });
@@ -96,11 +92,11 @@ void Model::StoreKv(int64_t layer, RowRange rows, ThreadPool& pool) {
 // large that threads are left without work: there are as many as AttendSplit is for only when each
 // is one row. One row takes as many KV heads at once as leave every thread its tasks.
 void Model::ListRowBlocks(SliceRange slices, ThreadPool& pool) {
-  const int64_t group = config_.num_heads / config_.num_kv_heads;
+  const GroupedQuerySpec& spec = config_.attention();
   const int64_t rows = RowsOf(slices).count();
   const int64_t tasks = kSplitItemsPerThread * pool.threads();
   const int64_t most =
-      std::clamp<int64_t>(rows * config_.num_kv_heads / tasks, 1, AttentionRows(group));
+      std::clamp<int64_t>(rows * spec.kv_heads / tasks, 1, AttentionRows(spec.group()));
   int64_t shortest = limits_.max_context_tokens;
   row_blocks_.clear();
   for (int64_t s = slices.begin; s < slices.end; ++s) {
@@ -113,45 +109,46 @@ void Model::ListRowBlocks(SliceRange slices, ThreadPool& pool) {
   listed_ = slices;
   task_heads_ = 1;
   if (static_cast<int64_t>(row_blocks_.size()) != rows) return;
-  const int64_t pairs = rows * config_.num_kv_heads;
+  const int64_t pairs = rows * spec.kv_heads;
   if (pairs >= tasks) {
-    const int64_t most_heads = std::min(pairs / tasks, config_.num_kv_heads);
-    const int64_t per_row = (config_.num_kv_heads + most_heads - 1) / most_heads;
-    task_heads_ = (config_.num_kv_heads + per_row - 1) / per_row;
+    const int64_t most_heads = std::min(pairs / tasks, spec.kv_heads);
+    const int64_t per_row = (spec.kv_heads + most_heads - 1) / most_heads;
+    task_heads_ = (spec.kv_heads + per_row - 1) / per_row;
   } else if (rows * shortest >= tasks * kAttentionChunkTokens) {
-    task_heads_ = config_.num_kv_heads;  // there are chunks for every thread
+    task_heads_ = spec.kv_heads;  // there are chunks for every thread
   }
 }
 
+int64_t Model::tasks_per_block() const {
+  return (kv_layout_.num_kv_heads + task_heads_ - 1) / task_heads_;
+}
+
 int64_t Model::num_tasks() const {
-  const int64_t per_block = (config_.num_kv_heads + task_heads_ - 1) / task_heads_;
-  return static_cast<int64_t>(row_blocks_.size()) * per_block;
+  return static_cast<int64_t>(row_blocks_.size()) * tasks_per_block();
 }
 
 const Model::RowBlock& Model::BlockOf(int64_t task) const {
-  const int64_t per_block = (config_.num_kv_heads + task_heads_ - 1) / task_heads_;
-  return row_blocks_[static_cast<size_t>(task / per_block)];
+  return row_blocks_[static_cast<size_t>(task / tasks_per_block())];
 }
 
 AttendArgs Model::ArgsFor(int64_t layer, int64_t task) const {
   const RowBlock& block = BlockOf(task);
   const auto slice_index = static_cast<size_t>(row_slice_[static_cast<size_t>(block.first_row)]);
   const SequenceSlice& slice = batch_.slices[slice_index];
-  const int64_t group = config_.num_heads / config_.num_kv_heads;
-  const int64_t per_block = (config_.num_kv_heads + task_heads_ - 1) / task_heads_;
+  const GroupedQuerySpec& spec = config_.layer(layer).attention();
   AttendArgs args;
-  args.kv_head = task % per_block * task_heads_;
-  args.kv_heads = std::min(task_heads_, config_.num_kv_heads - args.kv_head);
-  args.q = qkv_rows_ + block.first_row * qkv_stride_ + args.kv_head * group * config_.head_dim;
-  args.q_stride = config_.head_dim;
+  args.kv_head = task % tasks_per_block() * task_heads_;
+  args.kv_heads = std::min(task_heads_, spec.kv_heads - args.kv_head);
+  args.q = qkv_rows_ + block.first_row * qkv_stride_ + args.kv_head * spec.group() * spec.head_dim;
+  args.q_stride = spec.head_dim;
   args.q_row_stride = qkv_stride_;
   args.rows = block.rows;
-  args.group = group;
-  args.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config_.head_dim)));
+  args.group = spec.group();
+  args.scale = static_cast<float>(spec.scale);
   args.layout = kv_layout_;
   args.blocks = block_pointers_.data() + first_block_[slice_index];
   args.context_end = slice.start_position + block.first_row - slice.first_row + 1;
-  args.window = config_.layer_window[static_cast<size_t>(layer)];
+  args.window = spec.window;
   return args;
 }
 
@@ -162,18 +159,20 @@ Model::ChunkRange Model::ChunksOf(const AttendArgs& args) const {
 }
 
 void Model::FinishAttention(const RowBlock& block, const AttendArgs& args, const float* totals) {
+  const int64_t d = kv_layout_.head_dim;
+  const int64_t partial = args.group * AttentionPartialFloats(d);
   for (int64_t head = args.kv_head; head < args.kv_head + args.kv_heads; ++head) {
-    for (int64_t row = 0; row < block.rows; ++row, totals += GroupPartialFloats(config_)) {
-      kernels_.finish_attention(totals, args.group, config_.head_dim,
-                                attn_.as<float>() + (block.first_row + row) * attn_stride_ +
-                                    head * args.group * config_.head_dim,
-                                config_.head_dim);
+    for (int64_t row = 0; row < block.rows; ++row, totals += partial) {
+      kernels_.finish_attention(
+          totals, args.group, d,
+          attn_.as<float>() + (block.first_row + row) * attn_stride_ + head * args.group * d, d);
     }
   }
 }
 
 void Model::AttendRows(int64_t layer, ThreadPool& pool) {
-  if (static_cast<int64_t>(row_blocks_.size()) * config_.num_kv_heads <
+  const GroupedQuerySpec& spec = config_.layer(layer).attention();
+  if (static_cast<int64_t>(row_blocks_.size()) * spec.kv_heads <
       kSplitItemsPerThread * pool.threads()) {
     AttendSplit(layer, pool);
     return;
@@ -182,9 +181,9 @@ void Model::AttendRows(int64_t layer, ThreadPool& pool) {
     const AttendArgs args = ArgsFor(layer, task);
     const ChunkRange chunks = ChunksOf(args);
     float* totals = scratch_.as<float>() + worker * scratch_stride_;
-    std::fill_n(totals, args.kv_heads * args.rows * GroupPartialFloats(config_), 0.0f);
+    std::fill_n(totals, args.kv_heads * args.rows * GroupPartialFloats(spec), 0.0f);
     kernels_.attend_chunks(args, chunks.begin, chunks.end, totals, 0,
-                           totals + AttentionTotalFloats(config_));
+                           totals + AttentionTotalFloats(spec));
     FinishAttention(BlockOf(task), args, totals);
   });
 }
@@ -194,7 +193,8 @@ void Model::AttendRows(int64_t layer, ThreadPool& pool) {
 void Model::AttendSplit(int64_t layer, ThreadPool& pool) {
   const int64_t tasks = num_tasks();
   const int64_t parts = (kSplitItemsPerThread * pool.threads() + tasks - 1) / tasks;
-  const int64_t partial = task_heads_ * GroupPartialFloats(config_);
+  const GroupedQuerySpec& spec = config_.layer(layer).attention();
+  const int64_t partial = task_heads_ * GroupPartialFloats(spec);
   const auto partials_of = [&](int64_t task) {
     return split_partials_.as<float>() + task * MaxChunks(limits_) * partial;
   };
@@ -209,14 +209,14 @@ void Model::AttendSplit(int64_t layer, ThreadPool& pool) {
     std::fill_n(partials, (end - begin) * partial, 0.0f);
     kernels_.attend_chunks(
         args, chunks.begin + begin, chunks.begin + end, partials, partial,
-        scratch_.as<float>() + worker * scratch_stride_ + AttentionTotalFloats(config_));
+        scratch_.as<float>() + worker * scratch_stride_ + AttentionTotalFloats(spec));
   });
   for (int64_t task = 0; task < tasks; ++task) {
     const AttendArgs args = ArgsFor(layer, task);
     const ChunkRange chunks = ChunksOf(args);
     float* totals = partials_of(task);
     for (int64_t chunk = 1; chunk < chunks.end - chunks.begin; ++chunk) {
-      kernels_.fold_partials(totals + chunk * partial, args.kv_heads * args.group, config_.head_dim,
+      kernels_.fold_partials(totals + chunk * partial, args.kv_heads * args.group, spec.head_dim,
                              totals);
     }
     FinishAttention(BlockOf(task), args, totals);

@@ -5,6 +5,7 @@
 
 #include "core/base/check.h"
 #include "kernels/cpu/moe.h"
+#include "serving/model/choose_experts.h"
 #include "serving/model/model.h"
 
 namespace moesaic {
@@ -31,8 +32,8 @@ const std::byte* Model::Activate(const float* x, int64_t stride, int64_t rows,
   return activations_.data();
 }
 
-void Model::NormRows(const float* weight, RowRange rows, ThreadPool& pool) {
-  const auto eps = static_cast<float>(config_.rms_norm_eps);
+void Model::NormRows(const NormSpec& norm, const float* weight, RowRange rows, ThreadPool& pool) {
+  const auto eps = static_cast<float>(norm.eps);
   ForRows(pool, rows, [&](int64_t row) {
     kernels_.rms_norm(HiddenRow(row), weight, eps, config_.hidden_size, NormedRow(row));
   });
@@ -51,7 +52,7 @@ void Model::PreAttention(int64_t layer, RowRange rows, ThreadPool& pool, float* 
     return;
   }
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
-  NormRows(w.input_norm, rows, pool);
+  NormRows(config_.layer(layer).norm, w.input_norm, rows, pool);
   MatmulArgs qkv;
   qkv.x =
       Activate(NormedRow(rows.begin), norm_stride_, rows.count(), w.qkv, pool, &qkv.x_stride_bytes);
@@ -81,63 +82,47 @@ void Model::Project(int64_t layer, RowRange rows, ThreadPool& pool, const float*
   AddMlpOut(rows, pool, [](int64_t) { return 1.0f; });
 }
 
-// Softmax over all experts in f32, then the top k; a tie goes to the lower expert.
 void Model::Route(int64_t layer, RowRange rows, ThreadPool& pool) {
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
-  const ModelConfig& c = config_;
+  const LayerSpec& spec = config_.layer(layer);
   if (dense_in_use()) {
     const bool normed = runner_.NeedsHostRows();
     DensePart::Routed routed;
     OnDense([&] { routed = modules_->Route(layer, rows, normed); });
-    if (c.layer_is_sparse[static_cast<size_t>(layer)]) TakeRouting(rows, routed, normed, pool);
+    if (spec.sparse()) TakeRouting(rows, routed, normed, pool);
     return;
   }
-  NormRows(w.post_attention_norm, rows, pool);
-  if (!c.layer_is_sparse[static_cast<size_t>(layer)]) return;
+  NormRows(spec.norm, w.post_attention_norm, rows, pool);
+  if (!spec.sparse()) return;
+  const RouterSpec& choice = spec.experts().router;
   MatmulArgs router;
   router.x = reinterpret_cast<const std::byte*>(NormedRow(rows.begin));
   router.x_stride_bytes = norm_stride_ * static_cast<int64_t>(sizeof(float));
   router.m = rows.count();
   router.w = w.router;
-  router.y = router_out_.as<float>() + rows.begin * c.num_experts;
-  router.y_stride = c.num_experts;
+  router.bias = w.router_bias;
+  router.y = router_out_.as<float>() + rows.begin * choice.experts;
+  router.y_stride = choice.experts;
   ParallelMatmul(pool, f32_kernels_, router);
   ForRows(pool, rows, [&](int64_t row) {
-    float* p = router_out_.as<float>() + row * c.num_experts;
-    kernels_.softmax(p, c.num_experts, p);
-    int32_t* ids = expert_ids_.data() + row * c.top_k;
-    float* weights = expert_weights_.data() + row * c.top_k;
-    float sum = 0.0f;
-    for (int64_t slot = 0; slot < c.top_k; ++slot) {
-      // NaN compares false: a poisoned row still gets distinct, valid experts, and its logits say
-      // so.
-      int64_t best = -1;
-      for (int64_t e = 0; e < c.num_experts; ++e) {
-        if (p[e] != -1.0f && (best < 0 || p[e] > p[best])) best = e;
-      }
-      ids[slot] = static_cast<int32_t>(best);
-      weights[slot] = p[best];
-      sum += p[best];
-      p[best] = -1.0f;  // taken
-    }
-    if (c.norm_topk_prob) {
-      for (int64_t slot = 0; slot < c.top_k; ++slot) weights[slot] /= sum;
-    }
+    ChooseExperts(choice, kernels_, router_out_.as<float>() + row * choice.experts,
+                  w.router_correction, expert_ids_.data() + row * choice.top_k,
+                  expert_weights_.data() + row * choice.top_k);
   });
 }
 
 void Model::ShowRouting(int64_t layer, RowRange rows, RoutingHook& hook) {
-  if (!config_.layer_is_sparse[static_cast<size_t>(layer)]) return;
-  const auto first = static_cast<size_t>(rows.begin * config_.top_k);
-  const auto pairs = static_cast<size_t>(rows.count() * config_.top_k);
+  if (!config_.is_sparse(layer)) return;
+  const auto first = static_cast<size_t>(rows.begin * config_.top_k());
+  const auto pairs = static_cast<size_t>(rows.count() * config_.top_k());
   hook.OnRouting(layer, batch_, std::span(expert_ids_).subspan(first, pairs),
                  std::span(expert_weights_).subspan(first, pairs));
 }
 
 bool Model::MarkDeferred(int64_t layer) {
-  const int64_t k = config_.top_k;
+  const int64_t k = config_.top_k();
   const int64_t defer = std::min(limits_.defer_experts, k - kLeastImmediate);
-  if (defer <= 0 || layer + 1 == config_.num_layers) return false;
+  if (defer <= 0 || layer + 1 == config_.num_layers()) return false;
   bool any = false;
   for (const SequenceSlice& slice : batch_.slices) {
     for (int64_t i = 0; i < slice.num_tokens; ++i) {
@@ -175,7 +160,7 @@ ExpertStats Model::RunMlpOf(int64_t layer, RowRange rows, ThreadPool& pool) {
   if (rows.count() == 0) return {};
   if (dense_in_use()) return RunRoutedOnDevice(layer, rows, pool);
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
-  const bool sparse = config_.layer_is_sparse[static_cast<size_t>(layer)] != 0;
+  const bool sparse = config_.is_sparse(layer);
   ExpertStats stats;
   const auto activate = [&](const PackedMatrix& first, int64_t* stride_bytes) {
     return Activate(NormedRow(rows.begin), norm_stride_, rows.count(), first, pool, stride_bytes);
@@ -185,7 +170,7 @@ ExpertStats Model::RunMlpOf(int64_t layer, RowRange rows, ThreadPool& pool) {
   if (sparse) {
     const PackedMatrix first = runner_.Gate();
     x = activate(first, &stride_bytes);
-    const int64_t pair = rows.begin * config_.top_k;
+    const int64_t pair = rows.begin * config_.top_k();
     stats = runner_.Run(layer,
                         {.tokens = rows.count(),
                          .x = NormedRow(rows.begin),

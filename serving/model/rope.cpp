@@ -8,20 +8,20 @@ namespace moesaic {
 namespace {
 
 // 1 / theta^(2i / d), i < d / 2
-std::vector<double> PlainFrequencies(double theta, int64_t head_dim) {
-  std::vector<double> inverse(static_cast<size_t>(head_dim / 2));
+std::vector<double> PlainFrequencies(double theta, int64_t rotary_dim) {
+  std::vector<double> inverse(static_cast<size_t>(rotary_dim / 2));
   for (size_t i = 0; i < inverse.size(); ++i) {
     inverse[i] =
-        1.0 / std::pow(theta, 2.0 * static_cast<double>(i) / static_cast<double>(head_dim));
+        1.0 / std::pow(theta, 2.0 * static_cast<double>(i) / static_cast<double>(rotary_dim));
   }
   return inverse;
 }
 
 // YaRN, arXiv 2309.00071, section 3.2: dimensions that turn often keep their frequency
 // (extrapolation), slow ones are interpolated, a linear ramp between.
-void ApplyYarn(const RopeConfig& rope, int64_t head_dim, int64_t max_position,
+void ApplyYarn(const RopeConfig& rope, int64_t rotary_dim, int64_t max_position,
                std::vector<double>& inverse, double& attention_factor) {
-  const double d = static_cast<double>(head_dim);
+  const double d = static_cast<double>(rotary_dim);
   const double original = static_cast<double>(
       rope.original_max_position > 0 ? rope.original_max_position : max_position);
   const auto correction_dim = [&](double rotations) {
@@ -74,16 +74,16 @@ void ApplyLlama3(const RopeConfig& rope, int64_t max_position, std::vector<doubl
 
 }  // namespace
 
-RopeFrequencies ComputeRopeFrequencies(const RopeConfig& rope, int64_t head_dim,
+RopeFrequencies ComputeRopeFrequencies(const RopeConfig& rope, int64_t rotary_dim,
                                        int64_t max_position, int64_t max_context_tokens) {
   double theta = rope.theta;
   if (rope.kind == RopeKind::kDynamicNtk) {
     const double original = static_cast<double>(max_position);
     const double length = std::max(static_cast<double>(max_context_tokens), original);
-    const double d = static_cast<double>(head_dim);
+    const double d = static_cast<double>(rotary_dim);
     theta *= std::pow(rope.factor * length / original - (rope.factor - 1.0), d / (d - 2.0));
   }
-  std::vector<double> inverse = PlainFrequencies(theta, head_dim);
+  std::vector<double> inverse = PlainFrequencies(theta, rotary_dim);
   RopeFrequencies result;
   switch (rope.kind) {
     case RopeKind::kDefault:
@@ -93,7 +93,7 @@ RopeFrequencies ComputeRopeFrequencies(const RopeConfig& rope, int64_t head_dim,
       for (double& frequency : inverse) frequency /= rope.factor;
       break;
     case RopeKind::kYarn:
-      ApplyYarn(rope, head_dim, max_position, inverse, result.attention_factor);
+      ApplyYarn(rope, rotary_dim, max_position, inverse, result.attention_factor);
       break;
     case RopeKind::kLlama3:
       ApplyLlama3(rope, max_position, inverse);
@@ -103,11 +103,11 @@ RopeFrequencies ComputeRopeFrequencies(const RopeConfig& rope, int64_t head_dim,
   return result;
 }
 
-RopeTable::RopeTable(const RopeConfig& rope, int64_t head_dim, int64_t max_position,
+RopeTable::RopeTable(const GroupedQuerySpec& attention, int64_t max_position,
                      int64_t max_context_tokens)
-    : half_(head_dim / 2) {
-  const RopeFrequencies frequencies =
-      ComputeRopeFrequencies(rope, head_dim, max_position, max_context_tokens);
+    : head_dim_(attention.head_dim), half_(attention.rotary_dim / 2) {
+  const RopeFrequencies frequencies = ComputeRopeFrequencies(attention.rope, attention.rotary_dim,
+                                                             max_position, max_context_tokens);
   cos_.resize(static_cast<size_t>(max_context_tokens * half_));
   sin_.resize(cos_.size());
   for (int64_t position = 0; position < max_context_tokens; ++position) {
@@ -120,6 +120,12 @@ RopeTable::RopeTable(const RopeConfig& rope, int64_t head_dim, int64_t max_posit
       sin_[at] =
           static_cast<float>(std::sin(static_cast<double>(angle)) * frequencies.attention_factor);
     }
+  }
+}
+
+void RopeTable::Rotate(const CpuKernels& kernels, int64_t position, int64_t heads, float* x) const {
+  for (int64_t head = 0; head < heads; ++head) {
+    kernels.rope(x + head * head_dim_, cos(position), sin(position), half_);
   }
 }
 

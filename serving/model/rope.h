@@ -7,7 +7,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/config/model_config.h"
+#include "core/config/mixer_spec.h"
+#include "kernels/cpu/kernels.h"
 
 namespace moesaic {
 
@@ -16,8 +17,11 @@ class RopeTable {
   // `max_context_tokens` is the longest sequence that will be served. Dynamic NTK scaling depends
   // on it: a base that changed with each sequence's length (as transformers does it) would make the
   // keys in the cache depend on how prefill was cut, so the base is fixed for the longest context.
-  RopeTable(const RopeConfig& rope, int64_t head_dim, int64_t max_position,
-            int64_t max_context_tokens);
+  RopeTable(const GroupedQuerySpec& attention, int64_t max_position, int64_t max_context_tokens);
+
+  // In place, of a token's `heads` heads one after the other, [heads, head_dim]: rotates the first
+  // rotary_dim values of each.
+  void Rotate(const CpuKernels& kernels, int64_t position, int64_t heads, float* x) const;
 
   int64_t half() const { return half_; }
   const float* cos(int64_t position) const { return cos_.data() + position * half_; }  // [half]
@@ -27,22 +31,23 @@ class RopeTable {
   }
 
   // What the table takes, before it is made.
-  static int64_t Bytes(int64_t head_dim, int64_t max_context_tokens) {
-    return head_dim / 2 * max_context_tokens * 2 * static_cast<int64_t>(sizeof(float));
+  static int64_t Bytes(int64_t rotary_dim, int64_t max_context_tokens) {
+    return rotary_dim / 2 * max_context_tokens * 2 * static_cast<int64_t>(sizeof(float));
   }
 
  private:
-  int64_t half_ = 0;
+  int64_t head_dim_ = 0;
+  int64_t half_ = 0;        // of rotary_dim
   std::vector<float> cos_;  // [max_context_tokens, half]
   std::vector<float> sin_;  // [max_context_tokens, half]
 };
 
-// Inverse frequencies [head_dim / 2] and the factor on cosines and sines; exposed for tests.
+// Inverse frequencies [rotary_dim / 2] and the factor on cosines and sines; exposed for tests.
 struct RopeFrequencies {
   std::vector<float> inverse;
   double attention_factor = 1.0;
 };
-RopeFrequencies ComputeRopeFrequencies(const RopeConfig& rope, int64_t head_dim,
+RopeFrequencies ComputeRopeFrequencies(const RopeConfig& rope, int64_t rotary_dim,
                                        int64_t max_position, int64_t max_context_tokens);
 
 }  // namespace moesaic

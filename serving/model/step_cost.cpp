@@ -27,18 +27,18 @@ StepCost StepCostOf(const ModelConfig& config, WeightType weights, WeightType kv
   if (!config.tie_word_embeddings) cost.dense_bytes -= Bytes(shapes.embedding);
   cost.expert_bytes = expert_bytes;
   cost.position_bytes =
-      Model::KvBlockBytes(config, kv) / static_cast<uint64_t>(kKvBlockTokens * config.num_layers);
+      Model::KvBlockBytes(config, kv) / static_cast<uint64_t>(kKvBlockTokens * config.num_layers());
   for (const LayerWeights& layer : shapes.layers) {
     for (const PackedMatrix* matrix : {&layer.qkv, &layer.output, &layer.router, &layer.shared_gate,
                                        &layer.gate, &layer.up, &layer.down}) {
       cost.token_flop += Flop(*matrix);
     }
   }
-  cost.token_flop += 2.0 * static_cast<double>(config.num_sparse_layers() * config.top_k *
+  cost.token_flop += 2.0 * static_cast<double>(config.num_sparse_layers() * config.top_k() *
                                                config.expert_parameters());
   cost.logit_row_flop = Flop(shapes.head);
-  cost.position_flop = 4.0 * static_cast<double>(config.num_heads * config.head_dim);
-  cost.windows = config.layer_window;
+  cost.position_flop = 4.0 * static_cast<double>(config.attention().q_width());
+  for (const LayerSpec& layer : config.layers) cost.windows.push_back(layer.attention().window);
   return cost;
 }
 

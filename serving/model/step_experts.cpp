@@ -36,18 +36,18 @@ int64_t StepExperts::MostRows(const ModelLimits& limits) {
 struct StepExperts::Sizes {
   Sizes(const ModelConfig& c, const ModelLimits& limits) {
     const int64_t rows = MostRows(limits);
-    const int64_t all_pairs = rows * c.top_k;
-    weights = Bytes(3 * c.num_experts, sizeof(const std::byte*));
-    offsets = Bytes(c.num_experts + 1, sizeof(int32_t));
+    const int64_t all_pairs = rows * c.top_k();
+    weights = Bytes(3 * c.num_experts(), sizeof(const std::byte*));
+    offsets = Bytes(c.num_experts() + 1, sizeof(int32_t));
     pairs = Bytes(all_pairs, sizeof(int32_t));
-    middle = Bytes(all_pairs * c.moe_intermediate_size, sizeof(float));
-    h = SentRowBytes(all_pairs, c.moe_intermediate_size);
+    middle = Bytes(all_pairs * c.expert_width(), sizeof(float));
+    h = SentRowBytes(all_pairs, c.expert_width());
     out = Bytes(all_pairs * c.hidden_size, sizeof(float));
-    words = Bytes(3 * c.num_layers, sizeof(uint32_t));
-    missed = Bytes(c.num_layers * (1 + c.num_experts), sizeof(int32_t));
-    routing = Bytes(c.num_layers, 2 * pairs);
+    words = Bytes(3 * c.num_layers(), sizeof(uint32_t));
+    missed = Bytes(c.num_layers() * (1 + c.num_experts()), sizeof(int32_t));
+    routing = Bytes(c.num_layers(), 2 * pairs);
     normed = Bytes(rows * c.hidden_size, sizeof(float));
-    hidden = Bytes(c.num_layers, normed);
+    hidden = Bytes(c.num_layers(), normed);
   }
   uint64_t device() const {
     return SumOnDevice({weights, offsets, pairs, pairs, pairs, middle, middle, h, out});
@@ -92,8 +92,8 @@ StepExperts::StepExperts(Device& device, const cuda::Kernels& kernels, const Mod
   host_places_ = TakePinned(*pool_, sizes.pairs);
   usable_ = device.KernelsReach(host_words_.span());
   routed_ = reinterpret_cast<uint32_t*>(host_words_.data());
-  computed_ = routed_ + config.num_layers;
-  go_ = computed_ + config.num_layers;
+  computed_ = routed_ + config.num_layers();
+  go_ = computed_ + config.num_layers();
   ended_ = device.CreateEvent();
   answered_ = device.CreateEvent();
   answers_ = device.CreateStream();
@@ -103,17 +103,17 @@ StepExperts::~StepExperts() = default;
 
 std::span<std::byte> StepExperts::OfLayer(const HostBuffer& buffer, int64_t layer,
                                           uint64_t bytes) const {
-  const uint64_t stride = buffer.bytes() / static_cast<uint64_t>(config_.num_layers);
+  const uint64_t stride = buffer.bytes() / static_cast<uint64_t>(config_.num_layers());
   return buffer.span().subspan(static_cast<uint64_t>(layer) * stride, bytes);
 }
 
 void StepExperts::QueueLookUp(Stream& stream, const LayerRows& rows) {
-  const int64_t experts = config_.num_experts;
+  const int64_t experts = config_.num_experts();
   auto** const weights = At<const std::byte*>(weights_);
   cuda::LookUpExpertsArgs args = {
       .ids = reinterpret_cast<const int32_t*>(rows.routing.data()),
-      .pairs = rows.rows * config_.top_k,
-      .top_k = config_.top_k,
+      .pairs = rows.rows * config_.top_k(),
+      .top_k = config_.top_k(),
       .experts = experts,
       .rows = rows.real_rows,
       .slots = table_.row(static_cast<int>(rows.layer)),
@@ -142,21 +142,22 @@ void StepExperts::QueueLookUp(Stream& stream, const LayerRows& rows) {
 }
 
 void StepExperts::QueueProducts(Stream& stream, const LayerRows& rows) {
-  const int64_t pairs = rows.rows * config_.top_k;
+  const int64_t pairs = rows.rows * config_.top_k();
   const auto product = [&](size_t section, const uint16_t* x, const int32_t* x_rows, float* y,
                            const int32_t* y_rows) {
-    const cuda::ProductArgs args = {.x = x,
-                                    .x_rows = x_rows,
-                                    .rows = pairs,
-                                    .groups = config_.num_experts,
-                                    .offsets = At<int32_t>(offsets_),
-                                    .weights = At<const std::byte*>(weights_) +
-                                               static_cast<int64_t>(section) * config_.num_experts,
-                                    .type = type_,
-                                    .n = layout_.sections[section].rows,
-                                    .k = layout_.sections[section].cols,
-                                    .y = y,
-                                    .y_rows = y_rows};
+    const cuda::ProductArgs args = {
+        .x = x,
+        .x_rows = x_rows,
+        .rows = pairs,
+        .groups = config_.num_experts(),
+        .offsets = At<int32_t>(offsets_),
+        .weights =
+            At<const std::byte*>(weights_) + static_cast<int64_t>(section) * config_.num_experts(),
+        .type = type_,
+        .n = layout_.sections[section].rows,
+        .k = layout_.sections[section].cols,
+        .y = y,
+        .y_rows = y_rows};
     stream.Launch([run = kernels_.product, args](cuda::StreamHandle handle) {
       return run(args, cuda::ProductPath::kMatrix, handle);
     });
@@ -166,7 +167,7 @@ void StepExperts::QueueProducts(Stream& stream, const LayerRows& rows) {
   const cuda::SwiGluArgs activation = {.gate = At<float>(gate_),
                                        .up = At<float>(up_),
                                        .rows = pairs,
-                                       .n = config_.moe_intermediate_size,
+                                       .n = config_.expert_width(),
                                        .out = At<uint16_t>(h_)};
   stream.Launch([run = kernels_.swiglu, activation](cuda::StreamHandle handle) {
     return run(activation, handle);
@@ -182,9 +183,9 @@ void StepExperts::QueueSum(Stream& stream, const LayerRows& rows, const DeviceOp
       .slot_out = At<float>(out_),
       .slot_rows = At<int32_t>(places_),
       .other_out = At<float>(others.out()),
-      .weights = reinterpret_cast<const float*>(ids + rows.rows * config_.top_k),
+      .weights = reinterpret_cast<const float*>(ids + rows.rows * config_.top_k()),
       .tokens = rows.rows,
-      .top_k = config_.top_k,
+      .top_k = config_.top_k(),
       .hidden = config_.hidden_size,
       .y = reinterpret_cast<float*>(rows.hidden.data())};
   stream.Launch([run = kernels_.combine_slots, args](cuda::StreamHandle handle) {
@@ -194,7 +195,7 @@ void StepExperts::QueueSum(Stream& stream, const LayerRows& rows, const DeviceOp
 
 void StepExperts::BeginStep() {
   CHECK(usable_);
-  std::fill_n(routed_, 3 * config_.num_layers, 0u);  // no graph runs
+  std::fill_n(routed_, 3 * config_.num_layers(), 0u);  // no graph runs
   table_.BeginStep();
 }
 
@@ -217,9 +218,9 @@ StepExperts::Routed StepExperts::AwaitRouting(int64_t layer, int64_t rows) {
   Await(routed_ + layer);
   const auto* const ids = reinterpret_cast<const int32_t*>(OfLayer(host_routing_, layer, 0).data());
   const auto* const missed =
-      reinterpret_cast<const int32_t*>(host_missed_.data()) + layer * (1 + config_.num_experts);
+      reinterpret_cast<const int32_t*>(host_missed_.data()) + layer * (1 + config_.num_experts());
   return {.experts = ids,
-          .weights = reinterpret_cast<const float*>(ids + rows * config_.top_k),
+          .weights = reinterpret_cast<const float*>(ids + rows * config_.top_k()),
           .normed = reinterpret_cast<const float*>(host_normed_.data()),
           .hidden = reinterpret_cast<const float*>(OfLayer(host_hidden_, layer, 0).data()),
           .missed = {missed + 1, static_cast<size_t>(missed[0])}};
@@ -254,7 +255,7 @@ void StepExperts::AwaitEnd() {
 }
 
 void StepExperts::Abandon() {
-  for (int64_t layer = 0; layer < config_.num_layers; ++layer) StoreWord(go_ + layer, 1);
+  for (int64_t layer = 0; layer < config_.num_layers(); ++layer) StoreWord(go_ + layer, 1);
   static_cast<void>(answers_->Synchronize());  // it has been told, or the step has failed otherwise
   answers_->ClearError();
   answers_->Record(*answered_);

@@ -2,7 +2,7 @@
 
 #include <cmath>
 #include <cstring>
-#include <optional>
+#include <string>
 #include <vector>
 
 #include "core/base/check.h"
@@ -14,23 +14,23 @@ namespace {
 
 class CheckpointTensorSource : public TensorSource {
  public:
-  CheckpointTensorSource(const Checkpoint& checkpoint, const Fp8Blocks& blocks)
-      : checkpoint_(checkpoint), blocks_(blocks) {}
+  explicit CheckpointTensorSource(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
 
-  DType Require(const std::string& name, std::span<const int64_t> shape) const override {
-    if (FindFp8(checkpoint_, blocks_, name, shape)) return DType::kF32;
-    return checkpoint_.Require(name, shape).dtype;
+  DType Require(const PlannedTensor& tensor, std::span<const int64_t> shape) const override {
+    if (FindFp8(checkpoint_, tensor, shape)) return DType::kF32;
+    return checkpoint_.Require(tensor.name, shape).dtype;
   }
 
-  void ReadRows(const std::string& name, int64_t row_begin, int64_t row_end, int64_t row_elements,
-                std::span<std::byte> destination) const override {
-    const TensorInfo* tensor = checkpoint_.Find(name);
-    CHECK(tensor != nullptr);
-    if (tensor->dtype == DType::kF8E4M3) {
-      ReadFp8Rows(*tensor, name, row_begin, row_end, row_elements, destination);
+  void ReadRows(const PlannedTensor& tensor, int64_t row_begin, int64_t row_end,
+                int64_t row_elements, std::span<std::byte> destination) const override {
+    const TensorInfo* stored = checkpoint_.Find(tensor.name);
+    CHECK(stored != nullptr);
+    if (stored->dtype == DType::kF8E4M3) {
+      ReadFp8Rows(*FindFp8(checkpoint_, tensor, stored->shape), row_begin, row_end, row_elements,
+                  destination);
       return;
     }
-    ReadRowsAsTheyAre(*tensor, row_begin, row_end, row_elements, destination);
+    ReadRowsAsTheyAre(*stored, row_begin, row_end, row_elements, destination);
   }
 
   uint64_t Fingerprint() const override { return checkpoint_.Fingerprint(); }
@@ -49,19 +49,17 @@ class CheckpointTensorSource : public TensorSource {
   }
 
   // The values are read into the last quarter of the destination and widened from its start on.
-  void ReadFp8Rows(const TensorInfo& tensor, const std::string& name, int64_t row_begin,
-                   int64_t row_end, int64_t row_elements, std::span<std::byte> destination) const {
+  void ReadFp8Rows(const Fp8Tensor& fp8, int64_t row_begin, int64_t row_end, int64_t row_elements,
+                   std::span<std::byte> destination) const {
     const std::span<std::byte> values = destination.last(destination.size() / sizeof(float));
-    ReadRowsAsTheyAre(tensor, row_begin, row_end, row_elements, values);
-    const std::optional<Fp8Tensor> fp8 = FindFp8(checkpoint_, blocks_, name, tensor.shape);
-    std::vector<std::byte> scales(fp8->scales->extent.bytes);
-    checkpoint_.Read(*fp8->scales, scales);
+    ReadRowsAsTheyAre(*fp8.values, row_begin, row_end, row_elements, values);
+    std::vector<std::byte> scales(fp8.scales->extent.bytes);
+    checkpoint_.Read(*fp8.scales, scales);
     DequantiseFp8(values.data(), row_begin, row_end - row_begin, row_elements, scales.data(),
-                  fp8->scales->dtype, blocks_, reinterpret_cast<float*>(destination.data()));
+                  fp8.scales->dtype, fp8.blocks, reinterpret_cast<float*>(destination.data()));
   }
 
   const Checkpoint& checkpoint_;
-  Fp8Blocks blocks_;
 };
 
 // splitmix64 (Steele, Lea, Flood 2014): a counter-based generator, so that any row can be made
@@ -77,12 +75,13 @@ class DummyTensorSource : public TensorSource {
  public:
   explicit DummyTensorSource(uint64_t seed) : seed_(seed) {}
 
-  DType Require(const std::string&, std::span<const int64_t>) const override {
+  DType Require(const PlannedTensor&, std::span<const int64_t>) const override {
     return DType::kBF16;
   }
 
-  void ReadRows(const std::string& name, int64_t row_begin, int64_t row_end, int64_t row_elements,
-                std::span<std::byte> destination) const override {
+  void ReadRows(const PlannedTensor& tensor, int64_t row_begin, int64_t row_end,
+                int64_t row_elements, std::span<std::byte> destination) const override {
+    const std::string& name = tensor.name;
     auto* out = reinterpret_cast<uint16_t*>(destination.data());
     const int64_t count = (row_end - row_begin) * row_elements;
     CHECK_EQ(destination.size(), static_cast<size_t>(count) * 2);
@@ -110,9 +109,8 @@ class DummyTensorSource : public TensorSource {
 
 }  // namespace
 
-std::unique_ptr<TensorSource> MakeCheckpointTensorSource(const Checkpoint& checkpoint,
-                                                         const Fp8Blocks& blocks) {
-  return std::make_unique<CheckpointTensorSource>(checkpoint, blocks);
+std::unique_ptr<TensorSource> MakeCheckpointTensorSource(const Checkpoint& checkpoint) {
+  return std::make_unique<CheckpointTensorSource>(checkpoint);
 }
 
 std::unique_ptr<TensorSource> MakeDummyTensorSource(uint64_t seed) {

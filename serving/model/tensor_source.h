@@ -1,18 +1,17 @@
 // TensorSource: where a model's tensors come from: a checkpoint, or random values made from
-// config.json alone (`--load-format dummy`).
+// config.json alone (`--load-format dummy`). Tensors are those of the model's TensorPlan, whose
+// transforms it carries out.
 //
 // Thread contract: const methods are safe from any thread.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
 #include <memory>
 #include <span>
-#include <string>
 
 #include "core/base/tensor.h"
-#include "core/config/model_config.h"
+#include "core/config/tensor_plan.h"
 #include "core/io/checkpoint.h"
 
 namespace moesaic {
@@ -22,18 +21,17 @@ class TensorSource {
   virtual ~TensorSource() = default;
   // Checks that the tensor exists with this shape (rows may be 0-rank: {n}) and returns its dtype
   // (f32, f16 or bf16). Throws Error naming the tensor and what was expected.
-  virtual DType Require(const std::string& name, std::span<const int64_t> shape) const = 0;
+  virtual DType Require(const PlannedTensor& tensor, std::span<const int64_t> shape) const = 0;
   // Rows [row_begin, row_end) of a tensor [rows, ...] whose row has `row_elements` elements. The
   // destination has exactly that many elements of the dtype that Require returned.
-  virtual void ReadRows(const std::string& name, int64_t row_begin, int64_t row_end,
+  virtual void ReadRows(const PlannedTensor& tensor, int64_t row_begin, int64_t row_end,
                         int64_t row_elements, std::span<std::byte> destination) const = 0;
   // Identifies the content; an expert store is made for one fingerprint.
   virtual uint64_t Fingerprint() const = 0;
 };
 
 // `checkpoint` must outlive the source. Block-scaled fp8 tensors come as f32.
-std::unique_ptr<TensorSource> MakeCheckpointTensorSource(const Checkpoint& checkpoint,
-                                                         const Fp8Blocks& blocks);
+std::unique_ptr<TensorSource> MakeCheckpointTensorSource(const Checkpoint& checkpoint);
 
 // bf16 values, uniform with the standard deviation 1 / sqrt(row_elements) (norm weights are 1),
 // drawn from `seed` and the tensor's name: the same in every process.

@@ -2,13 +2,11 @@
 
 #include <algorithm>
 #include <array>
-#include <string>
 
 #include "core/base/error.h"
 #include "core/base/units.h"
 #include "core/device/numa_memory.h"
 #include "serving/model/numa_slices.h"
-#include "serving/model/tensor_names.h"
 
 namespace moesaic {
 namespace {
@@ -48,7 +46,7 @@ class ArenaCursor {
 
 // Rows of a packed matrix may come from several tensors, one below the other.
 struct RowPart {
-  std::string name;
+  PlannedTensor tensor;
   int64_t rows = 0;
 };
 
@@ -63,10 +61,11 @@ class Loader {
     std::vector<DType> dtypes;
     for (const RowPart& part : parts) {
       const std::array<int64_t, 2> shape = {part.rows, k};
-      dtypes.push_back(source_.Require(part.name, shape));
+      dtypes.push_back(source_.Require(part.tensor, shape));
       if (dtypes.back() != dtypes.front()) {
         Fail(ErrorKind::kUnsupported, "tensor {} is {} but {} is {}: they must be of one type",
-             part.name, DTypeName(dtypes.back()), parts.front().name, DTypeName(dtypes.front()));
+             part.tensor.name, DTypeName(dtypes.back()), parts.front().tensor.name,
+             DTypeName(dtypes.front()));
       }
       first_row += part.rows;
     }
@@ -88,17 +87,24 @@ class Loader {
     }
   }
 
-  void Matrix(const PackedMatrix& target, const std::string& name) {
-    Matrix(target, {{name, target.n}});
+  void Matrix(const PackedMatrix& target, const PlannedTensor& tensor) {
+    Matrix(target, {{tensor, target.n}});
+  }
+
+  void Norm(const float* target, const NormSpec& norm, const PlannedTensor& tensor, int64_t n) {
+    Vector(target, {{tensor, n}});
+    if (!norm.plus_one) return;
+    auto* const out = const_cast<float*>(target);
+    for (int64_t i = 0; i < n; ++i) out[i] += 1.0f;
   }
 
   void Vector(const float* target, const std::vector<RowPart>& parts) {
     auto* out = const_cast<float*>(target);
     for (const RowPart& part : parts) {
       const std::array<int64_t, 1> shape = {part.rows};
-      const DType dtype = source_.Require(part.name, shape);
+      const DType dtype = source_.Require(part.tensor, shape);
       std::byte* raw = Staging(part.rows * DTypeBits(dtype) / 8);
-      source_.ReadRows(part.name, 0, part.rows, 1,
+      source_.ReadRows(part.tensor, 0, part.rows, 1,
                        {raw, static_cast<size_t>(part.rows * DTypeBits(dtype) / 8)});
       for (int64_t i = 0; i < part.rows; ++i) {
         switch (dtype) {
@@ -132,7 +138,7 @@ class Loader {
       const int64_t to = std::min(end, part_begin + part.rows);
       if (from < to) {
         const auto bytes = static_cast<size_t>((to - from) * row_bytes);
-        source_.ReadRows(part.name, from - part_begin, to - part_begin, k, {out, bytes});
+        source_.ReadRows(part.tensor, from - part_begin, to - part_begin, k, {out, bytes});
         out += bytes;
       }
       part_begin += part.rows;
@@ -147,6 +153,14 @@ class Loader {
 
 }  // namespace
 
+int64_t QNormWidth(const GroupedQuerySpec& attention) {
+  return attention.qk_norm == QkNorm::kProjection ? attention.q_width() : attention.head_dim;
+}
+
+int64_t KNormWidth(const GroupedQuerySpec& attention) {
+  return attention.qk_norm == QkNorm::kProjection ? attention.kv_width() : attention.head_dim;
+}
+
 uint64_t ModelWeights::LayOut(const ModelConfig& c, WeightType type, std::byte* base,
                               std::vector<PackedMatrix>* matrices) {
   ArenaCursor arena(base, matrices);
@@ -155,39 +169,38 @@ uint64_t ModelWeights::LayOut(const ModelConfig& c, WeightType type, std::byte* 
   const WeightType router_type = c.checkpoint_dtype == DType::kBF16 && type != WeightType::kF32
                                      ? WeightType::kBf16
                                      : WeightType::kF32;
-  const int64_t q_rows = c.num_heads * c.head_dim;
-  const int64_t kv_rows = c.num_kv_heads * c.head_dim;
   // Four bits cost the output more than they save.
   const WeightType head_type = type == WeightType::kInt4 ? WeightType::kInt8 : type;
   head = arena.Matrix(head_type, c.vocab_size, c.hidden_size);
   embedding = c.tie_word_embeddings ? head : arena.Matrix(type, c.vocab_size, c.hidden_size);
   final_norm = arena.Vector(c.hidden_size);
-  layers.assign(static_cast<size_t>(c.num_layers), LayerWeights{});
+  layers.assign(c.layers.size(), LayerWeights{});
   for (size_t l = 0; l < layers.size(); ++l) {
+    const LayerSpec& spec = c.layers[l];
+    const GroupedQuerySpec& attention = spec.attention();
     LayerWeights& w = layers[l];
     w.input_norm = arena.Vector(c.hidden_size);
     w.post_attention_norm = arena.Vector(c.hidden_size);
-    w.qkv = arena.Matrix(type, q_rows + 2 * kv_rows, c.hidden_size);
-    if (c.qkv_bias) w.qkv_bias = arena.Vector(q_rows + 2 * kv_rows);
-    if (c.qk_norm == QkNorm::kPerHead) {
-      w.q_norm = arena.Vector(c.head_dim);
-      w.k_norm = arena.Vector(c.head_dim);
-    } else if (c.qk_norm == QkNorm::kProjection) {
-      w.q_norm = arena.Vector(q_rows);
-      w.k_norm = arena.Vector(kv_rows);
+    w.qkv = arena.Matrix(type, attention.qkv_width(), c.hidden_size);
+    if (attention.qkv_bias) w.qkv_bias = arena.Vector(attention.qkv_width());
+    if (attention.qk_norm != QkNorm::kNone) {
+      w.q_norm = arena.Vector(QNormWidth(attention));
+      w.k_norm = arena.Vector(KNormWidth(attention));
     }
-    w.output = arena.Matrix(type, c.hidden_size, q_rows);
-    if (c.output_bias) w.output_bias = arena.Vector(c.hidden_size);
-    int64_t intermediate = c.dense_intermediate_size;
-    if (c.layer_is_sparse[l]) {
-      w.router = arena.Matrix(router_type, c.num_experts, c.hidden_size);
-      if (c.shared_expert_gate) w.shared_gate = arena.Matrix(router_type, 1, c.hidden_size);
-      intermediate = c.shared_intermediate_size;
+    w.output = arena.Matrix(type, c.hidden_size, attention.q_width());
+    if (attention.output_bias) w.output_bias = arena.Vector(c.hidden_size);
+    if (spec.sparse()) {
+      const RouterSpec& router = spec.experts().router;
+      w.router = arena.Matrix(router_type, router.experts, c.hidden_size);
+      if (router.logit_bias) w.router_bias = arena.Vector(router.experts);
+      if (router.correction_bias) w.router_correction = arena.Vector(router.experts);
+      if (spec.experts().shared_gate) w.shared_gate = arena.Matrix(router_type, 1, c.hidden_size);
     }
-    if (intermediate > 0) {
-      w.gate = arena.Matrix(type, intermediate, c.hidden_size);
-      w.up = arena.Matrix(type, intermediate, c.hidden_size);
-      w.down = arena.Matrix(type, c.hidden_size, intermediate);
+    const int64_t width = spec.dense_mlp().width;
+    if (width > 0) {
+      w.gate = arena.Matrix(type, width, c.hidden_size);
+      w.up = arena.Matrix(type, width, c.hidden_size);
+      w.down = arena.Matrix(type, c.hidden_size, width);
     }
   }
   return arena.used_bytes();
@@ -216,44 +229,49 @@ ModelWeights ModelWeights::Load(const ModelConfig& c, WeightType type, const Ten
   weights.LayOut(c, type, weights.arena_.data(), &matrices);
   TakePagesFromNodes(weights.arena_.span(),
                      MatrixStretches(matrices, weights.arena_.data(), pool.node_ids()));
-  const TensorNames names(c.family);
   Loader load(source, kernels, pool);
-  const int64_t q_rows = c.num_heads * c.head_dim;
-  const int64_t kv_rows = c.num_kv_heads * c.head_dim;
-  load.Matrix(weights.embedding, names.Embedding());
-  if (!c.tie_word_embeddings) load.Matrix(weights.head, names.Head());
-  load.Vector(weights.final_norm, {{names.FinalNorm(), c.hidden_size}});
-  for (int64_t l = 0; l < c.num_layers; ++l) {
+  const TensorPlan& plan = c.tensors;
+  load.Matrix(weights.embedding, plan.At(TensorSlot::kEmbedding));
+  if (!c.tie_word_embeddings) load.Matrix(weights.head, plan.At(TensorSlot::kHead));
+  load.Norm(weights.final_norm, c.final_norm, plan.At(TensorSlot::kFinalNorm), c.hidden_size);
+  for (int64_t l = 0; l < c.num_layers(); ++l) {
     const LayerWeights& w = weights.layers[static_cast<size_t>(l)];
-    load.Vector(w.input_norm, {{names.InputNorm(l), c.hidden_size}});
-    load.Vector(w.post_attention_norm, {{names.PostAttentionNorm(l), c.hidden_size}});
-    load.Matrix(w.qkv, {{names.Attention(l, "q_proj", "weight"), q_rows},
-                        {names.Attention(l, "k_proj", "weight"), kv_rows},
-                        {names.Attention(l, "v_proj", "weight"), kv_rows}});
+    const LayerSpec& spec = c.layer(l);
+    const GroupedQuerySpec& attention = spec.attention();
+    const int64_t q_rows = attention.q_width();
+    const int64_t kv_rows = attention.kv_width();
+    const auto at = [&](TensorSlot slot) { return plan.At(slot, l); };
+    load.Norm(w.input_norm, spec.norm, at(TensorSlot::kInputNorm), c.hidden_size);
+    load.Norm(w.post_attention_norm, spec.norm, at(TensorSlot::kPostAttentionNorm), c.hidden_size);
+    load.Matrix(w.qkv, {{at(TensorSlot::kQ), q_rows},
+                        {at(TensorSlot::kK), kv_rows},
+                        {at(TensorSlot::kV), kv_rows}});
     if (w.qkv_bias != nullptr) {
-      load.Vector(w.qkv_bias, {{names.Attention(l, "q_proj", "bias"), q_rows},
-                               {names.Attention(l, "k_proj", "bias"), kv_rows},
-                               {names.Attention(l, "v_proj", "bias"), kv_rows}});
+      load.Vector(w.qkv_bias, {{at(TensorSlot::kQBias), q_rows},
+                               {at(TensorSlot::kKBias), kv_rows},
+                               {at(TensorSlot::kVBias), kv_rows}});
     }
     if (w.q_norm != nullptr) {
-      const bool whole = c.qk_norm == QkNorm::kProjection;
-      load.Vector(w.q_norm,
-                  {{names.Attention(l, "q_norm", "weight"), whole ? q_rows : c.head_dim}});
-      load.Vector(w.k_norm,
-                  {{names.Attention(l, "k_norm", "weight"), whole ? kv_rows : c.head_dim}});
+      load.Norm(w.q_norm, attention.norm, at(TensorSlot::kQNorm), QNormWidth(attention));
+      load.Norm(w.k_norm, attention.norm, at(TensorSlot::kKNorm), KNormWidth(attention));
     }
-    load.Matrix(w.output, names.Attention(l, "o_proj", "weight"));
+    load.Matrix(w.output, at(TensorSlot::kOutput));
     if (w.output_bias != nullptr) {
-      load.Vector(w.output_bias, {{names.Attention(l, "o_proj", "bias"), c.hidden_size}});
+      load.Vector(w.output_bias, {{at(TensorSlot::kOutputBias), c.hidden_size}});
     }
-    const bool sparse = c.layer_is_sparse[static_cast<size_t>(l)] != 0;
-    if (sparse) load.Matrix(w.router, names.Router(l));
-    if (w.shared_gate.n > 0) load.Matrix(w.shared_gate, names.SharedExpertGate(l));
+    if (spec.sparse()) load.Matrix(w.router, at(TensorSlot::kRouter));
+    if (w.router_bias != nullptr) {
+      load.Vector(w.router_bias, {{at(TensorSlot::kRouterBias), w.router.n}});
+    }
+    if (w.router_correction != nullptr) {
+      load.Vector(w.router_correction, {{at(TensorSlot::kRouterCorrection), w.router.n}});
+    }
+    if (w.shared_gate.n > 0) load.Matrix(w.shared_gate, at(TensorSlot::kSharedGate));
     if (w.gate.n > 0) {
-      const MlpTensorNames mlp = sparse ? names.SharedExpert(l) : names.DenseMlp(l);
-      load.Matrix(w.gate, mlp.gate);
-      load.Matrix(w.up, mlp.up);
-      load.Matrix(w.down, mlp.down);
+      const MlpSlots& mlp = spec.sparse() ? kSharedMlpSlots : kDenseMlpSlots;
+      load.Matrix(w.gate, at(mlp[0]));
+      load.Matrix(w.up, at(mlp[1]));
+      load.Matrix(w.down, at(mlp[2]));
     }
   }
   return weights;

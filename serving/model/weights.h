@@ -21,18 +21,24 @@ struct LayerWeights {
   const float* post_attention_norm = nullptr;  // [hidden]
   PackedMatrix qkv;                            // [(heads + 2 kv_heads) * head_dim, hidden]
   const float* qkv_bias = nullptr;             // null where the family has none
-  const float* q_norm = nullptr;               // [head_dim] or [heads * head_dim], see QkNorm
-  const float* k_norm = nullptr;               // [head_dim] or [kv_heads * head_dim]
+  const float* q_norm = nullptr;               // [QNormWidth], null without QkNorm
+  const float* k_norm = nullptr;               // [KNormWidth]
   PackedMatrix output;                         // [hidden, heads * head_dim]
   const float* output_bias = nullptr;
   // Sparse layers
-  PackedMatrix router;       // [experts, hidden]
-  PackedMatrix shared_gate;  // [1, hidden], n = 0 without one
+  PackedMatrix router;                       // [experts, hidden]
+  const float* router_bias = nullptr;        // [experts], see RouterSpec
+  const float* router_correction = nullptr;  // likewise
+  PackedMatrix shared_gate;                  // [1, hidden], n = 0 without one
   // The dense MLP of a dense layer, or the shared expert of a sparse one; gate.n = 0 without one.
   PackedMatrix gate;
   PackedMatrix up;
   PackedMatrix down;
 };
+
+// Values of the weights of QK-norm.
+int64_t QNormWidth(const GroupedQuerySpec& attention);
+int64_t KNormWidth(const GroupedQuerySpec& attention);
 
 class ModelWeights {
  public:

@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "serving/online/engine.h"
+#include "serving/engine/engine.h"
 #include "serving/online/engine_options.h"
 #include "serving/online/engine_plan.h"
 #include "serving/online/engine_setup.h"

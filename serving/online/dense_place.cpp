@@ -51,10 +51,11 @@ void PlanDenseOnDevices(const EngineOptions& options, const ModelConfig& config,
     if (emulated) limit_bytes = std::min(limit_bytes, machine_bytes);
     fits = fits && limit_bytes >= fixed_bytes;
     whole_bytes += std::min(limit_bytes, UINT64_MAX - whole_bytes);
-    const int64_t kv_heads = KvHeadSlice(config, count, d).count();
+    const int64_t kv_heads = KvHeadSlice(config.attention().kv_heads, count, d).count();
     if (kv_heads == 0) continue;
     const double of_all = static_cast<double>(limit_bytes - std::min(limit_bytes, fixed_bytes)) *
-                          static_cast<double>(config.num_kv_heads) / static_cast<double>(kv_heads);
+                          static_cast<double>(config.attention().kv_heads) /
+                          static_cast<double>(kv_heads);
     if (of_all < static_cast<double>(left_bytes)) left_bytes = static_cast<uint64_t>(of_all);
   }
   if (emulated) whole_bytes = std::min(whole_bytes, machine_bytes);

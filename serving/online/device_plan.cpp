@@ -44,7 +44,7 @@ uint64_t WorkspaceBytes(const EngineOptions& options, const ModelConfig& config)
 int64_t FewestSlots(const DeviceOptions& devices, const ModelConfig& config, bool with_dense,
                     int64_t experts) {
   if (!with_dense || devices.dense != DenseMode::kAuto) return 1;
-  return std::clamp<int64_t>(config.top_k, 1, std::max<int64_t>(1, experts));
+  return std::clamp<int64_t>(config.top_k(), 1, std::max<int64_t>(1, experts));
 }
 
 std::string DeviceName(const DeviceOptions& devices, size_t device) {
@@ -116,11 +116,11 @@ void CheckDevices(const EngineOptions& options, const ModelConfig& config,
                   const ExpertLayout& layout) {
   const DeviceOptions& devices = options.devices;
   if (devices.kind == DeviceKind::kCuda) CheckCudaDevices(devices);
-  if (devices.count > std::min<int64_t>(config.num_experts, kMaxLinks)) {
+  if (devices.count > std::min<int64_t>(config.num_experts(), kMaxLinks)) {
     Fail(ErrorKind::kInvalidArgument,
          "--devices: {} are more than this program can use with {} experts in a layer; give at "
          "most {}",
-         devices.count, config.num_experts, std::min<int64_t>(config.num_experts, kMaxLinks));
+         devices.count, config.num_experts(), std::min<int64_t>(config.num_experts(), kMaxLinks));
   }
   if (!options.expert_memory.is_auto() && !options.expert_memory.is_all()) {
     Fail(ErrorKind::kInvalidArgument,
@@ -146,7 +146,8 @@ uint64_t DeviceLimitBytes(const DeviceOptions& devices, size_t device) {
 }
 
 ExpertPlacement PlaceExperts(const DeviceOptions& options, const ModelConfig& config) {
-  const ExpertGrid grid(static_cast<int>(config.num_layers), static_cast<int>(config.num_experts));
+  const ExpertGrid grid(static_cast<int>(config.num_layers()),
+                        static_cast<int>(config.num_experts()));
   return ExpertPlacement(grid, DeviceNodes(options));
 }
 
@@ -158,8 +159,7 @@ std::vector<DevicePlan> PlanDevices(const EngineOptions& options, const ModelCon
   for (int d = 0; d < placement.num_devices(); ++d) {
     DevicePlan plan;
     for (const ExpertIndex expert : placement.experts(d)) {
-      const auto layer = static_cast<size_t>(expert / config.num_experts);
-      plan.experts += config.layer_is_sparse[layer] ? 1 : 0;
+      plan.experts += config.is_sparse(expert / config.num_experts()) ? 1 : 0;
     }
     const auto device = static_cast<size_t>(d);
     PlanMemory(options, config, layout.slot_bytes, device,

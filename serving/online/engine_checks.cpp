@@ -13,11 +13,11 @@ void CheckDeferral(const EngineOptions& options, const ModelConfig& config) {
          "which is not tried together; leave one of them out",
          options.defer_experts);
   }
-  if (config.top_k <= 2) {
+  if (config.top_k() <= 2) {
     Fail(ErrorKind::kInvalidArgument,
          "--defer-experts {}: this model takes {} expert{} for each token, and two at least are "
          "never deferred; leave it out",
-         options.defer_experts, config.top_k, config.top_k == 1 ? "" : "s");
+         options.defer_experts, config.top_k(), config.top_k() == 1 ? "" : "s");
   }
 }
 
@@ -40,7 +40,8 @@ void CheckEngineOptions(const EngineOptions& options, const ModelConfig& config)
 }
 
 void CheckContext(const EngineOptions& options, const ModelConfig& config) {
-  if (options.max_model_len > config.max_position && config.rope.kind == RopeKind::kDefault) {
+  if (options.max_model_len > config.max_position &&
+      config.attention().rope.kind == RopeKind::kDefault) {
     Fail(ErrorKind::kInvalidArgument, "--max-model-len: {} is more than the model's {} positions",
          options.max_model_len, config.max_position);
   }

@@ -28,8 +28,9 @@ EngineDevices MakeDevices(const DeviceOptions& options, std::span<const DevicePl
   EngineDevices made;
   if (options.kind == DeviceKind::kCuda) {
     for (size_t d = 0; d < plans.size(); ++d) {
-      made.devices.push_back(CreateCudaDevice(
-          {.ordinal = static_cast<int>(d), .capacity_bytes = plans[d].ledger.total_bytes()}));
+      made.devices.push_back(CreateCudaDevice({.ordinal = static_cast<int>(d),
+                                               .capacity_bytes = plans[d].ledger.total_bytes(),
+                                               .load_kernels = cuda::LoadKernels}));
     }
     if (options.dense == DenseMode::kSharded) ConnectCudaPeers(made.pointers());
     return made;

@@ -26,7 +26,7 @@ namespace {
 uint64_t PredictorBytes(const EngineOptions& options, const ModelConfig& config,
                         const EnginePlan& plan) {
   if (options.predictor == "none" || plan.expert_budget_bytes >= plan.all_experts_bytes ||
-      !MayPrefetch(LinkSlots(plan), config.top_k)) {
+      !MayPrefetch(LinkSlots(plan), config.top_k())) {
     return 0;
   }
   const PredictorShape shape = PredictorShapeOf(options, config);
@@ -75,11 +75,11 @@ EnginePlan PlanEngine(const EngineOptions& options, const ModelFiles& files) {
   plan.step_cost = StepCostOf(config, type, kv_type, layout.blob_bytes);
   plan.slot_bytes = layout.slot_bytes;
   plan.all_experts_bytes =
-      static_cast<uint64_t>(config.num_sparse_layers() * config.num_experts) * layout.slot_bytes;
+      static_cast<uint64_t>(config.num_sparse_layers() * config.num_experts()) * layout.slot_bytes;
 
   const int64_t context = WantedContext(options, config);
   const uint64_t staging_bytes = ExpertLoader::StagingBytes(
-      *files.experts, static_cast<int>(config.num_layers), static_cast<int>(config.num_experts),
+      *files.experts, static_cast<int>(config.num_layers()), static_cast<int>(config.num_experts()),
       LoaderOptionsOf(options, plan.all_experts_bytes));
   uint64_t devices_host_bytes = 0;
   CheckDenseMode(options.devices);
@@ -91,8 +91,8 @@ EnginePlan PlanEngine(const EngineOptions& options, const ModelFiles& files) {
     devices_host_bytes = DevicesHostBytes(options, config, plan.devices) +
                          DenseHostBytes(config, LimitsOf(options, plan), plan.dense_devices);
     if (LooksUpExperts(plan)) {
-      devices_host_bytes += DeviceExperts::TableBytes(
-          ExpertGrid(static_cast<int>(config.num_layers), static_cast<int>(config.num_experts)));
+      devices_host_bytes += DeviceExperts::TableBytes(ExpertGrid(
+          static_cast<int>(config.num_layers()), static_cast<int>(config.num_experts())));
     }
   }
   // Devices that have the dense part have its weights, which the host gives back when it has read
@@ -167,7 +167,7 @@ EnginePlan PlanEngine(const EngineOptions& options, const ModelFiles& files) {
     Fail(ErrorKind::kResourceExhausted,
          "--expert-memory: {} hold no expert; one takes {} ({} experts take {})",
          FormatBytes(plan.expert_budget_bytes), FormatBytes(layout.slot_bytes),
-         config.num_sparse_layers() * config.num_experts, FormatBytes(plan.all_experts_bytes));
+         config.num_sparse_layers() * config.num_experts(), FormatBytes(plan.all_experts_bytes));
   }
   return plan;
 }

@@ -16,7 +16,7 @@ ModelFiles OpenModelFiles(const EngineOptions& options) {
     files.tensors = MakeDummyTensorSource(options.seed);
   } else {
     files.checkpoint = std::make_unique<Checkpoint>(Checkpoint::Open(options.model_dir));
-    files.tensors = MakeCheckpointTensorSource(*files.checkpoint, files.config.fp8_blocks);
+    files.tensors = MakeCheckpointTensorSource(*files.checkpoint);
   }
   if (!options.expert_store.empty()) {
     files.experts = MakeStoreExpertSource(files.config, type, files.tensors->Fingerprint(),

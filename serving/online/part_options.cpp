@@ -19,8 +19,8 @@ ModelLimits LimitsOf(const EngineOptions& options, const EnginePlan& plan) {
 }
 
 PredictorShape PredictorShapeOf(const EngineOptions& options, const ModelConfig& config) {
-  return {static_cast<int>(config.num_sparse_layers()), static_cast<int>(config.num_experts),
-          static_cast<int>(config.top_k), static_cast<int>(options.max_num_seqs)};
+  return {static_cast<int>(config.num_sparse_layers()), static_cast<int>(config.num_experts()),
+          static_cast<int>(config.top_k()), static_cast<int>(options.max_num_seqs)};
 }
 
 int64_t LinkSlots(const EnginePlan& plan) {
@@ -35,7 +35,7 @@ bool LooksUpExperts(const EnginePlan& plan) { return plan.dense_devices == 1; }
 std::unique_ptr<NextGate> MakeNextGate(const EngineOptions& options, const ModelConfig& config) {
   if (options.gate_look_ahead <= 0 || !options.route_from.empty() ||
       (options.predictor != "blend" && options.predictor != "next-gate") ||
-      config.num_sparse_layers() < 2 || config.num_experts <= config.top_k) {
+      config.num_sparse_layers() < 2 || config.num_experts() <= config.top_k()) {
     return nullptr;
   }
   return std::make_unique<NextGate>(PredictorShapeOf(options, config), config.hidden_size,

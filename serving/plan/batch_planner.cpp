@@ -81,7 +81,7 @@ std::vector<BatchWish> Wishes(const EngineOptions& options, const ModelConfig& c
     for (const int64_t batch_tokens : rows) {
       for (const int64_t part : buffers) {
         wishes.push_back(
-            {sequences, batch_tokens, std::max<int64_t>(4, config.num_experts / part)});
+            {sequences, batch_tokens, std::max<int64_t>(4, config.num_experts() / part)});
       }
     }
   }
@@ -131,7 +131,7 @@ std::vector<BatchWish> WishesAround(const EngineOptions& options, const ModelCon
   for (const double factor : {kBuffersStep, 1 / kBuffersStep}) {
     wishes.push_back(wish);
     wishes.back().buffers =
-        std::clamp<int64_t>(scaled(wish.buffers, factor), 4, config.num_experts);
+        std::clamp<int64_t>(scaled(wish.buffers, factor), 4, config.num_experts());
   }
   if (options.devices.count > 0 && options.device_packet_bytes == 0) {
     const uint32_t packet = PacketBytesOf(options, best.sizes);

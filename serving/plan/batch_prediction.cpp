@@ -66,13 +66,13 @@ void NameBottleneck(PhasePrediction& phase, double computing, double link) {
 
 // As an expert of its width on every row.
 double DenseMlpSeconds(const ModelConfig& config, const ModuleCosts& costs, double rows) {
-  return static_cast<double>(config.dense_intermediate_size) /
-         static_cast<double>(config.moe_intermediate_size) * costs[Module::kExpert].seconds(rows);
+  return static_cast<double>(config.dense_width()) / static_cast<double>(config.expert_width()) *
+         costs[Module::kExpert].seconds(rows);
 }
 
 double TokenBudget(const ModelConfig& config, const ModuleCosts& costs, double layer_read_s) {
-  double fixed_s = static_cast<double>(config.num_experts) * costs[Module::kExpert].fixed_s;
-  double row_s = static_cast<double>(config.top_k) * costs[Module::kExpert].per_unit_s;
+  double fixed_s = static_cast<double>(config.num_experts()) * costs[Module::kExpert].fixed_s;
+  double row_s = static_cast<double>(config.top_k()) * costs[Module::kExpert].per_unit_s;
   for (const Module module : {Module::kAttentionIn, Module::kOutput, Module::kRouter}) {
     fixed_s += costs[module].fixed_s;
     row_s += costs[module].per_unit_s;
@@ -118,22 +118,22 @@ PlannedPass BatchPassModel::PassOf(const IterationLoad& load, bool cold) const {
                     ? 2
                     : static_cast<int>(std::clamp<int64_t>(
                           load.decode_sequences + load.prompts_ended, 1, sizes_.micro_batches));
-  pass.layer_is_sparse.assign(config_.layer_is_sparse.begin(), config_.layer_is_sparse.end());
-  pass.num_experts = config_.num_experts;
+  for (const LayerSpec& layer : config_.layers) pass.layer_is_sparse.push_back(layer.sparse());
+  pass.num_experts = config_.num_experts();
   const double group_rows = rows / pass.groups;
   pass.pre_attention_s = costs_[Module::kAttentionIn].seconds(group_rows);
   pass.attention_s = AttentionSeconds(load) / pass.groups;
   pass.post_attention_s =
       costs_[Module::kOutput].seconds(group_rows) + costs_[Module::kRouter].seconds(group_rows);
   const double visit_rows = visited_once ? rows : group_rows;
-  pass.active = costs_.ActiveExperts(config_.num_experts, config_.top_k, rows);
-  pass.repeated = costs_.RepeatedExperts(config_.num_experts, config_.top_k, rows);
-  pass.visit_active = costs_.ActiveExperts(config_.num_experts, config_.top_k, visit_rows);
-  pass.dense_mlp_s = config_.num_layers > config_.num_sparse_layers()
+  pass.active = costs_.ActiveExperts(config_.num_experts(), config_.top_k(), rows);
+  pass.repeated = costs_.RepeatedExperts(config_.num_experts(), config_.top_k(), rows);
+  pass.visit_active = costs_.ActiveExperts(config_.num_experts(), config_.top_k(), visit_rows);
+  pass.dense_mlp_s = config_.num_layers() > config_.num_sparse_layers()
                          ? DenseMlpSeconds(config_, costs_, visit_rows)
                          : 0;
-  pass.expert_s = costs_[Module::kExpert].seconds(visit_rows * static_cast<double>(config_.top_k) /
-                                                  std::max(1.0, pass.visit_active));
+  pass.expert_s = costs_[Module::kExpert].seconds(
+      visit_rows * static_cast<double>(config_.top_k()) / std::max(1.0, pass.visit_active));
   pass.other_s = HeadSeconds(load);
   pass.slots = sizes_.expert_slots;
   pass.buffers = sizes_.buffers;
@@ -192,7 +192,7 @@ const PassTimes& BatchPassModel::Times(const IterationLoad& load, bool cold) {
 double BatchPassModel::AttentionShare(const IterationLoad& load) const {
   const PlannedPass pass = PassOf(load, false);
   const auto rows = static_cast<double>(load.decode_sequences + load.prefill_tokens);
-  const auto layers = static_cast<double>(config_.num_layers);
+  const auto layers = static_cast<double>(config_.num_layers());
   const auto sparse = static_cast<double>(config_.num_sparse_layers());
   const double router = costs_[Module::kRouter].seconds(rows / pass.groups);
   const double layer = pass.pre_attention_s + pass.attention_s + pass.post_attention_s;
@@ -204,7 +204,7 @@ double BatchPassModel::AttentionShare(const IterationLoad& load) const {
 PhasePrediction BatchPassModel::Phase(const IterationLoad& load) {
   const PlannedPass pass = PassOf(load, false);
   const PassTimes& times = Times(load, false);
-  const auto layers = static_cast<double>(config_.num_layers);
+  const auto layers = static_cast<double>(config_.num_layers());
   const double of_sparse = static_cast<double>(config_.num_sparse_layers()) / layers;
   const double groups = pass.groups;
   const double visits = pass.schedule == ScheduleKind::kModuleBatching ? 1 : groups;

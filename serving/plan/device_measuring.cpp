@@ -32,11 +32,12 @@ constexpr uint64_t kMiB = kKiB * kKiB;
 ModelConfig ShapeOf(const DeviceAmounts& amounts) {
   ModelConfig config;
   config.hidden_size = amounts.hidden;
-  config.num_layers = 1;
-  config.layer_is_sparse = {1};
-  config.num_experts = amounts.experts;
-  config.top_k = 1;
-  config.moe_intermediate_size = amounts.intermediate;
+  ExpertsSpec experts;
+  experts.router.experts = amounts.experts;
+  experts.router.top_k = 1;
+  experts.expert.width = amounts.intermediate;
+  config.layers.emplace_back().mlp = experts;
+  config.tensors.SetMlp(kExpertSlots, "experts.{expert}.", {"gate", "up", "down"});
   return config;
 }
 
@@ -91,7 +92,7 @@ class Experts {
         rows_(static_cast<size_t>(MostTokens(amounts))) {
     const std::unique_ptr<TensorSource> source = MakeDummyTensorSource(1);
     ExpertPacker packer(config_, type, *source, kernels_);
-    for (int64_t e = 0; e < config_.num_experts; ++e) {
+    for (int64_t e = 0; e < config_.num_experts(); ++e) {
       packer.Pack(Id(e), {blobs_.data() + static_cast<uint64_t>(e) * layout_.slot_bytes,
                           layout_.slot_bytes});
     }
@@ -105,7 +106,7 @@ class Experts {
     activations_ = AlignedBuffer(static_cast<size_t>(most_rows * activation_bytes_));
     kernels_.prepare_activations(x_.data(), config_.hidden_size, most_rows, config_.hidden_size,
                                  activation, activations_.data(), activation_bytes_);
-    workspace_.Reserve(activation, most_rows, config_.moe_intermediate_size);
+    workspace_.Reserve(activation, most_rows, config_.expert_width());
     if (kernels == nullptr) return;
     memory_ = AllocateOrThrow(device, blobs_.bytes(), "experts to measure");
     const std::unique_ptr<Stream> stream = device.CreateStream();
@@ -113,7 +114,7 @@ class Experts {
     ThrowIfFailed(stream->Synchronize());
     operator_ =
         std::make_unique<DeviceOperator>(device, *kernels, layout_, config_, MostTokens(amounts));
-    for (int64_t e = 0; e < config_.num_experts; ++e) {
+    for (int64_t e = 0; e < config_.num_experts(); ++e) {
       const uint64_t offset = static_cast<uint64_t>(e) * layout_.slot_bytes;
       pinned_.push_back({Id(e), memory_.data() + offset, 0, blobs_.data() + offset});
     }
@@ -130,7 +131,7 @@ class Experts {
     do {
       const std::byte* const blob =
           blobs_.data() + static_cast<uint64_t>(next_) * layout_.slot_bytes;
-      next_ = (next_ + 1) % config_.num_experts;
+      next_ = (next_ + 1) % config_.num_experts();
       ExpertWork work;
       work.gate = SectionMatrix(layout_.sections[0], blob);
       work.up = SectionMatrix(layout_.sections[1], blob);
@@ -148,20 +149,20 @@ class Experts {
   // Seconds of one expert of a batch of all of them, with the rows' way there and back.
   double TimeOnDevice(int64_t rows, double least_s) {
     std::vector<int32_t> first_row;
-    for (int64_t e = 0; e <= config_.num_experts; ++e) {
+    for (int64_t e = 0; e <= config_.num_experts(); ++e) {
       first_row.push_back(static_cast<int32_t>(e * rows));
     }
     const Stopwatch watch;
     int64_t done = 0;
     do {
-      operator_->BeginLayer({x_.data(), config_.hidden_size, config_.num_experts * rows},
+      operator_->BeginLayer({x_.data(), config_.hidden_size, config_.num_experts() * rows},
                             {first_row, rows_});
       operator_->Queue(pool_, pinned_);
       const DeviceOperator::Batch batch = operator_->TakeOldest();
       if (batch.out == nullptr) {
         Fail(ErrorKind::kUnavailable, "the device computes no experts; the log says why");
       }
-      done += config_.num_experts;
+      done += config_.num_experts();
     } while (watch.seconds() < least_s);
     return watch.seconds() / static_cast<double>(done);
   }
@@ -347,8 +348,10 @@ std::vector<DeviceProfile> MeasureCudaDevices(ThreadPool& pool, const ProfilerOp
   std::vector<DeviceProfile> profiles;
   for (const CudaDeviceInfo& info : FindCudaDevices().devices) {
     try {
-      const std::unique_ptr<Device> device = CreateCudaDevice(
-          {.ordinal = info.ordinal, .capacity_bytes = MeasuredDeviceBytes(amounts)});
+      const std::unique_ptr<Device> device =
+          CreateCudaDevice({.ordinal = info.ordinal,
+                            .capacity_bytes = MeasuredDeviceBytes(amounts),
+                            .load_kernels = cuda::LoadKernels});
       profiles.push_back(MeasureDevice(*device, info.name, cuda::CompiledKernels(), pool, amounts,
                                        options.progress));
     } catch (const Error& error) {

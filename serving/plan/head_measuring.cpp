@@ -36,7 +36,7 @@ LinearFit MeasureHead(PassMeter& passes, const ModuleProfilerInputs& inputs) {
   std::vector<double> values;
   for (const int64_t rows : {int64_t{1}, int64_t{8}, int64_t{32}, block}) {
     if (rows > block) continue;
-    passes.Run(passes.DecodeSlices(rows, 16), config.top_k);
+    passes.Run(passes.DecodeSlices(rows, 16), config.top_k());
     std::vector<int32_t> wanted(static_cast<size_t>(rows));
     std::iota(wanted.begin(), wanted.end(), 0);
     std::vector<double> samples;

@@ -96,10 +96,10 @@ class LinkMeter {
     std::vector<PinnedExpert> ready;
     StreamingExperts& experts = passes_.experts();
     experts.StepBegan();
-    for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
-      if (config_.layer_is_sparse[static_cast<size_t>(layer)] == 0) continue;
+    for (int64_t layer = 0; layer < config_.num_layers(); ++layer) {
+      if (!config_.is_sparse(layer)) continue;
       wanted.clear();
-      for (int64_t e = passes_.residents(); e < config_.num_experts; ++e) {
+      for (int64_t e = passes_.residents(); e < config_.num_experts(); ++e) {
         ExpertId id;
         id.layer = static_cast<uint16_t>(layer);
         id.index = static_cast<uint16_t>(e);
@@ -121,7 +121,7 @@ class LinkMeter {
 
   // Rows with which computing takes as long as reading.
   int64_t BalancedRows(double bytes_per_s) const {
-    const double read_s = AsDouble(config_.num_experts - passes_.residents()) *
+    const double read_s = AsDouble(config_.num_experts() - passes_.residents()) *
                           static_cast<double>(passes_.slot_bytes()) / bytes_per_s;
     const double rows = TokenBudget(config_, costs_, read_s);
     return static_cast<int64_t>(
@@ -130,7 +130,7 @@ class LinkMeter {
 
   // How much longer than the costs say a pass without reading takes at this moment.
   double Slowness(int64_t rows) {
-    if (rows * config_.top_k < passes_.spreadable()) return 1;
+    if (rows * config_.top_k() < passes_.spreadable()) return 1;
     const auto slices = passes_.DecodeSlices(rows, kContext);
     passes_.Run(slices, passes_.spreadable());  // what was read ahead is still being read
     const PassPoint point = passes_.Run(slices, passes_.spreadable());
@@ -142,10 +142,10 @@ class LinkMeter {
   double ComputeSeconds(const PassPoint& point, double experts, double pairs) const {
     const double rows = AsDouble(point.rows);
     const int64_t sparse_layers = config_.num_sparse_layers();
-    return AsDouble(config_.num_layers) *
+    return AsDouble(config_.num_layers()) *
                (costs_[Module::kAttentionIn].seconds(rows) + costs_[Module::kOutput].seconds(rows) +
                 costs_[Module::kDecodeAttention].seconds(point.decode_positions)) +
-           AsDouble(config_.num_layers - sparse_layers) * DenseMlpSeconds(config_, costs_, rows) +
+           AsDouble(config_.num_layers() - sparse_layers) * DenseMlpSeconds(config_, costs_, rows) +
            AsDouble(sparse_layers) * costs_[Module::kRouter].seconds(rows) +
            experts * costs_[Module::kExpert].fixed_s + pairs * costs_[Module::kExpert].per_unit_s;
   }

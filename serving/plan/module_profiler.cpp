@@ -68,7 +68,7 @@ class ModuleProfiler {
   explicit ModuleProfiler(const ModuleProfilerInputs& inputs)
       : inputs_(inputs),
         passes_(inputs,
-                {kTimedLayers, kTimedRows, kTimedDecodeRows, inputs.config.num_experts / 2, 0}),
+                {kTimedLayers, kTimedRows, kTimedDecodeRows, inputs.config.num_experts() / 2, 0}),
         config_(passes_.config()),
         limits_(passes_.limits()),
         sparse_layers_(config_.num_sparse_layers()) {}
@@ -101,7 +101,7 @@ class ModuleProfiler {
         slices.begin(), slices.end(), int64_t{0},
         [](int64_t sum, const SequenceSlice& slice) { return sum + slice.num_tokens; });
     // Each of the active experts is to have a row.
-    if (rows * config_.top_k < active) return;
+    if (rows * config_.top_k() < active) return;
     const PassPoint point = passes_.Run(slices, active);
     samples_[{AsDouble(point.rows), point.decode_positions, point.prefill_positions,
               point.active_experts}]
@@ -167,8 +167,8 @@ class ModuleProfiler {
         // A job's sequences share no contexts: each is read once in a layer.
         if (context > 16 && rows > passes_.contexts()) continue;
         Measure(passes_.DecodeSlices(rows, context), passes_.spreadable());
-        if (passes_.spreadable() <= config_.top_k) continue;
-        Measure(passes_.DecodeSlices(rows, context), config_.top_k);
+        if (passes_.spreadable() <= config_.top_k()) continue;
+        Measure(passes_.DecodeSlices(rows, context), config_.top_k());
       }
     }
   }
@@ -192,7 +192,7 @@ class ModuleProfiler {
     const LinearFit expert = FitLinear(terms, values);
     SetCost(Module::kExpert, expert.coefficients[0], expert.coefficients[1], expert, batches);
 
-    const double layers = AsDouble(config_.num_layers);
+    const double layers = AsDouble(config_.num_layers());
     terms.clear();
     values.clear();
     for (const PassPoint& point : points_) {
@@ -214,7 +214,7 @@ class ModuleProfiler {
     values.clear();
     for (const PassPoint& point : points_) {
       const double seconds = (point.dense_s - point.attention_s -
-                              AsDouble(config_.num_layers - sparse_layers_) *
+                              AsDouble(config_.num_layers() - sparse_layers_) *
                                   DenseMlpSeconds(config_, costs_, AsDouble(point.rows))) /
                              AsDouble(sparse_layers_);
       if (seconds <= 0) continue;
@@ -229,7 +229,7 @@ class ModuleProfiler {
   LinearFit MeasureOutput() {
     std::vector<std::vector<double>> terms;
     std::vector<double> values;
-    const int64_t width = config_.num_heads * config_.head_dim;
+    const int64_t width = config_.attention().q_width();
     const ActivationType type = ActivationTypeOf(
         inputs_.kernels.numerics, passes_.model().weights().layers.front().output.type);
     const int64_t row_bytes = ActivationRowBytes(type, width);
@@ -258,7 +258,7 @@ class ModuleProfiler {
           product.y_stride = config_.hidden_size;
           ParallelMatmul(passes_.pool(), inputs_.kernels, product);
         }
-        if (repeat > 0) samples.push_back(watch.seconds() / AsDouble(config_.num_layers));
+        if (repeat > 0) samples.push_back(watch.seconds() / AsDouble(config_.num_layers()));
       }
       terms.push_back({1, AsDouble(rows)});
       values.push_back(Summarise(std::move(samples), "s", "").value);
@@ -300,7 +300,7 @@ std::vector<RoutedRows> ObserveRouting(const ModuleProfilerInputs& inputs,
                                        const ModuleCosts& costs) {
   inputs.progress("routing");
   const ModelConfig& config = inputs.config;
-  const double layer_read_s = AsDouble(config.num_experts) *
+  const double layer_read_s = AsDouble(config.num_experts()) *
                               static_cast<double>(inputs.experts.layout().slot_bytes) /
                               costs.link.value;
   const auto layers = static_cast<int64_t>(std::clamp(
@@ -309,11 +309,11 @@ std::vector<RoutedRows> ObserveRouting(const ModuleProfilerInputs& inputs,
   const double row_s =
       AsDouble(layers) * (costs[Module::kAttentionIn].per_unit_s +
                           costs[Module::kOutput].per_unit_s + costs[Module::kRouter].per_unit_s +
-                          AsDouble(config.top_k) * costs[Module::kExpert].per_unit_s);
+                          AsDouble(config.top_k()) * costs[Module::kExpert].per_unit_s);
   const auto rows =
       static_cast<int64_t>(std::clamp(kRoutingSeconds / std::max(1e-9, row_s),
                                       AsDouble(PassMeter::kTextTokens), AsDouble(kRoutingRows)));
-  RoutingCurve curve(config.num_experts);
+  RoutingCurve curve(config.num_experts());
   PassMeter(inputs, {layers, rows, 0, 0, kRoutingSequences}).RunText(curve, kRoutingSteps);
   return curve.Points();
 }
@@ -329,9 +329,9 @@ std::string ModuleCostsKey(const ModuleProfilerInputs& inputs, const HostDescrip
   }
   return fmt::format(
       "{}|{} {}|{} {} {} {} {} {}|{} {} {} {}|{}|{} {} {} {}|{} {}|{} {} {} {}{}", host.fingerprint,
-      c.architecture, c.num_layers, c.hidden_size, c.num_experts, c.top_k, c.moe_intermediate_size,
-      c.dense_intermediate_size, c.shared_intermediate_size, c.num_heads, c.num_kv_heads,
-      c.head_dim, c.vocab_size, c.num_sparse_layers(), IsaName(inputs.kernels.isa),
+      c.architecture, c.num_layers(), c.hidden_size, c.num_experts(), c.top_k(), c.expert_width(),
+      c.dense_width(), c.shared_width(), c.attention().heads, c.attention().kv_heads,
+      c.attention().head_dim, c.vocab_size, c.num_sparse_layers(), IsaName(inputs.kernels.isa),
       ChoicesText(inputs.kernels), static_cast<int>(inputs.weight_type),
       static_cast<int>(inputs.kv_type), inputs.threads, PlacesText(inputs.thread_layout),
       ReadBackendName(inputs.streaming.backend), inputs.streaming.depth,

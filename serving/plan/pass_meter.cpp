@@ -20,17 +20,15 @@ constexpr int64_t kLogitRows = 64;
 // Up to and with so many layers with experts.
 int64_t LayersToRun(const ModelConfig& config, int64_t sparse_layers) {
   int64_t sparse = 0;
-  for (int64_t layer = 0; layer < config.num_layers; ++layer) {
-    sparse += config.layer_is_sparse[static_cast<size_t>(layer)] != 0;
+  for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
+    sparse += config.is_sparse(layer);
     if (sparse == sparse_layers) return layer + 1;
   }
-  return config.num_layers;
+  return config.num_layers();
 }
 
 ModelConfig FirstLayers(ModelConfig config, int64_t layers) {
-  config.num_layers = layers;
-  config.layer_window.resize(static_cast<size_t>(layers));
-  config.layer_is_sparse.resize(static_cast<size_t>(layers));
+  config.layers.resize(static_cast<size_t>(layers));
   return config;
 }
 
@@ -48,7 +46,7 @@ PassMeter::PassMeter(const ModuleProfilerInputs& inputs, const PassMeterSizes& m
       most_(most),
       config_(FirstLayers(inputs.config, LayersToRun(inputs.config, most.sparse_layers))),
       slot_bytes_(inputs.experts.layout().slot_bytes),
-      routing_(config_.num_experts) {
+      routing_(config_.num_experts()) {
   for (const std::vector<int32_t>& prompt : inputs.sample_prompts) {
     sample_tokens_.insert(sample_tokens_.end(), prompt.begin(), prompt.end());
   }
@@ -59,8 +57,8 @@ PassMeter::PassMeter(const ModuleProfilerInputs& inputs, const PassMeterSizes& m
   StreamingOptions streaming = streaming_;
   streaming.slot_stretches = stretches;
   experts_ =
-      std::make_unique<StreamingExperts>(inputs.experts, static_cast<int>(config_.num_layers),
-                                         static_cast<int>(config_.num_experts), streaming);
+      std::make_unique<StreamingExperts>(inputs.experts, static_cast<int>(config_.num_layers()),
+                                         static_cast<int>(config_.num_experts()), streaming);
   model_ = std::make_unique<Model>(
       config_,
       ModelWeights::Load(config_, inputs.weight_type, inputs.tensors, inputs.kernels, *pool_),
@@ -73,7 +71,7 @@ PassMeter::PassMeter(const ModuleProfilerInputs& inputs, const PassMeterSizes& m
 StreamingOptions PassMeter::StreamingFor(int64_t resident_experts, int64_t buffers) const {
   StreamingOptions streaming = inputs_.streaming;
   streaming.slots = std::min(resident_experts * config_.num_sparse_layers() + buffers,
-                             config_.num_sparse_layers() * config_.num_experts);
+                             config_.num_sparse_layers() * config_.num_experts());
   streaming.buffers = buffers;
   streaming.timeline = nullptr;
   return streaming;
@@ -85,7 +83,7 @@ uint64_t PassMeter::BytesWith(int64_t rows, int64_t resident_experts, int64_t bu
   return ModelWeights::Bytes(config_, inputs_.weight_type) +
          static_cast<uint64_t>(streaming.slots) * slot_bytes_ +
          StreamingExperts::StagingBytes(inputs_.experts,
-                                        ExpertGrid(config_.num_layers, config_.num_experts),
+                                        ExpertGrid(config_.num_layers(), config_.num_experts()),
                                         streaming.slots, streaming) +
          static_cast<uint64_t>(limits.num_kv_blocks) *
              Model::KvBlockBytes(config_, inputs_.kv_type) +
@@ -113,7 +111,7 @@ ModelLimits PassMeter::LimitsFor(int64_t rows) const {
 void PassMeter::ChooseSizes() {
   const int64_t group = GroupOfExperts(slot_bytes_);
   const int64_t buffers =
-      std::clamp<int64_t>(2 * group, 4, std::max<int64_t>(4, config_.num_experts));
+      std::clamp<int64_t>(2 * group, 4, std::max<int64_t>(4, config_.num_experts()));
   for (int64_t resident = most_.residents;; resident /= 2) {
     for (int64_t rows = most_.rows; rows >= 16; rows /= 2) {
       if (BytesWith(rows, resident, buffers) > inputs_.memory_bytes) continue;
@@ -123,11 +121,11 @@ void PassMeter::ChooseSizes() {
       streaming_.timeline = &timeline_;
       return;
     }
-    if (resident <= config_.top_k) break;
+    if (resident <= config_.top_k()) break;
   }
   Fail(ErrorKind::kResourceExhausted,
        "measuring the model's modules needs {} at least, {} may be used",
-       FormatBytes(BytesWith(16, std::min(most_.residents, config_.top_k), buffers)),
+       FormatBytes(BytesWith(16, std::min(most_.residents, config_.top_k()), buffers)),
        FormatBytes(inputs_.memory_bytes));
 }
 
@@ -151,7 +149,7 @@ PassPoint PassMeter::Run(std::span<const SequenceSlice> slices, int64_t active) 
   for (int32_t& token : tokens_) token = NextToken();
   if (active > 0) routing_.Spread(active, spreadable());
   point.active_experts = static_cast<double>(active * config_.num_sparse_layers());
-  point.pairs = static_cast<double>(point.rows * config_.top_k * config_.num_sparse_layers());
+  point.pairs = static_cast<double>(point.rows * config_.top_k() * config_.num_sparse_layers());
 
   const double routed_experts = routing_.touched();
   const double routed_pairs = routing_.pairs();

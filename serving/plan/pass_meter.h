@@ -69,7 +69,7 @@ class PassMeter {
   EvenRouting& routing() { return routing_; }
   int64_t residents() const { return resident_experts_; }  // of each sparse layer
   // Experts that passes may spread their rows over without reading any.
-  int64_t spreadable() const { return std::max(config_.top_k, resident_experts_); }
+  int64_t spreadable() const { return std::max(config_.top_k(), resident_experts_); }
 
   // Rows spread over `active` of the spreadable experts of each layer; 0: as the router says.
   PassPoint Run(std::span<const SequenceSlice> slices, int64_t active);

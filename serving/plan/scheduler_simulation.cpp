@@ -181,15 +181,15 @@ class Simulation {
     return Blocks(sequence.context + tokens) - Blocks(sequence.context);
   }
 
-  // Takes the newest running sequence out. Its place in this iteration's budget is free again.
-  void PreemptNewest(std::deque<Chunked>& waiting, std::vector<Chunked>& running, int64_t& budget) {
+  // Takes the newest running sequence out. Nothing is planned of it yet: decoding ones are planned
+  // oldest first, and after them at most one unfinished prompt, the newest of all: behind one that
+  // did not fit the budget nobody was admitted.
+  void PreemptNewest(std::deque<Chunked>& waiting, std::vector<Chunked>& running) {
     Chunked victim = running.back();
+    CHECK_EQ(victim.planned, 0);
     running.pop_back();
-    // Blocks of what it was to compute now were taken already.
-    free_blocks_ += Blocks(victim.context + victim.planned);
-    budget += victim.planned;
+    free_blocks_ += Blocks(victim.context);
     victim.context = 0;
-    victim.planned = 0;
     waiting.push_front(victim);
     ++result_.preemptions;
   }
@@ -200,7 +200,7 @@ class Simulation {
     const int64_t need = MissingBlocks(running[i], tokens);
     while (need > free_blocks_) {
       const bool itself = i + 1 == running.size();
-      PreemptNewest(waiting, running, budget);
+      PreemptNewest(waiting, running);
       if (itself) return false;
     }
     free_blocks_ -= need;

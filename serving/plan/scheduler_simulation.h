@@ -27,7 +27,7 @@ struct SchedulerLimits {
   // the schedules that do not mix prefill and decode.
   bool whole_batches = false;
   // Prompts are cut at the token budget, so that every iteration uses all of it: the scheduler of
-  // this program's engines (serving/online/scheduler); there the last to be preempted is the first
+  // this program's engines (serving/engine/scheduler); there the last to be preempted is the first
   // to come back. Whole prompts wait for room in the budget, else.
   bool chunked_prefill = false;
 };

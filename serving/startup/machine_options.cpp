@@ -16,7 +16,7 @@ namespace {
 // A device without an expert of a layer would have nothing to do.
 void UseDevicesThatHaveExperts(EngineOptions& options) {
   if (options.devices.count < 2) return;
-  const int64_t experts = std::max<int64_t>(1, LoadModelConfig(options.model_dir).num_experts);
+  const int64_t experts = std::max<int64_t>(1, LoadModelConfig(options.model_dir).num_experts());
   if (options.devices.count <= experts) return;
   LogWarn("--devices {}: the model has {} experts in a layer, so {} devices are used",
           options.devices.count, experts, experts);

@@ -4,17 +4,14 @@
 
 #include "core/base/error.h"
 #include "core/base/logging.h"
-#include "kernels/cpu/product_choice.h"
-#include "serving/online/engine_parts.h"
+#include "serving/online/engine_plan.h"
 #include "serving/plan/module_profiler.h"
 
 namespace moesaic {
 namespace {
 
 ModuleProfilerInputs InputsOf(const EngineOptions& options, const ModelFiles& files) {
-  ModuleProfilerInputs inputs{
-      files.config, *files.tensors, *files.experts,
-      WithChoices(SelectKernels(ChooseWeightType(options)), options.kernel_choices)};
+  ModuleProfilerInputs inputs{files.config, *files.tensors, *files.experts, *files.kernels};
   inputs.weight_type = ChooseWeightType(options);
   inputs.kv_type = ChooseKvType(options);
   inputs.threads = options.threads;

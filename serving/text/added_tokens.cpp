@@ -9,18 +9,18 @@
 
 namespace moesaic {
 
-AddedToken ParseAddedToken(const JsonNode& node) {
+AddedToken ParseAddedToken(const JsonFields& node) {
   AddedToken token;
   if (node.value().is_string()) {
     token.content = node.String();
     return token;
   }
   token.content = node.At("content").String();
-  token.special = node.BoolOr("special", false);
-  token.single_word = node.BoolOr("single_word", false);
-  token.lstrip = node.BoolOr("lstrip", false);
-  token.rstrip = node.BoolOr("rstrip", false);
-  token.normalized = node.BoolOr("normalized", !token.special);
+  token.special = node.OptionalBool("special").value_or(false);
+  token.single_word = node.OptionalBool("single_word").value_or(false);
+  token.lstrip = node.OptionalBool("lstrip").value_or(false);
+  token.rstrip = node.OptionalBool("rstrip").value_or(false);
+  token.normalized = node.OptionalBool("normalized").value_or(!token.special);
   return token;
 }
 

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "serving/text/json_node.h"
+#include "core/base/json_fields.h"
 
 namespace moesaic {
 
@@ -24,7 +24,7 @@ struct AddedToken {
 
 // An element of "added_tokens" or "added_tokens_decoder", without its id. A bare string is a token
 // with the default flags.
-AddedToken ParseAddedToken(const JsonNode& node);
+AddedToken ParseAddedToken(const JsonFields& node);
 
 // A part of a text in which special tokens are plain text.
 struct PlainRange {

@@ -27,19 +27,20 @@ bool Later(const BpeScratch::Candidate& a, const BpeScratch::Candidate& b) {
 
 }  // namespace
 
-bool BpeModel::AllowsRawBytes(const JsonNode& node) {
-  return node.StringOr("continuing_subword_prefix", "").empty() &&
-         node.StringOr("end_of_word_suffix", "").empty() && !node.BoolOr("byte_fallback", false);
+bool BpeModel::AllowsRawBytes(const JsonFields& node) {
+  return node.OptionalString("continuing_subword_prefix").value_or("").empty() &&
+         node.OptionalString("end_of_word_suffix").value_or("").empty() &&
+         !node.OptionalBool("byte_fallback").value_or(false);
 }
 
-BpeModel::BpeModel(const JsonNode& node, bool raw_bytes) : raw_bytes_(raw_bytes) {
-  ignore_merges_ = node.BoolOr("ignore_merges", false);
-  byte_fallback_ = node.BoolOr("byte_fallback", false);
-  fuse_unk_ = node.BoolOr("fuse_unk", false);
-  prefix_ = node.StringOr("continuing_subword_prefix", "");
-  suffix_ = node.StringOr("end_of_word_suffix", "");
+BpeModel::BpeModel(const JsonFields& node, bool raw_bytes) : raw_bytes_(raw_bytes) {
+  ignore_merges_ = node.OptionalBool("ignore_merges").value_or(false);
+  byte_fallback_ = node.OptionalBool("byte_fallback").value_or(false);
+  fuse_unk_ = node.OptionalBool("fuse_unk").value_or(false);
+  prefix_ = node.OptionalString("continuing_subword_prefix").value_or("");
+  suffix_ = node.OptionalString("end_of_word_suffix").value_or("");
   LoadVocabulary(node.At("vocab"));
-  if (const auto unk = node.Find("unk_token")) {
+  if (const auto unk = node.Member("unk_token")) {
     // One that the vocabulary lacks is no error of the file, as in the reference implementation: a
     // vocabulary that has all bytes never needs it. A text that does is refused.
     unk_id_ = vocabulary_.Find(unk->String());
@@ -66,37 +67,36 @@ BpeModel::BpeModel(const JsonNode& node, bool raw_bytes) : raw_bytes_(raw_bytes)
   FindBoundaryCharacter();
 }
 
-void BpeModel::LoadVocabulary(const JsonNode& node) {
+void BpeModel::LoadVocabulary(const JsonFields& node) {
   if (!node.value().is_object()) {
-    node.Reject(ErrorKind::kCorrupt, "expected an object of token strings and ids");
+    node.Refuse("expected an object of token strings and ids");
   }
   vocabulary_.Reserve(node.value().size());
   std::vector<bool> used;
   for (const auto& [token, value] : node.value().items()) {
     if (!value.is_number_integer()) {
-      node.Reject(ErrorKind::kCorrupt,
-                  fmt::format("the id of \"{}\" is {}, not an integer", token, value.type_name()));
+      node.Refuse(fmt::format("the id of \"{}\" is {}, not an integer", token, value.type_name()));
     }
     // Compare as what the parser read: a huge unsigned value must not wrap.
     const bool in_range = value.is_number_unsigned()
                               ? value.get<uint64_t>() <= static_cast<uint64_t>(kMaxTokenId)
                               : false;
     if (!in_range) {
-      node.Reject(ErrorKind::kCorrupt, fmt::format("the id of \"{}\" is {}, outside 0 to {}", token,
-                                                   value.dump(), kMaxTokenId));
+      node.Refuse(
+          fmt::format("the id of \"{}\" is {}, outside 0 to {}", token, value.dump(), kMaxTokenId));
     }
     const auto id = value.get<int32_t>();
     if (used.size() <= static_cast<size_t>(id)) used.resize(static_cast<size_t>(id) + 1);
     if (used[static_cast<size_t>(id)]) {
-      node.Reject(ErrorKind::kCorrupt, fmt::format("id {} (of \"{}\") occurs twice", id, token));
+      node.Refuse(fmt::format("id {} (of \"{}\") occurs twice", id, token));
     }
     used[static_cast<size_t>(id)] = true;
     vocabulary_.Add(token, id);
   }
 }
 
-void BpeModel::LoadMerges(const JsonNode& node) {
-  if (!node.value().is_array()) node.Reject(ErrorKind::kCorrupt, "expected an array");
+void BpeModel::LoadMerges(const JsonFields& node) {
+  if (!node.value().is_array()) node.Refuse("expected an array");
   const size_t count = node.value().size();
   const size_t slots = std::bit_ceil(count * 2 + 2);
   merges_.assign(slots, Merge{});
@@ -113,8 +113,7 @@ void BpeModel::LoadMerges(const JsonNode& node) {
       if (text.starts_with("#version")) continue;  // the first line of a merges.txt
       const size_t space = text.find(' ');
       if (space == std::string_view::npos || text.find(' ', space + 1) != std::string_view::npos) {
-        node.Element(i).Reject(
-            ErrorKind::kCorrupt,
+        node.Element(i).Refuse(
             fmt::format("expected two tokens with one space, found \"{}\"", text));
       }
       left = text.substr(0, space);
@@ -124,20 +123,19 @@ void BpeModel::LoadMerges(const JsonNode& node) {
       left = value[0].get_ref<const std::string&>();
       right = value[1].get_ref<const std::string&>();
     } else {
-      node.Element(i).Reject(ErrorKind::kCorrupt, "expected \"left right\" or [left, right]");
+      node.Element(i).Refuse("expected \"left right\" or [left, right]");
     }
     const auto find = [&](std::string_view token) {
       const int32_t id = vocabulary_.Find(token);
       if (id == kNoToken) {
-        node.Element(i).Reject(ErrorKind::kCorrupt,
-                               fmt::format("\"{}\" is not in model.vocab", token));
+        node.Element(i).Refuse(fmt::format("\"{}\" is not in model.vocab", token));
       }
       return static_cast<uint32_t>(id);
     };
     const uint32_t left_id = find(left);
     const uint32_t right_id = find(right);
     if (right.size() < prefix_bytes) {
-      node.Element(i).Reject(ErrorKind::kCorrupt, "the right token lacks the subword prefix");
+      node.Element(i).Refuse("the right token lacks the subword prefix");
     }
     joined.assign(left);
     joined += right.substr(prefix_bytes);

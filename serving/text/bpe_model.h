@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "serving/text/json_node.h"
+#include "core/base/json_fields.h"
 #include "serving/text/vocabulary.h"
 #include "serving/text/word_cache.h"
 
@@ -39,11 +39,11 @@ struct BpeScratch {
 class BpeModel {
  public:
   // `raw_bytes`: words come as plain bytes and the vocabulary is in the byte-level alphabet.
-  BpeModel(const JsonNode& node, bool raw_bytes);
+  BpeModel(const JsonFields& node, bool raw_bytes);
 
   // True when a model of this description can take words as raw bytes: it adds nothing to the
   // symbols at a word's ends and does not fall back to byte tokens.
-  static bool AllowsRawBytes(const JsonNode& node);
+  static bool AllowsRawBytes(const JsonFields& node);
 
   const Vocabulary& vocabulary() const { return vocabulary_; }
 
@@ -59,8 +59,8 @@ class BpeModel {
     uint32_t merged_id = 0;
   };
 
-  void LoadVocabulary(const JsonNode& node);
-  void LoadMerges(const JsonNode& node);
+  void LoadVocabulary(const JsonFields& node);
+  void LoadMerges(const JsonFields& node);
   void FindBoundaryCharacter();
   const Merge* FindMerge(uint32_t left, uint32_t right) const;
   void InsertMerge(const Merge& merge);

@@ -35,13 +35,13 @@ std::string RemoveMarks(std::string_view text) {
 
 }  // namespace
 
-TextPattern::TextPattern(const JsonNode& node) {
-  if (const auto literal = node.Find("String")) {
+TextPattern::TextPattern(const JsonFields& node) {
+  if (const auto literal = node.Member("String")) {
     literal_ = literal->String();
-  } else if (const auto regex = node.Find("Regex")) {
-    regex_.emplace(regex->String(), regex->where());
+  } else if (const auto regex = node.Member("Regex")) {
+    regex_.emplace(regex->String(), regex->Where());
   } else {
-    node.Reject(ErrorKind::kUnsupported, "expected {\"String\": ...} or {\"Regex\": ...}");
+    node.Refuse("expected {\"String\": ...} or {\"Regex\": ...}", ErrorKind::kUnsupported);
   }
 }
 
@@ -55,10 +55,10 @@ std::string ReplaceMatches(std::string_view text, const TextPattern& pattern,
   return result;
 }
 
-void Normalizer::AddStep(const JsonNode& node) {
+void Normalizer::AddStep(const JsonFields& node) {
   const std::string type = node.At("type").String();
   if (type == "Sequence") {
-    for (const JsonNode& element : node.At("normalizers").Elements()) AddStep(element);
+    for (const JsonFields& element : node.At("normalizers").Elements()) AddStep(element);
   } else if (type == "NFC") {
     steps_.emplace_back(Form{NormalForm::kNfc});
   } else if (type == "NFD") {
@@ -72,13 +72,14 @@ void Normalizer::AddStep(const JsonNode& node) {
   } else if (type == "StripAccents") {
     steps_.emplace_back(StripAccents{});
   } else if (type == "Strip") {
-    steps_.emplace_back(Strip{node.BoolOr("strip_left", true), node.BoolOr("strip_right", true)});
+    steps_.emplace_back(Strip{node.OptionalBool("strip_left").value_or(true),
+                              node.OptionalBool("strip_right").value_or(true)});
   } else if (type == "Prepend") {
     steps_.emplace_back(Prepend{node.At("prepend").String()});
   } else if (type == "Replace") {
     steps_.emplace_back(Replace{TextPattern(node.At("pattern")), node.At("content").String()});
   } else {
-    node.Reject(ErrorKind::kUnsupported, fmt::format("unknown normalizer type \"{}\"", type));
+    node.Refuse(fmt::format("unknown normalizer type \"{}\"", type), ErrorKind::kUnsupported);
   }
 }
 

@@ -10,7 +10,7 @@
 #include <variant>
 #include <vector>
 
-#include "serving/text/json_node.h"
+#include "core/base/json_fields.h"
 #include "serving/text/regex.h"
 #include "serving/text/unicode.h"
 
@@ -19,7 +19,7 @@ namespace moesaic {
 // The "pattern" of Split and Replace: {"String": ...} or {"Regex": ...}.
 class TextPattern {
  public:
-  explicit TextPattern(const JsonNode& node);
+  explicit TextPattern(const JsonFields& node);
 
   // As Regex::ForEachPart.
   template <typename Visitor>
@@ -56,7 +56,7 @@ std::string ReplaceMatches(std::string_view text, const TextPattern& pattern,
 class Normalizer {
  public:
   Normalizer() = default;
-  explicit Normalizer(const JsonNode& node) { AddStep(node); }
+  explicit Normalizer(const JsonFields& node) { AddStep(node); }
 
   bool empty() const { return steps_.empty(); }
 
@@ -82,7 +82,7 @@ class Normalizer {
   };
   using Step = std::variant<Form, Lowercase, StripAccents, Strip, Prepend, Replace>;
 
-  void AddStep(const JsonNode& node);
+  void AddStep(const JsonFields& node);
 
   std::vector<Step> steps_;
 };

@@ -14,15 +14,15 @@ constexpr std::string_view kByteLevelPattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 constexpr std::string_view kWhitespacePattern = R"(\w+|[^\w\s]+)";
 
-TextPattern RegexPattern(std::string_view pattern, const JsonNode& node) {
+TextPattern RegexPattern(std::string_view pattern, const JsonFields& node) {
   const nlohmann::json document = {{"Regex", std::string(pattern)}};
-  const std::string where = node.where();
-  return TextPattern(JsonNode(document, "", where));
+  const std::string where = node.Where();
+  return TextPattern(JsonFields(document, where));
 }
 
 }  // namespace
 
-PreTokenizer::PreTokenizer(const JsonNode& node, bool raw_bytes_allowed) {
+PreTokenizer::PreTokenizer(const JsonFields& node, bool raw_bytes_allowed) {
   AddStep(node);
   if (!raw_bytes_allowed || steps_.empty()) return;
   // A ByteLevel is the step that maps bytes; its regular expression, if any, is a step behind it in
@@ -42,62 +42,62 @@ PreTokenizer::PreTokenizer(const JsonNode& node, bool raw_bytes_allowed) {
   }
 }
 
-PreTokenizer::Behavior PreTokenizer::ParseBehavior(const JsonNode& node) {
+PreTokenizer::Behavior PreTokenizer::ParseBehavior(const JsonFields& node) {
   const std::string& name = node.String();
   if (name == "Removed") return Behavior::kRemoved;
   if (name == "Isolated") return Behavior::kIsolated;
   if (name == "MergedWithPrevious") return Behavior::kMergedWithPrevious;
   if (name == "MergedWithNext") return Behavior::kMergedWithNext;
   if (name == "Contiguous") return Behavior::kContiguous;
-  node.Reject(ErrorKind::kUnsupported, fmt::format("unknown behavior \"{}\"", name));
+  node.Refuse(fmt::format("unknown behavior \"{}\"", name), ErrorKind::kUnsupported);
 }
 
-void PreTokenizer::AddStep(const JsonNode& node) {
+void PreTokenizer::AddStep(const JsonFields& node) {
   const std::string type = node.At("type").String();
   if (type == "Sequence") {
-    for (const JsonNode& element : node.At("pretokenizers").Elements()) AddStep(element);
+    for (const JsonFields& element : node.At("pretokenizers").Elements()) AddStep(element);
   } else if (type == "ByteLevel") {
-    has_byte_level_ = true;
     // In order: add the space, cut, map bytes to characters.
-    if (node.BoolOr("add_prefix_space", true)) steps_.emplace_back(ByteLevel{true, false});
-    if (node.BoolOr("use_regex", true)) {
+    if (node.OptionalBool("add_prefix_space").value_or(true))
+      steps_.emplace_back(ByteLevel{true, false});
+    if (node.OptionalBool("use_regex").value_or(true)) {
       steps_.emplace_back(Split{RegexPattern(kByteLevelPattern, node), Behavior::kIsolated, false});
     }
     steps_.emplace_back(ByteLevel{false, true});
   } else if (type == "Split") {
     steps_.emplace_back(Split{TextPattern(node.At("pattern")), ParseBehavior(node.At("behavior")),
-                              node.BoolOr("invert", false)});
+                              node.OptionalBool("invert").value_or(false)});
   } else if (type == "Whitespace") {
     steps_.emplace_back(Split{RegexPattern(kWhitespacePattern, node), Behavior::kRemoved, true});
   } else if (type == "WhitespaceSplit") {
     steps_.emplace_back(CharacterSplit{IsWhitespace, Behavior::kRemoved});
   } else if (type == "Digits") {
-    steps_.emplace_back(CharacterSplit{IsNumeric, node.BoolOr("individual_digits", false)
-                                                      ? Behavior::kIsolated
-                                                      : Behavior::kContiguous});
+    steps_.emplace_back(CharacterSplit{
+        IsNumeric, node.OptionalBool("individual_digits").value_or(false) ? Behavior::kIsolated
+                                                                          : Behavior::kContiguous});
   } else if (type == "Punctuation") {
-    const std::optional<JsonNode> behavior = node.Find("behavior");
+    const std::optional<JsonFields> behavior = node.Member("behavior");
     steps_.emplace_back(
         CharacterSplit{IsPunctuation, behavior ? ParseBehavior(*behavior) : Behavior::kIsolated});
   } else if (type == "Metaspace") {
-    Metaspace step{node.StringOr("replacement", "\xE2\x96\x81"), Metaspace::Prepend::kAlways,
-                   node.BoolOr("split", true)};
-    const std::string scheme = node.StringOr("prepend_scheme", "always");
+    Metaspace step{node.OptionalString("replacement").value_or("\xE2\x96\x81"),
+                   Metaspace::Prepend::kAlways, node.OptionalBool("split").value_or(true)};
+    const std::string scheme = node.OptionalString("prepend_scheme").value_or("always");
     if (scheme == "first") {
       step.prepend = Metaspace::Prepend::kFirst;
-    } else if (scheme == "never" || !node.BoolOr("add_prefix_space", true)) {
+    } else if (scheme == "never" || !node.OptionalBool("add_prefix_space").value_or(true)) {
       step.prepend = Metaspace::Prepend::kNever;
     } else if (scheme != "always") {
-      node.Reject(ErrorKind::kUnsupported, fmt::format("unknown prepend_scheme \"{}\"", scheme));
+      node.Refuse(fmt::format("unknown prepend_scheme \"{}\"", scheme), ErrorKind::kUnsupported);
     }
     size_t end = 0;
     if (step.replacement.empty() ||
         (NextCodePoint(step.replacement, end), end != step.replacement.size())) {
-      node.Reject(ErrorKind::kCorrupt, "\"replacement\" must be one character");
+      node.Refuse("\"replacement\" must be one character");
     }
     steps_.emplace_back(std::move(step));
   } else {
-    node.Reject(ErrorKind::kUnsupported, fmt::format("unknown pre_tokenizer type \"{}\"", type));
+    node.Refuse(fmt::format("unknown pre_tokenizer type \"{}\"", type), ErrorKind::kUnsupported);
   }
 }
 

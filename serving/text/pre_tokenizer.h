@@ -10,7 +10,7 @@
 #include <variant>
 #include <vector>
 
-#include "serving/text/json_node.h"
+#include "core/base/json_fields.h"
 #include "serving/text/normalizer.h"
 #include "serving/text/regex.h"
 
@@ -38,10 +38,9 @@ class PreTokenizer {
   PreTokenizer() = default;
   // With `raw_bytes_allowed` a ByteLevel as the last step leaves the words as they are, and
   // raw_bytes() tells the model to read them byte by byte.
-  PreTokenizer(const JsonNode& node, bool raw_bytes_allowed);
+  PreTokenizer(const JsonFields& node, bool raw_bytes_allowed);
 
   bool raw_bytes() const { return raw_bytes_; }
-  bool has_byte_level() const { return has_byte_level_; }
 
   // Cuts scratch.pieces (views of the caller's text) into words, in place. The views stay valid
   // until scratch.owned is cleared, by the caller.
@@ -69,8 +68,8 @@ class PreTokenizer {
   };
   using Step = std::variant<Split, CharacterSplit, Metaspace, ByteLevel>;
 
-  void AddStep(const JsonNode& node);
-  static Behavior ParseBehavior(const JsonNode& node);
+  void AddStep(const JsonFields& node);
+  static Behavior ParseBehavior(const JsonFields& node);
   static void Cut(const TextPiece& piece, Behavior behavior, PreTokenizerScratch& scratch);
   static void Apply(const Split& step, const TextPiece& piece, PreTokenizerScratch& scratch,
                     RegexScratch& regex_scratch);
@@ -83,7 +82,6 @@ class PreTokenizer {
 
   std::vector<Step> steps_;
   bool raw_bytes_ = false;
-  bool has_byte_level_ = false;
 };
 
 }  // namespace moesaic

@@ -33,12 +33,12 @@ std::string StripCharacter(std::string_view text, std::string_view character, in
 
 }  // namespace
 
-TokenDecoder::TokenDecoder(const JsonNode& node) { AddStep(node); }
+TokenDecoder::TokenDecoder(const JsonFields& node) { AddStep(node); }
 
-void TokenDecoder::AddStep(const JsonNode& node) {
+void TokenDecoder::AddStep(const JsonFields& node) {
   const std::string type = node.At("type").String();
   if (type == "Sequence") {
-    for (const JsonNode& element : node.At("decoders").Elements()) AddStep(element);
+    for (const JsonFields& element : node.At("decoders").Elements()) AddStep(element);
     return;
   }
   if (type == "Fuse") {
@@ -47,17 +47,17 @@ void TokenDecoder::AddStep(const JsonNode& node) {
   }
   if (type == "Strip") {
     Strip strip{node.At("content").String(),
-                static_cast<int32_t>(node.At("start").Integer(0, kMaxStrip)),
-                static_cast<int32_t>(node.At("stop").Integer(0, kMaxStrip))};
+                static_cast<int32_t>(node.At("start").Int(0, kMaxStrip)),
+                static_cast<int32_t>(node.At("stop").Int(0, kMaxStrip))};
     if (!IsOneCharacter(strip.character)) {
-      node.Reject(ErrorKind::kCorrupt, "\"content\" must be one character");
+      node.Refuse("\"content\" must be one character");
     }
     if (!fused_) {
       steps_.emplace_back(std::move(strip));
       return;
     }
     if (!rules_.strip_character.empty()) {
-      node.Reject(ErrorKind::kUnsupported, "a second Strip of the whole text");
+      node.Refuse("a second Strip of the whole text", ErrorKind::kUnsupported);
     }
     rules_.strip_character = strip.character;
     rules_.strip_left = strip.left;
@@ -66,37 +66,37 @@ void TokenDecoder::AddStep(const JsonNode& node) {
   }
   // What follows would see the stripped text as a whole; a token at a time it cannot be done.
   if (!rules_.strip_character.empty()) {
-    node.Reject(ErrorKind::kUnsupported,
-                fmt::format("\"{}\" behind a Strip of the whole text", type));
+    node.Refuse(fmt::format("\"{}\" behind a Strip of the whole text", type),
+                ErrorKind::kUnsupported);
   }
   if (type == "Replace") {
     Replace replace{TextPattern(node.At("pattern")), node.At("content").String()};
     // A pattern of one character cannot span tokens: it may stand behind Fuse too.
     const std::optional<std::string> literal = replace.pattern.literal();
     if (fused_ && !(literal && IsOneCharacter(*literal))) {
-      node.Reject(ErrorKind::kUnsupported,
-                  "a Replace behind Fuse must have a one-character string");
+      node.Refuse("a Replace behind Fuse must have a one-character string",
+                  ErrorKind::kUnsupported);
     }
     steps_.emplace_back(std::move(replace));
     return;
   }
   if (fused_) {
-    node.Reject(ErrorKind::kUnsupported, fmt::format("\"{}\" behind Fuse", type));
+    node.Refuse(fmt::format("\"{}\" behind Fuse", type), ErrorKind::kUnsupported);
   }
   if (type == "ByteLevel") {
     steps_.emplace_back(ByteLevel{});
   } else if (type == "ByteFallback") {
     steps_.emplace_back(ByteFallback{});
   } else if (type == "Metaspace") {
-    Metaspace step{node.StringOr("replacement", "\xE2\x96\x81"),
-                   node.BoolOr("add_prefix_space", true) &&
-                       node.StringOr("prepend_scheme", "always") != "never"};
+    Metaspace step{node.OptionalString("replacement").value_or("\xE2\x96\x81"),
+                   node.OptionalBool("add_prefix_space").value_or(true) &&
+                       node.OptionalString("prepend_scheme").value_or("always") != "never"};
     if (!IsOneCharacter(step.replacement)) {
-      node.Reject(ErrorKind::kCorrupt, "\"replacement\" must be one character");
+      node.Refuse("\"replacement\" must be one character");
     }
     steps_.emplace_back(std::move(step));
   } else {
-    node.Reject(ErrorKind::kUnsupported, fmt::format("unknown decoder type \"{}\"", type));
+    node.Refuse(fmt::format("unknown decoder type \"{}\"", type), ErrorKind::kUnsupported);
   }
 }
 

@@ -7,7 +7,7 @@
 #include <variant>
 #include <vector>
 
-#include "serving/text/json_node.h"
+#include "core/base/json_fields.h"
 #include "serving/text/normalizer.h"
 #include "serving/text/regex.h"
 #include "serving/text/tokenizer.h"
@@ -18,7 +18,7 @@ class TokenDecoder {
  public:
   // No decoder: tokens are joined with spaces.
   TokenDecoder() { rules_.separator = " "; }
-  explicit TokenDecoder(const JsonNode& node);
+  explicit TokenDecoder(const JsonFields& node);
 
   const DecodeRules& rules() const { return rules_; }
   // True when a text's first token decodes in its own way.
@@ -46,7 +46,7 @@ class TokenDecoder {
   };
   using Step = std::variant<ByteLevel, ByteFallback, Metaspace, Replace, Strip>;
 
-  void AddStep(const JsonNode& node);
+  void AddStep(const JsonFields& node);
 
   std::vector<Step> steps_;
   DecodeRules rules_;

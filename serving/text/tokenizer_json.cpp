@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/base/json_fields.h"
 #include "serving/text/bpe_tokenizer.h"
-#include "serving/text/json_node.h"
 #include "serving/text/token_decoder.h"
 
 namespace moesaic {
@@ -23,24 +23,24 @@ constexpr std::array<std::string_view, 8> kBosClasses = {
     "LlamaTokenizer",   "LlamaTokenizerFast",   "CodeLlamaTokenizer", "CodeLlamaTokenizerFast",
     "GPTNeoXTokenizer", "GPTNeoXTokenizerFast", "GemmaTokenizer",     "GemmaTokenizerFast"};
 
-void RequireContent(const AddedToken& token, const JsonNode& node) {
-  if (token.content.empty()) node.Reject(ErrorKind::kCorrupt, "an added token without content");
+void RequireContent(const AddedToken& token, const JsonFields& node) {
+  if (token.content.empty()) node.Refuse("an added token without content");
 }
 
 // All added tokens with ids checked against the model's vocabulary: special ones first, which
 // decides between two that look the same.
 class AddedTokenList {
  public:
-  AddedTokenList(const Vocabulary& vocabulary, const JsonNode& root) : vocabulary_(vocabulary) {
+  AddedTokenList(const Vocabulary& vocabulary, const JsonFields& root) : vocabulary_(vocabulary) {
     for (const auto& [token, id] : vocabulary) {
       if (contents_.size() <= static_cast<size_t>(id))
         contents_.resize(static_cast<size_t>(id) + 1);
       contents_[static_cast<size_t>(id)] = &token;
     }
-    if (const auto added = root.Find("added_tokens")) {
-      for (const JsonNode& node : added->Elements()) {
+    if (const auto added = root.Member("added_tokens")) {
+      for (const JsonFields& node : added->Elements()) {
         AddedToken token = ParseAddedToken(node);
-        token.id = static_cast<int32_t>(node.At("id").Integer(0, kMaxTokenId));
+        token.id = static_cast<int32_t>(node.At("id").Int(0, kMaxTokenId));
         RequireContent(token, node);
         Add(std::move(token), node);
       }
@@ -48,7 +48,7 @@ class AddedTokenList {
   }
 
   // From tokenizer_config.json: adds what the file does not list; what it lists keeps its flags.
-  void AddMissing(const TokenizerSettings& settings, const JsonNode& root) {
+  void AddMissing(const TokenizerSettings& settings, const JsonFields& root) {
     for (const AddedToken& token : settings.added_tokens) {
       if (token.content.empty() || listed_.Find(token.content) != kNoToken) continue;
       Add(token, root);
@@ -62,21 +62,20 @@ class AddedTokenList {
   }
 
  private:
-  void Add(AddedToken token, const JsonNode& node) {
+  void Add(AddedToken token, const JsonFields& node) {
     // A token that the vocabulary has keeps the vocabulary's id.
     if (const int32_t id = vocabulary_.Find(token.content); id != kNoToken) token.id = id;
     const auto index = static_cast<size_t>(token.id);
     if (index < contents_.size() && contents_[index] != nullptr &&
         *contents_[index] != token.content) {
-      node.Reject(ErrorKind::kCorrupt,
-                  fmt::format("added token \"{}\" has id {}, which is that of \"{}\"",
+      node.Refuse(fmt::format("added token \"{}\" has id {}, which is that of \"{}\"",
                               token.content, token.id, *contents_[index]));
     }
     if (!listed_.Add(token.content, token.id)) return;  // listed twice
     const auto [owner, is_new] = owners_.emplace(token.id, token.content);
     if (!is_new) {
-      node.Reject(ErrorKind::kCorrupt, fmt::format("added tokens \"{}\" and \"{}\" share id {}",
-                                                   owner->second, token.content, token.id));
+      node.Refuse(fmt::format("added tokens \"{}\" and \"{}\" share id {}", owner->second,
+                              token.content, token.id));
     }
     tokens_.push_back(std::move(token));
   }
@@ -121,43 +120,43 @@ struct Surround {
   std::vector<int32_t> suffix;
 };
 
-void AddTemplate(const JsonNode& node, int32_t vocab_size, Surround& surround) {
-  const JsonNode special_tokens = node.At("special_tokens");
+void AddTemplate(const JsonFields& node, int32_t vocab_size, Surround& surround) {
+  const JsonFields special_tokens = node.At("special_tokens");
   bool text_seen = false;
   Surround outer;
-  for (const JsonNode& item : node.At("single").Elements()) {
-    if (const auto sequence = item.Find("Sequence")) {
+  for (const JsonFields& item : node.At("single").Elements()) {
+    if (const auto sequence = item.Member("Sequence")) {
       if (text_seen || sequence->At("id").String() != "A") {
-        item.Reject(ErrorKind::kUnsupported, "a single text's template has sequence A just once");
+        item.Refuse("a single text's template has sequence A just once", ErrorKind::kUnsupported);
       }
       text_seen = true;
       continue;
     }
-    const JsonNode special = special_tokens.At(item.At("SpecialToken").At("id").String());
+    const JsonFields special = special_tokens.At(item.At("SpecialToken").At("id").String());
     std::vector<int32_t>& ids = text_seen ? outer.suffix : outer.prefix;
-    for (const JsonNode& id : special.At("ids").Elements()) {
-      ids.push_back(static_cast<int32_t>(id.Integer(0, vocab_size - 1)));
+    for (const JsonFields& id : special.At("ids").Elements()) {
+      ids.push_back(static_cast<int32_t>(id.Int(0, vocab_size - 1)));
     }
-    if (ids.size() > kMaxTemplateIds) node.Reject(ErrorKind::kCorrupt, "an absurdly long template");
+    if (ids.size() > kMaxTemplateIds) node.Refuse("an absurdly long template");
   }
-  if (!text_seen) node.Reject(ErrorKind::kCorrupt, "\"single\" lacks sequence A");
+  if (!text_seen) node.Refuse("\"single\" lacks sequence A");
   surround.prefix.insert(surround.prefix.begin(), outer.prefix.begin(), outer.prefix.end());
   surround.suffix.insert(surround.suffix.end(), outer.suffix.begin(), outer.suffix.end());
   if (surround.prefix.size() > kMaxTemplateIds || surround.suffix.size() > kMaxTemplateIds) {
-    node.Reject(ErrorKind::kCorrupt, "an absurdly long template");
+    node.Refuse("an absurdly long template");
   }
 }
 
-void AddPostProcessor(const JsonNode& node, int32_t vocab_size, Surround& surround) {
+void AddPostProcessor(const JsonFields& node, int32_t vocab_size, Surround& surround) {
   const std::string type = node.At("type").String();
   if (type == "Sequence") {
-    for (const JsonNode& element : node.At("processors").Elements()) {
+    for (const JsonFields& element : node.At("processors").Elements()) {
       AddPostProcessor(element, vocab_size, surround);
     }
   } else if (type == "TemplateProcessing") {
     AddTemplate(node, vocab_size, surround);
   } else if (type != "ByteLevel") {  // which only trims offsets
-    node.Reject(ErrorKind::kUnsupported, fmt::format("unknown post_processor type \"{}\"", type));
+    node.Refuse(fmt::format("unknown post_processor type \"{}\"", type), ErrorKind::kUnsupported);
   }
 }
 
@@ -182,19 +181,21 @@ void ApplyBosSettings(const TokenizerSettings& settings, const SpecialTokenIds& 
 std::unique_ptr<Tokenizer> LoadTokenizerJson(std::string_view json, const std::string& name,
                                              const TokenizerSettings& settings) {
   const nlohmann::json document = ParseJsonDocument(json, name);
-  const JsonNode root(document, "", name);
-  const JsonNode model = root.At("model");
+  const JsonFields root(document, name);
+  const JsonFields model = root.At("model");
   // The oldest files have no type; they are BPE when they have merges.
-  const std::string type = model.StringOr("type", model.Find("merges") ? "BPE" : "");
+  const std::string type =
+      model.OptionalString("type").value_or(model.Member("merges") ? "BPE" : "");
   if (type != "BPE") {
-    model.Reject(ErrorKind::kUnsupported, fmt::format("unknown model type \"{}\"; only BPE is "
-                                                      "supported",
-                                                      type));
+    model.Refuse(fmt::format("unknown model type \"{}\"; only BPE is "
+                             "supported",
+                             type),
+                 ErrorKind::kUnsupported);
   }
 
   BpeTokenizer::Parts parts;
-  if (const auto node = root.Find("normalizer")) parts.normalizer = Normalizer(*node);
-  if (const auto node = root.Find("pre_tokenizer")) {
+  if (const auto node = root.Member("normalizer")) parts.normalizer = Normalizer(*node);
+  if (const auto node = root.Member("pre_tokenizer")) {
     parts.pre_tokenizer = PreTokenizer(*node, BpeModel::AllowsRawBytes(model));
   }
   parts.model = std::make_unique<BpeModel>(model, parts.pre_tokenizer.raw_bytes());
@@ -203,21 +204,21 @@ std::unique_ptr<Tokenizer> LoadTokenizerJson(std::string_view json, const std::s
   added.AddMissing(settings, root);
   parts.added_tokens = added.Take();
 
-  const auto decoder_node = root.Find("decoder");
+  const auto decoder_node = root.Member("decoder");
   const TokenDecoder decoder = decoder_node ? TokenDecoder(*decoder_node) : TokenDecoder();
   parts.rules = decoder.rules();
   parts.table = BuildTable(vocabulary, parts.added_tokens, decoder);
   parts.special_ids = FindSpecialIds(settings, parts.table.ids);
   const auto vocab_size = static_cast<int32_t>(parts.table.entries.size());
-  if (vocab_size == 0) model.Reject(ErrorKind::kCorrupt, "the vocabulary is empty");
+  if (vocab_size == 0) model.Refuse("the vocabulary is empty");
   if (!parts.special_ids.unk) {
-    if (const auto unk = model.Find("unk_token")) {
+    if (const auto unk = model.Member("unk_token")) {
       const int32_t id = vocabulary.Find(unk->String());
       if (id != kNoToken) parts.special_ids.unk = id;
     }
   }
   Surround surround;
-  if (const auto node = root.Find("post_processor")) {
+  if (const auto node = root.Member("post_processor")) {
     AddPostProcessor(*node, vocab_size, surround);
   }
   ApplyBosSettings(settings, parts.special_ids, surround);

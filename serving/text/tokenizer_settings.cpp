@@ -5,7 +5,7 @@
 #include <system_error>
 #include <unordered_set>
 
-#include "serving/text/json_node.h"
+#include "core/base/json_fields.h"
 
 namespace moesaic {
 namespace {
@@ -13,38 +13,37 @@ namespace {
 constexpr uintmax_t kMaxFileBytes = 512ull << 20;
 
 // A special token is written as a string or as an object with "content".
-void ReadToken(const JsonNode& root, const std::string& key, std::optional<std::string>& token) {
-  const std::optional<JsonNode> found = root.Find(key);
+void ReadToken(const JsonFields& root, const std::string& key, std::optional<std::string>& token) {
+  const std::optional<JsonFields> found = root.Member(key);
   if (token || !found) return;
   token = found->value().is_string() ? found->String() : found->At("content").String();
 }
 
-void ReadRoles(const JsonNode& root, TokenizerSettings& settings) {
+void ReadRoles(const JsonFields& root, TokenizerSettings& settings) {
   ReadToken(root, "bos_token", settings.bos_token);
   ReadToken(root, "eos_token", settings.eos_token);
   ReadToken(root, "unk_token", settings.unk_token);
   ReadToken(root, "pad_token", settings.pad_token);
 }
 
-void ReadFlag(const JsonNode& root, const std::string& key, std::optional<bool>& flag) {
-  if (const std::optional<JsonNode> found = root.Find(key)) flag = found->Bool();
+void ReadFlag(const JsonFields& root, const std::string& key, std::optional<bool>& flag) {
+  if (const std::optional<JsonFields> found = root.Member(key)) flag = found->Bool();
 }
 
-void ReadConfig(const JsonNode& root, TokenizerSettings& settings) {
-  settings.tokenizer_class = root.StringOr("tokenizer_class", "");
+void ReadConfig(const JsonFields& root, TokenizerSettings& settings) {
+  settings.tokenizer_class = root.OptionalString("tokenizer_class").value_or("");
   ReadRoles(root, settings);
   ReadFlag(root, "add_bos_token", settings.add_bos_token);
   ReadFlag(root, "add_eos_token", settings.add_eos_token);
   ReadFlag(root, "legacy", settings.legacy);
-  const std::optional<JsonNode> added = root.Find("added_tokens_decoder");
+  const std::optional<JsonFields> added = root.Member("added_tokens_decoder");
   if (!added) return;
   for (const auto& [key, value] : added->value().items()) {
-    const JsonNode node = added->At(key);
+    const JsonFields node = added->At(key);
     int32_t id = kNoToken;
     const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), id);
     if (error != std::errc() || end != key.data() + key.size() || id < 0 || id > kMaxTokenId) {
-      node.Reject(ErrorKind::kCorrupt,
-                  fmt::format("the key is not an id from 0 to {}", kMaxTokenId));
+      node.Refuse(fmt::format("the key is not an id from 0 to {}", kMaxTokenId));
     }
     AddedToken token = ParseAddedToken(node);
     token.id = id;
@@ -53,11 +52,11 @@ void ReadConfig(const JsonNode& root, TokenizerSettings& settings) {
 }
 
 // {"content": id}, the older way to list added tokens.
-void ReadAddedTokens(const JsonNode& root, TokenizerSettings& settings) {
+void ReadAddedTokens(const JsonFields& root, TokenizerSettings& settings) {
   std::unordered_set<int32_t> known;
   for (const AddedToken& token : settings.added_tokens) known.insert(token.id);
   for (const auto& [content, value] : root.value().items()) {
-    const auto id = static_cast<int32_t>(root.At(content).Integer(0, kMaxTokenId));
+    const auto id = static_cast<int32_t>(root.At(content).Int(0, kMaxTokenId));
     if (!known.insert(id).second) continue;
     AddedToken token;
     token.id = id;
@@ -72,8 +71,8 @@ void ReadJsonFile(const std::filesystem::path& path, const Reader& reader) {
   if (!std::filesystem::exists(path)) return;
   const std::string file = path.string();
   const nlohmann::json document = ParseJsonDocument(ReadTextFile(path), file);
-  const JsonNode root(document, "", file);
-  if (!document.is_object()) root.Reject(ErrorKind::kCorrupt, "expected a JSON object");
+  const JsonFields root(document, file);
+  if (!document.is_object()) root.Refuse("expected a JSON object");
   reader(root);
 }
 
@@ -100,11 +99,11 @@ std::string ReadTextFile(const std::filesystem::path& path) {
 TokenizerSettings LoadTokenizerSettings(const std::filesystem::path& model_dir) {
   TokenizerSettings settings;
   ReadJsonFile(model_dir / "tokenizer_config.json",
-               [&](const JsonNode& root) { ReadConfig(root, settings); });
+               [&](const JsonFields& root) { ReadConfig(root, settings); });
   ReadJsonFile(model_dir / "special_tokens_map.json",
-               [&](const JsonNode& root) { ReadRoles(root, settings); });
+               [&](const JsonFields& root) { ReadRoles(root, settings); });
   ReadJsonFile(model_dir / "added_tokens.json",
-               [&](const JsonNode& root) { ReadAddedTokens(root, settings); });
+               [&](const JsonFields& root) { ReadAddedTokens(root, settings); });
   return settings;
 }
 

@@ -2,9 +2,11 @@
 
 #include <utf8proc.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 
 #include "core/base/check.h"
 #include "core/base/error.h"
@@ -24,6 +26,36 @@ size_t AsciiPrefix(std::string_view text) {
   return i;
 }
 
+struct Range {
+  char32_t first;
+  char32_t last;
+};
+
+template <size_t N>
+bool InRanges(const Range (&ranges)[N], char32_t code_point) {
+  return std::any_of(std::begin(ranges), std::end(ranges), [code_point](const Range& range) {
+    return code_point >= range.first && code_point <= range.last;
+  });
+}
+
+// Numeric_Type=Digit that is not a decimal digit.
+constexpr Range kDigits[] = {
+    {0xb2, 0xb3},       {0xb9, 0xb9},       {0x1369, 0x1371},   {0x19da, 0x19da},
+    {0x2070, 0x2070},   {0x2074, 0x2079},   {0x2080, 0x2089},   {0x2460, 0x2468},
+    {0x2474, 0x247c},   {0x2488, 0x2490},   {0x24ea, 0x24ea},   {0x24f5, 0x24fd},
+    {0x24ff, 0x24ff},   {0x2776, 0x277e},   {0x2780, 0x2788},   {0x278a, 0x2792},
+    {0x10a40, 0x10a43}, {0x10e60, 0x10e68}, {0x11052, 0x1105a}, {0x1f100, 0x1f10a}};
+// Other_Uppercase and Other_Lowercase of PropList.txt: cased, though not Lu or Ll.
+constexpr Range kOtherUpper[] = {
+    {0x2160, 0x216f}, {0x24b6, 0x24cf}, {0x1f130, 0x1f149}, {0x1f150, 0x1f169}, {0x1f170, 0x1f189}};
+constexpr Range kOtherLower[] = {
+    {0xaa, 0xaa},       {0xba, 0xba},       {0x2b0, 0x2b8},     {0x2c0, 0x2c1},    {0x2e0, 0x2e4},
+    {0x345, 0x345},     {0x37a, 0x37a},     {0x1d2c, 0x1d6a},   {0x1d78, 0x1d78},  {0x1d9b, 0x1dbf},
+    {0x2071, 0x2071},   {0x207f, 0x207f},   {0x2090, 0x209c},   {0x2170, 0x217f},  {0x24d0, 0x24e9},
+    {0x2c7c, 0x2c7d},   {0xa69c, 0xa69d},   {0xa770, 0xa770},   {0xa7f8, 0xa7f9},  {0xab5c, 0xab5f},
+    {0x10780, 0x10780}, {0x10783, 0x10785}, {0x10787, 0x107b0}, {0x107b2, 0x107ba}};
+
+// Nothing (Cn) for kInvalidByte.
 utf8proc_category_t Category(char32_t c) {
   return utf8proc_category(static_cast<utf8proc_int32_t>(c));
 }
@@ -150,6 +182,41 @@ void AppendReplacingInvalid(std::string_view text, std::string& out) {
   out.append(text.substr(copied));
 }
 
+CodePoint DecodeAt(std::string_view text, size_t offset) {
+  utf8proc_int32_t value = -1;
+  const auto length = utf8proc_iterate(
+      reinterpret_cast<const utf8proc_uint8_t*>(text.data()) + offset,
+      static_cast<utf8proc_ssize_t>(std::min<size_t>(text.size() - offset, 4)), &value);
+  if (length < 1) return {kInvalidByte, 1};
+  return {static_cast<char32_t>(value), static_cast<size_t>(length)};
+}
+
+CodePoint DecodeBefore(std::string_view text, size_t end) {
+  for (size_t length = 1; length <= 4 && length <= end; ++length) {
+    if ((static_cast<unsigned char>(text[end - length]) & 0xC0) == 0x80) continue;
+    const CodePoint result = DecodeAt(text, end - length);
+    if (result.length_bytes == length) return result;
+    break;
+  }
+  return {kInvalidByte, 1};
+}
+
+size_t CountCharacters(std::string_view text) {
+  size_t count = 0;
+  for (size_t i = 0; i < text.size(); ++count) {
+    i += static_cast<unsigned char>(text[i]) < 0x80 ? 1 : DecodeAt(text, i).length_bytes;
+  }
+  return count;
+}
+
+size_t CharacterOffset(std::string_view text, size_t index) {
+  size_t i = 0;
+  for (; index > 0 && i < text.size(); --index) {
+    i += static_cast<unsigned char>(text[i]) < 0x80 ? 1 : DecodeAt(text, i).length_bytes;
+  }
+  return i;
+}
+
 char32_t NextCodePoint(std::string_view text, size_t& pos) {
   const auto byte = [&](size_t i) {
     return static_cast<char32_t>(static_cast<unsigned char>(text[pos + i]));
@@ -176,27 +243,9 @@ size_t PreviousCodePointStart(std::string_view text, size_t pos) {
 }
 
 void AppendUtf8(char32_t c, std::string& out) {
-  if (c < 0x80) {
-    out.push_back(static_cast<char>(c));
-  } else if (c < 0x800) {
-    out.push_back(static_cast<char>(0xC0 | (c >> 6)));
-    out.push_back(static_cast<char>(0x80 | (c & 0x3F)));
-  } else if (c < 0x10000) {
-    out.push_back(static_cast<char>(0xE0 | (c >> 12)));
-    out.push_back(static_cast<char>(0x80 | ((c >> 6) & 0x3F)));
-    out.push_back(static_cast<char>(0x80 | (c & 0x3F)));
-  } else {
-    out.push_back(static_cast<char>(0xF0 | (c >> 18)));
-    out.push_back(static_cast<char>(0x80 | ((c >> 12) & 0x3F)));
-    out.push_back(static_cast<char>(0x80 | ((c >> 6) & 0x3F)));
-    out.push_back(static_cast<char>(0x80 | (c & 0x3F)));
-  }
-}
-
-bool IsWhitespace(char32_t c) {
-  if (c < 0x80) return c == ' ' || (c >= 9 && c <= 13);
-  return c == 0x85 || c == 0xA0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200A) || c == 0x2028 ||
-         c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
+  utf8proc_uint8_t bytes[4];
+  const auto length = utf8proc_encode_char(static_cast<utf8proc_int32_t>(c), bytes);
+  out.append(reinterpret_cast<const char*>(bytes), static_cast<size_t>(length));
 }
 
 bool IsNumeric(char32_t c) {
@@ -235,6 +284,53 @@ bool IsWordCharacter(char32_t c) {
          category == UTF8PROC_CATEGORY_PC;
 }
 
+bool IsWhitespace(char32_t c) {
+  if (c < 0x80) return c == ' ' || (c >= 9 && c <= 13);
+  return c == 0x85 || c == 0xA0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200A) || c == 0x2028 ||
+         c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
+}
+
+bool IsSpace(char32_t c) { return IsWhitespace(c) || (c >= 0x1C && c <= 0x1F); }
+
+bool IsLineBreak(char32_t c) {
+  return (c >= 0x0a && c <= 0x0d) || (c >= 0x1c && c <= 0x1e) || c == 0x85 || c == 0x2028 ||
+         c == 0x2029;
+}
+
+bool IsAlpha(char32_t c) {
+  const auto category = Category(c);
+  return category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_LO;
+}
+
+bool IsDecimal(char32_t c) { return Category(c) == UTF8PROC_CATEGORY_ND; }
+
+bool IsDigit(char32_t c) { return IsDecimal(c) || InRanges(kDigits, c); }
+
+bool IsUpper(char32_t c) { return Category(c) == UTF8PROC_CATEGORY_LU || InRanges(kOtherUpper, c); }
+
+bool IsLower(char32_t c) { return Category(c) == UTF8PROC_CATEGORY_LL || InRanges(kOtherLower, c); }
+
+bool IsTitle(char32_t c) { return Category(c) == UTF8PROC_CATEGORY_LT; }
+
+bool IsCased(char32_t c) { return IsUpper(c) || IsLower(c) || IsTitle(c); }
+
+bool IsPrintable(char32_t c) {
+  if (c == ' ') return true;
+  switch (Category(c)) {
+    case UTF8PROC_CATEGORY_CN:
+    case UTF8PROC_CATEGORY_CC:
+    case UTF8PROC_CATEGORY_CF:
+    case UTF8PROC_CATEGORY_CS:
+    case UTF8PROC_CATEGORY_CO:
+    case UTF8PROC_CATEGORY_ZL:
+    case UTF8PROC_CATEGORY_ZP:
+    case UTF8PROC_CATEGORY_ZS:
+      return false;
+    default:
+      return true;
+  }
+}
+
 std::string NormalizeUnicode(std::string_view text, NormalForm form) {
   int options = UTF8PROC_STABLE;
   switch (form) {
@@ -252,21 +348,6 @@ std::string NormalizeUnicode(std::string_view text, NormalForm form) {
   }
   if (AsciiPrefix(text) == text.size()) return std::string(text);
   return MapUnicode(text, static_cast<utf8proc_option_t>(options));
-}
-
-std::string LowercaseUnicode(std::string_view text) {
-  std::string result;
-  result.reserve(text.size());
-  size_t pos = 0;
-  while (pos < text.size()) {
-    const char32_t c = NextCodePoint(text, pos);
-    if (c == 0x130) {  // the only character whose lower case is two characters: i and a dot above
-      result += "i\xCC\x87";
-      continue;
-    }
-    AppendUtf8(static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c))), result);
-  }
-  return result;
 }
 
 }  // namespace moesaic

@@ -264,7 +264,8 @@ int Main(int argc, char** argv) {
     fmt::print("SKIPPED: {}\n", machine.why_none);
     return 0;
   }
-  const auto device = CreateCudaDevice({.ordinal = ordinal, .capacity_bytes = 4 * kGiB});
+  const auto device = CreateCudaDevice(
+      {.ordinal = ordinal, .capacity_bytes = 4 * kGiB, .load_kernels = cuda::LoadKernels});
   const CudaDeviceInfo& info = machine.devices[static_cast<size_t>(ordinal)];
   Bench bench(*device, rounds);
   const double memory_rate = bench.MemoryRate();

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -208,22 +207,6 @@ TEST(ExpertCacheTest, PolicyPrioritiesMayChangeAtAnyTime) {
   policy.priority[4] = 100;  // a tie with expert 0 at time 100: the lower index leaves
   EXPECT_EQ(Load(cache, 5, 100), 0);
   EXPECT_EQ(policy.removed, (std::vector<ExpertIndex>{2, 3, 0}));
-}
-
-TEST(ExpertCacheTest, APrefetchMakesNoTradeForTheWorse) {
-  auto owned = std::make_unique<TablePolicy>(10);
-  TablePolicy& policy = *owned;
-  ExpertCache cache(10, 1, kSlotBytes, std::move(owned));
-  EXPECT_TRUE(cache.ReserveIfWorth(1, LoadReason::kPrefetch, 0.0, 0).has_value());  // free slot
-  cache.Commit(1, 0);
-  policy.priority[1] = 0.5;
-  EXPECT_FALSE(cache.ReserveIfWorth(2, LoadReason::kPrefetch, 0.5, 0).has_value());
-  EXPECT_EQ(cache.state(1), State::kResident);
-  EXPECT_TRUE(cache.ReserveIfWorth(2, LoadReason::kPrefetch, 0.6, 0).has_value());
-  cache.Commit(2, 0);
-  policy.priority[2] = std::numeric_limits<double>::infinity();
-  EXPECT_FALSE(cache.ReserveIfWorth(3, LoadReason::kPrefetch, 1e9, 0).has_value());
-  EXPECT_TRUE(cache.Reserve(3, LoadReason::kOnDemand, 0).has_value());  // on demand: always
 }
 
 TEST(ExpertCacheDeathTest, MisuseIsABug) {

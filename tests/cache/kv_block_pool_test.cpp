@@ -36,9 +36,10 @@ TEST(KvBlockPoolTest, NoBlocks) {
 }
 
 TEST(KvBlockPoolTest, SharedBlocksAreFreeWhenTheLastReferenceEnds) {
-  KvBlockPool pool(1, 4);
+  KvBlockPool pool(1, 1);
   const int32_t block = pool.Allocate().value();
-  pool.Retain(block);
+  pool.Seal(block, kEmptyPrefix, Tokens{7});
+  ASSERT_TRUE(pool.Lookup(kEmptyPrefix, Tokens{7}).has_value());
   EXPECT_EQ(pool.references(block), 2);
   pool.Release(block);
   EXPECT_FALSE(pool.Allocate().has_value());
@@ -137,8 +138,7 @@ TEST(KvBlockPoolTest, AnIdIsNeverUsedTwice) {
 TEST(KvBlockPoolDeathTest, MisuseIsABug) {
   KvBlockPool pool(2, 2);
   EXPECT_DEATH(pool.Release(0), "");
-  EXPECT_DEATH(pool.Retain(1), "");
-  EXPECT_DEATH(pool.Retain(2), "");
+  EXPECT_DEATH(pool.Release(2), "");
   const int32_t block = pool.Allocate().value();
   EXPECT_DEATH(pool.Seal(block, kEmptyPrefix, Tokens{1}), "");  // not a full block
   pool.Seal(block, kEmptyPrefix, Tokens{1, 2});
@@ -180,7 +180,7 @@ TEST(KvBlockPoolPropertyTest, RandomSchedulesAgainstASimpleModel) {
     for (int step = 0; step < 300; ++step) {
       const auto block = static_cast<int32_t>(random() % static_cast<uint64_t>(count));
       ModelPool::Block& m = model.blocks[block];
-      switch (random() % 5) {
+      switch (random() % 4) {
         case 0: {
           const std::optional<int32_t> got = pool.Allocate();
           ASSERT_EQ(got.has_value(), !model.free.empty());
@@ -202,12 +202,7 @@ TEST(KvBlockPoolPropertyTest, RandomSchedulesAgainstASimpleModel) {
             model.free.push_back(block);
           }
           break;
-        case 2:
-          if (m.references == 0) break;
-          pool.Retain(block);
-          ++m.references;
-          break;
-        case 3: {
+        case 2: {
           if (m.references == 0 || m.prefix != kEmptyPrefix) break;
           const PrefixId parent = prefixes[random() % prefixes.size()];
           const Tokens tokens = any_tokens();

@@ -13,19 +13,29 @@ namespace {
 using moesaic::ErrorKind;
 
 void CheckConsistent(const moesaic::ModelConfig& config) {
-  CHECK_GT(config.num_heads, 0);
-  CHECK_GT(config.num_kv_heads, 0);
-  CHECK_EQ(config.num_heads % config.num_kv_heads, 0);
-  CHECK_GT(config.head_dim, 0);
-  CHECK_EQ(config.head_dim % 2, 0);
-  CHECK_LE(config.top_k, config.num_experts);
-  CHECK_EQ(config.layer_is_sparse.size(), static_cast<size_t>(config.num_layers));
-  CHECK_EQ(config.layer_window.size(), static_cast<size_t>(config.num_layers));
+  for (const moesaic::LayerSpec& layer : config.layers) {
+    const moesaic::GroupedQuerySpec& attention = layer.attention();
+    CHECK_GT(attention.heads, 0);
+    CHECK_GT(attention.kv_heads, 0);
+    CHECK_EQ(attention.heads % attention.kv_heads, 0);
+    CHECK_GT(attention.head_dim, 0);
+    CHECK_GT(attention.rotary_dim, 0);
+    CHECK_LE(attention.rotary_dim, attention.head_dim);
+    CHECK_EQ(attention.rotary_dim % 2, 0);
+    CHECK(std::isfinite(attention.scale) && attention.scale > 0);
+    CHECK(std::isfinite(attention.rope.theta) && attention.rope.theta >= 1);
+    CHECK(std::isfinite(attention.rope.factor) && attention.rope.factor > 0);
+    CHECK_GT(attention.rope.original_max_position, 0);
+    if (!layer.sparse()) continue;
+    const moesaic::RouterSpec& router = layer.experts().router;
+    CHECK_GT(router.top_k, 0);
+    CHECK_LE(router.top_k, router.experts);
+    CHECK_EQ(router.experts % router.num_groups, 0);
+    CHECK_LE(router.groups_kept, router.num_groups);
+    CHECK_LE(router.top_k, router.groups_kept * (router.experts / router.num_groups));
+  }
   CHECK_GT(config.num_sparse_layers(), 0);
   CHECK_GT(config.expert_parameters(), 0);
-  CHECK(std::isfinite(config.rope.theta) && config.rope.theta >= 1);
-  CHECK(std::isfinite(config.rope.factor) && config.rope.factor > 0);
-  CHECK_GT(config.rope.original_max_position, 0);
 }
 
 }  // namespace

@@ -7,7 +7,7 @@ namespace moesaic {
 namespace {
 
 MachineFactory Factory() {
-  return {"Gpu", 2,
+  return {"Gpu", 3,
           [](int devices, uint64_t capacity_bytes) {
             return std::make_unique<CudaTestMachine>(devices, capacity_bytes);
           },

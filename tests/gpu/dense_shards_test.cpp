@@ -15,6 +15,8 @@
 #include "serving/model/dense_operator.h"
 #include "serving/model/device_operator.h"
 #include "serving/model/expert_sources.h"
+#include "tests/core/base/caught.h"
+#include "tests/core/config/made_up_layers.h"
 #include "tests/gpu/kernel_machine.h"
 #include "tests/serving/model/model_harness.h"
 #include "tests/serving/model/odd_model.h"
@@ -54,17 +56,17 @@ class DenseShardsTest : public testing::Test {
   void Step(DensePart& dense, DeviceOperator& experts, const ModelConfig& config,
             const ForwardBatch& batch) {
     const auto rows = static_cast<int64_t>(batch.tokens.size());
-    const auto pairs = static_cast<size_t>(rows * config.top_k);
+    const auto pairs = static_cast<size_t>(rows * config.top_k());
     dense.BeginStep(batch);
-    for (int64_t layer = 0; layer < config.num_layers; ++layer) {
+    for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
       dense.Layer(layer);
-      if (config.layer_is_sparse[static_cast<size_t>(layer)] == 0) continue;
+      if (!config.is_sparse(layer)) continue;
       const DensePart::Routed routed = dense.AwaitRouting(layer);
       ExpectSameRows(routed.there, rows, config.hidden_size);
       experts.BeginLayerThere(routed.there[0], {}, true);
       auto* const out = reinterpret_cast<float*>(experts.host_out().data());
       for (size_t pair = 0; pair < pairs; ++pair) {
-        const size_t row = pair / static_cast<size_t>(config.top_k);
+        const size_t row = pair / static_cast<size_t>(config.top_k());
         for (size_t i = 0; i < static_cast<size_t>(config.hidden_size); ++i) {
           out[pair * static_cast<size_t>(config.hidden_size) + i] =
               routed.normed[row * static_cast<size_t>(config.hidden_size) + i] *
@@ -148,21 +150,25 @@ TEST_F(DenseShardsTest, AnyNumberOfDevicesHasTheBitsOfOne) {
       {"five KV heads, a gated shared expert", WeightType::kBf16, [](ModelConfig&) {}},
       {"norm over all heads", WeightType::kInt8,
        [](ModelConfig& c) {
-         c.qk_norm = QkNorm::kProjection;
-         c.shared_expert_gate = false;
+         ChangeAttention(c, [](GroupedQuerySpec& spec) { spec.qk_norm = QkNorm::kProjection; });
+         ChangeExperts(c, [](ExpertsSpec& spec) { spec.shared_gate = false; });
        }},
       {"norm by head, one KV head, tied", WeightType::kInt4,
        [](ModelConfig& c) {
-         c.qk_norm = QkNorm::kPerHead;
-         c.num_kv_heads = 1;
-         c.num_heads = 3;
+         ChangeAttention(c, [](GroupedQuerySpec& spec) {
+           spec.qk_norm = QkNorm::kPerHead;
+           spec.kv_heads = 1;
+           spec.heads = 3;
+         });
          c.tie_word_embeddings = true;
        }},
       {"no shared expert, dense last", WeightType::kBf16,
        [](ModelConfig& c) {
-         c.shared_intermediate_size = 0;
-         c.shared_expert_gate = false;
-         c.layer_is_sparse = {1, 1, 0};
+         ChangeExperts(c, [](ExpertsSpec& spec) {
+           spec.shared.width = 0;
+           spec.shared_gate = false;
+         });
+         std::swap(c.layers[0].mlp, c.layers[2].mlp);
        }},
   };
   for (const Case& test : cases) {
@@ -222,11 +228,36 @@ TEST_F(DenseShardsTest, WhatCannotBeCutIsRefused) {
   ModelConfig config = OddModel();
   EXPECT_EQ(refusal(config, 3), "");
   EXPECT_NE(refusal(config, 17).find("at most 16 devices"), std::string::npos);
-  config.head_dim = 24;
+  ChangeAttention(config, [](GroupedQuerySpec& spec) { spec.head_dim = spec.rotary_dim = 24; });
   EXPECT_NE(refusal(config, 3).find("heads of 24 values"), std::string::npos);
   config = OddModel();
-  config.qkv_bias = true;
+  ChangeAttention(config, [](GroupedQuerySpec& spec) { spec.qkv_bias = true; });
   EXPECT_NE(refusal(config, 3).find("biases"), std::string::npos);
+}
+
+// What specs can say and no kernel is told yet.
+TEST_F(DenseShardsTest, WhatDevicesDoNotComputeIsRefusedByName) {
+  const std::pair<void (*)(RouterSpec & router), const char*> routers[] = {
+      {[](RouterSpec& router) { router.score = ScoreFunction::kSigmoid; }, "other than softmax"},
+      {[](RouterSpec& router) { router.logit_bias = true; }, "biases of routers"},
+      {[](RouterSpec& router) { router.correction_bias = true; }, "biases of routers"},
+      {[](RouterSpec& router) { router.num_groups = 2; }, "groups of experts"},
+      {[](RouterSpec& router) { router.norm = RouterNorm::kSumPlusEps; }, "normalised"},
+      {[](RouterSpec& router) { router.scale = 2; }, "scaled expert weights"}};
+  for (const auto& [change, named] : routers) {
+    ModelConfig config = OddModel();
+    change(std::get<ExpertsSpec>(config.layers[2].mlp).router);
+    const Error error = Caught(
+        [&] { DenseOperator::CheckSupported(config, WeightType::kBf16, WeightType::kBf16); });
+    EXPECT_EQ(error.kind(), ErrorKind::kUnsupported);
+    EXPECT_TRUE(Contains(error, named)) << error.what();
+    EXPECT_TRUE(Contains(error, "--gpu-dense")) << error.what();
+  }
+  ModelConfig config = OddModel();
+  ChangeAttention(config, [](GroupedQuerySpec& spec) { spec.rotary_dim = 8; });
+  const Error error =
+      Caught([&] { DenseOperator::CheckSupported(config, WeightType::kBf16, WeightType::kBf16); });
+  EXPECT_TRUE(Contains(error, "a part of a head")) << error.what();
 }
 
 }  // namespace

@@ -12,7 +12,7 @@
 #include "core/base/units.h"
 #include "serving/online/create_engine.h"
 #include "serving/online/engine_devices.h"
-#include "serving/online/engine_parts.h"
+#include "serving/online/part_options.h"
 #include "tests/gpu/engine_machine.h"
 #include "tests/gpu/sample_model.h"
 #include "tests/serving/online/engine_harness.h"
@@ -217,7 +217,8 @@ TEST_P(CudaDenseTest, KeysAndValuesMoveToTheDevice) {
 TEST_P(CudaDenseTest, WhatIsPinnedBesideTheExpertsIsInTheLedger) {
   const EnginePlan plan = PlanEngine(options_);
   const ModelConfig config = LoadModelConfig(options_.model_dir);
-  const ExpertGrid grid(static_cast<int>(config.num_layers), static_cast<int>(config.num_experts));
+  const ExpertGrid grid(static_cast<int>(config.num_layers()),
+                        static_cast<int>(config.num_experts()));
   EXPECT_GE(DeviceExperts::TableBytes(grid), SlotTable::Bytes(grid));
   EXPECT_EQ(Entry(plan.ledger, "emulated devices") + Entry(plan.ledger, "staging of devices"),
             DevicesHostBytes(options_, config, plan.devices) +
@@ -315,7 +316,7 @@ TEST_P(CudaDenseTest, ByDefaultItIsThereWhenItFits) {
   EXPECT_EQ(plan.dense_devices, 1);
   EXPECT_EQ(plan.why_dense_on_host, "");
   // One expert less than a token needs of a layer.
-  const int64_t top_k = LoadModelConfig(options_.model_dir).top_k;
+  const int64_t top_k = LoadModelConfig(options_.model_dir).top_k();
   const uint64_t fixed = Fixed();
   options_.devices.memory = "auto";
   const auto memory = [&](int64_t experts) {

@@ -12,8 +12,9 @@ class GpuMachine : public KernelMachine {
   GpuMachine(uint64_t capacity_bytes, size_t devices, size_t gpus) {
     std::vector<Device*> all;
     for (size_t d = 0; d < devices; ++d) {
-      devices_.push_back(CreateCudaDevice(
-          {.ordinal = static_cast<int>(d % gpus), .capacity_bytes = capacity_bytes}));
+      devices_.push_back(CreateCudaDevice({.ordinal = static_cast<int>(d % gpus),
+                                           .capacity_bytes = capacity_bytes,
+                                           .load_kernels = cuda::LoadKernels}));
       all.push_back(devices_.back().get());
     }
     ConnectCudaPeers(all);

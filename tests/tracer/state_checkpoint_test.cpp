@@ -101,6 +101,16 @@ TEST(StateCheckpointTest, RestoresItsSections) {
             "qwen3_moe, 3 layers of 8 experts, top 2");
 }
 
+// tests/data/stored/README.md says who wrote it.
+TEST(StateCheckpointTest, AFileOfAnEarlierBuildHasItsChecksum) {
+  const StoredState state =
+      ReadStateFile(fs::path(MOESAIC_TEST_DATA_DIR) / "stored" / "sample.state");
+  EXPECT_EQ(DescribeFingerprint(state.model), "qwen3_moe, 8 layers of 32 experts, top 4");
+  ASSERT_EQ(state.sections.size(), 1u);
+  EXPECT_EQ(state.sections[0].name, "residency");
+  EXPECT_GT(state.sections[0].bytes.size(), 2000u);
+}
+
 TEST(StateCheckpointTest, WhatIsNotKnownOfAModelDoesNotMatter) {
   const TempDir dir;
   const fs::path file = dir.path() / "s";

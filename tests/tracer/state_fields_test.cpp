@@ -13,7 +13,6 @@ TEST(StateFieldsTest, GivesBackWhatWasSet) {
   StateFields fields;
   fields.SetInt("least", std::numeric_limits<int64_t>::min());
   fields.SetInt("most", std::numeric_limits<int64_t>::max());
-  fields.SetReal("third", 1.0 / 3);
   fields.SetText("text", std::string("a\0b", 3));
   fields.SetArray<float>("floats", std::vector<float>{1.5f, -2.0f});
   fields.SetArray<uint16_t>("shorts", std::vector<uint16_t>(100000, 65535));
@@ -23,7 +22,6 @@ TEST(StateFieldsTest, GivesBackWhatWasSet) {
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
   EXPECT_EQ(back.Int("least", kLeast, kMost), kLeast);
   EXPECT_EQ(back.Int("most", kLeast, kMost), kMost);
-  EXPECT_EQ(back.Real("third"), 1.0 / 3);
   EXPECT_EQ(back.Text("text"), std::string("a\0b", 3));
   EXPECT_EQ(back.ArrayOf<float>("floats"), (std::vector<float>{1.5f, -2.0f}));
   EXPECT_EQ(back.ArrayOf<uint16_t>("shorts", 100000), std::vector<uint16_t>(100000, 65535));
@@ -40,7 +38,6 @@ TEST(StateFieldsTest, RefusesOtherTypesRangesAndCounts) {
   const StateFields back = StateFields::Unpack(fields.Pack(), "section x");
   EXPECT_THROW(back.Int("int", 8, 10), Error);
   EXPECT_THROW(back.Int("text", 0, 10), Error);
-  EXPECT_THROW(back.Real("int"), Error);
   EXPECT_THROW(back.Text("int"), Error);
   EXPECT_THROW(back.ArrayOf<uint32_t>("floats"), Error);
   EXPECT_THROW(back.ArrayOf<double>("floats"), Error);

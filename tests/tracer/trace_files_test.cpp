@@ -27,6 +27,17 @@ namespace fs = std::filesystem;
 
 constexpr uint64_t kMostTextBytes = 1 << 26;
 
+// A block whose checksum is wrong would be lost: it is the last. tests/data/stored/README.md says
+// who wrote the file.
+TEST(TraceFilesTest, AFileOfAnEarlierBuildHasItsChecksums) {
+  const RoutingTrace trace =
+      ReadBinaryTrace(fs::path(MOESAIC_TEST_DATA_DIR) / "stored" / "sample.trace");
+  EXPECT_EQ(trace.lost_bytes, 0u);
+  ASSERT_EQ(trace.sequences.size(), 1u);
+  EXPECT_EQ(trace.tokens(trace.sequences[0]), 16);
+  EXPECT_EQ(trace.sequences[0].prefill_tokens, 14);
+}
+
 TEST(TraceFilesTest, BothFormsKeepEverything) {
   const TempDir dir;
   for (const bool texts : {false, true}) {

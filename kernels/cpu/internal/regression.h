@@ -36,11 +36,13 @@ inline void StepWeightRows(int16_t* const* rows, const float* steps, int64_t num
   }
 }
 
+// Of any length, unlike its neighbours: routers have any number of experts.
 inline void Sigmoid(const float* x, int64_t n, float* y) {
   const Vec16 one = Set(1.0f);
-  for (int64_t i = 0; i < n; i += kLanes) {
-    Store(y + i, Div(one, Add(one, Exp(Sub(Zero(), Load(x + i))))));
-  }
+  const auto of = [one](Vec16 v) { return Div(one, Add(one, Exp(Sub(Zero(), v)))); };
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) Store(y + i, of(Load(x + i)));
+  if (i < n) StoreFirst(y + i, n - i, of(LoadFirst(x + i, n - i)));
 }
 
 inline float Dot(const float* x, const float* y, int64_t n) {

@@ -92,6 +92,20 @@ LaunchResult Launch(const char* name, void (*kernel)(Parameters...), dim3 grid, 
   return {static_cast<int>(code), name, cudaGetErrorString(code)};
 }
 
+// Loads kernels onto the current GPU.
+template <typename... Kernels>
+LaunchResult Load(const char* name, Kernels... kernels) {
+  cudaFuncAttributes attributes = {};
+  cudaError_t code = cudaSuccess;
+  // To ask for what a kernel takes loads it (CUDA programming guide, "Lazy Loading").
+  ((code = code == cudaSuccess
+               ? cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernels))
+               : code),
+   ...);
+  if (code == cudaSuccess) return {};
+  return {static_cast<int>(code), name, cudaGetErrorString(code)};
+}
+
 // What a launcher answers to arguments that its kernels do not take.
 inline LaunchResult Refuse(const char* name, const char* why) {
   return {static_cast<int>(cudaErrorInvalidValue), name, why};

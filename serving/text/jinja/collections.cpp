@@ -6,7 +6,7 @@
 #include "serving/text/jinja/builtins.h"
 #include "serving/text/jinja/format.h"
 #include "serving/text/jinja/raise.h"
-#include "serving/text/jinja/unicode.h"
+#include "serving/text/unicode.h"
 
 namespace moesaic::jinja {
 namespace {

@@ -5,12 +5,12 @@
 #include <cmath>
 
 #include "serving/text/jinja/raise.h"
-#include "serving/text/jinja/unicode.h"
+#include "serving/text/unicode.h"
 
 namespace moesaic::jinja {
 namespace {
 
-void AppendEscaped(const char* format, int32_t code_point, MarkedText& out, bool from_input) {
+void AppendEscaped(const char* format, char32_t code_point, MarkedText& out, bool from_input) {
   char buffer[16];
   std::snprintf(buffer, sizeof(buffer), format, static_cast<unsigned>(code_point));
   out.Append(buffer, from_input);
@@ -25,7 +25,7 @@ void AppendStringRepr(const MarkedText& text, MarkedText& out) {
   for (size_t i = 0; i < bytes.size();) {
     const auto [code_point, length] = DecodeAt(bytes, i);
     const bool marked = text.FromInput(i);
-    if (code_point == quote || code_point == '\\') {
+    if (code_point == static_cast<unsigned char>(quote) || code_point == '\\') {
       out.Append("\\", marked);
       out.AppendSlice(text, i, i + length);
     } else if (code_point == '\n') {
@@ -34,7 +34,7 @@ void AppendStringRepr(const MarkedText& text, MarkedText& out) {
       out.Append("\\r", marked);
     } else if (code_point == '\t') {
       out.Append("\\t", marked);
-    } else if (code_point < 0 || IsPrintable(code_point)) {
+    } else if (code_point == kInvalidByte || IsPrintable(code_point)) {
       out.AppendSlice(text, i, i + length);
     } else if (code_point < 0x100) {
       AppendEscaped("\\x%02x", code_point, out, marked);

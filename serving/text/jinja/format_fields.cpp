@@ -7,7 +7,7 @@
 #include "serving/text/jinja/format_spec.h"
 #include "serving/text/jinja/interpreter.h"
 #include "serving/text/jinja/raise.h"
-#include "serving/text/jinja/unicode.h"
+#include "serving/text/unicode.h"
 
 namespace moesaic::jinja {
 namespace {
@@ -193,7 +193,7 @@ class PercentFormatter {
       Raise("'%c': there is no character {}", code);
     }
     std::string bytes;
-    AppendUtf8(static_cast<int32_t>(code), bytes);
+    AppendUtf8(static_cast<char32_t>(code), bytes);
     return MarkedText(bytes);
   }
 
@@ -376,10 +376,9 @@ class BraceFormatter {
     }
     const bool as_float =
         value.IsFloat() || std::string_view("eEfFgG%").find(spec.type) != std::string_view::npos;
-    if (!as_float || (value.IsIntegral() && spec.type == '\0')) {
+    if (!as_float) {
       if (spec.precision >= 0) Raise("an integer takes no precision");
       const Integer number = value.AsInteger();
-      if (spec.type == 'c') Raise("the format type 'c' is not supported");
       const std::string digits = IntegerDigits(number < 0 ? -number : number, spec);
       const std::string prefix =
           spec.alternate && std::string_view("xXob").find(spec.type) != std::string_view::npos

@@ -1,12 +1,15 @@
 // json.dumps, as the `tojson` filter of chat templates calls it: no HTML escapes, other characters
 // than ASCII as they are.
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 
 #include "serving/text/jinja/format.h"
 #include "serving/text/jinja/raise.h"
-#include "serving/text/jinja/unicode.h"
+#include "serving/text/unicode.h"
 
 namespace moesaic::jinja {
 namespace {
@@ -45,10 +48,8 @@ class JsonWriter {
     return FloatRepr(number);
   }
 
-  void WriteEscape(int32_t code_unit, bool marked) {
-    char buffer[8];
-    std::snprintf(buffer, sizeof(buffer), "\\u%04x", static_cast<unsigned>(code_unit) & 0xFFFF);
-    out_.Append(buffer, marked);
+  void WriteEscape(char32_t code_unit, bool marked) {
+    out_.Append(fmt::format("\\u{:04x}", static_cast<uint32_t>(code_unit)), marked);
   }
 
   void WriteString(const MarkedText& text) {
@@ -59,8 +60,8 @@ class JsonWriter {
     size_t plain = 0;  // start of the run that needs no escape
     for (size_t i = 0; i < bytes.size();) {
       const auto [c, length] = DecodeAt(bytes, i);
-      const bool plain_character =
-          c != '"' && c != '\\' && (c < 0 || c >= 0x20) && !(style_.ensure_ascii && c >= 0x7f);
+      const bool plain_character = c == kInvalidByte || (c != '"' && c != '\\' && c >= 0x20 &&
+                                                         !(style_.ensure_ascii && c >= 0x7f));
       if (plain_character) {
         i += length;
         continue;

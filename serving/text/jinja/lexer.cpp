@@ -7,7 +7,7 @@
 #include <charconv>
 #include <cstdlib>
 
-#include "serving/text/jinja/unicode.h"
+#include "serving/text/unicode.h"
 
 namespace moesaic::jinja {
 namespace {
@@ -384,11 +384,11 @@ class Lexer {
           Fail("the escape \\N{name} is not supported; use \\uXXXX");
         default:
           if (c >= '0' && c <= '7') {
-            int32_t value = 0;
+            char32_t value = 0;
             size_t last = i;
             for (; last < std::min(i + 3, text.size()) && text[last] >= '0' && text[last] <= '7';
                  ++last) {
-              value = value * 8 + (text[last] - '0');
+              value = value * 8 + static_cast<char32_t>(text[last] - '0');
             }
             i = last - 1;
             AppendUtf8(value, out);
@@ -411,7 +411,7 @@ class Lexer {
     if (value > 0x10FFFF || (value >= 0xD800 && value < 0xE000)) {
       Fail(fmt::format("\\{} escape of a value that is no character", text[at]));
     }
-    AppendUtf8(static_cast<int32_t>(value), out);
+    AppendUtf8(value, out);
     return at + digits;
   }
 

@@ -13,7 +13,7 @@
 #include "serving/text/jinja/operators.h"
 #include "serving/text/jinja/raise.h"
 #include "serving/text/jinja/text_ops.h"
-#include "serving/text/jinja/unicode.h"
+#include "serving/text/unicode.h"
 
 namespace moesaic::jinja {
 namespace {

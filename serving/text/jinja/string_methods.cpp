@@ -9,7 +9,7 @@
 #include "serving/text/jinja/raise.h"
 #include "serving/text/jinja/text_ops.h"
 #include "serving/text/jinja/text_search.h"
-#include "serving/text/jinja/unicode.h"
+#include "serving/text/unicode.h"
 
 namespace moesaic::jinja {
 namespace {
@@ -225,7 +225,7 @@ Value RemoveAffixMethod(Interpreter& in, const Value& self, CallArguments& argum
 }
 
 // Every character satisfies the predicate and there is at least one.
-template <bool (*kPredicate)(int32_t)>
+template <bool (*kPredicate)(char32_t)>
 Value AllMethod(Interpreter& in, const Value& self, CallArguments& arguments) {
   const BoundArguments bound("isalpha, isdigit, ...", arguments, {});
   const std::string& bytes = self.bytes();
@@ -238,14 +238,14 @@ Value AllMethod(Interpreter& in, const Value& self, CallArguments& arguments) {
   return Value::Bool(!bytes.empty());
 }
 
-bool IsAlphaNumeric(int32_t c) { return IsAlpha(c) || IsNumeric(c); }
+bool IsAlphaNumeric(char32_t c) { return IsAlpha(c) || IsNumeric(c); }
 
 // isprintable() and isascii() of the empty string are true.
 Value IsPrintableMethod(Interpreter& in, const Value& self, CallArguments& arguments) {
   return self.text().empty() ? Value::Bool(true) : AllMethod<IsPrintable>(in, self, arguments);
 }
 
-bool IsAscii(int32_t c) { return c >= 0 && c < 0x80; }
+bool IsAscii(char32_t c) { return c < 0x80; }
 
 Value IsAsciiMethod(Interpreter& in, const Value& self, CallArguments& arguments) {
   return self.text().empty() ? Value::Bool(true) : AllMethod<IsAscii>(in, self, arguments);

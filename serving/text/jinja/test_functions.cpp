@@ -51,11 +51,11 @@ bool CaseTest(Interpreter& in, const Value& value, const char* method_name) {
   return value.IsString() && method->method(in, value, none).AsBool();
 }
 
-bool IsLower(Interpreter& in, const Value& value, CallArguments&) {
+bool IsLowerText(Interpreter& in, const Value& value, CallArguments&) {
   return CaseTest(in, value, "islower");
 }
 
-bool IsUpper(Interpreter& in, const Value& value, CallArguments&) {
+bool IsUpperText(Interpreter& in, const Value& value, CallArguments&) {
   return CaseTest(in, value, "isupper");
 }
 
@@ -108,8 +108,8 @@ constexpr TestEntry kTests[] = {
     {"iterable", Plain<IsIterable>},
     {"callable", Plain<IsCallable>},
     {"escaped", Plain<IsNever>},
-    {"lower", IsLower},
-    {"upper", IsUpper},
+    {"lower", IsLowerText},
+    {"upper", IsUpperText},
     {"even", Parity<0>},
     {"odd", Parity<1>},
     {"divisibleby", IsDivisibleBy},

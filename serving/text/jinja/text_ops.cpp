@@ -4,12 +4,12 @@
 #include <string>
 
 #include "serving/text/jinja/text_search.h"
-#include "serving/text/jinja/unicode.h"
+#include "serving/text/unicode.h"
 
 namespace moesaic::jinja {
 namespace {
 
-bool InSet(int32_t code_point, std::string_view character,
+bool InSet(char32_t code_point, std::string_view character,
            const std::optional<std::string_view>& set) {
   if (!set) return IsSpace(code_point);
   // A whole UTF-8 character cannot match inside another one.
@@ -24,7 +24,7 @@ MarkedText MapCharacters(const MarkedText& text, Map map) {
   const std::string& bytes = text.bytes();
   for (size_t i = 0; i < bytes.size();) {
     const auto [code_point, length] = DecodeAt(bytes, i);
-    if (code_point < 0) {
+    if (code_point == kInvalidByte) {
       result.AppendSlice(text, i, i + length);
     } else {
       piece.clear();
@@ -37,9 +37,9 @@ MarkedText MapCharacters(const MarkedText& text, Map map) {
 }
 
 // Sigma at the end of a word has a lower case of its own.
-void AppendLowerAt(const std::string& bytes, int32_t code_point, size_t offset, std::string& out) {
-  constexpr int32_t kCapitalSigma = 0x3A3;
-  constexpr int32_t kFinalSigma = 0x3C2;
+void AppendLowerAt(const std::string& bytes, char32_t code_point, size_t offset, std::string& out) {
+  constexpr char32_t kCapitalSigma = 0x3A3;
+  constexpr char32_t kFinalSigma = 0x3C2;
   if (code_point == kCapitalSigma) {
     const size_t end = offset + 2;
     const bool after_cased = offset > 0 && IsCased(DecodeBefore(bytes, offset).value);
@@ -100,17 +100,17 @@ MarkedText Strip(const MarkedText& text, std::optional<std::string_view> charact
 }
 
 MarkedText ToUpper(const MarkedText& text) {
-  return MapCharacters(text, [](int32_t c, size_t, std::string& out) { AppendUpper(c, out); });
+  return MapCharacters(text, [](char32_t c, size_t, std::string& out) { AppendUpper(c, out); });
 }
 
 MarkedText ToLower(const MarkedText& text) {
-  return MapCharacters(text, [&text](int32_t c, size_t offset, std::string& out) {
+  return MapCharacters(text, [&text](char32_t c, size_t offset, std::string& out) {
     AppendLowerAt(text.bytes(), c, offset, out);
   });
 }
 
 MarkedText SwapCase(const MarkedText& text) {
-  return MapCharacters(text, [&text](int32_t c, size_t offset, std::string& out) {
+  return MapCharacters(text, [&text](char32_t c, size_t offset, std::string& out) {
     if (IsUpper(c)) {
       AppendLowerAt(text.bytes(), c, offset, out);
     } else {
@@ -120,7 +120,7 @@ MarkedText SwapCase(const MarkedText& text) {
 }
 
 MarkedText Capitalize(const MarkedText& text) {
-  return MapCharacters(text, [&text](int32_t c, size_t offset, std::string& out) {
+  return MapCharacters(text, [&text](char32_t c, size_t offset, std::string& out) {
     if (offset == 0) {
       AppendTitle(c, out);
     } else {
@@ -131,7 +131,7 @@ MarkedText Capitalize(const MarkedText& text) {
 
 MarkedText TitleMethod(const MarkedText& text) {
   bool after_cased = false;
-  return MapCharacters(text, [&](int32_t c, size_t offset, std::string& out) {
+  return MapCharacters(text, [&](char32_t c, size_t offset, std::string& out) {
     if (after_cased) {
       AppendLowerAt(text.bytes(), c, offset, out);
     } else {
@@ -143,7 +143,7 @@ MarkedText TitleMethod(const MarkedText& text) {
 
 MarkedText TitleFilter(const MarkedText& text) {
   bool at_word = true;
-  return MapCharacters(text, [&](int32_t c, size_t offset, std::string& out) {
+  return MapCharacters(text, [&](char32_t c, size_t offset, std::string& out) {
     const bool separator = IsSpace(c) || c == '-' || c == '(' || c == '{' || c == '[' || c == '<';
     if (at_word || separator) {
       AppendUpper(c, out);
@@ -279,7 +279,7 @@ std::vector<MarkedText> SplitLines(const MarkedText& text, bool keep_ends) {
 }
 
 MarkedText EscapeHtml(const MarkedText& text) {
-  return MapCharacters(text, [](int32_t c, size_t, std::string& out) {
+  return MapCharacters(text, [](char32_t c, size_t, std::string& out) {
     switch (c) {
       case '&':
         out += "&amp;";

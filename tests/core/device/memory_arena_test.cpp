@@ -41,15 +41,6 @@ TEST(MemoryArenaTest, RoundsItsCapacityDown) {
   EXPECT_EQ(empty.largest_free_bytes(), 0u);
 }
 
-TEST(MemoryArenaTest, RemembersItsPeak) {
-  AlignedBuffer memory(4096);
-  MemoryArena arena(memory.data(), memory.bytes(), 256);
-  arena.Allocate(1000);
-  const auto block = arena.Allocate(300);
-  EXPECT_EQ(arena.used_bytes(), 512u);
-  EXPECT_EQ(arena.peak_used_bytes(), 1024u);
-}
-
 TEST(MemoryArenaTest, RandomUseAgainstAMapOfBytes) {
   const uint64_t seed = std::random_device{}();
   SCOPED_TRACE("seed " + std::to_string(seed));

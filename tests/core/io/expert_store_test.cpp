@@ -113,6 +113,13 @@ TEST_F(ExpertStoreTest, RoundTrip) {
   EXPECT_EQ(Names(dir_.path()), std::vector<std::string>{"experts"});
 }
 
+// tests/data/stored/README.md says who wrote it.
+TEST(StoredFilesTest, AStoreOfAnEarlierBuildHasItsChecksums) {
+  const fs::path store = fs::path(MOESAIC_TEST_DATA_DIR) / "stored" / "expert_store";
+  EXPECT_NO_THROW(VerifyExpertStore(store));
+  EXPECT_EQ(DescribeExpertStore(store).checksums.size(), 16u);
+}
+
 TEST_F(ExpertStoreTest, VerifyNamesTheDamagedExpert) {
   WriteStore(store_, SmallHeader());
   {
@@ -297,7 +304,7 @@ TEST_F(ExpertStoreTest, DamagedHeader) {
       {"\"num_experts\": 5", "\"num_experts\": 0", "num_experts"},
       {"\"num_experts\": 5", "\"num_experts\": 6", "checksums"},
       {"\"num_experts\": 5", "\"num_experts\": 5.5", "num_experts"},
-      {"\"num_experts\"", "\"num_expert\"", "num_experts is missing"},
+      {"\"num_experts\"", "\"num_expert\"", "num_experts: is missing"},
       {"\"slot_bytes\": 8192", "\"slot_bytes\": 4096", "slot_bytes"},
       {"\"slot_bytes\": 8192", "\"slot_bytes\": 18446744073709551615", "slot_bytes"},
       {"\"offset\": 2048", "\"offset\": 2016", "up"},

@@ -65,8 +65,6 @@ TEST(HardwareProfileTest, RoundTrip) {
 TEST(HardwareProfileTest, LookUps) {
   const HardwareProfile profile = Example();
   EXPECT_EQ(profile.memory_bytes_per_s(), 3e10);
-  EXPECT_EQ(profile.compute_flop_per_s("avx2 f32"), 4e9);
-  EXPECT_EQ(profile.compute_flop_per_s("avx512 f32"), 0);
   EXPECT_EQ(profile.DiskFor("/data/models/x")->path, "/data/models");
   EXPECT_EQ(profile.DiskFor("/data/modelsx")->path, "/data");
   EXPECT_EQ(profile.DiskFor("/home")->path, "/");

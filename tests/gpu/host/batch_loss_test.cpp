@@ -85,7 +85,7 @@ TEST(CudaBatchBitsTest, OtherModels) {
     PassRig host = rig(1, 0);
     RoutingLog recorded;
     const PassLogits expected = host.RunAll(&recorded);
-    ReplayedRouting replayed(recorded, host.files.config.top_k);
+    ReplayedRouting replayed(recorded, host.files.config.top_k());
     const PassLogits actual = rig(1, 1).RunAll(&replayed);
     EXPECT_TRUE(replayed.used_all());
     EXPECT_LE(replayed.largest_difference(), kRouterWeightBound);

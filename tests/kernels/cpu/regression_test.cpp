@@ -93,6 +93,20 @@ TEST_P(RegressionTest, Sigmoid) {
   }
 }
 
+// Bits do not depend on how many there are, and nothing behind them is written.
+TEST_P(RegressionTest, SigmoidOfAnyLength) {
+  const std::vector<float> x = random_.Normals(64, 4);
+  std::vector<float> whole(x.size());
+  kernels_.sigmoid(x.data(), 64, whole.data());
+  for (int64_t n = 1; n < 64; ++n) {
+    std::vector<float> out(static_cast<size_t>(n) + 1, 777.0f);
+    kernels_.sigmoid(x.data(), n, out.data());
+    ASSERT_EQ(out.back(), 777.0f) << n;
+    out.pop_back();
+    ASSERT_TRUE(std::equal(out.begin(), out.end(), whole.begin())) << n;
+  }
+}
+
 TEST_P(RegressionTest, Dot) {
   for (const int64_t n : {16, 128, 160}) {
     const std::vector<float> x = random_.Normals(n);

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <deque>
-#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -254,10 +253,11 @@ class Link {
     }
     const bool is_free = taken < shape_.slots;
     const bool can = is_free || (may_evict && victim != kNoExpert);
-    const double worth = may_evict ? std::numeric_limits<double>::infinity() : 0.0;
+    EXPECT_EQ(cache_.free_slots() > 0, is_free);
+    if (!is_free && !may_evict) return false;
+    const LoadReason reason = kind == kOnDemand ? LoadReason::kOnDemand : LoadReason::kPrefetch;
     const std::optional<ExpertCache::Reservation> reservation =
-        kind == kOnDemand ? cache_.Reserve(expert, LoadReason::kOnDemand, ++now_)
-                          : cache_.ReserveIfWorth(expert, LoadReason::kPrefetch, worth, ++now_);
+        cache_.Reserve(expert, reason, ++now_);
     EXPECT_EQ(reservation.has_value(), can);
     if (!reservation || !can) return false;
     EXPECT_EQ(reservation->evicted, is_free ? kNoExpert : victim);

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "core/base/mutex.h"
-#include "serving/online/engine.h"
+#include "serving/engine/engine.h"
 #include "serving/text/tokenizer.h"
 
 namespace moesaic {

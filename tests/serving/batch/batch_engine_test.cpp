@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <map>
 #include <memory>
 #include <set>
@@ -210,6 +211,21 @@ TEST(BatchEngineTest, CancelAndEnd) {
     engine.reset();
     EXPECT_EQ(left->Wait().finish, FinishReason::kCancelled);
   }
+}
+
+TEST(BatchEngineTest, DeadlinesAndDrain) {
+  const auto engine = MakeEngine(BatchOptions());
+  EngineRequest late = Greedy({1, 2, 3}, 900);
+  late.deadline = std::chrono::steady_clock::now() - std::chrono::seconds(1);
+  EXPECT_EQ(SubmitOne(*engine, late)->Wait().error, "the request's time ran out");
+  EngineRequest request = Greedy({1, 2, 3}, 5);
+  request.deadline = std::chrono::steady_clock::now() + std::chrono::hours(1);
+  request.ignore_eos = true;
+  const auto in_time = SubmitOne(*engine, request);
+  engine->BeginDrain();
+  EXPECT_TRUE(engine->Status().draining);
+  EXPECT_EQ(Caught([&] { SubmitOne(*engine, request); }).kind(), ErrorKind::kUnavailable);
+  EXPECT_EQ(in_time->Wait().usage.completion_tokens, 5);
 }
 
 TEST(BatchEngineTest, RefusesWhatCanNeverRun) {

@@ -103,8 +103,8 @@ TEST(PassExactnessTest, GroupsShareWhatIsRead) {
     PassRig rig({schedule, 2, 64, 0});  // 32 buffers for the 32 experts of a layer
     rig.RunAll();
     const ExpertStats& totals = rig.experts.streams().front()->totals();
-    const auto experts =
-        static_cast<uint64_t>(rig.files.config.num_experts * rig.files.config.num_sparse_layers());
+    const auto experts = static_cast<uint64_t>(rig.files.config.num_experts() *
+                                               rig.files.config.num_sparse_layers());
     EXPECT_LE(totals.bytes_read, (kPassSteps * experts + 32) * rig.plan.slot_bytes);
   }
 }

@@ -77,8 +77,8 @@ TEST_P(StreamingExactnessTest, BuffersResidentsAndBatches) {
           stream.slots = slots;
           stream.buffers = std::max<int64_t>(1, slots / 3);
           stream.timeline = &timeline;
-          return std::make_unique<StreamingExperts>(source, static_cast<int>(config.num_layers),
-                                                    static_cast<int>(config.num_experts), stream);
+          return std::make_unique<StreamingExperts>(source, static_cast<int>(config.num_layers()),
+                                                    static_cast<int>(config.num_experts()), stream);
         };
         {
           ModelHarness model(MOESAIC_SAMPLE_MODEL_DIR, streaming);

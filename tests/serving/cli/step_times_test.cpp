@@ -24,14 +24,15 @@ HardwareProfile Machine() {
 TEST(StepTimesTest, BytesOverTheFastestRates) {
   const ModelConfig model = LoadModelConfig(MOESAIC_SAMPLE_MODEL_DIR);
   const StepTimes times = DeriveStepTimes(Machine(), model);
-  const auto expert =
-      static_cast<uint64_t>(3 * model.hidden_size * model.moe_intermediate_size * 2);
+  const auto expert = static_cast<uint64_t>(3 * model.hidden_size * model.expert_width() * 2);
   EXPECT_EQ(times.expert_bytes, expert);
   EXPECT_NEAR(static_cast<double>(times.expert_copy_ns), static_cast<double>(expert) / 2, 1);
   // At least the projections, the router and the token's experts.
-  const int64_t heads = 2 * model.num_heads + 2 * model.num_kv_heads;
-  const int64_t dense = model.hidden_size * (heads * model.head_dim + model.num_experts) * 2;
-  const double least = static_cast<double>(dense + model.top_k * static_cast<int64_t>(expert)) / 10;
+  const GroupedQuerySpec& attention = model.attention();
+  const int64_t dense =
+      model.hidden_size * 2 * (attention.q_width() + attention.qkv_width() + model.num_experts());
+  const double least =
+      static_cast<double>(dense + model.top_k() * static_cast<int64_t>(expert)) / 10;
   EXPECT_GE(static_cast<double>(times.layer_compute_ns), least - 1);
   EXPECT_LE(static_cast<double>(times.layer_compute_ns), 1.1 * least);
 }

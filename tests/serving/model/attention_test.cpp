@@ -14,7 +14,7 @@ namespace {
 // would stay there.
 TEST(AttentionTest, HeadsThatDoNotFillATaskLeaveOtherRowsAlone) {
   ModelHarness harness(FixtureModel("olmoe_fp32_rope_parameters"), {});
-  ASSERT_EQ(harness.config().num_kv_heads, 3);
+  ASSERT_EQ(harness.config().attention().kv_heads, 3);
   ASSERT_EQ(harness.pool().threads(), 1);
   constexpr int64_t kRows = 6;
   constexpr int64_t kContext = 5;
@@ -39,7 +39,7 @@ TEST(AttentionTest, HeadsThatDoNotFillATaskLeaveOtherRowsAlone) {
     model.BeginPass({tokens, slices});
     model.PreAttention(0, {0, kRows}, harness.pool(), model.qkv());
     for (const SliceRange range : order) model.Attend(0, range, harness.pool());
-    const int64_t width = harness.config().num_heads * harness.config().head_dim;
+    const int64_t width = harness.config().attention().q_width();
     std::vector<float> out;
     for (int64_t row = 0; row < kRows; ++row) {
       const float* const values = model.attention() + row * model.attention_stride();

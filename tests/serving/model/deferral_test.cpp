@@ -13,7 +13,6 @@
 
 #include "core/base/hash.h"
 #include "core/base/tensor.h"
-#include "serving/model/tensor_names.h"
 #include "tests/serving/model/model_harness.h"
 
 namespace moesaic {
@@ -37,8 +36,7 @@ struct Matrix {
 
 class ByHand {
  public:
-  ByHand(const ModelConfig& config, const TensorSource& tensors)
-      : c_(config), names_(config.family), tensors_(tensors) {}
+  ByHand(const ModelConfig& config, const TensorSource& tensors) : c_(config), tensors_(tensors) {}
 
   // What a layer's MLP adds for one row of the residual stream, in two parts: now, and one layer
   // later.
@@ -47,40 +45,43 @@ class ByHand {
     Vec later;
   };
   Parts Mlp(int64_t layer, const Vec& stream, int64_t defer) const {
-    const Vec x = Normed(stream, Read(names_.PostAttentionNorm(layer), 1, c_.hidden_size).values);
+    const LayerSpec& spec = c_.layer(layer);
+    const auto at = [&](TensorSlot slot) { return c_.tensors.At(slot, layer); };
+    const Vec x = Normed(stream, spec.norm,
+                         Read(at(TensorSlot::kPostAttentionNorm), 1, c_.hidden_size).values);
     const auto hidden = static_cast<size_t>(c_.hidden_size);
     Parts parts = {Vec(hidden, 0), Vec(hidden, 0)};
-    if (c_.layer_is_sparse[static_cast<size_t>(layer)] == 0) {
-      Add(1, Swiglu(names_.DenseMlp(layer), c_.dense_intermediate_size, x), parts.now);
+    const int64_t dense_width = spec.dense_mlp().width;
+    if (!spec.sparse()) {
+      Add(1, Swiglu(kDenseMlpSlots, layer, 0, dense_width, x), parts.now);
       return parts;
     }
-    Vec p = Read(names_.Router(layer), c_.num_experts, c_.hidden_size).Times(x);
+    Vec p = Read(at(TensorSlot::kRouter), c_.num_experts(), c_.hidden_size).Times(x);
     double sum = 0;
     for (double& value : p) sum += value = std::exp(value);
     for (double& value : p) value /= sum;
     std::vector<size_t> best(p.size());
     std::iota(best.begin(), best.end(), size_t{0});
     std::stable_sort(best.begin(), best.end(), [&](size_t a, size_t b) { return p[a] > p[b]; });
-    const auto k = static_cast<size_t>(c_.top_k);
-    const double scale = c_.norm_topk_prob
-                             ? std::accumulate(best.begin(), best.begin() + c_.top_k, 0.0,
+    const auto k = static_cast<size_t>(c_.top_k());
+    const double scale = spec.experts().router.norm == RouterNorm::kSum
+                             ? std::accumulate(best.begin(), best.begin() + c_.top_k(), 0.0,
                                                [&](double all, size_t e) { return all + p[e]; })
                              : 1.0;
     for (size_t slot = 0; slot < k; ++slot) {
       const bool later =
-          slot >= 2 && slot + static_cast<size_t>(defer) >= k && layer + 1 < c_.num_layers;
+          slot >= 2 && slot + static_cast<size_t>(defer) >= k && layer + 1 < c_.num_layers();
       Add(p[best[slot]] / scale,
-          Swiglu(names_.Expert(layer, static_cast<int64_t>(best[slot])), c_.moe_intermediate_size,
-                 x),
+          Swiglu(kExpertSlots, layer, static_cast<int64_t>(best[slot]), c_.expert_width(), x),
           later ? parts.later : parts.now);
     }
-    if (c_.shared_intermediate_size > 0) {
+    if (dense_width > 0) {
       const double gate =
-          c_.shared_expert_gate
+          spec.experts().shared_gate
               ? 1 / (1 +
-                     std::exp(-Read(names_.SharedExpertGate(layer), 1, c_.hidden_size).Times(x)[0]))
+                     std::exp(-Read(at(TensorSlot::kSharedGate), 1, c_.hidden_size).Times(x)[0]))
               : 1.0;
-      Add(gate, Swiglu(names_.SharedExpert(layer), c_.shared_intermediate_size, x), parts.now);
+      Add(gate, Swiglu(kSharedMlpSlots, layer, 0, dense_width, x), parts.now);
     }
     return parts;
   }
@@ -90,16 +91,16 @@ class ByHand {
   }
 
  private:
-  Matrix Read(const std::string& name, int64_t rows, int64_t columns) const {
+  Matrix Read(const PlannedTensor& tensor, int64_t rows, int64_t columns) const {
     std::vector<int64_t> shape = {rows, columns};
-    if (rows == 1 && name.find("norm") != std::string::npos) shape = {columns};
-    const DType dtype = tensors_.Require(name, shape);
+    if (rows == 1 && tensor.name.find("norm") != std::string::npos) shape = {columns};
+    const DType dtype = tensors_.Require(tensor, shape);
     const auto count = static_cast<size_t>(rows * columns);
     std::vector<std::byte> raw(count * static_cast<size_t>(DTypeBits(dtype)) / 8);
     if (shape.size() == 1) {
-      tensors_.ReadRows(name, 0, columns, 1, raw);
+      tensors_.ReadRows(tensor, 0, columns, 1, raw);
     } else {
-      tensors_.ReadRows(name, 0, rows, columns, raw);
+      tensors_.ReadRows(tensor, 0, rows, columns, raw);
     }
     Matrix matrix = {rows, Vec(count)};
     for (size_t i = 0; i < count; ++i) {
@@ -113,24 +114,25 @@ class ByHand {
     return matrix;
   }
 
-  Vec Normed(const Vec& x, const Vec& weight) const {
+  static Vec Normed(const Vec& x, const NormSpec& norm, const Vec& weight) {
     double squares = 0;
     for (const double value : x) squares += value * value;
-    const double scale = 1 / std::sqrt(squares / static_cast<double>(x.size()) + c_.rms_norm_eps);
+    const double scale = 1 / std::sqrt(squares / static_cast<double>(x.size()) + norm.eps);
     Vec out(x.size());
     for (size_t i = 0; i < x.size(); ++i) out[i] = x[i] * scale * weight[i];
     return out;
   }
 
-  Vec Swiglu(const MlpTensorNames& names, int64_t intermediate, const Vec& x) const {
-    const Vec up = Read(names.up, intermediate, c_.hidden_size).Times(x);
-    Vec h = Read(names.gate, intermediate, c_.hidden_size).Times(x);
+  Vec Swiglu(const MlpSlots& slots, int64_t layer, int64_t expert, int64_t width,
+             const Vec& x) const {
+    const auto at = [&](TensorSlot slot) { return c_.tensors.At(slot, layer, expert); };
+    const Vec up = Read(at(slots[1]), width, c_.hidden_size).Times(x);
+    Vec h = Read(at(slots[0]), width, c_.hidden_size).Times(x);
     for (size_t i = 0; i < h.size(); ++i) h[i] = h[i] / (1 + std::exp(-h[i])) * up[i];
-    return Read(names.down, c_.hidden_size, intermediate).Times(h);
+    return Read(at(slots[2]), c_.hidden_size, width).Times(h);
   }
 
   const ModelConfig& c_;
-  const TensorNames names_;
   const TensorSource& tensors_;
 };
 
@@ -175,7 +177,7 @@ TEST_P(DeferralFormulaTest, HoldsInEveryLayer) {
     };
     std::vector<Vec> later(10, Vec(static_cast<size_t>(config.hidden_size), 0));
     model.BeginPass({tokens, slices});
-    for (int64_t layer = 0; layer < config.num_layers; ++layer) {
+    for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
       model.PreAttention(layer, rows, pool, model.qkv());
       model.Attend(layer, {0, 2}, pool);
       model.Project(layer, rows, pool, model.attention());
@@ -437,8 +439,8 @@ TEST(DeferralTest, MissingExpertsAreFetchedWhileTheNextLayerAttends) {
     ExpertLoaderOptions loader;
     loader.budget_bytes = 256 * source.layout().slot_bytes;
     return std::make_unique<TellingProvider>(
-        std::make_unique<ExpertLoader>(source, static_cast<int>(config.num_layers),
-                                       static_cast<int>(config.num_experts), MakeLruPolicy(256),
+        std::make_unique<ExpertLoader>(source, static_cast<int>(config.num_layers()),
+                                       static_cast<int>(config.num_experts()), MakeLruPolicy(256),
                                        loader),
         told);
   };

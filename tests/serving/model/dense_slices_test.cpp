@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/base/aligned_buffer.h"
+#include "tests/core/config/made_up_layers.h"
 #include "tests/serving/model/odd_model.h"
 
 namespace moesaic {
@@ -40,13 +41,11 @@ TEST(DenseSlicesTest, OutputsAreSharedOutInWholePanels) {
 }
 
 TEST(DenseSlicesTest, KvHeadsAreSharedOut) {
-  ModelConfig config;
-  const auto counts = [&](int64_t heads, int devices) {
-    config.num_kv_heads = heads;
+  const auto counts = [](int64_t heads, int devices) {
     std::vector<int64_t> counted;
     int64_t end = 0;
     for (int d = 0; d < devices; ++d) {
-      const RowRange slice = KvHeadSlice(config, devices, d);
+      const RowRange slice = KvHeadSlice(heads, devices, d);
       EXPECT_EQ(slice.begin, end);
       end = slice.end;
       counted.push_back(slice.count());
@@ -88,14 +87,15 @@ TEST_P(SlicedWeights, AreThoseOfTheWhole) {
   for (const bool tied : {false, true}) {
     ModelConfig config = OddModel();
     config.tie_word_embeddings = tied;
-    config.qk_norm = QkNorm::kPerHead;
+    ChangeAttention(config, [](GroupedQuerySpec& spec) { spec.qk_norm = QkNorm::kPerHead; });
     ThreadPool pool(1);
     const ModelWeights whole =
         ModelWeights::Load(config, GetParam(), MadeUpTensors(), kernels_, pool);
-    const int64_t d = config.head_dim;
-    const int64_t group = config.num_heads / config.num_kv_heads;
-    const int64_t keys = config.num_heads * d;
-    const int64_t values = keys + config.num_kv_heads * d;
+    const GroupedQuerySpec& attention = config.attention();
+    const int64_t d = attention.head_dim;
+    const int64_t group = attention.group();
+    const int64_t keys = attention.q_width();
+    const int64_t values = keys + attention.kv_width();
     for (const int devices : {1, 2, 3, 5}) {
       for (int device = 0; device < devices; ++device) {
         SCOPED_TRACE(testing::Message() << "device " << device << " of " << devices);
@@ -113,7 +113,7 @@ TEST_P(SlicedWeights, AreThoseOfTheWhole) {
         EXPECT_EQ(std::memcmp(part.final_norm, whole.final_norm,
                               static_cast<size_t>(config.hidden_size) * sizeof(float)),
                   0);
-        const RowRange heads = KvHeadSlice(config, devices, device);
+        const RowRange heads = KvHeadSlice(attention.kv_heads, devices, device);
         for (size_t l = 0; l < whole.layers.size(); ++l) {
           const LayerWeights& from = whole.layers[l];
           const LayerWeights& w = part.layers[l];

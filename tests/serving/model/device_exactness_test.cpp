@@ -48,7 +48,7 @@ class DeviceExactnessTest : public testing::Test {
     options_.kv_blocks = 16;
     ModelHarness model(MOESAIC_SAMPLE_MODEL_DIR, options_);
     expected_ = LogitHash(model);
-    experts_ = model.config().num_sparse_layers() * model.config().num_experts;
+    experts_ = model.config().num_sparse_layers() * model.config().num_experts();
     options_.devices = 2;
     options_.device_slots = experts_ / 8;
     options_.link = {1e9, 5};

@@ -48,7 +48,7 @@ TEST_P(ExactnessTest, BudgetsThreadsChunksAndStores) {
       expected = HashOf(RunOne(model, 1, 70));
     }
     const ModelConfig config = LoadModelConfig(GetParam());
-    const int64_t all = config.num_sparse_layers() * config.num_experts;
+    const int64_t all = config.num_sparse_layers() * config.num_experts();
     for (const int64_t slots : {all, all / 2, all / 5, int64_t{1}}) {
       for (const int threads : {1, 2}) {
         for (const bool packed : {false, true}) {
@@ -249,7 +249,7 @@ TEST_P(ExactnessTest, F32ClassIsOneAcrossInstructionSets) {
 TEST_P(ExactnessTest, QuantisedWeights) {
   const TempDir store;
   const ModelConfig config = LoadModelConfig(GetParam());
-  const int64_t all = config.num_sparse_layers() * config.num_experts;
+  const int64_t all = config.num_sparse_layers() * config.num_experts();
   for (const WeightType type : {WeightType::kInt8, WeightType::kInt4}) {
     uint64_t expected = 0;
     for (const Isa isa : SupportedIsas()) {

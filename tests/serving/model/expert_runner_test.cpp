@@ -115,12 +115,12 @@ HarnessOptions OptionsWith(Record& record) {
   HarnessOptions options;
   options.make_experts = [&record](const ExpertSource& source, const ModelConfig& config) {
     ExpertLoaderOptions loader;
-    const int64_t experts = config.num_layers * config.num_experts;
+    const int64_t experts = config.num_layers() * config.num_experts();
     loader.budget_bytes = static_cast<uint64_t>(experts) * source.layout().slot_bytes;
     return std::make_unique<RecordingProvider>(
-        std::make_unique<ExpertLoader>(source, static_cast<int>(config.num_layers),
-                                       static_cast<int>(config.num_experts), MakeLruPolicy(experts),
-                                       loader),
+        std::make_unique<ExpertLoader>(source, static_cast<int>(config.num_layers()),
+                                       static_cast<int>(config.num_experts()),
+                                       MakeLruPolicy(experts), loader),
         record);
   };
   return options;
@@ -274,8 +274,8 @@ TEST(ExpertRunnerTest, APlaceWithoutExpertsOfALayerIsToldWhatIsExpected) {
   const Checkpoint checkpoint = Checkpoint::Open(FixtureModel(kModel));
   const CpuKernels& kernels = KernelsFor(Isa::kScalar);
   const auto source = MakeCheckpointExpertSource(config, WeightType::kBf16, checkpoint, kernels);
-  const auto layers = static_cast<int>(config.num_layers);
-  const auto experts = static_cast<int>(config.num_experts);
+  const auto layers = static_cast<int>(config.num_layers());
+  const auto experts = static_cast<int>(config.num_experts());
   const ExpertPlacement placement(ExpertGrid(layers, experts), std::vector{-1, -1});
   constexpr int64_t kTokens = 20;
 
@@ -316,7 +316,7 @@ TEST(ExpertRunnerTest, APlaceWithoutExpertsOfALayerIsToldWhatIsExpected) {
                                    .x_stride = config.hidden_size,
                                    .activations = activations.data(),
                                    .activations_stride_bytes = row_bytes};
-  const auto pairs = static_cast<size_t>(kTokens * config.top_k);
+  const auto pairs = static_cast<size_t>(kTokens * config.top_k());
   const std::vector<float> weights(pairs, 0.25f);
   ThreadPool pool(1);
   const auto sum_of = [&](Runner& runner, int64_t layer, const std::vector<int32_t>& ids) {
@@ -331,7 +331,7 @@ TEST(ExpertRunnerTest, APlaceWithoutExpertsOfALayerIsToldWhatIsExpected) {
   for (int e = 0; e < experts; ++e) {
     if (placement.device(3 * experts + e) == 0) of_first.push_back(e);
   }
-  ASSERT_GE(std::ssize(of_first), config.top_k);
+  ASSERT_GE(std::ssize(of_first), config.top_k());
   for (size_t i = 0; i < pairs; ++i) {
     all_experts[i] = static_cast<int32_t>(i) % experts;
     first_place[i] = of_first[i % of_first.size()];

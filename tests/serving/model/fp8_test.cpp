@@ -39,7 +39,7 @@ TEST(Fp8Test, EveryCode) {
 
 TEST(Fp8Test, WidensInPlaceFromAnyRow) {
   constexpr int64_t kRows = 7, kCols = 11;
-  const Fp8Blocks blocks = {3, 4};
+  const BlockScales blocks = {3, 4};
   const std::array<float, 9> scales = {1, 2, 3, 10, 20, 30, 100, 200, 300};  // [3, 3]
   for (const int64_t first : {0, 2, 5}) {
     const int64_t count = (kRows - first) * kCols;
@@ -78,11 +78,10 @@ TEST(Fp8Test, ScalesOfEveryType) {
 TEST(Fp8Test, AnotherShapeWithAsManyBlocksIsRefused) {
   const fs::path directory = kFp8Models / "qwen3_moe";
   const Checkpoint checkpoint = Checkpoint::Open(directory);
-  const Fp8Blocks blocks = LoadModelConfig(directory).fp8_blocks;
-  const std::string name = "model.layers.0.mlp.experts.0.down_proj.weight";
-  EXPECT_TRUE(FindFp8(checkpoint, blocks, name, std::array<int64_t, 2>{48, 40}).has_value());
+  const PlannedTensor tensor = LoadModelConfig(directory).tensors.At(TensorSlot::kExpertDown, 0, 0);
+  EXPECT_TRUE(FindFp8(checkpoint, tensor, std::array<int64_t, 2>{48, 40}).has_value());
   try {
-    FindFp8(checkpoint, blocks, name, std::array<int64_t, 2>{47, 40});
+    FindFp8(checkpoint, tensor, std::array<int64_t, 2>{47, 40});
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::kCorrupt);
@@ -120,7 +119,7 @@ TEST(Fp8Test, LogitsAreThoseOfTheProducts) {
 TEST(Fp8Test, PackedExpertsAreThoseOfTheCheckpoint) {
   const ModelConfig config = LoadModelConfig(kFp8Models / "qwen3_moe");
   const Checkpoint checkpoint = Checkpoint::Open(kFp8Models / "qwen3_moe");
-  const auto tensors = MakeCheckpointTensorSource(checkpoint, config.fp8_blocks);
+  const auto tensors = MakeCheckpointTensorSource(checkpoint);
   const CpuKernels& kernels = KernelsFor(Isa::kScalar);
   const auto source = MakeCheckpointExpertSource(config, WeightType::kInt4, checkpoint, kernels);
   ExpertPacker packer(config, WeightType::kInt4, *tensors, kernels);

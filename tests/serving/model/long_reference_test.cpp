@@ -106,7 +106,9 @@ TEST_P(LongReferenceTest, PromptsAndWindowsAreLongerThanChunks) {
       EXPECT_NE(std::find(positions_.begin(), positions_.end(), position), positions_.end());
     }
   }
-  for (const int64_t window : LoadModelConfig(GetParam()).layer_window) {
+  const ModelConfig config = LoadModelConfig(GetParam());
+  for (const LayerSpec& layer : config.layers) {
+    const int64_t window = layer.attention().window;
     EXPECT_TRUE(window == 0 || window > kAttentionChunkTokens) << window;
   }
 }

@@ -28,21 +28,23 @@ ModelHarness::ModelHarness(const std::filesystem::path& model_dir, const Harness
     : config_(LoadModelConfig(model_dir)), pool_(options.threads, options.thread_layout) {
   const CpuKernels& kernels = KernelsFor(options.isa);
   checkpoint_ = std::make_unique<Checkpoint>(Checkpoint::Open(model_dir));
-  tensors_ = MakeCheckpointTensorSource(*checkpoint_, config_.fp8_blocks);
+  checkpoint_tensors_ = MakeCheckpointTensorSource(*checkpoint_);
+  if (options.change_config) options.change_config(config_);
+  if (options.wrap_tensors) tensors_ = options.wrap_tensors(*checkpoint_tensors_);
   if (options.expert_store.empty()) {
     experts_ = MakeCheckpointExpertSource(config_, options.weight_type, *checkpoint_, kernels);
   } else {
-    if (!ExpertStoreIsCurrent(config_, options.weight_type, tensors_->Fingerprint(),
+    if (!ExpertStoreIsCurrent(config_, options.weight_type, tensors().Fingerprint(),
                               options.expert_store)) {
-      WriteExpertStore(config_, options.weight_type, *tensors_, kernels, pool_,
+      WriteExpertStore(config_, options.weight_type, tensors(), kernels, pool_,
                        options.expert_store, [](int64_t, int64_t) {});
     }
-    experts_ = MakeStoreExpertSource(config_, options.weight_type, tensors_->Fingerprint(),
+    experts_ = MakeStoreExpertSource(config_, options.weight_type, tensors().Fingerprint(),
                                      options.expert_store);
   }
   const int64_t slots = options.expert_slots > 0
                             ? options.expert_slots
-                            : config_.num_sparse_layers() * config_.num_experts;
+                            : config_.num_sparse_layers() * config_.num_experts();
   if (options.make_experts) {
     provider_ = options.make_experts(*experts_, config_);
   } else if (options.devices > 0) {
@@ -53,8 +55,8 @@ ModelHarness::ModelHarness(const std::filesystem::path& model_dir, const Harness
     const std::vector<NodeStretch> stretches = SlotStretches(experts_->layout(), pool_.node_ids());
     loader.slot_stretches = stretches;
     provider_ = std::make_unique<ExpertLoader>(
-        *experts_, static_cast<int>(config_.num_layers), static_cast<int>(config_.num_experts),
-        MakeLruPolicy(config_.num_layers * config_.num_experts), loader);
+        *experts_, static_cast<int>(config_.num_layers()), static_cast<int>(config_.num_experts()),
+        MakeLruPolicy(config_.num_layers() * config_.num_experts()), loader);
   }
   ModelLimits limits;
   limits.max_batch_tokens = options.max_batch_tokens;
@@ -65,7 +67,7 @@ ModelHarness::ModelHarness(const std::filesystem::path& model_dir, const Harness
   limits.kv_type = options.kv_type;
   limits.defer_experts = options.defer_experts;
   ModelWeights weights =
-      ModelWeights::Load(config_, options.weight_type, *tensors_, kernels, pool_);
+      ModelWeights::Load(config_, options.weight_type, tensors(), kernels, pool_);
   std::unique_ptr<DensePart> dense;
   if (options.dense_on_device) {
     Device& device = options.given_devices.empty() ? *devices_[0] : *options.given_devices[0];
@@ -86,8 +88,8 @@ ModelHarness::ModelHarness(const std::filesystem::path& model_dir, const Harness
 ModelHarness::~ModelHarness() = default;
 
 void ModelHarness::MakeDevices(const HarnessOptions& options) {
-  const ExpertGrid grid(static_cast<int>(config_.num_layers),
-                        static_cast<int>(config_.num_experts));
+  const ExpertGrid grid(static_cast<int>(config_.num_layers()),
+                        static_cast<int>(config_.num_experts()));
   placement_ = std::make_unique<ExpertPlacement>(
       grid, std::vector<int>(static_cast<size_t>(options.devices), -1));
   system_ = std::make_unique<EmulatedSystem>();
@@ -111,7 +113,7 @@ void ModelHarness::MakeDevices(const HarnessOptions& options) {
     std::vector<ExpertId> all;
     for (int index = 0; index < grid.num_experts(); ++index) {
       for (int layer = 0; layer < grid.num_layers(); ++layer) {
-        if (config_.layer_is_sparse[static_cast<size_t>(layer)] == 0) continue;
+        if (!config_.is_sparse(layer)) continue;
         all.push_back(grid.Id(layer * grid.num_experts() + index));
       }
     }

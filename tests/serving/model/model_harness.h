@@ -36,6 +36,11 @@ struct HarnessOptions {
   std::filesystem::path expert_store;  // empty: the checkpoint
   int64_t defer_experts = 0;
 
+  // Of what the model's directory says: what is made of config.json, and in place of its tensors
+  // (all but experts). May be empty.
+  std::function<void(ModelConfig&)> change_config;
+  std::function<std::unique_ptr<TensorSource>(const TensorSource& base)> wrap_tensors;
+
   // Makes what serves the experts, in place of an ExpertLoader with expert_slots. May be empty.
   std::function<std::unique_ptr<ExpertProvider>(const ExpertSource&, const ModelConfig&)>
       make_experts;
@@ -92,7 +97,7 @@ class ModelHarness {
   const ModelConfig& config() const { return config_; }
   Model& model() { return *model_; }
   ThreadPool& pool() { return pool_; }
-  const TensorSource& tensors() const { return *tensors_; }
+  const TensorSource& tensors() const { return tensors_ ? *tensors_ : *checkpoint_tensors_; }
   const StepStats& stats() const { return stats_; }
   EmulatedDevice& device(int index) { return *devices_[static_cast<size_t>(index)]; }
   std::span<const DeviceStatus> device_status() { return provider_->devices(); }
@@ -104,7 +109,8 @@ class ModelHarness {
   ModelConfig config_;
   ThreadPool pool_;
   std::unique_ptr<Checkpoint> checkpoint_;
-  std::unique_ptr<TensorSource> tensors_;
+  std::unique_ptr<TensorSource> checkpoint_tensors_;
+  std::unique_ptr<TensorSource> tensors_;  // null: those
   std::unique_ptr<ExpertSource> experts_;
   std::unique_ptr<EmulatedSystem> system_;
   std::vector<std::unique_ptr<EmulatedDevice>> devices_;

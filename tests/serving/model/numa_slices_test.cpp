@@ -7,6 +7,7 @@
 
 #include "kernels/cpu/product_grid.h"
 #include "serving/model/expert_sources.h"
+#include "tests/core/config/made_up_layers.h"
 
 namespace moesaic {
 namespace {
@@ -14,7 +15,7 @@ namespace {
 TEST(NumaSlicesTest, SlicesOfEverySectionLieOnTheirNodes) {
   ModelConfig config;
   config.hidden_size = 520;  // 33 panels: slices of 8, 16 and 9
-  config.moe_intermediate_size = 384;
+  config.layers.push_back(SparseLayer(4, 1, 384));
   const int nodes[] = {4, 0, 7};
   for (const WeightType type : {WeightType::kBf16, WeightType::kInt8, WeightType::kInt4}) {
     const ExpertLayout layout = MakeCpuExpertLayout(config, type);

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstdint>
 #include <span>
-#include <string>
 
 #include "core/base/hash.h"
 #include "core/config/model_config.h"
@@ -15,10 +14,12 @@ namespace moesaic {
 // Tensors of any shape: matrices about 1 / sqrt(k), vectors (norm weights) from 0.5 to 1.5.
 class MadeUpTensors : public TensorSource {
  public:
-  DType Require(const std::string&, std::span<const int64_t>) const override { return DType::kF32; }
-  void ReadRows(const std::string& name, int64_t row_begin, int64_t row_end, int64_t row_elements,
-                std::span<std::byte> destination) const override {
-    const uint64_t seed = Hash64(std::as_bytes(std::span(name)));
+  DType Require(const PlannedTensor&, std::span<const int64_t>) const override {
+    return DType::kF32;
+  }
+  void ReadRows(const PlannedTensor& tensor, int64_t row_begin, int64_t row_end,
+                int64_t row_elements, std::span<std::byte> destination) const override {
+    const uint64_t seed = Hash64(std::as_bytes(std::span(tensor.name)));
     auto* const out = reinterpret_cast<float*>(destination.data());
     for (int64_t i = 0; i < (row_end - row_begin) * row_elements; ++i) {
       uint64_t x =
@@ -36,25 +37,15 @@ class MadeUpTensors : public TensorSource {
 
 // Sizes that nothing divides: 5 KV heads, panels that are not full.
 inline ModelConfig OddModel() {
-  ModelConfig c;
-  c.family = ModelFamily::kQwen2Moe;
-  c.vocab_size = 171;
-  c.hidden_size = 104;
-  c.num_layers = 3;
-  c.num_heads = 10;
-  c.num_kv_heads = 5;
-  c.head_dim = 16;
-  c.max_position = 512;
-  c.layer_window = {0, 0, 40};
-  c.num_experts = 6;
-  c.top_k = 2;
-  c.norm_topk_prob = true;
-  c.moe_intermediate_size = 24;
-  c.dense_intermediate_size = 136;
-  c.shared_intermediate_size = 56;
-  c.shared_expert_gate = true;
-  c.layer_is_sparse = {0, 1, 1};
-  return c;
+  return ParseModelConfig(R"({
+    "model_type": "qwen2_moe", "vocab_size": 171, "hidden_size": 104, "num_hidden_layers": 3,
+    "num_attention_heads": 10, "num_key_value_heads": 5, "head_dim": 16, "qkv_bias": false,
+    "max_position_embeddings": 512, "use_sliding_window": true, "sliding_window": 40,
+    "layer_types": ["full_attention", "full_attention", "sliding_attention"],
+    "num_experts": 6, "num_experts_per_tok": 2, "norm_topk_prob": true, "mlp_only_layers": [0],
+    "moe_intermediate_size": 24, "intermediate_size": 136, "shared_expert_intermediate_size": 56
+  })",
+                          "odd_model");
 }
 
 }  // namespace moesaic

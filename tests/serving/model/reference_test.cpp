@@ -53,7 +53,9 @@ class ReferenceTest : public ::testing::TestWithParam<std::string> {};
 // Dynamic NTK: transformers takes its base from the current length; ours is fixed for the longest
 // context (rope.h), so each prompt gets a model of its own length, and its decode steps (whose base
 // would move) are not compared.
-bool Dynamic(const ModelConfig& config) { return config.rope.kind == RopeKind::kDynamicNtk; }
+bool Dynamic(const ModelConfig& config) {
+  return config.attention().rope.kind == RopeKind::kDynamicNtk;
+}
 
 TEST_P(ReferenceTest, F32LogitsAndRouting) {
   const Reference reference(GetParam());
@@ -85,8 +87,8 @@ TEST_P(ReferenceTest, F32LogitsAndRouting) {
                                           ? reference.Floats(Key(p, "router_gap"))
                                           : std::vector<float>();
       int64_t sparse = 0;
-      for (int64_t layer = 0; layer < model.config().num_layers; ++layer) {
-        if (!model.config().layer_is_sparse[static_cast<size_t>(layer)]) continue;
+      for (int64_t layer = 0; layer < model.config().num_layers(); ++layer) {
+        if (!model.config().is_sparse(layer)) continue;
         for (int64_t t = 0; t < tokens; ++t) {
           const auto at = static_cast<size_t>(sparse * tokens + t);
           if (!gaps.empty() && gaps[at] <= 1e-3f) continue;
@@ -203,7 +205,7 @@ TEST_P(ReferenceTest, GreedyContinuations) {
       const auto vocab = static_cast<size_t>(model.config().vocab_size);
       total += static_cast<int64_t>(prompt.greedy.size());
       for (size_t step = 0; step < prompt.greedy.size(); ++step) {
-        if (twin && !SameRouting(routing, twin_routing, model.config().top_k)) break;
+        if (twin && !SameRouting(routing, twin_routing, model.config().top_k())) break;
         const int32_t token = ArgMax({logits.data() + logits.size() - vocab, vocab});
         if (token != prompt.greedy[step]) {
           EXPECT_LT(prompt.margins[step], tie)

@@ -11,14 +11,14 @@ namespace {
 
 TEST(RopeTest, DefaultAnglesAndLinearScaling) {
   RopeConfig rope;
-  const RopeTable plain(rope, 8, 64, 32);
+  const RopeTable plain({.head_dim = 8, .rotary_dim = 8, .rope = rope}, 64, 32);
   EXPECT_EQ(plain.half(), 4);
   EXPECT_FLOAT_EQ(plain.cos(0)[3], 1.0f);
   EXPECT_FLOAT_EQ(plain.sin(0)[3], 0.0f);
   EXPECT_NEAR(plain.cos(5)[1], std::cos(5 * std::pow(10000.0, -0.25)), 1e-6);
   rope.kind = RopeKind::kLinear;
   rope.factor = 4;
-  const RopeTable linear(rope, 8, 64, 32);
+  const RopeTable linear({.head_dim = 8, .rotary_dim = 8, .rope = rope}, 64, 32);
   EXPECT_NEAR(linear.sin(20)[2], plain.sin(5)[2], 1e-6);
 }
 
@@ -47,7 +47,7 @@ TEST(RopeTest, YarnScalesCosAndSin) {
   EXPECT_NEAR(ComputeRopeFrequencies(rope, 64, 4096, 4096).attention_factor,
               0.1 * std::log(4.0) + 1, 1e-12);
   rope.attention_factor = 1.25;
-  const RopeTable table(rope, 64, 4096, 16);
+  const RopeTable table({.head_dim = 64, .rotary_dim = 64, .rope = rope}, 4096, 16);
   EXPECT_FLOAT_EQ(table.cos(0)[0], 1.25f);
 }
 
@@ -155,7 +155,7 @@ TEST(RopeTest, BothHalvesOfARotationAreScaled) {
   rope.kind = RopeKind::kYarn;
   rope.factor = 4;
   rope.attention_factor = 1.25;
-  const RopeTable table(rope, 64, 4096, 16);
+  const RopeTable table({.head_dim = 64, .rotary_dim = 64, .rope = rope}, 4096, 16);
   for (int64_t position = 0; position < 16; ++position) {
     for (size_t i = 0; i < 32; ++i) {
       EXPECT_NEAR(std::hypot(table.cos(position)[i], table.sin(position)[i]), 1.25, 1e-6);
@@ -175,6 +175,47 @@ TEST(RopeTest, DynamicIsPlainUntilTheContextIsLonger) {
   // theta' = theta * (2 * 4096 / 1024 - 1)^(64 / 62)
   EXPECT_NEAR(beyond.inverse[31], std::pow(10000.0 * std::pow(7.0, 64.0 / 62.0), -62.0 / 64.0),
               1e-9);
+}
+
+// A part of a head: the first rotary_dim values of each head turn as those of a head of that size,
+// the others pass.
+TEST(RopeTest, RotatesTheFirstPartOfEveryHead) {
+  constexpr int64_t kHeads = 3;
+  for (const auto& [head_dim, rotary_dim] :
+       {std::pair<int64_t, int64_t>{24, 12}, {128, 64}, {20, 2}, {16, 16}}) {
+    GroupedQuerySpec attention;
+    attention.head_dim = head_dim;
+    attention.rotary_dim = rotary_dim;
+    attention.rope.theta = 1000;
+    const RopeTable table(attention, 64, 40);
+    EXPECT_EQ(table.bytes(), RopeTable::Bytes(rotary_dim, 40));
+    std::vector<float> x(static_cast<size_t>(kHeads * head_dim + 1));
+    for (size_t i = 0; i < x.size(); ++i) x[i] = std::sin(static_cast<float>(i * i + 1));
+    for (const int64_t position : {0, 1, 39}) {
+      std::vector<float> turned = x;
+      table.Rotate(KernelsFor(Isa::kScalar), position, kHeads, turned.data());
+      EXPECT_EQ(turned.back(), x.back());
+      for (int64_t head = 0; head < kHeads; ++head) {
+        for (int64_t i = 0; i < head_dim; ++i) {
+          const auto at = static_cast<size_t>(head * head_dim + i);
+          double expected = x[at];
+          if (i < rotary_dim) {
+            const int64_t half = rotary_dim / 2;
+            const double angle = static_cast<double>(position) *
+                                 std::pow(1000.0, -2.0 * static_cast<double>(i % half) /
+                                                      static_cast<double>(rotary_dim));
+            const double other =
+                i < half ? -x[at + static_cast<size_t>(half)] : x[at - static_cast<size_t>(half)];
+            expected = x[at] * std::cos(angle) + other * std::sin(angle);
+          }
+          ASSERT_NEAR(turned[at], expected, 2e-6) << head << "," << i << " at " << position;
+          if (i >= rotary_dim) {
+            ASSERT_EQ(turned[at], x[at]);
+          }
+        }
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -56,7 +56,9 @@ TEST(StepCostTest, TiedEmbeddingIsReadAsHead) {
 
 TEST(StepCostTest, SlidingWindowsBoundWhatIsRead) {
   ModelConfig config = BenchModel();
-  std::fill_n(config.layer_window.begin(), 4, 128);
+  for (size_t layer = 0; layer < 4; ++layer) {
+    std::get<GroupedQuerySpec>(config.layers[layer].mixer).window = 128;
+  }
   const StepCost cost = StepCostOf(config, WeightType::kBf16, WeightType::kBf16, 1);
   EXPECT_EQ(cost.Positions(100), 16 * 100);
   EXPECT_EQ(cost.Positions(1000), 12 * 1000 + 4 * 128);

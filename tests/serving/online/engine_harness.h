@@ -1,81 +1,17 @@
-// What tests of the engine share: the sample model's settings and prompts, and a sink that
-// collects.
+// What tests of engines with a model share: the sample model's settings and prompts.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
-#include <memory>
-#include <mutex>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "serving/online/create_engine.h"
-#include "serving/online/engine.h"
-#include "tracer/request_tracer.h"
+#include "tests/serving/engine/collector.h"
 
 namespace moesaic {
-
-// Collects one request's output; Wait returns when it has ended.
-class Collector : public OutputSink {
- public:
-  void OnDelta(OutputDelta delta) override {
-    std::lock_guard lock(mutex_);
-    text += delta.text;
-    for (auto& token : delta.tokens) tokens.push_back(std::move(token));
-    for (auto& token : delta.prompt_tokens) prompt_tokens.push_back(std::move(token));
-    usage = delta.usage;
-    if (delta.queue_us >= 0) queue_us = delta.queue_us;
-    if (!delta.stop_text.empty()) stop_text = delta.stop_text;
-    if (delta.trace) trace = delta.trace;
-    ++deltas;
-    if (delta.finish) {
-      finish = delta.finish;
-      done_ = true;
-    }
-    changed_.notify_all();
-  }
-  void OnError(const Error& failed) override {
-    std::lock_guard lock(mutex_);
-    error = failed.what();
-    done_ = true;
-    changed_.notify_all();
-  }
-  Collector& Wait() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return done_; });
-    return *this;
-  }
-  void WaitForDeltas(int count) {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return done_ || deltas >= count; });
-  }
-  std::vector<int32_t> Ids() const {
-    std::vector<int32_t> ids;
-    for (const GeneratedToken& token : tokens) ids.push_back(token.token);
-    return ids;
-  }
-
-  std::string text;
-  std::string error;
-  std::string stop_text;
-  std::vector<GeneratedToken> tokens;
-  std::vector<GeneratedToken> prompt_tokens;
-  std::optional<FinishReason> finish;
-  std::shared_ptr<const RequestTrace> trace;
-  Usage usage;
-  int64_t queue_us = -1;
-  int deltas = 0;
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool done_ = false;
-};
 
 inline EngineOptions SmallOptions() {
   EngineOptions options;
@@ -87,24 +23,6 @@ inline EngineOptions SmallOptions() {
   options.max_num_batched_tokens = 128;
   options.max_num_seqs = 16;
   return options;
-}
-
-inline EngineRequest Greedy(std::vector<int32_t> prompt, int32_t max_tokens) {
-  EngineRequest request;
-  request.prompt = std::move(prompt);
-  request.sampling.temperature = 0;
-  request.max_tokens = max_tokens;
-  return request;
-}
-
-inline std::shared_ptr<Collector> SubmitOne(Engine& engine, EngineRequest request,
-                                            RequestId* id = nullptr) {
-  auto collector = std::make_shared<Collector>();
-  std::vector<EngineRequest> requests;
-  requests.push_back(std::move(request));
-  const auto ids = engine.Submit(std::move(requests), {collector});
-  if (id != nullptr) *id = ids[0];
-  return collector;
 }
 
 struct ReferencePrompt {

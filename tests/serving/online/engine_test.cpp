@@ -1,6 +1,6 @@
 // The engine on the sample model: what a caller of Submit sees.
 
-#include "serving/online/engine.h"
+#include "serving/engine/engine.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // What an engine learned, across engines: restored, saved while it serves and when it ends, and
 // never at the cost of what lies at the file's name.
-#include "serving/online/learned_state.h"
+#include "serving/engine/learned_state.h"
 
 #include <gtest/gtest.h>
 

@@ -14,10 +14,10 @@
 #include "core/base/thread_pool.h"
 #include "core/io/expert_store.h"
 #include "kernels/cpu/kernels.h"
+#include "serving/engine/engine.h"
 #include "serving/model/expert_sources.h"
 #include "serving/online/create_engine.h"
-#include "serving/online/engine.h"
-#include "serving/online/engine_parts.h"
+#include "serving/online/part_options.h"
 #include "serving/online/read_health.h"
 #include "tests/core/base/temp_dir.h"
 #include "tests/serving/online/engine_harness.h"
@@ -37,7 +37,7 @@ void CopyInPlace(const std::filesystem::path& from, const std::filesystem::path&
 // are no more of them than experts.
 std::shared_ptr<Collector> UntilRead(Engine& engine, const EngineRequest& request,
                                      const std::string& damage) {
-  const int64_t experts = engine.config().num_sparse_layers() * engine.config().num_experts;
+  const int64_t experts = engine.config().num_sparse_layers() * engine.config().num_experts();
   std::shared_ptr<Collector> done = SubmitOne(engine, request);
   for (int64_t failures = 0; !done->Wait().error.empty() && failures < experts; ++failures) {
     EXPECT_NE(done->error.find(damage), std::string::npos) << done->error;

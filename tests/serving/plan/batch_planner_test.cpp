@@ -18,6 +18,7 @@
 #include "serving/plan/batch_prediction.h"
 #include "serving/plan/module_profiler.h"
 #include "tests/core/base/caught.h"
+#include "tests/core/config/made_up_layers.h"
 #include "tests/serving/online/engine_harness.h"
 
 namespace moesaic {
@@ -157,8 +158,7 @@ TEST(BatchPlannerTest, ASlowLinkWantsALargeBatchAndResidents) {
 // MoE-Lens: n_real = (t_io - a) / b.
 TEST(BatchPlannerTest, ThePassThatComputesAsLongAsItReads) {
   ModelConfig config;
-  config.num_experts = 8;
-  config.top_k = 2;
+  config.layers.push_back(SparseLayer(8, 2));
   ModuleCosts costs;
   costs[Module::kAttentionIn] = {1e-3, 1e-5, 0, 1, ""};
   costs[Module::kOutput] = {2e-3, 2e-5, 0, 1, ""};
@@ -362,8 +362,8 @@ TEST_P(PlannedJobTest, RunsAsPlanned) {
   EXPECT_GT(costs.link.value, 0);
   EXPECT_GT(costs[Module::kExpert].per_unit_s + costs[Module::kExpert].fixed_s, 0);
   ASSERT_FALSE(costs.routing.empty());
-  EXPECT_NEAR(costs.routing.front().experts, files.config.top_k, 1e-9);
-  EXPECT_GT(costs.routing.back().experts, files.config.top_k);
+  EXPECT_NEAR(costs.routing.front().experts, files.config.top_k(), 1e-9);
+  EXPECT_GT(costs.routing.back().experts, files.config.top_k());
   const ModuleCosts again = ParseModuleCosts(SerializeModuleCosts(costs), "costs");
   EXPECT_EQ(SerializeModuleCosts(again), SerializeModuleCosts(costs));
 

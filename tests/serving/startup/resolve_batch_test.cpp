@@ -47,7 +47,7 @@ TEST(ResolveBatchTest, AShortJobIsSizedByRule) {
   EXPECT_TRUE(setup.plan.ledger.fits());
   EXPECT_FALSE(setup.plan.execution);
   EXPECT_TRUE(measuring.stages.empty());
-  EXPECT_EQ(setup.files.config.num_experts, 32);
+  EXPECT_EQ(setup.files.config.num_experts(), 32);
 }
 
 TEST(ResolveBatchTest, WhatWasAskedForIsKeptAndTheProfileSaysHowExpertsStream) {

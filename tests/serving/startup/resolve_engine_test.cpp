@@ -30,7 +30,7 @@ TEST(ResolveEngineTest, GivesWhatAnEngineStartsWith) {
   EXPECT_EQ(setup.options.threads, 2);
   EXPECT_EQ(setup.plan.ledger.limit_bytes, uint64_t{1} << 30);
   EXPECT_EQ(setup.plan.expert_slots, 64);
-  EXPECT_EQ(setup.files.config.num_experts, 32);
+  EXPECT_EQ(setup.files.config.num_experts(), 32);
   MetricsRegistry metrics;
   const auto engine = CreateEngine(std::move(setup), metrics);
   const std::vector<int32_t> prompt = engine->tokenizer().Encode("The old man");

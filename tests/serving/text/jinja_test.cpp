@@ -12,7 +12,7 @@
 
 #include "core/base/error.h"
 #include "serving/text/jinja/numbers.h"
-#include "serving/text/jinja/unicode.h"
+#include "serving/text/unicode.h"
 
 namespace moesaic::jinja {
 namespace {

@@ -109,6 +109,12 @@ LaunchResult Launch(const char*, void (*kernel)(Parameters...), dim3 grid, int t
   return {};
 }
 
+// Nothing has to be loaded.
+template <typename... Kernels>
+LaunchResult Load(const char*, Kernels...) {
+  return {};
+}
+
 inline LaunchResult Refuse(const char* name, const char* why) { return {1, name, why}; }
 
 inline unsigned CeilDiv(int64_t a, int64_t b) { return static_cast<unsigned>((a + b - 1) / b); }

@@ -1,0 +1,199 @@
+#include "core/config/family_fields.h"
+
+#include <cmath>
+#include <string>
+
+#include "core/base/error.h"
+#include "core/config/rope_config.h"
+
+namespace moesaic {
+namespace {
+
+DType ReadDType(const JsonFields& config) {
+  // `dtype` is what newer versions write.
+  const char* key = config.Absent("dtype") ? "torch_dtype" : "dtype";
+  if (config.Absent(key)) return DType::kBF16;
+  const std::string name = config.String(key, "");
+  if (name == "bfloat16") return DType::kBF16;
+  if (name == "float16") return DType::kF16;
+  if (name == "float32") return DType::kF32;
+  config.FailAt(key,
+                fmt::format("the type \"{}\" is not supported; supported are bfloat16, float16 and "
+                            "float32",
+                            name.substr(0, 80)),
+                ErrorKind::kUnsupported);
+}
+
+void ReadTokenIds(const JsonFields& config, const ModelDefaults& defaults, ModelConfig& model) {
+  if (config.Find("eos_token_id") == nullptr) {
+    if (defaults.eos >= 0) model.eos_token_ids = {static_cast<int32_t>(defaults.eos)};
+  } else {
+    for (const int64_t id : config.Ints("eos_token_id", 0, INT32_MAX)) {
+      model.eos_token_ids.push_back(static_cast<int32_t>(id));
+    }
+  }
+  const auto id_or_none = [&](const char* key, int64_t fallback) {
+    return static_cast<int32_t>(config.OptionalInt(key, fallback, -1, INT32_MAX).value_or(-1));
+  };
+  model.bos_token_id = id_or_none("bos_token_id", defaults.bos);
+  model.pad_token_id = id_or_none("pad_token_id", defaults.pad);
+}
+
+int64_t ReadHeadDim(const JsonFields& config, int64_t hidden_size, int64_t heads) {
+  int64_t head_dim = 0;
+  if (!config.Absent("head_dim")) {
+    head_dim = config.Int("head_dim", 0, 1, kMostHeadDim);
+  } else if (hidden_size % heads != 0) {
+    config.FailAt("hidden_size",
+                  fmt::format("is {}, expected a multiple of num_attention_heads, {}, because "
+                              "there is no head_dim",
+                              hidden_size, heads));
+  } else {
+    head_dim = hidden_size / heads;
+  }
+  if (head_dim % 2 != 0 || head_dim > kMostHeadDim) {
+    config.FailAt(
+        "head_dim",
+        fmt::format(
+            "is {}{}, expected an even number up to {} (rotary embedding pairs halves)", head_dim,
+            config.Absent("head_dim") ? " (hidden_size / num_attention_heads)" : "", kMostHeadDim));
+  }
+  return head_dim;
+}
+
+int64_t ReadRotaryDim(const JsonFields& config, std::optional<double> fallback, int64_t head_dim) {
+  const double share = ParseRotaryShare(config, fallback.value_or(1.0));
+  if (!fallback && share != 1.0) {
+    config.FailAt("partial_rotary_factor",
+                  fmt::format("is {}; only 1.0 (all of head_dim rotated) is supported", share),
+                  ErrorKind::kUnsupported);
+  }
+  const auto rotary_dim = static_cast<int64_t>(static_cast<double>(head_dim) * share);
+  if (rotary_dim < 2 || rotary_dim % 2 != 0) {
+    config.FailAt("partial_rotary_factor",
+                  fmt::format("is {}, which rotates {} of head_dim, {}; expected an even number of "
+                              "at least 2",
+                              share, rotary_dim, head_dim));
+  }
+  return rotary_dim;
+}
+
+Activation ReadActivation(const JsonFields& config) {
+  const std::string activation = config.String("hidden_act", "silu");
+  if (activation != "silu" && activation != "swish") {
+    config.FailAt("hidden_act",
+                  fmt::format("the activation \"{}\" is not supported; supported is silu",
+                              activation.substr(0, 80)),
+                  ErrorKind::kUnsupported);
+  }
+  return Activation::kSilu;
+}
+
+}  // namespace
+
+void ReadModel(const JsonFields& config, const ModelDefaults& defaults, ModelConfig& model) {
+  model.vocab_size = config.Int("vocab_size", defaults.vocab_size, 1, kMostVocab);
+  model.hidden_size = config.Int("hidden_size", defaults.hidden_size, 1, kMostWidth);
+  model.max_position =
+      config.Int("max_position_embeddings", defaults.max_position, 1, kMostPosition);
+  model.final_norm.eps = config.Number("rms_norm_eps", defaults.rms_norm_eps, 0.0, 1.0);
+  model.tie_word_embeddings = config.Bool("tie_word_embeddings", false);
+  model.checkpoint_dtype = ReadDType(config);
+  ReadTokenIds(config, defaults, model);
+}
+
+int64_t ReadLayerCount(const JsonFields& config, int64_t fallback) {
+  return config.Int("num_hidden_layers", fallback, 1, kMostLayers);
+}
+
+GroupedQuerySpec ReadAttention(const JsonFields& config, const AttentionDefaults& defaults,
+                               const ModelConfig& model) {
+  GroupedQuerySpec attention;
+  attention.heads = config.Int("num_attention_heads", defaults.heads, 1, kMostHeads);
+  // null: as many as heads.
+  attention.kv_heads = config.OptionalInt("num_key_value_heads", defaults.kv_heads, 1, kMostHeads)
+                           .value_or(attention.heads);
+  if (attention.heads % attention.kv_heads != 0) {
+    config.FailAt(
+        "num_key_value_heads",
+        fmt::format("is {}{}, expected a divisor of num_attention_heads, {}", attention.kv_heads,
+                    config.Absent("num_key_value_heads") ? " (the default)" : "", attention.heads));
+  }
+  attention.head_dim = ReadHeadDim(config, model.hidden_size, attention.heads);
+  attention.rotary_dim = ReadRotaryDim(config, defaults.rotary_share, attention.head_dim);
+  attention.rope = ParseRopeConfig(config, defaults.rope_theta, model.max_position);
+  if (attention.rope.kind == RopeKind::kDynamicNtk && attention.rotary_dim <= 2) {
+    config.FailAt("head_dim",
+                  "is 2, expected more for dynamic rope, whose formula divides by head_dim - 2");
+  }
+  attention.norm = model.final_norm;
+  attention.scale = 1.0 / std::sqrt(static_cast<double>(attention.head_dim));
+  return attention;
+}
+
+RouterSpec ReadRouter(const JsonFields& config, const RouterDefaults& defaults) {
+  // Each family has one of the two names; transformers takes the other one as an alias.
+  const std::string_view main_key = defaults.experts_key;
+  const std::string_view alias = main_key == "num_experts" ? "num_local_experts" : "num_experts";
+  const bool has_main = config.Find(main_key) != nullptr;
+  RouterSpec router;
+  router.experts = config.Int(has_main ? main_key : alias, defaults.experts, 1, kMostExperts);
+  if (has_main && !config.Absent(alias) &&
+      config.Int(alias, 0, 1, kMostExperts) != router.experts) {
+    config.FailAt(alias, fmt::format("is {}, but {} is {}", config.Int(alias, 0, 1, kMostExperts),
+                                     main_key, router.experts));
+  }
+  router.top_k = config.Int("num_experts_per_tok", defaults.top_k, 1, kMostExperts);
+  if (router.top_k > router.experts) {
+    config.FailAt("num_experts_per_tok",
+                  fmt::format("is {}, expected at most the number of experts, {}", router.top_k,
+                              router.experts));
+  }
+  return router;
+}
+
+MlpSpec ReadMlp(const JsonFields& config, std::string_view width_key, int64_t fallback) {
+  MlpSpec mlp;
+  mlp.width = config.Int(width_key, fallback, 1, kMostWidth);
+  mlp.activation = ReadActivation(config);
+  return mlp;
+}
+
+std::vector<bool> ReadSparseLayers(const JsonFields& config, int64_t layers) {
+  std::vector<bool> sparse(static_cast<size_t>(layers));
+  const int64_t step = config.Int("decoder_sparse_step", 1, 1, kMostLayers);
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    sparse[static_cast<size_t>(layer)] = (layer + 1) % step == 0;
+  }
+  for (const int64_t layer : config.Ints("mlp_only_layers", 0, kMostLayers)) {
+    // A layer past the end names nothing, which transformers accepts too.
+    if (layer < layers) sparse[static_cast<size_t>(layer)] = false;
+  }
+  return sparse;
+}
+
+TensorPlan CommonTensors() {
+  TensorPlan plan;
+  plan.Set(TensorSlot::kEmbedding, "model.embed_tokens.weight");
+  plan.Set(TensorSlot::kFinalNorm, "model.norm.weight");
+  plan.Set(TensorSlot::kHead, "lm_head.weight");
+  const std::string layer = "model.layers.{layer}.";
+  plan.Set(TensorSlot::kInputNorm, layer + "input_layernorm.weight");
+  plan.Set(TensorSlot::kPostAttentionNorm, layer + "post_attention_layernorm.weight");
+  plan.Set(TensorSlot::kQ, layer + "self_attn.q_proj.weight");
+  plan.Set(TensorSlot::kK, layer + "self_attn.k_proj.weight");
+  plan.Set(TensorSlot::kV, layer + "self_attn.v_proj.weight");
+  plan.Set(TensorSlot::kQBias, layer + "self_attn.q_proj.bias");
+  plan.Set(TensorSlot::kKBias, layer + "self_attn.k_proj.bias");
+  plan.Set(TensorSlot::kVBias, layer + "self_attn.v_proj.bias");
+  plan.Set(TensorSlot::kQNorm, layer + "self_attn.q_norm.weight");
+  plan.Set(TensorSlot::kKNorm, layer + "self_attn.k_norm.weight");
+  plan.Set(TensorSlot::kOutput, layer + "self_attn.o_proj.weight");
+  plan.Set(TensorSlot::kOutputBias, layer + "self_attn.o_proj.bias");
+  plan.Set(TensorSlot::kRouter, layer + "mlp.gate.weight");
+  plan.SetMlp(kDenseMlpSlots, layer + "mlp.", kProjectionNames);
+  plan.SetMlp(kExpertSlots, layer + "mlp.experts.{expert}.", kProjectionNames);
+  return plan;
+}
+
+}  // namespace moesaic

@@ -1,0 +1,75 @@
+// What families read of config.json in the same way. Internal to core/config.
+//
+// Defaults are what transformers' configuration classes fill in for a key that is missing
+// (transformers 5.23, src/transformers/models/*/configuration_*.py; docs/models.md). All of these
+// throw Error(kCorrupt) for a wrong value and Error(kUnsupported) for one that is not implemented,
+// naming file and key.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "core/base/json_fields.h"
+#include "core/config/model_config.h"
+
+namespace moesaic {
+
+// Far above any model that exists, and small enough that no product of two overflows.
+inline constexpr int64_t kMostVocab = 10'000'000;
+inline constexpr int64_t kMostWidth = 1'000'000;
+inline constexpr int64_t kMostLayers = 10'000;
+inline constexpr int64_t kMostHeads = 65'536;
+inline constexpr int64_t kMostHeadDim = 65'536;
+inline constexpr int64_t kMostExperts = 65'535;  // ExpertId::index has 16 bits
+inline constexpr int64_t kMostPosition = int64_t{1} << 31;
+
+struct ModelDefaults {
+  int64_t vocab_size = 0;
+  int64_t hidden_size = 0;
+  int64_t max_position = 0;
+  double rms_norm_eps = 1e-6;
+  // -1: none
+  int64_t bos = -1;
+  int64_t eos = -1;
+  int64_t pad = -1;
+};
+// Sizes, norms, types and token ids: all of `model` but its layers and tensors.
+void ReadModel(const JsonFields& config, const ModelDefaults& defaults, ModelConfig& model);
+
+int64_t ReadLayerCount(const JsonFields& config, int64_t fallback);
+
+struct AttentionDefaults {
+  int64_t heads = 0;
+  std::optional<int64_t> kv_heads = std::nullopt;  // as many as heads
+  double rope_theta = 1e4;
+  // partial_rotary_factor; without one the family rotates whole heads and knows no other.
+  std::optional<double> rotary_share = std::nullopt;
+};
+// Heads, their size and rotation, the scale. `model` has been read.
+GroupedQuerySpec ReadAttention(const JsonFields& config, const AttentionDefaults& defaults,
+                               const ModelConfig& model);
+
+struct RouterDefaults {
+  std::string_view experts_key = "num_experts";
+  int64_t experts = 0;
+  int64_t top_k = 0;
+};
+// Number of experts and how many of them are chosen.
+RouterSpec ReadRouter(const JsonFields& config, const RouterDefaults& defaults);
+
+// A gated MLP without biases, of the width that the key gives.
+MlpSpec ReadMlp(const JsonFields& config, std::string_view width_key, int64_t fallback);
+
+// Which layers have experts, by decoder_sparse_step and mlp_only_layers (the Qwens).
+std::vector<bool> ReadSparseLayers(const JsonFields& config, int64_t layers);
+
+// The names that most families have: embedding, head, norms, attention, dense MLPs, routers and
+// experts.
+TensorPlan CommonTensors();
+inline constexpr std::array<const char*, 3> kProjectionNames = {
+    "gate_proj.weight", "up_proj.weight", "down_proj.weight"};
+
+}  // namespace moesaic

@@ -1,0 +1,51 @@
+// LayerSpec: the parts of one decoder layer, as data. A family's file makes it of config.json, and
+// whoever needs a size of a layer reads it here. Plain data.
+#pragma once
+
+#include <cstdint>
+#include <variant>
+
+#include "core/config/mixer_spec.h"
+#include "core/config/norm_spec.h"
+#include "core/config/router_spec.h"
+
+namespace moesaic {
+
+enum class Activation { kSilu };
+
+struct MlpSpec {
+  int64_t width = 0;  // 0: there is none
+  Activation activation = Activation::kSilu;
+  bool gated = true;  // down(activation(gate(x)) * up(x)); else down(activation(up(x)))
+  bool bias = false;
+
+  int64_t Parameters(int64_t hidden_size) const {
+    const int64_t matrices = gated ? 3 : 2;
+    return matrices * hidden_size * width + (bias ? (matrices - 1) * width + hidden_size : 0);
+  }
+};
+
+struct ExpertsSpec {
+  RouterSpec router;
+  MlpSpec expert;            // each of them
+  MlpSpec shared;            // what every token runs besides
+  bool shared_gate = false;  // its output times the sigmoid of one number per token (Qwen2-MoE)
+};
+
+struct LayerSpec {
+  NormSpec norm;  // before the mixer, and before the MLP
+  MixerSpec mixer;
+  std::variant<MlpSpec, ExpertsSpec> mlp;
+
+  bool sparse() const { return std::holds_alternative<ExpertsSpec>(mlp); }
+  // Of a sparse layer.
+  const ExpertsSpec& experts() const { return std::get<ExpertsSpec>(mlp); }
+  // What every token runs: the MLP of a dense layer, or the shared expert.
+  const MlpSpec& dense_mlp() const {
+    const auto* const of_dense_layer = std::get_if<MlpSpec>(&mlp);
+    return of_dense_layer != nullptr ? *of_dense_layer : experts().shared;
+  }
+  const GroupedQuerySpec& attention() const { return std::get<GroupedQuerySpec>(mixer); }
+};
+
+}  // namespace moesaic

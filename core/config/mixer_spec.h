@@ -1,0 +1,71 @@
+// MixerSpec: what mixes the tokens of a sequence in a decoder layer, as data. Its alternative says
+// which code computes it, the fields say with which sizes. Plain data.
+#pragma once
+
+#include <cstdint>
+#include <variant>
+
+#include "core/config/norm_spec.h"
+
+namespace moesaic {
+
+enum class RopeKind { kDefault, kLinear, kDynamicNtk, kYarn, kLlama3 };
+
+// How angles follow from positions.
+struct RopeConfig {
+  RopeKind kind = RopeKind::kDefault;
+  double theta = 10000.0;
+  double factor = 1.0;
+  int64_t original_max_position = 0;  // dynamic, yarn, llama3; defaults as transformers does
+  // yarn
+  double beta_fast = 32.0;
+  double beta_slow = 1.0;
+  double attention_factor = 0.0;  // 0: derived from factor (or mscale, mscale_all_dim)
+  double mscale = 0.0;
+  double mscale_all_dim = 0.0;
+  bool truncate = true;
+  // llama3
+  double low_freq_factor = 1.0;
+  double high_freq_factor = 4.0;
+
+  bool operator==(const RopeConfig&) const = default;
+};
+
+// Which values of a head are rotated together.
+enum class RopeForm {
+  kHalf,         // j and j + rotary_dim / 2
+  kInterleaved,  // 2j and 2j + 1
+};
+
+enum class QkNorm {
+  kNone,
+  kPerHead,     // over head_dim, one weight [head_dim] for all heads (Qwen3)
+  kProjection,  // over the whole projection, weight [heads * head_dim] (OLMoE)
+};
+
+// Softmax attention whose query heads share keys and values in groups.
+struct GroupedQuerySpec {
+  int64_t heads = 0;
+  int64_t kv_heads = 0;  // divides heads
+  int64_t head_dim = 0;
+  int64_t rotary_dim = 0;  // the first values of each head that are rotated; the others pass
+  RopeForm rope_form = RopeForm::kHalf;
+  RopeConfig rope = {};
+  QkNorm qk_norm = QkNorm::kNone;
+  NormSpec norm = {};  // of queries and keys, with qk_norm
+  int64_t window = 0;  // sliding window in tokens; 0: all of the context
+  bool qkv_bias = false;
+  bool output_bias = false;
+  double clip_qkv = 0.0;  // bound of queries, keys and values before RoPE; 0: none
+  double scale = 1.0;     // of a query's product with a key
+
+  int64_t group() const { return heads / kv_heads; }
+  int64_t q_width() const { return heads * head_dim; }
+  int64_t kv_width() const { return kv_heads * head_dim; }
+  int64_t qkv_width() const { return q_width() + 2 * kv_width(); }
+};
+
+// A new kind of mixer is one more alternative.
+using MixerSpec = std::variant<GroupedQuerySpec>;
+
+}  // namespace moesaic

@@ -1,0 +1,71 @@
+#include "core/config/served_layers.h"
+
+#include "core/base/error.h"
+
+namespace moesaic {
+namespace {
+
+class LayerCheck {
+ public:
+  LayerCheck(std::string_view file, int64_t layer) : file_(file), layer_(layer) {}
+
+  // The field of this layer against the same of an earlier one.
+  void Same(std::string_view field, int64_t value, int64_t first, int64_t first_layer) const {
+    if (value == first) return;
+    Fail(ErrorKind::kUnsupported,
+         "{}: layer {}: {} is {}, and {} in layer {}; layers that differ in it are not supported",
+         file_, layer_, field, value, first, first_layer);
+  }
+  void Refuse(bool has, std::string_view what) const {
+    if (!has) return;
+    Fail(ErrorKind::kUnsupported, "{}: layer {}: {} not supported", file_, layer_, what);
+  }
+  void Mlp(const MlpSpec& mlp, std::string_view what) const {
+    Refuse(mlp.width > 0 && !mlp.gated, fmt::format("{} without a gate matrix is", what));
+    Refuse(mlp.width > 0 && mlp.bias, fmt::format("biases of {} are", what));
+  }
+
+ private:
+  std::string_view file_;
+  int64_t layer_;
+};
+
+}  // namespace
+
+void CheckServedLayers(const ModelConfig& model, std::string_view file) {
+  const GroupedQuerySpec& first = model.attention();
+  int64_t first_sparse = -1;
+  for (int64_t l = 0; l < model.num_layers(); ++l) {
+    const LayerSpec& layer = model.layer(l);
+    const LayerCheck check(file, l);
+    // The KV cache has blocks of one size for all layers, and there is one table of rotations.
+    const GroupedQuerySpec& attention = layer.attention();
+    check.Same("heads", attention.heads, first.heads, 0);
+    check.Same("kv_heads", attention.kv_heads, first.kv_heads, 0);
+    check.Same("head_dim", attention.head_dim, first.head_dim, 0);
+    check.Same("rotary_dim", attention.rotary_dim, first.rotary_dim, 0);
+    check.Refuse(!(attention.rope == first.rope), "rope other than that of layer 0 is");
+    check.Refuse(attention.rope_form != RopeForm::kHalf, "interleaved rope is");
+    if (!layer.sparse()) {
+      check.Mlp(layer.dense_mlp(), "a dense MLP");
+      continue;
+    }
+    // Experts are a grid of layers and numbers, in slots of one size.
+    const ExpertsSpec& experts = layer.experts();
+    if (first_sparse < 0) first_sparse = l;
+    const ExpertsSpec& other = model.layer(first_sparse).experts();
+    check.Same("experts", experts.router.experts, other.router.experts, first_sparse);
+    check.Same("top_k", experts.router.top_k, other.router.top_k, first_sparse);
+    check.Same("the experts' width", experts.expert.width, other.expert.width, first_sparse);
+    check.Refuse(experts.router.num_groups > kMostRouterGroups,
+                 fmt::format("{} groups of experts are", experts.router.num_groups));
+    check.Mlp(experts.expert, "an expert");
+    check.Mlp(experts.shared, "a shared expert");
+  }
+  if (first_sparse < 0) {
+    Fail(ErrorKind::kUnsupported,
+         "{}: no layer has experts; this program serves mixture-of-experts models only", file);
+  }
+}
+
+}  // namespace moesaic

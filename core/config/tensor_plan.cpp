@@ -1,0 +1,36 @@
+#include "core/config/tensor_plan.h"
+
+#include <string_view>
+
+#include "core/base/check.h"
+
+namespace moesaic {
+namespace {
+
+void Replace(std::string& text, std::string_view what, int64_t number) {
+  const size_t at = text.find(what);
+  if (at != std::string::npos) text.replace(at, what.size(), std::to_string(number));
+}
+
+}  // namespace
+
+void TensorPlan::Set(TensorSlot slot, std::string pattern,
+                     std::vector<TensorTransform> transforms) {
+  slots_[static_cast<size_t>(slot)] = {std::move(pattern), std::move(transforms)};
+}
+
+void TensorPlan::SetMlp(const MlpSlots& slots, const std::string& prefix,
+                        const std::array<const char*, 3>& names) {
+  for (size_t i = 0; i < slots.size(); ++i) Set(slots[i], prefix + names[i]);
+}
+
+PlannedTensor TensorPlan::At(TensorSlot slot, int64_t layer, int64_t expert) const {
+  PlannedTensor tensor = slots_[static_cast<size_t>(slot)];
+  CHECK(!tensor.name.empty());
+  Replace(tensor.name, "{layer}", layer);
+  Replace(tensor.name, "{expert}", expert);
+  tensor.transforms.insert(tensor.transforms.end(), of_all_.begin(), of_all_.end());
+  return tensor;
+}
+
+}  // namespace moesaic

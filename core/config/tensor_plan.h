@@ -1,0 +1,105 @@
+// TensorPlan: which tensors of a checkpoint the parts of a model come from, and how they are turned
+// into what the engine wants, as data. A family's file fills it; loaders follow it and know no
+// family. Plain data.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace moesaic {
+
+// What the engine asks for; shapes are those of the model's specs, linear weights [out, in].
+enum class TensorSlot {
+  // Of the model
+  kEmbedding,  // [vocab, hidden]
+  kFinalNorm,  // [hidden]
+  kHead,       // [vocab, hidden]
+  // Of a layer
+  kInputNorm,          // [hidden]
+  kPostAttentionNorm,  // [hidden]
+  kQ,                  // [heads * head_dim, hidden]
+  kK,                  // [kv_heads * head_dim, hidden]
+  kV,
+  kQBias,
+  kKBias,
+  kVBias,
+  kQNorm,  // [head_dim] or [heads * head_dim], see QkNorm
+  kKNorm,
+  kOutput,  // [hidden, heads * head_dim]
+  kOutputBias,
+  kRouter,            // [experts, hidden]
+  kRouterBias,        // [experts]
+  kRouterCorrection,  // [experts]
+  kMlpGate,           // [width, hidden], of a dense layer
+  kMlpUp,
+  kMlpDown,  // [hidden, width]
+  kSharedMlpGate,
+  kSharedMlpUp,
+  kSharedMlpDown,
+  kSharedGate,  // [1, hidden]
+  // Of an expert
+  kExpertGate,
+  kExpertUp,
+  kExpertDown,
+};
+inline constexpr auto kNumTensorSlots = static_cast<size_t>(TensorSlot::kExpertDown) + 1;
+
+// The matrices of an MLP, in the order in which the engine keeps them.
+using MlpSlots = std::array<TensorSlot, 3>;
+inline constexpr MlpSlots kDenseMlpSlots = {TensorSlot::kMlpGate, TensorSlot::kMlpUp,
+                                            TensorSlot::kMlpDown};
+inline constexpr MlpSlots kSharedMlpSlots = {TensorSlot::kSharedMlpGate, TensorSlot::kSharedMlpUp,
+                                             TensorSlot::kSharedMlpDown};
+inline constexpr MlpSlots kExpertSlots = {TensorSlot::kExpertGate, TensorSlot::kExpertUp,
+                                          TensorSlot::kExpertDown};
+
+// Values that the checkpoint has as float8 are multiplied with a scale of their block of rows and
+// columns, which the tensor NAME + suffix has.
+struct BlockScales {
+  int64_t rows = 0;
+  int64_t cols = 0;
+  std::string suffix = "_scale_inv";
+};
+
+// A new way to turn tensors is one more alternative; TensorSource and the experts' ExpertSource
+// carry it out.
+using TensorTransform = std::variant<BlockScales>;
+
+struct PlannedTensor {
+  std::string name;
+  std::vector<TensorTransform> transforms;  // in this order
+
+  // The transform of this kind; null without one.
+  template <typename Transform>
+  const Transform* Find() const {
+    for (const TensorTransform& transform : transforms) {
+      if (const auto* const found = std::get_if<Transform>(&transform)) return found;
+    }
+    return nullptr;
+  }
+};
+
+class TensorPlan {
+ public:
+  // `pattern` is the name, with {layer} and {expert} in the place of their numbers.
+  void Set(TensorSlot slot, std::string pattern, std::vector<TensorTransform> transforms = {});
+  // The three names behind `prefix`.
+  void SetMlp(const MlpSlots& slots, const std::string& prefix,
+              const std::array<const char*, 3>& names);
+  // For all slots, after their own.
+  void TransformAll(TensorTransform transform) { of_all_.push_back(std::move(transform)); }
+
+  // Of a slot that was set (CHECK).
+  PlannedTensor At(TensorSlot slot, int64_t layer = 0, int64_t expert = 0) const;
+
+ private:
+  std::array<PlannedTensor, kNumTensorSlots> slots_;  // patterns in the place of names
+  std::vector<TensorTransform> of_all_;
+};
+
+}  // namespace moesaic

@@ -1,0 +1,223 @@
+#include "serving/engine/engine_loop.h"
+
+#include <pthread.h>
+
+#include <span>
+#include <string>
+#include <utility>
+
+#include "core/base/check.h"
+#include "core/base/logging.h"
+
+namespace moesaic {
+
+EngineLoop::EngineLoop(std::function<void(LoopParts& parts)> load) {
+  std::promise<void> ready;
+  std::future<void> loaded = ready.get_future();
+  thread_ = std::thread([this, load = std::move(load), ready = std::move(ready)]() mutable {
+    Main(load, std::move(ready));
+  });
+  try {
+    loaded.get();
+  } catch (...) {
+    thread_.join();
+    throw;
+  }
+}
+
+EngineLoop::~EngineLoop() {
+  mailbox_.Stop();
+  if (thread_.joinable()) thread_.join();
+}
+
+SequenceContext EngineLoop::context() const {
+  return {parts_.config, *parts_.tokenizer, parts_.eos_token_ids, parts_.max_context_tokens};
+}
+
+// A device may be asked from any thread, and an engine that has nothing to do does not ask.
+EngineStatus EngineLoop::Status() const {
+  EngineStatus status = mailbox_.Status();
+  if (!status.not_ready.empty()) return status;
+  if (const std::optional<Error> lost = parts_.step->LostDevice()) {
+    status.not_ready = lost->what();
+    status.not_ready_code = "device_lost";
+  }
+  return status;
+}
+
+std::vector<RequestId> EngineLoop::Submit(std::vector<EngineRequest> requests,
+                                          std::vector<std::shared_ptr<OutputSink>> sinks) {
+  CHECK_EQ(requests.size(), sinks.size());
+  for (const EngineRequest& request : requests) CheckRequest(request, context());
+  if (mailbox_.draining()) Fail(ErrorKind::kUnavailable, "the server is shutting down");
+  // A request is taken when there is a place for one of its sequences; the others wait behind it,
+  // in the order in which requests came, and get theirs as places become free. So one of more
+  // sequences than there are places is served, too, and what waits beyond them is one request's.
+  const auto count = static_cast<int64_t>(requests.size());
+  int64_t outstanding = outstanding_.load();
+  do {
+    if (outstanding >= parts_.max_outstanding) {
+      Fail(ErrorKind::kUnavailable, "the request queue is full ({} of {}); try again later",
+           outstanding, parts_.max_outstanding);
+    }
+  } while (!outstanding_.compare_exchange_weak(outstanding, outstanding + count));
+
+  try {
+    std::vector<std::unique_ptr<Sequence>> sequences;
+    sequences.reserve(requests.size());
+    for (size_t i = 0; i < requests.size(); ++i) {
+      sequences.push_back(MakeSequence(std::move(requests[i]), std::move(sinks[i]), context()));
+    }
+    return mailbox_.Post(std::move(sequences));
+  } catch (...) {
+    outstanding_.fetch_sub(count);  // none of them is there to give its place back
+    throw;
+  }
+}
+
+void EngineLoop::Main(const std::function<void(LoopParts&)>& load, std::promise<void> ready) {
+  pthread_setname_np(pthread_self(), "engine");
+  try {
+    load(parts_);
+    kv_pool_.emplace(parts_.num_kv_blocks, kKvBlockTokens);
+    scheduler_.emplace(parts_.scheduling, *kv_pool_);
+    sampler_.emplace(*parts_.head, parts_.kernels, *parts_.pool);
+    rows_.tokens.reserve(static_cast<size_t>(parts_.scheduling.max_batch_tokens));
+    PublishStatus();
+  } catch (...) {
+    ready.set_exception(std::current_exception());
+    return;
+  }
+  ready.set_value();
+  while (TakeMail()) {
+    DropExpired();
+    RunStep(*parts_.step);
+    PublishStatus();
+    parts_.use->SaveIfDue(ExpertUse::Clock::now());
+  }
+  std::vector<Sequence*> left;
+  scheduler_->ForEach([&](Sequence& sequence) { left.push_back(&sequence); });
+  for (Sequence* sequence : left) End(*sequence, FinishReason::kCancelled);
+  parts_.use->SaveAndClose();
+}
+
+bool EngineLoop::TakeMail() {
+  if (scheduler_->empty() && mailbox_.empty()) parts_.step->Idle();
+  EngineMailbox::Mail mail = mailbox_.Take(scheduler_->empty(), parts_.use->SaveDueAt());
+  for (auto& sequence : mail.arrived) scheduler_->Add(std::move(sequence));
+  for (const RequestId id : mail.cancelled) {
+    if (Sequence* sequence = scheduler_->Find(id)) End(*sequence, FinishReason::kCancelled);
+  }
+  // While experts cannot be read nobody may send requests, so that the engine has to find out by
+  // itself when they can.
+  if (mail.asked_while_not_ready && scheduler_->empty()) {
+    parts_.step->TryReading();
+    ReportReadability(*parts_.step);
+  }
+  return !mail.stop;
+}
+
+void EngineLoop::DropExpired() {
+  const auto now = std::chrono::steady_clock::now();
+  std::vector<Sequence*> expired;
+  scheduler_->ForEach([&](Sequence& sequence) {
+    if (sequence.request.deadline && *sequence.request.deadline <= now) {
+      expired.push_back(&sequence);
+    }
+  });
+  for (Sequence* sequence : expired) {
+    EndWithError(*sequence, Error(ErrorKind::kUnavailable, "the request's time ran out"));
+  }
+}
+
+void EngineLoop::RunStep(EngineStep& step) {
+  const std::span<const ScheduledSlice> plan = scheduler_->Plan();
+  slices_.assign(plan.begin(), plan.end());
+  if (slices_.empty()) return;
+  try {
+    Compute(step);
+    Deliver(step);
+  } catch (const Error& error) {
+    scheduler_->Abandon();
+    const bool again = step.Failed(error) == EngineStep::AfterFailure::kRunAgain;
+    ReportReadability(step);
+    if (again) return;
+    // Which tokens the failure reached cannot be told apart from those that were done: all of the
+    // step's requests end, the others go on.
+    LogError("step failed: {}", error.what());
+    for (const ScheduledSlice& slice : slices_) EndWithError(*slice.sequence, error);
+  }
+}
+
+void EngineLoop::Compute(EngineStep& step) {
+  step.Arrange(slices_);
+  rows_.Clear();
+  const auto now = std::chrono::steady_clock::now();
+  for (const ScheduledSlice& scheduled : slices_) {
+    if (BeginSequence(*scheduled.sequence, now)) parts_.use->BeginRequest(*scheduled.sequence);
+    rows_.Add(scheduled);
+  }
+  parts_.use->BeginStep(slices_, rows_);
+  StepStats stats = step.Run({rows_.tokens, rows_.slices}, parts_.use->hook());
+  parts_.use->EndStep(stats);
+  AddStats(stats);  // before the tokens are delivered: who has the last one may ask
+  ReportReadability(step);
+}
+
+void EngineLoop::Deliver(EngineStep& step) {
+  const int64_t begin_ns = clock_.NowNs();
+  for (size_t i = 0; i < slices_.size(); ++i) {
+    sampler_->CollectPromptLogprobs(*slices_[i].sequence, rows_.slices[i]);
+  }
+  scheduler_->Advance();
+  sampler_->NextTokens(
+      slices_, rows_, [this](Sequence& sequence, FinishReason reason) { End(sequence, reason); },
+      [this](Sequence& sequence, const Error& error) { EndWithError(sequence, error); });
+  const int64_t end_ns = clock_.NowNs();
+  step.HeadRan(begin_ns, end_ns);
+  StepStats head;
+  head.head_us = (end_ns - begin_ns) / 1000;
+  head.total_us = head.head_us;
+  AddStats(head);
+}
+
+void EngineLoop::AddStats(const StepStats& stats) {
+  if (parts_.metrics) parts_.metrics->AddStep(stats);
+  mailbox_.AddStats(stats);
+}
+
+void EngineLoop::ReportReadability(const EngineStep& step) {
+  mailbox_.SetNotReady(step.WhyUnreadable(), "read_failed");
+}
+
+void EngineLoop::End(Sequence& sequence, FinishReason reason) {
+  sequence.output->Finish();
+  OutputDelta delta = TakeDelta(sequence);
+  delta.finish = reason;
+  delta.trace = parts_.use->TraceOf(sequence);
+  const std::unique_ptr<Sequence> owned = Remove(sequence);
+  owned->sink->OnDelta(std::move(delta));
+}
+
+void EngineLoop::EndWithError(Sequence& sequence, const Error& error) {
+  const std::unique_ptr<Sequence> owned = Remove(sequence);
+  owned->sink->OnError(error);
+}
+
+std::unique_ptr<Sequence> EngineLoop::Remove(Sequence& sequence) {
+  parts_.use->EndRequest(sequence);
+  outstanding_.fetch_sub(1);
+  return scheduler_->Remove(&sequence);
+}
+
+void EngineLoop::PublishStatus() {
+  const EngineStep::Experts experts = parts_.step->experts();
+  if (parts_.metrics) {
+    parts_.metrics->SetExperts(experts.slots, experts.resident);
+    parts_.metrics->SetPreemptions(scheduler_->preemptions());
+    parts_.metrics->SetDevices(experts.devices);
+  }
+  mailbox_.Publish(*scheduler_, *kv_pool_, experts.slots, experts.resident, experts.devices);
+}
+
+}  // namespace moesaic

@@ -1,0 +1,105 @@
+// EngineLoop: the Engine of this machine (engine.h has the contract). It takes requests, schedules
+// them, has each step computed by an EngineStep, samples, delivers, and ends what ends.
+//
+// Threads: Submit, Cancel and the rest come from anywhere and meet the engine's thread in the
+// mailbox; everything below "engine thread" belongs to that thread alone.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <future>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "cache/kv_block_pool.h"
+#include "core/base/clock.h"
+#include "core/base/thread_pool.h"
+#include "kernels/cpu/kernels.h"
+#include "serving/engine/engine.h"
+#include "serving/engine/engine_mailbox.h"
+#include "serving/engine/engine_metrics.h"
+#include "serving/engine/engine_step.h"
+#include "serving/engine/expert_use.h"
+#include "serving/engine/scheduler.h"
+#include "serving/engine/sequence.h"
+#include "serving/engine/step_sampler.h"
+#include "serving/text/tokenizer.h"
+
+namespace moesaic {
+
+// What a loop runs with. Members stay where they are while it does.
+struct LoopParts {
+  ModelConfig config;
+  GenerationDefaults defaults;
+  std::vector<int32_t> eos_token_ids;
+  std::unique_ptr<Tokenizer> tokenizer;
+  int64_t max_context_tokens = 0;
+
+  // Sequences that were submitted and have not ended, before requests are refused.
+  int64_t max_outstanding = std::numeric_limits<int64_t>::max();
+  SchedulerOptions scheduling;
+  int64_t num_kv_blocks = 0;
+
+  CpuKernels kernels;
+  std::unique_ptr<ThreadPool> pool;
+  std::unique_ptr<EngineMetrics> metrics;                          // null: none are published
+  std::unique_ptr<ExpertUse> use = std::make_unique<ExpertUse>();  // outlives the step
+  std::unique_ptr<EngineStep> step;
+  std::unique_ptr<StepHead> head;  // of the model that steps run
+};
+
+class EngineLoop : public Engine {
+ public:
+  // `load` fills in the parts on the engine's thread. Returns when they are there; rethrows what it
+  // threw.
+  explicit EngineLoop(std::function<void(LoopParts& parts)> load);
+  ~EngineLoop() override;
+
+  const ModelConfig& config() const override { return parts_.config; }
+  const GenerationDefaults& generation_defaults() const override { return parts_.defaults; }
+  const Tokenizer& tokenizer() const override { return *parts_.tokenizer; }
+  int64_t max_context_tokens() const override { return parts_.max_context_tokens; }
+  std::vector<RequestId> Submit(std::vector<EngineRequest> requests,
+                                std::vector<std::shared_ptr<OutputSink>> sinks) override;
+  void Cancel(RequestId id) override { mailbox_.Cancel(id); }
+  void BeginDrain() override { mailbox_.BeginDrain(); }
+  EngineStatus Status() const override;
+  StepStats Stats() const override { return mailbox_.Stats(); }
+
+ private:
+  SequenceContext context() const;
+
+  // Engine thread.
+  void Main(const std::function<void(LoopParts&)>& load, std::promise<void> ready);
+  bool TakeMail();  // false: time to stop
+  void DropExpired();
+  void RunStep(EngineStep& step);
+  void Compute(EngineStep& step);
+  void Deliver(EngineStep& step);
+  void AddStats(const StepStats& stats);
+  void ReportReadability(const EngineStep& step);
+  void End(Sequence& sequence, FinishReason reason);
+  void EndWithError(Sequence& sequence, const Error& error);
+  std::unique_ptr<Sequence> Remove(Sequence& sequence);
+  void PublishStatus();
+
+  LoopParts parts_;
+  EngineMailbox mailbox_;
+  std::atomic<int64_t> outstanding_{0};  // submitted and not ended
+
+  // Engine thread.
+  const SteadyClock clock_;
+  std::optional<KvBlockPool> kv_pool_;
+  std::optional<Scheduler> scheduler_;
+  std::optional<StepSampler> sampler_;
+  std::vector<ScheduledSlice> slices_;  // of the running step
+  StepRows rows_;
+
+  std::thread thread_;
+};
+
+}  // namespace moesaic

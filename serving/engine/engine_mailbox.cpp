@@ -1,0 +1,96 @@
+#include "serving/engine/engine_mailbox.h"
+
+#include <span>
+#include <utility>
+
+namespace moesaic {
+
+std::vector<RequestId> EngineMailbox::Post(std::vector<std::unique_ptr<Sequence>> sequences) {
+  std::vector<RequestId> ids;
+  ids.reserve(sequences.size());
+  const MutexLock lock(mutex_);
+  for (auto& sequence : sequences) {
+    sequence->id = ++last_id_;
+    ids.push_back(sequence->id);
+    mail_.arrived.push_back(std::move(sequence));
+  }
+  wake_.NotifyAll();
+  return ids;
+}
+
+void EngineMailbox::Cancel(RequestId id) {
+  const MutexLock lock(mutex_);
+  mail_.cancelled.push_back(id);
+  wake_.NotifyAll();
+}
+
+void EngineMailbox::Stop() {
+  const MutexLock lock(mutex_);
+  stop_ = true;
+  wake_.NotifyAll();
+}
+
+EngineStatus EngineMailbox::Status() const {
+  const MutexLock lock(mutex_);
+  EngineStatus status = status_;
+  status.waiting += static_cast<int64_t>(mail_.arrived.size());
+  status.draining = draining();
+  if (!status.not_ready.empty()) {
+    asked_while_not_ready_ = true;
+    wake_.NotifyAll();
+  }
+  return status;
+}
+
+StepStats EngineMailbox::Stats() const {
+  const MutexLock lock(mutex_);
+  return stats_;
+}
+
+bool EngineMailbox::empty() const {
+  const MutexLock lock(mutex_);
+  return mail_.arrived.empty();
+}
+
+EngineMailbox::Mail EngineMailbox::Take(bool idle, Clock::time_point until) {
+  const MutexLock lock(mutex_);
+  while (idle && !stop_ && mail_.arrived.empty() && mail_.cancelled.empty() &&
+         !asked_while_not_ready_) {
+    if (until == Clock::time_point::max()) {
+      wake_.Wait(mutex_);
+    } else if (!wake_.WaitUntil(mutex_, until)) {
+      break;
+    }
+  }
+  Mail taken = std::exchange(mail_, {});
+  taken.stop = stop_;
+  taken.asked_while_not_ready = std::exchange(asked_while_not_ready_, false);
+  return taken;
+}
+
+void EngineMailbox::AddStats(const StepStats& stats) {
+  const MutexLock lock(mutex_);
+  stats_ += stats;
+}
+
+void EngineMailbox::SetNotReady(std::string why, std::string code) {
+  const MutexLock lock(mutex_);
+  status_.not_ready = std::move(why);
+  status_.not_ready_code = std::move(code);
+}
+
+void EngineMailbox::Publish(const Scheduler& scheduler, const KvBlockPool& kv_pool,
+                            int64_t expert_slots, int64_t experts_resident,
+                            std::span<const DeviceStatus> devices) {
+  const MutexLock lock(mutex_);
+  status_.running = scheduler.running();
+  status_.waiting = scheduler.waiting();
+  status_.preemptions = scheduler.preemptions();
+  status_.kv_usage =
+      static_cast<double>(kv_pool.used_blocks()) / static_cast<double>(kv_pool.num_blocks());
+  status_.expert_slots = expert_slots;
+  status_.experts_resident = experts_resident;
+  status_.devices.assign(devices.begin(), devices.end());
+}
+
+}  // namespace moesaic

@@ -1,0 +1,130 @@
+#include "serving/engine/engine_metrics.h"
+
+#include <string>
+
+namespace moesaic {
+
+namespace {
+
+// A counter that follows a total kept elsewhere.
+void Follow(uint64_t total, Counter& counter) {
+  counter.Add(static_cast<double>(total) - counter.value());
+}
+
+}  // namespace
+
+EngineMetrics::EngineMetrics(MetricsRegistry& r, bool with_devices)
+    : registry_(r),
+      preemptions_(
+          r.GetCounter("moe_preemptions_total", "Sequences preempted for lack of KV blocks")),
+      slots_(r.GetGauge("moe_expert_slots", "Experts that the cache can hold")),
+      resident_(r.GetGauge("moe_experts_resident", "Experts in the cache")) {
+  using Stats = const StepStats&;
+  const auto add = [&](const char* name, const char* help, const MetricLabels& labels,
+                       double (*amount)(Stats)) {
+    of_steps_.push_back({r.GetCounter(name, help, labels), amount});
+  };
+  constexpr const char* kWanted = "Experts wanted by a layer, by where they were";
+  constexpr const char* kPrefetched =
+      "Experts read ahead, by whether a layer used them before they left; those that were given up "
+      "are neither";
+  add("moe_steps_total", "Forward passes", {},
+      [](Stats s) { return static_cast<double>(s.steps); });
+  add("moe_step_tokens_total", "Tokens computed", {{"phase", "prefill"}},
+      [](Stats s) { return static_cast<double>(s.prefill_tokens); });
+  add("moe_step_tokens_total", "Tokens computed", {{"phase", "decode"}},
+      [](Stats s) { return static_cast<double>(s.decode_tokens); });
+  add("moe_expert_requests_total", kWanted, {{"result", "hit"}},
+      [](Stats s) { return static_cast<double>(s.experts.hits); });
+  add("moe_expert_requests_total", kWanted, {{"result", "in_flight"}},
+      [](Stats s) { return static_cast<double>(s.experts.late_hits); });
+  add("moe_expert_requests_total", kWanted, {{"result", "miss"}},
+      [](Stats s) { return static_cast<double>(s.experts.misses); });
+  add("moe_expert_evictions_total", "Experts that left the cache", {},
+      [](Stats s) { return static_cast<double>(s.experts.evictions); });
+  add("moe_experts_on_host_total",
+      "Experts that were on no device and were computed in host memory", {},
+      [](Stats s) { return static_cast<double>(s.experts.on_host); });
+  add("moe_expert_read_failures_total",
+      "Reads and copies of parts of experts that failed; each is tried again some times", {},
+      [](Stats s) { return static_cast<double>(s.experts.failed_reads); });
+  add("moe_experts_given_up_total", "Experts that could not be read or copied, retries included",
+      {}, [](Stats s) { return static_cast<double>(s.experts.given_up); });
+  add("moe_expert_read_bytes_total", "Expert bytes read from the slow tier",
+      {{"from", with_devices ? "host" : "disk"}, {"to", with_devices ? "device" : "host"}},
+      [](Stats s) { return static_cast<double>(s.experts.bytes_read); });
+  add("moe_expert_prefetches_total", "Reads of experts that were started ahead of their layer", {},
+      [](Stats s) { return static_cast<double>(s.experts.prefetched); });
+  add("moe_expert_prefetched_total", kPrefetched, {{"result", "used"}},
+      [](Stats s) { return static_cast<double>(s.experts.prefetched_used); });
+  add("moe_expert_prefetched_total", kPrefetched, {{"result", "unused"}},
+      [](Stats s) { return static_cast<double>(s.experts.prefetched_unused); });
+  add("moe_expert_blocked_seconds_total", "Time in which the forward pass waited for experts", {},
+      [](Stats s) { return static_cast<double>(s.experts.blocked_us) * 1e-6; });
+  add("moe_predict_seconds_total", "Time in which the engine's thread predicted experts", {},
+      [](Stats s) { return static_cast<double>(s.predict_us) * 1e-6; });
+  for (int distance = 1; distance <= RecallStats::kDistances; ++distance) {
+    const auto counter = [&](const char* foreseen) {
+      return &r.GetCounter("moe_expert_predictions_total",
+                           "Experts used by decode steps, by whether they were among the most "
+                           "probable so many layers before; each layer is measured at one distance "
+                           "per step",
+                           {{"distance", std::to_string(distance)}, {"foreseen", foreseen}});
+    };
+    foreseen_.push_back(counter("true"));
+    not_foreseen_.push_back(counter("false"));
+  }
+}
+
+void EngineMetrics::AddStep(const StepStats& stats) {
+  for (const StepCounter& of_steps : of_steps_) of_steps.counter.Add(of_steps.amount(stats));
+  for (size_t i = 0; i < foreseen_.size(); ++i) {
+    foreseen_[i]->Add(static_cast<double>(stats.recall.found[i]));
+    not_foreseen_[i]->Add(static_cast<double>(stats.recall.used[i] - stats.recall.found[i]));
+  }
+}
+
+void EngineMetrics::SetPreemptions(int64_t total) {
+  Follow(static_cast<uint64_t>(total), preemptions_);
+}
+
+void EngineMetrics::SetExperts(int64_t slots, int64_t resident) {
+  slots_.Set(static_cast<double>(slots));
+  resident_.Set(static_cast<double>(resident));
+}
+
+void EngineMetrics::SetDevices(std::span<const DeviceStatus> devices) {
+  for (size_t d = devices_.size(); d < devices.size(); ++d) {
+    const MetricLabels device = {{"device", devices[d].name}};
+    const auto experts = [&](const char* result) -> Counter& {
+      return registry_.GetCounter("moe_device_expert_requests_total",
+                                  "Experts of a device wanted by a layer, by where they were",
+                                  {device[0], {"result", result}});
+    };
+    devices_.push_back(
+        {experts("hit"), experts("in_flight"), experts("miss"),
+         registry_.GetCounter("moe_device_experts_on_host_total",
+                              "Experts of a device that were computed in host memory", device),
+         registry_.GetCounter("moe_device_copied_bytes_total", "Expert bytes copied to a device",
+                              device),
+         registry_.GetGauge("moe_device_expert_slots", "Experts that a device can hold", device),
+         registry_.GetGauge("moe_device_experts_resident", "Experts on a device", device),
+         registry_.GetGauge("moe_device_lost",
+                            "1 when a device is lost: its experts are computed in host memory",
+                            device)});
+  }
+  for (size_t d = 0; d < devices.size(); ++d) {
+    const DeviceStatus& status = devices[d];
+    const DeviceMetrics& metrics = devices_[d];
+    Follow(status.hits, metrics.hits);
+    Follow(status.late_hits, metrics.late_hits);
+    Follow(status.misses, metrics.misses);
+    Follow(status.on_host, metrics.on_host);
+    Follow(status.bytes_copied, metrics.bytes_copied);
+    metrics.slots.Set(static_cast<double>(status.slots));
+    metrics.resident.Set(static_cast<double>(status.resident));
+    metrics.lost.Set(status.lost ? 1 : 0);
+  }
+}
+
+}  // namespace moesaic

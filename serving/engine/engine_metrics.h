@@ -1,0 +1,52 @@
+// EngineMetrics: what the engine publishes in the metrics registry, from StepStats alone.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/base/metrics.h"
+#include "prefetch/link/expert_provider.h"
+#include "serving/model/step_stats.h"
+
+namespace moesaic {
+
+class EngineMetrics {
+ public:
+  // with_devices: experts come from host memory to devices, not from disk to host memory.
+  EngineMetrics(MetricsRegistry& registry, bool with_devices);
+
+  void AddStep(const StepStats& stats);
+  void SetPreemptions(int64_t total);
+  void SetExperts(int64_t slots, int64_t resident);
+  void SetDevices(std::span<const DeviceStatus> devices);
+
+ private:
+  struct DeviceMetrics {
+    Counter& hits;
+    Counter& late_hits;
+    Counter& misses;
+    Counter& on_host;
+    Counter& bytes_copied;
+    Gauge& slots;
+    Gauge& resident;
+    Gauge& lost;
+  };
+
+  // What grows by a part of the steps' stats.
+  struct StepCounter {
+    Counter& counter;
+    double (*amount)(const StepStats& stats);
+  };
+
+  MetricsRegistry& registry_;
+  std::vector<StepCounter> of_steps_;
+  std::vector<Counter*> foreseen_;      // by distance - 1: experts used that were
+  std::vector<Counter*> not_foreseen_;  // and were not among the most probable
+  Counter& preemptions_;
+  Gauge& slots_;
+  Gauge& resident_;
+  std::vector<DeviceMetrics> devices_;
+};
+
+}  // namespace moesaic

@@ -1,0 +1,59 @@
+// EngineStep: how a step of an EngineLoop computes what the scheduler planned for it. LatencyStep
+// (serving/online) runs one forward pass, PassStep (serving/batch) the tasks of a schedule; what
+// comes before and behind that, and what becomes of the requests, is the loop's and the same.
+//
+// The loop takes the step that it is given each time anew, so that steps of several kinds may
+// serve the same sequences.
+//
+// Thread contract: the loop's thread, but for LostDevice.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/base/error.h"
+#include "prefetch/link/expert_provider.h"
+#include "serving/engine/scheduler.h"
+#include "serving/model/model.h"
+#include "serving/model/step_stats.h"
+
+namespace moesaic {
+
+class EngineStep {
+ public:
+  enum class AfterFailure { kEndRequests, kRunAgain };
+
+  struct Experts {
+    int64_t slots = 0;
+    int64_t resident = 0;
+    std::span<const DeviceStatus> devices;  // empty: none; valid until the next call of anything
+  };
+
+  virtual ~EngineStep() = default;
+
+  // Puts the slices of a plan into the order that Run wants their rows in.
+  virtual void Arrange(std::vector<ScheduledSlice>& /*slices*/) {}
+  // Runs all layers. `hook` may be null. Throws Error when that fails: the new positions of the
+  // batch are then not usable, everything else is.
+  virtual StepStats Run(const ForwardBatch& batch, RoutingHook* hook) = 0;
+  // Logits were made and sampled, and the tokens delivered; in times of the steady clock.
+  virtual void HeadRan(int64_t /*begin_ns*/, int64_t /*end_ns*/) {}
+  // Run or the head threw. kRunAgain: the same sequences can be planned again, and will do better.
+  virtual AfterFailure Failed(const Error& error) = 0;
+
+  // Nothing runs and nothing waits.
+  virtual void Idle() {}
+  // Why no step can succeed: experts cannot be read. Empty: they can, as far as is known.
+  virtual std::string WhyUnreadable() const { return {}; }
+  // Finds out whether they can be read again. Called while nothing runs.
+  virtual void TryReading() {}
+  // Of a device without which no step can succeed. Any thread.
+  virtual std::optional<Error> LostDevice() const { return std::nullopt; }
+
+  virtual Experts experts() = 0;
+};
+
+}  // namespace moesaic

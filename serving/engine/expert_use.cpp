@@ -1,0 +1,153 @@
+#include "serving/engine/expert_use.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/base/check.h"
+
+namespace moesaic {
+
+std::vector<StateSection*> ExpertObservers::Learned() {
+  std::vector<StateSection*> sections;
+  if (predictor) sections = predictor->Sections();
+  if (policy_counts) sections.push_back(&policy_counts->section());
+  return sections;
+}
+
+ExpertUse::ExpertUse(ExpertObservers observers, int64_t top_k, ExpertProvider& experts,
+                     std::function<const float*()> hidden)
+    : observers_(std::move(observers)),
+      top_k_(top_k),
+      experts_(&experts),
+      hidden_(std::move(hidden)) {
+  CHECK(watches());
+}
+
+void ExpertUse::BeginRequest(Sequence& sequence) {
+  if (!watches()) return;
+  sequence.traced = observers_.tracer->Begin();
+  if (observers_.step_predictor) observers_.step_predictor->BeginRequest(sequence.traced);
+  if (observers_.policy_counts) observers_.policy_counts->BeginRequest(sequence.traced);
+}
+
+void ExpertUse::BeginStep(std::span<const ScheduledSlice> plan, const StepRows& rows) {
+  if (!watches()) return;
+  plan_ = plan;
+  rows_ = &rows;
+  routing_slices_.clear();
+  step_requests_.clear();
+  for (size_t i = 0; i < plan.size(); ++i) {
+    Sequence& sequence = *plan[i].sequence;
+    const SequenceSlice& slice = rows.slices[i];
+    const int64_t end = slice.start_position + slice.num_tokens;
+    const int64_t begin = std::max(slice.start_position, sequence.observed_tokens);
+    if (begin >= end) continue;
+    const int64_t first_row = slice.first_row + begin - slice.start_position;
+    const int64_t count = end - begin;
+    routing_slices_.push_back({sequence.traced, first_row, count, begin < sequence.prompt_tokens});
+    step_requests_.push_back(
+        {sequence.traced,
+         count == 1 ? rows.tokens[static_cast<size_t>(first_row)] : Predictor::kUnknownToken,
+         first_row, count});
+    sequence.observed_tokens = end;
+  }
+  observers_.tracer->BeginIteration(routing_slices_);
+  const auto num_rows = static_cast<int64_t>(rows.tokens.size());
+  if (observers_.recorder) observers_.recorder->BeginStep(num_rows);
+  if (observers_.policy_counts) {
+    for (const StepRequest& request : step_requests_) {
+      observers_.policy_counts->BeginIteration(request.request, request.num_rows);
+    }
+  }
+  if (observers_.step_predictor) {
+    observers_.step_predictor->BeginStep(step_requests_);
+    observers_.recall->BeginStep(rows.tokens.size() == step_requests_.size());
+    observers_.recall->Predicted(-1, *observers_.step_predictor);
+    experts_->StepBegan();
+  }
+}
+
+void ExpertUse::OnRouting(int64_t layer, const ForwardBatch& batch, std::span<int32_t> experts,
+                          std::span<float> weights) {
+  if (observers_.replay) Replay(layer, batch, experts, weights);
+  Routing routing;
+  routing.layer = static_cast<int32_t>(layer);
+  routing.top_k = static_cast<int32_t>(top_k_);
+  routing.experts = experts;
+  routing.weights = weights;
+  routing.slices = routing_slices_;
+  observers_.tracer->Observe(routing);
+  if (observers_.recorder) observers_.recorder->Observe(routing);
+  if (observers_.policy_counts) {
+    observers_.policy_counts->BeginLayer(static_cast<int>(layer));
+    for (const StepRequest& request : step_requests_) {
+      observers_.policy_counts->Observe(request.request, request.Part(experts, top_k_));
+    }
+  }
+  if (observers_.step_predictor) Predict(static_cast<int>(layer), experts);
+}
+
+void ExpertUse::Replay(int64_t layer, const ForwardBatch& batch, std::span<int32_t> experts,
+                       std::span<float> weights) const {
+  const auto top_k = static_cast<size_t>(top_k_);
+  for (const SequenceSlice& slice : batch.slices) {
+    const RequestId id = plan_[static_cast<size_t>(slice.request)].sequence->id;
+    for (int64_t i = 0; i < slice.num_tokens; ++i) {
+      const auto first = static_cast<size_t>(slice.first_row + i) * top_k;
+      observers_.replay->Route(id, slice.start_position + i, layer, experts.subspan(first, top_k),
+                               weights.subspan(first, top_k));
+    }
+  }
+}
+
+void ExpertUse::Predict(int layer, std::span<const int32_t> experts) {
+  const auto start = Clock::now();
+  StepPredictor& step_predictor = *observers_.step_predictor;
+  const int number = step_predictor.layers().number(layer);
+  if (observers_.gates) observers_.gates->Look(number, step_requests_, hidden_());
+  observers_.recall->Used(number, experts);
+  step_predictor.OnRouting(layer, experts);
+  observers_.recall->Predicted(number, step_predictor);
+  predict_ns_ += std::chrono::nanoseconds(Clock::now() - start).count();
+}
+
+void ExpertUse::EndStep(StepStats& stats) {
+  if (!watches()) return;
+  stats.predict_us = std::exchange(predict_ns_, 0) / 1000;
+  if (observers_.recall) stats.recall = observers_.recall->Take();
+  if (observers_.recorder) observers_.recorder->EndStep(plan_, *rows_);
+  if (observers_.state) observers_.state->Learned();
+}
+
+void ExpertUse::EndRequest(Sequence& sequence) {
+  if (!watches()) return;
+  if (sequence.started) {
+    observers_.tracer->End(sequence.traced);
+    if (observers_.policy_counts) observers_.policy_counts->EndRequest(sequence.traced);
+    if (observers_.step_predictor) {
+      observers_.step_predictor->EndRequest(sequence.traced);
+      if (observers_.step_predictor->idle()) experts_->StopPrefetching();
+    }
+  }
+  if (observers_.recorder) observers_.recorder->EndRequest(sequence.id);
+}
+
+std::shared_ptr<const RequestTrace> ExpertUse::TraceOf(const Sequence& sequence) const {
+  if (!watches() || !sequence.started) return nullptr;
+  return std::make_shared<const RequestTrace>(observers_.tracer->trace(sequence.traced));
+}
+
+ExpertUse::Clock::time_point ExpertUse::SaveDueAt() const {
+  if (!observers_.state) return Clock::time_point::max();
+  return observers_.state->DueAt().value_or(Clock::time_point::max());
+}
+
+void ExpertUse::SaveIfDue(Clock::time_point now) {
+  if (SaveDueAt() <= now) observers_.state->Save(experts_->Residents());
+}
+
+void ExpertUse::SaveAndClose() {
+  if (observers_.state) observers_.state->SaveAndClose(experts_->Residents());
+}
+
+}  // namespace moesaic

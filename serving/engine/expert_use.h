@@ -1,0 +1,108 @@
+// ExpertUse: what watches the experts that an engine's requests use, and what is learned of them:
+// the EAMs of each request, the recording of routing (or a recorded one in place of the model's),
+// the prediction that experts are fetched by with the meter of its recall, the counts of eviction
+// policies, and the state file that keeps what was learned.
+//
+// Owned by an EngineLoop, used by its thread. The threads of links read predictions and counts: it
+// outlives the experts that it is given.
+//
+//   per step: BeginRequest(sequence) of each that runs for the first time; BeginStep; OnRouting of
+//   each layer; EndStep, unless the step failed.  When a request ends: EndRequest(sequence).
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "core/config/model_config.h"
+#include "prefetch/evict/eviction_policies.h"
+#include "prefetch/link/expert_provider.h"
+#include "prefetch/predict/next_gate.h"
+#include "prefetch/predict/predictor.h"
+#include "prefetch/predict/recall_meter.h"
+#include "prefetch/predict/step_predictor.h"
+#include "serving/engine/learned_state.h"
+#include "serving/engine/routing_recorder.h"
+#include "serving/engine/routing_replay.h"
+#include "serving/engine/scheduler.h"
+#include "serving/engine/sequence.h"
+#include "serving/engine/step_sampler.h"
+#include "serving/model/model.h"
+#include "serving/model/step_stats.h"
+#include "tracer/request_tracer.h"
+
+namespace moesaic {
+
+// All but the tracer may be null: not wanted.
+struct ExpertObservers {
+  std::unique_ptr<RequestTracer> tracer;  // gives requests the numbers that the others know them by
+  std::unique_ptr<RoutingRecorder> recorder;
+  std::unique_ptr<RoutingReplay> replay;
+  std::unique_ptr<NextGate> gates;  // of the predictor
+  std::unique_ptr<Predictor> predictor;
+  std::unique_ptr<StepPredictor> step_predictor;  // with a predictor, as the meter
+  std::unique_ptr<RecallMeter> recall;
+  std::unique_ptr<PolicyCounts> policy_counts;
+  std::unique_ptr<LearnedState> state;
+
+  // What outlives the process.
+  std::vector<StateSection*> Learned();
+};
+
+class ExpertUse final : private RoutingHook {
+ public:
+  using Clock = LearnedState::Clock;
+
+  // Nobody watches.
+  ExpertUse() = default;
+  // `experts` is there as long as anything but the destructor is called. hidden: the residual
+  // stream as the router of the layer that is observed sees it (Model::hidden); empty without
+  // gates.
+  ExpertUse(ExpertObservers observers, int64_t top_k, ExpertProvider& experts,
+            std::function<const float*()> hidden);
+
+  // A step is going to run the sequence for the first time.
+  void BeginRequest(Sequence& sequence);
+  // A step begins. What a preempted sequence computes again is not observed again. Both arguments
+  // stay until the step has ended or failed.
+  void BeginStep(std::span<const ScheduledSlice> plan, const StepRows& rows);
+  // For the step, null when nobody watches: OnRouting of each layer.
+  RoutingHook* hook() { return watches() ? this : nullptr; }
+  // The step ran: adds what predicting cost, and how good it was.
+  void EndStep(StepStats& stats);
+  // The sequence ends, wherever it is.
+  void EndRequest(Sequence& sequence);
+  // What it has used; null when that is not known.
+  std::shared_ptr<const RequestTrace> TraceOf(const Sequence& sequence) const;
+
+  // When the next SaveIfDue saves; max(): not before more is learned.
+  Clock::time_point SaveDueAt() const;
+  void SaveIfDue(Clock::time_point now);
+  void SaveAndClose();
+
+ private:
+  bool watches() const { return observers_.tracer != nullptr; }
+  void OnRouting(int64_t layer, const ForwardBatch& batch, std::span<int32_t> experts,
+                 std::span<float> weights) override;
+  bool OnlyWatches() const override { return observers_.replay == nullptr; }
+  void Replay(int64_t layer, const ForwardBatch& batch, std::span<int32_t> experts,
+              std::span<float> weights) const;
+  void Predict(int layer, std::span<const int32_t> experts);
+
+  ExpertObservers observers_;
+  int64_t top_k_ = 0;
+  ExpertProvider* experts_ = nullptr;  // null when nobody watches
+  std::function<const float*()> hidden_;
+
+  // Of the running step.
+  std::span<const ScheduledSlice> plan_;
+  const StepRows* rows_ = nullptr;
+  std::vector<RoutingSlice> routing_slices_;
+  std::vector<StepRequest> step_requests_;
+  int64_t predict_ns_ = 0;
+};
+
+}  // namespace moesaic

@@ -1,0 +1,83 @@
+// Scheduler: which sequences run in the next step and on how many tokens: continuous batching with
+// chunked prefill over a paged KV pool.
+//
+// A plain state machine: no threads, no clock, no model. The engine's thread owns it.
+//
+// Every step has a token budget. Running sequences that decode get one token each; what is left
+// goes to prefill, oldest first, and then to waiting requests, first come first served. When a
+// running sequence needs a KV block and none is free, the newest running sequence is preempted: its
+// blocks are released and it waits again at the head of the queue, to be computed anew with what it
+// has generated. The oldest sequence is never preempted for another, so every request that fits the
+// pool alone ends.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "cache/kv_block_pool.h"
+#include "serving/engine/sequence.h"
+
+namespace moesaic {
+
+struct SchedulerOptions {
+  int64_t max_num_seqs = 64;
+  int64_t max_batch_tokens = 512;
+  bool prefix_cache = true;
+  // Decoded tokens are computed otherwise than a prompt's (expert deferral): only blocks before
+  // Sequence::decode_from are shared, so that nobody's prompt gets them.
+  bool share_only_prompts = false;
+};
+
+struct ScheduledSlice {
+  Sequence* sequence = nullptr;
+  int64_t num_tokens = 0;  // tokens [computed_tokens, computed_tokens + num_tokens) run
+};
+
+class Scheduler {
+ public:
+  Scheduler(const SchedulerOptions& options, KvBlockPool& pool);
+
+  void Add(std::unique_ptr<Sequence> sequence);
+  // Plans a step: allocates the blocks of what it plans. Empty when nothing can run (which only
+  // happens when there is nothing at all). Valid until the next call of any method.
+  std::span<const ScheduledSlice> Plan();
+  // After the step ran: the slices' tokens are computed; full blocks become findable.
+  void Advance();
+  // Takes a sequence out, wherever it is, and releases its blocks.
+  std::unique_ptr<Sequence> Remove(Sequence* sequence);
+  // After a step that failed: nothing of the plan counts as computed.
+  void Abandon() { plan_.clear(); }
+
+  Sequence* Find(RequestId id);
+  int64_t running() const { return static_cast<int64_t>(running_.size()); }
+  int64_t waiting() const { return static_cast<int64_t>(waiting_.size()); }
+  int64_t preemptions() const { return preemptions_; }
+  bool empty() const { return running_.empty() && waiting_.empty(); }
+  // All sequences, running ones first.
+  void ForEach(const std::function<void(Sequence&)>& visit);
+
+ private:
+  bool EnsureBlocks(Sequence& sequence, int64_t num_tokens);
+  void PlanDecodes();
+  void PlanPrefills();
+  void Admit();
+  int64_t ShareableTokens(const Sequence& sequence) const;
+  void ReusePrefix(Sequence& sequence);
+  void PreemptNewest();
+  void ReleaseBlocks(Sequence& sequence);
+
+  SchedulerOptions options_;
+  KvBlockPool& pool_;
+  std::deque<std::unique_ptr<Sequence>> waiting_;
+  std::vector<std::unique_ptr<Sequence>> running_;  // oldest first
+  std::vector<ScheduledSlice> plan_;
+  int64_t budget_ = 0;
+  bool preempted_ = false;  // in this plan
+  int64_t preemptions_ = 0;
+};
+
+}  // namespace moesaic

@@ -1,0 +1,53 @@
+// Sequence: the state of one request inside the engine. Owned by the engine; touched by its thread
+// only.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "cache/kv_block_pool.h"
+#include "serving/engine/engine.h"
+#include "serving/engine/output_processor.h"
+#include "serving/engine/request.h"
+#include "serving/model/sampler.h"
+#include "tracer/routing.h"
+
+namespace moesaic {
+
+struct Sequence {
+  RequestId id = 0;
+  EngineRequest request;
+  std::shared_ptr<OutputSink> sink;
+  std::chrono::steady_clock::time_point arrival;
+
+  std::vector<int32_t> tokens;  // prompt and output
+  int64_t prompt_tokens = 0;
+  int64_t computed_tokens = 0;  // positions whose keys and values are in `blocks`
+  int64_t cached_tokens = 0;    // of the prompt, found in the prefix cache on first admission
+  bool started = false;         // a step ran it
+  int64_t queue_us = -1;        // from arrival to that step; -1: not started, or told already
+  bool admitted = false;        // has run before (a preempted sequence is admitted again)
+
+  std::vector<int32_t> blocks;
+  int64_t sealed_blocks = 0;       // the first so many are findable
+  PrefixId prefix = kEmptyPrefix;  // of the sealed ones
+
+  uint64_t seed = 0;
+  PenaltyState penalties;
+  std::unique_ptr<OutputProcessor> output;
+  std::vector<GeneratedToken> prompt_logprobs;  // collected while prefill runs
+  int64_t prompt_logprobs_done = 0;             // positions collected so far
+  TracedRequest traced = -1;                    // in the engine's tracer, while started
+  // Positions before this one were observed: what a preempted sequence computes again is not news.
+  int64_t observed_tokens = 0;
+
+  int64_t output_tokens() const { return static_cast<int64_t>(tokens.size()) - prompt_tokens; }
+  int64_t decode_from() const {
+    return request.decode_from >= 0 ? request.decode_from : prompt_tokens;
+  }
+  bool wants_prompt_logprobs() const { return request.prompt_logprobs >= 0; }
+};
+
+}  // namespace moesaic

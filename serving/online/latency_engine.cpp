@@ -1,0 +1,103 @@
+// CreateEngine: an EngineLoop of LatencySteps, with what watches their experts.
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "core/base/logging.h"
+#include "core/base/units.h"
+#include "serving/engine/engine_loop.h"
+#include "serving/online/create_engine.h"
+#include "serving/online/engine_parts.h"
+#include "serving/online/latency_step.h"
+#include "serving/online/part_options.h"
+
+namespace moesaic {
+namespace {
+
+// Those that experts are fetched and evicted by, which are there before the experts.
+ExpertObservers MakeObservers(const EngineOptions& options, const EnginePlan& plan,
+                              const ModelFiles& files) {
+  const ModelConfig& config = files.config;
+  ExpertObservers observers;
+  if (!options.route_from.empty()) {
+    observers.replay = std::make_unique<RoutingReplay>(options.route_from, config);
+  }
+  if (plan.predictor_bytes > 0 && MayPrefetch(LinkSlots(plan), config.top_k())) {
+    const PredictorShape shape = PredictorShapeOf(options, config);
+    observers.gates = MakeNextGate(options, config);
+    observers.predictor =
+        MakePredictor(options.predictor, shape, SelectKernels(), observers.gates.get());
+    observers.step_predictor = std::make_unique<StepPredictor>(
+        shape, *observers.predictor, PrefetchOptions{},
+        SparseLayers(*files.experts, static_cast<int>(config.num_layers())));
+    observers.recall = std::make_unique<RecallMeter>(shape);
+  }
+  if (options.eviction_policy != "auto" && options.eviction_policy != "next-use") {
+    observers.policy_counts = std::make_unique<PolicyCounts>(
+        ExpertGrid(static_cast<int>(config.num_layers()), static_cast<int>(config.num_experts())));
+  }
+  return observers;
+}
+
+void Load(EngineSetup& setup, MetricsRegistry& registry, LoopParts& parts) {
+  const EngineOptions& options = setup.options;
+  const EnginePlan& plan = setup.plan;
+  parts.metrics = std::make_unique<EngineMetrics>(registry, options.devices.count > 0);
+  if (!options.state_file.empty()) CheckStatePlace(options.state_file);
+  FillParts(options, setup.files, parts);
+  const ModelConfig& config = parts.config;
+  parts.max_context_tokens = plan.max_context_tokens;
+  parts.max_outstanding = options.max_num_seqs + options.max_queue;
+  parts.num_kv_blocks = plan.num_kv_blocks;
+  parts.scheduling = {.max_num_seqs = options.max_num_seqs,
+                      .max_batch_tokens = options.max_num_batched_tokens,
+                      .prefix_cache = options.prefix_cache,
+                      .share_only_prompts = options.defer_experts > 0};
+
+  ExpertObservers observers = MakeObservers(options, plan, setup.files);
+  auto step = std::make_unique<LatencyStep>(options, plan, std::move(setup.files), parts.kernels,
+                                            *parts.pool, observers);
+  std::vector<ExpertId> held;
+  if (!options.state_file.empty()) {
+    observers.state = std::make_unique<LearnedState>(options.state_file, options.state_interval_s,
+                                                     config, observers.Learned(), registry);
+    observers.state->Restore();
+    held = observers.state->LastResidents();
+  }
+  observers.tracer = std::make_unique<RequestTracer>(static_cast<int>(config.num_layers()),
+                                                     static_cast<int>(config.num_experts()),
+                                                     static_cast<int>(options.max_num_seqs));
+  if (!options.record_trace.empty()) {
+    observers.recorder = std::make_unique<RoutingRecorder>(options.record_trace, config,
+                                                           options.model_dir.filename().string(),
+                                                           options.max_num_batched_tokens);
+  }
+  if (options.preload) step->Preload(std::move(held));
+  Model& model = step->model();
+  parts.head = std::make_unique<ModelHead>(model);
+  parts.use = std::make_unique<ExpertUse>(std::move(observers), config.top_k(), step->provider(),
+                                          [&model] { return model.hidden(); });
+  parts.step = std::move(step);
+  LogInfo(
+      "{}: {} layers, {} experts each, {} of {} experts fit in {}; {} tokens of KV cache; {} on {} "
+      "threads",
+      config.architecture, config.num_layers(), config.num_experts(), plan.expert_slots,
+      config.num_sparse_layers() * config.num_experts(), FormatBytes(plan.expert_budget_bytes),
+      plan.num_kv_blocks * kKvBlockTokens, IsaName(parts.kernels.isa), parts.pool->threads());
+}
+
+}  // namespace
+
+std::unique_ptr<Engine> CreateEngine(const EngineOptions& options, MetricsRegistry& metrics) {
+  return CreateEngine(SetUpEngine(options), metrics);
+}
+
+std::unique_ptr<Engine> CreateEngine(EngineSetup setup, MetricsRegistry& metrics) {
+  // Shared, because what loads can be copied.
+  auto shared = std::make_shared<EngineSetup>(std::move(setup));
+  return std::make_unique<EngineLoop>(
+      [shared, &metrics](LoopParts& parts) { Load(*shared, metrics, parts); });
+}
+
+}  // namespace moesaic

@@ -1,0 +1,179 @@
+#include "serving/online/latency_step.h"
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "core/base/logging.h"
+#include "prefetch/link/device_experts.h"
+#include "prefetch/link/expert_loader.h"
+#include "serving/model/numa_slices.h"
+
+namespace moesaic {
+namespace {
+
+ExpertGrid GridOf(const ModelConfig& config) {
+  return ExpertGrid(static_cast<int>(config.num_layers()), static_cast<int>(config.num_experts()));
+}
+
+// Null without counts: what the step predictor finds worth least, or the least recently used
+// without one.
+std::unique_ptr<EvictionPolicy> MakePolicy(std::string_view name, const PolicyCounts* counts) {
+  return counts != nullptr ? MakeCountingPolicy(name, *counts) : nullptr;
+}
+
+void LoadGates(const ModelConfig& config, const ModelWeights& weights, ThreadPool& pool,
+               NextGate& gates) {
+  std::vector<NextGate::Router> routers;
+  for (const LayerWeights& layer : weights.layers) {
+    if (layer.router.n > 0) routers.push_back({layer.post_attention_norm, layer.router});
+  }
+  gates.Load(routers, config.layers.front().norm.eps, pool);
+}
+
+}  // namespace
+
+LatencyStep::LatencyStep(const EngineOptions& options, const EnginePlan& plan, ModelFiles files,
+                         const CpuKernels& kernels, ThreadPool& pool,
+                         const ExpertObservers& observers)
+    : files_(std::move(files)), dense_devices_(plan.dense_devices) {
+  const ModelConfig& config = files_.config;
+  if (!plan.devices.empty()) {
+    devices_ = MakeDevices(options.devices, plan.devices);
+    LogInfo("{}", DeviceLedgerText(plan.devices));
+  }
+  // Before the experts: dense weights that go to devices are given back, and the experts' home has
+  // their memory.
+  ModelWeights weights =
+      ModelWeights::Load(config, plan.weight_type, *files_.tensors, kernels, pool);
+  const ModelLimits limits = LimitsOf(options, plan);
+  std::unique_ptr<DensePart> dense =
+      MakeDense(options, devices_, plan.dense_devices, config, weights, limits);
+  if (!plan.why_dense_on_host.empty()) {
+    LogInfo("attention and all else that is dense stays on the CPU: {}", plan.why_dense_on_host);
+  }
+  if (observers.gates) LoadGates(config, weights, pool, *observers.gates);
+  if (dense != nullptr) weights = ModelWeights::Shapes(config, plan.weight_type);
+  MakeExperts(options, plan, pool, observers);
+  const ExpertLayout& layout = files_.experts->layout();
+  if (dense != nullptr && slot_table_ != nullptr) dense->CaptureSteps(layout, *slot_table_);
+  model_ =
+      std::make_unique<Model>(config, std::move(weights), layout, *experts_, kernels, pool, limits,
+                              MakeOperators(options, devices_, layout, config), std::move(dense));
+}
+
+void LatencyStep::MakeExperts(const EngineOptions& options, const EnginePlan& plan,
+                              const ThreadPool& pool, const ExpertObservers& observers) {
+  if (!plan.devices.empty()) {
+    MakeDeviceExperts(options, plan, observers);
+    return;
+  }
+  ExpertLoaderOptions loading = LoaderOptionsOf(options, plan.expert_budget_bytes);
+  loading.step_predictor = observers.step_predictor.get();
+  const std::vector<NodeStretch> stretches =
+      SlotStretches(files_.experts->layout(), pool.node_ids());
+  loading.slot_stretches = stretches;
+  experts_ = std::make_unique<ExpertLoader>(
+      *files_.experts, static_cast<int>(files_.config.num_layers()),
+      static_cast<int>(files_.config.num_experts()),
+      MakePolicy(options.eviction_policy, observers.policy_counts.get()), loading);
+}
+
+void LatencyStep::MakeDeviceExperts(const EngineOptions& options, const EnginePlan& plan,
+                                    const ExpertObservers& observers) {
+  const ExpertGrid grid = GridOf(files_.config);
+  const std::vector<Device*> devices = devices_.pointers();
+  placement_ = std::make_unique<ExpertPlacement>(PlaceExperts(options.devices, files_.config));
+  home_ = std::make_unique<HostExperts>(*files_.experts, grid, *placement_, devices,
+                                        LoaderOptionsOf(options, 0));
+  if (const std::optional<Error> why = home_->why_not_pinned()) LogInfo("{}", why->what());
+  DeviceExpertsOptions loading;
+  loading.miss = MissModeOf(options);
+  for (const DevicePlan& device : plan.devices) loading.slots.push_back(device.slots);
+  StartFromProfiles(options, files_.experts->layout(), loading);
+  loading.step_predictor = observers.step_predictor.get();
+  loading.make_policy = [name = options.eviction_policy, counts = observers.policy_counts.get()] {
+    return MakePolicy(name, counts);
+  };
+  loading.looked_up = LooksUpExperts(plan);
+  auto experts = std::make_unique<DeviceExperts>(*home_, grid, *placement_, devices, loading);
+  slot_table_ = experts->slot_table();
+  experts_ = std::move(experts);
+}
+
+// Behind `first` comes layer after layer. The most worthy is loaded last: to a policy that goes by
+// age, it is the youngest.
+void LatencyStep::Preload(std::vector<ExpertId> first) {
+  const ModelConfig& config = files_.config;
+  std::vector<ExpertId> experts = std::move(first);
+  for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
+    if (!config.is_sparse(layer)) continue;
+    for (int64_t index = 0; index < config.num_experts(); ++index) {
+      ExpertId id;
+      id.layer = static_cast<uint16_t>(layer);
+      id.index = static_cast<uint16_t>(index);
+      experts.push_back(id);
+    }
+  }
+  std::vector<uint8_t> seen(static_cast<size_t>(config.num_layers() * config.num_experts()), 0);
+  std::erase_if(experts, [&](ExpertId id) {
+    const int64_t at = id.layer * config.num_experts() + id.index;
+    return std::exchange(seen[static_cast<size_t>(at)], uint8_t{1}) != 0;
+  });
+  if (home_ == nullptr) {
+    const auto slots = static_cast<size_t>(experts_->slots());
+    if (experts.size() > slots) experts.resize(slots);
+    std::reverse(experts.begin(), experts.end());
+  }  // else each device takes the first of its own
+  experts_->Preload(experts, nullptr);
+}
+
+StepStats LatencyStep::Run(const ForwardBatch& batch, RoutingHook* hook) {
+  StepStats stats = model_->Forward(batch, hook);
+  if (stats.experts.bytes_read > 0) {
+    if (!reads_.ready()) LogInfo("experts can be read again");
+    reads_.Succeeded();
+  }
+  return stats;
+}
+
+EngineStep::AfterFailure LatencyStep::Failed(const Error& error) {
+  const auto* unread = dynamic_cast<const ExpertError*>(&error);
+  // With devices every expert was read when the engine started; what fails is a device.
+  if (unread != nullptr && home_ == nullptr) reads_.Failed(*unread);
+  return AfterFailure::kEndRequests;
+}
+
+// A layer of the one expert that failed.
+void LatencyStep::TryReading() {
+  const std::optional<ExpertId> expert = reads_.LastFailed();
+  if (!expert) return;
+  try {
+    experts_->BeginLayer({&*expert, 1}, 1);
+    std::vector<PinnedExpert> ready;
+    while (experts_->NextReady(ready)) {
+      for (const PinnedExpert& pinned : ready) experts_->Release(pinned);
+      ready.clear();
+    }
+    reads_.Succeeded();
+    LogInfo("experts can be read again");
+  } catch (const ExpertError& error) {
+    reads_.Failed(error);
+  }
+  experts_->EndLayer();
+  experts_->StopPrefetching();
+}
+
+std::optional<Error> LatencyStep::LostDevice() const {
+  for (int d = 0; d < dense_devices_; ++d) {
+    if (auto lost = devices_.devices[static_cast<size_t>(d)]->lost()) return lost;
+  }
+  return std::nullopt;
+}
+
+EngineStep::Experts LatencyStep::experts() {
+  return {experts_->slots(), experts_->resident(), experts_->devices()};
+}
+
+}  // namespace moesaic

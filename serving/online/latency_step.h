@@ -1,0 +1,65 @@
+// LatencyStep: a step is one forward pass, whose experts come from a cache: of host memory, filled
+// from disk, or of devices, filled from host memory (EngineStep has the contract).
+//
+// Owned by its EngineLoop.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "core/base/thread_pool.h"
+#include "kernels/cpu/kernels.h"
+#include "prefetch/link/expert_placement.h"
+#include "prefetch/link/expert_provider.h"
+#include "prefetch/link/host_experts.h"
+#include "serving/engine/engine_step.h"
+#include "serving/engine/expert_use.h"
+#include "serving/model/model.h"
+#include "serving/online/create_engine.h"
+#include "serving/online/engine_devices.h"
+#include "serving/online/part_options.h"
+#include "serving/online/read_health.h"
+
+namespace moesaic {
+
+class LatencyStep final : public EngineStep {
+ public:
+  // Loads the model. `observers` predict and count for the caches of experts; their gates get the
+  // model's routers. kernels, pool and observers outlive it.
+  LatencyStep(const EngineOptions& options, const EnginePlan& plan, ModelFiles files,
+              const CpuKernels& kernels, ThreadPool& pool, const ExpertObservers& observers);
+
+  // Fills free expert slots. `first`: the experts that are wanted most, in descending order.
+  void Preload(std::vector<ExpertId> first);
+
+  Model& model() { return *model_; }
+  ExpertProvider& provider() { return *experts_; }
+
+  StepStats Run(const ForwardBatch& batch, RoutingHook* hook) override;
+  AfterFailure Failed(const Error& error) override;
+  std::string WhyUnreadable() const override { return reads_.WhyNotReady(); }
+  void TryReading() override;
+  std::optional<Error> LostDevice() const override;
+  Experts experts() override;
+
+ private:
+  void MakeExperts(const EngineOptions& options, const EnginePlan& plan, const ThreadPool& pool,
+                   const ExpertObservers& observers);
+  void MakeDeviceExperts(const EngineOptions& options, const EnginePlan& plan,
+                         const ExpertObservers& observers);
+
+  ModelFiles files_;
+  const int dense_devices_;
+  EngineDevices devices_;  // empty, as the next two, without devices
+  std::unique_ptr<ExpertPlacement> placement_;
+  std::unique_ptr<HostExperts> home_;
+  std::unique_ptr<ExpertProvider> experts_;
+  SlotTable* slot_table_ = nullptr;  // of experts_, for steps of the dense part; may stay null
+  ReadHealth reads_;                 // of experts_
+  std::unique_ptr<Model> model_;
+};
+
+}  // namespace moesaic

@@ -1,0 +1,517 @@
+// The engine's loop over steps without a model: who is admitted, what ends whom, and what is left
+// of an engine that stops.
+
+#include "serving/engine/engine_loop.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "core/base/error.h"
+#include "core/base/metrics.h"
+#include "serving/text/id_tokenizer.h"
+#include "tests/core/base/caught.h"
+#include "tests/serving/engine/collector.h"
+#include "tests/serving/engine/scripted_step.h"
+
+namespace moesaic {
+namespace {
+
+struct LoopOptions {
+  int64_t max_num_seqs = 4;
+  int64_t max_batch_tokens = 64;
+  int64_t max_outstanding = 1000;
+  int64_t max_context_tokens = 200'000;
+  int64_t kv_blocks = 1 << 15;
+  int64_t head_rows = 4;
+  bool reversed = false;
+  MetricsRegistry* metrics = nullptr;
+};
+
+std::unique_ptr<EngineLoop> MakeLoop(Script& script, const LoopOptions& options = {}) {
+  return std::make_unique<EngineLoop>([&script, options](LoopParts& parts) {
+    parts.config.vocab_size = Script::kVocab;
+    parts.tokenizer = MakeIdTokenizer(Script::kVocab);
+    parts.max_context_tokens = options.max_context_tokens;
+    parts.max_outstanding = options.max_outstanding;
+    parts.num_kv_blocks = options.kv_blocks;
+    parts.scheduling.max_num_seqs = options.max_num_seqs;
+    parts.scheduling.max_batch_tokens = options.max_batch_tokens;
+    parts.scheduling.prefix_cache = false;
+    parts.kernels = SelectKernels();
+    parts.pool = std::make_unique<ThreadPool>(1);
+    if (options.metrics != nullptr) {
+      parts.metrics = std::make_unique<EngineMetrics>(*options.metrics, false);
+    }
+    auto step = std::make_unique<ScriptedStep>(script, options.reversed);
+    parts.head = std::make_unique<ScriptedHead>(*step, options.head_rows);
+    parts.step = std::move(step);
+  });
+}
+
+// Counts the ends: there is to be one.
+class EndCounter : public Collector {
+ public:
+  void OnDelta(OutputDelta delta) override {
+    if (delta.finish) ++ends;
+    Collector::OnDelta(std::move(delta));
+  }
+  void OnError(const Error& error) override {
+    ++ends;
+    kind = error.kind();
+    Collector::OnError(error);
+  }
+  std::atomic<int> ends{0};
+  std::atomic<ErrorKind> kind{ErrorKind::kInternal};
+};
+
+struct Submitted {
+  std::shared_ptr<EndCounter> sink;
+  RequestId id = 0;
+
+  Collector& Wait() const { return sink->Wait(); }
+  bool Cancelled() const { return Wait().finish == FinishReason::kCancelled; }
+};
+
+Submitted Submit(Engine& engine, EngineRequest request) {
+  Submitted submitted{std::make_shared<EndCounter>()};
+  std::vector<EngineRequest> requests;
+  requests.push_back(std::move(request));
+  submitted.id = engine.Submit(std::move(requests), {submitted.sink})[0];
+  return submitted;
+}
+
+// The status is told behind the last token of a step.
+void WaitUntilNothingIsHeld(const Engine& engine) {
+  for (;;) {
+    const EngineStatus status = engine.Status();
+    if (status.running + status.waiting == 0 && status.kv_usage == 0) return;
+    std::this_thread::yield();
+  }
+}
+
+// More tokens than any of these tests waits for.
+constexpr int32_t kEndless = 100'000;
+
+std::vector<int32_t> Prompt(int64_t tokens, int32_t first = 0) {
+  std::vector<int32_t> prompt;
+  for (int64_t i = 0; i < tokens; ++i) {
+    prompt.push_back(static_cast<int32_t>((first + i) % Script::kVocab));
+  }
+  return prompt;
+}
+
+using Steps = std::vector<std::vector<Script::Slice>>;
+
+TEST(EngineLoopTest, ServesRequestsTogether) {
+  Script script;
+  MetricsRegistry metrics;
+  const auto loop = MakeLoop(script, {.metrics = &metrics});
+  script.Hold();
+  const auto first = Submit(*loop, Greedy({1, 2, 3}, 3));
+  script.WaitUntilHeld();
+  const auto second = Submit(*loop, Greedy({10}, 2));
+  EXPECT_EQ(loop->Status().waiting, 1);  // in the mailbox
+  script.AllowAll();
+  EXPECT_EQ(first.Wait().Ids(), (std::vector<int32_t>{4, 5, 6}));
+  EXPECT_EQ(second.Wait().Ids(), (std::vector<int32_t>{11, 12}));
+  EXPECT_EQ(second.sink->finish, FinishReason::kLength);
+  EXPECT_EQ(second.sink->usage.prompt_tokens, 1);
+  EXPECT_GE(second.sink->queue_us, 0);
+  EXPECT_EQ(second.sink->text, "<11><12>");
+  EXPECT_EQ(second.sink->trace, nullptr);  // nobody watches
+  EXPECT_EQ(script.ran(), (Steps{{{0, 3}}, {{3, 1}, {0, 1}}, {{4, 1}, {1, 1}}}));
+  const EngineStatus status = loop->Status();
+  EXPECT_EQ(status.expert_slots, 7);
+  EXPECT_EQ(status.experts_resident, 5);
+  EXPECT_EQ(status.not_ready, "");
+  EXPECT_EQ(loop->Stats().steps, 3);
+  EXPECT_NE(metrics.Serialize().find("moe_steps_total 3\n"), std::string::npos);
+}
+
+// A step may put its slices in another order: every sequence gets the tokens of its own rows.
+TEST(EngineLoopTest, AStepArrangesItsSlices) {
+  Script script;
+  const auto loop = MakeLoop(script, {.reversed = true});
+  script.Hold();
+  const auto first = Submit(*loop, Greedy({1}, 3));
+  script.WaitUntilHeld();
+  const auto second = Submit(*loop, Greedy(Prompt(5, 20), 2));
+  script.AllowAll();
+  EXPECT_EQ(first.Wait().Ids(), (std::vector<int32_t>{2, 3, 4}));
+  EXPECT_EQ(second.Wait().Ids(), (std::vector<int32_t>{25, 26}));
+  EXPECT_EQ(script.ran(), (Steps{{{0, 1}}, {{0, 5}, {1, 1}}, {{5, 1}, {2, 1}}}));
+}
+
+TEST(EngineLoopTest, AdmitsInTheOrderOfArrival) {
+  Script script;
+  const auto loop = MakeLoop(script, {.max_num_seqs = 2});
+  script.Hold();
+  const auto first = Submit(*loop, Greedy({1}, 4));
+  const auto second = Submit(*loop, Greedy({2}, 4));
+  const auto third = Submit(*loop, Greedy({3}, 1));
+  // The first step may have begun before the others came.
+  script.Allow(2);
+  script.WaitUntilHeld();
+  EXPECT_EQ(loop->Status().running, 2);
+  EXPECT_EQ(loop->Status().waiting, 1);
+  EXPECT_TRUE(third.sink->tokens.empty());
+  script.AllowAll();
+  EXPECT_EQ(third.Wait().Ids(), (std::vector<int32_t>{4}));
+  EXPECT_EQ(second.Wait().Ids(), (std::vector<int32_t>{3, 4, 5, 6}));
+  for (const auto& step : script.ran()) EXPECT_LE(step.size(), 2u);
+}
+
+TEST(EngineLoopTest, AFullQueueRefusesUntilAPlaceIsFree) {
+  Script script;
+  const auto loop = MakeLoop(script, {.max_num_seqs = 1, .max_outstanding = 3});
+  script.Hold();
+  std::vector<Submitted> taken;
+  for (int i = 0; i < 3; ++i) taken.push_back(Submit(*loop, Greedy({1}, kEndless)));
+  const Error refused = Caught([&] { Submit(*loop, Greedy({1}, 1)); });
+  EXPECT_EQ(refused.kind(), ErrorKind::kUnavailable);
+  EXPECT_TRUE(Contains(refused, "3 of 3"));
+  loop->Cancel(taken[1].id);
+  script.Allow(1);
+  EXPECT_TRUE(taken[1].Cancelled());
+  // Of its two sequences one has a place, the other waits beyond.
+  const std::vector<std::shared_ptr<OutputSink>> two = {std::make_shared<Collector>(),
+                                                        std::make_shared<Collector>()};
+  loop->Submit({Greedy({1}, 1), Greedy({1}, 1)}, two);
+  EXPECT_EQ(Caught([&] { Submit(*loop, Greedy({1}, 1)); }).kind(), ErrorKind::kUnavailable);
+  for (const Submitted& submitted : taken) loop->Cancel(submitted.id);
+  script.AllowAll();
+  for (const auto& sink : two) {
+    EXPECT_EQ(static_cast<Collector&>(*sink).Wait().finish, FinishReason::kLength);
+  }
+  EXPECT_EQ(Submit(*loop, Greedy({1}, 1)).Wait().finish, FinishReason::kLength);
+}
+
+// What can never run takes no place.
+TEST(EngineLoopTest, RefusesWhatCanNeverRun) {
+  Script script;
+  const auto loop = MakeLoop(script, {.max_outstanding = 1, .max_context_tokens = 8});
+  for (const auto& prompt : {Prompt(0), Prompt(9), std::vector<int32_t>{Script::kVocab}}) {
+    EXPECT_EQ(Caught([&] { Submit(*loop, Greedy(prompt, 1)); }).kind(),
+              ErrorKind::kInvalidArgument);
+  }
+  EXPECT_EQ(Submit(*loop, Greedy(Prompt(7), 5)).Wait().usage.completion_tokens, 1);
+}
+
+TEST(EngineLoopTest, CancelsWhatIsInTheMailbox) {
+  Script script;
+  const auto loop = MakeLoop(script);
+  script.Hold();
+  const auto other = Submit(*loop, Greedy({1}, 2));
+  script.WaitUntilHeld();
+  const auto cancelled = Submit(*loop, Greedy({2}, 2));
+  loop->Cancel(cancelled.id);
+  loop->Cancel(987654);  // never was
+  script.AllowAll();
+  EXPECT_TRUE(cancelled.Cancelled());
+  EXPECT_EQ(cancelled.sink->queue_us, -1);  // no step ran it
+  EXPECT_EQ(other.Wait().finish, FinishReason::kLength);
+  loop->Cancel(other.id);  // has ended
+  EXPECT_EQ(Submit(*loop, Greedy({1}, 1)).Wait().error, "");
+  EXPECT_EQ(other.sink->ends, 1);
+  EXPECT_EQ(cancelled.sink->ends, 1);
+  EXPECT_EQ(script.ran().size(), 3u);
+}
+
+TEST(EngineLoopTest, CancelsWhatWaits) {
+  Script script;
+  const auto loop = MakeLoop(script, {.max_num_seqs = 1});
+  script.Hold();
+  const auto running = Submit(*loop, Greedy({1}, 5));
+  const auto waiting = Submit(*loop, Greedy({2}, 5));
+  script.Allow(2);
+  script.WaitUntilHeld();
+  loop->Cancel(waiting.id);
+  script.AllowAll();
+  EXPECT_TRUE(waiting.Cancelled());
+  EXPECT_EQ(waiting.sink->queue_us, -1);
+  EXPECT_EQ(running.Wait().Ids().size(), 5u);
+  EXPECT_EQ(waiting.sink->ends, 1);
+}
+
+TEST(EngineLoopTest, CancelsWhatRuns) {
+  Script script;
+  const auto loop = MakeLoop(script);
+  script.Hold();
+  const auto cancelled = Submit(*loop, Greedy({1}, kEndless));
+  script.Allow(2);
+  script.WaitUntilHeld();
+  loop->Cancel(cancelled.id);
+  loop->Cancel(cancelled.id);
+  script.Allow(1);  // the step that it is in goes on to its end
+  EXPECT_TRUE(cancelled.Cancelled());
+  EXPECT_EQ(cancelled.sink->Ids(), (std::vector<int32_t>{2, 3, 4}));
+  EXPECT_GE(cancelled.sink->queue_us, 0);
+  script.AllowAll();
+  EXPECT_EQ(Submit(*loop, Greedy({1}, 1)).Wait().error, "");
+  EXPECT_EQ(cancelled.sink->ends, 1);
+  WaitUntilNothingIsHeld(*loop);
+}
+
+TEST(EngineLoopTest, PreemptedSequencesGoOnOrAreCancelled) {
+  for (const bool cancel : {false, true}) {
+    Script script;
+    // Two of 16 + 20 tokens want six blocks.
+    const auto loop = MakeLoop(script, {.kv_blocks = 4});
+    script.Hold();
+    const auto older = Submit(*loop, Greedy(Prompt(16), 20));
+    script.WaitUntilHeld();
+    const auto newer = Submit(*loop, Greedy(Prompt(16, 30), 20));
+    while (loop->Status().preemptions == 0) {
+      script.Allow(1);
+      script.WaitUntilHeld();
+    }
+    EXPECT_EQ(loop->Status().running, 1);
+    EXPECT_EQ(loop->Status().waiting, 1);
+    if (cancel) loop->Cancel(newer.id);
+    script.AllowAll();
+    EXPECT_EQ(older.Wait().Ids(), Prompt(20, 16));
+    if (cancel) {
+      EXPECT_TRUE(newer.Cancelled());
+      EXPECT_LT(newer.sink->tokens.size(), 20u);
+    } else {
+      EXPECT_EQ(newer.Wait().Ids(), Prompt(20, 46));
+    }
+    EXPECT_EQ(newer.sink->ends, 1);
+    EXPECT_EQ(Submit(*loop, Greedy({1}, 1)).Wait().error, "");
+    WaitUntilNothingIsHeld(*loop);
+  }
+}
+
+TEST(EngineLoopTest, AnErrorInAStepEndsItsRequestsAndNoOthers) {
+  Script script;
+  const auto loop = MakeLoop(script, {.max_num_seqs = 2});
+  script.Hold();
+  const auto first = Submit(*loop, Greedy({1}, kEndless));
+  const auto second = Submit(*loop, Greedy({2}, kEndless));
+  const auto waiting = Submit(*loop, Greedy({3}, 3));
+  script.Allow(2);
+  script.WaitUntilHeld();
+  script.FailNext({Error(ErrorKind::kIo, "the disk is gone")});
+  script.AllowAll();
+  for (const auto* failed : {&first, &second}) {
+    EXPECT_EQ(failed->Wait().error, "the disk is gone");
+    EXPECT_EQ(failed->sink->kind, ErrorKind::kIo);
+    EXPECT_EQ(failed->sink->ends, 1);
+  }
+  EXPECT_EQ(waiting.Wait().Ids(), (std::vector<int32_t>{4, 5, 6}));
+  EXPECT_EQ(waiting.sink->error, "");
+  EXPECT_EQ(loop->Status().not_ready, "");
+  WaitUntilNothingIsHeld(*loop);
+}
+
+// What failed is not computed: the same positions are run again.
+TEST(EngineLoopTest, AStepThatMayRunAgainEndsNothing) {
+  Script script;
+  const auto loop = MakeLoop(script, {.max_batch_tokens = 4});
+  script.Hold();
+  const auto request = Submit(*loop, Greedy(Prompt(6), 2));
+  script.FailNext({Error(ErrorKind::kUnavailable, "lost"), EngineStep::AfterFailure::kRunAgain});
+  script.FailNext({Error(ErrorKind::kUnavailable, "again"), EngineStep::AfterFailure::kRunAgain});
+  script.AllowAll();
+  EXPECT_EQ(request.Wait().Ids(), (std::vector<int32_t>{6, 7}));
+  EXPECT_EQ(script.ran(), (Steps{{{0, 4}}, {{0, 4}}, {{0, 4}}, {{4, 2}}, {{6, 1}}}));
+}
+
+// The head fails for a block of rows: only these sequences end.
+TEST(EngineLoopTest, AnErrorOfTheHeadEndsTheSequencesOfItsRows) {
+  Script script;
+  const auto loop = MakeLoop(script, {.head_rows = 1});
+  script.Hold();
+  const auto first = Submit(*loop, Greedy({1}, 3));
+  const auto second = Submit(*loop, Greedy({20}, 3));
+  script.WaitUntilHeld();
+  while (loop->Status().running < 2) {
+    script.Allow(1);
+    script.WaitUntilHeld();
+  }
+  script.FailHeadAfter(1, Error(ErrorKind::kInternal, "no head"));
+  script.AllowAll();
+  EXPECT_EQ(first.Wait().Ids(), (std::vector<int32_t>{2, 3, 4}));
+  EXPECT_EQ(second.Wait().error, "no head");
+  // Log-probabilities of a prompt come before all tokens: the step's sequences end.
+  auto scored = Greedy({5, 6, 7}, 3);
+  scored.prompt_logprobs = 0;
+  script.FailHeadAfter(0, Error(ErrorKind::kInternal, "no head either"));
+  EXPECT_EQ(Submit(*loop, scored).Wait().error, "no head either");
+  const auto last = Submit(*loop, scored);
+  EXPECT_EQ(last.Wait().Ids(), (std::vector<int32_t>{8, 9, 10}));
+  EXPECT_EQ(last.sink->prompt_tokens.size(), 2u);
+  EXPECT_EQ(second.sink->ends, 1);
+}
+
+TEST(EngineLoopTest, DrainRefusesAndFinishesWhatIsThere) {
+  Script script;
+  const auto loop = MakeLoop(script, {.max_num_seqs = 1});
+  script.Hold();
+  const auto running = Submit(*loop, Greedy({1}, 3));
+  const auto waiting = Submit(*loop, Greedy({2}, 2));
+  EXPECT_FALSE(loop->Status().draining);
+  loop->BeginDrain();
+  EXPECT_TRUE(loop->Status().draining);
+  const Error refused = Caught([&] { Submit(*loop, Greedy({1}, 1)); });
+  EXPECT_EQ(refused.kind(), ErrorKind::kUnavailable);
+  EXPECT_TRUE(Contains(refused, "shutting down"));
+  script.AllowAll();
+  EXPECT_EQ(running.Wait().Ids().size(), 3u);
+  EXPECT_EQ(waiting.Wait().Ids().size(), 2u);
+}
+
+TEST(EngineLoopTest, ShutdownCancelsWhatIsLeft) {
+  Script script;
+  auto loop = MakeLoop(script, {.max_num_seqs = 2});
+  script.Hold();
+  std::vector<Submitted> left;
+  for (int32_t i = 0; i < 3; ++i) left.push_back(Submit(*loop, Greedy({i}, kEndless)));
+  script.Allow(2);
+  script.WaitUntilHeld();  // two run, one waits
+  left.push_back(Submit(*loop, Greedy({9}, kEndless)));
+  std::atomic<bool> stopped{false};
+  std::thread stopping([&] {
+    loop.reset();
+    stopped = true;
+  });
+  while (!stopped) {
+    script.Allow(1);
+    std::this_thread::yield();
+  }
+  stopping.join();
+  for (const Submitted& submitted : left) {
+    EXPECT_TRUE(submitted.Cancelled());
+    EXPECT_EQ(submitted.sink->ends, 1);
+  }
+  EXPECT_EQ(left[2].sink->queue_us, -1);
+  EXPECT_EQ(left[3].sink->queue_us, -1);
+}
+
+TEST(EngineLoopTest, DeadlinesEndWhatRunsAndWhatWaits) {
+  Script script;
+  const auto loop = MakeLoop(script, {.max_num_seqs = 1});
+  script.Hold();
+  const auto soon = std::chrono::steady_clock::now() + std::chrono::milliseconds(5);
+  auto request = Greedy({1}, kEndless);
+  request.deadline = soon;
+  const auto running = Submit(*loop, request);
+  const auto waiting = Submit(*loop, request);
+  const auto endless = Submit(*loop, Greedy({1}, 2));
+  while (std::chrono::steady_clock::now() <= soon) std::this_thread::yield();
+  script.AllowAll();
+  for (const auto* late : {&running, &waiting}) {
+    EXPECT_EQ(late->Wait().error, "the request's time ran out");
+    EXPECT_EQ(late->sink->kind, ErrorKind::kUnavailable);
+    EXPECT_EQ(late->sink->ends, 1);
+  }
+  EXPECT_TRUE(waiting.sink->tokens.empty());
+  EXPECT_EQ(endless.Wait().finish, FinishReason::kLength);
+}
+
+// Who hears of a failure and asks at once is told; while nothing runs, whoever asks has the step
+// try again.
+TEST(EngineLoopTest, IsNotReadyWhileExpertsCannotBeRead) {
+  Script script;
+  const auto loop = MakeLoop(script);
+  for (const bool by_request : {true, false}) {
+    script.FailNext({Error(ErrorKind::kIo, "bad block"), EngineStep::AfterFailure::kEndRequests,
+                     "experts cannot be read"});
+    EXPECT_EQ(Submit(*loop, Greedy({1}, 1)).Wait().error, "bad block");
+    EXPECT_EQ(loop->Status().not_ready, "experts cannot be read");
+    EXPECT_EQ(loop->Status().not_ready_code, "read_failed");
+    if (by_request) {  // another cause, another message; requests are still taken
+      script.FailNext({Error(ErrorKind::kIo, "bad file")});
+      EXPECT_EQ(Submit(*loop, Greedy({1}, 1)).Wait().error, "bad file");
+      EXPECT_EQ(loop->Status().not_ready, "");
+      continue;
+    }
+    script.Mend();
+    while (!loop->Status().not_ready.empty()) std::this_thread::yield();
+  }
+  EXPECT_EQ(Submit(*loop, Greedy({1}, 1)).Wait().error, "");
+}
+
+TEST(EngineLoopTest, IsNotReadyWithoutADeviceItNeeds) {
+  Script script;
+  const auto loop = MakeLoop(script);
+  EXPECT_EQ(loop->Status().not_ready, "");
+  script.LoseDevice(Error(ErrorKind::kUnavailable, "device 0 is lost"));
+  EXPECT_EQ(loop->Status().not_ready, "device 0 is lost");
+  EXPECT_EQ(loop->Status().not_ready_code, "device_lost");
+}
+
+TEST(EngineLoopTest, AStepHearsWhenNothingIsLeftAndWhenTokensWereDelivered) {
+  Script script;
+  {
+    const auto loop = MakeLoop(script);
+    EXPECT_EQ(Submit(*loop, Greedy({1}, 3)).Wait().error, "");
+    script.FailNext({Error(ErrorKind::kIo, "no")});
+    EXPECT_EQ(Submit(*loop, Greedy({1}, 3)).Wait().error, "no");
+  }
+  EXPECT_EQ(script.heads(), 3);  // not of the step that failed
+  EXPECT_GE(script.idles(), 1);
+  Script held;
+  const auto loop = MakeLoop(held);
+  held.Hold();
+  const auto request = Submit(*loop, Greedy({1}, 3));
+  held.WaitUntilHeld();
+  const int idles = held.idles();
+  held.Allow(2);
+  held.WaitUntilHeld();
+  EXPECT_EQ(held.idles(), idles);  // not between the steps of a request
+  held.AllowAll();
+  EXPECT_EQ(request.Wait().error, "");
+}
+
+TEST(EngineLoopTest, ThrowsWhatLoadingThrew) {
+  const Error error =
+      Caught([] { EngineLoop loop([](LoopParts&) { Fail(ErrorKind::kNotFound, "no model"); }); });
+  EXPECT_EQ(error.kind(), ErrorKind::kNotFound);
+  EXPECT_TRUE(Contains(error, "no model"));
+}
+
+// Every request ends once, whoever submits, cancels and asks at the same time, and with steps that
+// fail among the others.
+TEST(EngineLoopTest, ConcurrentCallersAllGetAnEnd) {
+  Script script;
+  MetricsRegistry metrics;
+  const auto loop = MakeLoop(script, {.max_num_seqs = 3, .kv_blocks = 12, .metrics = &metrics});
+  std::atomic<bool> done{false};
+  std::thread asking([&] {
+    while (!done) {
+      const EngineStatus status = loop->Status();
+      EXPECT_LE(status.running, 3);
+      EXPECT_GE(loop->Stats().steps, 0);
+      std::this_thread::yield();
+    }
+  });
+  std::vector<std::thread> threads;
+  threads.reserve(4);
+  for (int32_t t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (int32_t i = 0; i < 40; ++i) {
+        const auto request = Submit(*loop, Greedy(Prompt(1 + (t * 40 + i) % 50), 30));
+        if (i % 3 == 2) loop->Cancel(request.id);
+        if (i % 13 == 5) script.FailNext({Error(ErrorKind::kIo, "now and then")});
+        const Collector& ended = request.Wait();
+        EXPECT_TRUE(ended.finish.has_value() || ended.error == "now and then");
+        EXPECT_EQ(request.sink->ends, 1);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  done = true;
+  asking.join();
+  WaitUntilNothingIsHeld(*loop);
+}
+
+}  // namespace
+}  // namespace moesaic

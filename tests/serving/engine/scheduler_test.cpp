@@ -1,0 +1,439 @@
+#include "serving/engine/scheduler.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <random>
+#include <set>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "kernels/cpu/kernels.h"
+
+namespace moesaic {
+namespace {
+
+std::unique_ptr<Sequence> MakeSequence(RequestId id, int64_t prompt, int64_t max_tokens,
+                                       int32_t token = -1) {
+  auto sequence = std::make_unique<Sequence>();
+  sequence->id = id;
+  for (int64_t i = 0; i < prompt; ++i) {
+    sequence->tokens.push_back(
+        token >= 0 ? token : static_cast<int32_t>(id * 1000 + static_cast<RequestId>(i)));
+  }
+  sequence->prompt_tokens = prompt;
+  sequence->request.max_tokens = static_cast<int32_t>(max_tokens);
+  return sequence;
+}
+
+// What the engine does after a step: computed sequences get a token, finished ones leave. Returns
+// the ids that ended.
+std::vector<RequestId> FinishStep(Scheduler& scheduler, std::span<const ScheduledSlice> plan) {
+  const std::vector<ScheduledSlice> slices(plan.begin(), plan.end());
+  scheduler.Advance();
+  std::vector<RequestId> ended;
+  for (const ScheduledSlice& slice : slices) {
+    Sequence& sequence = *slice.sequence;
+    if (sequence.computed_tokens < static_cast<int64_t>(sequence.tokens.size())) continue;
+    sequence.tokens.push_back(7);
+    if (sequence.output_tokens() >= sequence.request.max_tokens) {
+      ended.push_back(sequence.id);
+      scheduler.Remove(&sequence);
+    }
+  }
+  return ended;
+}
+
+TEST(SchedulerTest, PrefillIsCutToTheBudgetAndDecodesGoFirst) {
+  KvBlockPool pool(64, kKvBlockTokens);
+  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 32, .prefix_cache = false}, pool);
+  scheduler.Add(MakeSequence(1, 20, 10));
+  scheduler.Add(MakeSequence(2, 50, 10));
+  auto plan = scheduler.Plan();
+  ASSERT_EQ(plan.size(), 2u);
+  EXPECT_EQ(plan[0].num_tokens, 20);
+  EXPECT_EQ(plan[1].num_tokens, 12);
+  FinishStep(scheduler, plan);
+  plan = scheduler.Plan();
+  ASSERT_EQ(plan.size(), 2u);
+  EXPECT_EQ(plan[0].sequence->id, 1u);
+  EXPECT_EQ(plan[0].num_tokens, 1);
+  EXPECT_EQ(plan[1].num_tokens, 31);
+  FinishStep(scheduler, plan);
+  plan = scheduler.Plan();
+  EXPECT_EQ(plan[1].num_tokens, 7);
+}
+
+TEST(SchedulerTest, NoMoreThanMaxSequencesRun) {
+  KvBlockPool pool(64, kKvBlockTokens);
+  Scheduler scheduler({.max_num_seqs = 2, .max_batch_tokens = 32, .prefix_cache = false}, pool);
+  for (RequestId id = 1; id <= 5; ++id) scheduler.Add(MakeSequence(id, 4, 2));
+  EXPECT_EQ(scheduler.Plan().size(), 2u);
+  EXPECT_EQ(scheduler.running(), 2);
+  EXPECT_EQ(scheduler.waiting(), 3);
+}
+
+TEST(SchedulerTest, NewestIsPreemptedAndOldestEndsFirst) {
+  // Two sequences of 16 + 20 tokens need 3 blocks each; the pool has 4.
+  KvBlockPool pool(4, kKvBlockTokens);
+  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 64, .prefix_cache = false}, pool);
+  scheduler.Add(MakeSequence(1, 16, 20));
+  scheduler.Add(MakeSequence(2, 16, 20));
+  std::vector<RequestId> ended;
+  for (int step = 0; step < 200 && !scheduler.empty(); ++step) {
+    for (const RequestId id : FinishStep(scheduler, scheduler.Plan())) ended.push_back(id);
+  }
+  EXPECT_EQ(ended, (std::vector<RequestId>{1, 2}));
+  EXPECT_GT(scheduler.preemptions(), 0);
+  EXPECT_EQ(pool.used_blocks(), 0);
+}
+
+TEST(SchedulerTest, APrefixIsReusedButNeverTheLastToken) {
+  KvBlockPool pool(64, kKvBlockTokens);
+  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 256, .prefix_cache = true}, pool);
+  scheduler.Add(MakeSequence(1, 48, 1, 5));
+  FinishStep(scheduler, scheduler.Plan());
+  EXPECT_TRUE(scheduler.empty());
+  scheduler.Add(MakeSequence(2, 48, 1, 5));
+  auto plan = scheduler.Plan();
+  ASSERT_EQ(plan.size(), 1u);
+  EXPECT_EQ(plan[0].sequence->cached_tokens, 32);
+  EXPECT_EQ(plan[0].num_tokens, 16);
+  FinishStep(scheduler, plan);
+  // Prompt log-probabilities need every position: nothing is reused.
+  auto sequence = MakeSequence(3, 48, 1, 5);
+  sequence->request.prompt_logprobs = 0;
+  scheduler.Add(std::move(sequence));
+  plan = scheduler.Plan();
+  EXPECT_EQ(plan[0].num_tokens, 48);
+}
+
+// With blocks that only prompts share, what was decoded is nobody's prefix, and nobody's prompt is
+// a prefix of what was decoded.
+TEST(SchedulerTest, OnlyPromptsAreShared) {
+  for (const bool only_prompts : {false, true}) {
+    KvBlockPool pool(64, kKvBlockTokens);
+    Scheduler scheduler({.max_num_seqs = 4,
+                         .max_batch_tokens = 256,
+                         .prefix_cache = true,
+                         .share_only_prompts = only_prompts},
+                        pool);
+    // 40 tokens of prompt, 24 of output; the engine of these tests answers with 7.
+    scheduler.Add(MakeSequence(1, 40, 25, 7));
+    while (!scheduler.empty()) FinishStep(scheduler, scheduler.Plan());
+    scheduler.Add(MakeSequence(2, 65, 1, 7));
+    auto plan = scheduler.Plan();
+    EXPECT_EQ(plan[0].sequence->cached_tokens, only_prompts ? 32 : 64);
+    FinishStep(scheduler, plan);
+    // Now the first 64 are there as a prompt; a sequence that has decoded the last 24 of them (it
+    // was preempted) may not have them.
+    auto sequence = MakeSequence(3, 65, 1, 7);
+    sequence->prompt_tokens = 40;
+    scheduler.Add(std::move(sequence));
+    plan = scheduler.Plan();
+    EXPECT_EQ(plan[0].sequence->computed_tokens, only_prompts ? 32 : 64);
+  }
+}
+
+TEST(SchedulerTest, RemoveReleasesAndForgets) {
+  KvBlockPool pool(64, kKvBlockTokens);
+  Scheduler scheduler({.max_num_seqs = 1, .max_batch_tokens = 256, .prefix_cache = true}, pool);
+  scheduler.Add(MakeSequence(1, 48, 4));
+  scheduler.Add(MakeSequence(2, 48, 4));
+  scheduler.Plan();
+  EXPECT_EQ(scheduler.Remove(scheduler.Find(2))->id, 2u);
+  EXPECT_EQ(scheduler.Remove(scheduler.Find(1))->id, 1u);
+  EXPECT_EQ(scheduler.Find(1), nullptr);
+  EXPECT_EQ(pool.used_blocks(), 0);
+  EXPECT_TRUE(scheduler.Plan().empty());
+}
+
+// Numbers of the sequences of a plan, and of their tokens.
+std::vector<std::pair<RequestId, int64_t>> Planned(std::span<const ScheduledSlice> plan) {
+  std::vector<std::pair<RequestId, int64_t>> slices;
+  for (const ScheduledSlice& slice : plan) {
+    slices.emplace_back(slice.sequence->id, slice.num_tokens);
+  }
+  return slices;
+}
+using Slices = std::vector<std::pair<RequestId, int64_t>>;
+
+// A block is taken for the first of its tokens, not with the last of the one before.
+TEST(SchedulerTest, BlocksAreTakenAtTheirFirstToken) {
+  KvBlockPool pool(64, kKvBlockTokens);
+  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 64}, pool);
+  scheduler.Add(MakeSequence(1, kKvBlockTokens - 1, 40));
+  for (int64_t tokens = kKvBlockTokens - 1; tokens <= 2 * kKvBlockTokens + 1; ++tokens) {
+    const auto plan = scheduler.Plan();
+    ASSERT_EQ(plan.size(), 1u);
+    EXPECT_EQ(plan[0].sequence->blocks.size(), tokens <= 16   ? 1u
+                                               : tokens <= 32 ? 2u
+                                                              : 3u)
+        << tokens;
+    EXPECT_EQ(plan[0].sequence->sealed_blocks, (tokens - 1) / 16) << tokens;
+    FinishStep(scheduler, plan);
+  }
+}
+
+TEST(SchedulerTest, WhatFitsExactlyIsAdmitted) {
+  for (const int64_t second : {32, 33}) {
+    KvBlockPool pool(3, kKvBlockTokens);
+    Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 100, .prefix_cache = false}, pool);
+    scheduler.Add(MakeSequence(1, 16, 10));
+    scheduler.Add(MakeSequence(2, second, 10));
+    const auto plan = scheduler.Plan();
+    if (second == 32) {
+      EXPECT_EQ(Planned(plan), (Slices{{1, 16}, {2, 32}}));
+      EXPECT_EQ(pool.free_blocks(), 0);
+    } else {  // its last token wants a fourth block
+      EXPECT_EQ(Planned(plan), (Slices{{1, 16}}));
+      EXPECT_EQ(scheduler.waiting(), 1);
+      EXPECT_EQ(pool.free_blocks(), 2);
+    }
+  }
+}
+
+// Room is wanted for the whole prompt, although the step has a budget for less.
+TEST(SchedulerTest, RoomForAllThatIsPending) {
+  KvBlockPool pool(4, kKvBlockTokens);
+  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 32, .prefix_cache = false}, pool);
+  scheduler.Add(MakeSequence(1, 16, 10));
+  scheduler.Add(MakeSequence(2, 49, 10));
+  EXPECT_EQ(Planned(scheduler.Plan()), (Slices{{1, 16}}));
+  scheduler.Remove(scheduler.Find(1));
+  EXPECT_EQ(Planned(scheduler.Plan()), (Slices{{2, 32}}));
+}
+
+TEST(SchedulerTest, ABudgetIsSpentToTheLastToken) {
+  KvBlockPool pool(64, kKvBlockTokens);
+  Scheduler scheduler({.max_num_seqs = 8, .max_batch_tokens = 20, .prefix_cache = false}, pool);
+  scheduler.Add(MakeSequence(1, 20, 10));
+  scheduler.Add(MakeSequence(2, 19, 10));
+  scheduler.Add(MakeSequence(3, 5, 10));
+  auto plan = scheduler.Plan();
+  EXPECT_EQ(Planned(plan), (Slices{{1, 20}}));
+  EXPECT_EQ(scheduler.running(), 1);  // nobody is admitted for no token
+  FinishStep(scheduler, plan);
+  plan = scheduler.Plan();
+  EXPECT_EQ(Planned(plan), (Slices{{1, 1}, {2, 19}}));
+  FinishStep(scheduler, plan);
+  plan = scheduler.Plan();
+  EXPECT_EQ(Planned(plan), (Slices{{1, 1}, {2, 1}, {3, 5}}));
+}
+
+// What is looked up is whole blocks before the last token.
+TEST(SchedulerTest, PrefixesAtTheBoundary) {
+  for (const auto& [prompt, cached] :
+       {std::pair{16, 0}, {17, 16}, {32, 16}, {33, 32}, {34, 32}, {48, 32}, {49, 32}}) {
+    KvBlockPool pool(64, kKvBlockTokens);
+    Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 256}, pool);
+    scheduler.Add(MakeSequence(1, 32, 1, 5));  // two whole blocks
+    FinishStep(scheduler, scheduler.Plan());
+    scheduler.Add(MakeSequence(2, prompt, 1, 5));
+    const auto plan = scheduler.Plan();
+    EXPECT_EQ(plan[0].sequence->cached_tokens, cached) << prompt;
+    EXPECT_EQ(plan[0].num_tokens, prompt - cached) << prompt;
+  }
+  for (const auto& [decode_from, cached] : {std::pair{31, 16}, {32, 32}, {33, 32}}) {
+    KvBlockPool pool(64, kKvBlockTokens);
+    Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 256, .share_only_prompts = true},
+                        pool);
+    auto sequence = MakeSequence(1, 48, 1, 5);
+    sequence->request.decode_from = decode_from;
+    scheduler.Add(std::move(sequence));
+    FinishStep(scheduler, scheduler.Plan());
+    scheduler.Add(MakeSequence(2, 60, 1, 5));
+    EXPECT_EQ(scheduler.Plan()[0].sequence->cached_tokens, cached) << decode_from;
+  }
+}
+
+// A preempted sequence begins anew: it finds its own blocks again, from the first on, and its
+// request is not told that these had been cached.
+TEST(SchedulerTest, APreemptedSequenceFindsItsPrefixAgain) {
+  KvBlockPool pool(6, kKvBlockTokens);
+  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 256}, pool);
+  scheduler.Add(MakeSequence(9, 16, 1, 5));  // leaves one block of fives behind
+  FinishStep(scheduler, scheduler.Plan());
+  scheduler.Add(MakeSequence(1, 48, 40));
+  scheduler.Add(MakeSequence(2, 32, 40, 5));
+  FinishStep(scheduler, scheduler.Plan());  // three blocks and two, of which one was found
+  Sequence& preempted = *scheduler.Find(2);
+  EXPECT_EQ(preempted.cached_tokens, 16);
+  EXPECT_EQ(preempted.sealed_blocks, 2);
+  // The first takes the last block, the second finds none.
+  auto plan = scheduler.Plan();
+  EXPECT_EQ(Planned(plan), (Slices{{1, 1}}));
+  EXPECT_EQ(scheduler.preemptions(), 1);
+  EXPECT_TRUE(preempted.blocks.empty());
+  EXPECT_EQ(preempted.computed_tokens, 0);
+  EXPECT_EQ(preempted.sealed_blocks, 0);
+  EXPECT_EQ(preempted.prefix, kEmptyPrefix);
+  FinishStep(scheduler, plan);
+  // It wants three blocks, has two of them and there is no third.
+  plan = scheduler.Plan();
+  EXPECT_EQ(Planned(plan), (Slices{{1, 1}}));
+  EXPECT_EQ(pool.used_blocks(), 4);  // what it found was given back
+  EXPECT_EQ(preempted.prefix, kEmptyPrefix);
+  FinishStep(scheduler, plan);
+  scheduler.Remove(scheduler.Find(1));
+  plan = scheduler.Plan();
+  EXPECT_EQ(Planned(plan), (Slices{{2, 1}}));
+  EXPECT_EQ(preempted.computed_tokens, 32);
+  EXPECT_EQ(preempted.cached_tokens, 16);  // as when it was admitted first
+  FinishStep(scheduler, plan);
+  while (!scheduler.empty()) FinishStep(scheduler, scheduler.Plan());
+  // What it sealed after that is behind the right prefix.
+  auto same = MakeSequence(3, 49, 1, 5);
+  std::fill(same->tokens.begin() + 32, same->tokens.end(), 7);  // what these tests generate
+  scheduler.Add(std::move(same));
+  EXPECT_EQ(scheduler.Plan()[0].sequence->cached_tokens, 48);
+}
+
+// Of a sequence that left, the end of its prompt is overwritten first.
+TEST(SchedulerTest, TheBeginningOfAPromptIsKeptLongest) {
+  KvBlockPool pool(5, kKvBlockTokens);
+  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 256}, pool);
+  scheduler.Add(MakeSequence(1, 64, 1, 5));
+  FinishStep(scheduler, scheduler.Plan());
+  EXPECT_EQ(pool.cached_blocks(), 4);
+  scheduler.Add(MakeSequence(2, 48, 1));  // the block that is empty and two of the others
+  FinishStep(scheduler, scheduler.Plan());
+  scheduler.Add(MakeSequence(3, 64, 1, 5));
+  EXPECT_EQ(scheduler.Plan()[0].sequence->cached_tokens, 32);
+}
+
+// The newest gives way first, and waits before those that have never run, in the old order.
+TEST(SchedulerTest, PreemptedSequencesWaitInOrder) {
+  KvBlockPool pool(8, kKvBlockTokens);
+  Scheduler scheduler({.max_num_seqs = 3, .max_batch_tokens = 256, .prefix_cache = false}, pool);
+  scheduler.Add(MakeSequence(1, 64, 100));
+  scheduler.Add(MakeSequence(2, 32, 100));
+  scheduler.Add(MakeSequence(3, 32, 100));
+  scheduler.Add(MakeSequence(4, 8, 100));
+  FinishStep(scheduler, scheduler.Plan());
+  EXPECT_EQ(pool.free_blocks(), 0);
+  // 1 wants a fifth block: 3 goes. 2 takes the block that is left. Nobody is admitted in a step
+  // that has preempted, although 4 would fit.
+  auto plan = scheduler.Plan();
+  EXPECT_EQ(Planned(plan), (Slices{{1, 1}, {2, 1}}));
+  EXPECT_EQ(scheduler.waiting(), 2);
+  FinishStep(scheduler, plan);
+  // 1 grows on: its 80th token is the last of the block, then 2 goes as well.
+  for (int64_t step = 0; scheduler.running() == 2; ++step) {
+    ASSERT_LT(step, 100);
+    plan = scheduler.Plan();
+    FinishStep(scheduler, plan);
+  }
+  EXPECT_EQ(scheduler.preemptions(), 2);
+  std::vector<RequestId> waiting;
+  scheduler.ForEach([&](Sequence& sequence) { waiting.push_back(sequence.id); });
+  EXPECT_EQ(waiting, (std::vector<RequestId>{1, 2, 3, 4}));
+  // The head of the queue is not overtaken by what would fit.
+  scheduler.Remove(scheduler.Find(1));
+  plan = scheduler.Plan();
+  ASSERT_EQ(plan.size(), 3u);
+  EXPECT_EQ(plan[0].sequence->id, 2u);
+  EXPECT_EQ(plan[1].sequence->id, 3u);
+  EXPECT_EQ(plan[2].sequence->id, 4u);
+}
+
+// Who was preempted may find its whole prompt in blocks that another one still holds, and would fit
+// at once: it waits for the next step all the same, as does everybody else.
+TEST(SchedulerTest, NobodyIsAdmittedInAStepThatPreempts) {
+  KvBlockPool pool(4, kKvBlockTokens);
+  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 256}, pool);
+  scheduler.Add(MakeSequence(1, 32, 40, 5));
+  scheduler.Add(MakeSequence(2, 32, 40, 5));
+  FinishStep(scheduler, scheduler.Plan());  // each computes the prompt, into two blocks of its own
+  EXPECT_EQ(pool.free_blocks(), 0);
+  scheduler.Add(MakeSequence(3, 8, 1));
+  auto plan = scheduler.Plan();
+  EXPECT_EQ(Planned(plan), (Slices{{1, 1}}));
+  EXPECT_EQ(scheduler.preemptions(), 1);
+  EXPECT_EQ(pool.free_blocks(), 1);  // all that 2 lacks beside the two blocks of 1
+  FinishStep(scheduler, plan);
+  EXPECT_EQ(Planned(scheduler.Plan()), (Slices{{1, 1}, {2, 1}}));
+  EXPECT_EQ(scheduler.Find(2)->computed_tokens, 32);
+}
+
+// Who is preempted by the plan that it is in gives its tokens back to the step.
+TEST(SchedulerTest, APreemptedSliceIsNotPaidFor) {
+  KvBlockPool pool(5, kKvBlockTokens);
+  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 40, .prefix_cache = false}, pool);
+  scheduler.Add(MakeSequence(1, 16, 100));
+  scheduler.Add(MakeSequence(2, 4, 100));
+  scheduler.Add(MakeSequence(3, 20, 100));
+  FinishStep(scheduler, scheduler.Plan());
+  EXPECT_EQ(pool.free_blocks(), 1);
+  // More tokens at once than a decode step has: the first wants three more blocks for 39 tokens.
+  scheduler.Find(1)->tokens.resize(16 + 60, 7);
+  scheduler.Find(2)->tokens.resize(4 + 3, 7);
+  const auto plan = scheduler.Plan();
+  // 3 is planned first, as a decode step; its token goes to 2 when it has made room for 1.
+  EXPECT_EQ(Planned(plan), (Slices{{1, 39}, {2, 1}}));
+  EXPECT_EQ(scheduler.preemptions(), 1);
+}
+
+// Whatever arrives, whenever it is cancelled: every step stays in its limits, no block is shared by
+// writers, everything ends, and no block is lost.
+TEST(SchedulerTest, RandomWorkloadsKeepTheirPromises) {
+  for (int round = 0; round < 40; ++round) {
+    const auto seed = static_cast<uint32_t>(round * 7919 + 17);
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937 random(seed);
+    const auto uniform = [&](int64_t low, int64_t high) {
+      return std::uniform_int_distribution<int64_t>(low, high)(random);
+    };
+    const int64_t blocks = uniform(6, 40);
+    KvBlockPool pool(blocks, kKvBlockTokens);
+    SchedulerOptions options;
+    options.max_num_seqs = uniform(1, 8);
+    options.max_batch_tokens = uniform(8, 100);
+    options.prefix_cache = uniform(0, 1) == 1;
+    Scheduler scheduler(options, pool);
+    RequestId next = 0;
+    std::set<RequestId> alive;
+    for (int step = 0; step < 3000; ++step) {
+      if (next < 60 && uniform(0, 3) == 0) {
+        const int64_t longest = blocks * kKvBlockTokens;
+        const int64_t prompt = uniform(1, longest - 1);
+        // A small alphabet makes prefixes collide.
+        scheduler.Add(MakeSequence(++next, prompt, uniform(1, longest - prompt),
+                                   static_cast<int32_t>(uniform(0, 2))));
+        alive.insert(next);
+      }
+      if (!alive.empty() && uniform(0, 40) == 0) {
+        const RequestId id = *alive.begin();
+        scheduler.Remove(scheduler.Find(id));
+        alive.erase(id);
+      }
+      const auto plan = scheduler.Plan();
+      ASSERT_EQ(plan.empty(), scheduler.empty());
+      int64_t tokens = 0;
+      std::set<int32_t> written;
+      for (const ScheduledSlice& slice : plan) {
+        tokens += slice.num_tokens;
+        const Sequence& s = *slice.sequence;
+        ASSERT_GE(static_cast<int64_t>(s.blocks.size()) * kKvBlockTokens,
+                  s.computed_tokens + slice.num_tokens);
+        ASSERT_LE(s.computed_tokens + slice.num_tokens, static_cast<int64_t>(s.tokens.size()));
+        for (int64_t p = s.computed_tokens; p < s.computed_tokens + slice.num_tokens; p += 1) {
+          if (p != s.computed_tokens && p % kKvBlockTokens != 0) continue;
+          ASSERT_TRUE(written.insert(s.blocks[static_cast<size_t>(p / kKvBlockTokens)]).second);
+        }
+      }
+      ASSERT_LE(tokens, options.max_batch_tokens);
+      ASSERT_LE(scheduler.running(), options.max_num_seqs);
+      for (const RequestId id : FinishStep(scheduler, plan)) alive.erase(id);
+      if (next >= 60 && scheduler.empty()) break;
+    }
+    EXPECT_TRUE(scheduler.empty());
+    EXPECT_TRUE(alive.empty());
+    EXPECT_EQ(pool.used_blocks(), 0);
+  }
+}
+
+}  // namespace
+}  // namespace moesaic
