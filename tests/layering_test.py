@@ -36,13 +36,21 @@ ALLOWED = {
     "serving/online": LOWER + ["serving/text", "serving/model", "serving/engine"],
     "serving/batch": LOWER + ["serving/text", "serving/model", "serving/engine", "serving/online"],
     "serving/plan": LOWER + ["serving/text", "serving/model", "serving/batch"],
+    "serving/startup": LOWER
+    + ["serving/text", "serving/model", "serving/engine", "serving/online", "serving/batch", "serving/plan"],
     "serving/simulate": LOWER,
     "serving/api": LOWER + ["serving/text", "serving/model", "serving/engine"],
     "serving/http": LOWER + ["serving/text", "serving/model", "serving/engine", "serving/api"],
     "serving/cli": LOWER
-    + ["serving/" + part for part in ("text", "model", "engine", "online", "batch", "plan", "simulate", "api", "http")],
+    + [
+        "serving/" + part
+        for part in ("text", "model", "engine", "online", "batch", "plan", "startup", "simulate", "api", "http")
+    ],
     "bindings": CORE
-    + ["serving/" + part for part in ("text", "model", "engine", "online", "batch", "plan", "simulate", "api")],
+    + [
+        "serving/" + part
+        for part in ("text", "model", "engine", "online", "batch", "plan", "startup", "simulate", "api")
+    ],
 }
 
 SOURCE_SUFFIXES = {".h", ".cpp", ".cu", ".cuh"}

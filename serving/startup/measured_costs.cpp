@@ -1,23 +1,17 @@
-#include "serving/cli/measured_costs.h"
-
-#include <fmt/format.h>
+#include "serving/startup/measured_costs.h"
 
 #include <utility>
 
 #include "core/base/error.h"
 #include "core/base/logging.h"
-#include "kernels/cpu/product_choice.h"
-#include "serving/cli/machine.h"
-#include "serving/cli/output.h"
+#include "serving/online/engine_plan.h"
 #include "serving/plan/module_profiler.h"
 
 namespace moesaic {
 namespace {
 
 ModuleProfilerInputs InputsOf(const EngineOptions& options, const ModelFiles& files) {
-  ModuleProfilerInputs inputs{
-      files.config, *files.tensors, *files.experts,
-      WithChoices(SelectKernels(ChooseWeightType(options)), options.kernel_choices)};
+  ModuleProfilerInputs inputs{files.config, *files.tensors, *files.experts, *files.kernels};
   inputs.weight_type = ChooseWeightType(options);
   inputs.kv_type = ChooseKvType(options);
   inputs.threads = options.threads;
@@ -30,36 +24,31 @@ ModuleProfilerInputs InputsOf(const EngineOptions& options, const ModelFiles& fi
   inputs.memory_bytes = options.machine_memory_bytes > 2 * kProcessBytes
                             ? options.machine_memory_bytes - kProcessBytes
                             : options.machine_memory_bytes / 2;
-  inputs.progress = [](std::string_view stage) { StatusLine(fmt::format("measuring {}", stage)); };
   return inputs;
 }
 
 }  // namespace
 
-std::filesystem::path ModuleCostsDirectory(const Invocation& invocation) {
-  return ProfilePath(invocation).parent_path() / "module-costs";
-}
-
 std::optional<ModuleCosts> CachedModuleCosts(const EngineOptions& options, const ModelFiles& files,
-                                             const Invocation& invocation, const Topology& topology,
-                                             std::string* why) {
-  const std::string key = ModuleCostsKey(InputsOf(options, files), DescribeHost(topology));
-  return LoadModuleCosts(ModuleCostsDirectory(invocation), key, why);
+                                             const Machine& machine, std::string* why) {
+  const std::string key = ModuleCostsKey(InputsOf(options, files), DescribeHost(machine.topology));
+  return LoadModuleCosts(machine.module_costs, key, why);
 }
 
 ModuleCosts MeasureModuleCosts(const EngineOptions& options, const EngineOptions& reading,
                                const ModelFiles& files,
                                std::vector<std::vector<int32_t>> sample_prompts, bool keep,
-                               const Invocation& invocation, const Topology& topology) {
-  const HostDescription host = DescribeHost(topology);
+                               const Machine& machine, const MeasuringProgress& progress) {
+  const HostDescription host = DescribeHost(machine.topology);
   ModuleProfilerInputs inputs = InputsOf(reading, files);
   inputs.sample_prompts = std::move(sample_prompts);
+  inputs.progress = progress;
   ModuleCosts costs = MeasureModules(inputs, host);
   costs.key = ModuleCostsKey(InputsOf(options, files), host);
-  StatusLine("");
+  progress("");
   if (!keep) return costs;
   try {
-    SaveModuleCosts(costs, ModuleCostsDirectory(invocation));
+    SaveModuleCosts(costs, machine.module_costs);
   } catch (const Error& error) {
     LogWarn("the measured module costs are not kept: {}", error.what());
   }

@@ -1,4 +1,4 @@
-// The YAML configuration: what is accepted gives, when it is printed and read again, the same
+// A YAML file of settings: what is accepted gives, when it is printed and read again, the same
 // settings.
 #include <cstddef>
 #include <cstdint>
@@ -7,13 +7,14 @@
 
 #include "core/base/check.h"
 #include "core/base/error.h"
-#include "core/config/runtime_config.h"
+#include "core/config/settings_yaml.h"
+#include "serving/cli/settings.h"
 
 namespace {
 
-struct Settings {
-  Settings() { moesaic::AddRuntimeSettings(config, {true, true}, table); }
-  moesaic::RuntimeConfig config;
+struct Registered {
+  Registered() { moesaic::AddSettings(settings, {true, true}, table); }
+  moesaic::Settings settings;
   moesaic::OptionTable table;
 };
 
@@ -21,14 +22,14 @@ struct Settings {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view text(reinterpret_cast<const char*>(data), size);
-  Settings first;
+  Registered first;
   try {
     moesaic::ApplyConfigText(text, "fuzz.yaml", first.table);
   } catch (const moesaic::Error& error) {
     CHECK(error.kind() == moesaic::ErrorKind::kInvalidArgument);
     return 0;
   }
-  Settings second;
+  Registered second;
   moesaic::ApplyConfigText(moesaic::DescribeSettings(first.table), "printed.yaml", second.table);
   for (const moesaic::Option& option : first.table.options()) {
     CHECK_EQ(second.table.ValueText(option.name), first.table.ValueText(option.name));
