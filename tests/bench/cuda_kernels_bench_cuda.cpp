@@ -18,6 +18,7 @@
 #include "core/base/clock.h"
 #include "core/device/cuda_device.h"
 #include "kernels/cuda/attention.h"
+#include "kernels/cuda/kernels.h"
 #include "kernels/cuda/products.h"
 
 namespace moesaic {

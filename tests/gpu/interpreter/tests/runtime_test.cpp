@@ -194,10 +194,10 @@ std::string Step(Device& device, PinnedHostPool& pool, float (&result)[64]) {
   StoreWord(word, 0);
   std::optional<Error> error;
   {
+    const Addition addition(device);  // goes behind the streams that use it
     const auto stream = device.CreateStream();
     const auto other = device.CreateStream();
     const auto event = device.CreateEvent();
-    const Addition addition(device);
     stream->CopyToDevice(addition.x.span(), block.span().subspan(0, 256));
     stream->CopyToDevice(addition.y.span(), block.span().subspan(256, 256));
     stream->CopyToDevice(addition.gate.span(), block.span().subspan(1024, 4));
