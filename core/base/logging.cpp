@@ -4,9 +4,6 @@
 #include <spdlog/sinks/stdout_color_sinks.h>
 
 #include <memory>
-#include <string>
-
-#include "core/base/error.h"
 
 namespace moesaic {
 namespace {
@@ -46,21 +43,33 @@ class JsonMessageFlag : public spdlog::custom_flag_formatter {
   }
 };
 
+spdlog::level::level_enum SpdlogLevel(LogLevel level) {
+  switch (level) {
+    case LogLevel::kTrace:
+      return spdlog::level::trace;
+    case LogLevel::kDebug:
+      return spdlog::level::debug;
+    case LogLevel::kInfo:
+      return spdlog::level::info;
+    case LogLevel::kWarning:
+      return spdlog::level::warn;
+    case LogLevel::kError:
+      return spdlog::level::err;
+    case LogLevel::kOff:
+      break;
+  }
+  return spdlog::level::off;
+}
+
 }  // namespace
 
-void InitLogging(LogFormat format, std::string_view level) {
-  const std::string name(level);
-  const auto parsed = spdlog::level::from_str(name);
-  if (parsed == spdlog::level::off && name != "off") {
-    Fail(ErrorKind::kInvalidArgument,
-         "--log-level: '{}' is not a level; use trace, debug, info, warn, error or off", level);
-  }
+void InitLogging(const LogOptions& options) {
   auto logger = std::make_shared<spdlog::logger>(
       "moesaic", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
-  logger->set_level(parsed);
+  logger->set_level(SpdlogLevel(options.level));
   logger->flush_on(spdlog::level::info);
   auto formatter = std::make_unique<spdlog::pattern_formatter>();
-  if (format == LogFormat::kJson) {
+  if (options.format == LogFormat::kJson) {
     formatter->add_flag<JsonMessageFlag>('*').set_pattern(
         R"({"time":"%Y-%m-%dT%H:%M:%S.%e%z","level":"%l","thread":%t,"message":"%*"})");
   } else {

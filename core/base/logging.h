@@ -6,16 +6,27 @@
 
 #include <spdlog/spdlog.h>
 
-#include <string_view>
 #include <utility>
+
+#include "core/base/named.h"
 
 namespace moesaic {
 
 enum class LogFormat { kText, kJson };
+inline constexpr Named<LogFormat> kLogFormats[] = {{"text", LogFormat::kText},
+                                                   {"json", LogFormat::kJson}};
 
-// `level` is one of trace, debug, info, warn, error, off. Throws Error(kInvalidArgument) on
-// another.
-void InitLogging(LogFormat format, std::string_view level);
+enum class LogLevel { kTrace, kDebug, kInfo, kWarning, kError, kOff };
+inline constexpr Named<LogLevel> kLogLevels[] = {
+    {"trace", LogLevel::kTrace},  {"debug", LogLevel::kDebug}, {"info", LogLevel::kInfo},
+    {"warn", LogLevel::kWarning}, {"error", LogLevel::kError}, {"off", LogLevel::kOff}};
+
+struct LogOptions {
+  LogLevel level = LogLevel::kInfo;  // the least severity that is logged
+  LogFormat format = LogFormat::kText;
+};
+
+void InitLogging(const LogOptions& options);
 
 template <typename... Args>
 void LogDebug(fmt::format_string<Args...> format, Args&&... args) {

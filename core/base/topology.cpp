@@ -261,17 +261,10 @@ std::optional<uint64_t> ParseMemInfo(std::string_view text, std::string_view nam
   return std::nullopt;
 }
 
-NumaPolicy ParseNumaPolicy(std::string_view name, const Topology& topology) {
-  if (name == "auto") {
-    if (!topology.slice_nodes().empty()) return NumaPolicy::kSlice;
-    return topology.nodes.size() > 1 ? NumaPolicy::kInterleave : NumaPolicy::kOff;
-  }
-  if (name == "off") return NumaPolicy::kOff;
-  if (name == "interleave") return NumaPolicy::kInterleave;
-  if (name == "slice") return NumaPolicy::kSlice;
-  if (name == "isolate") return NumaPolicy::kIsolate;
-  Fail(ErrorKind::kInvalidArgument,
-       "--numa: '{}' is not a policy; use auto, off, interleave, slice or isolate", name);
+NumaPolicy ChooseNumaPolicy(std::optional<NumaPolicy> asked, const Topology& topology) {
+  if (asked) return *asked;
+  if (!topology.slice_nodes().empty()) return NumaPolicy::kSlice;
+  return topology.nodes.size() > 1 ? NumaPolicy::kInterleave : NumaPolicy::kOff;
 }
 
 void ApplyNumaPolicy(NumaPolicy policy) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/base/cgroup.h"
+#include "core/base/named.h"
 #include "core/base/thread_layout.h"
 
 namespace moesaic {
@@ -81,9 +82,13 @@ enum class NumaPolicy {
   kSlice,
   kIsolate,  // CPUs and memory of one node, the one that this thread runs on
 };
-// "off", "interleave", "slice", "isolate", or "auto": slice when there are nodes to slice over,
-// interleave when there is more than one node. Throws Error(kInvalidArgument).
-NumaPolicy ParseNumaPolicy(std::string_view name, const Topology& topology);
+inline constexpr Named<NumaPolicy> kNumaPolicies[] = {{"off", NumaPolicy::kOff},
+                                                      {"interleave", NumaPolicy::kInterleave},
+                                                      {"slice", NumaPolicy::kSlice},
+                                                      {"isolate", NumaPolicy::kIsolate}};
+// What was asked for; otherwise slice when there are nodes to slice over, interleave when there is
+// more than one node.
+NumaPolicy ChooseNumaPolicy(std::optional<NumaPolicy> asked, const Topology& topology);
 // Applies to this thread and to those that it starts afterwards; main calls it before there are
 // any. Throws Error(kUnsupported) when the kernel refuses.
 void ApplyNumaPolicy(NumaPolicy policy);

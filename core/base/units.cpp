@@ -50,6 +50,17 @@ bool SplitNumber(std::string_view text, double* number, std::string* rest) {
   return true;
 }
 
+std::string ScaledBy1000(double value, const char* unit) {
+  constexpr std::array<const char*, 6> kPrefixes = {"", "k", "M", "G", "T", "P"};
+  size_t prefix = 0;
+  while (std::abs(value) >= 999.5 && prefix + 1 < kPrefixes.size()) {
+    value /= 1000;
+    ++prefix;
+  }
+  const int decimals = prefix == 0 || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2;
+  return fmt::format("{:.{}f} {}{}", value, decimals, kPrefixes[prefix], unit);
+}
+
 }  // namespace
 
 std::string FormatBytes(uint64_t bytes) {
@@ -62,6 +73,14 @@ std::string FormatBytes(uint64_t bytes) {
     ++unit;
   }
   return fmt::format("{:.1f} {}", value, kNames[unit]);
+}
+
+std::string FormatRate(double bytes_per_s) { return ScaledBy1000(bytes_per_s, "B/s"); }
+
+std::string FormatCount(double count) {
+  std::string text = ScaledBy1000(count, "");
+  while (text.back() == ' ') text.pop_back();
+  return text;
 }
 
 uint64_t ParseBytes(std::string_view text, std::string_view what) {
@@ -79,20 +98,27 @@ uint64_t ParseBytes(std::string_view text, std::string_view what) {
        what, text);
 }
 
-uint64_t ParseBytesOrPercent(std::string_view text, uint64_t whole_bytes, std::string_view what) {
+std::string SizeText(uint64_t bytes) {
+  constexpr std::array<const char*, 5> kNames = {"", "KiB", "MiB", "GiB", "TiB"};
+  size_t unit = 0;
+  while (bytes > 0 && bytes % 1024 == 0 && unit + 1 < kNames.size()) {
+    bytes /= 1024;
+    ++unit;
+  }
+  return fmt::format("{}{}", bytes, kNames[unit]);
+}
+
+double ParsePercent(std::string_view text, std::string_view what) {
   double number = 0;
   std::string unit_name;
-  if (SplitNumber(text, &number, &unit_name) && unit_name == "%") {
-    if (number > 100) {
-      Fail(ErrorKind::kInvalidArgument, "{}: '{:.80}' is more than 100%", what, text);
-    }
-    return static_cast<uint64_t>(static_cast<double>(whole_bytes) * number / 100.0);
-  }
-  if (text.find('%') != std::string_view::npos) {
+  if (!SplitNumber(text, &number, &unit_name) || unit_name != "%") {
     Fail(ErrorKind::kInvalidArgument, "{}: '{:.80}' is not a percentage; write for example 25%",
          what, text);
   }
-  return ParseBytes(text, what);
+  if (number > 100) {
+    Fail(ErrorKind::kInvalidArgument, "{}: '{:.80}' is more than 100%", what, text);
+  }
+  return number;
 }
 
 uint64_t CheckedMul(uint64_t a, uint64_t b, std::string_view what) {

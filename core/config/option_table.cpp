@@ -1,16 +1,11 @@
 #include "core/config/option_table.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cctype>
-#include <charconv>
-#include <cmath>
 #include <utility>
 
 #include "core/base/check.h"
-#include "core/base/error.h"
 
 namespace moesaic {
 namespace {
@@ -19,63 +14,6 @@ std::string Canonical(std::string_view name) {
   std::string result(name);
   std::replace(result.begin(), result.end(), '_', '-');
   return result;
-}
-
-template <typename T>
-bool ParseWhole(std::string_view text, T* value) {
-  const auto result = std::from_chars(text.data(), text.data() + text.size(), *value);
-  return result.ec == std::errc() && result.ptr == text.data() + text.size();
-}
-
-bool ParseBool(std::string_view text, bool* value) {
-  std::string lower;
-  for (const char c : text) {
-    lower.push_back(static_cast<char>(std::tolower(static_cast<unsigned char>(c))));
-  }
-  for (const char* yes : {"true", "yes", "on", "1"}) {
-    if (lower == yes) return *value = true;
-  }
-  for (const char* no : {"false", "no", "off", "0"}) {
-    if (lower == no) return !(*value = false);
-  }
-  return false;
-}
-
-std::string RangeText(const Option& option, bool integer) {
-  const bool has_min = option.min > -9.0e15;
-  const bool has_max = option.max < 9.0e15;
-  const char* kind = integer ? "an integer" : "a number";
-  if (has_min && has_max) return fmt::format("{} from {:g} to {:g}", kind, option.min, option.max);
-  if (has_min) return fmt::format("{} of at least {:g}", kind, option.min);
-  if (has_max) return fmt::format("{} of at most {:g}", kind, option.max);
-  return kind;
-}
-
-std::string TextOf(const Option& option) {
-  return std::visit(
-      [](const auto* value) -> std::string {
-        using T = std::decay_t<decltype(*value)>;
-        if constexpr (std::is_same_v<T, std::string>) {
-          return *value;
-        } else if constexpr (std::is_same_v<T, bool>) {
-          return *value ? "true" : "false";
-        } else if constexpr (std::is_same_v<T, std::vector<std::string>>) {
-          return fmt::format("{}", fmt::join(*value, ","));
-        } else if constexpr (std::is_same_v<T, double>) {
-          return fmt::format("{}", *value);  // all digits: printed settings are read again
-        } else {
-          return fmt::format("{}", *value);
-        }
-      },
-      option.target);
-}
-
-std::string ValueName(const Option& option) {
-  if (!option.value_name.empty()) return option.value_name;
-  if (std::holds_alternative<int64_t*>(option.target)) return "N";
-  if (std::holds_alternative<double*>(option.target)) return "X";
-  if (!option.choices.empty()) return fmt::format("{}", fmt::join(option.choices, "|"));
-  return "TEXT";
 }
 
 // "[default 8000; env MOESAIC_PORT]"
@@ -92,40 +30,20 @@ std::string Notes(const Option& option, const std::string& default_text) {
   return notes.empty() ? "" : fmt::format("[{}]", notes);
 }
 
-void AppendListItems(std::string_view text, std::vector<std::string>* list) {
-  while (!text.empty()) {
-    const size_t comma = std::min(text.find(','), text.size());
-    std::string_view item = text.substr(0, comma);
-    while (!item.empty() && item.front() == ' ') item.remove_prefix(1);
-    while (!item.empty() && item.back() == ' ') item.remove_suffix(1);
-    if (!item.empty()) list->emplace_back(item);
-    text.remove_prefix(std::min(comma + 1, text.size()));
-  }
-}
-
 }  // namespace
-
-std::string Option::environment_name() const {
-  std::string result = "MOESAIC_";
-  for (const char c : name) {
-    result.push_back(c == '-' ? '_'
-                              : static_cast<char>(std::toupper(static_cast<unsigned char>(c))));
-  }
-  return result;
-}
 
 void OptionTable::Add(Option option) {
   const bool is_new = index_.emplace(option.name, options_.size()).second;
   CHECK(is_new);
   State state;
-  state.default_text = TextOf(option);
+  state.text = state.default_text = OptionText(option);
   states_.push_back(std::move(state));
   options_.push_back(std::move(option));
 }
 
 void OptionTable::Replace(Option option) {
   const size_t index = IndexOf(option.name);
-  states_[index].default_text = TextOf(option);
+  states_[index].text = states_[index].default_text = OptionText(option);
   options_[index] = std::move(option);
 }
 
@@ -158,40 +76,8 @@ void OptionTable::Set(std::string_view name, std::string_view text, OptionSource
   State& state = states_[position.index];
   if (source > state.source) return;
 
-  const auto refuse = [&](const std::string& expected) {
-    Fail(ErrorKind::kInvalidArgument, "{}: expected {}, not '{:.80}'", origin, expected,
-         option.secret ? "***" : text);
-  };
-  const auto check_range = [&](double value, bool integer) {
-    if (!(value >= option.min && value <= option.max)) refuse(RangeText(option, integer));
-  };
-  if (option.check) option.check(text, origin);
-  std::visit(
-      [&](auto* target) {
-        using T = std::decay_t<decltype(*target)>;
-        T value{};
-        if constexpr (std::is_same_v<T, std::string>) {
-          if (!option.choices.empty() && std::find(option.choices.begin(), option.choices.end(),
-                                                   text) == option.choices.end()) {
-            refuse(fmt::format("one of {}", fmt::join(option.choices, ", ")));
-          }
-          value = text;
-        } else if constexpr (std::is_same_v<T, bool>) {
-          if (!ParseBool(text, &value)) refuse("true or false");
-          value = value != position.negated;
-        } else if constexpr (std::is_same_v<T, std::vector<std::string>>) {
-          if (source == state.source) value = *target;
-          AppendListItems(text, &value);
-        } else if constexpr (std::is_same_v<T, double>) {
-          if (!ParseWhole(text, &value) || std::isnan(value)) refuse(RangeText(option, false));
-          if (!(std::isinf(value) && value > 0 && option.max >= 9.0e15)) check_range(value, false);
-        } else {
-          if (!ParseWhole(text, &value)) refuse(RangeText(option, true));
-          check_range(static_cast<double>(value), true);
-        }
-        *target = std::move(value);
-      },
-      option.target);
+  state.text = AssignOption(
+      option, {text, origin, position.negated, source == state.source && option.is_list()});
   state.source = source;
   state.origin = origin;
 }
@@ -201,9 +87,9 @@ std::string OptionTable::origin(std::string_view name) const {
 }
 
 std::string OptionTable::ValueText(std::string_view name) const {
-  const Option& option = options_[IndexOf(name)];
-  std::string text = TextOf(option);
-  return option.secret && !text.empty() ? "***" : text;
+  const size_t index = IndexOf(name);
+  const std::string& text = states_[index].text;
+  return options_[index].secret && !text.empty() ? "***" : text;
 }
 
 const std::string& OptionTable::DefaultText(std::string_view name) const {
@@ -236,7 +122,7 @@ std::string OptionTable::Help(int width) const {
       const std::string& default_text = states_[i].default_text;
       // A flag that is on by default is shown as what turns it off.
       left += (option.is_flag() && default_text == "true" ? "--no-" : "--") + option.name;
-      if (!option.is_flag()) left += fmt::format(" {}", ValueName(option));
+      if (!option.is_flag()) left += fmt::format(" {}", OptionValueName(option));
       if (static_cast<int>(left.size()) + 2 > kLeft) {
         out += left + "\n";
         left.clear();

@@ -1,47 +1,21 @@
-// OptionTable: named, typed, documented options bound to variables, whatever they are set from:
-// flags, environment, a YAML file. It checks values, knows the nearest name of a misspelt one and
-// renders help.
+// OptionTable: the options of a command or a file by name. It knows which source of a value wins,
+// finds the nearest name of a misspelt one and renders help.
 //
 // Plain object of one thread. The bound variables are the caller's and outlive the table; what they
 // hold when they are added is the default.
 #pragma once
 
-#include <cstdint>
-#include <functional>
 #include <map>
 #include <string>
 #include <string_view>
-#include <variant>
 #include <vector>
+
+#include "core/config/option.h"
 
 namespace moesaic {
 
 // Where a value comes from; a later source never overrules an earlier one in this list.
 enum class OptionSource { kFlag, kEnvironment, kFile, kDefault };
-
-struct Option {
-  using Target = std::variant<std::string*, int64_t*, double*, bool*, std::vector<std::string>*>;
-
-  std::string name;        // "max-num-seqs": the flag without dashes and the YAML key
-  Target target;           // bool: a flag without value; a list is given by commas or repetition
-  std::string value_name;  // in the help: "N", "SIZE"; empty: chosen from the type
-  std::string help;        // one or two sentences, without the default
-  std::string section;     // heading in the help
-  char short_name = 0;     // -o
-  std::vector<std::string> choices = {};  // strings: the accepted values
-  double min = -9.0e15;                   // numbers
-  double max = 9.0e15;
-  // Throws Error(kInvalidArgument) for a text that is not acceptable; `what` is for its message.
-  std::function<void(std::string_view text, std::string_view what)> check = {};
-  bool settable_outside = false;  // also by environment and file
-  bool secret = false;            // never shown
-  bool quiet_default = false;     // the help leaves the default out: it only stands for "not given"
-  bool hidden = false;            // neither a flag of this command nor in its help
-
-  bool is_flag() const { return std::holds_alternative<bool*>(target); }
-  bool is_list() const { return std::holds_alternative<std::vector<std::string>*>(target); }
-  std::string environment_name() const;  // "MOESAIC_MAX_NUM_SEQS"
-};
 
 class OptionTable {
  public:
@@ -65,7 +39,8 @@ class OptionTable {
 
   // Where the current value comes from: "default" or what Set was given.
   std::string origin(std::string_view name) const;
-  // The current and the default value as text ("" for an empty one, "***" for a secret).
+  // The value that was set last, or else the default, as text ("" for an empty one, "***" for a
+  // secret).
   std::string ValueText(std::string_view name) const;
   const std::string& DefaultText(std::string_view name) const;
 
@@ -80,6 +55,7 @@ class OptionTable {
   struct State {
     OptionSource source = OptionSource::kDefault;
     std::string origin = "default";
+    std::string text;  // of the value that was set last
     std::string default_text;
   };
   struct Position {

@@ -18,6 +18,7 @@
 #include <string_view>
 
 #include "core/base/error.h"
+#include "core/base/named.h"
 #include "core/device/device_buffer.h"
 #include "core/device/event.h"
 #include "core/device/host_pinner.h"
@@ -27,9 +28,9 @@ namespace moesaic {
 
 enum class DeviceKind : uint8_t { kEmulated, kCuda };
 
-constexpr const char* DeviceKindName(DeviceKind kind) {
-  return kind == DeviceKind::kEmulated ? "emulated" : "cuda";
-}
+inline constexpr Named<DeviceKind> kDeviceKinds[] = {{"emulated", DeviceKind::kEmulated},
+                                                     {"cuda", DeviceKind::kCuda}};
+constexpr const char* DeviceKindName(DeviceKind kind) { return NameOf(kDeviceKinds, kind); }
 
 class Device {
  public:

@@ -19,12 +19,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::pair<ReadBackend, const char*> kNames[] = {
-    {ReadBackend::kAuto, "auto"},       {ReadBackend::kUring, "uring"},
-    {ReadBackend::kThreads, "threads"}, {ReadBackend::kBuffered, "buffered"},
-    {ReadBackend::kMapped, "mapped"},
-};
-
 // Whether the file can be opened and read with O_DIRECT. Some file systems refuse the flag, others
 // take it and fail the read. True as well when the file cannot be opened at all: the caller's open
 // reports that.
@@ -104,19 +98,6 @@ std::unique_ptr<AsyncReader> OpenAsyncReader(const std::vector<fs::path>& paths,
   return MakePoolReader(OpenFiles(paths, 0), false, depth);
 }
 
-const char* ReadBackendName(ReadBackend backend) {
-  for (const auto& [value, name] : kNames) {
-    if (value == backend) return name;
-  }
-  return "unknown";
-}
-
-ReadBackend ParseReadBackend(const std::string& name) {
-  for (const auto& [value, text] : kNames) {
-    if (name == text) return value;
-  }
-  Fail(ErrorKind::kInvalidArgument,
-       "unknown I/O backend \"{:.80}\"; expected auto, uring, threads, buffered or mapped", name);
-}
+const char* ReadBackendName(ReadBackend backend) { return NameOf(kReadBackends, backend); }
 
 }  // namespace moesaic

@@ -14,6 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "core/base/named.h"
+
 namespace moesaic {
 
 enum class ReadBackend {
@@ -24,6 +26,11 @@ enum class ReadBackend {
   kBuffered,  // a few threads with pread through the page cache
   kMapped,    // mmap; the copy is a memcpy by the driving thread
 };
+inline constexpr Named<ReadBackend> kReadBackends[] = {{"auto", ReadBackend::kAuto},
+                                                       {"uring", ReadBackend::kUring},
+                                                       {"threads", ReadBackend::kThreads},
+                                                       {"buffered", ReadBackend::kBuffered},
+                                                       {"mapped", ReadBackend::kMapped}};
 
 struct ReadRequest {
   int32_t file = 0;
@@ -60,7 +67,5 @@ class AsyncReader {
 std::unique_ptr<AsyncReader> OpenAsyncReader(const std::vector<std::filesystem::path>& files,
                                              ReadBackend backend, int depth);
 const char* ReadBackendName(ReadBackend backend);
-// "auto", "uring", "threads", "buffered", "mapped"; throws Error(kInvalidArgument).
-ReadBackend ParseReadBackend(const std::string& name);
 
 }  // namespace moesaic

@@ -1,15 +1,11 @@
 #include "core/perf/execution_plan.h"
 
 #include <algorithm>
-#include <array>
 
 #include "core/base/error.h"
 
 namespace moesaic {
 namespace {
-
-constexpr std::array kScheduleKinds = {ScheduleKind::kPagedWeights, ScheduleKind::kOverlapped,
-                                       ScheduleKind::kModuleBatching};
 
 Json PhaseToJson(const PhasePrediction& phase) {
   Json json;
@@ -80,24 +76,13 @@ Json LedgerToJson(const MemoryLedger& ledger) {
 
 }  // namespace
 
-const char* ScheduleKindName(ScheduleKind kind) {
-  switch (kind) {
-    case ScheduleKind::kPagedWeights:
-      return "paged-weights";
-    case ScheduleKind::kOverlapped:
-      return "overlapped";
-    case ScheduleKind::kModuleBatching:
-      return "module-batching";
-  }
-  return "?";
-}
+const char* ScheduleKindName(ScheduleKind kind) { return NameOf(kScheduleKinds, kind); }
 
 ScheduleKind ParseScheduleKind(std::string_view text, std::string_view what) {
-  for (const ScheduleKind kind : kScheduleKinds) {
-    if (text == ScheduleKindName(kind)) return kind;
-  }
-  Fail(ErrorKind::kInvalidArgument,
-       "{}: expected paged-weights, overlapped or module-batching, not '{}'", what, text);
+  const auto* named = FindNamed(kScheduleKinds, text);
+  if (named != nullptr) return named->value;
+  Fail(ErrorKind::kInvalidArgument, "{}: expected {}, not '{}'", what,
+       OneOfText(NamesOf(kScheduleKinds)), text);
 }
 
 const char* ResourceName(Resource resource) {
@@ -112,12 +97,6 @@ const char* ResourceName(Resource resource) {
       return "cpu";
   }
   return "?";
-}
-
-uint64_t MemoryLedger::total_bytes() const {
-  uint64_t total = 0;
-  for (const MemoryItem& item : items) total += item.bytes;
-  return total;
 }
 
 const MemoryLedger* ExecutionPlan::Ledger(std::string_view memory) const {

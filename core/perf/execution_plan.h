@@ -13,6 +13,8 @@
 #include <vector>
 
 #include "core/base/json.h"
+#include "core/base/memory_ledger.h"
+#include "core/base/named.h"
 #include "core/perf/machine_spec.h"
 
 namespace moesaic {
@@ -23,24 +25,18 @@ enum class ScheduleKind {
   kOverlapped,      // VSLPipe: two groups, prefill and decode mixed under a token budget (MoE-Lens)
   kModuleBatching,  // a module runs over the whole batch, expert after expert (MoE-Gen)
 };
-const char* ScheduleKindName(ScheduleKind kind);  // "paged-weights", "overlapped", ...
+// As the planner and its reports call them.
+inline constexpr Named<ScheduleKind> kScheduleKinds[] = {
+    {"paged-weights", ScheduleKind::kPagedWeights},
+    {"overlapped", ScheduleKind::kOverlapped},
+    {"module-batching", ScheduleKind::kModuleBatching}};
+// As the setting of a batch engine calls them.
+inline constexpr Named<ScheduleKind> kBatchSchedules[] = {{"module", ScheduleKind::kModuleBatching},
+                                                          {"overlapped", ScheduleKind::kOverlapped},
+                                                          {"paged", ScheduleKind::kPagedWeights}};
+const char* ScheduleKindName(ScheduleKind kind);
 // Throws Error(kInvalidArgument) that lists the names.
 ScheduleKind ParseScheduleKind(std::string_view text, std::string_view what);
-
-struct MemoryItem {
-  std::string name;
-  uint64_t bytes = 0;
-};
-
-// What a plan takes of one memory, item by item, in whole bytes.
-struct MemoryLedger {
-  std::string memory;  // "device", "host"
-  uint64_t limit_bytes = 0;
-  std::vector<MemoryItem> items;
-
-  uint64_t total_bytes() const;
-  bool fits() const { return total_bytes() <= limit_bytes; }
-};
 
 // The exclusive servers of a machine; each runs one task at a time.
 enum class Resource { kDevice, kLinkIn, kLinkOut, kCpu };

@@ -6,7 +6,7 @@
 #include <array>
 
 #include "core/base/error.h"
-#include "core/config/runtime_config.h"
+#include "core/config/settings_yaml.h"
 
 namespace moesaic {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "core/base/error.h"
 #include "core/base/units.h"
-#include "core/config/runtime_config.h"
+#include "core/config/settings_yaml.h"
 
 namespace moesaic {
 namespace {

@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/base/named.h"
 #include "core/base/tensor.h"
 
 namespace moesaic {
@@ -25,6 +26,13 @@ enum class NumericsClass { kF32, kBf16, kAmxBf16 };
 // fastest of those that use no registers wider than its own.
 enum class QuantIsa { kScalar, kAvx2, kAvxVnni, kAvx512, kAvx512Vnni, kAmx };
 enum class WeightType : uint8_t { kBf16, kF32, kInt8, kInt4 };
+// What settings call the types that weights, and that keys and values, can have in memory.
+inline constexpr Named<WeightType> kWeightDtypes[] = {{"bfloat16", WeightType::kBf16},
+                                                      {"float32", WeightType::kF32},
+                                                      {"int8", WeightType::kInt8},
+                                                      {"int4", WeightType::kInt4}};
+inline constexpr Named<WeightType> kKvDtypes[] = {
+    {"bfloat16", WeightType::kBf16}, {"float32", WeightType::kF32}, {"int8", WeightType::kInt8}};
 enum class ActivationType : uint8_t { kF32, kBf16, kInt8 };
 
 const char* IsaName(Isa isa);  // "scalar", "avx2", "avx512", "avx512_bf16", "amx"

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/base/error.h"
+#include "core/base/named.h"
 #include "tracer/state_fields.h"
 
 namespace moesaic {
@@ -150,18 +151,40 @@ class RequestEamPolicy final : public EvictionPolicy {
   std::vector<int64_t> fetched_at_;  // [experts] layers_passed then
 };
 
+using MakeFunction = std::unique_ptr<EvictionPolicy> (*)(const PolicyCounts& counts);
+
+template <typename Policy>
+std::unique_ptr<EvictionPolicy> MakePolicyOf(const PolicyCounts& counts) {
+  return std::make_unique<Policy>(counts);
+}
+
+constexpr Named<MakeFunction> kPolicies[] = {
+    {"lru", [](const PolicyCounts& counts) { return MakeLruPolicy(counts.grid().total()); }},
+    {"lfu",
+     [](const PolicyCounts& counts) -> std::unique_ptr<EvictionPolicy> {
+       return std::make_unique<LfuPolicy>(counts.grid().total());
+     }},
+    {"model-frequency", MakePolicyOf<ModelFrequencyPolicy>},
+    {"request-eam", MakePolicyOf<RequestEamPolicy>},
+};
+
 }  // namespace
 
 std::unique_ptr<EvictionPolicy> MakeCountingPolicy(std::string_view name,
                                                    const PolicyCounts& counts) {
-  if (name == "lru") return MakeLruPolicy(counts.grid().total());
-  if (name == "lfu") return std::make_unique<LfuPolicy>(counts.grid().total());
-  if (name == "model-frequency") return std::make_unique<ModelFrequencyPolicy>(counts);
-  if (name == "request-eam") return std::make_unique<RequestEamPolicy>(counts);
-  Fail(
-      ErrorKind::kInvalidArgument,
-      "--policy: '{}' is not known; use next-use, lru, lfu, model-frequency, request-eam or belady",
-      name);
+  const auto* policy = FindNamed(kPolicies, name);
+  if (policy != nullptr) return policy->value(counts);
+  Fail(ErrorKind::kInvalidArgument, "--policy: '{}' is not known; use {}", name,
+       OneOfText(SimulatedPolicyNames()));
+}
+
+std::vector<std::string> CountingPolicyNames() { return NamesOf(kPolicies); }
+
+std::vector<std::string> SimulatedPolicyNames() {
+  std::vector<std::string> names = CountingPolicyNames();
+  names.insert(names.begin(), "next-use");
+  names.emplace_back("belady");
+  return names;
 }
 
 }  // namespace moesaic

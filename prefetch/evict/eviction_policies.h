@@ -92,5 +92,8 @@ class PolicyCounts {
 // must outlive the policy.
 std::unique_ptr<EvictionPolicy> MakeCountingPolicy(std::string_view name,
                                                    const PolicyCounts& counts);
+std::vector<std::string> CountingPolicyNames();
+// All that a simulation knows: next-use before those, and belady, which knows the future.
+std::vector<std::string> SimulatedPolicyNames();
 
 }  // namespace moesaic

@@ -8,13 +8,6 @@
 
 namespace moesaic {
 
-MissMode ParseMissMode(const std::string& name) {
-  if (name == "fetch") return MissMode::kFetch;
-  if (name == "host") return MissMode::kHost;
-  if (name == "auto") return MissMode::kAuto;
-  Fail(ErrorKind::kInvalidArgument, "--miss: '{}' is not known; use fetch, host or auto", name);
-}
-
 void PlanMisses(MissMode mode, int64_t host_expert_ns, int num_links,
                 std::span<MissedExpert> missed) {
   for (MissedExpert& miss : missed) miss.on_host = mode == MissMode::kHost;

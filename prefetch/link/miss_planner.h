@@ -7,18 +7,17 @@
 
 #include <cstdint>
 #include <span>
-#include <string>
 
 #include "cache/expert_grid.h"
+#include "core/base/named.h"
 
 namespace moesaic {
 
 constexpr int kMaxLinks = 64;
 
 enum class MissMode : uint8_t { kFetch, kHost, kAuto };
-
-// "fetch", "host", "auto"; throws Error(kInvalidArgument).
-MissMode ParseMissMode(const std::string& name);
+inline constexpr Named<MissMode> kMissModes[] = {
+    {"fetch", MissMode::kFetch}, {"host", MissMode::kHost}, {"auto", MissMode::kAuto}};
 
 struct MissedExpert {
   ExpertIndex expert = kNoExpert;

@@ -2,8 +2,8 @@
 // expert and, where bytes must be packed, a staging buffer in which its extents are collected.
 //
 // Thread contract: a lane is used by one thread at a time; the LinkMover hands it from the I/O
-// thread to a packing thread and back under its lock. Nothing is allocated after construction but the
-// text of errors.
+// thread to a packing thread and back under its lock. Nothing is allocated after construction but
+// the text of errors.
 #pragma once
 
 #include <cstdint>

@@ -96,7 +96,6 @@ std::unique_ptr<Predictor> MakePredictor(std::string_view name, const PredictorS
 std::unique_ptr<Predictor> MakeOraclePredictor(const RoutingTrace& trace,
                                                std::span<const int> sequence_order);
 
-// "frequency|dependency|..." for messages and help.
-std::string PredictorNames();
+std::vector<std::string> PredictorNames();
 
 }  // namespace moesaic

@@ -1,16 +1,13 @@
 #include "serving/api/api_output.h"
 
+#include <utility>
+
 #include "core/base/check.h"
 #include "serving/api/delta_mailbox.h"
 #include "serving/api/sse_event.h"
 
 namespace moesaic {
 namespace {
-
-Json FinishJson(const OutputDelta& delta) {
-  if (!delta.finish.has_value()) return nullptr;
-  return FinishReasonName(*delta.finish);
-}
 
 Json StopReasonJson(const OutputDelta& delta) {
   return delta.stop_text.empty() ? Json(nullptr) : Json(delta.stop_text);
@@ -34,10 +31,11 @@ Json UsageJson(const Usage& usage) {
 }
 
 ApiOutput::ApiOutput(ApiOutputSpec spec, TokenSpeller spell)
-    : spec_(std::move(spec)),
-      spell_(std::move(spell)),
-      choices_(spec_.prompts.size() * static_cast<size_t>(spec_.n)) {
-  CHECK(!choices_.empty());
+    : spec_(std::move(spec)), spell_(std::move(spell)) {
+  const size_t choices = spec_.prompts.size() * static_cast<size_t>(spec_.n);
+  CHECK_GT(choices, 0u);
+  choices_.reserve(choices);
+  for (size_t i = 0; i < choices; ++i) choices_.emplace_back(spec_.parsing);
   const size_t echoed = spec_.echo ? spec_.prompts.size() : 0;
   CHECK_EQ(spec_.prompt_texts.size(), echoed);
   CHECK_EQ(spec_.hidden_prompt_tokens.size(), echoed);
@@ -48,8 +46,9 @@ const std::vector<int32_t>& ApiOutput::PromptOf(size_t choice) const {
 }
 
 void ApiOutput::Account(size_t choice, const OutputDelta& delta) {
-  choices_[choice].completion_tokens = delta.usage.completion_tokens;
-  choices_[choice].cached_tokens = delta.usage.cached_tokens;
+  Choice& state = choices_[choice];
+  state.completion_tokens = delta.usage.completion_tokens;
+  state.cached_tokens = delta.usage.cached_tokens;
 }
 
 Usage ApiOutput::TotalUsage() const {
@@ -86,26 +85,11 @@ Json ApiOutput::LogprobsOf(size_t choice, const OutputDelta& delta, bool with_pr
   return logprobs.Take();
 }
 
-Json ApiOutput::ChunkChoice(size_t choice, const OutputDelta& delta, bool first) {
-  Json json = Json::object();
-  json["index"] = choice;
-  if (spec_.chat) {
-    json["delta"] = Json::object();
-    if (!delta.text.empty()) json["delta"]["content"] = delta.text;
-    json["logprobs"] = delta.tokens.empty() ? Json(nullptr) : LogprobsOf(choice, delta, false);
-  } else {
-    const bool echo = first && spec_.echo;
-    json["text"] =
-        echo ? spec_.prompt_texts[choice / static_cast<size_t>(spec_.n)] + delta.text : delta.text;
-    json["logprobs"] = LogprobsOf(choice, delta, echo);
-  }
-  json["finish_reason"] = FinishJson(delta);
-  if (delta.finish.has_value()) json["stop_reason"] = StopReasonJson(delta);
-  if (spec_.return_token_ids) {
-    if (first) json["prompt_token_ids"] = PromptOf(choice);
-    json["token_ids"] = TokenIdsJson(delta.tokens);
-  }
-  return json;
+Json ApiOutput::FinishJson(size_t choice, const OutputDelta& delta) const {
+  if (!delta.finish.has_value()) return nullptr;
+  const ChatAnswer& answer = choices_[choice].answer;
+  const bool stopped = *delta.finish == FinishReason::kStop || answer.satisfied();
+  return answer.has_calls() && stopped ? "tool_calls" : FinishReasonName(*delta.finish);
 }
 
 void ApiOutput::AppendUsage(size_t choice, Json& chunk) const {
@@ -120,32 +104,70 @@ void ApiOutput::AppendUsage(size_t choice, Json& chunk) const {
   }
 }
 
+std::string ApiOutput::Chunk(size_t choice, Json choice_json) const {
+  Json chunk = Envelope(spec_.chat ? "chat.completion.chunk" : "text_completion");
+  chunk["choices"] = Json::array({std::move(choice_json)});
+  AppendUsage(choice, chunk);
+  return SseEvent(chunk);
+}
+
 std::string ApiOutput::StreamDelta(size_t choice, const OutputDelta& delta) {
   Account(choice, delta);
-  Choice& state = choices_[choice];
-  const bool first = !state.begun;
-  state.begun = true;
-  const char* object = spec_.chat ? "chat.completion.chunk" : "text_completion";
+  const bool first = !std::exchange(choices_[choice].begun, true);
+  return spec_.chat ? StreamChat(choice, delta, first) : StreamText(choice, delta, first);
+}
+
+std::string ApiOutput::StreamChat(size_t choice, const OutputDelta& delta, bool first) {
   std::string out;
-  if (first && spec_.chat) {
-    Json chunk = Envelope(object);
+  if (first) {
     Json role = Json::object();
     role["index"] = choice;
     role["delta"] = Json{{"role", "assistant"}, {"content", ""}};
     role["logprobs"] = nullptr;
     role["finish_reason"] = nullptr;
-    chunk["choices"] = Json::array({std::move(role)});
-    AppendUsage(choice, chunk);
-    out += SseEvent(chunk);
+    out += Chunk(choice, std::move(role));
   }
+  std::vector<Json> messages = choices_[choice].answer.Add(delta);
   const bool wants_tokens = spec_.logprobs >= 0 || spec_.return_token_ids;
-  const bool has_news = !delta.text.empty() || delta.finish.has_value() ||
-                        (wants_tokens && !delta.tokens.empty()) || (first && spec_.echo);
-  if (!has_news) return out;
-  Json chunk = Envelope(object);
-  chunk["choices"] = Json::array({ChunkChoice(choice, delta, first)});
-  AppendUsage(choice, chunk);
-  return out + SseEvent(chunk);
+  const bool has_news = delta.finish.has_value() || (wants_tokens && !delta.tokens.empty());
+  if (messages.empty() && has_news) messages.push_back(Json::object());
+  for (size_t i = 0; i < messages.size(); ++i) {
+    // A delta's tokens go with the first of its chunks, its end with the last.
+    const bool has_tokens = i == 0 && !delta.tokens.empty();
+    const bool last = i + 1 == messages.size();
+    Json json = Json::object();
+    json["index"] = choice;
+    json["delta"] = std::move(messages[i]);
+    json["logprobs"] = has_tokens ? LogprobsOf(choice, delta, false) : Json(nullptr);
+    json["finish_reason"] = last ? FinishJson(choice, delta) : Json(nullptr);
+    if (last && delta.finish.has_value()) json["stop_reason"] = StopReasonJson(delta);
+    if (spec_.return_token_ids) {
+      if (first && i == 0) json["prompt_token_ids"] = PromptOf(choice);
+      json["token_ids"] = has_tokens ? TokenIdsJson(delta.tokens) : Json::array();
+    }
+    out += Chunk(choice, std::move(json));
+  }
+  return out;
+}
+
+std::string ApiOutput::StreamText(size_t choice, const OutputDelta& delta, bool first) {
+  const bool echo = first && spec_.echo;
+  const bool wants_tokens = spec_.logprobs >= 0 || spec_.return_token_ids;
+  const bool has_news = !delta.text.empty() || delta.finish.has_value() || echo ||
+                        (wants_tokens && !delta.tokens.empty());
+  if (!has_news) return {};
+  Json json = Json::object();
+  json["index"] = choice;
+  json["text"] =
+      echo ? spec_.prompt_texts[choice / static_cast<size_t>(spec_.n)] + delta.text : delta.text;
+  json["logprobs"] = LogprobsOf(choice, delta, echo);
+  json["finish_reason"] = FinishJson(choice, delta);
+  if (delta.finish.has_value()) json["stop_reason"] = StopReasonJson(delta);
+  if (spec_.return_token_ids) {
+    if (first) json["prompt_token_ids"] = PromptOf(choice);
+    json["token_ids"] = TokenIdsJson(delta.tokens);
+  }
+  return Chunk(choice, std::move(json));
 }
 
 std::string ApiOutput::StreamEnd() {
@@ -165,6 +187,7 @@ std::string ApiOutput::StreamError(const ApiError& error) {
 
 void ApiOutput::Collect(size_t choice, OutputDelta delta) {
   Account(choice, delta);
+  if (spec_.chat) choices_[choice].answer.Add(delta);
   MergeDelta(choices_[choice].collected, std::move(delta));
 }
 
@@ -173,7 +196,7 @@ Json ApiOutput::FinalChoice(size_t choice) {
   Json json = Json::object();
   json["index"] = choice;
   if (spec_.chat) {
-    json["message"] = Json{{"role", "assistant"}, {"content", result.text}};
+    json["message"] = choices_[choice].answer.Message();
     json["logprobs"] = LogprobsOf(choice, result, false);
   } else {
     json["text"] = spec_.echo
@@ -181,7 +204,7 @@ Json ApiOutput::FinalChoice(size_t choice) {
                        : result.text;
     json["logprobs"] = LogprobsOf(choice, result, spec_.echo);
   }
-  json["finish_reason"] = FinishJson(result);
+  json["finish_reason"] = FinishJson(choice, result);
   json["stop_reason"] = StopReasonJson(result);
   if (!spec_.chat && spec_.prompt_logprobs >= 0) {
     json["prompt_logprobs"] = PromptLogprobs(result.prompt_tokens, spec_.prompt_logprobs, spell_);

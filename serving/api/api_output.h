@@ -3,11 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "serving/api/api_error.h"
+#include "serving/api/chat_answer.h"
 #include "serving/api/logprobs_json.h"
 #include "serving/engine/request.h"
 
@@ -33,6 +35,7 @@ struct ApiOutputSpec {
   std::vector<std::string> prompt_texts;      // with echo: one per prompt
   // With echo: how many of a prompt's first tokens are not part of its text (an added BOS).
   std::vector<size_t> hidden_prompt_tokens;
+  std::shared_ptr<const AnswerParsing> parsing;  // of chats; null: answers are only text
 };
 
 class ApiOutput {
@@ -52,10 +55,15 @@ class ApiOutput {
   void Collect(size_t choice, OutputDelta delta);
   std::string FinalBody();
 
+  // The choice is complete though the engine goes on: it is to be cancelled, and that is its stop.
+  bool WantsNoMore(size_t choice) const { return choices_[choice].answer.satisfied(); }
   Usage TotalUsage() const;
 
  private:
   struct Choice {
+    explicit Choice(std::shared_ptr<const AnswerParsing> parsing) : answer(std::move(parsing)) {}
+
+    ChatAnswer answer;      // of chats
     OutputDelta collected;  // text, tokens, prompt_tokens, finish, stop_text
     int64_t completion_tokens = 0;
     int64_t cached_tokens = 0;
@@ -66,7 +74,10 @@ class ApiOutput {
   const std::vector<int32_t>& PromptOf(size_t choice) const;
   void Account(size_t choice, const OutputDelta& delta);
   Json Envelope(const char* object) const;
-  Json ChunkChoice(size_t choice, const OutputDelta& delta, bool first);
+  Json FinishJson(size_t choice, const OutputDelta& delta) const;
+  std::string StreamChat(size_t choice, const OutputDelta& delta, bool first);
+  std::string StreamText(size_t choice, const OutputDelta& delta, bool first);
+  std::string Chunk(size_t choice, Json choice_json) const;
   Json FinalChoice(size_t choice);
   Json LogprobsOf(size_t choice, const OutputDelta& delta, bool with_prompt);
   void AppendUsage(size_t choice, Json& chunk) const;

@@ -13,9 +13,13 @@ struct ChatInput {
   Json template_kwargs = Json::object();
   bool add_generation_prompt = true;
   bool continue_final_message = false;
+  bool parallel_tool_calls = true;
+  bool separate_reasoning = true;  // false: it is part of the content
+  bool include_reasoning = true;
 };
 
-// messages, tools, tool_choice, chat_template_kwargs, add_generation_prompt,
+// messages, tools, tool_choice, parallel_tool_calls, reasoning_effort, thinking,
+// separate_reasoning, include_reasoning, chat_template_kwargs, add_generation_prompt,
 // continue_final_message.
 ChatInput ParseChatInput(RequestFields& fields);
 

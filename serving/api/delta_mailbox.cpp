@@ -21,6 +21,8 @@ size_t TokensBytes(const std::vector<GeneratedToken>& tokens) {
 void MergeDelta(OutputDelta& delta, OutputDelta more) {
   delta.text += more.text;
   Append(delta.tokens, std::move(more.tokens));
+  delta.special_offsets.insert(delta.special_offsets.end(), more.special_offsets.begin(),
+                               more.special_offsets.end());
   Append(delta.prompt_tokens, std::move(more.prompt_tokens));
   if (more.finish.has_value()) delta.finish = more.finish;
   if (!more.stop_text.empty()) delta.stop_text = std::move(more.stop_text);

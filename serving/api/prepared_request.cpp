@@ -1,11 +1,13 @@
 #include "serving/api/prepared_request.h"
 
 #include <chrono>
+#include <memory>
 #include <utility>
 #include <variant>
 
 #include "serving/api/api_error.h"
 #include "serving/api/api_request.h"
+#include "serving/api/chat_format.h"
 #include "serving/api/engine_requests.h"
 #include "serving/api/prompt_builder.h"
 #include "serving/api/random_id.h"
@@ -83,15 +85,45 @@ PreparedRequest Finish(const ApiRequest& fields, const ServedModel& model,
   return result;
 }
 
+// Null: the answer is text as it comes.
+std::shared_ptr<const AnswerParsing> ParsingOf(const ServedModel& model, const ChatInput& chat,
+                                               const jinja::MarkedText& prompt) {
+  const ChatFormat* format = model.chat_format.get();
+  if (format == nullptr) return nullptr;
+  const bool calls = !chat.tools.is_null();
+  const ReasoningSyntax* reasoning = format->syntax.reasoning;
+  const bool has_reasoning = reasoning != nullptr && chat.separate_reasoning;
+  const bool has_calls = format->syntax.calls != nullptr && calls;
+  if (!has_reasoning && !has_calls && !format->syntax.channels) return nullptr;
+  auto parsing = std::make_shared<AnswerParsing>();
+  parsing->parser.syntax = format->syntax;
+  parsing->parser.tools = ToolSchemas(chat.tools);
+  parsing->parser.calls = calls;
+  parsing->parser.reasoning = chat.separate_reasoning;
+  parsing->parser.begins_in_reasoning = has_reasoning && OpensReasoning(prompt, *reasoning);
+  parsing->parser.control_markers = format->control_markers;
+  parsing->parallel_calls = chat.parallel_tool_calls;
+  parsing->include_reasoning = chat.include_reasoning;
+  return parsing;
+}
+
 PreparedRequest PrepareChat(const std::string& body, const ModelTable& models,
                             const PrepareOptions& options) {
   const ChatRequest request = ParseChatRequest(body, &options.gone);
   const ServedModel& model = models.Get(request.model);
   ApiOutputSpec spec;
   if (options.gone.load()) throw ClientLeft();
+  const jinja::MarkedText prompt = RenderChat(model, request.chat);
   spec.prompts.push_back(
-      EncodeChat(model, request.chat, request.add_special_tokens.value_or(false)));
-  return Finish(request, model, options, std::move(spec));
+      EncodeMarked(model.engine->tokenizer(), prompt, request.add_special_tokens.value_or(false)));
+  spec.parsing = ParsingOf(model, request.chat, prompt);
+  PreparedRequest result = Finish(request, model, options, std::move(spec));
+  if (result.spec.parsing) {
+    for (EngineRequest& sequence : result.requests) {
+      sequence.shown_special_tokens = model.chat_format->special_tokens;
+    }
+  }
+  return result;
 }
 
 PreparedRequest PrepareCompletion(const std::string& body, const ModelTable& models,

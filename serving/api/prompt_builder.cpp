@@ -32,16 +32,24 @@ std::vector<int32_t> EncodeText(const Tokenizer& tokenizer, std::string_view tex
   return tokenizer.Encode(text, {add_special_tokens, true});
 }
 
-std::vector<int32_t> EncodeChat(const ServedModel& model, const ChatInput& chat,
-                                bool add_special_tokens) {
+jinja::MarkedText RenderChat(const ServedModel& model, const ChatInput& chat) {
   if (model.chat_template == nullptr) {
     throw BadParam("messages", "The model `{}` has no chat template; use /v1/completions.",
                    model.names.front());
   }
-  jinja::MarkedText prompt = model.chat_template->Render(
+  const jinja::MarkedText prompt = model.chat_template->Render(
       chat.messages, chat.tools, chat.add_generation_prompt, chat.template_kwargs);
-  if (chat.continue_final_message) prompt = CutAfterFinalMessage(prompt, chat.messages);
-  return model.engine->tokenizer().EncodeSegments(SegmentsOf(prompt), add_special_tokens);
+  return chat.continue_final_message ? CutAfterFinalMessage(prompt, chat.messages) : prompt;
+}
+
+std::vector<int32_t> EncodeMarked(const Tokenizer& tokenizer, const jinja::MarkedText& prompt,
+                                  bool add_special_tokens) {
+  return tokenizer.EncodeSegments(SegmentsOf(prompt), add_special_tokens);
+}
+
+std::vector<int32_t> EncodeChat(const ServedModel& model, const ChatInput& chat,
+                                bool add_special_tokens) {
+  return EncodeMarked(model.engine->tokenizer(), RenderChat(model, chat), add_special_tokens);
 }
 
 size_t CountAddedTokens(const Tokenizer& tokenizer, const std::vector<int32_t>& tokens,

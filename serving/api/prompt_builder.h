@@ -8,6 +8,7 @@
 
 #include "serving/api/chat_input.h"
 #include "serving/api/served_model.h"
+#include "serving/text/jinja/marked_text.h"
 
 namespace moesaic {
 
@@ -16,8 +17,13 @@ namespace moesaic {
 std::vector<int32_t> EncodeText(const Tokenizer& tokenizer, std::string_view text,
                                 bool add_special_tokens);
 
-// Messages through the model's chat template. Special tokens in their contents are text. Throws
-// ApiError (400): the model has no template, the template refuses these messages.
+// Messages through the model's chat template. Throws ApiError (400): the model has no template, the
+// template refuses these messages.
+jinja::MarkedText RenderChat(const ServedModel& model, const ChatInput& chat);
+// Special tokens in what came from the client are text.
+std::vector<int32_t> EncodeMarked(const Tokenizer& tokenizer, const jinja::MarkedText& prompt,
+                                  bool add_special_tokens);
+// Both.
 std::vector<int32_t> EncodeChat(const ServedModel& model, const ChatInput& chat,
                                 bool add_special_tokens);
 

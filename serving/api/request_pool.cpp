@@ -73,13 +73,19 @@ std::optional<RequestPool::Answer> RequestPool::Receive(DeltaMailbox::Mail mail)
   Open& open = found->second;
   output_tokens_ += std::ssize(mail.delta.tokens);
   open.begun = open.begun || !mail.delta.tokens.empty();
+  const size_t choice = mail.choice - open.first_choice;
+  // Complete before the engine was: that is its stop.
+  if (mail.delta.finish == FinishReason::kCancelled && open.output->WantsNoMore(choice)) {
+    mail.delta.finish = FinishReason::kStop;
+  }
   const bool ends = mail.ends();
   if (mail.error) {
     if (!open.error) open.error = FromEngineError(*mail.error);
     for (const RequestId id : open.ids) engine_.Cancel(id);
   } else {
     if (mail.delta.finish == FinishReason::kCancelled) open.cancelled = true;
-    open.output->Collect(mail.choice - open.first_choice, std::move(mail.delta));
+    open.output->Collect(choice, std::move(mail.delta));
+    if (!ends && open.output->WantsNoMore(choice)) engine_.Cancel(open.ids[choice]);
   }
   if (!ends) return std::nullopt;
   key_of_choice_.erase(key);

@@ -13,6 +13,7 @@
 
 namespace moesaic {
 
+struct ChatFormat;
 class ChatTemplate;
 
 struct ServedModel {
@@ -21,6 +22,7 @@ struct ServedModel {
   std::shared_ptr<Engine> engine;
   std::shared_ptr<const ChatTemplate> chat_template;  // null: no chat completions; shared likewise
   int64_t created_unix_s = 0;
+  std::shared_ptr<const ChatFormat> chat_format = nullptr;  // null: answers are only text
 };
 
 // Immutable once made; shared by all connections.

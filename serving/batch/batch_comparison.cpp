@@ -56,7 +56,7 @@ std::vector<Comparison> PlanAgainstRun(const BatchReport& report) {
        rate(bytes, spent(Activity::kLinkBusy))},
       {"preemptions", "", static_cast<double>(prediction.preemptions),
        static_cast<double>(report.preemptions)},
-      {"memory", "B", static_cast<double>(report.plan.total_bytes),
+      {"memory", "B", static_cast<double>(report.plan.ledger.total_bytes()),
        static_cast<double>(report.peak_rss_bytes)}};
 }
 

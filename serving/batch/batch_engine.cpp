@@ -10,9 +10,10 @@
 namespace moesaic {
 namespace {
 
-void Load(const EngineOptions& options, const BatchPlan& plan, std::shared_ptr<Timeline> timeline,
-          LoopParts& parts) {
-  ModelFiles files = OpenParts(options, parts);
+void Load(BatchSetup& setup, std::shared_ptr<Timeline> timeline, LoopParts& parts) {
+  const EngineOptions& options = setup.options;
+  const BatchPlan& plan = setup.plan;
+  FillParts(options, setup.files, parts);
   const ModelConfig& config = parts.config;
   const BatchSizes& sizes = plan.sizes;
   parts.max_context_tokens = sizes.max_context_tokens;
@@ -20,7 +21,7 @@ void Load(const EngineOptions& options, const BatchPlan& plan, std::shared_ptr<T
   parts.scheduling = {.max_num_seqs = sizes.max_num_seqs,
                       .max_batch_tokens = sizes.max_batch_tokens,
                       .prefix_cache = options.prefix_cache};
-  auto step = std::make_unique<PassStep>(options, plan, std::move(files), parts.kernels,
+  auto step = std::make_unique<PassStep>(options, plan, std::move(setup.files), parts.kernels,
                                          *parts.pool, std::move(timeline));
   parts.head = std::make_unique<ModelHead>(step->model());
   parts.step = std::move(step);
@@ -35,14 +36,14 @@ void Load(const EngineOptions& options, const BatchPlan& plan, std::shared_ptr<T
 
 }  // namespace
 
-BatchEngine::BatchEngine(const EngineOptions& options, const BatchPlan& plan)
-    : BatchEngine(options, plan, std::make_shared<Timeline>(kTimelineIntervals)) {}
+BatchEngine::BatchEngine(BatchSetup setup)
+    : BatchEngine(std::make_shared<BatchSetup>(std::move(setup)),
+                  std::make_shared<Timeline>(kTimelineIntervals)) {}
 
-BatchEngine::BatchEngine(const EngineOptions& options, const BatchPlan& plan,
+BatchEngine::BatchEngine(const std::shared_ptr<BatchSetup>& setup,
                          std::shared_ptr<Timeline> timeline)
-    : EngineLoop(
-          [options, plan, timeline](LoopParts& parts) { Load(options, plan, timeline, parts); }),
-      plan_(plan),
+    : EngineLoop([setup, timeline](LoopParts& parts) { Load(*setup, timeline, parts); }),
+      plan_(setup->plan),
       timeline_(std::move(timeline)) {}
 
 }  // namespace moesaic

@@ -5,25 +5,24 @@
 #include <cstdint>
 #include <memory>
 
-#include "serving/batch/batch_plan.h"
+#include "serving/batch/batch_setup.h"
 #include "serving/batch/timeline.h"
 #include "serving/engine/engine_loop.h"
-#include "serving/online/create_engine.h"
 
 namespace moesaic {
 
 class BatchEngine : public EngineLoop {
  public:
   // Loads on the engine's thread and returns when it is ready; rethrows what loading threw.
-  BatchEngine(const EngineOptions& options, const BatchPlan& plan);
+  explicit BatchEngine(BatchSetup setup);
 
   const BatchPlan& plan() const { return plan_; }
   Timeline::Snapshot TakeTimeline() const { return timeline_->Take(); }
   int64_t preemptions() const { return Status().preemptions; }
 
  private:
-  BatchEngine(const EngineOptions& options, const BatchPlan& plan,
-              std::shared_ptr<Timeline> timeline);
+  // Shared with what loads, which can be copied.
+  BatchEngine(const std::shared_ptr<BatchSetup>& setup, std::shared_ptr<Timeline> timeline);
 
   const BatchPlan plan_;
   const std::shared_ptr<Timeline> timeline_;  // shared with the step, which outlives this

@@ -29,7 +29,7 @@
 #include "serving/batch/timeline.h"
 #include "serving/model/expert_runner.h"
 #include "serving/online/engine_devices.h"
-#include "serving/online/engine_parts.h"
+#include "serving/online/part_options.h"
 
 namespace moesaic {
 

@@ -8,10 +8,15 @@
 #include "core/base/error.h"
 #include "core/base/units.h"
 #include "kernels/cpu/kernels.h"
+#include "prefetch/link/host_experts.h"
 #include "serving/batch/plan_devices.h"
 #include "serving/batch/streaming_experts.h"
 #include "serving/model/weights.h"
-#include "serving/online/engine_devices.h"
+#include "serving/online/dense_place.h"
+#include "serving/online/device_plan.h"
+#include "serving/online/engine_checks.h"
+#include "serving/online/kv_plan.h"
+#include "serving/online/part_options.h"
 
 namespace moesaic {
 namespace {
@@ -20,7 +25,6 @@ constexpr int64_t kMostSequences = 1024;  // beyond, a pass is compute on any CP
 constexpr int64_t kSensibleBatch = 64;
 constexpr int64_t kFewestRows = 512;  // a prompt shorter than this is one pass
 constexpr int64_t kMostRows = 8192;
-constexpr int64_t kDefaultContextTokens = 32768;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -62,9 +66,7 @@ struct Sizer {
       : options(engine_options),
         files(model_files),
         workload(job),
-        context(options.max_model_len > 0
-                    ? options.max_model_len
-                    : std::min(files.config.max_position, kDefaultContextTokens)),
+        context(WantedContext(options, files.config)),
         machine_bytes(options.machine_memory_bytes > 0 ? options.machine_memory_bytes
                                                        : UINT64_MAX / 2),
         all_experts(files.config.num_sparse_layers() * files.config.num_experts()) {}
@@ -104,12 +106,12 @@ struct Sizer {
     const auto tokens =
         static_cast<int64_t>(std::ceil(workload.prompt_tokens + workload.output_tokens));
     const uint64_t block_bytes = Model::KvBlockBytes(files.config, ChooseKvType(options));
-    if (options.kv_memory == "auto") {
+    if (options.kv_memory.is_auto()) {
       sizes.num_kv_blocks = std::max(sequences * CeilDiv(std::min(tokens, context), kKvBlockTokens),
                                      CeilDiv(LongestByRule(), kKvBlockTokens));
     } else {
-      sizes.num_kv_blocks = static_cast<int64_t>(
-          ParseBytesOrPercent(options.kv_memory, machine_bytes, "--kv-memory") / block_bytes);
+      sizes.num_kv_blocks =
+          static_cast<int64_t>(options.kv_memory.BytesOf(machine_bytes) / block_bytes);
     }
     sizes.max_context_tokens = std::min(context, sizes.num_kv_blocks * kKvBlockTokens);
     sizes.schedule =
@@ -121,21 +123,18 @@ struct Sizer {
           options.device_packet_bytes > 0 ? options.device_packet_bytes : wish.packet_bytes;
       return WithDeviceSlots(sizes, wish);
     }
-    if (options.expert_memory == "auto") {
+    if (options.expert_memory.is_auto()) {
       BatchSizes probe = sizes;  // staging depends on the slots
       probe.expert_slots = probe.buffers = all_experts;
-      const uint64_t rest = LedgerOf(options, files, probe).total_bytes -
+      const uint64_t rest = LedgerOf(options, files, probe).ledger.total_bytes() -
                             static_cast<uint64_t>(all_experts) * slot_bytes;
       const uint64_t left = machine_bytes > rest ? machine_bytes - rest : 0;
       sizes.expert_slots = static_cast<int64_t>(
           std::min<uint64_t>(left / slot_bytes, static_cast<uint64_t>(all_experts)));
     } else {
-      sizes.expert_slots = std::min(
-          all_experts,
-          static_cast<int64_t>(ParseBytesOrPercent(options.expert_memory,
-                                                   static_cast<uint64_t>(all_experts) * slot_bytes,
-                                                   "--expert-memory") /
-                               slot_bytes));
+      const uint64_t all_bytes = static_cast<uint64_t>(all_experts) * slot_bytes;
+      const uint64_t budget_bytes = options.expert_memory.BytesOf(all_bytes);
+      sizes.expert_slots = std::min(all_experts, static_cast<int64_t>(budget_bytes / slot_bytes));
     }
     if (sizes.expert_slots >= all_experts) {
       sizes.buffers = 0;
@@ -174,9 +173,7 @@ struct Sizer {
     return sizes;
   }
 
-  bool Fits(const BatchSizes& sizes) const {
-    return LedgerOf(options, files, sizes).total_bytes <= machine_bytes;
-  }
+  bool Fits(const BatchSizes& sizes) const { return LedgerOf(options, files, sizes).ledger.fits(); }
 
   // The largest number of sequences that leaves so many slots; 0: none.
   int64_t MostWith(int64_t slots, int64_t most) const {
@@ -238,43 +235,37 @@ BatchPlan LedgerOf(const EngineOptions& options, const ModelFiles& files, const 
   streaming.packet_bytes = options.packet_bytes;
   streaming.depth = options.io_depth;
   const WeightType type = ChooseWeightType(options);
-  plan.ledger = {{"dense weights", ModelWeights::Bytes(config, type)}};
+  const ExpertGrid grid(static_cast<int>(config.num_layers()),
+                        static_cast<int>(config.num_experts()));
+  MemoryLedger& ledger = plan.ledger;
+  if (options.machine_memory_bytes > 0) ledger.limit_bytes = options.machine_memory_bytes;
+  ledger.Add("dense weights", ModelWeights::Bytes(config, type));
   if (plan.devices.empty()) {
     const auto residents = static_cast<uint64_t>(sizes.expert_slots - sizes.buffers);
-    plan.ledger.insert(plan.ledger.end(),
-                       {{"resident experts", residents * plan.slot_bytes},
-                        {"expert buffers", static_cast<uint64_t>(sizes.buffers) * plan.slot_bytes},
-                        {"expert staging",
-                         StreamingExperts::StagingBytes(
-                             *files.experts, ExpertGrid(config.num_layers(), config.num_experts()),
-                             streaming.slots, streaming)}});
+    ledger.Add("resident experts", residents * plan.slot_bytes);
+    ledger.Add("expert buffers", static_cast<uint64_t>(sizes.buffers) * plan.slot_bytes);
+    ledger.Add("expert staging",
+               StreamingExperts::StagingBytes(*files.experts, grid, streaming.slots, streaming));
   } else {
     uint64_t device_bytes = DevicesHostBytes(WithRows(options, sizes), config, plan.devices);
     if (plan.dense_on_device) {
       device_bytes += DenseOperator::HostBytes(config, DenseLimitsOf(options, sizes));
     }
-    plan.ledger.insert(
-        plan.ledger.end(),
-        {{"experts in host memory", plan.all_experts_bytes},
-         {options.devices.kind == DeviceKind::kEmulated ? "emulated devices" : "staging of devices",
-          device_bytes},
-         {"expert staging",  // while the experts are read
-          HostExperts::StagingBytes(*files.experts,
-                                    ExpertGrid(static_cast<int>(config.num_layers()),
-                                               static_cast<int>(config.num_experts())),
-                                    LoaderOptionsOf(options, 0))}});
+    ledger.Add("experts in host memory", plan.all_experts_bytes);
+    ledger.Add(DevicesHostName(options.devices), device_bytes);
+    // While the experts are read.
+    ledger.Add("expert staging",
+               HostExperts::StagingBytes(*files.experts, grid, LoaderOptionsOf(options, 0)));
   }
-  const std::vector<LedgerEntry> rest = {
-      {"KV cache",
-       static_cast<uint64_t>(sizes.num_kv_blocks) * Model::KvBlockBytes(config, limits.kv_type)},
-      {"workspace", Model::WorkspaceBytes(config, SelectKernels(type), limits, options.threads,
-                                          std::max(1, options.devices.count)) +
-                        static_cast<uint64_t>(sizes.max_logit_rows + options.threads * 4) *
-                            static_cast<uint64_t>(config.vocab_size) * sizeof(float)},
-      {"timeline", kTimelineIntervals * sizeof(TimelineInterval)},
-      {"process", kProcessBytes}};
-  plan.ledger.insert(plan.ledger.end(), rest.begin(), rest.end());
-  for (const LedgerEntry& entry : plan.ledger) plan.total_bytes += entry.bytes;
+  ledger.Add("KV cache", static_cast<uint64_t>(sizes.num_kv_blocks) *
+                             Model::KvBlockBytes(config, limits.kv_type));
+  ledger.Add("workspace",
+             Model::WorkspaceBytes(config, SelectKernels(type), limits, options.threads,
+                                   std::max(1, options.devices.count)) +
+                 static_cast<uint64_t>(sizes.max_logit_rows + options.threads * 4) *
+                     static_cast<uint64_t>(config.vocab_size) * sizeof(float));
+  ledger.Add("timeline", kTimelineIntervals * sizeof(TimelineInterval));
+  ledger.Add("process", kProcessBytes);
   return plan;
 }
 
@@ -286,11 +277,7 @@ void CheckBatchOptions(const EngineOptions& options, const ModelConfig& config) 
          "run)",
          options.defer_experts);
   }
-  if (options.max_model_len > config.max_position &&
-      config.attention().rope.kind == RopeKind::kDefault) {
-    Fail(ErrorKind::kInvalidArgument, "--max-model-len: {} is more than the model's {} positions",
-         options.max_model_len, config.max_position);
-  }
+  CheckContext(options, config);
 }
 
 std::optional<BatchSizes> FitBatch(const EngineOptions& options, const ModelFiles& files,
@@ -333,18 +320,14 @@ BatchPlan PlanBatch(const EngineOptions& options, const ModelFiles& files,
          "need",
          sizes.num_kv_blocks, kKvBlockTokens);
   }
-  if (sizes.expert_slots < 1 || plan.total_bytes > sizer.machine_bytes) {
-    std::string lines;
-    for (const LedgerEntry& entry : plan.ledger) {
-      lines += fmt::format("\n  {:<22} {:>12}", entry.name, FormatBytes(entry.bytes));
-    }
+  if (sizes.expert_slots < 1 || !plan.ledger.fits()) {
     Fail(ErrorKind::kResourceExhausted,
          "a batch of {} needs {} and room for at least one expert of {}, but this process may use "
          "{}; raise --memory or lower --max-num-seqs, --max-num-batched-tokens, {}or "
          "--max-model-len{}",
-         sizes.max_num_seqs, FormatBytes(plan.total_bytes), FormatBytes(plan.slot_bytes),
-         FormatBytes(sizer.machine_bytes), options.kv_memory == "auto" ? "" : "--kv-memory ",
-         lines);
+         sizes.max_num_seqs, FormatBytes(plan.ledger.total_bytes()), FormatBytes(plan.slot_bytes),
+         FormatBytes(sizer.machine_bytes), options.kv_memory.is_auto() ? "" : "--kv-memory ",
+         LedgerLines(plan.ledger));
   }
   return plan;
 }

@@ -18,9 +18,10 @@
 #include <string>
 #include <vector>
 
+#include "core/base/memory_ledger.h"
 #include "core/perf/execution_plan.h"
 #include "serving/online/create_engine.h"
-#include "serving/online/engine_parts.h"
+#include "serving/online/part_options.h"
 
 namespace moesaic {
 
@@ -51,8 +52,7 @@ struct BatchPlan {
   std::vector<DevicePlan> devices;  // empty: none
   bool dense_on_device = false;     // by the kernels of the first
   std::string why_dense_on_host;    // with DenseMode::kAuto, when it could not be; else empty
-  std::vector<LedgerEntry> ledger;
-  uint64_t total_bytes = 0;
+  MemoryLedger ledger;              // of the host's memory, within --memory
   uint64_t slot_bytes = 0;
   uint64_t all_experts_bytes = 0;
   // What is predicted of these sizes; none when they were chosen by the rule.

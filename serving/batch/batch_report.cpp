@@ -222,9 +222,9 @@ Json BatchReportJson(const BatchReport& report) {
                    {"buffers", sizes.buffers},
                    {"packet_bytes", sizes.packet_bytes}};
   Json ledger = Json::object();
-  for (const LedgerEntry& entry : report.plan.ledger) ledger[entry.name] = entry.bytes;
+  for (const MemoryItem& entry : report.plan.ledger.items) ledger[entry.name] = entry.bytes;
   json["memory"] = {{"ledger", ledger},
-                    {"ledger_bytes", report.plan.total_bytes},
+                    {"ledger_bytes", report.plan.ledger.total_bytes()},
                     {"peak_rss_bytes", report.peak_rss_bytes}};
   json["experts"] = {{"resident", experts.hits},
                      {"in_flight", experts.late_hits},
@@ -304,9 +304,9 @@ svg{{width:100%;background:#fafafa;border:1px solid #ddd}}svg text{{font-size:14
   html += Row("waited for while it rested", fmt::format("{:.3f} s", WaitedWhileResting(report)));
   html += Row("packing", fmt::format("{:.2f} s", Seconds(timeline.sum(Activity::kPack))));
   html += "</table></div><div><h2>Memory</h2><table>";
-  for (const LedgerEntry& entry : report.plan.ledger)
+  for (const MemoryItem& entry : report.plan.ledger.items)
     html += Row(entry.name, FormatBytes(entry.bytes));
-  html += Row("in all", FormatBytes(report.plan.total_bytes));
+  html += Row("in all", FormatBytes(report.plan.ledger.total_bytes()));
   html += Row("largest resident size", FormatBytes(report.peak_rss_bytes));
   html += "</table></div><div><h2>Sizes</h2><table>";
   html += Row("schedule", ScheduleKindName(sizes.schedule));

@@ -20,7 +20,7 @@
 #include "serving/batch/timeline.h"
 #include "serving/engine/engine_step.h"
 #include "serving/model/model.h"
-#include "serving/online/engine_parts.h"
+#include "serving/online/part_options.h"
 
 namespace moesaic {
 

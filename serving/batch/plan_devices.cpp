@@ -4,7 +4,9 @@
 
 #include "core/base/error.h"
 #include "core/base/units.h"
-#include "serving/online/engine_devices.h"
+#include "serving/model/dense_operator.h"
+#include "serving/online/dense_place.h"
+#include "serving/online/device_plan.h"
 
 namespace moesaic {
 namespace {
@@ -18,15 +20,14 @@ std::vector<DevicePlan> PlanThreadDevices(const EngineOptions& options, const Mo
   const uint64_t bytes =
       RoundUp(FloatRowBytes(rows, Model::QkvStride(config)), Device::kAlignment) +
       RoundUp(FloatRowBytes(rows, Model::AttentionStride(config)), Device::kAlignment);
-  DevicePlan& dense = devices.front();
-  dense.ledger.push_back({"hidden states", bytes});
-  dense.memory_bytes += bytes;
-  if (dense.memory_bytes > dense.limit_bytes) {
+  MemoryLedger& ledger = devices.front().ledger;
+  const uint64_t experts_bytes = ledger.total_bytes();
+  ledger.Add("hidden states", bytes);
+  if (!ledger.fits()) {
     Fail(ErrorKind::kResourceExhausted,
          "--gpu-memory: {} on device 0 are too little for {} of experts and {} of hidden states; "
          "give --device-memory or less --max-num-batched-tokens",
-         FormatBytes(dense.limit_bytes), FormatBytes(dense.memory_bytes - bytes),
-         FormatBytes(bytes));
+         FormatBytes(ledger.limit_bytes), FormatBytes(experts_bytes), FormatBytes(bytes));
   }
   return devices;
 }

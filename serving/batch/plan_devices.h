@@ -8,7 +8,7 @@
 
 #include "serving/batch/batch_plan.h"
 #include "serving/online/create_engine.h"
-#include "serving/online/engine_parts.h"
+#include "serving/online/part_options.h"
 
 namespace moesaic {
 

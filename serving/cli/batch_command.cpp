@@ -20,10 +20,10 @@
 #include "serving/cli/commands.h"
 #include "serving/cli/interrupt.h"
 #include "serving/cli/job_files.h"
-#include "serving/cli/machine.h"
 #include "serving/cli/output.h"
 #include "serving/cli/run_stats.h"
 #include "serving/cli/serving_setup.h"
+#include "serving/startup/machine_options.h"
 
 namespace moesaic {
 namespace {
@@ -96,7 +96,7 @@ void AddFlags(BatchFlags& f, OptionTable& table) {
   table.Add(std::move(mode));
 }
 
-BatchJobOptions JobOptionsFrom(const BatchFlags& flags, const RuntimeConfig& config) {
+BatchJobOptions JobOptionsFrom(const BatchFlags& flags, const EngineOptions& engine) {
   BatchJobOptions job;
   job.files.input = flags.input;
   job.files.output = flags.output;
@@ -108,8 +108,8 @@ BatchJobOptions JobOptionsFrom(const BatchFlags& flags, const RuntimeConfig& con
                                     : BatchInputForm::kAuto;
   job.prompts.max_tokens = flags.max_tokens;
   job.prompts.temperature = flags.temperature;
-  job.max_outstanding = config.max_num_seqs + config.max_queue;
-  job.seed = static_cast<uint64_t>(config.seed);
+  job.max_outstanding = engine.max_num_seqs + engine.max_queue;
+  job.seed = engine.seed;
   return job;
 }
 
@@ -157,21 +157,20 @@ bool IsModelFile(const std::string& name) {
 }
 
 // No file of the job is another one of it, by whatever name.
-void CheckFiles(const BatchFlags& flags, const RuntimeConfig& config, const std::string& model,
-                const BatchPaths& paths) {
+void CheckFiles(const BatchFlags& flags, const EngineOptions& engine, const BatchPaths& paths) {
   JobFiles files;
   files.Reads("-i", paths.input);
-  files.ReadsAllIn("the model's file", ResolveModelPath(model), IsModelFile);
-  if (!config.expert_store.empty()) {
-    files.ReadsAllIn("the expert store's file", config.expert_store,
+  files.ReadsAllIn("the model's file", ResolveModelPath(engine.model), IsModelFile);
+  if (!engine.expert_store.empty()) {
+    files.ReadsAllIn("the expert store's file", engine.expert_store,
                      [](const std::string&) { return true; });
   }
-  files.Reads("--route-from", config.route_from);
+  files.Reads("--route-from", engine.route_from);
   files.Replaces("-o", paths.output);
   files.Replaces("--errors", paths.errors);
   files.Replaces("the record of the input", paths.record());
-  files.Replaces("--state-file", config.state_file);
-  files.Writes("--record-trace", config.record_trace);
+  files.Replaces("--state-file", engine.state_file);
+  files.Writes("--record-trace", engine.record_trace);
   if (!flags.report.empty()) {
     const std::string stem = ReportStem(flags.report);
     files.Replaces("--report", stem + ".json");
@@ -266,34 +265,42 @@ int BatchCommand(const Invocation& invocation) {
         "moesaic batch models/sample -i prompts.txt -o answers.jsonl --max-tokens 64 -t 0",
         "moesaic batch models/sample -i requests.jsonl -o answers.jsonl --resume"}});
   BatchFlags flags;
-  RuntimeConfig config;
+  Settings settings;
   AddFlags(flags, line.table());
-  line.UseSettings(config, {true, false});
+  line.UseSettings(settings, {true, false});
   if (!line.Parse(invocation)) return 0;
-  SetUpLogging(line, config, "warn");
+  SetUpLogging(line, settings.log, LogLevel::kWarning);
   std::vector<std::string> words = line.positionals();
-  const std::string model_name = TakeModel(line, config, words);
+  const std::string model_name = TakeModel(line, settings.engine, words);
   line.RequireAtMost(line.GivenAsFlag("model") ? 0 : 1);
   CheckFlags(flags);
 
-  BatchJobOptions job = JobOptionsFrom(flags, config);
-  CheckFiles(flags, config, model_name, job.files);
+  BatchJobOptions job = JobOptionsFrom(flags, settings.engine);
+  CheckFiles(flags, settings.engine, job.files);
   MetricsRegistry metrics;
   StatusLine(fmt::format("loading {} ...", model_name));
+  const Machine machine = ReadMachine(invocation.environment);
   ServedModel model;
   std::shared_ptr<BatchEngine> batch_engine;  // null in latency mode
   if (flags.mode == "latency") {
-    model = LoadModel(config, model_name, invocation, metrics).model;
+    model = LoadModel(settings.engine, settings.chat, machine, metrics).model;
     job.prompts.chat = !flags.raw && model.chat_template != nullptr;
   } else {
-    LoadedBatchModel loaded = LoadBatchModel(config, line, model_name, invocation, flags.raw, job);
+    // What was not given is planned for the job.
+    EngineOptions asked = settings.engine;
+    if (line.table().origin("max-num-seqs") == "default") asked.max_num_seqs = 0;
+    if (line.table().origin("max-num-batched-tokens") == "default") {
+      asked.max_num_batched_tokens = 0;
+    }
+    LoadedBatchModel loaded = LoadBatchModel(asked, settings.chat, machine, flags.raw, job);
     model = std::move(loaded.model);
     batch_engine = std::move(loaded.engine);
     // Enough that those who join always find prompts waiting.
     job.max_outstanding = 2 * batch_engine->plan().sizes.max_num_seqs;
   }
   StatusLine("");
-  if (!config.served_model_names.empty()) model.names = config.served_model_names;
+  const std::vector<std::string>& names = settings.server.served_model_names;
+  if (!names.empty()) model.names = names;
   if (batch_engine != nullptr && !flags.json) {
     fmt::print(stderr, "{}", PlanText(batch_engine->plan(), batch_engine->config()));
   }

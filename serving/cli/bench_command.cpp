@@ -12,12 +12,12 @@
 #include "core/base/topology.h"
 #include "kernels/cpu/kernels.h"
 #include "serving/cli/commands.h"
-#include "serving/cli/machine.h"
 #include "serving/cli/output.h"
 #include "serving/cli/serving_setup.h"
 #include "serving/cli/throughput_report.h"
 #include "serving/cli/throughput_test.h"
 #include "serving/plan/machine_profiler.h"
+#include "serving/startup/machine_options.h"
 
 namespace moesaic {
 namespace {
@@ -101,17 +101,17 @@ std::vector<ThroughputTest> TestsOf(const ThroughputFlags& flags) {
 }
 
 // Room for the largest test, where the settings leave it open.
-void MakeRoom(const std::vector<ThroughputTest>& tests, RuntimeConfig& config) {
+void MakeRoom(const std::vector<ThroughputTest>& tests, EngineOptions& options) {
   int64_t longest = 0;
   int64_t most = 1;
   for (const ThroughputTest& test : tests) most = std::max(most, test.batch);
-  config.max_num_seqs = most;
-  config.max_num_batched_tokens = std::max(config.max_num_batched_tokens, most);
+  options.max_num_seqs = most;
+  options.max_num_batched_tokens = std::max(options.max_num_batched_tokens, most);
   for (const ThroughputTest& test : tests) {
-    longest = std::max(longest, test.positions(config.max_num_batched_tokens));
+    longest = std::max(longest, test.positions(options.max_num_batched_tokens));
   }
-  if (config.max_model_len == 0) config.max_model_len = longest;
-  config.prefix_cache = false;
+  if (options.max_model_len == 0) options.max_model_len = longest;
+  options.prefix_cache = false;
 }
 
 // A sequence that is preempted would be computed twice, and no one would know.
@@ -133,16 +133,16 @@ MachinePeaks Better(const MachinePeaks& a, const MachinePeaks& b) {
 
 // All tests with one number of threads. Peaks are measured before and after each: the machine may
 // have neighbours.
-void RunTests(const std::vector<ThroughputTest>& tests, const RuntimeConfig& config,
-              const std::string& model, const Invocation& invocation, int64_t repetitions,
+void RunTests(const std::vector<ThroughputTest>& tests, EngineOptions options,
+              const Invocation& invocation, int threads, int64_t repetitions,
               std::vector<ThroughputRow>& rows) {
+  options.machine.threads = threads;
   MetricsRegistry metrics;
-  const LoadedModel loaded = LoadModel(config, model, invocation, metrics);
-  CheckRoom(tests, config.max_num_batched_tokens, loaded.plan);
+  const LoadedModel loaded = LoadModel(options, {}, ReadMachine(invocation.environment), metrics);
+  CheckRoom(tests, options.max_num_batched_tokens, loaded.plan);
   const Topology topology = ReadTopology();
   const WeightType weights = loaded.plan.weight_type;
   const Isa isa = SelectKernels(weights).isa;
-  const auto threads = static_cast<int>(config.threads);
   MachinePeaks before = MeasurePeaks(topology, isa, weights, threads);
   for (const ThroughputTest& test : tests) {
     std::vector<ThroughputSample> samples;
@@ -151,7 +151,7 @@ void RunTests(const std::vector<ThroughputTest>& tests, const RuntimeConfig& con
                              i, repetitions));
       const ThroughputSample sample =
           RunThroughputTest(*loaded.model.engine, loaded.plan.step_cost,
-                            config.max_num_batched_tokens, test, static_cast<uint64_t>(i));
+                            options.max_num_batched_tokens, test, static_cast<uint64_t>(i));
       if (i > 0) samples.push_back(sample);
     }
     const MachinePeaks after = MeasurePeaks(topology, isa, weights, threads);
@@ -175,23 +175,24 @@ int BenchCommand(const Invocation& invocation) {
        {"moesaic bench models/sample",
         "moesaic bench MODEL --prompt-tokens 128,512,2048 --batch 1,4,16,64 --threads 1,2 "
         "--json"}});
-  RuntimeConfig config;
+  Settings settings;
   ThroughputFlags flags;
-  line.UseSettings(config, {.engine = true});
+  line.UseSettings(settings, {.engine = true});
   AddThroughputFlags(flags, line.table());
   if (!line.Parse(invocation)) return 0;
   std::vector<std::string> positionals = line.positionals();
-  const std::string model = TakeModel(line, config, positionals);
+  TakeModel(line, settings.engine, positionals);
   line.RequireAtMost(1);
-  SetUpLogging(line, config, "warn");
+  SetUpLogging(line, settings.log, LogLevel::kWarning);
 
   const std::vector<ThroughputTest> tests = TestsOf(flags);
   const std::vector<int64_t> thread_counts = ParseCounts(flags.threads, "--threads", 0);
-  MakeRoom(tests, config);
+  MakeRoom(tests, settings.engine);
   std::vector<ThroughputRow> rows;
   for (const int64_t threads : thread_counts) {
-    config.threads = threads > 0 ? threads : ReadTopology().default_threads();
-    RunTests(tests, config, model, invocation, flags.repetitions, rows);
+    RunTests(tests, settings.engine, invocation,
+             threads > 0 ? static_cast<int>(threads) : ReadTopology().default_threads(),
+             flags.repetitions, rows);
   }
   WriteOut(flags.json ? ThroughputJson(rows) : ThroughputText(rows));
   return 0;

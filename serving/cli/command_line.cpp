@@ -7,6 +7,8 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/config/settings_environment.h"
+#include "core/config/settings_yaml.h"
 #include "serving/cli/output.h"
 
 namespace moesaic {
@@ -20,9 +22,9 @@ constexpr std::string_view kConfigVariable = "MOESAIC_CONFIG=";
 
 CommandLine::CommandLine(CommandDescription description) : description_(std::move(description)) {}
 
-void CommandLine::UseSettings(RuntimeConfig& config, SettingScope scope) {
+void CommandLine::UseSettings(Settings& settings, SettingScope scope) {
   use_settings_ = true;
-  AddRuntimeSettings(config, scope, table_);
+  AddSettings(settings, scope, table_);
 }
 
 void CommandLine::AddGeneralOptions() {
@@ -158,16 +160,14 @@ std::string CommandLine::Help(int width) const {
   return out;
 }
 
-std::string TakeModel(const CommandLine& line, const RuntimeConfig& config,
+std::string TakeModel(const CommandLine& line, EngineOptions& options,
                       std::vector<std::string>& positionals) {
   // --model says it; a model of the environment or a file is only what there is otherwise.
-  if (line.GivenAsFlag("model")) return config.model;
-  if (!positionals.empty()) {
-    std::string model = positionals.front();
+  if (!line.GivenAsFlag("model") && !positionals.empty()) {
+    options.model = positionals.front();
     positionals.erase(positionals.begin());
-    return model;
   }
-  if (!config.model.empty()) return config.model;
+  if (!options.model.empty() || line.GivenAsFlag("model")) return options.model;
   Fail(ErrorKind::kInvalidArgument,
        "no model given: name a directory or an id in the local Hugging Face cache as the first "
        "argument (for example models/sample)");

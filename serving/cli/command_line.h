@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "core/config/option_table.h"
-#include "core/config/runtime_config.h"
+#include "serving/cli/settings.h"
 
 namespace moesaic {
 
@@ -37,8 +37,8 @@ class CommandLine {
   OptionTable& table() { return table_; }
   const OptionTable& table() const { return table_; }
 
-  // Adds the settings and --config (see AddRuntimeSettings). `config` outlives this.
-  void UseSettings(RuntimeConfig& config, SettingScope scope);
+  // Adds the settings (see AddSettings) and --config. `settings` outlives this.
+  void UseSettings(Settings& settings, SettingScope scope);
 
   // Reads everything; called once. Returns false when the command is done already: --help or
   // --print-config was asked for and printed. Throws Error(kInvalidArgument, kNotFound).
@@ -72,8 +72,9 @@ class CommandLine {
 };
 
 // The command's model: the setting `model`, or else the first positional argument, which is then
-// removed from `positionals`. Throws Error(kInvalidArgument) when neither is there.
-std::string TakeModel(const CommandLine& line, const RuntimeConfig& config,
+// removed from `positionals`. Returns it, and sets `options.model` to it. Throws
+// Error(kInvalidArgument) when neither is there.
+std::string TakeModel(const CommandLine& line, EngineOptions& options,
                       std::vector<std::string>& positionals);
 
 // Directories that presets are looked for in: of the installation and of the source tree.

@@ -21,17 +21,6 @@ namespace {
 constexpr int kMinWidth = 60;
 constexpr int kDefaultWidth = 100;
 
-std::string ScaledBy1000(double value, const char* unit) {
-  constexpr std::array<const char*, 6> kPrefixes = {"", "k", "M", "G", "T", "P"};
-  size_t prefix = 0;
-  while (std::abs(value) >= 999.5 && prefix + 1 < kPrefixes.size()) {
-    value /= 1000;
-    ++prefix;
-  }
-  const int decimals = prefix == 0 || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2;
-  return fmt::format("{:.{}f} {}{}", value, decimals, kPrefixes[prefix], unit);
-}
-
 void WriteErr(std::string_view text) {
   std::fwrite(text.data(), 1, text.size(), stderr);
   std::fflush(stderr);
@@ -144,12 +133,8 @@ void StatusLine(std::string_view text) {
   if (IsTerminal(STDERR_FILENO)) WriteErr(fmt::format("\r{}\x1b[K", text));
 }
 
-std::string FormatRate(double bytes_per_s) { return ScaledBy1000(bytes_per_s, "B/s"); }
-
-std::string FormatCount(double count) {
-  std::string text = ScaledBy1000(count, "");
-  while (text.back() == ' ') text.pop_back();
-  return text;
+void ShowMeasuring(std::string_view stage) {
+  StatusLine(stage.empty() ? "" : fmt::format("measuring {}", stage));
 }
 
 std::string FormatDuration(double seconds) {

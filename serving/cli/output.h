@@ -85,8 +85,9 @@ class ProgressBar {
 // One line on standard error that is replaced by the next; nothing where that is no terminal.
 void StatusLine(std::string_view text);
 
-std::string FormatRate(double bytes_per_s);  // "12.3 GB/s"
-std::string FormatCount(double count);       // "11.06 M"
+// Says there what is measured now; "" clears it.
+void ShowMeasuring(std::string_view stage);
+
 std::string FormatDuration(double seconds);  // "350 ms", "12.3 s", "4 min 05 s"
 
 }  // namespace moesaic

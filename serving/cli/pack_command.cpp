@@ -14,10 +14,10 @@
 #include "core/io/checkpoint.h"
 #include "kernels/cpu/kernels.h"
 #include "serving/cli/commands.h"
-#include "serving/cli/machine.h"
 #include "serving/cli/output.h"
 #include "serving/model/expert_sources.h"
 #include "serving/model/tensor_source.h"
+#include "serving/startup/machine_options.h"
 
 namespace moesaic {
 namespace {
@@ -64,7 +64,7 @@ int PackCommand(const Invocation& invocation) {
        "checkpoint has changed it is written again. Use it with --expert-store.",
        {"moesaic pack models/sample -o /tmp/sample.experts --verify",
         "moesaic run models/sample --expert-store /tmp/sample.experts --expert-memory 25%"}});
-  RuntimeConfig config;
+  Settings settings;
   std::string output;
   bool verify = false;
   bool force = false;
@@ -73,16 +73,17 @@ int PackCommand(const Invocation& invocation) {
                     "Compare every expert of the store with the checkpoint, byte by byte.",
                     "Output"});
   line.table().Add({"force", &force, "", "Write the store even when it is current.", "Output"});
-  line.UseSettings(config, {true, false});
+  line.UseSettings(settings, {true, false});
   if (!line.Parse(invocation)) return 0;
   line.RequireAtMost(line.GivenAsFlag("model") ? 0 : 1);
   std::vector<std::string> positionals = line.positionals();
-  const std::string model_name = TakeModel(line, config, positionals);
+  TakeModel(line, settings.engine, positionals);
   if (output.empty()) {
     Fail(ErrorKind::kInvalidArgument, "-o DIR is missing: the directory of the store");
   }
 
-  const EngineOptions options = EngineOptionsFrom(config, model_name, ReadTopology());
+  const EngineOptions options =
+      OptionsOnMachine(settings.engine, ReadMachine(invocation.environment));
   const ModelConfig model = LoadModelConfig(options.model_dir);
   const WeightType type = ChooseWeightType(options);
   std::unique_ptr<Checkpoint> checkpoint;  // none with dummy weights

@@ -17,9 +17,9 @@
 #include "core/base/metrics.h"
 #include "serving/api/prompt_builder.h"
 #include "serving/cli/commands.h"
-#include "serving/cli/machine.h"
 #include "serving/cli/output.h"
 #include "serving/cli/serving_setup.h"
+#include "serving/startup/machine_options.h"
 
 namespace moesaic {
 namespace {
@@ -92,7 +92,7 @@ int PerplexityCommand(const Invocation& invocation) {
        "--defer-experts does: the second half counts as generated.",
        {"moesaic perplexity models/sample wiki.test.raw",
         "moesaic perplexity models/sample wiki.test.raw --dtype int4 --json"}});
-  RuntimeConfig config;
+  Settings settings;
   int64_t context = 512;
   int64_t most_windows = 0;
   bool json = false;
@@ -100,18 +100,19 @@ int PerplexityCommand(const Invocation& invocation) {
   line.table().Add(
       {"windows", &most_windows, "N", "Use the first N windows. 0: all.", "Text", 0, {}, 0, 1e9});
   line.table().Add({"json", &json, "", "Print one JSON object.", "Output"});
-  line.UseSettings(config, {true, false});
+  line.UseSettings(settings, {true, false});
   if (!line.Parse(invocation)) return 0;
-  SetUpLogging(line, config, "warn");
+  SetUpLogging(line, settings.log, LogLevel::kWarning);
   line.RequireAtMost(line.GivenAsFlag("model") ? 1 : 2);
   std::vector<std::string> words = line.positionals();
-  const std::string model_name = TakeModel(line, config, words);
+  const std::string model_name = TakeModel(line, settings.engine, words);
   if (words.empty()) Fail(ErrorKind::kInvalidArgument, "the FILE with the text is missing");
   const std::string text = ReadTextFile(words[0], kMaxTextBytes);
 
   MetricsRegistry metrics;
   StatusLine(fmt::format("loading {} ...", model_name));
-  const LoadedModel loaded = LoadModel(config, model_name, invocation, metrics);
+  const LoadedModel loaded =
+      LoadModel(settings.engine, settings.chat, ReadMachine(invocation.environment), metrics);
   Engine& engine = *loaded.model.engine;
   StatusLine("");
   if (context > engine.max_context_tokens()) {
@@ -123,7 +124,7 @@ int PerplexityCommand(const Invocation& invocation) {
 
   const Stopwatch watch;
   Sum sum;
-  const auto at_once = static_cast<size_t>(std::max<int64_t>(1, config.max_num_seqs / 2));
+  const auto at_once = static_cast<size_t>(std::max<int64_t>(1, settings.engine.max_num_seqs / 2));
   std::vector<std::shared_ptr<LogprobSink>> sinks;
   size_t submitted = 0;
   for (size_t done = 0; done < windows.size(); ++done) {
@@ -159,9 +160,9 @@ int PerplexityCommand(const Invocation& invocation) {
                          {"tokens", sum.tokens},
                          {"windows", windows.size()},
                          {"context", context},
-                         {"dtype", config.dtype},
+                         {"dtype", line.table().ValueText("dtype")},
                          {"tokens_per_s", rate},
-                         {"defer_experts", config.defer_experts}};
+                         {"defer_experts", settings.engine.defer_experts}};
     WriteOut(result.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
   } else {
     Print("perplexity {:.4f} +/- {:.4f} of {} tokens in {} windows of {} ({:.0f} tokens/s)\n",

@@ -10,14 +10,14 @@
 #include "core/base/file.h"
 #include "core/base/units.h"
 #include "serving/cli/commands.h"
-#include "serving/cli/machine.h"
-#include "serving/cli/measured_costs.h"
 #include "serving/cli/output.h"
 #include "serving/cli/plan_inputs.h"
 #include "serving/cli/plan_report.h"
 #include "serving/cli/workload_file.h"
 #include "serving/plan/batch_planner.h"
 #include "serving/plan/throughput_planner.h"
+#include "serving/startup/machine_options.h"
+#include "serving/startup/measured_costs.h"
 #include "serving/text/tokenizer.h"
 
 namespace moesaic {
@@ -54,17 +54,15 @@ void LimitMemory(const std::string& text, const char* flag, Constant& memory) {
 
 // The plan that `moesaic batch` would make, from measured module costs; nullopt when there are none
 // of this model, or something else is asked.
-std::optional<ExecutionPlan> PlanOfBatchEngine(const std::string& model_name,
-                                               const RuntimeConfig& config,
+std::optional<ExecutionPlan> PlanOfBatchEngine(const EngineOptions& given,
                                                const PlanOptions& options, const Workload& workload,
-                                               const Invocation& invocation,
-                                               const Topology& topology) {
-  EngineOptions engine = EngineOptionsFrom(config, model_name, topology);
+                                               const Machine& machine) {
+  EngineOptions engine = OptionsOnMachine(given, machine);
   engine.max_num_seqs = options.batch_sequences;
   engine.max_num_batched_tokens = 0;
   const ModelFiles files = OpenModelFiles(engine);
   std::string why;
-  const auto costs = CachedModuleCosts(engine, files, invocation, topology, &why);
+  const auto costs = CachedModuleCosts(engine, files, machine, &why);
   if (!costs) return std::nullopt;
   std::optional<ExecutionPlan> plan = PlanBatchJob(engine, files, workload, &*costs).execution;
   if (plan && options.what_if) {
@@ -107,7 +105,7 @@ int PlanCommand(const Invocation& invocation) {
   std::string device_memory;
   std::string schedule = "auto";
   std::string constants = "measured";
-  std::string dtype = "auto";
+  std::optional<WeightType> dtype;
   int64_t default_generated = 128;
   PlanOptions options;
   bool json = false;
@@ -155,13 +153,10 @@ int PlanCommand(const Invocation& invocation) {
              "Choices",
              0,
              {"measured", "spec-sheet"}});
-  table.Add({"dtype",
-             &dtype,
-             "",
-             "Weights of a model directory in memory.",
-             "Choices",
-             0,
-             {"auto", "bfloat16", "float32", "int8", "int4"}});
+  table.Add({.name = "dtype",
+             .target = AutoOrOneOf(&dtype, kWeightDtypes),
+             .help = "Weights of a model directory in memory.",
+             .section = "Choices"});
   table.Add({"kv-block",
              &options.kv_block_tokens,
              "N",
@@ -187,17 +182,19 @@ int PlanCommand(const Invocation& invocation) {
   }
   if (schedule != "auto") options.schedule = ParseScheduleKind(schedule, "--schedule");
 
-  const Topology topology = ReadTopology();
-  const PlanModel model = FindPlanModel(model_name, dtype, invocation, topology);
+  const Machine here = ReadMachine(invocation.environment);
+  const PlanModel model = FindPlanModel(model_name, dtype, invocation, here);
   const Workload workload = ReadPlanWorkload(workload_text, default_generated, model.directory);
   if (machine_name == "this" && !model.directory.empty() && !options.schedule &&
       device_memory.empty() && constants == "measured" && options.most_sequences == 0 &&
       options.kv_block_tokens == kKvBlockTokens) {
-    RuntimeConfig config;
-    config.dtype = dtype;
-    if (!host_memory.empty()) config.memory = host_memory;
-    if (const auto plan =
-            PlanOfBatchEngine(model_name, config, options, workload, invocation, topology)) {
+    EngineOptions given;
+    given.model = model_name;
+    given.dtype = dtype;
+    if (!host_memory.empty()) {
+      given.machine.memory = MemorySize::Parse(host_memory, "--host-memory");
+    }
+    if (const auto plan = PlanOfBatchEngine(given, options, workload, here)) {
       PrintPlan(*plan, model, workload, false, json);
       return 0;
     }
@@ -205,7 +202,7 @@ int PlanCommand(const Invocation& invocation) {
   MachineSpec machine = FindPlanMachine(
       machine_name,
       constants == "measured" ? ConstantChoice::kPreferMeasured : ConstantChoice::kSpecSheet,
-      model.directory, invocation, topology);
+      model.directory, invocation, here);
   LimitMemory(host_memory, "--host-memory", machine.host_memory_bytes);
   if (!device_memory.empty() && !machine.has_gpu()) {
     Fail(ErrorKind::kInvalidArgument, "--gpu-memory: {} has no GPU", machine.name);

@@ -9,8 +9,8 @@
 
 #include "core/base/error.h"
 #include "core/base/file.h"
-#include "serving/cli/machine.h"
 #include "serving/cli/model_summary.h"
+#include "serving/startup/machine_options.h"
 
 namespace moesaic {
 namespace {
@@ -46,11 +46,12 @@ std::string PresetNames(const char* folder, const Invocation& invocation) {
   return list;
 }
 
-ModelShape ShapeInMemory(const std::string& name, const std::string& dtype,
-                         const Topology& topology, fs::path* directory) {
-  RuntimeConfig config;
-  config.dtype = dtype;
-  const ModelSummary summary = SummariseModel(EngineOptionsFrom(config, name, topology));
+ModelShape ShapeInMemory(const std::string& name, std::optional<WeightType> dtype,
+                         const Machine& here, fs::path* directory) {
+  EngineOptions options;
+  options.model = name;
+  options.dtype = dtype;
+  const ModelSummary summary = SummariseModel(OptionsOnMachine(options, here));
   *directory = summary.directory;
   ModelShape shape = ShapeOf(summary.config, fs::path(name).filename().string());
   shape.source = (summary.directory / "config.json").string();
@@ -66,8 +67,8 @@ ModelShape ShapeInMemory(const std::string& name, const std::string& dtype,
 
 }  // namespace
 
-PlanModel FindPlanModel(const std::string& name, const std::string& dtype,
-                        const Invocation& invocation, const Topology& topology) {
+PlanModel FindPlanModel(const std::string& name, std::optional<WeightType> dtype,
+                        const Invocation& invocation, const Machine& here) {
   PlanModel model;
   std::error_code error;
   if (!fs::is_directory(name, error)) {
@@ -82,22 +83,21 @@ PlanModel FindPlanModel(const std::string& name, const std::string& dtype,
            PresetNames("models", invocation));
     }
   }
-  model.shape = ShapeInMemory(name, dtype, topology, &model.directory);
+  model.shape = ShapeInMemory(name, dtype, here, &model.directory);
   return model;
 }
 
 MachineSpec FindPlanMachine(const std::string& name, ConstantChoice choice,
                             const fs::path& model_dir, const Invocation& invocation,
-                            const Topology& topology) {
+                            const Machine& here) {
   const fs::path directory = fs::absolute(model_dir.empty() ? "." : model_dir);
   if (name == "this") {
-    std::string why;
-    const auto profile = LoadProfileFor(DescribeHost(topology), ProfilePath(invocation), &why);
-    if (!profile) {
+    if (!here.profile) {
       Fail(ErrorKind::kNotFound,
-           "--machine this: no measurement of this machine ({}); run `moesaic profile` first", why);
+           "--machine this: no measurement of this machine ({}); run `moesaic profile` first",
+           here.why_no_profile);
     }
-    return MachineFromProfile(*profile, directory, topology.usable_memory_bytes());
+    return MachineFromProfile(*here.profile, directory, here.topology.usable_memory_bytes());
   }
   const auto file = FindPreset(name, "machines", invocation);
   if (!file) {

@@ -11,11 +11,11 @@
 #include "core/base/units.h"
 #include "core/perf/hardware_profile.h"
 #include "serving/cli/commands.h"
-#include "serving/cli/machine.h"
-#include "serving/cli/measured_costs.h"
 #include "serving/cli/output.h"
 #include "serving/plan/batch_prediction.h"
 #include "serving/plan/machine_profiler.h"
+#include "serving/startup/machine_options.h"
+#include "serving/startup/measured_costs.h"
 
 namespace moesaic {
 namespace {
@@ -87,6 +87,21 @@ std::string DeviceReport(const DeviceProfile& device) {
   return out;
 }
 
+// Processor, instruction sets, cores, nodes, memory.
+std::string DescribeMachine(const HostDescription& host) {
+  TextTable table("<<", 0);
+  table.Add({"Processor", host.cpu_model});
+  table.Add({"Instructions", fmt::format("{}", fmt::join(host.isa_flags, " "))});
+  table.Add(
+      {"CPUs",
+       fmt::format("{} usable on {} core{}, {} NUMA node{}{}", host.logical_cpus,
+                   host.physical_cores, host.physical_cores == 1 ? "" : "s", host.numa_nodes,
+                   host.numa_nodes == 1 ? "" : "s",
+                   host.cpu_quota > 0 ? fmt::format(", quota of {:g} CPUs", host.cpu_quota) : "")});
+  table.Add({"Memory", FormatBytes(host.memory_total_bytes)});
+  return table.Render();
+}
+
 std::string Report(const HardwareProfile& profile) {
   const HostDescription& host = profile.host;
   std::string out = DescribeMachine(host);
@@ -156,17 +171,15 @@ std::string CostsReport(const ModuleCosts& costs, const ModelFiles& files) {
       TokenBudget(files.config, costs, layer_bytes / costs.link.value));
 }
 
-int ProfileModel(RuntimeConfig& config, const std::string& name, bool json, bool keep,
-                 const Invocation& invocation) {
-  const Topology topology = ReadTopology();
-  const EngineOptions options = EngineOptionsFrom(config, name, topology);
+int ProfileModel(const EngineOptions& given, bool json, bool keep, const Invocation& invocation) {
+  const Machine machine = ReadMachine(invocation.environment);
+  const EngineOptions options = OptionsOnMachine(given, machine);
   const ModelFiles files = OpenModelFiles(options);
   const ModuleCosts costs =
-      MeasureModuleCosts(options, options, files, {}, keep, invocation, topology);
+      MeasureModuleCosts(options, options, files, {}, keep, machine, ShowMeasuring);
   WriteOut(json ? SerializeModuleCosts(costs) : CostsReport(costs, files));
   if (!json && keep) {
-    Print("\nWritten to {}\n",
-          ModuleCostsPath(ModuleCostsDirectory(invocation), costs.key).string());
+    Print("\nWritten to {}\n", ModuleCostsPath(machine.module_costs, costs.key).string());
   }
   return 0;
 }
@@ -184,68 +197,54 @@ int ProfileCommand(const Invocation& invocation) {
        "removed.",
        {"moesaic profile --path /data/models", "moesaic profile --quick -o -",
         "moesaic profile --model /data/model"}});
-  std::string model;
-  RuntimeConfig config;
+  EngineOptions engine;
   std::string path = ".";
   std::string output;
-  std::string backend = "auto";
   bool json = false;
   bool quick = false;
   line.table().Add(
       {"path", &path, "DIR", "Measure the disk that holds this directory.", "Options"});
   line.table().Add({"output", &output, "FILE",
                     "Where the profile is written; - for nowhere. Default: " +
-                        ProfilePath(invocation).string() + ".",
+                        ProfilePath(invocation.environment).string() + ".",
                     "Options", 'o'});
-  line.table().Add({"io-backend",
-                    &backend,
-                    "",
-                    "How the disk is read.",
-                    "Options",
-                    0,
-                    {"auto", "uring", "threads", "buffered", "mapped"}});
+  line.table().Add({.name = "io-backend",
+                    .target = OneOf(&engine.io_backend, kReadBackends),
+                    .help = "How the disk is read.",
+                    .section = "Options"});
   line.table().Add({"quick", &quick, "", "A rough profile in about two seconds.", "Options"});
   line.table().Add({"json", &json, "", "Print the profile as JSON.", "Options"});
   line.table().Add(
-      {"model", &model, "NAME",
+      {"model", &engine.model, "NAME",
        "Instead of the machine, measure this model's modules on it, and the way of its "
        "experts from disk: what `moesaic batch` plans with. A few seconds.",
        "A model"});
-  line.table().Add({"dtype",
-                    &config.dtype,
-                    "",
-                    "Its weights in memory.",
-                    "A model",
-                    0,
-                    {"auto", "bfloat16", "float32", "int8", "int4"}});
-  line.table().Add({"threads",
-                    &config.threads,
-                    "N",
-                    "Compute threads; 0: as the engine chooses.",
-                    "A model",
-                    0,
-                    {},
-                    0,
-                    4096});
+  line.table().Add({.name = "dtype",
+                    .target = AutoOrOneOf(&engine.dtype, kWeightDtypes),
+                    .help = "Its weights in memory.",
+                    .section = "A model"});
+  line.table().Add({.name = "threads",
+                    .target = &engine.machine.threads,
+                    .help = "Compute threads; 0: as the engine chooses.",
+                    .section = "A model",
+                    .min = 0,
+                    .max = 4096});
   if (!line.Parse(invocation)) return 0;
   line.RequireAtMost(0);
-  if (!model.empty()) {
-    config.io_backend = backend;
-    return ProfileModel(config, model, json, output != "-", invocation);
-  }
+  if (!engine.model.empty()) return ProfileModel(engine, json, output != "-", invocation);
 
   const Topology topology = ReadTopology();
   ProfilerOptions options;
   options.quick = quick;
-  options.backend = ParseReadBackend(backend);
-  options.progress = [](std::string_view stage) { StatusLine(fmt::format("measuring {}", stage)); };
+  options.backend = engine.io_backend;
+  options.progress = ShowMeasuring;
   const HardwareProfile profile = MeasureMachine(topology, path, options);
   StatusLine("");
 
   // A quick profile is not kept unless a file is named: it would stand in the way of a real one.
   const bool save = output != "-" && !(quick && output.empty());
   const std::filesystem::path file =
-      output.empty() ? ProfilePath(invocation) : std::filesystem::path(output);
+      output.empty() ? ProfilePath(invocation.environment) : std::filesystem::path(output);
   if (save) SaveProfile(profile, file);
   WriteOut(json ? SerializeProfile(profile) : Report(profile));
   if (!json) {

@@ -18,10 +18,10 @@
 #include "serving/cli/chat_repl.h"
 #include "serving/cli/commands.h"
 #include "serving/cli/interrupt.h"
-#include "serving/cli/machine.h"
 #include "serving/cli/output.h"
 #include "serving/cli/run_stats.h"
 #include "serving/cli/serving_setup.h"
+#include "serving/startup/machine_options.h"
 #include "tracer/heat_map.h"
 #include "tracer/request_tracer.h"
 
@@ -153,7 +153,7 @@ void AddFlags(RunFlags& f, OptionTable& table) {
   table.Add({"json", &f.json, "", "Print one JSON object with the text and the numbers.", report});
 }
 
-ApiRequest FieldsFrom(const RunFlags& flags, const RuntimeConfig& config, const CommandLine& line) {
+ApiRequest FieldsFrom(const RunFlags& flags, uint64_t seed, const CommandLine& line) {
   const auto set = [](double value) {
     return std::isnan(value) ? std::nullopt : std::optional<double>(value);
   };
@@ -166,7 +166,7 @@ ApiRequest FieldsFrom(const RunFlags& flags, const RuntimeConfig& config, const 
   fields.sampling.frequency_penalty = set(flags.frequency_penalty);
   if (flags.top_k >= 0) fields.sampling.top_k = static_cast<int32_t>(flags.top_k);
   if (line.table().origin("seed") != "default") {
-    fields.sampling.seed = static_cast<uint64_t>(config.seed);
+    fields.sampling.seed = seed;
   }
   if (flags.max_tokens > 0) fields.max_tokens = static_cast<int32_t>(flags.max_tokens);
   fields.max_tokens_name = "--max-tokens";
@@ -234,13 +234,13 @@ int RunCommand(const Invocation& invocation) {
         "git diff | moesaic run MODEL --system \"Review this change.\"",
         "moesaic run models/sample"}});
   RunFlags flags;
-  RuntimeConfig config;
+  Settings settings;
   AddFlags(flags, line.table());
-  line.UseSettings(config, {true, false});
+  line.UseSettings(settings, {true, false});
   if (!line.Parse(invocation)) return 0;
-  SetUpLogging(line, config, "warn");
+  SetUpLogging(line, settings.log, LogLevel::kWarning);
   std::vector<std::string> words = line.positionals();
-  const std::string model_name = TakeModel(line, config, words);
+  const std::string model_name = TakeModel(line, settings.engine, words);
   const std::string prompt = FindPrompt(flags, words);
   const bool chat = flags.chat || (prompt.empty() && IsTerminal(STDIN_FILENO));
   if (prompt.empty() && !chat) {
@@ -253,7 +253,8 @@ int RunCommand(const Invocation& invocation) {
   const Stopwatch load_watch;
   MetricsRegistry metrics;
   StatusLine(fmt::format("loading {} ...", model_name));
-  const LoadedModel loaded = LoadModel(config, model_name, invocation, metrics);
+  const LoadedModel loaded =
+      LoadModel(settings.engine, settings.chat, ReadMachine(invocation.environment), metrics);
   StatusLine("");
   const double load_s = load_watch.seconds();
   const ServedModel& model = loaded.model;
@@ -263,7 +264,7 @@ int RunCommand(const Invocation& invocation) {
          flags.raw ? "leave --raw out" : "this model has none, so put the text into the prompt");
   }
 
-  const RequestRunner runner(model, FieldsFrom(flags, config, line));
+  const RequestRunner runner(model, FieldsFrom(flags, settings.engine.seed, line));
   InterruptFlag interrupt;
   const auto summary = [&](const RunResult& result) {
     return RunSummary{result, loaded.plan, model.engine->Status(), load_s, PeakRssBytes()};

@@ -170,7 +170,7 @@ nlohmann::ordered_json RunStatsJson(const RunSummary& summary) {
             {"head", steps.head_us},
             {"total", steps.total_us}}},
           {"peak_rss_bytes", summary.peak_rss_bytes},
-          {"planned_bytes", summary.plan.total_bytes}};
+          {"planned_bytes", summary.plan.ledger.total_bytes()}};
 }
 
 uint64_t PeakRssBytes() {

@@ -18,10 +18,10 @@
 #include "core/base/metrics.h"
 #include "serving/cli/build_info.h"
 #include "serving/cli/commands.h"
-#include "serving/cli/machine.h"
 #include "serving/cli/serving_setup.h"
 #include "serving/http/request_memory.h"
 #include "serving/http/server.h"
+#include "serving/startup/machine_options.h"
 
 namespace moesaic {
 namespace {
@@ -29,10 +29,11 @@ namespace {
 constexpr uint64_t kMaxKeyFileBytes = uint64_t{1} << 20;
 constexpr auto kPoll = std::chrono::milliseconds(50);
 
-std::vector<std::string> ReadKeys(const RuntimeConfig& config) {
-  std::vector<std::string> keys = config.api_keys;
-  if (config.api_key_file.empty()) return keys;
-  const std::string text = ReadTextFile(config.api_key_file, kMaxKeyFileBytes);
+// Those that were given, and those of the file.
+std::vector<std::string> ReadKeys(const ServerOptions& options) {
+  std::vector<std::string> keys = options.api_keys;
+  if (options.api_key_file.empty()) return keys;
+  const std::string text = ReadTextFile(options.api_key_file, kMaxKeyFileBytes);
   const size_t given = keys.size();
   for (size_t begin = 0; begin < text.size();) {
     const size_t end = std::min(text.find('\n', begin), text.size());
@@ -43,36 +44,18 @@ std::vector<std::string> ReadKeys(const RuntimeConfig& config) {
     begin = end + 1;
   }
   if (keys.size() == given) {
-    Fail(ErrorKind::kInvalidArgument, "--api-key-file {}: holds no key", config.api_key_file);
+    Fail(ErrorKind::kInvalidArgument, "--api-key-file {}: holds no key",
+         options.api_key_file.string());
   }
   return keys;
 }
 
-std::chrono::milliseconds Milliseconds(double seconds) {
-  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1e3));
-}
-
 // For the largest body, and no more than a sixteenth of the machine: what a body may have, the
 // experts lack. On a small machine large bodies are refused.
-uint64_t RequestMemoryBytes(const RuntimeConfig& config) {
+uint64_t RequestMemoryBytes(const Settings& settings, const Machine& machine) {
   constexpr uint64_t kPart = 16;
-  return std::min(RequestMemory::kBytesPerBodyByte * config.max_body_bytes(),
-                  MemoryLimitBytes(config, ReadTopology()) / kPart);
-}
-
-ServerOptions ServerOptionsFrom(const RuntimeConfig& config) {
-  ServerOptions options;
-  options.host = config.host;
-  options.port = static_cast<uint16_t>(config.port);
-  options.version = GetBuildInfo().version;
-  options.api_keys = ReadKeys(config);
-  options.allowed_origins = config.allowed_origins;
-  options.allowed_hosts = config.allowed_hosts;
-  options.max_body_bytes = config.max_body_bytes();
-  options.request_memory_bytes = RequestMemoryBytes(config);
-  options.request_timeout = Milliseconds(config.request_timeout_s);
-  options.metrics_vllm_names = config.metrics_vllm_names;
-  return options;
+  return std::min(RequestMemory::kBytesPerBodyByte * settings.server.max_body_bytes,
+                  MemoryLimitBytes(settings.engine.machine, machine.topology) / kPart);
 }
 
 // Connections are file descriptors; the soft limit is often 1024.
@@ -131,30 +114,35 @@ int ServeCommand(const Invocation& invocation) {
        {"moesaic serve models/sample",
         "moesaic serve Qwen/Qwen3-30B-A3B --expert-memory 50% --port 9000",
         "MOESAIC_API_KEY=secret moesaic serve models/sample --config server"}});
-  RuntimeConfig config;
-  line.UseSettings(config, {true, true});
+  Settings settings;
+  line.UseSettings(settings, {true, true});
   if (!line.Parse(invocation)) return 0;
-  SetUpLogging(line, config, "info");
+  SetUpLogging(line, settings.log, LogLevel::kInfo);
   std::vector<std::string> positionals = line.positionals();
   line.RequireAtMost(line.GivenAsFlag("model") ? 0 : 1);
-  const std::string model_name = TakeModel(line, config, positionals);
+  const std::string model_name = TakeModel(line, settings.engine, positionals);
   ResolveModelPath(model_name);  // a misspelt name is told before the port is taken
   RaiseFileLimit();
 
   const Signals signals;
   MetricsRegistry metrics;
-  const ServerOptions options = ServerOptionsFrom(config);
+  const Machine machine = ReadMachine(invocation.environment);
+  ServerOptions& options = settings.server;
+  options.version = GetBuildInfo().version;
+  options.api_keys = ReadKeys(options);
+  options.request_memory_bytes = RequestMemoryBytes(settings, machine);
+  settings.engine.request_bytes = options.request_memory_bytes;
   Server server(options, metrics);
   server.Start();
   LogInfo("moesaic {} ({}) listens on {}", GetBuildInfo().version, GetBuildInfo().git_commit,
           server.address());
 
   std::future<LoadedModel> loading = std::async(std::launch::async, [&] {
-    return LoadModel(config, model_name, invocation, metrics, options.request_memory_bytes);
+    return LoadModel(settings.engine, settings.chat, machine, metrics);
   });
   WaitOrExit(loading, signals);  // nothing is being answered yet: one signal is enough
   LoadedModel loaded = loading.get();
-  if (!config.served_model_names.empty()) loaded.model.names = config.served_model_names;
+  if (!options.served_model_names.empty()) loaded.model.names = options.served_model_names;
   const std::string name = loaded.model.names.front();
   server.SetModels({std::move(loaded.model)});
   LogInfo("serving {} on {}/v1", name, server.address());
@@ -162,9 +150,10 @@ int ServeCommand(const Invocation& invocation) {
   int signal = 0;
   while (signal == 0) signal = signals.Take(std::chrono::hours(1));
   LogInfo("{}: draining for up to {:g} s; a second signal exits at once",
-          signal == SIGINT ? "SIGINT" : "SIGTERM", config.shutdown_timeout_s);
-  std::future<bool> stopping = std::async(
-      std::launch::async, [&] { return server.Stop(Milliseconds(config.shutdown_timeout_s)); });
+          signal == SIGINT ? "SIGINT" : "SIGTERM",
+          std::chrono::duration<double>(options.shutdown_timeout).count());
+  std::future<bool> stopping =
+      std::async(std::launch::async, [&] { return server.Stop(options.shutdown_timeout); });
   WaitOrExit(stopping, signals);
   if (stopping.get()) {
     LogInfo("all requests ended; bye");

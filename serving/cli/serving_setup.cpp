@@ -1,60 +1,51 @@
 #include "serving/cli/serving_setup.h"
 
-#include <unistd.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <ctime>
 #include <iterator>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "core/base/logging.h"
-#include "core/perf/workload.h"
-#include "serving/cli/machine.h"
-#include "serving/cli/measured_costs.h"
+#include "serving/api/chat_format.h"
 #include "serving/cli/output.h"
+#include "serving/online/create_engine.h"
 #include "serving/online/engine_parts.h"
-#include "serving/plan/batch_planner.h"
+#include "serving/startup/resolve_batch.h"
+#include "serving/startup/resolve_engine.h"
 #include "serving/text/chat_template.h"
 
 namespace moesaic {
 
-void SetUpLogging(const CommandLine& line, const RuntimeConfig& config,
-                  std::string_view default_level) {
-  const bool given = line.table().origin("log-level") != "default";
-  InitLogging(config.log_format == "json" ? LogFormat::kJson : LogFormat::kText,
-              given ? std::string_view(config.log_level) : default_level);
+void SetUpLogging(const CommandLine& line, LogOptions options, LogLevel default_level) {
+  if (line.table().origin("log-level") == "default") options.level = default_level;
+  InitLogging(options);
   for (const std::string& warning : line.warnings()) LogWarn("{}", warning);
-}
-
-LoadedModel LoadModel(const RuntimeConfig& config, const std::string& model_name,
-                      const Invocation& invocation, MetricsRegistry& metrics,
-                      uint64_t request_bytes) {
-  const Topology topology = ReadTopology();
-  ApplyNumaPolicy(ParseNumaPolicy(config.numa, topology));
-  EngineOptions options = EngineOptionsFrom(config, model_name, topology);
-  options.request_bytes = request_bytes;
-  ChooseKernels(invocation, topology, options);
-  ChooseDeviceRates(invocation, topology, options);
-  LoadedModel loaded;
-  loaded.plan = PlanEngine(options);
-  ChooseReading(loaded.plan, invocation, topology, ReadUse::kUrgent, options);
-  loaded.plan = PlanEngine(options);  // what is read at a time takes memory, too
-  loaded.model.names = {model_name};
-  loaded.model.created_unix_s = std::time(nullptr);
-  loaded.model.chat_template = LoadChatTemplate(options.model_dir);
-  loaded.model.engine = CreateEngine(options, metrics);
-  return loaded;
 }
 
 namespace {
 
-// A shorter job ends sooner than its modules are measured.
-constexpr int64_t kLeastPlannedTokens = 4096;
 constexpr size_t kSamplePrompts = 128;
 constexpr size_t kSampleTokens = 4096;
+
+// Without its engine yet.
+ServedModel ModelOf(const EngineOptions& options, const ChatFormatOptions& chat) {
+  // A wrong name is told now.
+  FindChatSyntax({}, chat.tool_call_parser, chat.reasoning_parser);
+  ServedModel model;
+  model.names = {options.model};
+  model.created_unix_s = std::time(nullptr);
+  model.chat_template = LoadChatTemplate(options.model_dir, chat.chat_template);
+  return model;
+}
+
+void SetEngine(std::shared_ptr<Engine> engine, const ChatFormatOptions& chat, ServedModel& model) {
+  model.engine = std::move(engine);
+  model.chat_format = MakeChatFormat(model.chat_template.get(), model.engine->tokenizer(),
+                                     chat.tool_call_parser, chat.reasoning_parser);
+}
 
 // A user's message as the chat template has it; `text` itself where the template wants something
 // else (the requests will say).
@@ -75,74 +66,48 @@ int64_t TemplateTokens(const ChatTemplate& chat_template, const Tokenizer& token
          std::ssize(tokenizer.Encode("x", {false, true}));
 }
 
-std::optional<ModuleCosts> CostsFor(const EngineOptions& given, const EngineOptions& options,
-                                    const ModelFiles& files, const Workload& workload,
-                                    std::vector<std::vector<int32_t>> sample_prompts,
-                                    const Invocation& invocation, const Topology& topology) {
-  if (!IsPredicted(options)) return std::nullopt;
-  std::string why;
-  auto costs = CachedModuleCosts(given, files, invocation, topology, &why);
-  if (costs || workload.prompt_tokens() + workload.generated_tokens() < kLeastPlannedTokens) {
-    return costs;
-  }
-  LogInfo("measuring the model's modules ({})", why);
-  try {
-    return MeasureModuleCosts(given, options, files, std::move(sample_prompts), true, invocation,
-                              topology);
-  } catch (const Error& error) {
-    LogWarn("the batch is sized by rule: {}", error.what());
-    return std::nullopt;
-  }
+// `chat_template` may be null.
+PlannedJob ReadJob(const BatchJobOptions& job, const Tokenizer& tokenizer,
+                   const ChatTemplate* chat_template) {
+  PlannedJob planned;
+  const auto count = [&](std::string_view text, bool chat) {
+    const std::vector<int32_t> tokens = tokenizer.Encode(text);
+    if (planned.sample_prompts.size() < kSamplePrompts) {
+      std::vector<int32_t>& sample = planned.sample_prompts.emplace_back(tokens);
+      if (chat && chat_template != nullptr) {
+        sample = EncodeMessage(*chat_template, tokenizer, text);
+      }
+      sample.resize(std::min(sample.size(), kSampleTokens));
+    }
+    return std::ssize(tokens);
+  };
+  planned.workload = ReadBatchWorkload(
+      job, count, job.prompts.chat ? TemplateTokens(*chat_template, tokenizer) : 0);
+  return planned;
 }
 
 }  // namespace
 
-LoadedBatchModel LoadBatchModel(const RuntimeConfig& config, const CommandLine& line,
-                                const std::string& model_name, const Invocation& invocation,
-                                bool raw, BatchJobOptions& job) {
-  const Topology topology = ReadTopology();
-  ApplyNumaPolicy(ParseNumaPolicy(config.numa, topology));
-  EngineOptions options = EngineOptionsFrom(config, model_name, topology);
-  ChooseKernels(invocation, topology, options);
-  const auto chosen_here = [&](const char* name) { return line.table().origin(name) == "default"; };
-  if (chosen_here("max-num-seqs")) options.max_num_seqs = 0;
-  if (chosen_here("max-num-batched-tokens")) options.max_num_batched_tokens = 0;
-  const ModelFiles files = OpenModelFiles(options);
+LoadedModel LoadModel(const EngineOptions& asked, const ChatFormatOptions& chat,
+                      const Machine& machine, MetricsRegistry& metrics) {
+  EngineSetup setup = ResolveEngine(asked, machine);
+  LoadedModel loaded = {ModelOf(setup.options, chat), setup.plan};
+  SetEngine(CreateEngine(std::move(setup), metrics), chat, loaded.model);
+  return loaded;
+}
+
+LoadedBatchModel LoadBatchModel(const EngineOptions& asked, const ChatFormatOptions& chat,
+                                const Machine& machine, bool raw, BatchJobOptions& job) {
+  OpenedModel opened = OpenForBatch(asked, machine);
   LoadedBatchModel loaded;
-  loaded.model.names = {model_name};
-  loaded.model.created_unix_s = std::time(nullptr);
-  loaded.model.chat_template = LoadChatTemplate(options.model_dir);
-  job.prompts.chat = !raw && loaded.model.chat_template != nullptr;
-  const auto tokenizer = LoadTokenizerOf(options, files.config);
-  std::vector<std::vector<int32_t>> sample_prompts;
-  const Workload workload = ReadBatchWorkload(
-      job,
-      [&](std::string_view text, bool chat) {
-        const std::vector<int32_t> tokens = tokenizer->Encode(text);
-        if (sample_prompts.size() < kSamplePrompts) {
-          std::vector<int32_t>& sample = sample_prompts.emplace_back(tokens);
-          if (chat && loaded.model.chat_template != nullptr) {
-            sample = EncodeMessage(*loaded.model.chat_template, *tokenizer, text);
-          }
-          sample.resize(std::min(sample.size(), kSampleTokens));
-        }
-        return std::ssize(tokens);
-      },
-      job.prompts.chat ? TemplateTokens(*loaded.model.chat_template, *tokenizer) : 0);
-  const BatchPlan by_rule = PlanBatch(options, files, MeansOf(workload));
-  EnginePlan reading;
-  reading.slot_bytes = by_rule.slot_bytes;
-  reading.all_experts_bytes = by_rule.all_experts_bytes;
-  reading.expert_budget_bytes =
-      static_cast<uint64_t>(by_rule.sizes.expert_slots) * by_rule.slot_bytes;
-  const EngineOptions given = options;
-  ChooseReading(reading, invocation, topology, ReadUse::kStream, options);
-  const auto costs =
-      CostsFor(given, options, files, workload, std::move(sample_prompts), invocation, topology);
-  // What is read at a time takes memory, too.
+  loaded.model = ModelOf(opened.options, chat);
+  const ChatTemplate* const chat_template = loaded.model.chat_template.get();
+  job.prompts.chat = !raw && chat_template != nullptr;
+  const auto tokenizer = LoadTokenizerOf(opened.options, opened.files.config);
+  PlannedJob planned = ReadJob(job, *tokenizer, chat_template);
   loaded.engine = std::make_shared<BatchEngine>(
-      options, PlanBatchJob(options, files, workload, costs ? &*costs : nullptr));
-  loaded.model.engine = loaded.engine;
+      ResolveBatch(std::move(opened), std::move(planned), machine, ShowMeasuring));
+  SetEngine(loaded.engine, chat, loaded.model);
   return loaded;
 }
 

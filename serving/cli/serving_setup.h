@@ -2,44 +2,39 @@
 #pragma once
 
 #include <memory>
-#include <string>
-#include <string_view>
 
+#include "core/base/logging.h"
 #include "core/base/metrics.h"
-#include "core/config/runtime_config.h"
+#include "serving/api/chat_format_options.h"
 #include "serving/api/served_model.h"
 #include "serving/batch/batch_engine.h"
 #include "serving/cli/batch_job.h"
 #include "serving/cli/command_line.h"
-#include "serving/online/create_engine.h"
+#include "serving/online/engine_setup.h"
+#include "serving/startup/machine.h"
 
 namespace moesaic {
 
 // Logs as the settings say; at `default_level` where they do not. Logs the command line's warnings.
-void SetUpLogging(const CommandLine& line, const RuntimeConfig& config,
-                  std::string_view default_level);
+void SetUpLogging(const CommandLine& line, LogOptions options, LogLevel default_level);
 
 struct LoadedModel {
   ServedModel model;
   EnginePlan plan;
 };
 
-// Plans, chooses how experts are read, loads. `metrics` outlives the engine. `request_bytes` of the
-// memory are for a server's requests.
-LoadedModel LoadModel(const RuntimeConfig& config, const std::string& model_name,
-                      const Invocation& invocation, MetricsRegistry& metrics,
-                      uint64_t request_bytes = 0);
+// Resolves and loads. `metrics` outlives the engine.
+LoadedModel LoadModel(const EngineOptions& asked, const ChatFormatOptions& chat,
+                      const Machine& machine, MetricsRegistry& metrics);
 
 // As LoadModel, an engine of throughput mode. `engine` is the model's.
 struct LoadedBatchModel {
   ServedModel model;
   std::shared_ptr<BatchEngine> engine;  // shared with the model
 };
-// Settings that were not given (max-num-seqs, max-num-batched-tokens) are planned for the job. What
-// the plan rests on is measured when it was not before and the job is long enough. Sets whether
-// prompts go through the chat template (unless `raw`).
-LoadedBatchModel LoadBatchModel(const RuntimeConfig& config, const CommandLine& line,
-                                const std::string& model_name, const Invocation& invocation,
-                                bool raw, BatchJobOptions& job);
+// Reads the job, and sets whether its prompts go through the chat template (unless `raw`). What is
+// measured for the plan is shown on the status line.
+LoadedBatchModel LoadBatchModel(const EngineOptions& asked, const ChatFormatOptions& chat,
+                                const Machine& machine, bool raw, BatchJobOptions& job);
 
 }  // namespace moesaic

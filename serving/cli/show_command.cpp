@@ -12,9 +12,9 @@
 #include "core/base/units.h"
 #include "core/io/checkpoint.h"
 #include "serving/cli/commands.h"
-#include "serving/cli/machine.h"
 #include "serving/cli/model_summary.h"
 #include "serving/cli/output.h"
+#include "serving/startup/machine_options.h"
 
 namespace moesaic {
 namespace {
@@ -26,20 +26,22 @@ struct Fit {
   std::string problem;
 };
 
-std::vector<Fit> TryBudgets(const EngineOptions& base, const std::string& asked) {
+std::vector<Fit> TryBudgets(const EngineOptions& base) {
+  const std::string& asked = base.expert_memory.text();
   std::vector<std::string> settings = {"100%", "75%", "50%", "25%", "10%", "5%"};
   if (asked != "auto" && std::find(settings.begin(), settings.end(), asked) == settings.end()) {
     settings.insert(settings.begin(), asked);
   }
   settings.insert(settings.begin(), "auto");
   if (base.devices.count > 0) settings = {asked};  // all experts live in host memory then
+  const ModelFiles files = OpenModelFiles(base);
   std::vector<Fit> fits;
   for (const std::string& setting : settings) {
     EngineOptions options = base;
     options.expert_memory = setting;
     Fit fit{setting, std::nullopt, ""};
     try {
-      fit.plan = PlanEngine(options);
+      fit.plan = PlanEngine(options, files);
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::kResourceExhausted) throw;
       fit.problem = error.what();
@@ -64,7 +66,7 @@ std::string FitTable(const std::vector<Fit>& fits, const ModelSummary& model) {
                fmt::format("{} of {}", plan.expert_slots, model.num_experts()),
                fmt::format("{:.1f} of {}", static_cast<double>(plan.expert_slots) / layers,
                            model.config.num_experts()),
-               FormatBytes(plan.total_bytes), all ? "all experts, no reading" : ""});
+               FormatBytes(plan.ledger.total_bytes()), all ? "all experts, no reading" : ""});
   }
   return table.Render();
 }
@@ -77,14 +79,15 @@ Json FitsToJson(const std::vector<Fit>& fits) {
       row["expert_budget_bytes"] = fit.plan->expert_budget_bytes;
       row["expert_slots"] = fit.plan->expert_slots;
       row["max_context_tokens"] = fit.plan->max_context_tokens;
-      row["total_bytes"] = fit.plan->total_bytes;
+      row["total_bytes"] = fit.plan->ledger.total_bytes();
       Json ledger;
-      for (const LedgerEntry& entry : fit.plan->ledger) ledger[entry.name] = entry.bytes;
+      for (const MemoryItem& entry : fit.plan->ledger.items) ledger[entry.name] = entry.bytes;
       row["ledger"] = ledger;
       if (!fit.plan->devices.empty()) row["dense_devices"] = fit.plan->dense_devices;
       for (const DevicePlan& device : fit.plan->devices) {
         Json memory = {{"experts", device.experts}, {"slots", device.slots}};
-        for (const LedgerEntry& entry : device.ledger) memory["ledger"][entry.name] = entry.bytes;
+        for (const MemoryItem& entry : device.ledger.items)
+          memory["ledger"][entry.name] = entry.bytes;
         row["devices"].push_back(memory);
       }
     } else {
@@ -99,13 +102,13 @@ std::string LedgerText(const Fit& fit) {
   if (!fit.plan) return "";
   std::string out = fmt::format("\nMemory at --expert-memory {}\n", fit.setting);
   TextTable table("<>");
-  for (const LedgerEntry& entry : fit.plan->ledger) {
+  for (const MemoryItem& entry : fit.plan->ledger.items) {
     table.Add({entry.name, FormatBytes(entry.bytes)});
   }
-  table.Add({"total", FormatBytes(fit.plan->total_bytes)});
+  table.Add({"total", FormatBytes(fit.plan->ledger.total_bytes())});
   for (size_t d = 0; d < fit.plan->devices.size(); ++d) {
     const DevicePlan& device = fit.plan->devices[d];
-    for (const LedgerEntry& entry : device.ledger) {
+    for (const MemoryItem& entry : device.ledger.items) {
       table.Add({fmt::format("device {}, {}", d, entry.name), FormatBytes(entry.bytes)});
     }
   }
@@ -126,22 +129,23 @@ int ShowCommand(const Invocation& invocation) {
        "settings fit this machine. Reads config.json and the headers of the checkpoint "
        "only; without weights the sizes come from config.json.",
        {"moesaic show models/sample", "moesaic show Qwen/Qwen3-30B-A3B --memory 16GiB"}});
-  RuntimeConfig config;
+  Settings settings;
   bool json = false;
   line.table().Add({"json", &json, "", "Print everything as JSON.", "Output"});
-  line.UseSettings(config, {true, false});
+  line.UseSettings(settings, {true, false});
   if (!line.Parse(invocation)) return 0;
   std::vector<std::string> positionals = line.positionals();
   line.RequireAtMost(line.GivenAsFlag("model") ? 0 : 1);
-  const std::string model_name = TakeModel(line, config, positionals);
+  TakeModel(line, settings.engine, positionals);
 
-  const Topology topology = ReadTopology();
-  const EngineOptions options = EngineOptionsFrom(config, model_name, topology);
+  const Machine machine = ReadMachine(invocation.environment);
+  const Topology& topology = machine.topology;
+  const EngineOptions options = OptionsOnMachine(settings.engine, machine);
   const ModelSummary model = SummariseModel(options);
-  const std::vector<Fit> fits = TryBudgets(options, config.expert_memory);
+  const std::vector<Fit> fits = TryBudgets(options);
   const Fit* asked = nullptr;
   for (const Fit& fit : fits) {
-    if (fit.setting == config.expert_memory) asked = &fit;
+    if (fit.setting == options.expert_memory.text()) asked = &fit;
   }
 
   if (json) {

@@ -9,9 +9,13 @@
 
 #include "core/base/error.h"
 #include "core/base/file.h"
+#include "core/base/named.h"
 #include "core/config/model_config.h"
 #include "core/perf/hardware_profile.h"
 #include "kernels/cpu/kernels.h"
+#include "prefetch/evict/eviction_policies.h"
+#include "prefetch/link/miss_planner.h"
+#include "prefetch/predict/predictor.h"
 #include "serving/cli/commands.h"
 #include "serving/cli/output.h"
 #include "serving/cli/step_times.h"
@@ -160,11 +164,12 @@ int SimulateCommand(const Invocation& invocation) {
   table.Add({"layer-compute-us", &layer_us, "US", "Computing a layer.", "Machine"});
   table.Add({"expert-copy-us", &copy_us, "US", "Copying an expert over an idle link.", "Machine"});
   table.Add({"host-expert-us", &host_us, "US", "Computing an expert on the host.", "Machine"});
-  table.Add({"predictor", &options.predictor, "NAME", "none, oracle, " + PredictorNames() + ".",
+  table.Add({"predictor", &options.predictor, "NAME",
+             "none, oracle, " + OneOfText(PredictorNames()) + ".", "Decisions"});
+  table.Add(
+      {"policy", &options.policy, "NAME", OneOfText(SimulatedPolicyNames()) + ".", "Decisions"});
+  table.Add({"miss", &miss, "MODE", "Missing experts: " + OneOfText(NamesOf(kMissModes)) + ".",
              "Decisions"});
-  table.Add({"policy", &options.policy, "NAME",
-             "next-use, lru, lfu, model-frequency, request-eam or belady.", "Decisions"});
-  table.Add({"miss", &miss, "MODE", "Missing experts: fetch, host or auto.", "Decisions"});
   table.Add({"look-ahead", &look_ahead, "N", "Layers that are prefetched for.", "Decisions"});
   table.Add(
       {"min-gain", &min_gain, "P", "Least gain of a prefetch, as a probability.", "Decisions"});
@@ -192,7 +197,12 @@ int SimulateCommand(const Invocation& invocation) {
     if (table.origin("expert-copy-us") == "default") options.expert_copy_ns = times.expert_copy_ns;
   }
   options.host_expert_ns = Nanoseconds(host_us);
-  options.miss = ParseMissMode(miss);
+  const auto* mode = FindNamed(kMissModes, miss);
+  if (mode == nullptr) {
+    Fail(ErrorKind::kInvalidArgument, "--miss: '{}' is not known; use {}", miss,
+         OneOfText(NamesOf(kMissModes)));
+  }
+  options.miss = mode->value;
   options.cache_between_layers = !no_cache;
   options.prefetch.look_ahead = static_cast<int>(look_ahead);
   options.prefetch.min_gain = min_gain;

@@ -93,15 +93,15 @@ int TraceRecordCommand(const Invocation& invocation) {
        {"moesaic trace record models/sample --prompts prompts.jsonl -o sample.trace",
         "moesaic trace record MODEL --prompts mt_bench.jsonl -n 64 -o mt.trace"}});
   RecordFlags flags;
-  RuntimeConfig config;
+  Settings settings;
   AddFlags(flags, line.table());
-  line.UseSettings(config, {true, false});
+  line.UseSettings(settings, {true, false});
   if (!line.Parse(invocation)) return 0;
-  SetUpLogging(line, config, "warn");
+  SetUpLogging(line, settings.log, LogLevel::kWarning);
   std::vector<std::string> words = line.positionals();
   line.RequireAtMost(line.GivenAsFlag("model") ? 0 : 1);
-  const std::string model_name = TakeModel(line, config, words);
-  if (flags.output.empty()) flags.output = config.record_trace;
+  const std::string model_name = TakeModel(line, settings.engine, words);
+  if (flags.output.empty()) flags.output = settings.engine.record_trace.string();
   if (flags.prompts.empty() || flags.output.empty()) {
     Fail(ErrorKind::kInvalidArgument, "{} is missing",
          flags.prompts.empty() ? "--prompts FILE" : "-o FILE, the trace,");
@@ -118,14 +118,16 @@ int TraceRecordCommand(const Invocation& invocation) {
   const size_t before = std::filesystem::exists(flags.output, error)
                             ? ReadBinaryTrace(flags.output).sequences.size()
                             : 0;
-  config.record_trace = flags.output;
-  config.prefix_cache = false;  // what is found in it is not computed, and so has no routing
+  settings.engine.record_trace = flags.output;
+  settings.engine.prefix_cache =
+      false;  // what is found in it is not computed, and so has no routing
   const Stopwatch watch;
   size_t done = 0;
   {
     MetricsRegistry metrics;
     StatusLine(fmt::format("loading {} ...", model_name));
-    const LoadedModel loaded = LoadModel(config, model_name, invocation, metrics);
+    const LoadedModel loaded =
+        LoadModel(settings.engine, settings.chat, ReadMachine(invocation.environment), metrics);
     done = RunPrompts(prompts, flags, loaded.model);
   }
   const RoutingTrace trace = ReadBinaryTrace(flags.output);

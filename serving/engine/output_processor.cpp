@@ -8,7 +8,9 @@ namespace {
 
 // The output goes on from the prompt: rules for the beginning of a text do not apply to it.
 DetokenizerOptions DetokenizerOptionsOf(const EngineRequest& request) {
-  return {.skip_special = request.skip_special_tokens, .continues_text = true};
+  return {.skip_special = request.skip_special_tokens,
+          .shown_special = request.shown_special_tokens,
+          .continues_text = true};
 }
 
 }  // namespace
@@ -27,7 +29,8 @@ const char* FinishReasonName(FinishReason reason) {
 
 OutputProcessor::OutputProcessor(const Tokenizer& tokenizer, const EngineRequest& request,
                                  std::span<const int32_t> eos_token_ids, int64_t max_output_tokens)
-    : request_(request),
+    : tokenizer_(tokenizer),
+      request_(request),
       max_output_tokens_(max_output_tokens),
       detokenizer_(tokenizer, DetokenizerOptionsOf(request)),
       stops_(request.stop) {
@@ -46,6 +49,12 @@ std::optional<FinishReason> OutputProcessor::Append(GeneratedToken token) {
   }
   piece_.clear();
   detokenizer_.Add(id, &piece_);
+  const std::vector<int32_t>& shown = request_.shown_special_tokens;
+  const std::string_view text = tokenizer_.TokenBytes(id);
+  text_bytes_ += piece_.size();
+  if (std::find(shown.begin(), shown.end(), id) != shown.end() && piece_.ends_with(text)) {
+    delta_.special_offsets.push_back(text_bytes_ - text.size());
+  }
   if (!may_stop) {
     delta_.text += piece_;
   } else if (stops_.Add(piece_, &delta_.text)) {

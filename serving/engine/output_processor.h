@@ -37,6 +37,7 @@ class OutputProcessor {
   }
 
  private:
+  const Tokenizer& tokenizer_;
   const EngineRequest& request_;
   std::vector<int32_t> end_tokens_;  // EOS, unless ignored, and the request's own
   int64_t max_output_tokens_;
@@ -44,6 +45,7 @@ class OutputProcessor {
   Detokenizer detokenizer_;
   StopMatcher stops_;
   std::string piece_;
+  size_t text_bytes_ = 0;  // of the text so far, what is held back included
   OutputDelta delta_;
 };
 

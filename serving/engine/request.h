@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -26,6 +27,9 @@ struct EngineRequest {
   std::vector<std::string> stop;  // the text ends before the first of these
   std::vector<int32_t> stop_token_ids;
   bool skip_special_tokens = true;
+  // Special tokens that mean something to who reads the text: they are shown all the same, and
+  // OutputDelta says where.
+  std::vector<int32_t> shown_special_tokens;
   bool include_stop_in_output = false;
   int32_t logprobs = -1;         // -1: none; n >= 0: the chosen token's and the n best
   int32_t prompt_logprobs = -1;  // likewise for each prompt token but the first
@@ -50,6 +54,9 @@ struct Usage {
 struct OutputDelta {
   std::string text;
   std::vector<GeneratedToken> tokens;
+  // Where tokens of shown_special_tokens begin, in bytes from the beginning of all text. The text
+  // may come later, or, behind a stop, never.
+  std::vector<size_t> special_offsets;
   std::vector<GeneratedToken> prompt_tokens;  // once, first, when prompt_logprobs >= 0
   std::optional<FinishReason> finish;         // set on the last delta
   std::string stop_text;                      // the stop string that matched, if one did

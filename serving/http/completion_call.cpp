@@ -120,6 +120,9 @@ void CompletionCall::Drain() {
   for (DeltaMailbox::Mail& mail : submitted_->mailbox->Take()) {
     Observe(mail);
     ChoiceState& choice = choices_[mail.choice];
+    if (choice.satisfied && mail.delta.finish == FinishReason::kCancelled) {
+      mail.delta.finish = FinishReason::kStop;
+    }
     if (mail.error.has_value() || mail.delta.finish == FinishReason::kCancelled) {
       choice.finished = true;
       ++finished_;
@@ -135,6 +138,10 @@ void CompletionCall::Drain() {
       out += submitted_->output->StreamDelta(mail.choice, mail.delta);
     } else {
       submitted_->output->Collect(mail.choice, std::move(mail.delta));
+    }
+    if (!finish.has_value() && !choice.satisfied && submitted_->output->WantsNoMore(mail.choice)) {
+      choice.satisfied = true;
+      submitted_->model->engine->Cancel(submitted_->ids[mail.choice]);
     }
     if (finish.has_value()) {
       choice.finished = true;

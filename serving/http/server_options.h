@@ -1,10 +1,12 @@
-// ServerOptions: everything that can be set on the HTTP server. Plain data; the flags of `moesaic
-// serve` map to it one to one.
+// ServerOptions: everything that can be set on the HTTP server.
+//
+// Plain data. AddServerSettings (server_settings.h) binds settings to its fields.
 #pragma once
 
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -16,10 +18,12 @@ struct ServerOptions {
   uint16_t port = 8000;    // 0: any free port, Server::port() tells which
   int io_threads = 2;      // sockets and response formatting
   int worker_threads = 2;  // JSON parsing, chat templates, tokenising
-  std::string version = "0.1.0";  // what GET /version answers
+  std::string version = "0.1.0";                // what GET /version answers
+  std::vector<std::string> served_model_names;  // of the model; empty: as it was given
 
   // Access. With keys, every route but /health, /live and /ready wants one of them.
   std::vector<std::string> api_keys;
+  std::filesystem::path api_key_file;  // more of them, one per line; empty: none
   bool metrics_without_key = false;
   // Web pages that may send requests, as CORS has it; "*" for any; empty: none, and no CORS
   // headers.
@@ -33,7 +37,7 @@ struct ServerOptions {
   size_t probe_connections = 64;
   size_t max_target_bytes = 8 << 10;
   size_t max_header_bytes = 32 << 10;
-  size_t max_body_bytes = 16 << 20;
+  uint64_t max_body_bytes = 16 << 20;
   size_t max_buffered_body_bytes = 256 << 20;  // of all connections together
   // Output of one request that its client has not taken; beyond it the request is cancelled.
   size_t max_pending_output_bytes = 4 << 20;
@@ -43,13 +47,14 @@ struct ServerOptions {
   size_t max_slow_bodies_per_peer = 64;
 
   // Timeouts; a connection that misses one is closed.
-  std::chrono::milliseconds header_timeout{10'000};  // from the first byte of a request (408)
-  std::chrono::milliseconds body_timeout{60'000};    // from the end of the head (408)
-  std::chrono::milliseconds slow_body_after{5'000};  // when a body counts as slow
-  std::chrono::milliseconds idle_timeout{75'000};    // between two requests
-  std::chrono::milliseconds write_timeout{60'000};   // without the client taking a single byte
-  std::chrono::milliseconds sse_keep_alive{15'000};  // a comment after so much silence; 0: never
-  std::chrono::milliseconds request_timeout{0};      // a generation's whole time; 0: none
+  std::chrono::milliseconds header_timeout{10'000};    // from the first byte of a request (408)
+  std::chrono::milliseconds body_timeout{60'000};      // from the end of the head (408)
+  std::chrono::milliseconds slow_body_after{5'000};    // when a body counts as slow
+  std::chrono::milliseconds idle_timeout{75'000};      // between two requests
+  std::chrono::milliseconds write_timeout{60'000};     // without the client taking a single byte
+  std::chrono::milliseconds sse_keep_alive{15'000};    // a comment after so much silence; 0: never
+  std::chrono::milliseconds request_timeout{0};        // a generation's whole time; 0: none
+  std::chrono::milliseconds shutdown_timeout{30'000};  // of running requests after a signal
   // After a stop, for a worker in the middle of a request that nobody waits for any more.
   std::chrono::milliseconds worker_timeout{5'000};
 

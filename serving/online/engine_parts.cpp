@@ -2,7 +2,6 @@
 
 #include <filesystem>
 
-#include "kernels/cpu/product_choice.h"
 #include "serving/engine/engine_loop.h"
 #include "serving/text/id_tokenizer.h"
 
@@ -18,16 +17,14 @@ std::unique_ptr<Tokenizer> LoadTokenizerOf(const EngineOptions& options,
   return LoadTokenizer(options.model_dir);
 }
 
-ModelFiles OpenParts(const EngineOptions& options, LoopParts& parts) {
-  parts.kernels = WithChoices(SelectKernels(ChooseWeightType(options)), options.kernel_choices);
-  ModelFiles files = OpenModelFiles(options, parts.kernels);
+void FillParts(const EngineOptions& options, const ModelFiles& files, LoopParts& parts) {
+  parts.kernels = *files.kernels;
   parts.config = files.config;
   parts.defaults = LoadGenerationDefaults(options.model_dir);
   parts.eos_token_ids = parts.defaults.eos_token_ids.empty() ? parts.config.eos_token_ids
                                                              : parts.defaults.eos_token_ids;
   parts.tokenizer = LoadTokenizerOf(options, parts.config);
   parts.pool = std::make_unique<ThreadPool>(options.threads, options.thread_layout);
-  return files;
 }
 
 }  // namespace moesaic

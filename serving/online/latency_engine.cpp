@@ -10,6 +10,7 @@
 #include "serving/online/create_engine.h"
 #include "serving/online/engine_parts.h"
 #include "serving/online/latency_step.h"
+#include "serving/online/part_options.h"
 
 namespace moesaic {
 namespace {
@@ -39,12 +40,13 @@ ExpertObservers MakeObservers(const EngineOptions& options, const EnginePlan& pl
   return observers;
 }
 
-void Load(const EngineOptions& options, MetricsRegistry& registry, LoopParts& parts) {
+void Load(EngineSetup& setup, MetricsRegistry& registry, LoopParts& parts) {
+  const EngineOptions& options = setup.options;
+  const EnginePlan& plan = setup.plan;
   parts.metrics = std::make_unique<EngineMetrics>(registry, options.devices.count > 0);
   if (!options.state_file.empty()) CheckStatePlace(options.state_file);
-  ModelFiles files = OpenParts(options, parts);
+  FillParts(options, setup.files, parts);
   const ModelConfig& config = parts.config;
-  const EnginePlan plan = PlanEngine(options, files);
   parts.max_context_tokens = plan.max_context_tokens;
   parts.max_outstanding = options.max_num_seqs + options.max_queue;
   parts.num_kv_blocks = plan.num_kv_blocks;
@@ -53,8 +55,8 @@ void Load(const EngineOptions& options, MetricsRegistry& registry, LoopParts& pa
                       .prefix_cache = options.prefix_cache,
                       .share_only_prompts = options.defer_experts > 0};
 
-  ExpertObservers observers = MakeObservers(options, plan, files);
-  auto step = std::make_unique<LatencyStep>(options, plan, std::move(files), parts.kernels,
+  ExpertObservers observers = MakeObservers(options, plan, setup.files);
+  auto step = std::make_unique<LatencyStep>(options, plan, std::move(setup.files), parts.kernels,
                                             *parts.pool, observers);
   std::vector<ExpertId> held;
   if (!options.state_file.empty()) {
@@ -88,8 +90,14 @@ void Load(const EngineOptions& options, MetricsRegistry& registry, LoopParts& pa
 }  // namespace
 
 std::unique_ptr<Engine> CreateEngine(const EngineOptions& options, MetricsRegistry& metrics) {
+  return CreateEngine(SetUpEngine(options), metrics);
+}
+
+std::unique_ptr<Engine> CreateEngine(EngineSetup setup, MetricsRegistry& metrics) {
+  // Shared, because what loads can be copied.
+  auto shared = std::make_shared<EngineSetup>(std::move(setup));
   return std::make_unique<EngineLoop>(
-      [options, &metrics](LoopParts& parts) { Load(options, metrics, parts); });
+      [shared, &metrics](LoopParts& parts) { Load(*shared, metrics, parts); });
 }
 
 }  // namespace moesaic

@@ -41,7 +41,7 @@ LatencyStep::LatencyStep(const EngineOptions& options, const EnginePlan& plan, M
   const ModelConfig& config = files_.config;
   if (!plan.devices.empty()) {
     devices_ = MakeDevices(options.devices, plan.devices);
-    LogInfo("{}", DeviceLedgerText(options, plan.devices));
+    LogInfo("{}", DeviceLedgerText(plan.devices));
   }
   // Before the experts: dense weights that go to devices are given back, and the experts' home has
   // their memory.

@@ -20,7 +20,7 @@
 #include "serving/model/model.h"
 #include "serving/online/create_engine.h"
 #include "serving/online/engine_devices.h"
-#include "serving/online/engine_parts.h"
+#include "serving/online/part_options.h"
 #include "serving/online/read_health.h"
 
 namespace moesaic {

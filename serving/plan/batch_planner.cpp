@@ -290,11 +290,8 @@ ExecutionPlan Describe(const EngineOptions& options, const ModelFiles& files, co
   execution.kv_blocks = sizes.num_kv_blocks;
   execution.kv_block_bytes = Model::KvBlockBytes(files.config, ChooseKvType(options));
   execution.threads = options.threads;
-  MemoryLedger& ledger = execution.ledgers.emplace_back();
-  ledger.memory = "host";
-  ledger.limit_bytes =
-      options.machine_memory_bytes > 0 ? options.machine_memory_bytes : plan.total_bytes;
-  for (const LedgerEntry& entry : plan.ledger) ledger.items.push_back({entry.name, entry.bytes});
+  MemoryLedger& ledger = execution.ledgers.emplace_back(plan.ledger);
+  if (options.machine_memory_bytes == 0) ledger.limit_bytes = ledger.total_bytes();
   execution.prediction = std::move(prediction);
   execution.constants = costs.Constants();
   return execution;

@@ -160,7 +160,7 @@ ExecutionPlan MakePlan(const PlanProblem& problem, const PlanCandidate& c) {
          "{} does not fit on {}: one sequence takes {} of {} memory, {} may be used; {} is missing "
          "(--{}-memory)",
          problem.model.name, problem.machine.name, FormatBytes(ledger.total_bytes()), ledger.memory,
-         FormatBytes(ledger.limit_bytes), FormatBytes(ledger.total_bytes() - ledger.limit_bytes),
+         FormatBytes(ledger.limit_bytes), FormatBytes(ledger.missing_bytes()),
          ledger.memory == "device" ? "gpu" : "host");
   }
   Fail(ErrorKind::kResourceExhausted,

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <string>
 #include <vector>
 
@@ -65,9 +66,9 @@ Json ParseArguments(const std::string& text) {
   return refused ? Json(Json::value_t::discarded) : json;
 }
 
-Json NormalizeArguments(const Json& arguments, ToolCallForm::Arguments form,
+Json NormalizeArguments(const Json& arguments, MessageForm::Arguments form,
                         const std::string& where) {
-  using Form = ToolCallForm::Arguments;
+  using Form = MessageForm::Arguments;
   Json object = arguments;
   if (arguments.is_null()) {
     object = Json::object();
@@ -82,7 +83,7 @@ Json NormalizeArguments(const Json& arguments, ToolCallForm::Arguments form,
   return object.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-void NormalizeToolCalls(Json& calls, const ToolCallForm& form, const std::string& where) {
+void NormalizeToolCalls(Json& calls, const MessageForm& form, const std::string& where) {
   if (!calls.is_array()) Bad(where, "has to be an array");
   for (size_t i = 0; i < calls.size(); ++i) {
     const std::string place = fmt::format("{}[{}]", where, i);
@@ -101,7 +102,25 @@ void NormalizeToolCalls(Json& calls, const ToolCallForm& form, const std::string
   }
 }
 
-Json NormalizeMessage(const Json& message, const ToolCallForm& form, const std::string& where) {
+// True when there is some.
+bool NormalizeReasoning(Json& message, const std::string& where) {
+  constexpr std::array<const char*, 2> kNames = {"reasoning", "reasoning_content"};
+  Json reasoning;
+  for (const char* name : kNames) {
+    const auto found = message.find(name);
+    if (found == message.end()) continue;
+    if (!found->is_string() && !found->is_null()) {
+      Bad(fmt::format("{}.{}", where, name), "has to be a string");
+    }
+    if (reasoning.is_null()) reasoning = *found;
+    message.erase(found);
+  }
+  if (reasoning.is_null() || reasoning == Json("")) return false;
+  for (const char* name : kNames) message[name] = reasoning;
+  return true;
+}
+
+Json NormalizeMessage(const Json& message, const MessageForm& form, const std::string& where) {
   if (!message.is_object()) Bad(where, "has to be an object with a role and a content");
   const auto role = message.find("role");
   if (role == message.end() || !role->is_string() || role->get_ref<const std::string&>().empty()) {
@@ -113,25 +132,32 @@ Json NormalizeMessage(const Json& message, const ToolCallForm& form, const std::
     result.erase("tool_calls");
   }
   const bool has_calls = result.contains("tool_calls");
+  const bool has_reasoning = NormalizeReasoning(result, where);
   if (has_calls) NormalizeToolCalls(result["tool_calls"], form, where + ".tool_calls");
   Json content = result.value("content", Json());
   if (content.is_array()) {
     content = JoinParts(content, where + ".content");
   } else if (content.is_null()) {
-    if (!has_calls) Bad(where + ".content", "is missing: it has to be a string or text parts");
-    if (!result.contains("content") || form.empty_for_null) content = "";
+    if (!has_calls && !has_reasoning) {
+      Bad(where + ".content", "is missing: it has to be a string or text parts");
+    }
+    if (!has_calls || !result.contains("content") || form.empty_for_null) content = "";
   } else if (!content.is_string()) {
     Bad(where + ".content",
         fmt::format("has to be a string or text parts, not {}", content.type_name()));
   }
-  if (has_calls && form.null_for_empty && content == "") content = nullptr;
+  const bool is_empty = content.is_null() || content == Json("");
+  if (form.thinking && has_reasoning && has_calls && is_empty) {
+    result["thinking"] = result["reasoning"];
+  }
+  if (has_calls && form.null_for_empty && is_empty) content = nullptr;
   result["content"] = std::move(content);
   return result;
 }
 
 }  // namespace
 
-Json NormalizeMessages(const Json& messages, const ToolCallForm& form) {
+Json NormalizeMessages(const Json& messages, const MessageForm& form) {
   if (!messages.is_array()) Bad("messages", "has to be an array");
   if (messages.empty()) Bad("messages", "is empty: a conversation has at least one message");
   Json result = Json::array();

@@ -10,8 +10,8 @@
 
 namespace moesaic {
 
-// Templates disagree about what a message with tool calls looks like; ChatTemplate finds out.
-struct ToolCallForm {
+// Templates disagree about what an answer with tool calls looks like; ChatTemplate finds out.
+struct MessageForm {
   enum class Arguments {
     kObject,   // as most templates iterate over them
     kText,     // JSON text
@@ -22,6 +22,9 @@ struct ToolCallForm {
   // Face, but for templates that fail so; absent content is empty text, or none.
   bool null_for_empty = false;
   bool empty_for_null = false;
+  // The template reads the reasoning of a message with tool calls as `thinking`, and wants no
+  // content beside it (gpt-oss).
+  bool thinking = false;
 };
 
 // Error(kInvalidArgument) that says where: "messages[3].content[1].type".
@@ -36,9 +39,10 @@ class MessageError : public Error {
   std::shared_ptr<const std::string> where_;  // shared: copying must not throw
 };
 
-// Content given as parts is joined with line breaks. Throws MessageError.
+// Content given as parts is joined with line breaks. Reasoning has two names, `reasoning` and
+// `reasoning_content`; a message that has one gets both. Throws MessageError.
 nlohmann::ordered_json NormalizeMessages(const nlohmann::ordered_json& messages,
-                                         const ToolCallForm& form);
+                                         const MessageForm& form);
 void CheckTools(const nlohmann::ordered_json& tools);
 
 }  // namespace moesaic

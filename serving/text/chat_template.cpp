@@ -30,7 +30,7 @@ RenderContext MakeContext(const RenderContext& special_tokens, const Json& messa
 // is not in the prompt as the model was trained to write it.
 std::optional<std::string> ProbeToolCall(const Template& chat_template,
                                          const RenderContext& special_tokens,
-                                         const ToolCallForm& form) {
+                                         const MessageForm& form) {
   const Json tools = Json::parse(R"([{"type": "function", "function": {"name": "probe_tool",
       "description": "probes", "parameters": {"type": "object", "properties": {}}}}])");
   const Json messages = Json::parse(R"([{"role": "user", "content": "question"},
@@ -56,14 +56,19 @@ std::optional<std::string> ProbeToolCall(const Template& chat_template,
 }
 
 // Tries the forms in turn, those that most templates take first.
-ToolCallForm FindToolCallForm(const Template& chat_template, const RenderContext& special_tokens) {
-  using Arguments = ToolCallForm::Arguments;
+MessageForm FindMessageForm(const Template& chat_template, const RenderContext& special_tokens) {
+  using Arguments = MessageForm::Arguments;
   for (const Arguments arguments : {Arguments::kObject, Arguments::kText}) {
-    ToolCallForm form{arguments, /*null_for_empty=*/false, /*empty_for_null=*/false};
+    MessageForm form;
+    form.arguments = arguments;
     const bool takes_empty = ProbeToolCall(chat_template, special_tokens, form).has_value();
     form.null_for_empty = true;
     const bool takes_null = ProbeToolCall(chat_template, special_tokens, form).has_value();
-    if (takes_empty) return {arguments, false, !takes_null};
+    if (takes_empty) {
+      form.null_for_empty = false;
+      form.empty_for_null = !takes_null;
+      return form;
+    }
     if (takes_null) return form;
   }
   return {};
@@ -76,21 +81,22 @@ struct ChatTemplate::Variant {
   Variant(const std::string& name, const std::string& source, const RenderContext& special_tokens) {
     try {
       compiled.emplace(source, name);
-      form = FindToolCallForm(*compiled, special_tokens);
+      form = FindMessageForm(*compiled, special_tokens);
+      form.thinking = source.find("message.thinking") != std::string::npos;
     } catch (const Error& error) {
       why_unusable = error.what();
     }
   }
 
   std::optional<Template> compiled;  // nullopt: why_unusable
-  ToolCallForm form;
+  MessageForm form;
   std::string why_unusable;
 };
 
 ChatTemplate::ChatTemplate(std::string name, const std::string& source,
                            const std::string& with_tools_source,
                            const SpecialTokens& special_tokens)
-    : name_(std::move(name)) {
+    : name_(std::move(name)), text_(source + "\n" + with_tools_source) {
   for (const auto& [key, text] : special_tokens) {
     special_tokens_.emplace_back(key, Value::String(text));
   }

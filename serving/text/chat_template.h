@@ -47,10 +47,13 @@ class ChatTemplate {
 
   // Why every conversation without tools is refused; empty: it is not.
   const std::string& why_unusable() const;
+  // What the template is made of: it tells what the model was trained to write.
+  const std::string& text() const { return text_; }
 
  private:
   struct Variant;
   std::string name_;
+  std::string text_;
   jinja::RenderContext special_tokens_;
   std::unique_ptr<const Variant> plain_;
   std::unique_ptr<const Variant> with_tools_;  // may be null
@@ -63,6 +66,9 @@ class ChatTemplate {
 // A template that does not parse and a list without a usable entry are logged; the result then
 // refuses what it is asked to render. Throws Error(kCorrupt) for files that are not what they
 // should be.
-std::unique_ptr<const ChatTemplate> LoadChatTemplate(const std::filesystem::path& model_dir);
+//
+// `instead`: a file with the template to use in place of the model's; empty: none.
+std::unique_ptr<const ChatTemplate> LoadChatTemplate(const std::filesystem::path& model_dir,
+                                                     const std::filesystem::path& instead = {});
 
 }  // namespace moesaic

@@ -96,14 +96,18 @@ bool FromConfig(const Json& config, const std::filesystem::path& path, Sources& 
 
 }  // namespace
 
-std::unique_ptr<const ChatTemplate> LoadChatTemplate(const std::filesystem::path& model_dir) {
+std::unique_ptr<const ChatTemplate> LoadChatTemplate(const std::filesystem::path& model_dir,
+                                                     const std::filesystem::path& instead) {
   const std::filesystem::path config_path = model_dir / "tokenizer_config.json";
   const std::filesystem::path legacy_path = model_dir / "chat_template.json";
   const std::filesystem::path jinja_path = model_dir / "chat_template.jinja";
   const Json config = ReadJson(config_path);
   Sources sources;
   std::filesystem::path found = jinja_path;
-  if (std::filesystem::exists(jinja_path)) {
+  if (!instead.empty()) {
+    sources.plain = ReadTextFile(instead, kMaxTemplateBytes);
+    found = instead;
+  } else if (std::filesystem::exists(jinja_path)) {
     sources.plain = ReadTemplate(jinja_path);
     sources.with_tools = ReadTemplate(model_dir / "additional_chat_templates" / "tool_use.jinja");
   } else if (FromConfig(ReadJson(legacy_path), legacy_path, sources)) {

@@ -1,5 +1,7 @@
 #include "serving/text/detokenizer.h"
 
+#include <algorithm>
+
 #include "serving/text/unicode.h"
 
 namespace moesaic {
@@ -37,7 +39,10 @@ Detokenizer::Detokenizer(const Tokenizer& tokenizer, const DetokenizerOptions& o
 }
 
 void Detokenizer::Add(int32_t id, std::string* out) {
-  if (options_.skip_special && tokenizer_.IsSpecial(id)) return;
+  if (options_.skip_special && tokenizer_.IsSpecial(id)) {
+    const std::span<const int32_t> shown = options_.shown_special;
+    if (std::find(shown.begin(), shown.end(), id) == shown.end()) return;
+  }
   if (tokenizer_.IdToToken(id).empty()) return;
   const DecodeRules& rules = tokenizer_.decode_rules();
   if (at_first_) {

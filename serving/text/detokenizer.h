@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -28,6 +29,7 @@ class Utf8Assembler {
 
 struct DetokenizerOptions {
   bool skip_special = true;
+  std::span<const int32_t> shown_special = {};  // but not these; outlives the detokenizer
   // The ids go on from other text (a prompt): the rules for a text's beginning do not apply, so
   // that "▁world" is " world".
   bool continues_text = false;

@@ -50,9 +50,10 @@ class MoesaicServer:
 
     With `endless`, the model's context is so long that long_request() outlasts any test."""
 
-    def __init__(self, *flags, endless=False, wait_ready=True):
+    def __init__(self, *flags, endless=False, wait_ready=True, model=MODEL):
         self._directory = tempfile.TemporaryDirectory() if endless else None
-        model = with_long_context(self._directory.name) if endless else MODEL
+        if endless:
+            model = with_long_context(self._directory.name)
         command = [BINARY, "serve", model, "--port", "0", "--served-model-name", "sample", *flags]
         if endless:
             command += ["--max-model-len", str(ENDLESS_TOKENS)]

@@ -9,6 +9,7 @@
 #include "core/base/check.h"
 #include "serving/api/api_error.h"
 #include "serving/api/api_request.h"
+#include "serving/api/tokenize.h"
 #include "serving/http/request_reader.h"
 
 namespace {

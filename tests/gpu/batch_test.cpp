@@ -103,7 +103,7 @@ EngineOptions JobOptions() {
 }
 
 std::vector<std::vector<int32_t>> Answers(const EngineOptions& options, const BatchPlan& plan) {
-  BatchEngine engine(options, plan);
+  BatchEngine engine({options, OpenModelFiles(options), plan});
   std::vector<std::shared_ptr<Collector>> sinks;
   for (int r = 0; r < 6; ++r) {
     EngineRequest request = Greedy({5 + r, 42, 79}, 3);
@@ -132,11 +132,11 @@ TEST_P(CudaBatchTest, GpuMemoryIsACap) {
   EXPECT_EQ(all.dense_on_device, GetParam() == DenseMode::kOn);
   uint64_t sum = 0;
   uint64_t fixed = 0;
-  for (const LedgerEntry& entry : all.devices.at(0).ledger) {
+  for (const MemoryItem& entry : all.devices.at(0).ledger.items) {
     sum += entry.bytes;
     if (entry.name != "expert slots") fixed += entry.bytes;
   }
-  EXPECT_EQ(sum, all.devices.at(0).memory_bytes);
+  EXPECT_EQ(sum, all.devices.at(0).ledger.total_bytes());
   const auto expected = Answers(options, all);
   options.devices.memory = "auto";
   for (const uint64_t slots : {3, 40}) {
@@ -163,7 +163,7 @@ TEST_P(CudaBatchTest, WithoutRoomTheDensePartStaysOnTheHost) {
   UseComputingDevices(options.devices, why_not);
   options.devices.dense = DenseMode::kOff;
   options.devices.memory = "10%";
-  const uint64_t bytes = PlanBatch(options, {6, 3, 3}).devices.at(0).memory_bytes;
+  const uint64_t bytes = PlanBatch(options, {6, 3, 3}).devices.at(0).ledger.total_bytes();
   options.devices.dense = DenseMode::kAuto;
   options.devices.memory = "auto";
   options.devices.gpu_memory = std::to_string(bytes);

@@ -12,7 +12,7 @@
 #include "core/base/units.h"
 #include "serving/online/create_engine.h"
 #include "serving/online/engine_devices.h"
-#include "serving/online/engine_parts.h"
+#include "serving/online/part_options.h"
 #include "tests/gpu/engine_machine.h"
 #include "tests/gpu/sample_model.h"
 #include "tests/serving/online/engine_harness.h"
@@ -73,7 +73,7 @@ class CudaEngineTest : public testing::TestWithParam<DenseMode> {
   uint64_t Fixed() {
     uint64_t bytes = 0;
     const DevicePlan device = PlanEngine(options_).devices.at(0);
-    for (const LedgerEntry& entry : device.ledger) {
+    for (const MemoryItem& entry : device.ledger.items) {
       if (entry.name != "expert slots") bytes += entry.bytes;
     }
     EXPECT_GT(bytes, 0u);
@@ -128,7 +128,7 @@ TEST_P(CudaEngineTest, ASecondDeviceDoesNotChangeAnswers) {
   if (!UseComputingDevices(options_.devices, why_not)) GTEST_SKIP() << "SKIPPED: " << why_not;
   const EnginePlan plan = PlanEngine(options_);
   EXPECT_EQ(plan.devices.at(0).slots, plan.devices.at(1).slots);
-  EXPECT_EQ(plan.devices.at(0).memory_bytes > plan.devices.at(1).memory_bytes,
+  EXPECT_EQ(plan.devices.at(0).ledger.total_bytes() > plan.devices.at(1).ledger.total_bytes(),
             GetParam() == DenseMode::kOn);
   EXPECT_EQ(Answers(options_), expected);
 }
@@ -146,15 +146,15 @@ TEST_P(CudaEngineTest, TheLedgerAddsUp) {
     options_.devices.memory = memory;
     const DevicePlan device = PlanEngine(options_).devices.at(0);
     uint64_t sum = 0;
-    for (const LedgerEntry& entry : device.ledger) sum += entry.bytes;
-    EXPECT_EQ(sum, device.memory_bytes);
-    EXPECT_LE(sum, device.limit_bytes);
+    for (const MemoryItem& entry : device.ledger.items) sum += entry.bytes;
+    EXPECT_EQ(sum, device.ledger.total_bytes());
+    EXPECT_LE(sum, device.ledger.limit_bytes);
   }
   options_.devices.memory = "auto";
   options_.devices.gpu_memory = "1GiB";  // more than all experts take
   const DevicePlan device = PlanEngine(options_).devices.at(0);
   EXPECT_EQ(device.slots, device.experts);
-  EXPECT_LT(device.memory_bytes, device.limit_bytes);
+  EXPECT_LT(device.ledger.total_bytes(), device.ledger.limit_bytes);
 }
 
 TEST_P(CudaEngineTest, WhatCannotBeServedIsRefused) {
@@ -175,7 +175,7 @@ TEST_P(CudaEngineTest, WhatCannotBeServedIsRefused) {
   options.devices.miss = MissMode::kHost;
   EXPECT_EQ(has(Refusal(options, ErrorKind::kInvalidArgument), "--numerics fast"), "");
   options = options_;
-  options.dtype = "float32";
+  options.dtype = WeightType::kF32;
   EXPECT_EQ(has(Refusal(options, ErrorKind::kUnsupported), "--dtype bfloat16"), "");
   options = options_;
   options.max_num_batched_tokens = 20'000;
@@ -190,8 +190,8 @@ INSTANTIATE_TEST_SUITE_P(Dense, CudaEngineTest, testing::Values(DenseMode::kOff,
 // Where the dense part goes, and what of it is told.
 class CudaDenseTest : public CudaEngineTest {
  protected:
-  static uint64_t Entry(const std::vector<LedgerEntry>& ledger, const std::string& name) {
-    for (const LedgerEntry& entry : ledger) {
+  static uint64_t Entry(const MemoryLedger& ledger, const std::string& name) {
+    for (const MemoryItem& entry : ledger.items) {
       if (entry.name == name) return entry.bytes;
     }
     return 0;
@@ -203,7 +203,7 @@ TEST_P(CudaDenseTest, KeysAndValuesMoveToTheDevice) {
   const EnginePlan on_device = PlanEngine(options_);
   options_.devices.dense = DenseMode::kOff;
   const EnginePlan on_host = PlanEngine(options_);
-  const std::vector<LedgerEntry>& ledger = on_device.devices.at(0).ledger;
+  const MemoryLedger& ledger = on_device.devices.at(0).ledger;
   EXPECT_EQ(Entry(ledger, "KV cache"), Entry(on_host.ledger, "KV cache"));
   EXPECT_EQ(Entry(on_device.ledger, "KV cache"), 0u);
   EXPECT_GT(Entry(ledger, "KV cache"), 0u);
@@ -233,11 +233,11 @@ TEST_P(CudaDenseTest, KvMemoryIsAShareOfTheDevice) {
   options_.kv_memory = "auto";
   const DevicePlan automatic = PlanEngine(options_).devices.at(0);
   EXPECT_GT(Entry(automatic.ledger, "KV cache"), 0u);
-  EXPECT_LE(Entry(automatic.ledger, "KV cache"), automatic.limit_bytes / 4);
+  EXPECT_LE(Entry(automatic.ledger, "KV cache"), automatic.ledger.limit_bytes / 4);
   options_.kv_memory = "12%";
   const DevicePlan share = PlanEngine(options_).devices.at(0);
-  EXPECT_LE(Entry(share.ledger, "KV cache"), share.limit_bytes * 12 / 100);
-  EXPECT_GE(Entry(share.ledger, "KV cache"), share.limit_bytes * 11 / 100);
+  EXPECT_LE(Entry(share.ledger, "KV cache"), share.ledger.limit_bytes * 12 / 100);
+  EXPECT_GE(Entry(share.ledger, "KV cache"), share.ledger.limit_bytes * 11 / 100);
 }
 
 // Two of the sample model's KV heads over three devices: one has no keys and values.
@@ -258,8 +258,8 @@ TEST_P(CudaDenseTest, ShardsHaveTheAnswersOfOneDevice) {
       EXPECT_GT(Entry(device.ledger, "dense workspace"), 0u);
       EXPECT_LT(Entry(device.ledger, "dense weights"), Entry(one.ledger, "dense weights"));
       uint64_t sum = 0;
-      for (const LedgerEntry& entry : device.ledger) sum += entry.bytes;
-      EXPECT_EQ(sum, device.memory_bytes);
+      for (const MemoryItem& entry : device.ledger.items) sum += entry.bytes;
+      EXPECT_EQ(sum, device.ledger.total_bytes());
     }
     EXPECT_EQ(kv_bytes, Entry(one.ledger, "KV cache"));
     EXPECT_EQ(Answers(options_), expected) << devices;
@@ -278,7 +278,7 @@ TEST_P(CudaDenseTest, KvMemoryOfShards) {
   options_.max_model_len = 0;
   options_.kv_memory = "auto";
   const EnginePlan automatic = PlanEngine(options_);
-  const uint64_t limit = automatic.devices.at(0).limit_bytes;
+  const uint64_t limit = automatic.devices.at(0).ledger.limit_bytes;
   EXPECT_EQ(Entry(automatic.devices.at(0).ledger, "KV cache"), 0u);
   for (const size_t d : {size_t{1}, size_t{2}}) {
     EXPECT_GT(Entry(automatic.devices.at(d).ledger, "KV cache"), 0u);
@@ -306,8 +306,8 @@ TEST_P(CudaDenseTest, TheHostKeepsNothingOfTheDensePart) {
   EXPECT_GT(Entry(on_host.ledger, "dense weights"), 0u);
   EXPECT_LT(Entry(on_device.ledger, "workspace"), Entry(on_host.ledger, "workspace"));
   uint64_t sum = 0;
-  for (const LedgerEntry& entry : on_device.ledger) sum += entry.bytes;
-  EXPECT_EQ(sum, on_device.total_bytes);
+  for (const MemoryItem& entry : on_device.ledger.items) sum += entry.bytes;
+  EXPECT_EQ(sum, on_device.ledger.total_bytes());
 }
 
 TEST_P(CudaDenseTest, ByDefaultItIsThereWhenItFits) {
@@ -335,11 +335,12 @@ TEST_P(CudaDenseTest, ByDefaultItIsThereWhenItFits) {
   // What no kernel does.
   options_.devices.dense = DenseMode::kAuto;
   options_.devices.gpu_memory = "auto";
-  for (const char* type : {"float32", "int8"}) {
+  for (const WeightType type : {WeightType::kF32, WeightType::kInt8}) {
     options_.kv_cache_dtype = type;
     plan = PlanEngine(options_);
     EXPECT_EQ(plan.dense_devices, 0);
-    EXPECT_NE(plan.why_dense_on_host.find(type), std::string::npos) << plan.why_dense_on_host;
+    EXPECT_NE(plan.why_dense_on_host.find(NameOf(kKvDtypes, type)), std::string::npos)
+        << plan.why_dense_on_host;
   }
 }
 
@@ -383,7 +384,7 @@ TEST_P(CudaDenseTest, WhatItCannotDoIsRefused) {
   EXPECT_EQ(has(too_little, "--gpu-dense off"), "");
   EXPECT_EQ(has(too_little, "--kv-memory"), "");
   options = options_;
-  options.kv_cache_dtype = "float32";
+  options.kv_cache_dtype = WeightType::kF32;
   EXPECT_EQ(has(Refusal(options, ErrorKind::kUnsupported), "--kv-cache-dtype bfloat16"), "");
   for (const DenseMode mode : {DenseMode::kOn, DenseMode::kSharded}) {
     options = options_;

@@ -201,8 +201,8 @@ TEST(TopologyTest, ReadsCoresNodesAndMemory) {
   EXPECT_EQ(topology.cpus[6].node, 1);
   EXPECT_EQ(topology.pin_order(), (std::vector<int>{0, 1, 2, 3, 4, 5, 6}));
   EXPECT_EQ(topology.usable_memory_bytes(), 2048000u);
-  EXPECT_EQ(ParseNumaPolicy("auto", topology), NumaPolicy::kSlice);
-  EXPECT_EQ(ParseNumaPolicy("interleave", topology), NumaPolicy::kInterleave);
+  EXPECT_EQ(ChooseNumaPolicy(std::nullopt, topology), NumaPolicy::kSlice);
+  EXPECT_EQ(ChooseNumaPolicy(NumaPolicy::kInterleave, topology), NumaPolicy::kInterleave);
   EXPECT_EQ(topology.slice_nodes(), (std::vector<int>{0, 1}));
 
   // Nodes take turns; CPU 7 is missing on the second, so that the first has the last place.
@@ -229,7 +229,7 @@ TEST(TopologyTest, ReadsCoresNodesAndMemory) {
   // The process may use CPUs of the second node only: there is nothing to slice over.
   const Topology half = ReadTopology(root.path(), std::vector<int>{2, 3});
   EXPECT_TRUE(half.slice_nodes().empty());
-  EXPECT_EQ(ParseNumaPolicy("auto", half), NumaPolicy::kInterleave);
+  EXPECT_EQ(ChooseNumaPolicy(std::nullopt, half), NumaPolicy::kInterleave);
   EXPECT_TRUE(half.thread_layout(false, true).nodes.empty());
 }
 
@@ -240,8 +240,7 @@ TEST(TopologyTest, PinsSiblingsLast) {
   EXPECT_EQ(topology.pin_order(), (std::vector<int>{0, 2, 1, 3}));
   ASSERT_EQ(topology.nodes.size(), 1u);
   EXPECT_EQ(topology.nodes[0].cpus.size(), 4u);
-  EXPECT_EQ(ParseNumaPolicy("auto", topology), NumaPolicy::kOff);
-  EXPECT_THROW(ParseNumaPolicy("both", topology), Error);
+  EXPECT_EQ(ChooseNumaPolicy(std::nullopt, topology), NumaPolicy::kOff);
 }
 
 TEST(TopologyTest, QuotaRoundsUpAndCapsThreads) {

@@ -23,13 +23,24 @@ TEST(UnitsTest, RefusesWhatIsNotASize) {
   }
 }
 
+TEST(UnitsTest, WritesSizesThatReadTheSame) {
+  EXPECT_EQ(SizeText(0), "0");
+  EXPECT_EQ(SizeText(1500), "1500");
+  EXPECT_EQ(SizeText(16 << 20), "16MiB");
+  EXPECT_EQ(SizeText(3 << 19), "1536KiB");
+  for (const uint64_t bytes : {uint64_t{1}, uint64_t{1023}, uint64_t{1} << 40, uint64_t{7} << 52}) {
+    EXPECT_EQ(ParseBytes(SizeText(bytes), "--x"), bytes);
+  }
+}
+
 TEST(UnitsTest, ParsesPercentages) {
-  EXPECT_EQ(ParseBytesOrPercent("25%", 1000, "--x"), 250u);
-  EXPECT_EQ(ParseBytesOrPercent("12.5%", 1000, "--x"), 125u);
-  EXPECT_EQ(ParseBytesOrPercent("100%", 1000, "--x"), 1000u);
-  EXPECT_EQ(ParseBytesOrPercent("2KiB", 1000, "--x"), 2048u);
-  EXPECT_THROW(ParseBytesOrPercent("101%", 1000, "--x"), Error);
-  EXPECT_THROW(ParseBytesOrPercent("%", 1000, "--x"), Error);
+  EXPECT_EQ(ParsePercent("25%", "--x"), 25);
+  EXPECT_EQ(ParsePercent(" 12.5 % ", "--x"), 12.5);
+  EXPECT_EQ(ParsePercent("0%", "--x"), 0);
+  EXPECT_EQ(ParsePercent("100%", "--x"), 100);
+  for (const char* text : {"101%", "%", "25", "-1%", "x%", "2KiB", "1%%", ""}) {
+    EXPECT_THROW(ParsePercent(text, "--x"), Error) << text;
+  }
 }
 
 TEST(UnitsTest, CheckedArithmetic) {
@@ -44,6 +55,14 @@ TEST(UnitsTest, Formats) {
   EXPECT_EQ(FormatBytes(1024), "1.0 KiB");
   EXPECT_EQ(FormatBytes(1 << 20), "1.0 MiB");
   EXPECT_EQ(FormatBytes(19818086), "18.9 MiB");
+  EXPECT_EQ(FormatRate(0), "0 B/s");
+  EXPECT_EQ(FormatRate(999), "999 B/s");
+  EXPECT_EQ(FormatRate(12345), "12.3 kB/s");
+  EXPECT_EQ(FormatRate(1.234e9), "1.23 GB/s");
+  EXPECT_EQ(FormatRate(123.4e9), "123 GB/s");
+  EXPECT_EQ(FormatCount(11.06e6), "11.1 M");
+  EXPECT_EQ(FormatCount(30.5e9), "30.5 G");
+  EXPECT_EQ(FormatCount(7), "7");
 }
 
 }  // namespace

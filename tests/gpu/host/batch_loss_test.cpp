@@ -117,7 +117,7 @@ struct Outcome {
 
 // Every request ends, with as many tokens as it asked for or with an error.
 Outcome RunJob(const EngineOptions& options) {
-  BatchEngine engine(options, PlanBatch(options, {3, 3, 2}));
+  BatchEngine engine(SetUpBatch(options, {3, 3, 2}));
   std::vector<std::shared_ptr<Collector>> sinks;
   for (int r = 0; r < 3; ++r) {
     EngineRequest request = Greedy({5 + r, 42, 79}, 2);

@@ -22,7 +22,7 @@ struct FusedMultiplyAddDown {
     const double lost = (product - (sum - of_c)) + (c - of_c);
     const auto nearest = static_cast<float>(sum);
     const bool above = nearest > sum || (nearest == sum && lost < 0);
-    return above ? std::nextafterf(nearest, -std::numeric_limits<float>::infinity()) : nearest;
+    return above ? std::nextafter(nearest, -std::numeric_limits<float>::infinity()) : nearest;
   }
 };
 // Of a number and NaN it is the number.

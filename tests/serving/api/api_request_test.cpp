@@ -284,6 +284,9 @@ TEST(ApiRequestTest, ToolsAndTemplateOptions) {
   EXPECT_EQ(ChatParam(R"("tools":[{}])"), "tools[0]");
   EXPECT_EQ(ChatParam(R"("tool_choice":"required")"), "tool_choice");
   EXPECT_EQ(ChatParam(R"("tool_choice":{"type":"function"})"), "tool_choice");
+  EXPECT_EQ(ChatParam(R"("tool_choice":"sometimes")"), "tool_choice");
+  EXPECT_EQ(ChatParam(R"("tool_choice":{"type":7})"), "tool_choice.type");
+  EXPECT_EQ(ChatParam(R"("tool_choice":7)"), "tool_choice");
   EXPECT_EQ(ChatParam(R"("tools":[{"type":"function","function":{}}],"tool_choice":"auto")"),
             "accepted");
   EXPECT_EQ(ChatParam(R"("chat_template":"{{ x }}")"), "chat_template");
@@ -295,6 +298,53 @@ TEST(ApiRequestTest, ToolsAndTemplateOptions) {
           "tools":[{"type":"function","function":{}}],"tool_choice":"none"})");
   EXPECT_FALSE(request.chat.add_generation_prompt);
   EXPECT_TRUE(request.chat.tools.is_null());
+}
+
+TEST(ApiRequestTest, ForcedCallsNeedGrammars) {
+  for (const char* choice : {R"("required")", R"({"type":"function","function":{"name":"f"}})",
+                             R"({"type":"allowed_tools","allowed_tools":{}})"}) {
+    try {
+      ParseChatRequest(std::string(R"({"messages":[{"role":"u","content":""}],"tool_choice":)") +
+                       choice + "}");
+      ADD_FAILURE() << choice;
+    } catch (const ApiError& error) {
+      EXPECT_NE(std::string_view(error.what()).find("grammar"), std::string_view::npos);
+    }
+  }
+}
+
+TEST(ApiRequestTest, Reasoning) {
+  const auto kwargs = [](const std::string& fields) {
+    return DumpJson(ParseChatRequest(R"({"messages":[{"role":"u","content":""}],)" + fields + "}")
+                        .chat.template_kwargs);
+  };
+  EXPECT_EQ(kwargs(R"("reasoning_effort":"high")"), R"({"reasoning_effort":"high"})");
+  EXPECT_EQ(kwargs(R"("reasoning_effort":"none")"),
+            R"({"reasoning_effort":"none","enable_thinking":false,"thinking":false})");
+  EXPECT_EQ(kwargs(R"("thinking":{"type":"enabled"})"),
+            R"({"enable_thinking":true,"thinking":true})");
+  // What the template is told directly counts.
+  EXPECT_EQ(kwargs(R"("chat_template_kwargs":{"thinking":1},"thinking":{"type":"disabled"})"),
+            R"({"thinking":1,"enable_thinking":false})");
+  EXPECT_EQ(ChatParam(R"("reasoning_effort":"huge")"), "reasoning_effort");
+  EXPECT_EQ(ChatParam(R"("thinking":{"type":"maybe"})"), "thinking.type");
+  EXPECT_EQ(ChatParam(R"("parallel_tool_calls":3)"), "parallel_tool_calls");
+  const ChatInput chat =
+      ParseChatRequest(R"({"messages":[{"role":"u","content":""}],"parallel_tool_calls":false,
+          "separate_reasoning":false,"include_reasoning":false})")
+          .chat;
+  EXPECT_FALSE(chat.parallel_tool_calls || chat.separate_reasoning || chat.include_reasoning);
+}
+
+TEST(ApiRequestTest, ReasoningOfMessages) {
+  const ChatRequest request = ParseChatRequest(
+      R"({"messages":[{"role":"assistant","content":null,"reasoning_content":"so"}]})");
+  EXPECT_EQ(request.chat.messages[0]["reasoning"], "so");
+  EXPECT_EQ(request.chat.messages[0]["reasoning_content"], "so");
+  EXPECT_EQ(MessagesParam(R"([{"role":"assistant","content":"a","reasoning":7}])"),
+            "messages[0].reasoning");
+  EXPECT_EQ(MessagesParam(R"([{"role":"assistant","content":null,"reasoning":""}])"),
+            "messages[0].content");
 }
 
 TEST(ApiRequestTest, StopsOfExactlyTheLimitAreTaken) {

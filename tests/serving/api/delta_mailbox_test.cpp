@@ -42,12 +42,14 @@ TEST_F(DeltaMailboxTest, MergesByChoiceInOrder) {
   OutputDelta first = Delta("x");
   first.prompt_tokens.resize(3);
   first.queue_us = 42;
+  first.special_offsets = {0};
   one->OnDelta(first);
   zero->OnDelta(Delta("a"));
   one->OnDelta(Delta("y", 2));
   OutputDelta last = Delta("", 0);
   last.finish = FinishReason::kStop;
   last.stop_text = "s";
+  last.special_offsets = {7};
   last.usage.completion_tokens = 3;
   one->OnDelta(last);
   const auto mail = mailbox->Take();
@@ -57,6 +59,7 @@ TEST_F(DeltaMailboxTest, MergesByChoiceInOrder) {
   EXPECT_EQ(mail[0].delta.tokens.size(), 3u);
   EXPECT_EQ(mail[0].delta.prompt_tokens.size(), 3u);
   EXPECT_EQ(mail[0].delta.queue_us, 42);
+  EXPECT_EQ(mail[0].delta.special_offsets, (std::vector<size_t>{0, 7}));
   EXPECT_EQ(mail[0].delta.finish, FinishReason::kStop);
   EXPECT_EQ(mail[0].delta.stop_text, "s");
   EXPECT_EQ(mail[0].delta.usage.completion_tokens, 3);

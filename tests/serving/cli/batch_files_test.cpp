@@ -256,7 +256,7 @@ TEST_F(BatchFilesTest, AnOutputOfAnOlderVersionWarnsOnce) {
   fs::remove(paths_.record());
   const auto resume = [&] {
     ::testing::internal::CaptureStderr();
-    InitLogging(LogFormat::kText, "warn");
+    InitLogging({.level = LogLevel::kWarning});
     Resume();
     return ::testing::internal::GetCapturedStderr();
   };

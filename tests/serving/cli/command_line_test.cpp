@@ -14,7 +14,7 @@ namespace moesaic {
 namespace {
 
 struct Fixture {
-  RuntimeConfig config;
+  Settings settings;
   std::string output;
   bool verbose = false;
   CommandLine line{{"test", "MODEL", "A command.", {"moesaic test x"}}};
@@ -22,7 +22,7 @@ struct Fixture {
   explicit Fixture(SettingScope scope = {true, false}) {
     line.table().Add({"output", &output, "FILE", "Where to.", "Options", 'o'});
     line.table().Add({"verbose", &verbose, "", "More words.", "Options", 'v'});
-    line.UseSettings(config, scope);
+    line.UseSettings(settings, scope);
   }
   bool Parse(std::vector<std::string> arguments, std::vector<std::string> environment = {}) {
     return line.Parse({std::move(arguments), std::move(environment), "/usr/bin/moesaic"});
@@ -43,9 +43,9 @@ TEST(CommandLineTest, FlagsAndPositionals) {
   Fixture f;
   EXPECT_TRUE(f.Parse({"model", "--threads", "3", "-v", "-o", "out", "--max-num-seqs=7", "words",
                        "--no-prefix-cache", "-5", "-", "--", "--threads", "-x"}));
-  EXPECT_EQ(f.config.threads, 3);
-  EXPECT_EQ(f.config.max_num_seqs, 7);
-  EXPECT_FALSE(f.config.prefix_cache);
+  EXPECT_EQ(f.settings.engine.machine.threads, 3);
+  EXPECT_EQ(f.settings.engine.max_num_seqs, 7);
+  EXPECT_FALSE(f.settings.engine.prefix_cache);
   EXPECT_TRUE(f.verbose);
   EXPECT_EQ(f.output, "out");
   EXPECT_EQ(f.line.positionals(),
@@ -88,14 +88,14 @@ TEST(CommandLineTest, PrecedenceOverAllFourSources) {
   Fixture f;
   EXPECT_TRUE(f.Parse({"--threads", "1", "--config", name},
                       {"MOESAIC_THREADS=2", "MOESAIC_MAX_NUM_SEQS=20"}));
-  EXPECT_EQ(f.config.threads, 1);
-  EXPECT_EQ(f.config.max_num_seqs, 20);
-  EXPECT_EQ(f.config.port, 3000);
-  EXPECT_EQ(f.config.max_queue, 256);
+  EXPECT_EQ(f.settings.engine.machine.threads, 1);
+  EXPECT_EQ(f.settings.engine.max_num_seqs, 20);
+  EXPECT_EQ(f.settings.server.port, 3000);
+  EXPECT_EQ(f.settings.engine.max_queue, 256);
 
   Fixture by_variable;
   EXPECT_TRUE(by_variable.Parse({}, {"MOESAIC_CONFIG=" + name}));
-  EXPECT_EQ(by_variable.config.threads, 3);
+  EXPECT_EQ(by_variable.settings.engine.machine.threads, 3);
   std::filesystem::remove(name);
 }
 
@@ -104,33 +104,33 @@ TEST(CommandLineTest, TakesTheModel) {
     Fixture f;
     f.Parse({"dir", "prompt"});
     std::vector<std::string> rest = f.line.positionals();
-    EXPECT_EQ(TakeModel(f.line, f.config, rest), "dir");
+    EXPECT_EQ(TakeModel(f.line, f.settings.engine, rest), "dir");
     EXPECT_EQ(rest, std::vector<std::string>{"prompt"});
   }
   {
     Fixture f;  // with --model the arguments are all prompt
     f.Parse({"prompt", "--model", "dir"});
     std::vector<std::string> rest = f.line.positionals();
-    EXPECT_EQ(TakeModel(f.line, f.config, rest), "dir");
+    EXPECT_EQ(TakeModel(f.line, f.settings.engine, rest), "dir");
     EXPECT_EQ(rest, std::vector<std::string>{"prompt"});
   }
   {
     Fixture f;  // the environment's is a default only
     f.Parse({"dir"}, {"MOESAIC_MODEL=other"});
     std::vector<std::string> rest = f.line.positionals();
-    EXPECT_EQ(TakeModel(f.line, f.config, rest), "dir");
+    EXPECT_EQ(TakeModel(f.line, f.settings.engine, rest), "dir");
   }
   {
     Fixture f;
     f.Parse({}, {"MOESAIC_MODEL=other"});
     std::vector<std::string> rest;
-    EXPECT_EQ(TakeModel(f.line, f.config, rest), "other");
+    EXPECT_EQ(TakeModel(f.line, f.settings.engine, rest), "other");
   }
   {
     Fixture f;
     f.Parse({});
     std::vector<std::string> rest;
-    EXPECT_THROW(TakeModel(f.line, f.config, rest), Error);
+    EXPECT_THROW(TakeModel(f.line, f.settings.engine, rest), Error);
   }
 }
 

@@ -174,5 +174,34 @@ TEST_F(OutputProcessorTest, HalfCharactersAreHeld) {
   EXPECT_EQ(delta.stop_text, request_.stop[0]);
 }
 
+// Special tokens that are shown, and where, also behind text that is held back.
+TEST_F(OutputProcessorTest, ShownSpecialTokensAreTold) {
+  request_.ignore_eos = true;
+  OutputProcessor hidden = Make();
+  Add(hidden, "a");
+  AddToken(hidden, kEnd);
+  OutputDelta delta = hidden.Take();
+  EXPECT_EQ(delta.text, "a");
+  EXPECT_TRUE(delta.special_offsets.empty());
+
+  request_.shown_special_tokens = {kEnd};
+  request_.stop = {"b<end>!"};
+  OutputProcessor output = Make();
+  Add(output, "a\xC3\xA9");
+  AddToken(output, kEnd);
+  Add(output, "b");
+  delta = output.Take();
+  EXPECT_EQ(delta.text, "a\xC3\xA9<end>");
+  EXPECT_EQ(delta.special_offsets, (std::vector<size_t>{3}));
+  AddToken(output, kEnd);
+  delta = output.Take();
+  EXPECT_EQ(delta.text, "");
+  EXPECT_EQ(delta.special_offsets, (std::vector<size_t>{9}));
+  Add(output, "<end>");  // spelt out: text
+  delta = output.Take();
+  EXPECT_EQ(delta.text, "b<end><end>");
+  EXPECT_TRUE(delta.special_offsets.empty());
+}
+
 }  // namespace
 }  // namespace moesaic

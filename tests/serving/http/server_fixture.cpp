@@ -4,6 +4,7 @@
 
 #include <thread>
 
+#include "serving/api/chat_format.h"
 #include "serving/text/chat_template.h"
 
 namespace moesaic {
@@ -31,6 +32,7 @@ void ServerTest::SetModel() {
       "test", chat_template_.empty() ? kTemplate : chat_template_, "",
       ChatTemplate::SpecialTokens());
   model.created_unix_s = 77;
+  model.chat_format = MakeChatFormat(model.chat_template.get(), *model_tokenizer_, "auto", "auto");
   server_->SetModels({std::move(model)});
 }
 

@@ -180,7 +180,8 @@ TEST(DeferralEngineTest, RefusesWhatItIsNotFor) {
   options.max_model_len = 0;
   EXPECT_NE(DeferralRefusal(options).find("2 experts for each token"), std::string::npos);
   // Its memory is in the ledger.
-  EXPECT_GT(PlanEngine(Deferring(1)).total_bytes, PlanEngine(SmallOptions()).total_bytes);
+  EXPECT_GT(PlanEngine(Deferring(1)).ledger.total_bytes(),
+            PlanEngine(SmallOptions()).ledger.total_bytes());
 }
 
 }  // namespace

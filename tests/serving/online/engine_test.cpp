@@ -26,7 +26,7 @@ namespace {
 
 TEST(EngineTest, GreedyTextIsThatOfTheReference) {
   EngineOptions options = SmallOptions();
-  options.dtype = "float32";
+  options.dtype = WeightType::kF32;
   MetricsRegistry metrics;
   const auto engine = CreateEngine(options, metrics);
   std::vector<std::shared_ptr<Collector>> collectors;
@@ -466,11 +466,11 @@ TEST(PlanEngineTest, LedgerIsCheckedBeforeAnythingIsAllocated) {
   const EnginePlan plan = PlanEngine(options);
   EXPECT_EQ(plan.expert_slots, 64);
   EXPECT_EQ(plan.all_experts_bytes, 256u * 73728u);
-  uint64_t sum = 0;
-  for (const LedgerEntry& entry : plan.ledger) sum += entry.bytes;
-  EXPECT_EQ(sum, plan.total_bytes);
+  EXPECT_EQ(plan.ledger.bytes("expert cache"), 64u * 73728u);
+  EXPECT_GT(plan.ledger.bytes("KV cache"), 0u);
+  EXPECT_EQ(plan.ledger.limit_bytes, UINT64_MAX);
 
-  options.machine_memory_bytes = plan.total_bytes - 1;
+  options.machine_memory_bytes = plan.ledger.total_bytes() - 1;
   try {
     PlanEngine(options);
     FAIL();
@@ -488,10 +488,10 @@ TEST(PlanEngineTest, LedgerIsCheckedBeforeAnythingIsAllocated) {
   options = SmallOptions();
   const EnginePlan predicted = PlanEngine(options);
   EXPECT_GT(predicted.predictor_bytes, 0u);
-  EXPECT_EQ(predicted.total_bytes, plan.total_bytes + predicted.predictor_bytes);
+  EXPECT_EQ(predicted.ledger.total_bytes(), plan.ledger.total_bytes() + predicted.predictor_bytes);
   // The predictor of so small a model is larger than its experts: they go first.
   options.expert_memory = "auto";
-  options.machine_memory_bytes = plan.total_bytes - 1;
+  options.machine_memory_bytes = plan.ledger.total_bytes() - 1;
   EXPECT_EQ(PlanEngine(options).expert_slots, 63);
   options.expert_memory = "100%";
   options.machine_memory_bytes = 0;
@@ -548,7 +548,7 @@ TEST(PlanEngineTest, AutoSharesWhatIsLeft) {
   EXPECT_EQ(all.expert_budget_bytes, all.all_experts_bytes);
 
   // A quarter of what is left would be half of the context that was asked for.
-  const uint64_t fixed_bytes = all.total_bytes - all.all_experts_bytes - (2 << 20);
+  const uint64_t fixed_bytes = all.ledger.total_bytes() - all.all_experts_bytes - (2 << 20);
   options.kv_memory = options.expert_memory = "auto";
   options.machine_memory_bytes = fixed_bytes + (4 << 20);
   const EnginePlan asked = PlanEngine(options);
@@ -561,7 +561,34 @@ TEST(PlanEngineTest, AutoSharesWhatIsLeft) {
   options.machine_memory_bytes = fixed_bytes + (8 << 20);
   const EnginePlan predicted = PlanEngine(options);
   EXPECT_GT(predicted.predictor_bytes, 0u);
-  EXPECT_LE(predicted.total_bytes, options.machine_memory_bytes);
+  EXPECT_LE(predicted.ledger.total_bytes(), options.machine_memory_bytes);
+}
+
+// However little is left beside whole experts: a predictor, and the copies of it that are saved,
+// take their memory from the experts', and the plan stays within what was given.
+TEST(PlanEngineTest, AutoPaysForThePredictor) {
+  EngineOptions options = SmallOptions();
+  options.predictor = "none";
+  options.expert_memory = "100%";
+  const EnginePlan all = PlanEngine(options);
+  const uint64_t others_bytes = all.ledger.total_bytes() - all.all_experts_bytes;
+  options.predictor = "frequency";
+  options.expert_memory = "auto";
+  for (const char* state_file : {"", "state"}) {
+    options.state_file = state_file;
+    const uint64_t copies = options.state_file.empty() ? 1 : 3;
+    for (uint64_t beside = 0; beside < all.slot_bytes; beside += all.slot_bytes / 8) {
+      SCOPED_TRACE(fmt::format("'{}', {} bytes beside whole experts", state_file, beside));
+      const uint64_t left_bytes = 100 * all.slot_bytes + beside;
+      options.machine_memory_bytes = others_bytes + left_bytes;
+      const EnginePlan plan = PlanEngine(options);
+      ASSERT_GT(plan.predictor_bytes, 0u);
+      ASSERT_LT(plan.predictor_bytes, left_bytes / 12);
+      EXPECT_EQ(plan.expert_budget_bytes, left_bytes - copies * plan.predictor_bytes);
+      EXPECT_EQ(plan.ledger.bytes("state to save"), (copies - 1) * plan.predictor_bytes);
+      EXPECT_LE(plan.ledger.total_bytes(), options.machine_memory_bytes);
+    }
+  }
 }
 
 }  // namespace

@@ -17,7 +17,7 @@
 #include "serving/engine/engine.h"
 #include "serving/model/expert_sources.h"
 #include "serving/online/create_engine.h"
-#include "serving/online/engine_parts.h"
+#include "serving/online/part_options.h"
 #include "serving/online/read_health.h"
 #include "tests/core/base/temp_dir.h"
 #include "tests/serving/online/engine_harness.h"
@@ -91,7 +91,7 @@ TEST(EngineTest, DamagedExpertsOfAStoreFailTheRequestAndNothingElse) {
   const TempDir dir;
   const auto store = dir.path() / "store";
   EngineOptions options = SmallOptions();
-  options.dtype = "float32";  // as the reference
+  options.dtype = WeightType::kF32;  // as the reference
   {
     const ModelFiles files = OpenModelFiles(options);
     ThreadPool pool(2, {});

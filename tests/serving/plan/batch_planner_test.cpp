@@ -48,12 +48,6 @@ ModuleCosts SomeCosts() {
   return costs;
 }
 
-uint64_t LedgerSum(const BatchPlan& plan) {
-  uint64_t sum = 0;
-  for (const LedgerEntry& entry : plan.ledger) sum += entry.bytes;
-  return sum;
-}
-
 TEST(BatchPlannerTest, PlansWhatFitsAndSaysWhatItExpects) {
   const ModuleCosts costs = SomeCosts();
   const Workload workload = UniformWorkload(60, 20, 300);
@@ -65,12 +59,11 @@ TEST(BatchPlannerTest, PlansWhatFitsAndSaysWhatItExpects) {
     const ModelFiles files = OpenModelFiles(options);
     const BatchPlan plan = PlanBatchJob(options, files, workload, &costs);
     SCOPED_TRACE(mib);
-    EXPECT_LE(plan.total_bytes, options.machine_memory_bytes);
-    EXPECT_EQ(LedgerSum(plan), plan.total_bytes);
-    EXPECT_EQ(LedgerOf(options, files, plan.sizes).total_bytes, plan.total_bytes);
+    EXPECT_LE(plan.ledger.total_bytes(), options.machine_memory_bytes);
+    EXPECT_EQ(LedgerOf(options, files, plan.sizes).ledger.total_bytes(), plan.ledger.total_bytes());
     ASSERT_TRUE(plan.execution);
     const ExecutionPlan& execution = *plan.execution;
-    EXPECT_EQ(execution.ledgers.front().total_bytes(), plan.total_bytes);
+    EXPECT_EQ(execution.ledgers.front().total_bytes(), plan.ledger.total_bytes());
     EXPECT_TRUE(execution.ledgers.front().fits());
     EXPECT_EQ(execution.batch_sequences, plan.sizes.max_num_seqs);
     EXPECT_EQ(execution.token_budget, plan.sizes.max_batch_tokens);
@@ -230,8 +223,8 @@ TEST(BatchPlannerTest, PlansForAnEmulatedDevice) {
   const ModelFiles files = OpenModelFiles(options);
   const BatchPlan slow = PlanBatchJob(options, files, workload, &costs);
   ASSERT_TRUE(slow.execution);
-  EXPECT_EQ(LedgerOf(options, files, slow.sizes).total_bytes, slow.total_bytes);
-  EXPECT_LE(slow.total_bytes, options.machine_memory_bytes);
+  EXPECT_EQ(LedgerOf(options, files, slow.sizes).ledger.total_bytes(), slow.ledger.total_bytes());
+  EXPECT_LE(slow.ledger.total_bytes(), options.machine_memory_bytes);
   const PhasePrediction& decode = slow.execution->prediction.decode;
   EXPECT_EQ(decode.bottleneck, Resource::kLinkIn);
   EXPECT_GE(decode.period_s, decode.roofline_s * 0.99);
@@ -264,13 +257,13 @@ std::vector<double> RatesOfDevices(EngineOptions options) {
   costs.cores = 16;
   const Workload workload = UniformWorkload(30, 30, 200);
   options.devices.memory = "20%";
-  const ModelFiles files = OpenModelFiles(options, SelectKernels());
+  const ModelFiles files = OpenModelFiles(options);
   std::vector<double> rates;
   for (const int devices : {1, 2, 3}) {
     options.devices.count = devices;
     const BatchPlan plan = PlanBatchJob(options, files, workload, &costs);
     EXPECT_EQ(std::ssize(plan.devices), devices);
-    EXPECT_LE(plan.total_bytes, options.machine_memory_bytes);
+    EXPECT_LE(plan.ledger.total_bytes(), options.machine_memory_bytes);
     const PhasePrediction& decode = plan.execution->prediction.decode;
     EXPECT_GE(decode.period_s, decode.roofline_s * 0.99) << devices;
     EXPECT_LE(decode.period_s, decode.serial_s * 1.01) << devices;
@@ -308,14 +301,14 @@ TEST(BatchPlannerTest, GoesToTheEdgeOfMemory) {
   EngineOptions options = DeviceOptionsOfJob(1e7);
   options.devices.memory = "20%";
   options.devices.count = 2;
-  const ModelFiles files = OpenModelFiles(options, SelectKernels());
+  const ModelFiles files = OpenModelFiles(options);
   for (const int64_t sequences : {142, 190}) {
     EngineOptions fixed = options;
     fixed.machine_memory_bytes = uint64_t{400} << 20;
     fixed.max_num_seqs = sequences;
     fixed.max_num_batched_tokens = 2 * sequences;
     const BatchPlan best = PlanBatchJob(fixed, files, workload, &costs);
-    options.machine_memory_bytes = best.total_bytes;
+    options.machine_memory_bytes = best.ledger.total_bytes();
     const BatchPlan plan = PlanBatchJob(options, files, workload, &costs);
     EXPECT_LT(plan.execution->prediction.wall_s, 1.01 * best.execution->prediction.wall_s)
         << sequences << ": " << plan.sizes.max_num_seqs << " sequences, "
@@ -333,7 +326,7 @@ TEST(BatchPlannerTest, PacketsAreSearchedUnlessTheyAreGiven) {
     EngineOptions options = DeviceOptionsOfJob(link.bytes_per_s);
     options.devices.emulated_link.latency_us = link.latency_us;
     options.packet_bytes = 16384;  // of the disk: five for an expert, and no bound on packets
-    const ModelFiles files = OpenModelFiles(options, SelectKernels());
+    const ModelFiles files = OpenModelFiles(options);
     const BatchPlan plan = PlanBatchJob(options, files, workload, &costs);
     SCOPED_TRACE(link.latency_us);
     EXPECT_EQ(plan.execution->packet_bytes, PacketBytesOf(options, plan.sizes));
@@ -382,7 +375,7 @@ TEST_P(PlannedJobTest, RunsAsPlanned) {
       PlanBatchJob(options, files, UniformWorkload(kPrompt, kGenerated, kRequests), &costs);
   BatchReport report;
   {
-    BatchEngine engine(options, plan);
+    BatchEngine engine({options, OpenModelFiles(options), plan});
     std::vector<std::shared_ptr<Collector>> collectors;
     std::vector<EngineRequest> requests;
     std::vector<std::shared_ptr<OutputSink>> sinks;

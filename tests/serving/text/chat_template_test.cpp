@@ -95,6 +95,28 @@ TEST(ChatTemplate, JoinsTextParts) {
             "<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\n");
 }
 
+TEST(ChatTemplate, ReasoningHasTwoNames) {
+  const ChatTemplate chat_template(
+      "t",
+      "{% for m in messages %}{{ m.reasoning }}|{{ m.reasoning_content "
+      "}}|{{ m.content }};{% endfor %}",
+      "", {});
+  EXPECT_EQ(Render(chat_template, R"([{"role": "assistant", "content": "a", "reasoning": "r"},
+                {"role": "assistant", "reasoning_content": "s", "content": null},
+                {"role": "assistant", "content": "b", "reasoning": null, "reasoning_content": "t"},
+                {"role": "assistant", "content": "c", "reasoning": ""}])"),
+            "r|r|a;s|s|;t|t|b;||c;");
+}
+
+// gpt-oss's refuses content beside it.
+TEST(ChatTemplate, ReasoningBesideCallsIsThinkingToHarmony) {
+  const std::string text = Render(Make("gpt_oss"), R"([{"role": "user", "content": "q"},
+      {"role": "assistant", "content": null, "reasoning": "why", "tool_calls": [
+        {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
+      {"role": "tool", "tool_call_id": "1", "content": "a"}])");
+  EXPECT_NE(text.find("<|channel|>analysis<|message|>why<|end|>"), std::string::npos) << text;
+}
+
 TEST(ChatTemplate, BadMessagesAreNamed) {
   const std::pair<const char*, const char*> cases[] = {
       {R"({})", "messages has to be an array"},

@@ -1,6 +1,7 @@
 // Each form of an instruction whose lanes do not look at each other, against values worked out from
 // the PTX ISA by hand.
 #include <bit>
+#include <cmath>
 #include <limits>
 #include <set>
 
@@ -104,7 +105,7 @@ std::vector<FormCase> ComparisonCases() {
 
 std::vector<FormCase> FloatCases() {
   const float tiny = std::numeric_limits<float>::denorm_min();
-  const float above = std::nextafterf(1.0f, 2.0f);  // 1 + 2^-23
+  const float above = std::nextafter(1.0f, 2.0f);  // 1 + 2^-23
   return {
       {"add.rn.f32", "", {{F(3), F(1), F(2)}, {F(1), F(1), F(0x1p-25f)}}},
       {"sub.rn.f32", "", {{F(-1), F(1), F(2)}, {F(0), F(1), F(1)}}},
@@ -120,7 +121,7 @@ std::vector<FormCase> FloatCases() {
       {"fma.rm.f32",
        "",
        {{F(1), F(0x1p-15f), F(0x1p-15f), F(1)},
-        {F(std::nextafterf(1.0f, 0.0f)), F(0x1p-15f), F(-0x1p-15f), F(1)},
+        {F(std::nextafter(1.0f, 0.0f)), F(0x1p-15f), F(-0x1p-15f), F(1)},
         {F(7), F(2), F(3), F(1)},
         {F(-1 - 0x1p-23f), F(-0x1p-60f), F(0x1p-60f), F(-1)}}},
       {"neg.f32", "", {{F(-1), F(1)}, {F(0.0f), F(-0.0f)}}},

@@ -1,0 +1,67 @@
+#include "serving/http/server_settings.h"
+
+#include "core/config/setting_section.h"
+
+namespace moesaic {
+
+void AddServerSettings(ServerOptions& server, int64_t& max_queue, bool visible,
+                       OptionTable& table) {
+  const SettingSection section(table, "Server", visible);
+  section.Add({.name = "host",
+               .target = &server.host,
+               .value_name = "ADDRESS",
+               .help = "Address to listen on; 0.0.0.0 for all."});
+  section.Add({.name = "port",
+               .target = &server.port,
+               .help = "Port to listen on; 0: any free one.",
+               .min = 0,
+               .max = 65535});
+  section.Add({.name = "api-key",
+               .target = &server.api_keys,
+               .value_name = "KEY",
+               .help = "Accept only requests with one of these keys (commas separate several).",
+               .secret = true});
+  section.Add({.name = "api-key-file",
+               .target = &server.api_key_file,
+               .value_name = "FILE",
+               .help = "More keys, one per line; they do not show in the process list."});
+  section.Add({.name = "served-model-name",
+               .target = &server.served_model_names,
+               .value_name = "NAME",
+               .help = "Names that requests may use for the model. Default: the model as given."});
+  section.Add({.name = "max-queue",
+               .target = &max_queue,
+               .help = "Requests that may wait; more are answered with 503 and Retry-After.",
+               .min = 0,
+               .max = 1e6});
+  section.Add({.name = "request-timeout",
+               .target = &server.request_timeout,
+               .value_name = "SECONDS",
+               .help = "A request ends after this long. 0: never.",
+               .min = 0,
+               .max = 1e6});
+  section.Add({.name = "shutdown-timeout",
+               .target = &server.shutdown_timeout,
+               .value_name = "SECONDS",
+               .help = "How long running requests may go on after SIGTERM or SIGINT. 0: none.",
+               .min = 0,
+               .max = 1e6});
+  section.Add({.name = "max-body",
+               .target = SizeInBytes(&server.max_body_bytes),
+               .help = "Largest request body."});
+  section.Add({.name = "allowed-origins",
+               .target = &server.allowed_origins,
+               .value_name = "ORIGIN",
+               .help = "Origins that browsers may call from (CORS); * for all."});
+  section.Add({.name = "allowed-hosts",
+               .target = &server.allowed_hosts,
+               .value_name = "HOST",
+               .help = "Names by which requests may call this server (their Host header), beside "
+                       "localhost; * for all. Without this, only a server that listens on loopback "
+                       "checks them."});
+  section.Add({.name = "metrics-vllm-names",
+               .target = &server.metrics_vllm_names,
+               .help = "Export the metrics under vLLM's names too, for existing dashboards."});
+}
+
+}  // namespace moesaic

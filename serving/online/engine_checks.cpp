@@ -1,0 +1,50 @@
+#include "serving/online/engine_checks.h"
+
+#include "core/base/error.h"
+
+namespace moesaic {
+namespace {
+
+void CheckDeferral(const EngineOptions& options, const ModelConfig& config) {
+  if (options.defer_experts == 0) return;
+  if (!options.exact_numerics) {
+    Fail(ErrorKind::kInvalidArgument,
+         "--defer-experts {}: with --numerics fast host and GPUs share the experts of a layer, "
+         "which is not tried together; leave one of them out",
+         options.defer_experts);
+  }
+  if (config.top_k() <= 2) {
+    Fail(ErrorKind::kInvalidArgument,
+         "--defer-experts {}: this model takes {} expert{} for each token, and two at least are "
+         "never deferred; leave it out",
+         options.defer_experts, config.top_k(), config.top_k() == 1 ? "" : "s");
+  }
+}
+
+}  // namespace
+
+void CheckEngineOptions(const EngineOptions& options, const ModelConfig& config) {
+  if (options.max_num_batched_tokens < options.max_num_seqs) {
+    Fail(ErrorKind::kInvalidArgument,
+         "--max-num-batched-tokens ({}) is below --max-num-seqs ({}): a step could not give every "
+         "running "
+         "sequence its token; raise the first or lower the second",
+         options.max_num_batched_tokens, options.max_num_seqs);
+  }
+  if (options.eviction_policy == "next-use" && options.predictor == "none") {
+    Fail(ErrorKind::kInvalidArgument,
+         "--eviction-policy next-use evicts by predictions: give --predictor, or use lru");
+  }
+  CheckDeferral(options, config);
+  CheckContext(options, config);
+}
+
+void CheckContext(const EngineOptions& options, const ModelConfig& config) {
+  if (options.max_model_len > config.max_position &&
+      config.attention().rope.kind == RopeKind::kDefault) {
+    Fail(ErrorKind::kInvalidArgument, "--max-model-len: {} is more than the model's {} positions",
+         options.max_model_len, config.max_position);
+  }
+}
+
+}  // namespace moesaic

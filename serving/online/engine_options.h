@@ -1,0 +1,95 @@
+// EngineOptions: everything that can be set on an engine, of both modes: what a user sets, and what
+// start-up makes of that on this machine.
+//
+// Plain data. AddEngineSettings (engine_settings.h) binds settings to its fields; a new setting is
+// a field here and its registration there.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/base/kernel_choice.h"
+#include "core/base/memory_size.h"
+#include "core/base/named.h"
+#include "core/base/thread_layout.h"
+#include "core/base/topology.h"
+#include "core/io/async_reader.h"
+#include "core/perf/execution_plan.h"
+#include "kernels/cpu/kernels.h"
+#include "serving/online/device_options.h"
+
+namespace moesaic {
+
+enum class LoadFormat { kAuto, kDummy };
+inline constexpr Named<LoadFormat> kLoadFormats[] = {{"auto", LoadFormat::kAuto},
+                                                     {"dummy", LoadFormat::kDummy}};
+
+// What an engine may take of its machine. Start-up makes memory in bytes, a number of threads and
+// their places of it.
+struct MachineShare {
+  MemorySize memory;  // of the process; a share is of what is free
+  int threads = 0;    // 0: one for each physical core that affinity and quota leave
+  bool pin_threads = false;
+  std::optional<NumaPolicy> numa;  // nullopt: as the machine has nodes
+};
+
+struct EngineOptions {
+  std::string model;                // as it was named: a directory or an id
+  std::filesystem::path model_dir;  // resolved (ResolveModelPath)
+  LoadFormat load_format = LoadFormat::kAuto;
+  std::optional<WeightType> dtype;           // of weights in memory; nullopt: bf16
+  std::optional<WeightType> kv_cache_dtype;  // nullopt: bf16, but f32 with such weights
+  uint64_t seed = 0;                         // of dummy weights
+
+  MachineShare machine;
+  // Memory. machine_memory_bytes is what this process may take in all (cgroup limits included).
+  uint64_t machine_memory_bytes = 0;
+  MemorySize expert_memory;    // a share is of all experts; auto: all that fits
+  MemorySize kv_memory;        // a share is of machine memory
+  int64_t max_model_len = 0;   // tokens of prompt and output; 0: the model's, or what fits
+  uint64_t request_bytes = 0;  // left to who serves: requests that are read and tokenised
+
+  int64_t max_num_seqs = 64;
+  int64_t max_num_batched_tokens = 512;
+  int64_t max_queue = 256;  // requests waiting beyond those that run
+  // Of throughput mode. nullopt, 0: as the planner says.
+  std::optional<ScheduleKind> schedule = std::nullopt;
+  int64_t micro_batches = 0;
+  bool prefix_cache = true;
+
+  int threads = 1;
+  ThreadLayout thread_layout;  // where they run, and the nodes that weights are sliced over
+  // Of this machine's profile; empty: the defaults.
+  std::vector<KernelChoice> kernel_choices;
+
+  std::filesystem::path expert_store;  // empty: read the checkpoint
+  ReadBackend io_backend = ReadBackend::kAuto;
+  int io_depth = 0;                  // reads in flight; 0: default
+  int io_threads = 1;                // one reads and packs; the others pack
+  uint32_t packet_bytes = 0;         // 0: default
+  uint32_t device_packet_bytes = 0;  // of throughput mode's copies to devices; 0: as planned
+  uint64_t link_bytes_per_s = 0;     // throughput mode reads no faster; 0: no limit
+  DeviceOptions devices;
+  // Of a decoded token's experts, those with the lowest weights, that enter one layer later. 0:
+  // none.
+  int64_t defer_experts = 0;
+  bool exact_numerics = true;            // false: devices that round otherwise may share a layer
+  bool preload = true;                   // fill free expert slots before the first request
+  std::string predictor = "blend";       // or another of PredictorNames(), or none
+  int gate_look_ahead = 3;               // layers that routers predict; 0: none
+  std::string eviction_policy = "auto";  // next-use with a predictor, else lru; or one of
+                                         // next-use and CountingPolicyNames()
+  std::filesystem::path route_from;      // empty: the model's own routing
+  std::filesystem::path record_trace;    // empty: the routing is not recorded
+  std::filesystem::path state_file;      // empty: what is learned ends with the process
+  double state_interval_s = 300;         // 0: saved at the end only
+};
+
+// What dtype and kv_cache_dtype mean.
+WeightType ChooseWeightType(const EngineOptions& options);
+WeightType ChooseKvType(const EngineOptions& options);
+
+}  // namespace moesaic

@@ -1,0 +1,175 @@
+#include "serving/online/engine_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+
+#include "core/base/error.h"
+#include "core/base/units.h"
+#include "kernels/cpu/kernels.h"
+#include "prefetch/link/device_experts.h"
+#include "prefetch/link/expert_loader.h"
+#include "serving/model/model.h"
+#include "serving/model/weights.h"
+#include "serving/online/dense_place.h"
+#include "serving/online/device_plan.h"
+#include "serving/online/engine_checks.h"
+#include "serving/online/kv_plan.h"
+#include "serving/online/part_options.h"
+
+namespace moesaic {
+namespace {
+
+// Nothing is predicted when all experts fit, or so few that none may be fetched ahead.
+uint64_t PredictorBytes(const EngineOptions& options, const ModelConfig& config,
+                        const EnginePlan& plan) {
+  if (options.predictor == "none" || plan.expert_budget_bytes >= plan.all_experts_bytes ||
+      !MayPrefetch(LinkSlots(plan), config.top_k())) {
+    return 0;
+  }
+  const PredictorShape shape = PredictorShapeOf(options, config);
+  const std::unique_ptr<NextGate> gates = MakeNextGate(options, config);
+  return MakePredictor(options.predictor, shape, SelectKernels(), gates.get())->memory_bytes() +
+         (gates != nullptr ? gates->memory_bytes() : 0);
+}
+
+// Names --memory, and of what would take less only what was given: what is chosen is as small as
+// can be already.
+[[noreturn]] void FailTooSmall(const EngineOptions& options, const EnginePlan& plan) {
+  std::string lower;
+  if (!plan.devices.empty()) {
+    lower = "--device-memory (or leave --devices out: experts may stay on disk then), ";
+  } else if (!options.expert_memory.is_auto()) {
+    lower = "--expert-memory, ";
+  }
+  if (!options.kv_memory.is_auto()) lower += "--kv-memory, ";
+  Fail(ErrorKind::kResourceExhausted,
+       "the model needs {} but this process may use {} (--memory, or what the machine or its "
+       "control group has): {} are missing; raise --memory, or lower {}--max-model-len or "
+       "--max-num-batched-tokens{}",
+       FormatBytes(plan.ledger.total_bytes()), FormatBytes(plan.ledger.limit_bytes),
+       FormatBytes(plan.ledger.missing_bytes()), lower, LedgerLines(plan.ledger));
+}
+
+}  // namespace
+
+EnginePlan PlanEngine(const EngineOptions& options) {
+  return PlanEngine(options, OpenModelFiles(options));
+}
+
+EnginePlan PlanEngine(const EngineOptions& options, const ModelFiles& files) {
+  const ModelConfig& config = files.config;
+  CheckEngineOptions(options, config);
+  const WeightType type = ChooseWeightType(options);
+  const WeightType kv_type = ChooseKvType(options);
+  const CpuKernels& kernels = SelectKernels(type);
+  const ExpertLayout& layout = files.experts->layout();
+  const uint64_t machine_bytes =
+      options.machine_memory_bytes > 0 ? options.machine_memory_bytes : UINT64_MAX;
+
+  EnginePlan plan;
+  plan.ledger.limit_bytes = machine_bytes;
+  plan.weight_type = type;
+  plan.step_cost = StepCostOf(config, type, kv_type, layout.blob_bytes);
+  plan.slot_bytes = layout.slot_bytes;
+  plan.all_experts_bytes =
+      static_cast<uint64_t>(config.num_sparse_layers() * config.num_experts()) * layout.slot_bytes;
+
+  const int64_t context = WantedContext(options, config);
+  const uint64_t staging_bytes = ExpertLoader::StagingBytes(
+      *files.experts, static_cast<int>(config.num_layers()), static_cast<int>(config.num_experts()),
+      LoaderOptionsOf(options, plan.all_experts_bytes));
+  uint64_t devices_host_bytes = 0;
+  CheckDenseMode(options.devices);
+  if (options.devices.count > 0) {
+    PlanWithDevices(options, config, layout, context, machine_bytes, plan);
+    for (const DevicePlan& device : plan.devices) {
+      plan.expert_budget_bytes += static_cast<uint64_t>(device.slots) * layout.slot_bytes;
+    }
+    devices_host_bytes = DevicesHostBytes(options, config, plan.devices) +
+                         DenseHostBytes(config, LimitsOf(options, plan), plan.dense_devices);
+    if (LooksUpExperts(plan)) {
+      devices_host_bytes += DeviceExperts::TableBytes(ExpertGrid(
+          static_cast<int>(config.num_layers()), static_cast<int>(config.num_experts())));
+    }
+  }
+  // Devices that have the dense part have its weights, which the host gives back when it has read
+  // them.
+  const bool dense_elsewhere = plan.dense_devices > 0;
+  const uint64_t read_bytes = ModelWeights::Bytes(config, type);
+  const uint64_t dense_bytes = dense_elsewhere ? 0 : read_bytes;
+  ModelLimits limits = LimitsOf(options, plan);
+  limits.max_context_tokens = context;
+  const uint64_t workspace_bytes =
+      Model::WorkspaceBytes(config, kernels, limits, options.threads, 1, dense_elsewhere) +
+      static_cast<uint64_t>(limits.max_logit_rows + options.threads * 4) *
+          static_cast<uint64_t>(config.vocab_size) * sizeof(float);
+  uint64_t fixed_bytes =
+      dense_bytes + workspace_bytes + staging_bytes + kProcessBytes + options.request_bytes;
+  if (options.devices.count > 0) fixed_bytes += plan.all_experts_bytes + devices_host_bytes;
+  const uint64_t left = machine_bytes > fixed_bytes ? machine_bytes - fixed_bytes : 0;
+  KvPlan kv;  // none here where devices have it
+  if (!dense_elsewhere) {
+    kv = PlanKv(options, config, context, left, machine_bytes);
+    plan.num_kv_blocks = kv.num_blocks;
+    plan.max_context_tokens = kv.max_context_tokens;
+  }
+
+  // What is saved is in memory twice more: the copy of what was learned, and the file's bytes.
+  const uint64_t copies = options.state_file.empty() ? 0 : 2;
+  if (!plan.devices.empty()) {
+    plan.predictor_bytes = PredictorBytes(options, config, plan);
+  } else if (options.expert_memory.is_auto()) {
+    plan.expert_budget_bytes =
+        std::min(plan.all_experts_bytes, left > kv.bytes ? left - kv.bytes : 0);
+    plan.predictor_bytes = PredictorBytes(options, config, plan);
+    // A small model's predictor may be as large as its experts: the memory is better theirs.
+    if ((1 + copies) * plan.predictor_bytes > plan.expert_budget_bytes / 4) {
+      plan.predictor_bytes = 0;
+    }
+    plan.expert_budget_bytes -= (1 + copies) * plan.predictor_bytes;
+  } else {
+    plan.expert_budget_bytes =
+        std::min(plan.all_experts_bytes, options.expert_memory.BytesOf(plan.all_experts_bytes));
+    plan.predictor_bytes = PredictorBytes(options, config, plan);
+  }
+  plan.expert_slots = static_cast<int64_t>(plan.expert_budget_bytes / layout.slot_bytes);
+  const uint64_t slots_bytes =
+      std::max<uint64_t>(1, static_cast<uint64_t>(plan.expert_slots)) * layout.slot_bytes;
+
+  MemoryLedger& ledger = plan.ledger;
+  if (!dense_elsewhere) ledger.Add("dense weights", dense_bytes);
+  if (plan.devices.empty()) {
+    ledger.Add("expert cache", slots_bytes);
+  } else {
+    ledger.Add("experts in host memory", plan.all_experts_bytes);
+    ledger.Add(DevicesHostName(options.devices), devices_host_bytes);
+  }
+  ledger.Add("expert staging", staging_bytes);
+  ledger.Add("predictor", plan.predictor_bytes);
+  ledger.Add("KV cache", kv.bytes);
+  ledger.Add("workspace", workspace_bytes);
+  ledger.Add("process", kProcessBytes);
+  if (options.request_bytes > 0) ledger.Add("requests", options.request_bytes);
+  if (copies * plan.predictor_bytes > 0) {
+    ledger.Add("state to save", copies * plan.predictor_bytes);
+  }
+  // Dense weights on their way to devices are read before the experts, into the memory that those,
+  // their staging and the workspace will have.
+  const uint64_t later_bytes = plan.all_experts_bytes + staging_bytes + workspace_bytes;
+  if (dense_elsewhere && read_bytes > later_bytes) {
+    ledger.Add("reading dense weights", read_bytes - later_bytes);
+  }
+  if (!ledger.fits()) FailTooSmall(options, plan);
+  if (plan.expert_slots < 1) {
+    Fail(ErrorKind::kResourceExhausted,
+         "--expert-memory: {} hold no expert; one takes {} ({} experts take {})",
+         FormatBytes(plan.expert_budget_bytes), FormatBytes(layout.slot_bytes),
+         config.num_sparse_layers() * config.num_experts(), FormatBytes(plan.all_experts_bytes));
+  }
+  return plan;
+}
+
+}  // namespace moesaic

@@ -1,0 +1,51 @@
+// EnginePlan: what an engine's options come to, before anything is allocated: its memory, line by
+// line, and the sizes that follow from it.
+//
+// Plain data and functions of their arguments.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/base/memory_ledger.h"
+#include "kernels/cpu/kernels.h"
+#include "serving/model/step_cost.h"
+#include "serving/online/engine_options.h"
+#include "serving/online/model_files.h"
+
+namespace moesaic {
+
+// A device's part of the plan.
+struct DevicePlan {
+  int64_t experts = 0;  // that the placement gives it
+  int64_t slots = 0;
+  MemoryLedger ledger;  // of its memory, within --gpu-memory
+};
+
+// Program text, libraries, stacks, tokenizer, allocator slack: measured as resident size of an idle
+// server less its ledger (about 90 MiB with a 150,000-token vocabulary).
+constexpr uint64_t kProcessBytes = uint64_t{96} << 20;
+
+struct EnginePlan {
+  MemoryLedger ledger;               // of the host's memory, within --memory
+  uint64_t expert_budget_bytes = 0;  // for slots
+  uint64_t all_experts_bytes = 0;    // what 100% is
+  uint64_t slot_bytes = 0;
+  int64_t expert_slots = 0;         // of all devices together, when there are any
+  std::vector<DevicePlan> devices;  // empty: none
+  int dense_devices = 0;            // that share the dense part, the first ones; 0: the host has it
+  std::string why_dense_on_host;    // with DenseMode::kAuto, when it could not be; else empty
+  uint64_t predictor_bytes = 0;     // 0: nothing is predicted
+  int64_t num_kv_blocks = 0;
+  int64_t max_context_tokens = 0;
+  WeightType weight_type = WeightType::kBf16;
+  StepCost step_cost;
+};
+// Throws Error(kResourceExhausted) that says how much is missing and which flag to change, and
+// kInvalidArgument for options that exclude each other.
+EnginePlan PlanEngine(const EngineOptions& options, const ModelFiles& files);
+// Opens the files, too.
+EnginePlan PlanEngine(const EngineOptions& options);
+
+}  // namespace moesaic

@@ -1,0 +1,63 @@
+#include "serving/online/kv_plan.h"
+
+#include <algorithm>
+
+#include "core/base/error.h"
+#include "core/base/units.h"
+#include "serving/model/model.h"
+
+namespace moesaic {
+namespace {
+
+// KV memory on `auto`: never more than this share of what dense weights and workspace leave,
+// because the experts' cache is what the machine is short of.
+constexpr double kKvShare = 0.25;
+
+uint64_t TokensToKvBytes(const ModelConfig& config, WeightType kv_type, int64_t tokens) {
+  const auto blocks = static_cast<uint64_t>((tokens + kKvBlockTokens - 1) / kKvBlockTokens);
+  return CheckedMul(blocks, Model::KvBlockBytes(config, kv_type), "KV memory");
+}
+
+}  // namespace
+
+int64_t WantedContext(const EngineOptions& options, const ModelConfig& config) {
+  if (options.max_model_len > 0) return options.max_model_len;
+  return std::min(config.max_position, kDefaultContextTokens);
+}
+
+KvPlan PlanKv(const EngineOptions& options, const ModelConfig& config, int64_t context,
+              uint64_t left_bytes, uint64_t whole_bytes) {
+  const WeightType kv_type = ChooseKvType(options);
+  const uint64_t block_bytes = Model::KvBlockBytes(config, kv_type);
+  uint64_t kv_bytes = 0;
+  if (options.kv_memory.is_auto()) {
+    const uint64_t one_context = TokensToKvBytes(config, kv_type, context);
+    const uint64_t all_contexts =
+        CheckedMul(one_context, static_cast<uint64_t>(options.max_num_seqs), "KV");
+    kv_bytes =
+        std::min(all_contexts, static_cast<uint64_t>(static_cast<double>(left_bytes) * kKvShare));
+    if (options.max_model_len > 0) kv_bytes = std::max(kv_bytes, one_context);
+    // Where not even that is left the memory is too small, which the ledger says: no flag of the
+    // cache's own would help.
+    kv_bytes = std::max(kv_bytes, block_bytes);
+  } else {
+    kv_bytes = options.kv_memory.BytesOf(whole_bytes);
+  }
+  KvPlan plan;
+  plan.num_blocks = static_cast<int64_t>(kv_bytes / block_bytes);
+  if (plan.num_blocks < 1) {
+    Fail(ErrorKind::kResourceExhausted,
+         "--kv-memory: {} hold no KV block; one block of {} tokens takes {}", FormatBytes(kv_bytes),
+         kKvBlockTokens, FormatBytes(block_bytes));
+  }
+  plan.max_context_tokens = std::min(context, plan.num_blocks * kKvBlockTokens);
+  if (options.max_model_len > plan.max_context_tokens) {
+    Fail(ErrorKind::kResourceExhausted,
+         "--max-model-len: {} tokens need {} of KV memory but --kv-memory gives {}", context,
+         FormatBytes(TokensToKvBytes(config, kv_type, context)), FormatBytes(kv_bytes));
+  }
+  plan.bytes = static_cast<uint64_t>(plan.num_blocks) * block_bytes;
+  return plan;
+}
+
+}  // namespace moesaic

@@ -1,0 +1,32 @@
+// KvPlan: how much memory keys and values get, and how long a request that holds.
+//
+// Functions of their arguments.
+#pragma once
+
+#include <cstdint>
+
+#include "core/config/model_config.h"
+#include "serving/online/engine_options.h"
+
+namespace moesaic {
+
+// Without --max-model-len, no longer contexts than this are planned for.
+constexpr int64_t kDefaultContextTokens = 32768;
+
+struct KvPlan {
+  int64_t num_blocks = 0;
+  int64_t max_context_tokens = 0;
+  uint64_t bytes = 0;
+};
+
+// Tokens of a request that are planned for: what was asked for, or the model's positions within
+// what is sensible by default.
+int64_t WantedContext(const EngineOptions& options, const ModelConfig& config);
+
+// Keys and values of `left_bytes`, which is what they share with the experts, in a memory of
+// `whole_bytes`; at most `context` tokens a request. Throws Error(kResourceExhausted) when the
+// memory that was asked for holds too little.
+KvPlan PlanKv(const EngineOptions& options, const ModelConfig& config, int64_t context,
+              uint64_t left_bytes, uint64_t whole_bytes);
+
+}  // namespace moesaic

@@ -1,0 +1,35 @@
+#include "serving/online/model_files.h"
+
+#include "core/base/error.h"
+#include "kernels/cpu/product_choice.h"
+#include "serving/model/expert_sources.h"
+
+namespace moesaic {
+
+ModelFiles OpenModelFiles(const EngineOptions& options) {
+  ModelFiles files;
+  files.config = LoadModelConfig(options.model_dir);
+  const WeightType type = ChooseWeightType(options);
+  files.kernels =
+      std::make_unique<const CpuKernels>(WithChoices(SelectKernels(type), options.kernel_choices));
+  if (options.load_format == LoadFormat::kDummy) {
+    files.tensors = MakeDummyTensorSource(options.seed);
+  } else {
+    files.checkpoint = std::make_unique<Checkpoint>(Checkpoint::Open(options.model_dir));
+    files.tensors = MakeCheckpointTensorSource(*files.checkpoint);
+  }
+  if (!options.expert_store.empty()) {
+    files.experts = MakeStoreExpertSource(files.config, type, files.tensors->Fingerprint(),
+                                          options.expert_store);
+  } else if (files.checkpoint != nullptr) {
+    files.experts =
+        MakeCheckpointExpertSource(files.config, type, *files.checkpoint, *files.kernels);
+  } else {
+    Fail(ErrorKind::kInvalidArgument,
+         "--load-format dummy: random experts need a place on disk; write them with `moesaic pack "
+         "--load-format dummy MODEL -o DIR` and give --expert-store DIR");
+  }
+  return files;
+}
+
+}  // namespace moesaic

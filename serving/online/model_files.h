@@ -1,0 +1,29 @@
+// ModelFiles: the model on disk, opened and checked but not loaded. Opened once, at start-up; plans
+// are made with it, and the engine reads weights and experts from it.
+#pragma once
+
+#include <memory>
+
+#include "core/config/model_config.h"
+#include "core/io/checkpoint.h"
+#include "core/io/expert_source.h"
+#include "kernels/cpu/kernels.h"
+#include "serving/model/tensor_source.h"
+#include "serving/online/engine_options.h"
+
+namespace moesaic {
+
+struct ModelFiles {
+  ModelConfig config;
+  // Those of this CPU, with the choices of its profile; experts are packed by them.
+  std::unique_ptr<const CpuKernels> kernels;
+  std::unique_ptr<Checkpoint> checkpoint;  // null with dummy weights
+  std::unique_ptr<TensorSource> tensors;
+  std::unique_ptr<ExpertSource> experts;
+};
+
+// Throws Error: kNotFound, kCorrupt, kUnsupported (the files), kInvalidArgument (random experts
+// without a store).
+ModelFiles OpenModelFiles(const EngineOptions& options);
+
+}  // namespace moesaic

@@ -1,0 +1,113 @@
+// Calls of the CUDA runtime that fail, at any place of a prompt and of decode steps of a whole
+// model of two layers: what comes out is the answer or the error of the GPU, never another answer
+// and never a wait that does not end.
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/gpu/interpreter/control.h"
+#include "tests/gpu/kernel_machine.h"
+#include "tests/serving/model/model_harness.h"
+#include "tests/serving/model/relative_distance.h"
+
+namespace moesaic {
+namespace {
+
+// Of the calls of a run so many are left out between two that fail, one run each; a prime number,
+// so that the places differ from layer to layer.
+constexpr uint64_t kStride = 11;
+constexpr int kPromptTokens = 5;
+constexpr int kSteps = 2;
+
+struct Mode {
+  const char* name;
+  bool dense;     // the dense part is on the GPU too
+  int64_t slots;  // of experts
+};
+constexpr Mode kModes[] = {
+    {"Experts", false, 64}, {"Dense", true, 64}, {"DenseAndFewSlots", true, 3}};
+
+struct Outcome {
+  std::vector<float> logits;
+  std::string error;
+  uint64_t calls = 0;
+  std::string failed;  // the call
+};
+
+Outcome RunModel(const Mode& mode, uint64_t failing, cudaError_t code) {
+  Outcome outcome;
+  ptx::RestoreGpu(0);
+  std::string why_not;
+  const auto machine = MakeKernelMachine(uint64_t{8} << 20, why_not);
+  HarnessOptions options;
+  options.max_batch_tokens = 16;
+  options.max_context_tokens = 32;
+  options.kv_blocks = 4;
+  options.devices = 1;
+  options.device_slots = mode.slots;
+  options.given_devices = {&machine->device()};
+  options.kernels = &machine->kernels();
+  options.dense_on_device = mode.dense;
+  ModelHarness model(FixtureModel("qwen3_moe_bf16_window"), options);
+  const std::vector<int32_t> tokens =
+      PromptOf(3, kPromptTokens + kSteps, static_cast<int>(model.config().vocab_size));
+  auto sequence = model.NewSequence(kPromptTokens + kSteps);
+  sequence.decode_from = kPromptTokens;
+  const uint64_t before = ptx::RuntimeCalls();
+  ptx::FailRuntimeCall(failing, code);
+  try {
+    outcome.logits = model.Prefill(sequence, std::span(tokens).first(kPromptTokens), kPromptTokens);
+    for (size_t i = kPromptTokens; i < tokens.size(); ++i) {
+      const ModelHarness::Piece piece = {&sequence, {tokens[i]}};
+      const std::vector<float> logits = model.Run({&piece, 1});
+      outcome.logits.insert(outcome.logits.end(), logits.begin(), logits.end());
+    }
+  } catch (const Error& error) {
+    outcome.error = error.what();
+  }
+  outcome.calls = ptx::RuntimeCalls() - before;
+  outcome.failed = ptx::FailedRuntimeCall();
+  ptx::FailRuntimeCall(UINT64_MAX, 0);
+  return outcome;
+}
+
+class CudaModelFaultsTest : public testing::TestWithParam<Mode> {};
+
+TEST_P(CudaModelFaultsTest, EndWithTheAnswerOrTheError) {
+  const Outcome expected = RunModel(GetParam(), UINT64_MAX, cudaSuccess);
+  ASSERT_EQ(expected.error, "");
+  int ended_with_errors = 0;
+  int answered = 0;
+  for (const cudaError_t code : {cudaErrorMemoryAllocation, cudaErrorIllegalAddress}) {
+    for (uint64_t number = code % kStride; number < expected.calls; number += kStride) {
+      const Outcome outcome = RunModel(GetParam(), number, code);
+      const std::string where = "call " + std::to_string(number) + ", " + outcome.failed +
+                                ", error " + std::to_string(code);
+      if (!outcome.error.empty()) {
+        EXPECT_NE(outcome.error.find("cuda:0"), std::string::npos)
+            << where << ": " << outcome.error;
+        ++ended_with_errors;
+        continue;
+      }
+      ASSERT_EQ(outcome.logits.size(), expected.logits.size()) << where;
+      // What the GPU could not do the host does, close to it but not to the bit.
+      EXPECT_LE(RelativeDistance(outcome.logits, expected.logits), 1.5e-2) << where;
+      ++answered;
+    }
+  }
+  EXPECT_EQ(ptx::TakeDefects(), std::vector<std::string>());
+  EXPECT_GT(answered, 0);
+  if (GetParam().dense) {
+    EXPECT_GT(ended_with_errors, 0);
+  }
+  RecordProperty("calls", static_cast<int>(expected.calls));
+}
+
+INSTANTIATE_TEST_SUITE_P(Modes, CudaModelFaultsTest, testing::ValuesIn(kModes),
+                         [](const auto& mode) { return mode.param.name; });
+
+}  // namespace
+}  // namespace moesaic

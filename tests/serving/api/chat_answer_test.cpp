@@ -1,0 +1,217 @@
+// Messages of chats in OpenAI's shape, streamed and whole.
+#include "serving/api/chat_answer.h"
+
+#include <gtest/gtest.h>
+
+#include "serving/api/api_output.h"
+#include "serving/api/json_text.h"
+
+namespace moesaic {
+namespace {
+
+constexpr const char* kTwoCalls =
+    "<think>\nI must look.\n</think>\n\nOne moment.\n<tool_call>\n{\"name\": \"weather\", "
+    "\"arguments\": {\"city\": \"Rome\"}}\n</tool_call>\n<tool_call>\n{\"name\": \"time\", "
+    "\"arguments\": {}}\n</tool_call>";
+
+AnswerParsing Parsing(const char* calls = "hermes", const char* reasoning = "qwen3") {
+  AnswerParsing parsing;
+  parsing.parser.syntax = FindChatSyntax("", calls, reasoning);
+  parsing.parser.calls = true;
+  return parsing;
+}
+
+ApiOutput Output(const AnswerParsing& parsing) {
+  ApiOutputSpec spec;
+  spec.chat = true;
+  spec.id = "id-1";
+  spec.model = "m";
+  spec.prompts = {{0, 1}};
+  spec.parsing = std::make_shared<const AnswerParsing>(parsing);
+  return ApiOutput(std::move(spec), [](int32_t, bool) { return TokenText{"t"}; });
+}
+
+OutputDelta TextDelta(std::string text, std::optional<FinishReason> finish = std::nullopt) {
+  OutputDelta delta;
+  delta.text = std::move(text);
+  delta.tokens.resize(1);
+  delta.finish = finish;
+  return delta;
+}
+
+// The choice of a whole answer to `text`.
+Json Choice(const AnswerParsing& parsing, const std::string& text,
+            FinishReason finish = FinishReason::kStop) {
+  ApiOutput output = Output(parsing);
+  output.Collect(0, TextDelta(text, finish));
+  return ParseJson(output.FinalBody())["choices"][0];
+}
+
+// The choices of the chunks when `text` comes in pieces of `bytes`.
+std::vector<Json> Chunks(const AnswerParsing& parsing, const std::string& text, size_t bytes,
+                         FinishReason finish = FinishReason::kStop) {
+  ApiOutput output = Output(parsing);
+  std::string stream;
+  for (size_t at = 0; at < text.size(); at += bytes) {
+    stream += output.StreamDelta(0, TextDelta(text.substr(at, bytes)));
+  }
+  stream += output.StreamDelta(0, TextDelta("", finish));
+  std::vector<Json> choices;
+  for (size_t at = 0; at < stream.size();) {
+    const size_t end = stream.find("\n\n", at);
+    choices.push_back(ParseJson(stream.substr(at + 6, end - at - 6))["choices"][0]);
+    at = end + 2;
+  }
+  return choices;
+}
+
+// The message that a client puts together, as OpenAI's does.
+Json Joined(const std::vector<Json>& chunks) {
+  Json message = {{"content", ""}, {"reasoning", ""}, {"tool_calls", Json::array()}};
+  for (const Json& chunk : chunks) {
+    const Json& delta = chunk["delta"];
+    for (const char* name : {"content", "reasoning"}) {
+      message[name] = message[name].get<std::string>() + delta.value(name, "");
+    }
+    EXPECT_EQ(delta.value("reasoning", ""), delta.value("reasoning_content", ""));
+    if (!delta.contains("tool_calls")) continue;
+    EXPECT_EQ(delta["tool_calls"].size(), 1u);
+    const Json& call = delta["tool_calls"][0];
+    const size_t index = call["index"].get<size_t>();
+    if (index == message["tool_calls"].size()) {
+      EXPECT_EQ(call["type"], "function");
+      EXPECT_EQ(call["function"]["arguments"], "");
+      message["tool_calls"].push_back(call);
+      continue;
+    }
+    EXPECT_EQ(index + 1, message["tool_calls"].size());
+    EXPECT_FALSE(call.contains("id") || call.contains("type") || call["function"].contains("name"));
+    Json& arguments = message["tool_calls"][index]["function"]["arguments"];
+    arguments = arguments.get<std::string>() + call["function"]["arguments"].get<std::string>();
+  }
+  return message;
+}
+
+TEST(ChatAnswerTest, AWholeAnswer) {
+  const Json choice = Choice(Parsing(), kTwoCalls);
+  EXPECT_EQ(choice["finish_reason"], "tool_calls");
+  const Json& message = choice["message"];
+  EXPECT_EQ(message["role"], "assistant");
+  EXPECT_EQ(message["content"], "One moment.");
+  EXPECT_EQ(message["reasoning"], "I must look.");
+  EXPECT_EQ(message["reasoning_content"], "I must look.");
+  ASSERT_EQ(message["tool_calls"].size(), 2u);
+  const Json& call = message["tool_calls"][0];
+  EXPECT_EQ(call["type"], "function");
+  EXPECT_EQ(call["function"]["name"], "weather");
+  EXPECT_EQ(call["function"]["arguments"], R"({"city": "Rome"})");
+  EXPECT_EQ(message["tool_calls"][1]["function"]["arguments"], "{}");
+  EXPECT_TRUE(call["id"].get<std::string>().starts_with("call_"));
+  EXPECT_NE(call["id"], message["tool_calls"][1]["id"]);
+}
+
+TEST(ChatAnswerTest, AStreamIsTheSame) {
+  for (const size_t bytes : {1, 3, 1000}) {
+    const std::vector<Json> chunks = Chunks(Parsing(), kTwoCalls, bytes);
+    const Json message = Joined(chunks);
+    EXPECT_EQ(message["content"], "One moment.");
+    EXPECT_EQ(message["reasoning"], "I must look.");
+    ASSERT_EQ(message["tool_calls"].size(), 2u);
+    EXPECT_EQ(message["tool_calls"][0]["function"]["arguments"], R"({"city": "Rome"})");
+    EXPECT_EQ(message["tool_calls"][1]["function"]["name"], "time");
+    EXPECT_EQ(message["tool_calls"][1]["function"]["arguments"], "{}");
+    EXPECT_EQ(chunks.back()["finish_reason"], "tool_calls");
+    for (size_t i = 0; i + 1 < chunks.size(); ++i) {
+      EXPECT_TRUE(chunks[i]["finish_reason"].is_null());
+    }
+  }
+}
+
+TEST(ChatAnswerTest, ContentIsNullBesideCallsOnly) {
+  const std::string call = R"(<tool_call>{"name": "f"}</tool_call>)";
+  EXPECT_TRUE(Choice(Parsing(), call)["message"]["content"].is_null());
+  const Json text = Choice(Parsing(), "Hello");
+  EXPECT_EQ(text["message"]["content"], "Hello");
+  EXPECT_EQ(text["message"].size(), 2u);
+  EXPECT_EQ(text["finish_reason"], "stop");
+  EXPECT_EQ(Choice(Parsing(), "")["message"]["content"], "");
+}
+
+TEST(ChatAnswerTest, ACutCallIsGivenAsFarAsItCame) {
+  const std::string cut = R"(<tool_call>{"name": "f", "arguments": {"x": "ab)";
+  const Json choice = Choice(Parsing(), cut, FinishReason::kLength);
+  EXPECT_EQ(choice["finish_reason"], "length");
+  EXPECT_EQ(choice["message"]["tool_calls"][0]["function"]["arguments"], R"({"x": "ab)");
+  const std::vector<Json> chunks = Chunks(Parsing(), cut, 1, FinishReason::kLength);
+  EXPECT_EQ(chunks.back()["finish_reason"], "length");
+  EXPECT_EQ(Joined(chunks)["tool_calls"][0]["function"]["arguments"], R"({"x": "ab)");
+}
+
+TEST(ChatAnswerTest, CutReasoningIsNoContent) {
+  const Json choice = Choice(Parsing(), "<think>so", FinishReason::kLength);
+  EXPECT_TRUE(choice["message"]["content"].is_null());
+  EXPECT_EQ(choice["message"]["reasoning"], "so");
+}
+
+TEST(ChatAnswerTest, OneCallAtATime) {
+  AnswerParsing parsing = Parsing();
+  parsing.parallel_calls = false;
+  ApiOutput output = Output(parsing);
+  const std::string text = kTwoCalls;
+  const size_t first_end = text.find("}}") + 2;
+  output.Collect(0, TextDelta(text.substr(0, first_end - 1)));
+  EXPECT_FALSE(output.WantsNoMore(0));
+  output.Collect(0, TextDelta(text.substr(first_end - 1)));
+  EXPECT_TRUE(output.WantsNoMore(0));
+  // The engine may have come to its limit meanwhile.
+  output.Collect(0, TextDelta("more", FinishReason::kLength));
+  const Json choice = ParseJson(output.FinalBody())["choices"][0];
+  EXPECT_EQ(choice["message"]["tool_calls"].size(), 1u);
+  EXPECT_EQ(choice["message"]["content"], "One moment.");
+  EXPECT_EQ(choice["finish_reason"], "tool_calls");
+}
+
+TEST(ChatAnswerTest, ReasoningMayBeLeftOut) {
+  AnswerParsing parsing = Parsing();
+  parsing.include_reasoning = false;
+  EXPECT_EQ(Choice(parsing, "<think>a</think>b")["message"].dump(),
+            R"({"role":"assistant","content":"b"})");
+}
+
+TEST(ChatAnswerTest, IdsAreAsTheTemplateTakesThem) {
+  const auto id = [](const char* calls, const std::string& text) {
+    return Choice(Parsing(calls, "none"), text)["message"]["tool_calls"][0]["id"]
+        .get<std::string>();
+  };
+  const std::string mistral = id("mistral", "[TOOL_CALLS]f[ARGS]{}");
+  EXPECT_EQ(mistral.size(), 9u);
+  EXPECT_EQ(mistral.find_first_not_of("0123456789abcdef"), std::string::npos);
+  EXPECT_EQ(id("kimi_k2", "<|tool_call_begin|>functions.f:3<|tool_call_argument_begin|>{}"),
+            "functions.f:3");
+}
+
+TEST(ChatAnswerTest, TokensGoWithTheFirstChunkOfADelta) {
+  ApiOutputSpec spec;
+  spec.chat = true;
+  spec.prompts = {{0, 1}};
+  spec.logprobs = 0;
+  spec.return_token_ids = true;
+  spec.parsing = std::make_shared<const AnswerParsing>(Parsing());
+  ApiOutput output(std::move(spec), [](int32_t, bool) { return TokenText{"t"}; });
+  const std::string stream = output.StreamDelta(0, TextDelta("<think>a</think>b"));
+  std::vector<size_t> ids, logprobs;
+  for (size_t at = 0; at < stream.size();) {
+    const size_t end = stream.find("\n\n", at);
+    const Json choice = ParseJson(stream.substr(at + 6, end - at - 6))["choices"][0];
+    if (choice.contains("token_ids")) ids.push_back(choice["token_ids"].size());
+    if (choice["logprobs"].is_object()) logprobs.push_back(choice["logprobs"]["content"].size());
+    at = end + 2;
+  }
+  EXPECT_EQ(ids, (std::vector<size_t>{1, 0}));
+  EXPECT_EQ(logprobs, (std::vector<size_t>{1}));
+  // What is held back costs no token.
+  EXPECT_NE(output.StreamDelta(0, TextDelta("<tool_")).find("token_ids\":[0]"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace moesaic

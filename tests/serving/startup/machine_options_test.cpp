@@ -1,0 +1,78 @@
+#include "serving/startup/machine_options.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "core/base/error.h"
+#include "tests/serving/startup/made_up_machine.h"
+
+namespace moesaic {
+namespace {
+
+EngineOptions AskedOfSample() {
+  EngineOptions options;
+  options.model = MOESAIC_SAMPLE_MODEL_DIR;
+  return options;
+}
+
+TEST(MachineOptionsTest, OpenChoicesAreTheMachines) {
+  const EngineOptions options = OptionsOnMachine(AskedOfSample(), MadeUpMachine());
+  EXPECT_EQ(options.model_dir, MOESAIC_SAMPLE_MODEL_DIR);
+  EXPECT_EQ(options.machine_memory_bytes, uint64_t{1} << 30);
+  EXPECT_EQ(options.threads, 2);  // one for each core
+  EXPECT_EQ(options.machine.numa, NumaPolicy::kOff);
+  EXPECT_TRUE(options.thread_layout.places.empty());
+  EXPECT_TRUE(options.kernel_choices.empty());
+  EXPECT_EQ(options.devices.count, 0);
+}
+
+TEST(MachineOptionsTest, WhatWasAskedForIsKept) {
+  EngineOptions asked = AskedOfSample();
+  asked.machine.memory = "25%";
+  asked.machine.threads = 3;
+  asked.machine.pin_threads = true;
+  asked.machine.numa = NumaPolicy::kInterleave;
+  asked.io_depth = 5;
+  const EngineOptions options = OptionsOnMachine(asked, MadeUpMachine());
+  EXPECT_EQ(options.machine_memory_bytes, uint64_t{1} << 28);
+  EXPECT_EQ(options.threads, 3);
+  EXPECT_FALSE(options.thread_layout.places.empty());
+  EXPECT_EQ(options.machine.numa, NumaPolicy::kInterleave);
+  EXPECT_EQ(options.io_depth, 5);
+  asked.machine.memory = "64MiB";
+  EXPECT_EQ(OptionsOnMachine(asked, MadeUpMachine()).machine_memory_bytes, 64u << 20);
+}
+
+TEST(MachineOptionsTest, TheProfileChoosesKernelsUnlessTheyAreForced) {
+  Machine machine = MadeUpMachine();
+  machine.profile.emplace();
+  machine.profile->kernels.emplace_back().weights = "int8";
+  EXPECT_EQ(OptionsOnMachine(AskedOfSample(), machine).kernel_choices.size(), 1u);
+  machine.isa_forced = true;
+  EXPECT_TRUE(OptionsOnMachine(AskedOfSample(), machine).kernel_choices.empty());
+}
+
+TEST(MachineOptionsTest, DevicesHaveAnExpertEachAndTakeTurnsOnNodes) {
+  EngineOptions asked = AskedOfSample();
+  asked.devices.count = 40;  // of the model's 32 experts in a layer
+  Machine machine = MadeUpMachine();
+  EXPECT_EQ(OptionsOnMachine(asked, machine).devices.count, 32);
+  asked.devices.count = 2;
+  EXPECT_TRUE(OptionsOnMachine(asked, machine).devices.numa_nodes.empty());
+  machine.topology.nodes.push_back({3, {}, 0});
+  const EngineOptions options = OptionsOnMachine(asked, machine);
+  EXPECT_EQ(options.devices.count, 2);
+  EXPECT_EQ(options.devices.numa_nodes, (std::vector<int>{0, 3}));
+  // What is resolved once stays as it is.
+  EXPECT_EQ(OptionsOnMachine(options, machine).devices.numa_nodes, options.devices.numa_nodes);
+}
+
+TEST(MachineOptionsTest, AModelThatIsNotThereIsSaid) {
+  EngineOptions asked;
+  asked.model = "/nonexistent/model";
+  EXPECT_THROW(OptionsOnMachine(asked, MadeUpMachine()), Error);
+}
+
+}  // namespace
+}  // namespace moesaic

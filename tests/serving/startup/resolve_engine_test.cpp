@@ -1,0 +1,79 @@
+#include "serving/startup/resolve_engine.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <utility>
+
+#include "core/base/error.h"
+#include "core/base/metrics.h"
+#include "serving/online/create_engine.h"
+#include "serving/text/tokenizer.h"
+#include "tests/serving/online/engine_harness.h"
+#include "tests/serving/startup/made_up_machine.h"
+
+namespace moesaic {
+namespace {
+
+EngineOptions AskedOfEngine() {
+  EngineOptions options = SmallOptions();
+  options.model = MOESAIC_SAMPLE_MODEL_DIR;
+  options.model_dir.clear();
+  options.threads = 0;
+  options.machine.threads = 2;
+  options.predictor = "none";
+  return options;
+}
+
+TEST(ResolveEngineTest, GivesWhatAnEngineStartsWith) {
+  EngineSetup setup = ResolveEngine(AskedOfEngine(), MadeUpMachine());
+  EXPECT_EQ(setup.options.threads, 2);
+  EXPECT_EQ(setup.plan.ledger.limit_bytes, uint64_t{1} << 30);
+  EXPECT_EQ(setup.plan.expert_slots, 64);
+  EXPECT_EQ(setup.files.config.num_experts(), 32);
+  MetricsRegistry metrics;
+  const auto engine = CreateEngine(std::move(setup), metrics);
+  const std::vector<int32_t> prompt = engine->tokenizer().Encode("The old man");
+  EXPECT_EQ(SubmitOne(*engine, Greedy(prompt, 4))->Wait().tokens.size(), 4u);
+}
+
+// The sample model is too small to say anything of a disk: its reading stays open without a
+// profile.
+TEST(ResolveEngineTest, TheProfileSaysHowExpertsAreRead) {
+  const EngineSetup open = ResolveEngine(AskedOfEngine(), MadeUpMachine());
+  EXPECT_EQ(open.options.io_depth, 0);
+  EXPECT_EQ(open.options.packet_bytes, 0u);
+
+  Machine machine = MadeUpMachine();
+  AddDisk(machine, 1 << 20, 2);
+  const EngineSetup chosen = ResolveEngine(AskedOfEngine(), machine);
+  EXPECT_EQ(chosen.options.io_depth, 2);
+  EXPECT_EQ(chosen.options.packet_bytes, 1u << 20);
+  // The plan counts what is read at a time.
+  EXPECT_NE(chosen.plan.ledger.bytes("expert staging"), open.plan.ledger.bytes("expert staging"));
+
+  EngineOptions asked = AskedOfEngine();
+  asked.io_depth = 3;
+  const EngineSetup partly = ResolveEngine(asked, machine);
+  EXPECT_EQ(partly.options.io_depth, 3);
+  EXPECT_EQ(partly.options.packet_bytes, 1u << 20);
+
+  asked.expert_memory = "100%";  // nothing is read while serving
+  EXPECT_EQ(ResolveEngine(asked, machine).options.packet_bytes, 0u);
+}
+
+TEST(ResolveEngineTest, TooLittleMemoryIsRefusedWithTheLedger) {
+  EngineOptions asked = AskedOfEngine();
+  asked.machine.memory = "20MiB";
+  try {
+    ResolveEngine(asked, MadeUpMachine());
+    ADD_FAILURE() << "it fits";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kResourceExhausted);
+    EXPECT_NE(std::string(error.what()).find("\n  dense weights "), std::string::npos);
+    EXPECT_NE(std::string(error.what()).find("20.0 MiB"), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace moesaic
