@@ -16,7 +16,9 @@ class MemorySize {
   MemorySize() = default;  // auto
   // From text as settings have it, so that code writes `options.kv_memory = "8MiB"`. Throws
   // Error(kInvalidArgument).
+  // NOLINTNEXTLINE(google-explicit-constructor)
   MemorySize(const char* text) : MemorySize(Parse(text, "memory size")) {}
+  // NOLINTNEXTLINE(google-explicit-constructor)
   MemorySize(const std::string& text) : MemorySize(Parse(text, "memory size")) {}
 
   // `what` names the flag or key in the message. Throws Error(kInvalidArgument).

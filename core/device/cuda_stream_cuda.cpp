@@ -51,7 +51,11 @@ Event::State Mark::Query() const {
     cudaGetLastError();
     return Event::State::kPending;
   }
-  if (core_.Map(code, "cudaEventQuery")) return Event::State::kFailed;
+  // Of the call and not of the event, unless the device is lost: whoever asks asks again. One who
+  // was told that the event has failed would wait for it, and so for what he himself must do.
+  if (core_.Map(code, "cudaEventQuery")) {
+    return core_.lost() ? Event::State::kFailed : Event::State::kPending;
+  }
   return ErrorWhenDone() ? Event::State::kFailed : Event::State::kComplete;
 }
 
@@ -345,7 +349,7 @@ bool CudaStream::Idle() const {
     cudaGetLastError();
     return false;
   }
-  if (core_.Map(code, "cudaStreamQuery")) return !core_.HasCalls(this);
+  if (core_.Map(code, "cudaStreamQuery")) return core_.lost() && !core_.HasCalls(this);
   return true;
 }
 

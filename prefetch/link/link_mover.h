@@ -172,7 +172,6 @@ class LinkMover : public ExpertProvider {
   void Drop(ExpertIndex expert, std::exception_ptr error) REQUIRES(mutex_);
   void TellProgress() REQUIRES(mutex_);
 
-  const ExpertSource& source_;
   const ExpertGrid grid_;
   const LinkOptions options_;
   const uint64_t slot_bytes_;

@@ -43,10 +43,10 @@ void LinkTimeline::OnHandOut(int64_t experts, int64_t now_ns) {
 }
 
 void LinkTimeline::OnWaited(WaitCause cause, int64_t begin_ns, int64_t there_ns, int64_t end_ns) {
-  constexpr Activity kStalls[] = {Activity::kStallPack, Activity::kStallRead,
-                                  Activity::kStallQueue};  // by cause
+  constexpr Activity kStallOf[] = {Activity::kStallPack, Activity::kStallRead,
+                                   Activity::kStallQueue};  // by cause
   MarkExperts(begin_ns);
-  Add({kStalls[static_cast<size_t>(cause)], begin_ns, there_ns, layer_, -1, 0});
+  Add({kStallOf[static_cast<size_t>(cause)], begin_ns, there_ns, layer_, -1, 0});
   Add({Activity::kWakeUp, there_ns, end_ns, layer_, -1, 0});
   mark_ns_ = end_ns;
 }

@@ -5,8 +5,6 @@
 
 namespace moesaic {
 
-using Match = TextCursor::Match;
-
 TaggedParser::TaggedParser(std::shared_ptr<const ChatParserOptions> options)
     : options_(std::move(options)),
       calls_(options_->calls ? options_->syntax.calls : nullptr),
@@ -56,10 +54,10 @@ bool TaggedParser::Step(ChatEvents& events) {
 // Reasoning comes first or not at all.
 bool TaggedParser::ReadBegin(ChatEvents& events) {
   if (!cursor_.SkipSpace()) return false;
-  const Match match = cursor_.At(reasoning_->begin);
-  if (match == Match::kMaybe) return false;
+  const TextCursor::Match match = cursor_.At(reasoning_->begin);
+  if (match == TextCursor::Match::kMaybe) return false;
   const std::string space = cursor_.TakeRecord();
-  if (match == Match::kYes) {
+  if (match == TextCursor::Match::kYes) {
     cursor_.Skip(reasoning_->begin.size());
     at_ = At::kReasoning;
   } else if (options_->begins_in_reasoning || reasoning_->always) {
@@ -125,16 +123,16 @@ bool TaggedParser::ReadSection(ChatEvents& events) {
   if (!cursor_.SkipSpace()) return false;
   const std::string_view begin =
       calls_->call_begin.empty() ? calls_->parameters.open : calls_->call_begin;
-  const Match call = cursor_.At(begin);
-  const Match end = cursor_.At(calls_->section_end);
-  if (call == Match::kYes) {
+  const TextCursor::Match call = cursor_.At(begin);
+  const TextCursor::Match end = cursor_.At(calls_->section_end);
+  if (call == TextCursor::Match::kYes) {
     BeginBody(begin, events);
-  } else if (end == Match::kYes) {
+  } else if (end == TextCursor::Match::kYes) {
     cursor_.Skip(calls_->section_end.size());
     cursor_.TakeRecord();
     in_section_ = false;
     at_ = At::kContent;
-  } else if (call == Match::kMaybe || end == Match::kMaybe) {
+  } else if (call == TextCursor::Match::kMaybe || end == TextCursor::Match::kMaybe) {
     return false;
   } else if (cursor_.recording()) {
     NoCall(events);
@@ -166,9 +164,9 @@ bool TaggedParser::ReadCall(ChatEvents& events) {
 bool TaggedParser::ReadAfterCall() {
   if (!calls_->call_end.empty()) {
     if (!cursor_.SkipSpace()) return false;
-    const Match match = cursor_.At(calls_->call_end);
-    if (match == Match::kMaybe) return false;
-    if (match == Match::kYes) cursor_.Skip(calls_->call_end.size());
+    const TextCursor::Match match = cursor_.At(calls_->call_end);
+    if (match == TextCursor::Match::kMaybe) return false;
+    if (match == TextCursor::Match::kYes) cursor_.Skip(calls_->call_end.size());
   }
   at_ = in_section_ ? At::kSection : At::kContent;
   return true;

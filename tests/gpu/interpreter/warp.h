@@ -28,9 +28,7 @@ inline void ForLanes(uint32_t lanes, F&& f) {
 template <typename F>
 inline void ForLanesApart(uint32_t lanes, F&& f) {
   if (lanes != kAllLanes) return ForLanes(lanes, f);
-#if defined(__clang__)
-#pragma clang loop vectorize(assume_safety)
-#else
+#if !defined(__clang__)  // which has no such pragma; its own complains where it cannot
 #pragma GCC ivdep
 #endif
   for (int lane = 0; lane < kLanes; ++lane) f(lane);

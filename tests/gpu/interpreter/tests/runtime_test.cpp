@@ -261,6 +261,28 @@ TEST_F(CudaRuntimeTest, EveryCallOfAStepMayFail) {
   }
 }
 
+// An event is not done because somebody could not ask for it.
+TEST_F(CudaRuntimeTest, AQuestionThatFailsIsNoAnswer) {
+  const auto device = MakeDevice(0, true);
+  PinnedHostPool pool(4096, -1, device->host_pinner());
+  const auto block = *pool.Allocate(sizeof(uint32_t));
+  auto* const word = reinterpret_cast<uint32_t*>(block.data());
+  StoreWord(word, 0);
+  const auto stream = device->CreateStream();
+  const auto event = device->CreateEvent();
+  stream->WaitValue(word, 1);
+  stream->Record(*event);
+  ptx::FailRuntimeCall(0, cudaErrorMemoryAllocation);
+  EXPECT_EQ(event->Query(), Event::State::kPending);
+  EXPECT_EQ(ptx::FailedRuntimeCall(), "cudaEventQuery");
+  ptx::FailRuntimeCall(0, cudaErrorMemoryAllocation);
+  EXPECT_FALSE(stream->Idle());
+  EXPECT_EQ(ptx::FailedRuntimeCall(), "cudaStreamQuery");
+  StoreWord(word, 1);
+  EXPECT_FALSE(event->Synchronize().has_value());
+  EXPECT_EQ(event->Query(), Event::State::kComplete);
+}
+
 TEST_F(CudaRuntimeTest, AKernelThatGoesWrongLosesTheDevice) {
   const auto device = MakeDevice(1, true);
   const auto stream = device->CreateStream();
