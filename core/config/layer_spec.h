@@ -32,10 +32,13 @@ struct ExpertsSpec {
   bool shared_gate = false;  // its output times the sigmoid of one number per token (Qwen2-MoE)
 };
 
+// Of a dense layer, or of a sparse one.
+using LayerMlp = std::variant<MlpSpec, ExpertsSpec>;
+
 struct LayerSpec {
   NormSpec norm;  // before the mixer, and before the MLP
   MixerSpec mixer;
-  std::variant<MlpSpec, ExpertsSpec> mlp;
+  LayerMlp mlp;
 
   bool sparse() const { return std::holds_alternative<ExpertsSpec>(mlp); }
   // Of a sparse layer.

@@ -39,14 +39,8 @@ void ReadGlm4Moe(const JsonFields& config, ModelConfig& model) {
 
   const int64_t first_sparse = config.Int("first_k_dense_replace", 1, 0, kMostLayers);
   for (int64_t l = 0; l < layers; ++l) {
-    LayerSpec& layer = model.layers.emplace_back();
-    layer.norm = model.final_norm;
-    layer.mixer = attention;
-    if (l < first_sparse) {
-      layer.mlp = dense;
-    } else {
-      layer.mlp = experts;
-    }
+    model.layers.push_back(
+        {model.final_norm, attention, l < first_sparse ? LayerMlp(dense) : LayerMlp(experts)});
   }
 
   // Layers behind the last one predict further tokens and are not read.

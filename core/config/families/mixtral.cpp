@@ -16,21 +16,17 @@ void ReadMixtral(const JsonFields& config, ModelConfig& model) {
             model);
   const int64_t layers = ReadLayerCount(config, 32);
 
-  LayerSpec layer;
-  layer.norm = model.final_norm;
   GroupedQuerySpec attention =
       ReadAttention(config, {.heads = 32, .kv_heads = 8, .rope_theta = 1e6}, model);
   attention.window =
       config.OptionalInt("sliding_window", std::nullopt, 0, kMostPosition).value_or(0);
-  layer.mixer = attention;
 
   ExpertsSpec experts;
   experts.router =
       ReadRouter(config, {.experts_key = "num_local_experts", .experts = 8, .top_k = 2});
   experts.router.norm = RouterNorm::kSum;
   experts.expert = ReadMlp(config, "intermediate_size", 14336);
-  layer.mlp = experts;
-  model.layers.assign(static_cast<size_t>(layers), layer);
+  model.layers.assign(static_cast<size_t>(layers), {model.final_norm, attention, experts});
 
   model.tensors = CommonTensors();
   const std::string moe = "model.layers.{layer}.block_sparse_moe.";

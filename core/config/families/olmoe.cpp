@@ -16,20 +16,16 @@ void ReadOlmoe(const JsonFields& config, ModelConfig& model) {
             model);
   const int64_t layers = ReadLayerCount(config, 16);
 
-  LayerSpec layer;
-  layer.norm = model.final_norm;
   GroupedQuerySpec attention = ReadAttention(config, {.heads = 16}, model);
   attention.qk_norm = QkNorm::kProjection;
   attention.qkv_bias = attention.output_bias = config.Bool("attention_bias", false);
   attention.clip_qkv = config.OptionalNumber("clip_qkv", 1e-6, 1e9).value_or(0.0);
-  layer.mixer = attention;
 
   ExpertsSpec experts;
   experts.router = ReadRouter(config, {.experts = 64, .top_k = 8});
   if (config.Bool("norm_topk_prob", false)) experts.router.norm = RouterNorm::kSum;
   experts.expert = ReadMlp(config, "intermediate_size", 2048);
-  layer.mlp = experts;
-  model.layers.assign(static_cast<size_t>(layers), layer);
+  model.layers.assign(static_cast<size_t>(layers), {model.final_norm, attention, experts});
   model.tensors = CommonTensors();
 }
 

@@ -75,14 +75,8 @@ void ReadQwen2Moe(const JsonFields& config, ModelConfig& model) {
 
   for (const bool sparse : ReadSparseLayers(config, layers)) {
     attention.window = windows[model.layers.size()];
-    LayerSpec& layer = model.layers.emplace_back();
-    layer.norm = model.final_norm;
-    layer.mixer = attention;
-    if (sparse) {
-      layer.mlp = experts;
-    } else {
-      layer.mlp = dense;
-    }
+    model.layers.push_back(
+        {model.final_norm, attention, sparse ? LayerMlp(experts) : LayerMlp(dense)});
   }
 
   model.tensors = CommonTensors();

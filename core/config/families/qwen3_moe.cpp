@@ -25,14 +25,8 @@ void ReadQwen3Moe(const JsonFields& config, ModelConfig& model) {
   const MlpSpec dense = ReadMlp(config, "intermediate_size", 6144);
 
   for (const bool sparse : ReadSparseLayers(config, layers)) {
-    LayerSpec& layer = model.layers.emplace_back();
-    layer.norm = model.final_norm;
-    layer.mixer = attention;
-    if (sparse) {
-      layer.mlp = experts;
-    } else {
-      layer.mlp = dense;
-    }
+    model.layers.push_back(
+        {model.final_norm, attention, sparse ? LayerMlp(experts) : LayerMlp(dense)});
   }
   model.tensors = CommonTensors();
 }
