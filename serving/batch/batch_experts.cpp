@@ -9,6 +9,7 @@
 #include "core/base/units.h"
 #include "prefetch/link/device_reader.h"
 #include "serving/batch/plan_devices.h"
+#include "serving/model/experts_of_model.h"
 #include "serving/model/numa_slices.h"
 
 namespace moesaic {
@@ -53,8 +54,7 @@ BatchExperts::BatchExperts(const EngineOptions& options, const BatchPlan& plan,
 
 void BatchExperts::MakeDevicePlaces(const EngineOptions& options, const BatchPlan& plan,
                                     const ModelFiles& files, StreamingOptions streaming) {
-  const ExpertGrid grid(static_cast<int>(files.config.num_layers()),
-                        static_cast<int>(files.config.num_experts()));
+  const ExpertGrid grid = GridOf(files.config);
   devices_ = MakeDevices(options.devices, plan.devices);
   const std::vector<Device*> devices = devices_.pointers();
   placement_ = std::make_unique<ExpertPlacement>(PlaceExperts(options.devices, files.config));

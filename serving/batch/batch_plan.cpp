@@ -11,6 +11,7 @@
 #include "prefetch/link/host_experts.h"
 #include "serving/batch/plan_devices.h"
 #include "serving/batch/streaming_experts.h"
+#include "serving/model/experts_of_model.h"
 #include "serving/model/weights.h"
 #include "serving/online/dense_place.h"
 #include "serving/online/device_plan.h"
@@ -235,8 +236,7 @@ BatchPlan LedgerOf(const EngineOptions& options, const ModelFiles& files, const 
   streaming.packet_bytes = options.packet_bytes;
   streaming.depth = options.io_depth;
   const WeightType type = ChooseWeightType(options);
-  const ExpertGrid grid(static_cast<int>(config.num_layers()),
-                        static_cast<int>(config.num_experts()));
+  const ExpertGrid grid = GridOf(config);
   MemoryLedger& ledger = plan.ledger;
   if (options.machine_memory_bytes > 0) ledger.limit_bytes = options.machine_memory_bytes;
   ledger.Add("dense weights", ModelWeights::Bytes(config, type));

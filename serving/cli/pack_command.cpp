@@ -16,6 +16,7 @@
 #include "serving/cli/commands.h"
 #include "serving/cli/output.h"
 #include "serving/model/expert_sources.h"
+#include "serving/model/experts_of_model.h"
 #include "serving/model/tensor_source.h"
 #include "serving/startup/machine_options.h"
 
@@ -28,26 +29,20 @@ void VerifyStore(const ModelConfig& config, ExpertPacker& packer, const ExpertSo
   const uint64_t slot_bytes = packer.layout().slot_bytes;
   AlignedBuffer expected(slot_bytes);
   AlignedBuffer found(slot_bytes);
-  const auto experts = static_cast<uint64_t>(config.num_sparse_layers() * config.num_experts());
-  ProgressBar bar("verifying", experts * slot_bytes);
+  const std::vector<ExpertId> experts = AllExperts(config);
+  ProgressBar bar("verifying", experts.size() * slot_bytes);
   uint64_t done_bytes = 0;
-  for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
-    if (!config.is_sparse(layer)) continue;
-    for (int64_t index = 0; index < config.num_experts(); ++index) {
-      ExpertId id;
-      id.layer = static_cast<uint16_t>(layer);
-      id.index = static_cast<uint16_t>(index);
-      packer.Pack(id, expected.span().first(slot_bytes));
-      const uint64_t read_bytes =
-          file.ReadAt(store.Extents(id).front().offset, found.span().first(slot_bytes));
-      if (read_bytes != slot_bytes ||
-          std::memcmp(expected.data(), found.data(), packer.layout().blob_bytes) != 0) {
-        Fail(ErrorKind::kCorrupt,
-             "{}: expert {} of layer {} differs from the model; write the store again with --force",
-             file.path().string(), index, layer);
-      }
-      bar.Update(done_bytes += slot_bytes);
+  for (const ExpertId id : experts) {
+    packer.Pack(id, expected.span().first(slot_bytes));
+    const uint64_t read_bytes =
+        file.ReadAt(store.Extents(id).front().offset, found.span().first(slot_bytes));
+    if (read_bytes != slot_bytes ||
+        std::memcmp(expected.data(), found.data(), packer.layout().blob_bytes) != 0) {
+      Fail(ErrorKind::kCorrupt,
+           "{}: expert {} of layer {} differs from the model; write the store again with --force",
+           file.path().string(), id.index, id.layer);
     }
+    bar.Update(done_bytes += slot_bytes);
   }
   bar.Finish();
 }

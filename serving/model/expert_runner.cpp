@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/base/check.h"
+#include "serving/model/experts_of_model.h"
 
 namespace moesaic {
 namespace {
@@ -30,7 +31,7 @@ ExpertRunner::ExpertRunner(const ModelConfig& config, const ExpertLayout& layout
     : config_(config),
       layout_(layout),
       kernels_(kernels),
-      grid_(static_cast<int>(config.num_layers()), static_cast<int>(config.num_experts())),
+      grid_(GridOf(config)),
       placement_(places.placement) {
   CHECK(placement_ != nullptr || places.places.size() == 1);
   const int64_t rows = max_tokens * config.top_k();

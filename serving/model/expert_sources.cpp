@@ -13,6 +13,7 @@
 #include "core/base/error.h"
 #include "core/base/units.h"
 #include "core/io/expert_store.h"
+#include "serving/model/experts_of_model.h"
 #include "serving/model/fp8_weights.h"
 
 namespace moesaic {
@@ -341,8 +342,8 @@ void WriteExpertStore(const ModelConfig& config, WeightType type, const TensorSo
   header.sparse_layers = LayersOf(config);
   header.num_experts = static_cast<int32_t>(config.num_experts());
   const uint64_t slot_bytes = header.layout.slot_bytes;
-  const std::vector<int32_t> sparse_layers = header.sparse_layers;
-  const int64_t total = static_cast<int64_t>(sparse_layers.size()) * config.num_experts();
+  const std::vector<ExpertId> experts = AllExperts(config);
+  const int64_t total = std::ssize(experts);
 
   const int64_t batch = pool.threads();
   std::vector<ExpertPacker> packers;
@@ -355,12 +356,7 @@ void WriteExpertStore(const ModelConfig& config, WeightType type, const TensorSo
   for (int64_t done = 0; done < total;) {
     const int64_t count = std::min(batch, total - done);
     pool.ParallelFor(count, [&](int64_t i, int) {
-      const int64_t at = done + i;
-      ExpertId id;
-      id.layer =
-          static_cast<uint16_t>(sparse_layers[static_cast<size_t>(at / config.num_experts())]);
-      id.index = static_cast<uint16_t>(at % config.num_experts());
-      packers[static_cast<size_t>(i)].Pack(id, blob(i));
+      packers[static_cast<size_t>(i)].Pack(experts[static_cast<size_t>(done + i)], blob(i));
     });
     for (int64_t i = 0; i < count; ++i) writer.Append(blob(i));
     done += count;

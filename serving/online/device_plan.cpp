@@ -10,6 +10,7 @@
 #include "core/device/cuda_device.h"
 #include "serving/model/device_operator.h"
 #include "serving/model/device_rows.h"
+#include "serving/model/experts_of_model.h"
 
 namespace moesaic {
 namespace {
@@ -146,9 +147,7 @@ uint64_t DeviceLimitBytes(const DeviceOptions& devices, size_t device) {
 }
 
 ExpertPlacement PlaceExperts(const DeviceOptions& options, const ModelConfig& config) {
-  const ExpertGrid grid(static_cast<int>(config.num_layers()),
-                        static_cast<int>(config.num_experts()));
-  return ExpertPlacement(grid, DeviceNodes(options));
+  return ExpertPlacement(GridOf(config), DeviceNodes(options));
 }
 
 std::vector<DevicePlan> PlanDevices(const EngineOptions& options, const ModelConfig& config,

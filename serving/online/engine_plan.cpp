@@ -11,6 +11,7 @@
 #include "kernels/cpu/kernels.h"
 #include "prefetch/link/device_experts.h"
 #include "prefetch/link/expert_loader.h"
+#include "serving/model/experts_of_model.h"
 #include "serving/model/model.h"
 #include "serving/model/weights.h"
 #include "serving/online/dense_place.h"
@@ -91,8 +92,7 @@ EnginePlan PlanEngine(const EngineOptions& options, const ModelFiles& files) {
     devices_host_bytes = DevicesHostBytes(options, config, plan.devices) +
                          DenseHostBytes(config, LimitsOf(options, plan), plan.dense_devices);
     if (LooksUpExperts(plan)) {
-      devices_host_bytes += DeviceExperts::TableBytes(ExpertGrid(
-          static_cast<int>(config.num_layers()), static_cast<int>(config.num_experts())));
+      devices_host_bytes += DeviceExperts::TableBytes(GridOf(config));
     }
   }
   // Devices that have the dense part have its weights, which the host gives back when it has read

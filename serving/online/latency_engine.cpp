@@ -7,6 +7,7 @@
 #include "core/base/logging.h"
 #include "core/base/units.h"
 #include "serving/engine/engine_loop.h"
+#include "serving/model/experts_of_model.h"
 #include "serving/online/create_engine.h"
 #include "serving/online/engine_parts.h"
 #include "serving/online/latency_step.h"
@@ -34,8 +35,7 @@ ExpertObservers MakeObservers(const EngineOptions& options, const EnginePlan& pl
     observers.recall = std::make_unique<RecallMeter>(shape);
   }
   if (options.eviction_policy != "auto" && options.eviction_policy != "next-use") {
-    observers.policy_counts = std::make_unique<PolicyCounts>(
-        ExpertGrid(static_cast<int>(config.num_layers()), static_cast<int>(config.num_experts())));
+    observers.policy_counts = std::make_unique<PolicyCounts>(GridOf(config));
   }
   return observers;
 }

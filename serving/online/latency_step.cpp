@@ -8,14 +8,11 @@
 #include "core/base/logging.h"
 #include "prefetch/link/device_experts.h"
 #include "prefetch/link/expert_loader.h"
+#include "serving/model/experts_of_model.h"
 #include "serving/model/numa_slices.h"
 
 namespace moesaic {
 namespace {
-
-ExpertGrid GridOf(const ModelConfig& config) {
-  return ExpertGrid(static_cast<int>(config.num_layers()), static_cast<int>(config.num_experts()));
-}
 
 // Null without counts: what the step predictor finds worth least, or the least recently used
 // without one.
@@ -106,20 +103,13 @@ void LatencyStep::MakeDeviceExperts(const EngineOptions& options, const EnginePl
 // age, it is the youngest.
 void LatencyStep::Preload(std::vector<ExpertId> first) {
   const ModelConfig& config = files_.config;
+  const ExpertGrid grid = GridOf(config);
   std::vector<ExpertId> experts = std::move(first);
-  for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
-    if (!config.is_sparse(layer)) continue;
-    for (int64_t index = 0; index < config.num_experts(); ++index) {
-      ExpertId id;
-      id.layer = static_cast<uint16_t>(layer);
-      id.index = static_cast<uint16_t>(index);
-      experts.push_back(id);
-    }
-  }
-  std::vector<uint8_t> seen(static_cast<size_t>(config.num_layers() * config.num_experts()), 0);
+  const std::vector<ExpertId> all = AllExperts(config);
+  experts.insert(experts.end(), all.begin(), all.end());
+  std::vector<uint8_t> seen(static_cast<size_t>(grid.total()), 0);
   std::erase_if(experts, [&](ExpertId id) {
-    const int64_t at = id.layer * config.num_experts() + id.index;
-    return std::exchange(seen[static_cast<size_t>(at)], uint8_t{1}) != 0;
+    return std::exchange(seen[static_cast<size_t>(grid.Index(id))], uint8_t{1}) != 0;
   });
   if (home_ == nullptr) {
     const auto slots = static_cast<size_t>(experts_->slots());

@@ -6,6 +6,7 @@
 
 #include "core/base/error.h"
 #include "core/base/units.h"
+#include "serving/model/experts_of_model.h"
 #include "serving/model/numa_slices.h"
 #include "serving/model/sampler.h"
 #include "serving/model/sampling_params.h"
@@ -82,9 +83,8 @@ uint64_t PassMeter::BytesWith(int64_t rows, int64_t resident_experts, int64_t bu
   const StreamingOptions streaming = StreamingFor(resident_experts, buffers);
   return ModelWeights::Bytes(config_, inputs_.weight_type) +
          static_cast<uint64_t>(streaming.slots) * slot_bytes_ +
-         StreamingExperts::StagingBytes(inputs_.experts,
-                                        ExpertGrid(config_.num_layers(), config_.num_experts()),
-                                        streaming.slots, streaming) +
+         StreamingExperts::StagingBytes(inputs_.experts, GridOf(config_), streaming.slots,
+                                        streaming) +
          static_cast<uint64_t>(limits.num_kv_blocks) *
              Model::KvBlockBytes(config_, inputs_.kv_type) +
          Model::WorkspaceBytes(config_, inputs_.kernels, limits, inputs_.threads) +

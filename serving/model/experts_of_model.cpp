@@ -1,0 +1,21 @@
+#include "serving/model/experts_of_model.h"
+
+namespace moesaic {
+
+ExpertGrid GridOf(const ModelConfig& config) {
+  return ExpertGrid(static_cast<int>(config.num_layers()), static_cast<int>(config.num_experts()));
+}
+
+std::vector<ExpertId> AllExperts(const ModelConfig& config) {
+  const ExpertGrid grid = GridOf(config);
+  std::vector<ExpertId> experts;
+  for (int layer = 0; layer < grid.num_layers(); ++layer) {
+    if (!config.is_sparse(layer)) continue;
+    for (int index = 0; index < grid.num_experts(); ++index) {
+      experts.push_back(grid.Id(layer * grid.num_experts() + index));
+    }
+  }
+  return experts;
+}
+
+}  // namespace moesaic

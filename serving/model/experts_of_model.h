@@ -1,0 +1,17 @@
+// The experts of a model, as its specs have them: their grid, and all of them in order.
+#pragma once
+
+#include <vector>
+
+#include "cache/expert_grid.h"
+#include "core/base/expert_id.h"
+#include "core/config/model_config.h"
+
+namespace moesaic {
+
+ExpertGrid GridOf(const ModelConfig& config);
+
+// Of the sparse layers, layer after layer.
+std::vector<ExpertId> AllExperts(const ModelConfig& config);
+
+}  // namespace moesaic
