@@ -58,9 +58,7 @@ void BatchExperts::MakeDevicePlaces(const EngineOptions& options, const BatchPla
   devices_ = MakeDevices(options.devices, plan.devices);
   const std::vector<Device*> devices = devices_.pointers();
   placement_ = std::make_unique<ExpertPlacement>(PlaceExperts(options.devices, files.config));
-  home_ = std::make_unique<HostExperts>(*files.experts, grid, *placement_, devices,
-                                        LoaderOptionsOf(options, 0));
-  if (const std::optional<Error> why = home_->why_not_pinned()) LogInfo("{}", why->what());
+  home_ = MakeHome(options, files, *placement_, devices_);
   std::vector<std::span<const std::byte>> files_of_home;
   for (size_t d = 0; d < devices.size(); ++d) {
     files_of_home.push_back(home_->memory(static_cast<int>(d)));

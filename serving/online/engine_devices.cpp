@@ -6,10 +6,13 @@
 #include <string>
 #include <utility>
 
+#include "core/base/logging.h"
 #include "core/device/cuda_device.h"
 #include "core/device/nccl_collective.h"
 #include "serving/model/dense_operator.h"
 #include "serving/model/dense_shards.h"
+#include "serving/model/experts_of_model.h"
+#include "serving/online/part_options.h"
 
 namespace moesaic {
 
@@ -48,6 +51,15 @@ EngineDevices MakeDevices(const DeviceOptions& options, std::span<const DevicePl
     made.devices.push_back(std::make_unique<EmulatedDevice>(*made.emulated, std::move(device)));
   }
   return made;
+}
+
+std::unique_ptr<HostExperts> MakeHome(const EngineOptions& options, const ModelFiles& files,
+                                      const ExpertPlacement& placement,
+                                      const EngineDevices& devices) {
+  auto home = std::make_unique<HostExperts>(*files.experts, GridOf(files.config), placement,
+                                            devices.pointers(), LoaderOptionsOf(options, 0));
+  if (const std::optional<Error> why = home->why_not_pinned()) LogInfo("{}", why->what());
+  return home;
 }
 
 void StartFromProfiles(const EngineOptions& options, const ExpertLayout& layout,

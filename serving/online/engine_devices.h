@@ -13,6 +13,7 @@
 #include "core/io/expert_layout.h"
 #include "prefetch/link/device_experts.h"
 #include "prefetch/link/expert_placement.h"
+#include "prefetch/link/host_experts.h"
 #include "serving/model/dense_part.h"
 #include "serving/model/expert_runner.h"
 #include "serving/model/weights.h"
@@ -20,6 +21,7 @@
 #include "serving/online/device_plan.h"
 #include "serving/online/engine_options.h"
 #include "serving/online/engine_plan.h"
+#include "serving/online/model_files.h"
 
 namespace moesaic {
 
@@ -35,6 +37,12 @@ struct EngineDevices {
 
 // Takes the devices' memory. Throws Error(kResourceExhausted).
 EngineDevices MakeDevices(const DeviceOptions& options, std::span<const DevicePlan> plans);
+
+// The home of all experts, read from disk. `files` and `devices` must outlive it. Throws as
+// HostExperts does.
+std::unique_ptr<HostExperts> MakeHome(const EngineOptions& options, const ModelFiles& files,
+                                      const ExpertPlacement& placement,
+                                      const EngineDevices& devices);
 
 // The rates that misses are planned by until they are measured while serving, from what is known of
 // the devices.

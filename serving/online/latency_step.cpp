@@ -82,9 +82,7 @@ void LatencyStep::MakeDeviceExperts(const EngineOptions& options, const EnginePl
   const ExpertGrid grid = GridOf(files_.config);
   const std::vector<Device*> devices = devices_.pointers();
   placement_ = std::make_unique<ExpertPlacement>(PlaceExperts(options.devices, files_.config));
-  home_ = std::make_unique<HostExperts>(*files_.experts, grid, *placement_, devices,
-                                        LoaderOptionsOf(options, 0));
-  if (const std::optional<Error> why = home_->why_not_pinned()) LogInfo("{}", why->what());
+  home_ = MakeHome(options, files_, *placement_, devices_);
   DeviceExpertsOptions loading;
   loading.miss = MissModeOf(options);
   for (const DevicePlan& device : plan.devices) loading.slots.push_back(device.slots);
