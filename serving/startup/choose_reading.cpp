@@ -5,8 +5,6 @@
 
 #include "core/base/logging.h"
 #include "core/base/units.h"
-#include "core/io/checkpoint.h"
-#include "core/io/expert_store.h"
 
 namespace moesaic {
 namespace {
@@ -17,12 +15,10 @@ namespace fs = std::filesystem;
 constexpr uint64_t kLeastMeasuredBytes = uint64_t{256} << 20;
 
 // The file that holds (most of) the experts.
-fs::path ExpertFile(const EngineOptions& options) {
-  if (!options.expert_store.empty()) return ExpertStoreDataFile(options.expert_store);
+fs::path ExpertFile(const ExpertSource& experts) {
   fs::path largest;
   uint64_t largest_bytes = 0;
-  const Checkpoint checkpoint = Checkpoint::Open(options.model_dir);
-  for (const fs::path& file : checkpoint.files()) {
+  for (const fs::path& file : experts.files()) {
     const uint64_t bytes = fs::file_size(file);
     if (bytes > largest_bytes) {
       largest = file;
@@ -37,11 +33,10 @@ fs::path ExpertFile(const EngineOptions& options) {
 bool ChooseReading(const ReadDemand& demand, const Machine& machine, EngineOptions& options) {
   if (options.io_depth > 0 && options.packet_bytes > 0) return false;
   if (demand.all_fit) return false;
-  if (options.load_format == LoadFormat::kDummy && options.expert_store.empty()) return false;
-  const fs::path file = ExpertFile(options);
+  const fs::path file = ExpertFile(demand.experts);
   // A store's expert is one run, a checkpoint's three matrices.
-  const uint64_t read_bytes =
-      options.expert_store.empty() ? demand.slot_bytes / 3 : demand.slot_bytes;
+  const uint64_t slot_bytes = demand.experts.layout().slot_bytes;
+  const uint64_t read_bytes = options.expert_store.empty() ? slot_bytes / 3 : slot_bytes;
   std::string why = machine.why_no_profile;
   const DiskProfile* disk =
       machine.profile ? machine.profile->DiskFor(file.parent_path()) : nullptr;

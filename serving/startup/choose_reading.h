@@ -2,8 +2,7 @@
 // machine says, or as a brief measurement of the file that the experts are in.
 #pragma once
 
-#include <cstdint>
-
+#include "core/io/expert_source.h"
 #include "serving/online/engine_options.h"
 #include "serving/plan/machine_profiler.h"
 #include "serving/startup/machine.h"
@@ -12,8 +11,8 @@ namespace moesaic {
 
 // What is read, and for what.
 struct ReadDemand {
-  uint64_t slot_bytes = 0;  // of one expert
-  bool all_fit = false;     // all experts stay in memory: nothing is read while serving
+  const ExpertSource& experts;
+  bool all_fit = false;  // all experts stay in memory: nothing is read while serving
   ReadUse use = ReadUse::kUrgent;
 };
 

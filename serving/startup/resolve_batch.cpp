@@ -52,7 +52,7 @@ BatchSetup ResolveBatch(OpenedModel model, PlannedJob job, const Machine& machin
   const BatchPlan by_rule = PlanBatch(asked, model.files, MeansOf(job.workload));
   const uint64_t budget_bytes =
       static_cast<uint64_t>(by_rule.sizes.expert_slots) * by_rule.slot_bytes;
-  ChooseReading({.slot_bytes = by_rule.slot_bytes,
+  ChooseReading({.experts = *model.files.experts,
                  .all_fit = budget_bytes >= by_rule.all_experts_bytes,
                  .use = ReadUse::kStream},
                 machine, model.options);

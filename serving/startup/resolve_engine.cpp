@@ -12,7 +12,7 @@ EngineSetup ResolveEngine(const EngineOptions& asked, const Machine& machine) {
   ApplyNumaPolicy(*options.machine.numa);
   EngineSetup setup = SetUpEngine(options);
   const ReadDemand demand = {
-      .slot_bytes = setup.plan.slot_bytes,
+      .experts = *setup.files.experts,
       .all_fit = setup.plan.expert_budget_bytes >= setup.plan.all_experts_bytes};
   if (ChooseReading(demand, machine, setup.options)) {
     setup.plan =
