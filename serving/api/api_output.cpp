@@ -64,6 +64,12 @@ Usage ApiOutput::TotalUsage() const {
   return usage;
 }
 
+void ApiOutput::SettleFinish(size_t choice, OutputDelta& delta) const {
+  if (delta.finish == FinishReason::kCancelled && WantsNoMore(choice)) {
+    delta.finish = FinishReason::kStop;
+  }
+}
+
 Json ApiOutput::Envelope(const char* object) const {
   Json json = Json::object();
   json["id"] = spec_.id;

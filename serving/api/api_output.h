@@ -57,6 +57,8 @@ class ApiOutput {
 
   // The choice is complete though the engine goes on: it is to be cancelled, and that is its stop.
   bool WantsNoMore(size_t choice) const { return choices_[choice].answer.satisfied(); }
+  // Of the delta that comes next: the cancelling of a choice that was complete becomes its stop.
+  void SettleFinish(size_t choice, OutputDelta& delta) const;
   Usage TotalUsage() const;
 
  private:

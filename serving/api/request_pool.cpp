@@ -74,10 +74,7 @@ std::optional<RequestPool::Answer> RequestPool::Receive(DeltaMailbox::Mail mail)
   output_tokens_ += std::ssize(mail.delta.tokens);
   open.begun = open.begun || !mail.delta.tokens.empty();
   const size_t choice = mail.choice - open.first_choice;
-  // Complete before the engine was: that is its stop.
-  if (mail.delta.finish == FinishReason::kCancelled && open.output->WantsNoMore(choice)) {
-    mail.delta.finish = FinishReason::kStop;
-  }
+  open.output->SettleFinish(choice, mail.delta);
   const bool ends = mail.ends();
   if (mail.error) {
     if (!open.error) open.error = FromEngineError(*mail.error);

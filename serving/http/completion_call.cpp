@@ -120,9 +120,7 @@ void CompletionCall::Drain() {
   for (DeltaMailbox::Mail& mail : submitted_->mailbox->Take()) {
     Observe(mail);
     ChoiceState& choice = choices_[mail.choice];
-    if (choice.satisfied && mail.delta.finish == FinishReason::kCancelled) {
-      mail.delta.finish = FinishReason::kStop;
-    }
+    submitted_->output->SettleFinish(mail.choice, mail.delta);
     if (mail.error.has_value() || mail.delta.finish == FinishReason::kCancelled) {
       choice.finished = true;
       ++finished_;
@@ -139,8 +137,7 @@ void CompletionCall::Drain() {
     } else {
       submitted_->output->Collect(mail.choice, std::move(mail.delta));
     }
-    if (!finish.has_value() && !choice.satisfied && submitted_->output->WantsNoMore(mail.choice)) {
-      choice.satisfied = true;
+    if (!finish.has_value() && submitted_->output->WantsNoMore(mail.choice)) {
       submitted_->model->engine->Cancel(submitted_->ids[mail.choice]);
     }
     if (finish.has_value()) {

@@ -52,7 +52,6 @@ class CompletionCall : public Call, public std::enable_shared_from_this<Completi
   };
   struct ChoiceState {
     bool finished = false;
-    bool satisfied = false;  // it was cancelled because it is complete
     int64_t tokens = 0;
     double queue_s = -1;
     double first_token_s = -1;
