@@ -42,7 +42,7 @@ struct Candidate {
 };
 
 // Null where there is none.
-inline const Candidate* Named(const std::vector<Candidate>& candidates, const char* name) {
+inline const Candidate* CandidateNamed(const std::vector<Candidate>& candidates, const char* name) {
   for (const Candidate& c : candidates) {
     if (c.name == name) return &c;
   }

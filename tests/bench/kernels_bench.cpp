@@ -256,7 +256,7 @@ void Products(int rounds, const std::string& type) {
           std::snprintf(text, sizeof text, "%.0f (%.0f%%)", rate / 1e9, 100 * rate / peak_rate);
           return std::string(text);
         };
-        const Candidate* const other = Named(candidates, "oneDNN");
+        const Candidate* const other = CandidateNamed(candidates, "oneDNN");
         char ratio[16] = "-";
         if (other != nullptr) {
           std::snprintf(ratio, sizeof ratio, "%.2f", other->Median() / candidates[1].Median());
@@ -361,7 +361,7 @@ void Decode(int rounds, const std::string& type) {
         std::printf("| %ld x %ld | %ld | %s, %s | %.1f | %.1f (%.0f%%) |", shape[0], shape[1], m,
                     IsaName(kind.isa), WeightTypeName(kind.type), read / 1e9, rate / 1e9,
                     100 * rate / read);
-        if (const Candidate* const other = Named(candidates, "oneDNN")) {
+        if (const Candidate* const other = CandidateNamed(candidates, "oneDNN")) {
           std::printf(" %.1f |", ours.WeightBytes() / other->Median() / 1e9);
         } else {
           std::printf(" - |");
