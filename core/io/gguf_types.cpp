@@ -1,0 +1,55 @@
+#include "core/io/gguf_types.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+
+namespace moesaic {
+namespace {
+
+// ggml's enum ggml_type and its block structs (src/ggml-common.h).
+constexpr GgufType kGgufTypes[] = {
+    {0, "F32", 1, 4},         {1, "F16", 1, 2},         {2, "Q4_0", 32, 18},
+    {3, "Q4_1", 32, 20},      {6, "Q5_0", 32, 22},      {7, "Q5_1", 32, 24},
+    {8, "Q8_0", 32, 34},      {9, "Q8_1", 32, 36},      {10, "Q2_K", 256, 84},
+    {11, "Q3_K", 256, 110},   {12, "Q4_K", 256, 144},   {13, "Q5_K", 256, 176},
+    {14, "Q6_K", 256, 210},   {15, "Q8_K", 256, 292},   {16, "IQ2_XXS", 256, 66},
+    {17, "IQ2_XS", 256, 74},  {18, "IQ3_XXS", 256, 98}, {19, "IQ1_S", 256, 50},
+    {20, "IQ4_NL", 32, 18},   {21, "IQ3_S", 256, 110},  {22, "IQ2_S", 256, 82},
+    {23, "IQ4_XS", 256, 136}, {24, "I8", 1, 1},         {25, "I16", 1, 2},
+    {26, "I32", 1, 4},        {27, "I64", 1, 8},        {28, "F64", 1, 8},
+    {29, "IQ1_M", 256, 56},   {30, "BF16", 1, 2},       {34, "TQ1_0", 256, 54},
+    {35, "TQ2_0", 256, 66},   {39, "MXFP4", 32, 17},    {40, "NVFP4", 64, 36},
+    {41, "Q1_0", 128, 18},
+};
+
+bool IsRemoved(uint32_t id) {
+  return id == 4 || id == 5 || (id >= 31 && id <= 33) || (id >= 36 && id <= 38);
+}
+// ik_llama.cpp, ggml/include/ggml.h.
+bool IsOfIkLlama(uint32_t id) { return (id >= 97 && id <= 99) || (id >= 133 && id <= 399); }
+
+}  // namespace
+
+const GgufType* FindGgufType(uint32_t id) {
+  const auto* const found = std::find_if(std::begin(kGgufTypes), std::end(kGgufTypes),
+                                         [&](const GgufType& type) { return type.id == id; });
+  return found == std::end(kGgufTypes) ? nullptr : found;
+}
+
+const GgufType* FindGgufType(std::string_view name) {
+  const auto* const found = std::find_if(std::begin(kGgufTypes), std::end(kGgufTypes),
+                                         [&](const GgufType& type) { return type.name == name; });
+  return found == std::end(kGgufTypes) ? nullptr : found;
+}
+
+std::string GgufTypeText(uint32_t id) {
+  if (const GgufType* const type = FindGgufType(id)) return std::string(type->name);
+  return fmt::format("{} ({})", id,
+                     IsOfIkLlama(id) ? "a type of ik_llama.cpp's own"
+                     : IsRemoved(id) ? "a type that ggml has removed"
+                                     : "unknown");
+}
+
+}  // namespace moesaic

@@ -1,0 +1,114 @@
+"""Makes tests/data/gguf: files that the `gguf` package of llama.cpp has written.
+
+    pip install gguf==0.19.0 && python tests/reference/make_gguf_fixtures.py [--out tests/data/gguf]
+
+`types.gguf` has a tensor of each type that is read, random blocks whose scales are finite, and beside each TYPE a
+`TYPE.values` with what `gguf.quants` says that they stand for; its metadata has a value of every kind.
+`split-0000N-of-00003.gguf` is one small model in three files. The seed is fixed: two runs write the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+
+import gguf
+import numpy as np
+
+# Where the f16 scales of a block are (ggml, src/ggml-common.h).
+SCALES = {
+    "Q4_0": [0],
+    "Q4_1": [0, 2],
+    "Q5_0": [0],
+    "Q5_1": [0, 2],
+    "Q8_0": [0],
+    "Q2_K": [80, 82],
+    "Q3_K": [108],
+    "Q4_K": [0, 2],
+    "Q5_K": [0, 2],
+    "Q6_K": [208],
+    "IQ4_NL": [0],
+    "IQ4_XS": [0],
+    "MXFP4": [],
+}
+ROWS, BLOCKS = 3, 4
+
+
+def random_blocks(rng: np.random.Generator, name: str) -> np.ndarray:
+    kind = gguf.GGMLQuantizationType[name]
+    _, size = gguf.GGML_QUANT_SIZES[kind]
+    blocks = rng.integers(0, 256, (ROWS, BLOCKS, size), dtype=np.uint8)
+    for at in SCALES[name]:
+        scales = rng.normal(0, 0.02, (ROWS, BLOCKS)).astype(np.float16)
+        scales[0, 0] = np.float16(6e-8)  # a subnormal
+        blocks[:, :, at : at + 2] = scales[..., None].view(np.uint8)
+    if name == "MXFP4":
+        blocks[:, :, 0] = rng.integers(110, 140, (ROWS, BLOCKS))
+        blocks[0, :3, 0] = [0, 1, 252]  # both subnormal scales, and the largest whose values are finite
+    return blocks.reshape(ROWS, BLOCKS * size)
+
+
+def write_types(path: pathlib.Path) -> None:
+    rng = np.random.default_rng(20261125)
+    writer = gguf.GGUFWriter(path, "fixture")
+    writer.add_uint8("kind.u8", 200)
+    writer.add_int8("kind.i8", -100)
+    writer.add_uint16("kind.u16", 60000)
+    writer.add_int16("kind.i16", -30000)
+    writer.add_uint32("kind.u32", 4_000_000_000)
+    writer.add_int32("kind.i32", -2_000_000_000)
+    writer.add_uint64("kind.u64", 2**64 - 1)
+    writer.add_int64("kind.i64", -(2**63))
+    writer.add_float32("kind.f32", 1e-6)
+    writer.add_float64("kind.f64", 0.1)
+    writer.add_bool("kind.bool", True)
+    writer.add_string("kind.string", "Straße")
+    writer.add_array("kind.strings", ["a", "", "Ġb"])
+    writer.add_array("kind.ints", [1, -2, 3])
+    writer.add_array("kind.floats", [0.5, -1.5])
+    for name in SCALES:
+        kind = gguf.GGMLQuantizationType[name]
+        blocks = random_blocks(rng, name)
+        writer.add_tensor(name, blocks, raw_dtype=kind)
+        with np.errstate(over="ignore"):
+            values = gguf.quants.dequantize(blocks, kind)
+        assert np.isfinite(values).all(), name
+        writer.add_tensor(f"{name}.values", values.astype(np.float32))
+    plain = rng.normal(size=(2, 3, 5)).astype(np.float32)
+    writer.add_tensor("F32", plain)
+    writer.add_tensor("F16", plain.astype(np.float16))
+    writer.add_tensor("F16.values", plain.astype(np.float16).astype(np.float32))
+    kind = gguf.GGMLQuantizationType.BF16
+    raw = gguf.quants.quantize(plain, kind)
+    writer.add_tensor("BF16", raw, raw_dtype=kind)
+    writer.add_tensor("BF16.values", gguf.quants.dequantize(raw, kind))
+    write(writer)
+
+
+def write_split(folder: pathlib.Path) -> None:
+    rng = np.random.default_rng(3)
+    writer = gguf.GGUFWriter(folder / "split.gguf", "fixture", split_max_tensors=2)
+    writer.add_string("general.name", "three files")
+    for i in range(5):
+        writer.add_tensor(f"blk.{i}.weight", rng.normal(size=(2, 4)).astype(np.float32))
+    write(writer)
+
+
+def write(writer: gguf.GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("tests/data/gguf"))
+    out = parser.parse_args().out
+    out.mkdir(parents=True, exist_ok=True)
+    write_types(out / "types.gguf")
+    write_split(out)
+
+
+if __name__ == "__main__":
+    main()
