@@ -181,7 +181,11 @@ void ApplyBosSettings(const TokenizerSettings& settings, const SpecialTokenIds& 
 std::unique_ptr<Tokenizer> LoadTokenizerJson(std::string_view json, const std::string& name,
                                              const TokenizerSettings& settings) {
   const nlohmann::json document = ParseJsonDocument(json, name);
-  const JsonFields root(document, name);
+  return MakeTokenizer(JsonFields(document, name), settings);
+}
+
+std::unique_ptr<Tokenizer> MakeTokenizer(const JsonFields& root,
+                                         const TokenizerSettings& settings) {
   const JsonFields model = root.At("model");
   // The oldest files have no type; they are BPE when they have merges.
   const std::string type =

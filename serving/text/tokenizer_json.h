@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "core/base/json_fields.h"
 #include "serving/text/tokenizer.h"
 #include "serving/text/tokenizer_settings.h"
 
@@ -16,5 +17,7 @@ namespace moesaic {
 // path.
 std::unique_ptr<Tokenizer> LoadTokenizerJson(std::string_view json, const std::string& name,
                                              const TokenizerSettings& settings = {});
+// The same of a document that has been parsed; only used during the call.
+std::unique_ptr<Tokenizer> MakeTokenizer(const JsonFields& root, const TokenizerSettings& settings);
 
 }  // namespace moesaic
