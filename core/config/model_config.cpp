@@ -8,8 +8,10 @@
 #include "core/base/file.h"
 #include "core/base/json_fields.h"
 #include "core/config/family_fields.h"
+#include "core/config/gguf_config.h"
 #include "core/config/model_family.h"
 #include "core/config/served_layers.h"
+#include "core/io/gguf.h"
 
 namespace moesaic {
 namespace {
@@ -128,6 +130,7 @@ ModelConfig ParseModelConfig(std::string_view text, std::string_view name) {
 }
 
 ModelConfig LoadModelConfig(const std::filesystem::path& model_dir) {
+  if (IsGgufModel(model_dir)) return ParseGgufConfig(ReadGgufModel(model_dir), model_dir.string());
   const std::filesystem::path path = model_dir / "config.json";
   return ParseModelConfig(ReadTextFile(path, kMostConfigBytes), path.string());
 }

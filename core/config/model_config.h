@@ -74,11 +74,12 @@ struct GenerationDefaults {
 ModelConfig ParseModelConfig(std::string_view json, std::string_view name);
 GenerationDefaults ParseGenerationConfig(std::string_view json, std::string_view name);
 
-// Reads config.json / generation_config.json (absent: defaults) of a model directory.
+// Reads config.json / generation_config.json (absent: defaults) of a model directory; of a GGUF
+// model (core/io/gguf.h) its metadata, which have no sampling defaults.
 ModelConfig LoadModelConfig(const std::filesystem::path& model_dir);
 GenerationDefaults LoadGenerationDefaults(const std::filesystem::path& model_dir);
 
-// A directory as it is, or a hub id ("Qwen/Qwen3-30B-A3B") found in the local Hugging Face cache
+// A directory or a .gguf file as it is, or a hub id ("Qwen/Qwen3-30B-A3B") found in the local Hugging Face cache
 // (HF_HUB_CACHE, HF_HOME, ~/.cache/huggingface/hub). Throws Error(kNotFound) that lists where it
 // looked.
 std::filesystem::path ResolveModelPath(std::string_view model);

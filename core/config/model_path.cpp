@@ -5,6 +5,7 @@
 #include "core/base/error.h"
 #include "core/base/file.h"
 #include "core/config/model_config.h"
+#include "core/io/gguf.h"
 
 namespace moesaic {
 namespace {
@@ -92,7 +93,9 @@ fs::path ResolveModelPath(std::string_view model) {
   if (IsDirectory(path)) return path;
   std::error_code ignored;
   if (fs::exists(path, ignored)) {
-    Fail(ErrorKind::kNotFound, "{}: is not a directory; give the directory that holds config.json",
+    if (IsGgufModel(path)) return path;
+    Fail(ErrorKind::kNotFound,
+         "{}: is neither a directory nor a .gguf file; give the directory that holds config.json",
          path.string());
   }
   if (!IsHubId(model)) {

@@ -11,6 +11,7 @@
 #include "core/base/hash.h"
 #include "core/base/units.h"
 #include "core/io/checkpoint_index.h"
+#include "core/io/gguf.h"
 
 namespace moesaic {
 namespace {
@@ -80,6 +81,7 @@ struct Checkpoint::Impl {
 
   void AddFile(const fs::path& path, const std::map<std::string, std::string>* weight_map);
   void OpenIndexed(const fs::path& index_path);
+  void OpenGguf(const fs::path& path);
   void Finish();
   std::string Describe(const TensorInfo& tensor, std::string_view name) const {
     return fmt::format("{}: tensor {}", paths[tensor.extent.file].string(), QuotedName(name));
@@ -135,6 +137,14 @@ void Checkpoint::Impl::OpenIndexed(const fs::path& index_path) {
   }
 }
 
+void Checkpoint::Impl::OpenGguf(const fs::path& path) {
+  for (const fs::path& file : GgufSplitFiles(path)) {
+    files.emplace_back(file);
+    paths.push_back(file);
+  }
+  for (auto& [name, info] : ReadGgufModel(files).tensors) tensors.emplace(name, std::move(info));
+}
+
 void Checkpoint::Impl::Finish() {
   std::string text;  // what the fingerprint covers
   const auto append = [&text](uint64_t value) {
@@ -167,22 +177,25 @@ Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
 Checkpoint& Checkpoint::operator=(Checkpoint&&) noexcept = default;
 Checkpoint::~Checkpoint() = default;
 
-Checkpoint Checkpoint::Open(const fs::path& model_dir) {
+Checkpoint Checkpoint::Open(const fs::path& model) {
   std::error_code ignored;
-  if (!fs::is_directory(model_dir, ignored)) {
-    Fail(ErrorKind::kNotFound, "{}: no such directory", model_dir.string());
+  const bool is_gguf = IsGgufModel(model);
+  if (!is_gguf && !fs::is_directory(model, ignored)) {
+    Fail(ErrorKind::kNotFound, "{}: no such directory", model.string());
   }
   auto impl = std::make_unique<Impl>();
-  impl->directory = model_dir;
+  impl->directory = model;
   // The order of transformers: the single file, then the index, then whatever there is.
-  const fs::path single = model_dir / "model.safetensors";
-  const fs::path index = model_dir / "model.safetensors.index.json";
-  if (fs::exists(single, ignored)) {
+  const fs::path single = model / "model.safetensors";
+  const fs::path index = model / "model.safetensors.index.json";
+  if (is_gguf) {
+    impl->OpenGguf(model);
+  } else if (fs::exists(single, ignored)) {
     impl->AddFile(single, nullptr);
   } else if (fs::exists(index, ignored)) {
     impl->OpenIndexed(index);
   } else {
-    for (const fs::path& path : ListSafetensors(model_dir)) impl->AddFile(path, nullptr);
+    for (const fs::path& path : ListSafetensors(model)) impl->AddFile(path, nullptr);
   }
   impl->Finish();
   return Checkpoint(std::move(impl));

@@ -1,5 +1,5 @@
-// Checkpoint: the tensors of a Hugging Face model directory (one or many safetensors files),
-// located and checked, read in place.
+// Checkpoint: the tensors of a model on disk (one or many safetensors files of a Hugging Face
+// directory, or GGUF files), located and checked, read in place.
 //
 // Thread contract: immutable after Open; reading is safe from any thread.
 #pragma once
@@ -40,16 +40,17 @@ std::map<std::string, TensorInfo> ParseSafetensorsHeader(std::string_view json,
 
 class Checkpoint {
  public:
-  // Takes model.safetensors, else the files of model.safetensors.index.json, else all
-  // *.safetensors. Throws Error: kNotFound (no directory, no safetensors, a shard of the index
-  // missing), kCorrupt.
-  static Checkpoint Open(const std::filesystem::path& model_dir);
+  // `model` is a GGUF model (IsGgufModel, core/io/gguf.h) or a directory of safetensors:
+  // model.safetensors, else the files of model.safetensors.index.json, else all *.safetensors.
+  // Throws Error: kNotFound (no directory, no files, a file of several missing), kCorrupt,
+  // kUnsupported (ReadGgufModel).
+  static Checkpoint Open(const std::filesystem::path& model);
 
   Checkpoint(Checkpoint&&) noexcept;
   Checkpoint& operator=(Checkpoint&&) noexcept;
   ~Checkpoint();
 
-  const std::filesystem::path& directory() const;
+  const std::filesystem::path& directory() const;  // as it was opened: of GGUF it may be a file
   const std::vector<std::filesystem::path>& files() const;
   uint64_t total_bytes() const;  // of tensor data
   const std::map<std::string, TensorInfo, std::less<>>& tensors() const;

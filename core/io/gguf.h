@@ -37,14 +37,20 @@ using ReadBytesAt = FunctionRef<size_t(uint64_t offset, std::span<std::byte> des
 GgufHeader ParseGgufHeader(ReadBytesAt read, uint64_t file_bytes, std::string_view name);
 GgufHeader ReadGgufHeader(const File& file);
 
+// Whether the model at `path` is to be read as GGUF: a .gguf file, or a directory that has such
+// files and no config.json.
+bool IsGgufModel(const std::filesystem::path& path);
+
 // The files of a model of which `path` is one ("model-00002-of-00005.gguf"): all, in order, the one
-// with the metadata first. A model of one file is that file. Throws Error(kNotFound) naming a file
-// that is missing.
+// with the metadata first. A model of one file is that file; `path` may also be a directory that
+// holds the files of one model. Throws Error: kNotFound naming a file that is missing,
+// kInvalidArgument naming the models of a directory that holds several.
 std::vector<std::filesystem::path> GgufSplitFiles(const std::filesystem::path& path);
 
 // The headers of all files of a model as one: the metadata of the first, the tensors of all, their
 // extents' `file` by the order of `files`. Throws as ParseGgufHeader, and Error(kCorrupt) when the
 // files are not those of one model.
 GgufHeader ReadGgufModel(std::span<const File> files);
+GgufHeader ReadGgufModel(const std::filesystem::path& path);
 
 }  // namespace moesaic

@@ -2,7 +2,9 @@
 // PREFIX-00001-of-00005.gguf, counted from 1, each with the keys split.no (from 0), split.count and
 // split.tensors.count (of all files). The first has the metadata.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <optional>
 #include <system_error>
 #include <utility>
@@ -43,9 +45,48 @@ std::optional<SplitName> ParseSplitName(const std::string& name) {
                    std::stoi(std::string(count))};
 }
 
+bool IsGgufFile(const fs::path& path) { return path.extension() == ".gguf"; }
+
+// Sorted; without the vision towers (mmproj-*.gguf) that lie beside models.
+std::vector<fs::path> GgufFilesIn(const fs::path& directory) {
+  std::vector<fs::path> files;
+  std::error_code ignored;
+  for (const fs::directory_entry& entry : fs::directory_iterator(directory, ignored)) {
+    const fs::path& path = entry.path();
+    if (IsGgufFile(path) && !path.filename().string().starts_with("mmproj")) files.push_back(path);
+  }
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+// The file that names the directory's model: the only one, or the first of the only split one.
+fs::path OnlyModelIn(const fs::path& directory) {
+  std::vector<std::string> models;
+  for (const fs::path& file : GgufFilesIn(directory)) {
+    const std::string name = file.filename().string();
+    const std::optional<SplitName> split = ParseSplitName(name);
+    if (!split || split->number == 1) models.push_back(name);
+  }
+  if (models.size() == 1) return directory / models.front();
+  if (models.empty()) {
+    Fail(ErrorKind::kNotFound, "{}: holds no GGUF file, or not the first of a split model",
+         directory.string());
+  }
+  Fail(ErrorKind::kInvalidArgument, "{}: holds several models: {}; give the path of one",
+       directory.string(), fmt::join(models, ", "));
+}
+
 }  // namespace
 
+bool IsGgufModel(const fs::path& path) {
+  std::error_code ignored;
+  if (!fs::is_directory(path, ignored)) return IsGgufFile(path);
+  return !fs::exists(path / "config.json", ignored) && !GgufFilesIn(path).empty();
+}
+
 std::vector<fs::path> GgufSplitFiles(const fs::path& path) {
+  std::error_code is_no_directory;
+  if (fs::is_directory(path, is_no_directory)) return GgufSplitFiles(OnlyModelIn(path));
   const std::optional<SplitName> split = ParseSplitName(path.filename().string());
   if (!split || split->number < 1 || split->number > split->count) return {path};
   std::vector<fs::path> files;
@@ -104,6 +145,12 @@ GgufHeader ReadGgufModel(std::span<const File> files) {
          files.front().path().string(), announced, count, model.tensors.size());
   }
   return model;
+}
+
+GgufHeader ReadGgufModel(const fs::path& path) {
+  std::vector<File> files;
+  for (const fs::path& file : GgufSplitFiles(path)) files.emplace_back(file);
+  return ReadGgufModel(files);
 }
 
 }  // namespace moesaic

@@ -67,6 +67,9 @@ class ChatTemplate {
 // refuses what it is asked to render. Throws Error(kCorrupt) for files that are not what they
 // should be.
 //
+// Of a GGUF model (core/io/gguf.h): tokenizer.chat_template and tokenizer.chat_template.tool_use of
+// its metadata.
+//
 // `instead`: a file with the template to use in place of the model's; empty: none.
 std::unique_ptr<const ChatTemplate> LoadChatTemplate(const std::filesystem::path& model_dir,
                                                      const std::filesystem::path& instead = {});

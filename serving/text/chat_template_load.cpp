@@ -1,9 +1,13 @@
-// Finding the chat template in a model directory.
+// Finding the chat template in a model directory or a GGUF file.
+
+#include <utility>
 
 #include "core/base/error.h"
 #include "core/base/file.h"
 #include "core/base/json.h"
+#include "core/base/json_fields.h"
 #include "core/base/logging.h"
+#include "core/io/gguf.h"
 #include "serving/text/chat_template.h"
 
 namespace moesaic {
@@ -94,33 +98,71 @@ bool FromConfig(const Json& config, const std::filesystem::path& path, Sources& 
   return true;
 }
 
-}  // namespace
+// What a model directory or a GGUF file says.
+struct Found {
+  Sources sources;
+  std::filesystem::path at;  // the file that has them; empty: there is none
+  ChatTemplate::SpecialTokens tokens;
+};
 
-std::unique_ptr<const ChatTemplate> LoadChatTemplate(const std::filesystem::path& model_dir,
-                                                     const std::filesystem::path& instead) {
+Found FindInDirectory(const std::filesystem::path& model_dir) {
   const std::filesystem::path config_path = model_dir / "tokenizer_config.json";
   const std::filesystem::path legacy_path = model_dir / "chat_template.json";
   const std::filesystem::path jinja_path = model_dir / "chat_template.jinja";
   const Json config = ReadJson(config_path);
-  Sources sources;
-  std::filesystem::path found = jinja_path;
-  if (!instead.empty()) {
-    sources.plain = ReadTextFile(instead, kMaxTemplateBytes);
-    found = instead;
-  } else if (std::filesystem::exists(jinja_path)) {
-    sources.plain = ReadTemplate(jinja_path);
-    sources.with_tools = ReadTemplate(model_dir / "additional_chat_templates" / "tool_use.jinja");
-  } else if (FromConfig(ReadJson(legacy_path), legacy_path, sources)) {
-    found = legacy_path;
-  } else if (FromConfig(config, config_path, sources)) {
-    found = config_path;
-  } else {
-    return nullptr;
+  Found found;
+  found.tokens = FindSpecialTokens(config);
+  if (std::filesystem::exists(jinja_path)) {
+    found.at = jinja_path;
+    found.sources.plain = ReadTemplate(jinja_path);
+    found.sources.with_tools =
+        ReadTemplate(model_dir / "additional_chat_templates" / "tool_use.jinja");
+  } else if (FromConfig(ReadJson(legacy_path), legacy_path, found.sources)) {
+    found.at = legacy_path;
+  } else if (FromConfig(config, config_path, found.sources)) {
+    found.at = config_path;
   }
+  return found;
+}
+
+Found FindInGguf(const std::filesystem::path& model) {
+  const GgufHeader header = ReadGgufModel(model);
+  const std::string name = model.string();
+  const JsonFields metadata(header.metadata, name);
+  Found found;
+  found.sources.plain = metadata.String("tokenizer.chat_template", "");
+  found.sources.with_tools = metadata.String("tokenizer.chat_template.tool_use", "");
+  if (!found.sources.plain.empty()) found.at = model;
+  const nlohmann::json* const tokens = metadata.Find("tokenizer.ggml.tokens");
+  for (const auto& [role, key] : {std::pair("bos_token", "tokenizer.ggml.bos_token_id"),
+                                  std::pair("eos_token", "tokenizer.ggml.eos_token_id"),
+                                  std::pair("unk_token", "tokenizer.ggml.unknown_token_id"),
+                                  std::pair("pad_token", "tokenizer.ggml.padding_token_id")}) {
+    const nlohmann::json* const id = metadata.Find(key);
+    if (tokens == nullptr || id == nullptr || !id->is_number_unsigned()) continue;
+    const auto index = id->get<uint64_t>();
+    if (index < tokens->size() && (*tokens)[index].is_string()) {
+      found.tokens.emplace_back(role, (*tokens)[index].get<std::string>());
+    }
+  }
+  return found;
+}
+
+}  // namespace
+
+std::unique_ptr<const ChatTemplate> LoadChatTemplate(const std::filesystem::path& model_dir,
+                                                     const std::filesystem::path& instead) {
+  Found found = IsGgufModel(model_dir) ? FindInGguf(model_dir) : FindInDirectory(model_dir);
+  if (!instead.empty()) {
+    found.at = instead;
+    found.sources = {.plain = ReadTextFile(instead, kMaxTemplateBytes)};
+  }
+  if (found.at.empty()) return nullptr;
+  const Sources& sources = found.sources;
   auto chat_template = sources.why_none.empty()
                            ? std::make_unique<const ChatTemplate>(
-                                 "chat template of " + found.string(), sources.plain,
-                                 sources.with_tools, FindSpecialTokens(config))
+                                 "chat template of " + found.at.string(), sources.plain,
+                                 sources.with_tools, std::move(found.tokens))
                            : std::make_unique<const ChatTemplate>(sources.why_none);
   if (const std::string& why = chat_template->why_unusable(); !why.empty()) {
     LogWarn("chat will be refused, completions work: {}", why);

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <bit>
 #include <optional>
 #include <string_view>
@@ -234,19 +233,6 @@ std::unique_ptr<Tokenizer> LoadGgufTokenizer(const JsonFields& metadata) {
   if (model == "gpt2") return MakeByteLevel(metadata, tokens, settings);
   return LoadSentencePiece(SentencePieceModel(metadata, tokens), std::string(metadata.file()),
                            settings);
-}
-
-std::vector<int32_t> GgufEndTokens(const JsonFields& metadata) {
-  const size_t tokens = RequireList(metadata, "tokenizer.ggml.tokens").size();
-  std::vector<int32_t> ids;
-  for (const char* const key : {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
-                                "tokenizer.ggml.eom_token_id"}) {
-    const auto id = TokenId(metadata, key, tokens);
-    if (id && std::find(ids.begin(), ids.end(), *id) == ids.end()) {
-      ids.push_back(static_cast<int32_t>(*id));
-    }
-  }
-  return ids;
 }
 
 }  // namespace moesaic

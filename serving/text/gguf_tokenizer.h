@@ -2,10 +2,7 @@
 // llama.cpp, src/llama-vocab.cpp).
 #pragma once
 
-#include <cstdint>
 #include <memory>
-#include <string>
-#include <vector>
 
 #include "core/base/json_fields.h"
 #include "serving/text/tokenizer.h"
@@ -16,8 +13,5 @@ namespace moesaic {
 // SentencePiece ("llama") a model of its library. Throws Error: kCorrupt, kUnsupported (another
 // kind of model, an unknown tokenizer.ggml.pre); both name file and key.
 std::unique_ptr<Tokenizer> LoadGgufTokenizer(const JsonFields& metadata);
-
-// The tokens that end an answer: end of sequence, of turn, of message.
-std::vector<int32_t> GgufEndTokens(const JsonFields& metadata);
 
 }  // namespace moesaic

@@ -3,7 +3,9 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/io/gguf.h"
 #include "serving/text/detokenizer.h"
+#include "serving/text/gguf_tokenizer.h"
 #include "serving/text/sentencepiece_tokenizer.h"
 #include "serving/text/tokenizer_json.h"
 #include "serving/text/tokenizer_settings.h"
@@ -52,6 +54,10 @@ bool Tokenizer::IsSpecial(int32_t id) const {
 }
 
 std::unique_ptr<Tokenizer> LoadTokenizer(const std::filesystem::path& model_dir) {
+  if (IsGgufModel(model_dir)) {
+    const GgufHeader header = ReadGgufModel(model_dir);
+    return LoadGgufTokenizer(JsonFields(header.metadata, model_dir.string()));
+  }
   const TokenizerSettings settings = LoadTokenizerSettings(model_dir);
   const std::filesystem::path json = model_dir / "tokenizer.json";
   if (std::filesystem::exists(json)) {

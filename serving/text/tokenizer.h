@@ -106,9 +106,9 @@ class Tokenizer {
   const SpecialTokenIds special_ids_;
 };
 
-// Loads the tokenizer of a model directory: tokenizer.json, else tokenizer.model (SentencePiece),
-// with tokenizer_config.json, special_tokens_map.json and added_tokens.json where they exist.
-// Throws Error that names the file and the place in it.
+// Loads the tokenizer of a GGUF model (core/io/gguf.h), or of a directory: tokenizer.json, else
+// tokenizer.model (SentencePiece), with tokenizer_config.json, special_tokens_map.json and
+// added_tokens.json where they exist. Throws Error that names the file and the place in it.
 std::unique_ptr<Tokenizer> LoadTokenizer(const std::filesystem::path& model_dir);
 
 }  // namespace moesaic

@@ -158,7 +158,6 @@ TEST(GgufTokenizerTest, KindsOfTokens) {
   EXPECT_TRUE(tokenizer->IsSpecial(5));
   EXPECT_EQ(tokenizer->IdToToken(7), "");
   EXPECT_EQ(tokenizer->special_ids().bos, 3);
-  EXPECT_EQ(GgufEndTokens(JsonFields(metadata, "m.gguf")), (std::vector<int32_t>{4, 5}));
 }
 
 // With ignore_merges a word that is a token is that token, even where no merge makes it.

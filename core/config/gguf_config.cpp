@@ -1,0 +1,287 @@
+#include "core/config/gguf_config.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "core/base/error.h"
+#include "core/base/json_fields.h"
+#include "core/config/family_fields.h"
+#include "core/config/gguf_tensors.h"
+
+namespace moesaic {
+namespace {
+
+using nlohmann::json;
+
+// The metadata of one model: keys of its architecture without their prefix.
+class GgufFields {
+ public:
+  GgufFields(const GgufHeader& header, std::string_view name)
+      : header_(header),
+        all_(header.metadata, name),
+        architecture_(all_.String("general.architecture", "")) {
+    if (architecture_.empty()) all_.FailAt("general.architecture", "is missing");
+  }
+
+  const std::string& architecture() const { return architecture_; }
+  const JsonFields& all() const { return all_; }
+  std::string Key(std::string_view key) const { return fmt::format("{}.{}", architecture_, key); }
+  bool Has(std::string_view key) const { return all_.Find(Key(key)) != nullptr; }
+  // In the first layer or in any: one layer has it.
+  bool HasTensor(std::string_view of_layer) const {
+    const std::string end = fmt::format(".{}", of_layer);
+    return std::any_of(header_.tensors.begin(), header_.tensors.end(), [&](const auto& tensor) {
+      return tensor.first.starts_with("blk.") && tensor.first.ends_with(end);
+    });
+  }
+  bool HasModelTensor(std::string_view name) const {
+    return header_.tensors.contains(std::string(name));
+  }
+
+  int64_t Int(std::string_view key, int64_t least, int64_t most) const {
+    if (!Has(key)) all_.FailAt(Key(key), "is missing");
+    return all_.Int(Key(key), 0, least, most);
+  }
+  int64_t Int(std::string_view key, int64_t fallback, int64_t least, int64_t most) const {
+    return all_.Int(Key(key), fallback, least, most);
+  }
+  double Number(std::string_view key, std::optional<double> fallback, double least,
+                double most) const {
+    if (!Has(key) && !fallback) all_.FailAt(Key(key), "is missing");
+    return all_.Number(Key(key), fallback.value_or(0.0), least, most);
+  }
+  // A number, or an array of the same number for every layer.
+  int64_t IntOfAllLayers(std::string_view key, std::optional<int64_t> fallback,
+                         int64_t most) const {
+    const json* const value = all_.Find(Key(key));
+    if (value == nullptr || !value->is_array()) {
+      return fallback && value == nullptr ? *fallback : Int(key, 1, most);
+    }
+    const std::vector<int64_t> values = all_.Ints(Key(key), 0, most);
+    const bool uniform =
+        !values.empty() && values.front() >= 1 &&
+        std::all_of(values.begin(), values.end(), [&](int64_t v) { return v == values.front(); });
+    if (!uniform) {
+      Unsupported(key, "differs between layers, which no model of this kind does that is served");
+    }
+    return values.front();
+  }
+
+  [[noreturn]] void Unsupported(std::string_view key, std::string_view problem) const {
+    all_.FailAt(Key(key), problem, ErrorKind::kUnsupported);
+  }
+
+ private:
+  const GgufHeader& header_;
+  const JsonFields all_;
+  const std::string architecture_;
+};
+
+json RopeScaling(const GgufFields& fields) {
+  const std::string type = fields.all().String(fields.Key("rope.scaling.type"), "none");
+  if (type == "none") return nullptr;
+  if (type != "linear" && type != "yarn") {
+    fields.Unsupported("rope.scaling.type",
+                       fmt::format("is \"{}\", expected none, linear or yarn", type.substr(0, 60)));
+  }
+  json rope = {{"rope_type", type},
+               {"factor", fields.Number("rope.scaling.factor", std::nullopt, 1e-6, 1e6)}};
+  if (type == "linear") return rope;
+  const double factor = rope["factor"];
+  rope["original_max_position_embeddings"] =
+      fields.Int("rope.scaling.original_context_length", 1, kMostPosition);
+  rope["beta_fast"] = fields.Number("rope.scaling.yarn_beta_fast", 32.0, 1e-6, 1e6);
+  rope["beta_slow"] = fields.Number("rope.scaling.yarn_beta_slow", 1.0, 1e-6, 1e6);
+  // llama.cpp multiplies yarn's own factor with this one.
+  const double attention = fields.Number("rope.scaling.attn_factor", 1.0, 1e-6, 1e6);
+  rope["attention_factor"] = attention * (factor > 1.0 ? 0.1 * std::log(factor) + 1.0 : 1.0);
+  return rope;
+}
+
+void ReadEndTokens(const GgufFields& fields, json& config) {
+  // Some converters write -1, as an unsigned number, for none.
+  constexpr int64_t kNone = 0xffffffff;
+  const auto id = [&](std::string_view key) -> std::optional<int64_t> {
+    const auto value = fields.all().OptionalInt(key, std::nullopt, -1, kNone);
+    return value && *value != -1 && *value != kNone ? value : std::nullopt;
+  };
+  // End of sequence, of turn, of message: an answer ends with any.
+  json ends = json::array();
+  for (const char* const key : {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
+                                "tokenizer.ggml.eom_token_id"}) {
+    if (const auto end = id(key); end && std::find(ends.begin(), ends.end(), *end) == ends.end()) {
+      ends.push_back(*end);
+    }
+  }
+  config["eos_token_id"] = std::move(ends);
+  config["bos_token_id"] = id("tokenizer.ggml.bos_token_id").value_or(-1);
+  config["pad_token_id"] = id("tokenizer.ggml.padding_token_id").value_or(-1);
+}
+
+int64_t VocabularySize(const GgufFields& fields) {
+  if (fields.Has("vocab_size")) return fields.Int("vocab_size", 1, kMostVocab);
+  const json* const tokens = fields.all().Find("tokenizer.ggml.tokens");
+  if (tokens == nullptr || !tokens->is_array() || tokens->empty()) {
+    fields.all().FailAt(fields.Key("vocab_size"), "is missing, and so are tokenizer.ggml.tokens");
+  }
+  return static_cast<int64_t>(tokens->size());
+}
+
+// What the architectures have in common.
+json CommonConfig(const GgufFields& fields) {
+  json config;
+  config["vocab_size"] = VocabularySize(fields);
+  config["hidden_size"] = fields.Int("embedding_length", 1, kMostWidth);
+  // Layers behind the last one predict further tokens.
+  const int64_t layers = fields.Int("block_count", 1, kMostLayers);
+  config["num_hidden_layers"] = layers - fields.Int("nextn_predict_layers", 0, 0, layers - 1);
+  const int64_t heads = fields.IntOfAllLayers("attention.head_count", std::nullopt, kMostHeads);
+  config["num_attention_heads"] = heads;
+  config["num_key_value_heads"] =
+      fields.IntOfAllLayers("attention.head_count_kv", heads, kMostHeads);
+  const int64_t head_dim = fields.Int(
+      "attention.key_length", std::max<int64_t>(1, config["hidden_size"].get<int64_t>() / heads), 1,
+      kMostHeadDim);
+  if (fields.Int("attention.value_length", head_dim, 1, kMostHeadDim) != head_dim) {
+    fields.Unsupported("attention.value_length", "differs from attention.key_length");
+  }
+  config["head_dim"] = head_dim;
+  config["max_position_embeddings"] = fields.Int("context_length", 1, kMostPosition);
+  config["rms_norm_eps"] =
+      fields.Number("attention.layer_norm_rms_epsilon", std::nullopt, 0.0, 1.0);
+  config["rope_theta"] = fields.Number("rope.freq_base", 1e4, 1.0, 1e15);
+  config["rope_scaling"] = RopeScaling(fields);
+  const int64_t rotated = fields.Int("rope.dimension_count", head_dim, 2, head_dim);
+  config["partial_rotary_factor"] = static_cast<double>(rotated) / static_cast<double>(head_dim);
+  config["tie_word_embeddings"] = !fields.HasModelTensor("output.weight");
+  config["num_experts_per_tok"] = fields.Int("expert_used_count", 1, kMostExperts);
+  ReadEndTokens(fields, config);
+  return config;
+}
+
+int64_t Experts(const GgufFields& fields) { return fields.Int("expert_count", 1, kMostExperts); }
+
+// Of a dense layer; a model may have none.
+int64_t DenseWidth(const GgufFields& fields) {
+  return fields.Has("feed_forward_length")
+             ? fields.IntOfAllLayers("feed_forward_length", std::nullopt, kMostWidth)
+             : 1;
+}
+// Old files have one width for both.
+int64_t ExpertWidth(const GgufFields& fields) {
+  return fields.Has("expert_feed_forward_length")
+             ? fields.Int("expert_feed_forward_length", 1, kMostWidth)
+             : fields.Int("feed_forward_length", 1, kMostWidth);
+}
+
+bool NormalisedWeights(const GgufFields& fields, bool of_family) {
+  return fields.all().Bool(fields.Key("expert_weights_norm"), of_family);
+}
+
+void Qwen3Moe(const GgufFields& fields, json& config) {
+  config["num_experts"] = Experts(fields);
+  config["moe_intermediate_size"] = ExpertWidth(fields);
+  config["intermediate_size"] = DenseWidth(fields);
+  config["norm_topk_prob"] = NormalisedWeights(fields, true);
+  config["attention_bias"] = fields.HasTensor("attn_q.bias");
+}
+
+void Qwen2Moe(const GgufFields& fields, json& config) {
+  config["num_experts"] = Experts(fields);
+  config["moe_intermediate_size"] = ExpertWidth(fields);
+  config["intermediate_size"] = DenseWidth(fields);
+  config["shared_expert_intermediate_size"] =
+      fields.Int("expert_shared_feed_forward_length", 1, kMostWidth);
+  config["norm_topk_prob"] = NormalisedWeights(fields, false);
+  config["qkv_bias"] = fields.HasTensor("attn_q.bias");
+}
+
+void Olmoe(const GgufFields& fields, json& config) {
+  config["num_experts"] = Experts(fields);
+  config["intermediate_size"] = ExpertWidth(fields);
+  config["norm_topk_prob"] = NormalisedWeights(fields, false);
+  const double clip = fields.Number("attention.clamp_kqv", 0.0, 0.0, 1e9);
+  if (clip > 0.0) config["clip_qkv"] = clip;
+}
+
+// `llama` is the architecture of dense models too.
+void Mixtral(const GgufFields& fields, json& config) {
+  config["num_local_experts"] = Experts(fields);
+  config["intermediate_size"] = ExpertWidth(fields);
+  config["sliding_window"] = fields.Has("attention.sliding_window")
+                                 ? json(fields.Int("attention.sliding_window", 0, kMostPosition))
+                                 : json(nullptr);
+}
+
+void Glm4Moe(const GgufFields& fields, json& config) {
+  constexpr int64_t kSigmoid = 2;  // llama.cpp's enum of gating functions
+  if (fields.Int("expert_gating_func", kSigmoid, 0, 100) != kSigmoid) {
+    fields.Unsupported("expert_gating_func", "is not 2 (sigmoid), which this architecture has");
+  }
+  config["n_routed_experts"] = Experts(fields);
+  config["moe_intermediate_size"] = ExpertWidth(fields);
+  config["intermediate_size"] = DenseWidth(fields);
+  config["n_shared_experts"] = fields.Int("expert_shared_count", 1, 0, 1000);
+  config["first_k_dense_replace"] = fields.Int("leading_dense_block_count", 0, 0, kMostLayers);
+  config["n_group"] = fields.Int("expert_group_count", 1, 1, kMostExperts);
+  config["topk_group"] = fields.Int("expert_group_used_count", 1, 1, kMostExperts);
+  config["norm_topk_prob"] = NormalisedWeights(fields, true);
+  config["routed_scaling_factor"] = fields.Number("expert_weights_scale", 1.0, 1e-6, 1e6);
+  config["use_qk_norm"] = fields.HasTensor("attn_q_norm.weight");
+  config["attention_bias"] = fields.HasTensor("attn_q.bias");
+}
+
+struct GgufArchitecture {
+  std::string_view name;  // general.architecture
+  std::string_view hf_architecture;
+  std::string_view model_type;
+  void (*read)(const GgufFields& fields, json& config);
+};
+constexpr GgufArchitecture kArchitectures[] = {
+    {"qwen3moe", "Qwen3MoeForCausalLM", "qwen3_moe", Qwen3Moe},
+    {"llama", "MixtralForCausalLM", "mixtral", Mixtral},
+    {"qwen2moe", "Qwen2MoeForCausalLM", "qwen2_moe", Qwen2Moe},
+    {"olmoe", "OlmoeForCausalLM", "olmoe", Olmoe},
+    {"glm4moe", "Glm4MoeForCausalLM", "glm4_moe", Glm4Moe},
+};
+
+const GgufArchitecture& FindArchitecture(const GgufFields& fields) {
+  std::string known;
+  for (const GgufArchitecture& architecture : kArchitectures) {
+    if (architecture.name == fields.architecture()) return architecture;
+    known += fmt::format("{}{}", known.empty() ? "" : ", ", architecture.name);
+  }
+  fields.all().FailAt(
+      "general.architecture",
+      fmt::format("is \"{}\"; served are {}", fields.architecture().substr(0, 60), known),
+      ErrorKind::kUnsupported);
+}
+
+}  // namespace
+
+json GgufConfigJson(const GgufHeader& header, std::string_view name) {
+  const GgufFields fields(header, name);
+  const GgufArchitecture& architecture = FindArchitecture(fields);
+  if (architecture.name == "llama" && fields.Int("expert_count", 0, 0, kMostExperts) == 0) {
+    fields.Unsupported("expert_count", "is 0: this is a model without experts");
+  }
+  json config = CommonConfig(fields);
+  config["architectures"] = {architecture.hf_architecture};
+  config["model_type"] = architecture.model_type;
+  architecture.read(fields, config);
+  return config;
+}
+
+ModelConfig ParseGgufConfig(const GgufHeader& header, std::string_view name) {
+  const std::string as_config = fmt::format("{} (as config.json)", name);
+  ModelConfig model = ParseModelConfig(GgufConfigJson(header, name).dump(), as_config);
+  model.tensors = GgufTensors(header, model, name);
+  return model;
+}
+
+}  // namespace moesaic

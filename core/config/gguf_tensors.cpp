@@ -1,0 +1,82 @@
+#include "core/config/gguf_tensors.h"
+
+#include <array>
+#include <string>
+
+#include "core/base/error.h"
+
+namespace moesaic {
+namespace {
+
+constexpr std::array<const char*, 3> kStackedExperts = {"ffn_gate_exps", "ffn_up_exps",
+                                                        "ffn_down_exps"};
+constexpr std::array<const char*, 3> kSingleExperts = {"ffn_gate.{expert}", "ffn_up.{expert}",
+                                                       "ffn_down.{expert}"};
+
+// The architectures whose rows of queries and keys llama.cpp's converter turns, per head, from
+// halves that are rotated together to pairs.
+bool HasRowsInPairs(std::string_view architecture) { return architecture == "llama"; }
+
+}  // namespace
+
+TensorPlan GgufTensors(const GgufHeader& header, const ModelConfig& model, std::string_view name) {
+  const auto has = [&](int64_t layer, std::string_view tensor) {
+    return header.tensors.contains(fmt::format("blk.{}.{}", layer, tensor));
+  };
+  const std::string layer = "blk.{layer}.";
+  TensorPlan plan;
+  plan.Set(TensorSlot::kEmbedding, "token_embd.weight");
+  plan.Set(TensorSlot::kFinalNorm, "output_norm.weight");
+  plan.Set(TensorSlot::kHead, "output.weight");
+  plan.Set(TensorSlot::kInputNorm, layer + "attn_norm.weight");
+  plan.Set(TensorSlot::kPostAttentionNorm,
+           layer + (has(0, "ffn_norm.weight") ? "ffn_norm.weight" : "post_attention_norm.weight"));
+
+  const std::string architecture = header.metadata.value("general.architecture", "");
+  std::vector<TensorTransform> rows_in_pairs;
+  if (HasRowsInPairs(architecture)) {
+    rows_in_pairs.push_back(RowsInPairs{model.attention().head_dim});
+  }
+  plan.Set(TensorSlot::kQ, layer + "attn_q.weight", rows_in_pairs);
+  plan.Set(TensorSlot::kK, layer + "attn_k.weight", rows_in_pairs);
+  plan.Set(TensorSlot::kV, layer + "attn_v.weight");
+  plan.Set(TensorSlot::kQBias, layer + "attn_q.bias", rows_in_pairs);
+  plan.Set(TensorSlot::kKBias, layer + "attn_k.bias", rows_in_pairs);
+  plan.Set(TensorSlot::kVBias, layer + "attn_v.bias");
+  plan.Set(TensorSlot::kQNorm, layer + "attn_q_norm.weight");
+  plan.Set(TensorSlot::kKNorm, layer + "attn_k_norm.weight");
+  plan.Set(TensorSlot::kOutput, layer + "attn_output.weight");
+  plan.Set(TensorSlot::kOutputBias, layer + "attn_output.bias");
+
+  plan.Set(TensorSlot::kRouter, layer + "ffn_gate_inp.weight");
+  plan.Set(TensorSlot::kRouterBias, layer + "ffn_gate_inp.bias");
+  plan.SetMlp(kDenseMlpSlots, layer, {"ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"});
+  plan.SetMlp(kSharedMlpSlots, layer,
+              {"ffn_gate_shexp.weight", "ffn_up_shexp.weight", "ffn_down_shexp.weight"});
+  plan.Set(TensorSlot::kSharedGate, layer + "ffn_gate_inp_shexp.weight");
+
+  int64_t sparse = 0;
+  while (sparse + 1 < model.num_layers() && !model.is_sparse(sparse)) ++sparse;
+  const bool with_suffix = has(sparse, "exp_probs_b.bias");
+  plan.Set(TensorSlot::kRouterCorrection,
+           layer + (with_suffix ? "exp_probs_b.bias" : "exp_probs_b"));
+  if (has(sparse, "ffn_gate_up_exps.weight")) {
+    Fail(ErrorKind::kUnsupported,
+         "{}: gate and up matrices of experts are one tensor (blk.{}.ffn_gate_up_exps.weight), "
+         "which is not read yet; use a file that has ffn_gate_exps and ffn_up_exps",
+         name, sparse);
+  }
+  const bool stacked = !has(sparse, "ffn_gate.0.weight");
+  for (size_t i = 0; i < kExpertSlots.size(); ++i) {
+    const std::string pattern =
+        fmt::format("{}{}.weight", layer, stacked ? kStackedExperts[i] : kSingleExperts[i]);
+    if (stacked) {
+      plan.Set(kExpertSlots[i], pattern, {StackOf{model.num_experts()}});
+    } else {
+      plan.Set(kExpertSlots[i], pattern);
+    }
+  }
+  return plan;
+}
+
+}  // namespace moesaic
