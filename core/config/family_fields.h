@@ -44,9 +44,13 @@ int64_t ReadLayerCount(const JsonFields& config, int64_t fallback);
 struct AttentionDefaults {
   int64_t heads = 0;
   std::optional<int64_t> kv_heads = std::nullopt;  // as many as heads
+  std::optional<int64_t> head_dim = std::nullopt;  // hidden_size / heads
   double rope_theta = 1e4;
   // partial_rotary_factor; without one the family rotates whole heads and knows no other.
   std::optional<double> rotary_share = std::nullopt;
+  // With a rotary_share: how many values of a head are rotated, for a configuration that does not
+  // say it as a share.
+  const char* rotary_dim_key = nullptr;
 };
 // Heads, their size and rotation, the scale. `model` has been read.
 GroupedQuerySpec ReadAttention(const JsonFields& config, const AttentionDefaults& defaults,

@@ -37,7 +37,8 @@ std::optional<BlockScales> ReadQuantization(const JsonFields& config) {
   const std::string method = fields.String("quant_method", "?");
   if (method != "fp8") refuse(fmt::format("quant_method \"{}\"", method.substr(0, 80)));
   const std::string format = fields.String("fmt", "e4m3");
-  if (format != "e4m3") refuse(fmt::format("fp8, fmt \"{}\"", format.substr(0, 80)));
+  if (format != "e4m3" && format != "float8_e4m3fn")
+    refuse(fmt::format("fp8, fmt \"{}\"", format.substr(0, 80)));
   const std::vector<int64_t> block = fields.Ints("weight_block_size", 1, kMostWidth);
   if (block.size() != 2) refuse("fp8 without a weight_block_size");
   return BlockScales{block[0], block[1]};

@@ -47,6 +47,10 @@ std::string Glm4(const std::string& keys = "") {
          keys + "}";
 }
 
+std::string MiniMaxM2(const std::string& keys = "") {
+  return R"({"architectures": ["MiniMaxM2ForCausalLM"], "model_type": "minimax_m2")" + keys + "}";
+}
+
 // The values that transformers 5.23 and 4.57 give for a config.json without these keys.
 TEST(ModelConfigTest, DefaultsOfQwen3Moe) {
   const ModelConfig c = Parse(Qwen3());
@@ -200,6 +204,47 @@ TEST(ModelConfigTest, PartialRotation) {
   EXPECT_EQ(rotated(R"(, "partial_rotary_factor": 0.25,
                         "rope_scaling": {"type": "linear", "factor": 2, "partial_rotary_factor": 0.75})"),
             96);
+}
+
+TEST(ModelConfigTest, DefaultsOfMiniMaxM2) {
+  const ModelConfig c = Parse(MiniMaxM2());
+  EXPECT_EQ(c.vocab_size, 200064);
+  EXPECT_EQ(c.hidden_size, 3072);
+  EXPECT_EQ(c.num_layers(), 62);
+  EXPECT_EQ(c.max_position, 196608);
+  EXPECT_EQ(c.final_norm.eps, 1e-6);
+  EXPECT_EQ(c.attention().heads, 48);
+  EXPECT_EQ(c.attention().kv_heads, 8);
+  EXPECT_EQ(c.attention().head_dim, 128);
+  EXPECT_EQ(c.attention().rotary_dim, 128);
+  EXPECT_EQ(c.attention().rope.theta, 5e6);
+  EXPECT_EQ(c.attention().qk_norm, QkNorm::kProjection);
+  EXPECT_FALSE(c.attention().qkv_bias);
+  EXPECT_EQ(c.num_sparse_layers(), 62);
+  EXPECT_EQ(c.expert_width(), 1536);
+  EXPECT_EQ(c.shared_width(), 0);
+  const RouterSpec& router = c.experts().router;
+  EXPECT_EQ(router.experts, 256);
+  EXPECT_EQ(router.top_k, 8);
+  EXPECT_EQ(router.score, ScoreFunction::kSigmoid);
+  EXPECT_TRUE(router.correction_bias);
+  EXPECT_EQ(router.num_groups, 1);
+  EXPECT_EQ(router.norm, RouterNorm::kSum);
+  EXPECT_EQ(router.scale, 1.0);
+  EXPECT_EQ(c.bos_token_id, 200034);
+  EXPECT_EQ(c.eos_token_ids, std::vector<int32_t>{200020});
+}
+
+// The release says it as a number of values; a share, in either place, counts more.
+TEST(ModelConfigTest, RotationOfMiniMaxM2) {
+  const auto rotated = [](const std::string& keys) {
+    return Parse(MiniMaxM2(keys)).attention().rotary_dim;
+  };
+  EXPECT_EQ(rotated(R"(, "rotary_dim": 64)"), 64);
+  EXPECT_EQ(rotated(R"(, "rotary_dim": 128, "head_dim": 192)"), 128);
+  EXPECT_EQ(rotated(R"(, "rotary_dim": 64, "partial_rotary_factor": 0.25)"), 32);
+  EXPECT_EQ(rotated(R"(, "rotary_dim": 64, "rope_parameters": {"partial_rotary_factor": 0.25})"),
+            32);
 }
 
 TEST(ModelConfigTest, NullIsNotMissing) {
@@ -380,7 +425,7 @@ TEST(ModelConfigTest, Malformed) {
       {R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama"})",
        kUnsupported,
        {"LlamaForCausalLM", "Qwen3MoeForCausalLM", "MixtralForCausalLM", "Qwen2MoeForCausalLM",
-        "OlmoeForCausalLM", "Glm4MoeForCausalLM"}},
+        "OlmoeForCausalLM", "Glm4MoeForCausalLM", "MiniMaxM2ForCausalLM"}},
       {R"({"model_type": "gpt_oss"})", kUnsupported, {"model_type", "gpt_oss"}},
       {R"({"architectures": ["MixtralForCausalLM"], "model_type": "olmoe"})",
        kCorrupt,
@@ -484,6 +529,16 @@ TEST(ModelConfigTest, Malformed) {
        kUnsupported,
        {"layer 1", "512 groups"}},
       {Glm4(R"(, "first_k_dense_replace": 46)"), kUnsupported, {"no layer has experts"}},
+      {MiniMaxM2(R"(, "rotary_dim": 63)"), kCorrupt, {"rotary_dim", "63", "even"}},
+      {MiniMaxM2(R"(, "rotary_dim": 130)"), kCorrupt, {"rotary_dim", "from 2 to 128"}},
+      {MiniMaxM2(R"(, "scoring_func": "softmax")"), kUnsupported, {"scoring_func", "sigmoid"}},
+      {MiniMaxM2(R"(, "qk_norm_type": "per_head")"), kUnsupported, {"qk_norm_type", "per_layer"}},
+      {MiniMaxM2(R"(, "use_qk_norm": false)"), kUnsupported, {"use_qk_norm"}},
+      {MiniMaxM2(R"(, "use_routing_bias": false)"), kUnsupported, {"use_routing_bias"}},
+      {MiniMaxM2(R"(, "shared_intermediate_size": 64)"),
+       kUnsupported,
+       {"shared_intermediate_size"}},
+      {MiniMaxM2(R"(, "attn_type_list": [1, 0, 1])"), kUnsupported, {"attn_type_list"}},
       {Olmoe(R"(, "clip_qkv": -1)"), kCorrupt, {"clip_qkv"}},
       {Mixtral(R"(, "sliding_window": -5)"), kCorrupt, {"sliding_window"}},
   };
