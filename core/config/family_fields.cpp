@@ -199,6 +199,26 @@ std::vector<bool> ReadSparseLayers(const JsonFields& config, int64_t layers) {
   return sparse;
 }
 
+std::optional<std::vector<bool>> ReadSlidingLayers(const JsonFields& config, int64_t layers) {
+  if (config.Absent("layer_types")) return std::nullopt;
+  const nlohmann::json& types = *config.Find("layer_types");
+  if (!types.is_array() || types.size() != static_cast<size_t>(layers)) {
+    config.FailAt("layer_types",
+                  fmt::format("expected a list of num_hidden_layers, {}, names", layers));
+  }
+  std::vector<bool> slides(types.size(), false);
+  for (size_t layer = 0; layer < types.size(); ++layer) {
+    if (types[layer] == "sliding_attention") {
+      slides[layer] = true;
+    } else if (types[layer] != "full_attention") {
+      config.FailAt("layer_types",
+                    fmt::format("layer {} is neither full_attention nor sliding_attention", layer),
+                    ErrorKind::kUnsupported);
+    }
+  }
+  return slides;
+}
+
 TensorPlan CommonTensors() {
   TensorPlan plan;
   plan.Set(TensorSlot::kEmbedding, "model.embed_tokens.weight");

@@ -70,6 +70,9 @@ void ReadGroups(const JsonFields& config, RouterSpec& router);
 // A gated MLP without biases, of the width that the key gives.
 MlpSpec ReadMlp(const JsonFields& config, std::string_view width_key, int64_t fallback);
 
+// Which layers have a sliding window, by layer_types; nullopt without the key.
+std::optional<std::vector<bool>> ReadSlidingLayers(const JsonFields& config, int64_t layers);
+
 // Which layers have experts, by decoder_sparse_step and mlp_only_layers (the Qwens).
 std::vector<bool> ReadSparseLayers(const JsonFields& config, int64_t layers);
 

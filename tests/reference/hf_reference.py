@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+import tempfile
 
 import torch
 import transformers
+
+import mxfp4
 
 torch.set_num_threads(1)  # one summation order, so that regenerating gives the same bits on the same machine
 torch.set_grad_enabled(False)
@@ -29,7 +32,14 @@ class Trace:
 
 
 def load_model(directory: pathlib.Path, dtype: torch.dtype = torch.float32):
-    """Loads a checkpoint and fails when transformers did not find every tensor, or found one too many."""
+    """Loads a checkpoint and fails when transformers did not find every tensor, or found one too many.
+
+    Of an mxfp4 checkpoint the dequantised values: transformers' own kernels want a GPU."""
+    if mxfp4.is_quantised(directory):
+        with tempfile.TemporaryDirectory() as scratch:
+            plain = pathlib.Path(scratch) / "model"
+            mxfp4.dequantise_checkpoint(directory, plain)
+            return load_model(plain, dtype)
     kwargs = {"attn_implementation": "eager", "output_loading_info": True, "torch_dtype": dtype}
     if int(transformers.__version__.split(".")[0]) >= 5:
         kwargs["dtype"] = kwargs.pop("torch_dtype")

@@ -23,6 +23,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import hf_reference
+import mxfp4
 
 PROMPT_LENGTHS = (1, 7, 33, 70)
 HIDDEN_FOR = (1, 3)  # prompts whose hidden states are recorded
@@ -422,6 +423,21 @@ FIXTURES: dict[str, tuple[dict, int | None, list[dict]]] = {
         60_000,
         [{"swiglu_alpha": 1.702}, {"swiglu_limit": 7.0}, {"sliding_window": 21}],
     ),
+    # As gpt-oss is released: experts in MXFP4.
+    "gpt_oss_mxfp4": (
+        gpt_oss(
+            vocab_size=144, hidden_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+            head_dim=16, intermediate_size=64, num_local_experts=6, num_experts_per_tok=2,
+            quantization_config={
+                "modules_to_not_convert": [
+                    "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head",
+                ],
+                "quant_method": "mxfp4",
+            },
+        ),
+        None,
+        [{"swiglu_limit": 3.0}, {"sliding_window": 17}],
+    ),
 }
 
 
@@ -430,6 +446,8 @@ def dtype_of(config: dict) -> torch.dtype:
 
 
 def dtype_of_tensor(config: dict, name: str) -> torch.dtype:
+    if name.endswith(("_blocks", "_scales")):
+        return torch.uint8
     return torch.float32 if name.endswith("e_score_correction_bias") else dtype_of(config)
 
 
@@ -505,10 +523,14 @@ def expected_tensors(config: dict, model) -> dict[str, tuple[int, ...]]:
             out[f"{layer}.self_attn.sinks"] = (c.num_attention_heads,)
             out[f"{layer}.mlp.router.weight"] = (c.num_local_experts, h)
             out[f"{layer}.mlp.router.bias"] = (c.num_local_experts,)
-            out[f"{layer}.mlp.experts.gate_up_proj"] = (c.num_local_experts, h, 2 * c.intermediate_size)
-            out[f"{layer}.mlp.experts.gate_up_proj_bias"] = (c.num_local_experts, 2 * c.intermediate_size)
-            out[f"{layer}.mlp.experts.down_proj"] = (c.num_local_experts, c.intermediate_size, h)
-            out[f"{layer}.mlp.experts.down_proj_bias"] = (c.num_local_experts, h)
+            for matrix, rows, cols in (("gate_up", 2 * c.intermediate_size, h), ("down", h, c.intermediate_size)):
+                name = f"{layer}.mlp.experts.{matrix}_proj"
+                out[f"{name}_bias"] = (c.num_local_experts, rows)
+                if "quantization_config" in config:
+                    out[f"{name}_blocks"] = (c.num_local_experts, rows, cols // 32, 16)
+                    out[f"{name}_scales"] = (c.num_local_experts, rows, cols // 32)
+                else:
+                    out[name] = (c.num_local_experts, cols, rows)
             continue
         if kind == "qwen3_moe" or (kind == "glm4_moe" and config.get("use_qk_norm")):
             out[f"{layer}.self_attn.q_norm.weight"] = out[f"{layer}.self_attn.k_norm.weight"] = (head_dim,)
@@ -551,6 +573,8 @@ def write_checkpoint(directory: pathlib.Path, config: dict, shard_bytes: int | N
     directory.mkdir(parents=True)
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     hf_config = transformers.AutoConfig.from_pretrained(str(directory))
+    if "quantization_config" in config:
+        del hf_config.quantization_config
     model = transformers.AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32)
     fill(model, torch.Generator().manual_seed(seed), sharpness)
     with tempfile.TemporaryDirectory() as scratch:
@@ -562,6 +586,8 @@ def write_checkpoint(directory: pathlib.Path, config: dict, shard_bytes: int | N
         model.save_pretrained(scratch, max_shard_size=shard_bytes or "1GB")
         for path in pathlib.Path(scratch).glob("model*"):
             shutil.copy(path, directory / path.name)
+    if "quantization_config" in config:
+        mxfp4.quantise_checkpoint(directory)
     verify_layout(directory, config, shard_bytes, model)
 
 

@@ -51,6 +51,10 @@ std::string MiniMaxM2(const std::string& keys = "") {
   return R"({"architectures": ["MiniMaxM2ForCausalLM"], "model_type": "minimax_m2")" + keys + "}";
 }
 
+std::string GptOss(const std::string& keys = "") {
+  return R"({"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss")" + keys + "}";
+}
+
 // The values that transformers 5.23 and 4.57 give for a config.json without these keys.
 TEST(ModelConfigTest, DefaultsOfQwen3Moe) {
   const ModelConfig c = Parse(Qwen3());
@@ -247,6 +251,60 @@ TEST(ModelConfigTest, RotationOfMiniMaxM2) {
             32);
 }
 
+TEST(ModelConfigTest, DefaultsOfGptOss) {
+  const ModelConfig c = Parse(GptOss());
+  EXPECT_EQ(c.vocab_size, 201088);
+  EXPECT_EQ(c.hidden_size, 2880);
+  EXPECT_EQ(c.num_layers(), 36);
+  EXPECT_EQ(c.max_position, 131072);
+  EXPECT_EQ(c.final_norm.eps, 1e-5);
+  EXPECT_EQ(c.attention().heads, 64);
+  EXPECT_EQ(c.attention().kv_heads, 8);
+  EXPECT_EQ(c.attention().head_dim, 64);
+  EXPECT_TRUE(c.attention().qkv_bias);
+  EXPECT_TRUE(c.attention().output_bias);
+  EXPECT_TRUE(c.attention().sinks);
+  EXPECT_EQ(c.attention().window, 128);
+  EXPECT_EQ(c.layer(1).attention().window, 0);
+  EXPECT_EQ(c.layer(34).attention().window, 128);
+  const RopeConfig& rope = c.attention().rope;
+  EXPECT_EQ(rope.kind, RopeKind::kYarn);
+  EXPECT_EQ(rope.theta, 150000.0);
+  EXPECT_EQ(rope.factor, 32.0);
+  EXPECT_EQ(rope.original_max_position, 4096);
+  EXPECT_FALSE(rope.truncate);
+  EXPECT_EQ(c.num_sparse_layers(), 36);
+  EXPECT_EQ(c.expert_width(), 2880);
+  EXPECT_EQ(c.expert_parameters(), 3 * 2880 * 2880);
+  const MlpSpec& expert = c.experts().expert;
+  EXPECT_TRUE(expert.bias);
+  EXPECT_EQ(expert.Biases(2880), 3 * 2880);
+  EXPECT_EQ(expert.activation, Activation::kClampedSwiglu);
+  EXPECT_EQ(expert.swiglu_alpha, 1.702);
+  EXPECT_EQ(expert.swiglu_limit, 7.0);
+  const RouterSpec& router = c.experts().router;
+  EXPECT_EQ(router.experts, 128);
+  EXPECT_EQ(router.top_k, 4);
+  EXPECT_EQ(router.score, ScoreFunction::kLogit);
+  EXPECT_TRUE(router.logit_bias);
+  EXPECT_FALSE(router.correction_bias);
+  EXPECT_EQ(router.norm, RouterNorm::kSoftmax);
+  EXPECT_TRUE(c.eos_token_ids.empty());
+
+  const ModelConfig other = Parse(GptOss(R"(, "num_hidden_layers": 3, "attention_bias": false,
+      "layer_types": ["full_attention", "full_attention", "sliding_attention"],
+      "sliding_window": 64, "swiglu_limit": 5, "swiglu_alpha": 1.5,
+      "rope_parameters": {"rope_theta": 1000, "rope_type": "default"})"));
+  EXPECT_EQ(WindowsOf(other), (std::vector<int64_t>{0, 0, 64}));
+  EXPECT_FALSE(other.attention().qkv_bias);
+  EXPECT_FALSE(other.attention().output_bias);
+  EXPECT_EQ(other.experts().expert.swiglu_limit, 5.0);
+  EXPECT_EQ(other.experts().expert.swiglu_alpha, 1.5);
+  EXPECT_EQ(other.attention().rope.kind, RopeKind::kDefault);
+  EXPECT_EQ(WindowsOf(Parse(GptOss(R"(, "num_hidden_layers": 2, "sliding_window": null)"))),
+            (std::vector<int64_t>{0, 0}));
+}
+
 TEST(ModelConfigTest, NullIsNotMissing) {
   EXPECT_EQ(Parse(Mixtral(R"(, "num_key_value_heads": null)")).attention().kv_heads, 32);
   EXPECT_TRUE(Parse(Mixtral(R"(, "eos_token_id": null)")).eos_token_ids.empty());
@@ -425,8 +483,8 @@ TEST(ModelConfigTest, Malformed) {
       {R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama"})",
        kUnsupported,
        {"LlamaForCausalLM", "Qwen3MoeForCausalLM", "MixtralForCausalLM", "Qwen2MoeForCausalLM",
-        "OlmoeForCausalLM", "Glm4MoeForCausalLM", "MiniMaxM2ForCausalLM"}},
-      {R"({"model_type": "gpt_oss"})", kUnsupported, {"model_type", "gpt_oss"}},
+        "OlmoeForCausalLM", "Glm4MoeForCausalLM", "MiniMaxM2ForCausalLM", "GptOssForCausalLM"}},
+      {R"({"model_type": "dbrx"})", kUnsupported, {"model_type", "dbrx"}},
       {R"({"architectures": ["MixtralForCausalLM"], "model_type": "olmoe"})",
        kCorrupt,
        {"model_type", "olmoe", "MixtralForCausalLM"}},
@@ -539,6 +597,12 @@ TEST(ModelConfigTest, Malformed) {
        kUnsupported,
        {"shared_intermediate_size"}},
       {MiniMaxM2(R"(, "attn_type_list": [1, 0, 1])"), kUnsupported, {"attn_type_list"}},
+      {GptOss(R"(, "layer_types": ["sliding_attention"])"), kCorrupt, {"layer_types", "36"}},
+      {GptOss(R"(, "swiglu_limit": 0)"), kCorrupt, {"swiglu_limit"}},
+      {GptOss(R"(, "quantization_config": 3)"), kCorrupt, {"quantization_config"}},
+      {Qwen3(R"(, "quantization_config": {"quant_method": "mxfp4"})"),
+       kUnsupported,
+       {"quantization_config", "mxfp4", "gpt_oss"}},
       {Olmoe(R"(, "clip_qkv": -1)"), kCorrupt, {"clip_qkv"}},
       {Mixtral(R"(, "sliding_window": -5)"), kCorrupt, {"sliding_window"}},
   };
