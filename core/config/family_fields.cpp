@@ -39,10 +39,13 @@ void ReadTokenIds(const JsonFields& config, const ModelDefaults& defaults, Model
   model.pad_token_id = id_or_none("pad_token_id", defaults.pad);
 }
 
-int64_t ReadHeadDim(const JsonFields& config, int64_t hidden_size, int64_t heads) {
+int64_t ReadHeadDim(const JsonFields& config, std::optional<int64_t> fallback, int64_t hidden_size,
+                    int64_t heads) {
   int64_t head_dim = 0;
   if (!config.Absent("head_dim")) {
     head_dim = config.Int("head_dim", 0, 1, kMostHeadDim);
+  } else if (fallback) {
+    head_dim = *fallback;
   } else if (hidden_size % heads != 0) {
     config.FailAt("hidden_size",
                   fmt::format("is {}, expected a multiple of num_attention_heads, {}, because "
@@ -61,9 +64,17 @@ int64_t ReadHeadDim(const JsonFields& config, int64_t hidden_size, int64_t heads
   return head_dim;
 }
 
-int64_t ReadRotaryDim(const JsonFields& config, std::optional<double> fallback, int64_t head_dim) {
-  const double share = ParseRotaryShare(config, fallback.value_or(1.0));
-  if (!fallback && share != 1.0) {
+int64_t ReadRotaryDim(const JsonFields& config, const AttentionDefaults& defaults,
+                      int64_t head_dim) {
+  const char* const key = defaults.rotary_dim_key;
+  const bool says_share = ParseRotaryShare(config, -1.0) >= 0.0;
+  if (key != nullptr && !says_share && !config.Absent(key)) {
+    const int64_t rotary_dim = config.Int(key, 0, 2, head_dim);
+    if (rotary_dim % 2 == 0) return rotary_dim;
+    config.FailAt(key, fmt::format("is {}, expected an even number", rotary_dim));
+  }
+  const double share = ParseRotaryShare(config, defaults.rotary_share.value_or(1.0));
+  if (!defaults.rotary_share && share != 1.0) {
     config.FailAt("partial_rotary_factor",
                   fmt::format("is {}; only 1.0 (all of head_dim rotated) is supported", share),
                   ErrorKind::kUnsupported);
@@ -119,8 +130,8 @@ GroupedQuerySpec ReadAttention(const JsonFields& config, const AttentionDefaults
         fmt::format("is {}{}, expected a divisor of num_attention_heads, {}", attention.kv_heads,
                     config.Absent("num_key_value_heads") ? " (the default)" : "", attention.heads));
   }
-  attention.head_dim = ReadHeadDim(config, model.hidden_size, attention.heads);
-  attention.rotary_dim = ReadRotaryDim(config, defaults.rotary_share, attention.head_dim);
+  attention.head_dim = ReadHeadDim(config, defaults.head_dim, model.hidden_size, attention.heads);
+  attention.rotary_dim = ReadRotaryDim(config, defaults, attention.head_dim);
   attention.rope = ParseRopeConfig(config, defaults.rope_theta, model.max_position);
   if (attention.rope.kind == RopeKind::kDynamicNtk && attention.rotary_dim <= 2) {
     config.FailAt("head_dim",
@@ -186,6 +197,26 @@ std::vector<bool> ReadSparseLayers(const JsonFields& config, int64_t layers) {
     if (layer < layers) sparse[static_cast<size_t>(layer)] = false;
   }
   return sparse;
+}
+
+std::optional<std::vector<bool>> ReadSlidingLayers(const JsonFields& config, int64_t layers) {
+  if (config.Absent("layer_types")) return std::nullopt;
+  const nlohmann::json& types = *config.Find("layer_types");
+  if (!types.is_array() || types.size() != static_cast<size_t>(layers)) {
+    config.FailAt("layer_types",
+                  fmt::format("expected a list of num_hidden_layers, {}, names", layers));
+  }
+  std::vector<bool> slides(types.size(), false);
+  for (size_t layer = 0; layer < types.size(); ++layer) {
+    if (types[layer] == "sliding_attention") {
+      slides[layer] = true;
+    } else if (types[layer] != "full_attention") {
+      config.FailAt("layer_types",
+                    fmt::format("layer {} is neither full_attention nor sliding_attention", layer),
+                    ErrorKind::kUnsupported);
+    }
+  }
+  return slides;
 }
 
 TensorPlan CommonTensors() {

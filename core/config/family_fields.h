@@ -44,9 +44,13 @@ int64_t ReadLayerCount(const JsonFields& config, int64_t fallback);
 struct AttentionDefaults {
   int64_t heads = 0;
   std::optional<int64_t> kv_heads = std::nullopt;  // as many as heads
+  std::optional<int64_t> head_dim = std::nullopt;  // hidden_size / heads
   double rope_theta = 1e4;
   // partial_rotary_factor; without one the family rotates whole heads and knows no other.
   std::optional<double> rotary_share = std::nullopt;
+  // With a rotary_share: how many values of a head are rotated, for a configuration that does not
+  // say it as a share.
+  const char* rotary_dim_key = nullptr;
 };
 // Heads, their size and rotation, the scale. `model` has been read.
 GroupedQuerySpec ReadAttention(const JsonFields& config, const AttentionDefaults& defaults,
@@ -65,6 +69,9 @@ void ReadGroups(const JsonFields& config, RouterSpec& router);
 
 // A gated MLP without biases, of the width that the key gives.
 MlpSpec ReadMlp(const JsonFields& config, std::string_view width_key, int64_t fallback);
+
+// Which layers have a sliding window, by layer_types; nullopt without the key.
+std::optional<std::vector<bool>> ReadSlidingLayers(const JsonFields& config, int64_t layers);
 
 // Which layers have experts, by decoder_sparse_step and mlp_only_layers (the Qwens).
 std::vector<bool> ReadSparseLayers(const JsonFields& config, int64_t layers);

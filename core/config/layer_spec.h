@@ -11,17 +11,27 @@
 
 namespace moesaic {
 
-enum class Activation { kSilu };
+enum class Activation {
+  kSilu,          // down(silu(gate(x)) * up(x))
+  kClampedSwiglu  // down((u + 1) g sigmoid(alpha g)), g = min(gate, limit), |u| = |up| <= limit
+};
 
 struct MlpSpec {
   int64_t width = 0;  // 0: there is none
   Activation activation = Activation::kSilu;
   bool gated = true;  // down(activation(gate(x)) * up(x)); else down(activation(up(x)))
   bool bias = false;
+  // Of kClampedSwiglu.
+  double swiglu_alpha = 0.0;
+  double swiglu_limit = 0.0;
 
+  int64_t matrices() const { return gated ? 3 : 2; }
+  int64_t Weights(int64_t hidden_size) const { return matrices() * hidden_size * width; }
+  int64_t Biases(int64_t hidden_size) const {
+    return bias ? (matrices() - 1) * width + hidden_size : 0;
+  }
   int64_t Parameters(int64_t hidden_size) const {
-    const int64_t matrices = gated ? 3 : 2;
-    return matrices * hidden_size * width + (bias ? (matrices - 1) * width + hidden_size : 0);
+    return Weights(hidden_size) + Biases(hidden_size);
   }
 };
 

@@ -56,6 +56,7 @@ struct GroupedQuerySpec {
   int64_t window = 0;  // sliding window in tokens; 0: all of the context
   bool qkv_bias = false;
   bool output_bias = false;
+  bool sinks = false;     // a score for each head beside those of the keys, without a value
   double clip_qkv = 0.0;  // bound of queries, keys and values before RoPE; 0: none
   double scale = 1.0;     // of a query's product with a key
 

@@ -21,14 +21,16 @@ using nlohmann::json;
 constexpr double kMostParameters = 1e14;
 constexpr uint64_t kMostConfigBytes = 16 << 20;
 
-// The one kind of quantised checkpoint that is read: fp8 with a scale for each block.
-std::optional<BlockScales> ReadQuantization(const JsonFields& config) {
+// The kinds of quantised checkpoints that are read: fp8 with a scale for each block, and what the
+// family's plan already says, mxfp4 experts.
+std::optional<BlockScales> ReadQuantization(const JsonFields& config, const TensorPlan& plan) {
   if (config.Absent("quantization_config")) return std::nullopt;
   const auto refuse = [&](std::string_view what) {
     config.FailAt("quantization_config",
                   fmt::format("the checkpoint is quantised ({}); supported are fp8 weights with "
                               "block scales (quant_method \"fp8\", fmt \"e4m3\", "
-                              "weight_block_size of two numbers); else use the bf16, fp16 or fp32 "
+                              "weight_block_size of two numbers) and mxfp4 experts of gpt_oss; "
+                              "else use the bf16, fp16 or fp32 "
                               "checkpoint of the model",
                               what),
                   ErrorKind::kUnsupported);
@@ -37,9 +39,11 @@ std::optional<BlockScales> ReadQuantization(const JsonFields& config) {
   if (!object.is_object()) refuse("quant_method \"?\"");
   const JsonFields fields(object, config.file(), "quantization_config.");
   const std::string method = fields.String("quant_method", "?");
+  if (method == "mxfp4" && plan.HasMxfp4Experts()) return std::nullopt;
   if (method != "fp8") refuse(fmt::format("quant_method \"{}\"", method.substr(0, 80)));
   const std::string format = fields.String("fmt", "e4m3");
-  if (format != "e4m3") refuse(fmt::format("fp8, fmt \"{}\"", format.substr(0, 80)));
+  if (format != "e4m3" && format != "float8_e4m3fn")
+    refuse(fmt::format("fp8, fmt \"{}\"", format.substr(0, 80)));
   const std::vector<int64_t> block = fields.Ints("weight_block_size", 1, kMostWidth);
   if (block.size() != 2) refuse("fp8 without a weight_block_size");
   return BlockScales{block[0], block[1]};
@@ -121,7 +125,7 @@ ModelConfig ParseModelConfig(std::string_view text, std::string_view name) {
   model.architecture = family.architecture;
   model.model_type = family.model_type;
   family.read(config, model);
-  if (const std::optional<BlockScales> scales = ReadQuantization(config)) {
+  if (const std::optional<BlockScales> scales = ReadQuantization(config, model.tensors)) {
     model.tensors.TransformAll(*scales);
   }
   CheckServedLayers(model, name);

@@ -47,7 +47,7 @@ struct ModelConfig {
   int64_t top_k() const;        // likewise
   int64_t expert_width() const { return experts().expert.width; }
   // Values of one expert's matrices.
-  int64_t expert_parameters() const { return experts().expert.Parameters(hidden_size); }
+  int64_t expert_parameters() const { return experts().expert.Weights(hidden_size); }
 
   // Of the MLPs that every token runs, the dense layers' and the shared experts'; 0: none.
   int64_t widest_dense_mlp() const;

@@ -20,9 +20,11 @@ class LayerCheck {
     if (!has) return;
     Fail(ErrorKind::kUnsupported, "{}: layer {}: {} not supported", file_, layer_, what);
   }
-  void Mlp(const MlpSpec& mlp, std::string_view what) const {
+  void DenseMlp(const MlpSpec& mlp, std::string_view what) const {
     Refuse(mlp.width > 0 && !mlp.gated, fmt::format("{} without a gate matrix is", what));
     Refuse(mlp.width > 0 && mlp.bias, fmt::format("biases of {} are", what));
+    Refuse(mlp.width > 0 && mlp.activation != Activation::kSilu,
+           fmt::format("an activation other than silu of {} is", what));
   }
 
  private:
@@ -47,7 +49,7 @@ void CheckServedLayers(const ModelConfig& model, std::string_view file) {
     check.Refuse(!(attention.rope == first.rope), "rope other than that of layer 0 is");
     check.Refuse(attention.rope_form != RopeForm::kHalf, "interleaved rope is");
     if (!layer.sparse()) {
-      check.Mlp(layer.dense_mlp(), "a dense MLP");
+      check.DenseMlp(layer.dense_mlp(), "a dense MLP");
       continue;
     }
     // Experts are a grid of layers and numbers, in slots of one size.
@@ -57,10 +59,16 @@ void CheckServedLayers(const ModelConfig& model, std::string_view file) {
     check.Same("experts", experts.router.experts, other.router.experts, first_sparse);
     check.Same("top_k", experts.router.top_k, other.router.top_k, first_sparse);
     check.Same("the experts' width", experts.expert.width, other.expert.width, first_sparse);
+    const MlpSpec& expert = experts.expert;
+    const MlpSpec& first_expert = other.expert;
+    check.Refuse(expert.bias != first_expert.bias || expert.activation != first_expert.activation ||
+                     expert.swiglu_alpha != first_expert.swiglu_alpha ||
+                     expert.swiglu_limit != first_expert.swiglu_limit,
+                 fmt::format("experts other than those of layer {} are", first_sparse));
     check.Refuse(experts.router.num_groups > kMostRouterGroups,
                  fmt::format("{} groups of experts are", experts.router.num_groups));
-    check.Mlp(experts.expert, "an expert");
-    check.Mlp(experts.shared, "a shared expert");
+    check.Refuse(!experts.expert.gated, "an expert without a gate matrix is");
+    check.DenseMlp(experts.shared, "a shared expert");
   }
   if (first_sparse < 0) {
     Fail(ErrorKind::kUnsupported,

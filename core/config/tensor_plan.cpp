@@ -24,11 +24,18 @@ void TensorPlan::SetMlp(const MlpSlots& slots, const std::string& prefix,
   for (size_t i = 0; i < slots.size(); ++i) Set(slots[i], prefix + names[i]);
 }
 
+bool TensorPlan::HasMxfp4Experts() const {
+  return slots_[static_cast<size_t>(TensorSlot::kExpertGate)].Find<Mxfp4Blocks>() != nullptr;
+}
+
 PlannedTensor TensorPlan::At(TensorSlot slot, int64_t layer, int64_t expert) const {
   PlannedTensor tensor = slots_[static_cast<size_t>(slot)];
   CHECK(!tensor.name.empty());
   Replace(tensor.name, "{layer}", layer);
   Replace(tensor.name, "{expert}", expert);
+  for (TensorTransform& transform : tensor.transforms) {
+    if (auto* const stack = std::get_if<StackOf>(&transform)) stack->index = expert;
+  }
   tensor.transforms.insert(tensor.transforms.end(), of_all_.begin(), of_all_.end());
   return tensor;
 }

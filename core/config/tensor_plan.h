@@ -32,6 +32,7 @@ enum class TensorSlot {
   kKNorm,
   kOutput,  // [hidden, heads * head_dim]
   kOutputBias,
+  kSinks,             // [heads]
   kRouter,            // [experts, hidden]
   kRouterBias,        // [experts]
   kRouterCorrection,  // [experts]
@@ -46,8 +47,11 @@ enum class TensorSlot {
   kExpertGate,
   kExpertUp,
   kExpertDown,
+  kExpertGateBias,  // [width]
+  kExpertUpBias,
+  kExpertDownBias,  // [hidden]
 };
-inline constexpr auto kNumTensorSlots = static_cast<size_t>(TensorSlot::kExpertDown) + 1;
+inline constexpr auto kNumTensorSlots = static_cast<size_t>(TensorSlot::kExpertDownBias) + 1;
 
 // The matrices of an MLP, in the order in which the engine keeps them.
 using MlpSlots = std::array<TensorSlot, 3>;
@@ -57,6 +61,8 @@ inline constexpr MlpSlots kSharedMlpSlots = {TensorSlot::kSharedMlpGate, TensorS
                                              TensorSlot::kSharedMlpDown};
 inline constexpr MlpSlots kExpertSlots = {TensorSlot::kExpertGate, TensorSlot::kExpertUp,
                                           TensorSlot::kExpertDown};
+inline constexpr MlpSlots kExpertBiasSlots = {
+    TensorSlot::kExpertGateBias, TensorSlot::kExpertUpBias, TensorSlot::kExpertDownBias};
 
 // Values that the checkpoint has as float8 are multiplied with a scale of their block of rows and
 // columns, which the tensor NAME + suffix has.
@@ -64,11 +70,31 @@ struct BlockScales {
   int64_t rows = 0;
   int64_t cols = 0;
   std::string suffix = "_scale_inv";
+
+  bool operator==(const BlockScales&) const = default;
 };
 
-// A new way to turn tensors is one more alternative; TensorSource and the experts' ExpertSource
-// carry it out.
-using TensorTransform = std::variant<BlockScales>;
+// The tensor has those of all experts of a layer, one after the other.
+struct StackOf {
+  int64_t count = 0;
+  int64_t index = 0;  // TensorPlan::At fills it in
+};
+
+// Of a matrix the rows `first`, `first` + `step`, ... (of a vector the values).
+struct EveryNthRow {
+  int64_t step = 1;
+  int64_t first = 0;
+};
+
+// A matrix is stored [in, out].
+struct Transposed {};
+
+// A matrix is stored as the tensors NAME_blocks and NAME_scales of mxfp4.
+struct Mxfp4Blocks {};
+
+// A new way to turn tensors is one more alternative; serving/model/stored_tensor.h carries it out.
+// They are carried out in any order: what each says is of the tensor as it is stored.
+using TensorTransform = std::variant<BlockScales, StackOf, EveryNthRow, Transposed, Mxfp4Blocks>;
 
 struct PlannedTensor {
   std::string name;
@@ -93,6 +119,9 @@ class TensorPlan {
               const std::array<const char*, 3>& names);
   // For all slots, after their own.
   void TransformAll(TensorTransform transform) { of_all_.push_back(std::move(transform)); }
+
+  // Whether experts are stored so.
+  bool HasMxfp4Experts() const;
 
   // Of a slot that was set (CHECK).
   PlannedTensor At(TensorSlot slot, int64_t layer = 0, int64_t expert = 0) const;

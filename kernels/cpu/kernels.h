@@ -140,6 +140,14 @@ struct MatmulArgs {
   bool y_is_large = false;
 };
 
+// What an MLP makes of the sums of gate and up: silu(gate) * up or, clamped,
+// (u + 1) * g * sigmoid(alpha * g) with g = min(gate, limit) and u = up within +-limit (gpt-oss).
+struct GatedActivation {
+  bool clamped = false;
+  float alpha = 0.0f;
+  float limit = 0.0f;
+};
+
 struct GateUpArgs {
   const std::byte* x = nullptr;
   int64_t x_stride_bytes = 0;
@@ -149,8 +157,13 @@ struct GateUpArgs {
   PackedMatrix up;
   int64_t panel_begin = 0;
   int64_t panel_end = 0;
-  std::byte* h = nullptr;  // activation rows [m, n]: silu(x gate^T) * (x up^T), padding zeroed by
-  int64_t h_stride_bytes = 0;  // the call that computes the last panel
+  const float* gate_bias = nullptr;  // [n] or null, as up_bias: added to the sums
+  const float* up_bias = nullptr;
+  GatedActivation activation;
+  // Activation rows [m, n]: activation(x gate^T, x up^T), padding zeroed by the call that computes
+  // the last panel.
+  std::byte* h = nullptr;
+  int64_t h_stride_bytes = 0;
   // Of integer weights h is kInt8: eight panels are one group of it, so that panel_begin is a
   // multiple of 8, and panel_end is one or the last.
 };

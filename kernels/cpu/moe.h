@@ -26,6 +26,11 @@ struct ExpertWork {
   const int32_t* token_rows = nullptr;  // [count] row of x
   const int32_t* slot_rows = nullptr;   // [count] row of slot_out: token * top_k + slot
   int64_t count = 0;
+  // All null, or none.
+  const float* gate_bias = nullptr;  // [intermediate]
+  const float* up_bias = nullptr;    // [intermediate]
+  const float* down_bias = nullptr;  // [hidden]
+  GatedActivation activation;
 };
 
 // Scratch for the hidden activations; grown by Reserve outside the step, never inside.

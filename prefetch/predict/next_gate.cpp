@@ -6,9 +6,14 @@
 
 #include "core/base/check.h"
 #include "kernels/cpu/moe.h"
+#include "kernels/cpu/router_scores.h"
 
 namespace moesaic {
 namespace {
+
+// A score's difference as the difference of logits that makes it where the score rises fastest, so
+// that margins of all routers are about alike.
+float LogitsOfScore(ScoreFunction score) { return score == ScoreFunction::kSigmoid ? 4.0f : 1.0f; }
 
 PackedMatrix RowsOf(std::byte* data, int64_t n, int64_t k) {
   PackedMatrix m;
@@ -41,6 +46,7 @@ NextGate::NextGate(const PredictorShape& shape, int64_t hidden_size, int look_ah
   const auto distances = static_cast<size_t>(look_ahead_);
   scale_.resize(rows);
   logits_.resize(rows * distances * stride_);
+  choices_.resize(static_cast<size_t>(shape.num_experts));
   order_.resize(static_cast<size_t>(shape.num_experts));
   requests_.resize(static_cast<size_t>(shape.max_requests));
   for (Request& request : requests_) {
@@ -53,6 +59,7 @@ void NextGate::Load(std::span<const Router> routers, double norm_eps, ThreadPool
   pool_ = &pool;
   norm_eps_ = static_cast<float>(norm_eps);
   routers_.Zero();
+  addends_.assign(routers.size(), {});
   const auto layer_bytes = static_cast<size_t>(
       PackedMatrix::Bytes(WeightType::kBf16, static_cast<int64_t>(stride_), hidden_size_));
   std::vector<float> folded(static_cast<size_t>(shape_.num_experts * hidden_size_));
@@ -60,6 +67,14 @@ void NextGate::Load(std::span<const Router> routers, double norm_eps, ThreadPool
     const Router& router = routers[layer];
     CHECK_EQ(router.weights.n, shape_.num_experts);
     CHECK_EQ(router.weights.k, hidden_size_);
+    Addends& addends = addends_[layer];
+    addends.score = router.score;
+    if (router.bias != nullptr) {
+      addends.bias.assign(router.bias, router.bias + shape_.num_experts);
+    }
+    if (router.correction != nullptr) {
+      addends.correction.assign(router.correction, router.correction + shape_.num_experts);
+    }
     for (int64_t expert = 0; expert < shape_.num_experts; ++expert) {
       float* row = folded.data() + expert * hidden_size_;
       kernels_.unpack_row(router.weights, expert, row);
@@ -119,6 +134,7 @@ void NextGate::Look(int layer, std::span<const StepRequest> requests, const floa
     for (int64_t i = 0; i < request.rows; ++i, ++row) {
       for (int distance = 1; distance <= ahead; ++distance) {
         KeepMargins(
+            layer + distance,
             logits_.data() + row * outputs + (distance - 1) * static_cast<int64_t>(stride_),
             scale_[static_cast<size_t>(row)],
             &request.margins[Place(layer + distance, distance) + static_cast<size_t>(i) * stride_]);
@@ -127,18 +143,34 @@ void NextGate::Look(int layer, std::span<const StepRequest> requests, const floa
   }
 }
 
-void NextGate::KeepMargins(const float* logits, float scale, float* margins) {
+// What the layer's router chooses by, into choices_: logits (times a positive number, which the
+// product is short of) or corrected scores. Returns what turns their differences into margins.
+float NextGate::Choices(int layer, const float* logits, float scale) {
+  const Addends& addends = addends_[static_cast<size_t>(layer)];
+  const auto experts = static_cast<int64_t>(choices_.size());
+  std::copy_n(logits, choices_.size(), choices_.begin());
+  if (addends.bias.empty() && addends.correction.empty()) return scale;
+  for (float& choice : choices_) choice *= scale;
+  if (!addends.bias.empty()) kernels_.axpy(1.0f, addends.bias.data(), experts, choices_.data());
+  if (addends.correction.empty()) return 1.0f;
+  ScoreLogits(addends.score, kernels_, experts, choices_.data());
+  kernels_.axpy(1.0f, addends.correction.data(), experts, choices_.data());
+  return LogitsOfScore(addends.score);
+}
+
+void NextGate::KeepMargins(int layer, const float* logits, float scale, float* margins) {
   const auto experts = static_cast<size_t>(shape_.num_experts);
   // A poisoned row ends its request; it must not end what is learned from the others.
   if (!std::isfinite(scale * kernels_.dot(logits, logits, static_cast<int64_t>(stride_)))) {
     std::fill_n(margins, experts, 0.0f);
     return;
   }
-  std::copy_n(logits, experts, order_.begin());
+  const float factor = Choices(layer, logits, scale);
+  std::copy(choices_.begin(), choices_.end(), order_.begin());
   const auto chosen = order_.begin() + shape_.top_k;
   std::nth_element(order_.begin(), chosen, order_.end(), std::greater<>());
   const float boundary = 0.5f * (*chosen + *std::min_element(order_.begin(), chosen));
-  for (size_t j = 0; j < experts; ++j) margins[j] = scale * (logits[j] - boundary);
+  for (size_t j = 0; j < experts; ++j) margins[j] = factor * (choices_[j] - boundary);
 }
 
 NextGate::Margins NextGate::For(int request, int layer, int distance) const {
@@ -151,6 +183,7 @@ NextGate::Margins NextGate::For(int request, int layer, int distance) const {
 
 uint64_t NextGate::memory_bytes() const {
   uint64_t floats = logits_.size();
+  for (const Addends& addends : addends_) floats += addends.bias.size() + addends.correction.size();
   for (const Request& request : requests_) floats += request.margins.size();
   return routers_.bytes() + x_.bytes() + floats * sizeof(float);
 }

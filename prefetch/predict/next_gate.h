@@ -4,7 +4,9 @@
 //
 // For a row x of the residual stream that layer l's router is about to see, and each of the next
 // layers t: router_t (norm_t * x / rms(x)), less the mean of its k-th and (k+1)-th largest: the
-// margin by which an expert is chosen. Norm weights are folded into a copy of the routers that
+// margin by which an expert is chosen. A router that corrects its choice by a bias chooses by
+// score and bias, and so the margin is of their sums; groups of experts are not looked at. Norm
+// weights are folded into a copy of the routers that
 // lies layer after layer, so that one product serves all layers ahead and all rows of a step.
 //
 // Owned by the engine; one thread. Nothing is allocated after Load.
@@ -16,6 +18,7 @@
 
 #include "core/base/aligned_buffer.h"
 #include "core/base/thread_pool.h"
+#include "core/config/router_spec.h"
 #include "kernels/cpu/kernels.h"
 #include "prefetch/predict/step_predictor.h"
 
@@ -30,6 +33,10 @@ class NextGate {
   struct Router {
     const float* norm = nullptr;  // [hidden]
     PackedMatrix weights;         // [experts, hidden]
+    const float* bias = nullptr;  // [experts] or null, of the logits
+    // [experts] or null: what is added to the scores for the choice.
+    const float* correction = nullptr;
+    ScoreFunction score = ScoreFunction::kSoftmax;  // of corrected routers
   };
 
   // kernels: of class kF32.
@@ -65,7 +72,8 @@ class NextGate {
     std::vector<float> margins;  // [look_ahead + 1 layers, distances, kMaxRows, stride]
   };
   size_t Place(int layer, int distance) const;
-  void KeepMargins(const float* logits, float scale, float* margins);
+  void KeepMargins(int layer, const float* logits, float scale, float* margins);
+  float Choices(int layer, const float* logits, float scale);
 
   PredictorShape shape_;
   int64_t hidden_size_;
@@ -78,7 +86,15 @@ class NextGate {
   AlignedBuffer x_;            // activation rows [max_requests * kMaxRows, hidden]
   std::vector<float> scale_;   // [rows of x_] 1 / rms
   std::vector<float> logits_;  // [rows of x_, look_ahead * stride]
-  std::vector<float> order_;   // [experts]
+  // Of routers that choose by more than their products: what they add, and to what.
+  struct Addends {
+    std::vector<float> bias;        // [experts], empty: none
+    std::vector<float> correction;  // likewise
+    ScoreFunction score = ScoreFunction::kSoftmax;
+  };
+  std::vector<Addends> addends_;  // [layers]
+  std::vector<float> choices_;    // [experts]
+  std::vector<float> order_;      // [experts]
   std::vector<Request> requests_;
 };
 

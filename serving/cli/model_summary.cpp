@@ -25,10 +25,14 @@ uint64_t DenseParameters(const ModelConfig& c) {
     total += 2 * c.hidden_size + c.hidden_size * (attention.qkv_width() + attention.q_width());
     if (attention.qkv_bias) total += attention.qkv_width();
     if (attention.output_bias) total += c.hidden_size;
+    if (attention.sinks) total += attention.heads;
     if (attention.qk_norm != QkNorm::kNone) total += QNormWidth(attention) + KNormWidth(attention);
     total += layer.dense_mlp().Parameters(c.hidden_size);
     if (!layer.sparse()) continue;
-    total += layer.experts().router.experts * c.hidden_size;
+    const RouterSpec& router = layer.experts().router;
+    total += router.experts * c.hidden_size;
+    if (router.logit_bias) total += router.experts;
+    if (router.correction_bias) total += router.experts;
     if (layer.experts().shared_gate) total += c.hidden_size;
   }
   return static_cast<uint64_t>(total);
@@ -67,7 +71,8 @@ ModelSummary SummariseModel(const EngineOptions& options) {
   model.weight_type = WeightTypeName(type);
 
   const uint64_t dense_parameters = DenseParameters(c);
-  const auto expert_parameters = static_cast<uint64_t>(c.expert_parameters());
+  const auto expert_parameters =
+      static_cast<uint64_t>(c.experts().expert.Parameters(c.hidden_size));
   model.total_parameters = dense_parameters + model.num_experts() * expert_parameters;
   model.active_parameters =
       dense_parameters +

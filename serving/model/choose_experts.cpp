@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "core/base/check.h"
+#include "kernels/cpu/router_scores.h"
 
 namespace moesaic {
 namespace {
@@ -39,26 +40,6 @@ class Largest {
   int64_t count_ = 0;
 };
 
-void Score(ScoreFunction function, const CpuKernels& kernels, int64_t n, float* logits) {
-  switch (function) {
-    case ScoreFunction::kSoftmax:
-      kernels.softmax(logits, n, logits);
-      return;
-    case ScoreFunction::kSigmoid:
-      kernels.sigmoid(logits, n, logits);
-      return;
-    case ScoreFunction::kSqrtSoftplus:
-      // In double, whose exp does not overflow below 709; from 40 on 1 is lost beside it.
-      for (int64_t i = 0; i < n; ++i) {
-        const double x = static_cast<double>(logits[i]);
-        logits[i] = static_cast<float>(std::sqrt(x > 40.0 ? x : std::log1p(std::exp(x))));
-      }
-      return;
-    case ScoreFunction::kLogit:
-      return;
-  }
-}
-
 void Normalise(const RouterSpec& spec, const CpuKernels& kernels, float* weights) {
   if (spec.norm == RouterNorm::kSoftmax) {
     kernels.softmax(weights, spec.top_k, weights);
@@ -80,7 +61,7 @@ void Normalise(const RouterSpec& spec, const CpuKernels& kernels, float* weights
 void ChooseExperts(const RouterSpec& spec, const CpuKernels& kernels, float* logits,
                    const float* correction, int32_t* ids, float* weights) {
   const int64_t experts = spec.experts;
-  Score(spec.score, kernels, experts, logits);
+  ScoreLogits(spec.score, kernels, experts, logits);
   const auto choice = [&](int64_t e) {
     return spec.correction_bias ? logits[e] + correction[e] : logits[e];
   };

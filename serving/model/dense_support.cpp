@@ -53,6 +53,7 @@ void DenseOperator::CheckSupported(const ModelConfig& c, WeightType type, Weight
   for (const LayerSpec& layer : c.layers) {
     const GroupedQuerySpec& attention = layer.attention();
     if (attention.qkv_bias || attention.output_bias) RefuseOnGpus("biases of attention");
+    if (attention.sinks) RefuseOnGpus("sinks of attention");
     if (attention.clip_qkv > 0) RefuseOnGpus("clipped queries, keys and values");
     if (attention.head_dim % 2 != 0 || attention.head_dim > cuda::kMaxHeadDim) {
       RefuseOnGpus("heads of this size");

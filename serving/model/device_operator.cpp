@@ -94,6 +94,13 @@ int64_t DeviceOperator::MostTokens(const ModelConfig& config) {
 void DeviceOperator::CheckSupported(const ExpertLayout& layout, const ModelConfig& config,
                                     int64_t max_tokens) {
   WeightsOf(layout);
+  const MlpSpec& expert = config.experts().expert;
+  if (expert.bias || expert.activation != Activation::kSilu) {
+    Fail(ErrorKind::kUnsupported,
+         "--device-kind cuda: GPUs do not compute {} experts yet ({}); the CPU does it without "
+         "--devices",
+         config.model_type, expert.bias ? "their biases" : "their activation, which is not silu");
+  }
   if (max_tokens > MostTokens(config)) {
     Fail(ErrorKind::kInvalidArgument,
          "--max-num-batched-tokens: {} tokens with {} experts each are more rows than a device "

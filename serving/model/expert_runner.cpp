@@ -18,6 +18,14 @@ int64_t FloatRowBytes(const ModelConfig& config) {
   return ActivationRowBytes(ActivationType::kF32, config.hidden_size);
 }
 
+GatedActivation ActivationOf(const MlpSpec& expert) {
+  GatedActivation activation;
+  activation.clamped = expert.activation == Activation::kClampedSwiglu;
+  activation.alpha = static_cast<float>(expert.swiglu_alpha);
+  activation.limit = static_cast<float>(expert.swiglu_limit);
+  return activation;
+}
+
 }  // namespace
 
 int64_t WidestActivationRow(const CpuKernels& kernels, int64_t n) {
@@ -27,13 +35,16 @@ int64_t WidestActivationRow(const CpuKernels& kernels, int64_t n) {
 
 ExpertRunner::ExpertRunner(const ModelConfig& config, const ExpertLayout& layout,
                            ExpertPlaces places, const CpuKernels& kernels, int64_t max_tokens,
-                           bool may_defer)
+                           bool may_defer, std::span<const LayerWeights> layers)
     : config_(config),
       layout_(layout),
       kernels_(kernels),
+      layers_of_weights_(layers),
+      activation_(ActivationOf(config.experts().expert)),
       grid_(GridOf(config)),
       placement_(places.placement) {
   CHECK(placement_ != nullptr || places.places.size() == 1);
+  CHECK(!config.experts().expert.bias || !layers.empty());
   const int64_t rows = max_tokens * config.top_k();
   const auto experts = static_cast<size_t>(config.num_experts());
   for (ExpertPlace& place : places.places) {
@@ -193,23 +204,35 @@ void ExpertRunner::Keep(const Rows& rows, const RowExperts& experts) {
   }
 }
 
+ExpertWork ExpertRunner::WorkOf(const PinnedExpert& expert, const std::byte* blob) const {
+  const auto first = static_cast<size_t>(open_->first_row[expert.id.index]);
+  const auto last = static_cast<size_t>(open_->first_row[expert.id.index + 1u]);
+  ExpertWork work;
+  work.gate = SectionMatrix(layout_.sections[0], blob);
+  work.up = SectionMatrix(layout_.sections[1], blob);
+  work.down = SectionMatrix(layout_.sections[2], blob);
+  work.activation = activation_;
+  if (config_.experts().expert.bias) {
+    const LayerWeights& layer = layers_of_weights_[expert.id.layer];
+    const auto index = static_cast<int64_t>(expert.id.index);
+    work.gate_bias = layer.expert_gate_bias + index * work.gate.n;
+    work.up_bias = layer.expert_up_bias + index * work.up.n;
+    work.down_bias = layer.expert_down_bias + index * work.down.n;
+  }
+  work.token_rows = open_->token_rows.data() + first;
+  work.slot_rows = open_->slot_rows.data() + first;
+  work.count = static_cast<int64_t>(last - first);
+  return work;
+}
+
 void ExpertRunner::Compute(Part& part, std::span<const PinnedExpert> ready, const Rows& rows) {
   CHECK(rows.activations != nullptr);
   part.work.clear();
   for (const PinnedExpert& expert : ready) {
-    const auto first = static_cast<size_t>(open_->first_row[expert.id.index]);
-    const auto last = static_cast<size_t>(open_->first_row[expert.id.index + 1u]);
     // The host cannot read the memory of devices that compute.
     const std::byte* const blob =
         expert.device >= 0 && !part.place.operators.empty() ? expert.home : expert.blob;
-    ExpertWork work;
-    work.gate = SectionMatrix(layout_.sections[0], blob);
-    work.up = SectionMatrix(layout_.sections[1], blob);
-    work.down = SectionMatrix(layout_.sections[2], blob);
-    work.token_rows = open_->token_rows.data() + first;
-    work.slot_rows = open_->slot_rows.data() + first;
-    work.count = static_cast<int64_t>(last - first);
-    part.work.push_back(work);
+    part.work.push_back(WorkOf(expert, blob));
   }
   RunExperts(*part.place.pool, kernels_, rows.activations, rows.activations_stride_bytes, part.work,
              open_->slot_out.as<float>(), part.workspace);

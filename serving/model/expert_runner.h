@@ -37,6 +37,7 @@
 #include "serving/model/dense_part.h"
 #include "serving/model/device_operator.h"
 #include "serving/model/expert_sources.h"
+#include "serving/model/weights.h"
 
 namespace moesaic {
 
@@ -60,9 +61,11 @@ int64_t WidestActivationRow(const CpuKernels& kernels, int64_t n);
 
 class ExpertRunner {
  public:
-  // All references must outlive the runner.
+  // All references must outlive the runner. layers: the dense weights, for the biases of experts
+  // that have some.
   ExpertRunner(const ModelConfig& config, const ExpertLayout& layout, ExpertPlaces places,
-               const CpuKernels& kernels, int64_t max_tokens, bool may_defer = false);
+               const CpuKernels& kernels, int64_t max_tokens, bool may_defer = false,
+               std::span<const LayerWeights> layers = {});
 
   // A pass begins. What an earlier one that failed has left behind is forgotten.
   void BeginPass();
@@ -171,11 +174,14 @@ class ExpertRunner {
   int64_t StageOthers(int64_t pairs);
   bool AnyComputes(const Part& part, const DeviceOperator* but = nullptr) const;
   void Place(Part& part, const DeviceOperator::Batch& batch);
+  ExpertWork WorkOf(const PinnedExpert& expert, const std::byte* blob) const;
   void Compute(Part& part, std::span<const PinnedExpert> ready, const Rows& rows);
 
   const ModelConfig& config_;
   const ExpertLayout& layout_;
   const CpuKernels& kernels_;
+  const std::span<const LayerWeights> layers_of_weights_;
+  const GatedActivation activation_;
   const ExpertGrid grid_;
   const ExpertPlacement* const placement_;
   std::vector<Part> parts_;              // [places]

@@ -14,7 +14,7 @@
 #include "core/base/units.h"
 #include "core/io/expert_store.h"
 #include "serving/model/experts_of_model.h"
-#include "serving/model/fp8_weights.h"
+#include "serving/model/stored_tensor.h"
 
 namespace moesaic {
 namespace {
@@ -49,33 +49,27 @@ bool SameLayout(const ExpertLayout& a, const ExpertLayout& b) {
                     same_section);
 }
 
-// Block-scaled fp8: the panels one after the other, from f32.
-void PackFp8(const ExpertSection& section, WeightType type, const CpuKernels& kernels,
-             std::span<const std::byte> values, std::span<const std::byte> scales, DType scale_type,
-             const BlockScales& blocks, std::byte* to) {
+// Packs a matrix into its section: as it lies where it lies as rows of floats, else the panels one
+// after the other, from f32.
+void PackSection(const ExpertSection& section, WeightType type, const CpuKernels& kernels,
+                 const RowForm& form, std::span<const std::span<const std::byte>> pieces,
+                 std::span<const DType> dtypes, std::byte* to) {
   const int64_t k = section.cols;
+  const PackedMatrix matrix = {to, type, section.rows, k};
+  if (form.AsTheyLie()) {
+    const std::byte* const first = pieces[0].data() + form.first * k * DTypeBits(dtypes[0]) / 8;
+    kernels.pack_panels(first, dtypes[0], k * form.step, section.rows, k, type, 0, matrix.panels(),
+                        to);
+    return;
+  }
   // Of one panel. Beside reading the expert from disk an allocation is nothing.
   const auto rows = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(kPanelOutputs * k));
-  const PackedMatrix matrix = {to, type, section.rows, k};
   for (int64_t panel = 0; panel < matrix.panels(); ++panel) {
     const int64_t first = panel * kPanelOutputs;
     const int64_t count = std::min(kPanelOutputs, section.rows - first);
-    DequantiseFp8(values.data() + first * k, first, count, k, scales.data(), scale_type, blocks,
-                  rows.get());
+    DecodeRows(form, pieces, dtypes, first, count, rows.get());
     kernels.pack_panels(rows.get(), DType::kF32, k, count, k, type, 0, 1,
                         to + panel * matrix.panel_bytes());
-  }
-}
-
-// Packs the row-major matrices of one expert into its blob.
-void PackExpert(const ExpertLayout& layout, WeightType type, const CpuKernels& kernels,
-                std::span<const std::span<const std::byte>> pieces, std::span<const DType> dtypes,
-                std::span<std::byte> slot) {
-  for (size_t s = 0; s < layout.sections.size(); ++s) {
-    const ExpertSection& section = layout.sections[s];
-    const int64_t panels = (section.rows + kPanelOutputs - 1) / kPanelOutputs;
-    kernels.pack_panels(pieces[s].data(), dtypes[s], section.cols, section.rows, section.cols, type,
-                        0, panels, slot.data() + section.offset);
   }
 }
 
@@ -92,11 +86,7 @@ class CheckpointExpertSource : public ExpertSource {
     for (const int32_t layer : LayersOf(config)) {
       first_of_layer_[static_cast<size_t>(layer)] = static_cast<int64_t>(extents_.size());
       for (int64_t e = 0; e < config.num_experts(); ++e) {
-        for (size_t s = 0; s < kMatrices; ++s) {
-          const ExpertSection& section = layout_.sections[s];
-          Add(checkpoint, config.tensors.At(kExpertSlots[s], layer, e),
-              std::array<int64_t, 2>{section.rows, section.cols});
-        }
+        AddExpert(checkpoint, config, layer, e);
       }
     }
   }
@@ -112,37 +102,53 @@ class CheckpointExpertSource : public ExpertSource {
   bool direct() const override { return false; }
   void Pack(ExpertId id, std::span<const std::span<const std::byte>> pieces,
             std::span<std::byte> slot) const override {
-    const std::span<const DType> dtypes = {dtypes_.data() + First(id), pieces_};
-    if (pieces_ == kMatrices) return PackExpert(layout_, type_, kernels_, pieces, dtypes, slot);
+    const DType* const dtypes = dtypes_.data() + First(id);
     for (size_t s = 0; s < kMatrices; ++s) {
       const ExpertSection& section = layout_.sections[s];
-      PackFp8(section, type_, kernels_, pieces[2 * s], pieces[2 * s + 1], dtypes[2 * s + 1],
-              blocks_, slot.data() + section.offset);
+      const auto& [form, first] = matrices_[s];
+      PackSection(section, type_, kernels_, form, pieces.subspan(first, form.pieces()),
+                  {dtypes + first, form.pieces()}, slot.data() + section.offset);
     }
   }
 
  private:
   static constexpr size_t kMatrices = kExpertSlots.size();
 
-  // One extent, or two when it is of fp8: the values and their scales. All matrices are of one
-  // kind.
-  void Add(const Checkpoint& checkpoint, const PlannedTensor& planned,
-           std::span<const int64_t> shape) {
-    const std::optional<Fp8Tensor> fp8 = FindFp8(checkpoint, planned, shape);
-    const size_t pieces = fp8 ? 2 * kMatrices : kMatrices;
-    if (pieces_ != 0 && pieces_ != pieces) {
-      Fail(ErrorKind::kUnsupported,
-           "{}: tensor {} is {}F8_E4M3, other matrices of experts are {}: they must be of one kind",
-           checkpoint.directory().string(), planned.name, fp8 ? "" : "not ", fp8 ? "not" : "");
+  // How the rows of a matrix lie in the expert's pieces, and which is the first of them.
+  struct Matrix {
+    RowForm form;
+    size_t first_piece = 0;
+    bool operator==(const Matrix&) const = default;
+  };
+
+  // All experts are of one kind. Matrices of the same bytes (stacked gate and up) share pieces.
+  void AddExpert(const Checkpoint& checkpoint, const ModelConfig& config, int64_t layer,
+                 int64_t expert) {
+    std::array<Matrix, kMatrices> matrices;
+    const size_t begin = extents_.size();
+    for (size_t s = 0; s < kMatrices; ++s) {
+      const ExpertSection& section = layout_.sections[s];
+      const PlannedTensor planned = config.tensors.At(kExpertSlots[s], layer, expert);
+      const StoredTensor stored =
+          FindStored(checkpoint, planned, std::array<int64_t, 2>{section.rows, section.cols});
+      size_t at = begin;
+      while (at < extents_.size() && (extents_[at].file != stored.extents[0].file ||
+                                      extents_[at].offset != stored.extents[0].offset)) {
+        ++at;
+      }
+      matrices[s] = {stored.form, at - begin};
+      const size_t missing = at == extents_.size() ? stored.form.pieces() : 0;
+      extents_.insert(extents_.end(), stored.extents.begin(), stored.extents.begin() + missing);
+      dtypes_.insert(dtypes_.end(), stored.dtypes.begin(), stored.dtypes.begin() + missing);
+      if (begin > 0 && !(matrices[s] == matrices_[s])) {
+        Fail(ErrorKind::kUnsupported,
+             "{}: tensor {} is stored otherwise than that of the first expert; all of them must be "
+             "of one kind",
+             checkpoint.directory().string(), planned.name);
+      }
     }
-    pieces_ = pieces;
-    if (fp8) blocks_ = fp8->blocks;
-    for (const TensorInfo* tensor : {fp8 ? fp8->values : &checkpoint.Require(planned.name, shape),
-                                     fp8 ? fp8->scales : nullptr}) {
-      if (tensor == nullptr) continue;
-      extents_.push_back(tensor->extent);
-      dtypes_.push_back(tensor->dtype);
-    }
+    matrices_ = matrices;
+    pieces_ = extents_.size() - begin;
   }
 
   size_t First(ExpertId id) const {
@@ -157,8 +163,8 @@ class CheckpointExpertSource : public ExpertSource {
   std::vector<std::filesystem::path> files_;
   ExpertLayout layout_;
   int64_t num_experts_;
-  BlockScales blocks_;                   // of all, where they are fp8
-  size_t pieces_ = 0;                    // extents of one expert
+  std::array<Matrix, kMatrices> matrices_;  // of every expert
+  size_t pieces_ = 0;                       // extents of one expert
   std::vector<int64_t> first_of_layer_;  // [layers] index of the first extent, -1 for a dense layer
   std::vector<Extent> extents_;          // [sparse layers, experts, pieces_]
   std::vector<DType> dtypes_;            // likewise
@@ -328,7 +334,12 @@ void ExpertPacker::Pack(ExpertId id, std::span<std::byte> slot) {
     out += bytes;
   }
   std::fill(slot.begin(), slot.end(), std::byte{0});
-  PackExpert(layout_, type_, kernels_, pieces, dtypes, slot);
+  for (size_t s = 0; s < pieces.size(); ++s) {
+    const ExpertSection& section = layout_.sections[s];
+    const RowForm rows = {.rows = section.rows, .cols = section.cols};
+    PackSection(section, type_, kernels_, rows, {&pieces[s], 1}, {&dtypes[s], 1},
+                slot.data() + section.offset);
+  }
 }
 
 void WriteExpertStore(const ModelConfig& config, WeightType type, const TensorSource& source,

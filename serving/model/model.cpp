@@ -118,7 +118,7 @@ Model::Model(ModelConfig config, ModelWeights weights, const ExpertLayout& exper
       rope_(config_.attention(), config_.max_position,
             dense == nullptr || limits.host_attention ? limits.max_context_tokens : 0),
       runner_(config_, expert_layout, std::move(experts), kernels, limits.max_batch_tokens,
-              limits.defer_experts > 0),
+              limits.defer_experts > 0, weights_.layers),
       dense_(std::move(dense)),
       modules_(limits.host_attention ? dynamic_cast<DenseOperator*>(dense_.get()) : nullptr) {
   const ModelConfig& c = config_;

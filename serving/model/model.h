@@ -183,7 +183,7 @@ class Model {
   const RowBlock& BlockOf(int64_t task) const;
   AttendArgs ArgsFor(int64_t layer, int64_t task) const;
   ChunkRange ChunksOf(const AttendArgs& args) const;
-  void FinishAttention(const RowBlock& block, const AttendArgs& args, const float* totals);
+  void FinishAttention(int64_t layer, const RowBlock& block, const AttendArgs& args, float* totals);
   // Into mlp_out_.
   void Mlp(const LayerWeights& w, const std::byte* x, int64_t x_stride_bytes, RowRange rows,
            ThreadPool& pool);

@@ -158,11 +158,15 @@ Model::ChunkRange Model::ChunksOf(const AttendArgs& args) const {
           (args.context_end + args.rows - 2) / kAttentionChunkTokens + 1};
 }
 
-void Model::FinishAttention(const RowBlock& block, const AttendArgs& args, const float* totals) {
+// A sink is one more partial result, folded in after all chunks.
+void Model::FinishAttention(int64_t layer, const RowBlock& block, const AttendArgs& args,
+                            float* totals) {
   const int64_t d = kv_layout_.head_dim;
   const int64_t partial = args.group * AttentionPartialFloats(d);
+  const float* const sinks = weights_.layers[static_cast<size_t>(layer)].sinks;
   for (int64_t head = args.kv_head; head < args.kv_head + args.kv_heads; ++head) {
     for (int64_t row = 0; row < block.rows; ++row, totals += partial) {
+      if (sinks != nullptr) kernels_.fold_partials(sinks + head * partial, args.group, d, totals);
       kernels_.finish_attention(
           totals, args.group, d,
           attn_.as<float>() + (block.first_row + row) * attn_stride_ + head * args.group * d, d);
@@ -184,7 +188,7 @@ void Model::AttendRows(int64_t layer, ThreadPool& pool) {
     std::fill_n(totals, args.kv_heads * args.rows * GroupPartialFloats(spec), 0.0f);
     kernels_.attend_chunks(args, chunks.begin, chunks.end, totals, 0,
                            totals + AttentionTotalFloats(spec));
-    FinishAttention(BlockOf(task), args, totals);
+    FinishAttention(layer, BlockOf(task), args, totals);
   });
 }
 
@@ -219,7 +223,7 @@ void Model::AttendSplit(int64_t layer, ThreadPool& pool) {
       kernels_.fold_partials(totals + chunk * partial, args.kv_heads * args.group, spec.head_dim,
                              totals);
     }
-    FinishAttention(BlockOf(task), args, totals);
+    FinishAttention(layer, BlockOf(task), args, totals);
   }
 }
 

@@ -1,5 +1,6 @@
 #include "serving/model/tensor_source.h"
 
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <string>
@@ -8,6 +9,7 @@
 #include "core/base/check.h"
 #include "core/base/error.h"
 #include "serving/model/fp8_weights.h"
+#include "serving/model/stored_tensor.h"
 
 namespace moesaic {
 namespace {
@@ -17,46 +19,88 @@ class CheckpointTensorSource : public TensorSource {
   explicit CheckpointTensorSource(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
 
   DType Require(const PlannedTensor& tensor, std::span<const int64_t> shape) const override {
-    if (FindFp8(checkpoint_, tensor, shape)) return DType::kF32;
-    return checkpoint_.Require(tensor.name, shape).dtype;
+    const StoredTensor stored = FindStored(checkpoint_, tensor, shape);
+    return stored.form.AsTheyLie() ? stored.dtypes[0] : DType::kF32;
   }
 
   void ReadRows(const PlannedTensor& tensor, int64_t row_begin, int64_t row_end,
                 int64_t row_elements, std::span<std::byte> destination) const override {
-    const TensorInfo* stored = checkpoint_.Find(tensor.name);
-    CHECK(stored != nullptr);
-    if (stored->dtype == DType::kF8E4M3) {
-      ReadFp8Rows(*FindFp8(checkpoint_, tensor, stored->shape), row_begin, row_end, row_elements,
-                  destination);
-      return;
+    const std::array<int64_t, 2> shape = StoredShape(checkpoint_, tensor);
+    CHECK_EQ(shape[1], row_elements);
+    // A vector's values are its rows.
+    const StoredTensor stored =
+        FindStored(checkpoint_, tensor, std::span(shape).first(shape[1] == 1 ? 1 : 2));
+    if (stored.form.values == StoredValues::kFp8) {
+      ReadFp8Rows(stored, row_begin, row_end, destination);
+    } else if (stored.form.AsTheyLie()) {
+      ReadRowsAsTheyLie(stored, row_begin, row_end, destination);
+    } else {
+      ReadDecodedRows(stored, row_begin, row_end, destination);
     }
-    ReadRowsAsTheyAre(*stored, row_begin, row_end, row_elements, destination);
   }
 
   uint64_t Fingerprint() const override { return checkpoint_.Fingerprint(); }
 
  private:
-  void ReadRowsAsTheyAre(const TensorInfo& tensor, int64_t row_begin, int64_t row_end,
-                         int64_t row_elements, std::span<std::byte> destination) const {
-    const uint64_t row_bytes =
-        static_cast<uint64_t>(row_elements) * static_cast<uint64_t>(DTypeBits(tensor.dtype)) / 8;
-    TensorInfo rows = tensor;
-    rows.shape = {row_end - row_begin, row_elements};
-    rows.extent.offset += static_cast<uint64_t>(row_begin) * row_bytes;
-    rows.extent.bytes = static_cast<uint64_t>(row_end - row_begin) * row_bytes;
-    CHECK_LE(rows.extent.offset + rows.extent.bytes, tensor.extent.offset + tensor.extent.bytes);
-    checkpoint_.Read(rows, destination);
+  void Read(const Extent& extent, std::span<std::byte> destination) const {
+    TensorInfo bytes;
+    bytes.extent = extent;
+    checkpoint_.Read(bytes, destination);
+  }
+
+  // `rows` stored rows from `first` on.
+  void ReadStored(const StoredTensor& stored, int64_t first, int64_t rows,
+                  std::span<std::byte> destination) const {
+    const uint64_t row_bytes = static_cast<uint64_t>(stored.form.cols) *
+                               static_cast<uint64_t>(DTypeBits(stored.dtypes[0])) / 8;
+    const Extent& whole = stored.extents[0];
+    const Extent part = {whole.file, whole.offset + static_cast<uint64_t>(first) * row_bytes,
+                         static_cast<uint64_t>(rows) * row_bytes};
+    CHECK_LE(part.offset + part.bytes, whole.offset + whole.bytes);
+    Read(part, destination);
+  }
+
+  void ReadRowsAsTheyLie(const StoredTensor& stored, int64_t row_begin, int64_t row_end,
+                         std::span<std::byte> destination) const {
+    const RowForm& form = stored.form;
+    if (form.step == 1) {
+      ReadStored(stored, form.first + row_begin, row_end - row_begin, destination);
+      return;
+    }
+    const int64_t count = row_end - row_begin;
+    const size_t row_bytes = destination.size() / static_cast<size_t>(count);
+    const int64_t between = (count - 1) * form.step + 1;
+    std::vector<std::byte> all(static_cast<size_t>(between) * row_bytes);
+    ReadStored(stored, form.first + row_begin * form.step, between, all);
+    for (size_t row = 0; row < static_cast<size_t>(count); ++row) {
+      std::memcpy(destination.data() + row * row_bytes,
+                  all.data() + row * static_cast<size_t>(form.step) * row_bytes, row_bytes);
+    }
   }
 
   // The values are read into the last quarter of the destination and widened from its start on.
-  void ReadFp8Rows(const Fp8Tensor& fp8, int64_t row_begin, int64_t row_end, int64_t row_elements,
+  void ReadFp8Rows(const StoredTensor& stored, int64_t row_begin, int64_t row_end,
                    std::span<std::byte> destination) const {
     const std::span<std::byte> values = destination.last(destination.size() / sizeof(float));
-    ReadRowsAsTheyAre(*fp8.values, row_begin, row_end, row_elements, values);
-    std::vector<std::byte> scales(fp8.scales->extent.bytes);
-    checkpoint_.Read(*fp8.scales, scales);
-    DequantiseFp8(values.data(), row_begin, row_end - row_begin, row_elements, scales.data(),
-                  fp8.scales->dtype, fp8.blocks, reinterpret_cast<float*>(destination.data()));
+    ReadStored(stored, row_begin, row_end - row_begin, values);
+    std::vector<std::byte> scales(stored.extents[1].bytes);
+    Read(stored.extents[1], scales);
+    DequantiseFp8(values.data(), row_begin, row_end - row_begin, stored.form.cols, scales.data(),
+                  stored.dtypes[1], stored.form.blocks,
+                  reinterpret_cast<float*>(destination.data()));
+  }
+
+  void ReadDecodedRows(const StoredTensor& stored, int64_t row_begin, int64_t row_end,
+                       std::span<std::byte> destination) const {
+    std::array<std::vector<std::byte>, 2> bytes;
+    std::array<std::span<const std::byte>, 2> pieces;
+    for (size_t i = 0; i < stored.form.pieces(); ++i) {
+      bytes[i].resize(stored.extents[i].bytes);
+      Read(stored.extents[i], bytes[i]);
+      pieces[i] = bytes[i];
+    }
+    DecodeRows(stored.form, pieces, stored.dtypes, row_begin, row_end - row_begin,
+               reinterpret_cast<float*>(destination.data()));
   }
 
   const Checkpoint& checkpoint_;
@@ -91,6 +135,13 @@ class DummyTensorSource : public TensorSource {
     }
     uint64_t base = seed_;
     for (const char c : name) base = SplitMix(base ^ static_cast<unsigned char>(c));
+    // Tensors that share a name.
+    if (const auto* const stack = tensor.Find<StackOf>()) {
+      base = SplitMix(base ^ static_cast<uint64_t>(stack->index));
+    }
+    if (const auto* const rows = tensor.Find<EveryNthRow>()) {
+      base = SplitMix(base ^ static_cast<uint64_t>(rows->first));
+    }
     const float scale = std::sqrt(3.0f / static_cast<float>(row_elements)) / 32768.0f;
     // Four values from each draw; element e of the tensor depends on e alone.
     for (int64_t i = 0; i < count; ++i) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "core/base/error.h"
 #include "core/base/units.h"
@@ -98,6 +99,21 @@ class Loader {
     for (int64_t i = 0; i < n; ++i) out[i] += 1.0f;
   }
 
+  // A sink is a score without a value: a partial result whose sum of exponentials is 1.
+  void Sinks(const float* target, const GroupedQuerySpec& attention, const PlannedTensor& tensor) {
+    std::vector<float> scores(static_cast<size_t>(attention.heads));
+    Vector(scores.data(), {{tensor, attention.heads}});
+    const int64_t stride = AttentionPartialFloats(attention.head_dim);
+    auto* partial = const_cast<float*>(target);
+    for (const float score : scores) {
+      std::fill_n(partial, stride, 0.0f);
+      float* const max_and_sum = partial + stride - kPanelOutputs;
+      max_and_sum[0] = score;
+      max_and_sum[1] = 1.0f;
+      partial += stride;
+    }
+  }
+
   void Vector(const float* target, const std::vector<RowPart>& parts) {
     auto* out = const_cast<float*>(target);
     for (const RowPart& part : parts) {
@@ -189,11 +205,19 @@ uint64_t ModelWeights::LayOut(const ModelConfig& c, WeightType type, std::byte* 
     }
     w.output = arena.Matrix(type, c.hidden_size, attention.q_width());
     if (attention.output_bias) w.output_bias = arena.Vector(c.hidden_size);
+    if (attention.sinks) {
+      w.sinks = arena.Vector(attention.heads * AttentionPartialFloats(attention.head_dim));
+    }
     if (spec.sparse()) {
       const RouterSpec& router = spec.experts().router;
       w.router = arena.Matrix(router_type, router.experts, c.hidden_size);
       if (router.logit_bias) w.router_bias = arena.Vector(router.experts);
       if (router.correction_bias) w.router_correction = arena.Vector(router.experts);
+      if (const MlpSpec& expert = spec.experts().expert; expert.bias) {
+        w.expert_gate_bias = arena.Vector(router.experts * expert.width);
+        w.expert_up_bias = arena.Vector(router.experts * expert.width);
+        w.expert_down_bias = arena.Vector(router.experts * c.hidden_size);
+      }
       if (spec.experts().shared_gate) w.shared_gate = arena.Matrix(router_type, 1, c.hidden_size);
     }
     const int64_t width = spec.dense_mlp().width;
@@ -259,12 +283,26 @@ ModelWeights ModelWeights::Load(const ModelConfig& c, WeightType type, const Ten
     if (w.output_bias != nullptr) {
       load.Vector(w.output_bias, {{at(TensorSlot::kOutputBias), c.hidden_size}});
     }
+    if (w.sinks != nullptr) load.Sinks(w.sinks, attention, at(TensorSlot::kSinks));
     if (spec.sparse()) load.Matrix(w.router, at(TensorSlot::kRouter));
     if (w.router_bias != nullptr) {
       load.Vector(w.router_bias, {{at(TensorSlot::kRouterBias), w.router.n}});
     }
     if (w.router_correction != nullptr) {
       load.Vector(w.router_correction, {{at(TensorSlot::kRouterCorrection), w.router.n}});
+    }
+    if (w.expert_gate_bias != nullptr) {
+      const int64_t width = spec.experts().expert.width;
+      const std::array<std::pair<const float*, int64_t>, 3> biases = {
+          {{w.expert_gate_bias, width},
+           {w.expert_up_bias, width},
+           {w.expert_down_bias, c.hidden_size}}};
+      for (size_t matrix = 0; matrix < biases.size(); ++matrix) {
+        const auto& [target, n] = biases[matrix];
+        for (int64_t e = 0; e < w.router.n; ++e) {
+          load.Vector(target + e * n, {{plan.At(kExpertBiasSlots[matrix], l, e), n}});
+        }
+      }
     }
     if (w.shared_gate.n > 0) load.Matrix(w.shared_gate, at(TensorSlot::kSharedGate));
     if (w.gate.n > 0) {

@@ -25,11 +25,17 @@ struct LayerWeights {
   const float* k_norm = nullptr;               // [KNormWidth]
   PackedMatrix output;                         // [hidden, heads * head_dim]
   const float* output_bias = nullptr;
+  // [heads, AttentionPartialFloats] the sinks as partial results of attention, or null.
+  const float* sinks = nullptr;
   // Sparse layers
   PackedMatrix router;                       // [experts, hidden]
   const float* router_bias = nullptr;        // [experts], see RouterSpec
   const float* router_correction = nullptr;  // likewise
-  PackedMatrix shared_gate;                  // [1, hidden], n = 0 without one
+  // Biases of the experts, which stay here while their matrices come and go; null without.
+  const float* expert_gate_bias = nullptr;  // [experts, width]
+  const float* expert_up_bias = nullptr;    // [experts, width]
+  const float* expert_down_bias = nullptr;  // [experts, hidden]
+  PackedMatrix shared_gate;                 // [1, hidden], n = 0 without one
   // The dense MLP of a dense layer, or the shared expert of a sparse one; gate.n = 0 without one.
   PackedMatrix gate;
   PackedMatrix up;

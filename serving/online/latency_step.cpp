@@ -23,8 +23,14 @@ std::unique_ptr<EvictionPolicy> MakePolicy(std::string_view name, const PolicyCo
 void LoadGates(const ModelConfig& config, const ModelWeights& weights, ThreadPool& pool,
                NextGate& gates) {
   std::vector<NextGate::Router> routers;
-  for (const LayerWeights& layer : weights.layers) {
-    if (layer.router.n > 0) routers.push_back({layer.post_attention_norm, layer.router});
+  for (int64_t l = 0; l < config.num_layers(); ++l) {
+    if (!config.is_sparse(l)) continue;
+    const LayerWeights& layer = weights.layers[static_cast<size_t>(l)];
+    routers.push_back({.norm = layer.post_attention_norm,
+                       .weights = layer.router,
+                       .bias = layer.router_bias,
+                       .correction = layer.router_correction,
+                       .score = config.layer(l).experts().router.score});
   }
   gates.Load(routers, config.layers.front().norm.eps, pool);
 }

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+import tempfile
 
 import torch
 import transformers
+
+import mxfp4
 
 torch.set_num_threads(1)  # one summation order, so that regenerating gives the same bits on the same machine
 torch.set_grad_enabled(False)
@@ -29,7 +32,14 @@ class Trace:
 
 
 def load_model(directory: pathlib.Path, dtype: torch.dtype = torch.float32):
-    """Loads a checkpoint and fails when transformers did not find every tensor, or found one too many."""
+    """Loads a checkpoint and fails when transformers did not find every tensor, or found one too many.
+
+    Of an mxfp4 checkpoint the dequantised values: transformers' own kernels want a GPU."""
+    if mxfp4.is_quantised(directory):
+        with tempfile.TemporaryDirectory() as scratch:
+            plain = pathlib.Path(scratch) / "model"
+            mxfp4.dequantise_checkpoint(directory, plain)
+            return load_model(plain, dtype)
     kwargs = {"attn_implementation": "eager", "output_loading_info": True, "torch_dtype": dtype}
     if int(transformers.__version__.split(".")[0]) >= 5:
         kwargs["dtype"] = kwargs.pop("torch_dtype")
@@ -41,15 +51,25 @@ def load_model(directory: pathlib.Path, dtype: torch.dtype = torch.float32):
     return model.eval()
 
 
+def mlp_of(layer):
+    return layer.mlp if hasattr(layer, "mlp") else layer.block_sparse_moe
+
+
 def sparse_layers(model) -> list[int]:
     """Layer numbers whose MLP is a mixture of experts."""
-    def mlp(layer):
-        return layer.mlp if hasattr(layer, "mlp") else layer.block_sparse_moe
-    return [i for i, layer in enumerate(model.model.layers) if hasattr(mlp(layer), "experts")]
+    return [i for i, layer in enumerate(model.model.layers) if hasattr(mlp_of(layer), "experts")]
+
+
+def correction_of(mlp):
+    """The bias of the choice, which is the router's or the MLP's; None without one."""
+    for owner in (getattr(mlp, "gate", None), mlp):
+        if hasattr(owner, "e_score_correction_bias"):
+            return owner.e_score_correction_bias
+    return None
 
 
 def _normalises(config) -> bool:
-    return config.model_type == "mixtral" or bool(config.norm_topk_prob)
+    return config.model_type in ("mixtral", "minimax_m2") or bool(config.norm_topk_prob)
 
 
 def _softmax_routing(logits: torch.Tensor, config) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -69,9 +89,9 @@ def _softmax_routing(logits: torch.Tensor, config) -> tuple[torch.Tensor, torch.
 
 
 def _sigmoid_routing(logits: torch.Tensor, bias: torch.Tensor, config) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The same for sigmoid scores with a correction of the choice and groups (glm4_moe): experts by falling corrected
-    score, which transformers leaves in any order; the gap is the least of those between groups, too."""
-    k, groups, kept = config.num_experts_per_tok, config.n_group, config.topk_group
+    """The same for sigmoid scores with a correction of the choice and groups (glm4_moe, minimax_m2): experts by falling
+    corrected score, which transformers leaves in any order; the gap is the least of those between groups, too."""
+    k, groups, kept = config.num_experts_per_tok, getattr(config, "n_group", 1), getattr(config, "topk_group", 1)
     scores = logits.sigmoid()
     choice = scores + bias
     worth = choice.unflatten(-1, (groups, -1)).topk(2, dim=-1).values.sum(-1)
@@ -86,7 +106,14 @@ def _sigmoid_routing(logits: torch.Tensor, bias: torch.Tensor, config) -> tuple[
     gap = top.values[..., k - 1] - top.values[..., k]
     if kept < groups:
         gap = torch.minimum(gap, best.values[..., kept - 1] - best.values[..., kept])
-    return experts, weights * config.routed_scaling_factor, gap
+    return experts, weights * getattr(config, "routed_scaling_factor", 1.0), gap
+
+
+def _logit_routing(logits: torch.Tensor, config) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The same for experts chosen by their logits, with the softmax of those chosen as weights (gpt_oss)."""
+    k = config.num_experts_per_tok
+    top = logits.topk(k + 1, dim=-1)
+    return top.indices[..., :k], top.values[..., :k].softmax(-1), top.values[..., k - 1] - top.values[..., k]
 
 
 def run(model, ids: list[int], cache=None, use_cache: bool = False) -> Trace:
@@ -103,9 +130,10 @@ def run(model, ids: list[int], cache=None, use_cache: bool = False) -> Trace:
     handles.append(model.model.embed_tokens.register_forward_hook(keep))
     for layer in model.model.layers:
         handles.append(layer.register_forward_hook(keep))
-        mlp = layer.mlp if hasattr(layer, "mlp") else layer.block_sparse_moe
+        mlp = mlp_of(layer)
         if hasattr(mlp, "experts"):
-            handles.append(mlp.gate.register_forward_hook(keep_choice))
+            router = mlp.gate if hasattr(mlp, "gate") else mlp.router
+            handles.append(router.register_forward_hook(keep_choice))
     try:
         out = model(
             input_ids=torch.tensor([ids]),
@@ -117,12 +145,11 @@ def run(model, ids: list[int], cache=None, use_cache: bool = False) -> Trace:
         for handle in handles:
             handle.remove()
 
-    corrected = [
-        layer.mlp.gate.e_score_correction_bias
-        for layer in model.model.layers
-        if hasattr(getattr(getattr(layer, "mlp", None), "gate", None), "e_score_correction_bias")
-    ]
-    if corrected:
+    corrected = [correction_of(mlp_of(layer)) for layer in model.model.layers]
+    corrected = [bias for bias in corrected if bias is not None]
+    if model.config.model_type == "gpt_oss":
+        routing = [_logit_routing(c[0].reshape(len(ids), -1).float(), model.config) for c in chosen]
+    elif corrected:
         routing = [
             _sigmoid_routing(c[0].reshape(len(ids), -1).float(), bias, model.config)
             for c, bias in zip(chosen, corrected, strict=True)

@@ -23,6 +23,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import hf_reference
+import mxfp4
 
 PROMPT_LENGTHS = (1, 7, 33, 70)
 HIDDEN_FOR = (1, 3)  # prompts whose hidden states are recorded
@@ -165,6 +166,62 @@ def glm4_moe(**changes) -> dict:
         "torch_dtype": "bfloat16",
         "use_cache": True,
         "use_qk_norm": False,
+    } | changes
+
+
+def minimax_m2(**changes) -> dict:
+    return {
+        "architectures": ["MiniMaxM2ForCausalLM"],
+        "model_type": "minimax_m2",
+        "attention_dropout": 0.0,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "hidden_act": "silu",
+        "initializer_range": 0.02,
+        "max_position_embeddings": 1024,
+        "num_mtp_modules": 3,
+        "output_router_logits": False,
+        "qk_norm_type": "per_layer",
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 5000000.0,
+        "router_aux_loss_coef": 0.001,
+        "router_jitter_noise": 0.0,
+        "scoring_func": "sigmoid",
+        "shared_intermediate_size": 0,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        "use_mtp": True,
+        "use_qk_norm": True,
+        "use_routing_bias": True,
+    } | changes
+
+
+def gpt_oss(**changes) -> dict:
+    return {
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "attention_bias": True,
+        "attention_dropout": 0.0,
+        "eos_token_id": None,
+        "hidden_act": "silu",
+        "initial_context_length": 4096,
+        "initializer_range": 0.02,
+        "max_position_embeddings": 1024,
+        "output_router_logits": False,
+        "pad_token_id": None,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": {
+            "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 32,
+            "rope_type": "yarn", "truncate": False,
+        },
+        "rope_theta": 150000.0,
+        "router_aux_loss_coef": 0.9,
+        "sliding_window": 16,
+        "swiglu_limit": 7.0,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
     } | changes
 
 
@@ -318,6 +375,69 @@ FIXTURES: dict[str, tuple[dict, int | None, list[dict]]] = {
             {"partial_rotary_factor": 1.0},
         ],
     ),
+    # As MiniMax-M2, whose correction of the choice is float32 among bfloat16.
+    "minimax_m2_bf16_rotary_dim": (
+        minimax_m2(
+            vocab_size=160, hidden_size=48, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=2,
+            head_dim=16, rotary_dim=8, intermediate_size=24, num_local_experts=12, num_experts_per_tok=4,
+        ),
+        None,
+        [{"rotary_dim": 16}, {"rotary_dim": 4}, {"rope_theta": 10000.0}, {"rms_norm_eps": 1e-2}],
+    ),
+    # Odd sizes, and what no release has: partial_rotary_factor, yarn over a part of the head, tied.
+    "minimax_m2_fp32_odd": (
+        minimax_m2(
+            vocab_size=131, hidden_size=52, num_hidden_layers=2, num_attention_heads=3, num_key_value_heads=1,
+            head_dim=20, partial_rotary_factor=0.6, intermediate_size=22, num_local_experts=7, num_experts_per_tok=2,
+            torch_dtype="float32", rope_theta=10000.0, rope_scaling=YARN, tie_word_embeddings=True,
+        ),
+        110_000,
+        [{"partial_rotary_factor": 1.0}, {"rope_scaling": None}],
+    ),
+    # As gpt-oss, in bfloat16: sinks, biases, windows shorter than the prompts, stacked and transposed experts.
+    "gpt_oss_bf16_window": (
+        gpt_oss(
+            vocab_size=160, hidden_size=64, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=2,
+            head_dim=16, intermediate_size=48, num_local_experts=8, num_experts_per_tok=4,
+        ),
+        None,
+        [
+            {"sliding_window": 17}, {"layer_types": ["full_attention"] * 4}, {"swiglu_limit": 6.0},
+            {"rope_scaling": None}, {"rms_norm_eps": 1e-2},
+            {"rope_scaling": gpt_oss()["rope_scaling"] | {"truncate": True}},
+        ],
+    ),
+    # Odd sizes, layers in another order, another gain of the activation, and the newer form of the rope.
+    "gpt_oss_fp32_odd": (
+        {
+            key: value
+            for key, value in gpt_oss(
+                vocab_size=131, hidden_size=52, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=3,
+                head_dim=18, intermediate_size=22, num_local_experts=5, num_experts_per_tok=2, torch_dtype="float32",
+                layer_types=["full_attention", "sliding_attention", "sliding_attention"], sliding_window=20,
+                swiglu_limit=2.0, swiglu_alpha=1.2, tie_word_embeddings=True,
+                rope_parameters={"rope_theta": 10000.0, "rope_type": "default"},
+            ).items()
+            if key not in ("rope_scaling", "rope_theta")
+        },
+        60_000,
+        [{"swiglu_alpha": 1.702}, {"swiglu_limit": 7.0}, {"sliding_window": 21}],
+    ),
+    # As gpt-oss is released: experts in MXFP4.
+    "gpt_oss_mxfp4": (
+        gpt_oss(
+            vocab_size=144, hidden_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+            head_dim=16, intermediate_size=64, num_local_experts=6, num_experts_per_tok=2,
+            quantization_config={
+                "modules_to_not_convert": [
+                    "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head",
+                ],
+                "quant_method": "mxfp4",
+            },
+        ),
+        None,
+        [{"swiglu_limit": 3.0}, {"sliding_window": 17}],
+    ),
 }
 
 
@@ -326,6 +446,8 @@ def dtype_of(config: dict) -> torch.dtype:
 
 
 def dtype_of_tensor(config: dict, name: str) -> torch.dtype:
+    if name.endswith(("_blocks", "_scales")):
+        return torch.uint8
     return torch.float32 if name.endswith("e_score_correction_bias") else dtype_of(config)
 
 
@@ -338,7 +460,10 @@ def fill(model, generator: torch.Generator, sharpness: float) -> None:
     for name, weight in model.named_parameters():
         fan_in = weight.shape[-1]
         noise = torch.randn(weight.shape, generator=generator)
-        if name.endswith("bias"):
+        if name.endswith("sinks"):
+            # Of the size of the largest scores, so that a sink takes a fair share.
+            weight.copy_(1.0 + noise)
+        elif name.endswith("bias"):
             weight.copy_(0.4 * noise)
         elif "norm" in name:
             weight.copy_(1.0 + 0.25 * noise)
@@ -353,12 +478,16 @@ def fill(model, generator: torch.Generator, sharpness: float) -> None:
                 gain = 2.5
             elif name.endswith("shared_expert_gate.weight"):
                 gain = 1.5
-            elif name.endswith("gate.weight"):  # router
+            elif name.endswith(("gate.weight", "router.weight")):
                 gain = 1.5
             elif "q_proj" in name or "k_proj" in name:
                 gain = 1.3
             elif "down_proj" in name:
                 gain = 2.0
+            if model.config.model_type == "gpt_oss" and ".experts." in name:
+                # Stored [in, out]; large enough that the activation is clamped now and then.
+                fan_in = weight.shape[-2]
+                gain = 2.5 if "gate_up" in name else 1.0
             weight.copy_(gain * noise / fan_in**0.5)
         if name.endswith(("q_norm.weight", "k_norm.weight", "q_proj.weight", "k_proj.weight")):
             weight.mul_(sharpness)
@@ -390,13 +519,28 @@ def expected_tensors(config: dict, model) -> dict[str, tuple[int, ...]]:
             with_bias = kind == "qwen2_moe" or config.get("attention_bias")
             if with_bias and (name != "o" or kind not in ("qwen2_moe", "glm4_moe")):
                 out[f"{layer}.self_attn.{name}_proj.bias"] = shape[:1]
-        if kind == "qwen3_moe" or config.get("use_qk_norm"):
+        if kind == "gpt_oss":
+            out[f"{layer}.self_attn.sinks"] = (c.num_attention_heads,)
+            out[f"{layer}.mlp.router.weight"] = (c.num_local_experts, h)
+            out[f"{layer}.mlp.router.bias"] = (c.num_local_experts,)
+            for matrix, rows, cols in (("gate_up", 2 * c.intermediate_size, h), ("down", h, c.intermediate_size)):
+                name = f"{layer}.mlp.experts.{matrix}_proj"
+                out[f"{name}_bias"] = (c.num_local_experts, rows)
+                if "quantization_config" in config:
+                    out[f"{name}_blocks"] = (c.num_local_experts, rows, cols // 32, 16)
+                    out[f"{name}_scales"] = (c.num_local_experts, rows, cols // 32)
+                else:
+                    out[name] = (c.num_local_experts, cols, rows)
+            continue
+        if kind == "qwen3_moe" or (kind == "glm4_moe" and config.get("use_qk_norm")):
             out[f"{layer}.self_attn.q_norm.weight"] = out[f"{layer}.self_attn.k_norm.weight"] = (head_dim,)
-        if kind == "olmoe":
+        if kind in ("olmoe", "minimax_m2"):
             out[f"{layer}.self_attn.q_norm.weight"] = (q,)
             out[f"{layer}.self_attn.k_norm.weight"] = (kv,)
-        if kind == "mixtral":
+        if kind in ("mixtral", "minimax_m2"):
             out[f"{layer}.block_sparse_moe.gate.weight"] = (c.num_local_experts, h)
+            if kind == "minimax_m2":
+                out[f"{layer}.block_sparse_moe.e_score_correction_bias"] = (c.num_local_experts,)
             for e in range(c.num_local_experts):
                 expert = f"{layer}.block_sparse_moe.experts.{e}"
                 out[f"{expert}.w1.weight"] = out[f"{expert}.w3.weight"] = (c.intermediate_size, h)
@@ -429,6 +573,8 @@ def write_checkpoint(directory: pathlib.Path, config: dict, shard_bytes: int | N
     directory.mkdir(parents=True)
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     hf_config = transformers.AutoConfig.from_pretrained(str(directory))
+    if "quantization_config" in config:
+        del hf_config.quantization_config
     model = transformers.AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32)
     fill(model, torch.Generator().manual_seed(seed), sharpness)
     with tempfile.TemporaryDirectory() as scratch:
@@ -440,6 +586,8 @@ def write_checkpoint(directory: pathlib.Path, config: dict, shard_bytes: int | N
         model.save_pretrained(scratch, max_shard_size=shard_bytes or "1GB")
         for path in pathlib.Path(scratch).glob("model*"):
             shutil.copy(path, directory / path.name)
+    if "quantization_config" in config:
+        mxfp4.quantise_checkpoint(directory)
     verify_layout(directory, config, shard_bytes, model)
 
 
@@ -459,9 +607,11 @@ def verify_layout(directory: pathlib.Path, config: dict, shard_bytes: int | None
     assert index.exists() == (shard_bytes is not None) == (len(files) > 1)
     if index.exists():
         assert json.loads(index.read_text())["weight_map"] == {n: f for n, (_, f) in found.items()}
+    if config["model_type"] == "gpt_oss":
+        return  # stacked in the file as in memory
     # The fused tensor in memory is [gate; up]: check one expert against the file, bit for bit.
     layer = hf_reference.sparse_layers(model)[0]
-    gate, up = ("w1", "w3") if config["model_type"] == "mixtral" else ("gate_proj", "up_proj")
+    gate, up = ("w1", "w3") if config["model_type"] in ("mixtral", "minimax_m2") else ("gate_proj", "up_proj")
     fused = model.model.layers[layer].mlp.experts.gate_up_proj[1]
     parts = []
     for part in (gate, up):

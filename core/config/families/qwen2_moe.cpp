@@ -5,33 +5,15 @@
 namespace moesaic {
 namespace {
 
-using nlohmann::json;
-
 // Which layers slide.
 std::vector<bool> SlidingLayersOfQwen2(const JsonFields& config, int64_t num_layers,
                                        bool use_sliding_window) {
+  if (const auto listed = ReadSlidingLayers(config, num_layers)) return *listed;
   std::vector<bool> slides(static_cast<size_t>(num_layers), false);
-  if (config.Absent("layer_types")) {
-    const int64_t max_window_layers = config.Int("max_window_layers", 28, 0, kMostLayers);
-    for (int64_t layer = 0; layer < num_layers; ++layer) {
-      slides[static_cast<size_t>(layer)] =
-          use_sliding_window && layer % 2 == 0 && layer < max_window_layers;
-    }
-    return slides;
-  }
-  const json& types = *config.Find("layer_types");
-  if (!types.is_array() || types.size() != static_cast<size_t>(num_layers)) {
-    config.FailAt("layer_types",
-                  fmt::format("expected a list of num_hidden_layers, {}, names", num_layers));
-  }
-  for (size_t layer = 0; layer < types.size(); ++layer) {
-    if (types[layer] == "sliding_attention") {
-      slides[layer] = true;
-    } else if (types[layer] != "full_attention") {
-      config.FailAt("layer_types",
-                    fmt::format("layer {} is neither full_attention nor sliding_attention", layer),
-                    ErrorKind::kUnsupported);
-    }
+  const int64_t max_window_layers = config.Int("max_window_layers", 28, 0, kMostLayers);
+  for (int64_t layer = 0; layer < num_layers; ++layer) {
+    slides[static_cast<size_t>(layer)] =
+        use_sliding_window && layer % 2 == 0 && layer < max_window_layers;
   }
   return slides;
 }

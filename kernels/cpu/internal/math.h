@@ -38,6 +38,15 @@ MOESAIC_INLINE Vec16 Exp(Vec16 x) {
 // x / (1 + exp(-x)); -inf gives NaN.
 MOESAIC_INLINE Vec16 Silu(Vec16 x) { return Div(x, Add(Set(1.0f), Exp(Sub(Zero(), x)))); }
 
+// GatedActivation, clamped. Min and Max return their second operand where one is NaN, so that a
+// NaN stays one.
+MOESAIC_INLINE Vec16 ClampedSwiglu(Vec16 gate, Vec16 up, float alpha, float limit) {
+  const Vec16 g = Min(Set(limit), gate);
+  const Vec16 u = Max(Set(-limit), Min(Set(limit), up));
+  const Vec16 sigmoid = Div(Set(1.0f), Add(Set(1.0f), Exp(Sub(Zero(), Mul(Set(alpha), g)))));
+  return Mul(Add(u, Set(1.0f)), Mul(g, sigmoid));
+}
+
 // Natural logarithm of x >= 0 in double, far below a float's rounding error. One scalar per row, so
 // it need not be fast: x = m 2^e, log m = 2 atanh(s), s = (m - 1) / (m + 1), |s| <= 0.172; the
 // series to s^17.

@@ -123,10 +123,18 @@ void GateUpOf(const GateUpArgs& args) {
       Product::Columns(x, m, w, 2 * pairs, shape, step * panel_bytes, scratch, sums);
       // Of one row and panel, zero past the last output.
       const auto hidden = [&](int64_t c, int64_t r) {
-        const Vec16 gate = Load(sums + (2 * c * m + r) * kLanes);
-        const Vec16 up = Load(sums + ((2 * c + 1) * m + r) * kLanes);
-        const int64_t lanes = MinOf(args.gate.n - (panel + c) * kLanes, kLanes);
-        return KeepRange(Mul(Silu(gate), up), 0, lanes, Zero());
+        Vec16 gate = Load(sums + (2 * c * m + r) * kLanes);
+        Vec16 up = Load(sums + ((2 * c + 1) * m + r) * kLanes);
+        const int64_t output = (panel + c) * kLanes;
+        const int64_t lanes = MinOf(args.gate.n - output, kLanes);
+        if (args.gate_bias != nullptr) {
+          gate = Add(gate, LoadFirst(args.gate_bias + output, lanes));
+          up = Add(up, LoadFirst(args.up_bias + output, lanes));
+        }
+        const Vec16 h = args.activation.clamped
+                            ? ClampedSwiglu(gate, up, args.activation.alpha, args.activation.limit)
+                            : Mul(Silu(gate), up);
+        return KeepRange(h, 0, lanes, Zero());
       };
       if constexpr (kIntegers) {
         for (int64_t c = 0; c < pairs; ++c) {

@@ -47,6 +47,14 @@ std::string Glm4(const std::string& keys = "") {
          keys + "}";
 }
 
+std::string MiniMaxM2(const std::string& keys = "") {
+  return R"({"architectures": ["MiniMaxM2ForCausalLM"], "model_type": "minimax_m2")" + keys + "}";
+}
+
+std::string GptOss(const std::string& keys = "") {
+  return R"({"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss")" + keys + "}";
+}
+
 // The values that transformers 5.23 and 4.57 give for a config.json without these keys.
 TEST(ModelConfigTest, DefaultsOfQwen3Moe) {
   const ModelConfig c = Parse(Qwen3());
@@ -200,6 +208,101 @@ TEST(ModelConfigTest, PartialRotation) {
   EXPECT_EQ(rotated(R"(, "partial_rotary_factor": 0.25,
                         "rope_scaling": {"type": "linear", "factor": 2, "partial_rotary_factor": 0.75})"),
             96);
+}
+
+TEST(ModelConfigTest, DefaultsOfMiniMaxM2) {
+  const ModelConfig c = Parse(MiniMaxM2());
+  EXPECT_EQ(c.vocab_size, 200064);
+  EXPECT_EQ(c.hidden_size, 3072);
+  EXPECT_EQ(c.num_layers(), 62);
+  EXPECT_EQ(c.max_position, 196608);
+  EXPECT_EQ(c.final_norm.eps, 1e-6);
+  EXPECT_EQ(c.attention().heads, 48);
+  EXPECT_EQ(c.attention().kv_heads, 8);
+  EXPECT_EQ(c.attention().head_dim, 128);
+  EXPECT_EQ(c.attention().rotary_dim, 128);
+  EXPECT_EQ(c.attention().rope.theta, 5e6);
+  EXPECT_EQ(c.attention().qk_norm, QkNorm::kProjection);
+  EXPECT_FALSE(c.attention().qkv_bias);
+  EXPECT_EQ(c.num_sparse_layers(), 62);
+  EXPECT_EQ(c.expert_width(), 1536);
+  EXPECT_EQ(c.shared_width(), 0);
+  const RouterSpec& router = c.experts().router;
+  EXPECT_EQ(router.experts, 256);
+  EXPECT_EQ(router.top_k, 8);
+  EXPECT_EQ(router.score, ScoreFunction::kSigmoid);
+  EXPECT_TRUE(router.correction_bias);
+  EXPECT_EQ(router.num_groups, 1);
+  EXPECT_EQ(router.norm, RouterNorm::kSum);
+  EXPECT_EQ(router.scale, 1.0);
+  EXPECT_EQ(c.bos_token_id, 200034);
+  EXPECT_EQ(c.eos_token_ids, std::vector<int32_t>{200020});
+}
+
+// The release says it as a number of values; a share, in either place, counts more.
+TEST(ModelConfigTest, RotationOfMiniMaxM2) {
+  const auto rotated = [](const std::string& keys) {
+    return Parse(MiniMaxM2(keys)).attention().rotary_dim;
+  };
+  EXPECT_EQ(rotated(R"(, "rotary_dim": 64)"), 64);
+  EXPECT_EQ(rotated(R"(, "rotary_dim": 128, "head_dim": 192)"), 128);
+  EXPECT_EQ(rotated(R"(, "rotary_dim": 64, "partial_rotary_factor": 0.25)"), 32);
+  EXPECT_EQ(rotated(R"(, "rotary_dim": 64, "rope_parameters": {"partial_rotary_factor": 0.25})"),
+            32);
+}
+
+TEST(ModelConfigTest, DefaultsOfGptOss) {
+  const ModelConfig c = Parse(GptOss());
+  EXPECT_EQ(c.vocab_size, 201088);
+  EXPECT_EQ(c.hidden_size, 2880);
+  EXPECT_EQ(c.num_layers(), 36);
+  EXPECT_EQ(c.max_position, 131072);
+  EXPECT_EQ(c.final_norm.eps, 1e-5);
+  EXPECT_EQ(c.attention().heads, 64);
+  EXPECT_EQ(c.attention().kv_heads, 8);
+  EXPECT_EQ(c.attention().head_dim, 64);
+  EXPECT_TRUE(c.attention().qkv_bias);
+  EXPECT_TRUE(c.attention().output_bias);
+  EXPECT_TRUE(c.attention().sinks);
+  EXPECT_EQ(c.attention().window, 128);
+  EXPECT_EQ(c.layer(1).attention().window, 0);
+  EXPECT_EQ(c.layer(34).attention().window, 128);
+  const RopeConfig& rope = c.attention().rope;
+  EXPECT_EQ(rope.kind, RopeKind::kYarn);
+  EXPECT_EQ(rope.theta, 150000.0);
+  EXPECT_EQ(rope.factor, 32.0);
+  EXPECT_EQ(rope.original_max_position, 4096);
+  EXPECT_FALSE(rope.truncate);
+  EXPECT_EQ(c.num_sparse_layers(), 36);
+  EXPECT_EQ(c.expert_width(), 2880);
+  EXPECT_EQ(c.expert_parameters(), 3 * 2880 * 2880);
+  const MlpSpec& expert = c.experts().expert;
+  EXPECT_TRUE(expert.bias);
+  EXPECT_EQ(expert.Biases(2880), 3 * 2880);
+  EXPECT_EQ(expert.activation, Activation::kClampedSwiglu);
+  EXPECT_EQ(expert.swiglu_alpha, 1.702);
+  EXPECT_EQ(expert.swiglu_limit, 7.0);
+  const RouterSpec& router = c.experts().router;
+  EXPECT_EQ(router.experts, 128);
+  EXPECT_EQ(router.top_k, 4);
+  EXPECT_EQ(router.score, ScoreFunction::kLogit);
+  EXPECT_TRUE(router.logit_bias);
+  EXPECT_FALSE(router.correction_bias);
+  EXPECT_EQ(router.norm, RouterNorm::kSoftmax);
+  EXPECT_TRUE(c.eos_token_ids.empty());
+
+  const ModelConfig other = Parse(GptOss(R"(, "num_hidden_layers": 3, "attention_bias": false,
+      "layer_types": ["full_attention", "full_attention", "sliding_attention"],
+      "sliding_window": 64, "swiglu_limit": 5, "swiglu_alpha": 1.5,
+      "rope_parameters": {"rope_theta": 1000, "rope_type": "default"})"));
+  EXPECT_EQ(WindowsOf(other), (std::vector<int64_t>{0, 0, 64}));
+  EXPECT_FALSE(other.attention().qkv_bias);
+  EXPECT_FALSE(other.attention().output_bias);
+  EXPECT_EQ(other.experts().expert.swiglu_limit, 5.0);
+  EXPECT_EQ(other.experts().expert.swiglu_alpha, 1.5);
+  EXPECT_EQ(other.attention().rope.kind, RopeKind::kDefault);
+  EXPECT_EQ(WindowsOf(Parse(GptOss(R"(, "num_hidden_layers": 2, "sliding_window": null)"))),
+            (std::vector<int64_t>{0, 0}));
 }
 
 TEST(ModelConfigTest, NullIsNotMissing) {
@@ -380,8 +483,8 @@ TEST(ModelConfigTest, Malformed) {
       {R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama"})",
        kUnsupported,
        {"LlamaForCausalLM", "Qwen3MoeForCausalLM", "MixtralForCausalLM", "Qwen2MoeForCausalLM",
-        "OlmoeForCausalLM", "Glm4MoeForCausalLM"}},
-      {R"({"model_type": "gpt_oss"})", kUnsupported, {"model_type", "gpt_oss"}},
+        "OlmoeForCausalLM", "Glm4MoeForCausalLM", "MiniMaxM2ForCausalLM", "GptOssForCausalLM"}},
+      {R"({"model_type": "dbrx"})", kUnsupported, {"model_type", "dbrx"}},
       {R"({"architectures": ["MixtralForCausalLM"], "model_type": "olmoe"})",
        kCorrupt,
        {"model_type", "olmoe", "MixtralForCausalLM"}},
@@ -484,6 +587,22 @@ TEST(ModelConfigTest, Malformed) {
        kUnsupported,
        {"layer 1", "512 groups"}},
       {Glm4(R"(, "first_k_dense_replace": 46)"), kUnsupported, {"no layer has experts"}},
+      {MiniMaxM2(R"(, "rotary_dim": 63)"), kCorrupt, {"rotary_dim", "63", "even"}},
+      {MiniMaxM2(R"(, "rotary_dim": 130)"), kCorrupt, {"rotary_dim", "from 2 to 128"}},
+      {MiniMaxM2(R"(, "scoring_func": "softmax")"), kUnsupported, {"scoring_func", "sigmoid"}},
+      {MiniMaxM2(R"(, "qk_norm_type": "per_head")"), kUnsupported, {"qk_norm_type", "per_layer"}},
+      {MiniMaxM2(R"(, "use_qk_norm": false)"), kUnsupported, {"use_qk_norm"}},
+      {MiniMaxM2(R"(, "use_routing_bias": false)"), kUnsupported, {"use_routing_bias"}},
+      {MiniMaxM2(R"(, "shared_intermediate_size": 64)"),
+       kUnsupported,
+       {"shared_intermediate_size"}},
+      {MiniMaxM2(R"(, "attn_type_list": [1, 0, 1])"), kUnsupported, {"attn_type_list"}},
+      {GptOss(R"(, "layer_types": ["sliding_attention"])"), kCorrupt, {"layer_types", "36"}},
+      {GptOss(R"(, "swiglu_limit": 0)"), kCorrupt, {"swiglu_limit"}},
+      {GptOss(R"(, "quantization_config": 3)"), kCorrupt, {"quantization_config"}},
+      {Qwen3(R"(, "quantization_config": {"quant_method": "mxfp4"})"),
+       kUnsupported,
+       {"quantization_config", "mxfp4", "gpt_oss"}},
       {Olmoe(R"(, "clip_qkv": -1)"), kCorrupt, {"clip_qkv"}},
       {Mixtral(R"(, "sliding_window": -5)"), kCorrupt, {"sliding_window"}},
   };

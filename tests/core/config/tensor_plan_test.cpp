@@ -33,6 +33,26 @@ TEST(TensorPlanTest, TransformsOfTheSlotComeBeforeThoseOfAll) {
   EXPECT_EQ(PlannedTensor{}.Find<BlockScales>(), nullptr);
 }
 
+TEST(TensorPlanTest, AnExpertOfAStackHasItsNumber) {
+  const auto plan_of = [](const char* json) { return ParseModelConfig(json, "c").tensors; };
+  const TensorPlan plain = plan_of(R"({"model_type": "gpt_oss"})");
+  const PlannedTensor up = plain.At(TensorSlot::kExpertUp, 3, 17);
+  EXPECT_EQ(up.name, "model.layers.3.mlp.experts.gate_up_proj");
+  ASSERT_NE(up.Find<StackOf>(), nullptr);
+  EXPECT_EQ(up.Find<StackOf>()->count, 128);
+  EXPECT_EQ(up.Find<StackOf>()->index, 17);
+  ASSERT_NE(up.Find<EveryNthRow>(), nullptr);
+  EXPECT_EQ(up.Find<EveryNthRow>()->first, 1);
+  EXPECT_EQ(up.Find<EveryNthRow>()->step, 2);
+  EXPECT_NE(up.Find<Transposed>(), nullptr);
+  EXPECT_EQ(plain.At(TensorSlot::kExpertDownBias, 0, 1).Find<Transposed>(), nullptr);
+  EXPECT_FALSE(plain.HasMxfp4Experts());
+  const TensorPlan mxfp4 =
+      plan_of(R"({"model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}})");
+  EXPECT_TRUE(mxfp4.HasMxfp4Experts());
+  EXPECT_EQ(mxfp4.At(TensorSlot::kExpertUp, 3, 17).Find<Transposed>(), nullptr);
+}
+
 TEST(TensorPlanTest, ScalesAreThoseOfTheQuantization) {
   const auto plan_of = [](const char* json) { return ParseModelConfig(json, "c").tensors; };
   const TensorPlan plain = plan_of(R"({"model_type": "mixtral"})");

@@ -34,7 +34,7 @@ struct Routers {
     }
   }
 
-  void LoadInto(NextGate& gates) {
+  std::vector<NextGate::Router> List() const {
     std::vector<NextGate::Router> routers;
     for (size_t layer = 0; layer < norms.size(); ++layer) {
       PackedMatrix matrix;
@@ -42,10 +42,13 @@ struct Routers {
       matrix.type = WeightType::kF32;
       matrix.n = shape.num_experts;
       matrix.k = hidden;
-      routers.push_back({norms[layer].data(), matrix});
+      NextGate::Router& router = routers.emplace_back();
+      router.norm = norms[layer].data();
+      router.weights = matrix;
     }
-    gates.Load(routers, kEps, pool);
+    return routers;
   }
+  void LoadInto(NextGate& gates) { gates.Load(List(), kEps, pool); }
 
   std::vector<float> RandomHidden(int64_t rows) {
     std::vector<float> x(static_cast<size_t>(rows * hidden));
@@ -130,6 +133,46 @@ TEST(NextGateTest, MarginsAreThoseOfTheRoutersAhead) {
   gates.BeginIteration(0);
   EXPECT_EQ(gates.For(0, 1, 1).rows, 0);
   EXPECT_EQ(gates.For(1, 4, 1).rows, 1);
+}
+
+// The choice is by sigmoid and correction, so that margins are about those of the sums; a bias of
+// the logits is added before.
+TEST(NextGateTest, CorrectedRoutersChooseByTheirSums) {
+  const PredictorShape shape{2, 20, 3, 1};
+  Routers routers(shape, 72, 3);
+  std::vector<float> bias(20), correction(20);
+  for (float& v : bias) v = routers.normal(routers.random);
+  for (float& v : correction) v = 0.5f * routers.normal(routers.random);
+  const std::vector<float> hidden = routers.RandomHidden(1);
+  const std::vector<double> logits = routers.Logits(1, hidden.data());
+  for (const bool corrected : {false, true}) {
+    NextGate gates(shape, routers.hidden, 1, routers.kernels);
+    std::vector<NextGate::Router> of = routers.List();
+    for (NextGate::Router& router : of) {
+      router.bias = bias.data();
+      router.correction = corrected ? correction.data() : nullptr;
+      router.score = ScoreFunction::kSigmoid;
+    }
+    gates.Load(of, kEps, routers.pool);
+    gates.BeginIteration(0);
+    gates.Look(0, std::vector<StepRequest>{{0, 0, 0, 1}}, hidden.data());
+    const NextGate::Margins margins = gates.For(0, 1, 1);
+    ASSERT_EQ(margins.rows, 1);
+    std::vector<double> choices(logits);
+    for (size_t j = 0; j < choices.size(); ++j) {
+      choices[j] += static_cast<double>(bias[j]);
+      if (corrected) {
+        choices[j] = 1 / (1 + std::exp(-choices[j])) + static_cast<double>(correction[j]);
+      }
+    }
+    std::vector<double> order = choices;
+    std::sort(order.begin(), order.end(), std::greater<>());
+    const double boundary = (order[2] + order[3]) / 2;
+    for (size_t j = 0; j < choices.size(); ++j) {
+      const double margin = (corrected ? 4 : 1) * (choices[j] - boundary);
+      ASSERT_NEAR(static_cast<double>(margins.values[j]), margin, 0.15) << corrected << " " << j;
+    }
+  }
 }
 
 TEST(NextGateTest, PoisonedRowsSayNothing) {

@@ -279,14 +279,14 @@ TEST_P(ExactnessTest, QuantisedWeights) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, ExactnessTest,
-                         ::testing::Values(std::string(MOESAIC_SAMPLE_MODEL_DIR),
-                                           FixtureModel("qwen2_moe_bf16_sparse_step"),
-                                           FixtureModel("mixtral_bf16_window"),
-                                           FixtureModel("olmoe_bf16_clip")),
-                         [](const auto& param) {
-                           return std::filesystem::path(param.param).filename().string();
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Models, ExactnessTest,
+    ::testing::Values(std::string(MOESAIC_SAMPLE_MODEL_DIR),
+                      FixtureModel("qwen2_moe_bf16_sparse_step"),
+                      FixtureModel("mixtral_bf16_window"), FixtureModel("olmoe_bf16_clip"),
+                      FixtureModel("glm4_moe_bf16_air"), FixtureModel("minimax_m2_bf16_rotary_dim"),
+                      FixtureModel("gpt_oss_bf16_window")),
+    [](const auto& param) { return std::filesystem::path(param.param).filename().string(); });
 
 }  // namespace
 }  // namespace moesaic

@@ -1,0 +1,155 @@
+#include "serving/model/stored_tensor.h"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/base/check.h"
+#include "core/base/error.h"
+#include "serving/model/fp8_weights.h"
+#include "serving/model/mxfp4_weights.h"
+
+namespace moesaic {
+namespace {
+
+constexpr char kBlocksSuffix[] = "_blocks";
+constexpr char kScalesSuffix[] = "_scales";
+
+// An expert's part of a stack of `count`.
+Extent PartOf(const Extent& whole, const StackOf* stack) {
+  if (stack == nullptr) return whole;
+  Extent part = whole;
+  part.bytes = whole.bytes / static_cast<uint64_t>(stack->count);
+  part.offset += part.bytes * static_cast<uint64_t>(stack->index);
+  return part;
+}
+
+// Before the dimensions of one.
+std::vector<int64_t> Stacked(const StackOf* stack, std::vector<int64_t> shape) {
+  if (stack != nullptr) shape.insert(shape.begin(), stack->count);
+  return shape;
+}
+
+const TensorInfo& RequireBytes(const Checkpoint& checkpoint, const std::string& name,
+                               const std::vector<int64_t>& shape) {
+  const std::string directory = checkpoint.directory().string();
+  const TensorInfo* const found = checkpoint.Find(name);
+  if (found == nullptr) {
+    Fail(ErrorKind::kNotFound, "{}: tensor {} is missing (config.json says mxfp4)", directory,
+         name);
+  }
+  if (!found->supported_dtype || found->dtype != DType::kU8) {
+    Fail(ErrorKind::kCorrupt, "{}: tensor {} has type {}, expected U8", directory, name,
+         found->dtype_name);
+  }
+  if (found->shape != shape) {
+    Fail(ErrorKind::kCorrupt, "{}: tensor {} has shape {}, expected {} (from config.json)",
+         directory, name, ShapeString(found->shape), ShapeString(shape));
+  }
+  return *found;
+}
+
+float FloatAt(const std::byte* values, DType type, int64_t index) {
+  if (type == DType::kF32) return reinterpret_cast<const float*>(values)[index];
+  const uint16_t half = reinterpret_cast<const uint16_t*>(values)[index];
+  return type == DType::kF16 ? F16ToF32(half) : Bf16ToF32(half);
+}
+
+}  // namespace
+
+StoredTensor FindStored(const Checkpoint& checkpoint, const PlannedTensor& tensor,
+                        std::span<const int64_t> shape) {
+  CHECK(shape.size() == 1 || shape.size() == 2);
+  StoredTensor stored;
+  RowForm& form = stored.form;
+  form.rows = shape[0];
+  form.cols = shape.size() == 2 ? shape[1] : 1;
+  if (const std::optional<Fp8Tensor> fp8 = FindFp8(checkpoint, tensor, shape)) {
+    form.values = StoredValues::kFp8;
+    form.blocks = fp8->blocks;
+    stored.extents = {fp8->values->extent, fp8->scales->extent};
+    stored.dtypes = {fp8->values->dtype, fp8->scales->dtype};
+    return stored;
+  }
+  const auto* const stack = tensor.Find<StackOf>();
+  if (const auto* const rows = tensor.Find<EveryNthRow>()) {
+    form.step = rows->step;
+    form.first = rows->first;
+  }
+  form.transposed = tensor.Find<Transposed>() != nullptr;
+  if (tensor.Find<Mxfp4Blocks>() != nullptr) {
+    CHECK(!form.transposed);
+    form.values = StoredValues::kMxfp4;
+    if (form.cols % kMxfp4Group != 0) {
+      Fail(ErrorKind::kUnsupported,
+           "{}: tensor {} has rows of {} values; mxfp4 needs a multiple of {}",
+           checkpoint.directory().string(), tensor.name, form.cols, kMxfp4Group);
+    }
+    const int64_t groups = form.cols / kMxfp4Group;
+    const TensorInfo& blocks =
+        RequireBytes(checkpoint, tensor.name + kBlocksSuffix,
+                     Stacked(stack, {form.stored_rows(), groups, kMxfp4Group / 2}));
+    const TensorInfo& scales = RequireBytes(checkpoint, tensor.name + kScalesSuffix,
+                                            Stacked(stack, {form.stored_rows(), groups}));
+    stored.extents = {PartOf(blocks.extent, stack), PartOf(scales.extent, stack)};
+    stored.dtypes = {blocks.dtype, scales.dtype};
+    return stored;
+  }
+  std::vector<int64_t> dimensions = {form.stored_rows()};
+  if (shape.size() == 2) dimensions.push_back(form.cols);
+  if (form.transposed) std::swap(dimensions.front(), dimensions.back());
+  const TensorInfo& found = checkpoint.Require(tensor.name, Stacked(stack, dimensions));
+  stored.extents[0] = PartOf(found.extent, stack);
+  stored.dtypes[0] = found.dtype;
+  return stored;
+}
+
+std::array<int64_t, 2> StoredShape(const Checkpoint& checkpoint, const PlannedTensor& tensor) {
+  const bool mxfp4 = tensor.Find<Mxfp4Blocks>() != nullptr;
+  const TensorInfo* const found =
+      checkpoint.Find(mxfp4 ? tensor.name + kBlocksSuffix : tensor.name);
+  CHECK(found != nullptr);
+  const size_t stacked = tensor.Find<StackOf>() != nullptr ? 1 : 0;
+  CHECK_LT(stacked, found->shape.size());
+  int64_t rows = found->shape[stacked];
+  int64_t cols = found->shape.size() > stacked + 1 ? found->shape[stacked + 1] : 1;
+  if (mxfp4) cols *= kMxfp4Group;
+  if (tensor.Find<Transposed>() != nullptr) std::swap(rows, cols);
+  if (const auto* const every = tensor.Find<EveryNthRow>()) rows /= every->step;
+  return {rows, cols};
+}
+
+void DecodeRows(const RowForm& form, std::span<const std::span<const std::byte>> pieces,
+                std::span<const DType> dtypes, int64_t row_begin, int64_t count, float* out) {
+  CHECK_LE(row_begin + count, form.rows);
+  const int64_t k = form.cols;
+  const auto stored = [&](int64_t row) { return form.first + (row_begin + row) * form.step; };
+  switch (form.values) {
+    case StoredValues::kFp8:
+      CHECK_EQ(form.step, 1);
+      DequantiseFp8(pieces[0].data() + row_begin * k, row_begin, count, k, pieces[1].data(),
+                    dtypes[1], form.blocks, out);
+      return;
+    case StoredValues::kMxfp4:
+      for (int64_t row = 0; row < count; ++row) {
+        const int64_t first = stored(row) * k;
+        DequantiseMxfp4(pieces[0].data() + first / 2, pieces[1].data() + first / kMxfp4Group, k,
+                        out + row * k);
+      }
+      return;
+    case StoredValues::kFloats:
+      break;
+  }
+  // A column's neighbours are the rows' values: a line of them is read at once.
+  const int64_t row_distance = form.transposed ? 1 : k;
+  const int64_t col_distance = form.transposed ? form.stored_rows() : 1;
+  for (int64_t col = 0; col < k; ++col) {
+    for (int64_t row = 0; row < count; ++row) {
+      out[row * k + col] =
+          FloatAt(pieces[0].data(), dtypes[0], stored(row) * row_distance + col * col_distance);
+    }
+  }
+}
+
+}  // namespace moesaic

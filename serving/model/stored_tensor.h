@@ -1,0 +1,61 @@
+// StoredTensor: where the tensor of a TensorPlan is in a checkpoint, and how its bytes become the
+// rows that the engine wants: the plan's transforms carried out. Used by the TensorSource and the
+// experts' ExpertSource of checkpoints, which read the bytes each in its way.
+//
+// Thread contract: plain functions on the caller's memory.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "core/base/tensor.h"
+#include "core/config/tensor_plan.h"
+#include "core/io/checkpoint.h"
+
+namespace moesaic {
+
+enum class StoredValues {
+  kFloats,
+  kFp8,    // beside scales of blocks (fp8_weights.h)
+  kMxfp4,  // halves of bytes beside a power of two for each 32 (mxfp4_weights.h)
+};
+
+// How rows lie in the bytes. What is wanted is row i at stored row first + i * step.
+struct RowForm {
+  StoredValues values = StoredValues::kFloats;
+  int64_t rows = 0;  // that are wanted
+  int64_t cols = 0;  // of a vector 1
+  int64_t step = 1;
+  int64_t first = 0;
+  bool transposed = false;  // the bytes are [cols, stored_rows()]
+  BlockScales blocks = {};  // of fp8
+
+  int64_t stored_rows() const { return rows * step; }
+  size_t pieces() const { return values == StoredValues::kFloats ? 1 : 2; }
+  // Rows of floats, one behind the other or at a distance: they need no DecodeRows.
+  bool AsTheyLie() const { return values == StoredValues::kFloats && !transposed; }
+  bool operator==(const RowForm&) const = default;
+};
+
+struct StoredTensor {
+  RowForm form;
+  // Of all of the stored rows, of this expert where experts are stacked: values, then scales.
+  std::array<Extent, 2> extents = {};
+  std::array<DType, 2> dtypes = {};
+};
+
+// Throws Error as Checkpoint::Require and FindFp8; kUnsupported for transforms that do not go
+// together.
+StoredTensor FindStored(const Checkpoint& checkpoint, const PlannedTensor& tensor,
+                        std::span<const int64_t> shape);
+// The shape for which FindStored finds what is stored under the tensor's name (CHECK that it is).
+std::array<int64_t, 2> StoredShape(const Checkpoint& checkpoint, const PlannedTensor& tensor);
+
+// Rows [row_begin, row_begin + count) as f32 into out [count, cols]; pieces and dtypes are those of
+// the extents, whole.
+void DecodeRows(const RowForm& form, std::span<const std::span<const std::byte>> pieces,
+                std::span<const DType> dtypes, int64_t row_begin, int64_t count, float* out);
+
+}  // namespace moesaic

@@ -1,0 +1,178 @@
+// MXFP4 weights: every code and exponent against the definition, and a checkpoint of them against
+// the one of its products.
+#include "serving/model/mxfp4_weights.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+
+#include "core/base/error.h"
+#include "core/base/file.h"
+#include "serving/model/stored_tensor.h"
+#include "tests/core/base/temp_dir.h"
+#include "tests/serving/model/model_harness.h"
+
+namespace moesaic {
+namespace {
+
+namespace fs = std::filesystem;
+
+const fs::path kModel = fs::path(MOESAIC_TEST_DATA_DIR) / "models/gpt_oss_mxfp4";
+
+// One bit of sign, two of exponent (bias 1), one of mantissa.
+TEST(Mxfp4Test, EveryCode) {
+  for (int code = 0; code < 16; ++code) {
+    const int exponent = code >> 1 & 3;
+    const int mantissa = code & 1;
+    const double magnitude =
+        exponent == 0 ? 0.5 * mantissa : std::ldexp(1.0 + 0.5 * mantissa, exponent - 1);
+    EXPECT_EQ(E2M1ToF32(code), code < 8 ? magnitude : -magnitude) << code;
+    EXPECT_EQ(std::signbit(E2M1ToF32(code)), code >= 8) << code;
+  }
+}
+
+TEST(Mxfp4Test, EveryExponent) {
+  for (int exponent = 0; exponent < 255; ++exponent) {
+    EXPECT_EQ(E8M0ToF32(static_cast<uint8_t>(exponent)), std::ldexp(1.0, exponent - 127));
+  }
+  EXPECT_TRUE(std::isnan(E8M0ToF32(255)));
+}
+
+TEST(Mxfp4Test, LowerHalvesComeFirstAndGroupsHaveTheirOwnScale) {
+  constexpr int64_t kCols = 64;
+  std::array<std::byte, kCols / 2> blocks;
+  for (size_t i = 0; i < blocks.size(); ++i) blocks[i] = static_cast<std::byte>(i * 37 + 5);
+  const std::array<std::byte, 2> scales = {std::byte{120}, std::byte{0}};
+  std::array<float, kCols> out;
+  DequantiseMxfp4(blocks.data(), scales.data(), kCols, out.data());
+  for (int64_t i = 0; i < kCols; ++i) {
+    const int byte = static_cast<int>(blocks[static_cast<size_t>(i / 2)]);
+    const int code = i % 2 == 0 ? byte % 16 : byte / 16;
+    EXPECT_EQ(static_cast<double>(out[static_cast<size_t>(i)]),
+              std::ldexp(static_cast<double>(E2M1ToF32(code)), i < 32 ? -7 : -127))
+        << i;
+  }
+}
+
+// Rows of a form whose bytes are 0, 1, 2, ... as f32.
+std::vector<float> Decoded(const RowForm& form, int64_t values, int64_t row_begin, int64_t count) {
+  std::vector<float> stored(static_cast<size_t>(values));
+  for (size_t i = 0; i < stored.size(); ++i) stored[i] = static_cast<float>(i);
+  const std::array<std::span<const std::byte>, 1> pieces = {std::as_bytes(std::span(stored))};
+  const std::array<DType, 1> dtypes = {DType::kF32};
+  std::vector<float> out(static_cast<size_t>(count * form.cols));
+  DecodeRows(form, pieces, dtypes, row_begin, count, out.data());
+  return out;
+}
+
+TEST(StoredTensorTest, RowsByTurnsAndTransposed) {
+  // [3 columns, 4 stored rows]; wanted are the stored rows 1 and 3.
+  RowForm form = {.rows = 2, .cols = 3, .step = 2, .first = 1, .transposed = true};
+  EXPECT_EQ(Decoded(form, 12, 0, 2), (std::vector<float>{1, 5, 9, 3, 7, 11}));
+  EXPECT_EQ(Decoded(form, 12, 1, 1), (std::vector<float>{3, 7, 11}));
+  form.transposed = false;
+  EXPECT_EQ(Decoded(form, 12, 0, 2), (std::vector<float>{3, 4, 5, 9, 10, 11}));
+}
+
+// An expert store is made by another way of reading.
+TEST(StoredTensorTest, PackedExpertsAreThoseOfTheCheckpoint) {
+  for (const char* model : {"gpt_oss_mxfp4", "gpt_oss_bf16_window", "gpt_oss_fp32_odd"}) {
+    SCOPED_TRACE(model);
+    const ModelConfig config = LoadModelConfig(FixtureModel(model));
+    const Checkpoint checkpoint = Checkpoint::Open(FixtureModel(model));
+    const auto tensors = MakeCheckpointTensorSource(checkpoint);
+    const CpuKernels& kernels = KernelsFor(Isa::kScalar);
+    const auto source = MakeCheckpointExpertSource(config, WeightType::kF32, checkpoint, kernels);
+    ExpertPacker packer(config, WeightType::kF32, *tensors, kernels);
+    std::vector<std::vector<std::byte>> blobs;
+    for (const int index : {0, 3}) {
+      ExpertId id;
+      id.layer = 1;
+      id.index = static_cast<uint16_t>(index);
+      AlignedBuffer packed(source->layout().slot_bytes);
+      AlignedBuffer loaded(source->layout().slot_bytes);
+      std::memset(loaded.data(), 0, loaded.bytes());
+      packer.Pack(id, packed.span());
+      std::vector<std::vector<std::byte>> bytes;
+      std::vector<std::span<const std::byte>> pieces;
+      // Gate and up are read once: they are rows of the same bytes.
+      EXPECT_EQ(source->Extents(id).size(), model == std::string("gpt_oss_mxfp4") ? 4u : 2u);
+      for (const Extent& extent : source->Extents(id)) {
+        TensorInfo raw;
+        raw.extent = extent;
+        checkpoint.Read(raw, bytes.emplace_back(extent.bytes));
+      }
+      for (const auto& piece : bytes) pieces.emplace_back(piece);
+      source->Pack(id, pieces, loaded.span());
+      EXPECT_EQ(std::memcmp(packed.data(), loaded.data(), packed.bytes()), 0);
+      blobs.emplace_back(packed.data(), packed.data() + packed.bytes());
+    }
+    EXPECT_NE(blobs[0], blobs[1]);
+  }
+}
+
+void ReplaceIn(const fs::path& file, const std::string& from, const std::string& to) {
+  ASSERT_EQ(from.size(), to.size());
+  std::string text = ReadTextFile(file, 1 << 20);
+  size_t at = text.find(from);
+  ASSERT_NE(at, std::string::npos);
+  for (; at != std::string::npos; at = text.find(from, at)) text.replace(at, to.size(), to);
+  std::ofstream(file, std::ios::binary) << text;
+}
+
+TEST(Mxfp4Test, SaysWhatIsWrong) {
+  struct Case {
+    const char* file;
+    const char* from;
+    const char* to;
+    ErrorKind kind;
+    std::vector<const char*> words;
+  };
+  const std::vector<Case> cases = {
+      {"model.safetensors",
+       "1.mlp.experts.down_proj_scales",
+       "1.mlp.experts.down_proj_xcales",
+       ErrorKind::kNotFound,
+       {"layers.1.mlp.experts.down_proj_scales", "missing", "mxfp4"}},
+      {"model.safetensors",
+       "[6,96,2,16]",
+       "[6,2,96,16]",
+       ErrorKind::kCorrupt,
+       {"down_proj_blocks", "[6, 2, 96, 16]", "expected [6, 96, 2, 16]"}},
+      {"config.json",
+       "\"hidden_size\": 96",
+       "\"hidden_size\": 80",
+       ErrorKind::kUnsupported,
+       {"80", "multiple of 32"}},
+      {"config.json",
+       "\"mxfp4\"",
+       "\"mxfp6\"",
+       ErrorKind::kUnsupported,
+       {"quantization_config", "mxfp6", "mxfp4 experts of gpt_oss"}}};
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.words.front());
+    const TempDir directory;
+    for (const char* name : {"config.json", "model.safetensors"}) {
+      fs::copy_file(kModel / name, directory.path() / name);
+    }
+    ReplaceIn(directory.path() / c.file, c.from, c.to);
+    try {
+      const ModelConfig config = LoadModelConfig(directory.path());
+      MakeCheckpointExpertSource(config, WeightType::kBf16, Checkpoint::Open(directory.path()),
+                                 KernelsFor(Isa::kScalar));
+      ADD_FAILURE() << "was accepted";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), c.kind) << error.what();
+      for (const char* word : c.words) {
+        EXPECT_NE(std::string(error.what()).find(word), std::string::npos)
+            << word << " in: " << error.what();
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace moesaic
