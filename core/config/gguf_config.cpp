@@ -123,19 +123,18 @@ void ReadEndTokens(const GgufFields& fields, json& config) {
   config["pad_token_id"] = id("tokenizer.ggml.padding_token_id").value_or(-1);
 }
 
-int64_t VocabularySize(const GgufFields& fields) {
-  if (fields.Has("vocab_size")) return fields.Int("vocab_size", 1, kMostVocab);
-  const json* const tokens = fields.all().Find("tokenizer.ggml.tokens");
-  if (tokens == nullptr || !tokens->is_array() || tokens->empty()) {
-    fields.all().FailAt(fields.Key("vocab_size"), "is missing, and so are tokenizer.ggml.tokens");
+// Rows of the embedding: what llama.cpp takes, the number of tokens, is as many.
+int64_t VocabularySize(const GgufHeader& header, std::string_view name) {
+  const auto embedding = header.tensors.find("token_embd.weight");
+  if (embedding == header.tensors.end() || embedding->second.shape.size() != 2) {
+    Fail(ErrorKind::kNotFound, "{}: has no tensor token_embd.weight, a matrix", name);
   }
-  return static_cast<int64_t>(tokens->size());
+  return embedding->second.shape[0];
 }
 
 // What the architectures have in common.
 json CommonConfig(const GgufFields& fields) {
   json config;
-  config["vocab_size"] = VocabularySize(fields);
   config["hidden_size"] = fields.Int("embedding_length", 1, kMostWidth);
   // Layers behind the last one predict further tokens.
   const int64_t layers = fields.Int("block_count", 1, kMostLayers);
@@ -271,6 +270,7 @@ json GgufConfigJson(const GgufHeader& header, std::string_view name) {
     fields.Unsupported("expert_count", "is 0: this is a model without experts");
   }
   json config = CommonConfig(fields);
+  config["vocab_size"] = VocabularySize(header, name);
   config["architectures"] = {architecture.hf_architecture};
   config["model_type"] = architecture.model_type;
   architecture.read(fields, config);

@@ -35,7 +35,7 @@ TensorPlan GgufTensors(const GgufHeader& header, const ModelConfig& model, std::
   const std::string architecture = header.metadata.value("general.architecture", "");
   std::vector<TensorTransform> rows_in_pairs;
   if (HasRowsInPairs(architecture)) {
-    rows_in_pairs.push_back(RowsInPairs{model.attention().head_dim});
+    rows_in_pairs = {RowsInPairs{model.attention().head_dim}};
   }
   plan.Set(TensorSlot::kQ, layer + "attn_q.weight", rows_in_pairs);
   plan.Set(TensorSlot::kK, layer + "attn_k.weight", rows_in_pairs);
@@ -53,7 +53,7 @@ TensorPlan GgufTensors(const GgufHeader& header, const ModelConfig& model, std::
   plan.SetMlp(kDenseMlpSlots, layer, {"ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"});
   plan.SetMlp(kSharedMlpSlots, layer,
               {"ffn_gate_shexp.weight", "ffn_up_shexp.weight", "ffn_down_shexp.weight"});
-  plan.Set(TensorSlot::kSharedGate, layer + "ffn_gate_inp_shexp.weight");
+  plan.Set(TensorSlot::kSharedGate, layer + "ffn_gate_inp_shexp.weight", {RowAsVector{}});
 
   int64_t sparse = 0;
   while (sparse + 1 < model.num_layers() && !model.is_sparse(sparse)) ++sparse;

@@ -79,9 +79,9 @@ GenerationDefaults ParseGenerationConfig(std::string_view json, std::string_view
 ModelConfig LoadModelConfig(const std::filesystem::path& model_dir);
 GenerationDefaults LoadGenerationDefaults(const std::filesystem::path& model_dir);
 
-// A directory or a .gguf file as it is, or a hub id ("Qwen/Qwen3-30B-A3B") found in the local Hugging Face cache
-// (HF_HUB_CACHE, HF_HOME, ~/.cache/huggingface/hub). Throws Error(kNotFound) that lists where it
-// looked.
+// A directory or a .gguf file as it is, or a hub id ("Qwen/Qwen3-30B-A3B") found in the local
+// Hugging Face cache (HF_HUB_CACHE, HF_HOME, ~/.cache/huggingface/hub). Throws Error(kNotFound)
+// that lists where it looked.
 std::filesystem::path ResolveModelPath(std::string_view model);
 
 }  // namespace moesaic

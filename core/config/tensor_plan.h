@@ -92,9 +92,19 @@ struct Transposed {};
 // A matrix is stored as the tensors NAME_blocks and NAME_scales of mxfp4.
 struct Mxfp4Blocks {};
 
+// The rows of each head of so many, of which halves are rotated together, are stored as pairs of
+// neighbours: row j of the first half, then row j of the second.
+struct RowsInPairs {
+  int64_t head_rows = 0;
+};
+
+// A matrix of one row is stored as a vector.
+struct RowAsVector {};
+
 // A new way to turn tensors is one more alternative; serving/model/stored_tensor.h carries it out.
 // They are carried out in any order: what each says is of the tensor as it is stored.
-using TensorTransform = std::variant<BlockScales, StackOf, EveryNthRow, Transposed, Mxfp4Blocks>;
+using TensorTransform = std::variant<BlockScales, StackOf, EveryNthRow, Transposed, Mxfp4Blocks,
+                                     RowsInPairs, RowAsVector>;
 
 struct PlannedTensor {
   std::string name;

@@ -82,11 +82,11 @@ class CheckpointExpertSource : public ExpertSource {
         files_(checkpoint.files()),
         layout_(MakeCpuExpertLayout(config, type)),
         num_experts_(config.num_experts()) {
-    first_of_layer_.assign(static_cast<size_t>(config.num_layers()), -1);
+    layers_.resize(static_cast<size_t>(config.num_layers()));
     for (const int32_t layer : LayersOf(config)) {
-      first_of_layer_[static_cast<size_t>(layer)] = static_cast<int64_t>(extents_.size());
+      layers_[static_cast<size_t>(layer)].first = static_cast<int64_t>(extents_.size());
       for (int64_t e = 0; e < config.num_experts(); ++e) {
-        AddExpert(checkpoint, config, layer, e);
+        AddExpert(checkpoint, config, layer, e, layers_[static_cast<size_t>(layer)]);
       }
     }
   }
@@ -94,10 +94,10 @@ class CheckpointExpertSource : public ExpertSource {
   const std::vector<std::filesystem::path>& files() const override { return files_; }
   const ExpertLayout& layout() const override { return layout_; }
   bool HasLayer(int64_t layer) const override {
-    return first_of_layer_[static_cast<size_t>(layer)] >= 0;
+    return layers_[static_cast<size_t>(layer)].first >= 0;
   }
   std::span<const Extent> Extents(ExpertId id) const override {
-    return {extents_.data() + First(id), pieces_};
+    return {extents_.data() + First(id), layers_[id.layer].pieces};
   }
   bool direct() const override { return false; }
   void Pack(ExpertId id, std::span<const std::span<const std::byte>> pieces,
@@ -105,7 +105,7 @@ class CheckpointExpertSource : public ExpertSource {
     const DType* const dtypes = dtypes_.data() + First(id);
     for (size_t s = 0; s < kMatrices; ++s) {
       const ExpertSection& section = layout_.sections[s];
-      const auto& [form, first] = matrices_[s];
+      const auto& [form, first] = layers_[id.layer].matrices[s];
       PackSection(section, type_, kernels_, form, pieces.subspan(first, form.pieces()),
                   {dtypes + first, form.pieces()}, slot.data() + section.offset);
     }
@@ -121,9 +121,16 @@ class CheckpointExpertSource : public ExpertSource {
     bool operator==(const Matrix&) const = default;
   };
 
-  // All experts are of one kind. Matrices of the same bytes (stacked gate and up) share pieces.
+  // Its experts are of one kind, which another layer's need not be.
+  struct Layer {
+    int64_t first = -1;  // extent; -1: a dense layer
+    size_t pieces = 0;   // extents of one expert
+    std::array<Matrix, kMatrices> matrices;
+  };
+
+  // Matrices of the same bytes (stacked gate and up) share pieces.
   void AddExpert(const Checkpoint& checkpoint, const ModelConfig& config, int64_t layer,
-                 int64_t expert) {
+                 int64_t expert, Layer& of) {
     std::array<Matrix, kMatrices> matrices;
     const size_t begin = extents_.size();
     for (size_t s = 0; s < kMatrices; ++s) {
@@ -140,22 +147,22 @@ class CheckpointExpertSource : public ExpertSource {
       const size_t missing = at == extents_.size() ? stored.form.pieces() : 0;
       extents_.insert(extents_.end(), stored.extents.begin(), stored.extents.begin() + missing);
       dtypes_.insert(dtypes_.end(), stored.dtypes.begin(), stored.dtypes.begin() + missing);
-      if (begin > 0 && !(matrices[s] == matrices_[s])) {
+      if (expert > 0 && !(matrices[s] == of.matrices[s])) {
         Fail(ErrorKind::kUnsupported,
-             "{}: tensor {} is stored otherwise than that of the first expert; all of them must be "
-             "of one kind",
+             "{}: tensor {} is stored otherwise than that of the layer's first expert; all of a "
+             "layer must be of one kind",
              checkpoint.directory().string(), planned.name);
       }
     }
-    matrices_ = matrices;
-    pieces_ = extents_.size() - begin;
+    of.matrices = matrices;
+    of.pieces = extents_.size() - begin;
   }
 
   size_t First(ExpertId id) const {
-    const int64_t first = first_of_layer_[id.layer];
-    CHECK_GE(first, 0);
+    const Layer& layer = layers_[id.layer];
+    CHECK_GE(layer.first, 0);
     CHECK_LT(int64_t{id.index}, num_experts_);
-    return static_cast<size_t>(first) + id.index * pieces_;
+    return static_cast<size_t>(layer.first) + id.index * layer.pieces;
   }
 
   WeightType type_;
@@ -163,11 +170,9 @@ class CheckpointExpertSource : public ExpertSource {
   std::vector<std::filesystem::path> files_;
   ExpertLayout layout_;
   int64_t num_experts_;
-  std::array<Matrix, kMatrices> matrices_;  // of every expert
-  size_t pieces_ = 0;                       // extents of one expert
-  std::vector<int64_t> first_of_layer_;  // [layers] index of the first extent, -1 for a dense layer
-  std::vector<Extent> extents_;          // [sparse layers, experts, pieces_]
-  std::vector<DType> dtypes_;            // likewise
+  std::vector<Layer> layers_;
+  std::vector<Extent> extents_;  // [sparse layers, experts, pieces]
+  std::vector<DType> dtypes_;    // likewise
 };
 
 class StoreExpertSource : public ExpertSource {

@@ -7,6 +7,7 @@
 
 #include "core/base/check.h"
 #include "core/base/error.h"
+#include "kernels/cpu/gguf_blocks.h"
 #include "serving/model/fp8_weights.h"
 #include "serving/model/mxfp4_weights.h"
 
@@ -50,6 +51,14 @@ const TensorInfo& RequireBytes(const Checkpoint& checkpoint, const std::string& 
   return *found;
 }
 
+// Null unless the tensor is of GGUF's blocks whose values are known.
+const TensorInfo* FindGgufBlocks(const Checkpoint& checkpoint, const std::string& name) {
+  const TensorInfo* const found = checkpoint.Find(name);
+  if (found == nullptr || found->supported_dtype) return nullptr;
+  const GgufType* const type = FindGgufType(found->dtype_name);
+  return type != nullptr && HasGgufValues(*type) ? found : nullptr;
+}
+
 float FloatAt(const std::byte* values, DType type, int64_t index) {
   if (type == DType::kF32) return reinterpret_cast<const float*>(values)[index];
   const uint16_t half = reinterpret_cast<const uint16_t*>(values)[index];
@@ -77,6 +86,7 @@ StoredTensor FindStored(const Checkpoint& checkpoint, const PlannedTensor& tenso
     form.step = rows->step;
     form.first = rows->first;
   }
+  if (const auto* const pairs = tensor.Find<RowsInPairs>()) form.paired_rows = pairs->head_rows;
   form.transposed = tensor.Find<Transposed>() != nullptr;
   if (tensor.Find<Mxfp4Blocks>() != nullptr) {
     CHECK(!form.transposed);
@@ -99,7 +109,18 @@ StoredTensor FindStored(const Checkpoint& checkpoint, const PlannedTensor& tenso
   std::vector<int64_t> dimensions = {form.stored_rows()};
   if (shape.size() == 2) dimensions.push_back(form.cols);
   if (form.transposed) std::swap(dimensions.front(), dimensions.back());
-  const TensorInfo& found = checkpoint.Require(tensor.name, Stacked(stack, dimensions));
+  if (tensor.Find<RowAsVector>() != nullptr) dimensions.erase(dimensions.begin());
+  dimensions = Stacked(stack, std::move(dimensions));
+  const TensorInfo* const in_blocks = FindGgufBlocks(checkpoint, tensor.name);
+  if (in_blocks != nullptr && in_blocks->shape == dimensions) {
+    CHECK(!form.transposed);
+    form.values = StoredValues::kGguf;
+    form.gguf = FindGgufType(in_blocks->dtype_name);
+    stored.extents[0] = PartOf(in_blocks->extent, stack);
+    stored.dtypes[0] = in_blocks->dtype;
+    return stored;
+  }
+  const TensorInfo& found = checkpoint.Require(tensor.name, dimensions);
   stored.extents[0] = PartOf(found.extent, stack);
   stored.dtypes[0] = found.dtype;
   return stored;
@@ -112,6 +133,7 @@ std::array<int64_t, 2> StoredShape(const Checkpoint& checkpoint, const PlannedTe
   CHECK(found != nullptr);
   const size_t stacked = tensor.Find<StackOf>() != nullptr ? 1 : 0;
   CHECK_LT(stacked, found->shape.size());
+  if (tensor.Find<RowAsVector>() != nullptr) return {1, found->shape.back()};
   int64_t rows = found->shape[stacked];
   int64_t cols = found->shape.size() > stacked + 1 ? found->shape[stacked + 1] : 1;
   if (mxfp4) cols *= kMxfp4Group;
@@ -120,14 +142,32 @@ std::array<int64_t, 2> StoredShape(const Checkpoint& checkpoint, const PlannedTe
   return {rows, cols};
 }
 
+uint64_t RowForm::RowBytes(size_t piece, DType dtype) const {
+  CHECK(!transposed);
+  const auto k = static_cast<uint64_t>(cols);
+  switch (values) {
+    case StoredValues::kFloats:
+      return k * static_cast<uint64_t>(DTypeBits(dtype)) / 8;
+    case StoredValues::kMxfp4:
+      return k / (piece == 0 ? 2 : kMxfp4Group);
+    case StoredValues::kGguf:
+      return k / static_cast<uint64_t>(gguf->block_values) *
+             static_cast<uint64_t>(gguf->block_bytes);
+    case StoredValues::kFp8:
+      break;
+  }
+  CHECK(false);
+}
+
 void DecodeRows(const RowForm& form, std::span<const std::span<const std::byte>> pieces,
-                std::span<const DType> dtypes, int64_t row_begin, int64_t count, float* out) {
+                std::span<const DType> dtypes, int64_t row_begin, int64_t count, float* out,
+                int64_t first_stored) {
   CHECK_LE(row_begin + count, form.rows);
   const int64_t k = form.cols;
-  const auto stored = [&](int64_t row) { return form.first + (row_begin + row) * form.step; };
+  const auto stored = [&](int64_t row) { return form.StoredRow(row_begin + row) - first_stored; };
   switch (form.values) {
     case StoredValues::kFp8:
-      CHECK_EQ(form.step, 1);
+      CHECK(form.step == 1 && form.paired_rows == 0 && first_stored == 0);
       DequantiseFp8(pieces[0].data() + row_begin * k, row_begin, count, k, pieces[1].data(),
                     dtypes[1], form.blocks, out);
       return;
@@ -138,6 +178,15 @@ void DecodeRows(const RowForm& form, std::span<const std::span<const std::byte>>
                         out + row * k);
       }
       return;
+    case StoredValues::kGguf: {
+      const auto row_bytes = static_cast<size_t>(form.RowBytes(0, dtypes[0]));
+      for (int64_t row = 0; row < count; ++row) {
+        DequantiseGguf(*form.gguf,
+                       pieces[0].subspan(static_cast<size_t>(stored(row)) * row_bytes, row_bytes),
+                       {out + row * k, static_cast<size_t>(k)});
+      }
+      return;
+    }
     case StoredValues::kFloats:
       break;
   }

@@ -13,6 +13,7 @@
 #include "core/base/tensor.h"
 #include "core/config/tensor_plan.h"
 #include "core/io/checkpoint.h"
+#include "core/io/gguf_types.h"
 
 namespace moesaic {
 
@@ -20,9 +21,10 @@ enum class StoredValues {
   kFloats,
   kFp8,    // beside scales of blocks (fp8_weights.h)
   kMxfp4,  // halves of bytes beside a power of two for each 32 (mxfp4_weights.h)
+  kGguf,   // blocks with scales of their own (kernels/cpu/gguf_blocks.h)
 };
 
-// How rows lie in the bytes. What is wanted is row i at stored row first + i * step.
+// How rows lie in the bytes.
 struct RowForm {
   StoredValues values = StoredValues::kFloats;
   int64_t rows = 0;  // that are wanted
@@ -30,12 +32,27 @@ struct RowForm {
   int64_t step = 1;
   int64_t first = 0;
   bool transposed = false;  // the bytes are [cols, stored_rows()]
+  int64_t paired_rows = 0;  // RowsInPairs::head_rows; 0: they are in order
   BlockScales blocks = {};  // of fp8
+  const GgufType* gguf = nullptr;
 
   int64_t stored_rows() const { return rows * step; }
-  size_t pieces() const { return values == StoredValues::kFloats ? 1 : 2; }
+  // Where the row is that is wanted.
+  int64_t StoredRow(int64_t row) const {
+    if (paired_rows == 0) return first + row * step;
+    const int64_t in_head = row % paired_rows;
+    const int64_t half = paired_rows / 2;
+    return row - in_head + (in_head < half ? 2 * in_head : 2 * (in_head - half) + 1);
+  }
+  size_t pieces() const {
+    return values == StoredValues::kFp8 || values == StoredValues::kMxfp4 ? 2 : 1;
+  }
+  // Bytes of a stored row in a piece, unless transposed or fp8; `dtype` is the piece's.
+  uint64_t RowBytes(size_t piece, DType dtype) const;
   // Rows of floats, one behind the other or at a distance: they need no DecodeRows.
-  bool AsTheyLie() const { return values == StoredValues::kFloats && !transposed; }
+  bool AsTheyLie() const {
+    return values == StoredValues::kFloats && !transposed && paired_rows == 0;
+  }
   bool operator==(const RowForm&) const = default;
 };
 
@@ -53,9 +70,10 @@ StoredTensor FindStored(const Checkpoint& checkpoint, const PlannedTensor& tenso
 // The shape for which FindStored finds what is stored under the tensor's name (CHECK that it is).
 std::array<int64_t, 2> StoredShape(const Checkpoint& checkpoint, const PlannedTensor& tensor);
 
-// Rows [row_begin, row_begin + count) as f32 into out [count, cols]; pieces and dtypes are those of
-// the extents, whole.
+// Rows [row_begin, row_begin + count) as f32 into out [count, cols]; dtypes are those of the
+// extents, and pieces are the extents from `first_stored` rows on.
 void DecodeRows(const RowForm& form, std::span<const std::span<const std::byte>> pieces,
-                std::span<const DType> dtypes, int64_t row_begin, int64_t count, float* out);
+                std::span<const DType> dtypes, int64_t row_begin, int64_t count, float* out,
+                int64_t first_stored = 0);
 
 }  // namespace moesaic

@@ -1,5 +1,6 @@
 #include "serving/model/tensor_source.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
@@ -92,15 +93,29 @@ class CheckpointTensorSource : public TensorSource {
 
   void ReadDecodedRows(const StoredTensor& stored, int64_t row_begin, int64_t row_end,
                        std::span<std::byte> destination) const {
+    // The stored rows among which these are; of a transposed matrix there are none.
+    const RowForm& form = stored.form;
+    int64_t first = form.transposed ? 0 : form.StoredRow(row_begin);
+    int64_t last = first;
+    for (int64_t row = row_begin + 1; row < row_end && !form.transposed; ++row) {
+      first = std::min(first, form.StoredRow(row));
+      last = std::max(last, form.StoredRow(row));
+    }
     std::array<std::vector<std::byte>, 2> bytes;
     std::array<std::span<const std::byte>, 2> pieces;
-    for (size_t i = 0; i < stored.form.pieces(); ++i) {
-      bytes[i].resize(stored.extents[i].bytes);
-      Read(stored.extents[i], bytes[i]);
+    for (size_t i = 0; i < form.pieces(); ++i) {
+      Extent part = stored.extents[i];
+      if (!form.transposed) {
+        const uint64_t row_bytes = form.RowBytes(i, stored.dtypes[i]);
+        part.offset += static_cast<uint64_t>(first) * row_bytes;
+        part.bytes = static_cast<uint64_t>(last - first + 1) * row_bytes;
+      }
+      bytes[i].resize(part.bytes);
+      Read(part, bytes[i]);
       pieces[i] = bytes[i];
     }
-    DecodeRows(stored.form, pieces, stored.dtypes, row_begin, row_end - row_begin,
-               reinterpret_cast<float*>(destination.data()));
+    DecodeRows(form, pieces, stored.dtypes, row_begin, row_end - row_begin,
+               reinterpret_cast<float*>(destination.data()), first);
   }
 
   const Checkpoint& checkpoint_;

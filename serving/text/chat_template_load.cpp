@@ -155,7 +155,8 @@ std::unique_ptr<const ChatTemplate> LoadChatTemplate(const std::filesystem::path
   Found found = IsGgufModel(model_dir) ? FindInGguf(model_dir) : FindInDirectory(model_dir);
   if (!instead.empty()) {
     found.at = instead;
-    found.sources = {.plain = ReadTextFile(instead, kMaxTemplateBytes)};
+    found.sources = {};
+    found.sources.plain = ReadTextFile(instead, kMaxTemplateBytes);
   }
   if (found.at.empty()) return nullptr;
   const Sources& sources = found.sources;

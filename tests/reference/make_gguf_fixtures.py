@@ -4,7 +4,13 @@
 
 `types.gguf` has a tensor of each type that is read, random blocks whose scales are finite, and beside each TYPE a
 `TYPE.values` with what `gguf.quants` says that they stand for; its metadata has a value of every kind.
-`split-0000N-of-00003.gguf` is one small model in three files. The seed is fixed: two runs write the same bytes.
+`split-0000N-of-00003.gguf` is one small model in three files. `mixed.gguf` is a Qwen3-MoE whose matrices are of different
+types, those of one expert and of different layers too, as in a Q4_K_M file. The seed is fixed: two runs write the same
+bytes.
+
+`models/NAME.gguf` are tests/data/models/NAME as llama.cpp's own converter writes them (convert_hf_to_gguf.py of
+llama-cpp-python 0.3.36's sources, --outtype f32, or bf16 for those of that type), its set_vocab replaced by nothing,
+because the fixtures have no tokenizer.
 """
 
 from __future__ import annotations
@@ -32,6 +38,19 @@ SCALES = {
     "MXFP4": [],
 }
 ROWS, BLOCKS = 3, 4
+
+
+def random_matrix(rng: np.random.Generator, shape: tuple[int, ...], name: str) -> np.ndarray:
+    """The bytes of a matrix of this type, whose values are about as large as a trained model's."""
+    kind = gguf.GGMLQuantizationType[name]
+    if name in ("F16", "BF16"):
+        return gguf.quants.quantize(rng.normal(0, 0.05, shape).astype(np.float32), kind)
+    values, size = gguf.GGML_QUANT_SIZES[kind]
+    blocks = rng.integers(0, 256, (*shape[:-1], shape[-1] // values, size), dtype=np.uint8)
+    for at in SCALES[name]:
+        scales = rng.normal(0, 0.003 / (16 if values == 256 else 1), blocks.shape[:-1]).astype(np.float16)
+        blocks[..., at : at + 2] = scales[..., None].view(np.uint8)
+    return blocks.reshape(*shape[:-1], -1)
 
 
 def random_blocks(rng: np.random.Generator, name: str) -> np.ndarray:
@@ -94,6 +113,59 @@ def write_split(folder: pathlib.Path) -> None:
     write(writer)
 
 
+# Matrices of a layer, and their types in the first and in the second one.
+MIXED = {
+    "attn_q": (64, 256, "Q5_K", "Q6_K"),
+    "attn_k": (32, 256, "Q4_K", "Q2_K"),
+    "attn_v": (32, 256, "Q6_K", "Q5_1"),
+    "attn_output": (256, 64, "Q8_0", "BF16"),
+    "ffn_gate_exps": (32, 256, "Q4_K", "IQ4_XS"),
+    "ffn_up_exps": (32, 256, "Q3_K", "Q4_K"),
+    "ffn_down_exps": (256, 32, "Q5_0", "Q4_1"),
+}
+MIXED_EXPERTS = 4
+
+
+def write_mixed(path: pathlib.Path) -> None:
+    rng = np.random.default_rng(17)
+    arch = "qwen3moe"
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_block_count(2)
+    writer.add_context_length(256)
+    writer.add_embedding_length(256)
+    writer.add_feed_forward_length(64)
+    writer.add_expert_feed_forward_length(32)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_key_length(16)
+    writer.add_value_length(16)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_freq_base(1e6)
+    writer.add_expert_count(MIXED_EXPERTS)
+    writer.add_expert_used_count(2)
+
+    def matrix(name: str, shape: tuple[int, ...], kind: str) -> None:
+        writer.add_tensor(name, random_matrix(rng, shape, kind), raw_dtype=gguf.GGMLQuantizationType[kind])
+
+    def norm(name: str, size: int) -> None:
+        writer.add_tensor(name, rng.normal(1, 0.1, size).astype(np.float32))
+
+    matrix("token_embd.weight", (96, 256), "Q4_0")
+    matrix("output.weight", (96, 256), "IQ4_NL")
+    norm("output_norm.weight", 256)
+    for layer in range(2):
+        prefix = f"blk.{layer}."
+        for name in ("attn_norm", "ffn_norm"):
+            norm(f"{prefix}{name}.weight", 256)
+        for name in ("attn_q_norm", "attn_k_norm"):
+            norm(f"{prefix}{name}.weight", 16)
+        writer.add_tensor(f"{prefix}ffn_gate_inp.weight", rng.normal(0, 0.1, (MIXED_EXPERTS, 256)).astype(np.float32))
+        for name, (rows, cols, *kinds) in MIXED.items():
+            shape = (MIXED_EXPERTS, rows, cols) if name.endswith("_exps") else (rows, cols)
+            matrix(f"{prefix}{name}.weight", shape, kinds[layer])
+    write(writer)
+
+
 def write(writer: gguf.GGUFWriter) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -108,6 +180,7 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     write_types(out / "types.gguf")
     write_split(out)
+    write_mixed(out / "mixed.gguf")
 
 
 if __name__ == "__main__":

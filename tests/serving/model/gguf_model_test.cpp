@@ -1,0 +1,238 @@
+// Models in GGUF files: the same bits as the Hugging Face checkpoint that llama.cpp's converter
+// made them of, and as a checkpoint of the values of their blocks
+// (tests/reference/make_gguf_fixtures.py).
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "core/base/error.h"
+#include "core/config/gguf_config.h"
+#include "core/io/gguf.h"
+#include "kernels/cpu/gguf_blocks.h"
+#include "tests/core/base/caught.h"
+#include "tests/core/base/temp_dir.h"
+#include "tests/serving/model/model_harness.h"
+
+namespace moesaic {
+namespace {
+
+namespace fs = std::filesystem;
+
+const fs::path kData = fs::path(MOESAIC_TEST_DATA_DIR);
+const fs::path kMixed = kData / "gguf" / "mixed.gguf";
+
+std::vector<float> LogitsOf(const fs::path& model_path, WeightType type, int64_t expert_slots,
+                            const std::function<void(ModelConfig&)>& change_config = {}) {
+  HarnessOptions options;
+  options.change_config = change_config;
+  options.weight_type = type;
+  options.kv_type = type == WeightType::kF32 ? WeightType::kF32 : WeightType::kBf16;
+  options.expert_slots = expert_slots;
+  options.kv_blocks = 8;
+  ModelHarness model(model_path, options);
+  auto sequence = model.NewSequence(40);
+  std::vector<int32_t> tokens(33);
+  for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i * 29 % 90);
+  return model.Prefill(sequence, tokens, 10);
+}
+
+void ExpectSameBits(const std::vector<float>& logits, const std::vector<float>& expected) {
+  ASSERT_TRUE(std::isfinite(std::accumulate(expected.begin(), expected.end(), 0.0)));
+  ASSERT_EQ(logits.size(), expected.size());
+  EXPECT_EQ(std::memcmp(logits.data(), expected.data(), logits.size() * sizeof(float)), 0);
+}
+
+class GgufConvertedTest : public testing::TestWithParam<const char*> {};
+
+// Mixtral's rows of queries and keys are turned in the file, GLM has a correction and dense layers.
+TEST_P(GgufConvertedTest, SameBitsAsTheOriginal) {
+  const std::string name = GetParam();
+  // llama.cpp's converter leaves OLMoE's clip_qkv out.
+  const auto without_clip = [](ModelConfig& config) {
+    for (LayerSpec& layer : config.layers) {
+      std::get<GroupedQuerySpec>(layer.mixer).clip_qkv = 0.0;
+    }
+  };
+  ExpectSameBits(LogitsOf(kData / "gguf" / "models" / (name + ".gguf"), WeightType::kF32, 0),
+                 LogitsOf(kData / "models" / name, WeightType::kF32, 0, without_clip));
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, GgufConvertedTest,
+                         testing::Values("mixtral_fp32_defaults", "qwen3_moe_bf16_sharded",
+                                         "olmoe_bf16_clip", "glm4_moe_fp32_groups"),
+                         [](const auto& test) { return std::string(test.param); });
+
+// The Hugging Face name of a tensor of kMixed.
+std::string OriginalName(const std::string& name, int64_t expert) {
+  static const std::map<std::string, std::string> kOfModel = {
+      {"token_embd.weight", "model.embed_tokens.weight"},
+      {"output.weight", "lm_head.weight"},
+      {"output_norm.weight", "model.norm.weight"}};
+  static const std::map<std::string, std::string> kOfLayer = {
+      {"attn_norm", "input_layernorm"},
+      {"ffn_norm", "post_attention_layernorm"},
+      {"attn_q", "self_attn.q_proj"},
+      {"attn_k", "self_attn.k_proj"},
+      {"attn_v", "self_attn.v_proj"},
+      {"attn_output", "self_attn.o_proj"},
+      {"attn_q_norm", "self_attn.q_norm"},
+      {"attn_k_norm", "self_attn.k_norm"},
+      {"ffn_gate_inp", "mlp.gate"},
+      {"ffn_gate_exps", "mlp.experts.{}.gate_proj"},
+      {"ffn_up_exps", "mlp.experts.{}.up_proj"},
+      {"ffn_down_exps", "mlp.experts.{}.down_proj"}};
+  if (const auto found = kOfModel.find(name); found != kOfModel.end()) return found->second;
+  const size_t begin = name.find('.', 4);
+  const size_t end = name.rfind('.');
+  const std::string& part = kOfLayer.at(name.substr(begin + 1, end - begin - 1));
+  return fmt::format("model.layers.{}.{}.weight", name.substr(4, begin - 4),
+                     fmt::format(fmt::runtime(part), expert));
+}
+
+// A Hugging Face checkpoint of the values that the file's blocks stand for, in f32.
+void WriteValues(const GgufHeader& header, const File& file, const fs::path& directory) {
+  std::ofstream(directory / "config.json") << GgufConfigJson(header, "mixed.gguf");
+  nlohmann::json tensors;
+  std::string data;
+  for (const auto& [name, info] : header.tensors) {
+    std::vector<std::byte> blocks(info.extent.bytes);
+    ASSERT_EQ(file.ReadAt(info.extent.offset, blocks), blocks.size());
+    const GgufType& type = *FindGgufType(info.dtype_name);
+    std::vector<float> values(blocks.size() / static_cast<size_t>(type.block_bytes) *
+                              static_cast<size_t>(type.block_values));
+    DequantiseGguf(type, blocks, values);
+    std::vector<int64_t> shape = info.shape;
+    const int64_t parts = shape.size() == 3 ? shape.front() : 1;
+    if (shape.size() == 3) shape.erase(shape.begin());
+    const size_t bytes = values.size() * sizeof(float) / static_cast<size_t>(parts);
+    for (int64_t i = 0; i < parts; ++i) {
+      tensors[OriginalName(name, i)] = {
+          {"dtype", "F32"}, {"shape", shape}, {"data_offsets", {data.size(), data.size() + bytes}}};
+      data.append(reinterpret_cast<const char*>(values.data()) + static_cast<size_t>(i) * bytes,
+                  bytes);
+    }
+  }
+  const std::string text = tensors.dump();
+  const uint64_t length = text.size();
+  std::ofstream out(directory / "model.safetensors", std::ios::binary);
+  out.write(reinterpret_cast<const char*>(&length), sizeof(length));
+  out << text << data;
+}
+
+// All kinds of blocks, of which the matrices of one expert and the layers have different ones.
+TEST(GgufModelTest, SameBitsAsTheValuesOfItsBlocks) {
+  const TempDir values;
+  const File file(kMixed);
+  WriteValues(ReadGgufHeader(file), file, values.path());
+  for (const WeightType type : {WeightType::kF32, WeightType::kBf16, WeightType::kInt8}) {
+    const std::vector<float> expected = LogitsOf(values.path(), type, 0);
+    for (const int64_t slots : {0, 3}) {
+      SCOPED_TRACE(fmt::format("{}, {} slots", WeightTypeName(type), slots));
+      ExpectSameBits(LogitsOf(kMixed, type, slots), expected);
+    }
+  }
+}
+
+// --- configurations
+
+nlohmann::json Metadata() {
+  return {{"general.architecture", "qwen3moe"},
+          {"qwen3moe.block_count", 3},
+          {"qwen3moe.nextn_predict_layers", 1},
+          {"qwen3moe.context_length", 4096},
+          {"qwen3moe.embedding_length", 64},
+          {"qwen3moe.feed_forward_length", 96},
+          {"qwen3moe.expert_feed_forward_length", 32},
+          {"qwen3moe.expert_count", 8},
+          {"qwen3moe.expert_used_count", 2},
+          {"qwen3moe.attention.head_count", {4, 4, 4}},
+          {"qwen3moe.attention.head_count_kv", 2},
+          {"qwen3moe.attention.key_length", 16},
+          {"qwen3moe.attention.layer_norm_rms_epsilon", 1e-6},
+          {"qwen3moe.rope.freq_base", 1e6},
+          {"qwen3moe.rope.scaling.type", "yarn"},
+          {"qwen3moe.rope.scaling.factor", 4.0},
+          {"qwen3moe.rope.scaling.original_context_length", 1024},
+          {"tokenizer.ggml.eos_token_id", 5},
+          {"tokenizer.ggml.eot_token_id", 7},
+          {"tokenizer.ggml.padding_token_id", 0xffffffffu}};
+}
+
+GgufHeader HeaderOf(nlohmann::json metadata) {
+  GgufHeader header;
+  header.metadata = std::move(metadata);
+  TensorInfo embedding;
+  embedding.shape = {100, 64};
+  header.tensors["token_embd.weight"] = embedding;
+  return header;
+}
+
+TEST(GgufConfigTest, WhatTheMetadataSay) {
+  const ModelConfig model = ParseGgufConfig(HeaderOf(Metadata()), "m.gguf");
+  EXPECT_EQ(model.architecture, "Qwen3MoeForCausalLM");
+  EXPECT_EQ(model.num_layers(), 2);
+  EXPECT_EQ(model.vocab_size, 100);
+  EXPECT_EQ(model.hidden_size, 64);
+  EXPECT_EQ(model.max_position, 4096);
+  EXPECT_TRUE(model.tie_word_embeddings);
+  EXPECT_EQ(model.eos_token_ids, (std::vector<int32_t>{5, 7}));
+  EXPECT_EQ(model.bos_token_id, -1);
+  EXPECT_EQ(model.pad_token_id, -1);
+  EXPECT_EQ(model.num_experts(), 8);
+  EXPECT_EQ(model.top_k(), 2);
+  EXPECT_EQ(model.expert_width(), 32);
+  EXPECT_EQ(model.experts().router.norm, RouterNorm::kSum);
+  const GroupedQuerySpec& attention = model.attention();
+  EXPECT_EQ(attention.heads, 4);
+  EXPECT_EQ(attention.kv_heads, 2);
+  EXPECT_EQ(attention.head_dim, 16);
+  EXPECT_FALSE(attention.qkv_bias);
+  EXPECT_EQ(attention.rope.kind, RopeKind::kYarn);
+  EXPECT_EQ(attention.rope.factor, 4.0);
+  EXPECT_EQ(attention.rope.original_max_position, 1024);
+  EXPECT_NEAR(attention.rope.attention_factor, 0.1 * std::log(4.0) + 1.0, 1e-12);
+}
+
+void ExpectRefused(const nlohmann::json& change, const std::string& part, ErrorKind kind) {
+  nlohmann::json metadata = Metadata();
+  metadata.update(change);
+  for (const auto& [key, value] : change.items()) {
+    if (value.is_null()) metadata.erase(key);
+  }
+  const Error error = Caught([&] { ParseGgufConfig(HeaderOf(metadata), "m.gguf"); });
+  EXPECT_EQ(error.kind(), kind) << error.what();
+  EXPECT_TRUE(Contains(error, "m.gguf") && Contains(error, part)) << error.what();
+}
+
+TEST(GgufConfigTest, WhatIsRefused) {
+  ExpectRefused({{"general.architecture", "newmoe"}}, "\"newmoe\"; served are qwen3moe",
+                ErrorKind::kUnsupported);
+  ExpectRefused({{"general.architecture", nullptr}}, "general.architecture: is missing",
+                ErrorKind::kCorrupt);
+  ExpectRefused({{"qwen3moe.block_count", nullptr}}, "qwen3moe.block_count: is missing",
+                ErrorKind::kCorrupt);
+  ExpectRefused({{"qwen3moe.expert_count", 0}}, "qwen3moe.expert_count", ErrorKind::kCorrupt);
+  ExpectRefused({{"qwen3moe.attention.head_count", {4, 2, 4}}}, "differs between layers",
+                ErrorKind::kUnsupported);
+  ExpectRefused({{"qwen3moe.attention.value_length", 8}}, "value_length", ErrorKind::kUnsupported);
+  ExpectRefused({{"qwen3moe.rope.scaling.type", "longrope"}}, "\"longrope\"",
+                ErrorKind::kUnsupported);
+  ExpectRefused({{"qwen3moe.attention.head_count_kv", 3}}, "num_key_value_heads",
+                ErrorKind::kCorrupt);
+}
+
+TEST(GgufConfigTest, ALlamaWithoutExperts) {
+  const nlohmann::json metadata = {{"general.architecture", "llama"}, {"llama.block_count", 2}};
+  const Error error = Caught([&] { ParseGgufConfig(HeaderOf(metadata), "m.gguf"); });
+  EXPECT_EQ(error.kind(), ErrorKind::kUnsupported);
+  EXPECT_TRUE(Contains(error, "a model without experts")) << error.what();
+}
+
+}  // namespace
+}  // namespace moesaic
