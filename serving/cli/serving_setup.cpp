@@ -37,7 +37,7 @@ ServedModel ModelOf(const EngineOptions& options, const ChatFormatOptions& chat)
   ServedModel model;
   model.names = {options.model};
   model.created_unix_s = std::time(nullptr);
-  model.chat_template = LoadChatTemplate(options.model_dir, chat.chat_template);
+  model.chat_template = LoadChatTemplate(options.text_files(), chat.chat_template);
   return model;
 }
 

@@ -37,8 +37,9 @@ struct MachineShare {
 };
 
 struct EngineOptions {
-  std::string model;                // as it was named: a directory or an id
-  std::filesystem::path model_dir;  // resolved (ResolveModelPath)
+  std::string model;                // as it was named: a path or an id
+  std::filesystem::path model_dir;  // resolved (ResolveModelPath): a directory or a GGUF file
+  std::filesystem::path tokenizer;  // in place of the model's; empty: that
   LoadFormat load_format = LoadFormat::kAuto;
   std::optional<WeightType> dtype;           // of weights in memory; nullopt: bf16
   std::optional<WeightType> kv_cache_dtype;  // nullopt: bf16, but f32 with such weights
@@ -86,6 +87,11 @@ struct EngineOptions {
   std::filesystem::path record_trace;    // empty: the routing is not recorded
   std::filesystem::path state_file;      // empty: what is learned ends with the process
   double state_interval_s = 300;         // 0: saved at the end only
+
+  // Where tokenizer and chat template are.
+  const std::filesystem::path& text_files() const {
+    return tokenizer.empty() ? model_dir : tokenizer;
+  }
 };
 
 // What dtype and kv_cache_dtype mean.

@@ -9,12 +9,13 @@ namespace moesaic {
 
 std::unique_ptr<Tokenizer> LoadTokenizerOf(const EngineOptions& options,
                                            const ModelConfig& config) {
+  const std::filesystem::path& files = options.text_files();
   if (options.load_format == LoadFormat::kDummy &&
-      !std::filesystem::exists(options.model_dir / "tokenizer.json") &&
-      !std::filesystem::exists(options.model_dir / "tokenizer.model")) {
+      !std::filesystem::exists(files / "tokenizer.json") &&
+      !std::filesystem::exists(files / "tokenizer.model")) {
     return MakeIdTokenizer(static_cast<int32_t>(config.vocab_size));
   }
-  return LoadTokenizer(options.model_dir);
+  return LoadTokenizer(files);
 }
 
 void FillParts(const EngineOptions& options, const ModelFiles& files, LoopParts& parts) {

@@ -49,9 +49,15 @@ void AddModelSettings(EngineOptions& options, bool visible, OptionTable& table) 
   const SettingSection model(table, "Model", visible);
   model.Add({.name = "model",
              .target = &options.model,
-             .value_name = "DIR|ID",
-             .help = "The model: a Hugging Face directory, or the id of one in the local Hugging "
-                     "Face cache. The first argument means the same."});
+             .value_name = "DIR|FILE|ID",
+             .help = "The model: a Hugging Face directory, a GGUF file (any of a split model), or "
+                     "the id of one in the local Hugging Face cache. The first argument means the "
+                     "same."});
+  model.Add({.name = "tokenizer",
+             .target = &options.tokenizer,
+             .value_name = "DIR|FILE",
+             .help = "Take tokenizer and chat template from here instead: a directory with "
+                     "tokenizer.json or tokenizer.model, or a GGUF file."});
   model.Add({.name = "max-model-len",
              .target = &options.max_model_len,
              .value_name = "TOKENS",
