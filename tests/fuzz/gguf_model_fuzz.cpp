@@ -12,6 +12,7 @@
 #include "core/config/gguf_config.h"
 #include "core/io/gguf.h"
 #include "serving/text/gguf_tokenizer.h"
+#include "serving/text/unicode.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   constexpr uint64_t kDataBytes = 1 << 16;  // behind the header, so that tensors may be there
@@ -45,7 +46,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         moesaic::LoadGgufTokenizer(moesaic::JsonFields(header.metadata, "fuzz.gguf"));
     const auto ids = tokenizer->Encode("ab \xF0\x9F\x98\x80 <s>12", {});
     for (const int32_t id : ids) CHECK(id >= 0 && id < tokenizer->vocab_size());
-    tokenizer->Decode(ids, false);
+    CHECK(moesaic::IsValidUtf8(tokenizer->Decode(ids, false)));
   } catch (const moesaic::Error& error) {
     if (error.kind() != moesaic::ErrorKind::kInvalidArgument) expect_of_input(error);
   }
