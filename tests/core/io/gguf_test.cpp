@@ -251,18 +251,22 @@ TEST(GgufTest, BadTensors) {
 }
 
 TEST(GgufTest, Alignment) {
-  const auto aligned = [](uint32_t alignment, uint64_t offset) {
+  const auto aligned = [](uint32_t alignment, uint64_t offset, size_t more = 0) {
     GgufText text;
-    text.Header(2, 1).U32("general.alignment", alignment);
+    text.Header(2, 2).U32("general.alignment", alignment);
+    text.Text("more").Put<uint32_t>(8).Text(std::string(more, 'x'));
     text.Tensor("a", {1}, 0, 0).Tensor("b", {1}, 0, offset).Align(alignment == 0 ? 1 : alignment);
     for (uint64_t i = 0; i < offset + 4; ++i) text.Put<char>(0);
     return text;
   };
-  const GgufText good = aligned(64, 64);
-  const GgufHeader header = Parse(good);
-  EXPECT_EQ(header.tensors.at("a").extent.offset % 64, 0u);
-  EXPECT_EQ(header.tensors.at("b").extent.offset, header.tensors.at("a").extent.offset + 64);
-  EXPECT_EQ(header.tensors.at("b").extent.offset + 4, good.str().size());
+  // Wherever the header ends.
+  for (size_t more = 0; more < 64; more += 5) {
+    const GgufText good = aligned(64, 64, more);
+    const GgufHeader header = Parse(good);
+    EXPECT_EQ(header.tensors.at("a").extent.offset % 64, 0u);
+    EXPECT_EQ(header.tensors.at("b").extent.offset, header.tensors.at("a").extent.offset + 64);
+    EXPECT_EQ(header.tensors.at("b").extent.offset + 4, good.str().size());
+  }
   EXPECT_NO_THROW(Parse(aligned(8, 8)));
   ExpectRefused(aligned(64, 32), {"offset 32", "a multiple of 64"});
   ExpectRefused(aligned(0, 32), {"general.alignment is 0"});
