@@ -211,22 +211,9 @@ const char* NumericsClassName(NumericsClass numerics) {
   return "unknown";
 }
 
-const char* WeightTypeName(WeightType type) {
-  switch (type) {
-    case WeightType::kBf16:
-      return "bf16";
-    case WeightType::kF32:
-      return "f32";
-    case WeightType::kInt8:
-      return "int8";
-    case WeightType::kInt4:
-      return "int4";
-  }
-  return "unknown";
-}
-
 ActivationType ActivationTypeOf(NumericsClass numerics, WeightType weights) {
   if (IsQuantized(weights)) return ActivationType::kInt8;
+  if (weights == WeightType::kMxfp4) return ActivationType::kF32;
   return numerics == NumericsClass::kF32 ? ActivationType::kF32 : ActivationType::kBf16;
 }
 
@@ -292,8 +279,8 @@ CpuKernels WithQuantIsa(const CpuKernels& kernels, QuantIsa isa) {
   table.quant_isa = isa;
   table.quant_matmul = QuantProducts(isa).matmul;
   table.quant_gate_up = QuantProducts(isa).gate_up;
-  for (const WeightType type : {WeightType::kInt8, WeightType::kInt4}) {
-    table.product_steps[static_cast<size_t>(type)] = {};
+  for (const WeightTraits& traits : kWeightTypes) {
+    if (traits.integers) table.product_steps[static_cast<size_t>(traits.type)] = {};
   }
   return table;
 }

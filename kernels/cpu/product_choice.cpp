@@ -6,13 +6,6 @@
 #include "kernels/cpu/internal/tables.h"
 
 namespace moesaic {
-namespace {
-
-constexpr WeightType kWeightTypes[] = {WeightType::kBf16, WeightType::kF32, WeightType::kInt8,
-                                       WeightType::kInt4};
-
-}  // namespace
-
 std::vector<ProductOption> ProductOptions(const CpuKernels& kernels, WeightType type) {
   std::vector<ProductOption> options;
   if (IsQuantized(type)) {
@@ -28,6 +21,7 @@ std::vector<ProductOption> ProductOptions(const CpuKernels& kernels, WeightType 
     }
     return options;
   }
+  if (type == WeightType::kMxfp4) return {{IsaName(kernels.isa), kernels.mxfp4}};
   if (kernels.isa == Isa::kAvx512) {
     const CpuKernels& narrow = KernelsFor(Isa::kAvx2);
     options.push_back({IsaName(narrow.isa), {narrow.matmul, narrow.gate_up}});
@@ -71,8 +65,8 @@ CpuKernels WithChoices(const CpuKernels& kernels, std::span<const KernelChoice> 
   CpuKernels table = kernels;
   for (const KernelChoice& choice : choices) {
     if (choice.numerics != NumericsClassName(kernels.numerics)) continue;
-    for (const WeightType type : kWeightTypes) {
-      if (choice.weights == WeightTypeName(type)) ChooseProducts(type, choice.steps, table);
+    for (const WeightTraits& traits : kWeightTypes) {
+      if (choice.weights == traits.name) ChooseProducts(traits.type, choice.steps, table);
     }
   }
   return table;

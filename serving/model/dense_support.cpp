@@ -28,7 +28,7 @@ void CheckRouter(const RouterSpec& router) {
 }  // namespace
 
 cuda::Weights GpuWeights(WeightType type) {
-  switch (type) {
+  switch (TraitsOf(type).dense) {
     case WeightType::kBf16:
       return cuda::Weights::kBf16;
     case WeightType::kInt8:
@@ -36,10 +36,11 @@ cuda::Weights GpuWeights(WeightType type) {
     case WeightType::kInt4:
       return cuda::Weights::kInt4;
     case WeightType::kF32:
+    case WeightType::kMxfp4:  // is not of the dense part
       break;
   }
-  Fail(ErrorKind::kUnsupported,
-       "--gpu-dense: no kernel takes float32 weights; give --dtype bfloat16");
+  Fail(ErrorKind::kUnsupported, "--gpu-dense: no kernel takes {} weights; give --dtype bfloat16",
+       TraitsOf(type).dtype);
 }
 
 void DenseOperator::CheckSupported(const ModelConfig& c, WeightType type, WeightType kv_type) {

@@ -28,9 +28,11 @@ GatedActivation ActivationOf(const MlpSpec& expert) {
 
 }  // namespace
 
-int64_t WidestActivationRow(const CpuKernels& kernels, int64_t n) {
-  return std::max(ActivationRowBytes(ActivationTypeOf(kernels.numerics, WeightType::kBf16), n),
-                  ActivationRowBytes(ActivationType::kInt8, n));
+int64_t WidestActivationRow(const ModelConfig& config, const CpuKernels& kernels, int64_t n) {
+  const bool mxfp4 = config.tensors.HasMxfp4Experts();
+  const ActivationType own =
+      ActivationTypeOf(kernels.numerics, mxfp4 ? WeightType::kMxfp4 : WeightType::kBf16);
+  return std::max(ActivationRowBytes(own, n), ActivationRowBytes(ActivationType::kInt8, n));
 }
 
 ExpertRunner::ExpertRunner(const ModelConfig& config, const ExpertLayout& layout,
@@ -79,7 +81,7 @@ ExpertRunner::ExpertRunner(const ModelConfig& config, const ExpertLayout& layout
     layer.x = AlignedBuffer(static_cast<size_t>(max_tokens * FloatRowBytes(config)));
     layer.x.Zero();  // devices are sent all rows
     layer.activations = AlignedBuffer(
-        static_cast<size_t>(max_tokens * WidestActivationRow(kernels, config.hidden_size)));
+        static_cast<size_t>(max_tokens * WidestActivationRow(config, kernels, config.hidden_size)));
   }
 }
 
@@ -88,11 +90,11 @@ int64_t ExpertRunner::WorkspaceBytes(const ModelConfig& config, const CpuKernels
   const int64_t rows = max_tokens * config.top_k();
   const int64_t of_layer = rows * (config.hidden_size * static_cast<int64_t>(sizeof(float)) +
                                    2 * static_cast<int64_t>(sizeof(int32_t)));
-  const int64_t kept =
-      rows * static_cast<int64_t>(sizeof(float) + sizeof(uint8_t)) +
-      max_tokens * (FloatRowBytes(config) + WidestActivationRow(kernels, config.hidden_size));
+  const int64_t kept = rows * static_cast<int64_t>(sizeof(float) + sizeof(uint8_t)) +
+                       max_tokens * (FloatRowBytes(config) +
+                                     WidestActivationRow(config, kernels, config.hidden_size));
   return (may_defer ? 2 * (of_layer + kept) : of_layer) +
-         rows * (places * WidestActivationRow(kernels, config.expert_width()) +
+         rows * (places * WidestActivationRow(config, kernels, config.expert_width()) +
                  static_cast<int64_t>(sizeof(int32_t)));
 }
 

@@ -56,8 +56,8 @@ struct ExpertPlaces {
   const ExpertPlacement* placement = nullptr;  // who is where; null with one place
 };
 
-// Bytes of a row of n activations, for weights of any type.
-int64_t WidestActivationRow(const CpuKernels& kernels, int64_t n);
+// Bytes of a row of n activations, for weights of any type that the model can have.
+int64_t WidestActivationRow(const ModelConfig& config, const CpuKernels& kernels, int64_t n);
 
 class ExpertRunner {
  public:

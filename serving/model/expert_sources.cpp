@@ -19,18 +19,6 @@
 namespace moesaic {
 namespace {
 
-constexpr std::pair<WeightType, DType> kSectionTypes[] = {{WeightType::kBf16, DType::kBF16},
-                                                          {WeightType::kF32, DType::kF32},
-                                                          {WeightType::kInt8, DType::kI8},
-                                                          {WeightType::kInt4, DType::kI4}};
-
-DType SectionDType(WeightType type) {
-  for (const auto& [weights, section] : kSectionTypes) {
-    if (weights == type) return section;
-  }
-  CHECK(false);
-}
-
 std::vector<int32_t> LayersOf(const ModelConfig& config) {
   std::vector<int32_t> layers;
   for (int64_t l = 0; l < config.num_layers(); ++l) {
@@ -255,7 +243,7 @@ ExpertLayout MakeCpuExpertLayout(const ModelConfig& config, WeightType type) {
   const auto add = [&](const char* name, int64_t rows, int64_t cols) {
     ExpertSection section;
     section.name = name;
-    section.dtype = SectionDType(type);
+    section.dtype = TraitsOf(type).section;
     section.format = SectionFormat::kPanel16;
     section.rows = rows;
     section.cols = cols;
@@ -273,8 +261,9 @@ ExpertLayout MakeCpuExpertLayout(const ModelConfig& config, WeightType type) {
 }
 
 PackedMatrix SectionMatrix(const ExpertSection& section, const std::byte* blob) {
-  for (const auto& [weights, dtype] : kSectionTypes) {
-    if (dtype == section.dtype) return {blob + section.offset, weights, section.rows, section.cols};
+  for (const WeightTraits& traits : kWeightTypes) {
+    if (traits.section != section.dtype) continue;
+    return {blob + section.offset, traits.type, section.rows, section.cols};
   }
   CHECK(false);
 }

@@ -80,7 +80,7 @@ uint64_t Model::WorkspaceBytes(const ModelConfig& c, const CpuKernels& kernels,
   if (dense_elsewhere) {
     return static_cast<uint64_t>(
         rows * (PaddedFloats(c.hidden_size) * static_cast<int64_t>(sizeof(float)) +
-                WidestActivationRow(kernels, c.hidden_size)) +
+                WidestActivationRow(c, kernels, c.hidden_size)) +
         experts);
   }
   const GroupedQuerySpec& attention = c.attention();
@@ -90,8 +90,8 @@ uint64_t Model::WorkspaceBytes(const ModelConfig& c, const CpuKernels& kernels,
   const int64_t split =
       kSplitItemsPerThread * threads * MaxChunks(limits) * GroupPartialFloats(attention);
   return static_cast<uint64_t>(rows * (floats_per_row * static_cast<int64_t>(sizeof(float)) +
-                                       WidestActivationRow(kernels, WidestProductInput(c)) +
-                                       WidestActivationRow(kernels, c.widest_dense_mlp())) +
+                                       WidestActivationRow(c, kernels, WidestProductInput(c)) +
+                                       WidestActivationRow(c, kernels, c.widest_dense_mlp())) +
                                (WorkerScratchFloats(attention, limits.kv_type) * threads + split) *
                                    static_cast<int64_t>(sizeof(float)) +
                                experts +
@@ -122,6 +122,13 @@ Model::Model(ModelConfig config, ModelWeights weights, const ExpertLayout& exper
       dense_(std::move(dense)),
       modules_(limits.host_attention ? dynamic_cast<DenseOperator*>(dense_.get()) : nullptr) {
   const ModelConfig& c = config_;
+  if (c.attention().rope.kind == RopeKind::kDynamicNtk &&
+      limits_.max_context_tokens > c.max_position) {
+    LogInfo(
+        "dynamic rope: up to {} positions as the model was trained, beyond them the base grows "
+        "with each position; more costs quality",
+        c.max_position);
+  }
   const int64_t rows = limits_.max_batch_tokens;
   norm_stride_ = PaddedFloats(c.hidden_size);
   qkv_stride_ = QkvStride(c);
@@ -130,7 +137,7 @@ Model::Model(ModelConfig config, ModelWeights weights, const ExpertLayout& exper
   normed_ = ZeroedFloats(rows * norm_stride_);
   const bool computes = dense_ == nullptr || limits_.host_attention;
   activations_ = AlignedBuffer(static_cast<size_t>(
-      rows * WidestActivationRow(kernels_, computes ? WidestProductInput(c) : c.hidden_size)));
+      rows * WidestActivationRow(c, kernels_, computes ? WidestProductInput(c) : c.hidden_size)));
   CHECK(!limits_.host_attention || modules_ != nullptr);
   if (computes) {
     kv_ = AlignedBuffer(KvBlockBytes(c, limits_.kv_type) *
@@ -150,7 +157,7 @@ Model::Model(ModelConfig config, ModelWeights weights, const ExpertLayout& exper
     split_partials_ = ZeroedFloats(kSplitItemsPerThread * pool_.threads() * MaxChunks(limits_) *
                                    GroupPartialFloats(c.attention()));
     mlp_hidden_ = AlignedBuffer(
-        static_cast<size_t>(rows * WidestActivationRow(kernels_, c.widest_dense_mlp())));
+        static_cast<size_t>(rows * WidestActivationRow(c, kernels_, c.widest_dense_mlp())));
   }
   expert_ids_.resize(static_cast<size_t>(rows * c.top_k()));
   expert_weights_.resize(expert_ids_.size());

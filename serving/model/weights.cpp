@@ -185,8 +185,8 @@ uint64_t ModelWeights::LayOut(const ModelConfig& c, WeightType type, std::byte* 
   const WeightType router_type = c.checkpoint_dtype == DType::kBF16 && type != WeightType::kF32
                                      ? WeightType::kBf16
                                      : WeightType::kF32;
-  // Four bits cost the output more than they save.
-  const WeightType head_type = type == WeightType::kInt4 ? WeightType::kInt8 : type;
+  const WeightType head_type = TraitsOf(type).head;
+  type = TraitsOf(type).dense;
   head = arena.Matrix(head_type, c.vocab_size, c.hidden_size);
   embedding = c.tie_word_embeddings ? head : arena.Matrix(type, c.vocab_size, c.hidden_size);
   final_norm = arena.Vector(c.hidden_size);

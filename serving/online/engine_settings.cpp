@@ -64,7 +64,8 @@ void AddModelSettings(EngineOptions& options, bool visible, OptionTable& table) 
              .help = "Type of the weights in memory. auto: that of the checkpoint, float16 as "
                      "bfloat16. int8 and int4 are quantised as they are read (a scale for each 128 "
                      "weights, int4 with a multiplier for each 32; 8.125 and 4.375 bits each), "
-                     "activations to int8 before each product; the router stays as it is."});
+                     "activations to int8 before each product; the router stays as it is. mxfp4 is "
+                     "what experts of gpt-oss are stored in (4.25 bits each, the rest bfloat16)."});
   model.Add({.name = "kv-cache-dtype",
              .target = AutoOrOneOf(&options.kv_cache_dtype, kKvDtypes),
              .help = "Type of keys and values in memory. auto: bfloat16, but float32 with --dtype "

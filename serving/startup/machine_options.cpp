@@ -52,6 +52,18 @@ void ChooseDeviceRates(const Machine& machine, DeviceOptions& devices) {
   }
 }
 
+// What the checkpoint has, where that is a type of its own.
+void ChooseDtype(EngineOptions& options) {
+  if (options.dtype && *options.dtype != WeightType::kMxfp4) return;
+  const ModelConfig config = LoadModelConfig(options.model_dir);
+  const bool mxfp4 = config.tensors.HasMxfp4Experts();
+  if (mxfp4) options.dtype = WeightType::kMxfp4;
+  if (mxfp4 || !options.dtype) return;
+  Fail(ErrorKind::kInvalidArgument,
+       "--dtype mxfp4: the experts of {} are not in mxfp4; give another type, or leave it at auto",
+       options.model_dir.string());
+}
+
 }  // namespace
 
 uint64_t MemoryLimitBytes(const MachineShare& share, const Topology& topology) {
@@ -63,6 +75,7 @@ EngineOptions OptionsOnMachine(const EngineOptions& asked, const Machine& machin
   const Topology& topology = machine.topology;
   EngineOptions options = asked;
   options.model_dir = ResolveModelPath(options.model);
+  ChooseDtype(options);
   MachineShare& share = options.machine;
   options.machine_memory_bytes = MemoryLimitBytes(share, topology);
   options.threads = share.threads > 0 ? share.threads : topology.default_threads();

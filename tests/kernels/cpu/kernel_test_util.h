@@ -75,7 +75,7 @@ struct Weights {
                         memory.data());
     if (type == WeightType::kBf16) {
       for (float& v : values) v = RoundToBf16(v);
-    } else if (IsQuantized(type)) {
+    } else if (type != WeightType::kF32) {
       for (int64_t row = 0; row < n; ++row) kernels.unpack_row(matrix, row, &values[row * k]);
     }
   }
@@ -143,7 +143,7 @@ inline AlignedBuffer HiddenRows(const CpuKernels& kernels, const Activations& x,
     args.panel_end = std::min(panel + panel_step, gate.matrix.panels());
     args.h = h.data();
     args.h_stride_bytes = stride;
-    (IsQuantized(gate.matrix.type) ? kernels.quant_gate_up : kernels.gate_up)(args);
+    kernels.TableProducts(gate.matrix.type).gate_up(args);
   }
   return h;
 }
@@ -167,7 +167,7 @@ inline std::vector<float> Multiply(const CpuKernels& kernels, const Activations&
     args.bias = bias;
     args.y = y.data();
     args.y_stride = n;
-    (IsQuantized(w.matrix.type) ? kernels.quant_matmul : kernels.matmul)(args);
+    kernels.TableProducts(w.matrix.type).matmul(args);
   }
   return y;
 }

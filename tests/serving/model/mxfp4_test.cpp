@@ -14,6 +14,7 @@
 #include "serving/model/stored_tensor.h"
 #include "tests/core/base/temp_dir.h"
 #include "tests/serving/model/model_harness.h"
+#include "tests/serving/model/reference_util.h"
 
 namespace moesaic {
 namespace {
@@ -111,6 +112,28 @@ TEST(StoredTensorTest, PackedExpertsAreThoseOfTheCheckpoint) {
       blobs.emplace_back(packed.data(), packed.data() + packed.bytes());
     }
     EXPECT_NE(blobs[0], blobs[1]);
+  }
+}
+
+// Values and activations of products are the same numbers, and so are the sums.
+TEST(Mxfp4Test, LogitsAreThoseOfTheValuesInBf16) {
+  for (const Isa isa : IsasOf(NumericsClass::kF32)) {
+    std::vector<float> expected;
+    for (const WeightType type : {WeightType::kBf16, WeightType::kMxfp4}) {
+      HarnessOptions options;
+      options.isa = isa;
+      options.weight_type = type;
+      options.kv_blocks = 8;
+      options.expert_slots = type == WeightType::kMxfp4 ? 3 : 0;
+      ModelHarness model(kModel, options);
+      auto sequence = model.NewSequence(40);
+      const std::vector<float> logits = model.Prefill(
+          sequence, PromptOf(7, 33, static_cast<int>(model.config().vocab_size)), 10);
+      if (expected.empty()) expected = logits;
+      ASSERT_EQ(logits.size(), expected.size());
+      EXPECT_EQ(std::memcmp(logits.data(), expected.data(), logits.size() * sizeof(float)), 0)
+          << IsaName(isa);
+    }
   }
 }
 

@@ -1,0 +1,58 @@
+// WeightType: what weights are in memory; and the table of what a type is called and goes with. A
+// new type is a row here, its layout (PackedMatrix) and its kernels. Plain data.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "core/base/named.h"
+#include "core/base/tensor.h"
+
+namespace moesaic {
+
+enum class WeightType : uint8_t { kBf16, kF32, kInt8, kInt4, kMxfp4 };
+
+struct WeightTraits {
+  WeightType type;
+  const char* name;   // in hashes, profiles, messages: "bf16"
+  const char* dtype;  // as a setting: "bfloat16"
+  // Whole numbers and scales: multiplied with int8 activations, to the same bits everywhere.
+  bool integers;
+  DType section;  // of an expert in a blob
+  // What a model has in their place where they are not of experts, and where they are the output
+  // matrix (and an embedding tied to it).
+  WeightType dense;
+  WeightType head;
+};
+
+inline constexpr WeightTraits kWeightTypes[] = {
+    {WeightType::kBf16, "bf16", "bfloat16", false, DType::kBF16, WeightType::kBf16,
+     WeightType::kBf16},
+    {WeightType::kF32, "f32", "float32", false, DType::kF32, WeightType::kF32, WeightType::kF32},
+    {WeightType::kInt8, "int8", "int8", true, DType::kI8, WeightType::kInt8, WeightType::kInt8},
+    // Four bits cost the output more than they save.
+    {WeightType::kInt4, "int4", "int4", true, DType::kI4, WeightType::kInt4, WeightType::kInt8},
+    // Checkpoints have experts of it alone.
+    {WeightType::kMxfp4, "mxfp4", "mxfp4", false, DType::kMxfp4, WeightType::kBf16,
+     WeightType::kBf16},
+};
+inline constexpr size_t kNumWeightTypes = std::size(kWeightTypes);
+
+constexpr const WeightTraits& TraitsOf(WeightType type) {
+  return kWeightTypes[static_cast<size_t>(type)];
+}
+constexpr const char* WeightTypeName(WeightType type) { return TraitsOf(type).name; }
+constexpr bool IsQuantized(WeightType type) { return TraitsOf(type).integers; }
+
+// What settings call the types that weights, and that keys and values, can have in memory.
+inline constexpr auto kWeightDtypes = [] {
+  std::array<Named<WeightType>, kNumWeightTypes> names = {};
+  for (size_t i = 0; i < names.size(); ++i)
+    names[i] = {kWeightTypes[i].dtype, kWeightTypes[i].type};
+  return names;
+}();
+inline constexpr Named<WeightType> kKvDtypes[] = {
+    {"bfloat16", WeightType::kBf16}, {"float32", WeightType::kF32}, {"int8", WeightType::kInt8}};
+
+}  // namespace moesaic
