@@ -10,6 +10,7 @@
 #include "serving/model/dense_shards.h"
 #include "serving/model/expert_sources.h"
 #include "serving/model/numa_slices.h"
+#include "serving/model/tied_head.h"
 
 namespace moesaic {
 
@@ -28,6 +29,7 @@ ModelHarness::ModelHarness(const std::filesystem::path& model_dir, const Harness
     : config_(LoadModelConfig(model_dir)), pool_(options.threads, options.thread_layout) {
   const CpuKernels& kernels = KernelsFor(options.isa);
   checkpoint_ = std::make_unique<Checkpoint>(Checkpoint::Open(model_dir));
+  UntieOtherHead(*checkpoint_, config_);
   checkpoint_tensors_ = MakeCheckpointTensorSource(*checkpoint_);
   if (options.change_config) options.change_config(config_);
   if (options.wrap_tensors) tensors_ = options.wrap_tensors(*checkpoint_tensors_);
