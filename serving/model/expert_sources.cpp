@@ -13,6 +13,7 @@
 #include "core/base/error.h"
 #include "core/base/units.h"
 #include "core/io/expert_store.h"
+#include "kernels/cpu/mxfp4_repack.h"
 #include "serving/model/experts_of_model.h"
 #include "serving/model/stored_tensor.h"
 
@@ -37,8 +38,18 @@ bool SameLayout(const ExpertLayout& a, const ExpertLayout& b) {
                     same_section);
 }
 
+bool RepackMxfp4(const RowForm& form, std::span<const std::span<const std::byte>> pieces,
+                 int64_t first, int64_t count, std::byte* to) {
+  const int64_t stored = form.first + first * form.step;
+  const int64_t block_bytes = form.cols / 2;
+  const int64_t exponents = form.cols / kMxfp4Group;
+  return RepackMxfp4Panel(pieces[0].data() + stored * block_bytes, form.step * block_bytes,
+                          pieces[1].data() + stored * exponents, form.step * exponents, count,
+                          form.cols, to);
+}
+
 // Packs a matrix into its section: as it lies where it lies as rows of floats, else the panels one
-// after the other, from f32.
+// after the other, from f32 but for mxfp4 that stays so.
 void PackSection(const ExpertSection& section, WeightType type, const CpuKernels& kernels,
                  const RowForm& form, std::span<const std::span<const std::byte>> pieces,
                  std::span<const DType> dtypes, std::byte* to) {
@@ -52,12 +63,14 @@ void PackSection(const ExpertSection& section, WeightType type, const CpuKernels
   }
   // Of one panel. Beside reading the expert from disk an allocation is nothing.
   const auto rows = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(kPanelOutputs * k));
+  const bool stays = form.values == StoredValues::kMxfp4 && type == WeightType::kMxfp4;
   for (int64_t panel = 0; panel < matrix.panels(); ++panel) {
     const int64_t first = panel * kPanelOutputs;
     const int64_t count = std::min(kPanelOutputs, section.rows - first);
+    std::byte* const packed = to + panel * matrix.panel_bytes();
+    if (stays && RepackMxfp4(form, pieces, first, count, packed)) continue;
     DecodeRows(form, pieces, dtypes, first, count, rows.get());
-    kernels.pack_panels(rows.get(), DType::kF32, k, count, k, type, 0, 1,
-                        to + panel * matrix.panel_bytes());
+    kernels.pack_panels(rows.get(), DType::kF32, k, count, k, type, 0, 1, packed);
   }
 }
 

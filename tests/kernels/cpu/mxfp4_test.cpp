@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/cpu/mxfp4_repack.h"
 #include "tests/kernels/cpu/kernel_test_util.h"
 
 namespace moesaic {
@@ -130,6 +131,63 @@ TEST_P(Mxfp4KernelTest, ProductsAreThoseOfTheSameWeightsInF32) {
       EXPECT_EQ(std::memcmp(hidden.data(), same_hidden.data(), hidden.bytes()), 0) << m << " " << k;
     }
   }
+}
+
+// What a checkpoint has of the rows of a panel: bytes [row][k / 2], exponents [row][k / 32].
+struct StoredRows {
+  std::vector<std::byte> blocks, exponents;
+  std::vector<float> values;  // that they are
+};
+StoredRows RandomRows(Random& random, int64_t rows, int64_t k) {
+  StoredRows stored;
+  for (int64_t group = 0; group < rows * k / kMxfp4Group; ++group) {
+    const auto exponent = static_cast<int>(random.Uniform(100, 130));
+    stored.exponents.push_back(static_cast<std::byte>(exponent));
+    for (int64_t i = 0; i < kMxfp4Group / 2; ++i) {
+      // The first is 6, so that the exponent is that of the largest.
+      const auto low = i == 0 ? 7 : static_cast<int>(random.Uniform(0, 15));
+      const auto high = static_cast<int>(random.Uniform(0, 15));
+      stored.blocks.push_back(static_cast<std::byte>(low | high << 4));
+      for (const int code : {low, high}) {
+        const float value = std::ldexp(kMagnitudes[static_cast<size_t>(code & 7)], exponent - 127);
+        stored.values.push_back(code < 8 ? value : -value);
+      }
+    }
+  }
+  return stored;
+}
+
+TEST_P(Mxfp4KernelTest, RepackedPanelsAreThoseOfTheNumbers) {
+  for (const int64_t rows : {16, 5}) {
+    for (const int64_t k : {32, 96, 128, 320}) {
+      const StoredRows stored = RandomRows(random_, rows, k);
+      const Weights packed(kernels_, stored.values, rows, k, WeightType::kMxfp4);
+      const auto bytes = static_cast<size_t>(packed.matrix.panel_bytes());
+      AlignedBuffer panel(bytes);
+      std::memset(panel.data(), 0xff, bytes);
+      ASSERT_TRUE(RepackMxfp4Panel(stored.blocks.data(), k / 2, stored.exponents.data(),
+                                   k / kMxfp4Group, rows, k, panel.data()));
+      EXPECT_EQ(std::memcmp(panel.data(), packed.memory.data(), bytes), 0) << rows << " " << k;
+    }
+  }
+}
+
+TEST_P(Mxfp4KernelTest, RepackingLeavesToPackingWhatItWouldDoOtherwise) {
+  AlignedBuffer panel(static_cast<size_t>(PackedMatrix::Bytes(WeightType::kMxfp4, 16, 64)));
+  const auto repacked = [&](const StoredRows& stored) {
+    return RepackMxfp4Panel(stored.blocks.data(), 32, stored.exponents.data(), 2, 16, 64,
+                            panel.data());
+  };
+  const StoredRows stored = RandomRows(random_, 16, 64);
+  EXPECT_TRUE(repacked(stored));
+  StoredRows small = stored;  // the last group has nothing above 3
+  for (size_t i = small.blocks.size() - 16; i < small.blocks.size(); ++i) {
+    small.blocks[i] = std::byte{0xd5};
+  }
+  EXPECT_FALSE(repacked(small));
+  StoredRows large = stored;
+  large.exponents[7] = std::byte{253};
+  EXPECT_FALSE(repacked(large));
 }
 
 INSTANTIATE_TEST_SUITE_P(Isas, Mxfp4KernelTest, ::testing::ValuesIn(SupportedIsas()), IsaParamName);
