@@ -212,8 +212,7 @@ const char* NumericsClassName(NumericsClass numerics) {
 }
 
 ActivationType ActivationTypeOf(NumericsClass numerics, WeightType weights) {
-  if (IsQuantized(weights)) return ActivationType::kInt8;
-  if (weights == WeightType::kMxfp4) return ActivationType::kF32;
+  if (const auto own = TraitsOf(weights).activations) return *own;
   return numerics == NumericsClass::kF32 ? ActivationType::kF32 : ActivationType::kBf16;
 }
 
@@ -280,7 +279,7 @@ CpuKernels WithQuantIsa(const CpuKernels& kernels, QuantIsa isa) {
   table.quant_matmul = QuantProducts(isa).matmul;
   table.quant_gate_up = QuantProducts(isa).gate_up;
   for (const WeightTraits& traits : kWeightTypes) {
-    if (traits.integers) table.product_steps[static_cast<size_t>(traits.type)] = {};
+    if (IsQuantized(traits.type)) table.product_steps[static_cast<size_t>(traits.type)] = {};
   }
   return table;
 }

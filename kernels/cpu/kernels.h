@@ -24,14 +24,13 @@ enum class NumericsClass { kF32, kBf16, kAmxBf16 };
 // Of the products with integer weights, which all of them compute to the same bits. A table has the
 // fastest of those that use no registers wider than its own.
 enum class QuantIsa { kScalar, kAvx2, kAvxVnni, kAvx512, kAvx512Vnni, kAmx };
-enum class ActivationType : uint8_t { kF32, kBf16, kInt8 };
 
 const char* IsaName(Isa isa);  // "scalar", "avx2", "avx512", "avx512_bf16", "amx"
 // "scalar", "avx2", "avx_vnni", "avx512", "avx512_vnni", "amx"
 const char* QuantIsaName(QuantIsa isa);
 const char* NumericsClassName(NumericsClass numerics);  // "f32", "bf16", "amx_bf16"
-// What products with weights of this type multiply them with: the class's own type, kInt8 for
-// integer weights, kF32 for kMxfp4.
+// What products with weights of this type multiply them with: WeightTraits::activations or the
+// class's own type.
 ActivationType ActivationTypeOf(NumericsClass numerics, WeightType weights);
 
 constexpr int64_t kPanelOutputs = 16;

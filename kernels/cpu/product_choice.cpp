@@ -21,7 +21,8 @@ std::vector<ProductOption> ProductOptions(const CpuKernels& kernels, WeightType 
     }
     return options;
   }
-  if (type == WeightType::kMxfp4) return {{IsaName(kernels.isa), kernels.mxfp4}};
+  // One for all classes.
+  if (TraitsOf(type).activations) return {{IsaName(kernels.isa), kernels.TableProducts(type)}};
   if (kernels.isa == Isa::kAvx512) {
     const CpuKernels& narrow = KernelsFor(Isa::kAvx2);
     options.push_back({IsaName(narrow.isa), {narrow.matmul, narrow.gate_up}});

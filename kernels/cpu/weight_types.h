@@ -5,6 +5,8 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
+#include <optional>
 
 #include "core/base/named.h"
 #include "core/base/tensor.h"
@@ -12,13 +14,15 @@
 namespace moesaic {
 
 enum class WeightType : uint8_t { kBf16, kF32, kInt8, kInt4, kMxfp4 };
+enum class ActivationType : uint8_t { kF32, kBf16, kInt8 };
 
 struct WeightTraits {
   WeightType type;
   const char* name;   // in hashes, profiles, messages: "bf16"
   const char* dtype;  // as a setting: "bfloat16"
-  // Whole numbers and scales: multiplied with int8 activations, to the same bits everywhere.
-  bool integers;
+  // What products multiply them with, to the same bits in all numerics classes; nullopt: the type
+  // of the class.
+  std::optional<ActivationType> activations;
   DType section;  // of an expert in a blob
   // What a model has in their place where they are not of experts, and where they are the output
   // matrix (and an embedding tied to it).
@@ -27,14 +31,17 @@ struct WeightTraits {
 };
 
 inline constexpr WeightTraits kWeightTypes[] = {
-    {WeightType::kBf16, "bf16", "bfloat16", false, DType::kBF16, WeightType::kBf16,
+    {WeightType::kBf16, "bf16", "bfloat16", std::nullopt, DType::kBF16, WeightType::kBf16,
      WeightType::kBf16},
-    {WeightType::kF32, "f32", "float32", false, DType::kF32, WeightType::kF32, WeightType::kF32},
-    {WeightType::kInt8, "int8", "int8", true, DType::kI8, WeightType::kInt8, WeightType::kInt8},
+    {WeightType::kF32, "f32", "float32", std::nullopt, DType::kF32, WeightType::kF32,
+     WeightType::kF32},
+    {WeightType::kInt8, "int8", "int8", ActivationType::kInt8, DType::kI8, WeightType::kInt8,
+     WeightType::kInt8},
     // Four bits cost the output more than they save.
-    {WeightType::kInt4, "int4", "int4", true, DType::kI4, WeightType::kInt4, WeightType::kInt8},
+    {WeightType::kInt4, "int4", "int4", ActivationType::kInt8, DType::kI4, WeightType::kInt4,
+     WeightType::kInt8},
     // Checkpoints have experts of it alone.
-    {WeightType::kMxfp4, "mxfp4", "mxfp4", false, DType::kMxfp4, WeightType::kBf16,
+    {WeightType::kMxfp4, "mxfp4", "mxfp4", ActivationType::kF32, DType::kMxfp4, WeightType::kBf16,
      WeightType::kBf16},
 };
 inline constexpr size_t kNumWeightTypes = std::size(kWeightTypes);
@@ -43,7 +50,10 @@ constexpr const WeightTraits& TraitsOf(WeightType type) {
   return kWeightTypes[static_cast<size_t>(type)];
 }
 constexpr const char* WeightTypeName(WeightType type) { return TraitsOf(type).name; }
-constexpr bool IsQuantized(WeightType type) { return TraitsOf(type).integers; }
+// Whole numbers and scales.
+constexpr bool IsQuantized(WeightType type) {
+  return TraitsOf(type).activations == ActivationType::kInt8;
+}
 
 // What settings call the types that weights, and that keys and values, can have in memory.
 inline constexpr auto kWeightDtypes = [] {
