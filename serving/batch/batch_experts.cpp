@@ -57,12 +57,9 @@ void BatchExperts::MakeDevicePlaces(const EngineOptions& options, const BatchPla
   const ExpertGrid grid = GridOf(files.config);
   devices_ = MakeDevices(options.devices, plan.devices);
   const std::vector<Device*> devices = devices_.pointers();
-  placement_ = std::make_unique<ExpertPlacement>(PlaceExperts(options.devices, files.config));
+  placement_ = std::make_unique<ExpertPlacement>(PlaceExperts(options.devices, files.config, {}));
   home_ = MakeHome(options, files, *placement_, devices_);
-  std::vector<std::span<const std::byte>> files_of_home;
-  for (size_t d = 0; d < devices.size(); ++d) {
-    files_of_home.push_back(home_->memory(static_cast<int>(d)));
-  }
+  const std::vector<std::span<const std::byte>> files_of_home = home_->memory();
   const bool computes = KernelsOf(options.devices) != nullptr;
   operators_ =
       MakeOperators(WithRows(options, plan.sizes), devices_, files.experts->layout(), files.config);

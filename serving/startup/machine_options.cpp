@@ -3,12 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "core/base/error.h"
 #include "core/base/logging.h"
 #include "core/config/model_config.h"
 #include "core/device/cuda_device.h"
+#include "serving/online/place_rules.h"
 
 namespace moesaic {
 namespace {
@@ -52,6 +55,23 @@ void ChooseDeviceRates(const Machine& machine, DeviceOptions& devices) {
   }
 }
 
+// Rules name NUMA nodes by their number here.
+void CheckNodes(const EngineOptions& options, const Topology& topology) {
+  if (options.place.empty()) return;
+  for (const PlacementRule& rule : PlacementRulesOf(options)) {
+    if (!rule.numa_node) continue;
+    std::string nodes;
+    bool found = false;
+    for (const NumaNode& node : topology.nodes) {
+      found = found || node.id == *rule.numa_node;
+      nodes += fmt::format("{}{}", nodes.empty() ? "" : ", ", node.id);
+    }
+    if (found) continue;
+    Fail(ErrorKind::kInvalidArgument, "{}: '{}': this machine has no NUMA node {}, but {}",
+         rule.origin, rule.text, *rule.numa_node, nodes);
+  }
+}
+
 }  // namespace
 
 uint64_t MemoryLimitBytes(const MachineShare& share, const Topology& topology) {
@@ -76,6 +96,7 @@ EngineOptions OptionsOnMachine(const EngineOptions& asked, const Machine& machin
     for (const NumaNode& node : topology.nodes) devices.numa_nodes.push_back(node.id);
   }
   UseDevicesThatHaveExperts(options);
+  CheckNodes(options, topology);
   ChooseKernels(machine, options);
   ChooseDeviceRates(machine, devices);
   return options;
