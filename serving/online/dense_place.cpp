@@ -11,6 +11,7 @@
 #include "serving/model/dense_shards.h"
 #include "serving/model/device_operator.h"
 #include "serving/model/weights.h"
+#include "serving/online/device_backend.h"
 #include "serving/online/kv_plan.h"
 #include "serving/online/part_options.h"
 
@@ -36,7 +37,7 @@ void PlanDenseOnDevices(const EngineOptions& options, const ModelConfig& config,
   if (!options.devices.memory.is_auto()) {
     without = PlanDevices(options, config, layout, plan.placed);
   }
-  const bool emulated = options.devices.kind == DeviceKind::kEmulated;
+  const bool emulated = BackendOf(options.devices.kind).in_host_memory();
   // Keys and values of all devices together: what they may be of, and what is left for them when
   // every device has its heads' share of them.
   uint64_t whole_bytes = 0;
@@ -77,7 +78,7 @@ void PlanDenseOnDevices(const EngineOptions& options, const ModelConfig& config,
 void CheckDenseMode(const DeviceOptions& options) {
   if (options.dense != DenseMode::kOn && options.dense != DenseMode::kSharded) return;
   if (options.count == 0 ||
-      (options.kind == DeviceKind::kEmulated && KernelsOf(options) == nullptr)) {
+      (BackendOf(options.kind).in_host_memory() && KernelsOf(options) == nullptr)) {
     Fail(ErrorKind::kInvalidArgument,
          "--gpu-dense {} (or a rule of --place): there is no device that computes; give "
          "--device-kind cuda, or leave it out",

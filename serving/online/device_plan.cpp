@@ -7,32 +7,16 @@
 
 #include "core/base/error.h"
 #include "core/base/units.h"
-#include "core/device/cuda_device.h"
 #include "serving/model/device_operator.h"
 #include "serving/model/device_rows.h"
 #include "serving/model/experts_of_model.h"
+#include "serving/online/device_backend.h"
 
 namespace moesaic {
 namespace {
 
 // An emulated device stands in for one that is too small for its experts.
 constexpr const char* kAutoEmulatedMemory = "25%";
-
-// Of a GPU's memory: what the context, the kernels' code and stacks, and the display take.
-constexpr uint64_t kGpuReserveBytes = uint64_t{1} << 30;
-
-void CheckCudaDevices(const DeviceOptions& devices) {
-  const CudaMachine machine = FindCudaDevices();
-  if (machine.devices.empty()) {
-    Fail(cuda::CompiledKernels() == nullptr ? ErrorKind::kUnsupported : ErrorKind::kNotFound,
-         "--device-kind cuda: {}; to go without, leave --device-kind and --devices out",
-         machine.why_none);
-  }
-  if (devices.count > static_cast<int64_t>(machine.devices.size())) {
-    Fail(ErrorKind::kInvalidArgument, "--devices: {} are asked for, and there {} {} here",
-         devices.count, machine.devices.size() == 1 ? "is" : "are", machine.devices.size());
-  }
-}
 
 uint64_t WorkspaceBytes(const EngineOptions& options, const ModelConfig& config) {
   return KernelsOf(options.devices) == nullptr
@@ -93,7 +77,7 @@ void PlanMemory(const EngineOptions& options, const ModelConfig& config, uint64_
   }
   const bool chosen_here = devices.memory.is_auto();
   const bool all_that_is_left =
-      chosen_here && (!devices.gpu_memory.is_auto() || devices.kind == DeviceKind::kCuda);
+      chosen_here && (!devices.gpu_memory.is_auto() || !BackendOf(devices.kind).in_host_memory());
   const MemorySize share = chosen_here ? kAutoEmulatedMemory : devices.memory;
   uint64_t bytes =
       all_that_is_left ? left : share.BytesOf(static_cast<uint64_t>(plan.experts) * slot_bytes);
@@ -136,7 +120,7 @@ void PlanMemory(const EngineOptions& options, const ModelConfig& config, uint64_
 void CheckDevices(const EngineOptions& options, const ModelConfig& config,
                   const ExpertLayout& layout) {
   const DeviceOptions& devices = options.devices;
-  if (devices.kind == DeviceKind::kCuda) CheckCudaDevices(devices);
+  BackendOf(devices.kind).Check(devices);
   if (devices.count > std::min<int64_t>(config.num_experts(), kMaxLinks)) {
     Fail(ErrorKind::kInvalidArgument,
          "--devices: {} are more than this program can use with {} experts in a layer; give at "
@@ -160,10 +144,7 @@ void CheckDevices(const EngineOptions& options, const ModelConfig& config,
 
 uint64_t DeviceLimitBytes(const DeviceOptions& devices, size_t device) {
   if (!devices.gpu_memory.is_auto()) return devices.gpu_memory.BytesOf(UINT64_MAX);
-  if (devices.kind == DeviceKind::kEmulated) return UINT64_MAX;
-  const uint64_t total = FindCudaDevices().devices[device].total_bytes;
-  const uint64_t reserve = std::max(kGpuReserveBytes, total / 16);
-  return total > reserve ? total - reserve : 0;
+  return BackendOf(devices.kind).MemoryBytes(device);
 }
 
 ExpertPlacement PlaceExperts(const DeviceOptions& options, const ModelConfig& config,
@@ -196,7 +177,7 @@ uint64_t DevicesHostBytes(const EngineOptions& options, const ModelConfig& confi
                           const std::vector<DevicePlan>& plans) {
   uint64_t bytes = 0;
   for (const DevicePlan& plan : plans) {
-    if (options.devices.kind == DeviceKind::kEmulated) bytes += plan.ledger.total_bytes();
+    if (BackendOf(options.devices.kind).in_host_memory()) bytes += plan.ledger.total_bytes();
     if (KernelsOf(options.devices) != nullptr) {
       bytes += DeviceOperator::HostBytes(config, options.max_num_batched_tokens);
     }
@@ -205,7 +186,7 @@ uint64_t DevicesHostBytes(const EngineOptions& options, const ModelConfig& confi
 }
 
 const char* DevicesHostName(const DeviceOptions& options) {
-  return options.kind == DeviceKind::kEmulated ? "emulated devices" : "staging of devices";
+  return BackendOf(options.kind).in_host_memory() ? "emulated devices" : "staging of devices";
 }
 
 std::string DeviceLedgerText(const std::vector<DevicePlan>& plans) {

@@ -37,7 +37,7 @@ LatencyStep::LatencyStep(const EngineOptions& options, const EnginePlan& plan, M
     : files_(std::move(files)), dense_devices_(plan.dense_devices), kept_(plan.placed.kept) {
   const ModelConfig& config = files_.config;
   if (!plan.devices.empty()) {
-    devices_ = MakeDevices(options.devices, plan.devices);
+    devices_ = BackendOf(options.devices.kind).Make(options.devices, plan.devices);
     LogInfo("{}", DeviceLedgerText(plan.devices));
   }
   // Before the experts: dense weights that go to devices are given back, and the experts' home has

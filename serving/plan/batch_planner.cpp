@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "serving/batch/batch_experts.h"
+#include "serving/online/device_backend.h"
 #include "serving/plan/batch_prediction.h"
 #include "serving/plan/job_loads.h"
 
@@ -301,7 +302,7 @@ bool IsPredicted(const EngineOptions& options) {
     return options.schedule.value_or(ScheduleKind::kModuleBatching) ==
            ScheduleKind::kModuleBatching;
   }
-  return devices.kind == DeviceKind::kEmulated && devices.emulated_kernels == nullptr;
+  return BackendOf(devices.kind).in_host_memory() && KernelsOf(devices) == nullptr;
 }
 
 BatchPlan PlanBatchJob(const EngineOptions& options, const ModelFiles& files,
