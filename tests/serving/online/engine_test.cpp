@@ -126,7 +126,9 @@ TEST(EngineTest, PredictorsAndPoliciesChangeNoBit) {
       EXPECT_EQ(logprobs, expected_logprobs[p]) << p;
     }
     const ExpertStats experts = engine->Stats().experts;
-    if (setting.prefetches) EXPECT_EQ(experts.prefetched > 0, *setting.prefetches);
+    if (setting.prefetches) {
+      EXPECT_EQ(experts.prefetched > 0, *setting.prefetches);
+    }
   }
 }
 
