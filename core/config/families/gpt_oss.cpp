@@ -26,25 +26,20 @@ bool IsMxfp4(const JsonFields& config) {
   return fields.String("quant_method", "") == "mxfp4";
 }
 
-// Of layer {layer}, of expert {expert} of the stack.
+// Of layer {layer}, of an expert of the stack.
 void SetExpertTensors(const ExpertsSpec& experts, bool mxfp4, TensorPlan& plan) {
   const std::string mlp = "model.layers.{layer}.mlp.experts.";
-  const auto set = [&](TensorSlot slot, const std::string& name, bool matrix,
-                       std::optional<EveryNthRow> rows) {
-    std::vector<TensorTransform> transforms = {StackOf{experts.router.experts}};
-    if (matrix && mxfp4) transforms.emplace_back(Mxfp4Blocks{});
-    if (matrix && !mxfp4) transforms.emplace_back(Transposed{});
-    if (rows) transforms.emplace_back(*rows);
-    plan.Set(slot, mlp + name, std::move(transforms));
-  };
-  const EveryNthRow gates = {.step = 2, .first = 0};
-  const EveryNthRow ups = {.step = 2, .first = 1};
-  set(TensorSlot::kExpertGate, "gate_up_proj", true, gates);
-  set(TensorSlot::kExpertUp, "gate_up_proj", true, ups);
-  set(TensorSlot::kExpertDown, "down_proj", true, std::nullopt);
-  set(TensorSlot::kExpertGateBias, "gate_up_proj_bias", false, gates);
-  set(TensorSlot::kExpertUpBias, "gate_up_proj_bias", false, ups);
-  set(TensorSlot::kExpertDownBias, "down_proj_bias", false, std::nullopt);
+  const TensorTransform stack = StackOf{.count = experts.router.experts};
+  const TensorTransform stored =
+      mxfp4 ? TensorTransform(Mxfp4Blocks{}) : TensorTransform(Transposed{});
+  const TensorTransform gates = EveryNthRow{.step = 2, .first = 0};
+  const TensorTransform ups = EveryNthRow{.step = 2, .first = 1};
+  plan.Set(TensorSlot::kExpertGate, mlp + "gate_up_proj", {stack, stored, gates});
+  plan.Set(TensorSlot::kExpertUp, mlp + "gate_up_proj", {stack, stored, ups});
+  plan.Set(TensorSlot::kExpertDown, mlp + "down_proj", {stack, stored});
+  plan.Set(TensorSlot::kExpertGateBias, mlp + "gate_up_proj_bias", {stack, gates});
+  plan.Set(TensorSlot::kExpertUpBias, mlp + "gate_up_proj_bias", {stack, ups});
+  plan.Set(TensorSlot::kExpertDownBias, mlp + "down_proj_bias", {stack});
 }
 
 void ReadGptOss(const JsonFields& config, ModelConfig& model) {
