@@ -24,6 +24,8 @@ const char* DTypeName(DType dtype) {
       return "u8";
     case DType::kBool:
       return "bool";
+    case DType::kMxfp4:
+      return "mxfp4";
   }
   return "unknown";
 }

@@ -10,12 +10,12 @@
 
 namespace moesaic {
 
-enum class DType : uint8_t { kF32, kF16, kBF16, kI8, kI4, kF8E4M3, kI32, kI64, kU8, kBool };
+enum class DType : uint8_t { kF32, kF16, kBF16, kI8, kI4, kF8E4M3, kI32, kI64, kU8, kBool, kMxfp4 };
 
 // "bf16", "f32", ...
 const char* DTypeName(DType dtype);
 
-// Bits of one element (kI4 has 4).
+// Bits of one element (kI4 and kMxfp4 have 4, and scales beside them).
 constexpr int DTypeBits(DType dtype) {
   switch (dtype) {
     case DType::kF32:
@@ -27,6 +27,7 @@ constexpr int DTypeBits(DType dtype) {
     case DType::kI64:
       return 64;
     case DType::kI4:
+    case DType::kMxfp4:
       return 4;
     default:
       return 8;

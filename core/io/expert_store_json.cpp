@@ -25,8 +25,9 @@ constexpr std::pair<SectionFormat, const char*> kFormats[] = {
     {SectionFormat::kRowMajor, "row_major"},
     {SectionFormat::kPanel16, "panel16"},
 };
-constexpr DType kDTypes[] = {DType::kF32,    DType::kF16, DType::kBF16, DType::kI8, DType::kI4,
-                             DType::kF8E4M3, DType::kI32, DType::kI64,  DType::kU8, DType::kBool};
+constexpr DType kDTypes[] = {DType::kF32, DType::kF16,    DType::kBF16, DType::kI8,
+                             DType::kI4,  DType::kF8E4M3, DType::kI32,  DType::kI64,
+                             DType::kU8,  DType::kBool,   DType::kMxfp4};
 
 uint64_t Size(const JsonFields& fields, std::string_view key, uint64_t least, uint64_t most) {
   return static_cast<uint64_t>(

@@ -6,6 +6,7 @@
 #include "core/base/error.h"
 #include "kernels/cpu/amx_support.h"
 #include "kernels/cpu/internal/tables.h"
+#include "kernels/cpu/isas.h"
 #include "kernels/cpu/kernels.h"
 #include "kernels/cpu/product_choice.h"
 
@@ -17,6 +18,8 @@ namespace moesaic {
 namespace {
 
 constexpr Isa kAllIsas[] = {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16, Isa::kAmx};
+constexpr QuantIsa kAllQuantIsas[] = {QuantIsa::kScalar, QuantIsa::kAvx2,       QuantIsa::kAvxVnni,
+                                      QuantIsa::kAvx512, QuantIsa::kAvx512Vnni, QuantIsa::kAmx};
 
 #if defined(__x86_64__)
 struct CpuId {
@@ -211,22 +214,8 @@ const char* NumericsClassName(NumericsClass numerics) {
   return "unknown";
 }
 
-const char* WeightTypeName(WeightType type) {
-  switch (type) {
-    case WeightType::kBf16:
-      return "bf16";
-    case WeightType::kF32:
-      return "f32";
-    case WeightType::kInt8:
-      return "int8";
-    case WeightType::kInt4:
-      return "int4";
-  }
-  return "unknown";
-}
-
 ActivationType ActivationTypeOf(NumericsClass numerics, WeightType weights) {
-  if (IsQuantized(weights)) return ActivationType::kInt8;
+  if (const auto own = TraitsOf(weights).activations) return *own;
   return numerics == NumericsClass::kF32 ? ActivationType::kF32 : ActivationType::kBf16;
 }
 
@@ -244,6 +233,9 @@ int64_t ActivationRowBytes(ActivationType type, int64_t k) {
   if (lines >= 32) lines += (48 - lines % 32) % 32;
   return lines * 64;
 }
+
+std::span<const Isa> AllIsas() { return kAllIsas; }
+std::span<const QuantIsa> AllQuantIsas() { return kAllQuantIsas; }
 
 bool IsaSupported(Isa isa) {
 #if defined(__x86_64__)
@@ -292,8 +284,8 @@ CpuKernels WithQuantIsa(const CpuKernels& kernels, QuantIsa isa) {
   table.quant_isa = isa;
   table.quant_matmul = QuantProducts(isa).matmul;
   table.quant_gate_up = QuantProducts(isa).gate_up;
-  for (const WeightType type : {WeightType::kInt8, WeightType::kInt4}) {
-    table.product_steps[static_cast<size_t>(type)] = {};
+  for (const WeightTraits& traits : kWeightTypes) {
+    if (IsQuantized(traits.type)) table.product_steps[static_cast<size_t>(traits.type)] = {};
   }
   return table;
 }

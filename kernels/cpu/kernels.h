@@ -15,8 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/base/named.h"
-#include "core/base/tensor.h"
+#include "kernels/cpu/weight_types.h"
 
 namespace moesaic {
 
@@ -25,28 +24,13 @@ enum class NumericsClass { kF32, kBf16, kAmxBf16 };
 // Of the products with integer weights, which all of them compute to the same bits. A table has the
 // fastest of those that use no registers wider than its own.
 enum class QuantIsa { kScalar, kAvx2, kAvxVnni, kAvx512, kAvx512Vnni, kAmx };
-enum class WeightType : uint8_t { kBf16, kF32, kInt8, kInt4 };
-// What settings call the types that weights, and that keys and values, can have in memory.
-inline constexpr Named<WeightType> kWeightDtypes[] = {{"bfloat16", WeightType::kBf16},
-                                                      {"float32", WeightType::kF32},
-                                                      {"int8", WeightType::kInt8},
-                                                      {"int4", WeightType::kInt4}};
-inline constexpr Named<WeightType> kKvDtypes[] = {
-    {"bfloat16", WeightType::kBf16}, {"float32", WeightType::kF32}, {"int8", WeightType::kInt8}};
-enum class ActivationType : uint8_t { kF32, kBf16, kInt8 };
 
 const char* IsaName(Isa isa);  // "scalar", "avx2", "avx512", "avx512_bf16", "amx"
 // "scalar", "avx2", "avx_vnni", "avx512", "avx512_vnni", "amx"
 const char* QuantIsaName(QuantIsa isa);
 const char* NumericsClassName(NumericsClass numerics);  // "f32", "bf16", "amx_bf16"
-const char* WeightTypeName(WeightType type);            // "bf16", "f32", "int8", "int4"
-
-constexpr bool IsQuantized(WeightType type) {
-  return type == WeightType::kInt8 || type == WeightType::kInt4;
-}
-
-// What products with weights of this type multiply them with: the class's own type, or kInt8 for
-// integer weights.
+// What products with weights of this type multiply them with: WeightTraits::activations or the
+// class's own type.
 ActivationType ActivationTypeOf(NumericsClass numerics, WeightType weights);
 
 constexpr int64_t kPanelOutputs = 16;
@@ -54,6 +38,8 @@ constexpr int64_t kPanelOutputs = 16;
 constexpr int64_t kQuantGroup = 128;
 // Inputs that share a multiplier of that scale, of int4 weights.
 constexpr int64_t kQuantSubgroup = 32;
+// Inputs that share an exponent, of mxfp4 weights.
+constexpr int64_t kMxfp4Group = 32;
 
 // A weight matrix [n outputs, k inputs] packed into panels of 16 outputs, inputs interleaved in
 // pairs:
@@ -77,6 +63,15 @@ constexpr int64_t kQuantSubgroup = 32;
 //          which scale * (u - 128) is the weight. Missing subgroups have multipliers 0.
 // Unsigned, because VPDPBUSD multiplies an unsigned operand with a signed one, and it is the
 // activations that it can broadcast from memory.
+//
+// MXFP4 has an exponent for each group of 32 inputs of an output: 4.25 bits a weight. A panel is a
+// sequence of four groups: a line of their exponents [4][16] bytes, then their lines; the last
+// groups may be fewer.
+//   kMxfp4: [groups][4][16][4] bytes; the four bytes of an output in line j of a group have inputs
+//   8 j
+//           to 8 j + 7, four bits each, the lowest first: a sign above a magnitude of {0, 0.5,
+//           1, 1.5, 2, 3, 4, 6} (E2M1). A weight is that times 2^(exponent - 127); a group whose
+//           exponent is 255 is NaN.
 struct PackedMatrix {
   const std::byte* data = nullptr;
   WeightType type = WeightType::kBf16;
@@ -96,6 +91,8 @@ struct PackedMatrix {
         return (subgroups * 8 + (groups + 1) / 2) * 64;
       case WeightType::kInt4:
         return (subgroups * 4 + groups + (groups + 1) / 2) * 64;
+      case WeightType::kMxfp4:
+        return (subgroups * 4 + groups) * 64;
     }
     return 0;
   }
@@ -282,15 +279,22 @@ struct CpuKernels {
   // The same of int8 and int4 weights.
   void (*quant_matmul)(const MatmulArgs& args) = nullptr;
   void (*quant_gate_up)(const GateUpArgs& args) = nullptr;
+  // The same of mxfp4 weights, of which there is one for all classes.
+  ProductKernels mxfp4;
   // By WeightType: what a product with so many rows takes instead of the four above.
-  std::array<ProductSteps, 4> product_steps = {};
+  std::array<ProductSteps, kNumWeightTypes> product_steps = {};
+  // The four above, or those of mxfp4.
+  ProductKernels TableProducts(WeightType type) const {
+    if (type == WeightType::kMxfp4) return mxfp4;
+    return IsQuantized(type) ? ProductKernels{quant_matmul, quant_gate_up}
+                             : ProductKernels{matmul, gate_up};
+  }
   ProductKernels ProductsFor(WeightType type, int64_t rows) const {
     const ProductSteps& choice = product_steps[static_cast<size_t>(type)];
     for (int i = choice.count - 1; i >= 0; --i) {
       if (rows >= choice.steps[i].min_rows) return choice.steps[i].products;
     }
-    return IsQuantized(type) ? ProductKernels{quant_matmul, quant_gate_up}
-                             : ProductKernels{matmul, gate_up};
+    return TableProducts(type);
   }
 
   // out[i] = x[i] / sqrt(mean(x^2) + eps) * weight[i]

@@ -30,7 +30,7 @@ struct ExpertWork {
   const float* gate_bias = nullptr;  // [intermediate]
   const float* up_bias = nullptr;    // [intermediate]
   const float* down_bias = nullptr;  // [hidden]
-  GatedActivation activation;
+  GatedActivation activation = {};
 };
 
 // Scratch for the hidden activations; grown by Reserve outside the step, never inside.

@@ -4,20 +4,13 @@
 #include <string_view>
 
 #include "kernels/cpu/internal/tables.h"
+#include "kernels/cpu/isas.h"
 
 namespace moesaic {
-namespace {
-
-constexpr WeightType kWeightTypes[] = {WeightType::kBf16, WeightType::kF32, WeightType::kInt8,
-                                       WeightType::kInt4};
-
-}  // namespace
-
 std::vector<ProductOption> ProductOptions(const CpuKernels& kernels, WeightType type) {
   std::vector<ProductOption> options;
   if (IsQuantized(type)) {
-    for (const QuantIsa isa : {QuantIsa::kScalar, QuantIsa::kAvx2, QuantIsa::kAvxVnni,
-                               QuantIsa::kAvx512, QuantIsa::kAvx512Vnni, QuantIsa::kAmx}) {
+    for (const QuantIsa isa : AllQuantIsas()) {
       const bool own = isa == kernels.quant_isa;
       const bool narrow = isa != QuantIsa::kScalar && isa < kernels.quant_isa &&
                           isa != QuantIsa::kAvx512;  // VNNI takes one instruction for its four
@@ -28,6 +21,8 @@ std::vector<ProductOption> ProductOptions(const CpuKernels& kernels, WeightType 
     }
     return options;
   }
+  // One for all classes.
+  if (TraitsOf(type).activations) return {{IsaName(kernels.isa), kernels.TableProducts(type)}};
   if (kernels.isa == Isa::kAvx512) {
     const CpuKernels& narrow = KernelsFor(Isa::kAvx2);
     options.push_back({IsaName(narrow.isa), {narrow.matmul, narrow.gate_up}});
@@ -43,7 +38,7 @@ std::vector<ProductOption> ProductOptions(const CpuKernels& kernels, WeightType 
 
 QuantIsa DefaultQuantIsa(Isa isa, FunctionRef<bool(QuantIsa)> supported) {
   if (isa == Isa::kScalar) return QuantIsa::kScalar;
-  if (isa == Isa::kAvx2)
+  if (isa < Isa::kAvx512)
     return supported(QuantIsa::kAvxVnni) ? QuantIsa::kAvxVnni : QuantIsa::kAvx2;
   return supported(QuantIsa::kAvx512Vnni) ? QuantIsa::kAvx512Vnni : QuantIsa::kAvx512;
 }
@@ -71,8 +66,8 @@ CpuKernels WithChoices(const CpuKernels& kernels, std::span<const KernelChoice> 
   CpuKernels table = kernels;
   for (const KernelChoice& choice : choices) {
     if (choice.numerics != NumericsClassName(kernels.numerics)) continue;
-    for (const WeightType type : kWeightTypes) {
-      if (choice.weights == WeightTypeName(type)) ChooseProducts(type, choice.steps, table);
+    for (const WeightTraits& traits : kWeightTypes) {
+      if (choice.weights == traits.name) ChooseProducts(traits.type, choice.steps, table);
     }
   }
   return table;

@@ -12,6 +12,7 @@
 #include "serving/cli/output.h"
 #include "serving/model/expert_sources.h"
 #include "serving/model/model.h"
+#include "serving/model/tied_head.h"
 #include "serving/model/weights.h"
 
 namespace moesaic {
@@ -66,6 +67,17 @@ ModelSummary SummariseModel(const EngineOptions& options) {
   ModelSummary model;
   model.directory = options.model_dir;
   model.config = LoadModelConfig(options.model_dir);
+  try {
+    const Checkpoint checkpoint = Checkpoint::Open(options.model_dir);
+    model.has_weights = true;
+    UntieOtherHead(checkpoint, model.config);
+    model.checkpoint_bytes = checkpoint.total_bytes();
+    model.checkpoint_files = checkpoint.files().size();
+    model.checkpoint_tensors = checkpoint.tensors().size();
+  } catch (const Error& error) {
+    // A directory with config.json alone can still be described (and run with dummy weights).
+    if (error.kind() != ErrorKind::kNotFound) throw;
+  }
   const ModelConfig& c = model.config;
   const WeightType type = ChooseWeightType(options);
   model.weight_type = WeightTypeName(type);
@@ -83,17 +95,6 @@ ModelSummary SummariseModel(const EngineOptions& options) {
   model.slot_bytes = layout.slot_bytes;
   model.dense_bytes = ModelWeights::Bytes(c, type);
   model.kv_bytes_per_token = Model::KvBlockBytes(c, ChooseKvType(options)) / kKvBlockTokens;
-
-  try {
-    const Checkpoint checkpoint = Checkpoint::Open(options.model_dir);
-    model.has_weights = true;
-    model.checkpoint_bytes = checkpoint.total_bytes();
-    model.checkpoint_files = checkpoint.files().size();
-    model.checkpoint_tensors = checkpoint.tensors().size();
-  } catch (const Error& error) {
-    // A directory with config.json alone can still be described (and run with dummy weights).
-    if (error.kind() != ErrorKind::kNotFound) throw;
-  }
   return model;
 }
 

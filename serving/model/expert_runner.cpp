@@ -26,12 +26,21 @@ GatedActivation ActivationOf(const MlpSpec& expert) {
   return activation;
 }
 
-}  // namespace
-
-int64_t WidestActivationRow(const CpuKernels& kernels, int64_t n) {
-  return std::max(ActivationRowBytes(ActivationTypeOf(kernels.numerics, WeightType::kBf16), n),
-                  ActivationRowBytes(ActivationType::kInt8, n));
+// Of a row of n activations, for experts of any type that the model can have.
+int64_t WidestExpertRow(const ModelConfig& config, const CpuKernels& kernels, int64_t n) {
+  const int64_t widest = WidestActivationRow(kernels, n);
+  if (!config.tensors.HasMxfp4Experts()) return widest;
+  const ActivationType type = ActivationTypeOf(kernels.numerics, WeightType::kMxfp4);
+  return std::max(widest, ActivationRowBytes(type, n));
 }
+
+// What rows of a device, which come without padding, take with it; nothing where they have none.
+int64_t UnpaddedBytes(const ModelConfig& config, int64_t rows) {
+  const bool padded = PaddedFloats(config.hidden_size) == config.hidden_size;
+  return padded ? 0 : rows * FloatRowBytes(config);
+}
+
+}  // namespace
 
 ExpertRunner::ExpertRunner(const ModelConfig& config, const ExpertLayout& layout,
                            ExpertPlaces places, const CpuKernels& kernels, int64_t max_tokens,
@@ -42,7 +51,8 @@ ExpertRunner::ExpertRunner(const ModelConfig& config, const ExpertLayout& layout
       layers_of_weights_(layers),
       activation_(ActivationOf(config.experts().expert)),
       grid_(GridOf(config)),
-      placement_(places.placement) {
+      placement_(places.placement),
+      activations_(kernels, max_tokens, config.hidden_size) {
   CHECK(placement_ != nullptr || places.places.size() == 1);
   CHECK(!config.experts().expert.bias || !layers.empty());
   const int64_t rows = max_tokens * config.top_k();
@@ -58,6 +68,10 @@ ExpertRunner::ExpertRunner(const ModelConfig& config, const ExpertLayout& layout
     part.of_device.reserve(experts);
     part.of_host.reserve(experts);
     part.work.reserve(experts);
+  }
+  if (UnpaddedBytes(config, max_tokens) > 0) {
+    padded_ = AlignedBuffer(static_cast<size_t>(UnpaddedBytes(config, max_tokens)));
+    padded_.Zero();
   }
   if (parts_.size() > 1) fan_out_ = std::make_unique<ThreadPool>(static_cast<int>(parts_.size()));
   next_row_.resize(experts);
@@ -79,7 +93,7 @@ ExpertRunner::ExpertRunner(const ModelConfig& config, const ExpertLayout& layout
     layer.x = AlignedBuffer(static_cast<size_t>(max_tokens * FloatRowBytes(config)));
     layer.x.Zero();  // devices are sent all rows
     layer.activations = AlignedBuffer(
-        static_cast<size_t>(max_tokens * WidestActivationRow(kernels, config.hidden_size)));
+        static_cast<size_t>(max_tokens * WidestExpertRow(config, kernels, config.hidden_size)));
   }
 }
 
@@ -90,9 +104,11 @@ int64_t ExpertRunner::WorkspaceBytes(const ModelConfig& config, const CpuKernels
                                    2 * static_cast<int64_t>(sizeof(int32_t)));
   const int64_t kept =
       rows * static_cast<int64_t>(sizeof(float) + sizeof(uint8_t)) +
-      max_tokens * (FloatRowBytes(config) + WidestActivationRow(kernels, config.hidden_size));
+      max_tokens * (FloatRowBytes(config) + WidestExpertRow(config, kernels, config.hidden_size));
   return (may_defer ? 2 * (of_layer + kept) : of_layer) +
-         rows * (places * WidestActivationRow(kernels, config.expert_width()) +
+         HostActivations::Bytes(kernels, max_tokens, config.hidden_size) +
+         UnpaddedBytes(config, max_tokens) +
+         rows * (places * WidestExpertRow(config, kernels, config.expert_width()) +
                  static_cast<int64_t>(sizeof(int32_t)));
 }
 
@@ -384,22 +400,65 @@ ExpertStats ExpertRunner::RunParts(const Rows& rows) {
   return stats;
 }
 
-ExpertStats ExpertRunner::Run(int64_t layer, const Rows& rows, const RowExperts& experts, float* y,
+// The rows as products on the host want them.
+ExpertRunner::Rows ExpertRunner::Prepare(const ExpertInputs& inputs, ThreadPool& pool) {
+  Rows rows = {.tokens = inputs.tokens, .x = inputs.x, .x_stride = inputs.x_stride};
+  if (rows.x == nullptr) return rows;
+  const int64_t padded = PaddedFloats(config_.hidden_size);
+  if (rows.x_stride < padded) {
+    ForRows(pool, {0, rows.tokens}, [&](int64_t row) {
+      std::copy_n(inputs.x + row * inputs.x_stride, config_.hidden_size,
+                  padded_.as<float>() + row * padded);
+    });
+    rows.x = padded_.as<float>();
+    rows.x_stride = padded;
+  }
+  const ActivatedRows x = activations_.Of(rows.x, rows.x_stride, rows.tokens, Gate(), pool);
+  rows.activations = x.data;
+  rows.activations_stride_bytes = x.stride_bytes;
+  return rows;
+}
+
+ExpertStats ExpertRunner::Run(int64_t layer, const ExpertInputs& inputs, const RowExperts& experts,
                               ThreadPool& pool) {
+  const Rows rows = Prepare(inputs, pool);
+  outputs_ = {};
+  if (inputs.there.empty()) return RunHere(layer, rows, experts);
+  CHECK(experts.deferred == nullptr);
+  needed_rows_ = NeedsHostRows();
+  try {
+    if (inputs.step != nullptr) {
+      RunBeside(layer, inputs, rows, experts);
+    } else {
+      RunOnto(layer, inputs, rows, experts);
+    }
+  } catch (...) {
+    threw_ = true;
+    throw;
+  }
+  return {};
+}
+
+ExpertStats ExpertRunner::RunHere(int64_t layer, const Rows& rows, const RowExperts& experts) {
   CHECK(experts.deferred == nullptr || layers_.size() > 1);
   CHECK(running_ == nullptr);
   open_ = before_ == layers_.data() ? &layers_.back() : layers_.data();
   Group(layer, rows.tokens, experts);
   ListExpected(layer);
   const ExpertStats stats = RunParts(rows);
-  CombineSlots(pool, kernels_, open_->slot_out.as<float>(), experts.weights, rows.tokens,
-               config_.top_k(), config_.hidden_size, y, {experts.deferred, 0});
+  outputs_ = {.weights = experts.weights,
+              .slot_out = open_->slot_out.as<float>(),
+              .mask = {experts.deferred, 0},
+              .activations = rows.activations,
+              .activations_stride_bytes = rows.activations_stride_bytes,
+              .type = Gate().type};
   if (experts.deferred != nullptr) Keep(rows, experts);
   return stats;
 }
 
-ExpertStats ExpertRunner::AddDeferred(float* y, ThreadPool& pool) {
+ExpertStats ExpertRunner::RunDeferred() {
   open_ = std::exchange(before_, std::exchange(running_, nullptr));
+  deferred_ = {};
   if (open_ == nullptr) return {};
   const Rows rows = {.tokens = open_->tokens,
                      .x = open_->x.as<float>(),
@@ -415,8 +474,9 @@ ExpertStats ExpertRunner::AddDeferred(float* y, ThreadPool& pool) {
   ExpertStats stats;
   if (late > 0) stats = RunParts(rows);
   stats.deferred = late;
-  CombineSlots(pool, kernels_, open_->slot_out.as<float>(), open_->weights.data(), open_->tokens,
-               config_.top_k(), config_.hidden_size, y, {open_->deferred.data(), 1});
+  deferred_ = {.weights = open_->weights.data(),
+               .slot_out = open_->slot_out.as<float>(),
+               .mask = {open_->deferred.data(), 1}};
   return stats;
 }
 

@@ -13,23 +13,12 @@
 #include "core/base/error.h"
 #include "core/base/units.h"
 #include "core/io/expert_store.h"
+#include "kernels/cpu/mxfp4_repack.h"
 #include "serving/model/experts_of_model.h"
 #include "serving/model/stored_tensor.h"
 
 namespace moesaic {
 namespace {
-
-constexpr std::pair<WeightType, DType> kSectionTypes[] = {{WeightType::kBf16, DType::kBF16},
-                                                          {WeightType::kF32, DType::kF32},
-                                                          {WeightType::kInt8, DType::kI8},
-                                                          {WeightType::kInt4, DType::kI4}};
-
-DType SectionDType(WeightType type) {
-  for (const auto& [weights, section] : kSectionTypes) {
-    if (weights == type) return section;
-  }
-  CHECK(false);
-}
 
 std::vector<int32_t> LayersOf(const ModelConfig& config) {
   std::vector<int32_t> layers;
@@ -49,8 +38,18 @@ bool SameLayout(const ExpertLayout& a, const ExpertLayout& b) {
                     same_section);
 }
 
+bool RepackMxfp4(const RowForm& form, std::span<const std::span<const std::byte>> pieces,
+                 int64_t first, int64_t count, std::byte* to) {
+  const int64_t stored = form.first + first * form.step;
+  const int64_t block_bytes = form.cols / 2;
+  const int64_t exponents = form.cols / kMxfp4Group;
+  return RepackMxfp4Panel(pieces[0].data() + stored * block_bytes, form.step * block_bytes,
+                          pieces[1].data() + stored * exponents, form.step * exponents, count,
+                          form.cols, to);
+}
+
 // Packs a matrix into its section: as it lies where it lies as rows of floats, else the panels one
-// after the other, from f32.
+// after the other, from f32 but for mxfp4 that stays so.
 void PackSection(const ExpertSection& section, WeightType type, const CpuKernels& kernels,
                  const RowForm& form, std::span<const std::span<const std::byte>> pieces,
                  std::span<const DType> dtypes, std::byte* to) {
@@ -64,12 +63,14 @@ void PackSection(const ExpertSection& section, WeightType type, const CpuKernels
   }
   // Of one panel. Beside reading the expert from disk an allocation is nothing.
   const auto rows = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(kPanelOutputs * k));
+  const bool stays = form.values == StoredValues::kMxfp4 && type == WeightType::kMxfp4;
   for (int64_t panel = 0; panel < matrix.panels(); ++panel) {
     const int64_t first = panel * kPanelOutputs;
     const int64_t count = std::min(kPanelOutputs, section.rows - first);
+    std::byte* const packed = to + panel * matrix.panel_bytes();
+    if (stays && RepackMxfp4(form, pieces, first, count, packed)) continue;
     DecodeRows(form, pieces, dtypes, first, count, rows.get());
-    kernels.pack_panels(rows.get(), DType::kF32, k, count, k, type, 0, 1,
-                        to + panel * matrix.panel_bytes());
+    kernels.pack_panels(rows.get(), DType::kF32, k, count, k, type, 0, 1, packed);
   }
 }
 
@@ -260,7 +261,7 @@ ExpertLayout MakeCpuExpertLayout(const ModelConfig& config, WeightType type) {
   const auto add = [&](const char* name, int64_t rows, int64_t cols) {
     ExpertSection section;
     section.name = name;
-    section.dtype = SectionDType(type);
+    section.dtype = TraitsOf(type).section;
     section.format = SectionFormat::kPanel16;
     section.rows = rows;
     section.cols = cols;
@@ -278,8 +279,9 @@ ExpertLayout MakeCpuExpertLayout(const ModelConfig& config, WeightType type) {
 }
 
 PackedMatrix SectionMatrix(const ExpertSection& section, const std::byte* blob) {
-  for (const auto& [weights, dtype] : kSectionTypes) {
-    if (dtype == section.dtype) return {blob + section.offset, weights, section.rows, section.cols};
+  for (const WeightTraits& traits : kWeightTypes) {
+    if (traits.section != section.dtype) continue;
+    return {blob + section.offset, traits.type, section.rows, section.cols};
   }
   CHECK(false);
 }

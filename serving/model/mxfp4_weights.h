@@ -9,9 +9,9 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace moesaic {
+#include "kernels/cpu/kernels.h"
 
-constexpr int64_t kMxfp4Group = 32;
+namespace moesaic {
 
 // Of 4 bits: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and, from 8 on, their negatives.
 float E2M1ToF32(int half);

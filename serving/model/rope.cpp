@@ -75,11 +75,11 @@ void ApplyLlama3(const RopeConfig& rope, int64_t max_position, std::vector<doubl
 }  // namespace
 
 RopeFrequencies ComputeRopeFrequencies(const RopeConfig& rope, int64_t rotary_dim,
-                                       int64_t max_position, int64_t max_context_tokens) {
+                                       int64_t max_position, int64_t sequence_tokens) {
   double theta = rope.theta;
   if (rope.kind == RopeKind::kDynamicNtk) {
     const double original = static_cast<double>(max_position);
-    const double length = std::max(static_cast<double>(max_context_tokens), original);
+    const double length = std::max(static_cast<double>(sequence_tokens), original);
     const double d = static_cast<double>(rotary_dim);
     theta *= std::pow(rope.factor * length / original - (rope.factor - 1.0), d / (d - 2.0));
   }
@@ -106,11 +106,16 @@ RopeFrequencies ComputeRopeFrequencies(const RopeConfig& rope, int64_t rotary_di
 RopeTable::RopeTable(const GroupedQuerySpec& attention, int64_t max_position,
                      int64_t max_context_tokens)
     : head_dim_(attention.head_dim), half_(attention.rotary_dim / 2) {
-  const RopeFrequencies frequencies = ComputeRopeFrequencies(attention.rope, attention.rotary_dim,
-                                                             max_position, max_context_tokens);
+  const auto frequencies_of = [&](int64_t sequence_tokens) {
+    return ComputeRopeFrequencies(attention.rope, attention.rotary_dim, max_position,
+                                  sequence_tokens);
+  };
+  RopeFrequencies frequencies = frequencies_of(1);
   cos_.resize(static_cast<size_t>(max_context_tokens * half_));
   sin_.resize(cos_.size());
+  const bool dynamic = attention.rope.kind == RopeKind::kDynamicNtk;
   for (int64_t position = 0; position < max_context_tokens; ++position) {
+    if (dynamic && position >= max_position) frequencies = frequencies_of(position + 1);
     for (int64_t i = 0; i < half_; ++i) {
       const float angle =
           static_cast<float>(position) * frequencies.inverse[static_cast<size_t>(i)];

@@ -14,9 +14,10 @@ namespace moesaic {
 
 class RopeTable {
  public:
-  // `max_context_tokens` is the longest sequence that will be served. Dynamic NTK scaling depends
-  // on it: a base that changed with each sequence's length (as transformers does it) would make the
-  // keys in the cache depend on how prefill was cut, so the base is fixed for the longest context.
+  // `max_context_tokens` is the longest sequence that will be served. With dynamic NTK scaling the
+  // base of a position beyond `max_position` is that of the sequence which ends with it, as
+  // transformers has it for tokens that come one by one: a base of the whole sequence's length
+  // would make the keys in the cache depend on how prefill was cut.
   RopeTable(const GroupedQuerySpec& attention, int64_t max_position, int64_t max_context_tokens);
 
   // In place, of a token's `heads` heads one after the other, [heads, head_dim]: rotates the first
@@ -42,12 +43,13 @@ class RopeTable {
   std::vector<float> sin_;  // [max_context_tokens, half]
 };
 
-// Inverse frequencies [rotary_dim / 2] and the factor on cosines and sines; exposed for tests.
+// Inverse frequencies [rotary_dim / 2] and the factor on cosines and sines, of a sequence of so
+// many tokens; exposed for tests.
 struct RopeFrequencies {
   std::vector<float> inverse;
   double attention_factor = 1.0;
 };
 RopeFrequencies ComputeRopeFrequencies(const RopeConfig& rope, int64_t rotary_dim,
-                                       int64_t max_position, int64_t max_context_tokens);
+                                       int64_t max_position, int64_t sequence_tokens);
 
 }  // namespace moesaic

@@ -3,6 +3,7 @@
 #include "core/base/error.h"
 #include "kernels/cpu/product_choice.h"
 #include "serving/model/expert_sources.h"
+#include "serving/model/tied_head.h"
 
 namespace moesaic {
 
@@ -16,6 +17,7 @@ ModelFiles OpenModelFiles(const EngineOptions& options) {
     files.tensors = MakeDummyTensorSource(options.seed);
   } else {
     files.checkpoint = std::make_unique<Checkpoint>(Checkpoint::Open(options.model_dir));
+    UntieOtherHead(*files.checkpoint, files.config);
     files.tensors = MakeCheckpointTensorSource(*files.checkpoint);
   }
   if (!options.expert_store.empty()) {

@@ -102,13 +102,13 @@ std::vector<KernelChoice> MeasureKernelChoices(const CpuKernels& kernels,
   const int rounds = options.quick ? 3 : 9;
   const double least_s = options.quick ? 0.0005 : 0.003;
   std::vector<KernelChoice> choices;
-  for (const WeightType type : {WeightType::kBf16, WeightType::kInt8, WeightType::kInt4}) {
+  for (const WeightTraits& traits : kWeightTypes) {
+    const WeightType type = traits.type;
+    if (type == WeightType::kF32) continue;  // for reference runs
     const std::vector<ProductOption> candidates = ProductOptions(kernels, type);
     if (candidates.size() < 2) continue;
     options.progress(fmt::format("products with {} weights", WeightTypeName(type)));
-    const ProductKernels table = IsQuantized(type)
-                                     ? ProductKernels{kernels.quant_matmul, kernels.quant_gate_up}
-                                     : ProductKernels{kernels.matmul, kernels.gate_up};
+    const ProductKernels table = kernels.TableProducts(type);
     std::vector<const char*> names;
     size_t own = 0;
     for (const ProductOption& candidate : candidates) {

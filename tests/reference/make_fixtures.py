@@ -646,6 +646,17 @@ def choose_prompt(model, length: int, vocab: int, seed: int, dynamic: bool):
     raise RuntimeError(f"no prompt of {length} tokens without near-ties")
 
 
+def stepwise_logits(model, ids: list[int]) -> torch.Tensor:
+    """[tokens, vocab] of tokens that come one by one, each with the dynamic rope of the length until then."""
+    hf_reference.reset_dynamic_rope(model)
+    rows, cache = [], None
+    for token in ids:
+        trace = hf_reference.run(model, [token], cache=cache, use_cache=True)
+        rows.append(trace.logits[-1])
+        cache = trace.cache
+    return torch.stack(rows)
+
+
 def write_reference(directory: pathlib.Path, seed: int) -> list[list[int]]:
     model = hf_reference.load_model(directory)
     dynamic = "dynamic" in getattr(model.model.rotary_emb, "rope_type", "")
@@ -665,6 +676,8 @@ def write_reference(directory: pathlib.Path, seed: int) -> list[list[int]]:
         tensors[f"{name}.expert_weights"] = trace.expert_weights
         tensors[f"{name}.router_gap"] = trace.router_gap
         tensors[f"{name}.greedy_logits"] = continuation.logits
+        if dynamic and length > model.config.max_position_embeddings:
+            tensors[f"{name}.stepwise_logits"] = stepwise_logits(model, ids)
         if number in HIDDEN_FOR:
             tensors[f"{name}.hidden"] = trace.hidden
         entry = {

@@ -26,16 +26,17 @@ bool IsMxfp4(const JsonFields& config) {
   return fields.String("quant_method", "") == "mxfp4";
 }
 
-// Of layer {layer}, of expert {expert} of the stack.
+// Of layer {layer}, of an expert of the stack.
 void SetExpertTensors(const ExpertsSpec& experts, bool mxfp4, TensorPlan& plan) {
   const std::string mlp = "model.layers.{layer}.mlp.experts.";
-  const StackOf stack = {experts.router.experts};
-  const TensorTransform matrix = mxfp4 ? TensorTransform(Mxfp4Blocks{}) : Transposed{};
-  const EveryNthRow gates = {.step = 2, .first = 0};
-  const EveryNthRow ups = {.step = 2, .first = 1};
-  plan.Set(TensorSlot::kExpertGate, mlp + "gate_up_proj", {stack, matrix, gates});
-  plan.Set(TensorSlot::kExpertUp, mlp + "gate_up_proj", {stack, matrix, ups});
-  plan.Set(TensorSlot::kExpertDown, mlp + "down_proj", {stack, matrix});
+  const TensorTransform stack = StackOf{.count = experts.router.experts};
+  const TensorTransform stored =
+      mxfp4 ? TensorTransform(Mxfp4Blocks{}) : TensorTransform(Transposed{});
+  const TensorTransform gates = EveryNthRow{.step = 2, .first = 0};
+  const TensorTransform ups = EveryNthRow{.step = 2, .first = 1};
+  plan.Set(TensorSlot::kExpertGate, mlp + "gate_up_proj", {stack, stored, gates});
+  plan.Set(TensorSlot::kExpertUp, mlp + "gate_up_proj", {stack, stored, ups});
+  plan.Set(TensorSlot::kExpertDown, mlp + "down_proj", {stack, stored});
   plan.Set(TensorSlot::kExpertGateBias, mlp + "gate_up_proj_bias", {stack, gates});
   plan.Set(TensorSlot::kExpertUpBias, mlp + "gate_up_proj_bias", {stack, ups});
   plan.Set(TensorSlot::kExpertDownBias, mlp + "down_proj_bias", {stack});

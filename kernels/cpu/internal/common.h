@@ -51,6 +51,8 @@ MOESAIC_INLINE int64_t PanelLines(WeightType type, int64_t k) {
       return subgroups * 8 + CeilDiv(groups, 2);
     case WeightType::kInt4:
       return subgroups * 4 + groups + CeilDiv(groups, 2);
+    case WeightType::kMxfp4:
+      return subgroups * 4 + groups;
   }
   return 0;
 }

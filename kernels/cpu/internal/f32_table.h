@@ -32,6 +32,7 @@ constexpr CpuKernels F32Table(Isa isa) {
           .prepare_activations = PrepareActivations,
           .matmul = MatmulF32,
           .gate_up = GateUpF32,
+          .mxfp4 = {.matmul = MatmulOf<Mxfp4Product>, .gate_up = GateUpOf<Mxfp4Product>},
           .rms_norm = RmsNorm,
           .rope = Rope,
           .axpy = Axpy,

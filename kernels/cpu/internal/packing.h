@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/cpu/internal/math.h"
+#include "kernels/cpu/internal/mxfp4.h"
 #include "kernels/cpu/internal/quantize.h"
 
 namespace moesaic {
@@ -116,11 +117,36 @@ void PackIntegers(const void* src, DType src_dtype, int64_t src_stride, int64_t 
   }
 }
 
+void PackMxfp4(const void* src, DType src_dtype, int64_t src_stride, int64_t n, int64_t k,
+               WeightType type, int64_t panel_begin, int64_t panel_end, std::byte* dst) {
+  const int64_t element_bytes = ElementBytes(src_dtype);
+  const int64_t stride_bytes = src_stride * element_bytes;
+  const int64_t groups = CeilDiv(k, kMxfp4Group);
+  alignas(64) float weights[kMxfp4Group * kLanes];
+  for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
+    const int64_t rows = MinOf(n - panel * kLanes, kLanes);
+    const std::byte* from = static_cast<const std::byte*>(src) + panel * kLanes * stride_bytes;
+    std::byte* to = dst + panel * PanelLines(type, k) * kLineBytes;
+    for (int64_t group = 0; group < groups; ++group) {
+      const int64_t first = group * kMxfp4Group;
+      for (int64_t i = 0; i < kMxfp4Group; i += kLanes) {
+        LoadInputs(from + (first + i) * element_bytes, src_dtype, stride_bytes, rows, k - first - i,
+                   weights + i * kLanes);
+      }
+      // Of groups that are not there, too.
+      if (group % kMxfp4Shared == 0) {
+        __builtin_memset(to + Mxfp4ExponentsOffset(group), 0, kLineBytes);
+      }
+      QuantizeMxfp4(weights, to + Mxfp4GroupOffset(group), to + Mxfp4ExponentsOffset(group));
+    }
+  }
+}
+
 void PackPanels(const void* src, DType src_dtype, int64_t src_stride, int64_t n, int64_t k,
                 WeightType type, int64_t panel_begin, int64_t panel_end, std::byte* dst) {
   const bool integers = type == WeightType::kInt8 || type == WeightType::kInt4;
-  (integers ? PackIntegers : PackFloats)(src, src_dtype, src_stride, n, k, type, panel_begin,
-                                         panel_end, dst);
+  auto* const pack = type == WeightType::kMxfp4 ? PackMxfp4 : integers ? PackIntegers : PackFloats;
+  pack(src, src_dtype, src_stride, n, k, type, panel_begin, panel_end, dst);
 }
 
 void UnpackIntegers(const PackedMatrix& w, int64_t row, float* out) {
@@ -151,6 +177,7 @@ void UnpackRow(const PackedMatrix& w, int64_t row, float* out) {
   if (w.type == WeightType::kInt8 || w.type == WeightType::kInt4) {
     return UnpackIntegers(w, row, out);
   }
+  if (w.type == WeightType::kMxfp4) return UnpackMxfp4(w, row, out);
   const int64_t lines = PanelLines(w.type, w.k);
   const std::byte* from = w.data + row / kLanes * lines * kLineBytes + row % kLanes * 4;
   if (w.type == WeightType::kF32) {

@@ -245,6 +245,42 @@ MOESAIC_INLINE float MaxLanes(Vec16 a) {
 }
 
 // At most 12 of 16 registers are accumulators, and a Vec16 takes two.
+// A line of mxfp4 weights: eight codes of 4 bits for each lane.
+struct CodeLine {
+  __m256i lo;
+  __m256i hi;
+};
+MOESAIC_INLINE CodeLine LoadCodes(const std::byte* line) {
+  return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(line)),
+          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(line + 32))};
+}
+template <int kCode>
+MOESAIC_INLINE __m256 E2M1Of8(__m256i codes) {
+  const __m256 magnitudes = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
+  const __m256i signs = _mm256_and_si256(_mm256_slli_epi32(codes, 28 - 4 * kCode),
+                                         _mm256_set1_epi32(static_cast<int>(0x80000000u)));
+  // Bits above the three are not looked at.
+  return _mm256_or_ps(_mm256_permutevar8x32_ps(magnitudes, _mm256_srli_epi32(codes, 4 * kCode)),
+                      _mm256_castsi256_ps(signs));
+}
+// The values of code kCode of each lane, without the exponent.
+template <int kCode>
+MOESAIC_INLINE Vec16 E2M1(CodeLine codes) {
+  return {E2M1Of8<kCode>(codes.lo), E2M1Of8<kCode>(codes.hi)};
+}
+// 2^(byte - 127) of 16 bytes, 255 being infinite; 2^-127 is a denormal.
+MOESAIC_INLINE Vec16 E8M0(const std::byte* bytes) {
+  const __m128i all = _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes));
+  const auto powers = [](__m128i eight) {
+    const __m256i bits = _mm256_slli_epi32(_mm256_cvtepu8_epi32(eight), 23);
+    return _mm256_castsi256_ps(_mm256_max_epi32(bits, _mm256_set1_epi32(0x00400000)));
+  };
+  return {powers(all), powers(_mm_srli_si128(all, 8))};
+}
+
+constexpr int kMxfp4TileRows = 4;
+constexpr int Mxfp4TilePanels(int rows) { return rows == 1 ? 2 : 1; }
+
 constexpr int kMaxTileRows = 6;
 constexpr int TilePanels(int rows) { return rows == 1 ? 4 : rows == 2 ? 3 : rows == 3 ? 2 : 1; }
 constexpr int kMaxQueries = 6;

@@ -186,6 +186,28 @@ MOESAIC_INLINE float MaxLanes(Vec16 a) {
 
 // At most 24 accumulators of 32 registers; few rows take many panels, which hides the latency of a
 // multiply-add and keeps several streams of weights in flight.
+// A line of mxfp4 weights: eight codes of 4 bits for each lane.
+using CodeLine = __m512i;
+MOESAIC_INLINE CodeLine LoadCodes(const std::byte* line) { return _mm512_loadu_si512(line); }
+// The values of code kCode of each lane, without the exponent.
+template <int kCode>
+MOESAIC_INLINE Vec16 E2M1(CodeLine codes) {
+  const __m512 values = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f,
+                                       -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
+  // Bits above the four are not looked at.
+  return {_mm512_permutexvar_ps(_mm512_srli_epi32(codes, 4 * kCode), values)};
+}
+// 2^(byte - 127) of 16 bytes, 255 being infinite; 2^-127 is a denormal.
+MOESAIC_INLINE Vec16 E8M0(const std::byte* bytes) {
+  const __m512i exponents =
+      _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
+  return {_mm512_castsi512_ps(
+      _mm512_max_epi32(_mm512_slli_epi32(exponents, 23), _mm512_set1_epi32(0x00400000)))};
+}
+
+constexpr int kMxfp4TileRows = 12;
+constexpr int Mxfp4TilePanels(int rows) { return rows <= 2 ? 4 : rows <= 8 ? 2 : 1; }
+
 constexpr int kMaxTileRows = 12;
 constexpr int TilePanels(int rows) {
   return rows <= 2 ? 8 : rows <= 4 ? 6 : rows <= 6 ? 4 : rows <= 8 ? 3 : 2;

@@ -177,6 +177,29 @@ MOESAIC_INLINE float MaxLanes(Vec16 a) {
 }
 
 // Register tiles (matmul.h, attention.h).
+// A line of mxfp4 weights: eight codes of 4 bits for each lane.
+struct CodeLine {
+  uint32_t v[16];
+};
+MOESAIC_INLINE CodeLine LoadCodes(const std::byte* line) { return LoadAs<CodeLine>(line); }
+// The values of code kCode of each lane, without the exponent.
+template <int kCode>
+MOESAIC_INLINE Vec16 E2M1(CodeLine codes) {
+  constexpr float kValues[] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
+                               -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+  return MapLanes([&](int i) { return kValues[codes.v[i] >> (4 * kCode) & 15]; });
+}
+// 2^(byte - 127) of 16 bytes, 255 being infinite; 2^-127 is a denormal.
+MOESAIC_INLINE Vec16 E8M0(const std::byte* bytes) {
+  return MapLanes([&](int i) {
+    const auto exponent = LoadAs<uint8_t>(bytes + i);
+    return FloatOf(exponent == 0 ? 0x00400000u : uint32_t{exponent} << 23);
+  });
+}
+
+constexpr int kMxfp4TileRows = 2;
+constexpr int Mxfp4TilePanels(int) { return 1; }
+
 constexpr int kMaxTileRows = 4;
 constexpr int TilePanels(int) { return 1; }
 constexpr int kMaxQueries = 4;

@@ -13,13 +13,14 @@
 
 #include "core/base/aligned_buffer.h"
 #include "core/base/tensor.h"
+#include "kernels/cpu/isas.h"
 #include "kernels/cpu/kernels.h"
 
 namespace moesaic::testing_util {
 
 inline std::vector<Isa> SupportedIsas() {
   std::vector<Isa> isas;
-  for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16, Isa::kAmx}) {
+  for (const Isa isa : AllIsas()) {
     if (IsaSupported(isa)) isas.push_back(isa);
   }
   return isas;
@@ -27,8 +28,7 @@ inline std::vector<Isa> SupportedIsas() {
 
 inline std::vector<QuantIsa> SupportedQuantIsas() {
   std::vector<QuantIsa> isas;
-  for (const QuantIsa isa : {QuantIsa::kScalar, QuantIsa::kAvx2, QuantIsa::kAvxVnni,
-                             QuantIsa::kAvx512, QuantIsa::kAvx512Vnni, QuantIsa::kAmx}) {
+  for (const QuantIsa isa : AllQuantIsas()) {
     if (QuantIsaSupported(isa)) isas.push_back(isa);
   }
   return isas;
@@ -75,7 +75,7 @@ struct Weights {
                         memory.data());
     if (type == WeightType::kBf16) {
       for (float& v : values) v = RoundToBf16(v);
-    } else if (IsQuantized(type)) {
+    } else if (type != WeightType::kF32) {
       for (int64_t row = 0; row < n; ++row) kernels.unpack_row(matrix, row, &values[row * k]);
     }
   }
@@ -143,7 +143,7 @@ inline AlignedBuffer HiddenRows(const CpuKernels& kernels, const Activations& x,
     args.panel_end = std::min(panel + panel_step, gate.matrix.panels());
     args.h = h.data();
     args.h_stride_bytes = stride;
-    (IsQuantized(gate.matrix.type) ? kernels.quant_gate_up : kernels.gate_up)(args);
+    kernels.TableProducts(gate.matrix.type).gate_up(args);
   }
   return h;
 }
@@ -167,7 +167,7 @@ inline std::vector<float> Multiply(const CpuKernels& kernels, const Activations&
     args.bias = bias;
     args.y = y.data();
     args.y_stride = n;
-    (IsQuantized(w.matrix.type) ? kernels.quant_matmul : kernels.matmul)(args);
+    kernels.TableProducts(w.matrix.type).matmul(args);
   }
   return y;
 }

@@ -3,6 +3,7 @@
 #include "kernels/cpu/moe.h"
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <numeric>
 
@@ -32,7 +33,11 @@ ThreadLayout OverNodes(int nodes) {
 
 struct ExpertWeights {
   std::unique_ptr<Weights> gate, up, down;
+  std::vector<float> gate_bias, up_bias, down_bias;  // empty: none
 };
+
+// Low enough that some sums are clamped and some are not.
+constexpr GatedActivation kClamped = {.clamped = true, .alpha = 1.702f, .limit = 0.75f};
 
 // A layer of random experts of different widths, and tokens routed to them.
 class Layer {
@@ -68,6 +73,16 @@ class Layer {
     }
   }
 
+  // As the experts of gpt-oss.
+  void AddBiasesAndClamp(Random& random) {
+    for (ExpertWeights& w : weights_) {
+      w.gate_bias = random.Normals(w.gate->matrix.n, 0.5f);
+      w.up_bias = random.Normals(w.up->matrix.n, 0.5f);
+      w.down_bias = random.Normals(w.down->matrix.n, 0.5f);
+    }
+    clamped_ = true;
+  }
+
   // Slot outputs of tokens [0, tokens) computed in calls of `experts_per_call` experts.
   std::vector<float> Run(int threads, int64_t tokens, int64_t experts_per_call, bool reversed,
                          int nodes = 1) {
@@ -101,6 +116,11 @@ class Layer {
         work.push_back({w.gate->matrix, w.up->matrix, w.down->matrix, token_rows[i - begin].data(),
                         slot_rows[i - begin].data(),
                         static_cast<int64_t>(token_rows[i - begin].size())});
+        if (!clamped_) continue;
+        work.back().gate_bias = w.gate_bias.data();
+        work.back().up_bias = w.up_bias.data();
+        work.back().down_bias = w.down_bias.data();
+        work.back().activation = kClamped;
       }
       RunExperts(pool, kernels_, x_.memory.data(), x_.stride_bytes, work, slots.data(), workspace);
     }
@@ -124,16 +144,25 @@ class Layer {
       std::vector<float> h;
       const double rounding = x_.type == ActivationType::kF32 ? 1e-5 : 4e-3;
       for (int64_t i = 0; i < width; ++i) {
-        const double g = DotOf(x, &w.gate->values[i * hidden_], hidden_).sum;
-        const double u = DotOf(x, &w.up->values[i * hidden_], hidden_).sum;
-        const auto value = static_cast<float>(g / (1.0 + std::exp(-g)) * u);
+        double g = DotOf(x, &w.gate->values[i * hidden_], hidden_).sum;
+        double u = DotOf(x, &w.up->values[i * hidden_], hidden_).sum;
+        double product = g / (1.0 + std::exp(-g)) * u;
+        if (clamped_) {
+          const auto limit = static_cast<double>(kClamped.limit);
+          g = std::min(g + static_cast<double>(w.gate_bias[i]), limit);
+          u = std::clamp(u + static_cast<double>(w.up_bias[i]), -limit, limit);
+          const double alpha = static_cast<double>(kClamped.alpha);
+          product = (u + 1.0) * g / (1.0 + std::exp(-alpha * g));
+        }
+        const auto value = static_cast<float>(product);
         h.push_back(bf16 ? RoundToBf16(value) : value);
       }
       if (IsQuantized(type_)) h = Activations(kernels_, h, 1, width, type_).values;
       for (int64_t i = 0; i < hidden_; ++i) {
         const auto dot = DotOf(h.data(), &w.down->values[i * width], width);
         // A hidden value near the middle of two bf16 or int8 may round to the other one.
-        ASSERT_NEAR(slots[slot * hidden_ + i], dot.sum, dot.magnitude * rounding + 1e-6)
+        const double bias = clamped_ ? static_cast<double>(w.down_bias[i]) : 0.0;
+        ASSERT_NEAR(slots[slot * hidden_ + i], dot.sum + bias, dot.magnitude * rounding + 1e-6)
             << "slot " << slot << " output " << i;
       }
     }
@@ -150,6 +179,7 @@ class Layer {
   const CpuKernels& kernels_;
   WeightType type_;
   int64_t hidden_, tokens_, top_k_;
+  bool clamped_ = false;
   Activations x_;
   std::vector<ExpertWeights> weights_;
   std::vector<int32_t> routes_;  // [tokens, top_k]
@@ -165,7 +195,8 @@ class MoeTest : public ::testing::TestWithParam<Isa> {
 };
 
 TEST_P(MoeTest, MatchesNaive) {
-  for (const WeightType type : {WeightType::kBf16, WeightType::kInt8, WeightType::kInt4}) {
+  for (const WeightType type :
+       {WeightType::kBf16, WeightType::kInt8, WeightType::kInt4, WeightType::kMxfp4}) {
     for (const int64_t tokens : {1, 2, 9, 40}) {
       SCOPED_TRACE(WeightTypeName(type));
       Layer layer(kernels_, random_, 7, 100, 52, tokens, 3, type);
@@ -174,9 +205,53 @@ TEST_P(MoeTest, MatchesNaive) {
   }
 }
 
+TEST_P(MoeTest, ClampedActivationAndBiasesMatchNaive) {
+  for (const WeightType type : {WeightType::kBf16, WeightType::kF32, WeightType::kInt8,
+                                WeightType::kInt4, WeightType::kMxfp4}) {
+    for (const int64_t tokens : {1, 9, 40}) {
+      SCOPED_TRACE(WeightTypeName(type));
+      Layer layer(kernels_, random_, 5, 100, 52, tokens, 3, type);
+      layer.AddBiasesAndClamp(random_);
+      const std::vector<float> slots = layer.Run(2, tokens, 5, false);
+      layer.CheckAgainstNaive(slots);
+      EXPECT_TRUE(SameBits(layer.Run(3, tokens, 1, true, 2), slots));
+    }
+  }
+}
+
+// A sum that is no number ends its request, and must not be clamped to one.
+TEST_P(MoeTest, ClampingKeepsNan) {
+  constexpr int64_t kHidden = 32, kWidth = 16;
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const Weights w(kernels_, random_.Normals(kWidth * kHidden), kWidth, kHidden, WeightType::kBf16);
+  const Activations x(kernels_, random_.Normals(kHidden), 1, kHidden);
+  for (const bool in_gate : {true, false}) {
+    const std::vector<float> poisoned(kWidth, nan), zeros(kWidth, 0.0f);
+    AlignedBuffer h(static_cast<size_t>(ActivationRowBytes(x.type, kWidth)));
+    GateUpArgs args;
+    args.x = x.memory.data();
+    args.x_stride_bytes = x.stride_bytes;
+    args.m = 1;
+    args.gate = args.up = w.matrix;
+    args.panel_end = 1;
+    args.gate_bias = in_gate ? poisoned.data() : zeros.data();
+    args.up_bias = in_gate ? zeros.data() : poisoned.data();
+    args.activation = kClamped;
+    args.h = h.data();
+    args.h_stride_bytes = static_cast<int64_t>(h.bytes());
+    kernels_.gate_up(args);
+    for (int64_t i = 0; i < kWidth; ++i) {
+      const float value =
+          x.type == ActivationType::kF32 ? h.as<float>()[i] : Bf16ToF32(h.as<uint16_t>()[i]);
+      EXPECT_TRUE(std::isnan(value)) << in_gate << " " << i;
+    }
+  }
+}
+
 TEST_P(MoeTest, BitsDoNotDependOnThreadsOrderWavesOrBatchMates) {
   constexpr int64_t kTokens = 150, kHidden = 200, kTopK = 2;
-  for (const WeightType type : {WeightType::kBf16, WeightType::kInt8, WeightType::kInt4}) {
+  for (const WeightType type :
+       {WeightType::kBf16, WeightType::kInt8, WeightType::kInt4, WeightType::kMxfp4}) {
     SCOPED_TRACE(WeightTypeName(type));
     Layer layer(kernels_, random_, 5, kHidden, 88, kTokens, kTopK, type);
     const std::vector<float> all = layer.Run(1, kTokens, 5, false);

@@ -246,11 +246,14 @@ TEST_P(ExactnessTest, F32ClassIsOneAcrossInstructionSets) {
 }
 
 // Integer sums are exact, so that quantised products have the same bits on every instruction set.
+// Products with mxfp4 are f32's.
 TEST_P(ExactnessTest, QuantisedWeights) {
   const TempDir store;
   const ModelConfig config = LoadModelConfig(GetParam());
   const int64_t all = config.num_sparse_layers() * config.num_experts();
-  for (const WeightType type : {WeightType::kInt8, WeightType::kInt4}) {
+  std::vector<WeightType> types = {WeightType::kInt8, WeightType::kInt4};
+  if (config.tensors.HasMxfp4Experts()) types.push_back(WeightType::kMxfp4);
+  for (const WeightType type : types) {
     uint64_t expected = 0;
     for (const Isa isa : SupportedIsas()) {
       HarnessOptions options;
@@ -285,7 +288,7 @@ INSTANTIATE_TEST_SUITE_P(
                       FixtureModel("qwen2_moe_bf16_sparse_step"),
                       FixtureModel("mixtral_bf16_window"), FixtureModel("olmoe_bf16_clip"),
                       FixtureModel("glm4_moe_bf16_air"), FixtureModel("minimax_m2_bf16_rotary_dim"),
-                      FixtureModel("gpt_oss_bf16_window")),
+                      FixtureModel("gpt_oss_bf16_window"), FixtureModel("gpt_oss_mxfp4")),
     [](const auto& param) { return std::filesystem::path(param.param).filename().string(); });
 
 }  // namespace

@@ -94,8 +94,10 @@ HashLines ComputeHashes() {
       options.isa = isa;
       options.threads = 2;
       options.max_context_tokens = 600;
-      for (const WeightType type :
-           {WeightType::kBf16, WeightType::kF32, WeightType::kInt8, WeightType::kInt4}) {
+      const bool mxfp4 = LoadModelConfig(model).tensors.HasMxfp4Experts();
+      for (const WeightTraits& traits : kWeightTypes) {
+        const WeightType type = traits.type;
+        if (type == WeightType::kMxfp4 && !mxfp4) continue;
         options.weight_type = type;
         options.kv_type = type == WeightType::kF32 ? WeightType::kF32 : WeightType::kBf16;
         enter(options);

@@ -14,6 +14,7 @@
 #include "serving/model/stored_tensor.h"
 #include "tests/core/base/temp_dir.h"
 #include "tests/serving/model/model_harness.h"
+#include "tests/serving/model/reference_util.h"
 
 namespace moesaic {
 namespace {
@@ -79,14 +80,17 @@ TEST(StoredTensorTest, RowsByTurnsAndTransposed) {
 
 // An expert store is made by another way of reading.
 TEST(StoredTensorTest, PackedExpertsAreThoseOfTheCheckpoint) {
-  for (const char* model : {"gpt_oss_mxfp4", "gpt_oss_bf16_window", "gpt_oss_fp32_odd"}) {
+  for (const auto& [model, type] : {std::pair{"gpt_oss_mxfp4", WeightType::kF32},
+                                    {"gpt_oss_mxfp4", WeightType::kMxfp4},
+                                    {"gpt_oss_bf16_window", WeightType::kF32},
+                                    {"gpt_oss_fp32_odd", WeightType::kF32}}) {
     SCOPED_TRACE(model);
     const ModelConfig config = LoadModelConfig(FixtureModel(model));
     const Checkpoint checkpoint = Checkpoint::Open(FixtureModel(model));
     const auto tensors = MakeCheckpointTensorSource(checkpoint);
     const CpuKernels& kernels = KernelsFor(Isa::kScalar);
-    const auto source = MakeCheckpointExpertSource(config, WeightType::kF32, checkpoint, kernels);
-    ExpertPacker packer(config, WeightType::kF32, *tensors, kernels);
+    const auto source = MakeCheckpointExpertSource(config, type, checkpoint, kernels);
+    ExpertPacker packer(config, type, *tensors, kernels);
     std::vector<std::vector<std::byte>> blobs;
     for (const int index : {0, 3}) {
       ExpertId id;
@@ -111,6 +115,28 @@ TEST(StoredTensorTest, PackedExpertsAreThoseOfTheCheckpoint) {
       blobs.emplace_back(packed.data(), packed.data() + packed.bytes());
     }
     EXPECT_NE(blobs[0], blobs[1]);
+  }
+}
+
+// Values and activations of products are the same numbers, and so are the sums.
+TEST(Mxfp4Test, LogitsAreThoseOfTheValuesInBf16) {
+  for (const Isa isa : IsasOf(NumericsClass::kF32)) {
+    std::vector<float> expected;
+    for (const WeightType type : {WeightType::kBf16, WeightType::kMxfp4}) {
+      HarnessOptions options;
+      options.isa = isa;
+      options.weight_type = type;
+      options.kv_blocks = 8;
+      options.expert_slots = type == WeightType::kMxfp4 ? 3 : 0;
+      ModelHarness model(kModel, options);
+      auto sequence = model.NewSequence(40);
+      const std::vector<float> logits =
+          model.Prefill(sequence, PromptOf(7, 33, static_cast<int>(model.config().vocab_size)), 10);
+      if (expected.empty()) expected = logits;
+      ASSERT_EQ(logits.size(), expected.size());
+      EXPECT_EQ(std::memcmp(logits.data(), expected.data(), logits.size() * sizeof(float)), 0)
+          << IsaName(isa);
+    }
   }
 }
 

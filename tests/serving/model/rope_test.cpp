@@ -140,7 +140,7 @@ TEST(RopeTest, FrequenciesOfTransformers) {
         4.51753949e-05}},
   };
   for (const Case& c : cases) {
-    // Dynamic scaling is asked for 256 positions.
+    // Dynamic scaling is asked for a sequence of 256.
     const RopeFrequencies got = ComputeRopeFrequencies(c.rope, 16, c.max_position, 256);
     ASSERT_EQ(got.inverse.size(), c.expected.size());
     for (size_t i = 0; i < c.expected.size(); ++i) {
@@ -175,6 +175,32 @@ TEST(RopeTest, DynamicIsPlainUntilTheContextIsLonger) {
   // theta' = theta * (2 * 4096 / 1024 - 1)^(64 / 62)
   EXPECT_NEAR(beyond.inverse[31], std::pow(10000.0 * std::pow(7.0, 64.0 / 62.0), -62.0 / 64.0),
               1e-9);
+}
+
+// Each position beyond is that of the sequence which ends with it, whatever the longest context is.
+TEST(RopeTest, DynamicPositionsBeyondHaveTheirOwnBase) {
+  GroupedQuerySpec attention;
+  attention.head_dim = attention.rotary_dim = 16;
+  attention.rope.kind = RopeKind::kDynamicNtk;
+  attention.rope.factor = 2;
+  const RopeTable table(attention, 32, 100);
+  const RopeTable shorter(attention, 32, 50);
+  GroupedQuerySpec plain = attention;
+  plain.rope.kind = RopeKind::kDefault;
+  const RopeTable original(plain, 32, 32);
+  for (int64_t position = 0; position < 100; ++position) {
+    const RopeFrequencies own = ComputeRopeFrequencies(attention.rope, 16, 32, position + 1);
+    for (int64_t i = 0; i < 8; ++i) {
+      const float angle = static_cast<float>(position) * own.inverse[static_cast<size_t>(i)];
+      ASSERT_EQ(table.cos(position)[i], static_cast<float>(std::cos(static_cast<double>(angle))));
+      if (position < 50) {
+        ASSERT_EQ(table.sin(position)[i], shorter.sin(position)[i]);
+      }
+      if (position < 32) {
+        ASSERT_EQ(table.sin(position)[i], original.sin(position)[i]);
+      }
+    }
+  }
 }
 
 // A part of a head: the first rotary_dim values of each head turn as those of a head of that size,

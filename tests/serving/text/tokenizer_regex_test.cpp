@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/error.h"
@@ -61,6 +62,28 @@ TEST(RegexTest, RubySyntax) {
   EXPECT_EQ(Matches("[[:alpha:][:digit:]]+", "aé1-b"), (Strings{"aé1", "b"}));
   EXPECT_EQ(Matches("[]a]+", "x]a"), (Strings{"]a"}));
   EXPECT_EQ(Matches(R"([\[\]\\-]+)", "a[]\\-b"), (Strings{"[]\\-"}));
+}
+
+// The words of o200k (gpt-oss, GPT-4o), as Hugging Face's tokenizers 0.23.3 splits them.
+TEST(RegexTest, WordsOfO200k) {
+  const std::string pattern =
+      R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
+      R"(|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
+      R"(|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+  const std::pair<std::string, Strings> cases[] = {
+      {"HTMLParser isn't HTTPServer'S", {"HTMLParser", " isn't", " HTTPServer'S"}},
+      {"I'LL we've DON'T Ünïcode'd", {"I'LL", " we've", " DON'T", " Ünïcode'd"}},
+      {"12345 678", {"123", "45", " ", "678"}},
+      {"a/b//c\n\n/d", {"a", "/b", "//", "c", "\n\n", "/d"}},
+      {"  two  spaces   \n\t x ", {" ", " two", " ", " spaces", "   \n", "\t", " x", " "}},
+      {"日本語のテキスト ABCdefGHI", {"日本語のテキスト", " ABCdef", "GHI"}},
+      {"ǅungla ǅ a\u0301b", {"ǅungla", " ǅ", " a\u0301b"}},
+      {"(foo)::bar->baz!!\r\n\r\n  end",
+       {"(foo", ")::", "bar", "->", "baz", "!!\r\n\r\n", " ", " end"}},
+      {"x\u00a0 \u3000y", {"x", "\u00a0 ", "\u3000y"}},
+      {"e.g. 3.14%/yr", {"e", ".g", ".", " ", "3", ".", "14", "%/", "yr"}},
+      {"ʰa ªB 'tis", {"ʰa", " ª", "B", " '", "tis"}}};
+  for (const auto& [text, words] : cases) EXPECT_EQ(Matches(pattern, text), words) << text;
 }
 
 TEST(RegexTest, EmptyMatches) {

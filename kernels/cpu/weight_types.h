@@ -1,0 +1,68 @@
+// WeightType: what weights are in memory; and the table of what a type is called and goes with. A
+// new type is a row here, its layout (PackedMatrix) and its kernels. Plain data.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <optional>
+
+#include "core/base/named.h"
+#include "core/base/tensor.h"
+
+namespace moesaic {
+
+enum class WeightType : uint8_t { kBf16, kF32, kInt8, kInt4, kMxfp4 };
+enum class ActivationType : uint8_t { kF32, kBf16, kInt8 };
+
+struct WeightTraits {
+  WeightType type;
+  const char* name;   // in hashes, profiles, messages: "bf16"
+  const char* dtype;  // as a setting: "bfloat16"
+  // What products multiply them with, to the same bits in all numerics classes; nullopt: the type
+  // of the class.
+  std::optional<ActivationType> activations;
+  DType section;  // of an expert in a blob
+  // What a model has in their place where they are not of experts, and where they are the output
+  // matrix (and an embedding tied to it).
+  WeightType dense;
+  WeightType head;
+};
+
+inline constexpr WeightTraits kWeightTypes[] = {
+    {WeightType::kBf16, "bf16", "bfloat16", std::nullopt, DType::kBF16, WeightType::kBf16,
+     WeightType::kBf16},
+    {WeightType::kF32, "f32", "float32", std::nullopt, DType::kF32, WeightType::kF32,
+     WeightType::kF32},
+    {WeightType::kInt8, "int8", "int8", ActivationType::kInt8, DType::kI8, WeightType::kInt8,
+     WeightType::kInt8},
+    // Four bits cost the output more than they save.
+    {WeightType::kInt4, "int4", "int4", ActivationType::kInt8, DType::kI4, WeightType::kInt4,
+     WeightType::kInt8},
+    // Checkpoints have experts of it alone.
+    {WeightType::kMxfp4, "mxfp4", "mxfp4", ActivationType::kF32, DType::kMxfp4, WeightType::kBf16,
+     WeightType::kBf16},
+};
+inline constexpr size_t kNumWeightTypes = std::size(kWeightTypes);
+
+constexpr const WeightTraits& TraitsOf(WeightType type) {
+  return kWeightTypes[static_cast<size_t>(type)];
+}
+constexpr const char* WeightTypeName(WeightType type) { return TraitsOf(type).name; }
+// Whole numbers and scales.
+constexpr bool IsQuantized(WeightType type) {
+  return TraitsOf(type).activations == ActivationType::kInt8;
+}
+
+// What settings call the types that weights, and that keys and values, can have in memory.
+inline constexpr auto kWeightDtypes = [] {
+  std::array<Named<WeightType>, kNumWeightTypes> names = {};
+  for (size_t i = 0; i < names.size(); ++i)
+    names[i] = {kWeightTypes[i].dtype, kWeightTypes[i].type};
+  return names;
+}();
+inline constexpr Named<WeightType> kKvDtypes[] = {
+    {"bfloat16", WeightType::kBf16}, {"float32", WeightType::kF32}, {"int8", WeightType::kInt8}};
+
+}  // namespace moesaic

@@ -1,0 +1,196 @@
+// MXFP4 weights: packing against the definition, products against those of f32 weights, bit for
+// bit.
+
+#include <array>
+#include <cmath>
+#include <limits>
+
+#include "kernels/cpu/mxfp4_repack.h"
+#include "tests/kernels/cpu/kernel_test_util.h"
+
+namespace moesaic {
+namespace {
+
+using testing_util::Activations;
+using testing_util::HiddenRows;
+using testing_util::IsaParamName;
+using testing_util::Multiply;
+using testing_util::Random;
+using testing_util::SameBits;
+using testing_util::SupportedIsas;
+using testing_util::TestSeed;
+using testing_util::Weights;
+
+constexpr std::array<float, 8> kMagnitudes = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
+
+class Mxfp4KernelTest : public ::testing::TestWithParam<Isa> {
+ protected:
+  Mxfp4KernelTest() : trace_(__FILE__, __LINE__, "seed " + std::to_string(TestSeed())) {}
+
+  // Values of the format [n, k], as large as exponents from `least` to `most` make them.
+  std::vector<float> OnTheGrid(int64_t n, int64_t k, int least, int most) {
+    std::vector<float> values;
+    for (int64_t row = 0; row < n; ++row) {
+      int exponent = 0;
+      for (int64_t i = 0; i < k; ++i) {
+        if (i % kMxfp4Group == 0) exponent = static_cast<int>(random_.Uniform(least, most));
+        const auto code = static_cast<size_t>(random_.Uniform(0, 7));
+        const float sign = random_.Uniform(0, 1) == 0 ? 1.0f : -1.0f;
+        values.push_back(sign * std::ldexp(kMagnitudes[code], exponent));
+      }
+    }
+    return values;
+  }
+
+  const CpuKernels& kernels_ = KernelsFor(GetParam());
+  Random random_;
+  ::testing::ScopedTrace trace_;
+};
+
+TEST_P(Mxfp4KernelTest, ValuesOfTheFormatStayWhatTheyAre) {
+  for (const int64_t k : {1, 31, 32, 70, 128, 300}) {
+    for (const auto& [least, most] : {std::pair{-9, 3}, {-127, -120}, {120, 125}}) {
+      const std::vector<float> values = OnTheGrid(21, k, least, most);
+      const Weights packed(kernels_, values, 21, k, WeightType::kMxfp4);
+      EXPECT_TRUE(SameBits(packed.values, values)) << k << " from 2^" << least;
+      const Weights reference(KernelsFor(Isa::kScalar), values, 21, k, WeightType::kMxfp4);
+      const auto bytes = static_cast<size_t>(PackedMatrix::Bytes(WeightType::kMxfp4, 21, k));
+      EXPECT_EQ(std::memcmp(packed.memory.data(), reference.memory.data(), bytes), 0) << k;
+    }
+  }
+}
+
+TEST_P(Mxfp4KernelTest, OthersGoToTheNearest) {
+  constexpr int64_t kRows = 20, kCols = 96;
+  std::vector<float> values = random_.Normals(kRows * kCols, 0.1f);
+  // Ties, of which the value with an even code is taken, and what is beyond the largest.
+  const std::array<float, 8> ties = {4.0f, 0.25f, 0.75f, 1.25f, 1.75f, 2.5f, -3.5f, 5.0f};
+  const std::array<float, 8> rounded = {4.0f, 0.0f, 1.0f, 1.0f, 2.0f, 2.0f, -4.0f, 4.0f};
+  std::fill_n(values.begin(), kMxfp4Group, 7.9f);
+  std::copy(ties.begin(), ties.end(), values.begin());
+  const Weights packed(kernels_, values, kRows, kCols, WeightType::kMxfp4);
+  for (size_t i = 0; i < ties.size(); ++i) EXPECT_EQ(packed.values[i], rounded[i]) << ties[i];
+  EXPECT_EQ(packed.values[ties.size()], 6.0f);
+  for (size_t first = kMxfp4Group; first < values.size(); first += kMxfp4Group) {
+    float largest = 0;
+    for (size_t i = first; i < first + kMxfp4Group; ++i) {
+      largest = std::max(largest, std::abs(values[i]));
+    }
+    const int exponent = std::ilogb(largest) - 2;
+    for (size_t i = first; i < first + kMxfp4Group; ++i) {
+      float nearest = std::numeric_limits<float>::infinity();
+      for (const float magnitude : kMagnitudes) {
+        const float candidate = std::copysign(std::ldexp(magnitude, exponent), values[i]);
+        if (std::abs(candidate - values[i]) < std::abs(nearest - values[i])) nearest = candidate;
+      }
+      EXPECT_EQ(std::abs(packed.values[i] - values[i]), std::abs(nearest - values[i])) << i;
+    }
+  }
+}
+
+TEST_P(Mxfp4KernelTest, AGroupThatIsNoNumberIsNan) {
+  for (const float bad :
+       {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
+    std::vector<float> values = random_.Normals(3 * 64);
+    values[64 + 40] = bad;
+    const Weights packed(kernels_, values, 3, 64, WeightType::kMxfp4);
+    for (int64_t i = 0; i < 3 * 64; ++i) {
+      EXPECT_EQ(std::isnan(packed.values[static_cast<size_t>(i)]), i / 32 == 3) << i;
+    }
+    const Activations x(kernels_, random_.Normals(64), 1, 64, WeightType::kMxfp4);
+    const std::vector<float> y = Multiply(kernels_, x, packed, 1, nullptr, 1);
+    EXPECT_TRUE(std::isfinite(y[0]));
+    EXPECT_FALSE(std::isfinite(y[1]));
+    EXPECT_TRUE(std::isfinite(y[2]));
+  }
+}
+
+TEST_P(Mxfp4KernelTest, ProductsAreThoseOfTheSameWeightsInF32) {
+  const CpuKernels& scalar = KernelsFor(Isa::kScalar);
+  for (const int64_t k : {7, 32, 70, 200, 416}) {
+    for (const int64_t m : {1, 2, 3, 5, 12, 13, 40, 100}) {
+      constexpr int64_t kOutputs = 149;
+      const std::vector<float> bias = random_.Normals(kOutputs);
+      const Weights weights(kernels_, OnTheGrid(kOutputs, k, -9, 1), kOutputs, k,
+                            WeightType::kMxfp4);
+      const Weights up(kernels_, OnTheGrid(kOutputs, k, -9, 1), kOutputs, k, WeightType::kMxfp4);
+      const Weights same(scalar, weights.values, kOutputs, k, WeightType::kF32);
+      const Weights same_up(scalar, up.values, kOutputs, k, WeightType::kF32);
+      const std::vector<float> values = random_.Normals(m * k);
+      const Activations x(kernels_, values, m, k, WeightType::kMxfp4);
+      const Activations same_x(scalar, values, m, k, WeightType::kF32);
+      ASSERT_EQ(x.type, ActivationType::kF32);
+      const std::vector<float> expected = Multiply(scalar, same_x, same, m, bias.data(), 3);
+      for (const int64_t step : {1, 3, 10}) {
+        EXPECT_TRUE(SameBits(Multiply(kernels_, x, weights, m, bias.data(), step), expected))
+            << m << " rows of " << k << ", " << step << " panels";
+      }
+      const AlignedBuffer hidden = HiddenRows(kernels_, x, weights, up, m, 4);
+      const AlignedBuffer same_hidden = HiddenRows(scalar, same_x, same, same_up, m, 4);
+      ASSERT_EQ(hidden.bytes(), same_hidden.bytes());
+      EXPECT_EQ(std::memcmp(hidden.data(), same_hidden.data(), hidden.bytes()), 0) << m << " " << k;
+    }
+  }
+}
+
+// What a checkpoint has of the rows of a panel: bytes [row][k / 2], exponents [row][k / 32].
+struct StoredRows {
+  std::vector<std::byte> blocks, exponents;
+  std::vector<float> values;  // that they are
+};
+StoredRows RandomRows(Random& random, int64_t rows, int64_t k) {
+  StoredRows stored;
+  for (int64_t group = 0; group < rows * k / kMxfp4Group; ++group) {
+    const auto exponent = static_cast<int>(random.Uniform(100, 130));
+    stored.exponents.push_back(static_cast<std::byte>(exponent));
+    for (int64_t i = 0; i < kMxfp4Group / 2; ++i) {
+      // The first is 6, so that the exponent is that of the largest.
+      const auto low = i == 0 ? 7 : static_cast<int>(random.Uniform(0, 15));
+      const auto high = static_cast<int>(random.Uniform(0, 15));
+      stored.blocks.push_back(static_cast<std::byte>(low | high << 4));
+      for (const int code : {low, high}) {
+        const float value = std::ldexp(kMagnitudes[static_cast<size_t>(code & 7)], exponent - 127);
+        stored.values.push_back(code < 8 ? value : -value);
+      }
+    }
+  }
+  return stored;
+}
+
+TEST_P(Mxfp4KernelTest, RepackedPanelsAreThoseOfTheNumbers) {
+  for (const int64_t rows : {16, 5}) {
+    for (const int64_t k : {32, 96, 128, 320}) {
+      const StoredRows stored = RandomRows(random_, rows, k);
+      const Weights packed(kernels_, stored.values, rows, k, WeightType::kMxfp4);
+      const auto bytes = static_cast<size_t>(packed.matrix.panel_bytes());
+      AlignedBuffer panel(bytes);
+      std::memset(panel.data(), 0xff, bytes);
+      ASSERT_TRUE(RepackMxfp4Panel(stored.blocks.data(), k / 2, stored.exponents.data(),
+                                   k / kMxfp4Group, rows, k, panel.data()));
+      EXPECT_EQ(std::memcmp(panel.data(), packed.memory.data(), bytes), 0) << rows << " " << k;
+    }
+  }
+}
+
+TEST_P(Mxfp4KernelTest, RepackingLeavesToPackingWhatItWouldDoOtherwise) {
+  AlignedBuffer panel(static_cast<size_t>(PackedMatrix::Bytes(WeightType::kMxfp4, 16, 64)));
+  const auto repacked = [&](const StoredRows& stored) {
+    return RepackMxfp4Panel(stored.blocks.data(), 32, stored.exponents.data(), 2, 16, 64,
+                            panel.data());
+  };
+  const StoredRows stored = RandomRows(random_, 16, 64);
+  EXPECT_TRUE(repacked(stored));
+  StoredRows small = stored;  // the last group has nothing above 3
+  for (size_t i = small.blocks.size() - 16; i < small.blocks.size(); ++i) {
+    small.blocks[i] = std::byte{0xd5};
+  }
+  EXPECT_FALSE(repacked(small));
+  StoredRows large = stored;
+  large.exponents[7] = std::byte{253};
+  EXPECT_FALSE(repacked(large));
+}
+
+INSTANTIATE_TEST_SUITE_P(Isas, Mxfp4KernelTest, ::testing::ValuesIn(SupportedIsas()), IsaParamName);
+
+}  // namespace
+}  // namespace moesaic
