@@ -276,6 +276,28 @@ class ThinkingBudgetTest(unittest.TestCase):
                 self.assertEqual(choice["token_ids"][5 : 5 + len(ending)], ending)
                 self.assertEqual(len(choice["logprobs"]["content"]), len(choice["token_ids"]))
 
+    def test_run_shows_thinking_apart(self):
+        with tempfile.TemporaryDirectory() as directory:
+            template = pathlib.Path(directory) / "think.jinja"
+            template.write_text(self.TEMPLATE)
+            command = [BINARY, "run", MODEL, MESSAGES[0]["content"], "--chat-template", str(template)]
+            command += ["--max-tokens", "20", "--temperature", "0"]
+
+            def run(*more):
+                return subprocess.run(
+                    [*command, *more], check=True, capture_output=True, text=True, env=ENVIRONMENT, timeout=PATIENCE_S
+                )
+
+            shown = run()
+            self.assertEqual(shown.stdout, "\n")
+            answer = json.loads(run("--json").stdout)
+            self.assertEqual(answer["text"], "")
+            self.assertTrue(answer["reasoning"])
+            self.assertIn(answer["reasoning"], shown.stderr)
+            # As it comes, where nobody knows what it is.
+            raw = run("--reasoning-parser", "none").stdout
+            self.assertEqual(raw.strip(), answer["reasoning"].strip())
+
 
 if __name__ == "__main__":
     unittest.main()
