@@ -55,14 +55,11 @@ BatchExperts::BatchExperts(const EngineOptions& options, const BatchPlan& plan,
 void BatchExperts::MakeDevicePlaces(const EngineOptions& options, const BatchPlan& plan,
                                     const ModelFiles& files, StreamingOptions streaming) {
   const ExpertGrid grid = GridOf(files.config);
-  devices_ = MakeDevices(options.devices, plan.devices);
+  devices_ = BackendOf(options.devices.kind).Make(options.devices, plan.devices);
   const std::vector<Device*> devices = devices_.pointers();
-  placement_ = std::make_unique<ExpertPlacement>(PlaceExperts(options.devices, files.config));
+  placement_ = std::make_unique<ExpertPlacement>(PlaceExperts(options.devices, files.config, {}));
   home_ = MakeHome(options, files, *placement_, devices_);
-  std::vector<std::span<const std::byte>> files_of_home;
-  for (size_t d = 0; d < devices.size(); ++d) {
-    files_of_home.push_back(home_->memory(static_cast<int>(d)));
-  }
+  const std::vector<std::span<const std::byte>> files_of_home = home_->memory();
   const bool computes = KernelsOf(options.devices) != nullptr;
   operators_ =
       MakeOperators(WithRows(options, plan.sizes), devices_, files.experts->layout(), files.config);
@@ -73,7 +70,7 @@ void BatchExperts::MakeDevicePlaces(const EngineOptions& options, const BatchPla
     streaming.lane = static_cast<int16_t>(d + 1);
     streaming.depth = kLinkDepth;
     streaming.packet_bytes = PacketBytesOf(options, plan.sizes);
-    if (d == 0 && plan.dense_on_device && devices[d]->kind() == DeviceKind::kCuda) {
+    if (d == 0 && plan.dense_on_device && !BackendOf(options.devices.kind).in_host_memory()) {
       streaming.depth = kSharedLinkDepth;
       streaming.packet_bytes =
           std::max(streaming.packet_bytes, kSharedLinkPacketBytes) / kSharedLinkDepth;
@@ -93,9 +90,10 @@ void BatchExperts::MakeDevicePlaces(const EngineOptions& options, const BatchPla
 void BatchExperts::MakeThreadsDevice(const BatchPlan& plan, const ModelConfig& config) {
   Device& device = *devices_.devices.front();
   const int64_t rows = plan.sizes.max_batch_tokens;
-  qkv_ = AllocateOrThrow(device, FloatRowBytes(rows, Model::QkvStride(config)), "hidden states");
+  qkv_ = AllocateOrThrow(device, FloatRowBytes(rows, HostDense::ProjectedStride(config)),
+                         "hidden states");
   attention_ =
-      AllocateOrThrow(device, FloatRowBytes(rows, Model::AttentionStride(config)), "hidden states");
+      AllocateOrThrow(device, FloatRowBytes(rows, HostDense::MixedStride(config)), "hidden states");
   // Rows end in padding that products read and nobody writes.
   std::fill_n(qkv_.data(), qkv_.bytes(), std::byte{0});
   std::fill_n(attention_.data(), attention_.bytes(), std::byte{0});
@@ -109,18 +107,28 @@ void BatchExperts::MakeDenseDevice(DeviceSpan qkv, DeviceSpan attention) {
   dense_ = DenseDevice{places_.front().pool.get(), qkv, attention, in_.get(), out_.get()};
 }
 
-std::unique_ptr<DenseOperator> BatchExperts::MakeDense(const EngineOptions& options,
-                                                       const BatchPlan& plan,
-                                                       const ModelConfig& config,
-                                                       const ModelWeights& weights) {
+std::unique_ptr<DensePart> BatchExperts::MakeDense(const EngineOptions& options,
+                                                   const BatchPlan& plan, const ModelConfig& config,
+                                                   ModelWeights weights,
+                                                   const CpuKernels& kernels) {
   if (!plan.why_dense_on_host.empty()) {
     LogInfo("all that is dense stays on the CPU: {}", plan.why_dense_on_host);
   }
-  if (!plan.dense_on_device) return nullptr;
-  auto dense = std::make_unique<DenseOperator>(
-      *devices_.devices.front(), *KernelsOf(options.devices), config, ChooseWeightType(options),
-      weights, DenseLimitsOf(options, plan.sizes), false);
-  MakeDenseDevice(dense->qkv().span(), dense->attention().span());
+  const ModelLimits limits = LimitsOf(options, plan);
+  if (!plan.dense_on_device) {
+    auto dense = std::make_unique<HostDense>(config, std::move(weights), kernels, pool_, limits);
+    if (dense_) {
+      host_ = dense.get();
+      host_->WorkIn(reinterpret_cast<float*>(qkv_.data()),
+                    reinterpret_cast<float*>(attention_.data()));
+    }
+    return dense;
+  }
+  auto dense = std::make_unique<SplitDense>(*devices_.devices.front(), *KernelsOf(options.devices),
+                                            config, ChooseWeightType(options), std::move(weights),
+                                            kernels, pool_, limits);
+  split_ = dense.get();
+  MakeDenseDevice(split_->projected_on_device(), split_->mixed_on_device());
   return dense;
 }
 
@@ -150,6 +158,8 @@ bool BatchExperts::NoteLostDevices() {
     LogWarn("{}; until then its experts are computed on the host", lost->what());
     places_[d].device->Lose();
     if (d == 0 && dense_) dense_->lost = true;
+    if (d == 0 && host_ != nullptr) host_->WorkIn(nullptr, nullptr);
+    if (d == 0 && split_ != nullptr) split_->Lose();
     any = true;
   }
   return any;

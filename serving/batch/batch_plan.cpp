@@ -18,6 +18,7 @@
 #include "serving/online/engine_checks.h"
 #include "serving/online/kv_plan.h"
 #include "serving/online/part_options.h"
+#include "serving/online/place_rules.h"
 
 namespace moesaic {
 namespace {
@@ -249,7 +250,7 @@ BatchPlan LedgerOf(const EngineOptions& options, const ModelFiles& files, const 
   } else {
     uint64_t device_bytes = DevicesHostBytes(WithRows(options, sizes), config, plan.devices);
     if (plan.dense_on_device) {
-      device_bytes += DenseOperator::HostBytes(config, DenseLimitsOf(options, sizes));
+      device_bytes += DeviceDense::HostBytes(config, DenseLimitsOf(options, sizes), 1);
     }
     ledger.Add("experts in host memory", plan.all_experts_bytes);
     ledger.Add(DevicesHostName(options.devices), device_bytes);
@@ -277,6 +278,8 @@ void CheckBatchOptions(const EngineOptions& options, const ModelConfig& config) 
          "run)",
          options.defer_experts);
   }
+  CheckRulesOfBatch(options, config);
+  CheckDenseMode(WithDenseByRules(options, config).devices);
   CheckContext(options, config);
 }
 

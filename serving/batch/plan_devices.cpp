@@ -4,9 +4,11 @@
 
 #include "core/base/error.h"
 #include "core/base/units.h"
-#include "serving/model/dense_operator.h"
+#include "serving/model/host_dense.h"
+#include "serving/model/split_dense.h"
 #include "serving/online/dense_place.h"
 #include "serving/online/device_plan.h"
+#include "serving/online/place_rules.h"
 
 namespace moesaic {
 namespace {
@@ -16,10 +18,10 @@ namespace {
 std::vector<DevicePlan> PlanThreadDevices(const EngineOptions& options, const ModelFiles& files,
                                           int64_t rows) {
   const ModelConfig& config = files.config;
-  std::vector<DevicePlan> devices = PlanDevices(options, config, files.experts->layout());
+  std::vector<DevicePlan> devices = PlanDevices(options, config, files.experts->layout(), {});
   const uint64_t bytes =
-      RoundUp(FloatRowBytes(rows, Model::QkvStride(config)), Device::kAlignment) +
-      RoundUp(FloatRowBytes(rows, Model::AttentionStride(config)), Device::kAlignment);
+      RoundUp(FloatRowBytes(rows, HostDense::ProjectedStride(config)), Device::kAlignment) +
+      RoundUp(FloatRowBytes(rows, HostDense::MixedStride(config)), Device::kAlignment);
   MemoryLedger& ledger = devices.front().ledger;
   const uint64_t experts_bytes = ledger.total_bytes();
   ledger.Add("hidden states", bytes);
@@ -41,10 +43,7 @@ EngineOptions WithRows(const EngineOptions& options, const BatchSizes& sizes) {
 }
 
 ModelLimits DenseLimitsOf(const EngineOptions& options, const BatchSizes& sizes) {
-  ModelLimits limits = LimitsOf(options, sizes);
-  limits.host_attention = true;
-  limits.num_kv_blocks = 0;
-  return limits;
+  return SplitDense::DeviceLimits(LimitsOf(options, sizes));
 }
 
 BatchDevices PlanBatchDevices(const EngineOptions& options, const ModelFiles& files,
@@ -54,11 +53,11 @@ BatchDevices PlanBatchDevices(const EngineOptions& options, const ModelFiles& fi
     plan.devices = PlanThreadDevices(options, files, sizes.max_batch_tokens);
     return plan;
   }
-  const EngineOptions with = WithRows(options, sizes);
   const ModelConfig& config = files.config;
+  const EngineOptions with = WithRows(WithDenseByRules(options, config), sizes);
   const ExpertLayout& layout = files.experts->layout();
   BatchDevices plan;
-  const DenseMode mode = options.devices.dense;
+  const DenseMode mode = with.devices.dense;
   if (mode == DenseMode::kSharded) {
     Fail(ErrorKind::kInvalidArgument,
          "--gpu-dense tp: throughput mode has the dense part on one GPU; give --gpu-dense on, or "
@@ -70,9 +69,8 @@ BatchDevices PlanBatchDevices(const EngineOptions& options, const ModelFiles& fi
     try {
       const WeightType type = ChooseWeightType(options);
       const ModelLimits limits = DenseLimitsOf(options, sizes);
-      // The kind of keys and values is the CPU's business.
-      DenseOperator::CheckSupported(config, type, WeightType::kBf16);
-      plan.devices = PlanDevices(with, config, layout, DenseLedgerOf(config, type, limits, 1));
+      DeviceDense::CheckSupported(config, type, limits.kv_type, 1);
+      plan.devices = PlanDevices(with, config, layout, {}, DenseLedgerOf(config, type, limits, 1));
       plan.dense_on_device = true;
       return plan;
     } catch (const Error& error) {
@@ -82,7 +80,7 @@ BatchDevices PlanBatchDevices(const EngineOptions& options, const ModelFiles& fi
       plan.why_dense_on_host = error.what();
     }
   }
-  plan.devices = PlanDevices(with, config, layout);
+  plan.devices = PlanDevices(with, config, layout, {});
   return plan;
 }
 

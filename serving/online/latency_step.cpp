@@ -9,6 +9,7 @@
 #include "prefetch/link/device_experts.h"
 #include "prefetch/link/expert_loader.h"
 #include "serving/model/experts_of_model.h"
+#include "serving/model/host_dense.h"
 #include "serving/model/numa_slices.h"
 
 namespace moesaic {
@@ -34,10 +35,10 @@ void LoadGates(const ModelConfig& config, const ModelWeights& weights, ThreadPoo
 LatencyStep::LatencyStep(const EngineOptions& options, const EnginePlan& plan, ModelFiles files,
                          const CpuKernels& kernels, ThreadPool& pool,
                          const ExpertObservers& observers)
-    : files_(std::move(files)), dense_devices_(plan.dense_devices) {
+    : files_(std::move(files)), dense_devices_(plan.dense_devices), kept_(plan.placed.kept) {
   const ModelConfig& config = files_.config;
   if (!plan.devices.empty()) {
-    devices_ = MakeDevices(options.devices, plan.devices);
+    devices_ = BackendOf(options.devices.kind).Make(options.devices, plan.devices);
     LogInfo("{}", DeviceLedgerText(plan.devices));
   }
   // Before the experts: dense weights that go to devices are given back, and the experts' home has
@@ -45,19 +46,24 @@ LatencyStep::LatencyStep(const EngineOptions& options, const EnginePlan& plan, M
   ModelWeights weights =
       ModelWeights::Load(config, plan.weight_type, *files_.tensors, kernels, pool);
   const ModelLimits limits = LimitsOf(options, plan);
-  std::unique_ptr<DensePart> dense =
+  std::unique_ptr<DeviceDense> on_devices =
       MakeDense(options, devices_, plan.dense_devices, config, weights, limits);
   if (!plan.why_dense_on_host.empty()) {
     LogInfo("attention and all else that is dense stays on the CPU: {}", plan.why_dense_on_host);
   }
   if (observers.gates) LoadGates(config, weights, pool, *observers.gates);
-  if (dense != nullptr) weights = ModelWeights::Shapes(config, plan.weight_type);
+  if (on_devices != nullptr) weights = {};
   MakeExperts(options, plan, pool, observers);
   const ExpertLayout& layout = files_.experts->layout();
-  if (dense != nullptr && slot_table_ != nullptr) dense->CaptureSteps(layout, *slot_table_);
-  model_ =
-      std::make_unique<Model>(config, std::move(weights), layout, *experts_, kernels, pool, limits,
-                              MakeOperators(options, devices_, layout, config), std::move(dense));
+  std::unique_ptr<DensePart> dense;
+  if (on_devices != nullptr) {
+    if (slot_table_ != nullptr) on_devices->CaptureSteps(layout, *slot_table_);
+    dense = std::move(on_devices);
+  } else {
+    dense = std::make_unique<HostDense>(config, std::move(weights), kernels, pool, limits);
+  }
+  model_ = std::make_unique<Model>(config, std::move(dense), layout, *experts_, kernels, pool,
+                                   limits, MakeOperators(options, devices_, layout, config));
 }
 
 void LatencyStep::MakeExperts(const EngineOptions& options, const EnginePlan& plan,
@@ -71,6 +77,7 @@ void LatencyStep::MakeExperts(const EngineOptions& options, const EnginePlan& pl
   const std::vector<NodeStretch> stretches =
       SlotStretches(files_.experts->layout(), pool.node_ids());
   loading.slot_stretches = stretches;
+  loading.kept = plan.placed.kept;
   experts_ = std::make_unique<ExpertLoader>(
       *files_.experts, static_cast<int>(files_.config.num_layers()),
       static_cast<int>(files_.config.num_experts()),
@@ -81,7 +88,8 @@ void LatencyStep::MakeDeviceExperts(const EngineOptions& options, const EnginePl
                                     const ExpertObservers& observers) {
   const ExpertGrid grid = GridOf(files_.config);
   const std::vector<Device*> devices = devices_.pointers();
-  placement_ = std::make_unique<ExpertPlacement>(PlaceExperts(options.devices, files_.config));
+  placement_ = std::make_unique<ExpertPlacement>(
+      PlaceExperts(options.devices, files_.config, plan.placed.fixed));
   home_ = MakeHome(options, files_, *placement_, devices_);
   DeviceExpertsOptions loading;
   loading.miss = MissModeOf(options);
@@ -92,19 +100,24 @@ void LatencyStep::MakeDeviceExperts(const EngineOptions& options, const EnginePl
     return MakePolicy(name, counts);
   };
   loading.looked_up = LooksUpExperts(plan);
+  loading.kept = plan.placed.kept;
   auto experts = std::make_unique<DeviceExperts>(*home_, grid, *placement_, devices, loading);
   slot_table_ = experts->slot_table();
   experts_ = std::move(experts);
 }
 
-// Behind `first` comes layer after layer. The most worthy is loaded last: to a policy that goes by
-// age, it is the youngest.
-void LatencyStep::Preload(std::vector<ExpertId> first) {
+// Pinned experts come first, then `first`, then layer after layer. The most worthy is loaded last:
+// to a policy that goes by age, it is the youngest.
+void LatencyStep::Preload(const std::vector<ExpertId>& first, bool fill) {
   const ModelConfig& config = files_.config;
   const ExpertGrid grid = GridOf(config);
-  std::vector<ExpertId> experts = std::move(first);
-  const std::vector<ExpertId> all = AllExperts(config);
-  experts.insert(experts.end(), all.begin(), all.end());
+  std::vector<ExpertId> experts;
+  for (const ExpertIndex expert : kept_) experts.push_back(grid.Id(expert));
+  if (fill) {
+    const std::vector<ExpertId> all = AllExperts(config);
+    experts.insert(experts.end(), first.begin(), first.end());
+    experts.insert(experts.end(), all.begin(), all.end());
+  }
   std::vector<uint8_t> seen(static_cast<size_t>(grid.total()), 0);
   std::erase_if(experts, [&](ExpertId id) {
     return std::exchange(seen[static_cast<size_t>(grid.Index(id))], uint8_t{1}) != 0;
