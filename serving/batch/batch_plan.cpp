@@ -18,6 +18,7 @@
 #include "serving/online/engine_checks.h"
 #include "serving/online/kv_plan.h"
 #include "serving/online/part_options.h"
+#include "serving/online/place_rules.h"
 
 namespace moesaic {
 namespace {
@@ -277,6 +278,8 @@ void CheckBatchOptions(const EngineOptions& options, const ModelConfig& config) 
          "run)",
          options.defer_experts);
   }
+  CheckRulesOfBatch(options, config);
+  CheckDenseMode(WithDenseByRules(options, config).devices);
   CheckContext(options, config);
 }
 
