@@ -8,7 +8,7 @@
 #include <optional>
 #include <vector>
 
-#include "cache/kv_block_pool.h"
+#include "cache/kv_pools.h"
 #include "serving/engine/engine.h"
 #include "serving/engine/output_processor.h"
 #include "serving/engine/request.h"
@@ -32,9 +32,7 @@ struct Sequence {
   int64_t queue_us = -1;        // from arrival to that step; -1: not started, or told already
   bool admitted = false;        // has run before (a preempted sequence is admitted again)
 
-  std::vector<int32_t> blocks;
-  int64_t sealed_blocks = 0;       // the first so many are findable
-  PrefixId prefix = kEmptyPrefix;  // of the sealed ones
+  SequenceBlocks blocks;
 
   uint64_t seed = 0;
   PenaltyState penalties;

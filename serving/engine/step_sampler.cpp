@@ -115,7 +115,10 @@ const SequenceSlice& StepRows::Add(const ScheduledSlice& scheduled) {
   slice.first_row = static_cast<int64_t>(tokens.size());
   slice.num_tokens = scheduled.num_tokens;
   slice.start_position = sequence.computed_tokens;
-  slice.blocks = sequence.blocks;
+  if (!sequence.blocks.empty()) {
+    slice.blocks = sequence.blocks.tables.front().blocks;
+    slice.tables = &sequence.blocks;
+  }
   slice.request = static_cast<int32_t>(slices.size());
   slice.prefill = sequence.computed_tokens < sequence.prompt_tokens;
   slice.decode_from = sequence.decode_from();

@@ -53,7 +53,7 @@ class StepSamplerTest : public ::testing::Test {
   std::unique_ptr<Sequence> Make(EngineRequest request) {
     const SequenceContext context = {harness_.config(), tokenizer_, eos_, 256};
     auto sequence = MakeSequence(std::move(request), std::make_shared<Collector>(), context);
-    sequence->blocks = harness_.NewSequence(kSequenceTokens).blocks;
+    sequence->blocks.tables = {{.blocks = harness_.NewSequence(kSequenceTokens).blocks}};
     return sequence;
   }
 
@@ -359,7 +359,7 @@ TEST_F(StepSamplerTest, EndsWithTheContext) {
   const SequenceContext context = {harness_.config(), tokenizer_, eos_, 20};
   const auto sequence =
       MakeSequence(Greedy(PromptOf(1, 17, 100), 1000), std::make_shared<Collector>(), context);
-  sequence->blocks = harness_.NewSequence(kSequenceTokens).blocks;
+  sequence->blocks.tables = {{.blocks = harness_.NewSequence(kSequenceTokens).blocks}};
   for (int step = 0; step < 3; ++step) {
     EXPECT_EQ(SinkOf(*sequence).finish, std::nullopt);
     Step({sequence.get()});
