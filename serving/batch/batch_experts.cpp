@@ -90,9 +90,10 @@ void BatchExperts::MakeDevicePlaces(const EngineOptions& options, const BatchPla
 void BatchExperts::MakeThreadsDevice(const BatchPlan& plan, const ModelConfig& config) {
   Device& device = *devices_.devices.front();
   const int64_t rows = plan.sizes.max_batch_tokens;
-  qkv_ = AllocateOrThrow(device, FloatRowBytes(rows, Model::QkvStride(config)), "hidden states");
+  qkv_ = AllocateOrThrow(device, FloatRowBytes(rows, HostDense::ProjectedStride(config)),
+                         "hidden states");
   attention_ =
-      AllocateOrThrow(device, FloatRowBytes(rows, Model::AttentionStride(config)), "hidden states");
+      AllocateOrThrow(device, FloatRowBytes(rows, HostDense::MixedStride(config)), "hidden states");
   // Rows end in padding that products read and nobody writes.
   std::fill_n(qkv_.data(), qkv_.bytes(), std::byte{0});
   std::fill_n(attention_.data(), attention_.bytes(), std::byte{0});
@@ -106,18 +107,28 @@ void BatchExperts::MakeDenseDevice(DeviceSpan qkv, DeviceSpan attention) {
   dense_ = DenseDevice{places_.front().pool.get(), qkv, attention, in_.get(), out_.get()};
 }
 
-std::unique_ptr<DenseOperator> BatchExperts::MakeDense(const EngineOptions& options,
-                                                       const BatchPlan& plan,
-                                                       const ModelConfig& config,
-                                                       const ModelWeights& weights) {
+std::unique_ptr<DensePart> BatchExperts::MakeDense(const EngineOptions& options,
+                                                   const BatchPlan& plan, const ModelConfig& config,
+                                                   ModelWeights weights,
+                                                   const CpuKernels& kernels) {
   if (!plan.why_dense_on_host.empty()) {
     LogInfo("all that is dense stays on the CPU: {}", plan.why_dense_on_host);
   }
-  if (!plan.dense_on_device) return nullptr;
-  auto dense = std::make_unique<DenseOperator>(
-      *devices_.devices.front(), *KernelsOf(options.devices), config, ChooseWeightType(options),
-      weights, DenseLimitsOf(options, plan.sizes), false);
-  MakeDenseDevice(dense->qkv().span(), dense->attention().span());
+  const ModelLimits limits = LimitsOf(options, plan);
+  if (!plan.dense_on_device) {
+    auto dense = std::make_unique<HostDense>(config, std::move(weights), kernels, pool_, limits);
+    if (dense_) {
+      host_ = dense.get();
+      host_->WorkIn(reinterpret_cast<float*>(qkv_.data()),
+                    reinterpret_cast<float*>(attention_.data()));
+    }
+    return dense;
+  }
+  auto dense = std::make_unique<SplitDense>(*devices_.devices.front(), *KernelsOf(options.devices),
+                                            config, ChooseWeightType(options), std::move(weights),
+                                            kernels, pool_, limits);
+  split_ = dense.get();
+  MakeDenseDevice(split_->projected_on_device(), split_->mixed_on_device());
   return dense;
 }
 
@@ -147,6 +158,8 @@ bool BatchExperts::NoteLostDevices() {
     LogWarn("{}; until then its experts are computed on the host", lost->what());
     places_[d].device->Lose();
     if (d == 0 && dense_) dense_->lost = true;
+    if (d == 0 && host_ != nullptr) host_->WorkIn(nullptr, nullptr);
+    if (d == 0 && split_ != nullptr) split_->Lose();
     any = true;
   }
   return any;

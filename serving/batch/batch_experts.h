@@ -7,7 +7,7 @@
 // weights it reads where they are. The first one also runs the dense modules, between which
 // queries and attention outputs are copied over its link, on streams of their own: a stream's next
 // copy gets in line when the one before has ended, so they wait behind one packet of weights at
-// most. With kernels the dense modules are a DenseOperator's, if there is one, and it is the same.
+// most. With kernels the dense modules are a SplitDense's, if there is one, and it is the same.
 //
 // Owned by the engine, used by its thread; outlives its Model and PassRunner.
 #pragma once
@@ -28,6 +28,7 @@
 #include "serving/batch/streaming_experts.h"
 #include "serving/batch/timeline.h"
 #include "serving/model/expert_runner.h"
+#include "serving/model/split_dense.h"
 #include "serving/online/engine_devices.h"
 #include "serving/online/part_options.h"
 
@@ -42,17 +43,21 @@ class BatchExperts {
   // For the Model, once.
   ExpertPlaces TakePlaces();
   std::span<StreamingExperts* const> streams() const { return streams_; }
-  // The dense part on the first device, by kernels; what PlanBatchDevices has planned. Null: it is
-  // the host's. Of loaded weights; for the Model.
-  std::unique_ptr<DenseOperator> MakeDense(const EngineOptions& options, const BatchPlan& plan,
-                                           const ModelConfig& config, const ModelWeights& weights);
+  // The dense part, for the Model, which outlives the use of this: on the first device, by kernels,
+  // but for its mixers, if PlanBatchDevices has planned that; or the host's, whose modules are to
+  // compute in the memory of the first device that has threads. Of loaded weights.
+  std::unique_ptr<DensePart> MakeDense(const EngineOptions& options, const BatchPlan& plan,
+                                       const ModelConfig& config, ModelWeights weights,
+                                       const CpuKernels& kernels);
   const DenseDevice* dense_device() const { return dense_ ? &*dense_ : nullptr; }  // null: none
 
   // After a pass that failed: whether it failed because a device was lost. From then on its threads
   // compute what was its own in host memory, and the pass can be run again.
   bool NoteLostDevices();
 
-  bool dense_lost() const { return dense_ && dense_->lost; }
+  // Whether, since the last call, the device of the dense part has failed. Another pass may
+  // succeed.
+  bool TakeDenseFailure() { return split_ != nullptr && split_->TakeFailure(); }
 
   void StopPrefetching();
   int64_t slots() const;
@@ -85,6 +90,8 @@ class BatchExperts {
   std::unique_ptr<Stream> in_;
   std::unique_ptr<Stream> out_;
   std::optional<DenseDevice> dense_;
+  HostDense* host_ = nullptr;    // whose modules compute in qkv_ and attention_
+  SplitDense* split_ = nullptr;  // whose device is the first
 };
 
 // Packets that are queued on a device's link: the next one starts when one ends, without a thread

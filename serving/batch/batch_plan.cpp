@@ -250,7 +250,7 @@ BatchPlan LedgerOf(const EngineOptions& options, const ModelFiles& files, const 
   } else {
     uint64_t device_bytes = DevicesHostBytes(WithRows(options, sizes), config, plan.devices);
     if (plan.dense_on_device) {
-      device_bytes += DenseOperator::HostBytes(config, DenseLimitsOf(options, sizes));
+      device_bytes += DeviceDense::HostBytes(config, DenseLimitsOf(options, sizes), 1);
     }
     ledger.Add("experts in host memory", plan.all_experts_bytes);
     ledger.Add(DevicesHostName(options.devices), device_bytes);

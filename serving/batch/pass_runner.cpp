@@ -108,8 +108,7 @@ void PassRunner::RunTask(const Task& task) {
 
 void PassRunner::PreAttention(int layer, RowRange rows) {
   experts_.front()->timeline().ComputeBegan();
-  float* qkv = on_device() ? reinterpret_cast<float*>(device_->qkv.data()) : model_.qkv();
-  model_.PreAttention(layer, rows, dense_pool_, qkv);
+  model_.PreAttention(layer, rows, dense_pool_);
   experts_.front()->timeline().ComputeEnded(Activity::kDense, layer);
 }
 
@@ -121,10 +120,8 @@ void PassRunner::Attention(int layer, SliceRange slices) {
 
 void PassRunner::PostAttention(int layer, RowRange rows) {
   experts_.front()->timeline().ComputeBegan();
-  const float* attention =
-      on_device() ? reinterpret_cast<const float*>(device_->attention.data()) : model_.attention();
   const int64_t begin_ns = clock_.NowNs();
-  model_.Project(layer, rows, dense_pool_, attention);
+  model_.Project(layer, rows, dense_pool_);
   stats_[static_cast<size_t>(Resource::kDevice)].attention_us += (clock_.NowNs() - begin_ns) / 1000;
   model_.Route(layer, rows, dense_pool_);
   if (hook_ != nullptr) model_.ShowRouting(layer, rows, *hook_);
@@ -144,11 +141,11 @@ void PassRunner::Mlp(int layer, RowRange rows) {
 void PassRunner::CopyOut(int layer, RowRange rows) {
   if (!on_device()) return;
   const int64_t begin_ns = clock_.NowNs();
-  const auto row_bytes = static_cast<uint64_t>(model_.qkv_stride()) * sizeof(float);
-  const uint64_t offset = static_cast<uint64_t>(rows.begin) * row_bytes;
-  const uint64_t bytes = static_cast<uint64_t>(rows.count()) * row_bytes;
+  const DensePart::MixerRows at = model_.mixer_rows();
+  const uint64_t offset = static_cast<uint64_t>(rows.begin) * at.projected_row_bytes;
+  const uint64_t bytes = static_cast<uint64_t>(rows.count()) * at.projected_row_bytes;
   Copy(*device_->out, [&] {
-    device_->out->CopyToHost({reinterpret_cast<std::byte*>(model_.qkv()) + offset, bytes},
+    device_->out->CopyToHost({reinterpret_cast<std::byte*>(at.projected) + offset, bytes},
                              device_->qkv.Subspan(offset, bytes));
   });
   Log(Activity::kHiddenOut, begin_ns, layer, bytes, 1);
@@ -157,12 +154,12 @@ void PassRunner::CopyOut(int layer, RowRange rows) {
 void PassRunner::CopyIn(int layer, RowRange rows) {
   if (!on_device()) return;
   const int64_t begin_ns = clock_.NowNs();
-  const Model::SentRows sent = model_.sent_attention();
-  const uint64_t offset = static_cast<uint64_t>(rows.begin) * sent.row_bytes;
-  const uint64_t bytes = static_cast<uint64_t>(rows.count()) * sent.row_bytes;
+  const DensePart::MixerRows at = model_.mixer_rows();
+  const uint64_t offset = static_cast<uint64_t>(rows.begin) * at.mixed_row_bytes;
+  const uint64_t bytes = static_cast<uint64_t>(rows.count()) * at.mixed_row_bytes;
   Copy(*device_->in, [&] {
     device_->in->CopyToDevice(device_->attention.Subspan(offset, bytes),
-                              {sent.data + offset, bytes});
+                              {at.mixed + offset, bytes});
   });
   Log(Activity::kHiddenIn, begin_ns, layer, bytes, 1);
 }

@@ -32,8 +32,8 @@ namespace moesaic {
 // The device that computes all but attention and the experts of other devices.
 struct DenseDevice {
   ThreadPool* pool = nullptr;  // its threads or, where its kernels compute, those beside them
-  DeviceSpan qkv;              // [rows, Model::qkv_stride] f32
-  DeviceSpan attention;        // rows as Model::sent_attention
+  DeviceSpan qkv;              // rows as Model::mixer_rows().projected
+  DeviceSpan attention;        // rows as Model::mixer_rows().mixed
   Stream* in = nullptr;        // none of the two carries anything else
   Stream* out = nullptr;
   bool lost = false;  // its threads go on, in host memory

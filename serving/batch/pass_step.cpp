@@ -21,10 +21,9 @@ PassStep::PassStep(const EngineOptions& options, const BatchPlan& plan, ModelFil
   experts_ = std::make_unique<BatchExperts>(options, plan, files_, pool, *timeline_);
   ModelWeights weights =
       ModelWeights::Load(config, ChooseWeightType(options), *files_.tensors, kernels, pool);
-  std::unique_ptr<DenseOperator> dense = experts_->MakeDense(options, plan, config, weights);
-  model_ = std::make_unique<Model>(config, std::move(weights), files_.experts->layout(),
-                                   experts_->TakePlaces(), kernels, pool, LimitsOf(options, plan),
-                                   std::move(dense));
+  model_ = std::make_unique<Model>(
+      config, experts_->MakeDense(options, plan, config, std::move(weights), kernels),
+      files_.experts->layout(), experts_->TakePlaces(), kernels, pool, LimitsOf(options, plan));
   model_->PopulateKvCache();  // it has room for the job, not more
   runner_ =
       std::make_unique<PassRunner>(*model_, pool, experts_->streams(), experts_->dense_device(),
@@ -51,9 +50,9 @@ void PassStep::HeadRan(int64_t begin_ns, int64_t end_ns) {
 
 EngineStep::AfterFailure PassStep::Failed(const Error& /*error*/) {
   pass_end_ns_ = 0;
-  const bool failed = model_->TakeDenseFailure();
+  const bool experts_failed = model_->TakeExpertFailure();
+  const bool failed = experts_->TakeDenseFailure() || experts_failed;
   const bool lost = experts_->NoteLostDevices();
-  if (lost && experts_->dense_lost()) model_->LoseDense();
   if (lost || (failed && ++dense_failures_ <= kDenseRetries)) return AfterFailure::kRunAgain;
   dense_failures_ = 0;
   return AfterFailure::kEndRequests;

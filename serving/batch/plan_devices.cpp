@@ -4,7 +4,8 @@
 
 #include "core/base/error.h"
 #include "core/base/units.h"
-#include "serving/model/dense_operator.h"
+#include "serving/model/host_dense.h"
+#include "serving/model/split_dense.h"
 #include "serving/online/dense_place.h"
 #include "serving/online/device_plan.h"
 #include "serving/online/place_rules.h"
@@ -19,8 +20,8 @@ std::vector<DevicePlan> PlanThreadDevices(const EngineOptions& options, const Mo
   const ModelConfig& config = files.config;
   std::vector<DevicePlan> devices = PlanDevices(options, config, files.experts->layout(), {});
   const uint64_t bytes =
-      RoundUp(FloatRowBytes(rows, Model::QkvStride(config)), Device::kAlignment) +
-      RoundUp(FloatRowBytes(rows, Model::AttentionStride(config)), Device::kAlignment);
+      RoundUp(FloatRowBytes(rows, HostDense::ProjectedStride(config)), Device::kAlignment) +
+      RoundUp(FloatRowBytes(rows, HostDense::MixedStride(config)), Device::kAlignment);
   MemoryLedger& ledger = devices.front().ledger;
   const uint64_t experts_bytes = ledger.total_bytes();
   ledger.Add("hidden states", bytes);
@@ -42,10 +43,7 @@ EngineOptions WithRows(const EngineOptions& options, const BatchSizes& sizes) {
 }
 
 ModelLimits DenseLimitsOf(const EngineOptions& options, const BatchSizes& sizes) {
-  ModelLimits limits = LimitsOf(options, sizes);
-  limits.host_attention = true;
-  limits.num_kv_blocks = 0;
-  return limits;
+  return SplitDense::DeviceLimits(LimitsOf(options, sizes));
 }
 
 BatchDevices PlanBatchDevices(const EngineOptions& options, const ModelFiles& files,
@@ -71,8 +69,7 @@ BatchDevices PlanBatchDevices(const EngineOptions& options, const ModelFiles& fi
     try {
       const WeightType type = ChooseWeightType(options);
       const ModelLimits limits = DenseLimitsOf(options, sizes);
-      // The kind of keys and values is the CPU's business.
-      DenseOperator::CheckSupported(config, type, WeightType::kBf16);
+      DeviceDense::CheckSupported(config, type, limits.kv_type, 1);
       plan.devices = PlanDevices(with, config, layout, {}, DenseLedgerOf(config, type, limits, 1));
       plan.dense_on_device = true;
       return plan;

@@ -6,7 +6,7 @@
 
 #include "core/config/mixer_spec.h"
 #include "kernels/cpu/kernels.h"
-#include "serving/model/model.h"
+#include "serving/model/forward_batch.h"
 
 namespace moesaic {
 

@@ -1,7 +1,7 @@
 // DenseGraphs: what a decode step queues, as graphs. A step is of a kind, and of each part of a
 // kind there is one graph: captured when that part is queued first, replayed from then on.
 //
-// Owned by a DenseOperator, used by its thread; the stream outlives it.
+// Owned by a DeviceDense, used by its thread; the stream outlives it.
 #pragma once
 
 #include <cstdint>

@@ -1,76 +1,83 @@
-// DensePart: the dense part of a model where devices have it: the residual stream, embedding,
-// norms, attention with the KV cache, routers, the MLPs that every token runs, and the head, with
-// their weights: of one device (dense_operator.h) or sharded over several (dense_shards.h). What
-// comes to the host of a layer is its routing, for who finds and computes the experts
-// (ExpertRunner), and goes back is their sum or, of experts on the first of its devices, nothing
-// but where their outputs are: a layer waits once.
+// DensePart: the dense part of a model, wherever it is: the residual stream, embedding, norms,
+// mixers with their state of sequences, routers, the MLPs that every token runs, and the head, with
+// their weights. HostDense is the host's, DeviceDense that of one device or sharded over several,
+// and SplitDense has its mixers on the host and all else on a device.
 //
-// Owned by the Model; one thread calls. What is queued is waited for by AwaitRouting, EndStep, Head
-// and Greedy, which throw Error when a device fails: the keys and values are there and nowhere
-// else, so that a lost device is the end of all requests. The devices outlive it. No allocation
-// after construction but what streams take.
+// Owned by the Model, which runs the layers and the experts; one thread calls, but for Attend
+// (below). What a device is told is queued; what has to be known is waited for by Route, End, Head
+// and Greedy. These throw Error when a device fails. No allocation after construction but what
+// streams take.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
-#include "cache/slot_table.h"
-#include "core/device/device_buffer.h"
-#include "core/io/expert_layout.h"
+#include "core/base/thread_pool.h"
+#include "serving/model/expert_rows.h"
 #include "serving/model/forward_batch.h"
 
 namespace moesaic {
-
-class DeviceOperator;
-class StepExperts;
 
 class DensePart {
  public:
   // Waits for what is queued.
   virtual ~DensePart() = default;
 
-  // A step: its tokens are embedded, and each Layer in turn queues all but the routed experts of a
-  // sparse one, for which AwaitRouting and AddExperts follow. EndStep waits for the last, or, after
-  // an error, AbandonStep, whatever it was.
-  virtual void BeginStep(const ForwardBatch& batch) = 0;
-  // Instead of all Layers: queues the whole step, which computes the experts that it finds on the
-  // device. AwaitRouting follows for each sparse layer in turn and, where it has missed experts,
-  // their Answer (step_experts.h), computed by `experts` or sent from its host_out(). False: Layer
-  // by Layer. Whole steps are of experts of this layout, which this table has; both outlive it.
-  virtual void CaptureSteps(const ExpertLayout& /*experts*/, SlotTable& /*table*/) {}
-  virtual bool RunStep(const DeviceOperator& /*experts*/) { return false; }
-  virtual StepExperts* running_step() { return nullptr; }  // null: Layer by Layer
-  virtual void Layer(int64_t layer) = 0;
-  // What a sparse layer's experts are given; valid until the next Layer.
-  struct Routed {
-    const int32_t* experts = nullptr;  // [rows, top_k]
-    const float* weights = nullptr;    // [rows, top_k]
-    const float* normed = nullptr;     // [rows, hidden] what experts multiply, before rounding
-    // The same on the devices of this, the first one first: [.., ActivationStride(hidden)] bf16.
-    std::span<const DeviceSpan> there;
-    // Of a step that runs as a whole: who is missing. normed and there are valid where any is,
-    // until they are answered for.
-    std::span<const int32_t> missed;
-  };
-  virtual Routed AwaitRouting(int64_t layer) = 0;
-  // Residual stream [rows, hidden] of the running step, as the router of the layer that was waited
-  // for sees it through its norm.
-  virtual const float* hidden() const = 0;
-  // Queues: residual += sum over slots, in order, of weight times output. `experts` is of the first
-  // device. Outputs are rows of experts.out(), pair (row, slot) at pair_rows, after what `experts`
-  // has queued; the last `others` of them, in all pair_rows.size(), are sent from
-  // experts.host_out(). weights: [rows, top_k].
-  virtual void AddExperts(const DeviceOperator& experts, int64_t others,
-                          std::span<const int32_t> pair_rows, const float* weights) = 0;
-  virtual void EndStep() = 0;
-  virtual void AbandonStep() = 0;
+  // A pass: Begin, then for each layer and any groups of rows, each group in this order,
+  // PreAttention, Attend, Project, Route, OpenExperts (in a sparse layer) and AddMlp, then End. A
+  // group's bits do not depend on the others. Modules of different groups may run at the same time
+  // on different pools where one is Attend and the other is not.
 
-  // Of these rows of the last step, at most limits.max_logit_rows: logits [rows, vocab], or the
-  // token of the largest logit, the lower one of equals; -1 where a logit is not finite.
+  // Embeds the tokens. The batch lives until the pass ends. `experts` (which may be null): who
+  // computes experts where the residual stream is, if nobody replaces the routing: the pass may run
+  // ahead of its layers then.
+  virtual void Begin(const ForwardBatch& batch, const DeviceOperator* experts) = 0;
+  // Norm, and what the mixer makes of a row by itself.
+  virtual void PreAttention(int64_t layer, RowRange rows, ThreadPool& pool) = 0;
+  // The mixer over sequences; the state of sequences grows by the rows.
+  virtual void Attend(int64_t layer, SliceRange slices, ThreadPool& pool) = 0;
+  // The mixer's output projection, onto the residual stream.
+  virtual void Project(int64_t layer, RowRange rows, ThreadPool& pool) = 0;
+  // Norm and, in a sparse layer, the experts of each row: ids and weights [rows, top_k]. May begin
+  // the MLP that every token runs. `host_rows`: whether OpenExperts is to give rows on the host.
+  virtual void Route(int64_t layer, RowRange rows, int32_t* ids, float* weights, bool host_rows,
+                     ThreadPool& pool) = 0;
+  // What the experts of these rows, which were routed, are given.
+  virtual ExpertInputs OpenExperts(RowRange rows) = 0;
+  // Onto the residual stream: of a sparse layer what its experts have made; then the MLP that every
+  // token runs; then what was deferred to this layer.
+  virtual void AddMlp(int64_t layer, RowRange rows, const ExpertOutputs& experts,
+                      const ExpertOutputs& deferred, ThreadPool& pool) = 0;
+  virtual void End() = 0;
+  // Instead, after an error: what is queued is over, whatever it was.
+  virtual void Abandon() = 0;
+
+  // Of these rows of the last pass, at most limits.max_logit_rows: logits [rows, vocab].
   virtual void Head(std::span<const int32_t> rows, float* logits) = 0;
+  // Likewise, where tokens can be chosen without bringing logits over: those of the largest logit,
+  // the lower one of equals; -1 where a logit is not finite.
+  virtual bool has_greedy() const { return false; }
   virtual void Greedy(std::span<const int32_t> rows, int32_t* tokens) = 0;
 
-  virtual int64_t whole_steps() const { return 0; }  // that ran as one graph
+  // Residual stream [rows, hidden] of the last pass (after the last layer, before the final norm);
+  // with a device's, of the layer that was routed last, as its router sees it through its norm.
+  virtual const float* hidden() const = 0;
+
+  // In the host's memory, where mixers are the host's: what Attend takes of PreAttention and what
+  // Project takes of it, row by row; for who copies them between the memories of both.
+  struct MixerRows {
+    float* projected = nullptr;
+    uint64_t projected_row_bytes = 0;
+    const std::byte* mixed = nullptr;
+    uint64_t mixed_row_bytes = 0;
+  };
+  virtual MixerRows mixer_rows() const { return {}; }
+
+  // Has the kernel give the memory of the state of sequences now. Best effort.
+  virtual void PopulateState(ThreadPool& /*pool*/) {}
+
+  virtual int64_t whole_steps() const { return 0; }  // that ran ahead, as one graph
   virtual int64_t captured() const { return 0; }     // graphs so far
 };
 

@@ -1,4 +1,4 @@
-// What the two kinds of dense part (dense_operator.h, dense_shards.h) measure and name alike.
+// What the dense part on devices (device_dense.h) measures and names.
 //
 // Functions of their arguments.
 #pragma once
@@ -26,6 +26,9 @@ inline int32_t* IntsOf(const DeviceBuffer& buffer) {
 inline uint16_t* Bf16Of(const DeviceBuffer& buffer) {
   return reinterpret_cast<uint16_t*>(buffer.data());
 }
+
+// What of a layer devices have no kernels for, which the host then runs; null: nothing.
+const char* WhyNotOnDevices(const LayerSpec& layer);
 
 // Throws Error(kUnsupported) for f32.
 cuda::Weights GpuWeights(WeightType type);

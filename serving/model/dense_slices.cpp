@@ -113,14 +113,17 @@ uint64_t DenseSlices::LayOut(const ModelConfig& c, const ModelWeights& whole, in
     const int64_t values = keys + attention.kv_width();
     w.input_norm = take.Vector(from.input_norm, c.hidden_size);
     w.post_attention_norm = take.Vector(from.post_attention_norm, c.hidden_size);
-    w.qkv = take.Rows(from.qkv, {{kv.begin * group * d, kv.end * group * d},
-                                 {keys + kv.begin * d, keys + kv.end * d},
-                                 {values + kv.begin * d, values + kv.end * d}});
+    const GroupedQueryWeights& whole_mixer = from.attention();
+    GroupedQueryWeights mixer;
+    mixer.qkv = take.Rows(whole_mixer.qkv, {{kv.begin * group * d, kv.end * group * d},
+                                            {keys + kv.begin * d, keys + kv.end * d},
+                                            {values + kv.begin * d, values + kv.end * d}});
     if (attention.qk_norm != QkNorm::kNone) {
-      w.q_norm = take.Vector(from.q_norm, QNormWidth(attention));
-      w.k_norm = take.Vector(from.k_norm, KNormWidth(attention));
+      mixer.q_norm = take.Vector(whole_mixer.q_norm, QNormWidth(attention));
+      mixer.k_norm = take.Vector(whole_mixer.k_norm, KNormWidth(attention));
     }
-    w.output = outputs(from.output);
+    mixer.output = outputs(whole_mixer.output);
+    w.mixer = mixer;
     if (first && from.router.n > 0) w.router = take.All(from.router);
     if (first && from.shared_gate.n > 0) w.shared_gate = take.All(from.shared_gate);
     if (from.gate.n > 0) {

@@ -1,28 +1,33 @@
 // What a model's dense part may be made of for GPUs to compute it.
 
 #include "core/base/error.h"
-#include "serving/model/dense_operator.h"
 #include "serving/model/dense_sizes.h"
+#include "serving/model/dense_slices.h"
+#include "serving/model/device_dense.h"
 
 namespace moesaic {
 namespace {
 
-[[noreturn]] void RefuseOnGpus(const char* what) {
-  Fail(ErrorKind::kUnsupported,
-       "--gpu-dense: {} are not computed on GPUs yet; the CPU does it with --gpu-dense auto or off",
-       what);
+// What kernels are not told of it yet. One overload for each alternative of MixerSpec.
+const char* WhyNot(const GroupedQuerySpec& spec) {
+  if (spec.qkv_bias || spec.output_bias) return "biases of attention";
+  if (spec.clip_qkv > 0) return "clipped queries, keys and values";
+  if (spec.head_dim % 2 != 0 || spec.head_dim > cuda::kMaxHeadDim) return "heads of this size";
+  if (spec.rotary_dim != spec.head_dim) return "rotations of a part of a head";
+  return nullptr;
 }
 
 // The kernel does more, of which nothing is passed on to it yet.
-void CheckRouter(const RouterSpec& router) {
-  if (router.experts > cuda::kMaxExperts) RefuseOnGpus("routers of so many experts");
-  if (router.score != ScoreFunction::kSoftmax) RefuseOnGpus("routers other than softmax");
-  if (router.logit_bias || router.correction_bias) RefuseOnGpus("biases of routers");
-  if (router.groups_kept != router.num_groups) RefuseOnGpus("groups of experts");
+const char* WhyNot(const RouterSpec& router) {
+  if (router.experts > cuda::kMaxExperts) return "routers of so many experts";
+  if (router.score != ScoreFunction::kSoftmax) return "routers other than softmax";
+  if (router.logit_bias || router.correction_bias) return "biases of routers";
+  if (router.groups_kept != router.num_groups) return "groups of experts";
   if (router.norm != RouterNorm::kNone && router.norm != RouterNorm::kSum) {
-    RefuseOnGpus("expert weights normalised so");
+    return "expert weights normalised so";
   }
-  if (router.scale != 1.0) RefuseOnGpus("scaled expert weights");
+  if (router.scale != 1.0) return "scaled expert weights";
+  return nullptr;
 }
 
 }  // namespace
@@ -42,7 +47,14 @@ cuda::Weights GpuWeights(WeightType type) {
        "--gpu-dense: no kernel takes float32 weights; give --dtype bfloat16");
 }
 
-void DenseOperator::CheckSupported(const ModelConfig& c, WeightType type, WeightType kv_type) {
+const char* WhyNotOnDevices(const LayerSpec& layer) {
+  const char* const why = std::visit([](const auto& mixer) { return WhyNot(mixer); }, layer.mixer);
+  if (why != nullptr || !layer.sparse()) return why;
+  return WhyNot(layer.experts().router);
+}
+
+void DeviceDense::CheckSupported(const ModelConfig& config, WeightType type, WeightType kv_type,
+                                 int devices) {
   GpuWeights(type);
   if (kv_type != WeightType::kBf16) {
     Fail(ErrorKind::kUnsupported,
@@ -50,16 +62,15 @@ void DenseOperator::CheckSupported(const ModelConfig& c, WeightType type, Weight
          "--gpu-dense off",
          kv_type == WeightType::kF32 ? "float32" : WeightTypeName(kv_type));
   }
-  for (const LayerSpec& layer : c.layers) {
-    const GroupedQuerySpec& attention = layer.attention();
-    if (attention.qkv_bias || attention.output_bias) RefuseOnGpus("biases of attention");
-    if (attention.clip_qkv > 0) RefuseOnGpus("clipped queries, keys and values");
-    if (attention.head_dim % 2 != 0 || attention.head_dim > cuda::kMaxHeadDim) {
-      RefuseOnGpus("heads of this size");
+  for (const LayerSpec& layer : config.layers) {
+    if (const char* const why = WhyNotOnDevices(layer)) {
+      Fail(ErrorKind::kUnsupported,
+           "--gpu-dense: {} are not computed on GPUs yet; the CPU does it with --gpu-dense auto or "
+           "off",
+           why);
     }
-    if (attention.rotary_dim != attention.head_dim) RefuseOnGpus("rotations of a part of a head");
-    if (layer.sparse()) CheckRouter(layer.experts().router);
   }
+  if (devices > 1) CheckSliceable(config, devices);
 }
 
 }  // namespace moesaic

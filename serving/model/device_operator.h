@@ -3,7 +3,7 @@
 // products on a stream of its own, and the outputs come back. The host computes other experts
 // meanwhile; nothing waits but TakeOldest.
 //
-// Where the residual stream is on the same device (dense_operator.h), rows need not be sent and
+// Where the residual stream is on the same device (device_dense.h), rows need not be sent and
 // outputs stay: BeginLayerThere.
 //
 // Numerics: the class of kernels/cuda/products.h (kMatrix): rows and the hidden activations are

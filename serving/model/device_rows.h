@@ -1,5 +1,5 @@
 // Activation rows on their way to a device that computes: f32 on the host, bf16 there. What the
-// operators of a device (device_operator.h, dense_operator.h) share.
+// operators of a device (device_operator.h, device_dense.h) share.
 //
 // Functions of their arguments.
 #pragma once

@@ -18,12 +18,13 @@ int64_t FloatRowBytes(const ModelConfig& config) {
   return ActivationRowBytes(ActivationType::kF32, config.hidden_size);
 }
 
-}  // namespace
-
-int64_t WidestActivationRow(const CpuKernels& kernels, int64_t n) {
-  return std::max(ActivationRowBytes(ActivationTypeOf(kernels.numerics, WeightType::kBf16), n),
-                  ActivationRowBytes(ActivationType::kInt8, n));
+// What rows of a device, which come without padding, take with it; nothing where they have none.
+int64_t UnpaddedBytes(const ModelConfig& config, int64_t rows) {
+  const bool padded = PaddedFloats(config.hidden_size) == config.hidden_size;
+  return padded ? 0 : rows * FloatRowBytes(config);
 }
+
+}  // namespace
 
 ExpertRunner::ExpertRunner(const ModelConfig& config, const ExpertLayout& layout,
                            ExpertPlaces places, const CpuKernels& kernels, int64_t max_tokens,
@@ -32,7 +33,8 @@ ExpertRunner::ExpertRunner(const ModelConfig& config, const ExpertLayout& layout
       layout_(layout),
       kernels_(kernels),
       grid_(GridOf(config)),
-      placement_(places.placement) {
+      placement_(places.placement),
+      activations_(kernels, max_tokens, config.hidden_size) {
   CHECK(placement_ != nullptr || places.places.size() == 1);
   const int64_t rows = max_tokens * config.top_k();
   const auto experts = static_cast<size_t>(config.num_experts());
@@ -47,6 +49,10 @@ ExpertRunner::ExpertRunner(const ModelConfig& config, const ExpertLayout& layout
     part.of_device.reserve(experts);
     part.of_host.reserve(experts);
     part.work.reserve(experts);
+  }
+  if (UnpaddedBytes(config, max_tokens) > 0) {
+    padded_ = AlignedBuffer(static_cast<size_t>(UnpaddedBytes(config, max_tokens)));
+    padded_.Zero();
   }
   if (parts_.size() > 1) fan_out_ = std::make_unique<ThreadPool>(static_cast<int>(parts_.size()));
   next_row_.resize(experts);
@@ -81,6 +87,8 @@ int64_t ExpertRunner::WorkspaceBytes(const ModelConfig& config, const CpuKernels
       rows * static_cast<int64_t>(sizeof(float) + sizeof(uint8_t)) +
       max_tokens * (FloatRowBytes(config) + WidestActivationRow(kernels, config.hidden_size));
   return (may_defer ? 2 * (of_layer + kept) : of_layer) +
+         HostActivations::Bytes(kernels, max_tokens, config.hidden_size) +
+         UnpaddedBytes(config, max_tokens) +
          rows * (places * WidestActivationRow(kernels, config.expert_width()) +
                  static_cast<int64_t>(sizeof(int32_t)));
 }
@@ -361,22 +369,65 @@ ExpertStats ExpertRunner::RunParts(const Rows& rows) {
   return stats;
 }
 
-ExpertStats ExpertRunner::Run(int64_t layer, const Rows& rows, const RowExperts& experts, float* y,
+// The rows as products on the host want them.
+ExpertRunner::Rows ExpertRunner::Prepare(const ExpertInputs& inputs, ThreadPool& pool) {
+  Rows rows = {.tokens = inputs.tokens, .x = inputs.x, .x_stride = inputs.x_stride};
+  if (rows.x == nullptr) return rows;
+  const int64_t padded = PaddedFloats(config_.hidden_size);
+  if (rows.x_stride < padded) {
+    ForRows(pool, {0, rows.tokens}, [&](int64_t row) {
+      std::copy_n(inputs.x + row * inputs.x_stride, config_.hidden_size,
+                  padded_.as<float>() + row * padded);
+    });
+    rows.x = padded_.as<float>();
+    rows.x_stride = padded;
+  }
+  const ActivatedRows x = activations_.Of(rows.x, rows.x_stride, rows.tokens, Gate(), pool);
+  rows.activations = x.data;
+  rows.activations_stride_bytes = x.stride_bytes;
+  return rows;
+}
+
+ExpertStats ExpertRunner::Run(int64_t layer, const ExpertInputs& inputs, const RowExperts& experts,
                               ThreadPool& pool) {
+  const Rows rows = Prepare(inputs, pool);
+  outputs_ = {};
+  if (inputs.there.empty()) return RunHere(layer, rows, experts);
+  CHECK(experts.deferred == nullptr);
+  needed_rows_ = NeedsHostRows();
+  try {
+    if (inputs.step != nullptr) {
+      RunBeside(layer, inputs, rows, experts);
+    } else {
+      RunOnto(layer, inputs, rows, experts);
+    }
+  } catch (...) {
+    threw_ = true;
+    throw;
+  }
+  return {};
+}
+
+ExpertStats ExpertRunner::RunHere(int64_t layer, const Rows& rows, const RowExperts& experts) {
   CHECK(experts.deferred == nullptr || layers_.size() > 1);
   CHECK(running_ == nullptr);
   open_ = before_ == layers_.data() ? &layers_.back() : layers_.data();
   Group(layer, rows.tokens, experts);
   ListExpected(layer);
   const ExpertStats stats = RunParts(rows);
-  CombineSlots(pool, kernels_, open_->slot_out.as<float>(), experts.weights, rows.tokens,
-               config_.top_k(), config_.hidden_size, y, {experts.deferred, 0});
+  outputs_ = {.weights = experts.weights,
+              .slot_out = open_->slot_out.as<float>(),
+              .mask = {experts.deferred, 0},
+              .activations = rows.activations,
+              .activations_stride_bytes = rows.activations_stride_bytes,
+              .type = Gate().type};
   if (experts.deferred != nullptr) Keep(rows, experts);
   return stats;
 }
 
-ExpertStats ExpertRunner::AddDeferred(float* y, ThreadPool& pool) {
+ExpertStats ExpertRunner::RunDeferred() {
   open_ = std::exchange(before_, std::exchange(running_, nullptr));
+  deferred_ = {};
   if (open_ == nullptr) return {};
   const Rows rows = {.tokens = open_->tokens,
                      .x = open_->x.as<float>(),
@@ -392,8 +443,9 @@ ExpertStats ExpertRunner::AddDeferred(float* y, ThreadPool& pool) {
   ExpertStats stats;
   if (late > 0) stats = RunParts(rows);
   stats.deferred = late;
-  CombineSlots(pool, kernels_, open_->slot_out.as<float>(), open_->weights.data(), open_->tokens,
-               config_.top_k(), config_.hidden_size, y, {open_->deferred.data(), 1});
+  deferred_ = {.weights = open_->weights.data(),
+               .slot_out = open_->slot_out.as<float>(),
+               .mask = {open_->deferred.data(), 1}};
   return stats;
 }
 

@@ -3,8 +3,8 @@
 // device that has them, where devices compute, and on the host the others. (The blobs of an
 // emulated device lie in host memory; without operators the host computes them there.)
 //
-// Where the residual stream is on a device (RunOnto), nothing waits for that device: outputs are
-// summed there, and pins end when the caller knows it to be done (Close).
+// Where the residual stream is on a device, nothing waits for that device: outputs stay there or
+// are sent there, and pins end when the caller knows it to be done (Close).
 //
 // What devices do goes on while the host computes; an expert on a device stays pinned until the
 // event behind its products. What a device could not compute the host does.
@@ -23,6 +23,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "cache/expert_grid.h"
@@ -34,9 +35,10 @@
 #include "kernels/cpu/moe.h"
 #include "prefetch/link/expert_placement.h"
 #include "prefetch/link/expert_provider.h"
-#include "serving/model/dense_part.h"
 #include "serving/model/device_operator.h"
+#include "serving/model/expert_rows.h"
 #include "serving/model/expert_sources.h"
+#include "serving/model/host_rows.h"
 
 namespace moesaic {
 
@@ -55,9 +57,6 @@ struct ExpertPlaces {
   const ExpertPlacement* placement = nullptr;  // who is where; null with one place
 };
 
-// Bytes of a row of n activations, for weights of any type.
-int64_t WidestActivationRow(const CpuKernels& kernels, int64_t n);
-
 class ExpertRunner {
  public:
   // All references must outlive the runner.
@@ -67,49 +66,35 @@ class ExpertRunner {
   // A pass begins. What an earlier one that failed has left behind is forgotten.
   void BeginPass();
 
-  // The rows that experts multiply, twice.
-  struct Rows {
-    int64_t tokens = 0;
-    const float* x = nullptr;  // for devices
-    int64_t x_stride = 0;
-    const std::byte* activations = nullptr;  // for the host: of the type of Gate()
-    int64_t activations_stride_bytes = 0;
-  };
-  struct RowExperts {
-    const int32_t* ids = nullptr;    // [tokens, top_k]
-    const float* weights = nullptr;  // [tokens, top_k]
-    // [tokens, top_k] 1: AddDeferred of the next layer adds it. Null: none. `may_defer` only.
-    const uint8_t* deferred = nullptr;
-  };
-  // Adds the weighted sum of the experts' outputs to y [tokens, hidden], in slot order whatever the
-  // order of arrival, the sum on `pool`. Places compute at the same time. Throws Error when an
-  // expert cannot be read; y is then unchanged.
-  ExpertStats Run(int64_t layer, const Rows& rows, const RowExperts& experts, float* y,
+  // Computes the experts of the rows, places at the same time; on the host's part of it, `pool`
+  // makes the rows what products want. outputs() are then to be added to the residual stream. Where
+  // that is a device's, Close before the next layer, and after an error. Throws Error when an
+  // expert cannot be read, or the device that has the residual stream could not compute what it was
+  // to.
+  ExpertStats Run(int64_t layer, const ExpertInputs& inputs, const RowExperts& experts,
                   ThreadPool& pool);
-  // Adds what the layer before deferred, likewise. Called once in each layer, after its Run if it
-  // has experts, with the same rows.
-  ExpertStats AddDeferred(float* y, ThreadPool& pool);
-
-  // The same sum, queued onto the residual stream of `dense`, whose devices are the first ones;
-  // `there` are the rows on them, those on the host are wanted if NeedsHostRows. Close before the
-  // next layer, and whenever this has been called, even if it threw (what a device could not do, an
-  // expert that cannot be read).
-  void RunOnto(DensePart& dense, std::span<const DeviceSpan> there, int64_t layer, const Rows& rows,
-               const int32_t* experts, const float* weights);
-  // Whether RunOnto reads rows.x and rows.activations: it does not where the first device computes
-  // everything.
-  bool NeedsHostRows() const;
-  // The same of a step that runs on the device by itself, which computes all experts of the layer
-  // but those that it has `missed` and is told when these are computed; the others are pinned as
-  // long as it reads them. rows: as above, wanted where any is missing. There is one place.
-  void RunBeside(StepExperts& step, std::span<const DeviceSpan> there, int64_t layer,
-                 const Rows& rows, const int32_t* experts, const float* weights,
-                 std::span<const int32_t> missed);
-  // Who computes for a step that runs as a whole.
-  const DeviceOperator& first_device() const { return *parts_.front().place.operators.front(); }
-  // Ends the layer that RunOnto or RunBeside began, if any: waits for what the devices still
-  // compute.
+  // Until the next Run.
+  const ExpertOutputs& outputs() const { return outputs_; }
+  // Computes what the layer before deferred and nobody has computed yet. Called once in each layer,
+  // after its Run if it has experts, with the same rows.
+  ExpertStats RunDeferred();
+  // What the layer before deferred, of all rows.
+  const ExpertOutputs& deferred() const { return deferred_; }
+  // Ends the layer that Run began where the residual stream is a device's, if any: waits for what
+  // the devices still compute.
   ExpertStats Close();
+
+  // Whether Run wants rows on the host where the residual stream is a device's: it does not where
+  // that device computes everything.
+  bool NeedsHostRows() const;
+  // Whether, since the last call, Run has thrown because the device that has the residual stream
+  // can compute no more. Another pass may succeed.
+  bool TakeFailure() { return std::exchange(failed_, false); }
+  // What computes where the residual stream is a device's; null: no device computes.
+  const DeviceOperator* first_device() const {
+    const DeviceOperators& operators = parts_.front().place.operators;
+    return operators.empty() ? nullptr : operators.front().get();
+  }
 
   // What the experts' inputs are multiplied with first, without its data: for its type and shape.
   PackedMatrix Gate() const { return SectionMatrix(layout_.sections[0], nullptr); }
@@ -119,6 +104,15 @@ class ExpertRunner {
 
  private:
   static constexpr size_t kRowsOfCopy = 16;  // that are copied by one
+
+  // The rows that experts multiply, twice.
+  struct Rows {
+    int64_t tokens = 0;
+    const float* x = nullptr;  // for devices
+    int64_t x_stride = 0;
+    const std::byte* activations = nullptr;  // for the host: of the type of Gate()
+    int64_t activations_stride_bytes = 0;
+  };
 
   // A layer's (token, slot) pairs by expert, and what experts made of them. There are two where
   // pairs are deferred: of the layer that runs and of the one before.
@@ -156,6 +150,12 @@ class ExpertRunner {
   void Group(int64_t layer, int64_t tokens, const RowExperts& experts);
   void ListExpected(int64_t layer);
   void Keep(const Rows& rows, const RowExperts& experts);
+  Rows Prepare(const ExpertInputs& inputs, ThreadPool& pool);
+  ExpertStats RunHere(int64_t layer, const Rows& rows, const RowExperts& experts);
+  void RunOnto(int64_t layer, const ExpertInputs& inputs, const Rows& rows,
+               const RowExperts& experts);
+  void RunBeside(int64_t layer, const ExpertInputs& inputs, const Rows& rows,
+                 const RowExperts& experts);
   ExpertStats RunParts(const Rows& rows);
   void RunPart(Part& part, const Rows& rows);
   void RunAll(Part& part, const Rows& rows);
@@ -165,7 +165,7 @@ class ExpertRunner {
   void Hand(Part& part, const Rows& rows);
   bool TakeBatch(Part& part, const Rows& rows, bool may_wait);
   void OpenOnto(std::span<const DeviceSpan> there, int64_t layer, const Rows& rows,
-                const int32_t* experts, const float* weights);
+                const RowExperts& experts);
   bool ReleaseFound(bool may_wait);
   void GiveRows(std::span<const PinnedExpert> experts);
   int64_t StageOthers(int64_t pairs);
@@ -178,6 +178,8 @@ class ExpertRunner {
   const CpuKernels& kernels_;
   const ExpertGrid grid_;
   const ExpertPlacement* const placement_;
+  HostActivations activations_;
+  AlignedBuffer padded_;                 // [max_tokens, row of f32], where rows may lack padding
   std::vector<Part> parts_;              // [places]
   std::unique_ptr<ThreadPool> fan_out_;  // a thread for each place; null with one
   std::vector<int32_t> next_row_;        // [experts]
@@ -186,6 +188,12 @@ class ExpertRunner {
   LayerRows* open_ = nullptr;            // that parts run
   LayerRows* running_ = nullptr;         // deferred by the layer that runs
   LayerRows* before_ = nullptr;          // by the one before
+
+  ExpertOutputs outputs_;     // of the layer that runs
+  ExpertOutputs deferred_;    // by the one before
+  bool needed_rows_ = false;  // on the host, when a layer onto a device began
+  bool threw_ = false;        // since Close
+  bool failed_ = false;
 
   // Of a layer whose sum is a device's.
   bool runs_onto_ = false;

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "core/base/check.h"
-#include "serving/model/dense_part.h"
 #include "serving/model/expert_runner.h"
 #include "serving/model/step_experts.h"
 
@@ -71,11 +70,11 @@ void ExpertRunner::RunPartOnto(Part& part, const Rows& rows) {
 }
 
 void ExpertRunner::OpenOnto(std::span<const DeviceSpan> there, int64_t layer, const Rows& rows,
-                            const int32_t* experts, const float* weights) {
+                            const RowExperts& experts) {
   CHECK(!runs_onto_);
   CHECK(!parts_.front().place.operators.empty());
   open_ = layers_.data();
-  Group(layer, rows.tokens, {.ids = experts, .weights = weights});
+  Group(layer, rows.tokens, experts);
   ListExpected(layer);
   std::fill_n(pair_rows_.begin(), rows.tokens * config_.top_k(), -1);
   onto_ = parts_.front().place.operators.front().get();
@@ -94,36 +93,37 @@ void ExpertRunner::OpenOnto(std::span<const DeviceSpan> there, int64_t layer, co
   runs_onto_ = true;
 }
 
-void ExpertRunner::RunOnto(DensePart& dense, std::span<const DeviceSpan> there, int64_t layer,
-                           const Rows& rows, const int32_t* experts, const float* weights) {
-  OpenOnto(there, layer, rows, experts, weights);
+void ExpertRunner::RunOnto(int64_t layer, const ExpertInputs& inputs, const Rows& rows,
+                           const RowExperts& experts) {
+  OpenOnto(inputs.there, layer, rows, experts);
   ForParts([&](Part& part) { RunPartOnto(part, rows); });
   const int64_t pairs = rows.tokens * config_.top_k();
   const int64_t others = StageOthers(pairs);
-  dense.AddExperts(*onto_, others, std::span(pair_rows_).first(static_cast<size_t>(pairs)),
-                   weights);
+  outputs_ = {.weights = experts.weights,
+              .device = onto_,
+              .others = others,
+              .pair_rows = std::span(pair_rows_).first(static_cast<size_t>(pairs))};
 }
 
-void ExpertRunner::RunBeside(StepExperts& step, std::span<const DeviceSpan> there, int64_t layer,
-                             const Rows& rows, const int32_t* experts, const float* weights,
-                             std::span<const int32_t> missed) {
+void ExpertRunner::RunBeside(int64_t layer, const ExpertInputs& inputs, const Rows& rows,
+                             const RowExperts& experts) {
   CHECK_EQ(parts_.size(), 1u);
-  OpenOnto(there, layer, rows, experts, weights);
-  step_ = &step;
+  OpenOnto(inputs.there, layer, rows, experts);
+  step_ = inputs.step;
   step_layer_ = layer;
   std::fill(found_.begin(), found_.end(), uint8_t{1});
-  for (const int32_t expert : missed) found_[static_cast<size_t>(expert)] = 0;
+  for (const int32_t expert : inputs.missed) found_[static_cast<size_t>(expert)] = 0;
   const int64_t pairs = rows.tokens * config_.top_k();
   for (int64_t pair = 0; pair < pairs; ++pair) {
-    if (found_[static_cast<size_t>(experts[pair])] == 0) continue;
+    if (found_[static_cast<size_t>(experts.ids[pair])] == 0) continue;
     pair_rows_[static_cast<size_t>(pair)] = StepExperts::kComputed;
   }
   RunPartOnto(parts_.front(), rows);
-  if (missed.empty()) return;  // the step waits for nobody
+  if (inputs.missed.empty()) return;  // the step waits for nobody
   const int64_t first_other = onto_->queued_rows();
   const int64_t others = StageOthers(pairs);
-  step.Answer(layer, *onto_, first_other, others,
-              std::span(pair_rows_).first(static_cast<size_t>(pairs)));
+  step_->Answer(layer, *onto_, first_other, others,
+                std::span(pair_rows_).first(static_cast<size_t>(pairs)));
 }
 
 ExpertStats ExpertRunner::Close() {
@@ -143,6 +143,7 @@ ExpertStats ExpertRunner::Close() {
     }
     if (std::exchange(part.open, false)) stats += part.place.experts->EndLayer();
   }
+  if (std::exchange(threw_, false)) failed_ = failed_ || NeedsHostRows() != needed_rows_;
   return stats;
 }
 

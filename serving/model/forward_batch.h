@@ -38,6 +38,14 @@ struct SliceRange {
   int64_t end = 0;
 };
 
+// Consecutive slices have consecutive rows.
+inline RowRange RowsOf(const ForwardBatch& batch, SliceRange slices) {
+  if (slices.begin == slices.end) return {};
+  const SequenceSlice& last = batch.slices[static_cast<size_t>(slices.end) - 1];
+  return {batch.slices[static_cast<size_t>(slices.begin)].first_row,
+          last.first_row + last.num_tokens};
+}
+
 struct ModelLimits {
   int64_t max_batch_tokens = 512;
   int64_t max_context_tokens = 4096;

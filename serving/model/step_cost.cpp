@@ -29,8 +29,9 @@ StepCost StepCostOf(const ModelConfig& config, WeightType weights, WeightType kv
   cost.position_bytes =
       Model::KvBlockBytes(config, kv) / static_cast<uint64_t>(kKvBlockTokens * config.num_layers());
   for (const LayerWeights& layer : shapes.layers) {
-    for (const PackedMatrix* matrix : {&layer.qkv, &layer.output, &layer.router, &layer.shared_gate,
-                                       &layer.gate, &layer.up, &layer.down}) {
+    for (const PackedMatrix* matrix :
+         {&layer.attention().qkv, &layer.attention().output, &layer.router, &layer.shared_gate,
+          &layer.gate, &layer.up, &layer.down}) {
       cost.token_flop += Flop(*matrix);
     }
   }

@@ -1,5 +1,5 @@
 // StepExperts: the routed experts of decode steps that run on a device by themselves, as one graph
-// (dense_operator.h). Each sparse layer looks up in the slot table (cache/slot_table.h) which of
+// (device_dense.h). Each sparse layer looks up in the slot table (cache/slot_table.h) which of
 // its experts are there, computes those, tells the host what it routed and found missing, and waits
 // for the host to have the rest computed: by a word of host memory, which the look-up itself sets
 // when nothing is missing, so that such a layer waits for nobody.
@@ -8,7 +8,7 @@
 // Answer. It may be several layers behind a device that lacks nothing, so that what it is told has
 // a place of its own for each layer.
 //
-// Owned by the DenseOperator, used by its thread. Device and table outlive it. No allocation after
+// Owned by the DeviceDense, used by its thread. Device and table outlive it. No allocation after
 // construction but what streams take.
 #pragma once
 

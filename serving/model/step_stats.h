@@ -17,8 +17,8 @@ struct StepStats {
   RecallStats recall;  // of the predictions that experts were fetched by
   // Wall time of the parts of the forward pass; time blocked on experts is in `experts.blocked_us`
   // and not in moe_us.
-  int64_t attention_us = 0;  // norms, QKV, RoPE, KV writes, attention, output projection
-  int64_t moe_us = 0;        // router, routed and shared experts, dense MLP
+  int64_t attention_us = 0;  // norms, QKV, RoPE, KV writes, attention, output projection, router
+  int64_t moe_us = 0;        // routed and shared experts, dense MLP
   int64_t predict_us = 0;    // which experts come next; part of moe_us
   int64_t head_us = 0;       // final norm and logits
   int64_t total_us = 0;

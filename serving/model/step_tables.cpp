@@ -18,11 +18,20 @@ StepTables::StepTables(const ModelLimits& limits) {
   blocks.reserve(static_cast<size_t>(MostBlocks(limits)));
 }
 
-void StepTables::Fill(const ForwardBatch& batch, const ModelLimits& limits) {
+void StepTables::FillRows(const ForwardBatch& batch, const ModelLimits& limits) {
   CHECK_LE(std::ssize(batch.tokens), limits.max_batch_tokens);
-  CHECK_LE(std::ssize(batch.slices), limits.max_sequences);
   tokens.assign(batch.tokens.begin(), batch.tokens.end());
   positions.clear();
+  for (const SequenceSlice& slice : batch.slices) {
+    for (int64_t i = 0; i < slice.num_tokens; ++i) {
+      positions.push_back(static_cast<int32_t>(slice.start_position + i));
+    }
+  }
+}
+
+void StepTables::Fill(const ForwardBatch& batch, const ModelLimits& limits) {
+  CHECK_LE(std::ssize(batch.slices), limits.max_sequences);
+  FillRows(batch, limits);
   slots.clear();
   blocks.clear();
   sequences.clear();
@@ -40,7 +49,6 @@ void StepTables::Fill(const ForwardBatch& batch, const ModelLimits& limits) {
     blocks.insert(blocks.end(), slice.blocks.begin(),
                   slice.blocks.begin() + static_cast<std::ptrdiff_t>(used));
     for (int64_t position = slice.start_position; position < end; ++position) {
-      positions.push_back(static_cast<int32_t>(position));
       const int32_t block = slice.blocks[static_cast<size_t>(position / cuda::kBlockTokens)];
       slots.push_back(block * static_cast<int32_t>(cuda::kBlockTokens) +
                       static_cast<int32_t>(position % cuda::kBlockTokens));

@@ -1,5 +1,5 @@
 // StepTables: what the kernels of a dense part are told of a step, by row and by sequence
-// (dense_operator.h, dense_shards.h), in the host's memory.
+// (device_dense.h), in the host's memory.
 //
 // Plain data. No allocation after construction.
 #pragma once
@@ -14,7 +14,9 @@ namespace moesaic {
 
 struct StepTables {
   explicit StepTables(const ModelLimits& limits);
-  // Of a batch within these limits (CHECK).
+  // Tokens and positions of a batch within these limits (CHECK).
+  void FillRows(const ForwardBatch& batch, const ModelLimits& limits);
+  // Likewise, all.
   void Fill(const ForwardBatch& batch, const ModelLimits& limits);
 
   std::vector<int32_t> tokens;     // [rows]

@@ -1,169 +1,18 @@
 #include "serving/model/weights.h"
 
-#include <algorithm>
-#include <array>
+#include <type_traits>
+#include <variant>
 
-#include "core/base/error.h"
-#include "core/base/units.h"
 #include "core/device/numa_memory.h"
 #include "serving/model/numa_slices.h"
+#include "serving/model/weight_arena.h"
+#include "serving/model/weight_loader.h"
 
 namespace moesaic {
-namespace {
-
-// Rows are read and packed in pieces of about this many bytes: bounds the staging memory, and lets
-// the packing of one piece use all threads.
-constexpr int64_t kStagingBytes = int64_t{16} << 20;
-
-// Hands out the arena. With a null base it only measures.
-class ArenaCursor {
- public:
-  ArenaCursor(std::byte* base, std::vector<PackedMatrix>* matrices)
-      : base_(base), matrices_(matrices) {}
-
-  PackedMatrix Matrix(WeightType type, int64_t n, int64_t k) {
-    const PackedMatrix matrix = {Take(static_cast<uint64_t>(PackedMatrix::Bytes(type, n, k))), type,
-                                 n, k};
-    if (matrices_ != nullptr) matrices_->push_back(matrix);
-    return matrix;
-  }
-  const float* Vector(int64_t n) {
-    return reinterpret_cast<const float*>(Take(static_cast<uint64_t>(n) * sizeof(float)));
-  }
-  uint64_t used_bytes() const { return used_bytes_; }
-
- private:
-  const std::byte* Take(uint64_t bytes) {
-    const std::byte* at = base_ == nullptr ? nullptr : base_ + used_bytes_;
-    used_bytes_ = RoundUp(used_bytes_ + bytes, 64);
-    return at;
-  }
-
-  std::byte* base_;
-  std::vector<PackedMatrix>* matrices_;
-  uint64_t used_bytes_ = 0;
-};
-
-// Rows of a packed matrix may come from several tensors, one below the other.
-struct RowPart {
-  PlannedTensor tensor;
-  int64_t rows = 0;
-};
-
-class Loader {
- public:
-  Loader(const TensorSource& source, const CpuKernels& kernels, ThreadPool& pool)
-      : source_(source), kernels_(kernels), pool_(pool) {}
-
-  void Matrix(const PackedMatrix& target, const std::vector<RowPart>& parts) {
-    int64_t first_row = 0;
-    const int64_t k = target.k;
-    std::vector<DType> dtypes;
-    for (const RowPart& part : parts) {
-      const std::array<int64_t, 2> shape = {part.rows, k};
-      dtypes.push_back(source_.Require(part.tensor, shape));
-      if (dtypes.back() != dtypes.front()) {
-        Fail(ErrorKind::kUnsupported, "tensor {} is {} but {} is {}: they must be of one type",
-             part.tensor.name, DTypeName(dtypes.back()), parts.front().tensor.name,
-             DTypeName(dtypes.front()));
-      }
-      first_row += part.rows;
-    }
-    CHECK_EQ(first_row, target.n);
-    const DType dtype = dtypes.front();
-    const int64_t row_bytes = k * DTypeBits(dtype) / 8;
-    const int64_t block_rows =
-        std::max<int64_t>(1, kStagingBytes / row_bytes / kPanelOutputs) * kPanelOutputs;
-    for (int64_t row = 0; row < target.n; row += block_rows) {
-      const int64_t rows = std::min(block_rows, target.n - row);
-      ReadAcross(parts, row, row + rows, k, row_bytes);
-      const int64_t first_panel = row / kPanelOutputs;
-      const int64_t panels = (rows + kPanelOutputs - 1) / kPanelOutputs;
-      auto* destination = const_cast<std::byte*>(target.data) + first_panel * target.panel_bytes();
-      pool_.ParallelFor(panels, [&](int64_t panel, int) {
-        kernels_.pack_panels(staging_.data(), dtype, k, rows, k, target.type, panel, panel + 1,
-                             destination);
-      });
-    }
-  }
-
-  void Matrix(const PackedMatrix& target, const PlannedTensor& tensor) {
-    Matrix(target, {{tensor, target.n}});
-  }
-
-  void Norm(const float* target, const NormSpec& norm, const PlannedTensor& tensor, int64_t n) {
-    Vector(target, {{tensor, n}});
-    if (!norm.plus_one) return;
-    auto* const out = const_cast<float*>(target);
-    for (int64_t i = 0; i < n; ++i) out[i] += 1.0f;
-  }
-
-  void Vector(const float* target, const std::vector<RowPart>& parts) {
-    auto* out = const_cast<float*>(target);
-    for (const RowPart& part : parts) {
-      const std::array<int64_t, 1> shape = {part.rows};
-      const DType dtype = source_.Require(part.tensor, shape);
-      std::byte* raw = Staging(part.rows * DTypeBits(dtype) / 8);
-      source_.ReadRows(part.tensor, 0, part.rows, 1,
-                       {raw, static_cast<size_t>(part.rows * DTypeBits(dtype) / 8)});
-      for (int64_t i = 0; i < part.rows; ++i) {
-        switch (dtype) {
-          case DType::kF32:
-            out[i] = reinterpret_cast<const float*>(raw)[i];
-            break;
-          case DType::kF16:
-            out[i] = F16ToF32(reinterpret_cast<const uint16_t*>(raw)[i]);
-            break;
-          default:
-            out[i] = Bf16ToF32(reinterpret_cast<const uint16_t*>(raw)[i]);
-        }
-      }
-      out += part.rows;
-    }
-  }
-
- private:
-  std::byte* Staging(int64_t bytes) {
-    if (staging_.bytes() < static_cast<size_t>(bytes))
-      staging_ = AlignedBuffer(static_cast<size_t>(bytes));
-    return staging_.data();
-  }
-
-  void ReadAcross(const std::vector<RowPart>& parts, int64_t begin, int64_t end, int64_t k,
-                  int64_t row_bytes) {
-    std::byte* out = Staging((end - begin) * row_bytes);
-    int64_t part_begin = 0;
-    for (const RowPart& part : parts) {
-      const int64_t from = std::max(begin, part_begin);
-      const int64_t to = std::min(end, part_begin + part.rows);
-      if (from < to) {
-        const auto bytes = static_cast<size_t>((to - from) * row_bytes);
-        source_.ReadRows(part.tensor, from - part_begin, to - part_begin, k, {out, bytes});
-        out += bytes;
-      }
-      part_begin += part.rows;
-    }
-  }
-
-  const TensorSource& source_;
-  const CpuKernels& kernels_;
-  ThreadPool& pool_;
-  AlignedBuffer staging_;
-};
-
-}  // namespace
-
-int64_t QNormWidth(const GroupedQuerySpec& attention) {
-  return attention.qk_norm == QkNorm::kProjection ? attention.q_width() : attention.head_dim;
-}
-
-int64_t KNormWidth(const GroupedQuerySpec& attention) {
-  return attention.qk_norm == QkNorm::kProjection ? attention.kv_width() : attention.head_dim;
-}
 
 uint64_t ModelWeights::LayOut(const ModelConfig& c, WeightType type, std::byte* base,
                               std::vector<PackedMatrix>* matrices) {
-  ArenaCursor arena(base, matrices);
+  WeightArena arena(base, matrices);
   // A checkpoint whose values are not bf16 keeps its router exact: a rounded router picks other
   // experts.
   const WeightType router_type = c.checkpoint_dtype == DType::kBF16 && type != WeightType::kF32
@@ -177,18 +26,14 @@ uint64_t ModelWeights::LayOut(const ModelConfig& c, WeightType type, std::byte* 
   layers.assign(c.layers.size(), LayerWeights{});
   for (size_t l = 0; l < layers.size(); ++l) {
     const LayerSpec& spec = c.layers[l];
-    const GroupedQuerySpec& attention = spec.attention();
     LayerWeights& w = layers[l];
     w.input_norm = arena.Vector(c.hidden_size);
     w.post_attention_norm = arena.Vector(c.hidden_size);
-    w.qkv = arena.Matrix(type, attention.qkv_width(), c.hidden_size);
-    if (attention.qkv_bias) w.qkv_bias = arena.Vector(attention.qkv_width());
-    if (attention.qk_norm != QkNorm::kNone) {
-      w.q_norm = arena.Vector(QNormWidth(attention));
-      w.k_norm = arena.Vector(KNormWidth(attention));
-    }
-    w.output = arena.Matrix(type, c.hidden_size, attention.q_width());
-    if (attention.output_bias) w.output_bias = arena.Vector(c.hidden_size);
+    w.mixer = std::visit(
+        [&](const auto& mixer) -> MixerWeights {
+          return {LayOutMixer(mixer, c.hidden_size, type, arena)};
+        },
+        spec.mixer);
     if (spec.sparse()) {
       const RouterSpec& router = spec.experts().router;
       w.router = arena.Matrix(router_type, router.experts, c.hidden_size);
@@ -229,7 +74,7 @@ ModelWeights ModelWeights::Load(const ModelConfig& c, WeightType type, const Ten
   weights.LayOut(c, type, weights.arena_.data(), &matrices);
   TakePagesFromNodes(weights.arena_.span(),
                      MatrixStretches(matrices, weights.arena_.data(), pool.node_ids()));
-  Loader load(source, kernels, pool);
+  WeightLoader load(source, kernels, pool);
   const TensorPlan& plan = c.tensors;
   load.Matrix(weights.embedding, plan.At(TensorSlot::kEmbedding));
   if (!c.tie_word_embeddings) load.Matrix(weights.head, plan.At(TensorSlot::kHead));
@@ -237,28 +82,15 @@ ModelWeights ModelWeights::Load(const ModelConfig& c, WeightType type, const Ten
   for (int64_t l = 0; l < c.num_layers(); ++l) {
     const LayerWeights& w = weights.layers[static_cast<size_t>(l)];
     const LayerSpec& spec = c.layer(l);
-    const GroupedQuerySpec& attention = spec.attention();
-    const int64_t q_rows = attention.q_width();
-    const int64_t kv_rows = attention.kv_width();
     const auto at = [&](TensorSlot slot) { return plan.At(slot, l); };
     load.Norm(w.input_norm, spec.norm, at(TensorSlot::kInputNorm), c.hidden_size);
     load.Norm(w.post_attention_norm, spec.norm, at(TensorSlot::kPostAttentionNorm), c.hidden_size);
-    load.Matrix(w.qkv, {{at(TensorSlot::kQ), q_rows},
-                        {at(TensorSlot::kK), kv_rows},
-                        {at(TensorSlot::kV), kv_rows}});
-    if (w.qkv_bias != nullptr) {
-      load.Vector(w.qkv_bias, {{at(TensorSlot::kQBias), q_rows},
-                               {at(TensorSlot::kKBias), kv_rows},
-                               {at(TensorSlot::kVBias), kv_rows}});
-    }
-    if (w.q_norm != nullptr) {
-      load.Norm(w.q_norm, attention.norm, at(TensorSlot::kQNorm), QNormWidth(attention));
-      load.Norm(w.k_norm, attention.norm, at(TensorSlot::kKNorm), KNormWidth(attention));
-    }
-    load.Matrix(w.output, at(TensorSlot::kOutput));
-    if (w.output_bias != nullptr) {
-      load.Vector(w.output_bias, {{at(TensorSlot::kOutputBias), c.hidden_size}});
-    }
+    std::visit(
+        [&](const auto& mixer) {
+          using Spec = typename std::decay_t<decltype(mixer)>::Spec;
+          LoadMixer(std::get<Spec>(spec.mixer), mixer, plan, l, load);
+        },
+        w.mixer);
     if (spec.sparse()) load.Matrix(w.router, at(TensorSlot::kRouter));
     if (w.router_bias != nullptr) {
       load.Vector(w.router_bias, {{at(TensorSlot::kRouterBias), w.router.n}});

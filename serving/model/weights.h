@@ -6,25 +6,26 @@
 
 #include <cstdint>
 #include <span>
+#include <variant>
 #include <vector>
 
 #include "core/base/aligned_buffer.h"
 #include "core/base/thread_pool.h"
 #include "core/config/model_config.h"
 #include "kernels/cpu/kernels.h"
+#include "serving/model/grouped_query_weights.h"
 #include "serving/model/tensor_source.h"
 
 namespace moesaic {
 
+// Of a layer's mixer; the alternatives are those of MixerSpec.
+using MixerWeights = std::variant<GroupedQueryWeights>;
+
 struct LayerWeights {
   const float* input_norm = nullptr;           // [hidden]
   const float* post_attention_norm = nullptr;  // [hidden]
-  PackedMatrix qkv;                            // [(heads + 2 kv_heads) * head_dim, hidden]
-  const float* qkv_bias = nullptr;             // null where the family has none
-  const float* q_norm = nullptr;               // [QNormWidth], null without QkNorm
-  const float* k_norm = nullptr;               // [KNormWidth]
-  PackedMatrix output;                         // [hidden, heads * head_dim]
-  const float* output_bias = nullptr;
+  MixerWeights mixer;
+  const GroupedQueryWeights& attention() const { return std::get<GroupedQueryWeights>(mixer); }
   // Sparse layers
   PackedMatrix router;                       // [experts, hidden]
   const float* router_bias = nullptr;        // [experts], see RouterSpec
@@ -35,10 +36,6 @@ struct LayerWeights {
   PackedMatrix up;
   PackedMatrix down;
 };
-
-// Values of the weights of QK-norm.
-int64_t QNormWidth(const GroupedQuerySpec& attention);
-int64_t KNormWidth(const GroupedQuerySpec& attention);
 
 class ModelWeights {
  public:

@@ -7,8 +7,8 @@
 #include "core/base/error.h"
 #include "core/base/units.h"
 #include "core/device/nccl_collective.h"
-#include "serving/model/dense_operator.h"
-#include "serving/model/dense_shards.h"
+#include "serving/model/dense_slices.h"
+#include "serving/model/device_dense.h"
 #include "serving/model/device_operator.h"
 #include "serving/model/weights.h"
 #include "serving/online/device_backend.h"
@@ -24,11 +24,7 @@ void PlanDenseOnDevices(const EngineOptions& options, const ModelConfig& config,
                         const ExpertLayout& layout, int64_t context, uint64_t machine_bytes,
                         int count, EnginePlan& plan) {
   const WeightType type = ChooseWeightType(options);
-  if (count == 1) {
-    DenseOperator::CheckSupported(config, type, ChooseKvType(options));
-  } else {
-    DenseShards::CheckSupported(config, type, ChooseKvType(options), count);
-  }
+  DeviceDense::CheckSupported(config, type, ChooseKvType(options), count);
   ModelLimits limits = LimitsOf(options, plan);
   limits.max_context_tokens = context;
   limits.num_kv_blocks = 1;
@@ -98,25 +94,17 @@ DenseLedger DenseLedgerOf(const ModelConfig& config, WeightType type, const Mode
                                    {"KV cache", SumOnDevice({kv})},
                                    {"dense workspace", workspace}};
   };
-  if (devices == 1) {
-    const auto blocks = static_cast<uint64_t>(limits.num_kv_blocks);
-    return {entries(ModelWeights::Bytes(config, type),
-                    CheckedMul(blocks, Model::KvBlockBytes(config, limits.kv_type), "KV memory"),
-                    DenseOperator::WorkspaceBytes(config, limits))};
-  }
   DenseLedger ledger;
   for (int d = 0; d < devices; ++d) {
-    ledger.push_back(entries(DenseShards::WeightBytes(config, type, devices, d),
-                             DenseShards::KvBytes(config, limits, devices, d),
-                             DenseShards::WorkspaceBytes(config, limits, devices, d)));
+    ledger.push_back(entries(DeviceDense::WeightBytes(config, type, devices, d),
+                             DeviceDense::KvBytes(config, limits, devices, d),
+                             DeviceDense::WorkspaceBytes(config, limits, devices, d)));
   }
   return ledger;
 }
 
 uint64_t DenseHostBytes(const ModelConfig& config, const ModelLimits& limits, int devices) {
-  if (devices == 0) return 0;
-  return devices == 1 ? DenseOperator::HostBytes(config, limits)
-                      : DenseShards::HostBytes(config, limits);
+  return devices == 0 ? 0 : DeviceDense::HostBytes(config, limits, devices);
 }
 
 void PlanWithDevices(const EngineOptions& options, const ModelConfig& config,

@@ -6,8 +6,6 @@
 
 #include "core/base/logging.h"
 #include "core/device/nccl_collective.h"
-#include "serving/model/dense_operator.h"
-#include "serving/model/dense_shards.h"
 #include "serving/model/experts_of_model.h"
 #include "serving/online/part_options.h"
 
@@ -57,19 +55,16 @@ DeviceOperators MakeOperators(const EngineOptions& options, const EngineDevices&
   return operators;
 }
 
-std::unique_ptr<DensePart> MakeDense(const EngineOptions& options, const EngineDevices& devices,
-                                     int count, const ModelConfig& config,
-                                     const ModelWeights& weights, const ModelLimits& limits) {
+std::unique_ptr<DeviceDense> MakeDense(const EngineOptions& options, const EngineDevices& devices,
+                                       int count, const ModelConfig& config,
+                                       const ModelWeights& weights, const ModelLimits& limits) {
   if (count == 0) return nullptr;
-  const cuda::Kernels& kernels = *KernelsOf(options.devices);
-  const WeightType type = ChooseWeightType(options);
   const std::vector<Device*> all = devices.pointers();
-  if (count == 1) {
-    return std::make_unique<DenseOperator>(*all.front(), kernels, config, type, weights, limits);
-  }
-  return std::make_unique<DenseShards>(
-      std::span(all).first(static_cast<size_t>(count)), kernels, config, type, weights, limits,
-      options.devices.nccl ? MakeNcclCollective : MakePeerCollective);
+  return std::make_unique<DeviceDense>(
+      std::span(all).first(static_cast<size_t>(count)), *KernelsOf(options.devices), config,
+      ChooseWeightType(options), weights, limits,
+      DeviceDenseOptions{.make_collective =
+                             options.devices.nccl ? MakeNcclCollective : MakePeerCollective});
 }
 
 }  // namespace moesaic

@@ -12,7 +12,7 @@
 #include "prefetch/link/device_experts.h"
 #include "prefetch/link/expert_placement.h"
 #include "prefetch/link/host_experts.h"
-#include "serving/model/dense_part.h"
+#include "serving/model/device_dense.h"
 #include "serving/model/expert_runner.h"
 #include "serving/model/weights.h"
 #include "serving/online/dense_place.h"
@@ -43,8 +43,8 @@ DeviceOperators MakeOperators(const EngineOptions& options, const EngineDevices&
                               const ExpertLayout& layout, const ModelConfig& config);
 
 // The dense part on the first `count` devices; null: none. Throws as its constructor does.
-std::unique_ptr<DensePart> MakeDense(const EngineOptions& options, const EngineDevices& devices,
-                                     int count, const ModelConfig& config,
-                                     const ModelWeights& weights, const ModelLimits& limits);
+std::unique_ptr<DeviceDense> MakeDense(const EngineOptions& options, const EngineDevices& devices,
+                                       int count, const ModelConfig& config,
+                                       const ModelWeights& weights, const ModelLimits& limits);
 
 }  // namespace moesaic

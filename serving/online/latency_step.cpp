@@ -9,6 +9,7 @@
 #include "prefetch/link/device_experts.h"
 #include "prefetch/link/expert_loader.h"
 #include "serving/model/experts_of_model.h"
+#include "serving/model/host_dense.h"
 #include "serving/model/numa_slices.h"
 
 namespace moesaic {
@@ -45,19 +46,24 @@ LatencyStep::LatencyStep(const EngineOptions& options, const EnginePlan& plan, M
   ModelWeights weights =
       ModelWeights::Load(config, plan.weight_type, *files_.tensors, kernels, pool);
   const ModelLimits limits = LimitsOf(options, plan);
-  std::unique_ptr<DensePart> dense =
+  std::unique_ptr<DeviceDense> on_devices =
       MakeDense(options, devices_, plan.dense_devices, config, weights, limits);
   if (!plan.why_dense_on_host.empty()) {
     LogInfo("attention and all else that is dense stays on the CPU: {}", plan.why_dense_on_host);
   }
   if (observers.gates) LoadGates(config, weights, pool, *observers.gates);
-  if (dense != nullptr) weights = ModelWeights::Shapes(config, plan.weight_type);
+  if (on_devices != nullptr) weights = {};
   MakeExperts(options, plan, pool, observers);
   const ExpertLayout& layout = files_.experts->layout();
-  if (dense != nullptr && slot_table_ != nullptr) dense->CaptureSteps(layout, *slot_table_);
-  model_ =
-      std::make_unique<Model>(config, std::move(weights), layout, *experts_, kernels, pool, limits,
-                              MakeOperators(options, devices_, layout, config), std::move(dense));
+  std::unique_ptr<DensePart> dense;
+  if (on_devices != nullptr) {
+    if (slot_table_ != nullptr) on_devices->CaptureSteps(layout, *slot_table_);
+    dense = std::move(on_devices);
+  } else {
+    dense = std::make_unique<HostDense>(config, std::move(weights), kernels, pool, limits);
+  }
+  model_ = std::make_unique<Model>(config, std::move(dense), layout, *experts_, kernels, pool,
+                                   limits, MakeOperators(options, devices_, layout, config));
 }
 
 void LatencyStep::MakeExperts(const EngineOptions& options, const EnginePlan& plan,

@@ -8,6 +8,7 @@
 
 #include "core/base/check.h"
 #include "serving/batch/batch_experts.h"
+#include "serving/model/host_dense.h"
 
 namespace moesaic {
 namespace {
@@ -155,8 +156,8 @@ void BatchPassModel::AddDevice(double group_rows, PlannedPass& pass) const {
     *seconds /= pass.device_share;
   }
   // Hidden states of a group are one copy each way.
-  pass.offload_qkv_s = CopySeconds(row_bytes(Model::QkvStride(config_)), 1);
-  pass.load_hidden_s = CopySeconds(row_bytes(Model::AttentionStride(config_)), 1);
+  pass.offload_qkv_s = CopySeconds(row_bytes(HostDense::ProjectedStride(config_)), 1);
+  pass.load_hidden_s = CopySeconds(row_bytes(HostDense::MixedStride(config_)), 1);
   pass.packets =
       static_cast<int>((slot_bytes_ + device_->packet_bytes - 1) / device_->packet_bytes);
   pass.load_s = CopySeconds(static_cast<double>(slot_bytes_), pass.packets);

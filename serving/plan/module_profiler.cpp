@@ -231,7 +231,7 @@ class ModuleProfiler {
     std::vector<double> values;
     const int64_t width = config_.attention().q_width();
     const ActivationType type = ActivationTypeOf(
-        inputs_.kernels.numerics, passes_.model().weights().layers.front().output.type);
+        inputs_.kernels.numerics, passes_.weights().layers.front().attention().output.type);
     const int64_t row_bytes = ActivationRowBytes(type, width);
     const int64_t float_stride =
         ActivationRowBytes(ActivationType::kF32, width) / static_cast<int64_t>(sizeof(float));
@@ -245,15 +245,15 @@ class ModuleProfiler {
       std::vector<double> samples;
       for (int repeat = 0; repeat < kRepeats + 1; ++repeat) {
         const Stopwatch watch;
-        for (const LayerWeights& layer : passes_.model().weights().layers) {
+        for (const LayerWeights& layer : passes_.weights().layers) {
           MatmulArgs product;
           inputs_.kernels.prepare_activations(x.as<float>(), float_stride, rows, width, type,
                                               activations.data(), row_bytes);
           product.x = activations.data();
           product.x_stride_bytes = row_bytes;
           product.m = rows;
-          product.w = layer.output;
-          product.bias = layer.output_bias;
+          product.w = layer.attention().output;
+          product.bias = layer.attention().output_bias;
           product.y = y.as<float>();
           product.y_stride = config_.hidden_size;
           ParallelMatmul(passes_.pool(), inputs_.kernels, product);

@@ -60,10 +60,13 @@ PassMeter::PassMeter(const ModuleProfilerInputs& inputs, const PassMeterSizes& m
   experts_ =
       std::make_unique<StreamingExperts>(inputs.experts, static_cast<int>(config_.num_layers()),
                                          static_cast<int>(config_.num_experts()), streaming);
-  model_ = std::make_unique<Model>(
+  auto dense = std::make_unique<HostDense>(
       config_,
       ModelWeights::Load(config_, inputs.weight_type, inputs.tensors, inputs.kernels, *pool_),
-      inputs.experts.layout(), *experts_, inputs.kernels, *pool_, limits_);
+      inputs.kernels, *pool_, limits_);
+  dense_ = dense.get();
+  model_ = std::make_unique<Model>(config_, std::move(dense), inputs.experts.layout(), *experts_,
+                                   inputs.kernels, *pool_, limits_);
   StreamingExperts* const streams = experts_.get();
   runner_ = std::make_unique<PassRunner>(*model_, *pool_, std::span(&streams, 1), nullptr,
                                          ScheduleKind::kModuleBatching, &timeline_);

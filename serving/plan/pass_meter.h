@@ -16,6 +16,7 @@
 #include "serving/batch/pass_runner.h"
 #include "serving/batch/streaming_experts.h"
 #include "serving/batch/timeline.h"
+#include "serving/model/host_dense.h"
 #include "serving/model/model.h"
 #include "serving/plan/even_routing.h"
 #include "serving/plan/module_profiler.h"
@@ -63,6 +64,7 @@ class PassMeter {
   const ModelConfig& config() const { return config_; }  // of the first layers
   const ModelLimits& limits() const { return limits_; }
   Model& model() { return *model_; }
+  const ModelWeights& weights() const { return dense_->weights(); }
   ThreadPool& pool() { return *pool_; }
   uint64_t slot_bytes() const { return slot_bytes_; }
   StreamingExperts& experts() { return *experts_; }
@@ -111,6 +113,7 @@ class PassMeter {
   EvenRouting routing_;
   std::unique_ptr<ThreadPool> pool_;
   std::unique_ptr<StreamingExperts> experts_;
+  const HostDense* dense_ = nullptr;  // of the model
   std::unique_ptr<Model> model_;
   std::unique_ptr<PassRunner> runner_;
   std::mt19937_64 random_{1};

@@ -240,13 +240,13 @@ TEST_F(CudaModelTest, CapturedDecodeStepsHaveTheSameBits) {
       }
       const std::vector<float> logits = model.Run(pieces);
       all.insert(all.end(), logits.begin(), logits.end());
-      if (step == 0) captured_early = model.model().dense()->captured();
+      if (step == 0) captured_early = model.model().dense().captured();
       if (step == 2) {  // the same kind of step
-        EXPECT_EQ(model.model().dense()->captured(), captured_early);
+        EXPECT_EQ(model.model().dense().captured(), captured_early);
       }
     }
-    captured_late = model.model().dense()->captured();
-    EXPECT_EQ(model.model().dense()->whole_steps(), capture && whole ? 5 : 0);
+    captured_late = model.model().dense().captured();
+    EXPECT_EQ(model.model().dense().whole_steps(), capture && whole ? 5 : 0);
     EXPECT_EQ(longest.length, kShared + 13 + 5);
     return HashOf(all);
   };
@@ -296,7 +296,7 @@ TEST_F(CudaModelTest, WholeStepsDoNotDependOnPlacement) {
       all.insert(all.end(), logits.begin(), logits.end());
     }
     Seen seen = {HashOf(all), recorder.experts, model.stats().experts,
-                 model.model().dense()->whole_steps()};
+                 model.model().dense().whole_steps()};
     seen.experts.hits -= before.experts.hits;
     seen.experts.late_hits -= before.experts.late_hits;
     seen.experts.misses -= before.experts.misses;
@@ -344,7 +344,7 @@ TEST_F(CudaModelTest, AStepWhoseRoutingIsReplacedGoesLayerByLayer) {
     model.Prefill(sequence, std::vector<int32_t>{3, 1, 4}, 3);
     const ModelHarness::Piece piece = {&sequence, {5}};
     const uint64_t hash = HashOf(model.Run({&piece, 1}, hook));
-    EXPECT_EQ(model.model().dense()->whole_steps(), steps && hook == nullptr ? 1 : 0);
+    EXPECT_EQ(model.model().dense().whole_steps(), steps && hook == nullptr ? 1 : 0);
     return hash;
   };
   ToOne hook;
@@ -364,7 +364,7 @@ TEST_F(CudaModelTest, WholeStepsGiveMissesToTheHost) {
     UseDevices(2, 20);
     ModelHarness model(SampleModel(), options_);
     const uint64_t hash = HashOf(Logits(model, kPromptTokens));
-    EXPECT_EQ(model.model().dense()->whole_steps(), whole ? kSteps : 0);
+    EXPECT_EQ(model.model().dense().whole_steps(), whole ? kSteps : 0);
     EXPECT_GT(model.stats().experts.on_host, 0u);
     EXPECT_GT(model.stats().experts.hits, 0u);
     return hash;

@@ -53,10 +53,11 @@ struct PassRig {
   std::unique_ptr<Model> MakeModel() {
     ModelWeights weights =
         ModelWeights::Load(files.config, WeightType::kBf16, *files.tensors, SelectKernels(), pool);
-    std::unique_ptr<DenseOperator> dense = experts.MakeDense(options, plan, files.config, weights);
-    return std::make_unique<Model>(files.config, std::move(weights), files.experts->layout(),
-                                   experts.TakePlaces(), SelectKernels(), pool,
-                                   LimitsOf(options, plan), std::move(dense));
+    return std::make_unique<Model>(
+        files.config,
+        experts.MakeDense(options, plan, files.config, std::move(weights), SelectKernels()),
+        files.experts->layout(), experts.TakePlaces(), SelectKernels(), pool,
+        LimitsOf(options, plan));
   }
 
   static EngineOptions OptionsOf(const PassSetting& setting) {

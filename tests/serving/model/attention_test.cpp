@@ -37,12 +37,14 @@ TEST(AttentionTest, HeadsThatDoNotFillATaskLeaveOtherRowsAlone) {
   Model& model = harness.model();
   const auto attention = [&](const std::vector<SliceRange>& order) {
     model.BeginPass({tokens, slices});
-    model.PreAttention(0, {0, kRows}, harness.pool(), model.qkv());
+    model.PreAttention(0, {0, kRows}, harness.pool());
     for (const SliceRange range : order) model.Attend(0, range, harness.pool());
     const int64_t width = harness.config().attention().q_width();
     std::vector<float> out;
     for (int64_t row = 0; row < kRows; ++row) {
-      const float* const values = model.attention() + row * model.attention_stride();
+      const DensePart::MixerRows at = model.mixer_rows();
+      const auto* const values = reinterpret_cast<const float*>(
+          at.mixed + static_cast<uint64_t>(row) * at.mixed_row_bytes);
       out.insert(out.end(), values, values + width);
     }
     return out;

@@ -178,9 +178,9 @@ TEST_P(DeferralFormulaTest, HoldsInEveryLayer) {
     std::vector<Vec> later(10, Vec(static_cast<size_t>(config.hidden_size), 0));
     model.BeginPass({tokens, slices});
     for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
-      model.PreAttention(layer, rows, pool, model.qkv());
+      model.PreAttention(layer, rows, pool);
       model.Attend(layer, {0, 2}, pool);
-      model.Project(layer, rows, pool, model.attention());
+      model.Project(layer, rows, pool);
       std::vector<Vec> expected = streams();
       model.Route(layer, rows, pool);
       model.RunMlp(layer, rows, pool);

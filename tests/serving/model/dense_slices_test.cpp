@@ -117,13 +117,13 @@ TEST_P(SlicedWeights, AreThoseOfTheWhole) {
         for (size_t l = 0; l < whole.layers.size(); ++l) {
           const LayerWeights& from = whole.layers[l];
           const LayerWeights& w = part.layers[l];
-          ASSERT_EQ(w.qkv.n, heads.count() * (group + 2) * d);
-          ExpectRows(w.qkv, 0, from.qkv, {heads.begin * group * d, heads.end * group * d});
-          ExpectRows(w.qkv, heads.count() * group * d, from.qkv,
+          ASSERT_EQ(w.attention().qkv.n, heads.count() * (group + 2) * d);
+          ExpectRows(w.attention().qkv, 0, from.attention().qkv, {heads.begin * group * d, heads.end * group * d});
+          ExpectRows(w.attention().qkv, heads.count() * group * d, from.attention().qkv,
                      {keys + heads.begin * d, keys + heads.end * d});
-          ExpectRows(w.qkv, heads.count() * (group + 1) * d, from.qkv,
+          ExpectRows(w.attention().qkv, heads.count() * (group + 1) * d, from.attention().qkv,
                      {values + heads.begin * d, values + heads.end * d});
-          ExpectSlice(w.output, from.output, devices, device);
+          ExpectSlice(w.attention().output, from.attention().output, devices, device);
           ExpectSlice(w.gate, from.gate, devices, device);
           ExpectSlice(w.up, from.up, devices, device);
           ExpectSlice(w.down, from.down, devices, device);
@@ -132,7 +132,7 @@ TEST_P(SlicedWeights, AreThoseOfTheWhole) {
           EXPECT_EQ(std::memcmp(w.input_norm, from.input_norm,
                                 static_cast<size_t>(config.hidden_size) * sizeof(float)),
                     0);
-          EXPECT_EQ(std::memcmp(w.q_norm, from.q_norm, static_cast<size_t>(d) * sizeof(float)), 0);
+          EXPECT_EQ(std::memcmp(w.attention().q_norm, from.attention().q_norm, static_cast<size_t>(d) * sizeof(float)), 0);
         }
       }
     }

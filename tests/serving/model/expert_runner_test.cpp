@@ -304,24 +304,18 @@ TEST(ExpertRunnerTest, APlaceWithoutExpertsOfALayerIsToldWhatIsExpected) {
   make(two, 2);
 
   const auto hidden = static_cast<size_t>(config.hidden_size);
-  const ActivationType type = ActivationTypeOf(kernels.numerics, one.runner->Gate().type);
-  const int64_t row_bytes = ActivationRowBytes(type, config.hidden_size);
   std::vector<float> x(kTokens * hidden);
   for (size_t i = 0; i < x.size(); ++i) x[i] = std::sin(static_cast<float>(i));
-  AlignedBuffer activations(static_cast<size_t>(kTokens * row_bytes));
-  kernels.prepare_activations(x.data(), config.hidden_size, kTokens, config.hidden_size, type,
-                              activations.data(), row_bytes);
-  const ExpertRunner::Rows rows = {.tokens = kTokens,
-                                   .x = x.data(),
-                                   .x_stride = config.hidden_size,
-                                   .activations = activations.data(),
-                                   .activations_stride_bytes = row_bytes};
+  const ExpertInputs inputs = {.tokens = kTokens, .x = x.data(), .x_stride = config.hidden_size};
   const auto pairs = static_cast<size_t>(kTokens * config.top_k());
   const std::vector<float> weights(pairs, 0.25f);
   ThreadPool pool(1);
   const auto sum_of = [&](Runner& runner, int64_t layer, const std::vector<int32_t>& ids) {
     std::vector<float> y(kTokens * hidden, 0.0f);
-    runner.runner->Run(layer, rows, {.ids = ids.data(), .weights = weights.data()}, y.data(), pool);
+    runner.runner->Run(layer, inputs, {.ids = ids.data(), .weights = weights.data()}, pool);
+    const ExpertOutputs& outputs = runner.runner->outputs();
+    CombineSlots(pool, kernels, outputs.slot_out, outputs.weights, kTokens, config.top_k(),
+                 config.hidden_size, y.data(), outputs.mask);
     return y;
   };
 

@@ -7,9 +7,9 @@
 
 #include "core/base/error.h"
 #include "kernels/cpu/isas.h"
-#include "serving/model/dense_operator.h"
-#include "serving/model/dense_shards.h"
+#include "serving/model/device_dense.h"
 #include "serving/model/expert_sources.h"
+#include "serving/model/host_dense.h"
 #include "serving/model/numa_slices.h"
 
 namespace moesaic {
@@ -70,20 +70,22 @@ ModelHarness::ModelHarness(const std::filesystem::path& model_dir, const Harness
   ModelWeights weights =
       ModelWeights::Load(config_, options.weight_type, tensors(), kernels, pool_);
   std::unique_ptr<DensePart> dense;
-  if (options.dense_on_device) {
-    Device& device = options.given_devices.empty() ? *devices_[0] : *options.given_devices[0];
-    dense = std::make_unique<DenseOperator>(device, *options.kernels, config_, options.weight_type,
-                                            weights, limits, options.capture_dense);
+  if (options.dense_on_device || options.dense_sharded) {
+    std::vector<Device*> devices = options.given_devices;
+    if (devices.empty()) devices.push_back(devices_.front().get());
+    if (!options.dense_sharded) devices.resize(1);
+    auto on_devices = std::make_unique<DeviceDense>(
+        devices, *options.kernels, config_, options.weight_type, weights, limits,
+        DeviceDenseOptions{.capture = options.capture_dense && !options.dense_sharded});
     if (options.capture_steps && slot_table_ != nullptr) {
-      dense->CaptureSteps(experts_->layout(), *slot_table_);
+      on_devices->CaptureSteps(experts_->layout(), *slot_table_);
     }
+    dense = std::move(on_devices);
+  } else {
+    dense = std::make_unique<HostDense>(config_, std::move(weights), kernels, pool_, limits);
   }
-  if (options.dense_sharded) {
-    dense = std::make_unique<DenseShards>(options.given_devices, *options.kernels, config_,
-                                          options.weight_type, weights, limits);
-  }
-  model_ = std::make_unique<Model>(config_, std::move(weights), experts_->layout(), *provider_,
-                                   kernels, pool_, limits, std::move(operators_), std::move(dense));
+  model_ = std::make_unique<Model>(config_, std::move(dense), experts_->layout(), *provider_,
+                                   kernels, pool_, limits, std::move(operators_));
 }
 
 ModelHarness::~ModelHarness() = default;

@@ -32,8 +32,8 @@ TEST(WeightsTest, NormsOfOnePlusTheWeightAreLoadedSo) {
     expect(got.input_norm, from.input_norm, config.hidden_size, l == 1 ? 1.0f : 0.0f);
     expect(got.post_attention_norm, from.post_attention_norm, config.hidden_size,
            l == 1 ? 1.0f : 0.0f);
-    expect(got.q_norm, from.q_norm, 16, l == 2 ? 1.0f : 0.0f);
-    expect(got.k_norm, from.k_norm, 16, l == 2 ? 1.0f : 0.0f);
+    expect(got.attention().q_norm, from.attention().q_norm, 16, l == 2 ? 1.0f : 0.0f);
+    expect(got.attention().k_norm, from.attention().k_norm, 16, l == 2 ? 1.0f : 0.0f);
   }
   config.final_norm.plus_one = true;
   expect(Loaded(config).final_norm, plain.final_norm, config.hidden_size, 1);

@@ -1,52 +1,122 @@
-// Attention of a Model: rotation, keys and values into the cache, softmax over the context.
+#include "serving/model/grouped_query.h"
 
 #include <algorithm>
 
 #include "core/base/check.h"
+#include "kernels/cpu/moe.h"
 #include "serving/model/attention_sizes.h"
-#include "serving/model/device_rows.h"
-#include "serving/model/model.h"
 
 namespace moesaic {
+namespace {
 
-void Model::Attend(int64_t layer, SliceRange slices, ThreadPool& pool) {
-  if (slices.begin == slices.end) return;
-  CHECK_LE(pool.threads(), pool_.threads());  // whose scratch it uses
+KvLayout KvLayoutOf(const GroupedQuerySpec& spec, WeightType type) {
+  return {spec.kv_heads, spec.head_dim, type};
+}
+
+}  // namespace
+
+uint64_t GroupedQuery::BlockBytes(const ModelConfig& config, WeightType kv_type) {
+  return static_cast<uint64_t>(KvLayoutOf(config.attention(), kv_type).block_bytes()) *
+         static_cast<uint64_t>(config.num_layers());
+}
+
+uint64_t GroupedQuery::WorkspaceBytes(const ModelConfig& config, const ModelLimits& limits,
+                                      int threads) {
+  const GroupedQuerySpec& spec = config.attention();
+  const int64_t split =
+      kSplitItemsPerThread * threads * MaxChunks(limits) * GroupPartialFloats(spec);
+  const int64_t floats = WorkerScratchFloats(spec, limits.kv_type) * threads + split;
+  return static_cast<uint64_t>(floats * static_cast<int64_t>(sizeof(float)) +
+                               RopeTable::Bytes(spec.rotary_dim, limits.max_context_tokens));
+}
+
+GroupedQuery::GroupedQuery(const ModelConfig& config, const ModelWeights& weights,
+                           const CpuKernels& kernels, const ModelLimits& limits, int most_threads,
+                           HostActivations& activations)
+    : config_(config),
+      weights_(weights),
+      kernels_(kernels),
+      limits_(limits),
+      kv_layout_(KvLayoutOf(config.attention(), limits.kv_type)),
+      most_threads_(most_threads),
+      rope_(config.attention(), config.max_position, limits.max_context_tokens),
+      activations_(activations),
+      scratch_stride_(WorkerScratchFloats(config.attention(), limits.kv_type)),
+      kv_(BlockBytes(config, limits.kv_type) * static_cast<uint64_t>(limits.num_kv_blocks)),
+      split_partials_(ZeroedFloats(kSplitItemsPerThread * most_threads * MaxChunks(limits) *
+                                   GroupPartialFloats(config.attention()))),
+      scratch_(ZeroedFloats(most_threads * scratch_stride_)) {
+  const auto rows = static_cast<size_t>(limits.max_batch_tokens);
+  row_slice_.resize(rows);
+  row_blocks_.reserve(rows);
+  block_pointers_.reserve(static_cast<size_t>(limits.num_kv_blocks) + 64);
+}
+
+std::byte* GroupedQuery::KvBlock(int64_t layer, int32_t block) {
+  return kv_.data() + (layer * limits_.num_kv_blocks + block) * kv_layout_.block_bytes();
+}
+
+void GroupedQuery::Begin(const ForwardBatch& batch) {
+  batch_ = batch;
+  listed_ = {};
+  first_block_.clear();
+  block_pointers_.clear();
+  for (size_t s = 0; s < batch.slices.size(); ++s) {
+    const SequenceSlice& slice = batch.slices[s];
+    first_block_.push_back(static_cast<int64_t>(block_pointers_.size()));
+    block_pointers_.resize(block_pointers_.size() + slice.blocks.size());
+    std::fill_n(row_slice_.begin() + slice.first_row, slice.num_tokens, static_cast<int32_t>(s));
+  }
+}
+
+void GroupedQuery::PreAttention(int64_t layer, RowRange rows, const float* normed, int64_t stride,
+                                const Rows& at, ThreadPool& pool) {
+  const GroupedQueryWeights& w = weights_.layers[static_cast<size_t>(layer)].attention();
+  const ActivatedRows x = activations_.Of(normed, stride, rows.count(), w.qkv, pool);
+  MatmulArgs qkv;
+  qkv.x = x.data;
+  qkv.x_stride_bytes = x.stride_bytes;
+  qkv.m = rows.count();
+  qkv.w = w.qkv;
+  qkv.bias = w.qkv_bias;
+  qkv.y = at.projected + rows.begin * at.projected_stride;
+  qkv.y_stride = at.projected_stride;
+  ParallelMatmul(pool, kernels_, qkv);
+}
+
+void GroupedQuery::Attend(int64_t layer, SliceRange slices, const Rows& at, ThreadPool& pool) {
+  CHECK_LE(pool.threads(), most_threads_);  // whose scratch it uses
+  at_ = at;
   for (int64_t s = slices.begin; s < slices.end; ++s) {
     const std::byte** pointers = block_pointers_.data() + first_block_[static_cast<size_t>(s)];
     for (const int32_t block : batch_.slices[static_cast<size_t>(s)].blocks) {
       *pointers++ = KvBlock(layer, block);
     }
   }
-  StoreKv(layer, RowsOf(slices), pool);
+  StoreKv(layer, RowsOf(batch_, slices), pool);
   if (slices.begin != listed_.begin || slices.end != listed_.end) ListRowBlocks(slices, pool);
   AttendRows(layer, pool);
-  if (!dense_in_use()) return;
-  const RowRange rows = RowsOf(slices);
-  const int64_t width = config_.layer(layer).attention().q_width();
-  RoundRows(pool, {attn_.as<float>() + rows.begin * attn_stride_, attn_stride_, rows.count()},
-            width,
-            reinterpret_cast<uint16_t*>(modules_->host_attention().data()) +
-                rows.begin * cuda::ActivationStride(width));
 }
 
-Model::SentRows Model::sent_attention() const {
-  if (!dense_in_use()) {
-    return {attn_.as<std::byte>(), static_cast<uint64_t>(attn_stride_) * sizeof(float)};
-  }
-  return {modules_->host_attention().data(), SentRowBytes(1, config_.attention().q_width())};
-}
-
-RowRange Model::RowsOf(SliceRange slices) const {
-  if (slices.begin == slices.end) return {};
-  const SequenceSlice& last = batch_.slices[static_cast<size_t>(slices.end) - 1];
-  return {batch_.slices[static_cast<size_t>(slices.begin)].first_row,
-          last.first_row + last.num_tokens};
+void GroupedQuery::Project(int64_t layer, RowRange rows, const Rows& at, float* y,
+                           ThreadPool& pool) {
+  const GroupedQueryWeights& w = weights_.layers[static_cast<size_t>(layer)].attention();
+  const ActivatedRows x = activations_.Of(at.mixed + rows.begin * at.mixed_stride, at.mixed_stride,
+                                          rows.count(), w.output, pool);
+  MatmulArgs out;
+  out.x = x.data;
+  out.x_stride_bytes = x.stride_bytes;
+  out.m = rows.count();
+  out.w = w.output;
+  out.bias = w.output_bias;
+  out.y = y;
+  out.y_stride = w.output.n;
+  ParallelMatmul(pool, kernels_, out);
 }
 
 // QK-norm, clipping and RoPE of a row in place.
-void Model::Rotate(int64_t layer, int64_t position, float* q) {
-  const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
+void GroupedQuery::Rotate(int64_t layer, int64_t position, float* q) {
+  const GroupedQueryWeights& w = weights_.layers[static_cast<size_t>(layer)].attention();
   const GroupedQuerySpec& spec = config_.layer(layer).attention();
   const int64_t d = spec.head_dim;
   const int64_t q_width = spec.q_width();
@@ -70,17 +140,17 @@ void Model::Rotate(int64_t layer, int64_t position, float* q) {
 }
 
 // Keys and values into the cache.
-void Model::StoreKv(int64_t layer, RowRange rows, ThreadPool& pool) {
+void GroupedQuery::StoreKv(int64_t layer, RowRange rows, ThreadPool& pool) {
   const GroupedQuerySpec& spec = config_.layer(layer).attention();
   const int64_t d = spec.head_dim;
   ForRows(pool, rows, [&](int64_t row) {
-    float* q = qkv_rows_ + row * qkv_stride_;
+    float* q = at_.projected + row * at_.projected_stride;
     const float* k = q + spec.q_width();
     const float* v = k + spec.kv_width();
     const auto slice_index = static_cast<size_t>(row_slice_[static_cast<size_t>(row)]);
     const SequenceSlice& slice = batch_.slices[slice_index];
     const int64_t position = slice.start_position + row - slice.first_row;
-    if (!dense_in_use()) Rotate(layer, position, q);  // else the device has done it
+    if (!at_.by_device) Rotate(layer, position, q);
     std::byte* block = KvBlock(layer, slice.blocks[static_cast<size_t>(position / kKvBlockTokens)]);
     for (int64_t h = 0; h < spec.kv_heads; ++h) {
       kernels_.store_kv(kv_layout_, block, h, position % kKvBlockTokens, k + h * d, v + h * d);
@@ -91,9 +161,9 @@ void Model::StoreKv(int64_t layer, RowRange rows, ThreadPool& pool) {
 // Rows of a prompt share their reads of the cache; a block is as large as that pays, but not so
 // large that threads are left without work: there are as many as AttendSplit is for only when each
 // is one row. One row takes as many KV heads at once as leave every thread its tasks.
-void Model::ListRowBlocks(SliceRange slices, ThreadPool& pool) {
+void GroupedQuery::ListRowBlocks(SliceRange slices, ThreadPool& pool) {
   const GroupedQuerySpec& spec = config_.attention();
-  const int64_t rows = RowsOf(slices).count();
+  const int64_t rows = RowsOf(batch_, slices).count();
   const int64_t tasks = kSplitItemsPerThread * pool.threads();
   const int64_t most =
       std::clamp<int64_t>(rows * spec.kv_heads / tasks, 1, AttentionRows(spec.group()));
@@ -119,19 +189,19 @@ void Model::ListRowBlocks(SliceRange slices, ThreadPool& pool) {
   }
 }
 
-int64_t Model::tasks_per_block() const {
+int64_t GroupedQuery::tasks_per_block() const {
   return (kv_layout_.num_kv_heads + task_heads_ - 1) / task_heads_;
 }
 
-int64_t Model::num_tasks() const {
+int64_t GroupedQuery::num_tasks() const {
   return static_cast<int64_t>(row_blocks_.size()) * tasks_per_block();
 }
 
-const Model::RowBlock& Model::BlockOf(int64_t task) const {
+const GroupedQuery::RowBlock& GroupedQuery::BlockOf(int64_t task) const {
   return row_blocks_[static_cast<size_t>(task / tasks_per_block())];
 }
 
-AttendArgs Model::ArgsFor(int64_t layer, int64_t task) const {
+AttendArgs GroupedQuery::ArgsFor(int64_t layer, int64_t task) const {
   const RowBlock& block = BlockOf(task);
   const auto slice_index = static_cast<size_t>(row_slice_[static_cast<size_t>(block.first_row)]);
   const SequenceSlice& slice = batch_.slices[slice_index];
@@ -139,9 +209,10 @@ AttendArgs Model::ArgsFor(int64_t layer, int64_t task) const {
   AttendArgs args;
   args.kv_head = task % tasks_per_block() * task_heads_;
   args.kv_heads = std::min(task_heads_, spec.kv_heads - args.kv_head);
-  args.q = qkv_rows_ + block.first_row * qkv_stride_ + args.kv_head * spec.group() * spec.head_dim;
+  args.q = at_.projected + block.first_row * at_.projected_stride +
+           args.kv_head * spec.group() * spec.head_dim;
   args.q_stride = spec.head_dim;
-  args.q_row_stride = qkv_stride_;
+  args.q_row_stride = at_.projected_stride;
   args.rows = block.rows;
   args.group = spec.group();
   args.scale = static_cast<float>(spec.scale);
@@ -152,25 +223,26 @@ AttendArgs Model::ArgsFor(int64_t layer, int64_t task) const {
   return args;
 }
 
-Model::ChunkRange Model::ChunksOf(const AttendArgs& args) const {
+GroupedQuery::ChunkRange GroupedQuery::ChunksOf(const AttendArgs& args) const {
   const int64_t begin = args.window > 0 ? std::max<int64_t>(0, args.context_end - args.window) : 0;
   return {begin / kAttentionChunkTokens,
           (args.context_end + args.rows - 2) / kAttentionChunkTokens + 1};
 }
 
-void Model::FinishAttention(const RowBlock& block, const AttendArgs& args, const float* totals) {
+void GroupedQuery::FinishAttention(const RowBlock& block, const AttendArgs& args,
+                                   const float* totals) {
   const int64_t d = kv_layout_.head_dim;
   const int64_t partial = args.group * AttentionPartialFloats(d);
   for (int64_t head = args.kv_head; head < args.kv_head + args.kv_heads; ++head) {
     for (int64_t row = 0; row < block.rows; ++row, totals += partial) {
       kernels_.finish_attention(
           totals, args.group, d,
-          attn_.as<float>() + (block.first_row + row) * attn_stride_ + head * args.group * d, d);
+          at_.mixed + (block.first_row + row) * at_.mixed_stride + head * args.group * d, d);
     }
   }
 }
 
-void Model::AttendRows(int64_t layer, ThreadPool& pool) {
+void GroupedQuery::AttendRows(int64_t layer, ThreadPool& pool) {
   const GroupedQuerySpec& spec = config_.layer(layer).attention();
   if (static_cast<int64_t>(row_blocks_.size()) * spec.kv_heads <
       kSplitItemsPerThread * pool.threads()) {
@@ -190,7 +262,7 @@ void Model::AttendRows(int64_t layer, ThreadPool& pool) {
 
 // Few rows: runs of chunks of one context go to several threads. The same chunks folded in the same
 // order as in AttendRows, so the same bits.
-void Model::AttendSplit(int64_t layer, ThreadPool& pool) {
+void GroupedQuery::AttendSplit(int64_t layer, ThreadPool& pool) {
   const int64_t tasks = num_tasks();
   const int64_t parts = (kSplitItemsPerThread * pool.threads() + tasks - 1) / tasks;
   const GroupedQuerySpec& spec = config_.layer(layer).attention();

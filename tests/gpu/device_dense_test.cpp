@@ -1,6 +1,6 @@
-// The dense part sharded over several devices: the bits of one device, whatever the model's shapes
-// and however uneven the shares. Linked twice, as model_test.cpp is.
-#include "serving/model/dense_shards.h"
+// The dense part on devices: sharded over several it has the bits of one, whatever the model's
+// shapes and however uneven the shares. Linked twice, as model_test.cpp is.
+#include "serving/model/device_dense.h"
 
 #include <gtest/gtest.h>
 
@@ -12,7 +12,6 @@
 
 #include "core/base/error.h"
 #include "core/base/units.h"
-#include "serving/model/dense_operator.h"
 #include "serving/model/device_operator.h"
 #include "serving/model/expert_sources.h"
 #include "tests/core/base/caught.h"
@@ -34,7 +33,7 @@ ModelLimits Limits() {
   return limits;
 }
 
-class DenseShardsTest : public testing::Test {
+class DeviceDenseTest : public testing::Test {
  protected:
   void UseDevices(int devices) {
     std::string why_not;
@@ -57,28 +56,41 @@ class DenseShardsTest : public testing::Test {
             const ForwardBatch& batch) {
     const auto rows = static_cast<int64_t>(batch.tokens.size());
     const auto pairs = static_cast<size_t>(rows * config.top_k());
-    dense.BeginStep(batch);
+    const RowRange all_rows = {0, rows};
+    std::vector<int32_t> ids(pairs);
+    std::vector<float> weights(pairs);
+    dense.Begin(batch, nullptr);
     for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
-      dense.Layer(layer);
-      if (!config.is_sparse(layer)) continue;
-      const DensePart::Routed routed = dense.AwaitRouting(layer);
-      ExpectSameRows(routed.there, rows, config.hidden_size);
-      experts.BeginLayerThere(routed.there[0], {}, true);
+      dense.PreAttention(layer, all_rows, pool_);
+      dense.Attend(layer, {0, std::ssize(batch.slices)}, pool_);
+      dense.Project(layer, all_rows, pool_);
+      dense.Route(layer, all_rows, ids.data(), weights.data(), true, pool_);
+      if (!config.is_sparse(layer)) {
+        dense.AddMlp(layer, all_rows, {}, {}, pool_);
+        continue;
+      }
+      const ExpertInputs inputs = dense.OpenExperts(all_rows);
+      ExpectSameRows(inputs.there, rows, config.hidden_size);
+      experts.BeginLayerThere(inputs.there[0], {}, true);
       auto* const out = reinterpret_cast<float*>(experts.host_out().data());
       for (size_t pair = 0; pair < pairs; ++pair) {
         const size_t row = pair / static_cast<size_t>(config.top_k());
         for (size_t i = 0; i < static_cast<size_t>(config.hidden_size); ++i) {
           out[pair * static_cast<size_t>(config.hidden_size) + i] =
-              routed.normed[row * static_cast<size_t>(config.hidden_size) + i] *
-              (0.5f + 0.25f * static_cast<float>(routed.experts[pair]));
+              inputs.x[row * static_cast<size_t>(inputs.x_stride) + i] *
+              (0.5f + 0.25f * static_cast<float>(ids[pair]));
         }
       }
+      seen_.insert(seen_.end(), inputs.x, inputs.x + rows * config.hidden_size);
       std::vector<int32_t> pair_rows(pairs);
       std::iota(pair_rows.begin(), pair_rows.end(), 0);
-      dense.AddExperts(experts, static_cast<int64_t>(pairs), pair_rows, routed.weights);
-      seen_.insert(seen_.end(), routed.normed, routed.normed + rows * config.hidden_size);
+      const ExpertOutputs outputs = {.weights = weights.data(),
+                                     .device = &experts,
+                                     .others = static_cast<int64_t>(pairs),
+                                     .pair_rows = pair_rows};
+      dense.AddMlp(layer, all_rows, outputs, {}, pool_);
     }
-    dense.EndStep();
+    dense.End();
     std::vector<int32_t> all(static_cast<size_t>(rows));
     std::iota(all.begin(), all.end(), 0);
     std::vector<float> logits(static_cast<size_t>(rows * config.vocab_size));
@@ -135,12 +147,13 @@ class DenseShardsTest : public testing::Test {
     return seen_;
   }
 
+  ThreadPool pool_{1};
   std::unique_ptr<KernelMachine> machine_;
   std::vector<Device*> devices_;
   std::vector<float> seen_;
 };
 
-TEST_F(DenseShardsTest, AnyNumberOfDevicesHasTheBitsOfOne) {
+TEST_F(DeviceDenseTest, AnyNumberOfDevicesHasTheBitsOfOne) {
   struct Case {
     const char* what;
     WeightType type;
@@ -176,49 +189,56 @@ TEST_F(DenseShardsTest, AnyNumberOfDevicesHasTheBitsOfOne) {
     ModelConfig config = OddModel();
     test.change(config);
     const ModelWeights weights = Weights(config, test.type);
-    UseDevices(1);
-    if (machine_ == nullptr) return;
     std::vector<float> expected;
-    {
-      DenseOperator one(*devices_.front(), machine_->kernels(), config, test.type, weights,
-                        Limits());
-      expected = Run(one, config, test.type);
-    }
-    for (const float value : expected) ASSERT_TRUE(std::isfinite(value));
-    for (const int devices : {1, 2, 3, 5}) {
-      SCOPED_TRACE(devices);
+    // One device captures its decode steps, or queues them kernel by kernel.
+    for (const auto& [devices, capture] :
+         {std::pair(1, true), {1, false}, {2, true}, {3, true}, {5, true}}) {
+      SCOPED_TRACE(testing::Message() << devices << " devices, " << capture);
       UseDevices(devices);
-      DenseShards shards(devices_, machine_->kernels(), config, test.type, weights, Limits());
-      ASSERT_TRUE(Run(shards, config, test.type) == expected);
+      if (machine_ == nullptr) return;
+      DeviceDense dense(devices_, machine_->kernels(), config, test.type, weights, Limits(),
+                        DeviceDenseOptions{.capture = capture});
+      const std::vector<float> seen = Run(dense, config, test.type);
+      EXPECT_EQ(dense.captured() > 0, devices == 1 && capture);
+      if (expected.empty()) {
+        expected = seen;
+        for (const float value : expected) ASSERT_TRUE(std::isfinite(value));
+      }
+      ASSERT_TRUE(seen == expected);
     }
   }
 }
 
-// What it takes is what it says.
-TEST_F(DenseShardsTest, MemoryIsAccounted) {
+// What it takes is what it says; one device takes more when it captures whole steps.
+TEST_F(DeviceDenseTest, MemoryIsAccounted) {
   const ModelConfig config = OddModel();
   const ModelWeights weights = Weights(config, WeightType::kBf16);
-  UseDevices(3);
-  if (machine_ == nullptr) return;
-  const DenseShards shards(devices_, machine_->kernels(), config, WeightType::kBf16, weights,
-                           Limits());
-  uint64_t kv_bytes = 0;
-  for (int d = 0; d < 3; ++d) {
-    kv_bytes += DenseShards::KvBytes(config, Limits(), 3, d);
-    EXPECT_EQ(devices_[static_cast<size_t>(d)]->used_bytes(),
-              DenseShards::WeightBytes(config, WeightType::kBf16, 3, d) +
-                  RoundUp(DenseShards::KvBytes(config, Limits(), 3, d), Device::kAlignment) +
-                  DenseShards::WorkspaceBytes(config, Limits(), 3, d))
-        << d;
+  for (const int devices : {1, 3}) {
+    UseDevices(devices);
+    if (machine_ == nullptr) return;
+    const DeviceDense dense(devices_, machine_->kernels(), config, WeightType::kBf16, weights,
+                            Limits());
+    uint64_t kv_bytes = 0;
+    for (int d = 0; d < devices; ++d) {
+      kv_bytes += DeviceDense::KvBytes(config, Limits(), devices, d);
+      const uint64_t steps = devices == 1 ? StepExperts::DeviceBytes(config, Limits()) : 0;
+      EXPECT_EQ(
+          devices_[static_cast<size_t>(d)]->used_bytes() + steps,
+          RoundUp(DeviceDense::WeightBytes(config, WeightType::kBf16, devices, d),
+                  Device::kAlignment) +
+              RoundUp(DeviceDense::KvBytes(config, Limits(), devices, d), Device::kAlignment) +
+              DeviceDense::WorkspaceBytes(config, Limits(), devices, d))
+          << d << " of " << devices;
+    }
+    EXPECT_EQ(kv_bytes, Model::KvBlockBytes(config, WeightType::kBf16) *
+                            static_cast<uint64_t>(Limits().num_kv_blocks));
   }
-  EXPECT_EQ(kv_bytes, Model::KvBlockBytes(config, WeightType::kBf16) *
-                          static_cast<uint64_t>(Limits().num_kv_blocks));
 }
 
-TEST_F(DenseShardsTest, WhatCannotBeCutIsRefused) {
+TEST_F(DeviceDenseTest, WhatCannotBeCutIsRefused) {
   const auto refusal = [](const ModelConfig& config, int devices) -> std::string {
     try {
-      DenseShards::CheckSupported(config, WeightType::kBf16, WeightType::kBf16, devices);
+      DeviceDense::CheckSupported(config, WeightType::kBf16, WeightType::kBf16, devices);
     } catch (const Error& error) {
       EXPECT_EQ(error.kind(), ErrorKind::kUnsupported);
       return error.what();
@@ -236,7 +256,7 @@ TEST_F(DenseShardsTest, WhatCannotBeCutIsRefused) {
 }
 
 // What specs can say and no kernel is told yet.
-TEST_F(DenseShardsTest, WhatDevicesDoNotComputeIsRefusedByName) {
+TEST_F(DeviceDenseTest, WhatDevicesDoNotComputeIsRefusedByName) {
   const std::pair<void (*)(RouterSpec & router), const char*> routers[] = {
       {[](RouterSpec& router) { router.score = ScoreFunction::kSigmoid; }, "other than softmax"},
       {[](RouterSpec& router) { router.logit_bias = true; }, "biases of routers"},
@@ -248,7 +268,7 @@ TEST_F(DenseShardsTest, WhatDevicesDoNotComputeIsRefusedByName) {
     ModelConfig config = OddModel();
     change(std::get<ExpertsSpec>(config.layers[2].mlp).router);
     const Error error = Caught(
-        [&] { DenseOperator::CheckSupported(config, WeightType::kBf16, WeightType::kBf16); });
+        [&] { DeviceDense::CheckSupported(config, WeightType::kBf16, WeightType::kBf16, 1); });
     EXPECT_EQ(error.kind(), ErrorKind::kUnsupported);
     EXPECT_TRUE(Contains(error, named)) << error.what();
     EXPECT_TRUE(Contains(error, "--gpu-dense")) << error.what();
@@ -256,7 +276,7 @@ TEST_F(DenseShardsTest, WhatDevicesDoNotComputeIsRefusedByName) {
   ModelConfig config = OddModel();
   ChangeAttention(config, [](GroupedQuerySpec& spec) { spec.rotary_dim = 8; });
   const Error error =
-      Caught([&] { DenseOperator::CheckSupported(config, WeightType::kBf16, WeightType::kBf16); });
+      Caught([&] { DeviceDense::CheckSupported(config, WeightType::kBf16, WeightType::kBf16, 1); });
   EXPECT_TRUE(Contains(error, "a part of a head")) << error.what();
 }
 

@@ -1,0 +1,255 @@
+#include "serving/model/host_dense.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "core/base/check.h"
+#include "kernels/cpu/moe.h"
+#include "serving/model/choose_experts.h"
+#include "serving/model/grouped_query.h"
+#include "serving/model/sampler.h"
+
+namespace moesaic {
+namespace {
+
+int64_t WidestProductInput(const ModelConfig& config) {
+  return std::max(config.hidden_size, config.attention().q_width());
+}
+
+}  // namespace
+
+int64_t HostDense::ProjectedStride(const ModelConfig& config) {
+  return PaddedFloats(config.attention().qkv_width());
+}
+
+int64_t HostDense::MixedStride(const ModelConfig& config) {
+  return PaddedFloats(config.attention().q_width());
+}
+
+uint64_t HostDense::WorkspaceBytes(const ModelConfig& c, const CpuKernels& kernels,
+                                   const ModelLimits& limits, int threads, bool own_projected) {
+  const int64_t rows = limits.max_batch_tokens;
+  const int64_t floats_per_row = c.hidden_size + PaddedFloats(c.hidden_size) +
+                                 (own_projected ? ProjectedStride(c) : 0) + MixedStride(c) +
+                                 c.hidden_size + c.num_experts();
+  return static_cast<uint64_t>(rows * (floats_per_row * static_cast<int64_t>(sizeof(float)) +
+                                       WidestActivationRow(kernels, c.widest_dense_mlp())) +
+                               HostActivations::Bytes(kernels, rows, WidestProductInput(c))) +
+         GroupedQuery::WorkspaceBytes(c, limits, threads);
+}
+
+HostDense::HostDense(const ModelConfig& config, ModelWeights weights, const CpuKernels& kernels,
+                     ThreadPool& pool, const ModelLimits& limits, float* projected,
+                     int64_t projected_stride)
+    : config_(config),
+      weights_(std::move(weights)),
+      kernels_(kernels),
+      f32_kernels_(F32KernelsOf(kernels)),
+      pool_(pool),
+      limits_(limits),
+      norm_stride_(PaddedFloats(config.hidden_size)),
+      activations_(kernels, limits.max_batch_tokens, WidestProductInput(config)),
+      mixer_(std::make_unique<GroupedQuery>(config, weights_, kernels, limits, pool.threads(),
+                                            activations_)) {
+  const int64_t rows = limits.max_batch_tokens;
+  hidden_ = ZeroedFloats(rows * config.hidden_size);
+  normed_ = ZeroedFloats(rows * norm_stride_);
+  rows_ = {.projected = projected,
+           .projected_stride = projected_stride,
+           .mixed_stride = MixedStride(config)};
+  if (projected == nullptr) {
+    rows_.projected_stride = ProjectedStride(config);
+    projected_ = ZeroedFloats(rows * rows_.projected_stride);
+    rows_.projected = projected_.as<float>();
+  }
+  mixed_ = ZeroedFloats(rows * rows_.mixed_stride);
+  rows_.mixed = mixed_.as<float>();
+  work_rows_ = rows_;
+  out_ = ZeroedFloats(rows * config.hidden_size);
+  router_out_ = ZeroedFloats(rows * config.num_experts());
+  mlp_hidden_ = AlignedBuffer(
+      static_cast<size_t>(rows * WidestActivationRow(kernels, config.widest_dense_mlp())));
+}
+
+void HostDense::WorkIn(float* projected, float* mixed) {
+  work_rows_ = rows_;
+  if (projected == nullptr) return;
+  work_rows_.projected = projected;
+  work_rows_.mixed = mixed;
+}
+
+DensePart::MixerRows HostDense::mixer_rows() const {
+  return {.projected = rows_.projected,
+          .projected_row_bytes = static_cast<uint64_t>(rows_.projected_stride) * sizeof(float),
+          .mixed = reinterpret_cast<const std::byte*>(rows_.mixed),
+          .mixed_row_bytes = static_cast<uint64_t>(rows_.mixed_stride) * sizeof(float)};
+}
+
+void HostDense::PopulateState(ThreadPool& pool) {
+  constexpr auto kPieceBytes = static_cast<int64_t>(AlignedBuffer::kHugePageBytes);
+  AlignedBuffer& state = mixer_->state();
+  const auto bytes = static_cast<int64_t>(state.bytes());
+  pool.ParallelFor((bytes + kPieceBytes - 1) / kPieceBytes, [&](int64_t piece, int) {
+    const int64_t begin = piece * kPieceBytes;
+    state.Populate(static_cast<size_t>(begin),
+                   static_cast<size_t>(std::min(kPieceBytes, bytes - begin)));
+  });
+}
+
+void HostDense::Begin(const ForwardBatch& batch, const DeviceOperator* /*experts*/) {
+  batch_ = batch;
+  mixer_->Begin(batch);
+  ForRows(pool_, {0, std::ssize(batch.tokens)}, [&](int64_t row) {
+    kernels_.unpack_row(weights_.embedding, batch.tokens[static_cast<size_t>(row)], HiddenRow(row));
+  });
+}
+
+void HostDense::NormRows(const NormSpec& norm, const float* weight, RowRange rows,
+                         ThreadPool& pool) {
+  const auto eps = static_cast<float>(norm.eps);
+  ForRows(pool, rows, [&](int64_t row) {
+    kernels_.rms_norm(HiddenRow(row), weight, eps, config_.hidden_size, NormedRow(row));
+  });
+}
+
+void HostDense::PreAttention(int64_t layer, RowRange rows, ThreadPool& pool) {
+  NormRows(config_.layer(layer).norm, Weights(layer).input_norm, rows, pool);
+  mixer_->PreAttention(layer, rows, NormedRow(rows.begin), norm_stride_, work_rows_, pool);
+}
+
+void HostDense::Attend(int64_t layer, SliceRange slices, ThreadPool& pool) {
+  mixer_->Attend(layer, slices, rows_, pool);
+}
+
+void HostDense::AttendForDevice(int64_t layer, SliceRange slices, ThreadPool& pool) {
+  HostMixer::Rows rows = rows_;
+  rows.by_device = true;
+  mixer_->Attend(layer, slices, rows, pool);
+}
+
+void HostDense::Project(int64_t layer, RowRange rows, ThreadPool& pool) {
+  mixer_->Project(layer, rows, work_rows_, OutRow(rows.begin), pool);
+  AddOut(rows, pool, [](int64_t) { return 1.0f; });
+}
+
+// hidden += scale(row) * out.
+void HostDense::AddOut(RowRange rows, ThreadPool& pool, FunctionRef<float(int64_t row)> scale) {
+  ForRows(pool, rows, [&](int64_t row) {
+    kernels_.axpy(scale(row), OutRow(row), config_.hidden_size, HiddenRow(row));
+  });
+}
+
+void HostDense::RowLogits(const PackedMatrix& w, const float* bias, RowRange rows, float* out,
+                          ThreadPool& pool) {
+  MatmulArgs logits;
+  logits.x = reinterpret_cast<const std::byte*>(NormedRow(rows.begin));
+  logits.x_stride_bytes = norm_stride_ * static_cast<int64_t>(sizeof(float));
+  logits.m = rows.count();
+  logits.w = w;
+  logits.bias = bias;
+  logits.y = out + rows.begin * w.n;
+  logits.y_stride = w.n;
+  ParallelMatmul(pool, f32_kernels_, logits);
+}
+
+void HostDense::Route(int64_t layer, RowRange rows, int32_t* ids, float* weights,
+                      bool /*host_rows*/, ThreadPool& pool) {
+  const LayerWeights& w = Weights(layer);
+  const LayerSpec& spec = config_.layer(layer);
+  NormRows(spec.norm, w.post_attention_norm, rows, pool);
+  if (!spec.sparse()) return;
+  const RouterSpec& choice = spec.experts().router;
+  RowLogits(w.router, w.router_bias, rows, router_out_.as<float>(), pool);
+  ForRows(pool, rows, [&](int64_t row) {
+    const int64_t pair = (row - rows.begin) * choice.top_k;
+    ChooseExperts(choice, kernels_, router_out_.as<float>() + row * choice.experts,
+                  w.router_correction, ids + pair, weights + pair);
+  });
+}
+
+ExpertInputs HostDense::OpenExperts(RowRange rows) {
+  return {.tokens = rows.count(), .x = NormedRow(rows.begin), .x_stride = norm_stride_};
+}
+
+void HostDense::AddExperts(RowRange rows, const ExpertOutputs& experts, ThreadPool& pool) {
+  CHECK(experts.device == nullptr);
+  if (experts.slot_out == nullptr) return;
+  CombineSlots(pool, kernels_, experts.slot_out, experts.weights, rows.count(), config_.top_k(),
+               config_.hidden_size, HiddenRow(rows.begin), experts.mask);
+}
+
+void HostDense::AddMlp(int64_t layer, RowRange rows, const ExpertOutputs& experts,
+                       const ExpertOutputs& deferred, ThreadPool& pool) {
+  AddExperts(rows, experts, pool);
+  const LayerWeights& w = Weights(layer);
+  if (w.gate.n > 0 && rows.count() > 0) {
+    ActivatedRows x = {experts.activations, experts.activations_stride_bytes};
+    if (x.data == nullptr) {
+      x = activations_.Of(NormedRow(rows.begin), norm_stride_, rows.count(), w.gate, pool);
+    } else {
+      CHECK(w.gate.type == experts.type);  // x serves both
+    }
+    Mlp(w, x, rows, pool);
+    const bool gated = w.shared_gate.n > 0;
+    if (gated) RowLogits(w.shared_gate, nullptr, rows, router_out_.as<float>(), pool);
+    AddOut(rows, pool, [&](int64_t row) {
+      return gated ? 1.0f / (1.0f + std::exp(-router_out_.as<float>()[row])) : 1.0f;
+    });
+  }
+  AddExperts(rows, deferred, pool);
+}
+
+void HostDense::Mlp(const LayerWeights& w, const ActivatedRows& x, RowRange rows,
+                    ThreadPool& pool) {
+  GateUpArgs gate_up;
+  gate_up.x = x.data;
+  gate_up.x_stride_bytes = x.stride_bytes;
+  gate_up.m = rows.count();
+  gate_up.gate = w.gate;
+  gate_up.up = w.up;
+  gate_up.h = mlp_hidden_.data();
+  gate_up.h_stride_bytes =
+      ActivationRowBytes(ActivationTypeOf(kernels_.numerics, w.down.type), w.gate.n);
+  ParallelGateUp(pool, kernels_, gate_up);
+  MatmulArgs down;
+  down.x = mlp_hidden_.data();
+  down.x_stride_bytes = gate_up.h_stride_bytes;
+  down.m = rows.count();
+  down.w = w.down;
+  down.y = OutRow(rows.begin);
+  down.y_stride = config_.hidden_size;
+  ParallelMatmul(pool, kernels_, down);
+}
+
+void HostDense::Head(std::span<const int32_t> rows, float* logits) {
+  const int64_t count = std::ssize(rows);
+  const auto eps = static_cast<float>(config_.final_norm.eps);
+  ForRows(pool_, {0, count}, [&](int64_t i) {
+    kernels_.rms_norm(HiddenRow(rows[static_cast<size_t>(i)]), weights_.final_norm, eps,
+                      config_.hidden_size, NormedRow(i));
+  });
+  const ActivatedRows x =
+      activations_.Of(normed_.as<float>(), norm_stride_, count, weights_.head, pool_);
+  MatmulArgs head;
+  head.x = x.data;
+  head.x_stride_bytes = x.stride_bytes;
+  head.m = count;
+  head.w = weights_.head;
+  head.y = logits;
+  head.y_stride = config_.vocab_size;
+  ParallelMatmul(pool_, kernels_, head);
+}
+
+void HostDense::Greedy(std::span<const int32_t> rows, int32_t* tokens) {
+  std::vector<float> logits(static_cast<size_t>(config_.vocab_size));
+  for (size_t i = 0; i < rows.size(); ++i) {
+    Head(rows.subspan(i, 1), logits.data());
+    const bool finite =
+        std::all_of(logits.begin(), logits.end(), [](float x) { return std::isfinite(x); });
+    tokens[i] = finite ? ArgMax(logits) : -1;
+  }
+}
+
+}  // namespace moesaic

@@ -1,0 +1,48 @@
+// HostMixer: the mixer of a model's layers on the host: products with its weights, and the state
+// that it keeps of sequences.
+//
+// Owned by a HostDense, whose thread calls; Attend may run beside the other two, on another pool.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "core/base/aligned_buffer.h"
+#include "core/base/thread_pool.h"
+#include "serving/model/forward_batch.h"
+
+namespace moesaic {
+
+class HostMixer {
+ public:
+  // Rows of the batch by number, strides in floats. PreAttention leaves a row in `projected`,
+  // Attend makes `mixed` of it, which Project takes.
+  struct Rows {
+    float* projected = nullptr;  // [rows, projected_stride]
+    int64_t projected_stride = 0;
+    float* mixed = nullptr;  // [rows, mixed_stride]
+    int64_t mixed_stride = 0;
+    // A device has projected them, and has done all that concerns a row by itself (a rotation).
+    bool by_device = false;
+  };
+
+  virtual ~HostMixer() = default;
+
+  // Values of a row.
+  virtual int64_t projected_width() const = 0;
+  virtual int64_t mixed_width() const = 0;
+
+  // A pass over this batch begins, which lives until it ends.
+  virtual void Begin(const ForwardBatch& batch) = 0;
+  // normed: of the first of these rows, `stride` floats apart.
+  virtual void PreAttention(int64_t layer, RowRange rows, const float* normed, int64_t stride,
+                            const Rows& at, ThreadPool& pool) = 0;
+  virtual void Attend(int64_t layer, SliceRange slices, const Rows& at, ThreadPool& pool) = 0;
+  // y: [rows, hidden].
+  virtual void Project(int64_t layer, RowRange rows, const Rows& at, float* y,
+                       ThreadPool& pool) = 0;
+
+  virtual AlignedBuffer& state() = 0;  // the memory of sequences' state
+};
+
+}  // namespace moesaic

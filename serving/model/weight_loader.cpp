@@ -1,0 +1,104 @@
+#include "serving/model/weight_loader.h"
+
+#include <algorithm>
+#include <array>
+
+#include "core/base/check.h"
+#include "core/base/error.h"
+
+namespace moesaic {
+namespace {
+
+// Rows are read and packed in pieces of about this many bytes: bounds the staging memory, and lets
+// the packing of one piece use all threads.
+constexpr int64_t kStagingBytes = int64_t{16} << 20;
+
+}  // namespace
+
+void WeightLoader::Matrix(const PackedMatrix& target, const std::vector<RowPart>& parts) {
+  int64_t first_row = 0;
+  const int64_t k = target.k;
+  std::vector<DType> dtypes;
+  for (const RowPart& part : parts) {
+    const std::array<int64_t, 2> shape = {part.rows, k};
+    dtypes.push_back(source_.Require(part.tensor, shape));
+    if (dtypes.back() != dtypes.front()) {
+      Fail(ErrorKind::kUnsupported, "tensor {} is {} but {} is {}: they must be of one type",
+           part.tensor.name, DTypeName(dtypes.back()), parts.front().tensor.name,
+           DTypeName(dtypes.front()));
+    }
+    first_row += part.rows;
+  }
+  CHECK_EQ(first_row, target.n);
+  const DType dtype = dtypes.front();
+  const int64_t row_bytes = k * DTypeBits(dtype) / 8;
+  const int64_t block_rows =
+      std::max<int64_t>(1, kStagingBytes / row_bytes / kPanelOutputs) * kPanelOutputs;
+  for (int64_t row = 0; row < target.n; row += block_rows) {
+    const int64_t rows = std::min(block_rows, target.n - row);
+    ReadAcross(parts, row, row + rows, k, row_bytes);
+    const int64_t first_panel = row / kPanelOutputs;
+    const int64_t panels = (rows + kPanelOutputs - 1) / kPanelOutputs;
+    auto* destination = const_cast<std::byte*>(target.data) + first_panel * target.panel_bytes();
+    pool_.ParallelFor(panels, [&](int64_t panel, int) {
+      kernels_.pack_panels(staging_.data(), dtype, k, rows, k, target.type, panel, panel + 1,
+                           destination);
+    });
+  }
+}
+
+void WeightLoader::Norm(const float* target, const NormSpec& norm, const PlannedTensor& tensor,
+                        int64_t n) {
+  Vector(target, {{tensor, n}});
+  if (!norm.plus_one) return;
+  auto* const out = const_cast<float*>(target);
+  for (int64_t i = 0; i < n; ++i) out[i] += 1.0f;
+}
+
+void WeightLoader::Vector(const float* target, const std::vector<RowPart>& parts) {
+  auto* out = const_cast<float*>(target);
+  for (const RowPart& part : parts) {
+    const std::array<int64_t, 1> shape = {part.rows};
+    const DType dtype = source_.Require(part.tensor, shape);
+    std::byte* raw = Staging(part.rows * DTypeBits(dtype) / 8);
+    source_.ReadRows(part.tensor, 0, part.rows, 1,
+                     {raw, static_cast<size_t>(part.rows * DTypeBits(dtype) / 8)});
+    for (int64_t i = 0; i < part.rows; ++i) {
+      switch (dtype) {
+        case DType::kF32:
+          out[i] = reinterpret_cast<const float*>(raw)[i];
+          break;
+        case DType::kF16:
+          out[i] = F16ToF32(reinterpret_cast<const uint16_t*>(raw)[i]);
+          break;
+        default:
+          out[i] = Bf16ToF32(reinterpret_cast<const uint16_t*>(raw)[i]);
+      }
+    }
+    out += part.rows;
+  }
+}
+
+std::byte* WeightLoader::Staging(int64_t bytes) {
+  if (staging_.bytes() < static_cast<size_t>(bytes))
+    staging_ = AlignedBuffer(static_cast<size_t>(bytes));
+  return staging_.data();
+}
+
+void WeightLoader::ReadAcross(const std::vector<RowPart>& parts, int64_t begin, int64_t end,
+                              int64_t k, int64_t row_bytes) {
+  std::byte* out = Staging((end - begin) * row_bytes);
+  int64_t part_begin = 0;
+  for (const RowPart& part : parts) {
+    const int64_t from = std::max(begin, part_begin);
+    const int64_t to = std::min(end, part_begin + part.rows);
+    if (from < to) {
+      const auto bytes = static_cast<size_t>((to - from) * row_bytes);
+      source_.ReadRows(part.tensor, from - part_begin, to - part_begin, k, {out, bytes});
+      out += bytes;
+    }
+    part_begin += part.rows;
+  }
+}
+
+}  // namespace moesaic

@@ -1,0 +1,49 @@
+// WeightLoader: reads tensors of a checkpoint and packs them where dense weights lie.
+//
+// Used by one thread, and the pool that it is given, while weights are loaded.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/base/aligned_buffer.h"
+#include "core/base/thread_pool.h"
+#include "core/config/norm_spec.h"
+#include "kernels/cpu/kernels.h"
+#include "serving/model/tensor_source.h"
+
+namespace moesaic {
+
+// Rows of a packed matrix may come from several tensors, one below the other.
+struct RowPart {
+  PlannedTensor tensor;
+  int64_t rows = 0;
+};
+
+// Throws Error from the source (missing tensor, wrong shape, I/O).
+class WeightLoader {
+ public:
+  WeightLoader(const TensorSource& source, const CpuKernels& kernels, ThreadPool& pool)
+      : source_(source), kernels_(kernels), pool_(pool) {}
+
+  void Matrix(const PackedMatrix& target, const std::vector<RowPart>& parts);
+  void Matrix(const PackedMatrix& target, const PlannedTensor& tensor) {
+    Matrix(target, {{tensor, target.n}});
+  }
+  void Vector(const float* target, const std::vector<RowPart>& parts);
+  // A vector of n, of a norm like this.
+  void Norm(const float* target, const NormSpec& norm, const PlannedTensor& tensor, int64_t n);
+
+ private:
+  std::byte* Staging(int64_t bytes);
+  void ReadAcross(const std::vector<RowPart>& parts, int64_t begin, int64_t end, int64_t k,
+                  int64_t row_bytes);
+
+  const TensorSource& source_;
+  const CpuKernels& kernels_;
+  ThreadPool& pool_;
+  AlignedBuffer staging_;
+};
+
+}  // namespace moesaic
