@@ -6,6 +6,7 @@
 #include "core/base/error.h"
 #include "kernels/cpu/amx_support.h"
 #include "kernels/cpu/internal/tables.h"
+#include "kernels/cpu/isas.h"
 #include "kernels/cpu/kernels.h"
 #include "kernels/cpu/product_choice.h"
 
@@ -17,6 +18,8 @@ namespace moesaic {
 namespace {
 
 constexpr Isa kAllIsas[] = {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16, Isa::kAmx};
+constexpr QuantIsa kAllQuantIsas[] = {QuantIsa::kScalar, QuantIsa::kAvx2,       QuantIsa::kAvxVnni,
+                                      QuantIsa::kAvx512, QuantIsa::kAvx512Vnni, QuantIsa::kAmx};
 
 #if defined(__x86_64__)
 struct CpuId {
@@ -244,6 +247,9 @@ int64_t ActivationRowBytes(ActivationType type, int64_t k) {
   if (lines >= 32) lines += (48 - lines % 32) % 32;
   return lines * 64;
 }
+
+std::span<const Isa> AllIsas() { return kAllIsas; }
+std::span<const QuantIsa> AllQuantIsas() { return kAllQuantIsas; }
 
 bool IsaSupported(Isa isa) {
 #if defined(__x86_64__)

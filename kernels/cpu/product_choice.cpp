@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "kernels/cpu/internal/tables.h"
+#include "kernels/cpu/isas.h"
 
 namespace moesaic {
 namespace {
@@ -16,8 +17,7 @@ constexpr WeightType kWeightTypes[] = {WeightType::kBf16, WeightType::kF32, Weig
 std::vector<ProductOption> ProductOptions(const CpuKernels& kernels, WeightType type) {
   std::vector<ProductOption> options;
   if (IsQuantized(type)) {
-    for (const QuantIsa isa : {QuantIsa::kScalar, QuantIsa::kAvx2, QuantIsa::kAvxVnni,
-                               QuantIsa::kAvx512, QuantIsa::kAvx512Vnni, QuantIsa::kAmx}) {
+    for (const QuantIsa isa : AllQuantIsas()) {
       const bool own = isa == kernels.quant_isa;
       const bool narrow = isa != QuantIsa::kScalar && isa < kernels.quant_isa &&
                           isa != QuantIsa::kAvx512;  // VNNI takes one instruction for its four
@@ -43,7 +43,7 @@ std::vector<ProductOption> ProductOptions(const CpuKernels& kernels, WeightType 
 
 QuantIsa DefaultQuantIsa(Isa isa, FunctionRef<bool(QuantIsa)> supported) {
   if (isa == Isa::kScalar) return QuantIsa::kScalar;
-  if (isa == Isa::kAvx2)
+  if (isa < Isa::kAvx512)
     return supported(QuantIsa::kAvxVnni) ? QuantIsa::kAvxVnni : QuantIsa::kAvx2;
   return supported(QuantIsa::kAvx512Vnni) ? QuantIsa::kAvx512Vnni : QuantIsa::kAvx512;
 }

@@ -1,6 +1,7 @@
 #include "prefetch/link/device_experts.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "core/base/check.h"
@@ -32,14 +33,13 @@ DeviceExperts::DeviceExperts(const HostExperts& home, const ExpertGrid& grid,
   CHECK_EQ(devices.size(), static_cast<size_t>(placement.num_devices()));
   const auto experts = static_cast<size_t>(grid.num_experts());
   const uint64_t slot_bytes = home.layout().slot_bytes;
-  std::vector<std::span<const std::byte>> files;
-  files.reserve(devices.size());
-  for (int d = 0; d < placement.num_devices(); ++d) files.push_back(home.memory(d));
+  const std::vector<std::span<const std::byte>> files = home.memory();
   for (size_t d = 0; d < links_.size(); ++d) {
     Link& link = links_[d];
     link.device = devices[d];
     status_[d].name = link.device->name();
     status_[d].slots = options.slots[d];
+    if (options.slots[d] == 0) continue;  // all that it could have is left to the host
     const uint64_t bytes = static_cast<uint64_t>(options.slots[d]) * slot_bytes;
     link.memory = AllocateOrThrow(*link.device, bytes, fmt::format("{} experts", options.slots[d]),
                                   "; lower --device-memory");
@@ -52,6 +52,11 @@ DeviceExperts::DeviceExperts(const HostExperts& home, const ExpertGrid& grid,
     loading.link = static_cast<int32_t>(d);
     if (!options.copy_ns.empty()) loading.copy_ns = options.copy_ns[d];
     loading.experts = placement.experts(static_cast<int>(d));
+    std::vector<ExpertIndex> kept;
+    std::copy_if(
+        options.kept.begin(), options.kept.end(), std::back_inserter(kept),
+        [&](ExpertIndex expert) { return placement.device(expert) == static_cast<int>(d); });
+    loading.kept = kept;
     loading.slot_memory = {link.memory.data(), link.memory.bytes()};
     loading.hands_out_failed = true;
     loading.on_progress = [this] {
@@ -110,13 +115,13 @@ void DeviceExperts::BeginLayer(std::span<const ExpertId> needed, int64_t pairs) 
   rows_per_expert_ = std::max<int64_t>(1, pairs / std::max<int64_t>(1, std::ssize(needed)));
   for (const ExpertId id : needed) {
     const ExpertIndex expert = grid_.Index(id);
-    Link& link = LinkOf(expert);
-    if (link.loader) {
+    const int device = placement_.device(expert);
+    if (device != ExpertPlacement::kHost && LinkOf(expert).loader) {
       place_[static_cast<size_t>(expert)] = Place::kLink;
-      link.needed.push_back(id);
+      LinkOf(expert).needed.push_back(id);
     } else {
       ++stats_.misses;
-      ++status_[static_cast<size_t>(placement_.device(expert))].misses;
+      if (device != ExpertPlacement::kHost) ++status_[static_cast<size_t>(device)].misses;
       ToHost(expert);
     }
   }
@@ -148,8 +153,10 @@ void DeviceExperts::Expect(std::span<const ExpertId> experts) {
 }
 
 bool DeviceExperts::IsResident(ExpertId expert) const {
-  const auto device = static_cast<size_t>(placement_.device(grid_.Index(expert)));
-  return links_[device].loader != nullptr && links_[device].loader->IsResident(expert);
+  const int device = placement_.device(grid_.Index(expert));
+  if (device == ExpertPlacement::kHost) return true;  // it is where it is computed
+  const Link& link = links_[static_cast<size_t>(device)];
+  return link.loader != nullptr && link.loader->IsResident(expert);
 }
 
 void DeviceExperts::PlanMissed() {
@@ -169,7 +176,8 @@ void DeviceExperts::ToHost(ExpertIndex expert) {
   place_[static_cast<size_t>(expert)] = Place::kHost;
   on_host_.push_back(expert);
   ++stats_.on_host;
-  ++status_[static_cast<size_t>(placement_.device(expert))].on_host;
+  const int device = placement_.device(expert);
+  if (device != ExpertPlacement::kHost) ++status_[static_cast<size_t>(device)].on_host;
 }
 
 bool DeviceExperts::Next(std::vector<PinnedExpert>& out, bool may_wait) {

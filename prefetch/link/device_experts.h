@@ -1,7 +1,8 @@
 // DeviceExperts: the experts of a model on several devices, whose home is host memory. Each device
 // has a link of its own (an ExpertLoader on a DeviceReader: a cache and an I/O thread) and the
 // experts that the placement gives it. A layer's needs are split over the links; what is on no
-// device is fetched or computed on the host in place, as PlanMisses says by measured rates.
+// device is fetched or computed on the host in place, as PlanMisses says by measured rates; what
+// the placement leaves to the host is always computed there.
 //
 // Nothing that happens to a device reaches a request: an expert whose copy failed, retries
 // included, is computed on the host; so are all experts of a device that is lost, from then on.
@@ -46,6 +47,7 @@ struct DeviceExpertsOptions {
   std::function<std::unique_ptr<EvictionPolicy>()> make_policy = nullptr;
   // The first device has steps that look up its experts by themselves.
   bool looked_up = false;
+  std::vector<ExpertIndex> kept = {};  // see ExpertFlowOptions; of all devices
 };
 
 class DeviceExperts : public ExpertProvider {
@@ -83,10 +85,11 @@ class DeviceExperts : public ExpertProvider {
   struct Link {
     Device* device = nullptr;
     DeviceBuffer memory;                   // before the loader, which copies into it
-    std::unique_ptr<ExpertLoader> loader;  // null: the device is lost
+    std::unique_ptr<ExpertLoader> loader;  // null: the device is lost, or has no slots
     std::vector<ExpertId> needed;          // by the open layer, and not handed out yet
   };
 
+  // Of one that is not left to the host.
   Link& LinkOf(ExpertIndex expert) {
     return links_[static_cast<size_t>(placement_.device(expert))];
   }

@@ -12,9 +12,14 @@ namespace {
 // Of a transfer that a later layer waits for: behind those of the open layer, before prefetches.
 constexpr float kExpectedPriority = -1;
 
+// Slots whose experts come and go.
+int64_t ChangingSlots(const LinkParameters& link, const ExpertFlowOptions& options) {
+  return link.slots - std::ssize(options.kept);
+}
+
 // Transfers that a prefetch may be one of: lanes and slots stay free for what the next layer lacks.
-int64_t MostTransfers(const LinkParameters& link) {
-  return std::max<int64_t>(1, std::min<int64_t>(link.lanes - 1, link.slots / 4));
+int64_t MostTransfers(const LinkParameters& link, int64_t slots) {
+  return std::max<int64_t>(1, std::min<int64_t>(link.lanes - 1, slots / 4));
 }
 
 // A layer's read that arrives while prefetches are in flight waits for them: fewer than a layer's
@@ -37,14 +42,15 @@ ExpertFlow::ExpertFlow(const ExpertGrid& grid, LinkParameters link,
       table_(options.table),
       link_(options.link),
       prefetch_depth_(PrefetchDepth(link)),
-      most_transfers_(MostTransfers(link)),
+      most_transfers_(MostTransfers(link, ChangingSlots(link, options))),
       step_predictor_(options.step_predictor),
       log_(options.log),
       copy_ns_(static_cast<double>(options.copy_ns)),
-      prefetch_(options.step_predictor != nullptr &&
-                        MayPrefetch(link.slots, options.step_predictor->shape().top_k)
-                    ? std::make_optional<LinkPrefetch>(*options.step_predictor, link.experts)
-                    : std::nullopt),
+      prefetch_(
+          options.step_predictor != nullptr &&
+                  MayPrefetch(ChangingSlots(link, options), options.step_predictor->shape().top_k)
+              ? std::make_optional<LinkPrefetch>(*options.step_predictor, link.experts)
+              : std::nullopt),
       cache_(grid.total(), link.slots, link.slot_bytes,
              PolicyOr(std::move(policy), prefetch_, grid.total()), options.table),
       need_(static_cast<size_t>(grid.total()), Need::kNone),
@@ -56,6 +62,7 @@ ExpertFlow::ExpertFlow(const ExpertGrid& grid, LinkParameters link,
   missing_.reserve(experts);
   ready_.reserve(experts);
   expected_.reserve(static_cast<size_t>(grid.total()));
+  for (const ExpertIndex expert : options.kept) cache_.Want(expert);
 }
 
 // --- the consumer

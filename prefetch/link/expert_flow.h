@@ -13,6 +13,8 @@
 //   StartLoads             the missing rest gets slots, as far as there are any, and is queued
 //   TakeReady, Release     until nothing is waiting: slots that are released serve the next wave
 //   EndLayer
+// What is kept is wanted for ever: it is loaded as others are, by Preload or when a layer needs it,
+// and never leaves.
 // Expect, at any time, names what a later layer will want for certain: its copies come after those
 // of the open layer and before all that is only predicted, and who has arrived stays.
 // The link, whenever it can take a packet: NextPacket, then CompletePacket, and Commit or Drop when
@@ -49,6 +51,9 @@ struct ExpertFlowOptions {
   FlowLog* log = nullptr;  // may be null; must outlive the flow
   // Where steps look up what is resident; may be null, must outlive the flow.
   SlotTable* table = nullptr;
+  // Experts of this link that stay once they are there; fewer than slots, unless nothing else comes
+  // over it. Looked at while it is constructed.
+  std::span<const ExpertIndex> kept = {};
 };
 
 class ExpertFlow final : public Flow {

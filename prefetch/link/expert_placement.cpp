@@ -49,11 +49,15 @@ std::vector<int> TurnsByNode(std::span<const int> device_nodes) {
 }
 
 ExpertPlacement::ExpertPlacement(const ExpertGrid& grid, std::span<const int> device_nodes,
-                                 uint64_t seed)
+                                 uint64_t seed, const FixedExperts& fixed)
     : device_nodes_(device_nodes.begin(), device_nodes.end()),
-      device_(static_cast<size_t>(grid.total())),
+      device_(static_cast<size_t>(grid.total()), FixedExperts::kDealt),
+      fixed_nodes_(fixed.nodes),
       experts_of_device_(device_nodes.size()) {
   CHECK(!device_nodes_.empty());
+  CHECK(fixed.devices.empty() || fixed.devices.size() == device_.size());
+  CHECK(fixed.nodes.empty() || fixed.nodes.size() == device_.size());
+  if (!fixed.devices.empty()) device_ = fixed.devices;
   CHECK_LE(device_nodes_.size(), size_t{1} << 16);
   const std::vector<int> turns = TurnsByNode(device_nodes_);
   size_t turn = 0;
@@ -62,16 +66,18 @@ ExpertPlacement::ExpertPlacement(const ExpertGrid& grid, std::span<const int> de
     order.clear();
     for (int index = 0; index < grid.num_experts(); ++index) {
       const ExpertIndex expert = layer * grid.num_experts() + index;
+      if (device(expert) != FixedExperts::kDealt) continue;
       order.emplace_back(HashOf(expert, seed), expert);
     }
     std::sort(order.begin(), order.end());
     for (const auto& [hash, expert] : order) {
-      device_[At(expert)] = static_cast<uint16_t>(turns[turn]);
+      device_[At(expert)] = turns[turn];
       turn = (turn + 1) % turns.size();
     }
   }
   for (ExpertIndex expert = 0; expert < static_cast<ExpertIndex>(grid.total()); ++expert) {
-    experts_of_device_[device_[At(expert)]].push_back(expert);
+    const int on = device(expert);
+    if (on != kHost) experts_of_device_.at(static_cast<size_t>(on)).push_back(expert);
   }
 }
 

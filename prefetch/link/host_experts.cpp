@@ -2,25 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "cache/eviction_policy.h"
 #include "core/base/check.h"
 
 namespace moesaic {
-namespace {
-
-std::vector<ExpertId> WithWeights(const ExpertSource& source, const ExpertGrid& grid,
-                                  std::span<const ExpertIndex> experts) {
-  std::vector<ExpertId> ids;
-  for (const ExpertIndex expert : experts) {
-    const ExpertId id = grid.Id(expert);
-    if (source.HasLayer(id.layer)) ids.push_back(id);
-  }
-  return ids;
-}
-
-}  // namespace
 
 HostExperts::HostExperts(const ExpertSource& disk, const ExpertGrid& grid,
                          const ExpertPlacement& placement, std::span<Device* const> devices,
@@ -30,44 +18,72 @@ HostExperts::HostExperts(const ExpertSource& disk, const ExpertGrid& grid,
       devices_(devices.begin(), devices.end()),
       extents_(static_cast<size_t>(grid.total())) {
   CHECK_EQ(devices.size(), static_cast<size_t>(placement.num_devices()));
-  for (int d = 0; d < placement.num_devices(); ++d) {
-    Device& device = *devices[static_cast<size_t>(d)];
-    names_.push_back("host memory of " + device.name());
-    const std::vector<ExpertId> experts = WithWeights(disk, grid, placement.experts(d));
-    const uint64_t bytes = experts.size() * disk.layout().slot_bytes;
-    Home& home = homes_.emplace_back();
+  Sort(placement);
+  for (size_t h = 0; h < homes_.size(); ++h) {
+    Home& home = homes_[h];
+    Device* const device = home.device == ExpertPlacement::kHost
+                               ? nullptr
+                               : devices_[static_cast<size_t>(home.device)];
+    names_.push_back(device == nullptr ? "host memory" : "host memory of " + device->name());
+    const uint64_t bytes = home.experts.size() * disk.layout().slot_bytes;
     if (bytes == 0) continue;
-    home.pool = std::make_unique<PinnedHostPool>(bytes, device.numa_node(), device.host_pinner());
+    HostPinner& pinner = device == nullptr ? host_pinner_ : device->host_pinner();
+    home.pool = std::make_unique<PinnedHostPool>(bytes, home.node, pinner);
     std::optional<HostBuffer> block = home.pool->Allocate(bytes);
     CHECK(block.has_value());
     home.block = std::move(*block);
-    Load(d, experts, reading);
+    Load(static_cast<int>(h), reading);
+  }
+}
+
+// Which expert is at home where.
+void HostExperts::Sort(const ExpertPlacement& placement) {
+  for (int d = 0; d < placement.num_devices(); ++d) {
+    homes_.push_back({d, devices_[static_cast<size_t>(d)]->numa_node()});
+  }
+  for (ExpertIndex expert = 0; expert < static_cast<ExpertIndex>(grid_.total()); ++expert) {
+    const ExpertId id = grid_.Id(expert);
+    if (!disk_.HasLayer(id.layer)) continue;
+    const int device = placement.device(expert);
+    const int node = placement.fixed_node(expert).value_or(
+        device == ExpertPlacement::kHost ? -1 : devices_[static_cast<size_t>(device)]->numa_node());
+    auto home = std::find_if(homes_.begin(), homes_.end(), [&](const Home& candidate) {
+      return candidate.device == device && candidate.node == node;
+    });
+    if (home == homes_.end()) home = homes_.insert(home, Home{device, node});
+    home->experts.push_back(id);
   }
 }
 
 // A loader with a slot for each of the device's experts reads them and goes; its slots stay.
-void HostExperts::Load(int device, std::span<const ExpertId> experts,
-                       const ExpertLoaderOptions& reading) {
-  const std::span<std::byte> memory = homes_[static_cast<size_t>(device)].block.span();
+void HostExperts::Load(int file, const ExpertLoaderOptions& reading) {
+  const Home& home = homes_[static_cast<size_t>(file)];
+  const std::span<std::byte> memory = home.block.span();
   ExpertLoaderOptions options = reading;
   options.slot_memory = memory;
   options.step_predictor = nullptr;
   ExpertLoader loader(disk_, grid_.num_layers(), grid_.num_experts(), MakeLruPolicy(grid_.total()),
                       options);
-  loader.BeginLayer(experts);  // of all layers
+  loader.BeginLayer(home.experts);  // of all layers
   std::vector<PinnedExpert> pinned;
   while (loader.NextReady(pinned)) {
   }
   for (const PinnedExpert& expert : pinned) {
     extents_[static_cast<size_t>(grid_.Index(expert.id))] = {
-        device, static_cast<uint64_t>(expert.blob - memory.data()), layout().slot_bytes};
+        file, static_cast<uint64_t>(expert.blob - memory.data()), layout().slot_bytes};
   }
 }
 
 const std::byte* HostExperts::blob(ExpertIndex expert) const {
   const Extent& extent = extents_[static_cast<size_t>(expert)];
   CHECK_GT(extent.bytes, 0u);
-  return memory(extent.file).data() + extent.offset;
+  return homes_[static_cast<size_t>(extent.file)].block.span().data() + extent.offset;
+}
+
+std::vector<std::span<const std::byte>> HostExperts::memory() const {
+  std::vector<std::span<const std::byte>> files;
+  for (const Home& home : homes_) files.push_back(home.block.span());
+  return files;
 }
 
 std::optional<Error> HostExperts::why_not_pinned() const {
@@ -87,7 +103,8 @@ std::string HostExperts::FailedRead(ExpertId id, const Extent& piece,
   return fmt::format(
       "{}: copying {} bytes of expert {} of layer {} to the device failed: {}; check the device "
       "(the kernel's log says more) or leave it out of --devices",
-      devices_[static_cast<size_t>(piece.file)]->name(), piece.bytes, id.index, id.layer, why);
+      devices_[static_cast<size_t>(homes_[static_cast<size_t>(piece.file)].device)]->name(),
+      piece.bytes, id.index, id.layer, why);
 }
 
 uint64_t HostExperts::StagingBytes(const ExpertSource& disk, const ExpertGrid& grid,

@@ -1,11 +1,11 @@
 // HostExperts: every expert of a model as a blob in host memory: the home from which devices fetch,
 // and where the host computes an expert in place. For each device one pool, on the device's NUMA
 // node and pinned for it where the machine allows that, with the experts that the placement gives
-// the device.
+// the device; one more for each other node that it names, and for what is on the host only.
 //
-// As an ExpertSource its extents are places in those pools ("file" d is that of device d), for a
-// DeviceReader. Immutable once made: reading is safe from any thread. Source, placement and devices
-// outlive it.
+// As an ExpertSource its extents are places in those pools ("file" d is that of device d, the
+// others follow), for a DeviceReader. Immutable once made: reading is safe from any thread. Source,
+// placement and devices outlive it.
 #pragma once
 
 #include <cstddef>
@@ -20,6 +20,7 @@
 #include "cache/expert_grid.h"
 #include "core/base/error.h"
 #include "core/device/device.h"
+#include "core/device/host_pinner.h"
 #include "core/device/pinned_host_pool.h"
 #include "core/io/expert_source.h"
 #include "prefetch/link/expert_loader.h"
@@ -37,9 +38,8 @@ class HostExperts : public ExpertSource {
 
   // layout().slot_bytes, 64-byte aligned.
   const std::byte* blob(ExpertIndex expert) const;
-  std::span<const std::byte> memory(int device) const {
-    return homes_[static_cast<size_t>(device)].block.span();
-  }
+  // By "file".
+  std::vector<std::span<const std::byte>> memory() const;
   // Of the pools that could not be pinned, the first one's reason.
   std::optional<Error> why_not_pinned() const;
 
@@ -60,17 +60,22 @@ class HostExperts : public ExpertSource {
 
  private:
   struct Home {
-    std::unique_ptr<PinnedHostPool> pool;
-    HostBuffer block;
+    int device = ExpertPlacement::kHost;  // that it is pinned for
+    int node = -1;
+    std::vector<ExpertId> experts = {};
+    std::unique_ptr<PinnedHostPool> pool = nullptr;
+    HostBuffer block = {};
   };
 
-  void Load(int device, std::span<const ExpertId> experts, const ExpertLoaderOptions& reading);
+  void Sort(const ExpertPlacement& placement);
+  void Load(int file, const ExpertLoaderOptions& reading);
 
   const ExpertSource& disk_;
   const ExpertGrid grid_;
   const std::vector<Device*> devices_;
-  std::vector<std::filesystem::path> names_;  // [devices] what extents are in
-  std::vector<Home> homes_;                   // [devices]
+  MlockPinner host_pinner_;                   // of what no device copies
+  std::vector<std::filesystem::path> names_;  // [homes] what extents are in
+  std::vector<Home> homes_;                   // the devices' first
   std::vector<Extent> extents_;               // [grid.total()]
 };
 

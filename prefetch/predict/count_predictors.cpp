@@ -76,6 +76,8 @@ class CountingPredictor : public Predictor {
   std::vector<RequestPosition> positions_;
 };
 
+// How often an expert was used per iteration, over all requests (BrainStorm, DeepUM:
+// "model-level").
 class FrequencyPredictor final : public CountingPredictor {
  public:
   explicit FrequencyPredictor(const PredictorShape& shape)
@@ -105,6 +107,7 @@ class FrequencyPredictor final : public CountingPredictor {
   LearnedSection section_{"frequency", 1, {{std::span(used_)}, {std::span(seen_)}}};
 };
 
+// Every expert of every later layer, alike: what the data flow alone says.
 class DependencyPredictor final : public CountingPredictor {
  public:
   using CountingPredictor::CountingPredictor;
@@ -119,6 +122,8 @@ class DependencyPredictor final : public CountingPredictor {
   }
 };
 
+// By how many iterations ago the request last used the expert; the probability that goes with an
+// age is counted over all requests.
 class RecencyPredictor final : public CountingPredictor {
  public:
   static constexpr size_t kAges = 64;  // the last one stands for older ones and never
@@ -169,6 +174,7 @@ class RecencyPredictor final : public CountingPredictor {
   LearnedSection section_{"recency", 1, {{std::span<double>(used_)}, {std::span<double>(seen_)}}};
 };
 
+// The request's own EAM: its counts per iteration, drawn to an even share while it is young.
 class RequestEamPredictor final : public CountingPredictor {
  public:
   explicit RequestEamPredictor(const PredictorShape& shape)
@@ -203,6 +209,8 @@ class RequestEamPredictor final : public CountingPredictor {
   std::vector<std::vector<float>> seen_;  // [requests][layers]
 };
 
+// Counts of expert j of layer l + d given expert i of layer l, for the last four layers, combined
+// as naive Bayes: logit = prior + sum over the experts used of log P(i | j) / P(i | not j).
 class TransitionPredictor final : public CountingPredictor {
  public:
   static constexpr int kWindow = 4;
@@ -331,23 +339,21 @@ class OraclePredictor final : public Predictor {
   RequestPosition position_;
 };
 
+template <typename Kind>
+std::unique_ptr<Predictor> Make(const PredictorShape& shape) {
+  return std::make_unique<Kind>(shape);
+}
+
+constexpr Named<MakeCountingPredictor> kCountingPredictors[] = {
+    {"transition", Make<TransitionPredictor>}, {"request-eam", Make<RequestEamPredictor>},
+    {"recency", Make<RecencyPredictor>},       {"frequency", Make<FrequencyPredictor>},
+    {"dependency", Make<DependencyPredictor>},
+};
+
 }  // namespace
 
-std::unique_ptr<Predictor> MakeFrequencyPredictor(const PredictorShape& shape) {
-  return std::make_unique<FrequencyPredictor>(shape);
-}
-std::unique_ptr<Predictor> MakeDependencyPredictor(const PredictorShape& shape) {
-  return std::make_unique<DependencyPredictor>(shape);
-}
-std::unique_ptr<Predictor> MakeRecencyPredictor(const PredictorShape& shape) {
-  return std::make_unique<RecencyPredictor>(shape);
-}
-std::unique_ptr<Predictor> MakeRequestEamPredictor(const PredictorShape& shape) {
-  return std::make_unique<RequestEamPredictor>(shape);
-}
-std::unique_ptr<Predictor> MakeTransitionPredictor(const PredictorShape& shape) {
-  return std::make_unique<TransitionPredictor>(shape);
-}
+std::span<const Named<MakeCountingPredictor>> CountingPredictors() { return kCountingPredictors; }
+
 std::unique_ptr<Predictor> MakeOraclePredictor(const RoutingTrace& trace,
                                                std::span<const int> sequence_order) {
   return std::make_unique<OraclePredictor>(trace, sequence_order);

@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "core/base/check.h"
-#include "prefetch/predict/count_predictors.h"
 
 namespace moesaic {
 namespace {
@@ -30,7 +29,7 @@ NextGatePredictor::NextGatePredictor(const PredictorShape& shape, const CpuKerne
     CHECK_EQ(blend_->stride(), stride_);
     far_ = std::move(blend);
   } else {
-    far_ = MakeFrequencyPredictor(shape);
+    far_ = MakePredictor("frequency", shape, kernels);
   }
   const auto distances = static_cast<size_t>(gates.look_ahead());
   const size_t rows = static_cast<size_t>(shape.num_layers) * distances;

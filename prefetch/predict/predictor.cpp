@@ -1,5 +1,7 @@
 #include "prefetch/predict/predictor.h"
 
+#include <utility>
+
 #include "core/base/error.h"
 #include "core/base/named.h"
 #include "prefetch/predict/blend_predictor.h"
@@ -35,35 +37,29 @@ std::unique_ptr<Predictor> MakeEamc(const PredictorShape& shape, const CpuKernel
   return MakeEamcPredictor(shape, kernels);
 }
 
-// One of those that need the shape only.
-template <std::unique_ptr<Predictor> (*kMake)(const PredictorShape&)>
-std::unique_ptr<Predictor> OfShape(const PredictorShape& shape, const CpuKernels&, NextGate*) {
-  return kMake(shape);
-}
-
+// Those that need more than the shape.
 constexpr Named<MakeFunction> kPredictors[] = {
     {"blend", MakeBlend},
     {"next-gate", MakeNextGateAlone},
-    {"transition", OfShape<MakeTransitionPredictor>},
     {"eamc", MakeEamc},
-    {"request-eam", OfShape<MakeRequestEamPredictor>},
-    {"recency", OfShape<MakeRecencyPredictor>},
-    {"frequency", OfShape<MakeFrequencyPredictor>},
-    {"dependency", OfShape<MakeDependencyPredictor>},
 };
 
 }  // namespace
 
 std::unique_ptr<Predictor> MakePredictor(std::string_view name, const PredictorShape& shape,
                                          const CpuKernels& kernels, NextGate* gates) {
-  const auto* predictor = FindNamed(kPredictors, name);
-  if (predictor == nullptr) {
-    Fail(ErrorKind::kInvalidArgument, "--predictor: '{}' is not known; use {}", name,
-         OneOfText(PredictorNames()));
+  if (const auto* predictor = FindNamed(kPredictors, name)) {
+    return predictor->value(shape, kernels, gates);
   }
-  return predictor->value(shape, kernels, gates);
+  if (const auto* counting = FindNamed(CountingPredictors(), name)) return counting->value(shape);
+  Fail(ErrorKind::kInvalidArgument, "--predictor: '{}' is not known; use {}", name,
+       OneOfText(PredictorNames()));
 }
 
-std::vector<std::string> PredictorNames() { return NamesOf(kPredictors); }
+std::vector<std::string> PredictorNames() {
+  std::vector<std::string> names = NamesOf(kPredictors);
+  for (std::string& name : NamesOf(CountingPredictors())) names.push_back(std::move(name));
+  return names;
+}
 
 }  // namespace moesaic

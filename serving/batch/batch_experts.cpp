@@ -55,14 +55,11 @@ BatchExperts::BatchExperts(const EngineOptions& options, const BatchPlan& plan,
 void BatchExperts::MakeDevicePlaces(const EngineOptions& options, const BatchPlan& plan,
                                     const ModelFiles& files, StreamingOptions streaming) {
   const ExpertGrid grid = GridOf(files.config);
-  devices_ = MakeDevices(options.devices, plan.devices);
+  devices_ = BackendOf(options.devices.kind).Make(options.devices, plan.devices);
   const std::vector<Device*> devices = devices_.pointers();
-  placement_ = std::make_unique<ExpertPlacement>(PlaceExperts(options.devices, files.config));
+  placement_ = std::make_unique<ExpertPlacement>(PlaceExperts(options.devices, files.config, {}));
   home_ = MakeHome(options, files, *placement_, devices_);
-  std::vector<std::span<const std::byte>> files_of_home;
-  for (size_t d = 0; d < devices.size(); ++d) {
-    files_of_home.push_back(home_->memory(static_cast<int>(d)));
-  }
+  const std::vector<std::span<const std::byte>> files_of_home = home_->memory();
   const bool computes = KernelsOf(options.devices) != nullptr;
   operators_ =
       MakeOperators(WithRows(options, plan.sizes), devices_, files.experts->layout(), files.config);
@@ -73,7 +70,7 @@ void BatchExperts::MakeDevicePlaces(const EngineOptions& options, const BatchPla
     streaming.lane = static_cast<int16_t>(d + 1);
     streaming.depth = kLinkDepth;
     streaming.packet_bytes = PacketBytesOf(options, plan.sizes);
-    if (d == 0 && plan.dense_on_device && devices[d]->kind() == DeviceKind::kCuda) {
+    if (d == 0 && plan.dense_on_device && !BackendOf(options.devices.kind).in_host_memory()) {
       streaming.depth = kSharedLinkDepth;
       streaming.packet_bytes =
           std::max(streaming.packet_bytes, kSharedLinkPacketBytes) / kSharedLinkDepth;

@@ -11,6 +11,7 @@
 #include "prefetch/link/host_experts.h"
 #include "serving/batch/plan_devices.h"
 #include "serving/batch/streaming_experts.h"
+#include "serving/model/device_dense.h"
 #include "serving/model/experts_of_model.h"
 #include "serving/model/weights.h"
 #include "serving/online/dense_place.h"
@@ -18,6 +19,7 @@
 #include "serving/online/engine_checks.h"
 #include "serving/online/kv_plan.h"
 #include "serving/online/part_options.h"
+#include "serving/online/place_rules.h"
 
 namespace moesaic {
 namespace {
@@ -277,6 +279,8 @@ void CheckBatchOptions(const EngineOptions& options, const ModelConfig& config) 
          "run)",
          options.defer_experts);
   }
+  CheckRulesOfBatch(options, config);
+  CheckDenseMode(WithDenseByRules(options, config).devices);
   CheckContext(options, config);
 }
 

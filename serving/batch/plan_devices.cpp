@@ -8,6 +8,7 @@
 #include "serving/model/split_dense.h"
 #include "serving/online/dense_place.h"
 #include "serving/online/device_plan.h"
+#include "serving/online/place_rules.h"
 
 namespace moesaic {
 namespace {
@@ -17,7 +18,7 @@ namespace {
 std::vector<DevicePlan> PlanThreadDevices(const EngineOptions& options, const ModelFiles& files,
                                           int64_t rows) {
   const ModelConfig& config = files.config;
-  std::vector<DevicePlan> devices = PlanDevices(options, config, files.experts->layout());
+  std::vector<DevicePlan> devices = PlanDevices(options, config, files.experts->layout(), {});
   const uint64_t bytes =
       RoundUp(FloatRowBytes(rows, HostDense::ProjectedStride(config)), Device::kAlignment) +
       RoundUp(FloatRowBytes(rows, HostDense::MixedStride(config)), Device::kAlignment);
@@ -52,11 +53,11 @@ BatchDevices PlanBatchDevices(const EngineOptions& options, const ModelFiles& fi
     plan.devices = PlanThreadDevices(options, files, sizes.max_batch_tokens);
     return plan;
   }
-  const EngineOptions with = WithRows(options, sizes);
   const ModelConfig& config = files.config;
+  const EngineOptions with = WithRows(WithDenseByRules(options, config), sizes);
   const ExpertLayout& layout = files.experts->layout();
   BatchDevices plan;
-  const DenseMode mode = options.devices.dense;
+  const DenseMode mode = with.devices.dense;
   if (mode == DenseMode::kSharded) {
     Fail(ErrorKind::kInvalidArgument,
          "--gpu-dense tp: throughput mode has the dense part on one GPU; give --gpu-dense on, or "
@@ -69,7 +70,7 @@ BatchDevices PlanBatchDevices(const EngineOptions& options, const ModelFiles& fi
       const WeightType type = ChooseWeightType(options);
       const ModelLimits limits = DenseLimitsOf(options, sizes);
       DeviceDense::CheckSupported(config, type, limits.kv_type, 1);
-      plan.devices = PlanDevices(with, config, layout, DenseLedgerOf(config, type, limits, 1));
+      plan.devices = PlanDevices(with, config, layout, {}, DenseLedgerOf(config, type, limits, 1));
       plan.dense_on_device = true;
       return plan;
     } catch (const Error& error) {
@@ -79,7 +80,7 @@ BatchDevices PlanBatchDevices(const EngineOptions& options, const ModelFiles& fi
       plan.why_dense_on_host = error.what();
     }
   }
-  plan.devices = PlanDevices(with, config, layout);
+  plan.devices = PlanDevices(with, config, layout, {});
   return plan;
 }
 

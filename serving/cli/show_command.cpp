@@ -98,6 +98,38 @@ Json FitsToJson(const std::vector<Fit>& fits) {
   return rows;
 }
 
+// The rules in force, those of flags first, and what each one comes to.
+std::string RulesText(const Placement& placement) {
+  TextTable table("<<>>");
+  table.Add({"rule", "from", "modules", "experts"});
+  const auto of = [](int64_t decided, int64_t matched) {
+    return matched == 0         ? std::string("-")
+           : decided == matched ? fmt::format("{}", matched)
+                                : fmt::format("{} of {}", decided, matched);
+  };
+  for (size_t r = 0; r < placement.rules().size(); ++r) {
+    const PlacementRule& rule = placement.rules()[r];
+    const Placement::Extent& extent = placement.extent(r);
+    table.Add({rule.text, rule.origin, of(extent.modules_decided, extent.modules),
+               of(extent.experts_decided, extent.experts)});
+  }
+  return "\nPlacement (of what a rule matches, what no later one does)\n" + table.Render();
+}
+
+Json RulesToJson(const Placement& placement) {
+  Json rows = Json::array();
+  for (size_t r = 0; r < placement.rules().size(); ++r) {
+    const Placement::Extent& extent = placement.extent(r);
+    rows.push_back({{"rule", placement.rules()[r].text},
+                    {"from", placement.rules()[r].origin},
+                    {"modules", extent.modules_decided},
+                    {"modules_matched", extent.modules},
+                    {"experts", extent.experts_decided},
+                    {"experts_matched", extent.experts}});
+  }
+  return rows;
+}
+
 std::string LedgerText(const Fit& fit) {
   if (!fit.plan) return "";
   std::string out = fmt::format("\nMemory at --expert-memory {}\n", fit.setting);
@@ -142,6 +174,7 @@ int ShowCommand(const Invocation& invocation) {
   const Topology& topology = machine.topology;
   const EngineOptions options = OptionsOnMachine(settings.engine, machine);
   const ModelSummary model = SummariseModel(options);
+  const Placement placement(model.config, PlacementRulesOf(options));
   const std::vector<Fit> fits = TryBudgets(options);
   const Fit* asked = nullptr;
   for (const Fit& fit : fits) {
@@ -155,6 +188,7 @@ int ShowCommand(const Invocation& invocation) {
                        {"memory_limit_bytes", options.machine_memory_bytes},
                        {"threads", options.threads}};
     root["expert_memory"] = FitsToJson(fits);
+    if (!placement.rules().empty()) root["placement"] = RulesToJson(placement);
     WriteOut(root.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
     return 0;
   }
@@ -162,6 +196,7 @@ int ShowCommand(const Invocation& invocation) {
   Print("\nOn this machine ({} may be used of {})\n{}", FormatBytes(options.machine_memory_bytes),
         FormatBytes(topology.memory_total_bytes), FitTable(fits, model));
   if (asked != nullptr) WriteOut(LedgerText(*asked));
+  if (!placement.rules().empty()) WriteOut(RulesText(placement));
   return 0;
 }
 

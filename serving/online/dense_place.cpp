@@ -10,6 +10,8 @@
 #include "serving/model/dense_slices.h"
 #include "serving/model/device_dense.h"
 #include "serving/model/device_operator.h"
+#include "serving/model/weights.h"
+#include "serving/online/device_backend.h"
 #include "serving/online/kv_plan.h"
 #include "serving/online/part_options.h"
 
@@ -28,8 +30,10 @@ void PlanDenseOnDevices(const EngineOptions& options, const ModelConfig& config,
   limits.num_kv_blocks = 1;
   const DenseLedger least = DenseLedgerOf(config, type, limits, count);
   std::vector<DevicePlan> without;
-  if (!options.devices.memory.is_auto()) without = PlanDevices(options, config, layout);
-  const bool emulated = options.devices.kind == DeviceKind::kEmulated;
+  if (!options.devices.memory.is_auto()) {
+    without = PlanDevices(options, config, layout, plan.placed);
+  }
+  const bool emulated = BackendOf(options.devices.kind).in_host_memory();
   // Keys and values of all devices together: what they may be of, and what is left for them when
   // every device has its heads' share of them.
   uint64_t whole_bytes = 0;
@@ -55,12 +59,12 @@ void PlanDenseOnDevices(const EngineOptions& options, const ModelConfig& config,
   }
   if (emulated) whole_bytes = std::min(whole_bytes, machine_bytes);
   if (!fits && options.kv_memory.is_auto()) {
-    PlanDevices(options, config, layout, least);  // says what is missing
+    PlanDevices(options, config, layout, plan.placed, least);  // says what is missing
   }
   const KvPlan kv = PlanKv(options, config, context, left_bytes, whole_bytes);
   plan.num_kv_blocks = kv.num_blocks;
   plan.max_context_tokens = kv.max_context_tokens;
-  plan.devices = PlanDevices(options, config, layout,
+  plan.devices = PlanDevices(options, config, layout, plan.placed,
                              DenseLedgerOf(config, type, LimitsOf(options, plan), count));
   plan.dense_devices = count;
 }
@@ -70,10 +74,10 @@ void PlanDenseOnDevices(const EngineOptions& options, const ModelConfig& config,
 void CheckDenseMode(const DeviceOptions& options) {
   if (options.dense != DenseMode::kOn && options.dense != DenseMode::kSharded) return;
   if (options.count == 0 ||
-      (options.kind == DeviceKind::kEmulated && KernelsOf(options) == nullptr)) {
+      (BackendOf(options.kind).in_host_memory() && KernelsOf(options) == nullptr)) {
     Fail(ErrorKind::kInvalidArgument,
-         "--gpu-dense {}: there is no device that computes; give --device-kind cuda, or leave "
-         "--gpu-dense out",
+         "--gpu-dense {} (or a rule of --place): there is no device that computes; give "
+         "--device-kind cuda, or leave it out",
          options.dense == DenseMode::kOn ? "on" : "tp");
   }
   if (options.nccl && (options.kind != DeviceKind::kCuda || !BuiltWithNccl())) {
@@ -128,7 +132,7 @@ void PlanWithDevices(const EngineOptions& options, const ModelConfig& config,
       plan.why_dense_on_host = error.what();
     }
   }
-  plan.devices = PlanDevices(options, config, layout);
+  plan.devices = PlanDevices(options, config, layout, plan.placed);
 }
 
 }  // namespace moesaic

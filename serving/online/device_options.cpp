@@ -1,9 +1,11 @@
 #include "serving/online/device_options.h"
 
+#include "serving/online/device_backend.h"
+
 namespace moesaic {
 
 const cuda::Kernels* KernelsOf(const DeviceOptions& options) {
-  return options.kind == DeviceKind::kCuda ? cuda::CompiledKernels() : options.emulated_kernels;
+  return BackendOf(options.kind).Kernels(options);
 }
 
 std::vector<int> DeviceNodes(const DeviceOptions& options) {

@@ -18,7 +18,8 @@
 namespace moesaic {
 
 // Which device holds which expert. There is at least one device.
-ExpertPlacement PlaceExperts(const DeviceOptions& options, const ModelConfig& config);
+ExpertPlacement PlaceExperts(const DeviceOptions& options, const ModelConfig& config,
+                             const FixedExperts& fixed);
 
 // Throws Error(kInvalidArgument / kUnsupported / kNotFound) on options that this model, this build
 // or this machine cannot serve, whatever the memory.
@@ -34,7 +35,8 @@ using DenseLedger = std::vector<std::vector<MemoryItem>>;  // [devices] []
 // Each device's experts, slots and ledger. `dense`: what the first ones hold besides. Throws
 // Error(kResourceExhausted) on too little memory, and as CheckDevices does.
 std::vector<DevicePlan> PlanDevices(const EngineOptions& options, const ModelConfig& config,
-                                    const ExpertLayout& layout, const DenseLedger& dense = {});
+                                    const ExpertLayout& layout, const PlacedExperts& placed,
+                                    const DenseLedger& dense = {});
 
 // What the devices take of the host besides the experts' home, the emulated ones' memory included.
 uint64_t DevicesHostBytes(const EngineOptions& options, const ModelConfig& config,

@@ -1,13 +1,10 @@
 #include "serving/online/engine_devices.h"
 
-#include <fmt/format.h>
-
 #include <cmath>
 #include <string>
 #include <utility>
 
 #include "core/base/logging.h"
-#include "core/device/cuda_device.h"
 #include "core/device/nccl_collective.h"
 #include "serving/model/experts_of_model.h"
 #include "serving/online/part_options.h"
@@ -17,38 +14,6 @@ namespace moesaic {
 MissMode MissModeOf(const EngineOptions& options) {
   const bool alone = options.exact_numerics && KernelsOf(options.devices) != nullptr;
   return alone ? MissMode::kFetch : options.devices.miss;
-}
-
-std::vector<Device*> EngineDevices::pointers() const {
-  std::vector<Device*> all;
-  for (const std::unique_ptr<Device>& device : devices) all.push_back(device.get());
-  return all;
-}
-
-EngineDevices MakeDevices(const DeviceOptions& options, std::span<const DevicePlan> plans) {
-  EngineDevices made;
-  if (options.kind == DeviceKind::kCuda) {
-    for (size_t d = 0; d < plans.size(); ++d) {
-      made.devices.push_back(CreateCudaDevice({.ordinal = static_cast<int>(d),
-                                               .capacity_bytes = plans[d].ledger.total_bytes(),
-                                               .load_kernels = cuda::LoadKernels}));
-    }
-    if (options.dense == DenseMode::kSharded) ConnectCudaPeers(made.pointers());
-    return made;
-  }
-  made.emulated = std::make_unique<EmulatedSystem>();
-  const std::vector<int> nodes = DeviceNodes(options);
-  for (size_t d = 0; d < plans.size(); ++d) {
-    EmulatedDeviceOptions device;
-    device.name = fmt::format("emulated:{}", d);
-    device.capacity_bytes = plans[d].ledger.total_bytes();
-    device.numa_node = nodes[d];
-    device.host_to_device = options.emulated_link;
-    device.device_to_host = options.emulated_link;
-    if (d < options.emulated_faults.size()) device.faults = options.emulated_faults[d];
-    made.devices.push_back(std::make_unique<EmulatedDevice>(*made.emulated, std::move(device)));
-  }
-  return made;
 }
 
 std::unique_ptr<HostExperts> MakeHome(const EngineOptions& options, const ModelFiles& files,

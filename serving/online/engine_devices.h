@@ -1,5 +1,5 @@
-// The devices of an engine and what computes on them, made as they were planned. Internal to
-// serving/online and serving/batch.
+// What the devices of an engine hold and what computes on them, made as they were planned. Internal
+// to serving/online and serving/batch.
 #pragma once
 
 #include <memory>
@@ -8,8 +8,6 @@
 #include <vector>
 
 #include "core/config/model_config.h"
-#include "core/device/device.h"
-#include "core/device/emulated_device.h"
 #include "core/io/expert_layout.h"
 #include "prefetch/link/device_experts.h"
 #include "prefetch/link/expert_placement.h"
@@ -18,6 +16,7 @@
 #include "serving/model/expert_runner.h"
 #include "serving/model/weights.h"
 #include "serving/online/dense_place.h"
+#include "serving/online/device_backend.h"
 #include "serving/online/device_plan.h"
 #include "serving/online/engine_options.h"
 #include "serving/online/engine_plan.h"
@@ -27,16 +26,6 @@ namespace moesaic {
 
 // What becomes of a miss: in the exact class of devices that compute, they compute everything.
 MissMode MissModeOf(const EngineOptions& options);
-
-struct EngineDevices {
-  std::unique_ptr<EmulatedSystem> emulated;  // outlives the devices
-  std::vector<std::unique_ptr<Device>> devices;
-
-  std::vector<Device*> pointers() const;
-};
-
-// Takes the devices' memory. Throws Error(kResourceExhausted).
-EngineDevices MakeDevices(const DeviceOptions& options, std::span<const DevicePlan> plans);
 
 // The home of all experts, read from disk. `files` and `devices` must outlive it. Throws as
 // HostExperts does.

@@ -73,6 +73,7 @@ struct EngineOptions {
   uint32_t device_packet_bytes = 0;  // of throughput mode's copies to devices; 0: as planned
   uint64_t link_bytes_per_s = 0;     // throughput mode reads no faster; 0: no limit
   DeviceOptions devices;
+  std::vector<std::string> place;  // rules, and files of rules (placement_rule.h)
   // Of a decoded token's experts, those with the lowest weights, that enter one layer later. 0:
   // none.
   int64_t defer_experts = 0;

@@ -46,6 +46,7 @@ uint64_t PredictorBytes(const EngineOptions& options, const ModelConfig& config,
     lower = "--expert-memory, ";
   }
   if (!options.kv_memory.is_auto()) lower += "--kv-memory, ";
+  if (!plan.placed.kept.empty()) lower += "the number of pinned experts (--place), ";
   Fail(ErrorKind::kResourceExhausted,
        "the model needs {} but this process may use {} (--memory, or what the machine or its "
        "control group has): {} are missing; raise --memory, or lower {}--max-model-len or "
@@ -60,9 +61,11 @@ EnginePlan PlanEngine(const EngineOptions& options) {
   return PlanEngine(options, OpenModelFiles(options));
 }
 
-EnginePlan PlanEngine(const EngineOptions& options, const ModelFiles& files) {
+EnginePlan PlanEngine(const EngineOptions& asked, const ModelFiles& files) {
   const ModelConfig& config = files.config;
-  CheckEngineOptions(options, config);
+  CheckEngineOptions(asked, config);
+  CheckDenseMode(asked.devices);
+  const EngineOptions options = WithDenseByRules(asked, config);
   const WeightType type = ChooseWeightType(options);
   const WeightType kv_type = ChooseKvType(options);
   const CpuKernels& kernels = SelectKernels(type);
@@ -77,6 +80,13 @@ EnginePlan PlanEngine(const EngineOptions& options, const ModelFiles& files) {
   plan.slot_bytes = layout.slot_bytes;
   plan.all_experts_bytes =
       static_cast<uint64_t>(config.num_sparse_layers() * config.num_experts()) * layout.slot_bytes;
+
+  plan.placed = PlaceExpertsByRules(options, config);
+  const int64_t kept = std::ssize(plan.placed.kept);
+  // What is not pinned needs a slot to come and go.
+  const int64_t all_experts = config.num_sparse_layers() * config.num_experts();
+  const int64_t least_slots = std::max<int64_t>(1, std::min(kept + 1, all_experts));
+  const uint64_t least_bytes = static_cast<uint64_t>(least_slots) * layout.slot_bytes;
 
   const int64_t context = WantedContext(options, config);
   const uint64_t staging_bytes = ExpertLoader::StagingBytes(
@@ -126,7 +136,8 @@ EnginePlan PlanEngine(const EngineOptions& options, const ModelFiles& files) {
         std::min(plan.all_experts_bytes, left > kv.bytes ? left - kv.bytes : 0);
     plan.predictor_bytes = PredictorBytes(options, config, plan);
     // A small model's predictor may be as large as its experts: the memory is better theirs.
-    if ((1 + copies) * plan.predictor_bytes > plan.expert_budget_bytes / 4) {
+    if ((1 + copies) * plan.predictor_bytes > plan.expert_budget_bytes / 4 ||
+        (1 + copies) * plan.predictor_bytes + least_bytes > plan.expert_budget_bytes) {
       plan.predictor_bytes = 0;
     }
     plan.expert_budget_bytes -= (1 + copies) * plan.predictor_bytes;
@@ -137,12 +148,14 @@ EnginePlan PlanEngine(const EngineOptions& options, const ModelFiles& files) {
   }
   plan.expert_slots = static_cast<int64_t>(plan.expert_budget_bytes / layout.slot_bytes);
   const uint64_t slots_bytes =
-      std::max<uint64_t>(1, static_cast<uint64_t>(plan.expert_slots)) * layout.slot_bytes;
+      static_cast<uint64_t>(std::max(least_slots, plan.expert_slots)) * layout.slot_bytes;
+  const uint64_t kept_bytes = static_cast<uint64_t>(kept) * layout.slot_bytes;
 
   MemoryLedger& ledger = plan.ledger;
   if (!dense_elsewhere) ledger.Add("dense weights", dense_bytes);
   if (plan.devices.empty()) {
-    ledger.Add("expert cache", slots_bytes);
+    if (kept > 0) ledger.Add("pinned experts", kept_bytes);
+    ledger.Add("expert cache", slots_bytes - kept_bytes);
   } else {
     ledger.Add("experts in host memory", plan.all_experts_bytes);
     ledger.Add(DevicesHostName(options.devices), devices_host_bytes);
@@ -163,11 +176,19 @@ EnginePlan PlanEngine(const EngineOptions& options, const ModelFiles& files) {
     ledger.Add("reading dense weights", read_bytes - later_bytes);
   }
   if (!ledger.fits()) FailTooSmall(options, plan);
-  if (plan.expert_slots < 1) {
+  if (plan.expert_slots < 1 && kept == 0 && plan.devices.empty()) {
     Fail(ErrorKind::kResourceExhausted,
          "--expert-memory: {} hold no expert; one takes {} ({} experts take {})",
-         FormatBytes(plan.expert_budget_bytes), FormatBytes(layout.slot_bytes),
-         config.num_sparse_layers() * config.num_experts(), FormatBytes(plan.all_experts_bytes));
+         FormatBytes(plan.expert_budget_bytes), FormatBytes(layout.slot_bytes), all_experts,
+         FormatBytes(plan.all_experts_bytes));
+  }
+  if (plan.devices.empty() && plan.expert_slots < least_slots) {
+    Fail(ErrorKind::kResourceExhausted,
+         "--expert-memory: {} are too little: {} pinned experts (--place){} take {}; raise it or "
+         "pin fewer{}",
+         FormatBytes(plan.expert_budget_bytes), kept,
+         kept < all_experts ? " and a slot for the others" : "", FormatBytes(least_bytes),
+         LedgerLines(ledger));
   }
   return plan;
 }

@@ -13,12 +13,14 @@
 #include "serving/model/step_cost.h"
 #include "serving/online/engine_options.h"
 #include "serving/online/model_files.h"
+#include "serving/online/place_rules.h"
 
 namespace moesaic {
 
 // A device's part of the plan.
 struct DevicePlan {
   int64_t experts = 0;  // that the placement gives it
+  int64_t kept = 0;     // of these, pinned by rules
   int64_t slots = 0;
   MemoryLedger ledger;  // of its memory, within --gpu-memory
 };
@@ -33,6 +35,7 @@ struct EnginePlan {
   uint64_t all_experts_bytes = 0;    // what 100% is
   uint64_t slot_bytes = 0;
   int64_t expert_slots = 0;         // of all devices together, when there are any
+  PlacedExperts placed;             // by rules
   std::vector<DevicePlan> devices;  // empty: none
   int dense_devices = 0;            // that share the dense part, the first ones; 0: the host has it
   std::string why_dense_on_host;    // with DenseMode::kAuto, when it could not be; else empty

@@ -1,11 +1,13 @@
 #include "serving/online/engine_settings.h"
 
+#include <algorithm>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "core/base/error.h"
 #include "core/base/units.h"
+#include "core/config/placement_rule.h"
 #include "core/config/setting_section.h"
 #include "prefetch/evict/eviction_policies.h"
 #include "prefetch/predict/predictor.h"
@@ -94,6 +96,28 @@ void AddMemorySettings(EngineOptions& options, bool visible, OptionTable& table)
               .target = &options.machine.memory,
               .help = "All that the process may take: a size, a share of what is free, or auto: "
                       "what is free, the limits of its cgroup included."});
+}
+
+// Files are read at start-up.
+void CheckPlacementRules(std::string_view text, std::string_view what) {
+  while (!text.empty()) {
+    const size_t comma = std::min(text.find(','), text.size());
+    const std::string_view item = text.substr(0, comma);
+    if (item.find('=') != std::string_view::npos) ParsePlacementRule(item, std::string(what));
+    text.remove_prefix(std::min(comma + 1, text.size()));
+  }
+}
+
+void AddPlacementSettings(EngineOptions& options, bool visible, OptionTable& table) {
+  const SettingSection placement(table, "Placement", visible);
+  placement.Add({.name = "place",
+                 .target = &options.place,
+                 .value_name = "RULE|FILE",
+                 .help = "A rule that says where modules or experts are, such as "
+                         "layers.0-2.experts=pin, or a YAML file of rules; may be repeated. The "
+                         "last rule that matches wins (docs/placement.md); `moesaic show` prints "
+                         "what each one comes to.",
+                 .check = CheckPlacementRules});
 }
 
 void AddExpertSettings(EngineOptions& options, bool visible, OptionTable& table) {
@@ -230,6 +254,7 @@ void AddEngineSettings(EngineOptions& options, bool visible, OptionTable& table)
   AddMemorySettings(options, visible, table);
   AddExpertSettings(options, visible, table);
   AddDeviceSettings(options.devices, visible, table);
+  AddPlacementSettings(options, visible, table);
   AddComputeSettings(options, visible, table);
   AddBatchingSettings(options, visible, table);
 }

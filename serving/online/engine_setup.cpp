@@ -6,9 +6,9 @@ namespace moesaic {
 
 EngineSetup SetUpEngine(const EngineOptions& options) {
   EngineSetup setup;
-  setup.options = options;
   setup.files = OpenModelFiles(options);
   setup.plan = PlanEngine(options, setup.files);
+  setup.options = WithDenseByRules(options, setup.files.config);
   return setup;
 }
 

@@ -74,7 +74,7 @@ void Load(EngineSetup& setup, MetricsRegistry& registry, LoopParts& parts) {
                                                            options.model_dir.filename().string(),
                                                            options.max_num_batched_tokens);
   }
-  if (options.preload) step->Preload(std::move(held));
+  step->Preload(held, options.preload);
   Model& model = step->model();
   parts.head = std::make_unique<ModelHead>(model);
   parts.use = std::make_unique<ExpertUse>(std::move(observers), config.top_k(), step->provider(),

@@ -35,10 +35,10 @@ void LoadGates(const ModelConfig& config, const ModelWeights& weights, ThreadPoo
 LatencyStep::LatencyStep(const EngineOptions& options, const EnginePlan& plan, ModelFiles files,
                          const CpuKernels& kernels, ThreadPool& pool,
                          const ExpertObservers& observers)
-    : files_(std::move(files)), dense_devices_(plan.dense_devices) {
+    : files_(std::move(files)), dense_devices_(plan.dense_devices), kept_(plan.placed.kept) {
   const ModelConfig& config = files_.config;
   if (!plan.devices.empty()) {
-    devices_ = MakeDevices(options.devices, plan.devices);
+    devices_ = BackendOf(options.devices.kind).Make(options.devices, plan.devices);
     LogInfo("{}", DeviceLedgerText(plan.devices));
   }
   // Before the experts: dense weights that go to devices are given back, and the experts' home has
@@ -77,6 +77,7 @@ void LatencyStep::MakeExperts(const EngineOptions& options, const EnginePlan& pl
   const std::vector<NodeStretch> stretches =
       SlotStretches(files_.experts->layout(), pool.node_ids());
   loading.slot_stretches = stretches;
+  loading.kept = plan.placed.kept;
   experts_ = std::make_unique<ExpertLoader>(
       *files_.experts, static_cast<int>(files_.config.num_layers()),
       static_cast<int>(files_.config.num_experts()),
@@ -87,7 +88,8 @@ void LatencyStep::MakeDeviceExperts(const EngineOptions& options, const EnginePl
                                     const ExpertObservers& observers) {
   const ExpertGrid grid = GridOf(files_.config);
   const std::vector<Device*> devices = devices_.pointers();
-  placement_ = std::make_unique<ExpertPlacement>(PlaceExperts(options.devices, files_.config));
+  placement_ = std::make_unique<ExpertPlacement>(
+      PlaceExperts(options.devices, files_.config, plan.placed.fixed));
   home_ = MakeHome(options, files_, *placement_, devices_);
   DeviceExpertsOptions loading;
   loading.miss = MissModeOf(options);
@@ -98,19 +100,24 @@ void LatencyStep::MakeDeviceExperts(const EngineOptions& options, const EnginePl
     return MakePolicy(name, counts);
   };
   loading.looked_up = LooksUpExperts(plan);
+  loading.kept = plan.placed.kept;
   auto experts = std::make_unique<DeviceExperts>(*home_, grid, *placement_, devices, loading);
   slot_table_ = experts->slot_table();
   experts_ = std::move(experts);
 }
 
-// Behind `first` comes layer after layer. The most worthy is loaded last: to a policy that goes by
-// age, it is the youngest.
-void LatencyStep::Preload(std::vector<ExpertId> first) {
+// Pinned experts come first, then `first`, then layer after layer. The most worthy is loaded last:
+// to a policy that goes by age, it is the youngest.
+void LatencyStep::Preload(const std::vector<ExpertId>& first, bool fill) {
   const ModelConfig& config = files_.config;
   const ExpertGrid grid = GridOf(config);
-  std::vector<ExpertId> experts = std::move(first);
-  const std::vector<ExpertId> all = AllExperts(config);
-  experts.insert(experts.end(), all.begin(), all.end());
+  std::vector<ExpertId> experts;
+  for (const ExpertIndex expert : kept_) experts.push_back(grid.Id(expert));
+  if (fill) {
+    const std::vector<ExpertId> all = AllExperts(config);
+    experts.insert(experts.end(), first.begin(), first.end());
+    experts.insert(experts.end(), all.begin(), all.end());
+  }
   std::vector<uint8_t> seen(static_cast<size_t>(grid.total()), 0);
   std::erase_if(experts, [&](ExpertId id) {
     return std::exchange(seen[static_cast<size_t>(grid.Index(id))], uint8_t{1}) != 0;

@@ -9,6 +9,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "core/base/thread_pool.h"
 #include "kernels/cpu/kernels.h"
@@ -32,8 +33,9 @@ class LatencyStep final : public EngineStep {
   LatencyStep(const EngineOptions& options, const EnginePlan& plan, ModelFiles files,
               const CpuKernels& kernels, ThreadPool& pool, const ExpertObservers& observers);
 
-  // Fills free expert slots. `first`: the experts that are wanted most, in descending order.
-  void Preload(std::vector<ExpertId> first);
+  // Loads what is pinned by rules, and (`fill`) fills free expert slots. `first`: the experts that
+  // are wanted most, in descending order.
+  void Preload(const std::vector<ExpertId>& first, bool fill);
 
   Model& model() { return *model_; }
   ExpertProvider& provider() { return *experts_; }
@@ -53,7 +55,8 @@ class LatencyStep final : public EngineStep {
 
   ModelFiles files_;
   const int dense_devices_;
-  EngineDevices devices_;  // empty, as the next two, without devices
+  const std::vector<ExpertIndex> kept_;  // pinned by rules
+  EngineDevices devices_;                // empty, as the next two, without devices
   std::unique_ptr<ExpertPlacement> placement_;
   std::unique_ptr<HostExperts> home_;
   std::unique_ptr<ExpertProvider> experts_;

@@ -25,8 +25,9 @@ PredictorShape PredictorShapeOf(const EngineOptions& options, const ModelConfig&
 
 int64_t LinkSlots(const EnginePlan& plan) {
   int64_t slots = 0;
-  for (const DevicePlan& device : plan.devices) slots = std::max(slots, device.slots);
-  return plan.devices.empty() ? static_cast<int64_t>(plan.expert_budget_bytes / plan.slot_bytes)
+  for (const DevicePlan& device : plan.devices) slots = std::max(slots, device.slots - device.kept);
+  return plan.devices.empty() ? static_cast<int64_t>(plan.expert_budget_bytes / plan.slot_bytes) -
+                                    std::ssize(plan.placed.kept)
                               : slots;
 }
 

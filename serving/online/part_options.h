@@ -19,7 +19,7 @@ namespace moesaic {
 
 ModelLimits LimitsOf(const EngineOptions& options, const EnginePlan& plan);
 PredictorShape PredictorShapeOf(const EngineOptions& options, const ModelConfig& config);
-// Slots behind one link, of the link that has most.
+// Slots behind one link whose experts come and go, of the link that has most.
 int64_t LinkSlots(const EnginePlan& plan);
 // Whether steps on the first device look up its experts by themselves.
 bool LooksUpExperts(const EnginePlan& plan);

@@ -9,7 +9,9 @@
 #include <vector>
 
 #include "serving/batch/batch_experts.h"
+#include "serving/online/device_backend.h"
 #include "serving/plan/batch_prediction.h"
+#include "serving/plan/job_loads.h"
 
 namespace moesaic {
 namespace {
@@ -38,22 +40,9 @@ struct ScoredSizes {
   double seconds = 0;
 };
 
-std::vector<int64_t> SequenceCounts(const EngineOptions& options, int64_t requests) {
+std::vector<int64_t> CountsToTry(const EngineOptions& options, int64_t requests) {
   if (options.max_num_seqs > 0) return {options.max_num_seqs};
-  const int64_t most = std::min(requests, kMostSequences);
-  std::vector<int64_t> counts;
-  for (double count = 1; count < static_cast<double>(most);
-       count = std::max(count + 1, count * 1.3)) {
-    counts.push_back(static_cast<int64_t>(count));
-  }
-  for (int64_t batches = 1; batches <= 8; ++batches) {
-    const int64_t count = (requests + batches - 1) / batches;
-    if (count <= most) counts.push_back(count);
-  }
-  counts.push_back(most);
-  std::sort(counts.begin(), counts.end());
-  counts.erase(std::unique(counts.begin(), counts.end()), counts.end());
-  return counts;
+  return SequenceCounts(requests, std::min(requests, kMostSequences), 8);
 }
 
 // Pages and groups are searched when the sizes are known; a device's passes take longer to play.
@@ -66,8 +55,7 @@ std::vector<BatchWish> Wishes(const EngineOptions& options, const ModelConfig& c
       device ? std::vector<int64_t>{2, 1} : std::vector<int64_t>{4, 2, 1};
   std::vector<BatchWish> wishes;
   const double per_decode = 1 + workload.mean_prompt() / std::max(1.0, workload.mean_generated());
-  for (const int64_t sequences :
-       SequenceCounts(options, static_cast<int64_t>(workload.requests.size()))) {
+  for (const int64_t sequences : CountsToTry(options, std::ssize(workload.requests))) {
     std::vector<int64_t> rows = {0};
     if (options.max_num_batched_tokens == 0) {
       rows.clear();
@@ -314,7 +302,7 @@ bool IsPredicted(const EngineOptions& options) {
     return options.schedule.value_or(ScheduleKind::kModuleBatching) ==
            ScheduleKind::kModuleBatching;
   }
-  return devices.kind == DeviceKind::kEmulated && devices.emulated_kernels == nullptr;
+  return BackendOf(devices.kind).in_host_memory() && KernelsOf(devices) == nullptr;
 }
 
 BatchPlan PlanBatchJob(const EngineOptions& options, const ModelFiles& files,

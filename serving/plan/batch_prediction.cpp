@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "core/base/check.h"
@@ -15,12 +16,6 @@ namespace {
 // Of a longer job so many sequences per place in the batch are simulated: enough for its beginning,
 // its steady state and its end.
 constexpr int64_t kSimulatedRounds = 12;
-
-int BucketOf(int64_t count) {
-  constexpr double kStep = 1.02;
-  if (count <= 0) return -1;
-  return static_cast<int>(std::lround(std::log(static_cast<double>(count)) / std::log(kStep)));
-}
 
 IterationLoad SteadyLoad(const BatchSizes& sizes, const Workload& workload) {
   const double prompt = workload.mean_prompt();
@@ -41,10 +36,9 @@ IterationLoad SteadyLoad(const BatchSizes& sizes, const Workload& workload) {
 }
 
 IterationLoad PromptsOnly(const BatchSizes& sizes, const Workload& workload) {
-  IterationLoad load;
-  load.prefill_tokens = std::min(sizes.max_batch_tokens, workload.prompt_tokens());
-  load.prefill_positions =
-      std::llround(static_cast<double>(load.prefill_tokens) * (workload.mean_prompt() + 1) / 2);
+  IterationLoad load =
+      PrefillLoad(static_cast<double>(std::min(sizes.max_batch_tokens, workload.prompt_tokens())),
+                  workload.mean_prompt());
   load.prompts_ended = std::max<int64_t>(
       1, std::llround(static_cast<double>(load.prefill_tokens) / workload.mean_prompt()));
   return load;
@@ -182,9 +176,7 @@ void BatchPassModel::AddDevice(double group_rows, PlannedPass& pass) const {
 }
 
 const PassTimes& BatchPassModel::Times(const IterationLoad& load, bool cold) {
-  const std::array<int, 6> key = {BucketOf(load.decode_sequences), BucketOf(load.decode_context),
-                                  BucketOf(load.prefill_tokens),   BucketOf(load.prefill_positions),
-                                  BucketOf(load.prompts_ended),    cold ? 1 : 0};
+  const std::pair key(RoundedLoad(load), cold);
   const auto found = seen_.find(key);
   if (found != seen_.end()) return found->second;
   return seen_[key] = SimulatePass(PassOf(load, cold));
@@ -337,11 +329,7 @@ PlanPrediction PredictBatch(BatchPassModel& passes, const BatchSizes& sizes,
   prediction.decode = passes.Phase(SteadyLoad(sizes, workload));
   prediction.iterations = std::llround(job.passes);
   prediction.preemptions = std::llround(static_cast<double>(part.preemptions) * scale);
-  prediction.wall_s = wall_s;
-  prediction.prefill_s = part.prefill_only_s;
-  prediction.decode_s = wall_s - part.prefill_only_s;
-  prediction.generated_tokens_per_s = generated / wall_s;
-  prediction.total_tokens_per_s = (generated + prompts) / wall_s;
+  SetTimes(wall_s, part.prefill_only_s, generated, prompts, prediction);
   prediction.job = job;
   return prediction;
 }

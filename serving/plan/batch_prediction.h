@@ -4,16 +4,17 @@
 // Plain functions of their arguments. What is read by the first pass (residents) counts.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <utility>
 
 #include "core/config/model_config.h"
 #include "core/perf/execution_plan.h"
 #include "core/perf/module_costs.h"
 #include "core/perf/workload.h"
 #include "serving/batch/batch_plan.h"
+#include "serving/plan/job_loads.h"
 #include "serving/plan/pass_simulation.h"
 #include "serving/plan/scheduler_simulation.h"
 
@@ -67,7 +68,7 @@ class BatchPassModel {
   const BatchSizes sizes_;
   const uint64_t slot_bytes_;
   const std::optional<PlannedDevice> device_;
-  std::map<std::array<int, 6>, PassTimes> seen_;
+  std::map<std::pair<RoundedLoad, bool>, PassTimes> seen_;  // also by cold
 };
 
 // A first estimate of the job's seconds, from one steady pass; for ranking.

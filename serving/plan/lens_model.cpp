@@ -8,27 +8,10 @@ double ParallelismMemoryEfficiency(double prompt, double generated) {
   return 2 * (prompt + generated) / ((2 * prompt + generated) * (generated + 1));
 }
 
-double PrintedParallelismMemoryEfficiency(double prompt, double generated) {
-  return 2 * (prompt + generated) / ((2 * prompt + generated) * generated);
-}
-
 double LensStage1(double prompt, double generated, double kv_tokens, double iteration_s,
                   double device_tokens_per_s) {
   return std::min(ParallelismMemoryEfficiency(prompt, generated) * kv_tokens / iteration_s,
                   device_tokens_per_s);
-}
-
-double LensKvBytesPerS(double kv_bytes, double weight_bytes, double link_bytes_per_s) {
-  return kv_bytes / weight_bytes * link_bytes_per_s;
-}
-
-double LensCpuFlopPerS(double gqa_group, double kv_bytes_per_s) {
-  constexpr double kFlopPerF32Byte = 0.5;
-  return 2 * gqa_group * kFlopPerF32Byte * kv_bytes_per_s;
-}
-
-double EffectiveCapacityFactor(double prompt, double generated) {
-  return (prompt + generated) / (prompt + generated / 2);
 }
 
 LensPrediction LensStage2(const LensJob& job) {
@@ -59,13 +42,6 @@ LensPrediction LensStage2(const LensJob& job) {
   lens.stage1_total_tokens_per_s =
       LensStage1(p, g, kv_tokens, job.iteration_s, job.token_budget / job.iteration_s);
   return lens;
-}
-
-double SequentialHours(double requests, double prompt, double generated,
-                       double prefill_tokens_per_s, double decode_tokens_per_s) {
-  constexpr double kSecondsPerHour = 3600;
-  return requests * (prompt / prefill_tokens_per_s + generated / decode_tokens_per_s) /
-         kSecondsPerHour;
 }
 
 }  // namespace moesaic

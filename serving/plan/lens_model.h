@@ -14,21 +14,11 @@ namespace moesaic {
 // Parallelism-memory efficiency, Eq. 3: tokens processed per token of KV memory and iteration. The
 // sum over j = 0 .. g has g + 1 terms; the printed closed form divides by g.
 double ParallelismMemoryEfficiency(double prompt, double generated);
-double PrintedParallelismMemoryEfficiency(double prompt, double generated);
 
 // Eq. 4: total tokens per second when KV capacity is `kv_tokens` and the device processes at most
 // `device_tokens_per_s`.
 double LensStage1(double prompt, double generated, double kv_tokens, double iteration_s,
                   double device_tokens_per_s);
-
-// Eq. 5: bytes per second of CPU memory that attention on all of the cache takes while the weights
-// go over the link once: B_KV = KV / W x B_IO. With the copy's own traffic: B_KV + B_IO.
-double LensKvBytesPerS(double kv_bytes, double weight_bytes, double link_bytes_per_s);
-// Eq. 6: operations per second of that attention; 2 for reading bf16 as f32, 0.5 operations per
-// byte of f32.
-double LensCpuFlopPerS(double gqa_group, double kv_bytes_per_s);
-// Eq. 7: capacity that sharing in time gives, as a multiple.
-double EffectiveCapacityFactor(double prompt, double generated);
 
 struct LensJob {
   int64_t prompt_tokens = 0;     // p, of every request
@@ -44,10 +34,5 @@ struct LensJob {
 // of iterations is held at 2 g at least: the paper's min(T1, T2) turns negative when the first
 // iterations already prefill everything.
 LensPrediction LensStage2(const LensJob& job);
-
-// Hours of a data set whose prefill and decode run one after the other (MoE-Gen, Table 4 from its
-// Tables 6 and 7).
-double SequentialHours(double requests, double prompt, double generated,
-                       double prefill_tokens_per_s, double decode_tokens_per_s);
 
 }  // namespace moesaic

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <vector>
 
+#include "serving/plan/job_loads.h"
+
 namespace moesaic {
 namespace {
 
@@ -28,20 +30,13 @@ IterationLoad DecodeLoad(const PlanProblem& problem, double sequences) {
 
 }  // namespace
 
-IterationLoad PrefillLoad(const PlanProblem& problem, double tokens) {
-  IterationLoad load;
-  load.prefill_tokens = std::max<int64_t>(1, std::llround(tokens));
-  load.prefill_positions = std::llround(tokens * (problem.mean_prompt + 1) / 2);
-  return load;
-}
-
 Phases PhasesOf(const PlanProblem& problem, const PlanCandidate& c) {
   Phases phases;
   const auto batch = static_cast<double>(c.batch_sequences);
   const double batches = std::ceil(static_cast<double>(problem.requests) / batch);
   const double tokens = batch * problem.mean_prompt;
   const double passes = std::ceil(tokens / static_cast<double>(c.token_budget));
-  phases.prefill = PrefillLoad(problem, tokens / passes);
+  phases.prefill = PrefillLoad(tokens / passes, problem.mean_prompt);
   phases.decode = DecodeLoad(problem, batch);
   phases.prefill_passes = batches * passes;
   phases.decode_steps = batches * std::max(0.0, problem.mean_generated - 1);
@@ -65,7 +60,7 @@ MixedState MixedStateOf(const PlanProblem& problem, const PlanCandidate& c) {
                 static_cast<double>(problem.requests)});
   const double prompts = decoding / static_cast<double>(job.generated_tokens);
   state.load = DecodeLoad(problem, decoding);
-  const IterationLoad prefill = PrefillLoad(problem, prompts * problem.mean_prompt);
+  const IterationLoad prefill = PrefillLoad(prompts * problem.mean_prompt, problem.mean_prompt);
   state.load.prefill_tokens = prefill.prefill_tokens;
   state.load.prefill_positions = prefill.prefill_positions;
   return state;
@@ -91,27 +86,30 @@ double MixedWall(const PlanProblem& problem, MixedState state, double iteration_
                              LensStage2(state.job).tokens_per_s);
 }
 
-double BoundWall(const PlanProblem& problem, const PlanCandidate& c) {
+// By `iteration_s`, the duration of an iteration with this load.
+template <typename IterationSeconds>
+double WallOf(const PlanProblem& problem, const PlanCandidate& c,
+              const IterationSeconds& iteration_s) {
   if (c.schedule == ScheduleKind::kOverlapped) {
     const MixedState state = MixedStateOf(problem, c);
-    return MixedWall(problem, state, IterationBound(problem, c, state.load));
+    return MixedWall(problem, state, iteration_s(state.load));
   }
   const Phases phases = PhasesOf(problem, c);
-  return phases.prefill_passes * IterationBound(problem, c, phases.prefill) +
-         phases.decode_steps * IterationBound(problem, c, phases.decode);
+  return phases.prefill_passes * iteration_s(phases.prefill) +
+         phases.decode_steps * iteration_s(phases.decode);
+}
+
+double BoundWall(const PlanProblem& problem, const PlanCandidate& c) {
+  return WallOf(problem, c,
+                [&](const IterationLoad& load) { return IterationBound(problem, c, load); });
 }
 
 double EstimateWall(const PlanProblem& problem, const PlanCandidate& c) {
-  if (c.schedule == ScheduleKind::kOverlapped) {
-    const MixedState state = MixedStateOf(problem, c);
-    return MixedWall(problem, state, PredictIteration(problem, c, state.load).iteration_s);
-  }
-  const Phases phases = PhasesOf(problem, c);
-  return phases.prefill_passes * PredictIteration(problem, c, phases.prefill).iteration_s +
-         phases.decode_steps * PredictIteration(problem, c, phases.decode).iteration_s;
+  return WallOf(problem, c, [&](const IterationLoad& load) {
+    return PredictIteration(problem, c, load).iteration_s;
+  });
 }
 
-// Batch sizes worth a look: geometric, and those that split the requests evenly.
 std::vector<int64_t> BatchSizes(const PlanProblem& problem, const PlanOptions& options) {
   if (options.batch_sequences > 0) return {options.batch_sequences};
   int64_t most = problem.requests;
@@ -121,18 +119,7 @@ std::vector<int64_t> BatchSizes(const PlanProblem& problem, const PlanOptions& o
                        (problem.mean_prompt + problem.mean_generated);
   const double held = problem.machine.host_memory_bytes.value / bytes;
   if (held < static_cast<double>(most)) most = std::max<int64_t>(1, static_cast<int64_t>(held));
-  std::vector<int64_t> sizes;
-  for (double size = 1; size < static_cast<double>(most); size = std::max(size + 1, size * 1.3)) {
-    sizes.push_back(static_cast<int64_t>(size));
-  }
-  for (int64_t batches = 1; batches <= 12; ++batches) {
-    const int64_t size = (problem.requests + batches - 1) / batches;
-    if (size <= most) sizes.push_back(size);
-  }
-  sizes.push_back(most);
-  std::sort(sizes.begin(), sizes.end());
-  sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
-  return sizes;
+  return SequenceCounts(problem.requests, most, 12);
 }
 
 // Collects the candidates that fit, with their bounds.

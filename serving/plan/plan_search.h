@@ -11,8 +11,6 @@
 
 namespace moesaic {
 
-IterationLoad PrefillLoad(const PlanProblem& problem, double tokens);
-
 // What a candidate processes: passes of prefill and steps of decode that differ only in context.
 struct Phases {
   IterationLoad prefill;

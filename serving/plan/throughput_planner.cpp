@@ -10,6 +10,7 @@
 
 #include "core/base/error.h"
 #include "core/base/units.h"
+#include "serving/plan/job_loads.h"
 #include "serving/plan/lens_model.h"
 #include "serving/plan/plan_candidate.h"
 #include "serving/plan/plan_search.h"
@@ -38,37 +39,6 @@ PlanProblem MakeProblem(const ModelShape& model, const MachineSpec& machine,
   return problem;
 }
 
-// Iteration times by rounded load: the pipeline's period changes little within two per cent.
-class IterationTimes {
- public:
-  IterationTimes(const PlanProblem& problem, const PlanCandidate& candidate)
-      : problem_(problem), candidate_(candidate) {}
-
-  double operator()(const IterationLoad& load) {
-    const Key key = {Bucket(load.decode_sequences), Bucket(load.decode_context),
-                     Bucket(load.prefill_tokens), Bucket(load.prefill_positions)};
-    const auto found = seconds_.find(key);
-    if (found != seconds_.end()) return found->second;
-    const IterationLoad rounded{Value(key[0]), Value(key[1]), Value(key[2]), Value(key[3])};
-    return seconds_[key] = PredictIteration(problem_, candidate_, rounded).iteration_s;
-  }
-
- private:
-  using Key = std::array<int, 4>;
-  static constexpr double kStep = 1.02;
-  static int Bucket(int64_t count) {
-    if (count <= 0) return -1;
-    return static_cast<int>(std::lround(std::log(static_cast<double>(count)) / std::log(kStep)));
-  }
-  static int64_t Value(int bucket) {
-    return bucket < 0 ? 0 : std::llround(std::pow(kStep, bucket));
-  }
-
-  const PlanProblem& problem_;
-  const PlanCandidate& candidate_;
-  std::map<Key, double> seconds_;
-};
-
 // An even sample that is small enough, and how many requests one of it stands for.
 std::pair<std::vector<RequestLengths>, double> SampleOf(const Workload& workload) {
   const int64_t stride = workload.generated_tokens() / kMostSimulatedTokens + 1;
@@ -91,8 +61,8 @@ PlanPrediction Predict(const PlanProblem& problem, const PlanCandidate& c,
     prediction.decode = PredictIteration(problem, c, state.load);
     state.job.iteration_s = prediction.decode.iteration_s;
     prediction.lens = LensStage2(state.job);
-    prediction.prefill =
-        PredictIteration(problem, c, PrefillLoad(problem, static_cast<double>(c.token_budget)));
+    prediction.prefill = PredictIteration(
+        problem, c, PrefillLoad(static_cast<double>(c.token_budget), problem.mean_prompt));
   } else {
     const Phases phases = PhasesOf(problem, c);
     prediction.prefill = PredictIteration(problem, c, phases.prefill);
@@ -105,17 +75,20 @@ PlanPrediction Predict(const PlanProblem& problem, const PlanCandidate& c,
   limits.token_budget = c.token_budget;
   limits.most_sequences = c.batch_sequences;
   limits.whole_batches = !overlapped;
-  IterationTimes times(problem, c);
-  const SchedulerResult result = SimulateScheduler(requests, limits, std::ref(times));
+  // The pipeline's period changes little within the rounding.
+  std::map<RoundedLoad, double> seconds;
+  const auto iteration_s = [&](const IterationLoad& load) {
+    const RoundedLoad rounded(load);
+    const auto found = seconds.find(rounded);
+    if (found != seconds.end()) return found->second;
+    return seconds[rounded] = PredictIteration(problem, c, rounded.load()).iteration_s;
+  };
+  const SchedulerResult result = SimulateScheduler(requests, limits, iteration_s);
   prediction.iterations = std::llround(static_cast<double>(result.iterations) * each);
   prediction.preemptions = std::llround(static_cast<double>(result.preemptions) * each);
-  prediction.wall_s = result.seconds * each;
-  prediction.prefill_s = result.prefill_only_s * each;
-  prediction.decode_s = prediction.wall_s - prediction.prefill_s;
-  const auto generated = static_cast<double>(workload.generated_tokens());
-  prediction.generated_tokens_per_s = generated / prediction.wall_s;
-  prediction.total_tokens_per_s =
-      (generated + static_cast<double>(workload.prompt_tokens())) / prediction.wall_s;
+  SetTimes(result.seconds * each, result.prefill_only_s * each,
+           static_cast<double>(workload.generated_tokens()),
+           static_cast<double>(workload.prompt_tokens()), prediction);
   return prediction;
 }
 

@@ -10,7 +10,7 @@
 #include "core/base/error.h"
 #include "prefetch/evict/eviction_policies.h"
 #include "prefetch/link/expert_flow.h"
-#include "prefetch/predict/count_predictors.h"
+#include "prefetch/predict/predictor.h"
 #include "serving/simulate/future_uses.h"
 
 namespace moesaic {

@@ -3,12 +3,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "core/base/error.h"
 #include "core/base/logging.h"
 #include "core/config/model_config.h"
-#include "core/device/cuda_device.h"
+#include "serving/online/device_backend.h"
+#include "serving/online/place_rules.h"
 
 namespace moesaic {
 namespace {
@@ -33,22 +37,35 @@ void ChooseKernels(const Machine& machine, EngineOptions& options) {
   }
 }
 
-// What the profile says of the GPUs, when it knows all of them.
+// What the profile says of the devices, when it knows all of them.
 void ChooseDeviceRates(const Machine& machine, DeviceOptions& devices) {
-  if (devices.kind != DeviceKind::kCuda || devices.count == 0) return;
-  const std::vector<CudaDeviceInfo> infos = FindCudaDevices().devices;
-  const auto wanted = static_cast<size_t>(devices.count);
-  std::vector<DeviceProfile> known;
-  for (size_t d = 0; machine.profile && d < infos.size() && known.size() < wanted; ++d) {
-    const DeviceProfile* const device =
-        machine.profile->DeviceNamed(fmt::format("cuda:{}", infos[d].ordinal), infos[d].name);
-    if (device != nullptr) known.push_back(*device);
+  if (devices.count == 0) return;
+  std::optional<std::vector<DeviceProfile>> known;
+  if (machine.profile) {
+    known = BackendOf(devices.kind).Profiles(*machine.profile, static_cast<size_t>(devices.count));
   }
-  if (known.size() == wanted) {
-    devices.profiles = std::move(known);
+  if (known) {
+    devices.profiles = *std::move(known);
   } else {
     LogDebug("rates of links and experts are measured while serving only: {}",
-             machine.profile ? "the profile does not know these GPUs" : machine.why_no_profile);
+             machine.profile ? "the profile does not know these devices" : machine.why_no_profile);
+  }
+}
+
+// Rules name NUMA nodes by their number here.
+void CheckNodes(const EngineOptions& options, const Topology& topology) {
+  if (options.place.empty()) return;
+  for (const PlacementRule& rule : PlacementRulesOf(options)) {
+    if (!rule.numa_node) continue;
+    std::string nodes;
+    bool found = false;
+    for (const NumaNode& node : topology.nodes) {
+      found = found || node.id == *rule.numa_node;
+      nodes += fmt::format("{}{}", nodes.empty() ? "" : ", ", node.id);
+    }
+    if (found) continue;
+    Fail(ErrorKind::kInvalidArgument, "{}: '{}': this machine has no NUMA node {}, but {}",
+         rule.origin, rule.text, *rule.numa_node, nodes);
   }
 }
 
@@ -70,12 +87,13 @@ EngineOptions OptionsOnMachine(const EngineOptions& asked, const Machine& machin
   options.thread_layout =
       topology.thread_layout(share.pin_threads, share.numa == NumaPolicy::kSlice);
   DeviceOptions& devices = options.devices;
-  if (devices.kind == DeviceKind::kCuda) devices.count = std::max(devices.count, 1);
+  devices.count = std::max(devices.count, BackendOf(devices.kind).default_count());
   devices.numa_nodes.clear();
   if (topology.nodes.size() > 1) {
     for (const NumaNode& node : topology.nodes) devices.numa_nodes.push_back(node.id);
   }
   UseDevicesThatHaveExperts(options);
+  CheckNodes(options, topology);
   ChooseKernels(machine, options);
   ChooseDeviceRates(machine, devices);
   return options;

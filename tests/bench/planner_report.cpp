@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "serving/plan/lightning_model.h"
 #include "serving/plan/throughput_planner.h"
+#include "tests/reference/lightning_model.h"
 #include "tests/serving/plan/plan_presets.h"
 
 namespace moesaic {

@@ -12,7 +12,6 @@
 #include "kernels/cpu/kernels.h"
 #include "prefetch/evict/eviction_policies.h"
 #include "prefetch/predict/blend_predictor.h"
-#include "prefetch/predict/count_predictors.h"
 #include "prefetch/predict/eamc_predictor.h"
 #include "tracer/eam_collection_section.h"
 #include "tracer/residency_list.h"
@@ -30,11 +29,11 @@ std::unique_ptr<Predictor> MakeSmall(int kind) {
       return std::make_unique<BlendPredictor>(kShape, KernelsFor(Isa::kScalar),
                                               BlendOptions{.token_table_bytes = 128});
     case 1:
-      return MakeTransitionPredictor(kShape);
+      return MakePredictor("transition", kShape, KernelsFor(Isa::kScalar));
     case 2:
-      return MakeFrequencyPredictor(kShape);
+      return MakePredictor("frequency", kShape, KernelsFor(Isa::kScalar));
     case 3:
-      return MakeRecencyPredictor(kShape);
+      return MakePredictor("recency", kShape, KernelsFor(Isa::kScalar));
     default:
       return MakeEamcPredictor(kShape, KernelsFor(Isa::kScalar), {.capacity = 3, .matches = 2});
   }

@@ -13,13 +13,14 @@
 
 #include "core/base/aligned_buffer.h"
 #include "core/base/tensor.h"
+#include "kernels/cpu/isas.h"
 #include "kernels/cpu/kernels.h"
 
 namespace moesaic::testing_util {
 
 inline std::vector<Isa> SupportedIsas() {
   std::vector<Isa> isas;
-  for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16, Isa::kAmx}) {
+  for (const Isa isa : AllIsas()) {
     if (IsaSupported(isa)) isas.push_back(isa);
   }
   return isas;
@@ -27,8 +28,7 @@ inline std::vector<Isa> SupportedIsas() {
 
 inline std::vector<QuantIsa> SupportedQuantIsas() {
   std::vector<QuantIsa> isas;
-  for (const QuantIsa isa : {QuantIsa::kScalar, QuantIsa::kAvx2, QuantIsa::kAvxVnni,
-                             QuantIsa::kAvx512, QuantIsa::kAvx512Vnni, QuantIsa::kAmx}) {
+  for (const QuantIsa isa : AllQuantIsas()) {
     if (QuantIsaSupported(isa)) isas.push_back(isa);
   }
   return isas;

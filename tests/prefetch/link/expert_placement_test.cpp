@@ -119,5 +119,41 @@ TEST(ExpertPlacementTest, AHashNotARoundRobin) {
   EXPECT_GT(moved, grid.total() / 2);
 }
 
+// What is fixed is where it was asked for, and does not take part in the dealing.
+TEST(ExpertPlacementTest, FixedExpertsAreNotDealt) {
+  const ExpertGrid grid(4, 8);
+  FixedExperts fixed;
+  fixed.devices.assign(static_cast<size_t>(grid.total()), FixedExperts::kDealt);
+  fixed.nodes.resize(static_cast<size_t>(grid.total()));
+  const ExpertPlacement all_dealt(grid, std::vector<int>{0, 1}, 0, fixed);
+  const ExpertPlacement without(grid, std::vector<int>{0, 1});
+  for (ExpertIndex e = 0; e < grid.total(); ++e) {
+    EXPECT_EQ(all_dealt.device(e), without.device(e));
+    EXPECT_EQ(all_dealt.node(e), without.node(e));
+  }
+  for (ExpertIndex e = 8; e < 16; ++e) fixed.devices[static_cast<size_t>(e)] = 1;
+  for (ExpertIndex e = 16; e < 20; ++e) {
+    fixed.devices[static_cast<size_t>(e)] = ExpertPlacement::kHost;
+  }
+  fixed.nodes[16] = 1;
+  fixed.nodes[8] = 0;
+  const ExpertPlacement placement(grid, std::vector<int>{0, 1}, 0, fixed);
+  for (ExpertIndex e = 8; e < 16; ++e) EXPECT_EQ(placement.device(e), 1);
+  EXPECT_EQ(placement.device(16), ExpertPlacement::kHost);
+  EXPECT_EQ(placement.node(16), 1);
+  EXPECT_EQ(placement.node(17), -1);
+  EXPECT_EQ(placement.node(8), 0);
+  EXPECT_EQ(placement.node(9), 1);
+  EXPECT_EQ(placement.fixed_node(9), std::nullopt);
+  // 20 are dealt: ten to each.
+  EXPECT_EQ(placement.experts(0).size(), 10u);
+  EXPECT_EQ(placement.experts(1).size(), 18u);
+  std::set<ExpertIndex> seen;
+  for (const int device : {0, 1}) {
+    for (const ExpertIndex e : placement.experts(device)) seen.insert(e);
+  }
+  EXPECT_EQ(seen.size(), 28u);
+}
+
 }  // namespace
 }  // namespace moesaic

@@ -57,14 +57,17 @@ TEST_F(HostExpertsTest, HoldsEveryExpertInItsDevicesPool) {
       const ExpertPlacement placement(grid_, std::vector<int>(static_cast<size_t>(devices), -1));
       const HostExperts experts(*source, grid_, placement, places, {});
       uint64_t bytes = 0;
-      for (int d = 0; d < devices; ++d) bytes += experts.memory(d).size();
+      const auto files = experts.memory();
+      EXPECT_EQ(files.size(), static_cast<size_t>(devices));
+      for (const std::span<const std::byte> file : files) bytes += file.size();
       EXPECT_EQ(bytes, source->AllIds().size() * source->layout().slot_bytes);
       for (const ExpertId id : source->AllIds()) {
         const ExpertIndex expert = grid_.Index(id);
         EXPECT_TRUE(source->IsBlobOf(id, experts.blob(expert)));
         const Extent extent = experts.Extents(id)[0];
         EXPECT_EQ(extent.file, placement.device(expert));
-        EXPECT_EQ(experts.memory(extent.file).data() + extent.offset, experts.blob(expert));
+        EXPECT_EQ(files[static_cast<size_t>(extent.file)].data() + extent.offset,
+                  experts.blob(expert));
         EXPECT_EQ(extent.bytes, experts.layout().slot_bytes);
       }
     }
@@ -81,7 +84,36 @@ TEST_F(HostExpertsTest, ADeviceWithoutExpertsTakesNoMemory) {
   for (int d = 0; d < 9; ++d) places.push_back(&machine.device(d));
   const ExpertPlacement placement(grid, std::vector<int>(9, -1));
   const HostExperts experts(*source, grid, placement, places, {});
-  EXPECT_TRUE(experts.memory(8).empty());
+  EXPECT_TRUE(experts.memory()[8].empty());
+}
+
+// What is on the host only, or on another node than its device's, has a home of its own.
+TEST_F(HostExpertsTest, HomesAreWhereThePlacementFixesThem) {
+  const std::unique_ptr<TestSource> source = Write({});
+  EmulatedMachine machine(TestTime::kReal, 1, OneMiB());
+  Device* const place = &machine.device(0);
+  FixedExperts fixed;
+  fixed.devices.assign(static_cast<size_t>(grid_.total()), FixedExperts::kDealt);
+  fixed.nodes.resize(static_cast<size_t>(grid_.total()));
+  fixed.devices[3] = fixed.devices[5] = ExpertPlacement::kHost;
+  fixed.nodes[4] = fixed.nodes[5] = 0;
+  const ExpertPlacement placement(grid_, std::vector<int>{-1}, 0, fixed);
+  const HostExperts experts(*source, grid_, placement, {&place, 1}, {});
+  const auto files = experts.memory();
+  ASSERT_EQ(files.size(), 4u);
+  const uint64_t slot_bytes = source->layout().slot_bytes;
+  EXPECT_EQ(files[0].size(), (source->AllIds().size() - 3) * slot_bytes);
+  for (const size_t file : {1, 2, 3}) EXPECT_EQ(files[file].size(), slot_bytes);
+  const auto file_of = [&](ExpertIndex expert) {
+    return experts.Extents(grid_.Id(expert))[0].file;
+  };
+  EXPECT_EQ(file_of(3), 1);
+  EXPECT_EQ(file_of(4), 2);
+  EXPECT_EQ(file_of(5), 3);
+  EXPECT_EQ(experts.files()[1], "host memory");
+  for (const ExpertId id : source->AllIds()) {
+    EXPECT_TRUE(source->IsBlobOf(id, experts.blob(grid_.Index(id))));
+  }
 }
 
 TEST_F(HostExpertsTest, AFileThatIsCutShortIsRefused) {

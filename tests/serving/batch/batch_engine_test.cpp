@@ -245,6 +245,30 @@ TEST(BatchPlanTest, DeferralIsForLatencyMode) {
   EXPECT_NE(std::string(error.what()).find("throughput mode"), std::string::npos);
 }
 
+// Rules that leave every expert to the plan are followed, others are refused by name.
+TEST(BatchPlanTest, RulesAboutExpertsAreForLatencyMode) {
+  const auto plan = [](int devices, std::string rule) {
+    EngineOptions options = BatchOptions();
+    if (devices > 0) options.expert_memory = "auto";
+    options.devices.count = devices;
+    options.place = {std::move(rule)};
+    return PlanBatch(options, {4, 40, 8});
+  };
+  for (const char* rule : {"layers.0.experts=pin", "experts=cache@numa:0", "experts.3=device:0"}) {
+    const Error error = Caught([&] { plan(1, rule); });
+    EXPECT_EQ(error.kind(), ErrorKind::kUnsupported) << error.what();
+    EXPECT_TRUE(Contains(error, "--place: '" + std::string(rule) + "': in throughput mode"))
+        << error.what();
+  }
+  EXPECT_EQ(Caught([&] { plan(1, "experts=host"); }).kind(), ErrorKind::kUnsupported);
+  EXPECT_EQ(Caught([&] { plan(1, "dense=device:0"); }).kind(), ErrorKind::kInvalidArgument);
+  EXPECT_EQ(Caught([&] { plan(0, "layers.9=host"); }).kind(), ErrorKind::kInvalidArgument);
+  for (const char* rule : {"experts=cache", "experts=host", "dense=host"}) {
+    EXPECT_EQ(plan(0, rule).ledger.total_bytes(), plan(0, "head=pin").ledger.total_bytes());
+  }
+  EXPECT_EQ(plan(2, "experts=cache@devices").devices.size(), 2u);
+}
+
 TEST(BatchPlanTest, SizesFitTheMemory) {
   EngineOptions options = BatchOptions();
   options.expert_memory = "auto";

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "kernels/cpu/isas.h"
 #include "serving/model/device_dense.h"
 #include "serving/model/expert_sources.h"
 #include "serving/model/host_dense.h"
@@ -226,7 +227,7 @@ std::vector<int64_t> Reference::Shape(const std::string& name) const {
 
 std::vector<Isa> SupportedIsas() {
   std::vector<Isa> isas;
-  for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16, Isa::kAmx}) {
+  for (const Isa isa : AllIsas()) {
     if (IsaSupported(isa)) isas.push_back(isa);
   }
   return isas;

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/cpu/isas.h"
 #include "serving/model/sampler.h"
 #include "tests/serving/model/model_harness.h"
 #include "tests/serving/model/reference_util.h"
@@ -178,7 +179,7 @@ bool SameRouting(const RoutingLog& a, const RoutingLog& b, int64_t top_k) {
 TEST_P(ReferenceTest, GreedyContinuations) {
   const Reference reference(GetParam());
   if (Dynamic(LoadModelConfig(GetParam()))) return;
-  for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16, Isa::kAmx}) {
+  for (const Isa isa : AllIsas()) {
     if (!IsaSupported(isa)) continue;
     const bool rounds = KernelsFor(isa).numerics != NumericsClass::kF32;
     const float tie = rounds ? 0.3f : 5e-3f;

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/cpu/isas.h"
 #include "tests/serving/model/model_harness.h"
 
 namespace moesaic {
@@ -25,7 +26,7 @@ inline std::string Key(size_t prompt, const char* what) {
 // Of class kF32, or of those that round activations to bf16.
 inline std::vector<Isa> IsasOf(NumericsClass numerics) {
   std::vector<Isa> isas;
-  for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16, Isa::kAmx}) {
+  for (const Isa isa : AllIsas()) {
     if (!IsaSupported(isa)) continue;
     const bool rounds = KernelsFor(isa).numerics != NumericsClass::kF32;
     if (rounds == (numerics != NumericsClass::kF32)) isas.push_back(isa);

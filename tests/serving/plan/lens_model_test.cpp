@@ -8,6 +8,7 @@
 #include "core/base/error.h"
 #include "core/perf/roofline.h"
 #include "serving/plan/scheduler_simulation.h"
+#include "tests/reference/lens_equations.h"
 #include "tests/serving/plan/plan_presets.h"
 
 namespace moesaic {

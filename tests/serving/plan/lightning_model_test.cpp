@@ -1,4 +1,4 @@
-#include "serving/plan/lightning_model.h"
+#include "tests/reference/lightning_model.h"
 
 #include <gtest/gtest.h>
 

@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "prefetch/evict/eviction_policies.h"
+#include "prefetch/predict/predictor.h"
 
 namespace moesaic {
 namespace {
@@ -118,7 +120,7 @@ TEST(SimulatorTest, WhatIsOnItsWayIsALateHit) {
 
 TEST(SimulatorTest, BeladyIsTheMostThatOnDemandCanHit) {
   uint64_t best = 0;
-  for (const std::string policy : {"lru", "lfu", "model-frequency", "request-eam"}) {
+  for (const std::string& policy : CountingPolicyNames()) {
     SimulationOptions options = OnDemand(192);
     options.policy = policy;
     best = std::max(best, Serve(Part(), options).hits);
@@ -192,9 +194,13 @@ TEST(SimulatorTest, EveryPredictorAndPolicyServesEveryAccess) {
     sequence.experts.resize(8 * 24 * 4);
     sequence.token_ids.resize(8);
   }
-  for (const std::string predictor : {"blend", "transition", "eamc", "request-eam", "recency",
-                                      "frequency", "dependency", "oracle"}) {
-    for (const std::string policy : {"next-use", "lru", "request-eam"}) {
+  std::vector<std::string> predictors = PredictorNames();
+  std::erase(predictors, "next-gate");  // a trace has no hidden states
+  predictors.emplace_back("oracle");
+  std::vector<std::string> policies = SimulatedPolicyNames();
+  std::erase(policies, "belady");
+  for (const std::string& predictor : predictors) {
+    for (const std::string& policy : policies) {
       for (const int devices : {1, 3}) {
         SimulationOptions options;
         options.slots = 24;  // few enough that prefetches and demand fight for slots

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "core/base/error.h"
+#include "tests/core/base/caught.h"
 #include "tests/serving/startup/made_up_machine.h"
 
 namespace moesaic {
@@ -66,6 +66,19 @@ TEST(MachineOptionsTest, DevicesHaveAnExpertEachAndTakeTurnsOnNodes) {
   EXPECT_EQ(options.devices.numa_nodes, (std::vector<int>{0, 3}));
   // What is resolved once stays as it is.
   EXPECT_EQ(OptionsOnMachine(options, machine).devices.numa_nodes, options.devices.numa_nodes);
+}
+
+TEST(MachineOptionsTest, RulesNameNodesThatThisMachineHas) {
+  EngineOptions asked = AskedOfSample();
+  asked.devices.count = 1;
+  asked.place = {"experts.0-3=host@numa:3"};
+  Machine machine = MadeUpMachine();
+  const Error error = Caught([&] { OptionsOnMachine(asked, machine); });
+  EXPECT_EQ(error.kind(), ErrorKind::kInvalidArgument);
+  EXPECT_TRUE(Contains(error, "'experts.0-3=host@numa:3': this machine has no NUMA node 3, but 0"))
+      << error.what();
+  machine.topology.nodes.push_back({3, {}, 0});
+  EXPECT_EQ(OptionsOnMachine(asked, machine).place, asked.place);
 }
 
 TEST(MachineOptionsTest, AModelThatIsNotThereIsSaid) {
