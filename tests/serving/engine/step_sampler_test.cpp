@@ -173,6 +173,40 @@ TEST_F(StepSamplerTest, PenaltiesSeeWhatWasGenerated) {
   }
 }
 
+// When its thinking is used up the next tokens are not the sampler's; before and behind them all
+// is as it would be.
+TEST_F(StepSamplerTest, ThinkingThatIsUsedUpIsEnded) {
+  auto limit = std::make_shared<ThinkingLimit>();
+  limit->max_tokens = 3;
+  limit->begun = true;
+  limit->begin = "<think>";
+  limit->end = "</think>";
+  limit->end_tokens = {5, 6};
+  for (const bool greedy : {true, false}) {
+    EngineRequest request = Greedy(PromptOf(6, 20, 60), 30);
+    if (!greedy) {
+      request.sampling.temperature = 1;
+      request.sampling.seed = 3;
+      request.logprobs = 0;
+    }
+    const auto free = Make(request);
+    for (int step = 0; step < 3; ++step) Step({free.get()});
+    request.thinking = limit;
+    const auto sequence = Make(request);
+    for (int step = 0; step < 6; ++step) Step({sequence.get()});
+    std::vector<int32_t> want = free->tokens;
+    want.insert(want.end(), {5, 6});
+    const std::vector<int32_t> tokens(sequence->tokens.begin(), sequence->tokens.end() - 1);
+    EXPECT_EQ(tokens, want) << greedy;
+    if (greedy) {
+      EXPECT_EQ(sequence->tokens.back(), ArgMax(LogitsBehind(want)));
+    } else {
+      EXPECT_EQ(SinkOf(*sequence).tokens[3].token, 5);
+      EXPECT_LT(SinkOf(*sequence).tokens[3].logprob, 0);
+    }
+  }
+}
+
 // Before min_tokens the tokens that would end the sequence cannot be sampled, whatever else may.
 TEST_F(StepSamplerTest, ForbiddenTokensAreNotSampled) {
   const std::vector<int32_t> prompt = PromptOf(9, 20, 100);

@@ -118,7 +118,8 @@ TEST_P(SlicedWeights, AreThoseOfTheWhole) {
           const LayerWeights& from = whole.layers[l];
           const LayerWeights& w = part.layers[l];
           ASSERT_EQ(w.attention().qkv.n, heads.count() * (group + 2) * d);
-          ExpectRows(w.attention().qkv, 0, from.attention().qkv, {heads.begin * group * d, heads.end * group * d});
+          ExpectRows(w.attention().qkv, 0, from.attention().qkv,
+                     {heads.begin * group * d, heads.end * group * d});
           ExpectRows(w.attention().qkv, heads.count() * group * d, from.attention().qkv,
                      {keys + heads.begin * d, keys + heads.end * d});
           ExpectRows(w.attention().qkv, heads.count() * (group + 1) * d, from.attention().qkv,
@@ -132,7 +133,9 @@ TEST_P(SlicedWeights, AreThoseOfTheWhole) {
           EXPECT_EQ(std::memcmp(w.input_norm, from.input_norm,
                                 static_cast<size_t>(config.hidden_size) * sizeof(float)),
                     0);
-          EXPECT_EQ(std::memcmp(w.attention().q_norm, from.attention().q_norm, static_cast<size_t>(d) * sizeof(float)), 0);
+          EXPECT_EQ(std::memcmp(w.attention().q_norm, from.attention().q_norm,
+                                static_cast<size_t>(d) * sizeof(float)),
+                    0);
         }
       }
     }

@@ -1,4 +1,4 @@
-// CreateEngine: an EngineLoop of LatencySteps, with what watches their experts.
+#include "serving/online/create_engine.h"
 
 #include <memory>
 #include <utility>
@@ -8,7 +8,6 @@
 #include "core/base/units.h"
 #include "serving/engine/engine_loop.h"
 #include "serving/model/experts_of_model.h"
-#include "serving/online/create_engine.h"
 #include "serving/online/engine_parts.h"
 #include "serving/online/kv_plan.h"
 #include "serving/online/latency_step.h"
@@ -90,6 +89,7 @@ void Load(EngineSetup& setup, MetricsRegistry& registry, LoopParts& parts) {
 
 }  // namespace
 
+// An EngineLoop of LatencySteps, with what watches their experts.
 std::unique_ptr<Engine> CreateEngine(const EngineOptions& options, MetricsRegistry& metrics) {
   return CreateEngine(SetUpEngine(options), metrics);
 }
