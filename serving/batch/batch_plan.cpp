@@ -11,6 +11,7 @@
 #include "prefetch/link/host_experts.h"
 #include "serving/batch/plan_devices.h"
 #include "serving/batch/streaming_experts.h"
+#include "serving/model/device_dense.h"
 #include "serving/model/experts_of_model.h"
 #include "serving/model/weights.h"
 #include "serving/online/dense_place.h"
