@@ -17,7 +17,7 @@ if ! ready; then
   rm -rf "$venv"
   python3 -m venv "$venv" >&2 || skip "python3 -m venv failed; install python3-venv"
   "$venv/bin/pip" install --quiet --disable-pip-version-check --retries 1 --timeout 20 \
-    --only-binary :all: -r "$requirements" >&2 || skip "the openai package cannot be had from PyPI"
+    --only-binary :all: -r "$requirements" >&2 || skip "the clients cannot be had from PyPI"
   echo "$want" >"$venv/requirements.sha256"
 fi
 echo "$venv/bin/python"

@@ -92,10 +92,6 @@ std::string OptionTable::ValueText(std::string_view name) const {
   return options_[index].secret && !text.empty() ? "***" : text;
 }
 
-const std::string& OptionTable::DefaultText(std::string_view name) const {
-  return states_[IndexOf(name)].default_text;
-}
-
 std::string OptionTable::NearestName(std::string_view name) const {
   std::vector<std::string> names;
   for (const Option& option : options_) names.push_back(option.name);

@@ -42,7 +42,6 @@ class OptionTable {
   // The value that was set last, or else the default, as text ("" for an empty one, "***" for a
   // secret).
   std::string ValueText(std::string_view name) const;
-  const std::string& DefaultText(std::string_view name) const;
 
   // The name most like `name`, or "" when none is near.
   std::string NearestName(std::string_view name) const;

@@ -1,10 +1,10 @@
 #include "serving/api/api_request.h"
 
 #include <algorithm>
-#include <charconv>
 #include <limits>
 
 #include "serving/api/request_fields.h"
+#include "serving/api/request_parts.h"
 
 namespace moesaic {
 namespace {
@@ -12,99 +12,6 @@ namespace {
 constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 constexpr int64_t kMaxChoices = 128;     // as OpenAI
 constexpr int64_t kMaxTopLogprobs = 20;  // as OpenAI and vLLM
-constexpr size_t kMaxStops = 16;         // OpenAI has 4; evaluation harnesses send a few more
-constexpr size_t kMaxStopBytes = 1024;   // text is held back for as long as a stop may be
-constexpr double kMaxTemperature = 100.0;
-constexpr double kMaxPenalty = 2.0;  // OpenAI's range, of both signs
-constexpr double kMaxBias = 100.0;
-
-std::vector<std::string> ParseStop(RequestFields& fields) {
-  const Json* value = fields.Find("stop");
-  std::vector<std::string> stops;
-  if (value == nullptr) return stops;
-  if (value->is_string()) {
-    stops.push_back(value->get<std::string>());
-  } else if (value->is_array()) {
-    for (const Json& item : *value) {
-      if (!item.is_string()) {
-        throw BadParam("stop", "stop must hold strings, item {} is {}.", stops.size(),
-                       JsonTypeName(item));
-      }
-      stops.push_back(item.get<std::string>());
-    }
-  } else {
-    throw BadParam("stop", "stop must be a string or an array of strings, it is {}.",
-                   JsonTypeName(*value));
-  }
-  if (stops.size() > kMaxStops) {
-    throw BadParam("stop", "stop must have at most {} strings, it has {}.", kMaxStops,
-                   stops.size());
-  }
-  for (const std::string& stop : stops) {
-    if (stop.empty()) throw BadParam("stop", "stop must not contain an empty string.");
-    if (stop.size() > kMaxStopBytes) {
-      throw BadParam("stop", "a stop string must have at most {} bytes, one has {}.", kMaxStopBytes,
-                     stop.size());
-    }
-  }
-  return stops;
-}
-
-std::vector<std::pair<int32_t, float>> ParseLogitBias(RequestFields& fields) {
-  std::vector<std::pair<int32_t, float>> biases;
-  const Json* value = fields.Find("logit_bias");
-  if (value == nullptr) return biases;
-  if (!value->is_object()) {
-    throw BadParam("logit_bias",
-                   "logit_bias must be an object from token ids to numbers, it is {}.",
-                   JsonTypeName(*value));
-  }
-  for (const auto& item : value->items()) {
-    const std::string& key = item.key();
-    int32_t token = -1;
-    const auto parsed = std::from_chars(key.data(), key.data() + key.size(), token);
-    if (parsed.ec != std::errc() || parsed.ptr != key.data() + key.size() || token < 0) {
-      throw BadParam("logit_bias", "logit_bias has the key \"{}\", which is not a token id.",
-                     Excerpt(key, 40));
-    }
-    if (!item.value().is_number()) {
-      throw BadParam("logit_bias", "logit_bias of token {} must be a number, it is {}.", token,
-                     JsonTypeName(item.value()));
-    }
-    const double bias = item.value().get<double>();
-    if (!(bias >= -kMaxBias && bias <= kMaxBias)) {
-      throw BadParam("logit_bias", "logit_bias of token {} must be between -100 and 100, it is {}.",
-                     token, bias);
-    }
-    biases.emplace_back(token, static_cast<float>(bias));
-  }
-  return biases;
-}
-
-SamplingFields ParseSampling(RequestFields& fields) {
-  SamplingFields sampling;
-  sampling.temperature = fields.Number("temperature", 0, kMaxTemperature);
-  sampling.top_p = fields.Number("top_p", 0, 1);
-  // OpenAI allows 0, which means the most likely token alone.
-  if (sampling.top_p.has_value()) sampling.top_p = std::max(*sampling.top_p, 1e-9);
-  sampling.min_p = fields.Number("min_p", 0, 1);
-  sampling.repetition_penalty = fields.Number("repetition_penalty", 1e-3, 1e3);
-  sampling.presence_penalty = fields.Number("presence_penalty", -kMaxPenalty, kMaxPenalty);
-  sampling.frequency_penalty = fields.Number("frequency_penalty", -kMaxPenalty, kMaxPenalty);
-  if (const auto top_k = fields.Int("top_k", -1, kMaxInt32)) {
-    sampling.top_k = static_cast<int32_t>(*top_k);
-  }
-  if (const Json* seed = fields.Find("seed")) {
-    // Any 64-bit integer; the sign only makes it another seed.
-    if (!seed->is_number_integer()) {
-      throw BadParam("seed", "seed must be a 64-bit integer, it is {}.", JsonTypeName(*seed));
-    }
-    sampling.seed = seed->is_number_unsigned() ? seed->get<uint64_t>()
-                                               : static_cast<uint64_t>(seed->get<int64_t>());
-  }
-  sampling.logit_bias = ParseLogitBias(fields);
-  return sampling;
-}
 
 void ParseStreaming(RequestFields& fields, ApiRequest& request) {
   request.stream = fields.Bool("stream").value_or(false);
@@ -127,7 +34,7 @@ void ParseCommon(RequestFields& fields, ApiRequest& request) {
   ParseStreaming(fields, request);
   request.min_tokens = static_cast<int32_t>(fields.Int("min_tokens", 0, kMaxInt32).value_or(0));
   request.ignore_eos = fields.Bool("ignore_eos").value_or(false);
-  request.stop = ParseStop(fields);
+  request.stop = ParseStop(fields, "stop");
   request.stop_token_ids = fields.TokenIds("stop_token_ids").value_or(std::vector<int32_t>());
   request.include_stop_in_output = fields.Bool("include_stop_str_in_output").value_or(false);
   request.skip_special_tokens = fields.Bool("skip_special_tokens").value_or(true);
@@ -199,11 +106,6 @@ std::vector<PromptInput> ParsePrompts(RequestFields& fields) {
   return prompts;
 }
 
-template <typename Request>
-void KeepUnknown(const RequestFields& fields, Request& request) {
-  for (std::string& name : fields.UnknownNames()) request.unknown_fields.push_back(std::move(name));
-}
-
 }  // namespace
 
 CompletionRequest ParseCompletionRequest(std::string_view body, const std::atomic<bool>* gone) {
@@ -220,9 +122,7 @@ CompletionRequest ParseCompletionRequest(std::string_view body, const std::atomi
     request.logprobs = static_cast<int32_t>(*count);
     if (request.echo) request.prompt_logprobs = std::max(request.prompt_logprobs, request.logprobs);
   }
-  if (const auto count = fields.Int("max_tokens", 0, kMaxInt32)) {
-    request.max_tokens = static_cast<int32_t>(*count);
-  }
+  request.max_tokens = ParseTokenCount(fields, "max_tokens", 0);
   CheckMinTokens(request);
   KeepUnknown(fields, request);
   return request;
@@ -242,8 +142,8 @@ ChatRequest ParseChatRequest(std::string_view body, const std::atomic<bool>* gon
   if (logprobs) request.logprobs = static_cast<int32_t>(top.value_or(0));
   // The newer name wins, as at OpenAI.
   for (const char* name : {"max_tokens", "max_completion_tokens"}) {
-    if (const auto count = fields.Int(name, 1, kMaxInt32)) {
-      request.max_tokens = static_cast<int32_t>(*count);
+    if (const auto count = ParseTokenCount(fields, name, 1)) {
+      request.max_tokens = count;
       request.max_tokens_name = name;
     }
   }

@@ -1,6 +1,6 @@
-// ApiRequest: a request of the OpenAI API (with vLLM's extensions) for generated text as plain
-// data, and the functions that read it from JSON. Pure: no tokenizer, no engine, no I/O. They throw
-// ApiError (400) for everything that is wrong.
+// ApiRequest: a request for generated text as plain data, whatever dialect it came in, and the
+// functions that read the OpenAI API's (with vLLM's extensions) from JSON. Pure: no tokenizer, no
+// engine, no I/O. They throw ApiError (400) for everything that is wrong.
 #pragma once
 
 #include <atomic>
@@ -35,6 +35,8 @@ struct ApiRequest {
   SamplingFields sampling;
   std::optional<int32_t> max_tokens;
   std::string max_tokens_name = "max_tokens";  // as the client spelt it
+  // More max_tokens than the context has room for are no error: the answer ends where it is full.
+  bool cut_to_context = false;
   int32_t min_tokens = 0;
   bool ignore_eos = false;
   std::vector<std::string> stop;
@@ -49,6 +51,7 @@ struct ApiRequest {
   bool include_usage = false;
   bool continuous_usage = false;
   bool return_token_ids = false;
+  Json response_fields;  // what the answer repeats of the request; null: nothing
   std::vector<std::string> unknown_fields;
 };
 

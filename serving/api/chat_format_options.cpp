@@ -1,6 +1,10 @@
 #include "serving/api/chat_format_options.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include "core/config/setting_section.h"
+#include "serving/api/chat/chat_syntax.h"
 
 namespace moesaic {
 
@@ -13,15 +17,18 @@ void AddChatFormatSettings(ChatFormatOptions& options, bool visible, OptionTable
   section.Add({.name = "tool-call-parser",
                .target = &options.tool_call_parser,
                .value_name = "NAME",
-               .help = "How the model writes calls of tools: auto (its chat template tells), none, "
-                       "or one of vLLM's names: hermes, qwen3_coder, glm45, deepseek_v3, "
-                       "deepseek_v31, deepseek_v32, kimi_k2, mistral, minimax_m2, openai, ..."});
-  section.Add({.name = "reasoning-parser",
-               .target = &options.reasoning_parser,
-               .value_name = "NAME",
-               .help = "How the model writes reasoning: auto (its chat template tells), none, or "
-                       "one of vLLM's names: deepseek_r1, deepseek_v3, qwen3, glm45, kimi_k2, "
-                       "mistral, minimax_m2, openai_gptoss."});
+               .help = fmt::format(
+                   "How the model writes calls of tools: auto (its chat template tells), none, or "
+                   "one of vLLM's names: {}.",
+                   fmt::join(ToolParserNames(), ", "))});
+  section.Add(
+      {.name = "reasoning-parser",
+       .target = &options.reasoning_parser,
+       .value_name = "NAME",
+       .help = fmt::format(
+           "How the model writes reasoning: auto (its chat template tells), none, or one of "
+           "vLLM's names: {}.",
+           fmt::join(ReasoningParserNames(), ", "))});
 }
 
 }  // namespace moesaic

@@ -47,6 +47,9 @@ int32_t ResolveMaxTokens(const ApiRequest& fields, const RequestLimits& limits,
                          int64_t prompt_tokens, const char* prompt_param) {
   const int64_t room = limits.max_context_tokens - prompt_tokens;
   if (fields.max_tokens.has_value()) {
+    if (fields.cut_to_context && room > 0) {
+      return static_cast<int32_t>(std::min<int64_t>(*fields.max_tokens, room));
+    }
     if (*fields.max_tokens > room) {
       throw TooLong(limits.max_context_tokens, prompt_tokens, fields.max_tokens,
                     room <= 0 ? prompt_param : fields.max_tokens_name);

@@ -5,18 +5,60 @@
 #include <utility>
 #include <variant>
 
+#include "serving/api/answer_parsing.h"
 #include "serving/api/api_error.h"
 #include "serving/api/api_request.h"
 #include "serving/api/chat_format.h"
 #include "serving/api/engine_requests.h"
+#include "serving/api/messages_request.h"
+#include "serving/api/ollama_request.h"
 #include "serving/api/prompt_builder.h"
 #include "serving/api/random_id.h"
+#include "serving/api/replay_store.h"
+#include "serving/api/replayed_prompt.h"
+#include "serving/api/responses_request.h"
 #include "serving/text/tokenizer.h"
 
 namespace moesaic {
 namespace {
 
 constexpr int32_t kDefaultCompletionTokens = 16;  // OpenAI's
+
+const char* IdPrefix(ApiDialect dialect) {
+  switch (dialect) {
+    case ApiDialect::kCompletions:
+      return "cmpl-";
+    case ApiDialect::kChat:
+      return "chatcmpl-";
+    case ApiDialect::kMessages:
+      return "msg_";
+    case ApiDialect::kResponses:
+      return "resp_";
+    case ApiDialect::kOllamaChat:
+    case ApiDialect::kOllamaGenerate:
+      break;
+  }
+  return "";  // has no ids
+}
+
+std::variant<CompletionRequest, ChatRequest> Parse(const std::string& body, ApiDialect dialect,
+                                                   const std::atomic<bool>& gone) {
+  switch (dialect) {
+    case ApiDialect::kCompletions:
+      return ParseCompletionRequest(body, &gone);
+    case ApiDialect::kChat:
+      return ParseChatRequest(body, &gone);
+    case ApiDialect::kMessages:
+      return ParseMessagesRequest(body, &gone);
+    case ApiDialect::kResponses:
+      return ParseResponsesRequest(body, &gone);
+    case ApiDialect::kOllamaChat:
+      return ParseOllamaChatRequest(body, &gone);
+    case ApiDialect::kOllamaGenerate:
+      break;
+  }
+  return ParseOllamaGenerateRequest(body, &gone);
+}
 
 int64_t UnixNow() {
   return std::chrono::duration_cast<std::chrono::seconds>(
@@ -60,7 +102,8 @@ PreparedRequest Finish(const ApiRequest& fields, const ServedModel& model,
   const Engine& engine = *model.engine;
   RequestLimits limits = LimitsOf(engine);
   limits.max_sequences = options.max_sequences;
-  if (!options.chat) limits.default_max_tokens = kDefaultCompletionTokens;
+  if (options.dialect == ApiDialect::kCompletions)
+    limits.default_max_tokens = kDefaultCompletionTokens;
   limits.request_id = options.request_id;
   limits.deadline = options.deadline;
 
@@ -71,8 +114,8 @@ PreparedRequest Finish(const ApiRequest& fields, const ServedModel& model,
   result.spell = MakeTokenSpeller(engine.tokenizer(), fields.skip_special_tokens);
   result.stream = fields.stream;
   result.unknown_fields = fields.unknown_fields;
-  spec.chat = options.chat;
-  spec.id = MakeRandomId(options.chat ? "chatcmpl-" : "cmpl-");
+  spec.dialect = options.dialect;
+  spec.id = MakeRandomId(IdPrefix(options.dialect));
   spec.model = fields.model.empty() ? model.names.front() : fields.model;
   spec.created_unix_s = UnixNow();
   spec.n = fields.n;
@@ -81,43 +124,40 @@ PreparedRequest Finish(const ApiRequest& fields, const ServedModel& model,
   spec.include_usage = fields.include_usage;
   spec.continuous_usage = fields.continuous_usage;
   spec.return_token_ids = fields.return_token_ids;
+  if (fields.response_fields.is_object()) spec.response_fields = fields.response_fields;
+  spec.cut_to_context =
+      fields.max_tokens.has_value() && result.requests.front().max_tokens < *fields.max_tokens;
   result.spec = std::move(spec);
   return result;
 }
 
-// Null: the answer is text as it comes.
-std::shared_ptr<const AnswerParsing> ParsingOf(const ServedModel& model, const ChatInput& chat,
-                                               const jinja::MarkedText& prompt) {
-  const ChatFormat* format = model.chat_format.get();
-  if (format == nullptr) return nullptr;
-  const bool calls = !chat.tools.is_null();
-  const ReasoningSyntax* reasoning = format->syntax.reasoning;
-  const bool has_reasoning = reasoning != nullptr && chat.separate_reasoning;
-  const bool has_calls = format->syntax.calls != nullptr && calls;
-  if (!has_reasoning && !has_calls && !format->syntax.channels) return nullptr;
-  auto parsing = std::make_shared<AnswerParsing>();
-  parsing->parser.syntax = format->syntax;
-  parsing->parser.tools = ToolSchemas(chat.tools);
-  parsing->parser.calls = calls;
-  parsing->parser.reasoning = chat.separate_reasoning;
-  parsing->parser.begins_in_reasoning = has_reasoning && OpensReasoning(prompt, *reasoning);
-  parsing->parser.control_markers = format->control_markers;
-  parsing->parallel_calls = chat.parallel_tool_calls;
-  parsing->include_reasoning = chat.include_reasoning;
-  return parsing;
-}
-
-PreparedRequest PrepareChat(const std::string& body, const ModelTable& models,
-                            const PrepareOptions& options) {
-  const ChatRequest request = ParseChatRequest(body, &options.gone);
+PreparedRequest Prepare(const ChatRequest& request, const ModelTable& models,
+                        const PrepareOptions& options) {
   const ServedModel& model = models.Get(request.model);
   ApiOutputSpec spec;
   if (options.gone.load()) throw ClientLeft();
-  const jinja::MarkedText prompt = RenderChat(model, request.chat);
+  jinja::MarkedText prompt = RenderChat(model, request.chat);
+  const auto parsing = ParsingOf(model, request.chat, prompt);
+  if (parsing != nullptr && options.dialect == ApiDialect::kMessages) {
+    parsing->call_id_prefix = "toolu_";
+  }
+  if (request.chat.force_call) ForceCall(model, request.chat, prompt, parsing.get());
   spec.prompts.push_back(
-      EncodeMarked(model.engine->tokenizer(), prompt, request.add_special_tokens.value_or(false)));
-  spec.parsing = ParsingOf(model, request.chat, prompt);
+      EncodeReplayed(model, request.chat, prompt, request.add_special_tokens.value_or(false)));
+  spec.parsing = parsing;
+  // An answer whose reasoning is left out could not come back whole.
+  if (parsing != nullptr && parsing->parser.calls && parsing->include_reasoning) {
+    spec.replay = model.replay;
+    spec.prompt_key = PromptKeyOf(prompt.bytes());
+    spec.ends_turn = [&tokenizer = model.engine->tokenizer()](int32_t token) {
+      return tokenizer.IsSpecial(token);
+    };
+  }
   PreparedRequest result = Finish(request, model, options, std::move(spec));
+  if (request.chat.thinking_budget && !request.chat.force_call) {
+    const auto limit = ThinkingLimitOf(model, *request.chat.thinking_budget, prompt);
+    for (EngineRequest& sequence : result.requests) sequence.thinking = limit;
+  }
   if (result.spec.parsing) {
     for (EngineRequest& sequence : result.requests) {
       sequence.shown_special_tokens = model.chat_format->special_tokens;
@@ -126,9 +166,8 @@ PreparedRequest PrepareChat(const std::string& body, const ModelTable& models,
   return result;
 }
 
-PreparedRequest PrepareCompletion(const std::string& body, const ModelTable& models,
-                                  const PrepareOptions& options) {
-  const CompletionRequest request = ParseCompletionRequest(body, &options.gone);
+PreparedRequest Prepare(const CompletionRequest& request, const ModelTable& models,
+                        const PrepareOptions& options) {
   const ServedModel& model = models.Get(request.model);
   const Tokenizer& tokenizer = model.engine->tokenizer();
   CheckSequences(request.prompts.size(), request.n, options.max_sequences);
@@ -143,8 +182,8 @@ PreparedRequest PrepareCompletion(const std::string& body, const ModelTable& mod
 
 PreparedRequest PrepareRequest(const std::string& body, const ModelTable& models,
                                const PrepareOptions& options) {
-  return options.chat ? PrepareChat(body, models, options)
-                      : PrepareCompletion(body, models, options);
+  return std::visit([&](const auto& request) { return Prepare(request, models, options); },
+                    Parse(body, options.dialect, options.gone));
 }
 
 }  // namespace moesaic

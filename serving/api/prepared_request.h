@@ -25,7 +25,7 @@ struct PreparedRequest {
 };
 
 struct PrepareOptions {
-  bool chat = false;
+  ApiDialect dialect = ApiDialect::kChat;
   std::string request_id;
   size_t max_sequences = 1024;
   std::optional<std::chrono::steady_clock::time_point> deadline;

@@ -25,6 +25,52 @@ std::vector<TextSegment> SegmentsOf(const jinja::MarkedText& prompt) {
   return segments;
 }
 
+// Whether system text stands behind other messages, where some templates refuse it.
+bool HasLateSystem(const Json& messages) {
+  for (size_t i = 1; i < messages.size(); ++i) {
+    if (messages[i].value("role", "") == "system") return true;
+  }
+  return false;
+}
+
+// All of it in one message before the others.
+Json SystemFirst(const Json& messages) {
+  std::string text;
+  Json others = Json::array();
+  for (const Json& message : messages) {
+    if (message.value("role", "") != "system") {
+      others.push_back(message);
+    } else if (message["content"].is_string()) {
+      if (!text.empty()) text += '\n';
+      text += message["content"].get_ref<const std::string&>();
+    }
+  }
+  Json result = Json::array({Json{{"role", "system"}, {"content", std::move(text)}}});
+  for (Json& message : others) result.push_back(std::move(message));
+  return result;
+}
+
+jinja::MarkedText RenderMessages(const ServedModel& model, const ChatInput& chat,
+                                 const Json& messages) {
+  return model.chat_template->Render(messages, chat.tools, chat.add_generation_prompt,
+                                     chat.template_kwargs);
+}
+
+// Where it stands if the template takes it there: moving it changes the prompt's beginning, and the
+// prefix cache ends there. Agents send such messages, and some templates insist on a first one.
+jinja::MarkedText RenderInPlaceOrFirst(const ServedModel& model, const ChatInput& chat) {
+  if (!HasLateSystem(chat.messages)) return RenderMessages(model, chat, chat.messages);
+  try {
+    return RenderMessages(model, chat, chat.messages);
+  } catch (const Error& refused) {
+    try {
+      return RenderMessages(model, chat, SystemFirst(chat.messages));
+    } catch (const Error&) {
+      throw refused;
+    }
+  }
+}
+
 }  // namespace
 
 std::vector<int32_t> EncodeText(const Tokenizer& tokenizer, std::string_view text,
@@ -37,8 +83,7 @@ jinja::MarkedText RenderChat(const ServedModel& model, const ChatInput& chat) {
     throw BadParam("messages", "The model `{}` has no chat template; use /v1/completions.",
                    model.names.front());
   }
-  const jinja::MarkedText prompt = model.chat_template->Render(
-      chat.messages, chat.tools, chat.add_generation_prompt, chat.template_kwargs);
+  const jinja::MarkedText prompt = RenderInPlaceOrFirst(model, chat);
   return chat.continue_final_message ? CutAfterFinalMessage(prompt, chat.messages) : prompt;
 }
 

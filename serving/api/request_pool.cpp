@@ -51,7 +51,7 @@ void RequestPool::SubmitSpan(std::span<std::pair<Key, PreparedRequest>> requests
       open.ids.push_back(ids[taken]);
       key_of_choice_.emplace(first_choice + taken++, key);
     }
-    open.output = std::make_unique<ApiOutput>(std::move(prepared.spec), std::move(prepared.spell));
+    open.output = MakeApiOutput(std::move(prepared.spec), std::move(prepared.spell));
     sequences_ += std::ssize(open.ids);
     open_.emplace(key, std::move(open));
   }

@@ -3,7 +3,9 @@
 #include <chrono>
 
 #include "core/base/error.h"
+#include "serving/api/answer_parsing.h"
 #include "serving/api/api_error.h"
+#include "serving/api/chat_format.h"
 #include "serving/api/delta_mailbox.h"
 #include "serving/api/engine_requests.h"
 #include "serving/api/prompt_builder.h"
@@ -26,32 +28,35 @@ auto Translated(F&& f) {
 
 }  // namespace
 
-std::vector<int32_t> RequestRunner::EncodeRaw(const std::string& prompt) const {
+RunPrompt RequestRunner::EncodeRaw(const std::string& prompt) const {
   return Translated([&] {
-    return EncodeText(model_.engine->tokenizer(), prompt,
-                      request_.add_special_tokens.value_or(true));
+    return RunPrompt{
+        EncodeText(model_.engine->tokenizer(), prompt, request_.add_special_tokens.value_or(true))};
   });
 }
 
-std::vector<int32_t> RequestRunner::EncodeMessages(const Json& messages) const {
+RunPrompt RequestRunner::EncodeMessages(const Json& messages) const {
   return Translated([&] {
     ChatInput input;
     input.messages = messages;
-    return EncodeChat(model_, input, request_.add_special_tokens.value_or(false));
+    const jinja::MarkedText prompt = RenderChat(model_, input);
+    return RunPrompt{EncodeMarked(model_.engine->tokenizer(), prompt,
+                                  request_.add_special_tokens.value_or(false)),
+                     ParsingOf(model_, input, prompt)};
   });
 }
 
-RunResult RequestRunner::Run(const std::vector<int32_t>& prompt,
-                             const std::function<void(std::string_view text)>& on_text,
+RunResult RequestRunner::Run(const RunPrompt& prompt, const OnText& on_text,
                              const std::function<bool()>& interrupted,
                              const RequestLabel& label) const {
   using Clock = DeltaMailbox::Clock;
   Engine& engine = *model_.engine;
   std::vector<EngineRequest> requests =
-      Translated([&] { return BuildEngineRequests(request_, {prompt}, LimitsOf(engine)); });
+      Translated([&] { return BuildEngineRequests(request_, {prompt.tokens}, LimitsOf(engine)); });
   for (EngineRequest& request : requests) {
     if (!label.id.empty()) request.id = label.id;
     request.domain = label.domain;
+    if (prompt.parsing) request.shown_special_tokens = model_.chat_format->special_tokens;
   }
 
   RunResult result;
@@ -62,6 +67,7 @@ RunResult RequestRunner::Run(const std::vector<int32_t>& prompt,
     return std::chrono::duration<double>(at - begin).count();
   };
   const RequestId id = engine.Submit(std::move(requests), {mailbox->MakeSink(0)}).front();
+  ChatAnswer answer(prompt.parsing);
   bool ended = false;
   try {
     while (!ended) {
@@ -74,14 +80,18 @@ RunResult RequestRunner::Run(const std::vector<int32_t>& prompt,
           result.output_s = seconds(mail.token_times.back()) - result.prompt_s;
         }
         OutputDelta& delta = mail.delta;
-        result.text += delta.text;
+        const std::vector<ChatEvent> events = answer.Add(delta);
         result.usage = delta.usage;
         ended = delta.finish.has_value();
         if (ended) {
           result.finish = *delta.finish;
           result.trace = std::move(delta.trace);
         }
-        if (!delta.text.empty()) on_text(delta.text);
+        for (const ChatEvent& event : events) {
+          const bool reasoning = event.kind == ChatEvent::Kind::kReasoning;
+          (reasoning ? result.reasoning : result.text) += event.text;
+          on_text(event.text, reasoning);
+        }
       }
     }
   } catch (...) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "serving/api/api_request.h"
+#include "serving/api/chat_answer.h"
 #include "serving/api/served_model.h"
 #include "serving/engine/engine.h"
 #include "serving/model/step_stats.h"
@@ -25,8 +26,14 @@ struct RequestLabel {
   std::string domain;
 };
 
+struct RunPrompt {
+  std::vector<int32_t> tokens;
+  std::shared_ptr<const AnswerParsing> parsing = nullptr;  // null: the answer is text as it comes
+};
+
 struct RunResult {
   std::string text;
+  std::string reasoning;  // which is no part of the text
   FinishReason finish = FinishReason::kStop;
   Usage usage;
   double prompt_s = 0;  // until the first token, queueing included
@@ -42,13 +49,13 @@ class RequestRunner {
       : model_(model), request_(std::move(request)) {}
 
   // The prompt as it is, or messages ([{role, content}, ...]) through the chat template.
-  std::vector<int32_t> EncodeRaw(const std::string& prompt) const;
-  std::vector<int32_t> EncodeMessages(const Json& messages) const;
+  RunPrompt EncodeRaw(const std::string& prompt) const;
+  RunPrompt EncodeMessages(const Json& messages) const;
 
+  using OnText = std::function<void(std::string_view text, bool reasoning)>;
   // Runs one request; `on_text` gets the text as it comes, on this thread. `interrupted` is asked
   // ten times a second; true cancels. Throws Error; what on_text throws cancels the request first.
-  RunResult Run(const std::vector<int32_t>& prompt,
-                const std::function<void(std::string_view text)>& on_text,
+  RunResult Run(const RunPrompt& prompt, const OnText& on_text,
                 const std::function<bool()>& interrupted, const RequestLabel& label = {}) const;
 
  private:

@@ -15,6 +15,7 @@ namespace moesaic {
 
 struct ChatFormat;
 class ChatTemplate;
+class ReplayStore;
 
 struct ServedModel {
   std::vector<std::string> names;  // the first is the one that responses list; at least one
@@ -23,6 +24,7 @@ struct ServedModel {
   std::shared_ptr<const ChatTemplate> chat_template;  // null: no chat completions; shared likewise
   int64_t created_unix_s = 0;
   std::shared_ptr<const ChatFormat> chat_format = nullptr;  // null: answers are only text
+  std::shared_ptr<ReplayStore> replay = nullptr;  // null: nothing is kept; shared likewise
 };
 
 // Immutable once made; shared by all connections.

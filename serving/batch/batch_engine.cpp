@@ -6,6 +6,7 @@
 #include "core/base/units.h"
 #include "serving/batch/pass_step.h"
 #include "serving/online/engine_parts.h"
+#include "serving/online/kv_plan.h"
 
 namespace moesaic {
 namespace {
@@ -17,7 +18,7 @@ void Load(BatchSetup& setup, std::shared_ptr<Timeline> timeline, LoopParts& part
   const ModelConfig& config = parts.config;
   const BatchSizes& sizes = plan.sizes;
   parts.max_context_tokens = sizes.max_context_tokens;
-  parts.num_kv_blocks = sizes.num_kv_blocks;
+  parts.kv_groups = KvGroupSizes(config, sizes.num_kv_blocks);
   parts.scheduling = {.max_num_seqs = sizes.max_num_seqs,
                       .max_batch_tokens = sizes.max_batch_tokens,
                       .prefix_cache = options.prefix_cache};

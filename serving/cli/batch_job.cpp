@@ -160,8 +160,9 @@ class BatchJob {
         return std::nullopt;
       }
       waiting.ids.request_id = MakeRandomId("req-");
-      waiting.prepared = PrepareRequest(
-          line.body, models_, {line.chat, waiting.ids.request_id, 1024, std::nullopt, gone_});
+      waiting.prepared = PrepareRequest(line.body, models_,
+                                        {line.chat ? ApiDialect::kChat : ApiDialect::kCompletions,
+                                         waiting.ids.request_id, 1024, std::nullopt, gone_});
       if (waiting.prepared.stream) {
         throw BadParam("stream", "stream is not possible in a batch.");
       }

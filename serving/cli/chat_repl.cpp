@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "core/base/error.h"
+#include "serving/cli/answer_printer.h"
 #include "serving/cli/output.h"
 
 namespace moesaic {
@@ -119,17 +120,20 @@ class Chat {
       Json asked = messages_;
       asked.push_back(Message("user", message));
       interrupt_.Clear();
-      const std::vector<int32_t> prompt =
+      const RunPrompt prompt =
           options_.raw ? runner_.EncodeRaw(message) : runner_.EncodeMessages(asked);
       if (options_.raw) Print("{}{}{}", style_.dim, message, style_.reset);
+      AnswerPrinter shown;
       const RunResult result = runner_.Run(
-          prompt, [](std::string_view text) { WriteOut(text); },
+          prompt, [&](std::string_view text, bool reasoning) { shown.Write(text, reasoning); },
           [this] { return interrupt_.raised(); });
       interrupt_.Clear();
-      if (!result.text.ends_with('\n')) WriteOut("\n");
+      shown.End();
       if (!options_.raw) {
         messages_ = std::move(asked);
         messages_.push_back(Message("assistant", result.text));
+        // The template decides what becomes of it.
+        if (!result.reasoning.empty()) messages_.back()["reasoning"] = result.reasoning;
       }
       if (options_.stats) show_stats_(result);
     } catch (const Error& error) {

@@ -15,6 +15,7 @@
 #include "core/base/file.h"
 #include "core/base/metrics.h"
 #include "serving/api/request_runner.h"
+#include "serving/cli/answer_printer.h"
 #include "serving/cli/chat_repl.h"
 #include "serving/cli/commands.h"
 #include "serving/cli/interrupt.h"
@@ -279,7 +280,7 @@ int RunCommand(const Invocation& invocation) {
     return 0;
   }
 
-  std::vector<int32_t> tokens;
+  RunPrompt tokens;
   if (raw) {
     tokens = runner.EncodeRaw(prompt);
   } else {
@@ -290,24 +291,26 @@ int RunCommand(const Invocation& invocation) {
     messages.push_back({{"role", "user"}, {"content", prompt}});
     tokens = runner.EncodeMessages(messages);
   }
+  AnswerPrinter shown;
   const RunResult result = runner.Run(
       tokens,
-      [&](std::string_view text) {
-        if (!flags.json) WriteOut(text);
+      [&](std::string_view text, bool reasoning) {
+        if (!flags.json) shown.Write(text, reasoning);
       },
       [&] { return interrupt.raised(); });
   if (flags.json) {
     Json json;
     json["model"] = model_name;
     json["text"] = result.text;
+    if (!result.reasoning.empty()) json["reasoning"] = result.reasoning;
     json["finish_reason"] = FinishReasonName(result.finish);
     json["usage"] = {{"prompt_tokens", result.usage.prompt_tokens},
                      {"completion_tokens", result.usage.completion_tokens},
                      {"cached_tokens", result.usage.cached_tokens}};
     json["stats"] = RunStatsJson(summary(result));
     WriteOut(json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
-  } else if (!result.text.ends_with('\n')) {
-    WriteOut("\n");
+  } else {
+    shown.End();
   }
   if (flags.stats) show_stats(result);
   // What a shell expects of a command that Ctrl-C has ended.

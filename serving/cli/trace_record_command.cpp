@@ -69,11 +69,11 @@ size_t RunPrompts(const std::vector<TracePrompt>& prompts, const RecordFlags& fl
   for (const TracePrompt& prompt : prompts) {
     if (interrupt.raised()) break;
     StatusLine(fmt::format("prompt {} of {}", done + 1, prompts.size()));
-    const std::vector<int32_t> tokens =
+    const RunPrompt tokens =
         raw ? runner.EncodeRaw(prompt.text)
             : runner.EncodeMessages({{{"role", "user"}, {"content", prompt.text}}});
     runner.Run(
-        tokens, [](std::string_view) {}, [&] { return interrupt.raised(); },
+        tokens, [](std::string_view, bool) {}, [&] { return interrupt.raised(); },
         {prompt.id, prompt.domain});
     ++done;
   }

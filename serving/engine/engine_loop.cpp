@@ -79,8 +79,8 @@ void EngineLoop::Main(const std::function<void(LoopParts&)>& load, std::promise<
   pthread_setname_np(pthread_self(), "engine");
   try {
     load(parts_);
-    kv_pool_.emplace(parts_.num_kv_blocks, kKvBlockTokens);
-    scheduler_.emplace(parts_.scheduling, *kv_pool_);
+    kv_pools_.emplace(parts_.kv_groups, kKvBlockTokens, kAttentionChunkTokens);
+    scheduler_.emplace(parts_.scheduling, *kv_pools_);
     sampler_.emplace(*parts_.head, parts_.kernels, *parts_.pool);
     rows_.tokens.reserve(static_cast<size_t>(parts_.scheduling.max_batch_tokens));
     PublishStatus();
@@ -217,7 +217,7 @@ void EngineLoop::PublishStatus() {
     parts_.metrics->SetPreemptions(scheduler_->preemptions());
     parts_.metrics->SetDevices(experts.devices);
   }
-  mailbox_.Publish(*scheduler_, *kv_pool_, experts.slots, experts.resident, experts.devices);
+  mailbox_.Publish(*scheduler_, *kv_pools_, experts.slots, experts.resident, experts.devices);
 }
 
 }  // namespace moesaic

@@ -15,7 +15,7 @@
 #include <thread>
 #include <vector>
 
-#include "cache/kv_block_pool.h"
+#include "cache/kv_pools.h"
 #include "core/base/clock.h"
 #include "core/base/thread_pool.h"
 #include "kernels/cpu/kernels.h"
@@ -42,7 +42,7 @@ struct LoopParts {
   // Sequences that were submitted and have not ended, before requests are refused.
   int64_t max_outstanding = std::numeric_limits<int64_t>::max();
   SchedulerOptions scheduling;
-  int64_t num_kv_blocks = 0;
+  std::vector<KvGroupSize> kv_groups;  // as the model has them
 
   CpuKernels kernels;
   std::unique_ptr<ThreadPool> pool;
@@ -93,7 +93,7 @@ class EngineLoop : public Engine {
 
   // Engine thread.
   const SteadyClock clock_;
-  std::optional<KvBlockPool> kv_pool_;
+  std::optional<KvPools> kv_pools_;
   std::optional<Scheduler> scheduler_;
   std::optional<StepSampler> sampler_;
   std::vector<ScheduledSlice> slices_;  // of the running step

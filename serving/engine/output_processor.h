@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "serving/engine/request.h"
@@ -29,6 +30,8 @@ class OutputProcessor {
   void Finish();
   // What became ready since the last call; text, tokens and stop_text are filled in.
   OutputDelta Take();
+  // What the token is in a text.
+  std::string_view TokenBytes(int32_t token) const { return tokenizer_.TokenBytes(token); }
   // Tokens that would end the sequence and must not be sampled yet (min_tokens); empty when any
   // may.
   std::span<const int32_t> ForbiddenTokens() const {

@@ -15,6 +15,7 @@
 namespace moesaic {
 
 struct RequestTrace;
+struct ThinkingLimit;
 
 struct EngineRequest {
   std::string id;               // for logs and recorded traces; any string
@@ -36,6 +37,7 @@ struct EngineRequest {
   // Positions from here on are computed as decode steps are (expert deferral); -1: what follows the
   // prompt. For who measures a text as if it had been generated.
   int64_t decode_from = -1;
+  std::shared_ptr<const ThinkingLimit> thinking;  // null: it thinks as long as it likes
   std::optional<std::chrono::steady_clock::time_point> deadline;
 };
 

@@ -10,16 +10,14 @@
 namespace moesaic {
 namespace {
 
-int64_t BlocksFor(int64_t tokens) { return (tokens + kKvBlockTokens - 1) / kKvBlockTokens; }
-
 int64_t PendingTokens(const Sequence& sequence) {
   return static_cast<int64_t>(sequence.tokens.size()) - sequence.computed_tokens;
 }
 
 }  // namespace
 
-Scheduler::Scheduler(const SchedulerOptions& options, KvBlockPool& pool)
-    : options_(options), pool_(pool) {
+Scheduler::Scheduler(const SchedulerOptions& options, KvPools& pools)
+    : options_(options), pools_(pools) {
   plan_.reserve(static_cast<size_t>(options.max_num_seqs));
 }
 
@@ -66,9 +64,9 @@ void Scheduler::Admit() {
     const int64_t tokens = std::min(PendingTokens(sequence), budget_);
     // Room for all that is pending, not just for this chunk: a prompt that is admitted and
     // preempted half way has cost its work twice.
-    const int64_t missing = BlocksFor(static_cast<int64_t>(sequence.tokens.size())) -
-                            static_cast<int64_t>(sequence.blocks.size());
-    if (missing > pool_.free_blocks() && !running_.empty()) {
+    const bool room =
+        pools_.HasRoom(sequence.blocks, std::ssize(sequence.tokens), options_.max_batch_tokens);
+    if (!room && !running_.empty()) {
       ReleaseBlocks(sequence);
       return;
     }
@@ -93,15 +91,13 @@ void Scheduler::ReusePrefix(Sequence& sequence) {
   const int64_t limit =
       std::min(static_cast<int64_t>(sequence.tokens.size()) - 1, ShareableTokens(sequence));
   while (sequence.computed_tokens + kKvBlockTokens <= limit) {
-    const auto match = pool_.Lookup(
-        sequence.prefix,
+    const bool found = pools_.Reuse(
+        sequence.blocks,
         {sequence.tokens.data() + sequence.computed_tokens, static_cast<size_t>(kKvBlockTokens)});
-    if (!match) break;
-    sequence.blocks.push_back(match->block);
-    sequence.prefix = match->prefix;
-    ++sequence.sealed_blocks;
+    if (!found) break;
     sequence.computed_tokens += kKvBlockTokens;
   }
+  pools_.GiveBackBehind(sequence.blocks, sequence.computed_tokens);
   if (!sequence.admitted) {
     sequence.cached_tokens = std::min(sequence.computed_tokens, sequence.prompt_tokens);
   }
@@ -110,12 +106,7 @@ void Scheduler::ReusePrefix(Sequence& sequence) {
 // Blocks for num_tokens more tokens, preempting newer sequences if need be. False when the sequence
 // itself had to be preempted.
 bool Scheduler::EnsureBlocks(Sequence& sequence, int64_t num_tokens) {
-  const int64_t wanted = BlocksFor(sequence.computed_tokens + num_tokens);
-  while (static_cast<int64_t>(sequence.blocks.size()) < wanted) {
-    if (const auto block = pool_.Allocate()) {
-      sequence.blocks.push_back(*block);
-      continue;
-    }
+  while (!pools_.Grow(sequence.blocks, sequence.computed_tokens + num_tokens)) {
     const bool itself = running_.back().get() == &sequence;
     // Alone and without room: the engine admits only what fits the pool.
     CHECK(!itself || running_.size() > 1);
@@ -142,12 +133,7 @@ void Scheduler::PreemptNewest() {
 }
 
 void Scheduler::ReleaseBlocks(Sequence& sequence) {
-  for (auto block = sequence.blocks.rbegin(); block != sequence.blocks.rend(); ++block) {
-    pool_.Release(*block);
-  }
-  sequence.blocks.clear();
-  sequence.sealed_blocks = 0;
-  sequence.prefix = kEmptyPrefix;
+  pools_.Release(sequence.blocks);
   sequence.computed_tokens = 0;
 }
 
@@ -155,15 +141,14 @@ void Scheduler::Advance() {
   for (const ScheduledSlice& slice : plan_) {
     Sequence& sequence = *slice.sequence;
     sequence.computed_tokens += slice.num_tokens;
-    if (!options_.prefix_cache) continue;
-    const int64_t limit = std::min(sequence.computed_tokens, ShareableTokens(sequence));
-    while ((sequence.sealed_blocks + 1) * kKvBlockTokens <= limit) {
-      const int64_t first = sequence.sealed_blocks * kKvBlockTokens;
-      sequence.prefix =
-          pool_.Seal(sequence.blocks[static_cast<size_t>(sequence.sealed_blocks)], sequence.prefix,
-                     {sequence.tokens.data() + first, static_cast<size_t>(kKvBlockTokens)});
-      ++sequence.sealed_blocks;
+    const int64_t limit =
+        options_.prefix_cache ? std::min(sequence.computed_tokens, ShareableTokens(sequence)) : 0;
+    while ((sequence.blocks.sealed + 1) * kKvBlockTokens <= limit) {
+      const int64_t first = sequence.blocks.sealed * kKvBlockTokens;
+      pools_.Seal(sequence.blocks,
+                  {sequence.tokens.data() + first, static_cast<size_t>(kKvBlockTokens)});
     }
+    pools_.GiveBackBehind(sequence.blocks, sequence.computed_tokens);
   }
   plan_.clear();
 }

@@ -1,14 +1,15 @@
 // Scheduler: which sequences run in the next step and on how many tokens: continuous batching with
-// chunked prefill over a paged KV pool.
+// chunked prefill over paged keys and values (kv_pools.h); what no
+// later token of a sequence attends to is given back as it runs.
 //
 // A plain state machine: no threads, no clock, no model. The engine's thread owns it.
 //
 // Every step has a token budget. Running sequences that decode get one token each; what is left
 // goes to prefill, oldest first, and then to waiting requests, first come first served. When a
-// running sequence needs a KV block and none is free, the newest running sequence is preempted: its
-// blocks are released and it waits again at the head of the queue, to be computed anew with what it
-// has generated. The oldest sequence is never preempted for another, so every request that fits the
-// pool alone ends.
+// running sequence needs a KV block of any group of layers and none is free, the newest running
+// sequence is preempted: its blocks are released and it waits again at the head of the queue, to be
+// computed anew with what it has generated. The oldest sequence is never preempted for another, so
+// every request that fits the pool alone ends.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +19,7 @@
 #include <span>
 #include <vector>
 
-#include "cache/kv_block_pool.h"
+#include "cache/kv_pools.h"
 #include "serving/engine/sequence.h"
 
 namespace moesaic {
@@ -39,7 +40,7 @@ struct ScheduledSlice {
 
 class Scheduler {
  public:
-  Scheduler(const SchedulerOptions& options, KvBlockPool& pool);
+  Scheduler(const SchedulerOptions& options, KvPools& pools);
 
   void Add(std::unique_ptr<Sequence> sequence);
   // Plans a step: allocates the blocks of what it plans. Empty when nothing can run (which only
@@ -71,7 +72,7 @@ class Scheduler {
   void ReleaseBlocks(Sequence& sequence);
 
   SchedulerOptions options_;
-  KvBlockPool& pool_;
+  KvPools& pools_;
   std::deque<std::unique_ptr<Sequence>> waiting_;
   std::vector<std::unique_ptr<Sequence>> running_;  // oldest first
   std::vector<ScheduledSlice> plan_;

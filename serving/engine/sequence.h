@@ -5,12 +5,14 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
-#include "cache/kv_block_pool.h"
+#include "cache/kv_pools.h"
 #include "serving/engine/engine.h"
 #include "serving/engine/output_processor.h"
 #include "serving/engine/request.h"
+#include "serving/engine/thinking_budget.h"
 #include "serving/model/sampler.h"
 #include "tracer/routing.h"
 
@@ -30,13 +32,12 @@ struct Sequence {
   int64_t queue_us = -1;        // from arrival to that step; -1: not started, or told already
   bool admitted = false;        // has run before (a preempted sequence is admitted again)
 
-  std::vector<int32_t> blocks;
-  int64_t sealed_blocks = 0;       // the first so many are findable
-  PrefixId prefix = kEmptyPrefix;  // of the sealed ones
+  SequenceBlocks blocks;
 
   uint64_t seed = 0;
   PenaltyState penalties;
   std::unique_ptr<OutputProcessor> output;
+  std::optional<ThinkingBudget> thinking;
   std::vector<GeneratedToken> prompt_logprobs;  // collected while prefill runs
   int64_t prompt_logprobs_done = 0;             // positions collected so far
   TracedRequest traced = -1;                    // in the engine's tracer, while started

@@ -28,6 +28,11 @@ bool IsGreedy(const Sequence& sequence) {
          sequence.output->ForbiddenTokens().empty();
 }
 
+// What comes next whatever the logits say.
+std::optional<int32_t> ForcedToken(const Sequence& sequence) {
+  return sequence.thinking ? sequence.thinking->Forced() : std::nullopt;
+}
+
 // Returns why the sequence ends, if it does.
 std::optional<FinishReason> AppendToken(Sequence& sequence, GeneratedToken token) {
   sequence.tokens.push_back(token.token);
@@ -36,6 +41,7 @@ std::optional<FinishReason> AppendToken(Sequence& sequence, GeneratedToken token
   if (sampling.presence_penalty != 0 || sampling.frequency_penalty != 0) {
     ++sequence.penalties.output_counts[token.token];
   }
+  if (sequence.thinking) sequence.thinking->Append(sequence.output->TokenBytes(token.token));
   return sequence.output->Append(std::move(token));
 }
 
@@ -82,6 +88,7 @@ std::unique_ptr<Sequence> MakeSequence(EngineRequest request, std::shared_ptr<Ou
   if (sampling.repetition_penalty != 1.0) {
     sequence->penalties.seen.insert(sequence->tokens.begin(), sequence->tokens.end());
   }
+  if (sequence->request.thinking) sequence->thinking.emplace(sequence->request.thinking);
   const int64_t room = context.max_context_tokens - sequence->prompt_tokens;
   sequence->output =
       std::make_unique<OutputProcessor>(context.tokenizer, sequence->request, context.eos_token_ids,
@@ -108,7 +115,10 @@ const SequenceSlice& StepRows::Add(const ScheduledSlice& scheduled) {
   slice.first_row = static_cast<int64_t>(tokens.size());
   slice.num_tokens = scheduled.num_tokens;
   slice.start_position = sequence.computed_tokens;
-  slice.blocks = sequence.blocks;
+  if (!sequence.blocks.empty()) {
+    slice.blocks = sequence.blocks.tables.front().blocks;
+    slice.tables = &sequence.blocks;
+  }
   slice.request = static_cast<int32_t>(slices.size());
   slice.prefill = sequence.computed_tokens < sequence.prompt_tokens;
   slice.decode_from = sequence.decode_from();
@@ -209,7 +219,9 @@ void StepSampler::SampleBlock(std::span<Sequence* const> sequences, std::span<co
     head_.GreedyTokens(rows, greedy_.data());
     for (size_t i = 0; i < rows.size(); ++i) {
       sampled_[i].reset();
-      if (greedy_[i] >= 0) sampled_[i].emplace().token = greedy_[i];
+      if (greedy_[i] >= 0) {
+        sampled_[i].emplace().token = ForcedToken(*sequences[i]).value_or(greedy_[i]);
+      }
     }
     return;
   }
@@ -232,6 +244,7 @@ void StepSampler::SampleBlock(std::span<Sequence* const> sequences, std::span<co
     GeneratedToken token;
     token.token = sampler.Sample(sequence.request.sampling, sequence.seed, sequence.output_tokens(),
                                  sequence.penalties, logits);
+    token.token = ForcedToken(sequence).value_or(token.token);
     if (logprobs) token = sampler.Logprobs(raw, token.token, sequence.request.logprobs);
     sampled_[at] = std::move(token);
   });

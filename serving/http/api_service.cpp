@@ -4,10 +4,15 @@
 
 #include "core/base/check.h"
 #include "core/base/logging.h"
+#include "serving/api/messages_request.h"
+#include "serving/api/ollama_models.h"
+#include "serving/api/replay_store.h"
+#include "serving/api/tokenize.h"
+#include "serving/api/utc_text.h"
 #include "serving/http/access.h"
+#include "serving/http/body_call.h"
 #include "serving/http/completion_call.h"
 #include "serving/http/error_response.h"
-#include "serving/http/tokenize_call.h"
 #include "serving/text/tokenizer.h"
 
 namespace moesaic {
@@ -25,6 +30,10 @@ Json ModelJson(const ServedModel& model, const std::string& name) {
   json["root"] = model.names.front();
   json["parent"] = nullptr;
   json["max_model_len"] = model.engine->max_context_tokens();
+  // What Anthropic's clients read of the same route.
+  json["type"] = "model";
+  json["display_name"] = name;
+  json["created_at"] = UtcText(model.created_unix_s);
   return json;
 }
 
@@ -43,6 +52,39 @@ Json TokenizerJson(const ServedModel& model) {
   add("pad_token", ids.pad);
   json["model_max_length"] = model.engine->max_context_tokens();
   return json;
+}
+
+// What answers a POST that generates nothing; null: it generates.
+BodyAnswer AnswerOf(Route route) {
+  switch (route) {
+    case Route::kTokenize:
+      return Tokenize;
+    case Route::kDetokenize:
+      return Detokenize;
+    case Route::kCountTokens:
+      return CountMessageTokens;
+    case Route::kOllamaShow:
+      return OllamaShow;
+    default:
+      return nullptr;
+  }
+}
+
+ApiDialect DialectOf(Route route) {
+  switch (route) {
+    case Route::kChatCompletions:
+      return ApiDialect::kChat;
+    case Route::kMessages:
+      return ApiDialect::kMessages;
+    case Route::kResponses:
+      return ApiDialect::kResponses;
+    case Route::kOllamaChat:
+      return ApiDialect::kOllamaChat;
+    case Route::kOllamaGenerate:
+      return ApiDialect::kOllamaGenerate;
+    default:
+      return ApiDialect::kCompletions;
+  }
 }
 
 HttpResponse JsonResponse(const Json& json) {
@@ -91,6 +133,11 @@ ApiService::ApiService(const ServerOptions& options, ServingMetrics& metrics,
 }
 
 void ApiService::SetModels(std::vector<ServedModel> models) {
+  for (ServedModel& model : models) {
+    if (options_.replay_bytes > 0) {
+      model.replay = std::make_shared<ReplayStore>(options_.replay_bytes);
+    }
+  }
   auto table = std::make_shared<const ModelTable>(std::move(models));
   for (const ServedModel& model : table->models()) metrics_.ForModel(model.names.front());
   {
@@ -133,40 +180,43 @@ bool ApiService::IsProbe(const HttpRequest& head) const {
 
 std::optional<HttpResponse> ApiService::CheckHead(const HttpRequest& head) {
   const std::optional<RouteMatch> match = MatchRoute(head.path);
+  const auto refuse = [&head](const ApiError& error) { return ErrorResponse(error, head.path); };
   // Probes of a container's runtime name whatever address they know; what they learn is no secret.
   if (!match.has_value() || !match->open) {
-    if (const auto error = CheckHost(head, options_, loopback_only_)) return ErrorResponse(*error);
+    if (const auto error = CheckHost(head, options_, loopback_only_)) return refuse(*error);
   }
-  if (const auto error = CheckOrigin(head, options_)) return ErrorResponse(*error);
+  if (const auto error = CheckOrigin(head, options_)) return refuse(*error);
   if (head.method == "OPTIONS") {
-    if (!match.has_value() && head.path != "*") return ErrorResponse(RouteNotFound(head.path));
+    if (!match.has_value() && head.path != "*") return refuse(RouteNotFound(head.path));
     return AnswerOptions(head, options_,
                          match.has_value() ? match->allow() : "GET, HEAD, POST, OPTIONS");
   }
-  if (!match.has_value()) return ErrorResponse(RouteNotFound(head.path));
+  if (!match.has_value()) return refuse(RouteNotFound(head.path));
   if (!match->Allows(head.method)) {
     HttpResponse response =
-        ErrorResponse(ApiError(405, "invalid_request_error",
-                               fmt::format("{} does not take {}; it takes {}.", match->label,
-                                           Excerpt(head.method, 20), match->allow()),
-                               {}, "method_not_allowed"));
+        refuse(ApiError(405, "invalid_request_error",
+                        fmt::format("{} does not take {}; it takes {}.", match->label,
+                                    Excerpt(head.method, 20), match->allow()),
+                        {}, "method_not_allowed"));
     response.headers.emplace_back("Allow", std::string(match->allow()));
     return response;
   }
   const bool open =
       match->open || (match->route == Route::kMetrics && options_.metrics_without_key);
   if (!open && !options_.api_keys.empty() && !HasApiKey(head, options_.api_keys)) {
-    return ErrorResponse(KeyError(head));
+    return refuse(KeyError(head));
   }
   if (match->post) {
-    if (const auto error = CheckBodyHeaders(head)) return ErrorResponse(*error);
-    if (const auto error = NotReady()) return ErrorResponse(*error);
+    if (const auto error = CheckBodyHeaders(head)) return refuse(*error);
+    if (const auto error = NotReady()) return refuse(*error);
   }
   return std::nullopt;
 }
 
 void ApiService::DecorateResponse(const HttpRequest& head, HttpResponse& response) {
   AddCorsHeaders(head, options_, response);
+  // Anthropic's clients look for it under this name.
+  if (IsMessagesPath(head.path)) response.headers.emplace_back("request-id", head.id);
 }
 
 std::shared_ptr<Call> ApiService::Handle(std::shared_ptr<Exchange> exchange) {
@@ -179,14 +229,13 @@ std::shared_ptr<Call> ApiService::Handle(std::shared_ptr<Exchange> exchange) {
   }
   const auto table = models();
   CHECK(table != nullptr);
-  if (match->route == Route::kTokenize || match->route == Route::kDetokenize) {
-    auto call = std::make_shared<TokenizeCall>(call_context_, table, std::move(exchange),
-                                               match->route == Route::kDetokenize);
+  if (const BodyAnswer answer = AnswerOf(match->route)) {
+    auto call = std::make_shared<BodyCall>(call_context_, table, std::move(exchange), answer);
     call->Start();
     return call;
   }
   auto call = std::make_shared<CompletionCall>(call_context_, table, std::move(exchange),
-                                               match->route == Route::kChatCompletions);
+                                               DialectOf(match->route));
   call->Start();
   return call;
 }
@@ -207,6 +256,11 @@ HttpResponse ApiService::AnswerGet(const RouteMatch& match) {
       return OneModel(match.model);
     case Route::kTokenizerInfo:
       return TokenizerInfo();
+    case Route::kOllamaTags:
+    case Route::kOllamaPs:
+      return ListForOllama(match.route == Route::kOllamaPs);
+    case Route::kOllamaVersion:
+      return JsonResponse(Json{{"version", kOllamaApiVersion}});
     default:
       return Models();
   }
@@ -215,11 +269,11 @@ HttpResponse ApiService::AnswerGet(const RouteMatch& match) {
 // An engine that can serve nothing, for good or for now, is not ready, though its requests are
 // still taken and end with the reason.
 HttpResponse ApiService::Ready() const {
-  if (const auto error = NotReady()) return ErrorResponse(*error);
+  if (const auto error = NotReady()) return ErrorResponse(*error, {});
   for (const ServedModel& model : models()->models()) {
     const EngineStatus status = model.engine->Status();
     if (status.not_ready.empty()) continue;
-    return ErrorResponse(Unavailable(status.not_ready, status.not_ready_code, 60));
+    return ErrorResponse(Unavailable(status.not_ready, status.not_ready_code, 60), {});
   }
   return JsonResponse(Json{{"status", "ready"}});
 }
@@ -237,7 +291,7 @@ HttpResponse ApiService::Metrics() {
 
 HttpResponse ApiService::Models() const {
   const auto table = models();
-  if (table == nullptr) return ErrorResponse(*NotReady());
+  if (table == nullptr) return ErrorResponse(*NotReady(), {});
   Json data = Json::array();
   for (const ServedModel& model : table->models()) {
     for (const std::string& name : model.names) data.push_back(ModelJson(model, name));
@@ -245,20 +299,29 @@ HttpResponse ApiService::Models() const {
   Json json = Json::object();
   json["object"] = "list";
   json["data"] = std::move(data);
+  json["has_more"] = false;
   return JsonResponse(json);
 }
 
 HttpResponse ApiService::OneModel(const std::string& name) const {
   const auto table = models();
-  if (table == nullptr) return ErrorResponse(*NotReady());
+  if (table == nullptr) return ErrorResponse(*NotReady(), {});
   const ServedModel* model = table->Find(name);
-  if (model == nullptr) return ErrorResponse(ModelNotFound(name));
+  if (model == nullptr) return ErrorResponse(ModelNotFound(name), {});
   return JsonResponse(ModelJson(*model, name));
+}
+
+HttpResponse ApiService::ListForOllama(bool running) const {
+  const auto table = models();
+  if (table == nullptr) return ErrorResponse(*NotReady(), "/api/");
+  HttpResponse response;
+  response.body = OllamaModels(*table, running);
+  return response;
 }
 
 HttpResponse ApiService::TokenizerInfo() const {
   const auto table = models();
-  if (table == nullptr) return ErrorResponse(*NotReady());
+  if (table == nullptr) return ErrorResponse(*NotReady(), {});
   return JsonResponse(TokenizerJson(table->models().front()));
 }
 

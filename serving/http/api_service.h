@@ -55,6 +55,7 @@ class ApiService : public RequestHandler {
   HttpResponse Metrics();
   HttpResponse Models() const;
   HttpResponse OneModel(const std::string& name) const;
+  HttpResponse ListForOllama(bool running) const;
   HttpResponse TokenizerInfo() const;
   void ReportUnknownFields(const std::vector<std::string>& names);
 

@@ -4,7 +4,6 @@
 
 #include "core/base/logging.h"
 #include "serving/api/prepared_request.h"
-#include "serving/api/sse_event.h"
 #include "serving/http/error_response.h"
 
 namespace moesaic {
@@ -31,11 +30,11 @@ size_t MailboxBytes(const std::vector<EngineRequest>& requests, bool stream, siz
 }  // namespace
 
 CompletionCall::CompletionCall(CallContext& context, std::shared_ptr<const ModelTable> models,
-                               std::shared_ptr<Exchange> exchange, bool chat)
+                               std::shared_ptr<Exchange> exchange, ApiDialect dialect)
     : context_(context),
       models_(std::move(models)),
       exchange_(std::move(exchange)),
-      chat_(chat),
+      dialect_(dialect),
       request_id_(exchange_->request().id) {}
 
 void CompletionCall::Start() {
@@ -64,7 +63,8 @@ void CompletionCall::PrepareAndPost(std::string body) {
 
 std::unique_ptr<CompletionCall::Submitted> CompletionCall::Prepare(const std::string& body) {
   const Clock::time_point now = Clock::now();
-  PrepareOptions options{chat_, request_id_, context_.options.max_sequences, std::nullopt, gone_};
+  PrepareOptions options{dialect_, request_id_, context_.options.max_sequences, std::nullopt,
+                         gone_};
   if (context_.options.request_timeout.count() > 0) {
     options.deadline = now + context_.options.request_timeout;
   }
@@ -80,7 +80,7 @@ std::unique_ptr<CompletionCall::Submitted> CompletionCall::Prepare(const std::st
   for (const EngineRequest& request : requests) {
     result->prompt_tokens.push_back(static_cast<int64_t>(request.prompt.size()));
   }
-  result->output = std::make_unique<ApiOutput>(std::move(prepared.spec), std::move(prepared.spell));
+  result->output = MakeApiOutput(std::move(prepared.spec), std::move(prepared.spell));
 
   // The call is held by what it posts, and lets go of the mailbox's notice when it ends (Detach):
   // so an engine that is late with its last delta never finds a connection that is gone.
@@ -202,8 +202,10 @@ void CompletionCall::Fail(const ApiError& error) {
   if (error.status() == 500) {
     LogError("request {}: {}", request_id_, error.what());
   }
-  if (!stream_begun_) return exchange_->Respond(ErrorResponse(error));
-  exchange_->Send(ApiOutput::StreamError(error));
+  if (!stream_begun_) {
+    return exchange_->Respond(ErrorResponse(error, exchange_->request().path));
+  }
+  exchange_->Send(submitted_->output->StreamError(error));
   exchange_->FinishStream();
 }
 
@@ -240,7 +242,7 @@ void CompletionCall::BeginStream() {
   if (stream_begun_) return;
   stream_begun_ = true;
   HttpResponse head;
-  head.content_type = "text/event-stream; charset=utf-8";
+  head.content_type = submitted_->output->stream_type();
   head.headers = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}};
   exchange_->StartStream(std::move(head));
 }
@@ -250,7 +252,7 @@ void CompletionCall::OnQuiet() {
   // not for ever, as clients and proxies give up on a silent connection.
   if (done_ || submitted_ == nullptr || !submitted_->stream) return;
   BeginStream();
-  exchange_->Send(kSseComment);
+  exchange_->Send(submitted_->output->StreamQuiet());
 }
 
 void CompletionCall::OnDisconnect() {

@@ -1,5 +1,4 @@
-// CompletionCall: one POST to /v1/completions or /v1/chat/completions, from its body to its last
-// byte.
+// CompletionCall: one POST that generates, in any dialect, from its body to its last byte.
 //
 // The body is parsed and tokenised on a worker thread, submitted to the engine, and the output
 // written on the connection's strand as it arrives. Unless said otherwise functions run on the
@@ -26,7 +25,7 @@ namespace moesaic {
 class CompletionCall : public Call, public std::enable_shared_from_this<CompletionCall> {
  public:
   CompletionCall(CallContext& context, std::shared_ptr<const ModelTable> models,
-                 std::shared_ptr<Exchange> exchange, bool chat);
+                 std::shared_ptr<Exchange> exchange, ApiDialect dialect);
 
   void Start();
   void OnWritable() override { Drain(); }
@@ -79,7 +78,7 @@ class CompletionCall : public Call, public std::enable_shared_from_this<Completi
   CallContext& context_;
   const std::shared_ptr<const ModelTable> models_;
   const std::shared_ptr<Exchange> exchange_;
-  const bool chat_;
+  const ApiDialect dialect_;
   const std::string request_id_;
   std::atomic<bool> gone_{false};  // the client has left, or the call was ended early
 

@@ -3,6 +3,9 @@
 #include <string>
 
 #include "serving/api/json_text.h"
+#include "serving/api/messages_output.h"
+#include "serving/api/ollama_output.h"
+#include "serving/http/router.h"
 
 namespace moesaic {
 
@@ -13,10 +16,15 @@ ApiError RouteNotFound(std::string_view path) {
       "route_not_found");
 }
 
-HttpResponse ErrorResponse(const ApiError& error) {
+HttpResponse ErrorResponse(const ApiError& error, std::string_view path) {
   HttpResponse response;
-  response.status = error.status();
-  response.body = ErrorBody(error);
+  if (IsMessagesPath(path)) {
+    response.status = MessagesErrorStatus(error);
+    response.body = MessagesErrorBody(error);
+  } else {
+    response.status = error.status();
+    response.body = IsOllamaPath(path) ? OllamaErrorBody(error) : ErrorBody(error);
+  }
   if (error.retry_after_s() > 0) {
     response.headers.emplace_back("Retry-After", std::to_string(error.retry_after_s()));
   }

@@ -9,6 +9,7 @@
 namespace moesaic {
 
 ApiError RouteNotFound(std::string_view path);  // 404
-HttpResponse ErrorResponse(const ApiError& error);
+// In the shape of the API that `path` belongs to.
+HttpResponse ErrorResponse(const ApiError& error, std::string_view path);
 
 }  // namespace moesaic

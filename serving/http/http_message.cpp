@@ -60,6 +60,8 @@ std::string_view StatusReason(int status) {
       return "Bad Request";
     case 401:
       return "Unauthorized";
+    case 403:
+      return "Forbidden";
     case 404:
       return "Not Found";
     case 405:
@@ -86,6 +88,8 @@ std::string_view StatusReason(int status) {
       return "Service Unavailable";
     case 504:
       return "Gateway Timeout";
+    case 529:
+      return "Overloaded";
     case 505:
       return "HTTP Version Not Supported";
     default:

@@ -20,11 +20,21 @@ constexpr Entry kEntries[] = {
     {"/v1/models", Route::kModels, false, false},
     {"/v1/completions", Route::kCompletions, true, false},
     {"/v1/chat/completions", Route::kChatCompletions, true, false},
+    {"/v1/responses", Route::kResponses, true, false},
+    {"/v1/messages", Route::kMessages, true, false},
+    {"/v1/messages/count_tokens", Route::kCountTokens, true, false},
+    {"/api/chat", Route::kOllamaChat, true, false},
+    {"/api/generate", Route::kOllamaGenerate, true, false},
+    {"/api/show", Route::kOllamaShow, true, false},
+    {"/api/tags", Route::kOllamaTags, false, false},
+    {"/api/ps", Route::kOllamaPs, false, false},
+    {"/api/version", Route::kOllamaVersion, false, false},
     {"/tokenize", Route::kTokenize, true, false},
     {"/detokenize", Route::kDetokenize, true, false},
     {"/tokenizer_info", Route::kTokenizerInfo, false, false},
 };
 
+constexpr std::string_view kMessagesPath = "/v1/messages";
 constexpr std::string_view kModelPrefix = "/v1/models/";
 
 }  // namespace
@@ -41,11 +51,22 @@ std::optional<RouteMatch> MatchRoute(std::string_view path) {
   return std::nullopt;
 }
 
+bool IsMessagesPath(std::string_view path) {
+  return path.starts_with(kMessagesPath) &&
+         (path.size() == kMessagesPath.size() || path[kMessagesPath.size()] == '/');
+}
+
+bool IsOllamaPath(std::string_view path) { return path.starts_with("/api/"); }
+
 std::string_view RootPage() {
   return "Moesaic: an OpenAI-compatible server for mixture-of-experts models.\n"
          "\n"
          "POST /v1/chat/completions   chat, plain or streamed\n"
          "POST /v1/completions        text completion; echo, log-probabilities, token ids\n"
+         "POST /v1/responses          the Responses API, without state\n"
+         "POST /v1/messages           Anthropic's Messages API; /v1/messages/count_tokens\n"
+         "POST /api/chat  /api/generate  /api/show, GET /api/tags  /api/ps  /api/version: "
+         "Ollama's\n"
          "GET  /v1/models             the models served; /v1/models/{id} for one\n"
          "POST /tokenize              text or messages to token ids\n"
          "POST /detokenize            token ids to text\n"

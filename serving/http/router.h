@@ -17,6 +17,15 @@ enum class Route {
   kModel,
   kCompletions,
   kChatCompletions,
+  kMessages,
+  kResponses,
+  kOllamaChat,
+  kOllamaGenerate,
+  kOllamaShow,
+  kOllamaTags,
+  kOllamaPs,
+  kOllamaVersion,
+  kCountTokens,
   kTokenize,
   kDetokenize,
   kTokenizerInfo,
@@ -37,6 +46,11 @@ struct RouteMatch {
 
 // nullopt: there is no such route. `path` is decoded.
 std::optional<RouteMatch> MatchRoute(std::string_view path);
+
+// The path is of Anthropic's API, whether there is such a route or not.
+bool IsMessagesPath(std::string_view path);
+// Likewise of Ollama's.
+bool IsOllamaPath(std::string_view path);
 
 // The page at "/".
 std::string_view RootPage();

@@ -45,6 +45,9 @@ struct ServerOptions {
   // For requests that are parsed and tokenised (request_memory.h).
   uint64_t request_memory_bytes = uint64_t{2} << 30;
   size_t max_slow_bodies_per_peer = 64;
+  // For what a model has generated, so that conversations with calls come back as the same tokens
+  // (serving/api/replay_store.h); 0: nothing is kept.
+  uint64_t replay_bytes = uint64_t{16} << 20;
 
   // Timeouts; a connection that misses one is closed.
   std::chrono::milliseconds header_timeout{10'000};    // from the first byte of a request (408)

@@ -49,6 +49,11 @@ void AddServerSettings(ServerOptions& server, int64_t& max_queue, bool visible,
   section.Add({.name = "max-body",
                .target = SizeInBytes(&server.max_body_bytes),
                .help = "Largest request body."});
+  section.Add({.name = "replay-memory",
+               .target = SizeInBytes(&server.replay_bytes),
+               .help = "For what each model has generated, so that conversations with calls of "
+                       "tools come back as the same tokens and the prefix cache has them. 0: "
+                       "nothing is kept."});
   section.Add({.name = "allowed-origins",
                .target = &server.allowed_origins,
                .value_name = "ORIGIN",

@@ -166,7 +166,8 @@ bool Session::OnHead() {
   const HttpRequest& head = reader_.head();
   if (for_probes_ && !shared_.handler.IsProbe(head)) {
     refusal_ = ErrorResponse(Unavailable("The server has too many connections; try again later.",
-                                         "too_many_connections", 1));
+                                         "too_many_connections", 1),
+                             head.path);
   } else {
     refusal_ = shared_.handler.CheckHead(head);
   }
@@ -193,7 +194,7 @@ void Session::Dispatch() {
   try {
     call_ = shared_.handler.Handle(exchange_);
   } catch (...) {
-    Respond(ErrorResponse(CurrentApiError(fmt::format("request {}", request_.id))));
+    Respond(ErrorResponse(CurrentApiError(fmt::format("request {}", request_.id)), request_.path));
   }
   if (phase_ == Phase::kAnswering && shared_.options.sse_keep_alive.count() > 0) {
     quiet_deadline_ = Clock::now() + shared_.options.sse_keep_alive;
@@ -248,7 +249,7 @@ void Session::AccountBody(size_t bytes) {
 
 void Session::RefuseInput(const ApiError& error) {
   request_ = reader_.head();
-  HttpResponse response = ErrorResponse(error);
+  HttpResponse response = ErrorResponse(error, request_.path);
   response.close = true;
   Respond(std::move(response));
 }

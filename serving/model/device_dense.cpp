@@ -35,13 +35,15 @@ uint64_t PairBytes(const ModelConfig& c, const ModelLimits& limits) {
          (sizeof(int32_t) + sizeof(float));
 }
 
-uint64_t TableBytes(const ModelLimits& limits) {
-  const auto rows = limits.max_batch_tokens;
+uint64_t TableBytes(const ModelConfig& config, const ModelLimits& limits) {
+  const int64_t rows = limits.max_batch_tokens;
   if (limits.host_attention) {
     return 2 * (Device::kAlignment + static_cast<uint64_t>(rows) * sizeof(int32_t));
   }
-  return 6 * Device::kAlignment +
-         static_cast<uint64_t>(3 * rows + 1 + MostBlocks(limits)) * sizeof(int32_t) +
+  const auto groups = static_cast<int64_t>(KvGroupsOf(config).count());
+  return static_cast<uint64_t>(4 + 2 * groups) * Device::kAlignment +
+         static_cast<uint64_t>(2 * rows + 1 + groups * (rows + MostBlocks(limits))) *
+             sizeof(int32_t) +
          static_cast<uint64_t>(limits.max_sequences) * sizeof(cuda::AttentionSequence);
 }
 
@@ -80,7 +82,7 @@ struct DeviceDense::Sizes {
     scores = first ? Floats(rows * std::max<int64_t>(1, c.num_experts())) : 0;
     pairs = first ? PairBytes(c, limits) : 0;
     chosen = static_cast<uint64_t>(limits.max_logit_rows) * sizeof(int32_t);
-    tables = TableBytes(limits);
+    tables = TableBytes(c, limits);
     partials = limits.host_attention ? 0 : AttentionPartialsBytes(heads, a.head_dim, limits);
     // Pieces of bf16 rows are padded apart.
     const auto pieces_bf16 = [&](int64_t n) {
@@ -110,7 +112,7 @@ struct DeviceDense::HostSizes {
     pairs = PairBytes(c, limits);
     chosen = static_cast<uint64_t>(limits.max_logit_rows) * sizeof(int32_t);
     logits = Floats(limits.max_logit_rows * c.vocab_size);
-    tables = TableBytes(limits);
+    tables = TableBytes(c, limits);
     hidden = limits.host_attention ? 0 : normed;
     qkv = limits.host_attention ? Floats(rows * c.attention().qkv_width()) : 0;
     attention = limits.host_attention ? SentRowBytes(rows, c.attention().q_width()) : 0;
@@ -150,7 +152,11 @@ uint64_t DeviceDense::HostBytes(const ModelConfig& config, const ModelLimits& li
 DeviceDense::DeviceDense(std::span<Device* const> devices, const cuda::Kernels& kernels,
                          const ModelConfig& config, WeightType type, const ModelWeights& weights,
                          const ModelLimits& limits, const DeviceDenseOptions& options)
-    : kernels_(kernels), config_(config), limits_(limits), step_tables_(limits) {
+    : kernels_(kernels),
+      config_(config),
+      limits_(limits),
+      groups_(KvGroupsOf(config)),
+      step_tables_(limits, groups_.count()) {
   const auto count = static_cast<int>(devices.size());
   CheckSupported(config, type, limits.kv_type, count);
   CHECK(count == 1 || !limits.host_attention);
@@ -170,6 +176,8 @@ DeviceDense::DeviceDense(std::span<Device* const> devices, const cuda::Kernels& 
   host_out_ = TakePinned(*pool_, host.logits);
   host_tables_ = TakePinned(*pool_, host.tables);
   routed_ = lead.CreateEvent();
+  at_.slots.resize(groups_.count());
+  at_.blocks.resize(groups_.count());
 
   const RopeTable rope(config.attention(), config.max_position, limits.max_context_tokens);
   std::vector<Stream*> streams;
@@ -254,7 +262,8 @@ void DeviceDense::PadDecodeStep() {
   for (int64_t row = rows_; row < run_rows_; ++row) {
     step_tables_.tokens.push_back(0);
     step_tables_.positions.push_back(0);
-    step_tables_.slots.push_back(-1);  // not stored
+    // Not stored.
+    for (StepTables::Places& places : step_tables_.groups) places.slots.push_back(-1);
     step_tables_.sequences.push_back({.first_row = static_cast<int32_t>(row)});
   }
   const auto chunks_of = [](int64_t tokens) {
@@ -284,11 +293,13 @@ void DeviceDense::UploadTables() {
   at_.positions = put(step_tables_.positions, rows);
   at_.tokens = put(step_tables_.tokens, rows);
   if (mixes()) {
-    at_.slots = put(step_tables_.slots, rows);
     at_.sequences = put(step_tables_.sequences, limits_.max_sequences);
     count_.assign(1, static_cast<int32_t>(rows_));
     at_.count = put(count_, 1);
-    at_.blocks = put(step_tables_.blocks, MostBlocks(limits_));  // the others take little
+    for (size_t g = 0; g < groups_.count(); ++g) {
+      at_.slots[g] = put(step_tables_.groups[g].slots, rows);
+      at_.blocks[g] = put(step_tables_.groups[g].blocks, MostBlocks(limits_));
+    }
   }
   for (const std::unique_ptr<Shard>& shard : shards_) {
     shard->stream->CopyToDevice(shard->tables.Subspan(0, end), host_tables_.span().first(end));

@@ -33,6 +33,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "core/config/kv_groups.h"
 #include "core/config/model_config.h"
 #include "core/device/collective.h"
 #include "core/device/device.h"
@@ -178,6 +179,7 @@ class DeviceDense : public DensePart {
   const cuda::Kernels& kernels_;
   const ModelConfig& config_;
   const ModelLimits limits_;
+  const KvGroups groups_;
 
   // Of the host, pinned.
   std::unique_ptr<PinnedHostPool> pool_;
@@ -201,12 +203,12 @@ class DeviceDense : public DensePart {
   std::vector<int32_t> count_;  // [1] rows_
   struct {
     uint64_t positions = 0;
-    uint64_t slots = 0;
     uint64_t tokens = 0;
     uint64_t sequences = 0;
     uint64_t count = 0;
-    uint64_t blocks = 0;
-  } at_;  // offsets in the tables
+    std::vector<uint64_t> slots;   // [groups of layers]
+    std::vector<uint64_t> blocks;  // likewise
+  } at_;                           // offsets in the tables
   const float* seen_hidden_ = nullptr;
   const float* seen_normed_ = nullptr;
   std::span<const int32_t> missed_;

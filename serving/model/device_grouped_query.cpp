@@ -123,6 +123,7 @@ void DeviceDense::MixOn(size_t index, int64_t layer) {
   Shard& shard = *shards_[index];
   const GroupedQuerySpec& spec = config_.layer(layer).attention();
   const int64_t d = spec.head_dim;
+  const size_t group = groups_.of_layer[static_cast<size_t>(layer)];
   const int64_t kv_heads = shard.kv_heads.count();
   const int64_t heads = kv_heads * spec.group();
   const QkvRows rows = QkvOf(shard, spec);
@@ -138,7 +139,7 @@ void DeviceDense::MixOn(size_t index, int64_t layer) {
          .values = keys + rows.kv_heads * d,
          .token_stride = rows.stride,
          .tokens = run_rows_,
-         .slots = shard.Table<int32_t>(at_.slots)});
+         .slots = shard.Table<int32_t>(at_.slots[group])});
   cuda::AttentionArgs attend = {
       .cache = cache,
       .q = rows.first + rows.first_kv_head * spec.group() * d,
@@ -150,7 +151,7 @@ void DeviceDense::MixOn(size_t index, int64_t layer) {
       .num_sequences = static_cast<int64_t>(step_tables_.sequences.size()),
       .max_rows = step_tables_.max_rows,
       .max_context = max_context_,
-      .blocks = shard.Table<int32_t>(at_.blocks),
+      .blocks = shard.Table<int32_t>(at_.blocks[group]),
       .out = reinterpret_cast<uint16_t*>(
           TargetOf(index, AttendedColumns(spec), run_rows_, Wants::kAll, &Shard::attention)),
       .out_stride = cuda::ActivationStride(heads * d),

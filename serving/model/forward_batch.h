@@ -5,6 +5,7 @@
 #include <limits>
 #include <span>
 
+#include "cache/kv_pools.h"
 #include "kernels/cpu/kernels.h"
 
 namespace moesaic {
@@ -16,11 +17,20 @@ struct SequenceSlice {
   int64_t num_tokens = 0;
   int64_t start_position = 0;       // of its first token
   std::span<const int32_t> blocks;  // KV blocks of positions [0, start_position + num_tokens)
-  int32_t request = 0;              // the caller's number, for hooks
+  // Blocks of each group of layers (core/config/kv_groups.h), as many as of the first, which
+  // `blocks` names; null: those of all groups have the same numbers.
+  const SequenceBlocks* tables = nullptr;
+  int32_t request = 0;  // the caller's number, for hooks
   bool prefill = false;
   // Tokens from this position on are decoded: ModelLimits::defer_experts is for them.
   int64_t decode_from = std::numeric_limits<int64_t>::max();
 };
+
+// SequenceBlocks::kGivenBack where no position of the slice attends to a block.
+inline std::span<const int32_t> BlocksOf(const SequenceSlice& slice, size_t group) {
+  if (slice.tables == nullptr) return slice.blocks;
+  return slice.tables->tables[group].blocks;
+}
 
 struct ForwardBatch {
   std::span<const int32_t> tokens;        // [rows]

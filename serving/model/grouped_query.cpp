@@ -15,6 +15,8 @@ KvLayout KvLayoutOf(const GroupedQuerySpec& spec, WeightType type) {
 
 }  // namespace
 
+MixerWidths WidthsOf(const GroupedQuerySpec& spec) { return {spec.qkv_width(), spec.q_width()}; }
+
 uint64_t GroupedQuery::BlockBytes(const ModelConfig& config, WeightType kv_type) {
   return static_cast<uint64_t>(KvLayoutOf(config.attention(), kv_type).block_bytes()) *
          static_cast<uint64_t>(config.num_layers());
@@ -38,6 +40,7 @@ GroupedQuery::GroupedQuery(const ModelConfig& config, const ModelWeights& weight
       kernels_(kernels),
       limits_(limits),
       kv_layout_(KvLayoutOf(config.attention(), limits.kv_type)),
+      groups_(KvGroupsOf(config)),
       most_threads_(most_threads),
       rope_(config.attention(), config.max_position, limits.max_context_tokens),
       activations_(activations),
@@ -89,8 +92,9 @@ void GroupedQuery::Attend(int64_t layer, SliceRange slices, const Rows& at, Thre
   at_ = at;
   for (int64_t s = slices.begin; s < slices.end; ++s) {
     const std::byte** pointers = block_pointers_.data() + first_block_[static_cast<size_t>(s)];
-    for (const int32_t block : batch_.slices[static_cast<size_t>(s)].blocks) {
-      *pointers++ = KvBlock(layer, block);
+    const SequenceSlice& slice = batch_.slices[static_cast<size_t>(s)];
+    for (const int32_t block : BlocksOf(slice, groups_.of_layer[static_cast<size_t>(layer)])) {
+      *pointers++ = block == SequenceBlocks::kGivenBack ? nullptr : KvBlock(layer, block);
     }
   }
   StoreKv(layer, RowsOf(batch_, slices), pool);
@@ -143,6 +147,7 @@ void GroupedQuery::Rotate(int64_t layer, int64_t position, float* q) {
 void GroupedQuery::StoreKv(int64_t layer, RowRange rows, ThreadPool& pool) {
   const GroupedQuerySpec& spec = config_.layer(layer).attention();
   const int64_t d = spec.head_dim;
+  const size_t group = groups_.of_layer[static_cast<size_t>(layer)];
   ForRows(pool, rows, [&](int64_t row) {
     float* q = at_.projected + row * at_.projected_stride;
     const float* k = q + spec.q_width();
@@ -151,7 +156,8 @@ void GroupedQuery::StoreKv(int64_t layer, RowRange rows, ThreadPool& pool) {
     const SequenceSlice& slice = batch_.slices[slice_index];
     const int64_t position = slice.start_position + row - slice.first_row;
     if (!at_.by_device) Rotate(layer, position, q);
-    std::byte* block = KvBlock(layer, slice.blocks[static_cast<size_t>(position / kKvBlockTokens)]);
+    std::byte* block =
+        KvBlock(layer, BlocksOf(slice, group)[static_cast<size_t>(position / kKvBlockTokens)]);
     for (int64_t h = 0; h < spec.kv_heads; ++h) {
       kernels_.store_kv(kv_layout_, block, h, position % kKvBlockTokens, k + h * d, v + h * d);
     }

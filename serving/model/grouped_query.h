@@ -1,12 +1,13 @@
 // GroupedQuery: softmax attention with grouped queries on the host, over keys and values in blocks.
 //
-// A HostMixer; all layers have heads of the same sizes, and windows of their own.
+// A HostMixer; all layers that have it have heads of the same sizes, and windows of their own.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
+#include "core/config/kv_groups.h"
 #include "core/config/model_config.h"
 #include "kernels/cpu/kernels.h"
 #include "serving/model/host_mixer.h"
@@ -26,9 +27,6 @@ class GroupedQuery : public HostMixer {
   static uint64_t WorkspaceBytes(const ModelConfig& config, const ModelLimits& limits, int threads);
   // A block of all layers.
   static uint64_t BlockBytes(const ModelConfig& config, WeightType kv_type);
-
-  int64_t projected_width() const override { return config_.attention().qkv_width(); }
-  int64_t mixed_width() const override { return config_.attention().q_width(); }
 
   void Begin(const ForwardBatch& batch) override;
   void PreAttention(int64_t layer, RowRange rows, const float* normed, int64_t stride,
@@ -68,6 +66,7 @@ class GroupedQuery : public HostMixer {
   const CpuKernels& kernels_;
   const ModelLimits limits_;
   const KvLayout kv_layout_;
+  const KvGroups groups_;
   const int most_threads_;
   const RopeTable rope_;
   HostActivations& activations_;

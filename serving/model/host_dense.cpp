@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <utility>
-#include <vector>
+#include <variant>
 
 #include "core/base/check.h"
 #include "kernels/cpu/moe.h"
@@ -14,18 +14,30 @@
 namespace moesaic {
 namespace {
 
+// Of the widest rows of any layer.
+MixerWidths WidestOf(const ModelConfig& config) {
+  MixerWidths widest;
+  for (const LayerSpec& layer : config.layers) {
+    const MixerWidths widths =
+        std::visit([](const auto& spec) { return WidthsOf(spec); }, layer.mixer);
+    widest.projected = std::max(widest.projected, widths.projected);
+    widest.mixed = std::max(widest.mixed, widths.mixed);
+  }
+  return widest;
+}
+
 int64_t WidestProductInput(const ModelConfig& config) {
-  return std::max(config.hidden_size, config.attention().q_width());
+  return std::max(config.hidden_size, WidestOf(config).mixed);
 }
 
 }  // namespace
 
 int64_t HostDense::ProjectedStride(const ModelConfig& config) {
-  return PaddedFloats(config.attention().qkv_width());
+  return PaddedFloats(WidestOf(config).projected);
 }
 
 int64_t HostDense::MixedStride(const ModelConfig& config) {
-  return PaddedFloats(config.attention().q_width());
+  return PaddedFloats(WidestOf(config).mixed);
 }
 
 uint64_t HostDense::WorkspaceBytes(const ModelConfig& c, const CpuKernels& kernels,
@@ -50,9 +62,10 @@ HostDense::HostDense(const ModelConfig& config, ModelWeights weights, const CpuK
       pool_(pool),
       limits_(limits),
       norm_stride_(PaddedFloats(config.hidden_size)),
-      activations_(kernels, limits.max_batch_tokens, WidestProductInput(config)),
-      mixer_(std::make_unique<GroupedQuery>(config, weights_, kernels, limits, pool.threads(),
-                                            activations_)) {
+      activations_(kernels, limits.max_batch_tokens, WidestProductInput(config)) {
+  mixers_.push_back(std::make_unique<GroupedQuery>(config, weights_, kernels, limits,
+                                                   pool.threads(), activations_));
+  mixer_of_layer_.assign(config.layers.size(), mixers_.front().get());
   const int64_t rows = limits.max_batch_tokens;
   hidden_ = ZeroedFloats(rows * config.hidden_size);
   normed_ = ZeroedFloats(rows * norm_stride_);
@@ -89,18 +102,23 @@ DensePart::MixerRows HostDense::mixer_rows() const {
 
 void HostDense::PopulateState(ThreadPool& pool) {
   constexpr auto kPieceBytes = static_cast<int64_t>(AlignedBuffer::kHugePageBytes);
-  AlignedBuffer& state = mixer_->state();
-  const auto bytes = static_cast<int64_t>(state.bytes());
-  pool.ParallelFor((bytes + kPieceBytes - 1) / kPieceBytes, [&](int64_t piece, int) {
-    const int64_t begin = piece * kPieceBytes;
-    state.Populate(static_cast<size_t>(begin),
-                   static_cast<size_t>(std::min(kPieceBytes, bytes - begin)));
-  });
+  for (const std::unique_ptr<HostMixer>& mixer : mixers_) {
+    AlignedBuffer& state = mixer->state();
+    const auto bytes = static_cast<int64_t>(state.bytes());
+    pool.ParallelFor((bytes + kPieceBytes - 1) / kPieceBytes, [&](int64_t piece, int) {
+      const int64_t begin = piece * kPieceBytes;
+      state.Populate(static_cast<size_t>(begin),
+                     static_cast<size_t>(std::min(kPieceBytes, bytes - begin)));
+    });
+  }
+}
+
+void HostDense::BeginMixers(const ForwardBatch& batch) {
+  for (const std::unique_ptr<HostMixer>& mixer : mixers_) mixer->Begin(batch);
 }
 
 void HostDense::Begin(const ForwardBatch& batch, const DeviceOperator* /*experts*/) {
-  batch_ = batch;
-  mixer_->Begin(batch);
+  BeginMixers(batch);
   ForRows(pool_, {0, std::ssize(batch.tokens)}, [&](int64_t row) {
     kernels_.unpack_row(weights_.embedding, batch.tokens[static_cast<size_t>(row)], HiddenRow(row));
   });
@@ -116,21 +134,21 @@ void HostDense::NormRows(const NormSpec& norm, const float* weight, RowRange row
 
 void HostDense::PreAttention(int64_t layer, RowRange rows, ThreadPool& pool) {
   NormRows(config_.layer(layer).norm, Weights(layer).input_norm, rows, pool);
-  mixer_->PreAttention(layer, rows, NormedRow(rows.begin), norm_stride_, work_rows_, pool);
+  MixerOf(layer).PreAttention(layer, rows, NormedRow(rows.begin), norm_stride_, work_rows_, pool);
 }
 
 void HostDense::Attend(int64_t layer, SliceRange slices, ThreadPool& pool) {
-  mixer_->Attend(layer, slices, rows_, pool);
+  MixerOf(layer).Attend(layer, slices, rows_, pool);
 }
 
 void HostDense::AttendForDevice(int64_t layer, SliceRange slices, ThreadPool& pool) {
   HostMixer::Rows rows = rows_;
   rows.by_device = true;
-  mixer_->Attend(layer, slices, rows, pool);
+  MixerOf(layer).Attend(layer, slices, rows, pool);
 }
 
 void HostDense::Project(int64_t layer, RowRange rows, ThreadPool& pool) {
-  mixer_->Project(layer, rows, work_rows_, OutRow(rows.begin), pool);
+  MixerOf(layer).Project(layer, rows, work_rows_, OutRow(rows.begin), pool);
   AddOut(rows, pool, [](int64_t) { return 1.0f; });
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "core/base/aligned_buffer.h"
 #include "core/config/model_config.h"
@@ -56,7 +57,7 @@ class HostDense : public DensePart {
 
   // For SplitDense: a pass whose other modules are elsewhere. Attend of rows that a device
   // projected.
-  void BeginMixers(const ForwardBatch& batch) { mixer_->Begin(batch); }
+  void BeginMixers(const ForwardBatch& batch);
   void AttendForDevice(int64_t layer, SliceRange slices, ThreadPool& pool);
   HostMixer::Rows rows() const { return rows_; }
   float* hidden() { return hidden_.as<float>(); }
@@ -64,6 +65,7 @@ class HostDense : public DensePart {
   const ModelWeights& weights() const { return weights_; }
 
  private:
+  HostMixer& MixerOf(int64_t layer) { return *mixer_of_layer_[static_cast<size_t>(layer)]; }
   const LayerWeights& Weights(int64_t layer) const {
     return weights_.layers[static_cast<size_t>(layer)];
   }
@@ -86,8 +88,8 @@ class HostDense : public DensePart {
   const ModelLimits limits_;
   const int64_t norm_stride_;  // floats
   HostActivations activations_;
-  std::unique_ptr<HostMixer> mixer_;
-  ForwardBatch batch_;  // that runs
+  std::vector<std::unique_ptr<HostMixer>> mixers_;  // one of each kind
+  std::vector<HostMixer*> mixer_of_layer_;          // [layers]
 
   AlignedBuffer hidden_;       // [rows, hidden] f32, the residual stream
   AlignedBuffer normed_;       // [rows, norm_stride] f32

@@ -1,5 +1,5 @@
-// HostMixer: the mixer of a model's layers on the host: products with its weights, and the state
-// that it keeps of sequences.
+// HostMixer: what mixes tokens in those layers of a model that have one kind of mixer, on the host:
+// products with its weights, and the state that it keeps of sequences.
 //
 // Owned by a HostDense, whose thread calls; Attend may run beside the other two, on another pool.
 #pragma once
@@ -9,9 +9,18 @@
 
 #include "core/base/aligned_buffer.h"
 #include "core/base/thread_pool.h"
+#include "core/config/mixer_spec.h"
 #include "serving/model/forward_batch.h"
 
 namespace moesaic {
+
+// Values of a row that PreAttention and Attend leave; one overload for each alternative of
+// MixerSpec.
+struct MixerWidths {
+  int64_t projected = 0;
+  int64_t mixed = 0;
+};
+MixerWidths WidthsOf(const GroupedQuerySpec& spec);
 
 class HostMixer {
  public:
@@ -27,10 +36,6 @@ class HostMixer {
   };
 
   virtual ~HostMixer() = default;
-
-  // Values of a row.
-  virtual int64_t projected_width() const = 0;
-  virtual int64_t mixed_width() const = 0;
 
   // A pass over this batch begins, which lives until it ends.
   virtual void Begin(const ForwardBatch& batch) = 0;

@@ -9,13 +9,15 @@
 
 namespace moesaic {
 
-StepTables::StepTables(const ModelLimits& limits) {
+StepTables::StepTables(const ModelLimits& limits, size_t num_groups) : groups(num_groups) {
   const auto rows = static_cast<size_t>(limits.max_batch_tokens);
   tokens.reserve(rows);
   positions.reserve(rows);
-  slots.reserve(rows);
   sequences.reserve(static_cast<size_t>(limits.max_sequences));
-  blocks.reserve(static_cast<size_t>(MostBlocks(limits)));
+  for (Places& places : groups) {
+    places.slots.reserve(rows);
+    places.blocks.reserve(static_cast<size_t>(MostBlocks(limits)));
+  }
 }
 
 void StepTables::FillRows(const ForwardBatch& batch, const ModelLimits& limits) {
@@ -32,8 +34,10 @@ void StepTables::FillRows(const ForwardBatch& batch, const ModelLimits& limits) 
 void StepTables::Fill(const ForwardBatch& batch, const ModelLimits& limits) {
   CHECK_LE(std::ssize(batch.slices), limits.max_sequences);
   FillRows(batch, limits);
-  slots.clear();
-  blocks.clear();
+  for (Places& places : groups) {
+    places.slots.clear();
+    places.blocks.clear();
+  }
   sequences.clear();
   max_rows = 0;
   max_context = 0;
@@ -42,16 +46,19 @@ void StepTables::Fill(const ForwardBatch& batch, const ModelLimits& limits) {
     sequences.push_back({.first_row = static_cast<int32_t>(slice.first_row),
                          .rows = static_cast<int32_t>(slice.num_tokens),
                          .context_end = static_cast<int32_t>(slice.start_position + 1),
-                         .first_block = static_cast<int32_t>(blocks.size())});
+                         .first_block = static_cast<int32_t>(groups.front().blocks.size())});
     max_rows = std::max(max_rows, slice.num_tokens);
     max_context = std::max(max_context, end);
     const auto used = static_cast<size_t>((end + cuda::kBlockTokens - 1) / cuda::kBlockTokens);
-    blocks.insert(blocks.end(), slice.blocks.begin(),
-                  slice.blocks.begin() + static_cast<std::ptrdiff_t>(used));
-    for (int64_t position = slice.start_position; position < end; ++position) {
-      const int32_t block = slice.blocks[static_cast<size_t>(position / cuda::kBlockTokens)];
-      slots.push_back(block * static_cast<int32_t>(cuda::kBlockTokens) +
-                      static_cast<int32_t>(position % cuda::kBlockTokens));
+    for (size_t g = 0; g < groups.size(); ++g) {
+      const std::span<const int32_t> of_slice = BlocksOf(slice, g);
+      groups[g].blocks.insert(groups[g].blocks.end(), of_slice.begin(),
+                              of_slice.begin() + static_cast<std::ptrdiff_t>(used));
+      for (int64_t position = slice.start_position; position < end; ++position) {
+        const int32_t block = of_slice[static_cast<size_t>(position / cuda::kBlockTokens)];
+        groups[g].slots.push_back(block * static_cast<int32_t>(cuda::kBlockTokens) +
+                                  static_cast<int32_t>(position % cuda::kBlockTokens));
+      }
     }
   }
 }

@@ -13,7 +13,7 @@
 namespace moesaic {
 
 struct StepTables {
-  explicit StepTables(const ModelLimits& limits);
+  StepTables(const ModelLimits& limits, size_t groups);
   // Tokens and positions of a batch within these limits (CHECK).
   void FillRows(const ForwardBatch& batch, const ModelLimits& limits);
   // Likewise, all.
@@ -21,8 +21,12 @@ struct StepTables {
 
   std::vector<int32_t> tokens;     // [rows]
   std::vector<int32_t> positions;  // [rows]
-  std::vector<int32_t> slots;      // [rows] places in the KV cache
-  std::vector<int32_t> blocks;     // of all slices, one after another
+  // Of each group of layers (core/config/kv_groups.h):
+  struct Places {
+    std::vector<int32_t> slots;   // [rows] places in the KV cache
+    std::vector<int32_t> blocks;  // of all slices, one after another
+  };
+  std::vector<Places> groups;
   std::vector<cuda::AttentionSequence> sequences;
   int64_t max_rows = 0;     // of a slice
   int64_t max_context = 0;  // positions

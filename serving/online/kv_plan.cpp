@@ -4,6 +4,7 @@
 
 #include "core/base/error.h"
 #include "core/base/units.h"
+#include "core/config/kv_groups.h"
 #include "serving/model/model.h"
 
 namespace moesaic {
@@ -19,6 +20,20 @@ uint64_t TokensToKvBytes(const ModelConfig& config, WeightType kv_type, int64_t 
 }
 
 }  // namespace
+
+std::vector<KvGroupSize> KvGroupSizes(const ModelConfig& config, int64_t num_blocks) {
+  std::vector<KvGroupSize> sizes;
+  for (const int64_t window : KvGroupsOf(config).windows) sizes.push_back({num_blocks, window});
+  return sizes;
+}
+
+int64_t LongestOf(const ModelConfig& config, int64_t num_blocks, int64_t step_tokens,
+                  int64_t context) {
+  const KvPools pools(KvGroupSizes(config, num_blocks), kKvBlockTokens, kAttentionChunkTokens);
+  // Windows bound what a sequence holds, whatever its length.
+  if (pools.Fits(context, step_tokens)) return context;
+  return std::min(context, num_blocks * kKvBlockTokens);
+}
 
 int64_t WantedContext(const EngineOptions& options, const ModelConfig& config) {
   if (options.max_model_len > 0) return options.max_model_len;
@@ -50,7 +65,8 @@ KvPlan PlanKv(const EngineOptions& options, const ModelConfig& config, int64_t c
          "--kv-memory: {} hold no KV block; one block of {} tokens takes {}", FormatBytes(kv_bytes),
          kKvBlockTokens, FormatBytes(block_bytes));
   }
-  plan.max_context_tokens = std::min(context, plan.num_blocks * kKvBlockTokens);
+  plan.max_context_tokens =
+      LongestOf(config, plan.num_blocks, options.max_num_batched_tokens, context);
   if (options.max_model_len > plan.max_context_tokens) {
     Fail(ErrorKind::kResourceExhausted,
          "--max-model-len: {} tokens need {} of KV memory but --kv-memory gives {}", context,

@@ -4,7 +4,9 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
+#include "cache/kv_pools.h"
 #include "core/config/model_config.h"
 #include "serving/online/engine_options.h"
 
@@ -12,6 +14,13 @@ namespace moesaic {
 
 // Without --max-model-len, no longer contexts than this are planned for.
 constexpr int64_t kDefaultContextTokens = 32768;
+
+// Blocks of each group of layers.
+std::vector<KvGroupSize> KvGroupSizes(const ModelConfig& config, int64_t num_blocks);
+
+// Longest sequence that so many blocks of each group hold, alone, `step_tokens` at a time.
+int64_t LongestOf(const ModelConfig& config, int64_t num_blocks, int64_t step_tokens,
+                  int64_t context);
 
 struct KvPlan {
   int64_t num_blocks = 0;

@@ -103,7 +103,6 @@ class Simulator::Impl {
   std::vector<int32_t> needed_;
   std::vector<MissedExpert> missed_;
   std::vector<float> stated_;  // [distances, layers, experts] of the running iteration
-  std::vector<int> stated_at_ = std::vector<int>(kRecallDistances, -1);
   std::vector<int> ranking_;
   std::vector<double> bin_stated_ = std::vector<double>(kRecallDistances * kRecallBins, 0.0);
   std::vector<double> bin_happened_ = std::vector<double>(kRecallDistances * kRecallBins, 0.0);

@@ -1,9 +1,4 @@
-"""Calls of tools and reasoning, as the official OpenAI client and `moesaic batch` see them.
-
-The sample model has not learnt to call tools. Its tokenizer is exchanged for one in which the tokens that it generates for the
-test's prompt are the pieces of an answer with reasoning and calls: the model, the engine, the parsers and the client are real,
-and the answer is known.
-"""
+"""Calls of tools and reasoning, as the official OpenAI client and `moesaic batch` see them (forced_model.py)."""
 
 import json
 import pathlib
@@ -12,15 +7,9 @@ import tempfile
 import unittest
 
 import openai
+from forced_model import MESSAGES, SAMPLING, ForcedModel, exchange_end
 from harness import BINARY, ENVIRONMENT, MODEL, PATIENCE_S, MoesaicServer
 
-TEMPLATE = (
-    "{# <think></think> <tool_call>{...}</tool_call> #}"
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content or '' }}"
-    "{% for call in message.tool_calls or [] %}{{ call.function.name }}{% endfor %}<|im_end|>\n{% endfor %}"
-    "<|im_start|>assistant\n"
-)
-MESSAGES = [{"role": "user", "content": "How many legs do three cats have?"}]
 TOOLS = [
     {
         "type": "function",
@@ -31,56 +20,47 @@ TOOLS = [
     }
     for name in ("weather", "time")
 ]
-# Tags and JSON lie across tokens.
-PIECES = [
-    "<thi", "nk>\nI mu", "st look.\n</th", "ink>\n\nOne mo", "ment.\n<tool", '_call>\n{"na', 'me": "weather", "argu',
-    'ments": {"ci', 'ty": "Ro', 'me {"}}\n</tool_', 'call>\n<tool_call>{"name": "time", "arguments": {', "}}\n</tool_cal", "l>\n",
-]  # fmt: skip
-# So that each token comes once, and none of the prompt's.
-SAMPLING = {"temperature": 0, "repetition_penalty": 1000.0, "return_token_ids": True}
+EXTRA = SAMPLING | {"return_token_ids": True}
 
 
-def byte_level(text):
-    """As the vocabulary of a byte-level BPE writes it."""
-    return text.replace(" ", "Ġ").replace("\n", "Ċ")
+class ForcedModelWithCalls:
+    """A server of the forced model whose template writes calls and reasoning as the model does. The token that ends an answer
+    is special: that is how a turn is known to be whole."""
 
+    TEMPLATE = (
+        "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+        "{% if message.reasoning %}<think>\n{{ message.reasoning }}\n</think>\n\n{% endif %}{{ message.content or '' }}"
+        "{% for call in message.tool_calls or [] %}\n<tool_call>\n"
+        '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n</tool_call>{% endfor %}'
+        "{{ '<|end_of_answer|>' if message.role == 'assistant' else '<|im_end|>' }}\n{% endfor %}<|im_start|>assistant\n"
+    )
 
-def exchange_tokens(tokenizer, ids):
-    """The ids become the PIECES. Their own texts get ids that the model does not have: no prompt of the tests needs them, but
-    merges do."""
-    vocabulary = tokenizer["model"]["vocab"]
-    texts = {token: text for text, token in vocabulary.items()}
-    spare = max(*vocabulary.values(), *(token["id"] for token in tokenizer["added_tokens"])) + 1
-    for i, (token, piece) in enumerate(zip(ids, PIECES, strict=True)):
-        assert byte_level(piece) not in vocabulary, piece
-        vocabulary[texts[token]] = spare + i
-        vocabulary[byte_level(piece)] = token
+    def __init__(self, forced):
+        template = forced.root / "calls.jinja"
+        template.write_text(self.TEMPLATE)
+        model = forced.root / "special_end"
+        model.mkdir()
+        for file in forced.path.iterdir():
+            if file.name != "tokenizer.json":
+                (model / file.name).symlink_to(file.resolve())
+        tokenizer = json.loads((forced.path / "tokenizer.json").read_text())
+        exchange_end(tokenizer, forced.end)
+        (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+        self.server = MoesaicServer("--chat-template", str(template), model=str(model))
+
+    def __enter__(self):
+        return self.server
+
+    def __exit__(self, *_):
+        self.server.kill()
 
 
 class ToolsTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.directory = tempfile.TemporaryDirectory()
-        root = pathlib.Path(cls.directory.name)
-        cls.template = root / "tools.jinja"
-        cls.template.write_text(TEMPLATE)
-        with MoesaicServer("--chat-template", str(cls.template)) as server:
-            body = {"messages": MESSAGES, "max_tokens": len(PIECES) + 1, **SAMPLING}
-            status, _, text = server.call("/v1/chat/completions", body)
-            assert status == 200, text
-            answer = json.loads(text)
-        cls.prompt_ids = answer["prompt_token_ids"]
-        *ids, cls.end = answer["choices"][0]["token_ids"]
-        assert len({*ids, cls.end}) == len(PIECES) + 1 and not {*ids, cls.end} & {*cls.prompt_ids}
-        cls.model = root / "model"
-        cls.model.mkdir()
-        for file in pathlib.Path(MODEL).resolve().iterdir():
-            if file.is_file() and file.name != "tokenizer.json":
-                (cls.model / file.name).symlink_to(file)
-        tokenizer = json.loads((pathlib.Path(MODEL) / "tokenizer.json").read_text())
-        exchange_tokens(tokenizer, ids)
-        (cls.model / "tokenizer.json").write_text(json.dumps(tokenizer))
-        cls.server = MoesaicServer("--chat-template", str(cls.template), model=str(cls.model))
+        cls.forced = ForcedModel()
+        cls.template, cls.model, cls.prompt_ids = cls.forced.template, cls.forced.path, cls.forced.prompt_ids
+        cls.server = cls.forced.serve()
         cls.client = openai.OpenAI(
             base_url=cls.server.url + "/v1", api_key="none", max_retries=0, timeout=PATIENCE_S
         )
@@ -88,11 +68,11 @@ class ToolsTest(unittest.TestCase):
     @classmethod
     def tearDownClass(cls):
         cls.server.kill()
-        cls.directory.cleanup()
+        cls.forced.cleanup()
 
     @classmethod
     def options(cls, **more):
-        extra = SAMPLING | {"stop_token_ids": [cls.end]} | more.pop("extra_body", {})
+        extra = EXTRA | {"stop_token_ids": [cls.forced.end]} | more.pop("extra_body", {})
         return {
             "model": "sample",
             "messages": MESSAGES,
@@ -195,10 +175,39 @@ class ToolsTest(unittest.TestCase):
         answer = self.chat(messages=messages, max_tokens=1)
         self.assertGreater(answer.usage.prompt_tokens, len(self.prompt_ids))
 
-    def test_forced_calls_are_refused(self):
-        for choice in ("required", {"type": "function", "function": {"name": "weather"}}):
-            with self.assertRaisesRegex(openai.BadRequestError, "grammar"):
-                self.chat(tool_choice=choice)
+    def test_forced_calls_begin_in_the_prompt(self):
+        """What the sample model makes of it is nonsense; that it is asked for the call is not."""
+        named = {"type": "function", "function": {"name": "weather"}}
+        for choice, opening in (
+            ("required", '<tool_call>\n{"name": "'),
+            (named, '<tool_call>\n{"name": "weather", "arguments": '),
+        ):
+            ids = self.chat(tool_choice=choice, max_tokens=4).prompt_token_ids
+            self.assertEqual(ids[: len(self.prompt_ids)], self.prompt_ids)
+            text = json.loads(self.server.call("/detokenize", {"tokens": ids})[2])["prompt"]
+            self.assertTrue(text.endswith("assistant" + opening), text)
+        with self.assertRaisesRegex(openai.BadRequestError, "tool_choice"):
+            self.chat(tool_choice={"type": "function", "function": {"name": "other"}})
+
+    def test_a_replayed_turn_is_the_same_tokens(self):
+        """The client writes the arguments anew; the prompt has what was generated."""
+        with ForcedModelWithCalls(self.forced) as server:
+            client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", timeout=PATIENCE_S)
+            create = client.chat.completions.create
+            first = create(**self.options())
+            message = first.choices[0].message.model_dump(exclude_none=True)
+            for call in message["tool_calls"]:
+                arguments = json.loads(call["function"]["arguments"])
+                call["function"]["arguments"] = json.dumps(arguments, separators=(",", ":"))
+            results = [
+                {"role": "tool", "tool_call_id": call["id"], "content": "12"} for call in message["tool_calls"]
+            ]
+            generated = first.prompt_token_ids + first.choices[0].token_ids
+            again = create(**self.options(messages=[*MESSAGES, message, *results], max_tokens=1))
+            self.assertEqual(again.prompt_token_ids[: len(generated)], generated)
+            message["content"] += "!"
+            other = create(**self.options(messages=[*MESSAGES, message, *results], max_tokens=1))
+            self.assertNotEqual(other.prompt_token_ids[: len(generated)], generated)
 
     def test_parsers_by_name(self):
         flags = ("--chat-template", str(self.template), "--reasoning-parser", "none")
@@ -213,7 +222,7 @@ class ToolsTest(unittest.TestCase):
         self.assertIn("--tool-call-parser hermess", result.stderr)
 
     def test_batch(self):
-        root = pathlib.Path(self.directory.name)
+        root = self.forced.root
         body = self.options()
         body |= body.pop("extra_body")
         del body["model"]
@@ -229,6 +238,65 @@ class ToolsTest(unittest.TestCase):
             calls = choice["message"]["tool_calls"]
             self.assertEqual([call["function"]["name"] for call in calls], ["weather", "time"])
             self.assertEqual(choice["message"]["reasoning_content"], "I must look.")
+
+
+class ThinkingBudgetTest(unittest.TestCase):
+    TEMPLATE = (
+        "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+        "<|im_start|>assistant\n<think>\n{# </think> #}"
+    )
+
+    def test_thinking_is_ended(self):
+        with tempfile.TemporaryDirectory() as directory:
+            template = pathlib.Path(directory) / "think.jinja"
+            template.write_text(self.TEMPLATE)
+            with MoesaicServer("--chat-template", str(template)) as server:
+                def ask(**more):
+                    body = {"messages": MESSAGES, "max_tokens": 40, "temperature": 0, "return_token_ids": True}
+                    status, _, text = server.call("/v1/chat/completions", body | more)
+                    self.assertEqual(status, 200, text)
+                    return json.loads(text)["choices"][0]
+
+                text = {"prompt": "\n</think>\n\n", "add_special_tokens": False}
+                ending = json.loads(server.call("/tokenize", text)[2])["tokens"]
+                free = ask()
+                self.assertIsNone(free["message"]["content"])  # it thinks to the end
+                for budget in (0, 5):
+                    choice = ask(thinking_token_budget=budget)
+                    ids = choice["token_ids"]
+                    self.assertEqual(ids[:budget], free["token_ids"][:budget])
+                    self.assertEqual(ids[budget : budget + len(ending)], ending)
+                    self.assertTrue(choice["message"]["content"])
+                    self.assertEqual("reasoning" in choice["message"], budget > 0)
+                self.assertEqual(ask(reasoning_budget=-1)["token_ids"], free["token_ids"])
+                sampled = {"temperature": 1, "seed": 3, "logprobs": True}
+                free = ask(**sampled)["token_ids"]
+                choice = ask(thinking_token_budget=5, **sampled)
+                self.assertEqual(choice["token_ids"][:5], free[:5])
+                self.assertEqual(choice["token_ids"][5 : 5 + len(ending)], ending)
+                self.assertEqual(len(choice["logprobs"]["content"]), len(choice["token_ids"]))
+
+    def test_run_shows_thinking_apart(self):
+        with tempfile.TemporaryDirectory() as directory:
+            template = pathlib.Path(directory) / "think.jinja"
+            template.write_text(self.TEMPLATE)
+            command = [BINARY, "run", MODEL, MESSAGES[0]["content"], "--chat-template", str(template)]
+            command += ["--max-tokens", "20", "--temperature", "0"]
+
+            def run(*more):
+                return subprocess.run(
+                    [*command, *more], check=True, capture_output=True, text=True, env=ENVIRONMENT, timeout=PATIENCE_S
+                )
+
+            shown = run()
+            self.assertEqual(shown.stdout, "\n")
+            answer = json.loads(run("--json").stdout)
+            self.assertEqual(answer["text"], "")
+            self.assertTrue(answer["reasoning"])
+            self.assertIn(answer["reasoning"], shown.stderr)
+            # As it comes, where nobody knows what it is.
+            raw = run("--reasoning-parser", "none").stdout
+            self.assertEqual(raw.strip(), answer["reasoning"].strip())
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 #include "serving/api/chat/chat_syntax.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <array>
 #include <string>
@@ -142,12 +143,10 @@ constexpr std::array<NamedReasoning, 8> kReasoning = {{{"openai_gptoss", nullptr
                                                        {"kimi_k2", &kThink},
                                                        {"minimax_m2", &kThink}}};
 
-template <typename Table>
-[[noreturn]] void FailUnknown(std::string_view flag, std::string_view name, const Table& table) {
-  std::string known = "auto, none";
-  for (const auto& entry : table) known += fmt::format(", {}", entry.name);
-  Fail(ErrorKind::kInvalidArgument, "{} {}: there is no such parser; there are {}", flag, name,
-       known);
+[[noreturn]] void FailUnknown(std::string_view flag, std::string_view name,
+                              const std::vector<std::string_view>& known) {
+  Fail(ErrorKind::kInvalidArgument, "{} {}: there is no such parser; there are auto, none, {}",
+       flag, name, fmt::join(known, ", "));
 }
 
 bool HasSigns(std::string_view text, const NamedCalls& calls) {
@@ -162,7 +161,7 @@ const NamedCalls* FindCalls(std::string_view text, std::string_view name) {
   for (const NamedCalls& calls : kCalls) {
     if (name == "auto" ? HasSigns(text, calls) : name == calls.name) return &calls;
   }
-  if (name != "auto") FailUnknown("--tool-call-parser", name, kCalls);
+  if (name != "auto") FailUnknown("--tool-call-parser", name, ToolParserNames());
   return nullptr;
 }
 
@@ -180,7 +179,7 @@ bool FindReasoning(std::string_view text, std::string_view name, const Reasoning
     *syntax = reasoning.syntax;
     return reasoning.syntax == nullptr;
   }
-  FailUnknown("--reasoning-parser", name, kReasoning);
+  FailUnknown("--reasoning-parser", name, ReasoningParserNames());
 }
 
 }  // namespace
@@ -246,6 +245,18 @@ std::vector<std::string_view> ChatSyntax::Markers() const {
     add("[CALL_ID]");
   }
   return markers;
+}
+
+std::vector<std::string_view> ToolParserNames() {
+  std::vector<std::string_view> names;
+  for (const NamedCalls& calls : kCalls) names.push_back(calls.name);
+  return names;
+}
+
+std::vector<std::string_view> ReasoningParserNames() {
+  std::vector<std::string_view> names;
+  for (const NamedReasoning& reasoning : kReasoning) names.push_back(reasoning.name);
+  return names;
 }
 
 ChatSyntax FindChatSyntax(std::string_view template_text, std::string_view tool_parser,

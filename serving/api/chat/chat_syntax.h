@@ -53,8 +53,10 @@ struct ChatSyntax {
   std::vector<std::string_view> Markers() const;
 };
 
-// `tool_parser`, `reasoning_parser`: "auto", "none", or vLLM's names. Throws
-// Error(kInvalidArgument) for others, with those that there are.
+// `tool_parser`, `reasoning_parser`: "auto", "none", or vLLM's names, which these functions list.
+// Throws Error(kInvalidArgument) for others, with those that there are.
+std::vector<std::string_view> ToolParserNames();
+std::vector<std::string_view> ReasoningParserNames();
 ChatSyntax FindChatSyntax(std::string_view template_text, std::string_view tool_parser = "auto",
                           std::string_view reasoning_parser = "auto");
 

@@ -70,7 +70,7 @@ TEST(OptionTableTest, AnOptionCanTakeAnothersPlace) {
   Values v;
   std::vector<std::string> counts = {"1"};
   v.table.Replace({"count", &counts, "LIST", "", "Section"});
-  EXPECT_EQ(v.table.DefaultText("count"), "1");
+  EXPECT_EQ(v.table.ValueText("count"), "1");
   v.Set("count", "2,3");
   EXPECT_EQ(counts, (std::vector<std::string>{"2", "3"}));
   EXPECT_EQ(v.table.options().size(), Values().table.options().size());

@@ -1,4 +1,4 @@
-#include "serving/api/api_output.h"
+#include "serving/api/openai_output.h"
 
 #include <gtest/gtest.h>
 
@@ -23,7 +23,7 @@ TokenText Spell(int32_t token, bool) { return {std::string(1, static_cast<char>(
 
 ApiOutputSpec Spec(bool chat) {
   ApiOutputSpec spec;
-  spec.chat = chat;
+  spec.dialect = chat ? ApiDialect::kChat : ApiDialect::kCompletions;
   spec.id = "id-1";
   spec.model = "m";
   spec.created_unix_s = 5;
@@ -47,7 +47,7 @@ std::vector<Json> Events(const std::string& stream) {
 }
 
 TEST(ApiOutputTest, Completion) {
-  ApiOutput output(Spec(false), Spell);
+  OpenAiOutput output(Spec(false), Spell);
   output.Collect(0, Delta("c", {2}, 1));
   output.Collect(0, Last(Delta("de", {3, 4}, 3), FinishReason::kStop, "END"));
   EXPECT_EQ(
@@ -58,7 +58,7 @@ TEST(ApiOutputTest, Completion) {
 }
 
 TEST(ApiOutputTest, Chat) {
-  ApiOutput output(Spec(true), Spell);
+  OpenAiOutput output(Spec(true), Spell);
   output.Collect(0, Last(Delta("hey", {3}, 1), FinishReason::kLength));
   const Json json = Json::parse(output.FinalBody());
   EXPECT_EQ(json["object"], "chat.completion");
@@ -73,7 +73,7 @@ TEST(ApiOutputTest, EchoWithLogprobsCoversPromptAndCompletion) {
   spec.logprobs = 0;
   spec.prompt_texts = {"ab"};
   spec.hidden_prompt_tokens = {0};
-  ApiOutput output(spec, Spell);
+  OpenAiOutput output(spec, Spell);
   OutputDelta first = Delta("", {}, 0);
   first.prompt_tokens = {GeneratedToken{1, -2.f, {}}};
   output.Collect(0, first);
@@ -88,7 +88,7 @@ TEST(ApiOutputTest, EchoWithLogprobsCoversPromptAndCompletion) {
 TEST(ApiOutputTest, ChatStream) {
   ApiOutputSpec spec = Spec(true);
   spec.include_usage = true;
-  ApiOutput output(spec, Spell);
+  OpenAiOutput output(spec, Spell);
   std::string stream = output.StreamDelta(0, Delta("h", {3}, 1));
   EXPECT_EQ(output.StreamDelta(0, Delta("", {4}, 2)), "");  // text held back: nothing to say
   stream += output.StreamDelta(0, Delta("ey", {5}, 3));
@@ -119,7 +119,7 @@ TEST(ApiOutputTest, ChatStream) {
 }
 
 TEST(ApiOutputTest, WithoutIncludeUsageNoChunkHasUsage) {
-  ApiOutput output(Spec(true), Spell);
+  OpenAiOutput output(Spec(true), Spell);
   const std::string stream =
       output.StreamDelta(0, Last(Delta("h", {3}, 1), FinishReason::kStop)) + output.StreamEnd();
   EXPECT_EQ(stream.find("usage"), std::string::npos);
@@ -128,7 +128,7 @@ TEST(ApiOutputTest, WithoutIncludeUsageNoChunkHasUsage) {
 TEST(ApiOutputTest, ContinuousUsage) {
   ApiOutputSpec spec = Spec(false);
   spec.continuous_usage = true;
-  ApiOutput output(spec, Spell);
+  OpenAiOutput output(spec, Spell);
   const auto events = Events(output.StreamDelta(0, Delta("h", {3}, 1)));
   ASSERT_EQ(events.size(), 1u);
   EXPECT_EQ(events[0]["usage"]["completion_tokens"], 1);
@@ -138,7 +138,7 @@ TEST(ApiOutputTest, ContinuousUsage) {
 TEST(ApiOutputTest, StreamWithLogprobsCarriesEveryToken) {
   ApiOutputSpec spec = Spec(true);
   spec.logprobs = 0;
-  ApiOutput output(spec, Spell);
+  OpenAiOutput output(spec, Spell);
   output.StreamDelta(0, Delta("h", {3}, 1));
   const auto events = Events(output.StreamDelta(0, Delta("", {4}, 2)));  // held back, but a token
   ASSERT_EQ(events.size(), 1u);
@@ -152,7 +152,7 @@ TEST(ApiOutputTest, EchoStreamsThePromptFirst) {
   spec.prompt_texts = {"ab"};
   spec.hidden_prompt_tokens = {0};
   spec.logprobs = 0;
-  ApiOutput output(spec, Spell);
+  OpenAiOutput output(spec, Spell);
   OutputDelta first = Delta("", {}, 0);
   first.prompt_tokens = {GeneratedToken{1, -2.f, {}}};
   const auto events = Events(output.StreamDelta(0, first));
@@ -172,7 +172,7 @@ TEST(ApiOutputTest, ChoicesOfSeveralPrompts) {
   spec.prompt_texts = {"P", "Q"};
   spec.hidden_prompt_tokens = {0, 0};
   spec.return_token_ids = true;
-  ApiOutput output(spec, Spell);
+  OpenAiOutput output(spec, Spell);
   ASSERT_EQ(output.choices(), 4u);
   for (size_t i : {3, 1, 0, 2}) {  // they end in any order
     output.Collect(
@@ -195,7 +195,7 @@ TEST(ApiOutputTest, ChoicesOfSeveralPrompts) {
 TEST(ApiOutputTest, EachChoiceOfAStreamBeginsWithItsRole) {
   ApiOutputSpec spec = Spec(true);
   spec.n = 2;
-  ApiOutput output(spec, Spell);
+  OpenAiOutput output(spec, Spell);
   for (size_t i : {1, 0}) {
     const auto events = Events(output.StreamDelta(i, Delta("x", {1}, 1)));
     ASSERT_EQ(events.size(), 2u);
@@ -206,7 +206,8 @@ TEST(ApiOutputTest, EachChoiceOfAStreamBeginsWithItsRole) {
 }
 
 TEST(ApiOutputTest, ErrorsInAStreamHaveTheErrorObject) {
-  const auto events = Events(ApiOutput::StreamError(ApiError(500, "server_error", "x\n\"y\"")));
+  const auto events = Events(
+      OpenAiOutput(Spec(true), Spell).StreamError(ApiError(500, "server_error", "x\n\"y\"")));
   ASSERT_EQ(events.size(), 1u);
   EXPECT_EQ(DumpJson(events[0]),
             R"({"error":{"message":"x\n\"y\"","type":"server_error","param":null,"code":null}})");
@@ -215,7 +216,7 @@ TEST(ApiOutputTest, ErrorsInAStreamHaveTheErrorObject) {
 TEST(ApiOutputTest, PromptLogprobsExtension) {
   ApiOutputSpec spec = Spec(true);
   spec.prompt_logprobs = 0;
-  ApiOutput output(spec, Spell);
+  OpenAiOutput output(spec, Spell);
   OutputDelta delta = Last(Delta("x", {1}, 1), FinishReason::kStop);
   delta.prompt_tokens = {GeneratedToken{1, -2.f, {}}};
   output.Collect(0, delta);

@@ -1,5 +1,6 @@
 #include "serving/api/api_request.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "serving/api/api_error.h"
@@ -175,10 +176,22 @@ TEST(ApiRequestTest, MessagesAreReadable) {
   EXPECT_EQ(ErrorText(R"({"prompt":"x","n":"2"})"), "n must be an integer, it is a string.");
 }
 
-TEST(ApiRequestTest, TopPZeroIsTheLikeliestToken) {
-  const auto request = ParseCompletionRequest(R"({"prompt":"x","top_p":0})");
-  EXPECT_GT(*request.sampling.top_p, 0);
-  EXPECT_LT(*request.sampling.top_p, 1e-6);
+// It would leave no token to choose.
+TEST(ApiRequestTest, TopPZeroIsRefused) {
+  EXPECT_EQ(ParamOf(ParseCompletionRequest, R"({"prompt":"x","top_p":0})"), "top_p");
+  EXPECT_NE(ErrorText(R"({"prompt":"x","top_p":0.0})").find("temperature 0"), std::string::npos);
+  EXPECT_EQ(ParseCompletionRequest(R"({"prompt":"x","top_p":1e-9})").sampling.top_p, 1e-9);
+}
+
+TEST(ApiRequestTest, RolesThatAreNotKnownAreRefused) {
+  for (const char* role : {"system", "developer", "user", "assistant", "tool", "function"}) {
+    EXPECT_EQ(MessagesParam(fmt::format(R"([{{"role":"{}","content":"a"}}])", role)), "accepted");
+  }
+  EXPECT_EQ(MessagesParam(R"([{"role":"user","content":"a"},{"role":"User","content":"a"}])"),
+            "messages[1].role");
+  const ChatRequest request =
+      ParseChatRequest(R"({"messages":[{"role":"developer","content":"a"}]})");
+  EXPECT_EQ(request.chat.messages[0]["role"], "system");
 }
 
 TEST(ApiRequestTest, UnknownFieldsAreKeptForAWarning) {
@@ -202,9 +215,10 @@ TEST(ApiRequestTest, ChatDefaults) {
 
 TEST(ApiRequestTest, ChatLogprobsAndLengths) {
   EXPECT_EQ(
-      ParseChatRequest(R"({"messages":[{"role":"u","content":""}],"logprobs":true})").logprobs, 0);
+      ParseChatRequest(R"({"messages":[{"role":"user","content":""}],"logprobs":true})").logprobs,
+      0);
   EXPECT_EQ(ParseChatRequest(
-                R"({"messages":[{"role":"u","content":""}],"logprobs":true,"top_logprobs":20})")
+                R"({"messages":[{"role":"user","content":""}],"logprobs":true,"top_logprobs":20})")
                 .logprobs,
             20);
   EXPECT_EQ(ChatParam(R"("top_logprobs":3)"), "top_logprobs");
@@ -213,7 +227,7 @@ TEST(ApiRequestTest, ChatLogprobsAndLengths) {
   EXPECT_EQ(ChatParam(R"("max_tokens":0)"), "max_tokens");
   EXPECT_EQ(ChatParam(R"("max_completion_tokens":-3)"), "max_completion_tokens");
   const ChatRequest both = ParseChatRequest(
-      R"({"messages":[{"role":"u","content":""}],"max_tokens":5,"max_completion_tokens":7})");
+      R"({"messages":[{"role":"user","content":""}],"max_tokens":5,"max_completion_tokens":7})");
   EXPECT_EQ(both.max_tokens, 7);
   EXPECT_EQ(both.max_tokens_name, "max_completion_tokens");
 }
@@ -283,7 +297,7 @@ TEST(ApiRequestTest, ToolsAndTemplateOptions) {
   EXPECT_EQ(ChatParam(R"("tools":3)"), "tools");
   EXPECT_EQ(ChatParam(R"("tools":[{}])"), "tools[0]");
   EXPECT_EQ(ChatParam(R"("tool_choice":"required")"), "tool_choice");
-  EXPECT_EQ(ChatParam(R"("tool_choice":{"type":"function"})"), "tool_choice");
+  EXPECT_EQ(ChatParam(R"("tool_choice":{"type":"function"})"), "tool_choice.function.name");
   EXPECT_EQ(ChatParam(R"("tool_choice":"sometimes")"), "tool_choice");
   EXPECT_EQ(ChatParam(R"("tool_choice":{"type":7})"), "tool_choice.type");
   EXPECT_EQ(ChatParam(R"("tool_choice":7)"), "tool_choice");
@@ -300,23 +314,55 @@ TEST(ApiRequestTest, ToolsAndTemplateOptions) {
   EXPECT_TRUE(request.chat.tools.is_null());
 }
 
-TEST(ApiRequestTest, ForcedCallsNeedGrammars) {
-  for (const char* choice : {R"("required")", R"({"type":"function","function":{"name":"f"}})",
-                             R"({"type":"allowed_tools","allowed_tools":{}})"}) {
-    try {
-      ParseChatRequest(std::string(R"({"messages":[{"role":"u","content":""}],"tool_choice":)") +
-                       choice + "}");
-      ADD_FAILURE() << choice;
-    } catch (const ApiError& error) {
-      EXPECT_NE(std::string_view(error.what()).find("grammar"), std::string_view::npos);
-    }
-  }
+constexpr const char* kTwoTools =
+    R"("tools":[{"type":"function","function":{"name":"f"}},{"type":"function","function":{"name":"g"}}])";
+
+ChatInput WithToolChoice(const std::string& choice) {
+  return ParseChatRequest(R"({"messages":[{"role":"user","content":""}],)" +
+                          std::string(kTwoTools) + R"(,"tool_choice":)" + choice + "}")
+      .chat;
+}
+
+TEST(ApiRequestTest, ToolChoice) {
+  EXPECT_FALSE(WithToolChoice(R"("auto")").force_call);
+  EXPECT_TRUE(WithToolChoice(R"("none")").tools.is_null());
+  const ChatInput required = WithToolChoice(R"("required")");
+  EXPECT_TRUE(required.force_call);
+  EXPECT_EQ(required.forced_tool, "");
+  EXPECT_EQ(required.tools.size(), 2u);
+  // The other tools stay: the prompt's beginning is that of other requests.
+  const ChatInput named = WithToolChoice(R"({"type":"function","function":{"name":"g"}})");
+  EXPECT_TRUE(named.force_call);
+  EXPECT_EQ(named.forced_tool, "g");
+  EXPECT_EQ(named.tools.size(), 2u);
+  const std::string allowed = R"({"type":"allowed_tools","allowed_tools":{"mode":"auto","tools":[)"
+                              R"({"type":"function","function":{"name":"g"}}]}})";
+  EXPECT_FALSE(WithToolChoice(allowed).force_call);
+  ASSERT_EQ(WithToolChoice(allowed).tools.size(), 1u);
+  EXPECT_EQ(WithToolChoice(allowed).tools[0]["function"]["name"], "g");
+}
+
+TEST(ApiRequestTest, ToolChoicesThatCannotBe) {
+  const auto param = [](const std::string& choice, const std::string& tools = kTwoTools) {
+    return ChatParam(tools + R"(,"tool_choice":)" + choice);
+  };
+  EXPECT_EQ(param(R"("required")", R"("tools":[])"), "tool_choice");
+  EXPECT_EQ(param(R"({"type":"function","function":{"name":"h"}})"), "tool_choice");
+  EXPECT_EQ(param(R"({"type":"function","function":{}})"), "tool_choice.function.name");
+  EXPECT_EQ(param(R"({"type":"function"})"), "tool_choice.function.name");
+  EXPECT_EQ(param(R"({"type":"allowed_tools"})"), "tool_choice");
+  EXPECT_EQ(param(R"({"type":"allowed_tools","allowed_tools":{"tools":[]}})"),
+            "tool_choice.allowed_tools.tools");
+  EXPECT_EQ(param(R"({"type":"other"})"), "tool_choice.type");
+  EXPECT_EQ(param(R"("some")"), "tool_choice");
+  EXPECT_EQ(param("7"), "tool_choice");
 }
 
 TEST(ApiRequestTest, Reasoning) {
   const auto kwargs = [](const std::string& fields) {
-    return DumpJson(ParseChatRequest(R"({"messages":[{"role":"u","content":""}],)" + fields + "}")
-                        .chat.template_kwargs);
+    return DumpJson(
+        ParseChatRequest(R"({"messages":[{"role":"user","content":""}],)" + fields + "}")
+            .chat.template_kwargs);
   };
   EXPECT_EQ(kwargs(R"("reasoning_effort":"high")"), R"({"reasoning_effort":"high"})");
   EXPECT_EQ(kwargs(R"("reasoning_effort":"none")"),
@@ -330,7 +376,7 @@ TEST(ApiRequestTest, Reasoning) {
   EXPECT_EQ(ChatParam(R"("thinking":{"type":"maybe"})"), "thinking.type");
   EXPECT_EQ(ChatParam(R"("parallel_tool_calls":3)"), "parallel_tool_calls");
   const ChatInput chat =
-      ParseChatRequest(R"({"messages":[{"role":"u","content":""}],"parallel_tool_calls":false,
+      ParseChatRequest(R"({"messages":[{"role":"user","content":""}],"parallel_tool_calls":false,
           "separate_reasoning":false,"include_reasoning":false})")
           .chat;
   EXPECT_FALSE(chat.parallel_tool_calls || chat.separate_reasoning || chat.include_reasoning);

@@ -3,8 +3,8 @@
 
 #include <gtest/gtest.h>
 
-#include "serving/api/api_output.h"
 #include "serving/api/json_text.h"
+#include "serving/api/openai_output.h"
 
 namespace moesaic {
 namespace {
@@ -21,14 +21,14 @@ AnswerParsing Parsing(const char* calls = "hermes", const char* reasoning = "qwe
   return parsing;
 }
 
-ApiOutput Output(const AnswerParsing& parsing) {
+OpenAiOutput Output(const AnswerParsing& parsing) {
   ApiOutputSpec spec;
-  spec.chat = true;
+  spec.dialect = ApiDialect::kChat;
   spec.id = "id-1";
   spec.model = "m";
   spec.prompts = {{0, 1}};
   spec.parsing = std::make_shared<const AnswerParsing>(parsing);
-  return ApiOutput(std::move(spec), [](int32_t, bool) { return TokenText{"t"}; });
+  return OpenAiOutput(std::move(spec), [](int32_t, bool) { return TokenText{"t"}; });
 }
 
 OutputDelta TextDelta(std::string text, std::optional<FinishReason> finish = std::nullopt) {
@@ -42,7 +42,7 @@ OutputDelta TextDelta(std::string text, std::optional<FinishReason> finish = std
 // The choice of a whole answer to `text`.
 Json Choice(const AnswerParsing& parsing, const std::string& text,
             FinishReason finish = FinishReason::kStop) {
-  ApiOutput output = Output(parsing);
+  OpenAiOutput output = Output(parsing);
   output.Collect(0, TextDelta(text, finish));
   return ParseJson(output.FinalBody())["choices"][0];
 }
@@ -50,7 +50,7 @@ Json Choice(const AnswerParsing& parsing, const std::string& text,
 // The choices of the chunks when `text` comes in pieces of `bytes`.
 std::vector<Json> Chunks(const AnswerParsing& parsing, const std::string& text, size_t bytes,
                          FinishReason finish = FinishReason::kStop) {
-  ApiOutput output = Output(parsing);
+  OpenAiOutput output = Output(parsing);
   std::string stream;
   for (size_t at = 0; at < text.size(); at += bytes) {
     stream += output.StreamDelta(0, TextDelta(text.substr(at, bytes)));
@@ -156,7 +156,7 @@ TEST(ChatAnswerTest, CutReasoningIsNoContent) {
 TEST(ChatAnswerTest, OneCallAtATime) {
   AnswerParsing parsing = Parsing();
   parsing.parallel_calls = false;
-  ApiOutput output = Output(parsing);
+  OpenAiOutput output = Output(parsing);
   const std::string text = kTwoCalls;
   const size_t first_end = text.find("}}") + 2;
   output.Collect(0, TextDelta(text.substr(0, first_end - 1)));
@@ -192,12 +192,12 @@ TEST(ChatAnswerTest, IdsAreAsTheTemplateTakesThem) {
 
 TEST(ChatAnswerTest, TokensGoWithTheFirstChunkOfADelta) {
   ApiOutputSpec spec;
-  spec.chat = true;
+  spec.dialect = ApiDialect::kChat;
   spec.prompts = {{0, 1}};
   spec.logprobs = 0;
   spec.return_token_ids = true;
   spec.parsing = std::make_shared<const AnswerParsing>(Parsing());
-  ApiOutput output(std::move(spec), [](int32_t, bool) { return TokenText{"t"}; });
+  OpenAiOutput output(std::move(spec), [](int32_t, bool) { return TokenText{"t"}; });
   const std::string stream = output.StreamDelta(0, TextDelta("<think>a</think>b"));
   std::vector<size_t> ids, logprobs;
   for (size_t at = 0; at < stream.size();) {

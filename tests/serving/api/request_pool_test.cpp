@@ -19,7 +19,8 @@ class RequestPoolTest : public ::testing::Test {
   std::pair<RequestPool::Key, PreparedRequest> Request(RequestPool::Key key,
                                                        const std::string& fields = "") {
     const std::string body = R"({"prompt":"x","max_tokens":3)" + fields + "}";
-    return {key, PrepareRequest(body, *models_, {false, "r", 1024, std::nullopt, gone_})};
+    return {key, PrepareRequest(body, *models_,
+                                {ApiDialect::kCompletions, "r", 1024, std::nullopt, gone_})};
   }
   std::map<RequestPool::Key, RequestPool::Answer> WaitForAll() {
     std::map<RequestPool::Key, RequestPool::Answer> answers;

@@ -29,7 +29,7 @@ TEST_F(RequestRunnerTest, GivesOutTextAsItComes) {
   const RequestRunner& runner = Start({}, 3);
   std::string text;
   const RunResult result =
-      runner.Run(runner.EncodeRaw("hi"), [&](std::string_view part) { text += part; }, Never,
+      runner.Run(runner.EncodeRaw("hi"), [&](std::string_view part, bool) { text += part; }, Never,
                  {"trace-1", "tests"});
   EXPECT_EQ(text, "w0 w1 w2");
   EXPECT_EQ(result.text, text);
@@ -46,7 +46,7 @@ TEST_F(RequestRunnerTest, AnInterruptCancels) {
   options.manual = true;
   const RequestRunner& runner = Start(options, 3);
   const RunResult result = runner.Run(
-      {1}, [](std::string_view) {}, [] { return true; });
+      {{1}}, [](std::string_view, bool) {}, [] { return true; });
   EXPECT_EQ(result.finish, FinishReason::kCancelled);
   EXPECT_EQ(engine_->cancelled(), 1u);
 }
@@ -54,7 +54,7 @@ TEST_F(RequestRunnerTest, AnInterruptCancels) {
 TEST_F(RequestRunnerTest, WhatTheReaderThrowsCancels) {
   const RequestRunner& runner = Start({}, 1000);
   EXPECT_THROW(runner.Run(
-                   {1}, [](std::string_view) { throw std::string("closed"); }, Never),
+                   {{1}}, [](std::string_view, bool) { throw std::string("closed"); }, Never),
                std::string);
   engine_->WaitForIdle();
 }
@@ -63,7 +63,7 @@ TEST_F(RequestRunnerTest, RefusalsAreErrorsOfTheCommandLine) {
   const RequestRunner& runner = Start({}, 2000);
   try {
     runner.Run(
-        {1}, [](std::string_view) {}, Never);
+        {{1}}, [](std::string_view, bool) {}, Never);
     ADD_FAILURE() << "longer than the context";
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::kInvalidArgument);

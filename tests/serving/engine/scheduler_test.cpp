@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <random>
 #include <set>
@@ -14,6 +15,11 @@
 
 namespace moesaic {
 namespace {
+
+// Of one group of layers, which attend to all of the context.
+KvPools OneGroup(int64_t blocks) {
+  return KvPools(std::array{KvGroupSize{blocks, 0}}, kKvBlockTokens, kAttentionChunkTokens);
+}
 
 std::unique_ptr<Sequence> MakeSequence(RequestId id, int64_t prompt, int64_t max_tokens,
                                        int32_t token = -1) {
@@ -47,8 +53,8 @@ std::vector<RequestId> FinishStep(Scheduler& scheduler, std::span<const Schedule
 }
 
 TEST(SchedulerTest, PrefillIsCutToTheBudgetAndDecodesGoFirst) {
-  KvBlockPool pool(64, kKvBlockTokens);
-  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 32, .prefix_cache = false}, pool);
+  KvPools pools = OneGroup(64);
+  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 32, .prefix_cache = false}, pools);
   scheduler.Add(MakeSequence(1, 20, 10));
   scheduler.Add(MakeSequence(2, 50, 10));
   auto plan = scheduler.Plan();
@@ -67,8 +73,8 @@ TEST(SchedulerTest, PrefillIsCutToTheBudgetAndDecodesGoFirst) {
 }
 
 TEST(SchedulerTest, NoMoreThanMaxSequencesRun) {
-  KvBlockPool pool(64, kKvBlockTokens);
-  Scheduler scheduler({.max_num_seqs = 2, .max_batch_tokens = 32, .prefix_cache = false}, pool);
+  KvPools pools = OneGroup(64);
+  Scheduler scheduler({.max_num_seqs = 2, .max_batch_tokens = 32, .prefix_cache = false}, pools);
   for (RequestId id = 1; id <= 5; ++id) scheduler.Add(MakeSequence(id, 4, 2));
   EXPECT_EQ(scheduler.Plan().size(), 2u);
   EXPECT_EQ(scheduler.running(), 2);
@@ -77,8 +83,8 @@ TEST(SchedulerTest, NoMoreThanMaxSequencesRun) {
 
 TEST(SchedulerTest, NewestIsPreemptedAndOldestEndsFirst) {
   // Two sequences of 16 + 20 tokens need 3 blocks each; the pool has 4.
-  KvBlockPool pool(4, kKvBlockTokens);
-  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 64, .prefix_cache = false}, pool);
+  KvPools pools = OneGroup(4);
+  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 64, .prefix_cache = false}, pools);
   scheduler.Add(MakeSequence(1, 16, 20));
   scheduler.Add(MakeSequence(2, 16, 20));
   std::vector<RequestId> ended;
@@ -87,12 +93,12 @@ TEST(SchedulerTest, NewestIsPreemptedAndOldestEndsFirst) {
   }
   EXPECT_EQ(ended, (std::vector<RequestId>{1, 2}));
   EXPECT_GT(scheduler.preemptions(), 0);
-  EXPECT_EQ(pool.used_blocks(), 0);
+  EXPECT_EQ(pools.pool(0).used_blocks(), 0);
 }
 
 TEST(SchedulerTest, APrefixIsReusedButNeverTheLastToken) {
-  KvBlockPool pool(64, kKvBlockTokens);
-  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 256, .prefix_cache = true}, pool);
+  KvPools pools = OneGroup(64);
+  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 256, .prefix_cache = true}, pools);
   scheduler.Add(MakeSequence(1, 48, 1, 5));
   FinishStep(scheduler, scheduler.Plan());
   EXPECT_TRUE(scheduler.empty());
@@ -114,12 +120,12 @@ TEST(SchedulerTest, APrefixIsReusedButNeverTheLastToken) {
 // a prefix of what was decoded.
 TEST(SchedulerTest, OnlyPromptsAreShared) {
   for (const bool only_prompts : {false, true}) {
-    KvBlockPool pool(64, kKvBlockTokens);
+    KvPools pools = OneGroup(64);
     Scheduler scheduler({.max_num_seqs = 4,
                          .max_batch_tokens = 256,
                          .prefix_cache = true,
                          .share_only_prompts = only_prompts},
-                        pool);
+                        pools);
     // 40 tokens of prompt, 24 of output; the engine of these tests answers with 7.
     scheduler.Add(MakeSequence(1, 40, 25, 7));
     while (!scheduler.empty()) FinishStep(scheduler, scheduler.Plan());
@@ -138,15 +144,15 @@ TEST(SchedulerTest, OnlyPromptsAreShared) {
 }
 
 TEST(SchedulerTest, RemoveReleasesAndForgets) {
-  KvBlockPool pool(64, kKvBlockTokens);
-  Scheduler scheduler({.max_num_seqs = 1, .max_batch_tokens = 256, .prefix_cache = true}, pool);
+  KvPools pools = OneGroup(64);
+  Scheduler scheduler({.max_num_seqs = 1, .max_batch_tokens = 256, .prefix_cache = true}, pools);
   scheduler.Add(MakeSequence(1, 48, 4));
   scheduler.Add(MakeSequence(2, 48, 4));
   scheduler.Plan();
   EXPECT_EQ(scheduler.Remove(scheduler.Find(2))->id, 2u);
   EXPECT_EQ(scheduler.Remove(scheduler.Find(1))->id, 1u);
   EXPECT_EQ(scheduler.Find(1), nullptr);
-  EXPECT_EQ(pool.used_blocks(), 0);
+  EXPECT_EQ(pools.pool(0).used_blocks(), 0);
   EXPECT_TRUE(scheduler.Plan().empty());
 }
 
@@ -162,43 +168,43 @@ using Slices = std::vector<std::pair<RequestId, int64_t>>;
 
 // A block is taken for the first of its tokens, not with the last of the one before.
 TEST(SchedulerTest, BlocksAreTakenAtTheirFirstToken) {
-  KvBlockPool pool(64, kKvBlockTokens);
-  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 64}, pool);
+  KvPools pools = OneGroup(64);
+  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 64}, pools);
   scheduler.Add(MakeSequence(1, kKvBlockTokens - 1, 40));
   for (int64_t tokens = kKvBlockTokens - 1; tokens <= 2 * kKvBlockTokens + 1; ++tokens) {
     const auto plan = scheduler.Plan();
     ASSERT_EQ(plan.size(), 1u);
-    EXPECT_EQ(plan[0].sequence->blocks.size(), tokens <= 16   ? 1u
-                                               : tokens <= 32 ? 2u
-                                                              : 3u)
+    EXPECT_EQ(plan[0].sequence->blocks.covered(), tokens <= 16   ? 1
+                                                  : tokens <= 32 ? 2
+                                                                 : 3)
         << tokens;
-    EXPECT_EQ(plan[0].sequence->sealed_blocks, (tokens - 1) / 16) << tokens;
+    EXPECT_EQ(plan[0].sequence->blocks.sealed, (tokens - 1) / 16) << tokens;
     FinishStep(scheduler, plan);
   }
 }
 
 TEST(SchedulerTest, WhatFitsExactlyIsAdmitted) {
   for (const int64_t second : {32, 33}) {
-    KvBlockPool pool(3, kKvBlockTokens);
-    Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 100, .prefix_cache = false}, pool);
+    KvPools pools = OneGroup(3);
+    Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 100, .prefix_cache = false}, pools);
     scheduler.Add(MakeSequence(1, 16, 10));
     scheduler.Add(MakeSequence(2, second, 10));
     const auto plan = scheduler.Plan();
     if (second == 32) {
       EXPECT_EQ(Planned(plan), (Slices{{1, 16}, {2, 32}}));
-      EXPECT_EQ(pool.free_blocks(), 0);
+      EXPECT_EQ(pools.pool(0).free_blocks(), 0);
     } else {  // its last token wants a fourth block
       EXPECT_EQ(Planned(plan), (Slices{{1, 16}}));
       EXPECT_EQ(scheduler.waiting(), 1);
-      EXPECT_EQ(pool.free_blocks(), 2);
+      EXPECT_EQ(pools.pool(0).free_blocks(), 2);
     }
   }
 }
 
 // Room is wanted for the whole prompt, although the step has a budget for less.
 TEST(SchedulerTest, RoomForAllThatIsPending) {
-  KvBlockPool pool(4, kKvBlockTokens);
-  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 32, .prefix_cache = false}, pool);
+  KvPools pools = OneGroup(4);
+  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 32, .prefix_cache = false}, pools);
   scheduler.Add(MakeSequence(1, 16, 10));
   scheduler.Add(MakeSequence(2, 49, 10));
   EXPECT_EQ(Planned(scheduler.Plan()), (Slices{{1, 16}}));
@@ -207,8 +213,8 @@ TEST(SchedulerTest, RoomForAllThatIsPending) {
 }
 
 TEST(SchedulerTest, ABudgetIsSpentToTheLastToken) {
-  KvBlockPool pool(64, kKvBlockTokens);
-  Scheduler scheduler({.max_num_seqs = 8, .max_batch_tokens = 20, .prefix_cache = false}, pool);
+  KvPools pools = OneGroup(64);
+  Scheduler scheduler({.max_num_seqs = 8, .max_batch_tokens = 20, .prefix_cache = false}, pools);
   scheduler.Add(MakeSequence(1, 20, 10));
   scheduler.Add(MakeSequence(2, 19, 10));
   scheduler.Add(MakeSequence(3, 5, 10));
@@ -227,8 +233,8 @@ TEST(SchedulerTest, ABudgetIsSpentToTheLastToken) {
 TEST(SchedulerTest, PrefixesAtTheBoundary) {
   for (const auto& [prompt, cached] :
        {std::pair{16, 0}, {17, 16}, {32, 16}, {33, 32}, {34, 32}, {48, 32}, {49, 32}}) {
-    KvBlockPool pool(64, kKvBlockTokens);
-    Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 256}, pool);
+    KvPools pools = OneGroup(64);
+    Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 256}, pools);
     scheduler.Add(MakeSequence(1, 32, 1, 5));  // two whole blocks
     FinishStep(scheduler, scheduler.Plan());
     scheduler.Add(MakeSequence(2, prompt, 1, 5));
@@ -237,9 +243,9 @@ TEST(SchedulerTest, PrefixesAtTheBoundary) {
     EXPECT_EQ(plan[0].num_tokens, prompt - cached) << prompt;
   }
   for (const auto& [decode_from, cached] : {std::pair{31, 16}, {32, 32}, {33, 32}}) {
-    KvBlockPool pool(64, kKvBlockTokens);
+    KvPools pools = OneGroup(64);
     Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 256, .share_only_prompts = true},
-                        pool);
+                        pools);
     auto sequence = MakeSequence(1, 48, 1, 5);
     sequence->request.decode_from = decode_from;
     scheduler.Add(std::move(sequence));
@@ -252,8 +258,8 @@ TEST(SchedulerTest, PrefixesAtTheBoundary) {
 // A preempted sequence begins anew: it finds its own blocks again, from the first on, and its
 // request is not told that these had been cached.
 TEST(SchedulerTest, APreemptedSequenceFindsItsPrefixAgain) {
-  KvBlockPool pool(6, kKvBlockTokens);
-  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 256}, pool);
+  KvPools pools = OneGroup(6);
+  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 256}, pools);
   scheduler.Add(MakeSequence(9, 16, 1, 5));  // leaves one block of fives behind
   FinishStep(scheduler, scheduler.Plan());
   scheduler.Add(MakeSequence(1, 48, 40));
@@ -261,21 +267,21 @@ TEST(SchedulerTest, APreemptedSequenceFindsItsPrefixAgain) {
   FinishStep(scheduler, scheduler.Plan());  // three blocks and two, of which one was found
   Sequence& preempted = *scheduler.Find(2);
   EXPECT_EQ(preempted.cached_tokens, 16);
-  EXPECT_EQ(preempted.sealed_blocks, 2);
+  EXPECT_EQ(preempted.blocks.sealed, 2);
   // The first takes the last block, the second finds none.
   auto plan = scheduler.Plan();
   EXPECT_EQ(Planned(plan), (Slices{{1, 1}}));
   EXPECT_EQ(scheduler.preemptions(), 1);
   EXPECT_TRUE(preempted.blocks.empty());
   EXPECT_EQ(preempted.computed_tokens, 0);
-  EXPECT_EQ(preempted.sealed_blocks, 0);
-  EXPECT_EQ(preempted.prefix, kEmptyPrefix);
+  EXPECT_EQ(preempted.blocks.sealed, 0);
+  EXPECT_TRUE(preempted.blocks.tables.empty());
   FinishStep(scheduler, plan);
   // It wants three blocks, has two of them and there is no third.
   plan = scheduler.Plan();
   EXPECT_EQ(Planned(plan), (Slices{{1, 1}}));
-  EXPECT_EQ(pool.used_blocks(), 4);  // what it found was given back
-  EXPECT_EQ(preempted.prefix, kEmptyPrefix);
+  EXPECT_EQ(pools.pool(0).used_blocks(), 4);  // what it found was given back
+  EXPECT_TRUE(preempted.blocks.tables.empty());
   FinishStep(scheduler, plan);
   scheduler.Remove(scheduler.Find(1));
   plan = scheduler.Plan();
@@ -293,11 +299,11 @@ TEST(SchedulerTest, APreemptedSequenceFindsItsPrefixAgain) {
 
 // Of a sequence that left, the end of its prompt is overwritten first.
 TEST(SchedulerTest, TheBeginningOfAPromptIsKeptLongest) {
-  KvBlockPool pool(5, kKvBlockTokens);
-  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 256}, pool);
+  KvPools pools = OneGroup(5);
+  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 256}, pools);
   scheduler.Add(MakeSequence(1, 64, 1, 5));
   FinishStep(scheduler, scheduler.Plan());
-  EXPECT_EQ(pool.cached_blocks(), 4);
+  EXPECT_EQ(pools.pool(0).cached_blocks(), 4);
   scheduler.Add(MakeSequence(2, 48, 1));  // the block that is empty and two of the others
   FinishStep(scheduler, scheduler.Plan());
   scheduler.Add(MakeSequence(3, 64, 1, 5));
@@ -306,14 +312,14 @@ TEST(SchedulerTest, TheBeginningOfAPromptIsKeptLongest) {
 
 // The newest gives way first, and waits before those that have never run, in the old order.
 TEST(SchedulerTest, PreemptedSequencesWaitInOrder) {
-  KvBlockPool pool(8, kKvBlockTokens);
-  Scheduler scheduler({.max_num_seqs = 3, .max_batch_tokens = 256, .prefix_cache = false}, pool);
+  KvPools pools = OneGroup(8);
+  Scheduler scheduler({.max_num_seqs = 3, .max_batch_tokens = 256, .prefix_cache = false}, pools);
   scheduler.Add(MakeSequence(1, 64, 100));
   scheduler.Add(MakeSequence(2, 32, 100));
   scheduler.Add(MakeSequence(3, 32, 100));
   scheduler.Add(MakeSequence(4, 8, 100));
   FinishStep(scheduler, scheduler.Plan());
-  EXPECT_EQ(pool.free_blocks(), 0);
+  EXPECT_EQ(pools.pool(0).free_blocks(), 0);
   // 1 wants a fifth block: 3 goes. 2 takes the block that is left. Nobody is admitted in a step
   // that has preempted, although 4 would fit.
   auto plan = scheduler.Plan();
@@ -342,17 +348,17 @@ TEST(SchedulerTest, PreemptedSequencesWaitInOrder) {
 // Who was preempted may find its whole prompt in blocks that another one still holds, and would fit
 // at once: it waits for the next step all the same, as does everybody else.
 TEST(SchedulerTest, NobodyIsAdmittedInAStepThatPreempts) {
-  KvBlockPool pool(4, kKvBlockTokens);
-  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 256}, pool);
+  KvPools pools = OneGroup(4);
+  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 256}, pools);
   scheduler.Add(MakeSequence(1, 32, 40, 5));
   scheduler.Add(MakeSequence(2, 32, 40, 5));
   FinishStep(scheduler, scheduler.Plan());  // each computes the prompt, into two blocks of its own
-  EXPECT_EQ(pool.free_blocks(), 0);
+  EXPECT_EQ(pools.pool(0).free_blocks(), 0);
   scheduler.Add(MakeSequence(3, 8, 1));
   auto plan = scheduler.Plan();
   EXPECT_EQ(Planned(plan), (Slices{{1, 1}}));
   EXPECT_EQ(scheduler.preemptions(), 1);
-  EXPECT_EQ(pool.free_blocks(), 1);  // all that 2 lacks beside the two blocks of 1
+  EXPECT_EQ(pools.pool(0).free_blocks(), 1);  // all that 2 lacks beside the two blocks of 1
   FinishStep(scheduler, plan);
   EXPECT_EQ(Planned(scheduler.Plan()), (Slices{{1, 1}, {2, 1}}));
   EXPECT_EQ(scheduler.Find(2)->computed_tokens, 32);
@@ -360,13 +366,13 @@ TEST(SchedulerTest, NobodyIsAdmittedInAStepThatPreempts) {
 
 // Who is preempted by the plan that it is in gives its tokens back to the step.
 TEST(SchedulerTest, APreemptedSliceIsNotPaidFor) {
-  KvBlockPool pool(5, kKvBlockTokens);
-  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 40, .prefix_cache = false}, pool);
+  KvPools pools = OneGroup(5);
+  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 40, .prefix_cache = false}, pools);
   scheduler.Add(MakeSequence(1, 16, 100));
   scheduler.Add(MakeSequence(2, 4, 100));
   scheduler.Add(MakeSequence(3, 20, 100));
   FinishStep(scheduler, scheduler.Plan());
-  EXPECT_EQ(pool.free_blocks(), 1);
+  EXPECT_EQ(pools.pool(0).free_blocks(), 1);
   // More tokens at once than a decode step has: the first wants three more blocks for 39 tokens.
   scheduler.Find(1)->tokens.resize(16 + 60, 7);
   scheduler.Find(2)->tokens.resize(4 + 3, 7);
@@ -374,6 +380,32 @@ TEST(SchedulerTest, APreemptedSliceIsNotPaidFor) {
   // 3 is planned first, as a decode step; its token goes to 2 when it has made room for 1.
   EXPECT_EQ(Planned(plan), (Slices{{1, 39}, {2, 1}}));
   EXPECT_EQ(scheduler.preemptions(), 1);
+}
+
+// Where all layers have a window, a sequence is longer than what its group has blocks for: it holds
+// those that the window reaches, and two run beside each other without a preemption.
+TEST(SchedulerTest, BlocksBehindAWindowAreGivenBack) {
+  constexpr int64_t kWindow = 40;
+  constexpr int64_t kBatch = 32;
+  constexpr int64_t kMost = (kWindow + kAttentionChunkTokens + kBatch) / kKvBlockTokens + 1;
+  KvPools pools(std::array{KvGroupSize{2 * kMost, kWindow}}, kKvBlockTokens, kAttentionChunkTokens);
+  Scheduler scheduler({.max_num_seqs = 2, .max_batch_tokens = kBatch}, pools);
+  scheduler.Add(MakeSequence(1, 700, 500));
+  scheduler.Add(MakeSequence(2, 20, 1500));
+  int64_t most_used = 0;
+  std::vector<RequestId> ended;
+  for (int step = 0; step < 3000 && !scheduler.empty(); ++step) {
+    for (const RequestId id : FinishStep(scheduler, scheduler.Plan())) ended.push_back(id);
+    most_used = std::max(most_used, pools.pool(0).used_blocks());
+  }
+  EXPECT_EQ(ended, (std::vector<RequestId>{1, 2}));
+  EXPECT_EQ(scheduler.preemptions(), 0);
+  EXPECT_GT(most_used, kMost);
+  EXPECT_EQ(pools.pool(0).used_blocks(), 0);
+  // What begins with the same tokens finds what is left of them, or computes it.
+  scheduler.Add(MakeSequence(1, 700, 1));
+  while (!scheduler.empty()) FinishStep(scheduler, scheduler.Plan());
+  EXPECT_EQ(pools.pool(0).used_blocks(), 0);
 }
 
 // Whatever arrives, whenever it is cancelled: every step stays in its limits, no block is shared by
@@ -387,12 +419,12 @@ TEST(SchedulerTest, RandomWorkloadsKeepTheirPromises) {
       return std::uniform_int_distribution<int64_t>(low, high)(random);
     };
     const int64_t blocks = uniform(6, 40);
-    KvBlockPool pool(blocks, kKvBlockTokens);
+    KvPools pools = OneGroup(blocks);
     SchedulerOptions options;
     options.max_num_seqs = uniform(1, 8);
     options.max_batch_tokens = uniform(8, 100);
     options.prefix_cache = uniform(0, 1) == 1;
-    Scheduler scheduler(options, pool);
+    Scheduler scheduler(options, pools);
     RequestId next = 0;
     std::set<RequestId> alive;
     for (int step = 0; step < 3000; ++step) {
@@ -416,12 +448,13 @@ TEST(SchedulerTest, RandomWorkloadsKeepTheirPromises) {
       for (const ScheduledSlice& slice : plan) {
         tokens += slice.num_tokens;
         const Sequence& s = *slice.sequence;
-        ASSERT_GE(static_cast<int64_t>(s.blocks.size()) * kKvBlockTokens,
-                  s.computed_tokens + slice.num_tokens);
+        ASSERT_GE(s.blocks.covered() * kKvBlockTokens, s.computed_tokens + slice.num_tokens);
         ASSERT_LE(s.computed_tokens + slice.num_tokens, static_cast<int64_t>(s.tokens.size()));
         for (int64_t p = s.computed_tokens; p < s.computed_tokens + slice.num_tokens; p += 1) {
           if (p != s.computed_tokens && p % kKvBlockTokens != 0) continue;
-          ASSERT_TRUE(written.insert(s.blocks[static_cast<size_t>(p / kKvBlockTokens)]).second);
+          ASSERT_TRUE(
+              written.insert(s.blocks.tables[0].blocks[static_cast<size_t>(p / kKvBlockTokens)])
+                  .second);
         }
       }
       ASSERT_LE(tokens, options.max_batch_tokens);
@@ -431,7 +464,7 @@ TEST(SchedulerTest, RandomWorkloadsKeepTheirPromises) {
     }
     EXPECT_TRUE(scheduler.empty());
     EXPECT_TRUE(alive.empty());
-    EXPECT_EQ(pool.used_blocks(), 0);
+    EXPECT_EQ(pools.pool(0).used_blocks(), 0);
   }
 }
 

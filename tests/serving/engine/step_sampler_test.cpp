@@ -53,7 +53,7 @@ class StepSamplerTest : public ::testing::Test {
   std::unique_ptr<Sequence> Make(EngineRequest request) {
     const SequenceContext context = {harness_.config(), tokenizer_, eos_, 256};
     auto sequence = MakeSequence(std::move(request), std::make_shared<Collector>(), context);
-    sequence->blocks = harness_.NewSequence(kSequenceTokens).blocks;
+    sequence->blocks.tables = {{.blocks = harness_.NewSequence(kSequenceTokens).blocks}};
     return sequence;
   }
 
@@ -170,6 +170,40 @@ TEST_F(StepSamplerTest, PenaltiesSeeWhatWasGenerated) {
       return best;
     });
     EXPECT_GT(changed, 2);  // else the case says nothing
+  }
+}
+
+// When its thinking is used up the next tokens are not the sampler's; before and behind them all
+// is as it would be.
+TEST_F(StepSamplerTest, ThinkingThatIsUsedUpIsEnded) {
+  auto limit = std::make_shared<ThinkingLimit>();
+  limit->max_tokens = 3;
+  limit->begun = true;
+  limit->begin = "<think>";
+  limit->end = "</think>";
+  limit->end_tokens = {5, 6};
+  for (const bool greedy : {true, false}) {
+    EngineRequest request = Greedy(PromptOf(6, 20, 60), 30);
+    if (!greedy) {
+      request.sampling.temperature = 1;
+      request.sampling.seed = 3;
+      request.logprobs = 0;
+    }
+    const auto free = Make(request);
+    for (int step = 0; step < 3; ++step) Step({free.get()});
+    request.thinking = limit;
+    const auto sequence = Make(request);
+    for (int step = 0; step < 6; ++step) Step({sequence.get()});
+    std::vector<int32_t> want = free->tokens;
+    want.insert(want.end(), {5, 6});
+    const std::vector<int32_t> tokens(sequence->tokens.begin(), sequence->tokens.end() - 1);
+    EXPECT_EQ(tokens, want) << greedy;
+    if (greedy) {
+      EXPECT_EQ(sequence->tokens.back(), ArgMax(LogitsBehind(want)));
+    } else {
+      EXPECT_EQ(SinkOf(*sequence).tokens[3].token, 5);
+      EXPECT_LT(SinkOf(*sequence).tokens[3].logprob, 0);
+    }
   }
 }
 
@@ -325,7 +359,7 @@ TEST_F(StepSamplerTest, EndsWithTheContext) {
   const SequenceContext context = {harness_.config(), tokenizer_, eos_, 20};
   const auto sequence =
       MakeSequence(Greedy(PromptOf(1, 17, 100), 1000), std::make_shared<Collector>(), context);
-  sequence->blocks = harness_.NewSequence(kSequenceTokens).blocks;
+  sequence->blocks.tables = {{.blocks = harness_.NewSequence(kSequenceTokens).blocks}};
   for (int step = 0; step < 3; ++step) {
     EXPECT_EQ(SinkOf(*sequence).finish, std::nullopt);
     Step({sequence.get()});

@@ -62,7 +62,8 @@ TEST_F(ServerTest, Models) {
   EXPECT_EQ(
       DumpJson(list["data"][0]),
       R"({"id":"org/test","object":"model","created":77,"owned_by":"moesaic","root":"org/test",)"
-      R"("parent":null,"max_model_len":1024})");
+      R"("parent":null,"max_model_len":1024,"type":"model","display_name":"org/test",)"
+      R"("created_at":"1970-01-01T00:01:17Z"})");
   EXPECT_EQ(list["data"][1]["id"], "alias");
   EXPECT_EQ(client.Get("/v1/models/org/test").json()["id"], "org/test");
   EXPECT_EQ(client.Get("/v1/models/org%2Ftest").json()["id"], "org/test");
@@ -255,9 +256,9 @@ TEST_F(ServerTest, TokenizeAndDetokenize) {
   const Json chat =
       client
           .Post("/tokenize",
-                R"({"messages":[{"role":"u","content":"<end>"}],"add_generation_prompt":false})")
+                R"({"messages":[{"role":"user","content":"<end>"}],"add_generation_prompt":false})")
           .json();
-  EXPECT_EQ(DumpJson(chat["tokens"]), "[91,117,93,60,101,110,100,62,256]");
+  EXPECT_EQ(DumpJson(chat["tokens"]), "[91,117,115,101,114,93,60,101,110,100,62,256]");
   EXPECT_EQ(client.Post("/detokenize", R"({"model":"alias","tokens":[104,105,256]})").body,
             R"({"prompt":"hi<end>"})");
   EXPECT_EQ(client.Post("/detokenize", R"({"tokens":[999]})").status, 400);

@@ -76,5 +76,56 @@ TEST_F(ServerToolsTest, OneCallAtATime) {
   EXPECT_EQ(engine_->cancelled(), 2u);
 }
 
+// What stands in the prompt of a call is part of the answer, whoever wrote it.
+TEST_F(ServerToolsTest, ForcedCallsBeginInThePrompt) {
+  const std::string named = R"(,"tool_choice":{"type":"function","function":{"name":"f"}})";
+  for (const bool stream : {false, true}) {
+    TestClient client(port());
+    client.Send(TestClient::PostText(
+        "/v1/chat/completions", Chat(99, kTools + named + (stream ? R"(,"stream":true)" : ""))));
+    Say("{\"x\": 1}}\n</tool_call>", FinishReason::kStop);
+    const EngineRequest request = engine_->Request(requests_);
+    const std::string prompt(request.prompt.begin(), request.prompt.end());
+    EXPECT_TRUE(prompt.ends_with("</think><tool_call>\n{\"name\": \"f\", \"arguments\": "))
+        << prompt;
+    const TestResponse response = client.Receive();
+    std::string arguments, name;
+    if (stream) {
+      for (const Json& event : SseEvents(response.body)) {
+        if (!event.is_object() || !event["choices"][0]["delta"].contains("tool_calls")) continue;
+        const Json& function = event["choices"][0]["delta"]["tool_calls"][0]["function"];
+        name += function.value("name", "");
+        arguments += function.value("arguments", "");
+      }
+    } else {
+      const Json choice = response.json()["choices"][0];
+      EXPECT_EQ(choice["finish_reason"], "tool_calls");
+      name = choice["message"]["tool_calls"][0]["function"]["name"];
+      arguments = choice["message"]["tool_calls"][0]["function"]["arguments"];
+    }
+    EXPECT_EQ(name, "f");
+    EXPECT_EQ(arguments, R"({"x": 1})");
+  }
+}
+
+TEST_F(ServerToolsTest, ACallThatIsNoneAfterAllIsContent) {
+  TestClient client(port());
+  client.Send(TestClient::PostText("/v1/chat/completions",
+                                   Chat(99, std::string(kTools) + R"(,"tool_choice":"required")")));
+  Say("", FinishReason::kStop);
+  const Json choice = client.Receive().json()["choices"][0];
+  EXPECT_EQ(choice["finish_reason"], "stop");
+  EXPECT_EQ(choice["message"]["content"], "<tool_call>\n{\"name\": \"");
+}
+
+TEST_F(ServerTest, CallsOfAnUnknownSyntaxCannotBeForced) {
+  Start();
+  TestClient client(port());
+  const TestResponse response = client.Post(
+      "/v1/chat/completions", Chat(9, std::string(kTools) + R"(,"tool_choice":"required")"));
+  EXPECT_EQ(response.status, 400);
+  EXPECT_EQ(response.json()["error"]["param"], "tool_choice");
+}
+
 }  // namespace
 }  // namespace moesaic

@@ -160,10 +160,11 @@ std::vector<Vec> RunMixer(const ModelConfig& config, Isa isa, const std::vector<
       ModelWeights::Load(config, WeightType::kF32, MadeUpTensors(), kernels, pool);
   HostActivations activations(kernels, limits.max_batch_tokens,
                               std::max(config.hidden_size, config.attention().q_width()));
+  const MixerWidths widths = WidthsOf(config.attention());
   GroupedQuery mixer(config, weights, kernels, limits, pool.threads(), activations);
   HostMixer::Rows rows;
-  rows.projected_stride = PaddedFloats(mixer.projected_width());
-  rows.mixed_stride = PaddedFloats(mixer.mixed_width());
+  rows.projected_stride = PaddedFloats(widths.projected);
+  rows.mixed_stride = PaddedFloats(widths.mixed);
   AlignedBuffer projected = ZeroedFloats(limits.max_batch_tokens * rows.projected_stride);
   AlignedBuffer mixed = ZeroedFloats(limits.max_batch_tokens * rows.mixed_stride);
   rows.projected = projected.as<float>();

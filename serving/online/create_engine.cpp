@@ -1,4 +1,4 @@
-// CreateEngine: an EngineLoop of LatencySteps, with what watches their experts.
+#include "serving/online/create_engine.h"
 
 #include <memory>
 #include <utility>
@@ -8,8 +8,8 @@
 #include "core/base/units.h"
 #include "serving/engine/engine_loop.h"
 #include "serving/model/experts_of_model.h"
-#include "serving/online/create_engine.h"
 #include "serving/online/engine_parts.h"
+#include "serving/online/kv_plan.h"
 #include "serving/online/latency_step.h"
 #include "serving/online/part_options.h"
 
@@ -49,7 +49,7 @@ void Load(EngineSetup& setup, MetricsRegistry& registry, LoopParts& parts) {
   const ModelConfig& config = parts.config;
   parts.max_context_tokens = plan.max_context_tokens;
   parts.max_outstanding = options.max_num_seqs + options.max_queue;
-  parts.num_kv_blocks = plan.num_kv_blocks;
+  parts.kv_groups = KvGroupSizes(config, plan.num_kv_blocks);
   parts.scheduling = {.max_num_seqs = options.max_num_seqs,
                       .max_batch_tokens = options.max_num_batched_tokens,
                       .prefix_cache = options.prefix_cache,
@@ -89,6 +89,7 @@ void Load(EngineSetup& setup, MetricsRegistry& registry, LoopParts& parts) {
 
 }  // namespace
 
+// An EngineLoop of LatencySteps, with what watches their experts.
 std::unique_ptr<Engine> CreateEngine(const EngineOptions& options, MetricsRegistry& metrics) {
   return CreateEngine(SetUpEngine(options), metrics);
 }

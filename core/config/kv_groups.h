@@ -1,0 +1,23 @@
+// KvGroups: layers whose keys and values are in blocks that are allocated together: those with the
+// same window. Plain data.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/config/model_config.h"
+
+namespace moesaic {
+
+struct KvGroups {
+  std::vector<int64_t> windows;  // [groups] tokens; 0: all of the context
+  std::vector<size_t> of_layer;  // [layers] group
+
+  size_t count() const { return windows.size(); }
+};
+
+// In the order of their first layers.
+KvGroups KvGroupsOf(const ModelConfig& config);
+
+}  // namespace moesaic
