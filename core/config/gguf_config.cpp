@@ -217,11 +217,15 @@ void Mixtral(const GgufFields& fields, json& config) {
                                  : json(nullptr);
 }
 
-void Glm4Moe(const GgufFields& fields, json& config) {
+void RequireSigmoid(const GgufFields& fields) {
   constexpr int64_t kSigmoid = 2;  // llama.cpp's enum of gating functions
   if (fields.Int("expert_gating_func", kSigmoid, 0, 100) != kSigmoid) {
     fields.Unsupported("expert_gating_func", "is not 2 (sigmoid), which this architecture has");
   }
+}
+
+void Glm4Moe(const GgufFields& fields, json& config) {
+  RequireSigmoid(fields);
   config["n_routed_experts"] = Experts(fields);
   config["moe_intermediate_size"] = ExpertWidth(fields);
   config["intermediate_size"] = DenseWidth(fields);
@@ -233,6 +237,21 @@ void Glm4Moe(const GgufFields& fields, json& config) {
   config["routed_scaling_factor"] = fields.Number("expert_weights_scale", 1.0, 1e-6, 1e6);
   config["use_qk_norm"] = fields.HasTensor("attn_q_norm.weight");
   config["attention_bias"] = fields.HasTensor("attn_q.bias");
+}
+
+void MiniMaxM2(const GgufFields& fields, json& config) {
+  RequireSigmoid(fields);
+  config["num_local_experts"] = Experts(fields);
+  config["intermediate_size"] = ExpertWidth(fields);
+}
+
+// Every other layer has the window; alpha and limit of the experts' activation are not in the file.
+void GptOss(const GgufFields& fields, json& config) {
+  config["num_local_experts"] = Experts(fields);
+  config["intermediate_size"] = ExpertWidth(fields);
+  config["sliding_window"] = fields.Int("attention.sliding_window", 0, kMostPosition);
+  config["attention_bias"] = fields.HasTensor("attn_q.bias");
+  if (config["rope_scaling"].is_object()) config["rope_scaling"]["truncate"] = false;
 }
 
 struct GgufArchitecture {
@@ -247,6 +266,8 @@ constexpr GgufArchitecture kArchitectures[] = {
     {"qwen2moe", "Qwen2MoeForCausalLM", "qwen2_moe", Qwen2Moe},
     {"olmoe", "OlmoeForCausalLM", "olmoe", Olmoe},
     {"glm4moe", "Glm4MoeForCausalLM", "glm4_moe", Glm4Moe},
+    {"minimax-m2", "MiniMaxM2ForCausalLM", "minimax_m2", MiniMaxM2},
+    {"gpt-oss", "GptOssForCausalLM", "gpt_oss", GptOss},
 };
 
 const GgufArchitecture& FindArchitecture(const GgufFields& fields) {

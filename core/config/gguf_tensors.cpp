@@ -2,6 +2,7 @@
 
 #include <array>
 #include <string>
+#include <utility>
 
 #include "core/base/error.h"
 
@@ -48,6 +49,7 @@ TensorPlan GgufTensors(const GgufHeader& header, const ModelConfig& model, std::
   plan.Set(TensorSlot::kOutput, layer + "attn_output.weight");
   plan.Set(TensorSlot::kOutputBias, layer + "attn_output.bias");
 
+  plan.Set(TensorSlot::kSinks, layer + "attn_sinks.weight");
   plan.Set(TensorSlot::kRouter, layer + "ffn_gate_inp.weight");
   plan.Set(TensorSlot::kRouterBias, layer + "ffn_gate_inp.bias");
   plan.SetMlp(kDenseMlpSlots, layer, {"ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"});
@@ -65,6 +67,12 @@ TensorPlan GgufTensors(const GgufHeader& header, const ModelConfig& model, std::
          "{}: gate and up matrices of experts are one tensor (blk.{}.ffn_gate_up_exps.weight), "
          "which is not read yet; use a file that has ffn_gate_exps and ffn_up_exps",
          name, sparse);
+  }
+  for (const auto& [slot, tensor] :
+       {std::pair(TensorSlot::kExpertGateBias, "ffn_gate_exps.bias"),
+        std::pair(TensorSlot::kExpertUpBias, "ffn_up_exps.bias"),
+        std::pair(TensorSlot::kExpertDownBias, "ffn_down_exps.bias")}) {
+    plan.Set(slot, layer + tensor, {StackOf{.count = model.num_experts()}});
   }
   const bool stacked = !has(sparse, "ffn_gate.0.weight");
   for (size_t i = 0; i < kExpertSlots.size(); ++i) {

@@ -65,7 +65,9 @@ TEST_P(GgufConvertedTest, SameBitsAsTheOriginal) {
 
 INSTANTIATE_TEST_SUITE_P(Models, GgufConvertedTest,
                          testing::Values("mixtral_fp32_defaults", "qwen3_moe_bf16_sharded",
-                                         "olmoe_bf16_clip", "glm4_moe_fp32_groups"),
+                                         "olmoe_bf16_clip", "glm4_moe_fp32_groups",
+                                         "minimax_m2_bf16_rotary_dim", "gpt_oss_bf16_window",
+                                         "gpt_oss_mxfp4"),
                          [](const auto& test) { return std::string(test.param); });
 
 // The Hugging Face name of a tensor of kMixed.
