@@ -95,7 +95,7 @@ fs::path ResolveModelPath(std::string_view model) {
   if (fs::exists(path, ignored)) {
     if (IsGgufModel(path)) return path;
     Fail(ErrorKind::kNotFound,
-         "{}: is neither a directory nor a .gguf file; give the directory that holds config.json",
+         "{}: is not a directory and no .gguf file; give the directory that holds config.json",
          path.string());
   }
   if (!IsHubId(model)) {
