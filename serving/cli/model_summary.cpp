@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <utility>
 #include <vector>
 
 #include "core/base/error.h"
@@ -61,6 +62,19 @@ std::string Percent(uint64_t part, uint64_t whole) {
                                     static_cast<double>(std::max<uint64_t>(1, whole)));
 }
 
+// The types by their share of the bytes, the largest first.
+std::string TypesText(const ModelSummary& model) {
+  std::vector<std::pair<uint64_t, std::string>> types;
+  for (const auto& [name, bytes] : model.checkpoint_types) types.emplace_back(bytes, name);
+  std::sort(types.rbegin(), types.rend());
+  std::string text;
+  for (const auto& [bytes, name] : types) {
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", name,
+                        Percent(bytes, model.checkpoint_bytes));
+  }
+  return text;
+}
+
 }  // namespace
 
 ModelSummary SummariseModel(const EngineOptions& options) {
@@ -74,6 +88,9 @@ ModelSummary SummariseModel(const EngineOptions& options) {
     model.checkpoint_bytes = checkpoint.total_bytes();
     model.checkpoint_files = checkpoint.files().size();
     model.checkpoint_tensors = checkpoint.tensors().size();
+    for (const auto& [name, tensor] : checkpoint.tensors()) {
+      model.checkpoint_types[tensor.dtype_name] += tensor.extent.bytes;
+    }
   } catch (const Error& error) {
     // A directory with config.json alone can still be described (and run with dummy weights).
     if (error.kind() != ErrorKind::kNotFound) throw;
@@ -142,9 +159,12 @@ std::string ModelSummaryText(const ModelSummary& model) {
                    FormatBytes(model.kv_bytes_per_token * static_cast<uint64_t>(c.max_position)))});
   out += sizes.Render();
   if (model.has_weights) {
-    out += fmt::format("\nCheckpoint: {} in {} tensors, {} file{}\n",
+    out += fmt::format("\nCheckpoint: {} in {} tensors, {} file{}; {:.2f} bits per parameter: {}\n",
                        FormatBytes(model.checkpoint_bytes), model.checkpoint_tensors,
-                       model.checkpoint_files, model.checkpoint_files == 1 ? "" : "s");
+                       model.checkpoint_files, model.checkpoint_files == 1 ? "" : "s",
+                       8.0 * static_cast<double>(model.checkpoint_bytes) /
+                           static_cast<double>(std::max<uint64_t>(1, model.total_parameters)),
+                       TypesText(model));
   } else {
     out += "\nCheckpoint: no weights here (--load-format dummy makes random ones)\n";
   }
@@ -180,7 +200,8 @@ nlohmann::ordered_json ModelSummaryJson(const ModelSummary& model) {
   root["checkpoint"] = {{"weights", model.has_weights},
                         {"bytes", model.checkpoint_bytes},
                         {"files", model.checkpoint_files},
-                        {"tensors", model.checkpoint_tensors}};
+                        {"tensors", model.checkpoint_tensors},
+                        {"type_bytes", model.checkpoint_types}};
   return root;
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
@@ -28,6 +29,7 @@ struct ModelSummary {
   uint64_t checkpoint_bytes = 0;
   uint64_t checkpoint_files = 0;
   uint64_t checkpoint_tensors = 0;
+  std::map<std::string, uint64_t> checkpoint_types;  // bytes by type as the files call it
 
   uint64_t num_experts() const {
     return static_cast<uint64_t>(config.num_sparse_layers() * config.num_experts());

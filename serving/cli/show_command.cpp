@@ -158,8 +158,9 @@ int ShowCommand(const Invocation& invocation) {
       {"show",
        "MODEL",
        "Describe a model: architecture, parameters, bytes of its parts, and which memory "
-       "settings fit this machine. Reads config.json and the headers of the checkpoint "
-       "only; without weights the sizes come from config.json.",
+       "settings fit this machine. Reads config.json (or a GGUF file's metadata) and the headers "
+       "of "
+       "the checkpoint only; without weights the sizes come from config.json.",
        {"moesaic show models/sample", "moesaic show Qwen/Qwen3-30B-A3B --memory 16GiB"}});
   Settings settings;
   bool json = false;
