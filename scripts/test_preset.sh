@@ -22,6 +22,7 @@ left_out+='|^Parts/.*PropertyTest.*/[1-9]|AMegabyteOfOneCharacter|SimulatorTest.
 left_out+='|^AmxTest.LongRows|^AmxTest.IntegersOf|emulated_amx|DeferralTest.DependsOnNothing|BpeRunTest.RunsOfAllKinds'
 left_out+='|BatchPlannerTest.(SaysWhatATenth|MoreDevices|PlansWhatFits|GoesToTheEdge|ASlowLink|NoSizesNearby)'
 left_out+='|ThroughputPlannerTest.(ABetterMachine|DenseWeightsThat|HiddenStates|EverySchedule)'
+left_out+='|GgufTokenizerTest.(DeepseekLlm|Gpt2|Olmo|Starcoder)'
 left_out+='|TokenizerOracleTest.*/(deepseek_llm|gpt2|olmoe|starcoder)|JsonDocumentTest.AgreesWithNlohmannAllOver'
 if [ "$preset" = tsan ]; then
   # Predictors and policies know no threads; the threads of a batch are those of StreamingExactnessTest and of
