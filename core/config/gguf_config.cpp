@@ -104,12 +104,7 @@ json RopeScaling(const GgufFields& fields) {
 }
 
 void ReadEndTokens(const GgufFields& fields, json& config) {
-  // Some converters write -1, as an unsigned number, for none.
-  constexpr int64_t kNone = 0xffffffff;
-  const auto id = [&](std::string_view key) -> std::optional<int64_t> {
-    const auto value = fields.all().OptionalInt(key, std::nullopt, -1, kNone);
-    return value && *value != -1 && *value != kNone ? value : std::nullopt;
-  };
+  const auto id = [&](std::string_view key) { return GgufTokenId(fields.all(), key); };
   // End of sequence, of turn, of message: an answer ends with any.
   json ends = json::array();
   for (const char* const key : {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
@@ -283,6 +278,13 @@ const GgufArchitecture& FindArchitecture(const GgufFields& fields) {
 }
 
 }  // namespace
+
+std::optional<int64_t> GgufTokenId(const JsonFields& metadata, std::string_view key) {
+  // Some converters write -1, as an unsigned number, for none.
+  constexpr int64_t kNone = 0xffffffff;
+  const auto id = metadata.OptionalInt(key, std::nullopt, -1, kNone);
+  return id && *id != -1 && *id != kNone ? id : std::nullopt;
+}
 
 json GgufConfigJson(const GgufHeader& header, std::string_view name) {
   const GgufFields fields(header, name);

@@ -2,9 +2,12 @@
 // and where the tensors are under GGUF's names (llama.cpp, conversion/*.py and src/llama-arch.cpp).
 #pragma once
 
+#include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string_view>
 
+#include "core/base/json_fields.h"
 #include "core/config/model_config.h"
 #include "core/io/gguf.h"
 
@@ -15,6 +18,9 @@ namespace moesaic {
 // kCorrupt (a key is missing or wrong), kUnsupported (the architecture, or a value that no served
 // model has), naming the key.
 nlohmann::json GgufConfigJson(const GgufHeader& header, std::string_view name);
+
+// The token that the key names; nullopt: none. Throws Error(kCorrupt) for what is no id.
+std::optional<int64_t> GgufTokenId(const JsonFields& metadata, std::string_view key);
 
 // Throws likewise, and as ParseModelConfig.
 ModelConfig ParseGgufConfig(const GgufHeader& header, std::string_view name);

@@ -26,11 +26,7 @@ std::string JoinLines(std::string text, const std::string& more) {
 
 // The text of a block of text, or of a document that is text.
 std::string TextOf(RequestFields& block, const std::string& type) {
-  if (type == "text") {
-    auto text = block.String("text");
-    if (!text) throw BadParam(block.Name("text"), "{} is missing.", block.Name("text"));
-    return std::move(*text);
-  }
+  if (type == "text") return block.RequiredString("text");
   if (type == "document") {
     if (const Json* value = block.Find("source")) {
       RequestFields source(*value, block.Name("source."));
@@ -40,12 +36,6 @@ std::string TextOf(RequestFields& block, const std::string& type) {
   throw BadParam(block.Name("type"),
                  "{} is \"{}\": only text, and documents that are text, are supported here.",
                  block.Name("type"), Excerpt(type, 40));
-}
-
-std::string TypeOf(RequestFields& block) {
-  auto type = block.String("type");
-  if (!type) throw BadParam(block.Name("type"), "{} is missing.", block.Name("type"));
-  return std::move(*type);
 }
 
 // A string, or blocks of text. Null: no text.
@@ -59,7 +49,7 @@ std::string TextContent(const Json* content, const std::string& place) {
   std::string text;
   for (size_t i = 0; i < content->size(); ++i) {
     RequestFields block((*content)[i], fmt::format("{}[{}].", place, i));
-    text = JoinLines(std::move(text), TextOf(block, TypeOf(block)));
+    text = JoinLines(std::move(text), TextOf(block, block.RequiredString("type")));
   }
   return text;
 }
@@ -71,7 +61,8 @@ void ParseSystem(RequestFields& fields, ConversationBuilder& conversation) {
   if (system->is_array()) {
     for (size_t i = 0; i < system->size(); ++i) {
       RequestFields block((*system)[i], fmt::format("system[{}].", i));
-      text = JoinLines(std::move(text), WithoutBillingHeader(TextOf(block, TypeOf(block))));
+      text = JoinLines(std::move(text),
+                       WithoutBillingHeader(TextOf(block, block.RequiredString("type"))));
     }
   } else {
     text = WithoutBillingHeader(TextContent(system, "system"));
@@ -81,7 +72,7 @@ void ParseSystem(RequestFields& fields, ConversationBuilder& conversation) {
 
 // A part of what the assistant has said.
 void ParseAssistantBlock(RequestFields& block, ConversationBuilder& conversation) {
-  const std::string type = TypeOf(block);
+  const std::string type = block.RequiredString("type");
   if (type == "thinking") {
     conversation.AddReasoning(block.String("thinking").value_or(""));
   } else if (type == "tool_use") {
@@ -90,9 +81,8 @@ void ParseAssistantBlock(RequestFields& block, ConversationBuilder& conversation
       throw BadParam(block.Name("input"), "{} must be an object, it is {}.", block.Name("input"),
                      JsonTypeName(*input));
     }
-    const auto name = block.String("name");
-    if (!name) throw BadParam(block.Name("name"), "{} is missing.", block.Name("name"));
-    conversation.AddCall(block.String("id").value_or(""), *name,
+    const std::string name = block.RequiredString("name");
+    conversation.AddCall(block.String("id").value_or(""), name,
                          input == nullptr ? Json::object() : *input);
   } else if (type == "redacted_thinking" || type == "server_tool_use" ||
              type.ends_with("_tool_result")) {
@@ -104,15 +94,14 @@ void ParseAssistantBlock(RequestFields& block, ConversationBuilder& conversation
 
 // Results of tools, and what the user says: `text` is what has no message yet.
 void ParseUserBlock(RequestFields& block, ConversationBuilder& conversation, std::string& text) {
-  const std::string type = TypeOf(block);
+  const std::string type = block.RequiredString("type");
   if (type != "tool_result") {
     text = JoinLines(std::move(text), TextOf(block, type));
     return;
   }
   if (!text.empty()) conversation.AddUser(std::exchange(text, {}));
-  const auto id = block.String("tool_use_id");
-  if (!id) throw BadParam(block.Name("tool_use_id"), "{} is missing.", block.Name("tool_use_id"));
-  conversation.AddResult(*id, TextContent(block.Find("content"), block.Name("content")));
+  const std::string id = block.RequiredString("tool_use_id");
+  conversation.AddResult(id, TextContent(block.Find("content"), block.Name("content")));
 }
 
 void ParseMessage(const Json& message, const std::string& place,
@@ -190,14 +179,13 @@ Json ParseClientTools(RequestFields& fields) {
   for (size_t i = 0; i < value->size(); ++i) {
     RequestFields tool((*value)[i], fmt::format("tools[{}].", i));
     if (tool.String("type").value_or("custom") != "custom") continue;
-    const auto name = tool.String("name");
-    if (!name) throw BadParam(tool.Name("name"), "{} is missing.", tool.Name("name"));
+    const std::string name = tool.RequiredString("name");
     const Json* schema = tool.Find("input_schema");
     if (schema == nullptr || !schema->is_object()) {
       throw BadParam(tool.Name("input_schema"), "{} must be an object (a JSON schema).",
                      tool.Name("input_schema"));
     }
-    tools.push_back(FunctionTool(*name, tool.String("description").value_or(""), schema));
+    tools.push_back(FunctionTool(name, tool.String("description").value_or(""), schema));
   }
   return tools;
 }

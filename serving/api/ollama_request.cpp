@@ -98,14 +98,13 @@ void ParseToolCalls(RequestFields& message, OpenCalls& open, ConversationBuilder
       throw BadParam(call.Name("function"), "{} is missing.", call.Name("function"));
     }
     RequestFields function(*value, call.Name("function."));
-    const auto name = function.String("name");
-    if (!name) throw BadParam(function.Name("name"), "{} is missing.", function.Name("name"));
+    const std::string name = function.RequiredString("name");
     const Json* arguments = function.Find("arguments");
     if (arguments != nullptr && !arguments->is_object()) {
       throw BadParam(function.Name("arguments"), "{} must be an object, it is {}.",
                      function.Name("arguments"), JsonTypeName(*arguments));
     }
-    conversation.AddCall(open.Add(call.String("id").value_or(""), *name), *name,
+    conversation.AddCall(open.Add(call.String("id").value_or(""), name), name,
                          arguments == nullptr ? Json::object() : *arguments);
   }
 }

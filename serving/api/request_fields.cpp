@@ -136,6 +136,12 @@ std::optional<std::string> RequestFields::String(std::string_view name) {
   return value->get<std::string>();
 }
 
+std::string RequestFields::RequiredString(std::string_view name) {
+  auto text = String(name);
+  if (!text) throw BadParam(Name(name), "{} is missing.", Name(name));
+  return *std::move(text);
+}
+
 std::optional<std::vector<int32_t>> RequestFields::TokenIds(std::string_view name) {
   const Json* value = Find(name);
   if (value == nullptr) return std::nullopt;

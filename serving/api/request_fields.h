@@ -33,6 +33,8 @@ class RequestFields {
   std::optional<int64_t> Int(std::string_view name, int64_t min, int64_t max);
   std::optional<double> Number(std::string_view name, double min, double max);
   std::optional<std::string> String(std::string_view name);
+  // Throws when it is absent or null, too.
+  std::string RequiredString(std::string_view name);
   std::optional<std::vector<int32_t>> TokenIds(std::string_view name);
 
   std::string Name(std::string_view name) const { return prefix_ + std::string(name); }

@@ -10,12 +10,6 @@
 namespace moesaic {
 namespace {
 
-std::string RequiredText(RequestFields& item, std::string_view name) {
-  auto text = item.String(name);
-  if (!text) throw BadParam(item.Name(name), "{} is missing.", item.Name(name));
-  return std::move(*text);
-}
-
 // A string, or parts of text.
 std::string ItemText(RequestFields& item, std::string_view name) {
   const Json* content = item.Find(name);
@@ -29,7 +23,7 @@ std::string ItemText(RequestFields& item, std::string_view name) {
   std::string text;
   for (size_t i = 0; i < content->size(); ++i) {
     RequestFields part((*content)[i], fmt::format("{}[{}].", place, i));
-    const std::string type = RequiredText(part, "type");
+    const std::string type = part.RequiredString("type");
     constexpr std::array<std::string_view, 5> kTexts = {"input_text", "output_text", "text",
                                                         "reasoning_text", "summary_text"};
     const bool known = std::find(kTexts.begin(), kTexts.end(), type) != kTexts.end();
@@ -38,13 +32,13 @@ std::string ItemText(RequestFields& item, std::string_view name) {
                      part.Name("type"), Excerpt(type, 40));
     }
     if (i > 0) text += '\n';
-    text += RequiredText(part, known ? "text" : "refusal");
+    text += part.RequiredString(known ? "text" : "refusal");
   }
   return text;
 }
 
 void ParseMessageItem(RequestFields& item, ConversationBuilder& conversation) {
-  const std::string role = RequiredText(item, "role");
+  const std::string role = item.RequiredString("role");
   const std::string text = ItemText(item, "content");
   if (role == "system" || role == "developer") {
     conversation.AddSystem(text);
@@ -66,13 +60,13 @@ void ParseItem(RequestFields& item, ConversationBuilder& conversation,
   if (type == "message") {
     ParseMessageItem(item, conversation);
   } else if (type == "function_call") {
-    conversation.AddCall(RequiredText(item, "call_id"), RequiredText(item, "name"),
+    conversation.AddCall(item.RequiredString("call_id"), item.RequiredString("name"),
                          item.String("arguments").value_or("{}"));
   } else if (type == "custom_tool_call") {
-    conversation.AddCall(RequiredText(item, "call_id"), RequiredText(item, "name"),
+    conversation.AddCall(item.RequiredString("call_id"), item.RequiredString("name"),
                          Json{{"input", item.String("input").value_or("")}});
   } else if (type == "function_call_output" || type == "custom_tool_call_output") {
-    conversation.AddResult(RequiredText(item, "call_id"), ItemText(item, "output"));
+    conversation.AddResult(item.RequiredString("call_id"), ItemText(item, "output"));
   } else if (type == "reasoning") {
     std::string text = ItemText(item, "content");
     conversation.AddReasoning(text.empty() ? ItemText(item, "summary") : text);
@@ -115,12 +109,12 @@ Json ParseFunctionTools(RequestFields& fields, std::vector<std::string>& ignored
   Json tools = Json::array();
   for (size_t i = 0; i < value->size(); ++i) {
     RequestFields tool((*value)[i], fmt::format("tools[{}].", i));
-    const std::string type = RequiredText(tool, "type");
+    const std::string type = tool.RequiredString("type");
     if (type != "function") {
       ignored.push_back(fmt::format("tools[].type={}", Excerpt(type, 40)));
       continue;
     }
-    const std::string name = RequiredText(tool, "name");
+    const std::string name = tool.RequiredString("name");
     tools.push_back(
         FunctionTool(name, tool.String("description").value_or(""), tool.Find("parameters")));
   }
@@ -136,7 +130,7 @@ ToolChoice ParseItemToolChoice(RequestFields& fields) {
   const std::string type = named.String("type").value_or("");
   if (type == "allowed_tools") return ReadAllowedTools(named);
   if (type != "function") return {};  // of a tool that was left out
-  return {ToolChoice::Kind::kRequired, {RequiredText(named, "name")}};
+  return {ToolChoice::Kind::kRequired, {named.RequiredString("name")}};
 }
 
 void ParseFormat(RequestFields& fields) {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/config/gguf_config.h"
 #include "serving/text/gguf_words.h"
 #include "serving/text/sentencepiece_tokenizer.h"
 #include "serving/text/tokenizer_json.h"
@@ -60,11 +61,8 @@ GgufTokens ReadTokens(const JsonFields& metadata) {
 }
 
 std::optional<int64_t> TokenId(const JsonFields& metadata, std::string_view key, size_t tokens) {
-  // Some converters write -1, as an unsigned number, for none.
-  constexpr int64_t kNone = 0xffffffff;
-  const std::optional<int64_t> id = metadata.OptionalInt(key, std::nullopt, -1, kNone);
-  if (!id || *id == -1 || *id == kNone) return std::nullopt;
-  if (*id >= static_cast<int64_t>(tokens)) {
+  const std::optional<int64_t> id = GgufTokenId(metadata, key);
+  if (id && *id >= static_cast<int64_t>(tokens)) {
     metadata.FailAt(key, fmt::format("is {}, but there are {} tokens", *id, tokens));
   }
   return id;

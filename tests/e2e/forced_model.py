@@ -8,6 +8,7 @@ has the sampling that the trick needs, so that requests need not say it.
 import json
 import pathlib
 import tempfile
+import unittest
 
 from harness import MODEL, MoesaicServer
 
@@ -91,3 +92,17 @@ class ForcedModel:
 
     def cleanup(self):
         self._directory.cleanup()
+
+
+class ForcedModelTest(unittest.TestCase):
+    """Tests with one server of the forced model."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.forced = ForcedModel()
+        cls.server = cls.forced.serve()
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.server.kill()
+        cls.forced.cleanup()

@@ -4,7 +4,7 @@ import json
 import unittest
 
 import ollama
-from forced_model import MESSAGES, QUESTION, ForcedModel
+from forced_model import MESSAGES, QUESTION, ForcedModelTest
 from harness import PATIENCE_S, MoesaicServer
 
 TOOLS = [
@@ -109,17 +109,11 @@ class TextTest(unittest.TestCase):
             self.assertEqual(len(client.list().models), 1)
 
 
-class ToolsTest(unittest.TestCase):
+class ToolsTest(ForcedModelTest):
     @classmethod
     def setUpClass(cls):
-        cls.forced = ForcedModel()
-        cls.server = cls.forced.serve()
+        super().setUpClass()
         cls.client = connect(cls.server)
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.server.kill()
-        cls.forced.cleanup()
 
     def check_calls(self, calls):
         self.assertEqual([call.function.name for call in calls], ["weather", "time"])

@@ -4,7 +4,7 @@ import json
 import unittest
 
 import openai
-from forced_model import MESSAGES, QUESTION, ForcedModel
+from forced_model import MESSAGES, QUESTION, ForcedModelTest
 from harness import PATIENCE_S, MoesaicServer
 
 TOOLS = [
@@ -117,17 +117,11 @@ class TextTest(unittest.TestCase):
         self.assertEqual((status, json.loads(body)["error"]["param"]), (400, "input"))
 
 
-class ToolsTest(unittest.TestCase):
+class ToolsTest(ForcedModelTest):
     @classmethod
     def setUpClass(cls):
-        cls.forced = ForcedModel()
-        cls.server = cls.forced.serve()
+        super().setUpClass()
         cls.client = connect(cls.server)
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.server.kill()
-        cls.forced.cleanup()
 
     @staticmethod
     def options(**more):

@@ -7,7 +7,7 @@ import tempfile
 import unittest
 
 import openai
-from forced_model import MESSAGES, SAMPLING, ForcedModel, exchange_end
+from forced_model import MESSAGES, SAMPLING, ForcedModelTest, exchange_end
 from harness import BINARY, ENVIRONMENT, MODEL, PATIENCE_S, MoesaicServer
 
 TOOLS = [
@@ -55,20 +55,14 @@ class ForcedModelWithCalls:
         self.server.kill()
 
 
-class ToolsTest(unittest.TestCase):
+class ToolsTest(ForcedModelTest):
     @classmethod
     def setUpClass(cls):
-        cls.forced = ForcedModel()
+        super().setUpClass()
         cls.template, cls.model, cls.prompt_ids = cls.forced.template, cls.forced.path, cls.forced.prompt_ids
-        cls.server = cls.forced.serve()
         cls.client = openai.OpenAI(
             base_url=cls.server.url + "/v1", api_key="none", max_retries=0, timeout=PATIENCE_S
         )
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.server.kill()
-        cls.forced.cleanup()
 
     @classmethod
     def options(cls, **more):

@@ -12,6 +12,7 @@
 #include "core/base/file.h"
 #include "serving/model/fp8_weights.h"
 #include "tests/core/base/temp_dir.h"
+#include "tests/serving/model/checkpoint_test_util.h"
 #include "tests/serving/model/model_harness.h"
 
 namespace moesaic {
@@ -128,28 +129,9 @@ TEST(Fp8Test, PackedExpertsAreThoseOfTheCheckpoint) {
   id.index = 3;
   AlignedBuffer packed(source->layout().slot_bytes);
   AlignedBuffer loaded(source->layout().slot_bytes);
-  std::memset(loaded.data(), 0, loaded.bytes());
   packer.Pack(id, packed.span());
-  std::vector<std::vector<std::byte>> bytes;
-  std::vector<std::span<const std::byte>> pieces;
-  for (const Extent& extent : source->Extents(id)) {
-    TensorInfo raw;
-    raw.extent = extent;
-    checkpoint.Read(raw, bytes.emplace_back(extent.bytes));
-  }
-  for (const auto& piece : bytes) pieces.emplace_back(piece);
-  source->Pack(id, pieces, loaded.span());
+  ReadAndPack(*source, checkpoint, id, loaded.span());
   EXPECT_EQ(std::memcmp(packed.data(), loaded.data(), packed.bytes()), 0);
-}
-
-// Every `from` in a file becomes `to`, which is as long.
-void Replace(const fs::path& file, const std::string& from, const std::string& to) {
-  ASSERT_EQ(from.size(), to.size());
-  std::string text = ReadTextFile(file, 1 << 20);
-  size_t at = text.find(from);
-  ASSERT_NE(at, std::string::npos);
-  for (; at != std::string::npos; at = text.find(from, at)) text.replace(at, to.size(), to);
-  std::ofstream(file, std::ios::binary) << text;
 }
 
 TEST(Fp8Test, SaysWhatIsWrong) {
@@ -183,7 +165,7 @@ TEST(Fp8Test, SaysWhatIsWrong) {
     for (const char* name : {"config.json", "model.safetensors"}) {
       fs::copy_file(kFp8Models / "qwen3_moe" / name, directory.path() / name);
     }
-    Replace(directory.path() / c.file, c.from, c.to);
+    ReplaceIn(directory.path() / c.file, c.from, c.to);
     try {
       Logits(directory.path(), WeightType::kBf16, 0);
       ADD_FAILURE() << "was accepted";

@@ -13,6 +13,7 @@
 #include "core/base/file.h"
 #include "serving/model/stored_tensor.h"
 #include "tests/core/base/temp_dir.h"
+#include "tests/serving/model/checkpoint_test_util.h"
 #include "tests/serving/model/model_harness.h"
 #include "tests/serving/model/reference_util.h"
 
@@ -98,19 +99,10 @@ TEST(StoredTensorTest, PackedExpertsAreThoseOfTheCheckpoint) {
       id.index = static_cast<uint16_t>(index);
       AlignedBuffer packed(source->layout().slot_bytes);
       AlignedBuffer loaded(source->layout().slot_bytes);
-      std::memset(loaded.data(), 0, loaded.bytes());
       packer.Pack(id, packed.span());
-      std::vector<std::vector<std::byte>> bytes;
-      std::vector<std::span<const std::byte>> pieces;
       // Gate and up are read once: they are rows of the same bytes.
       EXPECT_EQ(source->Extents(id).size(), model == std::string("gpt_oss_mxfp4") ? 4u : 2u);
-      for (const Extent& extent : source->Extents(id)) {
-        TensorInfo raw;
-        raw.extent = extent;
-        checkpoint.Read(raw, bytes.emplace_back(extent.bytes));
-      }
-      for (const auto& piece : bytes) pieces.emplace_back(piece);
-      source->Pack(id, pieces, loaded.span());
+      ReadAndPack(*source, checkpoint, id, loaded.span());
       EXPECT_EQ(std::memcmp(packed.data(), loaded.data(), packed.bytes()), 0);
       blobs.emplace_back(packed.data(), packed.data() + packed.bytes());
     }
@@ -138,15 +130,6 @@ TEST(Mxfp4Test, LogitsAreThoseOfTheValuesInBf16) {
           << IsaName(isa);
     }
   }
-}
-
-void ReplaceIn(const fs::path& file, const std::string& from, const std::string& to) {
-  ASSERT_EQ(from.size(), to.size());
-  std::string text = ReadTextFile(file, 1 << 20);
-  size_t at = text.find(from);
-  ASSERT_NE(at, std::string::npos);
-  for (; at != std::string::npos; at = text.find(from, at)) text.replace(at, to.size(), to);
-  std::ofstream(file, std::ios::binary) << text;
 }
 
 TEST(Mxfp4Test, SaysWhatIsWrong) {
