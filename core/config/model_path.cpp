@@ -100,7 +100,8 @@ fs::path ResolveModelPath(std::string_view model) {
   }
   if (!IsHubId(model)) {
     Fail(ErrorKind::kNotFound,
-         "{:.300}: no such directory or file, and not a Hugging Face id (\"organisation/name\") either; "
+         "{:.300}: no such directory or file, and not a Hugging Face id (\"organisation/name\") "
+         "either; "
          "looked "
          "at {:.300}",
          model, fs::absolute(path, ignored).string());

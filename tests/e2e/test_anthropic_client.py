@@ -72,7 +72,7 @@ class TextTest(unittest.TestCase):
         self.assertEqual(message.usage.output_tokens, whole.usage.output_tokens)
 
     def test_events(self):
-        types = [event.type for event in self.create(stream=True)]
+        types = [event.type for event in self.create(stream=True, max_tokens=300)]
         deltas = types.count("content_block_delta")
         self.assertGreater(deltas, 1)
         self.assertEqual(

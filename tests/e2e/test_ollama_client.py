@@ -66,8 +66,9 @@ class TextTest(unittest.TestCase):
         self.assertGreater(answer.total_duration, answer.eval_duration)
 
     def test_a_stream(self):
-        whole = self.client.chat("sample", messages=STORY, options=GREEDY)
-        lines = list(self.client.chat("sample", messages=STORY, options=GREEDY, stream=True))
+        options = GREEDY | {"num_predict": 300}  # so long that no client is given it at once
+        whole = self.client.chat("sample", messages=STORY, options=options)
+        lines = list(self.client.chat("sample", messages=STORY, options=options, stream=True))
         self.assertGreater(len(lines), 2)
         self.assertEqual("".join(line.message.content for line in lines), whole.message.content)
         self.assertEqual([line.done for line in lines], [False] * (len(lines) - 1) + [True])
