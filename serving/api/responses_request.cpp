@@ -162,9 +162,9 @@ void RefuseState(RequestFields& fields) {
 // What a response repeats of its request.
 Json EchoOf(RequestFields& fields) {
   Json echo = Json::object();
-  const auto repeat = [&](const char* name, Json otherwise) {
+  const auto repeat = [&](const char* name, const Json& otherwise) {
     const Json* value = fields.Find(name);
-    echo[name] = value == nullptr ? std::move(otherwise) : *value;
+    echo[name] = value == nullptr ? otherwise : *value;
   };
   repeat("instructions", nullptr);
   repeat("max_output_tokens", nullptr);
