@@ -21,7 +21,8 @@ void Load(BatchSetup& setup, std::shared_ptr<Timeline> timeline, LoopParts& part
   parts.kv_groups = KvGroupSizes(config, sizes.num_kv_blocks);
   parts.scheduling = {.max_num_seqs = sizes.max_num_seqs,
                       .max_batch_tokens = sizes.max_batch_tokens,
-                      .prefix_cache = options.prefix_cache};
+                      .prefix_cache = options.prefix_cache && sizes.num_state_slots == 0,
+                      .state_slots = sizes.num_state_slots};
   auto step = std::make_unique<PassStep>(options, plan, std::move(setup.files), parts.kernels,
                                          *parts.pool, std::move(timeline));
   parts.head = std::make_unique<ModelHead>(step->model());

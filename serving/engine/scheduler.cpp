@@ -17,7 +17,8 @@ int64_t PendingTokens(const Sequence& sequence) {
 }  // namespace
 
 Scheduler::Scheduler(const SchedulerOptions& options, KvPools& pools)
-    : options_(options), pools_(pools) {
+    : options_(options), pools_(pools), states_(options.state_slots) {
+  CHECK(options.state_slots == 0 || options.state_slots >= options.max_num_seqs);
   plan_.reserve(static_cast<size_t>(options.max_num_seqs));
 }
 
@@ -113,6 +114,7 @@ bool Scheduler::EnsureBlocks(Sequence& sequence, int64_t num_tokens) {
     PreemptNewest();
     if (itself) return false;
   }
+  if (sequence.state.slot < 0) states_.Open(sequence.state);
   return true;
 }
 
@@ -134,13 +136,22 @@ void Scheduler::PreemptNewest() {
 
 void Scheduler::ReleaseBlocks(Sequence& sequence) {
   pools_.Release(sequence.blocks);
+  states_.Release(sequence.state);
   sequence.computed_tokens = 0;
+}
+
+void Scheduler::Abandon() {
+  if (states_.num_slots() > 0) {
+    for (const ScheduledSlice& slice : plan_) ReleaseBlocks(*slice.sequence);
+  }
+  plan_.clear();
 }
 
 void Scheduler::Advance() {
   for (const ScheduledSlice& slice : plan_) {
     Sequence& sequence = *slice.sequence;
     sequence.computed_tokens += slice.num_tokens;
+    states_.Advance(sequence.state);
     const int64_t limit =
         options_.prefix_cache ? std::min(sequence.computed_tokens, ShareableTokens(sequence)) : 0;
     while ((sequence.blocks.sealed + 1) * kKvBlockTokens <= limit) {

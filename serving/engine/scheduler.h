@@ -10,6 +10,9 @@
 // sequence is preempted: its blocks are released and it waits again at the head of the queue, to be
 // computed anew with what it has generated. The oldest sequence is never preempted for another, so
 // every request that fits the pool alone ends.
+//
+// Of a model with recurrent layers a sequence that runs has a slot of state besides
+// (state_slots.h), which a preempted one gives back as well.
 #pragma once
 
 #include <cstdint>
@@ -20,6 +23,7 @@
 #include <vector>
 
 #include "cache/kv_pools.h"
+#include "cache/state_slots.h"
 #include "serving/engine/sequence.h"
 
 namespace moesaic {
@@ -31,6 +35,8 @@ struct SchedulerOptions {
   // Decoded tokens are computed otherwise than a prompt's (expert deferral): only blocks before
   // Sequence::decode_from are shared, so that nobody's prompt gets them.
   bool share_only_prompts = false;
+  // Of recurrent state; 0: the model has none, else as many as sequences run at least.
+  int64_t state_slots = 0;
 };
 
 struct ScheduledSlice {
@@ -50,8 +56,9 @@ class Scheduler {
   void Advance();
   // Takes a sequence out, wherever it is, and releases its blocks.
   std::unique_ptr<Sequence> Remove(Sequence* sequence);
-  // After a step that failed: nothing of the plan counts as computed.
-  void Abandon() { plan_.clear(); }
+  // After a step that failed: nothing of the plan counts as computed. Of recurrent state nobody
+  // knows how far it came: those sequences are computed anew.
+  void Abandon();
 
   Sequence* Find(RequestId id);
   int64_t running() const { return static_cast<int64_t>(running_.size()); }
@@ -73,6 +80,7 @@ class Scheduler {
 
   SchedulerOptions options_;
   KvPools& pools_;
+  StateSlots states_;
   std::deque<std::unique_ptr<Sequence>> waiting_;
   std::vector<std::unique_ptr<Sequence>> running_;  // oldest first
   std::vector<ScheduledSlice> plan_;

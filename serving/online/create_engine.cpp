@@ -40,6 +40,21 @@ ExpertObservers MakeObservers(const EngineOptions& options, const EnginePlan& pl
   return observers;
 }
 
+// What a model with recurrent layers cannot do, or not as often.
+void ScheduleState(const EngineOptions& options, const EnginePlan& plan,
+                   SchedulerOptions& scheduling) {
+  if (plan.num_state_slots < scheduling.max_num_seqs) {
+    scheduling.max_num_seqs = plan.num_state_slots;
+    LogInfo(
+        "{} requests run at a time, not {} (--max-num-seqs): memory holds no more recurrent state",
+        plan.num_state_slots, options.max_num_seqs);
+  }
+  if (scheduling.prefix_cache) {
+    scheduling.prefix_cache = false;
+    LogInfo("prefixes are not reused: this model has recurrent layers, whose state is not kept");
+  }
+}
+
 void Load(EngineSetup& setup, MetricsRegistry& registry, LoopParts& parts) {
   const EngineOptions& options = setup.options;
   const EnginePlan& plan = setup.plan;
@@ -53,7 +68,9 @@ void Load(EngineSetup& setup, MetricsRegistry& registry, LoopParts& parts) {
   parts.scheduling = {.max_num_seqs = options.max_num_seqs,
                       .max_batch_tokens = options.max_num_batched_tokens,
                       .prefix_cache = options.prefix_cache,
-                      .share_only_prompts = options.defer_experts > 0};
+                      .share_only_prompts = options.defer_experts > 0,
+                      .state_slots = plan.num_state_slots};
+  if (plan.num_state_slots > 0) ScheduleState(options, plan, parts.scheduling);
 
   ExpertObservers observers = MakeObservers(options, plan, setup.files);
   auto step = std::make_unique<LatencyStep>(options, plan, std::move(setup.files), parts.kernels,

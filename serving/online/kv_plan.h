@@ -28,6 +28,10 @@ struct KvPlan {
   uint64_t bytes = 0;
 };
 
+// Slots of recurrent state for sequences that run at once: as many as may run, or as a share of
+// `left_bytes` holds, one at least; 0 for a model without recurrent layers.
+int64_t StateSlotsFor(const ModelConfig& config, int64_t max_num_seqs, uint64_t left_bytes);
+
 // Tokens of a request that are planned for: what was asked for, or the model's positions within
 // what is sensible by default.
 int64_t WantedContext(const EngineOptions& options, const ModelConfig& config);

@@ -79,6 +79,7 @@ class ModelHarness {
   // A sequence whose KV blocks are the harness's next free ones.
   struct Sequence {
     std::vector<int32_t> blocks;
+    int32_t state = 0;  // slot of recurrent state
     int64_t length = 0;
     int64_t decode_from = std::numeric_limits<int64_t>::max();  // as SequenceSlice's
   };
