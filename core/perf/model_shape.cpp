@@ -45,7 +45,14 @@ uint64_t AttentionOut(const ModelShape& shape) {
   return width * U(shape.hidden_size) + (shape.output_bias ? U(shape.hidden_size) : 0);
 }
 
-// The same of linear attention.
+// Keys and values, or the latent, of a token.
+uint64_t KvOfAttention(const ModelShape& shape) {
+  const uint64_t values = shape.latent_attention() ? U(shape.kv_lora_rank + shape.qk_rope_dim)
+                                                   : 2 * U(shape.num_kv_heads) * U(shape.head_dim);
+  return values * U(shape.kv_bytes_per_value);
+}
+
+// Projections of linear attention.
 uint64_t LinearValues(const ModelShape& shape) {
   return U(shape.linear_value_heads) * U(shape.linear_value_dim);
 }
@@ -181,12 +188,12 @@ uint64_t ModelShape::AllExpertBytes() const {
 }
 
 uint64_t ModelShape::KvBytesPerLayer() const {
-  const uint64_t values =
-      latent_attention() ? U(kv_lora_rank + qk_rope_dim) : 2 * U(num_kv_heads) * U(head_dim);
-  return MeanOfLayers(*this, values * U(kv_bytes_per_value), 0);
+  return MeanOfLayers(*this, KvOfAttention(*this), 0);
 }
 
-uint64_t ModelShape::KvBytesPerToken() const { return KvBytesPerLayer() * U(num_layers); }
+uint64_t ModelShape::KvBytesPerToken() const {
+  return KvOfAttention(*this) * U(attention_layers());
+}
 
 uint64_t ModelShape::StateBytesPerLayer() const {
   return linear_layers == 0 ? 0 : StateBytesPerSequence() / U(num_layers);

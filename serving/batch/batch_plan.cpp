@@ -104,7 +104,9 @@ struct Sizer {
     const int64_t sequences = wish.sequences;
     BatchSizes sizes;
     sizes.max_num_seqs = sequences;
-    if (files.config.delta_net() != nullptr) sizes.num_state_slots = sequences;
+    if (files.config.delta_net() != nullptr) {
+      sizes.num_state_slots = sequences + (options.prefix_cache ? options.state_snapshots : 0);
+    }
     sizes.max_batch_tokens = RowsFor(wish);
     sizes.max_logit_rows = std::min<int64_t>(sizes.max_logit_rows, sizes.max_batch_tokens);
     const auto tokens =

@@ -12,7 +12,9 @@
 // every request that fits the pool alone ends.
 //
 // Of a model with recurrent layers a sequence that runs has a slot of state besides
-// (state_slots.h), which a preempted one gives back as well.
+// (state_slots.h), which a preempted one gives back as well. A prefix is reused up to where its
+// state was kept: at the last whole block of each prompt and, while it runs, of each answer, and
+// where a prompt leaves the blocks of an earlier one.
 #pragma once
 
 #include <cstdint>
@@ -37,6 +39,7 @@ struct SchedulerOptions {
   bool share_only_prompts = false;
   // Of recurrent state; 0: the model has none, else as many as sequences run at least.
   int64_t state_slots = 0;
+  int64_t state_snapshots = 0;  // of the slots, for prefix_cache
 };
 
 struct ScheduledSlice {
@@ -74,7 +77,11 @@ class Scheduler {
   void PlanPrefills();
   void Admit();
   int64_t ShareableTokens(const Sequence& sequence) const;
+  bool ReuseBlock(Sequence& sequence);
   void ReusePrefix(Sequence& sequence);
+  int64_t StepTokens(const Sequence& sequence) const;
+  void PlanSnapshot(Sequence& sequence, int64_t tokens);
+  void Schedule(Sequence& sequence, int64_t tokens);
   void PreemptNewest();
   void ReleaseBlocks(Sequence& sequence);
 

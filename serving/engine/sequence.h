@@ -35,6 +35,8 @@ struct Sequence {
 
   SequenceBlocks blocks;
   SequenceState state;  // of recurrent layers
+  // Where its prefix leaves those of others, whose state was not kept: it will be.
+  int64_t branches_at = 0;
 
   uint64_t seed = 0;
   PenaltyState penalties;

@@ -41,17 +41,21 @@ ExpertObservers MakeObservers(const EngineOptions& options, const EnginePlan& pl
 }
 
 // What a model with recurrent layers cannot do, or not as often.
-void ScheduleState(const EngineOptions& options, const EnginePlan& plan,
+void ScheduleState(const EngineOptions& options, const StatePlan& state,
                    SchedulerOptions& scheduling) {
-  if (plan.num_state_slots < scheduling.max_num_seqs) {
-    scheduling.max_num_seqs = plan.num_state_slots;
+  scheduling.state_slots = state.slots();
+  scheduling.state_snapshots = state.snapshots;
+  if (state.sequences < scheduling.max_num_seqs) {
+    scheduling.max_num_seqs = state.sequences;
     LogInfo(
         "{} requests run at a time, not {} (--max-num-seqs): memory holds no more recurrent state",
-        plan.num_state_slots, options.max_num_seqs);
+        state.sequences, options.max_num_seqs);
   }
-  if (scheduling.prefix_cache) {
+  if (scheduling.prefix_cache && state.snapshots == 0) {
     scheduling.prefix_cache = false;
-    LogInfo("prefixes are not reused: this model has recurrent layers, whose state is not kept");
+    LogInfo(
+        "prefixes are not reused: the state of this model's recurrent layers is not kept "
+        "(--state-snapshots, or too little memory)");
   }
 }
 
@@ -68,9 +72,8 @@ void Load(EngineSetup& setup, MetricsRegistry& registry, LoopParts& parts) {
   parts.scheduling = {.max_num_seqs = options.max_num_seqs,
                       .max_batch_tokens = options.max_num_batched_tokens,
                       .prefix_cache = options.prefix_cache,
-                      .share_only_prompts = options.defer_experts > 0,
-                      .state_slots = plan.num_state_slots};
-  if (plan.num_state_slots > 0) ScheduleState(options, plan, parts.scheduling);
+                      .share_only_prompts = options.defer_experts > 0};
+  if (plan.state.sequences > 0) ScheduleState(options, plan.state, parts.scheduling);
 
   ExpertObservers observers = MakeObservers(options, plan, setup.files);
   auto step = std::make_unique<LatencyStep>(options, plan, std::move(setup.files), parts.kernels,

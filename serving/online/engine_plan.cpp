@@ -120,9 +120,9 @@ EnginePlan PlanEngine(const EngineOptions& asked, const ModelFiles& files) {
       dense_bytes + workspace_bytes + staging_bytes + kProcessBytes + options.request_bytes;
   if (options.devices.count > 0) fixed_bytes += plan.all_experts_bytes + devices_host_bytes;
   uint64_t left = machine_bytes > fixed_bytes ? machine_bytes - fixed_bytes : 0;
-  plan.num_state_slots = StateSlotsFor(config, options.max_num_seqs, left);
+  plan.state = PlanState(options, config, left);
   const uint64_t state_bytes =
-      static_cast<uint64_t>(plan.num_state_slots) * Model::StateSlotBytes(config);
+      static_cast<uint64_t>(plan.state.slots()) * Model::StateSlotBytes(config);
   left -= std::min(left, state_bytes);
   KvPlan kv;  // none here where devices have it
   if (!dense_elsewhere) {

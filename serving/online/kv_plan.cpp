@@ -38,11 +38,17 @@ int64_t LongestOf(const ModelConfig& config, int64_t num_blocks, int64_t step_to
   return std::min(context, num_blocks * kKvBlockTokens);
 }
 
-int64_t StateSlotsFor(const ModelConfig& config, int64_t max_num_seqs, uint64_t left_bytes) {
+StatePlan PlanState(const EngineOptions& options, const ModelConfig& config, uint64_t left_bytes) {
   const uint64_t slot_bytes = Model::StateSlotBytes(config);
-  if (slot_bytes == 0) return 0;
+  if (slot_bytes == 0) return {};
   const auto share = static_cast<uint64_t>(static_cast<double>(left_bytes) * kStateShare);
-  return std::clamp<int64_t>(static_cast<int64_t>(share / slot_bytes), 1, max_num_seqs);
+  const auto most = static_cast<int64_t>(share / slot_bytes);
+  StatePlan plan;
+  plan.sequences = std::clamp<int64_t>(most, 1, options.max_num_seqs);
+  if (options.prefix_cache) {
+    plan.snapshots = std::clamp<int64_t>(most - plan.sequences, 0, options.state_snapshots);
+  }
+  return plan;
 }
 
 int64_t WantedContext(const EngineOptions& options, const ModelConfig& config) {
