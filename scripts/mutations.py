@@ -81,6 +81,8 @@ def _whole(find, statement):
     for opening, closing in ("()", "{}", "[]"):
         if code.count(opening) != code.count(closing):
             return f"has not as many {opening} as {closing}"
+    if find.lstrip().startswith("}"):
+        return "begins with the end of something"
     first = re.match(r"\s*(\w*)", find)[1]
     if statement and first in ("const", "auto", "constexpr"):
         return "is a declaration, which ends with the block that is put around it"
