@@ -102,6 +102,8 @@ class ModelHarness {
   const StepStats& stats() const { return stats_; }
   EmulatedDevice& device(int index) { return *devices_[static_cast<size_t>(index)]; }
   std::span<const DeviceStatus> device_status() { return provider_->devices(); }
+  const ExpertProvider& experts() const { return *provider_; }
+  const SlotTable* slot_table() const { return slot_table_; }  // null: steps look nothing up
 
  private:
   void MakeDevices(const HarnessOptions& options);
