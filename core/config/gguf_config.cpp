@@ -12,6 +12,7 @@
 #include "core/base/json_fields.h"
 #include "core/config/family_fields.h"
 #include "core/config/gguf_tensors.h"
+#include "core/io/gguf_types.h"
 
 namespace moesaic {
 namespace {
@@ -304,6 +305,11 @@ ModelConfig ParseGgufConfig(const GgufHeader& header, std::string_view name) {
   const std::string as_config = fmt::format("{} (as config.json)", name);
   ModelConfig model = ParseModelConfig(GgufConfigJson(header, name).dump(), as_config);
   model.tensors = GgufTensors(header, model, name);
+  for (const auto& [tensor, info] : header.tensors) {
+    if (const GgufType* const type = FindGgufType(info.dtype_name)) {
+      model.gguf_types[tensor] = type->id;
+    }
+  }
   return model;
 }
 

@@ -141,6 +141,27 @@ TEST(GgufModelTest, SameBitsAsTheValuesOfItsBlocks) {
   }
 }
 
+// Kept as they are, whatever the classes' own activations: products are those of the values in f32.
+TEST(GgufModelTest, KeptBlocksGiveTheBitsOfTheirValues) {
+  const std::vector<float> expected = LogitsOf(kMixed, WeightType::kF32, 0);
+  for (const Isa isa : IsasOf(NumericsClass::kF32)) {
+    for (const int64_t slots : {0, 3}) {
+      SCOPED_TRACE(fmt::format("{}, {} slots", IsaName(isa), slots));
+      HarnessOptions options;
+      options.isa = isa;
+      options.weight_type = WeightType::kGguf;
+      options.kv_type = WeightType::kF32;
+      options.expert_slots = slots;
+      options.kv_blocks = 8;
+      ModelHarness model(kMixed, options);
+      auto sequence = model.NewSequence(40);
+      std::vector<int32_t> tokens(33);
+      for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i * 29 % 90);
+      ExpectSameBits(model.Prefill(sequence, tokens, 10), expected);
+    }
+  }
+}
+
 // --- configurations
 
 nlohmann::json Metadata() {
