@@ -54,8 +54,7 @@ void CheckTotalSize(std::string_view file, const ModelConfig& model) {
   const auto hidden = static_cast<double>(model.hidden_size);
   double total = 2 * static_cast<double>(model.vocab_size) * hidden;
   for (const LayerSpec& layer : model.layers) {
-    const GroupedQuerySpec& attention = layer.attention();
-    total += hidden * static_cast<double>(attention.qkv_width() + attention.q_width()) +
+    total += static_cast<double>(ParametersOf(layer.mixer, model.hidden_size)) +
              3 * hidden * static_cast<double>(layer.dense_mlp().width);
     if (!layer.sparse()) continue;
     const ExpertsSpec& experts = layer.experts();
@@ -64,10 +63,11 @@ void CheckTotalSize(std::string_view file, const ModelConfig& model) {
   }
   if (total <= kMostParameters) return;
   Fail(ErrorKind::kCorrupt,
-       "{}: hidden_size {}, num_hidden_layers {}, experts {} of width {}, heads {} x {} and "
-       "vocab_size {} make a model of more than {:.0f} parameters; expected at most that",
+       "{}: hidden_size {}, num_hidden_layers {}, experts {} of width {}, attention of {} values a "
+       "layer and vocab_size {} make a model of more than {:.0f} parameters; expected at most that",
        file, model.hidden_size, model.num_layers(), model.num_experts(), model.expert_width(),
-       model.attention().heads, model.attention().head_dim, model.vocab_size, kMostParameters);
+       ParametersOf(model.layers.front().mixer, model.hidden_size), model.vocab_size,
+       kMostParameters);
 }
 
 const ExpertsSpec* FirstExperts(const std::vector<LayerSpec>& layers) {
@@ -81,6 +81,12 @@ const ExpertsSpec* FirstExperts(const std::vector<LayerSpec>& layers) {
 int64_t ModelConfig::num_sparse_layers() const {
   return std::count_if(layers.begin(), layers.end(),
                        [](const LayerSpec& layer) { return layer.sparse(); });
+}
+
+const GroupedQuerySpec& ModelConfig::attention() const {
+  const auto* const attention = FindMixer<GroupedQuerySpec>();
+  CHECK(attention != nullptr);
+  return *attention;
 }
 
 const ExpertsSpec& ModelConfig::experts() const {

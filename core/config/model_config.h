@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 #include "core/base/tensor.h"
@@ -26,6 +27,8 @@ struct ModelConfig {
   NormSpec final_norm;
   std::vector<LayerSpec> layers;
   TensorPlan tensors;
+  // Behind the last layer of the checkpoint, to predict further tokens; they are not read.
+  int64_t prediction_layers = 0;
   DType checkpoint_dtype = DType::kBF16;  // torch_dtype; tensors may differ
 
   // From config.json, superseded by generation_config.json where that has them.
@@ -38,8 +41,26 @@ struct ModelConfig {
   bool is_sparse(int64_t index) const { return layer(index).sparse(); }
   int64_t num_sparse_layers() const;
 
-  // Heads, their size and rotation, in all layers (CheckServedLayers).
-  const GroupedQuerySpec& attention() const { return layers.front().attention(); }
+  // The first mixer of this kind, null without one. The sizes of others of the kind are the same
+  // (CheckServedLayers).
+  template <typename Spec>
+  const Spec* FindMixer() const {
+    for (const LayerSpec& layer : layers) {
+      if (const auto* const found = std::get_if<Spec>(&layer.mixer)) return found;
+    }
+    return nullptr;
+  }
+  // Layers that have this kind.
+  template <typename Spec>
+  int64_t NumMixers() const {
+    int64_t count = 0;
+    for (const LayerSpec& layer : layers)
+      count += std::holds_alternative<Spec>(layer.mixer) ? 1 : 0;
+    return count;
+  }
+  // Of a model that has it (CHECK): heads, their size and rotation, in all layers that do.
+  const GroupedQuerySpec& attention() const;
+  const RopeConfig& rope() const { return RopeOf(layers.front().mixer); }
   // Their number, top_k and the sizes of one, in all sparse layers (CheckServedLayers); one is
   // there.
   const ExpertsSpec& experts() const;

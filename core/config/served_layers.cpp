@@ -1,5 +1,9 @@
 #include "core/config/served_layers.h"
 
+#include <array>
+#include <type_traits>
+#include <variant>
+
 #include "core/base/error.h"
 
 namespace moesaic {
@@ -20,6 +24,29 @@ class LayerCheck {
     if (!has) return;
     Fail(ErrorKind::kUnsupported, "{}: layer {}: {} not supported", file_, layer_, what);
   }
+  // Of each kind of mixer the blocks of the cache have one size, and there is one table of
+  // rotations.
+  void Mixer(const GroupedQuerySpec& attention, const GroupedQuerySpec& first,
+             int64_t first_layer) const {
+    Same("heads", attention.heads, first.heads, first_layer);
+    Same("kv_heads", attention.kv_heads, first.kv_heads, first_layer);
+    Same("head_dim", attention.head_dim, first.head_dim, first_layer);
+    Same("rotary_dim", attention.rotary_dim, first.rotary_dim, first_layer);
+    Rope(attention.rope, first.rope, first_layer);
+    Refuse(attention.rope_form != RopeForm::kHalf, "interleaved rope is");
+  }
+  void Mixer(const LatentSpec& latent, const LatentSpec& first, int64_t first_layer) const {
+    Same("heads", latent.heads, first.heads, first_layer);
+    Same("q_rank", latent.q_rank, first.q_rank, first_layer);
+    Same("kv_rank", latent.kv_rank, first.kv_rank, first_layer);
+    Same("nope_dim", latent.nope_dim, first.nope_dim, first_layer);
+    Same("rope_dim", latent.rope_dim, first.rope_dim, first_layer);
+    Same("value_dim", latent.value_dim, first.value_dim, first_layer);
+    Rope(latent.rope, first.rope, first_layer);
+  }
+  void Rope(const RopeConfig& rope, const RopeConfig& first, int64_t first_layer) const {
+    Refuse(!(rope == first), fmt::format("rope other than that of layer {} is", first_layer));
+  }
   void DenseMlp(const MlpSpec& mlp, std::string_view what) const {
     Refuse(mlp.width > 0 && !mlp.gated, fmt::format("{} without a gate matrix is", what));
     Refuse(mlp.width > 0 && mlp.bias, fmt::format("biases of {} are", what));
@@ -35,19 +62,20 @@ class LayerCheck {
 }  // namespace
 
 void CheckServedLayers(const ModelConfig& model, std::string_view file) {
-  const GroupedQuerySpec& first = model.attention();
+  std::array<int64_t, std::variant_size_v<MixerSpec>> first_mixers;  // layers
+  first_mixers.fill(-1);
   int64_t first_sparse = -1;
   for (int64_t l = 0; l < model.num_layers(); ++l) {
     const LayerSpec& layer = model.layer(l);
     const LayerCheck check(file, l);
-    // The KV cache has blocks of one size for all layers, and there is one table of rotations.
-    const GroupedQuerySpec& attention = layer.attention();
-    check.Same("heads", attention.heads, first.heads, 0);
-    check.Same("kv_heads", attention.kv_heads, first.kv_heads, 0);
-    check.Same("head_dim", attention.head_dim, first.head_dim, 0);
-    check.Same("rotary_dim", attention.rotary_dim, first.rotary_dim, 0);
-    check.Refuse(!(attention.rope == first.rope), "rope other than that of layer 0 is");
-    check.Refuse(attention.rope_form != RopeForm::kHalf, "interleaved rope is");
+    int64_t& first = first_mixers[layer.mixer.index()];
+    if (first < 0) first = l;
+    std::visit(
+        [&](const auto& mixer) {
+          using Spec = std::decay_t<decltype(mixer)>;
+          check.Mixer(mixer, std::get<Spec>(model.layer(first).mixer), first);
+        },
+        layer.mixer);
     if (!layer.sparse()) {
       check.DenseMlp(layer.dense_mlp(), "a dense MLP");
       continue;

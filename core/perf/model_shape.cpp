@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <variant>
 
 #include "core/base/error.h"
 #include "core/base/units.h"
@@ -201,6 +202,28 @@ void ModelShape::Check(std::string_view what) const {
       "more than 100 T parameters");
 }
 
+namespace {
+
+void TakeMixer(const GroupedQuerySpec& attention, ModelShape& shape) {
+  shape.num_heads = attention.heads;
+  shape.num_kv_heads = attention.kv_heads;
+  shape.head_dim = attention.head_dim;
+  shape.qkv_bias = attention.qkv_bias;
+  shape.output_bias = attention.output_bias;
+}
+
+void TakeMixer(const LatentSpec& latent, ModelShape& shape) {
+  shape.num_heads = latent.heads;
+  shape.num_kv_heads = 1;
+  shape.q_lora_rank = latent.q_rank;
+  shape.kv_lora_rank = latent.kv_rank;
+  shape.qk_nope_dim = latent.nope_dim;
+  shape.qk_rope_dim = latent.rope_dim;
+  shape.v_head_dim = latent.value_dim;
+}
+
+}  // namespace
+
 ModelShape ShapeOf(const ModelConfig& config, std::string name) {
   ModelShape shape;
   shape.name = std::move(name);
@@ -219,12 +242,7 @@ ModelShape ShapeOf(const ModelConfig& config, std::string name) {
   shape.dense_intermediate = config.dense_width();
   shape.shared_intermediate = config.shared_width();
   shape.shared_gate = experts.shared_gate;
-  const GroupedQuerySpec& attention = config.attention();
-  shape.num_heads = attention.heads;
-  shape.num_kv_heads = attention.kv_heads;
-  shape.head_dim = attention.head_dim;
-  shape.qkv_bias = attention.qkv_bias;
-  shape.output_bias = attention.output_bias;
+  std::visit([&](const auto& mixer) { TakeMixer(mixer, shape); }, config.layers.front().mixer);
   shape.Check(shape.name);
   return shape;
 }

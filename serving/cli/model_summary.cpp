@@ -23,12 +23,7 @@ namespace {
 uint64_t DenseParameters(const ModelConfig& c) {
   int64_t total = c.vocab_size * c.hidden_size * (c.tie_word_embeddings ? 1 : 2) + c.hidden_size;
   for (const LayerSpec& layer : c.layers) {
-    const GroupedQuerySpec& attention = layer.attention();
-    total += 2 * c.hidden_size + c.hidden_size * (attention.qkv_width() + attention.q_width());
-    if (attention.qkv_bias) total += attention.qkv_width();
-    if (attention.output_bias) total += c.hidden_size;
-    if (attention.sinks) total += attention.heads;
-    if (attention.qk_norm != QkNorm::kNone) total += QNormWidth(attention) + KNormWidth(attention);
+    total += 2 * c.hidden_size + ParametersOf(layer.mixer, c.hidden_size);
     total += layer.dense_mlp().Parameters(c.hidden_size);
     if (!layer.sparse()) continue;
     const RouterSpec& router = layer.experts().router;
@@ -40,16 +35,29 @@ uint64_t DenseParameters(const ModelConfig& c) {
   return static_cast<uint64_t>(total);
 }
 
-std::string AttentionText(const ModelConfig& c) {
-  const GroupedQuerySpec& first = c.attention();
+std::string AttentionText(const LatentSpec& first) {
+  std::string text = fmt::format(
+      "{} heads of {} + {} rotated, values of {}, on a latent of {} + {} a token", first.heads,
+      first.nope_dim, first.rope_dim, first.value_dim, first.kv_rank, first.rope_dim);
+  if (first.q_rank > 0) text += fmt::format(", queries of {}", first.q_rank);
+  return text;
+}
+
+std::string AttentionText(const GroupedQuerySpec& first) {
   std::string text = fmt::format("{} query and {} key/value heads of {}", first.heads,
                                  first.kv_heads, first.head_dim);
   if (first.qk_norm != QkNorm::kNone) text += ", QK norm";
   if (first.qkv_bias) text += ", QKV bias";
+  return text;
+}
+
+std::string AttentionText(const ModelConfig& c) {
+  std::string text =
+      std::visit([](const auto& mixer) { return AttentionText(mixer); }, c.layers.front().mixer);
   int64_t windowed = 0;
   int64_t widest = 0;
   for (const LayerSpec& layer : c.layers) {
-    const int64_t window = layer.attention().window;
+    const int64_t window = WindowOf(layer.mixer);
     windowed += window > 0 ? 1 : 0;
     widest = std::max(widest, window);
   }
@@ -73,6 +81,20 @@ std::string TypesText(const ModelSummary& model) {
                         Percent(bytes, model.checkpoint_bytes));
   }
   return text;
+}
+
+void AddHeads(const GroupedQuerySpec& spec, nlohmann::ordered_json& architecture) {
+  architecture["query_heads"] = spec.heads;
+  architecture["kv_heads"] = spec.kv_heads;
+  architecture["head_dim"] = spec.head_dim;
+}
+
+void AddHeads(const LatentSpec& spec, nlohmann::ordered_json& architecture) {
+  architecture["query_heads"] = spec.heads;
+  architecture["head_dim"] = spec.query_dim();
+  architecture["value_head_dim"] = spec.value_dim;
+  architecture["kv_lora_rank"] = spec.kv_rank;
+  architecture["qk_rope_head_dim"] = spec.rope_dim;
 }
 
 }  // namespace
@@ -180,9 +202,6 @@ nlohmann::ordered_json ModelSummaryJson(const ModelSummary& model) {
                           {"layers", c.num_layers()},
                           {"sparse_layers", c.num_sparse_layers()},
                           {"hidden_size", c.hidden_size},
-                          {"query_heads", c.attention().heads},
-                          {"kv_heads", c.attention().kv_heads},
-                          {"head_dim", c.attention().head_dim},
                           {"experts_per_layer", c.num_experts()},
                           {"top_k", c.top_k()},
                           {"expert_intermediate_size", c.expert_width()},
@@ -190,6 +209,8 @@ nlohmann::ordered_json ModelSummaryJson(const ModelSummary& model) {
                           {"vocab_size", c.vocab_size},
                           {"tied_embeddings", c.tie_word_embeddings},
                           {"max_position", c.max_position}};
+  std::visit([&](const auto& mixer) { AddHeads(mixer, root["architecture"]); },
+             c.layers.front().mixer);
   root["parameters"] = {{"total", model.total_parameters}, {"active", model.active_parameters}};
   root["bytes"] = {{"weight_type", model.weight_type},
                    {"dense", model.dense_bytes},

@@ -18,6 +18,8 @@ const char* WhyNot(const GroupedQuerySpec& spec) {
   return nullptr;
 }
 
+const char* WhyNot(const LatentSpec&) { return "layers of latent attention"; }
+
 // The kernel does more, of which nothing is passed on to it yet.
 const char* WhyNot(const RouterSpec& router) {
   if (router.experts > cuda::kMaxExperts) return "routers of so many experts";

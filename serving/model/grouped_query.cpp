@@ -15,16 +15,22 @@ KvLayout KvLayoutOf(const GroupedQuerySpec& spec, WeightType type) {
 
 }  // namespace
 
-MixerWidths WidthsOf(const GroupedQuerySpec& spec) { return {spec.qkv_width(), spec.q_width()}; }
+MixerWidths WidthsOf(const GroupedQuerySpec& spec) {
+  return {spec.qkv_width(), spec.q_width(), spec.q_width()};
+}
 
 uint64_t GroupedQuery::BlockBytes(const ModelConfig& config, WeightType kv_type) {
-  return static_cast<uint64_t>(KvLayoutOf(config.attention(), kv_type).block_bytes()) *
-         static_cast<uint64_t>(config.num_layers());
+  const auto* const spec = config.FindMixer<GroupedQuerySpec>();
+  if (spec == nullptr) return 0;
+  return static_cast<uint64_t>(KvLayoutOf(*spec, kv_type).block_bytes()) *
+         static_cast<uint64_t>(config.NumMixers<GroupedQuerySpec>());
 }
 
 uint64_t GroupedQuery::WorkspaceBytes(const ModelConfig& config, const ModelLimits& limits,
                                       int threads) {
-  const GroupedQuerySpec& spec = config.attention();
+  const auto* const found = config.FindMixer<GroupedQuerySpec>();
+  if (found == nullptr) return 0;
+  const GroupedQuerySpec& spec = *found;
   const int64_t split =
       kSplitItemsPerThread * threads * MaxChunks(limits) * GroupPartialFloats(spec);
   const int64_t floats = WorkerScratchFloats(spec, limits.kv_type) * threads + split;
@@ -56,7 +62,8 @@ GroupedQuery::GroupedQuery(const ModelConfig& config, const ModelWeights& weight
 }
 
 std::byte* GroupedQuery::KvBlock(int64_t layer, int32_t block) {
-  return kv_.data() + (layer * limits_.num_kv_blocks + block) * kv_layout_.block_bytes();
+  const int64_t index = groups_.index[static_cast<size_t>(layer)];
+  return kv_.data() + (index * limits_.num_kv_blocks + block) * kv_layout_.block_bytes();
 }
 
 void GroupedQuery::Begin(const ForwardBatch& batch) {

@@ -1,6 +1,7 @@
 #include "serving/model/step_cost.h"
 
 #include <algorithm>
+#include <variant>
 
 #include "serving/model/model.h"
 #include "serving/model/weights.h"
@@ -10,6 +11,14 @@ namespace {
 
 double Flop(const PackedMatrix& matrix) {
   return 2.0 * static_cast<double>(matrix.n) * static_cast<double>(matrix.k);
+}
+
+// Of one token's attention to one position.
+double PositionFlop(const GroupedQuerySpec& spec) {
+  return 4.0 * static_cast<double>(spec.q_width());
+}
+double PositionFlop(const LatentSpec& spec) {
+  return 2.0 * static_cast<double>(spec.heads * (spec.row_width() + spec.kv_rank));
 }
 
 uint64_t Bytes(const PackedMatrix& matrix) {
@@ -29,17 +38,22 @@ StepCost StepCostOf(const ModelConfig& config, WeightType weights, WeightType kv
   cost.position_bytes =
       Model::KvBlockBytes(config, kv) / static_cast<uint64_t>(kKvBlockTokens * config.num_layers());
   for (const LayerWeights& layer : shapes.layers) {
+    std::visit(
+        [&](const auto& mixer) {
+          for (const PackedMatrix* matrix : MatricesOf(mixer)) cost.token_flop += Flop(*matrix);
+        },
+        layer.mixer);
     for (const PackedMatrix* matrix :
-         {&layer.attention().qkv, &layer.attention().output, &layer.router, &layer.shared_gate,
-          &layer.gate, &layer.up, &layer.down}) {
+         {&layer.router, &layer.shared_gate, &layer.gate, &layer.up, &layer.down}) {
       cost.token_flop += Flop(*matrix);
     }
   }
   cost.token_flop += 2.0 * static_cast<double>(config.num_sparse_layers() * config.top_k() *
                                                config.expert_parameters());
   cost.logit_row_flop = Flop(shapes.head);
-  cost.position_flop = 4.0 * static_cast<double>(config.attention().q_width());
-  for (const LayerSpec& layer : config.layers) cost.windows.push_back(layer.attention().window);
+  cost.position_flop =
+      std::visit([](const auto& spec) { return PositionFlop(spec); }, config.layers.front().mixer);
+  for (const LayerSpec& layer : config.layers) cost.windows.push_back(WindowOf(layer.mixer));
   return cost;
 }
 

@@ -74,6 +74,10 @@ StoredTensor FindStored(const Checkpoint& checkpoint, const PlannedTensor& tenso
   RowForm& form = stored.form;
   form.rows = shape[0];
   form.cols = shape.size() == 2 ? shape[1] : 1;
+  if (const auto* const pairs = tensor.Find<RowsInPairs>()) {
+    form.paired_rows = pairs->head_rows;
+    form.passed_rows = pairs->passed;
+  }
   if (const std::optional<Fp8Tensor> fp8 = FindFp8(checkpoint, tensor, shape)) {
     form.values = StoredValues::kFp8;
     form.blocks = fp8->blocks;
@@ -86,7 +90,6 @@ StoredTensor FindStored(const Checkpoint& checkpoint, const PlannedTensor& tenso
     form.step = rows->step;
     form.first = rows->first;
   }
-  if (const auto* const pairs = tensor.Find<RowsInPairs>()) form.paired_rows = pairs->head_rows;
   form.transposed = tensor.Find<Transposed>() != nullptr;
   if (tensor.Find<Mxfp4Blocks>() != nullptr) {
     CHECK(!form.transposed);

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/check.h"
@@ -79,28 +80,55 @@ class CheckpointTensorSource : public TensorSource {
     }
   }
 
-  // The values are read into the last quarter of the destination and widened from its start on.
+  // The stored rows among which rows [row_begin, row_end) are, as [first, end).
+  static std::pair<int64_t, int64_t> StoredRange(const RowForm& form, int64_t row_begin,
+                                                 int64_t row_end) {
+    int64_t first = form.StoredRow(row_begin);
+    int64_t last = first;
+    for (int64_t row = row_begin + 1; row < row_end; ++row) {
+      first = std::min(first, form.StoredRow(row));
+      last = std::max(last, form.StoredRow(row));
+    }
+    return {first, last + 1};
+  }
+
   void ReadFp8Rows(const StoredTensor& stored, int64_t row_begin, int64_t row_end,
                    std::span<std::byte> destination) const {
-    const std::span<std::byte> values = destination.last(destination.size() / sizeof(float));
-    ReadStored(stored, row_begin, row_end - row_begin, values);
+    auto* const out = reinterpret_cast<float*>(destination.data());
+    if (stored.form.paired_rows == 0) {
+      // The values are read into the last quarter of the destination and widened from its start on.
+      DequantiseStored(stored, row_begin, row_end,
+                       destination.last(destination.size() / sizeof(float)), out);
+      return;
+    }
+    const RowForm& form = stored.form;
+    const auto [first, end] = StoredRange(form, row_begin, row_end);
+    const auto k = static_cast<size_t>(form.cols);
+    const size_t count = static_cast<size_t>(end - first) * k;
+    std::vector<std::byte> values(count);
+    std::vector<float> rows(count);
+    DequantiseStored(stored, first, end, values, rows.data());
+    for (int64_t row = row_begin; row < row_end; ++row) {
+      std::copy_n(rows.data() + static_cast<size_t>(form.StoredRow(row) - first) * k, k,
+                  out + static_cast<size_t>(row - row_begin) * k);
+    }
+  }
+
+  void DequantiseStored(const StoredTensor& stored, int64_t first, int64_t end,
+                        std::span<std::byte> values, float* out) const {
+    ReadStored(stored, first, end - first, values);
     std::vector<std::byte> scales(stored.extents[1].bytes);
     Read(stored.extents[1], scales);
-    DequantiseFp8(values.data(), row_begin, row_end - row_begin, stored.form.cols, scales.data(),
-                  stored.dtypes[1], stored.form.blocks,
-                  reinterpret_cast<float*>(destination.data()));
+    DequantiseFp8(values.data(), first, end - first, stored.form.cols, scales.data(),
+                  stored.dtypes[1], stored.form.blocks, out);
   }
 
   void ReadDecodedRows(const StoredTensor& stored, int64_t row_begin, int64_t row_end,
                        std::span<std::byte> destination) const {
-    // The stored rows among which these are; of a transposed matrix there are none.
+    // Of a transposed matrix all is read.
     const RowForm& form = stored.form;
-    int64_t first = form.transposed ? 0 : form.StoredRow(row_begin);
-    int64_t last = first;
-    for (int64_t row = row_begin + 1; row < row_end && !form.transposed; ++row) {
-      first = std::min(first, form.StoredRow(row));
-      last = std::max(last, form.StoredRow(row));
-    }
+    const auto [first, end] =
+        form.transposed ? std::pair<int64_t, int64_t>() : StoredRange(form, row_begin, row_end);
     std::array<std::vector<std::byte>, 2> bytes;
     std::array<std::span<const std::byte>, 2> pieces;
     for (size_t i = 0; i < form.pieces(); ++i) {
@@ -108,7 +136,7 @@ class CheckpointTensorSource : public TensorSource {
       if (!form.transposed) {
         const uint64_t row_bytes = form.RowBytes(i, stored.dtypes[i]);
         part.offset += static_cast<uint64_t>(first) * row_bytes;
-        part.bytes = static_cast<uint64_t>(last - first + 1) * row_bytes;
+        part.bytes = static_cast<uint64_t>(end - first) * row_bytes;
       }
       bytes[i].resize(part.bytes);
       Read(part, bytes[i]);

@@ -13,6 +13,22 @@ namespace {
 // the packing of one piece use all threads.
 constexpr int64_t kStagingBytes = int64_t{16} << 20;
 
+float* Widen(const std::byte* raw, DType dtype, int64_t count, float* out) {
+  for (int64_t i = 0; i < count; ++i) {
+    switch (dtype) {
+      case DType::kF32:
+        out[i] = reinterpret_cast<const float*>(raw)[i];
+        break;
+      case DType::kF16:
+        out[i] = F16ToF32(reinterpret_cast<const uint16_t*>(raw)[i]);
+        break;
+      default:
+        out[i] = Bf16ToF32(reinterpret_cast<const uint16_t*>(raw)[i]);
+    }
+  }
+  return out + count;
+}
+
 }  // namespace
 
 void WeightLoader::Matrix(const PackedMatrix& target, const std::vector<RowPart>& parts) {
@@ -47,6 +63,24 @@ void WeightLoader::Matrix(const PackedMatrix& target, const std::vector<RowPart>
   }
 }
 
+void WeightLoader::Rows(const PlannedTensor& tensor, int64_t n, int64_t k, int64_t begin,
+                        int64_t end, float* out) {
+  const std::array<int64_t, 2> shape = {n, k};
+  const DType dtype = source_.Require(tensor, shape);
+  const int64_t bytes = (end - begin) * k * DTypeBits(dtype) / 8;
+  std::byte* const raw = Staging(bytes);
+  source_.ReadRows(tensor, begin, end, k, {raw, static_cast<size_t>(bytes)});
+  Widen(raw, dtype, (end - begin) * k, out);
+}
+
+void WeightLoader::Pack(const PackedMatrix& target, const float* rows) {
+  auto* const destination = const_cast<std::byte*>(target.data);
+  pool_.ParallelFor(target.panels(), [&](int64_t panel, int) {
+    kernels_.pack_panels(rows, DType::kF32, target.k, target.n, target.k, target.type, panel,
+                         panel + 1, destination);
+  });
+}
+
 void WeightLoader::Norm(const float* target, const NormSpec& norm, const PlannedTensor& tensor,
                         int64_t n) {
   Vector(target, {{tensor, n}});
@@ -63,19 +97,7 @@ void WeightLoader::Vector(const float* target, const std::vector<RowPart>& parts
     std::byte* raw = Staging(part.rows * DTypeBits(dtype) / 8);
     source_.ReadRows(part.tensor, 0, part.rows, 1,
                      {raw, static_cast<size_t>(part.rows * DTypeBits(dtype) / 8)});
-    for (int64_t i = 0; i < part.rows; ++i) {
-      switch (dtype) {
-        case DType::kF32:
-          out[i] = reinterpret_cast<const float*>(raw)[i];
-          break;
-        case DType::kF16:
-          out[i] = F16ToF32(reinterpret_cast<const uint16_t*>(raw)[i]);
-          break;
-        default:
-          out[i] = Bf16ToF32(reinterpret_cast<const uint16_t*>(raw)[i]);
-      }
-    }
-    out += part.rows;
+    out = Widen(raw, dtype, part.rows, out);
   }
 }
 

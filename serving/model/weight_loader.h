@@ -31,6 +31,11 @@ class WeightLoader {
   void Matrix(const PackedMatrix& target, const PlannedTensor& tensor) {
     Matrix(target, {{tensor, target.n}});
   }
+  // Rows [begin, end) of a matrix of this shape, as f32.
+  void Rows(const PlannedTensor& tensor, int64_t n, int64_t k, int64_t begin, int64_t end,
+            float* out);
+  // Packs rows [target.n, target.k] that are in memory.
+  void Pack(const PackedMatrix& target, const float* rows);
   void Vector(const float* target, const std::vector<RowPart>& parts);
   // A vector of n, of a norm like this.
   void Norm(const float* target, const NormSpec& norm, const PlannedTensor& tensor, int64_t n);

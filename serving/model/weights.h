@@ -14,12 +14,13 @@
 #include "core/config/model_config.h"
 #include "kernels/cpu/kernels.h"
 #include "serving/model/grouped_query_weights.h"
+#include "serving/model/latent_weights.h"
 #include "serving/model/tensor_source.h"
 
 namespace moesaic {
 
 // Of a layer's mixer; the alternatives are those of MixerSpec.
-using MixerWeights = std::variant<GroupedQueryWeights>;
+using MixerWeights = std::variant<GroupedQueryWeights, LatentWeights>;
 
 struct LayerWeights {
   const float* input_norm = nullptr;           // [hidden]

@@ -1,6 +1,7 @@
 #include "serving/online/model_files.h"
 
 #include "core/base/error.h"
+#include "core/base/logging.h"
 #include "kernels/cpu/product_choice.h"
 #include "serving/model/expert_sources.h"
 #include "serving/model/tied_head.h"
@@ -10,6 +11,10 @@ namespace moesaic {
 ModelFiles OpenModelFiles(const EngineOptions& options) {
   ModelFiles files;
   files.config = LoadModelConfig(options.model_dir);
+  if (files.config.prediction_layers > 0) {
+    LogInfo("layers that predict further tokens (num_nextn_predict_layers: {}) are not read",
+            files.config.prediction_layers);
+  }
   const WeightType type = ChooseWeightType(options);
   files.kernels =
       std::make_unique<const CpuKernels>(WithChoices(SelectKernels(type), options.kernel_choices));

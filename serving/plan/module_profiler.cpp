@@ -11,6 +11,7 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "core/base/aligned_buffer.h"
@@ -47,6 +48,22 @@ std::string PlacesText(const ThreadLayout& layout) {
   std::string text = pinned ? "pinned" : "free";
   if (layout.nodes.size() > 1) text += fmt::format(", {} slices", layout.nodes.size());
   return text;
+}
+
+const PackedMatrix& OutputOf(const LayerWeights& layer) {
+  return std::visit([](const auto& mixer) -> const PackedMatrix& { return mixer.output; },
+                    layer.mixer);
+}
+
+std::string SizesText(const GroupedQuerySpec& spec) {
+  return fmt::format("{} {} {}", spec.heads, spec.kv_heads, spec.head_dim);
+}
+std::string SizesText(const LatentSpec& spec) {
+  return fmt::format("latent {} {} {} {} {} {}", spec.heads, spec.q_rank, spec.kv_rank,
+                     spec.nope_dim, spec.rope_dim, spec.value_dim);
+}
+std::string MixerText(const MixerSpec& mixer) {
+  return std::visit([](const auto& spec) { return SizesText(spec); }, mixer);
 }
 
 // Which products are chosen for how many rows.
@@ -229,9 +246,9 @@ class ModuleProfiler {
   LinearFit MeasureOutput() {
     std::vector<std::vector<double>> terms;
     std::vector<double> values;
-    const int64_t width = config_.attention().q_width();
-    const ActivationType type = ActivationTypeOf(
-        inputs_.kernels.numerics, passes_.weights().layers.front().attention().output.type);
+    const PackedMatrix& first = OutputOf(passes_.weights().layers.front());
+    const int64_t width = first.k;
+    const ActivationType type = ActivationTypeOf(inputs_.kernels.numerics, first.type);
     const int64_t row_bytes = ActivationRowBytes(type, width);
     const int64_t float_stride =
         ActivationRowBytes(ActivationType::kF32, width) / static_cast<int64_t>(sizeof(float));
@@ -252,8 +269,7 @@ class ModuleProfiler {
           product.x = activations.data();
           product.x_stride_bytes = row_bytes;
           product.m = rows;
-          product.w = layer.attention().output;
-          product.bias = layer.attention().output_bias;
+          product.w = OutputOf(layer);
           product.y = y.as<float>();
           product.y_stride = config_.hidden_size;
           ParallelMatmul(passes_.pool(), inputs_.kernels, product);
@@ -328,14 +344,14 @@ std::string ModuleCostsKey(const ModuleProfilerInputs& inputs, const HostDescrip
     files += std::filesystem::absolute(file).lexically_normal().string();
   }
   return fmt::format(
-      "{}|{} {}|{} {} {} {} {} {}|{} {} {} {}|{}|{} {} {} {}|{} {}|{} {} {} {}{}", host.fingerprint,
+      "{}|{} {}|{} {} {} {} {} {}|{} {}|{}|{} {} {} {}|{} {}|{} {} {} {}{}", host.fingerprint,
       c.architecture, c.num_layers(), c.hidden_size, c.num_experts(), c.top_k(), c.expert_width(),
-      c.dense_width(), c.shared_width(), c.attention().heads, c.attention().kv_heads,
-      c.attention().head_dim, c.vocab_size, c.num_sparse_layers(), IsaName(inputs.kernels.isa),
-      ChoicesText(inputs.kernels), static_cast<int>(inputs.weight_type),
-      static_cast<int>(inputs.kv_type), inputs.threads, PlacesText(inputs.thread_layout),
-      ReadBackendName(inputs.streaming.backend), inputs.streaming.depth,
-      inputs.streaming.packet_bytes, inputs.streaming.link_bytes_per_s, files);
+      c.dense_width(), c.shared_width(), MixerText(c.layers.front().mixer), c.vocab_size,
+      c.num_sparse_layers(), IsaName(inputs.kernels.isa), ChoicesText(inputs.kernels),
+      static_cast<int>(inputs.weight_type), static_cast<int>(inputs.kv_type), inputs.threads,
+      PlacesText(inputs.thread_layout), ReadBackendName(inputs.streaming.backend),
+      inputs.streaming.depth, inputs.streaming.packet_bytes, inputs.streaming.link_bytes_per_s,
+      files);
 }
 
 ModuleCosts MeasureModules(const ModuleProfilerInputs& inputs, const HostDescription& host) {
