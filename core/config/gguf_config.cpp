@@ -138,10 +138,11 @@ json CommonConfig(const GgufFields& fields) {
   config["num_attention_heads"] = heads;
   config["num_key_value_heads"] =
       fields.IntOfAllLayers("attention.head_count_kv", heads, kMostHeads);
+  const bool latent = fields.Has("attention.kv_lora_rank");
   const int64_t head_dim = fields.Int(
       "attention.key_length", std::max<int64_t>(1, config["hidden_size"].get<int64_t>() / heads), 1,
       kMostHeadDim);
-  if (fields.Int("attention.value_length", head_dim, 1, kMostHeadDim) != head_dim) {
+  if (!latent && fields.Int("attention.value_length", head_dim, 1, kMostHeadDim) != head_dim) {
     fields.Unsupported("attention.value_length", "differs from attention.key_length");
   }
   config["head_dim"] = head_dim;
@@ -249,6 +250,54 @@ void GptOss(const GgufFields& fields, json& config) {
   if (config["rope_scaling"].is_object()) config["rope_scaling"]["truncate"] = false;
 }
 
+// DeepSeek-V2 and, with a sigmoid router, V3, Kimi-K2 and GLM-4.7-Flash. With latent attention
+// key_length and value_length are those of the kept rows, and there is one head of them; old files
+// have those of the heads.
+void Deepseek2(const GgufFields& fields, json& config) {
+  constexpr int64_t kSoftmax = 1;  // llama.cpp's enum of gating functions; what old files mean
+  constexpr int64_t kSigmoid = 2;
+  const int64_t gating = fields.Int("expert_gating_func", kSoftmax, 0, 100);
+  const bool v3 = gating == kSigmoid;
+  if (!v3 && gating != kSoftmax && gating != 0) {
+    fields.Unsupported("expert_gating_func", "is neither 1 (softmax) nor 2 (sigmoid)");
+  }
+  const char* const version = v3 ? "3" : "2";
+  config["architectures"] = {fmt::format("DeepseekV{}ForCausalLM", version)};
+  config["model_type"] = fmt::format("deepseek_v{}", version);
+  for (const char* const key : {"num_key_value_heads", "head_dim", "partial_rotary_factor"}) {
+    config.erase(key);
+  }
+  const auto length = [&](std::string_view key) {
+    const std::string of_heads = fmt::format("attention.{}_mla", key);
+    return fields.Has(of_heads) ? fields.Int(of_heads, 2, kMostHeadDim)
+                                : fields.Int(fmt::format("attention.{}", key), 2, kMostHeadDim);
+  };
+  const int64_t rotated = fields.Int("rope.dimension_count", 2, length("key_length") - 1);
+  config["qk_rope_head_dim"] = rotated;
+  config["qk_nope_head_dim"] = length("key_length") - rotated;
+  config["v_head_dim"] = length("value_length");
+  config["kv_lora_rank"] = fields.Int("attention.kv_lora_rank", 1, kMostHeadDim);
+  const int64_t q_rank = fields.Int("attention.q_lora_rank", 0, 0, kMostWidth);
+  config["q_lora_rank"] = q_rank > 0 ? json(q_rank) : json(nullptr);
+  json& rope = config["rope_scaling"];
+  if (rope.is_object() && rope["rope_type"] == "yarn") {
+    // All of yarn's factor is in the scale of attention, by a tenth of mscale_all_dim.
+    rope["attention_factor"] = 1.0;
+    rope["mscale_all_dim"] = 10 * fields.Number("rope.scaling.yarn_log_multiplier", 0.0, 0.0, 1e5);
+  }
+  config["n_routed_experts"] = Experts(fields);
+  config["moe_intermediate_size"] = ExpertWidth(fields);
+  config["intermediate_size"] = DenseWidth(fields);
+  config["n_shared_experts"] = fields.Int("expert_shared_count", 0, 0, 1000);
+  config["first_k_dense_replace"] = fields.Int("leading_dense_block_count", 0, 0, kMostLayers);
+  const int64_t groups = fields.Int("expert_group_count", 1, 1, kMostExperts);
+  config["n_group"] = groups;
+  config["topk_group"] = fields.Int("expert_group_used_count", groups, 1, kMostExperts);
+  if (!v3) config["topk_method"] = groups > 1 ? "group_limited_greedy" : "greedy";
+  config["norm_topk_prob"] = NormalisedWeights(fields, v3);
+  config["routed_scaling_factor"] = fields.Number("expert_weights_scale", 1.0, 1e-6, 1e6);
+}
+
 struct GgufArchitecture {
   std::string_view name;  // general.architecture
   std::string_view hf_architecture;
@@ -263,6 +312,7 @@ constexpr GgufArchitecture kArchitectures[] = {
     {"glm4moe", "Glm4MoeForCausalLM", "glm4_moe", Glm4Moe},
     {"minimax-m2", "MiniMaxM2ForCausalLM", "minimax_m2", MiniMaxM2},
     {"gpt-oss", "GptOssForCausalLM", "gpt_oss", GptOss},
+    {"deepseek2", "", "", Deepseek2},  // which of them, its function says
 };
 
 const GgufArchitecture& FindArchitecture(const GgufFields& fields) {

@@ -34,7 +34,14 @@ enum class TensorSlot {
   kOutputBias,
   kSinks,          // [heads]
   kAttentionGate,  // [heads * head_dim, hidden], see GroupedQuerySpec::output_gate
-  kDeltaQ,         // [key_heads * key_dim, hidden], as kDeltaK
+  // Of latent attention (LatentSpec), besides kQ and kOutput
+  kQDown,       // [q_rank, hidden]; kQ is of its normed rows
+  kQDownNorm,   // [q_rank]
+  kKvDown,      // [kv_rank + rope_dim, hidden]
+  kKvDownNorm,  // [kv_rank]
+  kKvUp,        // [heads * (nope_dim + value_dim), kv_rank], of each head the key's rows first
+  // Of linear attention (DeltaNetSpec)
+  kDeltaQ,  // [key_heads * key_dim, hidden], as kDeltaK
   kDeltaK,
   kDeltaV,  // [value_heads * value_dim, hidden], as kDeltaGate
   kDeltaGate,
@@ -106,9 +113,11 @@ struct Transposed {};
 struct Mxfp4Blocks {};
 
 // The rows of each head of so many, of which halves are rotated together, are stored as pairs of
-// neighbours: row j of the first half, then row j of the second.
+// neighbours: row j of the first half, then row j of the second. The first `passed` rows of a head
+// are not rotated and lie as they are.
 struct RowsInPairs {
   int64_t head_rows = 0;
+  int64_t passed = 0;
 };
 
 // A matrix of one row is stored as a vector.

@@ -11,7 +11,7 @@ void LoadConv(const DeltaNetSpec& spec, const PlannedTensor& tensor, WeightLoade
               const float* target) {
   const int64_t channels = spec.channels();
   std::vector<float> stored(static_cast<size_t>(channels * spec.conv_width));
-  load.Rows(stored.data(), tensor, channels, spec.conv_width);
+  load.Rows(tensor, channels, spec.conv_width, 0, channels, stored.data());
   auto* const out = const_cast<float*>(target);
   for (int64_t channel = 0; channel < channels; ++channel) {
     for (int64_t j = 0; j < spec.conv_width; ++j) {

@@ -37,6 +37,10 @@ void LogSkipped(const Checkpoint& checkpoint) {
 ModelFiles OpenModelFiles(const EngineOptions& options) {
   ModelFiles files;
   files.config = LoadModelConfig(options.model_dir);
+  if (files.config.prediction_layers > 0) {
+    LogInfo("layers that predict further tokens (num_nextn_predict_layers: {}) are not read",
+            files.config.prediction_layers);
+  }
   const WeightType type = ChooseWeightType(options);
   files.kernels =
       std::make_unique<const CpuKernels>(WithChoices(SelectKernels(type), options.kernel_choices));
