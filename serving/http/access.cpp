@@ -16,28 +16,6 @@ bool EqualsIgnoringCase(std::string_view a, std::string_view b) {
   });
 }
 
-// Looks at every byte of `given` whatever differs; only its length can be told from the time.
-bool ConstantTimeEquals(std::string_view given, std::string_view key) {
-  volatile unsigned char difference = given.size() == key.size() ? 0 : 1;
-  for (size_t i = 0; i < given.size(); ++i) {
-    const char other = key.empty() ? '\0' : key[i % key.size()];
-    difference = static_cast<unsigned char>(difference | (given[i] ^ other));
-  }
-  return difference == 0;
-}
-
-std::string_view GivenKey(const HttpRequest& request) {
-  const std::string_view authorization = request.Header("authorization");
-  const size_t space = authorization.find(' ');
-  if (space != std::string_view::npos &&
-      EqualsIgnoringCase(authorization.substr(0, space), "bearer")) {
-    std::string_view key = authorization.substr(space + 1);
-    while (!key.empty() && key.front() == ' ') key.remove_prefix(1);
-    return key;
-  }
-  return request.Header("x-api-key");
-}
-
 bool IsAllowedOrigin(std::string_view origin, const ServerOptions& options) {
   if (origin.empty()) return false;
   return std::any_of(
@@ -85,12 +63,16 @@ std::string MediaType(std::string_view header) {
 
 }  // namespace
 
-bool HasApiKey(const HttpRequest& request, const std::vector<std::string>& keys) {
-  const std::string_view given = GivenKey(request);
-  if (given.empty()) return false;
-  bool found = false;
-  for (const std::string& key : keys) found |= ConstantTimeEquals(given, key);
-  return found;
+std::string_view GivenKey(const HttpRequest& request) {
+  const std::string_view authorization = request.Header("authorization");
+  const size_t space = authorization.find(' ');
+  if (space != std::string_view::npos &&
+      EqualsIgnoringCase(authorization.substr(0, space), "bearer")) {
+    std::string_view key = authorization.substr(space + 1);
+    while (!key.empty() && key.front() == ' ') key.remove_prefix(1);
+    return key;
+  }
+  return request.Header("x-api-key");
 }
 
 ApiError KeyError(const HttpRequest& request) {

@@ -4,7 +4,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "serving/api/api_error.h"
 #include "serving/http/http_message.h"
@@ -12,9 +11,8 @@
 
 namespace moesaic {
 
-// Whether the request carries one of `keys` ("Authorization: Bearer k" or "X-Api-Key: k"). The time
-// taken does not depend on how much of a key is right.
-bool HasApiKey(const HttpRequest& request, const std::vector<std::string>& keys);
+// The key that the request carries ("Authorization: Bearer k" or "X-Api-Key: k"); empty: none.
+std::string_view GivenKey(const HttpRequest& request);
 
 // 401 with a message that tells a missing key from a wrong one.
 ApiError KeyError(const HttpRequest& request);

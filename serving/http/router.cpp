@@ -42,11 +42,16 @@ constexpr std::string_view kModelPrefix = "/v1/models/";
 std::optional<RouteMatch> MatchRoute(std::string_view path) {
   while (path.size() > 1 && path.back() == '/') path.remove_suffix(1);
   for (const Entry& entry : kEntries) {
-    if (entry.path == path) return RouteMatch{entry.route, entry.path, entry.post, entry.open, {}};
+    if (entry.path == path)
+      return RouteMatch{entry.route, entry.path, entry.post, entry.open, {}, false};
   }
   if (path.size() > kModelPrefix.size() && path.substr(0, kModelPrefix.size()) == kModelPrefix) {
-    return RouteMatch{Route::kModel, "/v1/models/{id}", false, false,
-                      std::string(path.substr(kModelPrefix.size()))};
+    return RouteMatch{Route::kModel,
+                      "/v1/models/{id}",
+                      false,
+                      false,
+                      std::string(path.substr(kModelPrefix.size())),
+                      false};
   }
   return std::nullopt;
 }

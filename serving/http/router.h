@@ -36,7 +36,8 @@ struct RouteMatch {
   std::string_view label;  // the pattern, for metrics: "/v1/models/{id}"
   bool post = false;       // POST; otherwise GET and HEAD
   bool open = false;       // never asks for a key
-  std::string model;       // of kModel; may contain slashes
+  std::string model = {};  // of kModel; may contain slashes
+  bool admin = false;      // asks for a key of an administrator
 
   std::string_view allow() const { return post ? "POST, OPTIONS" : "GET, HEAD, OPTIONS"; }
   bool Allows(std::string_view method) const {
