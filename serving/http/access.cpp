@@ -51,6 +51,10 @@ ApiError Forbidden(std::string message, std::string code) {
   return ApiError(403, "invalid_request_error", std::move(message), {}, std::move(code));
 }
 
+ApiError RefusedBody(int status, std::string message, std::string code) {
+  return ApiError(status, "invalid_request_error", std::move(message), {}, std::move(code));
+}
+
 // "application/json; charset=utf-8" -> "application/json"
 std::string MediaType(std::string_view header) {
   std::string_view type = header.substr(0, header.find(';'));
@@ -108,7 +112,8 @@ std::optional<ApiError> CheckHost(const HttpRequest& request, const ServerOption
 
 std::optional<ApiError> CheckOrigin(const HttpRequest& request, const ServerOptions& options) {
   const std::string_view origin = request.Header("origin");
-  if (request.method != "POST" || origin.empty() || IsAllowedOrigin(origin, options)) {
+  if ((request.method != "POST" && request.method != "PUT") || origin.empty() ||
+      IsAllowedOrigin(origin, options)) {
     return std::nullopt;
   }
   for (const std::string_view scheme : {"http://", "https://"}) {
@@ -152,18 +157,21 @@ HttpResponse AnswerOptions(const HttpRequest& request, const ServerOptions& opti
   return response;
 }
 
-std::optional<ApiError> CheckBodyHeaders(const HttpRequest& request) {
-  const auto refuse = [](int status, std::string message, std::string code) {
-    return ApiError(status, "invalid_request_error", message, {}, std::move(code));
-  };
+std::optional<ApiError> CheckBinaryBodyHeaders(const HttpRequest& request) {
   if (!request.content_length.has_value() && !request.chunked) {
-    return refuse(411, "A body with Content-Length (or chunked) is needed.", "length_required");
+    return RefusedBody(411, "A body with Content-Length (or chunked) is needed.",
+                       "length_required");
   }
   const std::string_view coding = request.Header("content-encoding");
   if (!coding.empty() && !EqualsIgnoringCase(coding, "identity")) {
-    return refuse(415, "Content-Encoding is not supported; send the JSON as it is.",
-                  "unsupported_encoding");
+    return RefusedBody(415, "Content-Encoding is not supported; send the body as it is.",
+                       "unsupported_encoding");
   }
+  return std::nullopt;
+}
+
+std::optional<ApiError> CheckBodyHeaders(const HttpRequest& request) {
+  if (auto error = CheckBinaryBodyHeaders(request)) return error;
   const std::string type = MediaType(request.Header("content-type"));
   constexpr std::string_view kSuffix = "+json";
   const bool json = type == "application/json" ||
@@ -172,8 +180,8 @@ std::optional<ApiError> CheckBodyHeaders(const HttpRequest& request) {
   const bool by_default =
       type.empty() || type == "text/plain" || type == "application/x-www-form-urlencoded";
   if (json || (by_default && request.Header("origin").empty())) return std::nullopt;
-  return refuse(415, "The body must be JSON with Content-Type: application/json.",
-                "unsupported_media_type");
+  return RefusedBody(415, "The body must be JSON with Content-Type: application/json.",
+                     "unsupported_media_type");
 }
 
 }  // namespace moesaic

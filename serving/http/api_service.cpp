@@ -6,11 +6,11 @@
 #include "core/base/logging.h"
 #include "serving/api/messages_request.h"
 #include "serving/api/ollama_models.h"
-#include "serving/api/replay_store.h"
 #include "serving/api/tokenize.h"
 #include "serving/api/utc_text.h"
 #include "serving/http/access.h"
 #include "serving/http/body_call.h"
+#include "serving/http/collection_call.h"
 #include "serving/http/completion_call.h"
 #include "serving/http/error_response.h"
 #include "serving/text/tokenizer.h"
@@ -145,11 +145,6 @@ ApiService::ApiService(const ServerOptions& options, ServingMetrics& metrics,
 }
 
 void ApiService::SetModels(std::vector<ServedModel> models) {
-  for (ServedModel& model : models) {
-    if (options_.replay_bytes > 0) {
-      model.replay = std::make_shared<ReplayStore>(options_.replay_bytes);
-    }
-  }
   auto table = std::make_shared<const ModelTable>(std::move(models));
   for (const ServedModel& model : table->models()) metrics_.ForModel(model.names.front());
   {
@@ -254,9 +249,11 @@ std::optional<HttpResponse> ApiService::CheckHead(const HttpRequest& head) {
     return response;
   }
   if (const auto error = CheckKey(head, *match)) return refuse(*error);
-  if (match->post) {
-    if (const auto error = CheckBodyHeaders(head)) return refuse(*error);
-    if (const auto error = NotReady()) return refuse(*error);
+  const bool changes = match->post || head.method == "PUT";
+  if (changes) {
+    const auto error = match->post ? CheckBodyHeaders(head) : CheckBinaryBodyHeaders(head);
+    if (error) return refuse(*error);
+    if (const auto unready = NotReady()) return refuse(*unready);
   }
   return std::nullopt;
 }
@@ -279,6 +276,11 @@ std::shared_ptr<Call> ApiService::Handle(std::shared_ptr<Exchange> exchange) {
   auto table = models();
   if (const auto key = KeyOf(request); table != nullptr && key != nullptr && !key->models.empty()) {
     table = table->Only(key->models);
+  }
+  if (match->route == Route::kEamc && table != nullptr) {
+    auto call = std::make_shared<CollectionCall>(call_context_, table, std::move(exchange));
+    call->Start();
+    return call;
   }
   if (!match->post) {
     exchange->Respond(AnswerGet(*match, table.get()));
