@@ -114,6 +114,7 @@ int ServeCommand(const Invocation& invocation) {
   options.version = GetBuildInfo().version;
   options.request_memory_bytes = RequestMemoryBytes(settings, machine);
   settings.engine.request_bytes = options.request_memory_bytes;
+  settings.engine.replay_bytes = options.replay_bytes;
   Server server(options, metrics);
   server.Start();
   LogInfo("moesaic {} ({}) listens on {}", GetBuildInfo().version, GetBuildInfo().git_commit,

@@ -227,6 +227,7 @@ class Run(unittest.TestCase):
             ["x", "--prompt-file", "/nowhere.txt"],
             ["--prompt-file", "/nowhere.txt"],
             ["x", "--temperature", "-1"],
+            ["x", "--top-p", "0"],
             ["x", "--expert-memory", "150%"],
             ["x", "--max-tokens", "100000"],
         ):
