@@ -124,7 +124,7 @@ def report(run, trace_name, change, plots):
     sweep_ours = {s: run.start(slots=s) for s in sweep}
     others = {t: {p: run.start(trace=t, predictor=p, policy="lru" if p == "none" else "next-use")
                   for p in ["none"] + PREDICTORS} for t in change}
-    devices = {d: (run.start(devices=d, **lru), run.start(devices=d)) for d in (1, 2, 4)}
+    devices = {d: (run.start(devices=d, **lru), run.start(devices=d)) for d in (1, 2, 4, 8)}
 
     def get(future):
         return future.result()

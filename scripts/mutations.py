@@ -73,6 +73,24 @@ def _programs(table, where):
     return tests
 
 
+def _whole(find, statement):
+    """Why `find` cannot be what it has to be, a whole expression or statement; None: it may be one."""
+    if "//" in find:
+        return "has a comment in it"
+    code = re.sub(r'"(\\.|[^"\\])*"|\'(\\.|[^\'\\])*\'', "", find)
+    for opening, closing in ("()", "{}", "[]"):
+        if code.count(opening) != code.count(closing):
+            return f"has not as many {opening} as {closing}"
+    if find.lstrip().startswith("}"):
+        return "begins with the end of something"
+    first = re.match(r"\s*(\w*)", find)[1]
+    if statement and first in ("const", "auto", "constexpr"):
+        return "is a declaration, which ends with the block that is put around it"
+    if not statement and first in ("if", "for", "while", "return", "const", "auto"):
+        return "begins as a statement and does not end with ; or }"
+    return None
+
+
 def read_list(path, name):
     """The defects of one mutations.toml."""
     try:
@@ -94,6 +112,8 @@ def read_list(path, name):
                             statement=find.rstrip().endswith((";", "}")),
                             equivalent=_text(planted, "equivalent", where, ""),
                             survives=_text(planted, "survives", where, ""))
+            if problem := _whole(find, defect.statement):
+                raise ListError(f"{where}: find {problem}: {' '.join(find.split())!r}")
             if not defect.tests:
                 raise ListError(f"{where}: no tests are named, neither here nor for the file")
             if planted:

@@ -94,7 +94,10 @@ class Lists(unittest.TestCase):
                 ("[[file]]\npath = 'a.cpp'\ntests = ['t']\ndefect = [{ id = 'o', find = 'x', replace = '', y = 1 }]",
                  "unknown keys: y"),
                 ("[[file]]\npath = 'a.cpp'\ntests = ['t']\ndefect = [{ id = 'o', find = 'x', replace = '' }, "
-                 "{ id = 'o', find = 'y', replace = '' }]", "choose another id")):
+                 "{ id = 'o', find = 'y', replace = '' }]", "choose another id"),
+                *((f"[[file]]\npath = 'a.cpp'\ntests = ['t']\ndefect = [{{ id = 'o', find = '{find}', replace = '' }}]", why)
+                  for find, why in (("if (a) {", "not as many { as }"), ("if (a)", "begins as a statement"),
+                                    ("const int a = b;", "is a declaration"), ("a = b;  // why", "a comment")))):
             with self.assertRaisesRegex(ListError, problem):
                 self.read(text)
 

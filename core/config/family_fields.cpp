@@ -100,6 +100,28 @@ Activation ReadActivation(const JsonFields& config) {
   return Activation::kSilu;
 }
 
+// Which layers layer_types says are of this type, the others having full attention.
+std::optional<std::vector<bool>> ReadLayersOfType(const JsonFields& config, int64_t layers,
+                                                  std::string_view type) {
+  if (config.Absent("layer_types")) return std::nullopt;
+  const nlohmann::json& types = *config.Find("layer_types");
+  if (!types.is_array() || types.size() != static_cast<size_t>(layers)) {
+    config.FailAt("layer_types",
+                  fmt::format("expected a list of num_hidden_layers, {}, names", layers));
+  }
+  std::vector<bool> of_type(types.size(), false);
+  for (size_t layer = 0; layer < types.size(); ++layer) {
+    if (types[layer] == type) {
+      of_type[layer] = true;
+    } else if (types[layer] != "full_attention") {
+      config.FailAt("layer_types",
+                    fmt::format("layer {} is neither full_attention nor {}", layer, type),
+                    ErrorKind::kUnsupported);
+    }
+  }
+  return of_type;
+}
+
 }  // namespace
 
 void ReadModel(const JsonFields& config, const ModelDefaults& defaults, ModelConfig& model) {
@@ -200,31 +222,67 @@ std::vector<bool> ReadSparseLayers(const JsonFields& config, int64_t layers) {
 }
 
 std::optional<std::vector<bool>> ReadSlidingLayers(const JsonFields& config, int64_t layers) {
-  if (config.Absent("layer_types")) return std::nullopt;
-  const nlohmann::json& types = *config.Find("layer_types");
-  if (!types.is_array() || types.size() != static_cast<size_t>(layers)) {
-    config.FailAt("layer_types",
-                  fmt::format("expected a list of num_hidden_layers, {}, names", layers));
-  }
-  std::vector<bool> slides(types.size(), false);
-  for (size_t layer = 0; layer < types.size(); ++layer) {
-    if (types[layer] == "sliding_attention") {
-      slides[layer] = true;
-    } else if (types[layer] != "full_attention") {
-      config.FailAt("layer_types",
-                    fmt::format("layer {} is neither full_attention nor sliding_attention", layer),
-                    ErrorKind::kUnsupported);
-    }
-  }
-  return slides;
+  return ReadLayersOfType(config, layers, "sliding_attention");
 }
 
-TensorPlan CommonTensors() {
+nlohmann::json TextConfig(const JsonFields& config) {
+  nlohmann::json text = config.Object("text_config");
+  const JsonFields fields(text, config.file(), "text_config.");
+  const bool typed = !fields.Absent("dtype") || !fields.Absent("torch_dtype");
+  for (const char* const key :
+       {"dtype", "torch_dtype", "eos_token_id", "bos_token_id", "pad_token_id"}) {
+    const bool of_type = std::string_view(key).ends_with("dtype");
+    if (of_type ? typed : fields.Find(key) != nullptr) continue;
+    if (const nlohmann::json* const outer = config.Find(key)) text[key] = *outer;
+  }
+  text["tie_word_embeddings"] = config.Bool("tie_word_embeddings", false);
+  return text;
+}
+
+DeltaNetSpec ReadDeltaNet(const JsonFields& config, const ModelConfig& model) {
+  DeltaNetSpec spec;
+  spec.key_heads = config.Int("linear_num_key_heads", 16, 1, kMostHeads);
+  spec.value_heads = config.Int("linear_num_value_heads", 32, 1, kMostHeads);
+  if (spec.value_heads % spec.key_heads != 0) {
+    config.FailAt("linear_num_value_heads",
+                  fmt::format("is {}, expected a multiple of linear_num_key_heads, {}",
+                              spec.value_heads, spec.key_heads));
+  }
+  spec.key_dim = config.Int("linear_key_head_dim", 128, 1, kMostHeadDim);
+  spec.value_dim = config.Int("linear_value_head_dim", 128, 1, kMostHeadDim);
+  spec.conv_width = config.Int("linear_conv_kernel_dim", 4, 2, kMostPosition);
+  spec.norm.eps = model.final_norm.eps;
+  return spec;
+}
+
+GroupedQuerySpec ReadGatedAttention(const JsonFields& config, const ModelConfig& model) {
+  GroupedQuerySpec attention = ReadAttention(
+      config, {.heads = 16, .kv_heads = 2, .head_dim = 256, .rotary_share = 0.25}, model);
+  attention.qk_norm = QkNorm::kPerHead;
+  attention.output_gate = true;
+  if (config.Bool("attention_bias", false)) {
+    config.FailAt("attention_bias", "is true, which is not supported beside a gate of the output",
+                  ErrorKind::kUnsupported);
+  }
+  return attention;
+}
+
+std::vector<bool> ReadLinearLayers(const JsonFields& config, int64_t layers) {
+  if (auto listed = ReadLayersOfType(config, layers, "linear_attention")) return *listed;
+  std::vector<bool> linear(static_cast<size_t>(layers));
+  const int64_t interval = config.Int("full_attention_interval", 4, 1, kMostLayers);
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    linear[static_cast<size_t>(layer)] = (layer + 1) % interval != 0;
+  }
+  return linear;
+}
+
+TensorPlan CommonTensors(const std::string& prefix) {
   TensorPlan plan;
-  plan.Set(TensorSlot::kEmbedding, "model.embed_tokens.weight");
-  plan.Set(TensorSlot::kFinalNorm, "model.norm.weight");
+  plan.Set(TensorSlot::kEmbedding, prefix + "embed_tokens.weight");
+  plan.Set(TensorSlot::kFinalNorm, prefix + "norm.weight");
   plan.Set(TensorSlot::kHead, "lm_head.weight");
-  const std::string layer = "model.layers.{layer}.";
+  const std::string layer = prefix + "layers.{layer}.";
   plan.Set(TensorSlot::kInputNorm, layer + "input_layernorm.weight");
   plan.Set(TensorSlot::kPostAttentionNorm, layer + "post_attention_layernorm.weight");
   plan.Set(TensorSlot::kQ, layer + "self_attn.q_proj.weight");
@@ -241,6 +299,29 @@ TensorPlan CommonTensors() {
   plan.SetMlp(kDenseMlpSlots, layer + "mlp.", kProjectionNames);
   plan.SetMlp(kExpertSlots, layer + "mlp.experts.{expert}.", kProjectionNames);
   return plan;
+}
+
+void SetGatedAttention(const std::string& prefix, const GroupedQuerySpec& attention,
+                       TensorPlan& plan) {
+  const std::string name = prefix + "layers.{layer}.self_attn.q_proj.weight";
+  const int64_t d = attention.head_dim;
+  plan.Set(TensorSlot::kQ, name, {EveryNthRow{.step = 2 * d, .first = 0, .count = d}});
+  plan.Set(TensorSlot::kAttentionGate, name, {EveryNthRow{.step = 2 * d, .first = d, .count = d}});
+}
+
+void SetDeltaNet(const std::string& prefix, TensorPlan& plan) {
+  const std::string mixer = prefix + "layers.{layer}.linear_attn.";
+  plan.Set(TensorSlot::kDeltaConv, mixer + "conv1d.weight", {RowsOfKernels{}});
+  plan.Set(TensorSlot::kDeltaDecay, mixer + "A_log");
+  plan.Set(TensorSlot::kDeltaStepBias, mixer + "dt_bias");
+  plan.Set(TensorSlot::kDeltaNorm, mixer + "norm.weight");
+  plan.Set(TensorSlot::kDeltaOutput, mixer + "out_proj.weight");
+}
+
+void SetGatedSharedExpert(const std::string& prefix, TensorPlan& plan) {
+  const std::string mlp = prefix + "layers.{layer}.mlp.";
+  plan.SetMlp(kSharedMlpSlots, mlp + "shared_expert.", kProjectionNames);
+  plan.Set(TensorSlot::kSharedGate, mlp + "shared_expert_gate.weight");
 }
 
 }  // namespace moesaic

@@ -9,6 +9,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -70,6 +71,18 @@ void ReadGroups(const JsonFields& config, RouterSpec& router);
 // A gated MLP without biases, of the width that the key gives.
 MlpSpec ReadMlp(const JsonFields& config, std::string_view width_key, int64_t fallback);
 
+// The object `text_config` of a model that also sees, with what it leaves to the outer one: types
+// and token ids. Whether embeddings are tied is what the outer one says.
+nlohmann::json TextConfig(const JsonFields& config);
+
+// Linear attention by the gated delta rule, of the keys linear_*. `model` has been read.
+DeltaNetSpec ReadDeltaNet(const JsonFields& config, const ModelConfig& model);
+// Attention as those models have it in the other layers: a gate of its output, a quarter of each
+// head rotated.
+GroupedQuerySpec ReadGatedAttention(const JsonFields& config, const ModelConfig& model);
+// Which layers have linear attention, by layer_types or full_attention_interval.
+std::vector<bool> ReadLinearLayers(const JsonFields& config, int64_t layers);
+
 // Which layers have a sliding window, by layer_types; nullopt without the key.
 std::optional<std::vector<bool>> ReadSlidingLayers(const JsonFields& config, int64_t layers);
 
@@ -78,7 +91,14 @@ std::vector<bool> ReadSparseLayers(const JsonFields& config, int64_t layers);
 
 // The names that most families have: embedding, head, norms, attention, dense MLPs, routers and
 // experts.
-TensorPlan CommonTensors();
+TensorPlan CommonTensors(const std::string& prefix = "model.");
+// Of the model whose tensors' names begin with this: attention whose gates are stored beside the
+// queries of each head, all of linear attention but its projections from the residual stream, and a
+// shared expert with a gate.
+void SetGatedAttention(const std::string& prefix, const GroupedQuerySpec& attention,
+                       TensorPlan& plan);
+void SetDeltaNet(const std::string& prefix, TensorPlan& plan);
+void SetGatedSharedExpert(const std::string& prefix, TensorPlan& plan);
 inline constexpr std::array<const char*, 3> kProjectionNames = {
     "gate_proj.weight", "up_proj.weight", "down_proj.weight"};
 

@@ -11,6 +11,8 @@
 namespace moesaic {
 
 struct KvGroups {
+  static constexpr size_t kNone = SIZE_MAX;  // of a layer without keys and values
+
   std::vector<int64_t> windows;  // [groups] tokens; 0: all of the context
   std::vector<size_t> of_layer;  // [layers] group
 

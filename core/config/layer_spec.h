@@ -58,6 +58,8 @@ struct LayerSpec {
     const auto* const of_dense_layer = std::get_if<MlpSpec>(&mlp);
     return of_dense_layer != nullptr ? *of_dense_layer : experts().shared;
   }
+  // Whether it attends to keys and values; else it has state of another kind.
+  bool has_attention() const { return std::holds_alternative<GroupedQuerySpec>(mixer); }
   const GroupedQuerySpec& attention() const { return std::get<GroupedQuerySpec>(mixer); }
 };
 

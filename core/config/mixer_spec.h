@@ -56,17 +56,42 @@ struct GroupedQuerySpec {
   int64_t window = 0;  // sliding window in tokens; 0: all of the context
   bool qkv_bias = false;
   bool output_bias = false;
-  bool sinks = false;     // a score for each head beside those of the keys, without a value
-  double clip_qkv = 0.0;  // bound of queries, keys and values before RoPE; 0: none
-  double scale = 1.0;     // of a query's product with a key
+  bool sinks = false;        // a score for each head beside those of the keys, without a value
+  bool output_gate = false;  // what is mixed times the sigmoid of a projection as wide
+  double clip_qkv = 0.0;     // bound of queries, keys and values before RoPE; 0: none
+  double scale = 1.0;        // of a query's product with a key
 
   int64_t group() const { return heads / kv_heads; }
   int64_t q_width() const { return heads * head_dim; }
   int64_t kv_width() const { return kv_heads * head_dim; }
   int64_t qkv_width() const { return q_width() + 2 * kv_width(); }
+  // Queries, keys, values and the gate.
+  int64_t projected_width() const { return qkv_width() + (output_gate ? q_width() : 0); }
+};
+
+// Tokens that a convolution sees at most: what kernels keep in registers.
+inline constexpr int64_t kMostConvWidth = 4;
+
+// Linear attention by the gated delta rule (Yang et al., Gated Delta Networks, arXiv:2412.06464): a
+// sequence's state is a matrix for each value head, which decays, and is corrected towards a
+// token's value where it is read with the token's key. Queries, keys and values pass a causal
+// convolution of each channel first, whose last inputs are state too.
+struct DeltaNetSpec {
+  int64_t key_heads = 0;    // of queries and of keys
+  int64_t value_heads = 0;  // a multiple; neighbours share a key head
+  int64_t key_dim = 0;      // of a head
+  int64_t value_dim = 0;
+  int64_t conv_width = 0;  // tokens that the convolution sees
+  NormSpec norm = {};      // of a head's output, before it is gated
+
+  int64_t group() const { return value_heads / key_heads; }
+  int64_t key_width() const { return key_heads * key_dim; }
+  int64_t value_width() const { return value_heads * value_dim; }
+  // Queries, keys and values.
+  int64_t channels() const { return 2 * key_width() + value_width(); }
 };
 
 // A new kind of mixer is one more alternative.
-using MixerSpec = std::variant<GroupedQuerySpec>;
+using MixerSpec = std::variant<GroupedQuerySpec, DeltaNetSpec>;
 
 }  // namespace moesaic

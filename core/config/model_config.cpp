@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <variant>
 
 #include "core/base/check.h"
 #include "core/base/error.h"
@@ -49,14 +50,21 @@ std::optional<BlockScales> ReadQuantization(const JsonFields& config, const Tens
   return BlockScales{block[0], block[1]};
 }
 
+// Outputs and inputs of the matrices of a mixer, which have the model's width on the other side.
+double WidthOf(const GroupedQuerySpec& spec) {
+  return static_cast<double>(spec.projected_width() + spec.q_width());
+}
+double WidthOf(const DeltaNetSpec& spec) {
+  return static_cast<double>(spec.channels() + 2 * spec.value_width() + 2 * spec.value_heads);
+}
+
 // Refuses what no machine could hold, so that sizes in bytes do not overflow.
 void CheckTotalSize(std::string_view file, const ModelConfig& model) {
   const auto hidden = static_cast<double>(model.hidden_size);
   double total = 2 * static_cast<double>(model.vocab_size) * hidden;
   for (const LayerSpec& layer : model.layers) {
-    const GroupedQuerySpec& attention = layer.attention();
-    total += hidden * static_cast<double>(attention.qkv_width() + attention.q_width()) +
-             3 * hidden * static_cast<double>(layer.dense_mlp().width);
+    const double width = std::visit([](const auto& mixer) { return WidthOf(mixer); }, layer.mixer);
+    total += hidden * width + 3 * hidden * static_cast<double>(layer.dense_mlp().width);
     if (!layer.sparse()) continue;
     const ExpertsSpec& experts = layer.experts();
     total += static_cast<double>(experts.router.experts) * 3 * hidden *
@@ -81,6 +89,25 @@ const ExpertsSpec* FirstExperts(const std::vector<LayerSpec>& layers) {
 int64_t ModelConfig::num_sparse_layers() const {
   return std::count_if(layers.begin(), layers.end(),
                        [](const LayerSpec& layer) { return layer.sparse(); });
+}
+
+const GroupedQuerySpec& ModelConfig::attention() const {
+  const auto found = std::find_if(layers.begin(), layers.end(),
+                                  [](const LayerSpec& layer) { return layer.has_attention(); });
+  CHECK(found != layers.end());
+  return found->attention();
+}
+
+int64_t ModelConfig::num_attention_layers() const {
+  return std::count_if(layers.begin(), layers.end(),
+                       [](const LayerSpec& layer) { return layer.has_attention(); });
+}
+
+const DeltaNetSpec* ModelConfig::delta_net() const {
+  for (const LayerSpec& layer : layers) {
+    if (const auto* const found = std::get_if<DeltaNetSpec>(&layer.mixer)) return found;
+  }
+  return nullptr;
 }
 
 const ExpertsSpec& ModelConfig::experts() const {

@@ -38,8 +38,14 @@ struct ModelConfig {
   bool is_sparse(int64_t index) const { return layer(index).sparse(); }
   int64_t num_sparse_layers() const;
 
-  // Heads, their size and rotation, in all layers (CheckServedLayers).
-  const GroupedQuerySpec& attention() const { return layers.front().attention(); }
+  // Heads, their size and rotation, in all layers that have attention (CheckServedLayers); one
+  // does.
+  const GroupedQuerySpec& attention() const;
+  int64_t num_attention_layers() const;
+  // The linear attention of the other layers, the same in all (CheckServedLayers); null: there are
+  // none.
+  const DeltaNetSpec* delta_net() const;
+  int64_t num_delta_net_layers() const { return num_layers() - num_attention_layers(); }
   // Their number, top_k and the sizes of one, in all sparse layers (CheckServedLayers); one is
   // there.
   const ExpertsSpec& experts() const;

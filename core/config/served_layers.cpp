@@ -20,6 +20,15 @@ class LayerCheck {
     if (!has) return;
     Fail(ErrorKind::kUnsupported, "{}: layer {}: {} not supported", file_, layer_, what);
   }
+  // The KV cache has blocks of one size for all layers, and there is one table of rotations.
+  void Attention(const GroupedQuerySpec& attention, const GroupedQuerySpec& first) const {
+    Same("heads", attention.heads, first.heads, 0);
+    Same("kv_heads", attention.kv_heads, first.kv_heads, 0);
+    Same("head_dim", attention.head_dim, first.head_dim, 0);
+    Same("rotary_dim", attention.rotary_dim, first.rotary_dim, 0);
+    Refuse(!(attention.rope == first.rope), "rope other than that of layer 0 is");
+    Refuse(attention.rope_form != RopeForm::kHalf, "interleaved rope is");
+  }
   void DenseMlp(const MlpSpec& mlp, std::string_view what) const {
     Refuse(mlp.width > 0 && !mlp.gated, fmt::format("{} without a gate matrix is", what));
     Refuse(mlp.width > 0 && mlp.bias, fmt::format("biases of {} are", what));
@@ -35,19 +44,27 @@ class LayerCheck {
 }  // namespace
 
 void CheckServedLayers(const ModelConfig& model, std::string_view file) {
+  if (model.num_attention_layers() == 0) {
+    Fail(ErrorKind::kUnsupported,
+         "{}: no layer has softmax attention; models without any are not supported", file);
+  }
   const GroupedQuerySpec& first = model.attention();
   int64_t first_sparse = -1;
   for (int64_t l = 0; l < model.num_layers(); ++l) {
     const LayerSpec& layer = model.layer(l);
     const LayerCheck check(file, l);
-    // The KV cache has blocks of one size for all layers, and there is one table of rotations.
-    const GroupedQuerySpec& attention = layer.attention();
-    check.Same("heads", attention.heads, first.heads, 0);
-    check.Same("kv_heads", attention.kv_heads, first.kv_heads, 0);
-    check.Same("head_dim", attention.head_dim, first.head_dim, 0);
-    check.Same("rotary_dim", attention.rotary_dim, first.rotary_dim, 0);
-    check.Refuse(!(attention.rope == first.rope), "rope other than that of layer 0 is");
-    check.Refuse(attention.rope_form != RopeForm::kHalf, "interleaved rope is");
+    if (const auto* const delta = std::get_if<DeltaNetSpec>(&layer.mixer)) {
+      // Slots of state have one size for all layers.
+      const DeltaNetSpec& other = *model.delta_net();
+      check.Refuse(delta->key_heads != other.key_heads || delta->value_heads != other.value_heads ||
+                       delta->key_dim != other.key_dim || delta->value_dim != other.value_dim ||
+                       delta->conv_width != other.conv_width,
+                   "linear attention of other sizes than that of an earlier layer is");
+      check.Refuse(delta->conv_width > kMostConvWidth,
+                   fmt::format("a convolution over {} tokens is", delta->conv_width));
+    } else {
+      check.Attention(layer.attention(), first);
+    }
     if (!layer.sparse()) {
       check.DenseMlp(layer.dense_mlp(), "a dense MLP");
       continue;

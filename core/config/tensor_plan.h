@@ -32,7 +32,19 @@ enum class TensorSlot {
   kKNorm,
   kOutput,  // [hidden, heads * head_dim]
   kOutputBias,
-  kSinks,             // [heads]
+  kSinks,          // [heads]
+  kAttentionGate,  // [heads * head_dim, hidden], see GroupedQuerySpec::output_gate
+  kDeltaQ,         // [key_heads * key_dim, hidden], as kDeltaK
+  kDeltaK,
+  kDeltaV,  // [value_heads * value_dim, hidden], as kDeltaGate
+  kDeltaGate,
+  kDeltaBeta,  // [value_heads, hidden], as kDeltaStep
+  kDeltaStep,
+  kDeltaConv,         // [channels, conv_width]
+  kDeltaDecay,        // [value_heads] the logarithm of a decay's rate
+  kDeltaStepBias,     // [value_heads]
+  kDeltaNorm,         // [value_dim]
+  kDeltaOutput,       // [hidden, value_heads * value_dim]
   kRouter,            // [experts, hidden]
   kRouterBias,        // [experts]
   kRouterCorrection,  // [experts]
@@ -80,10 +92,11 @@ struct StackOf {
   int64_t index = 0;  // TensorPlan::At fills it in
 };
 
-// Of a matrix the rows `first`, `first` + `step`, ... (of a vector the values).
+// Of each `step` rows of a matrix those from `first` on, `count` of them (of a vector the values).
 struct EveryNthRow {
   int64_t step = 1;
   int64_t first = 0;
+  int64_t count = 1;
 };
 
 // A matrix is stored [in, out].
@@ -101,10 +114,13 @@ struct RowsInPairs {
 // A matrix of one row is stored as a vector.
 struct RowAsVector {};
 
+// A matrix is stored [rows, 1, columns], as the kernels of a convolution of channels by themselves.
+struct RowsOfKernels {};
+
 // A new way to turn tensors is one more alternative; serving/model/stored_tensor.h carries it out.
 // They are carried out in any order: what each says is of the tensor as it is stored.
 using TensorTransform = std::variant<BlockScales, StackOf, EveryNthRow, Transposed, Mxfp4Blocks,
-                                     RowsInPairs, RowAsVector>;
+                                     RowsInPairs, RowAsVector, RowsOfKernels>;
 
 struct PlannedTensor {
   std::string name;

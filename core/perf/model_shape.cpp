@@ -23,9 +23,55 @@ uint64_t BytesOf(uint64_t parameters, double bytes_per_weight) {
   return static_cast<uint64_t>(std::ceil(static_cast<double>(parameters) * bytes_per_weight));
 }
 
-// Self-attention of one layer as one sum, for cross-attention and the encoder.
-uint64_t AttentionParameters(const ModelShape& shape) {
-  return shape.PreAttentionParameters() + shape.PostAttentionParameters();
+// Projections before attention, and behind it, of a layer that has it.
+uint64_t AttentionIn(const ModelShape& shape) {
+  const uint64_t h = U(shape.hidden_size);
+  const uint64_t heads = U(shape.num_heads);
+  if (shape.latent_attention()) {
+    const uint64_t query = heads * U(shape.qk_nope_dim + shape.qk_rope_dim);
+    const uint64_t rank = U(shape.q_lora_rank);
+    const uint64_t q = rank > 0 ? h * rank + rank * query : h * query;
+    return q + h * U(shape.kv_lora_rank + shape.qk_rope_dim) +
+           U(shape.kv_lora_rank) * heads * U(shape.qk_nope_dim + shape.v_head_dim);
+  }
+  const uint64_t width =
+      (heads * (shape.output_gate ? 2 : 1) + 2 * U(shape.num_kv_heads)) * U(shape.head_dim);
+  return h * width + (shape.qkv_bias ? width : 0);
+}
+
+uint64_t AttentionOut(const ModelShape& shape) {
+  const uint64_t width =
+      U(shape.num_heads) * U(shape.latent_attention() ? shape.v_head_dim : shape.head_dim);
+  return width * U(shape.hidden_size) + (shape.output_bias ? U(shape.hidden_size) : 0);
+}
+
+// Keys and values, or the latent, of a token.
+uint64_t KvOfAttention(const ModelShape& shape) {
+  const uint64_t values = shape.latent_attention() ? U(shape.kv_lora_rank + shape.qk_rope_dim)
+                                                   : 2 * U(shape.num_kv_heads) * U(shape.head_dim);
+  return values * U(shape.kv_bytes_per_value);
+}
+
+// Projections of linear attention.
+uint64_t LinearValues(const ModelShape& shape) {
+  return U(shape.linear_value_heads) * U(shape.linear_value_dim);
+}
+uint64_t LinearChannels(const ModelShape& shape) {
+  return 2 * U(shape.linear_key_heads) * U(shape.linear_key_dim) + LinearValues(shape);
+}
+uint64_t LinearIn(const ModelShape& shape) {
+  const uint64_t heads = U(shape.linear_value_heads);
+  return U(shape.hidden_size) * (LinearChannels(shape) + LinearValues(shape) + 2 * heads) +
+         LinearChannels(shape) * U(shape.linear_conv_width) + 2 * heads;
+}
+uint64_t LinearOut(const ModelShape& shape) {
+  return LinearValues(shape) * U(shape.hidden_size) + U(shape.linear_value_dim);
+}
+
+uint64_t MeanOfLayers(const ModelShape& shape, uint64_t with_attention, uint64_t linear) {
+  if (shape.linear_layers == 0) return with_attention;
+  return (U(shape.attention_layers()) * with_attention + U(shape.linear_layers) * linear) /
+         U(shape.num_layers);
 }
 
 void AddShapeOptions(ModelShape& shape, OptionTable& table) {
@@ -62,6 +108,13 @@ void AddShapeOptions(ModelShape& shape, OptionTable& table) {
   add("qk-nope-dim", &shape.qk_nope_dim, 0, kMostShapeCount);
   add("qk-rope-dim", &shape.qk_rope_dim, 0, kMostShapeCount);
   add("v-head-dim", &shape.v_head_dim, 0, kMostShapeCount);
+  add("output-gate", &shape.output_gate, 0, 0);
+  add("linear-layers", &shape.linear_layers, 0, kMostShapeLayers);
+  add("linear-key-heads", &shape.linear_key_heads, 0, kMostShapeCount);
+  add("linear-value-heads", &shape.linear_value_heads, 0, kMostShapeCount);
+  add("linear-key-dim", &shape.linear_key_dim, 0, kMostShapeCount);
+  add("linear-value-dim", &shape.linear_value_dim, 0, kMostShapeCount);
+  add("linear-conv-width", &shape.linear_conv_width, 0, kMostShapeCount);
   add("bytes-per-weight", &shape.bytes_per_weight, 0.125, 8);
   add("expert-bytes-per-weight", &shape.expert_bytes_per_weight, 0.125, 8);
   add("kv-bytes-per-value", &shape.kv_bytes_per_value, 1, 8);
@@ -80,21 +133,11 @@ uint64_t ModelShape::ExpertBytes() const {
 }
 
 uint64_t ModelShape::PreAttentionParameters() const {
-  const uint64_t h = U(hidden_size);
-  const uint64_t heads = U(num_heads);
-  if (latent_attention()) {
-    const uint64_t query = heads * U(qk_nope_dim + qk_rope_dim);
-    const uint64_t q = q_lora_rank > 0 ? h * U(q_lora_rank) + U(q_lora_rank) * query : h * query;
-    return q + h * U(kv_lora_rank + qk_rope_dim) +
-           U(kv_lora_rank) * heads * U(qk_nope_dim + v_head_dim);
-  }
-  const uint64_t width = (heads + 2 * U(num_kv_heads)) * U(head_dim);
-  return h * width + (qkv_bias ? width : 0);
+  return MeanOfLayers(*this, AttentionIn(*this), LinearIn(*this));
 }
 
 uint64_t ModelShape::PostAttentionParameters() const {
-  const uint64_t width = U(num_heads) * U(latent_attention() ? v_head_dim : head_dim);
-  return width * U(hidden_size) + (output_bias ? U(hidden_size) : 0);
+  return MeanOfLayers(*this, AttentionOut(*this), LinearOut(*this));
 }
 
 uint64_t ModelShape::SharedParameters() const {
@@ -117,9 +160,10 @@ uint64_t ModelShape::DenseParameters() const {
   const uint64_t encoder = U(encoder_layers);
   const uint64_t sparse = U(sparse_layers());
   // A decoder beside an encoder attends to it as well, in every layer.
-  const uint64_t attentions = encoder + decoder * (encoder > 0 ? 2 : 1);
+  const uint64_t attentions = encoder + U(attention_layers()) + (encoder > 0 ? decoder : 0);
   const uint64_t norms = 2 * U(hidden_size) * (encoder + decoder) + U(hidden_size);
-  return attentions * AttentionParameters(*this) + norms +
+  return attentions * (AttentionIn(*this) + AttentionOut(*this)) +
+         U(linear_layers) * (LinearIn(*this) + LinearOut(*this)) + norms +
          sparse * (RouterParameters() + SharedParameters()) +
          U(dense_layers) * DenseMlpParameters() + EmbeddingParameters();
 }
@@ -129,9 +173,9 @@ uint64_t ModelShape::TotalParameters() const {
 }
 
 uint64_t ModelShape::LayerDenseBytes() const {
-  return BytesOf(
-      AttentionParameters(*this) + RouterParameters() + SharedParameters() + 2 * U(hidden_size),
-      bytes_per_weight);
+  return BytesOf(PreAttentionParameters() + PostAttentionParameters() + RouterParameters() +
+                     SharedParameters() + 2 * U(hidden_size),
+                 bytes_per_weight);
 }
 
 uint64_t ModelShape::DenseBytes() const {
@@ -144,12 +188,23 @@ uint64_t ModelShape::AllExpertBytes() const {
 }
 
 uint64_t ModelShape::KvBytesPerLayer() const {
-  const uint64_t values =
-      latent_attention() ? U(kv_lora_rank + qk_rope_dim) : 2 * U(num_kv_heads) * U(head_dim);
-  return values * U(kv_bytes_per_value);
+  return MeanOfLayers(*this, KvOfAttention(*this), 0);
 }
 
-uint64_t ModelShape::KvBytesPerToken() const { return KvBytesPerLayer() * U(num_layers); }
+uint64_t ModelShape::KvBytesPerToken() const {
+  return KvOfAttention(*this) * U(attention_layers());
+}
+
+uint64_t ModelShape::StateBytesPerLayer() const {
+  return linear_layers == 0 ? 0 : StateBytesPerSequence() / U(num_layers);
+}
+
+uint64_t ModelShape::StateBytesPerSequence() const {
+  if (linear_layers == 0) return 0;
+  const uint64_t matrices = LinearValues(*this) * U(linear_key_dim);
+  const uint64_t inputs = U(linear_conv_width - 1) * LinearChannels(*this);
+  return U(linear_layers) * (matrices + inputs) * sizeof(float);
+}
 
 uint64_t ModelShape::AttentionInBytes() const {
   // The absorbed form sends a query of the latent's width for each head.
@@ -163,7 +218,8 @@ uint64_t ModelShape::AttentionOutBytes() const {
 }
 
 double ModelShape::AttentionFlopPerPosition() const {
-  const auto heads = static_cast<double>(num_heads);
+  const double share = static_cast<double>(attention_layers()) / static_cast<double>(num_layers);
+  const double heads = share * static_cast<double>(num_heads);
   if (latent_attention()) {
     return 2 * heads * static_cast<double>(2 * kv_lora_rank + qk_rope_dim);
   }
@@ -194,6 +250,18 @@ void ModelShape::Check(std::string_view what) const {
   const int64_t widest =
       latent_attention() ? std::max(qk_nope_dim + qk_rope_dim, v_head_dim) : head_dim;
   require(num_heads * widest <= kMostShapeWidth, "num-heads x head-dim is more than a million");
+  require(linear_layers < num_layers, "linear-layers leaves no layer with attention");
+  require(linear_layers == 0 || encoder_layers == 0, "linear-layers of an encoder-decoder");
+  if (linear_layers > 0) {
+    require(
+        linear_key_heads > 0 && linear_key_dim > 0 && linear_value_dim > 0 && linear_conv_width > 0,
+        "linear-layers needs linear-key-heads, -key-dim, -value-dim and -conv-width");
+    require(linear_value_heads > 0 && linear_value_heads % linear_key_heads == 0,
+            "linear-key-heads must divide linear-value-heads");
+    require(std::max(linear_key_heads * linear_key_dim, linear_value_heads * linear_value_dim) <=
+                kMostShapeWidth,
+            "linear heads x their dim is more than a million");
+  }
   const double experts = static_cast<double>(sparse_layers()) * static_cast<double>(num_experts) *
                          static_cast<double>(ExpertParameters());
   require(
@@ -225,6 +293,15 @@ ModelShape ShapeOf(const ModelConfig& config, std::string name) {
   shape.head_dim = attention.head_dim;
   shape.qkv_bias = attention.qkv_bias;
   shape.output_bias = attention.output_bias;
+  shape.output_gate = attention.output_gate;
+  if (const DeltaNetSpec* const delta = config.delta_net()) {
+    shape.linear_layers = config.num_delta_net_layers();
+    shape.linear_key_heads = delta->key_heads;
+    shape.linear_value_heads = delta->value_heads;
+    shape.linear_key_dim = delta->key_dim;
+    shape.linear_value_dim = delta->value_dim;
+    shape.linear_conv_width = delta->conv_width;
+  }
   shape.Check(shape.name);
   return shape;
 }

@@ -47,6 +47,15 @@ struct ModelShape {
   int64_t qk_rope_dim = 0;
   int64_t v_head_dim = 0;
 
+  bool output_gate = false;  // a projection as wide as the queries
+  // Layers with linear attention in the place of that; 0: none
+  int64_t linear_layers = 0;
+  int64_t linear_key_heads = 0;
+  int64_t linear_value_heads = 0;
+  int64_t linear_key_dim = 0;
+  int64_t linear_value_dim = 0;
+  int64_t linear_conv_width = 0;
+
   double bytes_per_weight = 2;         // dense weights
   double expert_bytes_per_weight = 2;  // 0.53125: MXFP4 with its block scales
   int64_t kv_bytes_per_value = 2;
@@ -59,7 +68,10 @@ struct ModelShape {
 
   uint64_t ExpertParameters() const;
   uint64_t ExpertBytes() const;
-  // QKV projections (or what stands for them), and the output projection, of one layer.
+  // Layers with keys and values.
+  int64_t attention_layers() const { return num_layers - linear_layers; }
+  // QKV projections (or what stands for them), and the output projection, of one layer; of layers
+  // of two kinds the mean, as with what follows of one layer.
   uint64_t PreAttentionParameters() const;
   uint64_t PostAttentionParameters() const;
   uint64_t SharedParameters() const;  // shared expert and its gate
@@ -76,6 +88,9 @@ struct ModelShape {
   // Keys and values, or the latent, of one token: of one layer, and of all.
   uint64_t KvBytesPerLayer() const;
   uint64_t KvBytesPerToken() const;
+  // Of one sequence in one layer, and in all; 0 without linear attention.
+  uint64_t StateBytesPerLayer() const;
+  uint64_t StateBytesPerSequence() const;
   // Query values and attention output of one token, and its new keys and values: what goes between
   // device and host for attention on the CPU.
   uint64_t AttentionInBytes() const;

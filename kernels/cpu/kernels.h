@@ -19,6 +19,10 @@
 
 namespace moesaic {
 
+struct CausalConvArgs;
+struct DeltaRuleArgs;
+enum class RowGate;
+
 enum class Isa { kScalar, kAvx2, kAvx512, kAvx512Bf16, kAmx };
 enum class NumericsClass { kF32, kBf16, kAmxBf16 };
 // Of the products with integer weights, which all of them compute to the same bits. A table has the
@@ -327,6 +331,12 @@ struct CpuKernels {
   // out[i * out_stride ..] = the attention [head_dim] of query i.
   void (*finish_attention)(const float* totals, int64_t queries, int64_t head_dim, float* out,
                            int64_t out_stride) = nullptr;
+
+  // Linear attention (delta_net.h).
+  void (*delta_rule)(const DeltaRuleArgs& args) = nullptr;
+  void (*causal_conv)(const CausalConvArgs& args) = nullptr;
+  // y *= the sigmoid, or silu, of gate.
+  void (*gate_row)(RowGate kind, const float* gate, int64_t n, float* y) = nullptr;
 
   // Packs panels [panel_begin, panel_end) of a row-major matrix [n, k] with row stride src_stride
   // elements, of dtype f32, f16 or bf16, into dst (the start of the packed matrix). Rounds to

@@ -9,6 +9,8 @@ namespace {
 
 // What is left of a layer that should be over, in layers.
 constexpr double kLeastLayerShare = 0.1;
+// Of min_gain, what the time of a link costs that no layer waits for.
+constexpr double kIdlePrice = 0.25;
 
 }  // namespace
 
@@ -40,12 +42,20 @@ void LinkPrefetch::StepBegan(int64_t now_ns) {
 void LinkPrefetch::LayerBegan(int64_t now_ns) {
   if (phase_ == Phase::kReady) MovingAverage(static_cast<double>(now_ns - ready_ns_), layer_ns_);
   phase_ = Phase::kWaiting;
+  began_ns_ = now_ns;
 }
 
 void LinkPrefetch::LayerReady(int64_t now_ns) {
   if (phase_ != Phase::kWaiting) return;
   phase_ = Phase::kReady;
   ready_ns_ = now_ns;
+  MovingAverage(static_cast<double>(now_ns - began_ns_), waited_ns_);
+}
+
+// What a copy that was not needed costs is that a layer may come to need the link meanwhile.
+double LinkPrefetch::Price() const {
+  const double waited = layer_ns_ > 0 ? waited_ns_ / (waited_ns_ + layer_ns_) : 1;
+  return min_gain_ * (kIdlePrice + (1 - kIdlePrice) * waited);
 }
 
 std::optional<LinkPrefetch::Candidate> LinkPrefetch::Next(const ExpertCache& cache, double copy_ns,
@@ -75,11 +85,12 @@ std::optional<LinkPrefetch::Candidate> LinkPrefetch::Best(FunctionRef<bool(Exper
                                                           double victim_worth) const {
   Candidate best;
   double best_gain = 0;
+  const double price = Price();
   for (int distance = 1; distance <= look_ahead_; ++distance) {
     const ExpertIndex first = worth_.LayerAt(distance) * worth_.num_experts();
     const double arrives = std::min(1.0, copies_before(distance));
     for (ExpertIndex expert = first; expert < first + worth_.num_experts(); ++expert) {
-      const double worth = worth_.Worth(expert) - min_gain_;
+      const double worth = worth_.Worth(expert) - price;
       const double gain = (worth - victim_worth) * arrives;
       if (gain <= best_gain || elsewhere_[static_cast<size_t>(expert)] != 0 ||
           unreadable_[static_cast<size_t>(expert)] != 0 || !absent(expert)) {

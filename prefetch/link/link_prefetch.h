@@ -3,8 +3,10 @@
 // measured times.
 //
 // Decides by expected benefit (not by rank): a copy is made when what it brings in is worth more
-// than what it throws out by at least `min_gain`, the price of the link's time, weighed by how much
-// of the copy will have arrived when its layer is reached.
+// than what it throws out by at least the price of the link's time, weighed by how much of the copy
+// will have arrived when its layer is reached. The price is `min_gain` where layers always wait for
+// the link, and falls to a quarter of it with the share of the time in which none does
+// (docs/experiments/latency.md, "Devices").
 //
 // Owned and guarded by an ExpertFlow. No allocation after construction.
 #pragma once
@@ -51,9 +53,11 @@ class LinkPrefetch {
   std::optional<Candidate> Best(FunctionRef<bool(ExpertIndex)> absent,
                                 FunctionRef<double(int)> copies_before, double victim_worth) const;
   // A prefetch that is not worth its link time any more.
-  bool Stale(ExpertIndex expert) const { return worth_.Worth(expert) < min_gain_; }
+  bool Stale(ExpertIndex expert) const { return worth_.Worth(expert) < Price(); }
 
  private:
+  double Price() const;
+
   const int look_ahead_;
   const double min_gain_;
   ExpertWorth worth_;
@@ -61,8 +65,11 @@ class LinkPrefetch {
   std::vector<uint8_t> elsewhere_;   // [experts] comes over another link
   std::vector<uint8_t> unreadable_;  // [experts]
   enum class Phase : uint8_t { kBeforeStep, kWaiting, kReady } phase_ = Phase::kBeforeStep;
+  int64_t began_ns_ = 0;
   int64_t ready_ns_ = 0;
-  double layer_ns_ = 0;  // moving average from when a layer has all its experts to the next one
+  // Moving averages: from when a layer has all its experts to the next one, and until it has them.
+  double layer_ns_ = 0;
+  double waited_ns_ = 0;
 };
 
 }  // namespace moesaic

@@ -18,7 +18,7 @@ namespace moesaic {
 // The defaults were swept on gpt-oss-20b's trace (docs/experiments/latency.md).
 struct PrefetchOptions {
   int look_ahead = 8;               // layers; candidates are taken from these
-  double min_gain = 0.2;            // in units of worth
+  double min_gain = 0.2;            // the price of a link that layers wait for, in units of worth
   double keep_per_iteration = 0.1;  // ExpertWorth's discount
 };
 

@@ -22,6 +22,11 @@ void Load(BatchSetup& setup, std::shared_ptr<Timeline> timeline, LoopParts& part
   parts.scheduling = {.max_num_seqs = sizes.max_num_seqs,
                       .max_batch_tokens = sizes.max_batch_tokens,
                       .prefix_cache = options.prefix_cache};
+  if (sizes.num_state_slots > 0) {
+    parts.scheduling.state_slots = sizes.num_state_slots;
+    parts.scheduling.state_snapshots = sizes.num_state_slots - sizes.max_num_seqs;
+    parts.scheduling.prefix_cache &= parts.scheduling.state_snapshots > 0;
+  }
   auto step = std::make_unique<PassStep>(options, plan, std::move(setup.files), parts.kernels,
                                          *parts.pool, std::move(timeline));
   parts.head = std::make_unique<ModelHead>(step->model());

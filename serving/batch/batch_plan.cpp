@@ -104,6 +104,9 @@ struct Sizer {
     const int64_t sequences = wish.sequences;
     BatchSizes sizes;
     sizes.max_num_seqs = sequences;
+    if (files.config.delta_net() != nullptr) {
+      sizes.num_state_slots = sequences + (options.prefix_cache ? options.state_snapshots : 0);
+    }
     sizes.max_batch_tokens = RowsFor(wish);
     sizes.max_logit_rows = std::min<int64_t>(sizes.max_logit_rows, sizes.max_batch_tokens);
     const auto tokens =
@@ -207,6 +210,7 @@ ModelLimits LimitsOf(const EngineOptions& options, const BatchSizes& sizes) {
   limits.max_batch_tokens = sizes.max_batch_tokens;
   limits.max_context_tokens = sizes.max_context_tokens;
   limits.num_kv_blocks = sizes.num_kv_blocks;
+  limits.num_state_slots = sizes.num_state_slots;
   limits.max_logit_rows = sizes.max_logit_rows;
   limits.kv_type = ChooseKvType(options);
   return limits;
@@ -261,6 +265,10 @@ BatchPlan LedgerOf(const EngineOptions& options, const ModelFiles& files, const 
   }
   ledger.Add("KV cache", static_cast<uint64_t>(sizes.num_kv_blocks) *
                              Model::KvBlockBytes(config, limits.kv_type));
+  if (sizes.num_state_slots > 0) {
+    ledger.Add("recurrent state",
+               static_cast<uint64_t>(sizes.num_state_slots) * Model::StateSlotBytes(config));
+  }
   ledger.Add("workspace",
              Model::WorkspaceBytes(config, SelectKernels(type), limits, options.threads,
                                    std::max(1, options.devices.count)) +

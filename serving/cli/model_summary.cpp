@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "core/base/error.h"
@@ -19,16 +20,27 @@
 namespace moesaic {
 namespace {
 
+int64_t MixerParameters(const GroupedQuerySpec& attention, int64_t hidden) {
+  int64_t total = hidden * (attention.projected_width() + attention.q_width());
+  if (attention.qkv_bias) total += attention.qkv_width();
+  if (attention.output_bias) total += hidden;
+  if (attention.sinks) total += attention.heads;
+  if (attention.qk_norm != QkNorm::kNone) total += QNormWidth(attention) + KNormWidth(attention);
+  return total;
+}
+
+int64_t MixerParameters(const DeltaNetSpec& delta, int64_t hidden) {
+  return hidden * (delta.channels() + 2 * delta.value_width() + 2 * delta.value_heads) +
+         delta.channels() * delta.conv_width + 2 * delta.value_heads + delta.value_dim;
+}
+
 // Parameters of the dense part, norms and biases included.
 uint64_t DenseParameters(const ModelConfig& c) {
   int64_t total = c.vocab_size * c.hidden_size * (c.tie_word_embeddings ? 1 : 2) + c.hidden_size;
   for (const LayerSpec& layer : c.layers) {
-    const GroupedQuerySpec& attention = layer.attention();
-    total += 2 * c.hidden_size + c.hidden_size * (attention.qkv_width() + attention.q_width());
-    if (attention.qkv_bias) total += attention.qkv_width();
-    if (attention.output_bias) total += c.hidden_size;
-    if (attention.sinks) total += attention.heads;
-    if (attention.qk_norm != QkNorm::kNone) total += QNormWidth(attention) + KNormWidth(attention);
+    total += 2 * c.hidden_size +
+             std::visit([&](const auto& mixer) { return MixerParameters(mixer, c.hidden_size); },
+                        layer.mixer);
     total += layer.dense_mlp().Parameters(c.hidden_size);
     if (!layer.sparse()) continue;
     const RouterSpec& router = layer.experts().router;
@@ -46,10 +58,12 @@ std::string AttentionText(const ModelConfig& c) {
                                  first.kv_heads, first.head_dim);
   if (first.qk_norm != QkNorm::kNone) text += ", QK norm";
   if (first.qkv_bias) text += ", QKV bias";
+  if (first.output_gate) text += ", gated";
+  if (c.delta_net() != nullptr) text += fmt::format(", in {} layers", c.num_attention_layers());
   int64_t windowed = 0;
   int64_t widest = 0;
   for (const LayerSpec& layer : c.layers) {
-    const int64_t window = layer.attention().window;
+    const int64_t window = layer.has_attention() ? layer.attention().window : 0;
     windowed += window > 0 ? 1 : 0;
     widest = std::max(widest, window);
   }
@@ -111,6 +125,7 @@ ModelSummary SummariseModel(const EngineOptions& options) {
   model.expert_bytes = layout.blob_bytes;
   model.slot_bytes = layout.slot_bytes;
   model.dense_bytes = ModelWeights::Bytes(c, type);
+  model.state_bytes = Model::StateSlotBytes(c);
   model.kv_bytes_per_token = Model::KvBlockBytes(c, ChooseKvType(options)) / kKvBlockTokens;
   return model;
 }
@@ -124,6 +139,13 @@ std::string ModelSummaryText(const ModelSummary& model) {
       {"layers", fmt::format("{}, {} of them sparse", c.num_layers(), c.num_sparse_layers())});
   architecture.Add({"hidden size", fmt::format("{}", c.hidden_size)});
   architecture.Add({"attention", AttentionText(c)});
+  if (const DeltaNetSpec* const delta = c.delta_net()) {
+    architecture.Add({"linear attention",
+                      fmt::format("gated DeltaNet in {} layers, {} key heads of {} and {} value "
+                                  "heads of {}",
+                                  c.num_delta_net_layers(), delta->key_heads, delta->key_dim,
+                                  delta->value_heads, delta->value_dim)});
+  }
   architecture.Add({"experts", fmt::format("{} per layer, top {}, intermediate size {}",
                                            c.num_experts(), c.top_k(), c.expert_width())});
   if (c.shared_width() > 0) {
@@ -157,6 +179,10 @@ std::string ModelSummaryText(const ModelSummary& model) {
       {"keys and values", FormatBytes(model.kv_bytes_per_token),
        fmt::format("per token; {} for a whole context",
                    FormatBytes(model.kv_bytes_per_token * static_cast<uint64_t>(c.max_position)))});
+  if (model.state_bytes > 0) {
+    sizes.Add(
+        {"recurrent state", FormatBytes(model.state_bytes), "per sequence, whatever its length"});
+  }
   out += sizes.Render();
   if (model.has_weights) {
     out += fmt::format("\nCheckpoint: {} in {} tensors, {} file{}; {:.2f} bits per parameter: {}\n",
@@ -197,6 +223,13 @@ nlohmann::ordered_json ModelSummaryJson(const ModelSummary& model) {
                    {"expert_slot", model.slot_bytes},
                    {"all_experts", model.num_experts() * model.slot_bytes},
                    {"kv_per_token", model.kv_bytes_per_token}};
+  if (const DeltaNetSpec* const delta = c.delta_net()) {
+    root["architecture"]["linear_attention"] = {
+        {"layers", c.num_delta_net_layers()}, {"key_heads", delta->key_heads},
+        {"value_heads", delta->value_heads},  {"key_dim", delta->key_dim},
+        {"value_dim", delta->value_dim},      {"convolution", delta->conv_width}};
+    root["bytes"]["state_per_sequence"] = model.state_bytes;
+  }
   root["checkpoint"] = {{"weights", model.has_weights},
                         {"bytes", model.checkpoint_bytes},
                         {"files", model.checkpoint_files},

@@ -171,8 +171,10 @@ int SimulateCommand(const Invocation& invocation) {
   table.Add({"miss", &miss, "MODE", "Missing experts: " + OneOfText(NamesOf(kMissModes)) + ".",
              "Decisions"});
   table.Add({"look-ahead", &look_ahead, "N", "Layers that are prefetched for.", "Decisions"});
-  table.Add(
-      {"min-gain", &min_gain, "P", "Least gain of a prefetch, as a probability.", "Decisions"});
+  table.Add({"min-gain", &min_gain, "P",
+             "What a prefetch over a link that layers always wait for must gain, as a probability; "
+             "a quarter of it where none waits.",
+             "Decisions"});
   table.Add({"keep-per-iteration", &keep, "F",
              "What an expert that is used one iteration later is worth, of one used now.",
              "Decisions"});

@@ -110,7 +110,9 @@ StepWork PrefillWork(const StepCost& cost, const ThroughputTest& test, int64_t s
   for (int64_t end = 1; end <= test.prompt_tokens; ++end) {
     work.positions_attended += cost.Positions(end);
     const bool step_ends = end % step_tokens == 0 || end == test.prompt_tokens;
-    if (step_ends) work.positions_read += cost.Positions(end);
+    if (!step_ends) continue;
+    work.positions_read += cost.Positions(end);
+    ++work.sequence_steps;
   }
   return work;
 }
@@ -119,6 +121,7 @@ StepWork DecodeWork(const StepCost& cost, const ThroughputTest& test,
                     const std::vector<int64_t>& generated, int64_t steps) {
   StepWork work;
   work.tokens = steps * test.batch;
+  work.sequence_steps = work.tokens;
   work.head_steps = steps;
   work.logit_rows = work.tokens;
   for (const int64_t tokens : generated) {

@@ -14,10 +14,18 @@ int64_t PendingTokens(const Sequence& sequence) {
   return static_cast<int64_t>(sequence.tokens.size()) - sequence.computed_tokens;
 }
 
+// End of the last block that leaves a token to compute.
+int64_t LastWholeBlock(const Sequence& sequence) {
+  const auto known = static_cast<int64_t>(sequence.tokens.size());
+  return (known - 1) / kKvBlockTokens * kKvBlockTokens;
+}
+
 }  // namespace
 
 Scheduler::Scheduler(const SchedulerOptions& options, KvPools& pools)
-    : options_(options), pools_(pools) {
+    : options_(options), pools_(pools), states_(options.state_slots, options.state_snapshots) {
+  CHECK(options.state_slots == 0 ||
+        options.state_slots - options.state_snapshots >= options.max_num_seqs);
   plan_.reserve(static_cast<size_t>(options.max_num_seqs));
 }
 
@@ -40,8 +48,7 @@ void Scheduler::PlanDecodes() {
   for (size_t i = 0; i < running_.size() && budget_ > 0; ++i) {
     Sequence& sequence = *running_[i];
     if (PendingTokens(sequence) != 1 || !EnsureBlocks(sequence, 1)) continue;
-    plan_.push_back({&sequence, 1});
-    --budget_;
+    Schedule(sequence, 1);
   }
 }
 
@@ -49,10 +56,40 @@ void Scheduler::PlanPrefills() {
   for (size_t i = 0; i < running_.size() && budget_ > 0; ++i) {
     Sequence& sequence = *running_[i];
     if (PendingTokens(sequence) == 1) continue;
-    const int64_t tokens = std::min(PendingTokens(sequence), budget_);
+    const int64_t tokens = StepTokens(sequence);
     if (!EnsureBlocks(sequence, tokens)) continue;
-    plan_.push_back({&sequence, tokens});
-    budget_ -= tokens;
+    Schedule(sequence, tokens);
+  }
+}
+
+// Of what is pending, at most what the budget has left, up to where a state is to be kept that is
+// not the last whole block's.
+int64_t Scheduler::StepTokens(const Sequence& sequence) const {
+  const int64_t tokens = std::min(PendingTokens(sequence), budget_);
+  const int64_t to_branch = sequence.branches_at - sequence.computed_tokens;
+  if (to_branch <= 0 || sequence.branches_at == LastWholeBlock(sequence)) return tokens;
+  return std::min(tokens, to_branch);
+}
+
+void Scheduler::Schedule(Sequence& sequence, int64_t tokens) {
+  if (options_.prefix_cache && states_.keeps_snapshots()) PlanSnapshot(sequence, tokens);
+  plan_.push_back({&sequence, tokens});
+  budget_ -= tokens;
+}
+
+// Keeps the state behind the last whole block of what is known of the sequence, one token at least
+// being left to compute, or where its prefix branches off.
+void Scheduler::PlanSnapshot(Sequence& sequence, int64_t tokens) {
+  const int64_t start = sequence.computed_tokens;
+  const int64_t last = LastWholeBlock(sequence);
+  if (start > 0 && (start == last || start == sequence.branches_at)) {
+    // Behind what may be shared blocks are not sealed.
+    if (sequence.blocks.sealed * kKvBlockTokens == start) {
+      states_.KeepBefore(sequence.state, sequence.blocks.tables.front().prefix,
+                         start >= sequence.prompt_tokens);
+    }
+  } else if (start < last && last < start + tokens && last <= ShareableTokens(sequence)) {
+    states_.Reserve(sequence.state, last - start);
   }
 }
 
@@ -61,7 +98,7 @@ void Scheduler::Admit() {
          static_cast<int64_t>(running_.size()) < options_.max_num_seqs) {
     Sequence& sequence = *waiting_.front();
     ReusePrefix(sequence);
-    const int64_t tokens = std::min(PendingTokens(sequence), budget_);
+    const int64_t tokens = StepTokens(sequence);
     // Room for all that is pending, not just for this chunk: a prompt that is admitted and
     // preempted half way has cost its work twice.
     const bool room =
@@ -74,8 +111,7 @@ void Scheduler::Admit() {
     waiting_.pop_front();
     if (!EnsureBlocks(sequence, tokens)) return;
     sequence.admitted = true;
-    plan_.push_back({&sequence, tokens});
-    budget_ -= tokens;
+    Schedule(sequence, tokens);
   }
 }
 
@@ -84,19 +120,36 @@ int64_t Scheduler::ShareableTokens(const Sequence& sequence) const {
   return options_.share_only_prompts ? sequence.decode_from() : std::numeric_limits<int64_t>::max();
 }
 
+bool Scheduler::ReuseBlock(Sequence& sequence) {
+  const size_t first = static_cast<size_t>(sequence.blocks.sealed * kKvBlockTokens);
+  return pools_.Reuse(sequence.blocks,
+                      {sequence.tokens.data() + first, static_cast<size_t>(kKvBlockTokens)});
+}
+
 void Scheduler::ReusePrefix(Sequence& sequence) {
   if (!options_.prefix_cache || sequence.computed_tokens > 0 || sequence.wants_prompt_logprobs())
     return;
   // One token at least is computed: its logits are wanted.
   const int64_t limit =
       std::min(static_cast<int64_t>(sequence.tokens.size()) - 1, ShareableTokens(sequence));
-  while (sequence.computed_tokens + kKvBlockTokens <= limit) {
-    const bool found = pools_.Reuse(
-        sequence.blocks,
-        {sequence.tokens.data() + sequence.computed_tokens, static_cast<size_t>(kKvBlockTokens)});
-    if (!found) break;
-    sequence.computed_tokens += kKvBlockTokens;
+  int64_t with_state = 0;  // blocks
+  while (sequence.blocks.sealed < limit / kKvBlockTokens && ReuseBlock(sequence)) {
+    if (states_.any() && states_.Has(sequence.blocks.tables.front().prefix)) {
+      with_state = sequence.blocks.sealed;
+    }
   }
+  if (states_.any()) {
+    const int64_t found = sequence.blocks.sealed;
+    if (found > with_state) {  // what is released is found again
+      pools_.Release(sequence.blocks);
+      while (sequence.blocks.sealed < with_state) CHECK(ReuseBlock(sequence));
+      sequence.branches_at = found * kKvBlockTokens;
+    }
+    if (with_state > 0) {
+      states_.Restore(sequence.state, sequence.blocks.tables.front().prefix);
+    }
+  }
+  sequence.computed_tokens = sequence.blocks.sealed * kKvBlockTokens;
   pools_.GiveBackBehind(sequence.blocks, sequence.computed_tokens);
   if (!sequence.admitted) {
     sequence.cached_tokens = std::min(sequence.computed_tokens, sequence.prompt_tokens);
@@ -113,6 +166,7 @@ bool Scheduler::EnsureBlocks(Sequence& sequence, int64_t num_tokens) {
     PreemptNewest();
     if (itself) return false;
   }
+  states_.Open(sequence.state);
   return true;
 }
 
@@ -134,12 +188,21 @@ void Scheduler::PreemptNewest() {
 
 void Scheduler::ReleaseBlocks(Sequence& sequence) {
   pools_.Release(sequence.blocks);
+  states_.Release(sequence.state);
   sequence.computed_tokens = 0;
+}
+
+void Scheduler::Abandon() {
+  if (states_.any()) {
+    for (const ScheduledSlice& slice : plan_) ReleaseBlocks(*slice.sequence);
+  }
+  plan_.clear();
 }
 
 void Scheduler::Advance() {
   for (const ScheduledSlice& slice : plan_) {
     Sequence& sequence = *slice.sequence;
+    const int64_t kept_at = sequence.computed_tokens + sequence.state.snapshot_tokens;
     sequence.computed_tokens += slice.num_tokens;
     const int64_t limit =
         options_.prefix_cache ? std::min(sequence.computed_tokens, ShareableTokens(sequence)) : 0;
@@ -147,8 +210,12 @@ void Scheduler::Advance() {
       const int64_t first = sequence.blocks.sealed * kKvBlockTokens;
       pools_.Seal(sequence.blocks,
                   {sequence.tokens.data() + first, static_cast<size_t>(kKvBlockTokens)});
+      if (sequence.state.snapshot >= 0 && first + kKvBlockTokens == kept_at) {
+        states_.Keep(sequence.state, sequence.blocks.tables.front().prefix);
+      }
     }
     pools_.GiveBackBehind(sequence.blocks, sequence.computed_tokens);
+    states_.Advance(sequence.state);
   }
   plan_.clear();
 }

@@ -10,6 +10,11 @@
 // sequence is preempted: its blocks are released and it waits again at the head of the queue, to be
 // computed anew with what it has generated. The oldest sequence is never preempted for another, so
 // every request that fits the pool alone ends.
+//
+// Of a model with recurrent layers a sequence that runs has a slot of state besides
+// (state_slots.h), which a preempted one gives back as well. A prefix is reused up to where its
+// state was kept: at the last whole block of each prompt and, while it runs, of each answer, and
+// where a prompt leaves the blocks of an earlier one.
 #pragma once
 
 #include <cstdint>
@@ -20,6 +25,7 @@
 #include <vector>
 
 #include "cache/kv_pools.h"
+#include "cache/state_slots.h"
 #include "serving/engine/sequence.h"
 
 namespace moesaic {
@@ -31,6 +37,9 @@ struct SchedulerOptions {
   // Decoded tokens are computed otherwise than a prompt's (expert deferral): only blocks before
   // Sequence::decode_from are shared, so that nobody's prompt gets them.
   bool share_only_prompts = false;
+  // Of recurrent state; 0: the model has none, else as many as sequences run at least.
+  int64_t state_slots = 0;
+  int64_t state_snapshots = 0;  // of the slots, for prefix_cache
 };
 
 struct ScheduledSlice {
@@ -50,8 +59,9 @@ class Scheduler {
   void Advance();
   // Takes a sequence out, wherever it is, and releases its blocks.
   std::unique_ptr<Sequence> Remove(Sequence* sequence);
-  // After a step that failed: nothing of the plan counts as computed.
-  void Abandon() { plan_.clear(); }
+  // After a step that failed: nothing of the plan counts as computed. Of recurrent state nobody
+  // knows how far it came: those sequences are computed anew.
+  void Abandon();
 
   Sequence* Find(RequestId id);
   int64_t running() const { return static_cast<int64_t>(running_.size()); }
@@ -67,12 +77,17 @@ class Scheduler {
   void PlanPrefills();
   void Admit();
   int64_t ShareableTokens(const Sequence& sequence) const;
+  bool ReuseBlock(Sequence& sequence);
   void ReusePrefix(Sequence& sequence);
+  int64_t StepTokens(const Sequence& sequence) const;
+  void PlanSnapshot(Sequence& sequence, int64_t tokens);
+  void Schedule(Sequence& sequence, int64_t tokens);
   void PreemptNewest();
   void ReleaseBlocks(Sequence& sequence);
 
   SchedulerOptions options_;
   KvPools& pools_;
+  StateSlots states_;
   std::deque<std::unique_ptr<Sequence>> waiting_;
   std::vector<std::unique_ptr<Sequence>> running_;  // oldest first
   std::vector<ScheduledSlice> plan_;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cache/kv_pools.h"
+#include "cache/state_slots.h"
 #include "serving/engine/engine.h"
 #include "serving/engine/output_processor.h"
 #include "serving/engine/request.h"
@@ -33,6 +34,9 @@ struct Sequence {
   bool admitted = false;        // has run before (a preempted sequence is admitted again)
 
   SequenceBlocks blocks;
+  SequenceState state;  // of recurrent layers
+  // Where its prefix leaves those of others, whose state was not kept: it will be.
+  int64_t branches_at = 0;
 
   uint64_t seed = 0;
   PenaltyState penalties;

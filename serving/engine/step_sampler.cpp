@@ -119,6 +119,7 @@ const SequenceSlice& StepRows::Add(const ScheduledSlice& scheduled) {
     slice.blocks = sequence.blocks.tables.front().blocks;
     slice.tables = &sequence.blocks;
   }
+  slice.state = sequence.state;
   slice.request = static_cast<int32_t>(slices.size());
   slice.prefill = sequence.computed_tokens < sequence.prompt_tokens;
   slice.decode_from = sequence.decode_from();

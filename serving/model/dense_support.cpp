@@ -12,11 +12,14 @@ namespace {
 const char* WhyNot(const GroupedQuerySpec& spec) {
   if (spec.qkv_bias || spec.output_bias) return "biases of attention";
   if (spec.sinks) return "sinks of attention";
+  if (spec.output_gate) return "gates of attention";
   if (spec.clip_qkv > 0) return "clipped queries, keys and values";
   if (spec.head_dim % 2 != 0 || spec.head_dim > cuda::kMaxHeadDim) return "heads of this size";
   if (spec.rotary_dim != spec.head_dim) return "rotations of a part of a head";
   return nullptr;
 }
+
+const char* WhyNot(const DeltaNetSpec&) { return "layers of linear attention"; }
 
 // The kernel does more, of which nothing is passed on to it yet.
 const char* WhyNot(const RouterSpec& router) {

@@ -40,11 +40,11 @@ bool SameLayout(const ExpertLayout& a, const ExpertLayout& b) {
 
 bool RepackMxfp4(const RowForm& form, std::span<const std::span<const std::byte>> pieces,
                  int64_t first, int64_t count, std::byte* to) {
-  const int64_t stored = form.first + first * form.step;
+  const int64_t stored = form.StoredRow(first);
   const int64_t block_bytes = form.cols / 2;
   const int64_t exponents = form.cols / kMxfp4Group;
-  return RepackMxfp4Panel(pieces[0].data() + stored * block_bytes, form.step * block_bytes,
-                          pieces[1].data() + stored * exponents, form.step * exponents, count,
+  return RepackMxfp4Panel(pieces[0].data() + stored * block_bytes, form.distance() * block_bytes,
+                          pieces[1].data() + stored * exponents, form.distance() * exponents, count,
                           form.cols, to);
 }
 
@@ -57,13 +57,14 @@ void PackSection(const ExpertSection& section, WeightType type, const CpuKernels
   const PackedMatrix matrix = {to, type, section.rows, k};
   if (form.AsTheyLie()) {
     const std::byte* const first = pieces[0].data() + form.first * k * DTypeBits(dtypes[0]) / 8;
-    kernels.pack_panels(first, dtypes[0], k * form.step, section.rows, k, type, 0, matrix.panels(),
-                        to);
+    kernels.pack_panels(first, dtypes[0], k * form.distance(), section.rows, k, type, 0,
+                        matrix.panels(), to);
     return;
   }
   // Of one panel. Beside reading the expert from disk an allocation is nothing.
   const auto rows = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(kPanelOutputs * k));
-  const bool stays = form.values == StoredValues::kMxfp4 && type == WeightType::kMxfp4;
+  const bool stays =
+      form.values == StoredValues::kMxfp4 && form.Regular() && type == WeightType::kMxfp4;
   for (int64_t panel = 0; panel < matrix.panels(); ++panel) {
     const int64_t first = panel * kPanelOutputs;
     const int64_t count = std::min(kPanelOutputs, section.rows - first);

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "cache/kv_pools.h"
+#include "cache/state_slots.h"
 #include "kernels/cpu/kernels.h"
 
 namespace moesaic {
@@ -20,6 +21,7 @@ struct SequenceSlice {
   // Blocks of each group of layers (core/config/kv_groups.h), as many as of the first, which
   // `blocks` names; null: those of all groups have the same numbers.
   const SequenceBlocks* tables = nullptr;
+  SequenceState state = {};  // where a model with recurrent layers has the sequence's
   int32_t request = 0;  // the caller's number, for hooks
   bool prefill = false;
   // Tokens from this position on are decoded: ModelLimits::defer_experts is for them.
@@ -60,6 +62,7 @@ struct ModelLimits {
   int64_t max_batch_tokens = 512;
   int64_t max_context_tokens = 4096;
   int64_t num_kv_blocks = 0;
+  int64_t num_state_slots = 0;  // of a model with recurrent layers
   int64_t max_logit_rows = 64;
   int64_t max_sequences = 64;  // slices of a batch
   WeightType kv_type = WeightType::kBf16;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/base/check.h"
+#include "kernels/cpu/delta_net.h"
 #include "kernels/cpu/moe.h"
 #include "serving/model/attention_sizes.h"
 
@@ -15,11 +16,13 @@ KvLayout KvLayoutOf(const GroupedQuerySpec& spec, WeightType type) {
 
 }  // namespace
 
-MixerWidths WidthsOf(const GroupedQuerySpec& spec) { return {spec.qkv_width(), spec.q_width()}; }
+MixerWidths WidthsOf(const GroupedQuerySpec& spec) {
+  return {spec.projected_width(), spec.q_width()};
+}
 
 uint64_t GroupedQuery::BlockBytes(const ModelConfig& config, WeightType kv_type) {
   return static_cast<uint64_t>(KvLayoutOf(config.attention(), kv_type).block_bytes()) *
-         static_cast<uint64_t>(config.num_layers());
+         static_cast<uint64_t>(config.num_attention_layers());
 }
 
 uint64_t GroupedQuery::WorkspaceBytes(const ModelConfig& config, const ModelLimits& limits,
@@ -53,10 +56,15 @@ GroupedQuery::GroupedQuery(const ModelConfig& config, const ModelWeights& weight
   row_slice_.resize(rows);
   row_blocks_.reserve(rows);
   block_pointers_.reserve(static_cast<size_t>(limits.num_kv_blocks) + 64);
+  int64_t kv_layers = 0;
+  for (const LayerSpec& layer : config.layers) {
+    kv_layer_.push_back(layer.has_attention() ? kv_layers++ : -1);
+  }
 }
 
 std::byte* GroupedQuery::KvBlock(int64_t layer, int32_t block) {
-  return kv_.data() + (layer * limits_.num_kv_blocks + block) * kv_layout_.block_bytes();
+  const int64_t at = kv_layer_[static_cast<size_t>(layer)];
+  return kv_.data() + (at * limits_.num_kv_blocks + block) * kv_layout_.block_bytes();
 }
 
 void GroupedQuery::Begin(const ForwardBatch& batch) {
@@ -235,18 +243,28 @@ GroupedQuery::ChunkRange GroupedQuery::ChunksOf(const AttendArgs& args) const {
           (args.context_end + args.rows - 2) / kAttentionChunkTokens + 1};
 }
 
+// `count` values of what was mixed for a row times the sigmoids of its gates.
+void GroupedQuery::Gate(int64_t row, int64_t first, int64_t count) {
+  const float* const gates =
+      at_.projected + row * at_.projected_stride + config_.attention().qkv_width();
+  kernels_.gate_row(RowGate::kSigmoid, gates + first, count,
+                    at_.mixed + row * at_.mixed_stride + first);
+}
+
 // A sink is one more partial result, folded in after all chunks.
 void GroupedQuery::FinishAttention(int64_t layer, const RowBlock& block, const AttendArgs& args,
                                    float* totals) {
   const int64_t d = kv_layout_.head_dim;
   const int64_t partial = args.group * AttentionPartialFloats(d);
   const float* const sinks = weights_.layers[static_cast<size_t>(layer)].attention().sinks;
+  const bool gated = config_.layer(layer).attention().output_gate;
   for (int64_t head = args.kv_head; head < args.kv_head + args.kv_heads; ++head) {
     for (int64_t row = 0; row < block.rows; ++row, totals += partial) {
       if (sinks != nullptr) kernels_.fold_partials(sinks + head * partial, args.group, d, totals);
       kernels_.finish_attention(
           totals, args.group, d,
           at_.mixed + (block.first_row + row) * at_.mixed_stride + head * args.group * d, d);
+      if (gated) Gate(block.first_row + row, head * args.group * d, args.group * d);
     }
   }
 }

@@ -58,6 +58,7 @@ class GroupedQuery : public HostMixer {
   const RowBlock& BlockOf(int64_t task) const;
   AttendArgs ArgsFor(int64_t layer, int64_t task) const;
   ChunkRange ChunksOf(const AttendArgs& args) const;
+  void Gate(int64_t row, int64_t first, int64_t count);
   void FinishAttention(int64_t layer, const RowBlock& block, const AttendArgs& args, float* totals);
   std::byte* KvBlock(int64_t layer, int32_t block);
 
@@ -70,9 +71,10 @@ class GroupedQuery : public HostMixer {
   const int most_threads_;
   const RopeTable rope_;
   HostActivations& activations_;
+  std::vector<int64_t> kv_layer_;  // [layers] number among those with attention; -1: it has none
 
   int64_t scratch_stride_ = 0;    // floats of one worker's scratch
-  AlignedBuffer kv_;              // [layers, num_kv_blocks, block_bytes]
+  AlignedBuffer kv_;              // [layers with attention, num_kv_blocks, block_bytes]
   AlignedBuffer split_partials_;  // [split items, chunks, group, partial] f32
   AlignedBuffer scratch_;         // [threads, scratch_stride] f32
 

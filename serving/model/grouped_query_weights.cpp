@@ -35,7 +35,7 @@ int64_t KNormWidth(const GroupedQuerySpec& attention) {
 GroupedQueryWeights LayOutMixer(const GroupedQuerySpec& spec, int64_t hidden, WeightType type,
                                 WeightArena& arena) {
   GroupedQueryWeights w;
-  w.qkv = arena.Matrix(type, spec.qkv_width(), hidden);
+  w.qkv = arena.Matrix(type, spec.projected_width(), hidden);
   if (spec.qkv_bias) w.qkv_bias = arena.Vector(spec.qkv_width());
   if (spec.qk_norm != QkNorm::kNone) {
     w.q_norm = arena.Vector(QNormWidth(spec));
@@ -52,9 +52,10 @@ void LoadMixer(const GroupedQuerySpec& spec, const GroupedQueryWeights& w, const
   const auto at = [&](TensorSlot slot) { return plan.At(slot, layer); };
   const int64_t q_rows = spec.q_width();
   const int64_t kv_rows = spec.kv_width();
-  load.Matrix(
-      w.qkv,
-      {{at(TensorSlot::kQ), q_rows}, {at(TensorSlot::kK), kv_rows}, {at(TensorSlot::kV), kv_rows}});
+  std::vector<RowPart> parts = {
+      {at(TensorSlot::kQ), q_rows}, {at(TensorSlot::kK), kv_rows}, {at(TensorSlot::kV), kv_rows}};
+  if (spec.output_gate) parts.push_back({at(TensorSlot::kAttentionGate), q_rows});
+  load.Matrix(w.qkv, parts);
   if (w.qkv_bias != nullptr) {
     load.Vector(w.qkv_bias, {{at(TensorSlot::kQBias), q_rows},
                              {at(TensorSlot::kKBias), kv_rows},

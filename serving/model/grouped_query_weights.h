@@ -14,7 +14,7 @@ namespace moesaic {
 struct GroupedQueryWeights {
   using Spec = GroupedQuerySpec;
 
-  PackedMatrix qkv;                 // [(heads + 2 kv_heads) * head_dim, hidden]
+  PackedMatrix qkv;  // [(heads + 2 kv_heads) * head_dim, hidden], then gates [q_width, hidden]
   const float* qkv_bias = nullptr;  // null where the family has none
   const float* q_norm = nullptr;    // [QNormWidth], null without QkNorm
   const float* k_norm = nullptr;    // [KNormWidth]

@@ -8,6 +8,7 @@
 #include "core/base/check.h"
 #include "kernels/cpu/moe.h"
 #include "serving/model/choose_experts.h"
+#include "serving/model/delta_net.h"
 #include "serving/model/grouped_query.h"
 #include "serving/model/sampler.h"
 
@@ -49,7 +50,8 @@ uint64_t HostDense::WorkspaceBytes(const ModelConfig& c, const CpuKernels& kerne
   return static_cast<uint64_t>(rows * (floats_per_row * static_cast<int64_t>(sizeof(float)) +
                                        WidestActivationRow(kernels, c.widest_dense_mlp())) +
                                HostActivations::Bytes(kernels, rows, WidestProductInput(c))) +
-         GroupedQuery::WorkspaceBytes(c, limits, threads);
+         GroupedQuery::WorkspaceBytes(c, limits, threads) +
+         DeltaNet::WorkspaceBytes(c, limits, threads);
 }
 
 HostDense::HostDense(const ModelConfig& config, ModelWeights weights, const CpuKernels& kernels,
@@ -66,6 +68,13 @@ HostDense::HostDense(const ModelConfig& config, ModelWeights weights, const CpuK
   mixers_.push_back(std::make_unique<GroupedQuery>(config, weights_, kernels, limits,
                                                    pool.threads(), activations_));
   mixer_of_layer_.assign(config.layers.size(), mixers_.front().get());
+  if (config.delta_net() != nullptr) {
+    mixers_.push_back(std::make_unique<DeltaNet>(config, weights_, kernels, limits, pool.threads(),
+                                                 activations_));
+    for (size_t layer = 0; layer < config.layers.size(); ++layer) {
+      if (!config.layers[layer].has_attention()) mixer_of_layer_[layer] = mixers_.back().get();
+    }
+  }
   const int64_t rows = limits.max_batch_tokens;
   hidden_ = ZeroedFloats(rows * config.hidden_size);
   normed_ = ZeroedFloats(rows * norm_stride_);

@@ -21,6 +21,7 @@ struct MixerWidths {
   int64_t mixed = 0;
 };
 MixerWidths WidthsOf(const GroupedQuerySpec& spec);
+MixerWidths WidthsOf(const DeltaNetSpec& spec);
 
 class HostMixer {
  public:

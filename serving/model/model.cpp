@@ -6,6 +6,7 @@
 
 #include "core/base/check.h"
 #include "core/base/logging.h"
+#include "serving/model/delta_net.h"
 #include "serving/model/grouped_query.h"
 #include "serving/model/host_dense.h"
 
@@ -39,6 +40,8 @@ class StopWatch {
 uint64_t Model::KvBlockBytes(const ModelConfig& config, WeightType kv_type) {
   return GroupedQuery::BlockBytes(config, kv_type);
 }
+
+uint64_t Model::StateSlotBytes(const ModelConfig& config) { return DeltaNet::SlotBytes(config); }
 
 uint64_t Model::WorkspaceBytes(const ModelConfig& config, const CpuKernels& kernels,
                                const ModelLimits& limits, int threads, int places,

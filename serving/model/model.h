@@ -114,6 +114,8 @@ class Model {
   const float* hidden() const { return dense_->hidden(); }
 
   // One block of 16 tokens, all layers.
+  // One slot of the state of its recurrent layers; 0: it has none.
+  static uint64_t StateSlotBytes(const ModelConfig& config);
   static uint64_t KvBlockBytes(const ModelConfig& config, WeightType kv_type);
   // `places` of experts. `dense_elsewhere`: the dense part is on devices.
   static uint64_t WorkspaceBytes(const ModelConfig& config, const CpuKernels& kernels,

@@ -12,6 +12,15 @@ double Flop(const PackedMatrix& matrix) {
   return 2.0 * static_cast<double>(matrix.n) * static_cast<double>(matrix.k);
 }
 
+double Flop(const GroupedQueryWeights& mixer) { return Flop(mixer.qkv) + Flop(mixer.output); }
+double Flop(const DeltaNetWeights& mixer) {
+  return Flop(mixer.in) + Flop(mixer.rates) + Flop(mixer.output);
+}
+// A token's reading, correcting and reading again of all heads' states.
+double Flop(const DeltaNetSpec& spec) {
+  return 7.0 * static_cast<double>(spec.value_heads * spec.key_dim * spec.value_dim);
+}
+
 uint64_t Bytes(const PackedMatrix& matrix) {
   return static_cast<uint64_t>(matrix.panels() * matrix.panel_bytes());
 }
@@ -26,20 +35,27 @@ StepCost StepCostOf(const ModelConfig& config, WeightType weights, WeightType kv
   cost.dense_bytes = ModelWeights::Bytes(config, weights) - cost.head_bytes;
   if (!config.tie_word_embeddings) cost.dense_bytes -= Bytes(shapes.embedding);
   cost.expert_bytes = expert_bytes;
-  cost.position_bytes =
-      Model::KvBlockBytes(config, kv) / static_cast<uint64_t>(kKvBlockTokens * config.num_layers());
+  cost.position_bytes = Model::KvBlockBytes(config, kv) /
+                        static_cast<uint64_t>(kKvBlockTokens * config.num_attention_layers());
+  // A sequence's state is read and written.
+  cost.state_bytes = 2 * Model::StateSlotBytes(config);
   for (const LayerWeights& layer : shapes.layers) {
+    cost.token_flop += std::visit([](const auto& mixer) { return Flop(mixer); }, layer.mixer);
     for (const PackedMatrix* matrix :
-         {&layer.attention().qkv, &layer.attention().output, &layer.router, &layer.shared_gate,
-          &layer.gate, &layer.up, &layer.down}) {
+         {&layer.router, &layer.shared_gate, &layer.gate, &layer.up, &layer.down}) {
       cost.token_flop += Flop(*matrix);
     }
+  }
+  if (const DeltaNetSpec* const delta = config.delta_net()) {
+    cost.token_flop += static_cast<double>(config.num_delta_net_layers()) * Flop(*delta);
   }
   cost.token_flop += 2.0 * static_cast<double>(config.num_sparse_layers() * config.top_k() *
                                                config.expert_parameters());
   cost.logit_row_flop = Flop(shapes.head);
   cost.position_flop = 4.0 * static_cast<double>(config.attention().q_width());
-  for (const LayerSpec& layer : config.layers) cost.windows.push_back(layer.attention().window);
+  for (const LayerSpec& layer : config.layers) {
+    if (layer.has_attention()) cost.windows.push_back(layer.attention().window);
+  }
   return cost;
 }
 
@@ -55,7 +71,8 @@ double StepCost::Bytes(const StepWork& work) const {
   return static_cast<double>(work.steps) * static_cast<double>(dense_bytes) +
          static_cast<double>(work.head_steps) * static_cast<double>(head_bytes) +
          static_cast<double>(work.experts) * static_cast<double>(expert_bytes) +
-         static_cast<double>(work.positions_read) * static_cast<double>(position_bytes);
+         static_cast<double>(work.positions_read) * static_cast<double>(position_bytes) +
+         static_cast<double>(work.sequence_steps) * static_cast<double>(state_bytes);
 }
 
 double StepCost::Flop(const StepWork& work) const {

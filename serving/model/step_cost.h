@@ -19,6 +19,7 @@ struct StepWork {
   uint64_t experts = 0;        // distinct experts of a layer and step
   int64_t positions_read = 0;  // of the KV cache, summed over layers: once per sequence and step
   int64_t positions_attended = 0;  // likewise, once per token
+  int64_t sequence_steps = 0;      // sequences of a step, summed over steps
 };
 
 struct StepCost {
@@ -27,15 +28,16 @@ struct StepCost {
   uint64_t head_bytes = 0;      // of a step that wants logits
   uint64_t expert_bytes = 0;    // one expert
   uint64_t position_bytes = 0;  // keys and values of one position in one layer
+  uint64_t state_bytes = 0;     // of a sequence's recurrent state in a step, read and written
   // Products of one token, its experts included; head and attention left out.
   double token_flop = 0;
   double logit_row_flop = 0;     // the head
   double position_flop = 0;      // attention of one token to one position in one layer
-  std::vector<int64_t> windows;  // [layers] sliding window, 0: none
+  std::vector<int64_t> windows;  // [layers with attention] sliding window, 0: none
 
   // Positions that the last token of a context attends to, itself included, summed over the layers.
   int64_t Positions(int64_t context_tokens) const;
-  // Weights once per step, keys and values once per sequence.
+  // Weights once per step, keys and values, and recurrent state, once per sequence.
   double Bytes(const StepWork& work) const;
   double Flop(const StepWork& work) const;  // a multiply-add counts as two
 };

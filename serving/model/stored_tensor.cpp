@@ -74,7 +74,15 @@ StoredTensor FindStored(const Checkpoint& checkpoint, const PlannedTensor& tenso
   RowForm& form = stored.form;
   form.rows = shape[0];
   form.cols = shape.size() == 2 ? shape[1] : 1;
-  if (const std::optional<Fp8Tensor> fp8 = FindFp8(checkpoint, tensor, shape)) {
+  if (const auto* const rows = tensor.Find<EveryNthRow>()) {
+    CHECK_EQ(form.rows % rows->count, 0);
+    form.step = rows->step;
+    form.first = rows->first;
+    form.run = rows->count;
+  }
+  std::vector<int64_t> whole(shape.begin(), shape.end());
+  whole.front() = form.stored_rows();
+  if (const std::optional<Fp8Tensor> fp8 = FindFp8(checkpoint, tensor, whole)) {
     form.values = StoredValues::kFp8;
     form.blocks = fp8->blocks;
     stored.extents = {fp8->values->extent, fp8->scales->extent};
@@ -82,10 +90,6 @@ StoredTensor FindStored(const Checkpoint& checkpoint, const PlannedTensor& tenso
     return stored;
   }
   const auto* const stack = tensor.Find<StackOf>();
-  if (const auto* const rows = tensor.Find<EveryNthRow>()) {
-    form.step = rows->step;
-    form.first = rows->first;
-  }
   if (const auto* const pairs = tensor.Find<RowsInPairs>()) form.paired_rows = pairs->head_rows;
   form.transposed = tensor.Find<Transposed>() != nullptr;
   if (tensor.Find<Mxfp4Blocks>() != nullptr) {
@@ -110,6 +114,7 @@ StoredTensor FindStored(const Checkpoint& checkpoint, const PlannedTensor& tenso
   if (shape.size() == 2) dimensions.push_back(form.cols);
   if (form.transposed) std::swap(dimensions.front(), dimensions.back());
   if (tensor.Find<RowAsVector>() != nullptr) dimensions.erase(dimensions.begin());
+  if (tensor.Find<RowsOfKernels>() != nullptr) dimensions.insert(dimensions.begin() + 1, 1);
   dimensions = Stacked(stack, std::move(dimensions));
   const TensorInfo* const in_blocks = FindGgufBlocks(checkpoint, tensor.name);
   if (in_blocks != nullptr && in_blocks->shape == dimensions) {
@@ -134,11 +139,14 @@ std::array<int64_t, 2> StoredShape(const Checkpoint& checkpoint, const PlannedTe
   const size_t stacked = tensor.Find<StackOf>() != nullptr ? 1 : 0;
   CHECK_LT(stacked, found->shape.size());
   if (tensor.Find<RowAsVector>() != nullptr) return {1, found->shape.back()};
+  if (tensor.Find<RowsOfKernels>() != nullptr) return {found->shape.front(), found->shape.back()};
   int64_t rows = found->shape[stacked];
   int64_t cols = found->shape.size() > stacked + 1 ? found->shape[stacked + 1] : 1;
   if (mxfp4) cols *= kMxfp4Group;
   if (tensor.Find<Transposed>() != nullptr) std::swap(rows, cols);
-  if (const auto* const every = tensor.Find<EveryNthRow>()) rows /= every->step;
+  if (const auto* const every = tensor.Find<EveryNthRow>()) {
+    rows = rows / every->step * every->count;
+  }
   return {rows, cols};
 }
 
@@ -167,9 +175,10 @@ void DecodeRows(const RowForm& form, std::span<const std::span<const std::byte>>
   const auto stored = [&](int64_t row) { return form.StoredRow(row_begin + row) - first_stored; };
   switch (form.values) {
     case StoredValues::kFp8:
-      CHECK(form.step == 1 && form.paired_rows == 0 && first_stored == 0);
-      DequantiseFp8(pieces[0].data() + row_begin * k, row_begin, count, k, pieces[1].data(),
-                    dtypes[1], form.blocks, out);
+      for (int64_t row = 0; row < count; ++row) {
+        DequantiseFp8(pieces[0].data() + stored(row) * k, form.StoredRow(row_begin + row), 1, k,
+                      pieces[1].data(), dtypes[1], form.blocks, out + row * k);
+      }
       return;
     case StoredValues::kMxfp4:
       for (int64_t row = 0; row < count; ++row) {

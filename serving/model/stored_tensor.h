@@ -29,17 +29,18 @@ struct RowForm {
   StoredValues values = StoredValues::kFloats;
   int64_t rows = 0;  // that are wanted
   int64_t cols = 0;  // of a vector 1
-  int64_t step = 1;
+  int64_t step = 1;  // EveryNthRow
   int64_t first = 0;
+  int64_t run = 1;          // EveryNthRow::count
   bool transposed = false;  // the bytes are [cols, stored_rows()]
   int64_t paired_rows = 0;  // RowsInPairs::head_rows; 0: they are in order
   BlockScales blocks = {};  // of fp8
   const GgufType* gguf = nullptr;
 
-  int64_t stored_rows() const { return rows * step; }
+  int64_t stored_rows() const { return rows / run * step; }
   // Where the row is that is wanted.
   int64_t StoredRow(int64_t row) const {
-    if (paired_rows == 0) return first + row * step;
+    if (paired_rows == 0) return first + row / run * step + row % run;
     const int64_t in_head = row % paired_rows;
     const int64_t half = paired_rows / 2;
     return row - in_head + (in_head < half ? 2 * in_head : 2 * (in_head - half) + 1);
@@ -49,10 +50,15 @@ struct RowForm {
   }
   // Bytes of a stored row in a piece, unless transposed or fp8; `dtype` is the piece's.
   uint64_t RowBytes(size_t piece, DType dtype) const;
-  // Rows of floats, one behind the other or at a distance: they need no DecodeRows.
-  bool AsTheyLie() const {
+  // Rows are at one distance, of so many stored rows.
+  bool Regular() const { return paired_rows == 0 && (run == 1 || run == rows); }
+  int64_t distance() const { return run == rows ? 1 : step; }
+  // Rows of floats: they need no DecodeRows.
+  bool FloatRows() const {
     return values == StoredValues::kFloats && !transposed && paired_rows == 0;
   }
+  // Likewise at one distance.
+  bool AsTheyLie() const { return FloatRows() && Regular(); }
   bool operator==(const RowForm&) const = default;
 };
 

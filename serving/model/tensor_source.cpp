@@ -21,7 +21,7 @@ class CheckpointTensorSource : public TensorSource {
 
   DType Require(const PlannedTensor& tensor, std::span<const int64_t> shape) const override {
     const StoredTensor stored = FindStored(checkpoint_, tensor, shape);
-    return stored.form.AsTheyLie() ? stored.dtypes[0] : DType::kF32;
+    return stored.form.FloatRows() ? stored.dtypes[0] : DType::kF32;
   }
 
   void ReadRows(const PlannedTensor& tensor, int64_t row_begin, int64_t row_end,
@@ -33,8 +33,8 @@ class CheckpointTensorSource : public TensorSource {
         FindStored(checkpoint_, tensor, std::span(shape).first(shape[1] == 1 ? 1 : 2));
     if (stored.form.values == StoredValues::kFp8) {
       ReadFp8Rows(stored, row_begin, row_end, destination);
-    } else if (stored.form.AsTheyLie()) {
-      ReadRowsAsTheyLie(stored, row_begin, row_end, destination);
+    } else if (stored.form.FloatRows()) {
+      ReadFloatRows(stored, row_begin, row_end, destination);
     } else {
       ReadDecodedRows(stored, row_begin, row_end, destination);
     }
@@ -61,34 +61,47 @@ class CheckpointTensorSource : public TensorSource {
     Read(part, destination);
   }
 
-  void ReadRowsAsTheyLie(const StoredTensor& stored, int64_t row_begin, int64_t row_end,
-                         std::span<std::byte> destination) const {
+  void ReadFloatRows(const StoredTensor& stored, int64_t row_begin, int64_t row_end,
+                     std::span<std::byte> destination) const {
     const RowForm& form = stored.form;
-    if (form.step == 1) {
-      ReadStored(stored, form.first + row_begin, row_end - row_begin, destination);
+    const int64_t first = form.StoredRow(row_begin);
+    const int64_t count = row_end - row_begin;
+    const int64_t between = form.StoredRow(row_end - 1) - first + 1;
+    if (between == count) {
+      ReadStored(stored, first, count, destination);
       return;
     }
-    const int64_t count = row_end - row_begin;
     const size_t row_bytes = destination.size() / static_cast<size_t>(count);
-    const int64_t between = (count - 1) * form.step + 1;
     std::vector<std::byte> all(static_cast<size_t>(between) * row_bytes);
-    ReadStored(stored, form.first + row_begin * form.step, between, all);
-    for (size_t row = 0; row < static_cast<size_t>(count); ++row) {
-      std::memcpy(destination.data() + row * row_bytes,
-                  all.data() + row * static_cast<size_t>(form.step) * row_bytes, row_bytes);
+    ReadStored(stored, first, between, all);
+    for (int64_t row = 0; row < count; ++row) {
+      const auto at = static_cast<size_t>(form.StoredRow(row_begin + row) - first);
+      std::memcpy(destination.data() + static_cast<size_t>(row) * row_bytes,
+                  all.data() + at * row_bytes, row_bytes);
     }
   }
 
-  // The values are read into the last quarter of the destination and widened from its start on.
+  // Neighbours are read into the last quarter of the destination and widened from its start on.
   void ReadFp8Rows(const StoredTensor& stored, int64_t row_begin, int64_t row_end,
                    std::span<std::byte> destination) const {
-    const std::span<std::byte> values = destination.last(destination.size() / sizeof(float));
-    ReadStored(stored, row_begin, row_end - row_begin, values);
+    const RowForm& form = stored.form;
+    const int64_t first = form.StoredRow(row_begin);
+    const int64_t count = row_end - row_begin;
+    auto* const out = reinterpret_cast<float*>(destination.data());
     std::vector<std::byte> scales(stored.extents[1].bytes);
     Read(stored.extents[1], scales);
-    DequantiseFp8(values.data(), row_begin, row_end - row_begin, stored.form.cols, scales.data(),
-                  stored.dtypes[1], stored.form.blocks,
-                  reinterpret_cast<float*>(destination.data()));
+    const int64_t between = form.StoredRow(row_end - 1) - first + 1;
+    if (between == count) {
+      const std::span<std::byte> values = destination.last(destination.size() / sizeof(float));
+      ReadStored(stored, first, count, values);
+      DequantiseFp8(values.data(), first, count, form.cols, scales.data(), stored.dtypes[1],
+                    form.blocks, out);
+      return;
+    }
+    std::vector<std::byte> values(static_cast<size_t>(between * form.cols));
+    ReadStored(stored, first, between, values);
+    const std::array<std::span<const std::byte>, 2> pieces = {values, scales};
+    DecodeRows(form, pieces, stored.dtypes, row_begin, count, out, first);
   }
 
   void ReadDecodedRows(const StoredTensor& stored, int64_t row_begin, int64_t row_end,

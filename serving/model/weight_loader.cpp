@@ -58,24 +58,35 @@ void WeightLoader::Norm(const float* target, const NormSpec& norm, const Planned
 void WeightLoader::Vector(const float* target, const std::vector<RowPart>& parts) {
   auto* out = const_cast<float*>(target);
   for (const RowPart& part : parts) {
-    const std::array<int64_t, 1> shape = {part.rows};
-    const DType dtype = source_.Require(part.tensor, shape);
-    std::byte* raw = Staging(part.rows * DTypeBits(dtype) / 8);
-    source_.ReadRows(part.tensor, 0, part.rows, 1,
-                     {raw, static_cast<size_t>(part.rows * DTypeBits(dtype) / 8)});
-    for (int64_t i = 0; i < part.rows; ++i) {
-      switch (dtype) {
-        case DType::kF32:
-          out[i] = reinterpret_cast<const float*>(raw)[i];
-          break;
-        case DType::kF16:
-          out[i] = F16ToF32(reinterpret_cast<const uint16_t*>(raw)[i]);
-          break;
-        default:
-          out[i] = Bf16ToF32(reinterpret_cast<const uint16_t*>(raw)[i]);
-      }
-    }
+    ReadFloats(part.tensor, std::array<int64_t, 1>{part.rows}, out);
     out += part.rows;
+  }
+}
+
+void WeightLoader::Rows(const float* target, const PlannedTensor& tensor, int64_t rows,
+                        int64_t cols) {
+  ReadFloats(tensor, std::array<int64_t, 2>{rows, cols}, const_cast<float*>(target));
+}
+
+void WeightLoader::ReadFloats(const PlannedTensor& tensor, std::span<const int64_t> shape,
+                              float* out) {
+  const int64_t rows = shape.front();
+  const int64_t cols = shape.size() > 1 ? shape.back() : 1;
+  const DType dtype = source_.Require(tensor, shape);
+  const int64_t bytes = rows * cols * DTypeBits(dtype) / 8;
+  std::byte* const raw = Staging(bytes);
+  source_.ReadRows(tensor, 0, rows, cols, {raw, static_cast<size_t>(bytes)});
+  for (int64_t i = 0; i < rows * cols; ++i) {
+    switch (dtype) {
+      case DType::kF32:
+        out[i] = reinterpret_cast<const float*>(raw)[i];
+        break;
+      case DType::kF16:
+        out[i] = F16ToF32(reinterpret_cast<const uint16_t*>(raw)[i]);
+        break;
+      default:
+        out[i] = Bf16ToF32(reinterpret_cast<const uint16_t*>(raw)[i]);
+    }
   }
 }
 

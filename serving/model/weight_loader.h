@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "core/base/aligned_buffer.h"
@@ -32,11 +33,14 @@ class WeightLoader {
     Matrix(target, {{tensor, target.n}});
   }
   void Vector(const float* target, const std::vector<RowPart>& parts);
+  // A matrix [rows, cols] of f32 as it is, not packed.
+  void Rows(const float* target, const PlannedTensor& tensor, int64_t rows, int64_t cols);
   // A vector of n, of a norm like this.
   void Norm(const float* target, const NormSpec& norm, const PlannedTensor& tensor, int64_t n);
 
  private:
   std::byte* Staging(int64_t bytes);
+  void ReadFloats(const PlannedTensor& tensor, std::span<const int64_t> shape, float* out);
   void ReadAcross(const std::vector<RowPart>& parts, int64_t begin, int64_t end, int64_t k,
                   int64_t row_bytes);
 

@@ -13,19 +13,21 @@
 #include "core/base/thread_pool.h"
 #include "core/config/model_config.h"
 #include "kernels/cpu/kernels.h"
+#include "serving/model/delta_net_weights.h"
 #include "serving/model/grouped_query_weights.h"
 #include "serving/model/tensor_source.h"
 
 namespace moesaic {
 
 // Of a layer's mixer; the alternatives are those of MixerSpec.
-using MixerWeights = std::variant<GroupedQueryWeights>;
+using MixerWeights = std::variant<GroupedQueryWeights, DeltaNetWeights>;
 
 struct LayerWeights {
   const float* input_norm = nullptr;           // [hidden]
   const float* post_attention_norm = nullptr;  // [hidden]
   MixerWeights mixer;
   const GroupedQueryWeights& attention() const { return std::get<GroupedQueryWeights>(mixer); }
+  const DeltaNetWeights& delta_net() const { return std::get<DeltaNetWeights>(mixer); }
   // Sparse layers
   PackedMatrix router;                       // [experts, hidden]
   const float* router_bias = nullptr;        // [experts], see RouterSpec

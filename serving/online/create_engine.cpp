@@ -40,6 +40,25 @@ ExpertObservers MakeObservers(const EngineOptions& options, const EnginePlan& pl
   return observers;
 }
 
+// What a model with recurrent layers cannot do, or not as often.
+void ScheduleState(const EngineOptions& options, const StatePlan& state,
+                   SchedulerOptions& scheduling) {
+  scheduling.state_slots = state.slots();
+  scheduling.state_snapshots = state.snapshots;
+  if (state.sequences < scheduling.max_num_seqs) {
+    scheduling.max_num_seqs = state.sequences;
+    LogInfo(
+        "{} requests run at a time, not {} (--max-num-seqs): memory holds no more recurrent state",
+        state.sequences, options.max_num_seqs);
+  }
+  if (scheduling.prefix_cache && state.snapshots == 0) {
+    scheduling.prefix_cache = false;
+    LogInfo(
+        "prefixes are not reused: the state of this model's recurrent layers is not kept "
+        "(--state-snapshots, or too little memory)");
+  }
+}
+
 void Load(EngineSetup& setup, MetricsRegistry& registry,
           const std::vector<std::shared_ptr<StateSection>>& kept, LoopParts& parts) {
   const EngineOptions& options = setup.options;
@@ -55,6 +74,7 @@ void Load(EngineSetup& setup, MetricsRegistry& registry,
                       .max_batch_tokens = options.max_num_batched_tokens,
                       .prefix_cache = options.prefix_cache,
                       .share_only_prompts = options.defer_experts > 0};
+  if (plan.state.sequences > 0) ScheduleState(options, plan.state, parts.scheduling);
 
   ExpertObservers observers = MakeObservers(options, plan, setup.files);
   auto step = std::make_unique<LatencyStep>(options, plan, std::move(setup.files), parts.kernels,

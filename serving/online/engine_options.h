@@ -56,7 +56,8 @@ struct EngineOptions {
 
   int64_t max_num_seqs = 64;
   int64_t max_num_batched_tokens = 512;
-  int64_t max_queue = 256;  // requests waiting beyond those that run
+  int64_t state_snapshots = 4;  // recurrent states that are kept for prefixes, at most
+  int64_t max_queue = 256;      // requests waiting beyond those that run
   // Of throughput mode. nullopt, 0: as the planner says.
   std::optional<ScheduleKind> schedule = std::nullopt;
   int64_t micro_batches = 0;

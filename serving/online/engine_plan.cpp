@@ -121,7 +121,11 @@ EnginePlan PlanEngine(const EngineOptions& asked, const ModelFiles& files) {
   uint64_t fixed_bytes = dense_bytes + workspace_bytes + staging_bytes + kProcessBytes +
                          options.request_bytes + (1 + copies) * options.replay_bytes;
   if (options.devices.count > 0) fixed_bytes += plan.all_experts_bytes + devices_host_bytes;
-  const uint64_t left = machine_bytes > fixed_bytes ? machine_bytes - fixed_bytes : 0;
+  uint64_t left = machine_bytes > fixed_bytes ? machine_bytes - fixed_bytes : 0;
+  plan.state = PlanState(options, config, left);
+  const uint64_t state_bytes =
+      static_cast<uint64_t>(plan.state.slots()) * Model::StateSlotBytes(config);
+  left -= std::min(left, state_bytes);
   KvPlan kv;  // none here where devices have it
   if (!dense_elsewhere) {
     kv = PlanKv(options, config, context, left, machine_bytes);
@@ -163,6 +167,7 @@ EnginePlan PlanEngine(const EngineOptions& asked, const ModelFiles& files) {
   ledger.Add("expert staging", staging_bytes);
   ledger.Add("predictor", plan.predictor_bytes);
   ledger.Add("KV cache", kv.bytes);
+  if (state_bytes > 0) ledger.Add("recurrent state", state_bytes);
   ledger.Add("workspace", workspace_bytes);
   ledger.Add("process", kProcessBytes);
   if (options.request_bytes > 0) ledger.Add("requests", options.request_bytes);

@@ -12,6 +12,7 @@
 #include "kernels/cpu/kernels.h"
 #include "serving/model/step_cost.h"
 #include "serving/online/engine_options.h"
+#include "serving/online/kv_plan.h"
 #include "serving/online/model_files.h"
 #include "serving/online/place_rules.h"
 
@@ -41,6 +42,7 @@ struct EnginePlan {
   std::string why_dense_on_host;    // with DenseMode::kAuto, when it could not be; else empty
   uint64_t predictor_bytes = 0;     // 0: nothing is predicted
   int64_t num_kv_blocks = 0;
+  StatePlan state;
   int64_t max_context_tokens = 0;
   WeightType weight_type = WeightType::kBf16;
   StepCost step_cost;

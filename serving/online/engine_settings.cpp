@@ -252,6 +252,12 @@ void AddBatchingSettings(EngineOptions& options, bool visible, OptionTable& tabl
   batching.Add({.name = "prefix-cache",
                 .target = &options.prefix_cache,
                 .help = "Do not reuse keys and values of prompts that begin alike."});
+  batching.Add({.name = "state-snapshots",
+                .target = &options.state_snapshots,
+                .help = "Recurrent states kept for prompts that begin alike, of models that have "
+                        "such layers.",
+                .min = 0,
+                .max = 4096});
 }
 
 }  // namespace

@@ -14,6 +14,9 @@ namespace {
 // because the experts' cache is what the machine is short of.
 constexpr double kKvShare = 0.25;
 
+// Likewise of recurrent state, of which a sequence has much and keeps it whatever its length.
+constexpr double kStateShare = 0.25;
+
 uint64_t TokensToKvBytes(const ModelConfig& config, WeightType kv_type, int64_t tokens) {
   const auto blocks = static_cast<uint64_t>((tokens + kKvBlockTokens - 1) / kKvBlockTokens);
   return CheckedMul(blocks, Model::KvBlockBytes(config, kv_type), "KV memory");
@@ -33,6 +36,19 @@ int64_t LongestOf(const ModelConfig& config, int64_t num_blocks, int64_t step_to
   // Windows bound what a sequence holds, whatever its length.
   if (pools.Fits(context, step_tokens)) return context;
   return std::min(context, num_blocks * kKvBlockTokens);
+}
+
+StatePlan PlanState(const EngineOptions& options, const ModelConfig& config, uint64_t left_bytes) {
+  const uint64_t slot_bytes = Model::StateSlotBytes(config);
+  if (slot_bytes == 0) return {};
+  const auto share = static_cast<uint64_t>(static_cast<double>(left_bytes) * kStateShare);
+  const auto most = static_cast<int64_t>(share / slot_bytes);
+  StatePlan plan;
+  plan.sequences = std::clamp<int64_t>(most, 1, options.max_num_seqs);
+  if (options.prefix_cache) {
+    plan.snapshots = std::clamp<int64_t>(most - plan.sequences, 0, options.state_snapshots);
+  }
+  return plan;
 }
 
 int64_t WantedContext(const EngineOptions& options, const ModelConfig& config) {

@@ -28,6 +28,17 @@ struct KvPlan {
   uint64_t bytes = 0;
 };
 
+// Slots of recurrent state; none for a model without recurrent layers.
+struct StatePlan {
+  int64_t sequences = 0;  // that run at once
+  int64_t snapshots = 0;  // that are kept for prefixes
+  int64_t slots() const { return sequences + snapshots; }
+};
+
+// As many as may run and were asked for, or as a share of `left_bytes` holds, one sequence at
+// least.
+StatePlan PlanState(const EngineOptions& options, const ModelConfig& config, uint64_t left_bytes);
+
 // Tokens of a request that are planned for: what was asked for, or the model's positions within
 // what is sensible by default.
 int64_t WantedContext(const EngineOptions& options, const ModelConfig& config);

@@ -1,11 +1,38 @@
 #include "serving/online/model_files.h"
 
+#include <algorithm>
+#include <string_view>
+
 #include "core/base/error.h"
+#include "core/base/logging.h"
 #include "kernels/cpu/product_choice.h"
 #include "serving/model/expert_sources.h"
 #include "serving/model/tied_head.h"
 
 namespace moesaic {
+namespace {
+
+// Parts of a checkpoint that text does not pass through.
+struct SkippedPart {
+  std::string_view prefix;
+  std::string_view what;
+};
+constexpr SkippedPart kSkippedParts[] = {
+    {"model.visual.", "for images"},
+    {"mtp.", "that predict further tokens"},
+};
+
+void LogSkipped(const Checkpoint& checkpoint) {
+  for (const auto& [prefix, what] : kSkippedParts) {
+    const auto& tensors = checkpoint.tensors();
+    const auto count = std::count_if(tensors.begin(), tensors.end(), [&](const auto& tensor) {
+      return tensor.first.starts_with(prefix);
+    });
+    if (count > 0) LogInfo("{} tensors {} ({}*) are skipped", count, what, prefix);
+  }
+}
+
+}  // namespace
 
 ModelFiles OpenModelFiles(const EngineOptions& options) {
   ModelFiles files;
@@ -18,6 +45,7 @@ ModelFiles OpenModelFiles(const EngineOptions& options) {
   } else {
     files.checkpoint = std::make_unique<Checkpoint>(Checkpoint::Open(options.model_dir));
     UntieOtherHead(*files.checkpoint, files.config);
+    LogSkipped(*files.checkpoint);
     files.tensors = MakeCheckpointTensorSource(*files.checkpoint);
   }
   if (!options.expert_store.empty()) {

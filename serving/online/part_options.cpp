@@ -11,6 +11,7 @@ ModelLimits LimitsOf(const EngineOptions& options, const EnginePlan& plan) {
   limits.max_batch_tokens = options.max_num_batched_tokens;
   limits.max_context_tokens = plan.max_context_tokens;
   limits.num_kv_blocks = plan.num_kv_blocks;
+  limits.num_state_slots = plan.state.slots();
   limits.kv_type = ChooseKvType(options);
   limits.max_logit_rows = std::min<int64_t>(options.max_num_batched_tokens, 64);
   limits.max_sequences = options.max_num_seqs;

@@ -11,6 +11,7 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "core/base/aligned_buffer.h"
@@ -62,6 +63,12 @@ std::string ChoicesText(const CpuKernels& kernels) {
 }
 
 double AsDouble(int64_t value) { return static_cast<double>(value); }
+
+// The projection behind a layer's mixer.
+const PackedMatrix& OutputOf(const LayerWeights& layer) {
+  return std::visit([](const auto& mixer) -> const PackedMatrix& { return mixer.output; },
+                    layer.mixer);
+}
 
 class ModuleProfiler {
  public:
@@ -229,12 +236,15 @@ class ModuleProfiler {
   LinearFit MeasureOutput() {
     std::vector<std::vector<double>> terms;
     std::vector<double> values;
-    const int64_t width = config_.attention().q_width();
-    const ActivationType type = ActivationTypeOf(
-        inputs_.kernels.numerics, passes_.weights().layers.front().attention().output.type);
-    const int64_t row_bytes = ActivationRowBytes(type, width);
+    int64_t widest = 0;
+    for (const LayerWeights& layer : passes_.weights().layers) {
+      widest = std::max(widest, OutputOf(layer).k);
+    }
+    const ActivationType type =
+        ActivationTypeOf(inputs_.kernels.numerics, OutputOf(passes_.weights().layers.front()).type);
+    const int64_t row_bytes = ActivationRowBytes(type, widest);
     const int64_t float_stride =
-        ActivationRowBytes(ActivationType::kF32, width) / static_cast<int64_t>(sizeof(float));
+        ActivationRowBytes(ActivationType::kF32, widest) / static_cast<int64_t>(sizeof(float));
     const int64_t most = limits_.max_batch_tokens;
     AlignedBuffer x(static_cast<size_t>(most * float_stride) * sizeof(float));
     x.Zero();
@@ -247,13 +257,12 @@ class ModuleProfiler {
         const Stopwatch watch;
         for (const LayerWeights& layer : passes_.weights().layers) {
           MatmulArgs product;
-          inputs_.kernels.prepare_activations(x.as<float>(), float_stride, rows, width, type,
+          product.w = OutputOf(layer);
+          inputs_.kernels.prepare_activations(x.as<float>(), float_stride, rows, product.w.k, type,
                                               activations.data(), row_bytes);
           product.x = activations.data();
           product.x_stride_bytes = row_bytes;
           product.m = rows;
-          product.w = layer.attention().output;
-          product.bias = layer.attention().output_bias;
           product.y = y.as<float>();
           product.y_stride = config_.hidden_size;
           ParallelMatmul(passes_.pool(), inputs_.kernels, product);
@@ -323,6 +332,10 @@ std::vector<RoutedRows> ObserveRouting(const ModuleProfilerInputs& inputs,
 std::string ModuleCostsKey(const ModuleProfilerInputs& inputs, const HostDescription& host) {
   const ModelConfig& c = inputs.config;
   std::string files;
+  if (const DeltaNetSpec* const delta = c.delta_net()) {
+    files = fmt::format("|{} linear {} {} {} {}", c.num_delta_net_layers(), delta->key_heads,
+                        delta->value_heads, delta->key_dim, delta->value_dim);
+  }
   for (const auto& file : inputs.experts.files()) {
     files += '|';
     files += std::filesystem::absolute(file).lexically_normal().string();

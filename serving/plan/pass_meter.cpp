@@ -18,12 +18,14 @@ namespace {
 
 constexpr int64_t kLogitRows = 64;
 
-// Up to and with so many layers with experts.
+// Up to and with so many layers with experts, and one with attention.
 int64_t LayersToRun(const ModelConfig& config, int64_t sparse_layers) {
   int64_t sparse = 0;
+  bool attends = false;
   for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
     sparse += config.is_sparse(layer);
-    if (sparse == sparse_layers) return layer + 1;
+    attends = attends || config.layer(layer).has_attention();
+    if (sparse >= sparse_layers && attends) return layer + 1;
   }
   return config.num_layers();
 }
@@ -38,6 +40,11 @@ std::vector<int32_t> ContextBlocks(int64_t context) {
   std::iota(blocks.begin(), blocks.end(),
             static_cast<int32_t>(context * (PassMeter::kLongContext / kKvBlockTokens)));
   return blocks;
+}
+
+// A sequence's slot of recurrent state has its number.
+void SetState(SequenceSlice& slice) {
+  slice.state = {.slot = slice.request, .from = slice.request};
 }
 
 }  // namespace
@@ -90,6 +97,7 @@ uint64_t PassMeter::BytesWith(int64_t rows, int64_t resident_experts, int64_t bu
                                         streaming) +
          static_cast<uint64_t>(limits.num_kv_blocks) *
              Model::KvBlockBytes(config_, inputs_.kv_type) +
+         static_cast<uint64_t>(limits.num_state_slots) * Model::StateSlotBytes(config_) +
          Model::WorkspaceBytes(config_, inputs_.kernels, limits, inputs_.threads) +
          static_cast<uint64_t>(kLogitRows * config_.vocab_size) * sizeof(float);
 }
@@ -104,6 +112,10 @@ ModelLimits PassMeter::LimitsFor(int64_t rows) const {
   if (most_.text_sequences > 0) {
     limits.num_kv_blocks = 0;
     for (const auto& prompt : TextPrompts(rows)) limits.num_kv_blocks += TextBlocks(prompt);
+  }
+  if (config_.delta_net() != nullptr) {
+    limits.num_state_slots =
+        std::min(rows, std::max({most_.decode_rows, most_.text_sequences, kContexts}));
   }
   limits.max_logit_rows = std::min(kLogitRows, rows);
   limits.kv_type = inputs_.kv_type;
@@ -150,6 +162,9 @@ PassPoint PassMeter::Run(std::span<const SequenceSlice> slices, int64_t active) 
   }
   tokens_.resize(static_cast<size_t>(point.rows));
   for (int32_t& token : tokens_) token = NextToken();
+  // What is in a state does not matter for how long a step takes.
+  std::vector<SequenceSlice> with_state(slices.begin(), slices.end());
+  for (SequenceSlice& slice : with_state) SetState(slice);
   if (active > 0) routing_.Spread(active, spreadable());
   point.active_experts = static_cast<double>(active * config_.num_sparse_layers());
   point.pairs = static_cast<double>(point.rows * config_.top_k() * config_.num_sparse_layers());
@@ -159,7 +174,7 @@ PassPoint PassMeter::Run(std::span<const SequenceSlice> slices, int64_t active) 
   const Timeline::Snapshot before = timeline_.Take();
   const SliceRange all = {0, std::ssize(slices)};
   const Stopwatch watch;
-  const StepStats stats = runner_->Run({tokens_, slices}, {&all, 1}, &routing_);
+  const StepStats stats = runner_->Run({tokens_, with_state}, {&all, 1}, &routing_);
   point.wall_s = watch.seconds();
   const Timeline::Snapshot after = timeline_.Take();
   const auto spent_s = [&](Activity activity) {
@@ -261,6 +276,7 @@ void PassMeter::RunText(RoutingHook& hook, int answer_tokens) {
       slice.request = static_cast<int32_t>(end);
       slice.prefill = true;
       slice.blocks = blocks_[end];
+      SetState(slice);
       tokens_.insert(tokens_.end(), prompt.begin(), prompt.end());
       slices.push_back(slice);
     }

@@ -80,6 +80,9 @@ MemoryLedger HostLedger(const PlanProblem& problem, const PlanCandidate& c) {
     ledger.items.push_back({"expert buffers", U64(c.expert_buffers) * model.ExpertBytes()});
   }
   ledger.items.push_back({"keys and values", U64(c.kv_blocks) * problem.KvBlockBytes()});
+  if (const uint64_t state = model.StateBytesPerSequence(); state > 0) {
+    ledger.items.push_back({"recurrent state", U64(c.batch_sequences) * state});
+  }
   ledger.items.push_back({"hidden states", HiddenBytes(problem, c)});
   if (problem.has_gpu()) {
     ledger.items.push_back(
@@ -230,9 +233,12 @@ LayerTimes TimesOf(const PlanProblem& problem, const PlanCandidate& c, const Ite
   const double kv = D(model.KvBytesPerLayer());
   const double flop = model.AttentionFlopPerPosition();
   const double link_in = machine.link_in_bytes_per_s.value * machine.contended_link_share.value;
-  if (load.decode_sequences > 0 && cpu_share > 0) {
-    times.cpu_attention_s = TaskSeconds(cpu, cpu_share * context * kv, cpu_share * context * flop) /
-                            machine.contended_cpu_share.value;
+  // Recurrent state is in host memory, read and written by every step.
+  const double state = 2 * D(load.decode_sequences) / count * D(model.StateBytesPerLayer());
+  if (load.decode_sequences > 0 && (cpu_share > 0 || state > 0)) {
+    times.cpu_attention_s =
+        TaskSeconds(cpu, cpu_share * context * kv + state, cpu_share * context * flop) /
+        machine.contended_cpu_share.value;
   }
   times.device_attention_s = TaskSeconds(device, 0, D(load.prefill_positions) / count * flop);
   if (load.decode_sequences > 0 && cpu_share < 1) {

@@ -310,6 +310,35 @@ TEST_P(CudaDenseTest, TheHostKeepsNothingOfTheDensePart) {
   EXPECT_EQ(sum, on_device.ledger.total_bytes());
 }
 
+// As the flag does; what would mix the host's rounding into a layer is refused.
+TEST_P(CudaDenseTest, RulesPlaceIt) {
+  const std::vector<std::vector<int32_t>> expected = Answers(options_);
+  options_.devices.dense = DenseMode::kAuto;
+  options_.place = {"attention=device:0", "layers.0.experts=pin"};
+  const EnginePlan plan = PlanEngine(options_);
+  EXPECT_EQ(plan.dense_devices, 1);
+  EXPECT_EQ(plan.devices.at(0).kept, 32);
+  EXPECT_EQ(Answers(options_), expected);
+  options_.place = {"dense=host"};
+  EXPECT_EQ(PlanEngine(options_).dense_devices, 0);
+  options_.place = {"experts=host"};
+  try {
+    PlanEngine(options_);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kInvalidArgument);
+    EXPECT_NE(std::string(error.what()).find("'experts=host': host and GPU round"),
+              std::string::npos)
+        << error.what();
+  }
+  // Asked for, it is done: with no expert on the device.
+  options_.exact_numerics = false;
+  options_.devices.dense = DenseMode::kOn;
+  EXPECT_EQ(PlanEngine(options_).devices.at(0).slots, 0);
+  EXPECT_EQ(Answers(options_).size(), expected.size());
+  EXPECT_GT(on_host_, 0u);
+}
+
 TEST_P(CudaDenseTest, ByDefaultItIsThereWhenItFits) {
   options_.devices.dense = DenseMode::kAuto;
   EnginePlan plan = PlanEngine(options_);

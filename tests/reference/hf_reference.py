@@ -69,7 +69,7 @@ def correction_of(mlp):
 
 
 def _normalises(config) -> bool:
-    return config.model_type in ("mixtral", "minimax_m2") or bool(config.norm_topk_prob)
+    return config.model_type in ("mixtral", "minimax_m2", "qwen3_5_moe_text") or bool(config.norm_topk_prob)
 
 
 def _softmax_routing(logits: torch.Tensor, config) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -17,6 +17,7 @@ import re
 import shutil
 import tempfile
 
+import huggingface_hub
 import torch
 import transformers
 from safetensors import safe_open
@@ -223,6 +224,81 @@ def gpt_oss(**changes) -> dict:
         "torch_dtype": "bfloat16",
         "use_cache": True,
     } | changes
+
+
+def qwen3_next(**changes) -> dict:
+    return {
+        "architectures": ["Qwen3NextForCausalLM"],
+        "model_type": "qwen3_next",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": None,
+        "decoder_sparse_step": 1,
+        "eos_token_id": None,
+        "full_attention_interval": 4,
+        "hidden_act": "silu",
+        "initializer_range": 0.02,
+        "linear_conv_kernel_dim": 4,
+        "max_position_embeddings": 1024,
+        "mlp_only_layers": [],
+        "norm_topk_prob": True,
+        "output_router_logits": False,
+        "partial_rotary_factor": 0.25,
+        "rms_norm_eps": 1e-06,
+        "rope_scaling": None,
+        "rope_theta": 10000000,
+        "router_aux_loss_coef": 0.001,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+    } | changes
+
+
+def qwen3_5_moe(tied: bool = False, **changes) -> dict:
+    text = {
+        "model_type": "qwen3_5_moe_text",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "attn_output_gate": True,
+        "dtype": "bfloat16",
+        "eos_token_id": None,
+        "full_attention_interval": 4,
+        "hidden_act": "silu",
+        "initializer_range": 0.02,
+        "linear_conv_kernel_dim": 4,
+        "max_position_embeddings": 1024,
+        "mlp_only_layers": [],
+        "mtp_num_hidden_layers": 1,
+        "output_router_logits": False,
+        "rms_norm_eps": 1e-06,
+        "rope_parameters": {
+            "mrope_interleaved": True, "mrope_section": [1, 1, 0], "partial_rotary_factor": 0.25, "rope_theta": 10000000,
+            "rope_type": "default",
+        },
+        "router_aux_loss_coef": 0.001,
+        "tie_word_embeddings": tied,
+        "use_cache": True,
+    } | changes
+    return {
+        "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+        "image_token_id": 3,
+        "model_type": "qwen3_5_moe",
+        "text_config": text,
+        "tie_word_embeddings": tied,
+        "video_token_id": 4,
+        "vision_config": {"depth": 1, "hidden_size": 16, "model_type": "qwen3_5_moe", "num_heads": 2},
+    }
+
+
+def text_of(config: dict) -> dict:
+    return config.get("text_config", config)
+
+
+def changed(config: dict, change: dict) -> dict:
+    """The configuration with other values, which are of the part for text where there is one."""
+    if "text_config" not in config:
+        return config | change
+    return config | {"text_config": config["text_config"] | change}
 
 
 # name: (config, max bytes per shard, configuration changes that have to move the logits)
@@ -438,17 +514,76 @@ FIXTURES: dict[str, tuple[dict, int | None, list[dict]]] = {
         None,
         [{"swiglu_limit": 3.0}, {"sliding_window": 17}],
     ),
+    # As Qwen3-Next: three layers of linear attention, then one with a gate of its output.
+    "qwen3_next_bf16": (
+        qwen3_next(
+            vocab_size=160, hidden_size=64, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+            head_dim=16, intermediate_size=48, linear_num_key_heads=2, linear_num_value_heads=4,
+            linear_key_head_dim=16, linear_value_head_dim=16, moe_intermediate_size=16,
+            shared_expert_intermediate_size=24, num_experts=12, num_experts_per_tok=4,
+        ),
+        None,
+        [
+            {"norm_topk_prob": False}, {"partial_rotary_factor": 0.5}, {"rope_theta": 10000.0}, {"rms_norm_eps": 1e-2},
+        ],
+    ),
+    # Odd sizes, three value heads for a key head, a shorter convolution, layers in another order, one of them dense, shards.
+    "qwen3_next_fp32_odd": (
+        qwen3_next(
+            vocab_size=131, hidden_size=52, num_hidden_layers=3, num_attention_heads=3, num_key_value_heads=1,
+            head_dim=20, intermediate_size=36, linear_num_key_heads=2, linear_num_value_heads=6,
+            linear_key_head_dim=14, linear_value_head_dim=21, linear_conv_kernel_dim=3, moe_intermediate_size=14,
+            shared_expert_intermediate_size=18, num_experts=7, num_experts_per_tok=2, norm_topk_prob=False,
+            layer_types=["linear_attention", "full_attention", "linear_attention"], mlp_only_layers=[0],
+            partial_rotary_factor=0.4, rope_theta=10000.0, rope_scaling=YARN, tie_word_embeddings=True,
+            torch_dtype="float32",
+        ),
+        90_000,
+        [{"norm_topk_prob": True}, {"partial_rotary_factor": 0.8}, {"rope_scaling": None}],
+    ),
+    # As Qwen3.5-35B-A3B: experts stacked, names and configuration of a model that also sees.
+    "qwen3_5_moe_bf16": (
+        qwen3_5_moe(
+            vocab_size=160, hidden_size=64, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+            head_dim=16, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16,
+            linear_value_head_dim=16, moe_intermediate_size=16, shared_expert_intermediate_size=24, num_experts=12,
+            num_experts_per_tok=4,
+            layer_types=["linear_attention", "linear_attention", "linear_attention", "full_attention"],
+        ),
+        None,
+        [
+            {"rms_norm_eps": 1e-2},
+            {"rope_parameters": {"partial_rotary_factor": 0.25, "rope_theta": 10000.0, "rope_type": "default"}},
+            {"rope_parameters": {"partial_rotary_factor": 0.5, "rope_theta": 10000000, "rope_type": "default"}},
+        ],
+    ),
+    # Odd sizes, as many key as value heads, tied, shards.
+    "qwen3_5_moe_fp32_odd": (
+        qwen3_5_moe(
+            tied=True, vocab_size=131, hidden_size=52, num_hidden_layers=4, num_attention_heads=3,
+            num_key_value_heads=3, head_dim=18, linear_num_key_heads=3, linear_num_value_heads=3,
+            linear_key_head_dim=18, linear_value_head_dim=11, moe_intermediate_size=14,
+            shared_expert_intermediate_size=22, num_experts=5, num_experts_per_tok=3, full_attention_interval=2,
+            dtype="float32",
+            rope_parameters={"partial_rotary_factor": 0.67, "rope_theta": 10000.0, "rope_type": "default"},
+        ),
+        90_000,
+        [{"rms_norm_eps": 1e-2}, {"rope_parameters": {"partial_rotary_factor": 1.0, "rope_theta": 10000.0, "rope_type": "default"}}],
+    ),
 }
+# Tensors beside those of the text, which a reader has to leave alone.
+NOT_TEXT = {"model.visual.patch_embed.proj.bias": (16,), "mtp.fc.weight": (8, 16)}
 
 
 def dtype_of(config: dict) -> torch.dtype:
+    config = text_of(config)
     return getattr(torch, config.get("torch_dtype") or config["dtype"])
 
 
 def dtype_of_tensor(config: dict, name: str) -> torch.dtype:
     if name.endswith(("_blocks", "_scales")):
         return torch.uint8
-    return torch.float32 if name.endswith("e_score_correction_bias") else dtype_of(config)
+    return torch.float32 if name.endswith(("e_score_correction_bias", "A_log")) else dtype_of(config)
 
 
 def fill(model, generator: torch.Generator, sharpness: float) -> None:
@@ -465,11 +600,16 @@ def fill(model, generator: torch.Generator, sharpness: float) -> None:
             weight.copy_(1.0 + noise)
         elif name.endswith("bias"):
             weight.copy_(0.4 * noise)
+        elif name.endswith("A_log"):
+            # Some heads forget within a few tokens, others remember dozens.
+            weight.copy_(torch.log(0.02 + torch.rand(weight.shape, generator=generator)))
         elif "norm" in name:
             weight.copy_(1.0 + 0.25 * noise)
             if tied and name == "model.norm.weight":
                 # With random signs the logits do not favour the input token, which a tied embedding would repeat.
                 weight.mul_(torch.where(torch.rand(weight.shape, generator=generator) < 0.5, -1.0, 1.0))
+            if model.config.model_type in ("qwen3_next", "qwen3_5_moe_text") and "linear_attn" not in name:
+                weight.sub_(1.0)  # what is stored is added to 1
         elif "embed_tokens" in name:
             weight.copy_(noise * (2.5 / fan_in**0.5 if tied else 1.0))
         else:
@@ -501,9 +641,12 @@ def expected_tensors(config: dict, model) -> dict[str, tuple[int, ...]]:
     """The names and shapes of the hub's layout, from the configuration alone (not from what transformers saved)."""
     c = model.config
     kind = config["model_type"]
-    head_dim = config.get("head_dim") or c.hidden_size // c.num_attention_heads
+    head_dim = text_of(config).get("head_dim") or c.hidden_size // c.num_attention_heads
     h, q, kv = c.hidden_size, c.num_attention_heads * head_dim, c.num_key_value_heads * head_dim
-    out: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (c.vocab_size, h), "model.norm.weight": (h,)}
+    root = "model.language_model" if kind == "qwen3_5_moe" else "model"
+    out: dict[str, tuple[int, ...]] = {f"{root}.embed_tokens.weight": (c.vocab_size, h), f"{root}.norm.weight": (h,)}
+    if kind == "qwen3_5_moe":
+        out |= NOT_TEXT
     if not config.get("tie_word_embeddings", False):
         out["lm_head.weight"] = (c.vocab_size, h)
 
@@ -512,9 +655,27 @@ def expected_tensors(config: dict, model) -> dict[str, tuple[int, ...]]:
         out[f"{prefix}.down_proj.weight"] = (h, width)
 
     for i in range(c.num_hidden_layers):
-        layer = f"model.layers.{i}"
+        layer = f"{root}.layers.{i}"
         out[f"{layer}.input_layernorm.weight"] = out[f"{layer}.post_attention_layernorm.weight"] = (h,)
+        gated = kind in ("qwen3_next", "qwen3_5_moe")
+        if gated and c.layer_types[i] == "linear_attention":
+            keys, values = c.linear_num_key_heads * c.linear_key_head_dim, c.linear_num_value_heads * c.linear_value_head_dim
+            heads, mixer = c.linear_num_value_heads, f"{layer}.linear_attn"
+            if kind == "qwen3_next":
+                projections = {"qkvz": 2 * keys + 2 * values, "ba": 2 * heads}
+            else:
+                projections = {"qkv": 2 * keys + values, "z": values, "b": heads, "a": heads}
+            for name, rows in projections.items():
+                out[f"{mixer}.in_proj_{name}.weight"] = (rows, h)
+            out[f"{mixer}.conv1d.weight"] = (2 * keys + values, 1, c.linear_conv_kernel_dim)
+            out[f"{mixer}.A_log"] = out[f"{mixer}.dt_bias"] = (heads,)
+            out[f"{mixer}.norm.weight"] = (c.linear_value_head_dim,)
+            out[f"{mixer}.out_proj.weight"] = (h, values)
         for name, shape in {"q": (q, h), "k": (kv, h), "v": (kv, h), "o": (h, q)}.items():
+            if gated and c.layer_types[i] == "linear_attention":
+                break
+            if gated and name == "q":
+                shape = (2 * q, h)
             out[f"{layer}.self_attn.{name}_proj.weight"] = shape
             with_bias = kind == "qwen2_moe" or config.get("attention_bias")
             if with_bias and (name != "o" or kind not in ("qwen2_moe", "glm4_moe")):
@@ -532,7 +693,8 @@ def expected_tensors(config: dict, model) -> dict[str, tuple[int, ...]]:
                 else:
                     out[name] = (c.num_local_experts, cols, rows)
             continue
-        if kind == "qwen3_moe" or (kind == "glm4_moe" and config.get("use_qk_norm")):
+        full = gated and c.layer_types[i] == "full_attention"
+        if kind == "qwen3_moe" or full or (kind == "glm4_moe" and config.get("use_qk_norm")):
             out[f"{layer}.self_attn.q_norm.weight"] = out[f"{layer}.self_attn.k_norm.weight"] = (head_dim,)
         if kind in ("olmoe", "minimax_m2"):
             out[f"{layer}.self_attn.q_norm.weight"] = (q,)
@@ -556,6 +718,14 @@ def expected_tensors(config: dict, model) -> dict[str, tuple[int, ...]]:
                 mlp(f"{layer}.mlp.experts.{e}", c.moe_intermediate_size)
             mlp(f"{layer}.mlp.shared_experts", c.n_shared_experts * c.moe_intermediate_size)
             continue
+        if kind == "qwen3_5_moe":
+            width = c.moe_intermediate_size
+            out[f"{layer}.mlp.gate.weight"] = (c.num_experts, h)
+            out[f"{layer}.mlp.experts.gate_up_proj"] = (c.num_experts, 2 * width, h)
+            out[f"{layer}.mlp.experts.down_proj"] = (c.num_experts, h, width)
+            mlp(f"{layer}.mlp.shared_expert", c.shared_expert_intermediate_size)
+            out[f"{layer}.mlp.shared_expert_gate.weight"] = (1, h)
+            continue
         step = config.get("decoder_sparse_step", 1)
         if i in config.get("mlp_only_layers", []) or (i + 1) % step:
             mlp(f"{layer}.mlp", c.intermediate_size)
@@ -563,7 +733,7 @@ def expected_tensors(config: dict, model) -> dict[str, tuple[int, ...]]:
         out[f"{layer}.mlp.gate.weight"] = (c.num_experts, h)
         for e in range(c.num_experts):
             mlp(f"{layer}.mlp.experts.{e}", config.get("moe_intermediate_size", c.intermediate_size))
-        if kind == "qwen2_moe":
+        if kind in ("qwen2_moe", "qwen3_next"):
             mlp(f"{layer}.mlp.shared_expert", c.shared_expert_intermediate_size)
             out[f"{layer}.mlp.shared_expert_gate.weight"] = (1, h)
     return out
@@ -580,15 +750,37 @@ def write_checkpoint(directory: pathlib.Path, config: dict, shard_bytes: int | N
     with tempfile.TemporaryDirectory() as scratch:
         # The default of save_pretrained writes the hub's layout; config.json stays ours.
         kept = {n: b.clone() for n, b in model.named_buffers() if n.endswith("e_score_correction_bias")}
+        decays = {n: p.detach().clone() for n, p in model.named_parameters() if n.endswith("A_log")}
         model.to(dtype_of(config))
+        for name, decay in decays.items():
+            model.get_submodule(name.rpartition(".")[0]).A_log = torch.nn.Parameter(decay)
         for name, buffer in kept.items():
             model.get_submodule(name.rpartition(".")[0]).e_score_correction_bias = torch.nn.Buffer(buffer)
-        model.save_pretrained(scratch, max_shard_size=shard_bytes or "1GB")
+        if config["model_type"] == "qwen3_5_moe":
+            save_as_stacked(model, pathlib.Path(scratch), shard_bytes)
+        else:
+            model.save_pretrained(scratch, max_shard_size=shard_bytes or "1GB")
         for path in pathlib.Path(scratch).glob("model*"):
             shutil.copy(path, directory / path.name)
     if "quantization_config" in config:
         mxfp4.quantise_checkpoint(directory)
     verify_layout(directory, config, shard_bytes, model)
+
+
+def save_as_stacked(model, directory: pathlib.Path, shard_bytes: int | None) -> None:
+    """As the hub has it: the names of the model that also sees, experts as they are in memory; transformers would
+    write a tensor for each expert."""
+    tensors = {n: torch.full(shape, 0.5, dtype=next(model.parameters()).dtype) for n, shape in NOT_TEXT.items()}
+    for name, parameter in model.named_parameters():
+        tensors[re.sub(r"^model\.", "model.language_model.", name)] = parameter.detach().contiguous()
+    if model.config.tie_word_embeddings:
+        tensors.pop("lm_head.weight", None)
+    split = huggingface_hub.split_torch_state_dict_into_shards(tensors, max_shard_size=shard_bytes or "1GB")
+    for file, names in split.filename_to_tensors.items():
+        save_file({n: tensors[n] for n in names}, directory / file, {"format": "pt"})
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
 
 
 def verify_layout(directory: pathlib.Path, config: dict, shard_bytes: int | None, model) -> None:
@@ -607,7 +799,7 @@ def verify_layout(directory: pathlib.Path, config: dict, shard_bytes: int | None
     assert index.exists() == (shard_bytes is not None) == (len(files) > 1)
     if index.exists():
         assert json.loads(index.read_text())["weight_map"] == {n: f for n, (_, f) in found.items()}
-    if config["model_type"] == "gpt_oss":
+    if config["model_type"] in ("gpt_oss", "qwen3_5_moe"):
         return  # stacked in the file as in memory
     # The fused tensor in memory is [gate; up]: check one expert against the file, bit for bit.
     layer = hf_reference.sparse_layers(model)[0]
@@ -722,10 +914,10 @@ def report(directory: pathlib.Path, config: dict, effects: list[dict], prompts: 
     )
     for change in effects:
         with tempfile.TemporaryDirectory() as scratch:
-            changed = pathlib.Path(scratch) / "model"
-            shutil.copytree(directory, changed)
-            (changed / "config.json").write_text(json.dumps(config | change))
-            other = hf_reference.run(hf_reference.load_model(changed), prompts[-1])
+            copy = pathlib.Path(scratch) / "model"
+            shutil.copytree(directory, copy)
+            (copy / "config.json").write_text(json.dumps(changed(config, change)))
+            other = hf_reference.run(hf_reference.load_model(copy), prompts[-1])
             effect = float((other.logits - trace.logits).abs().max())
             print(f"    {json.dumps(change)}: logits move by {effect:.2f}")
             assert effect > MIN_EFFECT, f"{directory.name} does not notice {change}"

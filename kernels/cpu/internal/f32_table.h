@@ -5,6 +5,7 @@
 #include "kernels/cpu/internal/attention.h"
 #include "kernels/cpu/internal/tiles.h"
 //
+#include "kernels/cpu/internal/delta_net.h"
 #include "kernels/cpu/internal/matmul.h"
 #include "kernels/cpu/internal/packing.h"
 #include "kernels/cpu/internal/regression.h"
@@ -42,6 +43,9 @@ constexpr CpuKernels F32Table(Isa isa) {
           .attend_chunks = AttendChunks,
           .fold_partials = FoldPartials,
           .finish_attention = FinishAttention,
+          .delta_rule = DeltaRule,
+          .causal_conv = CausalConv,
+          .gate_row = GateRow,
           .pack_panels = PackPanels,
           .unpack_row = UnpackRow,
           .add_columns = AddColumns,

@@ -281,6 +281,9 @@ MOESAIC_INLINE Vec16 E8M0(const std::byte* bytes) {
 constexpr int kMxfp4TileRows = 4;
 constexpr int Mxfp4TilePanels(int rows) { return rows == 1 ? 2 : 1; }
 
+// Panels of state that the delta rule takes at once: as many sums as hide a multiply-add's latency.
+constexpr int kDeltaPanels = 2;
+
 constexpr int kMaxTileRows = 6;
 constexpr int TilePanels(int rows) { return rows == 1 ? 4 : rows == 2 ? 3 : rows == 3 ? 2 : 1; }
 constexpr int kMaxQueries = 6;

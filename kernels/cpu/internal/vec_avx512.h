@@ -208,6 +208,9 @@ MOESAIC_INLINE Vec16 E8M0(const std::byte* bytes) {
 constexpr int kMxfp4TileRows = 12;
 constexpr int Mxfp4TilePanels(int rows) { return rows <= 2 ? 4 : rows <= 8 ? 2 : 1; }
 
+// Panels of state that the delta rule takes at once: as many sums as hide a multiply-add's latency.
+constexpr int kDeltaPanels = 4;
+
 constexpr int kMaxTileRows = 12;
 constexpr int TilePanels(int rows) {
   return rows <= 2 ? 8 : rows <= 4 ? 6 : rows <= 6 ? 4 : rows <= 8 ? 3 : 2;

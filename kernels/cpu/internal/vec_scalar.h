@@ -200,6 +200,9 @@ MOESAIC_INLINE Vec16 E8M0(const std::byte* bytes) {
 constexpr int kMxfp4TileRows = 2;
 constexpr int Mxfp4TilePanels(int) { return 1; }
 
+// Panels of state that the delta rule takes at once: as many sums as hide a multiply-add's latency.
+constexpr int kDeltaPanels = 1;
+
 constexpr int kMaxTileRows = 4;
 constexpr int TilePanels(int) { return 1; }
 constexpr int kMaxQueries = 4;

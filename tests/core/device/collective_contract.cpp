@@ -13,7 +13,9 @@ namespace {
 
 // A stream and a buffer for all pieces on each of several devices.
 struct Group {
-  Group(TestMachine& machine, size_t devices, const std::vector<uint64_t>& sizes) : bytes(sizes) {
+  Group(TestMachine& machine, const MachineFactory& factory, size_t devices,
+        const std::vector<uint64_t>& sizes)
+      : bytes(sizes) {
     for (size_t d = 0; d < devices; ++d) {
       Device& device = machine.device(static_cast<int>(d));
       streams.push_back(device.CreateStream());
@@ -23,7 +25,7 @@ struct Group {
       pieces.push_back(buffers[d].Subspan(offset(d), bytes[d]));
       into.push_back(buffers[d].span());
     }
-    collective = MakePeerCollective(pointers);
+    collective = factory.collective(pointers);
   }
   uint64_t offset(size_t device) const {
     return std::accumulate(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(device),
@@ -55,7 +57,7 @@ TEST_P(DeviceContract, CollectiveGathersForAll) {
     const auto machine = Make(static_cast<int>(devices));
     std::vector<uint64_t> sizes = {3000, 0, 70001};
     sizes.resize(devices);
-    Group group(*machine, devices, sizes);
+    Group group(*machine, GetParam(), devices, sizes);
     EXPECT_NE(std::string(group.collective->name()), "");
     std::vector<std::vector<std::byte>> sources;
     for (uint64_t round = 0; round < Group::kRounds; ++round) {
@@ -86,7 +88,7 @@ TEST_P(DeviceContract, CollectiveGathersForAll) {
 TEST_P(DeviceContract, CollectiveGathersForSome) {
   if (GetParam().max_devices < 3) GTEST_SKIP() << "SKIPPED: fewer than 3 devices";
   const auto machine = Make(3);
-  Group group(*machine, 3, {5000, 5000, 5000});
+  Group group(*machine, GetParam(), 3, {5000, 5000, 5000});
   const std::vector<std::byte> source = RandomBytes(15000, 1);
   const auto part = [&](size_t d) { return std::span(source).subspan(d * 5000, 5000); };
   group.streams[1]->CopyToDevice(group.buffers[1].Subspan(0, 5000), part(1));
@@ -111,7 +113,7 @@ TEST_P(DeviceContract, CollectiveGathersForSome) {
 TEST_P(DeviceContract, CollectiveTellsOfErrors) {
   if (GetParam().max_devices < 2) GTEST_SKIP() << "SKIPPED: fewer than 2 devices";
   const auto machine = Make(2);
-  Group group(*machine, 2, {64, 64});
+  Group group(*machine, GetParam(), 2, {64, 64});
   group.streams[1]->Call([](const Error*) { throw std::runtime_error("spilled"); });
   group.collective->Gather(group.pieces, group.into);
   const std::optional<Error> error = group.streams[0]->Synchronize();

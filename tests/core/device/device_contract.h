@@ -13,10 +13,12 @@
 #include <memory>
 #include <ostream>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "core/base/mutex.h"
+#include "core/device/collective.h"
 #include "core/device/device.h"
 
 namespace moesaic {
@@ -34,6 +36,8 @@ struct MachineFactory {
   std::function<std::unique_ptr<TestMachine>(int devices, uint64_t capacity_bytes)> make;
   // What the tests are skipped for; empty: they run. Asked in each test, not before main.
   std::function<std::string()> why_not = [] { return std::string(); };
+  std::function<std::unique_ptr<Collective>(std::span<Stream* const>)> collective =
+      MakePeerCollective;
 };
 
 inline void PrintTo(const MachineFactory& factory, std::ostream* os) { *os << factory.name; }

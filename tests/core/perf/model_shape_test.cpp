@@ -44,6 +44,8 @@ const Row kRows[] = {
     {"gpt-oss-20b-mxfp4", 20.91e9, 5e-4, 13219200, 49152},
     {"gpt-oss-120b", 116.8e9, 5e-4, 49766400, 73728},
     {"gpt-oss-120b-mxfp4", 116.8e9, 5e-4, 13219200, 73728},
+    {"qwen3-next-80b-a3b", 79.67e9, 2e-4, 6291456, 24576},
+    {"qwen3.5-35b-a3b", 34.66e9, 2e-4, 6291456, 20480},
     {"arctic", 478.6e9, 3e-4, 209190912, 143360},
     {"switch-base-128", 7.41e9, 1e-3, 9437184, 0},
     {"switch-large-128", 26.31e9, 3e-4, 16777216, 0},
@@ -78,6 +80,27 @@ TEST(ModelShapeTest, LatentAttentionKeepsAFewSeventyFirstOfTheHeads) {
   const ModelShape shape = Preset("deepseek-v2");
   EXPECT_EQ(shape.KvBytesPerLayer(), 1152u);
   EXPECT_NEAR(128.0 * (192 + 128) * 2 / static_cast<double>(shape.KvBytesPerLayer()), 71.1, 0.05);
+}
+
+TEST(ModelShapeTest, RecurrentStateIsOfTheLayersThatHaveIt) {
+  // 30 layers with 32 heads of [128, 128] f32, and 3 inputs of a convolution of 8192 channels.
+  const ModelShape shape = Preset("qwen3.5-35b-a3b");
+  EXPECT_EQ(shape.StateBytesPerSequence(), 30u * 4 * (32 * 128 * 128 + 3 * 8192));
+  EXPECT_EQ(shape.StateBytesPerLayer(), shape.StateBytesPerSequence() / 40);
+  EXPECT_EQ(Preset("mixtral-8x7b").StateBytesPerSequence(), 0u);
+  // A quarter of the layers attends.
+  EXPECT_EQ(shape.AttentionFlopPerPosition(), 4.0 * 16 * 256 / 4);
+}
+
+TEST(ModelShapeTest, AConfigurationWithLinearAttentionIsItsPreset) {
+  const std::string config = R"({
+    "model_type": "qwen3_5_moe", "text_config": {"vocab_size": 248320, "num_hidden_layers": 40}})";
+  const ModelShape shape = ShapeOf(ParseModelConfig(config, "config.json"), "x");
+  const ModelShape preset = Preset("qwen3.5-35b-a3b");
+  EXPECT_EQ(shape.TotalParameters(), preset.TotalParameters());
+  EXPECT_EQ(shape.DenseParameters(), preset.DenseParameters());
+  EXPECT_EQ(shape.KvBytesPerToken(), preset.KvBytesPerToken());
+  EXPECT_EQ(shape.StateBytesPerSequence(), preset.StateBytesPerSequence());
 }
 
 TEST(ModelShapeTest, DenseAndExpertBytesMakeUpTheModel) {

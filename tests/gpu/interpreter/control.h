@@ -21,6 +21,9 @@ std::string FailedRuntimeCall();
 // A GPU that was lost is as in a new process: a test may lose it again.
 void RestoreGpu(int device);
 
+// Streams that are made from now on are held up at random; 0: they are not.
+void SetSeed(uint64_t seed);
+
 // The kernels of the program that are not loaded onto a GPU (mangled names, less what is a file's).
 std::vector<std::string> UnloadedKernels(int device);
 

@@ -64,7 +64,7 @@ Machine& Machine::Get() {
   return machine;
 }
 
-Machine::Machine() : settings_(SettingsOrStop()) {
+Machine::Machine() : settings_(SettingsOrStop()), seed_(settings_.seed) {
   for (auto& error : lost_) error = cudaSuccess;
   for (auto& peers : peers_) peers = 0;
   std::atexit(FailWhenDefective);
@@ -74,6 +74,16 @@ void Machine::Report(const std::string& defect) {
   MutexLock lock(mutex_);
   fmt::print(stderr, "PTX interpreter: DEFECT: {}\n", defect);
   defects_.push_back(defect);
+}
+
+uint64_t Machine::SeedOfNextStream() {
+  const uint64_t seed = seed_;
+  return seed == 0 ? 0 : seed * 1000003 + streams_of_seed_.fetch_add(1) + 1;
+}
+
+void Machine::SetSeed(uint64_t seed) {
+  seed_ = seed;
+  streams_of_seed_ = 0;
 }
 
 std::vector<std::string> Machine::TakeDefects() {
@@ -201,6 +211,8 @@ void RestoreGpu(int device) { Machine::Get().Restore(device); }
 std::vector<std::string> UnloadedKernels(int device) {
   return Machine::Get().UnloadedKernels(device);
 }
+void SetSeed(uint64_t seed) { Machine::Get().SetSeed(seed); }
+
 std::vector<std::string> TakeDefects() { return Machine::Get().TakeDefects(); }
 
 }  // namespace moesaic::ptx

@@ -36,6 +36,9 @@ class Machine {
 
   const Settings& settings() const { return settings_; }
   int gpus() const { return settings_.gpus; }
+  // By which a stream is held up; 0: it is not. Of the settings' seed, until another one is set.
+  uint64_t SeedOfNextStream();
+  void SetSeed(uint64_t seed);
   MemoryMap& memory() { return memory_; }
   static constexpr uint64_t kGpuBytes = uint64_t{4} << 30;
 
@@ -88,6 +91,8 @@ class Machine {
 
   static constexpr size_t kMostGpus = 16;
   const Settings settings_;
+  std::atomic<uint64_t> seed_;
+  std::atomic<uint64_t> streams_of_seed_{0};
   MemoryMap memory_;
   Mutex running_;
   std::atomic<cudaError_t> lost_[kMostGpus];

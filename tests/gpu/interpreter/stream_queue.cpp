@@ -1,21 +1,12 @@
 #include "tests/gpu/interpreter/stream_queue.h"
 
-#include <atomic>
 #include <chrono>
+#include <random>
 #include <utility>
 
 #include "tests/gpu/interpreter/machine.h"
 
 namespace moesaic::ptx {
-namespace {
-
-uint64_t SeedOfNextStream() {
-  static std::atomic<uint64_t> streams{0};
-  return Machine::Get().settings().seed * 1000003 + streams.fetch_add(1) + 1;
-}
-
-}  // namespace
-
 void Completion::Set() {
   MutexLock lock(mutex_);
   set_ = true;
@@ -32,8 +23,7 @@ bool Completion::IsSet() const {
   return set_;
 }
 
-StreamQueue::StreamQueue(int device)
-    : device_(device), random_(static_cast<unsigned>(SeedOfNextStream())) {
+StreamQueue::StreamQueue(int device) : device_(device), seed_(Machine::Get().SeedOfNextStream()) {
   Machine::Get().AddStream(*this);
   thread_ = std::thread([this] { Run(); });
 }
@@ -98,7 +88,7 @@ std::unique_ptr<WorkList> StreamQueue::EndCapture(bool& was_capturing) {
 }
 
 void StreamQueue::Run() {
-  const bool hold_up = Machine::Get().settings().seed != 0;
+  std::minstd_rand random(static_cast<unsigned>(seed_));
   MutexLock lock(mutex_);
   for (;;) {
     while (queue_.empty() && !stop_) changed_.Wait(mutex_);
@@ -108,8 +98,8 @@ void StreamQueue::Run() {
     busy_ = true;
     mutex_.Unlock();
     // Now and then, so that another stream comes first that otherwise would not.
-    if (hold_up && random_() % 4 == 0) {
-      std::this_thread::sleep_for(std::chrono::microseconds(random_() % 300));
+    if (seed_ != 0 && random() % 4 == 0) {
+      std::this_thread::sleep_for(std::chrono::microseconds(random() % 300));
     }
     work();
     work = nullptr;

@@ -10,7 +10,6 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <random>
 #include <thread>
 #include <vector>
 
@@ -67,7 +66,7 @@ class StreamQueue {
   bool spoilt_ GUARDED_BY(mutex_) = false;
   bool busy_ GUARDED_BY(mutex_) = false;
   bool stop_ GUARDED_BY(mutex_) = false;
-  std::minstd_rand random_;  // of the thread
+  const uint64_t seed_;  // 0: nothing holds it up
   std::thread thread_;
 };
 

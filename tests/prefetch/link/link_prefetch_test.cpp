@@ -45,12 +45,12 @@ ExpertIndex FirstOf(int layer) { return layer * kExperts; }
 
 // A link behind layer 0 whose layers take 100 ns from when they have all their experts to the next
 // one. Of layer 1's expert `near` is expected, of layer 2's `far`; both are worth that less the
-// price, 0.2.
+// price, 0.2 as long as no layer waits.
 class LinkPrefetchTest : public testing::Test {
  protected:
   LinkPrefetchTest() : cache_(kLayers * kExperts, 2, 1, MakeLruPolicy(kLayers * kExperts)) {
     options_.look_ahead = 2;
-    options_.min_gain = 0.2;
+    options_.min_gain = 0.8;
     options_.keep_per_iteration = 1.0;
   }
 
@@ -148,6 +148,7 @@ TEST_F(LinkPrefetchTest, FartherLayersHaveTheTimeOfThoseBetween) {
 
 // A layer's time begins when it waits for nothing any more: before that all of it is left.
 TEST_F(LinkPrefetchTest, WaitingIsNotPartOfALayer) {
+  options_.min_gain = 0.203;  // layers wait nearly all of the time: the price is 0.2 again
   Expect(kNear, kFarther);
   link_->StepBegan(now_ns_);
   RunLayer(5000, 100);
@@ -184,8 +185,30 @@ TEST_F(LinkPrefetchTest, LayersThatGetLongerAreFollowed) {
   EXPECT_EQ(SwitchesAt(), 188);
 }
 
+// The price is min_gain where layers always wait, and a quarter of it where they never do.
+TEST_F(LinkPrefetchTest, AnIdleLinkIsCheaper) {
+  const auto price = [this] {
+    return double{kNear} - link_->Next(cache_, 0, now_ns_).value().worth;
+  };
+  Expect(kNear, kFarther);
+  EXPECT_NEAR(price(), 0.8, 1e-6);  // nothing is known of its layers
+  LearnLayers();
+  EXPECT_NEAR(price(), 0.2, 1e-6);
+  EXPECT_TRUE(link_->Stale(FirstOf(3)));
+  Expect(kNear, kFarther);
+  link_->StepBegan(now_ns_);
+  RunLayer(300, 100);
+  link_->LayerBegan(now_ns_);
+  EXPECT_NEAR(price(), 0.8 * (0.25 + 0.75 * 0.75), 1e-6);
+  EXPECT_TRUE(link_->Stale(FirstOf(2)));  // 0.61 is less than 0.65
+  link_->LayerReady(now_ns_);             // the newest counts a tenth: 270 of 370
+  EXPECT_NEAR(price(), 0.8 * (0.25 + 0.75 * 270 / 370), 1e-6);
+  EXPECT_FALSE(link_->Stale(FirstOf(1)));
+}
+
 TEST_F(LinkPrefetchTest, WhatCouldNotBeReadIsLeftAlone) {
   Expect(kNear, kFarther);
+  LearnLayers();
   link_->SetUnreadable(FirstOf(1), true);
   EXPECT_EQ(Next(0), FirstOf(2));
   link_->SetUnreadable(FirstOf(1), false);
@@ -195,12 +218,14 @@ TEST_F(LinkPrefetchTest, WhatCouldNotBeReadIsLeftAlone) {
 // Of two that gain the same the nearer one is fetched, of one layer's the first.
 TEST_F(LinkPrefetchTest, TiesGoToTheNearer) {
   Expect(0.5f, 0.5f);
+  LearnLayers();
   EXPECT_EQ(Next(0), FirstOf(1));
 }
 
 // The victim's worth counts where the cache keeps by worth. An LRU stamp is no probability.
 TEST_F(LinkPrefetchTest, WhatItThrowsOutCountsWhereThatIsKnown) {
   Expect(kNear, kFarther);
+  LearnLayers();
   const auto fill = [&](ExpertCache& cache) {
     for (const ExpertIndex expert : {FirstOf(1), FirstOf(3)}) {
       ASSERT_TRUE(cache.Reserve(expert, LoadReason::kOnDemand, 7).has_value());

@@ -68,6 +68,7 @@ ModelHarness::ModelHarness(const std::filesystem::path& model_dir, const Harness
   limits.max_logit_rows =
       options.max_logit_rows > 0 ? options.max_logit_rows : options.max_batch_tokens;
   limits.kv_type = options.kv_type;
+  limits.num_state_slots = options.kv_blocks;  // a sequence has a block at least
   limits.defer_experts = options.defer_experts;
   ModelWeights weights =
       ModelWeights::Load(config_, options.weight_type, tensors(), kernels, pool_);
@@ -146,6 +147,7 @@ ModelHarness::Sequence ModelHarness::NewSequence(int64_t max_tokens) {
   for (int64_t covered = 0; covered < max_tokens; covered += kKvBlockTokens) {
     sequence.blocks.push_back(next_block_++);
   }
+  sequence.state = sequence.blocks.front();
   return sequence;
 }
 
@@ -159,6 +161,7 @@ std::vector<float> ModelHarness::Run(std::span<const Piece> pieces, RoutingHook*
     slice.start_position = piece.sequence->length;
     slice.blocks = piece.sequence->blocks;
     slice.decode_from = piece.sequence->decode_from;
+    slice.state = {.slot = piece.sequence->state, .from = piece.sequence->state};
     slices.push_back(slice);
     tokens.insert(tokens.end(), piece.tokens.begin(), piece.tokens.end());
     piece.sequence->length += slice.num_tokens;

@@ -79,6 +79,7 @@ class ModelHarness {
   // A sequence whose KV blocks are the harness's next free ones.
   struct Sequence {
     std::vector<int32_t> blocks;
+    int32_t state = 0;  // slot of recurrent state
     int64_t length = 0;
     int64_t decode_from = std::numeric_limits<int64_t>::max();  // as SequenceSlice's
   };
@@ -101,6 +102,8 @@ class ModelHarness {
   const StepStats& stats() const { return stats_; }
   EmulatedDevice& device(int index) { return *devices_[static_cast<size_t>(index)]; }
   std::span<const DeviceStatus> device_status() { return provider_->devices(); }
+  const ExpertProvider& experts() const { return *provider_; }
+  const SlotTable* slot_table() const { return slot_table_; }  // null: steps look nothing up
 
  private:
   void MakeDevices(const HarnessOptions& options);

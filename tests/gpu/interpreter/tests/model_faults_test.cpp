@@ -4,13 +4,12 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
-#include <memory>
 #include <string>
 #include <vector>
 
+#include "core/base/error.h"
 #include "tests/gpu/interpreter/control.h"
-#include "tests/gpu/kernel_machine.h"
-#include "tests/serving/model/model_harness.h"
+#include "tests/gpu/interpreter/tests/small_model.h"
 #include "tests/serving/model/relative_distance.h"
 
 namespace moesaic {
@@ -19,16 +18,6 @@ namespace {
 // Of the calls of a run so many are left out between two that fail, one run each; a prime number,
 // so that the places differ from layer to layer.
 constexpr uint64_t kStride = 11;
-constexpr int kPromptTokens = 5;
-constexpr int kSteps = 2;
-
-struct Mode {
-  const char* name;
-  bool dense;     // the dense part is on the GPU too
-  int64_t slots;  // of experts
-};
-constexpr Mode kModes[] = {
-    {"Experts", false, 64}, {"Dense", true, 64}, {"DenseAndFewSlots", true, 3}};
 
 struct Outcome {
   std::vector<float> logits;
@@ -37,34 +26,14 @@ struct Outcome {
   std::string failed;  // the call
 };
 
-Outcome RunModel(const Mode& mode, uint64_t failing, cudaError_t code) {
+Outcome RunModel(const SmallModel::Mode& mode, uint64_t failing, cudaError_t code) {
   Outcome outcome;
   ptx::RestoreGpu(0);
-  std::string why_not;
-  const auto machine = MakeKernelMachine(uint64_t{8} << 20, why_not);
-  HarnessOptions options;
-  options.max_batch_tokens = 16;
-  options.max_context_tokens = 32;
-  options.kv_blocks = 4;
-  options.devices = 1;
-  options.device_slots = mode.slots;
-  options.given_devices = {&machine->device()};
-  options.kernels = &machine->kernels();
-  options.dense_on_device = mode.dense;
-  ModelHarness model(FixtureModel("qwen3_moe_bf16_window"), options);
-  const std::vector<int32_t> tokens =
-      PromptOf(3, kPromptTokens + kSteps, static_cast<int>(model.config().vocab_size));
-  auto sequence = model.NewSequence(kPromptTokens + kSteps);
-  sequence.decode_from = kPromptTokens;
+  SmallModel small(mode);
   const uint64_t before = ptx::RuntimeCalls();
   ptx::FailRuntimeCall(failing, code);
   try {
-    outcome.logits = model.Prefill(sequence, std::span(tokens).first(kPromptTokens), kPromptTokens);
-    for (size_t i = kPromptTokens; i < tokens.size(); ++i) {
-      const ModelHarness::Piece piece = {&sequence, {tokens[i]}};
-      const std::vector<float> logits = model.Run({&piece, 1});
-      outcome.logits.insert(outcome.logits.end(), logits.begin(), logits.end());
-    }
+    outcome.logits = small.Answer();
   } catch (const Error& error) {
     outcome.error = error.what();
   }
@@ -74,7 +43,7 @@ Outcome RunModel(const Mode& mode, uint64_t failing, cudaError_t code) {
   return outcome;
 }
 
-class CudaModelFaultsTest : public testing::TestWithParam<Mode> {};
+class CudaModelFaultsTest : public testing::TestWithParam<SmallModel::Mode> {};
 
 TEST_P(CudaModelFaultsTest, EndWithTheAnswerOrTheError) {
   const Outcome expected = RunModel(GetParam(), UINT64_MAX, cudaSuccess);
@@ -106,7 +75,7 @@ TEST_P(CudaModelFaultsTest, EndWithTheAnswerOrTheError) {
   RecordProperty("calls", static_cast<int>(expected.calls));
 }
 
-INSTANTIATE_TEST_SUITE_P(Modes, CudaModelFaultsTest, testing::ValuesIn(kModes),
+INSTANTIATE_TEST_SUITE_P(Modes, CudaModelFaultsTest, testing::ValuesIn(SmallModel::kModes),
                          [](const auto& mode) { return mode.param.name; });
 
 }  // namespace

@@ -1,0 +1,58 @@
+#include "serving/model/delta_net_weights.h"
+
+#include <cmath>
+#include <vector>
+
+namespace moesaic {
+namespace {
+
+// Stored [channels, conv_width].
+void LoadConv(const DeltaNetSpec& spec, const PlannedTensor& tensor, WeightLoader& load,
+              const float* target) {
+  const int64_t channels = spec.channels();
+  std::vector<float> stored(static_cast<size_t>(channels * spec.conv_width));
+  load.Rows(stored.data(), tensor, channels, spec.conv_width);
+  auto* const out = const_cast<float*>(target);
+  for (int64_t channel = 0; channel < channels; ++channel) {
+    for (int64_t j = 0; j < spec.conv_width; ++j) {
+      out[j * ConvStride(spec) + channel] =
+          stored[static_cast<size_t>(channel * spec.conv_width + j)];
+    }
+  }
+}
+
+}  // namespace
+
+DeltaNetWeights LayOutMixer(const DeltaNetSpec& spec, int64_t hidden, WeightType type,
+                            WeightArena& arena) {
+  const WeightType exact = type == WeightType::kF32 ? WeightType::kF32 : WeightType::kBf16;
+  DeltaNetWeights w;
+  w.in = arena.Matrix(type, spec.channels() + spec.value_width(), hidden);
+  w.rates = arena.Matrix(exact, 2 * spec.value_heads, hidden);
+  w.conv = arena.Vector(spec.conv_width * ConvStride(spec));
+  w.decay = arena.Vector(spec.value_heads);
+  w.bias = arena.Vector(spec.value_heads);
+  w.norm = arena.Vector(spec.value_dim);
+  w.output = arena.Matrix(type, hidden, spec.value_width());
+  return w;
+}
+
+void LoadMixer(const DeltaNetSpec& spec, const DeltaNetWeights& w, const TensorPlan& plan,
+               int64_t layer, WeightLoader& load) {
+  const auto at = [&](TensorSlot slot) { return plan.At(slot, layer); };
+  load.Matrix(w.in, {{at(TensorSlot::kDeltaQ), spec.key_width()},
+                     {at(TensorSlot::kDeltaK), spec.key_width()},
+                     {at(TensorSlot::kDeltaV), spec.value_width()},
+                     {at(TensorSlot::kDeltaGate), spec.value_width()}});
+  load.Matrix(w.rates, {{at(TensorSlot::kDeltaBeta), spec.value_heads},
+                        {at(TensorSlot::kDeltaStep), spec.value_heads}});
+  LoadConv(spec, at(TensorSlot::kDeltaConv), load, w.conv);
+  load.Vector(w.decay, {{at(TensorSlot::kDeltaDecay), spec.value_heads}});
+  auto* const decay = const_cast<float*>(w.decay);
+  for (int64_t head = 0; head < spec.value_heads; ++head) decay[head] = std::exp(decay[head]);
+  load.Vector(w.bias, {{at(TensorSlot::kDeltaStepBias), spec.value_heads}});
+  load.Norm(w.norm, spec.norm, at(TensorSlot::kDeltaNorm), spec.value_dim);
+  load.Matrix(w.output, at(TensorSlot::kDeltaOutput));
+}
+
+}  // namespace moesaic

@@ -1,0 +1,237 @@
+// The scheduler with recurrent state: a made-up model whose state is what it has read says of every
+// step that it goes on from the state of exactly the tokens before it.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <random>
+#include <set>
+#include <vector>
+
+#include "kernels/cpu/kernels.h"
+#include "serving/engine/scheduler.h"
+
+namespace moesaic {
+namespace {
+
+std::unique_ptr<Sequence> RecurrentSequence(RequestId id, std::vector<int32_t> prompt,
+                                            int64_t max_tokens) {
+  auto sequence = std::make_unique<Sequence>();
+  sequence->id = id;
+  sequence->prompt_tokens = static_cast<int64_t>(prompt.size());
+  sequence->tokens = std::move(prompt);
+  sequence->request.max_tokens = static_cast<int32_t>(max_tokens);
+  return sequence;
+}
+
+std::vector<int32_t> Counting(int32_t first, int64_t count) {
+  std::vector<int32_t> tokens;
+  for (int64_t i = 0; i < count; ++i) tokens.push_back(first + static_cast<int32_t>(i));
+  return tokens;
+}
+
+class RecurrentModel {
+ public:
+  explicit RecurrentModel(int64_t slots) : states_(static_cast<size_t>(slots)) {}
+
+  // Runs a step; false when a state is not what it should be.
+  bool Run(std::span<const ScheduledSlice> plan) {
+    for (const ScheduledSlice& slice : plan) {
+      const Sequence& s = *slice.sequence;
+      const auto begin = s.tokens.begin() + s.computed_tokens;
+      State state;
+      if (s.computed_tokens > 0) {
+        if (s.state.from < 0) return false;
+        state = states_[static_cast<size_t>(s.state.from)];
+      }
+      if (state != State(s.tokens.begin(), begin)) return false;
+      if (s.state.snapshot >= 0 && s.state.snapshot_tokens > 0) {
+        if (s.state.snapshot_tokens >= slice.num_tokens) return false;
+        State middle = state;
+        middle.insert(middle.end(), begin, begin + s.state.snapshot_tokens);
+        states_[static_cast<size_t>(s.state.snapshot)] = std::move(middle);
+      }
+      state.insert(state.end(), begin, begin + slice.num_tokens);
+      states_[static_cast<size_t>(s.state.slot)] = std::move(state);
+    }
+    return true;
+  }
+
+ private:
+  using State = std::vector<int32_t>;
+  std::vector<State> states_;
+};
+
+class RecurrentRig {
+ public:
+  RecurrentRig(const SchedulerOptions& options, int64_t blocks)
+      : pools_(std::array{KvGroupSize{blocks, 0}}, kKvBlockTokens, kAttentionChunkTokens),
+        scheduler(options, pools_),
+        model(options.state_slots) {}
+
+  // Until all has ended; what was found of each prompt, by the order in which they began.
+  std::vector<int64_t> RunAll() {
+    std::vector<int64_t> cached;
+    while (!scheduler.empty()) {
+      const auto plan = scheduler.Plan();
+      EXPECT_TRUE(model.Run(plan));
+      steps_ += 1;
+      const std::vector<ScheduledSlice> slices(plan.begin(), plan.end());
+      for (const ScheduledSlice& slice : slices) {
+        if (seen_.insert(slice.sequence->id).second)
+          cached.push_back(slice.sequence->cached_tokens);
+      }
+      scheduler.Advance();
+      for (const ScheduledSlice& slice : slices) End(*slice.sequence);
+    }
+    return cached;
+  }
+
+  void End(Sequence& sequence) {
+    if (sequence.computed_tokens < static_cast<int64_t>(sequence.tokens.size())) return;
+    sequence.tokens.push_back(static_cast<int32_t>(7000 + sequence.tokens.size()));
+    if (sequence.output_tokens() >= sequence.request.max_tokens) {
+      ended[sequence.id] = sequence.tokens;
+      scheduler.Remove(&sequence);
+    }
+  }
+
+  int64_t steps() const { return steps_; }
+
+ private:
+  KvPools pools_;
+  int64_t steps_ = 0;
+  std::set<RequestId> seen_;
+
+ public:
+  Scheduler scheduler;
+  RecurrentModel model;
+  std::map<RequestId, std::vector<int32_t>> ended;
+};
+
+SchedulerOptions WithSnapshots(int64_t snapshots) {
+  return {.max_num_seqs = 4,
+          .max_batch_tokens = 256,
+          .prefix_cache = true,
+          .state_slots = 4 + snapshots,
+          .state_snapshots = snapshots};
+}
+
+TEST(RecurrentSchedulerTest, APromptAndItsAnswerAreTheBeginningOfTheNext) {
+  RecurrentRig rig(WithSnapshots(4), 64);
+  rig.scheduler.Add(RecurrentSequence(1, Counting(100, 50), 40));
+  EXPECT_EQ(rig.RunAll(), (std::vector<int64_t>{0}));
+  // The same prompt: up to its last whole block.
+  rig.scheduler.Add(RecurrentSequence(2, Counting(100, 50), 1));
+  EXPECT_EQ(rig.RunAll(), (std::vector<int64_t>{48}));
+  // A turn more: 89 tokens of 90 were computed, 80 in whole blocks.
+  std::vector<int32_t> next = rig.ended[1];
+  for (const int32_t token : Counting(500, 20)) next.push_back(token);
+  rig.scheduler.Add(RecurrentSequence(3, next, 1));
+  EXPECT_EQ(rig.RunAll(), (std::vector<int64_t>{80}));
+}
+
+TEST(RecurrentSchedulerTest, WhatSeveralPromptsShareIsKeptWhenTheSecondOneLeavesIt) {
+  RecurrentRig rig(WithSnapshots(4), 64);
+  std::vector<std::vector<int32_t>> prompts;
+  for (int32_t i = 0; i < 3; ++i) {
+    prompts.push_back(Counting(100, 70));  // 64 in whole blocks
+    for (const int32_t token : Counting(1000 * (i + 1), 60)) prompts.back().push_back(token);
+  }
+  std::vector<int64_t> cached;
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    rig.scheduler.Add(RecurrentSequence(i + 1, prompts[i], 1));
+    cached.push_back(rig.RunAll().front());
+  }
+  EXPECT_EQ(cached, (std::vector<int64_t>{0, 0, 64}));
+}
+
+TEST(RecurrentSchedulerTest, WithoutSnapshotsNothingIsReused) {
+  RecurrentRig rig(WithSnapshots(0), 64);
+  for (RequestId id = 1; id <= 2; ++id) {
+    rig.scheduler.Add(RecurrentSequence(id, Counting(100, 50), 3));
+    EXPECT_EQ(rig.RunAll().front(), 0);
+  }
+}
+
+TEST(RecurrentSchedulerTest, AfterAFailedStepItsSequencesBeginAnew) {
+  RecurrentRig rig(WithSnapshots(2), 64);
+  rig.scheduler.Add(RecurrentSequence(1, Counting(100, 300), 4));
+  EXPECT_TRUE(rig.model.Run(rig.scheduler.Plan()));
+  rig.scheduler.Advance();
+  rig.model.Run(rig.scheduler.Plan());
+  rig.scheduler.Abandon();
+  const auto plan = rig.scheduler.Plan();
+  ASSERT_EQ(plan.size(), 1u);
+  EXPECT_EQ(plan[0].sequence->computed_tokens, 0);
+  EXPECT_EQ(plan[0].num_tokens, 256);
+  EXPECT_TRUE(rig.model.Run(plan));
+  rig.scheduler.Advance();
+  rig.RunAll();
+  EXPECT_EQ(rig.ended[1].size(), 304u);
+}
+
+// Whatever arrives, is preempted, cancelled or fails: every step goes on from the right state, and
+// prefixes are found now and then.
+TEST(RecurrentSchedulerTest, RandomWorkloadsGoOnFromTheRightState) {
+  int64_t reused = 0;
+  int64_t preemptions = 0;
+  for (int round = 0; round < 40; ++round) {
+    const auto seed = static_cast<uint32_t>(round * 104729 + 3);
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937 random(seed);
+    const auto uniform = [&](int64_t low, int64_t high) {
+      return std::uniform_int_distribution<int64_t>(low, high)(random);
+    };
+    const int64_t blocks = uniform(6, 40);
+    SchedulerOptions options;
+    options.max_num_seqs = uniform(1, 6);
+    options.max_batch_tokens = uniform(8, 100);
+    options.state_snapshots = uniform(0, 5);
+    options.state_slots = options.max_num_seqs + options.state_snapshots;
+    options.share_only_prompts = uniform(0, 3) == 0;
+    RecurrentRig rig(options, blocks);
+    RequestId next = 0;
+    std::set<RequestId> alive;
+    for (int step = 0; step < 3000 && (next < 40 || !rig.scheduler.empty()); ++step) {
+      if (next < 40 && uniform(0, 3) == 0) {
+        const int64_t longest = blocks * kKvBlockTokens;
+        std::vector<int32_t> prompt = Counting(0, uniform(1, longest - 1));
+        // Some leave the common beginning somewhere.
+        for (int64_t i = uniform(0, 2) == 0 ? uniform(0, longest) : longest; i < std::ssize(prompt);
+             ++i) {
+          prompt[static_cast<size_t>(i)] += static_cast<int32_t>(uniform(1, 2)) * 1000;
+        }
+        const int64_t room = longest - std::ssize(prompt);
+        rig.scheduler.Add(RecurrentSequence(++next, std::move(prompt), uniform(1, room)));
+        alive.insert(next);
+      }
+      if (!alive.empty() && uniform(0, 30) == 0) {
+        const RequestId id = *alive.begin();
+        if (Sequence* const sequence = rig.scheduler.Find(id)) rig.scheduler.Remove(sequence);
+        alive.erase(id);
+      }
+      const auto plan = rig.scheduler.Plan();
+      ASSERT_EQ(plan.empty(), rig.scheduler.empty());
+      ASSERT_TRUE(rig.model.Run(plan));
+      const std::vector<ScheduledSlice> slices(plan.begin(), plan.end());
+      for (const ScheduledSlice& slice : slices) reused += slice.sequence->cached_tokens;
+      if (uniform(0, 50) == 0) {
+        rig.scheduler.Abandon();
+        continue;
+      }
+      rig.scheduler.Advance();
+      for (const ScheduledSlice& slice : slices) rig.End(*slice.sequence);
+      for (const auto& [id, tokens] : rig.ended) alive.erase(id);
+    }
+    EXPECT_TRUE(rig.scheduler.empty());
+    preemptions += rig.scheduler.preemptions();
+  }
+  EXPECT_GT(reused, 0);
+  EXPECT_GT(preemptions, 0);
+}
+
+}  // namespace
+}  // namespace moesaic
