@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <variant>
 
 #include "core/base/error.h"
 #include "core/base/json_fields.h"
@@ -298,6 +299,37 @@ void Deepseek2(const GgufFields& fields, json& config) {
   config["routed_scaling_factor"] = fields.Number("expert_weights_scale", 1.0, 1e-6, 1e6);
 }
 
+// Qwen3-Next's and Qwen3.5's.
+void LinearAttention(const GgufFields& fields, json& config) {
+  config["num_experts"] = Experts(fields);
+  config["moe_intermediate_size"] = ExpertWidth(fields);
+  config["shared_expert_intermediate_size"] =
+      fields.Int("expert_shared_feed_forward_length", 1, kMostWidth);
+  config["intermediate_size"] = DenseWidth(fields);
+  config["norm_topk_prob"] = NormalisedWeights(fields, true);
+  config["full_attention_interval"] = fields.Int("full_attention_interval", 4, 1, kMostLayers);
+  config["linear_conv_kernel_dim"] = fields.Int("ssm.conv_kernel", 2, kMostWidth);
+  config["linear_key_head_dim"] = fields.Int("ssm.state_size", 1, kMostHeadDim);
+  config["linear_num_key_heads"] = fields.Int("ssm.group_count", 1, kMostHeads);
+  const int64_t value_heads = fields.Int("ssm.time_step_rank", 1, kMostHeads);
+  config["linear_num_value_heads"] = value_heads;
+  const int64_t values = fields.Int("ssm.inner_size", 1, kMostWidth * 10);
+  if (values % value_heads != 0) {
+    fields.Unsupported(
+        "ssm.inner_size",
+        fmt::format("is {}, expected a multiple of ssm.time_step_rank, {}", values, value_heads));
+  }
+  config["linear_value_head_dim"] = values / value_heads;
+}
+
+// The text of a model that also sees is a part of its config.json.
+void Qwen35Moe(const GgufFields& fields, json& config) {
+  LinearAttention(fields, config);
+  json text = std::exchange(config, json::object());
+  config["tie_word_embeddings"] = text["tie_word_embeddings"];
+  config["text_config"] = std::move(text);
+}
+
 struct GgufArchitecture {
   std::string_view name;  // general.architecture
   std::string_view hf_architecture;
@@ -313,6 +345,8 @@ constexpr GgufArchitecture kArchitectures[] = {
     {"minimax-m2", "MiniMaxM2ForCausalLM", "minimax_m2", MiniMaxM2},
     {"gpt-oss", "GptOssForCausalLM", "gpt_oss", GptOss},
     {"deepseek2", "", "", Deepseek2},  // which of them, its function says
+    {"qwen3next", "Qwen3NextForCausalLM", "qwen3_next", LinearAttention},
+    {"qwen35moe", "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", Qwen35Moe},
 };
 
 const GgufArchitecture& FindArchitecture(const GgufFields& fields) {
@@ -325,6 +359,21 @@ const GgufArchitecture& FindArchitecture(const GgufFields& fields) {
       "general.architecture",
       fmt::format("is \"{}\"; served are {}", fields.architecture().substr(0, 60), known),
       ErrorKind::kUnsupported);
+}
+
+// What llama.cpp's converter has done to the weights: 1 was added to those of norms, and value
+// heads of Qwen3.5 lie so that key heads come by turns.
+void AsConverted(const GgufHeader& header, ModelConfig& model) {
+  model.final_norm.plus_one = false;
+  const bool by_turns = header.metadata.value("general.architecture", "") == "qwen35moe";
+  for (LayerSpec& layer : model.layers) {
+    layer.norm.plus_one = false;
+    if (auto* const delta = std::get_if<DeltaNetSpec>(&layer.mixer)) {
+      delta->by_turns = by_turns;
+    } else {
+      std::get<GroupedQuerySpec>(layer.mixer).norm.plus_one = false;
+    }
+  }
 }
 
 }  // namespace
@@ -344,15 +393,16 @@ json GgufConfigJson(const GgufHeader& header, std::string_view name) {
   }
   json config = CommonConfig(fields);
   config["vocab_size"] = VocabularySize(header, name);
+  architecture.read(fields, config);
   config["architectures"] = {architecture.hf_architecture};
   config["model_type"] = architecture.model_type;
-  architecture.read(fields, config);
   return config;
 }
 
 ModelConfig ParseGgufConfig(const GgufHeader& header, std::string_view name) {
   const std::string as_config = fmt::format("{} (as config.json)", name);
   ModelConfig model = ParseModelConfig(GgufConfigJson(header, name).dump(), as_config);
+  AsConverted(header, model);
   model.tensors = GgufTensors(header, model, name);
   return model;
 }

@@ -18,6 +18,39 @@ constexpr std::array<const char*, 3> kSingleExperts = {"ffn_gate.{expert}", "ffn
 // halves that are rotated together to pairs.
 bool HasRowsInPairs(std::string_view architecture) { return architecture == "llama"; }
 
+void SetLinearAttention(const ModelConfig& model, bool rates_of_key_heads, TensorPlan& plan) {
+  const std::string layer = "blk.{layer}.";
+  const int64_t d = model.attention().head_dim;
+  const std::string q = layer + "attn_q.weight";
+  plan.Set(TensorSlot::kQ, q, {EveryNthRow{.step = 2 * d, .first = 0, .count = d}});
+  plan.Set(TensorSlot::kAttentionGate, q, {EveryNthRow{.step = 2 * d, .first = d, .count = d}});
+  const DeltaNetSpec& delta = *model.delta_net();
+  const auto rows = [&](TensorSlot slot, int64_t first, int64_t count) {
+    plan.Set(slot, layer + "attn_qkv.weight",
+             {EveryNthRow{.step = delta.channels(), .first = first, .count = count}});
+  };
+  rows(TensorSlot::kDeltaQ, 0, delta.key_width());
+  rows(TensorSlot::kDeltaK, delta.key_width(), delta.key_width());
+  rows(TensorSlot::kDeltaV, 2 * delta.key_width(), delta.value_width());
+  plan.Set(TensorSlot::kDeltaGate, layer + "attn_gate.weight");
+  if (rates_of_key_heads) {
+    const int64_t group = delta.group();
+    for (const auto& [slot, first] :
+         {std::pair(TensorSlot::kDeltaBeta, int64_t{0}), {TensorSlot::kDeltaStep, group}}) {
+      plan.Set(slot, layer + "ssm_ba.weight",
+               {EveryNthRow{.step = 2 * group, .first = first, .count = group}});
+    }
+  } else {
+    plan.Set(TensorSlot::kDeltaBeta, layer + "ssm_beta.weight");
+    plan.Set(TensorSlot::kDeltaStep, layer + "ssm_alpha.weight");
+  }
+  plan.Set(TensorSlot::kDeltaConv, layer + "ssm_conv1d.weight");
+  plan.Set(TensorSlot::kDeltaDecay, layer + "ssm_a", {NegativeRates{}});
+  plan.Set(TensorSlot::kDeltaStepBias, layer + "ssm_dt.bias");
+  plan.Set(TensorSlot::kDeltaNorm, layer + "ssm_norm.weight");
+  plan.Set(TensorSlot::kDeltaOutput, layer + "ssm_out.weight");
+}
+
 }  // namespace
 
 TensorPlan GgufTensors(const GgufHeader& header, const ModelConfig& model, std::string_view name) {
@@ -48,6 +81,8 @@ TensorPlan GgufTensors(const GgufHeader& header, const ModelConfig& model, std::
   plan.Set(TensorSlot::kKNorm, layer + "attn_k_norm.weight");
   plan.Set(TensorSlot::kOutput, layer + "attn_output.weight");
   plan.Set(TensorSlot::kOutputBias, layer + "attn_output.bias");
+
+  if (model.delta_net() != nullptr) SetLinearAttention(model, architecture == "qwen3next", plan);
 
   plan.Set(TensorSlot::kSinks, layer + "attn_sinks.weight");
   plan.Set(TensorSlot::kRouter, layer + "ffn_gate_inp.weight");

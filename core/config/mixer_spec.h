@@ -115,7 +115,8 @@ inline constexpr int64_t kMostConvWidth = 4;
 // convolution of each channel first, whose last inputs are state too.
 struct DeltaNetSpec {
   int64_t key_heads = 0;    // of queries and of keys
-  int64_t value_heads = 0;  // a multiple; neighbours share a key head
+  int64_t value_heads = 0;  // a multiple
+  bool by_turns = false;    // value heads have key heads by turns; else neighbours share one
   int64_t key_dim = 0;      // of a head
   int64_t value_dim = 0;
   int64_t conv_width = 0;  // tokens that the convolution sees

@@ -126,10 +126,13 @@ struct RowAsVector {};
 // A matrix is stored [rows, 1, columns], as the kernels of a convolution of channels by themselves.
 struct RowsOfKernels {};
 
+// Logarithms of rates are stored as the rates themselves, negative.
+struct NegativeRates {};
+
 // A new way to turn tensors is one more alternative; serving/model/stored_tensor.h carries it out.
 // They are carried out in any order: what each says is of the tensor as it is stored.
 using TensorTransform = std::variant<BlockScales, StackOf, EveryNthRow, Transposed, Mxfp4Blocks,
-                                     RowsInPairs, RowAsVector, RowsOfKernels>;
+                                     RowsInPairs, RowAsVector, RowsOfKernels, NegativeRates>;
 
 struct PlannedTensor {
   std::string name;

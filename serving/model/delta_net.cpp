@@ -186,7 +186,7 @@ void DeltaNet::Recur(int64_t layer, const Run& run, int64_t head, float* scratch
     decays[t] = static_cast<float>(std::exp(-static_cast<double>(w.decay[head]) * step));
     betas[t] = static_cast<float>(1.0 / (1.0 + std::exp(-static_cast<double>(rates[head]))));
   }
-  const int64_t key_head = head / spec_.group();
+  const int64_t key_head = spec_.by_turns ? head % spec_.key_heads : head / spec_.group();
   const int64_t in_layer = ConvStateFloats(spec_) + head * HeadFloats(spec_);
   const float* const from = State(layer, run.from);
   DeltaRuleArgs rule;

@@ -23,12 +23,12 @@ constexpr SkippedPart kSkippedParts[] = {
 };
 
 void LogSkipped(const Checkpoint& checkpoint) {
-  for (const auto& [prefix, what] : kSkippedParts) {
+  for (const SkippedPart& part : kSkippedParts) {
     const auto& tensors = checkpoint.tensors();
     const auto count = std::count_if(tensors.begin(), tensors.end(), [&](const auto& tensor) {
-      return tensor.first.starts_with(prefix);
+      return tensor.first.starts_with(part.prefix);
     });
-    if (count > 0) LogInfo("{} tensors {} ({}*) are skipped", count, what, prefix);
+    if (count > 0) LogInfo("{} tensors {} ({}*) are skipped", count, part.what, part.prefix);
   }
 }
 
