@@ -18,6 +18,29 @@ constexpr std::array<const char*, 3> kSingleExperts = {"ffn_gate.{expert}", "ffn
 // halves that are rotated together to pairs.
 bool HasRowsInPairs(std::string_view architecture) { return architecture == "llama"; }
 
+// Names of latent attention. What makes keys and values of latents is one tensor, as in the
+// original, or (files since 2025) two, of which the keys' is turned already.
+void SetLatent(const LatentSpec& spec, bool one_tensor, TensorPlan& plan) {
+  const std::string attention = "blk.{layer}.attn_";
+  const auto rotated = [&](int64_t rows) {
+    return RowsInPairs{.head_rows = rows, .passed = rows - spec.rope_dim};
+  };
+  if (spec.q_rank > 0) {
+    plan.Set(TensorSlot::kQDown, attention + "q_a.weight");
+    plan.Set(TensorSlot::kQDownNorm, attention + "q_a_norm.weight");
+  }
+  plan.Set(TensorSlot::kQ, attention + (spec.q_rank > 0 ? "q_b.weight" : "q.weight"),
+           {rotated(spec.query_dim())});
+  plan.Set(TensorSlot::kKvDown, attention + "kv_a_mqa.weight", {rotated(spec.row_width())});
+  plan.Set(TensorSlot::kKvDownNorm, attention + "kv_a_norm.weight");
+  if (one_tensor) {
+    plan.Set(TensorSlot::kKvUp, attention + "kv_b.weight");
+  } else {
+    plan.Set(TensorSlot::kKeyUp, attention + "k_b.weight", {StackOf{spec.heads}});
+    plan.Set(TensorSlot::kValueUp, attention + "v_b.weight", {StackOf{spec.heads}});
+  }
+}
+
 }  // namespace
 
 TensorPlan GgufTensors(const GgufHeader& header, const ModelConfig& model, std::string_view name) {
@@ -48,6 +71,10 @@ TensorPlan GgufTensors(const GgufHeader& header, const ModelConfig& model, std::
   plan.Set(TensorSlot::kKNorm, layer + "attn_k_norm.weight");
   plan.Set(TensorSlot::kOutput, layer + "attn_output.weight");
   plan.Set(TensorSlot::kOutputBias, layer + "attn_output.bias");
+
+  if (const auto* const latent = model.FindMixer<LatentSpec>()) {
+    SetLatent(*latent, has(0, "attn_kv_b.weight"), plan);
+  }
 
   plan.Set(TensorSlot::kSinks, layer + "attn_sinks.weight");
   plan.Set(TensorSlot::kRouter, layer + "ffn_gate_inp.weight");
