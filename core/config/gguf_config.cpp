@@ -295,7 +295,7 @@ void Deepseek2(const GgufFields& fields, json& config) {
   config["n_group"] = groups;
   config["topk_group"] = fields.Int("expert_group_used_count", groups, 1, kMostExperts);
   if (!v3) config["topk_method"] = groups > 1 ? "group_limited_greedy" : "greedy";
-  config["norm_topk_prob"] = NormalisedWeights(fields, v3);
+  config["norm_topk_prob"] = NormalisedWeights(fields, false);
   config["routed_scaling_factor"] = fields.Number("expert_weights_scale", 1.0, 1e-6, 1e6);
 }
 

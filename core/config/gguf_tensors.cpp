@@ -24,7 +24,7 @@ void SetLinearAttention(const ModelConfig& model, bool rates_of_key_heads, Tenso
   const std::string q = layer + "attn_q.weight";
   plan.Set(TensorSlot::kQ, q, {EveryNthRow{.step = 2 * d, .first = 0, .count = d}});
   plan.Set(TensorSlot::kAttentionGate, q, {EveryNthRow{.step = 2 * d, .first = d, .count = d}});
-  const DeltaNetSpec& delta = *model.delta_net();
+  const DeltaNetSpec& delta = *model.FindMixer<DeltaNetSpec>();
   const auto rows = [&](TensorSlot slot, int64_t first, int64_t count) {
     plan.Set(slot, layer + "attn_qkv.weight",
              {EveryNthRow{.step = delta.channels(), .first = first, .count = count}});
@@ -49,6 +49,29 @@ void SetLinearAttention(const ModelConfig& model, bool rates_of_key_heads, Tenso
   plan.Set(TensorSlot::kDeltaStepBias, layer + "ssm_dt.bias");
   plan.Set(TensorSlot::kDeltaNorm, layer + "ssm_norm.weight");
   plan.Set(TensorSlot::kDeltaOutput, layer + "ssm_out.weight");
+}
+
+// Names of latent attention. What makes keys and values of latents is one tensor, as in the
+// original, or (files since 2025) two, of which the keys' is turned already.
+void SetLatent(const LatentSpec& spec, bool one_tensor, TensorPlan& plan) {
+  const std::string attention = "blk.{layer}.attn_";
+  const auto rotated = [&](int64_t rows) {
+    return RowsInPairs{.head_rows = rows, .passed = rows - spec.rope_dim};
+  };
+  if (spec.q_rank > 0) {
+    plan.Set(TensorSlot::kQDown, attention + "q_a.weight");
+    plan.Set(TensorSlot::kQDownNorm, attention + "q_a_norm.weight");
+  }
+  plan.Set(TensorSlot::kQ, attention + (spec.q_rank > 0 ? "q_b.weight" : "q.weight"),
+           {rotated(spec.query_dim())});
+  plan.Set(TensorSlot::kKvDown, attention + "kv_a_mqa.weight", {rotated(spec.row_width())});
+  plan.Set(TensorSlot::kKvDownNorm, attention + "kv_a_norm.weight");
+  if (one_tensor) {
+    plan.Set(TensorSlot::kKvUp, attention + "kv_b.weight");
+  } else {
+    plan.Set(TensorSlot::kKeyUp, attention + "k_b.weight", {StackOf{spec.heads}});
+    plan.Set(TensorSlot::kValueUp, attention + "v_b.weight", {StackOf{spec.heads}});
+  }
 }
 
 }  // namespace
@@ -82,7 +105,12 @@ TensorPlan GgufTensors(const GgufHeader& header, const ModelConfig& model, std::
   plan.Set(TensorSlot::kOutput, layer + "attn_output.weight");
   plan.Set(TensorSlot::kOutputBias, layer + "attn_output.bias");
 
-  if (model.delta_net() != nullptr) SetLinearAttention(model, architecture == "qwen3next", plan);
+  if (const auto* const latent = model.FindMixer<LatentSpec>()) {
+    SetLatent(*latent, has(0, "attn_kv_b.weight"), plan);
+  }
+  if (model.FindMixer<DeltaNetSpec>() != nullptr) {
+    SetLinearAttention(model, architecture == "qwen3next", plan);
+  }
 
   plan.Set(TensorSlot::kSinks, layer + "attn_sinks.weight");
   plan.Set(TensorSlot::kRouter, layer + "ffn_gate_inp.weight");

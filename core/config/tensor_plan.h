@@ -39,7 +39,10 @@ enum class TensorSlot {
   kQDownNorm,   // [q_rank]
   kKvDown,      // [kv_rank + rope_dim, hidden]
   kKvDownNorm,  // [kv_rank]
-  kKvUp,        // [heads * (nope_dim + value_dim), kv_rank], of each head the key's rows first
+  kKvUp,        // [heads * (nope_dim + value_dim), kv_rank], of each head the key's rows first;
+                // or, where it is not set, of each head (TensorPlan::At's expert):
+  kKeyUp,       // [kv_rank, nope_dim]
+  kValueUp,     // [value_dim, kv_rank]
   // Of linear attention (DeltaNetSpec)
   kDeltaQ,  // [key_heads * key_dim, hidden], as kDeltaK
   kDeltaK,
@@ -158,6 +161,7 @@ class TensorPlan {
   // For all slots, after their own.
   void TransformAll(TensorTransform transform) { of_all_.push_back(std::move(transform)); }
 
+  bool Has(TensorSlot slot) const { return !slots_[static_cast<size_t>(slot)].name.empty(); }
   // Whether experts are stored so.
   bool HasMxfp4Experts() const;
 

@@ -55,6 +55,13 @@ void LoadMixer(const LatentSpec& spec, const LatentWeights& w, const TensorPlan&
   load.Norm(w.norm, spec.norm, at(TensorSlot::kKvDownNorm), spec.kv_rank);
   load.Matrix(w.output, at(TensorSlot::kOutput));
 
+  if (!plan.Has(TensorSlot::kKvUp)) {
+    for (int64_t head = 0; head < spec.heads; ++head) {
+      load.Matrix(w.KeysOf(spec, head), plan.At(TensorSlot::kKeyUp, layer, head));
+      load.Matrix(w.ValuesOf(spec, head), plan.At(TensorSlot::kValueUp, layer, head));
+    }
+    return;
+  }
   const int64_t head_rows = spec.nope_dim + spec.value_dim;
   const PlannedTensor up = at(TensorSlot::kKvUp);
   std::vector<float> rows(static_cast<size_t>(head_rows * spec.kv_rank));
