@@ -22,6 +22,7 @@ if(POLICY CMP0167)
   cmake_policy(SET CMP0167 NEW)  # CMake 3.30 and later: Boost's own configuration, not FindBoost
 endif()
 find_package(Boost 1.74 REQUIRED)  # headers only: Asio and Beast
+find_package(OpenSSL 3.0 REQUIRED COMPONENTS SSL Crypto)  # TLS of the server
 find_package(ZLIB REQUIRED)        # gzipped traces and test vectors
 # FAISS's configuration wants OpenMP of the compiler at hand; the package was compiled by GCC, so its runtime is
 # libgomp, whatever compiles this.

@@ -34,6 +34,17 @@ std::vector<std::byte> EamCollectionSection::Save() const {
 }
 
 void EamCollectionSection::Load(uint32_t stored_version, std::span<const std::byte> bytes) {
+  const Stored stored = Parse(stored_version, bytes);
+  collection_.Clear();
+  Append(stored);
+}
+
+void EamCollectionSection::Merge(uint32_t stored_version, std::span<const std::byte> bytes) {
+  Append(Parse(stored_version, bytes));
+}
+
+EamCollectionSection::Stored EamCollectionSection::Parse(uint32_t stored_version,
+                                                         std::span<const std::byte> bytes) const {
   if (stored_version != version()) {
     Fail(ErrorKind::kUnsupported, "has version {}, this program reads {}", stored_version,
          version());
@@ -43,32 +54,35 @@ void EamCollectionSection::Load(uint32_t stored_version, std::span<const std::by
   const int64_t experts =
       fields.Int("num_experts", collection_.num_experts(), collection_.num_experts());
   const int64_t entries = fields.Int("entries", 0, kMaxEntries);
-  const auto cells = static_cast<size_t>(layers * experts);
-  const std::vector<uint8_t> counts =
-      fields.ArrayOf<uint8_t>("counts", static_cast<size_t>(entries) * cells);
-  const std::vector<float> scales = fields.ArrayOf<float>("scales", static_cast<size_t>(entries));
-  for (const float scale : scales) {
+  Stored stored;
+  stored.cells = static_cast<size_t>(layers * experts);
+  stored.counts = fields.ArrayOf<uint8_t>("counts", static_cast<size_t>(entries) * stored.cells);
+  stored.scales = fields.ArrayOf<float>("scales", static_cast<size_t>(entries));
+  for (const float scale : stored.scales) {
     if (!std::isfinite(scale) || scale < 1 || scale > 1e8f) {
       Fail(ErrorKind::kCorrupt, "a scale is {}, expected 1 to 1e8", scale);
     }
   }
-  collection_.Clear();
-  std::vector<uint8_t> padded(static_cast<size_t>(collection_.num_layers()) *
-                              static_cast<size_t>(experts));
-  for (size_t entry = 0; entry < scales.size(); ++entry) {
-    const std::span<const uint8_t> stored = std::span(counts).subspan(entry * cells, cells);
+  return stored;
+}
+
+void EamCollectionSection::Append(const Stored& stored) {
+  const auto experts = static_cast<size_t>(collection_.num_experts());
+  std::vector<uint8_t> padded(static_cast<size_t>(collection_.num_layers()) * experts);
+  for (size_t entry = 0; entry < stored.scales.size(); ++entry) {
+    const std::span<const uint8_t> counts =
+        std::span(stored.counts).subspan(entry * stored.cells, stored.cells);
     if (collection_.size() < collection_.capacity()) {
-      std::copy(stored.begin(), stored.end(), padded.begin());
-      collection_.Restore(padded, scales[entry]);
+      std::copy(counts.begin(), counts.end(), padded.begin());
+      collection_.Restore(padded, stored.scales[entry]);
       continue;
     }
     ExpertActivationMatrix eam(collection_.num_layers(), collection_.num_experts());
-    for (size_t cell = 0; cell < cells; ++cell) {
-      const auto tokens = static_cast<uint32_t>(
-          std::min(std::round(stored[cell] * static_cast<double>(scales[entry])), 4294967295.0));
+    for (size_t cell = 0; cell < stored.cells; ++cell) {
+      const auto tokens = static_cast<uint32_t>(std::min(
+          std::round(counts[cell] * static_cast<double>(stored.scales[entry])), 4294967295.0));
       if (tokens > 0) {
-        eam.Add(static_cast<int>(cell / static_cast<size_t>(experts)),
-                static_cast<int>(cell % static_cast<size_t>(experts)), tokens);
+        eam.Add(static_cast<int>(cell / experts), static_cast<int>(cell % experts), tokens);
       }
     }
     collection_.Insert(eam);

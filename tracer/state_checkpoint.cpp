@@ -72,6 +72,10 @@ ModelFingerprint FingerprintFrom(const StateFields& fields) {
   return model;
 }
 
+StoredSection Stored(const StateSection& section) {
+  return {std::string(section.name()), section.version(), section.Save()};
+}
+
 void PackBinary(MsgpackPacker& packer, std::span<const std::byte> bytes, std::string_view what) {
   const uint32_t length = CheckedMsgpackLength(bytes.size(), what);
   packer.pack_bin(length);
@@ -247,7 +251,7 @@ StoredState StateCheckpoint::Snapshot() const {
   StoredState state;
   state.model = model_;
   for (const StateSection* section : sections_) {
-    state.sections.push_back({std::string(section->name()), section->version(), section->Save()});
+    if (!section->any_thread()) state.sections.push_back(Stored(*section));
   }
   return state;
 }
@@ -276,6 +280,9 @@ StateWriteResult StateCheckpoint::Write(StoredState snapshot) {
     if (std::filesystem::exists(file_, error)) result.aside = SetFileAside(file_, "rejected");
     found_ = Found::kUsable;
     has_others_ = false;
+  }
+  for (const StateSection* section : sections_) {
+    if (section->any_thread()) snapshot.sections.push_back(Stored(*section));
   }
   if (has_others_) CarryOver(snapshot);
   const std::vector<std::byte> packed = PackState(std::move(snapshot));

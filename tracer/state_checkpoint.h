@@ -73,9 +73,10 @@ class StateCheckpoint {
   // are ignored, and kept by Write.
   StateLoadResult Load();
 
-  // A copy of what was learned, for Write to pack.
+  // A copy of what was learned, for Write to pack: of the sections that are of this thread alone.
   StoredState Snapshot() const;
-  // Throws Error(kIo, kUnavailable), and as CheckStateFile; the file is then as it was.
+  // Adds the other sections. Throws Error(kIo, kUnavailable), and as CheckStateFile; the file is
+  // then as it was.
   StateWriteResult Write(StoredState snapshot);
   StateWriteResult Save() { return Write(Snapshot()); }
 

@@ -10,7 +10,7 @@
 
 namespace moesaic {
 
-// Thread contract: called on the thread that owns what is learned.
+// Thread contract: called on the thread that owns what is learned, or any (any_thread).
 class StateSection {
  public:
   virtual ~StateSection() = default;
@@ -19,6 +19,9 @@ class StateSection {
   virtual std::string_view name() const = 0;
   // Of the bytes that Save writes.
   virtual uint32_t version() const = 0;
+  // Save and Load may be called by any thread; so it is not copied while the owner of the others
+  // waits.
+  virtual bool any_thread() const { return false; }
   // Opaque to the file; StateFields is a convenient form.
   virtual std::vector<std::byte> Save() const = 0;
   // Takes over what Save of the given version wrote. On an Error (kCorrupt, kUnsupported: a version

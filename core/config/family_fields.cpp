@@ -1,5 +1,6 @@
 #include "core/config/family_fields.h"
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -8,6 +9,8 @@
 
 namespace moesaic {
 namespace {
+
+constexpr int64_t kMostSharedExperts = 1000;
 
 DType ReadDType(const JsonFields& config) {
   // `dtype` is what newer versions write.
@@ -131,6 +134,8 @@ void ReadModel(const JsonFields& config, const ModelDefaults& defaults, ModelCon
       config.Int("max_position_embeddings", defaults.max_position, 1, kMostPosition);
   model.final_norm.eps = config.Number("rms_norm_eps", defaults.rms_norm_eps, 0.0, 1.0);
   model.tie_word_embeddings = config.Bool("tie_word_embeddings", false);
+  model.prediction_layers =
+      config.OptionalInt("num_nextn_predict_layers", 0, 0, kMostLayers).value_or(0);
   model.checkpoint_dtype = ReadDType(config);
   ReadTokenIds(config, defaults, model);
 }
@@ -186,18 +191,47 @@ RouterSpec ReadRouter(const JsonFields& config, const RouterDefaults& defaults) 
   return router;
 }
 
-void ReadGroups(const JsonFields& config, RouterSpec& router) {
-  router.num_groups = config.OptionalInt("n_group", 1, 1, router.experts).value_or(1);
+void ReadGroups(const JsonFields& config, RouterSpec& router, int64_t groups, int64_t kept) {
+  router.num_groups = config.OptionalInt("n_group", groups, 1, router.experts).value_or(1);
   if (router.experts % router.num_groups != 0) {
     config.FailAt("n_group", fmt::format("is {}, expected a divisor of the number of experts, {}",
                                          router.num_groups, router.experts));
   }
-  router.groups_kept = config.OptionalInt("topk_group", 1, 1, router.num_groups).value_or(1);
+  router.groups_kept =
+      config.OptionalInt("topk_group", std::min(kept, router.num_groups), 1, router.num_groups)
+          .value_or(1);
   const int64_t left = router.groups_kept * (router.experts / router.num_groups);
   if (router.top_k > left) {
     config.FailAt("topk_group", fmt::format("is {}, which leaves {} experts; expected at least "
                                             "num_experts_per_tok, {}",
                                             router.groups_kept, left, router.top_k));
+  }
+}
+
+void ReadCorrectedSigmoid(const JsonFields& config, double scale, RouterSpec& router) {
+  router.score = ScoreFunction::kSigmoid;
+  router.correction_bias = true;
+  router.group_rule = GroupRule::kTopTwoSum;
+  if (config.Bool("norm_topk_prob", true)) {
+    router.norm = RouterNorm::kSumPlusEps;
+    router.norm_eps = 1e-20;
+  }
+  router.scale = config.Number("routed_scaling_factor", scale, 1e-6, 1e6);
+}
+
+MlpSpec ReadSharedExperts(const JsonFields& config, const MlpSpec& expert, int64_t fallback) {
+  MlpSpec shared = expert;
+  shared.width *=
+      config.OptionalInt("n_shared_experts", fallback, 0, kMostSharedExperts).value_or(0);
+  return shared;
+}
+
+void AddLayersDenseFirst(const JsonFields& config, int64_t layers, int64_t dense_layers,
+                         const LayerSpec& dense, const ExpertsSpec& experts, ModelConfig& model) {
+  const int64_t first_sparse = config.Int("first_k_dense_replace", dense_layers, 0, kMostLayers);
+  for (int64_t l = 0; l < layers; ++l) {
+    model.layers.push_back(dense);
+    if (l >= first_sparse) model.layers.back().mlp = experts;
   }
 }
 

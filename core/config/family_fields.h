@@ -66,7 +66,19 @@ struct RouterDefaults {
 RouterSpec ReadRouter(const JsonFields& config, const RouterDefaults& defaults);
 
 // `n_group` and `topk_group`: experts are chosen of so many groups.
-void ReadGroups(const JsonFields& config, RouterSpec& router);
+void ReadGroups(const JsonFields& config, RouterSpec& router, int64_t groups = 1, int64_t kept = 1);
+
+// The router of DeepSeek-V3: sigmoid scores, whose choice a bias corrects and of which the two
+// largest of a group make its worth; `norm_topk_prob`, `routed_scaling_factor`.
+void ReadCorrectedSigmoid(const JsonFields& config, double scale, RouterSpec& router);
+
+// `n_shared_experts` of the expert's width as one MLP.
+MlpSpec ReadSharedExperts(const JsonFields& config, const MlpSpec& expert, int64_t fallback);
+
+// All layers: the first `first_k_dense_replace` like `dense`, in the others experts in the place of
+// its MLP.
+void AddLayersDenseFirst(const JsonFields& config, int64_t layers, int64_t dense_layers,
+                         const LayerSpec& dense, const ExpertsSpec& experts, ModelConfig& model);
 
 // A gated MLP without biases, of the width that the key gives.
 MlpSpec ReadMlp(const JsonFields& config, std::string_view width_key, int64_t fallback);

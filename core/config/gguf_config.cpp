@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <variant>
 
 #include "core/base/error.h"
 #include "core/base/json_fields.h"
@@ -139,10 +140,11 @@ json CommonConfig(const GgufFields& fields) {
   config["num_attention_heads"] = heads;
   config["num_key_value_heads"] =
       fields.IntOfAllLayers("attention.head_count_kv", heads, kMostHeads);
+  const bool latent = fields.Has("attention.kv_lora_rank");
   const int64_t head_dim = fields.Int(
       "attention.key_length", std::max<int64_t>(1, config["hidden_size"].get<int64_t>() / heads), 1,
       kMostHeadDim);
-  if (fields.Int("attention.value_length", head_dim, 1, kMostHeadDim) != head_dim) {
+  if (!latent && fields.Int("attention.value_length", head_dim, 1, kMostHeadDim) != head_dim) {
     fields.Unsupported("attention.value_length", "differs from attention.key_length");
   }
   config["head_dim"] = head_dim;
@@ -250,6 +252,85 @@ void GptOss(const GgufFields& fields, json& config) {
   if (config["rope_scaling"].is_object()) config["rope_scaling"]["truncate"] = false;
 }
 
+// DeepSeek-V2 and, with a sigmoid router, V3, Kimi-K2 and GLM-4.7-Flash. With latent attention
+// key_length and value_length are those of the kept rows, and there is one head of them; old files
+// have those of the heads.
+void Deepseek2(const GgufFields& fields, json& config) {
+  constexpr int64_t kSoftmax = 1;  // llama.cpp's enum of gating functions; what old files mean
+  constexpr int64_t kSigmoid = 2;
+  const int64_t gating = fields.Int("expert_gating_func", kSoftmax, 0, 100);
+  const bool v3 = gating == kSigmoid;
+  if (!v3 && gating != kSoftmax && gating != 0) {
+    fields.Unsupported("expert_gating_func", "is neither 1 (softmax) nor 2 (sigmoid)");
+  }
+  const char* const version = v3 ? "3" : "2";
+  config["architectures"] = {fmt::format("DeepseekV{}ForCausalLM", version)};
+  config["model_type"] = fmt::format("deepseek_v{}", version);
+  for (const char* const key : {"num_key_value_heads", "head_dim", "partial_rotary_factor"}) {
+    config.erase(key);
+  }
+  const auto length = [&](std::string_view key) {
+    const std::string of_heads = fmt::format("attention.{}_mla", key);
+    return fields.Has(of_heads) ? fields.Int(of_heads, 2, kMostHeadDim)
+                                : fields.Int(fmt::format("attention.{}", key), 2, kMostHeadDim);
+  };
+  const int64_t rotated = fields.Int("rope.dimension_count", 2, length("key_length") - 1);
+  config["qk_rope_head_dim"] = rotated;
+  config["qk_nope_head_dim"] = length("key_length") - rotated;
+  config["v_head_dim"] = length("value_length");
+  config["kv_lora_rank"] = fields.Int("attention.kv_lora_rank", 1, kMostHeadDim);
+  const int64_t q_rank = fields.Int("attention.q_lora_rank", 0, 0, kMostWidth);
+  config["q_lora_rank"] = q_rank > 0 ? json(q_rank) : json(nullptr);
+  json& rope = config["rope_scaling"];
+  if (rope.is_object() && rope["rope_type"] == "yarn") {
+    // All of yarn's factor is in the scale of attention, by a tenth of mscale_all_dim.
+    rope["attention_factor"] = 1.0;
+    rope["mscale_all_dim"] = 10 * fields.Number("rope.scaling.yarn_log_multiplier", 0.0, 0.0, 1e5);
+  }
+  config["n_routed_experts"] = Experts(fields);
+  config["moe_intermediate_size"] = ExpertWidth(fields);
+  config["intermediate_size"] = DenseWidth(fields);
+  config["n_shared_experts"] = fields.Int("expert_shared_count", 0, 0, 1000);
+  config["first_k_dense_replace"] = fields.Int("leading_dense_block_count", 0, 0, kMostLayers);
+  const int64_t groups = fields.Int("expert_group_count", 1, 1, kMostExperts);
+  config["n_group"] = groups;
+  config["topk_group"] = fields.Int("expert_group_used_count", groups, 1, kMostExperts);
+  if (!v3) config["topk_method"] = groups > 1 ? "group_limited_greedy" : "greedy";
+  config["norm_topk_prob"] = NormalisedWeights(fields, false);
+  config["routed_scaling_factor"] = fields.Number("expert_weights_scale", 1.0, 1e-6, 1e6);
+}
+
+// Qwen3-Next's and Qwen3.5's.
+void LinearAttention(const GgufFields& fields, json& config) {
+  config["num_experts"] = Experts(fields);
+  config["moe_intermediate_size"] = ExpertWidth(fields);
+  config["shared_expert_intermediate_size"] =
+      fields.Int("expert_shared_feed_forward_length", 1, kMostWidth);
+  config["intermediate_size"] = DenseWidth(fields);
+  config["norm_topk_prob"] = NormalisedWeights(fields, true);
+  config["full_attention_interval"] = fields.Int("full_attention_interval", 4, 1, kMostLayers);
+  config["linear_conv_kernel_dim"] = fields.Int("ssm.conv_kernel", 2, kMostWidth);
+  config["linear_key_head_dim"] = fields.Int("ssm.state_size", 1, kMostHeadDim);
+  config["linear_num_key_heads"] = fields.Int("ssm.group_count", 1, kMostHeads);
+  const int64_t value_heads = fields.Int("ssm.time_step_rank", 1, kMostHeads);
+  config["linear_num_value_heads"] = value_heads;
+  const int64_t values = fields.Int("ssm.inner_size", 1, kMostWidth * 10);
+  if (values % value_heads != 0) {
+    fields.Unsupported(
+        "ssm.inner_size",
+        fmt::format("is {}, expected a multiple of ssm.time_step_rank, {}", values, value_heads));
+  }
+  config["linear_value_head_dim"] = values / value_heads;
+}
+
+// The text of a model that also sees is a part of its config.json.
+void Qwen35Moe(const GgufFields& fields, json& config) {
+  LinearAttention(fields, config);
+  json text = std::exchange(config, json::object());
+  config["tie_word_embeddings"] = text["tie_word_embeddings"];
+  config["text_config"] = std::move(text);
+}
+
 struct GgufArchitecture {
   std::string_view name;  // general.architecture
   std::string_view hf_architecture;
@@ -264,6 +345,9 @@ constexpr GgufArchitecture kArchitectures[] = {
     {"glm4moe", "Glm4MoeForCausalLM", "glm4_moe", Glm4Moe},
     {"minimax-m2", "MiniMaxM2ForCausalLM", "minimax_m2", MiniMaxM2},
     {"gpt-oss", "GptOssForCausalLM", "gpt_oss", GptOss},
+    {"deepseek2", "", "", Deepseek2},  // which of them, its function says
+    {"qwen3next", "Qwen3NextForCausalLM", "qwen3_next", LinearAttention},
+    {"qwen35moe", "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", Qwen35Moe},
 };
 
 const GgufArchitecture& FindArchitecture(const GgufFields& fields) {
@@ -276,6 +360,21 @@ const GgufArchitecture& FindArchitecture(const GgufFields& fields) {
       "general.architecture",
       fmt::format("is \"{}\"; served are {}", fields.architecture().substr(0, 60), known),
       ErrorKind::kUnsupported);
+}
+
+// What llama.cpp's converter has done to the weights: 1 was added to those of norms, and value
+// heads of Qwen3.5 lie so that key heads come by turns.
+void AsConverted(const GgufHeader& header, ModelConfig& model) {
+  model.final_norm.plus_one = false;
+  const bool by_turns = header.metadata.value("general.architecture", "") == "qwen35moe";
+  for (LayerSpec& layer : model.layers) {
+    layer.norm.plus_one = false;
+    if (auto* const delta = std::get_if<DeltaNetSpec>(&layer.mixer)) {
+      delta->by_turns = by_turns;
+    } else {
+      std::get<GroupedQuerySpec>(layer.mixer).norm.plus_one = false;
+    }
+  }
 }
 
 }  // namespace
@@ -295,15 +394,16 @@ json GgufConfigJson(const GgufHeader& header, std::string_view name) {
   }
   json config = CommonConfig(fields);
   config["vocab_size"] = VocabularySize(header, name);
+  architecture.read(fields, config);
   config["architectures"] = {architecture.hf_architecture};
   config["model_type"] = architecture.model_type;
-  architecture.read(fields, config);
   return config;
 }
 
 ModelConfig ParseGgufConfig(const GgufHeader& header, std::string_view name) {
   const std::string as_config = fmt::format("{} (as config.json)", name);
   ModelConfig model = ParseModelConfig(GgufConfigJson(header, name).dump(), as_config);
+  AsConverted(header, model);
   model.tensors = GgufTensors(header, model, name);
   for (const auto& [tensor, info] : header.tensors) {
     if (const GgufType* const type = FindGgufType(info.dtype_name)) {

@@ -18,6 +18,62 @@ constexpr std::array<const char*, 3> kSingleExperts = {"ffn_gate.{expert}", "ffn
 // halves that are rotated together to pairs.
 bool HasRowsInPairs(std::string_view architecture) { return architecture == "llama"; }
 
+void SetLinearAttention(const ModelConfig& model, bool rates_of_key_heads, TensorPlan& plan) {
+  const std::string layer = "blk.{layer}.";
+  const int64_t d = model.attention().head_dim;
+  const std::string q = layer + "attn_q.weight";
+  plan.Set(TensorSlot::kQ, q, {EveryNthRow{.step = 2 * d, .first = 0, .count = d}});
+  plan.Set(TensorSlot::kAttentionGate, q, {EveryNthRow{.step = 2 * d, .first = d, .count = d}});
+  const DeltaNetSpec& delta = *model.FindMixer<DeltaNetSpec>();
+  const auto rows = [&](TensorSlot slot, int64_t first, int64_t count) {
+    plan.Set(slot, layer + "attn_qkv.weight",
+             {EveryNthRow{.step = delta.channels(), .first = first, .count = count}});
+  };
+  rows(TensorSlot::kDeltaQ, 0, delta.key_width());
+  rows(TensorSlot::kDeltaK, delta.key_width(), delta.key_width());
+  rows(TensorSlot::kDeltaV, 2 * delta.key_width(), delta.value_width());
+  plan.Set(TensorSlot::kDeltaGate, layer + "attn_gate.weight");
+  if (rates_of_key_heads) {
+    const int64_t group = delta.group();
+    for (const auto& [slot, first] :
+         {std::pair(TensorSlot::kDeltaBeta, int64_t{0}), {TensorSlot::kDeltaStep, group}}) {
+      plan.Set(slot, layer + "ssm_ba.weight",
+               {EveryNthRow{.step = 2 * group, .first = first, .count = group}});
+    }
+  } else {
+    plan.Set(TensorSlot::kDeltaBeta, layer + "ssm_beta.weight");
+    plan.Set(TensorSlot::kDeltaStep, layer + "ssm_alpha.weight");
+  }
+  plan.Set(TensorSlot::kDeltaConv, layer + "ssm_conv1d.weight");
+  plan.Set(TensorSlot::kDeltaDecay, layer + "ssm_a", {NegativeRates{}});
+  plan.Set(TensorSlot::kDeltaStepBias, layer + "ssm_dt.bias");
+  plan.Set(TensorSlot::kDeltaNorm, layer + "ssm_norm.weight");
+  plan.Set(TensorSlot::kDeltaOutput, layer + "ssm_out.weight");
+}
+
+// Names of latent attention. What makes keys and values of latents is one tensor, as in the
+// original, or (files since 2025) two, of which the keys' is turned already.
+void SetLatent(const LatentSpec& spec, bool one_tensor, TensorPlan& plan) {
+  const std::string attention = "blk.{layer}.attn_";
+  const auto rotated = [&](int64_t rows) {
+    return RowsInPairs{.head_rows = rows, .passed = rows - spec.rope_dim};
+  };
+  if (spec.q_rank > 0) {
+    plan.Set(TensorSlot::kQDown, attention + "q_a.weight");
+    plan.Set(TensorSlot::kQDownNorm, attention + "q_a_norm.weight");
+  }
+  plan.Set(TensorSlot::kQ, attention + (spec.q_rank > 0 ? "q_b.weight" : "q.weight"),
+           {rotated(spec.query_dim())});
+  plan.Set(TensorSlot::kKvDown, attention + "kv_a_mqa.weight", {rotated(spec.row_width())});
+  plan.Set(TensorSlot::kKvDownNorm, attention + "kv_a_norm.weight");
+  if (one_tensor) {
+    plan.Set(TensorSlot::kKvUp, attention + "kv_b.weight");
+  } else {
+    plan.Set(TensorSlot::kKeyUp, attention + "k_b.weight", {StackOf{spec.heads}});
+    plan.Set(TensorSlot::kValueUp, attention + "v_b.weight", {StackOf{spec.heads}});
+  }
+}
+
 }  // namespace
 
 TensorPlan GgufTensors(const GgufHeader& header, const ModelConfig& model, std::string_view name) {
@@ -48,6 +104,13 @@ TensorPlan GgufTensors(const GgufHeader& header, const ModelConfig& model, std::
   plan.Set(TensorSlot::kKNorm, layer + "attn_k_norm.weight");
   plan.Set(TensorSlot::kOutput, layer + "attn_output.weight");
   plan.Set(TensorSlot::kOutputBias, layer + "attn_output.bias");
+
+  if (const auto* const latent = model.FindMixer<LatentSpec>()) {
+    SetLatent(*latent, has(0, "attn_kv_b.weight"), plan);
+  }
+  if (model.FindMixer<DeltaNetSpec>() != nullptr) {
+    SetLinearAttention(model, architecture == "qwen3next", plan);
+  }
 
   plan.Set(TensorSlot::kSinks, layer + "attn_sinks.weight");
   plan.Set(TensorSlot::kRouter, layer + "ffn_gate_inp.weight");

@@ -1,5 +1,5 @@
 // KvGroups: layers whose keys and values are in blocks that are allocated together: those with the
-// same window. Plain data.
+// same kind of mixer, and so the same layout, and the same window. Plain data.
 #pragma once
 
 #include <cstddef>
@@ -15,6 +15,9 @@ struct KvGroups {
 
   std::vector<int64_t> windows;  // [groups] tokens; 0: all of the context
   std::vector<size_t> of_layer;  // [layers] group
+  // [layers] how many layers before it have the same kind of mixer: each kind keeps its blocks in
+  // memory of its own.
+  std::vector<int64_t> index;
 
   size_t count() const { return windows.size(); }
 };

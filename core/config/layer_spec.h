@@ -59,7 +59,7 @@ struct LayerSpec {
     return of_dense_layer != nullptr ? *of_dense_layer : experts().shared;
   }
   // Whether it attends to keys and values; else it has state of another kind.
-  bool has_attention() const { return std::holds_alternative<GroupedQuerySpec>(mixer); }
+  bool has_attention() const { return !std::holds_alternative<DeltaNetSpec>(mixer); }
   const GroupedQuerySpec& attention() const { return std::get<GroupedQuerySpec>(mixer); }
 };
 

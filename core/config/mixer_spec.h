@@ -67,6 +67,43 @@ struct GroupedQuerySpec {
   int64_t qkv_width() const { return q_width() + 2 * kv_width(); }
   // Queries, keys, values and the gate.
   int64_t projected_width() const { return qkv_width() + (output_gate ? q_width() : 0); }
+
+  // With biases and norms.
+  int64_t Parameters(int64_t hidden) const {
+    int64_t total = hidden * (projected_width() + q_width());
+    if (qkv_bias) total += qkv_width();
+    if (output_bias) total += hidden;
+    if (sinks) total += heads;
+    if (qk_norm == QkNorm::kPerHead) total += 2 * head_dim;
+    if (qk_norm == QkNorm::kProjection) total += q_width() + kv_width();
+    return total;
+  }
+};
+
+// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): the keys and values of
+// all heads are made of one row for each token, a latent and a rotated key that the heads share.
+struct LatentSpec {
+  int64_t heads = 0;
+  int64_t q_rank = 0;     // values that queries are made of; 0: of the hidden ones
+  int64_t kv_rank = 0;    // values of the latent
+  int64_t nope_dim = 0;   // of a query and a key of a head: what is not rotated,
+  int64_t rope_dim = 0;   // and what is
+  int64_t value_dim = 0;  // of a head
+  RopeConfig rope = {};
+  NormSpec norm = {};  // of the latent, and of what queries are made of
+  double scale = 1.0;  // of a query's product with a key
+
+  int64_t query_dim() const { return nope_dim + rope_dim; }
+  int64_t row_width() const { return kv_rank + rope_dim; }  // what is kept of a token
+  int64_t output_width() const { return heads * value_dim; }
+
+  // With norms.
+  int64_t Parameters(int64_t hidden) const {
+    const int64_t queries = heads * query_dim();
+    return (q_rank > 0 ? q_rank * (hidden + 1 + queries) : hidden * queries) +
+           hidden * row_width() + kv_rank + kv_rank * heads * (nope_dim + value_dim) +
+           output_width() * hidden;
+  }
 };
 
 // Tokens that a convolution sees at most: what kernels keep in registers.
@@ -78,7 +115,8 @@ inline constexpr int64_t kMostConvWidth = 4;
 // convolution of each channel first, whose last inputs are state too.
 struct DeltaNetSpec {
   int64_t key_heads = 0;    // of queries and of keys
-  int64_t value_heads = 0;  // a multiple; neighbours share a key head
+  int64_t value_heads = 0;  // a multiple
+  bool by_turns = false;    // value heads have key heads by turns; else neighbours share one
   int64_t key_dim = 0;      // of a head
   int64_t value_dim = 0;
   int64_t conv_width = 0;  // tokens that the convolution sees
@@ -89,9 +127,35 @@ struct DeltaNetSpec {
   int64_t value_width() const { return value_heads * value_dim; }
   // Queries, keys and values.
   int64_t channels() const { return 2 * key_width() + value_width(); }
+
+  // With the convolution, rates and the norm.
+  int64_t Parameters(int64_t hidden) const {
+    return hidden * (channels() + 2 * value_width() + 2 * value_heads) + channels() * conv_width +
+           2 * value_heads + value_dim;
+  }
 };
 
 // A new kind of mixer is one more alternative.
-using MixerSpec = std::variant<GroupedQuerySpec, DeltaNetSpec>;
+using MixerSpec = std::variant<GroupedQuerySpec, LatentSpec, DeltaNetSpec>;
+
+inline int64_t ParametersOf(const MixerSpec& mixer, int64_t hidden) {
+  return std::visit([&](const auto& spec) { return spec.Parameters(hidden); }, mixer);
+}
+
+// How queries and keys are rotated; null: there are none.
+inline const RopeConfig* RopeOf(const GroupedQuerySpec& spec) { return &spec.rope; }
+inline const RopeConfig* RopeOf(const LatentSpec& spec) { return &spec.rope; }
+inline const RopeConfig* RopeOf(const DeltaNetSpec&) { return nullptr; }
+inline const RopeConfig* RopeOf(const MixerSpec& mixer) {
+  return std::visit([](const auto& spec) { return RopeOf(spec); }, mixer);
+}
+
+// Tokens that are attended to; 0: all of the context.
+inline int64_t WindowOf(const GroupedQuerySpec& spec) { return spec.window; }
+inline int64_t WindowOf(const LatentSpec&) { return 0; }
+inline int64_t WindowOf(const DeltaNetSpec&) { return 0; }
+inline int64_t WindowOf(const MixerSpec& mixer) {
+  return std::visit([](const auto& spec) { return WindowOf(spec); }, mixer);
+}
 
 }  // namespace moesaic

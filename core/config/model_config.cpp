@@ -50,21 +50,13 @@ std::optional<BlockScales> ReadQuantization(const JsonFields& config, const Tens
   return BlockScales{block[0], block[1]};
 }
 
-// Outputs and inputs of the matrices of a mixer, which have the model's width on the other side.
-double WidthOf(const GroupedQuerySpec& spec) {
-  return static_cast<double>(spec.projected_width() + spec.q_width());
-}
-double WidthOf(const DeltaNetSpec& spec) {
-  return static_cast<double>(spec.channels() + 2 * spec.value_width() + 2 * spec.value_heads);
-}
-
 // Refuses what no machine could hold, so that sizes in bytes do not overflow.
 void CheckTotalSize(std::string_view file, const ModelConfig& model) {
   const auto hidden = static_cast<double>(model.hidden_size);
   double total = 2 * static_cast<double>(model.vocab_size) * hidden;
   for (const LayerSpec& layer : model.layers) {
-    const double width = std::visit([](const auto& mixer) { return WidthOf(mixer); }, layer.mixer);
-    total += hidden * width + 3 * hidden * static_cast<double>(layer.dense_mlp().width);
+    total += static_cast<double>(ParametersOf(layer.mixer, model.hidden_size)) +
+             3 * hidden * static_cast<double>(layer.dense_mlp().width);
     if (!layer.sparse()) continue;
     const ExpertsSpec& experts = layer.experts();
     total += static_cast<double>(experts.router.experts) * 3 * hidden *
@@ -72,10 +64,11 @@ void CheckTotalSize(std::string_view file, const ModelConfig& model) {
   }
   if (total <= kMostParameters) return;
   Fail(ErrorKind::kCorrupt,
-       "{}: hidden_size {}, num_hidden_layers {}, experts {} of width {}, heads {} x {} and "
-       "vocab_size {} make a model of more than {:.0f} parameters; expected at most that",
+       "{}: hidden_size {}, num_hidden_layers {}, experts {} of width {}, attention of {} values a "
+       "layer and vocab_size {} make a model of more than {:.0f} parameters; expected at most that",
        file, model.hidden_size, model.num_layers(), model.num_experts(), model.expert_width(),
-       model.attention().heads, model.attention().head_dim, model.vocab_size, kMostParameters);
+       ParametersOf(model.layers.front().mixer, model.hidden_size), model.vocab_size,
+       kMostParameters);
 }
 
 const ExpertsSpec* FirstExperts(const std::vector<LayerSpec>& layers) {
@@ -92,22 +85,22 @@ int64_t ModelConfig::num_sparse_layers() const {
 }
 
 const GroupedQuerySpec& ModelConfig::attention() const {
-  const auto found = std::find_if(layers.begin(), layers.end(),
-                                  [](const LayerSpec& layer) { return layer.has_attention(); });
-  CHECK(found != layers.end());
-  return found->attention();
+  const auto* const attention = FindMixer<GroupedQuerySpec>();
+  CHECK(attention != nullptr);
+  return *attention;
+}
+
+const RopeConfig& ModelConfig::rope() const {
+  const auto rotates = std::find_if(layers.begin(), layers.end(), [](const LayerSpec& layer) {
+    return RopeOf(layer.mixer) != nullptr;
+  });
+  CHECK(rotates != layers.end());
+  return *RopeOf(rotates->mixer);
 }
 
 int64_t ModelConfig::num_attention_layers() const {
   return std::count_if(layers.begin(), layers.end(),
                        [](const LayerSpec& layer) { return layer.has_attention(); });
-}
-
-const DeltaNetSpec* ModelConfig::delta_net() const {
-  for (const LayerSpec& layer : layers) {
-    if (const auto* const found = std::get_if<DeltaNetSpec>(&layer.mixer)) return found;
-  }
-  return nullptr;
 }
 
 const ExpertsSpec& ModelConfig::experts() const {

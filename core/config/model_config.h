@@ -8,6 +8,7 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 #include "core/base/tensor.h"
@@ -27,6 +28,8 @@ struct ModelConfig {
   NormSpec final_norm;
   std::vector<LayerSpec> layers;
   TensorPlan tensors;
+  // Behind the last layer of the checkpoint, to predict further tokens; they are not read.
+  int64_t prediction_layers = 0;
   DType checkpoint_dtype = DType::kBF16;  // torch_dtype; tensors may differ
   // Of the tensors of a GGUF file their types (GgufType::id) by name; of other models empty.
   std::map<std::string, uint32_t> gguf_types;
@@ -41,14 +44,29 @@ struct ModelConfig {
   bool is_sparse(int64_t index) const { return layer(index).sparse(); }
   int64_t num_sparse_layers() const;
 
-  // Heads, their size and rotation, in all layers that have attention (CheckServedLayers); one
-  // does.
+  // The first mixer of this kind, null without one. The sizes of others of the kind are the same
+  // (CheckServedLayers).
+  template <typename Spec>
+  const Spec* FindMixer() const {
+    for (const LayerSpec& layer : layers) {
+      if (const auto* const found = std::get_if<Spec>(&layer.mixer)) return found;
+    }
+    return nullptr;
+  }
+  // Layers that have this kind.
+  template <typename Spec>
+  int64_t NumMixers() const {
+    int64_t count = 0;
+    for (const LayerSpec& layer : layers)
+      count += std::holds_alternative<Spec>(layer.mixer) ? 1 : 0;
+    return count;
+  }
+  // Of a model that has it (CHECK): heads, their size and rotation, in all layers that do.
   const GroupedQuerySpec& attention() const;
+  // Of all layers that rotate; one does.
+  const RopeConfig& rope() const;
+  // Layers with keys and values; one is there.
   int64_t num_attention_layers() const;
-  // The linear attention of the other layers, the same in all (CheckServedLayers); null: there are
-  // none.
-  const DeltaNetSpec* delta_net() const;
-  int64_t num_delta_net_layers() const { return num_layers() - num_attention_layers(); }
   // Their number, top_k and the sizes of one, in all sparse layers (CheckServedLayers); one is
   // there.
   const ExpertsSpec& experts() const;

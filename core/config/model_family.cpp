@@ -34,8 +34,10 @@ const ModelFamily& FindFamily(const JsonFields& config) {
   }
   const std::string_view wanted = architecture.empty() ? model_type : architecture;
   for (const ModelFamily* family : ModelFamilies()) {
-    if (wanted != (architecture.empty() ? family->model_type : family->architecture)) continue;
-    if (!model_type.empty() && model_type != family->model_type) {
+    const bool of_type = !model_type.empty() && (model_type == family->model_type ||
+                                                 model_type == family->other_model_type);
+    if (architecture.empty() ? !of_type : wanted != family->architecture) continue;
+    if (!model_type.empty() && !of_type) {
       config.FailAt(
           "model_type",
           fmt::format("is \"{}\", but architectures says {}, whose model_type is "

@@ -15,6 +15,8 @@ struct ModelFamily {
   std::string_view model_type;    // "qwen3_moe"
   // Fills all but these two names. Throws as ParseModelConfig.
   void (*read)(const JsonFields& config, ModelConfig& model);
+  // A model_type that files of this architecture may have as well; empty: none.
+  std::string_view other_model_type = {};
 };
 
 // All of them. The definition is generated from the list in core/CMakeLists.txt.

@@ -1,5 +1,9 @@
 #include "core/config/served_layers.h"
 
+#include <array>
+#include <type_traits>
+#include <variant>
+
 #include "core/base/error.h"
 
 namespace moesaic {
@@ -20,14 +24,37 @@ class LayerCheck {
     if (!has) return;
     Fail(ErrorKind::kUnsupported, "{}: layer {}: {} not supported", file_, layer_, what);
   }
-  // The KV cache has blocks of one size for all layers, and there is one table of rotations.
-  void Attention(const GroupedQuerySpec& attention, const GroupedQuerySpec& first) const {
-    Same("heads", attention.heads, first.heads, 0);
-    Same("kv_heads", attention.kv_heads, first.kv_heads, 0);
-    Same("head_dim", attention.head_dim, first.head_dim, 0);
-    Same("rotary_dim", attention.rotary_dim, first.rotary_dim, 0);
-    Refuse(!(attention.rope == first.rope), "rope other than that of layer 0 is");
+  // Of each kind of mixer the blocks of the cache, and slots of state, have one size, and there is
+  // one table of rotations.
+  void Mixer(const GroupedQuerySpec& attention, const GroupedQuerySpec& first,
+             int64_t first_layer) const {
+    Same("heads", attention.heads, first.heads, first_layer);
+    Same("kv_heads", attention.kv_heads, first.kv_heads, first_layer);
+    Same("head_dim", attention.head_dim, first.head_dim, first_layer);
+    Same("rotary_dim", attention.rotary_dim, first.rotary_dim, first_layer);
+    Rope(attention.rope, first.rope, first_layer);
     Refuse(attention.rope_form != RopeForm::kHalf, "interleaved rope is");
+  }
+  void Mixer(const LatentSpec& latent, const LatentSpec& first, int64_t first_layer) const {
+    Same("heads", latent.heads, first.heads, first_layer);
+    Same("q_rank", latent.q_rank, first.q_rank, first_layer);
+    Same("kv_rank", latent.kv_rank, first.kv_rank, first_layer);
+    Same("nope_dim", latent.nope_dim, first.nope_dim, first_layer);
+    Same("rope_dim", latent.rope_dim, first.rope_dim, first_layer);
+    Same("value_dim", latent.value_dim, first.value_dim, first_layer);
+    Rope(latent.rope, first.rope, first_layer);
+  }
+  void Mixer(const DeltaNetSpec& delta, const DeltaNetSpec& first, int64_t first_layer) const {
+    Same("key_heads", delta.key_heads, first.key_heads, first_layer);
+    Same("value_heads", delta.value_heads, first.value_heads, first_layer);
+    Same("key_dim", delta.key_dim, first.key_dim, first_layer);
+    Same("value_dim", delta.value_dim, first.value_dim, first_layer);
+    Same("conv_width", delta.conv_width, first.conv_width, first_layer);
+    Refuse(delta.conv_width > kMostConvWidth,
+           fmt::format("a convolution over {} tokens is", delta.conv_width));
+  }
+  void Rope(const RopeConfig& rope, const RopeConfig& first, int64_t first_layer) const {
+    Refuse(!(rope == first), fmt::format("rope other than that of layer {} is", first_layer));
   }
   void DenseMlp(const MlpSpec& mlp, std::string_view what) const {
     Refuse(mlp.width > 0 && !mlp.gated, fmt::format("{} without a gate matrix is", what));
@@ -48,23 +75,20 @@ void CheckServedLayers(const ModelConfig& model, std::string_view file) {
     Fail(ErrorKind::kUnsupported,
          "{}: no layer has softmax attention; models without any are not supported", file);
   }
-  const GroupedQuerySpec& first = model.attention();
+  std::array<int64_t, std::variant_size_v<MixerSpec>> first_mixers;  // layers
+  first_mixers.fill(-1);
   int64_t first_sparse = -1;
   for (int64_t l = 0; l < model.num_layers(); ++l) {
     const LayerSpec& layer = model.layer(l);
     const LayerCheck check(file, l);
-    if (const auto* const delta = std::get_if<DeltaNetSpec>(&layer.mixer)) {
-      // Slots of state have one size for all layers.
-      const DeltaNetSpec& other = *model.delta_net();
-      check.Refuse(delta->key_heads != other.key_heads || delta->value_heads != other.value_heads ||
-                       delta->key_dim != other.key_dim || delta->value_dim != other.value_dim ||
-                       delta->conv_width != other.conv_width,
-                   "linear attention of other sizes than that of an earlier layer is");
-      check.Refuse(delta->conv_width > kMostConvWidth,
-                   fmt::format("a convolution over {} tokens is", delta->conv_width));
-    } else {
-      check.Attention(layer.attention(), first);
-    }
+    int64_t& first = first_mixers[layer.mixer.index()];
+    if (first < 0) first = l;
+    std::visit(
+        [&](const auto& mixer) {
+          using Spec = std::decay_t<decltype(mixer)>;
+          check.Mixer(mixer, std::get<Spec>(model.layer(first).mixer), first);
+        },
+        layer.mixer);
     if (!layer.sparse()) {
       check.DenseMlp(layer.dense_mlp(), "a dense MLP");
       continue;

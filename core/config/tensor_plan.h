@@ -34,7 +34,17 @@ enum class TensorSlot {
   kOutputBias,
   kSinks,          // [heads]
   kAttentionGate,  // [heads * head_dim, hidden], see GroupedQuerySpec::output_gate
-  kDeltaQ,         // [key_heads * key_dim, hidden], as kDeltaK
+  // Of latent attention (LatentSpec), besides kQ and kOutput
+  kQDown,       // [q_rank, hidden]; kQ is of its normed rows
+  kQDownNorm,   // [q_rank]
+  kKvDown,      // [kv_rank + rope_dim, hidden]
+  kKvDownNorm,  // [kv_rank]
+  kKvUp,        // [heads * (nope_dim + value_dim), kv_rank], of each head the key's rows first;
+                // or, where it is not set, of each head (TensorPlan::At's expert):
+  kKeyUp,       // [kv_rank, nope_dim]
+  kValueUp,     // [value_dim, kv_rank]
+  // Of linear attention (DeltaNetSpec)
+  kDeltaQ,  // [key_heads * key_dim, hidden], as kDeltaK
   kDeltaK,
   kDeltaV,  // [value_heads * value_dim, hidden], as kDeltaGate
   kDeltaGate,
@@ -106,9 +116,11 @@ struct Transposed {};
 struct Mxfp4Blocks {};
 
 // The rows of each head of so many, of which halves are rotated together, are stored as pairs of
-// neighbours: row j of the first half, then row j of the second.
+// neighbours: row j of the first half, then row j of the second. The first `passed` rows of a head
+// are not rotated and lie as they are.
 struct RowsInPairs {
   int64_t head_rows = 0;
+  int64_t passed = 0;
 };
 
 // A matrix of one row is stored as a vector.
@@ -117,10 +129,13 @@ struct RowAsVector {};
 // A matrix is stored [rows, 1, columns], as the kernels of a convolution of channels by themselves.
 struct RowsOfKernels {};
 
+// Logarithms of rates are stored as the rates themselves, negative.
+struct NegativeRates {};
+
 // A new way to turn tensors is one more alternative; serving/model/stored_tensor.h carries it out.
 // They are carried out in any order: what each says is of the tensor as it is stored.
 using TensorTransform = std::variant<BlockScales, StackOf, EveryNthRow, Transposed, Mxfp4Blocks,
-                                     RowsInPairs, RowAsVector, RowsOfKernels>;
+                                     RowsInPairs, RowAsVector, RowsOfKernels, NegativeRates>;
 
 struct PlannedTensor {
   std::string name;
@@ -146,6 +161,7 @@ class TensorPlan {
   // For all slots, after their own.
   void TransformAll(TensorTransform transform) { of_all_.push_back(std::move(transform)); }
 
+  bool Has(TensorSlot slot) const { return !slots_[static_cast<size_t>(slot)].name.empty(); }
   // Whether experts are stored so.
   bool HasMxfp4Experts() const;
 

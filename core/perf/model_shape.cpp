@@ -269,6 +269,38 @@ void ModelShape::Check(std::string_view what) const {
       "more than 100 T parameters");
 }
 
+namespace {
+
+void TakeMixer(const GroupedQuerySpec& attention, const ModelConfig&, ModelShape& shape) {
+  shape.num_heads = attention.heads;
+  shape.num_kv_heads = attention.kv_heads;
+  shape.head_dim = attention.head_dim;
+  shape.qkv_bias = attention.qkv_bias;
+  shape.output_bias = attention.output_bias;
+  shape.output_gate = attention.output_gate;
+}
+
+void TakeMixer(const LatentSpec& latent, const ModelConfig&, ModelShape& shape) {
+  shape.num_heads = latent.heads;
+  shape.num_kv_heads = 1;
+  shape.q_lora_rank = latent.q_rank;
+  shape.kv_lora_rank = latent.kv_rank;
+  shape.qk_nope_dim = latent.nope_dim;
+  shape.qk_rope_dim = latent.rope_dim;
+  shape.v_head_dim = latent.value_dim;
+}
+
+void TakeMixer(const DeltaNetSpec& delta, const ModelConfig& config, ModelShape& shape) {
+  shape.linear_layers = config.NumMixers<DeltaNetSpec>();
+  shape.linear_key_heads = delta.key_heads;
+  shape.linear_value_heads = delta.value_heads;
+  shape.linear_key_dim = delta.key_dim;
+  shape.linear_value_dim = delta.value_dim;
+  shape.linear_conv_width = delta.conv_width;
+}
+
+}  // namespace
+
 ModelShape ShapeOf(const ModelConfig& config, std::string name) {
   ModelShape shape;
   shape.name = std::move(name);
@@ -287,21 +319,12 @@ ModelShape ShapeOf(const ModelConfig& config, std::string name) {
   shape.dense_intermediate = config.dense_width();
   shape.shared_intermediate = config.shared_width();
   shape.shared_gate = experts.shared_gate;
-  const GroupedQuerySpec& attention = config.attention();
-  shape.num_heads = attention.heads;
-  shape.num_kv_heads = attention.kv_heads;
-  shape.head_dim = attention.head_dim;
-  shape.qkv_bias = attention.qkv_bias;
-  shape.output_bias = attention.output_bias;
-  shape.output_gate = attention.output_gate;
-  if (const DeltaNetSpec* const delta = config.delta_net()) {
-    shape.linear_layers = config.num_delta_net_layers();
-    shape.linear_key_heads = delta->key_heads;
-    shape.linear_value_heads = delta->value_heads;
-    shape.linear_key_dim = delta->key_dim;
-    shape.linear_value_dim = delta->value_dim;
-    shape.linear_conv_width = delta->conv_width;
-  }
+  const auto take = [&](const auto* mixer) {
+    if (mixer != nullptr) TakeMixer(*mixer, config, shape);
+  };
+  take(config.FindMixer<GroupedQuerySpec>());
+  take(config.FindMixer<LatentSpec>());
+  take(config.FindMixer<DeltaNetSpec>());
   shape.Check(shape.name);
   return shape;
 }

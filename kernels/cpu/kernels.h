@@ -193,13 +193,19 @@ struct KvLayout {
   int64_t num_kv_heads = 0;
   int64_t head_dim = 0;
   WeightType type = WeightType::kBf16;  // or kF32, kInt8
+  // Latent attention: values are the first so many values of a token's key and are not stored
+  // beside it. There is one KV head, and no int8. 0: values of head_dim lie behind the keys.
+  int64_t latent_values = 0;
+
+  int64_t value_dim() const { return latent_values > 0 ? latent_values : head_dim; }
   // One head, one block.
   int64_t key_bytes() const {
     if (type == WeightType::kBf16) return (head_dim + 1) / 2 * 64;
     return type == WeightType::kF32 ? head_dim * 64 : 64 + (head_dim + 3) / 4 * 64;
   }
-  int64_t value_row_elements() const { return (head_dim + 15) / 16 * 16; }
+  int64_t value_row_elements() const { return (value_dim() + 15) / 16 * 16; }
   int64_t value_bytes() const {
+    if (latent_values > 0) return 0;
     const int64_t elements = kKvBlockTokens * value_row_elements();
     if (type == WeightType::kBf16) return elements * 2;
     return type == WeightType::kF32 ? elements * 4 : 64 + elements;
@@ -212,7 +218,8 @@ struct KvLayout {
 // heads. Chunks go through all heads one after the other, so that memory is read about in its
 // order.
 struct AttendArgs {
-  // Query g of head h and row r, [head_dim]: q + r * q_row_stride + (h * group + g) * q_stride.
+  // Query g of head h and row r, [head_dim]; what comes of it is [value_dim]: q + r * q_row_stride
+  // + (h * group + g) * q_stride.
   const float* q = nullptr;
   int64_t q_stride = 0;  // in floats
   int64_t q_row_stride = 0;
@@ -227,10 +234,10 @@ struct AttendArgs {
   int64_t window = 0;                        // all of them (0) or the last `window`
 };
 
-// Query of a partial result of attention: [head_dim rounded up to 16] sums of exp(score - max) *
+// Query of a partial result of attention: [value_dim rounded up to 16] sums of exp(score - max) *
 // value, then max, then the sum of exp(score - max), which is 0 when there is no position in it.
-constexpr int64_t AttentionPartialFloats(int64_t head_dim) {
-  return (head_dim + 15) / 16 * 16 + 16;
+constexpr int64_t AttentionPartialFloats(int64_t value_dim) {
+  return (value_dim + 15) / 16 * 16 + 16;
 }
 // Rows of a prompt that one call should take: so many queries that a chunk, which the first tile of
 // queries brings into the second-level cache, is worth its way (docs/experiments/attention.md).
@@ -243,6 +250,13 @@ constexpr int64_t AttentionScratchFloats(int64_t head_dim, WeightType kv = Weigh
       (kAttentionChunkTokens + AttentionPartialFloats(head_dim) + (head_dim + 15) / 16 * 8);
   // A chunk's keys and values in bf16.
   return tile + (kv == WeightType::kInt8 ? kAttentionChunkTokens * ((head_dim + 15) / 16 * 16) : 0);
+}
+inline int64_t AttentionScratchFloats(const KvLayout& layout) {
+  if (layout.latent_values == 0) return AttentionScratchFloats(layout.head_dim, layout.type);
+  // A chunk's values, in the order in which a cache of both has them.
+  const int64_t values = kAttentionChunkTokens * layout.value_row_elements();
+  return AttentionScratchFloats(layout.head_dim) +
+         (layout.type == WeightType::kF32 ? values : values / 2);
 }
 
 // Sums of byte columns (tracer/eam_collection.h): what add_columns wants, so that 16 bits hold
@@ -324,7 +338,7 @@ struct CpuKernels {
   float (*log_sum_exp)(const float* x, int64_t n) = nullptr;
 
   // Writes one token's key and value (head_dim floats each, rounded to the layout's type) of one KV
-  // head.
+  // head. With latent_values the value is not looked at.
   void (*store_kv)(const KvLayout& layout, std::byte* block, int64_t kv_head,
                    int64_t token_in_block, const float* key, const float* value) = nullptr;
   // Chunks [chunk_begin, chunk_end) (chunk c covers positions [c, c + 1) * kAttentionChunkTokens)
@@ -336,10 +350,10 @@ struct CpuKernels {
                         float* partials, int64_t chunk_stride, float* scratch) = nullptr;
   // totals += partials, for `queries` of both. Folding the chunks in ascending order gives the bits
   // of attend_chunks with stride 0.
-  void (*fold_partials)(const float* partials, int64_t queries, int64_t head_dim,
+  void (*fold_partials)(const float* partials, int64_t queries, int64_t value_dim,
                         float* totals) = nullptr;
-  // out[i * out_stride ..] = the attention [head_dim] of query i.
-  void (*finish_attention)(const float* totals, int64_t queries, int64_t head_dim, float* out,
+  // out[i * out_stride ..] = the attention [value_dim] of query i.
+  void (*finish_attention)(const float* totals, int64_t queries, int64_t value_dim, float* out,
                            int64_t out_stride) = nullptr;
 
   // Linear attention (delta_net.h).

@@ -71,6 +71,7 @@ class EamcPredictor final : public Predictor {
   void EndRequest(int request) override { collection_.Insert(At(request).eam); }
 
   std::vector<StateSection*> Sections() override { return {&section_}; }
+  EamCollection* collection() override { return &collection_; }
 
   uint64_t memory_bytes() const override {
     uint64_t bytes = collection_.memory_bytes();

@@ -18,6 +18,7 @@
 
 namespace moesaic {
 
+class EamCollection;
 class NextGate;
 struct CpuKernels;
 struct RoutingTrace;
@@ -53,6 +54,8 @@ class Predictor {
   // What was learned and outlives the process (of one that takes it back, the same shape is asked).
   // The predictor owns the sections; they are saved between steps and loaded before any.
   virtual std::vector<StateSection*> Sections() { return {}; }
+  // Request EAMs, where it predicts by them; owned by the predictor. Null: it does not.
+  virtual EamCollection* collection() { return nullptr; }
   // What the predictor keeps in memory.
   virtual uint64_t memory_bytes() const = 0;
 };

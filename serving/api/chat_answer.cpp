@@ -32,16 +32,16 @@ std::vector<ChatEvent> ChatAnswer::Add(const OutputDelta& output) {
   } else if (!satisfied_) {
     std::vector<size_t> offsets = output.special_offsets;
     for (size_t& offset : offsets) offset += parsing_->opening.size();
+    for (const size_t end : output.token_ends) {
+      token_ends_.push_back(parsing_->opening.size() + end);
+    }
     parser_->Add(output.text, offsets, events_);
     if (output.finish) parser_->Finish(*output.finish == FinishReason::kStop, events_);
   }
   std::vector<ChatEvent> taken;
-  bool counted = false;
   for (ChatEvent& event : events_.Take()) {
     if (satisfied_) break;
-    const bool reasoning = event.kind == ChatEvent::Kind::kReasoning;
-    if (reasoning && !std::exchange(counted, true)) reasoning_tokens_ += std::ssize(output.tokens);
-    if (reasoning && !parsing_->include_reasoning) continue;
+    if (event.kind == ChatEvent::Kind::kReasoning && !parsing_->include_reasoning) continue;
     Take(event);
     taken.push_back(std::move(event));
   }
@@ -78,6 +78,21 @@ std::string ChatAnswer::Text(AnswerItem::Kind kind) const {
     if (item.kind == kind) text += item.text;
   }
   return text;
+}
+
+// A token counts that has a byte in reasoning; one without any text where it stands within.
+int64_t ChatAnswer::reasoning_tokens() const {
+  const std::vector<TextSpan>& spans = events_.reasoning_spans();
+  int64_t count = 0;
+  size_t begin = parsing_ == nullptr ? 0 : parsing_->opening.size();
+  auto span = spans.begin();
+  for (const size_t end : token_ends_) {
+    while (span != spans.end() && span->end <= begin) ++span;
+    if (span == spans.end()) break;
+    if (std::max(end, begin + 1) > span->begin) ++count;
+    begin = end;
+  }
+  return count;
 }
 
 std::string ChatAnswer::MakeCallId() const {

@@ -48,9 +48,8 @@ class ChatAnswer {
   // The texts of this kind, joined.
   std::string Text(AnswerItem::Kind kind) const;
   bool has_calls() const { return has_calls_; }
-  // Of output that brought reasoning: text of markers is held back, so that it is a few more or
-  // less.
-  int64_t reasoning_tokens() const { return reasoning_tokens_; }
+  // The tokens so far that reasoning is written with, the markers around it not counted.
+  int64_t reasoning_tokens() const;
   // Nothing more is wanted: the first call is whole, and there may be no other.
   bool satisfied() const { return satisfied_; }
 
@@ -64,7 +63,7 @@ class ChatAnswer {
   ChatEvents events_;
   std::vector<AnswerItem> items_;
   bool has_calls_ = false;
-  int64_t reasoning_tokens_ = 0;
+  std::vector<size_t> token_ends_;  // of all tokens, where the text is taken apart
   bool satisfied_ = false;
 };
 

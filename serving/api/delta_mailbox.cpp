@@ -21,6 +21,7 @@ size_t TokensBytes(const std::vector<GeneratedToken>& tokens) {
 void MergeDelta(OutputDelta& delta, OutputDelta more) {
   delta.text += more.text;
   Append(delta.tokens, std::move(more.tokens));
+  delta.token_ends.insert(delta.token_ends.end(), more.token_ends.begin(), more.token_ends.end());
   delta.special_offsets.insert(delta.special_offsets.end(), more.special_offsets.begin(),
                                more.special_offsets.end());
   Append(delta.prompt_tokens, std::move(more.prompt_tokens));
@@ -32,7 +33,8 @@ void MergeDelta(OutputDelta& delta, OutputDelta more) {
 }
 
 size_t DeltaBytes(const OutputDelta& delta) {
-  return delta.text.size() + TokensBytes(delta.tokens) + TokensBytes(delta.prompt_tokens);
+  return delta.text.size() + TokensBytes(delta.tokens) + TokensBytes(delta.prompt_tokens) +
+         delta.token_ends.size() * sizeof(size_t);
 }
 
 class DeltaMailbox::Sink : public OutputSink {

@@ -20,10 +20,12 @@
 
 namespace moesaic {
 
-// The text of a prompt, as the chat template rendered it.
+class Tokenizer;
+
+// The text of a prompt, as the chat template rendered it. The hash is the same on every machine.
 struct PromptKey {
   uint64_t hash = 0;
-  size_t bytes = 0;
+  uint64_t bytes = 0;
 
   bool operator==(const PromptKey&) const = default;
 };
@@ -45,6 +47,16 @@ class ReplayStore {
   std::shared_ptr<const GeneratedTurn> Find(std::string_view call_id);
   size_t bytes() const;
 
+  // All turns, the ones that were not used for longest first.
+  std::vector<std::shared_ptr<const GeneratedTurn>> Turns() const;
+  // Turns of another process, in that order, whose model had this vocabulary.
+  void Restore(std::vector<GeneratedTurn> turns, uint64_t vocabulary);
+  // What tokens are from now on: turns that were restored from another vocabulary, or have tokens
+  // that it has not, leave.
+  void UseVocabulary(const Tokenizer& tokenizer);
+  // A hash of it; 0: not told yet.
+  uint64_t vocabulary() const;
+
  private:
   struct Entry {
     std::string id;
@@ -53,6 +65,7 @@ class ReplayStore {
   };
   using Entries = std::list<Entry>;  // the one that was used last is first
 
+  void PutLocked(GeneratedTurn turn) REQUIRES(mutex_);
   void Erase(Entries::iterator entry) REQUIRES(mutex_);
 
   const size_t max_bytes_;
@@ -60,6 +73,7 @@ class ReplayStore {
   Entries entries_ GUARDED_BY(mutex_);
   std::map<std::string, Entries::iterator, std::less<>> by_id_ GUARDED_BY(mutex_);
   size_t bytes_ GUARDED_BY(mutex_) = 0;
+  uint64_t vocabulary_ GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace moesaic

@@ -1,5 +1,6 @@
 #include "serving/api/served_model.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "core/base/check.h"
@@ -34,6 +35,17 @@ const ServedModel& ModelTable::Get(std::string_view name) const {
   const ServedModel* model = Find(name);
   if (model == nullptr) throw ModelNotFound(name);
   return *model;
+}
+
+std::shared_ptr<const ModelTable> ModelTable::Only(const std::vector<std::string>& names) const {
+  std::vector<ServedModel> some;
+  for (const ServedModel& model : models_) {
+    if (std::find_first_of(model.names.begin(), model.names.end(), names.begin(), names.end()) !=
+        model.names.end()) {
+      some.push_back(model);
+    }
+  }
+  return std::make_shared<const ModelTable>(std::move(some));
 }
 
 }  // namespace moesaic

@@ -38,6 +38,8 @@ class ModelTable {
   const ServedModel* Find(std::string_view name) const;
   // Throws ApiError (404) for an unknown one.
   const ServedModel& Get(std::string_view name) const;
+  // The models that have one of the names.
+  std::shared_ptr<const ModelTable> Only(const std::vector<std::string>& names) const;
 
  private:
   std::vector<ServedModel> models_;

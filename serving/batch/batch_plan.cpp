@@ -104,7 +104,7 @@ struct Sizer {
     const int64_t sequences = wish.sequences;
     BatchSizes sizes;
     sizes.max_num_seqs = sequences;
-    if (files.config.delta_net() != nullptr) {
+    if (files.config.FindMixer<DeltaNetSpec>() != nullptr) {
       sizes.num_state_slots = sequences + (options.prefix_cache ? options.state_snapshots : 0);
     }
     sizes.max_batch_tokens = RowsFor(wish);

@@ -58,6 +58,10 @@ bool CommandLine::Parse(const Invocation& invocation) {
     ApplyConfigFile(config_file_, PresetDirectories(invocation.executable), table_);
   }
   if (print_config_) {
+    // As TakeModel will take it.
+    if (!positionals_.empty() && table_.Find("model") != nullptr && !GivenAsFlag("model")) {
+      table_.Set("model", positionals_.front(), OptionSource::kFlag, "argument");
+    }
     WriteOut(DescribeSettings(table_));
     return false;
   }

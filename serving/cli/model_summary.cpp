@@ -20,27 +20,11 @@
 namespace moesaic {
 namespace {
 
-int64_t MixerParameters(const GroupedQuerySpec& attention, int64_t hidden) {
-  int64_t total = hidden * (attention.projected_width() + attention.q_width());
-  if (attention.qkv_bias) total += attention.qkv_width();
-  if (attention.output_bias) total += hidden;
-  if (attention.sinks) total += attention.heads;
-  if (attention.qk_norm != QkNorm::kNone) total += QNormWidth(attention) + KNormWidth(attention);
-  return total;
-}
-
-int64_t MixerParameters(const DeltaNetSpec& delta, int64_t hidden) {
-  return hidden * (delta.channels() + 2 * delta.value_width() + 2 * delta.value_heads) +
-         delta.channels() * delta.conv_width + 2 * delta.value_heads + delta.value_dim;
-}
-
 // Parameters of the dense part, norms and biases included.
 uint64_t DenseParameters(const ModelConfig& c) {
   int64_t total = c.vocab_size * c.hidden_size * (c.tie_word_embeddings ? 1 : 2) + c.hidden_size;
   for (const LayerSpec& layer : c.layers) {
-    total += 2 * c.hidden_size +
-             std::visit([&](const auto& mixer) { return MixerParameters(mixer, c.hidden_size); },
-                        layer.mixer);
+    total += 2 * c.hidden_size + ParametersOf(layer.mixer, c.hidden_size);
     total += layer.dense_mlp().Parameters(c.hidden_size);
     if (!layer.sparse()) continue;
     const RouterSpec& router = layer.experts().router;
@@ -52,18 +36,33 @@ uint64_t DenseParameters(const ModelConfig& c) {
   return static_cast<uint64_t>(total);
 }
 
-std::string AttentionText(const ModelConfig& c) {
-  const GroupedQuerySpec& first = c.attention();
+std::string AttentionText(const LatentSpec& first) {
+  std::string text = fmt::format(
+      "{} heads of {} + {} rotated, values of {}, on a latent of {} + {} a token", first.heads,
+      first.nope_dim, first.rope_dim, first.value_dim, first.kv_rank, first.rope_dim);
+  if (first.q_rank > 0) text += fmt::format(", queries of {}", first.q_rank);
+  return text;
+}
+
+std::string AttentionText(const GroupedQuerySpec& first) {
   std::string text = fmt::format("{} query and {} key/value heads of {}", first.heads,
                                  first.kv_heads, first.head_dim);
   if (first.qk_norm != QkNorm::kNone) text += ", QK norm";
   if (first.qkv_bias) text += ", QKV bias";
   if (first.output_gate) text += ", gated";
-  if (c.delta_net() != nullptr) text += fmt::format(", in {} layers", c.num_attention_layers());
+  return text;
+}
+
+std::string AttentionText(const ModelConfig& c) {
+  const auto* const latent = c.FindMixer<LatentSpec>();
+  std::string text = latent != nullptr ? AttentionText(*latent) : AttentionText(c.attention());
+  if (c.num_attention_layers() < c.num_layers()) {
+    text += fmt::format(", in {} layers", c.num_attention_layers());
+  }
   int64_t windowed = 0;
   int64_t widest = 0;
   for (const LayerSpec& layer : c.layers) {
-    const int64_t window = layer.has_attention() ? layer.attention().window : 0;
+    const int64_t window = WindowOf(layer.mixer);
     windowed += window > 0 ? 1 : 0;
     widest = std::max(widest, window);
   }
@@ -87,6 +86,20 @@ std::string TypesText(const ModelSummary& model) {
                         Percent(bytes, model.checkpoint_bytes));
   }
   return text;
+}
+
+void AddHeads(const GroupedQuerySpec& spec, nlohmann::ordered_json& architecture) {
+  architecture["query_heads"] = spec.heads;
+  architecture["kv_heads"] = spec.kv_heads;
+  architecture["head_dim"] = spec.head_dim;
+}
+
+void AddHeads(const LatentSpec& spec, nlohmann::ordered_json& architecture) {
+  architecture["query_heads"] = spec.heads;
+  architecture["head_dim"] = spec.query_dim();
+  architecture["value_head_dim"] = spec.value_dim;
+  architecture["kv_lora_rank"] = spec.kv_rank;
+  architecture["qk_rope_head_dim"] = spec.rope_dim;
 }
 
 }  // namespace
@@ -139,11 +152,11 @@ std::string ModelSummaryText(const ModelSummary& model) {
       {"layers", fmt::format("{}, {} of them sparse", c.num_layers(), c.num_sparse_layers())});
   architecture.Add({"hidden size", fmt::format("{}", c.hidden_size)});
   architecture.Add({"attention", AttentionText(c)});
-  if (const DeltaNetSpec* const delta = c.delta_net()) {
+  if (const DeltaNetSpec* const delta = c.FindMixer<DeltaNetSpec>()) {
     architecture.Add({"linear attention",
                       fmt::format("gated DeltaNet in {} layers, {} key heads of {} and {} value "
                                   "heads of {}",
-                                  c.num_delta_net_layers(), delta->key_heads, delta->key_dim,
+                                  c.NumMixers<DeltaNetSpec>(), delta->key_heads, delta->key_dim,
                                   delta->value_heads, delta->value_dim)});
   }
   architecture.Add({"experts", fmt::format("{} per layer, top {}, intermediate size {}",
@@ -206,9 +219,6 @@ nlohmann::ordered_json ModelSummaryJson(const ModelSummary& model) {
                           {"layers", c.num_layers()},
                           {"sparse_layers", c.num_sparse_layers()},
                           {"hidden_size", c.hidden_size},
-                          {"query_heads", c.attention().heads},
-                          {"kv_heads", c.attention().kv_heads},
-                          {"head_dim", c.attention().head_dim},
                           {"experts_per_layer", c.num_experts()},
                           {"top_k", c.top_k()},
                           {"expert_intermediate_size", c.expert_width()},
@@ -216,6 +226,11 @@ nlohmann::ordered_json ModelSummaryJson(const ModelSummary& model) {
                           {"vocab_size", c.vocab_size},
                           {"tied_embeddings", c.tie_word_embeddings},
                           {"max_position", c.max_position}};
+  if (const auto* const latent = c.FindMixer<LatentSpec>()) {
+    AddHeads(*latent, root["architecture"]);
+  } else {
+    AddHeads(c.attention(), root["architecture"]);
+  }
   root["parameters"] = {{"total", model.total_parameters}, {"active", model.active_parameters}};
   root["bytes"] = {{"weight_type", model.weight_type},
                    {"dense", model.dense_bytes},
@@ -223,11 +238,11 @@ nlohmann::ordered_json ModelSummaryJson(const ModelSummary& model) {
                    {"expert_slot", model.slot_bytes},
                    {"all_experts", model.num_experts() * model.slot_bytes},
                    {"kv_per_token", model.kv_bytes_per_token}};
-  if (const DeltaNetSpec* const delta = c.delta_net()) {
+  if (const DeltaNetSpec* const delta = c.FindMixer<DeltaNetSpec>()) {
     root["architecture"]["linear_attention"] = {
-        {"layers", c.num_delta_net_layers()}, {"key_heads", delta->key_heads},
-        {"value_heads", delta->value_heads},  {"key_dim", delta->key_dim},
-        {"value_dim", delta->value_dim},      {"convolution", delta->conv_width}};
+        {"layers", c.NumMixers<DeltaNetSpec>()}, {"key_heads", delta->key_heads},
+        {"value_heads", delta->value_heads},     {"key_dim", delta->key_dim},
+        {"value_dim", delta->value_dim},         {"convolution", delta->conv_width}};
     root["bytes"]["state_per_sequence"] = model.state_bytes;
   }
   root["checkpoint"] = {{"weights", model.has_weights},

@@ -158,6 +158,10 @@ ApiRequest FieldsFrom(const RunFlags& flags, uint64_t seed, const CommandLine& l
   const auto set = [](double value) {
     return std::isnan(value) ? std::nullopt : std::optional<double>(value);
   };
+  if (flags.top_p == 0) {
+    Fail(ErrorKind::kInvalidArgument,
+         "--top-p 0 would leave no token to choose; --temperature 0 takes the likeliest one");
+  }
   ApiRequest fields;
   fields.sampling.temperature = set(flags.temperature);
   fields.sampling.top_p = set(flags.top_p);

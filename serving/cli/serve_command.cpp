@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/base/file.h"
 #include "core/base/logging.h"
 #include "core/base/metrics.h"
 #include "serving/cli/build_info.h"
@@ -26,29 +25,7 @@
 namespace moesaic {
 namespace {
 
-constexpr uint64_t kMaxKeyFileBytes = uint64_t{1} << 20;
 constexpr auto kPoll = std::chrono::milliseconds(50);
-
-// Those that were given, and those of the file.
-std::vector<std::string> ReadKeys(const ServerOptions& options) {
-  std::vector<std::string> keys = options.api_keys;
-  if (options.api_key_file.empty()) return keys;
-  const std::string text = ReadTextFile(options.api_key_file, kMaxKeyFileBytes);
-  const size_t given = keys.size();
-  for (size_t begin = 0; begin < text.size();) {
-    const size_t end = std::min(text.find('\n', begin), text.size());
-    std::string key = text.substr(begin, end - begin);
-    key.erase(0, key.find_first_not_of(" \t\r"));
-    key.erase(key.find_last_not_of(" \t\r") + 1);
-    if (!key.empty() && key[0] != '#') keys.push_back(std::move(key));
-    begin = end + 1;
-  }
-  if (keys.size() == given) {
-    Fail(ErrorKind::kInvalidArgument, "--api-key-file {}: holds no key",
-         options.api_key_file.string());
-  }
-  return keys;
-}
 
 // For the largest body, and no more than a sixteenth of the machine: what a body may have, the
 // experts lack. On a small machine large bodies are refused.
@@ -66,22 +43,28 @@ void RaiseFileLimit() {
   if (setrlimit(RLIMIT_NOFILE, &limit) != 0) LogDebug("the limit on open files stays as it is");
 }
 
-// SIGINT and SIGTERM, blocked in all threads that are started afterwards and taken by Take.
+// SIGINT and SIGTERM, blocked in all threads that are started afterwards and taken by Take; SIGHUP
+// too where there is something to reload. (Where there is not, it ends the process as ever.)
 class Signals {
  public:
-  Signals() {
+  explicit Signals(bool can_reload) {
     sigemptyset(&set_);
     sigaddset(&set_, SIGINT);
     sigaddset(&set_, SIGTERM);
+    if (can_reload) {
+      sigaddset(&set_, SIGHUP);
+      signal(SIGHUP, SIG_DFL);  // under nohup it is ignored, and would never arrive
+    }
     pthread_sigmask(SIG_BLOCK, &set_, nullptr);
   }
-  // The signal that came within `wait`, or 0.
-  int Take(std::chrono::milliseconds wait) const {
+  // The signal to end that came within `wait`, or 0. On SIGHUP the server reloads.
+  int Take(Server& server, std::chrono::milliseconds wait) const {
     timespec time{};
     time.tv_sec = wait.count() / 1000;
     time.tv_nsec = wait.count() % 1000 * 1'000'000;
     const int signal = sigtimedwait(&set_, nullptr, &time);
-    return signal > 0 ? signal : 0;
+    if (signal == SIGHUP) server.Reload();
+    return signal == SIGINT || signal == SIGTERM ? signal : 0;
   }
 
  private:
@@ -95,9 +78,9 @@ class Signals {
 
 // Waits for `work`; a signal ends the process at once.
 template <typename T>
-void WaitOrExit(std::future<T>& work, const Signals& signals) {
+void WaitOrExit(std::future<T>& work, const Signals& signals, Server& server) {
   while (work.wait_for(std::chrono::seconds(0)) != std::future_status::ready) {
-    if (const int signal = signals.Take(kPoll)) ExitAtOnce(signal);
+    if (const int signal = signals.Take(server, kPoll)) ExitAtOnce(signal);
   }
 }
 
@@ -124,14 +107,14 @@ int ServeCommand(const Invocation& invocation) {
   ResolveModelPath(model_name);  // a misspelt name is told before the port is taken
   RaiseFileLimit();
 
-  const Signals signals;
+  ServerOptions& options = settings.server;
+  const Signals signals(!options.api_key_file.empty() || !options.ssl_certfile.empty());
   MetricsRegistry metrics;
   const Machine machine = ReadMachine(invocation.environment);
-  ServerOptions& options = settings.server;
   options.version = GetBuildInfo().version;
-  options.api_keys = ReadKeys(options);
   options.request_memory_bytes = RequestMemoryBytes(settings, machine);
   settings.engine.request_bytes = options.request_memory_bytes;
+  settings.engine.replay_bytes = options.replay_bytes;
   Server server(options, metrics);
   server.Start();
   LogInfo("moesaic {} ({}) listens on {}", GetBuildInfo().version, GetBuildInfo().git_commit,
@@ -140,7 +123,7 @@ int ServeCommand(const Invocation& invocation) {
   std::future<LoadedModel> loading = std::async(std::launch::async, [&] {
     return LoadModel(settings.engine, settings.chat, machine, metrics);
   });
-  WaitOrExit(loading, signals);  // nothing is being answered yet: one signal is enough
+  WaitOrExit(loading, signals, server);  // nothing is being answered yet: one signal is enough
   LoadedModel loaded = loading.get();
   if (!options.served_model_names.empty()) loaded.model.names = options.served_model_names;
   const std::string name = loaded.model.names.front();
@@ -148,13 +131,13 @@ int ServeCommand(const Invocation& invocation) {
   LogInfo("serving {} on {}/v1", name, server.address());
 
   int signal = 0;
-  while (signal == 0) signal = signals.Take(std::chrono::hours(1));
+  while (signal == 0) signal = signals.Take(server, std::chrono::hours(1));
   LogInfo("{}: draining for up to {:g} s; a second signal exits at once",
           signal == SIGINT ? "SIGINT" : "SIGTERM",
           std::chrono::duration<double>(options.shutdown_timeout).count());
   std::future<bool> stopping =
       std::async(std::launch::async, [&] { return server.Stop(options.shutdown_timeout); });
-  WaitOrExit(stopping, signals);
+  WaitOrExit(stopping, signals, server);
   if (stopping.get()) {
     LogInfo("all requests ended; bye");
   } else {

@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "serving/api/chat_format.h"
+#include "serving/api/replay_section.h"
+#include "serving/api/replay_store.h"
 #include "serving/cli/output.h"
 #include "serving/online/create_engine.h"
 #include "serving/online/engine_parts.h"
@@ -92,7 +94,14 @@ LoadedModel LoadModel(const EngineOptions& asked, const ChatFormatOptions& chat,
                       const Machine& machine, MetricsRegistry& metrics) {
   EngineSetup setup = ResolveEngine(asked, machine);
   LoadedModel loaded = {ModelOf(setup.options, chat), setup.plan};
-  SetEngine(CreateEngine(std::move(setup), metrics), chat, loaded.model);
+  std::vector<std::shared_ptr<StateSection>> kept;
+  std::shared_ptr<ReplayStore>& replay = loaded.model.replay;
+  if (asked.replay_bytes > 0) {
+    replay = std::make_shared<ReplayStore>(asked.replay_bytes);
+    kept.push_back(std::make_shared<ReplaySection>(replay));
+  }
+  SetEngine(CreateEngine(std::move(setup), metrics, std::move(kept)), chat, loaded.model);
+  if (replay != nullptr) replay->UseVocabulary(loaded.model.engine->tokenizer());
   return loaded;
 }
 

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -20,6 +21,7 @@
 
 namespace moesaic {
 
+class EamCollection;
 class Tokenizer;
 class MetricsRegistry;
 
@@ -64,6 +66,10 @@ class Engine {
                                         std::vector<std::shared_ptr<OutputSink>> sinks) = 0;
   // The sink gets finish = kCancelled unless it has ended already. Unknown ids are ignored.
   virtual void Cancel(RequestId id) = 0;
+  // Has `use` called once between two steps, on the engine's thread, with the request EAMs that its
+  // predictor goes by (null: it has none; collection_file.h). `use` must not throw. An engine that
+  // ends first drops it uncalled.
+  virtual void WithCollection(std::function<void(EamCollection*)> use) = 0;
   // Refuses new requests from now on.
   virtual void BeginDrain() = 0;
   virtual EngineStatus Status() const = 0;

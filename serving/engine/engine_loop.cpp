@@ -108,6 +108,7 @@ bool EngineLoop::TakeMail() {
   for (const RequestId id : mail.cancelled) {
     if (Sequence* sequence = scheduler_->Find(id)) End(*sequence, FinishReason::kCancelled);
   }
+  for (const auto& use : mail.collection_uses) parts_.use->WithCollection(use);
   // While experts cannot be read nobody may send requests, so that the engine has to find out by
   // itself when they can.
   if (mail.asked_while_not_ready && scheduler_->empty()) {

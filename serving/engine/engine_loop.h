@@ -13,6 +13,7 @@
 #include <memory>
 #include <optional>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "cache/kv_pools.h"
@@ -66,6 +67,9 @@ class EngineLoop : public Engine {
   std::vector<RequestId> Submit(std::vector<EngineRequest> requests,
                                 std::vector<std::shared_ptr<OutputSink>> sinks) override;
   void Cancel(RequestId id) override { mailbox_.Cancel(id); }
+  void WithCollection(std::function<void(EamCollection*)> use) override {
+    mailbox_.PostUse(std::move(use));
+  }
   void BeginDrain() override { mailbox_.BeginDrain(); }
   EngineStatus Status() const override;
   StepStats Stats() const override { return mailbox_.Stats(); }

@@ -24,6 +24,12 @@ void EngineMailbox::Cancel(RequestId id) {
   wake_.NotifyAll();
 }
 
+void EngineMailbox::PostUse(std::function<void(EamCollection*)> use) {
+  const MutexLock lock(mutex_);
+  mail_.collection_uses.push_back(std::move(use));
+  wake_.NotifyAll();
+}
+
 void EngineMailbox::Stop() {
   const MutexLock lock(mutex_);
   stop_ = true;
@@ -55,7 +61,7 @@ bool EngineMailbox::empty() const {
 EngineMailbox::Mail EngineMailbox::Take(bool idle, Clock::time_point until) {
   const MutexLock lock(mutex_);
   while (idle && !stop_ && mail_.arrived.empty() && mail_.cancelled.empty() &&
-         !asked_while_not_ready_) {
+         mail_.collection_uses.empty() && !asked_while_not_ready_) {
     if (until == Clock::time_point::max()) {
       wake_.Wait(mutex_);
     } else if (!wake_.WaitUntil(mutex_, until)) {

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -29,6 +30,8 @@ class EngineMailbox {
   // Gives the sequences their ids.
   std::vector<RequestId> Post(std::vector<std::unique_ptr<Sequence>> sequences) EXCLUDES(mutex_);
   void Cancel(RequestId id) EXCLUDES(mutex_);
+  // Of the collection (Engine::WithCollection).
+  void PostUse(std::function<void(EamCollection*)> use) EXCLUDES(mutex_);
   void Stop() EXCLUDES(mutex_);
   void BeginDrain() { draining_.store(true); }
   bool draining() const { return draining_.load(); }
@@ -41,6 +44,7 @@ class EngineMailbox {
   struct Mail {
     std::vector<std::unique_ptr<Sequence>> arrived;
     std::vector<RequestId> cancelled;
+    std::vector<std::function<void(EamCollection*)>> collection_uses;
     bool stop = false;
     bool asked_while_not_ready = false;  // somebody wants to know whether it still is
   };

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/base/check.h"
+#include "tracer/eam_collection.h"
 
 namespace moesaic {
 
@@ -135,6 +136,16 @@ void ExpertUse::EndRequest(Sequence& sequence) {
 std::shared_ptr<const RequestTrace> ExpertUse::TraceOf(const Sequence& sequence) const {
   if (!watches() || !sequence.started) return nullptr;
   return std::make_shared<const RequestTrace>(observers_.tracer->trace(sequence.traced));
+}
+
+void ExpertUse::WithCollection(const std::function<void(EamCollection*)>& use) {
+  EamCollection* const collection =
+      observers_.predictor ? observers_.predictor->collection() : nullptr;
+  const uint64_t before = collection != nullptr ? collection->generation() : 0;
+  use(collection);
+  if (collection != nullptr && collection->generation() != before && observers_.state) {
+    observers_.state->Learned();
+  }
 }
 
 ExpertUse::Clock::time_point ExpertUse::SaveDueAt() const {

@@ -78,6 +78,10 @@ class ExpertUse final : private RoutingHook {
   // What it has used; null when that is not known.
   std::shared_ptr<const RequestTrace> TraceOf(const Sequence& sequence) const;
 
+  // Between steps: what the predictor learns of whole requests, to be looked at or changed; null:
+  // it learns otherwise, or there is none.
+  void WithCollection(const std::function<void(EamCollection*)>& use);
+
   // When the next SaveIfDue saves; max(): not before more is learned.
   Clock::time_point SaveDueAt() const;
   void SaveIfDue(Clock::time_point now);

@@ -6,6 +6,7 @@
 #include <system_error>
 #include <utility>
 
+#include "core/base/check.h"
 #include "core/base/error.h"
 #include "core/base/logging.h"
 #include "core/base/units.h"
@@ -16,8 +17,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::vector<StateSection*> With(std::vector<StateSection*> sections, StateSection* last) {
-  sections.push_back(last);
+std::vector<StateSection*> With(std::vector<StateSection*> sections, StateSection* more,
+                                const std::vector<std::shared_ptr<StateSection>>& kept) {
+  sections.push_back(more);
+  for (const std::shared_ptr<StateSection>& section : kept) {
+    CHECK(section->any_thread());
+    sections.push_back(section.get());
+  }
   return sections;
 }
 
@@ -46,13 +52,15 @@ void CheckStatePlace(const fs::path& file) {
 }
 
 LearnedState::LearnedState(fs::path file, double interval_s, const ModelConfig& config,
-                           std::vector<StateSection*> learned, MetricsRegistry& metrics)
+                           std::vector<StateSection*> learned, MetricsRegistry& metrics,
+                           std::vector<std::shared_ptr<StateSection>> kept)
     : config_(config),
       interval_(interval_s),
+      kept_(std::move(kept)),
       residency_section_(residency_, static_cast<int>(config.num_layers()),
                          static_cast<int>(config.num_experts())),
       checkpoint_(std::move(file), FingerprintOf(config),
-                  With(std::move(learned), &residency_section_)),
+                  With(std::move(learned), &residency_section_, kept_)),
       saved_at_(metrics.GetGauge("moe_state_saved_timestamp_seconds",
                                  "When the state file was last written, in seconds since 1970; its "
                                  "age is time() less this")),

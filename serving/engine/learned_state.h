@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 #include <thread>
@@ -32,10 +33,12 @@ class LearnedState {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // config and learned (what there is besides the residency list) are borrowed. interval_s 0: saved
-  // at the end only. `file` has passed CheckStatePlace.
+  // config and learned (what there is besides the residency list) are borrowed; `kept`, of any
+  // thread, are saved with it. interval_s 0: saved at the end only. `file` has passed
+  // CheckStatePlace.
   LearnedState(std::filesystem::path file, double interval_s, const ModelConfig& config,
-               std::vector<StateSection*> learned, MetricsRegistry& metrics);
+               std::vector<StateSection*> learned, MetricsRegistry& metrics,
+               std::vector<std::shared_ptr<StateSection>> kept = {});
   // Waits for what is being written.
   ~LearnedState();
   LearnedState(const LearnedState&) = delete;
@@ -65,6 +68,7 @@ class LearnedState {
 
   const ModelConfig& config_;
   const std::chrono::duration<double> interval_;
+  const std::vector<std::shared_ptr<StateSection>> kept_;  // shared with who serves the model
   ResidencyList residency_;
   ResidencyListSection residency_section_;
   StateCheckpoint checkpoint_;

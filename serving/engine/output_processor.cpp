@@ -42,6 +42,7 @@ OutputProcessor::OutputProcessor(const Tokenizer& tokenizer, const EngineRequest
 std::optional<FinishReason> OutputProcessor::Append(GeneratedToken token) {
   const int32_t id = token.token;
   delta_.tokens.push_back(std::move(token));
+  delta_.token_ends.push_back(text_bytes_);
   ++output_tokens_;
   const bool may_stop = output_tokens_ > request_.min_tokens;
   if (may_stop && std::find(end_tokens_.begin(), end_tokens_.end(), id) != end_tokens_.end()) {
@@ -52,6 +53,7 @@ std::optional<FinishReason> OutputProcessor::Append(GeneratedToken token) {
   const std::vector<int32_t>& shown = request_.shown_special_tokens;
   const std::string_view text = tokenizer_.TokenBytes(id);
   text_bytes_ += piece_.size();
+  delta_.token_ends.back() = text_bytes_;
   if (std::find(shown.begin(), shown.end(), id) != shown.end() && piece_.ends_with(text)) {
     delta_.special_offsets.push_back(text_bytes_ - text.size());
   }

@@ -56,6 +56,10 @@ struct Usage {
 struct OutputDelta {
   std::string text;
   std::vector<GeneratedToken> tokens;
+  // Where the text of each of `tokens` ends, in bytes from the beginning of all text. A token that
+  // has no text (the first bytes of a character, a special token that is not shown) ends where the
+  // one before it does. The text may come later, or, behind a stop, never.
+  std::vector<size_t> token_ends;
   // Where tokens of shown_special_tokens begin, in bytes from the beginning of all text. The text
   // may come later, or, behind a stop, never.
   std::vector<size_t> special_offsets;

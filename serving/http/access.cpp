@@ -16,28 +16,6 @@ bool EqualsIgnoringCase(std::string_view a, std::string_view b) {
   });
 }
 
-// Looks at every byte of `given` whatever differs; only its length can be told from the time.
-bool ConstantTimeEquals(std::string_view given, std::string_view key) {
-  volatile unsigned char difference = given.size() == key.size() ? 0 : 1;
-  for (size_t i = 0; i < given.size(); ++i) {
-    const char other = key.empty() ? '\0' : key[i % key.size()];
-    difference = static_cast<unsigned char>(difference | (given[i] ^ other));
-  }
-  return difference == 0;
-}
-
-std::string_view GivenKey(const HttpRequest& request) {
-  const std::string_view authorization = request.Header("authorization");
-  const size_t space = authorization.find(' ');
-  if (space != std::string_view::npos &&
-      EqualsIgnoringCase(authorization.substr(0, space), "bearer")) {
-    std::string_view key = authorization.substr(space + 1);
-    while (!key.empty() && key.front() == ' ') key.remove_prefix(1);
-    return key;
-  }
-  return request.Header("x-api-key");
-}
-
 bool IsAllowedOrigin(std::string_view origin, const ServerOptions& options) {
   if (origin.empty()) return false;
   return std::any_of(
@@ -73,6 +51,10 @@ ApiError Forbidden(std::string message, std::string code) {
   return ApiError(403, "invalid_request_error", std::move(message), {}, std::move(code));
 }
 
+ApiError RefusedBody(int status, std::string message, std::string code) {
+  return ApiError(status, "invalid_request_error", std::move(message), {}, std::move(code));
+}
+
 // "application/json; charset=utf-8" -> "application/json"
 std::string MediaType(std::string_view header) {
   std::string_view type = header.substr(0, header.find(';'));
@@ -85,12 +67,16 @@ std::string MediaType(std::string_view header) {
 
 }  // namespace
 
-bool HasApiKey(const HttpRequest& request, const std::vector<std::string>& keys) {
-  const std::string_view given = GivenKey(request);
-  if (given.empty()) return false;
-  bool found = false;
-  for (const std::string& key : keys) found |= ConstantTimeEquals(given, key);
-  return found;
+std::string_view GivenKey(const HttpRequest& request) {
+  const std::string_view authorization = request.Header("authorization");
+  const size_t space = authorization.find(' ');
+  if (space != std::string_view::npos &&
+      EqualsIgnoringCase(authorization.substr(0, space), "bearer")) {
+    std::string_view key = authorization.substr(space + 1);
+    while (!key.empty() && key.front() == ' ') key.remove_prefix(1);
+    return key;
+  }
+  return request.Header("x-api-key");
 }
 
 ApiError KeyError(const HttpRequest& request) {
@@ -126,7 +112,8 @@ std::optional<ApiError> CheckHost(const HttpRequest& request, const ServerOption
 
 std::optional<ApiError> CheckOrigin(const HttpRequest& request, const ServerOptions& options) {
   const std::string_view origin = request.Header("origin");
-  if (request.method != "POST" || origin.empty() || IsAllowedOrigin(origin, options)) {
+  if ((request.method != "POST" && request.method != "PUT") || origin.empty() ||
+      IsAllowedOrigin(origin, options)) {
     return std::nullopt;
   }
   for (const std::string_view scheme : {"http://", "https://"}) {
@@ -170,18 +157,21 @@ HttpResponse AnswerOptions(const HttpRequest& request, const ServerOptions& opti
   return response;
 }
 
-std::optional<ApiError> CheckBodyHeaders(const HttpRequest& request) {
-  const auto refuse = [](int status, std::string message, std::string code) {
-    return ApiError(status, "invalid_request_error", message, {}, std::move(code));
-  };
+std::optional<ApiError> CheckBinaryBodyHeaders(const HttpRequest& request) {
   if (!request.content_length.has_value() && !request.chunked) {
-    return refuse(411, "A body with Content-Length (or chunked) is needed.", "length_required");
+    return RefusedBody(411, "A body with Content-Length (or chunked) is needed.",
+                       "length_required");
   }
   const std::string_view coding = request.Header("content-encoding");
   if (!coding.empty() && !EqualsIgnoringCase(coding, "identity")) {
-    return refuse(415, "Content-Encoding is not supported; send the JSON as it is.",
-                  "unsupported_encoding");
+    return RefusedBody(415, "Content-Encoding is not supported; send the body as it is.",
+                       "unsupported_encoding");
   }
+  return std::nullopt;
+}
+
+std::optional<ApiError> CheckBodyHeaders(const HttpRequest& request) {
+  if (auto error = CheckBinaryBodyHeaders(request)) return error;
   const std::string type = MediaType(request.Header("content-type"));
   constexpr std::string_view kSuffix = "+json";
   const bool json = type == "application/json" ||
@@ -190,8 +180,8 @@ std::optional<ApiError> CheckBodyHeaders(const HttpRequest& request) {
   const bool by_default =
       type.empty() || type == "text/plain" || type == "application/x-www-form-urlencoded";
   if (json || (by_default && request.Header("origin").empty())) return std::nullopt;
-  return refuse(415, "The body must be JSON with Content-Type: application/json.",
-                "unsupported_media_type");
+  return RefusedBody(415, "The body must be JSON with Content-Type: application/json.",
+                     "unsupported_media_type");
 }
 
 }  // namespace moesaic

@@ -4,7 +4,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "serving/api/api_error.h"
 #include "serving/http/http_message.h"
@@ -12,9 +11,8 @@
 
 namespace moesaic {
 
-// Whether the request carries one of `keys` ("Authorization: Bearer k" or "X-Api-Key: k"). The time
-// taken does not depend on how much of a key is right.
-bool HasApiKey(const HttpRequest& request, const std::vector<std::string>& keys);
+// The key that the request carries ("Authorization: Bearer k" or "X-Api-Key: k"); empty: none.
+std::string_view GivenKey(const HttpRequest& request);
 
 // 401 with a message that tells a missing key from a wrong one.
 ApiError KeyError(const HttpRequest& request);
@@ -26,8 +24,8 @@ ApiError KeyError(const HttpRequest& request);
 // knows requests without a Host, which no browser sends.
 std::optional<ApiError> CheckHost(const HttpRequest& request, const ServerOptions& options,
                                   bool loopback_only);
-// Whether a POST comes from no web page, from one of this server's own origin or from one of
-// `allowed_origins`; a 403 otherwise.
+// Whether a request that may change something (POST, PUT) comes from no web page, from one of this
+// server's own origin or from one of `allowed_origins`; a 403 otherwise.
 std::optional<ApiError> CheckOrigin(const HttpRequest& request, const ServerOptions& options);
 
 // Access-Control-Allow-Origin and Vary for an allowed origin, nothing otherwise.
@@ -42,5 +40,7 @@ HttpResponse AnswerOptions(const HttpRequest& request, const ServerOptions& opti
 // them: a browser sends those across origins without asking, and a server on loopback is only a
 // page away.
 std::optional<ApiError> CheckBodyHeaders(const HttpRequest& request);
+// The same of a body that is no JSON; any type.
+std::optional<ApiError> CheckBinaryBodyHeaders(const HttpRequest& request);
 
 }  // namespace moesaic

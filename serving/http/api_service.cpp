@@ -6,11 +6,11 @@
 #include "core/base/logging.h"
 #include "serving/api/messages_request.h"
 #include "serving/api/ollama_models.h"
-#include "serving/api/replay_store.h"
 #include "serving/api/tokenize.h"
 #include "serving/api/utc_text.h"
 #include "serving/http/access.h"
 #include "serving/http/body_call.h"
+#include "serving/http/collection_call.h"
 #include "serving/http/completion_call.h"
 #include "serving/http/error_response.h"
 #include "serving/text/tokenizer.h"
@@ -34,6 +34,18 @@ Json ModelJson(const ServedModel& model, const std::string& name) {
   json["type"] = "model";
   json["display_name"] = name;
   json["created_at"] = UtcText(model.created_unix_s);
+  return json;
+}
+
+Json ModelsJson(const ModelTable& table) {
+  Json data = Json::array();
+  for (const ServedModel& model : table.models()) {
+    for (const std::string& name : model.names) data.push_back(ModelJson(model, name));
+  }
+  Json json = Json::object();
+  json["object"] = "list";
+  json["data"] = std::move(data);
+  json["has_more"] = false;
   return json;
 }
 
@@ -133,11 +145,6 @@ ApiService::ApiService(const ServerOptions& options, ServingMetrics& metrics,
 }
 
 void ApiService::SetModels(std::vector<ServedModel> models) {
-  for (ServedModel& model : models) {
-    if (options_.replay_bytes > 0) {
-      model.replay = std::make_shared<ReplayStore>(options_.replay_bytes);
-    }
-  }
   auto table = std::make_shared<const ModelTable>(std::move(models));
   for (const ServedModel& model : table->models()) metrics_.ForModel(model.names.front());
   {
@@ -147,6 +154,12 @@ void ApiService::SetModels(std::vector<ServedModel> models) {
   State loading = State::kLoading;
   state_.compare_exchange_strong(loading, State::kReady);
   if (draining()) BeginDrain();  // the signal came while the model was loading
+}
+
+void ApiService::SetKeys(ApiKeys keys) {
+  auto shared = std::make_shared<const ApiKeys>(std::move(keys));
+  MutexLock lock(mutex_);
+  keys_ = std::move(shared);
 }
 
 void ApiService::BeginDrain() {
@@ -159,6 +172,40 @@ void ApiService::BeginDrain() {
 std::shared_ptr<const ModelTable> ApiService::models() const {
   MutexLock lock(mutex_);
   return models_;
+}
+
+std::shared_ptr<const ApiKeys> ApiService::keys() const {
+  MutexLock lock(mutex_);
+  return keys_;
+}
+
+std::shared_ptr<const ApiKey> ApiService::KeyOf(const HttpRequest& request) const {
+  const auto all = keys();
+  return {all, all->Find(GivenKey(request))};
+}
+
+std::optional<ApiError> ApiService::CheckKey(const HttpRequest& request,
+                                             const RouteMatch& match) const {
+  if (match.open || (match.route == Route::kMetrics && options_.metrics_without_key)) {
+    return std::nullopt;
+  }
+  const auto forbidden = [&match](std::string_view why) {
+    return ApiError(403, "permission_error", fmt::format("{} {}", match.label, why), {},
+                    "admin_key_needed");
+  };
+  if (keys()->empty()) {
+    // Who may use a server that asks nobody for a key may not change it, unless it is his own.
+    if (!match.admin || loopback_only_) return std::nullopt;
+    return forbidden(
+        "is for administrators: start the server with an --api-key-file that has a key with "
+        "\"admin\": true.");
+  }
+  const auto key = KeyOf(request);
+  if (key == nullptr) return KeyError(request);
+  if (match.admin && !key->admin) {
+    return forbidden("needs a key that has \"admin\": true in the server's --api-key-file.");
+  }
+  return std::nullopt;
 }
 
 std::optional<ApiError> ApiService::NotReady() const {
@@ -201,14 +248,12 @@ std::optional<HttpResponse> ApiService::CheckHead(const HttpRequest& head) {
     response.headers.emplace_back("Allow", std::string(match->allow()));
     return response;
   }
-  const bool open =
-      match->open || (match->route == Route::kMetrics && options_.metrics_without_key);
-  if (!open && !options_.api_keys.empty() && !HasApiKey(head, options_.api_keys)) {
-    return refuse(KeyError(head));
-  }
-  if (match->post) {
-    if (const auto error = CheckBodyHeaders(head)) return refuse(*error);
-    if (const auto error = NotReady()) return refuse(*error);
+  if (const auto error = CheckKey(head, *match)) return refuse(*error);
+  const bool changes = match->post || head.method == "PUT";
+  if (changes) {
+    const auto error = match->post ? CheckBodyHeaders(head) : CheckBinaryBodyHeaders(head);
+    if (error) return refuse(*error);
+    if (const auto unready = NotReady()) return refuse(*unready);
   }
   return std::nullopt;
 }
@@ -223,11 +268,24 @@ std::shared_ptr<Call> ApiService::Handle(std::shared_ptr<Exchange> exchange) {
   const HttpRequest& request = exchange->request();
   const std::optional<RouteMatch> match = MatchRoute(request.path);
   CHECK(match.has_value());  // CheckHead has refused what has no route
-  if (!match->post) {
-    exchange->Respond(AnswerGet(*match));
+  // Once more: a key may have been withdrawn while the body came.
+  if (const auto error = CheckKey(request, *match)) {
+    exchange->Respond(ErrorResponse(*error, request.path));
     return nullptr;
   }
-  const auto table = models();
+  auto table = models();
+  if (const auto key = KeyOf(request); table != nullptr && key != nullptr && !key->models.empty()) {
+    table = table->Only(key->models);
+  }
+  if (match->route == Route::kEamc && table != nullptr) {
+    auto call = std::make_shared<CollectionCall>(call_context_, table, std::move(exchange));
+    call->Start();
+    return call;
+  }
+  if (!match->post) {
+    exchange->Respond(AnswerGet(*match, table.get()));
+    return nullptr;
+  }
   CHECK(table != nullptr);
   if (const BodyAnswer answer = AnswerOf(match->route)) {
     auto call = std::make_shared<BodyCall>(call_context_, table, std::move(exchange), answer);
@@ -240,7 +298,7 @@ std::shared_ptr<Call> ApiService::Handle(std::shared_ptr<Exchange> exchange) {
   return call;
 }
 
-HttpResponse ApiService::AnswerGet(const RouteMatch& match) {
+HttpResponse ApiService::AnswerGet(const RouteMatch& match, const ModelTable* table) {
   switch (match.route) {
     case Route::kRoot:
       return TextResponse(RootPage());
@@ -252,17 +310,10 @@ HttpResponse ApiService::AnswerGet(const RouteMatch& match) {
       return Metrics();
     case Route::kReady:
       return Ready();
-    case Route::kModel:
-      return OneModel(match.model);
-    case Route::kTokenizerInfo:
-      return TokenizerInfo();
-    case Route::kOllamaTags:
-    case Route::kOllamaPs:
-      return ListForOllama(match.route == Route::kOllamaPs);
     case Route::kOllamaVersion:
       return JsonResponse(Json{{"version", kOllamaApiVersion}});
     default:
-      return Models();
+      return AnswerOfModels(match, table);
   }
 }
 
@@ -289,40 +340,25 @@ HttpResponse ApiService::Metrics() {
   return response;
 }
 
-HttpResponse ApiService::Models() const {
-  const auto table = models();
-  if (table == nullptr) return ErrorResponse(*NotReady(), {});
-  Json data = Json::array();
-  for (const ServedModel& model : table->models()) {
-    for (const std::string& name : model.names) data.push_back(ModelJson(model, name));
+HttpResponse ApiService::AnswerOfModels(const RouteMatch& match, const ModelTable* table) const {
+  const bool ollama = match.route == Route::kOllamaTags || match.route == Route::kOllamaPs;
+  if (table == nullptr) {
+    return ErrorResponse(NotReady().value_or(Unavailable(
+                             "The model has just been loaded; try again.", "loading", 1)),
+                         match.label);
   }
-  Json json = Json::object();
-  json["object"] = "list";
-  json["data"] = std::move(data);
-  json["has_more"] = false;
-  return JsonResponse(json);
-}
-
-HttpResponse ApiService::OneModel(const std::string& name) const {
-  const auto table = models();
-  if (table == nullptr) return ErrorResponse(*NotReady(), {});
-  const ServedModel* model = table->Find(name);
-  if (model == nullptr) return ErrorResponse(ModelNotFound(name), {});
-  return JsonResponse(ModelJson(*model, name));
-}
-
-HttpResponse ApiService::ListForOllama(bool running) const {
-  const auto table = models();
-  if (table == nullptr) return ErrorResponse(*NotReady(), "/api/");
-  HttpResponse response;
-  response.body = OllamaModels(*table, running);
-  return response;
-}
-
-HttpResponse ApiService::TokenizerInfo() const {
-  const auto table = models();
-  if (table == nullptr) return ErrorResponse(*NotReady(), {});
-  return JsonResponse(TokenizerJson(table->models().front()));
+  if (ollama) {
+    HttpResponse response;
+    response.body = OllamaModels(*table, match.route == Route::kOllamaPs);
+    return response;
+  }
+  if (match.route == Route::kModels) return JsonResponse(ModelsJson(*table));
+  if (match.route == Route::kTokenizerInfo && !table->models().empty()) {
+    return JsonResponse(TokenizerJson(table->models().front()));
+  }
+  const ServedModel* const model = table->Find(match.model);
+  if (model == nullptr) return ErrorResponse(ModelNotFound(match.model), {});
+  return JsonResponse(ModelJson(*model, match.model));
 }
 
 void ApiService::ReportUnknownFields(const std::vector<std::string>& names) {
@@ -344,6 +380,9 @@ void ApiService::OnResponse(const HttpRequest& request, int status, double secon
       fmt::format("request {} {} {} {} {:.1f} ms", request.id.empty() ? "-" : request.id,
                   ForLog(request.method, 20), ForLog(request.target, 200), status, seconds * 1e3);
   if (!log_note.empty()) line += fmt::format(" {}", log_note);
+  if (const auto key = KeyOf(request); key != nullptr && !key->name.empty()) {
+    line += fmt::format(" key={}", key->name);
+  }
   const std::string_view traceparent = request.Header("traceparent");
   if (IsTraceparent(traceparent)) line += fmt::format(" traceparent={}", traceparent);
   // Probes come every few seconds and say nothing.

@@ -15,6 +15,7 @@
 #include "core/base/mutex.h"
 #include "serving/api/api_error.h"
 #include "serving/api/served_model.h"
+#include "serving/http/api_keys.h"
 #include "serving/http/call_context.h"
 #include "serving/http/exchange.h"
 #include "serving/http/request_memory.h"
@@ -31,6 +32,8 @@ class ApiService : public RequestHandler {
 
   // Ends the loading phase. Throws Error (ModelTable).
   void SetModels(std::vector<ServedModel> models);
+  // From now on requests need one of these, where there are any.
+  void SetKeys(ApiKeys keys);
   // The server's socket is bound to loopback: who names another host is refused. Before requests.
   void SetLoopbackOnly(bool loopback_only) { loopback_only_ = loopback_only; }
   // Readiness fails and new work is refused from now on; the engines drain.
@@ -48,15 +51,19 @@ class ApiService : public RequestHandler {
   enum class State { kLoading, kReady, kDraining };
 
   std::shared_ptr<const ModelTable> models() const;
+  std::shared_ptr<const ApiKeys> keys() const;
+  // The one that the request carries; null: none, or none of ours.
+  std::shared_ptr<const ApiKey> KeyOf(const HttpRequest& request) const;
+  // Why the request may not have the route, if so.
+  std::optional<ApiError> CheckKey(const HttpRequest& request, const RouteMatch& match) const;
   // Why work cannot be accepted now, if so.
   std::optional<ApiError> NotReady() const;
-  HttpResponse AnswerGet(const RouteMatch& match);
+  // `table`: the models that the caller may use; null while they are loaded.
+  HttpResponse AnswerGet(const RouteMatch& match, const ModelTable* table);
   HttpResponse Ready() const;
   HttpResponse Metrics();
-  HttpResponse Models() const;
-  HttpResponse OneModel(const std::string& name) const;
-  HttpResponse ListForOllama(bool running) const;
-  HttpResponse TokenizerInfo() const;
+  // Of the models of the table, which may be null.
+  HttpResponse AnswerOfModels(const RouteMatch& match, const ModelTable* table) const;
   void ReportUnknownFields(const std::vector<std::string>& names);
 
   const ServerOptions& options_;
@@ -69,6 +76,8 @@ class ApiService : public RequestHandler {
   mutable Mutex mutex_;
   // Shared: a call keeps the table that it began with.
   std::shared_ptr<const ModelTable> models_ GUARDED_BY(mutex_);
+  // Shared: a request is judged by the keys that there were when it came.
+  std::shared_ptr<const ApiKeys> keys_ GUARDED_BY(mutex_) = std::make_shared<const ApiKeys>();
   std::set<std::string, std::less<>> reported_fields_ GUARDED_BY(mutex_);
 };
 

@@ -143,6 +143,19 @@ std::optional<std::string> DecodePath(std::string_view path) {
   return out;
 }
 
+std::optional<std::string> QueryValue(std::string_view target, std::string_view name) {
+  const size_t query = target.find('?');
+  for (size_t at = query; at < target.size();) {  // at a separator, or npos
+    const size_t begin = at + 1;
+    at = std::min(target.find('&', begin), target.size());
+    const std::string_view pair = target.substr(begin, at - begin);
+    const size_t equals = std::min(pair.find('='), pair.size());
+    if (pair.substr(0, equals) != name) continue;
+    return DecodePath(equals == pair.size() ? std::string_view() : pair.substr(equals + 1));
+  }
+  return std::nullopt;
+}
+
 std::string AcceptOrMakeRequestId(std::string_view from_client) {
   const bool fit = !from_client.empty() && from_client.size() <= 128 &&
                    std::all_of(from_client.begin(), from_client.end(), [](char c) {

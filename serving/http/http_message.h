@@ -54,6 +54,10 @@ void AppendChunk(std::string_view data, std::string& out);
 // Percent-decoding of a path. nullopt: a bad escape or a control character.
 std::optional<std::string> DecodePath(std::string_view path);
 
+// The value of `name` in the query of a target ("/path?name=value&..."), decoded; nullopt: it is
+// not there, or its value cannot be decoded.
+std::optional<std::string> QueryValue(std::string_view target, std::string_view name);
+
 // A client's X-Request-Id when it is fit for logs and headers (1..128 characters of
 // [A-Za-z0-9._:-]), else a new random one.
 std::string AcceptOrMakeRequestId(std::string_view from_client);

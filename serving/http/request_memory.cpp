@@ -5,8 +5,8 @@
 
 namespace moesaic {
 
-RequestMemory::Lease RequestMemory::Reserve(size_t body_bytes) {
-  const uint64_t bytes = kBytesPerBodyByte * body_bytes;
+RequestMemory::Lease RequestMemory::Reserve(size_t body_bytes, uint64_t bytes_per_body_byte) {
+  const uint64_t bytes = bytes_per_body_byte * body_bytes;
   if (bytes > limit_bytes_) {
     throw ApiError(
         413, "invalid_request_error",

@@ -37,7 +37,9 @@ class RequestMemory {
 
   // For as long as the request is worked on. Throws ApiError: 503 when others have too much of the
   // budget, 413 when the body alone needs more than all of it.
-  Lease Reserve(size_t body_bytes);
+  Lease Reserve(size_t body_bytes) { return Reserve(body_bytes, kBytesPerBodyByte); }
+  // For one that is no JSON.
+  Lease Reserve(size_t body_bytes, uint64_t bytes_per_body_byte);
   uint64_t used_bytes() const { return used_bytes_.load(); }
 
  private:

@@ -8,6 +8,8 @@ struct Entry {
   Route route;
   bool post;
   bool open;
+  bool put = false;
+  bool admin = false;
 };
 
 constexpr Entry kEntries[] = {
@@ -32,6 +34,7 @@ constexpr Entry kEntries[] = {
     {"/tokenize", Route::kTokenize, true, false},
     {"/detokenize", Route::kDetokenize, true, false},
     {"/tokenizer_info", Route::kTokenizerInfo, false, false},
+    {"/v1/moesaic/eamc", Route::kEamc, false, false, true, true},
 };
 
 constexpr std::string_view kMessagesPath = "/v1/messages";
@@ -42,11 +45,17 @@ constexpr std::string_view kModelPrefix = "/v1/models/";
 std::optional<RouteMatch> MatchRoute(std::string_view path) {
   while (path.size() > 1 && path.back() == '/') path.remove_suffix(1);
   for (const Entry& entry : kEntries) {
-    if (entry.path == path) return RouteMatch{entry.route, entry.path, entry.post, entry.open, {}};
+    if (entry.path == path)
+      return RouteMatch{entry.route, entry.path, entry.post, entry.open,
+                        {},          entry.put,  entry.admin};
   }
   if (path.size() > kModelPrefix.size() && path.substr(0, kModelPrefix.size()) == kModelPrefix) {
-    return RouteMatch{Route::kModel, "/v1/models/{id}", false, false,
-                      std::string(path.substr(kModelPrefix.size()))};
+    return RouteMatch{Route::kModel,
+                      "/v1/models/{id}",
+                      false,
+                      false,
+                      std::string(path.substr(kModelPrefix.size())),
+                      false};
   }
   return std::nullopt;
 }
@@ -71,6 +80,7 @@ std::string_view RootPage() {
          "POST /tokenize              text or messages to token ids\n"
          "POST /detokenize            token ids to text\n"
          "GET  /tokenizer_info        the special tokens\n"
+         "GET  /v1/moesaic/eamc       what an eamc predictor has learned; PUT gives it another\n"
          "GET  /metrics               Prometheus metrics\n"
          "GET  /health  /live         the process is alive\n"
          "GET  /ready                 requests are accepted (503: loading, draining, a lost GPU or "

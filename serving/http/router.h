@@ -29,6 +29,7 @@ enum class Route {
   kTokenize,
   kDetokenize,
   kTokenizerInfo,
+  kEamc,
 };
 
 struct RouteMatch {
@@ -36,11 +37,17 @@ struct RouteMatch {
   std::string_view label;  // the pattern, for metrics: "/v1/models/{id}"
   bool post = false;       // POST; otherwise GET and HEAD
   bool open = false;       // never asks for a key
-  std::string model;       // of kModel; may contain slashes
+  std::string model = {};  // of kModel; may contain slashes
+  bool put = false;        // PUT beside GET and HEAD
+  bool admin = false;      // asks for a key of an administrator
 
-  std::string_view allow() const { return post ? "POST, OPTIONS" : "GET, HEAD, OPTIONS"; }
+  std::string_view allow() const {
+    if (put) return "GET, HEAD, PUT, OPTIONS";
+    return post ? "POST, OPTIONS" : "GET, HEAD, OPTIONS";
+  }
   bool Allows(std::string_view method) const {
-    return post ? method == "POST" : method == "GET" || method == "HEAD";
+    if (post) return method == "POST";
+    return method == "GET" || method == "HEAD" || (put && method == "PUT");
   }
 };
 

@@ -19,6 +19,7 @@
 #include "core/base/mutex.h"
 #include "serving/http/api_service.h"
 #include "serving/http/session.h"
+#include "serving/http/tls_context.h"
 #include "serving/http/worker_pool.h"
 
 namespace moesaic {
@@ -57,6 +58,7 @@ class Server::Impl {
   }
 
   void Start();
+  void Reload();
   uint16_t port() const { return port_; }
   std::string address() const { return address_; }
   ApiService& service() { return service_; }
@@ -67,7 +69,7 @@ class Server::Impl {
   }
 
  private:
-  void Listen();
+  void Listen(bool has_keys);
   void Accept();
   void OnAccepted(boost::system::error_code error, tcp::socket socket);
   void OnChange(Session* closed);
@@ -83,6 +85,7 @@ class Server::Impl {
   WorkerPool workers_;
   ApiService service_;
   SessionShared shared_;
+  std::unique_ptr<TlsContext> tls_;  // null: connections are not encrypted
   net::strand<net::io_context::executor_type> accept_strand_;
   tcp::acceptor acceptor_;
   net::steady_timer retry_timer_;
@@ -104,7 +107,7 @@ class Server::Impl {
   bool workers_ended_ GUARDED_BY(mutex_) = true;
 };
 
-void Server::Impl::Listen() {
+void Server::Impl::Listen(bool has_keys) {
   boost::system::error_code error;
   tcp::resolver resolver(io_);
   const auto found =
@@ -120,6 +123,16 @@ void Server::Impl::Listen() {
     if (!entry.endpoint().address().is_v4()) continue;
     endpoint = entry.endpoint();
     break;
+  }
+  if (!endpoint.address().is_loopback() && !has_keys) {
+    if (!options_.insecure) {
+      Fail(ErrorKind::kInvalidArgument,
+           "--host {}: everybody who reaches this address could use the server; give keys with "
+           "--api-key-file, --api-key or MOESAIC_API_KEY, listen on 127.0.0.1, or say --insecure",
+           options_.host);
+    }
+    LogWarn("listening on {} without keys (--insecure): everybody who reaches it can use it",
+            options_.host);
   }
   const auto check = [&](const char* what) {
     if (!error) return;
@@ -138,18 +151,21 @@ void Server::Impl::Listen() {
   const std::string host = endpoint.address().is_v6()
                                ? fmt::format("[{}]", endpoint.address().to_string())
                                : endpoint.address().to_string();
-  address_ = fmt::format("http://{}:{}", host, port_);
+  address_ = fmt::format("{}://{}:{}", tls_ != nullptr ? "https" : "http", host, port_);
   service_.SetLoopbackOnly(endpoint.address().is_loopback());
-  if (!endpoint.address().is_loopback() && options_.api_keys.empty()) {
-    LogWarn("listening on {} without --api-key: everybody who reaches it can use it", address_);
-  }
 }
 
 void Server::Impl::Start() {
-  for (const std::string& key : options_.api_keys) {
-    if (key.empty()) Fail(ErrorKind::kInvalidArgument, "--api-key: a key must not be empty");
+  ApiKeys keys = LoadApiKeys(options_.api_keys, options_.api_key_file);
+  if (!options_.ssl_certfile.empty()) {
+    tls_ = std::make_unique<TlsContext>(options_.ssl_certfile, options_.ssl_keyfile);
+  } else if (!options_.ssl_keyfile.empty()) {
+    Fail(ErrorKind::kInvalidArgument,
+         "--ssl-keyfile {}: a key without a certificate; give --ssl-certfile too",
+         options_.ssl_keyfile.string());
   }
-  Listen();
+  Listen(!keys.empty());
+  service_.SetKeys(std::move(keys));
   {
     MutexLock lock(mutex_);
     CHECK(phase_ == Phase::kNew);
@@ -167,6 +183,22 @@ void Server::Impl::Start() {
     phase_ = Phase::kStopped;
     throw;
   }
+}
+
+void Server::Impl::Reload() {
+  const auto reload = [](const char* what, const auto& read) {
+    try {
+      read();
+      LogInfo("{} was read again", what);
+    } catch (const Error& error) {
+      LogError("{} stays as it was: {}", what, error.what());
+    }
+  };
+  if (!options_.api_key_file.empty()) {
+    reload("--api-key-file",
+           [this] { service_.SetKeys(LoadApiKeys(options_.api_keys, options_.api_key_file)); });
+  }
+  if (tls_ != nullptr) reload("the certificate", [this] { tls_->Reload(); });
 }
 
 void Server::Impl::Accept() {
@@ -188,7 +220,8 @@ void Server::Impl::OnAccepted(boost::system::error_code error, tcp::socket socke
     });
     return;
   }
-  auto session = std::make_shared<Session>(std::move(socket), shared_);
+  const auto tls = tls_ != nullptr ? tls_->current() : nullptr;
+  auto session = std::make_shared<Session>(std::move(socket), tls.get(), shared_);
   bool for_probes = false;
   std::shared_ptr<Session> oldest;
   {
@@ -303,6 +336,7 @@ Server::Server(ServerOptions options, MetricsRegistry& metrics)
 Server::~Server() = default;
 
 void Server::Start() { impl_->Start(); }
+void Server::Reload() { impl_->Reload(); }
 uint16_t Server::port() const { return impl_->port(); }
 std::string Server::address() const { return impl_->address(); }
 void Server::SetModels(std::vector<ServedModel> models) {

@@ -27,9 +27,13 @@ class Server {
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
 
-  // Binds, listens and starts the threads. Throws Error: kInvalidArgument (host cannot be resolved,
-  // empty key), kIo (address in use, not permitted).
+  // Reads the files of keys, binds, listens and starts the threads. Throws Error: kInvalidArgument
+  // (host cannot be resolved, wrong keys, an address that others can reach without keys), kIo
+  // (address in use, not permitted), and what reading the files throws.
   void Start();
+  // Reads the files again, for requests that come from now on. One that cannot be used leaves what
+  // there was; the log says so.
+  void Reload();
   // The port that is listened on, after Start.
   uint16_t port() const;
   std::string address() const;  // "http://127.0.0.1:8000", for messages

@@ -23,8 +23,12 @@ struct ServerOptions {
 
   // Access. With keys, every route but /health, /live and /ready wants one of them.
   std::vector<std::string> api_keys;
-  std::filesystem::path api_key_file;  // more of them, one per line; empty: none
+  std::filesystem::path api_key_file;  // more of them, with names and rights; empty: none
+  bool insecure = false;  // without keys, listen on other addresses than loopback all the same
   bool metrics_without_key = false;
+  // TLS. PEM files; the key's may be the certificate's (empty); without a certificate no TLS.
+  std::filesystem::path ssl_certfile;
+  std::filesystem::path ssl_keyfile;
   // Web pages that may send requests, as CORS has it; "*" for any; empty: none, and no CORS
   // headers.
   std::vector<std::string> allowed_origins;
@@ -44,20 +48,21 @@ struct ServerOptions {
   size_t max_sequences = 1024;  // of one request: prompts x n
   // For requests that are parsed and tokenised (request_memory.h).
   uint64_t request_memory_bytes = uint64_t{2} << 30;
-  size_t max_slow_bodies_per_peer = 64;
+  size_t max_slow_per_peer = 64;
   // For what a model has generated, so that conversations with calls come back as the same tokens
   // (serving/api/replay_store.h); 0: nothing is kept.
   uint64_t replay_bytes = uint64_t{16} << 20;
 
   // Timeouts; a connection that misses one is closed.
-  std::chrono::milliseconds header_timeout{10'000};    // from the first byte of a request (408)
-  std::chrono::milliseconds body_timeout{60'000};      // from the end of the head (408)
-  std::chrono::milliseconds slow_body_after{5'000};    // when a body counts as slow
-  std::chrono::milliseconds idle_timeout{75'000};      // between two requests
-  std::chrono::milliseconds write_timeout{60'000};     // without the client taking a single byte
-  std::chrono::milliseconds sse_keep_alive{15'000};    // a comment after so much silence; 0: never
-  std::chrono::milliseconds request_timeout{0};        // a generation's whole time; 0: none
-  std::chrono::milliseconds shutdown_timeout{30'000};  // of running requests after a signal
+  std::chrono::milliseconds header_timeout{10'000};     // from the first byte of a request (408)
+  std::chrono::milliseconds body_timeout{60'000};       // from the end of the head (408)
+  std::chrono::milliseconds handshake_timeout{15'000};  // of TLS
+  std::chrono::milliseconds slow_after{5'000};          // when a body or a handshake counts as slow
+  std::chrono::milliseconds idle_timeout{75'000};       // between two requests
+  std::chrono::milliseconds write_timeout{60'000};      // without the client taking a single byte
+  std::chrono::milliseconds sse_keep_alive{15'000};     // a comment after so much silence; 0: never
+  std::chrono::milliseconds request_timeout{0};         // a generation's whole time; 0: none
+  std::chrono::milliseconds shutdown_timeout{30'000};   // of running requests after a signal
   // After a stop, for a worker in the middle of a request that nobody waits for any more.
   std::chrono::milliseconds worker_timeout{5'000};
 

@@ -24,7 +24,21 @@ void AddServerSettings(ServerOptions& server, int64_t& max_queue, bool visible,
   section.Add({.name = "api-key-file",
                .target = &server.api_key_file,
                .value_name = "FILE",
-               .help = "More keys, one per line; they do not show in the process list."});
+               .help = "More keys, which do not show in the process list: one per line, or as "
+                       "{\"key\": ..., \"name\": ..., \"models\": [...], \"admin\": true}. "
+                       "SIGHUP reads the file again."});
+  section.Add({.name = "insecure",
+               .target = &server.insecure,
+               .help = "Without keys, listen on an address that others can reach all the same."});
+  section.Add({.name = "ssl-certfile",
+               .target = &server.ssl_certfile,
+               .value_name = "FILE",
+               .help = "Speak TLS (1.2 or later) with this certificate and those of its issuers "
+                       "behind it, in PEM. SIGHUP reads the file again."});
+  section.Add({.name = "ssl-keyfile",
+               .target = &server.ssl_keyfile,
+               .value_name = "FILE",
+               .help = "The certificate's private key, in PEM. Default: it is in --ssl-certfile."});
   section.Add({.name = "served-model-name",
                .target = &server.served_model_names,
                .value_name = "NAME",

@@ -2,10 +2,14 @@
 
 #include "serving/http/session.h"
 
+#include <openssl/err.h>
+#include <openssl/sslerr.h>
+
 #include <algorithm>
 #include <boost/asio/post.hpp>
 
 #include "core/base/check.h"
+#include "core/base/logging.h"
 #include "serving/http/error_response.h"
 
 namespace moesaic {
@@ -21,13 +25,22 @@ constexpr size_t kMaxLingerBytes = 8 << 20;
 constexpr std::chrono::seconds kLingerTime{2};
 constexpr std::chrono::milliseconds kProbeTime{2'000};  // for the head of a probe, once connected
 constexpr int kClientClosedRequest = 499;               // nginx's number, for metrics and logs only
+// A program that was given the address without the "s" gets to know it.
+constexpr std::string_view kAnswerToPlainHttp =
+    "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: 54\r\n"
+    "Connection: close\r\n\r\nThis port speaks HTTPS: the address begins with https.";
+
+bool IsPlainHttp(const boost::system::error_code& error) {
+  return error.category() == net::error::get_ssl_category() &&
+         ERR_GET_REASON(static_cast<unsigned long>(error.value())) == SSL_R_HTTP_REQUEST;
+}
 
 }  // namespace
 
 class Session::SessionExchange : public Exchange {
  public:
   explicit SessionExchange(std::shared_ptr<Session> session)
-      : session_(std::move(session)), executor_(session_->socket_.get_executor()) {}
+      : session_(std::move(session)), executor_(session_->executor()) {}
 
   HttpRequest& request() override { return session_->request_; }
   void Respond(HttpResponse response) override {
@@ -60,24 +73,25 @@ class Session::SessionExchange : public Exchange {
   }
 
   const std::shared_ptr<Session> session_;
-  const net::ip::tcp::socket::executor_type executor_;
+  const net::any_io_executor executor_;
 };
 
-Session::Session(net::ip::tcp::socket socket, SessionShared& shared)
+Session::Session(ClientStream::Socket socket, boost::asio::ssl::context* tls, SessionShared& shared)
     : shared_(shared),
-      socket_(std::move(socket)),
-      timer_(socket_.get_executor()),
+      stream_(std::move(socket), tls),
+      timer_(executor()),
       reader_(shared.options) {
   boost::system::error_code ignored;
-  socket_.set_option(net::ip::tcp::no_delay(true), ignored);
-  const auto endpoint = socket_.remote_endpoint(ignored);
+  stream_.socket().set_option(net::ip::tcp::no_delay(true), ignored);
+  const auto endpoint = stream_.socket().remote_endpoint(ignored);
   if (!ignored) peer_ = PeerOf(endpoint.address());
 }
 
 Session::~Session() = default;
 
 void Session::Start() {
-  net::post(socket_.get_executor(), [self = shared_from_this()] {
+  net::post(executor(), [self = shared_from_this()] {
+    if (self->stream_.is_tls()) return self->Handshake();
     self->UpdateReadDeadline();
     self->Read();
   });
@@ -90,7 +104,7 @@ void Session::StartForProbes() {
 }
 
 void Session::Shutdown() {
-  net::post(socket_.get_executor(), [self = shared_from_this()] {
+  net::post(executor(), [self = shared_from_this()] {
     self->stopping_ = true;
     self->close_after_ = true;
     if (self->phase_ == Phase::kReading || self->phase_ == Phase::kLingering) {
@@ -103,7 +117,29 @@ void Session::Shutdown() {
 }
 
 void Session::Kill() {
-  net::post(socket_.get_executor(), [self = shared_from_this()] { self->Close(); });
+  net::post(executor(), [self = shared_from_this()] { self->Close(); });
+}
+
+void Session::Handshake() {
+  BeginStage(ReadStage::kHandshake);
+  stream_.Handshake(
+      [self = shared_from_this()](boost::system::error_code error) { self->OnHandshake(error); });
+}
+
+void Session::OnHandshake(boost::system::error_code error) {
+  if (phase_ == Phase::kClosed) return;
+  LeaveSlow();
+  if (error) {
+    boost::system::error_code ignored;
+    LogDebug("no TLS with {}: {}", stream_.socket().remote_endpoint(ignored).address().to_string(),
+             error.message());
+    if (IsPlainHttp(error)) {
+      stream_.socket().write_some(net::buffer(kAnswerToPlainHttp), ignored);
+    }
+    return Close();
+  }
+  UpdateReadDeadline();
+  Read();
 }
 
 void Session::Read() {
@@ -111,11 +147,10 @@ void Session::Read() {
   const bool ahead = phase_ == Phase::kAnswering || phase_ == Phase::kFlushing;
   if (ahead && input_.size() >= kMaxPipelinedBytes) return;  // EndRequest goes on
   reading_ = true;
-  socket_.async_read_some(
-      net::buffer(read_buffer_),
-      [self = shared_from_this()](boost::system::error_code error, size_t bytes) {
-        self->OnRead(error, bytes);
-      });
+  stream_.ReadSome(net::buffer(read_buffer_),
+                   [self = shared_from_this()](boost::system::error_code error, size_t bytes) {
+                     self->OnRead(error, bytes);
+                   });
 }
 
 void Session::OnRead(boost::system::error_code error, size_t bytes) {
@@ -125,7 +160,7 @@ void Session::OnRead(boost::system::error_code error, size_t bytes) {
     peer_gone_ = true;
     // A client that only shuts its sending side may still read an answer that is complete; one that
     // does so while an answer is being generated is taken to have left, as other servers do.
-    if (error != net::error::eof || phase_ != Phase::kFlushing) Close();
+    if (!ClientStream::IsEnd(error) || phase_ != Phase::kFlushing) Close();
     return;
   }
   if (phase_ == Phase::kLingering) {
@@ -188,7 +223,7 @@ void Session::Dispatch() {
   phase_ = Phase::kAnswering;
   read_stage_ = ReadStage::kNone;
   read_deadline_ = Clock::time_point::max();
-  LeaveSlowBodies();
+  LeaveSlow();
   if (refusal_.has_value()) return Respond(std::move(*refusal_));
   exchange_ = std::make_shared<SessionExchange>(shared_from_this());
   try {
@@ -206,35 +241,43 @@ void Session::UpdateReadDeadline() {
   const ReadStage stage = !reader_.started()    ? ReadStage::kIdle
                           : !reader_.has_head() ? ReadStage::kHead
                                                 : ReadStage::kBody;
-  if (stage == read_stage_) return;
+  if (stage != read_stage_) BeginStage(stage);
+}
+
+void Session::BeginStage(ReadStage stage) {
+  const ServerOptions& options = shared_.options;
   read_stage_ = stage;
   const Clock::time_point now = Clock::now();
-  body_deadline_ = now + shared_.options.body_timeout;
-  auto timeout = stage == ReadStage::kIdle ? shared_.options.idle_timeout
-                 : stage == ReadStage::kHead
-                     ? shared_.options.header_timeout
-                     : std::min(shared_.options.slow_body_after, shared_.options.body_timeout);
+  auto timeout = options.idle_timeout;
+  if (stage == ReadStage::kHead) timeout = options.header_timeout;
+  if (MayBeSlow(stage)) {
+    const auto longest =
+        stage == ReadStage::kHandshake ? options.handshake_timeout : options.body_timeout;
+    slow_deadline_ = now + longest;
+    timeout = std::min(options.slow_after, longest);
+  }
   if (for_probes_) timeout = std::min(timeout, kProbeTime);
   read_deadline_ = now + timeout;
   ArmTimer();
 }
 
-// A body that is late goes on until its own deadline where its peer may have another slow one.
+// A handshake or a body that is late goes on until its own deadline where its peer may have another
+// slow one.
 void Session::OnReadDeadline() {
-  if (read_stage_ == ReadStage::kIdle) return Close();
-  if (read_stage_ == ReadStage::kBody && read_deadline_ < body_deadline_ && !for_probes_ &&
-      shared_.slow_bodies.Enter(peer_)) {
-    slow_body_ = true;
-    read_deadline_ = body_deadline_;
+  if (MayBeSlow(read_stage_) && read_deadline_ < slow_deadline_ && !for_probes_ &&
+      shared_.slow_peers.Enter(peer_)) {
+    slow_ = true;
+    read_deadline_ = slow_deadline_;
     return;
   }
+  if (read_stage_ == ReadStage::kIdle || read_stage_ == ReadStage::kHandshake) return Close();
   RefuseInput(ApiError(408, "invalid_request_error", "The request did not arrive in time.", {},
                        "request_timeout"));
 }
 
-void Session::LeaveSlowBodies() {
-  if (slow_body_) shared_.slow_bodies.Leave(peer_);
-  slow_body_ = false;
+void Session::LeaveSlow() {
+  if (slow_) shared_.slow_peers.Leave(peer_);
+  slow_ = false;
 }
 
 void Session::AccountBody(size_t bytes) {
@@ -257,7 +300,7 @@ void Session::RefuseInput(const ApiError& error) {
 void Session::Respond(HttpResponse response) {
   if (phase_ != Phase::kReading && phase_ != Phase::kAnswering) return;
   CHECK(!streaming_);
-  LeaveSlowBodies();
+  LeaveSlow();
   phase_ = Phase::kFlushing;
   read_stage_ = ReadStage::kNone;
   read_deadline_ = Clock::time_point::max();
@@ -321,7 +364,7 @@ void Session::Write() {
   }
   write_deadline_ = Clock::now() + shared_.options.write_timeout;
   ArmTimer();
-  socket_.async_write_some(
+  stream_.WriteSome(
       net::buffer(write_buffer_.data() + written_bytes_, write_buffer_.size() - written_bytes_),
       [self = shared_from_this()](boost::system::error_code error, size_t bytes) {
         self->OnWritten(error, bytes);
@@ -383,8 +426,7 @@ void Session::Linger() {
   phase_ = Phase::kLingering;
   if (peer_gone_ || stopping_) return Close();
   // Closing with input unread would send a reset, which can overtake the answer.
-  boost::system::error_code ignored;
-  socket_.shutdown(net::ip::tcp::socket::shutdown_send, ignored);
+  stream_.ShutdownSend([self = shared_from_this()](boost::system::error_code) {});
   linger_deadline_ = Clock::now() + kLingerTime;
   ArmTimer();
   Read();
@@ -394,16 +436,16 @@ void Session::Close() {
   if (phase_ == Phase::kClosed) return;
   const bool answering = phase_ == Phase::kAnswering || phase_ == Phase::kFlushing;
   phase_ = Phase::kClosed;
-  LeaveSlowBodies();
+  LeaveSlow();
   if (call_ != nullptr) {
     call_->OnDisconnect();
     // Released later: this may run inside one of the call's own functions.
-    net::post(socket_.get_executor(), [call = std::move(call_)] {});
+    net::post(executor(), [call = std::move(call_)] {});
   }
   Settle(answering || counted_ ? kClientClosedRequest : 0);
   boost::system::error_code ignored;
   timer_.cancel(ignored);
-  socket_.close(ignored);
+  stream_.Close();
   shared_.on_change(this);
 }
 

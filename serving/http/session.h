@@ -14,7 +14,6 @@
 
 #include <array>
 #include <atomic>
-#include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <chrono>
 #include <functional>
@@ -23,10 +22,11 @@
 #include <string>
 #include <string_view>
 
+#include "serving/http/client_stream.h"
 #include "serving/http/exchange.h"
 #include "serving/http/request_reader.h"
 #include "serving/http/server_options.h"
-#include "serving/http/slow_bodies.h"
+#include "serving/http/slow_peers.h"
 
 namespace moesaic {
 
@@ -38,21 +38,22 @@ struct SessionShared {
                 std::function<void(Session* closed)> changed)
       : options(server_options),
         handler(request_handler),
-        slow_bodies(server_options.max_slow_bodies_per_peer),
+        slow_peers(server_options.max_slow_per_peer),
         on_change(std::move(changed)) {}
 
   const ServerOptions& options;
   RequestHandler& handler;
   std::atomic<size_t> body_bytes{0};  // of requests being read or answered
   std::atomic<int64_t> busy{0};       // requests that have begun and are not yet answered
-  SlowBodies slow_bodies;
+  SlowPeers slow_peers;
   // Called on any thread, after busy fell or a session ended.
   std::function<void(Session* closed)> on_change;
 };
 
 class Session : public std::enable_shared_from_this<Session> {
  public:
-  Session(boost::asio::ip::tcp::socket socket, SessionShared& shared);
+  // `tls`: null for a connection without.
+  Session(ClientStream::Socket socket, boost::asio::ssl::context* tls, SessionShared& shared);
   ~Session();
 
   // Any thread.
@@ -74,16 +75,24 @@ class Session : public std::enable_shared_from_this<Session> {
     kLingering,  // written and shut down; discards input so that the client can read the answer
     kClosed,
   };
+  enum class ReadStage { kNone, kHandshake, kIdle, kHead, kBody };
+  static bool MayBeSlow(ReadStage stage) {
+    return stage == ReadStage::kHandshake || stage == ReadStage::kBody;
+  }
 
+  boost::asio::any_io_executor executor() { return stream_.socket().get_executor(); }
+
+  void Handshake();
+  void OnHandshake(boost::system::error_code error);
   void Read();
   void OnRead(boost::system::error_code error, size_t bytes);
-  void OnPeerGone();
   void ProcessInput();
   bool OnHead();  // false: the request has been answered
   void Dispatch();
   void UpdateReadDeadline();
+  void BeginStage(ReadStage stage);
   void OnReadDeadline();
-  void LeaveSlowBodies();
+  void LeaveSlow();
   void AccountBody(size_t bytes);
   void Settle(int status);  // the request's end, whichever it was: metrics, log, counters
 
@@ -106,7 +115,7 @@ class Session : public std::enable_shared_from_this<Session> {
   void OnTimer();
 
   SessionShared& shared_;
-  boost::asio::ip::tcp::socket socket_;
+  ClientStream stream_;
   boost::asio::steady_timer timer_;
   Phase phase_ = Phase::kReading;
 
@@ -117,7 +126,7 @@ class Session : public std::enable_shared_from_this<Session> {
   bool stopping_ = false;
   bool for_probes_ = false;
   std::string peer_;
-  bool slow_body_ = false;  // counted in shared_.slow_bodies
+  bool slow_ = false;  // counted in shared_.slow_peers
   RequestReader reader_;
   size_t accounted_body_bytes_ = 0;
   std::optional<HttpResponse> refusal_;  // by CheckHead, sent when the small body has been read
@@ -138,11 +147,11 @@ class Session : public std::enable_shared_from_this<Session> {
   std::string log_note_;
   Clock::time_point request_start_;
 
-  enum class ReadStage { kNone, kIdle, kHead, kBody };
   ReadStage read_stage_ = ReadStage::kNone;
   // Clock::time_point::max(): not running.
   Clock::time_point read_deadline_ = Clock::time_point::max();
-  Clock::time_point body_deadline_ = Clock::time_point::max();
+  // Of a handshake or a body that is slow, where its peer may have another one.
+  Clock::time_point slow_deadline_ = Clock::time_point::max();
   Clock::time_point write_deadline_ = Clock::time_point::max();
   Clock::time_point quiet_deadline_ = Clock::time_point::max();
   Clock::time_point linger_deadline_ = Clock::time_point::max();

@@ -37,19 +37,19 @@ double Softplus(double x) { return x > 30.0 ? x : std::log1p(std::exp(x)); }
 }  // namespace
 
 MixerWidths WidthsOf(const DeltaNetSpec& spec) {
-  return {RatesAt(spec) + 2 * spec.value_heads, spec.value_width()};
+  return {RatesAt(spec) + 2 * spec.value_heads, spec.value_width(), spec.value_width()};
 }
 
 uint64_t DeltaNet::SlotBytes(const ModelConfig& config) {
-  const DeltaNetSpec* const spec = config.delta_net();
+  const DeltaNetSpec* const spec = config.FindMixer<DeltaNetSpec>();
   if (spec == nullptr) return 0;
   return CheckedMul(static_cast<uint64_t>(LayerFloats(*spec)) * sizeof(float),
-                    static_cast<uint64_t>(config.num_delta_net_layers()), "recurrent state");
+                    static_cast<uint64_t>(config.NumMixers<DeltaNetSpec>()), "recurrent state");
 }
 
 uint64_t DeltaNet::WorkspaceBytes(const ModelConfig& config, const ModelLimits& limits,
                                   int threads) {
-  if (config.delta_net() == nullptr) return 0;
+  if (config.FindMixer<DeltaNetSpec>() == nullptr) return 0;
   return static_cast<uint64_t>(threads * ScratchFloats(limits)) * sizeof(float);
 }
 
@@ -59,7 +59,7 @@ DeltaNet::DeltaNet(const ModelConfig& config, const ModelWeights& weights,
     : weights_(weights),
       kernels_(kernels),
       f32_kernels_(F32KernelsOf(kernels)),
-      spec_(*config.delta_net()),
+      spec_(*config.FindMixer<DeltaNetSpec>()),
       most_threads_(most_threads),
       scratch_stride_(ScratchFloats(limits)),
       activations_(activations),
@@ -186,7 +186,7 @@ void DeltaNet::Recur(int64_t layer, const Run& run, int64_t head, float* scratch
     decays[t] = static_cast<float>(std::exp(-static_cast<double>(w.decay[head]) * step));
     betas[t] = static_cast<float>(1.0 / (1.0 + std::exp(-static_cast<double>(rates[head]))));
   }
-  const int64_t key_head = head / spec_.group();
+  const int64_t key_head = spec_.by_turns ? head % spec_.key_heads : head / spec_.group();
   const int64_t in_layer = ConvStateFloats(spec_) + head * HeadFloats(spec_);
   const float* const from = State(layer, run.from);
   DeltaRuleArgs rule;

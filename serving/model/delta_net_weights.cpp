@@ -11,7 +11,7 @@ void LoadConv(const DeltaNetSpec& spec, const PlannedTensor& tensor, WeightLoade
               const float* target) {
   const int64_t channels = spec.channels();
   std::vector<float> stored(static_cast<size_t>(channels * spec.conv_width));
-  load.Rows(stored.data(), tensor, channels, spec.conv_width);
+  load.Rows(tensor, channels, spec.conv_width, 0, channels, stored.data());
   auto* const out = const_cast<float*>(target);
   for (int64_t channel = 0; channel < channels; ++channel) {
     for (int64_t j = 0; j < spec.conv_width; ++j) {
@@ -50,7 +50,10 @@ void LoadMixer(const DeltaNetSpec& spec, const DeltaNetWeights& w, const TensorP
   LoadConv(spec, at(TensorSlot::kDeltaConv), load, w.conv);
   load.Vector(w.decay, {{at(TensorSlot::kDeltaDecay), spec.value_heads}});
   auto* const decay = const_cast<float*>(w.decay);
-  for (int64_t head = 0; head < spec.value_heads; ++head) decay[head] = std::exp(decay[head]);
+  const bool rates = at(TensorSlot::kDeltaDecay).Find<NegativeRates>() != nullptr;
+  for (int64_t head = 0; head < spec.value_heads; ++head) {
+    decay[head] = rates ? -decay[head] : std::exp(decay[head]);
+  }
   load.Vector(w.bias, {{at(TensorSlot::kDeltaStepBias), spec.value_heads}});
   load.Norm(w.norm, spec.norm, at(TensorSlot::kDeltaNorm), spec.value_dim);
   load.Matrix(w.output, at(TensorSlot::kDeltaOutput));

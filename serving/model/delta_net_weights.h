@@ -1,6 +1,7 @@
 // The weights of linear attention by the gated delta rule. Plain data.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "core/config/mixer_spec.h"
@@ -24,6 +25,11 @@ struct DeltaNetWeights {
   const float* norm = nullptr;   // [value_dim]
   PackedMatrix output;           // [hidden, value_width]
 };
+
+// Matrices of the products that each token runs, in their order.
+inline std::array<const PackedMatrix*, 3> MatricesOf(const DeltaNetWeights& w) {
+  return {&w.in, &w.rates, &w.output};
+}
 
 // Floats between a channel's weights, and between its inputs, of neighbouring tokens.
 inline int64_t ConvStride(const DeltaNetSpec& spec) { return (spec.channels() + 15) / 16 * 16; }

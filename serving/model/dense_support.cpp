@@ -19,6 +19,7 @@ const char* WhyNot(const GroupedQuerySpec& spec) {
   return nullptr;
 }
 
+const char* WhyNot(const LatentSpec&) { return "layers of latent attention"; }
 const char* WhyNot(const DeltaNetSpec&) { return "layers of linear attention"; }
 
 // The kernel does more, of which nothing is passed on to it yet.

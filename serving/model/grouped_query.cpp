@@ -17,17 +17,21 @@ KvLayout KvLayoutOf(const GroupedQuerySpec& spec, WeightType type) {
 }  // namespace
 
 MixerWidths WidthsOf(const GroupedQuerySpec& spec) {
-  return {spec.projected_width(), spec.q_width()};
+  return {spec.projected_width(), spec.q_width(), spec.q_width()};
 }
 
 uint64_t GroupedQuery::BlockBytes(const ModelConfig& config, WeightType kv_type) {
-  return static_cast<uint64_t>(KvLayoutOf(config.attention(), kv_type).block_bytes()) *
-         static_cast<uint64_t>(config.num_attention_layers());
+  const auto* const spec = config.FindMixer<GroupedQuerySpec>();
+  if (spec == nullptr) return 0;
+  return static_cast<uint64_t>(KvLayoutOf(*spec, kv_type).block_bytes()) *
+         static_cast<uint64_t>(config.NumMixers<GroupedQuerySpec>());
 }
 
 uint64_t GroupedQuery::WorkspaceBytes(const ModelConfig& config, const ModelLimits& limits,
                                       int threads) {
-  const GroupedQuerySpec& spec = config.attention();
+  const auto* const found = config.FindMixer<GroupedQuerySpec>();
+  if (found == nullptr) return 0;
+  const GroupedQuerySpec& spec = *found;
   const int64_t split =
       kSplitItemsPerThread * threads * MaxChunks(limits) * GroupPartialFloats(spec);
   const int64_t floats = WorkerScratchFloats(spec, limits.kv_type) * threads + split;
@@ -56,15 +60,11 @@ GroupedQuery::GroupedQuery(const ModelConfig& config, const ModelWeights& weight
   row_slice_.resize(rows);
   row_blocks_.reserve(rows);
   block_pointers_.reserve(static_cast<size_t>(limits.num_kv_blocks) + 64);
-  int64_t kv_layers = 0;
-  for (const LayerSpec& layer : config.layers) {
-    kv_layer_.push_back(layer.has_attention() ? kv_layers++ : -1);
-  }
 }
 
 std::byte* GroupedQuery::KvBlock(int64_t layer, int32_t block) {
-  const int64_t at = kv_layer_[static_cast<size_t>(layer)];
-  return kv_.data() + (at * limits_.num_kv_blocks + block) * kv_layout_.block_bytes();
+  const int64_t index = groups_.index[static_cast<size_t>(layer)];
+  return kv_.data() + (index * limits_.num_kv_blocks + block) * kv_layout_.block_bytes();
 }
 
 void GroupedQuery::Begin(const ForwardBatch& batch) {

@@ -23,9 +23,9 @@ class GroupedQuery : public HostMixer {
   GroupedQuery(const ModelConfig& config, const ModelWeights& weights, const CpuKernels& kernels,
                const ModelLimits& limits, int most_threads, HostActivations& activations);
 
-  // Keys and values apart.
+  // Keys and values apart. 0 for a model without it.
   static uint64_t WorkspaceBytes(const ModelConfig& config, const ModelLimits& limits, int threads);
-  // A block of all layers.
+  // A block of all layers that have it.
   static uint64_t BlockBytes(const ModelConfig& config, WeightType kv_type);
 
   void Begin(const ForwardBatch& batch) override;
@@ -71,10 +71,9 @@ class GroupedQuery : public HostMixer {
   const int most_threads_;
   const RopeTable rope_;
   HostActivations& activations_;
-  std::vector<int64_t> kv_layer_;  // [layers] number among those with attention; -1: it has none
 
   int64_t scratch_stride_ = 0;    // floats of one worker's scratch
-  AlignedBuffer kv_;              // [layers with attention, num_kv_blocks, block_bytes]
+  AlignedBuffer kv_;              // [layers that have it, num_kv_blocks, block_bytes]
   AlignedBuffer split_partials_;  // [split items, chunks, group, partial] f32
   AlignedBuffer scratch_;         // [threads, scratch_stride] f32
 

@@ -1,6 +1,7 @@
 // The weights of softmax attention with grouped queries. Plain data.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "core/config/mixer_spec.h"
@@ -23,6 +24,11 @@ struct GroupedQueryWeights {
   // [heads, AttentionPartialFloats] the sinks as partial results of attention, or null.
   const float* sinks = nullptr;
 };
+
+// Matrices of the products that each token runs, in their order.
+inline std::array<const PackedMatrix*, 2> MatricesOf(const GroupedQueryWeights& w) {
+  return {&w.qkv, &w.output};
+}
 
 // Values of the weights of QK-norm.
 int64_t QNormWidth(const GroupedQuerySpec& attention);

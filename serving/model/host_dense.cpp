@@ -10,6 +10,7 @@
 #include "serving/model/choose_experts.h"
 #include "serving/model/delta_net.h"
 #include "serving/model/grouped_query.h"
+#include "serving/model/latent.h"
 #include "serving/model/sampler.h"
 
 namespace moesaic {
@@ -23,12 +24,13 @@ MixerWidths WidestOf(const ModelConfig& config) {
         std::visit([](const auto& spec) { return WidthsOf(spec); }, layer.mixer);
     widest.projected = std::max(widest.projected, widths.projected);
     widest.mixed = std::max(widest.mixed, widths.mixed);
+    widest.input = std::max(widest.input, widths.input);
   }
   return widest;
 }
 
 int64_t WidestProductInput(const ModelConfig& config) {
-  return std::max(config.hidden_size, WidestOf(config).mixed);
+  return std::max(config.hidden_size, WidestOf(config).input);
 }
 
 }  // namespace
@@ -51,7 +53,7 @@ uint64_t HostDense::WorkspaceBytes(const ModelConfig& c, const CpuKernels& kerne
                                        WidestActivationRow(c, kernels, c.widest_dense_mlp())) +
                                HostActivations::Bytes(kernels, rows, WidestProductInput(c))) +
          GroupedQuery::WorkspaceBytes(c, limits, threads) +
-         DeltaNet::WorkspaceBytes(c, limits, threads);
+         Latent::WorkspaceBytes(c, limits, threads) + DeltaNet::WorkspaceBytes(c, limits, threads);
 }
 
 HostDense::HostDense(const ModelConfig& config, ModelWeights weights, const CpuKernels& kernels,
@@ -65,16 +67,9 @@ HostDense::HostDense(const ModelConfig& config, ModelWeights weights, const CpuK
       limits_(limits),
       norm_stride_(PaddedFloats(config.hidden_size)),
       activations_(kernels, limits.max_batch_tokens, WidestProductInput(config)) {
-  mixers_.push_back(std::make_unique<GroupedQuery>(config, weights_, kernels, limits,
-                                                   pool.threads(), activations_));
-  mixer_of_layer_.assign(config.layers.size(), mixers_.front().get());
-  if (config.delta_net() != nullptr) {
-    mixers_.push_back(std::make_unique<DeltaNet>(config, weights_, kernels, limits, pool.threads(),
-                                                 activations_));
-    for (size_t layer = 0; layer < config.layers.size(); ++layer) {
-      if (!config.layers[layer].has_attention()) mixer_of_layer_[layer] = mixers_.back().get();
-    }
-  }
+  MakeMixer<GroupedQuerySpec, GroupedQuery>();
+  MakeMixer<LatentSpec, Latent>();
+  MakeMixer<DeltaNetSpec, DeltaNet>();
   const int64_t rows = limits.max_batch_tokens;
   hidden_ = ZeroedFloats(rows * config.hidden_size);
   normed_ = ZeroedFloats(rows * norm_stride_);
@@ -93,6 +88,20 @@ HostDense::HostDense(const ModelConfig& config, ModelWeights weights, const CpuK
   router_out_ = ZeroedFloats(rows * config.num_experts());
   mlp_hidden_ = AlignedBuffer(
       static_cast<size_t>(rows * WidestActivationRow(config, kernels, config.widest_dense_mlp())));
+}
+
+// For the layers that have it, if there are any.
+template <typename Spec, typename Mixer>
+void HostDense::MakeMixer() {
+  if (config_.FindMixer<Spec>() == nullptr) return;
+  mixers_.push_back(
+      std::make_unique<Mixer>(config_, weights_, kernels_, limits_, pool_.threads(), activations_));
+  mixer_of_layer_.resize(config_.layers.size());
+  for (size_t l = 0; l < config_.layers.size(); ++l) {
+    if (std::holds_alternative<Spec>(config_.layers[l].mixer)) {
+      mixer_of_layer_[l] = mixers_.back().get();
+    }
+  }
 }
 
 void HostDense::WorkIn(float* projected, float* mixed) {

@@ -65,6 +65,8 @@ class HostDense : public DensePart {
   const ModelWeights& weights() const { return weights_; }
 
  private:
+  template <typename Spec, typename Mixer>
+  void MakeMixer();
   HostMixer& MixerOf(int64_t layer) { return *mixer_of_layer_[static_cast<size_t>(layer)]; }
   const LayerWeights& Weights(int64_t layer) const {
     return weights_.layers[static_cast<size_t>(layer)];

@@ -19,8 +19,10 @@ namespace moesaic {
 struct MixerWidths {
   int64_t projected = 0;
   int64_t mixed = 0;
+  int64_t input = 0;  // of the longest row that a product of the mixer takes, the hidden one apart
 };
 MixerWidths WidthsOf(const GroupedQuerySpec& spec);
+MixerWidths WidthsOf(const LatentSpec& spec);
 MixerWidths WidthsOf(const DeltaNetSpec& spec);
 
 class HostMixer {

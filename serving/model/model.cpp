@@ -9,6 +9,7 @@
 #include "serving/model/delta_net.h"
 #include "serving/model/grouped_query.h"
 #include "serving/model/host_dense.h"
+#include "serving/model/latent.h"
 
 namespace moesaic {
 namespace {
@@ -38,7 +39,7 @@ class StopWatch {
 }  // namespace
 
 uint64_t Model::KvBlockBytes(const ModelConfig& config, WeightType kv_type) {
-  return GroupedQuery::BlockBytes(config, kv_type);
+  return GroupedQuery::BlockBytes(config, kv_type) + Latent::BlockBytes(config, kv_type);
 }
 
 uint64_t Model::StateSlotBytes(const ModelConfig& config) { return DeltaNet::SlotBytes(config); }
@@ -68,7 +69,7 @@ Model::Model(const ModelConfig& config, std::unique_ptr<DensePart> dense,
       runner_(config_, expert_layout, std::move(experts), kernels, limits.max_batch_tokens,
               limits.defer_experts > 0, dense->host_layers()),
       dense_(std::move(dense)) {
-  if (config.attention().rope.kind == RopeKind::kDynamicNtk &&
+  if (config.rope().kind == RopeKind::kDynamicNtk &&
       limits.max_context_tokens > config.max_position) {
     LogInfo(
         "dynamic rope: up to {} positions as the model was trained, beyond them the base grows "

@@ -1,6 +1,7 @@
 #include "serving/model/step_cost.h"
 
 #include <algorithm>
+#include <variant>
 
 #include "serving/model/model.h"
 #include "serving/model/weights.h"
@@ -12,14 +13,19 @@ double Flop(const PackedMatrix& matrix) {
   return 2.0 * static_cast<double>(matrix.n) * static_cast<double>(matrix.k);
 }
 
-double Flop(const GroupedQueryWeights& mixer) { return Flop(mixer.qkv) + Flop(mixer.output); }
-double Flop(const DeltaNetWeights& mixer) {
-  return Flop(mixer.in) + Flop(mixer.rates) + Flop(mixer.output);
-}
 // A token's reading, correcting and reading again of all heads' states.
 double Flop(const DeltaNetSpec& spec) {
   return 7.0 * static_cast<double>(spec.value_heads * spec.key_dim * spec.value_dim);
 }
+
+// Of one token's attention to one position.
+double PositionFlop(const GroupedQuerySpec& spec) {
+  return 4.0 * static_cast<double>(spec.q_width());
+}
+double PositionFlop(const LatentSpec& spec) {
+  return 2.0 * static_cast<double>(spec.heads * (spec.row_width() + spec.kv_rank));
+}
+double PositionFlop(const DeltaNetSpec&) { return 0; }
 
 uint64_t Bytes(const PackedMatrix& matrix) {
   return static_cast<uint64_t>(matrix.panels() * matrix.panel_bytes());
@@ -40,21 +46,27 @@ StepCost StepCostOf(const ModelConfig& config, WeightType weights, WeightType kv
   // A sequence's state is read and written.
   cost.state_bytes = 2 * Model::StateSlotBytes(config);
   for (const LayerWeights& layer : shapes.layers) {
-    cost.token_flop += std::visit([](const auto& mixer) { return Flop(mixer); }, layer.mixer);
+    std::visit(
+        [&](const auto& mixer) {
+          for (const PackedMatrix* matrix : MatricesOf(mixer)) cost.token_flop += Flop(*matrix);
+        },
+        layer.mixer);
     for (const PackedMatrix* matrix :
          {&layer.router, &layer.shared_gate, &layer.gate, &layer.up, &layer.down}) {
       cost.token_flop += Flop(*matrix);
     }
   }
-  if (const DeltaNetSpec* const delta = config.delta_net()) {
-    cost.token_flop += static_cast<double>(config.num_delta_net_layers()) * Flop(*delta);
+  if (const DeltaNetSpec* const delta = config.FindMixer<DeltaNetSpec>()) {
+    cost.token_flop += static_cast<double>(config.NumMixers<DeltaNetSpec>()) * Flop(*delta);
   }
   cost.token_flop += 2.0 * static_cast<double>(config.num_sparse_layers() * config.top_k() *
                                                config.expert_parameters());
   cost.logit_row_flop = Flop(shapes.head);
-  cost.position_flop = 4.0 * static_cast<double>(config.attention().q_width());
   for (const LayerSpec& layer : config.layers) {
-    if (layer.has_attention()) cost.windows.push_back(layer.attention().window);
+    if (!layer.has_attention()) continue;
+    cost.position_flop =
+        std::visit([](const auto& spec) { return PositionFlop(spec); }, layer.mixer);
+    cost.windows.push_back(WindowOf(layer.mixer));
   }
   return cost;
 }

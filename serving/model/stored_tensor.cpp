@@ -80,6 +80,10 @@ StoredTensor FindStored(const Checkpoint& checkpoint, const PlannedTensor& tenso
     form.first = rows->first;
     form.run = rows->count;
   }
+  if (const auto* const pairs = tensor.Find<RowsInPairs>()) {
+    form.paired_rows = pairs->head_rows;
+    form.passed_rows = pairs->passed;
+  }
   std::vector<int64_t> whole(shape.begin(), shape.end());
   whole.front() = form.stored_rows();
   if (const std::optional<Fp8Tensor> fp8 = FindFp8(checkpoint, tensor, whole)) {
@@ -90,7 +94,6 @@ StoredTensor FindStored(const Checkpoint& checkpoint, const PlannedTensor& tenso
     return stored;
   }
   const auto* const stack = tensor.Find<StackOf>();
-  if (const auto* const pairs = tensor.Find<RowsInPairs>()) form.paired_rows = pairs->head_rows;
   form.transposed = tensor.Find<Transposed>() != nullptr;
   if (tensor.Find<Mxfp4Blocks>() != nullptr) {
     CHECK(!form.transposed);

@@ -34,6 +34,7 @@ struct RowForm {
   int64_t run = 1;          // EveryNthRow::count
   bool transposed = false;  // the bytes are [cols, stored_rows()]
   int64_t paired_rows = 0;  // RowsInPairs::head_rows; 0: they are in order
+  int64_t passed_rows = 0;  // RowsInPairs::passed
   BlockScales blocks = {};  // of fp8
   const GgufType* gguf = nullptr;
 
@@ -41,9 +42,10 @@ struct RowForm {
   // Where the row is that is wanted.
   int64_t StoredRow(int64_t row) const {
     if (paired_rows == 0) return first + row / run * step + row % run;
-    const int64_t in_head = row % paired_rows;
-    const int64_t half = paired_rows / 2;
-    return row - in_head + (in_head < half ? 2 * in_head : 2 * (in_head - half) + 1);
+    const int64_t in_pairs = row % paired_rows - passed_rows;
+    if (in_pairs < 0) return row;
+    const int64_t half = (paired_rows - passed_rows) / 2;
+    return row - in_pairs + (in_pairs < half ? 2 * in_pairs : 2 * (in_pairs - half) + 1);
   }
   size_t pieces() const {
     return values == StoredValues::kFp8 || values == StoredValues::kMxfp4 ? 2 : 1;

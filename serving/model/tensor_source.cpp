@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/check.h"
@@ -106,39 +107,46 @@ class CheckpointTensorSource : public TensorSource {
     }
   }
 
+  // The stored rows among which rows [row_begin, row_end) are, as [first, end).
+  static std::pair<int64_t, int64_t> StoredRange(const RowForm& form, int64_t row_begin,
+                                                 int64_t row_end) {
+    int64_t first = form.StoredRow(row_begin);
+    int64_t last = first;
+    for (int64_t row = row_begin + 1; row < row_end; ++row) {
+      first = std::min(first, form.StoredRow(row));
+      last = std::max(last, form.StoredRow(row));
+    }
+    return {first, last + 1};
+  }
+
   // Neighbours are read into the last quarter of the destination and widened from its start on.
   void ReadFp8Rows(const StoredTensor& stored, int64_t row_begin, int64_t row_end,
                    std::span<std::byte> destination) const {
     const RowForm& form = stored.form;
-    const int64_t first = form.StoredRow(row_begin);
+    const auto [first, end] = StoredRange(form, row_begin, row_end);
     const int64_t count = row_end - row_begin;
     auto* const out = reinterpret_cast<float*>(destination.data());
     std::vector<std::byte> scales(stored.extents[1].bytes);
     Read(stored.extents[1], scales);
-    const int64_t between = form.StoredRow(row_end - 1) - first + 1;
-    if (between == count) {
+    if (form.paired_rows == 0 && end - first == count) {
       const std::span<std::byte> values = destination.last(destination.size() / sizeof(float));
       ReadStored(stored, first, count, values);
       DequantiseFp8(values.data(), first, count, form.cols, scales.data(), stored.dtypes[1],
                     form.blocks, out);
       return;
     }
-    std::vector<std::byte> values(static_cast<size_t>(between * form.cols));
-    ReadStored(stored, first, between, values);
+    std::vector<std::byte> values(static_cast<size_t>((end - first) * form.cols));
+    ReadStored(stored, first, end - first, values);
     const std::array<std::span<const std::byte>, 2> pieces = {values, scales};
     DecodeRows(form, pieces, stored.dtypes, row_begin, count, out, first);
   }
 
   void ReadDecodedRows(const StoredTensor& stored, int64_t row_begin, int64_t row_end,
                        std::span<std::byte> destination) const {
-    // The stored rows among which these are; of a transposed matrix there are none.
+    // Of a transposed matrix all is read.
     const RowForm& form = stored.form;
-    int64_t first = form.transposed ? 0 : form.StoredRow(row_begin);
-    int64_t last = first;
-    for (int64_t row = row_begin + 1; row < row_end && !form.transposed; ++row) {
-      first = std::min(first, form.StoredRow(row));
-      last = std::max(last, form.StoredRow(row));
-    }
+    const auto [first, end] =
+        form.transposed ? std::pair<int64_t, int64_t>() : StoredRange(form, row_begin, row_end);
     std::array<std::vector<std::byte>, 2> bytes;
     std::array<std::span<const std::byte>, 2> pieces;
     for (size_t i = 0; i < form.pieces(); ++i) {
@@ -146,7 +154,7 @@ class CheckpointTensorSource : public TensorSource {
       if (!form.transposed) {
         const uint64_t row_bytes = form.RowBytes(i, stored.dtypes[i]);
         part.offset += static_cast<uint64_t>(first) * row_bytes;
-        part.bytes = static_cast<uint64_t>(last - first + 1) * row_bytes;
+        part.bytes = static_cast<uint64_t>(end - first) * row_bytes;
       }
       bytes[i].resize(part.bytes);
       Read(part, bytes[i]);

@@ -15,6 +15,21 @@ namespace {
 // the packing of one piece use all threads.
 constexpr int64_t kStagingBytes = int64_t{16} << 20;
 
+void Widen(const std::byte* raw, DType dtype, int64_t count, float* out) {
+  for (int64_t i = 0; i < count; ++i) {
+    switch (dtype) {
+      case DType::kF32:
+        out[i] = reinterpret_cast<const float*>(raw)[i];
+        break;
+      case DType::kF16:
+        out[i] = F16ToF32(reinterpret_cast<const uint16_t*>(raw)[i]);
+        break;
+      default:
+        out[i] = Bf16ToF32(reinterpret_cast<const uint16_t*>(raw)[i]);
+    }
+  }
+}
+
 }  // namespace
 
 void WeightLoader::Matrix(const PackedMatrix& target, const std::vector<RowPart>& parts) {
@@ -85,6 +100,28 @@ void WeightLoader::Blocks(const PackedMatrix& target, const std::vector<RowPart>
   CHECK_EQ(part_begin, target.n);
 }
 
+void WeightLoader::Rows(const PlannedTensor& tensor, int64_t n, int64_t k, int64_t begin,
+                        int64_t end, float* out) {
+  ReadFloats(tensor, std::array<int64_t, 2>{n, k}, begin, end, out);
+}
+
+void WeightLoader::Pack(const PackedMatrix& target, const float* rows) {
+  auto* const destination = const_cast<std::byte*>(target.data);
+  if (target.type == WeightType::kGguf) {
+    CHECK(target.form.is_f32());
+    std::memset(destination, 0, static_cast<size_t>(target.bytes()));
+    pool_.ParallelFor(target.n, [&](int64_t row, int) {
+      PackGgufRow(target, row, reinterpret_cast<const std::byte*>(rows + row * target.k),
+                  destination + row / kPanelOutputs * target.panel_bytes());
+    });
+    return;
+  }
+  pool_.ParallelFor(target.panels(), [&](int64_t panel, int) {
+    kernels_.pack_panels(rows, DType::kF32, target.k, target.n, target.k, target.type, panel,
+                         panel + 1, destination);
+  });
+}
+
 void WeightLoader::Norm(const float* target, const NormSpec& norm, const PlannedTensor& tensor,
                         int64_t n) {
   Vector(target, {{tensor, n}});
@@ -96,36 +133,19 @@ void WeightLoader::Norm(const float* target, const NormSpec& norm, const Planned
 void WeightLoader::Vector(const float* target, const std::vector<RowPart>& parts) {
   auto* out = const_cast<float*>(target);
   for (const RowPart& part : parts) {
-    ReadFloats(part.tensor, std::array<int64_t, 1>{part.rows}, out);
+    ReadFloats(part.tensor, std::array<int64_t, 1>{part.rows}, 0, part.rows, out);
     out += part.rows;
   }
 }
 
-void WeightLoader::Rows(const float* target, const PlannedTensor& tensor, int64_t rows,
-                        int64_t cols) {
-  ReadFloats(tensor, std::array<int64_t, 2>{rows, cols}, const_cast<float*>(target));
-}
-
 void WeightLoader::ReadFloats(const PlannedTensor& tensor, std::span<const int64_t> shape,
-                              float* out) {
-  const int64_t rows = shape.front();
+                              int64_t begin, int64_t end, float* out) {
   const int64_t cols = shape.size() > 1 ? shape.back() : 1;
   const DType dtype = source_.Require(tensor, shape);
-  const int64_t bytes = rows * cols * DTypeBits(dtype) / 8;
+  const int64_t bytes = (end - begin) * cols * DTypeBits(dtype) / 8;
   std::byte* const raw = Staging(bytes);
-  source_.ReadRows(tensor, 0, rows, cols, {raw, static_cast<size_t>(bytes)});
-  for (int64_t i = 0; i < rows * cols; ++i) {
-    switch (dtype) {
-      case DType::kF32:
-        out[i] = reinterpret_cast<const float*>(raw)[i];
-        break;
-      case DType::kF16:
-        out[i] = F16ToF32(reinterpret_cast<const uint16_t*>(raw)[i]);
-        break;
-      default:
-        out[i] = Bf16ToF32(reinterpret_cast<const uint16_t*>(raw)[i]);
-    }
-  }
+  source_.ReadRows(tensor, begin, end, cols, {raw, static_cast<size_t>(bytes)});
+  Widen(raw, dtype, (end - begin) * cols, out);
 }
 
 std::byte* WeightLoader::Staging(int64_t bytes) {

@@ -32,16 +32,20 @@ class WeightLoader {
   void Matrix(const PackedMatrix& target, const PlannedTensor& tensor) {
     Matrix(target, {{tensor, target.n}});
   }
+  // Rows [begin, end) of a matrix of this shape, as f32.
+  void Rows(const PlannedTensor& tensor, int64_t n, int64_t k, int64_t begin, int64_t end,
+            float* out);
+  // Packs rows [target.n, target.k] that are in memory.
+  void Pack(const PackedMatrix& target, const float* rows);
   void Vector(const float* target, const std::vector<RowPart>& parts);
-  // A matrix [rows, cols] of f32 as it is, not packed.
-  void Rows(const float* target, const PlannedTensor& tensor, int64_t rows, int64_t cols);
   // A vector of n, of a norm like this.
   void Norm(const float* target, const NormSpec& norm, const PlannedTensor& tensor, int64_t n);
 
  private:
   void Blocks(const PackedMatrix& target, const std::vector<RowPart>& parts);
   std::byte* Staging(int64_t bytes);
-  void ReadFloats(const PlannedTensor& tensor, std::span<const int64_t> shape, float* out);
+  void ReadFloats(const PlannedTensor& tensor, std::span<const int64_t> shape, int64_t begin,
+                  int64_t end, float* out);
   void ReadAcross(const std::vector<RowPart>& parts, int64_t begin, int64_t end, int64_t k,
                   int64_t row_bytes);
 

@@ -15,12 +15,13 @@
 #include "kernels/cpu/kernels.h"
 #include "serving/model/delta_net_weights.h"
 #include "serving/model/grouped_query_weights.h"
+#include "serving/model/latent_weights.h"
 #include "serving/model/tensor_source.h"
 
 namespace moesaic {
 
 // Of a layer's mixer; the alternatives are those of MixerSpec.
-using MixerWeights = std::variant<GroupedQueryWeights, DeltaNetWeights>;
+using MixerWeights = std::variant<GroupedQueryWeights, LatentWeights, DeltaNetWeights>;
 
 struct LayerWeights {
   const float* input_norm = nullptr;           // [hidden]

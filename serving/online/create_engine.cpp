@@ -59,7 +59,8 @@ void ScheduleState(const EngineOptions& options, const StatePlan& state,
   }
 }
 
-void Load(EngineSetup& setup, MetricsRegistry& registry, LoopParts& parts) {
+void Load(EngineSetup& setup, MetricsRegistry& registry,
+          const std::vector<std::shared_ptr<StateSection>>& kept, LoopParts& parts) {
   const EngineOptions& options = setup.options;
   const EnginePlan& plan = setup.plan;
   parts.metrics = std::make_unique<EngineMetrics>(registry, options.devices.count > 0);
@@ -81,7 +82,7 @@ void Load(EngineSetup& setup, MetricsRegistry& registry, LoopParts& parts) {
   std::vector<ExpertId> held;
   if (!options.state_file.empty()) {
     observers.state = std::make_unique<LearnedState>(options.state_file, options.state_interval_s,
-                                                     config, observers.Learned(), registry);
+                                                     config, observers.Learned(), registry, kept);
     observers.state->Restore();
     held = observers.state->LastResidents();
   }
@@ -114,11 +115,13 @@ std::unique_ptr<Engine> CreateEngine(const EngineOptions& options, MetricsRegist
   return CreateEngine(SetUpEngine(options), metrics);
 }
 
-std::unique_ptr<Engine> CreateEngine(EngineSetup setup, MetricsRegistry& metrics) {
+std::unique_ptr<Engine> CreateEngine(EngineSetup setup, MetricsRegistry& metrics,
+                                     std::vector<std::shared_ptr<StateSection>> kept) {
   // Shared, because what loads can be copied.
   auto shared = std::make_shared<EngineSetup>(std::move(setup));
-  return std::make_unique<EngineLoop>(
-      [shared, &metrics](LoopParts& parts) { Load(*shared, metrics, parts); });
+  return std::make_unique<EngineLoop>([shared, &metrics, kept = std::move(kept)](LoopParts& parts) {
+    Load(*shared, metrics, kept, parts);
+  });
 }
 
 }  // namespace moesaic

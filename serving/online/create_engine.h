@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "serving/engine/engine.h"
 #include "serving/online/engine_options.h"
@@ -11,9 +12,13 @@
 namespace moesaic {
 
 class MetricsRegistry;
+class StateSection;
 
-// Loads the model and starts the engine's thread. `metrics` must outlive the engine.
-std::unique_ptr<Engine> CreateEngine(EngineSetup setup, MetricsRegistry& metrics);
+// Loads the model and starts the engine's thread. `metrics` must outlive the engine. `kept`:
+// sections of any thread that its state file holds beside what it learns; shared with who serves
+// the model.
+std::unique_ptr<Engine> CreateEngine(EngineSetup setup, MetricsRegistry& metrics,
+                                     std::vector<std::shared_ptr<StateSection>> kept = {});
 // Of options in which everything is chosen: sets up first.
 std::unique_ptr<Engine> CreateEngine(const EngineOptions& options, MetricsRegistry& metrics);
 

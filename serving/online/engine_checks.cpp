@@ -40,8 +40,12 @@ void CheckEngineOptions(const EngineOptions& options, const ModelConfig& config)
 }
 
 void CheckContext(const EngineOptions& options, const ModelConfig& config) {
-  if (options.max_model_len > config.max_position &&
-      config.attention().rope.kind == RopeKind::kDefault) {
+  if (options.kv_cache_dtype == WeightType::kInt8 && config.FindMixer<LatentSpec>() != nullptr) {
+    Fail(ErrorKind::kInvalidArgument,
+         "--kv-cache-dtype int8: latent attention keeps one row for the keys and values of all "
+         "heads, which is not rounded further; give bfloat16, or leave it out");
+  }
+  if (options.max_model_len > config.max_position && config.rope().kind == RopeKind::kDefault) {
     Fail(ErrorKind::kInvalidArgument, "--max-model-len: {} is more than the model's {} positions",
          options.max_model_len, config.max_position);
   }

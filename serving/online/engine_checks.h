@@ -11,7 +11,8 @@ namespace moesaic {
 
 // Throws Error(kInvalidArgument) that says what to change.
 void CheckEngineOptions(const EngineOptions& options, const ModelConfig& config);
-// In both modes: throws Error(kInvalidArgument) for more tokens than the model has positions.
+// In both modes: throws Error(kInvalidArgument) for more tokens than the model has positions, and
+// for a type of keys and values that its layers do not keep.
 void CheckContext(const EngineOptions& options, const ModelConfig& config);
 
 }  // namespace moesaic

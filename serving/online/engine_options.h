@@ -52,6 +52,7 @@ struct EngineOptions {
   MemorySize kv_memory;        // a share is of machine memory
   int64_t max_model_len = 0;   // tokens of prompt and output; 0: the model's, or what fits
   uint64_t request_bytes = 0;  // left to who serves: requests that are read and tokenised
+  uint64_t replay_bytes = 0;   // and what was generated, for conversations that come back
 
   int64_t max_num_seqs = 64;
   int64_t max_num_batched_tokens = 512;

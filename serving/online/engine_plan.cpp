@@ -116,8 +116,10 @@ EnginePlan PlanEngine(const EngineOptions& asked, const ModelFiles& files) {
       Model::WorkspaceBytes(config, kernels, limits, options.threads, 1, dense_elsewhere) +
       static_cast<uint64_t>(limits.max_logit_rows + options.threads * 4) *
           static_cast<uint64_t>(config.vocab_size) * sizeof(float);
-  uint64_t fixed_bytes =
-      dense_bytes + workspace_bytes + staging_bytes + kProcessBytes + options.request_bytes;
+  // What is saved is in memory twice more: the copy of what was learned, and the file's bytes.
+  const uint64_t copies = options.state_file.empty() ? 0 : 2;
+  uint64_t fixed_bytes = dense_bytes + workspace_bytes + staging_bytes + kProcessBytes +
+                         options.request_bytes + (1 + copies) * options.replay_bytes;
   if (options.devices.count > 0) fixed_bytes += plan.all_experts_bytes + devices_host_bytes;
   uint64_t left = machine_bytes > fixed_bytes ? machine_bytes - fixed_bytes : 0;
   plan.state = PlanState(options, config, left);
@@ -131,8 +133,6 @@ EnginePlan PlanEngine(const EngineOptions& asked, const ModelFiles& files) {
     plan.max_context_tokens = kv.max_context_tokens;
   }
 
-  // What is saved is in memory twice more: the copy of what was learned, and the file's bytes.
-  const uint64_t copies = options.state_file.empty() ? 0 : 2;
   if (!plan.devices.empty()) {
     plan.predictor_bytes = PredictorBytes(options, config, plan);
   } else if (options.expert_memory.is_auto()) {
@@ -171,9 +171,9 @@ EnginePlan PlanEngine(const EngineOptions& asked, const ModelFiles& files) {
   ledger.Add("workspace", workspace_bytes);
   ledger.Add("process", kProcessBytes);
   if (options.request_bytes > 0) ledger.Add("requests", options.request_bytes);
-  if (copies * plan.predictor_bytes > 0) {
-    ledger.Add("state to save", copies * plan.predictor_bytes);
-  }
+  if (options.replay_bytes > 0) ledger.Add("replay", options.replay_bytes);
+  const uint64_t saved_bytes = plan.predictor_bytes + options.replay_bytes;
+  if (copies * saved_bytes > 0) ledger.Add("state to save", copies * saved_bytes);
   // Dense weights on their way to devices are read before the experts, into the memory that those,
   // their staging and the workspace will have.
   const uint64_t later_bytes = plan.all_experts_bytes + staging_bytes + workspace_bytes;

@@ -23,12 +23,12 @@ constexpr SkippedPart kSkippedParts[] = {
 };
 
 void LogSkipped(const Checkpoint& checkpoint) {
-  for (const auto& [prefix, what] : kSkippedParts) {
+  for (const SkippedPart& part : kSkippedParts) {
     const auto& tensors = checkpoint.tensors();
     const auto count = std::count_if(tensors.begin(), tensors.end(), [&](const auto& tensor) {
-      return tensor.first.starts_with(prefix);
+      return tensor.first.starts_with(part.prefix);
     });
-    if (count > 0) LogInfo("{} tensors {} ({}*) are skipped", count, what, prefix);
+    if (count > 0) LogInfo("{} tensors {} ({}*) are skipped", count, part.what, part.prefix);
   }
 }
 
@@ -37,6 +37,10 @@ void LogSkipped(const Checkpoint& checkpoint) {
 ModelFiles OpenModelFiles(const EngineOptions& options) {
   ModelFiles files;
   files.config = LoadModelConfig(options.model_dir);
+  if (files.config.prediction_layers > 0) {
+    LogInfo("layers that predict further tokens (num_nextn_predict_layers: {}) are not read",
+            files.config.prediction_layers);
+  }
   const WeightType type = ChooseWeightType(options);
   files.kernels =
       std::make_unique<const CpuKernels>(WithChoices(SelectKernels(type), options.kernel_choices));

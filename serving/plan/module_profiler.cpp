@@ -50,6 +50,25 @@ std::string PlacesText(const ThreadLayout& layout) {
   return text;
 }
 
+// The projection behind a layer's mixer.
+const PackedMatrix& OutputOf(const LayerWeights& layer) {
+  return std::visit([](const auto& mixer) -> const PackedMatrix& { return mixer.output; },
+                    layer.mixer);
+}
+
+std::string SizesText(const GroupedQuerySpec& spec) {
+  return fmt::format("{} {} {}", spec.heads, spec.kv_heads, spec.head_dim);
+}
+std::string SizesText(const LatentSpec& spec) {
+  return fmt::format("latent {} {} {} {} {} {}", spec.heads, spec.q_rank, spec.kv_rank,
+                     spec.nope_dim, spec.rope_dim, spec.value_dim);
+}
+// Of what has keys and values.
+std::string AttentionText(const ModelConfig& c) {
+  const auto* const latent = c.FindMixer<LatentSpec>();
+  return latent != nullptr ? SizesText(*latent) : SizesText(c.attention());
+}
+
 // Which products are chosen for how many rows.
 std::string ChoicesText(const CpuKernels& kernels) {
   std::string text;
@@ -63,12 +82,6 @@ std::string ChoicesText(const CpuKernels& kernels) {
 }
 
 double AsDouble(int64_t value) { return static_cast<double>(value); }
-
-// The projection behind a layer's mixer.
-const PackedMatrix& OutputOf(const LayerWeights& layer) {
-  return std::visit([](const auto& mixer) -> const PackedMatrix& { return mixer.output; },
-                    layer.mixer);
-}
 
 class ModuleProfiler {
  public:
@@ -332,23 +345,23 @@ std::vector<RoutedRows> ObserveRouting(const ModuleProfilerInputs& inputs,
 std::string ModuleCostsKey(const ModuleProfilerInputs& inputs, const HostDescription& host) {
   const ModelConfig& c = inputs.config;
   std::string files;
-  if (const DeltaNetSpec* const delta = c.delta_net()) {
-    files = fmt::format("|{} linear {} {} {} {}", c.num_delta_net_layers(), delta->key_heads,
+  if (const DeltaNetSpec* const delta = c.FindMixer<DeltaNetSpec>()) {
+    files = fmt::format("|{} linear {} {} {} {}", c.NumMixers<DeltaNetSpec>(), delta->key_heads,
                         delta->value_heads, delta->key_dim, delta->value_dim);
   }
   for (const auto& file : inputs.experts.files()) {
     files += '|';
     files += std::filesystem::absolute(file).lexically_normal().string();
   }
-  return fmt::format(
-      "{}|{} {}|{} {} {} {} {} {}|{} {} {} {}|{}|{} {} {} {}|{} {}|{} {} {} {}{}", host.fingerprint,
-      c.architecture, c.num_layers(), c.hidden_size, c.num_experts(), c.top_k(), c.expert_width(),
-      c.dense_width(), c.shared_width(), c.attention().heads, c.attention().kv_heads,
-      c.attention().head_dim, c.vocab_size, c.num_sparse_layers(), IsaName(inputs.kernels.isa),
-      ChoicesText(inputs.kernels), static_cast<int>(inputs.weight_type),
-      static_cast<int>(inputs.kv_type), inputs.threads, PlacesText(inputs.thread_layout),
-      ReadBackendName(inputs.streaming.backend), inputs.streaming.depth,
-      inputs.streaming.packet_bytes, inputs.streaming.link_bytes_per_s, files);
+  return fmt::format("{}|{} {}|{} {} {} {} {} {}|{} {}|{}|{} {} {} {}|{} {}|{} {} {} {}{}",
+                     host.fingerprint, c.architecture, c.num_layers(), c.hidden_size,
+                     c.num_experts(), c.top_k(), c.expert_width(), c.dense_width(),
+                     c.shared_width(), AttentionText(c), c.vocab_size, c.num_sparse_layers(),
+                     IsaName(inputs.kernels.isa), ChoicesText(inputs.kernels),
+                     static_cast<int>(inputs.weight_type), static_cast<int>(inputs.kv_type),
+                     inputs.threads, PlacesText(inputs.thread_layout),
+                     ReadBackendName(inputs.streaming.backend), inputs.streaming.depth,
+                     inputs.streaming.packet_bytes, inputs.streaming.link_bytes_per_s, files);
 }
 
 ModuleCosts MeasureModules(const ModuleProfilerInputs& inputs, const HostDescription& host) {

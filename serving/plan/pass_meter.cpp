@@ -113,7 +113,7 @@ ModelLimits PassMeter::LimitsFor(int64_t rows) const {
     limits.num_kv_blocks = 0;
     for (const auto& prompt : TextPrompts(rows)) limits.num_kv_blocks += TextBlocks(prompt);
   }
-  if (config_.delta_net() != nullptr) {
+  if (config_.FindMixer<DeltaNetSpec>() != nullptr) {
     limits.num_state_slots =
         std::min(rows, std::max({most_.decode_rows, most_.text_sequences, kContexts}));
   }

@@ -48,9 +48,12 @@ def serve_and_fail(*arguments):
 class MoesaicServer:
     """A server process on a free port; use it in a `with`. Ready when made, unless told otherwise.
 
-    With `endless`, the model's context is so long that long_request() outlasts any test."""
+    With `endless`, the model's context is so long that long_request() outlasts any test. `tls` is the
+    ssl.SSLContext and `key` the API key that call() uses."""
 
-    def __init__(self, *flags, endless=False, wait_ready=True, model=MODEL):
+    def __init__(self, *flags, endless=False, wait_ready=True, model=MODEL, tls=None, key=None):
+        self.tls = tls
+        self.key = key
         self._directory = tempfile.TemporaryDirectory() if endless else None
         if endless:
             model = with_long_context(self._directory.name)
@@ -64,7 +67,7 @@ class MoesaicServer:
         self._lines = queue.Queue()
         self._reader = threading.Thread(target=self._read_log, daemon=True)
         self._reader.start()
-        self.url = self.wait_for_log(r"listens on (http://\S+)").group(1)
+        self.url = self.wait_for_log(r"listens on (https?://\S+)").group(1)
         self.port = int(self.url.rsplit(":", 1)[1])
         if wait_ready:
             self.wait_ready()
@@ -115,8 +118,10 @@ class MoesaicServer:
         request = urllib.request.Request(self.url + path, data, headers or {})
         if data is not None:
             request.add_header("Content-Type", "application/json")
+        if self.key is not None and not request.has_header("Authorization"):
+            request.add_header("Authorization", f"Bearer {self.key}")
         try:
-            with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
+            with urllib.request.urlopen(request, timeout=PATIENCE_S, context=self.tls) as response:
                 return response.status, response.headers, response.read().decode()
         except urllib.error.HTTPError as error:
             with error:

@@ -35,18 +35,19 @@ class ForcedModelWithCalls:
         "{{ '<|end_of_answer|>' if message.role == 'assistant' else '<|im_end|>' }}\n{% endfor %}<|im_start|>assistant\n"
     )
 
-    def __init__(self, forced):
+    def __init__(self, forced, *flags):
         template = forced.root / "calls.jinja"
         template.write_text(self.TEMPLATE)
         model = forced.root / "special_end"
-        model.mkdir()
-        for file in forced.path.iterdir():
-            if file.name != "tokenizer.json":
-                (model / file.name).symlink_to(file.resolve())
+        if not model.exists():
+            model.mkdir()
+            for file in forced.path.iterdir():
+                if file.name != "tokenizer.json":
+                    (model / file.name).symlink_to(file.resolve())
         tokenizer = json.loads((forced.path / "tokenizer.json").read_text())
         exchange_end(tokenizer, forced.end)
         (model / "tokenizer.json").write_text(json.dumps(tokenizer))
-        self.server = MoesaicServer("--chat-template", str(template), model=str(model))
+        self.server = MoesaicServer("--chat-template", str(template), *flags, model=str(model))
 
     def __enter__(self):
         return self.server
@@ -202,6 +203,29 @@ class ToolsTest(ForcedModelTest):
             message["content"] += "!"
             other = create(**self.options(messages=[*MESSAGES, message, *results], max_tokens=1))
             self.assertNotEqual(other.prompt_token_ids[: len(generated)], generated)
+
+    def test_a_turn_is_replayed_after_a_restart(self):
+        with tempfile.TemporaryDirectory() as directory:
+            flags = ("--state-file", str(pathlib.Path(directory) / "state"))
+            with ForcedModelWithCalls(self.forced, *flags) as server:
+                client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", timeout=PATIENCE_S)
+                first = client.chat.completions.create(**self.options())
+                server.terminate()
+                self.assertEqual(server.wait_exit(), 0)
+            message = first.choices[0].message.model_dump(exclude_none=True)
+            results = [
+                {"role": "tool", "tool_call_id": call["id"], "content": "12"} for call in message["tool_calls"]
+            ]
+            request = self.options(messages=[*MESSAGES, message, *results], max_tokens=1)
+            generated = first.prompt_token_ids + first.choices[0].token_ids
+            for more, same in (flags, True), ((*flags, "--replay-memory", "0"), False), (flags, True):
+                with ForcedModelWithCalls(self.forced, *more) as server:
+                    client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", timeout=PATIENCE_S)
+                    again = client.chat.completions.create(**request)
+                    self.assertEqual(again.prompt_token_ids[: len(generated)] == generated, same, more)
+                    server.terminate()
+                    self.assertEqual(server.wait_exit(), 0)
+                    self.assertNotIn("refused", "".join(server.log))
 
     def test_parsers_by_name(self):
         flags = ("--chat-template", str(self.template), "--reasoning-parser", "none")

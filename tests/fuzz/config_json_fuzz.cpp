@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
+#include <variant>
 
 #include "core/base/check.h"
 #include "core/base/error.h"
@@ -12,20 +13,45 @@ namespace {
 
 using moesaic::ErrorKind;
 
+void CheckMixer(const moesaic::GroupedQuerySpec& attention) {
+  CHECK_GT(attention.heads, 0);
+  CHECK_GT(attention.kv_heads, 0);
+  CHECK_EQ(attention.heads % attention.kv_heads, 0);
+  CHECK_GT(attention.head_dim, 0);
+  CHECK_GT(attention.rotary_dim, 0);
+  CHECK_LE(attention.rotary_dim, attention.head_dim);
+  CHECK_EQ(attention.rotary_dim % 2, 0);
+  CHECK(std::isfinite(attention.scale) && attention.scale > 0);
+}
+
+void CheckMixer(const moesaic::LatentSpec& latent) {
+  CHECK_GT(latent.heads, 0);
+  CHECK_GE(latent.q_rank, 0);
+  CHECK_GT(latent.kv_rank, 0);
+  CHECK_GT(latent.nope_dim, 0);
+  CHECK_GT(latent.rope_dim, 0);
+  CHECK_EQ(latent.rope_dim % 2, 0);
+  CHECK_GT(latent.value_dim, 0);
+  CHECK(std::isfinite(latent.scale) && latent.scale > 0);
+}
+
+void CheckMixer(const moesaic::DeltaNetSpec& delta) {
+  CHECK_GT(delta.key_heads, 0);
+  CHECK_GT(delta.value_heads, 0);
+  CHECK_EQ(delta.value_heads % delta.key_heads, 0);
+  CHECK_GT(delta.key_dim, 0);
+  CHECK_GT(delta.value_dim, 0);
+  CHECK_GT(delta.conv_width, 1);
+}
+
 void CheckConsistent(const moesaic::ModelConfig& config) {
   for (const moesaic::LayerSpec& layer : config.layers) {
-    const moesaic::GroupedQuerySpec& attention = layer.attention();
-    CHECK_GT(attention.heads, 0);
-    CHECK_GT(attention.kv_heads, 0);
-    CHECK_EQ(attention.heads % attention.kv_heads, 0);
-    CHECK_GT(attention.head_dim, 0);
-    CHECK_GT(attention.rotary_dim, 0);
-    CHECK_LE(attention.rotary_dim, attention.head_dim);
-    CHECK_EQ(attention.rotary_dim % 2, 0);
-    CHECK(std::isfinite(attention.scale) && attention.scale > 0);
-    CHECK(std::isfinite(attention.rope.theta) && attention.rope.theta >= 1);
-    CHECK(std::isfinite(attention.rope.factor) && attention.rope.factor > 0);
-    CHECK_GT(attention.rope.original_max_position, 0);
+    std::visit([](const auto& mixer) { CheckMixer(mixer); }, layer.mixer);
+    if (const moesaic::RopeConfig* const rope = RopeOf(layer.mixer)) {
+      CHECK(std::isfinite(rope->theta) && rope->theta >= 1);
+      CHECK(std::isfinite(rope->factor) && rope->factor > 0);
+      CHECK_GT(rope->original_max_position, 0);
+    }
     if (!layer.sparse()) continue;
     const moesaic::RouterSpec& router = layer.experts().router;
     CHECK_GT(router.top_k, 0);

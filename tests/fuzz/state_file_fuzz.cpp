@@ -70,6 +70,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     } else if (kind == 1) {
       static EamCollection collection(3, 8, 4, KernelsFor(Isa::kScalar));
       EamCollectionSection(collection).Load(1, bytes);
+      EamCollectionSection(collection).Merge(1, bytes);  // what could be loaded, can be merged
     } else if (kind == 2) {
       ResidencyList list;
       ResidencyListSection(list, 100, 100).Load(1, bytes);

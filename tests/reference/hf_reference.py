@@ -73,9 +73,18 @@ def _normalises(config) -> bool:
 
 
 def _softmax_routing(logits: torch.Tensor, config) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Experts of a layer by falling probability, their weights, and the gap to the next expert."""
+    """Experts of a layer by falling probability, their weights, and the gap to the next expert, and to the next group
+    where the best groups are chosen by their best experts (deepseek_v2)."""
     k = config.num_experts_per_tok
     probabilities = logits.softmax(-1)
+    group_gap = torch.ones_like(probabilities[..., 0])
+    if getattr(config, "topk_method", None) == "group_limited_greedy":
+        groups, kept = config.n_group, config.topk_group
+        worth = probabilities.unflatten(-1, (groups, -1)).amax(-1)
+        best = worth.topk(kept + 1, dim=-1)
+        group_gap = best.values[..., kept - 1] - best.values[..., kept]
+        outside = torch.ones_like(worth, dtype=torch.bool).scatter(-1, best.indices[..., :kept], False)
+        probabilities = probabilities.unflatten(-1, (groups, -1)).masked_fill(outside.unsqueeze(-1), 0.0).flatten(-2)
     top = probabilities.topk(k + 1 if k < probabilities.shape[-1] else k, dim=-1)
     weights, experts = top.values[..., :k], top.indices[..., :k]
     if _normalises(config):
@@ -85,7 +94,8 @@ def _softmax_routing(logits: torch.Tensor, config) -> tuple[torch.Tensor, torch.
         if top.values.shape[-1] > k
         else torch.ones_like(top.values[..., 0])
     )
-    return experts, weights, gap
+    scale = config.routed_scaling_factor if config.model_type == "deepseek_v2" else 1.0
+    return experts, weights * scale, torch.minimum(gap, group_gap)
 
 
 def _sigmoid_routing(logits: torch.Tensor, bias: torch.Tensor, config) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -116,6 +126,11 @@ def _logit_routing(logits: torch.Tensor, config) -> tuple[torch.Tensor, torch.Te
     return top.indices[..., :k], top.values[..., :k].softmax(-1), top.values[..., k - 1] - top.values[..., k]
 
 
+def chooses_with_scores(model) -> bool:
+    """Families whose gate returns what it chose, in any order, and whose models do not pass on its logits."""
+    return model.config.model_type in ("glm4_moe", "glm4_moe_lite", "deepseek_v2", "deepseek_v3")
+
+
 def run(model, ids: list[int], cache=None, use_cache: bool = False) -> Trace:
     """One forward pass. With `cache` it continues the sequence that the cache holds."""
     hidden, chosen, handles = [], [], []
@@ -139,7 +154,7 @@ def run(model, ids: list[int], cache=None, use_cache: bool = False) -> Trace:
             input_ids=torch.tensor([ids]),
             past_key_values=cache,
             use_cache=use_cache,
-            **({"output_router_logits": True} if model.config.model_type != "glm4_moe" else {}),
+            **({"output_router_logits": True} if not chooses_with_scores(model) else {}),
         )
     finally:
         for handle in handles:
@@ -154,12 +169,14 @@ def run(model, ids: list[int], cache=None, use_cache: bool = False) -> Trace:
             _sigmoid_routing(c[0].reshape(len(ids), -1).float(), bias, model.config)
             for c, bias in zip(chosen, corrected, strict=True)
         ]
+    elif chooses_with_scores(model):
+        routing = [_softmax_routing(c[0].reshape(len(ids), -1).float(), model.config) for c in chosen]
     else:
         routing = [_softmax_routing(r.reshape(len(ids), -1).float(), model.config) for r in out.router_logits]
     experts, weights, gap = (torch.stack(parts) for parts in zip(*routing))
     if chosen:  # what the model really used, not what we derived from its router logits
         used, shares = (torch.stack([c[i] for c in chosen]) for i in (2, 1))
-        if corrected:  # in any order
+        if corrected or chooses_with_scores(model):  # in any order
             used, order = used.sort(-1)
             derived, derived_order = experts.sort(-1)
             shares = shares.gather(-1, order)

@@ -32,6 +32,12 @@ STEPS = 16
 MIN_MARGIN = 0.02  # between the best two logits at every greedy step
 MIN_ROUTER_GAP = 2e-4  # probability, over all tokens of prompt and continuation
 MIN_DISTINCT = 6  # different ids in a greedy continuation
+LATENT_KINDS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
+# Of fixtures that were made beside others with the same numbers.
+OWN_SEEDS = {
+    "deepseek_v2_bf16_lite": 19, "deepseek_v2_fp32_groups": 20, "deepseek_v3_bf16_groups": 21, "deepseek_v3_fp32_halves": 22,
+    "glm4_moe_lite_bf16": 23,
+}
 MIN_EFFECT = 0.05  # how much a listed configuration change must move some logit
 
 LLAMA3 = {
@@ -195,6 +201,65 @@ def minimax_m2(**changes) -> dict:
         "use_mtp": True,
         "use_qk_norm": True,
         "use_routing_bias": True,
+    } | changes
+
+
+def deepseek(version: str, **changes) -> dict:
+    return {
+        "architectures": [f"DeepseekV{version}ForCausalLM"],
+        "model_type": f"deepseek_v{version}",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "aux_loss_alpha": 0.001,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "ep_size": 1,
+        "first_k_dense_replace": 1,
+        "hidden_act": "silu",
+        "initializer_range": 0.02,
+        "max_position_embeddings": 1024,
+        "moe_layer_freq": 1,
+        "norm_topk_prob": version == "3",
+        "pretraining_tp": 1,
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 10000,
+        "scoring_func": "sigmoid" if version == "3" else "softmax",
+        "seq_aux": True,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+    } | ({"topk_method": "noaux_tc", "num_nextn_predict_layers": 1} if version == "3" else {}) | changes
+
+
+# Shorter than the longest prompt, with the factors of attention that DeepSeek's own models have.
+YARN_OF_DEEPSEEK = {
+    "type": "yarn", "factor": 40, "original_max_position_embeddings": 48, "beta_fast": 32, "beta_slow": 1,
+    "mscale": 0.707, "mscale_all_dim": 0.707,
+}
+
+
+def glm4_moe_lite(**changes) -> dict:
+    return {
+        "architectures": ["Glm4MoeLiteForCausalLM"],
+        "model_type": "glm4_moe_lite",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "eos_token_id": None,
+        "hidden_act": "silu",
+        "max_position_embeddings": 1024,
+        "n_group": 1,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "num_nextn_predict_layers": 1,
+        "pad_token_id": None,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": None,
+        "rope_theta": 1000000,
+        "routed_scaling_factor": 1.8,
+        "tie_word_embeddings": False,
+        "topk_group": 1,
+        "topk_method": "noaux_tc",
+        "torch_dtype": "bfloat16",
     } | changes
 
 
@@ -570,6 +635,84 @@ FIXTURES: dict[str, tuple[dict, int | None, list[dict]]] = {
         90_000,
         [{"rms_norm_eps": 1e-2}, {"rope_parameters": {"partial_rotary_factor": 1.0, "rope_theta": 10000.0, "rope_type": "default"}}],
     ),
+    # As DeepSeek-V2-Lite: queries of one matrix, greedy choice without normalisation, yarn whose factor of attention is
+    # in the softmax scale alone.
+    "deepseek_v2_bf16_lite": (
+        deepseek(
+            "2", vocab_size=160, hidden_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=4,
+            q_lora_rank=None, kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16,
+            intermediate_size=80, moe_intermediate_size=16, n_routed_experts=12, num_experts_per_tok=3,
+            n_shared_experts=2, topk_method="greedy", n_group=1, topk_group=1, routed_scaling_factor=1.0,
+            rope_scaling=YARN_OF_DEEPSEEK,
+        ),
+        None,
+        [
+            {"rope_scaling": None}, {"routed_scaling_factor": 1.5},
+            {"rope_scaling": YARN_OF_DEEPSEEK | {"mscale": 1.4, "mscale_all_dim": 1.4}},
+            {"rope_scaling": YARN_OF_DEEPSEEK | {"mscale": 1.0}},
+        ],
+    ),
+    # As DeepSeek-V2: queries of a latent, the best groups by their best expert, scaled; odd sizes, two dense layers, and
+    # yarn with two factors of attention that differ.
+    "deepseek_v2_fp32_groups": (
+        deepseek(
+            "2", vocab_size=131, hidden_size=54, num_hidden_layers=4, num_attention_heads=3, num_key_value_heads=3,
+            q_lora_rank=20, kv_lora_rank=22, qk_nope_head_dim=10, qk_rope_head_dim=6, v_head_dim=14,
+            intermediate_size=56, moe_intermediate_size=12, n_routed_experts=16, num_experts_per_tok=3,
+            n_shared_experts=1, first_k_dense_replace=2, topk_method="group_limited_greedy", n_group=4, topk_group=2,
+            routed_scaling_factor=4.0, torch_dtype="float32",
+            rope_scaling=YARN_OF_DEEPSEEK | {"factor": 8, "mscale": 1.0, "mscale_all_dim": 0.6},
+        ),
+        110_000,
+        [
+            {"topk_method": "greedy"}, {"topk_group": 1}, {"routed_scaling_factor": 1.0}, {"rope_scaling": None},
+            {"rope_scaling": YARN_OF_DEEPSEEK | {"factor": 8, "mscale": 0.6, "mscale_all_dim": 0.6}},
+        ],
+    ),
+    # As DeepSeek-V3: the best groups by their two best corrected scores, normalised and scaled. Rows of the cache fill
+    # tiles.
+    "deepseek_v3_bf16_groups": (
+        deepseek(
+            "3", vocab_size=160, hidden_size=64, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=6,
+            q_lora_rank=40, kv_lora_rank=64, qk_nope_head_dim=24, qk_rope_head_dim=32, v_head_dim=16,
+            intermediate_size=80, moe_intermediate_size=16, n_routed_experts=16, num_experts_per_tok=4,
+            n_shared_experts=1, n_group=4, topk_group=2, routed_scaling_factor=2.5,
+            rope_scaling=YARN_OF_DEEPSEEK | {"factor": 8, "mscale": 1.0, "mscale_all_dim": 1.0},
+        ),
+        None,
+        [
+            {"n_group": 1, "topk_group": 1}, {"topk_group": 1}, {"norm_topk_prob": False},
+            {"routed_scaling_factor": 1.0}, {"rope_scaling": None}, {"rope_interleave": False},
+            {"rope_scaling": YARN_OF_DEEPSEEK | {"factor": 8, "mscale": 0.0, "mscale_all_dim": 0.0}},
+        ],
+    ),
+    # As Moonlight: no groups, queries of one matrix, no yarn; and what no release has: rotated halves, tied, shards.
+    "deepseek_v3_fp32_halves": (
+        deepseek(
+            "3", vocab_size=128, hidden_size=48, num_hidden_layers=2, num_attention_heads=5, num_key_value_heads=5,
+            q_lora_rank=None, kv_lora_rank=24, qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=20,
+            intermediate_size=56, moe_intermediate_size=12, n_routed_experts=10, num_experts_per_tok=2,
+            n_shared_experts=2, n_group=1, topk_group=1, routed_scaling_factor=2.446, norm_topk_prob=False,
+            rope_interleave=False, rope_theta=50000.0, tie_word_embeddings=True, torch_dtype="float32",
+            rms_norm_eps=1e-05,
+        ),
+        60_000,
+        [{"rope_interleave": True}, {"norm_topk_prob": True}, {"rope_theta": 1000.0}, {"rms_norm_eps": 1e-2}],
+    ),
+    # As GLM-4.7-Flash: values of heads wider than what is not rotated of a key, dense layers by a list.
+    "glm4_moe_lite_bf16": (
+        glm4_moe_lite(
+            vocab_size=160, hidden_size=64, num_hidden_layers=4, num_attention_heads=5, num_key_value_heads=5,
+            q_lora_rank=24, kv_lora_rank=20, qk_nope_head_dim=18, qk_rope_head_dim=8, v_head_dim=24,
+            intermediate_size=80, moe_intermediate_size=24, n_routed_experts=12, num_experts_per_tok=4,
+            mlp_layer_types=["dense", "sparse", "dense", "sparse"],
+        ),
+        None,
+        [
+            {"routed_scaling_factor": 1.0}, {"norm_topk_prob": False}, {"rope_theta": 10000.0},
+            {"rope_interleave": False},
+        ],
+    ),
 }
 # Tensors beside those of the text, which a reader has to leave alone.
 NOT_TEXT = {"model.visual.patch_embed.proj.bias": (16,), "mtp.fc.weight": (8, 16)}
@@ -622,6 +765,8 @@ def fill(model, generator: torch.Generator, sharpness: float) -> None:
                 gain = 1.5
             elif "q_proj" in name or "k_proj" in name:
                 gain = 1.3
+            elif "q_b_proj" in name or "kv_a_proj" in name:
+                gain = 1.5
             elif "down_proj" in name:
                 gain = 2.0
             if model.config.model_type == "gpt_oss" and ".experts." in name:
@@ -671,6 +816,30 @@ def expected_tensors(config: dict, model) -> dict[str, tuple[int, ...]]:
             out[f"{mixer}.A_log"] = out[f"{mixer}.dt_bias"] = (heads,)
             out[f"{mixer}.norm.weight"] = (c.linear_value_head_dim,)
             out[f"{mixer}.out_proj.weight"] = (h, values)
+        if kind in LATENT_KINDS:
+            attention, heads = f"{layer}.self_attn", c.num_attention_heads
+            queries = heads * (c.qk_nope_head_dim + c.qk_rope_head_dim)
+            if c.q_lora_rank is None:
+                out[f"{attention}.q_proj.weight"] = (queries, h)
+            else:
+                out[f"{attention}.q_a_proj.weight"] = (c.q_lora_rank, h)
+                out[f"{attention}.q_a_layernorm.weight"] = (c.q_lora_rank,)
+                out[f"{attention}.q_b_proj.weight"] = (queries, c.q_lora_rank)
+            out[f"{attention}.kv_a_proj_with_mqa.weight"] = (c.kv_lora_rank + c.qk_rope_head_dim, h)
+            out[f"{attention}.kv_a_layernorm.weight"] = (c.kv_lora_rank,)
+            out[f"{attention}.kv_b_proj.weight"] = (heads * (c.qk_nope_head_dim + c.v_head_dim), c.kv_lora_rank)
+            out[f"{attention}.o_proj.weight"] = (h, heads * c.v_head_dim)
+            types = config.get("mlp_layer_types")
+            if types[i] == "dense" if types else i < c.first_k_dense_replace:
+                mlp(f"{layer}.mlp", c.intermediate_size)
+                continue
+            out[f"{layer}.mlp.gate.weight"] = (c.n_routed_experts, h)
+            if kind != "deepseek_v2":
+                out[f"{layer}.mlp.gate.e_score_correction_bias"] = (c.n_routed_experts,)
+            for e in range(c.n_routed_experts):
+                mlp(f"{layer}.mlp.experts.{e}", c.moe_intermediate_size)
+            mlp(f"{layer}.mlp.shared_experts", c.n_shared_experts * c.moe_intermediate_size)
+            continue
         for name, shape in {"q": (q, h), "k": (kv, h), "v": (kv, h), "o": (h, q)}.items():
             if gated and c.layer_types[i] == "linear_attention":
                 break
@@ -933,6 +1102,7 @@ def main() -> None:
     for seed, (name, (config, shard_bytes, effects)) in enumerate(FIXTURES.items(), start=1):
         if arguments.only and name != arguments.only:
             continue
+        seed = OWN_SEEDS.get(name, seed)
         directory = arguments.out / name
         if directory.exists():
             shutil.rmtree(directory)

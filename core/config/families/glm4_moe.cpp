@@ -6,8 +6,6 @@
 namespace moesaic {
 namespace {
 
-constexpr int64_t kMostGlmSharedExperts = 1000;
-
 void ReadGlm4Moe(const JsonFields& config, ModelConfig& model) {
   ReadModel(
       config,
@@ -24,24 +22,11 @@ void ReadGlm4Moe(const JsonFields& config, ModelConfig& model) {
   experts.router =
       ReadRouter(config, {.experts_key = "n_routed_experts", .experts = 128, .top_k = 8});
   ReadGroups(config, experts.router);
-  experts.router.score = ScoreFunction::kSigmoid;
-  experts.router.correction_bias = true;
-  experts.router.group_rule = GroupRule::kTopTwoSum;
-  if (config.Bool("norm_topk_prob", true)) {
-    experts.router.norm = RouterNorm::kSumPlusEps;
-    experts.router.norm_eps = 1e-20;
-  }
-  experts.router.scale = config.Number("routed_scaling_factor", 1.0, 1e-6, 1e6);
+  ReadCorrectedSigmoid(config, 1.0, experts.router);
   experts.expert = ReadMlp(config, "moe_intermediate_size", 1408);
-  experts.shared = experts.expert;
-  experts.shared.width *= config.Int("n_shared_experts", 1, 0, kMostGlmSharedExperts);
+  experts.shared = ReadSharedExperts(config, experts.expert, 1);
   const MlpSpec dense = ReadMlp(config, "intermediate_size", 10944);
-
-  const int64_t first_sparse = config.Int("first_k_dense_replace", 1, 0, kMostLayers);
-  for (int64_t l = 0; l < layers; ++l) {
-    model.layers.push_back(
-        {model.final_norm, attention, l < first_sparse ? LayerMlp(dense) : LayerMlp(experts)});
-  }
+  AddLayersDenseFirst(config, layers, 1, {model.final_norm, attention, dense}, experts, model);
 
   // Layers behind the last one predict further tokens and are not read.
   model.tensors = CommonTensors();

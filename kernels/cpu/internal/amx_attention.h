@@ -15,6 +15,8 @@
 // Of an int8 cache the blocks of a chunk are widened first (whole numbers, exact in bf16, and
 // finite whatever lies there); scales of keys enter with the scores, those of values with the
 // exponentials before they are rounded.
+//
+// Values of latent attention are turned out of a chunk's keys first, once for all its tiles.
 #pragma once
 
 #include "kernels/cpu/internal/attention.h"
@@ -23,20 +25,25 @@ namespace moesaic {
 namespace {
 
 constexpr int64_t kMostTiledHeadDim = 256;
+constexpr int64_t kMostTiledLatent = 512;
 constexpr int64_t kTiledDims = 64;  // of the values, in one pass over their blocks
 constexpr int64_t kWeightStride = kAttentionChunkTokens * 4;  // bytes; bf16 in the place of floats
 
 struct AmxAttention {
   static bool Fits(const KvLayout& layout) {
-    return layout.type != WeightType::kF32 && layout.head_dim % 32 == 0 &&
-           layout.head_dim <= kMostTiledHeadDim;
+    if (layout.type == WeightType::kF32 || layout.head_dim % 32 != 0) return false;
+    if (layout.latent_values == 0) return layout.head_dim <= kMostTiledHeadDim;
+    return layout.latent_values % 32 == 0 && layout.latent_values <= kMostTiledLatent;
   }
   static int64_t NextQueries(const AttendArgs&, int64_t left) {
     return MinOf(left, kMaxAttentionTile);
   }
 
   static void Attend(const QueryTile& tile, int64_t queries) {
-    if (tile.args->layout.type != WeightType::kInt8) {
+    if (tile.args->layout.latent_values > 0) {
+      TurnValues<LatentKv<Bf16Kv>>(tile);
+      AttendTileOf<Latent>(tile, queries);
+    } else if (tile.args->layout.type != WeightType::kInt8) {
       AttendTileOf<InPlace>(tile, queries);
     } else if (tile.first && tile.last) {
       AttendTileOf<Streamed>(tile, queries);
@@ -61,6 +68,13 @@ struct AmxAttention {
     template <int kTiles>
     static int64_t ValueStride(int64_t d) {
       return d * 4;
+    }
+  };
+  struct Latent : InPlace {
+    static constexpr bool kAsks = false;  // what turns values has just read the keys
+    template <int kTiles>
+    static const std::byte* Values(const QueryTile& tile, int64_t block, int64_t dim) {
+      return tile.Values<LatentKv<Bf16Kv>>(block) + dim * 4;
     }
   };
   // An int8 chunk of which several tiles make use.
@@ -164,8 +178,9 @@ struct AmxAttention {
     for (; block < tile.block_end; ++block) Scores<Kv, 1>(tile, q, block);
     for (int64_t m = 0; m < queries; ++m) Exponentials<Kv>(tile, m);
     AddAllValues<Kv>(tile, queries);
+    const int64_t values = tile.value_dim();
     for (int64_t m = 0; m < queries; ++m) {
-      FoldPartial(tile.partials + m * PartialFloats(d), d, tile.queries[m].total);
+      FoldPartial(tile.partials + m * PartialFloats(values), values, tile.queries[m].total);
     }
   }
 
@@ -217,7 +232,7 @@ struct AmxAttention {
   // exponentials before they are rounded) to the partial.
   template <class Kv>
   static void Exponentials(const QueryTile& tile, int64_t m) {
-    const int64_t d = tile.args->layout.head_dim;
+    const int64_t d = tile.value_dim();
     const int64_t tokens = (tile.block_end - tile.block_begin) * kKvBlockTokens;
     const Query& query = tile.queries[m];
     float* const weights = tile.weights + m * kAttentionChunkTokens;
@@ -275,25 +290,34 @@ struct AmxAttention {
 
   template <class Kv>
   static void AddAllValues(const QueryTile& tile, int64_t queries) {
-    const int64_t d = tile.args->layout.head_dim;
-    if (Kv::kScaled) return AddValues<Kv>(tile, 0, tile.block_begin, tile.block_end, nullptr);
+    if constexpr (Kv::kScaled) {
+      AddValues<Kv>(tile, 0, tile.block_begin, tile.block_end, nullptr);
+    } else {
+      AddSeenValues<Kv>(tile, queries);
+    }
+  }
+  template <class Kv>
+  static void AddSeenValues(const QueryTile& tile, int64_t queries) {
+    const int64_t d = tile.value_dim();
     int64_t block = tile.block_begin;
     while (block < tile.block_end) {
       int64_t end = block;
-      while (end < tile.block_end && (Whole(tile, end) || Finite(tile.Values<Bf16Kv>(end), d))) {
+      while (end < tile.block_end &&
+             (Whole(tile, end) || Finite(Kv::template Values<1>(tile, end, 0), d))) {
         ++end;
       }
       if (end > block) AddValues<Kv>(tile, 0, block, end, nullptr);
-      if (end < tile.block_end) AddSeen(tile, queries, end++);
+      if (end < tile.block_end) AddSeen<Kv>(tile, queries, end++);
       block = end;
     }
   }
 
   // A block of which not all may be touched, query by query.
+  template <class Kv>
   static void AddSeen(const QueryTile& tile, int64_t queries, int64_t block) {
-    const int64_t d = tile.args->layout.head_dim;
-    const std::byte* const values = tile.Values<Bf16Kv>(block);
-    alignas(kLineBytes) std::byte seen[kKvBlockTokens * kMostTiledHeadDim * 2];
+    const int64_t d = tile.value_dim();
+    const std::byte* const values = Kv::template Values<1>(tile, block, 0);
+    alignas(kLineBytes) std::byte seen[kKvBlockTokens * kMostTiledLatent * 2];
     Tiles::ConfigureAttention(1);
     for (int64_t m = 0; m < queries; ++m) {
       for (int64_t token = 0; token < kKvBlockTokens; ++token) {
@@ -304,7 +328,7 @@ struct AmxAttention {
           StoreAs(seen + row + i * 4, sees ? LoadAs<uint16_t>(values + row + i * 4) : uint16_t{0});
         }
       }
-      AddValues<InPlace>(tile, m, block, block + 1, seen);
+      AddValues<Kv>(tile, m, block, block + 1, seen);
     }
     Tiles::ConfigureAttention(queries);
   }
@@ -328,7 +352,7 @@ struct AmxAttention {
   template <class Kv>
   static void AddValues(const QueryTile& tile, int64_t m, int64_t begin, int64_t end,
                         const std::byte* values) {
-    const int64_t d = tile.args->layout.head_dim;
+    const int64_t d = tile.value_dim();
     int64_t dim = 0;
     for (; dim + kTiledDims <= d; dim += kTiledDims) {
       AddColumns<Kv, 4>(tile, m, begin, end, values, dim);
@@ -339,7 +363,7 @@ struct AmxAttention {
   template <class Kv, int N>
   static void AddColumns(const QueryTile& tile, int64_t m, int64_t begin, int64_t end,
                          const std::byte* values, int64_t dim) {
-    const int64_t d = tile.args->layout.head_dim;
+    const int64_t d = tile.value_dim();
     const int64_t stride = PartialFloats(d);
     const int64_t value_stride = Kv::template ValueStride<N>(d);
     const int64_t ahead = kAheadBytes / (8 * N * kLineBytes);

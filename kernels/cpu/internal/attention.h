@@ -7,15 +7,16 @@
 // dimensions, one chain in ascending position. So a query's bits do not depend on its tile.
 // Positions that a query does not see are masked by selection, and their values are never read:
 // they may be uninitialised. Scales of int8 keys are multiplied with the scores, those of values
-// with the weights.
+// with the weights. Values of latent attention are turned out of the keys into the scratch, once
+// for all tiles of a chunk.
 #pragma once
 
-#include "kernels/cpu/internal/kv_cache.h"
+#include "kernels/cpu/internal/latent_values.h"
 
 namespace moesaic {
 namespace {
 
-MOESAIC_INLINE int64_t PartialFloats(int64_t head_dim) { return RoundUp(head_dim, 16) + 16; }
+MOESAIC_INLINE int64_t PartialFloats(int64_t value_dim) { return RoundUp(value_dim, 16) + 16; }
 static_assert(kMaxQueries <= kMaxAttentionTile);
 
 // How far ahead of its use memory is asked for: beyond its latency, within a level 1 cache.
@@ -42,9 +43,11 @@ struct QueryTile {
   float* weights;      // [queries][kAttentionChunkTokens] from block_begin on: scores, then exp
   float* partials;     // [queries][PartialFloats]
   float* rounded;      // room for the queries in bf16
-  std::byte* image;    // room for the chunk's keys and values in bf16, where they are int8
+  std::byte* image;    // room for the chunk's keys and values in bf16, where they are int8, or
+                       // for its values, where they are in the keys
   int64_t* image_end;  // blocks before it are there
 
+  MOESAIC_INLINE int64_t value_dim() const { return args->layout.value_dim(); }
   template <class Kv>
   MOESAIC_INLINE const std::byte* KeysOf(int64_t head, int64_t block) const {
     return args->blocks[block] + head * HeadBytes<Kv>(args->layout.head_dim);
@@ -55,7 +58,13 @@ struct QueryTile {
   }
   template <class Kv>
   MOESAIC_INLINE const std::byte* Values(int64_t block) const {
+    if constexpr (Kv::kLatent) return LatentValues<Kv>(block);
     return Keys<Kv>(block) + Kv::KeyBytes(args->layout.head_dim);
+  }
+  template <class Kv>
+  MOESAIC_INLINE std::byte* LatentValues(int64_t block) const {
+    constexpr int64_t kChunkBlocks = kAttentionChunkTokens / kKvBlockTokens;
+    return image + block % kChunkBlocks * LatentValueBytes<Kv>(value_dim());
   }
   // What is read when `block` blocks of values are done; `block` may be past the end.
   template <class Kv>
@@ -185,7 +194,7 @@ struct ValueRun {
 template <class Kv, int M, int D>
 MOESAIC_INLINE void AddValueColumns(const QueryTile& tile, int64_t query, const ValueRun& run,
                                     int64_t ahead_blocks, int64_t dim) {
-  const int64_t padded = RoundUp(tile.args->layout.head_dim, kLanes);
+  const int64_t padded = RoundUp(tile.value_dim(), kLanes);
   const int64_t stride = padded + 16;
   float* partial = tile.partials + query * stride + dim;
   Vec16 sums[M][D];
@@ -216,7 +225,7 @@ template <class Kv, int M>
 void AddValueRun(const QueryTile& tile, int64_t query, const ValueRun& run, int64_t ahead_blocks) {
   if (run.from >= run.to) return;
   constexpr int kVectors = ValueVectorsFor(M);
-  const int64_t padded = RoundUp(tile.args->layout.head_dim, kLanes);
+  const int64_t padded = RoundUp(tile.value_dim(), kLanes);
   int64_t dim = 0;
   for (; dim + kVectors * kLanes <= padded; dim += kVectors * kLanes) {
     AddValueColumns<Kv, M, kVectors>(tile, query, run, ahead_blocks, dim);
@@ -233,8 +242,9 @@ void AddValueRun(const QueryTile& tile, int64_t query, const ValueRun& run, int6
 
 template <class Kv, int M>
 void AddValues(const QueryTile& tile) {
-  const int64_t head_dim = tile.args->layout.head_dim;
-  const int64_t value_bytes = HeadBytes<Kv>(head_dim) - Kv::KeyBytes(head_dim);
+  const int64_t dim = tile.value_dim();
+  const int64_t value_bytes =
+      Kv::kLatent ? LatentValueBytes<Kv>(dim) : HeadBytes<Kv>(dim) - Kv::KeyBytes(dim);
   const int64_t ahead_blocks = CeilDiv(kAheadBytes, value_bytes);
   // Blocks whose columns are taken one after the other while they are near.
   const int64_t run_blocks = MaxOf<int64_t>(kRunBytes / value_bytes, 1);
@@ -273,8 +283,8 @@ void AddValues(const QueryTile& tile) {
 }
 
 // total = total and `partial` merged. A sum of 0 means that there is no position in a partial.
-void FoldPartial(const float* partial, int64_t head_dim, float* total) {
-  const int64_t padded = RoundUp(head_dim, kLanes);
+void FoldPartial(const float* partial, int64_t value_dim, float* total) {
+  const int64_t padded = RoundUp(value_dim, kLanes);
   if (partial[padded + 1] == 0.0f) return;
   if (total[padded + 1] == 0.0f) {
     for (int64_t d = 0; d <= padded; d += kLanes) Store(total + d, Load(partial + d));
@@ -293,8 +303,8 @@ void FoldPartial(const float* partial, int64_t head_dim, float* total) {
 
 template <class Kv, int M>
 void AttendTile(const QueryTile& tile) {
-  const int64_t head_dim = tile.args->layout.head_dim;
-  const int64_t padded = RoundUp(head_dim, kLanes);
+  const int64_t value_dim = tile.value_dim();
+  const int64_t padded = RoundUp(value_dim, kLanes);
   constexpr int kBlocks = ScoreBlocksFor(M);
   int64_t block = tile.block_begin;
   for (; block + kBlocks <= tile.block_end; block += kBlocks) {
@@ -305,7 +315,7 @@ void AttendTile(const QueryTile& tile) {
   const int64_t tokens = (tile.block_end - tile.block_begin) * kKvBlockTokens;
   for (int64_t m = 0; m < M; ++m) {
     float* weights = tile.weights + m * kAttentionChunkTokens;
-    float* partial = tile.partials + m * PartialFloats(head_dim);
+    float* partial = tile.partials + m * PartialFloats(value_dim);
     for (int64_t d = 0; d <= padded; d += kLanes) Store(partial + d, Zero());
     // Masked scores are -inf and become exactly 0.
     partial[padded] = MaxOfRow(weights, tokens);
@@ -317,8 +327,18 @@ void AttendTile(const QueryTile& tile) {
   }
   AddValues<Kv, M>(tile);
   for (int64_t m = 0; m < M; ++m) {
-    FoldPartial(tile.partials + m * PartialFloats(head_dim), head_dim, tile.queries[m].total);
+    FoldPartial(tile.partials + m * PartialFloats(value_dim), value_dim, tile.queries[m].total);
   }
+}
+
+// The tile's blocks whose values no tile before has turned.
+template <class Kv>
+void TurnValues(const QueryTile& tile) {
+  int64_t& end = *tile.image_end;
+  for (int64_t block = MaxOf(tile.block_begin, end); block < tile.block_end; ++block) {
+    TurnKeys<Kv>(tile.Keys<Kv>(block), tile.value_dim(), tile.LatentValues<Kv>(block));
+  }
+  end = MaxOf(end, tile.block_end);
 }
 
 // Queries of the next tile when `left` are left: the tallest tiles, and never a very low one.
@@ -346,12 +366,23 @@ struct VectorAttention {
     return args.layout.type == WeightType::kF32 ? 1 : TileQueries(left);
   }
   static void Attend(const QueryTile& tile, int64_t queries) {
-    if (tile.args->layout.type == WeightType::kF32) {
+    if (tile.args->layout.latent_values > 0) {
+      AttendLatent(tile, queries);
+    } else if (tile.args->layout.type == WeightType::kF32) {
       AttendTile<F32Kv, 1>(tile);
     } else if (tile.args->layout.type == WeightType::kInt8) {
       AttendQueries<Int8Kv>(tile, queries);
     } else {
       AttendQueries<Bf16Kv>(tile, queries);
+    }
+  }
+  static void AttendLatent(const QueryTile& tile, int64_t queries) {
+    if (tile.args->layout.type == WeightType::kF32) {
+      TurnValues<LatentKv<F32Kv>>(tile);
+      AttendTile<LatentKv<F32Kv>, 1>(tile);
+    } else {
+      TurnValues<LatentKv<Bf16Kv>>(tile);
+      AttendQueries<LatentKv<Bf16Kv>>(tile, queries);
     }
   }
 };
@@ -360,7 +391,7 @@ struct VectorAttention {
 template <class Attention>
 void AttendChunksBy(const AttendArgs& args, int64_t chunk_begin, int64_t chunk_end, float* partials,
                     int64_t chunk_stride, float* scratch) {
-  const int64_t stride = PartialFloats(args.layout.head_dim);
+  const int64_t stride = PartialFloats(args.layout.value_dim());
   const int64_t context_end = args.context_end + args.rows - 1;  // of the last row
   Query queries[kMaxAttentionTile];
   for (int64_t chunk = chunk_begin; chunk < chunk_end; ++chunk, partials += chunk_stride) {
@@ -425,24 +456,24 @@ inline void AttendChunks(const AttendArgs& args, int64_t chunk_begin, int64_t ch
   AttendChunksBy<VectorAttention>(args, chunk_begin, chunk_end, partials, chunk_stride, scratch);
 }
 
-inline void FoldPartials(const float* partials, int64_t queries, int64_t head_dim, float* totals) {
-  const int64_t stride = PartialFloats(head_dim);
+inline void FoldPartials(const float* partials, int64_t queries, int64_t value_dim, float* totals) {
+  const int64_t stride = PartialFloats(value_dim);
   for (int64_t i = 0; i < queries; ++i) {
-    FoldPartial(partials + i * stride, head_dim, totals + i * stride);
+    FoldPartial(partials + i * stride, value_dim, totals + i * stride);
   }
 }
 
-inline void FinishAttention(const float* totals, int64_t queries, int64_t head_dim, float* out,
+inline void FinishAttention(const float* totals, int64_t queries, int64_t value_dim, float* out,
                             int64_t out_stride) {
-  const int64_t padded = RoundUp(head_dim, kLanes);
+  const int64_t padded = RoundUp(value_dim, kLanes);
   for (int64_t i = 0; i < queries; ++i) {
-    const float* total = totals + i * PartialFloats(head_dim);
+    const float* total = totals + i * PartialFloats(value_dim);
     const Vec16 sum = Set(total[padded + 1]);
     const Vec16 none = SelectNan(sum, sum, Zero());  // an empty context gives zeros
-    for (int64_t d = 0; d < head_dim; d += kLanes) {
+    for (int64_t d = 0; d < value_dim; d += kLanes) {
       const Vec16 result = SelectLess(Zero(), sum, Div(Load(total + d), sum), none);
       // -0, which may hang on what else was in a tile, becomes +0.
-      StoreFirst(out + i * out_stride + d, MinOf(head_dim - d, kLanes), Add(result, Zero()));
+      StoreFirst(out + i * out_stride + d, MinOf(value_dim - d, kLanes), Add(result, Zero()));
     }
   }
 }

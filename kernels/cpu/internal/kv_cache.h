@@ -11,6 +11,7 @@ namespace {
 // kOdd says which of the two. `values` are those of one block, `padded` is the length of a row.
 // With kScaleBytes, keys and values begin with the scales of the block's tokens, in f32.
 struct Bf16Kv {
+  static constexpr bool kLatent = false;
   static constexpr int64_t kBytes = 2;
   static constexpr int64_t kScaleBytes = 0;
   MOESAIC_INLINE static int64_t KeyBytes(int64_t head_dim) {
@@ -43,6 +44,7 @@ struct Bf16Kv {
 };
 
 struct F32Kv {
+  static constexpr bool kLatent = false;
   static constexpr int64_t kBytes = 4;
   static constexpr int64_t kScaleBytes = 0;
   MOESAIC_INLINE static int64_t KeyBytes(int64_t head_dim) { return head_dim * kLineBytes; }
@@ -68,6 +70,7 @@ struct F32Kv {
 };
 
 struct Int8Kv {
+  static constexpr bool kLatent = false;
   static constexpr int64_t kBytes = 1;
   static constexpr int64_t kScaleBytes = kLineBytes;
   MOESAIC_INLINE static int64_t KeyBytes(int64_t head_dim) {
@@ -122,6 +125,12 @@ struct Int8Kv {
   }
 };
 
+// Of latent attention: keys whose first values are values (KvLayout::latent_values).
+template <class Kv>
+struct LatentKv : Kv {
+  static constexpr bool kLatent = true;
+};
+
 template <class Kv>
 MOESAIC_INLINE int64_t HeadBytes(int64_t head_dim) {
   return Kv::KeyBytes(head_dim) + Kv::kScaleBytes +
@@ -134,6 +143,7 @@ void StoreKvOf(const KvLayout& layout, std::byte* block, int64_t kv_head, int64_
   const int64_t d = layout.head_dim;
   std::byte* keys = block + kv_head * HeadBytes<Kv>(d);
   Kv::StoreKey(keys, token_in_block, d, key);
+  if (layout.latent_values > 0) return;
   Kv::StoreValue(keys + Kv::KeyBytes(d), token_in_block, RoundUp(d, kLanes), d, value);
 }
 

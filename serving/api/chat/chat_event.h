@@ -28,9 +28,23 @@ struct ChatEvent {
   bool operator==(const ChatEvent&) const = default;
 };
 
+struct TextSpan {
+  size_t begin = 0;
+  size_t end = 0;
+};
+
 class ChatEvents {
  public:
   void Reasoning(std::string_view text) { AddText(ChatEvent::Kind::kReasoning, text); }
+  // Where reasoning stands, in bytes from the beginning of the model's text, space included that is
+  // no part of the event. In ascending order.
+  void ReasoningAt(size_t begin, size_t end) {
+    if (!spans_.empty() && spans_.back().end == begin) {
+      spans_.back().end = end;
+    } else if (begin < end) {
+      spans_.push_back({begin, end});
+    }
+  }
   void Content(std::string_view text) { AddText(ChatEvent::Kind::kContent, text); }
   void BeginCall(std::string name, std::string id = {}) {
     ++calls_;
@@ -41,6 +55,7 @@ class ChatEvents {
   void EndCall() { events_.push_back({ChatEvent::Kind::kCallEnd, {}, {}, calls_ - 1}); }
 
   size_t calls() const { return calls_; }  // begun in all
+  const std::vector<TextSpan>& reasoning_spans() const { return spans_; }
   std::vector<ChatEvent> Take() { return std::exchange(events_, {}); }
 
  private:
@@ -55,6 +70,7 @@ class ChatEvents {
 
   std::vector<ChatEvent> events_;
   size_t calls_ = 0;
+  std::vector<TextSpan> spans_;
 };
 
 }  // namespace moesaic

@@ -111,6 +111,7 @@ void HarmonyParser::Say(std::string_view text, ChatEvents& events) {
     case Kind::kReasoning:
       if (first && any_reasoning_) events.Reasoning("\n");
       any_reasoning_ = true;
+      events.ReasoningAt(cursor_.position(), cursor_.position() + text.size());
       return events.Reasoning(text);
     case Kind::kContent:
       if (first && any_content_) events.Content("\n");

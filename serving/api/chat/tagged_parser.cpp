@@ -56,11 +56,13 @@ bool TaggedParser::ReadBegin(ChatEvents& events) {
   if (!cursor_.SkipSpace()) return false;
   const TextCursor::Match match = cursor_.At(reasoning_->begin);
   if (match == TextCursor::Match::kMaybe) return false;
+  const size_t begin = cursor_.position();
   const std::string space = cursor_.TakeRecord();
   if (match == TextCursor::Match::kYes) {
     cursor_.Skip(reasoning_->begin.size());
     at_ = At::kReasoning;
   } else if (options_->begins_in_reasoning || reasoning_->always) {
+    events.ReasoningAt(begin - space.size(), begin);
     at_ = At::kReasoning;
   } else {
     at_ = At::kContent;
@@ -71,7 +73,7 @@ bool TaggedParser::ReadBegin(ChatEvents& events) {
 
 bool TaggedParser::ReadReasoning(ChatEvents& events) {
   const TextCursor::Found found = cursor_.Find(reasoning_ends_);
-  Reason(found.before, events);
+  Reason(found.before, cursor_.position(), events);
   cursor_.Skip(found.before.size());
   if (!found.found) return false;
   const std::string_view marker = reasoning_ends_[found.marker];
@@ -84,7 +86,7 @@ bool TaggedParser::ReadReasoning(ChatEvents& events) {
     from_reasoning_ = true;
     BeginCalls(marker, events);
   } else {
-    Reason(marker.substr(0, 1), events);
+    Reason(marker.substr(0, 1), cursor_.position(), events);
     cursor_.Skip(1);
   }
   return true;
@@ -177,7 +179,7 @@ void TaggedParser::NoCall(ChatEvents& events) {
   in_section_ = false;
   if (from_reasoning_) {
     at_ = At::kReasoning;
-    Reason(text, events);
+    Reason(text, cursor_.position() - text.size(), events);
   } else {
     at_ = At::kContent;
     Say(text, events);
@@ -213,8 +215,9 @@ std::string TaggedParser::Trimmed::Take(std::string_view text) {
   return out;
 }
 
-void TaggedParser::Reason(std::string_view text, ChatEvents& events) {
+void TaggedParser::Reason(std::string_view text, size_t position, ChatEvents& events) {
   if (text.empty()) return;
+  events.ReasoningAt(position, position + text.size());
   line_begins_ = text.back() == '\n';
   events.Reasoning(thought_.Take(text));
 }

@@ -41,7 +41,8 @@ class TaggedParser : public ChatParser {
   void BeginCalls(std::string_view marker, ChatEvents& events);
   void BeginBody(std::string_view marker, ChatEvents& events);
   void NoCall(ChatEvents& events);
-  void Reason(std::string_view text, ChatEvents& events);
+  // `text` stands at `position`.
+  void Reason(std::string_view text, size_t position, ChatEvents& events);
   void Say(std::string_view text, ChatEvents& events);
 
   const std::shared_ptr<const ChatParserOptions> options_;

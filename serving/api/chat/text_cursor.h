@@ -36,6 +36,8 @@ class TextCursor {
   void End() { ended_ = true; }
 
   bool ended() const { return ended_; }
+  // Of rest(), in bytes from the beginning of all text.
+  size_t position() const { return offset_ + at_; }
   std::string_view rest() const { return std::string_view(buffer_).substr(at_); }
   // Views of rest() stay valid until Append.
   void Skip(size_t bytes);

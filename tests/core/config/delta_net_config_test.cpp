@@ -36,7 +36,7 @@ void ExpectTheSpecs(const ModelConfig& c) {
   EXPECT_EQ(attention.qk_norm, QkNorm::kPerHead);
   EXPECT_TRUE(attention.norm.plus_one);
   EXPECT_EQ(attention.projected_width(), (2 * 16 + 2 * 2) * 256);
-  const DeltaNetSpec& delta = *c.delta_net();
+  const DeltaNetSpec& delta = *c.FindMixer<DeltaNetSpec>();
   EXPECT_EQ(delta.key_heads, 16);
   EXPECT_EQ(delta.value_heads, 32);
   EXPECT_EQ(delta.key_dim, 128);
@@ -62,7 +62,7 @@ TEST(DeltaNetConfigTest, DefaultsOfQwen3Next) {
   EXPECT_EQ(c.vocab_size, 151936);
   EXPECT_EQ(c.num_layers(), 48);
   EXPECT_EQ(c.num_attention_layers(), 12);
-  EXPECT_EQ(c.num_delta_net_layers(), 36);
+  EXPECT_EQ(c.NumMixers<DeltaNetSpec>(), 36);
   EXPECT_EQ(c.num_experts(), 512);
   EXPECT_EQ(c.top_k(), 10);
   EXPECT_EQ(c.num_sparse_layers(), 48);

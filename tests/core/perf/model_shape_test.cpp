@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/error.h"
@@ -36,6 +38,8 @@ const Row kRows[] = {
     {"deepseek-v2-lite", 15.71e9, 5e-4, 17301504, 31104},
     {"deepseek-v3", 671.0e9, 2e-4, 88080384, 70272},
     {"deepseek-v3-fp8", 671.0e9, 2e-4, 44040192 + 10752, 70272},
+    {"kimi-k2", 1.026e12, 5e-4, 88080384, 70272},
+    {"glm-4.7-flash", 29.94e9, 5e-4, 18874368, 54144},
     {"qwen2-57b-a14b", 57.4e9, 1e-3, 55050240, 57344},
     {"qwen3-30b-a3b", 30.53e9, 3e-4, 9437184, 98304},
     {"qwen3-235b-a22b", 235.1e9, 3e-4, 37748736, 192512},
@@ -51,6 +55,34 @@ const Row kRows[] = {
     {"switch-large-128", 26.31e9, 3e-4, 16777216, 0},
     {"nllb-moe-54b", 54.50e9, 3e-4, 67129344, 0},
 };
+
+// config.json as published, of what transformers has no default for.
+TEST(ModelShapeTest, ConfigurationsWithLatentAttentionGiveThePresets) {
+  const std::string yarn = R"("rope_scaling": {"type": "yarn", "factor": 40, "beta_fast": 32,
+      "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0,
+      "original_max_position_embeddings": 4096})";
+  const std::array<std::pair<const char*, std::string>, 4> published = {{
+      {"deepseek-v2-lite", R"({"model_type": "deepseek_v2", "hidden_size": 2048,
+          "num_hidden_layers": 27, "num_attention_heads": 16, "num_key_value_heads": 16,
+          "q_lora_rank": null, "n_routed_experts": 64, "num_experts_per_tok": 6,
+          "n_shared_experts": 2, "moe_intermediate_size": 1408, "intermediate_size": 10944,
+          "first_k_dense_replace": 1, )" +
+                               yarn + "}"},
+      {"deepseek-v3", R"({"model_type": "deepseek_v3", )" + yarn + "}"},
+      {"kimi-k2", R"({"model_type": "kimi_k2", "architectures": ["DeepseekV3ForCausalLM"],
+          "num_attention_heads": 64, "num_key_value_heads": 64, "n_routed_experts": 384,
+          "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "vocab_size": 163840})"},
+      {"glm-4.7-flash", R"({"model_type": "glm4_moe_lite"})"},
+  }};
+  for (const auto& [name, json] : published) {
+    const ModelShape preset = Preset(name);
+    const ModelShape shape = ShapeOf(ParseModelConfig(json, "config.json"), name);
+    EXPECT_EQ(shape.TotalParameters(), preset.TotalParameters()) << name;
+    EXPECT_EQ(shape.KvBytesPerToken(), preset.KvBytesPerToken()) << name;
+    EXPECT_EQ(shape.ExpertBytes(), preset.ExpertBytes()) << name;
+    EXPECT_EQ(shape.AttentionFlopPerPosition(), preset.AttentionFlopPerPosition()) << name;
+  }
+}
 
 TEST(ModelShapeTest, PresetsGiveThePublishedTotals) {
   for (const Row& row : kRows) {

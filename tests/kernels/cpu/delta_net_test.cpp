@@ -82,7 +82,7 @@ struct Head {
             args.decay[t * args.decay_stride + static_cast<int64_t>(i) * args.decay_step];
         for (size_t j = 0; j < dv; ++j) s[i * dv + j] *= keep;
       }
-      std::vector<double> out(dv, 0.0);
+      std::vector<double> of_token(dv, 0.0);
       for (size_t j = 0; j < dv; ++j) {
         double known = 0;
         for (size_t i = 0; i < dk; ++i) known += s[i * dv + j] * key[i];
@@ -90,10 +90,10 @@ struct Head {
             args.beta[t] * (args.v[t * args.stride + static_cast<int64_t>(j)] - known);
         for (size_t i = 0; i < dk; ++i) {
           s[i * dv + j] += key[i] * delta;
-          out[j] += s[i * dv + j] * query[i];
+          of_token[j] += s[i * dv + j] * query[i];
         }
       }
-      read.push_back(std::move(out));
+      read.push_back(std::move(of_token));
     }
     return read;
   }

@@ -213,5 +213,75 @@ TEST(ChatAnswerTest, TokensGoWithTheFirstChunkOfADelta) {
   EXPECT_NE(output.StreamDelta(0, TextDelta("<tool_")).find("token_ids\":[0]"), std::string::npos);
 }
 
+// What `tokens` are, in deltas of `per_delta`, of which the text lags `held` bytes behind.
+int64_t ReasoningTokens(const AnswerParsing& parsing, const std::vector<std::string>& tokens,
+                        size_t per_delta, size_t held) {
+  ChatAnswer answer(std::make_shared<const AnswerParsing>(parsing));
+  std::string text;
+  size_t sent = 0;
+  for (size_t i = 0; i < tokens.size(); i += per_delta) {
+    OutputDelta delta;
+    for (size_t j = i; j < std::min(i + per_delta, tokens.size()); ++j) {
+      text += tokens[j];
+      delta.tokens.emplace_back();
+      delta.token_ends.push_back(text.size());
+    }
+    const bool last = i + per_delta >= tokens.size();
+    if (last) delta.finish = FinishReason::kStop;
+    const size_t ready = last ? text.size() : text.size() - std::min(held, text.size() - sent);
+    delta.text = text.substr(sent, ready - sent);
+    sent = ready;
+    answer.Add(delta);
+  }
+  return answer.reasoning_tokens();
+}
+
+// Whatever arrives together: those with a byte between the markers, and those without any text
+// there.
+TEST(ChatAnswerTest, ReasoningTokensAreCountedOneByOne) {
+  struct Case {
+    AnswerParsing parsing;
+    std::vector<std::string> tokens;
+    int64_t expected;
+  };
+  AnswerParsing begun = Parsing();
+  begun.parser.begins_in_reasoning = true;
+  AnswerParsing hidden = Parsing();
+  hidden.include_reasoning = false;
+  AnswerParsing forced = Parsing();
+  forced.opening = "<tool_call>\n{\"name\": \"a\", \"arguments\": ";
+  AnswerParsing harmony = Parsing("openai", "openai_gptoss");
+  const std::vector<std::string> thoughtful = {
+      "<think>", "\n", "I", " must", "", "", "\u00e9", ".", "\n", "</think>", "\n\n", "Yes", ""};
+  for (const Case& c : std::vector<Case>{
+           {Parsing(), thoughtful, 8},
+           {hidden, thoughtful, 8},
+           {Parsing(), {"<thi", "nk>Wh", "y", "?</", "think>", "No"}, 3},
+           {Parsing(), {"No", " thought", "."}, 0},
+           {Parsing(), {"<think>", "</think>", "Yes"}, 0},
+           {Parsing(), {"<think>", "so", " on"}, 2},
+           {begun, {"\n", "So", "</think>", "Yes"}, 2},
+           {forced, {"{", "}", "}\n</tool_call>"}, 0},
+           {harmony,
+            {"<|channel|>", "analysis",  "<|message|>", "One",         " two",
+             "<|end|>",     "<|start|>", "assistant",   "<|channel|>", "analysis",
+             "<|message|>", "three",     "<|end|>",     "<|start|>",   "assistant",
+             "<|channel|>", "final",     "<|message|>", "Four",        "."},
+            3},
+           // The call in it ends the reasoning; the mention of one does not.
+           {Parsing(),
+            {"<think>", "a <tool_call> is", " it", "\n", "<tool_call>",
+             "{\"name\": \"a\", \"arguments\": {}}", "</tool_call>"},
+            3},
+       }) {
+    for (size_t per_delta = 1; per_delta <= c.tokens.size(); ++per_delta) {
+      for (const size_t held : {0, 1, 5, 100}) {
+        EXPECT_EQ(ReasoningTokens(c.parsing, c.tokens, per_delta, held), c.expected)
+            << c.tokens.front() << c.tokens[1] << " by " << per_delta << ", held " << held;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace moesaic

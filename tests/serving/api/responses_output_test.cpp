@@ -28,10 +28,13 @@ std::unique_ptr<ApiOutput> Output() {
   return MakeApiOutput(std::move(spec), [](int32_t, bool) { return TokenText{"t"}; });
 }
 
-OutputDelta Delta(std::string text, std::optional<FinishReason> finish = std::nullopt) {
+// One token; `before`: bytes of text before it.
+OutputDelta Delta(std::string text, std::optional<FinishReason> finish = std::nullopt,
+                  size_t before = 0) {
   OutputDelta delta;
   delta.text = std::move(text);
   delta.tokens.resize(1);
+  delta.token_ends = {before + delta.text.size()};
   delta.finish = finish;
   delta.usage = Usage{4, 9, 3};
   return delta;
@@ -61,9 +64,9 @@ std::vector<Json> Stream(const std::string& text, size_t bytes,
   const auto output = Output();
   std::string stream;
   for (size_t at = 0; at < text.size(); at += bytes) {
-    stream += output->StreamDelta(0, Delta(text.substr(at, bytes)));
+    stream += output->StreamDelta(0, Delta(text.substr(at, bytes), std::nullopt, at));
   }
-  stream += output->StreamDelta(0, Delta("", finish));
+  stream += output->StreamDelta(0, Delta("", finish, text.size()));
   return Events(stream + output->StreamEnd());
 }
 

@@ -9,6 +9,7 @@ namespace moesaic {
 TestEngine::TestEngine(const Tokenizer& tokenizer, Options options)
     : tokenizer_(tokenizer), options_(options) {
   config_.vocab_size = options_.vocab_size;
+  config_.layers = options_.layers;
   if (!options_.manual) thread_ = std::thread([this] { Main(); });
 }
 
@@ -52,6 +53,31 @@ void TestEngine::Cancel(RequestId id) {
   changed_.NotifyAll();
 }
 
+void TestEngine::WithCollection(std::function<void(EamCollection*)> use) {
+  MutexLock lock(mutex_);
+  if (options_.manual) {
+    uses_.push_back(std::move(use));
+  } else {
+    use(collection_);
+  }
+}
+
+void TestEngine::SetCollection(EamCollection* collection) {
+  MutexLock lock(mutex_);
+  collection_ = collection;
+}
+
+size_t TestEngine::waiting_uses() const {
+  MutexLock lock(mutex_);
+  return uses_.size();
+}
+
+void TestEngine::RunUses() {
+  MutexLock lock(mutex_);
+  for (const auto& use : uses_) use(collection_);
+  uses_.clear();
+}
+
 void TestEngine::BeginDrain() {
   MutexLock lock(mutex_);
   draining_ = true;
@@ -88,6 +114,8 @@ OutputDelta TestEngine::MakeDelta(Active& running, int64_t words,
   }
   for (int64_t i = 0; i < words; ++i) {
     delta.text += Word(running.emitted);
+    running.text_bytes += Word(running.emitted).size();
+    delta.token_ends.push_back(running.text_bytes);
     GeneratedToken token{static_cast<int32_t>(running.emitted), -0.5f, {}};
     for (int32_t t = 0; t < request.logprobs; ++t) {
       token.top.push_back(TokenLogprob{t, -0.25f * static_cast<float>(t + 1)});

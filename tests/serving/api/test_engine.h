@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -24,6 +25,7 @@ class TestEngine : public Engine {
     // Only these many words of "w0 w1 ..." have their own ids; tokens of the output are 0, 1, 2,
     // ...
     int64_t vocab_size = 4096;
+    std::vector<LayerSpec> layers = {};  // of the config
   };
   // `tokenizer` must outlive the engine.
   TestEngine(const Tokenizer& tokenizer, Options options);
@@ -36,6 +38,8 @@ class TestEngine : public Engine {
   std::vector<RequestId> Submit(std::vector<EngineRequest> requests,
                                 std::vector<std::shared_ptr<OutputSink>> sinks) override;
   void Cancel(RequestId id) override;
+  // At once, on the caller's thread; in manual mode when RunUses says so.
+  void WithCollection(std::function<void(EamCollection*)> use) override;
   void BeginDrain() override;
   EngineStatus Status() const override;
   StepStats Stats() const override { return {}; }
@@ -57,6 +61,9 @@ class TestEngine : public Engine {
   // Manual mode, several deltas of any size at once, from the calling thread.
   void EmitText(RequestId id, const std::string& text);
   void FailRequest(RequestId id, const Error& error);
+  void SetCollection(EamCollection* collection);  // borrowed
+  size_t waiting_uses() const;
+  void RunUses();
   void SetNotReady(const std::string& why, const std::string& code);
 
  private:
@@ -64,6 +71,7 @@ class TestEngine : public Engine {
     EngineRequest request;
     std::shared_ptr<OutputSink> sink;
     int64_t emitted = 0;
+    size_t text_bytes = 0;
   };
   void Main();
   OutputDelta MakeDelta(Active& running, int64_t words, std::optional<FinishReason> finish);
@@ -74,6 +82,8 @@ class TestEngine : public Engine {
   GenerationDefaults defaults_;
 
   mutable Mutex mutex_;
+  EamCollection* collection_ GUARDED_BY(mutex_) = nullptr;
+  std::vector<std::function<void(EamCollection*)>> uses_ GUARDED_BY(mutex_);
   std::string not_ready_ GUARDED_BY(mutex_);
   std::string not_ready_code_ GUARDED_BY(mutex_);
   mutable CondVar changed_;

@@ -90,6 +90,11 @@ class CommandLine(unittest.TestCase):
             self.assertRegex(shown.stdout, r"expert-memory: 30% +# .*c\.yaml:1")
             self.assertRegex(shown.stdout, r"port: 99 +# MOESAIC_PORT")
             self.assertRegex(shown.stdout, r"max-queue: 256 +# default")
+            self.assertRegex(shown.stdout, r'model: "" +# default')
+            shown = run("serve", "some/model", "--print-config", environment={"MOESAIC_MODEL": "other"})
+            self.assertRegex(shown.stdout, r"model: some/model +# argument")
+            shown = run("serve", "some/model", "--model", "third", "--print-config")
+            self.assertRegex(shown.stdout, r"model: third +# --model")
 
     def test_output_that_cannot_be_written(self):
         with open("/dev/full", "w") as full:
@@ -222,6 +227,7 @@ class Run(unittest.TestCase):
             ["x", "--prompt-file", "/nowhere.txt"],
             ["--prompt-file", "/nowhere.txt"],
             ["x", "--temperature", "-1"],
+            ["x", "--top-p", "0"],
             ["x", "--expert-memory", "150%"],
             ["x", "--max-tokens", "100000"],
         ):

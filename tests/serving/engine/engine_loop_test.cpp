@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <future>
 #include <memory>
 #include <string>
 #include <thread>
@@ -511,6 +512,27 @@ TEST(EngineLoopTest, ConcurrentCallersAllGetAnEnd) {
   done = true;
   asking.join();
   WaitUntilNothingIsHeld(*loop);
+}
+
+// Between two steps, also of an engine that has nothing to do; not at all when the engine ends.
+TEST(EngineLoopTest, CollectionsAreUsedOnTheEnginesThread) {
+  Script script;
+  auto engine = MakeLoop(script);
+  const auto thread_of_use = [&] {
+    std::promise<std::thread::id> used;
+    engine->WithCollection([&](EamCollection* collection) {
+      EXPECT_EQ(collection, nullptr);  // nobody predicts
+      used.set_value(std::this_thread::get_id());
+    });
+    return used.get_future().get();
+  };
+  const std::thread::id first = thread_of_use();
+  EXPECT_NE(first, std::this_thread::get_id());
+  EXPECT_EQ(thread_of_use(), first);
+  const auto held = std::make_shared<int>(0);
+  engine->WithCollection([held](EamCollection*) {});
+  engine.reset();
+  EXPECT_EQ(held.use_count(), 1);
 }
 
 }  // namespace

@@ -6,6 +6,8 @@
 #include <string>
 #include <string_view>
 
+#include "serving/http/http_message.h"
+
 namespace moesaic {
 namespace {
 
@@ -251,6 +253,19 @@ TEST_F(RequestReaderTest, RequestIdIsTakenOrMade) {
   EXPECT_EQ(id_of("evil\"thing").substr(0, 4), "req-");
   EXPECT_EQ(id_of(std::string(129, 'a')).substr(0, 4), "req-");
   EXPECT_NE(id_of(""), id_of(""));
+}
+
+TEST(HttpMessageTest, QueryValues) {
+  EXPECT_EQ(QueryValue("/p?mode=merge&model=org%2Fa", "mode"), "merge");
+  EXPECT_EQ(QueryValue("/p?mode=merge&model=org%2Fa", "model"), "org/a");
+  EXPECT_EQ(QueryValue("/p?a&b=&&c=1=2&c=3", "a"), "");
+  EXPECT_EQ(QueryValue("/p?a&b=&&c=1=2&c=3", "b"), "");
+  EXPECT_EQ(QueryValue("/p?a&b=&&c=1=2&c=3", "c"), "1=2");
+  EXPECT_EQ(QueryValue("/p?amode=1", "mode"), std::nullopt);
+  EXPECT_EQ(QueryValue("/p?mode=%zz", "mode"), std::nullopt);
+  for (const char* target : {"/p", "/p?", "mode=1", ""}) {
+    EXPECT_EQ(QueryValue(target, "mode"), std::nullopt) << target;
+  }
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "serving/api/chat_format.h"
+#include "serving/api/replay_store.h"
 #include "serving/text/chat_template.h"
 
 namespace moesaic {
@@ -33,6 +34,7 @@ void ServerTest::SetModel() {
       ChatTemplate::SpecialTokens());
   model.created_unix_s = 77;
   model.chat_format = MakeChatFormat(model.chat_template.get(), *model_tokenizer_, "auto", "auto");
+  model.replay = std::make_shared<ReplayStore>(options_.replay_bytes);
   server_->SetModels({std::move(model)});
 }
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "serving/http/http_message.h"
-#include "serving/http/slow_bodies.h"
+#include "serving/http/slow_peers.h"
 #include "tests/serving/http/server_fixture.h"
 
 namespace moesaic {
@@ -303,9 +303,9 @@ TEST_F(ServerTest, ProbesAreAnsweredThoughAllConnectionsAreTaken) {
 }
 
 TEST_F(ServerTest, SlowBodiesOfOnePeerAreBounded) {
-  options_.slow_body_after = milliseconds(1);
+  options_.slow_after = milliseconds(1);
   options_.body_timeout = std::chrono::hours(1);
-  options_.max_slow_bodies_per_peer = 2;
+  options_.max_slow_per_peer = 2;
   Start();
   std::vector<std::unique_ptr<TestClient>> slow;
   for (int i = 0; i < 5; ++i) {
@@ -327,8 +327,8 @@ TEST_F(ServerTest, SlowBodiesOfOnePeerAreBounded) {
   EXPECT_EQ(next.Receive().status, 200);
 }
 
-TEST(SlowBodiesTest, CountsByPeer) {
-  SlowBodies slow(2);
+TEST(SlowPeersTest, CountsByPeer) {
+  SlowPeers slow(2);
   EXPECT_TRUE(slow.Enter("a"));
   EXPECT_TRUE(slow.Enter("a"));
   EXPECT_FALSE(slow.Enter("a"));

@@ -160,6 +160,7 @@ TEST_F(ServerTest, ANameThatOthersGaveThisMachineIsRefused) {
 
 TEST_F(ServerTest, HostsAreNotCheckedOnAnOpenAddressUnlessListed) {
   options_.host = "0.0.0.0";
+  options_.insecure = true;
   Start();
   TestClient client(port());
   client.Send("GET /v1/models HTTP/1.1\r\nHost: models.lan\r\n\r\n");
@@ -168,6 +169,7 @@ TEST_F(ServerTest, HostsAreNotCheckedOnAnOpenAddressUnlessListed) {
 
 TEST_F(ServerTest, ListedHostsAreTheOnlyOnes) {
   options_.host = "0.0.0.0";
+  options_.insecure = true;
   options_.allowed_hosts = {"models.lan"};
   Start();
   TestClient client(port());

@@ -1,5 +1,10 @@
 // Calls of tools and reasoning over the wire.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <map>
+#include <memory>
+#include <vector>
 
 #include "tests/serving/http/server_fixture.h"
 #include "tests/serving/http/test_client.h"
@@ -116,6 +121,77 @@ TEST_F(ServerToolsTest, ACallThatIsNoneAfterAllIsContent) {
   const Json choice = client.Receive().json()["choices"][0];
   EXPECT_EQ(choice["finish_reason"], "stop");
   EXPECT_EQ(choice["message"]["content"], "<tool_call>\n{\"name\": \"");
+}
+
+// All open at once, their calls said piece by piece and in turns: each client gets its own, those
+// that leave are cancelled, and nothing is left behind.
+TEST_F(ServerToolsTest, AThousandOpenStreams) {
+  constexpr size_t kStreams = 1000;
+  rlimit files{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &files), 0);
+  files.rlim_cur = files.rlim_max;  // two for each stream
+  setrlimit(RLIMIT_NOFILE, &files);
+  ASSERT_GE(files.rlim_max, 2 * kStreams + 100);
+  std::vector<std::unique_ptr<TestClient>> clients;
+  std::map<RequestId, size_t> stream_of;
+  for (size_t i = 0; i < kStreams; ++i) {
+    clients.push_back(std::make_unique<TestClient>(port()));
+    clients[i]->Send(
+        TestClient::PostText("/v1/chat/completions",
+                             Chat(99, fmt::format(R"({},"stream":true,"user":"{}")", kTools, i))));
+    engine_->WaitForSubmitted(i + 1);
+    stream_of[i + 1] = i;  // the engine numbers them as they come
+  }
+  WaitForMetric("moe_http_connections", kStreams);
+  ASSERT_EQ(engine_->Running().size(), kStreams);
+  const auto name = [](size_t stream) { return fmt::format("of stream {}", stream); };
+  const std::vector<std::string> pieces = {"<think>",
+                                           "I am ",
+                                           "@",
+                                           "</thi",
+                                           "nk>Wait.<tool_",
+                                           "call>\n{\"name\": \"f\", \"argu",
+                                           "ments\": {\"x\": \"",
+                                           "@",
+                                           "\"}}\n</tool_",
+                                           "call>"};
+  for (const std::string& piece : pieces) {
+    for (const auto& [id, stream] : stream_of) {
+      engine_->EmitText(id, piece == "@" ? name(stream) : piece);
+    }
+  }
+  size_t left = 0;
+  for (const auto& [id, stream] : stream_of) {
+    if (stream % 10 == 3) {
+      clients[stream]->Reset();
+      ++left;
+    }
+  }
+  engine_->WaitForCancelled(left);
+  for (const auto& [id, stream] : stream_of) engine_->Emit(id, 0, FinishReason::kStop);
+  for (size_t i = 0; i < kStreams; ++i) {
+    if (i % 10 == 3) continue;
+    const TestResponse response = clients[i]->Receive();
+    ASSERT_TRUE(response.complete) << i;
+    std::string reasoning, content, arguments, finish;
+    for (const Json& event : SseEvents(response.body)) {
+      if (!event.is_object()) continue;
+      const Json& choice = event["choices"][0];
+      reasoning += choice["delta"].value("reasoning", "");
+      content += choice["delta"].value("content", "");
+      if (choice["delta"].contains("tool_calls")) {
+        arguments += choice["delta"]["tool_calls"][0]["function"].value("arguments", "");
+      }
+      if (choice["finish_reason"].is_string()) finish = choice["finish_reason"];
+    }
+    ASSERT_EQ(reasoning, "I am " + name(i));
+    ASSERT_EQ(content, "Wait.");
+    ASSERT_EQ(arguments, fmt::format(R"({{"x": "{}"}})", name(i)));
+    ASSERT_EQ(finish, "tool_calls");
+  }
+  clients.clear();
+  WaitForMetric("moe_http_connections", 0);
+  EXPECT_TRUE(engine_->Running().empty());
 }
 
 TEST_F(ServerTest, CallsOfAnUnknownSyntaxCannotBeForced) {

@@ -4,8 +4,13 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <openssl/err.h>
+#include <openssl/ssl.h>
+#include <openssl/x509.h>
 #include <sys/socket.h>
 #include <unistd.h>
+
+#include <csignal>
 
 #include "core/base/check.h"
 
@@ -31,7 +36,8 @@ std::string TestResponse::Header(std::string_view name) const {
   return head.substr(begin, head.find("\r\n", begin) - begin);
 }
 
-TestClient::TestClient(uint16_t port, int receive_buffer_bytes) {
+TestClient::TestClient(uint16_t port, int receive_buffer_bytes)
+    : tls_context_(nullptr, SSL_CTX_free), tls_(nullptr, SSL_free) {
   socket_ = socket(AF_INET, SOCK_STREAM, 0);
   CHECK(socket_ >= 0);
   if (receive_buffer_bytes > 0) {
@@ -49,9 +55,41 @@ TestClient::TestClient(uint16_t port, int receive_buffer_bytes) {
 
 TestClient::~TestClient() { Close(); }
 
+std::string TestClient::StartTls(const std::filesystem::path& trusted, int max_version) {
+  signal(SIGPIPE, SIG_IGN);  // OpenSSL writes without MSG_NOSIGNAL
+  tls_context_.reset(SSL_CTX_new(TLS_client_method()));
+  SSL_CTX_set_verify(tls_context_.get(), SSL_VERIFY_PEER, nullptr);
+  SSL_CTX_set_max_proto_version(tls_context_.get(), max_version);
+  CHECK_EQ(SSL_CTX_load_verify_file(tls_context_.get(), trusted.c_str()), 1);
+  tls_.reset(SSL_new(tls_context_.get()));
+  SSL_set_fd(tls_.get(), socket_);
+  CHECK_EQ(SSL_set1_host(tls_.get(), "localhost"), 1);
+  ERR_clear_error();
+  if (SSL_connect(tls_.get()) == 1) return {};
+  const char* why = ERR_reason_error_string(ERR_get_error());
+  return why == nullptr ? "the connection ended" : why;
+}
+
+std::string TestClient::TlsOrganisation() const {
+  char text[256] = {};
+  X509_NAME_get_text_by_NID(X509_get_subject_name(SSL_get0_peer_certificate(tls_.get())),
+                            NID_organizationName, text, sizeof(text));
+  return text;
+}
+
+bool TestClient::TlsEndedInOrder() const {
+  return (SSL_get_shutdown(tls_.get()) & SSL_RECEIVED_SHUTDOWN) != 0;
+}
+
+bool TestClient::SendBelowTls(std::string_view data) {
+  return send(socket_, data.data(), data.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(data.size());
+}
+
 bool TestClient::Send(std::string_view data) {
   while (!data.empty()) {
-    const ssize_t sent = send(socket_, data.data(), data.size(), MSG_NOSIGNAL);
+    const ssize_t sent = tls_ != nullptr
+                             ? SSL_write(tls_.get(), data.data(), static_cast<int>(data.size()))
+                             : send(socket_, data.data(), data.size(), MSG_NOSIGNAL);
     if (sent <= 0) return false;
     data.remove_prefix(static_cast<size_t>(sent));
   }
@@ -60,7 +98,8 @@ bool TestClient::Send(std::string_view data) {
 
 bool TestClient::Fill() {
   char chunk[64 << 10];
-  const ssize_t got = recv(socket_, chunk, sizeof(chunk), 0);
+  const ssize_t got = tls_ != nullptr ? SSL_read(tls_.get(), chunk, sizeof(chunk))
+                                      : recv(socket_, chunk, sizeof(chunk), 0);
   if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
     ADD_FAILURE() << "nothing was received in time; so far: " << buffer_.substr(0, 2000);
   }

@@ -1,13 +1,18 @@
-// TestClient: a blocking HTTP client over a plain socket that can also misbehave. Every wait has a
-// time limit after which the test fails.
+// TestClient: a blocking HTTP client over a socket, plain or in TLS, that can also misbehave. Every
+// wait has a time limit after which the test fails.
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "serving/api/json_text.h"
+
+struct ssl_st;      // OpenSSL's SSL
+struct ssl_ctx_st;  // and its SSL_CTX
 
 namespace moesaic {
 
@@ -28,6 +33,16 @@ class TestClient {
   ~TestClient();
   TestClient(const TestClient&) = delete;
   TestClient& operator=(const TestClient&) = delete;
+
+  // From now on in TLS; trusts the certificates of the file. "" or what is wrong. `max_version`: of
+  // TLS (TLS1_2_VERSION, ...), 0 for any.
+  std::string StartTls(const std::filesystem::path& trusted, int max_version = 0);
+  // The organisation that the server's certificate names.
+  std::string TlsOrganisation() const;
+  // The server has said that nothing follows.
+  bool TlsEndedInOrder() const;
+  // Past TLS.
+  bool SendBelowTls(std::string_view data);
 
   // False: the server has closed or reset the connection.
   bool Send(std::string_view data);
@@ -53,6 +68,8 @@ class TestClient {
   bool Fill();  // false at the end
 
   int socket_ = -1;
+  std::unique_ptr<ssl_ctx_st, void (*)(ssl_ctx_st*)> tls_context_;
+  std::unique_ptr<ssl_st, void (*)(ssl_st*)> tls_;  // null: plain
   std::string buffer_;
 };
 

@@ -42,7 +42,8 @@ ModelConfig OddDeltaModel() {
 
 class DeltaFormula {
  public:
-  explicit DeltaFormula(const ModelConfig& config) : config_(config), spec_(*config.delta_net()) {}
+  explicit DeltaFormula(const ModelConfig& config)
+      : config_(config), spec_(*config.FindMixer<DeltaNetSpec>()) {}
 
   // Output of each row of a sequence whose normed rows are x.
   std::vector<Row> Run(const std::vector<Row>& x) const {
@@ -172,13 +173,14 @@ class DeltaRig {
       : config_(config),
         kernels_(KernelsFor(isa)),
         weights_(ModelWeights::Load(config, WeightType::kF32, MadeUpTensors(), kernels_, pool_)),
-        activations_(kernels_, kRows,
-                     std::max(config.hidden_size, config.delta_net()->value_width())) {
+        activations_(
+            kernels_, kRows,
+            std::max(config.hidden_size, config.FindMixer<DeltaNetSpec>()->value_width())) {
     limits_.max_batch_tokens = kRows;
     limits_.num_state_slots = 4;
     mixer_ = std::make_unique<DeltaNet>(config, weights_, kernels_, limits_, pool_.threads(),
                                         activations_);
-    const MixerWidths widths = WidthsOf(*config.delta_net());
+    const MixerWidths widths = WidthsOf(*config.FindMixer<DeltaNetSpec>());
     rows_.projected_stride = PaddedFloats(widths.projected);
     rows_.mixed_stride = PaddedFloats(widths.mixed);
     projected_ = ZeroedFloats(kRows * rows_.projected_stride);

@@ -56,7 +56,7 @@ TEST_P(GgufConvertedTest, SameBitsAsTheOriginal) {
   // llama.cpp's converter leaves OLMoE's clip_qkv out.
   const auto without_clip = [](ModelConfig& config) {
     for (LayerSpec& layer : config.layers) {
-      std::get<GroupedQuerySpec>(layer.mixer).clip_qkv = 0.0;
+      if (auto* const spec = std::get_if<GroupedQuerySpec>(&layer.mixer)) spec->clip_qkv = 0.0;
     }
   };
   ExpectSameBits(LogitsOf(kData / "gguf" / "models" / (name + ".gguf"), WeightType::kF32, 0),
@@ -67,8 +67,21 @@ INSTANTIATE_TEST_SUITE_P(Models, GgufConvertedTest,
                          testing::Values("mixtral_fp32_defaults", "qwen3_moe_bf16_sharded",
                                          "olmoe_bf16_clip", "glm4_moe_fp32_groups",
                                          "minimax_m2_bf16_rotary_dim", "gpt_oss_bf16_window",
-                                         "gpt_oss_mxfp4"),
+                                         "gpt_oss_mxfp4", "deepseek_v3_bf16_groups",
+                                         "qwen3_next_bf16"),
                          [](const auto& test) { return std::string(test.param); });
+
+// Value heads lie in another order, in which the output projection adds them up.
+TEST(GgufModelTest, ValueHeadsByTurnsAreTheSameModel) {
+  const std::string name = "qwen3_5_moe_bf16";
+  const std::vector<float> logits =
+      LogitsOf(kData / "gguf" / "models" / (name + ".gguf"), WeightType::kF32, 0);
+  const std::vector<float> expected = LogitsOf(kData / "models" / name, WeightType::kF32, 0);
+  ASSERT_EQ(logits.size(), expected.size());
+  for (size_t i = 0; i < logits.size(); ++i) {
+    ASSERT_NEAR(logits[i], expected[i], 2e-4) << i;
+  }
+}
 
 // The Hugging Face name of a tensor of kMixed.
 std::string OriginalName(const std::string& name, int64_t expert) {

@@ -94,7 +94,8 @@ HashLines ComputeHashes() {
       options.isa = isa;
       options.threads = 2;
       options.max_context_tokens = 600;
-      const bool mxfp4 = LoadModelConfig(model).tensors.HasMxfp4Experts();
+      const ModelConfig config = LoadModelConfig(model);
+      const bool mxfp4 = config.tensors.HasMxfp4Experts();
       for (const WeightTraits& traits : kWeightTypes) {
         const WeightType type = traits.type;
         if (type == WeightType::kMxfp4 && !mxfp4) continue;
@@ -104,8 +105,10 @@ HashLines ComputeHashes() {
         enter(options);
       }
       options.weight_type = WeightType::kBf16;
-      options.kv_type = WeightType::kInt8;
-      enter(options);
+      if (config.FindMixer<LatentSpec>() == nullptr) {
+        options.kv_type = WeightType::kInt8;
+        enter(options);
+      }
       options.kv_type = WeightType::kBf16;
       options.defer_experts = 1;
       enter(options, ", 1 expert deferred");

@@ -55,7 +55,7 @@ class ReferenceTest : public ::testing::TestWithParam<std::string> {};
 // (rope.h): a prompt beyond the original length is compared with tokens that came one by one, and
 // what was generated behind it (after a pass of all of it) is not.
 bool BeyondOriginal(const ModelConfig& config, int64_t tokens) {
-  return config.attention().rope.kind == RopeKind::kDynamicNtk && tokens > config.max_position;
+  return config.rope().kind == RopeKind::kDynamicNtk && tokens > config.max_position;
 }
 
 TEST_P(ReferenceTest, F32LogitsAndRouting) {

@@ -425,6 +425,23 @@ TEST_P(PlannedJobTest, RunsAsPlanned) {
 
 INSTANTIATE_TEST_SUITE_P(HostAndDevices, PlannedJobTest, testing::Values(0, 1, 2));
 
+// Costs of a layer are means over layers with attention and with recurrent state.
+TEST(ModuleProfilerTest, MeasuresLayersOfBothKinds) {
+  EngineOptions options = JobOptions();
+  options.model_dir = MOESAIC_TEST_DATA_DIR "/models/qwen3_next_bf16";
+  const ModelFiles files = OpenModelFiles(options);
+  const ModuleCosts costs = MeasureSample(options, files);
+  EXPECT_GT(costs[Module::kAttentionIn].per_unit_s, 0);
+  EXPECT_GT(costs[Module::kOutput].per_unit_s, 0);
+  EXPECT_NE(costs.key.find("|3 linear 2 4 16 16"), std::string::npos) << costs.key;
+  const BatchPlan plan = PlanBatchJob(options, files, UniformWorkload(60, 20, 300), &costs);
+  ASSERT_TRUE(plan.execution.has_value());
+  EXPECT_EQ(plan.sizes.num_state_slots, plan.sizes.max_num_seqs + options.state_snapshots);
+  EXPECT_EQ(
+      plan.ledger.bytes("recurrent state"),
+      static_cast<uint64_t>(plan.sizes.num_state_slots) * Model::StateSlotBytes(files.config));
+}
+
 TEST(ModuleProfilerTest, TheKeyNamesWhatCostsDependOn) {
   const EngineOptions options = JobOptions();
   const ModelFiles files = OpenModelFiles(options);

@@ -1,19 +1,19 @@
-#include "serving/http/slow_bodies.h"
+#include "serving/http/slow_peers.h"
 
 namespace moesaic {
 
-bool SlowBodies::Enter(const std::string& peer) {
+bool SlowPeers::Enter(const std::string& peer) {
   MutexLock lock(mutex_);
-  const auto found = bodies_.find(peer);
-  if ((found == bodies_.end() ? 0 : found->second) >= max_per_peer_) return false;
-  ++bodies_[peer];
+  const auto found = slow_.find(peer);
+  if ((found == slow_.end() ? 0 : found->second) >= max_per_peer_) return false;
+  ++slow_[peer];
   return true;
 }
 
-void SlowBodies::Leave(const std::string& peer) {
+void SlowPeers::Leave(const std::string& peer) {
   MutexLock lock(mutex_);
-  const auto found = bodies_.find(peer);
-  if (found != bodies_.end() && --found->second == 0) bodies_.erase(found);
+  const auto found = slow_.find(peer);
+  if (found != slow_.end() && --found->second == 0) slow_.erase(found);
 }
 
 std::string PeerOf(const boost::asio::ip::address& address) {

@@ -1,5 +1,5 @@
-// SlowBodies: how many request bodies of each peer are taking long to arrive. A client on a bad
-// line has a few; a hundred are somebody who wants all connections to be taken.
+// SlowPeers: how many request bodies and TLS handshakes of each peer are taking long to arrive. A
+// client on a bad line has a few; a hundred are somebody who wants all connections to be taken.
 //
 // Thread contract: any thread.
 #pragma once
@@ -13,9 +13,9 @@
 
 namespace moesaic {
 
-class SlowBodies {
+class SlowPeers {
  public:
-  explicit SlowBodies(size_t max_per_peer) : max_per_peer_(max_per_peer) {}
+  explicit SlowPeers(size_t max_per_peer) : max_per_peer_(max_per_peer) {}
 
   // False: the peer has as many as it may. Each that was entered leaves once.
   bool Enter(const std::string& peer) EXCLUDES(mutex_);
@@ -24,7 +24,7 @@ class SlowBodies {
  private:
   const size_t max_per_peer_;
   Mutex mutex_;
-  std::map<std::string, size_t> bodies_ GUARDED_BY(mutex_);  // of peers that have some
+  std::map<std::string, size_t> slow_ GUARDED_BY(mutex_);  // of peers that have some
 };
 
 // Who counts as one peer: an IPv4 address, or the 64 bits of an IPv6 address that name a network,

@@ -1,0 +1,96 @@
+#include "core/config/latent_fields.h"
+
+#include <cmath>
+#include <string>
+
+#include "core/base/error.h"
+#include "core/config/family_fields.h"
+#include "core/config/rope_config.h"
+
+namespace moesaic {
+namespace {
+
+// The norms of latents have transformers' default, whatever the model's other norms have.
+constexpr double kLatentNormEps = 1e-6;
+
+// What yarn adds to the softmax scale of these models: the square of what its paper multiplies
+// queries and keys with (arXiv 2309.00071, equation 22), by mscale_all_dim.
+double ScaleOfYarn(const RopeConfig& rope) {
+  if (rope.kind != RopeKind::kYarn || rope.mscale_all_dim == 0.0 || rope.factor <= 1.0) return 1.0;
+  const double m = 0.1 * rope.mscale_all_dim * std::log(rope.factor) + 1.0;
+  return m * m;
+}
+
+}  // namespace
+
+LatentSpec ReadLatent(const JsonFields& config, const LatentDefaults& defaults,
+                      const ModelConfig& model) {
+  LatentSpec latent;
+  latent.heads = config.Int("num_attention_heads", defaults.heads, 1, kMostHeads);
+  const int64_t kv_heads =
+      config.OptionalInt("num_key_value_heads", latent.heads, 1, kMostHeads).value_or(latent.heads);
+  if (kv_heads != latent.heads) {
+    config.FailAt("num_key_value_heads",
+                  fmt::format("is {}, but latent attention has as many as num_attention_heads, {}",
+                              kv_heads, latent.heads),
+                  ErrorKind::kUnsupported);
+  }
+  // null: queries are made of the hidden values.
+  latent.q_rank = config.OptionalInt("q_lora_rank", defaults.q_rank, 1, kMostWidth).value_or(0);
+  latent.kv_rank = config.Int("kv_lora_rank", 512, 1, kMostHeadDim);
+  latent.nope_dim = config.Int("qk_nope_head_dim", defaults.nope_dim, 1, kMostHeadDim);
+  latent.rope_dim = config.Int("qk_rope_head_dim", 64, 2, kMostHeadDim);
+  latent.value_dim = config.Int("v_head_dim", defaults.value_dim, 1, kMostHeadDim);
+  if (latent.rope_dim % 2 != 0) {
+    config.FailAt("qk_rope_head_dim",
+                  fmt::format("is {}, expected an even number (rotary embedding pairs halves)",
+                              latent.rope_dim));
+  }
+  latent.rope = ParseRopeConfig(config, 1e4, model.max_position);
+  if (latent.rope.kind == RopeKind::kDynamicNtk && latent.rope_dim <= 2) {
+    config.FailAt("qk_rope_head_dim",
+                  "is 2, expected more for dynamic rope, whose formula divides by it less 2");
+  }
+  latent.norm.eps = kLatentNormEps;
+  latent.scale = ScaleOfYarn(latent.rope) / std::sqrt(static_cast<double>(latent.query_dim()));
+  return latent;
+}
+
+TensorPlan LatentTensors(const LatentSpec& spec, bool in_pairs) {
+  TensorPlan plan = CommonTensors();
+  const std::string layer = "model.layers.{layer}.";
+  const std::string attention = layer + "self_attn.";
+  const auto rotated = [&](int64_t rows) -> std::vector<TensorTransform> {
+    if (!in_pairs) return {};
+    return {RowsInPairs{.head_rows = rows, .passed = rows - spec.rope_dim}};
+  };
+  if (spec.q_rank > 0) {
+    plan.Set(TensorSlot::kQDown, attention + "q_a_proj.weight");
+    plan.Set(TensorSlot::kQDownNorm, attention + "q_a_layernorm.weight");
+  }
+  plan.Set(TensorSlot::kQ, attention + (spec.q_rank > 0 ? "q_b_proj.weight" : "q_proj.weight"),
+           rotated(spec.query_dim()));
+  plan.Set(TensorSlot::kKvDown, attention + "kv_a_proj_with_mqa.weight", rotated(spec.row_width()));
+  plan.Set(TensorSlot::kKvDownNorm, attention + "kv_a_layernorm.weight");
+  plan.Set(TensorSlot::kKvUp, attention + "kv_b_proj.weight");
+  plan.Set(TensorSlot::kRouterCorrection, layer + "mlp.gate.e_score_correction_bias");
+  plan.SetMlp(kSharedMlpSlots, layer + "mlp.shared_experts.", kProjectionNames);
+  return plan;
+}
+
+void RefuseBiases(const JsonFields& config) {
+  for (const char* const key : {"attention_bias", "mlp_bias"}) {
+    if (config.Bool(key, false)) {
+      config.FailAt(key, "is true; only false is supported", ErrorKind::kUnsupported);
+    }
+  }
+}
+
+void RequireString(const JsonFields& config, const char* key, const char* only) {
+  const std::string value = config.OptionalString(key).value_or(only);
+  if (value == only) return;
+  config.FailAt(key, fmt::format("is \"{}\"; only \"{}\" is supported", value.substr(0, 80), only),
+                ErrorKind::kUnsupported);
+}
+
+}  // namespace moesaic

@@ -1,0 +1,30 @@
+// What families with multi-head latent attention read of config.json in the same way, and where
+// their tensors are. Internal to core/config; throws as family_fields.h says.
+#pragma once
+
+#include <cstdint>
+
+#include "core/base/json_fields.h"
+#include "core/config/model_config.h"
+
+namespace moesaic {
+
+struct LatentDefaults {
+  int64_t heads = 0;
+  int64_t q_rank = 0;
+  int64_t nope_dim = 128;
+  int64_t value_dim = 128;
+};
+// `model` has been read.
+LatentSpec ReadLatent(const JsonFields& config, const LatentDefaults& defaults,
+                      const ModelConfig& model);
+
+// The common names but for attention, of which rotated values are stored in neighbouring pairs
+// (`in_pairs`) or as halves; shared experts, and the correction of the router's choice.
+TensorPlan LatentTensors(const LatentSpec& spec, bool in_pairs);
+
+// Settings of these families that no release has otherwise.
+void RefuseBiases(const JsonFields& config);
+void RequireString(const JsonFields& config, const char* key, const char* only);
+
+}  // namespace moesaic

@@ -1,0 +1,48 @@
+// ApiKeys: the keys that requests may carry, and what each of them opens. Immutable once made;
+// shared by all connections.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace moesaic {
+
+struct ApiKey {
+  std::string key;
+  std::string name = {};                 // whose it is, for the log; empty: nobody said
+  std::vector<std::string> models = {};  // names of the models that it may use; empty: all
+  bool admin = false;                    // opens the routes that change the server
+
+  bool operator==(const ApiKey&) const = default;
+};
+
+class ApiKeys {
+ public:
+  ApiKeys() = default;
+  // Throws Error(kInvalidArgument) for an empty key, and for one that is there twice with different
+  // rights.
+  explicit ApiKeys(std::vector<ApiKey> keys);
+
+  // Nobody is asked for one.
+  bool empty() const { return keys_.empty(); }
+  // Null: it is none of them. The time taken depends on the length of what is given, not on how
+  // much of a key is right nor on which key it is.
+  const ApiKey* Find(std::string_view given) const;
+
+ private:
+  std::vector<ApiKey> keys_;
+};
+
+// A file of keys. A line is a key, or a JSON object: {"key": "...", "name": "...", "models": [...],
+// "admin": true}, of which all but the key may be left out. Empty lines and those that begin with #
+// say nothing. Throws Error(kInvalidArgument) with the number of the line; no message repeats a
+// key, nor anything else of the file but the names of unknown members.
+std::vector<ApiKey> ParseApiKeyFile(std::string_view text, std::string_view file);
+
+// `given`, and those of `file` unless that is empty. Throws Error: as above, or when the file
+// cannot be read or holds no key.
+ApiKeys LoadApiKeys(const std::vector<std::string>& given, const std::filesystem::path& file);
+
+}  // namespace moesaic

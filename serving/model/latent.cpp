@@ -1,0 +1,398 @@
+#include "serving/model/latent.h"
+
+#include <algorithm>
+
+#include "core/base/check.h"
+#include "kernels/cpu/moe.h"
+#include "serving/model/attention_sizes.h"
+
+namespace moesaic {
+namespace {
+
+// Rows of a head's products in one task: its weights, which other heads do not need, are read once
+// for them.
+constexpr int64_t kPieceRows = 64;
+// Queries that share the values which are turned out of a chunk of rows: at least a tile, and no
+// more than leave the chunk in the second-level cache.
+constexpr int64_t kFewestQueries = kMaxAttentionTile;
+constexpr int64_t kMostQueries = 48;
+// Up to so many queries a thread the chunks of a context are spread over the threads.
+constexpr int64_t kSplitQueriesPerThread = 8;
+
+KvLayout LayoutOf(const LatentSpec& spec, WeightType type) {
+  return {
+      .num_kv_heads = 1, .head_dim = spec.row_width(), .type = type, .latent_values = spec.kv_rank};
+}
+
+int64_t PartialFloats(const LatentSpec& spec) { return AttentionPartialFloats(spec.kv_rank); }
+
+int64_t SplitQueries(const LatentSpec& spec, int threads) {
+  return std::max(spec.heads, kSplitQueriesPerThread * threads);
+}
+
+// A head's part of the row that attention leaves, which later holds its values.
+int64_t MixedSlot(const LatentSpec& spec) { return std::max(spec.kv_rank, spec.value_dim); }
+
+// Panels of the queries' matrix that have rows of one head.
+int64_t QueryFloats(const LatentSpec& spec) {
+  return (spec.query_dim() + kPanelOutputs - 1) / kPanelOutputs * kPanelOutputs + kPanelOutputs;
+}
+
+int64_t RoundedBytes(const LatentSpec& spec) {
+  return ActivationRowBytes(ActivationType::kF32, std::max(spec.nope_dim, spec.kv_rank));
+}
+
+int64_t ProductScratchBytes(const LatentSpec& spec) {
+  return kPieceRows *
+         (QueryFloats(spec) * static_cast<int64_t>(sizeof(float)) + RoundedBytes(spec));
+}
+
+int64_t AttendScratchFloats(const LatentSpec& spec, WeightType kv_type) {
+  return kMostQueries * PartialFloats(spec) + AttentionScratchFloats(LayoutOf(spec, kv_type));
+}
+
+int64_t SplitFloats(const LatentSpec& spec, const ModelLimits& limits, int threads) {
+  return SplitQueries(spec, threads) * MaxChunks(limits) * PartialFloats(spec);
+}
+
+int64_t ChunksOf(const AttendArgs& args) {
+  return (args.context_end + args.rows - 2) / kAttentionChunkTokens + 1;
+}
+
+}  // namespace
+
+MixerWidths WidthsOf(const LatentSpec& spec) {
+  return {.projected = (spec.heads + 1) * spec.row_width(),  // queries, then the token's row
+          .mixed = spec.heads * MixedSlot(spec),
+          .input = std::max(spec.output_width(), spec.q_rank)};
+}
+
+uint64_t Latent::BlockBytes(const ModelConfig& config, WeightType kv_type) {
+  const auto* const spec = config.FindMixer<LatentSpec>();
+  if (spec == nullptr) return 0;
+  return static_cast<uint64_t>(LayoutOf(*spec, kv_type).block_bytes()) *
+         static_cast<uint64_t>(config.NumMixers<LatentSpec>());
+}
+
+uint64_t Latent::WorkspaceBytes(const ModelConfig& config, const ModelLimits& limits, int threads) {
+  const auto* const spec = config.FindMixer<LatentSpec>();
+  if (spec == nullptr) return 0;
+  const int64_t floats = limits.max_batch_tokens * PaddedFloats(spec->q_rank) +
+                         AttendScratchFloats(*spec, limits.kv_type) * threads +
+                         SplitFloats(*spec, limits, threads);
+  return static_cast<uint64_t>(floats * static_cast<int64_t>(sizeof(float)) +
+                               ProductScratchBytes(*spec) * threads +
+                               RopeTable::Bytes(spec->rope_dim, limits.max_context_tokens));
+}
+
+Latent::Latent(const ModelConfig& config, const ModelWeights& weights, const CpuKernels& kernels,
+               const ModelLimits& limits, int most_threads, HostActivations& activations)
+    : config_(config),
+      spec_(*config.FindMixer<LatentSpec>()),
+      weights_(weights),
+      kernels_(kernels),
+      limits_(limits),
+      layout_(LayoutOf(spec_, limits.kv_type)),
+      groups_(KvGroupsOf(config)),
+      most_threads_(most_threads),
+      rope_({.head_dim = spec_.rope_dim, .rotary_dim = spec_.rope_dim, .rope = spec_.rope},
+            config.max_position, limits.max_context_tokens),
+      activations_(activations),
+      cache_(BlockBytes(config, limits.kv_type) * static_cast<uint64_t>(limits.num_kv_blocks)),
+      queries_(ZeroedFloats(limits.max_batch_tokens * PaddedFloats(spec_.q_rank))),
+      product_scratch_(static_cast<size_t>(ProductScratchBytes(spec_) * most_threads)),
+      attend_scratch_(ZeroedFloats(AttendScratchFloats(spec_, limits.kv_type) * most_threads)),
+      split_partials_(ZeroedFloats(SplitFloats(spec_, limits, most_threads))) {
+  CHECK(limits.kv_type != WeightType::kInt8);  // CheckContext (serving/online/engine_checks.h)
+  const auto rows = static_cast<size_t>(limits.max_batch_tokens);
+  row_slice_.resize(rows);
+  tasks_.reserve(rows * static_cast<size_t>((spec_.heads + kFewestQueries - 1) / kFewestQueries));
+  block_pointers_.reserve(static_cast<size_t>(limits.num_kv_blocks) + 64);
+}
+
+const LatentWeights& Latent::Weights(int64_t layer) const {
+  return std::get<LatentWeights>(weights_.layers[static_cast<size_t>(layer)].mixer);
+}
+
+std::byte* Latent::Block(int64_t layer, int32_t block) {
+  const int64_t index = groups_.index[static_cast<size_t>(layer)];
+  return cache_.data() + (index * limits_.num_kv_blocks + block) * layout_.block_bytes();
+}
+
+const SequenceSlice& Latent::SliceOf(int64_t row) const {
+  return batch_.slices[static_cast<size_t>(row_slice_[static_cast<size_t>(row)])];
+}
+
+int64_t Latent::PositionOf(int64_t row) const {
+  const SequenceSlice& slice = SliceOf(row);
+  return slice.start_position + row - slice.first_row;
+}
+
+void Latent::Rotate(int64_t position, float* x) const {
+  kernels_.rope(x, rope_.cos(position), rope_.sin(position), rope_.half());
+}
+
+void Latent::Begin(const ForwardBatch& batch) {
+  batch_ = batch;
+  listed_ = {};
+  first_block_.clear();
+  block_pointers_.clear();
+  for (size_t s = 0; s < batch.slices.size(); ++s) {
+    const SequenceSlice& slice = batch.slices[s];
+    first_block_.push_back(static_cast<int64_t>(block_pointers_.size()));
+    block_pointers_.resize(block_pointers_.size() + slice.blocks.size());
+    std::fill_n(row_slice_.begin() + slice.first_row, slice.num_tokens, static_cast<int32_t>(s));
+  }
+}
+
+void Latent::ForHeads(RowRange rows, ThreadPool& pool,
+                      FunctionRef<void(RowRange piece, int64_t head, int worker)> body) const {
+  CHECK_LE(pool.threads(), most_threads_);  // whose scratch they use
+  const int64_t pieces = (rows.count() + kPieceRows - 1) / kPieceRows;
+  pool.ParallelFor(pieces * spec_.heads, [&](int64_t task, int worker) {
+    const int64_t begin = rows.begin + task / spec_.heads * kPieceRows;
+    body({begin, std::min(rows.end, begin + kPieceRows)}, task % spec_.heads, worker);
+  });
+}
+
+void Latent::Multiply(const PackedMatrix& w, const float* x, int64_t x_stride, int64_t rows,
+                      float* y, int64_t y_stride, int worker) {
+  const ActivationType type = ActivationTypeOf(kernels_.numerics, w.type);
+  const int64_t row_bytes = ActivationRowBytes(type, w.k);
+  std::byte* const rounded = product_scratch_.data() + worker * ProductScratchBytes(spec_) +
+                             kPieceRows * QueryFloats(spec_) * static_cast<int64_t>(sizeof(float));
+  kernels_.prepare_activations(x, x_stride, rows, w.k, type, rounded, row_bytes);
+  MatmulArgs product;
+  product.x = rounded;
+  product.x_stride_bytes = row_bytes;
+  product.m = rows;
+  product.w = w;
+  product.panel_end = w.panels();
+  product.y = y;
+  product.y_stride = y_stride;
+  kernels_.ProductsFor(w.type, rows).matmul(product);
+}
+
+void Latent::PreAttention(int64_t layer, RowRange rows, const float* normed, int64_t stride,
+                          const Rows& at, ThreadPool& pool) {
+  const LatentWeights& w = Weights(layer);
+  const auto eps = static_cast<float>(spec_.norm.eps);
+  const int64_t latent = spec_.heads * spec_.row_width();
+  ActivatedRows x = activations_.Of(normed, stride, rows.count(), w.down, pool);
+  MatmulArgs down;
+  down.x = x.data;
+  down.x_stride_bytes = x.stride_bytes;
+  down.m = rows.count();
+  down.w = w.down;
+  down.y = at.projected + rows.begin * at.projected_stride + latent;
+  down.y_stride = at.projected_stride;
+  ParallelMatmul(pool, kernels_, down);
+  const int64_t query_stride = PaddedFloats(spec_.q_rank);
+  float* const queries = queries_.as<float>() + rows.begin * query_stride;
+  if (spec_.q_rank > 0) {
+    down.w = w.query_down;
+    down.y = queries;
+    down.y_stride = query_stride;
+    ParallelMatmul(pool, kernels_, down);
+  }
+  ForRows(pool, rows, [&](int64_t row) {
+    float* const c = at.projected + row * at.projected_stride + latent;
+    kernels_.rms_norm(c, w.norm, eps, spec_.kv_rank, c);
+    Rotate(PositionOf(row), c + spec_.kv_rank);
+    if (spec_.q_rank == 0) return;
+    float* const query = queries + (row - rows.begin) * query_stride;
+    kernels_.rms_norm(query, w.query_norm, eps, spec_.q_rank, query);
+  });
+  if (spec_.q_rank > 0) x = activations_.Of(queries, query_stride, rows.count(), w.query, pool);
+  MakeQueries(w, x, rows, at, pool);
+}
+
+// A head's query, of which what is not rotated is multiplied with what makes its keys.
+void Latent::MakeQueries(const LatentWeights& w, const ActivatedRows& x, RowRange rows,
+                         const Rows& at, ThreadPool& pool) {
+  const int64_t width = QueryFloats(spec_);
+  ForHeads(rows, pool, [&](RowRange piece, int64_t head, int worker) {
+    const int64_t first_panel = head * spec_.query_dim() / kPanelOutputs;
+    const int64_t first_output = first_panel * kPanelOutputs;
+    const int64_t end_output = (head + 1) * spec_.query_dim();
+    auto* const out =
+        reinterpret_cast<float*>(product_scratch_.data() + worker * ProductScratchBytes(spec_));
+    MatmulArgs product;
+    product.x = x.data + (piece.begin - rows.begin) * x.stride_bytes;
+    product.x_stride_bytes = x.stride_bytes;
+    product.m = piece.count();
+    product.w = {w.query.data + first_panel * w.query.panel_bytes(), w.query.type,
+                 end_output - first_output, w.query.k};
+    product.panel_end = product.w.panels();
+    product.y = out;
+    product.y_stride = width;
+    kernels_.ProductsFor(w.query.type, product.m).matmul(product);
+    const float* const query = out + head * spec_.query_dim() - first_output;
+    float* const absorbed =
+        at.projected + piece.begin * at.projected_stride + head * spec_.row_width();
+    Multiply(w.KeysOf(spec_, head), query, width, piece.count(), absorbed, at.projected_stride,
+             worker);
+    for (int64_t i = 0; i < piece.count(); ++i) {
+      float* const rotated = absorbed + i * at.projected_stride + spec_.kv_rank;
+      std::copy_n(query + i * width + spec_.nope_dim, spec_.rope_dim, rotated);
+      Rotate(PositionOf(piece.begin + i), rotated);
+    }
+  });
+}
+
+void Latent::Attend(int64_t layer, SliceRange slices, const Rows& at, ThreadPool& pool) {
+  CHECK_LE(pool.threads(), most_threads_);  // whose scratch it uses
+  CHECK(!at.by_device);
+  at_ = at;
+  for (int64_t s = slices.begin; s < slices.end; ++s) {
+    const std::byte** pointers = block_pointers_.data() + first_block_[static_cast<size_t>(s)];
+    const SequenceSlice& slice = batch_.slices[static_cast<size_t>(s)];
+    for (const int32_t block : BlocksOf(slice, groups_.of_layer[static_cast<size_t>(layer)])) {
+      *pointers++ = Block(layer, block);
+    }
+  }
+  StoreRows(layer, RowsOf(batch_, slices), pool);
+  if (slices.begin != listed_.begin || slices.end != listed_.end) ListTasks(slices, pool);
+  if (split_) return AttendSplit(pool);
+  pool.ParallelFor(std::ssize(tasks_), [&](int64_t task, int worker) {
+    AttendTask(tasks_[static_cast<size_t>(task)], worker);
+  });
+}
+
+void Latent::StoreRows(int64_t layer, RowRange rows, ThreadPool& pool) {
+  const size_t group = groups_.of_layer[static_cast<size_t>(layer)];
+  ForRows(pool, rows, [&](int64_t row) {
+    const int64_t position = PositionOf(row);
+    const auto block = static_cast<size_t>(position / kKvBlockTokens);
+    const float* const of_token =
+        at_.projected + row * at_.projected_stride + spec_.heads * spec_.row_width();
+    kernels_.store_kv(layout_, Block(layer, BlocksOf(SliceOf(row), group)[block]), 0,
+                      position % kKvBlockTokens, of_token, nullptr);
+  });
+}
+
+// Heads of a row, and rows of a prompt, share what is turned out of the cache; a task is as large
+// as that pays, but not so large that threads are left without work.
+void Latent::ListTasks(SliceRange slices, ThreadPool& pool) {
+  const int64_t queries = RowsOf(batch_, slices).count() * spec_.heads;
+  split_ = queries <= SplitQueries(spec_, pool.threads());
+  const int64_t wanted = kSplitItemsPerThread * pool.threads();
+  const int64_t most =
+      split_ ? kFewestQueries : std::clamp(queries / wanted, kFewestQueries, kMostQueries);
+  const int64_t parts = (spec_.heads + most - 1) / most;
+  const int64_t heads = (spec_.heads + parts - 1) / parts;
+  const int64_t rows = split_ ? 1 : std::max<int64_t>(1, most / heads);
+  tasks_.clear();
+  for (int64_t s = slices.begin; s < slices.end; ++s) {
+    const SequenceSlice& slice = batch_.slices[static_cast<size_t>(s)];
+    for (int64_t row = 0; row < slice.num_tokens; row += rows) {
+      for (int64_t head = 0; head < spec_.heads; head += heads) {
+        tasks_.push_back({slice.first_row + row, std::min(rows, slice.num_tokens - row), head,
+                          std::min(heads, spec_.heads - head)});
+      }
+    }
+  }
+  listed_ = slices;
+}
+
+AttendArgs Latent::ArgsFor(const Task& task) const {
+  AttendArgs args;
+  args.q = at_.projected + task.first_row * at_.projected_stride + task.head * spec_.row_width();
+  args.q_stride = spec_.row_width();
+  args.q_row_stride = at_.projected_stride;
+  args.rows = task.rows;
+  args.group = task.heads;
+  args.scale = static_cast<float>(spec_.scale);
+  args.layout = layout_;
+  args.blocks = block_pointers_.data() +
+                first_block_[static_cast<size_t>(row_slice_[static_cast<size_t>(task.first_row)])];
+  args.context_end = PositionOf(task.first_row) + 1;
+  return args;
+}
+
+void Latent::Finish(const Task& task, const float* totals) {
+  const int64_t slot = MixedSlot(spec_);
+  for (int64_t row = 0; row < task.rows; ++row) {
+    kernels_.finish_attention(
+        totals + row * task.heads * PartialFloats(spec_), task.heads, spec_.kv_rank,
+        at_.mixed + (task.first_row + row) * at_.mixed_stride + task.head * slot, slot);
+  }
+}
+
+void Latent::AttendTask(const Task& task, int worker) {
+  const AttendArgs args = ArgsFor(task);
+  float* const totals =
+      attend_scratch_.as<float>() + worker * AttendScratchFloats(spec_, limits_.kv_type);
+  std::fill_n(totals, task.rows * task.heads * PartialFloats(spec_), 0.0f);
+  kernels_.attend_chunks(args, 0, ChunksOf(args), totals, 0,
+                         totals + kMostQueries * PartialFloats(spec_));
+  Finish(task, totals);
+}
+
+// Few queries: runs of chunks of one context go to several threads. The same chunks folded in the
+// same order as in AttendTask, so the same bits.
+void Latent::AttendSplit(ThreadPool& pool) {
+  const int64_t tasks = std::ssize(tasks_);
+  const int64_t parts = (kSplitItemsPerThread * pool.threads() + tasks - 1) / tasks;
+  const int64_t first_row = tasks_.front().first_row;
+  // Of a task: [chunks, heads, partial].
+  const auto partials_of = [&](const Task& task) {
+    return split_partials_.as<float>() + ((task.first_row - first_row) * spec_.heads + task.head) *
+                                             MaxChunks(limits_) * PartialFloats(spec_);
+  };
+  pool.ParallelFor(tasks * parts, [&](int64_t part, int worker) {
+    const Task& task = tasks_[static_cast<size_t>(part / parts)];
+    const AttendArgs args = ArgsFor(task);
+    const int64_t count = ChunksOf(args);
+    const int64_t begin = count * (part % parts) / parts;
+    const int64_t end = count * (part % parts + 1) / parts;
+    const int64_t stride = task.heads * PartialFloats(spec_);
+    float* const partials = partials_of(task) + begin * stride;
+    std::fill_n(partials, (end - begin) * stride, 0.0f);
+    kernels_.attend_chunks(args, begin, end, partials, stride,
+                           attend_scratch_.as<float>() +
+                               worker * AttendScratchFloats(spec_, limits_.kv_type) +
+                               kMostQueries * PartialFloats(spec_));
+  });
+  pool.ParallelFor(tasks, [&](int64_t index, int) {
+    const Task& task = tasks_[static_cast<size_t>(index)];
+    float* const totals = partials_of(task);
+    for (int64_t chunk = 1; chunk < ChunksOf(ArgsFor(task)); ++chunk) {
+      kernels_.fold_partials(totals + chunk * task.heads * PartialFloats(spec_), task.heads,
+                             spec_.kv_rank, totals);
+    }
+    Finish(task, totals);
+  });
+}
+
+void Latent::Project(int64_t layer, RowRange rows, const Rows& at, float* y, ThreadPool& pool) {
+  const LatentWeights& w = Weights(layer);
+  const int64_t slot = MixedSlot(spec_);
+  float* const mixed = at.mixed + rows.begin * at.mixed_stride;
+  // A head's values in the place of what they are made of,
+  ForHeads(rows, pool, [&](RowRange piece, int64_t head, int worker) {
+    float* const x = at.mixed + piece.begin * at.mixed_stride + head * slot;
+    Multiply(w.ValuesOf(spec_, head), x, at.mixed_stride, piece.count(), x, at.mixed_stride,
+             worker);
+  });
+  // and then one behind the other.
+  const int64_t width = spec_.output_width();
+  ForRows(pool, rows, [&](int64_t row) {
+    float* const x = at.mixed + row * at.mixed_stride;
+    for (int64_t head = 1; head < spec_.heads; ++head) {
+      std::copy_n(x + head * slot, spec_.value_dim, x + head * spec_.value_dim);
+    }
+    std::fill(x + width, x + PaddedFloats(width), 0.0f);
+  });
+  const ActivatedRows x = activations_.Of(mixed, at.mixed_stride, rows.count(), w.output, pool);
+  MatmulArgs out;
+  out.x = x.data;
+  out.x_stride_bytes = x.stride_bytes;
+  out.m = rows.count();
+  out.w = w.output;
+  out.y = y;
+  out.y_stride = w.output.n;
+  ParallelMatmul(pool, kernels_, out);
+}
+
+}  // namespace moesaic

@@ -1,0 +1,102 @@
+// Latent: multi-head latent attention on the host, over one row a token in blocks: the latent and
+// the rotated key that all heads share (DeepSeek-V2, arXiv 2405.04434).
+//
+// In the absorbed form, for prompts and for generated tokens alike, so that no bit depends on how a
+// prompt is cut: a head's query is multiplied with what makes its keys of a latent, so that it
+// attends to the rows as they are; what it finds is a mix of latents, of which Project makes the
+// head's values.
+//
+// A HostMixer; all layers that have it have the same sizes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/config/kv_groups.h"
+#include "core/config/model_config.h"
+#include "kernels/cpu/kernels.h"
+#include "serving/model/host_mixer.h"
+#include "serving/model/host_rows.h"
+#include "serving/model/rope.h"
+#include "serving/model/weights.h"
+
+namespace moesaic {
+
+class Latent : public HostMixer {
+ public:
+  // All references must outlive it. `most_threads`: of any pool that it is given.
+  Latent(const ModelConfig& config, const ModelWeights& weights, const CpuKernels& kernels,
+         const ModelLimits& limits, int most_threads, HostActivations& activations);
+
+  // The rows of tokens apart. 0 for a model without it.
+  static uint64_t WorkspaceBytes(const ModelConfig& config, const ModelLimits& limits, int threads);
+  // A block of all layers that have it.
+  static uint64_t BlockBytes(const ModelConfig& config, WeightType kv_type);
+
+  void Begin(const ForwardBatch& batch) override;
+  void PreAttention(int64_t layer, RowRange rows, const float* normed, int64_t stride,
+                    const Rows& at, ThreadPool& pool) override;
+  void Attend(int64_t layer, SliceRange slices, const Rows& at, ThreadPool& pool) override;
+  void Project(int64_t layer, RowRange rows, const Rows& at, float* y, ThreadPool& pool) override;
+
+  AlignedBuffer& state() override { return cache_; }
+
+ private:
+  // Consecutive rows of one slice, and consecutive heads.
+  struct Task {
+    int64_t first_row = 0;
+    int64_t rows = 0;
+    int64_t head = 0;
+    int64_t heads = 0;
+  };
+
+  const LatentWeights& Weights(int64_t layer) const;
+  const SequenceSlice& SliceOf(int64_t row) const;
+  int64_t PositionOf(int64_t row) const;
+  void Rotate(int64_t position, float* x) const;
+  // Of the heads' products, some rows of one head at a time.
+  void ForHeads(RowRange rows, ThreadPool& pool,
+                FunctionRef<void(RowRange piece, int64_t head, int worker)> body) const;
+  // y = x w^T of rows that no other product needs, rounded in the worker's scratch.
+  void Multiply(const PackedMatrix& w, const float* x, int64_t x_stride, int64_t rows, float* y,
+                int64_t y_stride, int worker);
+  void MakeQueries(const LatentWeights& w, const ActivatedRows& x, RowRange rows, const Rows& at,
+                   ThreadPool& pool);
+  void StoreRows(int64_t layer, RowRange rows, ThreadPool& pool);
+  void ListTasks(SliceRange slices, ThreadPool& pool);
+  AttendArgs ArgsFor(const Task& task) const;
+  void Finish(const Task& task, const float* totals);
+  void AttendTask(const Task& task, int worker);
+  void AttendSplit(ThreadPool& pool);
+  std::byte* Block(int64_t layer, int32_t block);
+
+  const ModelConfig& config_;
+  const LatentSpec& spec_;
+  const ModelWeights& weights_;
+  const CpuKernels& kernels_;
+  const ModelLimits limits_;
+  const KvLayout layout_;
+  const KvGroups groups_;
+  const int most_threads_;
+  const RopeTable rope_;
+  HostActivations& activations_;
+
+  AlignedBuffer cache_;            // [layers that have it, num_kv_blocks, block_bytes]
+  AlignedBuffer queries_;          // [rows, q_rank] f32, what queries are made of
+  AlignedBuffer product_scratch_;  // [threads] a head's queries, and rounded rows
+  AlignedBuffer attend_scratch_;   // [threads] totals, and what the kernel wants
+  AlignedBuffer split_partials_;   // [queries, chunks, partial] f32
+
+  // The pass.
+  ForwardBatch batch_;
+  Rows at_;                                       // of the Attend that runs
+  std::vector<const std::byte*> block_pointers_;  // of all slices, one after another
+  std::vector<int64_t> first_block_;              // [slices] into block_pointers_
+  std::vector<int32_t> row_slice_;                // [rows]
+  std::vector<Task> tasks_;                       // of the slices listed_
+  bool split_ = false;                            // likewise: by chunks too
+  SliceRange listed_;
+};
+
+}  // namespace moesaic

@@ -1,0 +1,84 @@
+#include "serving/model/latent_weights.h"
+
+#include <vector>
+
+namespace moesaic {
+namespace {
+
+int64_t WholePanels(int64_t n) { return (n + kPanelOutputs - 1) / kPanelOutputs * kPanelOutputs; }
+
+// Matrices of heads lie one after the other, each from a panel on.
+PackedMatrix OfHead(const PackedMatrix& all, int64_t n, int64_t head) {
+  const int64_t panels = WholePanels(n) / kPanelOutputs;
+  const std::byte* const data =
+      all.data == nullptr ? nullptr : all.data + head * panels * all.panel_bytes();
+  return {data, all.type, n, all.k};
+}
+
+}  // namespace
+
+PackedMatrix LatentWeights::KeysOf(const LatentSpec& spec, int64_t head) const {
+  return OfHead(keys, spec.kv_rank, head);
+}
+
+PackedMatrix LatentWeights::ValuesOf(const LatentSpec& spec, int64_t head) const {
+  return OfHead(values, spec.value_dim, head);
+}
+
+LatentWeights LayOutMixer(const LatentSpec& spec, int64_t hidden, WeightType type,
+                          WeightArena& arena) {
+  const bool f32 = type == WeightType::kF32 || type == WeightType::kGguf;
+  const WeightType absorbed = f32 ? WeightType::kF32 : WeightType::kBf16;
+  LatentWeights w;
+  if (spec.q_rank > 0) {
+    w.query_down = arena.Matrix(type, spec.q_rank, hidden, {TensorSlot::kQDown});
+    w.query_norm = arena.Vector(spec.q_rank);
+  }
+  w.query = arena.Matrix(type, spec.heads * spec.query_dim(),
+                         spec.q_rank > 0 ? spec.q_rank : hidden, {TensorSlot::kQ});
+  w.down = arena.Matrix(type, spec.row_width(), hidden, {TensorSlot::kKvDown});
+  w.norm = arena.Vector(spec.kv_rank);
+  w.keys = arena.Matrix(absorbed, spec.heads * WholePanels(spec.kv_rank), spec.nope_dim);
+  w.values = arena.Matrix(absorbed, spec.heads * WholePanels(spec.value_dim), spec.kv_rank);
+  w.output = arena.Matrix(type, hidden, spec.output_width(), {TensorSlot::kOutput});
+  return w;
+}
+
+void LoadMixer(const LatentSpec& spec, const LatentWeights& w, const TensorPlan& plan,
+               int64_t layer, WeightLoader& load) {
+  const auto at = [&](TensorSlot slot) { return plan.At(slot, layer); };
+  if (w.query_down.n > 0) {
+    load.Matrix(w.query_down, at(TensorSlot::kQDown));
+    load.Norm(w.query_norm, spec.norm, at(TensorSlot::kQDownNorm), spec.q_rank);
+  }
+  load.Matrix(w.query, at(TensorSlot::kQ));
+  load.Matrix(w.down, at(TensorSlot::kKvDown));
+  load.Norm(w.norm, spec.norm, at(TensorSlot::kKvDownNorm), spec.kv_rank);
+  load.Matrix(w.output, at(TensorSlot::kOutput));
+
+  if (!plan.Has(TensorSlot::kKvUp)) {
+    for (int64_t head = 0; head < spec.heads; ++head) {
+      load.Matrix(w.KeysOf(spec, head), plan.At(TensorSlot::kKeyUp, layer, head));
+      load.Matrix(w.ValuesOf(spec, head), plan.At(TensorSlot::kValueUp, layer, head));
+    }
+    return;
+  }
+  const int64_t head_rows = spec.nope_dim + spec.value_dim;
+  const PlannedTensor up = at(TensorSlot::kKvUp);
+  std::vector<float> rows(static_cast<size_t>(head_rows * spec.kv_rank));
+  std::vector<float> turned(static_cast<size_t>(spec.nope_dim * spec.kv_rank));
+  for (int64_t head = 0; head < spec.heads; ++head) {
+    load.Rows(up, spec.heads * head_rows, spec.kv_rank, head * head_rows, (head + 1) * head_rows,
+              rows.data());
+    for (int64_t i = 0; i < spec.nope_dim; ++i) {
+      for (int64_t j = 0; j < spec.kv_rank; ++j) {
+        turned[static_cast<size_t>(j * spec.nope_dim + i)] =
+            rows[static_cast<size_t>(i * spec.kv_rank + j)];
+      }
+    }
+    load.Pack(w.KeysOf(spec, head), turned.data());
+    load.Pack(w.ValuesOf(spec, head), rows.data() + spec.nope_dim * spec.kv_rank);
+  }
+}
+
+}  // namespace moesaic

@@ -1,0 +1,47 @@
+// The weights of multi-head latent attention. Plain data.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "core/config/mixer_spec.h"
+#include "core/config/tensor_plan.h"
+#include "kernels/cpu/kernels.h"
+#include "serving/model/weight_arena.h"
+#include "serving/model/weight_loader.h"
+
+namespace moesaic {
+
+// What makes keys and values of a latent is split by heads, so that queries and what attention
+// finds can be multiplied with it instead ("absorbed"). Both parts stay in bf16 where the other
+// weights are integers: they are multiplied along another axis than the checkpoint's.
+struct LatentWeights {
+  using Spec = LatentSpec;
+
+  PackedMatrix query_down;            // [q_rank, hidden], n = 0 without a q_rank
+  const float* query_norm = nullptr;  // [q_rank], likewise
+  PackedMatrix query;                 // [heads * query_dim, q_rank or hidden]
+  PackedMatrix down;                  // [row_width, hidden]
+  const float* norm = nullptr;        // [kv_rank]
+  PackedMatrix keys;                  // [heads][kv_rank up to whole panels, nope_dim]
+  PackedMatrix values;                // [heads][value_dim up to whole panels, kv_rank]
+  PackedMatrix output;                // [hidden, output_width]
+
+  // Of one head: nope_dim values of a query to kv_rank, kv_rank of what attention found to
+  // value_dim.
+  PackedMatrix KeysOf(const LatentSpec& spec, int64_t head) const;
+  PackedMatrix ValuesOf(const LatentSpec& spec, int64_t head) const;
+};
+
+// Matrices of the products that each token runs, in their order.
+inline std::array<const PackedMatrix*, 6> MatricesOf(const LatentWeights& w) {
+  return {&w.query_down, &w.query, &w.down, &w.keys, &w.values, &w.output};
+}
+
+LatentWeights LayOutMixer(const LatentSpec& spec, int64_t hidden, WeightType type,
+                          WeightArena& arena);
+// Of this layer, into the memory that was laid out.
+void LoadMixer(const LatentSpec& spec, const LatentWeights& weights, const TensorPlan& plan,
+               int64_t layer, WeightLoader& load);
+
+}  // namespace moesaic

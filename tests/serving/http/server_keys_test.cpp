@@ -1,0 +1,112 @@
+// Keys from a file: who may use which model, who may change the server, and what a reload does.
+#include <filesystem>
+#include <fstream>
+#include <memory>
+
+#include "core/base/error.h"
+#include "tests/core/base/temp_dir.h"
+#include "tests/serving/http/server_fixture.h"
+
+namespace moesaic {
+namespace {
+
+class ServerKeysTest : public ServerTest {
+ protected:
+  void WriteKeys(const std::string& text) { std::ofstream(options_.api_key_file) << text; }
+  // Of GET /v1/models with the key.
+  int StatusWith(const std::string& key, const std::string& path = "/v1/models") {
+    return TestClient(port()).Get(path, "Authorization: Bearer " + key + "\r\n").status;
+  }
+
+  TempDir directory_;
+};
+
+TEST_F(ServerKeysTest, AKeyOpensItsModelsOnly) {
+  options_.api_key_file = directory_.path() / "keys";
+  WriteKeys(
+      "all\n"
+      R"({"key": "of-alias", "models": ["alias", "elsewhere"]})"
+      "\n"
+      R"({"key": "of-another", "models": ["another"]})"
+      "\n");
+  Start();
+  const auto with = [](const char* key) {
+    return fmt::format("Authorization: Bearer {}\r\n", key);
+  };
+  TestClient client(port());
+  for (const char* key : {"all", "of-alias"}) {
+    EXPECT_EQ(client.Post("/v1/completions", Completion(1), with(key)).status, 200);
+    EXPECT_EQ(client.Get("/v1/models", with(key)).json()["data"].size(), 2u);
+    EXPECT_EQ(client.Get("/v1/models/org/test", with(key)).status, 200);
+  }
+  // As if there were no such model, on every route.
+  const TestResponse refused = client.Post("/v1/completions", Completion(1), with("of-another"));
+  EXPECT_EQ(refused.status, 404);
+  EXPECT_EQ(refused.body, client.Post("/v1/completions", Completion(1), with("of-another")).body);
+  EXPECT_EQ(client.Post("/tokenize", R"({"prompt":"a"})", with("of-another")).status, 404);
+  EXPECT_EQ(client.Get("/v1/models/org/test", with("of-another")).status, 404);
+  EXPECT_EQ(client.Get("/tokenizer_info", with("of-another")).status, 404);
+  EXPECT_TRUE(client.Get("/v1/models", with("of-another")).json()["data"].empty());
+  EXPECT_TRUE(client.Get("/api/tags", with("of-another")).json()["models"].empty());
+  EXPECT_EQ(engine_->submitted(), 2u);
+}
+
+TEST_F(ServerKeysTest, ReloadingTakesAndGivesKeys) {
+  options_.api_key_file = directory_.path() / "keys";
+  options_.api_keys = {"given"};
+  WriteKeys("old\n");
+  Start();
+  EXPECT_EQ(StatusWith("old"), 200);
+  EXPECT_EQ(StatusWith("new"), 401);
+  WriteKeys("new\n");
+  EXPECT_EQ(StatusWith("old"), 200);  // not before it is asked for
+  server_->Reload();
+  EXPECT_EQ(StatusWith("old"), 401);
+  EXPECT_EQ(StatusWith("new"), 200);
+  EXPECT_EQ(StatusWith("given"), 200);
+  for (const char* broken : {"", "# no key\n", "{\"key\": 1}\n"}) {
+    WriteKeys(broken);
+    server_->Reload();
+    EXPECT_EQ(StatusWith("new"), 200) << broken;
+    EXPECT_EQ(StatusWith(""), 401) << broken;
+  }
+  std::filesystem::remove(options_.api_key_file);
+  server_->Reload();
+  EXPECT_EQ(StatusWith("new"), 200);
+}
+
+TEST_F(ServerKeysTest, AKeyThatIsWithdrawnWhileABodyArrives) {
+  options_.api_key_file = directory_.path() / "keys";
+  WriteKeys("old\n");
+  Start();
+  TestClient client(port());
+  const std::string text =
+      TestClient::PostText("/v1/completions", Completion(1), "Authorization: Bearer old\r\n");
+  const std::string expect = "Expect: 100-continue\r\n";
+  std::string head = text.substr(0, text.size() - Completion(1).size());
+  head.insert(head.find("\r\n") + 2, expect);
+  client.Send(head);
+  EXPECT_EQ(client.Receive().status, 100);  // the head has passed
+  WriteKeys("new\n");
+  server_->Reload();
+  client.Send(Completion(1));
+  EXPECT_EQ(client.Receive().status, 401);
+  EXPECT_EQ(engine_->submitted(), 0u);
+}
+
+TEST_F(ServerKeysTest, AnOpenAddressNeedsKeysOrInsecure) {
+  options_.host = "0.0.0.0";
+  try {
+    Server(options_, metrics_).Start();
+    ADD_FAILURE() << "listens";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kInvalidArgument);
+    EXPECT_NE(std::string(error.what()).find("--insecure"), std::string::npos) << error.what();
+  }
+  options_.api_keys = {"k"};
+  Start();
+  EXPECT_EQ(StatusWith("k"), 200);
+}
+
+}  // namespace
+}  // namespace moesaic
