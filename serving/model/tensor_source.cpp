@@ -213,11 +213,6 @@ class DummyTensorSource : public TensorSource {
     }
   }
 
-  void ReadStoredRows(const PlannedTensor&, int64_t, int64_t, int64_t,
-                      std::span<std::byte>) const override {
-    CHECK(false);  // random values are no blocks: ChooseDtype takes another type
-  }
-
   uint64_t Fingerprint() const override { return SplitMix(seed_ ^ 0x64756d6d79ull); }
 
  private:
@@ -225,6 +220,11 @@ class DummyTensorSource : public TensorSource {
 };
 
 }  // namespace
+
+void TensorSource::ReadStoredRows(const PlannedTensor&, int64_t, int64_t, int64_t,
+                                  std::span<std::byte>) const {
+  CHECK(false);
+}
 
 std::unique_ptr<TensorSource> MakeCheckpointTensorSource(const Checkpoint& checkpoint) {
   return std::make_unique<CheckpointTensorSource>(checkpoint);
