@@ -370,8 +370,8 @@ void AsConverted(const GgufHeader& header, ModelConfig& model) {
     layer.norm.plus_one = false;
     if (auto* const delta = std::get_if<DeltaNetSpec>(&layer.mixer)) {
       delta->by_turns = by_turns;
-    } else {
-      std::get<GroupedQuerySpec>(layer.mixer).norm.plus_one = false;
+    } else if (auto* const attention = std::get_if<GroupedQuerySpec>(&layer.mixer)) {
+      attention->norm.plus_one = false;
     }
   }
 }
