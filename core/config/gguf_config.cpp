@@ -13,6 +13,7 @@
 #include "core/base/json_fields.h"
 #include "core/config/family_fields.h"
 #include "core/config/gguf_tensors.h"
+#include "core/io/gguf_types.h"
 
 namespace moesaic {
 namespace {
@@ -404,6 +405,11 @@ ModelConfig ParseGgufConfig(const GgufHeader& header, std::string_view name) {
   ModelConfig model = ParseModelConfig(GgufConfigJson(header, name).dump(), as_config);
   AsConverted(header, model);
   model.tensors = GgufTensors(header, model, name);
+  for (const auto& [tensor, info] : header.tensors) {
+    if (const GgufType* const type = FindGgufType(info.dtype_name)) {
+      model.gguf_types[tensor] = type->id;
+    }
+  }
   return model;
 }
 
