@@ -28,13 +28,15 @@ DeltaNetWeights LayOutMixer(const DeltaNetSpec& spec, int64_t hidden, WeightType
   const bool f32 = type == WeightType::kF32 || type == WeightType::kGguf;
   const WeightType exact = f32 ? WeightType::kF32 : WeightType::kBf16;
   DeltaNetWeights w;
-  w.in = arena.Matrix(type, spec.channels() + spec.value_width(), hidden);
+  w.in = arena.Matrix(
+      type, spec.channels() + spec.value_width(), hidden,
+      {TensorSlot::kDeltaQ, TensorSlot::kDeltaK, TensorSlot::kDeltaV, TensorSlot::kDeltaGate});
   w.rates = arena.Matrix(exact, 2 * spec.value_heads, hidden);
   w.conv = arena.Vector(spec.conv_width * ConvStride(spec));
   w.decay = arena.Vector(spec.value_heads);
   w.bias = arena.Vector(spec.value_heads);
   w.norm = arena.Vector(spec.value_dim);
-  w.output = arena.Matrix(type, hidden, spec.value_width());
+  w.output = arena.Matrix(type, hidden, spec.value_width(), {TensorSlot::kDeltaOutput});
   return w;
 }
 

@@ -17,6 +17,7 @@
 
 #include "core/base/error.h"
 #include "core/base/file.h"
+#include "core/io/expert_store_json.h"
 #include "tests/core/base/caught.h"
 #include "tests/core/base/temp_dir.h"
 
@@ -359,6 +360,25 @@ TEST_F(ExpertStoreDeathTest, FinishWantsAllExperts) {
   dense.layer = 2;
   const ExpertStoreHeader header = SmallHeader();
   EXPECT_DEATH(ExpertStoreExtent(header, dense), "");
+}
+
+TEST(ExpertStoreJsonTest, BlocksHaveATypeInEachLayer) {
+  ExpertStoreDescription store;
+  store.header = SmallHeader();
+  ExpertSection& down = store.header.layout.sections.back();
+  down.dtype = DType::kGguf;
+  down.format = SectionFormat::kPanel16;
+  down.gguf_types = {14, 12, 12, 14};
+  store.checksums.assign(15, 1);
+  const std::string text = FormatExpertStoreJson(store);
+  const ExpertLayout read = ParseExpertStoreJson(text, "store.json").header.layout;
+  EXPECT_EQ(read.Section("down").gguf_types, down.gguf_types);
+  EXPECT_TRUE(read.Section("up").gguf_types.empty());
+  std::string without = text;
+  without.replace(without.find("gguf_types"), 10, "other_keys");
+  const Error error = Caught([&] { ParseExpertStoreJson(without, "store.json"); });
+  EXPECT_EQ(error.kind(), ErrorKind::kCorrupt);
+  EXPECT_NE(std::string(error.what()).find("gguf_types"), std::string::npos) << error.what();
 }
 
 }  // namespace

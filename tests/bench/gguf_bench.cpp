@@ -1,0 +1,120 @@
+// Speed of products with GGUF's blocks on one thread, beside int4, int8 and bf16 weights of the
+// same shape in the same rounds. Prints a Markdown table of nanoseconds for 1,000 weights and row.
+//
+//   gguf_bench [rounds]
+//
+// Every number is the median over rounds; a round runs all candidates of a number of rows one after
+// the other. Products cycle through more weights than any cache holds.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/aligned_buffer.h"
+#include "kernels/cpu/gguf_blocks.h"
+#include "kernels/cpu/kernels.h"
+#include "tests/bench/kernel_bench_util.h"
+
+namespace moesaic {
+namespace {
+
+constexpr int64_t kOutputs = 768;  // of an expert of Qwen3-30B-A3B
+constexpr int64_t kInputs = 2048;
+constexpr int64_t kWeightBytes = int64_t{96} << 20;
+
+// Blocks are of random bytes whose f16 scales, wherever they are, are small numbers.
+void FillBlocks(AlignedBuffer& memory) {
+  std::mt19937 random(7);
+  for (size_t i = 0; i < memory.bytes(); ++i) {
+    memory.data()[i] = static_cast<std::byte>((random() & 0x0f) | 0x20);
+  }
+}
+
+struct Product {
+  Product(const CpuKernels& table, PackedMatrix shape, int64_t rows)
+      : kernels(table), matrix(shape), m(rows), copies(kWeightBytes / shape.bytes() + 1) {
+    weights = AlignedBuffer(static_cast<size_t>(matrix.bytes() * copies));
+    if (matrix.type == WeightType::kGguf) {
+      FillBlocks(weights);
+    } else {
+      const std::vector<float> source = Normals(kOutputs * kInputs);
+      kernels.pack_panels(source.data(), DType::kF32, kInputs, kOutputs, kInputs, matrix.type, 0,
+                          matrix.panels(), weights.data());
+      for (int64_t c = 1; c < copies; ++c) {
+        std::memcpy(weights.data() + c * matrix.bytes(), weights.data(),
+                    static_cast<size_t>(matrix.bytes()));
+      }
+    }
+    const ActivationType type = ActivationTypeOf(kernels.numerics, matrix.type);
+    const std::vector<float> x = Normals(m * kInputs);
+    stride = ActivationRowBytes(type, kInputs);
+    activations = AlignedBuffer(static_cast<size_t>(m * stride));
+    kernels.prepare_activations(x.data(), kInputs, m, kInputs, type, activations.data(), stride);
+    y.resize(static_cast<size_t>(m * kOutputs));
+  }
+  void Run() {
+    MatmulArgs args;
+    args.x = activations.data();
+    args.x_stride_bytes = stride;
+    args.m = m;
+    args.w = matrix;
+    args.w.data = weights.data() + next * matrix.bytes();
+    args.panel_end = matrix.panels();
+    args.y = y.data();
+    args.y_stride = kOutputs;
+    kernels.ProductsFor(matrix.type, m).matmul(args);
+    next = (next + 1) % copies;
+  }
+
+  const CpuKernels& kernels;
+  PackedMatrix matrix;
+  int64_t m, copies, stride = 0, next = 0;
+  AlignedBuffer weights, activations;
+  std::vector<float> y;
+};
+
+void Bench(int rounds) {
+  const CpuKernels& kernels = SelectKernels();
+  std::vector<std::pair<std::string, PackedMatrix>> shapes;
+  for (const WeightType type : {WeightType::kBf16, WeightType::kInt8, WeightType::kInt4}) {
+    shapes.emplace_back(WeightTypeName(type), PackedMatrix{nullptr, type, kOutputs, kInputs});
+  }
+  for (const char* name : {"Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ4_NL", "MXFP4",
+                           "Q5_0", "Q5_1", "Q2_K", "Q3_K"}) {
+    shapes.emplace_back(name, PackedMatrix{nullptr, WeightType::kGguf, kOutputs, kInputs,
+                                           GgufFormOf(*FindGgufType(name))});
+  }
+  std::printf("%s, [%ld, %ld]: ns for 1,000 weights and row (GB/s of weights)\n\n| rows |",
+              IsaName(kernels.isa), static_cast<long>(kOutputs), static_cast<long>(kInputs));
+  for (const auto& shape : shapes) std::printf(" %s |", shape.first.c_str());
+  std::printf("\n|---|");
+  for (size_t i = 0; i < shapes.size(); ++i) std::printf("---|");
+  std::printf("\n");
+  for (const int64_t m : {1, 16, 64, 512}) {
+    std::vector<std::unique_ptr<Product>> products;
+    std::vector<Candidate> candidates;
+    for (const auto& [name, shape] : shapes) {
+      products.push_back(std::make_unique<Product>(kernels, shape, m));
+      candidates.push_back({name, [p = products.back().get()] { p->Run(); }});
+    }
+    Measure(candidates, rounds);
+    std::printf("| %ld |", static_cast<long>(m));
+    for (size_t i = 0; i < candidates.size(); ++i) {
+      const double seconds = candidates[i].Median();
+      const auto weights = static_cast<double>(kOutputs * kInputs * m);
+      std::printf(" %.2f (%.1f) |", seconds * 1e12 / weights,
+                  static_cast<double>(shapes[i].second.bytes()) / seconds / 1e9);
+    }
+    std::printf("\n");
+  }
+}
+
+}  // namespace
+}  // namespace moesaic
+
+int main(int argc, char** argv) {
+  moesaic::Bench(argc > 1 ? std::atoi(argv[1]) : 7);
+  return 0;
+}
