@@ -26,6 +26,8 @@ const char* DTypeName(DType dtype) {
       return "bool";
     case DType::kMxfp4:
       return "mxfp4";
+    case DType::kGguf:
+      return "gguf";
   }
   return "unknown";
 }

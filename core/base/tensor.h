@@ -10,12 +10,26 @@
 
 namespace moesaic {
 
-enum class DType : uint8_t { kF32, kF16, kBF16, kI8, kI4, kF8E4M3, kI32, kI64, kU8, kBool, kMxfp4 };
+enum class DType : uint8_t {
+  kF32,
+  kF16,
+  kBF16,
+  kI8,
+  kI4,
+  kF8E4M3,
+  kI32,
+  kI64,
+  kU8,
+  kBool,
+  kMxfp4,
+  kGguf
+};
 
 // "bf16", "f32", ...
 const char* DTypeName(DType dtype);
 
-// Bits of one element (kI4 and kMxfp4 have 4, and scales beside them).
+// Bits of one element (kI4 and kMxfp4 have 4, and scales beside them; kGguf, blocks of ggml's
+// types, at least 2).
 constexpr int DTypeBits(DType dtype) {
   switch (dtype) {
     case DType::kF32:
@@ -29,6 +43,8 @@ constexpr int DTypeBits(DType dtype) {
     case DType::kI4:
     case DType::kMxfp4:
       return 4;
+    case DType::kGguf:
+      return 2;
     default:
       return 8;
   }

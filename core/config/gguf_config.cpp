@@ -13,6 +13,7 @@
 #include "core/base/json_fields.h"
 #include "core/config/family_fields.h"
 #include "core/config/gguf_tensors.h"
+#include "core/io/gguf_types.h"
 
 namespace moesaic {
 namespace {
@@ -370,8 +371,8 @@ void AsConverted(const GgufHeader& header, ModelConfig& model) {
     layer.norm.plus_one = false;
     if (auto* const delta = std::get_if<DeltaNetSpec>(&layer.mixer)) {
       delta->by_turns = by_turns;
-    } else {
-      std::get<GroupedQuerySpec>(layer.mixer).norm.plus_one = false;
+    } else if (auto* const attention = std::get_if<GroupedQuerySpec>(&layer.mixer)) {
+      attention->norm.plus_one = false;
     }
   }
 }
@@ -404,6 +405,11 @@ ModelConfig ParseGgufConfig(const GgufHeader& header, std::string_view name) {
   ModelConfig model = ParseModelConfig(GgufConfigJson(header, name).dump(), as_config);
   AsConverted(header, model);
   model.tensors = GgufTensors(header, model, name);
+  for (const auto& [tensor, info] : header.tensors) {
+    if (const GgufType* const type = FindGgufType(info.dtype_name)) {
+      model.gguf_types[tensor] = type->id;
+    }
+  }
   return model;
 }
 

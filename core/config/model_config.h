@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -30,6 +31,8 @@ struct ModelConfig {
   // Behind the last layer of the checkpoint, to predict further tokens; they are not read.
   int64_t prediction_layers = 0;
   DType checkpoint_dtype = DType::kBF16;  // torch_dtype; tensors may differ
+  // Of the tensors of a GGUF file their types (GgufType::id) by name; of other models empty.
+  std::map<std::string, uint32_t> gguf_types;
 
   // From config.json, superseded by generation_config.json where that has them.
   std::vector<int32_t> eos_token_ids;

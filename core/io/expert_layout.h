@@ -21,6 +21,9 @@ struct ExpertSection {
   int64_t cols = 0;     // inputs
   uint64_t offset = 0;  // in the blob, a multiple of 64
   uint64_t bytes = 0;
+  // Of DType::kGguf the type in each layer of the model (GgufType::id); `bytes` are those of the
+  // largest.
+  std::vector<uint32_t> gguf_types = {};
 };
 
 struct ExpertLayout {

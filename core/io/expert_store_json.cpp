@@ -25,9 +25,9 @@ constexpr std::pair<SectionFormat, const char*> kFormats[] = {
     {SectionFormat::kRowMajor, "row_major"},
     {SectionFormat::kPanel16, "panel16"},
 };
-constexpr DType kDTypes[] = {DType::kF32, DType::kF16,    DType::kBF16, DType::kI8,
-                             DType::kI4,  DType::kF8E4M3, DType::kI32,  DType::kI64,
-                             DType::kU8,  DType::kBool,   DType::kMxfp4};
+constexpr DType kDTypes[] = {DType::kF32, DType::kF16,    DType::kBF16,  DType::kI8,
+                             DType::kI4,  DType::kF8E4M3, DType::kI32,   DType::kI64,
+                             DType::kU8,  DType::kBool,   DType::kMxfp4, DType::kGguf};
 
 uint64_t Size(const JsonFields& fields, std::string_view key, uint64_t least, uint64_t most) {
   return static_cast<uint64_t>(
@@ -67,6 +67,11 @@ ExpertSection ParseSection(const JsonFields& fields) {
   section.cols = fields.At("cols").Int(1, kMostDim);
   section.offset = Size(fields, "offset", 0, kMostSlotBytes);
   section.bytes = Size(fields, "bytes", 1, kMostSlotBytes);
+  if (section.dtype == DType::kGguf) {
+    for (const JsonFields& item : fields.At("gguf_types").Elements(UINT16_MAX)) {
+      section.gguf_types.push_back(static_cast<uint32_t>(item.Int(0, UINT16_MAX)));
+    }
+  }
   const uint64_t needed =
       (static_cast<uint64_t>(section.rows) * static_cast<uint64_t>(section.cols) *
            static_cast<uint64_t>(DTypeBits(section.dtype)) +
@@ -130,6 +135,7 @@ std::string FormatExpertStoreJson(const ExpertStoreDescription& store) {
                         {"cols", section.cols},
                         {"offset", section.offset},
                         {"bytes", section.bytes}});
+    if (section.dtype == DType::kGguf) sections.back()["gguf_types"] = section.gguf_types;
   }
   json checksums = json::array();
   for (const uint64_t checksum : store.checksums) checksums.push_back(Hex(checksum));

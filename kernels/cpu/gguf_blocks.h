@@ -1,5 +1,6 @@
 // The values of GGUF's blocks, exactly those that ggml computes (src/ggml-quants.c,
-// dequantize_row_*): f32 products in the same order, so that `gguf` (pip) gives the same bits.
+// dequantize_row_*): f32 products in the same order, so that `gguf` (pip) gives the same bits; and
+// blocks in panels, which stay as they are (PackedMatrix, kGguf).
 #pragma once
 
 #include <cstddef>
@@ -7,6 +8,7 @@
 #include <span>
 
 #include "core/io/gguf_types.h"
+#include "kernels/cpu/kernels.h"
 
 namespace moesaic {
 
@@ -15,5 +17,14 @@ bool HasGgufValues(const GgufType& type);
 
 // out.size() values, whole blocks, from `blocks`, which may be unaligned.
 void DequantiseGguf(const GgufType& type, std::span<const std::byte> blocks, std::span<float> out);
+
+// Of a matrix whose rows are of this type.
+GgufForm GgufFormOf(const GgufType& type);
+
+// f32 in blocks, for rows of k inputs.
+GgufForm GgufF32Form(int64_t k);
+
+// Row `row` of the matrix, whole blocks one after the other, into its panel.
+void PackGgufRow(const PackedMatrix& w, int64_t row, const std::byte* blocks, std::byte* panel);
 
 }  // namespace moesaic

@@ -76,11 +76,16 @@ constexpr int64_t kMxfp4Group = 32;
 //           to 8 j + 7, four bits each, the lowest first: a sign above a magnitude of {0, 0.5,
 //           1, 1.5, 2, 3, 4, 6} (E2M1). A weight is that times 2^(exponent - 127); a group whose
 //           exponent is 255 is NaN.
+//
+// Blocks of a GGUF file (gguf_blocks.h) stay as they are: a panel is the first block of 16 outputs,
+// one after the other, then the second of each, and so on, and ends on a line.
+//   kGguf: [k / form.values][16][form.bytes] bytes; k is a multiple of form.values
 struct PackedMatrix {
   const std::byte* data = nullptr;
   WeightType type = WeightType::kBf16;
   int64_t n = 0;
   int64_t k = 0;
+  GgufForm form = {};  // of kGguf
 
   int64_t panels() const { return (n + kPanelOutputs - 1) / kPanelOutputs; }
   int64_t panel_bytes() const {
@@ -97,12 +102,14 @@ struct PackedMatrix {
         return (subgroups * 4 + groups + (groups + 1) / 2) * 64;
       case WeightType::kMxfp4:
         return (subgroups * 4 + groups) * 64;
+      case WeightType::kGguf:
+        return (k / form.values * form.bytes * kPanelOutputs + 63) / 64 * 64;
     }
     return 0;
   }
+  int64_t bytes() const { return panels() * panel_bytes(); }
   static int64_t Bytes(WeightType type, int64_t n, int64_t k) {
-    const PackedMatrix m{nullptr, type, n, k};
-    return m.panels() * m.panel_bytes();
+    return PackedMatrix{nullptr, type, n, k}.bytes();
   }
 };
 
@@ -299,11 +306,14 @@ struct CpuKernels {
   void (*quant_gate_up)(const GateUpArgs& args) = nullptr;
   // The same of mxfp4 weights, of which there is one for all classes.
   ProductKernels mxfp4;
+  // The same of GGUF's blocks, likewise.
+  ProductKernels gguf;
   // By WeightType: what a product with so many rows takes instead of the four above.
   std::array<ProductSteps, kNumWeightTypes> product_steps = {};
-  // The four above, or those of mxfp4.
+  // The four above, or those of mxfp4 or of gguf.
   ProductKernels TableProducts(WeightType type) const {
     if (type == WeightType::kMxfp4) return mxfp4;
+    if (type == WeightType::kGguf) return gguf;
     return IsQuantized(type) ? ProductKernels{quant_matmul, quant_gate_up}
                              : ProductKernels{matmul, gate_up};
   }

@@ -13,8 +13,18 @@
 
 namespace moesaic {
 
-enum class WeightType : uint8_t { kBf16, kF32, kInt8, kInt4, kMxfp4 };
+enum class WeightType : uint8_t { kBf16, kF32, kInt8, kInt4, kMxfp4, kGguf };
 enum class ActivationType : uint8_t { kF32, kBf16, kInt8 };
+
+// How the inputs of an output lie in a matrix of kGguf: in blocks of so many values and bytes, of
+// this type of ggml's. Plain floats are blocks of 32 of them.
+struct GgufForm {
+  uint16_t id = 0;
+  uint16_t values = 0;
+  uint16_t bytes = 0;
+  bool is_f32() const { return id == 0; }
+  bool operator==(const GgufForm&) const = default;
+};
 
 struct WeightTraits {
   WeightType type;
@@ -43,6 +53,9 @@ inline constexpr WeightTraits kWeightTypes[] = {
     // Checkpoints have experts of it alone.
     {WeightType::kMxfp4, "mxfp4", "mxfp4", ActivationType::kF32, DType::kMxfp4, WeightType::kBf16,
      WeightType::kBf16},
+    // GGUF files' own blocks, of a kind for each matrix (GgufForm).
+    {WeightType::kGguf, "gguf", "gguf", ActivationType::kF32, DType::kGguf, WeightType::kGguf,
+     WeightType::kGguf},
 };
 inline constexpr size_t kNumWeightTypes = std::size(kWeightTypes);
 

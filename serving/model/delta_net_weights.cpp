@@ -25,7 +25,8 @@ void LoadConv(const DeltaNetSpec& spec, const PlannedTensor& tensor, WeightLoade
 
 DeltaNetWeights LayOutMixer(const DeltaNetSpec& spec, int64_t hidden, WeightType type,
                             WeightArena& arena) {
-  const WeightType exact = type == WeightType::kF32 ? WeightType::kF32 : WeightType::kBf16;
+  const bool f32 = type == WeightType::kF32 || type == WeightType::kGguf;
+  const WeightType exact = f32 ? WeightType::kF32 : WeightType::kBf16;
   DeltaNetWeights w;
   w.in = arena.Matrix(type, spec.channels() + spec.value_width(), hidden);
   w.rates = arena.Matrix(exact, 2 * spec.value_heads, hidden);

@@ -21,13 +21,15 @@ class Cursor {
   // Rows of a matrix, one range below the other. They begin at whole panels, and end there or with
   // the matrix.
   PackedMatrix Rows(const PackedMatrix& whole, std::initializer_list<RowRange> ranges) {
-    PackedMatrix part = {At(), whole.type, 0, whole.k};
+    PackedMatrix part = {At(), whole.type, 0, whole.k, whole.form};
     for (const RowRange& rows : ranges) {
       if (rows.count() == 0) continue;
       CHECK_EQ(rows.begin % kPanelOutputs, 0);
       CHECK_EQ(part.n % kPanelOutputs, 0);
       const auto first = static_cast<uint64_t>(rows.begin / kPanelOutputs * whole.panel_bytes());
-      Take(whole.data, first, PackedMatrix::Bytes(whole.type, rows.count(), whole.k));
+      PackedMatrix range = whole;
+      range.n = rows.count();
+      Take(whole.data, first, range.bytes());
       part.n += rows.count();
     }
     Align();

@@ -47,6 +47,7 @@ cuda::Weights GpuWeights(WeightType type) {
       return cuda::Weights::kInt4;
     case WeightType::kF32:
     case WeightType::kMxfp4:  // is not of the dense part
+    case WeightType::kGguf:
       break;
   }
   Fail(ErrorKind::kUnsupported, "--gpu-dense: no kernel takes {} weights; give --dtype bfloat16",

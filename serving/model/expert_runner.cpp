@@ -26,14 +26,6 @@ GatedActivation ActivationOf(const MlpSpec& expert) {
   return activation;
 }
 
-// Of a row of n activations, for experts of any type that the model can have.
-int64_t WidestExpertRow(const ModelConfig& config, const CpuKernels& kernels, int64_t n) {
-  const int64_t widest = WidestActivationRow(kernels, n);
-  if (!config.tensors.HasMxfp4Experts()) return widest;
-  const ActivationType type = ActivationTypeOf(kernels.numerics, WeightType::kMxfp4);
-  return std::max(widest, ActivationRowBytes(type, n));
-}
-
 // What rows of a device, which come without padding, take with it; nothing where they have none.
 int64_t UnpaddedBytes(const ModelConfig& config, int64_t rows) {
   const bool padded = PaddedFloats(config.hidden_size) == config.hidden_size;
@@ -93,7 +85,7 @@ ExpertRunner::ExpertRunner(const ModelConfig& config, const ExpertLayout& layout
     layer.x = AlignedBuffer(static_cast<size_t>(max_tokens * FloatRowBytes(config)));
     layer.x.Zero();  // devices are sent all rows
     layer.activations = AlignedBuffer(
-        static_cast<size_t>(max_tokens * WidestExpertRow(config, kernels, config.hidden_size)));
+        static_cast<size_t>(max_tokens * WidestActivationRow(config, kernels, config.hidden_size)));
   }
 }
 
@@ -102,13 +94,13 @@ int64_t ExpertRunner::WorkspaceBytes(const ModelConfig& config, const CpuKernels
   const int64_t rows = max_tokens * config.top_k();
   const int64_t of_layer = rows * (config.hidden_size * static_cast<int64_t>(sizeof(float)) +
                                    2 * static_cast<int64_t>(sizeof(int32_t)));
-  const int64_t kept =
-      rows * static_cast<int64_t>(sizeof(float) + sizeof(uint8_t)) +
-      max_tokens * (FloatRowBytes(config) + WidestExpertRow(config, kernels, config.hidden_size));
+  const int64_t kept = rows * static_cast<int64_t>(sizeof(float) + sizeof(uint8_t)) +
+                       max_tokens * (FloatRowBytes(config) +
+                                     WidestActivationRow(config, kernels, config.hidden_size));
   return (may_defer ? 2 * (of_layer + kept) : of_layer) +
          HostActivations::Bytes(kernels, max_tokens, config.hidden_size) +
          UnpaddedBytes(config, max_tokens) +
-         rows * (places * WidestExpertRow(config, kernels, config.expert_width()) +
+         rows * (places * WidestActivationRow(config, kernels, config.expert_width()) +
                  static_cast<int64_t>(sizeof(int32_t)));
 }
 
@@ -224,9 +216,9 @@ ExpertWork ExpertRunner::WorkOf(const PinnedExpert& expert, const std::byte* blo
   const auto first = static_cast<size_t>(open_->first_row[expert.id.index]);
   const auto last = static_cast<size_t>(open_->first_row[expert.id.index + 1u]);
   ExpertWork work;
-  work.gate = SectionMatrix(layout_.sections[0], blob);
-  work.up = SectionMatrix(layout_.sections[1], blob);
-  work.down = SectionMatrix(layout_.sections[2], blob);
+  work.gate = SectionMatrix(layout_.sections[0], blob, expert.id.layer);
+  work.up = SectionMatrix(layout_.sections[1], blob, expert.id.layer);
+  work.down = SectionMatrix(layout_.sections[2], blob, expert.id.layer);
   work.activation = activation_;
   if (config_.experts().expert.bias) {
     const LayerWeights& layer = layers_of_weights_[expert.id.layer];

@@ -100,7 +100,7 @@ class ExpertRunner {
   }
 
   // What the experts' inputs are multiplied with first, without its data: for its type and shape.
-  PackedMatrix Gate() const { return SectionMatrix(layout_.sections[0], nullptr); }
+  PackedMatrix Gate() const { return SectionMatrix(layout_.sections[0], nullptr, 0); }
 
   static int64_t WorkspaceBytes(const ModelConfig& config, const CpuKernels& kernels,
                                 int64_t max_tokens, int places, bool may_defer = false);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,8 +14,10 @@
 #include "core/base/error.h"
 #include "core/base/units.h"
 #include "core/io/expert_store.h"
+#include "kernels/cpu/gguf_blocks.h"
 #include "kernels/cpu/mxfp4_repack.h"
 #include "serving/model/experts_of_model.h"
+#include "serving/model/gguf_weights.h"
 #include "serving/model/stored_tensor.h"
 
 namespace moesaic {
@@ -31,7 +34,8 @@ std::vector<int32_t> LayersOf(const ModelConfig& config) {
 bool SameLayout(const ExpertLayout& a, const ExpertLayout& b) {
   const auto same_section = [](const ExpertSection& x, const ExpertSection& y) {
     return x.name == y.name && x.dtype == y.dtype && x.format == y.format && x.rows == y.rows &&
-           x.cols == y.cols && x.offset == y.offset && x.bytes == y.bytes;
+           x.cols == y.cols && x.offset == y.offset && x.bytes == y.bytes &&
+           x.gguf_types == y.gguf_types;
   };
   return a.blob_bytes == b.blob_bytes && a.slot_bytes == b.slot_bytes &&
          std::equal(a.sections.begin(), a.sections.end(), b.sections.begin(), b.sections.end(),
@@ -48,16 +52,30 @@ bool RepackMxfp4(const RowForm& form, std::span<const std::span<const std::byte>
                           form.cols, to);
 }
 
-// Packs a matrix into its section: as it lies where it lies as rows of floats, else the panels one
-// after the other, from f32 but for mxfp4 that stays so.
-void PackSection(const ExpertSection& section, WeightType type, const CpuKernels& kernels,
-                 const RowForm& form, std::span<const std::span<const std::byte>> pieces,
-                 std::span<const DType> dtypes, std::byte* to) {
-  const int64_t k = section.cols;
-  const PackedMatrix matrix = {to, type, section.rows, k};
+// Rows of GGUF's blocks stay as they are.
+void PackGgufRows(const PackedMatrix& matrix, const RowForm& form, std::span<const std::byte> rows,
+                  std::byte* to) {
+  const int64_t row_bytes = matrix.k / matrix.form.values * matrix.form.bytes;
+  std::memset(to, 0, static_cast<size_t>(matrix.bytes()));
+  for (int64_t row = 0; row < matrix.n; ++row) {
+    const auto first = static_cast<size_t>(form.StoredRow(row) * row_bytes);
+    const auto blocks = rows.subspan(first, static_cast<size_t>(row_bytes));
+    PackGgufRow(matrix, row, blocks.data(), to + row / kPanelOutputs * matrix.panel_bytes());
+  }
+}
+
+// Packs a matrix to where it belongs: as it lies where it lies as rows of floats, else the panels
+// one after the other, from f32 but for mxfp4 and GGUF's blocks that stay so.
+void PackSection(const PackedMatrix& matrix, const CpuKernels& kernels, const RowForm& form,
+                 std::span<const std::span<const std::byte>> pieces,
+                 std::span<const DType> dtypes) {
+  const int64_t k = matrix.k;
+  const WeightType type = matrix.type;
+  auto* const to = const_cast<std::byte*>(matrix.data);
+  if (type == WeightType::kGguf) return PackGgufRows(matrix, form, pieces[0], to);
   if (form.AsTheyLie()) {
     const std::byte* const first = pieces[0].data() + form.first * k * DTypeBits(dtypes[0]) / 8;
-    kernels.pack_panels(first, dtypes[0], k * form.distance(), section.rows, k, type, 0,
+    kernels.pack_panels(first, dtypes[0], k * form.distance(), matrix.n, k, type, 0,
                         matrix.panels(), to);
     return;
   }
@@ -67,7 +85,7 @@ void PackSection(const ExpertSection& section, WeightType type, const CpuKernels
       form.values == StoredValues::kMxfp4 && form.Regular() && type == WeightType::kMxfp4;
   for (int64_t panel = 0; panel < matrix.panels(); ++panel) {
     const int64_t first = panel * kPanelOutputs;
-    const int64_t count = std::min(kPanelOutputs, section.rows - first);
+    const int64_t count = std::min(kPanelOutputs, matrix.n - first);
     std::byte* const packed = to + panel * matrix.panel_bytes();
     if (stays && RepackMxfp4(form, pieces, first, count, packed)) continue;
     DecodeRows(form, pieces, dtypes, first, count, rows.get());
@@ -79,8 +97,7 @@ class CheckpointExpertSource : public ExpertSource {
  public:
   CheckpointExpertSource(const ModelConfig& config, WeightType type, const Checkpoint& checkpoint,
                          const CpuKernels& kernels)
-      : type_(type),
-        kernels_(kernels),
+      : kernels_(kernels),
         files_(checkpoint.files()),
         layout_(MakeCpuExpertLayout(config, type)),
         num_experts_(config.num_experts()) {
@@ -106,10 +123,10 @@ class CheckpointExpertSource : public ExpertSource {
             std::span<std::byte> slot) const override {
     const DType* const dtypes = dtypes_.data() + First(id);
     for (size_t s = 0; s < kMatrices; ++s) {
-      const ExpertSection& section = layout_.sections[s];
+      const PackedMatrix matrix = SectionMatrix(layout_.sections[s], slot.data(), id.layer);
       const auto& [form, first] = layers_[id.layer].matrices[s];
-      PackSection(section, type_, kernels_, form, pieces.subspan(first, form.pieces()),
-                  {dtypes + first, form.pieces()}, slot.data() + section.offset);
+      PackSection(matrix, kernels_, form, pieces.subspan(first, form.pieces()),
+                  {dtypes + first, form.pieces()});
     }
   }
 
@@ -167,7 +184,6 @@ class CheckpointExpertSource : public ExpertSource {
     return static_cast<size_t>(layer.first) + id.index * layer.pieces;
   }
 
-  WeightType type_;
   const CpuKernels& kernels_;
   std::vector<std::filesystem::path> files_;
   ExpertLayout layout_;
@@ -267,7 +283,16 @@ ExpertLayout MakeCpuExpertLayout(const ModelConfig& config, WeightType type) {
     section.rows = rows;
     section.cols = cols;
     section.offset = layout.blob_bytes;
-    section.bytes = static_cast<uint64_t>(PackedMatrix::Bytes(type, rows, cols));
+    if (type == WeightType::kGguf) {
+      const TensorSlot slot = kExpertSlots[layout.sections.size()];
+      section.gguf_types = GgufTypesOfLayers(config, slot);
+      for (int64_t l = 0; l < config.num_layers(); ++l) {
+        const int64_t bytes = SectionMatrix(section, nullptr, l).bytes();
+        section.bytes = std::max(section.bytes, static_cast<uint64_t>(bytes));
+      }
+    } else {
+      section.bytes = static_cast<uint64_t>(PackedMatrix::Bytes(type, rows, cols));
+    }
     layout.blob_bytes = RoundUp(layout.blob_bytes + section.bytes, 64);
     layout.sections.push_back(section);
   };
@@ -279,10 +304,14 @@ ExpertLayout MakeCpuExpertLayout(const ModelConfig& config, WeightType type) {
   return layout;
 }
 
-PackedMatrix SectionMatrix(const ExpertSection& section, const std::byte* blob) {
+PackedMatrix SectionMatrix(const ExpertSection& section, const std::byte* blob, int64_t layer) {
   for (const WeightTraits& traits : kWeightTypes) {
     if (traits.section != section.dtype) continue;
-    return {blob + section.offset, traits.type, section.rows, section.cols};
+    PackedMatrix matrix = {blob + section.offset, traits.type, section.rows, section.cols};
+    if (traits.type == WeightType::kGguf) {
+      matrix.form = GgufFormOf(*FindGgufType(section.gguf_types.at(static_cast<size_t>(layer))));
+    }
+    return matrix;
   }
   CHECK(false);
 }
@@ -320,7 +349,6 @@ bool ExpertStoreIsCurrent(const ModelConfig& config, WeightType type, uint64_t f
 ExpertPacker::ExpertPacker(const ModelConfig& config, WeightType type, const TensorSource& source,
                            const CpuKernels& kernels)
     : config_(config),
-      type_(type),
       source_(source),
       kernels_(kernels),
       layout_(MakeCpuExpertLayout(config, type)),
@@ -335,9 +363,16 @@ void ExpertPacker::Pack(ExpertId id, std::span<std::byte> slot) {
     const ExpertSection& section = layout_.sections[s];
     const PlannedTensor tensor = config_.tensors.At(kExpertSlots[s], id.layer, id.index);
     const std::array<int64_t, 2> shape = {section.rows, section.cols};
-    dtypes[s] = source_.Require(tensor, shape);
-    const auto bytes = static_cast<size_t>(section.rows * section.cols * DTypeBits(dtypes[s]) / 8);
-    source_.ReadRows(tensor, 0, section.rows, section.cols, {out, bytes});
+    size_t bytes = 0;
+    if (section.dtype == DType::kGguf) {
+      const GgufForm form = SectionMatrix(section, nullptr, id.layer).form;
+      bytes = static_cast<size_t>(section.rows * (section.cols / form.values) * form.bytes);
+      source_.ReadStoredRows(tensor, 0, section.rows, section.cols, {out, bytes});
+    } else {
+      dtypes[s] = source_.Require(tensor, shape);
+      bytes = static_cast<size_t>(section.rows * section.cols * DTypeBits(dtypes[s]) / 8);
+      source_.ReadRows(tensor, 0, section.rows, section.cols, {out, bytes});
+    }
     pieces[s] = {out, bytes};
     out += bytes;
   }
@@ -345,8 +380,8 @@ void ExpertPacker::Pack(ExpertId id, std::span<std::byte> slot) {
   for (size_t s = 0; s < pieces.size(); ++s) {
     const ExpertSection& section = layout_.sections[s];
     const RowForm rows = {.rows = section.rows, .cols = section.cols};
-    PackSection(section, type_, kernels_, rows, {&pieces[s], 1}, {&dtypes[s], 1},
-                slot.data() + section.offset);
+    PackSection(SectionMatrix(section, slot.data(), id.layer), kernels_, rows, {&pieces[s], 1},
+                {&dtypes[s], 1});
   }
 }
 

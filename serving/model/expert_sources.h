@@ -20,10 +20,11 @@
 namespace moesaic {
 
 // The blob of one expert for the CPU kernels: sections "gate", "up" and "down", packed in panels.
+// Blobs of kGguf have room for the largest type that a matrix has in any layer.
 ExpertLayout MakeCpuExpertLayout(const ModelConfig& config, WeightType type);
 
-// A section of a blob as the kernels want it.
-PackedMatrix SectionMatrix(const ExpertSection& section, const std::byte* blob);
+// A section of a blob of this layer as the kernels want it.
+PackedMatrix SectionMatrix(const ExpertSection& section, const std::byte* blob, int64_t layer);
 
 // Experts of an unmodified checkpoint: three extents each. Checks every expert's tensors (throws as
 // Checkpoint::Require). Both arguments must outlive the source.
@@ -53,7 +54,6 @@ class ExpertPacker {
 
  private:
   const ModelConfig& config_;
-  WeightType type_;
   const TensorSource& source_;
   const CpuKernels& kernels_;
   ExpertLayout layout_;

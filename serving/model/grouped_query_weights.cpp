@@ -35,13 +35,17 @@ int64_t KNormWidth(const GroupedQuerySpec& attention) {
 GroupedQueryWeights LayOutMixer(const GroupedQuerySpec& spec, int64_t hidden, WeightType type,
                                 WeightArena& arena) {
   GroupedQueryWeights w;
-  w.qkv = arena.Matrix(type, spec.projected_width(), hidden);
+  w.qkv = spec.output_gate ? arena.Matrix(type, spec.projected_width(), hidden,
+                                          {TensorSlot::kQ, TensorSlot::kK, TensorSlot::kV,
+                                           TensorSlot::kAttentionGate})
+                           : arena.Matrix(type, spec.projected_width(), hidden,
+                                          {TensorSlot::kQ, TensorSlot::kK, TensorSlot::kV});
   if (spec.qkv_bias) w.qkv_bias = arena.Vector(spec.qkv_width());
   if (spec.qk_norm != QkNorm::kNone) {
     w.q_norm = arena.Vector(QNormWidth(spec));
     w.k_norm = arena.Vector(KNormWidth(spec));
   }
-  w.output = arena.Matrix(type, hidden, spec.q_width());
+  w.output = arena.Matrix(type, hidden, spec.q_width(), {TensorSlot::kOutput});
   if (spec.output_bias) w.output_bias = arena.Vector(hidden);
   if (spec.sinks) w.sinks = arena.Vector(spec.heads * AttentionPartialFloats(spec.head_dim));
   return w;

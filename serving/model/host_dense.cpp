@@ -50,7 +50,7 @@ uint64_t HostDense::WorkspaceBytes(const ModelConfig& c, const CpuKernels& kerne
                                  (own_projected ? ProjectedStride(c) : 0) + MixedStride(c) +
                                  c.hidden_size + c.num_experts();
   return static_cast<uint64_t>(rows * (floats_per_row * static_cast<int64_t>(sizeof(float)) +
-                                       WidestActivationRow(kernels, c.widest_dense_mlp())) +
+                                       WidestActivationRow(c, kernels, c.widest_dense_mlp())) +
                                HostActivations::Bytes(kernels, rows, WidestProductInput(c))) +
          GroupedQuery::WorkspaceBytes(c, limits, threads) +
          Latent::WorkspaceBytes(c, limits, threads) + DeltaNet::WorkspaceBytes(c, limits, threads);
@@ -87,7 +87,7 @@ HostDense::HostDense(const ModelConfig& config, ModelWeights weights, const CpuK
   out_ = ZeroedFloats(rows * config.hidden_size);
   router_out_ = ZeroedFloats(rows * config.num_experts());
   mlp_hidden_ = AlignedBuffer(
-      static_cast<size_t>(rows * WidestActivationRow(kernels, config.widest_dense_mlp())));
+      static_cast<size_t>(rows * WidestActivationRow(config, kernels, config.widest_dense_mlp())));
 }
 
 // For the layers that have it, if there are any.

@@ -18,6 +18,12 @@ int64_t WidestActivationRow(const CpuKernels& kernels, int64_t n) {
                   ActivationRowBytes(ActivationType::kInt8, n));
 }
 
+int64_t WidestActivationRow(const ModelConfig& config, const CpuKernels& kernels, int64_t n) {
+  const int64_t widest = WidestActivationRow(kernels, n);
+  if (!config.tensors.HasMxfp4Experts() && config.gguf_types.empty()) return widest;
+  return std::max(widest, ActivationRowBytes(ActivationType::kF32, n));
+}
+
 void ForRows(ThreadPool& pool, RowRange rows, FunctionRef<void(int64_t row)> body) {
   const int64_t tasks = (rows.count() + kRowsPerTask - 1) / kRowsPerTask;
   pool.ParallelFor(tasks, [&](int64_t task, int) {

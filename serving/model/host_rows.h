@@ -11,6 +11,7 @@
 #include "core/base/aligned_buffer.h"
 #include "core/base/function_ref.h"
 #include "core/base/thread_pool.h"
+#include "core/config/model_config.h"
 #include "kernels/cpu/kernels.h"
 #include "serving/model/forward_batch.h"
 
@@ -25,6 +26,10 @@ AlignedBuffer ZeroedFloats(int64_t count);
 
 // Bytes of a row of n activations, for weights of any type.
 int64_t WidestActivationRow(const CpuKernels& kernels, int64_t n);
+
+// The same, also of a type that is multiplied with f32 rows in all classes, where the model can
+// have it.
+int64_t WidestActivationRow(const ModelConfig& config, const CpuKernels& kernels, int64_t n);
 
 // A norm or a rotation is too short to be a task of its own: some rows are one.
 void ForRows(ThreadPool& pool, RowRange rows, FunctionRef<void(int64_t row)> body);

@@ -27,19 +27,20 @@ PackedMatrix LatentWeights::ValuesOf(const LatentSpec& spec, int64_t head) const
 
 LatentWeights LayOutMixer(const LatentSpec& spec, int64_t hidden, WeightType type,
                           WeightArena& arena) {
-  const WeightType absorbed = type == WeightType::kF32 ? WeightType::kF32 : WeightType::kBf16;
+  const bool f32 = type == WeightType::kF32 || type == WeightType::kGguf;
+  const WeightType absorbed = f32 ? WeightType::kF32 : WeightType::kBf16;
   LatentWeights w;
   if (spec.q_rank > 0) {
-    w.query_down = arena.Matrix(type, spec.q_rank, hidden);
+    w.query_down = arena.Matrix(type, spec.q_rank, hidden, {TensorSlot::kQDown});
     w.query_norm = arena.Vector(spec.q_rank);
   }
-  w.query =
-      arena.Matrix(type, spec.heads * spec.query_dim(), spec.q_rank > 0 ? spec.q_rank : hidden);
-  w.down = arena.Matrix(type, spec.row_width(), hidden);
+  w.query = arena.Matrix(type, spec.heads * spec.query_dim(),
+                         spec.q_rank > 0 ? spec.q_rank : hidden, {TensorSlot::kQ});
+  w.down = arena.Matrix(type, spec.row_width(), hidden, {TensorSlot::kKvDown});
   w.norm = arena.Vector(spec.kv_rank);
   w.keys = arena.Matrix(absorbed, spec.heads * WholePanels(spec.kv_rank), spec.nope_dim);
   w.values = arena.Matrix(absorbed, spec.heads * WholePanels(spec.value_dim), spec.kv_rank);
-  w.output = arena.Matrix(type, hidden, spec.output_width());
+  w.output = arena.Matrix(type, hidden, spec.output_width(), {TensorSlot::kOutput});
   return w;
 }
 

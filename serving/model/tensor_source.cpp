@@ -41,6 +41,31 @@ class CheckpointTensorSource : public TensorSource {
     }
   }
 
+  void ReadStoredRows(const PlannedTensor& tensor, int64_t row_begin, int64_t row_end,
+                      int64_t row_elements, std::span<std::byte> destination) const override {
+    const std::array<int64_t, 2> shape = StoredShape(checkpoint_, tensor);
+    CHECK_EQ(shape[1], row_elements);
+    const StoredTensor stored = FindStored(checkpoint_, tensor, shape);
+    const RowForm& form = stored.form;
+    const uint64_t row_bytes = form.RowBytes(0, stored.dtypes[0]);
+    CHECK_EQ(destination.size(), static_cast<size_t>(row_end - row_begin) * row_bytes);
+    const auto [first, end] = StoredRange(form, row_begin, row_end);
+    Extent part = stored.extents[0];
+    part.offset += static_cast<uint64_t>(first) * row_bytes;
+    part.bytes = static_cast<uint64_t>(end - first) * row_bytes;
+    if (form.paired_rows == 0 && end - first == row_end - row_begin) {
+      Read(part, destination);
+      return;
+    }
+    std::vector<std::byte> all(part.bytes);
+    Read(part, all);
+    for (int64_t row = row_begin; row < row_end; ++row) {
+      std::memcpy(destination.data() + static_cast<size_t>(row - row_begin) * row_bytes,
+                  all.data() + static_cast<size_t>(form.StoredRow(row) - first) * row_bytes,
+                  row_bytes);
+    }
+  }
+
   uint64_t Fingerprint() const override { return checkpoint_.Fingerprint(); }
 
  private:
@@ -186,6 +211,11 @@ class DummyTensorSource : public TensorSource {
       const auto part = static_cast<int16_t>(draw >> (16 * (element % 4)));
       out[i] = F32ToBf16(static_cast<float>(part) * scale);
     }
+  }
+
+  void ReadStoredRows(const PlannedTensor&, int64_t, int64_t, int64_t,
+                      std::span<std::byte>) const override {
+    CHECK(false);  // random values are no blocks: ChooseDtype takes another type
   }
 
   uint64_t Fingerprint() const override { return SplitMix(seed_ ^ 0x64756d6d79ull); }

@@ -26,6 +26,10 @@ class TensorSource {
   // destination has exactly that many elements of the dtype that Require returned.
   virtual void ReadRows(const PlannedTensor& tensor, int64_t row_begin, int64_t row_end,
                         int64_t row_elements, std::span<std::byte> destination) const = 0;
+  // The same rows as the file has them, in GGUF's blocks (of floats, plain floats). Only of tensors
+  // that are stored so.
+  virtual void ReadStoredRows(const PlannedTensor& tensor, int64_t row_begin, int64_t row_end,
+                              int64_t row_elements, std::span<std::byte> destination) const = 0;
   // Identifies the content; an expert store is made for one fingerprint.
   virtual uint64_t Fingerprint() const = 0;
 };

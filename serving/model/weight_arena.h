@@ -1,25 +1,34 @@
 // WeightArena: hands out the memory of dense weights in the order in which they lie. With a null
-// base it only measures.
+// base it only measures. Matrices of kGguf are in the blocks of their tensors where these are all
+// of one type, else in blocks of f32.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <vector>
 
 #include "core/base/units.h"
+#include "core/config/model_config.h"
 #include "kernels/cpu/kernels.h"
+#include "serving/model/gguf_weights.h"
 
 namespace moesaic {
 
 class WeightArena {
  public:
   // Matrices are appended to `matrices`, unless it is null.
-  WeightArena(std::byte* base, std::vector<PackedMatrix>* matrices)
-      : base_(base), matrices_(matrices) {}
+  WeightArena(const ModelConfig& config, std::byte* base, std::vector<PackedMatrix>* matrices)
+      : config_(config), base_(base), matrices_(matrices) {}
 
-  PackedMatrix Matrix(WeightType type, int64_t n, int64_t k) {
-    const PackedMatrix matrix = {Take(static_cast<uint64_t>(PackedMatrix::Bytes(type, n, k))), type,
-                                 n, k};
+  // Whose tensors those of Matrix are.
+  void BeginLayer(int64_t layer) { layer_ = layer; }
+  // Its rows are those of `slots`, one below the other; none: they are computed.
+  PackedMatrix Matrix(WeightType type, int64_t n, int64_t k,
+                      std::initializer_list<TensorSlot> slots = {}) {
+    PackedMatrix matrix = {nullptr, type, n, k};
+    if (type == WeightType::kGguf) matrix.form = GgufFormOfRows(config_, slots, layer_, k);
+    matrix.data = Take(static_cast<uint64_t>(matrix.bytes()));
     if (matrices_ != nullptr) matrices_->push_back(matrix);
     return matrix;
   }
@@ -35,6 +44,8 @@ class WeightArena {
     return at;
   }
 
+  const ModelConfig& config_;
+  int64_t layer_ = 0;
   std::byte* base_;
   std::vector<PackedMatrix>* matrices_;
   uint64_t used_bytes_ = 0;

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 
 #include "core/base/check.h"
 #include "core/base/error.h"
+#include "kernels/cpu/gguf_blocks.h"
 
 namespace moesaic {
 namespace {
@@ -31,6 +33,7 @@ void Widen(const std::byte* raw, DType dtype, int64_t count, float* out) {
 }  // namespace
 
 void WeightLoader::Matrix(const PackedMatrix& target, const std::vector<RowPart>& parts) {
+  if (target.type == WeightType::kGguf) return Blocks(target, parts);
   int64_t first_row = 0;
   const int64_t k = target.k;
   std::vector<DType> dtypes;
@@ -62,6 +65,41 @@ void WeightLoader::Matrix(const PackedMatrix& target, const std::vector<RowPart>
   }
 }
 
+// In pieces, as Matrix.
+void WeightLoader::Blocks(const PackedMatrix& target, const std::vector<RowPart>& parts) {
+  const GgufForm& form = target.form;
+  const int64_t k = target.k;
+  const int64_t row_bytes = k / form.values * form.bytes;
+  const int64_t piece_rows =
+      std::max<int64_t>(1, kStagingBytes / row_bytes / kPanelOutputs) * kPanelOutputs;
+  auto* const panels = const_cast<std::byte*>(target.data);
+  std::memset(panels, 0, static_cast<size_t>(target.bytes()));
+  AlignedBuffer piece(static_cast<size_t>(std::min(piece_rows, target.n) * row_bytes));
+  int64_t part_begin = 0;
+  for (const RowPart& part : parts) {
+    const DType dtype = source_.Require(part.tensor, std::array<int64_t, 2>{part.rows, k});
+    for (int64_t row = 0; row < part.rows; row += piece_rows) {
+      const int64_t rows = std::min(piece_rows, part.rows - row);
+      if (form.is_f32()) {
+        const int64_t bytes = rows * k * DTypeBits(dtype) / 8;
+        std::byte* const raw = Staging(bytes);
+        source_.ReadRows(part.tensor, row, row + rows, k, {raw, static_cast<size_t>(bytes)});
+        Widen(raw, dtype, rows * k, piece.as<float>());
+      } else {
+        source_.ReadStoredRows(part.tensor, row, row + rows, k,
+                               {piece.data(), static_cast<size_t>(rows * row_bytes)});
+      }
+      pool_.ParallelFor(rows, [&](int64_t i, int) {
+        const int64_t at = part_begin + row + i;
+        PackGgufRow(target, at, piece.data() + i * row_bytes,
+                    panels + at / kPanelOutputs * target.panel_bytes());
+      });
+    }
+    part_begin += part.rows;
+  }
+  CHECK_EQ(part_begin, target.n);
+}
+
 void WeightLoader::Rows(const PlannedTensor& tensor, int64_t n, int64_t k, int64_t begin,
                         int64_t end, float* out) {
   ReadFloats(tensor, std::array<int64_t, 2>{n, k}, begin, end, out);
@@ -69,6 +107,15 @@ void WeightLoader::Rows(const PlannedTensor& tensor, int64_t n, int64_t k, int64
 
 void WeightLoader::Pack(const PackedMatrix& target, const float* rows) {
   auto* const destination = const_cast<std::byte*>(target.data);
+  if (target.type == WeightType::kGguf) {
+    CHECK(target.form.is_f32());
+    std::memset(destination, 0, static_cast<size_t>(target.bytes()));
+    pool_.ParallelFor(target.n, [&](int64_t row, int) {
+      PackGgufRow(target, row, reinterpret_cast<const std::byte*>(rows + row * target.k),
+                  destination + row / kPanelOutputs * target.panel_bytes());
+    });
+    return;
+  }
   pool_.ParallelFor(target.panels(), [&](int64_t panel, int) {
     kernels_.pack_panels(rows, DType::kF32, target.k, target.n, target.k, target.type, panel,
                          panel + 1, destination);

@@ -42,6 +42,7 @@ class WeightLoader {
   void Norm(const float* target, const NormSpec& norm, const PlannedTensor& tensor, int64_t n);
 
  private:
+  void Blocks(const PackedMatrix& target, const std::vector<RowPart>& parts);
   std::byte* Staging(int64_t bytes);
   void ReadFloats(const PlannedTensor& tensor, std::span<const int64_t> shape, int64_t begin,
                   int64_t end, float* out);

@@ -14,21 +14,25 @@ namespace moesaic {
 
 uint64_t ModelWeights::LayOut(const ModelConfig& c, WeightType type, std::byte* base,
                               std::vector<PackedMatrix>* matrices) {
-  WeightArena arena(base, matrices);
+  WeightArena arena(c, base, matrices);
   // A checkpoint whose values are not bf16 keeps its router exact: a rounded router picks other
   // experts.
-  const WeightType router_type = c.checkpoint_dtype == DType::kBF16 && type != WeightType::kF32
-                                     ? WeightType::kBf16
-                                     : WeightType::kF32;
+  const bool rounded =
+      c.checkpoint_dtype == DType::kBF16 && type != WeightType::kF32 && type != WeightType::kGguf;
+  const WeightType router_type = rounded ? WeightType::kBf16 : WeightType::kF32;
   const WeightType head_type = TraitsOf(type).head;
   type = TraitsOf(type).dense;
-  head = arena.Matrix(head_type, c.vocab_size, c.hidden_size);
-  embedding = c.tie_word_embeddings ? head : arena.Matrix(type, c.vocab_size, c.hidden_size);
+  const TensorSlot head_slot = c.tie_word_embeddings ? TensorSlot::kEmbedding : TensorSlot::kHead;
+  head = arena.Matrix(head_type, c.vocab_size, c.hidden_size, {head_slot});
+  embedding = c.tie_word_embeddings
+                  ? head
+                  : arena.Matrix(type, c.vocab_size, c.hidden_size, {TensorSlot::kEmbedding});
   final_norm = arena.Vector(c.hidden_size);
   layers.assign(c.layers.size(), LayerWeights{});
   for (size_t l = 0; l < layers.size(); ++l) {
     const LayerSpec& spec = c.layers[l];
     LayerWeights& w = layers[l];
+    arena.BeginLayer(static_cast<int64_t>(l));
     w.input_norm = arena.Vector(c.hidden_size);
     w.post_attention_norm = arena.Vector(c.hidden_size);
     w.mixer = std::visit(
@@ -50,9 +54,10 @@ uint64_t ModelWeights::LayOut(const ModelConfig& c, WeightType type, std::byte* 
     }
     const int64_t width = spec.dense_mlp().width;
     if (width > 0) {
-      w.gate = arena.Matrix(type, width, c.hidden_size);
-      w.up = arena.Matrix(type, width, c.hidden_size);
-      w.down = arena.Matrix(type, c.hidden_size, width);
+      const MlpSlots& mlp = spec.sparse() ? kSharedMlpSlots : kDenseMlpSlots;
+      w.gate = arena.Matrix(type, width, c.hidden_size, {mlp[0]});
+      w.up = arena.Matrix(type, width, c.hidden_size, {mlp[1]});
+      w.down = arena.Matrix(type, c.hidden_size, width, {mlp[2]});
     }
   }
   return arena.used_bytes();

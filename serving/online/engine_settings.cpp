@@ -69,11 +69,13 @@ void AddModelSettings(EngineOptions& options, bool visible, OptionTable& table) 
              .max = 1e9});
   model.Add({.name = "dtype",
              .target = AutoOrOneOf(&options.dtype, kWeightDtypes),
-             .help = "Type of the weights in memory. auto: that of the checkpoint, float16 as "
-                     "bfloat16. int8 and int4 are quantised as they are read (a scale for each 128 "
-                     "weights, int4 with a multiplier for each 32; 8.125 and 4.375 bits each), "
-                     "activations to int8 before each product; the router stays as it is. mxfp4 is "
-                     "what experts of gpt-oss are stored in (4.25 bits each, the rest bfloat16)."});
+             .help =
+                 "Type of the weights in memory. auto: that of the checkpoint, float16 as "
+                 "bfloat16. int8 and int4 are quantised as they are read (a scale for each 128 "
+                 "weights, int4 with a multiplier for each 32; 8.125 and 4.375 bits each), "
+                 "activations to int8 before each product; the router stays as it is. mxfp4 is "
+                 "what experts of gpt-oss are stored in (4.25 bits each, the rest bfloat16). gguf "
+                 "keeps the blocks of a GGUF file."});
   model.Add({.name = "kv-cache-dtype",
              .target = AutoOrOneOf(&options.kv_cache_dtype, kKvDtypes),
              .help = "Type of keys and values in memory. auto: bfloat16, but float32 with --dtype "

@@ -133,9 +133,9 @@ class Experts {
           blobs_.data() + static_cast<uint64_t>(next_) * layout_.slot_bytes;
       next_ = (next_ + 1) % config_.num_experts();
       ExpertWork work;
-      work.gate = SectionMatrix(layout_.sections[0], blob);
-      work.up = SectionMatrix(layout_.sections[1], blob);
-      work.down = SectionMatrix(layout_.sections[2], blob);
+      work.gate = SectionMatrix(layout_.sections[0], blob, 0);
+      work.up = SectionMatrix(layout_.sections[1], blob, 0);
+      work.down = SectionMatrix(layout_.sections[2], blob, 0);
       work.token_rows = rows_.data();
       work.slot_rows = rows_.data();
       work.count = rows;

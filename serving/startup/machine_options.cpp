@@ -11,6 +11,7 @@
 #include "core/base/error.h"
 #include "core/base/logging.h"
 #include "core/config/model_config.h"
+#include "serving/model/gguf_weights.h"
 #include "serving/online/device_backend.h"
 #include "serving/online/place_rules.h"
 
@@ -71,14 +72,19 @@ void CheckNodes(const EngineOptions& options, const Topology& topology) {
 
 // What the checkpoint has, where that is a type of its own.
 void ChooseDtype(EngineOptions& options) {
-  if (options.dtype && *options.dtype != WeightType::kMxfp4) return;
+  const auto asked = options.dtype;
+  if (asked && *asked != WeightType::kMxfp4 && *asked != WeightType::kGguf) return;
   const ModelConfig config = LoadModelConfig(options.model_dir);
-  const bool mxfp4 = config.tensors.HasMxfp4Experts();
-  if (mxfp4) options.dtype = WeightType::kMxfp4;
-  if (mxfp4 || !options.dtype) return;
+  std::optional<WeightType> own;
+  if (config.tensors.HasMxfp4Experts()) own = WeightType::kMxfp4;
+  if (HasGgufExperts(config) && options.load_format != LoadFormat::kDummy) own = WeightType::kGguf;
+  if (!asked) options.dtype = own;
+  if (!asked || asked == own) return;
+  const char* const name = TraitsOf(*asked).dtype;
+  const char* const blocks = "blocks of a GGUF file that can be kept";
   Fail(ErrorKind::kInvalidArgument,
-       "--dtype mxfp4: the experts of {} are not in mxfp4; give another type, or leave it at auto",
-       options.model_dir.string());
+       "--dtype {}: the experts of {} are not in {}; give another type, or leave it at auto", name,
+       options.model_dir.string(), *asked == WeightType::kGguf ? blocks : name);
 }
 
 }  // namespace

@@ -53,6 +53,8 @@ MOESAIC_INLINE int64_t PanelLines(WeightType type, int64_t k) {
       return subgroups * 4 + groups + CeilDiv(groups, 2);
     case WeightType::kMxfp4:
       return subgroups * 4 + groups;
+    case WeightType::kGguf:  // its form says
+      break;
   }
   return 0;
 }
@@ -76,10 +78,17 @@ constexpr int64_t ScalesOffset(WeightType type, int64_t group) {
   return group / 2 * PairBytes(type) + group % 2 * kScaleBytes;
 }
 
+MOESAIC_INLINE int64_t PanelLines(const PackedMatrix& w) {
+  if (w.type != WeightType::kGguf) return PanelLines(w.type, w.k);
+  return CeilDiv(w.k / w.form.values * w.form.bytes * kLanes, kLineBytes);
+}
+
 // What the panels of a matrix have in common.
 struct PanelShape {
   int64_t k;  // inputs
   int64_t lines;
+  // Of kGguf: of the panels at even and at odd places of a call.
+  GgufForm forms[2] = {};
 };
 
 MOESAIC_INLINE uint32_t BitsOf(float value) { return __builtin_bit_cast(uint32_t, value); }

@@ -6,6 +6,7 @@
 #include "kernels/cpu/internal/tiles.h"
 //
 #include "kernels/cpu/internal/delta_net.h"
+#include "kernels/cpu/internal/gguf_product.h"
 #include "kernels/cpu/internal/matmul.h"
 #include "kernels/cpu/internal/packing.h"
 #include "kernels/cpu/internal/regression.h"
@@ -34,6 +35,7 @@ constexpr CpuKernels F32Table(Isa isa) {
           .matmul = MatmulF32,
           .gate_up = GateUpF32,
           .mxfp4 = {.matmul = MatmulOf<Mxfp4Product>, .gate_up = GateUpOf<Mxfp4Product>},
+          .gguf = {.matmul = MatmulOf<GgufProduct>, .gate_up = GateUpOf<GgufProduct>},
           .rms_norm = RmsNorm,
           .rope = Rope,
           .axpy = Axpy,

@@ -44,7 +44,7 @@ void MatmulOf(const MatmulArgs& args) {
   alignas(64) std::byte scratch[Product::kScratchBytes];
   const std::byte* x[Product::kChunkRows];
   const std::byte* w[Product::kMaxColumns];
-  const PanelShape shape = {args.w.k, PanelLines(args.w.type, args.w.k)};
+  const PanelShape shape = {args.w.k, PanelLines(args.w), {args.w.form, args.w.form}};
   const int64_t panel_bytes = shape.lines * kLineBytes;
   const int64_t chunks = CeilDiv(args.m, Product::ChunkRows(shape));
   const bool stream = args.y_is_large && reinterpret_cast<uintptr_t>(args.y) % kLineBytes == 0 &&
@@ -101,8 +101,9 @@ void GateUpOf(const GateUpArgs& args) {
   alignas(64) std::byte scratch[Product::kScratchBytes];
   const std::byte* x[Product::kChunkRows];
   const std::byte* w[Product::kMaxColumns];
-  const PanelShape shape = {args.gate.k, PanelLines(args.gate.type, args.gate.k)};
+  const PanelShape shape = {args.gate.k, PanelLines(args.gate), {args.gate.form, args.up.form}};
   const int64_t panel_bytes = shape.lines * kLineBytes;
+  const int64_t up_bytes = PanelLines(args.up) * kLineBytes;
   const int64_t panels = CeilDiv(args.gate.n, kLanes);
   const int64_t chunks = CeilDiv(args.m, Product::ChunkRows(shape));
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
@@ -118,7 +119,7 @@ void GateUpOf(const GateUpArgs& args) {
       const int64_t pairs = MinOf(args.panel_end - panel, step);
       for (int64_t c = 0; c < pairs; ++c) {
         w[2 * c] = args.gate.data + (panel + c) * panel_bytes;
-        w[2 * c + 1] = args.up.data + (panel + c) * panel_bytes;
+        w[2 * c + 1] = args.up.data + (panel + c) * up_bytes;
       }
       Product::Columns(x, m, w, 2 * pairs, shape, step * panel_bytes, scratch, sums);
       // Of one row and panel, zero past the last output.

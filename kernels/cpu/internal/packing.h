@@ -1,6 +1,7 @@
 // Packing of weight panels. Included after Vec16 and math.h.
 #pragma once
 
+#include "kernels/cpu/internal/gguf_values.h"
 #include "kernels/cpu/internal/math.h"
 #include "kernels/cpu/internal/mxfp4.h"
 #include "kernels/cpu/internal/quantize.h"
@@ -178,6 +179,15 @@ void UnpackRow(const PackedMatrix& w, int64_t row, float* out) {
     return UnpackIntegers(w, row, out);
   }
   if (w.type == WeightType::kMxfp4) return UnpackMxfp4(w, row, out);
+  if (w.type == WeightType::kGguf) {
+    const std::byte* block = w.data + row / kLanes * PanelLines(w) * kLineBytes;
+    block += row % kLanes * w.form.bytes;
+    const GgufReadBytes read = GgufReadOf(w.form.id);
+    for (int64_t i = 0; i < w.k; i += w.form.values, block += kLanes * w.form.bytes) {
+      read(reinterpret_cast<GgufBytes>(block), w.form.values, out + i);
+    }
+    return;
+  }
   const int64_t lines = PanelLines(w.type, w.k);
   const std::byte* from = w.data + row / kLanes * lines * kLineBytes + row % kLanes * 4;
   if (w.type == WeightType::kF32) {

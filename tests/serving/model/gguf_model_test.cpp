@@ -18,6 +18,7 @@
 #include "tests/core/base/caught.h"
 #include "tests/core/base/temp_dir.h"
 #include "tests/serving/model/model_harness.h"
+#include "tests/serving/model/reference_util.h"
 
 namespace moesaic {
 namespace {
@@ -150,6 +151,56 @@ TEST(GgufModelTest, SameBitsAsTheValuesOfItsBlocks) {
     for (const int64_t slots : {0, 3}) {
       SCOPED_TRACE(fmt::format("{}, {} slots", WeightTypeName(type), slots));
       ExpectSameBits(LogitsOf(kMixed, type, slots), expected);
+    }
+  }
+}
+
+// Kept as they are: products are those of the values in f32, wherever experts are and however many
+// rows come at once.
+TEST(GgufModelTest, KeptBlocksGiveTheBitsOfTheirValues) {
+  const std::vector<float> expected = LogitsOf(kMixed, WeightType::kF32, 0);
+  const TempDir store;
+  std::vector<int32_t> tokens(33);
+  for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i * 29 % 90);
+  for (const Isa isa : IsasOf(NumericsClass::kF32)) {
+    HarnessOptions options;
+    options.isa = isa;
+    options.weight_type = WeightType::kGguf;
+    options.kv_type = WeightType::kF32;
+    options.kv_blocks = 16;
+    for (const int64_t slots : {0, 3, 1}) {
+      options.expert_slots = slots;
+      options.threads = slots == 1 ? 2 : 1;
+      if (slots == 1) options.expert_store = store.path() / IsaName(isa);
+      ModelHarness model(kMixed, options);
+      for (const int64_t chunk : {1, 10, 33}) {
+        SCOPED_TRACE(fmt::format("{}, {} slots, {} rows", IsaName(isa), slots, chunk));
+        auto sequence = model.NewSequence(40);
+        ExpectSameBits(model.Prefill(sequence, tokens, chunk), expected);
+      }
+    }
+  }
+}
+
+// In all other classes kept blocks are the same on every way too.
+TEST(GgufModelTest, KeptBlocksAreExactInEveryClass) {
+  for (const Isa isa : SupportedIsas()) {
+    HarnessOptions options;
+    options.isa = isa;
+    options.weight_type = WeightType::kGguf;
+    options.kv_blocks = 16;
+    std::vector<int32_t> tokens(33, 7);
+    std::vector<float> expected;
+    for (const int64_t slots : {0, 2}) {
+      options.expert_slots = slots;
+      ModelHarness model(kMixed, options);
+      for (const int64_t chunk : {1, 9, 32}) {
+        SCOPED_TRACE(fmt::format("{}, {} slots, {} rows", IsaName(isa), slots, chunk));
+        auto sequence = model.NewSequence(40);
+        const std::vector<float> logits = model.Prefill(sequence, tokens, chunk);
+        if (expected.empty()) expected = logits;
+        ExpectSameBits(logits, expected);
+      }
     }
   }
 }

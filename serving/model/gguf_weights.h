@@ -1,0 +1,34 @@
+// Which matrices of a model in a GGUF file can stay in the blocks of the file (WeightType::kGguf),
+// and of which type they are.
+//
+// Functions of their arguments; safe from any thread.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <vector>
+
+#include "core/config/model_config.h"
+#include "kernels/cpu/weight_types.h"
+
+namespace moesaic {
+
+// How rows of `cols` values lie in the tensor; nullopt: it is of no such file, or its rows are no
+// whole blocks of a type whose values are known.
+std::optional<GgufForm> GgufFormOfTensor(const ModelConfig& config, const PlannedTensor& tensor,
+                                         int64_t cols);
+
+// Of a matrix with rows of these tensors of a layer, one below the other: their type, or f32 where
+// they are of several or do not stay as they are.
+GgufForm GgufFormOfRows(const ModelConfig& config, std::initializer_list<TensorSlot> slots,
+                        int64_t layer, int64_t cols);
+
+// Whether all experts can stay as they are, and some are not plain floats.
+bool HasGgufExperts(const ModelConfig& config);
+
+// The type (GgufType::id) of an expert's matrix in each layer; a layer without experts has that of
+// another one. Of a model with HasGgufExperts (CHECK).
+std::vector<uint32_t> GgufTypesOfLayers(const ModelConfig& config, TensorSlot slot);
+
+}  // namespace moesaic
