@@ -31,6 +31,13 @@ cp -r configs "$bundle/share/moesaic/"
 [ "$preset" = cuda ] && unwanted=README.md || unwanted=reference
 find models/sample -mindepth 1 -maxdepth 1 ! -name "$unwanted" -exec cp -r {} "$bundle/share/moesaic/models/sample/" \;
 cp LICENSE "$bundle/share/doc/moesaic/"
+# Linked into the program, where the build has it; picojson's licence is the head of its file.
+for source in build/third_party/xgrammar-*/; do
+  [ -e "$source/LICENSE" ] || continue
+  cp "$source/LICENSE" "$bundle/share/doc/moesaic/licenses/xgrammar"
+  cp "$source/3rdparty/dlpack/LICENSE" "$bundle/share/doc/moesaic/licenses/dlpack"
+  sed '/\*\//q' "$source/3rdparty/picojson/picojson.h" >"$bundle/share/doc/moesaic/licenses/picojson"
+done
 
 # Belongs to the system that the bundle comes to: glibc, and CUDA with its driver.
 of_the_system() {

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Installs what is missing of scripts/apt-packages.txt (with --ci also what only CI wants). Asks for
-# nothing and needs no network when everything is there; uses sudo only when not root.
+# Installs what is missing of scripts/apt-packages.txt (with --ci also what only CI wants), and fetches what is no
+# package (scripts/fetch_xgrammar.sh). Asks for nothing and needs no network when everything is there; uses sudo only
+# when not root.
 set -euo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -28,7 +29,7 @@ for package in "${packages[@]}"; do
   status=$(dpkg-query -W -f '${Status}' "$package" 2>/dev/null || true)
   [ "$status" = "install ok installed" ] || missing+=("$package")
 done
-[ ${#missing[@]} = 0 ] && exit 0
+[ ${#missing[@]} = 0 ] && exec "$root/scripts/fetch_xgrammar.sh"
 
 install=(apt-get install -y --no-install-recommends "${missing[@]}")
 sudo=()
@@ -62,3 +63,4 @@ if ! "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive "${install[@]}" >/tmp/moesa
   exit 1
 fi
 rm -f "/tmp/moesaic-setup.$$.log"
+exec "$root/scripts/fetch_xgrammar.sh"

@@ -326,8 +326,7 @@ void LinearAttention(const GgufFields& fields, json& config) {
 // The text of a model that also sees is a part of its config.json.
 void Qwen35Moe(const GgufFields& fields, json& config) {
   LinearAttention(fields, config);
-  json text = std::exchange(config, json::object());
-  config["tie_word_embeddings"] = text["tie_word_embeddings"];
+  json text = config;
   config["text_config"] = std::move(text);
 }
 
@@ -371,8 +370,8 @@ void AsConverted(const GgufHeader& header, ModelConfig& model) {
     layer.norm.plus_one = false;
     if (auto* const delta = std::get_if<DeltaNetSpec>(&layer.mixer)) {
       delta->by_turns = by_turns;
-    } else {
-      std::get<GroupedQuerySpec>(layer.mixer).norm.plus_one = false;
+    } else if (auto* const attention = std::get_if<GroupedQuerySpec>(&layer.mixer)) {
+      attention->norm.plus_one = false;
     }
   }
 }
@@ -394,9 +393,9 @@ json GgufConfigJson(const GgufHeader& header, std::string_view name) {
   }
   json config = CommonConfig(fields);
   config["vocab_size"] = VocabularySize(header, name);
-  architecture.read(fields, config);
   config["architectures"] = {architecture.hf_architecture};
   config["model_type"] = architecture.model_type;
+  architecture.read(fields, config);
   return config;
 }
 

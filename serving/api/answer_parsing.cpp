@@ -14,7 +14,6 @@
 #include "serving/text/chat_template.h"
 
 namespace moesaic {
-namespace {
 
 size_t CountCalls(const Json& messages) {
   size_t count = 0;
@@ -25,8 +24,6 @@ size_t CountCalls(const Json& messages) {
   }
   return count;
 }
-
-}  // namespace
 
 std::shared_ptr<AnswerParsing> ParsingOf(const ServedModel& model, const ChatInput& chat,
                                          const jinja::MarkedText& prompt) {

@@ -2,6 +2,7 @@
 // of reasoning and calls (ChatFormat). Pure; any thread.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 
@@ -22,6 +23,9 @@ std::shared_ptr<AnswerParsing> ParsingOf(const ServedModel& model, const ChatInp
 // null. Throws ApiError (400) where the model's syntax of calls is not known.
 void ForceCall(const ServedModel& model, const ChatInput& chat, jinja::MarkedText& prompt,
                AnswerParsing* parsing);
+
+// Calls of the messages so far.
+size_t CountCalls(const Json& messages);
 
 // Null: how the model thinks is not known.
 std::shared_ptr<const ThinkingLimit> ThinkingLimitOf(const ServedModel& model, int32_t max_tokens,

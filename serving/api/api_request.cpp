@@ -56,15 +56,7 @@ void ParseCommon(RequestFields& fields, ApiRequest& request) {
     throw BadParam("use_beam_search", "Beam search is not supported.");
   }
   fields.String("user");  // accepted; there is nothing to do with it
-  if (const Json* format = fields.Find("response_format")) {
-    RequestFields inner(*format, "response_format.");
-    const std::string type = inner.String("type").value_or("text");
-    if (type != "text") {
-      throw BadParam("response_format",
-                     "response_format of type \"{}\" is not supported, only \"text\" is.",
-                     Excerpt(type, 40));
-    }
-  }
+  ParseOutputFormat(fields, request);
 }
 
 void CheckMinTokens(const ApiRequest& request) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "serving/api/chat_input.h"
+#include "serving/api/output_format.h"
 
 namespace moesaic {
 
@@ -51,6 +52,7 @@ struct ApiRequest {
   bool include_usage = false;
   bool continuous_usage = false;
   bool return_token_ids = false;
+  std::optional<OutputFormat> format;
   Json response_fields;  // what the answer repeats of the request; null: nothing
   std::vector<std::string> unknown_fields;
 };

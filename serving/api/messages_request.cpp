@@ -190,7 +190,8 @@ Json ParseClientTools(RequestFields& fields) {
   return tools;
 }
 
-void ParseThinking(RequestFields& fields, ChatInput& chat) {
+void ParseThinking(RequestFields& fields, ChatRequest& request) {
+  ChatInput& chat = request.chat;
   if (const Json* value = fields.Find("thinking")) {
     RequestFields thinking(*value, "thinking.");
     const std::string type = thinking.String("type").value_or("");
@@ -210,9 +211,8 @@ void ParseThinking(RequestFields& fields, ChatInput& chat) {
     if (const auto effort = output.String("effort")) {
       SetReasoningEffort(*effort, "output_config.effort", chat);
     }
-    if (output.Find("format") != nullptr) {
-      throw BadParam("output_config.format",
-                     "output_config.format is not supported: this server has no grammars.");
+    if (const Json* format = output.Find("format")) {
+      ReadResponseFormat(*format, "output_config.format", request);
     }
   }
 }
@@ -238,7 +238,7 @@ ChatRequest ReadMessages(std::string_view body, bool count_only, const std::atom
   chat.messages = conversation.Take();
   const ToolChoice choice = ParseToolChoice(fields, chat);
   SetTools(ParseClientTools(fields), choice, chat);
-  ParseThinking(fields, chat);
+  ParseThinking(fields, request);
   // Known, and nothing to do here.
   for (const char* name : {"metadata", "cache_control", "context_management", "service_tier",
                            "container", "mcp_servers", "inference_geo", "speed", "diagnostics"}) {

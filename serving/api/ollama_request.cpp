@@ -45,7 +45,13 @@ void ParseOllamaCommon(RequestFields& fields, ApiRequest& request) {
   ParseOptions(fields, request);
   const Json* format = fields.Find("format");
   if (format != nullptr && *format != Json("")) {
-    throw BadParam("format", "format is not supported: this server has no grammars.");
+    if (*format == Json("json")) {
+      SetAnyJsonFormat("format", request);
+    } else if (format->is_object()) {
+      SetJsonFormat(*format, "format", request);
+    } else {
+      throw BadParam("format", "format must be \"json\" or a JSON schema.");
+    }
   }
   if (fields.Bool("logprobs").value_or(false)) {
     throw BadParam("logprobs", "logprobs is not supported here; /v1/chat/completions has it.");

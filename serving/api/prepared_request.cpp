@@ -10,6 +10,7 @@
 #include "serving/api/api_request.h"
 #include "serving/api/chat_format.h"
 #include "serving/api/engine_requests.h"
+#include "serving/api/held_output.h"
 #include "serving/api/messages_request.h"
 #include "serving/api/ollama_request.h"
 #include "serving/api/prompt_builder.h"
@@ -158,6 +159,7 @@ PreparedRequest Prepare(const ChatRequest& request, const ModelTable& models,
     const auto limit = ThinkingLimitOf(model, *request.chat.thinking_budget, prompt);
     for (EngineRequest& sequence : result.requests) sequence.thinking = limit;
   }
+  HoldOutput(model, request, prompt, options.gone, result.requests);
   if (result.spec.parsing) {
     for (EngineRequest& sequence : result.requests) {
       sequence.shown_special_tokens = model.chat_format->special_tokens;
@@ -174,6 +176,7 @@ PreparedRequest Prepare(const CompletionRequest& request, const ModelTable& mode
   ApiOutputSpec spec;
   spec.prompts = EncodePrompts(request, tokenizer, options.gone);
   PreparedRequest result = Finish(request, model, options, std::move(spec));
+  HoldOutput(model, request, options.gone, result.requests);
   if (request.echo) FillEcho(request, tokenizer, result.spec);  // the ids have been checked by now
   return result;
 }

@@ -133,16 +133,13 @@ ToolChoice ParseItemToolChoice(RequestFields& fields) {
   return {ToolChoice::Kind::kRequired, {named.RequiredString("name")}};
 }
 
-void ParseFormat(RequestFields& fields) {
+void ParseFormat(RequestFields& fields, ApiRequest& request) {
   const Json* value = fields.Find("text");
   if (value == nullptr) return;
   RequestFields text(*value, "text.");
   const Json* format = text.Find("format");
   if (format == nullptr) return;
-  const std::string type = RequestFields(*format, "text.format.").String("type").value_or("text");
-  if (type == "text") return;
-  throw BadParam("text.format", "text.format of type \"{}\" is not supported, only \"text\" is.",
-                 Excerpt(type, 40));
+  ReadResponseFormat(*format, "text.format", request);
 }
 
 // What needs a server that remembers.
@@ -201,7 +198,7 @@ ChatRequest ParseResponsesRequest(std::string_view body, const std::atomic<bool>
     throw BadParam("top_logprobs",
                    "top_logprobs is not supported here; /v1/chat/completions has it.");
   }
-  ParseFormat(fields);
+  ParseFormat(fields, request);
   ConversationBuilder conversation;
   ParseInput(fields, conversation, request.unknown_fields);
   chat.messages = conversation.Take();

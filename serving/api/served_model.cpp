@@ -6,8 +6,19 @@
 #include "core/base/check.h"
 #include "core/base/error.h"
 #include "serving/api/api_error.h"
+#include "serving/grammar/grammar_backend.h"
+#include "serving/grammar/grammar_compiler.h"
 
 namespace moesaic {
+
+std::shared_ptr<GrammarCompiler> MakeGrammars(std::shared_ptr<Engine> engine) {
+  if (std::string_view(GrammarBackendName()).empty()) return nullptr;
+  return std::make_shared<GrammarCompiler>([engine = std::move(engine)] {
+    const std::vector<int32_t>& own = engine->generation_defaults().eos_token_ids;
+    return MakeGrammarBackend(VocabularyOf(engine->tokenizer(), engine->config().vocab_size,
+                                           own.empty() ? engine->config().eos_token_ids : own));
+  });
+}
 
 ModelTable::ModelTable(std::vector<ServedModel> models) : models_(std::move(models)) {
   for (size_t i = 0; i < models_.size(); ++i) {

@@ -15,6 +15,7 @@ namespace moesaic {
 
 struct ChatFormat;
 class ChatTemplate;
+class GrammarCompiler;
 class ReplayStore;
 
 struct ServedModel {
@@ -25,7 +26,12 @@ struct ServedModel {
   int64_t created_unix_s = 0;
   std::shared_ptr<const ChatFormat> chat_format = nullptr;  // null: answers are only text
   std::shared_ptr<ReplayStore> replay = nullptr;  // null: nothing is kept; shared likewise
+  // Null: there is no structured output; shared likewise.
+  std::shared_ptr<GrammarCompiler> grammars = nullptr;
 };
+
+// For ServedModel::grammars, of an engine whose model is loaded. Null where the build has none.
+std::shared_ptr<GrammarCompiler> MakeGrammars(std::shared_ptr<Engine> engine);
 
 // Immutable once made; shared by all connections.
 class ModelTable {

@@ -47,6 +47,7 @@ void SetEngine(std::shared_ptr<Engine> engine, const ChatFormatOptions& chat, Se
   model.engine = std::move(engine);
   model.chat_format = MakeChatFormat(model.chat_template.get(), model.engine->tokenizer(),
                                      chat.tool_call_parser, chat.reasoning_parser);
+  model.grammars = MakeGrammars(model.engine);
 }
 
 // A user's message as the chat template has it; `text` itself where the template wants something

@@ -14,6 +14,7 @@
 
 namespace moesaic {
 
+struct OutputConstraint;
 struct RequestTrace;
 struct ThinkingLimit;
 
@@ -37,7 +38,8 @@ struct EngineRequest {
   // Positions from here on are computed as decode steps are (expert deferral); -1: what follows the
   // prompt. For who measures a text as if it had been generated.
   int64_t decode_from = -1;
-  std::shared_ptr<const ThinkingLimit> thinking;  // null: it thinks as long as it likes
+  std::shared_ptr<const ThinkingLimit> thinking;       // null: it thinks as long as it likes
+  std::shared_ptr<const OutputConstraint> constraint;  // null: any text
   std::optional<std::chrono::steady_clock::time_point> deadline;
 };
 

@@ -11,6 +11,7 @@
 #include "cache/kv_pools.h"
 #include "cache/state_slots.h"
 #include "serving/engine/engine.h"
+#include "serving/engine/output_constraint.h"
 #include "serving/engine/output_processor.h"
 #include "serving/engine/request.h"
 #include "serving/engine/thinking_budget.h"
@@ -42,6 +43,7 @@ struct Sequence {
   PenaltyState penalties;
   std::unique_ptr<OutputProcessor> output;
   std::optional<ThinkingBudget> thinking;
+  std::optional<ConstraintState> constraint;
   std::vector<GeneratedToken> prompt_logprobs;  // collected while prefill runs
   int64_t prompt_logprobs_done = 0;             // positions collected so far
   TracedRequest traced = -1;                    // in the engine's tracer, while started

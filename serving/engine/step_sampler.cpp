@@ -25,7 +25,7 @@ bool AllFinite(std::span<const float> values) {
 // Whether the next token is the one of the largest logit, and nothing else of the logits is asked.
 bool IsGreedy(const Sequence& sequence) {
   return TakesLargestLogit(sequence.request.sampling) && sequence.request.logprobs < 0 &&
-         sequence.output->ForbiddenTokens().empty();
+         sequence.output->ForbiddenTokens().empty() && !sequence.constraint;
 }
 
 // What comes next whatever the logits say.
@@ -33,7 +33,8 @@ std::optional<int32_t> ForcedToken(const Sequence& sequence) {
   return sequence.thinking ? sequence.thinking->Forced() : std::nullopt;
 }
 
-// Returns why the sequence ends, if it does.
+// Returns why the sequence ends, if it does. Throws Error for a token that the constraint has no
+// place for.
 std::optional<FinishReason> AppendToken(Sequence& sequence, GeneratedToken token) {
   sequence.tokens.push_back(token.token);
   const SamplingParams& sampling = sequence.request.sampling;
@@ -41,8 +42,14 @@ std::optional<FinishReason> AppendToken(Sequence& sequence, GeneratedToken token
   if (sampling.presence_penalty != 0 || sampling.frequency_penalty != 0) {
     ++sequence.penalties.output_counts[token.token];
   }
-  if (sequence.thinking) sequence.thinking->Append(sequence.output->TokenBytes(token.token));
-  return sequence.output->Append(std::move(token));
+  const std::string_view bytes = sequence.output->TokenBytes(token.token);
+  const bool forced = ForcedToken(sequence).has_value();
+  if (sequence.thinking) sequence.thinking->Append(bytes);
+  if (sequence.constraint) sequence.constraint->Append(token.token, bytes, forced);
+  const std::optional<FinishReason> finish = sequence.output->Append(std::move(token));
+  // Also where ends of text are ignored: nothing can come behind a grammar's end.
+  if (!finish && sequence.constraint && sequence.constraint->ended()) return FinishReason::kStop;
+  return finish;
 }
 
 }  // namespace
@@ -89,6 +96,7 @@ std::unique_ptr<Sequence> MakeSequence(EngineRequest request, std::shared_ptr<Ou
     sequence->penalties.seen.insert(sequence->tokens.begin(), sequence->tokens.end());
   }
   if (sequence->request.thinking) sequence->thinking.emplace(sequence->request.thinking);
+  if (sequence->request.constraint) sequence->constraint.emplace(sequence->request.constraint);
   const int64_t room = context.max_context_tokens - sequence->prompt_tokens;
   sequence->output =
       std::make_unique<OutputProcessor>(context.tokenizer, sequence->request, context.eos_token_ids,
@@ -145,6 +153,7 @@ StepSampler::StepSampler(StepHead& head, const CpuKernels& kernels, ThreadPool& 
   const int64_t rows = head.max_rows();
   logits_.resize(static_cast<size_t>(rows * vocab_));
   sampled_.resize(static_cast<size_t>(rows));
+  failed_.resize(static_cast<size_t>(rows));
   greedy_.resize(static_cast<size_t>(rows));
 }
 
@@ -202,10 +211,20 @@ void StepSampler::NextTokens(std::span<const ScheduledSlice> plan, const StepRow
     }
     for (size_t i = 0; i < count; ++i) {
       Sequence& sequence = *sampling_[first + i];
-      if (!sampled_[i]) {
-        fail(sequence, Error(ErrorKind::kInternal,
-                             "the model's logits are not finite; the checkpoint may be damaged"));
-      } else if (const auto finish = AppendToken(sequence, std::move(*sampled_[i]))) {
+      std::optional<FinishReason> finish;
+      if (sampled_[i]) {
+        try {
+          finish = AppendToken(sequence, std::move(*sampled_[i]));
+        } catch (const Error& error) {
+          failed_[i] = error;
+        }
+      } else if (!failed_[i]) {
+        failed_[i].emplace(ErrorKind::kInternal,
+                           "the model's logits are not finite; the checkpoint may be damaged");
+      }
+      if (failed_[i]) {
+        fail(sequence, *std::exchange(failed_[i], std::nullopt));
+      } else if (finish) {
         end(sequence, *finish);
       } else {
         sequence.sink->OnDelta(TakeDelta(sequence));
@@ -237,9 +256,18 @@ void StepSampler::SampleBlock(std::span<Sequence* const> sequences, std::span<co
     std::vector<float>& raw = raw_logits_[static_cast<size_t>(worker)];
     const bool logprobs = sequence.request.logprobs >= 0;
     if (logprobs) std::copy(logits.begin(), logits.end(), raw.begin());
-    for (const int32_t forbidden : sequence.output->ForbiddenTokens()) {
-      if (forbidden >= 0 && forbidden < vocab_) {
-        logits[static_cast<size_t>(forbidden)] = -std::numeric_limits<float>::infinity();
+    if (!sequence.constraint) {
+      for (const int32_t forbidden : sequence.output->ForbiddenTokens()) {
+        if (forbidden >= 0 && forbidden < vocab_) {
+          logits[static_cast<size_t>(forbidden)] = -std::numeric_limits<float>::infinity();
+        }
+      }
+    } else if (!ForcedToken(sequence)) {
+      try {
+        sequence.constraint->Mask(sequence.output->ForbiddenTokens(), logits);
+      } catch (const Error& error) {
+        failed_[at] = error;
+        return;
       }
     }
     GeneratedToken token;

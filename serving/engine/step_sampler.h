@@ -108,6 +108,7 @@ class StepSampler {
   std::vector<float> logits_;                           // [max_rows, vocab]
   std::vector<std::vector<float>> raw_logits_;          // [worker][vocab]
   std::vector<std::optional<GeneratedToken>> sampled_;  // none: logits that are not finite
+  std::vector<std::optional<Error>> failed_;            // why there is none, where it is told
   std::vector<int32_t> greedy_;                         // [max_rows]
   std::vector<Sequence*> sampling_;                     // of the running step, with the row of each
   std::vector<int32_t> sampling_rows_;

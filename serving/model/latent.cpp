@@ -87,8 +87,7 @@ uint64_t Latent::WorkspaceBytes(const ModelConfig& config, const ModelLimits& li
 
 Latent::Latent(const ModelConfig& config, const ModelWeights& weights, const CpuKernels& kernels,
                const ModelLimits& limits, int most_threads, HostActivations& activations)
-    : config_(config),
-      spec_(*config.FindMixer<LatentSpec>()),
+    : spec_(*config.FindMixer<LatentSpec>()),
       weights_(weights),
       kernels_(kernels),
       limits_(limits),

@@ -71,7 +71,6 @@ class Latent : public HostMixer {
   void AttendSplit(ThreadPool& pool);
   std::byte* Block(int64_t layer, int32_t block);
 
-  const ModelConfig& config_;
   const LatentSpec& spec_;
   const ModelWeights& weights_;
   const CpuKernels& kernels_;

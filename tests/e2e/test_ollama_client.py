@@ -97,7 +97,7 @@ class TextTest(unittest.TestCase):
         self.assertEqual(caught.exception.status_code, 404)
         self.assertIn("other", caught.exception.error)
         with self.assertRaises(ollama.ResponseError) as caught:
-            list(self.client.chat("sample", messages=STORY, format="json", stream=True))
+            list(self.client.chat("sample", messages=STORY, format={"not": {}}, stream=True))
         self.assertEqual(caught.exception.status_code, 400)
         self.assertIn("format", caught.exception.error)
 

@@ -274,7 +274,7 @@ class OpenAiClientTest(unittest.TestCase):
             self.complete(model="gpt-9")
         self.assertEqual(caught.exception.body["message"], "The model `gpt-9` does not exist.")
         with self.assertRaises(openai.BadRequestError):
-            self.chat(response_format={"type": "json_object"})
+            self.chat(response_format={"type": "yaml"})
         with self.assertRaises(openai.BadRequestError):
             self.complete(suffix="x")
         with self.assertRaises(openai.BadRequestError):

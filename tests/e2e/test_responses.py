@@ -110,7 +110,7 @@ class TextTest(unittest.TestCase):
             self.create(previous_response_id="resp_123")
         self.assertEqual(caught.exception.param, "previous_response_id")
         with self.assertRaises(openai.BadRequestError):
-            self.create(text={"format": {"type": "json_object"}})
+            self.create(text={"format": {"type": "yaml"}})
         with self.assertRaises(openai.NotFoundError):
             self.create(model="gpt-9", stream=True)
         status, _, body = self.server.call("/v1/responses", {"input": []})

@@ -52,7 +52,10 @@ class Counter : public StateSection {
     value = stored;
   }
 
+  bool any_thread() const override { return of_any_thread; }
+
   int64_t value = 0;
+  bool of_any_thread = false;
 
  private:
   std::string name_;
@@ -283,6 +286,31 @@ TEST(StateCheckpointTest, SectionsOfOthersAreKept) {
   }
 }
 
+// They are as they are when the file is written; files from before there were such sections load.
+TEST(StateCheckpointTest, SectionsOfAnyThreadAreCopiedLast) {
+  const TempDir dir;
+  const fs::path file = dir.path() / "s";
+  Counter mine("mine");
+  Counter shared("shared");
+  shared.of_any_thread = true;
+  mine.value = 1;
+  StateCheckpoint(file, Model(), {&mine}).Save();  // as an older program did
+  StateCheckpoint checkpoint(file, Model(), {&mine, &shared});
+  const StateLoadResult older = checkpoint.Load();
+  EXPECT_EQ(older.sections_loaded, 1);
+  EXPECT_TRUE(older.problems.empty());
+  shared.value = 2;
+  StoredState snapshot = checkpoint.Snapshot();
+  ASSERT_EQ(snapshot.sections.size(), 1u);
+  EXPECT_EQ(snapshot.sections[0].name, "mine");
+  mine.value = 10;
+  shared.value = 20;
+  EXPECT_TRUE(checkpoint.Write(std::move(snapshot)).aside.empty());
+  EXPECT_EQ(StateCheckpoint(file, Model(), {&mine, &shared}).Load().sections_loaded, 2);
+  EXPECT_EQ(mine.value, 1);
+  EXPECT_EQ(shared.value, 20);
+}
+
 // Wherever they lie in the file: a process that knows more writes them in an order of its own.
 TEST(StateCheckpointTest, SectionsOfOthersAreKeptInAnyOrder) {
   const TempDir dir;
@@ -420,6 +448,33 @@ TEST(EamCollectionSectionTest, RestoresIntoTheSameALargerAndASmallerCollection) 
   EXPECT_THROW(EamCollectionSection(shallow).Load(1, saved), Error);
   EXPECT_THROW(EamCollectionSection(same).Load(2, saved), Error);
   EXPECT_EQ(same.size(), 7);
+}
+
+TEST(EamCollectionSectionTest, MergesBesideWhatThereIs) {
+  const auto eam = [](int expert) {
+    ExpertActivationMatrix matrix(2, 8);
+    matrix.Add(0, expert, 5);
+    matrix.Add(1, expert, 5);
+    return matrix;
+  };
+  EamCollection one(2, 8, 3, SelectKernels());
+  EamCollection two(2, 8, 3, SelectKernels());
+  one.Insert(eam(1));
+  one.Insert(eam(2));
+  two.Insert(eam(3));
+  two.Insert(eam(2));
+  EamCollectionSection section(one);
+  section.Merge(1, EamCollectionSection(two).Save());
+  ASSERT_EQ(one.size(), 3);
+  for (const int expert : {1, 2, 3}) {  // the 2 that came took the place of the one that was there
+    const EamMatch match = one.Nearest(eam(expert));
+    EXPECT_FLOAT_EQ(match.similarity, 1) << expert;
+  }
+  const std::vector<std::byte> before = section.Save();
+  EamCollection wider(2, 9, 3, SelectKernels());
+  EXPECT_THROW(section.Merge(1, EamCollectionSection(wider).Save()), Error);
+  EXPECT_THROW(section.Merge(2, EamCollectionSection(two).Save()), Error);
+  EXPECT_EQ(section.Save(), before);
 }
 
 TEST(ResidencyListSectionTest, KeepsOrderAndRefusesNonsense) {

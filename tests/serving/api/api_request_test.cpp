@@ -162,7 +162,7 @@ TEST(ApiRequestTest, BadValuesNameTheirField) {
       {R"("model":3)", "model"},
       {R"("echo":"yes")", "echo"},
       {R"("min_tokens":5,"max_tokens":4)", "min_tokens"},
-      {R"("response_format":{"type":"json_object"})", "response_format"},
+      {R"("response_format":{"type":"yaml"})", "response_format.type"},
       {R"("response_format":"text")", "response_format"},
       {R"("use_beam_search":true)", "use_beam_search"},
   };

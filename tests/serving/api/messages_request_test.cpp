@@ -187,7 +187,7 @@ TEST(MessagesRequestTest, WhatIsWrongIsNamed) {
   EXPECT_EQ(Param(Body(kHi, R"(,"stop_sequences":[""])")), "stop_sequences");
   EXPECT_EQ(Param(Body(kHi, R"(,"top_p":0)")), "top_p");
   EXPECT_EQ(Param(Body(kHi, R"(,"output_config":{"format":{"type":"json_schema"}})")),
-            "output_config.format");
+            "output_config.format.json_schema");
 }
 
 TEST(MessagesRequestTest, CountingNeedsNoLimit) {

@@ -104,8 +104,8 @@ TEST(OllamaRequestTest, WhatIsWrongIsNamed) {
   };
   EXPECT_EQ(ChatParam("{}"), "messages");
   EXPECT_EQ(ChatParam(R"({"messages":[]})"), "messages");
-  EXPECT_EQ(param(R"(,"format":"json")"), "format");
-  EXPECT_EQ(param(R"(,"format":{"type":"object"})"), "format");
+  EXPECT_EQ(param(R"(,"format":"yaml")"), "format");
+  EXPECT_EQ(param(R"(,"format":{"not":{}})"), "format");
   EXPECT_EQ(param(R"(,"logprobs":true)"), "logprobs");
   EXPECT_EQ(param(R"(,"options":{"top_p":0})"), "top_p");
   EXPECT_EQ(param(R"(,"think":"huge")"), "think");

@@ -105,7 +105,7 @@ TEST(ResponsesRequestTest, WhatIsWrongIsNamed) {
   EXPECT_EQ(Param(R"({"input":"a","previous_response_id":"resp_1"})"), "previous_response_id");
   EXPECT_EQ(Param(R"({"input":"a","conversation":"conv_1"})"), "conversation");
   EXPECT_EQ(Param(R"({"input":"a","background":true})"), "background");
-  EXPECT_EQ(Param(R"({"input":"a","text":{"format":{"type":"json_object"}}})"), "text.format");
+  EXPECT_EQ(Param(R"({"input":"a","text":{"format":{"type":"yaml"}}})"), "text.format.type");
   EXPECT_EQ(Param(R"({"input":"a","top_logprobs":3})"), "top_logprobs");
   EXPECT_EQ(Param(R"({"input":"a","reasoning":{"effort":"huge"}})"), "reasoning.effort");
   EXPECT_EQ(Param(R"({"input":"a","max_output_tokens":0})"), "max_output_tokens");

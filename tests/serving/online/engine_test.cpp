@@ -603,5 +603,25 @@ TEST(PlanEngineTest, AutoPaysForThePredictor) {
   }
 }
 
+// What is kept for replay, and with a state file its copy and the file's bytes, is the experts'
+// less.
+TEST(PlanEngineTest, ReplayIsCounted) {
+  constexpr uint64_t kReplay = uint64_t{1} << 20;
+  EngineOptions options = SmallOptions();
+  options.predictor = "none";
+  const uint64_t total = PlanEngine(options).ledger.total_bytes();
+  options.replay_bytes = kReplay;
+  EXPECT_EQ(PlanEngine(options).ledger.bytes("replay"), kReplay);
+  EXPECT_EQ(PlanEngine(options).ledger.total_bytes(), total + kReplay);
+  options.state_file = "state";
+  EXPECT_EQ(PlanEngine(options).ledger.bytes("state to save"), 2 * kReplay);
+  EXPECT_EQ(PlanEngine(options).ledger.total_bytes(), total + 3 * kReplay);
+  options.expert_memory = "auto";
+  options.machine_memory_bytes = total + 3 * kReplay;
+  const EnginePlan plan = PlanEngine(options);
+  EXPECT_EQ(plan.expert_slots, 64);
+  EXPECT_LE(plan.ledger.total_bytes(), options.machine_memory_bytes);
+}
+
 }  // namespace
 }  // namespace moesaic

@@ -1,0 +1,227 @@
+#include <xgrammar/xgrammar.h>
+
+#include <array>
+#include <limits>
+#include <mutex>
+#include <string_view>
+#include <utility>
+#include <variant>
+
+#include "core/base/check.h"
+#include "core/base/error.h"
+#include "core/base/json.h"
+#include "serving/grammar/grammar_backend.h"
+
+// What xgrammar says while it works, and how it fails. It declares these two in a header of its
+// sources for who builds it with XGRAMMAR_LOG_CUSTOMIZE.
+namespace xgrammar {
+
+[[noreturn]] void LogFatalImpl(const std::string& file, int line, const std::string& message);
+void LogMessageImpl(const std::string& file, int line, int level, const std::string& message);
+
+}  // namespace xgrammar
+
+namespace {
+
+constexpr int kWarningLevel = 2;  // XGRAMMAR_LOG_LEVEL_WARNING
+
+// It warns of what it drops; a request that has it dropped is refused.
+thread_local std::string first_warning;
+
+}  // namespace
+
+void xgrammar::LogFatalImpl(const std::string& /*file*/, int /*line*/, const std::string& message) {
+  throw moesaic::Error(moesaic::ErrorKind::kInvalidArgument, message);
+}
+
+void xgrammar::LogMessageImpl(const std::string& /*file*/, int /*line*/, int level,
+                              const std::string& message) {
+  if (level == kWarningLevel && first_warning.empty()) first_warning = message;
+}
+
+namespace moesaic {
+namespace {
+
+constexpr int kMaxRecursion = 1000;  // frames of its parsers, on a thread with a stack of 8 MiB
+// Between two things of JSON, so that no model writes spaces until its tokens are used up.
+constexpr int kMaxWhitespace = 16;
+
+// xgrammar's exceptions, and of the standard library what it lets through, as Error.
+template <typename Work>
+auto Guarded(ErrorKind kind, const Work& work) {
+  try {
+    return work();
+  } catch (const Error& error) {
+    throw Error(kind, error.what());
+  } catch (const std::exception& error) {
+    throw Error(kind, error.what());
+  }
+}
+
+class Match final : public GrammarMatch {
+ public:
+  explicit Match(const xgrammar::CompiledGrammar& grammar) : matcher_(grammar) {}
+
+  void Fill(std::span<int32_t> words) override {
+    Guarded(ErrorKind::kInternal, [&] {
+      auto size = static_cast<int64_t>(words.size());
+      DLTensor tensor = {.data = words.data(),
+                         .device = {kDLCPU, 0},
+                         .ndim = 1,
+                         .dtype = xgrammar::GetBitmaskDLType(),
+                         .shape = &size,
+                         .strides = nullptr,
+                         .byte_offset = 0};
+      matcher_.FillNextTokenBitmask(&tensor);
+    });
+  }
+  bool Accept(int32_t token) override {
+    return Guarded(ErrorKind::kInternal, [&] { return matcher_.AcceptToken(token); });
+  }
+  bool AcceptText(std::string_view text) override {
+    return Guarded(ErrorKind::kInternal, [&] { return matcher_.AcceptString(std::string(text)); });
+  }
+  bool ended() const override { return matcher_.IsTerminated(); }
+
+ private:
+  xgrammar::GrammarMatcher matcher_;
+};
+
+class CompiledGrammar final : public Grammar {
+ public:
+  explicit CompiledGrammar(xgrammar::CompiledGrammar grammar)
+      : grammar_(std::move(grammar)),
+        bytes_(grammar_.MemorySizeBytes()),
+        end_tokens_(grammar_.GetTokenizerInfo().GetStopTokenIds()) {}
+
+  std::unique_ptr<GrammarMatch> Start() const override {
+    return Guarded(ErrorKind::kInternal, [&] { return std::make_unique<Match>(grammar_); });
+  }
+  size_t bytes() const override { return bytes_; }
+  int64_t vocab_size() const override { return grammar_.GetTokenizerInfo().GetVocabSize(); }
+  std::span<const int32_t> end_tokens() const override { return end_tokens_; }
+
+ private:
+  xgrammar::CompiledGrammar grammar_;
+  size_t bytes_;
+  std::vector<int32_t> end_tokens_;
+};
+
+// A literal of xgrammar's EBNF.
+std::string Quoted(std::string_view text) {
+  std::string quoted = "\"";
+  for (const char c : text) {
+    switch (c) {
+      case '"':
+      case '\\':
+        quoted += '\\';
+        quoted += c;
+        break;
+      case '\n':
+        quoted += "\\n";
+        break;
+      case '\r':
+        quoted += "\\r";
+        break;
+      case '\t':
+        quoted += "\\t";
+        break;
+      default:
+        if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
+          quoted += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
+        } else {
+          quoted += c;
+        }
+    }
+  }
+  return quoted + '"';
+}
+
+xgrammar::Grammar FromTag(const std::string& json, const xgrammar::TokenizerInfo& tokenizer) {
+  auto result = xgrammar::Grammar::FromStructuralTag(json, tokenizer);
+  if (auto* grammar = std::get_if<xgrammar::Grammar>(&result)) return *grammar;
+  const auto& error = std::get<xgrammar::StructuralTagError>(result);
+  throw Error(ErrorKind::kInvalidArgument,
+              std::visit([](const auto& kind) { return std::string(kind.what()); }, error));
+}
+
+xgrammar::Grammar Build(const GrammarPart& part, const xgrammar::TokenizerInfo& tokenizer) {
+  switch (part.kind) {
+    case GrammarPart::Kind::kText:
+      return xgrammar::Grammar::FromEBNF("root ::= " + Quoted(part.text));
+    case GrammarPart::Kind::kToken:
+      return xgrammar::Grammar::FromEBNF(fmt::format("root ::= Token({})", part.token));
+    case GrammarPart::Kind::kJsonSchema:
+      return xgrammar::Grammar::FromJSONSchema(part.text, true, std::nullopt, std::nullopt, true,
+                                               kMaxWhitespace);
+    case GrammarPart::Kind::kParameters: {
+      const Json format = {
+          {"type", "json_schema"}, {"json_schema", Json::parse(part.text)}, {"style", part.style}};
+      return FromTag(Json({{"type", "structural_tag"}, {"format", format}}).dump(), tokenizer);
+    }
+    case GrammarPart::Kind::kRegex:
+      return xgrammar::Grammar::FromRegex(part.text);
+    case GrammarPart::Kind::kEbnf:
+      return xgrammar::Grammar::FromEBNF(part.text);
+    case GrammarPart::Kind::kStructuralTag:
+      break;
+  }
+  return FromTag(part.text, tokenizer);
+}
+
+// A token of control gets a text that is in none, as no UTF-8 has this byte: a token without any
+// could not even be named.
+std::vector<std::string> WithControlTokens(std::vector<std::string> tokens) {
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (tokens[i].empty()) tokens[i] = fmt::format("\xff{}", i);
+  }
+  return tokens;
+}
+
+class Backend final : public GrammarBackend {
+ public:
+  explicit Backend(GrammarVocabulary vocabulary)
+      : tokenizer_(WithControlTokens(std::move(vocabulary.tokens)), xgrammar::VocabType::RAW,
+                   static_cast<int>(vocabulary.rows), vocabulary.end_tokens),
+        // One thread: what it warns of is told on the caller's. The cache is GrammarCompiler's.
+        compiler_(tokenizer_, 1, false) {}
+
+  std::shared_ptr<const Grammar> Compile(const GrammarSpec& spec) override {
+    first_warning.clear();
+    auto compiled = Guarded(ErrorKind::kInvalidArgument, [&] {
+      std::vector<xgrammar::Grammar> alternatives;
+      for (const std::vector<GrammarPart>& parts : spec.alternatives) {
+        std::vector<xgrammar::Grammar> grammars;
+        for (const GrammarPart& part : parts) grammars.push_back(Build(part, tokenizer_));
+        CHECK(!grammars.empty());
+        alternatives.push_back(grammars.size() == 1 ? grammars.front()
+                                                    : xgrammar::Grammar::Concat(grammars));
+      }
+      CHECK(!alternatives.empty());
+      return compiler_.CompileGrammar(
+          alternatives.size() == 1 ? alternatives.front() : xgrammar::Grammar::Union(alternatives));
+    });
+    if (!first_warning.empty()) {
+      throw Error(ErrorKind::kInvalidArgument, std::exchange(first_warning, {}));
+    }
+    return std::make_shared<CompiledGrammar>(std::move(compiled));
+  }
+
+ private:
+  xgrammar::TokenizerInfo tokenizer_;
+  xgrammar::GrammarCompiler compiler_;
+};
+
+}  // namespace
+
+const char* GrammarBackendName() { return "xgrammar"; }
+
+std::unique_ptr<GrammarBackend> MakeGrammarBackend(GrammarVocabulary vocabulary) {
+  static std::once_flag once;
+  std::call_once(once, [] { xgrammar::SetMaxRecursionDepth(kMaxRecursion); });
+  CHECK(vocabulary.rows <= std::numeric_limits<int>::max());
+  return Guarded(ErrorKind::kUnsupported,
+                 [&] { return std::make_unique<Backend>(std::move(vocabulary)); });
+}
+
+}  // namespace moesaic
