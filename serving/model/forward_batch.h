@@ -22,7 +22,7 @@ struct SequenceSlice {
   // `blocks` names; null: those of all groups have the same numbers.
   const SequenceBlocks* tables = nullptr;
   SequenceState state = {};  // where a model with recurrent layers has the sequence's
-  int32_t request = 0;  // the caller's number, for hooks
+  int32_t request = 0;       // the caller's number, for hooks
   bool prefill = false;
   // Tokens from this position on are decoded: ModelLimits::defer_experts is for them.
   int64_t decode_from = std::numeric_limits<int64_t>::max();
