@@ -307,7 +307,8 @@ ExpertLayout MakeCpuExpertLayout(const ModelConfig& config, WeightType type) {
 PackedMatrix SectionMatrix(const ExpertSection& section, const std::byte* blob, int64_t layer) {
   for (const WeightTraits& traits : kWeightTypes) {
     if (traits.section != section.dtype) continue;
-    PackedMatrix matrix = {blob + section.offset, traits.type, section.rows, section.cols};
+    const std::byte* const data = blob == nullptr ? nullptr : blob + section.offset;
+    PackedMatrix matrix = {data, traits.type, section.rows, section.cols};
     if (traits.type == WeightType::kGguf) {
       matrix.form = GgufFormOf(*FindGgufType(section.gguf_types.at(static_cast<size_t>(layer))));
     }
