@@ -6,7 +6,6 @@
 #include "core/base/check.h"
 #include "core/base/units.h"
 #include "kernels/cpu/delta_net.h"
-#include "kernels/cpu/moe.h"
 
 namespace moesaic {
 namespace {
@@ -60,6 +59,7 @@ DeltaNet::DeltaNet(const ModelConfig& config, const ModelWeights& weights,
       kernels_(kernels),
       f32_kernels_(F32KernelsOf(kernels)),
       spec_(*config.FindMixer<DeltaNetSpec>()),
+      num_layers_(config.NumMixers<DeltaNetSpec>()),
       most_threads_(most_threads),
       scratch_stride_(ScratchFloats(limits)),
       activations_(activations),
@@ -78,8 +78,7 @@ DeltaNet::DeltaNet(const ModelConfig& config, const ModelWeights& weights,
 
 float* DeltaNet::State(int64_t layer, int32_t slot) {
   if (slot < 0) return nullptr;
-  const int64_t layers = std::ssize(of_layer_) - std::count(of_layer_.begin(), of_layer_.end(), -1);
-  const int64_t at = slot * layers + of_layer_[static_cast<size_t>(layer)];
+  const int64_t at = slot * num_layers_ + of_layer_[static_cast<size_t>(layer)];
   float* const state = state_.as<float>() + at * LayerFloats(spec_);
   CHECK_LE((at + 1) * LayerFloats(spec_) * static_cast<int64_t>(sizeof(float)),
            static_cast<int64_t>(state_.bytes()));
@@ -91,22 +90,9 @@ void DeltaNet::PreAttention(int64_t layer, RowRange rows, const float* normed, i
   const DeltaNetWeights& w = weights_.layers[static_cast<size_t>(layer)].delta_net();
   const ActivatedRows x = activations_.Of(normed, stride, rows.count(), w.in, pool);
   float* const y = at.projected + rows.begin * at.projected_stride;
-  MatmulArgs in;
-  in.x = x.data;
-  in.x_stride_bytes = x.stride_bytes;
-  in.m = rows.count();
-  in.w = w.in;
-  in.y = y;
-  in.y_stride = at.projected_stride;
-  ParallelMatmul(pool, kernels_, in);
-  MatmulArgs rates;
-  rates.x = reinterpret_cast<const std::byte*>(normed);
-  rates.x_stride_bytes = stride * static_cast<int64_t>(sizeof(float));
-  rates.m = rows.count();
-  rates.w = w.rates;
-  rates.y = y + RatesAt(spec_);
-  rates.y_stride = at.projected_stride;
-  ParallelMatmul(pool, f32_kernels_, rates);
+  MultiplyRows(pool, kernels_, x, rows.count(), w.in, y, at.projected_stride);
+  MultiplyRows(pool, f32_kernels_, UnroundedRows(normed, stride), rows.count(), w.rates,
+               y + RatesAt(spec_), at.projected_stride);
 }
 
 void DeltaNet::ListRuns(const SequenceSlice& slice, std::vector<Run>& runs) const {
@@ -223,14 +209,7 @@ void DeltaNet::Project(int64_t layer, RowRange rows, const Rows& at, float* y, T
   const DeltaNetWeights& w = weights_.layers[static_cast<size_t>(layer)].delta_net();
   const ActivatedRows x = activations_.Of(at.mixed + rows.begin * at.mixed_stride, at.mixed_stride,
                                           rows.count(), w.output, pool);
-  MatmulArgs out;
-  out.x = x.data;
-  out.x_stride_bytes = x.stride_bytes;
-  out.m = rows.count();
-  out.w = w.output;
-  out.y = y;
-  out.y_stride = w.output.n;
-  ParallelMatmul(pool, kernels_, out);
+  MultiplyRows(pool, kernels_, x, rows.count(), w.output, y, w.output.n);
 }
 
 }  // namespace moesaic

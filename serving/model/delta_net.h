@@ -55,6 +55,7 @@ class DeltaNet : public HostMixer {
   const CpuKernels& kernels_;
   const CpuKernels& f32_kernels_;  // the same ISA's
   const DeltaNetSpec& spec_;
+  const int64_t num_layers_;  // that have it
   const int most_threads_;
   const int64_t scratch_stride_;  // floats of one worker's scratch
   HostActivations& activations_;

@@ -4,7 +4,6 @@
 
 #include "core/base/check.h"
 #include "kernels/cpu/delta_net.h"
-#include "kernels/cpu/moe.h"
 #include "serving/model/attention_sizes.h"
 
 namespace moesaic {
@@ -55,11 +54,9 @@ GroupedQuery::GroupedQuery(const ModelConfig& config, const ModelWeights& weight
       kv_(BlockBytes(config, limits.kv_type) * static_cast<uint64_t>(limits.num_kv_blocks)),
       split_partials_(ZeroedFloats(kSplitItemsPerThread * most_threads * MaxChunks(limits) *
                                    GroupPartialFloats(config.attention()))),
-      scratch_(ZeroedFloats(most_threads * scratch_stride_)) {
-  const auto rows = static_cast<size_t>(limits.max_batch_tokens);
-  row_slice_.resize(rows);
-  row_blocks_.reserve(rows);
-  block_pointers_.reserve(static_cast<size_t>(limits.num_kv_blocks) + 64);
+      scratch_(ZeroedFloats(most_threads * scratch_stride_)),
+      pass_(limits) {
+  row_blocks_.reserve(static_cast<size_t>(limits.max_batch_tokens));
 }
 
 std::byte* GroupedQuery::KvBlock(int64_t layer, int32_t block) {
@@ -68,44 +65,24 @@ std::byte* GroupedQuery::KvBlock(int64_t layer, int32_t block) {
 }
 
 void GroupedQuery::Begin(const ForwardBatch& batch) {
-  batch_ = batch;
+  pass_.Begin(batch);
   listed_ = {};
-  first_block_.clear();
-  block_pointers_.clear();
-  for (size_t s = 0; s < batch.slices.size(); ++s) {
-    const SequenceSlice& slice = batch.slices[s];
-    first_block_.push_back(static_cast<int64_t>(block_pointers_.size()));
-    block_pointers_.resize(block_pointers_.size() + slice.blocks.size());
-    std::fill_n(row_slice_.begin() + slice.first_row, slice.num_tokens, static_cast<int32_t>(s));
-  }
 }
 
 void GroupedQuery::PreAttention(int64_t layer, RowRange rows, const float* normed, int64_t stride,
                                 const Rows& at, ThreadPool& pool) {
   const GroupedQueryWeights& w = weights_.layers[static_cast<size_t>(layer)].attention();
   const ActivatedRows x = activations_.Of(normed, stride, rows.count(), w.qkv, pool);
-  MatmulArgs qkv;
-  qkv.x = x.data;
-  qkv.x_stride_bytes = x.stride_bytes;
-  qkv.m = rows.count();
-  qkv.w = w.qkv;
-  qkv.bias = w.qkv_bias;
-  qkv.y = at.projected + rows.begin * at.projected_stride;
-  qkv.y_stride = at.projected_stride;
-  ParallelMatmul(pool, kernels_, qkv);
+  MultiplyRows(pool, kernels_, x, rows.count(), w.qkv,
+               at.projected + rows.begin * at.projected_stride, at.projected_stride, w.qkv_bias);
 }
 
 void GroupedQuery::Attend(int64_t layer, SliceRange slices, const Rows& at, ThreadPool& pool) {
   CHECK_LE(pool.threads(), most_threads_);  // whose scratch it uses
   at_ = at;
-  for (int64_t s = slices.begin; s < slices.end; ++s) {
-    const std::byte** pointers = block_pointers_.data() + first_block_[static_cast<size_t>(s)];
-    const SequenceSlice& slice = batch_.slices[static_cast<size_t>(s)];
-    for (const int32_t block : BlocksOf(slice, groups_.of_layer[static_cast<size_t>(layer)])) {
-      *pointers++ = block == SequenceBlocks::kGivenBack ? nullptr : KvBlock(layer, block);
-    }
-  }
-  StoreKv(layer, RowsOf(batch_, slices), pool);
+  pass_.Locate(slices, groups_.of_layer[static_cast<size_t>(layer)],
+               [&](int32_t block) { return KvBlock(layer, block); });
+  StoreKv(layer, RowsOf(pass_.batch(), slices), pool);
   if (slices.begin != listed_.begin || slices.end != listed_.end) ListRowBlocks(slices, pool);
   AttendRows(layer, pool);
 }
@@ -115,15 +92,7 @@ void GroupedQuery::Project(int64_t layer, RowRange rows, const Rows& at, float* 
   const GroupedQueryWeights& w = weights_.layers[static_cast<size_t>(layer)].attention();
   const ActivatedRows x = activations_.Of(at.mixed + rows.begin * at.mixed_stride, at.mixed_stride,
                                           rows.count(), w.output, pool);
-  MatmulArgs out;
-  out.x = x.data;
-  out.x_stride_bytes = x.stride_bytes;
-  out.m = rows.count();
-  out.w = w.output;
-  out.bias = w.output_bias;
-  out.y = y;
-  out.y_stride = w.output.n;
-  ParallelMatmul(pool, kernels_, out);
+  MultiplyRows(pool, kernels_, x, rows.count(), w.output, y, w.output.n, w.output_bias);
 }
 
 // QK-norm, clipping and RoPE of a row in place.
@@ -160,12 +129,10 @@ void GroupedQuery::StoreKv(int64_t layer, RowRange rows, ThreadPool& pool) {
     float* q = at_.projected + row * at_.projected_stride;
     const float* k = q + spec.q_width();
     const float* v = k + spec.kv_width();
-    const auto slice_index = static_cast<size_t>(row_slice_[static_cast<size_t>(row)]);
-    const SequenceSlice& slice = batch_.slices[slice_index];
-    const int64_t position = slice.start_position + row - slice.first_row;
+    const int64_t position = pass_.PositionOf(row);
     if (!at_.by_device) Rotate(layer, position, q);
-    std::byte* block =
-        KvBlock(layer, BlocksOf(slice, group)[static_cast<size_t>(position / kKvBlockTokens)]);
+    const auto number = static_cast<size_t>(position / kKvBlockTokens);
+    std::byte* block = KvBlock(layer, BlocksOf(pass_.SliceOf(row), group)[number]);
     for (int64_t h = 0; h < spec.kv_heads; ++h) {
       kernels_.store_kv(kv_layout_, block, h, position % kKvBlockTokens, k + h * d, v + h * d);
     }
@@ -177,14 +144,14 @@ void GroupedQuery::StoreKv(int64_t layer, RowRange rows, ThreadPool& pool) {
 // is one row. One row takes as many KV heads at once as leave every thread its tasks.
 void GroupedQuery::ListRowBlocks(SliceRange slices, ThreadPool& pool) {
   const GroupedQuerySpec& spec = config_.attention();
-  const int64_t rows = RowsOf(batch_, slices).count();
+  const int64_t rows = RowsOf(pass_.batch(), slices).count();
   const int64_t tasks = kSplitItemsPerThread * pool.threads();
   const int64_t most =
       std::clamp<int64_t>(rows * spec.kv_heads / tasks, 1, AttentionRows(spec.group()));
   int64_t shortest = limits_.max_context_tokens;
   row_blocks_.clear();
   for (int64_t s = slices.begin; s < slices.end; ++s) {
-    const SequenceSlice& slice = batch_.slices[static_cast<size_t>(s)];
+    const SequenceSlice& slice = pass_.batch().slices[static_cast<size_t>(s)];
     for (int64_t row = 0; row < slice.num_tokens; row += most) {
       row_blocks_.push_back({slice.first_row + row, std::min(most, slice.num_tokens - row)});
     }
@@ -217,8 +184,6 @@ const GroupedQuery::RowBlock& GroupedQuery::BlockOf(int64_t task) const {
 
 AttendArgs GroupedQuery::ArgsFor(int64_t layer, int64_t task) const {
   const RowBlock& block = BlockOf(task);
-  const auto slice_index = static_cast<size_t>(row_slice_[static_cast<size_t>(block.first_row)]);
-  const SequenceSlice& slice = batch_.slices[slice_index];
   const GroupedQuerySpec& spec = config_.layer(layer).attention();
   AttendArgs args;
   args.kv_head = task % tasks_per_block() * task_heads_;
@@ -231,8 +196,8 @@ AttendArgs GroupedQuery::ArgsFor(int64_t layer, int64_t task) const {
   args.group = spec.group();
   args.scale = static_cast<float>(spec.scale);
   args.layout = kv_layout_;
-  args.blocks = block_pointers_.data() + first_block_[slice_index];
-  args.context_end = slice.start_position + block.first_row - slice.first_row + 1;
+  args.blocks = pass_.Of(block.first_row);
+  args.context_end = pass_.PositionOf(block.first_row) + 1;
   args.window = spec.window;
   return args;
 }

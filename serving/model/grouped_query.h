@@ -12,6 +12,7 @@
 #include "kernels/cpu/kernels.h"
 #include "serving/model/host_mixer.h"
 #include "serving/model/host_rows.h"
+#include "serving/model/pass_blocks.h"
 #include "serving/model/rope.h"
 #include "serving/model/weights.h"
 
@@ -78,13 +79,10 @@ class GroupedQuery : public HostMixer {
   AlignedBuffer scratch_;         // [threads, scratch_stride] f32
 
   // The pass.
-  ForwardBatch batch_;
-  Rows at_;                                       // of the Attend that runs
-  std::vector<const std::byte*> block_pointers_;  // of all slices, one after another
-  std::vector<int64_t> first_block_;              // [slices] into block_pointers_
-  std::vector<int32_t> row_slice_;                // [rows]
-  std::vector<RowBlock> row_blocks_;              // of the slices listed_
-  int64_t task_heads_ = 1;                        // likewise
+  PassBlocks pass_;
+  Rows at_;                           // of the Attend that runs
+  std::vector<RowBlock> row_blocks_;  // of the slices listed_
+  int64_t task_heads_ = 1;            // likewise
   SliceRange listed_;
 };
 

@@ -179,15 +179,8 @@ void HostDense::AddOut(RowRange rows, ThreadPool& pool, FunctionRef<float(int64_
 
 void HostDense::RowLogits(const PackedMatrix& w, const float* bias, RowRange rows, float* out,
                           ThreadPool& pool) {
-  MatmulArgs logits;
-  logits.x = reinterpret_cast<const std::byte*>(NormedRow(rows.begin));
-  logits.x_stride_bytes = norm_stride_ * static_cast<int64_t>(sizeof(float));
-  logits.m = rows.count();
-  logits.w = w;
-  logits.bias = bias;
-  logits.y = out + rows.begin * w.n;
-  logits.y_stride = w.n;
-  ParallelMatmul(pool, f32_kernels_, logits);
+  MultiplyRows(pool, f32_kernels_, UnroundedRows(NormedRow(rows.begin), norm_stride_), rows.count(),
+               w, out + rows.begin * w.n, w.n, bias);
 }
 
 void HostDense::Route(int64_t layer, RowRange rows, int32_t* ids, float* weights,
@@ -249,14 +242,8 @@ void HostDense::Mlp(const LayerWeights& w, const ActivatedRows& x, RowRange rows
   gate_up.h_stride_bytes =
       ActivationRowBytes(ActivationTypeOf(kernels_.numerics, w.down.type), w.gate.n);
   ParallelGateUp(pool, kernels_, gate_up);
-  MatmulArgs down;
-  down.x = mlp_hidden_.data();
-  down.x_stride_bytes = gate_up.h_stride_bytes;
-  down.m = rows.count();
-  down.w = w.down;
-  down.y = OutRow(rows.begin);
-  down.y_stride = config_.hidden_size;
-  ParallelMatmul(pool, kernels_, down);
+  MultiplyRows(pool, kernels_, {mlp_hidden_.data(), gate_up.h_stride_bytes}, rows.count(), w.down,
+               OutRow(rows.begin), config_.hidden_size);
 }
 
 void HostDense::Head(std::span<const int32_t> rows, float* logits) {
@@ -268,14 +255,7 @@ void HostDense::Head(std::span<const int32_t> rows, float* logits) {
   });
   const ActivatedRows x =
       activations_.Of(normed_.as<float>(), norm_stride_, count, weights_.head, pool_);
-  MatmulArgs head;
-  head.x = x.data;
-  head.x_stride_bytes = x.stride_bytes;
-  head.m = count;
-  head.w = weights_.head;
-  head.y = logits;
-  head.y_stride = config_.vocab_size;
-  ParallelMatmul(pool_, kernels_, head);
+  MultiplyRows(pool_, kernels_, x, count, weights_.head, logits, config_.vocab_size);
 }
 
 void HostDense::Greedy(std::span<const int32_t> rows, int32_t* tokens) {

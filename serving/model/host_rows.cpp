@@ -1,5 +1,7 @@
 #include "serving/model/host_rows.h"
 
+#include "kernels/cpu/moe.h"
+
 namespace moesaic {
 namespace {
 
@@ -32,6 +34,19 @@ void ForRows(ThreadPool& pool, RowRange rows, FunctionRef<void(int64_t row)> bod
   });
 }
 
+void MultiplyRows(ThreadPool& pool, const CpuKernels& kernels, const ActivatedRows& x, int64_t rows,
+                  const PackedMatrix& w, float* y, int64_t y_stride, const float* bias) {
+  MatmulArgs product;
+  product.x = x.data;
+  product.x_stride_bytes = x.stride_bytes;
+  product.m = rows;
+  product.w = w;
+  product.bias = bias;
+  product.y = y;
+  product.y_stride = y_stride;
+  ParallelMatmul(pool, kernels, product);
+}
+
 HostActivations::HostActivations(const CpuKernels& kernels, int64_t rows, int64_t widest)
     : kernels_(kernels), memory_(static_cast<size_t>(Bytes(kernels, rows, widest))) {}
 
@@ -39,7 +54,7 @@ ActivatedRows HostActivations::Of(const float* x, int64_t stride, int64_t rows,
                                   const PackedMatrix& w, ThreadPool& pool) {
   const ActivationType type = ActivationTypeOf(kernels_.numerics, w.type);
   if (type == ActivationType::kF32) {  // the rows are what the product wants already
-    return {reinterpret_cast<const std::byte*>(x), stride * static_cast<int64_t>(sizeof(float))};
+    return UnroundedRows(x, stride);
   }
   const int64_t row_bytes = ActivationRowBytes(type, w.k);
   ForRows(pool, {0, rows}, [&](int64_t row) {

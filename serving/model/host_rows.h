@@ -40,6 +40,15 @@ struct ActivatedRows {
   int64_t stride_bytes = 0;
 };
 
+// y = x w^T + bias, its rows y_stride floats apart.
+void MultiplyRows(ThreadPool& pool, const CpuKernels& kernels, const ActivatedRows& x, int64_t rows,
+                  const PackedMatrix& w, float* y, int64_t y_stride, const float* bias = nullptr);
+
+// f32 rows, stride floats apart, for a product that takes them as they are.
+inline ActivatedRows UnroundedRows(const float* x, int64_t stride) {
+  return {reinterpret_cast<const std::byte*>(x), stride * static_cast<int64_t>(sizeof(float))};
+}
+
 // Rounds rows to what a product with some weights wants, in memory of its own.
 class HostActivations {
  public:

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "core/base/check.h"
-#include "kernels/cpu/moe.h"
 #include "serving/model/attention_sizes.h"
 
 namespace moesaic {
@@ -101,12 +100,11 @@ Latent::Latent(const ModelConfig& config, const ModelWeights& weights, const Cpu
       queries_(ZeroedFloats(limits.max_batch_tokens * PaddedFloats(spec_.q_rank))),
       product_scratch_(static_cast<size_t>(ProductScratchBytes(spec_) * most_threads)),
       attend_scratch_(ZeroedFloats(AttendScratchFloats(spec_, limits.kv_type) * most_threads)),
-      split_partials_(ZeroedFloats(SplitFloats(spec_, limits, most_threads))) {
+      split_partials_(ZeroedFloats(SplitFloats(spec_, limits, most_threads))),
+      pass_(limits) {
   CHECK(limits.kv_type != WeightType::kInt8);  // CheckContext (serving/online/engine_checks.h)
-  const auto rows = static_cast<size_t>(limits.max_batch_tokens);
-  row_slice_.resize(rows);
-  tasks_.reserve(rows * static_cast<size_t>((spec_.heads + kFewestQueries - 1) / kFewestQueries));
-  block_pointers_.reserve(static_cast<size_t>(limits.num_kv_blocks) + 64);
+  const int64_t parts = (spec_.heads + kFewestQueries - 1) / kFewestQueries;
+  tasks_.reserve(static_cast<size_t>(limits.max_batch_tokens * parts));
 }
 
 const LatentWeights& Latent::Weights(int64_t layer) const {
@@ -118,30 +116,13 @@ std::byte* Latent::Block(int64_t layer, int32_t block) {
   return cache_.data() + (index * limits_.num_kv_blocks + block) * layout_.block_bytes();
 }
 
-const SequenceSlice& Latent::SliceOf(int64_t row) const {
-  return batch_.slices[static_cast<size_t>(row_slice_[static_cast<size_t>(row)])];
-}
-
-int64_t Latent::PositionOf(int64_t row) const {
-  const SequenceSlice& slice = SliceOf(row);
-  return slice.start_position + row - slice.first_row;
-}
-
 void Latent::Rotate(int64_t position, float* x) const {
   kernels_.rope(x, rope_.cos(position), rope_.sin(position), rope_.half());
 }
 
 void Latent::Begin(const ForwardBatch& batch) {
-  batch_ = batch;
+  pass_.Begin(batch);
   listed_ = {};
-  first_block_.clear();
-  block_pointers_.clear();
-  for (size_t s = 0; s < batch.slices.size(); ++s) {
-    const SequenceSlice& slice = batch.slices[s];
-    first_block_.push_back(static_cast<int64_t>(block_pointers_.size()));
-    block_pointers_.resize(block_pointers_.size() + slice.blocks.size());
-    std::fill_n(row_slice_.begin() + slice.first_row, slice.num_tokens, static_cast<int32_t>(s));
-  }
 }
 
 void Latent::ForHeads(RowRange rows, ThreadPool& pool,
@@ -178,26 +159,17 @@ void Latent::PreAttention(int64_t layer, RowRange rows, const float* normed, int
   const auto eps = static_cast<float>(spec_.norm.eps);
   const int64_t latent = spec_.heads * spec_.row_width();
   ActivatedRows x = activations_.Of(normed, stride, rows.count(), w.down, pool);
-  MatmulArgs down;
-  down.x = x.data;
-  down.x_stride_bytes = x.stride_bytes;
-  down.m = rows.count();
-  down.w = w.down;
-  down.y = at.projected + rows.begin * at.projected_stride + latent;
-  down.y_stride = at.projected_stride;
-  ParallelMatmul(pool, kernels_, down);
+  MultiplyRows(pool, kernels_, x, rows.count(), w.down,
+               at.projected + rows.begin * at.projected_stride + latent, at.projected_stride);
   const int64_t query_stride = PaddedFloats(spec_.q_rank);
   float* const queries = queries_.as<float>() + rows.begin * query_stride;
   if (spec_.q_rank > 0) {
-    down.w = w.query_down;
-    down.y = queries;
-    down.y_stride = query_stride;
-    ParallelMatmul(pool, kernels_, down);
+    MultiplyRows(pool, kernels_, x, rows.count(), w.query_down, queries, query_stride);
   }
   ForRows(pool, rows, [&](int64_t row) {
     float* const c = at.projected + row * at.projected_stride + latent;
     kernels_.rms_norm(c, w.norm, eps, spec_.kv_rank, c);
-    Rotate(PositionOf(row), c + spec_.kv_rank);
+    Rotate(pass_.PositionOf(row), c + spec_.kv_rank);
     if (spec_.q_rank == 0) return;
     float* const query = queries + (row - rows.begin) * query_stride;
     kernels_.rms_norm(query, w.query_norm, eps, spec_.q_rank, query);
@@ -234,7 +206,7 @@ void Latent::MakeQueries(const LatentWeights& w, const ActivatedRows& x, RowRang
     for (int64_t i = 0; i < piece.count(); ++i) {
       float* const rotated = absorbed + i * at.projected_stride + spec_.kv_rank;
       std::copy_n(query + i * width + spec_.nope_dim, spec_.rope_dim, rotated);
-      Rotate(PositionOf(piece.begin + i), rotated);
+      Rotate(pass_.PositionOf(piece.begin + i), rotated);
     }
   });
 }
@@ -243,14 +215,9 @@ void Latent::Attend(int64_t layer, SliceRange slices, const Rows& at, ThreadPool
   CHECK_LE(pool.threads(), most_threads_);  // whose scratch it uses
   CHECK(!at.by_device);
   at_ = at;
-  for (int64_t s = slices.begin; s < slices.end; ++s) {
-    const std::byte** pointers = block_pointers_.data() + first_block_[static_cast<size_t>(s)];
-    const SequenceSlice& slice = batch_.slices[static_cast<size_t>(s)];
-    for (const int32_t block : BlocksOf(slice, groups_.of_layer[static_cast<size_t>(layer)])) {
-      *pointers++ = Block(layer, block);
-    }
-  }
-  StoreRows(layer, RowsOf(batch_, slices), pool);
+  pass_.Locate(slices, groups_.of_layer[static_cast<size_t>(layer)],
+               [&](int32_t block) { return Block(layer, block); });
+  StoreRows(layer, RowsOf(pass_.batch(), slices), pool);
   if (slices.begin != listed_.begin || slices.end != listed_.end) ListTasks(slices, pool);
   if (split_) return AttendSplit(pool);
   pool.ParallelFor(std::ssize(tasks_), [&](int64_t task, int worker) {
@@ -261,11 +228,11 @@ void Latent::Attend(int64_t layer, SliceRange slices, const Rows& at, ThreadPool
 void Latent::StoreRows(int64_t layer, RowRange rows, ThreadPool& pool) {
   const size_t group = groups_.of_layer[static_cast<size_t>(layer)];
   ForRows(pool, rows, [&](int64_t row) {
-    const int64_t position = PositionOf(row);
+    const int64_t position = pass_.PositionOf(row);
     const auto block = static_cast<size_t>(position / kKvBlockTokens);
     const float* const of_token =
         at_.projected + row * at_.projected_stride + spec_.heads * spec_.row_width();
-    kernels_.store_kv(layout_, Block(layer, BlocksOf(SliceOf(row), group)[block]), 0,
+    kernels_.store_kv(layout_, Block(layer, BlocksOf(pass_.SliceOf(row), group)[block]), 0,
                       position % kKvBlockTokens, of_token, nullptr);
   });
 }
@@ -273,7 +240,7 @@ void Latent::StoreRows(int64_t layer, RowRange rows, ThreadPool& pool) {
 // Heads of a row, and rows of a prompt, share what is turned out of the cache; a task is as large
 // as that pays, but not so large that threads are left without work.
 void Latent::ListTasks(SliceRange slices, ThreadPool& pool) {
-  const int64_t queries = RowsOf(batch_, slices).count() * spec_.heads;
+  const int64_t queries = RowsOf(pass_.batch(), slices).count() * spec_.heads;
   split_ = queries <= SplitQueries(spec_, pool.threads());
   const int64_t wanted = kSplitItemsPerThread * pool.threads();
   const int64_t most =
@@ -283,7 +250,7 @@ void Latent::ListTasks(SliceRange slices, ThreadPool& pool) {
   const int64_t rows = split_ ? 1 : std::max<int64_t>(1, most / heads);
   tasks_.clear();
   for (int64_t s = slices.begin; s < slices.end; ++s) {
-    const SequenceSlice& slice = batch_.slices[static_cast<size_t>(s)];
+    const SequenceSlice& slice = pass_.batch().slices[static_cast<size_t>(s)];
     for (int64_t row = 0; row < slice.num_tokens; row += rows) {
       for (int64_t head = 0; head < spec_.heads; head += heads) {
         tasks_.push_back({slice.first_row + row, std::min(rows, slice.num_tokens - row), head,
@@ -303,9 +270,8 @@ AttendArgs Latent::ArgsFor(const Task& task) const {
   args.group = task.heads;
   args.scale = static_cast<float>(spec_.scale);
   args.layout = layout_;
-  args.blocks = block_pointers_.data() +
-                first_block_[static_cast<size_t>(row_slice_[static_cast<size_t>(task.first_row)])];
-  args.context_end = PositionOf(task.first_row) + 1;
+  args.blocks = pass_.Of(task.first_row);
+  args.context_end = pass_.PositionOf(task.first_row) + 1;
   return args;
 }
 
@@ -384,14 +350,7 @@ void Latent::Project(int64_t layer, RowRange rows, const Rows& at, float* y, Thr
     std::fill(x + width, x + PaddedFloats(width), 0.0f);
   });
   const ActivatedRows x = activations_.Of(mixed, at.mixed_stride, rows.count(), w.output, pool);
-  MatmulArgs out;
-  out.x = x.data;
-  out.x_stride_bytes = x.stride_bytes;
-  out.m = rows.count();
-  out.w = w.output;
-  out.y = y;
-  out.y_stride = w.output.n;
-  ParallelMatmul(pool, kernels_, out);
+  MultiplyRows(pool, kernels_, x, rows.count(), w.output, y, w.output.n);
 }
 
 }  // namespace moesaic

@@ -18,6 +18,7 @@
 #include "kernels/cpu/kernels.h"
 #include "serving/model/host_mixer.h"
 #include "serving/model/host_rows.h"
+#include "serving/model/pass_blocks.h"
 #include "serving/model/rope.h"
 #include "serving/model/weights.h"
 
@@ -52,8 +53,6 @@ class Latent : public HostMixer {
   };
 
   const LatentWeights& Weights(int64_t layer) const;
-  const SequenceSlice& SliceOf(int64_t row) const;
-  int64_t PositionOf(int64_t row) const;
   void Rotate(int64_t position, float* x) const;
   // Of the heads' products, some rows of one head at a time.
   void ForHeads(RowRange rows, ThreadPool& pool,
@@ -88,13 +87,10 @@ class Latent : public HostMixer {
   AlignedBuffer split_partials_;   // [queries, chunks, partial] f32
 
   // The pass.
-  ForwardBatch batch_;
-  Rows at_;                                       // of the Attend that runs
-  std::vector<const std::byte*> block_pointers_;  // of all slices, one after another
-  std::vector<int64_t> first_block_;              // [slices] into block_pointers_
-  std::vector<int32_t> row_slice_;                // [rows]
-  std::vector<Task> tasks_;                       // of the slices listed_
-  bool split_ = false;                            // likewise: by chunks too
+  PassBlocks pass_;
+  Rows at_;                  // of the Attend that runs
+  std::vector<Task> tasks_;  // of the slices listed_
+  bool split_ = false;       // likewise: by chunks too
   SliceRange listed_;
 };
 

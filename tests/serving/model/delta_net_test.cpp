@@ -9,12 +9,12 @@
 #include <string>
 #include <vector>
 
-#include "tests/serving/model/odd_model.h"
+#include "tests/serving/model/mixer_rig.h"
 
 namespace moesaic {
 namespace {
 
-using Row = std::vector<double>;
+using Row = DoubleRow;
 
 constexpr int64_t kDeltaTokens = 45;
 constexpr int64_t kDeltaLayer = 2;
@@ -149,18 +149,6 @@ class DeltaFormula {
   const MadeUpTensors tensors_;
 };
 
-std::vector<Row> MadeUpRows(int64_t rows, int64_t hidden) {
-  std::vector<Row> x;
-  for (int64_t row = 0; row < rows; ++row) {
-    Row values;
-    for (int64_t i = 0; i < hidden; ++i) {
-      values.push_back(static_cast<float>(std::sin(static_cast<double>(row * 17 + i * i))));
-    }
-    x.push_back(values);
-  }
-  return x;
-}
-
 // A step of a sequence, and the slots that it goes through.
 struct Step {
   int64_t tokens = 0;
@@ -236,7 +224,7 @@ const std::vector<Step> kInPlace = {{3, {.slot = 2, .from = -1}}, {19, {.slot = 
 
 TEST(DeltaNetTest, IsTheFormula) {
   const ModelConfig config = OddDeltaModel();
-  const std::vector<Row> x = MadeUpRows(kDeltaTokens, config.hidden_size);
+  const std::vector<Row> x = MadeUpRows(kDeltaTokens, config.hidden_size, 17);
   const std::vector<Row> expected = DeltaFormula(config).Run(x);
   for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512}) {
     if (!IsaSupported(isa)) continue;
@@ -261,7 +249,7 @@ TEST(DeltaNetTest, IsTheFormula) {
 // States that are kept on the way and gone on from have the bits of those that are carried on.
 TEST(DeltaNetTest, SnapshotsAndOtherSlotsHaveTheSameBits) {
   const ModelConfig config = OddDeltaModel();
-  const std::vector<Row> x = MadeUpRows(kDeltaTokens, config.hidden_size);
+  const std::vector<Row> x = MadeUpRows(kDeltaTokens, config.hidden_size, 17);
   DeltaRig rig(config, Isa::kScalar);
   std::vector<Row> expected;
   for (const Step& step : kInPlace) rig.Run(x, step, expected);

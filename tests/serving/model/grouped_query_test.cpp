@@ -11,12 +11,12 @@
 #include <vector>
 
 #include "tests/core/config/made_up_layers.h"
-#include "tests/serving/model/odd_model.h"
+#include "tests/serving/model/mixer_rig.h"
 
 namespace moesaic {
 namespace {
 
-using Vec = std::vector<double>;
+using Vec = DoubleRow;
 
 constexpr int64_t kTokens = 45;
 constexpr int64_t kLayer = 2;
@@ -135,66 +135,6 @@ class Formula {
   const MadeUpTensors tensors_;
 };
 
-std::vector<Vec> NormedRows(int64_t rows, int64_t hidden) {
-  std::vector<Vec> x;
-  for (int64_t row = 0; row < rows; ++row) {
-    Vec values;
-    for (int64_t i = 0; i < hidden; ++i) {
-      values.push_back(static_cast<float>(std::sin(static_cast<double>(row * 31 + i * i))));
-    }
-    x.push_back(values);
-  }
-  return x;
-}
-
-// A prompt in three chunks, then decode, over blocks that do not follow each other.
-std::vector<Vec> RunMixer(const ModelConfig& config, Isa isa, const std::vector<Vec>& x) {
-  ThreadPool pool(2);
-  const CpuKernels& kernels = KernelsFor(isa);
-  ModelLimits limits;
-  limits.max_batch_tokens = 32;
-  limits.max_context_tokens = 48;
-  limits.num_kv_blocks = 5;
-  limits.kv_type = WeightType::kF32;
-  const ModelWeights weights =
-      ModelWeights::Load(config, WeightType::kF32, MadeUpTensors(), kernels, pool);
-  HostActivations activations(kernels, limits.max_batch_tokens,
-                              std::max(config.hidden_size, config.attention().q_width()));
-  const MixerWidths widths = WidthsOf(config.attention());
-  GroupedQuery mixer(config, weights, kernels, limits, pool.threads(), activations);
-  HostMixer::Rows rows;
-  rows.projected_stride = PaddedFloats(widths.projected);
-  rows.mixed_stride = PaddedFloats(widths.mixed);
-  AlignedBuffer projected = ZeroedFloats(limits.max_batch_tokens * rows.projected_stride);
-  AlignedBuffer mixed = ZeroedFloats(limits.max_batch_tokens * rows.mixed_stride);
-  rows.projected = projected.as<float>();
-  rows.mixed = mixed.as<float>();
-  const int64_t stride = PaddedFloats(config.hidden_size);
-  AlignedBuffer normed = ZeroedFloats(limits.max_batch_tokens * stride);
-  const std::vector<int32_t> blocks = {4, 1, 3};
-  std::vector<Vec> out;
-  for (const int64_t count :
-       {int64_t{3}, int64_t{19}, int64_t{20}, int64_t{1}, int64_t{1}, int64_t{1}}) {
-    const auto start = std::ssize(out);
-    const std::vector<int32_t> tokens(static_cast<size_t>(count), 0);
-    const SequenceSlice slice = {.num_tokens = count, .start_position = start, .blocks = blocks};
-    const RowRange all = {0, count};
-    for (int64_t row = 0; row < count; ++row) {
-      const Vec& values = x[static_cast<size_t>(start + row)];
-      std::copy(values.begin(), values.end(), normed.as<float>() + row * stride);
-    }
-    mixer.Begin({tokens, {&slice, 1}});
-    mixer.PreAttention(kLayer, all, normed.as<float>(), stride, rows, pool);
-    mixer.Attend(kLayer, {0, 1}, rows, pool);
-    std::vector<float> y(static_cast<size_t>(count * config.hidden_size));
-    mixer.Project(kLayer, all, rows, y.data(), pool);
-    for (auto row = y.begin(); row != y.end(); row += config.hidden_size) {
-      out.emplace_back(row, row + config.hidden_size);
-    }
-  }
-  return out;
-}
-
 TEST(GroupedQueryTest, IsTheFormula) {
   struct Case {
     const char* what;
@@ -222,12 +162,13 @@ TEST(GroupedQueryTest, IsTheFormula) {
   for (const Case& test : cases) {
     ModelConfig config = OddModel();
     ChangeAttention(config, test.change);
-    const std::vector<Vec> x = NormedRows(kTokens, config.hidden_size);
+    const std::vector<Vec> x = MadeUpRows(kTokens, config.hidden_size, 31);
     const std::vector<Vec> expected = Formula(config).Run(x);
     for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512}) {
       if (!IsaSupported(isa)) continue;
       SCOPED_TRACE(std::string(test.what) + ", " + IsaName(isa));
-      const std::vector<Vec> seen = RunMixer(config, isa, x);
+      const std::vector<Vec> seen =
+          RunMixer<GroupedQuery>(config, config.attention(), kLayer, isa, 2, x);
       ASSERT_EQ(seen.size(), expected.size());
       double worst = 0;
       double largest = 0;

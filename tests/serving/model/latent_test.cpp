@@ -10,12 +10,12 @@
 #include <string>
 #include <vector>
 
-#include "tests/serving/model/odd_model.h"
+#include "tests/serving/model/mixer_rig.h"
 
 namespace moesaic {
 namespace {
 
-using Doubles = std::vector<double>;
+using Doubles = DoubleRow;
 
 constexpr int64_t kLatentTokens = 45;
 constexpr int64_t kLatentLayer = 1;
@@ -133,74 +133,20 @@ class LatentFormula {
   const MadeUpTensors tensors_;
 };
 
-// A prompt in chunks, then decode, over blocks that do not follow each other.
-std::vector<Doubles> RunLatent(const ModelConfig& config, Isa isa, int threads,
-                               const std::vector<Doubles>& x) {
-  ThreadPool pool(threads);
-  const CpuKernels& kernels = KernelsFor(isa);
-  ModelLimits limits;
-  limits.max_batch_tokens = 32;
-  limits.max_context_tokens = 48;
-  limits.num_kv_blocks = 5;
-  limits.kv_type = WeightType::kF32;
-  const ModelWeights weights =
-      ModelWeights::Load(config, WeightType::kF32, MadeUpTensors(), kernels, pool);
-  const MixerWidths widths = WidthsOf(*config.FindMixer<LatentSpec>());
-  HostActivations activations(kernels, limits.max_batch_tokens,
-                              std::max(config.hidden_size, widths.input));
-  Latent mixer(config, weights, kernels, limits, pool.threads(), activations);
-  HostMixer::Rows rows;
-  rows.projected_stride = PaddedFloats(widths.projected);
-  rows.mixed_stride = PaddedFloats(widths.mixed);
-  AlignedBuffer projected = ZeroedFloats(limits.max_batch_tokens * rows.projected_stride);
-  AlignedBuffer mixed = ZeroedFloats(limits.max_batch_tokens * rows.mixed_stride);
-  rows.projected = projected.as<float>();
-  rows.mixed = mixed.as<float>();
-  const int64_t stride = PaddedFloats(config.hidden_size);
-  AlignedBuffer normed = ZeroedFloats(limits.max_batch_tokens * stride);
-  const std::vector<int32_t> blocks = {4, 1, 3};
-  std::vector<Doubles> out;
-  for (const int64_t count : {3, 19, 20, 1, 1, 1}) {
-    const auto start = std::ssize(out);
-    const std::vector<int32_t> tokens(static_cast<size_t>(count), 0);
-    const SequenceSlice slice = {.num_tokens = count, .start_position = start, .blocks = blocks};
-    const RowRange all = {0, count};
-    for (int64_t row = 0; row < count; ++row) {
-      const Doubles& values = x[static_cast<size_t>(start + row)];
-      std::copy(values.begin(), values.end(), normed.as<float>() + row * stride);
-    }
-    mixer.Begin({tokens, {&slice, 1}});
-    mixer.PreAttention(kLatentLayer, all, normed.as<float>(), stride, rows, pool);
-    mixer.Attend(kLatentLayer, {0, 1}, rows, pool);
-    std::vector<float> y(static_cast<size_t>(count * config.hidden_size));
-    mixer.Project(kLatentLayer, all, rows, y.data(), pool);
-    for (auto row = y.begin(); row != y.end(); row += config.hidden_size) {
-      out.emplace_back(row, row + config.hidden_size);
-    }
-  }
-  return out;
-}
-
 TEST(LatentTest, IsTheFormula) {
   // q_rank, nope, rope, value; values wider than the latent, and heads of whole panels.
   const std::array<std::array<int64_t, 4>, 3> cases = {
       {{0, 10, 6, 14}, {20, 12, 4, 26}, {36, 24, 8, 16}}};
   for (const auto& [q_rank, nope, rope, value] : cases) {
     const ModelConfig config = LatentModel(q_rank, nope, rope, value);
-    std::vector<Doubles> x;
-    for (int64_t row = 0; row < kLatentTokens; ++row) {
-      Doubles values;
-      for (int64_t i = 0; i < config.hidden_size; ++i) {
-        values.push_back(static_cast<float>(std::sin(static_cast<double>(row * 31 + i * i))));
-      }
-      x.push_back(values);
-    }
+    const std::vector<Doubles> x = MadeUpRows(kLatentTokens, config.hidden_size, 31);
     const std::vector<Doubles> expected = LatentFormula(config).Run(x);
     for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512}) {
       if (!IsaSupported(isa)) continue;
       for (const int threads : {1, 3}) {
         SCOPED_TRACE(fmt::format("{} q_rank={} threads={}", IsaName(isa), q_rank, threads));
-        const std::vector<Doubles> got = RunLatent(config, isa, threads, x);
+        const std::vector<Doubles> got = RunMixer<Latent>(config, *config.FindMixer<LatentSpec>(),
+                                                          kLatentLayer, isa, threads, x);
         ASSERT_EQ(got.size(), expected.size());
         double worst = 0;
         for (size_t t = 0; t < got.size(); ++t) {
