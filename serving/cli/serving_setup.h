@@ -8,8 +8,8 @@
 #include "serving/api/chat_format_options.h"
 #include "serving/api/served_model.h"
 #include "serving/batch/batch_engine.h"
-#include "serving/cli/batch_job.h"
 #include "serving/cli/command_line.h"
+#include "serving/jobs/batch_job.h"
 #include "serving/online/engine_setup.h"
 #include "serving/startup/machine.h"
 

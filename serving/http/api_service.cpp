@@ -249,9 +249,11 @@ std::optional<HttpResponse> ApiService::CheckHead(const HttpRequest& head) {
     return response;
   }
   if (const auto error = CheckKey(head, *match)) return refuse(*error);
-  const bool changes = match->post || head.method == "PUT";
-  if (changes) {
-    const auto error = match->post ? CheckBodyHeaders(head) : CheckBinaryBodyHeaders(head);
+  if (head.method == "POST" || head.method == "PUT") {
+    const bool json = head.method == "POST" && match->route != Route::kFiles;
+    const auto error = match->route == Route::kBatchCancel ? std::nullopt
+                       : json                              ? CheckBodyHeaders(head)
+                                                           : CheckBinaryBodyHeaders(head);
     if (error) return refuse(*error);
     if (const auto unready = NotReady()) return refuse(*unready);
   }
@@ -279,6 +281,13 @@ std::shared_ptr<Call> ApiService::Handle(std::shared_ptr<Exchange> exchange) {
   }
   if (match->route == Route::kEamc && table != nullptr) {
     auto call = std::make_shared<CollectionCall>(call_context_, table, std::move(exchange));
+    call->Start();
+    return call;
+  }
+  if (match->of_batches() && table != nullptr) {
+    const auto key = KeyOf(request);
+    auto call = std::make_shared<BatchCall>(call_context_, batches_, table, std::move(exchange),
+                                            *match, key != nullptr ? key->name : std::string());
     call->Start();
     return call;
   }

@@ -335,6 +335,7 @@ Server::Server(ServerOptions options, MetricsRegistry& metrics)
     : impl_(std::make_unique<Impl>(std::move(options), metrics)) {}
 Server::~Server() = default;
 
+void Server::SetBatches(BatchBackend batches) { impl_->service().SetBatches(std::move(batches)); }
 void Server::Start() { impl_->Start(); }
 void Server::Reload() { impl_->Reload(); }
 uint16_t Server::port() const { return impl_->port(); }

@@ -15,6 +15,7 @@
 
 #include "core/base/metrics.h"
 #include "serving/api/served_model.h"
+#include "serving/http/batch_call.h"
 #include "serving/http/server_options.h"
 
 namespace moesaic {
@@ -27,6 +28,8 @@ class Server {
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
 
+  // What it does batches with; before Start. Must outlive the server.
+  void SetBatches(BatchBackend batches);
   // Reads the files of keys, binds, listens and starts the threads. Throws Error: kInvalidArgument
   // (host cannot be resolved, wrong keys, an address that others can reach without keys), kIo
   // (address in use, not permitted), and what reading the files throws.
