@@ -20,10 +20,10 @@ namespace moesaic {
 namespace {
 
 constexpr size_t kPieceBytes = 256 << 10;
-constexpr size_t kMaxNameBytes = 255;
+constexpr size_t kMaxLabelBytes = 255;
 constexpr size_t kMaxMetadata = 16;
 // A form is copied once, into the file.
-constexpr uint64_t kBytesPerBodyByte = 2;
+constexpr uint64_t kBytesPerFormByte = 2;
 
 int64_t IntQuery(const std::string& target, std::string_view name, int64_t fallback, int64_t most) {
   const auto text = QueryValue(target, name);
@@ -109,7 +109,7 @@ HttpResponse BatchCall::Answer(const std::string& body) {
     }
     BatchStore& store = *backend_.store;
     const RequestMemory::Lease lease =
-        context_.request_memory.Reserve(body.size(), kBytesPerBodyByte);
+        context_.request_memory.Reserve(body.size(), kBytesPerFormByte);
     HttpResponse response;
     switch (match_.route) {
       case Route::kFiles:
@@ -151,14 +151,14 @@ Json BatchCall::Upload(std::string_view body) const {
       ParseMultipart(body, exchange_->request().Header("content-type"));
   for (const FormPart& part : parts) {
     if (part.name == "file") file = &part;
-    if (part.name == "purpose") purpose = std::string(part.content.substr(0, kMaxNameBytes));
+    if (part.name == "purpose") purpose = std::string(part.content.substr(0, kMaxLabelBytes));
   }
   if (file == nullptr) throw BadParam("file", "The form has no file.");
   if (purpose != "batch") {
     throw BadParam("purpose", "purpose must be \"batch\", got \"{}\".", Excerpt(purpose));
   }
   if (file->content.empty()) throw BadParam("file", "The file is empty.");
-  return FileJson(backend_.store->AddFile(file->filename.substr(0, kMaxNameBytes), purpose,
+  return FileJson(backend_.store->AddFile(file->filename.substr(0, kMaxLabelBytes), purpose,
                                           file->content, owner_));
 }
 

@@ -15,7 +15,7 @@ namespace {
 constexpr auto kRetryAfter = std::chrono::seconds(30);  // a full disk, say
 constexpr auto kLookForOld = std::chrono::hours(1);
 
-bool HasContent(const std::filesystem::path& file) {
+bool HasLines(const std::filesystem::path& file) {
   std::error_code error;
   const auto bytes = std::filesystem::file_size(file, error);
   return !error && bytes > 0;
@@ -129,8 +129,8 @@ void BatchRunner::RunLines(const StoredBatch& batch, const ServedModel& model) {
     changed.total = progress.lines;
     changed.completed = progress.resumed + progress.done;
     changed.failed = progress.refused + progress.failed;
-    if (HasContent(options.files.output)) changed.output_file_id = MakeRandomId("file-");
-    if (HasContent(options.files.errors)) changed.error_file_id = MakeRandomId("file-");
+    if (HasLines(options.files.output)) changed.output_file_id = MakeRandomId("file-");
+    if (HasLines(options.files.errors)) changed.error_file_id = MakeRandomId("file-");
   });
   Finalize(ended);
 }

@@ -25,7 +25,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr uint64_t kMaxRecordBytes = uint64_t{1} << 20;
+constexpr uint64_t kMaxJsonBytes = uint64_t{1} << 20;
 constexpr int64_t kDayS = 86400;
 
 ApiError NotFound(const char* what, const std::string& id) {
@@ -53,7 +53,7 @@ void ReadRecords(const fs::path& directory, Record (*parse)(std::string_view, st
   for (const fs::directory_entry& entry : fs::directory_iterator(directory, error)) {
     if (entry.path().extension() != ".json") continue;
     try {
-      Record record = parse(ReadTextFile(entry.path(), kMaxRecordBytes), entry.path().string());
+      Record record = parse(ReadTextFile(entry.path(), kMaxJsonBytes), entry.path().string());
       if (entry.path().stem() != record.id) {
         Fail(ErrorKind::kCorrupt, "{}: is of {}", entry.path().string(), record.id);
       }
