@@ -13,6 +13,8 @@
 #include "serving/http/collection_call.h"
 #include "serving/http/completion_call.h"
 #include "serving/http/error_response.h"
+#include "serving/http/live_call.h"
+#include "serving/http/page.h"
 #include "serving/text/tokenizer.h"
 
 namespace moesaic {
@@ -186,7 +188,8 @@ std::shared_ptr<const ApiKey> ApiService::KeyOf(const HttpRequest& request) cons
 
 std::optional<ApiError> ApiService::CheckKey(const HttpRequest& request,
                                              const RouteMatch& match) const {
-  if (match.open || (match.route == Route::kMetrics && options_.metrics_without_key)) {
+  if (match.open || (match.route == Route::kMetrics && options_.metrics_without_key) ||
+      (match.route == Route::kRoot && WantsPage(request))) {
     return std::nullopt;
   }
   const auto forbidden = [&match](std::string_view why) {
@@ -281,6 +284,17 @@ std::shared_ptr<Call> ApiService::Handle(std::shared_ptr<Exchange> exchange) {
     auto call = std::make_shared<CollectionCall>(call_context_, table, std::move(exchange));
     call->Start();
     return call;
+  }
+  const bool events = match->route == Route::kLiveEvents;
+  if ((events || match->route == Route::kLiveSnapshot) && table != nullptr) {
+    auto call = std::make_shared<LiveCall>(table, std::move(exchange), events,
+                                           [this] { return draining(); });
+    call->Start();
+    return call;
+  }
+  if (match->route == Route::kRoot && WantsPage(request)) {
+    exchange->Respond(AnswerPage());
+    return nullptr;
   }
   if (!match->post) {
     exchange->Respond(AnswerGet(*match, table.get()));
