@@ -1,7 +1,8 @@
 // What is shown: the last samples and how they become pictures and text. Everything here has a fixed
 // size: an hour of events takes no more memory than two minutes of them.
 
-const SPAN_MS = 120000;
+const LONGEST_SPAN_MS = 120000;
+const SHORTEST_SPAN_MS = 20000;
 const KEPT = 600;  // samples: two minutes of five a second
 
 const view = {
@@ -201,11 +202,17 @@ function renderCell() {
   Object.assign($('map').dataset, {layer: view.layers[row], expert: column});
 }
 
+// From the first entry until now, within bounds.
+function chartSpan() {
+  const now = performance.now();
+  const age = view.history.length > 0 ? now - view.history[0].time : 0;
+  return {now, span: Math.max(SHORTEST_SPAN_MS, Math.min(LONGEST_SPAN_MS, age))};
+}
+
 function renderCharts() {
   const {history} = view;
-  const now = performance.now();
   const times = history.map((entry) => entry.time);
-  const options = {now, span: SPAN_MS};
+  const options = chartSpan();
   const share = (value) => percent(value);
   drawStacked($('chart-found'), times, ['hit', 'late', 'miss'].map((name, i) => ({
     values: history.map((entry) => entry.found[i]), colour: colours[name],
@@ -256,7 +263,7 @@ function renderLinks() {
     ? Math.min(1, sumOf(e.links, (link) => link[key]) / 1e6 / e.seconds / e.links.length) : null));
   drawStacked($('chart-link'), view.history.map((e) => e.time), [
     {values: busy('on_demand_us'), colour: colours.miss}, {values: busy('prefetch_us'), colour: colours.hit},
-  ], {now: performance.now(), span: SPAN_MS, most: 1, label: (value) => percent(value)});
+  ], {...chartSpan(), most: 1, label: (value) => percent(value)});
 }
 
 function renderRecall() {
