@@ -4,8 +4,8 @@
 //
 //   live_sampler_bench [rounds]
 //
-// Medians over rounds. Between two rounds other memory is gone through, as a step of the model does:
-// otherwise the planes would stay in the cache.
+// Medians over rounds. Between two rounds other memory is gone through, as a step of the model
+// does: otherwise the planes would stay in the cache.
 #include <time.h>
 
 #include <algorithm>

@@ -66,6 +66,8 @@ TEST(TransferQueueTest, BusyTimesByClass) {
   ASSERT_TRUE(queue.NextPacket(500));  // again, now on demand
   queue.CompletePacket(0, 0, PacketResult::kOk, 510);
   EXPECT_EQ(busy(600), std::pair(int64_t{50}, int64_t{30}));
+  queue.Remove(0);
+  queue.Remove(1);
   queue.Add(2, 1, kPrefetch, 0, 600);
   ASSERT_TRUE(queue.NextPacket(600));
   queue.CompletePacket(2, 0, PacketResult::kOk, 601);
