@@ -79,8 +79,8 @@ class ExpertUse final : private RoutingHook {
   // What it has used; null when that is not known.
   std::shared_ptr<const RequestTrace> TraceOf(const Sequence& sequence) const;
 
-  // `sampler` (outlives it) counts the routing of layers; `sample` is called before each of them, for
-  // samples in the middle of long steps.
+  // `sampler` (outlives it) counts the routing of layers; `sample` is called before each of them,
+  // for samples in the middle of long steps.
   void SetLive(LiveSampler* sampler, std::function<void()> sample) {
     live_ = sampler;
     sample_ = std::move(sample);
