@@ -1,6 +1,7 @@
 // What `run`, `serve` and `batch` do alike: logging, and from settings to a loaded model.
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "core/base/logging.h"
@@ -23,9 +24,13 @@ struct LoadedModel {
   EnginePlan plan;
 };
 
-// Resolves and loads. `metrics` outlives the engine.
+// Who keeps the engine besides the model.
+using HoldEngine = std::function<std::shared_ptr<Engine>(std::unique_ptr<Engine>)>;
+
+// Resolves and loads. `metrics` outlives the engine. Without `hold` the model alone has the engine.
 LoadedModel LoadModel(const EngineOptions& asked, const ChatFormatOptions& chat,
-                      const Machine& machine, MetricsRegistry& metrics);
+                      const Machine& machine, MetricsRegistry& metrics,
+                      const HoldEngine& hold = {});
 
 // As LoadModel, an engine of throughput mode. `engine` is the model's.
 struct LoadedBatchModel {

@@ -11,6 +11,21 @@
 
 namespace moesaic {
 
+// A counter that follows a total kept by one engine. An engine that comes after another under the
+// same labels counts on from where that one ended.
+class FollowingCounter {
+ public:
+  // NOLINTNEXTLINE(google-explicit-constructor)
+  FollowingCounter(Counter& counter) : counter_(counter), before_(counter.value()) {}
+  void SetTotal(uint64_t total) {
+    counter_.Add(before_ + static_cast<double>(total) - counter_.value());
+  }
+
+ private:
+  Counter& counter_;
+  const double before_;
+};
+
 class EngineMetrics {
  public:
   // with_devices: experts come from host memory to devices, not from disk to host memory.
@@ -23,11 +38,11 @@ class EngineMetrics {
 
  private:
   struct DeviceMetrics {
-    Counter& hits;
-    Counter& late_hits;
-    Counter& misses;
-    Counter& on_host;
-    Counter& bytes_copied;
+    FollowingCounter hits;
+    FollowingCounter late_hits;
+    FollowingCounter misses;
+    FollowingCounter on_host;
+    FollowingCounter bytes_copied;
     Gauge& slots;
     Gauge& resident;
     Gauge& lost;
@@ -43,7 +58,7 @@ class EngineMetrics {
   std::vector<StepCounter> of_steps_;
   std::vector<Counter*> foreseen_;      // by distance - 1: experts used that were
   std::vector<Counter*> not_foreseen_;  // and were not among the most probable
-  Counter& preemptions_;
+  FollowingCounter preemptions_;
   Gauge& slots_;
   Gauge& resident_;
   std::vector<DeviceMetrics> devices_;
