@@ -24,13 +24,17 @@ struct LoadedModel {
   EnginePlan plan;
 };
 
-// Who keeps the engine besides the model.
-using HoldEngine = std::function<std::shared_ptr<Engine>(std::unique_ptr<Engine>)>;
+// What an engine has to do with those of other models in the process; nothing: it is alone.
+struct AmongOthers {
+  // Who keeps the engine besides the model; null: nobody.
+  std::function<std::shared_ptr<Engine>(std::unique_ptr<Engine>)> hold = nullptr;
+  std::shared_ptr<StepTurns::Member> turn = nullptr;  // shared with its parts
+};
 
-// Resolves and loads. `metrics` outlives the engine. Without `hold` the model alone has the engine.
+// Resolves and loads. `metrics` outlives the engine.
 LoadedModel LoadModel(const EngineOptions& asked, const ChatFormatOptions& chat,
                       const Machine& machine, MetricsRegistry& metrics,
-                      const HoldEngine& hold = {});
+                      const AmongOthers& others = {});
 
 // As LoadModel, an engine of throughput mode. `engine` is the model's.
 struct LoadedBatchModel {

@@ -89,7 +89,10 @@ ServedModel SeveralModels::Load(size_t model, uint64_t bytes, const ModelRegistr
   const ModelEntry& entry = entries_[model];
   EngineOptions options = entry.engine;
   options.machine.memory = MemorySize(std::to_string(bytes));
-  return LoadModel(options, entry.chat, machine_, *metrics_[model], hold).model;
+  AmongOthers others;
+  others.hold = hold;
+  if (entries_.size() > 1) others.turn = turns_->Join(entry.priority);
+  return LoadModel(options, entry.chat, machine_, *metrics_[model], others).model;
 }
 
 }  // namespace moesaic

@@ -8,8 +8,10 @@
 #include <memory>
 #include <vector>
 
+#include "core/base/clock.h"
 #include "core/base/metrics.h"
 #include "serving/cli/command_line.h"
+#include "serving/engine/step_turns.h"
 #include "serving/http/server.h"
 #include "serving/multi/model_entry.h"
 #include "serving/multi/model_registry.h"
@@ -30,8 +32,8 @@ class SeveralModels {
   size_t size() const { return entries_.size(); }
 
   // Plans the memory, less what requests may take, and begins to load; returns when every model
-  // that is to be there at start is there or has failed. Throws Error (PlanModels), and when none is
-  // left that could be used.
+  // that is to be there at start is there or has failed. Throws Error (PlanModels), and when none
+  // is left that could be used.
   void Start(Server& server, uint64_t request_bytes);
 
   // Ends loading before the server goes, which is told of models till then.
@@ -54,7 +56,10 @@ class SeveralModels {
   std::vector<ModelEntry> entries_;
   const Machine& machine_;
   std::vector<std::unique_ptr<MetricsRegistry>> metrics_;  // [models] with the model's name
-  std::unique_ptr<ModelRegistry> registry_;                // goes first
+  const SteadyClock clock_;
+  // Shared by the engines.
+  const std::shared_ptr<StepTurns> turns_ = std::make_shared<StepTurns>(clock_);
+  std::unique_ptr<ModelRegistry> registry_;  // goes first
 };
 
 }  // namespace moesaic

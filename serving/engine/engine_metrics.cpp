@@ -75,6 +75,19 @@ void EngineMetrics::AddStep(const StepStats& stats) {
   }
 }
 
+void EngineMetrics::AddTurn(int64_t waited_ns, int64_t used_ns) {
+  if (turn_wait_ == nullptr) {
+    turn_wait_ = &registry_.GetCounter("moe_turn_wait_seconds_total",
+                                       "Time in which steps waited for other models' steps");
+    turn_time_ = &registry_.GetCounter(
+        "moe_turn_seconds_total",
+        "Time of the model's turns on the processors, less waiting for experts");
+  }
+  turn_wait_->Add(static_cast<double>(waited_ns) * 1e-9);
+  turn_time_->Add(static_cast<double>(used_ns - turn_used_ns_) * 1e-9);
+  turn_used_ns_ = used_ns;
+}
+
 void EngineMetrics::SetPreemptions(int64_t total) {
   preemptions_.SetTotal(static_cast<uint64_t>(total));
 }

@@ -32,6 +32,8 @@ class EngineMetrics {
   EngineMetrics(MetricsRegistry& registry, bool with_devices);
 
   void AddStep(const StepStats& stats);
+  // Of several engines' turns: what this one's cost it, and how long they were so far in all.
+  void AddTurn(int64_t waited_ns, int64_t used_ns);
   void SetPreemptions(int64_t total);
   void SetExperts(int64_t slots, int64_t resident);
   void SetDevices(std::span<const DeviceStatus> devices);
@@ -62,6 +64,9 @@ class EngineMetrics {
   Gauge& slots_;
   Gauge& resident_;
   std::vector<DeviceMetrics> devices_;
+  Counter* turn_wait_ = nullptr;  // made with the first turn
+  Counter* turn_time_ = nullptr;
+  int64_t turn_used_ns_ = 0;
 };
 
 }  // namespace moesaic

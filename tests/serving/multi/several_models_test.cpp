@@ -10,7 +10,9 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/clock.h"
 #include "core/base/metrics.h"
+#include "serving/engine/step_turns.h"
 #include "serving/multi/model_registry.h"
 #include "serving/online/create_engine.h"
 #include "serving/startup/resolve_engine.h"
@@ -91,12 +93,15 @@ void ExpectBitsOfEach(const std::vector<std::string>& names) {
   for (const std::string& name : names) {
     views.push_back(std::make_unique<MetricsRegistry>(metrics, MetricLabels{{"model_name", name}}));
   }
+  const SteadyClock clock;
+  const auto turns = std::make_shared<StepTurns>(clock);
   ModelRegistry registry(
       models.size(), entries,
       [&](size_t m, uint64_t, const ModelRegistry::Hold& hold) {
         ServedModel served;
-        served.engine = hold(CreateEngine(
-            ResolveEngine(OptionsFor(models[m], MemorySize("15%")), MadeUpMachine()), *views[m]));
+        served.engine = hold(
+            CreateEngine(ResolveEngine(OptionsFor(models[m], MemorySize("15%")), MadeUpMachine()),
+                         *views[m], {}, turns->Join(m == 0 ? 1 : 0)));
         return served;
       },
       [&](const std::vector<ServedModel>& now) {
