@@ -257,6 +257,10 @@ TEST_F(ModelRegistryTest, WhoWaitsWhenItStopsIsTold) {
   auto second = Load("b");
   published_.WaitFor("a", ModelState::kLoading);
   std::thread stopping([this] { registry_->Stop(); });
+  // Who comes once it is stopping is told at once.
+  while (Load("b").wait_for(std::chrono::seconds(0)) != std::future_status::ready) {
+    std::this_thread::yield();
+  }
   LetLoad();
   stopping.join();
   first.get();  // either way, but it comes
