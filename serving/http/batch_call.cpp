@@ -173,7 +173,9 @@ std::string BatchCall::ModelOf(const std::string& file_id) const {
       const BatchLine line = ParseBatchLine(text, reader.line_number(), {});
       const Json body = ParseJson(line.body);
       const std::string name = body.value("model", std::string());
-      return models_->Get(name).names.front();
+      const ServedModel* const model = models_->Find(name);
+      if (model == nullptr) throw models_->NotFound(name);
+      return model->names.front();
     } catch (const Json::exception&) {
       throw BadParam("input_file_id", "{}: line {}: model is no text.", file_id,
                      reader.line_number());

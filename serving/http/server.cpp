@@ -340,9 +340,11 @@ void Server::Start() { impl_->Start(); }
 void Server::Reload() { impl_->Reload(); }
 uint16_t Server::port() const { return impl_->port(); }
 std::string Server::address() const { return impl_->address(); }
+ServedModel Server::Model(const std::string& name) { return impl_->service().Model(name); }
 void Server::SetModels(std::vector<ServedModel> models) {
   impl_->service().SetModels(std::move(models));
 }
+void Server::SetManager(ModelManager* manager) { impl_->service().SetManager(manager); }
 void Server::BeginDrain() { impl_->service().BeginDrain(); }
 bool Server::Stop(std::chrono::milliseconds drain_timeout) { return impl_->Stop(drain_timeout); }
 bool Server::HasBusyWorkers() const { return impl_->HasBusyWorkers(); }

@@ -210,7 +210,11 @@ class BatchJob {
     CHECK(line != open_.end());
     const LineIds ids = std::move(line->second);
     open_.erase(line);
-    if (answer.error) {
+    if (answer.error && options_.background && answer.error->status() == 503) {
+      // The engine goes down, or its model is unloaded: the rest is for another time.
+      ++progress_.put_back;
+      progress_.draining = true;
+    } else if (answer.error) {
       Refuse(answer.key, ids.custom_id, *answer.error);
     } else if (answer.cancelled) {
       ++progress_.put_back;

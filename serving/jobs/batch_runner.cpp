@@ -6,6 +6,7 @@
 
 #include "core/base/error.h"
 #include "core/base/logging.h"
+#include "serving/api/api_error.h"
 #include "serving/api/random_id.h"
 #include "serving/jobs/batch_job.h"
 
@@ -23,8 +24,8 @@ bool HasLines(const std::filesystem::path& file) {
 
 }  // namespace
 
-void BatchRunner::Start(std::shared_ptr<const ModelTable> models) {
-  models_ = std::move(models);
+void BatchRunner::Start(ModelOf model_of) {
+  model_of_ = std::move(model_of);
   thread_ = std::thread([this] { Run(); });
 }
 
@@ -66,15 +67,16 @@ bool BatchRunner::Advance(const StoredBatch& batch) {
     Finalize(batch);
     return true;
   }
-  const ServedModel* const model = models_->Find(batch.model);
-  if (model == nullptr) {
-    FailBatch(batch, "model_not_found",
-              fmt::format("The model `{}` is not served here any more.", batch.model));
-    return true;
-  }
   try {
-    RunLines(batch, *model);
-    return true;
+    return RunLines(batch, model_of_(batch.model));
+  } catch (const ApiError& error) {
+    if (error.status() == 404) {
+      FailBatch(batch, "model_not_found", error.what());
+      return true;
+    }
+    LogWarn("batch {}: {} cannot be had: {}; tried again in {} s", batch.id, batch.model,
+            error.what(), kRetryAfter.count());
+    return false;
   } catch (const Error& error) {
     const bool of_disk = error.kind() == ErrorKind::kIo || error.kind() == ErrorKind::kUnavailable;
     if (!of_disk) {
@@ -94,7 +96,8 @@ std::optional<BatchStatus> BatchRunner::CutShort(const std::string& id) const {
   return std::nullopt;
 }
 
-void BatchRunner::RunLines(const StoredBatch& batch, const ServedModel& model) {
+// Whether it has ended: false, the engine takes no lines now.
+bool BatchRunner::RunLines(const StoredBatch& batch, const ServedModel& model) {
   if (batch.status == BatchStatus::kValidating) {
     store_.UpdateBatch(batch.id,
                        [](StoredBatch& changed) { changed.status = BatchStatus::kInProgress; });
@@ -120,9 +123,8 @@ void BatchRunner::RunLines(const StoredBatch& batch, const ServedModel& model) {
                         progress.refused + progress.failed);
   };
   const BatchProgress progress = RunBatchJob(model, options, callbacks);
-  // An engine that goes down refuses lines: they are for the next start.
-  if (Stopping()) return;
-  if (progress.left() > 0 && !cut_short) return;
+  // An engine that goes down refuses lines: they are for another time.
+  if (Stopping() || (progress.left() > 0 && !cut_short)) return false;
   const StoredBatch ended = store_.UpdateBatch(batch.id, [&](StoredBatch& changed) {
     changed.status = BatchStatus::kFinalizing;
     changed.outcome = cut_short.value_or(BatchStatus::kCompleted);
@@ -133,6 +135,7 @@ void BatchRunner::RunLines(const StoredBatch& batch, const ServedModel& model) {
     if (HasLines(options.files.errors)) changed.error_file_id = MakeRandomId("file-");
   });
   Finalize(ended);
+  return true;
 }
 
 void BatchRunner::Finalize(const StoredBatch& batch) {

@@ -7,8 +7,8 @@
 
 #include <atomic>
 #include <functional>
-#include <memory>
 #include <optional>
+#include <string>
 #include <thread>
 
 #include "core/base/mutex.h"
@@ -26,8 +26,12 @@ class BatchRunner {
   BatchRunner(const BatchRunner&) = delete;
   BatchRunner& operator=(const BatchRunner&) = delete;
 
-  // Begins with what an earlier process has left.
-  void Start(std::shared_ptr<const ModelTable> models);
+  // A model with its engine. Throws ApiError: 404 for one that is not served, else why it cannot be
+  // had now.
+  using ModelOf = std::function<ServedModel(const std::string& name)>;
+
+  // Begins with what an earlier process has left. `model_of` is called on the runner's thread.
+  void Start(ModelOf model_of);
   // There is a new batch, or one to cancel.
   void Wake();
   // What runs is put back, for the next start.
@@ -38,7 +42,7 @@ class BatchRunner {
   bool Stopping() const { return stopping_.load(); }
   // Whether it has got on: false, the disk is full, say, and it has to be tried again later.
   bool Advance(const StoredBatch& batch);
-  void RunLines(const StoredBatch& batch, const ServedModel& model);
+  bool RunLines(const StoredBatch& batch, const ServedModel& model);
   void Finalize(const StoredBatch& batch);
   void FailBatch(const StoredBatch& batch, std::string code, std::string message);
   // What it is to end as, though lines are left.
@@ -46,7 +50,7 @@ class BatchRunner {
 
   BatchStore& store_;
   const int64_t max_outstanding_;
-  std::shared_ptr<const ModelTable> models_;
+  ModelOf model_of_;
   std::atomic<bool> stopping_{false};
   Mutex mutex_;
   CondVar wake_;
