@@ -124,6 +124,26 @@ class Show(unittest.TestCase):
         half = next(row for row in shown["expert_memory"] if row["expert_memory"] == "50%")
         self.assertEqual(half["expert_slots"], 128)
 
+    def test_without_weights_sizes_are_those_with_them(self):
+        with tempfile.TemporaryDirectory() as directory:
+            shutil.copy(pathlib.Path(MODEL) / "config.json", directory)
+            result = run("show", directory, "--json", "--dtype", "bfloat16")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            bare = json.loads(result.stdout)
+            whole = json.loads(run("show", MODEL, "--json", "--dtype", "bfloat16").stdout)
+            self.assertEqual(bare["parameters"], whole["parameters"])
+            for with_weights, without in zip(whole["expert_memory"], bare["expert_memory"], strict=True):
+                self.assertEqual(without.get("expert_slots"), with_weights.get("expert_slots"))
+            self.assertIn("no weights here", run("show", directory).stdout)
+            # A model of which a part is missing is another matter.
+            index = {"weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"}}
+            (pathlib.Path(directory) / "model.safetensors.index.json").write_text(json.dumps(index))
+            self.assert_missing(run("show", directory), "model-00001-of-00002.safetensors")
+
+    def assert_missing(self, result, name):
+        self.assertEqual(result.returncode, 2, result.stderr)
+        self.assertIn(name, result.stderr)
+
     def test_too_little_memory(self):
         shown = json.loads(run("show", MODEL, "--json", "--memory", "1MiB").stdout)
         self.assertFalse(any(row["fits"] for row in shown["expert_memory"]))
