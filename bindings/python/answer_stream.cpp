@@ -96,21 +96,22 @@ std::vector<size_t> AnswerStream::Submit(std::vector<Prepared> prepared) {
   // Held until the ids are known: Take waits for those of what it is given.
   MutexLock lock(mutex_);
   size_t next = next_choice_;
+  std::vector<Choice> choices;
   for (Prepared& request : prepared) {
     firsts.push_back(next);
     for (EngineRequest& choice : request.requests) {
+      choices.push_back({0, choice.logprobs >= 0});
+      if (request.parsing != nullptr) {
+        choices.back().answer = std::make_unique<ChatAnswer>(request.parsing);
+      }
       sinks.push_back(mailbox_->MakeSink(next++));
       requests.push_back(std::move(choice));
     }
   }
   const std::vector<RequestId> ids = use->engine().Submit(std::move(requests), std::move(sinks));
-  size_t number = next_choice_;
-  for (const Prepared& request : prepared) {
-    for (size_t i = 0; i < request.requests.size(); ++i, ++number) {
-      Choice choice{ids[number - next_choice_], nullptr};
-      if (request.parsing != nullptr) choice.answer = std::make_unique<ChatAnswer>(request.parsing);
-      running_.emplace(number, std::move(choice));
-    }
+  for (size_t i = 0; i < ids.size(); ++i) {
+    choices[i].id = ids[i];
+    running_.emplace(next_choice_ + i, std::move(choices[i]));
   }
   next_choice_ = next;
   return firsts;
@@ -129,6 +130,7 @@ std::vector<AnswerStream::Item> AnswerStream::Take(std::chrono::milliseconds lon
       Choice& choice = found->second;
       Item& item = items.emplace_back();
       item.choice = arrived.choice;
+      item.logprobs = choice.logprobs;
       item.error = std::move(arrived.error);
       item.delta = std::move(arrived.delta);
       if (choice.answer != nullptr) {

@@ -49,6 +49,7 @@ class AnswerStream {
     std::optional<Error> error;
     std::string finish_reason;  // empty: more comes
     bool chat = false;
+    bool logprobs = false;  // were asked for
 
     bool ends() const { return error.has_value() || !finish_reason.empty(); }
   };
@@ -71,7 +72,8 @@ class AnswerStream {
  private:
   struct Choice {
     RequestId id = 0;
-    std::unique_ptr<ChatAnswer> answer;  // null: no chat
+    bool logprobs = false;
+    std::unique_ptr<ChatAnswer> answer = nullptr;  // null: no chat
   };
 
   void Cancel(const std::vector<RequestId>& ids);

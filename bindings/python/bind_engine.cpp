@@ -64,7 +64,7 @@ nb::tuple TokenTuple(const GeneratedToken& token) {
   return nb::make_tuple(token.token, token.logprob, top);
 }
 
-nb::list TokenTuples(const std::vector<GeneratedToken>& tokens) {
+nb::object TokenTuples(const std::vector<GeneratedToken>& tokens) {
   nb::list list;
   for (const GeneratedToken& token : tokens) list.append(TokenTuple(token));
   return list;
@@ -119,9 +119,11 @@ nb::list ItemTuples(const std::vector<AnswerStream::Item>& items) {
   nb::list list;
   for (const AnswerStream::Item& item : items) {
     const OutputDelta& delta = item.delta;
-    list.append(nb::make_tuple(item.choice, Text(delta.text), TokenIds(delta.tokens),
-                               TokenTuples(delta.tokens), TokenTuples(delta.prompt_tokens),
-                               EventTuples(item), EndOf(item)));
+    list.append(
+        nb::make_tuple(item.choice, Text(delta.text), TokenIds(delta.tokens),
+                       item.logprobs ? TokenTuples(delta.tokens) : nb::none(),
+                       delta.prompt_tokens.empty() ? nb::none() : TokenTuples(delta.prompt_tokens),
+                       EventTuples(item), EndOf(item)));
   }
   return list;
 }

@@ -22,6 +22,7 @@ from ._errors import (
 )
 from ._jobs import plan, simulate
 from ._llm import LLM
+from ._moe import MoE
 from ._outputs import CompletionOutput, Logprob, RequestOutput
 from ._params import RequestOutputKind, SamplingParams
 from ._traces import EamCollection, RoutingTrace, TraceSequence, read_trace, write_trace
@@ -37,6 +38,7 @@ __all__ = [
     "InvalidArgumentError",
     "IoError",
     "Logprob",
+    "MoE",
     "NotFoundError",
     "RequestOutput",
     "RequestOutputKind",

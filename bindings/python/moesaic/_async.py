@@ -15,10 +15,25 @@ from ._params import RequestOutputKind, SamplingParams
 
 
 class _Request:
+    """A request and the one task that may wait for news of it."""
+
     def __init__(self, gathering: Gathering) -> None:
         self.gathering = gathering
         self.first_choice = 0
-        self.news = asyncio.Event()
+        self._has_news = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def tell(self) -> None:
+        self._has_news = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def news(self) -> None:
+        if not self._has_news:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+            self._waiter = None
+        self._has_news = False
 
 
 class _Reader:
@@ -63,7 +78,7 @@ class _Reader:
             request.gathering.add(number - request.first_choice, item)
             if item[-1] is not None:
                 del self._owners[number]
-            request.news.set()
+            request.tell()
 
     def close(self) -> None:
         """After the engine: those who wait are told."""
@@ -163,7 +178,7 @@ class AsyncLLM(EngineBase):
         for output in gathering.outputs:
             output.finish_reason = output.finish_reason or "abort"
         gathering.running = 0
-        request.news.set()
+        request.tell()
 
     def close(self) -> None:
         """Ends what runs (its readers get UnavailableError), and frees memory and threads."""
@@ -188,8 +203,7 @@ class AsyncLLM(EngineBase):
         only_final = params.output_kind is RequestOutputKind.FINAL_ONLY
         try:
             while True:
-                await request.news.wait()
-                request.news.clear()
+                await request.news()
                 if gathering.error is not None:
                     raise gathering.error
                 finished = gathering.finished

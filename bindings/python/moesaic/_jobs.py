@@ -31,7 +31,8 @@ def simulate(trace: str | os.PathLike[str] | RoutingTrace, **options: Any) -> di
             file = pathlib.Path(directory) / "served.trace"
             _core.write_trace(file, trace)
             return simulate(file, **options)
-    return json.loads(_core.simulate(settings_text({"trace": trace, **options})))
+    result: dict[str, Any] = json.loads(_core.simulate(settings_text({"trace": trace, **options})))
+    return result
 
 
 def plan(model: str | os.PathLike[str], workload: str | os.PathLike[str], **options: Any) -> dict[str, Any]:
@@ -47,4 +48,5 @@ def plan(model: str | os.PathLike[str], workload: str | os.PathLike[str], **opti
         What ``moesaic plan --json`` prints.
     """
     pairs = settings_text({"model": model, "workload": workload, **options})
-    return json.loads(_core.plan(pairs, environment(), command()))
+    result: dict[str, Any] = json.loads(_core.plan(pairs, environment(), command()))
+    return result

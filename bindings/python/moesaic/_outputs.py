@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from . import _core
+
 
 @dataclass(slots=True)
 class Logprob:
@@ -47,8 +49,8 @@ class CompletionOutput:
     stop_reason: str | None = None
     reasoning: str | None = None
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
-    _trace: Any = None
-    _routed: Any = None
+    _trace: _core.RequestTrace | None = None
+    _routed: npt.NDArray[np.int16] | None = None
 
     def finished(self) -> bool:
         """Nothing more comes."""
@@ -91,7 +93,7 @@ class CompletionOutput:
         ``SamplingParams.return_routed_experts`` asked for it, and while the answer runs."""
         return self._routed
 
-    def _finished_trace(self) -> Any:
+    def _finished_trace(self) -> _core.RequestTrace:
         if self._trace is None:
             raise ValueError("experts are counted when an answer has ended, and a step has run it")
         return self._trace
@@ -167,7 +169,7 @@ class Gathering:
         if output.logprobs is not None and logprobs:
             for token in logprobs:
                 output.logprobs.append(self._logprobs_of(token))
-                output.cumulative_logprob += token[1]  # type: ignore[operator]
+                output.cumulative_logprob = (output.cumulative_logprob or 0.0) + token[1]
         if prompt_logprobs:
             self.prompt_logprobs = [None, *map(self._logprobs_of, prompt_logprobs)]
         if end is not None:
