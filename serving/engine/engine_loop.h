@@ -74,7 +74,10 @@ class EngineLoop : public Engine {
                                 std::vector<std::shared_ptr<OutputSink>> sinks) override;
   void Cancel(RequestId id) override { mailbox_.Cancel(id); }
   void WithCollection(std::function<void(EamCollection*)> use) override {
-    mailbox_.PostUse(std::move(use));
+    mailbox_.PostUse([use = std::move(use)](ExpertUse& experts) { experts.WithCollection(use); });
+  }
+  void WithResidents(std::function<void(std::span<const ResidentExpert>)> use) override {
+    mailbox_.PostUse([use = std::move(use)](ExpertUse& experts) { use(experts.Residents()); });
   }
   void BeginDrain() override { mailbox_.BeginDrain(); }
   EngineStatus Status() const override;
