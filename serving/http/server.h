@@ -46,6 +46,8 @@ class Server {
   // From now on these are served, in place of those before. Throws Error(kInvalidArgument) when
   // names clash.
   void SetModels(std::vector<ServedModel> models);
+  // As ApiService::Model.
+  ServedModel Model(const std::string& name);
   // Before the first SetModels: who loads models that are not loaded; outlives this.
   void SetManager(ModelManager* manager);
 
