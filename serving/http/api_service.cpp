@@ -15,6 +15,7 @@
 #include "serving/http/error_response.h"
 #include "serving/http/live_call.h"
 #include "serving/http/page.h"
+#include "serving/http/request_experts_call.h"
 #include "serving/text/tokenizer.h"
 
 namespace moesaic {
@@ -289,6 +290,11 @@ std::shared_ptr<Call> ApiService::Handle(std::shared_ptr<Exchange> exchange) {
   if ((events || match->route == Route::kLiveSnapshot) && table != nullptr) {
     auto call = std::make_shared<LiveCall>(table, std::move(exchange), events,
                                            [this] { return draining(); });
+    call->Start();
+    return call;
+  }
+  if (match->route == Route::kRequestExperts && table != nullptr) {
+    auto call = std::make_shared<RequestExpertsCall>(table, std::move(exchange), match->model);
     call->Start();
     return call;
   }

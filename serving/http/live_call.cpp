@@ -37,12 +37,16 @@ void LiveCall::Start() {
     done_ = true;
     return exchange_->Respond(ErrorResponse(CurrentApiError(request.path), request.path));
   }
+  HttpResponse head;
+  head.content_type = kSseMediaType;
+  head.headers = {{"Cache-Control", "no-store"}, {"X-Accel-Buffering", "no"}};
+  if (events_ && request.method == "HEAD") {
+    done_ = true;
+    return exchange_->Respond(std::move(head));
+  }
   last_ = live_->number();
   watch_.emplace(*live_);
   if (events_) {
-    HttpResponse head;
-    head.content_type = kSseMediaType;
-    head.headers = {{"Cache-Control", "no-store"}, {"X-Accel-Buffering", "no"}};
     exchange_->StartStream(std::move(head));
     exchange_->Send(NamedSseEvent(LiveModelJson(*model_)));
   }

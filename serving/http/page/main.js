@@ -25,6 +25,7 @@ function onEvent(type, data) {
   const json = JSON.parse(data);
   if (type === 'model') {
     showModel(json);
+    closeOne();  // of what was there before; numbers begin anew with a server
   } else if (type === 'sample') {
     showSample(json);
     if (json.not_ready) setState('failing', json.not_ready);
@@ -77,6 +78,7 @@ function sleep() {
 }
 
 document.addEventListener('visibilitychange', () => {
+  if (view.recorded) return;
   if (document.hidden) return sleep();
   if (document.body.dataset.state !== 'key') connect();
 });
@@ -130,4 +132,6 @@ addEventListener('resize', renderSoon);
 setInterval(() => { if (!document.hidden) renderSoon(); }, 1000);
 
 readTheme();
-connect();
+const recorded = $('recorded');
+if (recorded) showRecorded(JSON.parse(recorded.textContent));
+else connect();
