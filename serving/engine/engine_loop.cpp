@@ -108,7 +108,10 @@ void EngineLoop::Main(const std::function<void(LoopParts&)>& load, std::promise<
 }
 
 bool EngineLoop::TakeMail() {
-  if (scheduler_->empty() && mailbox_.empty()) parts_.step->Idle();
+  if (scheduler_->empty() && mailbox_.empty()) {
+    if (parts_.turn) parts_.turn->Rest();
+    parts_.step->Idle();
+  }
   EngineMailbox::Mail mail =
       mailbox_.Take(scheduler_->empty(), std::min(parts_.use->SaveDueAt(), sampling_->DueAt()));
   for (auto& sequence : mail.arrived) scheduler_->Add(std::move(sequence));
@@ -141,7 +144,20 @@ void EngineLoop::DropExpired() {
 void EngineLoop::RunStep(EngineStep& step) {
   const std::span<const ScheduledSlice> plan = scheduler_->Plan();
   slices_.assign(plan.begin(), plan.end());
-  if (slices_.empty()) return;
+  if (!parts_.turn) {
+    if (!slices_.empty()) RunInTurn(step);
+  } else if (slices_.empty()) {
+    parts_.turn->Rest();
+  } else {
+    const int64_t waited_ns = parts_.turn->Begin();
+    if (parts_.metrics) parts_.metrics->AddTurn(waited_ns, parts_.turn->used_ns());
+    RunInTurn(step);
+    parts_.turn->End();
+  }
+}
+
+// Throws nothing: what fails ends the step's requests.
+void EngineLoop::RunInTurn(EngineStep& step) {
   try {
     Compute(step);
     Deliver(step);

@@ -31,6 +31,7 @@
 #include "serving/engine/scheduler.h"
 #include "serving/engine/sequence.h"
 #include "serving/engine/step_sampler.h"
+#include "serving/engine/step_turns.h"
 #include "serving/text/tokenizer.h"
 
 namespace moesaic {
@@ -55,6 +56,8 @@ struct LoopParts {
   std::unique_ptr<ExpertUse> use = std::make_unique<ExpertUse>();  // outlives the step
   std::unique_ptr<EngineStep> step;
   std::unique_ptr<StepHead> head;  // of the model that steps run
+  // Null: no other engine runs beside this one. Shared with what waits within a step.
+  std::shared_ptr<StepTurns::Member> turn;
 };
 
 class EngineLoop : public Engine {
@@ -91,6 +94,7 @@ class EngineLoop : public Engine {
   bool TakeMail();  // false: time to stop
   void DropExpired();
   void RunStep(EngineStep& step);
+  void RunInTurn(EngineStep& step);
   void Compute(EngineStep& step);
   void Deliver(EngineStep& step);
   void AddStats(const StepStats& stats);

@@ -316,7 +316,7 @@ class PageTest(unittest.TestCase):
             script = self.browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": """
               window.allowed = 1000;
               const realFetch = fetch;
-              window.fetch = (url, options) => url !== '/v1/moesaic/events' ? realFetch(url, options)
+              window.fetch = (url, options) => !url.startsWith('/v1/moesaic/events') ? realFetch(url, options)
                 : Promise.resolve(new Response(new ReadableStream({start: feed}).pipeThrough(new TextEncoderStream())));
               async function feed(stream) {
                 const {model, sample} = await (await realFetch('/v1/moesaic/snapshot')).json();

@@ -33,7 +33,8 @@ function tokensOf(matrix) {
 }
 
 async function expertsOf(id, nearest) {
-  const response = await fetch(`/v1/moesaic/requests/${id}?nearest=${nearest}`, {headers: headers(), cache: 'no-store'});
+  const model = encodeURIComponent(view.model.name);
+  const response = await fetch(`/v1/moesaic/requests/${id}?nearest=${nearest}&model=${model}`, {headers: headers(), cache: 'no-store'});
   return response.ok ? response.json() : null;
 }
 

@@ -231,6 +231,21 @@ TEST_F(ServerLiveTest, SlowReaders) {
   EXPECT_LT(seen, 5);
 }
 
+// An engine whose model is unloaded is given back, whoever looks on.
+TEST_F(ServerLiveTest, UnloadedModels) {
+  Start();
+  TestClient events(port());
+  events.Send(GetText(kEvents));
+  ASSERT_TRUE(events.ReceiveUntil("event: model"));
+  std::weak_ptr<TestEngine> old = engine_;
+  SetModel();  // another engine under the same names
+  EXPECT_TRUE(events.ReceiveUntil("\r\n0\r\n\r\n"));
+  while (!old.expired()) std::this_thread::yield();
+  events.Send(GetText(kEvents));
+  ASSERT_TRUE(events.ReceiveUntil("event: model"));
+  WaitForWatchers(true);
+}
+
 // Nobody's work is cut off when they end, so that a server that stops does not wait for them.
 TEST_F(ServerLiveTest, ADrainingServerEndsThem) {
   options_.shutdown_timeout = std::chrono::minutes(10);
