@@ -12,8 +12,8 @@
 namespace moesaic {
 namespace {
 
-// Two layers of four experts, top 2: token t of sequence s uses experts s and (s + t + 1) % 4 of the
-// first layer, 0 and 3 of the second.
+// Two layers of four experts, top 2: token t of sequence s uses experts s and (s + t + 1) % 4 of
+// the first layer, 0 and 3 of the second.
 RoutingTrace MadeUp(int sequences, int tokens) {
   RoutingTrace trace;
   trace.header.model = "made up";
