@@ -13,7 +13,7 @@
 
 namespace moesaic {
 
-enum class WeightType : uint8_t { kBf16, kF32, kInt8, kInt4, kMxfp4, kGguf };
+enum class WeightType : uint8_t { kBf16, kF32, kInt8, kInt4, kMxfp4, kGguf, kFp8 };
 enum class ActivationType : uint8_t { kF32, kBf16, kInt8 };
 
 // How the inputs of an output lie in a matrix of kGguf: in blocks of so many values and bytes, of
@@ -56,6 +56,10 @@ inline constexpr WeightTraits kWeightTypes[] = {
     // GGUF files' own blocks, of a kind for each matrix (GgufForm).
     {WeightType::kGguf, "gguf", "gguf", ActivationType::kF32, DType::kGguf, WeightType::kGguf,
      WeightType::kGguf},
+    // E4M3 with a scale for each 128 inputs of an output. What a checkpoint does not have so is
+    // bf16 (fp8_weights.h), as what is looked up and what gives logits always is.
+    {WeightType::kFp8, "fp8", "fp8", std::nullopt, DType::kF8E4M3, WeightType::kFp8,
+     WeightType::kBf16},
 };
 inline constexpr size_t kNumWeightTypes = std::size(kWeightTypes);
 
