@@ -47,6 +47,8 @@ std::map<std::string, TensorInfo> ReadHeader(const File& file) {
   return ParseSafetensorsHeader(header, sizeof(header_bytes) + header_bytes, file_bytes, name);
 }
 
+constexpr const char* kIndexName = "model.safetensors.index.json";
+
 // The safetensors files of a directory without an index, in order of their names.
 std::vector<fs::path> ListSafetensors(const fs::path& directory) {
   std::vector<fs::path> files;
@@ -177,6 +179,15 @@ Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
 Checkpoint& Checkpoint::operator=(Checkpoint&&) noexcept = default;
 Checkpoint::~Checkpoint() = default;
 
+bool Checkpoint::IsThere(const fs::path& model) {
+  std::error_code ignored;
+  if (IsGgufModel(model) || fs::exists(model / kIndexName, ignored)) return true;
+  for (const fs::directory_entry& entry : fs::directory_iterator(model, ignored)) {
+    if (entry.path().extension() == ".safetensors") return true;
+  }
+  return false;
+}
+
 Checkpoint Checkpoint::Open(const fs::path& model) {
   std::error_code ignored;
   const bool is_gguf = IsGgufModel(model);
@@ -187,7 +198,7 @@ Checkpoint Checkpoint::Open(const fs::path& model) {
   impl->directory = model;
   // The order of transformers: the single file, then the index, then whatever there is.
   const fs::path single = model / "model.safetensors";
-  const fs::path index = model / "model.safetensors.index.json";
+  const fs::path index = model / kIndexName;
   if (is_gguf) {
     impl->OpenGguf(model);
   } else if (fs::exists(single, ignored)) {

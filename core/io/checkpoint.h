@@ -45,6 +45,9 @@ class Checkpoint {
   // Throws Error: kNotFound (no directory, no files, a file of several missing), kCorrupt,
   // kUnsupported (ReadGgufModel).
   static Checkpoint Open(const std::filesystem::path& model);
+  // Whether `model` has weights at all: false for a directory with config.json alone, true where
+  // some of its files are missing.
+  static bool IsThere(const std::filesystem::path& model);
 
   Checkpoint(Checkpoint&&) noexcept;
   Checkpoint& operator=(Checkpoint&&) noexcept;

@@ -8,7 +8,6 @@
 #include <variant>
 #include <vector>
 
-#include "core/base/error.h"
 #include "core/base/units.h"
 #include "core/io/checkpoint.h"
 #include "serving/cli/output.h"
@@ -108,9 +107,10 @@ ModelSummary SummariseModel(const EngineOptions& options) {
   ModelSummary model;
   model.directory = options.model_dir;
   model.config = LoadModelConfig(options.model_dir);
-  try {
+  // A directory with config.json alone can still be described (and run with dummy weights).
+  model.has_weights = Checkpoint::IsThere(options.model_dir);
+  if (model.has_weights) {
     const Checkpoint checkpoint = Checkpoint::Open(options.model_dir);
-    model.has_weights = true;
     UntieOtherHead(checkpoint, model.config);
     model.checkpoint_bytes = checkpoint.total_bytes();
     model.checkpoint_files = checkpoint.files().size();
@@ -118,9 +118,6 @@ ModelSummary SummariseModel(const EngineOptions& options) {
     for (const auto& [name, tensor] : checkpoint.tensors()) {
       model.checkpoint_types[tensor.dtype_name] += tensor.extent.bytes;
     }
-  } catch (const Error& error) {
-    // A directory with config.json alone can still be described (and run with dummy weights).
-    if (error.kind() != ErrorKind::kNotFound) throw;
   }
   const ModelConfig& c = model.config;
   const WeightType type = ChooseWeightType(options);

@@ -34,7 +34,7 @@ std::vector<Fit> TryBudgets(const EngineOptions& base) {
   }
   settings.insert(settings.begin(), "auto");
   if (base.devices.count > 0) settings = {asked};  // all experts live in host memory then
-  const ModelFiles files = OpenModelFiles(base);
+  const ModelFiles files = OpenModelFilesToPlan(base);
   std::vector<Fit> fits;
   for (const std::string& setting : settings) {
     EngineOptions options = base;

@@ -18,10 +18,12 @@
 #include "prefetch/link/expert_provider.h"
 #include "serving/engine/request.h"
 #include "serving/model/step_stats.h"
+#include "tracer/residency_list.h"
 
 namespace moesaic {
 
 class EamCollection;
+class LiveView;
 class Tokenizer;
 class MetricsRegistry;
 
@@ -70,11 +72,15 @@ class Engine {
   // predictor goes by (null: it has none; collection_file.h). `use` must not throw. An engine that
   // ends first drops it uncalled.
   virtual void WithCollection(std::function<void(EamCollection*)> use) = 0;
+  // Likewise, with the experts that are in fast memory, the most worthy first.
+  virtual void WithResidents(std::function<void(std::span<const ResidentExpert>)> use) = 0;
   // Refuses new requests from now on.
   virtual void BeginDrain() = 0;
   virtual EngineStatus Status() const = 0;
   // Sum over all steps so far.
   virtual StepStats Stats() const = 0;
+  // For who looks on while it works; null: there is nothing to look at. Any thread.
+  virtual LiveView* live() { return nullptr; }
 };
 
 }  // namespace moesaic

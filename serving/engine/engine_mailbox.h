@@ -23,6 +23,8 @@
 
 namespace moesaic {
 
+class ExpertUse;
+
 class EngineMailbox {
  public:
   using Clock = std::chrono::steady_clock;
@@ -30,8 +32,10 @@ class EngineMailbox {
   // Gives the sequences their ids.
   std::vector<RequestId> Post(std::vector<std::unique_ptr<Sequence>> sequences) EXCLUDES(mutex_);
   void Cancel(RequestId id) EXCLUDES(mutex_);
-  // Of the collection (Engine::WithCollection).
-  void PostUse(std::function<void(EamCollection*)> use) EXCLUDES(mutex_);
+  // To be called between steps (Engine::WithCollection, WithResidents).
+  void PostUse(std::function<void(ExpertUse&)> use) EXCLUDES(mutex_);
+  // Has Take return.
+  void Wake() EXCLUDES(mutex_);
   void Stop() EXCLUDES(mutex_);
   void BeginDrain() { draining_.store(true); }
   bool draining() const { return draining_.load(); }
@@ -44,7 +48,7 @@ class EngineMailbox {
   struct Mail {
     std::vector<std::unique_ptr<Sequence>> arrived;
     std::vector<RequestId> cancelled;
-    std::vector<std::function<void(EamCollection*)>> collection_uses;
+    std::vector<std::function<void(ExpertUse&)>> uses;
     bool stop = false;
     bool asked_while_not_ready = false;  // somebody wants to know whether it still is
   };
@@ -62,6 +66,7 @@ class EngineMailbox {
   mutable Mutex mutex_;
   mutable CondVar wake_;
   bool stop_ GUARDED_BY(mutex_) = false;
+  bool woken_ GUARDED_BY(mutex_) = false;
   RequestId last_id_ GUARDED_BY(mutex_) = 0;
   Mail mail_ GUARDED_BY(mutex_);
   EngineStatus status_ GUARDED_BY(mutex_);

@@ -25,6 +25,7 @@
 #include "prefetch/predict/recall_meter.h"
 #include "prefetch/predict/step_predictor.h"
 #include "serving/engine/learned_state.h"
+#include "serving/engine/live_sampler.h"
 #include "serving/engine/routing_recorder.h"
 #include "serving/engine/routing_replay.h"
 #include "serving/engine/scheduler.h"
@@ -78,9 +79,19 @@ class ExpertUse final : private RoutingHook {
   // What it has used; null when that is not known.
   std::shared_ptr<const RequestTrace> TraceOf(const Sequence& sequence) const;
 
+  // `sampler` (outlives it) counts the routing of layers; `sample` is called before each of them,
+  // for samples in the middle of long steps.
+  void SetLive(LiveSampler* sampler, std::function<void()> sample) {
+    live_ = sampler;
+    sample_ = std::move(sample);
+  }
+  const ExpertProvider* provider() const { return experts_; }
+
   // Between steps: what the predictor learns of whole requests, to be looked at or changed; null:
   // it learns otherwise, or there is none.
   void WithCollection(const std::function<void(EamCollection*)>& use);
+  // Between steps: who is in fast memory. Empty when nobody watches.
+  std::vector<ResidentExpert> Residents() const;
 
   // When the next SaveIfDue saves; max(): not before more is learned.
   Clock::time_point SaveDueAt() const;
@@ -100,12 +111,23 @@ class ExpertUse final : private RoutingHook {
   int64_t top_k_ = 0;
   ExpertProvider* experts_ = nullptr;  // null when nobody watches
   std::function<const float*()> hidden_;
+  LiveSampler* live_ = nullptr;
+  std::function<void()> sample_;
+
+  struct RoutedSlice {
+    RoutedExperts* routed = nullptr;
+    int64_t position = 0;
+    int64_t first_row = 0;
+    int64_t num_rows = 0;
+  };
+  void ExpectRouted(Sequence& sequence, const RoutedSlice& slice);
 
   // Of the running step.
   std::span<const ScheduledSlice> plan_;
   const StepRows* rows_ = nullptr;
   std::vector<RoutingSlice> routing_slices_;
   std::vector<StepRequest> step_requests_;
+  std::vector<RoutedSlice> routed_slices_;  // of requests that want to know
   int64_t predict_ns_ = 0;
 };
 

@@ -16,6 +16,7 @@
 #include "serving/engine/request.h"
 #include "serving/engine/thinking_budget.h"
 #include "serving/model/sampler.h"
+#include "tracer/routed_experts.h"
 #include "tracer/routing.h"
 
 namespace moesaic {
@@ -31,8 +32,10 @@ struct Sequence {
   int64_t computed_tokens = 0;  // positions whose keys and values are in `blocks`
   int64_t cached_tokens = 0;    // of the prompt, found in the prefix cache on first admission
   bool started = false;         // a step ran it
-  int64_t queue_us = -1;        // from arrival to that step; -1: not started, or told already
-  bool admitted = false;        // has run before (a preempted sequence is admitted again)
+  std::chrono::steady_clock::time_point started_at;  // when that step began
+  int64_t queue_us = -1;   // from arrival to that step; -1: not started, or told already
+  int64_t blocked_us = 0;  // its steps waited for experts
+  bool admitted = false;   // has run before (a preempted sequence is admitted again)
 
   SequenceBlocks blocks;
   SequenceState state;  // of recurrent layers
@@ -49,6 +52,7 @@ struct Sequence {
   TracedRequest traced = -1;                    // in the engine's tracer, while started
   // Positions before this one were observed: what a preempted sequence computes again is not news.
   int64_t observed_tokens = 0;
+  std::shared_ptr<RoutedExperts> routed;  // where the request wants it; shared with its last delta
 
   int64_t output_tokens() const { return static_cast<int64_t>(tokens.size()) - prompt_tokens; }
   int64_t decode_from() const {

@@ -271,6 +271,30 @@ class StoreExpertSource : public ExpertSource {
   mutable std::vector<std::atomic<bool>> checked_;
 };
 
+class AbsentExpertSource : public ExpertSource {
+ public:
+  AbsentExpertSource(const ModelConfig& config, WeightType type)
+      : layout_(MakeCpuExpertLayout(config, type)), extent_{.bytes = layout_.blob_bytes} {
+    for (const LayerSpec& layer : config.layers) sparse_.push_back(layer.sparse());
+  }
+
+  const std::vector<std::filesystem::path>& files() const override { return files_; }
+  const ExpertLayout& layout() const override { return layout_; }
+  bool HasLayer(int64_t layer) const override { return sparse_[static_cast<size_t>(layer)]; }
+  std::span<const Extent> Extents(ExpertId) const override { return {&extent_, 1}; }
+  bool direct() const override { return false; }
+  void Pack(ExpertId, std::span<const std::span<const std::byte>>,
+            std::span<std::byte>) const override {
+    CHECK(false);  // there is nothing to read
+  }
+
+ private:
+  std::vector<std::filesystem::path> files_;
+  ExpertLayout layout_;
+  Extent extent_;
+  std::vector<bool> sparse_;  // by layer
+};
+
 // Why the store cannot serve this model; empty when it can.
 std::string WhyNotCurrent(const ModelConfig& config, WeightType type, uint64_t fingerprint,
                           const ExpertStoreHeader& header) {
@@ -355,6 +379,10 @@ std::unique_ptr<ExpertSource> MakeStoreExpertSource(const ModelConfig& config, W
          store.string(), why, store.string());
   }
   return std::make_unique<StoreExpertSource>(config, std::move(description), store);
+}
+
+std::unique_ptr<ExpertSource> MakeAbsentExpertSource(const ModelConfig& config, WeightType type) {
+  return std::make_unique<AbsentExpertSource>(config, type);
 }
 
 bool ExpertStoreIsCurrent(const ModelConfig& config, WeightType type, uint64_t fingerprint,

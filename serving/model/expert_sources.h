@@ -38,6 +38,10 @@ std::unique_ptr<ExpertSource> MakeStoreExpertSource(const ModelConfig& config, W
                                                     uint64_t fingerprint,
                                                     const std::filesystem::path& store);
 
+// Experts whose files are not there: what a plan of memory asks of them, their sizes. They cannot
+// be read.
+std::unique_ptr<ExpertSource> MakeAbsentExpertSource(const ModelConfig& config, WeightType type);
+
 // Whether the store exists and was made for this model, type and fingerprint.
 bool ExpertStoreIsCurrent(const ModelConfig& config, WeightType type, uint64_t fingerprint,
                           const std::filesystem::path& store);

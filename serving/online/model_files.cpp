@@ -32,9 +32,7 @@ void LogSkipped(const Checkpoint& checkpoint) {
   }
 }
 
-}  // namespace
-
-ModelFiles OpenModelFiles(const EngineOptions& options) {
+ModelFiles Open(const EngineOptions& options, bool to_plan) {
   ModelFiles files;
   files.config = LoadModelConfig(options.model_dir);
   if (files.config.prediction_layers > 0) {
@@ -44,7 +42,8 @@ ModelFiles OpenModelFiles(const EngineOptions& options) {
   const WeightType type = ChooseWeightType(options);
   files.kernels =
       std::make_unique<const CpuKernels>(WithChoices(SelectKernels(type), options.kernel_choices));
-  if (options.load_format == LoadFormat::kDummy) {
+  if (options.load_format == LoadFormat::kDummy ||
+      (to_plan && !Checkpoint::IsThere(options.model_dir))) {
     files.tensors = MakeDummyTensorSource(options.seed);
   } else {
     files.checkpoint = std::make_unique<Checkpoint>(Checkpoint::Open(options.model_dir));
@@ -58,6 +57,8 @@ ModelFiles OpenModelFiles(const EngineOptions& options) {
   } else if (files.checkpoint != nullptr) {
     files.experts =
         MakeCheckpointExpertSource(files.config, type, *files.checkpoint, *files.kernels);
+  } else if (to_plan) {
+    files.experts = MakeAbsentExpertSource(files.config, type);
   } else {
     Fail(ErrorKind::kInvalidArgument,
          "--load-format dummy: random experts need a place on disk; write them with `moesaic pack "
@@ -65,5 +66,10 @@ ModelFiles OpenModelFiles(const EngineOptions& options) {
   }
   return files;
 }
+
+}  // namespace
+
+ModelFiles OpenModelFiles(const EngineOptions& options) { return Open(options, false); }
+ModelFiles OpenModelFilesToPlan(const EngineOptions& options) { return Open(options, true); }
 
 }  // namespace moesaic

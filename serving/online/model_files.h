@@ -26,4 +26,8 @@ struct ModelFiles {
 // without a store).
 ModelFiles OpenModelFiles(const EngineOptions& options);
 
+// The same for plans that nothing is loaded for: of random experts without a store, and of a model
+// without any weights (config.json alone), experts have their sizes only and cannot be read.
+ModelFiles OpenModelFilesToPlan(const EngineOptions& options);
+
 }  // namespace moesaic
