@@ -23,8 +23,6 @@
 
 namespace moesaic {
 
-class ExpertUse;
-
 class EngineMailbox {
  public:
   using Clock = std::chrono::steady_clock;
