@@ -161,6 +161,25 @@ std::shared_ptr<const RequestTrace> ExpertUse::TraceOf(const Sequence& sequence)
   return std::make_shared<const RequestTrace>(observers_.tracer->trace(sequence.traced));
 }
 
+std::shared_ptr<const RequestExperts> ExpertUse::ExpertsOf(
+    std::shared_ptr<const RequestTrace> trace, bool nearest) const {
+  auto experts = std::make_shared<RequestExperts>();
+  EamCollection* const collection =
+      observers_.predictor ? observers_.predictor->collection() : nullptr;
+  experts->has_collection = collection != nullptr;
+  if (nearest && collection != nullptr) {
+    ExpertActivationMatrix whole = trace->prefill;
+    whole += trace->decode;
+    const EamMatch match = collection->Nearest(whole);
+    if (match.similarity > 0) {
+      experts->nearest = {match.entry, collection->size(), match.similarity,
+                          collection->Entry(match.entry)};
+    }
+  }
+  experts->trace = std::move(trace);
+  return experts;
+}
+
 void ExpertUse::WithCollection(const std::function<void(EamCollection*)>& use) {
   EamCollection* const collection =
       observers_.predictor ? observers_.predictor->collection() : nullptr;

@@ -26,6 +26,7 @@
 #include "prefetch/predict/step_predictor.h"
 #include "serving/engine/learned_state.h"
 #include "serving/engine/live_sampler.h"
+#include "serving/engine/request_experts.h"
 #include "serving/engine/routing_recorder.h"
 #include "serving/engine/routing_replay.h"
 #include "serving/engine/scheduler.h"
@@ -86,6 +87,11 @@ class ExpertUse final : private RoutingHook {
     sample_ = std::move(sample);
   }
   const ExpertProvider* provider() const { return experts_; }
+
+  // Between steps: with the entry of the predictor's collection that is nearest to it, if `nearest`
+  // and there is one. `trace` is not null.
+  std::shared_ptr<const RequestExperts> ExpertsOf(std::shared_ptr<const RequestTrace> trace,
+                                                  bool nearest) const;
 
   // Between steps: what the predictor learns of whole requests, to be looked at or changed; null:
   // it learns otherwise, or there is none.

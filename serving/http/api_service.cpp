@@ -16,6 +16,7 @@
 #include "serving/http/error_response.h"
 #include "serving/http/live_call.h"
 #include "serving/http/page.h"
+#include "serving/http/request_experts_call.h"
 #include "serving/text/tokenizer.h"
 
 namespace moesaic {
@@ -331,10 +332,16 @@ std::shared_ptr<Call> ApiService::Handle(std::shared_ptr<Exchange> exchange) {
     call->Start();
     return call;
   }
+  const ModelSource source = [this, key] { return ModelsFor(key.get()); };
   const bool events = match->route == Route::kLiveEvents;
   if ((events || match->route == Route::kLiveSnapshot) && table != nullptr) {
-    auto call = std::make_shared<LiveCall>(table, std::move(exchange), events,
+    auto call = std::make_shared<LiveCall>(source, std::move(exchange), events,
                                            [this] { return draining(); });
+    call->Start();
+    return call;
+  }
+  if (match->route == Route::kRequestExperts && table != nullptr) {
+    auto call = std::make_shared<RequestExpertsCall>(table, std::move(exchange), match->model);
     call->Start();
     return call;
   }
@@ -351,7 +358,6 @@ std::shared_ptr<Call> ApiService::Handle(std::shared_ptr<Exchange> exchange) {
     return nullptr;
   }
   CHECK(table != nullptr);
-  const ModelSource source = [this, key] { return ModelsFor(key.get()); };
   if (const BodyAnswer answer = AnswerOf(match->route)) {
     auto call = std::make_shared<BodyCall>(call_context_, source, std::move(exchange), answer);
     call->Start();

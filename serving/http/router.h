@@ -32,6 +32,7 @@ enum class Route {
   kEamc,
   kLiveEvents,
   kLiveSnapshot,
+  kRequestExperts,
   kFiles,
   kFile,
   kFileContent,
@@ -45,7 +46,7 @@ struct RouteMatch {
   std::string_view label;  // the pattern, for metrics: "/v1/models/{id}"
   bool post = false;       // POST; otherwise GET and HEAD
   bool open = false;       // never asks for a key
-  std::string model = {};  // of kModel; may contain slashes
+  std::string model = {};  // of kModel, may contain slashes; of kRequestExperts: which request
   bool put = false;        // PUT beside GET and HEAD
   bool admin = false;      // asks for a key of an administrator
   std::string id = {};     // of kFile, kFileContent, kBatch, kBatchCancel
