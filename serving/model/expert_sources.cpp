@@ -439,7 +439,7 @@ void ExpertPacker::Pack(ExpertId id, std::span<std::byte> slot) {
     const std::array<int64_t, 2> shape = {section.rows, section.cols};
     DType dtype = DType::kF32;
     std::span<std::byte> bytes;
-    if (matrix.type == WeightType::kGguf) {
+    if (section.dtype == DType::kGguf) {
       const int64_t row_bytes = section.cols / matrix.form.values * matrix.form.bytes;
       bytes = raw_.span().first(static_cast<size_t>(section.rows * row_bytes));
       source_.ReadStoredRows(tensor, 0, section.rows, section.cols, bytes);
