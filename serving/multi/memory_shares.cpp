@@ -30,8 +30,8 @@ std::vector<uint64_t> ShareMemory(uint64_t bytes, std::span<const MemoryNeed> ne
   for (const MemoryNeed& need : needs) {
     const uint64_t share =
         most <= bytes ? need.most_bytes + Part(bytes - most, need.most_bytes, most)
-                      : need.least_bytes + Part(bytes - least, need.most_bytes - need.least_bytes,
-                                                most - least);
+                      : need.least_bytes +
+                            Part(bytes - least, need.most_bytes - need.least_bytes, most - least);
     shares.push_back(std::min(share, left));
     left -= shares.back();
   }

@@ -27,11 +27,11 @@ struct ModelEntry {
   std::string place;  // where it is asked for, in messages: "models.yaml:3"
   std::string id;
   std::vector<std::string> aliases;
-  bool pin = false;                            // never unloaded to make room
-  MemorySize min_experts = "5%";               // memory of experts that it keeps; a share is of its own
-  int priority = 0;                            // steps of higher ones come first, always
-  LoadTime load = LoadTime::kStart;            // or when a request comes
-  std::chrono::milliseconds idle_unload{0};    // without a request for so long; 0: never
+  bool pin = false;                  // never unloaded to make room
+  MemorySize min_experts = "5%";     // memory of experts that it keeps; a share is of its own
+  int priority = 0;                  // steps of higher ones come first, always
+  LoadTime load = LoadTime::kStart;  // or when a request comes
+  std::chrono::milliseconds idle_unload{0};  // without a request for so long; 0: never
   EngineOptions engine;
   ChatFormatOptions chat;
 

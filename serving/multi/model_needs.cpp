@@ -81,8 +81,7 @@ void SharePool(std::vector<ModelEntry>& entries, const Machine& machine) {
   for (const size_t i : members) {
     ModelEntry& entry = entries[i];
     entry.engine.expert_memory = MemorySize();
-    const EnginePlan plan =
-        AtPlace(entry, [&] { return Planner(entry, machine).PlanBoundless(); });
+    const EnginePlan plan = AtPlace(entry, [&] { return Planner(entry, machine).PlanBoundless(); });
     needs.push_back({std::max(FloorBytes(entry, plan), plan.slot_bytes), plan.all_experts_bytes});
     floors += fmt::format("\n  {}: {} of {}", entry.id, FormatBytes(needs.back().least_bytes),
                           FormatBytes(needs.back().most_bytes));
@@ -108,9 +107,8 @@ ModelNeed NeedOf(const ModelEntry& entry, const Machine& machine) {
     Planner planner(entry, machine);
     const EnginePlan roomy = planner.PlanBoundless();
     // What was given is what it gets, whatever it would keep.
-    const uint64_t floor_bytes = entry.engine.expert_memory.is_auto()
-                                     ? FloorBytes(entry, roomy)
-                                     : roomy.expert_budget_bytes;
+    const uint64_t floor_bytes =
+        entry.engine.expert_memory.is_auto() ? FloorBytes(entry, roomy) : roomy.expert_budget_bytes;
     ModelNeed need;
     const uint64_t whole_bytes = roomy.ledger.total_bytes() * 2;
     need.memory.least_bytes = planner.Smallest(whole_bytes, [&](const EnginePlan& plan) {
@@ -141,8 +139,7 @@ ModelsPlan PlanModels(std::vector<ModelEntry>& entries, const Machine& machine,
                       uint64_t reserved_bytes) {
   SharePool(entries, machine);
   ModelsPlan plan;
-  const uint64_t limit_bytes =
-      MemoryLimitBytes(entries.front().engine.machine, machine.topology);
+  const uint64_t limit_bytes = MemoryLimitBytes(entries.front().engine.machine, machine.topology);
   plan.memory_bytes = limit_bytes - std::min(limit_bytes, reserved_bytes);
   std::vector<MemoryNeed> at_start;
   std::vector<ModelEntry> start_entries;
@@ -158,12 +155,13 @@ ModelsPlan PlanModels(std::vector<ModelEntry>& entries, const Machine& machine,
     }
     largest_later = std::max(largest_later, need.memory.least_bytes);
     if (need.memory.least_bytes <= plan.memory_bytes) continue;
-    Fail(ErrorKind::kResourceExhausted,
-         "{}: '{}' needs {} at least but the models of this process may use {} (--memory, or what "
-         "the machine or its control group has): it could never be loaded; raise --memory, or lower "
-         "its min-experts, expert-memory, kv-memory or max-model-len{}",
-         entry.place, entry.id, FormatBytes(need.memory.least_bytes),
-         FormatBytes(plan.memory_bytes), LedgerLines(LedgerOf({&entry, 1}, {&need, 1}, 0)));
+    Fail(
+        ErrorKind::kResourceExhausted,
+        "{}: '{}' needs {} at least but the models of this process may use {} (--memory, or what "
+        "the machine or its control group has): it could never be loaded; raise --memory, or lower "
+        "its min-experts, expert-memory, kv-memory or max-model-len{}",
+        entry.place, entry.id, FormatBytes(need.memory.least_bytes), FormatBytes(plan.memory_bytes),
+        LedgerLines(LedgerOf({&entry, 1}, {&need, 1}, 0)));
   }
   uint64_t least_bytes = 0;
   for (const MemoryNeed& need : at_start) least_bytes += need.least_bytes;

@@ -144,9 +144,8 @@ void ModelRegistry::Main() {
       UnloadIdle();
     } else {
       using Time = std::chrono::steady_clock::time_point;
-      graves_->Wait(idle_ns == ModelRoster::kNever
-                        ? Time::max()
-                        : Time(std::chrono::nanoseconds(idle_ns)));
+      graves_->Wait(idle_ns == ModelRoster::kNever ? Time::max()
+                                                   : Time(std::chrono::nanoseconds(idle_ns)));
     }
   }
 }

@@ -32,8 +32,7 @@ struct Reading {
     section.Add({.name = "min-experts", .target = &entry.min_experts});
     section.Add({.name = "priority", .target = &entry.priority, .min = -100, .max = 100});
     section.Add({.name = "load", .target = OneOf(&entry.load, kLoadTimes)});
-    section.Add(
-        {.name = "idle-unload", .target = &entry.idle_unload, .min = 0, .max = 1e9});
+    section.Add({.name = "idle-unload", .target = &entry.idle_unload, .min = 0, .max = 1e9});
     AddEngineSettings(entry.engine, true, table);
     AddChatFormatSettings(entry.chat, true, table);
   }

@@ -30,7 +30,6 @@ std::vector<ModelEntry> ParseModels(std::string_view yaml, const std::string& na
                                     const EngineOptions& options, const ChatFormatOptions& chat);
 // Throws also Error(kNotFound, kIo).
 std::vector<ModelEntry> ReadModelsFile(const std::filesystem::path& file,
-                                       const EngineOptions& options,
-                                       const ChatFormatOptions& chat);
+                                       const EngineOptions& options, const ChatFormatOptions& chat);
 
 }  // namespace moesaic

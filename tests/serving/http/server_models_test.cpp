@@ -148,9 +148,8 @@ TEST_F(ServerModelsTest, RequestsWaitForAModelThatIsNotLoaded) {
   std::vector<std::thread> clients;
   const char* const paths[] = {"/v1/completions", "/tokenize", "/api/show"};
   for (size_t i = 0; i < responses.size(); ++i) {
-    clients.emplace_back([&, i] {
-      responses[i] = TestClient(port()).Post(paths[i], Body("later-alias"));
-    });
+    clients.emplace_back(
+        [&, i] { responses[i] = TestClient(port()).Post(paths[i], Body("later-alias")); });
   }
   auto waiting = manager_.Take(3);
   EXPECT_EQ(waiting[0].first, "later");

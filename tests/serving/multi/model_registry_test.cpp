@@ -109,8 +109,7 @@ class ModelRegistryTest : public ::testing::Test {
   }
   std::future<std::optional<ApiError>> Load(const std::string& name) {
     auto told = std::make_shared<std::promise<std::optional<ApiError>>>();
-    registry_->Load(name,
-                    [told](std::optional<ApiError> why_not) { told->set_value(why_not); });
+    registry_->Load(name, [told](std::optional<ApiError> why_not) { told->set_value(why_not); });
     return told->get_future();
   }
   void HoldLoads() {

@@ -97,7 +97,8 @@ TEST(ModelsFileTest, WhatIsWrongIsToldWithItsPlace) {
   for (const Case& one : cases) {
     const Error error = Refused(one.yaml);
     EXPECT_TRUE(error.kind() == ErrorKind::kInvalidArgument || error.kind() == ErrorKind::kNotFound)
-        << one.yaml << "\n" << error.what();
+        << one.yaml << "\n"
+        << error.what();
     for (const std::string& part : one.parts) {
       EXPECT_TRUE(Contains(error, part)) << one.yaml << "\n" << part << "\n" << error.what();
     }
@@ -120,8 +121,7 @@ TEST(ModelsFileTest, TheSameWeightsInAnotherTypeAreAnotherModel) {
 TEST(ModelEntryTest, FilesOfOneModelAreNotThoseOfSeveral) {
   EngineOptions options;
   options.expert_store = "/store";
-  std::vector<ModelEntry> entries =
-      EntriesOf({kSample, kModels + "olmoe_bf16_clip"}, options, {});
+  std::vector<ModelEntry> entries = EntriesOf({kSample, kModels + "olmoe_bf16_clip"}, options, {});
   const Error error = Caught([&] { PrepareEntries(entries); });
   EXPECT_TRUE(Contains(error, "expert-store /store")) << error.what();
 
@@ -136,12 +136,10 @@ TEST(ModelEntryTest, EachModelHasItsStateFile) {
       fs::path(::testing::TempDir()) / ("multi_state_" + std::to_string(::getpid()));
   EngineOptions options;
   options.state_file = directory / "learned";
-  std::vector<ModelEntry> entries =
-      EntriesOf({kSample, kModels + "olmoe_bf16_clip"}, options, {});
+  std::vector<ModelEntry> entries = EntriesOf({kSample, kModels + "olmoe_bf16_clip"}, options, {});
   PrepareEntries(entries);
   EXPECT_TRUE(fs::is_directory(directory / "learned"));
-  EXPECT_EQ(entries[0].engine.state_file,
-            directory / "learned" / (FileNameOf(kSample) + ".state"));
+  EXPECT_EQ(entries[0].engine.state_file, directory / "learned" / (FileNameOf(kSample) + ".state"));
   EXPECT_NE(entries[0].engine.state_file, entries[1].engine.state_file);
 
   // A file is there already.
