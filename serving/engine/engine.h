@@ -18,6 +18,7 @@
 #include "prefetch/link/expert_provider.h"
 #include "serving/engine/request.h"
 #include "serving/model/step_stats.h"
+#include "tracer/residency_list.h"
 
 namespace moesaic {
 
@@ -80,6 +81,8 @@ class Engine {
                            std::function<void(std::shared_ptr<const RequestExperts>)> use) {
     use(nullptr);
   }
+  // Likewise, with the experts that are in fast memory, the most worthy first.
+  virtual void WithResidents(std::function<void(std::span<const ResidentExpert>)> use) = 0;
   // Refuses new requests from now on.
   virtual void BeginDrain() = 0;
   virtual EngineStatus Status() const = 0;

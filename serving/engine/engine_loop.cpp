@@ -118,7 +118,7 @@ bool EngineLoop::TakeMail() {
   for (const RequestId id : mail.cancelled) {
     if (Sequence* sequence = scheduler_->Find(id)) End(*sequence, FinishReason::kCancelled);
   }
-  for (const auto& use : mail.uses) use();
+  for (const auto& use : mail.uses) use(*parts_.use);
   // While experts cannot be read nobody may send requests, so that the engine has to find out by
   // itself when they can.
   if (mail.asked_while_not_ready && scheduler_->empty()) {
@@ -225,6 +225,7 @@ void EngineLoop::End(Sequence& sequence, FinishReason reason) {
   delta.finish = reason;
   delta.trace = parts_.use->TraceOf(sequence);
   sampling_->Ended(sequence, FinishReasonName(reason), LiveSampler::Clock::now(), delta.trace);
+  delta.routed = std::move(sequence.routed);
   const std::unique_ptr<Sequence> owned = Remove(sequence);
   owned->sink->OnDelta(std::move(delta));
 }

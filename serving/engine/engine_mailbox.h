@@ -23,6 +23,8 @@
 
 namespace moesaic {
 
+class ExpertUse;
+
 class EngineMailbox {
  public:
   using Clock = std::chrono::steady_clock;
@@ -30,8 +32,8 @@ class EngineMailbox {
   // Gives the sequences their ids.
   std::vector<RequestId> Post(std::vector<std::unique_ptr<Sequence>> sequences) EXCLUDES(mutex_);
   void Cancel(RequestId id) EXCLUDES(mutex_);
-  // For the engine's thread, between two steps.
-  void PostUse(std::function<void()> use) EXCLUDES(mutex_);
+  // To be called between steps (Engine::WithCollection, WithResidents).
+  void PostUse(std::function<void(ExpertUse&)> use) EXCLUDES(mutex_);
   // Has Take return.
   void Wake() EXCLUDES(mutex_);
   void Stop() EXCLUDES(mutex_);
@@ -46,7 +48,7 @@ class EngineMailbox {
   struct Mail {
     std::vector<std::unique_ptr<Sequence>> arrived;
     std::vector<RequestId> cancelled;
-    std::vector<std::function<void()>> uses;
+    std::vector<std::function<void(ExpertUse&)>> uses;
     bool stop = false;
     bool asked_while_not_ready = false;  // somebody wants to know whether it still is
   };

@@ -96,6 +96,8 @@ class ExpertUse final : private RoutingHook {
   // Between steps: what the predictor learns of whole requests, to be looked at or changed; null:
   // it learns otherwise, or there is none.
   void WithCollection(const std::function<void(EamCollection*)>& use);
+  // Between steps: who is in fast memory. Empty when nobody watches.
+  std::vector<ResidentExpert> Residents() const;
 
   // When the next SaveIfDue saves; max(): not before more is learned.
   Clock::time_point SaveDueAt() const;
@@ -118,11 +120,20 @@ class ExpertUse final : private RoutingHook {
   LiveSampler* live_ = nullptr;
   std::function<void()> sample_;
 
+  struct RoutedSlice {
+    RoutedExperts* routed = nullptr;
+    int64_t position = 0;
+    int64_t first_row = 0;
+    int64_t num_rows = 0;
+  };
+  void ExpectRouted(Sequence& sequence, const RoutedSlice& slice);
+
   // Of the running step.
   std::span<const ScheduledSlice> plan_;
   const StepRows* rows_ = nullptr;
   std::vector<RoutingSlice> routing_slices_;
   std::vector<StepRequest> step_requests_;
+  std::vector<RoutedSlice> routed_slices_;  // of requests that want to know
   int64_t predict_ns_ = 0;
 };
 

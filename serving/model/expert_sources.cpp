@@ -52,7 +52,7 @@ bool RepackMxfp4(const RowForm& form, std::span<const std::span<const std::byte>
                           form.cols, to);
 }
 
-// Rows of GGUF's blocks stay as they are.
+// Rows of GGUF's blocks keep their bits.
 void PackGgufRows(const PackedMatrix& matrix, const RowForm& form, std::span<const std::byte> rows,
                   std::byte* to) {
   const int64_t row_bytes = matrix.k / matrix.form.values * matrix.form.bytes;
@@ -72,7 +72,7 @@ void PackSection(const PackedMatrix& matrix, const CpuKernels& kernels, const Ro
   const int64_t k = matrix.k;
   const WeightType type = matrix.type;
   auto* const to = const_cast<std::byte*>(matrix.data);
-  if (type == WeightType::kGguf) return PackGgufRows(matrix, form, pieces[0], to);
+  if (IsGguf(type)) return PackGgufRows(matrix, form, pieces[0], to);
   if (form.AsTheyLie()) {
     const std::byte* const first = pieces[0].data() + form.first * k * DTypeBits(dtypes[0]) / 8;
     kernels.pack_panels(first, dtypes[0], k * form.distance(), matrix.n, k, type, 0,
@@ -307,7 +307,9 @@ ExpertLayout MakeCpuExpertLayout(const ModelConfig& config, WeightType type) {
     section.rows = rows;
     section.cols = cols;
     section.offset = layout.blob_bytes;
-    if (type == WeightType::kGguf) {
+    if (IsGguf(type)) {
+      section.format = SectionFormat::kBlockPanel16;
+      section.f32_activations = type == WeightType::kGgufF32;
       const TensorSlot slot = kExpertSlots[layout.sections.size()];
       section.gguf_types = GgufTypesOfLayers(config, slot);
       for (int64_t l = 0; l < config.num_layers(); ++l) {
@@ -333,7 +335,8 @@ PackedMatrix SectionMatrix(const ExpertSection& section, const std::byte* blob, 
     if (traits.section != section.dtype) continue;
     const std::byte* const data = blob == nullptr ? nullptr : blob + section.offset;
     PackedMatrix matrix = {data, traits.type, section.rows, section.cols};
-    if (traits.type == WeightType::kGguf) {
+    if (IsGguf(traits.type)) {
+      if (section.f32_activations) matrix.type = WeightType::kGgufF32;
       matrix.form = GgufFormOf(*FindGgufType(section.gguf_types.at(static_cast<size_t>(layer))));
     }
     return matrix;
@@ -358,6 +361,8 @@ std::unique_ptr<ExpertSource> MakeStoreExpertSource(const ModelConfig& config, W
          "out",
          store.string(), why, store.string());
   }
+  // The same, and with what a store does not say.
+  description.header.layout = MakeCpuExpertLayout(config, type);
   return std::make_unique<StoreExpertSource>(config, std::move(description), store);
 }
 

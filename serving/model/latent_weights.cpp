@@ -27,7 +27,7 @@ PackedMatrix LatentWeights::ValuesOf(const LatentSpec& spec, int64_t head) const
 
 LatentWeights LayOutMixer(const LatentSpec& spec, int64_t hidden, WeightType type,
                           WeightArena& arena) {
-  const bool f32 = type == WeightType::kF32 || type == WeightType::kGguf;
+  const bool f32 = type == WeightType::kF32 || IsGguf(type);
   const WeightType absorbed = f32 ? WeightType::kF32 : WeightType::kBf16;
   LatentWeights w;
   if (spec.q_rank > 0) {
@@ -37,6 +37,7 @@ LatentWeights LayOutMixer(const LatentSpec& spec, int64_t hidden, WeightType typ
   w.query = arena.Matrix(type, spec.heads * spec.query_dim(),
                          spec.q_rank > 0 ? spec.q_rank : hidden, {TensorSlot::kQ});
   w.down = arena.Matrix(type, spec.row_width(), hidden, {TensorSlot::kKvDown});
+  TakeSameActivations({spec.q_rank > 0 ? &w.query_down : &w.query, &w.down});
   w.norm = arena.Vector(spec.kv_rank);
   w.keys = arena.Matrix(absorbed, spec.heads * WholePanels(spec.kv_rank), spec.nope_dim);
   w.values = arena.Matrix(absorbed, spec.heads * WholePanels(spec.value_dim), spec.kv_rank);

@@ -1,6 +1,6 @@
 // WeightArena: hands out the memory of dense weights in the order in which they lie. With a null
-// base it only measures. Matrices of kGguf are in the blocks of their tensors where these are all
-// of one type, else in blocks of f32.
+// base it only measures. Matrices of kGguf and kGgufF32 are in the blocks of their tensors where
+// these are all of one type, else in blocks of f32; plain floats are of kGgufF32.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +27,10 @@ class WeightArena {
   PackedMatrix Matrix(WeightType type, int64_t n, int64_t k,
                       std::initializer_list<TensorSlot> slots = {}) {
     PackedMatrix matrix = {nullptr, type, n, k};
-    if (type == WeightType::kGguf) matrix.form = GgufFormOfRows(config_, slots, layer_, k);
+    if (IsGguf(type)) {
+      matrix.form = GgufFormOfRows(config_, slots, layer_, k);
+      if (IsPlain(matrix.form)) matrix.type = WeightType::kGgufF32;
+    }
     matrix.data = Take(static_cast<uint64_t>(matrix.bytes()));
     if (matrices_ != nullptr) matrices_->push_back(matrix);
     return matrix;

@@ -33,7 +33,7 @@ void Widen(const std::byte* raw, DType dtype, int64_t count, float* out) {
 }  // namespace
 
 void WeightLoader::Matrix(const PackedMatrix& target, const std::vector<RowPart>& parts) {
-  if (target.type == WeightType::kGguf) return Blocks(target, parts);
+  if (IsGguf(target.type)) return Blocks(target, parts);
   int64_t first_row = 0;
   const int64_t k = target.k;
   std::vector<DType> dtypes;
@@ -107,7 +107,7 @@ void WeightLoader::Rows(const PlannedTensor& tensor, int64_t n, int64_t k, int64
 
 void WeightLoader::Pack(const PackedMatrix& target, const float* rows) {
   auto* const destination = const_cast<std::byte*>(target.data);
-  if (target.type == WeightType::kGguf) {
+  if (IsGguf(target.type)) {
     CHECK(target.form.is_f32());
     std::memset(destination, 0, static_cast<size_t>(target.bytes()));
     pool_.ParallelFor(target.n, [&](int64_t row, int) {

@@ -54,6 +54,7 @@ MOESAIC_INLINE int64_t PanelLines(WeightType type, int64_t k) {
     case WeightType::kMxfp4:
       return subgroups * 4 + groups;
     case WeightType::kGguf:  // its form says
+    case WeightType::kGgufF32:
       break;
   }
   return 0;
@@ -79,7 +80,7 @@ constexpr int64_t ScalesOffset(WeightType type, int64_t group) {
 }
 
 MOESAIC_INLINE int64_t PanelLines(const PackedMatrix& w) {
-  if (w.type != WeightType::kGguf) return PanelLines(w.type, w.k);
+  if (!IsGguf(w.type)) return PanelLines(w.type, w.k);
   return CeilDiv(w.k / w.form.values * w.form.bytes * kLanes, kLineBytes);
 }
 

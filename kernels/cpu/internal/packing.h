@@ -179,11 +179,12 @@ void UnpackRow(const PackedMatrix& w, int64_t row, float* out) {
     return UnpackIntegers(w, row, out);
   }
   if (w.type == WeightType::kMxfp4) return UnpackMxfp4(w, row, out);
-  if (w.type == WeightType::kGguf) {
-    const std::byte* block = w.data + row / kLanes * PanelLines(w) * kLineBytes;
-    block += row % kLanes * w.form.bytes;
+  if (IsGguf(w.type)) {
+    const std::byte* const panel = w.data + row / kLanes * PanelLines(w) * kLineBytes;
     const GgufReadBytes read = GgufReadOf(w.form.id);
-    for (int64_t i = 0; i < w.k; i += w.form.values, block += kLanes * w.form.bytes) {
+    std::byte block[kMaxGgufBlockBytes];
+    for (int64_t i = 0; i < w.k; i += w.form.values) {
+      TakeGgufBlock(w.form, panel, w.k / w.form.values, i / w.form.values, row % kLanes, block);
       read(reinterpret_cast<GgufBytes>(block), w.form.values, out + i);
     }
     return;

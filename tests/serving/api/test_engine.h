@@ -43,6 +43,8 @@ class TestEngine : public Engine {
   void Cancel(RequestId id) override;
   // At once, on the caller's thread; in manual mode when RunUses says so.
   void WithCollection(std::function<void(EamCollection*)> use) override;
+  // There are none.
+  void WithResidents(std::function<void(std::span<const ResidentExpert>)> use) override { use({}); }
   void BeginDrain() override;
   EngineStatus Status() const override;
   StepStats Stats() const override { return {}; }

@@ -99,7 +99,7 @@ HashLines ComputeHashes() {
       for (const WeightTraits& traits : kWeightTypes) {
         const WeightType type = traits.type;
         if (type == WeightType::kMxfp4 && !mxfp4) continue;
-        if (type == WeightType::kGguf) continue;  // of other files
+        if (IsGguf(type)) continue;  // of other files
         options.weight_type = type;
         options.kv_type = type == WeightType::kF32 ? WeightType::kF32 : WeightType::kBf16;
         enter(options);
