@@ -77,6 +77,15 @@ constexpr int64_t kMxfp4Group = 32;
 //           1, 1.5, 2, 3, 4, 6} (E2M1). A weight is that times 2^(exponent - 127); a group whose
 //           exponent is 255 is NaN.
 //
+// FP8 (E4M3: a sign, four bits of exponent with a bias of 7, three of mantissa) has an f32 scale
+// for each group of 128 inputs of an output: 8.25 bits a weight. A panel is a sequence of groups: a
+// line of scales [16] f32, then the group's lines.
+//   kFp8: [ceil(inputs / 4)][16][4] bytes; the bytes of an output in line j are inputs 4 j, 4 j +
+//   2,
+//         4 j + 1 and 4 j + 3, so that both the low and the high bytes of the line's 16-bit words
+//         are pairs of neighbours. A weight is the scale times the byte's value; a group with a
+//         code that is NaN has a NaN scale, whatever its other codes are.
+//
 // Blocks of a GGUF file (gguf_blocks.h) keep their bits and take as many bytes; k is a multiple of
 // form.values, and a panel ends on a line. Plain floats, of kGgufF32 alone, lie as in the file,
 // block by block of 16 outputs: [k / form.values][16][form.bytes] bytes. Of other types a panel has
@@ -105,6 +114,8 @@ struct PackedMatrix {
         return (subgroups * 4 + groups + (groups + 1) / 2) * 64;
       case WeightType::kMxfp4:
         return (subgroups * 4 + groups) * 64;
+      case WeightType::kFp8:
+        return (groups + (k + 3) / 4) * 64;
       case WeightType::kGguf:
       case WeightType::kGgufF32:
         return (k / form.values * form.bytes * kPanelOutputs + 63) / 64 * 64;
@@ -321,12 +332,15 @@ struct CpuKernels {
   ProductKernels mxfp4;
   // The same of GGUF's blocks with f32 activations, likewise.
   ProductKernels gguf;
+  // The same of fp8 weights; class kAmxBf16 has kBf16's, on vectors.
+  ProductKernels fp8;
   // By WeightType: what a product with so many rows takes instead of the four above.
   std::array<ProductSteps, kNumWeightTypes> product_steps = {};
-  // The four above, or those of mxfp4 or of gguf.
+  // The four above, or those of mxfp4, of gguf or of fp8.
   ProductKernels TableProducts(WeightType type) const {
     if (type == WeightType::kMxfp4) return mxfp4;
     if (type == WeightType::kGgufF32) return gguf;
+    if (type == WeightType::kFp8) return fp8;
     return IsQuantized(type) ? ProductKernels{quant_matmul, quant_gate_up}
                              : ProductKernels{matmul, gate_up};
   }

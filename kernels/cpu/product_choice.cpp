@@ -21,8 +21,9 @@ std::vector<ProductOption> ProductOptions(const CpuKernels& kernels, WeightType 
     }
     return options;
   }
-  // One for all classes.
-  if (TraitsOf(type).activations) return {{IsaName(kernels.isa), kernels.TableProducts(type)}};
+  // One for all classes, or for a class.
+  if (TraitsOf(type).activations || type == WeightType::kFp8)
+    return {{IsaName(kernels.isa), kernels.TableProducts(type)}};
   if (kernels.isa == Isa::kAvx512) {
     const CpuKernels& narrow = KernelsFor(Isa::kAvx2);
     options.push_back({IsaName(narrow.isa), {narrow.matmul, narrow.gate_up}});

@@ -13,7 +13,7 @@
 
 namespace moesaic {
 
-enum class WeightType : uint8_t { kBf16, kF32, kInt8, kInt4, kMxfp4, kGguf, kGgufF32 };
+enum class WeightType : uint8_t { kBf16, kF32, kInt8, kInt4, kMxfp4, kGguf, kGgufF32, kFp8 };
 enum class ActivationType : uint8_t { kF32, kBf16, kInt8, kInt8Sums };
 
 // How the inputs of an output lie in a matrix of kGguf or kGgufF32: in blocks of so many values and
@@ -59,6 +59,10 @@ inline constexpr WeightTraits kWeightTypes[] = {
      WeightType::kGguf},
     {WeightType::kGgufF32, "gguf_f32", "gguf-float32", ActivationType::kF32, DType::kGguf,
      WeightType::kGgufF32, WeightType::kGgufF32},
+    // E4M3 with a scale for each 128 inputs of an output. What a checkpoint does not have so is
+    // bf16 (fp8_weights.h), as what is looked up and what gives logits always is.
+    {WeightType::kFp8, "fp8", "fp8", std::nullopt, DType::kF8E4M3, WeightType::kFp8,
+     WeightType::kBf16},
 };
 inline constexpr size_t kNumWeightTypes = std::size(kWeightTypes);
 

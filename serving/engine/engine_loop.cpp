@@ -118,7 +118,7 @@ bool EngineLoop::TakeMail() {
   for (const RequestId id : mail.cancelled) {
     if (Sequence* sequence = scheduler_->Find(id)) End(*sequence, FinishReason::kCancelled);
   }
-  for (const auto& use : mail.uses) use(*parts_.use);
+  for (const auto& use : mail.uses) use();
   // While experts cannot be read nobody may send requests, so that the engine has to find out by
   // itself when they can.
   if (mail.asked_while_not_ready && scheduler_->empty()) {

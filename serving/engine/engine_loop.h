@@ -75,15 +75,14 @@ class EngineLoop : public Engine {
                                 std::vector<std::shared_ptr<OutputSink>> sinks) override;
   void Cancel(RequestId id) override { mailbox_.Cancel(id); }
   void WithCollection(std::function<void(EamCollection*)> use) override {
-    mailbox_.PostUse([use = std::move(use)](ExpertUse& experts) { experts.WithCollection(use); });
+    mailbox_.PostUse([this, use = std::move(use)] { parts_.use->WithCollection(use); });
   }
   void WithResidents(std::function<void(std::span<const ResidentExpert>)> use) override {
-    mailbox_.PostUse([use = std::move(use)](ExpertUse& experts) { use(experts.Residents()); });
+    mailbox_.PostUse([this, use = std::move(use)] { use(parts_.use->Residents()); });
   }
   void WithRequest(RequestId id, bool nearest,
                    std::function<void(std::shared_ptr<const RequestExperts>)> use) override {
-    mailbox_.PostUse(
-        [=, this, use = std::move(use)](ExpertUse& /*experts*/) { use(ExpertsOf(id, nearest)); });
+    mailbox_.PostUse([=, this, use = std::move(use)] { use(ExpertsOf(id, nearest)); });
   }
   void BeginDrain() override { mailbox_.BeginDrain(); }
   EngineStatus Status() const override;

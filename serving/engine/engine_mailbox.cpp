@@ -24,7 +24,7 @@ void EngineMailbox::Cancel(RequestId id) {
   wake_.NotifyAll();
 }
 
-void EngineMailbox::PostUse(std::function<void(ExpertUse&)> use) {
+void EngineMailbox::PostUse(std::function<void()> use) {
   const MutexLock lock(mutex_);
   mail_.uses.push_back(std::move(use));
   wake_.NotifyAll();

@@ -55,8 +55,10 @@ uint64_t ModelWeights::LayOut(const ModelConfig& c, WeightType type, std::byte* 
     const int64_t width = spec.dense_mlp().width;
     if (width > 0) {
       const MlpSlots& mlp = spec.sparse() ? kSharedMlpSlots : kDenseMlpSlots;
-      w.gate = arena.Matrix(type, width, c.hidden_size, {mlp[0]});
-      w.up = arena.Matrix(type, width, c.hidden_size, {mlp[1]});
+      // One product takes both.
+      const WeightType of_both = arena.TypeOf(type, c.hidden_size, {mlp[0], mlp[1]});
+      w.gate = arena.Matrix(of_both, width, c.hidden_size, {mlp[0]});
+      w.up = arena.Matrix(of_both, width, c.hidden_size, {mlp[1]});
       w.down = arena.Matrix(type, c.hidden_size, width, {mlp[2]});
       TakeSameActivations({&w.gate, &w.up, &w.down});
     }
