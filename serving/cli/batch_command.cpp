@@ -15,7 +15,6 @@
 #include "core/base/metrics.h"
 #include "serving/api/request_runner.h"
 #include "serving/batch/batch_report.h"
-#include "serving/cli/batch_job.h"
 #include "serving/cli/batch_progress.h"
 #include "serving/cli/commands.h"
 #include "serving/cli/interrupt.h"
@@ -23,6 +22,7 @@
 #include "serving/cli/output.h"
 #include "serving/cli/run_stats.h"
 #include "serving/cli/serving_setup.h"
+#include "serving/jobs/batch_job.h"
 #include "serving/startup/machine_options.h"
 
 namespace moesaic {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "serving/cli/batch_job.h"
+#include "serving/jobs/batch_job.h"
 #include "serving/model/step_stats.h"
 
 namespace moesaic {

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <ctime>
 #include <future>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,6 +22,7 @@
 #include "serving/cli/several_models.h"
 #include "serving/http/request_memory.h"
 #include "serving/http/server.h"
+#include "serving/jobs/batch_runner.h"
 #include "serving/startup/machine_options.h"
 
 namespace moesaic {
@@ -35,6 +37,17 @@ uint64_t RequestMemoryBytes(const Settings& settings, const Machine& machine) {
   return std::min(RequestMemory::kBytesPerBodyByte * settings.server.max_body_bytes,
                   MemoryLimitBytes(settings.engine.machine, machine.topology) / kPart);
 }
+
+// The batches of clients: where they are, and who runs them.
+struct Batches {
+  Batches(const ServerOptions& options, int64_t max_outstanding)
+      : store({.directory = options.batch_dir,
+               .max_bytes = options.batch_dir_bytes,
+               .max_age_s = static_cast<int64_t>(options.batch_max_age_days * 86400)}),
+        runner(store, max_outstanding) {}
+  BatchStore store;
+  BatchRunner runner;
+};
 
 // Connections are file descriptors; the soft limit is often 1024.
 void RaiseFileLimit() {
@@ -122,7 +135,15 @@ int ServeCommand(const Invocation& invocation) {
   options.request_memory_bytes = RequestMemoryBytes(settings, machine);
   settings.engine.request_bytes = options.request_memory_bytes;
   SeveralModels models(std::move(several), machine, metrics);
+  std::unique_ptr<Batches> batches;
+  if (!options.batch_dir.empty()) {
+    // One more than run: a place that becomes free is taken at once.
+    batches = std::make_unique<Batches>(options, settings.engine.max_num_seqs + 1);
+  }
   Server server(options, metrics);
+  if (batches != nullptr) {
+    server.SetBatches({&batches->store, [&batches] { batches->runner.Wake(); }});
+  }
   server.Start();
   LogInfo("moesaic {} ({}) listens on {}", GetBuildInfo().version, GetBuildInfo().git_commit,
           server.address());
@@ -145,14 +166,19 @@ int ServeCommand(const Invocation& invocation) {
     loading.get();
     LogInfo("serving {} models on {}/v1", models.size(), server.address());
   }
+  if (batches != nullptr) {
+    batches->runner.Start([&server](const std::string& model) { return server.Model(model); });
+  }
 
   int signal = 0;
   while (signal == 0) signal = signals.Take(server, std::chrono::hours(1));
   LogInfo("{}: draining for up to {:g} s; a second signal exits at once",
           signal == SIGINT ? "SIGINT" : "SIGTERM",
           std::chrono::duration<double>(options.shutdown_timeout).count());
-  std::future<bool> stopping =
-      std::async(std::launch::async, [&] { return server.Stop(options.shutdown_timeout); });
+  std::future<bool> stopping = std::async(std::launch::async, [&] {
+    if (batches != nullptr) batches->runner.Stop();  // before the engine refuses its lines
+    return server.Stop(options.shutdown_timeout);
+  });
   WaitOrExit(stopping, signals, server);
   if (stopping.get()) {
     LogInfo("all requests ended; bye");

@@ -1,6 +1,7 @@
 #include "serving/engine/engine_loop.h"
 
 #include <pthread.h>
+#include <algorithm>
 
 #include <algorithm>
 #include <span>
@@ -54,10 +55,12 @@ std::vector<RequestId> EngineLoop::Submit(std::vector<EngineRequest> requests,
   // A request is taken when there is a place for one of its sequences; the others wait behind it,
   // in the order in which requests came, and get theirs as places become free. So one of more
   // sequences than there are places is served, too, and what waits beyond them is one request's.
-  const auto count = static_cast<int64_t>(requests.size());
+  // Who has a batch done bounds it himself.
+  const auto count = std::count_if(requests.begin(), requests.end(),
+                                   [](const auto& request) { return !request.background; });
   int64_t outstanding = outstanding_.load();
   do {
-    if (outstanding >= parts_.max_outstanding) {
+    if (count > 0 && outstanding >= parts_.max_outstanding) {
       Fail(ErrorKind::kUnavailable, "the request queue is full ({} of {}); try again later",
            outstanding, parts_.max_outstanding);
     }
@@ -238,7 +241,7 @@ void EngineLoop::EndWithError(Sequence& sequence, const Error& error) {
 
 std::unique_ptr<Sequence> EngineLoop::Remove(Sequence& sequence) {
   parts_.use->EndRequest(sequence);
-  outstanding_.fetch_sub(1);
+  if (!sequence.request.background) outstanding_.fetch_sub(1);
   return scheduler_->Remove(&sequence);
 }
 

@@ -43,6 +43,9 @@ struct EngineRequest {
   std::shared_ptr<const ThinkingLimit> thinking;       // null: it thinks as long as it likes
   std::shared_ptr<const OutputConstraint> constraint;  // null: any text
   std::optional<std::chrono::steady_clock::time_point> deadline;
+  // Somebody's batch: it runs while no other request is there, and keeps what it has computed in
+  // the meantime. No place in the queue is counted for it.
+  bool background = false;
 };
 
 enum class FinishReason { kStop, kLength, kCancelled };

@@ -20,6 +20,13 @@ int64_t LastWholeBlock(const Sequence& sequence) {
   return (known - 1) / kKvBlockTokens * kKvBlockTokens;
 }
 
+// In a list that has those of the background last.
+template <typename List>
+auto FirstOfBackground(List& list) {
+  return std::find_if(list.begin(), list.end(),
+                      [](const auto& sequence) { return sequence->request.background; });
+}
+
 }  // namespace
 
 Scheduler::Scheduler(const SchedulerOptions& options, KvPools& pools)
@@ -29,7 +36,16 @@ Scheduler::Scheduler(const SchedulerOptions& options, KvPools& pools)
   plan_.reserve(static_cast<size_t>(options.max_num_seqs));
 }
 
-void Scheduler::Add(std::unique_ptr<Sequence> sequence) { waiting_.push_back(std::move(sequence)); }
+void Scheduler::Add(std::unique_ptr<Sequence> sequence) {
+  const bool background = sequence->request.background;
+  foreground_ += background ? 0 : 1;
+  waiting_.insert(background ? waiting_.end() : FirstOfBackground(waiting_), std::move(sequence));
+}
+
+void Scheduler::JoinRunning(std::unique_ptr<Sequence> sequence) {
+  const bool background = sequence->request.background;
+  running_.insert(background ? running_.end() : FirstOfBackground(running_), std::move(sequence));
+}
 
 std::span<const ScheduledSlice> Scheduler::Plan() {
   plan_.clear();
@@ -47,6 +63,7 @@ void Scheduler::PlanDecodes() {
   // Preemption shortens running_ from the back while this walks it.
   for (size_t i = 0; i < running_.size() && budget_ > 0; ++i) {
     Sequence& sequence = *running_[i];
+    if (Rests(sequence)) return;
     if (PendingTokens(sequence) != 1 || !EnsureBlocks(sequence, 1)) continue;
     Schedule(sequence, 1);
   }
@@ -55,6 +72,7 @@ void Scheduler::PlanDecodes() {
 void Scheduler::PlanPrefills() {
   for (size_t i = 0; i < running_.size() && budget_ > 0; ++i) {
     Sequence& sequence = *running_[i];
+    if (Rests(sequence)) return;
     if (PendingTokens(sequence) == 1) continue;
     const int64_t tokens = StepTokens(sequence);
     if (!EnsureBlocks(sequence, tokens)) continue;
@@ -94,25 +112,39 @@ void Scheduler::PlanSnapshot(Sequence& sequence, int64_t tokens) {
 }
 
 void Scheduler::Admit() {
-  while (!waiting_.empty() && budget_ > 0 &&
-         static_cast<int64_t>(running_.size()) < options_.max_num_seqs) {
+  while (!waiting_.empty() && budget_ > 0) {
     Sequence& sequence = *waiting_.front();
-    ReusePrefix(sequence);
+    if (Rests(sequence) || !MakeRoom(sequence)) return;
     const int64_t tokens = StepTokens(sequence);
-    // Room for all that is pending, not just for this chunk: a prompt that is admitted and
-    // preempted half way has cost its work twice.
-    const bool room =
-        pools_.HasRoom(sequence.blocks, std::ssize(sequence.tokens), options_.max_batch_tokens);
-    if (!room && !running_.empty()) {
-      ReleaseBlocks(sequence);
-      return;
-    }
-    running_.push_back(std::move(waiting_.front()));
+    std::unique_ptr<Sequence> admitted = std::move(waiting_.front());
     waiting_.pop_front();
+    JoinRunning(std::move(admitted));
     if (!EnsureBlocks(sequence, tokens)) return;
     sequence.admitted = true;
     Schedule(sequence, tokens);
   }
+}
+
+// A place and blocks for a sequence that waits; those of the background that run leave for another
+// one. Finds its prefix.
+bool Scheduler::MakeRoom(Sequence& sequence) {
+  const auto can_preempt = [&] {
+    return !sequence.request.background && !running_.empty() && running_.back()->request.background;
+  };
+  if (static_cast<int64_t>(running_.size()) >= options_.max_num_seqs) {
+    if (!can_preempt()) return false;
+    PreemptNewest();
+  }
+  ReusePrefix(sequence);
+  // Room for all that is pending, not just for this chunk: a prompt that is admitted and preempted
+  // half way has cost its work twice.
+  const auto has_room = [&] {
+    return pools_.HasRoom(sequence.blocks, std::ssize(sequence.tokens), options_.max_batch_tokens);
+  };
+  while (!has_room() && can_preempt()) PreemptNewest();
+  if (has_room() || running_.empty()) return true;
+  ReleaseBlocks(sequence);
+  return false;
 }
 
 // The first so many positions have the keys and values that any sequence with these tokens has.
@@ -181,7 +213,8 @@ void Scheduler::PreemptNewest() {
     plan_.erase(planned);
   }
   ReleaseBlocks(*victim);
-  waiting_.push_front(std::move(victim));
+  const bool background = victim->request.background;
+  waiting_.insert(background ? FirstOfBackground(waiting_) : waiting_.begin(), std::move(victim));
   preempted_ = true;
   ++preemptions_;
 }
@@ -234,6 +267,7 @@ std::unique_ptr<Sequence> Scheduler::Remove(Sequence* sequence) {
     waiting_.erase(at);
   }
   CHECK(removed != nullptr);
+  foreground_ -= removed->request.background ? 0 : 1;
   std::erase_if(plan_, [&](const ScheduledSlice& slice) { return slice.sequence == sequence; });
   ReleaseBlocks(*removed);
   return removed;

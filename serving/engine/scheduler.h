@@ -11,6 +11,10 @@
 // computed anew with what it has generated. The oldest sequence is never preempted for another, so
 // every request that fits the pool alone ends.
 //
+// Sequences of the background (EngineRequest::background) rest while others are there: they keep
+// their blocks, are not planned, and are preempted first, before a request that waits lacks a place
+// or a block.
+//
 // Of a model with recurrent layers a sequence that runs has a slot of state besides
 // (state_slots.h), which a preempted one gives back as well. A prefix is reused up to where its
 // state was kept: at the last whole block of each prompt and, while it runs, of each answer, and
@@ -72,6 +76,11 @@ class Scheduler {
   void ForEach(const std::function<void(Sequence&)>& visit);
 
  private:
+  bool Rests(const Sequence& sequence) const {
+    return foreground_ > 0 && sequence.request.background;
+  }
+  bool MakeRoom(Sequence& sequence);
+  void JoinRunning(std::unique_ptr<Sequence> sequence);
   bool EnsureBlocks(Sequence& sequence, int64_t num_tokens);
   void PlanDecodes();
   void PlanPrefills();
@@ -88,8 +97,10 @@ class Scheduler {
   SchedulerOptions options_;
   KvPools& pools_;
   StateSlots states_;
+  // Those of the background behind the others.
   std::deque<std::unique_ptr<Sequence>> waiting_;
   std::vector<std::unique_ptr<Sequence>> running_;  // oldest first
+  int64_t foreground_ = 0;                          // of both, not of the background
   std::vector<ScheduledSlice> plan_;
   int64_t budget_ = 0;
   bool preempted_ = false;  // in this plan

@@ -112,8 +112,9 @@ std::optional<ApiError> CheckHost(const HttpRequest& request, const ServerOption
 
 std::optional<ApiError> CheckOrigin(const HttpRequest& request, const ServerOptions& options) {
   const std::string_view origin = request.Header("origin");
-  if ((request.method != "POST" && request.method != "PUT") || origin.empty() ||
-      IsAllowedOrigin(origin, options)) {
+  const bool changes =
+      request.method == "POST" || request.method == "PUT" || request.method == "DELETE";
+  if (!changes || origin.empty() || IsAllowedOrigin(origin, options)) {
     return std::nullopt;
   }
   for (const std::string_view scheme : {"http://", "https://"}) {

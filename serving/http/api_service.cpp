@@ -1,5 +1,6 @@
 #include "serving/http/api_service.h"
 
+#include <future>
 #include <utility>
 
 #include "core/base/check.h"
@@ -180,6 +181,22 @@ void ApiService::SetKeys(ApiKeys keys) {
   keys_ = std::move(shared);
 }
 
+ServedModel ApiService::Model(const std::string& name) {
+  for (bool loaded = false;; loaded = true) {
+    const auto table = models();
+    if (table == nullptr) throw NotReady().value_or(Stopping());
+    try {
+      return table->Get(name);
+    } catch (const ModelNotLoaded& absent) {
+      if (loaded || absent.failed() || call_context_.models == nullptr) throw;
+    }
+    std::promise<std::optional<ApiError>> ended;
+    call_context_.models->Load(
+        name, [&ended](std::optional<ApiError> why_not) { ended.set_value(std::move(why_not)); });
+    if (auto why_not = ended.get_future().get()) throw ApiError(*why_not);
+  }
+}
+
 void ApiService::BeginDrain() {
   state_.store(State::kDraining);
   const auto table = models();
@@ -276,9 +293,11 @@ std::optional<HttpResponse> ApiService::CheckHead(const HttpRequest& head) {
     return response;
   }
   if (const auto error = CheckKey(head, *match)) return refuse(*error);
-  const bool changes = match->post || head.method == "PUT";
-  if (changes) {
-    const auto error = match->post ? CheckBodyHeaders(head) : CheckBinaryBodyHeaders(head);
+  if (head.method == "POST" || head.method == "PUT") {
+    const bool json = head.method == "POST" && match->route != Route::kFiles;
+    const auto error = match->route == Route::kBatchCancel ? std::nullopt
+                       : json                              ? CheckBodyHeaders(head)
+                                                           : CheckBinaryBodyHeaders(head);
     if (error) return refuse(*error);
     if (const auto unready = NotReady()) return refuse(*unready);
   }
@@ -304,6 +323,12 @@ std::shared_ptr<Call> ApiService::Handle(std::shared_ptr<Exchange> exchange) {
   const auto table = ModelsFor(key.get());
   if (match->route == Route::kEamc && table != nullptr) {
     auto call = std::make_shared<CollectionCall>(call_context_, table, std::move(exchange));
+    call->Start();
+    return call;
+  }
+  if (match->of_batches() && table != nullptr) {
+    auto call = std::make_shared<BatchCall>(call_context_, batches_, table, std::move(exchange),
+                                            *match, key != nullptr ? key->name : std::string());
     call->Start();
     return call;
   }

@@ -10,12 +10,14 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/base/mutex.h"
 #include "serving/api/api_error.h"
 #include "serving/api/served_model.h"
 #include "serving/http/api_keys.h"
+#include "serving/http/batch_call.h"
 #include "serving/http/call_context.h"
 #include "serving/http/exchange.h"
 #include "serving/http/request_memory.h"
@@ -32,8 +34,13 @@ class ApiService : public RequestHandler {
 
   // Ends the loading phase, when it is called first. Throws Error (ModelTable).
   void SetModels(std::vector<ServedModel> models);
+  // What it does batches with; before requests. Must outlive the service.
+  void SetBatches(BatchBackend batches) { batches_ = std::move(batches); }
   // Who loads the models that are not loaded; outlives this. Before the first SetModels.
   void SetManager(ModelManager* manager) { call_context_.models = manager; }
+  // A model with its engine; loads it where it is not loaded, and waits for that. Throws ApiError:
+  // 404, or why it cannot be had now.
+  ServedModel Model(const std::string& name);
   // From now on requests need one of these, where there are any.
   void SetKeys(ApiKeys keys);
   // The server's socket is bound to loopback: who names another host is refused. Before requests.
@@ -74,6 +81,7 @@ class ApiService : public RequestHandler {
   ServingMetrics& metrics_;
   RequestMemory request_memory_;
   CallContext call_context_;
+  BatchBackend batches_;
   std::atomic<State> state_{State::kLoading};
   bool loopback_only_ = false;
 

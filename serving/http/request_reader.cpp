@@ -35,7 +35,8 @@ std::string_view StripAuthority(std::string_view target) {
   return target;
 }
 
-constexpr size_t kMaxUnparsedBodyBytes = 64 << 10;  // chunk headers and trailers
+constexpr std::string_view kUploadPath = "/v1/files";  // whose bodies may be larger
+constexpr size_t kMaxUnparsedBodyBytes = 64 << 10;     // chunk headers and trailers
 
 }  // namespace
 
@@ -49,11 +50,16 @@ void RequestReader::Reset() {
   // Beast's limit takes 32 bits and counts the request line too.
   parser_->header_limit(
       static_cast<uint32_t>(options_.max_header_bytes + options_.max_target_bytes));
-  parser_->body_limit(options_.max_body_bytes);
+  SetBodyLimit(options_.max_body_bytes);
   request_ = HttpRequest();
   started_ = false;
   has_line_ = false;
   has_head_ = false;
+}
+
+void RequestReader::SetBodyLimit(uint64_t bytes) {
+  body_limit_ = bytes;
+  parser_->body_limit(bytes);
 }
 
 size_t RequestReader::body_bytes() const { return parser_->get().body().size(); }
@@ -67,8 +73,7 @@ RequestReader::Progress RequestReader::Fail(int status, const std::string& messa
 RequestReader::Progress RequestReader::FailParse(int parser_error) {
   switch (static_cast<http::error>(parser_error)) {
     case http::error::body_limit:
-      return Fail(413,
-                  fmt::format("The request body is larger than {} bytes.", options_.max_body_bytes),
+      return Fail(413, fmt::format("The request body is larger than {} bytes.", body_limit_),
                   "body_too_large");
     case http::error::header_limit:
       return Fail(431,
@@ -168,12 +173,21 @@ std::optional<ApiError> RequestReader::FillHead() {
     }
     request_.chunked = true;
   }
+  std::string_view path = StripAuthority(request_.target);
+  path = path.substr(0, path.find('?'));
+  auto decoded = DecodePath(path);
+  if (!decoded.has_value() || decoded->empty() || ((*decoded)[0] != '/' && *decoded != "*")) {
+    return refuse(400, "The request target is not a valid path.", "bad_request");
+  }
+  request_.path = std::move(*decoded);
+  if (request_.path == kUploadPath && request_.method == "POST") {
+    SetBodyLimit(std::max(options_.max_body_bytes, options_.max_upload_bytes));
+  }
   if (const auto length = parser_->content_length()) {
     request_.content_length = static_cast<size_t>(*length);
-    if (*length > options_.max_body_bytes) {
-      return refuse(
-          413, fmt::format("The request body is larger than {} bytes.", options_.max_body_bytes),
-          "body_too_large");
+    if (*length > body_limit_) {
+      return refuse(413, fmt::format("The request body is larger than {} bytes.", body_limit_),
+                    "body_too_large");
     }
   }
   request_.has_body = request_.chunked || request_.content_length.value_or(0) > 0;
@@ -184,13 +198,6 @@ std::optional<ApiError> RequestReader::FillHead() {
     }
     request_.expects_continue = request_.version == 11 && request_.has_body;
   }
-  std::string_view path = StripAuthority(request_.target);
-  path = path.substr(0, path.find('?'));
-  auto decoded = DecodePath(path);
-  if (!decoded.has_value() || decoded->empty() || ((*decoded)[0] != '/' && *decoded != "*")) {
-    return refuse(400, "The request target is not a valid path.", "bad_request");
-  }
-  request_.path = std::move(*decoded);
   return std::nullopt;
 }
 

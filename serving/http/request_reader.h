@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -42,6 +43,7 @@ class RequestReader {
   struct Parser;
 
   void Reset();
+  void SetBodyLimit(uint64_t bytes);
   Progress Fail(int status, const std::string& message, std::string code);
   Progress FailParse(int parser_error);
   std::optional<ApiError> FillHead();
@@ -49,6 +51,7 @@ class RequestReader {
   const ServerOptions& options_;
   std::unique_ptr<Parser> parser_;
   HttpRequest request_;
+  uint64_t body_limit_ = 0;  // of this request
   std::optional<ApiError> error_;
   bool started_ = false;
   bool has_line_ = false;  // the request line has its end

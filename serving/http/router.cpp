@@ -39,6 +39,54 @@ constexpr Entry kEntries[] = {
     {"/v1/moesaic/snapshot", Route::kLiveSnapshot, false, false},
 };
 
+// OpenAI's Files and Batch APIs: lists, and their members by id.
+struct ListEntry {
+  std::string_view path;
+  Route list;
+  Route member;
+  std::string_view member_label;
+  std::string_view member_also;
+  std::string_view action;  // behind the id
+  Route action_route;
+  std::string_view action_label;
+  bool action_post;
+};
+constexpr ListEntry kLists[] = {
+    {"/v1/files", Route::kFiles, Route::kFile, "/v1/files/{id}", "DELETE", "/content",
+     Route::kFileContent, "/v1/files/{id}/content", false},
+    {"/v1/batches",
+     Route::kBatches,
+     Route::kBatch,
+     "/v1/batches/{id}",
+     {},
+     "/cancel",
+     Route::kBatchCancel,
+     "/v1/batches/{id}/cancel",
+     true},
+};
+
+std::optional<RouteMatch> MatchList(std::string_view path) {
+  for (const ListEntry& entry : kLists) {
+    if (path == entry.path) {
+      RouteMatch match{entry.list, entry.path};
+      match.also = "POST";
+      return match;
+    }
+    if (!path.starts_with(entry.path) || path[entry.path.size()] != '/') continue;
+    std::string_view id = path.substr(entry.path.size() + 1);
+    RouteMatch match{entry.member, entry.member_label};
+    match.also = entry.member_also;
+    if (id.ends_with(entry.action)) {
+      match = RouteMatch{entry.action_route, entry.action_label, entry.action_post};
+      id.remove_suffix(entry.action.size());
+    }
+    if (id.empty() || id.find('/') != std::string_view::npos) return std::nullopt;
+    match.id = std::string(id);
+    return match;
+  }
+  return std::nullopt;
+}
+
 constexpr std::string_view kMessagesPath = "/v1/messages";
 constexpr std::string_view kModelPrefix = "/v1/models/";
 constexpr std::string_view kRequestPrefix = "/v1/moesaic/requests/";
@@ -52,6 +100,7 @@ std::optional<RouteMatch> MatchRoute(std::string_view path) {
       return RouteMatch{entry.route, entry.path, entry.post, entry.open,
                         {},          entry.put,  entry.admin};
   }
+  if (auto match = MatchList(path)) return match;
   if (path.size() > kModelPrefix.size() && path.substr(0, kModelPrefix.size()) == kModelPrefix) {
     return RouteMatch{Route::kModel,
                       "/v1/models/{id}",
@@ -91,6 +140,8 @@ std::string_view RootPage() {
          "POST /tokenize              text or messages to token ids\n"
          "POST /detokenize            token ids to text\n"
          "GET  /tokenizer_info        the special tokens\n"
+         "POST /v1/files             files for batches; GET lists them, /v1/files/{id}/content\n"
+         "POST /v1/batches           batches; GET lists them, POST /v1/batches/{id}/cancel\n"
          "GET  /v1/moesaic/eamc       what an eamc predictor has learned; PUT gives it another\n"
          "GET  /v1/moesaic/events     what the engine does, as server-sent events; "
          "/v1/moesaic/snapshot\n"

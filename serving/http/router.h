@@ -33,6 +33,12 @@ enum class Route {
   kLiveEvents,
   kLiveSnapshot,
   kRequestExperts,
+  kFiles,
+  kFile,
+  kFileContent,
+  kBatches,
+  kBatch,
+  kBatchCancel,
 };
 
 struct RouteMatch {
@@ -43,15 +49,23 @@ struct RouteMatch {
   std::string model = {};  // of kModel, may contain slashes; of kRequestExperts: which request
   bool put = false;        // PUT beside GET and HEAD
   bool admin = false;      // asks for a key of an administrator
+  std::string id = {};     // of kFile, kFileContent, kBatch, kBatchCancel
+  // Beside GET and HEAD: POST, of a list, or DELETE, of one of its members.
+  std::string_view also = {};
 
   std::string_view allow() const {
     if (put) return "GET, HEAD, PUT, OPTIONS";
+    if (also == "POST") return "GET, HEAD, POST, OPTIONS";
+    if (also == "DELETE") return "GET, HEAD, DELETE, OPTIONS";
     return post ? "POST, OPTIONS" : "GET, HEAD, OPTIONS";
   }
   bool Allows(std::string_view method) const {
     if (post) return method == "POST";
-    return method == "GET" || method == "HEAD" || (put && method == "PUT");
+    return method == "GET" || method == "HEAD" || (put && method == "PUT") ||
+           (!also.empty() && method == also);
   }
+  // Of OpenAI's Files and Batch APIs.
+  bool of_batches() const { return route >= Route::kFiles; }
 };
 
 // nullopt: there is no such route. `path` is decoded.

@@ -335,10 +335,12 @@ Server::Server(ServerOptions options, MetricsRegistry& metrics)
     : impl_(std::make_unique<Impl>(std::move(options), metrics)) {}
 Server::~Server() = default;
 
+void Server::SetBatches(BatchBackend batches) { impl_->service().SetBatches(std::move(batches)); }
 void Server::Start() { impl_->Start(); }
 void Server::Reload() { impl_->Reload(); }
 uint16_t Server::port() const { return impl_->port(); }
 std::string Server::address() const { return impl_->address(); }
+ServedModel Server::Model(const std::string& name) { return impl_->service().Model(name); }
 void Server::SetModels(std::vector<ServedModel> models) {
   impl_->service().SetModels(std::move(models));
 }

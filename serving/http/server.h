@@ -17,6 +17,7 @@
 #include "core/base/metrics.h"
 #include "serving/api/model_manager.h"
 #include "serving/api/served_model.h"
+#include "serving/http/batch_call.h"
 #include "serving/http/server_options.h"
 
 namespace moesaic {
@@ -29,6 +30,8 @@ class Server {
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
 
+  // What it does batches with; before Start. Must outlive the server.
+  void SetBatches(BatchBackend batches);
   // Reads the files of keys, binds, listens and starts the threads. Throws Error: kInvalidArgument
   // (host cannot be resolved, wrong keys, an address that others can reach without keys), kIo
   // (address in use, not permitted), and what reading the files throws.
@@ -43,6 +46,8 @@ class Server {
   // From now on these are served, in place of those before. Throws Error(kInvalidArgument) when
   // names clash.
   void SetModels(std::vector<ServedModel> models);
+  // As ApiService::Model.
+  ServedModel Model(const std::string& name);
   // Before the first SetModels: who loads models that are not loaded; outlives this.
   void SetManager(ModelManager* manager);
 

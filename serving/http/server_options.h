@@ -54,6 +54,12 @@ struct ServerOptions {
   // (serving/api/replay_store.h); 0: nothing is kept.
   uint64_t replay_bytes = uint64_t{16} << 20;
 
+  // Batches of clients (serving/jobs/batch_store.h); empty: none.
+  std::filesystem::path batch_dir;
+  uint64_t batch_dir_bytes = uint64_t{10} << 30;
+  double batch_max_age_days = 30;
+  uint64_t max_upload_bytes = 0;  // of a file for batches; larger than max_body_bytes, or nothing
+
   // Timeouts; a connection that misses one is closed.
   std::chrono::milliseconds header_timeout{10'000};     // from the first byte of a request (408)
   std::chrono::milliseconds body_timeout{60'000};       // from the end of the head (408)

@@ -68,6 +68,25 @@ void AddServerSettings(ServerOptions& server, int64_t& max_queue, bool visible,
   section.Add({.name = "max-body",
                .target = SizeInBytes(&server.max_body_bytes),
                .help = "Largest request body."});
+  section.Add({.name = "batch-dir",
+               .target = &server.batch_dir,
+               .value_name = "DIR",
+               .help = "Take files and batches of clients (/v1/files, /v1/batches), and keep them "
+                       "here. They are answered while no other request is there. Default: none."});
+  section.Add({.name = "batch-dir-size",
+               .target = SizeInBytes(&server.batch_dir_bytes),
+               .help = "Of all files of --batch-dir together; more are refused."});
+  section.Add({.name = "batch-max-age",
+               .target = &server.batch_max_age_days,
+               .value_name = "DAYS",
+               .help = "When files and ended batches of --batch-dir are removed.",
+               .min = 0.01,
+               .max = 36500});
+  section.Add({.name = "max-upload",
+               .target = SizeInBytes(&server.max_upload_bytes),
+               .help =
+                   "Largest file for --batch-dir, if more than --max-body. It is held in memory "
+                   "while it comes."});
   section.Add({.name = "replay-memory",
                .target = SizeInBytes(&server.replay_bytes),
                .help = "For what each model has generated, so that conversations with calls of "

@@ -6,7 +6,7 @@
 
 #include "core/base/check.h"
 #include "core/base/error.h"
-#include "serving/cli/input_record.h"
+#include "serving/jobs/input_record.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view bytes(reinterpret_cast<const char*>(data), size);

@@ -468,5 +468,123 @@ TEST(SchedulerTest, RandomWorkloadsKeepTheirPromises) {
   }
 }
 
+std::unique_ptr<Sequence> InBackground(std::unique_ptr<Sequence> sequence) {
+  sequence->request.background = true;
+  return sequence;
+}
+
+std::vector<RequestId> IdsOf(std::span<const ScheduledSlice> plan) {
+  std::vector<RequestId> ids;
+  for (const ScheduledSlice& slice : plan) ids.push_back(slice.sequence->id);
+  return ids;
+}
+
+TEST(SchedulerTest, TheBackgroundRestsWhileOthersAreThere) {
+  KvPools pools = OneGroup(64);
+  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 32, .prefix_cache = false}, pools);
+  scheduler.Add(InBackground(MakeSequence(1, 8, 4)));
+  scheduler.Add(InBackground(MakeSequence(2, 8, 4)));
+  auto plan = scheduler.Plan();
+  EXPECT_EQ(IdsOf(plan), (std::vector<RequestId>{1, 2}));
+  FinishStep(scheduler, plan);
+  scheduler.Add(MakeSequence(3, 8, 2));
+  plan = scheduler.Plan();
+  EXPECT_EQ(IdsOf(plan), (std::vector<RequestId>{3}));
+  EXPECT_EQ(scheduler.running(), 3);  // the others keep what they have
+  FinishStep(scheduler, plan);
+  scheduler.Add(InBackground(MakeSequence(4, 8, 4)));
+  plan = scheduler.Plan();
+  EXPECT_EQ(IdsOf(plan), (std::vector<RequestId>{3}));
+  EXPECT_EQ(FinishStep(scheduler, plan), (std::vector<RequestId>{3}));
+  plan = scheduler.Plan();
+  EXPECT_EQ(IdsOf(plan), (std::vector<RequestId>{1, 2, 4}));
+  EXPECT_EQ(plan[0].num_tokens, 1);  // nothing is computed again
+  EXPECT_EQ(scheduler.preemptions(), 0);
+}
+
+TEST(SchedulerTest, OthersGoBeforeTheBackgroundThatWaits) {
+  KvPools pools = OneGroup(64);
+  Scheduler scheduler({.max_num_seqs = 1, .max_batch_tokens = 32, .prefix_cache = false}, pools);
+  scheduler.Add(InBackground(MakeSequence(1, 8, 1)));
+  scheduler.Add(InBackground(MakeSequence(2, 8, 1)));
+  scheduler.Add(MakeSequence(3, 8, 1));
+  scheduler.Add(MakeSequence(4, 8, 1));
+  std::vector<RequestId> order;
+  while (!scheduler.empty()) {
+    const auto plan = scheduler.Plan();
+    ASSERT_EQ(plan.size(), 1u);
+    for (const RequestId id : FinishStep(scheduler, plan)) order.push_back(id);
+  }
+  EXPECT_EQ(order, (std::vector<RequestId>{3, 4, 1, 2}));
+}
+
+TEST(SchedulerTest, TheBackgroundGivesUpItsPlaces) {
+  KvPools pools = OneGroup(64);
+  Scheduler scheduler({.max_num_seqs = 2, .max_batch_tokens = 32, .prefix_cache = false}, pools);
+  scheduler.Add(InBackground(MakeSequence(1, 8, 9)));
+  scheduler.Add(InBackground(MakeSequence(2, 8, 9)));
+  FinishStep(scheduler, scheduler.Plan());
+  scheduler.Add(MakeSequence(3, 8, 9));
+  EXPECT_EQ(IdsOf(scheduler.Plan()), (std::vector<RequestId>{3}));
+  EXPECT_EQ(scheduler.running(), 2);  // the newest one has gone, no more
+  EXPECT_EQ(scheduler.preemptions(), 1);
+  EXPECT_EQ(scheduler.Find(2)->computed_tokens, 0);
+  EXPECT_EQ(scheduler.Find(1)->computed_tokens, 8);
+}
+
+TEST(SchedulerTest, TheBackgroundGivesUpItsBlocks) {
+  KvPools pools = OneGroup(6);
+  Scheduler scheduler({.max_num_seqs = 8, .max_batch_tokens = 64, .prefix_cache = false}, pools);
+  for (RequestId id = 1; id <= 3; ++id) {
+    scheduler.Add(InBackground(MakeSequence(id, kKvBlockTokens * 2 - 2, 9)));
+  }
+  while (scheduler.Find(3)->computed_tokens <= kKvBlockTokens) {
+    FinishStep(scheduler, scheduler.Plan());
+  }
+  ASSERT_EQ(pools.pool(0).free_blocks(), 0);
+  // Three blocks: two of the background leave to let it in.
+  scheduler.Add(MakeSequence(4, kKvBlockTokens * 3 - 1, 20));
+  auto plan = scheduler.Plan();
+  EXPECT_EQ(IdsOf(plan), (std::vector<RequestId>{4}));
+  EXPECT_EQ(scheduler.preemptions(), 2);
+  EXPECT_GT(scheduler.Find(1)->computed_tokens, 0);
+  // It grows beyond what is free: the last one leaves, too.
+  while (scheduler.Find(4) != nullptr) {
+    plan = scheduler.Plan();
+    EXPECT_EQ(IdsOf(plan), (std::vector<RequestId>{4}));
+    FinishStep(scheduler, plan);
+  }
+  EXPECT_EQ(IdsOf(scheduler.Plan()).front(), 1u);
+}
+
+// With others coming and going every request ends, and a plan never mixes both kinds.
+TEST(SchedulerTest, BothKindsEnd) {
+  std::mt19937 random(5);
+  for (int round = 0; round < 50; ++round) {
+    KvPools pools = OneGroup(8);
+    Scheduler scheduler({.max_num_seqs = 3, .max_batch_tokens = 24, .prefix_cache = round % 2 == 0},
+                        pools);
+    RequestId next = 0;
+    std::set<RequestId> open;
+    for (int step = 0; step < 400 || !open.empty(); ++step) {
+      ASSERT_LT(step, 5000);
+      if (step < 400 && random() % 8 == 0 && open.size() < 12) {
+        auto sequence = MakeSequence(++next, 1 + static_cast<int64_t>(random() % 60),
+                                     1 + static_cast<int64_t>(random() % 40));
+        sequence->request.background = random() % 2 == 0;
+        open.insert(next);
+        scheduler.Add(std::move(sequence));
+      }
+      const auto plan = scheduler.Plan();
+      ASSERT_EQ(plan.empty(), scheduler.empty());
+      for (const ScheduledSlice& slice : plan) {
+        ASSERT_EQ(slice.sequence->request.background, plan[0].sequence->request.background);
+      }
+      for (const RequestId id : FinishStep(scheduler, plan)) open.erase(id);
+    }
+    EXPECT_EQ(pools.pool(0).used_blocks(), 0);
+  }
+}
+
 }  // namespace
 }  // namespace moesaic

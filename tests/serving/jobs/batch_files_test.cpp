@@ -1,6 +1,6 @@
 // The files of a batch job: only what is the job's is changed, and a job that goes on does so on
 // the input that its answers are of.
-#include "serving/cli/batch_files.h"
+#include "serving/jobs/batch_files.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>

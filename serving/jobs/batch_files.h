@@ -11,7 +11,7 @@
 #include <unordered_set>
 
 #include "serving/batch/line_file.h"
-#include "serving/cli/input_record.h"
+#include "serving/jobs/input_record.h"
 
 namespace moesaic {
 

@@ -1,5 +1,5 @@
 // What a batch job's input is made of, and how a job knows it again.
-#include "serving/cli/input_record.h"
+#include "serving/jobs/input_record.h"
 
 #include <gtest/gtest.h>
 

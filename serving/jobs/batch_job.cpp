@@ -1,4 +1,4 @@
-#include "serving/cli/batch_job.h"
+#include "serving/jobs/batch_job.h"
 
 #include <algorithm>
 #include <atomic>
@@ -32,7 +32,7 @@ uint64_t HashOf(std::string_view text) {
 }
 
 // Of a request's prompt or messages.
-int64_t PromptTokens(const Json& body, const TokenCounter& count) {
+int64_t PromptTokens(const Json& body, const std::function<int64_t(std::string_view text)>& count) {
   if (body.is_string()) return count(body.get_ref<const std::string&>());
   if (body.is_number()) return 1;  // an id
   int64_t tokens = 0;
@@ -152,6 +152,7 @@ class BatchJob {
                                  ? PromptBatchLine(text, waiting.line_number, options_.prompts)
                                  : ParseBatchLine(text, waiting.line_number, options_.prompts);
       waiting.ids.custom_id = line.custom_id;
+      CheckEndpoint(line);
       if (!seen_.insert(line.custom_id).second) {
         throw BadParam("custom_id", "custom_id is that of an earlier line.");
       }
@@ -167,6 +168,9 @@ class BatchJob {
         throw BadParam("stream", "stream is not possible in a batch.");
       }
       SetSeeds(waiting);
+      for (EngineRequest& request : waiting.prepared.requests) {
+        request.background = options_.background;
+      }
       return waiting;
     } catch (...) {
       if (waiting.ids.custom_id.empty())
@@ -175,6 +179,12 @@ class BatchJob {
              CurrentApiError(fmt::format("line {}", waiting.line_number)));
       return std::nullopt;
     }
+  }
+
+  void CheckEndpoint(const BatchLine& line) const {
+    const char* const url = line.chat ? "/v1/chat/completions" : "/v1/completions";
+    if (options_.endpoint.empty() || options_.endpoint == url) return;
+    throw BadParam("url", "url is {}, but the batch is of {}.", url, options_.endpoint);
   }
 
   std::string IdOfBadLine(std::string_view text, int64_t number) const {
@@ -200,7 +210,11 @@ class BatchJob {
     CHECK(line != open_.end());
     const LineIds ids = std::move(line->second);
     open_.erase(line);
-    if (answer.error) {
+    if (answer.error && options_.background && answer.error->status() == 503) {
+      // The engine goes down, or its model is unloaded: the rest is for another time.
+      ++progress_.put_back;
+      progress_.draining = true;
+    } else if (answer.error) {
       Refuse(answer.key, ids.custom_id, *answer.error);
     } else if (answer.cancelled) {
       ++progress_.put_back;

@@ -13,12 +13,12 @@
 #include <filesystem>
 #include <functional>
 #include <string>
+#include <string_view>
 
 #include "core/perf/workload.h"
 #include "serving/api/batch_line.h"
 #include "serving/api/served_model.h"
-#include "serving/cli/batch_files.h"
-#include "serving/cli/workload_file.h"
+#include "serving/jobs/batch_files.h"
 
 namespace moesaic {
 
@@ -26,6 +26,8 @@ struct BatchJobOptions {
   BatchPaths files;
   BatchInputForm form = BatchInputForm::kAuto;
   PromptDefaults prompts;
+  std::string endpoint;     // lines of another one are refused; empty: of none
+  bool background = false;  // of a server that others use (EngineRequest::background)
   // Sequences that are submitted and have not ended, at most. A line with more of them (its n, its
   // prompts) runs alone.
   int64_t max_outstanding = 64;

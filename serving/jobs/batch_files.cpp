@@ -1,4 +1,4 @@
-#include "serving/cli/batch_files.h"
+#include "serving/jobs/batch_files.h"
 
 #include <fcntl.h>
 #include <sys/file.h>

@@ -1,4 +1,4 @@
-#include "serving/cli/input_record.h"
+#include "serving/jobs/input_record.h"
 
 #include <fmt/format.h>
 

@@ -1,0 +1,156 @@
+#include "serving/jobs/batch_runner.h"
+
+#include <chrono>
+#include <system_error>
+#include <utility>
+
+#include "core/base/error.h"
+#include "core/base/logging.h"
+#include "serving/api/api_error.h"
+#include "serving/api/random_id.h"
+#include "serving/jobs/batch_job.h"
+
+namespace moesaic {
+namespace {
+
+constexpr auto kRetryAfter = std::chrono::seconds(30);  // a full disk, say
+constexpr auto kLookForOld = std::chrono::hours(1);
+
+bool HasLines(const std::filesystem::path& file) {
+  std::error_code error;
+  const auto bytes = std::filesystem::file_size(file, error);
+  return !error && bytes > 0;
+}
+
+}  // namespace
+
+void BatchRunner::Start(ModelOf model_of) {
+  model_of_ = std::move(model_of);
+  thread_ = std::thread([this] { Run(); });
+}
+
+void BatchRunner::Wake() {
+  const MutexLock lock(mutex_);
+  woken_ = true;
+  wake_.NotifyAll();
+}
+
+void BatchRunner::Stop() {
+  stopping_.store(true);
+  Wake();
+  if (thread_.joinable()) thread_.join();
+}
+
+void BatchRunner::Run() {
+  while (!Stopping()) {
+    bool wait = true;
+    auto again = std::chrono::steady_clock::now() + kLookForOld;
+    try {
+      store_.RemoveOld();
+      if (const auto batch = store_.NextBatch()) {
+        wait = !Advance(*batch);
+        if (wait) again = std::chrono::steady_clock::now() + kRetryAfter;
+      }
+    } catch (const std::exception& error) {
+      LogError("batches: {}; tried again in {} s", error.what(), kRetryAfter.count());
+      again = std::chrono::steady_clock::now() + kRetryAfter;
+    }
+    const MutexLock lock(mutex_);
+    while (wait && !woken_ && !Stopping() && wake_.WaitUntil(mutex_, again)) {
+    }
+    woken_ = false;
+  }
+}
+
+bool BatchRunner::Advance(const StoredBatch& batch) {
+  if (batch.status == BatchStatus::kFinalizing) {
+    Finalize(batch);
+    return true;
+  }
+  try {
+    return RunLines(batch, model_of_(batch.model));
+  } catch (const ApiError& error) {
+    if (error.status() == 404) {
+      FailBatch(batch, "model_not_found", error.what());
+      return true;
+    }
+    LogWarn("batch {}: {} cannot be had: {}; tried again in {} s", batch.id, batch.model,
+            error.what(), kRetryAfter.count());
+    return false;
+  } catch (const Error& error) {
+    const bool of_disk = error.kind() == ErrorKind::kIo || error.kind() == ErrorKind::kUnavailable;
+    if (!of_disk) {
+      FailBatch(batch, "invalid_input_file", error.what());
+      return true;
+    }
+    // Nothing is lost: the answers up to there are whole.
+    LogWarn("batch {}: {}; goes on in {} s", batch.id, error.what(), kRetryAfter.count());
+    return false;
+  }
+}
+
+std::optional<BatchStatus> BatchRunner::CutShort(const std::string& id) const {
+  const auto batch = store_.FindAny(id);
+  if (batch.status == BatchStatus::kCancelling) return BatchStatus::kCancelled;
+  if (store_.Now() >= batch.expires_s) return BatchStatus::kExpired;
+  return std::nullopt;
+}
+
+// Whether it has ended: false, the engine takes no lines now.
+bool BatchRunner::RunLines(const StoredBatch& batch, const ServedModel& model) {
+  if (batch.status == BatchStatus::kValidating) {
+    store_.UpdateBatch(batch.id,
+                       [](StoredBatch& changed) { changed.status = BatchStatus::kInProgress; });
+    LogInfo("batch {}: begun, for {}", batch.id, batch.model);
+  }
+  BatchJobOptions options;
+  options.files = {.input = store_.ContentOf(batch.input_file_id),
+                   .output = store_.OutputOf(batch.id),
+                   .errors = store_.ErrorsOf(batch.id),
+                   .resume = true};
+  options.form = BatchInputForm::kJsonl;
+  options.endpoint = batch.endpoint;
+  options.max_outstanding = max_outstanding_;
+  options.background = true;
+  std::optional<BatchStatus> cut_short;
+  BatchCallbacks callbacks;
+  callbacks.stops = [&] {
+    if (!cut_short) cut_short = CutShort(batch.id);
+    return Stopping() || cut_short ? 2 : 0;
+  };
+  callbacks.on_progress = [&](const BatchProgress& progress) {
+    store_.ShowProgress(batch.id, progress.lines, progress.resumed + progress.done,
+                        progress.refused + progress.failed);
+  };
+  const BatchProgress progress = RunBatchJob(model, options, callbacks);
+  // An engine that goes down refuses lines: they are for another time.
+  if (Stopping() || (progress.left() > 0 && !cut_short)) return false;
+  const StoredBatch ended = store_.UpdateBatch(batch.id, [&](StoredBatch& changed) {
+    changed.status = BatchStatus::kFinalizing;
+    changed.outcome = cut_short.value_or(BatchStatus::kCompleted);
+    changed.total = progress.lines;
+    changed.completed = progress.resumed + progress.done;
+    changed.failed = progress.refused + progress.failed;
+    if (HasLines(options.files.output)) changed.output_file_id = MakeRandomId("file-");
+    if (HasLines(options.files.errors)) changed.error_file_id = MakeRandomId("file-");
+  });
+  Finalize(ended);
+  return true;
+}
+
+void BatchRunner::Finalize(const StoredBatch& batch) {
+  store_.KeepAnswers(batch);
+  store_.UpdateBatch(batch.id, [](StoredBatch& changed) { changed.status = changed.outcome; });
+  LogInfo("batch {}: {}, {} of {} lines answered, {} not", batch.id, BatchStatusName(batch.outcome),
+          batch.completed, batch.total, batch.failed);
+}
+
+void BatchRunner::FailBatch(const StoredBatch& batch, std::string code, std::string message) {
+  LogWarn("batch {}: failed: {}", batch.id, message);
+  store_.UpdateBatch(batch.id, [&](StoredBatch& changed) {
+    changed.status = BatchStatus::kFailed;
+    changed.problems.push_back({std::move(code), std::move(message), std::nullopt});
+  });
+}
+
+}  // namespace moesaic
