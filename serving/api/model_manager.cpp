@@ -3,7 +3,7 @@
 namespace moesaic {
 
 Json StatusJson(const ModelStatus& status) {
-  const bool loaded = status.state == ModelState::kResident || status.state == ModelState::kShrunk;
+  const bool loaded = status.state == ModelState::kResident;
   Json json = Json::object();
   json["value"] = loaded ? "loaded" : ModelStateName(status.state);
   json["state"] = ModelStateName(status.state);

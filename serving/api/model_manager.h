@@ -25,7 +25,7 @@ struct ModelStatus {
   friend bool operator==(const ModelStatus&, const ModelStatus&) = default;
 };
 
-// As llama.cpp's router has it, with more beside: its "loaded" is our resident or shrunk.
+// As llama.cpp's router has it, with more beside: its "loaded" is our resident.
 Json StatusJson(const ModelStatus& status);
 
 class ModelManager {

@@ -13,8 +13,10 @@
 #include "serving/http/collection_call.h"
 #include "serving/http/completion_call.h"
 #include "serving/http/error_response.h"
+#include "serving/http/live_call.h"
 #include "serving/http/model_events_call.h"
 #include "serving/http/model_order_call.h"
+#include "serving/http/page.h"
 #include "serving/text/tokenizer.h"
 
 namespace moesaic {
@@ -200,7 +202,8 @@ std::shared_ptr<const ApiKey> ApiService::KeyOf(const HttpRequest& request) cons
 
 std::optional<ApiError> ApiService::CheckKey(const HttpRequest& request,
                                              const RouteMatch& match) const {
-  if (match.open || (match.route == Route::kMetrics && options_.metrics_without_key)) {
+  if (match.open || (match.route == Route::kMetrics && options_.metrics_without_key) ||
+      (match.route == Route::kRoot && WantsPage(request))) {
     return std::nullopt;
   }
   const auto forbidden = [&match](std::string_view why) {
@@ -297,9 +300,22 @@ std::shared_ptr<Call> ApiService::Handle(std::shared_ptr<Exchange> exchange) {
   if (match->route == Route::kModelEvents && call_context_.models != nullptr &&
       request.method == "GET") {
     auto call = std::make_shared<ModelEventsCall>(
-        call_context_, [this, key] { return ModelsFor(key.get()); }, std::move(exchange));
+        call_context_, [this, key] { return ModelsFor(key.get()); }, std::move(exchange),
+        [this] { return draining(); });
     call->Start();
     return call;
+  }
+  const bool events = match->route == Route::kLiveEvents;
+  if ((events || match->route == Route::kLiveSnapshot) && table != nullptr) {
+    auto call =
+        std::make_shared<LiveCall>([this, key] { return ModelsFor(key.get()); },
+                                   std::move(exchange), events, [this] { return draining(); });
+    call->Start();
+    return call;
+  }
+  if (match->route == Route::kRoot && WantsPage(request)) {
+    exchange->Respond(AnswerPage());
+    return nullptr;
   }
   if (!match->post) {
     RouteMatch get = *match;

@@ -1,5 +1,6 @@
 #include "serving/http/model_events_call.h"
 
+#include <chrono>
 #include <functional>
 #include <utility>
 
@@ -7,6 +8,8 @@
 
 namespace moesaic {
 namespace {
+
+constexpr std::chrono::milliseconds kAskDraining{200};
 
 std::string EventOf(const ModelStatus& status) {
   Json json = Json::object();
@@ -48,10 +51,11 @@ class ModelEventsCall::Inbox {
 };
 
 ModelEventsCall::ModelEventsCall(CallContext& context, ModelSource models,
-                                 std::shared_ptr<Exchange> exchange)
+                                 std::shared_ptr<Exchange> exchange, std::function<bool()> draining)
     : context_(context),
       models_(std::move(models)),
       exchange_(std::move(exchange)),
+      draining_(std::move(draining)),
       inbox_(std::make_shared<Inbox>()) {}
 
 ModelEventsCall::~ModelEventsCall() { Leave(); }
@@ -64,6 +68,7 @@ void ModelEventsCall::Start() {
   inbox_->Open([self = shared_from_this()] { self->exchange_->Post([self] { self->Flush(); }); });
   watch_ =
       context_.models->Watch([inbox = inbox_](const ModelStatus& status) { inbox->Put(status); });
+  EndWhenDraining();
 }
 
 void ModelEventsCall::Flush() {
@@ -82,7 +87,13 @@ void ModelEventsCall::OnQuiet() {
   if (!done_) exchange_->Send(kSseComment);
 }
 
-void ModelEventsCall::OnShutdown() {
+void ModelEventsCall::EndWhenDraining() {
+  if (done_) return;
+  if (draining_()) return End();
+  exchange_->PostAfter(kAskDraining, [self = shared_from_this()] { self->EndWhenDraining(); });
+}
+
+void ModelEventsCall::End() {
   if (done_) return;
   Leave();
   exchange_->FinishStream();

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -19,24 +20,29 @@ namespace moesaic {
 
 class ModelEventsCall : public Call, public std::enable_shared_from_this<ModelEventsCall> {
  public:
-  ModelEventsCall(CallContext& context, ModelSource models, std::shared_ptr<Exchange> exchange);
+  // draining: whether the server has begun to, when the events end; asked on the strand.
+  ModelEventsCall(CallContext& context, ModelSource models, std::shared_ptr<Exchange> exchange,
+                  std::function<bool()> draining);
   ~ModelEventsCall() override;
   void Start();
   void OnWritable() override { Flush(); }
   void OnQuiet() override;
   void OnDisconnect() override { Leave(); }
-  void OnShutdown() override;
+  void OnShutdown() override { End(); }
 
  private:
   // What the manager holds of a call.
   class Inbox;
 
   void Flush();
+  void EndWhenDraining();
+  void End();
   void Leave();
 
   CallContext& context_;
   const ModelSource models_;
   const std::shared_ptr<Exchange> exchange_;
+  const std::function<bool()> draining_;
   const std::shared_ptr<Inbox> inbox_;  // shared with the manager
   uint64_t watch_ = 0;
   bool done_ = false;

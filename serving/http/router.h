@@ -33,6 +33,8 @@ enum class Route {
   kDetokenize,
   kTokenizerInfo,
   kEamc,
+  kLiveEvents,
+  kLiveSnapshot,
 };
 
 struct RouteMatch {

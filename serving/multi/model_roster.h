@@ -26,18 +26,18 @@ class ModelRoster {
 
   struct Rules {
     MemoryNeed need;
-    bool pin = false;           // never unloaded for another, nor when idle
-    bool may_leave = false;     // for another: those that are loaded on demand
-    int64_t idle_ns = kNever;   // without a request for so long it is unloaded
+    bool pin = false;          // never unloaded for another, nor when idle
+    bool may_leave = false;    // for another: those that are loaded on demand
+    int64_t idle_ns = kNever;  // without a request for so long it is unloaded
   };
   struct Model {
     Rules rules;
     ModelState state = ModelState::kUnloaded;
-    uint64_t bytes = 0;         // that it has while it is loading or loaded
+    uint64_t bytes = 0;  // that it has while it is loading or loaded
     int64_t used_at_ns = 0;
-    int64_t idle_ns = kNever;   // as the last request has it
+    int64_t idle_ns = kNever;  // as the last request has it
     std::string why_failed;
-    bool loaded() const { return state == ModelState::kResident || state == ModelState::kShrunk; }
+    bool loaded() const { return state == ModelState::kResident; }
   };
 
   ModelRoster(uint64_t memory_bytes, std::vector<Rules> rules);
@@ -50,10 +50,10 @@ class ModelRoster {
   // What has to happen next for an absent model to be loaded.
   struct Room {
     enum class Kind {
-      kThere,    // it can be loaded, with `bytes`
-      kUnload,   // `victim` has to be unloaded first
-      kWait,     // for memory that is being given back
-      kTooLittle // and nothing that may leave is left
+      kThere,     // it can be loaded, with `bytes`
+      kUnload,    // `victim` has to be unloaded first
+      kWait,      // for memory that is being given back
+      kTooLittle  // and nothing that may leave is left
     };
     Kind kind = Kind::kTooLittle;
     uint64_t bytes = 0;

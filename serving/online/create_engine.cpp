@@ -82,6 +82,8 @@ void Load(EngineSetup& setup, MetricsRegistry& registry,
                       .max_batch_tokens = options.max_num_batched_tokens,
                       .prefix_cache = options.prefix_cache,
                       .share_only_prompts = options.defer_experts > 0};
+  parts.ledgers = {plan.ledger};
+  for (const DevicePlan& device : plan.devices) parts.ledgers.push_back(device.ledger);
   if (plan.state.sequences > 0) ScheduleState(options, plan.state, parts.scheduling);
 
   ExpertObservers observers = MakeObservers(options, plan, setup.files);
