@@ -24,13 +24,15 @@ endif()
 find_package(Boost 1.74 REQUIRED)  # headers only: Asio and Beast
 find_package(OpenSSL 3.0 REQUIRED COMPONENTS SSL Crypto)  # TLS of the server
 find_package(ZLIB REQUIRED)        # gzipped traces and test vectors
-# FAISS's configuration wants OpenMP of the compiler at hand; the package was compiled by GCC, so its runtime is
-# libgomp, whatever compiles this.
-if(NOT TARGET OpenMP::OpenMP_CXX)
-  add_library(OpenMP::OpenMP_CXX INTERFACE IMPORTED)
-  target_link_libraries(OpenMP::OpenMP_CXX INTERFACE gomp)
+if(MOESAIC_FAISS)
+  # Its configuration wants OpenMP of the compiler at hand; the package was compiled by GCC, so its runtime is libgomp,
+  # whatever compiles this.
+  if(NOT TARGET OpenMP::OpenMP_CXX)
+    add_library(OpenMP::OpenMP_CXX INTERFACE IMPORTED)
+    target_link_libraries(OpenMP::OpenMP_CXX INTERFACE gomp)
+  endif()
+  find_package(faiss 1.7.3 CONFIG REQUIRED)
 endif()
-find_package(faiss 1.7.3 CONFIG REQUIRED)
 # Headers only. Before version 5 (Debian 12) it has another name, and so has its target.
 find_package(msgpack-cxx CONFIG QUIET)
 if(msgpack-cxx_FOUND)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what is missing of scripts/apt-packages.txt (with --ci also what only CI wants), and fetches what is no
-# package (scripts/fetch_xgrammar.sh). Asks for nothing and needs no network when everything is there; uses sudo only
-# when not root.
+# package of it (scripts/fetch_xgrammar.sh, scripts/fetch_nanobind.sh). Asks for nothing and needs no network when
+# everything is there; uses sudo only when not root.
 set -euo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -29,7 +29,14 @@ for package in "${packages[@]}"; do
   status=$(dpkg-query -W -f '${Status}' "$package" 2>/dev/null || true)
   [ "$status" = "install ok installed" ] || missing+=("$package")
 done
-[ ${#missing[@]} = 0 ] && exec "$root/scripts/fetch_xgrammar.sh"
+fetch() {
+  "$root/scripts/fetch_xgrammar.sh"
+  "$root/scripts/fetch_nanobind.sh"
+}
+if [ ${#missing[@]} = 0 ]; then
+  fetch
+  exit 0
+fi
 
 install=(apt-get install -y --no-install-recommends "${missing[@]}")
 sudo=()
@@ -63,4 +70,4 @@ if ! "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive "${install[@]}" >/tmp/moesa
   exit 1
 fi
 rm -f "/tmp/moesaic-setup.$$.log"
-exec "$root/scripts/fetch_xgrammar.sh"
+fetch

@@ -24,7 +24,8 @@ struct CompactOptions {
 // the others.
 //
 // At most `capacity` matrices; the archive itself (without zero matrices) when it has no more.
-// CHECKs that the shapes are equal and capacity positive.
+// CHECKs that the shapes are equal and capacity positive. Throws Error(kUnsupported) when there are
+// more and the program was linked without FAISS.
 std::vector<ExpertActivationMatrix> CompactTraces(std::span<const ExpertActivationMatrix> archive,
                                                   int capacity, const CompactOptions& options = {});
 

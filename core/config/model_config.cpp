@@ -22,15 +22,104 @@ using nlohmann::json;
 constexpr double kMostParameters = 1e14;
 constexpr uint64_t kMostConfigBytes = 16 << 20;
 
-// The kinds of quantised checkpoints that are read: fp8 with a scale for each block, and what the
-// family's plan already says, mxfp4 experts.
-std::optional<BlockScales> ReadQuantization(const JsonFields& config, const TensorPlan& plan) {
+constexpr std::string_view kPattern = "re:";
+constexpr size_t kMostPlainModules = 1 << 16;
+
+// Whether the name, or its first part, matches; "*" is any text, and "$" the end of the name.
+bool MatchesPattern(std::string_view name, std::string_view pattern) {
+  const bool whole = pattern.ends_with('$');
+  if (whole) pattern.remove_suffix(1);
+  size_t at = 0;
+  bool any = false;  // text before the next part
+  while (!pattern.empty()) {
+    const size_t star = pattern.find('*');
+    const std::string_view part = pattern.substr(0, star);
+    size_t found = any ? name.find(part, at) : name.starts_with(part) ? 0 : name.npos;
+    if (found == name.npos) return false;
+    const bool last = star == pattern.npos;
+    if (whole && last) {
+      if (any && name.ends_with(part)) found = name.size() - part.size();
+      if (found < at || found + part.size() != name.size()) return false;
+    }
+    at = found + part.size();
+    any = true;
+    pattern.remove_prefix(last ? pattern.size() : star + 1);
+  }
+  return true;
+}
+
+// A regular expression of text, "\\.", ".*" and a "$" at its end as MatchesPattern has it; nullopt
+// for others.
+std::optional<std::string> SimplePattern(std::string_view expression) {
+  if (expression.starts_with('^')) expression.remove_prefix(1);
+  std::string pattern;
+  for (size_t i = 0; i < expression.size(); ++i) {
+    const char c = expression[i];
+    if (c == '\\' && i + 1 < expression.size() && expression[i + 1] == '.') {
+      pattern += expression[++i];
+    } else if (c == '.' && i + 1 < expression.size() && expression[i + 1] == '*') {
+      pattern += expression[++i];
+    } else if (c == '$' && i + 1 == expression.size()) {
+      pattern += c;
+    } else if (std::string_view("*\\[](){}+?|^$").find(c) != std::string_view::npos) {
+      return std::nullopt;
+    } else {
+      pattern += c;
+    }
+  }
+  return pattern;
+}
+
+std::vector<std::string> ReadPlainModules(const JsonFields& fields, std::string_view key) {
+  std::vector<std::string> modules;
+  if (fields.Absent(key)) return modules;
+  for (const JsonFields& element : fields.At(key).Elements(kMostPlainModules)) {
+    std::string module = element.String();
+    if (module.starts_with(kPattern)) {
+      const auto pattern = SimplePattern(std::string_view(module).substr(kPattern.size()));
+      if (!pattern) {
+        element.Refuse(
+            "this pattern is not understood; supported are names, and patterns of text "
+            "and \".*\"",
+            ErrorKind::kUnsupported);
+      }
+      module = std::string(kPattern) + *pattern;
+    }
+    if (!module.empty()) modules.push_back(std::move(module));
+  }
+  return modules;
+}
+
+// Of compressed-tensors: fp8 with a scale for each output, or for each block.
+std::optional<BlockScales> ReadCompressedFloats(const JsonFields& fields) {
+  if (fields.String("format", "?") != "float-quantized") return std::nullopt;
+  const JsonFields groups(fields.Object("config_groups"), fields.file(), "config_groups.");
+  const JsonFields group(groups.Object("group_0"), fields.file(), "config_groups.group_0.");
+  const JsonFields weights(group.Object("weights"), fields.file(),
+                           "config_groups.group_0.weights.");
+  if (weights.Int("num_bits", 8, 0, 64) != 8 || weights.String("type", "float") != "float" ||
+      !weights.OptionalBool("symmetric").value_or(true)) {
+    return std::nullopt;
+  }
+  const std::string strategy = weights.String("strategy", "?");
+  constexpr char kSuffix[] = "_scale";
+  if (strategy == "channel") return BlockScales{1, kMostWidth, kSuffix};
+  if (strategy != "block") return std::nullopt;
+  const std::vector<int64_t> block = weights.Ints("block_structure", 1, kMostWidth);
+  if (block.size() != 2) return std::nullopt;
+  return BlockScales{block[0], block[1], kSuffix};
+}
+
+// The kinds of quantised checkpoints that are read: fp8 with a scale for each block or output, and
+// what the family's plan already says, mxfp4 experts.
+std::optional<BlockScales> ReadQuantization(const JsonFields& config, ModelConfig& model) {
   if (config.Absent("quantization_config")) return std::nullopt;
   const auto refuse = [&](std::string_view what) {
     config.FailAt("quantization_config",
                   fmt::format("the checkpoint is quantised ({}); supported are fp8 weights with "
                               "block scales (quant_method \"fp8\", fmt \"e4m3\", "
-                              "weight_block_size of two numbers) and mxfp4 experts of gpt_oss; "
+                              "weight_block_size of two numbers; or compressed-tensors "
+                              "float-quantized by channel or block) and mxfp4 experts of gpt_oss; "
                               "else use the bf16, fp16 or fp32 "
                               "checkpoint of the model",
                               what),
@@ -40,13 +129,23 @@ std::optional<BlockScales> ReadQuantization(const JsonFields& config, const Tens
   if (!object.is_object()) refuse("quant_method \"?\"");
   const JsonFields fields(object, config.file(), "quantization_config.");
   const std::string method = fields.String("quant_method", "?");
-  if (method == "mxfp4" && plan.HasMxfp4Experts()) return std::nullopt;
+  if (method == "mxfp4" && model.tensors.HasMxfp4Experts()) return std::nullopt;
+  if (method == "compressed-tensors") {
+    const std::optional<BlockScales> scales = ReadCompressedFloats(fields);
+    if (!scales) {
+      refuse(fmt::format("compressed-tensors, format \"{}\"",
+                         fields.String("format", "?").substr(0, 80)));
+    }
+    model.plain_modules = ReadPlainModules(fields, "ignore");
+    return scales;
+  }
   if (method != "fp8") refuse(fmt::format("quant_method \"{}\"", method.substr(0, 80)));
   const std::string format = fields.String("fmt", "e4m3");
   if (format != "e4m3" && format != "float8_e4m3fn")
     refuse(fmt::format("fp8, fmt \"{}\"", format.substr(0, 80)));
   const std::vector<int64_t> block = fields.Ints("weight_block_size", 1, kMostWidth);
   if (block.size() != 2) refuse("fp8 without a weight_block_size");
+  model.plain_modules = ReadPlainModules(fields, "modules_to_not_convert");
   return BlockScales{block[0], block[1]};
 }
 
@@ -78,6 +177,21 @@ const ExpertsSpec* FirstExperts(const std::vector<LayerSpec>& layers) {
 }
 
 }  // namespace
+
+// As transformers (should_convert_module) and compressed-tensors (match_name) take the names: a
+// module, what is in it, a last part of a name; or "re:" and a pattern, of which ReadQuantization
+// leaves text and "*".
+bool ModelConfig::IsPlainModule(std::string_view name) const {
+  constexpr std::string_view kWeight = ".weight";
+  if (name.ends_with(kWeight)) name.remove_suffix(kWeight.size());
+  return std::any_of(plain_modules.begin(), plain_modules.end(), [&](std::string_view module) {
+    if (module.starts_with(kPattern)) return MatchesPattern(name, module.substr(kPattern.size()));
+    if (!name.starts_with(module) && !name.ends_with(module)) return false;
+    const size_t rest = name.size() - module.size();
+    return rest == 0 || (name.starts_with(module) && name[module.size()] == '.') ||
+           (name.ends_with(module) && name[rest - 1] == '.');
+  });
+}
 
 int64_t ModelConfig::num_sparse_layers() const {
   return std::count_if(layers.begin(), layers.end(),
@@ -145,7 +259,7 @@ ModelConfig ParseModelConfig(std::string_view text, std::string_view name) {
   model.architecture = family.architecture;
   model.model_type = family.model_type;
   family.read(config, model);
-  if (const std::optional<BlockScales> scales = ReadQuantization(config, model.tensors)) {
+  if (const std::optional<BlockScales> scales = ReadQuantization(config, model)) {
     model.tensors.TransformAll(*scales);
   }
   CheckServedLayers(model, name);

@@ -34,6 +34,10 @@ struct ModelConfig {
   // Of the tensors of a GGUF file their types (GgufType::id) by name; of other models empty.
   std::map<std::string, uint32_t> gguf_types;
 
+  // Modules whose tensors a quantised checkpoint has in plain floats, as config.json names them:
+  // see IsPlainModule.
+  std::vector<std::string> plain_modules;
+
   // From config.json, superseded by generation_config.json where that has them.
   std::vector<int32_t> eos_token_ids;
   int32_t bos_token_id = -1;
@@ -78,6 +82,9 @@ struct ModelConfig {
 
   // Of the MLPs that every token runs, the dense layers' and the shared experts'; 0: none.
   int64_t widest_dense_mlp() const;
+  // Whether config.json says that the tensor NAME.weight, or the module NAME, is not quantised.
+  bool IsPlainModule(std::string_view name) const;
+
   // Of the dense layers' alone, and of the shared experts' alone; 0: none.
   int64_t dense_width() const;
   int64_t shared_width() const;

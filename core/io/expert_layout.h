@@ -10,8 +10,9 @@
 
 namespace moesaic {
 
-// How the bytes of a section are arranged. kPanel16: kernels/cpu/kernels.h, PackedMatrix.
-enum class SectionFormat : uint8_t { kRowMajor, kPanel16 };
+// How the bytes of a section are arranged. kernels/cpu/kernels.h, PackedMatrix: kPanel16, and
+// kBlockPanel16 of DType::kGguf.
+enum class SectionFormat : uint8_t { kRowMajor, kPanel16, kBlockPanel16 };
 
 struct ExpertSection {
   std::string name;  // "gate", "up", "down"
@@ -24,6 +25,8 @@ struct ExpertSection {
   // Of DType::kGguf the type in each layer of the model (GgufType::id); `bytes` are those of the
   // largest.
   std::vector<uint32_t> gguf_types = {};
+  // Likewise: products take activations in f32. Nothing of a file depends on it.
+  bool f32_activations = false;
 };
 
 struct ExpertLayout {

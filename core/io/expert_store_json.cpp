@@ -24,6 +24,7 @@ constexpr uint64_t kMostSections = 64;
 constexpr std::pair<SectionFormat, const char*> kFormats[] = {
     {SectionFormat::kRowMajor, "row_major"},
     {SectionFormat::kPanel16, "panel16"},
+    {SectionFormat::kBlockPanel16, "block_panel16"},
 };
 constexpr DType kDTypes[] = {DType::kF32, DType::kF16,    DType::kBF16,  DType::kI8,
                              DType::kI4,  DType::kF8E4M3, DType::kI32,   DType::kI64,

@@ -2,6 +2,7 @@
 #include "kernels/cpu/internal/vec_avx2.h"
 //
 #include "kernels/cpu/internal/columns_avx2.h"
+#include "kernels/cpu/internal/lines_avx2.h"
 //
 #include "kernels/cpu/internal/f32_table.h"
 #include "kernels/cpu/internal/tables.h"

@@ -2,6 +2,7 @@
 #include "kernels/cpu/internal/vec_avx512.h"
 //
 #include "kernels/cpu/internal/columns_avx512.h"
+#include "kernels/cpu/internal/lines_avx512.h"
 //
 #include "kernels/cpu/internal/f32_table.h"
 #include "kernels/cpu/internal/tables.h"

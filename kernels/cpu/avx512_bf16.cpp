@@ -4,6 +4,7 @@
 //
 #include "kernels/cpu/internal/tiles.h"
 //
+#include "kernels/cpu/internal/fp8_product.h"
 #include "kernels/cpu/internal/matmul.h"
 #include "kernels/cpu/internal/tables.h"
 
@@ -18,6 +19,7 @@ struct Bf16TimesBf16 {
   MOESAIC_INLINE static __m512bh Weights(const std::byte* line) {
     return reinterpret_cast<__m512bh>(_mm512_loadu_si512(line));
   }
+  MOESAIC_INLINE static __m512bh OfPairs(PairLine line) { return reinterpret_cast<__m512bh>(line); }
   template <int kStep>
   MOESAIC_INLINE static __m512bh X(const std::byte* x) {
     return reinterpret_cast<__m512bh>(_mm512_set1_epi32(LoadAs<int32_t>(x)));
@@ -28,6 +30,7 @@ struct Bf16TimesBf16 {
 };
 
 using Bf16Bf16Product = FloatProduct<Bf16TimesBf16, ActivationType::kBf16>;
+using Bf16Fp8Product = Fp8Product<Bf16TimesBf16, ActivationType::kBf16>;
 using Bf16F32Product = FloatProduct<Bf16TimesF32, ActivationType::kBf16>;
 
 void MatmulBf16(const MatmulArgs& args) {
@@ -45,6 +48,8 @@ void GateUpBf16(const GateUpArgs& args) {
 namespace internal {
 
 constinit const ProductKernels kAvx512Bf16Products = {.matmul = MatmulBf16, .gate_up = GateUpBf16};
+constinit const ProductKernels kAvx512Bf16Fp8Products = {.matmul = MatmulOf<Bf16Fp8Product>,
+                                                         .gate_up = GateUpOf<Bf16Fp8Product>};
 
 }  // namespace internal
 }  // namespace moesaic

@@ -137,6 +137,7 @@ CpuKernels MakeKernels(Isa isa) {
     table.numerics = tiles ? NumericsClass::kAmxBf16 : NumericsClass::kBf16;
     table.matmul = products.matmul;
     table.gate_up = products.gate_up;
+    table.fp8 = internal::kAvx512Bf16Fp8Products;
     if (tiles) table.attend_chunks = internal::kAmxAttendChunks;
   }
 #endif
@@ -225,8 +226,11 @@ int64_t ActivationRowBytes(ActivationType type, int64_t k) {
     const int64_t values = ActivationScalesOffset(k);
     bytes = values + values / kQuantGroup * int64_t{sizeof(ActivationScale)};
   }
+  if (type == ActivationType::kInt8Sums) bytes = GroupSumsOffset(k, 16) + (k + 127) / 128 * 32;
   int64_t lines = (bytes + 63) / 64;
-  if (type == ActivationType::kInt8) return (lines | 1) * 64;  // as below, and simpler
+  if (type == ActivationType::kInt8 || type == ActivationType::kInt8Sums) {
+    return (lines | 1) * 64;  // as below, and simpler
+  }
   // A tile reads a stretch of up to 32 lines of 12 rows at once. With rows a multiple of 4 KiB
   // apart they would all want the same sets of a level 1 cache (64 sets of 12 ways); 16 lines off
   // they spread over all of them.

@@ -1,8 +1,7 @@
 #include "kernels/cpu/gguf_blocks.h"
 
-#include <cstring>
-
 #include "core/base/check.h"
+#include "kernels/cpu/internal/gguf_layout.h"
 #include "kernels/cpu/internal/gguf_values.h"
 
 namespace moesaic {
@@ -40,11 +39,10 @@ GgufForm GgufF32Form(int64_t k) {
 }
 
 void PackGgufRow(const PackedMatrix& w, int64_t row, const std::byte* blocks, std::byte* panel) {
-  CHECK(w.type == WeightType::kGguf);
-  const int64_t bytes = w.form.bytes;
-  std::byte* to = panel + row % kPanelOutputs * bytes;
-  for (int64_t i = 0; i < w.k / w.form.values; ++i, to += kPanelOutputs * bytes) {
-    std::memcpy(to, blocks + i * bytes, static_cast<size_t>(bytes));
+  CHECK(IsGguf(w.type));
+  const int64_t count = w.k / w.form.values;
+  for (int64_t i = 0; i < count; ++i) {
+    PutGgufBlock(w.form, blocks + i * w.form.bytes, count, i, row % kPanelOutputs, panel);
   }
 }
 

@@ -1,6 +1,6 @@
 // The values of GGUF's blocks, exactly those that ggml computes (src/ggml-quants.c,
 // dequantize_row_*): f32 products in the same order, so that `gguf` (pip) gives the same bits; and
-// blocks in panels, which stay as they are (PackedMatrix, kGguf).
+// blocks in panels, which keep their bits (PackedMatrix, kGguf).
 #pragma once
 
 #include <cstddef>

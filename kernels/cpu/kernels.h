@@ -77,15 +77,27 @@ constexpr int64_t kMxfp4Group = 32;
 //           1, 1.5, 2, 3, 4, 6} (E2M1). A weight is that times 2^(exponent - 127); a group whose
 //           exponent is 255 is NaN.
 //
-// Blocks of a GGUF file (gguf_blocks.h) stay as they are: a panel is the first block of 16 outputs,
-// one after the other, then the second of each, and so on, and ends on a line.
-//   kGguf: [k / form.values][16][form.bytes] bytes; k is a multiple of form.values
+// FP8 (E4M3: a sign, four bits of exponent with a bias of 7, three of mantissa) has an f32 scale
+// for each group of 128 inputs of an output: 8.25 bits a weight. A panel is a sequence of groups: a
+// line of scales [16] f32, then the group's lines.
+//   kFp8: [ceil(inputs / 4)][16][4] bytes; the bytes of an output in line j are inputs 4 j, 4 j +
+//   2,
+//         4 j + 1 and 4 j + 3, so that both the low and the high bytes of the line's 16-bit words
+//         are pairs of neighbours. A weight is the scale times the byte's value; a group with a
+//         code that is NaN has a NaN scale, whatever its other codes are.
+//
+// Blocks of a GGUF file (gguf_blocks.h) keep their bits and take as many bytes; k is a multiple of
+// form.values, and a panel ends on a line. Plain floats, of kGgufF32 alone, lie as in the file,
+// block by block of 16 outputs: [k / form.values][16][form.bytes] bytes. Of other types a panel has
+// first what a block's scales are multiples of (an f16, two, or the exponent of MXFP4), then, from
+// the next line on, the rest of the block by dwords (internal/gguf_layout.h):
+//   kGguf, kGgufF32: [blocks][1 or 2][16] f16, or [blocks][16] bytes; [blocks][dwords][16][4] bytes
 struct PackedMatrix {
   const std::byte* data = nullptr;
   WeightType type = WeightType::kBf16;
   int64_t n = 0;
   int64_t k = 0;
-  GgufForm form = {};  // of kGguf
+  GgufForm form = {};  // of kGguf and kGgufF32
 
   int64_t panels() const { return (n + kPanelOutputs - 1) / kPanelOutputs; }
   int64_t panel_bytes() const {
@@ -102,7 +114,10 @@ struct PackedMatrix {
         return (subgroups * 4 + groups + (groups + 1) / 2) * 64;
       case WeightType::kMxfp4:
         return (subgroups * 4 + groups) * 64;
+      case WeightType::kFp8:
+        return (groups + (k + 3) / 4) * 64;
       case WeightType::kGguf:
+      case WeightType::kGgufF32:
         return (k / form.values * form.bytes * kPanelOutputs + 63) / 64 * 64;
     }
     return 0;
@@ -115,7 +130,8 @@ struct PackedMatrix {
 
 // Activations as matrix products want them: rows of f32 (kF32) or of bf16 (the other classes),
 // zero-padded to this many bytes, a multiple of 64, or of int8 values, zero-padded to whole groups,
-// and behind them an ActivationScale for each group (kInt8; what follows is left as it is). Long
+// and behind them an ActivationScale for each group (kInt8, kInt8Sums; what follows is left as it
+// is). Long
 // rows get up to 2 KiB more than they need, so that equal places of neighbouring rows do not
 // compete for the same sets of a cache; use it as the stride, too.
 int64_t ActivationRowBytes(ActivationType type, int64_t k);
@@ -127,9 +143,17 @@ struct ActivationScale {
   float scale;
   int32_t correction;  // -128 times the sum of the values: what the weights' 128 adds to a product
 };
-// Where the scales of a row of kInt8 begin.
+// Where the scales of a row of kInt8 or kInt8Sums begin.
 constexpr int64_t ActivationScalesOffset(int64_t k) {
   return (k + kQuantGroup - 1) / kQuantGroup * kQuantGroup;
+}
+
+// kInt8Sums is kInt8 and, behind the scales, -128 times the sum of each 32 values and of each 16,
+// as int32; `group` is one of these.
+constexpr int64_t GroupSumsOffset(int64_t k, int64_t group) {
+  const int64_t values = ActivationScalesOffset(k);
+  const int64_t scales = values / kQuantGroup * static_cast<int64_t>(sizeof(ActivationScale));
+  return values + scales + (group == 16 ? values / 32 * 4 : 0);
 }
 
 struct MatmulArgs {
@@ -172,8 +196,8 @@ struct GateUpArgs {
   // the last panel.
   std::byte* h = nullptr;
   int64_t h_stride_bytes = 0;
-  // Of integer weights h is kInt8: eight panels are one group of it, so that panel_begin is a
-  // multiple of 8, and panel_end is one or the last.
+  // Of integer weights h is kInt8 or kInt8Sums: eight panels are one group of it, so that
+  // panel_begin is a multiple of 8, and panel_end is one or the last.
 };
 
 // KV cache of one layer in blocks of 16 tokens. One block holds, for each KV head, a key panel
@@ -301,19 +325,22 @@ struct CpuKernels {
   // gate_up.
   void (*matmul)(const MatmulArgs& args) = nullptr;
   void (*gate_up)(const GateUpArgs& args) = nullptr;
-  // The same of int8 and int4 weights.
+  // The same of int8 and int4 weights, and of GGUF's blocks with int8 activations.
   void (*quant_matmul)(const MatmulArgs& args) = nullptr;
   void (*quant_gate_up)(const GateUpArgs& args) = nullptr;
   // The same of mxfp4 weights, of which there is one for all classes.
   ProductKernels mxfp4;
-  // The same of GGUF's blocks, likewise.
+  // The same of GGUF's blocks with f32 activations, likewise.
   ProductKernels gguf;
+  // The same of fp8 weights; class kAmxBf16 has kBf16's, on vectors.
+  ProductKernels fp8;
   // By WeightType: what a product with so many rows takes instead of the four above.
   std::array<ProductSteps, kNumWeightTypes> product_steps = {};
-  // The four above, or those of mxfp4 or of gguf.
+  // The four above, or those of mxfp4, of gguf or of fp8.
   ProductKernels TableProducts(WeightType type) const {
     if (type == WeightType::kMxfp4) return mxfp4;
-    if (type == WeightType::kGguf) return gguf;
+    if (type == WeightType::kGgufF32) return gguf;
+    if (type == WeightType::kFp8) return fp8;
     return IsQuantized(type) ? ProductKernels{quant_matmul, quant_gate_up}
                              : ProductKernels{matmul, gate_up};
   }

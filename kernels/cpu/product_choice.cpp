@@ -14,15 +14,16 @@ std::vector<ProductOption> ProductOptions(const CpuKernels& kernels, WeightType 
       const bool own = isa == kernels.quant_isa;
       const bool narrow = isa != QuantIsa::kScalar && isa < kernels.quant_isa &&
                           isa != QuantIsa::kAvx512;  // VNNI takes one instruction for its four
-      const bool tiles = isa == QuantIsa::kAmx && kernels.isa == Isa::kAmx;
+      const bool tiles = isa == QuantIsa::kAmx && kernels.isa == Isa::kAmx && !IsGguf(type);
       if (!own && !((narrow || tiles) && QuantIsaSupported(isa))) continue;
       const CpuKernels table = WithQuantIsa(kernels, isa);
       options.push_back({QuantIsaName(isa), {table.quant_matmul, table.quant_gate_up}});
     }
     return options;
   }
-  // One for all classes.
-  if (TraitsOf(type).activations) return {{IsaName(kernels.isa), kernels.TableProducts(type)}};
+  // One for all classes, or for a class.
+  if (TraitsOf(type).activations || type == WeightType::kFp8)
+    return {{IsaName(kernels.isa), kernels.TableProducts(type)}};
   if (kernels.isa == Isa::kAvx512) {
     const CpuKernels& narrow = KernelsFor(Isa::kAvx2);
     options.push_back({IsaName(narrow.isa), {narrow.matmul, narrow.gate_up}});

@@ -3,6 +3,7 @@
 #include "kernels/cpu/internal/vec_scalar.h"
 //
 #include "kernels/cpu/internal/columns_scalar.h"
+#include "kernels/cpu/internal/lines_scalar.h"
 //
 #include "kernels/cpu/internal/f32_table.h"
 #include "kernels/cpu/internal/tables.h"

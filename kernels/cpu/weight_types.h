@@ -13,11 +13,11 @@
 
 namespace moesaic {
 
-enum class WeightType : uint8_t { kBf16, kF32, kInt8, kInt4, kMxfp4, kGguf };
-enum class ActivationType : uint8_t { kF32, kBf16, kInt8 };
+enum class WeightType : uint8_t { kBf16, kF32, kInt8, kInt4, kMxfp4, kGguf, kGgufF32, kFp8 };
+enum class ActivationType : uint8_t { kF32, kBf16, kInt8, kInt8Sums };
 
-// How the inputs of an output lie in a matrix of kGguf: in blocks of so many values and bytes, of
-// this type of ggml's. Plain floats are blocks of 32 of them.
+// How the inputs of an output lie in a matrix of kGguf or kGgufF32: in blocks of so many values and
+// bytes, of this type of ggml's. Plain floats are blocks of 32 of them.
 struct GgufForm {
   uint16_t id = 0;
   uint16_t values = 0;
@@ -53,9 +53,16 @@ inline constexpr WeightTraits kWeightTypes[] = {
     // Checkpoints have experts of it alone.
     {WeightType::kMxfp4, "mxfp4", "mxfp4", ActivationType::kF32, DType::kMxfp4, WeightType::kBf16,
      WeightType::kBf16},
-    // GGUF files' own blocks, of a kind for each matrix (GgufForm).
-    {WeightType::kGguf, "gguf", "gguf", ActivationType::kF32, DType::kGguf, WeightType::kGguf,
+    // GGUF files' own blocks, of a kind for each matrix (GgufForm): with int8 activations, and,
+    // also where a matrix is of plain floats, with f32 ones. They lie alike.
+    {WeightType::kGguf, "gguf", "gguf", ActivationType::kInt8Sums, DType::kGguf, WeightType::kGguf,
      WeightType::kGguf},
+    {WeightType::kGgufF32, "gguf_f32", "gguf-float32", ActivationType::kF32, DType::kGguf,
+     WeightType::kGgufF32, WeightType::kGgufF32},
+    // E4M3 with a scale for each 128 inputs of an output. What a checkpoint does not have so is
+    // bf16 (fp8_weights.h), as what is looked up and what gives logits always is.
+    {WeightType::kFp8, "fp8", "fp8", std::nullopt, DType::kF8E4M3, WeightType::kFp8,
+     WeightType::kBf16},
 };
 inline constexpr size_t kNumWeightTypes = std::size(kWeightTypes);
 
@@ -63,9 +70,13 @@ constexpr const WeightTraits& TraitsOf(WeightType type) {
   return kWeightTypes[static_cast<size_t>(type)];
 }
 constexpr const char* WeightTypeName(WeightType type) { return TraitsOf(type).name; }
-// Whole numbers and scales.
+// Whole numbers and scales, multiplied with int8 activations.
 constexpr bool IsQuantized(WeightType type) {
-  return TraitsOf(type).activations == ActivationType::kInt8;
+  const auto activations = TraitsOf(type).activations;
+  return activations == ActivationType::kInt8 || activations == ActivationType::kInt8Sums;
+}
+constexpr bool IsGguf(WeightType type) {
+  return type == WeightType::kGguf || type == WeightType::kGgufF32;
 }
 
 // What settings call the types that weights, and that keys and values, can have in memory.

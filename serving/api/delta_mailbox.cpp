@@ -30,6 +30,7 @@ void MergeDelta(OutputDelta& delta, OutputDelta more) {
   if (delta.queue_us < 0) delta.queue_us = more.queue_us;
   delta.usage = more.usage;
   if (more.trace != nullptr) delta.trace = std::move(more.trace);
+  if (more.routed != nullptr) delta.routed = std::move(more.routed);
 }
 
 size_t DeltaBytes(const OutputDelta& delta) {

@@ -56,6 +56,12 @@ Json RecallJson(const StepStats& totals) {
   return recall;
 }
 
+Json MatrixJson(const ExpertActivationMatrix& matrix) {
+  Json rows = Json::array();
+  for (int layer = 0; layer < matrix.num_layers(); ++layer) rows.push_back(matrix.Row(layer));
+  return rows;
+}
+
 const char* PhaseName(LiveRequest::Phase phase) {
   switch (phase) {
     case LiveRequest::Phase::kWaiting:
@@ -163,6 +169,24 @@ Json LiveSampleJson(const LiveSample& sample) {
   json["requests"] = std::move(requests);
   json["places"] = PlacesPlane(sample);
   json["use"] = UsePlane(sample);
+  return json;
+}
+
+Json RequestExpertsJson(const RequestExperts& experts) {
+  const RequestTrace& trace = *experts.trace;
+  Json json = Json::object();
+  json["prefill_tokens"] = trace.prefill_tokens;
+  json["decode_tokens"] = trace.decode_tokens;
+  json["prefill"] = MatrixJson(trace.prefill);
+  json["decode"] = MatrixJson(trace.decode);
+  json["collection"] = experts.has_collection;
+  json["nearest"] = nullptr;
+  if (experts.nearest) {
+    json["nearest"] = {{"entry", experts.nearest->entry},
+                       {"entries", experts.nearest->entries},
+                       {"similarity", experts.nearest->similarity},
+                       {"counts", MatrixJson(experts.nearest->counts)}};
+  }
   return json;
 }
 

@@ -11,6 +11,7 @@
 #include "serving/api/json_text.h"
 #include "serving/api/served_model.h"
 #include "serving/engine/live_view.h"
+#include "serving/engine/request_experts.h"
 
 namespace moesaic {
 
@@ -19,6 +20,9 @@ namespace moesaic {
 Json LiveModelJson(const ServedModel& model);
 // Its `type` is "sample".
 Json LiveSampleJson(const LiveSample& sample);
+
+// Counts of tokens as rows of layers; `nearest` is null where there is none.
+Json RequestExpertsJson(const RequestExperts& experts);
 
 // RFC 4648, section 4, with padding.
 std::string Base64(std::span<const uint8_t> bytes);

@@ -123,4 +123,15 @@ LoadedBatchModel LoadBatchModel(const EngineOptions& asked, const ChatFormatOpti
   return loaded;
 }
 
+LoadedBatchModel LoadBatchModel(const EngineOptions& asked, const ChatFormatOptions& chat,
+                                const Machine& machine, PlannedJob job) {
+  OpenedModel opened = OpenForBatch(asked, machine);
+  LoadedBatchModel loaded;
+  loaded.model = ModelOf(opened.options, chat);
+  loaded.engine = std::make_shared<BatchEngine>(
+      ResolveBatch(std::move(opened), std::move(job), machine, [](std::string_view) {}));
+  SetEngine(loaded.engine, chat, loaded.model);
+  return loaded;
+}
+
 }  // namespace moesaic

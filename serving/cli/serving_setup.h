@@ -13,6 +13,7 @@
 #include "serving/cli/command_line.h"
 #include "serving/online/engine_setup.h"
 #include "serving/startup/machine.h"
+#include "serving/startup/resolve_batch.h"
 
 namespace moesaic {
 
@@ -45,5 +46,8 @@ struct LoadedBatchModel {
 // measured for the plan is shown on the status line.
 LoadedBatchModel LoadBatchModel(const EngineOptions& asked, const ChatFormatOptions& chat,
                                 const Machine& machine, bool raw, BatchJobOptions& job);
+// Of a job that is known.
+LoadedBatchModel LoadBatchModel(const EngineOptions& asked, const ChatFormatOptions& chat,
+                                const Machine& machine, PlannedJob job);
 
 }  // namespace moesaic

@@ -20,9 +20,10 @@ struct Part {
   int (*run)(const Invocation& invocation);
 };
 
-constexpr std::array<Part, 6> kParts = {{
+constexpr std::array<Part, 7> kParts = {{
     {"record", "Run prompts through a model and record which experts they use", TraceRecordCommand},
     {"info", "Describe a trace, or a file of learned state", TraceInfoCommand},
+    {"show", "Draw a trace as an HTML file", TraceShowCommand},
     {"import", "JSON lines to the binary form", TraceImportCommand},
     {"export", "The binary form to JSON lines", TraceExportCommand},
     {"merge", "Join traces of one shape", TraceMergeCommand},

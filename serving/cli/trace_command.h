@@ -9,6 +9,7 @@ namespace moesaic {
 
 int TraceRecordCommand(const Invocation& invocation);
 int TraceInfoCommand(const Invocation& invocation);
+int TraceShowCommand(const Invocation& invocation);
 int TraceImportCommand(const Invocation& invocation);
 int TraceExportCommand(const Invocation& invocation);
 int TraceMergeCommand(const Invocation& invocation);

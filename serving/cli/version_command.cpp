@@ -7,6 +7,7 @@
 #include "serving/cli/build_info.h"
 #include "serving/cli/commands.h"
 #include "serving/cli/output.h"
+#include "tracer/cluster_eams.h"
 
 namespace moesaic {
 
@@ -28,7 +29,9 @@ int VersionCommand(const Invocation& invocation) {
   table.Add({"kernels", fmt::format("{} ({} activations)", IsaName(kernels.isa),
                                     NumericsClassName(kernels.numerics))});
   table.Add({"processor", ReadTopology().cpu_model});
-  table.Add({"libraries", info.libraries});
+  std::string libraries = info.libraries;
+  if (!ClusteringLibrary().empty()) libraries += ", " + ClusteringLibrary();
+  table.Add({"libraries", libraries});
   Print("moesaic {}\n{}", info.version, table.Render());
   return 0;
 }

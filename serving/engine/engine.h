@@ -18,11 +18,13 @@
 #include "prefetch/link/expert_provider.h"
 #include "serving/engine/request.h"
 #include "serving/model/step_stats.h"
+#include "tracer/residency_list.h"
 
 namespace moesaic {
 
 class EamCollection;
 class LiveView;
+struct RequestExperts;
 class Tokenizer;
 class MetricsRegistry;
 
@@ -71,6 +73,16 @@ class Engine {
   // predictor goes by (null: it has none; collection_file.h). `use` must not throw. An engine that
   // ends first drops it uncalled.
   virtual void WithCollection(std::function<void(EamCollection*)> use) = 0;
+  // Likewise, with the experts that are in fast memory, the most worthy first.
+  virtual void WithResidents(std::function<void(std::span<const ResidentExpert>)> use) = 0;
+  // Likewise with the experts that a request has used: of one that runs, or that has ended lately
+  // while somebody watched (live_view.h); null: there is no such request, or nobody knows.
+  // `nearest`: with the one of the collection that it is most like, which is looked for on the
+  // engine's thread.
+  virtual void WithRequest(RequestId /*id*/, bool /*nearest*/,
+                           std::function<void(std::shared_ptr<const RequestExperts>)> use) {
+    use(nullptr);
+  }
   // Refuses new requests from now on.
   virtual void BeginDrain() = 0;
   virtual EngineStatus Status() const = 0;

@@ -118,7 +118,7 @@ bool EngineLoop::TakeMail() {
   for (const RequestId id : mail.cancelled) {
     if (Sequence* sequence = scheduler_->Find(id)) End(*sequence, FinishReason::kCancelled);
   }
-  for (const auto& use : mail.collection_uses) parts_.use->WithCollection(use);
+  for (const auto& use : mail.uses) use();
   // While experts cannot be read nobody may send requests, so that the engine has to find out by
   // itself when they can.
   if (mail.asked_while_not_ready && scheduler_->empty()) {
@@ -224,7 +224,8 @@ void EngineLoop::End(Sequence& sequence, FinishReason reason) {
   OutputDelta delta = TakeDelta(sequence);
   delta.finish = reason;
   delta.trace = parts_.use->TraceOf(sequence);
-  sampling_->Ended(sequence, FinishReasonName(reason), LiveSampler::Clock::now());
+  sampling_->Ended(sequence, FinishReasonName(reason), LiveSampler::Clock::now(), delta.trace);
+  delta.routed = std::move(sequence.routed);
   const std::unique_ptr<Sequence> owned = Remove(sequence);
   owned->sink->OnDelta(std::move(delta));
 }
@@ -259,6 +260,13 @@ void EngineLoop::SampleIfDue() {
   sampling_->Sample({*scheduler_, *kv_pools_, parts_.use->provider(), mailbox_.Stats(),
                      expert_slots_, parts_.step->WhyUnreadable()},
                     now);
+}
+
+std::shared_ptr<const RequestExperts> EngineLoop::ExpertsOf(RequestId id, bool nearest) {
+  const Sequence* const sequence = scheduler_->Find(id);
+  auto trace = sequence != nullptr ? parts_.use->TraceOf(*sequence) : sampling_->TraceOf(id);
+  if (trace == nullptr) return nullptr;
+  return parts_.use->ExpertsOf(std::move(trace), nearest);
 }
 
 }  // namespace moesaic

@@ -27,6 +27,7 @@
 #include "serving/engine/expert_use.h"
 #include "serving/engine/live_sampler.h"
 #include "serving/engine/live_view.h"
+#include "serving/engine/request_experts.h"
 #include "serving/engine/scheduler.h"
 #include "serving/engine/sequence.h"
 #include "serving/engine/step_sampler.h"
@@ -74,7 +75,14 @@ class EngineLoop : public Engine {
                                 std::vector<std::shared_ptr<OutputSink>> sinks) override;
   void Cancel(RequestId id) override { mailbox_.Cancel(id); }
   void WithCollection(std::function<void(EamCollection*)> use) override {
-    mailbox_.PostUse(std::move(use));
+    mailbox_.PostUse([this, use = std::move(use)] { parts_.use->WithCollection(use); });
+  }
+  void WithResidents(std::function<void(std::span<const ResidentExpert>)> use) override {
+    mailbox_.PostUse([this, use = std::move(use)] { use(parts_.use->Residents()); });
+  }
+  void WithRequest(RequestId id, bool nearest,
+                   std::function<void(std::shared_ptr<const RequestExperts>)> use) override {
+    mailbox_.PostUse([=, this, use = std::move(use)] { use(ExpertsOf(id, nearest)); });
   }
   void BeginDrain() override { mailbox_.BeginDrain(); }
   EngineStatus Status() const override;
@@ -99,6 +107,7 @@ class EngineLoop : public Engine {
   std::unique_ptr<Sequence> Remove(Sequence& sequence);
   void PublishStatus();
   void SampleIfDue();
+  std::shared_ptr<const RequestExperts> ExpertsOf(RequestId id, bool nearest);
 
   LoopParts parts_;
   EngineMailbox mailbox_;

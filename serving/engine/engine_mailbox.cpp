@@ -24,9 +24,9 @@ void EngineMailbox::Cancel(RequestId id) {
   wake_.NotifyAll();
 }
 
-void EngineMailbox::PostUse(std::function<void(EamCollection*)> use) {
+void EngineMailbox::PostUse(std::function<void()> use) {
   const MutexLock lock(mutex_);
-  mail_.collection_uses.push_back(std::move(use));
+  mail_.uses.push_back(std::move(use));
   wake_.NotifyAll();
 }
 
@@ -66,8 +66,8 @@ bool EngineMailbox::empty() const {
 
 EngineMailbox::Mail EngineMailbox::Take(bool idle, Clock::time_point until) {
   const MutexLock lock(mutex_);
-  while (idle && !stop_ && mail_.arrived.empty() && mail_.cancelled.empty() &&
-         mail_.collection_uses.empty() && !asked_while_not_ready_ && !woken_) {
+  while (idle && !stop_ && mail_.arrived.empty() && mail_.cancelled.empty() && mail_.uses.empty() &&
+         !asked_while_not_ready_ && !woken_) {
     if (until == Clock::time_point::max()) {
       wake_.Wait(mutex_);
     } else if (!wake_.WaitUntil(mutex_, until)) {

@@ -30,8 +30,8 @@ class EngineMailbox {
   // Gives the sequences their ids.
   std::vector<RequestId> Post(std::vector<std::unique_ptr<Sequence>> sequences) EXCLUDES(mutex_);
   void Cancel(RequestId id) EXCLUDES(mutex_);
-  // Of the collection (Engine::WithCollection).
-  void PostUse(std::function<void(EamCollection*)> use) EXCLUDES(mutex_);
+  // For the engine's thread, between two steps.
+  void PostUse(std::function<void()> use) EXCLUDES(mutex_);
   // Has Take return.
   void Wake() EXCLUDES(mutex_);
   void Stop() EXCLUDES(mutex_);
@@ -46,7 +46,7 @@ class EngineMailbox {
   struct Mail {
     std::vector<std::unique_ptr<Sequence>> arrived;
     std::vector<RequestId> cancelled;
-    std::vector<std::function<void(EamCollection*)>> collection_uses;
+    std::vector<std::function<void()>> uses;
     bool stop = false;
     bool asked_while_not_ready = false;  // somebody wants to know whether it still is
   };

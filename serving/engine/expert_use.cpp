@@ -37,6 +37,7 @@ void ExpertUse::BeginStep(std::span<const ScheduledSlice> plan, const StepRows& 
   rows_ = &rows;
   routing_slices_.clear();
   step_requests_.clear();
+  routed_slices_.clear();
   for (size_t i = 0; i < plan.size(); ++i) {
     Sequence& sequence = *plan[i].sequence;
     const SequenceSlice& slice = rows.slices[i];
@@ -50,6 +51,9 @@ void ExpertUse::BeginStep(std::span<const ScheduledSlice> plan, const StepRows& 
         {sequence.traced,
          count == 1 ? rows.tokens[static_cast<size_t>(first_row)] : Predictor::kUnknownToken,
          first_row, count});
+    if (sequence.request.return_routed_experts) {
+      ExpectRouted(sequence, {nullptr, begin, first_row, count});
+    }
     sequence.observed_tokens = end;
   }
   observers_.tracer->BeginIteration(routing_slices_);
@@ -68,6 +72,16 @@ void ExpertUse::BeginStep(std::span<const ScheduledSlice> plan, const StepRows& 
   }
 }
 
+void ExpertUse::ExpectRouted(Sequence& sequence, const RoutedSlice& slice) {
+  if (sequence.routed == nullptr) {
+    const RequestTrace& trace = observers_.tracer->trace(sequence.traced);
+    sequence.routed = std::make_shared<RoutedExperts>(trace.prefill.num_layers(), top_k_);
+  }
+  sequence.routed->Grow(slice.position + slice.num_rows);
+  routed_slices_.push_back(slice);
+  routed_slices_.back().routed = sequence.routed.get();
+}
+
 void ExpertUse::OnRouting(int64_t layer, const ForwardBatch& batch, std::span<int32_t> experts,
                           std::span<float> weights) {
   if (observers_.replay) Replay(layer, batch, experts, weights);
@@ -79,6 +93,11 @@ void ExpertUse::OnRouting(int64_t layer, const ForwardBatch& batch, std::span<in
   routing.slices = routing_slices_;
   observers_.tracer->Observe(routing);
   if (observers_.recorder) observers_.recorder->Observe(routing);
+  for (const RoutedSlice& slice : routed_slices_) {
+    slice.routed->Set(slice.position, layer,
+                      experts.subspan(static_cast<size_t>(slice.first_row * top_k_),
+                                      static_cast<size_t>(slice.num_rows * top_k_)));
+  }
   if (observers_.policy_counts) {
     observers_.policy_counts->BeginLayer(static_cast<int>(layer));
     for (const StepRequest& request : step_requests_) {
@@ -142,6 +161,25 @@ std::shared_ptr<const RequestTrace> ExpertUse::TraceOf(const Sequence& sequence)
   return std::make_shared<const RequestTrace>(observers_.tracer->trace(sequence.traced));
 }
 
+std::shared_ptr<const RequestExperts> ExpertUse::ExpertsOf(
+    std::shared_ptr<const RequestTrace> trace, bool nearest) const {
+  auto experts = std::make_shared<RequestExperts>();
+  EamCollection* const collection =
+      observers_.predictor ? observers_.predictor->collection() : nullptr;
+  experts->has_collection = collection != nullptr;
+  if (nearest && collection != nullptr) {
+    ExpertActivationMatrix whole = trace->prefill;
+    whole += trace->decode;
+    const EamMatch match = collection->Nearest(whole);
+    if (match.similarity > 0) {
+      experts->nearest = {match.entry, collection->size(), match.similarity,
+                          collection->Entry(match.entry)};
+    }
+  }
+  experts->trace = std::move(trace);
+  return experts;
+}
+
 void ExpertUse::WithCollection(const std::function<void(EamCollection*)>& use) {
   EamCollection* const collection =
       observers_.predictor ? observers_.predictor->collection() : nullptr;
@@ -150,6 +188,10 @@ void ExpertUse::WithCollection(const std::function<void(EamCollection*)>& use) {
   if (collection != nullptr && collection->generation() != before && observers_.state) {
     observers_.state->Learned();
   }
+}
+
+std::vector<ResidentExpert> ExpertUse::Residents() const {
+  return watches() ? experts_->Residents() : std::vector<ResidentExpert>();
 }
 
 ExpertUse::Clock::time_point ExpertUse::SaveDueAt() const {

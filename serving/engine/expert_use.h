@@ -26,6 +26,7 @@
 #include "prefetch/predict/step_predictor.h"
 #include "serving/engine/learned_state.h"
 #include "serving/engine/live_sampler.h"
+#include "serving/engine/request_experts.h"
 #include "serving/engine/routing_recorder.h"
 #include "serving/engine/routing_replay.h"
 #include "serving/engine/scheduler.h"
@@ -87,9 +88,16 @@ class ExpertUse final : private RoutingHook {
   }
   const ExpertProvider* provider() const { return experts_; }
 
+  // Between steps: with the entry of the predictor's collection that is nearest to it, if `nearest`
+  // and there is one. `trace` is not null.
+  std::shared_ptr<const RequestExperts> ExpertsOf(std::shared_ptr<const RequestTrace> trace,
+                                                  bool nearest) const;
+
   // Between steps: what the predictor learns of whole requests, to be looked at or changed; null:
   // it learns otherwise, or there is none.
   void WithCollection(const std::function<void(EamCollection*)>& use);
+  // Between steps: who is in fast memory. Empty when nobody watches.
+  std::vector<ResidentExpert> Residents() const;
 
   // When the next SaveIfDue saves; max(): not before more is learned.
   Clock::time_point SaveDueAt() const;
@@ -112,11 +120,20 @@ class ExpertUse final : private RoutingHook {
   LiveSampler* live_ = nullptr;
   std::function<void()> sample_;
 
+  struct RoutedSlice {
+    RoutedExperts* routed = nullptr;
+    int64_t position = 0;
+    int64_t first_row = 0;
+    int64_t num_rows = 0;
+  };
+  void ExpectRouted(Sequence& sequence, const RoutedSlice& slice);
+
   // Of the running step.
   std::span<const ScheduledSlice> plan_;
   const StepRows* rows_ = nullptr;
   std::vector<RoutingSlice> routing_slices_;
   std::vector<StepRequest> step_requests_;
+  std::vector<RoutedSlice> routed_slices_;  // of requests that want to know
   int64_t predict_ns_ = 0;
 };
 

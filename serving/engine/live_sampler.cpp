@@ -45,13 +45,22 @@ void LiveSampler::CountUse(int64_t layer, std::span<const int32_t> experts) {
   for (const int32_t expert : experts) ++row[expert];
 }
 
-void LiveSampler::Ended(const Sequence& sequence, std::string why, Clock::time_point now) {
+void LiveSampler::Ended(const Sequence& sequence, std::string why, Clock::time_point now,
+                        std::shared_ptr<const RequestTrace> trace) {
   changed_ = true;
   if (!view_.watched()) return ended_.clear();
-  LiveRequest& request = ended_.emplace_back(RequestOf(sequence, now));
-  request.phase = LiveRequest::Phase::kEnded;
-  request.ended = std::move(why);
+  ended_.push_back({RequestOf(sequence, now), std::move(trace)});
+  EndedRequest& ended = ended_.back();
+  ended.listed.phase = LiveRequest::Phase::kEnded;
+  ended.listed.ended = std::move(why);
   if (ended_.size() > kEndedRequests) ended_.pop_front();
+}
+
+std::shared_ptr<const RequestTrace> LiveSampler::TraceOf(RequestId id) const {
+  for (const EndedRequest& ended : ended_) {
+    if (ended.listed.id == id) return ended.trace;
+  }
+  return nullptr;
 }
 
 LiveSampler::Clock::time_point LiveSampler::DueAt() const {
@@ -99,7 +108,9 @@ void LiveSampler::Sample(const State& state, Clock::time_point now) {
       sample.requests.push_back(RequestOf(sequence, now));
     }
   });
-  sample.requests.insert(sample.requests.end(), ended_.rbegin(), ended_.rend());
+  for (auto ended = ended_.rbegin(); ended != ended_.rend(); ++ended) {
+    sample.requests.push_back(ended->listed);
+  }
   view_.Publish();
 }
 

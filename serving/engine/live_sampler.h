@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -18,6 +19,7 @@
 #include "serving/engine/live_view.h"
 #include "serving/engine/scheduler.h"
 #include "serving/engine/sequence.h"
+#include "tracer/request_tracer.h"
 
 namespace moesaic {
 
@@ -39,8 +41,11 @@ class LiveSampler {
   void CountUse(int64_t layer, std::span<const int32_t> experts);
   // Since the last sample something has become different.
   void Changed() { changed_ = true; }
-  // A request ends now. why: a FinishReasonName, or "error"
-  void Ended(const Sequence& sequence, std::string why, Clock::time_point now);
+  // A request ends now. why: a FinishReasonName, or "error". trace: what it has used, or null
+  void Ended(const Sequence& sequence, std::string why, Clock::time_point now,
+             std::shared_ptr<const RequestTrace> trace = nullptr);
+  // Of one that has ended and is still listed; null: there is none, or it has none.
+  std::shared_ptr<const RequestTrace> TraceOf(RequestId id) const;
 
   // Whether a sample is to be made now, and when one will be if nothing else happens.
   bool Due(Clock::time_point now) const { return DueAt() <= now; }
@@ -61,6 +66,11 @@ class LiveSampler {
   static LiveRequest RequestOf(const Sequence& sequence, Clock::time_point now);
 
  private:
+  struct EndedRequest {
+    LiveRequest listed;
+    std::shared_ptr<const RequestTrace> trace;  // shared with who asks for it
+  };
+
   void FillExperts(const State& state, LiveSample& sample);
   void FillUse(LiveSample& sample);
 
@@ -76,7 +86,7 @@ class LiveSampler {
   double weight_ = 0;                   // of the tokens in weighted_uses_
   std::vector<float> weighted_uses_;    // [layers, experts]
   std::vector<ExpertPresence> places_;  // [layers, experts] in the last sample
-  std::deque<LiveRequest> ended_;       // newest last
+  std::deque<EndedRequest> ended_;      // newest last
 };
 
 }  // namespace moesaic

@@ -15,6 +15,7 @@
 namespace moesaic {
 
 struct OutputConstraint;
+class RoutedExperts;
 struct RequestTrace;
 struct ThinkingLimit;
 
@@ -38,6 +39,7 @@ struct EngineRequest {
   // Positions from here on are computed as decode steps are (expert deferral); -1: what follows the
   // prompt. For who measures a text as if it had been generated.
   int64_t decode_from = -1;
+  bool return_routed_experts = false;
   std::shared_ptr<const ThinkingLimit> thinking;       // null: it thinks as long as it likes
   std::shared_ptr<const OutputConstraint> constraint;  // null: any text
   std::optional<std::chrono::steady_clock::time_point> deadline;
@@ -73,6 +75,9 @@ struct OutputDelta {
   int64_t queue_us = -1;
   // Which experts the request used; on the last delta. Shared: the sink may keep it.
   std::shared_ptr<const RequestTrace> trace;
+  // To whom each token was routed, where that was asked for; on the last delta, shared likewise.
+  // The last token of the output was not run and is not there.
+  std::shared_ptr<const RoutedExperts> routed;
 };
 
 }  // namespace moesaic

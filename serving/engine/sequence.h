@@ -16,6 +16,7 @@
 #include "serving/engine/request.h"
 #include "serving/engine/thinking_budget.h"
 #include "serving/model/sampler.h"
+#include "tracer/routed_experts.h"
 #include "tracer/routing.h"
 
 namespace moesaic {
@@ -51,6 +52,7 @@ struct Sequence {
   TracedRequest traced = -1;                    // in the engine's tracer, while started
   // Positions before this one were observed: what a preempted sequence computes again is not news.
   int64_t observed_tokens = 0;
+  std::shared_ptr<RoutedExperts> routed;  // where the request wants it; shared with its last delta
 
   int64_t output_tokens() const { return static_cast<int64_t>(tokens.size()) - prompt_tokens; }
   int64_t decode_from() const {

@@ -17,6 +17,7 @@
 #include "serving/http/model_events_call.h"
 #include "serving/http/model_order_call.h"
 #include "serving/http/page.h"
+#include "serving/http/request_experts_call.h"
 #include "serving/text/tokenizer.h"
 
 namespace moesaic {
@@ -297,19 +298,23 @@ std::shared_ptr<Call> ApiService::Handle(std::shared_ptr<Exchange> exchange) {
     call->Start();
     return call;
   }
+  const ModelSource source = [this, key] { return ModelsFor(key.get()); };
   if (match->route == Route::kModelEvents && call_context_.models != nullptr &&
       request.method == "GET") {
-    auto call = std::make_shared<ModelEventsCall>(
-        call_context_, [this, key] { return ModelsFor(key.get()); }, std::move(exchange),
-        [this] { return draining(); });
+    auto call = std::make_shared<ModelEventsCall>(call_context_, source, std::move(exchange),
+                                                  [this] { return draining(); });
     call->Start();
     return call;
   }
   const bool events = match->route == Route::kLiveEvents;
   if ((events || match->route == Route::kLiveSnapshot) && table != nullptr) {
-    auto call =
-        std::make_shared<LiveCall>([this, key] { return ModelsFor(key.get()); },
-                                   std::move(exchange), events, [this] { return draining(); });
+    auto call = std::make_shared<LiveCall>(source, std::move(exchange), events,
+                                           [this] { return draining(); });
+    call->Start();
+    return call;
+  }
+  if (match->route == Route::kRequestExperts && table != nullptr) {
+    auto call = std::make_shared<RequestExpertsCall>(table, std::move(exchange), match->model);
     call->Start();
     return call;
   }
@@ -326,7 +331,6 @@ std::shared_ptr<Call> ApiService::Handle(std::shared_ptr<Exchange> exchange) {
     return nullptr;
   }
   CHECK(table != nullptr);
-  const ModelSource source = [this, key] { return ModelsFor(key.get()); };
   if (match->route == Route::kLoadModel || match->route == Route::kUnloadModel) {
     auto call = std::make_shared<ModelOrderCall>(call_context_, source, std::move(exchange),
                                                  match->route == Route::kLoadModel);

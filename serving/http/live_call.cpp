@@ -27,39 +27,51 @@ LiveCall::LiveCall(ModelSource models, std::shared_ptr<Exchange> exchange, bool 
       events_(events),
       draining_(std::move(draining)) {}
 
+ServedModel LiveCall::Model() const {
+  const auto table = models_();
+  if (table == nullptr) throw Unavailable("The model is still being loaded.", "loading", 5);
+  return table->Get(QueryValue(exchange_->request().target, "model").value_or(""));
+}
+
+bool LiveCall::IsUnloaded() const {
+  try {
+    return Model().engine != engine_;
+  } catch (const ApiError&) {
+    return true;
+  }
+}
+
 void LiveCall::Start() {
   const HttpRequest& request = exchange_->request();
   try {
-    model_ = std::make_shared<const ServedModel>(
-        models_()->Get(QueryValue(request.target, "model").value_or("")));
-    live_ = model_->engine->live();
-    if (live_ == nullptr) throw NothingToSee(*model_);
+    const ServedModel served = Model();
+    live_ = served.engine->live();
+    if (live_ == nullptr) throw NothingToSee(served);
+    engine_ = served.engine;
+    model_ = LiveModelJson(served);
   } catch (...) {
     done_ = true;
     return exchange_->Respond(ErrorResponse(CurrentApiError(request.path), request.path));
   }
+  HttpResponse head;
+  head.content_type = kSseMediaType;
+  head.headers = {{"Cache-Control", "no-store"}, {"X-Accel-Buffering", "no"}};
+  if (events_ && request.method == "HEAD") {
+    done_ = true;
+    return exchange_->Respond(std::move(head));
+  }
   last_ = live_->number();
   watch_.emplace(*live_);
   if (events_) {
-    HttpResponse head;
-    head.content_type = kSseMediaType;
-    head.headers = {{"Cache-Control", "no-store"}, {"X-Accel-Buffering", "no"}};
     exchange_->StartStream(std::move(head));
-    exchange_->Send(NamedSseEvent(LiveModelJson(*model_)));
+    exchange_->Send(NamedSseEvent(model_));
   }
   Look();
 }
 
-bool LiveCall::IsThere() const {
-  const auto table = models_();
-  const ServedModel* const now = table->Find(model_->names.front());
-  return now != nullptr && now->engine == model_->engine;
-}
-
 void LiveCall::Look() {
   if (done_) return;
-  if (draining_()) return End();
-  if (!IsThere()) return End();
+  if (draining_() || IsUnloaded()) return End();
   if (live_->number() == last_ || (events_ && !exchange_->writable())) return LookLater();
   const std::shared_ptr<const LiveSample> sample = live_->Latest();
   last_ = sample->number;
@@ -68,7 +80,7 @@ void LiveCall::Look() {
     return LookLater();
   }
   Json json = Json::object();
-  json["model"] = LiveModelJson(*model_);
+  json["model"] = model_;
   json["sample"] = LiveSampleJson(*sample);
   HttpResponse response;
   response.headers = {{"Cache-Control", "no-store"}};
@@ -95,7 +107,7 @@ void LiveCall::End() {
 void LiveCall::Leave() {
   done_ = true;
   watch_.reset();
-  model_.reset();
+  engine_.reset();
 }
 
 }  // namespace moesaic

@@ -2,7 +2,8 @@
 // as long as the client stays, or once.
 //
 // A client that does not read gets no samples, and none wait for it. Streams end when the server
-// drains, or the model is unloaded: nobody's work is cut off by that.
+// drains: nobody's work is cut off by that. They end, too, when the model is unloaded, which a
+// reader must not hold in memory.
 //
 // Thread contract: as Call; everything runs on the connection's strand.
 #pragma once
@@ -14,6 +15,7 @@
 #include <optional>
 #include <string>
 
+#include "serving/api/json_text.h"
 #include "serving/api/served_model.h"
 #include "serving/engine/live_view.h"
 #include "serving/http/call_context.h"
@@ -37,8 +39,10 @@ class LiveCall : public Call, public std::enable_shared_from_this<LiveCall> {
   void OnShutdown() override { End(); }
 
  private:
+  // Of the call's model, as it is now. Throws ApiError: it is not there, or not loaded.
+  ServedModel Model() const;
+  bool IsUnloaded() const;
   void Look();
-  bool IsThere() const;  // the model, with the same engine
   void LookLater();
   void End();
   void Leave();
@@ -47,9 +51,9 @@ class LiveCall : public Call, public std::enable_shared_from_this<LiveCall> {
   const std::shared_ptr<Exchange> exchange_;
   const bool events_;
   const std::function<bool()> draining_;
-  // A copy, which keeps its engine; shared with nobody.
-  std::shared_ptr<const ServedModel> model_;
-  LiveView* live_ = nullptr;  // the model's
+  std::shared_ptr<Engine> engine_;  // shared as long as the model is loaded; null once done
+  LiveView* live_ = nullptr;        // the engine's
+  Json model_;                      // LiveModelJson
   std::optional<LiveView::Watch> watch_;
   uint64_t last_ = 0;  // number of the sample that was there before, or was sent last
   bool done_ = false;

@@ -46,6 +46,7 @@ constexpr Entry kEntries[] = {
 
 constexpr std::string_view kMessagesPath = "/v1/messages";
 constexpr std::string_view kModelPrefix = "/v1/models/";
+constexpr std::string_view kRequestPrefix = "/v1/moesaic/requests/";
 
 }  // namespace
 
@@ -62,6 +63,14 @@ std::optional<RouteMatch> MatchRoute(std::string_view path) {
                       false,
                       false,
                       std::string(path.substr(kModelPrefix.size())),
+                      false};
+  }
+  if (path.size() > kRequestPrefix.size() && path.starts_with(kRequestPrefix)) {
+    return RouteMatch{Route::kRequestExperts,
+                      "/v1/moesaic/requests/{id}",
+                      false,
+                      false,
+                      std::string(path.substr(kRequestPrefix.size())),
                       false};
   }
   return std::nullopt;

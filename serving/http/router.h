@@ -35,6 +35,7 @@ enum class Route {
   kEamc,
   kLiveEvents,
   kLiveSnapshot,
+  kRequestExperts,
 };
 
 struct RouteMatch {
@@ -42,7 +43,7 @@ struct RouteMatch {
   std::string_view label;  // the pattern, for metrics: "/v1/models/{id}"
   bool post = false;       // POST; otherwise GET and HEAD
   bool open = false;       // never asks for a key
-  std::string model = {};  // of kModel; may contain slashes
+  std::string model = {};  // of kModel, may contain slashes; of kRequestExperts: which request
   bool put = false;        // PUT beside GET and HEAD
   bool admin = false;      // asks for a key of an administrator
 

@@ -25,7 +25,7 @@ void LoadConv(const DeltaNetSpec& spec, const PlannedTensor& tensor, WeightLoade
 
 DeltaNetWeights LayOutMixer(const DeltaNetSpec& spec, int64_t hidden, WeightType type,
                             WeightArena& arena) {
-  const bool f32 = type == WeightType::kF32 || type == WeightType::kGguf;
+  const bool f32 = type == WeightType::kF32 || IsGguf(type);
   const WeightType exact = f32 ? WeightType::kF32 : WeightType::kBf16;
   DeltaNetWeights w;
   w.in = arena.Matrix(

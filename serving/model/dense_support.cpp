@@ -48,6 +48,8 @@ cuda::Weights GpuWeights(WeightType type) {
     case WeightType::kF32:
     case WeightType::kMxfp4:  // is not of the dense part
     case WeightType::kGguf:
+    case WeightType::kGgufF32:
+    case WeightType::kFp8:
       break;
   }
   Fail(ErrorKind::kUnsupported, "--gpu-dense: no kernel takes {} weights; give --dtype bfloat16",

@@ -38,7 +38,7 @@ const T* At(const std::byte* memory, uint64_t offset) {
 
 cuda::Weights DeviceOperator::WeightsOf(const ExpertLayout& layout) {
   for (const ExpertSection& section : layout.sections) {
-    if (section.dtype != layout.sections[0].dtype || section.format != SectionFormat::kPanel16) {
+    if (section.dtype != layout.sections[0].dtype || section.format == SectionFormat::kRowMajor) {
       Fail(ErrorKind::kUnsupported, "a device computes experts of one type of weights only");
     }
   }

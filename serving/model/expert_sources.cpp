@@ -14,9 +14,11 @@
 #include "core/base/error.h"
 #include "core/base/units.h"
 #include "core/io/expert_store.h"
+#include "kernels/cpu/fp8_pack.h"
 #include "kernels/cpu/gguf_blocks.h"
 #include "kernels/cpu/mxfp4_repack.h"
 #include "serving/model/experts_of_model.h"
+#include "serving/model/fp8_weights.h"
 #include "serving/model/gguf_weights.h"
 #include "serving/model/stored_tensor.h"
 
@@ -52,7 +54,7 @@ bool RepackMxfp4(const RowForm& form, std::span<const std::span<const std::byte>
                           form.cols, to);
 }
 
-// Rows of GGUF's blocks stay as they are.
+// Rows of GGUF's blocks keep their bits.
 void PackGgufRows(const PackedMatrix& matrix, const RowForm& form, std::span<const std::byte> rows,
                   std::byte* to) {
   const int64_t row_bytes = matrix.k / matrix.form.values * matrix.form.bytes;
@@ -64,15 +66,32 @@ void PackGgufRows(const PackedMatrix& matrix, const RowForm& form, std::span<con
   }
 }
 
+// Rows of fp8 values beside the scales of blocks stay what they are.
+void PackFp8Rows(const PackedMatrix& matrix, const RowForm& form,
+                 std::span<const std::span<const std::byte>> pieces, DType scale_type,
+                 std::byte* to) {
+  std::memset(to, 0, static_cast<size_t>(matrix.bytes()));
+  std::vector<float> scales(static_cast<size_t>(RoundUp(matrix.k, kQuantGroup) / kQuantGroup));
+  for (int64_t row = 0; row < matrix.n; ++row) {
+    const int64_t stored = form.StoredRow(row);
+    Fp8GroupScales(pieces[1].data(), scale_type, form.blocks, stored, matrix.k, scales.data());
+    PackFp8Row(matrix, row, pieces[0].data() + stored * matrix.k, scales.data(),
+               to + row / kPanelOutputs * matrix.panel_bytes());
+  }
+}
+
 // Packs a matrix to where it belongs: as it lies where it lies as rows of floats, else the panels
-// one after the other, from f32 but for mxfp4 and GGUF's blocks that stay so.
+// one after the other, from f32 but for mxfp4, GGUF's blocks and fp8 that stay so.
 void PackSection(const PackedMatrix& matrix, const CpuKernels& kernels, const RowForm& form,
                  std::span<const std::span<const std::byte>> pieces,
                  std::span<const DType> dtypes) {
   const int64_t k = matrix.k;
   const WeightType type = matrix.type;
   auto* const to = const_cast<std::byte*>(matrix.data);
-  if (type == WeightType::kGguf) return PackGgufRows(matrix, form, pieces[0], to);
+  if (IsGguf(type)) return PackGgufRows(matrix, form, pieces[0], to);
+  if (type == WeightType::kFp8 && form.values == StoredValues::kFp8) {
+    return PackFp8Rows(matrix, form, pieces, dtypes[1], to);
+  }
   if (form.AsTheyLie()) {
     const std::byte* const first = pieces[0].data() + form.first * k * DTypeBits(dtypes[0]) / 8;
     kernels.pack_panels(first, dtypes[0], k * form.distance(), matrix.n, k, type, 0,
@@ -163,6 +182,7 @@ class CheckpointExpertSource : public ExpertSource {
         ++at;
       }
       matrices[s] = {stored.form, at - begin};
+      if (section.dtype == DType::kF8E4M3) RequireFp8(stored.form, checkpoint, planned.name);
       const size_t missing = at == extents_.size() ? stored.form.pieces() : 0;
       extents_.insert(extents_.end(), stored.extents.begin(), stored.extents.begin() + missing);
       dtypes_.insert(dtypes_.end(), stored.dtypes.begin(), stored.dtypes.begin() + missing);
@@ -307,7 +327,9 @@ ExpertLayout MakeCpuExpertLayout(const ModelConfig& config, WeightType type) {
     section.rows = rows;
     section.cols = cols;
     section.offset = layout.blob_bytes;
-    if (type == WeightType::kGguf) {
+    if (IsGguf(type)) {
+      section.format = SectionFormat::kBlockPanel16;
+      section.f32_activations = type == WeightType::kGgufF32;
       const TensorSlot slot = kExpertSlots[layout.sections.size()];
       section.gguf_types = GgufTypesOfLayers(config, slot);
       for (int64_t l = 0; l < config.num_layers(); ++l) {
@@ -333,7 +355,8 @@ PackedMatrix SectionMatrix(const ExpertSection& section, const std::byte* blob, 
     if (traits.section != section.dtype) continue;
     const std::byte* const data = blob == nullptr ? nullptr : blob + section.offset;
     PackedMatrix matrix = {data, traits.type, section.rows, section.cols};
-    if (traits.type == WeightType::kGguf) {
+    if (IsGguf(traits.type)) {
+      if (section.f32_activations) matrix.type = WeightType::kGgufF32;
       matrix.form = GgufFormOf(*FindGgufType(section.gguf_types.at(static_cast<size_t>(layer))));
     }
     return matrix;
@@ -358,6 +381,8 @@ std::unique_ptr<ExpertSource> MakeStoreExpertSource(const ModelConfig& config, W
          "out",
          store.string(), why, store.string());
   }
+  // The same, and with what a store does not say.
+  description.header.layout = MakeCpuExpertLayout(config, type);
   return std::make_unique<StoreExpertSource>(config, std::move(description), store);
 }
 
@@ -384,33 +409,49 @@ ExpertPacker::ExpertPacker(const ModelConfig& config, WeightType type, const Ten
       // The checkpoint's values are at most as wide as f32.
       raw_(static_cast<size_t>(config.expert_parameters()) * sizeof(float)) {}
 
+// Reads a section that stays fp8 and packs it; false: the source has floats alone.
+bool ExpertPacker::PackFp8(const ExpertSection& section, const PlannedTensor& tensor,
+                           const PackedMatrix& matrix) {
+  const auto rows = static_cast<size_t>(section.rows);
+  const auto k = static_cast<size_t>(section.cols);
+  const std::array<int64_t, 2> shape = {section.rows, section.cols};
+  source_.Require(tensor, shape);
+  const auto groups = static_cast<size_t>(RoundUp(section.cols, kQuantGroup) / kQuantGroup);
+  const std::span<std::byte> codes = raw_.span().first(rows * k);
+  std::vector<float> scales(rows * groups);
+  if (!source_.ReadFp8Rows(tensor, 0, section.rows, section.cols, codes, scales)) return false;
+  auto* const to = const_cast<std::byte*>(matrix.data);
+  for (int64_t row = 0; row < section.rows; ++row) {
+    const auto at = static_cast<size_t>(row);
+    PackFp8Row(matrix, row, codes.data() + at * k, scales.data() + at * groups,
+               to + row / kPanelOutputs * matrix.panel_bytes());
+  }
+  return true;
+}
+
 void ExpertPacker::Pack(ExpertId id, std::span<std::byte> slot) {
-  std::array<std::span<const std::byte>, 3> pieces;
-  std::array<DType, 3> dtypes;
-  std::byte* out = raw_.data();
-  for (size_t s = 0; s < pieces.size(); ++s) {
+  std::fill(slot.begin(), slot.end(), std::byte{0});
+  for (size_t s = 0; s < kExpertSlots.size(); ++s) {
     const ExpertSection& section = layout_.sections[s];
     const PlannedTensor tensor = config_.tensors.At(kExpertSlots[s], id.layer, id.index);
+    const PackedMatrix matrix = SectionMatrix(section, slot.data(), id.layer);
+    if (matrix.type == WeightType::kFp8 && PackFp8(section, tensor, matrix)) continue;
     const std::array<int64_t, 2> shape = {section.rows, section.cols};
-    size_t bytes = 0;
+    DType dtype = DType::kF32;
+    std::span<std::byte> bytes;
     if (section.dtype == DType::kGguf) {
-      const GgufForm form = SectionMatrix(section, nullptr, id.layer).form;
-      bytes = static_cast<size_t>(section.rows * (section.cols / form.values) * form.bytes);
-      source_.ReadStoredRows(tensor, 0, section.rows, section.cols, {out, bytes});
+      const int64_t row_bytes = section.cols / matrix.form.values * matrix.form.bytes;
+      bytes = raw_.span().first(static_cast<size_t>(section.rows * row_bytes));
+      source_.ReadStoredRows(tensor, 0, section.rows, section.cols, bytes);
     } else {
-      dtypes[s] = source_.Require(tensor, shape);
-      bytes = static_cast<size_t>(section.rows * section.cols * DTypeBits(dtypes[s]) / 8);
-      source_.ReadRows(tensor, 0, section.rows, section.cols, {out, bytes});
+      dtype = source_.Require(tensor, shape);
+      const int64_t bits = section.rows * section.cols * DTypeBits(dtype);
+      bytes = raw_.span().first(static_cast<size_t>(bits / 8));
+      source_.ReadRows(tensor, 0, section.rows, section.cols, bytes);
     }
-    pieces[s] = {out, bytes};
-    out += bytes;
-  }
-  std::fill(slot.begin(), slot.end(), std::byte{0});
-  for (size_t s = 0; s < pieces.size(); ++s) {
-    const ExpertSection& section = layout_.sections[s];
+    const std::span<const std::byte> piece = bytes;
     const RowForm rows = {.rows = section.rows, .cols = section.cols};
-    PackSection(SectionMatrix(section, slot.data(), id.layer), kernels_, rows, {&pieces[s], 1},
-                {&dtypes[s], 1});
+    PackSection(matrix, kernels_, rows, {&piece, 1}, {&dtype, 1});
   }
 }
 

@@ -57,6 +57,9 @@ class ExpertPacker {
   void Pack(ExpertId id, std::span<std::byte> slot);
 
  private:
+  bool PackFp8(const ExpertSection& section, const PlannedTensor& tensor,
+               const PackedMatrix& matrix);
+
   const ModelConfig& config_;
   const TensorSource& source_;
   const CpuKernels& kernels_;

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "core/base/error.h"
+#include "kernels/cpu/kernels.h"
 
 namespace moesaic {
 namespace {
@@ -16,6 +17,13 @@ float ScaleAt(const std::byte* scales, DType type, int64_t index) {
 }
 
 int64_t Blocks(int64_t size, int64_t block) { return (size + block - 1) / block; }
+
+bool TensorStaysFp8(const ModelConfig& config, const PlannedTensor& tensor, int64_t cols) {
+  const auto* const blocks = tensor.Find<BlockScales>();
+  return blocks != nullptr && (blocks->cols % kQuantGroup == 0 || blocks->cols >= cols) &&
+         tensor.Find<StackOf>() == nullptr && tensor.Find<Transposed>() == nullptr &&
+         tensor.Find<RowAsVector>() == nullptr && !config.IsPlainModule(tensor.name);
+}
 
 }  // namespace
 
@@ -49,6 +57,36 @@ std::optional<Fp8Tensor> FindFp8(const Checkpoint& checkpoint, const PlannedTens
   const std::array<int64_t, 2> scale_shape = {Blocks(shape[0], blocks->rows),
                                               Blocks(shape[1], blocks->cols)};
   return Fp8Tensor{values, &checkpoint.Require(scale_name, scale_shape), *blocks};
+}
+
+bool StaysFp8(const ModelConfig& config, std::initializer_list<TensorSlot> slots, int64_t layer,
+              int64_t cols) {
+  return slots.size() > 0 && std::all_of(slots.begin(), slots.end(), [&](TensorSlot slot) {
+           return slot != TensorSlot::kEmbedding && slot != TensorSlot::kHead &&
+                  TensorStaysFp8(config, config.tensors.At(slot, layer), cols);
+         });
+}
+
+bool HasFp8Experts(const ModelConfig& config) {
+  for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
+    if (!config.is_sparse(layer)) continue;
+    for (int64_t expert = 0; expert < config.num_experts(); ++expert) {
+      for (const TensorSlot slot : kExpertSlots) {
+        const int64_t cols =
+            slot == TensorSlot::kExpertDown ? config.expert_width() : config.hidden_size;
+        if (!TensorStaysFp8(config, config.tensors.At(slot, layer, expert), cols)) return false;
+      }
+    }
+  }
+  return config.num_experts() > 0;
+}
+
+void Fp8GroupScales(const std::byte* scales, DType scale_type, const BlockScales& blocks,
+                    int64_t row, int64_t k, float* out) {
+  const int64_t first = row / blocks.rows * Blocks(k, blocks.cols);
+  for (int64_t group = 0; group < Blocks(k, kQuantGroup); ++group) {
+    out[group] = ScaleAt(scales, scale_type, first + group * kQuantGroup / blocks.cols);
+  }
 }
 
 // The exponent has 4 bits and a bias of 7; in the place of an f32's it is 120 too small, which

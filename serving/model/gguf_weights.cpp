@@ -58,10 +58,29 @@ bool HasGgufExperts(const ModelConfig& config) {
     for (const TensorSlot slot : kExpertSlots) {
       const std::optional<GgufForm> form = FormOfLayer(config, slot, l);
       if (!form) return false;
-      in_blocks = in_blocks || FindGgufType(form->id)->block_values > 1;
+      in_blocks = in_blocks || !IsPlain(*form);
     }
   }
   return in_blocks;
+}
+
+bool AllGgufExpertsInBlocks(const ModelConfig& config) {
+  for (const TensorSlot slot : kExpertSlots) {
+    for (const uint32_t id : GgufTypesOfLayers(config, slot)) {
+      if (IsPlain(GgufFormOf(*FindGgufType(id)))) return false;
+    }
+  }
+  return true;
+}
+
+bool IsPlain(const GgufForm& form) { return FindGgufType(form.id)->block_values == 1; }
+
+void TakeSameActivations(std::initializer_list<PackedMatrix*> matrices) {
+  const auto takes_f32 = [](const PackedMatrix* m) { return m->type == WeightType::kGgufF32; };
+  if (std::none_of(matrices.begin(), matrices.end(), takes_f32)) return;
+  for (PackedMatrix* const matrix : matrices) {
+    if (matrix->type == WeightType::kGguf) matrix->type = WeightType::kGgufF32;
+  }
 }
 
 std::vector<uint32_t> GgufTypesOfLayers(const ModelConfig& config, TensorSlot slot) {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "core/config/model_config.h"
-#include "kernels/cpu/weight_types.h"
+#include "kernels/cpu/kernels.h"
 
 namespace moesaic {
 
@@ -26,6 +26,15 @@ GgufForm GgufFormOfRows(const ModelConfig& config, std::initializer_list<TensorS
 
 // Whether all experts can stay as they are, and some are not plain floats.
 bool HasGgufExperts(const ModelConfig& config);
+// Of such a model: whether int8 activations fit all of them, so that none are plain floats.
+bool AllGgufExpertsInBlocks(const ModelConfig& config);
+
+// One number a value.
+bool IsPlain(const GgufForm& form);
+
+// Matrices that are multiplied with the same rows, or with rows that others of them make, take f32
+// activations when one of them does.
+void TakeSameActivations(std::initializer_list<PackedMatrix*> matrices);
 
 // The type (GgufType::id) of an expert's matrix in each layer; a layer without experts has that of
 // another one. Of a model with HasGgufExperts (CHECK).

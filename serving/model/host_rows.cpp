@@ -17,7 +17,7 @@ AlignedBuffer ZeroedFloats(int64_t count) {
 
 int64_t WidestActivationRow(const CpuKernels& kernels, int64_t n) {
   return std::max(ActivationRowBytes(ActivationTypeOf(kernels.numerics, WeightType::kBf16), n),
-                  ActivationRowBytes(ActivationType::kInt8, n));
+                  ActivationRowBytes(ActivationType::kInt8Sums, n));
 }
 
 int64_t WidestActivationRow(const ModelConfig& config, const CpuKernels& kernels, int64_t n) {

@@ -1,5 +1,6 @@
 #include "serving/model/latent_weights.h"
 
+#include <optional>
 #include <vector>
 
 namespace moesaic {
@@ -25,10 +26,69 @@ PackedMatrix LatentWeights::ValuesOf(const LatentSpec& spec, int64_t head) const
   return OfHead(values, spec.value_dim, head);
 }
 
+namespace {
+
+// Whether the rows of keys, which become inputs, have one scale for each group of them, and a
+// head's rows are those of whole blocks.
+bool KeysStayFp8(const LatentSpec& spec, const WeightArena& arena) {
+  const std::optional<BlockScales> blocks = arena.Fp8Blocks(TensorSlot::kKvUp, spec.kv_rank);
+  if (!blocks) return false;
+  const int64_t head_rows = spec.nope_dim + spec.value_dim;
+  for (int64_t head = 0; head < spec.heads; ++head) {
+    for (int64_t i = 0; i < spec.nope_dim; ++i) {
+      const int64_t row = head * head_rows + i;
+      if (row / blocks->rows != (row - i % kQuantGroup) / blocks->rows) return false;
+    }
+  }
+  return true;
+}
+
+WeightType AbsorbedType(const LatentSpec& spec, WeightType type, const WeightArena& arena) {
+  if (type == WeightType::kF32 || IsGguf(type)) return WeightType::kF32;
+  if (type != WeightType::kFp8 || !arena.Fp8Blocks(TensorSlot::kKvUp, spec.kv_rank)) {
+    return WeightType::kBf16;
+  }
+  return KeysStayFp8(spec, arena) ? WeightType::kFp8 : WeightType::kF32;
+}
+
+// What LoadMixer says of kKvUp, of weights that stay fp8; false: the source has floats.
+bool LoadFp8Up(const LatentSpec& spec, const LatentWeights& w, const PlannedTensor& up,
+               WeightLoader& load) {
+  const int64_t head_rows = spec.nope_dim + spec.value_dim;
+  const int64_t rank = spec.kv_rank;
+  const int64_t groups = (rank + kQuantGroup - 1) / kQuantGroup;
+  const int64_t turned_groups = (spec.nope_dim + kQuantGroup - 1) / kQuantGroup;
+  std::vector<std::byte> codes(static_cast<size_t>(head_rows * rank));
+  std::vector<float> scales(static_cast<size_t>(head_rows * groups));
+  std::vector<std::byte> turned(static_cast<size_t>(rank * spec.nope_dim));
+  std::vector<float> turned_scales(static_cast<size_t>(rank * turned_groups));
+  for (int64_t head = 0; head < spec.heads; ++head) {
+    if (!load.Fp8Rows(up, spec.heads * head_rows, rank, head * head_rows, (head + 1) * head_rows,
+                      codes.data(), scales.data())) {
+      return false;
+    }
+    for (int64_t j = 0; j < rank; ++j) {
+      for (int64_t i = 0; i < spec.nope_dim; ++i) {
+        turned[static_cast<size_t>(j * spec.nope_dim + i)] =
+            codes[static_cast<size_t>(i * rank + j)];
+      }
+      for (int64_t group = 0; group < turned_groups; ++group) {
+        turned_scales[static_cast<size_t>(j * turned_groups + group)] =
+            scales[static_cast<size_t>(group * kQuantGroup * groups + j / kQuantGroup)];
+      }
+    }
+    load.PackFp8(w.KeysOf(spec, head), turned.data(), turned_scales.data());
+    load.PackFp8(w.ValuesOf(spec, head), codes.data() + spec.nope_dim * rank,
+                 scales.data() + spec.nope_dim * groups);
+  }
+  return true;
+}
+
+}  // namespace
+
 LatentWeights LayOutMixer(const LatentSpec& spec, int64_t hidden, WeightType type,
                           WeightArena& arena) {
-  const bool f32 = type == WeightType::kF32 || type == WeightType::kGguf;
-  const WeightType absorbed = f32 ? WeightType::kF32 : WeightType::kBf16;
+  const WeightType absorbed = AbsorbedType(spec, type, arena);
   LatentWeights w;
   if (spec.q_rank > 0) {
     w.query_down = arena.Matrix(type, spec.q_rank, hidden, {TensorSlot::kQDown});
@@ -37,9 +97,10 @@ LatentWeights LayOutMixer(const LatentSpec& spec, int64_t hidden, WeightType typ
   w.query = arena.Matrix(type, spec.heads * spec.query_dim(),
                          spec.q_rank > 0 ? spec.q_rank : hidden, {TensorSlot::kQ});
   w.down = arena.Matrix(type, spec.row_width(), hidden, {TensorSlot::kKvDown});
+  TakeSameActivations({spec.q_rank > 0 ? &w.query_down : &w.query, &w.down});
   w.norm = arena.Vector(spec.kv_rank);
-  w.keys = arena.Matrix(absorbed, spec.heads * WholePanels(spec.kv_rank), spec.nope_dim);
-  w.values = arena.Matrix(absorbed, spec.heads * WholePanels(spec.value_dim), spec.kv_rank);
+  w.keys = arena.Computed(absorbed, spec.heads * WholePanels(spec.kv_rank), spec.nope_dim);
+  w.values = arena.Computed(absorbed, spec.heads * WholePanels(spec.value_dim), spec.kv_rank);
   w.output = arena.Matrix(type, hidden, spec.output_width(), {TensorSlot::kOutput});
   return w;
 }
@@ -65,6 +126,7 @@ void LoadMixer(const LatentSpec& spec, const LatentWeights& w, const TensorPlan&
   }
   const int64_t head_rows = spec.nope_dim + spec.value_dim;
   const PlannedTensor up = at(TensorSlot::kKvUp);
+  if (w.keys.type == WeightType::kFp8 && LoadFp8Up(spec, w, up, load)) return;
   std::vector<float> rows(static_cast<size_t>(head_rows * spec.kv_rank));
   std::vector<float> turned(static_cast<size_t>(spec.nope_dim * spec.kv_rank));
   for (int64_t head = 0; head < spec.heads; ++head) {

@@ -134,6 +134,15 @@ StoredTensor FindStored(const Checkpoint& checkpoint, const PlannedTensor& tenso
   return stored;
 }
 
+void RequireFp8(const RowForm& form, const Checkpoint& checkpoint, const std::string& name) {
+  if (form.values == StoredValues::kFp8) return;
+  Fail(
+      ErrorKind::kUnsupported,
+      "{}: tensor {} is not F8_E4M3, but quantization_config in config.json does not name it among "
+      "the modules that are not converted; --dtype bfloat16 takes it as it is",
+      checkpoint.directory().string(), name);
+}
+
 std::array<int64_t, 2> StoredShape(const Checkpoint& checkpoint, const PlannedTensor& tensor) {
   const bool mxfp4 = tensor.Find<Mxfp4Blocks>() != nullptr;
   const TensorInfo* const found =

@@ -75,6 +75,8 @@ struct StoredTensor {
 // together.
 StoredTensor FindStored(const Checkpoint& checkpoint, const PlannedTensor& tensor,
                         std::span<const int64_t> shape);
+// Throws Error(kUnsupported) unless the tensor is fp8, which it is by config.json.
+void RequireFp8(const RowForm& form, const Checkpoint& checkpoint, const std::string& name);
 // The shape for which FindStored finds what is stored under the tensor's name (CHECK that it is).
 std::array<int64_t, 2> StoredShape(const Checkpoint& checkpoint, const PlannedTensor& tensor);
 

@@ -10,6 +10,7 @@
 
 #include "core/base/check.h"
 #include "core/base/error.h"
+#include "kernels/cpu/kernels.h"
 #include "serving/model/fp8_weights.h"
 #include "serving/model/stored_tensor.h"
 
@@ -64,6 +65,35 @@ class CheckpointTensorSource : public TensorSource {
                   all.data() + static_cast<size_t>(form.StoredRow(row) - first) * row_bytes,
                   row_bytes);
     }
+  }
+
+  bool ReadFp8Rows(const PlannedTensor& tensor, int64_t row_begin, int64_t row_end,
+                   int64_t row_elements, std::span<std::byte> codes,
+                   std::span<float> scales) const override {
+    const std::array<int64_t, 2> shape = StoredShape(checkpoint_, tensor);
+    CHECK_EQ(shape[1], row_elements);
+    const StoredTensor stored = FindStored(checkpoint_, tensor, shape);
+    const RowForm& form = stored.form;
+    RequireFp8(form, checkpoint_, tensor.name);
+    const auto k = static_cast<size_t>(row_elements);
+    const size_t groups = (k + kQuantGroup - 1) / kQuantGroup;
+    const auto rows = static_cast<size_t>(row_end - row_begin);
+    CHECK_EQ(codes.size(), rows * k);
+    CHECK_EQ(scales.size(), rows * groups);
+    const auto [first, end] = StoredRange(form, row_begin, row_end);
+    const bool in_order = form.paired_rows == 0 && end - first == row_end - row_begin;
+    std::vector<std::byte> all(in_order ? 0 : static_cast<size_t>(end - first) * k);
+    ReadStored(stored, first, end - first, in_order ? codes : std::span(all));
+    std::vector<std::byte> blocks(stored.extents[1].bytes);
+    Read(stored.extents[1], blocks);
+    for (size_t row = 0; row < rows; ++row) {
+      const int64_t at = form.StoredRow(row_begin + static_cast<int64_t>(row));
+      Fp8GroupScales(blocks.data(), stored.dtypes[1], form.blocks, at, row_elements,
+                     scales.data() + row * groups);
+      if (in_order) continue;
+      std::memcpy(codes.data() + row * k, all.data() + static_cast<size_t>(at - first) * k, k);
+    }
+    return true;
   }
 
   uint64_t Fingerprint() const override { return checkpoint_.Fingerprint(); }
@@ -224,6 +254,11 @@ class DummyTensorSource : public TensorSource {
 void TensorSource::ReadStoredRows(const PlannedTensor&, int64_t, int64_t, int64_t,
                                   std::span<std::byte>) const {
   CHECK(false);
+}
+
+bool TensorSource::ReadFp8Rows(const PlannedTensor&, int64_t, int64_t, int64_t,
+                               std::span<std::byte>, std::span<float>) const {
+  return false;
 }
 
 std::unique_ptr<TensorSource> MakeCheckpointTensorSource(const Checkpoint& checkpoint) {

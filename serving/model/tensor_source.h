@@ -30,11 +30,17 @@ class TensorSource {
   // and tensors that have them so (CHECK).
   virtual void ReadStoredRows(const PlannedTensor& tensor, int64_t row_begin, int64_t row_end,
                               int64_t row_elements, std::span<std::byte> destination) const;
+  // The same rows of a tensor that stays fp8 (fp8_weights.h): codes [rows, row_elements], scales
+  // [rows, ceil(row_elements / kQuantGroup)]. False: the source has floats alone, which are to be
+  // rounded. Throws Error of a tensor that the checkpoint has otherwise than config.json says.
+  virtual bool ReadFp8Rows(const PlannedTensor& tensor, int64_t row_begin, int64_t row_end,
+                           int64_t row_elements, std::span<std::byte> codes,
+                           std::span<float> scales) const;
   // Identifies the content; an expert store is made for one fingerprint.
   virtual uint64_t Fingerprint() const = 0;
 };
 
-// `checkpoint` must outlive the source. Block-scaled fp8 tensors come as f32.
+// `checkpoint` must outlive the source. ReadRows gives block-scaled fp8 tensors as f32.
 std::unique_ptr<TensorSource> MakeCheckpointTensorSource(const Checkpoint& checkpoint);
 
 // bf16 values, uniform with the standard deviation 1 / sqrt(row_elements) (norm weights are 1),

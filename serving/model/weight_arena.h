@@ -1,16 +1,19 @@
 // WeightArena: hands out the memory of dense weights in the order in which they lie. With a null
-// base it only measures. Matrices of kGguf are in the blocks of their tensors where these are all
-// of one type, else in blocks of f32.
+// base it only measures. Matrices of kGguf and kGgufF32 are in the blocks of their tensors where
+// these are all of one type, else in blocks of f32; plain floats are of kGgufF32. Those of kFp8
+// whose tensors do not stay so (fp8_weights.h) are bf16.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
 #include <vector>
 
 #include "core/base/units.h"
 #include "core/config/model_config.h"
 #include "kernels/cpu/kernels.h"
+#include "serving/model/fp8_weights.h"
 #include "serving/model/gguf_weights.h"
 
 namespace moesaic {
@@ -23,11 +26,29 @@ class WeightArena {
 
   // Whose tensors those of Matrix are.
   void BeginLayer(int64_t layer) { layer_ = layer; }
+  // The blocks of a tensor of this layer that stays fp8 (fp8_weights.h); null of others.
+  std::optional<BlockScales> Fp8Blocks(TensorSlot slot, int64_t cols) const {
+    if (!config_.tensors.Has(slot) || !StaysFp8(config_, {slot}, layer_, cols)) return std::nullopt;
+    return *config_.tensors.At(slot, layer_).Find<BlockScales>();
+  }
   // Its rows are those of `slots`, one below the other; none: they are computed.
   PackedMatrix Matrix(WeightType type, int64_t n, int64_t k,
                       std::initializer_list<TensorSlot> slots = {}) {
+    return Computed(TypeOf(type, k, slots), n, k, slots);
+  }
+  // What is in the place of this type.
+  WeightType TypeOf(WeightType type, int64_t k, std::initializer_list<TensorSlot> slots) const {
+    const bool other = type == WeightType::kFp8 && !StaysFp8(config_, slots, layer_, k);
+    return other ? WeightType::kBf16 : type;
+  }
+  // Of this type in any case.
+  PackedMatrix Computed(WeightType type, int64_t n, int64_t k,
+                        std::initializer_list<TensorSlot> slots = {}) {
     PackedMatrix matrix = {nullptr, type, n, k};
-    if (type == WeightType::kGguf) matrix.form = GgufFormOfRows(config_, slots, layer_, k);
+    if (IsGguf(type)) {
+      matrix.form = GgufFormOfRows(config_, slots, layer_, k);
+      if (IsPlain(matrix.form)) matrix.type = WeightType::kGgufF32;
+    }
     matrix.data = Take(static_cast<uint64_t>(matrix.bytes()));
     if (matrices_ != nullptr) matrices_->push_back(matrix);
     return matrix;

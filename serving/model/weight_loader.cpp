@@ -6,6 +6,7 @@
 
 #include "core/base/check.h"
 #include "core/base/error.h"
+#include "kernels/cpu/fp8_pack.h"
 #include "kernels/cpu/gguf_blocks.h"
 
 namespace moesaic {
@@ -33,7 +34,8 @@ void Widen(const std::byte* raw, DType dtype, int64_t count, float* out) {
 }  // namespace
 
 void WeightLoader::Matrix(const PackedMatrix& target, const std::vector<RowPart>& parts) {
-  if (target.type == WeightType::kGguf) return Blocks(target, parts);
+  if (IsGguf(target.type)) return Blocks(target, parts);
+  if (target.type == WeightType::kFp8 && Fp8(target, parts)) return;
   int64_t first_row = 0;
   const int64_t k = target.k;
   std::vector<DType> dtypes;
@@ -100,6 +102,55 @@ void WeightLoader::Blocks(const PackedMatrix& target, const std::vector<RowPart>
   CHECK_EQ(part_begin, target.n);
 }
 
+// In pieces, as Matrix.
+bool WeightLoader::Fp8(const PackedMatrix& target, const std::vector<RowPart>& parts) {
+  const int64_t k = target.k;
+  const int64_t groups = (k + kQuantGroup - 1) / kQuantGroup;
+  const int64_t piece_rows = std::max<int64_t>(1, kStagingBytes / k);
+  auto* const panels = const_cast<std::byte*>(target.data);
+  std::memset(panels, 0, static_cast<size_t>(target.bytes()));
+  std::vector<float> scales(static_cast<size_t>(std::min(piece_rows, target.n) * groups));
+  int64_t part_begin = 0;
+  for (const RowPart& part : parts) {
+    for (int64_t row = 0; row < part.rows; row += piece_rows) {
+      const int64_t rows = std::min(piece_rows, part.rows - row);
+      std::byte* const codes = Staging(rows * k);
+      if (!Fp8Rows(part.tensor, part.rows, k, row, row + rows, codes, scales.data())) {
+        CHECK(part_begin == 0 && row == 0);
+        return false;
+      }
+      pool_.ParallelFor(rows, [&](int64_t i, int) {
+        const int64_t at = part_begin + row + i;
+        PackFp8Row(target, at, codes + i * k, scales.data() + i * groups,
+                   panels + at / kPanelOutputs * target.panel_bytes());
+      });
+    }
+    part_begin += part.rows;
+  }
+  CHECK_EQ(part_begin, target.n);
+  return true;
+}
+
+bool WeightLoader::Fp8Rows(const PlannedTensor& tensor, int64_t n, int64_t k, int64_t begin,
+                           int64_t end, std::byte* codes, float* scales) {
+  source_.Require(tensor, std::array<int64_t, 2>{n, k});
+  const auto rows = static_cast<size_t>(end - begin);
+  const auto groups = static_cast<size_t>((k + kQuantGroup - 1) / kQuantGroup);
+  return source_.ReadFp8Rows(tensor, begin, end, k, {codes, rows * static_cast<size_t>(k)},
+                             {scales, rows * groups});
+}
+
+void WeightLoader::PackFp8(const PackedMatrix& target, const std::byte* codes,
+                           const float* scales) {
+  const int64_t groups = (target.k + kQuantGroup - 1) / kQuantGroup;
+  auto* const destination = const_cast<std::byte*>(target.data);
+  std::memset(destination, 0, static_cast<size_t>(target.bytes()));
+  pool_.ParallelFor(target.n, [&](int64_t row, int) {
+    PackFp8Row(target, row, codes + row * target.k, scales + row * groups,
+               destination + row / kPanelOutputs * target.panel_bytes());
+  });
+}
+
 void WeightLoader::Rows(const PlannedTensor& tensor, int64_t n, int64_t k, int64_t begin,
                         int64_t end, float* out) {
   ReadFloats(tensor, std::array<int64_t, 2>{n, k}, begin, end, out);
@@ -107,7 +158,7 @@ void WeightLoader::Rows(const PlannedTensor& tensor, int64_t n, int64_t k, int64
 
 void WeightLoader::Pack(const PackedMatrix& target, const float* rows) {
   auto* const destination = const_cast<std::byte*>(target.data);
-  if (target.type == WeightType::kGguf) {
+  if (IsGguf(target.type)) {
     CHECK(target.form.is_f32());
     std::memset(destination, 0, static_cast<size_t>(target.bytes()));
     pool_.ParallelFor(target.n, [&](int64_t row, int) {

@@ -35,14 +35,22 @@ class WeightLoader {
   // Rows [begin, end) of a matrix of this shape, as f32.
   void Rows(const PlannedTensor& tensor, int64_t n, int64_t k, int64_t begin, int64_t end,
             float* out);
+  // The same of a tensor that stays fp8, as TensorSource::ReadFp8Rows; false: the source has
+  // floats.
+  bool Fp8Rows(const PlannedTensor& tensor, int64_t n, int64_t k, int64_t begin, int64_t end,
+               std::byte* codes, float* scales);
   // Packs rows [target.n, target.k] that are in memory.
   void Pack(const PackedMatrix& target, const float* rows);
+  // The same of fp8: codes [target.n, target.k], scales [target.n, groups].
+  void PackFp8(const PackedMatrix& target, const std::byte* codes, const float* scales);
   void Vector(const float* target, const std::vector<RowPart>& parts);
   // A vector of n, of a norm like this.
   void Norm(const float* target, const NormSpec& norm, const PlannedTensor& tensor, int64_t n);
 
  private:
   void Blocks(const PackedMatrix& target, const std::vector<RowPart>& parts);
+  // Returns false, with nothing done, where the source has floats alone.
+  bool Fp8(const PackedMatrix& target, const std::vector<RowPart>& parts);
   std::byte* Staging(int64_t bytes);
   void ReadFloats(const PlannedTensor& tensor, std::span<const int64_t> shape, int64_t begin,
                   int64_t end, float* out);

@@ -18,7 +18,7 @@ uint64_t ModelWeights::LayOut(const ModelConfig& c, WeightType type, std::byte* 
   // A checkpoint whose values are not bf16 keeps its router exact: a rounded router picks other
   // experts.
   const bool rounded =
-      c.checkpoint_dtype == DType::kBF16 && type != WeightType::kF32 && type != WeightType::kGguf;
+      c.checkpoint_dtype == DType::kBF16 && type != WeightType::kF32 && !IsGguf(type);
   const WeightType router_type = rounded ? WeightType::kBf16 : WeightType::kF32;
   const WeightType head_type = TraitsOf(type).head;
   type = TraitsOf(type).dense;
@@ -55,9 +55,12 @@ uint64_t ModelWeights::LayOut(const ModelConfig& c, WeightType type, std::byte* 
     const int64_t width = spec.dense_mlp().width;
     if (width > 0) {
       const MlpSlots& mlp = spec.sparse() ? kSharedMlpSlots : kDenseMlpSlots;
-      w.gate = arena.Matrix(type, width, c.hidden_size, {mlp[0]});
-      w.up = arena.Matrix(type, width, c.hidden_size, {mlp[1]});
+      // One product takes both.
+      const WeightType of_both = arena.TypeOf(type, c.hidden_size, {mlp[0], mlp[1]});
+      w.gate = arena.Matrix(of_both, width, c.hidden_size, {mlp[0]});
+      w.up = arena.Matrix(of_both, width, c.hidden_size, {mlp[1]});
       w.down = arena.Matrix(type, c.hidden_size, width, {mlp[2]});
+      TakeSameActivations({&w.gate, &w.up, &w.down});
     }
   }
   return arena.used_bytes();

@@ -75,7 +75,9 @@ void AddModelSettings(EngineOptions& options, bool visible, OptionTable& table) 
                  "weights, int4 with a multiplier for each 32; 8.125 and 4.375 bits each), "
                  "activations to int8 before each product; the router stays as it is. mxfp4 is "
                  "what experts of gpt-oss are stored in (4.25 bits each, the rest bfloat16). gguf "
-                 "keeps the blocks of a GGUF file."});
+                 "keeps the blocks of a GGUF file and rounds activations to int8, gguf-float32 "
+                 "does not round them. fp8 keeps the matrices of an fp8 checkpoint (8.25 bits a "
+                 "weight)."});
   model.Add({.name = "kv-cache-dtype",
              .target = AutoOrOneOf(&options.kv_cache_dtype, kKvDtypes),
              .help = "Type of keys and values in memory. auto: bfloat16, but float32 with --dtype "

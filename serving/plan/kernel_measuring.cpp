@@ -104,7 +104,7 @@ std::vector<KernelChoice> MeasureKernelChoices(const CpuKernels& kernels,
   std::vector<KernelChoice> choices;
   for (const WeightTraits& traits : kWeightTypes) {
     const WeightType type = traits.type;
-    if (type == WeightType::kF32) continue;  // for reference runs
+    if (type == WeightType::kF32 || IsGguf(type)) continue;  // reference runs; many kinds
     const std::vector<ProductOption> candidates = ProductOptions(kernels, type);
     if (candidates.size() < 2) continue;
     options.progress(fmt::format("products with {} weights", WeightTypeName(type)));

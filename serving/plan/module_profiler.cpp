@@ -253,15 +253,14 @@ class ModuleProfiler {
     for (const LayerWeights& layer : passes_.weights().layers) {
       widest = std::max(widest, OutputOf(layer).k);
     }
-    const ActivationType type =
-        ActivationTypeOf(inputs_.kernels.numerics, OutputOf(passes_.weights().layers.front()).type);
-    const int64_t row_bytes = ActivationRowBytes(type, widest);
     const int64_t float_stride =
         ActivationRowBytes(ActivationType::kF32, widest) / static_cast<int64_t>(sizeof(float));
     const int64_t most = limits_.max_batch_tokens;
     AlignedBuffer x(static_cast<size_t>(most * float_stride) * sizeof(float));
     x.Zero();
-    AlignedBuffer activations(static_cast<size_t>(most * row_bytes));
+    AlignedBuffer activations(static_cast<size_t>(
+        most * std::max(ActivationRowBytes(ActivationType::kF32, widest),
+                        ActivationRowBytes(ActivationType::kInt8Sums, widest))));
     AlignedBuffer y(static_cast<size_t>(most * config_.hidden_size) * sizeof(float));
     for (const int64_t rows : {1, 8, 64, 256, 1024}) {
       if (rows > most) break;
@@ -271,6 +270,8 @@ class ModuleProfiler {
         for (const LayerWeights& layer : passes_.weights().layers) {
           MatmulArgs product;
           product.w = OutputOf(layer);
+          const ActivationType type = ActivationTypeOf(inputs_.kernels.numerics, product.w.type);
+          const int64_t row_bytes = ActivationRowBytes(type, widest);
           inputs_.kernels.prepare_activations(x.as<float>(), float_stride, rows, product.w.k, type,
                                               activations.data(), row_bytes);
           product.x = activations.data();

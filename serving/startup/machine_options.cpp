@@ -11,6 +11,7 @@
 #include "core/base/error.h"
 #include "core/base/logging.h"
 #include "core/config/model_config.h"
+#include "serving/model/fp8_weights.h"
 #include "serving/model/gguf_weights.h"
 #include "serving/online/device_backend.h"
 #include "serving/online/place_rules.h"
@@ -73,18 +74,24 @@ void CheckNodes(const EngineOptions& options, const Topology& topology) {
 // What the checkpoint has, where that is a type of its own.
 void ChooseDtype(EngineOptions& options) {
   const auto asked = options.dtype;
-  if (asked && *asked != WeightType::kMxfp4 && *asked != WeightType::kGguf) return;
+  if (asked && *asked != WeightType::kMxfp4 && *asked != WeightType::kFp8 && !IsGguf(*asked))
+    return;
   const ModelConfig config = LoadModelConfig(options.model_dir);
   std::optional<WeightType> own;
   if (config.tensors.HasMxfp4Experts()) own = WeightType::kMxfp4;
-  if (HasGgufExperts(config) && options.load_format != LoadFormat::kDummy) own = WeightType::kGguf;
-  if (!asked) options.dtype = own;
-  if (!asked || asked == own) return;
+  if (HasFp8Experts(config)) own = WeightType::kFp8;
+  if (HasGgufExperts(config) && options.load_format != LoadFormat::kDummy) {
+    const bool integers = AllGgufExpertsInBlocks(config) && asked != WeightType::kGgufF32;
+    own = integers ? WeightType::kGguf : WeightType::kGgufF32;
+  }
+  if (!asked || (IsGguf(*asked) && own && IsGguf(*own))) options.dtype = own;
+  if (!asked || asked == own || options.dtype == own) return;
   const char* const name = TraitsOf(*asked).dtype;
-  const char* const blocks = "blocks of a GGUF file that can be kept";
+  const char* const blocks = IsGguf(*asked) ? "blocks of a GGUF file that can be kept"
+                                            : "fp8 with a scale for each 128 inputs";
   Fail(ErrorKind::kInvalidArgument,
        "--dtype {}: the experts of {} are not in {}; give another type, or leave it at auto", name,
-       options.model_dir.string(), *asked == WeightType::kGguf ? blocks : name);
+       options.model_dir.string(), *asked == WeightType::kMxfp4 ? name : blocks);
 }
 
 }  // namespace

@@ -1,10 +1,12 @@
 // Speed of products with GGUF's blocks on one thread, beside int4, int8 and bf16 weights of the
 // same shape in the same rounds. Prints a Markdown table of nanoseconds for 1,000 weights and row.
 //
-//   gguf_bench [rounds]
+//   gguf_bench [rounds [TYPE...]]
 //
+// A TYPE is one of GGUF's, with int8 activations, or with "f32:" before it with f32 ones.
 // Every number is the median over rounds; a round runs all candidates of a number of rows one after
 // the other. Products cycle through more weights than any cache holds.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -26,9 +28,10 @@ constexpr int64_t kWeightBytes = int64_t{96} << 20;
 
 // Blocks are of random bytes whose f16 scales, wherever they are, are small numbers.
 void FillBlocks(AlignedBuffer& memory) {
-  std::mt19937 random(7);
-  for (size_t i = 0; i < memory.bytes(); ++i) {
-    memory.data()[i] = static_cast<std::byte>((random() & 0x0f) | 0x20);
+  std::mt19937_64 random(7);
+  for (size_t i = 0; i + sizeof(uint64_t) <= memory.bytes(); i += sizeof(uint64_t)) {
+    const uint64_t bytes = (random() & 0x0f0f0f0f0f0f0f0f) | 0x2020202020202020;
+    std::memcpy(memory.data() + i, &bytes, sizeof(bytes));
   }
 }
 
@@ -36,7 +39,7 @@ struct Product {
   Product(const CpuKernels& table, PackedMatrix shape, int64_t rows)
       : kernels(table), matrix(shape), m(rows), copies(kWeightBytes / shape.bytes() + 1) {
     weights = AlignedBuffer(static_cast<size_t>(matrix.bytes() * copies));
-    if (matrix.type == WeightType::kGguf) {
+    if (IsGguf(matrix.type)) {
       FillBlocks(weights);
     } else {
       const std::vector<float> source = Normals(kOutputs * kInputs);
@@ -75,24 +78,34 @@ struct Product {
   std::vector<float> y;
 };
 
-void Bench(int rounds) {
+void Bench(int rounds, std::vector<std::string> types) {
   const CpuKernels& kernels = SelectKernels();
   std::vector<std::pair<std::string, PackedMatrix>> shapes;
   for (const WeightType type : {WeightType::kBf16, WeightType::kInt8, WeightType::kInt4}) {
     shapes.emplace_back(WeightTypeName(type), PackedMatrix{nullptr, type, kOutputs, kInputs});
   }
-  for (const char* name : {"Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ4_NL", "MXFP4",
-                           "Q5_0", "Q5_1", "Q2_K", "Q3_K"}) {
-    shapes.emplace_back(name, PackedMatrix{nullptr, WeightType::kGguf, kOutputs, kInputs,
-                                           GgufFormOf(*FindGgufType(name))});
+  if (types.empty()) {
+    types = {"Q8_0",  "Q4_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS",  "IQ4_NL",
+             "MXFP4", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "f32:Q4_K"};
   }
-  std::printf("%s, [%ld, %ld]: ns for 1,000 weights and row (GB/s of weights)\n\n| rows |",
-              IsaName(kernels.isa), static_cast<long>(kOutputs), static_cast<long>(kInputs));
+  for (const std::string& name : types) {
+    const bool f32 = name.starts_with("f32:");
+    const GgufType* const type = FindGgufType(f32 ? name.substr(4) : name);
+    if (type == nullptr || (!f32 && type->block_values == 1)) {
+      std::fprintf(stderr, "%s: not a type of blocks\n", name.c_str());
+      return;
+    }
+    shapes.emplace_back(name, PackedMatrix{nullptr, f32 ? WeightType::kGgufF32 : WeightType::kGguf,
+                                           kOutputs, kInputs, GgufFormOf(*type)});
+  }
+  std::printf("%s, %s, [%ld, %ld]: ns for 1,000 weights and row (GB/s of weights)\n\n| rows |",
+              IsaName(kernels.isa), QuantIsaName(kernels.quant_isa), static_cast<long>(kOutputs),
+              static_cast<long>(kInputs));
   for (const auto& shape : shapes) std::printf(" %s |", shape.first.c_str());
   std::printf("\n|---|");
   for (size_t i = 0; i < shapes.size(); ++i) std::printf("---|");
   std::printf("\n");
-  for (const int64_t m : {1, 16, 64, 512}) {
+  for (const int64_t m : {1, 4, 16, 64, 512}) {
     std::vector<std::unique_ptr<Product>> products;
     std::vector<Candidate> candidates;
     for (const auto& [name, shape] : shapes) {
@@ -115,6 +128,6 @@ void Bench(int rounds) {
 }  // namespace moesaic
 
 int main(int argc, char** argv) {
-  moesaic::Bench(argc > 1 ? std::atoi(argv[1]) : 7);
+  moesaic::Bench(argc > 1 ? std::atoi(argv[1]) : 7, {argv + std::min(argc, 2), argv + argc});
   return 0;
 }

@@ -192,7 +192,7 @@ Peak PeakOf(const CpuKernels& kernels, WeightType type) {
                              : Peak{"tdpbf16", TilePeak<false>, kTilePeakFlops};
   }
   if (IsQuantized(type)) return {"dpbusd", IntDotPeak, kIntDotPeakOps};
-  if (kernels.isa == Isa::kAvx512Bf16 && type == WeightType::kBf16) {
+  if (kernels.isa == Isa::kAvx512Bf16 && type != WeightType::kF32) {
     return {"dpbf16", DotPeak, kDotPeakFlops};
   }
   if (kernels.isa == Isa::kAvx2) return {"fma256", FmaPeak256, kFmaPeak256Flops};
@@ -228,7 +228,10 @@ void Products(int rounds, const std::string& type) {
                                            {Isa::kAvx512, WeightType::kBf16},
                                            {Isa::kAvx2, WeightType::kBf16},
                                            {Isa::kAvx512, WeightType::kInt8},
-                                           {Isa::kAvx512, WeightType::kInt4}},
+                                           {Isa::kAvx512, WeightType::kInt4},
+                                           {Isa::kAvx512Bf16, WeightType::kFp8},
+                                           {Isa::kAvx512, WeightType::kFp8},
+                                           {Isa::kAvx2, WeightType::kFp8}},
                                           type);
   const int64_t shapes[][2] = {{1024, 1024}, {2048, 2048}, {768, 2048}, {4096, 4096}};
   for (const auto& shape : shapes) {
@@ -326,7 +329,10 @@ void Decode(int rounds, const std::string& type) {
                                            {Isa::kAvx512, WeightType::kBf16},
                                            {Isa::kAvx2, WeightType::kBf16},
                                            {Isa::kAvx512, WeightType::kInt8},
-                                           {Isa::kAvx512, WeightType::kInt4}},
+                                           {Isa::kAvx512, WeightType::kInt4},
+                                           {Isa::kAvx512Bf16, WeightType::kFp8},
+                                           {Isa::kAvx512, WeightType::kFp8},
+                                           {Isa::kAvx2, WeightType::kFp8}},
                                           type);
   for (const auto& shape : shapes) {
     for (const Kind& kind : kinds) {

@@ -3,14 +3,16 @@
 import base64
 import json
 import os
+import pathlib
 import shutil
+import subprocess
 import sys
 import tempfile
 import threading
 import time
 import unittest
 
-from harness import PATIENCE_S, MoesaicServer
+from harness import BINARY, ENVIRONMENT, MODEL, PATIENCE_S, MoesaicServer
 
 BROWSER = shutil.which("chromium")
 DRIVER = shutil.which("chromedriver")
@@ -206,6 +208,74 @@ class PageTest(unittest.TestCase):
         time.sleep(0.7)
         self.browser.save_screenshot(f"{SHOTS}/{name}.png")
 
+    def test_a_conversation(self):
+        with MoesaicServer(*FLAGS) as server:
+            self.browser.get(server.url + "/")
+            self.wait_sample()
+            field = self.browser.find_element(By.ID, "chat-text")
+            for turn in (1, 2):
+                field.send_keys("How much is 3 times 12?", Keys.ENTER)
+                self.wait(f"document.querySelectorAll('.message.assistant').length === {turn} &&"
+                          " document.querySelector('#chat').dataset.state === 'idle'")
+                self.assertNotEqual(self.js("Array.from(document.querySelectorAll('.message.assistant p')).at(-1).textContent"), "")
+            self.wait("Number(document.querySelector('#chat-map').dataset.used || 0)", lambda used: used > 8)
+            self.assertRegex(self.text("#chat-experts"), r"^\d+ of 256 experts were used by \d+ tokens of the answer\.$")
+            status, _, direct = server.call("/v1/chat/completions", {
+                "model": "sample", "messages": [{"role": "user", "content": "How much is 3 times 12?"}], "temperature": 0})
+            self.assertEqual(status, 200, direct)
+            self.assertEqual(self.errors(), [])
+
+    def test_an_answer_is_stopped_by_its_reader(self):
+        with MoesaicServer(*FLAGS, endless=True) as server:
+            self.browser.get(server.url + "/")
+            self.wait_sample()
+            self.browser.find_element(By.ID, "chat-text").send_keys("Tell me a long story.", Keys.ENTER)
+            self.wait("document.querySelector('#chat').dataset.state", lambda state: state == "answering")
+            # Either it goes on until it is stopped, or the model had little to say.
+            self.js("void document.querySelector('#chat-stop').click()")
+            self.wait("document.querySelector('#chat').dataset.state", lambda state: state == "idle")
+            server.wait_idle()
+
+    def test_a_request_beside_the_nearest_one(self):
+        with MoesaicServer(*FLAGS, "--predictor", "eamc", "--no-prefix-cache") as server:
+            self.browser.get(server.url + "/")
+            self.wait_sample()
+            for prompt in ("Once upon a time", "1, 2, 3,", "Once upon a time"):
+                server.call("/v1/completions", {"prompt": prompt, "max_tokens": 16, "temperature": 0, "ignore_eos": True})
+            self.wait("document.querySelectorAll('#request-rows tr[data-phase=ended]').length", lambda n: n == 3)
+            self.browser.find_element(By.CSS_SELECTOR, "#request-rows button").send_keys(Keys.ENTER)
+            self.wait("!document.querySelector('#one').hidden && Number(document.querySelector('#one-map').dataset.used || 0)")
+            self.assertEqual(self.text("#one-own"), "4 tokens of the prompt, 15 of the answer")
+            self.assertRegex(self.text("#one-nearest"), r"^entry \d of 3, similarity 1\.00$")
+            self.assertEqual(self.js("document.querySelector('#one-map').dataset.used"),
+                             self.js("document.querySelector('#nearest-map').dataset.used"))
+            self.browser.find_element(By.ID, "one-close").click()
+            self.assertTrue(self.js("document.querySelector('#one').hidden"))
+            self.assertEqual(self.errors(), [])
+
+    def test_a_recorded_trace(self):
+        with tempfile.TemporaryDirectory() as directory:
+            prompts = pathlib.Path(directory) / "prompts.txt"
+            prompts.write_text("Once upon a time\n1, 2, 3,\nOnce upon a day\n")
+            trace = pathlib.Path(directory) / "sample.trace"
+            for arguments in (["record", MODEL, "--prompts", str(prompts), "--raw", "--max-tokens", "12", "-o", str(trace)],
+                              ["show", str(trace), "--html"]):
+                result = subprocess.run([BINARY, "trace", *arguments], capture_output=True, text=True, env=ENVIRONMENT, timeout=PATIENCE_S)
+                self.assertEqual(result.returncode, 0, result.stderr)
+            self.browser.get(f"file://{trace}.html")
+            self.wait_state("recorded")
+            self.assertEqual(self.js("document.querySelectorAll('#request-rows tr').length"), 3)
+            whole = self.text("#map-summary")
+            self.browser.find_element(By.ID, "window").send_keys(Keys.ARROW_RIGHT)
+            self.wait("document.querySelector('#map').dataset.window", lambda i: i == "1")
+            self.assertNotEqual(self.text("#map-summary"), whole)
+            self.assertRegex(self.text("#window-note"), r"^tokens 2 to 2 of \d+")
+            self.browser.find_element(By.CSS_SELECTOR, "#request-rows button").click()
+            self.assertRegex(self.text("#one-nearest"), r"similarity 0\.\d\d$")
+            self.assertGreater(int(self.js("document.querySelector('#one-map').dataset.used")), 8)
+            self.assertEqual(self.errors(), [])
+            self.shoot("recorded-1280", 1280, "light")
+
     def test_asks_for_a_key(self):
         with tempfile.NamedTemporaryFile("w") as keys:
             keys.write("secret\n")
@@ -246,7 +316,7 @@ class PageTest(unittest.TestCase):
             script = self.browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": """
               window.allowed = 1000;
               const realFetch = fetch;
-              window.fetch = (url, options) => url !== '/v1/moesaic/events' ? realFetch(url, options)
+              window.fetch = (url, options) => !url.startsWith('/v1/moesaic/events') ? realFetch(url, options)
                 : Promise.resolve(new Response(new ReadableStream({start: feed}).pipeThrough(new TextEncoderStream())));
               async function feed(stream) {
                 const {model, sample} = await (await realFetch('/v1/moesaic/snapshot')).json();

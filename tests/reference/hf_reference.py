@@ -13,6 +13,7 @@ import tempfile
 import torch
 import transformers
 
+import fp8
 import mxfp4
 
 torch.set_num_threads(1)  # one summation order, so that regenerating gives the same bits on the same machine
@@ -34,11 +35,13 @@ class Trace:
 def load_model(directory: pathlib.Path, dtype: torch.dtype = torch.float32):
     """Loads a checkpoint and fails when transformers did not find every tensor, or found one too many.
 
-    Of an mxfp4 checkpoint the dequantised values: transformers' own kernels want a GPU."""
-    if mxfp4.is_quantised(directory):
+    Of an mxfp4 or fp8 checkpoint the dequantised values: transformers' own kernels want a GPU."""
+    for form in (mxfp4, fp8):
+        if not form.is_quantised(directory):
+            continue
         with tempfile.TemporaryDirectory() as scratch:
             plain = pathlib.Path(scratch) / "model"
-            mxfp4.dequantise_checkpoint(directory, plain)
+            form.dequantise_checkpoint(directory, plain)
             return load_model(plain, dtype)
     kwargs = {"attn_implementation": "eager", "output_loading_info": True, "torch_dtype": dtype}
     if int(transformers.__version__.split(".")[0]) >= 5:

@@ -23,6 +23,7 @@ import transformers
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+import fp8
 import hf_reference
 import mxfp4
 
@@ -36,7 +37,7 @@ LATENT_KINDS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 # Of fixtures that were made beside others with the same numbers.
 OWN_SEEDS = {
     "deepseek_v2_bf16_lite": 19, "deepseek_v2_fp32_groups": 20, "deepseek_v3_bf16_groups": 21, "deepseek_v3_fp32_halves": 22,
-    "glm4_moe_lite_bf16": 23,
+    "glm4_moe_lite_bf16": 23, "deepseek_v3_fp8": 24, "minimax_m2_fp8": 25, "glm4_moe_fp8": 26,
 }
 MIN_EFFECT = 0.05  # how much a listed configuration change must move some logit
 
@@ -699,6 +700,40 @@ FIXTURES: dict[str, tuple[dict, int | None, list[dict]]] = {
         60_000,
         [{"rope_interleave": True}, {"norm_topk_prob": True}, {"rope_theta": 1000.0}, {"rms_norm_eps": 1e-2}],
     ),
+    # As DeepSeek-V3 and R1 are released: fp8 with scales of blocks, more than one of them in a row.
+    "deepseek_v3_fp8": (
+        deepseek(
+            "3", vocab_size=160, hidden_size=160, num_hidden_layers=2, num_attention_heads=3, num_key_value_heads=3,
+            q_lora_rank=136, kv_lora_rank=144, qk_nope_head_dim=72, qk_rope_head_dim=16, v_head_dim=56,
+            intermediate_size=144, moe_intermediate_size=132, n_routed_experts=8, num_experts_per_tok=3,
+            n_shared_experts=1, n_group=2, topk_group=1, routed_scaling_factor=2.5,
+            rope_scaling=YARN_OF_DEEPSEEK | {"factor": 8, "mscale": 1.0, "mscale_all_dim": 1.0},
+            quantization_config=fp8.BLOCKS,
+        ),
+        None,
+        [{"n_group": 1, "topk_group": 1}, {"routed_scaling_factor": 1.0}, {"rope_interleave": False}],
+    ),
+    # As MiniMax-M2 is released, likewise, with a list of what is not fp8.
+    "minimax_m2_fp8": (
+        minimax_m2(
+            vocab_size=160, hidden_size=144, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2,
+            head_dim=24, rotary_dim=12, intermediate_size=136, num_local_experts=6, num_experts_per_tok=2,
+            quantization_config=fp8.BLOCKS
+            | {"modules_to_not_convert": ["gate", "e_score_correction_bias", "lm_head"]},
+        ),
+        None,
+        [{"rotary_dim": 24}, {"rope_theta": 10000.0}],
+    ),
+    # As GLM-4.7-FP8: compressed-tensors with a scale for each row.
+    "glm4_moe_fp8": (
+        glm4_moe(
+            vocab_size=160, hidden_size=136, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2,
+            head_dim=24, intermediate_size=80, moe_intermediate_size=130, n_routed_experts=6, num_experts_per_tok=2,
+            use_qk_norm=True, routed_scaling_factor=2.5, quantization_config=fp8.CHANNELS,
+        ),
+        None,
+        [{"norm_topk_prob": False}, {"partial_rotary_factor": 1.0}, {"routed_scaling_factor": 1.0}],
+    ),
     # As GLM-4.7-Flash: values of heads wider than what is not rotated of a key, dense layers by a list.
     "glm4_moe_lite_bf16": (
         glm4_moe_lite(
@@ -726,6 +761,11 @@ def dtype_of(config: dict) -> torch.dtype:
 def dtype_of_tensor(config: dict, name: str) -> torch.dtype:
     if name.endswith(("_blocks", "_scales")):
         return torch.uint8
+    if (config.get("quantization_config") or {}).get("quant_method") in ("fp8", "compressed-tensors"):
+        if name.endswith("_scale_inv"):
+            return torch.float32
+        if fp8.is_linear(name):
+            return torch.float8_e4m3fn
     return torch.float32 if name.endswith(("e_score_correction_bias", "A_log")) else dtype_of(config)
 
 
@@ -932,7 +972,7 @@ def write_checkpoint(directory: pathlib.Path, config: dict, shard_bytes: int | N
         for path in pathlib.Path(scratch).glob("model*"):
             shutil.copy(path, directory / path.name)
     if "quantization_config" in config:
-        mxfp4.quantise_checkpoint(directory)
+        (mxfp4 if mxfp4.is_quantised(directory) else fp8).quantise_checkpoint(directory)
     verify_layout(directory, config, shard_bytes, model)
 
 
@@ -961,6 +1001,8 @@ def verify_layout(directory: pathlib.Path, config: dict, shard_bytes: int | None
                 assert tensor.dtype == dtype_of_tensor(config, name), (name, tensor.dtype)
                 found[name] = (tuple(tensor.shape), path.name)
     expected = expected_tensors(config, model)
+    if fp8.is_quantised(directory):
+        expected |= fp8.scales_of(directory, expected)
     assert {n: s for n, (s, _) in found.items()} == expected, (
         sorted(set(found) ^ set(expected)), [n for n in set(found) & set(expected) if found[n][0] != expected[n]]
     )
@@ -968,8 +1010,8 @@ def verify_layout(directory: pathlib.Path, config: dict, shard_bytes: int | None
     assert index.exists() == (shard_bytes is not None) == (len(files) > 1)
     if index.exists():
         assert json.loads(index.read_text())["weight_map"] == {n: f for n, (_, f) in found.items()}
-    if config["model_type"] in ("gpt_oss", "qwen3_5_moe"):
-        return  # stacked in the file as in memory
+    if config["model_type"] in ("gpt_oss", "qwen3_5_moe") or fp8.is_quantised(directory):
+        return  # stacked in the file as in memory, or rounded after it was written
     # The fused tensor in memory is [gate; up]: check one expert against the file, bit for bit.
     layer = hf_reference.sparse_layers(model)[0]
     gate, up = ("w1", "w3") if config["model_type"] in ("mixtral", "minimax_m2") else ("gate_proj", "up_proj")

@@ -53,7 +53,10 @@ MOESAIC_INLINE int64_t PanelLines(WeightType type, int64_t k) {
       return subgroups * 4 + groups + CeilDiv(groups, 2);
     case WeightType::kMxfp4:
       return subgroups * 4 + groups;
+    case WeightType::kFp8:
+      return groups + CeilDiv(k, 4);
     case WeightType::kGguf:  // its form says
+    case WeightType::kGgufF32:
       break;
   }
   return 0;
@@ -79,7 +82,7 @@ constexpr int64_t ScalesOffset(WeightType type, int64_t group) {
 }
 
 MOESAIC_INLINE int64_t PanelLines(const PackedMatrix& w) {
-  if (w.type != WeightType::kGguf) return PanelLines(w.type, w.k);
+  if (!IsGguf(w.type)) return PanelLines(w.type, w.k);
   return CeilDiv(w.k / w.form.values * w.form.bytes * kLanes, kLineBytes);
 }
 
@@ -119,6 +122,17 @@ MOESAIC_INLINE uint16_t RoundF16(float value) {
     half = BitsOf(FloatOf(magnitude) + 0.5f) - BitsOf(0.5f);
   }
   return static_cast<uint16_t>(sign | half);
+}
+
+// The value of an fp8 code as the bits of a bf16, which has all of them; NaN is 480, as its scale
+// says the rest (PackedMatrix).
+MOESAIC_INLINE uint32_t Bf16OfFp8(uint32_t code) {
+  const uint32_t magnitude = code & 127;
+  const uint32_t normal = (magnitude << 4) + 0x3c00;
+  // Whole numbers of 2^-9.
+  const uint32_t value =
+      magnitude < 8 ? BitsOf(static_cast<float>(magnitude) * 0x1p-9f) >> 16 : normal;
+  return value | (code & 128) << 8;
 }
 
 // Loads and stores at any alignment.

@@ -6,6 +6,7 @@
 #include "kernels/cpu/internal/tiles.h"
 //
 #include "kernels/cpu/internal/delta_net.h"
+#include "kernels/cpu/internal/fp8_product.h"
 #include "kernels/cpu/internal/gguf_product.h"
 #include "kernels/cpu/internal/matmul.h"
 #include "kernels/cpu/internal/packing.h"
@@ -17,6 +18,7 @@ namespace {
 
 using F32Bf16Product = FloatProduct<F32TimesBf16, ActivationType::kF32>;
 using F32F32Product = FloatProduct<F32TimesF32, ActivationType::kF32>;
+using F32Fp8Product = Fp8Product<F32TimesBf16, ActivationType::kF32>;
 
 void MatmulF32(const MatmulArgs& args) {
   if (args.w.type == WeightType::kBf16) return MatmulOf<F32Bf16Product>(args);
@@ -36,6 +38,7 @@ constexpr CpuKernels F32Table(Isa isa) {
           .gate_up = GateUpF32,
           .mxfp4 = {.matmul = MatmulOf<Mxfp4Product>, .gate_up = GateUpOf<Mxfp4Product>},
           .gguf = {.matmul = MatmulOf<GgufProduct>, .gate_up = GateUpOf<GgufProduct>},
+          .fp8 = {.matmul = MatmulOf<F32Fp8Product>, .gate_up = GateUpOf<F32Fp8Product>},
           .rms_norm = RmsNorm,
           .rope = Rope,
           .axpy = Axpy,

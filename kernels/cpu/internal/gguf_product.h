@@ -1,35 +1,30 @@
-// Products with GGUF's blocks (PackedMatrix, kGguf). Included after Vec16 and math.h.
+// Products with GGUF's blocks and f32 activations (PackedMatrix, kGgufF32). Included after Vec16,
+// ByteLine and math.h.
 //
-// The values of up to 256 inputs of a panel are widened to f32 and turned so that lanes are
-// outputs, in a buffer that a level 1 cache holds, once for all rows of a call; activations are
-// f32, and an output is one chain of fused multiply-adds in ascending k. So every instruction set
-// and class gives the bits of a product with the same weights in f32.
+// The values of up to 256 inputs of a panel are widened to f32, lanes being outputs, in a buffer
+// that a level 1 cache holds, once for all rows of a call, and an output is one chain of fused
+// multiply-adds in ascending k. So every instruction set and class gives the bits of a product with
+// the same weights in f32.
 #pragma once
 
 #include "kernels/cpu/internal/gguf_values.h"
+#include "kernels/cpu/internal/gguf_widen.h"
 #include "kernels/cpu/internal/math.h"
 #include "kernels/cpu/internal/plain_rows.h"
 
 namespace moesaic {
 namespace {
 
-constexpr int64_t kGgufStep = 256;  // inputs that are widened at once
-constexpr int kGgufPanels = 2;      // of a tile of few rows
+constexpr int kGgufPanels = 2;  // of a tile of few rows
 
-// values: [inputs][16] of a panel, inputs [first, first + inputs), at most kGgufStep and whole
-// blocks.
-inline void WidenGguf(const std::byte* panel, const GgufForm& form, int64_t first, int64_t inputs,
-                      float* values) {
-  // How far ahead of its use memory is asked for.
-  constexpr int64_t kAheadOfUse = 32 * kLineBytes;
+// Plain floats, which lie as they are in the file.
+inline void WidenFloats(const std::byte* panel, const GgufForm& form, int64_t first, int64_t inputs,
+                        float* values) {
   alignas(64) float rows[kLanes * kGgufStep];
   const GgufReadBytes read = GgufReadOf(form.id);
   for (int64_t i = 0; i < inputs; i += form.values) {
     const auto* block =
         reinterpret_cast<GgufBytes>(panel) + (first + i) / form.values * kLanes * form.bytes;
-    for (int64_t at = 0; at < kLanes * form.bytes; at += kLineBytes) {
-      __builtin_prefetch(block + at + kAheadOfUse);
-    }
     for (int64_t row = 0; row < kLanes; ++row, block += form.bytes) {
       read(block, form.values, rows + row * kGgufStep + i);
     }
@@ -38,6 +33,28 @@ inline void WidenGguf(const std::byte* panel, const GgufForm& form, int64_t firs
   for (int64_t i = 0; i < inputs; i += kLanes) {
     Transpose16(reinterpret_cast<const std::byte*>(rows + i), kStride,
                 reinterpret_cast<std::byte*>(values + i * kLanes));
+  }
+}
+
+// values: [inputs][16] of a panel, inputs [first, first + inputs), at most kGgufStep and whole
+// blocks.
+inline void WidenToFloats(const std::byte* panel, const GgufForm& form, int64_t k, int64_t first,
+                          int64_t inputs, float* values) {
+  if (GgufLayoutOf(form.id) == nullptr) return WidenFloats(panel, form, first, inputs, values);
+  WidePanel wide;
+  WidenGguf(form.id, {panel, k / form.values, 1.0f}, first, inputs, wide);
+  const GgufKind kind = GgufKindOf(form.id);
+  const Vec16 zero = Set(kind.addends ? 0.0f : static_cast<float>(kGgufZero));
+  for (int64_t line = 0; line < inputs / 4; ++line) {
+    const ByteLine bytes = LoadLine(wide.lines + line * kLineBytes);
+    const int64_t group = 4 * line / kind.group;
+    const Vec16 scale = Load(wide.scales[group]);
+    ForEach<4>([&](auto of) MOESAIC_BODY {
+      constexpr int i = decltype(of)::value;
+      const Vec16 value = Mul(scale, Sub(LaneBits<8 * i, 255>(bytes), zero));
+      Store(values + (4 * line + i) * kLanes,
+            kind.addends ? Add(value, Load(wide.addends[group])) : value);
+    });
   }
 }
 
@@ -91,14 +108,20 @@ struct GgufProduct : PlainRows<96> {
   MOESAIC_INLINE static int64_t ColumnsFor(int64_t, const PanelShape&) { return kMaxColumns; }
 
   static void Columns(const std::byte* const* x, int64_t m, const std::byte* const* w,
-                      int64_t columns, const PanelShape& shape, int64_t, std::byte*, float* sums) {
+                      int64_t columns, const PanelShape& shape, int64_t next_bytes, std::byte*,
+                      float* sums) {
     alignas(64) float values[kGgufPanels][kLanes * kGgufStep];
     __builtin_memset(sums, 0, static_cast<size_t>(columns * m * kLineBytes));
     const int64_t tiles = CeilDiv(m, kTileRows);
     for (int64_t first = 0; first < shape.k; first += kGgufStep) {
       const int64_t inputs = MinOf(shape.k - first, kGgufStep);
       for (int64_t c = 0; c < columns; ++c) {
-        WidenGguf(w[c], shape.forms[c % 2], first, inputs, values[c]);
+        const GgufForm& form = shape.forms[c % 2];
+        const GgufAhead ahead = AheadOfStep(w[c], form, shape.k, first, inputs, next_bytes);
+        for (int64_t line = 0; line < ahead.lines; ++line) {
+          __builtin_prefetch(ahead.from + line * kLineBytes);
+        }
+        WidenToFloats(w[c], form, shape.k, first, inputs, values[c]);
       }
       for (int64_t tile = 0; tile < tiles; ++tile) {
         const int64_t begin = tile * m / tiles;

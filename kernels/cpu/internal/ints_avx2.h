@@ -33,6 +33,15 @@ MOESAIC_INLINE Ints16 DotAdd(Ints16 sum, WeightBytes w, FourBytes x) {
   return {DotAdd8(sum.lo, w.lo, x), DotAdd8(sum.hi, w.hi, x)};
 }
 
+MOESAIC_INLINE WeightBytes SmallBytes(const std::byte* line) {
+  return {LoadInts(line), LoadInts(line + 32)};
+}
+MOESAIC_INLINE WeightBytes SmallWeights(ByteLine a) { return {a.lo, a.hi}; }
+MOESAIC_INLINE WeightBytes WeightsOf(ByteLine a) { return Signed(SmallWeights(a)); }
+
+constexpr bool kGgufRowTile = true;
+constexpr int kGgufTileRows = 2;
+constexpr int GgufTilePanels(int rows) { return rows == 1 ? 2 : 1; }
 constexpr int kQuantTileRows = 2;
 constexpr int QuantTilePanels(int rows) { return rows == 1 ? 2 : 1; }
 

@@ -32,6 +32,15 @@ MOESAIC_INLINE Ints16 DotAdd(Ints16 sum, WeightBytes w, FourBytes x) {
   return _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
 }
 
+MOESAIC_INLINE WeightBytes SmallBytes(const std::byte* line) {
+  return {_mm512_loadu_si512(line), 0};
+}
+MOESAIC_INLINE WeightBytes SmallWeights(ByteLine a) { return {a.v, 0}; }
+MOESAIC_INLINE WeightBytes WeightsOf(ByteLine a) { return Signed(a.v); }
+
+constexpr bool kGgufRowTile = true;
+constexpr int kGgufTileRows = 6;
+constexpr int GgufTilePanels(int rows) { return rows <= 3 ? 4 : 2; }
 constexpr int kQuantTileRows = 6;
 constexpr int QuantTilePanels(int rows) { return rows <= 3 ? 4 : 2; }
 

@@ -24,6 +24,15 @@ MOESAIC_INLINE Ints16 AddToAll(Ints16 a, int32_t b) {
   return _mm512_add_epi32(a, _mm512_set1_epi32(b));
 }
 
+MOESAIC_INLINE WeightBytes SmallBytes(const std::byte* line) { return Bytes(line); }
+
+MOESAIC_INLINE WeightBytes WeightsOf(ByteLine a) { return a.v; }
+MOESAIC_INLINE WeightBytes SmallWeights(ByteLine a) { return a.v; }
+
+// Sums of a group and of 128 inputs are in registers.
+constexpr bool kGgufRowTile = true;
+constexpr int kGgufTileRows = 6;
+constexpr int GgufTilePanels(int rows) { return rows <= 3 ? 4 : 2; }
 // Few sums in flight wait for each other: 4 rows of 4 panels take 0.85 of the time of 4 of 2.
 constexpr int kQuantTileRows = 8;
 constexpr int QuantTilePanels(int rows) { return rows <= 6 ? 4 : 2; }

@@ -22,6 +22,13 @@ MOESAIC_INLINE Ints16 DotAdd(Ints16 sum, WeightBytes w, FourBytes x) {
   return {_mm256_dpbusd_avx_epi32(sum.lo, w.lo, x), _mm256_dpbusd_avx_epi32(sum.hi, w.hi, x)};
 }
 
+MOESAIC_INLINE WeightBytes SmallBytes(const std::byte* line) { return Bytes(line); }
+MOESAIC_INLINE WeightBytes WeightsOf(ByteLine a) { return {a.lo, a.hi}; }
+MOESAIC_INLINE WeightBytes SmallWeights(ByteLine a) { return WeightsOf(a); }
+
+constexpr bool kGgufRowTile = true;
+constexpr int kGgufTileRows = 2;
+constexpr int GgufTilePanels(int rows) { return rows == 1 ? 2 : 1; }
 // Twice a tile's sums and two registers of weights in 16 registers, with a Vec16 in two.
 constexpr int kQuantTileRows = 3;
 constexpr int QuantTilePanels(int rows) { return rows == 1 ? 2 : 1; }

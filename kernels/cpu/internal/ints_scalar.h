@@ -2,7 +2,7 @@
 // means. Included after vec_scalar.h.
 #pragma once
 
-#include "kernels/cpu/internal/common.h"
+#include "kernels/cpu/internal/lines_scalar.h"
 
 namespace moesaic {
 namespace {
@@ -84,6 +84,16 @@ MOESAIC_INLINE Ints16 AddToAll(Ints16 a, int32_t b) {
   return a;
 }
 
+// A line of weights that are below 32 and are taken as they are.
+MOESAIC_INLINE WeightBytes SmallBytes(const std::byte* line) { return Bytes(line); }
+MOESAIC_INLINE WeightBytes WeightsOf(ByteLine a) {
+  return Bytes(reinterpret_cast<std::byte*>(a.v));
+}
+MOESAIC_INLINE WeightBytes SmallWeights(ByteLine a) { return WeightsOf(a); }
+
+constexpr bool kGgufRowTile = false;  // of one row, unrolled
+constexpr int kGgufTileRows = 2;
+constexpr int GgufTilePanels(int) { return 1; }
 constexpr int kQuantTileRows = 2;
 constexpr int QuantTilePanels(int) { return 1; }
 

@@ -2,7 +2,7 @@
 // Included after vec_avx512.h.
 #pragma once
 
-#include "kernels/cpu/internal/common.h"
+#include "kernels/cpu/internal/lines_avx512.h"
 
 namespace moesaic {
 namespace {

@@ -94,7 +94,8 @@ template <class Product>
 void GateUpOf(const GateUpArgs& args) {
   constexpr ActivationType kActivations = Product::kActivations;
   constexpr int64_t kElementBytes = kActivations == ActivationType::kF32 ? 4 : 2;
-  constexpr bool kIntegers = kActivations == ActivationType::kInt8;
+  constexpr bool kSums = kActivations == ActivationType::kInt8Sums;
+  constexpr bool kIntegers = kActivations == ActivationType::kInt8 || kSums;
   // Integers: the hidden activations of the panels of a group, [rows][kQuantGroup].
   alignas(64) float group_of_h[kIntegers ? Product::kChunkRows * kQuantGroup : 1];
   alignas(64) float sums[Product::kChunkRows * Product::kLargeColumns * kLanes];
@@ -152,6 +153,7 @@ void GateUpOf(const GateUpArgs& args) {
                 reinterpret_cast<ActivationScale*>(h + ActivationScalesOffset(args.gate.n));
             QuantizeActivations(group_of_h + r * kQuantGroup, outputs,
                                 reinterpret_cast<int8_t*>(h) + group * kQuantGroup, scales + group);
+            if constexpr (kSums) SumGroup(h, args.gate.n, group);
           }
         }
       } else {

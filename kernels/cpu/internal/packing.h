@@ -1,6 +1,7 @@
 // Packing of weight panels. Included after Vec16 and math.h.
 #pragma once
 
+#include "kernels/cpu/internal/fp8_packing.h"
 #include "kernels/cpu/internal/gguf_values.h"
 #include "kernels/cpu/internal/math.h"
 #include "kernels/cpu/internal/mxfp4.h"
@@ -143,10 +144,32 @@ void PackMxfp4(const void* src, DType src_dtype, int64_t src_stride, int64_t n, 
   }
 }
 
+void PackFp8(const void* src, DType src_dtype, int64_t src_stride, int64_t n, int64_t k,
+             WeightType type, int64_t panel_begin, int64_t panel_end, std::byte* dst) {
+  const int64_t element_bytes = ElementBytes(src_dtype);
+  const int64_t stride_bytes = src_stride * element_bytes;
+  alignas(64) float weights[kQuantGroup * kLanes];
+  for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
+    const int64_t rows = MinOf(n - panel * kLanes, kLanes);
+    const std::byte* from = static_cast<const std::byte*>(src) + panel * kLanes * stride_bytes;
+    std::byte* to = dst + panel * PanelLines(type, k) * kLineBytes;
+    for (int64_t first = 0; first < k; first += kQuantGroup) {
+      for (int64_t i = 0; i < kQuantGroup; i += kLanes) {
+        LoadInputs(from + (first + i) * element_bytes, src_dtype, stride_bytes, rows, k - first - i,
+                   weights + i * kLanes);
+      }
+      to = QuantizeFp8(weights, MinOf(k - first, kQuantGroup), to);
+    }
+  }
+}
+
 void PackPanels(const void* src, DType src_dtype, int64_t src_stride, int64_t n, int64_t k,
                 WeightType type, int64_t panel_begin, int64_t panel_end, std::byte* dst) {
   const bool integers = type == WeightType::kInt8 || type == WeightType::kInt4;
-  auto* const pack = type == WeightType::kMxfp4 ? PackMxfp4 : integers ? PackIntegers : PackFloats;
+  auto* const pack = type == WeightType::kMxfp4 ? PackMxfp4
+                     : type == WeightType::kFp8 ? PackFp8
+                     : integers                 ? PackIntegers
+                                                : PackFloats;
   pack(src, src_dtype, src_stride, n, k, type, panel_begin, panel_end, dst);
 }
 
@@ -179,11 +202,13 @@ void UnpackRow(const PackedMatrix& w, int64_t row, float* out) {
     return UnpackIntegers(w, row, out);
   }
   if (w.type == WeightType::kMxfp4) return UnpackMxfp4(w, row, out);
-  if (w.type == WeightType::kGguf) {
-    const std::byte* block = w.data + row / kLanes * PanelLines(w) * kLineBytes;
-    block += row % kLanes * w.form.bytes;
+  if (w.type == WeightType::kFp8) return UnpackFp8(w, row, out);
+  if (IsGguf(w.type)) {
+    const std::byte* const panel = w.data + row / kLanes * PanelLines(w) * kLineBytes;
     const GgufReadBytes read = GgufReadOf(w.form.id);
-    for (int64_t i = 0; i < w.k; i += w.form.values, block += kLanes * w.form.bytes) {
+    std::byte block[kMaxGgufBlockBytes];
+    for (int64_t i = 0; i < w.k; i += w.form.values) {
+      TakeGgufBlock(w.form, panel, w.k / w.form.values, i / w.form.values, row % kLanes, block);
       read(reinterpret_cast<GgufBytes>(block), w.form.values, out + i);
     }
     return;

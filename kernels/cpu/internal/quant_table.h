@@ -1,6 +1,7 @@
 // The products of integer weights of one instruction set; included after its Vec16 and Ints16.
 #pragma once
 
+#include "kernels/cpu/internal/gguf_int_product.h"
 #include "kernels/cpu/internal/quant_tiles.h"
 //
 #include "kernels/cpu/internal/matmul.h"
@@ -10,11 +11,13 @@ namespace moesaic {
 namespace {
 
 void QuantMatmul(const MatmulArgs& args) {
+  if (args.w.type == WeightType::kGguf) return MatmulOf<GgufIntProduct>(args);
   if (args.w.type == WeightType::kInt8) return MatmulOf<QuantProduct<WeightType::kInt8>>(args);
   MatmulOf<QuantProduct<WeightType::kInt4>>(args);
 }
 
 void QuantGateUp(const GateUpArgs& args) {
+  if (args.gate.type == WeightType::kGguf) return GateUpOf<GgufIntProduct>(args);
   if (args.gate.type == WeightType::kInt8) return GateUpOf<QuantProduct<WeightType::kInt8>>(args);
   GateUpOf<QuantProduct<WeightType::kInt4>>(args);
 }

@@ -38,6 +38,20 @@ MOESAIC_INLINE void QuantizeActivations(const float* x, int64_t count, int8_t* v
   }
 }
 
+// The sums of kInt8Sums of a group of 128.
+MOESAIC_INLINE void SumGroup(std::byte* row, int64_t k, int64_t group) {
+  const auto* values = reinterpret_cast<const int8_t*>(row) + group * kQuantGroup;
+  auto* of_32 = reinterpret_cast<int32_t*>(row + GroupSumsOffset(k, 32)) + group * kQuantGroup / 32;
+  auto* of_16 = reinterpret_cast<int32_t*>(row + GroupSumsOffset(k, 16)) + group * kQuantGroup / 16;
+  for (int64_t i = 0; i < kQuantGroup / 32; ++i, values += 32) {
+    const auto first = -128 * static_cast<int32_t>(SumLanes(LoadI8(values)));
+    const auto second = -128 * static_cast<int32_t>(SumLanes(LoadI8(values + 16)));
+    of_16[2 * i] = first;
+    of_16[2 * i + 1] = second;
+    of_32[i] = first + second;
+  }
+}
+
 inline void QuantizeRow(const float* from, int64_t k, std::byte* to) {
   auto* values = reinterpret_cast<int8_t*>(to);
   auto* scales = reinterpret_cast<ActivationScale*>(to + ActivationScalesOffset(k));

@@ -32,6 +32,9 @@ inline void PrepareActivations(const float* x, int64_t x_stride, int64_t rows, i
       PrepareFloatRow<ActivationType::kF32>(x, k, out);
     } else if (type == ActivationType::kInt8) {
       QuantizeRow(x, k, out);
+    } else if (type == ActivationType::kInt8Sums) {
+      QuantizeRow(x, k, out);
+      for (int64_t group = 0; group < CeilDiv(k, kQuantGroup); ++group) SumGroup(out, k, group);
     } else {
       PrepareFloatRow<ActivationType::kBf16>(x, k, out);
     }

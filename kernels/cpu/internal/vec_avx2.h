@@ -278,6 +278,70 @@ MOESAIC_INLINE Vec16 E8M0(const std::byte* bytes) {
   return {powers(all), powers(_mm_srli_si128(all, 8))};
 }
 
+// 16 pairs of bf16, as a line of bf16 weights has them.
+struct PairLine {
+  __m256i lo;
+  __m256i hi;
+};
+MOESAIC_INLINE Vec16 EvenOf(PairLine a) {
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(a.lo, 16)),
+          _mm256_castsi256_ps(_mm256_slli_epi32(a.hi, 16))};
+}
+MOESAIC_INLINE Vec16 OddOf(PairLine a) {
+  const __m256i mask = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+  return {_mm256_castsi256_ps(_mm256_and_si256(a.lo, mask)),
+          _mm256_castsi256_ps(_mm256_and_si256(a.hi, mask))};
+}
+MOESAIC_INLINE void StoreLine(std::byte* line, PairLine a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(line), a.lo);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(line + 32), a.hi);
+}
+
+// The subnormal ones of 16 fp8 values, and zeros, are whole numbers of 2^-9: `codes` has sign and
+// magnitude in the places of a bf16's, `values` what they would be with an exponent of their own.
+MOESAIC_INLINE __m256i WithSubnormals(__m256i codes, __m256i values) {
+  const __m256i numbers = _mm256_broadcastsi128_si256(
+      _mm_setr_epi16(0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60));
+  const __m256i small = _mm256_cmpeq_epi16(_mm256_and_si256(codes, _mm256_set1_epi16(0x0780)),
+                                           _mm256_setzero_si256());
+  const __m256i number = _mm256_srli_epi16(_mm256_and_si256(codes, _mm256_set1_epi16(0x70)), 4);
+  const __m256i places = _mm256_add_epi16(_mm256_mullo_epi16(number, _mm256_set1_epi16(0x0202)),
+                                          _mm256_set1_epi16(0x0100));
+  const __m256i signs = _mm256_and_si256(codes, _mm256_set1_epi16(-0x8000));
+  return _mm256_blendv_epi8(values, _mm256_or_si256(_mm256_shuffle_epi8(numbers, places), signs),
+                            small);
+}
+// A line of fp8 weights: the values of its low and of its high bytes.
+MOESAIC_INLINE void DecodeFp8(const std::byte* line, PairLine& low, PairLine& high) {
+  const __m256i kept = _mm256_set1_epi16(static_cast<int16_t>(0x87f0));
+  const __m256i bias = _mm256_set1_epi16(0x3c00);
+  const __m256i exponents = _mm256_set1_epi8(0x78);
+  const __m256i first = LoadInts(line);
+  const __m256i second = LoadInts(line + 32);
+  // The high half of a product with 2^12 is a shift by 4 to the right, which does not compete for
+  // the ports of the other shifts.
+  const __m256i by_four = _mm256_set1_epi16(0x1000);
+  const auto low_codes = [&](__m256i codes) {
+    return _mm256_and_si256(_mm256_mulhi_epi16(_mm256_slli_epi16(codes, 8), by_four), kept);
+  };
+  const auto high_codes = [&](__m256i codes) {
+    return _mm256_and_si256(_mm256_mulhi_epi16(codes, by_four), kept);
+  };
+  low = {_mm256_add_epi16(low_codes(first), bias), _mm256_add_epi16(low_codes(second), bias)};
+  high = {_mm256_add_epi16(high_codes(first), bias), _mm256_add_epi16(high_codes(second), bias)};
+  const __m256i least =
+      _mm256_min_epu8(_mm256_and_si256(first, exponents), _mm256_and_si256(second, exponents));
+  // Few lines have one.
+  if (__builtin_expect(_mm256_movemask_epi8(_mm256_cmpeq_epi8(least, _mm256_setzero_si256())) != 0,
+                       0)) {
+    low = {WithSubnormals(low_codes(first), low.lo), WithSubnormals(low_codes(second), low.hi)};
+    high = {WithSubnormals(high_codes(first), high.lo),
+            WithSubnormals(high_codes(second), high.hi)};
+  }
+}
+constexpr int kFp8DirectRows = 2;
+constexpr int Fp8TilePanels(int rows) { return rows == 1 ? 2 : 1; }
+
 constexpr int kMxfp4TileRows = 4;
 constexpr int Mxfp4TilePanels(int rows) { return rows == 1 ? 2 : 1; }
 

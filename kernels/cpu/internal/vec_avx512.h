@@ -205,6 +205,50 @@ MOESAIC_INLINE Vec16 E8M0(const std::byte* bytes) {
       _mm512_max_epi32(_mm512_slli_epi32(exponents, 23), _mm512_set1_epi32(0x00400000)))};
 }
 
+// 16 pairs of bf16, as a line of bf16 weights has them.
+using PairLine = __m512i;
+MOESAIC_INLINE Vec16 EvenOf(PairLine a) { return {_mm512_castsi512_ps(_mm512_slli_epi32(a, 16))}; }
+MOESAIC_INLINE Vec16 OddOf(PairLine a) {
+  const __m512i mask = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+  return {_mm512_castsi512_ps(_mm512_and_si512(a, mask))};
+}
+MOESAIC_INLINE void StoreLine(std::byte* line, PairLine a) { _mm512_storeu_si512(line, a); }
+
+// The subnormal ones of 32 fp8 values, and zeros, are whole numbers of 2^-9: `codes` has sign and
+// magnitude in the places of a bf16's, `values` what they would be with an exponent of their own.
+MOESAIC_INLINE __m512i WithSubnormals(__m512i codes, __m512i values) {
+  const __m512i numbers = _mm512_broadcast_i32x4(
+      _mm_setr_epi16(0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60));
+  const __mmask32 small = _mm512_testn_epi16_mask(codes, _mm512_set1_epi16(0x0780));
+  const __m512i number = _mm512_srli_epi16(_mm512_and_si512(codes, _mm512_set1_epi16(0x70)), 4);
+  const __m512i places = _mm512_add_epi16(_mm512_mullo_epi16(number, _mm512_set1_epi16(0x0202)),
+                                          _mm512_set1_epi16(0x0100));
+  const __m512i signs = _mm512_and_si512(codes, _mm512_set1_epi16(-0x8000));
+  return _mm512_mask_mov_epi16(values, small,
+                               _mm512_or_si512(_mm512_shuffle_epi8(numbers, places), signs));
+}
+// A line of fp8 weights: the values of its low and of its high bytes.
+MOESAIC_INLINE void DecodeFp8(const std::byte* line, PairLine& low, PairLine& high) {
+  const __m512i codes = _mm512_loadu_si512(line);
+  const __m512i kept = _mm512_set1_epi16(static_cast<int16_t>(0x87f0));
+  const __m512i bias = _mm512_set1_epi16(0x3c00);
+  // The high half of a product with 2^12 is a shift by 4 to the right, which does not compete for
+  // the ports of the other shifts.
+  const __m512i by_four = _mm512_set1_epi16(0x1000);
+  const __m512i low_codes =
+      _mm512_and_si512(_mm512_mulhi_epi16(_mm512_slli_epi16(codes, 8), by_four), kept);
+  const __m512i high_codes = _mm512_and_si512(_mm512_mulhi_epi16(codes, by_four), kept);
+  low = _mm512_add_epi16(low_codes, bias);
+  high = _mm512_add_epi16(high_codes, bias);
+  // Few lines have one.
+  if (__builtin_expect(_mm512_testn_epi8_mask(codes, _mm512_set1_epi8(0x78)) != 0, 0)) {
+    low = WithSubnormals(low_codes, low);
+    high = WithSubnormals(high_codes, high);
+  }
+}
+constexpr int kFp8DirectRows = 4;
+constexpr int Fp8TilePanels(int rows) { return rows <= 2 ? 4 : 2; }
+
 constexpr int kMxfp4TileRows = 12;
 constexpr int Mxfp4TilePanels(int rows) { return rows <= 2 ? 4 : rows <= 8 ? 2 : 1; }
 

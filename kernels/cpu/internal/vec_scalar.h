@@ -197,6 +197,28 @@ MOESAIC_INLINE Vec16 E8M0(const std::byte* bytes) {
   });
 }
 
+// 16 pairs of bf16, as a line of bf16 weights has them.
+struct PairLine {
+  uint32_t v[16];
+};
+MOESAIC_INLINE Vec16 EvenOf(PairLine a) {
+  return MapLanes([&](int i) { return FloatOf(a.v[i] << 16); });
+}
+MOESAIC_INLINE Vec16 OddOf(PairLine a) {
+  return MapLanes([&](int i) { return FloatOf(a.v[i] & 0xffff0000u); });
+}
+MOESAIC_INLINE void StoreLine(std::byte* line, PairLine a) { StoreAs(line, a); }
+// A line of fp8 weights: the values of its low and of its high bytes.
+MOESAIC_INLINE void DecodeFp8(const std::byte* line, PairLine& low, PairLine& high) {
+  for (int i = 0; i < 16; ++i) {
+    const auto codes = LoadAs<uint32_t>(line + i * 4);
+    low.v[i] = Bf16OfFp8(codes & 255) | Bf16OfFp8(codes >> 16 & 255) << 16;
+    high.v[i] = Bf16OfFp8(codes >> 8 & 255) | Bf16OfFp8(codes >> 24) << 16;
+  }
+}
+constexpr int kFp8DirectRows = 2;
+constexpr int Fp8TilePanels(int) { return 1; }
+
 constexpr int kMxfp4TileRows = 2;
 constexpr int Mxfp4TilePanels(int) { return 1; }
 

@@ -25,6 +25,7 @@ function onEvent(type, data) {
   const json = JSON.parse(data);
   if (type === 'model') {
     showModel(json);
+    closeOne();  // of what was there before; numbers begin anew with a server
   } else if (type === 'sample') {
     showSample(json);
     if (json.not_ready) setState('failing', json.not_ready);
@@ -40,13 +41,32 @@ function askForKey(wrong) {
   $('key').focus();
 }
 
+// Which of several models is looked at: the chosen one, else the first that is loaded. A query.
+async function chooseModel() {
+  const response = await fetch('/v1/models', {headers: headers(), cache: 'no-store'});
+  if (!response.ok) return '';  // the events say why
+  const models = (await response.json()).data.filter((model) => model.id === model.root);
+  const select = $('models');
+  select.hidden = models.length < 2;
+  $('model-name').hidden = !select.hidden;
+  if (models.length < 2) return '';
+  const chosen = models.find((model) => model.id === select.value)
+    || models.find((model) => model.status?.value === 'loaded') || models[0];
+  select.replaceChildren(...models.map((model) => {
+    const state = model.status && model.status.value !== 'loaded' ? ` (${model.status.value})` : '';
+    return new Option(model.id + state, model.id, false, model.id === chosen.id);
+  }));
+  return `?model=${encodeURIComponent(chosen.id)}`;
+}
+
 async function connect() {
   clearTimeout(retryTimer);
   if (controller) return;
   const mine = controller = new AbortController();
   let why = 'the connection ended';
   try {
-    const response = await fetch('/v1/moesaic/events', {headers: headers(), signal: mine.signal, cache: 'no-store'});
+    const query = await chooseModel();
+    const response = await fetch(`/v1/moesaic/events${query}`, {headers: headers(), signal: mine.signal, cache: 'no-store'});
     if (response.status === 401) {
       const had = sessionStorage.getItem(KEY_NAME) !== null;
       controller = null;
@@ -77,8 +97,14 @@ function sleep() {
 }
 
 document.addEventListener('visibilitychange', () => {
+  if (view.recorded) return;
   if (document.hidden) return sleep();
   if (document.body.dataset.state !== 'key') connect();
+});
+
+$('models').addEventListener('change', () => {
+  sleep();
+  connect();
 });
 
 $('key-form').addEventListener('submit', (event) => {
@@ -130,4 +156,6 @@ addEventListener('resize', renderSoon);
 setInterval(() => { if (!document.hidden) renderSoon(); }, 1000);
 
 readTheme();
-connect();
+const recorded = $('recorded');
+if (recorded) showRecorded(JSON.parse(recorded.textContent));
+else connect();

@@ -14,6 +14,7 @@ const view = {
   most: 0,       // of `use`, following slowly
   cursor: null,
   history: [],   // {time, found: [hit, late, miss], waiting, prefill, decode}, oldest first
+  recorded: null,  // a trace that is shown in place of a server
   rates: new Map(),  // of requests: id -> {tokens, time, rate}
 };
 
@@ -43,6 +44,7 @@ function showModel(model) {
     return pair;
   }));
   showMemory(model.memory);
+  $('chat').hidden = !model.chat;
 }
 
 function barRow(parent, name, text) {
@@ -160,6 +162,7 @@ const sumOf = (entries, of) => entries.reduce((sum, entry) => sum + of(entry), 0
 
 function render() {
   if (!view.model || !view.sample) return;
+  if (view.recorded) return renderMap();
   renderMap();
   renderCharts();
   renderFigures();
@@ -186,7 +189,7 @@ function renderMap() {
   setText($('scale-max'), percent((view.most / 255) ** 2));
   let best = -1;
   view.use.forEach((byte, i) => { if (byte > 0 && (best < 0 || byte > view.use[best])) best = i; });
-  const busiest = best < 0 ? 'No token since this page has been open.'
+  const busiest = best < 0 ? 'No token was seen yet.'
     : `Busiest: expert ${best % model.experts} of layer ${view.layers[Math.floor(best / model.experts)]}, used by ${percent((view.use[best] / 255) ** 2)} of the last tokens.`;
   const places = view.places.length ? `${countText(sample.experts_resident)} of ${countText(view.use.length)} experts are in memory. ` : '';
   setText($('map-summary'), places + busiest);
@@ -289,7 +292,9 @@ function requestRow(request) {
   row.cells_ = Array.from({length: 8}, (_, i) => make('td', i >= 3 ? 'number' : '', row));
   row.bar = make('span', 'bar', row.cells_[2]);
   row.dataset.id = request.id;
-  row.cells_[0].textContent = request.request_id || `#${request.id}`;
+  const button = make('button', '', row.cells_[0]);  // a row is no target of the keyboard
+  button.type = 'button';
+  button.textContent = request.request_id || `#${request.id}`;
   row.cells_[0].title = request.request_id;
   rows.set(request.id, row);
   return row;
@@ -301,13 +306,14 @@ function renderRequests() {
   const shown = sample.requests.map((request) => {
     const row = requestRow(request);
     const prefill = request.phase === 'prefill';
-    const rate = view.rates.get(request.id)?.rate;
+    const rate = request.phase === 'ended' && request.age_us > request.queue_us
+      ? (request.output_tokens * 1e6) / (request.age_us - request.queue_us) : view.rates.get(request.id)?.rate;
     row.dataset.phase = request.phase;
     const texts = [null,
       request.phase === 'ended' ? `ended: ${request.ended}` : request.phase, null,
       countText(request.prompt_tokens) + (request.cached_tokens ? ` (${countText(request.cached_tokens)} cached)` : ''),
       countText(request.output_tokens), rate ? tokensPerSecond(rate) : '–',
-      timeText(request.queue_us), timeText(request.blocked_us)];
+      ...[request.queue_us, request.blocked_us].map((us) => (us === undefined ? '–' : timeText(us)))];
     texts.forEach((text, i) => { if (text !== null) setText(row.cells_[i], text); });
     setBar(row, [prefill || request.phase === 'waiting'
       ? [request.computed_tokens / Math.max(1, request.prompt_tokens), 'prefill']

@@ -551,6 +551,27 @@ TEST(ModelConfigTest, Malformed) {
        kUnsupported,
        {"quantization_config", "awq", "bf16"}},
       {Qwen3(R"(, "quantization_config": {})"), kUnsupported, {"quantization_config"}},
+      {Qwen3(R"(, "quantization_config": {"quant_method": "compressed-tensors",
+                                          "format": "int-quantized"})"),
+       kUnsupported,
+       {"quantization_config", "compressed-tensors", "int-quantized"}},
+      {Qwen3(R"(, "quantization_config": {"quant_method": "compressed-tensors",
+                                          "format": "float-quantized"})"),
+       kCorrupt,
+       {"config_groups"}},
+      {Qwen3(R"(, "quantization_config": {"quant_method": "compressed-tensors",
+                                          "format": "float-quantized", "config_groups": {"group_0":
+                                          {"weights": {"num_bits": 8, "strategy": "tensor"}}}})"),
+       kUnsupported,
+       {"quantization_config", "float-quantized"}},
+      {Qwen3(R"(, "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128],
+                                          "modules_to_not_convert": "lm_head"})"),
+       kCorrupt,
+       {"modules_to_not_convert"}},
+      {Qwen3(R"(, "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128],
+                                          "modules_to_not_convert": ["re:layers[.]0"]})"),
+       kUnsupported,
+       {"modules_to_not_convert[0]", "pattern"}},
       {Qwen3(R"(, "rope_theta": 0)"), kCorrupt, {"rope_theta"}},
       {Qwen3(R"(, "rope_theta": 1e400)"), kCorrupt, {"JSON"}},
       {Qwen3(R"(, "rope_scaling": 3)"), kCorrupt, {"rope_scaling", "object"}},
@@ -617,6 +638,47 @@ TEST(ModelConfigTest, Malformed) {
     }
     EXPECT_LT(std::string(error.what()).size(), 1000u);
   }
+}
+
+TEST(ModelConfigTest, ScalesOfFp8) {
+  const auto scales = [](const std::string& keys) {
+    const ModelConfig config = Parse(Qwen3(R"(, "quantization_config": {)" + keys + "}"));
+    return *config.tensors.At(TensorSlot::kQ, 0).Find<BlockScales>();
+  };
+  EXPECT_EQ(scales(R"("quant_method": "fp8", "weight_block_size": [128, 64])"),
+            (BlockScales{128, 64, "_scale_inv"}));
+  const auto compressed = [](const std::string& weights) {
+    return R"("quant_method": "compressed-tensors", "format": "float-quantized",
+              "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float", )" +
+           weights + "}}}";
+  };
+  const BlockScales rows = scales(compressed(R"("strategy": "channel")"));
+  EXPECT_EQ(rows.rows, 1);
+  EXPECT_GE(rows.cols, 1000000);
+  EXPECT_EQ(rows.suffix, "_scale");
+  EXPECT_EQ(scales(compressed(R"("strategy": "block", "block_structure": [128, 128])")),
+            (BlockScales{128, 128, "_scale"}));
+}
+
+TEST(ModelConfigTest, ModulesThatAreNotQuantised) {
+  const ModelConfig config = Parse(Qwen3(R"(, "quantization_config": {"quant_method": "fp8",
+                         "weight_block_size": [128, 128], "modules_to_not_convert":
+                         ["lm_head", "gate", "model.layers.1.self_attn", "re:.*layers\\.2\\..*_proj$",
+                          "re:model.norm", "re:.*mlp.router$"]})"));
+  for (const char* const plain : {"lm_head.weight", "model.layers.7.mlp.gate.weight",
+                                  "model.layers.1.self_attn.q_proj.weight",
+                                  "model.layers.1.self_attn", "model.layers.2.mlp.up_proj.weight",
+                                  "model.norm.weight", "mlp.router.x.mlp.router.weight"}) {
+    EXPECT_TRUE(config.IsPlainModule(plain)) << plain;
+  }
+  for (const char* const other :
+       {"model.layers.7.mlp.gate_proj.weight", "model.layers.11.self_attn.q_proj.weight",
+        "model.layers.1.self_attn_norm.weight", "model.layers.7.mlp.up_gate.weight",
+        "model.layers.22.mlp.up_proj.weight", "a.model.norm.weight",
+        "model.layers.2.mlp.up_projector.weight", "model.layers.3.mlp.router_proj.weight"}) {
+    EXPECT_FALSE(config.IsPlainModule(other)) << other;
+  }
+  EXPECT_FALSE(Parse(Qwen3()).IsPlainModule("lm_head.weight"));
 }
 
 TEST(ModelConfigTest, LoadsTheSampleAndTheFixtures) {

@@ -367,7 +367,7 @@ TEST(ExpertStoreJsonTest, BlocksHaveATypeInEachLayer) {
   store.header = SmallHeader();
   ExpertSection& down = store.header.layout.sections.back();
   down.dtype = DType::kGguf;
-  down.format = SectionFormat::kPanel16;
+  down.format = SectionFormat::kBlockPanel16;
   down.gguf_types = {14, 12, 12, 14};
   store.checksums.assign(15, 1);
   const std::string text = FormatExpertStoreJson(store);

@@ -110,7 +110,7 @@ struct Activations {
     kernels.prepare_activations(values.data(), k, rows, k, type, memory.data(), stride_bytes);
     if (type == ActivationType::kBf16) {
       for (float& v : values) v = RoundToBf16(v);
-    } else if (type == ActivationType::kInt8) {
+    } else if (type == ActivationType::kInt8 || type == ActivationType::kInt8Sums) {
       for (int64_t i = 0; i < rows * k; ++i) {
         const QuantRow row(memory.data() + i / k * stride_bytes, k);
         values[i] = static_cast<float>(row.values[i % k]) * row.scales[i % k / kQuantGroup].scale;

@@ -62,6 +62,26 @@ void TestEngine::WithCollection(std::function<void(EamCollection*)> use) {
   }
 }
 
+void TestEngine::WithRequest(RequestId id, bool nearest,
+                             std::function<void(std::shared_ptr<const RequestExperts>)> use) {
+  std::shared_ptr<const RequestExperts> experts;
+  {
+    MutexLock lock(mutex_);
+    if (experts_.contains(id)) experts = experts_.at(id);
+  }
+  if (experts != nullptr && !nearest) {
+    auto without = std::make_shared<RequestExperts>(*experts);
+    without->nearest.reset();
+    experts = without;
+  }
+  use(experts);
+}
+
+void TestEngine::SetExperts(RequestId id, std::shared_ptr<const RequestExperts> experts) {
+  MutexLock lock(mutex_);
+  experts_[id] = std::move(experts);
+}
+
 void TestEngine::SetCollection(EamCollection* collection) {
   MutexLock lock(mutex_);
   collection_ = collection;

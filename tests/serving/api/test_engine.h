@@ -13,6 +13,7 @@
 #include "core/base/mutex.h"
 #include "serving/engine/engine.h"
 #include "serving/engine/live_view.h"
+#include "serving/engine/request_experts.h"
 #include "serving/text/tokenizer.h"
 
 namespace moesaic {
@@ -42,9 +43,14 @@ class TestEngine : public Engine {
   void Cancel(RequestId id) override;
   // At once, on the caller's thread; in manual mode when RunUses says so.
   void WithCollection(std::function<void(EamCollection*)> use) override;
+  // There are none.
+  void WithResidents(std::function<void(std::span<const ResidentExpert>)> use) override { use({}); }
   void BeginDrain() override;
   EngineStatus Status() const override;
   StepStats Stats() const override { return {}; }
+  // At once; what SetExperts said of that request.
+  void WithRequest(RequestId id, bool nearest,
+                   std::function<void(std::shared_ptr<const RequestExperts>)> use) override;
   LiveView* live() override { return options_.live ? &live_ : nullptr; }
 
   // The word of output token i, with the space before it.
@@ -65,6 +71,7 @@ class TestEngine : public Engine {
   void EmitText(RequestId id, const std::string& text);
   void FailRequest(RequestId id, const Error& error);
   void SetCollection(EamCollection* collection);  // borrowed
+  void SetExperts(RequestId id, std::shared_ptr<const RequestExperts> experts);
   size_t waiting_uses() const;
   void RunUses();
   void SetNotReady(const std::string& why, const std::string& code);
@@ -88,6 +95,7 @@ class TestEngine : public Engine {
   mutable Mutex mutex_;
   EamCollection* collection_ GUARDED_BY(mutex_) = nullptr;
   std::vector<std::function<void(EamCollection*)>> uses_ GUARDED_BY(mutex_);
+  std::map<RequestId, std::shared_ptr<const RequestExperts>> experts_ GUARDED_BY(mutex_);
   std::string not_ready_ GUARDED_BY(mutex_);
   std::string not_ready_code_ GUARDED_BY(mutex_);
   mutable CondVar changed_;

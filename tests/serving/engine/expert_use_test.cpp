@@ -171,6 +171,38 @@ TEST(ExpertUseTest, EveryPositionIsTracedOnce) {
   for (const auto& one : four) Step(use, {{one.get(), 1}});
 }
 
+TEST(ExpertUseTest, TellsToWhomTokensWereRouted) {
+  FakeExperts experts;
+  ExpertObservers observers;
+  observers.tracer = Tracer();
+  ExpertUse use(std::move(observers), kTopK, experts, {});
+  EXPECT_EQ(use.Residents().size(), experts.Residents().size());
+  const auto sequence = NewSequence(1, 3, 6);
+  const auto other = NewSequence(2, 3, 3);
+  sequence->request.return_routed_experts = true;
+  // The first position came from the prefix cache.
+  sequence->computed_tokens = 1;
+  Step(use, {{other.get(), 3}, {sequence.get(), 2}});
+  Step(use, {{sequence.get(), 1}});
+  // Preempted: what is computed again is not told again.
+  sequence->computed_tokens = 0;
+  Step(use, {{sequence.get(), 4}});
+  Step(use, {{sequence.get(), 1}});
+  EXPECT_EQ(other->routed, nullptr);
+  ASSERT_NE(sequence->routed, nullptr);
+  const RoutedExperts& routed = *sequence->routed;
+  EXPECT_EQ(routed.tokens(), 5);
+  EXPECT_EQ(routed.top_k(), kTopK);
+  for (int64_t position = 0; position < routed.tokens(); ++position) {
+    for (int layer = 0; layer < routed.num_layers(); ++layer) {
+      const bool known = position >= 1 && (layer == 1 || layer == 3);
+      const auto at = static_cast<size_t>((position * routed.num_layers() + layer) * kTopK);
+      EXPECT_EQ(routed.experts()[at], known ? First(position) : RoutedExperts::kNone);
+      EXPECT_EQ(routed.experts()[at + 1], known ? Second(position, layer) : RoutedExperts::kNone);
+    }
+  }
+}
+
 TEST(ExpertUseTest, PredictionsAreMeasuredAndEndWithTheLastRequest) {
   const PredictorShape shape = {kLayers, kExperts, static_cast<int>(kTopK), 4};
   const std::vector<int> all = {0, 1, 2, 3};

@@ -83,7 +83,7 @@ TEST_F(ServerLiveTest, ThePageMayRunItselfAndNothingElse) {
                 "; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
                 "frame-ancestors 'none'");
   for (const char* outside :
-       {"http:", "https:", "@import", "url(", "<link", "eval(", " style=\""}) {
+       {"http:", "https:", "@import", "url(", "stylesheet", "eval(", " style=\""}) {
     EXPECT_EQ(page.body.find(outside), std::string::npos) << outside;
   }
 }
@@ -127,6 +127,17 @@ TEST_F(ServerLiveTest, Events) {
   WaitForWatchers(false);
 }
 
+TEST_F(ServerLiveTest, OnlyTheHead) {
+  Start();
+  TestClient client(port());
+  client.Send("HEAD " + std::string(kEvents) + " HTTP/1.1\r\nHost: localhost\r\n\r\n");
+  const TestResponse head = client.Receive(true);
+  EXPECT_EQ(head.status, 200);
+  EXPECT_EQ(head.Header("Content-Type"), "text/event-stream; charset=utf-8");
+  EXPECT_FALSE(live().watched());
+  EXPECT_EQ(client.Get("/v1/models").status, 200);  // the connection goes on
+}
+
 TEST_F(ServerLiveTest, WhoMayLook) {
   StartWithKey();
   TestClient client(port());
@@ -160,6 +171,38 @@ TEST_F(ServerLiveTest, WhileTheModelIsLoaded) {
   EXPECT_EQ(response.json()["error"]["code"], "loading");
 }
 
+TEST_F(ServerLiveTest, TheExpertsOfARequest) {
+  StartWithKey();
+  auto trace = std::make_shared<RequestTrace>();
+  trace->prefill = ExpertActivationMatrix(2, 3);
+  trace->prefill.Add(1, 2, 5);
+  trace->decode = ExpertActivationMatrix(2, 3);
+  trace->decode.Add(0, 1, 300);
+  trace->prefill_tokens = 5;
+  auto experts = std::make_shared<RequestExperts>();
+  experts->trace = trace;
+  experts->has_collection = true;
+  experts->nearest = {7, 9, 0.5, trace->decode};
+  engine_->SetExperts(42, experts);
+  TestClient client(port());
+  const std::string path = "/v1/moesaic/requests/";
+  const std::string key = "Authorization: Bearer secret\r\n";
+  EXPECT_EQ(client.Get(path + "42").status, 401);
+  const TestResponse response = client.Get(path + "42", key);
+  ASSERT_EQ(response.status, 200);
+  EXPECT_EQ(response.json(), Json::parse(R"({"prefill_tokens":5,"decode_tokens":0,
+      "prefill":[[0,0,0],[0,0,5]],"decode":[[0,300,0],[0,0,0]],"collection":true,
+      "nearest":{"entry":7,"entries":9,"similarity":0.5,"counts":[[0,300,0],[0,0,0]]}})"));
+  EXPECT_TRUE(client.Get(path + "42?nearest=false", key).json()["nearest"].is_null());
+  for (const char* unknown : {"41", "-42", "42x", "99999999999999999999999", "x", "4/2"}) {
+    const TestResponse none = client.Get(path + unknown, key);
+    EXPECT_EQ(none.status, 404) << unknown;
+    EXPECT_EQ(none.json()["error"]["code"], "unknown_request") << unknown;
+  }
+  EXPECT_EQ(client.Get(path, key).status, 404);
+  EXPECT_EQ(client.Get(path + "42?model=nobody", key).status, 404);
+}
+
 // A reader that does not read: samples are made, none is kept for him, and he goes on with the last
 // one.
 TEST_F(ServerLiveTest, SlowReaders) {
@@ -186,6 +229,21 @@ TEST_F(ServerLiveTest, SlowReaders) {
     }
   }
   EXPECT_LT(seen, 5);
+}
+
+// An engine whose model is unloaded is given back, whoever looks on.
+TEST_F(ServerLiveTest, UnloadedModels) {
+  Start();
+  TestClient events(port());
+  events.Send(GetText(kEvents));
+  ASSERT_TRUE(events.ReceiveUntil("event: model"));
+  std::weak_ptr<TestEngine> old = engine_;
+  SetModel();  // another engine under the same names
+  EXPECT_TRUE(events.ReceiveUntil("\r\n0\r\n\r\n"));
+  while (!old.expired()) std::this_thread::yield();
+  events.Send(GetText(kEvents));
+  ASSERT_TRUE(events.ReceiveUntil("event: model"));
+  WaitForWatchers(true);
 }
 
 // Nobody's work is cut off when they end, so that a server that stops does not wait for them.

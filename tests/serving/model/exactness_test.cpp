@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/base/hash.h"
+#include "serving/model/fp8_weights.h"
 #include "tests/core/base/temp_dir.h"
 #include "tests/serving/model/model_harness.h"
 
@@ -249,13 +250,14 @@ TEST_P(ExactnessTest, F32ClassIsOneAcrossInstructionSets) {
 }
 
 // Integer sums are exact, so that quantised products have the same bits on every instruction set.
-// Products with mxfp4 are f32's.
+// Products with mxfp4 are f32's, those with fp8 the same in a class.
 TEST_P(ExactnessTest, QuantisedWeights) {
   const TempDir store;
   const ModelConfig config = LoadModelConfig(GetParam());
   const int64_t all = config.num_sparse_layers() * config.num_experts();
   std::vector<WeightType> types = {WeightType::kInt8, WeightType::kInt4};
   if (config.tensors.HasMxfp4Experts()) types.push_back(WeightType::kMxfp4);
+  if (HasFp8Experts(config)) types.push_back(WeightType::kFp8);
   for (const WeightType type : types) {
     uint64_t expected = 0;
     for (const Isa isa : SupportedIsas()) {
@@ -294,7 +296,8 @@ INSTANTIATE_TEST_SUITE_P(
                       FixtureModel("gpt_oss_bf16_window"), FixtureModel("gpt_oss_mxfp4"),
                       FixtureModel("qwen3_next_bf16"), FixtureModel("qwen3_5_moe_bf16"),
                       FixtureModel("deepseek_v2_fp32_groups"),
-                      FixtureModel("deepseek_v3_bf16_groups"), FixtureModel("glm4_moe_lite_bf16")),
+                      FixtureModel("deepseek_v3_bf16_groups"), FixtureModel("glm4_moe_lite_bf16"),
+                      FixtureModel("deepseek_v3_fp8")),
     [](const auto& param) { return std::filesystem::path(param.param).filename().string(); });
 
 }  // namespace

@@ -11,9 +11,12 @@
 #include "core/base/error.h"
 #include "core/base/file.h"
 #include "serving/model/fp8_weights.h"
+#include "serving/model/latent_weights.h"
+#include "serving/model/weights.h"
 #include "tests/core/base/temp_dir.h"
 #include "tests/serving/model/checkpoint_test_util.h"
 #include "tests/serving/model/model_harness.h"
+#include "tests/serving/model/reference_util.h"
 
 namespace moesaic {
 namespace {
@@ -132,6 +135,172 @@ TEST(Fp8Test, PackedExpertsAreThoseOfTheCheckpoint) {
   packer.Pack(id, packed.span());
   ReadAndPack(*source, checkpoint, id, loaded.span());
   EXPECT_EQ(std::memcmp(packed.data(), loaded.data(), packed.bytes()), 0);
+}
+
+const char* const kReleased[] = {"deepseek_v3_fp8", "minimax_m2_fp8", "glm4_moe_fp8"};
+
+// Values and scales in memory are the checkpoint's, so that both are near transformers on the
+// products; rounding the weights to bf16 is not.
+TEST(Fp8Test, LogitsAreThoseOfTransformersOnTheProducts) {
+  for (const char* const name : kReleased) {
+    const Reference reference(FixtureModel(name));
+    const auto& prompt = reference.prompts().back();
+    const std::vector<float> expected =
+        reference.Floats(Key(reference.prompts().size() - 1, "logits"));
+    double largest = 0;
+    for (const float logit : expected) largest = std::max(largest, std::abs(double{logit}));
+    const auto distance = [&](WeightType type, Isa isa) {
+      HarnessOptions options;
+      options.isa = isa;
+      options.weight_type = type;
+      options.kv_type = WeightType::kF32;
+      options.kv_blocks = 8;
+      options.max_batch_tokens = static_cast<int64_t>(prompt.tokens.size());
+      ModelHarness model(FixtureModel(name), options);
+      auto sequence = model.NewSequence(static_cast<int64_t>(prompt.tokens.size()));
+      const std::vector<float> logits = model.Prefill(sequence, prompt.tokens, 64);
+      EXPECT_EQ(logits.size(), expected.size());
+      double worst = 0;
+      for (size_t i = 0; i < expected.size(); ++i) {
+        EXPECT_TRUE(std::isfinite(logits[i])) << i;
+        worst = std::max(worst, std::abs(double{logits[i]} - double{expected[i]}));
+      }
+      return worst / largest;
+    };
+    for (const Isa isa : IsasOf(NumericsClass::kF32)) {
+      EXPECT_LE(distance(WeightType::kFp8, isa), 1e-4) << name << " " << IsaName(isa);
+      EXPECT_LE(distance(WeightType::kF32, isa), 1e-4) << name << " " << IsaName(isa);
+    }
+    EXPECT_GT(distance(WeightType::kBf16, Isa::kScalar), 1e-4) << name;
+  }
+}
+
+TEST(Fp8Test, WeightsInMemoryAreEightBitsButForWhatTheCheckpointHasInBf16) {
+  for (const char* const name : kReleased) {
+    const ModelConfig config = LoadModelConfig(FixtureModel(name));
+    ASSERT_TRUE(HasFp8Experts(config)) << name;
+    const ModelWeights weights = ModelWeights::Shapes(config, WeightType::kFp8);
+    EXPECT_EQ(weights.embedding.type, WeightType::kBf16);
+    EXPECT_EQ(weights.head.type, WeightType::kBf16);
+    const LayerWeights& layer = weights.layers.back();
+    EXPECT_EQ(layer.router.type, WeightType::kBf16);
+    if (config.shared_width() > 0) {
+      EXPECT_EQ(layer.gate.type, WeightType::kFp8) << name;
+      EXPECT_EQ(layer.down.type, WeightType::kFp8) << name;
+    }
+    if (const auto* const latent = std::get_if<LatentWeights>(&layer.mixer)) {
+      for (const PackedMatrix* matrix : MatricesOf(*latent)) {
+        EXPECT_EQ(matrix->type, WeightType::kFp8) << name;
+      }
+    }
+    const ExpertLayout layout = MakeCpuExpertLayout(config, WeightType::kFp8);
+    EXPECT_EQ(layout.sections[0].dtype, DType::kF8E4M3);
+    EXPECT_LT(layout.blob_bytes,
+              MakeCpuExpertLayout(config, WeightType::kBf16).blob_bytes * 6 / 10);
+  }
+  // Blocks of 32 columns have four scales for a group.
+  EXPECT_FALSE(HasFp8Experts(LoadModelConfig(kFp8Models / "qwen3_moe")));
+}
+
+TEST(Fp8Test, GateAndUpAreOfOneType) {
+  ModelConfig config = LoadModelConfig(FixtureModel("glm4_moe_fp8"));
+  config.plain_modules = {"model.layers.0.mlp.gate_proj"};
+  const ModelWeights weights = ModelWeights::Shapes(config, WeightType::kFp8);
+  EXPECT_EQ(weights.layers[0].gate.type, WeightType::kBf16);
+  EXPECT_EQ(weights.layers[0].up.type, WeightType::kBf16);
+  EXPECT_EQ(weights.layers[0].down.type, WeightType::kFp8);
+  EXPECT_EQ(weights.layers[1].gate.type, WeightType::kFp8);
+}
+
+// Where a group of a head's rows has several scales, keys and values of latents are f32, exact.
+TEST(Fp8Test, AbsorbedMatricesWhoseScalesDoNotFitAreF32) {
+  ModelConfig config = LoadModelConfig(FixtureModel("deepseek_v3_fp8"));
+  for (LayerSpec& layer : config.layers) {
+    auto& latent = std::get<LatentSpec>(layer.mixer);
+    latent.nope_dim = 100;  // 156 rows a head: those of the third one are in two blocks
+  }
+  const ModelWeights weights = ModelWeights::Shapes(config, WeightType::kFp8);
+  const auto& latent = std::get<LatentWeights>(weights.layers[0].mixer);
+  EXPECT_EQ(latent.keys.type, WeightType::kF32);
+  EXPECT_EQ(latent.values.type, WeightType::kF32);
+  EXPECT_EQ(latent.output.type, WeightType::kFp8);
+}
+
+// An expert store is made by another way of reading.
+TEST(Fp8Test, KeptExpertsAreThoseOfTheCheckpoint) {
+  for (const char* const name : kReleased) {
+    const ModelConfig config = LoadModelConfig(FixtureModel(name));
+    const Checkpoint checkpoint = Checkpoint::Open(FixtureModel(name));
+    const auto tensors = MakeCheckpointTensorSource(checkpoint);
+    const CpuKernels& kernels = KernelsFor(Isa::kScalar);
+    const auto source = MakeCheckpointExpertSource(config, WeightType::kFp8, checkpoint, kernels);
+    ExpertPacker packer(config, WeightType::kFp8, *tensors, kernels);
+    ExpertId id;
+    id.layer = 1;
+    id.index = 5;
+    AlignedBuffer packed(source->layout().slot_bytes);
+    AlignedBuffer loaded(source->layout().slot_bytes);
+    packer.Pack(id, packed.span());
+    ReadAndPack(*source, checkpoint, id, loaded.span());
+    EXPECT_EQ(std::memcmp(packed.data(), loaded.data(), packed.bytes()), 0) << name;
+    // And the numbers are the products, of which f32 has each rounded once.
+    const ExpertLayout f32 = MakeCpuExpertLayout(config, WeightType::kF32);
+    const auto numbers = MakeCheckpointExpertSource(config, WeightType::kF32, checkpoint, kernels);
+    AlignedBuffer widened(f32.slot_bytes);
+    ReadAndPack(*numbers, checkpoint, id, widened.span());
+    for (size_t s = 0; s < 3; ++s) {
+      const PackedMatrix kept = SectionMatrix(source->layout().sections[s], loaded.data(), 1);
+      const PackedMatrix plain = SectionMatrix(f32.sections[s], widened.data(), 1);
+      std::vector<float> a(static_cast<size_t>(kept.k)), b(a.size());
+      for (int64_t row = 0; row < kept.n; ++row) {
+        kernels.unpack_row(kept, row, a.data());
+        kernels.unpack_row(plain, row, b.data());
+        ASSERT_EQ(std::memcmp(a.data(), b.data(), a.size() * sizeof(float)), 0)
+            << name << ", matrix " << s << ", row " << row;
+      }
+    }
+  }
+}
+
+// A checkpoint in bf16 whose configuration says fp8.
+TEST(Fp8Test, TensorsThatAreNotFp8AreRefusedByName) {
+  const fs::path from = FixtureModel("minimax_m2_bf16_rotary_dim");
+  const TempDir directory;
+  fs::copy_file(from / "model.safetensors", directory.path() / "model.safetensors");
+  std::string text = ReadTextFile(from / "config.json", 1 << 20);
+  text.insert(text.find('{') + 1, R"("quantization_config": {"quant_method": "fp8",
+                                     "weight_block_size": [128, 128]},)");
+  std::ofstream(directory.path() / "config.json") << text;
+  const ModelConfig config = LoadModelConfig(directory.path());
+  ASSERT_TRUE(HasFp8Experts(config));
+  const auto expect_refused = [](const char* tensor, const auto& call) {
+    try {
+      call();
+      ADD_FAILURE() << tensor << " was accepted";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kUnsupported);
+      for (const char* const word :
+           {tensor, "F8_E4M3", "quantization_config", "--dtype bfloat16"}) {
+        EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << error.what();
+      }
+    }
+  };
+  const Checkpoint checkpoint = Checkpoint::Open(directory.path());
+  const CpuKernels& kernels = KernelsFor(Isa::kScalar);
+  expect_refused("experts.0.w1.weight", [&] {
+    MakeCheckpointExpertSource(config, WeightType::kFp8, checkpoint, kernels);
+  });
+  expect_refused("experts.0.w1.weight", [&] {
+    const auto tensors = MakeCheckpointTensorSource(checkpoint);
+    ExpertPacker packer(config, WeightType::kFp8, *tensors, kernels);
+    AlignedBuffer slot(packer.layout().slot_bytes);
+    packer.Pack({}, slot.span());
+  });
+  expect_refused("self_attn.q_proj.weight", [&] {
+    const auto tensors = MakeCheckpointTensorSource(checkpoint);
+    ThreadPool pool(1);
+    ModelWeights::Load(config, WeightType::kFp8, *tensors, kernels, pool);
+  });
 }
 
 TEST(Fp8Test, SaysWhatIsWrong) {

@@ -15,6 +15,7 @@
 #include "core/config/gguf_config.h"
 #include "core/io/gguf.h"
 #include "kernels/cpu/gguf_blocks.h"
+#include "serving/model/gguf_weights.h"
 #include "tests/core/base/caught.h"
 #include "tests/core/base/temp_dir.h"
 #include "tests/serving/model/model_harness.h"
@@ -155,8 +156,8 @@ TEST(GgufModelTest, SameBitsAsTheValuesOfItsBlocks) {
   }
 }
 
-// Kept as they are: products are those of the values in f32, wherever experts are and however many
-// rows come at once.
+// Kept as they are, with f32 activations: products are those of the values in f32, wherever experts
+// are and however many rows come at once.
 TEST(GgufModelTest, KeptBlocksGiveTheBitsOfTheirValues) {
   const std::vector<float> expected = LogitsOf(kMixed, WeightType::kF32, 0);
   const TempDir store;
@@ -165,7 +166,7 @@ TEST(GgufModelTest, KeptBlocksGiveTheBitsOfTheirValues) {
   for (const Isa isa : IsasOf(NumericsClass::kF32)) {
     HarnessOptions options;
     options.isa = isa;
-    options.weight_type = WeightType::kGguf;
+    options.weight_type = WeightType::kGgufF32;
     options.kv_type = WeightType::kF32;
     options.kv_blocks = 16;
     for (const int64_t slots : {0, 3, 1}) {
@@ -182,27 +183,85 @@ TEST(GgufModelTest, KeptBlocksGiveTheBitsOfTheirValues) {
   }
 }
 
-// In all other classes kept blocks are the same on every way too.
+// In all classes kept blocks are the same on every way.
 TEST(GgufModelTest, KeptBlocksAreExactInEveryClass) {
   for (const Isa isa : SupportedIsas()) {
-    HarnessOptions options;
-    options.isa = isa;
-    options.weight_type = WeightType::kGguf;
-    options.kv_blocks = 16;
-    std::vector<int32_t> tokens(33, 7);
-    std::vector<float> expected;
-    for (const int64_t slots : {0, 2}) {
-      options.expert_slots = slots;
-      ModelHarness model(kMixed, options);
-      for (const int64_t chunk : {1, 9, 32}) {
-        SCOPED_TRACE(fmt::format("{}, {} slots, {} rows", IsaName(isa), slots, chunk));
-        auto sequence = model.NewSequence(40);
-        const std::vector<float> logits = model.Prefill(sequence, tokens, chunk);
-        if (expected.empty()) expected = logits;
-        ExpectSameBits(logits, expected);
+    for (const WeightType type : {WeightType::kGguf, WeightType::kGgufF32}) {
+      HarnessOptions options;
+      options.isa = isa;
+      options.weight_type = type;
+      options.kv_blocks = 16;
+      std::vector<int32_t> tokens(33, 7);
+      std::vector<float> expected;
+      for (const int64_t slots : {0, 2}) {
+        options.expert_slots = slots;
+        ModelHarness model(kMixed, options);
+        for (const int64_t chunk : {1, 9, 32}) {
+          SCOPED_TRACE(fmt::format("{}, {}, {} slots, {} rows", IsaName(isa), WeightTypeName(type),
+                                   slots, chunk));
+          auto sequence = model.NewSequence(40);
+          const std::vector<float> logits = model.Prefill(sequence, tokens, chunk);
+          if (expected.empty()) expected = logits;
+          ExpectSameBits(logits, expected);
+        }
       }
     }
   }
+}
+
+// With int8 activations the instruction sets of a class agree, wherever experts are, also out of a
+// store that was written for f32 activations; and logits are near those of f32 activations.
+TEST(GgufModelTest, IntegerActivationsGiveTheSameBitsOnEveryIsa) {
+  const std::vector<float> f32 = LogitsOf(kMixed, WeightType::kGgufF32, 0);
+  const TempDir store;
+  std::vector<int32_t> tokens(33);
+  for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i * 29 % 90);
+  std::vector<float> expected;
+  for (const Isa isa : IsasOf(NumericsClass::kF32)) {
+    HarnessOptions options;
+    options.isa = isa;
+    options.kv_type = WeightType::kF32;
+    options.kv_blocks = 16;
+    options.expert_store = store.path() / IsaName(isa);
+    options.expert_slots = 1;
+    for (const WeightType type : {WeightType::kGgufF32, WeightType::kGguf}) {
+      SCOPED_TRACE(fmt::format("{}, {}", IsaName(isa), WeightTypeName(type)));
+      options.weight_type = type;
+      ModelHarness model(kMixed, options);
+      auto sequence = model.NewSequence(40);
+      const std::vector<float> logits = model.Prefill(sequence, tokens, 10);
+      if (type == WeightType::kGgufF32) continue;
+      if (expected.empty()) expected = logits;
+      ExpectSameBits(logits, expected);
+    }
+  }
+  double error = 0.0;
+  double magnitude = 0.0;
+  for (size_t i = 0; i < f32.size(); ++i) {
+    const double off = expected[i] - f32[i];
+    error += off * off;
+    magnitude += static_cast<double>(f32[i]) * f32[i];
+  }
+  EXPECT_GT(error, 0.0);
+  EXPECT_LT(error, 0.01 * magnitude);
+}
+
+TEST(GgufModelTest, PlainFloatsTakeF32Activations) {
+  ModelConfig config = LoadModelConfig(kMixed);
+  EXPECT_TRUE(HasGgufExperts(config));
+  EXPECT_TRUE(AllGgufExpertsInBlocks(config));
+  ASSERT_EQ(config.gguf_types.count("blk.0.ffn_up_exps.weight"), size_t{1});
+  config.gguf_types["blk.0.ffn_up_exps.weight"] = FindGgufType("F16")->id;
+  EXPECT_TRUE(HasGgufExperts(config));
+  EXPECT_FALSE(AllGgufExpertsInBlocks(config));
+
+  PackedMatrix gate = {nullptr, WeightType::kGguf, 16, 256};
+  PackedMatrix up = gate;
+  TakeSameActivations({&gate, &up});
+  EXPECT_EQ(gate.type, WeightType::kGguf);
+  up.type = WeightType::kGgufF32;
+  TakeSameActivations({&gate, &up});
+  EXPECT_EQ(gate.type, WeightType::kGgufF32);
 }
 
 // --- configurations

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "core/base/hash.h"
+#include "serving/model/fp8_weights.h"
 #include "tests/serving/model/model_harness.h"
 
 namespace moesaic {
@@ -99,7 +100,8 @@ HashLines ComputeHashes() {
       for (const WeightTraits& traits : kWeightTypes) {
         const WeightType type = traits.type;
         if (type == WeightType::kMxfp4 && !mxfp4) continue;
-        if (type == WeightType::kGguf) continue;  // of other files
+        if (IsGguf(type)) continue;  // of other files
+        if (type == WeightType::kFp8 && !HasFp8Experts(config)) continue;
         options.weight_type = type;
         options.kv_type = type == WeightType::kF32 ? WeightType::kF32 : WeightType::kBf16;
         enter(options);
@@ -138,8 +140,19 @@ TEST(GoldenHashesTest, LogitsAreThoseOfEarlierCommits) {
       std::printf("SKIPPED: no hashes of class %s are recorded in %s\n", name.c_str(), kHashFile);
       continue;
     }
+    std::string unknown;
     for (const auto& [key, hash] : computed) {
       if (!key.starts_with(name + " ")) continue;
+      // Of fixtures that were made where there is no such CPU.
+      const std::string of_model = key.substr(0, key.find(' ', name.size() + 1) + 1);
+      const auto of_file = expected.lower_bound(of_model);
+      if (of_file == expected.end() || !of_file->first.starts_with(of_model)) {
+        if (of_model != unknown) {
+          std::printf("SKIPPED: no hashes of %sare recorded in %s\n", of_model.c_str(), kHashFile);
+        }
+        unknown = of_model;
+        continue;
+      }
       const auto found = expected.find(key);
       ASSERT_NE(found, expected.end()) << key << " is not in " << kHashFile;
       EXPECT_EQ(hash, found->second) << key;

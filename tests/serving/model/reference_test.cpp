@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels/cpu/isas.h"
+#include "serving/model/fp8_weights.h"
 #include "serving/model/sampler.h"
 #include "tests/serving/model/model_harness.h"
 #include "tests/serving/model/reference_util.h"
@@ -28,13 +29,14 @@ std::vector<std::string> ModelDirs() {
   return dirs;
 }
 
-// bf16 checkpoints run on bf16 weights, which are exact; others on f32 weights.
+// bf16 checkpoints run on bf16 weights and fp8 ones on fp8, which are exact; others on f32 weights.
 HarnessOptions OptionsFor(const std::string& dir, Isa isa, const Reference& reference) {
   HarnessOptions options;
   options.isa = isa;
   const ModelConfig config = LoadModelConfig(dir);
   options.weight_type =
       config.checkpoint_dtype == DType::kBF16 ? WeightType::kBf16 : WeightType::kF32;
+  if (HasFp8Experts(config)) options.weight_type = WeightType::kFp8;
   // The f32 path is the reference path: nothing is rounded after the weights.
   options.kv_type =
       KernelsFor(isa).numerics == NumericsClass::kF32 ? WeightType::kF32 : WeightType::kBf16;

@@ -81,6 +81,35 @@ TEST(MachineOptionsTest, RulesNameNodesThatThisMachineHas) {
   EXPECT_EQ(OptionsOnMachine(asked, machine).place, asked.place);
 }
 
+TEST(MachineOptionsTest, WeightsOfAutoAreWhatTheCheckpointHas) {
+  const auto asked = [](const char* model) {
+    EngineOptions options;
+    options.model = std::string(MOESAIC_TEST_DATA_DIR "/") + model;
+    return options;
+  };
+  const auto chosen = [](const EngineOptions& options) {
+    return OptionsOnMachine(options, MadeUpMachine()).dtype;
+  };
+  EXPECT_EQ(chosen(asked("models/deepseek_v3_fp8")), WeightType::kFp8);
+  EXPECT_EQ(chosen(asked("models/glm4_moe_fp8")), WeightType::kFp8);
+  EXPECT_EQ(chosen(asked("models/gpt_oss_mxfp4")), WeightType::kMxfp4);
+  // Its blocks are 32 columns wide.
+  EXPECT_EQ(chosen(asked("fp8/qwen3_moe")), std::nullopt);
+  EngineOptions kept = asked("models/minimax_m2_fp8");
+  kept.dtype = WeightType::kBf16;
+  EXPECT_EQ(chosen(kept), WeightType::kBf16);
+  for (const char* const model : {"fp8/qwen3_moe", "models/minimax_m2_bf16_rotary_dim"}) {
+    EngineOptions fp8 = asked(model);
+    fp8.dtype = WeightType::kFp8;
+    try {
+      chosen(fp8);
+      ADD_FAILURE() << model << " was accepted";
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("--dtype fp8"), std::string::npos) << error.what();
+    }
+  }
+}
+
 TEST(MachineOptionsTest, AModelThatIsNotThereIsSaid) {
   EngineOptions asked;
   asked.model = "/nonexistent/model";

@@ -1,0 +1,12 @@
+// The parts of the module, one function for each file.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace moesaic::python {
+
+void BindEngine(nanobind::module_& module);
+void BindJobs(nanobind::module_& module);
+void BindTraces(nanobind::module_& module);
+
+}  // namespace moesaic::python

@@ -1,0 +1,343 @@
+// Products with GGUF's blocks and int8 activations (PackedMatrix, kGguf). Included after Vec16,
+// ByteLine, Ints16 (ints_*.h) and math.h.
+//
+// The products of the 16 or 32 inputs of a scale are summed exactly, in integers below 2^24. For
+// each 128 inputs, a group of activations, these sums times their scales, and the sums of
+// activations times the addends, are added in f32, ascending, from zero; that times the scale of
+// the activations is added to the output, groups ascending. So every instruction set, tile and
+// range of panels gives the same bits.
+#pragma once
+
+#include "kernels/cpu/internal/gguf_widen.h"
+#include "kernels/cpu/internal/math.h"
+#include "kernels/cpu/internal/plain_rows.h"
+
+namespace moesaic {
+namespace {
+
+// What a tile prefetches of each panel with each group of inputs.
+struct GgufIntAhead {
+  const std::byte* from[4];
+  int64_t lines;
+};
+
+// Adds `inputs` products, from `first` on, to outs[p][m * 16 ..] of M rows and P panels.
+template <int64_t kGroup, bool kAddends, int M, int P>
+void GgufIntTile(const std::byte* const* x_rows, int64_t k, int64_t first, int64_t inputs,
+                 const WidePanel* wide, const GgufIntAhead& ahead, float* const* outs) {
+  const std::byte* next[P];
+  MOESAIC_UNROLL
+  for (int p = 0; p < P; ++p) next[p] = ahead.from[p];
+  constexpr auto kGroupLines = static_cast<int>(kGroup / 4);
+  for (int64_t base = 0; base < inputs; base += kQuantGroup) {
+    const int8_t* x[M];
+    const int32_t* corrections[M];
+    Vec16 sums[M][P];
+    MOESAIC_UNROLL
+    for (int m = 0; m < M; ++m) {
+      x[m] = reinterpret_cast<const int8_t*>(x_rows[m]) + first + base;
+      corrections[m] = reinterpret_cast<const int32_t*>(x_rows[m] + GroupSumsOffset(k, kGroup)) +
+                       (first + base) / kGroup;
+      MOESAIC_UNROLL
+      for (int p = 0; p < P; ++p) sums[m][p] = Zero();
+    }
+    const std::byte* w[P];
+    MOESAIC_UNROLL
+    for (int p = 0; p < P; ++p) w[p] = wide[p].lines + base / 4 * kLineBytes;
+    const int64_t groups = MinOf(inputs - base, kQuantGroup) / kGroup;
+    for (int64_t g = 0; g < groups; ++g) {
+      for (int64_t line = 0; line < ahead.lines; ++line) {
+        MOESAIC_UNROLL
+        for (int p = 0; p < P; ++p) {
+          __builtin_prefetch(next[p]);
+          next[p] += kLineBytes;
+        }
+      }
+      Ints16 dots[M][P];
+      MOESAIC_UNROLL
+      for (int m = 0; m < M; ++m) {
+        MOESAIC_UNROLL
+        for (int p = 0; p < P; ++p) dots[m][p] = StartOfGroup(kAddends ? 0 : corrections[m][g]);
+      }
+      MOESAIC_UNROLL
+      for (int line = 0; line < kGroupLines; ++line) {
+        WeightBytes weights[P];
+        MOESAIC_UNROLL
+        for (int p = 0; p < P; ++p) {
+          weights[p] =
+              kAddends ? SmallBytes(w[p] + line * kLineBytes) : Bytes(w[p] + line * kLineBytes);
+        }
+        MOESAIC_UNROLL
+        for (int m = 0; m < M; ++m) {
+          const FourBytes four = LoadFour(x[m] + 4 * line);
+          MOESAIC_UNROLL
+          for (int p = 0; p < P; ++p) dots[m][p] = DotAdd(dots[m][p], weights[p], four);
+        }
+      }
+      MOESAIC_UNROLL
+      for (int p = 0; p < P; ++p) {
+        const int64_t at = base / kGroup + g;
+        const Vec16 scale = Load(wide[p].scales[at]);
+        MOESAIC_UNROLL
+        for (int m = 0; m < M; ++m) sums[m][p] = Fma(ToFloats(dots[m][p]), scale, sums[m][p]);
+        if constexpr (kAddends) {
+          const Vec16 addend = Load(wide[p].addends[at]);
+          MOESAIC_UNROLL
+          for (int m = 0; m < M; ++m) {
+            sums[m][p] = Fma(Set(static_cast<float>(corrections[m][g])), addend, sums[m][p]);
+          }
+        }
+      }
+      MOESAIC_UNROLL
+      for (int m = 0; m < M; ++m) x[m] += kGroup;
+      MOESAIC_UNROLL
+      for (int p = 0; p < P; ++p) w[p] += kGroupLines * kLineBytes;
+    }
+    MOESAIC_UNROLL
+    for (int m = 0; m < M; ++m) {
+      const auto* of =
+          reinterpret_cast<const ActivationScale*>(x_rows[m] + ActivationScalesOffset(k));
+      const Vec16 scale = Set(of[(first + base) / kQuantGroup].scale);
+      MOESAIC_UNROLL
+      for (int p = 0; p < P; ++p) {
+        float* const out = outs[p] + m * kLanes;
+        Store(out, Fma(sums[m][p], scale, Load(out)));
+      }
+    }
+  }
+}
+
+template <uint32_t kId>
+constexpr auto kGgufGroup = static_cast<int>(GgufKindOf(kId).group);
+template <uint32_t kId>
+constexpr bool kGgufAddends = GgufKindOf(kId).addends;
+// Groups that a scale of activations has.
+template <uint32_t kId>
+constexpr int kGgufGroups = static_cast<int>(kQuantGroup) / kGgufGroup<kId>;
+
+// The same of one row, with whole numbers that go from the panels into registers.
+template <uint32_t kId, int P>
+void GgufIntRow(const std::byte* x_row, int64_t k, int64_t first, int64_t inputs,
+                const GgufPanel* panels, const WidePanel* wide, const GgufIntAhead& ahead,
+                float* const* outs) {
+  const auto* x = reinterpret_cast<const int8_t*>(x_row) + first;
+  const auto* corrections =
+      reinterpret_cast<const int32_t*>(x_row + GroupSumsOffset(k, kGgufGroup<kId>)) +
+      first / kGgufGroup<kId>;
+  const auto* scales = reinterpret_cast<const ActivationScale*>(x_row + ActivationScalesOffset(k)) +
+                       first / kQuantGroup;
+  const std::byte* next[P];
+  const std::byte* body[P];
+  Vec16 sums[P];
+  MOESAIC_UNROLL
+  for (int p = 0; p < P; ++p) {
+    next[p] = ahead.from[p];
+    body[p] = GgufBodyOf<kId>(panels[p], first);
+    sums[p] = Zero();
+  }
+  // Group g of the step, which begins with line kFirst of its block.
+  const auto add_group = [&](auto first_line, int64_t g) MOESAIC_BODY {
+    for (int64_t line = 0; line < ahead.lines; ++line) {
+      MOESAIC_UNROLL
+      for (int p = 0; p < P; ++p) {
+        __builtin_prefetch(next[p]);
+        next[p] += kLineBytes;
+      }
+    }
+    const int32_t correction = corrections[g];
+    Ints16 dots[P];
+    MOESAIC_UNROLL
+    for (int p = 0; p < P; ++p) dots[p] = StartOfGroup(kGgufAddends<kId> ? 0 : correction);
+    ForEach<kGgufGroup<kId> / 4>([&](auto of) MOESAIC_BODY {
+      constexpr int kLine = decltype(of)::value;
+      const FourBytes four = LoadFour(x + g * kGgufGroup<kId> + 4 * kLine);
+      MOESAIC_UNROLL
+      for (int p = 0; p < P; ++p) {
+        const ByteLine level = LevelLine<kId, decltype(first_line)::value + kLine>(body[p]);
+        dots[p] = DotAdd(dots[p], kGgufAddends<kId> ? SmallWeights(level) : WeightsOf(level), four);
+      }
+    });
+    MOESAIC_UNROLL
+    for (int p = 0; p < P; ++p) {
+      sums[p] = Fma(ToFloats(dots[p]), Load(wide[p].scales[g]), sums[p]);
+      if constexpr (kGgufAddends<kId>) {
+        sums[p] = Fma(Set(static_cast<float>(correction)), Load(wide[p].addends[g]), sums[p]);
+      }
+    }
+  };
+  const auto end_of_128 = [&](int64_t of) MOESAIC_BODY {
+    const Vec16 scale = Set(scales[of].scale);
+    MOESAIC_UNROLL
+    for (int p = 0; p < P; ++p) {
+      Store(outs[p], Fma(sums[p], scale, Load(outs[p])));
+      sums[p] = Zero();
+    }
+  };
+  if constexpr (kGgufBlockInputs<kId> == kGgufStep) {
+    ForEach<static_cast<int>(kGgufStep) / kGgufGroup<kId>>([&](auto group) MOESAIC_BODY {
+      constexpr int g = decltype(group)::value;
+      add_group(Index<g * kGgufGroup<kId> / 4>{}, g);
+      if constexpr (g % kGgufGroups<kId> == kGgufGroups<kId> - 1) end_of_128(g / kGgufGroups<kId>);
+    });
+  } else {
+    const int64_t groups = inputs / kGgufGroup<kId>;
+    for (int64_t g = 0; g < groups; ++g) {
+      add_group(Index<0>{}, g);
+      MOESAIC_UNROLL
+      for (int p = 0; p < P; ++p) body[p] += GgufLayoutOf(kId)->body_lines * kLineBytes;
+      if (g % kGgufGroups<kId> == kGgufGroups<kId> - 1 || g == groups - 1) {
+        end_of_128(g / kGgufGroups<kId>);
+      }
+    }
+  }
+}
+
+template <int64_t kGroup, bool kAddends, int M = kGgufTileRows>
+void GgufIntTileRows(int64_t m, int64_t panels, const std::byte* const* x, int64_t k, int64_t first,
+                     int64_t inputs, const WidePanel* wide, GgufIntAhead ahead,
+                     float* const* outs) {
+  if constexpr (M > 1) {
+    if (m < M) {
+      return GgufIntTileRows<kGroup, kAddends, M - 1>(m, panels, x, k, first, inputs, wide, ahead,
+                                                      outs);
+    }
+  }
+  constexpr int kPanels = GgufTilePanels(M);
+  int64_t p = 0;
+  for (; p + kPanels <= panels; p += kPanels) {
+    GgufIntTile<kGroup, kAddends, M, kPanels>(x, k, first, inputs, wide + p, ahead, outs + p);
+  }
+  if constexpr (kPanels > 1) {
+    for (; p < panels; ++p) {
+      ahead.from[0] = ahead.from[p];
+      GgufIntTile<kGroup, kAddends, M, 1>(x, k, first, inputs, wide + p, ahead, outs + p);
+    }
+  }
+}
+
+// For MatmulOf and GateUpOf.
+struct GgufIntProduct : PlainRows<48> {
+  static constexpr ActivationType kActivations = ActivationType::kInt8Sums;
+  static constexpr int64_t kTileRows = kGgufTileRows;
+  static constexpr int64_t kLargeColumns = 4;
+  static constexpr int64_t kMaxColumns = kLargeColumns;
+  static_assert(kChunkRows % kTileRows == 0);
+
+  MOESAIC_INLINE static int64_t ColumnsFor(int64_t, const PanelShape&) { return kMaxColumns; }
+
+  static void Columns(const std::byte* const* x, int64_t m, const std::byte* const* w,
+                      int64_t columns, const PanelShape& shape, int64_t next_bytes, std::byte*,
+                      float* sums) {
+    // Panels of a pass over the inputs are of one kind, and not more than a tile has.
+    const GgufForm* const forms = shape.forms;
+    const bool same = forms[0].id == forms[1].id;
+    const int64_t most = GgufTilePanels(static_cast<int>(MinOf(m, kTileRows)));
+    const int64_t stride = same ? 1 : 2;
+    for (int64_t start = 0; start < stride; ++start) {
+      for (int64_t c = start; c < columns; c += most * stride) {
+        Panels panels;
+        while (panels.count < most && c + panels.count * stride < columns) {
+          const int64_t column = c + panels.count * stride;
+          panels.data[panels.count] = w[column];
+          panels.outs[panels.count++] = sums + column * m * kLanes;
+        }
+        if constexpr (kGgufRowTile) {
+          if (m == 1) {
+            RowOf(x[0], panels, forms[start], shape.k, next_bytes);
+            continue;
+          }
+        }
+        PassOf(x, m, panels, forms[start], shape.k, next_bytes);
+      }
+    }
+  }
+
+ private:
+  struct Panels {
+    int64_t count = 0;
+    const std::byte* data[kMaxColumns];
+    float* outs[kMaxColumns];
+  };
+
+  static void RowOf(const std::byte* x, const Panels& panels, const GgufForm& form, int64_t k,
+                    int64_t next_bytes) {
+    constexpr int kPanels = GgufTilePanels(1);
+    for (int64_t p = 0; p < panels.count; ++p) Store(panels.outs[p], Zero());
+    WithGgufType(form.id, [&](auto type) {
+      constexpr uint32_t kId = decltype(type)::value;
+      int64_t p = 0;
+      for (; p + kPanels <= panels.count; p += kPanels) {
+        RowOfPanels<kId, kPanels>(x, panels, p, form, k, next_bytes);
+      }
+      if constexpr (kPanels > 1) {
+        for (; p < panels.count; ++p) RowOfPanels<kId, 1>(x, panels, p, form, k, next_bytes);
+      }
+    });
+  }
+
+  template <uint32_t kId, int P>
+  static void RowOfPanels(const std::byte* x, const Panels& panels, int64_t at,
+                          const GgufForm& form, int64_t k, int64_t next_bytes) {
+    WidePanel wide[P];
+    GgufPanel from[P];
+    for (int p = 0; p < P; ++p) {
+      from[p] = {panels.data[at + p], k / form.values, -1.0f / kGgufZero};
+    }
+    for (int64_t first = 0; first < k; first += kGgufStep) {
+      const int64_t inputs = MinOf(k - first, kGgufStep);
+      GgufIntAhead ahead = {};
+      for (int p = 0; p < P; ++p) {
+        const GgufAhead of = AheadOfStep(from[p].data, form, k, first, inputs, next_bytes);
+        ahead.from[p] = of.from;
+        ahead.lines = CeilDiv(of.lines, inputs / GgufKindOf(kId).group);
+        ScalesOfGguf<kId>(from[p], first, inputs, wide[p]);
+      }
+      GgufIntRow<kId, P>(x, k, first, inputs, from, wide, ahead, panels.outs + at);
+    }
+  }
+
+  static void PassOf(const std::byte* const* x, int64_t m, const Panels& panels,
+                     const GgufForm& form, int64_t k, int64_t next_bytes) {
+    WidePanel wide[kMaxColumns];
+    const GgufKind kind = GgufKindOf(form.id);
+    const int64_t blocks = k / form.values;
+    for (int64_t p = 0; p < panels.count; ++p) {
+      __builtin_memset(panels.outs[p], 0, static_cast<size_t>(m * kLineBytes));
+    }
+    const int64_t tiles = CeilDiv(m, kTileRows);
+    for (int64_t first = 0; first < k; first += kGgufStep) {
+      const int64_t inputs = MinOf(k - first, kGgufStep);
+      GgufIntAhead ahead;
+      int64_t lines = 0;
+      for (int64_t p = 0; p < panels.count; ++p) {
+        const GgufAhead of = AheadOfStep(panels.data[p], form, k, first, inputs, next_bytes);
+        ahead.from[p] = of.from;
+        lines = of.lines;
+        // What the corrections are 128 times too large for is in the addends.
+        WidenGguf(form.id, {panels.data[p], blocks, -1.0f / kGgufZero}, first, inputs, wide[p]);
+      }
+      for (int64_t tile = 0; tile < tiles; ++tile) {
+        const int64_t begin = tile * m / tiles;
+        const int64_t rows = (tile + 1) * m / tiles - begin;
+        float* outs[kMaxColumns];
+        for (int64_t p = 0; p < panels.count; ++p) outs[p] = panels.outs[p] + begin * kLanes;
+        // The tiles share the lines.
+        ahead.lines = CeilDiv(lines, inputs / kind.group * (tiles - tile));
+        const auto run = [&](auto product) {
+          product(rows, panels.count, x + begin, k, first, inputs, wide, ahead, outs);
+        };
+        if (kind.group == 32) {
+          run(kind.addends ? GgufIntTileRows<32, true> : GgufIntTileRows<32, false>);
+        } else {
+          run(kind.addends ? GgufIntTileRows<16, true> : GgufIntTileRows<16, false>);
+        }
+        const int64_t done = MinOf(lines, ahead.lines * (inputs / kind.group));
+        lines -= done;
+        for (int64_t p = 0; p < panels.count; ++p) ahead.from[p] += done * kLineBytes;
+      }
+    }
+  }
+};
+
+}  // namespace
+}  // namespace moesaic

@@ -1,0 +1,85 @@
+#!/usr/bin/env python3
+"""What the Python module costs: decode by LLM.generate beside `moesaic bench` in turn, and the loop's CPU time of a stream.
+
+    PYTHONPATH=build/release/python scripts/python_bench.py [MODEL] [--runs 5] [--batch 1]
+
+The rates are wall clock and want a machine of their own; a stream's is CPU time of the thread that runs the loop.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import subprocess
+import time
+
+import moesaic
+from moesaic import AsyncLLM, LLM, RequestOutputKind, SamplingParams
+from moesaic._engine import command
+
+OUTPUT_TOKENS = 128  # as moesaic bench
+SAMPLES = 5
+
+
+def bench_rate(model, batch):
+    arguments = [command(), "bench", model, "--prompt-tokens", "0", "--batch", str(batch), "--json"]
+    result = json.loads(subprocess.run(arguments, check=True, capture_output=True, text=True).stdout)
+    return next(row["tokens_per_s"] for row in result if row["test"].startswith("tg"))
+
+
+def generate_rate(llm, batch):
+    """Tokens a second of all but each answer's first token; the median of as many samples as `moesaic bench` takes."""
+    params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=1 + OUTPUT_TOKENS)
+    rates = []
+    for _ in range(SAMPLES):
+        prompts = [[random.randrange(1000) for _ in range(2)] for _ in range(batch)]
+        began = time.perf_counter()
+        llm.generate(prompts, params)
+        rates.append(batch * OUTPUT_TOKENS / (time.perf_counter() - began))
+    return statistics.median(rates)
+
+
+async def stream_cpu_us(model, streams, kind):
+    """CPU microseconds of the loop's thread for each token, and tokens for each output."""
+    params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=512, output_kind=kind)
+    outputs = 0
+
+    async def read(llm):
+        nonlocal outputs
+        async for _ in llm.generate("The old man", params):
+            outputs += 1
+
+    async with AsyncLLM(model) as llm:
+        await read(llm)
+        outputs = 0
+        began = time.thread_time()
+        await asyncio.gather(*(read(llm) for _ in range(streams)))
+        spent = time.thread_time() - began
+    return spent / (512 * streams) * 1e6, 512 * streams / outputs
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", nargs="?", default="models/sample")
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--batch", type=int, default=1)
+    options = parser.parse_args()
+    for kind in (RequestOutputKind.DELTA, RequestOutputKind.CUMULATIVE):
+        for streams in (1, 16):
+            runs = [asyncio.run(stream_cpu_us(options.model, streams, kind)) for _ in range(options.runs)]
+            us = statistics.median(run[0] for run in runs)
+            per_output = statistics.median(run[1] for run in runs)
+            print(f"stream, {kind.name}, {streams} at once: {us:.1f} us of the loop's CPU a token, {per_output:.2f} tokens an output")
+    pairs = []
+    with LLM(options.model) as llm:
+        generate_rate(llm, options.batch)
+        for _ in range(options.runs):
+            pairs.append((generate_rate(llm, options.batch), bench_rate(options.model, options.batch)))
+    ours, bench = (statistics.median(column) for column in zip(*pairs))
+    ratio = statistics.median(a / b for a, b in pairs)
+    print(f"moesaic {moesaic.__version__}, batch {options.batch}: generate {ours:.1f} tokens/s, moesaic bench {bench:.1f}, ratio {ratio:.3f}")
+
+
+if __name__ == "__main__":
+    main()
