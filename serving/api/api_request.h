@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "serving/api/chat_input.h"
+#include "serving/api/keep_alive.h"
 #include "serving/api/output_format.h"
 
 namespace moesaic {
@@ -32,7 +33,8 @@ struct SamplingFields {
 
 // What completions and chat completions have in common.
 struct ApiRequest {
-  std::string model;  // empty: not named
+  std::string model;                    // empty: not named
+  std::optional<KeepAlive> keep_alive;  // how long the model stays loaded behind it
   SamplingFields sampling;
   std::optional<int32_t> max_tokens;
   std::string max_tokens_name = "max_tokens";  // as the client spelt it

@@ -9,7 +9,6 @@ enum class ModelState {
   kUnloaded,  // a request for it loads it
   kLoading,
   kResident,
-  kShrunk,  // resident, with fewer experts than it had: others need the memory more
   kFailed,  // it could not be loaded; a request to load it tries again
 };
 
@@ -21,8 +20,6 @@ constexpr std::string_view ModelStateName(ModelState state) {
       return "loading";
     case ModelState::kResident:
       return "resident";
-    case ModelState::kShrunk:
-      return "shrunk";
     case ModelState::kFailed:
       break;
   }

@@ -56,7 +56,7 @@ void ParseOllamaCommon(RequestFields& fields, ApiRequest& request) {
   if (fields.Bool("logprobs").value_or(false)) {
     throw BadParam("logprobs", "logprobs is not supported here; /v1/chat/completions has it.");
   }
-  fields.Find("keep_alive");  // the model stays loaded
+  request.keep_alive = ReadKeepAlive(fields);
 }
 
 void RefuseImages(RequestFields& fields) {

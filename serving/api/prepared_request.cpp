@@ -114,6 +114,7 @@ PreparedRequest Finish(const ApiRequest& fields, const ServedModel& model,
   result.requests = BuildEngineRequests(fields, spec.prompts, limits);
   result.spell = MakeTokenSpeller(engine.tokenizer(), fields.skip_special_tokens);
   result.stream = fields.stream;
+  result.keep_alive = fields.keep_alive;
   result.unknown_fields = fields.unknown_fields;
   spec.dialect = options.dialect;
   spec.id = MakeRandomId(IdPrefix(options.dialect));

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "serving/api/api_output.h"
+#include "serving/api/keep_alive.h"
 #include "serving/api/served_model.h"
 #include "serving/engine/request.h"
 
@@ -21,6 +22,7 @@ struct PreparedRequest {
   ApiOutputSpec spec;
   TokenSpeller spell;
   bool stream = false;
+  std::optional<KeepAlive> keep_alive;
   std::vector<std::string> unknown_fields;
 };
 

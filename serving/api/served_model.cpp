@@ -23,8 +23,7 @@ std::shared_ptr<GrammarCompiler> MakeGrammars(std::shared_ptr<Engine> engine) {
 ModelTable::ModelTable(std::vector<ServedModel> models) : models_(std::move(models)) {
   for (size_t i = 0; i < models_.size(); ++i) {
     const ModelState state = models_[i].state;
-    CHECK((models_[i].engine != nullptr) ==
-          (state == ModelState::kResident || state == ModelState::kShrunk));
+    CHECK((models_[i].engine != nullptr) == (state == ModelState::kResident));
     if (models_[i].names.empty()) {
       Fail(ErrorKind::kInvalidArgument, "model {} of this server has no name to be served under",
            i);

@@ -32,6 +32,7 @@ struct ServedModel {
   // Null: there is no structured output; shared likewise.
   std::shared_ptr<GrammarCompiler> grammars = nullptr;
   ModelState state = ModelState::kResident;
+  uint64_t memory_bytes = 0;  // that it was given; 0: not told
   std::string why_failed = {};
 };
 

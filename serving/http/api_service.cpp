@@ -15,6 +15,8 @@
 #include "serving/http/completion_call.h"
 #include "serving/http/error_response.h"
 #include "serving/http/live_call.h"
+#include "serving/http/model_events_call.h"
+#include "serving/http/model_order_call.h"
 #include "serving/http/page.h"
 #include "serving/http/request_experts_call.h"
 #include "serving/text/tokenizer.h"
@@ -24,18 +26,6 @@ namespace {
 
 constexpr size_t kMaxReportedFields =
     100;  // a client that invents names must not fill memory or log
-
-// As llama.cpp's router has it; its "loaded" is our resident or shrunk.
-Json StatusJson(const ServedModel& model) {
-  Json status = Json::object();
-  status["value"] = model.engine != nullptr ? "loaded" : ModelStateName(model.state);
-  status["state"] = ModelStateName(model.state);
-  if (model.state == ModelState::kFailed) {
-    status["failed"] = true;
-    status["reason"] = model.why_failed;
-  }
-  return status;
-}
 
 Json ModelJson(const ServedModel& model, const std::string& name) {
   Json json = Json::object();
@@ -48,7 +38,8 @@ Json ModelJson(const ServedModel& model, const std::string& name) {
   // What the context comes to is known once it is loaded.
   json["max_model_len"] =
       model.engine != nullptr ? Json(model.engine->max_context_tokens()) : Json(nullptr);
-  json["status"] = StatusJson(model);
+  json["status"] =
+      StatusJson({model.names.front(), model.state, model.memory_bytes, model.why_failed});
   // What Anthropic's clients read of the same route.
   json["type"] = "model";
   json["display_name"] = name;
@@ -333,6 +324,13 @@ std::shared_ptr<Call> ApiService::Handle(std::shared_ptr<Exchange> exchange) {
     return call;
   }
   const ModelSource source = [this, key] { return ModelsFor(key.get()); };
+  if (match->route == Route::kModelEvents && call_context_.models != nullptr &&
+      request.method == "GET") {
+    auto call = std::make_shared<ModelEventsCall>(call_context_, source, std::move(exchange),
+                                                  [this] { return draining(); });
+    call->Start();
+    return call;
+  }
   const bool events = match->route == Route::kLiveEvents;
   if ((events || match->route == Route::kLiveSnapshot) && table != nullptr) {
     auto call = std::make_shared<LiveCall>(source, std::move(exchange), events,
@@ -358,6 +356,12 @@ std::shared_ptr<Call> ApiService::Handle(std::shared_ptr<Exchange> exchange) {
     return nullptr;
   }
   CHECK(table != nullptr);
+  if (match->route == Route::kLoadModel || match->route == Route::kUnloadModel) {
+    auto call = std::make_shared<ModelOrderCall>(call_context_, source, std::move(exchange),
+                                                 match->route == Route::kLoadModel);
+    call->Start();
+    return call;
+  }
   if (const BodyAnswer answer = AnswerOf(match->route)) {
     auto call = std::make_shared<BodyCall>(call_context_, source, std::move(exchange), answer);
     call->Start();
@@ -430,6 +434,7 @@ HttpResponse ApiService::AnswerOfModels(const RouteMatch& match, const ModelTabl
     response.body = OllamaModels(*table, match.route == Route::kOllamaPs);
     return response;
   }
+  if (match.route == Route::kModelEvents) return ErrorResponse(OneModel(), match.label);
   if (match.route == Route::kModels) return JsonResponse(ModelsJson(*table));
   const ServedModel* const model = table->Find(match.model);
   if (match.route == Route::kTokenizerInfo && !table->models().empty()) {

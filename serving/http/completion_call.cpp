@@ -87,7 +87,8 @@ std::unique_ptr<CompletionCall::Submitted> CompletionCall::Prepare(const std::st
 
   auto result = std::make_unique<Submitted>();
   result->model = std::make_shared<const ServedModel>(*prepared.model);
-  if (context_.models != nullptr) context_.models->Touch(prepared.model->names.front());
+  if (context_.models != nullptr)
+    context_.models->Touch(prepared.model->names.front(), prepared.keep_alive);
   result->metrics = &context_.metrics.ForModel(prepared.model->names.front());
   result->stream = prepared.stream;
   result->deadline = options.deadline;

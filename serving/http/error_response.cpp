@@ -9,6 +9,13 @@
 
 namespace moesaic {
 
+ApiError OneModel() {
+  return ApiError(400, "invalid_request_error",
+                  "This server has one model, which stays loaded; several are served with `moesaic "
+                  "serve --models FILE`.",
+                  {}, "one_model");
+}
+
 ApiError RouteNotFound(std::string_view path) {
   return ApiError(
       404, "NotFoundError",

@@ -8,6 +8,9 @@
 
 namespace moesaic {
 
+// What is asked of a server whose only model is loaded once and stays (400).
+ApiError OneModel();
+
 ApiError RouteNotFound(std::string_view path);  // 404
 // In the shape of the API that `path` belongs to.
 HttpResponse ErrorResponse(const ApiError& error, std::string_view path);

@@ -20,6 +20,11 @@ constexpr Entry kEntries[] = {
     {"/version", Route::kVersion, false, false},
     {"/metrics", Route::kMetrics, false, false},
     {"/v1/models", Route::kModels, false, false},
+    {"/models", Route::kModels, false, false},
+    {"/models/events", Route::kModelEvents, false, false},
+    {"/models/sse", Route::kModelEvents, false, false},  // llama.cpp's name
+    {"/models/load", Route::kLoadModel, true, false, false, true},
+    {"/models/unload", Route::kUnloadModel, true, false, false, true},
     {"/v1/completions", Route::kCompletions, true, false},
     {"/v1/chat/completions", Route::kChatCompletions, true, false},
     {"/v1/responses", Route::kResponses, true, false},
@@ -137,6 +142,7 @@ std::string_view RootPage() {
          "POST /api/chat  /api/generate  /api/show, GET /api/tags  /api/ps  /api/version: "
          "Ollama's\n"
          "GET  /v1/models             the models served; /v1/models/{id} for one\n"
+         "POST /models/load  /models/unload, GET /models/events: of several models\n"
          "POST /tokenize              text or messages to token ids\n"
          "POST /detokenize            token ids to text\n"
          "GET  /tokenizer_info        the special tokens\n"

@@ -13,6 +13,8 @@
 namespace moesaic {
 namespace {
 
+constexpr int64_t kAskAgainNs = 20'000'000;
+
 bool IsBusy(const EngineStatus& status) { return status.running + status.waiting > 0; }
 
 std::vector<ModelRoster::Rules> RulesOf(const std::vector<ModelRegistry::Model>& models) {
@@ -38,7 +40,7 @@ ModelRegistry::ModelRegistry(uint64_t memory_bytes, std::vector<Model> models, L
     served.created_unix_s = std::time(nullptr);
     served.state = ModelState::kUnloaded;
     if (models_[i].start_bytes == 0) continue;
-    orders_.push_back({Order::Kind::kLoad, i, models_[i].start_bytes});
+    orders_.push_back({Order::Kind::kLoad, i, models_[i].start_bytes, nullptr});
     ++to_start_;
   }
 }
@@ -60,6 +62,14 @@ void ModelRegistry::Stop() {
   if (thread_.joinable()) thread_.join();
   graves_->Close();
   for (size_t i = 0; i < models_.size(); ++i) Tell(i, Stopping());
+  std::deque<Order> left;
+  {
+    MutexLock lock(mutex_);
+    left.swap(orders_);
+  }
+  for (const Order& order : left) {
+    if (order.done) order.done(Stopping());
+  }
 }
 
 bool ModelRegistry::WaitStarted(std::chrono::steady_clock::time_point until) {
@@ -100,18 +110,73 @@ void ModelRegistry::Load(std::string_view name, Done done) {
     } else if (!roster_.models()[*model].loaded()) {
       waiting_[*model].push_back(std::move(done));
       // While others wait for it, it is on its way.
-      if (waiting_[*model].size() == 1) orders_.push_back({Order::Kind::kLoad, *model, 0});
+      if (waiting_[*model].size() == 1) orders_.push_back({Order::Kind::kLoad, *model, 0, nullptr});
     }
   }
   if (done) return done(why_not);
   graves_->Wake();
 }
 
-void ModelRegistry::Touch(std::string_view name) {
+void ModelRegistry::Unload(std::string_view name, Done done) {
+  const std::optional<size_t> model = Find(name);
+  if (!model) return done(ModelNotFound(name));
+  {
+    MutexLock lock(mutex_);
+    if (!stop_) orders_.push_back({Order::Kind::kUnload, *model, 0, std::exchange(done, nullptr)});
+  }
+  if (done) return done(Stopping());
+  graves_->Wake();
+}
+
+void ModelRegistry::Touch(std::string_view name, std::optional<KeepAlive> keep_alive) {
   const std::optional<size_t> model = Find(name);
   if (!model) return;
-  MutexLock lock(mutex_);
-  roster_.Use(*model, NowNs());
+  {
+    MutexLock lock(mutex_);
+    // What is loaded at start stays as the server was told.
+    const bool may_say = roster_.models()[*model].rules.may_leave;
+    std::optional<int64_t> idle_ns;
+    if (keep_alive && may_say) idle_ns = keep_alive->count();
+    roster_.Use(*model, NowNs(), idle_ns);
+    if (!idle_ns) return;
+  }
+  graves_->Wake();  // it may be due earlier than was thought
+}
+
+std::vector<ModelStatus> ModelRegistry::Statuses() const {
+  std::vector<ModelStatus> statuses;
+  for (size_t i = 0; i < models_.size(); ++i) {
+    const ModelRoster::Model& model = roster_.models()[i];
+    statuses.push_back({models_[i].names.front(), model.state, model.bytes, model.why_failed});
+  }
+  return statuses;
+}
+
+uint64_t ModelRegistry::Watch(Watcher watcher) {
+  MutexLock watch_lock(watch_mutex_);
+  for (const ModelStatus& status : told_) watcher(status);
+  watchers_.emplace(++last_watch_, std::move(watcher));
+  return last_watch_;
+}
+
+void ModelRegistry::Unwatch(uint64_t watch) {
+  MutexLock watch_lock(watch_mutex_);
+  watchers_.erase(watch);
+}
+
+void ModelRegistry::TellWatchers() {
+  MutexLock watch_lock(watch_mutex_);
+  std::vector<ModelStatus> now;
+  {
+    MutexLock lock(mutex_);
+    now = Statuses();
+  }
+  told_.resize(now.size());
+  for (size_t i = 0; i < now.size(); ++i) {
+    if (now[i] == told_[i]) continue;
+    told_[i] = now[i];
+    for (const auto& [number, watcher] : watchers_) watcher(now[i]);
+  }
 }
 
 std::vector<uint8_t> ModelRegistry::Busy() const {
@@ -133,12 +198,15 @@ void ModelRegistry::Main() {
       MutexLock lock(mutex_);
       if (stop_) return;
       if (!orders_.empty()) {
-        order = orders_.front();
+        order = std::move(orders_.front());
         orders_.pop_front();
       }
       idle_ns = roster_.NextIdleNs();
     }
-    if (order) {
+    if (order && order->kind == Order::Kind::kUnload) {
+      UnloadNow(order->model);
+      order->done(std::nullopt);
+    } else if (order) {
       LoadNow(*order);
     } else if (idle_ns <= NowNs()) {
       UnloadIdle();
@@ -242,6 +310,7 @@ void ModelRegistry::LoadNow(const Order& order) {
     });
     loaded.names = models_[model].names;
     loaded.state = ModelState::kResident;
+    loaded.memory_bytes = *bytes;
     MutexLock lock(mutex_);
     served_[model] = std::move(loaded);
     roster_.Loaded(model, NowNs());
@@ -289,8 +358,8 @@ void ModelRegistry::UnloadIdle() {
     if (!model) return;
     const EngineStatus status = served_[*model].engine->Status();
     if (IsBusy(status)) {
-      const ModelRoster::Model& rules = roster_.models()[*model];
-      roster_.Use(*model, NowNs(), rules.idle_ns);
+      // Its time begins when the request ends; asked again soon, but not all the time.
+      roster_.Use(*model, NowNs() + kAskAgainNs, roster_.models()[*model].idle_ns);
       return;
     }
   }
@@ -315,6 +384,7 @@ void ModelRegistry::PublishNow() {
     models = served_;
   }
   publish_(std::move(models));
+  TellWatchers();
 }
 
 }  // namespace moesaic

@@ -67,14 +67,18 @@ class ModelRegistry : public ModelManager {
 
   bool starting() const override;
   void Load(std::string_view name, Done done) override;
-  void Touch(std::string_view name) override;
+  void Unload(std::string_view name, Done done) override;
+  void Touch(std::string_view name, std::optional<KeepAlive> keep_alive) override;
+  uint64_t Watch(Watcher watcher) override;
+  void Unwatch(uint64_t watch) override;
 
  private:
   struct Order {
-    enum class Kind { kLoad };
+    enum class Kind { kLoad, kUnload };
     Kind kind = Kind::kLoad;
     size_t model = 0;
-    uint64_t bytes = 0;  // of kLoad: it is given so much; 0: what there is room for
+    uint64_t bytes = 0;   // of kLoad: it is given so much; 0: what there is room for
+    Done done = nullptr;  // of kUnload; who waits for a load is in waiting_
   };
 
   int64_t NowNs() const { return clock_.NowNs(); }
@@ -92,6 +96,8 @@ class ModelRegistry : public ModelManager {
   void EndEngines() EXCLUDES(mutex_);
   void Tell(size_t model, const std::optional<ApiError>& why_not) EXCLUDES(mutex_);
   void PublishNow() EXCLUDES(mutex_);
+  void TellWatchers() EXCLUDES(mutex_, watch_mutex_);
+  std::vector<ModelStatus> Statuses() const REQUIRES(mutex_);
   void Started() EXCLUDES(mutex_);
 
   const SteadyClock clock_;
@@ -110,6 +116,13 @@ class ModelRegistry : public ModelManager {
   std::vector<std::vector<Done>> waiting_ GUARDED_BY(mutex_);  // [models] for it to be loaded
   size_t to_start_ GUARDED_BY(mutex_) = 0;  // models that are to be loaded at start and are not yet
   bool stop_ GUARDED_BY(mutex_) = false;
+
+  // Before mutex_. Held while watchers are called, so that they see changes in order.
+  Mutex watch_mutex_;
+  std::map<uint64_t, Watcher> watchers_ GUARDED_BY(watch_mutex_);
+  uint64_t last_watch_ GUARDED_BY(watch_mutex_) = 0;
+  std::vector<ModelStatus> told_ GUARDED_BY(watch_mutex_);  // [models] what watchers know
+
   std::thread thread_;
 };
 

@@ -37,7 +37,7 @@ class ModelRoster {
     int64_t used_at_ns = 0;
     int64_t idle_ns = kNever;  // as the last request has it
     std::string why_failed;
-    bool loaded() const { return state == ModelState::kResident || state == ModelState::kShrunk; }
+    bool loaded() const { return state == ModelState::kResident; }
   };
 
   ModelRoster(uint64_t memory_bytes, std::vector<Rules> rules);

@@ -588,6 +588,12 @@ models:
         self.assertIn("`one`, `uno`, `two`", json.loads(body)["error"]["message"])
         metrics = server.request("GET", "/metrics")[1].decode()
         self.assertIn('moe_steps_total{model_name="two"}', metrics)
+        for order, state in (("unload", "unloaded"), ("load", "resident"), ("unload", "unloaded")):
+            status, body = server.request("POST", f"/models/{order}", {"model": "two"})
+            self.assertEqual((status, json.loads(body)), (200, {"success": True}))
+            listed = json.loads(server.request("GET", "/models")[1])["data"]
+            self.assertEqual([m["status"]["state"] for m in listed if m["id"] == "two"], [state])
+        self.assertEqual(self.complete(server, "two"), int8)
         code, log = server.stop()
         self.assertEqual(code, 0, log)
         self.assertEqual(sorted(os.listdir(states)), ["one.state", "two.state"])

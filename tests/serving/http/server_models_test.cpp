@@ -30,9 +30,39 @@ class TestManager : public ModelManager {
     waiting_.emplace_back(name, std::move(done));
     changed_.NotifyAll();
   }
-  void Touch(std::string_view name) override {
+  void Unload(std::string_view name, Done done) override {
+    Load("unload " + std::string(name), std::move(done));
+  }
+  void Touch(std::string_view name, std::optional<KeepAlive> keep_alive) override {
     MutexLock lock(mutex_);
     ++touched_[std::string(name)];
+    kept_.push_back(keep_alive.value_or(KeepAlive(-1)));
+  }
+  uint64_t Watch(Watcher watcher) override {
+    MutexLock lock(mutex_);
+    watcher_ = std::move(watcher);
+    ++watches_;
+    for (const char* id : {"first", "later"}) watcher_({id, ModelState::kUnloaded, 0, ""});
+    changed_.NotifyAll();
+    return 7;
+  }
+  void Unwatch(uint64_t watch) override {
+    MutexLock lock(mutex_);
+    if (watch == 7) watcher_ = nullptr;
+    changed_.NotifyAll();
+  }
+  void Tell(const ModelStatus& status) {
+    MutexLock lock(mutex_);
+    while (watches_ == 0) changed_.Wait(mutex_);
+    watcher_(status);
+  }
+  void WaitUntilUnwatched() {
+    MutexLock lock(mutex_);
+    while (watcher_ != nullptr) changed_.Wait(mutex_);
+  }
+  std::vector<KeepAlive> kept() {
+    MutexLock lock(mutex_);
+    return kept_;
   }
 
   std::vector<std::pair<std::string, Done>> Take(size_t count) {
@@ -52,6 +82,9 @@ class TestManager : public ModelManager {
   CondVar changed_;
   std::vector<std::pair<std::string, Done>> waiting_ GUARDED_BY(mutex_);
   std::map<std::string, int> touched_ GUARDED_BY(mutex_);
+  std::vector<KeepAlive> kept_ GUARDED_BY(mutex_);
+  Watcher watcher_ GUARDED_BY(mutex_);
+  int watches_ GUARDED_BY(mutex_) = 0;
 };
 
 class ServerModelsTest : public ServerTest {
@@ -214,6 +247,102 @@ TEST_F(ServerModelsTest, ReadyWhenTheModelsOfTheStartAreThere) {
   EXPECT_EQ(client.Post("/v1/completions", Body("first")).status, 200);  // this one is
   manager_.starting_ = false;
   EXPECT_EQ(client.Get("/ready").status, 200);
+}
+
+TEST_F(ServerModelsTest, OrdersAreCarriedOutAndAnswered) {
+  StartSeveral();
+  const auto order = [this](const char* path, const std::string& body,
+                            std::optional<ApiError> why_not, const std::string& expected) {
+    TestResponse response;
+    std::thread sender([&] { response = TestClient(port()).Post(path, body); });
+    auto waiting = manager_.Take(1);
+    EXPECT_EQ(waiting[0].first, expected);
+    waiting[0].second(why_not);
+    sender.join();
+    return response;
+  };
+  EXPECT_EQ(order("/models/load", R"({"model":"later"})", std::nullopt, "later").body,
+            R"({"success":true})");
+  EXPECT_EQ(order("/models/unload", R"({"model":"first"})", std::nullopt, "unload first").status,
+            200);
+  const TestResponse refused = order("/models/load", R"({"model":"later"})",
+                                     Unavailable("too large", "insufficient_memory", 60), "later");
+  EXPECT_EQ(refused.status, 503);
+  EXPECT_EQ(refused.json()["error"]["code"], "insufficient_memory");
+  TestClient client(port());
+  EXPECT_EQ(client.Post("/models/load", "{}").status, 400);
+  EXPECT_EQ(client.Post("/models/load", R"({"model":"other"})").status, 404);
+  EXPECT_EQ(client.Get("/models/load").status, 405);
+  EXPECT_EQ(client.Get("/models").json()["data"].size(), 6u);
+}
+
+TEST_F(ServerModelsTest, OrdersAreForAdministrators) {
+  options_.api_keys = {"user"};
+  StartSeveral();
+  TestClient client(port());
+  const std::string body = R"({"model":"later"})";
+  EXPECT_EQ(client.Post("/models/load", body).status, 401);
+  EXPECT_EQ(client.Post("/models/load", body, "Authorization: Bearer user\r\n").status, 403);
+  EXPECT_EQ(client.Post("/models/unload", body, "Authorization: Bearer user\r\n").status, 403);
+  EXPECT_EQ(client.Get("/models", "Authorization: Bearer user\r\n").status, 200);
+}
+
+TEST_F(ServerModelsTest, AServerWithOneModelSaysSo) {
+  Start();
+  TestClient client(port());
+  EXPECT_EQ(client.Post("/models/unload", R"({"model":"org/test"})").json()["error"]["code"],
+            "one_model");
+  EXPECT_EQ(client.Get("/models/events").json()["error"]["code"], "one_model");
+  EXPECT_EQ(client.Get("/models").status, 200);
+}
+
+TEST_F(ServerModelsTest, EventsSayWhatChanges) {
+  StartSeveral();
+  TestClient client(port());
+  client.Send("GET /models/events HTTP/1.1\r\nHost: localhost\r\n\r\n");
+  ASSERT_TRUE(client.ReceiveUntil("later"));
+  const std::string begin = client.received();
+  EXPECT_NE(begin.find("text/event-stream"), std::string::npos) << begin;
+  EXPECT_NE(begin.find("event: model_status"), std::string::npos) << begin;
+  manager_.Tell({"later", ModelState::kLoading, 5, ""});
+  ASSERT_TRUE(client.ReceiveUntil("\"loading\""));
+  manager_.Tell({"elsewhere", ModelState::kLoading, 5, ""});  // not of this server's list
+  manager_.Tell({"later", ModelState::kFailed, 0, "no disk"});
+  ASSERT_TRUE(client.ReceiveUntil("no disk"));
+  EXPECT_EQ(client.received().find("elsewhere"), std::string::npos) << client.received();
+  client.Close();
+  manager_.WaitUntilUnwatched();
+}
+
+TEST_F(ServerModelsTest, AStopEndsTheEvents) {
+  StartSeveral();
+  TestClient client(port());
+  client.Send("GET /models/events HTTP/1.1\r\nHost: localhost\r\n\r\n");
+  ASSERT_TRUE(client.ReceiveUntil("later"));
+  EXPECT_TRUE(server_->Stop(std::chrono::milliseconds(60'000)));  // without waiting so long
+  manager_.WaitUntilUnwatched();
+}
+
+TEST_F(ServerModelsTest, RequestsSayHowLongTheModelStays) {
+  StartSeveral();
+  TestClient client(port());
+  const std::pair<const char*, std::string> requests[] = {
+      {"/v1/completions", R"("prompt":"ab","max_tokens":1)"},
+      {"/v1/completions", R"("prompt":"ab","max_tokens":1,"ttl":90)"},
+      {"/api/generate", R"("prompt":"ab","options":{"num_predict":1},"keep_alive":"1m30s")"},
+      {"/v1/messages",
+       R"("messages":[{"role":"user","content":"ab"}],"max_tokens":1,"keep_alive":0)"},
+      {"/v1/responses", R"("input":"ab","max_output_tokens":1,"keep_alive":-1)"},
+  };
+  for (const auto& [path, fields] : requests) {
+    EXPECT_EQ(client.Post(path, R"({"model":"first",)" + fields + "}").status, 200) << path;
+  }
+  using std::chrono::seconds;
+  EXPECT_EQ(manager_.kept(), (std::vector<KeepAlive>{KeepAlive(-1), seconds(90), seconds(90),
+                                                     KeepAlive(0), kKeepForEver}));
+  EXPECT_EQ(client.Post("/v1/completions", R"({"model":"first","prompt":"ab","keep_alive":"soon"})")
+                .status,
+            400);
 }
 
 TEST_F(ServerModelsTest, TokenizerOfOne) {

@@ -11,7 +11,10 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <random>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -67,6 +70,16 @@ class Published {
   std::map<std::string, std::vector<ModelState>> states_;
 };
 
+class CountedEngine : public TestEngine {
+ public:
+  CountedEngine(const Tokenizer& tokenizer, const Options& options, std::atomic<int>& ended)
+      : TestEngine(tokenizer, options), ended_(ended) {}
+  ~CountedEngine() override { ended_.fetch_add(1); }
+
+ private:
+  std::atomic<int>& ended_;
+};
+
 class ModelRegistryTest : public ::testing::Test {
  protected:
   static ModelRegistry::Model Named(const std::string& id, uint64_t bytes, uint64_t start_bytes) {
@@ -103,13 +116,18 @@ class ModelRegistryTest : public ::testing::Test {
     TestEngine::Options options;
     options.manual = manual_;
     ServedModel served;
-    served.engine = hold(std::make_unique<TestEngine>(tokenizer_, options));
+    served.engine = hold(std::make_unique<CountedEngine>(tokenizer_, options, ended_));
     ++made_;
     return served;
   }
   std::future<std::optional<ApiError>> Load(const std::string& name) {
     auto told = std::make_shared<std::promise<std::optional<ApiError>>>();
     registry_->Load(name, [told](std::optional<ApiError> why_not) { told->set_value(why_not); });
+    return told->get_future();
+  }
+  std::future<std::optional<ApiError>> Unload(const std::string& name) {
+    auto told = std::make_shared<std::promise<std::optional<ApiError>>>();
+    registry_->Unload(name, [told](std::optional<ApiError> why_not) { told->set_value(why_not); });
     return told->get_future();
   }
   void HoldLoads() {
@@ -131,6 +149,7 @@ class ModelRegistryTest : public ::testing::Test {
   bool manual_ = false;
   std::map<std::string, int> fails_;  // so many loads of it fail
   std::atomic<int> made_{0};
+  std::atomic<int> ended_{0};
   std::mutex mutex_;
   std::condition_variable loading_;
   bool held_ = false;
@@ -247,6 +266,96 @@ TEST_F(ModelRegistryTest, AModelThatAnswersIsNotIdle) {
   dynamic_cast<TestEngine*>(engine.get())->Emit(id, 4, FinishReason::kLength);
   output->Wait();
   published_.WaitFor("a", ModelState::kUnloaded);
+}
+
+TEST_F(ModelRegistryTest, UnloadingTakesTheModelOffTheList) {
+  Start(100, {Named("a", 60, 60), Named("b", 60, 0)});
+  EXPECT_TRUE(registry_->WaitStarted(Steady::time_point::max()));
+  EXPECT_EQ(Unload("a-alias").get(), std::nullopt);
+  EXPECT_EQ(published_.Of("a").state, ModelState::kUnloaded);
+  EXPECT_EQ(Unload("a").get(), std::nullopt);  // nothing is there
+  EXPECT_EQ(Load("b").get(), std::nullopt);    // there is room now
+  EXPECT_EQ(Unload("x").get()->status(), 404);
+}
+
+TEST_F(ModelRegistryTest, ARequestSaysHowLongAModelStays) {
+  Start(100, {Named("a", 30, 0), Named("b", 30, 30)});
+  EXPECT_EQ(Load("a").get(), std::nullopt);
+  published_.WaitFor("b", ModelState::kResident);
+  registry_->Touch("b", KeepAlive(0));  // loaded at start: it stays
+  registry_->Touch("a", KeepAlive(0));
+  published_.WaitFor("a", ModelState::kUnloaded);
+  EXPECT_EQ(published_.Of("b").state, ModelState::kResident);
+}
+
+TEST_F(ModelRegistryTest, WatchersSeeEveryChangeInOrder) {
+  fails_["a"] = 1;
+  Start(100, {Named("a", 60, 0)});
+  std::mutex mutex;
+  std::vector<ModelState> seen;
+  const uint64_t watch = registry_->Watch([&](const ModelStatus& status) {
+    std::lock_guard lock(mutex);
+    EXPECT_EQ(status.id, "a");
+    EXPECT_EQ(status.bytes > 0,
+              status.state == ModelState::kLoading || status.state == ModelState::kResident);
+    seen.push_back(status.state);
+  });
+  EXPECT_NE(Load("a").get(), std::nullopt);
+  EXPECT_EQ(Load("a").get(), std::nullopt);
+  EXPECT_EQ(Unload("a").get(), std::nullopt);
+  registry_->Unwatch(watch);
+  EXPECT_EQ(Load("a").get(), std::nullopt);
+  std::lock_guard lock(mutex);
+  EXPECT_EQ(seen, (std::vector<ModelState>{ModelState::kUnloaded, ModelState::kLoading,
+                                           ModelState::kFailed, ModelState::kLoading,
+                                           ModelState::kResident, ModelState::kUnloaded}));
+}
+
+// Clients as the server's calls are: they take what is published, wait for what is not loaded, and
+// keep the engine that answers them.
+TEST_F(ModelRegistryTest, NoRequestIsLostWhileModelsComeAndGo) {
+  constexpr int kModels = 4;
+  constexpr int kOrders = 1000;
+  std::vector<ModelRegistry::Model> models;
+  for (int m = 0; m < kModels; ++m) models.push_back(Named(std::to_string(m), 40, 0));
+  Start(100, models);  // room for two
+  std::atomic<bool> stop{false};
+  std::atomic<int> answered{0};
+  std::vector<std::thread> clients;
+  for (int c = 0; c < 3; ++c) {
+    clients.emplace_back([&, c] {
+      std::mt19937 random(100 + c);
+      while (!stop.load()) {
+        const std::string id = std::to_string(random() % kModels);
+        ServedModel model = published_.Of(id);
+        while (model.engine == nullptr) {
+          const auto why_not = Load(id).get();
+          ASSERT_EQ(why_not, std::nullopt) << why_not->what();
+          model = published_.Of(id);
+        }
+        registry_->Touch(id, random() % 5 == 0 ? std::optional(KeepAlive(0)) : std::nullopt);
+        const auto output = SubmitOne(*model.engine, Greedy({1, 2, 3}, 5));
+        ASSERT_EQ(output->Wait().tokens.size(), 5u);
+        ASSERT_EQ(output->error, "");
+        answered.fetch_add(1);
+      }
+    });
+  }
+  std::mt19937 random(7);
+  for (int i = 0; i < kOrders; ++i) {
+    const std::string id = std::to_string(random() % kModels);
+    if (random() % 2 == 0) {
+      EXPECT_EQ(Load(id).get(), std::nullopt);
+    } else {
+      EXPECT_EQ(Unload(id).get(), std::nullopt);
+    }
+  }
+  stop.store(true);
+  for (std::thread& client : clients) client.join();
+  EXPECT_GT(answered.load(), 0);
+  for (int m = 0; m < kModels; ++m) EXPECT_EQ(Unload(std::to_string(m)).get(), std::nullopt);
+  registry_->Stop();
+  EXPECT_EQ(made_.load(), ended_.load());  // every engine that was made has ended
 }
 
 TEST_F(ModelRegistryTest, WhoWaitsWhenItStopsIsTold) {

@@ -1,0 +1,18 @@
+#include "serving/api/model_manager.h"
+
+namespace moesaic {
+
+Json StatusJson(const ModelStatus& status) {
+  const bool loaded = status.state == ModelState::kResident;
+  Json json = Json::object();
+  json["value"] = loaded ? "loaded" : ModelStateName(status.state);
+  json["state"] = ModelStateName(status.state);
+  if (status.bytes > 0) json["memory_bytes"] = status.bytes;
+  if (status.state == ModelState::kFailed) {
+    json["failed"] = true;
+    json["reason"] = status.why_failed;
+  }
+  return json;
+}
+
+}  // namespace moesaic
