@@ -116,6 +116,13 @@ function(moesaic_test name)
   endif()
   target_compile_options(${name} PRIVATE ${MOESAIC_TEST_OPTIONS})
   target_precompile_headers(${name} REUSE_FROM moesaic_test_headers)
+  # What a preset does not run it does not build either.
+  string(JOIN "|" left_out_labels ${MOESAIC_TEST_LABELS_LEFT_OUT})
+  if((left_out_labels AND ARG_LABELS MATCHES "${left_out_labels}") OR
+     (MOESAIC_TESTS_LEFT_OUT AND name MATCHES "${MOESAIC_TESTS_LEFT_OUT}"))
+    set_target_properties(${name} PROPERTIES EXCLUDE_FROM_ALL ON)
+    return()
+  endif()
   gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60
                        PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${timeout_s} ${environment})
 endfunction()

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs the tests of the release build with another instruction set than the one that the kernels would take here:
 # test_isa.sh {scalar,avx2,avx512,avx512_bf16,amx}... Says what it skips: what this CPU lacks, and its default, with
-# which `make test` runs. With scalar kernels only the tests of models and of exactness run: the others do not care.
+# which `make test` runs. The end-to-end tests do not run again: they are about protocols and files. With scalar kernels
+# only the tests of models and of exactness run: the others do not care.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 jobs=${JOBS:-$(nproc)}
@@ -20,8 +21,8 @@ for isa in "$@"; do
     echo "SKIPPED: the tests with $isa kernels: these are the default here, and \`make test\` runs with them"
   else
     echo "-- the tests with $isa kernels (the default here: $default)"
-    only=()
-    [ "$isa" = scalar ] && only=(-R "$scalar_tests")
+    only=(-LE e2e)
+    [ "$isa" = scalar ] && only+=(-R "$scalar_tests")
     MOESAIC_ISA=$isa ctest --test-dir build/release --output-on-failure -j "$jobs" "${only[@]}"
   fi
 done

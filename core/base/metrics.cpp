@@ -145,7 +145,15 @@ struct MetricsRegistry::Family {
 };
 
 MetricsRegistry::MetricsRegistry() = default;
+MetricsRegistry::MetricsRegistry(MetricsRegistry& all, MetricLabels labels)
+    : all_(&all), labels_(std::move(labels)) {}
 MetricsRegistry::~MetricsRegistry() = default;
+
+MetricLabels MetricsRegistry::With(const MetricLabels& labels) const {
+  MetricLabels both = labels_;
+  both.insert(both.end(), labels.begin(), labels.end());
+  return both;
+}
 
 MetricsRegistry::Family& MetricsRegistry::GetFamily(std::string_view name, std::string_view help,
                                                     Kind kind) {
@@ -163,6 +171,7 @@ MetricsRegistry::Family& MetricsRegistry::GetFamily(std::string_view name, std::
 
 Counter& MetricsRegistry::GetCounter(std::string_view name, std::string_view help,
                                      const MetricLabels& labels) {
+  if (all_ != nullptr) return all_->GetCounter(name, help, With(labels));
   MutexLock lock(mutex_);
   Family& family = GetFamily(name, help, Kind::kCounter);
   auto& slot = family.counters[FormatLabels(labels)];
@@ -172,6 +181,7 @@ Counter& MetricsRegistry::GetCounter(std::string_view name, std::string_view hel
 
 Gauge& MetricsRegistry::GetGauge(std::string_view name, std::string_view help,
                                  const MetricLabels& labels) {
+  if (all_ != nullptr) return all_->GetGauge(name, help, With(labels));
   MutexLock lock(mutex_);
   Family& family = GetFamily(name, help, Kind::kGauge);
   auto& slot = family.gauges[FormatLabels(labels)];
@@ -182,6 +192,9 @@ Gauge& MetricsRegistry::GetGauge(std::string_view name, std::string_view help,
 Histogram& MetricsRegistry::GetHistogram(std::string_view name, std::string_view help,
                                          std::vector<double> upper_bounds,
                                          const MetricLabels& labels) {
+  if (all_ != nullptr) {
+    return all_->GetHistogram(name, help, std::move(upper_bounds), With(labels));
+  }
   MutexLock lock(mutex_);
   Family& family = GetFamily(name, help, Kind::kHistogram);
   const std::string text = FormatLabels(labels);
@@ -194,6 +207,7 @@ Histogram& MetricsRegistry::GetHistogram(std::string_view name, std::string_view
 }
 
 std::string MetricsRegistry::Serialize() const {
+  if (all_ != nullptr) return all_->Serialize();
   MutexLock lock(mutex_);
   std::string out;
   for (const auto& [name, family] : families_) family->Append(name, out);

@@ -56,6 +56,9 @@ class Histogram {
 class MetricsRegistry {
  public:
   MetricsRegistry();
+  // A view of `all` whose metrics have these labels too, before their own: of one of several
+  // models, say. `all` outlives it, and so may the metrics.
+  MetricsRegistry(MetricsRegistry& all, MetricLabels labels);
   ~MetricsRegistry();
   // The metric of this name and these labels, made on first use. CHECKs that a name keeps its kind.
   Counter& GetCounter(std::string_view name, std::string_view help,
@@ -63,7 +66,7 @@ class MetricsRegistry {
   Gauge& GetGauge(std::string_view name, std::string_view help, const MetricLabels& labels = {});
   Histogram& GetHistogram(std::string_view name, std::string_view help,
                           std::vector<double> upper_bounds, const MetricLabels& labels = {});
-  // Prometheus text exposition format 0.0.4.
+  // Prometheus text exposition format 0.0.4. Of a view: of everything.
   std::string Serialize() const;
 
  private:
@@ -71,6 +74,10 @@ class MetricsRegistry {
   struct Family;
   Family& GetFamily(std::string_view name, std::string_view help, Kind kind) REQUIRES(mutex_);
 
+  MetricLabels With(const MetricLabels& labels) const;
+
+  MetricsRegistry* const all_ = nullptr;  // null: this is no view
+  const MetricLabels labels_;
   mutable Mutex mutex_;
   std::map<std::string, std::unique_ptr<Family>, std::less<>> families_ GUARDED_BY(mutex_);
 };

@@ -58,23 +58,18 @@ std::string YamlList(std::string_view text) {
   return "[" + list + "]";
 }
 
-}  // namespace
-
-void ApplyConfigText(std::string_view yaml, const std::string& name, OptionTable& table,
-                     std::string_view where_listed) {
-  YAML::Node root;
+YAML::Node ParseYaml(std::string_view yaml, const std::string& name) {
   try {
-    root = YAML::Load(std::string(yaml));
+    return YAML::Load(std::string(yaml));
   } catch (const YAML::Exception& error) {
     Fail(ErrorKind::kInvalidArgument, "{}:{}: not YAML: {}", name, error.mark.line + 1, error.msg);
   }
-  if (root.IsNull()) return;
-  if (!root.IsMap()) {
-    Fail(ErrorKind::kInvalidArgument,
-         "{}: expected one mapping of settings, for example `threads: 8`", name);
-  }
+}
+
+void ApplyMapping(const YAML::Node& mapping, const std::string& name, std::string_view where_listed,
+                  OptionTable& table) {
   std::set<std::string> seen;
-  for (const auto& entry : root) {
+  for (const auto& entry : mapping) {
     const int line = entry.first.Mark().line + 1;
     if (!entry.first.IsScalar()) {
       Fail(ErrorKind::kInvalidArgument, "{}:{}: a key must be the name of a setting", name, line);
@@ -108,6 +103,41 @@ void ApplyConfigText(std::string_view yaml, const std::string& name, OptionTable
            : value.IsSequence() ? "a list"
                                 : "a mapping");
     }
+  }
+}
+
+}  // namespace
+
+void ApplyConfigText(std::string_view yaml, const std::string& name, OptionTable& table,
+                     std::string_view where_listed) {
+  const YAML::Node root = ParseYaml(yaml, name);
+  if (root.IsNull()) return;
+  if (!root.IsMap()) {
+    Fail(ErrorKind::kInvalidArgument,
+         "{}: expected one mapping of settings, for example `threads: 8`", name);
+  }
+  ApplyMapping(root, name, where_listed, table);
+}
+
+void ApplyConfigList(std::string_view yaml, const std::string& name, std::string_view key,
+                     const std::function<OptionTable&(const std::string& place)>& next,
+                     std::string_view where_listed) {
+  const YAML::Node root = ParseYaml(yaml, name);
+  const bool is_list = root.IsMap() && root.size() == 1 && root.begin()->first.IsScalar() &&
+                       root.begin()->first.Scalar() == key && root.begin()->second.IsSequence() &&
+                       root.begin()->second.size() > 0;
+  if (!is_list) {
+    Fail(ErrorKind::kInvalidArgument,
+         "{}: expected one key, `{}:`, with a list that has at least one mapping of settings", name,
+         key);
+  }
+  for (const auto& item : root.begin()->second) {
+    const std::string place = fmt::format("{}:{}", name, item.Mark().line + 1);
+    if (!item.IsMap()) {
+      Fail(ErrorKind::kInvalidArgument, "{}: an item of `{}` must be a mapping of settings", place,
+           key);
+    }
+    ApplyMapping(item, name, where_listed, next(place));
   }
 }
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,6 +18,12 @@ namespace moesaic {
 // names file, line and key, and for an unknown key the nearest name, or else `where_listed`.
 void ApplyConfigText(std::string_view yaml, const std::string& name, OptionTable& table,
                      std::string_view where_listed = "`moesaic serve --help` lists them");
+// The same for a file that is one list of mappings, `key: [{...}, {...}]`: the settings of each go
+// to the table that `next` returns for it, which is told the mapping's place ("models.yaml:3").
+// Throws also for an empty list.
+void ApplyConfigList(std::string_view yaml, const std::string& name, std::string_view key,
+                     const std::function<OptionTable&(const std::string& place)>& next,
+                     std::string_view where_listed);
 // `file` is a path, or the name of a preset in one of `preset_directories` ("small-memory"). Throws
 // also Error(kNotFound).
 void ApplyConfigFile(const std::string& file,

@@ -343,6 +343,22 @@ std::vector<ResidentExpert> DeviceExperts::Residents() const {
   return residents;
 }
 
+bool DeviceExperts::Look(std::span<ExpertPresence> places, std::vector<LinkUse>& links) const {
+  for (size_t i = 0; i < places.size(); ++i) {
+    if (placement_.device(static_cast<ExpertIndex>(i)) == ExpertPlacement::kHost) {
+      places[i] = ExpertPresence::kResident;
+    }
+  }
+  for (const Link& link : links_) {
+    if (link.loader) {
+      link.loader->Look(places, links);
+    } else {
+      links.emplace_back();
+    }
+  }
+  return true;
+}
+
 int64_t DeviceExperts::slots() const {
   int64_t slots = 0;
   for (const DeviceStatus& status : status_) slots += status.slots;

@@ -69,6 +69,8 @@ class DeviceExperts : public ExpertProvider {
   int64_t Preload(std::span<const ExpertId> experts,
                   const std::function<bool(int64_t loaded)>& keep_going) override;
   std::vector<ResidentExpert> Residents() const override;
+  // Of a lost device nothing is resident. What the host computes in place is.
+  bool Look(std::span<ExpertPresence> places, std::vector<LinkUse>& links) const override;
   int64_t slots() const override;
   int64_t resident() const override;
   std::span<const DeviceStatus> devices() override;

@@ -72,6 +72,23 @@ bool ExpertLoader::IsResident(ExpertId expert) const {
   return flow().cache().state(grid().Index(expert)) == ExpertCache::State::kResident;
 }
 
+bool ExpertLoader::Look(std::span<ExpertPresence> places, std::vector<LinkUse>& links) const {
+  const MutexLock lock(mutex_);
+  const ExpertCache& cache = flow().cache();
+  for (const ExpertIndex expert : cache.slot_experts()) {
+    if (expert == kNoExpert) continue;
+    places[static_cast<size_t>(expert)] = cache.state(expert) == ExpertCache::State::kResident
+                                              ? ExpertPresence::kResident
+                                              : ExpertPresence::kArriving;
+  }
+  const TransferCounters moved = flow().queue().CountersAt(Now());
+  links.push_back({.on_demand_us = moved.on_demand_busy / 1000,
+                   .prefetch_us = moved.prefetch_busy / 1000,
+                   .on_demand_packets = moved.packets_done - moved.prefetch_packets_done,
+                   .prefetch_packets = moved.prefetch_packets_done});
+  return true;
+}
+
 int64_t ExpertLoader::Preload(std::span<const ExpertId> experts,
                               const std::function<bool(int64_t)>& keep_going) {
   std::vector<ExpertIndex> wanted;

@@ -42,6 +42,9 @@ class ExpertLoader : public LinkMover {
   void Expect(std::span<const ExpertId> experts) override EXCLUDES(mutex_);
   bool IsResident(ExpertId expert) const override EXCLUDES(mutex_);
 
+  bool Look(std::span<ExpertPresence> places, std::vector<LinkUse>& links) const override
+      EXCLUDES(mutex_);
+
   // Throws Error(kIo / kCorrupt) when one cannot be read.
   int64_t Preload(std::span<const ExpertId> experts,
                   const std::function<bool(int64_t loaded)>& keep_going = nullptr) override

@@ -40,6 +40,17 @@ struct DeviceStatus {
   uint64_t bytes_copied = 0;
 };
 
+// Where an expert is, seen from the fast memory.
+enum class ExpertPresence : uint8_t { kAbsent, kResident, kArriving };
+
+// What a link has done since the start. Times are those in which packets were in flight.
+struct LinkUse {
+  int64_t on_demand_us = 0;  // and a layer waited for at least one of them when it was issued
+  int64_t prefetch_us = 0;   // and none was waited for
+  uint64_t on_demand_packets = 0;
+  uint64_t prefetch_packets = 0;
+};
+
 class ExpertProvider {
  public:
   virtual ~ExpertProvider() = default;
@@ -77,6 +88,12 @@ class ExpertProvider {
 
   // Who is in fast memory, by descending worth to the eviction policy.
   virtual std::vector<ResidentExpert> Residents() const = 0;
+
+  // For who looks on: writes where experts are into `places` ([layers * experts], by ExpertGrid's
+  // numbers; kAbsent before) and appends a LinkUse for each link. False: it cannot tell.
+  virtual bool Look(std::span<ExpertPresence> /*places*/, std::vector<LinkUse>& /*links*/) const {
+    return false;
+  }
 
   virtual int64_t slots() const = 0;
   virtual int64_t resident() const = 0;

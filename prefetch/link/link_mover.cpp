@@ -162,7 +162,9 @@ void LinkMover::WaitForNews() {
   const int64_t begin_ns = Now();
   const auto cause = observer_ ? CauseOfWait() : LinkObserver::WaitCause::kQueue;
   waits_for_news_ = true;
+  if (options_.on_wait) options_.on_wait(true);
   while (waits_for_news_) progress_.Wait(mutex_);
+  if (options_.on_wait) options_.on_wait(false);
   const int64_t end_ns = Now();
   blocked_ns_ += end_ns - begin_ns;
   if (observer_) observer_->OnWaited(cause, begin_ns, news_ns_, end_ns);

@@ -62,6 +62,9 @@ struct LinkOptions {
   // Called when an expert has arrived or failed, on any thread, under the mover's lock: for a
   // consumer that waits for several links.
   std::function<void()> on_progress = nullptr;
+  // Called by the consumer's thread when it begins (true) and ceases to wait for experts of its
+  // layer, under the mover's lock.
+  std::function<void(bool waits)> on_wait = nullptr;
   const Clock* clock = nullptr;  // null: the steady one; for tests
 };
 

@@ -84,6 +84,10 @@ std::optional<TransferQueue::Packet> TransferQueue::NextPacket(int64_t now, bool
   Lane& lane = lanes_[static_cast<size_t>(lane_index)];
   const int32_t packet = TakePending(lane, lane_index);
   if (!HasPending(lane)) Erase(expert);
+  AddBusy(now, counters_);
+  changed_ = now;
+  PacketAt(lane_index, packet).issued_as = At(expert).kind;
+  if (At(expert).kind == TransferClass::kOnDemand) ++on_demand_in_flight_;
   ++lane.in_flight;
   ++packets_in_flight_;
   ++counters_.packets_issued;
@@ -97,12 +101,17 @@ TransferState TransferQueue::CompletePacket(ExpertIndex expert, int32_t packet, 
   Lane& lane = lanes_[static_cast<size_t>(transfer.lane)];
   PacketState& state = PacketAt(transfer.lane, packet);
   CHECK(state.state == PacketState::kInFlight);
+  AddBusy(now, counters_);
+  changed_ = now;
+  const bool on_demand = state.issued_as == TransferClass::kOnDemand;
+  if (on_demand) --on_demand_in_flight_;
   --lane.in_flight;
   --packets_in_flight_;
   if (result == PacketResult::kOk) {
     state.state = PacketState::kDone;
     ++lane.done;
     ++counters_.packets_done;
+    if (!on_demand) ++counters_.prefetch_packets_done;
     return Settle(expert, now);
   }
   ++counters_.packets_failed;
@@ -115,6 +124,17 @@ TransferState TransferQueue::CompletePacket(ExpertIndex expert, int32_t packet, 
     Push(expert);
   }
   return Settle(expert, now);
+}
+
+void TransferQueue::AddBusy(int64_t now, TransferCounters& counters) const {
+  if (packets_in_flight_ == 0) return;
+  (on_demand_in_flight_ > 0 ? counters.on_demand_busy : counters.prefetch_busy) += now - changed_;
+}
+
+TransferCounters TransferQueue::CountersAt(int64_t now) const {
+  TransferCounters counters = counters_;
+  AddBusy(now, counters);
+  return counters;
 }
 
 void TransferQueue::Remove(ExpertIndex expert) {

@@ -59,6 +59,10 @@ struct TransferCounters {
   uint64_t cancelled = 0;
   int64_t waited = 0;  // from Add to the first packet, over transfers that started
   int64_t moved = 0;   // from the first packet to done, over transfers that got there
+  // How long packets were in flight, of which at least one was issued on demand; of which none was.
+  int64_t on_demand_busy = 0;
+  int64_t prefetch_busy = 0;
+  uint64_t prefetch_packets_done = 0;  // of packets_done, those issued as prefetches
 };
 
 class TransferQueue {
@@ -103,7 +107,10 @@ class TransferQueue {
   int64_t since(ExpertIndex expert) const { return At(expert).since; }
   int64_t size() const { return size_; }  // transfers that were not removed yet
   int64_t packets_in_flight() const { return packets_in_flight_; }
+  // The busy times count until the last packet that was issued or came back.
   const TransferCounters& counters() const { return counters_; }
+  // And these until now.
+  TransferCounters CountersAt(int64_t now) const;
 
  private:
   struct Transfer {
@@ -119,6 +126,7 @@ class TransferQueue {
   struct PacketState {
     enum : uint8_t { kPending, kInFlight, kDone } state = kPending;
     uint8_t failures = 0;
+    TransferClass issued_as = TransferClass::kOnDemand;
   };
   struct Lane {
     ExpertIndex expert = kNoExpert;
@@ -149,6 +157,7 @@ class TransferQueue {
   void Start(ExpertIndex expert, int64_t now);
   int32_t TakePending(Lane& lane, int32_t lane_index);
   TransferState Settle(ExpertIndex expert, int64_t now);
+  void AddBusy(int64_t now, TransferCounters& counters) const;
 
   int max_packets_;
   int max_retries_;
@@ -161,6 +170,8 @@ class TransferQueue {
   uint64_t sequence_ = 0;
   int64_t size_ = 0;
   int64_t packets_in_flight_ = 0;
+  int64_t on_demand_in_flight_ = 0;  // of these, issued on demand
+  int64_t changed_ = 0;              // when packets_in_flight_ did
   TransferCounters counters_;
 };
 

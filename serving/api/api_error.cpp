@@ -18,10 +18,15 @@ std::string ApiError::CutMessage(std::string message) {
   return Excerpt(message, kMaxMessageBytes);
 }
 
-ApiError ModelNotFound(std::string_view model) {
-  return ApiError(404, "NotFoundError",
-                  fmt::format("The model `{}` does not exist.", Excerpt(model, kMaxQuotedBytes)),
-                  "model", "model_not_found");
+ApiError ModelNotFound(std::string_view model, const std::vector<std::string>& served) {
+  std::string message = model.empty() ? "The request names no model, and this server has several."
+                                      : fmt::format("The model `{}` does not exist.",
+                                                    Excerpt(model, kMaxQuotedBytes));
+  for (size_t i = 0; i < served.size(); ++i) {
+    message += fmt::format("{}`{}`", i == 0 ? " This server has " : ", ", served[i]);
+  }
+  if (!served.empty()) message += '.';
+  return ApiError(404, "NotFoundError", std::move(message), "model", "model_not_found");
 }
 
 ApiError Unavailable(const std::string& message, std::string code, int retry_after_s) {

@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "core/base/error.h"
 
@@ -55,7 +56,8 @@ ApiError BadParam(std::string_view param, fmt::format_string<Args...> format, Ar
                   std::string(param), "invalid_value");
 }
 
-ApiError ModelNotFound(std::string_view model);  // 404, vLLM's message and type
+// 404, vLLM's message and type. `served`: the names of the others, where there are several.
+ApiError ModelNotFound(std::string_view model, const std::vector<std::string>& served = {});
 ApiError Unavailable(const std::string& message, std::string code, int retry_after_s);  // 503
 
 ApiError Stopping();  // 503: what runs is cut short

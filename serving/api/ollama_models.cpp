@@ -10,7 +10,8 @@ namespace moesaic {
 namespace {
 
 Json DetailsOf(const ServedModel& model) {
-  const std::string& family = model.engine->config().model_type;
+  // Known once it is loaded.
+  const std::string family = model.engine != nullptr ? model.engine->config().model_type : "";
   Json details = Json::object();
   details["parent_model"] = "";
   details["format"] = "safetensors";
@@ -33,6 +34,7 @@ Json CapabilitiesOf(const ServedModel& model) {
 std::string OllamaModels(const ModelTable& models, bool running) {
   Json list = Json::array();
   for (const ServedModel& model : models.models()) {
+    if (running && model.engine == nullptr) continue;
     for (const std::string& name : model.names) {
       Json json = Json::object();
       json["name"] = name;

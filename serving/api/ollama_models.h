@@ -12,7 +12,8 @@ namespace moesaic {
 // Ollama's API as this server has it is that of this version: clients ask whether it is new enough.
 inline constexpr std::string_view kOllamaApiVersion = "0.9.0";
 
-// {"models": [...]}: all names. `running`: with what /api/ps says beside; models do not expire.
+// {"models": [...]}: all names. `running`: of the models that are loaded, with what /api/ps says
+// beside.
 std::string OllamaModels(const ModelTable& models, bool running);
 
 // The answer to a body of /api/show. Throws ApiError.

@@ -22,7 +22,9 @@ std::shared_ptr<GrammarCompiler> MakeGrammars(std::shared_ptr<Engine> engine) {
 
 ModelTable::ModelTable(std::vector<ServedModel> models) : models_(std::move(models)) {
   for (size_t i = 0; i < models_.size(); ++i) {
-    CHECK(models_[i].engine != nullptr);
+    const ModelState state = models_[i].state;
+    CHECK((models_[i].engine != nullptr) ==
+          (state == ModelState::kResident || state == ModelState::kShrunk));
     if (models_[i].names.empty()) {
       Fail(ErrorKind::kInvalidArgument, "model {} of this server has no name to be served under",
            i);
@@ -44,9 +46,35 @@ const ServedModel* ModelTable::Find(std::string_view name) const {
 
 const ServedModel& ModelTable::Get(std::string_view name) const {
   const ServedModel* model = Find(name);
-  if (model == nullptr) throw ModelNotFound(name);
+  if (model == nullptr) throw NotFound(name);
+  if (model->engine == nullptr) throw ModelNotLoaded(*model);
   return *model;
 }
+
+ApiError ModelTable::NotFound(std::string_view name) const {
+  std::vector<std::string> served;
+  if (models_.size() > 1) {
+    for (const ServedModel& model : models_) {
+      served.insert(served.end(), model.names.begin(), model.names.end());
+    }
+  }
+  return ModelNotFound(name, served);
+}
+
+ModelNotLoaded::ModelNotLoaded(const ServedModel& model)
+    : ApiError(Unavailable(
+          model.state == ModelState::kFailed
+              ? fmt::format("The model `{}` could not be loaded: {}", model.names.front(),
+                            model.why_failed)
+              : fmt::format(
+                    "The model `{}` is {}; try again later.", model.names.front(),
+                    model.state == ModelState::kLoading ? "still being loaded" : "not loaded"),
+          model.state == ModelState::kFailed    ? "model_failed"
+          : model.state == ModelState::kLoading ? "loading"
+                                                : "model_not_loaded",
+          model.state == ModelState::kFailed ? 60 : 5)),
+      model_(model.names.front()),
+      failed_(model.state == ModelState::kFailed) {}
 
 std::shared_ptr<const ModelTable> ModelTable::Only(const std::vector<std::string>& names) const {
   std::vector<ServedModel> some;

@@ -9,6 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "serving/api/api_error.h"
+#include "serving/api/model_state.h"
 #include "serving/engine/engine.h"
 
 namespace moesaic {
@@ -20,7 +22,8 @@ class ReplayStore;
 
 struct ServedModel {
   std::vector<std::string> names;  // the first is the one that responses list; at least one
-  // Shared: requests that are being answered keep the engine while the server goes down.
+  // Shared: requests that are being answered keep the engine while the server goes down, or while
+  // the model is unloaded. Null while the model is not loaded.
   std::shared_ptr<Engine> engine;
   std::shared_ptr<const ChatTemplate> chat_template;  // null: no chat completions; shared likewise
   int64_t created_unix_s = 0;
@@ -28,6 +31,22 @@ struct ServedModel {
   std::shared_ptr<ReplayStore> replay = nullptr;  // null: nothing is kept; shared likewise
   // Null: there is no structured output; shared likewise.
   std::shared_ptr<GrammarCompiler> grammars = nullptr;
+  ModelState state = ModelState::kResident;
+  std::string why_failed = {};
+};
+
+// A request's model is there, but not loaded. Who can wait has it loaded (ModelManager) and tries
+// again; to others it is an answer: 503 with Retry-After.
+class ModelNotLoaded : public ApiError {
+ public:
+  explicit ModelNotLoaded(const ServedModel& model);
+  const std::string& model() const { return model_; }  // its first name
+  // Loading it has failed: it is not tried again for a request.
+  bool failed() const { return failed_; }
+
+ private:
+  std::string model_;
+  bool failed_;
 };
 
 // For ServedModel::grammars, of an engine whose model is loaded. Null where the build has none.
@@ -40,10 +59,13 @@ class ModelTable {
   explicit ModelTable(std::vector<ServedModel> models);
 
   const std::vector<ServedModel>& models() const { return models_; }
-  // nullptr: unknown. An empty name means the only model, when there is only one.
+  // nullptr: unknown. An empty name means the only model, when there is only one. It may not be
+  // loaded.
   const ServedModel* Find(std::string_view name) const;
-  // Throws ApiError (404) for an unknown one.
+  // One with an engine. Throws ApiError (404) for an unknown one, and ModelNotLoaded.
   const ServedModel& Get(std::string_view name) const;
+  // What to answer for a name that Find does not know.
+  ApiError NotFound(std::string_view name) const;
   // The models that have one of the names.
   std::shared_ptr<const ModelTable> Only(const std::vector<std::string>& names) const;
 

@@ -18,6 +18,7 @@
 #include "serving/cli/build_info.h"
 #include "serving/cli/commands.h"
 #include "serving/cli/serving_setup.h"
+#include "serving/cli/several_models.h"
 #include "serving/http/request_memory.h"
 #include "serving/http/server.h"
 #include "serving/startup/machine_options.h"
@@ -89,46 +90,61 @@ void WaitOrExit(std::future<T>& work, const Signals& signals, Server& server) {
 int ServeCommand(const Invocation& invocation) {
   CommandLine line(
       {"serve",
-       "MODEL",
-       "Serve a model over an OpenAI-compatible HTTP API (/v1/chat/completions, "
+       "MODEL...",
+       "Serve a model, or several, over an OpenAI-compatible HTTP API (/v1/chat/completions, "
        "/v1/completions, /v1/models, /tokenize, /metrics, ...). The server listens before "
-       "the model is loaded and answers 503 until it is. SIGTERM or Ctrl-C refuses new "
+       "the model is loaded and answers 503 until it is. Several models share the memory and the "
+       "threads; a request says which it wants. SIGTERM or Ctrl-C refuses new "
        "requests and lets running ones end; a second one exits at once.",
        {"moesaic serve models/sample",
         "moesaic serve Qwen/Qwen3-30B-A3B --expert-memory 50% --port 9000",
+        "moesaic serve --models models.yaml",
         "MOESAIC_API_KEY=secret moesaic serve models/sample --config server"}});
   Settings settings;
   line.UseSettings(settings, {true, true});
   if (!line.Parse(invocation)) return 0;
   SetUpLogging(line, settings.log, LogLevel::kInfo);
-  std::vector<std::string> positionals = line.positionals();
-  line.RequireAtMost(line.GivenAsFlag("model") ? 0 : 1);
-  const std::string model_name = TakeModel(line, settings.engine, positionals);
-  ResolveModelPath(model_name);  // a misspelt name is told before the port is taken
+  ServerOptions& options = settings.server;
+  settings.engine.replay_bytes = options.replay_bytes;
+  std::vector<ModelEntry> several = TakeSeveralModels(line, settings);
+  if (several.empty()) {
+    std::vector<std::string> positionals = line.positionals();
+    line.RequireAtMost(line.GivenAsFlag("model") ? 0 : 1);
+    // A misspelt name is told before the port is taken.
+    ResolveModelPath(TakeModel(line, settings.engine, positionals));
+  }
   RaiseFileLimit();
 
-  ServerOptions& options = settings.server;
   const Signals signals(!options.api_key_file.empty() || !options.ssl_certfile.empty());
   MetricsRegistry metrics;
   const Machine machine = ReadMachine(invocation.environment);
   options.version = GetBuildInfo().version;
   options.request_memory_bytes = RequestMemoryBytes(settings, machine);
   settings.engine.request_bytes = options.request_memory_bytes;
-  settings.engine.replay_bytes = options.replay_bytes;
+  SeveralModels models(std::move(several), machine, metrics);
   Server server(options, metrics);
   server.Start();
   LogInfo("moesaic {} ({}) listens on {}", GetBuildInfo().version, GetBuildInfo().git_commit,
           server.address());
 
-  std::future<LoadedModel> loading = std::async(std::launch::async, [&] {
-    return LoadModel(settings.engine, settings.chat, machine, metrics);
-  });
-  WaitOrExit(loading, signals, server);  // nothing is being answered yet: one signal is enough
-  LoadedModel loaded = loading.get();
-  if (!options.served_model_names.empty()) loaded.model.names = options.served_model_names;
-  const std::string name = loaded.model.names.front();
-  server.SetModels({std::move(loaded.model)});
-  LogInfo("serving {} on {}/v1", name, server.address());
+  const SeveralModels::Guard stop_first(models);
+  if (models.empty()) {
+    std::future<LoadedModel> loading = std::async(std::launch::async, [&] {
+      return LoadModel(settings.engine, settings.chat, machine, metrics);
+    });
+    WaitOrExit(loading, signals, server);  // nothing is being answered yet: one signal is enough
+    LoadedModel loaded = loading.get();
+    if (!options.served_model_names.empty()) loaded.model.names = options.served_model_names;
+    const std::string name = loaded.model.names.front();
+    server.SetModels({std::move(loaded.model)});
+    LogInfo("serving {} on {}/v1", name, server.address());
+  } else {
+    std::future<void> loading =
+        std::async(std::launch::async, [&] { models.Start(server, options.request_memory_bytes); });
+    WaitOrExit(loading, signals, server);
+    loading.get();
+    LogInfo("serving {} models on {}/v1", models.size(), server.address());
+  }
 
   int signal = 0;
   while (signal == 0) signal = signals.Take(server, std::chrono::hours(1));

@@ -92,7 +92,7 @@ PlannedJob ReadJob(const BatchJobOptions& job, const Tokenizer& tokenizer,
 }  // namespace
 
 LoadedModel LoadModel(const EngineOptions& asked, const ChatFormatOptions& chat,
-                      const Machine& machine, MetricsRegistry& metrics) {
+                      const Machine& machine, MetricsRegistry& metrics, const AmongOthers& others) {
   EngineSetup setup = ResolveEngine(asked, machine);
   LoadedModel loaded = {ModelOf(setup.options, chat), setup.plan};
   std::vector<std::shared_ptr<StateSection>> kept;
@@ -101,7 +101,9 @@ LoadedModel LoadModel(const EngineOptions& asked, const ChatFormatOptions& chat,
     replay = std::make_shared<ReplayStore>(asked.replay_bytes);
     kept.push_back(std::make_shared<ReplaySection>(replay));
   }
-  SetEngine(CreateEngine(std::move(setup), metrics, std::move(kept)), chat, loaded.model);
+  std::unique_ptr<Engine> engine =
+      CreateEngine(std::move(setup), metrics, std::move(kept), others.turn);
+  SetEngine(others.hold ? others.hold(std::move(engine)) : std::move(engine), chat, loaded.model);
   if (replay != nullptr) replay->UseVocabulary(loaded.model.engine->tokenizer());
   return loaded;
 }

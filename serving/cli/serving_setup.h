@@ -1,6 +1,7 @@
 // What `run`, `serve` and `batch` do alike: logging, and from settings to a loaded model.
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "core/base/logging.h"
@@ -24,9 +25,17 @@ struct LoadedModel {
   EnginePlan plan;
 };
 
+// What an engine has to do with those of other models in the process; nothing: it is alone.
+struct AmongOthers {
+  // Who keeps the engine besides the model; null: nobody.
+  std::function<std::shared_ptr<Engine>(std::unique_ptr<Engine>)> hold = nullptr;
+  std::shared_ptr<StepTurns::Member> turn = nullptr;  // shared with its parts
+};
+
 // Resolves and loads. `metrics` outlives the engine.
 LoadedModel LoadModel(const EngineOptions& asked, const ChatFormatOptions& chat,
-                      const Machine& machine, MetricsRegistry& metrics);
+                      const Machine& machine, MetricsRegistry& metrics,
+                      const AmongOthers& others = {});
 
 // As LoadModel, an engine of throughput mode. `engine` is the model's.
 struct LoadedBatchModel {

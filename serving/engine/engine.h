@@ -23,6 +23,7 @@
 namespace moesaic {
 
 class EamCollection;
+class LiveView;
 class Tokenizer;
 class MetricsRegistry;
 
@@ -78,6 +79,8 @@ class Engine {
   virtual EngineStatus Status() const = 0;
   // Sum over all steps so far.
   virtual StepStats Stats() const = 0;
+  // For who looks on while it works; null: there is nothing to look at. Any thread.
+  virtual LiveView* live() { return nullptr; }
 };
 
 }  // namespace moesaic

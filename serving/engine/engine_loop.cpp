@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <span>
 #include <string>
 #include <utility>
@@ -83,6 +84,10 @@ void EngineLoop::Main(const std::function<void(LoopParts&)>& load, std::promise<
     scheduler_.emplace(parts_.scheduling, *kv_pools_);
     sampler_.emplace(*parts_.head, parts_.kernels, *parts_.pool);
     rows_.tokens.reserve(static_cast<size_t>(parts_.scheduling.max_batch_tokens));
+    live_.emplace(std::move(parts_.ledgers), [this] { mailbox_.Wake(); });
+    sampling_.emplace(*live_, parts_.config.num_layers(), parts_.config.num_experts(),
+                      LiveSampler::Clock::now());
+    parts_.use->SetLive(&*sampling_, [this] { SampleIfDue(); });
     PublishStatus();
   } catch (...) {
     ready.set_exception(std::current_exception());
@@ -93,6 +98,7 @@ void EngineLoop::Main(const std::function<void(LoopParts&)>& load, std::promise<
     DropExpired();
     RunStep(*parts_.step);
     PublishStatus();
+    SampleIfDue();
     parts_.use->SaveIfDue(ExpertUse::Clock::now());
   }
   std::vector<Sequence*> left;
@@ -102,8 +108,12 @@ void EngineLoop::Main(const std::function<void(LoopParts&)>& load, std::promise<
 }
 
 bool EngineLoop::TakeMail() {
-  if (scheduler_->empty() && mailbox_.empty()) parts_.step->Idle();
-  EngineMailbox::Mail mail = mailbox_.Take(scheduler_->empty(), parts_.use->SaveDueAt());
+  if (scheduler_->empty() && mailbox_.empty()) {
+    if (parts_.turn) parts_.turn->Rest();
+    parts_.step->Idle();
+  }
+  EngineMailbox::Mail mail =
+      mailbox_.Take(scheduler_->empty(), std::min(parts_.use->SaveDueAt(), sampling_->DueAt()));
   for (auto& sequence : mail.arrived) scheduler_->Add(std::move(sequence));
   for (const RequestId id : mail.cancelled) {
     if (Sequence* sequence = scheduler_->Find(id)) End(*sequence, FinishReason::kCancelled);
@@ -134,7 +144,20 @@ void EngineLoop::DropExpired() {
 void EngineLoop::RunStep(EngineStep& step) {
   const std::span<const ScheduledSlice> plan = scheduler_->Plan();
   slices_.assign(plan.begin(), plan.end());
-  if (slices_.empty()) return;
+  if (!parts_.turn) {
+    if (!slices_.empty()) RunInTurn(step);
+  } else if (slices_.empty()) {
+    parts_.turn->Rest();
+  } else {
+    const int64_t waited_ns = parts_.turn->Begin();
+    if (parts_.metrics) parts_.metrics->AddTurn(waited_ns, parts_.turn->used_ns());
+    RunInTurn(step);
+    parts_.turn->End();
+  }
+}
+
+// Throws nothing: what fails ends the step's requests.
+void EngineLoop::RunInTurn(EngineStep& step) {
   try {
     Compute(step);
     Deliver(step);
@@ -158,10 +181,14 @@ void EngineLoop::Compute(EngineStep& step) {
     if (BeginSequence(*scheduled.sequence, now)) parts_.use->BeginRequest(*scheduled.sequence);
     rows_.Add(scheduled);
   }
+  sampling_->BeginStep(std::ssize(rows_.tokens));
   parts_.use->BeginStep(slices_, rows_);
   StepStats stats = step.Run({rows_.tokens, rows_.slices}, parts_.use->hook());
   parts_.use->EndStep(stats);
   AddStats(stats);  // before the tokens are delivered: who has the last one may ask
+  for (const ScheduledSlice& slice : slices_) {
+    slice.sequence->blocked_us += static_cast<int64_t>(stats.experts.blocked_us);
+  }
   ReportReadability(step);
 }
 
@@ -176,6 +203,7 @@ void EngineLoop::Deliver(EngineStep& step) {
       [this](Sequence& sequence, const Error& error) { EndWithError(sequence, error); });
   const int64_t end_ns = clock_.NowNs();
   step.HeadRan(begin_ns, end_ns);
+  sampling_->Changed();
   StepStats head;
   head.head_us = (end_ns - begin_ns) / 1000;
   head.total_us = head.head_us;
@@ -197,11 +225,13 @@ void EngineLoop::End(Sequence& sequence, FinishReason reason) {
   delta.finish = reason;
   delta.trace = parts_.use->TraceOf(sequence);
   delta.routed = std::move(sequence.routed);
+  sampling_->Ended(sequence, FinishReasonName(reason), LiveSampler::Clock::now());
   const std::unique_ptr<Sequence> owned = Remove(sequence);
   owned->sink->OnDelta(std::move(delta));
 }
 
 void EngineLoop::EndWithError(Sequence& sequence, const Error& error) {
+  sampling_->Ended(sequence, "error", LiveSampler::Clock::now());
   const std::unique_ptr<Sequence> owned = Remove(sequence);
   owned->sink->OnError(error);
 }
@@ -219,7 +249,17 @@ void EngineLoop::PublishStatus() {
     parts_.metrics->SetPreemptions(scheduler_->preemptions());
     parts_.metrics->SetDevices(experts.devices);
   }
+  expert_slots_ = experts.slots;
   mailbox_.Publish(*scheduler_, *kv_pools_, experts.slots, experts.resident, experts.devices);
+}
+
+void EngineLoop::SampleIfDue() {
+  if (!live_->watched()) return;
+  const auto now = LiveSampler::Clock::now();
+  if (!sampling_->Due(now)) return;
+  sampling_->Sample({*scheduler_, *kv_pools_, parts_.use->provider(), mailbox_.Stats(),
+                     expert_slots_, parts_.step->WhyUnreadable()},
+                    now);
 }
 
 }  // namespace moesaic

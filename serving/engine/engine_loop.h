@@ -25,9 +25,12 @@
 #include "serving/engine/engine_metrics.h"
 #include "serving/engine/engine_step.h"
 #include "serving/engine/expert_use.h"
+#include "serving/engine/live_sampler.h"
+#include "serving/engine/live_view.h"
 #include "serving/engine/scheduler.h"
 #include "serving/engine/sequence.h"
 #include "serving/engine/step_sampler.h"
+#include "serving/engine/step_turns.h"
 #include "serving/text/tokenizer.h"
 
 namespace moesaic {
@@ -47,10 +50,13 @@ struct LoopParts {
 
   CpuKernels kernels;
   std::unique_ptr<ThreadPool> pool;
+  std::vector<MemoryLedger> ledgers;  // for who looks on: the host's memory, then each device's
   std::unique_ptr<EngineMetrics> metrics;                          // null: none are published
   std::unique_ptr<ExpertUse> use = std::make_unique<ExpertUse>();  // outlives the step
   std::unique_ptr<EngineStep> step;
   std::unique_ptr<StepHead> head;  // of the model that steps run
+  // Null: no other engine runs beside this one. Shared with what waits within a step.
+  std::shared_ptr<StepTurns::Member> turn;
 };
 
 class EngineLoop : public Engine {
@@ -76,6 +82,7 @@ class EngineLoop : public Engine {
   void BeginDrain() override { mailbox_.BeginDrain(); }
   EngineStatus Status() const override;
   StepStats Stats() const override { return mailbox_.Stats(); }
+  LiveView* live() override { return &*live_; }
 
  private:
   SequenceContext context() const;
@@ -85,6 +92,7 @@ class EngineLoop : public Engine {
   bool TakeMail();  // false: time to stop
   void DropExpired();
   void RunStep(EngineStep& step);
+  void RunInTurn(EngineStep& step);
   void Compute(EngineStep& step);
   void Deliver(EngineStep& step);
   void AddStats(const StepStats& stats);
@@ -93,13 +101,18 @@ class EngineLoop : public Engine {
   void EndWithError(Sequence& sequence, const Error& error);
   std::unique_ptr<Sequence> Remove(Sequence& sequence);
   void PublishStatus();
+  void SampleIfDue();
 
   LoopParts parts_;
   EngineMailbox mailbox_;
   std::atomic<int64_t> outstanding_{0};  // submitted and not ended
 
+  std::optional<LiveView> live_;  // made with the parts
+
   // Engine thread.
   const SteadyClock clock_;
+  std::optional<LiveSampler> sampling_;
+  int64_t expert_slots_ = 0;
   std::optional<KvPools> kv_pools_;
   std::optional<Scheduler> scheduler_;
   std::optional<StepSampler> sampler_;

@@ -30,6 +30,12 @@ void EngineMailbox::PostUse(std::function<void(ExpertUse&)> use) {
   wake_.NotifyAll();
 }
 
+void EngineMailbox::Wake() {
+  const MutexLock lock(mutex_);
+  woken_ = true;
+  wake_.NotifyAll();
+}
+
 void EngineMailbox::Stop() {
   const MutexLock lock(mutex_);
   stop_ = true;
@@ -61,7 +67,7 @@ bool EngineMailbox::empty() const {
 EngineMailbox::Mail EngineMailbox::Take(bool idle, Clock::time_point until) {
   const MutexLock lock(mutex_);
   while (idle && !stop_ && mail_.arrived.empty() && mail_.cancelled.empty() && mail_.uses.empty() &&
-         !asked_while_not_ready_) {
+         !asked_while_not_ready_ && !woken_) {
     if (until == Clock::time_point::max()) {
       wake_.Wait(mutex_);
     } else if (!wake_.WaitUntil(mutex_, until)) {
@@ -70,6 +76,7 @@ EngineMailbox::Mail EngineMailbox::Take(bool idle, Clock::time_point until) {
   }
   Mail taken = std::exchange(mail_, {});
   taken.stop = stop_;
+  woken_ = false;
   taken.asked_while_not_ready = std::exchange(asked_while_not_ready_, false);
   return taken;
 }

@@ -34,6 +34,8 @@ class EngineMailbox {
   void Cancel(RequestId id) EXCLUDES(mutex_);
   // To be called between steps (Engine::WithCollection, WithResidents).
   void PostUse(std::function<void(ExpertUse&)> use) EXCLUDES(mutex_);
+  // Has Take return.
+  void Wake() EXCLUDES(mutex_);
   void Stop() EXCLUDES(mutex_);
   void BeginDrain() { draining_.store(true); }
   bool draining() const { return draining_.load(); }
@@ -64,6 +66,7 @@ class EngineMailbox {
   mutable Mutex mutex_;
   mutable CondVar wake_;
   bool stop_ GUARDED_BY(mutex_) = false;
+  bool woken_ GUARDED_BY(mutex_) = false;
   RequestId last_id_ GUARDED_BY(mutex_) = 0;
   Mail mail_ GUARDED_BY(mutex_);
   EngineStatus status_ GUARDED_BY(mutex_);

@@ -4,15 +4,6 @@
 
 namespace moesaic {
 
-namespace {
-
-// A counter that follows a total kept elsewhere.
-void Follow(uint64_t total, Counter& counter) {
-  counter.Add(static_cast<double>(total) - counter.value());
-}
-
-}  // namespace
-
 EngineMetrics::EngineMetrics(MetricsRegistry& r, bool with_devices)
     : registry_(r),
       preemptions_(
@@ -84,8 +75,21 @@ void EngineMetrics::AddStep(const StepStats& stats) {
   }
 }
 
+void EngineMetrics::AddTurn(int64_t waited_ns, int64_t used_ns) {
+  if (turn_wait_ == nullptr) {
+    turn_wait_ = &registry_.GetCounter("moe_turn_wait_seconds_total",
+                                       "Time in which steps waited for other models' steps");
+    turn_time_ = &registry_.GetCounter(
+        "moe_turn_seconds_total",
+        "Time of the model's turns on the processors, less waiting for experts");
+  }
+  turn_wait_->Add(static_cast<double>(waited_ns) * 1e-9);
+  turn_time_->Add(static_cast<double>(used_ns - turn_used_ns_) * 1e-9);
+  turn_used_ns_ = used_ns;
+}
+
 void EngineMetrics::SetPreemptions(int64_t total) {
-  Follow(static_cast<uint64_t>(total), preemptions_);
+  preemptions_.SetTotal(static_cast<uint64_t>(total));
 }
 
 void EngineMetrics::SetExperts(int64_t slots, int64_t resident) {
@@ -115,12 +119,12 @@ void EngineMetrics::SetDevices(std::span<const DeviceStatus> devices) {
   }
   for (size_t d = 0; d < devices.size(); ++d) {
     const DeviceStatus& status = devices[d];
-    const DeviceMetrics& metrics = devices_[d];
-    Follow(status.hits, metrics.hits);
-    Follow(status.late_hits, metrics.late_hits);
-    Follow(status.misses, metrics.misses);
-    Follow(status.on_host, metrics.on_host);
-    Follow(status.bytes_copied, metrics.bytes_copied);
+    DeviceMetrics& metrics = devices_[d];
+    metrics.hits.SetTotal(status.hits);
+    metrics.late_hits.SetTotal(status.late_hits);
+    metrics.misses.SetTotal(status.misses);
+    metrics.on_host.SetTotal(status.on_host);
+    metrics.bytes_copied.SetTotal(status.bytes_copied);
     metrics.slots.Set(static_cast<double>(status.slots));
     metrics.resident.Set(static_cast<double>(status.resident));
     metrics.lost.Set(status.lost ? 1 : 0);

@@ -11,23 +11,40 @@
 
 namespace moesaic {
 
+// A counter that follows a total kept by one engine. An engine that comes after another under the
+// same labels counts on from where that one ended.
+class FollowingCounter {
+ public:
+  // NOLINTNEXTLINE(google-explicit-constructor)
+  FollowingCounter(Counter& counter) : counter_(counter), before_(counter.value()) {}
+  void SetTotal(uint64_t total) {
+    counter_.Add(before_ + static_cast<double>(total) - counter_.value());
+  }
+
+ private:
+  Counter& counter_;
+  const double before_;
+};
+
 class EngineMetrics {
  public:
   // with_devices: experts come from host memory to devices, not from disk to host memory.
   EngineMetrics(MetricsRegistry& registry, bool with_devices);
 
   void AddStep(const StepStats& stats);
+  // Of several engines' turns: what this one's cost it, and how long they were so far in all.
+  void AddTurn(int64_t waited_ns, int64_t used_ns);
   void SetPreemptions(int64_t total);
   void SetExperts(int64_t slots, int64_t resident);
   void SetDevices(std::span<const DeviceStatus> devices);
 
  private:
   struct DeviceMetrics {
-    Counter& hits;
-    Counter& late_hits;
-    Counter& misses;
-    Counter& on_host;
-    Counter& bytes_copied;
+    FollowingCounter hits;
+    FollowingCounter late_hits;
+    FollowingCounter misses;
+    FollowingCounter on_host;
+    FollowingCounter bytes_copied;
     Gauge& slots;
     Gauge& resident;
     Gauge& lost;
@@ -43,10 +60,13 @@ class EngineMetrics {
   std::vector<StepCounter> of_steps_;
   std::vector<Counter*> foreseen_;      // by distance - 1: experts used that were
   std::vector<Counter*> not_foreseen_;  // and were not among the most probable
-  Counter& preemptions_;
+  FollowingCounter preemptions_;
   Gauge& slots_;
   Gauge& resident_;
   std::vector<DeviceMetrics> devices_;
+  Counter* turn_wait_ = nullptr;  // made with the first turn
+  Counter* turn_time_ = nullptr;
+  int64_t turn_used_ns_ = 0;
 };
 
 }  // namespace moesaic

@@ -105,6 +105,10 @@ void ExpertUse::OnRouting(int64_t layer, const ForwardBatch& batch, std::span<in
     }
   }
   if (observers_.step_predictor) Predict(static_cast<int>(layer), experts);
+  if (live_ != nullptr && live_->counting()) {
+    live_->CountUse(layer, experts);
+    sample_();
+  }
 }
 
 void ExpertUse::Replay(int64_t layer, const ForwardBatch& batch, std::span<int32_t> experts,

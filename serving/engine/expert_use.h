@@ -25,6 +25,7 @@
 #include "prefetch/predict/recall_meter.h"
 #include "prefetch/predict/step_predictor.h"
 #include "serving/engine/learned_state.h"
+#include "serving/engine/live_sampler.h"
 #include "serving/engine/routing_recorder.h"
 #include "serving/engine/routing_replay.h"
 #include "serving/engine/scheduler.h"
@@ -78,6 +79,14 @@ class ExpertUse final : private RoutingHook {
   // What it has used; null when that is not known.
   std::shared_ptr<const RequestTrace> TraceOf(const Sequence& sequence) const;
 
+  // `sampler` (outlives it) counts the routing of layers; `sample` is called before each of them,
+  // for samples in the middle of long steps.
+  void SetLive(LiveSampler* sampler, std::function<void()> sample) {
+    live_ = sampler;
+    sample_ = std::move(sample);
+  }
+  const ExpertProvider* provider() const { return experts_; }
+
   // Between steps: what the predictor learns of whole requests, to be looked at or changed; null:
   // it learns otherwise, or there is none.
   void WithCollection(const std::function<void(EamCollection*)>& use);
@@ -102,6 +111,8 @@ class ExpertUse final : private RoutingHook {
   int64_t top_k_ = 0;
   ExpertProvider* experts_ = nullptr;  // null when nobody watches
   std::function<const float*()> hidden_;
+  LiveSampler* live_ = nullptr;
+  std::function<void()> sample_;
 
   struct RoutedSlice {
     RoutedExperts* routed = nullptr;

@@ -32,8 +32,10 @@ struct Sequence {
   int64_t computed_tokens = 0;  // positions whose keys and values are in `blocks`
   int64_t cached_tokens = 0;    // of the prompt, found in the prefix cache on first admission
   bool started = false;         // a step ran it
-  int64_t queue_us = -1;        // from arrival to that step; -1: not started, or told already
-  bool admitted = false;        // has run before (a preempted sequence is admitted again)
+  std::chrono::steady_clock::time_point started_at;  // when that step began
+  int64_t queue_us = -1;   // from arrival to that step; -1: not started, or told already
+  int64_t blocked_us = 0;  // its steps waited for experts
+  bool admitted = false;   // has run before (a preempted sequence is admitted again)
 
   SequenceBlocks blocks;
   SequenceState state;  // of recurrent layers

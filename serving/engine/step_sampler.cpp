@@ -139,6 +139,7 @@ const SequenceSlice& StepRows::Add(const ScheduledSlice& scheduled) {
 bool BeginSequence(Sequence& sequence, std::chrono::steady_clock::time_point now) {
   if (sequence.started) return false;
   sequence.started = true;
+  sequence.started_at = now;
   sequence.queue_us =
       std::chrono::duration_cast<std::chrono::microseconds>(now - sequence.arrival).count();
   return true;

@@ -13,6 +13,8 @@
 #include "serving/http/collection_call.h"
 #include "serving/http/completion_call.h"
 #include "serving/http/error_response.h"
+#include "serving/http/live_call.h"
+#include "serving/http/page.h"
 #include "serving/text/tokenizer.h"
 
 namespace moesaic {
@@ -20,6 +22,18 @@ namespace {
 
 constexpr size_t kMaxReportedFields =
     100;  // a client that invents names must not fill memory or log
+
+// As llama.cpp's router has it; its "loaded" is our resident or shrunk.
+Json StatusJson(const ServedModel& model) {
+  Json status = Json::object();
+  status["value"] = model.engine != nullptr ? "loaded" : ModelStateName(model.state);
+  status["state"] = ModelStateName(model.state);
+  if (model.state == ModelState::kFailed) {
+    status["failed"] = true;
+    status["reason"] = model.why_failed;
+  }
+  return status;
+}
 
 Json ModelJson(const ServedModel& model, const std::string& name) {
   Json json = Json::object();
@@ -29,7 +43,10 @@ Json ModelJson(const ServedModel& model, const std::string& name) {
   json["owned_by"] = "moesaic";
   json["root"] = model.names.front();
   json["parent"] = nullptr;
-  json["max_model_len"] = model.engine->max_context_tokens();
+  // What the context comes to is known once it is loaded.
+  json["max_model_len"] =
+      model.engine != nullptr ? Json(model.engine->max_context_tokens()) : Json(nullptr);
+  json["status"] = StatusJson(model);
   // What Anthropic's clients read of the same route.
   json["type"] = "model";
   json["display_name"] = name;
@@ -166,12 +183,20 @@ void ApiService::BeginDrain() {
   state_.store(State::kDraining);
   const auto table = models();
   if (table == nullptr) return;
-  for (const ServedModel& model : table->models()) model.engine->BeginDrain();
+  for (const ServedModel& model : table->models()) {
+    if (model.engine != nullptr) model.engine->BeginDrain();
+  }
 }
 
 std::shared_ptr<const ModelTable> ApiService::models() const {
   MutexLock lock(mutex_);
   return models_;
+}
+
+std::shared_ptr<const ModelTable> ApiService::ModelsFor(const ApiKey* key) const {
+  auto table = models();
+  if (table == nullptr || key == nullptr || key->models.empty()) return table;
+  return table->Only(key->models);
 }
 
 std::shared_ptr<const ApiKeys> ApiService::keys() const {
@@ -186,7 +211,8 @@ std::shared_ptr<const ApiKey> ApiService::KeyOf(const HttpRequest& request) cons
 
 std::optional<ApiError> ApiService::CheckKey(const HttpRequest& request,
                                              const RouteMatch& match) const {
-  if (match.open || (match.route == Route::kMetrics && options_.metrics_without_key)) {
+  if (match.open || (match.route == Route::kMetrics && options_.metrics_without_key) ||
+      (match.route == Route::kRoot && WantsPage(request))) {
     return std::nullopt;
   }
   const auto forbidden = [&match](std::string_view why) {
@@ -273,26 +299,40 @@ std::shared_ptr<Call> ApiService::Handle(std::shared_ptr<Exchange> exchange) {
     exchange->Respond(ErrorResponse(*error, request.path));
     return nullptr;
   }
-  auto table = models();
-  if (const auto key = KeyOf(request); table != nullptr && key != nullptr && !key->models.empty()) {
-    table = table->Only(key->models);
-  }
+  const std::shared_ptr<const ApiKey> key = KeyOf(request);
+  const auto table = ModelsFor(key.get());
   if (match->route == Route::kEamc && table != nullptr) {
     auto call = std::make_shared<CollectionCall>(call_context_, table, std::move(exchange));
     call->Start();
     return call;
   }
-  if (!match->post) {
-    exchange->Respond(AnswerGet(*match, table.get()));
-    return nullptr;
-  }
-  CHECK(table != nullptr);
-  if (const BodyAnswer answer = AnswerOf(match->route)) {
-    auto call = std::make_shared<BodyCall>(call_context_, table, std::move(exchange), answer);
+  const bool events = match->route == Route::kLiveEvents;
+  if ((events || match->route == Route::kLiveSnapshot) && table != nullptr) {
+    auto call = std::make_shared<LiveCall>(table, std::move(exchange), events,
+                                           [this] { return draining(); });
     call->Start();
     return call;
   }
-  auto call = std::make_shared<CompletionCall>(call_context_, table, std::move(exchange),
+  if (match->route == Route::kRoot && WantsPage(request)) {
+    exchange->Respond(AnswerPage());
+    return nullptr;
+  }
+  if (!match->post) {
+    RouteMatch get = *match;
+    if (get.route == Route::kTokenizerInfo) {
+      get.model = QueryValue(request.target, "model").value_or("");
+    }
+    exchange->Respond(AnswerGet(get, table.get()));
+    return nullptr;
+  }
+  CHECK(table != nullptr);
+  const ModelSource source = [this, key] { return ModelsFor(key.get()); };
+  if (const BodyAnswer answer = AnswerOf(match->route)) {
+    auto call = std::make_shared<BodyCall>(call_context_, source, std::move(exchange), answer);
+    call->Start();
+    return call;
+  }
+  auto call = std::make_shared<CompletionCall>(call_context_, source, std::move(exchange),
                                                DialectOf(match->route));
   call->Start();
   return call;
@@ -321,7 +361,13 @@ HttpResponse ApiService::AnswerGet(const RouteMatch& match, const ModelTable* ta
 // still taken and end with the reason.
 HttpResponse ApiService::Ready() const {
   if (const auto error = NotReady()) return ErrorResponse(*error, {});
+  const ModelManager* const manager = call_context_.models;
+  if (manager != nullptr && manager->starting()) {
+    return ErrorResponse(
+        Unavailable("Models are still being loaded; try again later.", "loading", 5), {});
+  }
   for (const ServedModel& model : models()->models()) {
+    if (model.engine == nullptr) continue;
     const EngineStatus status = model.engine->Status();
     if (status.not_ready.empty()) continue;
     return ErrorResponse(Unavailable(status.not_ready, status.not_ready_code, 60), {});
@@ -332,7 +378,8 @@ HttpResponse ApiService::Ready() const {
 HttpResponse ApiService::Metrics() {
   if (const auto table = models()) {
     for (const ServedModel& model : table->models()) {
-      metrics_.ForModel(model.names.front()).SetStatus(model.engine->Status());
+      metrics_.ForModel(model.names.front())
+          .SetStatus(model.engine != nullptr ? model.engine->Status() : EngineStatus());
     }
   }
   HttpResponse response = TextResponse(metrics_.Serialize(options_.metrics_vllm_names));
@@ -353,11 +400,14 @@ HttpResponse ApiService::AnswerOfModels(const RouteMatch& match, const ModelTabl
     return response;
   }
   if (match.route == Route::kModels) return JsonResponse(ModelsJson(*table));
-  if (match.route == Route::kTokenizerInfo && !table->models().empty()) {
-    return JsonResponse(TokenizerJson(table->models().front()));
-  }
   const ServedModel* const model = table->Find(match.model);
-  if (model == nullptr) return ErrorResponse(ModelNotFound(match.model), {});
+  if (match.route == Route::kTokenizerInfo && !table->models().empty()) {
+    const ServedModel& asked =
+        match.model.empty() || model == nullptr ? table->models().front() : *model;
+    if (asked.engine == nullptr) return ErrorResponse(ModelNotLoaded(asked), match.label);
+    return JsonResponse(TokenizerJson(asked));
+  }
+  if (model == nullptr) return ErrorResponse(table->NotFound(match.model), {});
   return JsonResponse(ModelJson(*model, match.model));
 }
 

@@ -30,8 +30,10 @@ class ApiService : public RequestHandler {
   ApiService(const ServerOptions& options, ServingMetrics& metrics,
              std::function<void(std::function<void()>)> run_on_worker);
 
-  // Ends the loading phase. Throws Error (ModelTable).
+  // Ends the loading phase, when it is called first. Throws Error (ModelTable).
   void SetModels(std::vector<ServedModel> models);
+  // Who loads the models that are not loaded; outlives this. Before the first SetModels.
+  void SetManager(ModelManager* manager) { call_context_.models = manager; }
   // From now on requests need one of these, where there are any.
   void SetKeys(ApiKeys keys);
   // The server's socket is bound to loopback: who names another host is refused. Before requests.
@@ -51,6 +53,8 @@ class ApiService : public RequestHandler {
   enum class State { kLoading, kReady, kDraining };
 
   std::shared_ptr<const ModelTable> models() const;
+  // Those that the key may use; null (no key) may use all.
+  std::shared_ptr<const ModelTable> ModelsFor(const ApiKey* key) const;
   std::shared_ptr<const ApiKeys> keys() const;
   // The one that the request carries; null: none, or none of ours.
   std::shared_ptr<const ApiKey> KeyOf(const HttpRequest& request) const;

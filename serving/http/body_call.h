@@ -19,8 +19,8 @@ using BodyAnswer = std::string (*)(const ModelTable& models, std::string_view bo
 // Runs the function on a worker and answers.
 class BodyCall : public Call, public std::enable_shared_from_this<BodyCall> {
  public:
-  BodyCall(CallContext& context, std::shared_ptr<const ModelTable> models,
-           std::shared_ptr<Exchange> exchange, BodyAnswer answer);
+  BodyCall(CallContext& context, ModelSource models, std::shared_ptr<Exchange> exchange,
+           BodyAnswer answer);
   void Start();
   void OnWritable() override {}
   void OnQuiet() override {}
@@ -28,11 +28,15 @@ class BodyCall : public Call, public std::enable_shared_from_this<BodyCall> {
   void OnShutdown() override;
 
  private:
-  HttpResponse Answer(const std::string& body, const std::string& path) const;
+  // Worker thread. Where a model has to be loaded first, it answers later.
+  void Answer(const std::string& body);
+  void Respond(HttpResponse response);
+  void WaitForModel(const std::string& model, const std::string& body);
 
   CallContext& context_;
-  const std::shared_ptr<const ModelTable> models_;
+  const ModelSource models_;
   const std::shared_ptr<Exchange> exchange_;
+  const std::string path_;
   const BodyAnswer answer_;
   std::atomic<bool> gone_{false};
 };

@@ -29,7 +29,7 @@ size_t MailboxBytes(const std::vector<EngineRequest>& requests, bool stream, siz
 
 }  // namespace
 
-CompletionCall::CompletionCall(CallContext& context, std::shared_ptr<const ModelTable> models,
+CompletionCall::CompletionCall(CallContext& context, ModelSource models,
                                std::shared_ptr<Exchange> exchange, ApiDialect dialect)
     : context_(context),
       models_(std::move(models)),
@@ -52,6 +52,9 @@ void CompletionCall::PrepareAndPost(std::string body) {
   try {
     const RequestMemory::Lease lease = context_.request_memory.Reserve(body.size());
     *submitted = Prepare(body);
+  } catch (const ModelNotLoaded& missing) {
+    if (context_.MayWait(missing)) return WaitForModel(missing.model(), std::move(body));
+    error = missing;
   } catch (...) {
     error = CurrentApiError(fmt::format("request {}", request_id_));
   }
@@ -61,19 +64,30 @@ void CompletionCall::PrepareAndPost(std::string body) {
   });
 }
 
+void CompletionCall::WaitForModel(const std::string& model, std::string body) {
+  context_.models->Load(
+      model, [self = shared_from_this(), body = std::move(body)](std::optional<ApiError> why_not) {
+        if (why_not.has_value()) {
+          return self->exchange_->Post([self, why_not] { self->Fail(*why_not); });
+        }
+        self->context_.run_on_worker([self, body] { self->PrepareAndPost(body); });
+      });
+}
+
 std::unique_ptr<CompletionCall::Submitted> CompletionCall::Prepare(const std::string& body) {
-  const Clock::time_point now = Clock::now();
   PrepareOptions options{dialect_, request_id_, context_.options.max_sequences, std::nullopt,
                          gone_};
   if (context_.options.request_timeout.count() > 0) {
-    options.deadline = now + context_.options.request_timeout;
+    options.deadline = began_at_ + context_.options.request_timeout;
   }
-  PreparedRequest prepared = PrepareRequest(body, *models_, options);
+  const std::shared_ptr<const ModelTable> models = models_();
+  PreparedRequest prepared = PrepareRequest(body, *models, options);
   context_.report_unknown_fields(prepared.unknown_fields);
   std::vector<EngineRequest>& requests = prepared.requests;
 
   auto result = std::make_unique<Submitted>();
-  result->model = prepared.model;
+  result->model = std::make_shared<const ServedModel>(*prepared.model);
+  if (context_.models != nullptr) context_.models->Touch(prepared.model->names.front());
   result->metrics = &context_.metrics.ForModel(prepared.model->names.front());
   result->stream = prepared.stream;
   result->deadline = options.deadline;

@@ -24,8 +24,8 @@ namespace moesaic {
 
 class CompletionCall : public Call, public std::enable_shared_from_this<CompletionCall> {
  public:
-  CompletionCall(CallContext& context, std::shared_ptr<const ModelTable> models,
-                 std::shared_ptr<Exchange> exchange, ApiDialect dialect);
+  CompletionCall(CallContext& context, ModelSource models, std::shared_ptr<Exchange> exchange,
+                 ApiDialect dialect);
 
   void Start();
   void OnWritable() override { Drain(); }
@@ -39,7 +39,8 @@ class CompletionCall : public Call, public std::enable_shared_from_this<Completi
   // Everything that is known once the request is submitted. Made on a worker, then used on the
   // strand.
   struct Submitted {
-    const ServedModel* model = nullptr;
+    // A copy, so that the call keeps this engine and no other; shared with nobody.
+    std::shared_ptr<const ServedModel> model;
     ModelMetrics* metrics = nullptr;
     std::unique_ptr<ApiOutput> output;
     std::shared_ptr<DeltaMailbox> mailbox;
@@ -60,6 +61,8 @@ class CompletionCall : public Call, public std::enable_shared_from_this<Completi
   // Worker thread.
   void PrepareAndPost(std::string body);
   std::unique_ptr<Submitted> Prepare(const std::string& body);
+  // Has the model loaded; then everything begins again.
+  void WaitForModel(const std::string& model, std::string body);
 
   void OnSubmitted(std::unique_ptr<Submitted> submitted);
   void Drain();
@@ -76,10 +79,11 @@ class CompletionCall : public Call, public std::enable_shared_from_this<Completi
   void NoteForLog(std::string_view outcome);
 
   CallContext& context_;
-  const std::shared_ptr<const ModelTable> models_;
+  const ModelSource models_;
   const std::shared_ptr<Exchange> exchange_;
   const ApiDialect dialect_;
   const std::string request_id_;
+  const Clock::time_point began_at_ = Clock::now();
   std::atomic<bool> gone_{false};  // the client has left, or the call was ended early
 
   std::unique_ptr<Submitted> submitted_;

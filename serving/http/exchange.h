@@ -7,6 +7,7 @@
 // thread may call and which runs the function on the strand.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -40,6 +41,8 @@ class Exchange {
   virtual void SetLogNote(std::string note) = 0;
 
   virtual void Post(std::function<void()> function) = 0;
+  // On the strand: runs the function there later.
+  virtual void PostAfter(std::chrono::milliseconds wait, std::function<void()> function) = 0;
 };
 
 // A request that is being answered. The exchange holds it until the answer is complete or the

@@ -35,6 +35,8 @@ constexpr Entry kEntries[] = {
     {"/detokenize", Route::kDetokenize, true, false},
     {"/tokenizer_info", Route::kTokenizerInfo, false, false},
     {"/v1/moesaic/eamc", Route::kEamc, false, false, true, true},
+    {"/v1/moesaic/events", Route::kLiveEvents, false, false},
+    {"/v1/moesaic/snapshot", Route::kLiveSnapshot, false, false},
 };
 
 constexpr std::string_view kMessagesPath = "/v1/messages";
@@ -81,6 +83,9 @@ std::string_view RootPage() {
          "POST /detokenize            token ids to text\n"
          "GET  /tokenizer_info        the special tokens\n"
          "GET  /v1/moesaic/eamc       what an eamc predictor has learned; PUT gives it another\n"
+         "GET  /v1/moesaic/events     what the engine does, as server-sent events; "
+         "/v1/moesaic/snapshot\n"
+         "GET  /                      in a browser: a page that shows it\n"
          "GET  /metrics               Prometheus metrics\n"
          "GET  /health  /live         the process is alive\n"
          "GET  /ready                 requests are accepted (503: loading, draining, a lost GPU or "

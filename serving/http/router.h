@@ -30,6 +30,8 @@ enum class Route {
   kDetokenize,
   kTokenizerInfo,
   kEamc,
+  kLiveEvents,
+  kLiveSnapshot,
 };
 
 struct RouteMatch {

@@ -342,6 +342,7 @@ std::string Server::address() const { return impl_->address(); }
 void Server::SetModels(std::vector<ServedModel> models) {
   impl_->service().SetModels(std::move(models));
 }
+void Server::SetManager(ModelManager* manager) { impl_->service().SetManager(manager); }
 void Server::BeginDrain() { impl_->service().BeginDrain(); }
 bool Server::Stop(std::chrono::milliseconds drain_timeout) { return impl_->Stop(drain_timeout); }
 bool Server::HasBusyWorkers() const { return impl_->HasBusyWorkers(); }

@@ -4,7 +4,8 @@
 // It listens before there is a model: /health answers, the rest says 503 until SetModels. Signals
 // are the caller's business: on the first one it calls Stop with a drain time.
 //
-// Thread contract: public functions may be called from any thread; Start and SetModels once.
+// Thread contract: public functions may be called from any thread; Start once, SetModels by one
+// thread at a time.
 #pragma once
 
 #include <chrono>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "core/base/metrics.h"
+#include "serving/api/model_manager.h"
 #include "serving/api/served_model.h"
 #include "serving/http/server_options.h"
 
@@ -38,8 +40,11 @@ class Server {
   uint16_t port() const;
   std::string address() const;  // "http://127.0.0.1:8000", for messages
 
-  // From now on requests are served. Throws Error(kInvalidArgument) when names clash.
+  // From now on these are served, in place of those before. Throws Error(kInvalidArgument) when
+  // names clash.
   void SetModels(std::vector<ServedModel> models);
+  // Before the first SetModels: who loads models that are not loaded; outlives this.
+  void SetManager(ModelManager* manager);
 
   // Readiness fails and new requests get 503; running ones go on.
   void BeginDrain();

@@ -19,6 +19,7 @@ struct ServerOptions {
   int io_threads = 2;      // sockets and response formatting
   int worker_threads = 2;  // JSON parsing, chat templates, tokenising
   std::string version = "0.1.0";                // what GET /version answers
+  std::filesystem::path models_file;            // of several models; empty: arguments name them
   std::vector<std::string> served_model_names;  // of the model; empty: as it was given
 
   // Access. With keys, every route but /health, /live and /ready wants one of them.

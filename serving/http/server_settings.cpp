@@ -39,6 +39,11 @@ void AddServerSettings(ServerOptions& server, int64_t& max_queue, bool visible,
                .target = &server.ssl_keyfile,
                .value_name = "FILE",
                .help = "The certificate's private key, in PEM. Default: it is in --ssl-certfile."});
+  section.Add({.name = "models",
+               .target = &server.models_file,
+               .value_name = "FILE",
+               .help = "Serve the models of this YAML file, which says of each how it is called, "
+                       "when it is loaded and what it may take (docs/multi_model.md)."});
   section.Add({.name = "served-model-name",
                .target = &server.served_model_names,
                .value_name = "NAME",

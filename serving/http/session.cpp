@@ -66,6 +66,11 @@ class Session::SessionExchange : public Exchange {
     if (session_->exchange_.get() == this) session_->log_note_ = std::move(note);
   }
   void Post(std::function<void()> function) override { net::post(executor_, std::move(function)); }
+  void PostAfter(std::chrono::milliseconds wait, std::function<void()> function) override {
+    auto timer = std::make_shared<net::steady_timer>(executor_, wait);  // lives until it fires
+    timer->async_wait(
+        [timer, function = std::move(function)](boost::system::error_code) { function(); });
+  }
 
  private:
   bool Live() const {

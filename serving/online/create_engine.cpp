@@ -1,5 +1,6 @@
 #include "serving/online/create_engine.h"
 
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -59,8 +60,15 @@ void ScheduleState(const EngineOptions& options, const StatePlan& state,
   }
 }
 
+// Whoever waits for experts in its turn leaves the processors to others.
+std::function<void(bool)> WaitNotice(const std::shared_ptr<StepTurns::Member>& turn) {
+  if (turn == nullptr) return nullptr;
+  return [turn](bool waits) { waits ? turn->Block() : turn->Resume(); };
+}
+
 void Load(EngineSetup& setup, MetricsRegistry& registry,
-          const std::vector<std::shared_ptr<StateSection>>& kept, LoopParts& parts) {
+          const std::vector<std::shared_ptr<StateSection>>& kept,
+          const std::shared_ptr<StepTurns::Member>& turn, LoopParts& parts) {
   const EngineOptions& options = setup.options;
   const EnginePlan& plan = setup.plan;
   parts.metrics = std::make_unique<EngineMetrics>(registry, options.devices.count > 0);
@@ -74,11 +82,14 @@ void Load(EngineSetup& setup, MetricsRegistry& registry,
                       .max_batch_tokens = options.max_num_batched_tokens,
                       .prefix_cache = options.prefix_cache,
                       .share_only_prompts = options.defer_experts > 0};
+  parts.ledgers = {plan.ledger};
+  for (const DevicePlan& device : plan.devices) parts.ledgers.push_back(device.ledger);
   if (plan.state.sequences > 0) ScheduleState(options, plan.state, parts.scheduling);
 
   ExpertObservers observers = MakeObservers(options, plan, setup.files);
   auto step = std::make_unique<LatencyStep>(options, plan, std::move(setup.files), parts.kernels,
-                                            *parts.pool, observers);
+                                            *parts.pool, observers, WaitNotice(turn));
+  parts.turn = turn;
   std::vector<ExpertId> held;
   if (!options.state_file.empty()) {
     observers.state = std::make_unique<LearnedState>(options.state_file, options.state_interval_s,
@@ -116,12 +127,14 @@ std::unique_ptr<Engine> CreateEngine(const EngineOptions& options, MetricsRegist
 }
 
 std::unique_ptr<Engine> CreateEngine(EngineSetup setup, MetricsRegistry& metrics,
-                                     std::vector<std::shared_ptr<StateSection>> kept) {
+                                     std::vector<std::shared_ptr<StateSection>> kept,
+                                     std::shared_ptr<StepTurns::Member> turn) {
   // Shared, because what loads can be copied.
   auto shared = std::make_shared<EngineSetup>(std::move(setup));
-  return std::make_unique<EngineLoop>([shared, &metrics, kept = std::move(kept)](LoopParts& parts) {
-    Load(*shared, metrics, kept, parts);
-  });
+  return std::make_unique<EngineLoop>(
+      [shared, &metrics, kept = std::move(kept), turn = std::move(turn)](LoopParts& parts) {
+        Load(*shared, metrics, kept, turn, parts);
+      });
 }
 
 }  // namespace moesaic

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "serving/engine/engine.h"
+#include "serving/engine/step_turns.h"
 #include "serving/online/engine_options.h"
 #include "serving/online/engine_plan.h"
 #include "serving/online/engine_setup.h"
@@ -16,9 +17,10 @@ class StateSection;
 
 // Loads the model and starts the engine's thread. `metrics` must outlive the engine. `kept`:
 // sections of any thread that its state file holds beside what it learns; shared with who serves
-// the model.
+// the model. `turn`: its turns among the engines of several models; null: it is alone.
 std::unique_ptr<Engine> CreateEngine(EngineSetup setup, MetricsRegistry& metrics,
-                                     std::vector<std::shared_ptr<StateSection>> kept = {});
+                                     std::vector<std::shared_ptr<StateSection>> kept = {},
+                                     std::shared_ptr<StepTurns::Member> turn = nullptr);
 // Of options in which everything is chosen: sets up first.
 std::unique_ptr<Engine> CreateEngine(const EngineOptions& options, MetricsRegistry& metrics);
 

@@ -40,7 +40,7 @@ void LoadGates(const ModelConfig& config, const ModelWeights& weights, ThreadPoo
 
 LatencyStep::LatencyStep(const EngineOptions& options, const EnginePlan& plan, ModelFiles files,
                          const CpuKernels& kernels, ThreadPool& pool,
-                         const ExpertObservers& observers)
+                         const ExpertObservers& observers, std::function<void(bool)> on_wait)
     : files_(std::move(files)), dense_devices_(plan.dense_devices), kept_(plan.placed.kept) {
   const ModelConfig& config = files_.config;
   if (!plan.devices.empty()) {
@@ -59,7 +59,7 @@ LatencyStep::LatencyStep(const EngineOptions& options, const EnginePlan& plan, M
   }
   if (observers.gates) LoadGates(config, weights, pool, *observers.gates);
   if (on_devices != nullptr) weights = {};
-  MakeExperts(options, plan, pool, observers);
+  MakeExperts(options, plan, pool, observers, std::move(on_wait));
   const ExpertLayout& layout = files_.experts->layout();
   std::unique_ptr<DensePart> dense;
   if (on_devices != nullptr) {
@@ -73,13 +73,15 @@ LatencyStep::LatencyStep(const EngineOptions& options, const EnginePlan& plan, M
 }
 
 void LatencyStep::MakeExperts(const EngineOptions& options, const EnginePlan& plan,
-                              const ThreadPool& pool, const ExpertObservers& observers) {
+                              const ThreadPool& pool, const ExpertObservers& observers,
+                              std::function<void(bool)> on_wait) {
   if (!plan.devices.empty()) {
     MakeDeviceExperts(options, plan, observers);
     return;
   }
   ExpertLoaderOptions loading = LoaderOptionsOf(options, plan.expert_budget_bytes);
   loading.step_predictor = observers.step_predictor.get();
+  loading.on_wait = std::move(on_wait);
   const std::vector<NodeStretch> stretches =
       SlotStretches(files_.experts->layout(), pool.node_ids());
   loading.slot_stretches = stretches;

@@ -29,9 +29,11 @@ namespace moesaic {
 class LatencyStep final : public EngineStep {
  public:
   // Loads the model. `observers` predict and count for the caches of experts; their gates get the
-  // model's routers. kernels, pool and observers outlive it.
+  // model's routers. kernels, pool and observers outlive it. `on_wait`: see LinkOptions; without
+  // devices only.
   LatencyStep(const EngineOptions& options, const EnginePlan& plan, ModelFiles files,
-              const CpuKernels& kernels, ThreadPool& pool, const ExpertObservers& observers);
+              const CpuKernels& kernels, ThreadPool& pool, const ExpertObservers& observers,
+              std::function<void(bool)> on_wait = nullptr);
 
   // Loads what is pinned by rules, and (`fill`) fills free expert slots. `first`: the experts that
   // are wanted most, in descending order.
@@ -49,7 +51,7 @@ class LatencyStep final : public EngineStep {
 
  private:
   void MakeExperts(const EngineOptions& options, const EnginePlan& plan, const ThreadPool& pool,
-                   const ExpertObservers& observers);
+                   const ExpertObservers& observers, std::function<void(bool)> on_wait);
   void MakeDeviceExperts(const EngineOptions& options, const EnginePlan& plan,
                          const ExpertObservers& observers);
 

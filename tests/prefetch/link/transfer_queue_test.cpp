@@ -43,6 +43,38 @@ TEST(TransferQueueTest, MovesATransferPacketByPacket) {
   EXPECT_EQ(queue.counters().done, 1u);
 }
 
+// A packet is what it was when it was issued; on demand goes before prefetch.
+TEST(TransferQueueTest, BusyTimesByClass) {
+  TransferQueue queue(10, 3, 2, 1);
+  const auto busy = [&](int64_t now) {
+    const TransferCounters counters = queue.CountersAt(now);
+    return std::pair(counters.on_demand_busy, counters.prefetch_busy);
+  };
+  queue.Add(0, 1, kPrefetch, 0, 0);
+  EXPECT_EQ(busy(50), std::pair(int64_t{0}, int64_t{0}));
+  ASSERT_TRUE(queue.NextPacket(100));
+  EXPECT_EQ(busy(110), std::pair(int64_t{0}, int64_t{10}));
+  queue.Add(1, 1, kOnDemand, 0, 110);
+  ASSERT_TRUE(queue.NextPacket(120));
+  EXPECT_EQ(busy(150), std::pair(int64_t{30}, int64_t{20}));
+  queue.Update(0, kOnDemand, 0);
+  queue.CompletePacket(1, 0, PacketResult::kOk, 160);
+  EXPECT_EQ(busy(165), std::pair(int64_t{40}, int64_t{25}));
+  queue.CompletePacket(0, 0, PacketResult::kError, 170);
+  EXPECT_EQ(busy(500), std::pair(int64_t{40}, int64_t{30}));
+  EXPECT_EQ(queue.counters().prefetch_packets_done, 0u);
+  ASSERT_TRUE(queue.NextPacket(500));  // again, now on demand
+  queue.CompletePacket(0, 0, PacketResult::kOk, 510);
+  EXPECT_EQ(busy(600), std::pair(int64_t{50}, int64_t{30}));
+  queue.Remove(0);
+  queue.Remove(1);
+  queue.Add(2, 1, kPrefetch, 0, 600);
+  ASSERT_TRUE(queue.NextPacket(600));
+  queue.CompletePacket(2, 0, PacketResult::kOk, 601);
+  EXPECT_EQ(queue.counters().packets_done, 3u);
+  EXPECT_EQ(queue.counters().prefetch_packets_done, 1u);
+}
+
 TEST(TransferQueueTest, NothingToReadIsStillOnePacket) {
   TransferQueue queue(4, 1, 1, 0);
   queue.Add(0, 0, kOnDemand, 0, 0);

@@ -12,6 +12,7 @@
 
 #include "core/base/mutex.h"
 #include "serving/engine/engine.h"
+#include "serving/engine/live_view.h"
 #include "serving/text/tokenizer.h"
 
 namespace moesaic {
@@ -26,6 +27,7 @@ class TestEngine : public Engine {
     // ...
     int64_t vocab_size = 4096;
     std::vector<LayerSpec> layers = {};  // of the config
+    bool live = false;                   // there is a live view, whose samples the test makes
   };
   // `tokenizer` must outlive the engine.
   TestEngine(const Tokenizer& tokenizer, Options options);
@@ -45,6 +47,7 @@ class TestEngine : public Engine {
   void BeginDrain() override;
   EngineStatus Status() const override;
   StepStats Stats() const override { return {}; }
+  LiveView* live() override { return options_.live ? &live_ : nullptr; }
 
   // The word of output token i, with the space before it.
   static std::string Word(int64_t i);
@@ -80,6 +83,7 @@ class TestEngine : public Engine {
 
   const Tokenizer& tokenizer_;
   const Options options_;
+  LiveView live_{{{"host", 1000, {{"experts", 600}, {"KV cache", 200}}}}, [] {}};
   ModelConfig config_;
   GenerationDefaults defaults_;
 

@@ -446,10 +446,10 @@ class Plan(unittest.TestCase):
 class Server:
     """`moesaic serve` on a free port; what it logs tells when it listens and when it is ready."""
 
-    def __init__(self, *arguments, environment=None):
+    def __init__(self, *arguments, environment=None, models=(MODEL,)):
         self.log = ""
         self.process = subprocess.Popen(
-            [PROGRAM, "serve", MODEL, "--port", "0", *arguments],
+            [PROGRAM, "serve", *models, "--port", "0", *arguments],
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
             env={**ENVIRONMENT, **(environment or {})},
         )
@@ -549,6 +549,64 @@ class Serve(unittest.TestCase):
         self.assertEqual(result.returncode, 3, result.stderr)
         self.assertIn("--memory", result.stderr)
         self.assertNotIn("--kv-memory", result.stderr)  # which nobody gave
+
+
+class ServeSeveral(unittest.TestCase):
+    def setUp(self):
+        self.directory = tempfile.TemporaryDirectory()
+        self.addCleanup(self.directory.cleanup)
+
+    def write(self, text):
+        path = pathlib.Path(self.directory.name, "models.yaml")
+        path.write_text(text)
+        return str(path)
+
+    def complete(self, server, model):
+        status, body = server.request("POST", "/v1/completions", {
+            "model": model, "prompt": PROMPT, "max_tokens": 24, "temperature": 0})
+        self.assertEqual(status, 200, body)
+        return json.loads(body)["choices"][0]["text"]
+
+    def test_a_file_of_models(self):
+        alone = run("run", MODEL, PROMPT, *GREEDY).stdout.rstrip("\n")
+        int8 = run("run", MODEL, PROMPT, *GREEDY, "--dtype", "int8").stdout.rstrip("\n")
+        states = os.path.join(self.directory.name, "states")
+        server = Server("--models", self.write(f"""
+models:
+  - {{id: one, aliases: [uno], path: {MODEL}}}
+  - {{id: two, path: {MODEL}, dtype: int8, load: demand}}
+"""), "--expert-memory", "25%", "--state-file", states, models=())
+        self.assertIn("serving 2 models", server.log)
+        listed = {model["id"]: model["status"]["state"]
+                  for model in json.loads(server.request("GET", "/v1/models")[1])["data"]}
+        self.assertEqual(listed, {"one": "resident", "uno": "resident", "two": "unloaded"})
+        self.assertEqual(self.complete(server, "uno"), alone)
+        self.assertEqual(self.complete(server, "two"), int8)  # which is loaded for it
+        self.assertEqual(self.complete(server, "one"), alone)
+        status, body = server.request("POST", "/v1/completions", {"model": "three", "prompt": "x"})
+        self.assertEqual(status, 404)
+        self.assertIn("`one`, `uno`, `two`", json.loads(body)["error"]["message"])
+        metrics = server.request("GET", "/metrics")[1].decode()
+        self.assertIn('moe_steps_total{model_name="two"}', metrics)
+        code, log = server.stop()
+        self.assertEqual(code, 0, log)
+        self.assertEqual(sorted(os.listdir(states)), ["one.state", "two.state"])
+
+    def test_what_is_refused(self):
+        def refused(code, parts, *arguments):
+            result = run("serve", *arguments, "--port", "0")
+            self.assertEqual(result.returncode, code, result.stderr)
+            for part in parts:
+                self.assertIn(part, result.stderr)
+        refused(2, ["twice", "argument 1"], MODEL, MODEL)
+        refused(2, ["there already"], MODEL, MODEL + "/.")
+        refused(2, ["--served-model-name"], MODEL, MODEL + "/.", "--served-model-name", "x")
+        one = f"models:\n  - {{id: a, path: {MODEL}}}\n"
+        refused(2, ["--models and a model"], MODEL, "--models", self.write(one))
+        refused(2, ["models.yaml:3", "'a'"], "--models", self.write(one + "  - {id: a, path: x}\n"))
+        refused(2, ["models.yaml:3", "alias", "'aliases'"], "--models", self.write(one + "  - {path: x, alias: y}\n"))
+        two = self.write(one + f"  - {{id: b, path: {MODEL}, dtype: int8}}\n")
+        refused(3, ["--memory", "a: dense weights", "b: expert cache", "missing"], "--models", two, "--memory", "200MiB")
 
 
 class LearnedState(unittest.TestCase):

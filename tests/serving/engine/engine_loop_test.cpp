@@ -535,5 +535,40 @@ TEST(EngineLoopTest, CollectionsAreUsedOnTheEnginesThread) {
   EXPECT_EQ(held.use_count(), 1);
 }
 
+// An engine that has nothing to do makes the sample that who begins to watch waits for, and one of
+// what was the end of the last request.
+TEST(EngineLoopTest, WhoWatchesSeesRequests) {
+  Script script;
+  auto engine = MakeLoop(script);
+  LiveView& live = *engine->live();
+  Submit(*engine, Greedy(Prompt(5), 3)).Wait();
+  EXPECT_EQ(live.number(), 0u);  // nobody watched
+  const LiveView::Watch watch(live);
+  while (live.number() < 1) std::this_thread::yield();
+  EXPECT_EQ(live.Latest()->expert_slots, 7);
+  EXPECT_TRUE(live.Latest()->requests.empty());
+  EXPECT_TRUE(live.Latest()->places.empty());
+  EXPECT_GT(live.Latest()->totals.steps, 0);
+
+  script.Hold();
+  const Submitted submitted = Submit(*engine, Greedy(Prompt(5), 3));
+  script.WaitUntilHeld();
+  script.Allow(2);
+  script.AllowAll();
+  submitted.Wait();
+  std::shared_ptr<const LiveSample> sample;
+  do {
+    sample = live.Latest();
+  } while (sample->requests.empty() ||
+           sample->requests.front().phase != LiveRequest::Phase::kEnded);
+  EXPECT_EQ(sample->running, 0);
+  ASSERT_EQ(sample->requests.size(), 1u);
+  const LiveRequest& ended = sample->requests.front();
+  EXPECT_EQ(ended.id, submitted.id);
+  EXPECT_EQ(ended.ended, "length");
+  EXPECT_EQ(ended.prompt_tokens, 5);
+  EXPECT_EQ(ended.output_tokens, 3);
+}
+
 }  // namespace
 }  // namespace moesaic

@@ -62,7 +62,8 @@ TEST_F(ServerTest, Models) {
   EXPECT_EQ(
       DumpJson(list["data"][0]),
       R"({"id":"org/test","object":"model","created":77,"owned_by":"moesaic","root":"org/test",)"
-      R"("parent":null,"max_model_len":1024,"type":"model","display_name":"org/test",)"
+      R"("parent":null,"max_model_len":1024,"status":{"value":"loaded","state":"resident"},)"
+      R"("type":"model","display_name":"org/test",)"
       R"("created_at":"1970-01-01T00:01:17Z"})");
   EXPECT_EQ(list["data"][1]["id"], "alias");
   EXPECT_EQ(client.Get("/v1/models/org/test").json()["id"], "org/test");

@@ -1,0 +1,98 @@
+#include "serving/cli/several_models.h"
+
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "core/base/error.h"
+#include "core/base/logging.h"
+#include "core/base/units.h"
+#include "serving/cli/serving_setup.h"
+#include "serving/multi/model_needs.h"
+#include "serving/multi/models_file.h"
+
+namespace moesaic {
+namespace {
+
+void Refuse(bool given, const char* what, const char* instead) {
+  if (given) Fail(ErrorKind::kInvalidArgument, "{} with several models: {}", what, instead);
+}
+
+ModelRegistry::Model RegistryModel(const ModelEntry& entry, const ModelNeed& need,
+                                   uint64_t start_bytes) {
+  ModelRegistry::Model model;
+  model.names = entry.names();
+  model.rules.need = need.memory;
+  model.rules.pin = entry.pin;
+  model.rules.may_leave = entry.load == LoadTime::kDemand;
+  if (entry.idle_unload.count() > 0) {
+    model.rules.idle_ns = std::chrono::nanoseconds(entry.idle_unload).count();
+  }
+  model.start_bytes = start_bytes;
+  model.least = need.least;
+  return model;
+}
+
+}  // namespace
+
+std::vector<ModelEntry> TakeSeveralModels(const CommandLine& line, const Settings& settings) {
+  std::vector<ModelEntry> entries;
+  if (!settings.server.models_file.empty()) {
+    Refuse(!line.positionals().empty() || line.GivenAsFlag("model"), "--models and a model",
+           "name it in the file");
+    entries = ReadModelsFile(settings.server.models_file, settings.engine, settings.chat);
+  } else if (line.positionals().size() > 1 && !line.GivenAsFlag("model")) {
+    entries = EntriesOf(line.positionals(), settings.engine, settings.chat);
+  }
+  if (entries.empty()) return entries;
+  Refuse(!settings.server.served_model_names.empty(), "--served-model-name",
+         "give `id` and `aliases` in the --models file");
+  PrepareEntries(entries);
+  return entries;
+}
+
+SeveralModels::SeveralModels(std::vector<ModelEntry> entries, const Machine& machine,
+                             MetricsRegistry& metrics)
+    : entries_(std::move(entries)), machine_(machine) {
+  for (const ModelEntry& entry : entries_) {
+    metrics_.push_back(std::make_unique<MetricsRegistry>(
+        metrics, entries_.size() > 1 ? MetricLabels{{"model_name", entry.id}} : MetricLabels{}));
+  }
+}
+
+void SeveralModels::Start(Server& server, uint64_t request_bytes) {
+  const ModelsPlan plan = PlanModels(entries_, machine_, request_bytes);
+  std::vector<ModelRegistry::Model> models;
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    const MemoryNeed& need = plan.needs[i].memory;
+    LogInfo("{}: {} of {}; it needs {} at least, {} with all experts", entries_[i].id,
+            plan.start_shares[i] > 0 ? FormatBytes(plan.start_shares[i]) : "on demand",
+            FormatBytes(plan.memory_bytes), FormatBytes(need.least_bytes),
+            FormatBytes(need.most_bytes));
+    models.push_back(RegistryModel(entries_[i], plan.needs[i], plan.start_shares[i]));
+  }
+  registry_ = std::make_unique<ModelRegistry>(
+      plan.memory_bytes, std::move(models),
+      [this](size_t model, uint64_t bytes, const ModelRegistry::Hold& hold) {
+        return Load(model, bytes, hold);
+      },
+      [&server](std::vector<ServedModel> now) { server.SetModels(std::move(now)); });
+  server.SetManager(registry_.get());
+  registry_->Start();
+  registry_->WaitStarted(std::chrono::steady_clock::time_point::max());
+  if (const auto why = registry_->WhyNone()) {
+    Fail(ErrorKind::kUnavailable, "no model could be loaded; the first: {}", *why);
+  }
+}
+
+ServedModel SeveralModels::Load(size_t model, uint64_t bytes, const ModelRegistry::Hold& hold) {
+  const ModelEntry& entry = entries_[model];
+  EngineOptions options = entry.engine;
+  options.machine.memory = MemorySize(std::to_string(bytes));
+  AmongOthers others;
+  others.hold = hold;
+  if (entries_.size() > 1) others.turn = turns_->Join(entry.priority);
+  return LoadModel(options, entry.chat, machine_, *metrics_[model], others).model;
+}
+
+}  // namespace moesaic

@@ -1,0 +1,141 @@
+#include "serving/engine/live_sampler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "core/base/check.h"
+
+namespace moesaic {
+namespace {
+
+int64_t MicrosecondsBetween(LiveSampler::Clock::time_point from,
+                            LiveSampler::Clock::time_point to) {
+  return std::chrono::duration_cast<std::chrono::microseconds>(to - from).count();
+}
+
+}  // namespace
+
+LiveSampler::LiveSampler(LiveView& view, int64_t num_layers, int64_t num_experts,
+                         Clock::time_point now)
+    : view_(view),
+      num_experts_(num_experts),
+      cells_(static_cast<size_t>(num_layers * num_experts)),
+      start_(now),
+      not_before_(now) {}
+
+void LiveSampler::BeginStep(int64_t tokens) {
+  changed_ = true;
+  counts_ = view_.watched();
+  if (!counts_) {
+    uses_.clear();  // who watches next sees what is used from then on
+    return;
+  }
+  if (uses_.empty()) {
+    uses_.assign(cells_, 0);
+    weighted_uses_.assign(cells_, 0);
+    weight_ = 0;
+    tokens_ = 0;
+  }
+  tokens_ += tokens;
+}
+
+void LiveSampler::CountUse(int64_t layer, std::span<const int32_t> experts) {
+  uint32_t* const row = uses_.data() + layer * num_experts_;
+  for (const int32_t expert : experts) ++row[expert];
+}
+
+void LiveSampler::Ended(const Sequence& sequence, std::string why, Clock::time_point now) {
+  changed_ = true;
+  if (!view_.watched()) return ended_.clear();
+  LiveRequest& request = ended_.emplace_back(RequestOf(sequence, now));
+  request.phase = LiveRequest::Phase::kEnded;
+  request.ended = std::move(why);
+  if (ended_.size() > kEndedRequests) ended_.pop_front();
+}
+
+LiveSampler::Clock::time_point LiveSampler::DueAt() const {
+  const bool wanted = view_.watched() && (changed_ || view_.asked());
+  return wanted ? not_before_ : Clock::time_point::max();
+}
+
+LiveRequest LiveSampler::RequestOf(const Sequence& sequence, Clock::time_point now) {
+  using Phase = LiveRequest::Phase;
+  LiveRequest request;
+  request.id = sequence.id;
+  request.name = sequence.request.id;
+  const bool prefills = sequence.computed_tokens < sequence.prompt_tokens;
+  request.phase = !sequence.started ? Phase::kWaiting : prefills ? Phase::kPrefill : Phase::kDecode;
+  request.prompt_tokens = sequence.prompt_tokens;
+  request.cached_tokens = sequence.cached_tokens;
+  request.computed_tokens = sequence.computed_tokens;
+  request.output_tokens = sequence.output_tokens();
+  request.max_tokens = sequence.request.max_tokens;
+  request.age_us = MicrosecondsBetween(sequence.arrival, now);
+  request.queue_us = sequence.started ? MicrosecondsBetween(sequence.arrival, sequence.started_at)
+                                      : request.age_us;
+  request.blocked_us = sequence.blocked_us;
+  return request;
+}
+
+void LiveSampler::Sample(const State& state, Clock::time_point now) {
+  view_.TakeAsked();
+  changed_ = false;
+  not_before_ = now + kInterval;
+  LiveSample& sample = view_.Back();
+  sample.time_us = MicrosecondsBetween(start_, now);
+  sample.totals = state.totals;
+  sample.running = state.scheduler.running();
+  sample.waiting = state.scheduler.waiting();
+  sample.preemptions = state.scheduler.preemptions();
+  sample.kv_usage = state.kv_pools.usage();
+  sample.not_ready = state.not_ready;
+  sample.expert_slots = state.expert_slots;
+  FillExperts(state, sample);
+  FillUse(sample);
+  sample.requests.clear();
+  state.scheduler.ForEach([&](Sequence& sequence) {
+    if (sample.requests.size() < LiveSample::kMaxRequests - kEndedRequests) {
+      sample.requests.push_back(RequestOf(sequence, now));
+    }
+  });
+  sample.requests.insert(sample.requests.end(), ended_.rbegin(), ended_.rend());
+  view_.Publish();
+}
+
+void LiveSampler::FillExperts(const State& state, LiveSample& sample) {
+  sample.links.clear();
+  sample.places.assign(cells_, ExpertPresence::kAbsent);
+  if (state.provider == nullptr || !state.provider->Look(sample.places, sample.links)) {
+    sample.places.clear();
+    sample.left.clear();
+    return;
+  }
+  sample.left.assign(cells_, 0);
+  if (places_.size() == cells_) {
+    for (size_t i = 0; i < cells_; ++i) {
+      sample.left[i] =
+          places_[i] == ExpertPresence::kResident && sample.places[i] != ExpertPresence::kResident
+              ? 1
+              : 0;
+    }
+  }
+  places_ = sample.places;
+}
+
+void LiveSampler::FillUse(LiveSample& sample) {
+  sample.use.assign(cells_, 0);
+  if (uses_.empty()) return;
+  const auto kept =
+      static_cast<float>(std::exp2(-static_cast<double>(tokens_) / LiveSample::kUseHalfLifeTokens));
+  weight_ = weight_ * kept + static_cast<double>(tokens_);
+  const float scale = weight_ > 0 ? static_cast<float>(1 / weight_) : 0.0f;
+  for (size_t i = 0; i < cells_; ++i) {
+    weighted_uses_[i] = weighted_uses_[i] * kept + static_cast<float>(uses_[i]);
+    sample.use[i] = weighted_uses_[i] * scale;
+  }
+  std::fill(uses_.begin(), uses_.end(), 0);
+  tokens_ = 0;
+}
+
+}  // namespace moesaic

@@ -1,0 +1,133 @@
+// The page's life: connected, asleep while nobody looks, connected again.
+
+let controller = null;   // of the stream; null: there is none
+let retryMs = 1000;
+let retryTimer = 0;
+let scheduled = false;
+let eventCount = 0;
+
+function setState(state, text) {
+  document.body.dataset.state = state;
+  setText($('state'), text);
+}
+
+function renderSoon() {
+  if (scheduled) return;
+  scheduled = true;
+  requestAnimationFrame(() => {
+    scheduled = false;
+    render();
+  });
+}
+
+function onEvent(type, data) {
+  document.body.dataset.events = ++eventCount;
+  const json = JSON.parse(data);
+  if (type === 'model') {
+    showModel(json);
+  } else if (type === 'sample') {
+    showSample(json);
+    if (json.not_ready) setState('failing', json.not_ready);
+    else setState('live', json.running > 0 ? 'working' : 'ready');
+    renderSoon();
+  }
+}
+
+function askForKey(wrong) {
+  setState('key', 'a key is needed');
+  $('key-form').hidden = false;
+  setText($('key-error'), wrong ? 'The server does not know this key.' : '');
+  $('key').focus();
+}
+
+async function connect() {
+  clearTimeout(retryTimer);
+  if (controller) return;
+  const mine = controller = new AbortController();
+  let why = 'the connection ended';
+  try {
+    const response = await fetch('/v1/moesaic/events', {headers: headers(), signal: mine.signal, cache: 'no-store'});
+    if (response.status === 401) {
+      const had = sessionStorage.getItem(KEY_NAME) !== null;
+      controller = null;
+      return askForKey(had);
+    }
+    if (response.ok) {
+      $('key-form').hidden = true;
+      retryMs = 1000;
+      await readEvents(response, onEvent);
+    } else {
+      why = await errorText(response);
+    }
+  } catch {
+    why = 'the server does not answer';
+  }
+  if (controller !== mine) return;  // put to sleep, or another has taken its place
+  controller = null;
+  setState('lost', `${why}; trying again`);
+  retryTimer = setTimeout(connect, retryMs);
+  retryMs = Math.min(10000, retryMs * 1.5);
+}
+
+function sleep() {
+  clearTimeout(retryTimer);
+  const old = controller;
+  controller = null;
+  if (old) old.abort();
+}
+
+document.addEventListener('visibilitychange', () => {
+  if (document.hidden) return sleep();
+  if (document.body.dataset.state !== 'key') connect();
+});
+
+$('key-form').addEventListener('submit', (event) => {
+  event.preventDefault();
+  sessionStorage.setItem(KEY_NAME, $('key').value.trim());
+  $('key').value = '';
+  connect();
+});
+
+function pointAt(event) {
+  if (!view.model || !view.sample) return;
+  const layout = mapLayout();
+  const box = $('map').getBoundingClientRect();
+  const column = Math.floor((event.clientX - box.left - MAP_LEFT) / layout.cell);
+  const row = Math.floor((event.clientY - box.top - MAP_TOP) / layout.row);
+  if (row < 0 || column < 0 || row >= layout.rows || column >= layout.columns) return;
+  view.cursor = {row, column};
+  view.pointed = true;
+  renderMap();
+}
+
+$('map').addEventListener('pointermove', pointAt);
+$('map').addEventListener('pointerdown', pointAt);
+$('map').addEventListener('pointerleave', () => {
+  view.pointed = false;
+  renderSoon();
+});
+$('map').addEventListener('blur', renderSoon);
+$('map').addEventListener('focus', renderSoon);
+$('map').addEventListener('keydown', (event) => {
+  const steps = {ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0]};
+  const step = steps[event.key];
+  if (!step || !view.model || !view.sample) return;
+  event.preventDefault();
+  const at = view.cursor || {row: 0, column: 0};
+  view.cursor = {
+    row: Math.max(0, Math.min(view.layers.length - 1, at.row + step[0])),
+    column: Math.max(0, Math.min(view.model.experts - 1, at.column + step[1])),
+  };
+  renderMap();
+});
+
+dark.addEventListener('change', () => {
+  readTheme();
+  renderSoon();
+});
+addEventListener('resize', renderSoon);
+// While nothing happens no sample comes: time goes on all the same.
+setInterval(() => { if (!document.hidden) renderSoon(); }, 1000);
+
+readTheme();
+connect();

@@ -1,0 +1,321 @@
+#include "serving/multi/model_registry.h"
+
+#include <pthread.h>
+
+#include <ctime>
+#include <utility>
+
+#include "core/base/check.h"
+#include "core/base/logging.h"
+#include "core/base/memory_ledger.h"
+#include "core/base/units.h"
+
+namespace moesaic {
+namespace {
+
+bool IsBusy(const EngineStatus& status) { return status.running + status.waiting > 0; }
+
+std::vector<ModelRoster::Rules> RulesOf(const std::vector<ModelRegistry::Model>& models) {
+  std::vector<ModelRoster::Rules> rules;
+  for (const ModelRegistry::Model& model : models) rules.push_back(model.rules);
+  return rules;
+}
+
+}  // namespace
+
+ModelRegistry::ModelRegistry(uint64_t memory_bytes, std::vector<Model> models, Loader load,
+                             Publish publish)
+    : models_(std::move(models)),
+      load_(std::move(load)),
+      publish_(std::move(publish)),
+      roster_(memory_bytes, RulesOf(models_)),
+      waiting_(models_.size()) {
+  for (size_t i = 0; i < models_.size(); ++i) {
+    CHECK(!models_[i].names.empty());
+    for (const std::string& name : models_[i].names) CHECK(by_name_.emplace(name, i).second);
+    ServedModel& served = served_.emplace_back();
+    served.names = models_[i].names;
+    served.created_unix_s = std::time(nullptr);
+    served.state = ModelState::kUnloaded;
+    if (models_[i].start_bytes == 0) continue;
+    orders_.push_back({Order::Kind::kLoad, i, models_[i].start_bytes});
+    ++to_start_;
+  }
+}
+
+ModelRegistry::~ModelRegistry() { Stop(); }
+
+void ModelRegistry::Start() {
+  PublishNow();
+  thread_ = std::thread([this] { Main(); });
+}
+
+void ModelRegistry::Stop() {
+  {
+    MutexLock lock(mutex_);
+    stop_ = true;
+    started_.NotifyAll();
+  }
+  graves_->Wake();
+  if (thread_.joinable()) thread_.join();
+  graves_->Close();
+  for (size_t i = 0; i < models_.size(); ++i) Tell(i, Stopping());
+}
+
+bool ModelRegistry::WaitStarted(std::chrono::steady_clock::time_point until) {
+  MutexLock lock(mutex_);
+  while (to_start_ > 0 && !stop_) {
+    if (!started_.WaitUntil(mutex_, until)) break;
+  }
+  return to_start_ == 0;
+}
+
+std::optional<std::string> ModelRegistry::WhyNone() const {
+  MutexLock lock(mutex_);
+  for (const ModelRoster::Model& model : roster_.models()) {
+    if (model.state != ModelState::kFailed) return std::nullopt;
+  }
+  return roster_.models().front().why_failed;
+}
+
+bool ModelRegistry::starting() const {
+  MutexLock lock(mutex_);
+  return to_start_ > 0;
+}
+
+std::optional<size_t> ModelRegistry::Find(std::string_view name) const {
+  const auto found = by_name_.find(name);
+  if (found == by_name_.end()) return std::nullopt;
+  return found->second;
+}
+
+void ModelRegistry::Load(std::string_view name, Done done) {
+  const std::optional<size_t> model = Find(name);
+  if (!model) return done(ModelNotFound(name));
+  std::optional<ApiError> why_not;
+  {
+    MutexLock lock(mutex_);
+    if (stop_) {
+      why_not = Stopping();
+    } else if (!roster_.models()[*model].loaded()) {
+      waiting_[*model].push_back(std::move(done));
+      // While others wait for it, it is on its way.
+      if (waiting_[*model].size() == 1) orders_.push_back({Order::Kind::kLoad, *model, 0});
+    }
+  }
+  if (done) return done(why_not);
+  graves_->Wake();
+}
+
+void ModelRegistry::Touch(std::string_view name) {
+  const std::optional<size_t> model = Find(name);
+  if (!model) return;
+  MutexLock lock(mutex_);
+  roster_.Use(*model, NowNs());
+}
+
+std::vector<uint8_t> ModelRegistry::Busy() const {
+  std::vector<uint8_t> busy;
+  for (const ServedModel& model : served_) {
+    const EngineStatus status = model.engine != nullptr ? model.engine->Status() : EngineStatus();
+    busy.push_back(IsBusy(status) ? 1 : 0);
+  }
+  return busy;
+}
+
+void ModelRegistry::Main() {
+  pthread_setname_np(pthread_self(), "models");
+  while (true) {
+    EndEngines();
+    std::optional<Order> order;
+    int64_t idle_ns = 0;
+    {
+      MutexLock lock(mutex_);
+      if (stop_) return;
+      if (!orders_.empty()) {
+        order = orders_.front();
+        orders_.pop_front();
+      }
+      idle_ns = roster_.NextIdleNs();
+    }
+    if (order) {
+      LoadNow(*order);
+    } else if (idle_ns <= NowNs()) {
+      UnloadIdle();
+    } else {
+      using Time = std::chrono::steady_clock::time_point;
+      graves_->Wait(idle_ns == ModelRoster::kNever
+                        ? Time::max()
+                        : Time(std::chrono::nanoseconds(idle_ns)));
+    }
+  }
+}
+
+void ModelRegistry::EndEngines() {
+  while (std::optional<EngineGraves::Grave> grave = graves_->Take()) {
+    grave->engine.reset();
+    MutexLock lock(mutex_);
+    roster_.Gone(grave->bytes);
+  }
+}
+
+std::optional<uint64_t> ModelRegistry::MakeRoom(const Order& order) {
+  while (true) {
+    ModelRoster::Room room;
+    std::optional<ApiError> why_not;
+    {
+      MutexLock lock(mutex_);
+      if (stop_) return std::nullopt;
+      if (order.bytes > 0) return order.bytes;
+      room = roster_.RoomFor(order.model, Busy());
+      if (room.kind == ModelRoster::Room::Kind::kTooLittle) {
+        const MemoryLedger ledger = Ledger(order.model);
+        why_not = ApiError(
+            503, "service_unavailable_error",
+            fmt::format("The model `{}` does not fit: {} are missing; unload another model, or "
+                        "give the server more memory (--memory).{}",
+                        models_[order.model].names.front(), FormatBytes(ledger.missing_bytes()),
+                        LedgerLines(ledger)),
+            {}, "insufficient_memory", 60);
+      }
+    }
+    switch (room.kind) {
+      case ModelRoster::Room::Kind::kThere:
+        return room.bytes;
+      case ModelRoster::Room::Kind::kUnload:
+        UnloadNow(room.victim);
+        break;
+      case ModelRoster::Room::Kind::kWait:
+        graves_->Wait(std::chrono::steady_clock::time_point::max());
+        break;
+      case ModelRoster::Room::Kind::kTooLittle:
+        Tell(order.model, why_not);
+        return std::nullopt;
+    }
+    EndEngines();
+  }
+}
+
+MemoryLedger ModelRegistry::Ledger(size_t wanted) const {
+  MemoryLedger ledger;
+  ledger.limit_bytes = roster_.memory_bytes();
+  for (size_t i = 0; i < models_.size(); ++i) {
+    const uint64_t bytes = roster_.models()[i].bytes;
+    if (bytes > 0) {
+      ledger.Add(fmt::format("{} ({})", models_[i].names.front(),
+                             ModelStateName(roster_.models()[i].state)),
+                 bytes);
+    }
+  }
+  if (roster_.leaving_bytes() > 0) ledger.Add("being unloaded", roster_.leaving_bytes());
+  for (const MemoryItem& item : models_[wanted].least) {
+    ledger.Add(fmt::format("{}: {}", models_[wanted].names.front(), item.name), item.bytes);
+  }
+  return ledger;
+}
+
+void ModelRegistry::LoadNow(const Order& order) {
+  const size_t model = order.model;
+  bool there = false;
+  {
+    MutexLock lock(mutex_);
+    there = roster_.models()[model].loaded();
+  }
+  if (there) return Tell(model, std::nullopt);
+  const std::optional<uint64_t> bytes = MakeRoom(order);
+  if (!bytes) return;
+  {
+    MutexLock lock(mutex_);
+    roster_.BeginLoad(model, *bytes);
+    served_[model].state = ModelState::kLoading;
+    served_[model].why_failed.clear();
+  }
+  PublishNow();
+  const std::string& id = models_[model].names.front();
+  LogInfo("loading {} in {}", id, FormatBytes(*bytes));
+  std::optional<ApiError> why_not;
+  const Stopwatch took;
+  bool has_engine = false;  // whose end gives the memory back
+  try {
+    ServedModel loaded = load_(model, *bytes, [&](std::unique_ptr<Engine> engine) {
+      has_engine = true;
+      return graves_->Hold(std::move(engine), *bytes);
+    });
+    loaded.names = models_[model].names;
+    loaded.state = ModelState::kResident;
+    MutexLock lock(mutex_);
+    served_[model] = std::move(loaded);
+    roster_.Loaded(model, NowNs());
+  } catch (const std::exception& error) {
+    LogError("{} could not be loaded: {}", id, error.what());
+    MutexLock lock(mutex_);
+    roster_.Failed(model, error.what(), has_engine);
+    served_[model].state = ModelState::kFailed;
+    served_[model].why_failed = error.what();
+    why_not = ModelNotLoaded(served_[model]);
+  }
+  if (!why_not) LogInfo("{} is loaded, in {:.1f} s", id, took.seconds());
+  PublishNow();
+  if (order.bytes > 0) Started();
+  Tell(model, why_not);
+}
+
+void ModelRegistry::Started() {
+  MutexLock lock(mutex_);
+  --to_start_;
+  if (to_start_ == 0) started_.NotifyAll();
+}
+
+void ModelRegistry::UnloadNow(size_t model) {
+  ServedModel leaving;
+  {
+    MutexLock lock(mutex_);
+    if (!roster_.models()[model].loaded()) return;
+    roster_.Unload(model);
+    leaving.names = served_[model].names;
+    leaving.created_unix_s = served_[model].created_unix_s;
+    leaving.state = ModelState::kUnloaded;
+    std::swap(leaving, served_[model]);
+  }
+  LogInfo("unloading {}", models_[model].names.front());
+  PublishNow();
+  // `leaving` is let go of here; requests may hold it for longer.
+}
+
+void ModelRegistry::UnloadIdle() {
+  std::optional<size_t> model;
+  {
+    MutexLock lock(mutex_);
+    model = roster_.IdleAt(NowNs());
+    if (!model) return;
+    const EngineStatus status = served_[*model].engine->Status();
+    if (IsBusy(status)) {
+      const ModelRoster::Model& rules = roster_.models()[*model];
+      roster_.Use(*model, NowNs(), rules.idle_ns);
+      return;
+    }
+  }
+  LogInfo("{} has had no request for as long as it may stay", models_[*model].names.front());
+  UnloadNow(*model);
+}
+
+void ModelRegistry::Tell(size_t model, const std::optional<ApiError>& why_not) {
+  std::vector<Done> told;
+  {
+    MutexLock lock(mutex_);
+    told.swap(waiting_[model]);
+  }
+  for (const Done& done : told) done(why_not);
+}
+
+void ModelRegistry::PublishNow() {
+  std::vector<ServedModel> models;
+  {
+    MutexLock lock(mutex_);
+    if (stop_) return;
+    models = served_;
+  }
+  publish_(std::move(models));
+}
+
+}  // namespace moesaic

@@ -1,0 +1,64 @@
+// Threads that take turns.
+
+#include "serving/engine/step_turns.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "core/base/clock.h"
+
+namespace moesaic {
+namespace {
+
+TEST(StepTurnsTest, OneRunsAtATimeButForThoseThatAreBlocked) {
+  SteadyClock clock;
+  const auto turns = std::make_shared<StepTurns>(clock);
+  std::atomic<int> running{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      const auto member = turns->Join(0);
+      for (int i = 0; i < 500; ++i) {
+        member->Begin();
+        EXPECT_EQ(running.fetch_add(1), 0);
+        running.fetch_sub(1);
+        if (i % 7 == t) {
+          member->Block();
+          member->Resume();
+        }
+        member->End();
+        if (i % 5 == t) member->Rest();
+      }
+      member->Block();  // without a turn: nothing
+      member->Resume();
+      EXPECT_GE(member->used_ns(), 0);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST(StepTurnsTest, AMemberThatLeavesHoldsNobodyUp) {
+  SteadyClock clock;
+  const auto turns = std::make_shared<StepTurns>(clock);
+  auto high = turns->Join(1);
+  const auto low = turns->Join(0);
+  high->Begin();
+  std::atomic<bool> ran{false};
+  std::thread waiting([&] {
+    low->Begin();
+    ran = true;
+    low->End();
+  });
+  high->End();
+  EXPECT_FALSE(ran);  // the next turn is kept for the one with the higher priority
+  high.reset();
+  waiting.join();
+  EXPECT_TRUE(ran);
+}
+
+}  // namespace
+}  // namespace moesaic

@@ -1,0 +1,144 @@
+// Several models of different families in one process: an answer has the bits that it has when its
+// model is alone, whatever the others do.
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/clock.h"
+#include "core/base/metrics.h"
+#include "serving/engine/step_turns.h"
+#include "serving/multi/model_registry.h"
+#include "serving/online/create_engine.h"
+#include "serving/startup/resolve_engine.h"
+#include "tests/serving/engine/collector.h"
+#include "tests/serving/startup/made_up_machine.h"
+
+namespace moesaic {
+namespace {
+
+using Bits = std::vector<std::pair<int32_t, float>>;
+
+constexpr int kRequests = 6;
+
+EngineOptions OptionsFor(const std::string& model, const MemorySize& expert_memory) {
+  EngineOptions options;
+  options.model = model;
+  options.tokenizer = MOESAIC_SAMPLE_MODEL_DIR;  // fixtures have none
+  options.expert_memory = expert_memory;
+  options.kv_memory = "1MiB";
+  options.max_model_len = 96;
+  options.machine.threads = 2;
+  options.max_num_seqs = 4;
+  options.max_num_batched_tokens = 16;
+  return options;
+}
+
+std::vector<int32_t> Prompt(int request) {
+  std::vector<int32_t> prompt;
+  for (int i = 0; i < 5 + 7 * request; ++i) prompt.push_back((17 * i + 29 * request + 3) % 120);
+  return prompt;
+}
+
+EngineRequest RequestNumber(int request) {
+  EngineRequest asked = Greedy(Prompt(request), 12);
+  asked.logprobs = 3;
+  asked.ignore_eos = true;
+  return asked;
+}
+
+Bits BitsOf(Collector& output) {
+  Bits bits;
+  for (const GeneratedToken& token : output.Wait().tokens) {
+    bits.emplace_back(token.token, token.logprob);
+    for (const TokenLogprob& other : token.top) bits.emplace_back(other.token, other.logprob);
+  }
+  EXPECT_EQ(output.error, "");
+  return bits;
+}
+
+std::vector<Bits> Alone(const std::string& model) {
+  MetricsRegistry metrics;
+  const auto engine =
+      CreateEngine(ResolveEngine(OptionsFor(model, MemorySize("100%")), MadeUpMachine()), metrics);
+  std::vector<Bits> all;
+  for (int r = 0; r < kRequests; ++r) all.push_back(BitsOf(*SubmitOne(*engine, RequestNumber(r))));
+  return all;
+}
+
+void ExpectBitsOfEach(const std::vector<std::string>& names) {
+  std::vector<std::string> models;
+  for (const std::string& name : names) {
+    models.push_back(std::string(MOESAIC_TEST_DATA_DIR "/models/") + name);
+  }
+  std::vector<std::vector<Bits>> alone;
+  for (const std::string& model : models) alone.push_back(Alone(model));
+
+  MetricsRegistry metrics;
+  std::vector<std::shared_ptr<Engine>> engines(models.size());
+  std::vector<ModelRegistry::Model> entries;
+  for (size_t m = 0; m < models.size(); ++m) {
+    ModelRegistry::Model entry;
+    entry.names = {names[m]};
+    entry.rules.need = {1, 1};
+    entry.start_bytes = 1;
+    entries.push_back(entry);
+  }
+  std::vector<std::unique_ptr<MetricsRegistry>> views;
+  for (const std::string& name : names) {
+    views.push_back(std::make_unique<MetricsRegistry>(metrics, MetricLabels{{"model_name", name}}));
+  }
+  const SteadyClock clock;
+  const auto turns = std::make_shared<StepTurns>(clock);
+  ModelRegistry registry(
+      models.size(), entries,
+      [&](size_t m, uint64_t, const ModelRegistry::Hold& hold) {
+        ServedModel served;
+        served.engine = hold(
+            CreateEngine(ResolveEngine(OptionsFor(models[m], MemorySize("15%")), MadeUpMachine()),
+                         *views[m], {}, turns->Join(m == 0 ? 1 : 0)));
+        return served;
+      },
+      [&](const std::vector<ServedModel>& now) {
+        for (size_t m = 0; m < now.size(); ++m) engines[m] = now[m].engine;
+      });
+  registry.Start();
+  ASSERT_TRUE(registry.WaitStarted(std::chrono::steady_clock::time_point::max()));
+  registry.Stop();
+  // All at once, twice: the second time prefixes are in the caches.
+  for (int round = 0; round < 2; ++round) {
+    std::vector<std::vector<std::shared_ptr<Collector>>> outputs(models.size());
+    for (int r = 0; r < kRequests; ++r) {
+      for (size_t m = 0; m < models.size(); ++m) {
+        ASSERT_NE(engines[m], nullptr) << names[m];
+        outputs[m].push_back(SubmitOne(*engines[m], RequestNumber(r)));
+      }
+    }
+    for (size_t m = 0; m < models.size(); ++m) {
+      for (int r = 0; r < kRequests; ++r) {
+        EXPECT_EQ(BitsOf(*outputs[m][static_cast<size_t>(r)]), alone[m][static_cast<size_t>(r)])
+            << names[m] << ", request " << r;
+      }
+    }
+  }
+  const std::string text = metrics.Serialize();
+  for (const std::string& name : names) {
+    EXPECT_NE(text.find("moe_steps_total{model_name=\"" + name + "\"}"), std::string::npos);
+  }
+}
+
+TEST(SeveralModelsTest, TwoModelsGiveTheBitsOfEachAlone) {
+  ExpectBitsOfEach({"qwen3_moe_bf16_window", "gpt_oss_mxfp4"});
+}
+
+TEST(SeveralModelsTest, ThreeModelsOfDifferentFamilies) {
+  ExpectBitsOfEach({"olmoe_bf16_clip", "deepseek_v2_bf16_lite", "qwen3_next_bf16"});
+}
+
+}  // namespace
+}  // namespace moesaic
