@@ -34,18 +34,25 @@ void RunSignalHandlers() {
   if (PyErr_CheckSignals() != 0) throw nb::python_error();
 }
 
+// Joining the engine's threads takes as long as a step, and other threads of Python run meanwhile.
+void FreeWithoutGil(EngineHandle* engine) {
+  if (PyGILState_Check() == 0) {
+    delete engine;
+    return;
+  }
+  const nb::gil_scoped_release unlocked;
+  delete engine;
+}
+
 std::shared_ptr<EngineHandle> MakeEngine(Keywords settings, std::string config,
                                          std::vector<std::string> environment,
                                          std::filesystem::path executable, std::string workload) {
   const nb::gil_scoped_release unlocked;
-  return std::make_shared<EngineHandle>(
-      EngineArguments{std::move(settings), std::move(config), std::move(environment),
-                      std::move(executable), std::move(workload)},
-      RunSignalHandlers);
+  EngineArguments arguments{std::move(settings), std::move(config), std::move(environment),
+                            std::move(executable), std::move(workload)};
+  return {new EngineHandle(std::move(arguments), RunSignalHandlers), FreeWithoutGil};
 }
 
-// The last reference may be dropped with the GIL held, which no engine thread needs, but joining
-// them takes as long as a step.
 void CloseEngine(EngineHandle& engine) {
   const nb::gil_scoped_release unlocked;
   engine.Close();
