@@ -318,14 +318,11 @@ MOESAIC_INLINE void DecodeFp8(const std::byte* line, PairLine& low, PairLine& hi
   const __m256i exponents = _mm256_set1_epi8(0x78);
   const __m256i first = LoadInts(line);
   const __m256i second = LoadInts(line + 32);
-  // The high half of a product with 2^12 is a shift by 4 to the right, which does not compete for
-  // the ports of the other shifts.
-  const __m256i by_four = _mm256_set1_epi16(0x1000);
   const auto low_codes = [&](__m256i codes) {
-    return _mm256_and_si256(_mm256_mulhi_epi16(_mm256_slli_epi16(codes, 8), by_four), kept);
+    return _mm256_and_si256(_mm256_srai_epi16(_mm256_slli_epi16(codes, 8), 4), kept);
   };
   const auto high_codes = [&](__m256i codes) {
-    return _mm256_and_si256(_mm256_mulhi_epi16(codes, by_four), kept);
+    return _mm256_and_si256(_mm256_srai_epi16(codes, 4), kept);
   };
   low = {_mm256_add_epi16(low_codes(first), bias), _mm256_add_epi16(low_codes(second), bias)};
   high = {_mm256_add_epi16(high_codes(first), bias), _mm256_add_epi16(high_codes(second), bias)};

@@ -232,12 +232,9 @@ MOESAIC_INLINE void DecodeFp8(const std::byte* line, PairLine& low, PairLine& hi
   const __m512i codes = _mm512_loadu_si512(line);
   const __m512i kept = _mm512_set1_epi16(static_cast<int16_t>(0x87f0));
   const __m512i bias = _mm512_set1_epi16(0x3c00);
-  // The high half of a product with 2^12 is a shift by 4 to the right, which does not compete for
-  // the ports of the other shifts.
-  const __m512i by_four = _mm512_set1_epi16(0x1000);
   const __m512i low_codes =
-      _mm512_and_si512(_mm512_mulhi_epi16(_mm512_slli_epi16(codes, 8), by_four), kept);
-  const __m512i high_codes = _mm512_and_si512(_mm512_mulhi_epi16(codes, by_four), kept);
+      _mm512_and_si512(_mm512_srai_epi16(_mm512_slli_epi16(codes, 8), 4), kept);
+  const __m512i high_codes = _mm512_and_si512(_mm512_srai_epi16(codes, 4), kept);
   low = _mm512_add_epi16(low_codes, bias);
   high = _mm512_add_epi16(high_codes, bias);
   // Few lines have one.
