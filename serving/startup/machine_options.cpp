@@ -79,7 +79,10 @@ void ChooseDtype(EngineOptions& options) {
   const ModelConfig config = LoadModelConfig(options.model_dir);
   std::optional<WeightType> own;
   if (config.tensors.HasMxfp4Experts()) own = WeightType::kMxfp4;
-  if (HasFp8Experts(config)) own = WeightType::kFp8;
+  // The kernels of GPUs take no fp8 yet; they had bf16 before there was such a type.
+  if (HasFp8Experts(config) && (asked || KernelsOf(options.devices) == nullptr)) {
+    own = WeightType::kFp8;
+  }
   if (HasGgufExperts(config) && options.load_format != LoadFormat::kDummy) {
     const bool integers = AllGgufExpertsInBlocks(config) && asked != WeightType::kGgufF32;
     own = integers ? WeightType::kGguf : WeightType::kGgufF32;
