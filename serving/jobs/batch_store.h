@@ -28,7 +28,7 @@ struct BatchStoreOptions {
   uint64_t max_bytes = uint64_t{10} << 30;  // of all files
   int64_t max_batches = 1000;               // that have not ended
   int64_t max_age_s = int64_t{30} * 86400;  // files and ended batches are removed then
-  std::function<int64_t()> now_s;           // Unix time; empty: the system's
+  std::function<int64_t()> now_s = {};      // Unix time; empty: the system's
 };
 
 // Functions that take an `owner` know only what is his: to them the rest is not there.
