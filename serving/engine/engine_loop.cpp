@@ -146,6 +146,7 @@ void EngineLoop::DropExpired() {
 
 void EngineLoop::RunStep(EngineStep& step) {
   const std::span<const ScheduledSlice> plan = scheduler_->Plan();
+  for (Sequence* const displaced : scheduler_->displaced()) parts_.use->EndTrace(*displaced);
   slices_.assign(plan.begin(), plan.end());
   if (!parts_.turn) {
     if (!slices_.empty()) RunInTurn(step);
@@ -181,7 +182,8 @@ void EngineLoop::Compute(EngineStep& step) {
   rows_.Clear();
   const auto now = std::chrono::steady_clock::now();
   for (const ScheduledSlice& scheduled : slices_) {
-    if (BeginSequence(*scheduled.sequence, now)) parts_.use->BeginRequest(*scheduled.sequence);
+    BeginSequence(*scheduled.sequence, now);
+    parts_.use->BeginTrace(*scheduled.sequence);
     rows_.Add(scheduled);
   }
   sampling_->BeginStep(std::ssize(rows_.tokens));

@@ -24,8 +24,8 @@ ExpertUse::ExpertUse(ExpertObservers observers, int64_t top_k, ExpertProvider& e
   CHECK(watches());
 }
 
-void ExpertUse::BeginRequest(Sequence& sequence) {
-  if (!watches()) return;
+void ExpertUse::BeginTrace(Sequence& sequence) {
+  if (!watches() || sequence.traced >= 0) return;
   sequence.traced = observers_.tracer->Begin();
   if (observers_.step_predictor) observers_.step_predictor->BeginRequest(sequence.traced);
   if (observers_.policy_counts) observers_.policy_counts->BeginRequest(sequence.traced);
@@ -143,21 +143,25 @@ void ExpertUse::EndStep(StepStats& stats) {
   if (observers_.state) observers_.state->Learned();
 }
 
+void ExpertUse::EndTrace(Sequence& sequence) {
+  if (!watches() || sequence.traced < 0) return;
+  const TracedRequest traced = std::exchange(sequence.traced, -1);
+  observers_.tracer->End(traced);
+  if (observers_.policy_counts) observers_.policy_counts->EndRequest(traced);
+  if (observers_.step_predictor) {
+    observers_.step_predictor->EndRequest(traced);
+    if (observers_.step_predictor->idle()) experts_->StopPrefetching();
+  }
+}
+
 void ExpertUse::EndRequest(Sequence& sequence) {
   if (!watches()) return;
-  if (sequence.started) {
-    observers_.tracer->End(sequence.traced);
-    if (observers_.policy_counts) observers_.policy_counts->EndRequest(sequence.traced);
-    if (observers_.step_predictor) {
-      observers_.step_predictor->EndRequest(sequence.traced);
-      if (observers_.step_predictor->idle()) experts_->StopPrefetching();
-    }
-  }
+  EndTrace(sequence);
   if (observers_.recorder) observers_.recorder->EndRequest(sequence.id);
 }
 
 std::shared_ptr<const RequestTrace> ExpertUse::TraceOf(const Sequence& sequence) const {
-  if (!watches() || !sequence.started) return nullptr;
+  if (!watches() || sequence.traced < 0) return nullptr;
   return std::make_shared<const RequestTrace>(observers_.tracer->trace(sequence.traced));
 }
 

@@ -6,7 +6,7 @@
 // Owned by an EngineLoop, used by its thread. The threads of links read predictions and counts: it
 // outlives the experts that it is given.
 //
-//   per step: BeginRequest(sequence) of each that runs for the first time; BeginStep; OnRouting of
+//   per step: BeginTrace(sequence) of each that runs; BeginStep; OnRouting of
 //   each layer; EndStep, unless the step failed.  When a request ends: EndRequest(sequence).
 #pragma once
 
@@ -67,7 +67,11 @@ class ExpertUse final : private RoutingHook {
             std::function<const float*()> hidden);
 
   // A step is going to run the sequence for the first time.
-  void BeginRequest(Sequence& sequence);
+  // Of a sequence that is in the step's plan, unless it has begun.
+  void BeginTrace(Sequence& sequence);
+  // Of one that gives up its place among those that run, which are as many as there are traces.
+  // What it does later is another trace.
+  void EndTrace(Sequence& sequence);
   // A step begins. What a preempted sequence computes again is not observed again. Both arguments
   // stay until the step has ended or failed.
   void BeginStep(std::span<const ScheduledSlice> plan, const StepRows& rows);

@@ -49,6 +49,7 @@ void Scheduler::JoinRunning(std::unique_ptr<Sequence> sequence) {
 
 std::span<const ScheduledSlice> Scheduler::Plan() {
   plan_.clear();
+  displaced_.clear();
   budget_ = options_.max_batch_tokens;
   preempted_ = false;
   PlanDecodes();
@@ -214,6 +215,7 @@ void Scheduler::PreemptNewest() {
   }
   ReleaseBlocks(*victim);
   const bool background = victim->request.background;
+  if (background) displaced_.push_back(victim.get());
   waiting_.insert(background ? FirstOfBackground(waiting_) : waiting_.begin(), std::move(victim));
   preempted_ = true;
   ++preemptions_;

@@ -59,6 +59,8 @@ class Scheduler {
   // Plans a step: allocates the blocks of what it plans. Empty when nothing can run (which only
   // happens when there is nothing at all). Valid until the next call of any method.
   std::span<const ScheduledSlice> Plan();
+  // Sequences of the background that the last plan has preempted.
+  std::span<Sequence* const> displaced() const { return displaced_; }
   // After the step ran: the slices' tokens are computed; full blocks become findable.
   void Advance();
   // Takes a sequence out, wherever it is, and releases its blocks.
@@ -102,6 +104,7 @@ class Scheduler {
   std::vector<std::unique_ptr<Sequence>> running_;  // oldest first
   int64_t foreground_ = 0;                          // of both, not of the background
   std::vector<ScheduledSlice> plan_;
+  std::vector<Sequence*> displaced_;
   int64_t budget_ = 0;
   bool preempted_ = false;  // in this plan
   int64_t preemptions_ = 0;

@@ -50,16 +50,13 @@ void RequestReader::Reset() {
   // Beast's limit takes 32 bits and counts the request line too.
   parser_->header_limit(
       static_cast<uint32_t>(options_.max_header_bytes + options_.max_target_bytes));
-  SetBodyLimit(options_.max_body_bytes);
+  // Which limit it is the head tells; the parser compares a Content-Length with its own before.
+  body_limit_ = options_.max_body_bytes;
+  parser_->body_limit(std::max(options_.max_body_bytes, options_.max_upload_bytes));
   request_ = HttpRequest();
   started_ = false;
   has_line_ = false;
   has_head_ = false;
-}
-
-void RequestReader::SetBodyLimit(uint64_t bytes) {
-  body_limit_ = bytes;
-  parser_->body_limit(bytes);
 }
 
 size_t RequestReader::body_bytes() const { return parser_->get().body().size(); }
@@ -131,6 +128,9 @@ RequestReader::Progress RequestReader::Consume(std::string& input) {
     parser_->eager(true);  // from here on the body is taken as far as it is there
     return Progress::kHead;
   }
+  if (body_bytes() > body_limit_) {
+    return FailParse(static_cast<int>(http::error::body_limit));
+  }
   return parser_->is_done() ? Progress::kComplete : Progress::kNeedMore;
 }
 
@@ -181,7 +181,7 @@ std::optional<ApiError> RequestReader::FillHead() {
   }
   request_.path = std::move(*decoded);
   if (request_.path == kUploadPath && request_.method == "POST") {
-    SetBodyLimit(std::max(options_.max_body_bytes, options_.max_upload_bytes));
+    body_limit_ = std::max(options_.max_body_bytes, options_.max_upload_bytes);
   }
   if (const auto length = parser_->content_length()) {
     request_.content_length = static_cast<size_t>(*length);

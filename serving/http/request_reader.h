@@ -43,7 +43,6 @@ class RequestReader {
   struct Parser;
 
   void Reset();
-  void SetBodyLimit(uint64_t bytes);
   Progress Fail(int status, const std::string& message, std::string code);
   Progress FailParse(int parser_error);
   std::optional<ApiError> FillHead();

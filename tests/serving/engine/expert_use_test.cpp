@@ -90,7 +90,7 @@ StepStats Step(ExpertUse& use, const std::vector<std::pair<Sequence*, int64_t>>&
   for (const auto& [sequence, tokens] : sequences) {
     if (!sequence->started) {
       sequence->started = true;
-      use.BeginRequest(*sequence);
+      use.BeginTrace(*sequence);
     }
     plan.push_back({sequence, tokens});
     rows.Add(plan.back());
@@ -300,7 +300,7 @@ TEST(ExpertUseTest, RecordsAndReplays) {
   const auto sequence = NewSequence(2, 8, 8);
   sequence->computed_tokens = 5;
   sequence->started = true;
-  use.BeginRequest(*sequence);
+  use.BeginTrace(*sequence);
   const std::vector<ScheduledSlice> plan = {{sequence.get(), 1}};
   StepRows rows;
   rows.Add(plan.front());

@@ -527,6 +527,8 @@ TEST(SchedulerTest, TheBackgroundGivesUpItsPlaces) {
   scheduler.Add(MakeSequence(3, 8, 9));
   EXPECT_EQ(IdsOf(scheduler.Plan()), (std::vector<RequestId>{3}));
   EXPECT_EQ(scheduler.running(), 2);  // the newest one has gone, no more
+  ASSERT_EQ(scheduler.displaced().size(), 1u);
+  EXPECT_EQ(scheduler.displaced()[0], scheduler.Find(2));
   EXPECT_EQ(scheduler.preemptions(), 1);
   EXPECT_EQ(scheduler.Find(2)->computed_tokens, 0);
   EXPECT_EQ(scheduler.Find(1)->computed_tokens, 8);

@@ -28,7 +28,7 @@ TEST(MultipartTest, PartsOfAForm) {
       "Content-Type: application/jsonl\r\n"
       "content-disposition: form-data; name=file; filename=\"a \\\"b\\\".jsonl\"\r\n"
       "\r\n"
-      "{\"a\": 1}\r\n--XX\r\n{}\n\r\n"
+      "{\"a\": 1}\r\n--Y\r\n{}\n\r\n"
       "--X--\r\n";
   const auto parts = ParseMultipart(body, "Multipart/Form-Data; charset=utf-8; Boundary=\"X\"");
   ASSERT_EQ(parts.size(), 2u);
@@ -37,7 +37,7 @@ TEST(MultipartTest, PartsOfAForm) {
   EXPECT_EQ(parts[0].content, "batch");
   EXPECT_EQ(parts[1].name, "file");
   EXPECT_EQ(parts[1].filename, "a \"b\".jsonl");
-  EXPECT_EQ(parts[1].content.size(), 8u + 2 + 4 + 2 + 3);
+  EXPECT_EQ(parts[1].content.size(), 8u + 2 + 3 + 2 + 3);
 }
 
 TEST(MultipartTest, NothingInThem) {
