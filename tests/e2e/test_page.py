@@ -219,7 +219,7 @@ class PageTest(unittest.TestCase):
                           " document.querySelector('#chat').dataset.state === 'idle'")
                 self.assertNotEqual(self.js("Array.from(document.querySelectorAll('.message.assistant p')).at(-1).textContent"), "")
             self.wait("Number(document.querySelector('#chat-map').dataset.used || 0)", lambda used: used > 8)
-            self.assertRegex(self.text("#chat-experts"), r"^\d+ of 256 experts were used by \d+ tokens of the answer\.$")
+            self.assertRegex(self.text("#chat-experts"), r"^\d+ of 256 experts were used by [\d,]+ tokens of the answer\.$")
             status, _, direct = server.call("/v1/chat/completions", {
                 "model": "sample", "messages": [{"role": "user", "content": "How much is 3 times 12?"}], "temperature": 0})
             self.assertEqual(status, 200, direct)
