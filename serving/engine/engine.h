@@ -79,10 +79,8 @@ class Engine {
   // while somebody watched (live_view.h); null: there is no such request, or nobody knows.
   // `nearest`: with the one of the collection that it is most like, which is looked for on the
   // engine's thread.
-  virtual void WithRequest(RequestId /*id*/, bool /*nearest*/,
-                           std::function<void(std::shared_ptr<const RequestExperts>)> use) {
-    use(nullptr);
-  }
+  virtual void WithRequest(RequestId id, bool nearest,
+                           std::function<void(std::shared_ptr<const RequestExperts>)> use) = 0;
   // Refuses new requests from now on.
   virtual void BeginDrain() = 0;
   virtual EngineStatus Status() const = 0;

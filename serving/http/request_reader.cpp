@@ -136,7 +136,7 @@ RequestReader::Progress RequestReader::Consume(std::string& input) {
 
 std::optional<ApiError> RequestReader::FillHead() {
   const auto refuse = [](int status, std::string message, std::string code) {
-    return ApiError(status, "invalid_request_error", message, {}, std::move(code));
+    return ApiError(status, "invalid_request_error", std::move(message), {}, std::move(code));
   };
   const auto& message = parser_->get();
   request_.method = std::string(View(message.method_string()));
