@@ -77,7 +77,7 @@ class MetricsRegistry {
   MetricLabels With(const MetricLabels& labels) const;
 
   MetricsRegistry* const all_ = nullptr;  // null: this is no view
-  const MetricLabels labels_;
+  const MetricLabels labels_ = {};
   mutable Mutex mutex_;
   std::map<std::string, std::unique_ptr<Family>, std::less<>> families_ GUARDED_BY(mutex_);
 };
