@@ -131,7 +131,8 @@ void ApplyConfigList(std::string_view yaml, const std::string& name, std::string
          "{}: expected one key, `{}:`, with a list that has at least one mapping of settings", name,
          key);
   }
-  for (const auto& item : root.begin()->second) {
+  const YAML::Node list = root.begin()->second;  // an iterator's arrow holds its own only so long
+  for (const auto& item : list) {
     const std::string place = fmt::format("{}:{}", name, item.Mark().line + 1);
     if (!item.IsMap()) {
       Fail(ErrorKind::kInvalidArgument, "{}: an item of `{}` must be a mapping of settings", place,

@@ -80,6 +80,9 @@ void ExpectBitsOfEach(const std::vector<std::string>& names) {
   for (const std::string& model : models) alone.push_back(Alone(model));
 
   MetricsRegistry metrics;
+  // They outlive the engines, which let go of their turns last.
+  const SteadyClock clock;
+  const auto turns = std::make_shared<StepTurns>(clock);
   std::vector<std::shared_ptr<Engine>> engines(models.size());
   std::vector<ModelRegistry::Model> entries;
   for (size_t m = 0; m < models.size(); ++m) {
@@ -93,8 +96,6 @@ void ExpectBitsOfEach(const std::vector<std::string>& names) {
   for (const std::string& name : names) {
     views.push_back(std::make_unique<MetricsRegistry>(metrics, MetricLabels{{"model_name", name}}));
   }
-  const SteadyClock clock;
-  const auto turns = std::make_shared<StepTurns>(clock);
   ModelRegistry registry(
       models.size(), entries,
       [&](size_t m, uint64_t, const ModelRegistry::Hold& hold) {
