@@ -41,6 +41,7 @@ EngineOptions OptionsFor(const std::string& model, const MemorySize& expert_memo
 
 std::vector<int32_t> Prompt(int request) {
   std::vector<int32_t> prompt;
+  prompt.reserve(64);
   for (int i = 0; i < 5 + 7 * request; ++i) prompt.push_back((17 * i + 29 * request + 3) % 120);
   return prompt;
 }
@@ -67,16 +68,19 @@ std::vector<Bits> Alone(const std::string& model) {
   const auto engine =
       CreateEngine(ResolveEngine(OptionsFor(model, MemorySize("100%")), MadeUpMachine()), metrics);
   std::vector<Bits> all;
+  all.reserve(kRequests);
   for (int r = 0; r < kRequests; ++r) all.push_back(BitsOf(*SubmitOne(*engine, RequestNumber(r))));
   return all;
 }
 
 void ExpectBitsOfEach(const std::vector<std::string>& names) {
   std::vector<std::string> models;
+  models.reserve(names.size());
   for (const std::string& name : names) {
     models.push_back(std::string(MOESAIC_TEST_DATA_DIR "/models/") + name);
   }
   std::vector<std::vector<Bits>> alone;
+  alone.reserve(models.size());
   for (const std::string& model : models) alone.push_back(Alone(model));
 
   MetricsRegistry metrics;
@@ -93,6 +97,7 @@ void ExpectBitsOfEach(const std::vector<std::string>& names) {
     entries.push_back(entry);
   }
   std::vector<std::unique_ptr<MetricsRegistry>> views;
+  views.reserve(names.size());
   for (const std::string& name : names) {
     views.push_back(std::make_unique<MetricsRegistry>(metrics, MetricLabels{{"model_name", name}}));
   }
