@@ -179,7 +179,7 @@ ServedModel ApiService::Model(const std::string& name) {
     try {
       return table->Get(name);
     } catch (const ModelNotLoaded& absent) {
-      if (loaded || absent.failed() || call_context_.models == nullptr) throw;
+      if (loaded || !call_context_.MayWait(absent)) throw;
     }
     std::promise<std::optional<ApiError>> ended;
     call_context_.models->Load(

@@ -40,6 +40,14 @@ std::string IdOf(const JsonFields& fields, std::string_view key, std::string_vie
   return id;
 }
 
+// With what clients are not told.
+std::string Pack(Json json, const char* format, const std::string& owner) {
+  json["format"] = format;
+  json["version"] = kVersion;
+  json["owner"] = owner;
+  return DumpJson(json) + "\n";
+}
+
 Json NullIfEmpty(const std::string& text) { return text.empty() ? Json(nullptr) : Json(text); }
 
 }  // namespace
@@ -106,20 +114,13 @@ Json BatchJson(const StoredBatch& batch) {
 }
 
 std::string PackStoredFile(const StoredFile& file) {
-  Json json = FileJson(file);
-  json["format"] = kFileFormat;
-  json["version"] = kVersion;
-  json["owner"] = file.owner;
-  return DumpJson(json) + "\n";
+  return Pack(FileJson(file), kFileFormat, file.owner);
 }
 
 std::string PackStoredBatch(const StoredBatch& batch) {
   Json json = BatchJson(batch);
-  json["format"] = kBatchFormat;
-  json["version"] = kVersion;
-  json["owner"] = batch.owner;
   json["outcome"] = BatchStatusName(batch.outcome);
-  return DumpJson(json) + "\n";
+  return Pack(std::move(json), kBatchFormat, batch.owner);
 }
 
 StoredFile ParseStoredFile(std::string_view text, std::string_view name) {

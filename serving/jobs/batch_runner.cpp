@@ -1,6 +1,7 @@
 #include "serving/jobs/batch_runner.h"
 
 #include <chrono>
+#include <optional>
 #include <system_error>
 #include <utility>
 
@@ -89,13 +90,6 @@ bool BatchRunner::Advance(const StoredBatch& batch) {
   }
 }
 
-std::optional<BatchStatus> BatchRunner::CutShort(const std::string& id) const {
-  const auto batch = store_.FindAny(id);
-  if (batch.status == BatchStatus::kCancelling) return BatchStatus::kCancelled;
-  if (store_.Now() >= batch.expires_s) return BatchStatus::kExpired;
-  return std::nullopt;
-}
-
 // Whether it has ended: false, the engine takes no lines now.
 bool BatchRunner::RunLines(const StoredBatch& batch, const ServedModel& model) {
   if (batch.status == BatchStatus::kValidating) {
@@ -115,7 +109,7 @@ bool BatchRunner::RunLines(const StoredBatch& batch, const ServedModel& model) {
   std::optional<BatchStatus> cut_short;
   BatchCallbacks callbacks;
   callbacks.stops = [&] {
-    if (!cut_short) cut_short = CutShort(batch.id);
+    if (!cut_short) cut_short = store_.CutShort(batch.id);
     return Stopping() || cut_short ? 2 : 0;
   };
   callbacks.on_progress = [&](const BatchProgress& progress) {

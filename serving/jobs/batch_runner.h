@@ -7,7 +7,6 @@
 
 #include <atomic>
 #include <functional>
-#include <optional>
 #include <string>
 #include <thread>
 
@@ -45,8 +44,6 @@ class BatchRunner {
   bool RunLines(const StoredBatch& batch, const ServedModel& model);
   void Finalize(const StoredBatch& batch);
   void FailBatch(const StoredBatch& batch, std::string code, std::string message);
-  // What it is to end as, though lines are left.
-  std::optional<BatchStatus> CutShort(const std::string& id) const;
 
   BatchStore& store_;
   const int64_t max_outstanding_;

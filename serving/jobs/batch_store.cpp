@@ -203,7 +203,7 @@ const StoredFile& BatchStore::Find(const std::string& id, const std::string& own
   return found->second;
 }
 
-StoredBatch& BatchStore::FindBatch(const std::string& id, const std::string& owner) {
+const StoredBatch& BatchStore::FindBatch(const std::string& id, const std::string& owner) const {
   const auto found = batches_.find(id);
   if (found == batches_.end() || found->second.owner != owner) throw NotFound("batch", id);
   return found->second;
@@ -216,14 +216,15 @@ StoredFile BatchStore::GetFile(const std::string& id, const std::string& owner) 
 
 StoredBatch BatchStore::GetBatch(const std::string& id, const std::string& owner) const {
   const MutexLock lock(mutex_);
-  return const_cast<BatchStore*>(this)->FindBatch(id, owner);
+  return FindBatch(id, owner);
 }
 
-StoredBatch BatchStore::FindAny(const std::string& id) const {
+std::optional<BatchStatus> BatchStore::CutShort(const std::string& id) const {
   const MutexLock lock(mutex_);
-  const auto found = batches_.find(id);
-  if (found == batches_.end()) throw NotFound("batch", id);
-  return found->second;
+  const StoredBatch& batch = batches_.at(id);
+  if (batch.status == BatchStatus::kCancelling) return BatchStatus::kCancelled;
+  if (Now() >= batch.expires_s) return BatchStatus::kExpired;
+  return std::nullopt;
 }
 
 std::vector<StoredFile> BatchStore::ListFiles(const std::string& owner) const {
@@ -285,7 +286,7 @@ StoredBatch BatchStore::AddBatch(StoredBatch batch) {
 
 StoredBatch BatchStore::CancelBatch(const std::string& id, const std::string& owner) {
   const MutexLock lock(mutex_);
-  StoredBatch& batch = FindBatch(id, owner);
+  const StoredBatch& batch = FindBatch(id, owner);
   if (HasEnded(batch.status)) {
     throw Conflict(fmt::format("{} has ended: it is {}.", id, BatchStatusName(batch.status)));
   }
@@ -293,14 +294,11 @@ StoredBatch BatchStore::CancelBatch(const std::string& id, const std::string& ow
   if (batch.status != BatchStatus::kValidating && batch.status != BatchStatus::kInProgress) {
     return batch;
   }
-  StoredBatch changed = batch;
   const bool begun = batch.status == BatchStatus::kInProgress;
-  changed.at[BatchStatus::kCancelling] = Now();
-  changed.status = begun ? BatchStatus::kCancelling : BatchStatus::kCancelled;
-  changed.at[changed.status] = Now();
-  Save(changed);
-  batch = changed;
-  return batch;
+  return Change(id, [&](StoredBatch& changed) {
+    changed.at[BatchStatus::kCancelling] = Now();
+    changed.status = begun ? BatchStatus::kCancelling : BatchStatus::kCancelled;
+  });
 }
 
 std::optional<StoredBatch> BatchStore::NextBatch() const {
@@ -319,6 +317,12 @@ std::optional<StoredBatch> BatchStore::NextBatch() const {
 StoredBatch BatchStore::UpdateBatch(const std::string& id,
                                     const std::function<void(StoredBatch&)>& change) {
   const MutexLock lock(mutex_);
+  return Change(id, change);
+}
+
+// In memory only when it is written down.
+StoredBatch BatchStore::Change(const std::string& id,
+                               const std::function<void(StoredBatch&)>& change) {
   StoredBatch& batch = batches_.at(id);
   StoredBatch changed = batch;
   change(changed);

@@ -63,9 +63,9 @@ class BatchStore {
 
   // For who runs them.
 
-  // As any owner's. Throws ApiError (404).
-  StoredBatch FindAny(const std::string& id) const;
-  int64_t Now() const;
+  // What the batch is to end as though lines are left: somebody has cancelled it, or its time is
+  // up.
+  std::optional<BatchStatus> CutShort(const std::string& id) const;
   // The oldest one that has not ended; one that has begun comes first.
   std::optional<StoredBatch> NextBatch() const;
   // Changes it and writes it down; the status that it gets is dated. Throws Error(kIo).
@@ -81,6 +81,7 @@ class BatchStore {
   void RemoveOld();
 
  private:
+  int64_t Now() const;
   std::filesystem::path FileRecord(const std::string& id) const;
   std::filesystem::path BatchRecord(const std::string& id) const;
   void Read();
@@ -89,10 +90,13 @@ class BatchStore {
   void KeepAnswer(const std::string& id, const std::filesystem::path& from, std::string name,
                   const std::string& owner) EXCLUDES(mutex_);
   const StoredFile& Find(const std::string& id, const std::string& owner) const REQUIRES(mutex_);
-  StoredBatch& FindBatch(const std::string& id, const std::string& owner) REQUIRES(mutex_);
+  const StoredBatch& FindBatch(const std::string& id, const std::string& owner) const
+      REQUIRES(mutex_);
   bool IsInUse(const std::string& file_id) const REQUIRES(mutex_);
   void Remove(const std::string& file_id) REQUIRES(mutex_);
-  void Save(const StoredBatch& batch) REQUIRES(mutex_);
+  StoredBatch Change(const std::string& id, const std::function<void(StoredBatch&)>& change)
+      REQUIRES(mutex_);
+  void Save(const StoredBatch& batch);
 
   const BatchStoreOptions options_;
   int lock_ = -1;
