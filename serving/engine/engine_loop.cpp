@@ -1,7 +1,6 @@
 #include "serving/engine/engine_loop.h"
 
 #include <pthread.h>
-#include <algorithm>
 
 #include <algorithm>
 #include <span>

@@ -136,13 +136,12 @@ const SequenceSlice& StepRows::Add(const ScheduledSlice& scheduled) {
   return slices.emplace_back(slice);
 }
 
-bool BeginSequence(Sequence& sequence, std::chrono::steady_clock::time_point now) {
-  if (sequence.started) return false;
+void BeginSequence(Sequence& sequence, std::chrono::steady_clock::time_point now) {
+  if (sequence.started) return;
   sequence.started = true;
   sequence.started_at = now;
   sequence.queue_us =
       std::chrono::duration_cast<std::chrono::microseconds>(now - sequence.arrival).count();
-  return true;
 }
 
 StepSampler::StepSampler(StepHead& head, const CpuKernels& kernels, ThreadPool& pool)

@@ -46,8 +46,8 @@ struct StepRows {
   const SequenceSlice& Add(const ScheduledSlice& scheduled);
 };
 
-// True the first time that a step runs the sequence, whose waiting time ends `now`.
-bool BeginSequence(Sequence& sequence, std::chrono::steady_clock::time_point now);
+// A step runs the sequence: the first time its waiting time ends `now`.
+void BeginSequence(Sequence& sequence, std::chrono::steady_clock::time_point now);
 
 // The head of a model: the logits of rows of the step that it ran last.
 class StepHead {
