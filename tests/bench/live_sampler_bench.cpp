@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "serving/engine/live_sampler.h"
+#include "tests/serving/engine/idle_provider.h"
 
 namespace moesaic {
 namespace {
@@ -33,7 +34,7 @@ double Median(std::vector<double> values) {
 }
 
 // A quarter of the experts is resident, as an ExpertLoader writes it down: slot after slot.
-class QuarterResident final : public ExpertProvider {
+class QuarterResident final : public IdleProvider {
  public:
   explicit QuarterResident(size_t experts) : slots_(experts / 4) {
     std::vector<int32_t> all(experts);
@@ -41,17 +42,6 @@ class QuarterResident final : public ExpertProvider {
     std::shuffle(all.begin(), all.end(), std::mt19937(1));
     std::copy_n(all.begin(), slots_.size(), slots_.begin());
   }
-  void StepBegan() override {}
-  void StopPrefetching() override {}
-  void BeginLayer(std::span<const ExpertId> /*needed*/, int64_t /*pairs*/) override {}
-  bool NextReady(std::vector<PinnedExpert>& /*out*/) override { return false; }
-  void Release(const PinnedExpert& /*expert*/) override {}
-  ExpertStats EndLayer() override { return {}; }
-  int64_t Preload(std::span<const ExpertId> /*experts*/,
-                  const std::function<bool(int64_t)>& /*keep_going*/) override {
-    return 0;
-  }
-  std::vector<ResidentExpert> Residents() const override { return {}; }
   int64_t slots() const override { return std::ssize(slots_); }
   int64_t resident() const override { return std::ssize(slots_); }
   bool Look(std::span<ExpertPresence> places, std::vector<LinkUse>& links) const override {

@@ -16,6 +16,7 @@
 #include "tests/core/base/temp_dir.h"
 #include "tests/core/config/made_up_layers.h"
 #include "tests/serving/engine/collector.h"
+#include "tests/serving/engine/idle_provider.h"
 #include "tracer/binary_trace.h"
 
 namespace moesaic {
@@ -34,18 +35,10 @@ ModelConfig TwoSparseLayers() {
 }
 
 // Counts what it is told.
-class FakeExperts : public ExpertProvider {
+class FakeExperts : public IdleProvider {
  public:
   void StepBegan() override { ++steps; }
   void StopPrefetching() override { ++stops; }
-  void BeginLayer(std::span<const ExpertId> /*needed*/, int64_t /*pairs*/) override {}
-  bool NextReady(std::vector<PinnedExpert>& /*out*/) override { return false; }
-  void Release(const PinnedExpert& /*expert*/) override {}
-  ExpertStats EndLayer() override { return {}; }
-  int64_t Preload(std::span<const ExpertId> /*experts*/,
-                  const std::function<bool(int64_t)>& /*keep_going*/) override {
-    return 0;
-  }
   std::vector<ResidentExpert> Residents() const override {
     ExpertId id;
     id.layer = 3;

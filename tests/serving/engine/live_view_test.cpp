@@ -17,6 +17,7 @@
 
 #include "serving/engine/live_sampler.h"
 #include "tests/serving/engine/collector.h"
+#include "tests/serving/engine/idle_provider.h"
 
 namespace moesaic {
 namespace {
@@ -25,19 +26,8 @@ using Presence = ExpertPresence;
 using Clock = LiveSampler::Clock;
 
 // Where experts are, as the test says.
-class ScriptedProvider final : public ExpertProvider {
+class ScriptedProvider final : public IdleProvider {
  public:
-  void StepBegan() override {}
-  void StopPrefetching() override {}
-  void BeginLayer(std::span<const ExpertId> /*needed*/, int64_t /*pairs*/) override {}
-  bool NextReady(std::vector<PinnedExpert>& /*out*/) override { return false; }
-  void Release(const PinnedExpert& /*expert*/) override {}
-  ExpertStats EndLayer() override { return {}; }
-  int64_t Preload(std::span<const ExpertId> /*experts*/,
-                  const std::function<bool(int64_t)>& /*keep_going*/) override {
-    return 0;
-  }
-  std::vector<ResidentExpert> Residents() const override { return {}; }
   int64_t slots() const override { return 2; }
   int64_t resident() const override { return 0; }
   bool Look(std::span<ExpertPresence> places, std::vector<LinkUse>& links) const override {
