@@ -125,14 +125,6 @@ class AsyncLLM(EngineBase):
         await asyncio.to_thread(self._core.close)
         self.close()
 
-    def __enter__(self) -> AsyncLLM:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def generate(
         self,
         prompt: Prompt,

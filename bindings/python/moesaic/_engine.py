@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import pathlib
 import sysconfig
-from typing import TYPE_CHECKING, Any, Iterable, Mapping, Sequence, Union
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Iterable, Mapping, Sequence, TypeVar, Union
 
 from . import _core
 from ._errors import InvalidArgumentError
@@ -63,6 +64,9 @@ def _workload(mode: str, workload: str | None) -> str:
     if workload is not None:
         raise InvalidArgumentError("workload: is for mode='throughput', which is planned for it")
     return ""
+
+
+_Engine = TypeVar("_Engine", bound="EngineBase")
 
 
 class EngineBase:
@@ -123,6 +127,14 @@ class EngineBase:
     def closed(self) -> bool:
         """Nothing more can be asked of it."""
         return self._core.closed
+
+    def __enter__(self: _Engine) -> _Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     def close(self) -> None:
         """Ends what runs, and frees memory and threads before it returns. Twice does nothing."""

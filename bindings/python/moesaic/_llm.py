@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any, Iterator, Sequence, Union
 
 from . import _core
@@ -32,14 +31,6 @@ class LLM(EngineBase):
     Raises:
         Error: With the text that the command would have printed.
     """
-
-    def __enter__(self) -> LLM:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def generate(
         self,

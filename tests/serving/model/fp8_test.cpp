@@ -119,22 +119,33 @@ TEST(Fp8Test, LogitsAreThoseOfTheProducts) {
   }
 }
 
-// An expert store is made by another way of reading.
-TEST(Fp8Test, PackedExpertsAreThoseOfTheCheckpoint) {
-  const ModelConfig config = LoadModelConfig(kFp8Models / "qwen3_moe");
-  const Checkpoint checkpoint = Checkpoint::Open(kFp8Models / "qwen3_moe");
+// An expert as the checkpoint's extents make it, which has to be what its tensors make: so an
+// expert store is made.
+AlignedBuffer LoadExpert(const ModelConfig& config, const Checkpoint& checkpoint, WeightType type,
+                         ExpertId id) {
   const auto tensors = MakeCheckpointTensorSource(checkpoint);
   const CpuKernels& kernels = KernelsFor(Isa::kScalar);
-  const auto source = MakeCheckpointExpertSource(config, WeightType::kInt4, checkpoint, kernels);
-  ExpertPacker packer(config, WeightType::kInt4, *tensors, kernels);
-  ExpertId id;
-  id.layer = 1;
-  id.index = 3;
+  const auto source = MakeCheckpointExpertSource(config, type, checkpoint, kernels);
+  ExpertPacker packer(config, type, *tensors, kernels);
   AlignedBuffer packed(source->layout().slot_bytes);
   AlignedBuffer loaded(source->layout().slot_bytes);
   packer.Pack(id, packed.span());
   ReadAndPack(*source, checkpoint, id, loaded.span());
   EXPECT_EQ(std::memcmp(packed.data(), loaded.data(), packed.bytes()), 0);
+  return loaded;
+}
+
+ExpertId ExpertOf(uint16_t layer, uint16_t index) {
+  ExpertId id;
+  id.layer = layer;
+  id.index = index;
+  return id;
+}
+
+TEST(Fp8Test, PackedExpertsAreThoseOfTheCheckpoint) {
+  const ModelConfig config = LoadModelConfig(kFp8Models / "qwen3_moe");
+  const Checkpoint checkpoint = Checkpoint::Open(kFp8Models / "qwen3_moe");
+  LoadExpert(config, checkpoint, WeightType::kInt4, ExpertOf(1, 3));
 }
 
 const char* const kReleased[] = {"deepseek_v3_fp8", "minimax_m2_fp8", "glm4_moe_fp8"};
@@ -226,37 +237,29 @@ TEST(Fp8Test, AbsorbedMatricesWhoseScalesDoNotFitAreF32) {
   EXPECT_EQ(latent.output.type, WeightType::kFp8);
 }
 
-// An expert store is made by another way of reading.
 TEST(Fp8Test, KeptExpertsAreThoseOfTheCheckpoint) {
   for (const char* const name : kReleased) {
+    SCOPED_TRACE(name);
     const ModelConfig config = LoadModelConfig(FixtureModel(name));
     const Checkpoint checkpoint = Checkpoint::Open(FixtureModel(name));
-    const auto tensors = MakeCheckpointTensorSource(checkpoint);
     const CpuKernels& kernels = KernelsFor(Isa::kScalar);
-    const auto source = MakeCheckpointExpertSource(config, WeightType::kFp8, checkpoint, kernels);
-    ExpertPacker packer(config, WeightType::kFp8, *tensors, kernels);
-    ExpertId id;
-    id.layer = 1;
-    id.index = 5;
-    AlignedBuffer packed(source->layout().slot_bytes);
-    AlignedBuffer loaded(source->layout().slot_bytes);
-    packer.Pack(id, packed.span());
-    ReadAndPack(*source, checkpoint, id, loaded.span());
-    EXPECT_EQ(std::memcmp(packed.data(), loaded.data(), packed.bytes()), 0) << name;
+    const ExpertId id = ExpertOf(1, 5);
+    const ExpertLayout layout = MakeCpuExpertLayout(config, WeightType::kFp8);
+    const AlignedBuffer loaded = LoadExpert(config, checkpoint, WeightType::kFp8, id);
     // And the numbers are the products, of which f32 has each rounded once.
     const ExpertLayout f32 = MakeCpuExpertLayout(config, WeightType::kF32);
     const auto numbers = MakeCheckpointExpertSource(config, WeightType::kF32, checkpoint, kernels);
     AlignedBuffer widened(f32.slot_bytes);
     ReadAndPack(*numbers, checkpoint, id, widened.span());
     for (size_t s = 0; s < 3; ++s) {
-      const PackedMatrix kept = SectionMatrix(source->layout().sections[s], loaded.data(), 1);
+      const PackedMatrix kept = SectionMatrix(layout.sections[s], loaded.data(), 1);
       const PackedMatrix plain = SectionMatrix(f32.sections[s], widened.data(), 1);
       std::vector<float> a(static_cast<size_t>(kept.k)), b(a.size());
       for (int64_t row = 0; row < kept.n; ++row) {
         kernels.unpack_row(kept, row, a.data());
         kernels.unpack_row(plain, row, b.data());
         ASSERT_EQ(std::memcmp(a.data(), b.data(), a.size() * sizeof(float)), 0)
-            << name << ", matrix " << s << ", row " << row;
+            << "matrix " << s << ", row " << row;
       }
     }
   }
