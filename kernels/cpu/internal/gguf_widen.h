@@ -6,6 +6,7 @@
 #pragma once
 
 #include "kernels/cpu/internal/gguf_layout.h"
+#include "kernels/cpu/internal/gguf_values.h"
 
 namespace moesaic {
 namespace {
@@ -55,11 +56,17 @@ MOESAIC_INLINE void ForEach(const F& body) {
 
 // --- whole numbers
 
-constexpr uint8_t kIq4Bytes[16] = {1,   24,  45,  63,  79,  93,  106, 118,
-                                   129, 141, 153, 166, 181, 197, 217, 241};
-// Twice the values of E2M1.
-constexpr uint8_t kE2M1Bytes[16] = {128, 129, 130, 131, 132, 134, 136, 140,
-                                    128, 127, 126, 125, 124, 122, 120, 116};
+// Values of a table as bytes that are kGgufZero more.
+struct LevelTable {
+  uint8_t bytes[16];
+};
+constexpr LevelTable LevelsOf(const float (&values)[16]) {
+  LevelTable table = {};
+  for (int i = 0; i < 16; ++i) table.bytes[i] = static_cast<uint8_t>(values[i] + kGgufZero);
+  return table;
+}
+constexpr LevelTable kIq4Levels = LevelsOf(kIq4Values);
+constexpr LevelTable kE2M1Levels = LevelsOf(kE2M1Doubled);
 
 // Bits [kFrom, kFrom + kCount) of each byte, moved to begin at kTo.
 template <int kFrom, int kCount, int kTo>
@@ -102,12 +109,12 @@ MOESAIC_INLINE ByteLine LevelLine(const std::byte* body) {
     const ByteLine level = Or(low, BitsAt<kLine, 1, 4>(line(0)));
     return kId == kQ5_0 ? AddToBytes(level, kGgufZero - 16) : level;
   } else if constexpr (kId == kIq4Xs) {
-    return Look(kIq4Bytes, BitsAt<4 * (l / 4), 4, 0>(line(1 + 4 * kPart + l % 4)));
+    return Look(kIq4Levels.bytes, BitsAt<4 * (l / 4), 4, 0>(line(1 + 4 * kPart + l % 4)));
   } else {
     const ByteLine low = BitsAt<4 * (kLine / 4), 4, 0>(line(kLine % 4));
     if constexpr (kId == kQ4_0) return AddToBytes(low, kGgufZero - 8);
-    if constexpr (kId == kIq4Nl) return Look(kIq4Bytes, low);
-    if constexpr (kId == kMxfp4Blocks) return Look(kE2M1Bytes, low);
+    if constexpr (kId == kIq4Nl) return Look(kIq4Levels.bytes, low);
+    if constexpr (kId == kMxfp4Blocks) return Look(kE2M1Levels.bytes, low);
     return low;
   }
 }
