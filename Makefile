@@ -8,7 +8,7 @@ CXX_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 configure = cmake --preset $(1) >/dev/null || { cmake --preset $(1); exit 1; }
 
 .DEFAULT_GOAL := build
-.PHONY: help setup build build-cuda demo test test-isa test-gpu test-gpu-interpreted mutate bench bundle deb test-deb format hooks check-format \
+.PHONY: help setup build build-cuda demo test test-isa test-gpu test-gpu-interpreted mutate bench bundle deb test-deb image format hooks check-format \
         lint test-debug test-asan test-tsan \
         fuzz install clean
 
@@ -104,6 +104,9 @@ deb: setup  ## a Debian package: build/deb/*.deb (docs/packaging.md)
 
 test-deb:  ## install and remove it in a root of its own (as root; DEB_ROOT=FILE: a tarball of mmdebstrap)
 	@scripts/test_deb.sh $(DEB_ROOT)
+
+image:  ## a container image of the package that `make deb` made (IMAGE_FLAGS go to buildah, podman or docker)
+	@scripts/build_image.sh $(IMAGE_FLAGS)
 
 clean:  ## remove all builds
 	@rm -rf build
