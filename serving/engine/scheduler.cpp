@@ -226,7 +226,10 @@ int64_t Scheduler::ShareableTokens(const Sequence& sequence) const {
 
 // One token at least is computed: its logits are wanted.
 int64_t Scheduler::ReusableTokens(const Sequence& sequence) const {
-  return std::min(static_cast<int64_t>(sequence.tokens.size()) - 1, ShareableTokens(sequence));
+  int64_t limit =
+      std::min(static_cast<int64_t>(sequence.tokens.size()) - 1, ShareableTokens(sequence));
+  if (sequence.request.routed_from >= 0) limit = std::min(limit, sequence.request.routed_from);
+  return limit;
 }
 
 bool Scheduler::ReuseBlock(Sequence& sequence) {
