@@ -118,6 +118,14 @@ DensePart::MixerRows HostDense::mixer_rows() const {
           .mixed_row_bytes = static_cast<uint64_t>(rows_.mixed_stride) * sizeof(float)};
 }
 
+KvMemory HostDense::kv_memory() {
+  KvMemory memory;
+  for (int64_t layer = 0; layer < config_.num_layers(); ++layer) {
+    if (const auto of_layer = MixerOf(layer).KvOf(layer)) memory.layers.push_back(*of_layer);
+  }
+  return memory;
+}
+
 void HostDense::PopulateState(ThreadPool& pool) {
   constexpr auto kPieceBytes = static_cast<int64_t>(AlignedBuffer::kHugePageBytes);
   for (const std::unique_ptr<HostMixer>& mixer : mixers_) {

@@ -103,6 +103,15 @@ void AddMemorySettings(EngineOptions& options, bool visible, OptionTable& table)
   memory.Add({.name = "kv-memory",
               .target = &options.kv_memory,
               .help = "Memory for keys and values: a size, a share of --memory, or auto."});
+  memory.Add({.name = "kv-store",
+              .target = &options.kv_store,
+              .value_name = "DIR",
+              .help = "Keep keys and values of prompts and answers here, beyond --kv-memory and "
+                      "across restarts, so that what begins alike is read instead of computed."});
+  memory.Add(
+      {.name = "kv-store-size",
+       .target = SizeInBytes(&options.kv_store_bytes),
+       .help = "What --kv-store may take of the disk; what was used least recently leaves."});
   memory.Add({.name = "memory",
               .target = &options.machine.memory,
               .help = "All that the process may take: a size, a share of what is free, or auto: "

@@ -773,6 +773,51 @@ class LearnedState(unittest.TestCase):
             self.assertEqual([name for name in os.listdir(directory) if "rejected" in name], [])
 
 
+class KvStore(unittest.TestCase):
+    """--kv-store: keys and values outlive the process, however that ends."""
+
+    def ask(self, server):
+        status, body = server.request("POST", "/v1/completions", {
+            "model": MODEL, "prompt": PROMPT * 8, "max_tokens": 24, "ignore_eos": True, "temperature": 0,
+            "logprobs": 1})
+        self.assertEqual(status, 200, body)
+        answer = json.loads(body)
+        return answer["choices"][0], answer["usage"]
+
+    def metric(self, server, name):
+        text = server.request("GET", "/metrics")[1].decode()
+        return float(re.search(rf"^{name} (\S+)$", text, re.MULTILINE)[1])
+
+    def test_kill_loses_no_block_that_was_written(self):
+        with tempfile.TemporaryDirectory() as directory:
+            flags = ("--kv-store", str(pathlib.Path(directory) / "store"), "--kv-store-size", "64MiB")
+            server = Server(*flags)
+            first, usage = self.ask(server)
+            self.assertEqual(usage["prompt_tokens_details"]["cached_tokens"], 0)
+            blocks = (usage["total_tokens"] - 1) // 16
+            deadline = time.time() + 60
+            while (self.metric(server, "moe_kv_store_blocks") < blocks or
+                   self.metric(server, "moe_kv_store_written_bytes_total") < self.metric(server, "moe_kv_store_bytes")):
+                self.assertLess(time.time(), deadline)
+                time.sleep(0.01)
+            server.process.kill()
+            server.process.wait(timeout=60)
+            server.process.stderr.close()
+            server = Server(*flags)
+            second, usage = self.ask(server)
+            self.assertEqual(second, first)
+            self.assertEqual(usage["prompt_tokens_details"]["cached_tokens"], (usage["prompt_tokens"] - 1) // 16 * 16)
+            self.assertEqual(server.stop()[0], 0)
+
+    def test_a_directory_of_somebody_else_is_refused(self):
+        with tempfile.TemporaryDirectory() as directory:
+            (pathlib.Path(directory) / "thesis.txt").write_text("precious")
+            result = run("run", MODEL, *GREEDY, PROMPT, "--kv-store", directory)
+            self.assertEqual(result.returncode, 2, result.stderr)
+            self.assertIn("not a store", result.stderr)
+            self.assertEqual(os.listdir(directory), ["thesis.txt"])
+
+
 class Bench(unittest.TestCase):
     SHORT = ("--prompt-tokens", "32,70", "--output-tokens", "8")
     QUICK = ("--repetitions", "2", *SHORT)
