@@ -15,6 +15,11 @@
 // their blocks, are not planned, and are preempted first, before a request that waits lacks a place
 // or a block.
 //
+// A piece is what runs beside steps: prompts whose tokens go through the model layer after layer,
+// more of them than a step's budget. While there is one, steps are planned of sequences that decode
+// alone, and nobody joins those that run. Background sequences are in no piece, nor are those that
+// want the log-probabilities of their prompts.
+//
 // Of a model with recurrent layers a sequence that runs has a slot of state besides
 // (state_slots.h), which a preempted one gives back as well. A prefix is reused up to where its
 // state was kept: at the last whole block of each prompt and, while it runs, of each answer, and
@@ -30,6 +35,7 @@
 
 #include "cache/kv_pools.h"
 #include "cache/state_slots.h"
+#include "core/base/function_ref.h"
 #include "serving/engine/sequence.h"
 
 namespace moesaic {
@@ -44,6 +50,7 @@ struct SchedulerOptions {
   // Of recurrent state; 0: the model has none, else as many as sequences run at least.
   int64_t state_slots = 0;
   int64_t state_snapshots = 0;  // of the slots, for prefix_cache
+  int64_t piece_tokens = 0;     // of a piece at most; 0: there are none
 };
 
 struct ScheduledSlice {
@@ -59,7 +66,15 @@ class Scheduler {
   // Plans a step: allocates the blocks of what it plans. Empty when nothing can run (which only
   // happens when there is nothing at all). Valid until the next call of any method.
   std::span<const ScheduledSlice> Plan();
-  // Sequences of the background that the last plan has preempted.
+  // Without a piece: makes one of prompts that run or wait, oldest first, if `worth` says that so
+  // many tokens had better run so; else it is empty.
+  std::span<const ScheduledSlice> PlanPiece(FunctionRef<bool(int64_t tokens)> worth);
+  // Who is in it still: a sequence that is removed or preempted leaves.
+  std::span<const ScheduledSlice> piece() const { return piece_; }
+  // It has run, as Advance; or it has failed, as Abandon.
+  void AdvancePiece();
+  void AbandonPiece();
+  // Sequences of the background that the last plan, of either kind, has preempted.
   std::span<Sequence* const> displaced() const { return displaced_; }
   // After the step ran: the slices' tokens are computed; full blocks become findable.
   void Advance();
@@ -93,6 +108,9 @@ class Scheduler {
   int64_t StepTokens(const Sequence& sequence) const;
   void PlanSnapshot(Sequence& sequence, int64_t tokens);
   void Schedule(Sequence& sequence, int64_t tokens);
+  bool JoinPiece(Sequence& sequence);
+  void Advance(const ScheduledSlice& slice);
+  void Abandon(std::vector<ScheduledSlice>& plan);
   void PreemptNewest();
   void ReleaseBlocks(Sequence& sequence);
 
@@ -104,6 +122,7 @@ class Scheduler {
   std::vector<std::unique_ptr<Sequence>> running_;  // oldest first
   int64_t foreground_ = 0;                          // of both, not of the background
   std::vector<ScheduledSlice> plan_;
+  std::vector<ScheduledSlice> piece_;
   std::vector<Sequence*> displaced_;
   int64_t budget_ = 0;
   bool preempted_ = false;  // in this plan
