@@ -218,7 +218,7 @@ void EngineLoop::Compute(EngineStep& step) {
   parts_.use->EndStep(stats);
   AddStats(stats);  // before the tokens are delivered: who has the last one may ask
   for (const ScheduledSlice& slice : slices_) {
-    slice.sequence->blocked_us += static_cast<int64_t>(stats.experts.blocked_us);
+    slice.sequence->experts += stats.experts;
   }
   ReportReadability(step);
 }
@@ -347,6 +347,7 @@ void EngineLoop::End(Sequence& sequence, FinishReason reason) {
   OutputDelta delta = TakeDelta(sequence);
   delta.finish = reason;
   delta.trace = parts_.use->TraceOf(sequence);
+  delta.experts = sequence.experts;
   sampling_->Ended(sequence, FinishReasonName(reason), LiveSampler::Clock::now(), delta.trace);
   delta.routed = std::move(sequence.routed);
   const std::unique_ptr<Sequence> owned = Remove(sequence);

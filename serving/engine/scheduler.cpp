@@ -220,8 +220,9 @@ void Scheduler::ReusePrefix(Sequence& sequence) {
   if (!options_.prefix_cache || sequence.computed_tokens > 0 || sequence.wants_prompt_logprobs())
     return;
   // One token at least is computed: its logits are wanted.
-  const int64_t limit =
+  int64_t limit =
       std::min(static_cast<int64_t>(sequence.tokens.size()) - 1, ShareableTokens(sequence));
+  if (sequence.request.routed_from >= 0) limit = std::min(limit, sequence.request.routed_from);
   int64_t with_state = 0;  // blocks
   while (sequence.blocks.sealed < limit / kKvBlockTokens && ReuseBlock(sequence)) {
     if (states_.any() && states_.Has(sequence.blocks.tables.front().prefix)) {

@@ -34,7 +34,7 @@ struct Sequence {
   bool started = false;         // a step ran it
   std::chrono::steady_clock::time_point started_at;  // when that step began
   int64_t queue_us = -1;   // from arrival to that step; -1: not started, or told already
-  int64_t blocked_us = 0;  // its steps waited for experts
+  ExpertStats experts;     // of the steps that ran it, whoever else they ran
   bool admitted = false;   // has run before (a preempted sequence is admitted again)
 
   SequenceBlocks blocks;

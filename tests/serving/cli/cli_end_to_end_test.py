@@ -60,6 +60,38 @@ class CommandLine(unittest.TestCase):
             self.assertLessEqual(max(map(len, result.stdout.splitlines())), 110, name)
             self.assertEqual(run("help", *name.split()).stdout, result.stdout)
 
+    def test_man_pages_and_completions_are_of_the_help(self):
+        root = pathlib.Path(__file__).resolve().parents[3]
+        with tempfile.TemporaryDirectory() as directory:
+            written = [sys.executable, root / "scripts/cli_docs.py", PROGRAM, directory, "2026-11-25"]
+            subprocess.run(written, check=True, timeout=120)
+            share = pathlib.Path(directory) / "share"
+            pages = {page.stem: page.read_text() for page in (share / "man/man1").iterdir()}
+            for name in re.findall(r"^  (\w+(?: serve)?) {2,}", run("--help").stdout, re.MULTILINE):
+                self.assertIn("moesaic-" + name.replace(" ", "-"), pages)
+            flags = set(re.findall(r"^  (?:-\w, )?--([a-z-]+)", run("serve", "--help").stdout, re.MULTILINE))
+            self.assertIn("expert-memory", flags)
+            zsh = (share / "zsh/vendor-completions/_moesaic").read_text()
+            fish = (share / "fish/vendor_completions.d/moesaic.fish").read_text()
+            for flag in flags:
+                self.assertIn("\\fB\\-\\-" + flag.replace("-", "\\-") + "\\fR", pages["moesaic-serve"])
+                self.assertRegex(zsh, rf"'\*--{flag}[=\[]")
+                self.assertRegex(fish, rf" -l {flag} ")
+            bash = shutil.which("bash")
+            if bash is None:
+                self.skipTest("no bash here")
+            for words, wanted in (
+                (["moesaic", "trace", "re"], ["record"]),
+                (["moesaic", "serve", "--dtype", "in"], ["int8", "int4"]),
+                (["moesaic", "serve", "--dtype", "=", "fl"], ["float32"]),
+                (["moesaic", "bench", "serve", "--max-conc"], ["--max-concurrency"]),
+                (["moesaic", "serve", "--port", ""], []),
+            ):
+                script = '. "$0"; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _moesaic; echo "${COMPREPLY[@]}"'
+                completions = share / "bash-completion/completions/moesaic"
+                done = subprocess.run([bash, "-c", script, completions, *words], capture_output=True, text=True, timeout=60)
+                self.assertEqual((done.stdout.split(), done.stderr), (wanted, ""), words)
+
     def test_version(self):
         result = run("--version")
         self.assertEqual(result.returncode, 0)

@@ -114,6 +114,16 @@ TEST(SchedulerTest, APrefixIsReusedButNeverTheLastToken) {
   scheduler.Add(std::move(sequence));
   plan = scheduler.Plan();
   EXPECT_EQ(plan[0].num_tokens, 48);
+  FinishStep(scheduler, plan);
+  // Whose routing is to be told is run.
+  for (const auto& [from, cached] : {std::pair{0, 0}, {15, 0}, {16, 16}, {40, 32}}) {
+    sequence = MakeSequence(4, 48, 1, 5);
+    sequence->request.routed_from = from;
+    scheduler.Add(std::move(sequence));
+    plan = scheduler.Plan();
+    EXPECT_EQ(plan[0].num_tokens, 48 - cached) << from;
+    FinishStep(scheduler, plan);
+  }
 }
 
 // With blocks that only prompts share, what was decoded is nobody's prefix, and nobody's prompt is
