@@ -173,20 +173,42 @@ void EngineLoop::DropExpired() {
 }
 
 void EngineLoop::RunStep(EngineStep& step) {
+  LookAfterPiece(step);
+  if (scheduler_->piece().empty()) BeginPiece(step);
   const std::span<const ScheduledSlice> plan = scheduler_->Plan();
   for (Sequence* const displaced : scheduler_->displaced()) parts_.use->EndTrace(*displaced);
+  LookAfterPiece(step);
   slices_.assign(plan.begin(), plan.end());
-  waits_for_store_ = slices_.empty() && !scheduler_->empty();
-  if (!parts_.turn) {
-    if (!slices_.empty()) RunInTurn(step);
-  } else if (slices_.empty()) {
-    parts_.turn->Rest();
-  } else {
-    const int64_t waited_ns = parts_.turn->Begin();
-    if (parts_.metrics) parts_.metrics->AddTurn(waited_ns, parts_.turn->used_ns());
-    RunInTurn(step);
-    parts_.turn->End();
+  waits_for_store_ = slices_.empty() && piece_.empty() && scheduler_->restoring() > 0;
+  if (slices_.empty() && piece_.empty()) {
+    if (parts_.turn) parts_.turn->Rest();
+    return;
   }
+  const bool others = !slices_.empty();
+  if (others) {
+    const auto begin = std::chrono::steady_clock::now();
+    InTurn([&] { RunInTurn(step); });
+    step_time_ = std::chrono::steady_clock::now() - begin;
+  }
+  LookAfterPiece(step);
+  if (piece_.empty()) return;
+  InTurn([&] {
+    const auto begin = std::chrono::steady_clock::now();
+    const auto turn = std::max<std::chrono::steady_clock::duration>(parts_.piece_turn, step_time_);
+    do {
+      RunPiece(step);
+    } while (others && !piece_.empty() && parts_.piece_turn.count() > 0 &&
+             std::chrono::steady_clock::now() - begin < turn);
+  });
+}
+
+// In a turn of the engine's, where several have some.
+void EngineLoop::InTurn(FunctionRef<void()> body) {
+  if (!parts_.turn) return body();
+  const int64_t waited_ns = parts_.turn->Begin();
+  if (parts_.metrics) parts_.metrics->AddTurn(waited_ns, parts_.turn->used_ns());
+  body();
+  parts_.turn->End();
 }
 
 // Throws nothing: what fails ends the step's requests.
@@ -196,14 +218,19 @@ void EngineLoop::RunInTurn(EngineStep& step) {
     Deliver(step);
   } catch (const Error& error) {
     scheduler_->Abandon();
-    const bool again = step.Failed(error) == EngineStep::AfterFailure::kRunAgain;
-    ReportReadability(step);
-    if (again) return;
-    // Which tokens the failure reached cannot be told apart from those that were done: all of the
-    // step's requests end, the others go on.
-    LogError("step failed: {}", error.what());
-    for (const ScheduledSlice& slice : slices_) EndWithError(*slice.sequence, error);
+    Fail(step, error);
   }
+}
+
+// The requests of slices_.
+void EngineLoop::Fail(EngineStep& step, const Error& error) {
+  const bool again = step.Failed(error) == EngineStep::AfterFailure::kRunAgain;
+  ReportReadability(step);
+  if (again) return;
+  // Which tokens the failure reached cannot be told apart from those that were done: all of the
+  // step's requests end, the others go on.
+  LogError("step failed: {}", error.what());
+  for (const ScheduledSlice& slice : slices_) EndWithError(*slice.sequence, error);
 }
 
 void EngineLoop::Compute(EngineStep& step) {
@@ -232,6 +259,11 @@ void EngineLoop::Deliver(EngineStep& step) {
     sampler_->CollectPromptLogprobs(*slices_[i].sequence, rows_.slices[i]);
   }
   scheduler_->Advance();
+  Sample(step, begin_ns);
+}
+
+// Of what slices_ and rows_ name. Its time counts from begin_ns on.
+void EngineLoop::Sample(EngineStep& step, int64_t begin_ns) {
   sampler_->NextTokens(
       slices_, rows_, [this](Sequence& sequence, FinishReason reason) { End(sequence, reason); },
       [this](Sequence& sequence, const Error& error) { EndWithError(sequence, error); });
@@ -242,6 +274,93 @@ void EngineLoop::Deliver(EngineStep& step) {
   head.head_us = (end_ns - begin_ns) / 1000;
   head.total_us = head.head_us;
   AddStats(head);
+}
+
+// Begins one, if there are prompts that had better run layer after layer.
+void EngineLoop::BeginPiece(EngineStep& step) {
+  LayerPass* const pass = step.layer_pass();
+  if (pass == nullptr) return;
+  const std::span<const ScheduledSlice> planned =
+      scheduler_->PlanPiece([&](int64_t tokens) { return step.RunsByLayers(tokens); });
+  for (Sequence* const displaced : scheduler_->displaced()) parts_.use->EndTrace(*displaced);
+  if (planned.empty()) return;
+  rows_.Clear();
+  const auto now = std::chrono::steady_clock::now();
+  for (const ScheduledSlice& slice : planned) {
+    BeginSequence(*slice.sequence, now);
+    parts_.use->BeginTrace(*slice.sequence);
+    rows_.Add(slice);
+    piece_.push_back({slice.sequence, slice.sequence->traced, std::ssize(rows_.tokens) - 1});
+  }
+  sampling_->BeginStep(std::ssize(rows_.tokens));
+  parts_.use->BeginPiece(planned, rows_);
+  pass->Begin(rows_.tokens, rows_.slices);
+}
+
+// Lets go of what has left the scheduler's piece.
+void EngineLoop::LookAfterPiece(EngineStep& step) {
+  if (piece_.empty()) return;
+  const std::span<const ScheduledSlice> there = scheduler_->piece();
+  for (size_t i = 0; i < piece_.size(); ++i) {
+    const bool stays = std::any_of(there.begin(), there.end(), [&](const ScheduledSlice& slice) {
+      return slice.sequence == piece_[i].sequence;
+    });
+    if (stays || piece_[i].sequence == nullptr) continue;
+    piece_[i].sequence = nullptr;
+    step.layer_pass()->Drop(static_cast<int32_t>(i));
+    parts_.use->LeavePiece(piece_[i].traced);
+  }
+  if (!there.empty()) return;
+  step.layer_pass()->Abandon();
+  parts_.use->EndPiece();
+  piece_.clear();
+}
+
+// A block of it. Throws nothing: what fails ends its requests.
+void EngineLoop::RunPiece(EngineStep& step) {
+  try {
+    RunBlock(step);
+    if (step.layer_pass()->done()) DeliverPiece(step);
+  } catch (const Error& error) {
+    slices_.assign(scheduler_->piece().begin(), scheduler_->piece().end());
+    scheduler_->AbandonPiece();
+    LookAfterPiece(step);
+    Fail(step, error);
+  }
+}
+
+void EngineLoop::RunBlock(EngineStep& step) {
+  const StepStats stats = step.RunBlock();
+  AddStats(stats);
+  for (const ScheduledSlice& slice : scheduler_->piece()) {
+    slice.sequence->blocked_us += static_cast<int64_t>(stats.experts.blocked_us);
+  }
+  const LayerPass& pass = *step.layer_pass();
+  const int64_t layer = pass.ended_layer();
+  if (layer >= 0 && parts_.config.is_sparse(layer)) {
+    parts_.use->PieceRouted(layer, pass.experts(), pass.weights());
+  }
+  ReportReadability(step);
+}
+
+void EngineLoop::DeliverPiece(EngineStep& step) {
+  const int64_t begin_ns = clock_.NowNs();
+  slices_.assign(scheduler_->piece().begin(), scheduler_->piece().end());
+  rows_.Clear();  // the last row of each
+  last_rows_.clear();
+  for (const PiecePart& part : piece_) {
+    if (part.sequence == nullptr) continue;
+    SequenceSlice& slice = rows_.slices.emplace_back();
+    slice.first_row = std::ssize(last_rows_);
+    slice.num_tokens = 1;
+    last_rows_.push_back(static_cast<int32_t>(part.last_row));
+  }
+  CHECK_EQ(last_rows_.size(), slices_.size());
+  step.layer_pass()->Finish(last_rows_);
+  parts_.use->EndPiece();
+  piece_.clear();
+  scheduler_->AdvancePiece();
+  Sample(step, begin_ns);
 }
 
 void EngineLoop::AddStats(const StepStats& stats) {

@@ -61,6 +61,7 @@ std::span<const ScheduledSlice> Scheduler::Plan() {
   preempted_ = false;
   if (store_ != nullptr) PlanRestores();
   PlanDecodes();
+  if (!piece_.empty()) return plan_;
   PlanPrefills();
   // Who was just preempted lacks room, unless another one holds the same prefix; nobody joins then
   // in any case, as the planner's simulation has it (serving/plan/scheduler_simulation).
@@ -148,6 +149,66 @@ void Scheduler::PlanPrefills() {
   }
 }
 
+std::span<const ScheduledSlice> Scheduler::PlanPiece(FunctionRef<bool(int64_t tokens)> worth) {
+  CHECK(piece_.empty());
+  displaced_.clear();
+  if (options_.piece_tokens <= 0) return {};
+  budget_ = options_.piece_tokens;
+  int64_t tokens = 0;  // at most, until prefixes were looked for
+  for (const auto& sequence : running_) {
+    if (Rests(*sequence)) break;
+    if (PendingTokens(*sequence) == 1 || sequence->restored_until > 0) continue;
+    // Prompts run in the order in which they came: one that must run in chunks goes first.
+    if (sequence->request.background || sequence->wants_prompt_logprobs()) return {};
+    tokens += PendingTokens(*sequence);
+  }
+  // A sequence that waits does not go in front of others, wherever it would run.
+  const auto may_join = [this](const Sequence& sequence) {
+    return PendingTokens(sequence) > 1 && !sequence.request.background &&
+           !sequence.wants_prompt_logprobs();
+  };
+  const bool one_waits = !waiting_.empty() && may_join(*waiting_.front());
+  if (one_waits) tokens += PendingTokens(*waiting_.front());
+  if (tokens == 0 || !worth(std::min(tokens, options_.piece_tokens))) return {};
+
+  for (size_t i = 0; i < running_.size() && budget_ > 0; ++i) {
+    Sequence& sequence = *running_[i];
+    if (Rests(sequence)) break;
+    if (PendingTokens(sequence) == 1 || sequence.restored_until > 0) continue;
+    if (!JoinPiece(sequence)) break;
+  }
+  while (!waiting_.empty() && budget_ > 0 && restoring() < kMostRestoring) {
+    Sequence& sequence = *waiting_.front();
+    if (!may_join(sequence) || !MakeRoom(sequence)) break;
+    std::unique_ptr<Sequence> admitted = std::move(waiting_.front());
+    waiting_.pop_front();
+    JoinRunning(std::move(admitted));
+    const bool restores = BeginRestore(sequence);
+    if (restores && sequence.restored_until == 0) break;  // there were no blocks for it
+    if (!sequence.admitted) prefixes_.from_pools += sequence.cached_tokens;
+    sequence.admitted = true;
+    if (restores) continue;                                           // it runs behind the piece
+    if (PendingTokens(sequence) == 1 || !JoinPiece(sequence)) break;  // it runs in steps
+  }
+  tokens = 0;
+  for (const ScheduledSlice& slice : piece_) tokens += slice.num_tokens;
+  if (tokens == 0 || !worth(tokens)) piece_.clear();
+  for (const ScheduledSlice& slice : piece_) PlanSnapshot(*slice.sequence, slice.num_tokens);
+  return piece_;
+}
+
+// False where there is no place or no blocks for so many tokens at once.
+bool Scheduler::JoinPiece(Sequence& sequence) {
+  if (std::ssize(piece_) >= options_.max_batch_tokens) return false;  // a row of each is sampled
+  const int64_t tokens = StepTokens(sequence);
+  if (!pools_.HasRoom(sequence.blocks, sequence.computed_tokens + tokens, tokens)) return false;
+  CHECK(pools_.Grow(sequence.blocks, sequence.computed_tokens + tokens));
+  states_.Open(sequence.state);
+  piece_.push_back({&sequence, tokens});
+  budget_ -= tokens;
+  return true;
+}
+
 // Of what is pending, at most what the budget has left, up to where a state is to be kept that is
 // not the last whole block's.
 int64_t Scheduler::StepTokens(const Sequence& sequence) const {
@@ -158,7 +219,7 @@ int64_t Scheduler::StepTokens(const Sequence& sequence) const {
 }
 
 void Scheduler::Schedule(Sequence& sequence, int64_t tokens) {
-  if (options_.prefix_cache && states_.keeps_snapshots()) PlanSnapshot(sequence, tokens);
+  PlanSnapshot(sequence, tokens);
   plan_.push_back({&sequence, tokens});
   budget_ -= tokens;
 }
@@ -166,6 +227,7 @@ void Scheduler::Schedule(Sequence& sequence, int64_t tokens) {
 // Keeps the state behind the last whole block of what is known of the sequence, one token at least
 // being left to compute, or where its prefix branches off.
 void Scheduler::PlanSnapshot(Sequence& sequence, int64_t tokens) {
+  if (!options_.prefix_cache || !states_.keeps_snapshots()) return;
   const int64_t start = sequence.computed_tokens;
   const int64_t last = LastWholeBlock(sequence);
   if (start > 0 && (start == last || start == sequence.branches_at)) {
@@ -290,6 +352,8 @@ void Scheduler::PreemptNewest() {
     budget_ += planned->num_tokens;
     plan_.erase(planned);
   }
+  std::erase_if(piece_,
+                [&](const ScheduledSlice& slice) { return slice.sequence == victim.get(); });
   ReleaseBlocks(*victim);
   const bool background = victim->request.background;
   if (background) displaced_.push_back(victim.get());
@@ -306,33 +370,44 @@ void Scheduler::ReleaseBlocks(Sequence& sequence) {
   sequence.computed_tokens = 0;
 }
 
-void Scheduler::Abandon() {
+void Scheduler::Abandon() { Abandon(plan_); }
+
+void Scheduler::AbandonPiece() { Abandon(piece_); }
+
+void Scheduler::Abandon(std::vector<ScheduledSlice>& plan) {
   if (states_.any()) {
-    for (const ScheduledSlice& slice : plan_) ReleaseBlocks(*slice.sequence);
+    for (const ScheduledSlice& slice : plan) ReleaseBlocks(*slice.sequence);
   }
-  plan_.clear();
+  plan.clear();
 }
 
 void Scheduler::Advance() {
-  for (const ScheduledSlice& slice : plan_) {
-    Sequence& sequence = *slice.sequence;
-    const int64_t kept_at = sequence.computed_tokens + sequence.state.snapshot_tokens;
-    sequence.computed_tokens += slice.num_tokens;
-    const int64_t limit =
-        options_.prefix_cache ? std::min(sequence.computed_tokens, ShareableTokens(sequence)) : 0;
-    while ((sequence.blocks.sealed + 1) * kKvBlockTokens <= limit) {
-      const int64_t first = sequence.blocks.sealed * kKvBlockTokens;
-      pools_.Seal(sequence.blocks,
-                  {sequence.tokens.data() + first, static_cast<size_t>(kKvBlockTokens)});
-      if (store_ != nullptr) store_->Sealed(sequence, sequence.blocks.sealed - 1);
-      if (sequence.state.snapshot >= 0 && first + kKvBlockTokens == kept_at) {
-        states_.Keep(sequence.state, sequence.blocks.tables.front().prefix);
-      }
-    }
-    pools_.GiveBackBehind(sequence.blocks, sequence.computed_tokens);
-    states_.Advance(sequence.state);
-  }
+  for (const ScheduledSlice& slice : plan_) Advance(slice);
   plan_.clear();
+}
+
+void Scheduler::AdvancePiece() {
+  for (const ScheduledSlice& slice : piece_) Advance(slice);
+  piece_.clear();
+}
+
+void Scheduler::Advance(const ScheduledSlice& slice) {
+  Sequence& sequence = *slice.sequence;
+  const int64_t kept_at = sequence.computed_tokens + sequence.state.snapshot_tokens;
+  sequence.computed_tokens += slice.num_tokens;
+  const int64_t limit =
+      options_.prefix_cache ? std::min(sequence.computed_tokens, ShareableTokens(sequence)) : 0;
+  while ((sequence.blocks.sealed + 1) * kKvBlockTokens <= limit) {
+    const int64_t first = sequence.blocks.sealed * kKvBlockTokens;
+    pools_.Seal(sequence.blocks,
+                {sequence.tokens.data() + first, static_cast<size_t>(kKvBlockTokens)});
+    if (store_ != nullptr) store_->Sealed(sequence, sequence.blocks.sealed - 1);
+    if (sequence.state.snapshot >= 0 && first + kKvBlockTokens == kept_at) {
+      states_.Keep(sequence.state, sequence.blocks.tables.front().prefix);
+    }
+  }
+  pools_.GiveBackBehind(sequence.blocks, sequence.computed_tokens);
+  states_.Advance(sequence.state);
 }
 
 std::unique_ptr<Sequence> Scheduler::Remove(Sequence* sequence) {
@@ -350,7 +425,9 @@ std::unique_ptr<Sequence> Scheduler::Remove(Sequence* sequence) {
   }
   CHECK(removed != nullptr);
   foreground_ -= removed->request.background ? 0 : 1;
-  std::erase_if(plan_, [&](const ScheduledSlice& slice) { return slice.sequence == sequence; });
+  const auto is_its = [&](const ScheduledSlice& slice) { return slice.sequence == sequence; };
+  std::erase_if(plan_, is_its);
+  std::erase_if(piece_, is_its);
   ReleaseBlocks(*removed);
   return removed;
 }

@@ -14,6 +14,7 @@
 #include <span>
 
 #include "cache/kv_memory.h"
+#include "core/base/check.h"
 #include "core/base/thread_pool.h"
 #include "serving/model/expert_rows.h"
 #include "serving/model/forward_batch.h"
@@ -52,6 +53,11 @@ class DensePart {
   virtual void AddMlp(int64_t layer, RowRange rows, const ExpertOutputs& experts,
                       const ExpertOutputs& deferred, ThreadPool& pool) = 0;
   virtual void End() = 0;
+  // In place of Begin: a pass goes on at any layer. Its residual stream is what the caller has
+  // written into residual(). Only where that is the host's.
+  virtual void Continue(const ForwardBatch& /*batch*/) { CHECK(false); }
+  // The residual stream [max_batch_tokens, hidden] between two layers; null: it is a device's.
+  virtual float* residual() { return nullptr; }
   // Instead, after an error: what is queued is over, whatever it was.
   virtual void Abandon() = 0;
 

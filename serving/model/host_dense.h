@@ -47,6 +47,8 @@ class HostDense : public DensePart {
   void AddMlp(int64_t layer, RowRange rows, const ExpertOutputs& experts,
               const ExpertOutputs& deferred, ThreadPool& pool) override;
   void End() override {}
+  void Continue(const ForwardBatch& batch) override { BeginMixers(batch); }
+  float* residual() override { return hidden_.as<float>(); }
   void Abandon() override {}
   void Head(std::span<const int32_t> rows, float* logits) override;
   void Greedy(std::span<const int32_t> rows, int32_t* tokens) override;

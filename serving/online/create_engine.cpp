@@ -1,5 +1,6 @@
 #include "serving/online/create_engine.h"
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -111,7 +112,9 @@ void Load(EngineSetup& setup, MetricsRegistry& registry,
   parts.scheduling = {.max_num_seqs = options.max_num_seqs,
                       .max_batch_tokens = options.max_num_batched_tokens,
                       .prefix_cache = options.prefix_cache,
-                      .share_only_prompts = options.defer_experts > 0};
+                      .share_only_prompts = options.defer_experts > 0,
+                      .piece_tokens = plan.prefill.piece_tokens};
+  parts.piece_turn = std::chrono::milliseconds(options.prefill_turn_ms);
   parts.ledgers = {plan.ledger};
   for (const DevicePlan& device : plan.devices) parts.ledgers.push_back(device.ledger);
   if (plan.state.sequences > 0) ScheduleState(options, plan.state, parts.scheduling);

@@ -251,6 +251,22 @@ void AddBatchingSettings(EngineOptions& options, bool visible, OptionTable& tabl
                 .help = "Tokens of one step; longer prompts are cut into chunks.",
                 .min = 1,
                 .max = 1e6});
+  batching.Add({.name = "prefill-order",
+                .target = OneOf(&options.prefill_order, kPrefillOrders),
+                .help = "How prompts run that are longer than --max-num-batched-tokens. chunks: "
+                        "each chunk through all layers, so that each reads the experts that are "
+                        "not in memory. layers: all chunks through a layer before the next one, so "
+                        "that each expert is read once. auto: what is predicted to read less. The "
+                        "answers have the same bits. Latency mode only."});
+  batching.Add({.name = "prefill-turn",
+                .target = &options.prefill_turn_ms,
+                .value_name = "MS",
+                .help = "While a prompt runs by layers, other requests get a token after so many "
+                        "milliseconds of it, or after as long as their last step took if that was "
+                        "longer, and the chunk of a layer that runs by then. 0: after each chunk "
+                        "of a layer.",
+                .min = 0,
+                .max = 1e6});
   batching.Add({.name = "schedule",
                 .target = AutoOrOneOf(&options.schedule, kBatchSchedules),
                 .help = "Order of a pass, in throughput mode. module: one module after another "
