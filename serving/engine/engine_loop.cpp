@@ -218,12 +218,12 @@ void EngineLoop::RunInTurn(EngineStep& step) {
     Deliver(step);
   } catch (const Error& error) {
     scheduler_->Abandon();
-    Fail(step, error);
+    FailSlices(step, error);
   }
 }
 
 // The requests of slices_.
-void EngineLoop::Fail(EngineStep& step, const Error& error) {
+void EngineLoop::FailSlices(EngineStep& step, const Error& error) {
   const bool again = step.Failed(error) == EngineStep::AfterFailure::kRunAgain;
   ReportReadability(step);
   if (again) return;
@@ -325,7 +325,7 @@ void EngineLoop::RunPiece(EngineStep& step) {
     slices_.assign(scheduler_->piece().begin(), scheduler_->piece().end());
     scheduler_->AbandonPiece();
     LookAfterPiece(step);
-    Fail(step, error);
+    FailSlices(step, error);
   }
 }
 
@@ -333,7 +333,7 @@ void EngineLoop::RunBlock(EngineStep& step) {
   const StepStats stats = step.RunBlock();
   AddStats(stats);
   for (const ScheduledSlice& slice : scheduler_->piece()) {
-    slice.sequence->blocked_us += static_cast<int64_t>(stats.experts.blocked_us);
+    slice.sequence->experts += stats.experts;
   }
   const LayerPass& pass = *step.layer_pass();
   const int64_t layer = pass.ended_layer();

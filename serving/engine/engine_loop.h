@@ -107,7 +107,7 @@ class EngineLoop : public Engine {
   void DropExpired();
   void RunStep(EngineStep& step);
   void RunInTurn(EngineStep& step);
-  void Fail(EngineStep& step, const Error& error);
+  void FailSlices(EngineStep& step, const Error& error);
   void Compute(EngineStep& step);
   void Deliver(EngineStep& step);
   void Sample(EngineStep& step, int64_t begin_ns);
