@@ -58,7 +58,8 @@ std::unique_ptr<AsyncReader> OpenDirect(const std::vector<fs::path>& paths, Read
          ErrnoMessage(error));
   }
   LogWarn(
-      "io_uring is not available ({}): reading with threads instead, which is slower; a container's "
+      "io_uring is not available ({}): reading with threads instead, which is slower; a "
+      "container's "
       "seccomp profile or the sysctl kernel.io_uring_disabled can forbid it (docs/packaging.md)",
       ErrnoMessage(error));
   return MakePoolReader(std::move(files), true, depth);

@@ -4,6 +4,7 @@
 #include <span>
 
 #include "serving/api/live_json.h"
+#include "tracer/request_tracer.h"
 
 namespace moesaic {
 

@@ -2,6 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
+#include <vector>
+
+#include "tracer/request_tracer.h"
+#include "tracer/routed_experts.h"
+
 namespace moesaic {
 namespace {
 

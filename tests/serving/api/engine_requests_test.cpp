@@ -136,13 +136,13 @@ TEST_F(EngineRequestsTest, RoutedExpertsAreToldWithinBounds) {
   fields_.max_tokens = 7;
   EXPECT_TRUE(Build()[0].return_routed_experts);
   EXPECT_EQ(Build()[0].routed_from, 1);
-  EXPECT_EQ(ParamOf({{1, 2, 3, 4}}), "accepted");  // 3 + 7 tokens of 4
-  EXPECT_EQ(ParamOf({{1, 2, 3}, {1, 2, 3}}), "return_routed_experts/");
+  EXPECT_EQ(ParamOf(), "accepted");  // 2 + 7 tokens of 4
+  EXPECT_EQ(ParamOf({{1, 2, 3}, {1, 2, 3}}), "return_routed_experts/invalid_value");
   fields_.routed_experts = Form::kBase64;
   EXPECT_EQ(ParamOf({{1, 2, 3}, {1, 2, 3}}), "accepted");
-  EXPECT_EQ(ParamOf({{1, 2, 3}, {1, 2, 3}, {1, 2, 3}}), "return_routed_experts/");
+  EXPECT_EQ(ParamOf({{1, 2, 3}, {1, 2, 3}, {1, 2, 3}}), "return_routed_experts/invalid_value");
   fields_.routed_experts_start = 4;
-  EXPECT_EQ(ParamOf(), "routed_experts_start_len/");
+  EXPECT_EQ(ParamOf(), "routed_experts_start_len/invalid_value");
 }
 
 }  // namespace
