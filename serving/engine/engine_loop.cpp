@@ -11,6 +11,12 @@
 #include "core/base/logging.h"
 
 namespace moesaic {
+namespace {
+
+// Of the log's lines on prompts that run layer after layer.
+constexpr std::chrono::seconds kPieceLogInterval{10};
+
+}  // namespace
 
 EngineLoop::EngineLoop(std::function<void(LoopParts& parts)> load) {
   std::promise<void> ready;
@@ -188,12 +194,12 @@ void EngineLoop::RunInTurn(EngineStep& step) {
     Deliver(step);
   } catch (const Error& error) {
     scheduler_->Abandon();
-    Fail(step, error);
+    FailSlices(step, error);
   }
 }
 
 // The requests of slices_.
-void EngineLoop::Fail(EngineStep& step, const Error& error) {
+void EngineLoop::FailSlices(EngineStep& step, const Error& error) {
   const bool again = step.Failed(error) == EngineStep::AfterFailure::kRunAgain;
   ReportReadability(step);
   if (again) return;
@@ -262,7 +268,9 @@ void EngineLoop::BeginPiece(EngineStep& step) {
     rows_.Add(slice);
     piece_.push_back({slice.sequence, slice.sequence->traced, std::ssize(rows_.tokens) - 1});
   }
-  sampling_->BeginStep(std::ssize(rows_.tokens));
+  piece_tokens_ = std::ssize(rows_.tokens);
+  piece_began_ = piece_logged_ = now;
+  sampling_->BeginStep(piece_tokens_);
   parts_.use->BeginPiece(planned, rows_);
   pass->Begin(rows_.tokens, rows_.slices);
 }
@@ -295,7 +303,7 @@ void EngineLoop::RunPiece(EngineStep& step) {
     slices_.assign(scheduler_->piece().begin(), scheduler_->piece().end());
     scheduler_->AbandonPiece();
     LookAfterPiece(step);
-    Fail(step, error);
+    FailSlices(step, error);
   }
 }
 
@@ -303,7 +311,7 @@ void EngineLoop::RunBlock(EngineStep& step) {
   const StepStats stats = step.RunBlock();
   AddStats(stats);
   for (const ScheduledSlice& slice : scheduler_->piece()) {
-    slice.sequence->blocked_us += static_cast<int64_t>(stats.experts.blocked_us);
+    slice.sequence->experts += stats.experts;
   }
   const LayerPass& pass = *step.layer_pass();
   const int64_t layer = pass.ended_layer();
@@ -311,6 +319,17 @@ void EngineLoop::RunBlock(EngineStep& step) {
     parts_.use->PieceRouted(layer, pass.experts(), pass.weights());
   }
   ReportReadability(step);
+  LogPiece(pass);
+}
+
+// Now and then how far it is, and what it took if it was long.
+void EngineLoop::LogPiece(const LayerPass& pass) {
+  const auto now = std::chrono::steady_clock::now();
+  const bool ends = pass.done() && piece_logged_ != piece_began_;
+  if (!ends && now - piece_logged_ < kPieceLogInterval) return;
+  piece_logged_ = now;
+  LogInfo("prompts of {} tokens by layers: {:.0f}% after {:.0f} s", piece_tokens_,
+          100 * pass.progress(), std::chrono::duration<double>(now - piece_began_).count());
 }
 
 void EngineLoop::DeliverPiece(EngineStep& step) {
@@ -372,6 +391,9 @@ void EngineLoop::PublishStatus() {
     parts_.metrics->SetExperts(experts.slots, experts.resident);
     parts_.metrics->SetPreemptions(scheduler_->preemptions());
     parts_.metrics->SetDevices(experts.devices);
+    const bool piece = !piece_.empty();
+    parts_.metrics->SetPiece(piece ? piece_tokens_ : 0,
+                             piece ? parts_.step->layer_pass()->progress() : 0);
   }
   expert_slots_ = experts.slots;
   mailbox_.Publish(*scheduler_, *kv_pools_, experts.slots, experts.resident, experts.devices);

@@ -103,7 +103,7 @@ class EngineLoop : public Engine {
   void DropExpired();
   void RunStep(EngineStep& step);
   void RunInTurn(EngineStep& step);
-  void Fail(EngineStep& step, const Error& error);
+  void FailSlices(EngineStep& step, const Error& error);
   void Compute(EngineStep& step);
   void Deliver(EngineStep& step);
   void Sample(EngineStep& step, int64_t begin_ns);
@@ -112,6 +112,7 @@ class EngineLoop : public Engine {
   void RunPiece(EngineStep& step);
   void RunBlock(EngineStep& step);
   void DeliverPiece(EngineStep& step);
+  void LogPiece(const LayerPass& pass);
   void InTurn(FunctionRef<void()> body);
   void AddStats(const StepStats& stats);
   void ReportReadability(const EngineStep& step);
@@ -145,6 +146,9 @@ class EngineLoop : public Engine {
     int64_t last_row = 0;
   };
   std::vector<PiecePart> piece_;
+  int64_t piece_tokens_ = 0;
+  std::chrono::steady_clock::time_point piece_began_;
+  std::chrono::steady_clock::time_point piece_logged_;
   std::vector<int32_t> last_rows_;
 
   std::thread thread_;

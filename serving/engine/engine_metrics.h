@@ -36,6 +36,9 @@ class EngineMetrics {
   void AddTurn(int64_t waited_ns, int64_t used_ns);
   void SetPreemptions(int64_t total);
   void SetExperts(int64_t slots, int64_t resident);
+  // Prompts that run layer after layer: their tokens, and what share of the work is done; 0: there
+  // are none.
+  void SetPiece(int64_t tokens, double progress);
   void SetDevices(std::span<const DeviceStatus> devices);
 
  private:
@@ -63,6 +66,8 @@ class EngineMetrics {
   FollowingCounter preemptions_;
   Gauge& slots_;
   Gauge& resident_;
+  Gauge& piece_tokens_;
+  Gauge& piece_progress_;
   std::vector<DeviceMetrics> devices_;
   Counter* turn_wait_ = nullptr;  // made with the first turn
   Counter* turn_time_ = nullptr;
