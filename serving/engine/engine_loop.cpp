@@ -3,18 +3,23 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <chrono>
 #include <span>
 #include <string>
 #include <utility>
 
 #include "core/base/check.h"
 #include "core/base/logging.h"
+#include "core/base/units.h"
 
 namespace moesaic {
 namespace {
 
 // Of the log's lines on prompts that run layer after layer.
 constexpr std::chrono::seconds kPieceLogInterval{10};
+
+// What waits to be written when the engine ends has so long.
+constexpr std::chrono::seconds kStoreAtEnd{10};
 
 }  // namespace
 
@@ -89,7 +94,8 @@ void EngineLoop::Main(const std::function<void(LoopParts&)>& load, std::promise<
   try {
     load(parts_);
     kv_pools_.emplace(parts_.kv_groups, kKvBlockTokens, kAttentionChunkTokens);
-    scheduler_.emplace(parts_.scheduling, *kv_pools_);
+    if (parts_.kv_store) OpenStore();
+    scheduler_.emplace(parts_.scheduling, *kv_pools_, stored_ ? &*stored_ : nullptr);
     sampler_.emplace(*parts_.head, parts_.kernels, *parts_.pool);
     rows_.tokens.reserve(static_cast<size_t>(parts_.scheduling.max_batch_tokens));
     live_.emplace(std::move(parts_.ledgers), [this] { mailbox_.Wake(); });
@@ -105,6 +111,7 @@ void EngineLoop::Main(const std::function<void(LoopParts&)>& load, std::promise<
   while (TakeMail()) {
     DropExpired();
     RunStep(*parts_.step);
+    if (stored_) stored_->Pump();
     PublishStatus();
     SampleIfDue();
     parts_.use->SaveIfDue(ExpertUse::Clock::now());
@@ -112,7 +119,26 @@ void EngineLoop::Main(const std::function<void(LoopParts&)>& load, std::promise<
   std::vector<Sequence*> left;
   scheduler_->ForEach([&](Sequence& sequence) { left.push_back(&sequence); });
   for (Sequence* sequence : left) End(*sequence, FinishReason::kCancelled);
+  if (stored_) stored_->Close(kStoreAtEnd);
   parts_.use->SaveAndClose();
+}
+
+// A disk that fails costs the store.
+void EngineLoop::OpenStore() {
+  const KvStoreOptions& options = *parts_.kv_store;
+  try {
+    stored_.emplace(options, *kv_pools_, [this] { mailbox_.Wake(); });
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kInvalidArgument) throw;
+    LogWarn("keys and values are not kept on disk: {}", error.what());
+    return;
+  }
+  const KvStore& store = stored_->store();
+  const KvStoreCounters counters = store.counters();
+  LogInfo("{}: {} of keys and values of {} tokens ({} at most){}", options.directory.string(),
+          FormatBytes(counters.bytes), static_cast<int64_t>(counters.blocks) * options.block_tokens,
+          FormatBytes(static_cast<uint64_t>(store.slots()) * store.file().slot_bytes()),
+          store.writable() ? "" : "; read only: another process writes there");
 }
 
 bool EngineLoop::TakeMail() {
@@ -120,8 +146,8 @@ bool EngineLoop::TakeMail() {
     if (parts_.turn) parts_.turn->Rest();
     parts_.step->Idle();
   }
-  EngineMailbox::Mail mail =
-      mailbox_.Take(scheduler_->empty(), std::min(parts_.use->SaveDueAt(), sampling_->DueAt()));
+  EngineMailbox::Mail mail = mailbox_.Take(scheduler_->empty() || waits_for_store_,
+                                           std::min(parts_.use->SaveDueAt(), sampling_->DueAt()));
   for (auto& sequence : mail.arrived) scheduler_->Add(std::move(sequence));
   for (const RequestId id : mail.cancelled) {
     if (Sequence* sequence = scheduler_->Find(id)) End(*sequence, FinishReason::kCancelled);
@@ -156,6 +182,7 @@ void EngineLoop::RunStep(EngineStep& step) {
   for (Sequence* const displaced : scheduler_->displaced()) parts_.use->EndTrace(*displaced);
   LookAfterPiece(step);
   slices_.assign(plan.begin(), plan.end());
+  waits_for_store_ = slices_.empty() && piece_.empty() && scheduler_->restoring() > 0;
   if (slices_.empty() && piece_.empty()) {
     if (parts_.turn) parts_.turn->Rest();
     return;
@@ -390,6 +417,8 @@ void EngineLoop::PublishStatus() {
   if (parts_.metrics) {
     parts_.metrics->SetExperts(experts.slots, experts.resident);
     parts_.metrics->SetPreemptions(scheduler_->preemptions());
+    parts_.metrics->SetPrefixes(scheduler_->prefixes());
+    if (stored_) parts_.metrics->SetKvStore(stored_->store().counters());
     parts_.metrics->SetDevices(experts.devices);
     const bool piece = !piece_.empty();
     parts_.metrics->SetPiece(piece ? piece_tokens_ : 0,

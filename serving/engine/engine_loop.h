@@ -34,6 +34,7 @@
 #include "serving/engine/sequence.h"
 #include "serving/engine/step_sampler.h"
 #include "serving/engine/step_turns.h"
+#include "serving/engine/stored_prefixes.h"
 #include "serving/text/tokenizer.h"
 
 namespace moesaic {
@@ -50,6 +51,8 @@ struct LoopParts {
   int64_t max_outstanding = std::numeric_limits<int64_t>::max();
   SchedulerOptions scheduling;
   std::vector<KvGroupSize> kv_groups;  // as the model has them
+  // Where prefixes are kept beyond the pools; its memory is that of the step's model.
+  std::optional<KvStoreOptions> kv_store;
 
   CpuKernels kernels;
   std::unique_ptr<ThreadPool> pool;
@@ -100,6 +103,7 @@ class EngineLoop : public Engine {
   // Engine thread.
   void Main(const std::function<void(LoopParts&)>& load, std::promise<void> ready);
   bool TakeMail();  // false: time to stop
+  void OpenStore();
   void DropExpired();
   void RunStep(EngineStep& step);
   void RunInTurn(EngineStep& step);
@@ -134,7 +138,9 @@ class EngineLoop : public Engine {
   std::optional<LiveSampler> sampling_;
   int64_t expert_slots_ = 0;
   std::optional<KvPools> kv_pools_;
+  std::optional<StoredPrefixes> stored_;  // none: prefixes end with the pools
   std::optional<Scheduler> scheduler_;
+  bool waits_for_store_ = false;  // nothing could be planned, though there are sequences
   std::optional<StepSampler> sampler_;
   std::vector<ScheduledSlice> slices_;  // of the running step
   StepRows rows_;

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <span>
 
+#include "cache/kv_memory.h"
 #include "core/base/check.h"
 #include "core/base/thread_pool.h"
 #include "serving/model/expert_rows.h"
@@ -84,6 +85,9 @@ class DensePart {
   // The layers' weights in the host's memory, for the biases of experts; none where a device has
   // them.
   virtual std::span<const LayerWeights> host_layers() const { return {}; }
+
+  // The blocks of keys and values in the host's memory; no layers: they are not there.
+  virtual KvMemory kv_memory() { return {}; }
 
   // Has the kernel give the memory of the state of sequences now. Best effort.
   virtual void PopulateState(ThreadPool& /*pool*/) {}

@@ -17,6 +17,7 @@
 #include "kernels/cpu/fp8_pack.h"
 #include "kernels/cpu/gguf_blocks.h"
 #include "kernels/cpu/mxfp4_repack.h"
+#include "kernels/cpu/w4a16_pack.h"
 #include "serving/model/experts_of_model.h"
 #include "serving/model/fp8_weights.h"
 #include "serving/model/gguf_weights.h"
@@ -80,8 +81,21 @@ void PackFp8Rows(const PackedMatrix& matrix, const RowForm& form,
   }
 }
 
+// Rows of packed int4 beside the scales of groups stay what they are.
+void PackW4A16Rows(const PackedMatrix& matrix, const RowForm& form,
+                   std::span<const std::span<const std::byte>> pieces, std::byte* to) {
+  std::memset(to, 0, static_cast<size_t>(matrix.bytes()));
+  const auto* const scales = reinterpret_cast<const uint16_t*>(pieces[1].data());
+  for (int64_t row = 0; row < matrix.n; ++row) {
+    const int64_t stored = form.StoredRow(row);
+    PackW4A16Row(matrix, row, pieces[0].data() + stored * matrix.k / 2,
+                 scales + stored * (matrix.k / form.group), form.group,
+                 to + row / kPanelOutputs * matrix.panel_bytes());
+  }
+}
+
 // Packs a matrix to where it belongs: as it lies where it lies as rows of floats, else the panels
-// one after the other, from f32 but for mxfp4, GGUF's blocks and fp8 that stay so.
+// one after the other, from f32 but for mxfp4, GGUF's blocks, fp8 and packed int4 that stay so.
 void PackSection(const PackedMatrix& matrix, const CpuKernels& kernels, const RowForm& form,
                  std::span<const std::span<const std::byte>> pieces,
                  std::span<const DType> dtypes) {
@@ -91,6 +105,9 @@ void PackSection(const PackedMatrix& matrix, const CpuKernels& kernels, const Ro
   if (IsGguf(type)) return PackGgufRows(matrix, form, pieces[0], to);
   if (type == WeightType::kFp8 && form.values == StoredValues::kFp8) {
     return PackFp8Rows(matrix, form, pieces, dtypes[1], to);
+  }
+  if (type == WeightType::kW4A16 && form.values == StoredValues::kPackedInt4) {
+    return PackW4A16Rows(matrix, form, pieces, to);
   }
   if (form.AsTheyLie()) {
     const std::byte* const first = pieces[0].data() + form.first * k * DTypeBits(dtypes[0]) / 8;
@@ -182,6 +199,7 @@ class CheckpointExpertSource : public ExpertSource {
         ++at;
       }
       matrices[s] = {stored.form, at - begin};
+      if (section.dtype == DType::kW4A16) RequireW4A16(stored, checkpoint, planned.name);
       if (section.dtype == DType::kF8E4M3) RequireFp8(stored.form, checkpoint, planned.name);
       const size_t missing = at == extents_.size() ? stored.form.pieces() : 0;
       extents_.insert(extents_.end(), stored.extents.begin(), stored.extents.begin() + missing);
@@ -429,6 +447,24 @@ bool ExpertPacker::PackFp8(const ExpertSection& section, const PlannedTensor& te
   return true;
 }
 
+// Likewise of packed int4.
+bool ExpertPacker::PackW4A16(const ExpertSection& section, const PlannedTensor& tensor,
+                             const PackedMatrix& matrix) {
+  const int64_t k = section.cols;
+  source_.Require(tensor, std::array<int64_t, 2>{section.rows, k});
+  const std::span<std::byte> codes = raw_.span().first(static_cast<size_t>(section.rows * k / 2));
+  std::vector<uint16_t> scales;
+  if (!source_.ReadW4A16Rows(tensor, 0, section.rows, k, codes, scales)) return false;
+  const std::array<std::span<const std::byte>, 2> pieces = {codes,
+                                                            std::as_bytes(std::span(scales))};
+  const RowForm form = {.values = StoredValues::kPackedInt4,
+                        .rows = section.rows,
+                        .cols = k,
+                        .group = k * section.rows / static_cast<int64_t>(scales.size())};
+  PackW4A16Rows(matrix, form, pieces, const_cast<std::byte*>(matrix.data));
+  return true;
+}
+
 void ExpertPacker::Pack(ExpertId id, std::span<std::byte> slot) {
   std::fill(slot.begin(), slot.end(), std::byte{0});
   for (size_t s = 0; s < kExpertSlots.size(); ++s) {
@@ -436,6 +472,7 @@ void ExpertPacker::Pack(ExpertId id, std::span<std::byte> slot) {
     const PlannedTensor tensor = config_.tensors.At(kExpertSlots[s], id.layer, id.index);
     const PackedMatrix matrix = SectionMatrix(section, slot.data(), id.layer);
     if (matrix.type == WeightType::kFp8 && PackFp8(section, tensor, matrix)) continue;
+    if (matrix.type == WeightType::kW4A16 && PackW4A16(section, tensor, matrix)) continue;
     const std::array<int64_t, 2> shape = {section.rows, section.cols};
     DType dtype = DType::kF32;
     std::span<std::byte> bytes;

@@ -55,6 +55,7 @@ class HostDense : public DensePart {
   const float* hidden() const override { return hidden_.as<float>(); }
   MixerRows mixer_rows() const override;
   std::span<const LayerWeights> host_layers() const override { return weights_.layers; }
+  KvMemory kv_memory() override;
   void PopulateState(ThreadPool& pool) override;
 
   // For SplitDense: a pass whose other modules are elsewhere. Attend of rows that a device

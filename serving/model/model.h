@@ -56,6 +56,9 @@ class Model {
   // is going to use most of it. Best effort.
   void PopulateKvCache() { dense_->PopulateState(pool_); }
 
+  // See DensePart.
+  KvMemory kv_memory() { return dense_->kv_memory(); }
+
   // Runs all layers; the final hidden states stay until the next call. `hook` may be null. Throws
   // Error when an expert cannot be read, or a device of the dense part fails: the batch's new
   // positions are then not usable; everything else is, if no device was lost.

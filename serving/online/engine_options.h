@@ -100,6 +100,8 @@ struct EngineOptions {
   std::filesystem::path record_trace;    // empty: the routing is not recorded
   std::filesystem::path state_file;      // empty: what is learned ends with the process
   double state_interval_s = 300;         // 0: saved at the end only
+  std::filesystem::path kv_store;        // empty: keys and values end with the process
+  uint64_t kv_store_bytes = uint64_t{20} << 30;
 
   // Where tokenizer and chat template are.
   const std::filesystem::path& text_files() const {

@@ -18,6 +18,7 @@
 #include "serving/online/device_plan.h"
 #include "serving/online/engine_checks.h"
 #include "serving/online/kv_plan.h"
+#include "serving/online/kv_store_plan.h"
 #include "serving/online/part_options.h"
 
 namespace moesaic {
@@ -122,8 +123,10 @@ EnginePlan PlanEngine(const EngineOptions& asked, const ModelFiles& files) {
           static_cast<uint64_t>(config.vocab_size) * sizeof(float);
   // What is saved is in memory twice more: the copy of what was learned, and the file's bytes.
   const uint64_t copies = options.state_file.empty() ? 0 : 2;
-  uint64_t fixed_bytes = dense_bytes + workspace_bytes + staging_bytes + kProcessBytes +
-                         options.request_bytes + (1 + copies) * options.replay_bytes;
+  const uint64_t kv_store_bytes = dense_elsewhere ? 0 : KvStoreMemoryBytes(options, config);
+  uint64_t fixed_bytes = kv_store_bytes + dense_bytes + workspace_bytes + staging_bytes +
+                         kProcessBytes + options.request_bytes +
+                         (1 + copies) * options.replay_bytes;
   if (options.devices.count > 0) fixed_bytes += plan.all_experts_bytes + devices_host_bytes;
   uint64_t left = machine_bytes > fixed_bytes ? machine_bytes - fixed_bytes : 0;
   plan.state = PlanState(options, config, left);
@@ -182,6 +185,7 @@ EnginePlan PlanEngine(const EngineOptions& asked, const ModelFiles& files) {
   ledger.Add("expert staging", staging_bytes);
   ledger.Add("predictor", plan.predictor_bytes);
   ledger.Add("KV cache", kv.bytes);
+  if (kv_store_bytes > 0) ledger.Add("KV store", kv_store_bytes);
   if (state_bytes > 0) ledger.Add("recurrent state", state_bytes);
   ledger.Add("workspace", workspace_bytes);
   if (plan.prefill.bytes > 0) ledger.Add("prompts by layers", plan.prefill.bytes);

@@ -12,6 +12,7 @@
 
 #include "core/base/hash.h"
 #include "serving/model/fp8_weights.h"
+#include "serving/model/packed_int4.h"
 #include "tests/core/base/temp_dir.h"
 #include "tests/serving/model/model_harness.h"
 
@@ -325,6 +326,7 @@ TEST_P(ExactnessTest, QuantisedWeights) {
   std::vector<WeightType> types = {WeightType::kInt8, WeightType::kInt4};
   if (config.tensors.HasMxfp4Experts()) types.push_back(WeightType::kMxfp4);
   if (HasFp8Experts(config)) types.push_back(WeightType::kFp8);
+  if (HasW4A16Experts(config)) types.push_back(WeightType::kW4A16);
   for (const WeightType type : types) {
     uint64_t expected = 0;
     for (const Isa isa : SupportedIsas()) {
