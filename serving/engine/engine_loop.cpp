@@ -15,6 +15,9 @@
 namespace moesaic {
 namespace {
 
+// Of the log's lines on prompts that run layer after layer.
+constexpr std::chrono::seconds kPieceLogInterval{10};
+
 // What waits to be written when the engine ends has so long.
 constexpr std::chrono::seconds kStoreAtEnd{10};
 
@@ -292,7 +295,9 @@ void EngineLoop::BeginPiece(EngineStep& step) {
     rows_.Add(slice);
     piece_.push_back({slice.sequence, slice.sequence->traced, std::ssize(rows_.tokens) - 1});
   }
-  sampling_->BeginStep(std::ssize(rows_.tokens));
+  piece_tokens_ = std::ssize(rows_.tokens);
+  piece_began_ = piece_logged_ = now;
+  sampling_->BeginStep(piece_tokens_);
   parts_.use->BeginPiece(planned, rows_);
   pass->Begin(rows_.tokens, rows_.slices);
 }
@@ -341,6 +346,17 @@ void EngineLoop::RunBlock(EngineStep& step) {
     parts_.use->PieceRouted(layer, pass.experts(), pass.weights());
   }
   ReportReadability(step);
+  LogPiece(pass);
+}
+
+// Now and then how far it is, and what it took if it was long.
+void EngineLoop::LogPiece(const LayerPass& pass) {
+  const auto now = std::chrono::steady_clock::now();
+  const bool ends = pass.done() && piece_logged_ != piece_began_;
+  if (!ends && now - piece_logged_ < kPieceLogInterval) return;
+  piece_logged_ = now;
+  LogInfo("prompts of {} tokens by layers: {:.0f}% after {:.0f} s", piece_tokens_,
+          100 * pass.progress(), std::chrono::duration<double>(now - piece_began_).count());
 }
 
 void EngineLoop::DeliverPiece(EngineStep& step) {
@@ -404,6 +420,9 @@ void EngineLoop::PublishStatus() {
     parts_.metrics->SetPrefixes(scheduler_->prefixes());
     if (stored_) parts_.metrics->SetKvStore(stored_->store().counters());
     parts_.metrics->SetDevices(experts.devices);
+    const bool piece = !piece_.empty();
+    parts_.metrics->SetPiece(piece ? piece_tokens_ : 0,
+                             piece ? parts_.step->layer_pass()->progress() : 0);
   }
   expert_slots_ = experts.slots;
   mailbox_.Publish(*scheduler_, *kv_pools_, experts.slots, experts.resident, experts.devices);

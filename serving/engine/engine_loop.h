@@ -116,6 +116,7 @@ class EngineLoop : public Engine {
   void RunPiece(EngineStep& step);
   void RunBlock(EngineStep& step);
   void DeliverPiece(EngineStep& step);
+  void LogPiece(const LayerPass& pass);
   void InTurn(FunctionRef<void()> body);
   void AddStats(const StepStats& stats);
   void ReportReadability(const EngineStep& step);
@@ -151,6 +152,9 @@ class EngineLoop : public Engine {
     int64_t last_row = 0;
   };
   std::vector<PiecePart> piece_;
+  int64_t piece_tokens_ = 0;
+  std::chrono::steady_clock::time_point piece_began_;
+  std::chrono::steady_clock::time_point piece_logged_;
   std::vector<int32_t> last_rows_;
 
   std::thread thread_;

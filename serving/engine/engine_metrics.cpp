@@ -18,7 +18,11 @@ EngineMetrics::EngineMetrics(MetricsRegistry& r, bool with_devices)
           r.GetCounter("moe_prefix_cache_tokens_total", kPrefixTokens, {{"tier", "memory"}})),
       from_store_(r.GetCounter("moe_prefix_cache_tokens_total", kPrefixTokens, {{"tier", "disk"}})),
       slots_(r.GetGauge("moe_expert_slots", "Experts that the cache can hold")),
-      resident_(r.GetGauge("moe_experts_resident", "Experts in the cache")) {
+      resident_(r.GetGauge("moe_experts_resident", "Experts in the cache")),
+      piece_tokens_(r.GetGauge("moe_prefill_by_layers_tokens",
+                               "Tokens of the prompts that run layer after layer now")),
+      piece_progress_(
+          r.GetGauge("moe_prefill_by_layers_progress_ratio", "Share of their work that is done")) {
   using Stats = const StepStats&;
   const auto add = [&](const char* name, const char* help, const MetricLabels& labels,
                        double (*amount)(Stats)) {
@@ -136,6 +140,11 @@ void EngineMetrics::SetKvStore(const KvStoreCounters& store) {
 void EngineMetrics::SetExperts(int64_t slots, int64_t resident) {
   slots_.Set(static_cast<double>(slots));
   resident_.Set(static_cast<double>(resident));
+}
+
+void EngineMetrics::SetPiece(int64_t tokens, double progress) {
+  piece_tokens_.Set(static_cast<double>(tokens));
+  piece_progress_.Set(progress);
 }
 
 void EngineMetrics::SetDevices(std::span<const DeviceStatus> devices) {

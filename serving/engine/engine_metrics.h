@@ -41,6 +41,9 @@ class EngineMetrics {
   void SetPrefixes(const PrefixCounters& prefixes);
   void SetKvStore(const KvStoreCounters& store);
   void SetExperts(int64_t slots, int64_t resident);
+  // Prompts that run layer after layer: their tokens, and what share of the work is done; 0: there
+  // are none.
+  void SetPiece(int64_t tokens, double progress);
   void SetDevices(std::span<const DeviceStatus> devices);
 
  private:
@@ -81,6 +84,8 @@ class EngineMetrics {
   std::optional<KvStoreMetrics> kv_store_;  // made with the first counters
   Gauge& slots_;
   Gauge& resident_;
+  Gauge& piece_tokens_;
+  Gauge& piece_progress_;
   std::vector<DeviceMetrics> devices_;
   Counter* turn_wait_ = nullptr;  // made with the first turn
   Counter* turn_time_ = nullptr;
