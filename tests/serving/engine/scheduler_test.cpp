@@ -762,6 +762,38 @@ class ScriptedStore : public PrefixStore {
   }
 };
 
+// Who waits for the store is in no piece, holds nobody up, and is in the next one.
+TEST(SchedulerTest, AStoredPrefixIsReadBesideAPiece) {
+  KvPools pools = OneGroup(64);
+  ScriptedStore store;
+  Scheduler scheduler(
+      {.max_num_seqs = 4, .max_batch_tokens = 32, .prefix_cache = true, .piece_tokens = 300}, pools,
+      &store);
+  scheduler.Add(MakeSequence(1, 5, 100));
+  FinishStep(scheduler, scheduler.Plan());
+  store.stored = 4;
+  store.hold = true;
+  scheduler.Add(MakeSequence(2, 100, 10));
+  EXPECT_TRUE(scheduler.PlanPiece(kAlways).empty());
+  EXPECT_EQ(scheduler.restoring(), 1);
+  store.stored = 0;
+  scheduler.Add(MakeSequence(3, 120, 10));
+  EXPECT_EQ(IdsOf(scheduler.PlanPiece(kAlways)), (std::vector<RequestId>{3}));
+  store.hold = false;
+  while (scheduler.restoring() > 0) {
+    EXPECT_EQ(IdsOf(scheduler.Plan()), (std::vector<RequestId>{1}));
+    FinishStep(scheduler, scheduler.Plan());
+  }
+  EXPECT_EQ(store.reads, (std::vector<int64_t>{2, 2}));
+  EXPECT_EQ(scheduler.Find(2)->computed_tokens, 64);
+  EXPECT_EQ(FinishPiece(scheduler), (std::vector<RequestId>{3}));
+  EXPECT_EQ(store.sealed, 120 / 16);
+  const auto piece = scheduler.PlanPiece(kAlways);
+  ASSERT_EQ(IdsOf(piece), (std::vector<RequestId>{2}));
+  EXPECT_EQ(piece[0].num_tokens, 36);
+  EXPECT_EQ(scheduler.Find(2)->cached_tokens, 64);
+}
+
 TEST(SchedulerTest, ReadsAStoredPrefixWhileOthersRun) {
   KvPools pools = OneGroup(64);
   ScriptedStore store;
