@@ -767,7 +767,7 @@ TEST(SchedulerTest, ReadsAStoredPrefixWhileOthersRun) {
   ScriptedStore store;
   Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 32, .prefix_cache = true}, pools,
                       &store);
-  scheduler.Add(MakeSequence(1, 10, 100));
+  scheduler.Add(MakeSequence(1, 5, 100));
   FinishStep(scheduler, scheduler.Plan());
   store.stored = 5;
   store.hold = true;
