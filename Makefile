@@ -8,7 +8,7 @@ CXX_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 configure = cmake --preset $(1) >/dev/null || { cmake --preset $(1); exit 1; }
 
 .DEFAULT_GOAL := build
-.PHONY: help setup build build-cuda demo test test-isa test-gpu test-gpu-interpreted mutate bench bundle format hooks check-format \
+.PHONY: help setup build build-cuda demo test test-isa test-gpu test-gpu-interpreted mutate bench bundle deb test-deb image format hooks check-format \
         lint test-debug test-asan test-tsan \
         fuzz install clean
 
@@ -98,6 +98,15 @@ install: build  ## install to PREFIX (/usr/local)
 BUNDLE ?= $(if $(or $(shell command -v nvcc),$(wildcard /usr/local/cuda/bin/nvcc)),cuda,release)
 bundle: setup  ## a directory that runs elsewhere: build/bundle/*.tar.xz (BUNDLE=release: without CUDA)
 	@scripts/bundle.sh $(BUNDLE)
+
+deb: setup  ## a Debian package: build/deb/*.deb (docs/packaging.md)
+	@scripts/build_deb.sh
+
+test-deb:  ## install and remove it in a root of its own (as root; DEB_ROOT=FILE: a tarball of mmdebstrap)
+	@scripts/test_deb.sh $(DEB_ROOT)
+
+image:  ## a container image of the package that `make deb` made (IMAGE_FLAGS go to buildah, podman or docker)
+	@scripts/build_image.sh $(IMAGE_FLAGS)
 
 clean:  ## remove all builds
 	@rm -rf build

@@ -62,14 +62,38 @@ PrefixId KvBlockPool::Seal(int32_t block, PrefixId parent, std::span<const int32
   CHECK_EQ(b.prefix, kEmptyPrefix);
   const int32_t twin = Find(parent, tokens);
   if (twin != kNone) return At(twin).prefix;
+  SealAs(block, ++last_prefix_, parent, tokens);
+  return b.prefix;
+}
+
+void KvBlockPool::SealAs(int32_t block, PrefixId prefix, PrefixId parent,
+                         std::span<const int32_t> tokens) {
+  Block& b = At(block);
   std::copy(tokens.begin(), tokens.end(), Tokens(block).begin());
   b.parent = parent;
-  b.prefix = ++last_prefix_;
+  b.prefix = prefix;
   size_t bucket = HomeBucket(parent, tokens);
   while (buckets_[bucket] != kNone) bucket = (bucket + 1) & (buckets_.size() - 1);
   buckets_[bucket] = block;
   ++sealed_count_;
-  return b.prefix;
+}
+
+bool KvBlockPool::Adopt(int32_t block, PrefixId prefix, PrefixId parent,
+                        std::span<const int32_t> tokens) {
+  CHECK_EQ(At(block).references, 0);
+  CHECK_EQ(At(block).prefix, kEmptyPrefix);
+  CHECK(prefix != kEmptyPrefix);
+  if (Find(parent, tokens) != kNone) return false;
+  UnlinkFree(block);
+  SealAs(block, prefix, parent, tokens);
+  PushFree(block, false);
+  SkipTo(prefix);
+  return true;
+}
+
+void KvBlockPool::Forget(int32_t block) {
+  CHECK_GT(At(block).references, 0);
+  if (At(block).prefix != kEmptyPrefix) Unseal(block);
 }
 
 std::span<int32_t> KvBlockPool::Tokens(int32_t block) {

@@ -12,6 +12,7 @@
 // ages out.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -47,6 +48,10 @@ class KvBlockPool {
   int64_t cached_blocks() const { return cached_count_; }  // free and sealed
   int32_t references(int32_t block) const { return At(block).references; }
   PrefixId prefix(int32_t block) const { return At(block).prefix; }  // kEmptyPrefix unless sealed
+  // Of a sealed block.
+  std::span<const int32_t> tokens(int32_t block) const {
+    return const_cast<KvBlockPool*>(this)->Tokens(block);
+  }
   const Counters& counters() const { return counters_; }
 
   // A block with one reference; nullopt when none is free.
@@ -60,6 +65,15 @@ class KvBlockPool {
   // Makes a held, full block findable. Returns the id of the prefix up to and with this block; when
   // another block holds the same, that one stays the findable one and its id is returned.
   PrefixId Seal(int32_t block, PrefixId parent, std::span<const int32_t> tokens);
+
+  // For a pool whose blocks outlive it (kv_store.h). Seals a free block that is not sealed, under
+  // the number that it had, behind all other free ones. False: another block holds the same. Later
+  // numbers are higher.
+  bool Adopt(int32_t block, PrefixId prefix, PrefixId parent, std::span<const int32_t> tokens);
+  // Numbers from now on are higher than this one.
+  void SkipTo(PrefixId prefix) { last_prefix_ = std::max(last_prefix_, prefix); }
+  // A held block no longer holds what it was sealed with.
+  void Forget(int32_t block);
 
  private:
   static constexpr int32_t kNone = -1;
@@ -77,6 +91,7 @@ class KvBlockPool {
   std::span<int32_t> Tokens(int32_t block);
   size_t HomeBucket(PrefixId parent, std::span<const int32_t> tokens) const;
   int32_t Find(PrefixId parent, std::span<const int32_t> tokens);
+  void SealAs(int32_t block, PrefixId prefix, PrefixId parent, std::span<const int32_t> tokens);
   void Unseal(int32_t block);
   void PushFree(int32_t block, bool front);
   void UnlinkFree(int32_t block);

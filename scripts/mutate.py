@@ -75,7 +75,8 @@ def write_sources(defects):
 def build(programs, jobs):
     command("cmake", "--preset", "release", "-DMOESAIC_BUILD_BENCHES=OFF", "-DMOESAIC_WERROR=OFF",
             "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG", cwd=SOURCE, stdout=subprocess.DEVNULL)
-    command("cmake", "--build", "--preset", "release", "-j", str(jobs), "--target", *sorted(programs), cwd=SOURCE)
+    command("cmake", "--build", "--preset", "release", "-j", str(jobs), "--target", *sorted(programs), "--",
+            "-k", "0", cwd=SOURCE)  # all that does not compile shows at once
 
 
 class Runner:

@@ -73,7 +73,7 @@ def _programs(table, where):
     return tests
 
 
-def _whole(find, statement):
+def _whole(find, replace, statement):
     """Why `find` cannot be what it has to be, a whole expression or statement; None: it may be one."""
     if "//" in find:
         return "has a comment in it"
@@ -88,6 +88,10 @@ def _whole(find, statement):
         return "is a declaration, which ends with the block that is put around it"
     if not statement and first in ("if", "for", "while", "return", "const", "auto"):
         return "begins as a statement and does not end with ; or }"
+    if not statement and re.search(r"[-+*/%&|^<>=?:,(]\s*$", find):
+        return "is an expression that ends with an operator"
+    if not statement and not replace.strip():
+        return "is an expression, which cannot be replaced by nothing"
     return None
 
 
@@ -112,7 +116,7 @@ def read_list(path, name):
                             statement=find.rstrip().endswith((";", "}")),
                             equivalent=_text(planted, "equivalent", where, ""),
                             survives=_text(planted, "survives", where, ""))
-            if problem := _whole(find, defect.statement):
+            if problem := _whole(find, replace, defect.statement):
                 raise ListError(f"{where}: find {problem}: {' '.join(find.split())!r}")
             if not defect.tests:
                 raise ListError(f"{where}: no tests are named, neither here nor for the file")

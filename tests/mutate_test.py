@@ -90,14 +90,15 @@ class Lists(unittest.TestCase):
     def test_what_is_wrong_is_named(self):
         for text, problem in (
                 ("[[file]]\npath = 'a.cpp'\ntests = ['t']\ndefect = [{ id = 'one', find = 'x' }]", "one: replace is missing"),
-                ("[[file]]\npath = 'a.cpp'\ndefect = [{ id = 'one', find = 'x', replace = '' }]", "one: no tests"),
-                ("[[file]]\npath = 'a.cpp'\ntests = ['t']\ndefect = [{ id = 'o', find = 'x', replace = '', y = 1 }]",
+                ("[[file]]\npath = 'a.cpp'\ndefect = [{ id = 'one', find = 'x', replace = 'z' }]", "one: no tests"),
+                ("[[file]]\npath = 'a.cpp'\ntests = ['t']\ndefect = [{ id = 'o', find = 'x', replace = 'z', y = 1 }]",
                  "unknown keys: y"),
-                ("[[file]]\npath = 'a.cpp'\ntests = ['t']\ndefect = [{ id = 'o', find = 'x', replace = '' }, "
-                 "{ id = 'o', find = 'y', replace = '' }]", "choose another id"),
+                ("[[file]]\npath = 'a.cpp'\ntests = ['t']\ndefect = [{ id = 'o', find = 'x', replace = 'z' }, "
+                 "{ id = 'o', find = 'y', replace = 'z' }]", "choose another id"),
                 *((f"[[file]]\npath = 'a.cpp'\ntests = ['t']\ndefect = [{{ id = 'o', find = '{find}', replace = '' }}]", why)
                   for find, why in (("if (a) {", "not as many { as }"), ("if (a)", "begins as a statement"),
-                                    ("const int a = b;", "is a declaration"), ("a = b;  // why", "a comment")))):
+                                    ("const int a = b;", "is a declaration"), ("a = b;  // why", "a comment"),
+                                    ("a ? b :", "ends with an operator"), ("a < b", "cannot be replaced by nothing")))):
             with self.assertRaisesRegex(ListError, problem):
                 self.read(text)
 

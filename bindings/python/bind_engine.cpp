@@ -1,5 +1,6 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/filesystem.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -242,6 +243,17 @@ nb::str Decode(EngineHandle& engine, const std::vector<int32_t>& tokens, bool sk
   return Text(use->engine().tokenizer().Decode(tokens, skip_special));
 }
 
+nb::dict SpecialTokens(EngineHandle& engine) {
+  const EngineHandle::User use(engine);
+  const SpecialTokenIds& ids = use->engine().tokenizer().special_ids();
+  nb::dict tokens;
+  tokens["bos"] = nb::cast(ids.bos);
+  tokens["eos"] = nb::cast(ids.eos);
+  tokens["unk"] = nb::cast(ids.unk);
+  tokens["pad"] = nb::cast(ids.pad);
+  return tokens;
+}
+
 nb::str TokenTextOf(EngineHandle& engine, int32_t token) {
   const EngineHandle::User use(engine);
   return Text(TokenString(MakeTokenSpeller(use->engine().tokenizer(), false)(token, false).bytes));
@@ -290,6 +302,7 @@ void BindEngine(nb::module_& module) {
       .def("ledgers", &Ledgers)
       .def("encode", &Encode, "text"_a, "add_special_tokens"_a)
       .def("decode", &Decode, "tokens"_a, "skip_special_tokens"_a)
+      .def_prop_ro("special_tokens", &SpecialTokens)
       .def("token_text", &TokenTextOf, "token"_a);
 
   nb::class_<AnswerStream>(module, "AnswerStream")

@@ -28,6 +28,8 @@ const char* DTypeName(DType dtype) {
       return "mxfp4";
     case DType::kGguf:
       return "gguf";
+    case DType::kW4A16:
+      return "w4a16";
   }
   return "unknown";
 }

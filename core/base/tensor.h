@@ -22,14 +22,15 @@ enum class DType : uint8_t {
   kU8,
   kBool,
   kMxfp4,
-  kGguf
+  kGguf,
+  kW4A16
 };
 
 // "bf16", "f32", ...
 const char* DTypeName(DType dtype);
 
-// Bits of one element (kI4 and kMxfp4 have 4, and scales beside them; kGguf, blocks of ggml's
-// types, at least 2).
+// Bits of one element (kI4, kMxfp4 and kW4A16 have 4, and scales beside them; kGguf, blocks of
+// ggml's types, at least 2).
 constexpr int DTypeBits(DType dtype) {
   switch (dtype) {
     case DType::kF32:
@@ -42,6 +43,7 @@ constexpr int DTypeBits(DType dtype) {
       return 64;
     case DType::kI4:
     case DType::kMxfp4:
+    case DType::kW4A16:
       return 4;
     case DType::kGguf:
       return 2;

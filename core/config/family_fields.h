@@ -92,6 +92,9 @@ DeltaNetSpec ReadDeltaNet(const JsonFields& config, const ModelConfig& model);
 // Attention as those models have it in the other layers: a gate of its output, a quarter of each
 // head rotated.
 GroupedQuerySpec ReadGatedAttention(const JsonFields& config, const ModelConfig& model);
+// All of the text of Qwen3.5 MoE whose tensors' names begin with this, with a tensor for each
+// matrix of an expert.
+void ReadQwen35Text(const JsonFields& config, const std::string& prefix, ModelConfig& model);
 // Which layers have linear attention, by layer_types or full_attention_interval.
 std::vector<bool> ReadLinearLayers(const JsonFields& config, int64_t layers);
 

@@ -56,9 +56,9 @@ LatentSpec ReadLatent(const JsonFields& config, const LatentDefaults& defaults,
   return latent;
 }
 
-TensorPlan LatentTensors(const LatentSpec& spec, bool in_pairs) {
-  TensorPlan plan = CommonTensors();
-  const std::string layer = "model.layers.{layer}.";
+TensorPlan LatentTensors(const LatentSpec& spec, bool in_pairs, const std::string& prefix) {
+  TensorPlan plan = CommonTensors(prefix);
+  const std::string layer = prefix + "layers.{layer}.";
   const std::string attention = layer + "self_attn.";
   const auto rotated = [&](int64_t rows) -> std::vector<TensorTransform> {
     if (!in_pairs) return {};

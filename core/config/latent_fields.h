@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "core/base/json_fields.h"
 #include "core/config/model_config.h"
@@ -19,9 +20,14 @@ struct LatentDefaults {
 LatentSpec ReadLatent(const JsonFields& config, const LatentDefaults& defaults,
                       const ModelConfig& model);
 
-// The common names but for attention, of which rotated values are stored in neighbouring pairs
+// Of models whose tensors' names begin with `prefix`: the common names but for attention, of which
+// rotated values are stored in neighbouring pairs
 // (`in_pairs`) or as halves; shared experts, and the correction of the router's choice.
-TensorPlan LatentTensors(const LatentSpec& spec, bool in_pairs);
+TensorPlan LatentTensors(const LatentSpec& spec, bool in_pairs,
+                         const std::string& prefix = "model.");
+
+// All of a model of DeepSeek-V3's family whose tensors' names begin with `prefix` and "model.".
+void ReadDeepseekV3(const JsonFields& config, const std::string& prefix, ModelConfig& model);
 
 // Settings of these families that no release has otherwise.
 void RefuseBiases(const JsonFields& config);

@@ -24,6 +24,7 @@ constexpr uint64_t kMostConfigBytes = 16 << 20;
 
 constexpr std::string_view kPattern = "re:";
 constexpr size_t kMostPlainModules = 1 << 16;
+constexpr size_t kMostAlternatives = 64;
 
 // Whether the name, or its first part, matches; "*" is any text, and "$" the end of the name.
 bool MatchesPattern(std::string_view name, std::string_view pattern) {
@@ -46,6 +47,31 @@ bool MatchesPattern(std::string_view name, std::string_view pattern) {
     pattern.remove_prefix(last ? pattern.size() : star + 1);
   }
   return true;
+}
+
+// The expressions that one with groups of alternatives, "(a|b)", stands for; nullopt for groups in
+// groups, for open ones, and for more than kMostAlternatives.
+std::optional<std::vector<std::string>> Alternatives(std::string_view expression) {
+  std::vector<std::string> all = {""};
+  while (true) {
+    const size_t open = expression.find('(');
+    const std::string_view text = expression.substr(0, open);
+    for (std::string& one : all) one += text;
+    if (open == expression.npos) return all;
+    const size_t close = expression.find(')', open);
+    if (close == expression.npos || (open > 0 && expression[open - 1] == '\\')) return std::nullopt;
+    std::vector<std::string> longer;
+    for (size_t first = open + 1; first <= close;) {
+      const size_t end = std::min(close, expression.find('|', first));
+      const std::string_view part = expression.substr(first, end - first);
+      if (part.find('(') != part.npos) return std::nullopt;
+      for (const std::string& one : all) longer.push_back(one + std::string(part));
+      if (longer.size() > kMostAlternatives) return std::nullopt;
+      first = end + 1;
+    }
+    all = std::move(longer);
+    expression.remove_prefix(close + 1);
+  }
 }
 
 // A regular expression of text, "\\.", ".*" and a "$" at its end as MatchesPattern has it; nullopt
@@ -75,28 +101,54 @@ std::vector<std::string> ReadPlainModules(const JsonFields& fields, std::string_
   if (fields.Absent(key)) return modules;
   for (const JsonFields& element : fields.At(key).Elements(kMostPlainModules)) {
     std::string module = element.String();
-    if (module.starts_with(kPattern)) {
-      const auto pattern = SimplePattern(std::string_view(module).substr(kPattern.size()));
+    if (!module.starts_with(kPattern)) {
+      if (!module.empty()) modules.push_back(std::move(module));
+      continue;
+    }
+    const auto alternatives = Alternatives(std::string_view(module).substr(kPattern.size()));
+    for (const std::string& one : alternatives.value_or(std::vector<std::string>{"("})) {
+      const auto pattern = SimplePattern(one);
       if (!pattern) {
         element.Refuse(
-            "this pattern is not understood; supported are names, and patterns of text "
-            "and \".*\"",
+            "this pattern is not understood; supported are names, and patterns of text, \".*\" and "
+            "alternatives in parentheses",
             ErrorKind::kUnsupported);
       }
-      module = std::string(kPattern) + *pattern;
+      modules.push_back(std::string(kPattern) + *pattern);
     }
-    if (!module.empty()) modules.push_back(std::move(module));
   }
   return modules;
 }
 
-// Of compressed-tensors: fp8 with a scale for each output, or for each block.
-std::optional<BlockScales> ReadCompressedFloats(const JsonFields& fields) {
-  if (fields.String("format", "?") != "float-quantized") return std::nullopt;
+using Quantization = std::variant<BlockScales, PackedInt4>;
+
+// Of compressed-tensors' weights of 4 bits: symmetric, with a scale for each group of inputs or for
+// each output. Weights ordered by activations have groups of another kind.
+std::optional<Quantization> ReadPackedInts(const JsonFields& weights) {
+  if (weights.Int("num_bits", 0, 0, 64) != 4 || weights.String("type", "?") != "int" ||
+      !weights.OptionalBool("symmetric").value_or(true)) {
+    return std::nullopt;
+  }
+  const json* const order = weights.Find("actorder");
+  if (order != nullptr && !order->is_null() && *order != "weight" && *order != "static") {
+    return std::nullopt;
+  }
+  const std::string strategy = weights.String("strategy", "?");
+  if (strategy == "channel") return PackedInt4{};
+  if (strategy != "group") return std::nullopt;
+  const int64_t group = weights.Int("group_size", 0, 1, kMostWidth);
+  return group > 0 ? std::optional<Quantization>(PackedInt4{group}) : std::nullopt;
+}
+
+// Of compressed-tensors: fp8 with a scale for each output, or for each block, or packed int4.
+std::optional<Quantization> ReadCompressedTensors(const JsonFields& fields) {
+  const std::string format = fields.String("format", "?");
+  if (format != "float-quantized" && format != "pack-quantized") return std::nullopt;
   const JsonFields groups(fields.Object("config_groups"), fields.file(), "config_groups.");
   const JsonFields group(groups.Object("group_0"), fields.file(), "config_groups.group_0.");
   const JsonFields weights(group.Object("weights"), fields.file(),
                            "config_groups.group_0.weights.");
+  if (format == "pack-quantized") return ReadPackedInts(weights);
   if (weights.Int("num_bits", 8, 0, 64) != 8 || weights.String("type", "float") != "float" ||
       !weights.OptionalBool("symmetric").value_or(true)) {
     return std::nullopt;
@@ -110,16 +162,18 @@ std::optional<BlockScales> ReadCompressedFloats(const JsonFields& fields) {
   return BlockScales{block[0], block[1], kSuffix};
 }
 
-// The kinds of quantised checkpoints that are read: fp8 with a scale for each block or output, and
-// what the family's plan already says, mxfp4 experts.
-std::optional<BlockScales> ReadQuantization(const JsonFields& config, ModelConfig& model) {
+// The kinds of quantised checkpoints that are read: fp8 with a scale for each block or output,
+// packed int4, and what the family's plan already says, mxfp4 experts.
+std::optional<Quantization> ReadQuantization(const JsonFields& config, ModelConfig& model) {
   if (config.Absent("quantization_config")) return std::nullopt;
   const auto refuse = [&](std::string_view what) {
     config.FailAt("quantization_config",
                   fmt::format("the checkpoint is quantised ({}); supported are fp8 weights with "
                               "block scales (quant_method \"fp8\", fmt \"e4m3\", "
                               "weight_block_size of two numbers; or compressed-tensors "
-                              "float-quantized by channel or block) and mxfp4 experts of gpt_oss; "
+                              "float-quantized by channel or block), int4 weights of "
+                              "compressed-tensors (pack-quantized, symmetric, by group or channel) "
+                              "and mxfp4 experts of gpt_oss; "
                               "else use the bf16, fp16 or fp32 "
                               "checkpoint of the model",
                               what),
@@ -131,13 +185,13 @@ std::optional<BlockScales> ReadQuantization(const JsonFields& config, ModelConfi
   const std::string method = fields.String("quant_method", "?");
   if (method == "mxfp4" && model.tensors.HasMxfp4Experts()) return std::nullopt;
   if (method == "compressed-tensors") {
-    const std::optional<BlockScales> scales = ReadCompressedFloats(fields);
-    if (!scales) {
+    const std::optional<Quantization> how = ReadCompressedTensors(fields);
+    if (!how) {
       refuse(fmt::format("compressed-tensors, format \"{}\"",
                          fields.String("format", "?").substr(0, 80)));
     }
     model.plain_modules = ReadPlainModules(fields, "ignore");
-    return scales;
+    return how;
   }
   if (method != "fp8") refuse(fmt::format("quant_method \"{}\"", method.substr(0, 80)));
   const std::string format = fields.String("fmt", "e4m3");
@@ -147,6 +201,13 @@ std::optional<BlockScales> ReadQuantization(const JsonFields& config, ModelConfi
   if (block.size() != 2) refuse("fp8 without a weight_block_size");
   model.plain_modules = ReadPlainModules(fields, "modules_to_not_convert");
   return BlockScales{block[0], block[1]};
+}
+
+// The object that has the key quantization_config: this one, or its text_config (Kimi-K2.5).
+JsonFields WithQuantization(const JsonFields& config) {
+  if (!config.Absent("quantization_config") || config.Absent("text_config")) return config;
+  const json* const text = config.Find("text_config");
+  return text->is_object() ? JsonFields(*text, config.file(), "text_config.") : config;
 }
 
 // Refuses what no machine could hold, so that sizes in bytes do not overflow.
@@ -259,8 +320,8 @@ ModelConfig ParseModelConfig(std::string_view text, std::string_view name) {
   model.architecture = family.architecture;
   model.model_type = family.model_type;
   family.read(config, model);
-  if (const std::optional<BlockScales> scales = ReadQuantization(config, model)) {
-    model.tensors.TransformAll(*scales);
+  if (const std::optional<Quantization> how = ReadQuantization(WithQuantization(config), model)) {
+    std::visit([&](const auto& transform) { model.tensors.TransformAll(transform); }, *how);
   }
   CheckServedLayers(model, name);
   CheckTotalSize(name, model);

@@ -1,3 +1,5 @@
+#include "core/config/model_path.h"
+
 #include <algorithm>
 #include <cstdlib>
 #include <system_error>
@@ -18,35 +20,12 @@ fs::path ExpandHome(const std::string& path) {
   return home == nullptr ? fs::path(path) : fs::path(home + path.substr(1));
 }
 
-// Where huggingface_hub keeps its downloads (huggingface_hub/constants.py): each variable overrides
-// the next.
-fs::path HubCacheDirectory() {
-  for (const char* name : {"HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"}) {
-    if (const char* value = std::getenv(name); value != nullptr && *value != 0) {
-      return ExpandHome(value);
-    }
-  }
-  if (const char* value = std::getenv("HF_HOME"); value != nullptr && *value != 0) {
-    return ExpandHome(value) / "hub";
-  }
-  const char* xdg = std::getenv("XDG_CACHE_HOME");
-  const fs::path cache = ExpandHome(xdg != nullptr && *xdg != 0 ? xdg : "~/.cache");
-  return cache / "huggingface" / "hub";
-}
-
 bool IsName(std::string_view text) {
   const auto allowed = [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' ||
            c == '_' || c == '.';
   };
   return !text.empty() && text.front() != '.' && std::all_of(text.begin(), text.end(), allowed);
-}
-
-// "Qwen/Qwen3-30B-A3B" or "gpt2".
-bool IsHubId(std::string_view text) {
-  const size_t slash = text.find('/');
-  if (slash == std::string_view::npos) return IsName(text);
-  return IsName(text.substr(0, slash)) && IsName(text.substr(slash + 1));
 }
 
 bool IsDirectory(const fs::path& path) {
@@ -88,6 +67,27 @@ fs::path FindSnapshot(const fs::path& repository) {
 
 }  // namespace
 
+// Each variable overrides the next (huggingface_hub/constants.py).
+fs::path HubCacheDirectory() {
+  for (const char* name : {"HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"}) {
+    if (const char* value = std::getenv(name); value != nullptr && *value != 0) {
+      return ExpandHome(value);
+    }
+  }
+  if (const char* value = std::getenv("HF_HOME"); value != nullptr && *value != 0) {
+    return ExpandHome(value) / "hub";
+  }
+  const char* xdg = std::getenv("XDG_CACHE_HOME");
+  const fs::path cache = ExpandHome(xdg != nullptr && *xdg != 0 ? xdg : "~/.cache");
+  return cache / "huggingface" / "hub";
+}
+
+bool IsHubId(std::string_view text) {
+  const size_t slash = text.find('/');
+  if (slash == std::string_view::npos) return IsName(text);
+  return IsName(text.substr(0, slash)) && IsName(text.substr(slash + 1));
+}
+
 fs::path ResolveModelPath(std::string_view model) {
   fs::path path = ExpandHome(std::string(model));
   if (IsDirectory(path)) return path;
@@ -114,7 +114,7 @@ fs::path ResolveModelPath(std::string_view model) {
   fs::path snapshot = FindSnapshot(repository);
   if (!snapshot.empty()) return snapshot;
   Fail(ErrorKind::kNotFound,
-       "{}: no such model here; looked at {} and {}. Download it (huggingface-cli download {}), or "
+       "{}: no such model here; looked at {} and {}. Download it (moesaic pull {}), or "
        "give "
        "the directory that holds config.json; HF_HUB_CACHE or HF_HOME say where the cache is",
        model, fs::absolute(path, ignored).string(), repository.string(), model);

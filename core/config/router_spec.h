@@ -41,6 +41,7 @@ struct RouterSpec {
   RouterNorm norm = RouterNorm::kNone;
   double norm_eps = 0.0;
   double scale = 1.0;
+  bool f32_weights = false;  // checkpoints of any type have its matrix in f32, and it stays so
 };
 
 }  // namespace moesaic

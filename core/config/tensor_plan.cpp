@@ -28,6 +28,10 @@ bool TensorPlan::HasMxfp4Experts() const {
   return slots_[static_cast<size_t>(TensorSlot::kExpertGate)].Find<Mxfp4Blocks>() != nullptr;
 }
 
+bool TensorPlan::HasPackedInt4() const {
+  return PlannedTensor{"", of_all_}.Find<PackedInt4>() != nullptr;
+}
+
 PlannedTensor TensorPlan::At(TensorSlot slot, int64_t layer, int64_t expert) const {
   PlannedTensor tensor = slots_[static_cast<size_t>(slot)];
   CHECK(!tensor.name.empty());

@@ -115,6 +115,15 @@ struct Transposed {};
 // A matrix is stored as the tensors NAME_blocks and NAME_scales of mxfp4.
 struct Mxfp4Blocks {};
 
+// Where the checkpoint has NAME_packed [out, in / 8] of int32, each with eight numbers of 4 bits,
+// and NAME_scale [out, in / group], as compressed-tensors packs them, a matrix is these; else it is
+// NAME.
+struct PackedInt4 {
+  int64_t group = 0;  // inputs that share a scale; 0: all of an output's
+
+  bool operator==(const PackedInt4&) const = default;
+};
+
 // The rows of each head of so many, of which halves are rotated together, are stored as pairs of
 // neighbours: row j of the first half, then row j of the second. The first `passed` rows of a head
 // are not rotated and lie as they are.
@@ -126,6 +135,9 @@ struct RowsInPairs {
 // A matrix of one row is stored as a vector.
 struct RowAsVector {};
 
+// A vector is stored as a matrix of one row.
+struct VectorAsRow {};
+
 // A matrix is stored [rows, 1, columns], as the kernels of a convolution of channels by themselves.
 struct RowsOfKernels {};
 
@@ -134,8 +146,9 @@ struct NegativeRates {};
 
 // A new way to turn tensors is one more alternative; serving/model/stored_tensor.h carries it out.
 // They are carried out in any order: what each says is of the tensor as it is stored.
-using TensorTransform = std::variant<BlockScales, StackOf, EveryNthRow, Transposed, Mxfp4Blocks,
-                                     RowsInPairs, RowAsVector, RowsOfKernels, NegativeRates>;
+using TensorTransform =
+    std::variant<BlockScales, StackOf, EveryNthRow, Transposed, Mxfp4Blocks, PackedInt4,
+                 RowsInPairs, RowAsVector, VectorAsRow, RowsOfKernels, NegativeRates>;
 
 struct PlannedTensor {
   std::string name;
@@ -164,6 +177,8 @@ class TensorPlan {
   bool Has(TensorSlot slot) const { return !slots_[static_cast<size_t>(slot)].name.empty(); }
   // Whether experts are stored so.
   bool HasMxfp4Experts() const;
+  // Whether matrices may be packed int4.
+  bool HasPackedInt4() const;
 
   // Of a slot that was set (CHECK).
   PlannedTensor At(TensorSlot slot, int64_t layer = 0, int64_t expert = 0) const;

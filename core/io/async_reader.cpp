@@ -57,8 +57,11 @@ std::unique_ptr<AsyncReader> OpenDirect(const std::vector<fs::path>& paths, Read
          "seccomp profile, the sysctl kernel.io_uring_disabled)",
          ErrnoMessage(error));
   }
-  LogWarn("io_uring is not available ({}): reading with threads instead, which is slower",
-          ErrnoMessage(error));
+  LogWarn(
+      "io_uring is not available ({}): reading with threads instead, which is slower; a "
+      "container's "
+      "seccomp profile or the sysctl kernel.io_uring_disabled can forbid it (docs/packaging.md)",
+      ErrnoMessage(error));
   return MakePoolReader(std::move(files), true, depth);
 }
 

@@ -57,7 +57,7 @@ struct ModelShape {
   int64_t linear_conv_width = 0;
 
   double bytes_per_weight = 2;         // dense weights
-  double expert_bytes_per_weight = 2;  // 0.53125: MXFP4 with its block scales
+  double expert_bytes_per_weight = 2;  // 0.53125: MXFP4 with its block scales; 0.5625: W4A16
   int64_t kv_bytes_per_value = 2;
   // What one expert takes, where a layout has been chosen; 0: parameters x bytes per weight.
   uint64_t expert_blob_bytes = 0;

@@ -44,6 +44,8 @@ constexpr int64_t kQuantGroup = 128;
 constexpr int64_t kQuantSubgroup = 32;
 // Inputs that share an exponent, of mxfp4 weights.
 constexpr int64_t kMxfp4Group = 32;
+// Inputs that share a scale, of w4a16 weights.
+constexpr int64_t kW4A16Group = 32;
 
 // A weight matrix [n outputs, k inputs] packed into panels of 16 outputs, inputs interleaved in
 // pairs:
@@ -76,6 +78,14 @@ constexpr int64_t kMxfp4Group = 32;
 //           to 8 j + 7, four bits each, the lowest first: a sign above a magnitude of {0, 0.5,
 //           1, 1.5, 2, 3, 4, 6} (E2M1). A weight is that times 2^(exponent - 127); a group whose
 //           exponent is 255 is NaN.
+//
+// W4A16 (compressed-tensors' name: weights of 4 bits, activations that are not quantised) has a
+// bf16 scale for each group of 32 inputs of an output: 4.5 bits a weight. A panel is a sequence of
+// two groups: a line of their scales [2][16] bf16, then their lines; an odd last group has none
+// beside it.
+//   kW4A16: [groups][4][16][4] bytes; the four bytes of an output in line j of a group have inputs
+//           8 j to 8 j + 7, four bits each, the lowest first: a number from -8 to 7, in two's
+//           complement. A weight is that times the scale.
 //
 // FP8 (E4M3: a sign, four bits of exponent with a bias of 7, three of mantissa) has an f32 scale
 // for each group of 128 inputs of an output: 8.25 bits a weight. A panel is a sequence of groups: a
@@ -114,6 +124,8 @@ struct PackedMatrix {
         return (subgroups * 4 + groups + (groups + 1) / 2) * 64;
       case WeightType::kMxfp4:
         return (subgroups * 4 + groups) * 64;
+      case WeightType::kW4A16:
+        return (subgroups * 4 + (subgroups + 1) / 2) * 64;
       case WeightType::kFp8:
         return (groups + (k + 3) / 4) * 64;
       case WeightType::kGguf:
@@ -330,15 +342,18 @@ struct CpuKernels {
   void (*quant_gate_up)(const GateUpArgs& args) = nullptr;
   // The same of mxfp4 weights, of which there is one for all classes.
   ProductKernels mxfp4;
+  // The same of w4a16 weights, likewise.
+  ProductKernels w4a16;
   // The same of GGUF's blocks with f32 activations, likewise.
   ProductKernels gguf;
   // The same of fp8 weights; class kAmxBf16 has kBf16's, on vectors.
   ProductKernels fp8;
   // By WeightType: what a product with so many rows takes instead of the four above.
   std::array<ProductSteps, kNumWeightTypes> product_steps = {};
-  // The four above, or those of mxfp4, of gguf or of fp8.
+  // The four above, or those of mxfp4, of w4a16, of gguf or of fp8.
   ProductKernels TableProducts(WeightType type) const {
     if (type == WeightType::kMxfp4) return mxfp4;
+    if (type == WeightType::kW4A16) return w4a16;
     if (type == WeightType::kGgufF32) return gguf;
     if (type == WeightType::kFp8) return fp8;
     return IsQuantized(type) ? ProductKernels{quant_matmul, quant_gate_up}

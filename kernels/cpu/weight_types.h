@@ -13,7 +13,17 @@
 
 namespace moesaic {
 
-enum class WeightType : uint8_t { kBf16, kF32, kInt8, kInt4, kMxfp4, kGguf, kGgufF32, kFp8 };
+enum class WeightType : uint8_t {
+  kBf16,
+  kF32,
+  kInt8,
+  kInt4,
+  kMxfp4,
+  kGguf,
+  kGgufF32,
+  kFp8,
+  kW4A16
+};
 enum class ActivationType : uint8_t { kF32, kBf16, kInt8, kInt8Sums };
 
 // How the inputs of an output lie in a matrix of kGguf or kGgufF32: in blocks of so many values and
@@ -62,6 +72,10 @@ inline constexpr WeightTraits kWeightTypes[] = {
     // E4M3 with a scale for each 128 inputs of an output. What a checkpoint does not have so is
     // bf16 (fp8_weights.h), as what is looked up and what gives logits always is.
     {WeightType::kFp8, "fp8", "fp8", std::nullopt, DType::kF8E4M3, WeightType::kFp8,
+     WeightType::kBf16},
+    // Signed numbers of 4 bits with a bf16 scale for each 32 inputs of an output, as
+    // compressed-tensors packs them. Only experts are kept so (packed_int4.h).
+    {WeightType::kW4A16, "w4a16", "w4a16", ActivationType::kF32, DType::kW4A16, WeightType::kBf16,
      WeightType::kBf16},
 };
 inline constexpr size_t kNumWeightTypes = std::size(kWeightTypes);

@@ -90,10 +90,10 @@ void ExpertFlow::BeginLayer(std::span<const ExpertIndex> needed, int64_t now_ns)
   }
   for (const ExpertIndex expert : needed) {
     CHECK(NeedOf(expert) == Need::kNone);  // distinct
+    StopExpecting(expert);
     NeedOf(expert) = Need::kWaiting;
     needed_.push_back(expert);
     cache_.Want(expert);
-    StopExpecting(expert);
     switch (cache_.state(expert)) {
       case ExpertCache::State::kResident:
         ++stats_.hits;
@@ -137,16 +137,17 @@ bool ExpertFlow::ComputeOnHost(ExpertIndex expert, int64_t now_ns) {
 void ExpertFlow::Expect(std::span<const ExpertIndex> experts, int64_t now_ns) {
   constexpr uint8_t kAgain = 2;
   for (const ExpertIndex expert : experts) {
-    if (NeedOf(expert) != Need::kNone) continue;  // the open layer's own
     if (ExpectationOf(expert) == 0) cache_.Want(expert);
     ExpectationOf(expert) = kAgain;
-    if (BeingCopied(expert)) {
+    if (BeingCopied(expert) && NeedOf(expert) != Need::kWaiting) {
       queue_.Update(expert, TransferClass::kOnDemand, kExpectedPriority);
     }
   }
   for (const ExpertIndex expert : expected_) {
     if (ExpectationOf(expert) == kAgain || !StopExpecting(expert)) continue;
-    if (queue_.state(expert) == TransferState::kWaiting) Cancel(expert, now_ns);
+    if (NeedOf(expert) != Need::kWaiting && queue_.state(expert) == TransferState::kWaiting) {
+      Cancel(expert, now_ns);
+    }
   }
   expected_.clear();
   next_expected_ = 0;
@@ -163,7 +164,9 @@ void ExpertFlow::Expect(std::span<const ExpertIndex> experts, int64_t now_ns) {
 bool ExpertFlow::StopExpecting(ExpertIndex expert) {
   if (std::exchange(ExpectationOf(expert), uint8_t{0}) == 0) return false;
   cache_.Unwant(expert);
-  if (BeingCopied(expert)) queue_.Update(expert, TransferClass::kPrefetch, 0);
+  if (BeingCopied(expert) && NeedOf(expert) != Need::kWaiting) {
+    queue_.Update(expert, TransferClass::kPrefetch, 0);
+  }
   return true;
 }
 

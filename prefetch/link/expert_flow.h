@@ -87,8 +87,9 @@ class ExpertFlow final : public Flow {
   bool MakesProgress() override { return cache_.loading() > 0; }
   void Release(ExpertIndex expert, int64_t now_ns) override;
   // What later layers will want, in place of what was expected before: what is missing of it is
-  // fetched, behind what the open layer waits for, as slots can be had; what is there stays. A
-  // layer that cannot get slots otherwise takes them from here.
+  // fetched in this order, behind what the open layer waits for, as slots can be had; what is there
+  // stays, experts of the open layer included. A layer that cannot get slots otherwise takes them
+  // from here, the last ones first.
   void Expect(std::span<const ExpertIndex> experts, int64_t now_ns);
   void GiveUpLayer() override { next_missing_ = missing_.size(); }
   ExpertStats EndLayer(int64_t now_ns) override;

@@ -64,8 +64,9 @@ class ExpertProvider {
   // pairs in all.
   virtual void BeginLayer(std::span<const ExpertId> needed, int64_t pairs) = 0;
   // What later layers will want for certain, in place of what was expected before: what is missing
-  // of it starts to load behind what the open layer waits for, and stays until its layer begins or
-  // it is expected no more. Nothing depends on it but time. With or without an open layer.
+  // of it starts to load, in this order, behind what the open layer waits for, and stays until its
+  // layer begins or it is expected no more. Experts of the open layer may be among it: they stay
+  // when they have been released. Nothing depends on it but time. With or without an open layer.
   virtual void Expect(std::span<const ExpertId> /*experts*/) {}
   // In fast memory now. It may leave as soon as this returns.
   virtual bool IsResident(ExpertId /*expert*/) const { return true; }

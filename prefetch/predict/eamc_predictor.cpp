@@ -38,13 +38,16 @@ class EamcPredictor final : public Predictor {
 
   void BeginIteration(int request, int32_t /*token*/, int64_t rows) override {
     At(request).position.BeginIteration(rows);
-    At(request).matcher.Begin();
+    BeginMatching(At(request));
   }
 
   void Observe(int request, int layer, std::span<const int32_t> experts) override {
     Request& state = At(request);
     state.position.Observed(layer);
     for (const int32_t expert : experts) state.eam.Add(layer, expert);
+    // Others may have ended between two layers of a prompt that runs layer after layer: from here
+    // on it is compared with what there is now.
+    if (state.matched_with != collection_.generation()) BeginMatching(state);
     state.matcher.ObserveExperts(layer, experts);
     const auto best = state.matcher.Best(options_.matches);
     state.matches.assign(best.begin(), best.end());
@@ -86,9 +89,15 @@ class EamcPredictor final : public Predictor {
     EamMatcher matcher;
     std::vector<EamMatch> matches;  // as of the last observation
     uint64_t generation = 0;        // of the collection then
+    uint64_t matched_with = 0;      // of the collection when the matcher began
   };
 
   Request& At(int request) { return requests_[static_cast<size_t>(request)]; }
+
+  void BeginMatching(Request& request) {
+    request.matcher.Begin();
+    request.matched_with = collection_.generation();
+  }
 
   const PredictorShape shape_;
   const EamcOptions options_;

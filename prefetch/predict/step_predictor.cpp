@@ -48,6 +48,20 @@ void StepPredictor::OnRouting(int layer, std::span<const int32_t> experts) {
   Predict(number);
 }
 
+void StepPredictor::BeginBeside(std::span<const StepRequest> requests) {
+  for (const StepRequest& request : requests) {
+    predictor_.BeginIteration(request.request, request.token, request.num_rows);
+  }
+}
+
+void StepPredictor::ObserveBeside(std::span<const StepRequest> requests, int layer,
+                                  std::span<const int32_t> experts) {
+  const int number = layers_.number(layer);
+  for (const StepRequest& request : requests) {
+    predictor_.Observe(request.request, number, request.Part(experts, shape_.top_k));
+  }
+}
+
 // What was just observed changes the layers ahead, and most the layer itself: its next use is an
 // iteration away.
 void StepPredictor::Predict(int number) {

@@ -54,6 +54,13 @@ class StepPredictor {
   // Their choice in a layer of the model. experts: [rows, top_k] of the step.
   void OnRouting(int layer, std::span<const int32_t> experts);
 
+  // Of requests that are not in the step, whose layers are far apart in time: an iteration of each
+  // begins, and their choice in a layer of the model is known, [rows, top_k] of all of them.
+  // Nothing is predicted.
+  void BeginBeside(std::span<const StepRequest> requests);
+  void ObserveBeside(std::span<const StepRequest> requests, int layer,
+                     std::span<const int32_t> experts);
+
   // How often something was predicted. That is in BeginStep and OnRouting.
   uint64_t predictions() const { return predictions_; }
   // The number of the layer behind whose routing that was; -1: at the beginning of a step.

@@ -16,6 +16,7 @@
 #include "serving/api/api_dialect.h"
 #include "serving/api/api_error.h"
 #include "serving/api/chat_answer.h"
+#include "serving/api/expert_json.h"
 #include "serving/api/logprobs_json.h"
 #include "serving/api/replay_store.h"
 #include "serving/engine/request.h"
@@ -35,6 +36,8 @@ struct ApiOutputSpec {
   bool include_usage = false;
   bool continuous_usage = false;
   bool return_token_ids = false;
+  bool return_moesaic = false;
+  RoutedOutput routed;
   Json response_fields = Json::object();  // members of the answer that only repeat the request
   // The answer was given fewer tokens than the request has, as the context has no more.
   bool cut_to_context = false;

@@ -28,6 +28,22 @@ void ParseStreaming(RequestFields& fields, ApiRequest& request) {
   }
 }
 
+void ParseExpertFields(RequestFields& fields, ApiRequest& request) {
+  using Form = RoutedOutput::Form;
+  const Json* const form = fields.Find("return_routed_experts");
+  if (form != nullptr && form->is_boolean()) {
+    request.routed_experts = form->get<bool>() ? Form::kBase64 : Form::kNone;
+  } else if (form != nullptr && *form == "lists") {
+    request.routed_experts = Form::kLists;
+  } else if (form != nullptr) {
+    throw BadParam("return_routed_experts",
+                   "return_routed_experts must be true (sglext, base64), \"lists\" or false.");
+  }
+  request.routed_experts_start =
+      static_cast<int32_t>(fields.Int("routed_experts_start_len", 0, kMaxInt32).value_or(0));
+  request.return_moesaic = fields.Bool("return_moesaic").value_or(false);
+}
+
 void ParseCommon(RequestFields& fields, ApiRequest& request) {
   request.model = fields.String("model").value_or("");
   request.keep_alive = ReadKeepAlive(fields);
@@ -41,6 +57,7 @@ void ParseCommon(RequestFields& fields, ApiRequest& request) {
   request.skip_special_tokens = fields.Bool("skip_special_tokens").value_or(true);
   request.add_special_tokens = fields.Bool("add_special_tokens");
   request.return_token_ids = fields.Bool("return_token_ids").value_or(false);
+  ParseExpertFields(fields, request);
   request.n = static_cast<int32_t>(fields.Int("n", 1, kMaxChoices).value_or(1));
   if (const auto best_of = fields.Int("best_of", 1, kMaxInt32);
       best_of.value_or(request.n) != request.n) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "serving/api/chat_input.h"
+#include "serving/api/expert_json.h"
 #include "serving/api/keep_alive.h"
 #include "serving/api/output_format.h"
 
@@ -54,6 +55,9 @@ struct ApiRequest {
   bool include_usage = false;
   bool continuous_usage = false;
   bool return_token_ids = false;
+  RoutedOutput::Form routed_experts = RoutedOutput::Form::kNone;
+  int32_t routed_experts_start = 0;
+  bool return_moesaic = false;
   std::optional<OutputFormat> format;
   Json response_fields;  // what the answer repeats of the request; null: nothing
   std::vector<std::string> unknown_fields;

@@ -29,6 +29,7 @@ void MergeDelta(OutputDelta& delta, OutputDelta more) {
   if (!more.stop_text.empty()) delta.stop_text = std::move(more.stop_text);
   if (delta.queue_us < 0) delta.queue_us = more.queue_us;
   delta.usage = more.usage;
+  if (more.finish.has_value()) delta.experts = more.experts;
   if (more.trace != nullptr) delta.trace = std::move(more.trace);
   if (more.routed != nullptr) delta.routed = std::move(more.routed);
 }

@@ -76,12 +76,41 @@ void CheckPromptLogprobs(const std::vector<EngineRequest>& requests, size_t max_
                  entries, max_entries);
 }
 
+void CheckRouted(const ApiRequest& fields, const std::vector<EngineRequest>& requests,
+                 const RequestLimits& limits) {
+  using Form = RoutedOutput::Form;
+  if (fields.routed_experts == Form::kNone) return;
+  const size_t most =
+      fields.routed_experts == Form::kLists ? limits.max_routed_lists : limits.max_routed_base64;
+  const auto start = static_cast<size_t>(fields.routed_experts_start);
+  size_t entries = 0;
+  for (const EngineRequest& request : requests) {
+    if (start > request.prompt.size()) {
+      throw BadParam("routed_experts_start_len",
+                     "routed_experts_start_len is {}, but the prompt has {} tokens.", start,
+                     request.prompt.size());
+    }
+    const size_t tokens = request.prompt.size() - start + static_cast<size_t>(request.max_tokens);
+    entries += tokens * limits.routed_per_token;
+  }
+  if (entries <= most) return;
+  throw BadParam("return_routed_experts",
+                 "The answer could have {} experts, more than the {} that one request may ask for; "
+                 "give routed_experts_start_len{}, or a smaller max_tokens.",
+                 entries, most,
+                 fields.routed_experts == Form::kLists ? ", or true in place of \"lists\"" : "");
+}
+
 }  // namespace
 
 RequestLimits LimitsOf(const Engine& engine) {
   RequestLimits limits{engine.generation_defaults()};
   limits.max_context_tokens = engine.max_context_tokens();
-  limits.vocab_size = engine.config().vocab_size;
+  const ModelConfig& config = engine.config();
+  limits.vocab_size = config.vocab_size;
+  if (config.num_experts() > 0) {
+    limits.routed_per_token = static_cast<size_t>(config.num_layers() * config.top_k());
+  }
   return limits;
 }
 
@@ -121,6 +150,10 @@ std::vector<EngineRequest> BuildEngineRequests(const ApiRequest& fields,
   common.include_stop_in_output = fields.include_stop_in_output;
   common.logprobs = fields.logprobs;
   common.prompt_logprobs = fields.prompt_logprobs;
+  if (fields.routed_experts != RoutedOutput::Form::kNone) {
+    common.return_routed_experts = true;
+    common.routed_from = fields.routed_experts_start;
+  }
   common.deadline = limits.deadline;
 
   std::vector<EngineRequest> requests;
@@ -143,6 +176,7 @@ std::vector<EngineRequest> BuildEngineRequests(const ApiRequest& fields,
     }
   }
   CheckPromptLogprobs(requests, limits.max_prompt_logprobs);
+  CheckRouted(fields, requests, limits);
   return requests;
 }
 

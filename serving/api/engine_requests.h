@@ -19,6 +19,9 @@ struct RequestLimits {
   int64_t vocab_size = 0;
   size_t max_sequences = 1024;
   size_t max_prompt_logprobs = 1'000'000;          // of one request; about 60 MB of JSON
+  size_t routed_per_token = 0;                     // experts: layers x top_k
+  size_t max_routed_lists = 1'000'000;             // experts of one answer
+  size_t max_routed_base64 = 16'000'000;           // likewise; 85 MB
   std::optional<int32_t> default_max_tokens = {};  // nullopt: what the context has room for
   std::string request_id = {};
   std::optional<std::chrono::steady_clock::time_point> deadline = {};

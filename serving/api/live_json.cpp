@@ -56,12 +56,6 @@ Json RecallJson(const StepStats& totals) {
   return recall;
 }
 
-Json MatrixJson(const ExpertActivationMatrix& matrix) {
-  Json rows = Json::array();
-  for (int layer = 0; layer < matrix.num_layers(); ++layer) rows.push_back(matrix.Row(layer));
-  return rows;
-}
-
 const char* PhaseName(LiveRequest::Phase phase) {
   switch (phase) {
     case LiveRequest::Phase::kWaiting:
@@ -114,6 +108,12 @@ std::string UsePlane(const LiveSample& sample) {
 }
 
 }  // namespace
+
+Json MatrixJson(const ExpertActivationMatrix& matrix) {
+  Json rows = Json::array();
+  for (int layer = 0; layer < matrix.num_layers(); ++layer) rows.push_back(matrix.Row(layer));
+  return rows;
+}
 
 Json LiveModelJson(const ServedModel& model) {
   LiveView* const live = model.engine->live();

@@ -21,6 +21,8 @@ Json LiveModelJson(const ServedModel& model);
 // Its `type` is "sample".
 Json LiveSampleJson(const LiveSample& sample);
 
+// Counts of tokens: a row of experts for each layer.
+Json MatrixJson(const ExpertActivationMatrix& matrix);
 // Counts of tokens as rows of layers; `nearest` is null where there is none.
 Json RequestExpertsJson(const RequestExperts& experts);
 

@@ -1,5 +1,6 @@
 #include "serving/api/openai_output.h"
 
+#include <limits>
 #include <utility>
 
 #include "serving/api/sse_event.h"
@@ -128,8 +129,27 @@ void OpenAiOutput::AppendUsage(size_t choice, Json& chunk) const {
   }
 }
 
-std::string OpenAiOutput::Chunk(size_t choice, Json choice_json) const {
+void OpenAiOutput::AppendExperts(size_t choice, const OutputDelta& last, Json& choice_json,
+                                 Json& answer) const {
+  if (spec().return_moesaic) choice_json["moesaic"] = ExpertUseJson(last);
+  const RoutedOutput& output = spec().routed;
+  const RoutedExperts* const routed = last.routed.get();
+  if (output.form == RoutedOutput::Form::kBase64) {
+    Json& where = choices() == 1 ? answer : choice_json;
+    where["sglext"] = Json{{"routed_experts", RoutedBase64(routed, output.start)}};
+  } else if (output.form == RoutedOutput::Form::kLists) {
+    const auto prompt = static_cast<int64_t>(PromptOf(choice).size());
+    Json& where = spec().prompts.size() == 1 ? answer : choice_json;
+    where["prompt_routed_experts"] = RoutedLists(routed, output, output.start, prompt);
+    choice_json["routed_experts"] =
+        RoutedLists(routed, output, prompt, std::numeric_limits<int64_t>::max());
+  }
+}
+
+// `last`: what ends the choice.
+std::string OpenAiOutput::Chunk(size_t choice, Json choice_json, const OutputDelta* last) const {
   Json chunk = Envelope(is_chat() ? "chat.completion.chunk" : "text_completion");
+  if (last != nullptr) AppendExperts(choice, *last, choice_json, chunk);
   chunk["choices"] = Json::array({std::move(choice_json)});
   AppendUsage(choice, chunk);
   return SseEvent(chunk);
@@ -170,7 +190,7 @@ std::string OpenAiOutput::StreamChat(size_t choice, const OutputDelta& delta, bo
       if (first && i == 0) json["prompt_token_ids"] = PromptOf(choice);
       json["token_ids"] = has_tokens ? TokenIdsJson(delta.tokens) : Json::array();
     }
-    out += Chunk(choice, std::move(json));
+    out += Chunk(choice, std::move(json), last && delta.finish.has_value() ? &delta : nullptr);
   }
   return out;
 }
@@ -192,7 +212,7 @@ std::string OpenAiOutput::StreamText(size_t choice, const OutputDelta& delta, bo
     if (first) json["prompt_token_ids"] = PromptOf(choice);
     json["token_ids"] = TokenIdsJson(delta.tokens);
   }
-  return Chunk(choice, std::move(json));
+  return Chunk(choice, std::move(json), delta.finish.has_value() ? &delta : nullptr);
 }
 
 std::string OpenAiOutput::StreamEnd() {
@@ -238,7 +258,10 @@ Json OpenAiOutput::FinalChoice(size_t choice) {
 std::string OpenAiOutput::FinalBody() {
   Json json = Envelope(is_chat() ? "chat.completion" : "text_completion");
   Json list = Json::array();
-  for (size_t i = 0; i < choices(); ++i) list.push_back(FinalChoice(i));
+  for (size_t i = 0; i < choices(); ++i) {
+    list.push_back(FinalChoice(i));
+    AppendExperts(i, StateOf(i).collected, list.back(), json);
+  }
   json["choices"] = std::move(list);
   json["usage"] = UsageJson(TotalUsage());
   if (is_chat() && spec().prompt_logprobs >= 0) {

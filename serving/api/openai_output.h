@@ -27,10 +27,13 @@ class OpenAiOutput : public ApiOutput {
   Json FinishJson(size_t choice, const OutputDelta& delta) const;
   std::string StreamChat(size_t choice, const OutputDelta& delta, bool first);
   std::string StreamText(size_t choice, const OutputDelta& delta, bool first);
-  std::string Chunk(size_t choice, Json choice_json) const;
+  std::string Chunk(size_t choice, Json choice_json, const OutputDelta* last = nullptr) const;
   Json FinalChoice(size_t choice);
   Json LogprobsOf(size_t choice, const OutputDelta& delta, bool with_prompt);
   void AppendUsage(size_t choice, Json& chunk) const;
+  // Of the experts, behind a choice's last delta: into the choice, or, where all of the answer has
+  // them, into what the choice is in.
+  void AppendExperts(size_t choice, const OutputDelta& last, Json& choice_json, Json& answer) const;
 
   std::vector<OffsetCounter> offsets_;  // per choice
 };

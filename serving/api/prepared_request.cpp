@@ -126,6 +126,11 @@ PreparedRequest Finish(const ApiRequest& fields, const ServedModel& model,
   spec.include_usage = fields.include_usage;
   spec.continuous_usage = fields.continuous_usage;
   spec.return_token_ids = fields.return_token_ids;
+  spec.return_moesaic = fields.return_moesaic;
+  spec.routed = {fields.routed_experts, fields.routed_experts_start, {}};
+  for (int64_t layer = 0; layer < engine.config().num_layers(); ++layer) {
+    if (engine.config().is_sparse(layer)) spec.routed.layers.push_back(layer);
+  }
   if (fields.response_fields.is_object()) spec.response_fields = fields.response_fields;
   spec.cut_to_context =
       fields.max_tokens.has_value() && result.requests.front().max_tokens < *fields.max_tokens;

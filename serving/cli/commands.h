@@ -10,6 +10,7 @@ int RunCommand(const Invocation& invocation);         // run: prompts and chat i
 int BatchCommand(const Invocation& invocation);       // batch: a file of requests
 int ServeCommand(const Invocation& invocation);       // serve: the HTTP server
 int ShowCommand(const Invocation& invocation);        // show: what a model is and what it needs
+int PullCommand(const Invocation& invocation);        // pull: a model from the Hugging Face Hub
 int PackCommand(const Invocation& invocation);        // pack: writes an expert store
 int PerplexityCommand(const Invocation& invocation);  // perplexity: of a text
 int PlanCommand(const Invocation& invocation);        // plan: how to run a throughput job

@@ -31,11 +31,12 @@ struct Command {
 };
 
 // "bench serve" before "bench": the first whose words are there is meant.
-constexpr std::array<Command, 13> kCommands = {{
+constexpr std::array<Command, 14> kCommands = {{
     {"run", "Answer a prompt, or chat, in the terminal", RunCommand},
     {"serve", "Serve a model over an OpenAI-compatible HTTP API", ServeCommand},
     {"batch", "Answer a file of requests", BatchCommand},
     {"show", "Describe a model: sizes, and what fits into which memory", ShowCommand},
+    {"pull", "Download a model from the Hugging Face Hub", PullCommand},
     {"pack", "Write a model's experts into a store that reads faster", PackCommand},
     {"perplexity", "Measure how well a model predicts a text", PerplexityCommand},
     {"plan", "Plan a throughput job: schedule, batch, placement, time", PlanCommand},

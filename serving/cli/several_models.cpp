@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "core/base/allocator.h"
 #include "core/base/error.h"
 #include "core/base/logging.h"
 #include "core/base/units.h"
@@ -61,6 +62,7 @@ SeveralModels::SeveralModels(std::vector<ModelEntry> entries, const Machine& mac
 }
 
 void SeveralModels::Start(Server& server, uint64_t request_bytes) {
+  UseFewArenas();
   const ModelsPlan plan = PlanModels(entries_, machine_, request_bytes);
   std::vector<ModelRegistry::Model> models;
   for (size_t i = 0; i < entries_.size(); ++i) {

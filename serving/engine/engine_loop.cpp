@@ -3,14 +3,25 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <chrono>
 #include <span>
 #include <string>
 #include <utility>
 
 #include "core/base/check.h"
 #include "core/base/logging.h"
+#include "core/base/units.h"
 
 namespace moesaic {
+namespace {
+
+// Of the log's lines on prompts that run layer after layer.
+constexpr std::chrono::seconds kPieceLogInterval{10};
+
+// What waits to be written when the engine ends has so long.
+constexpr std::chrono::seconds kStoreAtEnd{10};
+
+}  // namespace
 
 EngineLoop::EngineLoop(std::function<void(LoopParts& parts)> load) {
   std::promise<void> ready;
@@ -83,7 +94,8 @@ void EngineLoop::Main(const std::function<void(LoopParts&)>& load, std::promise<
   try {
     load(parts_);
     kv_pools_.emplace(parts_.kv_groups, kKvBlockTokens, kAttentionChunkTokens);
-    scheduler_.emplace(parts_.scheduling, *kv_pools_);
+    if (parts_.kv_store) OpenStore();
+    scheduler_.emplace(parts_.scheduling, *kv_pools_, stored_ ? &*stored_ : nullptr);
     sampler_.emplace(*parts_.head, parts_.kernels, *parts_.pool);
     rows_.tokens.reserve(static_cast<size_t>(parts_.scheduling.max_batch_tokens));
     live_.emplace(std::move(parts_.ledgers), [this] { mailbox_.Wake(); });
@@ -99,6 +111,7 @@ void EngineLoop::Main(const std::function<void(LoopParts&)>& load, std::promise<
   while (TakeMail()) {
     DropExpired();
     RunStep(*parts_.step);
+    if (stored_) stored_->Pump();
     PublishStatus();
     SampleIfDue();
     parts_.use->SaveIfDue(ExpertUse::Clock::now());
@@ -106,7 +119,26 @@ void EngineLoop::Main(const std::function<void(LoopParts&)>& load, std::promise<
   std::vector<Sequence*> left;
   scheduler_->ForEach([&](Sequence& sequence) { left.push_back(&sequence); });
   for (Sequence* sequence : left) End(*sequence, FinishReason::kCancelled);
+  if (stored_) stored_->Close(kStoreAtEnd);
   parts_.use->SaveAndClose();
+}
+
+// A disk that fails costs the store.
+void EngineLoop::OpenStore() {
+  const KvStoreOptions& options = *parts_.kv_store;
+  try {
+    stored_.emplace(options, *kv_pools_, [this] { mailbox_.Wake(); });
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kInvalidArgument) throw;
+    LogWarn("keys and values are not kept on disk: {}", error.what());
+    return;
+  }
+  const KvStore& store = stored_->store();
+  const KvStoreCounters counters = store.counters();
+  LogInfo("{}: {} of keys and values of {} tokens ({} at most){}", options.directory.string(),
+          FormatBytes(counters.bytes), static_cast<int64_t>(counters.blocks) * options.block_tokens,
+          FormatBytes(static_cast<uint64_t>(store.slots()) * store.file().slot_bytes()),
+          store.writable() ? "" : "; read only: another process writes there");
 }
 
 bool EngineLoop::TakeMail() {
@@ -114,8 +146,8 @@ bool EngineLoop::TakeMail() {
     if (parts_.turn) parts_.turn->Rest();
     parts_.step->Idle();
   }
-  EngineMailbox::Mail mail =
-      mailbox_.Take(scheduler_->empty(), std::min(parts_.use->SaveDueAt(), sampling_->DueAt()));
+  EngineMailbox::Mail mail = mailbox_.Take(scheduler_->empty() || waits_for_store_,
+                                           std::min(parts_.use->SaveDueAt(), sampling_->DueAt()));
   for (auto& sequence : mail.arrived) scheduler_->Add(std::move(sequence));
   for (const RequestId id : mail.cancelled) {
     if (Sequence* sequence = scheduler_->Find(id)) End(*sequence, FinishReason::kCancelled);
@@ -144,19 +176,42 @@ void EngineLoop::DropExpired() {
 }
 
 void EngineLoop::RunStep(EngineStep& step) {
+  LookAfterPiece(step);
+  if (scheduler_->piece().empty()) BeginPiece(step);
   const std::span<const ScheduledSlice> plan = scheduler_->Plan();
   for (Sequence* const displaced : scheduler_->displaced()) parts_.use->EndTrace(*displaced);
+  LookAfterPiece(step);
   slices_.assign(plan.begin(), plan.end());
-  if (!parts_.turn) {
-    if (!slices_.empty()) RunInTurn(step);
-  } else if (slices_.empty()) {
-    parts_.turn->Rest();
-  } else {
-    const int64_t waited_ns = parts_.turn->Begin();
-    if (parts_.metrics) parts_.metrics->AddTurn(waited_ns, parts_.turn->used_ns());
-    RunInTurn(step);
-    parts_.turn->End();
+  waits_for_store_ = slices_.empty() && piece_.empty() && scheduler_->restoring() > 0;
+  if (slices_.empty() && piece_.empty()) {
+    if (parts_.turn) parts_.turn->Rest();
+    return;
   }
+  const bool others = !slices_.empty();
+  if (others) {
+    const auto begin = std::chrono::steady_clock::now();
+    InTurn([&] { RunInTurn(step); });
+    step_time_ = std::chrono::steady_clock::now() - begin;
+  }
+  LookAfterPiece(step);
+  if (piece_.empty()) return;
+  InTurn([&] {
+    const auto begin = std::chrono::steady_clock::now();
+    const auto turn = std::max<std::chrono::steady_clock::duration>(parts_.piece_turn, step_time_);
+    do {
+      RunPiece(step);
+    } while (others && !piece_.empty() && parts_.piece_turn.count() > 0 &&
+             std::chrono::steady_clock::now() - begin < turn);
+  });
+}
+
+// In a turn of the engine's, where several have some.
+void EngineLoop::InTurn(FunctionRef<void()> body) {
+  if (!parts_.turn) return body();
+  const int64_t waited_ns = parts_.turn->Begin();
+  if (parts_.metrics) parts_.metrics->AddTurn(waited_ns, parts_.turn->used_ns());
+  body();
+  parts_.turn->End();
 }
 
 // Throws nothing: what fails ends the step's requests.
@@ -166,14 +221,19 @@ void EngineLoop::RunInTurn(EngineStep& step) {
     Deliver(step);
   } catch (const Error& error) {
     scheduler_->Abandon();
-    const bool again = step.Failed(error) == EngineStep::AfterFailure::kRunAgain;
-    ReportReadability(step);
-    if (again) return;
-    // Which tokens the failure reached cannot be told apart from those that were done: all of the
-    // step's requests end, the others go on.
-    LogError("step failed: {}", error.what());
-    for (const ScheduledSlice& slice : slices_) EndWithError(*slice.sequence, error);
+    FailSlices(step, error);
   }
+}
+
+// The requests of slices_.
+void EngineLoop::FailSlices(EngineStep& step, const Error& error) {
+  const bool again = step.Failed(error) == EngineStep::AfterFailure::kRunAgain;
+  ReportReadability(step);
+  if (again) return;
+  // Which tokens the failure reached cannot be told apart from those that were done: all of the
+  // step's requests end, the others go on.
+  LogError("step failed: {}", error.what());
+  for (const ScheduledSlice& slice : slices_) EndWithError(*slice.sequence, error);
 }
 
 void EngineLoop::Compute(EngineStep& step) {
@@ -191,7 +251,7 @@ void EngineLoop::Compute(EngineStep& step) {
   parts_.use->EndStep(stats);
   AddStats(stats);  // before the tokens are delivered: who has the last one may ask
   for (const ScheduledSlice& slice : slices_) {
-    slice.sequence->blocked_us += static_cast<int64_t>(stats.experts.blocked_us);
+    slice.sequence->experts += stats.experts;
   }
   ReportReadability(step);
 }
@@ -202,6 +262,11 @@ void EngineLoop::Deliver(EngineStep& step) {
     sampler_->CollectPromptLogprobs(*slices_[i].sequence, rows_.slices[i]);
   }
   scheduler_->Advance();
+  Sample(step, begin_ns);
+}
+
+// Of what slices_ and rows_ name. Its time counts from begin_ns on.
+void EngineLoop::Sample(EngineStep& step, int64_t begin_ns) {
   sampler_->NextTokens(
       slices_, rows_, [this](Sequence& sequence, FinishReason reason) { End(sequence, reason); },
       [this](Sequence& sequence, const Error& error) { EndWithError(sequence, error); });
@@ -212,6 +277,106 @@ void EngineLoop::Deliver(EngineStep& step) {
   head.head_us = (end_ns - begin_ns) / 1000;
   head.total_us = head.head_us;
   AddStats(head);
+}
+
+// Begins one, if there are prompts that had better run layer after layer.
+void EngineLoop::BeginPiece(EngineStep& step) {
+  LayerPass* const pass = step.layer_pass();
+  if (pass == nullptr) return;
+  const std::span<const ScheduledSlice> planned =
+      scheduler_->PlanPiece([&](int64_t tokens) { return step.RunsByLayers(tokens); });
+  for (Sequence* const displaced : scheduler_->displaced()) parts_.use->EndTrace(*displaced);
+  if (planned.empty()) return;
+  rows_.Clear();
+  const auto now = std::chrono::steady_clock::now();
+  for (const ScheduledSlice& slice : planned) {
+    BeginSequence(*slice.sequence, now);
+    parts_.use->BeginTrace(*slice.sequence);
+    rows_.Add(slice);
+    piece_.push_back({slice.sequence, slice.sequence->traced, std::ssize(rows_.tokens) - 1});
+  }
+  piece_tokens_ = std::ssize(rows_.tokens);
+  piece_began_ = piece_logged_ = now;
+  sampling_->BeginStep(piece_tokens_);
+  parts_.use->BeginPiece(planned, rows_);
+  pass->Begin(rows_.tokens, rows_.slices);
+}
+
+// Lets go of what has left the scheduler's piece.
+void EngineLoop::LookAfterPiece(EngineStep& step) {
+  if (piece_.empty()) return;
+  const std::span<const ScheduledSlice> there = scheduler_->piece();
+  for (size_t i = 0; i < piece_.size(); ++i) {
+    const bool stays = std::any_of(there.begin(), there.end(), [&](const ScheduledSlice& slice) {
+      return slice.sequence == piece_[i].sequence;
+    });
+    if (stays || piece_[i].sequence == nullptr) continue;
+    piece_[i].sequence = nullptr;
+    step.layer_pass()->Drop(static_cast<int32_t>(i));
+    parts_.use->LeavePiece(piece_[i].traced);
+  }
+  if (!there.empty()) return;
+  step.layer_pass()->Abandon();
+  parts_.use->EndPiece();
+  piece_.clear();
+}
+
+// A block of it. Throws nothing: what fails ends its requests.
+void EngineLoop::RunPiece(EngineStep& step) {
+  try {
+    RunBlock(step);
+    if (step.layer_pass()->done()) DeliverPiece(step);
+  } catch (const Error& error) {
+    slices_.assign(scheduler_->piece().begin(), scheduler_->piece().end());
+    scheduler_->AbandonPiece();
+    LookAfterPiece(step);
+    FailSlices(step, error);
+  }
+}
+
+void EngineLoop::RunBlock(EngineStep& step) {
+  const StepStats stats = step.RunBlock();
+  AddStats(stats);
+  for (const ScheduledSlice& slice : scheduler_->piece()) {
+    slice.sequence->experts += stats.experts;
+  }
+  const LayerPass& pass = *step.layer_pass();
+  const int64_t layer = pass.ended_layer();
+  if (layer >= 0 && parts_.config.is_sparse(layer)) {
+    parts_.use->PieceRouted(layer, pass.experts(), pass.weights());
+  }
+  ReportReadability(step);
+  LogPiece(pass);
+}
+
+// Now and then how far it is, and what it took if it was long.
+void EngineLoop::LogPiece(const LayerPass& pass) {
+  const auto now = std::chrono::steady_clock::now();
+  const bool ends = pass.done() && piece_logged_ != piece_began_;
+  if (!ends && now - piece_logged_ < kPieceLogInterval) return;
+  piece_logged_ = now;
+  LogInfo("prompts of {} tokens by layers: {:.0f}% after {:.0f} s", piece_tokens_,
+          100 * pass.progress(), std::chrono::duration<double>(now - piece_began_).count());
+}
+
+void EngineLoop::DeliverPiece(EngineStep& step) {
+  const int64_t begin_ns = clock_.NowNs();
+  slices_.assign(scheduler_->piece().begin(), scheduler_->piece().end());
+  rows_.Clear();  // the last row of each
+  last_rows_.clear();
+  for (const PiecePart& part : piece_) {
+    if (part.sequence == nullptr) continue;
+    SequenceSlice& slice = rows_.slices.emplace_back();
+    slice.first_row = std::ssize(last_rows_);
+    slice.num_tokens = 1;
+    last_rows_.push_back(static_cast<int32_t>(part.last_row));
+  }
+  CHECK_EQ(last_rows_.size(), slices_.size());
+  step.layer_pass()->Finish(last_rows_);
+  parts_.use->EndPiece();
+  piece_.clear();
+  scheduler_->AdvancePiece();
+  Sample(step, begin_ns);
 }
 
 void EngineLoop::AddStats(const StepStats& stats) {
@@ -228,6 +393,7 @@ void EngineLoop::End(Sequence& sequence, FinishReason reason) {
   OutputDelta delta = TakeDelta(sequence);
   delta.finish = reason;
   delta.trace = parts_.use->TraceOf(sequence);
+  delta.experts = sequence.experts;
   sampling_->Ended(sequence, FinishReasonName(reason), LiveSampler::Clock::now(), delta.trace);
   delta.routed = std::move(sequence.routed);
   const std::unique_ptr<Sequence> owned = Remove(sequence);
@@ -251,7 +417,12 @@ void EngineLoop::PublishStatus() {
   if (parts_.metrics) {
     parts_.metrics->SetExperts(experts.slots, experts.resident);
     parts_.metrics->SetPreemptions(scheduler_->preemptions());
+    parts_.metrics->SetPrefixes(scheduler_->prefixes());
+    if (stored_) parts_.metrics->SetKvStore(stored_->store().counters());
     parts_.metrics->SetDevices(experts.devices);
+    const bool piece = !piece_.empty();
+    parts_.metrics->SetPiece(piece ? piece_tokens_ : 0,
+                             piece ? parts_.step->layer_pass()->progress() : 0);
   }
   expert_slots_ = experts.slots;
   mailbox_.Publish(*scheduler_, *kv_pools_, experts.slots, experts.resident, experts.devices);

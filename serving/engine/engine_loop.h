@@ -6,6 +6,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <future>
@@ -18,6 +19,7 @@
 
 #include "cache/kv_pools.h"
 #include "core/base/clock.h"
+#include "core/base/function_ref.h"
 #include "core/base/thread_pool.h"
 #include "kernels/cpu/kernels.h"
 #include "serving/engine/engine.h"
@@ -32,6 +34,7 @@
 #include "serving/engine/sequence.h"
 #include "serving/engine/step_sampler.h"
 #include "serving/engine/step_turns.h"
+#include "serving/engine/stored_prefixes.h"
 #include "serving/text/tokenizer.h"
 
 namespace moesaic {
@@ -48,6 +51,8 @@ struct LoopParts {
   int64_t max_outstanding = std::numeric_limits<int64_t>::max();
   SchedulerOptions scheduling;
   std::vector<KvGroupSize> kv_groups;  // as the model has them
+  // Where prefixes are kept beyond the pools; its memory is that of the step's model.
+  std::optional<KvStoreOptions> kv_store;
 
   CpuKernels kernels;
   std::unique_ptr<ThreadPool> pool;
@@ -56,6 +61,9 @@ struct LoopParts {
   std::unique_ptr<ExpertUse> use = std::make_unique<ExpertUse>();  // outlives the step
   std::unique_ptr<EngineStep> step;
   std::unique_ptr<StepHead> head;  // of the model that steps run
+  // While a piece (scheduler.h) runs and others decode, it has so much time between two steps, or
+  // as much as the last step took if that is more: blocks begin until it is over. 0: one block.
+  std::chrono::microseconds piece_turn{100'000};
   // Null: no other engine runs beside this one. Shared with what waits within a step.
   std::shared_ptr<StepTurns::Member> turn;
 };
@@ -95,11 +103,21 @@ class EngineLoop : public Engine {
   // Engine thread.
   void Main(const std::function<void(LoopParts&)>& load, std::promise<void> ready);
   bool TakeMail();  // false: time to stop
+  void OpenStore();
   void DropExpired();
   void RunStep(EngineStep& step);
   void RunInTurn(EngineStep& step);
+  void FailSlices(EngineStep& step, const Error& error);
   void Compute(EngineStep& step);
   void Deliver(EngineStep& step);
+  void Sample(EngineStep& step, int64_t begin_ns);
+  void BeginPiece(EngineStep& step);
+  void LookAfterPiece(EngineStep& step);
+  void RunPiece(EngineStep& step);
+  void RunBlock(EngineStep& step);
+  void DeliverPiece(EngineStep& step);
+  void LogPiece(const LayerPass& pass);
+  void InTurn(FunctionRef<void()> body);
   void AddStats(const StepStats& stats);
   void ReportReadability(const EngineStep& step);
   void End(Sequence& sequence, FinishReason reason);
@@ -120,10 +138,24 @@ class EngineLoop : public Engine {
   std::optional<LiveSampler> sampling_;
   int64_t expert_slots_ = 0;
   std::optional<KvPools> kv_pools_;
+  std::optional<StoredPrefixes> stored_;  // none: prefixes end with the pools
   std::optional<Scheduler> scheduler_;
+  bool waits_for_store_ = false;  // nothing could be planned, though there are sequences
   std::optional<StepSampler> sampler_;
   std::vector<ScheduledSlice> slices_;  // of the running step
   StepRows rows_;
+  std::chrono::steady_clock::duration step_time_{};  // of the last one
+  // Of the piece that runs, in the order of its requests' numbers.
+  struct PiecePart {
+    Sequence* sequence = nullptr;  // null: it has left
+    TracedRequest traced = -1;
+    int64_t last_row = 0;
+  };
+  std::vector<PiecePart> piece_;
+  int64_t piece_tokens_ = 0;
+  std::chrono::steady_clock::time_point piece_began_;
+  std::chrono::steady_clock::time_point piece_logged_;
+  std::vector<int32_t> last_rows_;
 
   std::thread thread_;
 };

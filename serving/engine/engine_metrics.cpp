@@ -3,13 +3,26 @@
 #include <string>
 
 namespace moesaic {
+namespace {
+
+constexpr const char* kPrefixTokens =
+    "Tokens of prompts whose keys and values were there, by where they were found";
+
+}  // namespace
 
 EngineMetrics::EngineMetrics(MetricsRegistry& r, bool with_devices)
     : registry_(r),
       preemptions_(
           r.GetCounter("moe_preemptions_total", "Sequences preempted for lack of KV blocks")),
+      from_pools_(
+          r.GetCounter("moe_prefix_cache_tokens_total", kPrefixTokens, {{"tier", "memory"}})),
+      from_store_(r.GetCounter("moe_prefix_cache_tokens_total", kPrefixTokens, {{"tier", "disk"}})),
       slots_(r.GetGauge("moe_expert_slots", "Experts that the cache can hold")),
-      resident_(r.GetGauge("moe_experts_resident", "Experts in the cache")) {
+      resident_(r.GetGauge("moe_experts_resident", "Experts in the cache")),
+      piece_tokens_(r.GetGauge("moe_prefill_by_layers_tokens",
+                               "Tokens of the prompts that run layer after layer now")),
+      piece_progress_(
+          r.GetGauge("moe_prefill_by_layers_progress_ratio", "Share of their work that is done")) {
   using Stats = const StepStats&;
   const auto add = [&](const char* name, const char* help, const MetricLabels& labels,
                        double (*amount)(Stats)) {
@@ -92,9 +105,46 @@ void EngineMetrics::SetPreemptions(int64_t total) {
   preemptions_.SetTotal(static_cast<uint64_t>(total));
 }
 
+void EngineMetrics::SetPrefixes(const PrefixCounters& prefixes) {
+  from_pools_.SetTotal(static_cast<uint64_t>(prefixes.from_pools));
+  from_store_.SetTotal(static_cast<uint64_t>(prefixes.from_store));
+}
+
+void EngineMetrics::SetKvStore(const KvStoreCounters& store) {
+  if (!kv_store_) {
+    MetricsRegistry& r = registry_;
+    const auto failures = [&](const char* operation) -> Counter& {
+      return r.GetCounter("moe_kv_store_failures_total",
+                          "Blocks that could not be written, and that could not be read or were "
+                          "damaged",
+                          {{"operation", operation}});
+    };
+    kv_store_.emplace(KvStoreMetrics{
+        r.GetGauge("moe_kv_store_blocks", "Blocks of keys and values in the store on disk"),
+        r.GetGauge("moe_kv_store_bytes", "Bytes of these blocks"),
+        r.GetCounter("moe_kv_store_read_bytes_total", "Bytes of blocks read from the store"),
+        r.GetCounter("moe_kv_store_written_bytes_total", "Bytes of blocks written to the store"),
+        r.GetCounter("moe_kv_store_evictions_total",
+                     "Blocks that left the store to make room for others"),
+        failures("read"), failures("write")});
+  }
+  kv_store_->blocks.Set(static_cast<double>(store.blocks));
+  kv_store_->bytes.Set(static_cast<double>(store.bytes));
+  kv_store_->bytes_read.SetTotal(store.bytes_read);
+  kv_store_->bytes_written.SetTotal(store.bytes_written);
+  kv_store_->evicted.SetTotal(store.evicted);
+  kv_store_->failed_reads.SetTotal(store.failed_reads);
+  kv_store_->failed_writes.SetTotal(store.failed_writes);
+}
+
 void EngineMetrics::SetExperts(int64_t slots, int64_t resident) {
   slots_.Set(static_cast<double>(slots));
   resident_.Set(static_cast<double>(resident));
+}
+
+void EngineMetrics::SetPiece(int64_t tokens, double progress) {
+  piece_tokens_.Set(static_cast<double>(tokens));
+  piece_progress_.Set(progress);
 }
 
 void EngineMetrics::SetDevices(std::span<const DeviceStatus> devices) {

@@ -2,11 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
+#include "cache/kv_store.h"
 #include "core/base/metrics.h"
 #include "prefetch/link/expert_provider.h"
+#include "serving/engine/scheduler.h"
 #include "serving/model/step_stats.h"
 
 namespace moesaic {
@@ -35,7 +38,12 @@ class EngineMetrics {
   // Of several engines' turns: what this one's cost it, and how long they were so far in all.
   void AddTurn(int64_t waited_ns, int64_t used_ns);
   void SetPreemptions(int64_t total);
+  void SetPrefixes(const PrefixCounters& prefixes);
+  void SetKvStore(const KvStoreCounters& store);
   void SetExperts(int64_t slots, int64_t resident);
+  // Prompts that run layer after layer: their tokens, and what share of the work is done; 0: there
+  // are none.
+  void SetPiece(int64_t tokens, double progress);
   void SetDevices(std::span<const DeviceStatus> devices);
 
  private:
@@ -50,6 +58,16 @@ class EngineMetrics {
     Gauge& lost;
   };
 
+  struct KvStoreMetrics {
+    Gauge& blocks;
+    Gauge& bytes;
+    FollowingCounter bytes_read;
+    FollowingCounter bytes_written;
+    FollowingCounter evicted;
+    FollowingCounter failed_reads;
+    FollowingCounter failed_writes;
+  };
+
   // What grows by a part of the steps' stats.
   struct StepCounter {
     Counter& counter;
@@ -61,8 +79,13 @@ class EngineMetrics {
   std::vector<Counter*> foreseen_;      // by distance - 1: experts used that were
   std::vector<Counter*> not_foreseen_;  // and were not among the most probable
   FollowingCounter preemptions_;
+  FollowingCounter from_pools_;
+  FollowingCounter from_store_;
+  std::optional<KvStoreMetrics> kv_store_;  // made with the first counters
   Gauge& slots_;
   Gauge& resident_;
+  Gauge& piece_tokens_;
+  Gauge& piece_progress_;
   std::vector<DeviceMetrics> devices_;
   Counter* turn_wait_ = nullptr;  // made with the first turn
   Counter* turn_time_ = nullptr;

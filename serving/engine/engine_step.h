@@ -17,6 +17,7 @@
 #include "core/base/error.h"
 #include "prefetch/link/expert_provider.h"
 #include "serving/engine/scheduler.h"
+#include "serving/model/layer_pass.h"
 #include "serving/model/model.h"
 #include "serving/model/step_stats.h"
 
@@ -39,6 +40,12 @@ class EngineStep {
   // Runs all layers. `hook` may be null. Throws Error when that fails: the new positions of the
   // batch are then not usable, everything else is.
   virtual StepStats Run(const ForwardBatch& batch, RoutingHook* hook) = 0;
+  // What runs prompts layer after layer, a block at a time, beside Run; null: this step does not.
+  virtual LayerPass* layer_pass() { return nullptr; }
+  // Whether prompts of so many tokens in all are predicted to read less so than by Run.
+  virtual bool RunsByLayers(int64_t /*tokens*/) const { return false; }
+  // LayerPass::RunBlock. What it throws goes to Failed.
+  virtual StepStats RunBlock() { return layer_pass()->RunBlock(); }
   // Logits were made and sampled, and the tokens delivered; in times of the steady clock.
   virtual void HeadRan(int64_t /*begin_ns*/, int64_t /*end_ns*/) {}
   // Run or the head threw. kRunAgain: the same sequences can be planned again, and will do better.

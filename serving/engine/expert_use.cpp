@@ -31,13 +31,12 @@ void ExpertUse::BeginTrace(Sequence& sequence) {
   if (observers_.policy_counts) observers_.policy_counts->BeginRequest(sequence.traced);
 }
 
-void ExpertUse::BeginStep(std::span<const ScheduledSlice> plan, const StepRows& rows) {
-  if (!watches()) return;
-  plan_ = plan;
-  rows_ = &rows;
-  routing_slices_.clear();
-  step_requests_.clear();
-  routed_slices_.clear();
+// What of these slices was not observed before; from now on it was.
+void ExpertUse::Observe(std::span<const ScheduledSlice> plan, const StepRows& rows,
+                        Observed& observed) {
+  observed.routing.clear();
+  observed.requests.clear();
+  observed.routed.clear();
   for (size_t i = 0; i < plan.size(); ++i) {
     Sequence& sequence = *plan[i].sequence;
     const SequenceSlice& slice = rows.slices[i];
@@ -46,69 +45,110 @@ void ExpertUse::BeginStep(std::span<const ScheduledSlice> plan, const StepRows& 
     if (begin >= end) continue;
     const int64_t first_row = slice.first_row + begin - slice.start_position;
     const int64_t count = end - begin;
-    routing_slices_.push_back({sequence.traced, first_row, count, begin < sequence.prompt_tokens});
-    step_requests_.push_back(
+    observed.routing.push_back({sequence.traced, first_row, count, begin < sequence.prompt_tokens});
+    observed.requests.push_back(
         {sequence.traced,
          count == 1 ? rows.tokens[static_cast<size_t>(first_row)] : Predictor::kUnknownToken,
          first_row, count});
     if (sequence.request.return_routed_experts) {
-      ExpectRouted(sequence, {nullptr, begin, first_row, count});
+      ExpectRouted(sequence, {nullptr, begin, first_row, count, sequence.traced}, observed);
     }
     sequence.observed_tokens = end;
   }
-  observers_.tracer->BeginIteration(routing_slices_);
-  const auto num_rows = static_cast<int64_t>(rows.tokens.size());
-  if (observers_.recorder) observers_.recorder->BeginStep(num_rows);
+  observers_.tracer->BeginIteration(observed.routing);
   if (observers_.policy_counts) {
-    for (const StepRequest& request : step_requests_) {
+    for (const StepRequest& request : observed.requests) {
       observers_.policy_counts->BeginIteration(request.request, request.num_rows);
     }
   }
+}
+
+void ExpertUse::BeginStep(std::span<const ScheduledSlice> plan, const StepRows& rows) {
+  if (!watches()) return;
+  plan_ = plan;
+  rows_ = &rows;
+  Observe(plan, rows, step_);
+  if (observers_.recorder) observers_.recorder->BeginStep(std::ssize(rows.tokens));
   if (observers_.step_predictor) {
-    observers_.step_predictor->BeginStep(step_requests_);
-    observers_.recall->BeginStep(rows.tokens.size() == step_requests_.size());
+    observers_.step_predictor->BeginStep(step_.requests);
+    observers_.recall->BeginStep(rows.tokens.size() == step_.requests.size());
     observers_.recall->Predicted(-1, *observers_.step_predictor);
     experts_->StepBegan();
   }
 }
 
-void ExpertUse::ExpectRouted(Sequence& sequence, const RoutedSlice& slice) {
+void ExpertUse::BeginPiece(std::span<const ScheduledSlice> plan, const StepRows& rows) {
+  if (!watches()) return;
+  CHECK(observes_pieces());
+  Observe(plan, rows, piece_);
+  if (observers_.step_predictor) observers_.step_predictor->BeginBeside(piece_.requests);
+}
+
+void ExpertUse::ExpectRouted(Sequence& sequence, const RoutedSlice& slice, Observed& observed) {
   if (sequence.routed == nullptr) {
     const RequestTrace& trace = observers_.tracer->trace(sequence.traced);
     sequence.routed = std::make_shared<RoutedExperts>(trace.prefill.num_layers(), top_k_);
   }
   sequence.routed->Grow(slice.position + slice.num_rows);
-  routed_slices_.push_back(slice);
-  routed_slices_.back().routed = sequence.routed.get();
+  observed.routed.push_back(slice);
+  observed.routed.back().routed = sequence.routed.get();
 }
 
-void ExpertUse::OnRouting(int64_t layer, const ForwardBatch& batch, std::span<int32_t> experts,
-                          std::span<float> weights) {
-  if (observers_.replay) Replay(layer, batch, experts, weights);
+// A layer's routing, for all but the predictor.
+void ExpertUse::Count(int64_t layer, const Observed& observed, std::span<const int32_t> experts,
+                      std::span<const float> weights) {
   Routing routing;
   routing.layer = static_cast<int32_t>(layer);
   routing.top_k = static_cast<int32_t>(top_k_);
   routing.experts = experts;
   routing.weights = weights;
-  routing.slices = routing_slices_;
+  routing.slices = observed.routing;
   observers_.tracer->Observe(routing);
   if (observers_.recorder) observers_.recorder->Observe(routing);
-  for (const RoutedSlice& slice : routed_slices_) {
+  for (const RoutedSlice& slice : observed.routed) {
     slice.routed->Set(slice.position, layer,
                       experts.subspan(static_cast<size_t>(slice.first_row * top_k_),
                                       static_cast<size_t>(slice.num_rows * top_k_)));
   }
   if (observers_.policy_counts) {
     observers_.policy_counts->BeginLayer(static_cast<int>(layer));
-    for (const StepRequest& request : step_requests_) {
+    for (const StepRequest& request : observed.requests) {
       observers_.policy_counts->Observe(request.request, request.Part(experts, top_k_));
     }
   }
+}
+
+void ExpertUse::OnRouting(int64_t layer, const ForwardBatch& batch, std::span<int32_t> experts,
+                          std::span<float> weights) {
+  if (observers_.replay) Replay(layer, batch, experts, weights);
+  Count(layer, step_, experts, weights);
   if (observers_.step_predictor) Predict(static_cast<int>(layer), experts);
   if (live_ != nullptr && live_->counting()) {
     live_->CountUse(layer, experts);
     sample_();
   }
+}
+
+void ExpertUse::PieceRouted(int64_t layer, std::span<const int32_t> experts,
+                            std::span<const float> weights) {
+  if (!watches()) return;
+  Count(layer, piece_, experts, weights);
+  if (observers_.step_predictor) {
+    observers_.step_predictor->ObserveBeside(piece_.requests, static_cast<int>(layer), experts);
+  }
+  if (live_ != nullptr && live_->counting()) live_->CountUse(layer, experts);
+}
+
+void ExpertUse::LeavePiece(TracedRequest request) {
+  const auto leaves = [request](const auto& part) { return part.request == request; };
+  std::erase_if(piece_.routing, leaves);
+  std::erase_if(piece_.requests, leaves);
+  std::erase_if(piece_.routed, leaves);
+}
+
+void ExpertUse::EndPiece() {
+  piece_ = {};
+  if (observers_.state) observers_.state->Learned();
 }
 
 void ExpertUse::Replay(int64_t layer, const ForwardBatch& batch, std::span<int32_t> experts,
@@ -128,7 +168,7 @@ void ExpertUse::Predict(int layer, std::span<const int32_t> experts) {
   const auto start = Clock::now();
   StepPredictor& step_predictor = *observers_.step_predictor;
   const int number = step_predictor.layers().number(layer);
-  if (observers_.gates) observers_.gates->Look(number, step_requests_, hidden_());
+  if (observers_.gates) observers_.gates->Look(number, step_.requests, hidden_());
   observers_.recall->Used(number, experts);
   step_predictor.OnRouting(layer, experts);
   observers_.recall->Predicted(number, step_predictor);
@@ -146,6 +186,7 @@ void ExpertUse::EndStep(StepStats& stats) {
 void ExpertUse::EndTrace(Sequence& sequence) {
   if (!watches() || sequence.traced < 0) return;
   const TracedRequest traced = std::exchange(sequence.traced, -1);
+  LeavePiece(traced);
   observers_.tracer->End(traced);
   if (observers_.policy_counts) observers_.policy_counts->EndRequest(traced);
   if (observers_.step_predictor) {

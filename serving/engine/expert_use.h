@@ -79,6 +79,16 @@ class ExpertUse final : private RoutingHook {
   RoutingHook* hook() { return watches() ? this : nullptr; }
   // The step ran: adds what predicting cost, and how good it was.
   void EndStep(StepStats& stats);
+  // Beside steps, a piece: sequences whose prompts run layer after layer (LayerPass), of which each
+  // is in no step meanwhile. It begins (both arguments as BeginStep's, which may change then); the
+  // routing of a layer is known, [rows, top_k] of all of its rows; it is over, whatever came of it.
+  // It replaces no routing and is not recorded: observes_pieces().
+  void BeginPiece(std::span<const ScheduledSlice> plan, const StepRows& rows);
+  void PieceRouted(int64_t layer, std::span<const int32_t> experts, std::span<const float> weights);
+  // One of them (Sequence::traced) leaves it: its rows are not run any more.
+  void LeavePiece(TracedRequest request);
+  void EndPiece();
+  bool observes_pieces() const { return !observers_.replay && !observers_.recorder; }
   // The sequence ends, wherever it is.
   void EndRequest(Sequence& sequence);
   // What it has used; null when that is not known.
@@ -129,16 +139,25 @@ class ExpertUse final : private RoutingHook {
     int64_t position = 0;
     int64_t first_row = 0;
     int64_t num_rows = 0;
+    TracedRequest request = -1;
   };
-  void ExpectRouted(Sequence& sequence, const RoutedSlice& slice);
+  // What is observed of a pass.
+  struct Observed {
+    std::vector<RoutingSlice> routing;
+    std::vector<StepRequest> requests;
+    std::vector<RoutedSlice> routed;  // of requests that want to know
+  };
+  void Observe(std::span<const ScheduledSlice> plan, const StepRows& rows, Observed& observed);
+  void ExpectRouted(Sequence& sequence, const RoutedSlice& slice, Observed& observed);
+  void Count(int64_t layer, const Observed& observed, std::span<const int32_t> experts,
+             std::span<const float> weights);
 
   // Of the running step.
   std::span<const ScheduledSlice> plan_;
   const StepRows* rows_ = nullptr;
-  std::vector<RoutingSlice> routing_slices_;
-  std::vector<StepRequest> step_requests_;
-  std::vector<RoutedSlice> routed_slices_;  // of requests that want to know
+  Observed step_;
   int64_t predict_ns_ = 0;
+  Observed piece_;
 };
 
 }  // namespace moesaic

@@ -83,7 +83,7 @@ LiveRequest LiveSampler::RequestOf(const Sequence& sequence, Clock::time_point n
   request.age_us = MicrosecondsBetween(sequence.arrival, now);
   request.queue_us = sequence.started ? MicrosecondsBetween(sequence.arrival, sequence.started_at)
                                       : request.age_us;
-  request.blocked_us = sequence.blocked_us;
+  request.blocked_us = static_cast<int64_t>(sequence.experts.blocked_us);
   return request;
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "prefetch/link/expert_stats.h"
 #include "serving/model/sampling_params.h"
 
 namespace moesaic {
@@ -40,6 +41,9 @@ struct EngineRequest {
   // prompt. For who measures a text as if it had been generated.
   int64_t decode_from = -1;
   bool return_routed_experts = false;
+  // The routing of every position from here on is told: the prefix cache serves only what is before
+  // it. -1: of those that are run.
+  int64_t routed_from = -1;
   std::shared_ptr<const ThinkingLimit> thinking;       // null: it thinks as long as it likes
   std::shared_ptr<const OutputConstraint> constraint;  // null: any text
   std::optional<std::chrono::steady_clock::time_point> deadline;
@@ -78,6 +82,8 @@ struct OutputDelta {
   int64_t queue_us = -1;
   // Which experts the request used; on the last delta. Shared: the sink may keep it.
   std::shared_ptr<const RequestTrace> trace;
+  // What the steps that ran it have cost, whoever else they ran; on the last delta.
+  ExpertStats experts;
   // To whom each token was routed, where that was asked for; on the last delta, shared likewise.
   // The last token of the output was not run and is not there.
   std::shared_ptr<const RoutedExperts> routed;

@@ -10,6 +10,10 @@
 namespace moesaic {
 namespace {
 
+// Sequences whose prefix is read at a time: one disk is not faster for more, and what they will
+// take of the pools is not taken yet.
+constexpr int64_t kMostRestoring = 2;
+
 int64_t PendingTokens(const Sequence& sequence) {
   return static_cast<int64_t>(sequence.tokens.size()) - sequence.computed_tokens;
 }
@@ -29,8 +33,11 @@ auto FirstOfBackground(List& list) {
 
 }  // namespace
 
-Scheduler::Scheduler(const SchedulerOptions& options, KvPools& pools)
-    : options_(options), pools_(pools), states_(options.state_slots, options.state_snapshots) {
+Scheduler::Scheduler(const SchedulerOptions& options, KvPools& pools, PrefixStore* store)
+    : options_(options),
+      pools_(pools),
+      states_(options.state_slots, options.state_snapshots),
+      store_(options.prefix_cache && !states_.any() ? store : nullptr) {
   CHECK(options.state_slots == 0 ||
         options.state_slots - options.state_snapshots >= options.max_num_seqs);
   plan_.reserve(static_cast<size_t>(options.max_num_seqs));
@@ -52,7 +59,9 @@ std::span<const ScheduledSlice> Scheduler::Plan() {
   displaced_.clear();
   budget_ = options_.max_batch_tokens;
   preempted_ = false;
+  if (store_ != nullptr) PlanRestores();
   PlanDecodes();
+  if (!piece_.empty()) return plan_;
   PlanPrefills();
   // Who was just preempted lacks room, unless another one holds the same prefix; nobody joins then
   // in any case, as the planner's simulation has it (serving/plan/scheduler_simulation).
@@ -60,12 +69,71 @@ std::span<const ScheduledSlice> Scheduler::Plan() {
   return plan_;
 }
 
+// Preemption shortens running_ from the back, as in the next two.
+void Scheduler::PlanRestores() {
+  for (size_t i = 0; i < running_.size(); ++i) {
+    if (running_[i]->restored_until > 0) Restore(*running_[i]);
+  }
+}
+
+int64_t Scheduler::restoring() const {
+  return std::count_if(running_.begin(), running_.end(),
+                       [](const auto& sequence) { return sequence->restored_until > 0; });
+}
+
+// Whether the store has more of the sequence's prefix than the pools had: it is being read then, if
+// the sequence was not preempted for want of blocks (restored_until is 0).
+bool Scheduler::BeginRestore(Sequence& sequence) {
+  if (store_ == nullptr || sequence.wants_prompt_logprobs()) return false;
+  const int64_t stored = store_->Begin(sequence, ReusableTokens(sequence) / kKvBlockTokens);
+  if (stored <= sequence.blocks.sealed || options_.max_batch_tokens < kKvBlockTokens) return false;
+  sequence.restored_until = stored * kKvBlockTokens;
+  Restore(sequence);
+  return true;
+}
+
+// Takes over what has been read, and asks for the next part: as many tokens as a step may compute,
+// for which there is room.
+void Scheduler::Restore(Sequence& sequence) {
+  if (sequence.blocks_asked > 0) TakeRestored(sequence);
+  if (sequence.blocks_asked > 0 || sequence.restored_until == 0) return;
+  const int64_t left = (sequence.restored_until - sequence.computed_tokens) / kKvBlockTokens;
+  const int64_t count = std::min(left, options_.max_batch_tokens / kKvBlockTokens);
+  if (!EnsureBlocks(sequence, count * kKvBlockTokens)) return;
+  sequence.blocks_asked = count;
+  store_->Read(sequence, sequence.blocks.sealed, count, sequence.restored_until / kKvBlockTokens);
+}
+
+void Scheduler::TakeRestored(Sequence& sequence) {
+  const PrefixStore::Progress progress = store_->Poll(sequence);
+  if (!progress.ended) return;
+  store_->Stop(sequence);
+  const bool all = progress.done == sequence.blocks_asked;
+  for (int64_t block = 0; block < progress.done; ++block) {
+    const size_t first = static_cast<size_t>(sequence.blocks.sealed * kKvBlockTokens);
+    pools_.Seal(sequence.blocks,
+                {sequence.tokens.data() + first, static_cast<size_t>(kKvBlockTokens)});
+  }
+  const int64_t tokens = progress.done * kKvBlockTokens;
+  sequence.computed_tokens += tokens;
+  sequence.blocks_asked = 0;
+  pools_.GiveBackBehind(sequence.blocks, sequence.computed_tokens);
+  if (!sequence.started) {
+    const int64_t cached = std::min(sequence.computed_tokens, sequence.prompt_tokens);
+    prefixes_.from_store += cached - sequence.cached_tokens;
+    sequence.cached_tokens = cached;
+  }
+  if (!all) store_->Begin(sequence, sequence.blocks.sealed);  // what was lost is written anew
+  if (!all || sequence.computed_tokens == sequence.restored_until) sequence.restored_until = 0;
+}
+
 void Scheduler::PlanDecodes() {
   // Preemption shortens running_ from the back while this walks it.
   for (size_t i = 0; i < running_.size() && budget_ > 0; ++i) {
     Sequence& sequence = *running_[i];
     if (Rests(sequence)) return;
-    if (PendingTokens(sequence) != 1 || !EnsureBlocks(sequence, 1)) continue;
+    if (PendingTokens(sequence) != 1 || sequence.restored_until > 0) continue;
+    if (!EnsureBlocks(sequence, 1)) continue;
     Schedule(sequence, 1);
   }
 }
@@ -74,11 +142,71 @@ void Scheduler::PlanPrefills() {
   for (size_t i = 0; i < running_.size() && budget_ > 0; ++i) {
     Sequence& sequence = *running_[i];
     if (Rests(sequence)) return;
-    if (PendingTokens(sequence) == 1) continue;
+    if (PendingTokens(sequence) == 1 || sequence.restored_until > 0) continue;
     const int64_t tokens = StepTokens(sequence);
     if (!EnsureBlocks(sequence, tokens)) continue;
     Schedule(sequence, tokens);
   }
+}
+
+std::span<const ScheduledSlice> Scheduler::PlanPiece(FunctionRef<bool(int64_t tokens)> worth) {
+  CHECK(piece_.empty());
+  displaced_.clear();
+  if (options_.piece_tokens <= 0) return {};
+  budget_ = options_.piece_tokens;
+  int64_t tokens = 0;  // at most, until prefixes were looked for
+  for (const auto& sequence : running_) {
+    if (Rests(*sequence)) break;
+    if (PendingTokens(*sequence) == 1 || sequence->restored_until > 0) continue;
+    // Prompts run in the order in which they came: one that must run in chunks goes first.
+    if (sequence->request.background || sequence->wants_prompt_logprobs()) return {};
+    tokens += PendingTokens(*sequence);
+  }
+  // A sequence that waits does not go in front of others, wherever it would run.
+  const auto may_join = [this](const Sequence& sequence) {
+    return PendingTokens(sequence) > 1 && !sequence.request.background &&
+           !sequence.wants_prompt_logprobs();
+  };
+  const bool one_waits = !waiting_.empty() && may_join(*waiting_.front());
+  if (one_waits) tokens += PendingTokens(*waiting_.front());
+  if (tokens == 0 || !worth(std::min(tokens, options_.piece_tokens))) return {};
+
+  for (size_t i = 0; i < running_.size() && budget_ > 0; ++i) {
+    Sequence& sequence = *running_[i];
+    if (Rests(sequence)) break;
+    if (PendingTokens(sequence) == 1 || sequence.restored_until > 0) continue;
+    if (!JoinPiece(sequence)) break;
+  }
+  while (!waiting_.empty() && budget_ > 0 && restoring() < kMostRestoring) {
+    Sequence& sequence = *waiting_.front();
+    if (!may_join(sequence) || !MakeRoom(sequence)) break;
+    std::unique_ptr<Sequence> admitted = std::move(waiting_.front());
+    waiting_.pop_front();
+    JoinRunning(std::move(admitted));
+    const bool restores = BeginRestore(sequence);
+    if (restores && sequence.restored_until == 0) break;  // there were no blocks for it
+    if (!sequence.admitted) prefixes_.from_pools += sequence.cached_tokens;
+    sequence.admitted = true;
+    if (restores) continue;                                           // it runs behind the piece
+    if (PendingTokens(sequence) == 1 || !JoinPiece(sequence)) break;  // it runs in steps
+  }
+  tokens = 0;
+  for (const ScheduledSlice& slice : piece_) tokens += slice.num_tokens;
+  if (tokens == 0 || !worth(tokens)) piece_.clear();
+  for (const ScheduledSlice& slice : piece_) PlanSnapshot(*slice.sequence, slice.num_tokens);
+  return piece_;
+}
+
+// False where there is no place or no blocks for so many tokens at once.
+bool Scheduler::JoinPiece(Sequence& sequence) {
+  if (std::ssize(piece_) >= options_.max_batch_tokens) return false;  // a row of each is sampled
+  const int64_t tokens = StepTokens(sequence);
+  if (!pools_.HasRoom(sequence.blocks, sequence.computed_tokens + tokens, tokens)) return false;
+  CHECK(pools_.Grow(sequence.blocks, sequence.computed_tokens + tokens));
+  states_.Open(sequence.state);
+  piece_.push_back({&sequence, tokens});
+  budget_ -= tokens;
+  return true;
 }
 
 // Of what is pending, at most what the budget has left, up to where a state is to be kept that is
@@ -91,7 +219,7 @@ int64_t Scheduler::StepTokens(const Sequence& sequence) const {
 }
 
 void Scheduler::Schedule(Sequence& sequence, int64_t tokens) {
-  if (options_.prefix_cache && states_.keeps_snapshots()) PlanSnapshot(sequence, tokens);
+  PlanSnapshot(sequence, tokens);
   plan_.push_back({&sequence, tokens});
   budget_ -= tokens;
 }
@@ -99,6 +227,7 @@ void Scheduler::Schedule(Sequence& sequence, int64_t tokens) {
 // Keeps the state behind the last whole block of what is known of the sequence, one token at least
 // being left to compute, or where its prefix branches off.
 void Scheduler::PlanSnapshot(Sequence& sequence, int64_t tokens) {
+  if (!options_.prefix_cache || !states_.keeps_snapshots()) return;
   const int64_t start = sequence.computed_tokens;
   const int64_t last = LastWholeBlock(sequence);
   if (start > 0 && (start == last || start == sequence.branches_at)) {
@@ -115,14 +244,18 @@ void Scheduler::PlanSnapshot(Sequence& sequence, int64_t tokens) {
 void Scheduler::Admit() {
   while (!waiting_.empty() && budget_ > 0) {
     Sequence& sequence = *waiting_.front();
+    // Those that wait for the store have not got all of their blocks yet.
+    if (restoring() >= kMostRestoring) return;
     if (Rests(sequence) || !MakeRoom(sequence)) return;
-    const int64_t tokens = StepTokens(sequence);
     std::unique_ptr<Sequence> admitted = std::move(waiting_.front());
     waiting_.pop_front();
     JoinRunning(std::move(admitted));
-    if (!EnsureBlocks(sequence, tokens)) return;
+    const int64_t tokens = StepTokens(sequence);
+    const bool restores = BeginRestore(sequence);
+    if (restores ? sequence.restored_until == 0 : !EnsureBlocks(sequence, tokens)) return;
+    if (!sequence.admitted) prefixes_.from_pools += sequence.cached_tokens;
     sequence.admitted = true;
-    Schedule(sequence, tokens);
+    if (!restores) Schedule(sequence, tokens);
   }
 }
 
@@ -153,6 +286,14 @@ int64_t Scheduler::ShareableTokens(const Sequence& sequence) const {
   return options_.share_only_prompts ? sequence.decode_from() : std::numeric_limits<int64_t>::max();
 }
 
+// One token at least is computed: its logits are wanted.
+int64_t Scheduler::ReusableTokens(const Sequence& sequence) const {
+  int64_t limit =
+      std::min(static_cast<int64_t>(sequence.tokens.size()) - 1, ShareableTokens(sequence));
+  if (sequence.request.routed_from >= 0) limit = std::min(limit, sequence.request.routed_from);
+  return limit;
+}
+
 bool Scheduler::ReuseBlock(Sequence& sequence) {
   const size_t first = static_cast<size_t>(sequence.blocks.sealed * kKvBlockTokens);
   return pools_.Reuse(sequence.blocks,
@@ -162,9 +303,7 @@ bool Scheduler::ReuseBlock(Sequence& sequence) {
 void Scheduler::ReusePrefix(Sequence& sequence) {
   if (!options_.prefix_cache || sequence.computed_tokens > 0 || sequence.wants_prompt_logprobs())
     return;
-  // One token at least is computed: its logits are wanted.
-  const int64_t limit =
-      std::min(static_cast<int64_t>(sequence.tokens.size()) - 1, ShareableTokens(sequence));
+  const int64_t limit = ReusableTokens(sequence);
   int64_t with_state = 0;  // blocks
   while (sequence.blocks.sealed < limit / kKvBlockTokens && ReuseBlock(sequence)) {
     if (states_.any() && states_.Has(sequence.blocks.tables.front().prefix)) {
@@ -213,6 +352,8 @@ void Scheduler::PreemptNewest() {
     budget_ += planned->num_tokens;
     plan_.erase(planned);
   }
+  std::erase_if(piece_,
+                [&](const ScheduledSlice& slice) { return slice.sequence == victim.get(); });
   ReleaseBlocks(*victim);
   const bool background = victim->request.background;
   if (background) displaced_.push_back(victim.get());
@@ -222,37 +363,51 @@ void Scheduler::PreemptNewest() {
 }
 
 void Scheduler::ReleaseBlocks(Sequence& sequence) {
+  if (store_ != nullptr) store_->End(sequence);
+  sequence.restored_until = sequence.blocks_asked = 0;
   pools_.Release(sequence.blocks);
   states_.Release(sequence.state);
   sequence.computed_tokens = 0;
 }
 
-void Scheduler::Abandon() {
+void Scheduler::Abandon() { Abandon(plan_); }
+
+void Scheduler::AbandonPiece() { Abandon(piece_); }
+
+void Scheduler::Abandon(std::vector<ScheduledSlice>& plan) {
   if (states_.any()) {
-    for (const ScheduledSlice& slice : plan_) ReleaseBlocks(*slice.sequence);
+    for (const ScheduledSlice& slice : plan) ReleaseBlocks(*slice.sequence);
   }
-  plan_.clear();
+  plan.clear();
 }
 
 void Scheduler::Advance() {
-  for (const ScheduledSlice& slice : plan_) {
-    Sequence& sequence = *slice.sequence;
-    const int64_t kept_at = sequence.computed_tokens + sequence.state.snapshot_tokens;
-    sequence.computed_tokens += slice.num_tokens;
-    const int64_t limit =
-        options_.prefix_cache ? std::min(sequence.computed_tokens, ShareableTokens(sequence)) : 0;
-    while ((sequence.blocks.sealed + 1) * kKvBlockTokens <= limit) {
-      const int64_t first = sequence.blocks.sealed * kKvBlockTokens;
-      pools_.Seal(sequence.blocks,
-                  {sequence.tokens.data() + first, static_cast<size_t>(kKvBlockTokens)});
-      if (sequence.state.snapshot >= 0 && first + kKvBlockTokens == kept_at) {
-        states_.Keep(sequence.state, sequence.blocks.tables.front().prefix);
-      }
-    }
-    pools_.GiveBackBehind(sequence.blocks, sequence.computed_tokens);
-    states_.Advance(sequence.state);
-  }
+  for (const ScheduledSlice& slice : plan_) Advance(slice);
   plan_.clear();
+}
+
+void Scheduler::AdvancePiece() {
+  for (const ScheduledSlice& slice : piece_) Advance(slice);
+  piece_.clear();
+}
+
+void Scheduler::Advance(const ScheduledSlice& slice) {
+  Sequence& sequence = *slice.sequence;
+  const int64_t kept_at = sequence.computed_tokens + sequence.state.snapshot_tokens;
+  sequence.computed_tokens += slice.num_tokens;
+  const int64_t limit =
+      options_.prefix_cache ? std::min(sequence.computed_tokens, ShareableTokens(sequence)) : 0;
+  while ((sequence.blocks.sealed + 1) * kKvBlockTokens <= limit) {
+    const int64_t first = sequence.blocks.sealed * kKvBlockTokens;
+    pools_.Seal(sequence.blocks,
+                {sequence.tokens.data() + first, static_cast<size_t>(kKvBlockTokens)});
+    if (store_ != nullptr) store_->Sealed(sequence, sequence.blocks.sealed - 1);
+    if (sequence.state.snapshot >= 0 && first + kKvBlockTokens == kept_at) {
+      states_.Keep(sequence.state, sequence.blocks.tables.front().prefix);
+    }
+  }
+  pools_.GiveBackBehind(sequence.blocks, sequence.computed_tokens);
+  states_.Advance(sequence.state);
 }
 
 std::unique_ptr<Sequence> Scheduler::Remove(Sequence* sequence) {
@@ -270,7 +425,9 @@ std::unique_ptr<Sequence> Scheduler::Remove(Sequence* sequence) {
   }
   CHECK(removed != nullptr);
   foreground_ -= removed->request.background ? 0 : 1;
-  std::erase_if(plan_, [&](const ScheduledSlice& slice) { return slice.sequence == sequence; });
+  const auto is_its = [&](const ScheduledSlice& slice) { return slice.sequence == sequence; };
+  std::erase_if(plan_, is_its);
+  std::erase_if(piece_, is_its);
   ReleaseBlocks(*removed);
   return removed;
 }

@@ -15,10 +15,19 @@
 // their blocks, are not planned, and are preempted first, before a request that waits lacks a place
 // or a block.
 //
+// A piece is what runs beside steps: prompts whose tokens go through the model layer after layer,
+// more of them than a step's budget. While there is one, steps are planned of sequences that decode
+// alone, and nobody joins those that run. Background sequences are in no piece, nor are those that
+// want the log-probabilities of their prompts.
+//
 // Of a model with recurrent layers a sequence that runs has a slot of state besides
 // (state_slots.h), which a preempted one gives back as well. A prefix is reused up to where its
 // state was kept: at the last whole block of each prompt and, while it runs, of each answer, and
 // where a prompt leaves the blocks of an earlier one.
+//
+// What the pools lack of a prefix may be had from a store (prefix_store.h). A sequence that is
+// admitted with such a prefix has its blocks read first, a step's worth of tokens at a time, and is
+// not planned meanwhile; the others go on.
 #pragma once
 
 #include <cstdint>
@@ -30,6 +39,8 @@
 
 #include "cache/kv_pools.h"
 #include "cache/state_slots.h"
+#include "core/base/function_ref.h"
+#include "serving/engine/prefix_store.h"
 #include "serving/engine/sequence.h"
 
 namespace moesaic {
@@ -44,6 +55,13 @@ struct SchedulerOptions {
   // Of recurrent state; 0: the model has none, else as many as sequences run at least.
   int64_t state_slots = 0;
   int64_t state_snapshots = 0;  // of the slots, for prefix_cache
+  int64_t piece_tokens = 0;     // of a piece at most; 0: there are none
+};
+
+// Tokens of prompts whose keys and values were there when the prompt was first run, by where.
+struct PrefixCounters {
+  int64_t from_pools = 0;
+  int64_t from_store = 0;
 };
 
 struct ScheduledSlice {
@@ -53,13 +71,22 @@ struct ScheduledSlice {
 
 class Scheduler {
  public:
-  Scheduler(const SchedulerOptions& options, KvPools& pools);
+  // `store` (which outlives it) may be null; of a model with recurrent layers it is not used.
+  Scheduler(const SchedulerOptions& options, KvPools& pools, PrefixStore* store = nullptr);
 
   void Add(std::unique_ptr<Sequence> sequence);
-  // Plans a step: allocates the blocks of what it plans. Empty when nothing can run (which only
-  // happens when there is nothing at all). Valid until the next call of any method.
+  // Plans a step: allocates the blocks of what it plans. Empty when nothing can run: there is
+  // nothing at all, or all that runs waits for the store. Valid until the next call of any method.
   std::span<const ScheduledSlice> Plan();
-  // Sequences of the background that the last plan has preempted.
+  // Without a piece: makes one of prompts that run or wait, oldest first, if `worth` says that so
+  // many tokens had better run so; else it is empty.
+  std::span<const ScheduledSlice> PlanPiece(FunctionRef<bool(int64_t tokens)> worth);
+  // Who is in it still: a sequence that is removed or preempted leaves.
+  std::span<const ScheduledSlice> piece() const { return piece_; }
+  // It has run, as Advance; or it has failed, as Abandon.
+  void AdvancePiece();
+  void AbandonPiece();
+  // Sequences of the background that the last plan, of either kind, has preempted.
   std::span<Sequence* const> displaced() const { return displaced_; }
   // After the step ran: the slices' tokens are computed; full blocks become findable.
   void Advance();
@@ -71,8 +98,10 @@ class Scheduler {
 
   Sequence* Find(RequestId id);
   int64_t running() const { return static_cast<int64_t>(running_.size()); }
+  int64_t restoring() const;  // of these: wait for the store
   int64_t waiting() const { return static_cast<int64_t>(waiting_.size()); }
   int64_t preemptions() const { return preemptions_; }
+  const PrefixCounters& prefixes() const { return prefixes_; }
   bool empty() const { return running_.empty() && waiting_.empty(); }
   // All sequences, running ones first.
   void ForEach(const std::function<void(Sequence&)>& visit);
@@ -84,30 +113,41 @@ class Scheduler {
   bool MakeRoom(Sequence& sequence);
   void JoinRunning(std::unique_ptr<Sequence> sequence);
   bool EnsureBlocks(Sequence& sequence, int64_t num_tokens);
+  void PlanRestores();
+  void Restore(Sequence& sequence);
+  void TakeRestored(Sequence& sequence);
+  bool BeginRestore(Sequence& sequence);
   void PlanDecodes();
   void PlanPrefills();
   void Admit();
   int64_t ShareableTokens(const Sequence& sequence) const;
+  int64_t ReusableTokens(const Sequence& sequence) const;
   bool ReuseBlock(Sequence& sequence);
   void ReusePrefix(Sequence& sequence);
   int64_t StepTokens(const Sequence& sequence) const;
   void PlanSnapshot(Sequence& sequence, int64_t tokens);
   void Schedule(Sequence& sequence, int64_t tokens);
+  bool JoinPiece(Sequence& sequence);
+  void Advance(const ScheduledSlice& slice);
+  void Abandon(std::vector<ScheduledSlice>& plan);
   void PreemptNewest();
   void ReleaseBlocks(Sequence& sequence);
 
   SchedulerOptions options_;
   KvPools& pools_;
   StateSlots states_;
+  PrefixStore* const store_;
   // Those of the background behind the others.
   std::deque<std::unique_ptr<Sequence>> waiting_;
   std::vector<std::unique_ptr<Sequence>> running_;  // oldest first
   int64_t foreground_ = 0;                          // of both, not of the background
   std::vector<ScheduledSlice> plan_;
+  std::vector<ScheduledSlice> piece_;
   std::vector<Sequence*> displaced_;
   int64_t budget_ = 0;
   bool preempted_ = false;  // in this plan
   int64_t preemptions_ = 0;
+  PrefixCounters prefixes_;
 };
 
 }  // namespace moesaic

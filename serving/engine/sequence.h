@@ -14,12 +14,21 @@
 #include "serving/engine/output_constraint.h"
 #include "serving/engine/output_processor.h"
 #include "serving/engine/request.h"
+#include "serving/engine/stored_prefixes.h"
 #include "serving/engine/thinking_budget.h"
 #include "serving/model/sampler.h"
 #include "tracer/routed_experts.h"
 #include "tracer/routing.h"
 
 namespace moesaic {
+
+// What a sequence has to do with a store of prefixes (stored_prefixes.h).
+struct StoredPart {
+  // How far its blocks are there; shared with those that wait to be written when it has ended.
+  std::shared_ptr<StoredChain> chain = nullptr;
+  std::vector<PrefixId> ids = {};  // in the store, of the first blocks
+  uint64_t read = 0;               // that runs; 0: none
+};
 
 struct Sequence {
   RequestId id = 0;
@@ -34,13 +43,18 @@ struct Sequence {
   bool started = false;         // a step ran it
   std::chrono::steady_clock::time_point started_at;  // when that step began
   int64_t queue_us = -1;   // from arrival to that step; -1: not started, or told already
-  int64_t blocked_us = 0;  // its steps waited for experts
+  ExpertStats experts;     // of the steps that ran it, whoever else they ran
   bool admitted = false;   // has run before (a preempted sequence is admitted again)
 
   SequenceBlocks blocks;
   SequenceState state;  // of recurrent layers
   // Where its prefix leaves those of others, whose state was not kept: it will be.
   int64_t branches_at = 0;
+  StoredPart stored;
+  // While blocks come from the store: up to this position, and how many have been asked for. It is
+  // not computed meanwhile.
+  int64_t restored_until = 0;
+  int64_t blocks_asked = 0;
 
   uint64_t seed = 0;
   PenaltyState penalties;

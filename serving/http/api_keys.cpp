@@ -16,6 +16,7 @@ constexpr uint64_t kMaxFileBytes = uint64_t{1} << 20;
 // Each request is compared with all of them.
 constexpr size_t kMaxKeys = 10'000;
 constexpr size_t kMaxNameBytes = 64;
+constexpr double kMaxRate = 1e12;
 
 // Looks at every byte of `given` whatever differs; only its length can be told from the time.
 bool ConstantTimeEquals(std::string_view given, std::string_view key) {
@@ -56,8 +57,15 @@ class KeyLine {
       } else if (member == "admin") {
         if (!value.is_boolean()) Refuse("\"admin\" must be true or false");
         key.admin = value.get<bool>();
+      } else if (member == "requests_per_minute") {
+        key.requests_per_minute = Rate(member, value);
+      } else if (member == "tokens_per_minute") {
+        key.tokens_per_minute = Rate(member, value);
       } else {
-        Refuse(fmt::format("\"{}\" is none of key, name, models and admin", Excerpt(member)));
+        Refuse(
+            fmt::format("\"{}\" is none of key, name, models, admin, requests_per_minute and "
+                        "tokens_per_minute",
+                        Excerpt(member)));
       }
     }
     if (key.key.empty()) Refuse("has no \"key\"");
@@ -85,6 +93,14 @@ class KeyLine {
   std::string Text(const std::string& member, const Json& value) const {
     if (!value.is_string()) Refuse(fmt::format("\"{}\" must be a string", member));
     return value.get<std::string>();
+  }
+  double Rate(const std::string& member, const Json& value) const {
+    const double rate = value.is_number() ? value.get<double>() : 0;
+    if (rate < 1 || rate > kMaxRate) {
+      Refuse(fmt::format("\"{}\" must be a number from 1 to {}; leave it out for no limit", member,
+                         kMaxRate));
+    }
+    return rate;
   }
   std::vector<std::string> Models(const Json& value) const {
     std::vector<std::string> models;

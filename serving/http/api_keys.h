@@ -14,7 +14,10 @@ struct ApiKey {
   std::string name = {};                 // whose it is, for the log; empty: nobody said
   std::vector<std::string> models = {};  // names of the models that it may use; empty: all
   bool admin = false;                    // opens the routes that change the server
+  double requests_per_minute = 0;        // for answers of a model; 0: any number
+  double tokens_per_minute = 0;          // prompts' and answers'; 0: any number
 
+  bool limited() const { return requests_per_minute > 0 || tokens_per_minute > 0; }
   bool operator==(const ApiKey&) const = default;
 };
 
@@ -36,7 +39,8 @@ class ApiKeys {
 };
 
 // A file of keys. A line is a key, or a JSON object: {"key": "...", "name": "...", "models": [...],
-// "admin": true}, of which all but the key may be left out. Empty lines and those that begin with #
+// "admin": true, "requests_per_minute": 60, "tokens_per_minute": 100000}, of which all but the key
+// may be left out. Empty lines and those that begin with #
 // say nothing. Throws Error(kInvalidArgument) with the number of the line; no message repeats a
 // key, nor anything else of the file but the names of unknown members.
 std::vector<ApiKey> ParseApiKeyFile(std::string_view text, std::string_view file);

@@ -291,6 +291,11 @@ std::optional<HttpResponse> ApiService::CheckHead(const HttpRequest& head) {
                                                            : CheckBinaryBodyHeaders(head);
     if (error) return refuse(*error);
     if (const auto unready = NotReady()) return refuse(*unready);
+    if (match->generates()) {
+      const auto key = KeyOf(head);
+      const auto limit = key != nullptr ? rates_.Admit(*key) : std::nullopt;
+      if (limit) return refuse(*limit);
+    }
   }
   return std::nullopt;
 }
@@ -299,6 +304,9 @@ void ApiService::DecorateResponse(const HttpRequest& head, HttpResponse& respons
   AddCorsHeaders(head, options_, response);
   // Anthropic's clients look for it under this name.
   if (IsMessagesPath(head.path)) response.headers.emplace_back("request-id", head.id);
+  const std::optional<RouteMatch> match = MatchRoute(head.path);
+  if (!match.has_value() || !match->generates()) return;
+  if (const auto key = KeyOf(head)) rates_.AddHeaders(*key, response);
 }
 
 std::shared_ptr<Call> ApiService::Handle(std::shared_ptr<Exchange> exchange) {
@@ -367,8 +375,12 @@ std::shared_ptr<Call> ApiService::Handle(std::shared_ptr<Exchange> exchange) {
     call->Start();
     return call;
   }
-  auto call = std::make_shared<CompletionCall>(call_context_, source, std::move(exchange),
-                                               DialectOf(match->route));
+  CHECK(match->generates());
+  auto call =
+      std::make_shared<CompletionCall>(call_context_, source, std::move(exchange),
+                                       DialectOf(match->route), [this, key](int64_t tokens) {
+                                         if (key != nullptr) rates_.Spend(*key, tokens);
+                                       });
   call->Start();
   return call;
 }

@@ -20,6 +20,7 @@
 #include "serving/http/batch_call.h"
 #include "serving/http/call_context.h"
 #include "serving/http/exchange.h"
+#include "serving/http/rate_limiter.h"
 #include "serving/http/request_memory.h"
 #include "serving/http/router.h"
 #include "serving/http/server_options.h"
@@ -80,6 +81,7 @@ class ApiService : public RequestHandler {
   const ServerOptions& options_;
   ServingMetrics& metrics_;
   RequestMemory request_memory_;
+  RateLimiter rates_;
   CallContext call_context_;
   BatchBackend batches_;
   std::atomic<State> state_{State::kLoading};

@@ -1,6 +1,8 @@
 #include "serving/http/completion_call.h"
 
 #include <algorithm>
+#include <charconv>
+#include <system_error>
 
 #include "core/base/logging.h"
 #include "serving/api/prepared_request.h"
@@ -27,17 +29,46 @@ size_t MailboxBytes(const std::vector<EngineRequest>& requests, bool stream, siz
   return limit_bytes;
 }
 
+// The client's X-Request-Timeout (seconds), at most the server's; 0 of the server: none.
+std::optional<std::chrono::milliseconds> TimeoutOf(const HttpRequest& request,
+                                                   std::chrono::milliseconds of_server) {
+  constexpr double kMaxS = 1e6;
+  std::optional<std::chrono::milliseconds> timeout;
+  if (of_server.count() > 0) timeout = of_server;
+  const std::string_view header = request.Header("x-request-timeout");
+  if (header.empty()) return timeout;
+  double seconds = 0;
+  const char* const end = header.data() + header.size();
+  const auto [stop, failed] = std::from_chars(header.data(), end, seconds);
+  if (failed != std::errc() || stop != end || !(seconds > 0 && seconds <= kMaxS)) {
+    throw ApiError(400, "invalid_request_error",
+                   fmt::format("X-Request-Timeout must be a number of seconds above 0, it is '{}'.",
+                               Excerpt(header, 40)));
+  }
+  const auto own =
+      std::chrono::ceil<std::chrono::milliseconds>(std::chrono::duration<double>(seconds));
+  return timeout ? std::min(*timeout, own) : own;
+}
+
 }  // namespace
 
 CompletionCall::CompletionCall(CallContext& context, ModelSource models,
-                               std::shared_ptr<Exchange> exchange, ApiDialect dialect)
+                               std::shared_ptr<Exchange> exchange, ApiDialect dialect,
+                               std::function<void(int64_t)> spend)
     : context_(context),
       models_(std::move(models)),
       exchange_(std::move(exchange)),
       dialect_(dialect),
+      spend_(std::move(spend)),
       request_id_(exchange_->request().id) {}
 
 void CompletionCall::Start() {
+  try {
+    const auto timeout = TimeoutOf(exchange_->request(), context_.options.request_timeout);
+    if (timeout) deadline_ = began_at_ + *timeout;
+  } catch (const ApiError& error) {
+    return Fail(error);
+  }
   context_.run_on_worker(
       [self = shared_from_this(), body = std::move(exchange_->request().body)]() mutable {
         self->PrepareAndPost(std::move(body));
@@ -75,11 +106,7 @@ void CompletionCall::WaitForModel(const std::string& model, std::string body) {
 }
 
 std::unique_ptr<CompletionCall::Submitted> CompletionCall::Prepare(const std::string& body) {
-  PrepareOptions options{dialect_, request_id_, context_.options.max_sequences, std::nullopt,
-                         gone_};
-  if (context_.options.request_timeout.count() > 0) {
-    options.deadline = began_at_ + context_.options.request_timeout;
-  }
+  PrepareOptions options{dialect_, request_id_, context_.options.max_sequences, deadline_, gone_};
   const std::shared_ptr<const ModelTable> models = models_();
   PreparedRequest prepared = PrepareRequest(body, *models, options);
   context_.report_unknown_fields(prepared.unknown_fields);
@@ -198,6 +225,7 @@ void CompletionCall::FinishChoice(size_t choice, std::string_view reason, Clock:
 void CompletionCall::Complete(std::string stream_output) {
   done_ = true;
   submitted_->mailbox->Detach();
+  Spend();
   NoteForLog("ok");
   if (submitted_->stream) {
     BeginStream();
@@ -236,8 +264,9 @@ bool CompletionCall::IsLate() const {
 ApiError CompletionCall::WhyCancelled() const {
   if (!IsLate()) return Stopping();
   return ApiError(504, "timeout_error",
-                  "The request did not finish within the server's time limit.", {},
-                  "request_timeout");
+                  "The request did not finish within its time (the server's --request-timeout, or "
+                  "its own X-Request-Timeout).",
+                  {}, "request_timeout");
 }
 
 void CompletionCall::Abandon(std::string_view reason) {
@@ -245,12 +274,18 @@ void CompletionCall::Abandon(std::string_view reason) {
   gone_.store(true);
   if (submitted_ == nullptr) return;
   submitted_->mailbox->Detach();
+  Spend();
   for (size_t i = 0; i < choices_.size(); ++i) {
     if (choices_[i].finished) continue;
     choices_[i].finished = true;
     submitted_->model->engine->Cancel(submitted_->ids[i]);
     FinishChoice(i, reason, Clock::now());
   }
+}
+
+void CompletionCall::Spend() {
+  const Usage usage = submitted_->output->TotalUsage();
+  spend_(usage.prompt_tokens + usage.completion_tokens);
 }
 
 void CompletionCall::BeginStream() {

@@ -24,8 +24,9 @@ namespace moesaic {
 
 class CompletionCall : public Call, public std::enable_shared_from_this<CompletionCall> {
  public:
+  // `spend` is told the tokens of prompts and answers when the call has ended.
   CompletionCall(CallContext& context, ModelSource models, std::shared_ptr<Exchange> exchange,
-                 ApiDialect dialect);
+                 ApiDialect dialect, std::function<void(int64_t tokens)> spend);
 
   void Start();
   void OnWritable() override { Drain(); }
@@ -73,6 +74,7 @@ class CompletionCall : public Call, public std::enable_shared_from_this<Completi
   ApiError WhyFailed(const Error& error) const;
   ApiError WhyCancelled() const;
   bool IsLate() const;
+  void Spend();
   // Cancels what still runs; its output is dropped from now on.
   void Abandon(std::string_view reason);
   void BeginStream();
@@ -82,9 +84,11 @@ class CompletionCall : public Call, public std::enable_shared_from_this<Completi
   const ModelSource models_;
   const std::shared_ptr<Exchange> exchange_;
   const ApiDialect dialect_;
+  const std::function<void(int64_t)> spend_;
   const std::string request_id_;
   const Clock::time_point began_at_ = Clock::now();
-  std::atomic<bool> gone_{false};  // the client has left, or the call was ended early
+  std::optional<Clock::time_point> deadline_;  // set by Start
+  std::atomic<bool> gone_{false};              // the client has left, or the call was ended early
 
   std::unique_ptr<Submitted> submitted_;
   std::vector<ChoiceState> choices_;

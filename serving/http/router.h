@@ -67,6 +67,8 @@ struct RouteMatch {
     return method == "GET" || method == "HEAD" || (put && method == "PUT") ||
            (!also.empty() && method == also);
   }
+  // Answers with what a model generates.
+  bool generates() const { return route >= Route::kCompletions && route <= Route::kOllamaGenerate; }
   // Of OpenAI's Files and Batch APIs.
   bool of_batches() const { return route >= Route::kFiles; }
 };

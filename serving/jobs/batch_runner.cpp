@@ -2,6 +2,8 @@
 
 #include <chrono>
 #include <optional>
+#include <set>
+#include <string>
 #include <system_error>
 #include <utility>
 
@@ -43,21 +45,23 @@ void BatchRunner::Stop() {
 }
 
 void BatchRunner::Run() {
+  std::set<std::string> put_off;  // until the next wait is over: others have their turn
   while (!Stopping()) {
-    bool wait = true;
     auto again = std::chrono::steady_clock::now() + kLookForOld;
     try {
       store_.RemoveOld();
-      if (const auto batch = store_.NextBatch()) {
-        wait = !Advance(*batch);
-        if (wait) again = std::chrono::steady_clock::now() + kRetryAfter;
+      if (const auto batch = store_.NextBatch(put_off)) {
+        if (!Advance(*batch)) put_off.insert(batch->id);
+        continue;
       }
+      if (!put_off.empty()) again = std::chrono::steady_clock::now() + kRetryAfter;
     } catch (const std::exception& error) {
       LogError("batches: {}; tried again in {} s", error.what(), kRetryAfter.count());
       again = std::chrono::steady_clock::now() + kRetryAfter;
     }
+    put_off.clear();
     const MutexLock lock(mutex_);
-    while (wait && !woken_ && !Stopping() && wake_.WaitUntil(mutex_, again)) {
+    while (!woken_ && !Stopping() && wake_.WaitUntil(mutex_, again)) {
     }
     woken_ = false;
   }
@@ -66,6 +70,11 @@ void BatchRunner::Run() {
 bool BatchRunner::Advance(const StoredBatch& batch) {
   if (batch.status == BatchStatus::kFinalizing) {
     Finalize(batch);
+    return true;
+  }
+  // Its model may be one that cannot be had.
+  if (const auto cut_short = store_.CutShort(batch.id)) {
+    EndBatch(batch, *cut_short);
     return true;
   }
   try {
@@ -119,17 +128,20 @@ bool BatchRunner::RunLines(const StoredBatch& batch, const ServedModel& model) {
   const BatchProgress progress = RunBatchJob(model, options, callbacks);
   // An engine that goes down refuses lines: they are for another time.
   if (Stopping() || (progress.left() > 0 && !cut_short)) return false;
-  const StoredBatch ended = store_.UpdateBatch(batch.id, [&](StoredBatch& changed) {
-    changed.status = BatchStatus::kFinalizing;
-    changed.outcome = cut_short.value_or(BatchStatus::kCompleted);
-    changed.total = progress.lines;
-    changed.completed = progress.resumed + progress.done;
-    changed.failed = progress.refused + progress.failed;
-    if (HasLines(options.files.output)) changed.output_file_id = MakeRandomId("file-");
-    if (HasLines(options.files.errors)) changed.error_file_id = MakeRandomId("file-");
-  });
-  Finalize(ended);
+  callbacks.on_progress(progress);
+  EndBatch(batch, cut_short.value_or(BatchStatus::kCompleted));
   return true;
+}
+
+void BatchRunner::EndBatch(const StoredBatch& batch, BatchStatus outcome,
+                           std::optional<StoredBatch::Problem> problem) {
+  Finalize(store_.UpdateBatch(batch.id, [&](StoredBatch& changed) {
+    changed.status = BatchStatus::kFinalizing;
+    changed.outcome = outcome;
+    if (problem) changed.problems.push_back(*problem);
+    if (HasLines(store_.OutputOf(batch.id))) changed.output_file_id = MakeRandomId("file-");
+    if (HasLines(store_.ErrorsOf(batch.id))) changed.error_file_id = MakeRandomId("file-");
+  }));
 }
 
 void BatchRunner::Finalize(const StoredBatch& batch) {
@@ -141,10 +153,8 @@ void BatchRunner::Finalize(const StoredBatch& batch) {
 
 void BatchRunner::FailBatch(const StoredBatch& batch, std::string code, std::string message) {
   LogWarn("batch {}: failed: {}", batch.id, message);
-  store_.UpdateBatch(batch.id, [&](StoredBatch& changed) {
-    changed.status = BatchStatus::kFailed;
-    changed.problems.push_back({std::move(code), std::move(message), std::nullopt});
-  });
+  EndBatch(batch, BatchStatus::kFailed,
+           StoredBatch::Problem{std::move(code), std::move(message), std::nullopt});
 }
 
 }  // namespace moesaic

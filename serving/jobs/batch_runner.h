@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <functional>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -42,6 +43,9 @@ class BatchRunner {
   // Whether it has got on: false, the disk is full, say, and it has to be tried again later.
   bool Advance(const StoredBatch& batch);
   bool RunLines(const StoredBatch& batch, const ServedModel& model);
+  // Its answers up to here become files, whatever it ends as.
+  void EndBatch(const StoredBatch& batch, BatchStatus outcome,
+                std::optional<StoredBatch::Problem> problem = std::nullopt);
   void Finalize(const StoredBatch& batch);
   void FailBatch(const StoredBatch& batch, std::string code, std::string message);
 

@@ -301,11 +301,11 @@ StoredBatch BatchStore::CancelBatch(const std::string& id, const std::string& ow
   });
 }
 
-std::optional<StoredBatch> BatchStore::NextBatch() const {
+std::optional<StoredBatch> BatchStore::NextBatch(const std::set<std::string>& put_off) const {
   const MutexLock lock(mutex_);
   const StoredBatch* oldest = nullptr;
   for (const auto& [id, batch] : batches_) {
-    if (HasEnded(batch.status)) continue;
+    if (HasEnded(batch.status) || put_off.contains(id)) continue;
     const auto rank = [](const StoredBatch& of) {
       return std::pair(of.status == BatchStatus::kValidating, of.created_s);
     };

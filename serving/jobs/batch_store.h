@@ -14,6 +14,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -66,8 +67,8 @@ class BatchStore {
   // What the batch is to end as though lines are left: somebody has cancelled it, or its time is
   // up.
   std::optional<BatchStatus> CutShort(const std::string& id) const;
-  // The oldest one that has not ended; one that has begun comes first.
-  std::optional<StoredBatch> NextBatch() const;
+  // The oldest one that has not ended and is not `put_off`; one that has begun comes first.
+  std::optional<StoredBatch> NextBatch(const std::set<std::string>& put_off = {}) const;
   // Changes it and writes it down; the status that it gets is dated. Throws Error(kIo).
   StoredBatch UpdateBatch(const std::string& id, const std::function<void(StoredBatch&)>& change);
   // Counts for clients, not written down.

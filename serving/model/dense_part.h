@@ -13,6 +13,8 @@
 #include <cstdint>
 #include <span>
 
+#include "cache/kv_memory.h"
+#include "core/base/check.h"
 #include "core/base/thread_pool.h"
 #include "serving/model/expert_rows.h"
 #include "serving/model/forward_batch.h"
@@ -51,6 +53,11 @@ class DensePart {
   virtual void AddMlp(int64_t layer, RowRange rows, const ExpertOutputs& experts,
                       const ExpertOutputs& deferred, ThreadPool& pool) = 0;
   virtual void End() = 0;
+  // In place of Begin: a pass goes on at any layer. Its residual stream is what the caller has
+  // written into residual(). Only where that is the host's.
+  virtual void Continue(const ForwardBatch& /*batch*/) { CHECK(false); }
+  // The residual stream [max_batch_tokens, hidden] between two layers; null: it is a device's.
+  virtual float* residual() { return nullptr; }
   // Instead, after an error: what is queued is over, whatever it was.
   virtual void Abandon() = 0;
 
@@ -78,6 +85,9 @@ class DensePart {
   // The layers' weights in the host's memory, for the biases of experts; none where a device has
   // them.
   virtual std::span<const LayerWeights> host_layers() const { return {}; }
+
+  // The blocks of keys and values in the host's memory; no layers: they are not there.
+  virtual KvMemory kv_memory() { return {}; }
 
   // Has the kernel give the memory of the state of sequences now. Best effort.
   virtual void PopulateState(ThreadPool& /*pool*/) {}

@@ -50,6 +50,7 @@ cuda::Weights GpuWeights(WeightType type) {
     case WeightType::kGguf:
     case WeightType::kGgufF32:
     case WeightType::kFp8:
+    case WeightType::kW4A16:  // likewise
       break;
   }
   Fail(ErrorKind::kUnsupported, "--gpu-dense: no kernel takes {} weights; give --dtype bfloat16",

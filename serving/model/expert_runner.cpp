@@ -13,6 +13,8 @@ namespace {
 // Of a layer's experts: when so many are wanted, so will be those of the next. What is fetched in
 // vain is at most the rest.
 constexpr double kWholeLayer = 0.9;
+// The same of the later layers of a pass that runs in blocks, which is read in the order of need.
+constexpr double kWholeLayerOfBlocks = 0.75;
 
 int64_t FloatRowBytes(const ModelConfig& config) {
   return ActivationRowBytes(ActivationType::kF32, config.hidden_size);
@@ -71,6 +73,7 @@ ExpertRunner::ExpertRunner(const ModelConfig& config, const ExpertLayout& layout
   found_.resize(experts);
   held_.reserve(experts);
   immediate_.resize(experts);
+  used_.resize(experts);
   layers_.resize(may_defer ? 2 : 1);
   for (LayerRows& layer : layers_) {
     layer.slot_out = AlignedBuffer(static_cast<size_t>(rows * config.hidden_size) * sizeof(float));
@@ -108,7 +111,17 @@ void ExpertRunner::BeginPass() {
   open_ = running_ = before_ = nullptr;
   for (Part& part : parts_) {
     part.tells = false;
-    if (std::exchange(part.expects, false)) part.place.experts->Expect({});
+    if (std::exchange(part.expects, false)) part.place.experts->Expect(part.of_blocks);
+  }
+}
+
+void ExpertRunner::EndBlocks() {
+  block_.reset();
+  whole_layers_ = false;
+  for (Part& part : parts_) {
+    if (part.of_blocks.empty()) continue;
+    part.of_blocks.clear();
+    part.place.experts->Expect({});
   }
 }
 
@@ -182,7 +195,43 @@ void ExpertRunner::ListExpected(int64_t layer) {
   for (Part& part : parts_) {
     part.tells = part.expects || !part.expected.empty();
     part.expects = !part.expected.empty();
+    if (part.tells) {
+      part.expected.insert(part.expected.end(), part.of_blocks.begin(), part.of_blocks.end());
+    }
   }
+}
+
+// What the blocks to come want: of this layer what earlier blocks have used and what is there, for
+// a later block may use it; then the later layers, in their order: all of their experts when this
+// one wants most of its own, else those that are there.
+void ExpertRunner::ListOfBlocks(int64_t layer) {
+  if (block_->first) std::fill(used_.begin(), used_.end(), uint8_t{0});
+  for (Part& part : parts_) {
+    part.of_blocks.clear();
+    for (const ExpertId id : part.needed) used_[id.index] = 1;
+  }
+  const auto used = std::count(used_.begin(), used_.end(), uint8_t{1});
+  const bool most =
+      static_cast<double>(used) >= kWholeLayerOfBlocks * static_cast<double>(config_.num_experts());
+  const bool whole = most || whole_layers_;
+  if (block_->last) whole_layers_ = most;
+  for (int64_t l = block_->last ? layer + 1 : layer; l < config_.num_layers(); ++l) {
+    if (!config_.is_sparse(l)) continue;
+    for (int64_t e = 0; e < config_.num_experts(); ++e) {
+      ExpertId id;
+      id.layer = static_cast<uint16_t>(l);
+      id.index = static_cast<uint16_t>(e);
+      Part& part = parts_[static_cast<size_t>(PlaceOf(id))];
+      const bool wanted = l == layer ? used_[static_cast<size_t>(e)] != 0 : whole;
+      if (wanted || part.place.experts->IsResident(id)) part.of_blocks.push_back(id);
+    }
+  }
+  for (Part& part : parts_) {
+    part.expected = part.of_blocks;
+    part.expects = false;
+    part.tells = true;
+  }
+  block_.reset();
 }
 
 // Keeps what AddDeferred needs of the open layer.
@@ -436,7 +485,11 @@ ExpertStats ExpertRunner::RunHere(int64_t layer, const Rows& rows, const RowExpe
   CHECK(running_ == nullptr);
   open_ = before_ == layers_.data() ? &layers_.back() : layers_.data();
   Group(layer, rows.tokens, experts);
-  ListExpected(layer);
+  if (block_) {
+    ListOfBlocks(layer);
+  } else {
+    ListExpected(layer);
+  }
   const ExpertStats stats = RunParts(rows);
   outputs_ = {.weights = experts.weights,
               .slot_out = open_->slot_out.as<float>(),

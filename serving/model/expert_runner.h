@@ -22,6 +22,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -58,6 +59,12 @@ struct ExpertPlaces {
   const ExpertPlacement* placement = nullptr;  // who is where; null with one place
 };
 
+// Where a block of rows is in a layer, of a pass that runs layer after layer.
+struct LayerBlock {
+  bool first = false;
+  bool last = false;
+};
+
 class ExpertRunner {
  public:
   // All references must outlive the runner. layers: the dense weights, for the biases of experts
@@ -68,6 +75,11 @@ class ExpertRunner {
 
   // A pass begins. What an earlier one that failed has left behind is forgotten.
   void BeginPass();
+  // The next Run is of a block of such a pass: the layer's experts stay for its other blocks, and
+  // the later layers' are fetched, as far as there is room, and stay, until EndBlocks. Other passes
+  // may run between blocks.
+  void BeginBlock(const LayerBlock& block) { block_ = block; }
+  void EndBlocks();
 
   // Computes the experts of the rows, places at the same time; on the host's part of it, `pool`
   // makes the rows what products want. outputs() are then to be added to the residual stream. Where
@@ -138,10 +150,11 @@ class ExpertRunner {
     ExpertPlace place;
     MoeWorkspace workspace;
     std::vector<ExpertId> needed;
-    std::vector<ExpertId> expected;  // by later layers
-    bool expects = false;            // something
-    bool tells = false;              // the provider is to be told
-    bool open = false;               // RunOnto has begun its layer
+    std::vector<ExpertId> expected;   // by later layers
+    std::vector<ExpertId> of_blocks;  // expected by what a pass that runs in blocks has left
+    bool expects = false;             // something
+    bool tells = false;               // the provider is to be told
+    bool open = false;                // RunOnto has begun its layer
     std::vector<PinnedExpert> ready;
     std::vector<PinnedExpert> of_device;
     std::vector<PinnedExpert> of_host;
@@ -152,6 +165,7 @@ class ExpertRunner {
   int PlaceOf(ExpertId id) const;
   void Group(int64_t layer, int64_t tokens, const RowExperts& experts);
   void ListExpected(int64_t layer);
+  void ListOfBlocks(int64_t layer);
   void Keep(const Rows& rows, const RowExperts& experts);
   Rows Prepare(const ExpertInputs& inputs, ThreadPool& pool);
   ExpertStats RunHere(int64_t layer, const Rows& rows, const RowExperts& experts);
@@ -190,6 +204,9 @@ class ExpertRunner {
   std::unique_ptr<ThreadPool> fan_out_;  // a thread for each place; null with one
   std::vector<int32_t> next_row_;        // [experts]
   std::vector<uint8_t> immediate_;       // [experts] a pair wants it that is not deferred
+  std::optional<LayerBlock> block_;      // of which the next Run is
+  std::vector<uint8_t> used_;            // [experts] by blocks of the layer so far
+  bool whole_layers_ = false;            // the last layer of blocks wanted nearly all experts
   std::vector<LayerRows> layers_;        // two where pairs are deferred, else one
   LayerRows* open_ = nullptr;            // that parts run
   LayerRows* running_ = nullptr;         // deferred by the layer that runs

@@ -16,10 +16,10 @@
 #include "core/io/expert_store.h"
 #include "kernels/cpu/fp8_pack.h"
 #include "kernels/cpu/gguf_blocks.h"
-#include "kernels/cpu/mxfp4_repack.h"
 #include "serving/model/experts_of_model.h"
 #include "serving/model/fp8_weights.h"
 #include "serving/model/gguf_weights.h"
+#include "serving/model/pack_section.h"
 #include "serving/model/stored_tensor.h"
 
 namespace moesaic {
@@ -42,74 +42,6 @@ bool SameLayout(const ExpertLayout& a, const ExpertLayout& b) {
   return a.blob_bytes == b.blob_bytes && a.slot_bytes == b.slot_bytes &&
          std::equal(a.sections.begin(), a.sections.end(), b.sections.begin(), b.sections.end(),
                     same_section);
-}
-
-bool RepackMxfp4(const RowForm& form, std::span<const std::span<const std::byte>> pieces,
-                 int64_t first, int64_t count, std::byte* to) {
-  const int64_t stored = form.StoredRow(first);
-  const int64_t block_bytes = form.cols / 2;
-  const int64_t exponents = form.cols / kMxfp4Group;
-  return RepackMxfp4Panel(pieces[0].data() + stored * block_bytes, form.distance() * block_bytes,
-                          pieces[1].data() + stored * exponents, form.distance() * exponents, count,
-                          form.cols, to);
-}
-
-// Rows of GGUF's blocks keep their bits.
-void PackGgufRows(const PackedMatrix& matrix, const RowForm& form, std::span<const std::byte> rows,
-                  std::byte* to) {
-  const int64_t row_bytes = matrix.k / matrix.form.values * matrix.form.bytes;
-  std::memset(to, 0, static_cast<size_t>(matrix.bytes()));
-  for (int64_t row = 0; row < matrix.n; ++row) {
-    const auto first = static_cast<size_t>(form.StoredRow(row) * row_bytes);
-    const auto blocks = rows.subspan(first, static_cast<size_t>(row_bytes));
-    PackGgufRow(matrix, row, blocks.data(), to + row / kPanelOutputs * matrix.panel_bytes());
-  }
-}
-
-// Rows of fp8 values beside the scales of blocks stay what they are.
-void PackFp8Rows(const PackedMatrix& matrix, const RowForm& form,
-                 std::span<const std::span<const std::byte>> pieces, DType scale_type,
-                 std::byte* to) {
-  std::memset(to, 0, static_cast<size_t>(matrix.bytes()));
-  std::vector<float> scales(static_cast<size_t>(RoundUp(matrix.k, kQuantGroup) / kQuantGroup));
-  for (int64_t row = 0; row < matrix.n; ++row) {
-    const int64_t stored = form.StoredRow(row);
-    Fp8GroupScales(pieces[1].data(), scale_type, form.blocks, stored, matrix.k, scales.data());
-    PackFp8Row(matrix, row, pieces[0].data() + stored * matrix.k, scales.data(),
-               to + row / kPanelOutputs * matrix.panel_bytes());
-  }
-}
-
-// Packs a matrix to where it belongs: as it lies where it lies as rows of floats, else the panels
-// one after the other, from f32 but for mxfp4, GGUF's blocks and fp8 that stay so.
-void PackSection(const PackedMatrix& matrix, const CpuKernels& kernels, const RowForm& form,
-                 std::span<const std::span<const std::byte>> pieces,
-                 std::span<const DType> dtypes) {
-  const int64_t k = matrix.k;
-  const WeightType type = matrix.type;
-  auto* const to = const_cast<std::byte*>(matrix.data);
-  if (IsGguf(type)) return PackGgufRows(matrix, form, pieces[0], to);
-  if (type == WeightType::kFp8 && form.values == StoredValues::kFp8) {
-    return PackFp8Rows(matrix, form, pieces, dtypes[1], to);
-  }
-  if (form.AsTheyLie()) {
-    const std::byte* const first = pieces[0].data() + form.first * k * DTypeBits(dtypes[0]) / 8;
-    kernels.pack_panels(first, dtypes[0], k * form.distance(), matrix.n, k, type, 0,
-                        matrix.panels(), to);
-    return;
-  }
-  // Of one panel. Beside reading the expert from disk an allocation is nothing.
-  const auto rows = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(kPanelOutputs * k));
-  const bool stays =
-      form.values == StoredValues::kMxfp4 && form.Regular() && type == WeightType::kMxfp4;
-  for (int64_t panel = 0; panel < matrix.panels(); ++panel) {
-    const int64_t first = panel * kPanelOutputs;
-    const int64_t count = std::min(kPanelOutputs, matrix.n - first);
-    std::byte* const packed = to + panel * matrix.panel_bytes();
-    if (stays && RepackMxfp4(form, pieces, first, count, packed)) continue;
-    DecodeRows(form, pieces, dtypes, first, count, rows.get());
-    kernels.pack_panels(rows.get(), DType::kF32, k, count, k, type, 0, 1, packed);
-  }
 }
 
 class CheckpointExpertSource : public ExpertSource {
@@ -182,6 +114,7 @@ class CheckpointExpertSource : public ExpertSource {
         ++at;
       }
       matrices[s] = {stored.form, at - begin};
+      if (section.dtype == DType::kW4A16) RequireW4A16(stored, checkpoint, planned.name);
       if (section.dtype == DType::kF8E4M3) RequireFp8(stored.form, checkpoint, planned.name);
       const size_t missing = at == extents_.size() ? stored.form.pieces() : 0;
       extents_.insert(extents_.end(), stored.extents.begin(), stored.extents.begin() + missing);
@@ -429,6 +362,24 @@ bool ExpertPacker::PackFp8(const ExpertSection& section, const PlannedTensor& te
   return true;
 }
 
+// Likewise of packed int4.
+bool ExpertPacker::PackW4A16(const ExpertSection& section, const PlannedTensor& tensor,
+                             const PackedMatrix& matrix) {
+  const int64_t k = section.cols;
+  source_.Require(tensor, std::array<int64_t, 2>{section.rows, k});
+  const std::span<std::byte> codes = raw_.span().first(static_cast<size_t>(section.rows * k / 2));
+  std::vector<uint16_t> scales;
+  if (!source_.ReadW4A16Rows(tensor, 0, section.rows, k, codes, scales)) return false;
+  const std::array<std::span<const std::byte>, 2> pieces = {codes,
+                                                            std::as_bytes(std::span(scales))};
+  const RowForm form = {.values = StoredValues::kPackedInt4,
+                        .rows = section.rows,
+                        .cols = k,
+                        .group = k * section.rows / static_cast<int64_t>(scales.size())};
+  PackSection(matrix, kernels_, form, pieces, std::array<DType, 2>{DType::kI32, DType::kBF16});
+  return true;
+}
+
 void ExpertPacker::Pack(ExpertId id, std::span<std::byte> slot) {
   std::fill(slot.begin(), slot.end(), std::byte{0});
   for (size_t s = 0; s < kExpertSlots.size(); ++s) {
@@ -436,6 +387,7 @@ void ExpertPacker::Pack(ExpertId id, std::span<std::byte> slot) {
     const PlannedTensor tensor = config_.tensors.At(kExpertSlots[s], id.layer, id.index);
     const PackedMatrix matrix = SectionMatrix(section, slot.data(), id.layer);
     if (matrix.type == WeightType::kFp8 && PackFp8(section, tensor, matrix)) continue;
+    if (matrix.type == WeightType::kW4A16 && PackW4A16(section, tensor, matrix)) continue;
     const std::array<int64_t, 2> shape = {section.rows, section.cols};
     DType dtype = DType::kF32;
     std::span<std::byte> bytes;

@@ -59,6 +59,8 @@ class ExpertPacker {
  private:
   bool PackFp8(const ExpertSection& section, const PlannedTensor& tensor,
                const PackedMatrix& matrix);
+  bool PackW4A16(const ExpertSection& section, const PlannedTensor& tensor,
+                 const PackedMatrix& matrix);
 
   const ModelConfig& config_;
   const TensorSource& source_;

@@ -6,15 +6,10 @@
 
 #include "core/base/error.h"
 #include "kernels/cpu/kernels.h"
+#include "serving/model/stored_tensor.h"
 
 namespace moesaic {
 namespace {
-
-float ScaleAt(const std::byte* scales, DType type, int64_t index) {
-  if (type == DType::kF32) return reinterpret_cast<const float*>(scales)[index];
-  const uint16_t half = reinterpret_cast<const uint16_t*>(scales)[index];
-  return type == DType::kF16 ? F16ToF32(half) : Bf16ToF32(half);
-}
 
 int64_t Blocks(int64_t size, int64_t block) { return (size + block - 1) / block; }
 
@@ -85,7 +80,7 @@ void Fp8GroupScales(const std::byte* scales, DType scale_type, const BlockScales
                     int64_t row, int64_t k, float* out) {
   const int64_t first = row / blocks.rows * Blocks(k, blocks.cols);
   for (int64_t group = 0; group < Blocks(k, kQuantGroup); ++group) {
-    out[group] = ScaleAt(scales, scale_type, first + group * kQuantGroup / blocks.cols);
+    out[group] = FloatAt(scales, scale_type, first + group * kQuantGroup / blocks.cols);
   }
 }
 
@@ -105,7 +100,7 @@ void DequantiseFp8(const std::byte* values, int64_t row_begin, int64_t rows, int
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t scale_row = (row_begin + row) / blocks.rows * columns;
     for (int64_t column = 0; column < columns; ++column) {
-      const float scale = ScaleAt(scales, scale_type, scale_row + column);
+      const float scale = FloatAt(scales, scale_type, scale_row + column);
       const int64_t end = std::min(k, (column + 1) * blocks.cols);
       for (int64_t i = row * k + column * blocks.cols; i < row * k + end; ++i) {
         out[i] = Fp8E4M3ToF32(static_cast<uint8_t>(values[i])) * scale;

@@ -64,6 +64,12 @@ std::byte* GroupedQuery::KvBlock(int64_t layer, int32_t block) {
   return kv_.data() + (index * limits_.num_kv_blocks + block) * kv_layout_.block_bytes();
 }
 
+std::optional<KvMemory::Layer> GroupedQuery::KvOf(int64_t layer) {
+  return KvMemory::Layer{.blocks = KvBlock(layer, 0),
+                         .block_bytes = static_cast<uint64_t>(kv_layout_.block_bytes()),
+                         .group = groups_.of_layer[static_cast<size_t>(layer)]};
+}
+
 void GroupedQuery::Begin(const ForwardBatch& batch) {
   pass_.Begin(batch);
   listed_ = {};

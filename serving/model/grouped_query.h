@@ -36,6 +36,7 @@ class GroupedQuery : public HostMixer {
   void Project(int64_t layer, RowRange rows, const Rows& at, float* y, ThreadPool& pool) override;
 
   AlignedBuffer& state() override { return kv_; }
+  std::optional<KvMemory::Layer> KvOf(int64_t layer) override;
 
  private:
   // Consecutive rows of one slice whose attention, with task_heads_ KV heads, is one task.

@@ -118,6 +118,14 @@ DensePart::MixerRows HostDense::mixer_rows() const {
           .mixed_row_bytes = static_cast<uint64_t>(rows_.mixed_stride) * sizeof(float)};
 }
 
+KvMemory HostDense::kv_memory() {
+  KvMemory memory;
+  for (int64_t layer = 0; layer < config_.num_layers(); ++layer) {
+    if (const auto of_layer = MixerOf(layer).KvOf(layer)) memory.layers.push_back(*of_layer);
+  }
+  return memory;
+}
+
 void HostDense::PopulateState(ThreadPool& pool) {
   constexpr auto kPieceBytes = static_cast<int64_t>(AlignedBuffer::kHugePageBytes);
   for (const std::unique_ptr<HostMixer>& mixer : mixers_) {
@@ -215,10 +223,11 @@ void HostDense::AddMlp(int64_t layer, RowRange rows, const ExpertOutputs& expert
   const LayerWeights& w = Weights(layer);
   if (w.gate.n > 0 && rows.count() > 0) {
     ActivatedRows x = {experts.activations, experts.activations_stride_bytes};
-    if (x.data == nullptr) {
+    // It serves both, unless experts are of a type with other activations.
+    const bool serves = x.data != nullptr && ActivationTypeOf(kernels_.numerics, w.gate.type) ==
+                                                 ActivationTypeOf(kernels_.numerics, experts.type);
+    if (!serves) {
       x = activations_.Of(NormedRow(rows.begin), norm_stride_, rows.count(), w.gate, pool);
-    } else {
-      CHECK(w.gate.type == experts.type);  // x serves both
     }
     Mlp(w, x, rows, pool);
     const bool gated = w.shared_gate.n > 0;

@@ -47,12 +47,15 @@ class HostDense : public DensePart {
   void AddMlp(int64_t layer, RowRange rows, const ExpertOutputs& experts,
               const ExpertOutputs& deferred, ThreadPool& pool) override;
   void End() override {}
+  void Continue(const ForwardBatch& batch) override { BeginMixers(batch); }
+  float* residual() override { return hidden_.as<float>(); }
   void Abandon() override {}
   void Head(std::span<const int32_t> rows, float* logits) override;
   void Greedy(std::span<const int32_t> rows, int32_t* tokens) override;
   const float* hidden() const override { return hidden_.as<float>(); }
   MixerRows mixer_rows() const override;
   std::span<const LayerWeights> host_layers() const override { return weights_.layers; }
+  KvMemory kv_memory() override;
   void PopulateState(ThreadPool& pool) override;
 
   // For SplitDense: a pass whose other modules are elsewhere. Attend of rows that a device

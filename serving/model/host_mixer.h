@@ -6,7 +6,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 
+#include "cache/kv_memory.h"
 #include "core/base/aligned_buffer.h"
 #include "core/base/thread_pool.h"
 #include "core/config/mixer_spec.h"
@@ -51,6 +53,8 @@ class HostMixer {
                        ThreadPool& pool) = 0;
 
   virtual AlignedBuffer& state() = 0;  // the memory of sequences' state
+  // The blocks of keys and values of a layer that has it; nullopt: its state is none.
+  virtual std::optional<KvMemory::Layer> KvOf(int64_t /*layer*/) { return std::nullopt; }
 };
 
 }  // namespace moesaic

@@ -22,7 +22,9 @@ int64_t WidestActivationRow(const CpuKernels& kernels, int64_t n) {
 
 int64_t WidestActivationRow(const ModelConfig& config, const CpuKernels& kernels, int64_t n) {
   const int64_t widest = WidestActivationRow(kernels, n);
-  if (!config.tensors.HasMxfp4Experts() && config.gguf_types.empty()) return widest;
+  const TensorPlan& tensors = config.tensors;
+  const bool floats = tensors.HasMxfp4Experts() || tensors.HasPackedInt4();
+  if (!floats && config.gguf_types.empty()) return widest;
   return std::max(widest, ActivationRowBytes(ActivationType::kF32, n));
 }
 

@@ -116,6 +116,12 @@ std::byte* Latent::Block(int64_t layer, int32_t block) {
   return cache_.data() + (index * limits_.num_kv_blocks + block) * layout_.block_bytes();
 }
 
+std::optional<KvMemory::Layer> Latent::KvOf(int64_t layer) {
+  return KvMemory::Layer{.blocks = Block(layer, 0),
+                         .block_bytes = static_cast<uint64_t>(layout_.block_bytes()),
+                         .group = groups_.of_layer[static_cast<size_t>(layer)]};
+}
+
 void Latent::Rotate(int64_t position, float* x) const {
   kernels_.rope(x, rope_.cos(position), rope_.sin(position), rope_.half());
 }

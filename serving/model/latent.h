@@ -42,6 +42,7 @@ class Latent : public HostMixer {
   void Project(int64_t layer, RowRange rows, const Rows& at, float* y, ThreadPool& pool) override;
 
   AlignedBuffer& state() override { return cache_; }
+  std::optional<KvMemory::Layer> KvOf(int64_t layer) override;
 
  private:
   // Consecutive rows of one slice, and consecutive heads.

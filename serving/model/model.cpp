@@ -136,6 +136,37 @@ StepStats Model::Forward(const ForwardBatch& batch, RoutingHook* hook) {
   return stats;
 }
 
+StepStats Model::RunLayer(int64_t layer, const ForwardBatch& batch, const LayerBlock& block) {
+  CHECK(runs_layers());
+  const RowRange rows = {0, std::ssize(batch.tokens)};
+  StopWatch total;
+  StopWatch watch;
+  Count(batch);
+  StepStats stats;
+  try {
+    if (layer == 0) {
+      dense_->Begin(batch, nullptr);
+    } else {
+      dense_->Continue(batch);
+    }
+    PreAttention(layer, rows, pool_);
+    Attend(layer, {0, std::ssize(batch.slices)}, pool_);
+    Project(layer, rows, pool_);
+    Route(layer, rows, pool_);
+    stats.attention_us = watch.Lap();
+    if (config_.is_sparse(layer)) runner_.BeginBlock(block);
+    stats.experts = RunMlp(layer, rows, pool_);
+    dense_->End();
+  } catch (...) {
+    dense_->Abandon();
+    throw;
+  }
+  stats.moe_us = watch.Lap();
+  stats.moe_us -= std::min(stats.moe_us, static_cast<int64_t>(stats.experts.blocked_us));
+  stats.total_us = total.Lap();
+  return stats;
+}
+
 void Model::Attend(int64_t layer, SliceRange slices, ThreadPool& pool) {
   if (slices.begin == slices.end) return;
   dense_->Attend(layer, slices, pool);

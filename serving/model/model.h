@@ -56,10 +56,27 @@ class Model {
   // is going to use most of it. Best effort.
   void PopulateKvCache() { dense_->PopulateState(pool_); }
 
+  // See DensePart.
+  KvMemory kv_memory() { return dense_->kv_memory(); }
+
   // Runs all layers; the final hidden states stay until the next call. `hook` may be null. Throws
   // Error when an expert cannot be read, or a device of the dense part fails: the batch's new
   // positions are then not usable; everything else is, if no device was lost.
   StepStats Forward(const ForwardBatch& batch, RoutingHook* hook);
+
+  // Whether passes can run a layer at a time: the residual stream is the host's, and nothing is
+  // added a layer later.
+  bool runs_layers() const { return dense_->residual() != nullptr && limits_.defer_experts == 0; }
+  // One layer of one block of rows of a pass that runs layer after layer (layer_pass.h). Layer 0
+  // begins with the batch's tokens, the others with what the caller has put into residual(), where
+  // the rows are then. Counts no tokens. expert_ids() and expert_weights() are the routing of the
+  // rows, where the layer is sparse. Throws as Forward; EndLayers then.
+  StepStats RunLayer(int64_t layer, const ForwardBatch& batch, const LayerBlock& block);
+  // The last block of such a pass has run, or none will.
+  void EndLayers() { runner_.EndBlocks(); }
+  float* residual() { return dense_->residual(); }  // [rows, hidden]; null: it is a device's
+  std::span<const int32_t> expert_ids() const { return expert_ids_; }        // [rows, top_k]
+  std::span<const float> expert_weights() const { return expert_weights_; }  // [rows, top_k]
 
   // The same pass in modules: BeginPass, then for each layer and any groups of rows, each group in
   // this order, PreAttention, Attend, Project, Route and RunMlp. A group's bits do not depend on

@@ -10,6 +10,7 @@
 #include "kernels/cpu/gguf_blocks.h"
 #include "serving/model/fp8_weights.h"
 #include "serving/model/mxfp4_weights.h"
+#include "serving/model/packed_int4.h"
 
 namespace moesaic {
 namespace {
@@ -32,17 +33,18 @@ std::vector<int64_t> Stacked(const StackOf* stack, std::vector<int64_t> shape) {
   return shape;
 }
 
-const TensorInfo& RequireBytes(const Checkpoint& checkpoint, const std::string& name,
-                               const std::vector<int64_t>& shape) {
+// `format` is what config.json says of the tensor.
+const TensorInfo& RequireBits(const Checkpoint& checkpoint, const std::string& name,
+                              const std::vector<int64_t>& shape, DType dtype, const char* format) {
   const std::string directory = checkpoint.directory().string();
   const TensorInfo* const found = checkpoint.Find(name);
   if (found == nullptr) {
-    Fail(ErrorKind::kNotFound, "{}: tensor {} is missing (config.json says mxfp4)", directory,
-         name);
+    Fail(ErrorKind::kNotFound, "{}: tensor {} is missing (config.json says {})", directory, name,
+         format);
   }
-  if (!found->supported_dtype || found->dtype != DType::kU8) {
-    Fail(ErrorKind::kCorrupt, "{}: tensor {} has type {}, expected U8", directory, name,
-         found->dtype_name);
+  if (!found->supported_dtype || found->dtype != dtype) {
+    Fail(ErrorKind::kCorrupt, "{}: tensor {} has type {}, expected {}", directory, name,
+         found->dtype_name, dtype == DType::kU8 ? "U8" : "I32");
   }
   if (found->shape != shape) {
     Fail(ErrorKind::kCorrupt, "{}: tensor {} has shape {}, expected {} (from config.json)",
@@ -59,13 +61,26 @@ const TensorInfo* FindGgufBlocks(const Checkpoint& checkpoint, const std::string
   return type != nullptr && HasGgufValues(*type) ? found : nullptr;
 }
 
+// Throws Error(kUnsupported) unless rows of so many inputs can be in groups of so many.
+void RequireGroups(const Checkpoint& checkpoint, const PlannedTensor& tensor, const char* format,
+                   int64_t cols, int64_t group) {
+  if (cols % group == 0) return;
+  Fail(ErrorKind::kUnsupported, "{}: tensor {} has rows of {} values; {} needs a multiple of {}",
+       checkpoint.directory().string(), tensor.name, cols, format, group);
+}
+
+bool IsPacked(const Checkpoint& checkpoint, const PlannedTensor& tensor) {
+  return tensor.Find<PackedInt4>() != nullptr &&
+         checkpoint.Find(tensor.name + kPackedSuffix) != nullptr;
+}
+
+}  // namespace
+
 float FloatAt(const std::byte* values, DType type, int64_t index) {
   if (type == DType::kF32) return reinterpret_cast<const float*>(values)[index];
   const uint16_t half = reinterpret_cast<const uint16_t*>(values)[index];
   return type == DType::kF16 ? F16ToF32(half) : Bf16ToF32(half);
 }
-
-}  // namespace
 
 StoredTensor FindStored(const Checkpoint& checkpoint, const PlannedTensor& tensor,
                         std::span<const int64_t> shape) {
@@ -98,25 +113,39 @@ StoredTensor FindStored(const Checkpoint& checkpoint, const PlannedTensor& tenso
   if (tensor.Find<Mxfp4Blocks>() != nullptr) {
     CHECK(!form.transposed);
     form.values = StoredValues::kMxfp4;
-    if (form.cols % kMxfp4Group != 0) {
-      Fail(ErrorKind::kUnsupported,
-           "{}: tensor {} has rows of {} values; mxfp4 needs a multiple of {}",
-           checkpoint.directory().string(), tensor.name, form.cols, kMxfp4Group);
-    }
+    RequireGroups(checkpoint, tensor, "mxfp4", form.cols, kMxfp4Group);
     const int64_t groups = form.cols / kMxfp4Group;
-    const TensorInfo& blocks =
-        RequireBytes(checkpoint, tensor.name + kBlocksSuffix,
-                     Stacked(stack, {form.stored_rows(), groups, kMxfp4Group / 2}));
-    const TensorInfo& scales = RequireBytes(checkpoint, tensor.name + kScalesSuffix,
-                                            Stacked(stack, {form.stored_rows(), groups}));
+    const TensorInfo& blocks = RequireBits(
+        checkpoint, tensor.name + kBlocksSuffix,
+        Stacked(stack, {form.stored_rows(), groups, kMxfp4Group / 2}), DType::kU8, "mxfp4");
+    const TensorInfo& scales =
+        RequireBits(checkpoint, tensor.name + kScalesSuffix,
+                    Stacked(stack, {form.stored_rows(), groups}), DType::kU8, "mxfp4");
     stored.extents = {PartOf(blocks.extent, stack), PartOf(scales.extent, stack)};
     stored.dtypes = {blocks.dtype, scales.dtype};
+    return stored;
+  }
+  if (IsPacked(checkpoint, tensor)) {
+    constexpr int64_t kNumbers = 8;  // in an int32
+    form.values = StoredValues::kPackedInt4;
+    form.group = PackedGroup(*tensor.Find<PackedInt4>(), form.cols);
+    RequireGroups(checkpoint, tensor, "packed int4", form.cols, kNumbers);
+    RequireGroups(checkpoint, tensor, "its scales", form.cols, form.group);
+    const TensorInfo& numbers =
+        RequireBits(checkpoint, tensor.name + kPackedSuffix,
+                    {form.stored_rows(), form.cols / kNumbers}, DType::kI32, "pack-quantized");
+    const TensorInfo& scales =
+        checkpoint.Require(tensor.name + kPackedScaleSuffix,
+                           std::array<int64_t, 2>{form.stored_rows(), form.cols / form.group});
+    stored.extents = {numbers.extent, scales.extent};
+    stored.dtypes = {numbers.dtype, scales.dtype};
     return stored;
   }
   std::vector<int64_t> dimensions = {form.stored_rows()};
   if (shape.size() == 2) dimensions.push_back(form.cols);
   if (form.transposed) std::swap(dimensions.front(), dimensions.back());
   if (tensor.Find<RowAsVector>() != nullptr) dimensions.erase(dimensions.begin());
+  if (tensor.Find<VectorAsRow>() != nullptr) dimensions.insert(dimensions.begin(), 1);
   if (tensor.Find<RowsOfKernels>() != nullptr) dimensions.insert(dimensions.begin() + 1, 1);
   dimensions = Stacked(stack, std::move(dimensions));
   const TensorInfo* const in_blocks = FindGgufBlocks(checkpoint, tensor.name);
@@ -134,6 +163,17 @@ StoredTensor FindStored(const Checkpoint& checkpoint, const PlannedTensor& tenso
   return stored;
 }
 
+void RequireW4A16(const StoredTensor& stored, const Checkpoint& checkpoint,
+                  const std::string& name) {
+  const bool packed = stored.form.values == StoredValues::kPackedInt4;
+  if (packed && stored.dtypes[1] == DType::kBF16) return;
+  Fail(ErrorKind::kUnsupported,
+       "{}: tensor {} {}, but quantization_config in config.json says that experts are packed int4 "
+       "with bf16 scales; --dtype bfloat16 takes it as it is",
+       checkpoint.directory().string(), name,
+       packed ? "has scales that are not BF16" : "is not packed");
+}
+
 void RequireFp8(const RowForm& form, const Checkpoint& checkpoint, const std::string& name) {
   if (form.values == StoredValues::kFp8) return;
   Fail(
@@ -145,16 +185,19 @@ void RequireFp8(const RowForm& form, const Checkpoint& checkpoint, const std::st
 
 std::array<int64_t, 2> StoredShape(const Checkpoint& checkpoint, const PlannedTensor& tensor) {
   const bool mxfp4 = tensor.Find<Mxfp4Blocks>() != nullptr;
-  const TensorInfo* const found =
-      checkpoint.Find(mxfp4 ? tensor.name + kBlocksSuffix : tensor.name);
+  const bool packed = IsPacked(checkpoint, tensor);
+  const char* const suffix = mxfp4 ? kBlocksSuffix : packed ? kPackedSuffix : "";
+  const TensorInfo* const found = checkpoint.Find(tensor.name + suffix);
   CHECK(found != nullptr);
   const size_t stacked = tensor.Find<StackOf>() != nullptr ? 1 : 0;
   CHECK_LT(stacked, found->shape.size());
   if (tensor.Find<RowAsVector>() != nullptr) return {1, found->shape.back()};
+  if (tensor.Find<VectorAsRow>() != nullptr) return {found->shape.back(), 1};
   if (tensor.Find<RowsOfKernels>() != nullptr) return {found->shape.front(), found->shape.back()};
   int64_t rows = found->shape[stacked];
   int64_t cols = found->shape.size() > stacked + 1 ? found->shape[stacked + 1] : 1;
   if (mxfp4) cols *= kMxfp4Group;
+  if (packed) cols *= 8;
   if (tensor.Find<Transposed>() != nullptr) std::swap(rows, cols);
   if (const auto* const every = tensor.Find<EveryNthRow>()) {
     rows = rows / every->step * every->count;
@@ -170,6 +213,10 @@ uint64_t RowForm::RowBytes(size_t piece, DType dtype) const {
       return k * static_cast<uint64_t>(DTypeBits(dtype)) / 8;
     case StoredValues::kMxfp4:
       return k / (piece == 0 ? 2 : kMxfp4Group);
+    case StoredValues::kPackedInt4:
+      return piece == 0
+                 ? k / 2
+                 : k / static_cast<uint64_t>(group) * static_cast<uint64_t>(DTypeBits(dtype)) / 8;
     case StoredValues::kGguf:
       return k / static_cast<uint64_t>(gguf->block_values) *
              static_cast<uint64_t>(gguf->block_bytes);
@@ -199,6 +246,15 @@ void DecodeRows(const RowForm& form, std::span<const std::span<const std::byte>>
                         out + row * k);
       }
       return;
+    case StoredValues::kPackedInt4: {
+      const auto scale_bytes = static_cast<int64_t>(form.RowBytes(1, dtypes[1]));
+      for (int64_t row = 0; row < count; ++row) {
+        DequantisePackedInt4(pieces[0].data() + stored(row) * k / 2,
+                             pieces[1].data() + stored(row) * scale_bytes, dtypes[1], form.group, k,
+                             out + row * k);
+      }
+      return;
+    }
     case StoredValues::kGguf: {
       const auto row_bytes = static_cast<size_t>(form.RowBytes(0, dtypes[0]));
       for (int64_t row = 0; row < count; ++row) {

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 
 #include "core/base/tensor.h"
 #include "core/config/tensor_plan.h"
@@ -19,9 +20,10 @@ namespace moesaic {
 
 enum class StoredValues {
   kFloats,
-  kFp8,    // beside scales of blocks (fp8_weights.h)
-  kMxfp4,  // halves of bytes beside a power of two for each 32 (mxfp4_weights.h)
-  kGguf,   // blocks with scales of their own (kernels/cpu/gguf_blocks.h)
+  kFp8,         // beside scales of blocks (fp8_weights.h)
+  kMxfp4,       // halves of bytes beside a power of two for each 32 (mxfp4_weights.h)
+  kPackedInt4,  // numbers of 4 bits beside a scale for each group (packed_int4.h)
+  kGguf,        // blocks with scales of their own (kernels/cpu/gguf_blocks.h)
 };
 
 // How rows lie in the bytes.
@@ -36,6 +38,7 @@ struct RowForm {
   int64_t paired_rows = 0;  // RowsInPairs::head_rows; 0: they are in order
   int64_t passed_rows = 0;  // RowsInPairs::passed
   BlockScales blocks = {};  // of fp8
+  int64_t group = 0;        // of packed int4: inputs that share a scale
   const GgufType* gguf = nullptr;
 
   int64_t stored_rows() const { return rows / run * step; }
@@ -48,7 +51,7 @@ struct RowForm {
     return row - in_pairs + (in_pairs < half ? 2 * in_pairs : 2 * (in_pairs - half) + 1);
   }
   size_t pieces() const {
-    return values == StoredValues::kFp8 || values == StoredValues::kMxfp4 ? 2 : 1;
+    return values == StoredValues::kFloats || values == StoredValues::kGguf ? 1 : 2;
   }
   // Bytes of a stored row in a piece, unless transposed or fp8; `dtype` is the piece's.
   uint64_t RowBytes(size_t piece, DType dtype) const;
@@ -75,6 +78,12 @@ struct StoredTensor {
 // together.
 StoredTensor FindStored(const Checkpoint& checkpoint, const PlannedTensor& tensor,
                         std::span<const int64_t> shape);
+// An f32, f16 or bf16 of an array, as f32.
+float FloatAt(const std::byte* values, DType type, int64_t index);
+
+// Throws Error(kUnsupported) unless the tensor can be kept as kW4A16, which it can by config.json.
+void RequireW4A16(const StoredTensor& stored, const Checkpoint& checkpoint,
+                  const std::string& name);
 // Throws Error(kUnsupported) unless the tensor is fp8, which it is by config.json.
 void RequireFp8(const RowForm& form, const Checkpoint& checkpoint, const std::string& name);
 // The shape for which FindStored finds what is stored under the tensor's name (CHECK that it is).

@@ -46,25 +46,7 @@ class CheckpointTensorSource : public TensorSource {
                       int64_t row_elements, std::span<std::byte> destination) const override {
     const std::array<int64_t, 2> shape = StoredShape(checkpoint_, tensor);
     CHECK_EQ(shape[1], row_elements);
-    const StoredTensor stored = FindStored(checkpoint_, tensor, shape);
-    const RowForm& form = stored.form;
-    const uint64_t row_bytes = form.RowBytes(0, stored.dtypes[0]);
-    CHECK_EQ(destination.size(), static_cast<size_t>(row_end - row_begin) * row_bytes);
-    const auto [first, end] = StoredRange(form, row_begin, row_end);
-    Extent part = stored.extents[0];
-    part.offset += static_cast<uint64_t>(first) * row_bytes;
-    part.bytes = static_cast<uint64_t>(end - first) * row_bytes;
-    if (form.paired_rows == 0 && end - first == row_end - row_begin) {
-      Read(part, destination);
-      return;
-    }
-    std::vector<std::byte> all(part.bytes);
-    Read(part, all);
-    for (int64_t row = row_begin; row < row_end; ++row) {
-      std::memcpy(destination.data() + static_cast<size_t>(row - row_begin) * row_bytes,
-                  all.data() + static_cast<size_t>(form.StoredRow(row) - first) * row_bytes,
-                  row_bytes);
-    }
+    ReadPiece(FindStored(checkpoint_, tensor, shape), 0, row_begin, row_end, destination);
   }
 
   bool ReadFp8Rows(const PlannedTensor& tensor, int64_t row_begin, int64_t row_end,
@@ -96,6 +78,20 @@ class CheckpointTensorSource : public TensorSource {
     return true;
   }
 
+  bool ReadW4A16Rows(const PlannedTensor& tensor, int64_t row_begin, int64_t row_end,
+                     int64_t row_elements, std::span<std::byte> codes,
+                     std::vector<uint16_t>& scales) const override {
+    const std::array<int64_t, 2> shape = StoredShape(checkpoint_, tensor);
+    CHECK_EQ(shape[1], row_elements);
+    const StoredTensor stored = FindStored(checkpoint_, tensor, shape);
+    RequireW4A16(stored, checkpoint_, tensor.name);
+    ReadPiece(stored, 0, row_begin, row_end, codes);
+    const uint64_t scale_bytes = stored.form.RowBytes(1, stored.dtypes[1]);
+    scales.resize(static_cast<size_t>(row_end - row_begin) * scale_bytes / sizeof(uint16_t));
+    ReadPiece(stored, 1, row_begin, row_end, std::as_writable_bytes(std::span(scales)));
+    return true;
+  }
+
   uint64_t Fingerprint() const override { return checkpoint_.Fingerprint(); }
 
  private:
@@ -103,6 +99,29 @@ class CheckpointTensorSource : public TensorSource {
     TensorInfo bytes;
     bytes.extent = extent;
     checkpoint_.Read(bytes, destination);
+  }
+
+  // Rows of a piece, as bits.
+  void ReadPiece(const StoredTensor& stored, size_t piece, int64_t row_begin, int64_t row_end,
+                 std::span<std::byte> destination) const {
+    const RowForm& form = stored.form;
+    const uint64_t row_bytes = form.RowBytes(piece, stored.dtypes[piece]);
+    CHECK_EQ(destination.size(), static_cast<size_t>(row_end - row_begin) * row_bytes);
+    const auto [first, end] = StoredRange(form, row_begin, row_end);
+    Extent part = stored.extents[piece];
+    part.offset += static_cast<uint64_t>(first) * row_bytes;
+    part.bytes = static_cast<uint64_t>(end - first) * row_bytes;
+    if (form.paired_rows == 0 && end - first == row_end - row_begin) {
+      Read(part, destination);
+      return;
+    }
+    std::vector<std::byte> all(part.bytes);
+    Read(part, all);
+    for (int64_t row = row_begin; row < row_end; ++row) {
+      std::memcpy(destination.data() + static_cast<size_t>(row - row_begin) * row_bytes,
+                  all.data() + static_cast<size_t>(form.StoredRow(row) - first) * row_bytes,
+                  row_bytes);
+    }
   }
 
   // `rows` stored rows from `first` on.
@@ -254,6 +273,11 @@ class DummyTensorSource : public TensorSource {
 void TensorSource::ReadStoredRows(const PlannedTensor&, int64_t, int64_t, int64_t,
                                   std::span<std::byte>) const {
   CHECK(false);
+}
+
+bool TensorSource::ReadW4A16Rows(const PlannedTensor&, int64_t, int64_t, int64_t,
+                                 std::span<std::byte>, std::vector<uint16_t>&) const {
+  return false;
 }
 
 bool TensorSource::ReadFp8Rows(const PlannedTensor&, int64_t, int64_t, int64_t,

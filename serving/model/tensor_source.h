@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "core/base/tensor.h"
 #include "core/config/tensor_plan.h"
@@ -36,11 +37,17 @@ class TensorSource {
   virtual bool ReadFp8Rows(const PlannedTensor& tensor, int64_t row_begin, int64_t row_end,
                            int64_t row_elements, std::span<std::byte> codes,
                            std::span<float> scales) const;
+  // The same of packed int4 that stays (packed_int4.h): codes [rows, row_elements / 2], scales
+  // [rows, groups of the checkpoint] of bf16.
+  virtual bool ReadW4A16Rows(const PlannedTensor& tensor, int64_t row_begin, int64_t row_end,
+                             int64_t row_elements, std::span<std::byte> codes,
+                             std::vector<uint16_t>& scales) const;
   // Identifies the content; an expert store is made for one fingerprint.
   virtual uint64_t Fingerprint() const = 0;
 };
 
-// `checkpoint` must outlive the source. ReadRows gives block-scaled fp8 tensors as f32.
+// `checkpoint` must outlive the source. ReadRows gives block-scaled fp8 tensors and packed
+// int4 as f32.
 std::unique_ptr<TensorSource> MakeCheckpointTensorSource(const Checkpoint& checkpoint);
 
 // bf16 values, uniform with the standard deviation 1 / sqrt(row_elements) (norm weights are 1),

@@ -42,7 +42,8 @@ uint64_t ModelWeights::LayOut(const ModelConfig& c, WeightType type, std::byte* 
         spec.mixer);
     if (spec.sparse()) {
       const RouterSpec& router = spec.experts().router;
-      w.router = arena.Matrix(router_type, router.experts, c.hidden_size);
+      w.router = arena.Matrix(router.f32_weights ? WeightType::kF32 : router_type, router.experts,
+                              c.hidden_size);
       if (router.logit_bias) w.router_bias = arena.Vector(router.experts);
       if (router.correction_bias) w.router_correction = arena.Vector(router.experts);
       if (const MlpSpec& expert = spec.experts().expert; expert.bias) {

@@ -5,6 +5,7 @@
 #include <ctime>
 #include <utility>
 
+#include "core/base/allocator.h"
 #include "core/base/check.h"
 #include "core/base/logging.h"
 #include "core/base/memory_ledger.h"
@@ -221,6 +222,7 @@ void ModelRegistry::Main() {
 void ModelRegistry::EndEngines() {
   while (std::optional<EngineGraves::Grave> grave = graves_->Take()) {
     grave->engine.reset();
+    ReturnFreedMemory();
     MutexLock lock(mutex_);
     roster_.Gone(grave->bytes);
   }

@@ -1,16 +1,21 @@
 #include "serving/online/create_engine.h"
 
+#include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "core/base/check.h"
 #include "core/base/logging.h"
 #include "core/base/units.h"
+#include "core/config/kv_groups.h"
 #include "serving/engine/engine_loop.h"
 #include "serving/model/experts_of_model.h"
 #include "serving/online/engine_parts.h"
 #include "serving/online/kv_plan.h"
+#include "serving/online/kv_store_plan.h"
 #include "serving/online/latency_step.h"
 #include "serving/online/part_options.h"
 
@@ -60,6 +65,31 @@ void ScheduleState(const EngineOptions& options, const StatePlan& state,
   }
 }
 
+// Nothing where a model's prefixes cannot be kept.
+std::optional<KvStoreOptions> StoreOf(const EngineOptions& options, const ModelConfig& config,
+                                      const KvStoreShape& shape, Model& model) {
+  KvStoreOptions store = {.directory = options.kv_store,
+                          .limit_bytes = options.kv_store_bytes,
+                          .key = shape.key,
+                          .block_tokens = shape.block_tokens,
+                          .memory = model.kv_memory(),
+                          .groups = KvGroupsOf(config).count()};
+  if (!KeepsPrefixes(options, config)) {
+    LogWarn(
+        "--kv-store: the state of this model's recurrent layers is not kept on disk yet, and "
+        "its keys and values serve nobody without it; nothing is kept");
+    return std::nullopt;
+  }
+  if (store.memory.layers.empty()) {
+    LogWarn(
+        "--kv-store: keys and values are in a GPU's memory, from where they are not kept yet "
+        "(--gpu-dense off leaves them to the host)");
+    return std::nullopt;
+  }
+  CHECK_EQ(store.memory.block_bytes(), shape.block_bytes);
+  return store;
+}
+
 // Whoever waits for experts in its turn leaves the processors to others.
 std::function<void(bool)> WaitNotice(const std::shared_ptr<StepTurns::Member>& turn) {
   if (turn == nullptr) return nullptr;
@@ -73,6 +103,7 @@ void Load(EngineSetup& setup, MetricsRegistry& registry,
   const EnginePlan& plan = setup.plan;
   parts.metrics = std::make_unique<EngineMetrics>(registry, options.devices.count > 0);
   if (!options.state_file.empty()) CheckStatePlace(options.state_file);
+  if (!options.kv_store.empty()) CheckKvStorePlace(options.kv_store);
   FillParts(options, setup.files, parts);
   const ModelConfig& config = parts.config;
   parts.max_context_tokens = plan.max_context_tokens;
@@ -81,12 +112,18 @@ void Load(EngineSetup& setup, MetricsRegistry& registry,
   parts.scheduling = {.max_num_seqs = options.max_num_seqs,
                       .max_batch_tokens = options.max_num_batched_tokens,
                       .prefix_cache = options.prefix_cache,
-                      .share_only_prompts = options.defer_experts > 0};
+                      .share_only_prompts = options.defer_experts > 0,
+                      .piece_tokens = plan.prefill.piece_tokens};
+  parts.piece_turn = std::chrono::milliseconds(options.prefill_turn_ms);
   parts.ledgers = {plan.ledger};
   for (const DevicePlan& device : plan.devices) parts.ledgers.push_back(device.ledger);
   if (plan.state.sequences > 0) ScheduleState(options, plan.state, parts.scheduling);
 
   ExpertObservers observers = MakeObservers(options, plan, setup.files);
+  KvStoreShape store_shape;
+  if (!options.kv_store.empty()) {
+    store_shape = KvStoreShapeOf(options, setup.files, plan.weight_type, plan.dense_devices);
+  }
   auto step = std::make_unique<LatencyStep>(options, plan, std::move(setup.files), parts.kernels,
                                             *parts.pool, observers, WaitNotice(turn));
   parts.turn = turn;
@@ -108,6 +145,7 @@ void Load(EngineSetup& setup, MetricsRegistry& registry,
   step->Preload(held, options.preload);
   Model& model = step->model();
   parts.head = std::make_unique<ModelHead>(model);
+  if (!options.kv_store.empty()) parts.kv_store = StoreOf(options, config, store_shape, model);
   parts.use = std::make_unique<ExpertUse>(std::move(observers), config.top_k(), step->provider(),
                                           [&model] { return model.hidden(); });
   parts.step = std::move(step);

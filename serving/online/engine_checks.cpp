@@ -21,6 +21,21 @@ void CheckDeferral(const EngineOptions& options, const ModelConfig& config) {
   }
 }
 
+void CheckKvStore(const EngineOptions& options) {
+  if (options.kv_store.empty()) return;
+  const auto refuse = [](const char* setting, const char* why) {
+    Fail(ErrorKind::kInvalidArgument, "--kv-store with {}: {}; leave one of them out", setting,
+         why);
+  };
+  if (!options.prefix_cache) refuse("--no-prefix-cache", "it keeps prefixes for later prompts");
+  if (!options.route_from.empty()) {
+    refuse("--route-from", "keys and values that follow from a recorded routing are no prompt's");
+  }
+  if (!options.exact_numerics) {
+    refuse("--numerics fast", "what is kept would depend on who happened to compute it");
+  }
+}
+
 }  // namespace
 
 void CheckEngineOptions(const EngineOptions& options, const ModelConfig& config) {
@@ -36,6 +51,7 @@ void CheckEngineOptions(const EngineOptions& options, const ModelConfig& config)
          "--eviction-policy next-use evicts by predictions: give --predictor, or use lru");
   }
   CheckDeferral(options, config);
+  CheckKvStore(options);
   CheckContext(options, config);
 }
 

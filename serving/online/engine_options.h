@@ -23,6 +23,12 @@
 
 namespace moesaic {
 
+// Of a prompt of several chunks.
+enum class PrefillOrder { kAuto, kChunks, kLayers };
+inline constexpr Named<PrefillOrder> kPrefillOrders[] = {{"auto", PrefillOrder::kAuto},
+                                                         {"chunks", PrefillOrder::kChunks},
+                                                         {"layers", PrefillOrder::kLayers}};
+
 enum class LoadFormat { kAuto, kDummy };
 inline constexpr Named<LoadFormat> kLoadFormats[] = {{"auto", LoadFormat::kAuto},
                                                      {"dummy", LoadFormat::kDummy}};
@@ -56,6 +62,10 @@ struct EngineOptions {
 
   int64_t max_num_seqs = 64;
   int64_t max_num_batched_tokens = 512;
+  PrefillOrder prefill_order = PrefillOrder::kAuto;
+  // Prompts that run layer after layer have so much time between two steps of requests that decode,
+  // or as much as a step takes.
+  int64_t prefill_turn_ms = 100;
   int64_t state_snapshots = 4;  // recurrent states that are kept for prefixes, at most
   int64_t max_queue = 256;      // requests waiting beyond those that run
   // Of throughput mode. nullopt, 0: as the planner says.
@@ -90,6 +100,8 @@ struct EngineOptions {
   std::filesystem::path record_trace;    // empty: the routing is not recorded
   std::filesystem::path state_file;      // empty: what is learned ends with the process
   double state_interval_s = 300;         // 0: saved at the end only
+  std::filesystem::path kv_store;        // empty: keys and values end with the process
+  uint64_t kv_store_bytes = uint64_t{20} << 30;
 
   // Where tokenizer and chat template are.
   const std::filesystem::path& text_files() const {

@@ -12,7 +12,8 @@ std::unique_ptr<Tokenizer> LoadTokenizerOf(const EngineOptions& options,
   const std::filesystem::path& files = options.text_files();
   if (options.load_format == LoadFormat::kDummy &&
       !std::filesystem::exists(files / "tokenizer.json") &&
-      !std::filesystem::exists(files / "tokenizer.model")) {
+      !std::filesystem::exists(files / "tokenizer.model") &&
+      !std::filesystem::exists(files / "tiktoken.model")) {
     return MakeIdTokenizer(static_cast<int32_t>(config.vocab_size));
   }
   return LoadTokenizer(files);

@@ -18,10 +18,15 @@
 #include "serving/online/device_plan.h"
 #include "serving/online/engine_checks.h"
 #include "serving/online/kv_plan.h"
+#include "serving/online/kv_store_plan.h"
 #include "serving/online/part_options.h"
 
 namespace moesaic {
 namespace {
+
+// Of the memory that experts and the KV cache share: the rows of prompts that run layer after
+// layer.
+constexpr double kPieceShare = 0.02;
 
 // Nothing is predicted when all experts fit, or so few that none may be fetched ahead.
 uint64_t PredictorBytes(const EngineOptions& options, const ModelConfig& config,
@@ -118,8 +123,10 @@ EnginePlan PlanEngine(const EngineOptions& asked, const ModelFiles& files) {
           static_cast<uint64_t>(config.vocab_size) * sizeof(float);
   // What is saved is in memory twice more: the copy of what was learned, and the file's bytes.
   const uint64_t copies = options.state_file.empty() ? 0 : 2;
-  uint64_t fixed_bytes = dense_bytes + workspace_bytes + staging_bytes + kProcessBytes +
-                         options.request_bytes + (1 + copies) * options.replay_bytes;
+  const uint64_t kv_store_bytes = dense_elsewhere ? 0 : KvStoreMemoryBytes(options, config);
+  uint64_t fixed_bytes = kv_store_bytes + dense_bytes + workspace_bytes + staging_bytes +
+                         kProcessBytes + options.request_bytes +
+                         (1 + copies) * options.replay_bytes;
   if (options.devices.count > 0) fixed_bytes += plan.all_experts_bytes + devices_host_bytes;
   uint64_t left = machine_bytes > fixed_bytes ? machine_bytes - fixed_bytes : 0;
   plan.state = PlanState(options, config, left);
@@ -133,11 +140,19 @@ EnginePlan PlanEngine(const EngineOptions& asked, const ModelFiles& files) {
     plan.max_context_tokens = kv.max_context_tokens;
   }
 
+  const auto plan_prefill = [&](uint64_t spare_bytes) {
+    const auto share = static_cast<uint64_t>(static_cast<double>(left) * kPieceShare);
+    plan.prefill = PlanPrefill(options, config,
+                               static_cast<int64_t>(plan.expert_budget_bytes / layout.slot_bytes),
+                               kept, plan.max_context_tokens, std::min(share, spare_bytes));
+  };
   if (!plan.devices.empty()) {
     plan.predictor_bytes = PredictorBytes(options, config, plan);
   } else if (options.expert_memory.is_auto()) {
     plan.expert_budget_bytes =
         std::min(plan.all_experts_bytes, left > kv.bytes ? left - kv.bytes : 0);
+    plan_prefill(plan.expert_budget_bytes - std::min(plan.expert_budget_bytes, least_bytes));
+    plan.expert_budget_bytes -= plan.prefill.bytes;
     plan.predictor_bytes = PredictorBytes(options, config, plan);
     // A small model's predictor may be as large as its experts: the memory is better theirs.
     if ((1 + copies) * plan.predictor_bytes > plan.expert_budget_bytes / 4 ||
@@ -149,6 +164,9 @@ EnginePlan PlanEngine(const EngineOptions& asked, const ModelFiles& files) {
     plan.expert_budget_bytes =
         std::min(plan.all_experts_bytes, options.expert_memory.BytesOf(plan.all_experts_bytes));
     plan.predictor_bytes = PredictorBytes(options, config, plan);
+    const uint64_t taken_bytes =
+        kv.bytes + plan.expert_budget_bytes + (1 + copies) * plan.predictor_bytes;
+    plan_prefill(left - std::min(left, taken_bytes));
   }
   plan.expert_slots = static_cast<int64_t>(plan.expert_budget_bytes / layout.slot_bytes);
   const uint64_t slots_bytes =
@@ -167,8 +185,10 @@ EnginePlan PlanEngine(const EngineOptions& asked, const ModelFiles& files) {
   ledger.Add("expert staging", staging_bytes);
   ledger.Add("predictor", plan.predictor_bytes);
   ledger.Add("KV cache", kv.bytes);
+  if (kv_store_bytes > 0) ledger.Add("KV store", kv_store_bytes);
   if (state_bytes > 0) ledger.Add("recurrent state", state_bytes);
   ledger.Add("workspace", workspace_bytes);
+  if (plan.prefill.bytes > 0) ledger.Add("prompts by layers", plan.prefill.bytes);
   ledger.Add("process", kProcessBytes);
   if (options.request_bytes > 0) ledger.Add("requests", options.request_bytes);
   if (options.replay_bytes > 0) ledger.Add("replay", options.replay_bytes);

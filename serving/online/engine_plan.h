@@ -15,6 +15,7 @@
 #include "serving/online/kv_plan.h"
 #include "serving/online/model_files.h"
 #include "serving/online/place_rules.h"
+#include "serving/online/prefill_plan.h"
 
 namespace moesaic {
 
@@ -41,6 +42,7 @@ struct EnginePlan {
   int dense_devices = 0;            // that share the dense part, the first ones; 0: the host has it
   std::string why_dense_on_host;    // with DenseMode::kAuto, when it could not be; else empty
   uint64_t predictor_bytes = 0;     // 0: nothing is predicted
+  PrefillPlan prefill;
   int64_t num_kv_blocks = 0;
   StatePlan state;
   int64_t max_context_tokens = 0;

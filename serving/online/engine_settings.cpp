@@ -59,7 +59,7 @@ void AddModelSettings(EngineOptions& options, bool visible, OptionTable& table) 
              .target = &options.tokenizer,
              .value_name = "DIR|FILE",
              .help = "Take tokenizer and chat template from here instead: a directory with "
-                     "tokenizer.json or tokenizer.model, or a GGUF file."});
+                     "tokenizer.json, tokenizer.model or tiktoken.model, or a GGUF file."});
   model.Add({.name = "max-model-len",
              .target = &options.max_model_len,
              .value_name = "TOKENS",
@@ -77,7 +77,8 @@ void AddModelSettings(EngineOptions& options, bool visible, OptionTable& table) 
                  "what experts of gpt-oss are stored in (4.25 bits each, the rest bfloat16). gguf "
                  "keeps the blocks of a GGUF file and rounds activations to int8, gguf-float32 "
                  "does not round them. fp8 keeps the matrices of an fp8 checkpoint (8.25 bits a "
-                 "weight)."});
+                 "weight), w4a16 the experts of one in compressed-tensors' packed int4 (4.5 bits, "
+                 "the rest bfloat16)."});
   model.Add({.name = "kv-cache-dtype",
              .target = AutoOrOneOf(&options.kv_cache_dtype, kKvDtypes),
              .help = "Type of keys and values in memory. auto: bfloat16, but float32 with --dtype "
@@ -103,6 +104,15 @@ void AddMemorySettings(EngineOptions& options, bool visible, OptionTable& table)
   memory.Add({.name = "kv-memory",
               .target = &options.kv_memory,
               .help = "Memory for keys and values: a size, a share of --memory, or auto."});
+  memory.Add({.name = "kv-store",
+              .target = &options.kv_store,
+              .value_name = "DIR",
+              .help = "Keep keys and values of prompts and answers here, beyond --kv-memory and "
+                      "across restarts, so that what begins alike is read instead of computed."});
+  memory.Add(
+      {.name = "kv-store-size",
+       .target = SizeInBytes(&options.kv_store_bytes),
+       .help = "What --kv-store may take of the disk; what was used least recently leaves."});
   memory.Add({.name = "memory",
               .target = &options.machine.memory,
               .help = "All that the process may take: a size, a share of what is free, or auto: "
@@ -241,6 +251,22 @@ void AddBatchingSettings(EngineOptions& options, bool visible, OptionTable& tabl
                 .target = &options.max_num_batched_tokens,
                 .help = "Tokens of one step; longer prompts are cut into chunks.",
                 .min = 1,
+                .max = 1e6});
+  batching.Add({.name = "prefill-order",
+                .target = OneOf(&options.prefill_order, kPrefillOrders),
+                .help = "How prompts run that are longer than --max-num-batched-tokens. chunks: "
+                        "each chunk through all layers, so that each reads the experts that are "
+                        "not in memory. layers: all chunks through a layer before the next one, so "
+                        "that each expert is read once. auto: what is predicted to read less. The "
+                        "answers have the same bits. Latency mode only."});
+  batching.Add({.name = "prefill-turn",
+                .target = &options.prefill_turn_ms,
+                .value_name = "MS",
+                .help = "While a prompt runs by layers, other requests get a token after so many "
+                        "milliseconds of it, or after as long as their last step took if that was "
+                        "longer, and the chunk of a layer that runs by then. 0: after each chunk "
+                        "of a layer.",
+                .min = 0,
                 .max = 1e6});
   batching.Add({.name = "schedule",
                 .target = AutoOrOneOf(&options.schedule, kBatchSchedules),

@@ -41,7 +41,10 @@ void LoadGates(const ModelConfig& config, const ModelWeights& weights, ThreadPoo
 LatencyStep::LatencyStep(const EngineOptions& options, const EnginePlan& plan, ModelFiles files,
                          const CpuKernels& kernels, ThreadPool& pool,
                          const ExpertObservers& observers, std::function<void(bool)> on_wait)
-    : files_(std::move(files)), dense_devices_(plan.dense_devices), kept_(plan.placed.kept) {
+    : files_(std::move(files)),
+      dense_devices_(plan.dense_devices),
+      kept_(plan.placed.kept),
+      prefill_(plan.prefill) {
   const ModelConfig& config = files_.config;
   if (!plan.devices.empty()) {
     devices_ = BackendOf(options.devices.kind).Make(options.devices, plan.devices);
@@ -70,6 +73,9 @@ LatencyStep::LatencyStep(const EngineOptions& options, const EnginePlan& plan, M
   }
   model_ = std::make_unique<Model>(config, std::move(dense), layout, *experts_, kernels, pool,
                                    limits, MakeOperators(options, devices_, layout, config));
+  if (prefill_.piece_tokens > 0) {
+    layer_pass_ = std::make_unique<LayerPass>(*model_, prefill_.piece_tokens);
+  }
 }
 
 void LatencyStep::MakeExperts(const EngineOptions& options, const EnginePlan& plan,
@@ -139,7 +145,12 @@ void LatencyStep::Preload(const std::vector<ExpertId>& first, bool fill) {
 }
 
 StepStats LatencyStep::Run(const ForwardBatch& batch, RoutingHook* hook) {
-  StepStats stats = model_->Forward(batch, hook);
+  return Ran(model_->Forward(batch, hook));
+}
+
+StepStats LatencyStep::RunBlock() { return Ran(layer_pass_->RunBlock()); }
+
+StepStats LatencyStep::Ran(StepStats stats) {
   if (stats.experts.bytes_read > 0) {
     if (!reads_.ready()) LogInfo("experts can be read again");
     reads_.Succeeded();

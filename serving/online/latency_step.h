@@ -43,6 +43,9 @@ class LatencyStep final : public EngineStep {
   ExpertProvider& provider() { return *experts_; }
 
   StepStats Run(const ForwardBatch& batch, RoutingHook* hook) override;
+  LayerPass* layer_pass() override { return layer_pass_.get(); }
+  bool RunsByLayers(int64_t tokens) const override { return prefill_.ByLayers(tokens); }
+  StepStats RunBlock() override;
   AfterFailure Failed(const Error& error) override;
   std::string WhyUnreadable() const override { return reads_.WhyNotReady(); }
   void TryReading() override;
@@ -54,6 +57,7 @@ class LatencyStep final : public EngineStep {
                    const ExpertObservers& observers, std::function<void(bool)> on_wait);
   void MakeDeviceExperts(const EngineOptions& options, const EnginePlan& plan,
                          const ExpertObservers& observers);
+  StepStats Ran(StepStats stats);
 
   ModelFiles files_;
   const int dense_devices_;
@@ -65,6 +69,8 @@ class LatencyStep final : public EngineStep {
   SlotTable* slot_table_ = nullptr;  // of experts_, for steps of the dense part; may stay null
   ReadHealth reads_;                 // of experts_
   std::unique_ptr<Model> model_;
+  const PrefillPlan prefill_;
+  std::unique_ptr<LayerPass> layer_pass_;  // null: prompts run in chunks
 };
 
 }  // namespace moesaic

@@ -13,6 +13,7 @@
 #include "core/config/model_config.h"
 #include "serving/model/fp8_weights.h"
 #include "serving/model/gguf_weights.h"
+#include "serving/model/packed_int4.h"
 #include "serving/online/device_backend.h"
 #include "serving/online/place_rules.h"
 
@@ -74,14 +75,19 @@ void CheckNodes(const EngineOptions& options, const Topology& topology) {
 // What the checkpoint has, where that is a type of its own.
 void ChooseDtype(EngineOptions& options) {
   const auto asked = options.dtype;
-  if (asked && *asked != WeightType::kMxfp4 && *asked != WeightType::kFp8 && !IsGguf(*asked))
-    return;
+  const bool of_checkpoints = !asked || *asked == WeightType::kMxfp4 ||
+                              *asked == WeightType::kFp8 || *asked == WeightType::kW4A16 ||
+                              IsGguf(*asked);
+  if (!of_checkpoints) return;
   const ModelConfig config = LoadModelConfig(options.model_dir);
   std::optional<WeightType> own;
   if (config.tensors.HasMxfp4Experts()) own = WeightType::kMxfp4;
-  // The kernels of GPUs take no fp8 yet; they had bf16 before there was such a type.
-  if (HasFp8Experts(config) && (asked || KernelsOf(options.devices) == nullptr)) {
-    own = WeightType::kFp8;
+  if (HasFp8Experts(config)) own = WeightType::kFp8;
+  if (HasW4A16Experts(config)) own = WeightType::kW4A16;
+  const bool gpus = KernelsOf(options.devices) != nullptr;
+  if (!asked && gpus && (own == WeightType::kFp8 || own == WeightType::kW4A16)) {
+    LogInfo("GPUs have no kernels for {} weights: they become bfloat16", TraitsOf(*own).dtype);
+    own = std::nullopt;
   }
   if (HasGgufExperts(config) && options.load_format != LoadFormat::kDummy) {
     const bool integers = AllGgufExpertsInBlocks(config) && asked != WeightType::kGgufF32;
@@ -91,7 +97,9 @@ void ChooseDtype(EngineOptions& options) {
   if (!asked || asked == own || options.dtype == own) return;
   const char* const name = TraitsOf(*asked).dtype;
   const char* const blocks = IsGguf(*asked) ? "blocks of a GGUF file that can be kept"
-                                            : "fp8 with a scale for each 128 inputs";
+                             : *asked == WeightType::kW4A16
+                                 ? "packed int4 with a scale for each 32 inputs"
+                                 : "fp8 with a scale for each 128 inputs";
   Fail(ErrorKind::kInvalidArgument,
        "--dtype {}: the experts of {} are not in {}; give another type, or leave it at auto", name,
        options.model_dir.string(), *asked == WeightType::kMxfp4 ? name : blocks);

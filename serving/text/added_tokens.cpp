@@ -110,8 +110,12 @@ void AddedTokenMatcher::Split(std::string_view text, const std::vector<PlainRang
       pos = NextCandidate(text, pos + 1);
       continue;
     }
+    // What a token strips behind it may begin another token, which is found as well (as in the
+    // reference implementation) but for one that would strip it again.
+    const size_t match_end = end;
     size_t begin = pos;
     if (token->lstrip) {
+      begin = std::max(begin, done);
       while (begin > done) {
         const size_t previous = PreviousCodePointStart(text, begin);
         size_t next = previous;
@@ -126,10 +130,11 @@ void AddedTokenMatcher::Split(std::string_view text, const std::vector<PlainRang
         end = next;
       }
     }
+    pos = NextCandidate(text, match_end);
+    if (begin >= end) continue;
     if (begin > done) parts.push_back({done, begin, nullptr});
     parts.push_back({begin, end, token});
     done = end;
-    pos = NextCandidate(text, end);
   }
   if (done < text.size()) parts.push_back({done, text.size(), nullptr});
 }

@@ -46,7 +46,12 @@ BpeModel::BpeModel(const JsonFields& node, bool raw_bytes) : raw_bytes_(raw_byte
     unk_id_ = vocabulary_.Find(unk->String());
     if (unk_id_ == kNoToken) missing_unk_ = unk->String();
   }
-  LoadMerges(node.At("merges"));
+  // Not of tokenizer.json: what tiktoken_tokenizer.cpp says of a vocabulary without merges.
+  if (node.OptionalBool("merge_by_id").value_or(false)) {
+    MergeById();
+  } else {
+    LoadMerges(node.At("merges"));
+  }
   has_all_bytes_ = true;
   for (int byte = 0; byte < 256; ++byte) {
     std::string token;
@@ -95,12 +100,34 @@ void BpeModel::LoadVocabulary(const JsonFields& node) {
   }
 }
 
-void BpeModel::LoadMerges(const JsonFields& node) {
-  if (!node.value().is_array()) node.Refuse("expected an array");
-  const size_t count = node.value().size();
+void BpeModel::ReserveMerges(size_t count) {
   const size_t slots = std::bit_ceil(count * 2 + 2);
   merges_.assign(slots, Merge{});
   merge_shift_ = 64 - std::countr_zero(slots);
+}
+
+void BpeModel::MergeById() {
+  std::vector<Merge> merges;
+  for (const auto& [token, id] : vocabulary_) {
+    const std::string_view whole = token;
+    for (size_t at = 0; at < whole.size();) {
+      NextCodePoint(whole, at);  // of the byte-level alphabet, each of which is a byte
+      if (at == whole.size()) break;
+      const int32_t left = vocabulary_.Find(whole.substr(0, at));
+      const int32_t right = vocabulary_.Find(whole.substr(at));
+      if (left == kNoToken || right == kNoToken) continue;
+      const auto rank = static_cast<uint32_t>(id);
+      merges.push_back({static_cast<uint32_t>(left), static_cast<uint32_t>(right), rank, rank});
+    }
+  }
+  ReserveMerges(merges.size());
+  for (const Merge& merge : merges) InsertMerge(merge);
+}
+
+void BpeModel::LoadMerges(const JsonFields& node) {
+  if (!node.value().is_array()) node.Refuse("expected an array");
+  const size_t count = node.value().size();
+  ReserveMerges(count);
   const size_t prefix_bytes = prefix_.size();
   std::string joined;
   uint32_t rank = 0;

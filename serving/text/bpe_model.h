@@ -61,6 +61,9 @@ class BpeModel {
 
   void LoadVocabulary(const JsonFields& node);
   void LoadMerges(const JsonFields& node);
+  // Every two tokens that are a token together are merged, those of the lowest id first.
+  void MergeById();
+  void ReserveMerges(size_t count);
   void FindBoundaryCharacter();
   const Merge* FindMerge(uint32_t left, uint32_t right) const;
   void InsertMerge(const Merge& merge);

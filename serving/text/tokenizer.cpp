@@ -7,6 +7,7 @@
 #include "serving/text/detokenizer.h"
 #include "serving/text/gguf_tokenizer.h"
 #include "serving/text/sentencepiece_tokenizer.h"
+#include "serving/text/tiktoken_tokenizer.h"
 #include "serving/text/tokenizer_json.h"
 #include "serving/text/tokenizer_settings.h"
 
@@ -67,8 +68,13 @@ std::unique_ptr<Tokenizer> LoadTokenizer(const std::filesystem::path& model_dir)
   if (std::filesystem::exists(model)) {
     return LoadSentencePiece(ReadTextFile(model), model.string(), settings);
   }
+  const std::filesystem::path ranks = model_dir / "tiktoken.model";
+  if (std::filesystem::exists(ranks)) {
+    return LoadTiktoken(ReadTextFile(ranks), ranks.string(), settings);
+  }
   Fail(ErrorKind::kNotFound,
-       "{}: neither tokenizer.json nor tokenizer.model; copy one of them from the model's origin",
+       "{}: neither tokenizer.json nor tokenizer.model nor tiktoken.model; copy one of them from "
+       "the model's origin",
        model_dir.string());
 }
 

@@ -245,5 +245,31 @@ TEST(KvBlockPoolPropertyTest, RandomSchedulesAgainstASimpleModel) {
   }
 }
 
+// Blocks that outlive the pool keep their numbers and their order.
+TEST(KvBlockPoolTest, AdoptsWhatAnotherPoolHeld) {
+  KvBlockPool pool(4, 2);
+  const std::vector<int32_t> a = {1, 2};
+  const std::vector<int32_t> b = {3, 4};
+  EXPECT_TRUE(pool.Adopt(2, 70, kEmptyPrefix, a));
+  EXPECT_TRUE(pool.Adopt(0, 90, 70, b));
+  EXPECT_FALSE(pool.Adopt(1, 95, 70, b));
+  pool.SkipTo(100);
+  EXPECT_EQ(pool.cached_blocks(), 2);
+  EXPECT_EQ(pool.Lookup(70, b)->prefix, 90u);
+  EXPECT_EQ(pool.tokens(0)[1], 4);
+  EXPECT_EQ(*pool.Allocate(), 1);  // empty ones first, then those that were adopted first
+  EXPECT_EQ(*pool.Allocate(), 3);
+  EXPECT_EQ(pool.Seal(3, 90, a), 101u);
+  EXPECT_EQ(*pool.Allocate(), 2);
+  EXPECT_EQ(pool.counters().displaced, 1u);
+  // What is forgotten is found no more, and is the first to be used again.
+  pool.Forget(0);
+  EXPECT_FALSE(pool.Lookup(70, b));
+  pool.Release(0);
+  pool.Release(3);
+  EXPECT_EQ(pool.cached_blocks(), 1);
+  EXPECT_EQ(*pool.Allocate(), 0);
+}
+
 }  // namespace
 }  // namespace moesaic

@@ -48,16 +48,19 @@ def serve_and_fail(*arguments):
 class MoesaicServer:
     """A server process on a free port; use it in a `with`. Ready when made, unless told otherwise.
 
-    With `endless`, the model's context is so long that long_request() outlasts any test. `tls` is the
+    `models` is a file for --models, in place of `model`. With `endless`, the model's context is so long that long_request() outlasts any test. `tls` is the
     ssl.SSLContext and `key` the API key that call() uses."""
 
-    def __init__(self, *flags, endless=False, wait_ready=True, model=MODEL, tls=None, key=None):
+    def __init__(self, *flags, endless=False, wait_ready=True, model=MODEL, models=None, tls=None,
+                 key=None):
         self.tls = tls
         self.key = key
         self._directory = tempfile.TemporaryDirectory() if endless else None
         if endless:
             model = with_long_context(self._directory.name)
         command = [BINARY, "serve", model, "--port", "0", "--served-model-name", "sample", *flags]
+        if models is not None:
+            command = [BINARY, "serve", "--models", models, "--port", "0", *flags]
         if endless:
             command += ["--max-model-len", str(ENDLESS_TOKENS)]
         self.process = subprocess.Popen(

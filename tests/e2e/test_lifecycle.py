@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import signal
 import socket
 import subprocess
@@ -11,6 +12,7 @@ import tempfile
 import unittest
 
 import openai
+import yaml
 from harness import (
     BINARY, ENVIRONMENT, MODEL, PATIENCE_S, MoesaicServer, RawClient, large_stream, long_request, post, serve_and_fail,
 )
@@ -224,6 +226,72 @@ class LifecycleTest(unittest.TestCase):
             metrics = server.metrics()
             self.assertGreater(metrics['moe_expert_read_bytes_total{from="disk",to="host"}'], 0)
             self.assertGreater(metrics["moe_expert_evictions_total"], 0)
+
+
+class Deployment(unittest.TestCase):
+    """What deploy/ says, held to what the program takes."""
+
+    ROOT = pathlib.Path(__file__).resolve().parents[2] / "deploy"
+
+    def settings(self, variables, *arguments):
+        """--print-config of a server: the settings that are not defaults, as their text."""
+        command = [BINARY, "serve", *arguments, "--print-config"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**ENVIRONMENT, **variables})
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        return dict(re.findall(r"^([a-z-]+): (.*?) +# (?!default$)", done.stdout, re.MULTILINE))
+
+    def test_kubernetes(self):
+        base = self.ROOT / "kubernetes" / "base"
+        kinds = {}
+        for path in (self.ROOT / "kubernetes").rglob("*.yaml"):
+            for document in yaml.safe_load_all(path.read_text()):
+                kinds.setdefault(document["kind"], []).append(document)
+                for name in document.get("resources", []):
+                    self.assertTrue((path.parent / name).exists(), f"{path}: {name}")
+        (deployment,), (monitor,) = kinds["Deployment"], kinds["PodMonitor"]
+        pod = deployment["spec"]["template"]
+        labels = pod["metadata"]["labels"]
+        for selector in (
+            deployment["spec"]["selector"]["matchLabels"],
+            kinds["Service"][0]["spec"]["selector"],
+            monitor["spec"]["selector"]["matchLabels"],
+        ):
+            self.assertLessEqual(selector.items(), labels.items())
+        (container,) = pod["spec"]["containers"]
+        self.assertEqual(container["resources"]["limits"], container["resources"]["requests"])
+        (port,) = container["ports"]
+        self.assertEqual(monitor["spec"]["podMetricsEndpoints"][0]["port"], port["name"])
+        variables = dict(line.split("=", 1) for line in (base / "model.env").read_text().split())
+        settings = self.settings(variables, *container["args"])
+        self.assertEqual((settings["host"], settings["port"]), ("0.0.0.0", str(port["containerPort"])))
+        self.assertGreater(pod["spec"]["terminationGracePeriodSeconds"], int(settings["shutdown-timeout"]))
+        mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+        for setting in ("model", "state-file", "api-key-file"):
+            self.assertIn(str(pathlib.Path(settings[setting]).parent), mounts, setting)
+        secret = kinds["Secret"][0]["stringData"]
+        with tempfile.TemporaryDirectory() as directory:
+            keys = pathlib.Path(directory) / "keys"
+            keys.write_text(secret["keys"])
+            with MoesaicServer("--api-key-file", str(keys)) as server:
+                for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+                    self.assertEqual(server.call(container[probe]["httpGet"]["path"])[0], 200)
+                scrape = {"Authorization": f"Bearer {secret['metrics']}"}
+                self.assertEqual(server.call("/metrics")[0], 401)
+                self.assertEqual(server.call("/metrics", headers=scrape)[0], 200)
+                self.assertEqual(json.loads(server.call("/v1/models", headers=scrape)[2])["data"], [])
+
+    def test_image_and_service(self):
+        text = (self.ROOT / "docker" / "Dockerfile").read_text()
+        variables = dict(re.findall(r"(MOESAIC_\w+)=(\S+)", text.split("\nENV ")[1]))
+        settings = self.settings(variables, MODEL)
+        self.assertEqual(settings, {"host": "0.0.0.0", "port": "8000", "insecure": "true", "model": MODEL})
+        profile = json.loads((self.ROOT / "docker" / "seccomp.json").read_text())
+        allowed = {name for group in profile["syscalls"] for name in group["names"]}
+        self.assertLessEqual({"io_uring_setup", "io_uring_enter", "io_uring_register", "mbind", "clone3"}, allowed)
+        self.assertEqual(profile["defaultAction"], "SCMP_ACT_ERRNO")
+        unit = (self.ROOT / "debian" / "moesaic.service").read_text()
+        settings = self.settings({}, "--config", str(self.ROOT / "debian" / "server.yaml"))
+        self.assertLess(int(settings["shutdown-timeout"]), int(re.search(r"^TimeoutStopSec=(\d+)", unit, re.M)[1]))
 
 
 if __name__ == "__main__":

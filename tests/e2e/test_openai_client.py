@@ -1,5 +1,6 @@
 """The API as the official OpenAI client sees it."""
 
+import base64
 import concurrent.futures
 import json
 import pathlib
@@ -79,6 +80,46 @@ class OpenAiClientTest(unittest.TestCase):
             )
             ids = response.choices[0].token_ids
             self.assertEqual(ids[:sure], entry["greedy_ids"][:sure], entry["prompt"])
+
+    def test_routed_experts(self):
+        config = json.loads((pathlib.Path(MODEL) / "config.json").read_text())
+        shape = (config["num_hidden_layers"], config["num_experts_per_tok"])
+        prompt, tokens = max((entry["prompt_ids"] for entry in REFERENCE), key=len), 5
+
+        def routed(**fields):
+            return self.complete(prompt, max_tokens=tokens, extra_body=fields)
+
+        def rows(response):
+            data = base64.b64decode(response.sglext["routed_experts"])
+            values = struct.unpack(f"<{len(data) // 4}i", data)
+            layers = [values[i : i + shape[1]] for i in range(0, len(values), shape[1])]
+            return [layers[i : i + shape[0]] for i in range(0, len(layers), shape[0])]
+
+        first = rows(routed(return_routed_experts=True))
+        self.assertEqual(len(first), len(prompt) + tokens - 1)  # the last token is not run
+        for token in first:
+            for experts in token:
+                self.assertEqual(len(set(experts)), shape[1])
+                self.assertTrue(all(0 <= expert < config["num_experts"] for expert in experts))
+        again = routed(return_routed_experts=True)  # the prefix is known now, and run all the same
+        self.assertEqual(rows(again), first)
+        self.assertEqual(again.usage.prompt_tokens_details.cached_tokens, 0)
+        behind = routed(return_routed_experts=True, routed_experts_start_len=len(prompt))
+        self.assertEqual(rows(behind), first[len(prompt) :])
+        self.assertGreater(behind.usage.prompt_tokens_details.cached_tokens, 0)
+        lists = routed(return_routed_experts="lists", return_moesaic=True)
+        as_lists = [[list(experts) for experts in token] for token in first]
+        self.assertEqual(lists.prompt_routed_experts + lists.choices[0].routed_experts, as_lists)
+
+        # The request's matrices are counts of the same.
+        use = lists.choices[0].moesaic
+        self.assertEqual(use["prefill"]["tokens"], len(prompt))
+        self.assertEqual(use["decode"]["tokens"], tokens - 1)
+        for name, part in (("prefill", first[: len(prompt)]), ("decode", first[len(prompt) :])):
+            for layer, counts in enumerate(use[name]["eam"]):
+                used = [expert for token in part for expert in token[layer]]
+                self.assertEqual(counts, [used.count(i) for i in range(config["num_experts"])])
+        self.assertGreater(use["hits"] + use["late_hits"] + use["misses"], 0)
 
     def test_text_prompt_is_tokenised_like_the_reference(self):
         for entry in REFERENCE[:6]:

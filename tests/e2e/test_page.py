@@ -85,6 +85,10 @@ class PageTest(unittest.TestCase):
         self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {
             "features": [{"name": "prefers-color-scheme", "value": theme}]})
 
+    def choose(self, model):
+        self.js("((name) => { const models = document.getElementById('models'); models.value = name;"
+                " models.dispatchEvent(new Event('change')); })(arguments[0])", model)
+
     def js(self, script, *arguments):
         return self.browser.execute_script("return " + script, *arguments)
 
@@ -117,6 +121,50 @@ class PageTest(unittest.TestCase):
         """What scripts and the policy complain of; that a server ends is no error of the page."""
         return [entry for entry in self.browser.get_log("browser")
                 if entry["level"] == "SEVERE" and entry["source"] != "network"]
+
+    def test_one_of_several_models(self):
+        with tempfile.TemporaryDirectory() as directory:
+            models = pathlib.Path(directory) / "models.yaml"
+            models.write_text(f"models:\n  - id: first\n    path: {MODEL}\n"
+                              f"  - id: second\n    path: {MODEL}\n    dtype: int8\n")
+            keys = pathlib.Path(directory) / "keys"
+            keys.write_text('{"key": "sesame", "name": "ops", "admin": true}\n{"key": "look", "name": "guest"}\n')
+            with MoesaicServer("--memory", "2GiB", "--api-key-file", str(keys), models=str(models), wait_ready=False,
+                               key="sesame") as server:
+                while server.call("/ready")[0] != 200:
+                    time.sleep(0.05)
+                self.browser.get(server.url + "/")
+                self.wait_state("key")
+                self.browser.find_element(By.ID, "key").send_keys("sesame", Keys.ENTER)
+                self.wait_sample()
+                options = "Array.from(document.querySelectorAll('#models option')).map((option) => option.textContent)"
+                self.assertEqual(self.js(options), ["first", "second"])
+                self.assertEqual(self.js("document.title"), "first \u00b7 Moesaic")
+                self.choose("second")
+                self.wait("document.title", lambda title: title == "second \u00b7 Moesaic")
+                self.shoot("several-models", 1280, "light")
+                # Taken off, and looked at all the same; the other one goes on.
+                self.assertEqual(self.text("#order"), "Unload")
+                self.browser.find_element(By.ID, "order").click()
+                self.wait_state("lost")
+                self.assertEqual(self.js(options), ["first", "second (unloaded)"])
+                self.assertEqual(self.text("#order"), "Load")
+                self.choose("first")
+                self.wait_state("live")
+                self.choose("second")
+                self.wait_state("lost")
+                self.browser.find_element(By.ID, "order").click()
+                self.wait_state("live")
+                self.assertEqual(self.js(options), ["first", "second"])
+                self.assertEqual(self.text("#order-error"), "")
+                # Who may only look is told so.
+                self.js("sessionStorage.setItem('moesaic-api-key', 'look')")
+                self.browser.refresh()
+                self.wait_state("live")
+                self.browser.find_element(By.ID, "order").click()
+                self.wait("document.querySelector('#order-error').textContent", lambda text: "admin" in text)
+                self.wait_state("live")
+        self.assertEqual(self.errors(), [])
 
     def test_what_is_drawn_is_what_the_server_says(self):
         with MoesaicServer(*FLAGS) as server:

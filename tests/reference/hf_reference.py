@@ -15,6 +15,7 @@ import transformers
 
 import fp8
 import mxfp4
+import packed_int4
 
 torch.set_num_threads(1)  # one summation order, so that regenerating gives the same bits on the same machine
 torch.set_grad_enabled(False)
@@ -35,8 +36,8 @@ class Trace:
 def load_model(directory: pathlib.Path, dtype: torch.dtype = torch.float32):
     """Loads a checkpoint and fails when transformers did not find every tensor, or found one too many.
 
-    Of an mxfp4 or fp8 checkpoint the dequantised values: transformers' own kernels want a GPU."""
-    for form in (mxfp4, fp8):
+    Of an mxfp4, packed int4 or fp8 checkpoint the dequantised values: transformers' own kernels want a GPU."""
+    for form in (mxfp4, packed_int4, fp8):
         if not form.is_quantised(directory):
             continue
         with tempfile.TemporaryDirectory() as scratch:
@@ -65,7 +66,8 @@ def sparse_layers(model) -> list[int]:
 
 def correction_of(mlp):
     """The bias of the choice, which is the router's or the MLP's; None without one."""
-    for owner in (getattr(mlp, "gate", None), mlp):
+    gate = getattr(mlp, "gate", None)
+    for owner in (gate, mlp, getattr(gate, "moe_statics", None)):
         if hasattr(owner, "e_score_correction_bias"):
             return owner.e_score_correction_bias
     return None
@@ -122,6 +124,17 @@ def _sigmoid_routing(logits: torch.Tensor, bias: torch.Tensor, config) -> tuple[
     return experts, weights * getattr(config, "routed_scaling_factor", 1.0), gap
 
 
+def _corrected_softmax_routing(logits: torch.Tensor, bias: torch.Tensor, config) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The same for probabilities with a correction of the choice (ernie4_5_moe), by falling corrected probability."""
+    k = config.moe_k
+    scores = logits.softmax(-1)
+    top = (scores + bias.flatten()).topk(k + 1, dim=-1)
+    experts = top.indices[..., :k]
+    weights = scores.gather(-1, experts)
+    weights = weights / weights.sum(-1, keepdim=True).clamp(min=config.moe_norm_min)
+    return experts, weights, top.values[..., k - 1] - top.values[..., k]
+
+
 def _logit_routing(logits: torch.Tensor, config) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The same for experts chosen by their logits, with the softmax of those chosen as weights (gpt_oss)."""
     k = config.num_experts_per_tok
@@ -165,7 +178,12 @@ def run(model, ids: list[int], cache=None, use_cache: bool = False) -> Trace:
 
     corrected = [correction_of(mlp_of(layer)) for layer in model.model.layers]
     corrected = [bias for bias in corrected if bias is not None]
-    if model.config.model_type == "gpt_oss":
+    if model.config.model_type == "ernie4_5_moe":
+        routing = [
+            _corrected_softmax_routing(c[0].reshape(len(ids), -1).float(), bias, model.config)
+            for c, bias in zip(chosen, corrected, strict=True)
+        ]
+    elif model.config.model_type == "gpt_oss":
         routing = [_logit_routing(c[0].reshape(len(ids), -1).float(), model.config) for c in chosen]
     elif corrected:
         routing = [

@@ -26,6 +26,7 @@ from safetensors.torch import save_file
 import fp8
 import hf_reference
 import mxfp4
+import packed_int4
 
 PROMPT_LENGTHS = (1, 7, 33, 70)
 HIDDEN_FOR = (1, 3)  # prompts whose hidden states are recorded
@@ -38,6 +39,8 @@ LATENT_KINDS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 OWN_SEEDS = {
     "deepseek_v2_bf16_lite": 19, "deepseek_v2_fp32_groups": 20, "deepseek_v3_bf16_groups": 21, "deepseek_v3_fp32_halves": 22,
     "glm4_moe_lite_bf16": 23, "deepseek_v3_fp8": 24, "minimax_m2_fp8": 25, "glm4_moe_fp8": 26,
+    "kimi_k2_int4": 27, "kimi_k25_int4": 28, "kimi_k25_int4_wide": 29,
+    "qwen3_5_moe_text_bf16": 30, "ernie4_5_moe_bf16": 31, "ernie4_5_moe_fp32_odd": 32, "ernie4_5_moe_bf16_every_other": 33,
 }
 MIN_EFFECT = 0.05  # how much a listed configuration change must move some logit
 
@@ -239,6 +242,16 @@ YARN_OF_DEEPSEEK = {
 }
 
 
+def kimi(**changes) -> dict:
+    config = deepseek(
+        "3", model_type="kimi_k2", rope_theta=50000.0, n_group=1, topk_group=1, n_shared_experts=1,
+        routed_scaling_factor=2.827,
+        rope_scaling=YARN_OF_DEEPSEEK
+        | {"factor": 32, "beta_fast": 1, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0},
+    )
+    return config | changes
+
+
 def glm4_moe_lite(**changes) -> dict:
     return {
         "architectures": ["Glm4MoeLiteForCausalLM"],
@@ -354,6 +367,34 @@ def qwen3_5_moe(tied: bool = False, **changes) -> dict:
         "video_token_id": 4,
         "vision_config": {"depth": 1, "hidden_size": 16, "model_type": "qwen3_5_moe", "num_heads": 2},
     }
+
+
+def ernie4_5_moe(**changes) -> dict:
+    return {
+        "architectures": ["Ernie4_5_MoeForCausalLM"],
+        "model_type": "ernie4_5_moe",
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+        "hidden_act": "silu",
+        "max_position_embeddings": 1024,
+        "moe_capacity": [64, 64, 64],
+        "moe_layer_end_index": -1,
+        "moe_layer_interval": 1,
+        "moe_layer_start_index": 1,
+        "moe_num_shared_experts": 2,
+        "moe_use_aux_free": True,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": None,
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "use_bias": False,
+    } | changes
+
+
+def qwen3_5_moe_text(**changes) -> dict:
+    return {"architectures": ["Qwen3_5MoeForCausalLM"]} | qwen3_5_moe(**changes)["text_config"]
 
 
 def text_of(config: dict) -> dict:
@@ -734,6 +775,93 @@ FIXTURES: dict[str, tuple[dict, int | None, list[dict]]] = {
         None,
         [{"norm_topk_prob": False}, {"partial_rotary_factor": 1.0}, {"routed_scaling_factor": 1.0}],
     ),
+    # As Kimi-K2-Thinking is released: experts in packed int4, an odd number of groups of 32 in a row; no groups of experts.
+    "kimi_k2_int4": (
+        kimi(
+            vocab_size=160, hidden_size=96, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=4,
+            q_lora_rank=32, kv_lora_rank=48, qk_nope_head_dim=16, qk_rope_head_dim=16, v_head_dim=16,
+            intermediate_size=72, moe_intermediate_size=64, n_routed_experts=8, num_experts_per_tok=3,
+            quantization_config=packed_int4.quantization(32),
+        ),
+        None,
+        [{"routed_scaling_factor": 1.0}, {"norm_topk_prob": False}, {"rope_theta": 1000.0}, {"rope_scaling": None}],
+    ),
+    # As Kimi-K2.5: the part for text of a model that also sees, under names of its own, in shards.
+    "kimi_k25_int4": (
+        {
+            "architectures": ["KimiK25ForConditionalGeneration"],
+            "model_type": "kimi_k25",
+            "media_placeholder_token_id": 159,
+            "tie_word_embeddings": False,
+            "text_config": kimi(
+                vocab_size=160, hidden_size=64, num_hidden_layers=2, num_attention_heads=5, num_key_value_heads=5,
+                q_lora_rank=24, kv_lora_rank=20, qk_nope_head_dim=18, qk_rope_head_dim=8, v_head_dim=24,
+                intermediate_size=80, moe_intermediate_size=32, n_routed_experts=12, num_experts_per_tok=4,
+                rms_norm_eps=1e-05, quantization_config=packed_int4.quantization(32),
+            ),
+            "vision_config": {"hidden_size": 16},
+        },
+        90_000,
+        [{"routed_scaling_factor": 1.0}, {"rope_theta": 1000.0}, {"rope_scaling": None}],
+    ),
+    # What no release has: groups of 64 inputs, rotated halves, groups of experts, queries of one matrix.
+    "kimi_k25_int4_wide": (
+        {
+            "architectures": ["KimiK25ForConditionalGeneration"],
+            "model_type": "kimi_k25",
+            "tie_word_embeddings": False,
+            "text_config": kimi(
+                vocab_size=128, hidden_size=128, num_hidden_layers=2, num_attention_heads=3, num_key_value_heads=3,
+                q_lora_rank=None, kv_lora_rank=32, qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=20,
+                intermediate_size=56, moe_intermediate_size=64, n_routed_experts=8, num_experts_per_tok=2,
+                n_group=2, topk_group=1, n_shared_experts=2, rope_interleave=False, norm_topk_prob=False,
+                quantization_config=packed_int4.quantization(64),
+            ),
+        },
+        None,
+        [{"rope_interleave": True}, {"norm_topk_prob": True}, {"n_group": 1}],
+    ),
+    # The text of Qwen3.5 alone, as transformers saves it: a tensor for each matrix of an expert, other names.
+    "qwen3_5_moe_text_bf16": (
+        qwen3_5_moe_text(
+            vocab_size=128, hidden_size=48, num_hidden_layers=3, num_attention_heads=3, num_key_value_heads=1,
+            head_dim=16, linear_num_key_heads=1, linear_num_value_heads=3, linear_key_head_dim=12,
+            linear_value_head_dim=14, moe_intermediate_size=12, shared_expert_intermediate_size=20, num_experts=6,
+            num_experts_per_tok=2, full_attention_interval=3,
+        ),
+        None,
+        [{"rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.25}}],
+    ),
+    # As ERNIE-4.5-21B-A3B: a dense layer first, two shared experts, tied; router and correction are float32.
+    "ernie4_5_moe_bf16": (
+        ernie4_5_moe(
+            vocab_size=160, hidden_size=64, num_hidden_layers=3, num_attention_heads=5, num_key_value_heads=1,
+            head_dim=16, intermediate_size=72, moe_intermediate_size=16, moe_num_experts=12, moe_k=4,
+        ),
+        None,
+        [{"moe_k": 3}, {"rope_theta": 100.0}, {"rms_norm_eps": 1e-1}],
+    ),
+    # Odd sizes, shards; weights are divided by no less than moe_norm_min.
+    "ernie4_5_moe_fp32_odd": (
+        ernie4_5_moe(
+            vocab_size=131, hidden_size=52, num_hidden_layers=2, num_attention_heads=3, num_key_value_heads=3,
+            head_dim=18, intermediate_size=40, moe_intermediate_size=14, moe_num_experts=7, moe_k=2,
+            moe_num_shared_experts=1, moe_norm_min=0.5, tie_word_embeddings=False, torch_dtype="float32",
+            rope_scaling={"type": "linear", "factor": 2.5},
+        ),
+        60_000,
+        [{"moe_norm_min": 0.9}, {"rope_scaling": None}],
+    ),
+    # Every other layer up to the third, which is the second alone; no shared expert.
+    "ernie4_5_moe_bf16_every_other": (
+        ernie4_5_moe(
+            vocab_size=128, hidden_size=48, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+            intermediate_size=40, moe_intermediate_size=20, moe_num_experts=6, moe_k=2, moe_num_shared_experts=0,
+            moe_layer_start_index=1, moe_layer_end_index=2, moe_layer_interval=2, tie_word_embeddings=False,
+        ),
+        None,
+        [{"rope_theta": 100.0}],
+    ),
     # As GLM-4.7-Flash: values of heads wider than what is not rotated of a key, dense layers by a list.
     "glm4_moe_lite_bf16": (
         glm4_moe_lite(
@@ -766,7 +894,10 @@ def dtype_of_tensor(config: dict, name: str) -> torch.dtype:
             return torch.float32
         if fp8.is_linear(name):
             return torch.float8_e4m3fn
-    return torch.float32 if name.endswith(("e_score_correction_bias", "A_log")) else dtype_of(config)
+    exact = ("e_score_correction_bias", "A_log")
+    if config["model_type"] == "ernie4_5_moe":
+        exact += ("mlp.gate.weight",)
+    return torch.float32 if name.endswith(exact) else dtype_of(config)
 
 
 def fill(model, generator: torch.Generator, sharpness: float) -> None:
@@ -781,6 +912,8 @@ def fill(model, generator: torch.Generator, sharpness: float) -> None:
         if name.endswith("sinks"):
             # Of the size of the largest scores, so that a sink takes a fair share.
             weight.copy_(1.0 + noise)
+        elif name.endswith("moe_statics.e_score_correction_bias"):
+            weight.copy_(0.05 * noise)  # of the size of differences of probabilities
         elif name.endswith("bias"):
             weight.copy_(0.4 * noise)
         elif name.endswith("A_log"):
@@ -842,7 +975,7 @@ def expected_tensors(config: dict, model) -> dict[str, tuple[int, ...]]:
     for i in range(c.num_hidden_layers):
         layer = f"{root}.layers.{i}"
         out[f"{layer}.input_layernorm.weight"] = out[f"{layer}.post_attention_layernorm.weight"] = (h,)
-        gated = kind in ("qwen3_next", "qwen3_5_moe")
+        gated = kind in ("qwen3_next", "qwen3_5_moe", "qwen3_5_moe_text")
         if gated and c.layer_types[i] == "linear_attention":
             keys, values = c.linear_num_key_heads * c.linear_key_head_dim, c.linear_num_value_heads * c.linear_value_head_dim
             heads, mixer = c.linear_num_value_heads, f"{layer}.linear_attn"
@@ -927,6 +1060,18 @@ def expected_tensors(config: dict, model) -> dict[str, tuple[int, ...]]:
                 mlp(f"{layer}.mlp.experts.{e}", c.moe_intermediate_size)
             mlp(f"{layer}.mlp.shared_experts", c.n_shared_experts * c.moe_intermediate_size)
             continue
+        if kind == "ernie4_5_moe":
+            end = c.moe_layer_end_index if c.moe_layer_end_index >= 0 else c.num_hidden_layers - 1
+            if not (c.moe_layer_start_index <= i <= end and (i + 1) % c.moe_layer_interval == 0):
+                mlp(f"{layer}.mlp", c.intermediate_size)
+                continue
+            out[f"{layer}.mlp.gate.weight"] = (c.moe_num_experts, h)
+            out[f"{layer}.mlp.moe_statics.e_score_correction_bias"] = (1, c.moe_num_experts)
+            for e in range(c.moe_num_experts):
+                mlp(f"{layer}.mlp.experts.{e}", c.moe_intermediate_size)
+            if c.moe_num_shared_experts > 0:
+                mlp(f"{layer}.mlp.shared_experts", c.moe_num_shared_experts * c.moe_intermediate_size)
+            continue
         if kind == "qwen3_5_moe":
             width = c.moe_intermediate_size
             out[f"{layer}.mlp.gate.weight"] = (c.num_experts, h)
@@ -941,8 +1086,8 @@ def expected_tensors(config: dict, model) -> dict[str, tuple[int, ...]]:
             continue
         out[f"{layer}.mlp.gate.weight"] = (c.num_experts, h)
         for e in range(c.num_experts):
-            mlp(f"{layer}.mlp.experts.{e}", config.get("moe_intermediate_size", c.intermediate_size))
-        if kind in ("qwen2_moe", "qwen3_next"):
+            mlp(f"{layer}.mlp.experts.{e}", config.get("moe_intermediate_size") or c.intermediate_size)
+        if kind in ("qwen2_moe", "qwen3_next", "qwen3_5_moe_text"):
             mlp(f"{layer}.mlp.shared_expert", c.shared_expert_intermediate_size)
             out[f"{layer}.mlp.shared_expert_gate.weight"] = (1, h)
     return out
@@ -950,6 +1095,12 @@ def expected_tensors(config: dict, model) -> dict[str, tuple[int, ...]]:
 
 def write_checkpoint(directory: pathlib.Path, config: dict, shard_bytes: int | None, seed: int, sharpness: float = 1.0) -> None:
     directory.mkdir(parents=True)
+    if packed_int4.is_packed(config):
+        with tempfile.TemporaryDirectory() as scratch:
+            plain = pathlib.Path(scratch) / "model"
+            write_checkpoint(plain, packed_int4.plain_config(config), None, seed, sharpness)
+            packed_int4.pack_checkpoint(plain, directory, config, shard_bytes)
+        return
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     hf_config = transformers.AutoConfig.from_pretrained(str(directory))
     if "quantization_config" in config:
@@ -960,7 +1111,15 @@ def write_checkpoint(directory: pathlib.Path, config: dict, shard_bytes: int | N
         # The default of save_pretrained writes the hub's layout; config.json stays ours.
         kept = {n: b.clone() for n, b in model.named_buffers() if n.endswith("e_score_correction_bias")}
         decays = {n: p.detach().clone() for n, p in model.named_parameters() if n.endswith("A_log")}
+        ernie = config["model_type"] == "ernie4_5_moe"
+        exact = {
+            n: p.detach().clone() for n, p in model.named_parameters()
+            if ernie and n.endswith(("mlp.gate.weight", "e_score_correction_bias"))
+        }
         model.to(dtype_of(config))
+        for name, value in exact.items():
+            owner, _, last = name.rpartition(".")
+            setattr(model.get_submodule(owner), last, torch.nn.Parameter(value, requires_grad=False))
         for name, decay in decays.items():
             model.get_submodule(name.rpartition(".")[0]).A_log = torch.nn.Parameter(decay)
         for name, buffer in kept.items():
@@ -1138,11 +1297,11 @@ def main() -> None:
     root = pathlib.Path(__file__).resolve().parents[2]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=pathlib.Path, default=root / "tests/data/models")
-    parser.add_argument("--only", choices=sorted(FIXTURES))
+    parser.add_argument("--only", choices=sorted(FIXTURES), nargs="+")
     arguments = parser.parse_args()
     transformers.utils.logging.disable_progress_bar()
     for seed, (name, (config, shard_bytes, effects)) in enumerate(FIXTURES.items(), start=1):
-        if arguments.only and name != arguments.only:
+        if arguments.only and name not in arguments.only:
             continue
         seed = OWN_SEEDS.get(name, seed)
         directory = arguments.out / name

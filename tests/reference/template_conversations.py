@@ -103,5 +103,9 @@ TEMPLATES = {
     "deepseek_v2": {"bos_token": "<｜begin▁of▁sentence｜>", "eos_token": "<｜end▁of▁sentence｜>"},
     "deepseek_v3": {"bos_token": "<｜begin▁of▁sentence｜>", "eos_token": "<｜end▁of▁sentence｜>"},
     "gpt_oss": {"bos_token": "<|startoftext|>", "eos_token": "<|return|>"},
+    "kimi_k2": {"bos_token": "[BOS]", "eos_token": "<|im_end|>"},
+    "glm4_5": {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"},
+    "minimax_m2": {"bos_token": "]~!b[", "eos_token": "[e~["},
+    "qwen3_coder": {"eos_token": "<|im_end|>"},
     "header_style": {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"},
 }

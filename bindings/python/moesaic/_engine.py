@@ -119,6 +119,11 @@ class EngineBase:
         """The tokens of a text, with those that the model wants around it (BOS)."""
         return self._core.encode(text, add_special_tokens)
 
+    @property
+    def special_tokens(self) -> dict[str, int | None]:
+        """The ids of ``bos``, ``eos``, ``unk`` and ``pad``; None where the model's files name none."""
+        return self._core.special_tokens
+
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """The text of tokens."""
         return self._core.decode(list(token_ids), skip_special_tokens)

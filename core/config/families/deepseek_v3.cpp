@@ -6,9 +6,8 @@
 #include "core/config/model_family.h"
 
 namespace moesaic {
-namespace {
 
-void ReadDeepseekV3(const JsonFields& config, ModelConfig& model) {
+void ReadDeepseekV3(const JsonFields& config, const std::string& prefix, ModelConfig& model) {
   ReadModel(config,
             {.vocab_size = 129280, .hidden_size = 7168, .max_position = 4096, .bos = 0, .eos = 1},
             model);
@@ -30,14 +29,16 @@ void ReadDeepseekV3(const JsonFields& config, ModelConfig& model) {
     config.FailAt("moe_layer_freq", "only 1 is supported", ErrorKind::kUnsupported);
   }
   AddLayersDenseFirst(config, layers, 3, {model.final_norm, latent, dense}, experts, model);
-  model.tensors = LatentTensors(latent, config.OptionalBool("rope_interleave").value_or(true));
+  model.tensors = LatentTensors(latent, config.OptionalBool("rope_interleave").value_or(true),
+                                prefix + "model.");
+  model.tensors.Set(TensorSlot::kHead, prefix + "lm_head.weight");
 }
 
-}  // namespace
-
 const ModelFamily& DeepseekV3Family() {
-  static constexpr ModelFamily kFamily = {"DeepseekV3ForCausalLM", "deepseek_v3", ReadDeepseekV3,
-                                          "kimi_k2"};
+  static constexpr ModelFamily kFamily = {
+      "DeepseekV3ForCausalLM", "deepseek_v3",
+      [](const JsonFields& config, ModelConfig& model) { ReadDeepseekV3(config, "", model); },
+      "kimi_k2"};
   return kFamily;
 }
 

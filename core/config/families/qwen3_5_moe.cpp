@@ -15,8 +15,8 @@ bool IsFp8(const JsonFields& config) {
   return fields.String("quant_method", "") == "fp8";
 }
 
-void SetPlainProjections(const DeltaNetSpec& delta, TensorPlan& plan) {
-  const std::string mixer = std::string(kTextPrefix) + "layers.{layer}.linear_attn.";
+void SetPlainProjections(const std::string& prefix, const DeltaNetSpec& delta, TensorPlan& plan) {
+  const std::string mixer = prefix + "layers.{layer}.linear_attn.";
   const auto set = [&](TensorSlot slot, int64_t first, int64_t count) {
     plan.Set(slot, mixer + "in_proj_qkv.weight",
              {EveryNthRow{.step = delta.channels(), .first = first, .count = count}});
@@ -42,9 +42,9 @@ void SetExpertsInStacks(const ExpertsSpec& experts, TensorPlan& plan) {
   plan.Set(TensorSlot::kExpertDown, mlp + "down_proj", {stack});
 }
 
-void ReadQwen35Moe(const JsonFields& outer, ModelConfig& model) {
-  const nlohmann::json text = TextConfig(outer);
-  const JsonFields config(text, outer.file(), "text_config.");
+}  // namespace
+
+void ReadQwen35Text(const JsonFields& config, const std::string& prefix, ModelConfig& model) {
   ReadModel(
       config,
       {.vocab_size = 248320, .hidden_size = 2048, .max_position = 32768, .rms_norm_eps = 1e-6},
@@ -67,13 +67,20 @@ void ReadQwen35Moe(const JsonFields& outer, ModelConfig& model) {
         {model.final_norm, linear ? MixerSpec(delta) : MixerSpec(attention), experts});
   }
 
-  model.tensors = CommonTensors(kTextPrefix);
-  SetGatedSharedExpert(kTextPrefix, model.tensors);
-  SetGatedAttention(kTextPrefix, attention, model.tensors);
-  SetDeltaNet(kTextPrefix, model.tensors);
-  SetPlainProjections(delta, model.tensors);
+  model.tensors = CommonTensors(prefix);
+  SetGatedSharedExpert(prefix, model.tensors);
+  SetGatedAttention(prefix, attention, model.tensors);
+  SetDeltaNet(prefix, model.tensors);
+  SetPlainProjections(prefix, delta, model.tensors);
+}
+
+namespace {
+
+void ReadQwen35Moe(const JsonFields& outer, ModelConfig& model) {
+  const nlohmann::json text = TextConfig(outer);
+  ReadQwen35Text(JsonFields(text, outer.file(), "text_config."), kTextPrefix, model);
   // Checkpoints in fp8 have a tensor for each matrix of an expert.
-  if (!IsFp8(outer)) SetExpertsInStacks(experts, model.tensors);
+  if (!IsFp8(outer)) SetExpertsInStacks(model.experts(), model.tensors);
 }
 
 }  // namespace

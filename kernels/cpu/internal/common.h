@@ -55,6 +55,8 @@ MOESAIC_INLINE int64_t PanelLines(WeightType type, int64_t k) {
       return subgroups * 4 + groups + CeilDiv(groups, 2);
     case WeightType::kMxfp4:
       return subgroups * 4 + groups;
+    case WeightType::kW4A16:
+      return subgroups * 4 + CeilDiv(subgroups, 2);
     case WeightType::kFp8:
       return groups + CeilDiv(k, 4);
     case WeightType::kGguf:  // its form says

@@ -18,6 +18,8 @@ namespace {
 
 using F32Bf16Product = FloatProduct<F32TimesBf16, ActivationType::kF32>;
 using F32F32Product = FloatProduct<F32TimesF32, ActivationType::kF32>;
+using Mxfp4Product = FourBitProduct<Mxfp4Format>;
+using W4A16Product = FourBitProduct<W4A16Format>;
 using F32Fp8Product = Fp8Product<F32TimesBf16, ActivationType::kF32>;
 
 void MatmulF32(const MatmulArgs& args) {
@@ -37,6 +39,7 @@ constexpr CpuKernels F32Table(Isa isa) {
           .matmul = MatmulF32,
           .gate_up = GateUpF32,
           .mxfp4 = {.matmul = MatmulOf<Mxfp4Product>, .gate_up = GateUpOf<Mxfp4Product>},
+          .w4a16 = {.matmul = MatmulOf<W4A16Product>, .gate_up = GateUpOf<W4A16Product>},
           .gguf = {.matmul = MatmulOf<GgufProduct>, .gate_up = GateUpOf<GgufProduct>},
           .fp8 = {.matmul = MatmulOf<F32Fp8Product>, .gate_up = GateUpOf<F32Fp8Product>},
           .rms_norm = RmsNorm,

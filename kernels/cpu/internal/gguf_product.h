@@ -100,7 +100,7 @@ void GgufTileRows(int64_t m, const std::byte* const* x, int64_t first, int64_t i
 // For MatmulOf and GateUpOf.
 struct GgufProduct : PlainRows<96> {
   static constexpr ActivationType kActivations = ActivationType::kF32;
-  static constexpr int64_t kTileRows = kMxfp4TileRows;
+  static constexpr int64_t kTileRows = kFourBitTileRows;
   static constexpr int64_t kMaxColumns = kGgufPanels;
   static constexpr int64_t kLargeColumns = kGgufPanels;
   static_assert(kChunkRows % kTileRows == 0);

@@ -6,6 +6,7 @@
 #include "kernels/cpu/internal/math.h"
 #include "kernels/cpu/internal/mxfp4.h"
 #include "kernels/cpu/internal/quantize.h"
+#include "kernels/cpu/internal/w4a16.h"
 
 namespace moesaic {
 namespace {
@@ -119,27 +120,28 @@ void PackIntegers(const void* src, DType src_dtype, int64_t src_stride, int64_t 
   }
 }
 
-void PackMxfp4(const void* src, DType src_dtype, int64_t src_stride, int64_t n, int64_t k,
-               WeightType type, int64_t panel_begin, int64_t panel_end, std::byte* dst) {
+template <class Format>
+void PackFourBits(const void* src, DType src_dtype, int64_t src_stride, int64_t n, int64_t k,
+                  WeightType type, int64_t panel_begin, int64_t panel_end, std::byte* dst) {
   const int64_t element_bytes = ElementBytes(src_dtype);
   const int64_t stride_bytes = src_stride * element_bytes;
-  const int64_t groups = CeilDiv(k, kMxfp4Group);
-  alignas(64) float weights[kMxfp4Group * kLanes];
+  const int64_t groups = CeilDiv(k, kFourBitGroup);
+  alignas(64) float weights[kFourBitGroup * kLanes];
   for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
     const int64_t rows = MinOf(n - panel * kLanes, kLanes);
     const std::byte* from = static_cast<const std::byte*>(src) + panel * kLanes * stride_bytes;
     std::byte* to = dst + panel * PanelLines(type, k) * kLineBytes;
     for (int64_t group = 0; group < groups; ++group) {
-      const int64_t first = group * kMxfp4Group;
-      for (int64_t i = 0; i < kMxfp4Group; i += kLanes) {
+      const int64_t first = group * kFourBitGroup;
+      for (int64_t i = 0; i < kFourBitGroup; i += kLanes) {
         LoadInputs(from + (first + i) * element_bytes, src_dtype, stride_bytes, rows, k - first - i,
                    weights + i * kLanes);
       }
       // Of groups that are not there, too.
-      if (group % kMxfp4Shared == 0) {
-        __builtin_memset(to + Mxfp4ExponentsOffset(group), 0, kLineBytes);
+      if (group % Format::kShared == 0) {
+        __builtin_memset(to + Format::ScalesOffset(group), 0, kLineBytes);
       }
-      QuantizeMxfp4(weights, to + Mxfp4GroupOffset(group), to + Mxfp4ExponentsOffset(group));
+      Format::Quantize(weights, to + Format::GroupOffset(group), to + Format::ScalesOffset(group));
     }
   }
 }
@@ -166,10 +168,11 @@ void PackFp8(const void* src, DType src_dtype, int64_t src_stride, int64_t n, in
 void PackPanels(const void* src, DType src_dtype, int64_t src_stride, int64_t n, int64_t k,
                 WeightType type, int64_t panel_begin, int64_t panel_end, std::byte* dst) {
   const bool integers = type == WeightType::kInt8 || type == WeightType::kInt4;
-  auto* const pack = type == WeightType::kMxfp4 ? PackMxfp4
-                     : type == WeightType::kFp8 ? PackFp8
-                     : integers                 ? PackIntegers
-                                                : PackFloats;
+  auto* const pack = type == WeightType::kMxfp4   ? PackFourBits<Mxfp4Format>
+                     : type == WeightType::kW4A16 ? PackFourBits<W4A16Format>
+                     : type == WeightType::kFp8   ? PackFp8
+                     : integers                   ? PackIntegers
+                                                  : PackFloats;
   pack(src, src_dtype, src_stride, n, k, type, panel_begin, panel_end, dst);
 }
 
@@ -202,6 +205,7 @@ void UnpackRow(const PackedMatrix& w, int64_t row, float* out) {
     return UnpackIntegers(w, row, out);
   }
   if (w.type == WeightType::kMxfp4) return UnpackMxfp4(w, row, out);
+  if (w.type == WeightType::kW4A16) return UnpackW4A16(w, row, out);
   if (w.type == WeightType::kFp8) return UnpackFp8(w, row, out);
   if (IsGguf(w.type)) {
     const std::byte* const panel = w.data + row / kLanes * PanelLines(w) * kLineBytes;

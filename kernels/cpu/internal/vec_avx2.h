@@ -245,7 +245,7 @@ MOESAIC_INLINE float MaxLanes(Vec16 a) {
 }
 
 // At most 12 of 16 registers are accumulators, and a Vec16 takes two.
-// A line of mxfp4 weights: eight codes of 4 bits for each lane.
+// A line of mxfp4 or w4a16 weights: eight codes of 4 bits for each lane.
 struct CodeLine {
   __m256i lo;
   __m256i hi;
@@ -267,6 +267,14 @@ MOESAIC_INLINE __m256 E2M1Of8(__m256i codes) {
 template <int kCode>
 MOESAIC_INLINE Vec16 E2M1(CodeLine codes) {
   return {E2M1Of8<kCode>(codes.lo), E2M1Of8<kCode>(codes.hi)};
+}
+// The values of code kCode of each lane as signed numbers, -8 to 7.
+template <int kCode>
+MOESAIC_INLINE Vec16 SignedNibbles(CodeLine codes) {
+  const auto of_8 = [](__m256i eight) {
+    return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(eight, 28 - 4 * kCode), 28));
+  };
+  return {of_8(codes.lo), of_8(codes.hi)};
 }
 // 2^(byte - 127) of 16 bytes, 255 being infinite; 2^-127 is a denormal.
 MOESAIC_INLINE Vec16 E8M0(const std::byte* bytes) {
@@ -339,8 +347,8 @@ MOESAIC_INLINE void DecodeFp8(const std::byte* line, PairLine& low, PairLine& hi
 constexpr int kFp8DirectRows = 2;
 constexpr int Fp8TilePanels(int rows) { return rows == 1 ? 2 : 1; }
 
-constexpr int kMxfp4TileRows = 4;
-constexpr int Mxfp4TilePanels(int rows) { return rows == 1 ? 2 : 1; }
+constexpr int kFourBitTileRows = 4;
+constexpr int FourBitTilePanels(int rows) { return rows == 1 ? 2 : 1; }
 
 // Panels of state that the delta rule takes at once: as many sums as hide a multiply-add's latency.
 constexpr int kDeltaPanels = 2;

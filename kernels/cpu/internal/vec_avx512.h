@@ -186,7 +186,7 @@ MOESAIC_INLINE float MaxLanes(Vec16 a) {
 
 // At most 24 accumulators of 32 registers; few rows take many panels, which hides the latency of a
 // multiply-add and keeps several streams of weights in flight.
-// A line of mxfp4 weights: eight codes of 4 bits for each lane.
+// A line of mxfp4 or w4a16 weights: eight codes of 4 bits for each lane.
 using CodeLine = __m512i;
 MOESAIC_INLINE CodeLine LoadCodes(const std::byte* line) { return _mm512_loadu_si512(line); }
 // The values of code kCode of each lane, without the exponent.
@@ -194,6 +194,14 @@ template <int kCode>
 MOESAIC_INLINE Vec16 E2M1(CodeLine codes) {
   const __m512 values = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f,
                                        -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
+  // Bits above the four are not looked at.
+  return {_mm512_permutexvar_ps(_mm512_srli_epi32(codes, 4 * kCode), values)};
+}
+// The values of code kCode of each lane as signed numbers, -8 to 7.
+template <int kCode>
+MOESAIC_INLINE Vec16 SignedNibbles(CodeLine codes) {
+  const __m512 values = _mm512_setr_ps(0.0f, 1.0f, 2.0f, 3.0f, 4.0f, 5.0f, 6.0f, 7.0f, -8.0f, -7.0f,
+                                       -6.0f, -5.0f, -4.0f, -3.0f, -2.0f, -1.0f);
   // Bits above the four are not looked at.
   return {_mm512_permutexvar_ps(_mm512_srli_epi32(codes, 4 * kCode), values)};
 }
@@ -246,8 +254,8 @@ MOESAIC_INLINE void DecodeFp8(const std::byte* line, PairLine& low, PairLine& hi
 constexpr int kFp8DirectRows = 4;
 constexpr int Fp8TilePanels(int rows) { return rows <= 2 ? 4 : 2; }
 
-constexpr int kMxfp4TileRows = 12;
-constexpr int Mxfp4TilePanels(int rows) { return rows <= 2 ? 4 : rows <= 8 ? 2 : 1; }
+constexpr int kFourBitTileRows = 12;
+constexpr int FourBitTilePanels(int rows) { return rows <= 2 ? 4 : rows <= 8 ? 2 : 1; }
 
 // Panels of state that the delta rule takes at once: as many sums as hide a multiply-add's latency.
 constexpr int kDeltaPanels = 4;

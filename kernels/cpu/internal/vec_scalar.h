@@ -177,7 +177,7 @@ MOESAIC_INLINE float MaxLanes(Vec16 a) {
 }
 
 // Register tiles (matmul.h, attention.h).
-// A line of mxfp4 weights: eight codes of 4 bits for each lane.
+// A line of mxfp4 or w4a16 weights: eight codes of 4 bits for each lane.
 struct CodeLine {
   uint32_t v[16];
 };
@@ -188,6 +188,14 @@ MOESAIC_INLINE Vec16 E2M1(CodeLine codes) {
   constexpr float kValues[] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
                                -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
   return MapLanes([&](int i) { return kValues[codes.v[i] >> (4 * kCode) & 15]; });
+}
+// The values of code kCode of each lane as signed numbers, -8 to 7.
+template <int kCode>
+MOESAIC_INLINE Vec16 SignedNibbles(CodeLine codes) {
+  return MapLanes([&](int i) {
+    const auto code = static_cast<int32_t>(codes.v[i] >> (4 * kCode) & 15);
+    return static_cast<float>((code ^ 8) - 8);
+  });
 }
 // 2^(byte - 127) of 16 bytes, 255 being infinite; 2^-127 is a denormal.
 MOESAIC_INLINE Vec16 E8M0(const std::byte* bytes) {
@@ -219,8 +227,8 @@ MOESAIC_INLINE void DecodeFp8(const std::byte* line, PairLine& low, PairLine& hi
 constexpr int kFp8DirectRows = 2;
 constexpr int Fp8TilePanels(int) { return 1; }
 
-constexpr int kMxfp4TileRows = 2;
-constexpr int Mxfp4TilePanels(int) { return 1; }
+constexpr int kFourBitTileRows = 2;
+constexpr int FourBitTilePanels(int) { return 1; }
 
 // Panels of state that the delta rule takes at once: as many sums as hide a multiply-add's latency.
 constexpr int kDeltaPanels = 1;

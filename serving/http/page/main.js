@@ -47,7 +47,7 @@ async function chooseModel() {
   if (!response.ok) return '';  // the events say why
   const models = (await response.json()).data.filter((model) => model.id === model.root);
   const select = $('models');
-  select.hidden = models.length < 2;
+  select.hidden = $('order').hidden = models.length < 2;
   $('model-name').hidden = !select.hidden;
   if (models.length < 2) return '';
   const chosen = models.find((model) => model.id === select.value)
@@ -56,7 +56,33 @@ async function chooseModel() {
     const state = model.status && model.status.value !== 'loaded' ? ` (${model.status.value})` : '';
     return new Option(model.id + state, model.id, false, model.id === chosen.id);
   }));
+  const loaded = chosen.status?.value === 'loaded';
+  $('order').dataset.order = loaded ? 'unload' : 'load';
+  setText($('order'), loaded ? 'Unload' : 'Load');
   return `?model=${encodeURIComponent(chosen.id)}`;
+}
+
+// Has the model that is looked at loaded, or taken off.
+async function order() {
+  const button = $('order');
+  const model = $('models').value;
+  button.disabled = true;
+  setText(button, button.dataset.order === 'load' ? 'Loading' : 'Unloading');
+  let failed = '';
+  try {
+    const response = await fetch(`/models/${button.dataset.order}`, {
+      method: 'POST',
+      headers: headers({'Content-Type': 'application/json'}),
+      body: JSON.stringify({model}),
+    });
+    if (!response.ok) failed = await errorText(response);
+  } catch {
+    failed = 'the server does not answer';
+  }
+  button.disabled = false;
+  setText($('order-error'), failed);
+  sleep();
+  await connect();
 }
 
 async function connect() {
@@ -103,9 +129,12 @@ document.addEventListener('visibilitychange', () => {
 });
 
 $('models').addEventListener('change', () => {
+  setText($('order-error'), '');
   sleep();
   connect();
 });
+
+$('order').addEventListener('click', order);
 
 $('key-form').addEventListener('submit', (event) => {
   event.preventDefault();

@@ -1,5 +1,6 @@
 """moesaic.LLM on the sample model: answers, fields, errors, signals, processes, closing."""
 
+import importlib.util
 import json
 import multiprocessing
 import os
@@ -15,7 +16,7 @@ import unittest
 import forced_model
 import moesaic
 import numpy as np
-from harness import BINARY, ENVIRONMENT, MODEL, PATIENCE_S, with_long_context
+from harness import BINARY, ENVIRONMENT, MODEL, PATIENCE_S, MoesaicServer, with_long_context
 from moesaic import LLM, SamplingParams
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -414,6 +415,52 @@ print(llm.generate("The old man", moesaic.SamplingParams(max_tokens=4))[0].finis
 def answer_in_child(model):
     with LLM(model) as llm:
         return llm.generate("The old man", SamplingParams(temperature=0, max_tokens=24))[0].outputs[0].text
+
+
+@unittest.skipUnless(importlib.util.find_spec("lm_eval"), "lm-eval is not installed (pip install 'lm-eval[api]')")
+class LmEvalTest(unittest.TestCase):
+    """The harness's model in the process gives what its client of servers gets from the server."""
+
+    REQUESTS = {
+        "loglikelihood": [
+            ("The old man went to the", " door"),
+            ("The old man went to the", " elephant"),
+            ("", "It was a cold night."),
+            ("She said ", "nothing at all to him"),
+        ],
+        "loglikelihood_rolling": [("Once upon a time there was a king. " * 12,), ("Hm.",)],
+        "generate_until": [
+            ("Once upon a time", {"until": ["."], "max_gen_toks": 24}),
+            ("It was a cold night and", {"until": ["\n\n"], "max_gen_toks": 8, "temperature": 0}),
+        ],
+    }
+
+    def test_both_ways_give_the_same(self):
+        from lm_eval.api.instance import Instance
+        from lm_eval.models.openai_completions import LocalCompletionsAPI
+
+        from moesaic.lm_eval import MoesaicLM
+
+        def ask(model):
+            answers = {}
+            for kind, all_arguments in self.REQUESTS.items():
+                requests = [Instance(kind, {}, arguments, index) for index, arguments in enumerate(all_arguments)]
+                answers[kind] = getattr(model, kind)(requests, disable_tqdm=True)
+            return answers
+
+        with LLM(MODEL, expert_memory="25%") as llm:
+            here = ask(MoesaicLM(llm=llm, max_length=64))
+        with MoesaicServer("--expert-memory", "50%") as server:
+            there = ask(
+                LocalCompletionsAPI(
+                    base_url=server.url + "/v1/completions", model="sample", tokenizer_backend="remote", max_length=64
+                )
+            )
+        self.assertEqual(here["generate_until"], there["generate_until"])
+        for kind in ("loglikelihood", "loglikelihood_rolling"):
+            self.assertEqual(len(here[kind]), len(self.REQUESTS[kind]))
+            self.assertEqual(here[kind], there[kind], kind)
+        self.assertGreater(here["loglikelihood"][0][0], here["loglikelihood"][1][0])
 
 
 if __name__ == "__main__":

@@ -121,6 +121,14 @@ TEST(DeltaNetConfigTest, TensorsAreWhereTheCheckpointsHaveThem) {
   EXPECT_EQ(up.Find<StackOf>()->index, 9);
   EXPECT_EQ(up.Find<EveryNthRow>()->first, 512);
   EXPECT_EQ(up.Find<EveryNthRow>()->step, 1024);
+  // The text alone, as transformers saves it.
+  const ModelConfig text = ParseDelta(R"({"architectures": ["Qwen3_5MoeForCausalLM"],
+      "model_type": "qwen3_5_moe_text"})");
+  EXPECT_EQ(text.num_layers(), c.num_layers());
+  EXPECT_EQ(text.tensors.At(TensorSlot::kDeltaGate, 0).name,
+            "model.layers.0.linear_attn.in_proj_z.weight");
+  EXPECT_EQ(text.tensors.At(TensorSlot::kExpertUp, 3, 9).name,
+            "model.layers.3.mlp.experts.9.up_proj.weight");
   // In fp8 an expert's matrices are tensors of their own.
   const ModelConfig fp8 = ParseDelta(Qwen35("", R"(, "quantization_config": {"quant_method": "fp8",
       "weight_block_size": [128, 128]})"));

@@ -113,6 +113,30 @@ TEST(LatentConfigTest, KimiK2IsDeepseekV3UnderAnotherName) {
           ErrorKind::kCorrupt);
 }
 
+TEST(LatentConfigTest, KimiK25IsTheTextOfAModelThatSees) {
+  const ModelConfig c = ParseModelConfig(R"({"architectures": ["KimiK25ForConditionalGeneration"],
+      "model_type": "kimi_k25", "vision_config": {}, "eos_token_id": 5, "text_config":
+      {"model_type": "kimi_k2", "num_hidden_layers": 3, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+       "quantization_config": {"quant_method": "compressed-tensors", "format": "pack-quantized",
+           "ignore": ["lm_head", "re:.*self_attn.*"], "config_groups": {"group_0": {"weights":
+               {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}}}}}})",
+                                         "config.json");
+  EXPECT_EQ(c.model_type, "kimi_k25");
+  EXPECT_EQ(c.num_layers(), 3);
+  EXPECT_EQ(c.eos_token_ids, std::vector<int32_t>{5});
+  EXPECT_EQ(c.tensors.At(TensorSlot::kHead).name, "language_model.lm_head.weight");
+  EXPECT_EQ(c.tensors.At(TensorSlot::kEmbedding).name, "language_model.model.embed_tokens.weight");
+  EXPECT_EQ(c.tensors.At(TensorSlot::kRouterCorrection, 2).name,
+            "language_model.model.layers.2.mlp.gate.e_score_correction_bias");
+  const PlannedTensor up = c.tensors.At(TensorSlot::kExpertUp, 1, 9);
+  EXPECT_EQ(up.name, "language_model.model.layers.1.mlp.experts.9.up_proj.weight");
+  EXPECT_EQ(*up.Find<PackedInt4>(), PackedInt4{32});
+  EXPECT_FALSE(c.IsPlainModule(up.name));
+  EXPECT_TRUE(c.IsPlainModule(c.tensors.At(TensorSlot::kQ, 1).name));
+  const Error error = Caught([] { ParseModelConfig(R"({"model_type": "kimi_k25"})", "f"); });
+  EXPECT_TRUE(Contains(error, "text_config")) << error.what();
+}
+
 TEST(LatentConfigTest, DefaultsOfGlm4MoeLite) {
   const ModelConfig c = GlmLite();
   EXPECT_EQ(c.num_layers(), 47);

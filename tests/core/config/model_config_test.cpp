@@ -640,6 +640,42 @@ TEST(ModelConfigTest, Malformed) {
   }
 }
 
+// The defaults of transformers 5.23.
+TEST(ModelConfigTest, DefaultsOfErnie45) {
+  const ModelConfig c = Parse(R"({"architectures": ["Ernie4_5_MoeForCausalLM"],
+                                  "model_type": "ernie4_5_moe"})");
+  EXPECT_EQ(c.vocab_size, 103424);
+  EXPECT_EQ(c.hidden_size, 2560);
+  EXPECT_EQ(c.num_layers(), 28);
+  EXPECT_EQ(c.num_sparse_layers(), 27);
+  EXPECT_FALSE(c.is_sparse(0));
+  EXPECT_EQ(c.attention().heads, 20);
+  EXPECT_EQ(c.attention().kv_heads, 4);
+  EXPECT_EQ(c.rope().theta, 5e5);
+  EXPECT_EQ(c.final_norm.eps, 1e-5);
+  EXPECT_EQ(c.expert_width(), 1536);
+  EXPECT_EQ(c.shared_width(), 2 * 1536);
+  EXPECT_EQ(c.dense_width(), 12288);
+  EXPECT_TRUE(c.tie_word_embeddings);
+  EXPECT_EQ(c.eos_token_ids, std::vector<int32_t>{2});
+  const RouterSpec& router = c.experts().router;
+  EXPECT_EQ(router.experts, 64);
+  EXPECT_EQ(router.top_k, 6);
+  EXPECT_EQ(router.score, ScoreFunction::kSoftmax);
+  EXPECT_TRUE(router.correction_bias);
+  EXPECT_TRUE(router.f32_weights);
+  EXPECT_EQ(router.norm, RouterNorm::kSumAtLeastEps);
+  EXPECT_EQ(router.norm_eps, 1e-12);
+  EXPECT_NE(c.tensors.At(TensorSlot::kRouterCorrection, 1).Find<VectorAsRow>(), nullptr);
+  EXPECT_EQ(c.tensors.At(TensorSlot::kK, 1).Find<RowsInPairs>()->head_rows, 128);
+  const ModelConfig some = Parse(R"({"model_type": "ernie4_5_moe", "num_hidden_layers": 9,
+      "moe_layer_start_index": 2, "moe_layer_end_index": 6, "moe_layer_interval": 3})");
+  for (int64_t l = 0; l < 9; ++l) EXPECT_EQ(some.is_sparse(l), l == 2 || l == 5) << l;
+  const Error error = Caught([] { Parse(R"({"model_type": "ernie4_5_moe", "use_bias": true})"); });
+  EXPECT_EQ(error.kind(), ErrorKind::kUnsupported);
+  EXPECT_TRUE(Contains(error, "use_bias")) << error.what();
+}
+
 TEST(ModelConfigTest, ScalesOfFp8) {
   const auto scales = [](const std::string& keys) {
     const ModelConfig config = Parse(Qwen3(R"(, "quantization_config": {)" + keys + "}"));
@@ -658,6 +694,57 @@ TEST(ModelConfigTest, ScalesOfFp8) {
   EXPECT_EQ(rows.suffix, "_scale");
   EXPECT_EQ(scales(compressed(R"("strategy": "block", "block_structure": [128, 128])")),
             (BlockScales{128, 128, "_scale"}));
+}
+
+std::string PackedQuantization(const std::string& weights, const std::string& ignore = "[]") {
+  return R"(, "quantization_config": {"quant_method": "compressed-tensors", "format":
+      "pack-quantized", "ignore": )" +
+         ignore + R"(, "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int", )" +
+         weights + "}}}}";
+}
+
+TEST(ModelConfigTest, GroupsOfPackedInt4) {
+  const auto packed = [](const std::string& weights) {
+    const ModelConfig config = Parse(Qwen3(PackedQuantization(weights)));
+    EXPECT_TRUE(config.tensors.HasPackedInt4());
+    return config.tensors.At(TensorSlot::kExpertUp, 0, 1).Find<PackedInt4>()->group;
+  };
+  EXPECT_EQ(packed(R"("strategy": "group", "group_size": 32, "symmetric": true)"), 32);
+  EXPECT_EQ(packed(R"("strategy": "group", "group_size": 128, "actorder": "weight")"), 128);
+  EXPECT_EQ(packed(R"("strategy": "channel", "actorder": null)"), 0);
+  EXPECT_FALSE(Parse(Qwen3()).tensors.HasPackedInt4());
+  for (const char* const other :
+       {R"("strategy": "group", "group_size": 32, "symmetric": false)", R"("strategy": "group")",
+        R"("strategy": "group", "group_size": 32, "actorder": "group")", R"("strategy": "tensor")",
+        R"("strategy": "group", "group_size": 32, "num_bits": 8)"}) {
+    const Error error = Caught([&] { Parse(Qwen3(PackedQuantization(other))); });
+    EXPECT_EQ(error.kind(), ErrorKind::kUnsupported) << other;
+    EXPECT_TRUE(Contains(error, "pack-quantized")) << error.what();
+  }
+}
+
+TEST(ModelConfigTest, AlternativesOfModulesThatAreNotQuantised) {
+  const ModelConfig config = Parse(Qwen3(PackedQuantization(
+      R"("strategy": "group", "group_size": 32)",
+      R"(["lm_head", "re:.*self_attn.*", "re:.*mlp\\.(gate|up|gate_up|down)_proj.*"])")));
+  for (const char* const plain :
+       {"language_model.lm_head.weight", "a.layers.1.self_attn.q_proj.weight",
+        "a.layers.0.mlp.gate_proj.weight", "a.layers.0.mlp.gate_up_proj.weight",
+        "a.layers.0.mlp.down_proj.weight"}) {
+    EXPECT_TRUE(config.IsPlainModule(plain)) << plain;
+  }
+  for (const char* const packed :
+       {"a.layers.1.mlp.experts.0.gate_proj.weight", "a.layers.0.mlp.side_proj.weight"}) {
+    EXPECT_FALSE(config.IsPlainModule(packed)) << packed;
+  }
+  for (const char* const pattern : {"re:a(b(c|d))", "re:a(b", "re:a\\\\(b)", "re:(a|b)+"}) {
+    const std::string ignore = std::string("[\"") + pattern + "\"]";
+    const Error error = Caught([&] {
+      Parse(Qwen3(PackedQuantization(R"("strategy": "group", "group_size": 32)", ignore)));
+    });
+    EXPECT_EQ(error.kind(), ErrorKind::kUnsupported) << pattern;
+    EXPECT_TRUE(Contains(error, "ignore[0]")) << error.what();
+  }
 }
 
 TEST(ModelConfigTest, ModulesThatAreNotQuantised) {

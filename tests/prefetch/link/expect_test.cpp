@@ -136,6 +136,31 @@ TEST_F(ExpectTest, StaysWhileOthersCome) {
   EXPECT_FALSE(loader_->IsResident(source_.Id(1, 7)));
 }
 
+// A layer that runs in several parts keeps what the next part wants, while others come.
+TEST_F(ExpectTest, ExpertsOfTheOpenLayerStayBehindIt) {
+  Open(4);
+  loader_->BeginLayer(source_.Ids(0, {0, 1}));
+  std::vector<ExpertId> expected = source_.Ids(0, {0, 1});
+  for (const ExpertId id : source_.Ids(1, {0, 1})) expected.push_back(id);
+  loader_->Expect(expected);
+  Use(2);
+  loader_->EndLayer();
+  WaitForResidents(4);
+  for (int e = 2; e < 5; ++e) RunLayer(source_.Ids(2, {e}));  // takes the slots of the last ones
+  const ExpertStats again = RunLayer(source_.Ids(0, {0, 1}));
+  EXPECT_EQ(again.hits, 2u);
+  EXPECT_EQ(again.bytes_read, 0u);
+  // Expected no more, while they are needed: they arrive all the same.
+  Open(4);
+  disk_.SetAutomatic(false);
+  loader_->BeginLayer(source_.Ids(0, {2, 3}));
+  loader_->Expect(source_.Ids(0, {2, 3}));
+  loader_->Expect({});
+  disk_.SetAutomatic(true);
+  Use(2);
+  EXPECT_EQ(loader_->EndLayer().misses, 2u);
+}
+
 TEST_F(ExpectTest, YieldsToALayerThatNeedsTheSlots) {
   Open(2);
   loader_->Expect(source_.Ids(1, {0, 1, 2, 3}));

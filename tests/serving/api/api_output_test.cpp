@@ -2,6 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
+#include <vector>
+
+#include "tracer/request_tracer.h"
+#include "tracer/routed_experts.h"
+
 namespace moesaic {
 namespace {
 
@@ -229,6 +235,79 @@ TEST(ApiOutputTest, Usage) {
   EXPECT_EQ(DumpJson(UsageJson(Usage{7, 3, 2})),
             R"({"prompt_tokens":7,"completion_tokens":3,"total_tokens":10,)"
             R"("prompt_tokens_details":{"cached_tokens":2}})");
+}
+
+// Three layers, of which the second has no experts; three tokens, the last of an answer of two.
+std::shared_ptr<const RoutedExperts> Routed() {
+  auto routed = std::make_shared<RoutedExperts>(3, 2);
+  routed->Grow(3);
+  const std::vector<int32_t> first = {0, 1, 2, 3, 4, 5};
+  const std::vector<int32_t> third = {10, 11, 12, 13, 14, 15};
+  routed->Set(0, 0, first);
+  routed->Set(0, 2, third);
+  return routed;
+}
+
+TEST(ApiOutputTest, RoutedExpertsAsSglangHasThem) {
+  ApiOutputSpec spec = Spec(true);
+  spec.routed = {RoutedOutput::Form::kBase64, 2, {0, 2}};
+  OutputDelta last = Last(Delta("de", {3, 4}, 2), FinishReason::kStop);
+  last.routed = Routed();
+  // int32 of 4, 5, -1, -1, 14, 15, by Python's base64.
+  const std::string text = "BAAAAAUAAAD//////////w4AAAAPAAAA";
+  for (const bool stream : {false, true}) {
+    OpenAiOutput output(spec, Spell);
+    if (!stream) output.Collect(0, last);
+    const Json json =
+        stream ? Events(output.StreamDelta(0, last)).back() : Json::parse(output.FinalBody());
+    EXPECT_EQ(json["sglext"]["routed_experts"], text);
+    EXPECT_FALSE(json["choices"][0].contains("sglext"));
+  }
+  // The choices of several have their own.
+  spec.n = 2;
+  OpenAiOutput output(spec, Spell);
+  output.Collect(0, last);
+  last.routed = nullptr;  // nothing was traced
+  output.Collect(1, last);
+  const Json json = Json::parse(output.FinalBody());
+  EXPECT_EQ(json["choices"][0]["sglext"]["routed_experts"], text);
+  EXPECT_EQ(json["choices"][1]["sglext"]["routed_experts"], nullptr);
+  EXPECT_FALSE(json.contains("sglext"));
+}
+
+TEST(ApiOutputTest, RoutedExpertsAsVllmHasThem) {
+  ApiOutputSpec spec = Spec(false);
+  spec.routed = {RoutedOutput::Form::kLists, 0, {0, 2}};
+  OutputDelta last = Last(Delta("de", {3, 4}, 2), FinishReason::kStop);
+  last.routed = Routed();
+  OpenAiOutput output(spec, Spell);
+  EXPECT_FALSE(Events(output.StreamDelta(0, Delta("c", {2}, 1)))[0].contains("routed_experts"));
+  const Json json = Events(output.StreamDelta(0, last)).back();
+  EXPECT_EQ(DumpJson(json["prompt_routed_experts"]), "[[[0,1],[10,11]],[[2,3],[12,13]]]");
+  EXPECT_EQ(DumpJson(json["choices"][0]["routed_experts"]), "[[[4,5],[14,15]]]");
+}
+
+TEST(ApiOutputTest, WhatARequestHasCost) {
+  ApiOutputSpec spec = Spec(true);
+  spec.return_moesaic = true;
+  OutputDelta last = Last(Delta("de", {3, 4}, 2), FinishReason::kStop);
+  last.experts.hits = 7;
+  last.experts.misses = 2;
+  last.experts.bytes_read = 1000;
+  auto trace = std::make_shared<RequestTrace>();
+  trace->prefill = ExpertActivationMatrix(2, 3);
+  trace->decode = ExpertActivationMatrix(2, 3);
+  trace->prefill.Add(1, 2, 5);
+  trace->prefill_tokens = 5;
+  trace->iterations = 4;
+  last.trace = trace;
+  OpenAiOutput output(spec, Spell);
+  output.Collect(0, Delta("c", {2}, 1));
+  output.Collect(0, last);
+  EXPECT_EQ(
+      DumpJson(Json::parse(output.FinalBody())["choices"][0]["moesaic"]),
+      R"({"hits":7,"late_hits":0,"misses":2,"on_host":0,"bytes_read":1000,"blocked_us":0,"steps":4,)"
+      R"("prefill":{"tokens":5,"eam":[[0,0,0],[0,0,5]]},"decode":{"tokens":0,"eam":[[0,0,0],[0,0,0]]}})");
 }
 
 }  // namespace

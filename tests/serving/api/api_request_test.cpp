@@ -93,7 +93,8 @@ TEST(ApiRequestTest, AllSamplingFields) {
       "min_p":0.1,"repetition_penalty":1.1,"presence_penalty":-2,"frequency_penalty":2,"seed":-1,
       "logit_bias":{"12":-100,"3":5.5},"min_tokens":3,"max_tokens":8.0,"ignore_eos":true,
       "stop_token_ids":[9],"skip_special_tokens":false,"include_stop_str_in_output":true,"n":2,
-      "best_of":2,"user":"u","return_token_ids":true,"prompt_logprobs":4})");
+      "best_of":2,"user":"u","return_token_ids":true,"prompt_logprobs":4,"return_routed_experts":true,
+      "routed_experts_start_len":2,"return_moesaic":true})");
   EXPECT_EQ(request.sampling.temperature, 0.5);
   EXPECT_EQ(request.sampling.top_p, 0.25);
   EXPECT_EQ(request.sampling.top_k, 7);
@@ -111,7 +112,13 @@ TEST(ApiRequestTest, AllSamplingFields) {
   EXPECT_EQ(request.stop_token_ids, (std::vector<int32_t>{9}));
   EXPECT_EQ(request.n, 2);
   EXPECT_EQ(request.prompt_logprobs, 4);
+  EXPECT_EQ(request.routed_experts, RoutedOutput::Form::kBase64);
+  EXPECT_EQ(request.routed_experts_start, 2);
+  EXPECT_TRUE(request.return_moesaic);
   EXPECT_TRUE(request.unknown_fields.empty());
+  EXPECT_EQ(
+      ParseCompletionRequest(R"({"prompt":"x","return_routed_experts":"lists"})").routed_experts,
+      RoutedOutput::Form::kLists);
 }
 
 TEST(ApiRequestTest, NullMeansAbsent) {
@@ -122,6 +129,8 @@ TEST(ApiRequestTest, NullMeansAbsent) {
 
 TEST(ApiRequestTest, BadValuesNameTheirField) {
   const std::pair<const char*, const char*> cases[] = {
+      {R"("return_routed_experts":"yes")", "return_routed_experts"},
+      {R"("routed_experts_start_len":-1)", "routed_experts_start_len"},
       {R"("temperature":-0.1)", "temperature"},
       {R"("temperature":"1")", "temperature"},
       {R"("temperature":1e300)", "temperature"},

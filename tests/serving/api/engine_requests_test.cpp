@@ -15,6 +15,9 @@ class EngineRequestsTest : public ::testing::Test {
     context.vocab_size = 100;
     context.max_sequences = 8;
     context.max_prompt_logprobs = 24;
+    context.routed_per_token = 4;
+    context.max_routed_lists = 40;
+    context.max_routed_base64 = 80;
     context.default_max_tokens = default_max_tokens_;
     context.request_id = "r";
     return BuildEngineRequests(fields_, prompts, context);
@@ -122,6 +125,24 @@ TEST_F(EngineRequestsTest, BoundsThePromptsLogprobs) {
   EXPECT_EQ(ParamOf({{1, 2, 3, 4}}), "logprobs/invalid_value");
   fields_.prompt_logprobs = -1;
   EXPECT_EQ(ParamOf({{1, 2, 3, 4}}), "accepted");
+}
+
+TEST_F(EngineRequestsTest, RoutedExpertsAreToldWithinBounds) {
+  using Form = RoutedOutput::Form;
+  EXPECT_FALSE(Build()[0].return_routed_experts);
+  EXPECT_EQ(Build()[0].routed_from, -1);
+  fields_.routed_experts = Form::kLists;
+  fields_.routed_experts_start = 1;
+  fields_.max_tokens = 7;
+  EXPECT_TRUE(Build()[0].return_routed_experts);
+  EXPECT_EQ(Build()[0].routed_from, 1);
+  EXPECT_EQ(ParamOf(), "accepted");  // 2 + 7 tokens of 4
+  EXPECT_EQ(ParamOf({{1, 2, 3}, {1, 2, 3}}), "return_routed_experts/invalid_value");
+  fields_.routed_experts = Form::kBase64;
+  EXPECT_EQ(ParamOf({{1, 2, 3}, {1, 2, 3}}), "accepted");
+  EXPECT_EQ(ParamOf({{1, 2, 3}, {1, 2, 3}, {1, 2, 3}}), "return_routed_experts/invalid_value");
+  fields_.routed_experts_start = 4;
+  EXPECT_EQ(ParamOf(), "routed_experts_start_len/invalid_value");
 }
 
 }  // namespace

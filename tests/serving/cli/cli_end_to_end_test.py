@@ -60,6 +60,82 @@ class CommandLine(unittest.TestCase):
             self.assertLessEqual(max(map(len, result.stdout.splitlines())), 110, name)
             self.assertEqual(run("help", *name.split()).stdout, result.stdout)
 
+    def test_man_pages_and_completions_are_of_the_help(self):
+        root = pathlib.Path(__file__).resolve().parents[3]
+        with tempfile.TemporaryDirectory() as directory:
+            written = [sys.executable, root / "scripts/cli_docs.py", PROGRAM, directory, "2026-11-25"]
+            subprocess.run(written, check=True, timeout=120)
+            share = pathlib.Path(directory) / "share"
+            pages = {page.stem: page.read_text() for page in (share / "man/man1").iterdir()}
+            for name in re.findall(r"^  (\w+(?: serve)?) {2,}", run("--help").stdout, re.MULTILINE):
+                self.assertIn("moesaic-" + name.replace(" ", "-"), pages)
+            flags = set(re.findall(r"^  (?:-\w, )?--([a-z-]+)", run("serve", "--help").stdout, re.MULTILINE))
+            self.assertIn("expert-memory", flags)
+            zsh = (share / "zsh/vendor-completions/_moesaic").read_text()
+            fish = (share / "fish/vendor_completions.d/moesaic.fish").read_text()
+            for flag in flags:
+                self.assertIn("\\fB\\-\\-" + flag.replace("-", "\\-") + "\\fR", pages["moesaic-serve"])
+                self.assertRegex(zsh, rf"'\*--{flag}[=\[]")
+                self.assertRegex(fish, rf" -l {flag} ")
+            bash = shutil.which("bash")
+            if bash is None:
+                self.skipTest("no bash here")
+            for words, wanted in (
+                (["moesaic", "trace", "re"], ["record"]),
+                (["moesaic", "serve", "--dtype", "in"], ["int8", "int4"]),
+                (["moesaic", "serve", "--dtype", "=", "fl"], ["float32"]),
+                (["moesaic", "bench", "serve", "--max-conc"], ["--max-concurrency"]),
+                (["moesaic", "serve", "--port", ""], []),
+            ):
+                script = '. "$0"; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _moesaic; echo "${COMPREPLY[@]}"'
+                completions = share / "bash-completion/completions/moesaic"
+                done = subprocess.run([bash, "-c", script, completions, *words], capture_output=True, text=True, timeout=60)
+                self.assertEqual((done.stdout.split(), done.stderr), (wanted, ""), words)
+
+    def test_pull_asks_before_it_downloads(self):
+        with tempfile.TemporaryDirectory() as directory:
+            directory = pathlib.Path(directory)
+            hf, calls = directory / "bin" / "hf", directory / "calls"
+            hf.parent.mkdir()
+            environment = {"PATH": f"{hf.parent}:/usr/bin:/bin", "HF_HOME": str(directory / "home")}
+
+            def pull(*arguments, says="Will download 3 files (out of 4) totalling 61.1M.", code=0, **more):
+                """hf answers a dry run with this, and notes what it is called with."""
+                hf.write_text(
+                    f"""#!/bin/sh\necho "$@" >>'{calls}'\ncase "$*" in
+                    *--dry-run) echo "[dry-run] {says}"; exit {code} ;; esac\necho downloaded\n"""
+                )
+                hf.chmod(0o755)
+                calls.write_text("")
+                return run("pull", *arguments, environment={**environment, **more})
+
+            asked = "download Qwen/Qwen3-30B-A3B"
+            done = pull("Qwen/Qwen3-30B-A3B")
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            self.assertRegex(done.stdout, r"3 files, 58.3 MiB to download into .*home/hub \(.* free\)\ndownloaded\n")
+            self.assertEqual(calls.read_text(), f"{asked} --dry-run\n{asked}\n")
+            done = pull("gpt2", "--revision", "v1", "--include", "*.json", "--include", "*.model", "--dry-run")
+            self.assertEqual(done.returncode, 0)
+            self.assertEqual(calls.read_text(), "download gpt2 --revision v1 --include *.json --include *.model --dry-run\n")
+            done = pull("gpt2", says="Will download 0 files (out of 4) totalling 0.0.")
+            self.assertIn("everything is here", done.stdout)
+
+            def refused(result, code, *parts):
+                self.assert_error(result, code, *parts)
+                self.assertNotIn(f"{asked}\n", calls.read_text())
+
+            refused(pull("Qwen/Qwen3-30B-A3B", says="Will download 9 files (out of 9) totalling 999.9P."), 3, "free in", "HF_HOME")
+            refused(pull("Qwen/Qwen3-30B-A3B", says="Error: Access denied. This repository requires approval.", code=1), 4,
+                    "requires approval", "ended with 1")
+            refused(pull("Qwen/Qwen3-30B-A3B", says="Will download 9 files (out of 9) totalling an unknown size."), 2, "unknown size", asked)
+            refused(pull("Qwen/Qwen3-30B-A3B", says="hello"), 2, "hello")
+            refused(pull("Qwen/Qwen3-30B-A3B", HF_HOME=f"{hf}/models"), 4, f"{hf}: cannot be written (Not a directory)")
+            refused(pull("models/../x"), 2, "the id of a model")
+            refused(pull(), 2, "the id of a model")
+            hf.unlink()
+            self.assert_error(run("pull", "gpt2", environment=environment), 2, "pip install huggingface_hub", "hf download gpt2")
+            self.assert_error(run("show", "nobody/nothing", environment=environment), 2, "moesaic pull nobody/nothing")
+
     def test_version(self):
         result = run("--version")
         self.assertEqual(result.returncode, 0)
@@ -695,6 +771,51 @@ class LearnedState(unittest.TestCase):
                 server.process.stderr.close()
                 connection.close()
             self.assertEqual([name for name in os.listdir(directory) if "rejected" in name], [])
+
+
+class KvStore(unittest.TestCase):
+    """--kv-store: keys and values outlive the process, however that ends."""
+
+    def ask(self, server):
+        status, body = server.request("POST", "/v1/completions", {
+            "model": MODEL, "prompt": PROMPT * 8, "max_tokens": 24, "ignore_eos": True, "temperature": 0,
+            "logprobs": 1})
+        self.assertEqual(status, 200, body)
+        answer = json.loads(body)
+        return answer["choices"][0], answer["usage"]
+
+    def metric(self, server, name):
+        text = server.request("GET", "/metrics")[1].decode()
+        return float(re.search(rf"^{name} (\S+)$", text, re.MULTILINE)[1])
+
+    def test_kill_loses_no_block_that_was_written(self):
+        with tempfile.TemporaryDirectory() as directory:
+            flags = ("--kv-store", str(pathlib.Path(directory) / "store"), "--kv-store-size", "64MiB")
+            server = Server(*flags)
+            first, usage = self.ask(server)
+            self.assertEqual(usage["prompt_tokens_details"]["cached_tokens"], 0)
+            blocks = (usage["total_tokens"] - 1) // 16
+            deadline = time.time() + 60
+            while (self.metric(server, "moe_kv_store_blocks") < blocks or
+                   self.metric(server, "moe_kv_store_written_bytes_total") < self.metric(server, "moe_kv_store_bytes")):
+                self.assertLess(time.time(), deadline)
+                time.sleep(0.01)
+            server.process.kill()
+            server.process.wait(timeout=60)
+            server.process.stderr.close()
+            server = Server(*flags)
+            second, usage = self.ask(server)
+            self.assertEqual(second, first)
+            self.assertEqual(usage["prompt_tokens_details"]["cached_tokens"], (usage["prompt_tokens"] - 1) // 16 * 16)
+            self.assertEqual(server.stop()[0], 0)
+
+    def test_a_directory_of_somebody_else_is_refused(self):
+        with tempfile.TemporaryDirectory() as directory:
+            (pathlib.Path(directory) / "thesis.txt").write_text("precious")
+            result = run("run", MODEL, *GREEDY, PROMPT, "--kv-store", directory)
+            self.assertEqual(result.returncode, 2, result.stderr)
+            self.assertIn("not a store", result.stderr)
+            self.assertEqual(os.listdir(directory), ["thesis.txt"])
 
 
 class Bench(unittest.TestCase):

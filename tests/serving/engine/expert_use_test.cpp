@@ -107,6 +107,53 @@ StepStats Step(ExpertUse& use, const std::vector<std::pair<Sequence*, int64_t>>&
   return stats;
 }
 
+// Sequences whose prompts run layer after layer are seen as in steps, whatever runs meanwhile.
+TEST(ExpertUseTest, PiecesAreSeenBesideSteps) {
+  FakeExperts experts;
+  ExpertObservers observers;
+  observers.tracer = Tracer();
+  ExpertUse use(std::move(observers), kTopK, experts, nullptr);
+  const auto other = NewSequence(1, 2, 8);
+  const auto whole = NewSequence(2, 6, 7);
+  const auto leaves = NewSequence(3, 5, 6);
+  Step(use, {{other.get(), 2}});
+  std::vector<ScheduledSlice> plan;
+  StepRows rows;
+  for (Sequence* const sequence : {whole.get(), leaves.get()}) {
+    use.BeginTrace(*sequence);
+    plan.push_back({sequence, sequence->prompt_tokens});
+    rows.Add(plan.back());
+  }
+  ASSERT_TRUE(use.observes_pieces());
+  use.BeginPiece(plan, rows);
+  const TracedRequest left = leaves->traced;
+  for (const int layer : {1, 3}) {
+    std::vector<int32_t> ids;
+    for (const Sequence* const sequence : {whole.get(), leaves.get()}) {
+      for (int64_t position = 0; position < sequence->prompt_tokens; ++position) {
+        ids.push_back(First(position));
+        ids.push_back(Second(position, layer));
+      }
+    }
+    const std::vector<float> weights(ids.size(), 0.5f);
+    use.PieceRouted(layer, ids, weights);
+    Step(use, {{other.get(), 1}});
+    if (layer == 1) use.LeavePiece(left);
+  }
+  use.EndPiece();
+  // The same prompt in a step.
+  const auto in_step = NewSequence(4, 6, 7);
+  Step(use, {{in_step.get(), 6}});
+  const auto of_piece = use.TraceOf(*whole);
+  const auto of_step = use.TraceOf(*in_step);
+  EXPECT_EQ(of_piece->prefill_tokens, 6);
+  EXPECT_EQ(of_piece->iterations, 1);
+  EXPECT_EQ(of_piece->prefill, of_step->prefill);
+  EXPECT_EQ(use.TraceOf(*leaves)->prefill.row_sum(1), 5u * kTopK);
+  EXPECT_EQ(use.TraceOf(*leaves)->prefill.row_sum(3), 0u);
+  EXPECT_EQ(whole->observed_tokens, 6);
+}
+
 TEST(ExpertUseTest, WithoutObserversNothingIsSeen) {
   ExpertUse use;
   EXPECT_EQ(use.hook(), nullptr);

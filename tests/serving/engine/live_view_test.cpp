@@ -182,7 +182,7 @@ TEST(LiveSamplerTest, Requests) {
   Sequence& ended = *made;
   ended.started = true;
   ended.started_at = rig.start + std::chrono::microseconds(30);
-  ended.blocked_us = 11;
+  ended.experts.blocked_us = 11;
   ended.tokens.resize(7);
   ended.computed_tokens = 6;
   for (RequestId id = 100; id < 130; ++id) {

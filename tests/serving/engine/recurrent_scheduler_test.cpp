@@ -192,6 +192,7 @@ TEST(RecurrentSchedulerTest, RandomWorkloadsGoOnFromTheRightState) {
     options.state_snapshots = uniform(0, 5);
     options.state_slots = options.max_num_seqs + options.state_snapshots;
     options.share_only_prompts = uniform(0, 3) == 0;
+    options.piece_tokens = uniform(0, 1) * uniform(8, 300);
     RecurrentRig rig(options, blocks);
     RequestId next = 0;
     std::set<RequestId> alive;
@@ -213,8 +214,20 @@ TEST(RecurrentSchedulerTest, RandomWorkloadsGoOnFromTheRightState) {
         if (Sequence* const sequence = rig.scheduler.Find(id)) rig.scheduler.Remove(sequence);
         alive.erase(id);
       }
+      if (rig.scheduler.piece().empty()) {
+        rig.scheduler.PlanPiece([&](int64_t) { return uniform(0, 2) > 0; });
+      } else if (uniform(0, 4) == 0) {
+        rig.scheduler.AbandonPiece();
+      } else if (uniform(0, 2) == 0) {
+        const std::vector<ScheduledSlice> piece(rig.scheduler.piece().begin(),
+                                                rig.scheduler.piece().end());
+        ASSERT_TRUE(rig.model.Run(piece));
+        rig.scheduler.AdvancePiece();
+        for (const ScheduledSlice& slice : piece) rig.End(*slice.sequence);
+        for (const auto& [id, tokens] : rig.ended) alive.erase(id);
+      }
       const auto plan = rig.scheduler.Plan();
-      ASSERT_EQ(plan.empty(), rig.scheduler.empty());
+      ASSERT_EQ(plan.empty() && rig.scheduler.piece().empty(), rig.scheduler.empty());
       ASSERT_TRUE(rig.model.Run(plan));
       const std::vector<ScheduledSlice> slices(plan.begin(), plan.end());
       for (const ScheduledSlice& slice : slices) reused += slice.sequence->cached_tokens;

@@ -114,6 +114,16 @@ TEST(SchedulerTest, APrefixIsReusedButNeverTheLastToken) {
   scheduler.Add(std::move(sequence));
   plan = scheduler.Plan();
   EXPECT_EQ(plan[0].num_tokens, 48);
+  FinishStep(scheduler, plan);
+  // Whose routing is to be told is run.
+  for (const auto& [from, cached] : {std::pair{0, 0}, {15, 0}, {16, 16}, {40, 32}}) {
+    sequence = MakeSequence(4, 48, 1, 5);
+    sequence->request.routed_from = from;
+    scheduler.Add(std::move(sequence));
+    plan = scheduler.Plan();
+    EXPECT_EQ(plan[0].num_tokens, 48 - cached) << from;
+    FinishStep(scheduler, plan);
+  }
 }
 
 // With blocks that only prompts share, what was decoded is nobody's prefix, and nobody's prompt is
@@ -424,6 +434,7 @@ TEST(SchedulerTest, RandomWorkloadsKeepTheirPromises) {
     options.max_num_seqs = uniform(1, 8);
     options.max_batch_tokens = uniform(8, 100);
     options.prefix_cache = uniform(0, 1) == 1;
+    options.piece_tokens = uniform(0, 1) * uniform(8, 300);
     Scheduler scheduler(options, pools);
     RequestId next = 0;
     std::set<RequestId> alive;
@@ -441,8 +452,28 @@ TEST(SchedulerTest, RandomWorkloadsKeepTheirPromises) {
         scheduler.Remove(scheduler.Find(id));
         alive.erase(id);
       }
+      if (scheduler.piece().empty()) {
+        scheduler.PlanPiece([&](int64_t) { return uniform(0, 2) > 0; });
+      } else if (uniform(0, 3) == 0) {
+        std::vector<Sequence*> computed;
+        for (const ScheduledSlice& slice : scheduler.piece()) computed.push_back(slice.sequence);
+        scheduler.AdvancePiece();
+        for (Sequence* const s : computed) {
+          if (s->computed_tokens < std::ssize(s->tokens)) continue;
+          s->tokens.push_back(7);
+          if (s->output_tokens() < s->request.max_tokens) continue;
+          alive.erase(s->id);
+          scheduler.Remove(s);
+        }
+      }
       const auto plan = scheduler.Plan();
-      ASSERT_EQ(plan.empty(), scheduler.empty());
+      ASSERT_EQ(plan.empty() && scheduler.piece().empty(), scheduler.empty());
+      for (const ScheduledSlice& slice : scheduler.piece()) {
+        const Sequence& s = *slice.sequence;
+        ASSERT_GE(s.blocks.covered() * kKvBlockTokens, s.computed_tokens + slice.num_tokens);
+        ASSERT_LE(s.computed_tokens + slice.num_tokens, std::ssize(s.tokens));
+        for (const ScheduledSlice& other : plan) ASSERT_NE(other.sequence, slice.sequence);
+      }
       int64_t tokens = 0;
       std::set<int32_t> written;
       for (const ScheduledSlice& slice : plan) {
@@ -559,6 +590,112 @@ TEST(SchedulerTest, TheBackgroundGivesUpItsBlocks) {
   EXPECT_EQ(IdsOf(scheduler.Plan()).front(), 1u);
 }
 
+constexpr auto kAlways = [](int64_t /*tokens*/) { return true; };
+
+// What the engine does when a piece has run.
+std::vector<RequestId> FinishPiece(Scheduler& scheduler) {
+  const std::vector<ScheduledSlice> slices(scheduler.piece().begin(), scheduler.piece().end());
+  scheduler.AdvancePiece();
+  std::vector<RequestId> computed;
+  for (const ScheduledSlice& slice : slices) {
+    Sequence& sequence = *slice.sequence;
+    if (sequence.computed_tokens < static_cast<int64_t>(sequence.tokens.size())) continue;
+    sequence.tokens.push_back(7);
+    computed.push_back(sequence.id);
+  }
+  return computed;
+}
+
+TEST(SchedulerTest, APieceTakesPromptsThatRunAndWaitAndOthersDecode) {
+  KvPools pools = OneGroup(64);
+  Scheduler scheduler(
+      {.max_num_seqs = 4, .max_batch_tokens = 32, .prefix_cache = false, .piece_tokens = 200},
+      pools);
+  scheduler.Add(MakeSequence(1, 8, 20));
+  FinishStep(scheduler, scheduler.Plan());
+  EXPECT_TRUE(scheduler.PlanPiece(kAlways).empty());  // nobody has a prompt
+  scheduler.Add(MakeSequence(2, 100, 9));
+  std::vector<int64_t> asked;
+  EXPECT_TRUE(scheduler
+                  .PlanPiece([&](int64_t tokens) {
+                    asked.push_back(tokens);
+                    return false;
+                  })
+                  .empty());
+  EXPECT_EQ(asked, (std::vector<int64_t>{100}));
+  auto plan = scheduler.Plan();  // in chunks, then
+  ASSERT_EQ(IdsOf(plan), (std::vector<RequestId>{1, 2}));
+  EXPECT_EQ(plan[1].num_tokens, 31);
+  FinishStep(scheduler, plan);
+  scheduler.Add(MakeSequence(3, 50, 9));
+  scheduler.Add(MakeSequence(4, 150, 9));
+  scheduler.Add(MakeSequence(5, 40, 9));  // there is no place for it
+  auto piece = scheduler.PlanPiece(kAlways);
+  EXPECT_EQ(IdsOf(piece), (std::vector<RequestId>{2, 3, 4}));
+  EXPECT_EQ(piece[0].num_tokens, 69);
+  EXPECT_EQ(piece[1].num_tokens, 50);
+  EXPECT_EQ(piece[2].num_tokens, 81);  // what is left of 200
+  for (int step = 0; step < 3; ++step) {
+    plan = scheduler.Plan();
+    EXPECT_EQ(IdsOf(plan), (std::vector<RequestId>{1}));
+    FinishStep(scheduler, plan);
+  }
+  EXPECT_EQ(FinishPiece(scheduler), (std::vector<RequestId>{2, 3}));
+  EXPECT_EQ(scheduler.Find(4)->computed_tokens, 81);
+  piece = scheduler.PlanPiece(kAlways);
+  EXPECT_EQ(IdsOf(piece), (std::vector<RequestId>{4}));
+  EXPECT_EQ(piece[0].num_tokens, 69);
+  plan = scheduler.Plan();
+  EXPECT_EQ(IdsOf(plan), (std::vector<RequestId>{1, 2, 3}));
+}
+
+TEST(SchedulerTest, WhoLeavesAPieceIsNotInIt) {
+  KvPools pools = OneGroup(8);
+  Scheduler scheduler(
+      {.max_num_seqs = 4, .max_batch_tokens = 32, .prefix_cache = true, .piece_tokens = 200},
+      pools);
+  scheduler.Add(MakeSequence(1, kKvBlockTokens - 1, 40));
+  FinishStep(scheduler, scheduler.Plan());
+  scheduler.Add(MakeSequence(2, 3 * kKvBlockTokens, 9));
+  scheduler.Add(MakeSequence(3, 4 * kKvBlockTokens, 9));
+  EXPECT_EQ(IdsOf(scheduler.PlanPiece(kAlways)), (std::vector<RequestId>{2, 3}));
+  EXPECT_EQ(pools.pool(0).free_blocks(), 0);
+  // The one that decodes needs a block: the newest leaves.
+  FinishStep(scheduler, scheduler.Plan());
+  FinishStep(scheduler, scheduler.Plan());
+  EXPECT_EQ(IdsOf(scheduler.piece()), (std::vector<RequestId>{2}));
+  EXPECT_EQ(scheduler.Find(3)->computed_tokens, 0);
+  EXPECT_EQ(scheduler.preemptions(), 1);
+  scheduler.Remove(scheduler.Find(2));
+  EXPECT_TRUE(scheduler.piece().empty());
+  EXPECT_EQ(IdsOf(scheduler.PlanPiece(kAlways)), (std::vector<RequestId>{3}));
+  scheduler.AbandonPiece();  // it failed, and may be tried again
+  EXPECT_EQ(scheduler.Find(3)->computed_tokens, 0);
+  scheduler.PlanPiece(kAlways);
+  EXPECT_EQ(FinishPiece(scheduler), (std::vector<RequestId>{3}));
+  EXPECT_EQ(scheduler.Find(3)->blocks.sealed, 4);  // as if it had run in steps
+}
+
+TEST(SchedulerTest, SomePromptsAreInNoPiece) {
+  KvPools pools = OneGroup(64);
+  Scheduler scheduler(
+      {.max_num_seqs = 4, .max_batch_tokens = 32, .prefix_cache = false, .piece_tokens = 200},
+      pools);
+  scheduler.Add(InBackground(MakeSequence(1, 100, 9)));
+  EXPECT_TRUE(scheduler.PlanPiece(kAlways).empty());
+  FinishStep(scheduler, scheduler.Plan());
+  auto with_logprobs = MakeSequence(2, 100, 9);
+  with_logprobs->request.prompt_logprobs = 0;
+  scheduler.Add(std::move(with_logprobs));
+  scheduler.Add(MakeSequence(3, 100, 9));
+  EXPECT_TRUE(scheduler.PlanPiece(kAlways).empty());  // nobody overtakes it
+  while (scheduler.Find(2)->computed_tokens < 100) {
+    EXPECT_TRUE(scheduler.PlanPiece(kAlways).empty());
+    FinishStep(scheduler, scheduler.Plan());
+  }
+  EXPECT_EQ(IdsOf(scheduler.PlanPiece(kAlways)), (std::vector<RequestId>{3}));
+}
+
 // With others coming and going every request ends, and a plan never mixes both kinds.
 TEST(SchedulerTest, BothKindsEnd) {
   std::mt19937 random(5);
@@ -586,6 +723,178 @@ TEST(SchedulerTest, BothKindsEnd) {
     }
     EXPECT_EQ(pools.pool(0).used_blocks(), 0);
   }
+}
+
+// A store that has the first blocks of everybody, and reads when the test says so.
+class ScriptedStore : public PrefixStore {
+ public:
+  int64_t stored = 0;           // blocks of each sequence
+  int64_t most_done = 1 << 20;  // blocks that can be read in all
+  bool hold = false;            // reads end later
+  int64_t sealed = 0;
+  int64_t ended = 0;
+  std::vector<int64_t> reads;  // blocks of each
+
+  int64_t Begin(Sequence& /*sequence*/, int64_t most) override { return std::min(stored, most); }
+  void Read(Sequence& sequence, int64_t first, int64_t count, int64_t until) override {
+    EXPECT_EQ(sequence.stored.read, 0u);
+    EXPECT_EQ(first, sequence.blocks.sealed);
+    EXPECT_LE(first + count, until);
+    for (const SequenceBlocks::Table& table : sequence.blocks.tables) {
+      ASSERT_GE(std::ssize(table.blocks), first + count);
+      for (int64_t b = first; b < first + count; ++b) {
+        EXPECT_GE(table.blocks[static_cast<size_t>(b)], 0);
+      }
+    }
+    sequence.stored.read = 1;
+    reads.push_back(count);
+  }
+  Progress Poll(const Sequence& sequence) const override {
+    EXPECT_EQ(sequence.stored.read, 1u);
+    if (hold) return {};
+    return {std::min(most_done, reads.back()), true};
+  }
+  void Stop(Sequence& sequence) override { sequence.stored.read = 0; }
+  void Sealed(Sequence& /*sequence*/, int64_t /*block*/) override { ++sealed; }
+  void End(Sequence& sequence) override {
+    Stop(sequence);
+    ++ended;
+  }
+};
+
+// Who waits for the store is in no piece, holds nobody up, and is in the next one.
+TEST(SchedulerTest, AStoredPrefixIsReadBesideAPiece) {
+  KvPools pools = OneGroup(64);
+  ScriptedStore store;
+  Scheduler scheduler(
+      {.max_num_seqs = 4, .max_batch_tokens = 32, .prefix_cache = true, .piece_tokens = 300}, pools,
+      &store);
+  scheduler.Add(MakeSequence(1, 5, 100));
+  FinishStep(scheduler, scheduler.Plan());
+  store.stored = 4;
+  store.hold = true;
+  scheduler.Add(MakeSequence(2, 100, 10));
+  EXPECT_TRUE(scheduler.PlanPiece(kAlways).empty());
+  EXPECT_EQ(scheduler.restoring(), 1);
+  store.stored = 0;
+  scheduler.Add(MakeSequence(3, 120, 10));
+  EXPECT_EQ(IdsOf(scheduler.PlanPiece(kAlways)), (std::vector<RequestId>{3}));
+  store.hold = false;
+  while (scheduler.restoring() > 0) {
+    EXPECT_EQ(IdsOf(scheduler.Plan()), (std::vector<RequestId>{1}));
+    FinishStep(scheduler, scheduler.Plan());
+  }
+  EXPECT_EQ(store.reads, (std::vector<int64_t>{2, 2}));
+  EXPECT_EQ(scheduler.Find(2)->computed_tokens, 64);
+  EXPECT_EQ(FinishPiece(scheduler), (std::vector<RequestId>{3}));
+  EXPECT_EQ(store.sealed, 120 / 16);
+  const auto piece = scheduler.PlanPiece(kAlways);
+  ASSERT_EQ(IdsOf(piece), (std::vector<RequestId>{2}));
+  EXPECT_EQ(piece[0].num_tokens, 36);
+  EXPECT_EQ(scheduler.Find(2)->cached_tokens, 64);
+}
+
+TEST(SchedulerTest, ReadsAStoredPrefixWhileOthersRun) {
+  KvPools pools = OneGroup(64);
+  ScriptedStore store;
+  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 32, .prefix_cache = true}, pools,
+                      &store);
+  scheduler.Add(MakeSequence(1, 5, 100));
+  FinishStep(scheduler, scheduler.Plan());
+  store.stored = 5;
+  store.hold = true;
+  scheduler.Add(MakeSequence(2, 100, 10));
+  for (int step = 0; step < 3; ++step) {
+    const auto plan = scheduler.Plan();
+    ASSERT_EQ(plan.size(), 1u);  // the other one decodes
+    EXPECT_EQ(plan[0].sequence->id, 1u);
+    FinishStep(scheduler, plan);
+  }
+  EXPECT_EQ(store.reads, (std::vector<int64_t>{2}));
+  store.hold = false;
+  // A step's worth of tokens at a time.
+  for (int step = 0; step < 2; ++step) {
+    const auto plan = scheduler.Plan();
+    ASSERT_EQ(plan.size(), 1u);
+    FinishStep(scheduler, plan);
+  }
+  EXPECT_EQ(store.reads, (std::vector<int64_t>{2, 2, 1}));
+  const auto plan = scheduler.Plan();
+  ASSERT_EQ(plan.size(), 2u);
+  EXPECT_EQ(plan[1].num_tokens, 20);
+  EXPECT_EQ(plan[1].sequence->computed_tokens, 80);
+  EXPECT_EQ(plan[1].sequence->cached_tokens, 80);
+  EXPECT_EQ(scheduler.prefixes().from_store, 80);
+  FinishStep(scheduler, plan);
+  EXPECT_EQ(store.sealed, 1);  // of the new blocks one is full
+  // The pools have it now.
+  store.reads.clear();
+  auto again = MakeSequence(3, 100, 10);
+  again->tokens = MakeSequence(2, 100, 10)->tokens;
+  scheduler.Add(std::move(again));
+  scheduler.Plan();
+  EXPECT_TRUE(store.reads.empty());
+  EXPECT_EQ(scheduler.prefixes().from_pools, 96);
+}
+
+TEST(SchedulerTest, ComputesWhatTheStoreHasLost) {
+  KvPools pools = OneGroup(64);
+  ScriptedStore store;
+  store.stored = 6;
+  store.most_done = 2;
+  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 64, .prefix_cache = true}, pools,
+                      &store);
+  scheduler.Add(MakeSequence(1, 100, 10));
+  EXPECT_TRUE(scheduler.Plan().empty());  // it waits for the store
+  EXPECT_EQ(scheduler.running(), 1);
+  const auto plan = scheduler.Plan();
+  ASSERT_EQ(plan.size(), 1u);
+  EXPECT_EQ(plan[0].sequence->computed_tokens, 32);
+  EXPECT_EQ(plan[0].num_tokens, 64);
+  EXPECT_EQ(plan[0].sequence->cached_tokens, 32);
+  FinishStep(scheduler, plan);
+  EXPECT_EQ(store.reads, (std::vector<int64_t>{4}));
+}
+
+TEST(SchedulerTest, AReadEndsBeforeItsBlocksAreGivenBack) {
+  KvPools pools = OneGroup(16);
+  ScriptedStore store;
+  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 64, .prefix_cache = true}, pools,
+                      &store);
+  scheduler.Add(MakeSequence(1, 60, 200));
+  FinishStep(scheduler, scheduler.Plan());
+  store.stored = 3;
+  store.hold = true;
+  scheduler.Add(MakeSequence(2, 100, 10));
+  Sequence* const second = scheduler.Find(2);
+  while (scheduler.preemptions() == 0) FinishStep(scheduler, scheduler.Plan());
+  EXPECT_EQ(second->stored.read, 0u);
+  EXPECT_EQ(second->restored_until, 0);
+  EXPECT_EQ(second->computed_tokens, 0);
+  EXPECT_TRUE(second->blocks.empty());
+  scheduler.Remove(second);
+  // One that is cancelled while it waits.
+  scheduler.Remove(scheduler.Find(1));
+  scheduler.Add(MakeSequence(3, 100, 10));
+  EXPECT_TRUE(scheduler.Plan().empty());
+  scheduler.Remove(scheduler.Find(3));
+  EXPECT_EQ(pools.pool(0).used_blocks(), 0);
+}
+
+// A group with a window has room for a part of the context only, also while that is read.
+TEST(SchedulerTest, WindowsBoundWhatIsReadAtATime) {
+  KvPools pools(std::array{KvGroupSize{200, 0}, KvGroupSize{24, 32}}, kKvBlockTokens,
+                kAttentionChunkTokens);
+  ScriptedStore store;
+  store.stored = 150;
+  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 48, .prefix_cache = true}, pools,
+                      &store);
+  scheduler.Add(MakeSequence(1, 150 * 16 + 5, 10));
+  while (scheduler.Plan().empty()) {
+  }
+  EXPECT_EQ(scheduler.Find(1)->cached_tokens, 150 * 16);
+  EXPECT_EQ(store.reads.size(), 50u);
+  EXPECT_EQ(scheduler.preemptions(), 0);
 }
 
 }  // namespace

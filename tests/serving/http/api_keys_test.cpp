@@ -51,12 +51,17 @@ TEST(ApiKeysTest, LinesOfJsonHaveNamesAndRights) {
   EXPECT_EQ(keys[1], (ApiKey{"k1", "alice@site.org", {"a", "org/b"}, false}));
   EXPECT_EQ(keys[2], (ApiKey{"k 2", "", {}, true}));
   EXPECT_EQ(keys[3], (ApiKey{"k3"}));
+  const auto limited = ParseApiKeyFile(
+      R"({"key": "k", "requests_per_minute": 60, "tokens_per_minute": 1e5})", "keys");
+  EXPECT_EQ(limited[0], (ApiKey{"k", "", {}, false, 60, 1e5}));
 }
 
 // What is wrong is told with the line, and nothing that may be a key is.
 TEST(ApiKeysTest, RefusesWithoutShowingKeys) {
   for (const char* line : {
            R"({"key": "sk-secret")",
+           R"({"key": "sk-secret", "requests_per_minute": 0})",
+           R"({"key": "sk-secret", "tokens_per_minute": "many"})",
            R"({"key": sk-secret})",
            R"({"key": "sk-secret", "key": "sk-secret"})",
            R"({"key": "sk-secret", "admin": "sk-secret"})",

@@ -269,6 +269,34 @@ TEST_F(ServerTest, RequestTimeout) {
   EXPECT_EQ(response.json()["error"]["code"], "request_timeout");
 }
 
+TEST_F(ServerTest, AClientMayGiveItsRequestLessTime) {
+  engine_options_.manual = true;
+  options_.request_timeout = std::chrono::seconds(1000);
+  Start();
+  RequestId number = 0;
+  for (const auto& [header, expected_s] : {std::pair{"0.5", 0.5}, {"20", 20.}, {"5000", 1000.}}) {
+    TestClient client(port());
+    const auto before = std::chrono::steady_clock::now();
+    client.Send(TestClient::PostText("/v1/completions", Completion(9),
+                                     fmt::format("X-Request-Timeout: {}\r\n", header)));
+    engine_->WaitForSubmitted(++number);
+    const auto deadline = engine_->Request(number).deadline;
+    ASSERT_TRUE(deadline.has_value());
+    const std::chrono::duration<double> expected(expected_s);
+    EXPECT_GE(*deadline - before, expected) << header;
+    EXPECT_LE(*deadline - std::chrono::steady_clock::now(), expected) << header;
+    engine_->Emit(number, 1, FinishReason::kStop);
+    EXPECT_EQ(client.Receive().status, 200);
+  }
+  TestClient client(port());
+  for (const char* header : {"0", "-1", "soon", "1s", "nan", "inf", "1e9"}) {
+    const TestResponse refused = client.Post("/v1/completions", Completion(9),
+                                             fmt::format("X-Request-Timeout: {}\r\n", header));
+    EXPECT_EQ(refused.status, 400) << header;
+    EXPECT_NE(refused.body.find("X-Request-Timeout"), std::string::npos);
+  }
+}
+
 TEST_F(ServerTest, KeepAliveComments) {
   engine_options_.manual = true;
   options_.sse_keep_alive = std::chrono::milliseconds(20);

@@ -51,6 +51,39 @@ TEST_F(ServerKeysTest, AKeyOpensItsModelsOnly) {
   EXPECT_EQ(engine_->submitted(), 2u);
 }
 
+TEST_F(ServerKeysTest, AKeyHasItsRate) {
+  options_.api_key_file = directory_.path() / "keys";
+  WriteKeys(R"({"key": "a", "name": "team", "requests_per_minute": 2, "tokens_per_minute": 1000})"
+            "\n"
+            R"({"key": "b", "name": "team", "requests_per_minute": 2})"
+            "\n"
+            R"({"key": "c", "name": "tokens", "tokens_per_minute": 1})"
+            "\nfree\n");
+  Start();
+  const auto post = [this](const char* key, const char* path = "/v1/completions") {
+    const std::string body = std::string(path) == "/tokenize" ? R"({"prompt":"a"})" : Completion(3);
+    return TestClient(port()).Post(path, body, fmt::format("Authorization: Bearer {}\r\n", key));
+  };
+  const TestResponse first = post("a");
+  EXPECT_EQ(first.status, 200);
+  EXPECT_EQ(first.Header("x-ratelimit-limit-requests"), "2");
+  EXPECT_EQ(first.Header("x-ratelimit-remaining-requests"), "1");
+  EXPECT_EQ(first.Header("x-ratelimit-limit-tokens"), "1000");
+  const int64_t spent = first.json()["usage"]["total_tokens"].get<int64_t>();
+  EXPECT_EQ(first.Header("x-ratelimit-remaining-tokens"), std::to_string(1000 - spent));
+  EXPECT_EQ(post("b").status, 200);  // of the same holder
+  const TestResponse refused = post("a");
+  EXPECT_EQ(refused.status, 429);
+  EXPECT_EQ(refused.json()["error"]["code"], "rate_limit_exceeded");
+  EXPECT_GE(std::stoi(refused.Header("Retry-After")), 1);
+  EXPECT_EQ(post("a", "/tokenize").status, 200);  // nothing is generated
+  // What was spent is known at the end: one request has too much, and the next one waits for that.
+  EXPECT_EQ(post("c").status, 200);
+  EXPECT_EQ(post("c").status, 429);
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(post("free").status, 200);
+  EXPECT_EQ(post("free").Header("x-ratelimit-limit-requests"), "");
+}
+
 TEST_F(ServerKeysTest, ReloadingTakesAndGivesKeys) {
   options_.api_key_file = directory_.path() / "keys";
   options_.api_keys = {"given"};

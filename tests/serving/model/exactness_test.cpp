@@ -12,6 +12,7 @@
 
 #include "core/base/hash.h"
 #include "serving/model/fp8_weights.h"
+#include "serving/model/packed_int4.h"
 #include "tests/core/base/temp_dir.h"
 #include "tests/serving/model/model_harness.h"
 
@@ -236,6 +237,73 @@ TEST_P(ExactnessTest, BatchMates) {
   }
 }
 
+// Prompts in blocks through one layer after another, with steps of another sequence in between,
+// have the bits of chunks through all layers: in the last row, and in what is decoded behind it.
+TEST_P(ExactnessTest, PromptsByLayers) {
+  const ModelConfig config = LoadModelConfig(GetParam());
+  const int64_t all = config.num_sparse_layers() * config.num_experts();
+  const int vocab = static_cast<int>(config.vocab_size);
+  using Sequence = ModelHarness::Sequence;
+  constexpr int kSteps = 16;  // of the other sequence
+  for (const Isa isa : SupportedIsas()) {
+    if (isa == Isa::kScalar) continue;
+    const auto run = [&](bool by_layers, int64_t slots) {
+      HarnessOptions options;
+      options.isa = isa;
+      options.threads = 2;
+      options.kv_blocks = 64;
+      options.max_batch_tokens = 24;
+      options.expert_slots = slots;
+      ModelHarness model(GetParam(), options);
+      Sequence other = model.NewSequence(80);
+      Sequence first = model.NewSequence(80);
+      Sequence second = model.NewSequence(80);
+      model.Prefill(other, PromptOf(1, 9, vocab), 9);
+      model.Prefill(first, PromptOf(2, 5, vocab), 5);  // what is known of it already
+      std::vector<float> results;
+      std::vector<float> others;
+      const std::vector<int32_t> decoded = PromptOf(3, kSteps, vocab);
+      const auto decode_other = [&] {
+        if (std::ssize(others) == kSteps * config.vocab_size) return;
+        const auto at = others.size() / static_cast<size_t>(vocab);
+        const ModelHarness::Piece piece = {&other, {decoded[at]}};
+        const std::vector<float> logits = model.Run({&piece, 1});
+        others.insert(others.end(), logits.begin(), logits.end());
+      };
+      const std::vector<ModelHarness::Piece> pieces = {{&first, PromptOf(4, 50, vocab)},
+                                                       {&second, PromptOf(5, 37, vocab)}};
+      if (by_layers) {
+        int blocks = 0;
+        results = model.RunByLayers(pieces, [&] {
+          if (++blocks % 2 == 0) decode_other();
+        });
+        EXPECT_GT(others.size(), 0u);
+      } else {
+        for (const ModelHarness::Piece& piece : pieces) {
+          const std::vector<float> logits = model.Prefill(*piece.sequence, piece.tokens, 24);
+          results.insert(results.end(), logits.end() - vocab, logits.end());
+        }
+      }
+      while (std::ssize(others) < kSteps * config.vocab_size) decode_other();
+      results.insert(results.end(), others.begin(), others.end());
+      for (Sequence* sequence : {&first, &second}) {
+        for (const int32_t token : PromptOf(6, 3, vocab)) {
+          const ModelHarness::Piece piece = {sequence, {token}};
+          const std::vector<float> logits = model.Run({&piece, 1});
+          results.insert(results.end(), logits.begin(), logits.end());
+        }
+      }
+      return HashOf(results);
+    };
+    const uint64_t expected = run(false, all);
+    // With two slots the blocks of a layer read its experts again; the bits are the same.
+    for (const int64_t slots : {std::max<int64_t>(1, all / 3), int64_t{2}}) {
+      if (slots == 2 && all > 100) continue;  // it takes long
+      EXPECT_EQ(run(true, slots), expected) << IsaName(isa) << " slots " << slots;
+    }
+  }
+}
+
 TEST_P(ExactnessTest, F32ClassIsOneAcrossInstructionSets) {
   std::vector<uint64_t> hashes;
   for (const Isa isa : SupportedIsas()) {
@@ -258,6 +326,7 @@ TEST_P(ExactnessTest, QuantisedWeights) {
   std::vector<WeightType> types = {WeightType::kInt8, WeightType::kInt4};
   if (config.tensors.HasMxfp4Experts()) types.push_back(WeightType::kMxfp4);
   if (HasFp8Experts(config)) types.push_back(WeightType::kFp8);
+  if (HasW4A16Experts(config)) types.push_back(WeightType::kW4A16);
   for (const WeightType type : types) {
     uint64_t expected = 0;
     for (const Isa isa : SupportedIsas()) {

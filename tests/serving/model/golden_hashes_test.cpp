@@ -20,6 +20,7 @@
 
 #include "core/base/hash.h"
 #include "serving/model/fp8_weights.h"
+#include "serving/model/packed_int4.h"
 #include "tests/serving/model/model_harness.h"
 
 namespace moesaic {
@@ -102,6 +103,7 @@ HashLines ComputeHashes() {
         if (type == WeightType::kMxfp4 && !mxfp4) continue;
         if (IsGguf(type)) continue;  // of other files
         if (type == WeightType::kFp8 && !HasFp8Experts(config)) continue;
+        if (type == WeightType::kW4A16 && !HasW4A16Experts(config)) continue;
         options.weight_type = type;
         options.kv_type = type == WeightType::kF32 ? WeightType::kF32 : WeightType::kBf16;
         enter(options);

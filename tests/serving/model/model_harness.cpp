@@ -10,6 +10,7 @@
 #include "serving/model/device_dense.h"
 #include "serving/model/expert_sources.h"
 #include "serving/model/host_dense.h"
+#include "serving/model/layer_pass.h"
 #include "serving/model/numa_slices.h"
 #include "serving/model/tied_head.h"
 
@@ -169,6 +170,37 @@ std::vector<float> ModelHarness::Run(std::span<const Piece> pieces, RoutingHook*
   provider_->StepBegan();
   stats_ += model_->Forward({tokens, slices}, hook);
   std::vector<int32_t> rows(tokens.size());
+  for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<int32_t>(i);
+  std::vector<float> logits(rows.size() * static_cast<size_t>(config_.vocab_size));
+  model_->Logits(rows, logits.data());
+  return logits;
+}
+
+std::vector<float> ModelHarness::RunByLayers(std::span<const Piece> pieces,
+                                             const std::function<void()>& between) {
+  std::vector<int32_t> tokens;
+  std::vector<SequenceSlice> slices;
+  std::vector<int32_t> last_rows;
+  for (const Piece& piece : pieces) {
+    SequenceSlice slice;
+    slice.first_row = std::ssize(tokens);
+    slice.num_tokens = std::ssize(piece.tokens);
+    slice.start_position = piece.sequence->length;
+    slice.blocks = piece.sequence->blocks;
+    slice.state = {.slot = piece.sequence->state, .from = piece.sequence->state};
+    slices.push_back(slice);
+    tokens.insert(tokens.end(), piece.tokens.begin(), piece.tokens.end());
+    last_rows.push_back(static_cast<int32_t>(tokens.size()) - 1);
+    piece.sequence->length += slice.num_tokens;
+  }
+  LayerPass pass(*model_, std::ssize(tokens));
+  pass.Begin(tokens, slices);
+  while (!pass.done()) {
+    stats_ += pass.RunBlock();
+    between();
+  }
+  pass.Finish(last_rows);
+  std::vector<int32_t> rows(last_rows.size());
   for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<int32_t>(i);
   std::vector<float> logits(rows.size() * static_cast<size_t>(config_.vocab_size));
   model_->Logits(rows, logits.data());

@@ -95,6 +95,11 @@ class ModelHarness {
   std::vector<float> Prefill(Sequence& sequence, std::span<const int32_t> tokens, int64_t chunk,
                              RoutingHook* hook = nullptr);
 
+  // The pieces through one layer after another (LayerPass); logits of the last row of each.
+  // `between` is called behind each block, and may run others.
+  std::vector<float> RunByLayers(std::span<const Piece> pieces,
+                                 const std::function<void()>& between);
+
   const ModelConfig& config() const { return config_; }
   Model& model() { return *model_; }
   ThreadPool& pool() { return pool_; }

@@ -12,6 +12,7 @@
 
 #include "kernels/cpu/isas.h"
 #include "serving/model/fp8_weights.h"
+#include "serving/model/packed_int4.h"
 #include "serving/model/sampler.h"
 #include "tests/serving/model/model_harness.h"
 #include "tests/serving/model/reference_util.h"
@@ -29,7 +30,8 @@ std::vector<std::string> ModelDirs() {
   return dirs;
 }
 
-// bf16 checkpoints run on bf16 weights and fp8 ones on fp8, which are exact; others on f32 weights.
+// bf16 checkpoints run on bf16 weights and fp8 and int4 ones on these, which are exact; others on
+// f32 weights.
 HarnessOptions OptionsFor(const std::string& dir, Isa isa, const Reference& reference) {
   HarnessOptions options;
   options.isa = isa;
@@ -37,6 +39,7 @@ HarnessOptions OptionsFor(const std::string& dir, Isa isa, const Reference& refe
   options.weight_type =
       config.checkpoint_dtype == DType::kBF16 ? WeightType::kBf16 : WeightType::kF32;
   if (HasFp8Experts(config)) options.weight_type = WeightType::kFp8;
+  if (HasW4A16Experts(config)) options.weight_type = WeightType::kW4A16;
   // The f32 path is the reference path: nothing is rounded after the weights.
   options.kv_type =
       KernelsFor(isa).numerics == NumericsClass::kF32 ? WeightType::kF32 : WeightType::kBf16;

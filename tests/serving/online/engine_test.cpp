@@ -444,13 +444,15 @@ TEST(EngineTest, ConcurrentCallersAllGetAnEnd) {
 
 // A checkpoint that shrinks under the engine: the requests that need the lost bytes fail with a
 // message, the engine lives on and serves what it can.
-TEST(EngineTest, UnreadableExpertsFailTheRequestAndNothingElse) {
+void FailUnreadable(PrefillOrder order) {
   const TempDir dir;
   const auto model = dir.path() / "model";
   std::filesystem::copy(MOESAIC_SAMPLE_MODEL_DIR, model, std::filesystem::copy_options::recursive);
   EngineOptions options = SmallOptions();
   options.model_dir = model;
   options.preload = false;
+  options.prefill_order = order;
+  options.max_num_batched_tokens = 32;
   MetricsRegistry metrics;
   const auto engine = CreateEngine(options, metrics);
   const auto prompt = ReferencePrompts()[0].prompt;
@@ -472,8 +474,115 @@ TEST(EngineTest, UnreadableExpertsFailTheRequestAndNothingElse) {
   EXPECT_EQ(SubmitOne(*engine, Greedy(prompt, 4))->Wait().error, "");
 }
 
+TEST(EngineTest, UnreadableExpertsFailTheRequestAndNothingElse) {
+  FailUnreadable(PrefillOrder::kChunks);
+  FailUnreadable(PrefillOrder::kLayers);
+}
+
+struct Answered {
+  std::vector<std::vector<int32_t>> ids;
+  std::vector<std::vector<float>> logprobs;
+  friend bool operator==(const Answered&, const Answered&) = default;
+};
+
+void AddAnswer(Collector& collector, Answered& answered) {
+  EXPECT_EQ(collector.Wait().error, "");
+  answered.ids.push_back(collector.Ids());
+  std::vector<float>& logprobs = answered.logprobs.emplace_back();
+  for (const GeneratedToken& token : collector.tokens) logprobs.push_back(token.logprob);
+}
+
+EngineRequest LongRequest(int seed, int length, int32_t tokens) {
+  std::vector<int32_t> prompt;
+  uint32_t x = static_cast<uint32_t>(seed) * 2654435761u + 1;
+  for (int i = 0; i < length; ++i) {
+    x = x * 1664525u + 1013904223u;
+    prompt.push_back(static_cast<int32_t>((x >> 8) % 150));
+  }
+  EngineRequest request = Greedy(std::move(prompt), tokens);
+  request.ignore_eos = true;
+  request.logprobs = 0;
+  return request;
+}
+
+// Prompts of several chunks run layer after layer, beside one that decodes: every answer has the
+// bits that it has in chunks.
+TEST(EngineTest, PromptsByLayersChangeNoBit) {
+  const auto run = [](const EngineOptions& options) {
+    MetricsRegistry metrics;
+    const auto engine = CreateEngine(options, metrics);
+    const auto neighbour = SubmitOne(*engine, LongRequest(1, 30, 100));
+    neighbour->WaitForDeltas(3);
+    RequestId id = 0;
+    const auto cancelled = SubmitOne(*engine, LongRequest(2, 300, 5), &id);
+    std::vector<std::shared_ptr<Collector>> others;
+    for (const int length : {400, 190, 20}) {
+      others.push_back(SubmitOne(*engine, LongRequest(length, length, 12)));
+    }
+    engine->Cancel(id);
+    Answered answered;
+    AddAnswer(*neighbour, answered);
+    for (const auto& other : others) AddAnswer(*other, answered);
+    cancelled->Wait();
+    // What they have left behind is found.
+    const auto again = SubmitOne(*engine, LongRequest(400, 400, 12));
+    AddAnswer(*again, answered);
+    EXPECT_GE(again->usage.cached_tokens, 384);
+    return answered;
+  };
+  EngineOptions options = SmallOptions();
+  options.max_num_batched_tokens = 64;
+  options.prefill_order = PrefillOrder::kChunks;
+  const Answered expected = run(options);
+  for (const PrefillOrder order : {PrefillOrder::kAuto, PrefillOrder::kLayers}) {
+    options.prefill_order = order;
+    for (const int64_t turn_ms : {int64_t{0}, int64_t{20}}) {
+      options.prefill_turn_ms = turn_ms;
+      EXPECT_EQ(run(options), expected) << turn_ms;
+    }
+  }
+  options.prefill_turn_ms = 0;
+  for (const char* const predictor : {"none", "eamc"}) {
+    options.predictor = predictor;
+    options.expert_memory = predictor == std::string("none") ? "8%" : "50%";  // 20 of 256 experts
+    EXPECT_EQ(run(options), expected) << predictor;
+  }
+  // As much room as little memory leaves: pieces of two chunks.
+  options.expert_memory = "25%";
+  options.machine_memory_bytes = 0;
+  const EnginePlan roomy = PlanEngine(options);
+  options.machine_memory_bytes = roomy.ledger.total_bytes() - roomy.prefill.bytes * 7 / 8;
+  EXPECT_EQ(PlanEngine(options).prefill.piece_tokens, 128);
+  EXPECT_EQ(run(options), expected);
+}
+
+// A prompt of eleven chunks reads what is not in memory once, and as much as a layer makes room
+// for; in chunks it reads that again and again.
+TEST(EngineTest, APromptByLayersReadsEachExpertOnce) {
+  for (const PrefillOrder order : {PrefillOrder::kChunks, PrefillOrder::kAuto}) {
+    EngineOptions options = SmallOptions();
+    options.max_num_batched_tokens = 64;
+    options.predictor = "none";
+    options.prefill_order = order;
+    MetricsRegistry metrics;
+    const auto engine = CreateEngine(options, metrics);
+    EXPECT_EQ(SubmitOne(*engine, LongRequest(1, 700, 1))->Wait().error, "");
+    const StepStats stats = engine->Stats();
+    EXPECT_EQ(stats.prefill_tokens, 700);
+    constexpr uint64_t kMissing = (256 - 64) * uint64_t{73728};
+    if (order == PrefillOrder::kChunks) {
+      EXPECT_GT(stats.experts.bytes_read, 3 * kMissing);
+      EXPECT_EQ(stats.steps, 11);
+    } else {
+      EXPECT_LE(stats.experts.bytes_read, kMissing * 5 / 4);
+      EXPECT_EQ(stats.steps, 1);
+    }
+  }
+}
+
 TEST(PlanEngineTest, LedgerIsCheckedBeforeAnythingIsAllocated) {
   EngineOptions options = SmallOptions();
+  options.prefill_order = PrefillOrder::kChunks;
   options.predictor = "none";
   const EnginePlan plan = PlanEngine(options);
   EXPECT_EQ(plan.expert_slots, 64);
@@ -498,6 +607,7 @@ TEST(PlanEngineTest, LedgerIsCheckedBeforeAnythingIsAllocated) {
   options.expert_memory = "1KiB";
   EXPECT_THROW(PlanEngine(options), Error);
   options = SmallOptions();
+  options.prefill_order = PrefillOrder::kChunks;
   const EnginePlan predicted = PlanEngine(options);
   EXPECT_GT(predicted.predictor_bytes, 0u);
   EXPECT_EQ(predicted.ledger.total_bytes(), plan.ledger.total_bytes() + predicted.predictor_bytes);
@@ -552,6 +662,7 @@ TEST(PlanEngineTest, ContextFollowsTheMemoryOfKeysAndValues) {
 
 TEST(PlanEngineTest, AutoSharesWhatIsLeft) {
   EngineOptions options = SmallOptions();
+  options.prefill_order = PrefillOrder::kChunks;
   options.predictor = "none";
   options.kv_memory = "2MiB";
   options.expert_memory = "1GiB";  // more than there is to keep
@@ -580,6 +691,7 @@ TEST(PlanEngineTest, AutoSharesWhatIsLeft) {
 // take their memory from the experts', and the plan stays within what was given.
 TEST(PlanEngineTest, AutoPaysForThePredictor) {
   EngineOptions options = SmallOptions();
+  options.prefill_order = PrefillOrder::kChunks;
   options.predictor = "none";
   options.expert_memory = "100%";
   const EnginePlan all = PlanEngine(options);
@@ -608,6 +720,7 @@ TEST(PlanEngineTest, AutoPaysForThePredictor) {
 TEST(PlanEngineTest, ReplayIsCounted) {
   constexpr uint64_t kReplay = uint64_t{1} << 20;
   EngineOptions options = SmallOptions();
+  options.prefill_order = PrefillOrder::kChunks;
   options.predictor = "none";
   const uint64_t total = PlanEngine(options).ledger.total_bytes();
   options.replay_bytes = kReplay;
@@ -621,6 +734,70 @@ TEST(PlanEngineTest, ReplayIsCounted) {
   const EnginePlan plan = PlanEngine(options);
   EXPECT_EQ(plan.expert_slots, 64);
   EXPECT_LE(plan.ledger.total_bytes(), options.machine_memory_bytes);
+}
+
+// Rows of prompts that run by layers are in the ledger, as many as there is room for beside what
+// was asked for; there are none where nothing would be read twice, or each chunk reads it anyway.
+TEST(PlanEngineTest, RowsOfPromptsByLayersAreCounted) {
+  EngineOptions options = SmallOptions();
+  options.predictor = "none";
+  options.max_num_batched_tokens = 64;
+  const EnginePlan plan = PlanEngine(options);
+  EXPECT_EQ(plan.prefill.piece_tokens, 1024);
+  EXPECT_EQ(plan.ledger.bytes("prompts by layers"), plan.prefill.bytes);
+  EXPECT_FALSE(plan.prefill.ByLayers(64));
+  EXPECT_TRUE(plan.prefill.ByLayers(128));
+  options.prefill_order = PrefillOrder::kChunks;
+  const EnginePlan chunks = PlanEngine(options);
+  EXPECT_EQ(chunks.prefill.piece_tokens, 0);
+  EXPECT_EQ(chunks.ledger.total_bytes() + plan.prefill.bytes, plan.ledger.total_bytes());
+
+  options.prefill_order = PrefillOrder::kAuto;
+  for (const uint64_t spare : {uint64_t{0}, plan.prefill.bytes / 16 * 5, plan.prefill.bytes - 1}) {
+    options.machine_memory_bytes = chunks.ledger.total_bytes() + spare;
+    const EnginePlan small = PlanEngine(options);
+    EXPECT_LE(small.ledger.total_bytes(), options.machine_memory_bytes);
+    EXPECT_EQ(small.expert_slots, 64);
+    EXPECT_LE(small.prefill.piece_tokens, static_cast<int64_t>(spare * 1024 / plan.prefill.bytes));
+    EXPECT_TRUE(small.prefill.piece_tokens == 0 || small.prefill.piece_tokens % 64 == 0);
+  }
+  options.machine_memory_bytes = 0;
+  for (const char* const memory : {"100%", "8%"}) {  // 20 slots, a layer has 32 experts
+    options.expert_memory = memory;
+    options.prefill_order = PrefillOrder::kAuto;
+    EXPECT_EQ(PlanEngine(options).prefill.piece_tokens, 0) << memory;
+    options.prefill_order = PrefillOrder::kLayers;
+    EXPECT_EQ(PlanEngine(options).prefill.piece_tokens, 1024) << memory;
+  }
+  options.expert_memory = "25%";
+  options.defer_experts = 1;
+  EXPECT_EQ(PlanEngine(options).prefill.piece_tokens, 0);
+}
+
+TEST(PrefillPlanTest, PredictsWhatIsRead) {
+  PrefillPlan plan;
+  plan.order = PrefillOrder::kAuto;
+  plan.chunk_tokens = 512;
+  plan.piece_tokens = 8192;
+  plan.layers = 48;
+  plan.experts = 128;
+  plan.top_k = 8;
+  plan.slots = plan.changing = 48 * 128;
+  EXPECT_FALSE(plan.ByLayers(8192));  // all are there
+  plan.slots = plan.changing / 4;
+  // A chunk of 512 tokens uses all experts, or nearly.
+  EXPECT_NEAR(ExpertsReadByChunks(plan, 8192), 16 * 0.75 * 48 * 128, 1);
+  EXPECT_NEAR(ExpertsReadByLayers(plan, 8192), 0.75 * 49 * 128, 1);
+  EXPECT_NEAR(ExpertsReadByLayers(plan, 16384), 2 * 0.75 * 49 * 128, 1);
+  EXPECT_FALSE(plan.ByLayers(512));
+  EXPECT_TRUE(plan.ByLayers(1024));
+  // One token more uses eight experts more, which is less than a layer makes room for in a model of
+  // few layers.
+  plan.layers = 4;
+  plan.changing = 4 * 128;
+  plan.slots = 128;
+  EXPECT_FALSE(plan.ByLayers(513));
+  EXPECT_TRUE(plan.ByLayers(600));
 }
 
 }  // namespace

@@ -68,6 +68,8 @@ TEST(RecurrentEngineTest, BatchesAndPreemptionChangeNoBit) {
     }
     for (const bool prefix_cache : {false, true}) {
       options.prefix_cache = prefix_cache;
+      options.prefill_order = prefix_cache ? PrefillOrder::kLayers : PrefillOrder::kAuto;
+      options.prefill_turn_ms = 0;
       options.max_model_len = 0;
       options.max_num_batched_tokens = 24;
       options.kv_memory =
@@ -120,17 +122,22 @@ TEST(RecurrentEngineTest, PrefixesAreReusedWithTheSameBits) {
       }
     }
     options.prefix_cache = true;
-    MetricsRegistry metrics;
-    const auto engine = CreateEngine(options, metrics);
-    std::vector<int64_t> cached;
-    for (size_t p = 0; p < prompts.size(); ++p) {
-      const auto answer = SubmitOne(*engine, RecurrentRequest(prompts[p], 21));
-      EXPECT_EQ(Answer(*answer), expected[p]) << p;
-      cached.push_back(answer->usage.cached_tokens);
+    // In one step, and layer after layer in blocks: 24 and 32 end before and where a state is kept.
+    for (const int64_t chunk : {128, 24, 32}) {
+      options.max_num_batched_tokens = chunk;
+      options.prefill_order = PrefillOrder::kLayers;
+      MetricsRegistry metrics;
+      const auto engine = CreateEngine(options, metrics);
+      std::vector<int64_t> cached;
+      for (size_t p = 0; p < prompts.size(); ++p) {
+        const auto answer = SubmitOne(*engine, RecurrentRequest(prompts[p], 21));
+        EXPECT_EQ(Answer(*answer), expected[p]) << p << " chunk " << chunk;
+        cached.push_back(answer->usage.cached_tokens);
+      }
+      // 90 of 91 tokens of the first turn were computed, 80 in whole blocks, 118 of the second,
+      // 112. The first prompt that leaves the conversation has no state to begin with.
+      EXPECT_EQ(cached, (std::vector<int64_t>{0, 80, 112, 0, 32, 32})) << chunk;
     }
-    // 90 of 91 tokens of the first turn were computed, 80 in whole blocks, 118 of the second, 112.
-    // The first prompt that leaves the conversation has no state to begin with.
-    EXPECT_EQ(cached, (std::vector<int64_t>{0, 80, 112, 0, 32, 32}));
   }
 }
 

@@ -93,6 +93,8 @@ TEST(MachineOptionsTest, WeightsOfAutoAreWhatTheCheckpointHas) {
   EXPECT_EQ(chosen(asked("models/deepseek_v3_fp8")), WeightType::kFp8);
   EXPECT_EQ(chosen(asked("models/glm4_moe_fp8")), WeightType::kFp8);
   EXPECT_EQ(chosen(asked("models/gpt_oss_mxfp4")), WeightType::kMxfp4);
+  EXPECT_EQ(chosen(asked("models/kimi_k2_int4")), WeightType::kW4A16);
+  EXPECT_EQ(chosen(asked("models/kimi_k25_int4")), WeightType::kW4A16);
   // Its blocks are 32 columns wide.
   EXPECT_EQ(chosen(asked("fp8/qwen3_moe")), std::nullopt);
   EngineOptions kept = asked("models/minimax_m2_fp8");
@@ -107,6 +109,14 @@ TEST(MachineOptionsTest, WeightsOfAutoAreWhatTheCheckpointHas) {
     } catch (const Error& error) {
       EXPECT_NE(std::string(error.what()).find("--dtype fp8"), std::string::npos) << error.what();
     }
+  }
+  EngineOptions packed = asked("models/minimax_m2_fp8");
+  packed.dtype = WeightType::kW4A16;
+  try {
+    chosen(packed);
+    ADD_FAILURE() << "w4a16 was accepted";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("packed int4"), std::string::npos) << error.what();
   }
 }
 

@@ -125,6 +125,27 @@ TEST(TokenizerJsonTest, DeepNestingIsNoCrash) {
   EXPECT_NE(message.find("nested"), std::string::npos) << message.substr(0, 200);
 }
 
+// Ids that tokenizers 0.23.3 gives.
+TEST(TokenizerJsonTest, StrippedWhitespaceMayBeAToken) {
+  const auto ids = [](const char* flags, const char* second, const char* text) {
+    const std::string json = std::string(R"({"added_tokens":[
+        {"id":4,"content":"<m>","rstrip":true,"normalized":false,"special":true},
+        {"id":5,"content":")") +
+                             second + R"(","normalized":false,"special":true)" + flags + R"(}],
+        "model":{"type":"BPE","vocab":{"a":0,"b":1," ":2,"\n":3},"merges":[]}})";
+    return LoadTokenizerJson(json, "t")->Encode(text, {.parse_special = true});
+  };
+  using Ids = std::vector<int32_t>;
+  EXPECT_EQ(ids("", "  ", "a<m>  b"), (Ids{0, 4, 5, 1}));
+  EXPECT_EQ(ids("", "  ", "a<m>   b"), (Ids{0, 4, 5, 2, 1}));
+  EXPECT_EQ(ids("", "  ", "a<m>    b"), (Ids{0, 4, 5, 5, 1}));
+  EXPECT_EQ(ids("", "  ", "a<m> b"), (Ids{0, 4, 1}));
+  EXPECT_EQ(ids("", "  ", "<m>  <m>  b"), (Ids{4, 5, 4, 5, 1}));
+  EXPECT_EQ(ids("", "  ", "a<m> \n b"), (Ids{0, 4, 1}));
+  EXPECT_EQ(ids(R"(,"lstrip":true)", "  ", "a<m>  b"), (Ids{0, 4, 1}));
+  EXPECT_EQ(ids(R"(,"lstrip":true)", "  ", "a<m>   b"), (Ids{0, 4, 1}));
+}
+
 TEST(TokenizerJsonTest, ACatastrophicPatternFailsTheText) {
   const auto tokenizer =
       LoadTokenizerJson(std::string(R"({"pre_tokenizer":{"type":"Split","behavior":"Isolated",

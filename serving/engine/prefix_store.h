@@ -1,0 +1,38 @@
+// PrefixStore: where full blocks of keys and values are kept beyond the pools, as the scheduler
+// sees it. StoredPrefixes is the real one.
+//
+// Thread contract: the scheduler's thread.
+#pragma once
+
+#include <cstdint>
+
+namespace moesaic {
+
+struct Sequence;
+
+class PrefixStore {
+ public:
+  struct Progress {
+    int64_t done = 0;    // of the blocks that were asked for, the first so many are there
+    bool ended = false;  // and no more will come
+  };
+
+  virtual ~PrefixStore() = default;
+
+  // A sequence runs, and has what the pools had of its prefix. How many of its first blocks, at
+  // most `most` and those included, the store has; it is told of the sequence's blocks from here
+  // on.
+  virtual int64_t Begin(Sequence& sequence, int64_t most) = 0;
+  // Has the sequence's blocks [first, first + count) read, which it holds; `until`: the end of what
+  // will be asked for. One read of a sequence at a time.
+  virtual void Read(Sequence& sequence, int64_t first, int64_t count, int64_t until) = 0;
+  virtual Progress Poll(const Sequence& sequence) const = 0;
+  // Nothing is written to the sequence's blocks any more.
+  virtual void Stop(Sequence& sequence) = 0;
+  // This block of the sequence was computed and is sealed in the pools.
+  virtual void Sealed(Sequence& sequence, int64_t block) = 0;
+  // The sequence gives its blocks back.
+  virtual void End(Sequence& sequence) = 0;
+};
+
+}  // namespace moesaic

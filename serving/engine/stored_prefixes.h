@@ -1,0 +1,70 @@
+// StoredPrefixes: joins the scheduler's sequences and their blocks in the pools with a store on
+// disk (cache/kv_store.h): what sequences fill is written behind, what they begin with is read.
+//
+// Blocks wait here, by number, until the store has a place for a copy. A block whose memory the
+// pools give to something else first is not written, and neither is what follows it.
+//
+// Thread contract: the engine's thread.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "cache/kv_pools.h"
+#include "cache/kv_store.h"
+#include "serving/engine/prefix_store.h"
+
+namespace moesaic {
+
+// How far a sequence's blocks are in the store.
+struct StoredChain {
+  PrefixId last = kEmptyPrefix;  // in the store, of the last one that is written
+  int64_t offered = 0;           // the first so many blocks are there or wait
+  bool broken = false;           // one was not taken: nothing behind it can be found
+};
+
+class StoredPrefixes : public PrefixStore {
+ public:
+  // The pools whose memory `options` has outlive Close. `progress` as KvStore's. Throws as KvStore
+  // does.
+  StoredPrefixes(const KvStoreOptions& options, const KvPools& pools,
+                 std::function<void()> progress);
+
+  int64_t Begin(Sequence& sequence, int64_t most) override;
+  void Read(Sequence& sequence, int64_t first, int64_t count, int64_t until) override;
+  Progress Poll(const Sequence& sequence) const override;
+  void Stop(Sequence& sequence) override;
+  void Sealed(Sequence& sequence, int64_t block) override;
+  void End(Sequence& sequence) override;
+
+  // Gives the store as many of the blocks that wait as it takes now: between steps.
+  void Pump();
+  // Has all that waits written, for at most so long, and ends.
+  void Close(std::chrono::milliseconds at_most);
+
+  const KvStore& store() const { return store_; }
+
+ private:
+  struct Waiting {
+    std::shared_ptr<StoredChain> chain = nullptr;  // see StoredPart
+    // Of one block; of many, where `blocks` is empty: all of a sequence that has ended, which are
+    // used in the store's eyes.
+    std::vector<int32_t> tokens = {};
+    std::vector<int32_t> blocks = {};     // [groups]
+    std::vector<PrefixId> in_pools = {};  // [groups] what these must still hold
+  };
+
+  bool StillHeld(const Waiting& waiting) const;
+  bool PumpOne();
+
+  const KvPools& pools_;
+  const int64_t block_tokens_;
+  KvStore store_;
+  std::deque<Waiting> waiting_;
+};
+
+}  // namespace moesaic
