@@ -41,8 +41,6 @@ MOESAIC_INLINE void ForAmxBlocks(int64_t tiles, int64_t column, int64_t columns,
   }
 }
 
-MOESAIC_INLINE void PrefetchLevel2(const std::byte* line) { __builtin_prefetch(line, 0, 2); }
-
 // Calls run.operator()<row, panel>() for every tile of a block.
 template <int R, int P, class Run>
 MOESAIC_INLINE void ForTiles(const Run& run) {

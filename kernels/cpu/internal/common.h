@@ -27,6 +27,8 @@ constexpr int64_t kLanes = 16;
 constexpr int64_t kLineBytes = 64;  // one step of a packed panel
 constexpr float kInfinity = __builtin_inff();
 
+MOESAIC_INLINE void PrefetchLevel2(const std::byte* line) { __builtin_prefetch(line, 0, 2); }
+
 template <typename T>
 MOESAIC_INLINE T MinOf(T a, T b) {
   return a < b ? a : b;

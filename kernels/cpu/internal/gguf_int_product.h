@@ -8,6 +8,7 @@
 // range of panels gives the same bits.
 #pragma once
 
+#include "kernels/cpu/internal/gguf_row.h"
 #include "kernels/cpu/internal/gguf_widen.h"
 #include "kernels/cpu/internal/math.h"
 #include "kernels/cpu/internal/plain_rows.h"
@@ -107,91 +108,6 @@ void GgufIntTile(const std::byte* const* x_rows, int64_t k, int64_t first, int64
   }
 }
 
-template <uint32_t kId>
-constexpr auto kGgufGroup = static_cast<int>(GgufKindOf(kId).group);
-template <uint32_t kId>
-constexpr bool kGgufAddends = GgufKindOf(kId).addends;
-// Groups that a scale of activations has.
-template <uint32_t kId>
-constexpr int kGgufGroups = static_cast<int>(kQuantGroup) / kGgufGroup<kId>;
-
-// The same of one row, with whole numbers that go from the panels into registers.
-template <uint32_t kId, int P>
-void GgufIntRow(const std::byte* x_row, int64_t k, int64_t first, int64_t inputs,
-                const GgufPanel* panels, const WidePanel* wide, const GgufIntAhead& ahead,
-                float* const* outs) {
-  const auto* x = reinterpret_cast<const int8_t*>(x_row) + first;
-  const auto* corrections =
-      reinterpret_cast<const int32_t*>(x_row + GroupSumsOffset(k, kGgufGroup<kId>)) +
-      first / kGgufGroup<kId>;
-  const auto* scales = reinterpret_cast<const ActivationScale*>(x_row + ActivationScalesOffset(k)) +
-                       first / kQuantGroup;
-  const std::byte* next[P];
-  const std::byte* body[P];
-  Vec16 sums[P];
-  MOESAIC_UNROLL
-  for (int p = 0; p < P; ++p) {
-    next[p] = ahead.from[p];
-    body[p] = GgufBodyOf<kId>(panels[p], first);
-    sums[p] = Zero();
-  }
-  // Group g of the step, which begins with line kFirst of its block.
-  const auto add_group = [&](auto first_line, int64_t g) MOESAIC_BODY {
-    for (int64_t line = 0; line < ahead.lines; ++line) {
-      MOESAIC_UNROLL
-      for (int p = 0; p < P; ++p) {
-        __builtin_prefetch(next[p]);
-        next[p] += kLineBytes;
-      }
-    }
-    const int32_t correction = corrections[g];
-    Ints16 dots[P];
-    MOESAIC_UNROLL
-    for (int p = 0; p < P; ++p) dots[p] = StartOfGroup(kGgufAddends<kId> ? 0 : correction);
-    ForEach<kGgufGroup<kId> / 4>([&](auto of) MOESAIC_BODY {
-      constexpr int kLine = decltype(of)::value;
-      const FourBytes four = LoadFour(x + g * kGgufGroup<kId> + 4 * kLine);
-      MOESAIC_UNROLL
-      for (int p = 0; p < P; ++p) {
-        const ByteLine level = LevelLine<kId, decltype(first_line)::value + kLine>(body[p]);
-        dots[p] = DotAdd(dots[p], kGgufAddends<kId> ? SmallWeights(level) : WeightsOf(level), four);
-      }
-    });
-    MOESAIC_UNROLL
-    for (int p = 0; p < P; ++p) {
-      sums[p] = Fma(ToFloats(dots[p]), Load(wide[p].scales[g]), sums[p]);
-      if constexpr (kGgufAddends<kId>) {
-        sums[p] = Fma(Set(static_cast<float>(correction)), Load(wide[p].addends[g]), sums[p]);
-      }
-    }
-  };
-  const auto end_of_128 = [&](int64_t of) MOESAIC_BODY {
-    const Vec16 scale = Set(scales[of].scale);
-    MOESAIC_UNROLL
-    for (int p = 0; p < P; ++p) {
-      Store(outs[p], Fma(sums[p], scale, Load(outs[p])));
-      sums[p] = Zero();
-    }
-  };
-  if constexpr (kGgufBlockInputs<kId> == kGgufStep) {
-    ForEach<static_cast<int>(kGgufStep) / kGgufGroup<kId>>([&](auto group) MOESAIC_BODY {
-      constexpr int g = decltype(group)::value;
-      add_group(Index<g * kGgufGroup<kId> / 4>{}, g);
-      if constexpr (g % kGgufGroups<kId> == kGgufGroups<kId> - 1) end_of_128(g / kGgufGroups<kId>);
-    });
-  } else {
-    const int64_t groups = inputs / kGgufGroup<kId>;
-    for (int64_t g = 0; g < groups; ++g) {
-      add_group(Index<0>{}, g);
-      MOESAIC_UNROLL
-      for (int p = 0; p < P; ++p) body[p] += GgufLayoutOf(kId)->body_lines * kLineBytes;
-      if (g % kGgufGroups<kId> == kGgufGroups<kId> - 1 || g == groups - 1) {
-        end_of_128(g / kGgufGroups<kId>);
-      }
-    }
-  }
-}
-
 template <int64_t kGroup, bool kAddends, int M = kGgufTileRows>
 void GgufIntTileRows(int64_t m, int64_t panels, const std::byte* const* x, int64_t k, int64_t first,
                      int64_t inputs, const WidePanel* wide, GgufIntAhead ahead,
@@ -238,12 +154,15 @@ struct GgufIntProduct : PlainRows<48> {
         Panels panels;
         while (panels.count < most && c + panels.count * stride < columns) {
           const int64_t column = c + panels.count * stride;
+          const int64_t after = column + most * stride;
           panels.data[panels.count] = w[column];
+          panels.next[panels.count] =
+              after < columns ? w[after] : w[start + panels.count * stride] + next_bytes;
           panels.outs[panels.count++] = sums + column * m * kLanes;
         }
         if constexpr (kGgufRowTile) {
           if (m == 1) {
-            RowOf(x[0], panels, forms[start], shape.k, next_bytes);
+            RowOf(x[0], panels, forms[start], shape.k);
             continue;
           }
         }
@@ -256,44 +175,24 @@ struct GgufIntProduct : PlainRows<48> {
   struct Panels {
     int64_t count = 0;
     const std::byte* data[kMaxColumns];
+    const std::byte* next[kMaxColumns];  // those of the pass that follows
     float* outs[kMaxColumns];
   };
 
-  static void RowOf(const std::byte* x, const Panels& panels, const GgufForm& form, int64_t k,
-                    int64_t next_bytes) {
-    constexpr int kPanels = GgufTilePanels(1);
-    for (int64_t p = 0; p < panels.count; ++p) Store(panels.outs[p], Zero());
+  static void RowOf(const std::byte* x, const Panels& panels, const GgufForm& form, int64_t k) {
     WithGgufType(form.id, [&](auto type) {
       constexpr uint32_t kId = decltype(type)::value;
-      int64_t p = 0;
-      for (; p + kPanels <= panels.count; p += kPanels) {
-        RowOfPanels<kId, kPanels>(x, panels, p, form, k, next_bytes);
+      // More streams read blocks of 32 faster, and those of 256, whose code is long, no faster.
+      constexpr int kPanels = kGgufBlockInputs<kId> == kGgufStep ? 1 : GgufTilePanels(1);
+      if (panels.count == kPanels) {
+        return GgufRow<kId, kPanels>(x, k, panels.data, panels.next, panels.outs);
       }
-      if constexpr (kPanels > 1) {
-        for (; p < panels.count; ++p) RowOfPanels<kId, 1>(x, panels, p, form, k, next_bytes);
+      for (int64_t p = 0; p < panels.count; ++p) {
+        const std::byte* const* const next =
+            p + 1 < panels.count ? panels.data + p + 1 : panels.next;
+        GgufRow<kId, 1>(x, k, panels.data + p, next, panels.outs + p);
       }
     });
-  }
-
-  template <uint32_t kId, int P>
-  static void RowOfPanels(const std::byte* x, const Panels& panels, int64_t at,
-                          const GgufForm& form, int64_t k, int64_t next_bytes) {
-    WidePanel wide[P];
-    GgufPanel from[P];
-    for (int p = 0; p < P; ++p) {
-      from[p] = {panels.data[at + p], k / form.values, -1.0f / kGgufZero};
-    }
-    for (int64_t first = 0; first < k; first += kGgufStep) {
-      const int64_t inputs = MinOf(k - first, kGgufStep);
-      GgufIntAhead ahead = {};
-      for (int p = 0; p < P; ++p) {
-        const GgufAhead of = AheadOfStep(from[p].data, form, k, first, inputs, next_bytes);
-        ahead.from[p] = of.from;
-        ahead.lines = CeilDiv(of.lines, inputs / GgufKindOf(kId).group);
-        ScalesOfGguf<kId>(from[p], first, inputs, wide[p]);
-      }
-      GgufIntRow<kId, P>(x, k, first, inputs, from, wide, ahead, panels.outs + at);
-    }
   }
 
   static void PassOf(const std::byte* const* x, int64_t m, const Panels& panels,

@@ -38,6 +38,27 @@ MOESAIC_INLINE WeightBytes SmallBytes(const std::byte* line) {
 }
 MOESAIC_INLINE WeightBytes SmallWeights(ByteLine a) { return {a.lo, a.hi}; }
 MOESAIC_INLINE WeightBytes WeightsOf(ByteLine a) { return Signed(SmallWeights(a)); }
+MOESAIC_INLINE Ints16 StartOfSums(int32_t sum) {
+  return {_mm256_set1_epi32(sum), _mm256_set1_epi32(sum)};
+}
+
+// Sums of two products, 16 bits each, of codes below 128.
+struct PairSums {
+  __m256i lo;
+  __m256i hi;
+};
+MOESAIC_INLINE PairSums PairsOf(ByteLine codes, FourBytes x) {
+  return {_mm256_maddubs_epi16(codes.lo, x), _mm256_maddubs_epi16(codes.hi, x)};
+}
+MOESAIC_INLINE PairSums AddPairs(PairSums a, PairSums b) {
+  return {_mm256_add_epi16(a.lo, b.lo), _mm256_add_epi16(a.hi, b.hi)};
+}
+MOESAIC_INLINE Ints16 AddPairSums(Ints16 sum, PairSums a) {
+  const __m256i ones = _mm256_set1_epi16(1);
+  return {_mm256_add_epi32(sum.lo, _mm256_madd_epi16(a.lo, ones)),
+          _mm256_add_epi32(sum.hi, _mm256_madd_epi16(a.hi, ones))};
+}
+constexpr bool kDotOfFour = false;
 
 constexpr bool kGgufRowTile = true;
 constexpr int kGgufTileRows = 2;

@@ -37,6 +37,20 @@ MOESAIC_INLINE WeightBytes SmallBytes(const std::byte* line) {
 }
 MOESAIC_INLINE WeightBytes SmallWeights(ByteLine a) { return {a.v, 0}; }
 MOESAIC_INLINE WeightBytes WeightsOf(ByteLine a) { return Signed(a.v); }
+MOESAIC_INLINE Ints16 StartOfSums(int32_t sum) { return _mm512_set1_epi32(sum); }
+
+// Sums of two products, 16 bits each, of codes below 128.
+struct PairSums {
+  __m512i v;
+};
+MOESAIC_INLINE PairSums PairsOf(ByteLine codes, FourBytes x) {
+  return {_mm512_maddubs_epi16(codes.v, x)};
+}
+MOESAIC_INLINE PairSums AddPairs(PairSums a, PairSums b) { return {_mm512_add_epi16(a.v, b.v)}; }
+MOESAIC_INLINE Ints16 AddPairSums(Ints16 sum, PairSums a) {
+  return _mm512_add_epi32(sum, _mm512_madd_epi16(a.v, _mm512_set1_epi16(1)));
+}
+constexpr bool kDotOfFour = false;
 
 constexpr bool kGgufRowTile = true;
 constexpr int kGgufTileRows = 6;

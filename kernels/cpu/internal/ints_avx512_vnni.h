@@ -28,6 +28,8 @@ MOESAIC_INLINE WeightBytes SmallBytes(const std::byte* line) { return Bytes(line
 
 MOESAIC_INLINE WeightBytes WeightsOf(ByteLine a) { return a.v; }
 MOESAIC_INLINE WeightBytes SmallWeights(ByteLine a) { return a.v; }
+MOESAIC_INLINE Ints16 StartOfSums(int32_t sum) { return _mm512_set1_epi32(sum); }
+constexpr bool kDotOfFour = true;
 
 // Sums of a group and of 128 inputs are in registers.
 constexpr bool kGgufRowTile = true;

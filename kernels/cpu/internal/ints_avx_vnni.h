@@ -25,6 +25,8 @@ MOESAIC_INLINE Ints16 DotAdd(Ints16 sum, WeightBytes w, FourBytes x) {
 MOESAIC_INLINE WeightBytes SmallBytes(const std::byte* line) { return Bytes(line); }
 MOESAIC_INLINE WeightBytes WeightsOf(ByteLine a) { return {a.lo, a.hi}; }
 MOESAIC_INLINE WeightBytes SmallWeights(ByteLine a) { return WeightsOf(a); }
+MOESAIC_INLINE Ints16 StartOfSums(int32_t sum) { return StartOfGroup(sum); }
+constexpr bool kDotOfFour = true;
 
 constexpr bool kGgufRowTile = true;
 constexpr int kGgufTileRows = 2;

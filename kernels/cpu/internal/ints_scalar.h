@@ -90,6 +90,10 @@ MOESAIC_INLINE WeightBytes WeightsOf(ByteLine a) {
   return Bytes(reinterpret_cast<std::byte*>(a.v));
 }
 MOESAIC_INLINE WeightBytes SmallWeights(ByteLine a) { return WeightsOf(a); }
+// What sums of codes start at: any number, on every instruction set.
+MOESAIC_INLINE Ints16 StartOfSums(int32_t sum) { return StartOfGroup(sum); }
+// Whether DotAdd is one instruction; else there are PairsOf, AddPairs and AddPairSums, of 16 bits.
+constexpr bool kDotOfFour = true;
 
 constexpr bool kGgufRowTile = false;  // of one row, unrolled
 constexpr int kGgufTileRows = 2;

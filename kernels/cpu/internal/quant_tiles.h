@@ -131,7 +131,7 @@ void QuantTile(const std::byte* const* x_rows, QuantPanels panels, const GroupRa
         const int64_t at = prefetch.offset + fetched * kLineBytes +
                            (fetched >= prefetch.jump_line ? prefetch.jump : 0);
         MOESAIC_UNROLL
-        for (int p = 0; p < P; ++p) __builtin_prefetch(panels.ahead[p] + at);
+        for (int p = 0; p < P; ++p) PrefetchLevel2(panels.ahead[p] + at);
       }
       if constexpr (kType == WeightType::kInt8) {
         AddSubgroup<M, P>(x, w, dots);
@@ -245,9 +245,10 @@ struct QuantProduct : PlainRows<48> {
                       int64_t columns, const PanelShape& shape, int64_t next_bytes, std::byte*,
                       float* sums) {
     if (m <= kTileRows) {
-      const LinePrefetch prefetch = {.offset = kLinesAhead * kLineBytes,
+      const int64_t ahead = MinOf(kLinesAhead, shape.lines);
+      const LinePrefetch prefetch = {.offset = ahead * kLineBytes,
                                      .lines = shape.lines,
-                                     .jump_line = shape.lines - kLinesAhead,
+                                     .jump_line = shape.lines - ahead,
                                      .jump = next_bytes - shape.lines * kLineBytes};
       const GroupRange all = {shape.k, 0, CeilDiv(shape.k, kQuantGroup)};
       QuantTileRows<kType>(m, x, {w, w}, columns, all, prefetch, sums, m);
@@ -262,8 +263,9 @@ struct QuantProduct : PlainRows<48> {
  private:
   static constexpr int64_t kTilePanels = QuantTilePanels(kTileRows);
   static constexpr int64_t kBlockBytes = kBlockGroups / 2 * PairBytes(kType);
-  // Distance when weights are read once.
-  static constexpr int64_t kLinesAhead = 4 * SubgroupLines(kType);
+  // Distance when weights are read once: in the level 2 cache, as one row waits for its memory.
+  // Prefetches into level 1, which has few misses in flight, took 1.25 times as long (Zen 4).
+  static constexpr int64_t kLinesAhead = 16 * SubgroupLines(kType);
   // One panel's share of a block of int4's groups, widened.
   static constexpr int64_t kWideBytes = kBlockGroups / 2 * PairBytes(WeightType::kInt8);
 

@@ -221,6 +221,8 @@ TEST_P(GgufIntProductTest, LargestNumbersAreSummedExactly) {
       const Weights w = AsWeights(blocks);
       const std::vector<float> got = Multiply(kernels_, x, w, 2, nullptr, 1);
       EXPECT_TRUE(SameBits(got, Multiply(Table(QuantIsa::kScalar), x, w, 2, nullptr, 1)));
+      EXPECT_TRUE(
+          SameBits(Multiply(kernels_, x, w, 1, nullptr, 1), {got.begin(), got.begin() + 16}));
       const Dot first = DotOf(x.values.data(), blocks.values().data(), kInputs);
       if (std::isinf(first.sum)) {  // of MXFP4
         EXPECT_EQ(static_cast<double>(got[0]), first.sum);
