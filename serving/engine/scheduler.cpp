@@ -118,8 +118,9 @@ void Scheduler::TakeRestored(Sequence& sequence) {
   sequence.computed_tokens += tokens;
   sequence.blocks_asked = 0;
   pools_.GiveBackBehind(sequence.blocks, sequence.computed_tokens);
-  if (!sequence.started) {
-    const int64_t cached = std::min(sequence.computed_tokens, sequence.prompt_tokens);
+  // One that was preempted before it ran may be reading what it had been told of.
+  const int64_t cached = std::min(sequence.computed_tokens, sequence.prompt_tokens);
+  if (!sequence.started && cached > sequence.cached_tokens) {
     prefixes_.from_store += cached - sequence.cached_tokens;
     sequence.cached_tokens = cached;
   }

@@ -391,7 +391,8 @@ TEST(CheckpointFilesTest, OpensTheSampleAndTheFixtures) {
     const Checkpoint checkpoint = Checkpoint::Open(entry.path());
     // That of a model which also sees is the one of its text.
     EXPECT_TRUE(checkpoint.Find("model.norm.weight") != nullptr ||
-                checkpoint.Find("model.language_model.norm.weight") != nullptr);
+                checkpoint.Find("model.language_model.norm.weight") != nullptr ||
+                checkpoint.Find("language_model.model.norm.weight") != nullptr);
     for (const auto& [name, tensor] : checkpoint.tensors()) {
       std::vector<std::byte> bytes(tensor.extent.bytes);
       checkpoint.Read(tensor, bytes);
