@@ -135,8 +135,13 @@ KvStoreCounters KvStore::counters() const {
 }
 
 void KvStore::Use(int32_t slot) {
+  At(slot).entry.used = ++uses_;
+  MarkUsed(slot);
+}
+
+// The file is to be told.
+void KvStore::MarkUsed(int32_t slot) {
   Slot& s = At(slot);
-  s.entry.used = ++uses_;
   if (!writable() || !s.written || s.dirty) return;
   s.dirty = true;
   dirty_.push_back(slot);
@@ -435,8 +440,10 @@ void KvStore::WriteNext() {
   {
     const MutexLock lock(mutex_);
     if (problem.empty() && !throttled) {
-      At(write.slot).entry.checksum = entry.checksum;
-      At(write.slot).written = true;
+      Slot& slot = At(write.slot);
+      slot.entry.checksum = entry.checksum;
+      slot.written = true;
+      if (slot.entry.used != entry.used) MarkUsed(write.slot);  // in the meantime
       ++counters_.blocks_written;
       counters_.bytes_written += file_.shape().block_bytes;
       if (std::exchange(write_failed_, false)) {

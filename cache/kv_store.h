@@ -142,6 +142,7 @@ class KvStore {
   }
   PendingRead* NextRead() REQUIRES(mutex_);
   void Use(int32_t slot) REQUIRES(mutex_);
+  void MarkUsed(int32_t slot) REQUIRES(mutex_);
   Slot& At(int32_t slot) REQUIRES(mutex_) { return slots_[static_cast<size_t>(slot)]; }
   std::span<std::byte> Buffer(size_t number);
   size_t block_tokens() const { return static_cast<size_t>(file_.shape().block_tokens); }
