@@ -164,7 +164,7 @@ std::span<const ScheduledSlice> Scheduler::PlanPiece(FunctionRef<bool(int64_t to
     tokens += PendingTokens(*sequence);
   }
   // A sequence that waits does not go in front of others, wherever it would run.
-  const auto may_join = [this](const Sequence& sequence) {
+  const auto may_join = [](const Sequence& sequence) {
     return PendingTokens(sequence) > 1 && !sequence.request.background &&
            !sequence.wants_prompt_logprobs();
   };
