@@ -39,6 +39,7 @@ void AppendByteLevel(std::string_view bytes, std::string& out) {
 }
 
 std::optional<std::string> DecodeByteLevel(std::string_view token) {
+  if (!IsValidUtf8(token)) return std::nullopt;  // a GGUF file may hold any bytes
   std::string bytes;
   bytes.reserve(token.size());
   size_t pos = 0;

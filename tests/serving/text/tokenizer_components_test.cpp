@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "serving/text/byte_level.h"
 #include "serving/text/detokenizer.h"
 #include "serving/text/segments.h"
 #include "serving/text/tokenizer_json.h"
@@ -80,6 +81,14 @@ TEST(PlainRangeCursorTest, CutsRangesToTheParts) {
   EXPECT_EQ(take(10, 35), "[0,10)[20,21)");
   EXPECT_EQ(take(35, 60), "[5,15)");
   EXPECT_EQ(take(60, 70), "");
+}
+
+TEST(ByteLevelTest, WhatIsNoUtf8IsNoByteLevelToken) {
+  EXPECT_EQ(DecodeByteLevel("\xC4\xA0"
+                            "a"),
+            " a");
+  EXPECT_EQ(DecodeByteLevel("\xF0"), std::nullopt);
+  EXPECT_EQ(DecodeByteLevel("a\xC4"), std::nullopt);
 }
 
 }  // namespace
