@@ -207,4 +207,34 @@ inline ::testing::AssertionResult SameBits(const std::vector<float>& a,
   return ::testing::AssertionSuccess();
 }
 
+// Of weights whose values are floats and f32 activations: products and rows of gate and up have the
+// bits of those with the same weights in f32. `draw(n, k)` gives values.
+template <class Draw>
+void ExpectProductsOfF32(const CpuKernels& kernels, WeightType type, Random& random, Draw draw) {
+  const CpuKernels& scalar = KernelsFor(Isa::kScalar);
+  for (const int64_t k : {7, 32, 70, 200, 416}) {
+    for (const int64_t m : {1, 2, 3, 5, 12, 13, 40, 100}) {
+      constexpr int64_t kOutputs = 149;
+      const std::vector<float> bias = random.Normals(kOutputs);
+      const Weights weights(kernels, draw(kOutputs, k), kOutputs, k, type);
+      const Weights up(kernels, draw(kOutputs, k), kOutputs, k, type);
+      const Weights same(scalar, weights.values, kOutputs, k, WeightType::kF32);
+      const Weights same_up(scalar, up.values, kOutputs, k, WeightType::kF32);
+      const std::vector<float> values = random.Normals(m * k);
+      const Activations x(kernels, values, m, k, type);
+      const Activations same_x(scalar, values, m, k, WeightType::kF32);
+      ASSERT_EQ(x.type, ActivationType::kF32);
+      const std::vector<float> expected = Multiply(scalar, same_x, same, m, bias.data(), 3);
+      for (const int64_t step : {1, 3, 10}) {
+        EXPECT_TRUE(SameBits(Multiply(kernels, x, weights, m, bias.data(), step), expected))
+            << m << " rows of " << k << ", " << step << " panels";
+      }
+      const AlignedBuffer hidden = HiddenRows(kernels, x, weights, up, m, 4);
+      const AlignedBuffer same_hidden = HiddenRows(scalar, same_x, same, same_up, m, 4);
+      ASSERT_EQ(hidden.bytes(), same_hidden.bytes());
+      EXPECT_EQ(std::memcmp(hidden.data(), same_hidden.data(), hidden.bytes()), 0) << m << " " << k;
+    }
+  }
+}
+
 }  // namespace moesaic::testing_util

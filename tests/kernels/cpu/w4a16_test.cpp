@@ -12,11 +12,10 @@ namespace moesaic {
 namespace {
 
 using testing_util::Activations;
-using testing_util::HiddenRows;
+using testing_util::ExpectProductsOfF32;
 using testing_util::IsaParamName;
 using testing_util::Multiply;
 using testing_util::Random;
-using testing_util::SameBits;
 using testing_util::SupportedIsas;
 using testing_util::TestSeed;
 using testing_util::Weights;
@@ -76,31 +75,8 @@ TEST_P(W4A16KernelTest, GroupsOfNoNumberAndOfZeros) {
 }
 
 TEST_P(W4A16KernelTest, ProductsAreThoseOfTheSameWeightsInF32) {
-  const CpuKernels& scalar = KernelsFor(Isa::kScalar);
-  for (const int64_t k : {7, 32, 70, 200, 416}) {
-    for (const int64_t m : {1, 2, 3, 5, 12, 13, 40, 100}) {
-      constexpr int64_t kOutputs = 149;
-      const std::vector<float> bias = random_.Normals(kOutputs);
-      const Weights weights(kernels_, random_.Normals(kOutputs * k), kOutputs, k,
-                            WeightType::kW4A16);
-      const Weights up(kernels_, random_.Normals(kOutputs * k), kOutputs, k, WeightType::kW4A16);
-      const Weights same(scalar, weights.values, kOutputs, k, WeightType::kF32);
-      const Weights same_up(scalar, up.values, kOutputs, k, WeightType::kF32);
-      const std::vector<float> values = random_.Normals(m * k);
-      const Activations x(kernels_, values, m, k, WeightType::kW4A16);
-      const Activations same_x(scalar, values, m, k, WeightType::kF32);
-      ASSERT_EQ(x.type, ActivationType::kF32);
-      const std::vector<float> expected = Multiply(scalar, same_x, same, m, bias.data(), 3);
-      for (const int64_t step : {1, 3, 10}) {
-        EXPECT_TRUE(SameBits(Multiply(kernels_, x, weights, m, bias.data(), step), expected))
-            << m << " rows of " << k << ", " << step << " panels";
-      }
-      const AlignedBuffer hidden = HiddenRows(kernels_, x, weights, up, m, 4);
-      const AlignedBuffer same_hidden = HiddenRows(scalar, same_x, same, same_up, m, 4);
-      ASSERT_EQ(hidden.bytes(), same_hidden.bytes());
-      EXPECT_EQ(std::memcmp(hidden.data(), same_hidden.data(), hidden.bytes()), 0) << m << " " << k;
-    }
-  }
+  ExpectProductsOfF32(kernels_, WeightType::kW4A16, random_,
+                      [&](int64_t n, int64_t k) { return random_.Normals(n * k); });
 }
 
 // Every number of a checkpoint, with scales of groups of 32 inputs and more, is the same after

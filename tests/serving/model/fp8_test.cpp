@@ -119,22 +119,6 @@ TEST(Fp8Test, LogitsAreThoseOfTheProducts) {
   }
 }
 
-// An expert as the checkpoint's extents make it, which has to be what its tensors make: so an
-// expert store is made.
-AlignedBuffer LoadExpert(const ModelConfig& config, const Checkpoint& checkpoint, WeightType type,
-                         ExpertId id) {
-  const auto tensors = MakeCheckpointTensorSource(checkpoint);
-  const CpuKernels& kernels = KernelsFor(Isa::kScalar);
-  const auto source = MakeCheckpointExpertSource(config, type, checkpoint, kernels);
-  ExpertPacker packer(config, type, *tensors, kernels);
-  AlignedBuffer packed(source->layout().slot_bytes);
-  AlignedBuffer loaded(source->layout().slot_bytes);
-  packer.Pack(id, packed.span());
-  ReadAndPack(*source, checkpoint, id, loaded.span());
-  EXPECT_EQ(std::memcmp(packed.data(), loaded.data(), packed.bytes()), 0);
-  return loaded;
-}
-
 ExpertId ExpertOf(uint16_t layer, uint16_t index) {
   ExpertId id;
   id.layer = layer;
@@ -242,26 +226,8 @@ TEST(Fp8Test, KeptExpertsAreThoseOfTheCheckpoint) {
     SCOPED_TRACE(name);
     const ModelConfig config = LoadModelConfig(FixtureModel(name));
     const Checkpoint checkpoint = Checkpoint::Open(FixtureModel(name));
-    const CpuKernels& kernels = KernelsFor(Isa::kScalar);
-    const ExpertId id = ExpertOf(1, 5);
-    const ExpertLayout layout = MakeCpuExpertLayout(config, WeightType::kFp8);
-    const AlignedBuffer loaded = LoadExpert(config, checkpoint, WeightType::kFp8, id);
-    // And the numbers are the products, of which f32 has each rounded once.
-    const ExpertLayout f32 = MakeCpuExpertLayout(config, WeightType::kF32);
-    const auto numbers = MakeCheckpointExpertSource(config, WeightType::kF32, checkpoint, kernels);
-    AlignedBuffer widened(f32.slot_bytes);
-    ReadAndPack(*numbers, checkpoint, id, widened.span());
-    for (size_t s = 0; s < 3; ++s) {
-      const PackedMatrix kept = SectionMatrix(layout.sections[s], loaded.data(), 1);
-      const PackedMatrix plain = SectionMatrix(f32.sections[s], widened.data(), 1);
-      std::vector<float> a(static_cast<size_t>(kept.k)), b(a.size());
-      for (int64_t row = 0; row < kept.n; ++row) {
-        kernels.unpack_row(kept, row, a.data());
-        kernels.unpack_row(plain, row, b.data());
-        ASSERT_EQ(std::memcmp(a.data(), b.data(), a.size() * sizeof(float)), 0)
-            << "matrix " << s << ", row " << row;
-      }
-    }
+    // The numbers are the products, of which f32 has each rounded once.
+    ExpectNumbersKept(config, checkpoint, WeightType::kFp8, ExpertOf(1, 5));
   }
 }
 
@@ -307,14 +273,7 @@ TEST(Fp8Test, TensorsThatAreNotFp8AreRefusedByName) {
 }
 
 TEST(Fp8Test, SaysWhatIsWrong) {
-  struct Case {
-    const char* file;
-    const char* from;
-    const char* to;
-    ErrorKind kind;
-    std::vector<const char*> words;
-  };
-  const std::vector<Case> cases = {
+  const std::vector<BrokenCheckpoint> cases = {
       {"model.safetensors",
        "1.self_attn.q_proj.weight_scale_inv",
        "1.self_attn.q_proj.weight_other_inv",
@@ -331,24 +290,8 @@ TEST(Fp8Test, SaysWhatIsWrong) {
        ErrorKind::kUnsupported,
        {"F8_E4M3", "quantization_config", "weight_block_size"}},
       {"config.json", "16,", " 8,", ErrorKind::kCorrupt, {"scale_inv", "shape"}}};
-  for (const Case& c : cases) {
-    SCOPED_TRACE(c.words.front());
-    const TempDir directory;
-    for (const char* name : {"config.json", "model.safetensors"}) {
-      fs::copy_file(kFp8Models / "qwen3_moe" / name, directory.path() / name);
-    }
-    ReplaceIn(directory.path() / c.file, c.from, c.to);
-    try {
-      Logits(directory.path(), WeightType::kBf16, 0);
-      ADD_FAILURE() << "was accepted";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.kind(), c.kind) << error.what();
-      for (const char* word : c.words) {
-        EXPECT_NE(std::string(error.what()).find(word), std::string::npos)
-            << word << " in: " << error.what();
-      }
-    }
-  }
+  ExpectRefused(kFp8Models / "qwen3_moe", cases,
+                [](const fs::path& directory) { Logits(directory, WeightType::kBf16, 0); });
 }
 
 }  // namespace
