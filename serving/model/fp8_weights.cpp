@@ -63,17 +63,9 @@ bool StaysFp8(const ModelConfig& config, std::initializer_list<TensorSlot> slots
 }
 
 bool HasFp8Experts(const ModelConfig& config) {
-  for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
-    if (!config.is_sparse(layer)) continue;
-    for (int64_t expert = 0; expert < config.num_experts(); ++expert) {
-      for (const TensorSlot slot : kExpertSlots) {
-        const int64_t cols =
-            slot == TensorSlot::kExpertDown ? config.expert_width() : config.hidden_size;
-        if (!TensorStaysFp8(config, config.tensors.At(slot, layer, expert), cols)) return false;
-      }
-    }
-  }
-  return config.num_experts() > 0;
+  return OfAllExperts(config, [&](const PlannedTensor& tensor, int64_t cols) {
+    return TensorStaysFp8(config, tensor, cols);
+  });
 }
 
 void Fp8GroupScales(const std::byte* scales, DType scale_type, const BlockScales& blocks,

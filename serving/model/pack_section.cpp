@@ -26,43 +26,45 @@ bool RepackMxfp4(const RowForm& form, std::span<const std::span<const std::byte>
                           form.cols, to);
 }
 
-// Rows of GGUF's blocks keep their bits.
+// Rows that stay what they are: pack(row, stored row, its panel) for each.
+template <class Pack>
+void PackRows(const PackedMatrix& matrix, const RowForm& form, std::byte* to, Pack pack) {
+  std::memset(to, 0, static_cast<size_t>(matrix.bytes()));
+  for (int64_t row = 0; row < matrix.n; ++row) {
+    pack(row, form.StoredRow(row), to + row / kPanelOutputs * matrix.panel_bytes());
+  }
+}
+
+// Rows of GGUF's blocks.
 void PackGgufRows(const PackedMatrix& matrix, const RowForm& form, std::span<const std::byte> rows,
                   std::byte* to) {
   const int64_t row_bytes = matrix.k / matrix.form.values * matrix.form.bytes;
-  std::memset(to, 0, static_cast<size_t>(matrix.bytes()));
-  for (int64_t row = 0; row < matrix.n; ++row) {
-    const auto first = static_cast<size_t>(form.StoredRow(row) * row_bytes);
-    const auto blocks = rows.subspan(first, static_cast<size_t>(row_bytes));
-    PackGgufRow(matrix, row, blocks.data(), to + row / kPanelOutputs * matrix.panel_bytes());
-  }
+  PackRows(matrix, form, to, [&](int64_t row, int64_t stored, std::byte* panel) {
+    const auto blocks =
+        rows.subspan(static_cast<size_t>(stored * row_bytes), static_cast<size_t>(row_bytes));
+    PackGgufRow(matrix, row, blocks.data(), panel);
+  });
 }
 
-// Rows of fp8 values beside the scales of blocks stay what they are.
+// Rows of fp8 values beside the scales of blocks.
 void PackFp8Rows(const PackedMatrix& matrix, const RowForm& form,
                  std::span<const std::span<const std::byte>> pieces, DType scale_type,
                  std::byte* to) {
-  std::memset(to, 0, static_cast<size_t>(matrix.bytes()));
   std::vector<float> scales(static_cast<size_t>(RoundUp(matrix.k, kQuantGroup) / kQuantGroup));
-  for (int64_t row = 0; row < matrix.n; ++row) {
-    const int64_t stored = form.StoredRow(row);
+  PackRows(matrix, form, to, [&](int64_t row, int64_t stored, std::byte* panel) {
     Fp8GroupScales(pieces[1].data(), scale_type, form.blocks, stored, matrix.k, scales.data());
-    PackFp8Row(matrix, row, pieces[0].data() + stored * matrix.k, scales.data(),
-               to + row / kPanelOutputs * matrix.panel_bytes());
-  }
+    PackFp8Row(matrix, row, pieces[0].data() + stored * matrix.k, scales.data(), panel);
+  });
 }
 
-// Rows of packed int4 beside the scales of groups stay what they are.
+// Rows of packed int4 beside the scales of groups.
 void PackW4A16Rows(const PackedMatrix& matrix, const RowForm& form,
                    std::span<const std::span<const std::byte>> pieces, std::byte* to) {
-  std::memset(to, 0, static_cast<size_t>(matrix.bytes()));
   const auto* const scales = reinterpret_cast<const uint16_t*>(pieces[1].data());
-  for (int64_t row = 0; row < matrix.n; ++row) {
-    const int64_t stored = form.StoredRow(row);
+  PackRows(matrix, form, to, [&](int64_t row, int64_t stored, std::byte* panel) {
     PackW4A16Row(matrix, row, pieces[0].data() + stored * matrix.k / 2,
-                 scales + stored * (matrix.k / form.group), form.group,
-                 to + row / kPanelOutputs * matrix.panel_bytes());
-  }
+                 scales + stored * (matrix.k / form.group), form.group, panel);
+  });
 }
 
 }  // namespace

@@ -18,17 +18,9 @@ bool StaysW4A16(const ModelConfig& config, const PlannedTensor& tensor, int64_t 
 }  // namespace
 
 bool HasW4A16Experts(const ModelConfig& config) {
-  for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
-    if (!config.is_sparse(layer)) continue;
-    for (int64_t expert = 0; expert < config.num_experts(); ++expert) {
-      for (const TensorSlot slot : kExpertSlots) {
-        const int64_t cols =
-            slot == TensorSlot::kExpertDown ? config.expert_width() : config.hidden_size;
-        if (!StaysW4A16(config, config.tensors.At(slot, layer, expert), cols)) return false;
-      }
-    }
-  }
-  return config.num_experts() > 0;
+  return OfAllExperts(config, [&](const PlannedTensor& tensor, int64_t cols) {
+    return StaysW4A16(config, tensor, cols);
+  });
 }
 
 void DequantisePackedInt4(const std::byte* codes, const std::byte* scales, DType scale_type,

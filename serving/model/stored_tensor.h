@@ -12,6 +12,7 @@
 #include <string>
 
 #include "core/base/tensor.h"
+#include "core/config/model_config.h"
 #include "core/config/tensor_plan.h"
 #include "core/io/checkpoint.h"
 #include "core/io/gguf_types.h"
@@ -94,5 +95,21 @@ std::array<int64_t, 2> StoredShape(const Checkpoint& checkpoint, const PlannedTe
 void DecodeRows(const RowForm& form, std::span<const std::span<const std::byte>> pieces,
                 std::span<const DType> dtypes, int64_t row_begin, int64_t count, float* out,
                 int64_t first_stored = 0);
+
+// Whether there are experts and `holds(tensor, cols)` is true of all of their matrices.
+template <class Holds>
+bool OfAllExperts(const ModelConfig& config, Holds holds) {
+  for (int64_t layer = 0; layer < config.num_layers(); ++layer) {
+    if (!config.is_sparse(layer)) continue;
+    for (int64_t expert = 0; expert < config.num_experts(); ++expert) {
+      for (const TensorSlot slot : kExpertSlots) {
+        const int64_t cols =
+            slot == TensorSlot::kExpertDown ? config.expert_width() : config.hidden_size;
+        if (!holds(config.tensors.At(slot, layer, expert), cols)) return false;
+      }
+    }
+  }
+  return config.num_experts() > 0;
+}
 
 }  // namespace moesaic

@@ -21,6 +21,7 @@ constexpr int64_t kFourBitGroupBytes = kFourBitGroupLines * kLineBytes;
 // Where things lie in a panel: a line of scales of so many groups lies before their lines.
 template <int64_t kScaleBytes>
 struct FourBitLayout {
+  static constexpr int64_t kBytesOfScale = kScaleBytes;
   static constexpr int64_t kShared = kLineBytes / (kLanes * kScaleBytes);
   static constexpr int64_t LineOffset(int64_t group) {
     return group / kShared * (kLineBytes + kShared * kFourBitGroupBytes);
@@ -144,6 +145,20 @@ struct FourBitProduct : PlainRows<96> {
     }
   }
 };
+
+template <class Format>
+void UnpackFourBits(const PackedMatrix& w, int64_t row, float* out) {
+  const int64_t lane = row % kLanes;
+  const std::byte* panel = w.data + row / kLanes * PanelLines(w.type, w.k) * kLineBytes;
+  for (int64_t i = 0; i < w.k; ++i) {
+    const int64_t group = i / kFourBitGroup;
+    const int64_t input = i % kFourBitGroup;
+    const auto codes = LoadAs<uint32_t>(panel + Format::GroupOffset(group) +
+                                        input / kLineInputs * kLineBytes + lane * 4);
+    out[i] = Format::Value(codes >> (4 * (input % kLineInputs)) & 15,
+                           panel + Format::ScalesOffset(group) + lane * Format::kBytesOfScale);
+  }
+}
 
 }  // namespace
 }  // namespace moesaic

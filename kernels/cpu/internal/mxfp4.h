@@ -53,24 +53,15 @@ struct Mxfp4Format : FourBitLayout<1> {
   static void Quantize(const float* weights, std::byte* lines, std::byte* scales) {
     QuantizeMxfp4(weights, lines, scales);
   }
-};
-
-inline void UnpackMxfp4(const PackedMatrix& w, int64_t row, float* out) {
-  constexpr float kMagnitudes[] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
-  const int64_t lane = row % kLanes;
-  const std::byte* panel = w.data + row / kLanes * PanelLines(w.type, w.k) * kLineBytes;
-  for (int64_t i = 0; i < w.k; ++i) {
-    const int64_t group = i / kMxfp4Group;
-    const int64_t input = i % kMxfp4Group;
-    const auto exponent = LoadAs<uint8_t>(panel + Mxfp4Format::ScalesOffset(group) + lane);
-    const auto codes = LoadAs<uint32_t>(panel + Mxfp4Format::GroupOffset(group) +
-                                        input / kLineInputs * kLineBytes + lane * 4);
-    const uint32_t code = codes >> (4 * (input % kLineInputs)) & 15;
-    const float scale = FloatOf(exponent == 0 ? 0x00400000u : uint32_t{exponent} << 23);
-    const float value = kMagnitudes[code & 7] * scale;
-    out[i] = exponent == kNoNumber ? __builtin_nanf("") : code < 8 ? value : -value;
+  static float Value(uint32_t code, const std::byte* scale) {
+    constexpr float kMagnitudes[] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
+    const auto exponent = LoadAs<uint8_t>(scale);
+    if (exponent == kNoNumber) return __builtin_nanf("");
+    const float value =
+        kMagnitudes[code & 7] * FloatOf(exponent == 0 ? 0x00400000u : uint32_t{exponent} << 23);
+    return code < 8 ? value : -value;
   }
-}
+};
 
 }  // namespace
 }  // namespace moesaic

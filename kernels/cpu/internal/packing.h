@@ -204,8 +204,8 @@ void UnpackRow(const PackedMatrix& w, int64_t row, float* out) {
   if (w.type == WeightType::kInt8 || w.type == WeightType::kInt4) {
     return UnpackIntegers(w, row, out);
   }
-  if (w.type == WeightType::kMxfp4) return UnpackMxfp4(w, row, out);
-  if (w.type == WeightType::kW4A16) return UnpackW4A16(w, row, out);
+  if (w.type == WeightType::kMxfp4) return UnpackFourBits<Mxfp4Format>(w, row, out);
+  if (w.type == WeightType::kW4A16) return UnpackFourBits<W4A16Format>(w, row, out);
   if (w.type == WeightType::kFp8) return UnpackFp8(w, row, out);
   if (IsGguf(w.type)) {
     const std::byte* const panel = w.data + row / kLanes * PanelLines(w) * kLineBytes;

@@ -53,21 +53,11 @@ struct W4A16Format : FourBitLayout<2> {
   static void Quantize(const float* weights, std::byte* lines, std::byte* scales) {
     QuantizeW4A16(weights, lines, scales);
   }
-};
-
-inline void UnpackW4A16(const PackedMatrix& w, int64_t row, float* out) {
-  const int64_t lane = row % kLanes;
-  const std::byte* panel = w.data + row / kLanes * PanelLines(w.type, w.k) * kLineBytes;
-  for (int64_t i = 0; i < w.k; ++i) {
-    const int64_t group = i / kW4A16Group;
-    const int64_t input = i % kW4A16Group;
-    const auto scale = LoadAs<uint16_t>(panel + W4A16Format::ScalesOffset(group) + lane * 2);
-    const auto codes = LoadAs<uint32_t>(panel + W4A16Format::GroupOffset(group) +
-                                        input / kLineInputs * kLineBytes + lane * 4);
-    const auto code = static_cast<int32_t>(codes >> (4 * (input % kLineInputs)) & 15);
-    out[i] = static_cast<float>((code ^ 8) - 8) * FloatOf(uint32_t{scale} << 16);
+  static float Value(uint32_t code, const std::byte* scale) {
+    const auto number = static_cast<int32_t>(code ^ 8u) - 8;
+    return static_cast<float>(number) * FloatOf(uint32_t{LoadAs<uint16_t>(scale)} << 16);
   }
-}
+};
 
 }  // namespace
 }  // namespace moesaic
