@@ -31,8 +31,7 @@ size_t BuffersOf(uint64_t block_bytes) {
 }
 
 uint64_t BufferBytes(uint64_t block_bytes) {
-  return (block_bytes + AlignedBuffer::kPageBytes - 1) / AlignedBuffer::kPageBytes *
-         AlignedBuffer::kPageBytes;
+  return RoundUp(block_bytes, AlignedBuffer::kPageBytes);
 }
 
 }  // namespace
@@ -311,13 +310,13 @@ void KvStore::Thread() {
   }
 }
 
-// Of what is read and of what will be, as stretches of slots.
+// Once, of what is read and of what will be, as stretches of slots.
 void KvStore::TellSystem(ReadId id) {
   std::vector<int32_t> slots;
   {
     const MutexLock lock(mutex_);
     PendingRead& read = *FindRead(id);
-    read.told = true;
+    if (std::exchange(read.told, true)) return;
     PrefixId parent = read.parent;
     std::vector<int32_t> tokens = read.tokens;
     tokens.insert(tokens.end(), read.ahead.begin(), read.ahead.end());
@@ -340,13 +339,7 @@ void KvStore::TellSystem(ReadId id) {
 
 // One block.
 void KvStore::ReadNext(ReadId id) {
-  bool told = false;
-  {
-    const MutexLock lock(mutex_);
-    told = FindRead(id)->told;
-  }
-  if (!told) TellSystem(id);
-
+  TellSystem(id);
   int32_t slot = -1;
   KvStoreEntry entry;
   std::vector<int32_t> blocks(groups_);

@@ -152,10 +152,7 @@ bool KvStoreFile::IndexIsMine() const {
     std::vector<std::byte> header(std::min<uint64_t>(bytes, kKvStoreHeaderBytes));
     ReadAt(index_, index_path_, 0, header);
     const KvStoreShape found = ParseKvStoreHeader(header, index_path_.string());
-    if (found.key == shape_.key && found.block_tokens == shape_.block_tokens &&
-        found.block_bytes == shape_.block_bytes) {
-      return true;
-    }
+    if (found == shape_) return true;
     LogWarn("{}: is of other blocks than this model's; it is replaced", index_path_.string());
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::kIo) throw;
@@ -181,9 +178,7 @@ KvStoreFile::Index KvStoreFile::ReadIndex() const {
   const uint64_t bytes = SizeOf(index_, index_path_);
   std::vector<std::byte> piece(std::min<uint64_t>(bytes, kKvStoreHeaderBytes));
   ReadAt(index_, index_path_, 0, piece);
-  const KvStoreShape found = ParseKvStoreHeader(piece, index_path_.string());
-  if (found.key != shape_.key || found.block_tokens != shape_.block_tokens ||
-      found.block_bytes != shape_.block_bytes) {
+  if (ParseKvStoreHeader(piece, index_path_.string()) != shape_) {
     Fail(ErrorKind::kCorrupt, "{}: is of other blocks than this model's", index_path_.string());
   }
   const uint64_t whole = SizeOf(blocks_, blocks_path_) / stride_;  // slots that are there

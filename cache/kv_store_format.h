@@ -21,6 +21,8 @@ struct KvStoreShape {
   std::string key;           // all that a bit of the blocks depends on, as text
   int64_t block_tokens = 0;  // 1 to 4096
   uint64_t block_bytes = 0;
+
+  bool operator==(const KvStoreShape&) const = default;
 };
 
 constexpr size_t kKvStoreHeaderBytes = 4096;
