@@ -236,23 +236,25 @@ void EngineLoop::FailSlices(EngineStep& step, const Error& error) {
   for (const ScheduledSlice& slice : slices_) EndWithError(*slice.sequence, error);
 }
 
-void EngineLoop::Compute(EngineStep& step) {
-  step.Arrange(slices_);
+// rows_ are those of these slices, whose sequences run from now on.
+void EngineLoop::FillRows(std::span<const ScheduledSlice> slices) {
   rows_.Clear();
   const auto now = std::chrono::steady_clock::now();
-  for (const ScheduledSlice& scheduled : slices_) {
-    BeginSequence(*scheduled.sequence, now);
-    parts_.use->BeginTrace(*scheduled.sequence);
-    rows_.Add(scheduled);
+  for (const ScheduledSlice& slice : slices) {
+    BeginSequence(*slice.sequence, now);
+    parts_.use->BeginTrace(*slice.sequence);
+    rows_.Add(slice);
   }
   sampling_->BeginStep(std::ssize(rows_.tokens));
+}
+
+void EngineLoop::Compute(EngineStep& step) {
+  step.Arrange(slices_);
+  FillRows(slices_);
   parts_.use->BeginStep(slices_, rows_);
   StepStats stats = step.Run({rows_.tokens, rows_.slices}, parts_.use->hook());
   parts_.use->EndStep(stats);
-  AddStats(stats);  // before the tokens are delivered: who has the last one may ask
-  for (const ScheduledSlice& slice : slices_) {
-    slice.sequence->experts += stats.experts;
-  }
+  AddStats(stats, slices_);  // before the tokens are delivered: who has the last one may ask
   ReportReadability(step);
 }
 
@@ -287,17 +289,14 @@ void EngineLoop::BeginPiece(EngineStep& step) {
       scheduler_->PlanPiece([&](int64_t tokens) { return step.RunsByLayers(tokens); });
   for (Sequence* const displaced : scheduler_->displaced()) parts_.use->EndTrace(*displaced);
   if (planned.empty()) return;
-  rows_.Clear();
-  const auto now = std::chrono::steady_clock::now();
+  FillRows(planned);
+  int64_t rows = 0;
   for (const ScheduledSlice& slice : planned) {
-    BeginSequence(*slice.sequence, now);
-    parts_.use->BeginTrace(*slice.sequence);
-    rows_.Add(slice);
-    piece_.push_back({slice.sequence, slice.sequence->traced, std::ssize(rows_.tokens) - 1});
+    rows += slice.num_tokens;
+    piece_.push_back({slice.sequence, slice.sequence->traced, rows - 1});
   }
-  piece_tokens_ = std::ssize(rows_.tokens);
-  piece_began_ = piece_logged_ = now;
-  sampling_->BeginStep(piece_tokens_);
+  piece_tokens_ = rows;
+  piece_began_ = piece_logged_ = std::chrono::steady_clock::now();
   parts_.use->BeginPiece(planned, rows_);
   pass->Begin(rows_.tokens, rows_.slices);
 }
@@ -335,11 +334,7 @@ void EngineLoop::RunPiece(EngineStep& step) {
 }
 
 void EngineLoop::RunBlock(EngineStep& step) {
-  const StepStats stats = step.RunBlock();
-  AddStats(stats);
-  for (const ScheduledSlice& slice : scheduler_->piece()) {
-    slice.sequence->experts += stats.experts;
-  }
+  AddStats(step.RunBlock(), scheduler_->piece());
   const LayerPass& pass = *step.layer_pass();
   const int64_t layer = pass.ended_layer();
   if (layer >= 0 && parts_.config.is_sparse(layer)) {
@@ -377,6 +372,12 @@ void EngineLoop::DeliverPiece(EngineStep& step) {
   piece_.clear();
   scheduler_->AdvancePiece();
   Sample(step, begin_ns);
+}
+
+// Of a step or a block that ran these.
+void EngineLoop::AddStats(const StepStats& stats, std::span<const ScheduledSlice> slices) {
+  AddStats(stats);
+  for (const ScheduledSlice& slice : slices) slice.sequence->experts += stats.experts;
 }
 
 void EngineLoop::AddStats(const StepStats& stats) {

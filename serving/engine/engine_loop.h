@@ -108,6 +108,7 @@ class EngineLoop : public Engine {
   void RunStep(EngineStep& step);
   void RunInTurn(EngineStep& step);
   void FailSlices(EngineStep& step, const Error& error);
+  void FillRows(std::span<const ScheduledSlice> slices);
   void Compute(EngineStep& step);
   void Deliver(EngineStep& step);
   void Sample(EngineStep& step, int64_t begin_ns);
@@ -119,6 +120,7 @@ class EngineLoop : public Engine {
   void LogPiece(const LayerPass& pass);
   void InTurn(FunctionRef<void()> body);
   void AddStats(const StepStats& stats);
+  void AddStats(const StepStats& stats, std::span<const ScheduledSlice> slices);
   void ReportReadability(const EngineStep& step);
   void End(Sequence& sequence, FinishReason reason);
   void EndWithError(Sequence& sequence, const Error& error);
