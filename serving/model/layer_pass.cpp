@@ -64,12 +64,12 @@ void LayerPass::Begin(std::span<const int32_t> tokens, std::span<const SequenceS
   int64_t room = 0;
   for (const SequenceSlice& slice : slices) {
     for (int64_t begin = 0; begin < slice.num_tokens;) {
-      if (room == 0 || std::ssize(blocks_.back().slices) == most_slices) {
+      if (room == 0 || std::ssize(blocks_.back()) == most_slices) {
         blocks_.emplace_back();
         room = most_rows;
       }
       const int64_t count = std::min(room, slice.num_tokens - begin);
-      blocks_.back().slices.push_back(PartOf(slice, begin, count));
+      blocks_.back().push_back(PartOf(slice, begin, count));
       begin += count;
       room -= count;
     }
@@ -82,20 +82,20 @@ void LayerPass::Begin(std::span<const int32_t> tokens, std::span<const SequenceS
 }
 
 void LayerPass::Drop(int32_t request) {
-  for (Block& block : blocks_) {
-    std::erase_if(block.slices,
+  for (std::vector<SequenceSlice>& block : blocks_) {
+    std::erase_if(block,
                   [request](const SequenceSlice& slice) { return slice.request == request; });
   }
 }
 
 StepStats LayerPass::RunBlock() {
   CHECK(running_ && !done());
-  const Block& block = blocks_[block_];
+  const std::vector<SequenceSlice>& block = blocks_[block_];
   const bool last = block_ + 1 == blocks_.size();
   const bool ends = layer_ + 1 == num_layers_;
   batch_tokens_.clear();
   batch_slices_.clear();
-  for (const SequenceSlice& part : block.slices) {
+  for (const SequenceSlice& part : block) {
     SequenceSlice& slice = batch_slices_.emplace_back(part);
     slice.first_row = std::ssize(batch_tokens_);
     batch_tokens_.insert(batch_tokens_.end(), tokens_.begin() + part.first_row,
@@ -105,10 +105,10 @@ StepStats LayerPass::RunBlock() {
   const int64_t top_k = model_.config().top_k();
   float* const rows = model_.residual();
   const auto copy = [&](bool in) {
-    for (size_t i = 0; i < block.slices.size(); ++i) {
+    for (size_t i = 0; i < block.size(); ++i) {
       float* const here = rows + batch_slices_[i].first_row * hidden;
-      float* const kept = residual_.as<float>() + block.slices[i].first_row * hidden;
-      const auto floats = static_cast<size_t>(block.slices[i].num_tokens * hidden);
+      float* const kept = residual_.as<float>() + block[i].first_row * hidden;
+      const auto floats = static_cast<size_t>(block[i].num_tokens * hidden);
       std::copy_n(in ? kept : here, floats, in ? here : kept);
     }
   };
@@ -120,10 +120,10 @@ StepStats LayerPass::RunBlock() {
     stats = model_.RunLayer(layer_, {batch_tokens_, batch_slices_}, place);
     copy(false);
     if (model_.config().is_sparse(layer_)) {
-      for (size_t i = 0; i < block.slices.size(); ++i) {
+      for (size_t i = 0; i < block.size(); ++i) {
         const int64_t from = batch_slices_[i].first_row * top_k;
-        const int64_t to = block.slices[i].first_row * top_k;
-        const int64_t pairs = block.slices[i].num_tokens * top_k;
+        const int64_t to = block[i].first_row * top_k;
+        const int64_t pairs = block[i].num_tokens * top_k;
         std::copy_n(model_.expert_ids().begin() + from, pairs, experts_.begin() + to);
         std::copy_n(model_.expert_weights().begin() + from, pairs, weights_.begin() + to);
       }

@@ -58,14 +58,11 @@ class LayerPass {
   const int64_t num_layers_;
   bool running_ = false;
   std::vector<int32_t> tokens_;
-  AlignedBuffer residual_;        // [max_rows, hidden] f32
-  std::vector<int32_t> experts_;  // [rows, top_k] of the running layer
-  std::vector<float> weights_;    // likewise
-  struct Block {
-    std::vector<SequenceSlice> slices;  // first_row: of the pass
-  };
-  std::vector<Block> blocks_;
-  int64_t layer_ = 0;  // of the next block
+  AlignedBuffer residual_;                          // [max_rows, hidden] f32
+  std::vector<int32_t> experts_;                    // [rows, top_k] of the running layer
+  std::vector<float> weights_;                      // likewise
+  std::vector<std::vector<SequenceSlice>> blocks_;  // first_row: of the pass
+  int64_t layer_ = 0;                               // of the next block
   size_t block_ = 0;
   bool layer_began_ = false;  // a block of it has run
   int64_t ended_layer_ = -1;
