@@ -128,6 +128,7 @@ ApiKeys::ApiKeys(std::vector<ApiKey> keys) : keys_(std::move(keys)) {
   }
   std::map<std::string_view, const ApiKey*> seen;
   for (const ApiKey& key : keys_) {
+    any_limited_ = any_limited_ || key.limited();
     if (key.key.empty()) {
       Fail(ErrorKind::kInvalidArgument, "--api-key: a key must not be empty");
     }

@@ -30,12 +30,15 @@ class ApiKeys {
 
   // Nobody is asked for one.
   bool empty() const { return keys_.empty(); }
+  // One of them has a rate.
+  bool any_limited() const { return any_limited_; }
   // Null: it is none of them. The time taken depends on the length of what is given, not on how
   // much of a key is right nor on which key it is.
   const ApiKey* Find(std::string_view given) const;
 
  private:
   std::vector<ApiKey> keys_;
+  bool any_limited_ = false;
 };
 
 // A file of keys. A line is a key, or a JSON object: {"key": "...", "name": "...", "models": [...],

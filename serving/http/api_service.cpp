@@ -218,6 +218,13 @@ std::shared_ptr<const ApiKey> ApiService::KeyOf(const HttpRequest& request) cons
   return {all, all->Find(GivenKey(request))};
 }
 
+// All keys are compared for it: only where one of them has a rate.
+std::shared_ptr<const ApiKey> ApiService::LimitedKeyOf(const HttpRequest& request,
+                                                       const RouteMatch& match) const {
+  if (!match.generates() || !keys()->any_limited()) return nullptr;
+  return KeyOf(request);
+}
+
 std::optional<ApiError> ApiService::CheckKey(const HttpRequest& request,
                                              const RouteMatch& match) const {
   if (match.open || (match.route == Route::kMetrics && options_.metrics_without_key) ||
@@ -291,10 +298,8 @@ std::optional<HttpResponse> ApiService::CheckHead(const HttpRequest& head) {
                                                            : CheckBinaryBodyHeaders(head);
     if (error) return refuse(*error);
     if (const auto unready = NotReady()) return refuse(*unready);
-    if (match->generates()) {
-      const auto key = KeyOf(head);
-      const auto limit = key != nullptr ? rates_.Admit(*key) : std::nullopt;
-      if (limit) return refuse(*limit);
+    if (const auto key = LimitedKeyOf(head, *match)) {
+      if (const auto limit = rates_.Admit(*key)) return refuse(*limit);
     }
   }
   return std::nullopt;
@@ -305,8 +310,8 @@ void ApiService::DecorateResponse(const HttpRequest& head, HttpResponse& respons
   // Anthropic's clients look for it under this name.
   if (IsMessagesPath(head.path)) response.headers.emplace_back("request-id", head.id);
   const std::optional<RouteMatch> match = MatchRoute(head.path);
-  if (!match.has_value() || !match->generates()) return;
-  if (const auto key = KeyOf(head)) rates_.AddHeaders(*key, response);
+  if (!match.has_value()) return;
+  if (const auto key = LimitedKeyOf(head, *match)) rates_.AddHeaders(*key, response);
 }
 
 std::shared_ptr<Call> ApiService::Handle(std::shared_ptr<Exchange> exchange) {

@@ -66,6 +66,9 @@ class ApiService : public RequestHandler {
   std::shared_ptr<const ApiKeys> keys() const;
   // The one that the request carries; null: none, or none of ours.
   std::shared_ptr<const ApiKey> KeyOf(const HttpRequest& request) const;
+  // The same where the route counts against a rate; null also when no key has one.
+  std::shared_ptr<const ApiKey> LimitedKeyOf(const HttpRequest& request,
+                                             const RouteMatch& match) const;
   // Why the request may not have the route, if so.
   std::optional<ApiError> CheckKey(const HttpRequest& request, const RouteMatch& match) const;
   // Why work cannot be accepted now, if so.
