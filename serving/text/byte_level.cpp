@@ -39,14 +39,14 @@ void AppendByteLevel(std::string_view bytes, std::string& out) {
 }
 
 std::optional<std::string> DecodeByteLevel(std::string_view token) {
-  if (!IsValidUtf8(token)) return std::nullopt;  // a GGUF file may hold any bytes
   std::string bytes;
   bytes.reserve(token.size());
   size_t pos = 0;
   while (pos < token.size()) {
-    const char32_t c = NextCodePoint(token, pos);
-    if (c >= kReverse.size() || kReverse[c] < 0) return std::nullopt;
-    bytes.push_back(static_cast<char>(kReverse[c]));
+    const CodePoint c = DecodeAt(token, pos);  // a GGUF file may hold any bytes
+    if (c.value >= kReverse.size() || kReverse[c.value] < 0) return std::nullopt;
+    bytes.push_back(static_cast<char>(kReverse[c.value]));
+    pos += c.length_bytes;
   }
   return bytes;
 }
