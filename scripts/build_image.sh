@@ -8,5 +8,5 @@ for tool in buildah podman docker; do
   command -v $tool >/dev/null && break
 done
 command -v $tool >/dev/null || { echo "image: none of buildah, podman and docker is here" >&2; exit 1; }
-version=$(sed -n 's/^project(moesaic VERSION \([0-9.]*\).*/\1/p' CMakeLists.txt)
+version=$(scripts/version.sh)
 exec $tool build "$@" -t "moesaic:$version" -t moesaic:latest -f deploy/docker/Dockerfile build/deb

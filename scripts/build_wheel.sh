@@ -23,7 +23,7 @@ mkdir -p "$out"
 rm -rf "$stage" "$out"/*.whl "$out/unrepaired"
 mkdir -p "$stage" "$out/unrepaired"
 
-version=$(sed -n 's/^project(moesaic VERSION \([0-9.]*\).*/\1/p' CMakeLists.txt)
+version=$(scripts/version.sh)
 data=$stage/moesaic-$version.data
 info=$stage/moesaic-$version.dist-info
 mkdir -p "$stage/moesaic" "$data/scripts" "$data/data/share/moesaic" "$info/licenses"

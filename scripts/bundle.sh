@@ -15,7 +15,7 @@ targets=(moesaic)
 cmake --preset "$preset" >/dev/null || { cmake --preset "$preset"; exit 1; }
 cmake --build --preset "$preset" -j "$jobs" --target "${targets[@]}"
 
-version=$(sed -n 's/^project(moesaic VERSION \([0-9.]*\).*/\1/p' CMakeLists.txt)
+version=$(scripts/version.sh)
 name=moesaic-$version-linux-$(uname -m)
 [ "$preset" = cuda ] && name+=-cuda
 out=build/bundle

@@ -10,18 +10,17 @@ two states. Several rounds; medians. Takes minutes.
 """
 
 import argparse
-import http.client
 import json
 import os
 import pathlib
 import random
-import re
 import shutil
-import signal
 import statistics
 import subprocess
 import tempfile
 import time
+
+from experiment_server import ExperimentServer
 
 CONFIG = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 512,
           "intermediate_size": 1024, "moe_intermediate_size": 256, "num_hidden_layers": 8, "num_experts": 16,
@@ -32,44 +31,18 @@ CONFIG = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "
 TOKEN_BYTES = 2 * 2 * CONFIG["num_hidden_layers"] * CONFIG["num_key_value_heads"] * CONFIG["head_dim"]
 
 
-class Server:
+class Server(ExperimentServer):
     def __init__(self, binary, work):
-        self.process = subprocess.Popen(
-            [binary, "serve", str(work / "model"), "--port", "0", "--load-format", "dummy", "--expert-store",
-             str(work / "experts"), "--max-model-len", "20000", "--kv-memory", "400MiB", "--kv-store", str(work / "store"), "--kv-store-size", "2GiB"],
-            stderr=subprocess.PIPE, text=True)
-        self.port = int(re.search(r"listens on http://[^:]+:(\d+)", self.wait_for("listens on"))[1])
-        self.wait_for("serving ")
-
-    def wait_for(self, text):
-        for line in self.process.stderr:
-            if text in line:
-                return line
-        raise SystemExit("the server ended")
-
-    def call(self, method, path, body=None):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=3600)
-        connection.request(method, path, body and json.dumps(body), {"Content-Type": "application/json"})
-        response = connection.getresponse()
-        text = response.read().decode()
-        connection.close()
-        if response.status != 200:
-            raise SystemExit(f"{path}: {response.status} {text}")
-        return text
+        super().__init__(binary, work / "model", "--load-format", "dummy", "--expert-store", str(work / "experts"),
+                         "--max-model-len", "20000", "--kv-memory", "400MiB", "--kv-store", str(work / "store"),
+                         "--kv-store-size", "2GiB")
 
     def first_token(self, prompt):
         """Seconds, the token, and how many tokens of the prompt were not computed."""
-        model = json.loads(self.call("GET", "/v1/models"))["data"][0]["id"]
         begin = time.perf_counter()
-        answer = json.loads(self.call("POST", "/v1/completions", {
-            "model": model, "prompt": prompt, "temperature": 0, "max_tokens": 1, "logprobs": 1, "ignore_eos": True}))
+        answer = json.loads(self.complete(prompt, max_tokens=1, logprobs=1).read())
         seconds = time.perf_counter() - begin
         return seconds, answer["choices"][0]["logprobs"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-
-    def stop(self):
-        self.process.send_signal(signal.SIGTERM)
-        self.process.stderr.read()
-        assert self.process.wait() == 0
 
 
 def blocks_file(work):

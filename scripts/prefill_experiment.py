@@ -13,52 +13,17 @@ meanwhile, their median and their 99th percentile in milliseconds.
 """
 
 import argparse
-import http.client
 import json
 import random
-import re
 import statistics
-import subprocess
 import threading
 import time
 
+from experiment_server import ExperimentServer
 
-class Server:
-    def __init__(self, binary, model, *arguments):
-        self.model = model
-        self.process = subprocess.Popen([binary, "serve", model, "--port", "0", "--no-prefix-cache", *arguments],
-                                        stderr=subprocess.PIPE, text=True)
-        self.log = ""
-        self.port = int(re.search(r"listens on http://[^:]+:(\d+)", self.wait_for("listens on"))[1])
-        self.wait_for("serving ")
-        threading.Thread(target=self.process.stderr.read, daemon=True).start()
 
-    def wait_for(self, text):
-        for line in self.process.stderr:
-            self.log += line
-            if text in line:
-                return line
-        raise SystemExit(f"the server ended:\n{self.log}")
-
-    def open(self, method, path, body=None):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=1800)
-        connection.request(method, path, body and json.dumps(body), {"Content-Type": "application/json"})
-        response = connection.getresponse()
-        if response.status != 200:
-            raise SystemExit(f"{path}: {response.status} {response.read().decode()}")
-        return response
-
-    def bytes_read(self):
-        text = self.open("GET", "/metrics").read().decode()
-        return sum(float(value) for value in re.findall(r"^moe_expert_read_bytes_total\S* (\S+)$", text, re.MULTILINE))
-
-    def complete(self, prompt, **more):
-        return self.open("POST", "/v1/completions", {"model": self.model, "prompt": prompt, "temperature": 0,
-                                                     "ignore_eos": True, **more})
-
-    def stop(self):
-        self.process.terminate()
-        self.process.wait()
+def bytes_read(server):
+    return sum(value for name, value in server.metrics().items() if name.startswith("moe_expert_read_bytes_total"))
 
 
 def tokens(seed, count, vocabulary=2000):
@@ -90,11 +55,11 @@ class Neighbour(threading.Thread):
 def measure(server, length, rounds):
     seconds, read, answers = [], [], []
     for number in range(rounds):
-        before = server.bytes_read()
+        before = bytes_read(server)
         begin = time.monotonic()
         answer = json.loads(server.complete(tokens(length + number, length), max_tokens=1, logprobs=5).read())
         seconds.append(time.monotonic() - begin)
-        read.append(server.bytes_read() - before)
+        read.append(bytes_read(server) - before)
         answers.append(answer["choices"][0]["logprobs"])
     return statistics.median(seconds), statistics.median(read), answers
 
@@ -127,8 +92,8 @@ def main():
     answers = {}
     for memory in arguments.memory.split(","):
         for order in arguments.orders.split(","):
-            server = Server(arguments.binary, arguments.model, "--expert-memory", memory, "--prefill-order", order,
-                            "--max-model-len", str(max(lengths) + 64))
+            server = ExperimentServer(arguments.binary, arguments.model, "--no-prefix-cache", "--expert-memory", memory,
+                                      "--prefill-order", order, "--max-model-len", str(max(lengths) + 64))
             for length in lengths:
                 seconds, read, answer = measure(server, length, arguments.rounds)
                 same = answers.setdefault(length, answer) == answer

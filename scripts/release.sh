@@ -11,8 +11,7 @@ what=${1:-}
 [ "$what" = --trial ] && commit=HEAD || commit=refs/tags/$what
 git rev-parse --verify --quiet "$commit^{commit}" >/dev/null || { echo "release: there is no tag $what" >&2; exit 1; }
 
-# The one place where the version stands.
-version=$(git show "$commit:CMakeLists.txt" | sed -n 's/^project(moesaic VERSION \([0-9.]*\).*/\1/p')
+version=$(scripts/version.sh "$commit")
 [[ $version =~ ^[0-9]+\.[0-9]+\.[0-9]+$ ]] || { echo "release: CMakeLists.txt has no version of three numbers" >&2; exit 1; }
 if [ "$what" != --trial ]; then
   [ "$what" = "v$version" ] || { echo "release: the tag $what is of a commit whose version is $version" >&2; exit 1; }

@@ -11,17 +11,16 @@ server and to restarted ones. Hit rate and blocked time of each request come fro
 
 import argparse
 import gzip
-import http.client
 import json
 import os
 import pathlib
 import random
 import re
-import signal
 import subprocess
 import tempfile
 import time
 
+from experiment_server import ExperimentServer
 from line_plot import line_plot
 
 MEASURED = 50
@@ -45,37 +44,11 @@ def model_config(trace):
             "mlp_only_layers": [], "tie_word_embeddings": True, "torch_dtype": "bfloat16"}
 
 
-class Server:
+class Server(ExperimentServer):
     def __init__(self, binary, work, trace, *arguments):
-        self.process = subprocess.Popen(
-            [binary, "serve", str(work / "model"), "--port", "0", "--load-format", "dummy", "--expert-store",
-             str(work / "store"), "--expert-memory", "25%", "--max-model-len", "1024", "--no-prefix-cache",
-             "--route-from", str(trace), *arguments],
-            stderr=subprocess.PIPE, text=True)
-        self.log = ""
-        self.port = int(re.search(r"listens on http://[^:]+:(\d+)", self.wait_for("listens on"))[1])
-        self.wait_for("serving ")
-
-    def wait_for(self, text):
-        for line in self.process.stderr:
-            self.log += line
-            if text in line:
-                return line
-        raise SystemExit(f"the server ended:\n{self.log}")
-
-    def call(self, method, path, body=None):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
-        connection.request(method, path, body and json.dumps(body), {"Content-Type": "application/json"})
-        response = connection.getresponse()
-        text = response.read().decode()
-        connection.close()
-        if response.status != 200:
-            raise SystemExit(f"{path}: {response.status} {text}")
-        return text
-
-    def metrics(self):
-        values = dict(re.findall(r"^(moe_\S+) (\S+)$", self.call("GET", "/metrics"), re.MULTILINE))
-        return {name: float(value) for name, value in values.items()}
+        super().__init__(binary, work / "model", "--load-format", "dummy", "--expert-store", str(work / "store"),
+                         "--expert-memory", "25%", "--max-model-len", "1024", "--no-prefix-cache", "--route-from",
+                         str(trace), *arguments)
 
     def serve(self, first, count):
         """Hit rate and blocked milliseconds per token of each request."""
@@ -83,8 +56,7 @@ class Server:
         before = self.metrics()
         for number in range(first, first + count):
             prompt = random.Random(number).choices(range(4096), k=PROMPT_TOKENS)
-            self.call("POST", "/v1/completions", {"model": str(self.model()), "prompt": prompt, "temperature": 0,
-                                                  "max_tokens": OUTPUT_TOKENS, "ignore_eos": True})
+            self.complete(prompt, max_tokens=OUTPUT_TOKENS).read()
             after = self.metrics()
             delta = {name: after[name] - before.get(name, 0) for name in after}
             wanted = {r: delta[f'moe_expert_requests_total{{result="{r}"}}'] for r in ("hit", "in_flight", "miss")}
@@ -92,14 +64,6 @@ class Server:
                             1e3 * delta["moe_expert_blocked_seconds_total"] / (PROMPT_TOKENS + OUTPUT_TOKENS - 1)))
             before = after
         return results
-
-    def model(self):
-        return json.loads(self.call("GET", "/v1/models"))["data"][0]["id"]
-
-    def stop(self):
-        self.process.send_signal(signal.SIGTERM)
-        self.process.stderr.read()
-        assert self.process.wait() == 0
 
 
 def plot(path, series):
