@@ -171,6 +171,7 @@ std::vector<ApiKey> ParseApiKeyFile(std::string_view text, std::string_view file
 
 ApiKeys LoadApiKeys(const std::vector<std::string>& given, const std::filesystem::path& file) {
   std::vector<ApiKey> keys;
+  keys.reserve(given.size());
   for (const std::string& key : given) keys.push_back({key});
   if (!file.empty()) {
     const std::string name = fmt::format("--api-key-file {}", file.string());
