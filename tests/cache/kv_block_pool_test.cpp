@@ -253,11 +253,12 @@ TEST(KvBlockPoolTest, AdoptsWhatAnotherPoolHeld) {
   EXPECT_TRUE(pool.Adopt(2, 70, kEmptyPrefix, a));
   EXPECT_TRUE(pool.Adopt(0, 90, 70, b));
   EXPECT_FALSE(pool.Adopt(1, 95, 70, b));
-  pool.SkipTo(100);
   EXPECT_EQ(pool.cached_blocks(), 2);
   EXPECT_EQ(pool.Lookup(70, b)->prefix, 90u);
   EXPECT_EQ(pool.tokens(0)[1], 4);
-  EXPECT_EQ(*pool.Allocate(), 1);  // empty ones first, then those that were adopted first
+  EXPECT_EQ(*pool.Allocate(), 1);       // empty ones first, then those that were adopted first
+  EXPECT_EQ(pool.Seal(1, 90, b), 91u);  // behind the numbers that were adopted
+  pool.SkipTo(100);
   EXPECT_EQ(*pool.Allocate(), 3);
   EXPECT_EQ(pool.Seal(3, 90, a), 101u);
   EXPECT_EQ(*pool.Allocate(), 2);
