@@ -164,7 +164,13 @@ std::string ModelSummaryText(const ModelSummary& model) {
   }
   architecture.Add({"vocabulary", fmt::format("{}{}", c.vocab_size,
                                               c.tie_word_embeddings ? ", tied embeddings" : "")});
-  architecture.Add({"context", fmt::format("{} tokens", c.max_position)});
+  architecture.Add(
+      {"context", fmt::format("{} tokens{}", c.longest_context(),
+                              c.most_context > 0 && c.most_context < c.max_position
+                                  ? fmt::format(" of the model's {}: the attention of longer ones "
+                                                "is not supported yet",
+                                                c.max_position)
+                                  : "")});
   architecture.Add(
       {"parameters", fmt::format("{}, {} active per token ({})",
                                  FormatCount(static_cast<double>(model.total_parameters)),
@@ -185,10 +191,10 @@ std::string ModelSummaryText(const ModelSummary& model) {
       {"one token's experts",
        FormatBytes(static_cast<uint64_t>(c.num_sparse_layers() * c.top_k()) * model.slot_bytes),
        "what one decode step computes with"});
-  sizes.Add(
-      {"keys and values", FormatBytes(model.kv_bytes_per_token),
-       fmt::format("per token; {} for a whole context",
-                   FormatBytes(model.kv_bytes_per_token * static_cast<uint64_t>(c.max_position)))});
+  sizes.Add({"keys and values", FormatBytes(model.kv_bytes_per_token),
+             fmt::format("per token; {} for a whole context",
+                         FormatBytes(model.kv_bytes_per_token *
+                                     static_cast<uint64_t>(c.longest_context())))});
   if (model.state_bytes > 0) {
     sizes.Add(
         {"recurrent state", FormatBytes(model.state_bytes), "per sequence, whatever its length"});
