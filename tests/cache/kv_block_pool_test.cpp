@@ -19,6 +19,7 @@ using Tokens = std::vector<int32_t>;
 TEST(KvBlockPoolTest, HandsOutEachBlockOnce) {
   KvBlockPool pool(3, 4);
   std::vector<int32_t> blocks;
+  blocks.reserve(3);
   for (int i = 0; i < 3; ++i) blocks.push_back(pool.Allocate().value());
   std::sort(blocks.begin(), blocks.end());
   EXPECT_EQ(blocks, (std::vector<int32_t>{0, 1, 2}));
@@ -100,6 +101,7 @@ TEST(KvBlockPoolTest, FreeSealedBlocksCanBeRevived) {
 TEST(KvBlockPoolTest, EmptyBlocksGoFirstThenTheLongestUnusedSealedOnes) {
   KvBlockPool pool(4, 1);
   std::vector<int32_t> blocks;
+  blocks.reserve(4);
   for (int i = 0; i < 4; ++i) blocks.push_back(pool.Allocate().value());
   for (int i = 0; i < 3; ++i) {
     pool.Seal(blocks[static_cast<size_t>(i)], kEmptyPrefix, Tokens{i});
