@@ -185,10 +185,16 @@ TEST(LiveSamplerTest, Requests) {
   ended.experts.blocked_us = 11;
   ended.tokens.resize(7);
   ended.computed_tokens = 6;
+  std::vector<std::shared_ptr<const RequestTrace>> traces;
+  traces.reserve(30);
   for (RequestId id = 100; id < 130; ++id) {
     ended.id = id;
-    rig.sampler.Ended(ended, "length", rig.start + std::chrono::microseconds(50));
+    traces.push_back(std::make_shared<const RequestTrace>());
+    rig.sampler.Ended(ended, "length", rig.start + std::chrono::microseconds(50), traces.back());
   }
+  EXPECT_EQ(rig.sampler.TraceOf(129), traces[29]);
+  EXPECT_EQ(rig.sampler.TraceOf(122), traces[22]);
+  EXPECT_EQ(rig.sampler.TraceOf(121), nullptr);  // not listed any more
   rig.now = rig.start + std::chrono::microseconds(70);
   const auto sample = rig.Sample();
   EXPECT_EQ(sample->waiting, 60);
@@ -221,6 +227,7 @@ TEST(LiveViewTest, ReadersAndTheWriter) {
   constexpr uint64_t kSamples = 20'000;
   std::atomic<bool> wrong{false};
   std::vector<std::thread> readers;
+  readers.reserve(2);
   for (int i = 0; i < 2; ++i) {
     readers.emplace_back([&] {
       uint64_t last = 0;
