@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/config/kv_groups.h"
 #include "serving/model/host_mixer.h"
 #include "serving/model/host_rows.h"
 #include "serving/model/weights.h"
@@ -39,7 +40,7 @@ std::vector<DoubleRow> RunMixer(const ModelConfig& config, const Spec& spec, int
   ModelLimits limits;
   limits.max_batch_tokens = 32;
   limits.max_context_tokens = 48;
-  limits.num_kv_blocks = 5;
+  limits.num_kv_blocks = 5 * static_cast<int64_t>(KvGroupsOf(config).count());
   limits.kv_type = WeightType::kF32;
   const ModelWeights weights =
       ModelWeights::Load(config, WeightType::kF32, MadeUpTensors(), kernels, pool);
