@@ -29,7 +29,7 @@ demo: build  ## a real model answers while three quarters of its experts are on 
 test: setup  ## build and run all tests
 	@$(call configure,release)
 	@cmake --build --preset release -j $(JOBS)
-	@ctest --test-dir build/release --output-on-failure -j $(JOBS)
+	@ctest --test-dir build/release --output-on-failure -j $$(($(JOBS) + 1))
 	@grep -ahs '^SKIPPED: ' build/release/Testing/Temporary/LastTest.log | sort -u || true
 
 test-isa: setup  ## the same tests with the kernels of ISA ("avx2 avx512"), where this CPU has them

@@ -4,7 +4,8 @@
     scripts/compare_peers.py --model /data/moe64 --gguf bf16=/data/moe64-bf16.gguf int8=/data/moe64-q8_0.gguf
         --moesaic build/release/bin/moesaic --llama /src/llama.cpp/build/bin [--ik /src/ik_llama.cpp/build/bin]
 
-The model comes from scripts/make_bench_model.py; llama-quantize makes the other types of its GGUF file. In every round
+The model comes from scripts/make_bench_model.py; llama-quantize makes the other types of its GGUF file. A TYPE that is
+not bf16, int8 or int4 (q4_k_m=FILE) has all programs read that very file, moesaic with --dtype gguf. In every round
 each program runs once with each type and number of threads, in an order that turns; the table has the median of the
 rounds and their range. The machine's peaks are those that `moesaic bench` measures beside its tests. All decode rates
 are of sequences with --context tokens each; prefill is one prompt.
@@ -30,6 +31,13 @@ import subprocess
 import sys
 
 DTYPES = {"bf16": "bfloat16", "int8": "int8", "int4": "int4"}
+
+
+def moesaic_model(arguments, weights):
+    """What moesaic reads for a type, and the numbers it computes with."""
+    if weights in DTYPES:
+        return [arguments.model, "--dtype", DTYPES[weights]]
+    return [arguments.gguf[weights], "--dtype", "gguf"]
 
 
 def run(arguments, command):
@@ -70,7 +78,7 @@ class Moesaic:
 
     def rates(self, weights, threads):
         a = self.arguments
-        command = [a.moesaic, "bench", a.model, "--dtype", DTYPES[weights], "--threads", threads, "--repetitions", 1,
+        command = [a.moesaic, "bench", *moesaic_model(a, weights), "--threads", threads, "--repetitions", 1,
                    "--prompt-tokens", commas(a.prompt) or 0, "--output-tokens", a.output if a.batch else 0,
                    "--batch", commas(a.batch) or 1, "--context-tokens", a.context, "--json"]
         for row in json.loads(run(a, command).stdout):
@@ -166,8 +174,8 @@ def check(arguments):
         agree = []
         for _ in range(arguments.rounds):
             prompt = "".join(chr(generator.randrange(0x4E00, 0x9F00)) for _ in range(arguments.context))
-            ours = run(arguments, [arguments.moesaic, "run", arguments.model, "--raw", "--temperature", 0, "--max-tokens",
-                                   arguments.output, "--dtype", DTYPES[weights], prompt]).stdout.strip("\n")
+            ours = run(arguments, [arguments.moesaic, "run", *moesaic_model(arguments, weights), "--raw", "--temperature",
+                                   0, "--max-tokens", arguments.output, prompt]).stdout.strip("\n")
             theirs = run(arguments, [pathlib.Path(arguments.llama) / "llama-completion", "-m", gguf, "-p", prompt, "-n",
                                      arguments.output, "--temp", 0, "-no-cnv", "--no-display-prompt"]).stdout
             theirs = re.sub(r" ?\[end of text\]", "", theirs).strip("\n")
@@ -180,8 +188,9 @@ def main():
     parser.add_argument("--moesaic", required=True)
     parser.add_argument("--llama", required=True, metavar="DIR", help="with llama-bench and llama-batched-bench")
     parser.add_argument("--ik", metavar="DIR")
-    parser.add_argument("--model", required=True, metavar="DIR")
-    parser.add_argument("--gguf", required=True, nargs="+", metavar="TYPE=FILE", help="types: bf16, int8, int4")
+    parser.add_argument("--model", metavar="DIR", help="wanted for bf16, int8 and int4")
+    parser.add_argument("--gguf", required=True, nargs="+", metavar="TYPE=FILE", help="types: bf16, int8, int4 of --model; "
+                        "any other name: moesaic reads FILE too")
     numbers = lambda text: [int(number) for number in text.split(",") if number]
     parser.add_argument("--threads", type=numbers, default=[1, 2], metavar="LIST")
     parser.add_argument("--prompt", type=numbers, default=[128, 512, 2048], metavar="LIST", help="prompt lengths")
@@ -194,8 +203,8 @@ def main():
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
     arguments.gguf = dict(entry.split("=", 1) for entry in arguments.gguf)
-    if unknown := set(arguments.gguf) - set(DTYPES):
-        parser.error(f"--gguf: {', '.join(unknown)}: the types are {', '.join(DTYPES)}")
+    if not arguments.model and (of_model := set(arguments.gguf) & set(DTYPES)):
+        parser.error(f"--gguf {', '.join(sorted(of_model))}: --model is wanted, too")
     (check if arguments.check else measure)(arguments)
 
 

@@ -101,7 +101,7 @@ class Runner:
                 tempfile.TemporaryFile("w+", errors="replace") as log:
             process = subprocess.Popen(
                 words, cwd=scratch, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, preexec_fn=limit,
-                start_new_session=True, env={**os.environ, "MOESAIC_MUTANT": str(number), "TMPDIR": scratch})
+                process_group=0, env={**os.environ, "MOESAIC_MUTANT": str(number), "TMPDIR": scratch})
             try:
                 status = process.wait(limit_s)
             except subprocess.TimeoutExpired:

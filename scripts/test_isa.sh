@@ -9,7 +9,9 @@ jobs=${JOBS:-$(nproc)}
 program=build/release/bin/moesaic
 # Minutes of searches, of failures and of texts, in which no kernel has a part.
 same_everywhere='BatchPlannerTest.(PacketsAre|SaysWhatATenth)|ThroughputPlannerTest|ResolveBatchTest.ALongJob'
-same_everywhere+='|DenseLossTest|SimulatorTest|Json|Jinja|Tokenizer|BpeRun|Http'
+# These take their instruction sets as parameters.
+same_everywhere+='|^Isas/'
+same_everywhere+='|DenseLossTest|SimulatorTest|Json|Jinja|Tokenizer|BpeRun|Http|^Server|PropertyTest|LinkMover|Schema|Chat|Ptx'
 scalar_tests='Exactness|Reference|GoldenHashes|Deferral|DenseSlices|ExpertRunner|Fp8|Rope|Sampler'
 
 [ $# -gt 0 ] || { echo "test_isa.sh: give an instruction set, for example avx2" >&2; exit 2; }
@@ -26,6 +28,6 @@ for isa in "$@"; do
     echo "-- the tests with $isa kernels (the default here: $default)"
     only=(-LE e2e -E "$same_everywhere")
     [ "$isa" = scalar ] && only+=(-R "$scalar_tests")
-    MOESAIC_ISA=$isa ctest --test-dir build/release --output-on-failure -j "$jobs" "${only[@]}"
+    MOESAIC_ISA=$isa ctest --test-dir build/release --output-on-failure -j $((jobs + 1)) "${only[@]}"
   fi
 done
