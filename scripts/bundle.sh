@@ -72,7 +72,7 @@ With an NVIDIA GPU (compute capability 8.0 or newer) and a driver for CUDA 13 (5
   bin/moesaic run share/moesaic/models/sample "Once upon a time" --device-kind cuda --gpu-memory 8MiB
   bin/cuda_copy_bench; bin/cuda_kernels_bench
 
-cuda_kernels_bench wants cuBLAS 13 in the library path (LD_LIBRARY_PATH, or /usr/local/cuda/lib64).
+cuda_kernels_bench and --gpu-gemm cublas want cuBLAS 13 in the library path (LD_LIBRARY_PATH, or /usr/local/cuda/lib64).
 TEXT
 
 # As on a machine without our packages: nothing may be taken from this one but what the other has too.

@@ -78,6 +78,28 @@ TensorPlan LatentTensors(const LatentSpec& spec, bool in_pairs, const std::strin
   return plan;
 }
 
+std::vector<bool> ReadDenseLayers(const JsonFields& config, int64_t layers, int64_t first) {
+  std::vector<bool> dense(static_cast<size_t>(layers));
+  if (config.Absent("mlp_layer_types")) {
+    const int64_t count = config.Int("first_k_dense_replace", first, 0, kMostLayers);
+    std::fill_n(dense.begin(), std::min(count, layers), true);
+    return dense;
+  }
+  const nlohmann::json& types = *config.Find("mlp_layer_types");
+  if (!types.is_array() || types.size() != dense.size()) {
+    config.FailAt("mlp_layer_types",
+                  fmt::format("expected a list of num_hidden_layers, {}, names", layers));
+  }
+  for (size_t layer = 0; layer < dense.size(); ++layer) {
+    dense[layer] = types[layer] == "dense";
+    if (!dense[layer] && types[layer] != "sparse") {
+      config.FailAt("mlp_layer_types", fmt::format("layer {} is neither dense nor sparse", layer),
+                    ErrorKind::kUnsupported);
+    }
+  }
+  return dense;
+}
+
 void RefuseBiases(const JsonFields& config) {
   for (const char* const key : {"attention_bias", "mlp_bias"}) {
     if (config.Bool(key, false)) {

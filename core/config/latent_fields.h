@@ -4,8 +4,10 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "core/base/json_fields.h"
+#include "core/config/family_fields.h"
 #include "core/config/model_config.h"
 
 namespace moesaic {
@@ -28,6 +30,23 @@ TensorPlan LatentTensors(const LatentSpec& spec, bool in_pairs,
 
 // All of a model of DeepSeek-V3's family whose tensors' names begin with `prefix` and "model.".
 void ReadDeepseekV3(const JsonFields& config, const std::string& prefix, ModelConfig& model);
+
+// Which layers have a dense MLP: mlp_layer_types, without that the first of them,
+// first_k_dense_replace (`first` where it is absent).
+std::vector<bool> ReadDenseLayers(const JsonFields& config, int64_t layers, int64_t first);
+
+// What models of DeepSeek-V3.2's kind have in config.json where it says nothing.
+struct IndexedDefaults {
+  ModelDefaults model;
+  int64_t layers = 0;
+  LatentDefaults latent;
+  int64_t groups = 1;
+  int64_t groups_kept = 1;
+  int64_t dense_width = 0;
+};
+// All of a model whose latent attention sees the positions that an indexer chooses.
+void ReadIndexedLatent(const JsonFields& config, const IndexedDefaults& defaults,
+                       ModelConfig& model);
 
 // Settings of these families that no release has otherwise.
 void RefuseBiases(const JsonFields& config);

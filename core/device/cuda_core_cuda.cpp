@@ -61,12 +61,12 @@ Core::~Core() {
   cudaGetLastError();
 }
 
-std::optional<Error> Core::Map(cudaError_t code, const char* call) {
+std::optional<Error> Core::Map(cudaError_t code, const char* call, const char* why) {
   if (code == cudaSuccess) return std::nullopt;
   cudaGetLastError();  // it is in hand now: the next launch is not to blame
   Error error(code == cudaErrorMemoryAllocation ? ErrorKind::kResourceExhausted : ErrorKind::kIo,
-              fmt::format("cuda:{}: {} failed: {} ({})", ordinal_, call, cudaGetErrorString(code),
-                          cudaGetErrorName(code)));
+              fmt::format("cuda:{}: {} failed: {} ({})", ordinal_, call,
+                          *why != '\0' ? why : cudaGetErrorString(code), cudaGetErrorName(code)));
   // An error of the context comes back from whatever is called next.
   const bool alive = probe_ == nullptr || cudaEventQuery(probe_) == cudaSuccess;
   if (alive) return error;

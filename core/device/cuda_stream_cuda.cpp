@@ -380,7 +380,8 @@ void CudaStream::Launch(const KernelLaunch& launch) {
     cudaGetLastError();
     return;
   }
-  std::optional<Error> error = core_.Map(static_cast<cudaError_t>(result.code), result.kernel);
+  std::optional<Error> error =
+      core_.Map(static_cast<cudaError_t>(result.code), result.kernel, result.message);
   if (error && error->kind() != ErrorKind::kUnavailable) {
     error = Error(ErrorKind::kInternal, error->what());
   }

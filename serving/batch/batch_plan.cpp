@@ -213,6 +213,7 @@ ModelLimits LimitsOf(const EngineOptions& options, const BatchSizes& sizes) {
   limits.num_state_slots = sizes.num_state_slots;
   limits.max_logit_rows = sizes.max_logit_rows;
   limits.kv_type = ChooseKvType(options);
+  limits.gemm_library = options.devices.cublas;
   return limits;
 }
 
@@ -223,7 +224,7 @@ ModelLimits LimitsOf(const EngineOptions& options, const BatchPlan& plan) {
 }
 
 BatchPlan LedgerOf(const EngineOptions& options, const ModelFiles& files, const BatchSizes& sizes) {
-  CheckDenseMode(options.devices);
+  CheckDenseMode(options);
   const ModelConfig& config = files.config;
   BatchPlan plan;
   plan.sizes = sizes;
@@ -288,7 +289,7 @@ void CheckBatchOptions(const EngineOptions& options, const ModelConfig& config) 
          options.defer_experts);
   }
   CheckRulesOfBatch(options, config);
-  CheckDenseMode(WithDenseByRules(options, config).devices);
+  CheckDenseMode(WithDenseByRules(options, config));
   CheckContext(options, config);
 }
 

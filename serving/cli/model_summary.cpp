@@ -138,9 +138,9 @@ ModelSummary SummariseModel(const EngineOptions& options) {
   model.dense_bytes = ModelWeights::Bytes(c, type);
   model.state_bytes = Model::StateSlotBytes(c);
   model.kv_bytes_per_token = Model::KvBytesOfAllLayers(c, ChooseKvType(options)) / kKvBlockTokens;
-  model.kv_context_bytes =
-      static_cast<uint64_t>(KvNeedsOf(c).Most(c.max_position, options.max_num_batched_tokens)) *
-      Model::KvBlockBytes(c, ChooseKvType(options));
+  model.kv_context_bytes = static_cast<uint64_t>(KvNeedsOf(c).Most(
+                               c.longest_context(), options.max_num_batched_tokens)) *
+                           Model::KvBlockBytes(c, ChooseKvType(options));
   return model;
 }
 
@@ -168,7 +168,13 @@ std::string ModelSummaryText(const ModelSummary& model) {
   }
   architecture.Add({"vocabulary", fmt::format("{}{}", c.vocab_size,
                                               c.tie_word_embeddings ? ", tied embeddings" : "")});
-  architecture.Add({"context", fmt::format("{} tokens", c.max_position)});
+  architecture.Add(
+      {"context", fmt::format("{} tokens{}", c.longest_context(),
+                              c.most_context > 0 && c.most_context < c.max_position
+                                  ? fmt::format(" of the model's {}: the attention of longer ones "
+                                                "is not supported yet",
+                                                c.max_position)
+                                  : "")});
   architecture.Add(
       {"parameters", fmt::format("{}, {} active per token ({})",
                                  FormatCount(static_cast<double>(model.total_parameters)),

@@ -47,6 +47,20 @@ uint64_t TableBytes(const ModelConfig& config, const ModelLimits& limits) {
          static_cast<uint64_t>(limits.max_sequences) * sizeof(cuda::AttentionSequence);
 }
 
+// For the largest of a device's matrices, of which it has so many heads of queries, keys and values
+// and so many columns of an MLP.
+uint64_t GemmBytes(const ModelConfig& c, int64_t qkv_heads, int64_t mlp_columns, int devices,
+                   int device) {
+  const int64_t hidden = c.hidden_size;
+  const int64_t hidden_slice = OutputSlice(hidden, devices, device).count();
+  return std::max(
+      {cuda::GemmWorkspaceBytes(qkv_heads * c.attention().head_dim, hidden),
+       cuda::GemmWorkspaceBytes(hidden_slice, c.attention().q_width()),
+       cuda::GemmWorkspaceBytes(mlp_columns, hidden),
+       cuda::GemmWorkspaceBytes(hidden_slice, c.widest_dense_mlp()),
+       cuda::GemmWorkspaceBytes(OutputSlice(c.vocab_size, devices, device).count(), hidden)});
+}
+
 }  // namespace
 
 // Bytes of each buffer of a device.
@@ -95,14 +109,17 @@ struct DeviceDense::Sizes {
             ? 0
             : std::max({pieces_bf16(a.q_width()), pieces_bf16(mlp), hidden,
                         whole_norm ? Floats(rows * a.q_width()) : 0, first ? logits : own_logits});
+    if (limits.gemm_library) gemm = GemmBytes(c, heads + 2 * kv_heads, mlp_slice, devices, device);
   }
   uint64_t device() const {
-    return SumOnDevice({rope, rope, hidden, normed, x, qkv, whole_qkv, attention, middle, middle, h,
-                        out, scores, pairs, pairs, chosen, tables, partials, pieces});
+    return SumOnDevice({rope,      rope,   hidden, normed,   x,      qkv,    whole_qkv,
+                        attention, middle, middle, h,        out,    scores, pairs,
+                        pairs,     chosen, tables, partials, pieces, gemm});
   }
 
   uint64_t rope, hidden, normed, x, qkv, whole_qkv, attention, middle, h, out, scores, pairs,
       chosen, tables, partials, pieces;
+  uint64_t gemm = 0;
 };
 
 struct DeviceDense::HostSizes {
@@ -210,11 +227,15 @@ DeviceDense::DeviceDense(std::span<Device* const> devices, const cuda::Kernels& 
                                         {&shard->chosen, sizes.chosen},
                                         {&shard->tables, sizes.tables},
                                         {&shard->partials, sizes.partials},
-                                        {&shard->pieces, sizes.pieces}}) {
+                                        {&shard->pieces, sizes.pieces},
+                                        {&shard->gemm_memory, sizes.gemm}}) {
       *buffer = AllocateOrThrow(device, bytes, "the workspace of the dense part");
     }
     shard->normed_x = device.CreateEvent();
     shard->stream = device.CreateStream();
+    if (limits.gemm_library) {
+      shard->gemm = options.make_gemm(*shard->stream, shard->gemm_memory.span());
+    }
     if (count == 1) {  // as they lie, in one copy
       shard->weights = ModelWeights::At(config, type, shard->memory.data());
       shard->stream->CopyToDevice(shard->memory.span(), weights.memory());

@@ -24,7 +24,8 @@
 //
 // Numerics: the class of kernels/cuda: inputs of products, queries, probabilities and hidden
 // activations are rounded to bf16, sums, norms and routers are f32, a row's bits depend on no other
-// row.
+// row. With limits.gemm_library products of many rows are a library's: then a row's bits depend on
+// how many there are.
 #pragma once
 
 #include <cstdint>
@@ -39,6 +40,7 @@
 #include "core/device/device.h"
 #include "core/device/pinned_host_pool.h"
 #include "core/io/expert_layout.h"
+#include "kernels/cuda/gemm.h"
 #include "kernels/cuda/kernels.h"
 #include "serving/model/dense_graphs.h"
 #include "serving/model/dense_part.h"
@@ -53,6 +55,9 @@ struct DeviceDenseOptions {
   bool capture = true;  // decode steps, where there is one device and it can
   std::unique_ptr<Collective> (*make_collective)(std::span<Stream* const> streams) =
       MakePeerCollective;
+  // With limits.gemm_library: what multiplies cuda::Gemm::kLeastRows rows or more.
+  std::unique_ptr<cuda::Gemm> (*make_gemm)(Stream& stream,
+                                           const DeviceSpan& workspace) = cuda::MakeCublas;
 };
 
 class DeviceDense : public DensePart {

@@ -121,6 +121,12 @@ void DeviceDense::Product(Shard& shard, const PackedMatrix& w, const DeviceBuffe
                                   .k = w.k,
                                   .y = y,
                                   .accumulate = accumulate};
+  if (shard.gemm != nullptr && rows >= cuda::Gemm::kLeastRows) {
+    shard.stream->Launch([gemm = shard.gemm.get(), args](cuda::StreamHandle stream) {
+      return gemm->Product(args, stream);
+    });
+    return;
+  }
   shard.stream->Launch([run = kernels_.product, args](cuda::StreamHandle stream) {
     return run(args, cuda::ProductPath::kMatrix, stream);
   });

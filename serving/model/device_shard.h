@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "core/device/device.h"
+#include "kernels/cuda/gemm.h"
 #include "kernels/cuda/rows.h"
 #include "serving/model/dense_sizes.h"
 #include "serving/model/device_dense.h"
@@ -45,8 +46,11 @@ struct DeviceDense::Shard {
   DeviceBuffer partials;   // of attention over long contexts
   DeviceBuffer pieces;     // of all devices, one behind the other; or its own; of several devices
 
-  std::unique_ptr<Event> normed_x;  // that x is what a layer's experts multiply
-  std::unique_ptr<Stream> stream;   // last: it goes first, and waits
+  DeviceBuffer gemm_memory;  // a library's, with limits.gemm_library
+
+  std::unique_ptr<Event> normed_x;   // that x is what a layer's experts multiply
+  std::unique_ptr<Stream> stream;    // behind the buffers: it goes first, and waits
+  std::unique_ptr<cuda::Gemm> gemm;  // of the stream; null: all products are our own kernels'
 };
 
 struct DeviceDense::Columns {

@@ -73,6 +73,8 @@ struct ModelLimits {
   int64_t defer_experts = 0;
   // With a dense part on a device: attention and its keys and values are the host's all the same.
   bool host_attention = false;
+  // With a dense part on devices: products of many rows are a library's (kernels/cuda/gemm.h).
+  bool gemm_library = false;
 };
 
 }  // namespace moesaic

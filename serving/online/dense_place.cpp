@@ -1,12 +1,14 @@
 #include "serving/online/dense_place.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "core/base/error.h"
 #include "core/base/units.h"
 #include "core/device/nccl_collective.h"
+#include "kernels/cuda/gemm.h"
 #include "serving/model/dense_slices.h"
 #include "serving/model/device_dense.h"
 #include "serving/model/device_operator.h"
@@ -69,9 +71,30 @@ void PlanDenseOnDevices(const EngineOptions& options, const ModelConfig& config,
   plan.dense_devices = count;
 }
 
+void CheckCublas(const EngineOptions& options) {
+  if (options.exact_numerics) {
+    Fail(ErrorKind::kInvalidArgument,
+         "--gpu-gemm cublas: it sums in an order that depends on the number of rows, so that "
+         "answers would depend on what else is running; give --numerics fast to allow that");
+  }
+  if (options.devices.kind != DeviceKind::kCuda) {
+    Fail(ErrorKind::kUnsupported, "--gpu-gemm cublas: only CUDA devices have it; leave it out");
+  }
+  if (options.devices.dense == DenseMode::kOff) {
+    Fail(ErrorKind::kInvalidArgument,
+         "--gpu-gemm cublas: it multiplies by the matrices of the dense part, which --gpu-dense "
+         "off (or a rule of --place) leaves to the CPU; leave one of them out");
+  }
+  if (const std::string why = cuda::WhyNoCublas(); !why.empty()) {
+    Fail(ErrorKind::kUnsupported, "--gpu-gemm cublas: {}; or leave it out", why);
+  }
+}
+
 }  // namespace
 
-void CheckDenseMode(const DeviceOptions& options) {
+void CheckDenseMode(const EngineOptions& engine) {
+  const DeviceOptions& options = engine.devices;
+  if (options.cublas) CheckCublas(engine);
   if (options.dense != DenseMode::kOn && options.dense != DenseMode::kSharded) return;
   if (options.count == 0 ||
       (BackendOf(options.kind).in_host_memory() && KernelsOf(options) == nullptr)) {

@@ -16,8 +16,10 @@
 
 namespace moesaic {
 
-// Throws Error(kInvalidArgument) when the dense part is asked for where no device computes.
-void CheckDenseMode(const DeviceOptions& options);
+// Throws Error(kInvalidArgument) when the dense part is asked for where no device computes, or with
+// a library whose bits are not those of `--numerics exact`; kUnsupported or kNotFound when that
+// library is not there.
+void CheckDenseMode(const EngineOptions& options);
 
 // What the dense part, with these limits and on so many devices, takes of each of them.
 DenseLedger DenseLedgerOf(const ModelConfig& config, WeightType type, const ModelLimits& limits,

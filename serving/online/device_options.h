@@ -33,11 +33,13 @@ struct DeviceOptions {
   // Of devices that compute (in throughput mode without attention); kAuto: when it can be and fits.
   DenseMode dense = DenseMode::kAuto;
   bool nccl = false;            // with kSharded: instead of peer copies
+  bool cublas = false;          // for products of many rows: instead of our own kernels
   std::vector<int> numa_nodes;  // the nodes that devices take turns on; empty: not known
   MissMode miss = MissMode::kAuto;
   // Of each device, what was measured of it on this machine; empty: nothing.
   std::vector<DeviceProfile> profiles;
   EmulatedLink emulated_link = {.bytes_per_s = 12e9, .latency_us = 10};
+  int64_t emulated_loss_at_copy = 0;  // by which the last emulated device is lost; 0: it is not
   std::vector<EmulatedFaults> emulated_faults;  // of device d, for tests
   // Emulated devices compute with these, as CUDA devices do with theirs; for tests. Null: the host
   // computes out of their memory.

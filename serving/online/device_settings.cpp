@@ -6,6 +6,7 @@ namespace moesaic {
 namespace {
 
 constexpr Named<bool> kCollectives[] = {{"peer", false}, {"nccl", true}};
+constexpr Named<bool> kGemms[] = {{"own", false}, {"cublas", true}};
 
 // A device's memory is known to nobody yet.
 void RefuseShare(std::string_view text, std::string_view what) {
@@ -50,6 +51,11 @@ void AddDeviceSettings(DeviceOptions& options, bool visible, OptionTable& table)
                .help = "What GPUs that share the dense part (--gpu-dense tp) exchange their pieces "
                        "by: copies between them, or NCCL where the build found it. The same "
                        "bits."});
+  devices.Add({.name = "gpu-gemm",
+               .target = OneOf(&options.cublas, kGemms),
+               .help = "What multiplies 64 rows and more by the dense matrices on a GPU: our own "
+                       "kernels, or cuBLAS where the build and the machine have it, which sums in "
+                       "another order and needs --numerics fast. It has not run on a GPU yet."});
   devices.Add({.name = "miss",
                .target = OneOf(&options.miss, kMissModes),
                .help = "An expert that is on no device when it is needed: fetch it, compute it on "
@@ -67,6 +73,12 @@ void AddDeviceSettings(DeviceOptions& options, bool visible, OptionTable& table)
                .help = "Time that each copy over an emulated link takes besides.",
                .min = 0,
                .max = 1e6});
+  devices.Add({.name = "emulated-loss-at-copy",
+               .target = &options.emulated_loss_at_copy,
+               .help = "The last emulated device is lost when it would start its Nth copy (of a "
+                       "packet), as a GPU can be. 0: never.",
+               .min = 0,
+               .max = 1e15});
 }
 
 }  // namespace moesaic

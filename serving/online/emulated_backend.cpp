@@ -28,6 +28,9 @@ class Emulated final : public DeviceBackend {
       device.host_to_device = options.emulated_link;
       device.device_to_host = options.emulated_link;
       if (d < options.emulated_faults.size()) device.faults = options.emulated_faults[d];
+      if (d + 1 == plans.size() && options.emulated_loss_at_copy > 0) {
+        device.faults.lost_at_copy = static_cast<uint64_t>(options.emulated_loss_at_copy);
+      }
       made.devices.push_back(std::make_unique<EmulatedDevice>(*made.emulated, std::move(device)));
     }
     return made;

@@ -69,7 +69,7 @@ EnginePlan PlanEngine(const EngineOptions& options) {
 EnginePlan PlanEngine(const EngineOptions& asked, const ModelFiles& files) {
   const ModelConfig& config = files.config;
   CheckEngineOptions(asked, config);
-  CheckDenseMode(asked.devices);
+  CheckDenseMode(asked);
   const EngineOptions options = WithDenseByRules(asked, config);
   const WeightType type = ChooseWeightType(options);
   const WeightType kv_type = ChooseKvType(options);
@@ -99,7 +99,7 @@ EnginePlan PlanEngine(const EngineOptions& asked, const ModelFiles& files) {
       *files.experts, static_cast<int>(config.num_layers()), static_cast<int>(config.num_experts()),
       LoaderOptionsOf(options, plan.all_experts_bytes));
   uint64_t devices_host_bytes = 0;
-  CheckDenseMode(options.devices);
+  CheckDenseMode(options);
   if (options.devices.count > 0) {
     PlanWithDevices(options, config, layout, context, machine_bytes, plan);
     for (const DevicePlan& device : plan.devices) {

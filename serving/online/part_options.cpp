@@ -16,6 +16,7 @@ ModelLimits LimitsOf(const EngineOptions& options, const EnginePlan& plan) {
   limits.max_logit_rows = std::min<int64_t>(options.max_num_batched_tokens, 64);
   limits.max_sequences = options.max_num_seqs;
   limits.defer_experts = options.defer_experts;
+  limits.gemm_library = options.devices.cublas;
   return limits;
 }
 

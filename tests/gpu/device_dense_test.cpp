@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cmath>
 #include <memory>
 #include <numeric>
@@ -12,6 +13,7 @@
 
 #include "core/base/error.h"
 #include "core/base/units.h"
+#include "kernels/cuda/gemm.h"
 #include "serving/model/device_operator.h"
 #include "serving/model/expert_sources.h"
 #include "tests/core/base/caught.h"
@@ -35,9 +37,9 @@ ModelLimits Limits() {
 
 class DeviceDenseTest : public testing::Test {
  protected:
-  void UseDevices(int devices) {
+  void UseDevices(int devices, uint64_t capacity_bytes = uint64_t{16} << 20) {
     std::string why_not;
-    machine_ = MakeKernelMachine(uint64_t{16} << 20, why_not, static_cast<size_t>(devices));
+    machine_ = MakeKernelMachine(capacity_bytes, why_not, static_cast<size_t>(devices));
     if (machine_ == nullptr) GTEST_SKIP() << "SKIPPED: " << why_not;
     devices_.clear();
     for (size_t d = 0; d < static_cast<size_t>(devices); ++d) {
@@ -96,6 +98,7 @@ class DeviceDenseTest : public testing::Test {
     std::vector<float> logits(static_cast<size_t>(rows * config.vocab_size));
     dense.Head(all, logits.data());
     seen_.insert(seen_.end(), logits.begin(), logits.end());
+    if (!with_tokens_) return;
     std::vector<int32_t> tokens(all.size());
     dense.Greedy(all, tokens.data());
     seen_.insert(seen_.end(), tokens.begin(), tokens.end());
@@ -151,6 +154,7 @@ class DeviceDenseTest : public testing::Test {
   std::unique_ptr<KernelMachine> machine_;
   std::vector<Device*> devices_;
   std::vector<float> seen_;
+  bool with_tokens_ = true;
 };
 
 TEST_F(DeviceDenseTest, AnyNumberOfDevicesHasTheBitsOfOne) {
@@ -209,29 +213,145 @@ TEST_F(DeviceDenseTest, AnyNumberOfDevicesHasTheBitsOfOne) {
   }
 }
 
+// A library in the place of cuBLAS where there is none: our own products in another order.
+class VectorGemm : public cuda::Gemm {
+ public:
+  explicit VectorGemm(const cuda::Kernels& kernels) : kernels_(kernels) {}
+  LaunchResult Product(const cuda::ProductArgs& args, cuda::StreamHandle stream) override {
+    return kernels_.product(args, cuda::ProductPath::kVector, stream);
+  }
+
+ private:
+  const cuda::Kernels& kernels_;
+};
+
+// What it was asked, whoever does it. Emulated devices ask on threads of their own.
+std::atomic<int> g_made{0};
+std::atomic<int> g_products{0};
+std::atomic<int64_t> g_least_rows{0};
+const cuda::Kernels* g_kernels = nullptr;
+
+class CountingGemm : public cuda::Gemm {
+ public:
+  explicit CountingGemm(std::unique_ptr<cuda::Gemm> gemm) : gemm_(std::move(gemm)) {}
+  LaunchResult Product(const cuda::ProductArgs& args, cuda::StreamHandle stream) override {
+    ++g_products;
+    if (args.rows < g_least_rows) g_least_rows = args.rows;
+    return gemm_->Product(args, stream);
+  }
+
+ private:
+  const std::unique_ptr<cuda::Gemm> gemm_;
+};
+
+std::unique_ptr<cuda::Gemm> MakeCountingGemm(Stream& stream, const DeviceSpan& workspace) {
+  ++g_made;
+  if (stream.device().kind() == DeviceKind::kCuda && cuda::WhyNoCublas().empty()) {
+    return std::make_unique<CountingGemm>(cuda::MakeCublas(stream, workspace));
+  }
+  return std::make_unique<CountingGemm>(std::make_unique<VectorGemm>(*g_kernels));
+}
+
 // What it takes is what it says; one device takes more when it captures whole steps.
 TEST_F(DeviceDenseTest, MemoryIsAccounted) {
   const ModelConfig config = OddModel();
   const ModelWeights weights = Weights(config, WeightType::kBf16);
-  for (const int devices : {1, 3}) {
-    UseDevices(devices);
+  for (const auto& [devices, library] : {std::pair(1, false), {3, false}, {1, true}, {3, true}}) {
+    UseDevices(devices, uint64_t{64} << 20);
     if (machine_ == nullptr) return;
+    g_kernels = &machine_->kernels();
+    ModelLimits limits = Limits();
+    limits.gemm_library = library;
     const DeviceDense dense(devices_, machine_->kernels(), config, WeightType::kBf16, weights,
-                            Limits());
+                            limits, DeviceDenseOptions{.make_gemm = MakeCountingGemm});
     uint64_t kv_bytes = 0;
     for (int d = 0; d < devices; ++d) {
-      kv_bytes += DeviceDense::KvBytes(config, Limits(), devices, d);
-      const uint64_t steps = devices == 1 ? StepExperts::DeviceBytes(config, Limits()) : 0;
-      EXPECT_EQ(
-          devices_[static_cast<size_t>(d)]->used_bytes() + steps,
-          RoundUp(DeviceDense::WeightBytes(config, WeightType::kBf16, devices, d),
-                  Device::kAlignment) +
-              RoundUp(DeviceDense::KvBytes(config, Limits(), devices, d), Device::kAlignment) +
-              DeviceDense::WorkspaceBytes(config, Limits(), devices, d))
+      kv_bytes += DeviceDense::KvBytes(config, limits, devices, d);
+      const uint64_t steps = devices == 1 ? StepExperts::DeviceBytes(config, limits) : 0;
+      EXPECT_EQ(devices_[static_cast<size_t>(d)]->used_bytes() + steps,
+                RoundUp(DeviceDense::WeightBytes(config, WeightType::kBf16, devices, d),
+                        Device::kAlignment) +
+                    RoundUp(DeviceDense::KvBytes(config, limits, devices, d), Device::kAlignment) +
+                    DeviceDense::WorkspaceBytes(config, limits, devices, d))
           << d << " of " << devices;
     }
     EXPECT_EQ(kv_bytes, Model::KvBlockBytes(config, WeightType::kBf16) *
                             static_cast<uint64_t>(Limits().num_kv_blocks));
+  }
+}
+
+// A prompt of many rows, a step of few, and decode steps of 64 sequences, which one device
+// captures. What a library multiplies is within the class's tolerance, but where it tips the choice
+// of an expert; the exact class asks for none. Compiled for the host, where 64 rows take long, the
+// prompts only.
+TEST_F(DeviceDenseTest, ALibraryMultipliesManyRows) {
+  ModelConfig config = OddModel();
+  config.layers.resize(2);
+  ModelLimits limits = Limits();
+  limits.max_batch_tokens = limits.max_logit_rows = limits.max_sequences = 64;
+  limits.num_kv_blocks = 80;
+  const std::vector<int32_t> prompt_blocks = {70, 71, 72, 73};
+  std::vector<int32_t> blocks(64);
+  std::iota(blocks.begin(), blocks.end(), 0);
+  std::vector<int32_t> tokens(64);
+  for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>((i * 37 + 5) % 171);
+  with_tokens_ = false;
+  for (const auto& [type, devices] : {std::pair(WeightType::kBf16, 1), {WeightType::kInt8, 2}}) {
+    SCOPED_TRACE(testing::Message() << WeightTypeName(type) << ", " << devices << " devices");
+    const ModelWeights weights = Weights(config, type);
+    const ExpertLayout layout = MakeCpuExpertLayout(config, type);
+    UseDevices(devices, uint64_t{64} << 20);
+    if (machine_ == nullptr) return;
+    const bool decodes = devices_.front()->kind() == DeviceKind::kCuda;
+    if (!decodes && devices > 1) continue;
+    g_kernels = &machine_->kernels();
+    std::vector<float> exact;
+    for (const bool library : {false, true}) {
+      limits.gemm_library = library;
+      g_made = g_products = 0;
+      g_least_rows = 1000;
+      DeviceDense dense(devices_, machine_->kernels(), config, type, weights, limits,
+                        DeviceDenseOptions{.make_gemm = MakeCountingGemm});
+      DeviceOperator experts(*devices_.front(), machine_->kernels(), layout, config,
+                             limits.max_batch_tokens);
+      seen_.clear();
+      const auto prompt = [&](int64_t rows) {
+        const std::vector<SequenceSlice> slices = {
+            {.first_row = 0, .num_tokens = rows, .start_position = 0, .blocks = prompt_blocks}};
+        const int before = g_products;
+        Step(dense, experts, config, {std::span(tokens).first(static_cast<size_t>(rows)), slices});
+        return g_products - before;
+      };
+      EXPECT_EQ(prompt(64) > 0, library);
+      EXPECT_EQ(prompt(5), 0);
+      const int of_prompts = g_products;
+      for (int64_t step = 0; step < (decodes ? 2 : 0); ++step) {
+        std::vector<SequenceSlice> slices(tokens.size());
+        for (size_t s = 0; s < slices.size(); ++s) {
+          slices[s] = {.first_row = static_cast<int64_t>(s),
+                       .num_tokens = 1,
+                       .start_position = step,
+                       .blocks = std::span(blocks).subspan(s, 1)};
+        }
+        Step(dense, experts, config, {tokens, slices});
+      }
+      EXPECT_EQ(dense.captured() > 0, decodes && devices == 1);
+      EXPECT_EQ(g_products > of_prompts, decodes && library);
+      EXPECT_EQ(g_made, library ? devices : 0);
+      if (!library) {
+        exact = seen_;
+        continue;
+      }
+      EXPECT_GE(g_least_rows, cuda::Gemm::kLeastRows);
+      ASSERT_EQ(seen_.size(), exact.size());
+      double squares = 0;
+      for (const float value : exact) squares += static_cast<double>(value) * value;
+      const double near = 0x1p-6 * std::sqrt(squares / static_cast<double>(exact.size()));
+      size_t far_away = 0;
+      for (size_t i = 0; i < exact.size(); ++i) far_away += !(std::abs(seen_[i] - exact[i]) < near);
+      EXPECT_LT(far_away, exact.size() / 10);
+      EXPECT_FALSE(seen_ == exact);
+    }
   }
 }
 

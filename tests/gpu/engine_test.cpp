@@ -10,6 +10,7 @@
 
 #include "core/base/metrics.h"
 #include "core/base/units.h"
+#include "kernels/cuda/gemm.h"
 #include "serving/online/create_engine.h"
 #include "serving/online/engine_devices.h"
 #include "serving/online/part_options.h"
@@ -400,6 +401,48 @@ TEST_P(CudaDenseTest, GreedyTokensAreTheSameWithAndWithoutLogits) {
   });
   EXPECT_EQ(biased->Ids(), std::vector<int32_t>(6, 7));
   EXPECT_NE(plain->Ids(), biased->Ids());
+}
+
+// A prompt of 64 rows or more by a library: the workspace is in the ledger, and what is generated
+// is as probable as by our own kernels.
+TEST_P(CudaDenseTest, CublasMultipliesAPrompt) {
+  const std::string why = options_.devices.kind == DeviceKind::kCuda
+                              ? cuda::WhyNoCublas()
+                              : "--gpu-gemm cublas: only CUDA devices have it";
+  options_.exact_numerics = false;
+  options_.max_num_batched_tokens = 96;
+  if (!why.empty()) {
+    options_.devices.cublas = true;
+    EXPECT_NE(Refusal(options_, ErrorKind::kUnsupported).find(why), std::string::npos);
+    GTEST_SKIP() << "SKIPPED: " << why;
+  }
+  const uint64_t without = Fixed();
+  const auto ask = [&] {
+    MetricsRegistry metrics;
+    const auto engine = CreateEngine(options_, metrics);
+    std::vector<int32_t> prompt(70);
+    for (size_t i = 0; i < prompt.size(); ++i) {
+      prompt[i] = static_cast<int32_t>((i * 37) % 1000 + 5);
+    }
+    EngineRequest request = Greedy(std::move(prompt), 1);
+    request.ignore_eos = true;
+    request.logprobs = 1;
+    auto sink = SubmitOne(*engine, std::move(request));
+    sink->Wait();
+    EXPECT_EQ(sink->error, "");
+    return sink->tokens.at(0).top.at(0).logprob;
+  };
+  const float ours = ask();
+  options_.devices.cublas = true;
+  EXPECT_GE(Fixed(), without + (uint64_t{32} << 20));
+  EXPECT_NEAR(ask(), ours, 0.05);
+  options_.exact_numerics = true;
+  EXPECT_NE(Refusal(options_, ErrorKind::kInvalidArgument).find("--numerics fast"),
+            std::string::npos);
+  options_.exact_numerics = false;
+  options_.devices.dense = DenseMode::kOff;
+  EXPECT_NE(Refusal(options_, ErrorKind::kInvalidArgument).find("--gpu-dense off"),
+            std::string::npos);
 }
 
 TEST_P(CudaDenseTest, WhatItCannotDoIsRefused) {

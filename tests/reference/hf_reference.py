@@ -144,7 +144,8 @@ def _logit_routing(logits: torch.Tensor, config) -> tuple[torch.Tensor, torch.Te
 
 def chooses_with_scores(model) -> bool:
     """Families whose gate returns what it chose, in any order, and whose models do not pass on its logits."""
-    return model.config.model_type in ("glm4_moe", "glm4_moe_lite", "deepseek_v2", "deepseek_v3")
+    return model.config.model_type in (
+        "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "deepseek_v2", "deepseek_v3", "deepseek_v32")
 
 
 def run(model, ids: list[int], cache=None, use_cache: bool = False) -> Trace:

@@ -34,13 +34,15 @@ STEPS = 16
 MIN_MARGIN = 0.02  # between the best two logits at every greedy step
 MIN_ROUTER_GAP = 2e-4  # probability, over all tokens of prompt and continuation
 MIN_DISTINCT = 6  # different ids in a greedy continuation
-LATENT_KINDS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
+INDEXED_KINDS = ("deepseek_v32", "glm_moe_dsa")
+LATENT_KINDS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", *INDEXED_KINDS)
 # Of fixtures that were made beside others with the same numbers.
 OWN_SEEDS = {
     "deepseek_v2_bf16_lite": 19, "deepseek_v2_fp32_groups": 20, "deepseek_v3_bf16_groups": 21, "deepseek_v3_fp32_halves": 22,
     "glm4_moe_lite_bf16": 23, "deepseek_v3_fp8": 24, "minimax_m2_fp8": 25, "glm4_moe_fp8": 26,
     "kimi_k2_int4": 27, "kimi_k25_int4": 28, "kimi_k25_int4_wide": 29,
     "qwen3_5_moe_text_bf16": 30, "ernie4_5_moe_bf16": 31, "ernie4_5_moe_fp32_odd": 32, "ernie4_5_moe_bf16_every_other": 33,
+    "deepseek_v32_bf16": 36, "glm_moe_dsa_bf16_shared": 35,
 }
 MIN_EFFECT = 0.05  # how much a listed configuration change must move some logit
 
@@ -274,6 +276,35 @@ def glm4_moe_lite(**changes) -> dict:
         "topk_group": 1,
         "topk_method": "noaux_tc",
         "torch_dtype": "bfloat16",
+    } | changes
+
+
+def indexed(kind: str, **changes) -> dict:
+    """DeepSeek-V3.2 and GLM-5, whose indexers choose every position of prompts up to index_topk."""
+    return {
+        "architectures": [{"deepseek_v32": "DeepseekV32ForCausalLM", "glm_moe_dsa": "GlmMoeDsaForCausalLM"}[kind]],
+        "model_type": kind,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "hidden_act": "silu",
+        "index_head_dim": 16,
+        "index_n_heads": 2,
+        "index_topk": 512,
+        "initializer_range": 0.02,
+        "max_position_embeddings": 1024,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "num_nextn_predict_layers": 1,
+        "rms_norm_eps": 1e-06 if kind == "deepseek_v32" else 1e-05,
+        "rope_theta": 10000 if kind == "deepseek_v32" else 1000000,
+        "routed_scaling_factor": 2.5,
+        "scoring_func": "sigmoid",
+        "tie_word_embeddings": False,
+        "topk_method": "noaux_tc",
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
     } | changes
 
 
@@ -862,6 +893,31 @@ FIXTURES: dict[str, tuple[dict, int | None, list[dict]]] = {
         None,
         [{"rope_theta": 100.0}],
     ),
+    # As DeepSeek-V3.2: yarn, groups, an indexer in each layer.
+    "deepseek_v32_bf16": (
+        indexed(
+            "deepseek_v32", vocab_size=160, hidden_size=64, num_hidden_layers=3, num_attention_heads=4,
+            num_key_value_heads=4, q_lora_rank=32, kv_lora_rank=48, qk_nope_head_dim=16, qk_rope_head_dim=8,
+            v_head_dim=16, intermediate_size=80, moe_intermediate_size=16, n_routed_experts=16, num_experts_per_tok=4,
+            n_group=4, topk_group=2, first_k_dense_replace=1,
+            rope_scaling=YARN_OF_DEEPSEEK | {"factor": 8, "mscale": 1.0, "mscale_all_dim": 1.0},
+        ),
+        None,
+        [{"n_group": 1, "topk_group": 1}, {"norm_topk_prob": False}, {"routed_scaling_factor": 1.0},
+         {"rope_scaling": None}],
+    ),
+    # As GLM-5.2: two layers of three use the choice of the one before.
+    "glm_moe_dsa_bf16_shared": (
+        indexed(
+            "glm_moe_dsa", vocab_size=160, hidden_size=64, num_hidden_layers=4, num_attention_heads=4,
+            num_key_value_heads=4, q_lora_rank=32, kv_lora_rank=24, qk_nope_head_dim=12, qk_rope_head_dim=8,
+            v_head_dim=20, intermediate_size=80, moe_intermediate_size=16, n_routed_experts=12, num_experts_per_tok=4,
+            n_group=1, topk_group=1, indexer_types=["full", "shared", "shared", "full"],
+            mlp_layer_types=["dense", "sparse", "sparse", "sparse"],
+        ),
+        None,
+        [{"norm_topk_prob": False}, {"routed_scaling_factor": 1.0}, {"rope_theta": 10000.0}],
+    ),
     # As GLM-4.7-Flash: values of heads wider than what is not rotated of a key, dense layers by a list.
     "glm4_moe_lite_bf16": (
         glm4_moe_lite(
@@ -1002,6 +1058,12 @@ def expected_tensors(config: dict, model) -> dict[str, tuple[int, ...]]:
             out[f"{attention}.kv_a_layernorm.weight"] = (c.kv_lora_rank,)
             out[f"{attention}.kv_b_proj.weight"] = (heads * (c.qk_nope_head_dim + c.v_head_dim), c.kv_lora_rank)
             out[f"{attention}.o_proj.weight"] = (h, heads * c.v_head_dim)
+            if kind in INDEXED_KINDS and (config.get("indexer_types") or ["full"] * (i + 1))[i] == "full":
+                indexer, heads = f"{attention}.indexer", c.index_n_heads
+                out[f"{indexer}.wq_b.weight"] = (heads * c.index_head_dim, c.q_lora_rank)
+                out[f"{indexer}.wk.weight"] = (c.index_head_dim, h)
+                out[f"{indexer}.k_norm.weight"] = out[f"{indexer}.k_norm.bias"] = (c.index_head_dim,)
+                out[f"{indexer}.weights_proj.weight"] = (heads, h)
             types = config.get("mlp_layer_types")
             if types[i] == "dense" if types else i < c.first_k_dense_replace:
                 mlp(f"{layer}.mlp", c.intermediate_size)

@@ -7,26 +7,6 @@
 namespace moesaic {
 namespace {
 
-// mlp_layer_types; without it the first layer alone is dense.
-std::vector<bool> ReadDenseLayers(const JsonFields& config, int64_t layers) {
-  std::vector<bool> dense(static_cast<size_t>(layers));
-  dense[0] = true;
-  if (config.Absent("mlp_layer_types")) return dense;
-  const nlohmann::json& types = *config.Find("mlp_layer_types");
-  if (!types.is_array() || types.size() != dense.size()) {
-    config.FailAt("mlp_layer_types",
-                  fmt::format("expected a list of num_hidden_layers, {}, names", layers));
-  }
-  for (size_t layer = 0; layer < dense.size(); ++layer) {
-    dense[layer] = types[layer] == "dense";
-    if (!dense[layer] && types[layer] != "sparse") {
-      config.FailAt("mlp_layer_types", fmt::format("layer {} is neither dense nor sparse", layer),
-                    ErrorKind::kUnsupported);
-    }
-  }
-  return dense;
-}
-
 void ReadGlm4MoeLite(const JsonFields& config, ModelConfig& model) {
   ReadModel(config,
             {.vocab_size = 154880,
@@ -49,7 +29,7 @@ void ReadGlm4MoeLite(const JsonFields& config, ModelConfig& model) {
   experts.expert = ReadMlp(config, "moe_intermediate_size", 1536);
   experts.shared = ReadSharedExperts(config, experts.expert, 1);
   const MlpSpec dense = ReadMlp(config, "intermediate_size", 10240);
-  for (const bool is_dense : ReadDenseLayers(config, layers)) {
+  for (const bool is_dense : ReadDenseLayers(config, layers, 1)) {
     model.layers.push_back(
         {model.final_norm, latent, is_dense ? LayerMlp(dense) : LayerMlp(experts)});
   }

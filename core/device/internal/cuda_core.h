@@ -71,7 +71,9 @@ class Core {
   int ordinal() const { return ordinal_; }
 
   // nullopt for cudaSuccess. A failure after which nothing on the device works loses the device.
-  std::optional<Error> Map(cudaError_t code, const char* call) EXCLUDES(mutex_);
+  // `why`: what is known of it beside the code.
+  std::optional<Error> Map(cudaError_t code, const char* call, const char* why = "")
+      EXCLUDES(mutex_);
   std::optional<Error> lost() const EXCLUDES(mutex_);
 
   // Null: the runtime has none left (`error` says why).

@@ -105,6 +105,38 @@ TEST(LatentConfigTest, DefaultsOfDeepseekV3) {
   EXPECT_EQ(V3(R"(, "num_nextn_predict_layers": 1)").prediction_layers, 1);
 }
 
+// All of DeepSeek-V3 but how far attention sees every position.
+TEST(LatentConfigTest, DefaultsOfDeepseekV32) {
+  const ModelConfig c = ParseOf("DeepseekV32", "");
+  EXPECT_EQ(c.num_layers(), 61);
+  EXPECT_EQ(c.num_sparse_layers(), 58);
+  EXPECT_EQ(c.max_position, 163840);
+  EXPECT_EQ(c.most_context, 2048);
+  EXPECT_EQ(V3().most_context, 0);
+  EXPECT_EQ(LatentOf(c).heads, 128);
+  EXPECT_EQ(LatentOf(c).q_rank, 1536);
+  EXPECT_EQ(c.dense_width(), 18432);
+  EXPECT_EQ(c.experts().router.groups_kept, 4);
+  EXPECT_EQ(ParseOf("DeepseekV32", R"(, "index_topk": 64)").most_context, 64);
+  Refusal("DeepseekV32", R"(, "index_topk": 0)", ErrorKind::kCorrupt);
+  Refusal("DeepseekV32", R"(, "mlp_layer_types": ["dense"])", ErrorKind::kCorrupt);
+}
+
+TEST(LatentConfigTest, DefaultsOfGlm5) {
+  const ModelConfig c = ParseOf("GlmMoeDsa", "");
+  EXPECT_EQ(c.model_type, "glm_moe_dsa");
+  EXPECT_EQ(c.num_layers(), 78);
+  EXPECT_EQ(c.num_sparse_layers(), 75);
+  EXPECT_EQ(c.hidden_size, 6144);
+  EXPECT_EQ(c.most_context, 2048);
+  EXPECT_EQ(LatentOf(c).value_dim, 256);
+  EXPECT_EQ(LatentOf(c).q_rank, 2048);
+  EXPECT_EQ(c.final_norm.eps, 1e-5);
+  EXPECT_EQ(c.experts().router.num_groups, 1);
+  EXPECT_EQ(c.experts().router.scale, 2.5);
+  EXPECT_EQ(ParseOf("GlmMoeDsa", R"(, "first_k_dense_replace": 1)").num_sparse_layers(), 77);
+}
+
 TEST(LatentConfigTest, KimiK2IsDeepseekV3UnderAnotherName) {
   const ModelConfig c = V3(R"(, "model_type": "kimi_k2", "n_group": 1, "topk_group": 1)");
   EXPECT_EQ(c.experts().router.num_groups, 1);

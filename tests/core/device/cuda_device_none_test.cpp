@@ -5,6 +5,7 @@
 
 #include "core/device/cuda_device.h"
 #include "core/device/nccl_collective.h"
+#include "kernels/cuda/gemm.h"
 
 namespace moesaic {
 namespace {
@@ -37,6 +38,10 @@ TEST(NoCudaTest, NcclIsAClearError) {
     EXPECT_EQ(error.kind(), ErrorKind::kUnsupported);
     EXPECT_NE(std::string(error.what()).find("peer copies"), std::string::npos);
   }
+}
+
+TEST(NoCudaTest, CublasIsNotThere) {
+  EXPECT_NE(cuda::WhyNoCublas().find("without cuBLAS"), std::string::npos);
 }
 
 }  // namespace

@@ -104,9 +104,11 @@ TEST(SettingsTest, AFileWithEverySettingMeansWhatItDid) {
   EXPECT_EQ(devices.gpu_memory.BytesOf(0), uint64_t{16} << 30);
   EXPECT_EQ(devices.dense, DenseMode::kOff);
   EXPECT_TRUE(devices.nccl);
+  EXPECT_TRUE(devices.cublas);
   EXPECT_EQ(devices.miss, MissMode::kHost);
   EXPECT_DOUBLE_EQ(devices.emulated_link.bytes_per_s, 5e8);
   EXPECT_DOUBLE_EQ(devices.emulated_link.latency_us, 2.25);
+  EXPECT_EQ(devices.emulated_loss_at_copy, 9);
 
   const ServerOptions& server = s.settings.server;
   EXPECT_EQ(server.host, "0.0.0.0");

@@ -9,6 +9,7 @@
 #include "core/base/metrics.h"
 #include "serving/online/create_engine.h"
 #include "serving/text/tokenizer.h"
+#include "tests/core/base/caught.h"
 #include "tests/serving/online/engine_harness.h"
 #include "tests/serving/startup/made_up_machine.h"
 
@@ -35,6 +36,21 @@ TEST(ResolveEngineTest, GivesWhatAnEngineStartsWith) {
   const auto engine = CreateEngine(std::move(setup), metrics);
   const std::vector<int32_t> prompt = engine->tokenizer().Encode("The old man");
   EXPECT_EQ(SubmitOne(*engine, Greedy(prompt, 4))->Wait().tokens.size(), 4u);
+}
+
+// Models whose attention chooses positions are served as long as it would choose all of them.
+TEST(ResolveEngineTest, AnIndexerBoundsTheContext) {
+  EngineOptions asked = AskedOfEngine();
+  asked.model = std::string(MOESAIC_TEST_DATA_DIR) + "/models/deepseek_v32_bf16";
+  asked.max_model_len = 0;
+  EXPECT_EQ(ResolveEngine(asked, MadeUpMachine()).plan.max_context_tokens, 512);
+  asked.max_model_len = 512;
+  EXPECT_EQ(ResolveEngine(asked, MadeUpMachine()).plan.max_context_tokens, 512);
+  asked.max_model_len = 513;
+  const Error error = Caught([&] { ResolveEngine(asked, MadeUpMachine()); });
+  EXPECT_EQ(error.kind(), ErrorKind::kUnsupported);
+  EXPECT_NE(std::string(error.what()).find("513 is more than 512"), std::string::npos)
+      << error.what();
 }
 
 // The sample model is too small to say anything of a disk: its reading stays open without a

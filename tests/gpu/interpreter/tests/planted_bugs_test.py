@@ -42,6 +42,8 @@ BUGS = {
         "products.cu", "CudaProductTest.*", RACE,
         [("partials[warp][quarter * 4 + o] = sum[o];\n  }\n  __syncthreads();",
           "partials[warp][quarter * 4 + o] = sum[o];\n  }\n")]),
+    "no-barrier-before-rows-are-written": (
+        "unpack.cu", "CudaUnpackTest.*", RACE, [("  }\n  __syncthreads();\n", "  }\n")]),
     "a-matrix-product-of-some-lanes": (
         "attention.cu", "CudaAttentionTest.*", "an instruction of the whole warp, but thread",
         [("    const int key_block = first /",
