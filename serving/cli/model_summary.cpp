@@ -15,6 +15,7 @@
 #include "serving/model/model.h"
 #include "serving/model/tied_head.h"
 #include "serving/model/weights.h"
+#include "serving/online/kv_plan.h"
 
 namespace moesaic {
 namespace {
@@ -136,7 +137,10 @@ ModelSummary SummariseModel(const EngineOptions& options) {
   model.slot_bytes = layout.slot_bytes;
   model.dense_bytes = ModelWeights::Bytes(c, type);
   model.state_bytes = Model::StateSlotBytes(c);
-  model.kv_bytes_per_token = Model::KvBlockBytes(c, ChooseKvType(options)) / kKvBlockTokens;
+  model.kv_bytes_per_token = Model::KvBytesOfAllLayers(c, ChooseKvType(options)) / kKvBlockTokens;
+  model.kv_context_bytes = static_cast<uint64_t>(KvNeedsOf(c).Most(
+                               c.longest_context(), options.max_num_batched_tokens)) *
+                           Model::KvBlockBytes(c, ChooseKvType(options));
   return model;
 }
 
@@ -191,10 +195,9 @@ std::string ModelSummaryText(const ModelSummary& model) {
       {"one token's experts",
        FormatBytes(static_cast<uint64_t>(c.num_sparse_layers() * c.top_k()) * model.slot_bytes),
        "what one decode step computes with"});
-  sizes.Add({"keys and values", FormatBytes(model.kv_bytes_per_token),
-             fmt::format("per token; {} for a whole context",
-                         FormatBytes(model.kv_bytes_per_token *
-                                     static_cast<uint64_t>(c.longest_context())))});
+  sizes.Add(
+      {"keys and values", FormatBytes(model.kv_bytes_per_token),
+       fmt::format("per token; {} for a whole context", FormatBytes(model.kv_context_bytes))});
   if (model.state_bytes > 0) {
     sizes.Add(
         {"recurrent state", FormatBytes(model.state_bytes), "per sequence, whatever its length"});

@@ -5,7 +5,9 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "core/base/check.h"
 #include "core/base/error.h"
+#include "core/config/kv_groups.h"
 #include "kernels/cpu/isas.h"
 #include "serving/model/device_dense.h"
 #include "serving/model/expert_sources.h"
@@ -65,7 +67,7 @@ ModelHarness::ModelHarness(const std::filesystem::path& model_dir, const Harness
   ModelLimits limits;
   limits.max_batch_tokens = options.max_batch_tokens;
   limits.max_context_tokens = options.max_context_tokens;
-  limits.num_kv_blocks = options.kv_blocks;
+  limits.num_kv_blocks = options.kv_blocks * static_cast<int64_t>(KvGroupsOf(config_).count());
   limits.max_logit_rows =
       options.max_logit_rows > 0 ? options.max_logit_rows : options.max_batch_tokens;
   limits.kv_type = options.kv_type;
