@@ -182,7 +182,9 @@ std::string ModelSummaryText(const ModelSummary& model) {
                                  Percent(model.active_parameters, model.total_parameters))});
   out += architecture.Render();
 
-  out += fmt::format("\nSizes in memory ({})\n", model.weight_type);
+  const bool coded = model.weight_type == WeightTypeName(WeightType::kBf16Coded);
+  out += fmt::format("\nSizes in memory ({})\n",
+                     coded ? "bf16 in 12 bits, lossless, where that fits" : model.weight_type);
   const uint64_t all_experts_bytes = model.num_experts() * model.slot_bytes;
   TextTable sizes("<><");
   sizes.Add({"dense weights", FormatBytes(model.dense_bytes), "always in memory"});

@@ -54,7 +54,7 @@ KvStoreShape KvStoreShapeOf(const EngineOptions& options, const ModelFiles& file
       "{}; "
       "dense on {}; deferred {}",
       kBitsVersion, config.model_type, files.tensors->Fingerprint(), ConfigHash(options),
-      WeightTypeName(weight_type), WeightTypeName(kv_type),
+      WeightTypeName(SameBitsAs(weight_type)), WeightTypeName(kv_type),
       NumericsClassName(files.kernels->numerics), on_gpus ? "cuda" : "host",
       dense_devices > 0 ? "cuda" : "host", options.defer_experts);
   if (config.rope().kind == RopeKind::kDynamicNtk) {

@@ -9,6 +9,7 @@
 #include "core/base/error.h"
 #include "core/config/kv_groups.h"
 #include "kernels/cpu/isas.h"
+#include "serving/model/coded_weights.h"
 #include "serving/model/device_dense.h"
 #include "serving/model/expert_sources.h"
 #include "serving/model/host_dense.h"
@@ -37,6 +38,10 @@ ModelHarness::ModelHarness(const std::filesystem::path& model_dir, const Harness
   checkpoint_tensors_ = MakeCheckpointTensorSource(*checkpoint_);
   if (options.change_config) options.change_config(config_);
   if (options.wrap_tensors) tensors_ = options.wrap_tensors(*checkpoint_tensors_);
+  if (options.weight_type == WeightType::kBf16Coded) {
+    FindUncodedTensors(tensors(), kernels, pool_, config_);
+    config_.coded_experts = ExpertsCanBeCoded(config_, tensors(), kernels, pool_);
+  }
   if (options.expert_store.empty()) {
     experts_ = MakeCheckpointExpertSource(config_, options.weight_type, *checkpoint_, kernels);
   } else {
