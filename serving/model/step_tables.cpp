@@ -57,6 +57,7 @@ void StepTables::Fill(const ForwardBatch& batch, const ModelLimits& limits) {
       for (int64_t position = slice.start_position; position < end; ++position) {
         const int32_t block =
             BlockOf(slice, g, groups.size(), static_cast<size_t>(position / cuda::kBlockTokens));
+        CHECK_LT(block, limits.num_kv_blocks);
         groups[g].slots.push_back(block * static_cast<int32_t>(cuda::kBlockTokens) +
                                   static_cast<int32_t>(position % cuda::kBlockTokens));
       }

@@ -13,6 +13,7 @@
 
 #include "core/base/error.h"
 #include "core/base/units.h"
+#include "core/config/kv_groups.h"
 #include "kernels/cuda/gemm.h"
 #include "serving/model/device_operator.h"
 #include "serving/model/expert_sources.h"
@@ -289,7 +290,7 @@ TEST_F(DeviceDenseTest, ALibraryMultipliesManyRows) {
   config.layers.resize(2);
   ModelLimits limits = Limits();
   limits.max_batch_tokens = limits.max_logit_rows = limits.max_sequences = 64;
-  limits.num_kv_blocks = 80;
+  limits.num_kv_blocks = 80 * static_cast<int64_t>(KvGroupsOf(config).count());
   const std::vector<int32_t> prompt_blocks = {70, 71, 72, 73};
   std::vector<int32_t> blocks(64);
   std::iota(blocks.begin(), blocks.end(), 0);
