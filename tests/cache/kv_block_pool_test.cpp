@@ -19,6 +19,7 @@ using Tokens = std::vector<int32_t>;
 TEST(KvBlockPoolTest, HandsOutEachBlockOnce) {
   KvBlockPool pool(3, 4);
   std::vector<int32_t> blocks;
+  blocks.reserve(3);
   for (int i = 0; i < 3; ++i) blocks.push_back(pool.Allocate().value());
   std::sort(blocks.begin(), blocks.end());
   EXPECT_EQ(blocks, (std::vector<int32_t>{0, 1, 2}));
@@ -100,6 +101,7 @@ TEST(KvBlockPoolTest, FreeSealedBlocksCanBeRevived) {
 TEST(KvBlockPoolTest, EmptyBlocksGoFirstThenTheLongestUnusedSealedOnes) {
   KvBlockPool pool(4, 1);
   std::vector<int32_t> blocks;
+  blocks.reserve(4);
   for (int i = 0; i < 4; ++i) blocks.push_back(pool.Allocate().value());
   for (int i = 0; i < 3; ++i) {
     pool.Seal(blocks[static_cast<size_t>(i)], kEmptyPrefix, Tokens{i});
@@ -253,11 +255,12 @@ TEST(KvBlockPoolTest, AdoptsWhatAnotherPoolHeld) {
   EXPECT_TRUE(pool.Adopt(2, 70, kEmptyPrefix, a));
   EXPECT_TRUE(pool.Adopt(0, 90, 70, b));
   EXPECT_FALSE(pool.Adopt(1, 95, 70, b));
-  pool.SkipTo(100);
   EXPECT_EQ(pool.cached_blocks(), 2);
   EXPECT_EQ(pool.Lookup(70, b)->prefix, 90u);
   EXPECT_EQ(pool.tokens(0)[1], 4);
-  EXPECT_EQ(*pool.Allocate(), 1);  // empty ones first, then those that were adopted first
+  EXPECT_EQ(*pool.Allocate(), 1);       // empty ones first, then those that were adopted first
+  EXPECT_EQ(pool.Seal(1, 90, b), 91u);  // behind the numbers that were adopted
+  pool.SkipTo(100);
   EXPECT_EQ(*pool.Allocate(), 3);
   EXPECT_EQ(pool.Seal(3, 90, a), 101u);
   EXPECT_EQ(*pool.Allocate(), 2);

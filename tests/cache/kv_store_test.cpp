@@ -124,6 +124,11 @@ class KvStoreTest : public testing::Test {
     }
     return {};
   }
+  int64_t CountFiles(const char* extension) const {
+    const fs::directory_iterator files(place_.path() / "store");
+    return std::count_if(begin(files), end(files),
+                         [&](const auto& file) { return file.path().extension() == extension; });
+  }
   void Damage(const char* extension, uint64_t offset) {
     std::fstream file(FileOf(extension), std::ios::in | std::ios::out | std::ios::binary);
     file.seekg(static_cast<std::streamoff>(offset));
@@ -144,6 +149,8 @@ class FailingCalls : public FileCalls {
   std::atomic<int> fail_writes{0};  // with this errno
   std::atomic<int> fail_reads{0};
   std::atomic<int64_t> writes_left{INT64_MAX};  // before the process is "killed"
+  std::atomic<bool> hold_reads{false};          // as a slow disk does
+  std::atomic<bool> holds{false};               // one of them
 
   ssize_t Write(int fd, const void* from, size_t bytes) override {
     if (const int error = fail_writes.load(); error != 0) {
@@ -157,6 +164,10 @@ class FailingCalls : public FileCalls {
     return FileCalls::Write(fd, from, bytes);
   }
   ssize_t Pread(int fd, void* to, size_t bytes, off_t offset) override {
+    while (hold_reads.load()) {
+      holds.store(true);
+      std::this_thread::yield();
+    }
     if (const int error = fail_reads.load(); error != 0) {
       errno = error;
       return -1;
@@ -368,6 +379,27 @@ TEST_F(KvStoreTest, ReadsStop) {
   EXPECT_GT(progress_.load(), 0);
 }
 
+// Stop returns when the disk has given the block that is being read, and not before: the caller
+// gives the memory back that it goes to.
+TEST_F(KvStoreTest, StopWaitsForTheBlockThatIsBeingRead) {
+  FailingCalls calls;
+  const auto tokens = Tokens(1, 2);
+  const auto store = Open(64, calls);
+  WriteAll(*store, tokens);
+  while (store->counters().blocks_written < 2) std::this_thread::yield();
+  calls.hold_reads.store(true);
+  const KvStore::ReadId read =
+      store->Read(kEmptyPrefix, tokens, std::vector<int32_t>{0, 0, 1, 1}, {});
+  while (!calls.holds.load()) std::this_thread::yield();
+  std::thread disk([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    calls.hold_reads.store(false);
+  });
+  store->Stop(read);
+  EXPECT_FALSE(calls.hold_reads.load());
+  disk.join();
+}
+
 TEST_F(KvStoreTest, WhatOtherModelsHaveLeftMakesRoom) {
   WriteAll(*Open(8, FileCalls::System(), "old"), Tokens(1, 6));
   {
@@ -380,9 +412,20 @@ TEST_F(KvStoreTest, WhatOtherModelsHaveLeftMakesRoom) {
     const auto open = Open(8, FileCalls::System(), "old");  // in use: it stays
     WriteAll(*Open(8, FileCalls::System(), "new"), Tokens(2, 8));
     EXPECT_EQ(ReadAll(*open, Tokens(1, 6)), 6);
+    EXPECT_EQ(CountFiles(".blocks"), 2);
   }
   WriteAll(*Open(8, FileCalls::System(), "third"), Tokens(3, 8));
   EXPECT_TRUE(Open(8, FileCalls::System(), "old")->Find(Tokens(1, 6)).empty());
+}
+
+TEST_F(KvStoreTest, OfOtherModelsTheOldestLeavesFirst) {
+  WriteAll(*Open(8, FileCalls::System(), "older"), Tokens(1, 3));
+  const fs::path older = FileOf(".blocks");
+  WriteAll(*Open(8, FileCalls::System(), "newer"), Tokens(2, 3));
+  fs::last_write_time(older, fs::last_write_time(older) - std::chrono::hours(1));
+  WriteAll(*Open(8, FileCalls::System(), "third"), Tokens(3, 4));
+  EXPECT_FALSE(fs::exists(older));
+  EXPECT_EQ(CountFiles(".blocks"), 2);
 }
 
 TEST_F(KvStoreTest, OnlyAStoreOrAnEmptyDirectoryIsTaken) {

@@ -69,6 +69,20 @@ TEST(StateSlotsTest, WhatAStepLeavesOnTheWayIsFound) {
   EXPECT_EQ(slots.free_slots(), 3);
 }
 
+// Two sequences of one step: the room that the first one was promised is not the second one's.
+TEST(StateSlotsTest, ReservedRoomIsTaken) {
+  StateSlots slots(4, 1);
+  SequenceState a;
+  SequenceState b;
+  slots.Open(a);
+  slots.Open(b);
+  ASSERT_TRUE(slots.Reserve(a, 16));
+  EXPECT_FALSE(slots.Reserve(b, 16));
+  slots.Keep(a, 7);
+  EXPECT_TRUE(slots.Reserve(b, 16));  // in the place of the state that was kept
+  EXPECT_FALSE(slots.Has(7));
+}
+
 TEST(StateSlotsTest, AStateIsKeptWithoutACopy) {
   StateSlots slots(4, 2);
   SequenceState a;

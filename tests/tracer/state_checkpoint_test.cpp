@@ -140,6 +140,8 @@ TEST(StateCheckpointTest, RefusedFilesAreKept) {
   flipped[good.size() - 3] = static_cast<char>(flipped[good.size() - 3] ^ 1);
   std::string newer = good;
   newer[1 + 1 + 13] = 2;  // the format's version
+  std::string older = good;
+  older[1 + 1 + 13] = 0;
   struct Case {
     std::string content;
     const char* reason;
@@ -147,7 +149,8 @@ TEST(StateCheckpointTest, RefusedFilesAreKept) {
   const std::vector<Case> cases = {{good.substr(0, good.size() / 2), "not a whole"},
                                    {flipped, "checksum"},
                                    {good + "x", "follow"},
-                                   {newer, "version 2"}};
+                                   {newer, "version 2"},
+                                   {older, "version 0"}};
   int rejected = 0;
   for (const Case& c : cases) {
     for (const bool load_first : {true, false}) {

@@ -54,12 +54,19 @@ TEST_P(W4A16KernelTest, ValuesGoToTheNearestOfTheLargestMagnitudesGroup) {
 }
 
 TEST_P(W4A16KernelTest, GroupsOfNoNumberAndOfZeros) {
-  for (const float bad :
-       {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
-    std::vector<float> values = random_.Normals(3 * 64);
+  std::vector<float> values = random_.Normals(3 * 64);
+  std::vector<std::byte> before;
+  // With values whose scale is zero.
+  for (const auto& [bad, tiny] : {std::pair(std::numeric_limits<float>::quiet_NaN(), 1e-45f),
+                                  {-std::numeric_limits<float>::infinity(), -0.0f}}) {
     values[64 + 40] = bad;
-    std::fill_n(values.begin() + 128, 32, 1e-45f);  // whose scale is zero
+    std::fill_n(values.begin() + 128, 32, tiny);
     const Weights packed(kernels_, values, 3, 64, WeightType::kW4A16);
+    const std::byte* const first = packed.memory.data();
+    const std::vector<std::byte> bytes(first,
+                                       first + PackedMatrix::Bytes(WeightType::kW4A16, 3, 64));
+    EXPECT_TRUE(before.empty() || bytes == before);
+    before = bytes;
     for (size_t i = 0; i < values.size(); ++i) {
       EXPECT_EQ(std::isnan(packed.values[i]), i / 32 == 3) << i;
       if (i / 32 == 4) {

@@ -115,6 +115,18 @@ TEST(TransferQueueTest, UpdateReorders) {
   EXPECT_EQ(Drain(queue), (std::vector<ExpertIndex>{2, 0, 4, 3, 1, 5}));
 }
 
+// The last of a queue takes the place of one that leaves, and is not always behind those above it.
+TEST(TransferQueueTest, WhoTakesAPlaceMayStandBeforeOthers) {
+  TransferQueue queue(7, 4, 2, 0);
+  const std::vector<float> priorities = {0, 2, 6, 1, 3, 5, 4};
+  for (ExpertIndex e = 0; e < 7; ++e) {
+    queue.Add(e, 1, kPrefetch, priorities[static_cast<size_t>(e)], 0);
+  }
+  EXPECT_EQ(queue.Cancel(0), TransferState::kCancelled);
+  queue.Remove(0);
+  EXPECT_EQ(Drain(queue), (std::vector<ExpertIndex>{2, 5, 6, 4, 1, 3}));
+}
+
 TEST(TransferQueueTest, AnUrgentTransferOvertakesAndProgressIsKept) {
   TransferQueue queue(10, 2, 4, 0);
   queue.Add(0, 4, kPrefetch, 0.9f, 0);

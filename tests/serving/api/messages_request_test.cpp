@@ -109,6 +109,18 @@ TEST(MessagesRequestTest, ToolsInAndOut) {
   EXPECT_EQ(DumpJson(messages[5]), R"({"role":"user","content":"and?"})");
 }
 
+TEST(MessagesRequestTest, TextBeforeResults) {
+  const Json messages = Messages(R"([
+      {"role":"assistant","content":[{"type":"tool_use","id":"t1","name":"weather","input":{}}]},
+      {"role":"user","content":[{"type":"text","text":"look"},{"type":"text","text":"here"},
+         {"type":"tool_result","tool_use_id":"t1","content":"sun"},
+         {"type":"text","text":"and?"}]}])");
+  ASSERT_EQ(messages.size(), 4u);
+  EXPECT_EQ(DumpJson(messages[1]), R"({"role":"user","content":"look\nhere"})");
+  EXPECT_EQ(messages[2]["content"], "sun");
+  EXPECT_EQ(DumpJson(messages[3]), R"({"role":"user","content":"and?"})");
+}
+
 TEST(MessagesRequestTest, Tools) {
   const ChatInput chat = ParseMessagesRequest(Body(kHi, R"(,"tools":[
           {"name":"f","description":"d","input_schema":{"type":"object"}},

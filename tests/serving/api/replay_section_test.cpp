@@ -5,6 +5,7 @@
 
 #include "core/base/error.h"
 #include "core/base/hash.h"
+#include "tests/core/base/caught.h"
 #include "tests/serving/api/test_tokenizer.h"
 #include "tracer/state_fields.h"
 
@@ -130,6 +131,11 @@ TEST_F(ReplaySectionTest, WhatDoesNotFitTogetherIsRefused) {
        }) {
     EXPECT_THROW(Restored(wrong), Error);
   }
+  // Before an item is read that is not there.
+  EXPECT_TRUE(Contains(Caught([&] {
+                         Restored(fields({2, 1}, {2, 1}, kinds, texts));
+                       }),
+                       "the items are not as many"));
   EXPECT_THROW(ReplaySection(store_).Load(2, ReplaySection(store_).Save()), Error);
   EXPECT_THROW(Restored({}), Error);
 }

@@ -257,7 +257,8 @@ TEST(ExpertUseTest, PredictionsAreMeasuredAndEndWithTheLastRequest) {
   ExpertUse use(std::move(observers), kTopK, experts, {});
   const auto first = NewSequence(1, 3, 9);
   const auto second = NewSequence(2, 1, 9);
-  Step(use, {{first.get(), 3}}, all);
+  const StepStats prompt = Step(use, {{first.get(), 3}}, all);
+  for (const uint64_t at_distance : prompt.recall.used) EXPECT_EQ(at_distance, 0u);
   EXPECT_EQ(experts.steps, 1);
   EXPECT_EQ(step_predictor.predictions(), 5u);  // at the begin, and behind each layer
   StepStats decoded;
@@ -331,7 +332,8 @@ TEST(ExpertUseTest, RecordsAndReplays) {
   // Layers 1 and 3 of positions 0 and 1.
   EXPECT_EQ(trace.sequences[1].experts, (std::vector<uint16_t>{0, 1, 0, 3, 1, 2, 1, 4}));
 
-  // Request 2 takes sequence 2 modulo 2, the first, and its position 5 the token 5 modulo 4.
+  // Request 2 takes sequence 2 modulo 2, the first, and its positions 5 and 6 the tokens 5 and 6
+  // modulo 4.
   ExpertObservers observers;
   observers.tracer = Tracer();
   observers.replay = std::make_unique<RoutingReplay>(file, TwoSparseLayers());
@@ -341,15 +343,15 @@ TEST(ExpertUseTest, RecordsAndReplays) {
   sequence->computed_tokens = 5;
   sequence->started = true;
   use.BeginTrace(*sequence);
-  const std::vector<ScheduledSlice> plan = {{sequence.get(), 1}};
+  const std::vector<ScheduledSlice> plan = {{sequence.get(), 2}};
   StepRows rows;
   rows.Add(plan.front());
   use.BeginStep(plan, rows);
-  std::vector<int32_t> chosen = {7, 6};
-  std::vector<float> weights = {0.25f, 0.75f};
+  std::vector<int32_t> chosen = {7, 6, 7, 6};
+  std::vector<float> weights = {0.25f, 0.75f, 0.25f, 0.75f};
   use.hook()->OnRouting(3, {rows.tokens, rows.slices}, chosen, weights);
-  EXPECT_EQ(chosen, (std::vector<int32_t>{First(1), Second(1, 3)}));
-  EXPECT_EQ(weights, (std::vector<float>{0.5f, 0.5f}));
+  EXPECT_EQ(chosen, (std::vector<int32_t>{First(1), Second(1, 3), First(2), Second(2, 3)}));
+  EXPECT_EQ(weights, std::vector<float>(4, 0.5f));
   EXPECT_EQ(use.TraceOf(*sequence)->prefill.Row(3)[7], 0u);  // what was taken, not what was chosen
   EXPECT_EQ(use.TraceOf(*sequence)->prefill.Row(3)[1], 1u);
 }

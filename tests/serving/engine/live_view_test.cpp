@@ -44,13 +44,13 @@ class ScriptedProvider final : public IdleProvider {
 
 struct Rig {
   explicit Rig(int64_t layers = 2, int64_t experts = 3)
-      : kv_pools(kv_groups, kKvBlockTokens, kAttentionChunkTokens),
-        scheduler({}, kv_pools),
+      : kv({{0}, kKvBlockTokens, kAttentionChunkTokens}, 1 << 10),
+        scheduler({}, kv),
         sampler(view, layers, experts, start) {}
 
   // The sample that is made now.
   std::shared_ptr<const LiveSample> Sample() {
-    sampler.Sample({scheduler, kv_pools, &provider, totals, 5, ""}, now);
+    sampler.Sample({scheduler, kv, &provider, totals, 5, ""}, now);
     return view.Latest();
   }
   std::unique_ptr<Sequence> MakeSequence(RequestId id) const {
@@ -69,8 +69,7 @@ struct Rig {
   Clock::time_point now = start;
   int wakes = 0;
   LiveView view{{}, [this] { ++wakes; }};
-  const std::vector<KvGroupSize> kv_groups = {{1 << 10, 0}};
-  KvPools kv_pools;
+  KvManager kv;
   Scheduler scheduler;
   ScriptedProvider provider;
   StepStats totals;
@@ -185,10 +184,16 @@ TEST(LiveSamplerTest, Requests) {
   ended.experts.blocked_us = 11;
   ended.tokens.resize(7);
   ended.computed_tokens = 6;
+  std::vector<std::shared_ptr<const RequestTrace>> traces;
+  traces.reserve(30);
   for (RequestId id = 100; id < 130; ++id) {
     ended.id = id;
-    rig.sampler.Ended(ended, "length", rig.start + std::chrono::microseconds(50));
+    traces.push_back(std::make_shared<const RequestTrace>());
+    rig.sampler.Ended(ended, "length", rig.start + std::chrono::microseconds(50), traces.back());
   }
+  EXPECT_EQ(rig.sampler.TraceOf(129), traces[29]);
+  EXPECT_EQ(rig.sampler.TraceOf(122), traces[22]);
+  EXPECT_EQ(rig.sampler.TraceOf(121), nullptr);  // not listed any more
   rig.now = rig.start + std::chrono::microseconds(70);
   const auto sample = rig.Sample();
   EXPECT_EQ(sample->waiting, 60);
@@ -221,6 +226,7 @@ TEST(LiveViewTest, ReadersAndTheWriter) {
   constexpr uint64_t kSamples = 20'000;
   std::atomic<bool> wrong{false};
   std::vector<std::thread> readers;
+  readers.reserve(2);
   for (int i = 0; i < 2; ++i) {
     readers.emplace_back([&] {
       uint64_t last = 0;

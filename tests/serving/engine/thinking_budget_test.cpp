@@ -58,6 +58,7 @@ TEST(ThinkingBudgetTest, ThinkingThatEndsInTime) {
   EXPECT_EQ(ForcedAfter(Limit(4), tokens), -1);
   EXPECT_EQ(ForcedAfter(Limit(3), tokens), 3);
   EXPECT_EQ(ForcedAfter(Limit(2, true), {"</thi", "nk>", "x", "y"}), -1);
+  EXPECT_EQ(ForcedAfter(Limit(2, true), {"a long thought</thi", "nk>", "x", "y"}), -1);
   EXPECT_EQ(ForcedAfter(Limit(1), {"<think></think>", "x", "y"}), -1);
 }
 

@@ -115,6 +115,23 @@ TEST(TurnOrderTest, WhoComesBackAtOnceIsNotPassedOver) {
   EXPECT_NEAR(engines.Share(a), 0.5, 0.02);
 }
 
+// Half a quantum that is left is enough: nobody gets a new one before it is used up.
+TEST(TurnOrderTest, ATurnIsKeptForWhoHasCreditLeft) {
+  TurnOrder order;
+  const int a = order.Join(0);
+  const int b = order.Join(0);
+  order.Wait(a);
+  order.Wait(b);
+  ASSERT_EQ(order.Next(0), b);
+  order.End(b, kMs / 2);
+  ASSERT_EQ(order.Next(kMs / 2), a);
+  order.End(a, 2 * kMs);
+  order.Wait(a);
+  EXPECT_FALSE(order.Next(2 * kMs).has_value());
+  order.Wait(b);
+  EXPECT_EQ(order.Next(2 * kMs), b);
+}
+
 TEST(TurnOrderTest, WhoRestsIsNotWaitedForAndSavesNothing) {
   Engines engines;
   const int a = engines.Add([] { return 5 * kMs; });
@@ -161,8 +178,10 @@ TEST(TurnOrderTest, HigherPrioritiesAreStrict) {
   Engines engines;
   const int low = engines.Add([] { return 2 * kMs; });
   const int high = engines.Add([] { return 30 * kMs; }, 1);
+  const int behind = engines.Add([] { return 2 * kMs; });  // low as well
   engines.Wait(low);
   engines.Wait(high);
+  engines.Wait(behind);
   for (int i = 0; i < 50; ++i) {
     ASSERT_EQ(engines.Step(), high);
     ASSERT_EQ(engines.Step(), -1);  // kept for it
@@ -170,6 +189,7 @@ TEST(TurnOrderTest, HigherPrioritiesAreStrict) {
   }
   ASSERT_EQ(engines.Step(), high);
   engines.order_.Rest(high);
+  EXPECT_EQ(engines.Step(), behind);
   EXPECT_EQ(engines.Step(), low);
 }
 

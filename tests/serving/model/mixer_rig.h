@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/config/kv_groups.h"
 #include "serving/model/host_mixer.h"
 #include "serving/model/host_rows.h"
 #include "serving/model/weights.h"
@@ -29,17 +30,19 @@ inline std::vector<DoubleRow> MadeUpRows(int64_t rows, int64_t hidden, int64_t s
   return x;
 }
 
-// The layer's output for a sequence of these normed rows: a prompt in three chunks, then decode,
-// over blocks that do not follow each other.
+// The layer's output for a sequence of these normed rows, in steps of so many, at most 32 each: a
+// prompt in three chunks, then decode; over blocks that do not follow each other.
 template <typename Mixer, typename Spec>
 std::vector<DoubleRow> RunMixer(const ModelConfig& config, const Spec& spec, int64_t layer, Isa isa,
-                                int threads, const std::vector<DoubleRow>& x) {
+                                int threads, const std::vector<DoubleRow>& x,
+                                const std::vector<int64_t>& steps = {3, 19, 20, 1, 1, 1}) {
   ThreadPool pool(threads);
   const CpuKernels& kernels = KernelsFor(isa);
   ModelLimits limits;
   limits.max_batch_tokens = 32;
-  limits.max_context_tokens = 48;
-  limits.num_kv_blocks = 5;
+  const int64_t used_blocks = (std::ssize(x) + kKvBlockTokens - 1) / kKvBlockTokens;
+  limits.max_context_tokens = used_blocks * kKvBlockTokens;
+  limits.num_kv_blocks = 2 * used_blocks * static_cast<int64_t>(KvGroupsOf(config).count());
   limits.kv_type = WeightType::kF32;
   const ModelWeights weights =
       ModelWeights::Load(config, WeightType::kF32, MadeUpTensors(), kernels, pool);
@@ -56,9 +59,13 @@ std::vector<DoubleRow> RunMixer(const ModelConfig& config, const Spec& spec, int
   rows.mixed = mixed.as<float>();
   const int64_t stride = PaddedFloats(config.hidden_size);
   AlignedBuffer normed = ZeroedFloats(limits.max_batch_tokens * stride);
-  const std::vector<int32_t> blocks = {4, 1, 3};
+  std::vector<int32_t> blocks;
+  blocks.reserve(static_cast<size_t>(used_blocks));
+  for (int64_t block = 0; block < used_blocks; ++block) {
+    blocks.push_back(static_cast<int32_t>(2 * (used_blocks - block) - 1));
+  }
   std::vector<DoubleRow> out;
-  for (const int64_t count : {3, 19, 20, 1, 1, 1}) {
+  for (const int64_t count : steps) {
     const auto start = std::ssize(out);
     const std::vector<int32_t> tokens(static_cast<size_t>(count), 0);
     const SequenceSlice slice = {.num_tokens = count, .start_position = start, .blocks = blocks};

@@ -798,6 +798,9 @@ TEST(PrefillPlanTest, PredictsWhatIsRead) {
   plan.slots = 128;
   EXPECT_FALSE(plan.ByLayers(513));
   EXPECT_TRUE(plan.ByLayers(600));
+  plan.order = PrefillOrder::kLayers;
+  EXPECT_TRUE(plan.ByLayers(513));
+  EXPECT_FALSE(plan.ByLayers(512));  // one chunk reads what it uses once
 }
 
 }  // namespace

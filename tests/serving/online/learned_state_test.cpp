@@ -40,6 +40,13 @@ StoredSection Section(const fs::path& file, const std::string& name) {
   return {};
 }
 
+// The experts that the engine held whose state this is.
+std::vector<ResidentExpert> Held(const fs::path& file) {
+  ResidencyList held;
+  ResidencyListSection(held, 8, 32).Load(1, Section(file, "residency").bytes);
+  return held.experts;
+}
+
 TEST(LearnedStateTest, ARestartedEngineHoldsWhatTheLastOneHeld) {
   const TempDir dir;
   EngineOptions options = SmallOptions();
@@ -56,16 +63,19 @@ TEST(LearnedStateTest, ARestartedEngineHoldsWhatTheLastOneHeld) {
     serve_one_token(*engine);
     EXPECT_FALSE(fs::exists(options.state_file));  // 300 s are not over
   }
-  ResidencyList held;
-  ResidencyListSection(held, 8, 32).Load(1, Section(options.state_file, "residency").bytes);
-  EXPECT_EQ(held.experts.size(), 64u);
+  EXPECT_EQ(Held(options.state_file).size(), 64u);
   {
     MetricsRegistry metrics;
     EXPECT_EQ(serve_one_token(*CreateEngine(options, metrics)).hits, 8u * 4u);
   }
-  options.state_file.clear();
+  options.state_file = dir.path() / "another";
   MetricsRegistry metrics;
   EXPECT_EQ(serve_one_token(*CreateEngine(options, metrics)).hits, 2u * 4u);  // of two layers
+  // To the policy the first layer is the youngest, so what came later took the other one's place.
+  const std::vector<ResidentExpert> held = Held(options.state_file);
+  EXPECT_EQ(std::count_if(held.begin(), held.end(),
+                          [](const ResidentExpert& expert) { return expert.id.layer == 0; }),
+            32);
 }
 
 TEST(LearnedStateTest, IsSavedWhileTheEngineServesAndIdles) {

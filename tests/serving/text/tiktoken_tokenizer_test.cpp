@@ -109,6 +109,15 @@ TEST(TiktokenTest, EqualRanksAreMergedFromTheLeft) {
   EXPECT_EQ(tokenizer->Encode("aaaaa", {}), (std::vector<int32_t>{1, 2}));
 }
 
+// A word that is a token is that token, also where no merges of tokens lead to it.
+TEST(TiktokenTest, WholeWordsAreLookedUpFirst) {
+  TokenizerSettings settings;
+  settings.tokenizer_class = "TikTokenTokenizer";
+  const auto tokenizer = LoadTiktoken("YQ== 0\nYg== 1\nYw== 2\nYWJj 3\n", "m", settings);
+  EXPECT_EQ(tokenizer->Encode("abc", {}), (std::vector<int32_t>{3}));
+  EXPECT_EQ(tokenizer->Encode("abcc", {}), (std::vector<int32_t>{0, 1, 2, 2}));
+}
+
 TEST(TiktokenTest, SaysWhatIsWrong) {
   struct Case {
     const char* text;

@@ -171,6 +171,8 @@ TEST(MistralTest, Lists) {
   EXPECT_EQ(Mistral(R"(Well.[TOOL_CALLS]{"name": "a", "arguments": {}})"), "c(Well.)a:{};");
   EXPECT_EQ(Mistral("[TOOL_CALLS] is a token"), "c([TOOL_CALLS] is a token)");
   EXPECT_EQ(Mistral("[TOOL_CALLS][]"), "c([TOOL_CALLS][])");
+  EXPECT_EQ(Mistral("[TOOL_CALLS]a [TOOL_CALLS]b [TOOL_CALLS]"),
+            "c([TOOL_CALLS]a [TOOL_CALLS]b [TOOL_CALLS])");
 }
 
 TEST(MistralTest, NamesInFront) {
