@@ -42,10 +42,19 @@ void KvBlockPool::Release(int32_t block) {
   if (--b.references == 0) PushFree(block, b.prefix == kEmptyPrefix);
 }
 
+std::optional<KvBlockPool::Match> KvBlockPool::Peek(PrefixId parent,
+                                                    std::span<const int32_t> tokens,
+                                                    size_t group) const {
+  const int32_t block = Find(parent, tokens, group);
+  if (block == kNone) return std::nullopt;
+  return Match{block, At(block).prefix};
+}
+
 std::optional<KvBlockPool::Match> KvBlockPool::Lookup(PrefixId parent,
-                                                      std::span<const int32_t> tokens) {
+                                                      std::span<const int32_t> tokens,
+                                                      size_t group) {
   ++counters_.lookups;
-  const int32_t block = Find(parent, tokens);
+  const int32_t block = Find(parent, tokens, group);
   if (block == kNone) return std::nullopt;
   ++counters_.hits;
   Block& b = At(block);
@@ -56,23 +65,25 @@ std::optional<KvBlockPool::Match> KvBlockPool::Lookup(PrefixId parent,
   return Match{block, b.prefix};
 }
 
-PrefixId KvBlockPool::Seal(int32_t block, PrefixId parent, std::span<const int32_t> tokens) {
+PrefixId KvBlockPool::Seal(int32_t block, PrefixId parent, std::span<const int32_t> tokens,
+                           size_t group) {
   Block& b = At(block);
   CHECK_GT(b.references, 0);
   CHECK_EQ(b.prefix, kEmptyPrefix);
-  const int32_t twin = Find(parent, tokens);
+  const int32_t twin = Find(parent, tokens, group);
   if (twin != kNone) return At(twin).prefix;
-  SealAs(block, ++last_prefix_, parent, tokens);
+  SealAs(block, ++last_prefix_, parent, tokens, group);
   return b.prefix;
 }
 
 void KvBlockPool::SealAs(int32_t block, PrefixId prefix, PrefixId parent,
-                         std::span<const int32_t> tokens) {
+                         std::span<const int32_t> tokens, size_t group) {
   Block& b = At(block);
   std::copy(tokens.begin(), tokens.end(), Tokens(block).begin());
   b.parent = parent;
+  b.group = group;
   b.prefix = prefix;
-  size_t bucket = HomeBucket(parent, tokens);
+  size_t bucket = HomeBucket(parent, tokens, group);
   while (buckets_[bucket] != kNone) bucket = (bucket + 1) & (buckets_.size() - 1);
   buckets_[bucket] = block;
   ++sealed_count_;
@@ -83,9 +94,9 @@ bool KvBlockPool::Adopt(int32_t block, PrefixId prefix, PrefixId parent,
   CHECK_EQ(At(block).references, 0);
   CHECK_EQ(At(block).prefix, kEmptyPrefix);
   CHECK(prefix != kEmptyPrefix);
-  if (Find(parent, tokens) != kNone) return false;
+  if (Find(parent, tokens, 0) != kNone) return false;
   UnlinkFree(block);
-  SealAs(block, prefix, parent, tokens);
+  SealAs(block, prefix, parent, tokens, 0);
   PushFree(block, false);
   SkipTo(prefix);
   return true;
@@ -100,9 +111,10 @@ std::span<int32_t> KvBlockPool::Tokens(int32_t block) {
   return {tokens_.data() + block * block_tokens_, static_cast<size_t>(block_tokens_)};
 }
 
-size_t KvBlockPool::HomeBucket(PrefixId parent, std::span<const int32_t> tokens) const {
+size_t KvBlockPool::HomeBucket(PrefixId parent, std::span<const int32_t> tokens,
+                               size_t group) const {
   // FNV-1a over words; equality is checked on the tokens themselves.
-  uint64_t hash = 0xcbf29ce484222325ull ^ parent;
+  uint64_t hash = 0xcbf29ce484222325ull ^ parent ^ (static_cast<uint64_t>(group) << 32);
   for (const int32_t token : tokens) {
     hash = (hash ^ static_cast<uint32_t>(token)) * 0x100000001b3ull;
   }
@@ -110,13 +122,16 @@ size_t KvBlockPool::HomeBucket(PrefixId parent, std::span<const int32_t> tokens)
   return static_cast<size_t>(hash) & (buckets_.size() - 1);
 }
 
-int32_t KvBlockPool::Find(PrefixId parent, std::span<const int32_t> tokens) {
+int32_t KvBlockPool::Find(PrefixId parent, std::span<const int32_t> tokens, size_t group) const {
   CHECK_EQ(static_cast<int64_t>(tokens.size()), block_tokens_);
-  for (size_t bucket = HomeBucket(parent, tokens); buckets_[bucket] != kNone;
+  for (size_t bucket = HomeBucket(parent, tokens, group); buckets_[bucket] != kNone;
        bucket = (bucket + 1) & (buckets_.size() - 1)) {
     const int32_t block = buckets_[bucket];
-    const std::span<const int32_t> held = Tokens(block);
-    if (At(block).parent == parent && std::equal(held.begin(), held.end(), tokens.begin())) {
+    const std::span<const int32_t> held =
+        std::span(tokens_).subspan(static_cast<size_t>(block * block_tokens_), tokens.size());
+    const Block& b = At(block);
+    if (b.parent == parent && b.group == group &&
+        std::equal(held.begin(), held.end(), tokens.begin())) {
       return block;
     }
   }
@@ -128,11 +143,11 @@ int32_t KvBlockPool::Find(PrefixId parent, std::span<const int32_t> tokens) {
 void KvBlockPool::Unseal(int32_t block) {
   const size_t mask = buckets_.size() - 1;
   Block& b = At(block);
-  size_t hole = HomeBucket(b.parent, Tokens(block));
+  size_t hole = HomeBucket(b.parent, Tokens(block), b.group);
   while (buckets_[hole] != block) hole = (hole + 1) & mask;
   for (size_t next = (hole + 1) & mask; buckets_[next] != kNone; next = (next + 1) & mask) {
     const int32_t other = buckets_[next];
-    const size_t home = HomeBucket(At(other).parent, Tokens(other));
+    const size_t home = HomeBucket(At(other).parent, Tokens(other), At(other).group);
     if (((next - home) & mask) >= ((next - hole) & mask)) {
       buckets_[hole] = other;
       hole = next;

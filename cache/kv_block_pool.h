@@ -4,15 +4,17 @@
 // Thread contract: none of its own; the engine's thread owns it. No allocation after construction.
 //
 // A block is free (no references), or held by one or more sequences. A full block can be *sealed*:
-// it is then found by what it holds, the tokens of the block after the prefix that leads to it. A
-// sealed block that nobody references stays findable until it is needed for something else; blocks
-// that hold nothing are taken first, then the sealed ones in the order in which they were released.
+// it is then found by what it holds, the tokens of the block after the prefix that leads to it, of
+// the group of layers that it was sealed for (kv_manager.h; there may be one only). A sealed block
+// that nobody references stays findable until it is needed for something else; blocks that hold
+// nothing are taken first, then the sealed ones in the order in which they were released.
 //
 // A prefix that lost a block in its middle is found up to there; what follows is unreachable and
 // ages out.
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -59,12 +61,16 @@ class KvBlockPool {
   // Blocks of one sequence are best released last one first: the start of a prompt is worth most.
   void Release(int32_t block);
 
-  // The sealed block that holds `tokens` (block_tokens of them) after `parent`; retained for the
-  // caller.
-  std::optional<Match> Lookup(PrefixId parent, std::span<const int32_t> tokens);
+  // The sealed block that holds `tokens` (block_tokens of them) after `parent`, of the group;
+  // retained for the caller.
+  std::optional<Match> Lookup(PrefixId parent, std::span<const int32_t> tokens, size_t group = 0);
+  // Likewise, but nothing is retained and no use is counted.
+  std::optional<Match> Peek(PrefixId parent, std::span<const int32_t> tokens,
+                            size_t group = 0) const;
   // Makes a held, full block findable. Returns the id of the prefix up to and with this block; when
-  // another block holds the same, that one stays the findable one and its id is returned.
-  PrefixId Seal(int32_t block, PrefixId parent, std::span<const int32_t> tokens);
+  // another block of the group holds the same, that one stays the findable one and its id is
+  // returned.
+  PrefixId Seal(int32_t block, PrefixId parent, std::span<const int32_t> tokens, size_t group = 0);
 
   // For a pool whose blocks outlive it (kv_store.h). Seals a free block that is not sealed, under
   // the number that it had, behind all other free ones. False: another block holds the same. Later
@@ -84,14 +90,16 @@ class KvBlockPool {
     int32_t next_free = kNone;
     PrefixId prefix = kEmptyPrefix;  // set while sealed
     PrefixId parent = kEmptyPrefix;
+    size_t group = 0;
   };
 
   Block& At(int32_t block);
   const Block& At(int32_t block) const { return const_cast<KvBlockPool*>(this)->At(block); }
   std::span<int32_t> Tokens(int32_t block);
-  size_t HomeBucket(PrefixId parent, std::span<const int32_t> tokens) const;
-  int32_t Find(PrefixId parent, std::span<const int32_t> tokens);
-  void SealAs(int32_t block, PrefixId prefix, PrefixId parent, std::span<const int32_t> tokens);
+  size_t HomeBucket(PrefixId parent, std::span<const int32_t> tokens, size_t group) const;
+  int32_t Find(PrefixId parent, std::span<const int32_t> tokens, size_t group) const;
+  void SealAs(int32_t block, PrefixId prefix, PrefixId parent, std::span<const int32_t> tokens,
+              size_t group);
   void Unseal(int32_t block);
   void PushFree(int32_t block, bool front);
   void UnlinkFree(int32_t block);

@@ -124,7 +124,8 @@ def report(run, trace_name, change, plots):
     sweep_ours = {s: run.start(slots=s) for s in sweep}
     others = {t: {p: run.start(trace=t, predictor=p, policy="lru" if p == "none" else "next-use")
                   for p in ["none"] + PREDICTORS} for t in change}
-    devices = {d: (run.start(devices=d, **lru), run.start(devices=d)) for d in (1, 2, 4, 8)}
+    devices = {d: (run.start(devices=d, **lru), run.start(devices=d),
+                   run.start(devices=d, predictor="oracle", policy="belady", min_gain=0)) for d in (1, 2, 4, 8)}
 
     def get(future):
         return future.result()
@@ -213,9 +214,25 @@ def report(run, trace_name, change, plots):
               "slots, % of the experts", percent=True)
     out.append(f"![hits by slots]({os.path.basename(plots)}_capacity.svg)\n")
     out.append("## Devices\n\nExperts spread over devices, each with a link of its own and its share of the "
-               "slots; relative to LRU on as many.\n")
-    out.append(table(["devices", "blocked", "bytes", "hits"],
-                     [[str(d)] + relative(ours, lru_run) for d, (lru_run, ours) in devices.items()]))
+               "slots; relative to LRU on as many.\n*Of LRU on one*: blocked time relative to LRU on one device; more links "
+               "never stop helping. With one and two of them the links are busy all\nthe time, and their rate is what limits. "
+               "With four they are idle now and then, and what is left is experts that the predictor has not foreseen, each of "
+               "which is\nwaited for almost as long as its copy takes (f), however many links there are: the oracle waits for "
+               "nothing there.\n")
+
+    def links(d, future):
+        result = get(future)
+        missed = result["expert_accesses"] - result["hits"]
+        elapsed = result["blocked_us"] + result["compute_us"]
+        return [f"{result['copies'] * COPY_US / d / elapsed:.2f}",
+                f"{result['prefetched_unused'] / result['copies']:.2f}",
+                f"{result['blocked_us'] / missed / COPY_US:.2f}"]
+
+    out.append(table(["devices", "blocked", "of LRU on one", "bytes", "hits", "links busy", "copies in vain", "wait per miss, f",
+                      "oracle: blocked"],
+                     [[str(d)] + relative(ours, lru_run)[:1] + relative(ours, base)[:1] + relative(ours, lru_run)[1:] +
+                      links(d, ours) + relative(oracle_run, lru_run)[:1]
+                      for d, (lru_run, ours, oracle_run) in devices.items()]))
     if change:
         out.append("## A change of workload (MoE-Infinity, table 7)\n\nOne task's requests, then another's: how many requests "
                    "wait more than a tenth longer per token than they do for good\n(the median of the second half). The paper's "

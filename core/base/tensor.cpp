@@ -30,6 +30,8 @@ const char* DTypeName(DType dtype) {
       return "gguf";
     case DType::kW4A16:
       return "w4a16";
+    case DType::kBf16Coded:
+      return "bf16_coded";
   }
   return "unknown";
 }

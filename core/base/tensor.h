@@ -23,14 +23,15 @@ enum class DType : uint8_t {
   kBool,
   kMxfp4,
   kGguf,
-  kW4A16
+  kW4A16,
+  kBf16Coded
 };
 
 // "bf16", "f32", ...
 const char* DTypeName(DType dtype);
 
-// Bits of one element (kI4, kMxfp4 and kW4A16 have 4, and scales beside them; kGguf, blocks of
-// ggml's types, at least 2).
+// Bits of one element (kI4, kMxfp4 and kW4A16 have 4, and scales beside them; kBf16Coded has tables
+// and exceptions beside its 12; kGguf, blocks of ggml's types, at least 2).
 constexpr int DTypeBits(DType dtype) {
   switch (dtype) {
     case DType::kF32:
@@ -45,6 +46,8 @@ constexpr int DTypeBits(DType dtype) {
     case DType::kMxfp4:
     case DType::kW4A16:
       return 4;
+    case DType::kBf16Coded:
+      return 12;
     case DType::kGguf:
       return 2;
     default:

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -41,6 +43,11 @@ struct ModelConfig {
   // Modules whose tensors a quantised checkpoint has in plain floats, as config.json names them:
   // see IsPlainModule.
   std::vector<std::string> plain_modules;
+
+  // Where bf16 weights are coded (serving/model/coded_weights.h): tensors that are not, by name;
+  // and whether experts are, which may be otherwise than the rest. nullopt: as the rest.
+  std::set<std::string> uncoded_tensors;
+  std::optional<bool> coded_experts;
 
   // From config.json, superseded by generation_config.json where that has them.
   std::vector<int32_t> eos_token_ids;

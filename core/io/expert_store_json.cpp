@@ -26,9 +26,10 @@ constexpr std::pair<SectionFormat, const char*> kFormats[] = {
     {SectionFormat::kPanel16, "panel16"},
     {SectionFormat::kBlockPanel16, "block_panel16"},
 };
-constexpr DType kDTypes[] = {DType::kF32,    DType::kF16,  DType::kBF16, DType::kI8, DType::kI4,
-                             DType::kF8E4M3, DType::kI32,  DType::kI64,  DType::kU8, DType::kBool,
-                             DType::kMxfp4,  DType::kGguf, DType::kW4A16};
+constexpr DType kDTypes[] = {DType::kF32,   DType::kF16,      DType::kBF16,  DType::kI8,
+                             DType::kI4,    DType::kF8E4M3,   DType::kI32,   DType::kI64,
+                             DType::kU8,    DType::kBool,     DType::kMxfp4, DType::kGguf,
+                             DType::kW4A16, DType::kBf16Coded};
 
 uint64_t Size(const JsonFields& fields, std::string_view key, uint64_t least, uint64_t most) {
   return static_cast<uint64_t>(

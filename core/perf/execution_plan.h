@@ -137,7 +137,7 @@ struct ExecutionPlan {
   uint64_t expert_bytes = 0;          // one slot
   uint64_t packet_bytes = 0;          // most bytes of one copy
   int64_t kv_block_tokens = 0;
-  int64_t kv_blocks = 0;  // a block holds all layers
+  int64_t kv_blocks = 0;  // a block holds all layers, or those of a group of the engine's
   uint64_t kv_block_bytes = 0;
   int threads = 0;
 

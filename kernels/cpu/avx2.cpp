@@ -1,6 +1,7 @@
 // The avx2 kernels. See internal/common.h for why this file includes no more than it does.
 #include "kernels/cpu/internal/vec_avx2.h"
 //
+#include "kernels/cpu/internal/coded_avx2.h"
 #include "kernels/cpu/internal/columns_avx2.h"
 #include "kernels/cpu/internal/lines_avx2.h"
 //

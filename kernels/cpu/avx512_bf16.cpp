@@ -4,6 +4,9 @@
 //
 #include "kernels/cpu/internal/tiles.h"
 //
+#include "kernels/cpu/internal/coded_avx512.h"
+//
+#include "kernels/cpu/internal/coded_product.h"
 #include "kernels/cpu/internal/fp8_product.h"
 #include "kernels/cpu/internal/matmul.h"
 #include "kernels/cpu/internal/tables.h"
@@ -30,6 +33,7 @@ struct Bf16TimesBf16 {
 };
 
 using Bf16Bf16Product = FloatProduct<Bf16TimesBf16, ActivationType::kBf16>;
+using Bf16CodedProduct = CodedProduct<Bf16TimesBf16, ActivationType::kBf16>;
 using Bf16Fp8Product = Fp8Product<Bf16TimesBf16, ActivationType::kBf16>;
 using Bf16F32Product = FloatProduct<Bf16TimesF32, ActivationType::kBf16>;
 
@@ -48,6 +52,8 @@ void GateUpBf16(const GateUpArgs& args) {
 namespace internal {
 
 constinit const ProductKernels kAvx512Bf16Products = {.matmul = MatmulBf16, .gate_up = GateUpBf16};
+constinit const ProductKernels kAvx512Bf16CodedProducts = {.matmul = MatmulOf<Bf16CodedProduct>,
+                                                           .gate_up = GateUpOf<Bf16CodedProduct>};
 constinit const ProductKernels kAvx512Bf16Fp8Products = {.matmul = MatmulOf<Bf16Fp8Product>,
                                                          .gate_up = GateUpOf<Bf16Fp8Product>};
 

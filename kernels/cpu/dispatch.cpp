@@ -137,6 +137,7 @@ CpuKernels MakeKernels(Isa isa) {
     table.numerics = tiles ? NumericsClass::kAmxBf16 : NumericsClass::kBf16;
     table.matmul = products.matmul;
     table.gate_up = products.gate_up;
+    table.coded = tiles ? ProductKernels{} : internal::kAvx512Bf16CodedProducts;
     table.fp8 = internal::kAvx512Bf16Fp8Products;
     if (tiles) table.attend_chunks = internal::kAmxAttendChunks;
   }

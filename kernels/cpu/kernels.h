@@ -47,6 +47,9 @@ constexpr int64_t kMxfp4Group = 32;
 // Inputs that share a scale, of w4a16 weights.
 constexpr int64_t kW4A16Group = 32;
 
+// Inputs whose weights, of bf16 that is coded, share three lines.
+constexpr int64_t kCodedInputs = 8;
+
 // A weight matrix [n outputs, k inputs] packed into panels of 16 outputs, inputs interleaved in
 // pairs:
 //   kBf16: [ceil(n/16)][ceil(k/2)][16][2] bf16    kF32: [ceil(n/16)][k][16] f32
@@ -96,6 +99,20 @@ constexpr int64_t kW4A16Group = 32;
 //         are pairs of neighbours. A weight is the scale times the byte's value; a group with a
 //         code that is NaN has a NaN scale, whatever its other codes are.
 //
+// bf16 in 12 bits, without loss: trained weights have few exponents. A panel has a head and then
+// steps of 8 inputs, three lines each.
+//   kBf16Coded: head: [16] bytes with the upper 7 bits of its 15 commonest exponents, [16] with
+//               their lowest bit as the highest of a byte, the number of exceptions as 32 bits, and
+//               the exceptions in ascending order, 32 bits each: step * 2^15 + word * 2^8 +
+//               exponent; it has room for one exception in 256 weights. Then [steps][192] bytes.
+//               The four lines of kBf16 that a step stands for, [4][32] words, have their signs and
+//               mantissas in two lines of it: word i of line l in byte i / 8 * 16 + l % 2 * 8 + i %
+//               8 of line l / 2, which is where instructions that interleave bytes look for them.
+//               The same byte of the third line has the number of the exponent, of the first two
+//               lines of kBf16 in its low, of the others in its high half; 15 is an exception's. A
+//               panel that has more exceptions than there is room for says so (coded_weights.h) and
+//               has nothing else.
+//
 // Blocks of a GGUF file (gguf_blocks.h) keep their bits and take as many bytes; k is a multiple of
 // form.values, and a panel ends on a line. Plain floats, of kGgufF32 alone, lie as in the file,
 // block by block of 16 outputs: [k / form.values][16][form.bytes] bytes. Of other types a panel has
@@ -128,6 +145,9 @@ struct PackedMatrix {
         return (subgroups * 4 + (subgroups + 1) / 2) * 64;
       case WeightType::kFp8:
         return (groups + (k + 3) / 4) * 64;
+      case WeightType::kBf16Coded:
+        // Seven exceptions are in the head's first line, 16 in each other.
+        return (1 + (k / 16 + 8) / 16 + (k + kCodedInputs - 1) / kCodedInputs * 3) * 64;
       case WeightType::kGguf:
       case WeightType::kGgufF32:
         return (k / form.values * form.bytes * kPanelOutputs + 63) / 64 * 64;
@@ -348,14 +368,18 @@ struct CpuKernels {
   ProductKernels gguf;
   // The same of fp8 weights; class kAmxBf16 has kBf16's, on vectors.
   ProductKernels fp8;
-  // By WeightType: what a product with so many rows takes instead of the four above.
+  // The same of coded bf16 weights, to the bits of `matmul` and `gate_up` with kBf16. Class
+  // kAmxBf16 has none.
+  ProductKernels coded;
+  // By WeightType: what a product with so many rows takes instead of the above.
   std::array<ProductSteps, kNumWeightTypes> product_steps = {};
-  // The four above, or those of mxfp4, of w4a16, of gguf or of fp8.
+  // Those of integers, or of floats, or of one of the types above.
   ProductKernels TableProducts(WeightType type) const {
     if (type == WeightType::kMxfp4) return mxfp4;
     if (type == WeightType::kW4A16) return w4a16;
     if (type == WeightType::kGgufF32) return gguf;
     if (type == WeightType::kFp8) return fp8;
+    if (type == WeightType::kBf16Coded) return coded;
     return IsQuantized(type) ? ProductKernels{quant_matmul, quant_gate_up}
                              : ProductKernels{matmul, gate_up};
   }

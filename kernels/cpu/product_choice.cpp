@@ -22,7 +22,7 @@ std::vector<ProductOption> ProductOptions(const CpuKernels& kernels, WeightType 
     return options;
   }
   // One for all classes, or for a class.
-  if (TraitsOf(type).activations || type == WeightType::kFp8)
+  if (TraitsOf(type).activations || type == WeightType::kFp8 || type == WeightType::kBf16Coded)
     return {{IsaName(kernels.isa), kernels.TableProducts(type)}};
   if (kernels.isa == Isa::kAvx512) {
     const CpuKernels& narrow = KernelsFor(Isa::kAvx2);

@@ -2,6 +2,7 @@
 // this file includes no more than it does.
 #include "kernels/cpu/internal/vec_scalar.h"
 //
+#include "kernels/cpu/internal/coded_scalar.h"
 #include "kernels/cpu/internal/columns_scalar.h"
 #include "kernels/cpu/internal/lines_scalar.h"
 //

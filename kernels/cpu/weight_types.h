@@ -22,7 +22,8 @@ enum class WeightType : uint8_t {
   kGguf,
   kGgufF32,
   kFp8,
-  kW4A16
+  kW4A16,
+  kBf16Coded
 };
 enum class ActivationType : uint8_t { kF32, kBf16, kInt8, kInt8Sums };
 
@@ -77,6 +78,10 @@ inline constexpr WeightTraits kWeightTypes[] = {
     // compressed-tensors packs them. Only experts are kept so (packed_int4.h).
     {WeightType::kW4A16, "w4a16", "w4a16", ActivationType::kF32, DType::kW4A16, WeightType::kBf16,
      WeightType::kBf16},
+    // bf16 in 12 bits, of which every bit comes back: bfloat16 with --weight-coding lossless. A
+    // matrix that it does not fit is kBf16 (serving/model/coded_weights.h).
+    {WeightType::kBf16Coded, "bf16_coded", "bfloat16", std::nullopt, DType::kBf16Coded,
+     WeightType::kBf16Coded, WeightType::kBf16Coded},
 };
 inline constexpr size_t kNumWeightTypes = std::size(kWeightTypes);
 
@@ -93,11 +98,19 @@ constexpr bool IsGguf(WeightType type) {
   return type == WeightType::kGguf || type == WeightType::kGgufF32;
 }
 
-// What settings call the types that weights, and that keys and values, can have in memory.
+// The type whose products have the same bits, by whose name results are known.
+constexpr WeightType SameBitsAs(WeightType type) {
+  return type == WeightType::kBf16Coded ? WeightType::kBf16 : type;
+}
+
+// What settings call the types that weights, and that keys and values, can have in memory. That
+// bf16 is coded is a setting of its own.
 inline constexpr auto kWeightDtypes = [] {
-  std::array<Named<WeightType>, kNumWeightTypes> names = {};
-  for (size_t i = 0; i < names.size(); ++i)
-    names[i] = {kWeightTypes[i].dtype, kWeightTypes[i].type};
+  std::array<Named<WeightType>, kNumWeightTypes - 1> names = {};
+  size_t count = 0;
+  for (const WeightTraits& traits : kWeightTypes) {
+    if (SameBitsAs(traits.type) == traits.type) names[count++] = {traits.dtype, traits.type};
+  }
   return names;
 }();
 inline constexpr Named<WeightType> kKvDtypes[] = {

@@ -18,7 +18,8 @@ void Load(BatchSetup& setup, std::shared_ptr<Timeline> timeline, LoopParts& part
   const ModelConfig& config = parts.config;
   const BatchSizes& sizes = plan.sizes;
   parts.max_context_tokens = sizes.max_context_tokens;
-  parts.kv_groups = KvGroupSizes(config, sizes.num_kv_blocks);
+  parts.kv_needs = KvNeedsOf(config);
+  parts.num_kv_blocks = sizes.num_kv_blocks;
   parts.scheduling = {.max_num_seqs = sizes.max_num_seqs,
                       .max_batch_tokens = sizes.max_batch_tokens,
                       .prefix_cache = options.prefix_cache};
@@ -35,7 +36,7 @@ void Load(BatchSetup& setup, std::shared_ptr<Timeline> timeline, LoopParts& part
       "{}: batches of {} sequences and {} tokens a pass, {} tokens of KV cache; {} of {} experts "
       "stay in memory, {} buffers of {} for the others; {} on {} threads",
       config.architecture, sizes.max_num_seqs, sizes.max_batch_tokens,
-      sizes.num_kv_blocks * kKvBlockTokens, plan.residents(),
+      KvTokens(parts.kv_needs, sizes.num_kv_blocks, sizes.max_batch_tokens), plan.residents(),
       config.num_sparse_layers() * config.num_experts(), sizes.buffers,
       FormatBytes(plan.slot_bytes), IsaName(parts.kernels.isa), parts.pool->threads());
 }

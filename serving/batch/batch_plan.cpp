@@ -29,8 +29,6 @@ constexpr int64_t kSensibleBatch = 64;
 constexpr int64_t kFewestRows = 512;  // a prompt shorter than this is one pass
 constexpr int64_t kMostRows = 8192;
 
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // Enough that the link has its packets in flight while as many experts are computed.
 int64_t WantedBuffers(const EngineOptions& options, const ModelConfig& config,
                       uint64_t slot_bytes) {
@@ -112,14 +110,16 @@ struct Sizer {
     const auto tokens =
         static_cast<int64_t>(std::ceil(workload.prompt_tokens + workload.output_tokens));
     const uint64_t block_bytes = Model::KvBlockBytes(files.config, ChooseKvType(options));
+    const KvNeeds needs = KvNeedsOf(files.config);
     if (options.kv_memory.is_auto()) {
-      sizes.num_kv_blocks = std::max(sequences * CeilDiv(std::min(tokens, context), kKvBlockTokens),
-                                     CeilDiv(LongestByRule(), kKvBlockTokens));
+      sizes.num_kv_blocks =
+          std::max(needs.MostTogether(sequences, std::min(tokens, context), sizes.max_batch_tokens),
+                   needs.Most(LongestByRule(), sizes.max_batch_tokens));
     } else {
       sizes.num_kv_blocks =
           static_cast<int64_t>(options.kv_memory.BytesOf(machine_bytes) / block_bytes);
     }
-    sizes.max_context_tokens = std::min(context, sizes.num_kv_blocks * kKvBlockTokens);
+    sizes.max_context_tokens = needs.Longest(sizes.num_kv_blocks, sizes.max_batch_tokens, context);
     sizes.schedule =
         options.schedule.value_or(wish.schedule.value_or(ScheduleKind::kModuleBatching));
     sizes.micro_batches = MicroBatches(options, wish, sizes.schedule, false);
@@ -298,7 +298,7 @@ std::optional<BatchSizes> FitBatch(const EngineOptions& options, const ModelFile
   const Sizer sizer(options, files, workload);
   const BatchSizes sizes = sizer.For(wish);
   const bool context_fits =
-      sizes.num_kv_blocks >= 1 &&
+      sizes.max_context_tokens >= 1 &&
       (options.max_model_len == 0 || sizes.max_context_tokens >= options.max_model_len);
   if (!context_fits || sizes.expert_slots < 1 || !sizer.Fits(sizes)) return std::nullopt;
   return sizes;
@@ -326,7 +326,7 @@ BatchPlan PlanBatch(const EngineOptions& options, const ModelFiles& files,
   }
   BatchPlan plan = LedgerOf(options, files, sizer.For({sequences}));
   const BatchSizes& sizes = plan.sizes;
-  if (sizes.num_kv_blocks < 1 ||
+  if (sizes.max_context_tokens < 1 ||
       (options.max_model_len > 0 && sizes.max_context_tokens < options.max_model_len)) {
     Fail(ErrorKind::kResourceExhausted,
          "--kv-memory: {} blocks of {} tokens are fewer than one request of --max-model-len may "

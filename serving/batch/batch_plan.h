@@ -31,7 +31,7 @@ struct BatchSizes {
   int64_t max_num_seqs = 0;
   int64_t max_batch_tokens = 0;  // rows of a pass: decode tokens and prefill tokens together
   int64_t max_context_tokens = 0;
-  int64_t num_kv_blocks = 0;
+  int64_t num_kv_blocks = 0;    // of all groups of layers together
   int64_t num_state_slots = 0;  // of recurrent state: of the sequences, and snapshots for prefixes
   int64_t expert_slots = 0;     // of all devices together, when there are any
   int64_t buffers = 0;          // of the slots (of each device's), for experts that stream

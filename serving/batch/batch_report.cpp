@@ -313,7 +313,7 @@ svg{{width:100%;background:#fafafa;border:1px solid #ddd}}svg text{{font-size:14
   html += Row("sequences", std::to_string(sizes.max_num_seqs));
   html += Row("groups of them", std::to_string(sizes.micro_batches));
   html += Row("tokens per pass", std::to_string(sizes.max_batch_tokens));
-  html += Row("KV tokens", std::to_string(sizes.num_kv_blocks * kKvBlockTokens));
+  html += Row("KV blocks", std::to_string(sizes.num_kv_blocks));
   html += Row("resident experts", std::to_string(report.plan.residents()));
   html += Row("buffers", std::to_string(sizes.buffers));
   html += Row("preemptions", std::to_string(report.preemptions));

@@ -119,11 +119,11 @@ void CheckRoom(const std::vector<ThroughputTest>& tests, int64_t step_tokens,
                const EnginePlan& plan) {
   for (const ThroughputTest& test : tests) {
     const int64_t blocks =
-        test.batch * ((test.positions(step_tokens) + kKvBlockTokens - 1) / kKvBlockTokens);
+        plan.kv_needs.MostTogether(test.batch, test.positions(step_tokens), step_tokens);
     if (blocks <= plan.num_kv_blocks) continue;
     Fail(ErrorKind::kResourceExhausted,
-         "{} with {} sequences needs {} tokens of KV cache and there are {}; raise --kv-memory",
-         test.name(), test.batch, blocks * kKvBlockTokens, plan.num_kv_blocks * kKvBlockTokens);
+         "{} with {} sequences needs {} blocks of KV cache and there are {}; raise --kv-memory",
+         test.name(), test.batch, blocks, plan.num_kv_blocks);
   }
 }
 

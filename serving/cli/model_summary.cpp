@@ -15,6 +15,7 @@
 #include "serving/model/model.h"
 #include "serving/model/tied_head.h"
 #include "serving/model/weights.h"
+#include "serving/online/kv_plan.h"
 
 namespace moesaic {
 namespace {
@@ -136,7 +137,10 @@ ModelSummary SummariseModel(const EngineOptions& options) {
   model.slot_bytes = layout.slot_bytes;
   model.dense_bytes = ModelWeights::Bytes(c, type);
   model.state_bytes = Model::StateSlotBytes(c);
-  model.kv_bytes_per_token = Model::KvBlockBytes(c, ChooseKvType(options)) / kKvBlockTokens;
+  model.kv_bytes_per_token = Model::KvBytesOfAllLayers(c, ChooseKvType(options)) / kKvBlockTokens;
+  model.kv_context_bytes = static_cast<uint64_t>(KvNeedsOf(c).Most(
+                               c.longest_context(), options.max_num_batched_tokens)) *
+                           Model::KvBlockBytes(c, ChooseKvType(options));
   return model;
 }
 
@@ -178,7 +182,9 @@ std::string ModelSummaryText(const ModelSummary& model) {
                                  Percent(model.active_parameters, model.total_parameters))});
   out += architecture.Render();
 
-  out += fmt::format("\nSizes in memory ({})\n", model.weight_type);
+  const bool coded = model.weight_type == WeightTypeName(WeightType::kBf16Coded);
+  out += fmt::format("\nSizes in memory ({})\n",
+                     coded ? "bf16 in 12 bits, lossless, where that fits" : model.weight_type);
   const uint64_t all_experts_bytes = model.num_experts() * model.slot_bytes;
   TextTable sizes("<><");
   sizes.Add({"dense weights", FormatBytes(model.dense_bytes), "always in memory"});
@@ -191,10 +197,9 @@ std::string ModelSummaryText(const ModelSummary& model) {
       {"one token's experts",
        FormatBytes(static_cast<uint64_t>(c.num_sparse_layers() * c.top_k()) * model.slot_bytes),
        "what one decode step computes with"});
-  sizes.Add({"keys and values", FormatBytes(model.kv_bytes_per_token),
-             fmt::format("per token; {} for a whole context",
-                         FormatBytes(model.kv_bytes_per_token *
-                                     static_cast<uint64_t>(c.longest_context())))});
+  sizes.Add(
+      {"keys and values", FormatBytes(model.kv_bytes_per_token),
+       fmt::format("per token; {} for a whole context", FormatBytes(model.kv_context_bytes))});
   if (model.state_bytes > 0) {
     sizes.Add(
         {"recurrent state", FormatBytes(model.state_bytes), "per sequence, whatever its length"});

@@ -24,6 +24,7 @@ struct ModelSummary {
   uint64_t expert_bytes = 0;        // of one expert, in memory
   uint64_t slot_bytes = 0;          // what it takes in the cache
   uint64_t kv_bytes_per_token = 0;  // all layers
+  uint64_t kv_context_bytes = 0;    // of the longest sequence that is served
   uint64_t state_bytes = 0;         // recurrent, of a sequence; 0: the model has none
 
   bool has_weights = false;

@@ -9,12 +9,14 @@
 #include "core/base/clock.h"
 #include "core/base/error.h"
 #include "core/base/file.h"
+#include "core/base/logging.h"
 #include "core/base/thread_pool.h"
 #include "core/base/units.h"
 #include "core/io/checkpoint.h"
 #include "kernels/cpu/kernels.h"
 #include "serving/cli/commands.h"
 #include "serving/cli/output.h"
+#include "serving/model/coded_weights.h"
 #include "serving/model/expert_sources.h"
 #include "serving/model/experts_of_model.h"
 #include "serving/model/tensor_source.h"
@@ -57,7 +59,8 @@ int PackCommand(const Invocation& invocation) {
        "layout of the kernels, so that reading one is one direct read. The store is tied to "
        "the checkpoint by a fingerprint; when it is current nothing is done, when the "
        "checkpoint has changed it is written again. Use it with --expert-store.",
-       {"moesaic pack models/sample -o /tmp/sample.experts --verify",
+       {"moesaic pack models/sample -o /tmp/sample.experts --weight-coding lossless",
+        "moesaic pack models/sample -o /tmp/sample.experts --verify",
         "moesaic run models/sample --expert-store /tmp/sample.experts --expert-memory 25%"}});
   Settings settings;
   std::string output;
@@ -79,7 +82,7 @@ int PackCommand(const Invocation& invocation) {
 
   const EngineOptions options =
       OptionsOnMachine(settings.engine, ReadMachine(invocation.environment));
-  const ModelConfig model = LoadModelConfig(options.model_dir);
+  ModelConfig model = LoadModelConfig(options.model_dir);
   const WeightType type = ChooseWeightType(options);
   std::unique_ptr<Checkpoint> checkpoint;  // none with dummy weights
   std::unique_ptr<TensorSource> tensors;
@@ -90,7 +93,7 @@ int PackCommand(const Invocation& invocation) {
     tensors = MakeCheckpointTensorSource(*checkpoint);
   }
   const CpuKernels& kernels = SelectKernels();
-  const ExpertLayout layout = MakeCpuExpertLayout(model, type);
+  ExpertLayout layout = MakeCpuExpertLayout(model, type);
   const auto experts = static_cast<uint64_t>(model.num_sparse_layers() * model.num_experts());
   const Stopwatch watch;
 
@@ -99,11 +102,21 @@ int PackCommand(const Invocation& invocation) {
           FormatBytes(experts * layout.slot_bytes));
   } else {
     ThreadPool pool(options.threads, options.thread_layout);
-    ProgressBar bar("packing", experts * layout.slot_bytes);
-    WriteExpertStore(model, type, *tensors, kernels, pool, output, [&](int64_t done, int64_t) {
-      bar.Update(static_cast<uint64_t>(done) * layout.slot_bytes);
-    });
-    bar.Finish();
+    const auto write = [&] {
+      ProgressBar bar("packing", experts * layout.slot_bytes);
+      WriteExpertStore(model, type, *tensors, kernels, pool, output, [&](int64_t done, int64_t) {
+        bar.Update(static_cast<uint64_t>(done) * layout.slot_bytes);
+      });
+      bar.Finish();
+    };
+    try {
+      write();
+    } catch (const UncodableExpert& error) {
+      LogWarn("--weight-coding lossless: {}; all experts are written in bfloat16", error.what());
+      model.coded_experts = false;
+      layout = MakeCpuExpertLayout(model, type);
+      write();
+    }
     const uint64_t bytes = experts * layout.slot_bytes;
     Print("{}: {} experts, {} in {} ({})\n", output, experts, FormatBytes(bytes),
           FormatDuration(watch.seconds()),

@@ -93,9 +93,9 @@ void EngineLoop::Main(const std::function<void(LoopParts&)>& load, std::promise<
   pthread_setname_np(pthread_self(), "engine");
   try {
     load(parts_);
-    kv_pools_.emplace(parts_.kv_groups, kKvBlockTokens, kAttentionChunkTokens);
+    kv_.emplace(parts_.kv_needs, parts_.num_kv_blocks);
     if (parts_.kv_store) OpenStore();
-    scheduler_.emplace(parts_.scheduling, *kv_pools_, stored_ ? &*stored_ : nullptr);
+    scheduler_.emplace(parts_.scheduling, *kv_, stored_ ? &*stored_ : nullptr);
     sampler_.emplace(*parts_.head, parts_.kernels, *parts_.pool);
     rows_.tokens.reserve(static_cast<size_t>(parts_.scheduling.max_batch_tokens));
     live_.emplace(std::move(parts_.ledgers), [this] { mailbox_.Wake(); });
@@ -127,7 +127,7 @@ void EngineLoop::Main(const std::function<void(LoopParts&)>& load, std::promise<
 void EngineLoop::OpenStore() {
   const KvStoreOptions& options = *parts_.kv_store;
   try {
-    stored_.emplace(options, *kv_pools_, [this] { mailbox_.Wake(); });
+    stored_.emplace(options, *kv_, [this] { mailbox_.Wake(); });
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::kInvalidArgument) throw;
     LogWarn("keys and values are not kept on disk: {}", error.what());
@@ -426,15 +426,15 @@ void EngineLoop::PublishStatus() {
                              piece ? parts_.step->layer_pass()->progress() : 0);
   }
   expert_slots_ = experts.slots;
-  mailbox_.Publish(*scheduler_, *kv_pools_, experts.slots, experts.resident, experts.devices);
+  mailbox_.Publish(*scheduler_, *kv_, experts.slots, experts.resident, experts.devices);
 }
 
 void EngineLoop::SampleIfDue() {
   if (!live_->watched()) return;
   const auto now = LiveSampler::Clock::now();
   if (!sampling_->Due(now)) return;
-  sampling_->Sample({*scheduler_, *kv_pools_, parts_.use->provider(), mailbox_.Stats(),
-                     expert_slots_, parts_.step->WhyUnreadable()},
+  sampling_->Sample({*scheduler_, *kv_, parts_.use->provider(), mailbox_.Stats(), expert_slots_,
+                     parts_.step->WhyUnreadable()},
                     now);
 }
 

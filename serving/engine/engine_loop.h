@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "cache/kv_pools.h"
+#include "cache/kv_manager.h"
 #include "core/base/clock.h"
 #include "core/base/function_ref.h"
 #include "core/base/thread_pool.h"
@@ -50,8 +50,9 @@ struct LoopParts {
   // Sequences that were submitted and have not ended, before requests are refused.
   int64_t max_outstanding = std::numeric_limits<int64_t>::max();
   SchedulerOptions scheduling;
-  std::vector<KvGroupSize> kv_groups;  // as the model has them
-  // Where prefixes are kept beyond the pools; its memory is that of the step's model.
+  KvNeeds kv_needs;
+  int64_t num_kv_blocks = 0;  // as the model has them
+  // Where prefixes are kept beyond the pool; its memory is that of the step's model.
   std::optional<KvStoreOptions> kv_store;
 
   CpuKernels kernels;
@@ -139,8 +140,8 @@ class EngineLoop : public Engine {
   const SteadyClock clock_;
   std::optional<LiveSampler> sampling_;
   int64_t expert_slots_ = 0;
-  std::optional<KvPools> kv_pools_;
-  std::optional<StoredPrefixes> stored_;  // none: prefixes end with the pools
+  std::optional<KvManager> kv_;
+  std::optional<StoredPrefixes> stored_;  // none: prefixes end with the pool
   std::optional<Scheduler> scheduler_;
   bool waits_for_store_ = false;  // nothing could be planned, though there are sequences
   std::optional<StepSampler> sampler_;

@@ -92,14 +92,13 @@ void EngineMailbox::SetNotReady(std::string why, std::string code) {
   status_.not_ready_code = std::move(code);
 }
 
-void EngineMailbox::Publish(const Scheduler& scheduler, const KvPools& kv_pools,
-                            int64_t expert_slots, int64_t experts_resident,
-                            std::span<const DeviceStatus> devices) {
+void EngineMailbox::Publish(const Scheduler& scheduler, const KvManager& kv, int64_t expert_slots,
+                            int64_t experts_resident, std::span<const DeviceStatus> devices) {
   const MutexLock lock(mutex_);
   status_.running = scheduler.running();
   status_.waiting = scheduler.waiting();
   status_.preemptions = scheduler.preemptions();
-  status_.kv_usage = kv_pools.usage();
+  status_.kv_usage = kv.usage();
   status_.expert_slots = expert_slots;
   status_.experts_resident = experts_resident;
   status_.devices.assign(devices.begin(), devices.end());

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "cache/kv_pools.h"
+#include "cache/kv_manager.h"
 #include "core/base/mutex.h"
 #include "prefetch/link/expert_provider.h"
 #include "serving/engine/engine.h"
@@ -56,7 +56,7 @@ class EngineMailbox {
   void AddStats(const StepStats& stats) EXCLUDES(mutex_);
   // Empty: the engine is ready.
   void SetNotReady(std::string why, std::string code) EXCLUDES(mutex_);
-  void Publish(const Scheduler& scheduler, const KvPools& kv_pools, int64_t expert_slots,
+  void Publish(const Scheduler& scheduler, const KvManager& kv, int64_t expert_slots,
                int64_t experts_resident, std::span<const DeviceStatus> devices) EXCLUDES(mutex_);
 
  private:

@@ -14,7 +14,7 @@ EngineMetrics::EngineMetrics(MetricsRegistry& r, bool with_devices)
     : registry_(r),
       preemptions_(
           r.GetCounter("moe_preemptions_total", "Sequences preempted for lack of KV blocks")),
-      from_pools_(
+      from_pool_(
           r.GetCounter("moe_prefix_cache_tokens_total", kPrefixTokens, {{"tier", "memory"}})),
       from_store_(r.GetCounter("moe_prefix_cache_tokens_total", kPrefixTokens, {{"tier", "disk"}})),
       slots_(r.GetGauge("moe_expert_slots", "Experts that the cache can hold")),
@@ -106,7 +106,7 @@ void EngineMetrics::SetPreemptions(int64_t total) {
 }
 
 void EngineMetrics::SetPrefixes(const PrefixCounters& prefixes) {
-  from_pools_.SetTotal(static_cast<uint64_t>(prefixes.from_pools));
+  from_pool_.SetTotal(static_cast<uint64_t>(prefixes.from_pool));
   from_store_.SetTotal(static_cast<uint64_t>(prefixes.from_store));
 }
 

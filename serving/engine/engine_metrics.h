@@ -79,7 +79,7 @@ class EngineMetrics {
   std::vector<Counter*> foreseen_;      // by distance - 1: experts used that were
   std::vector<Counter*> not_foreseen_;  // and were not among the most probable
   FollowingCounter preemptions_;
-  FollowingCounter from_pools_;
+  FollowingCounter from_pool_;
   FollowingCounter from_store_;
   std::optional<KvStoreMetrics> kv_store_;  // made with the first counters
   Gauge& slots_;

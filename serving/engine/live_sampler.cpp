@@ -97,7 +97,7 @@ void LiveSampler::Sample(const State& state, Clock::time_point now) {
   sample.running = state.scheduler.running();
   sample.waiting = state.scheduler.waiting();
   sample.preemptions = state.scheduler.preemptions();
-  sample.kv_usage = state.kv_pools.usage();
+  sample.kv_usage = state.kv.usage();
   sample.not_ready = state.not_ready;
   sample.expert_slots = state.expert_slots;
   FillExperts(state, sample);

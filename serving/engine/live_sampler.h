@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "cache/kv_pools.h"
+#include "cache/kv_manager.h"
 #include "prefetch/link/expert_provider.h"
 #include "serving/engine/live_view.h"
 #include "serving/engine/scheduler.h"
@@ -54,7 +54,7 @@ class LiveSampler {
   // What the engine's loop knows. provider: null: nobody knows where the experts are.
   struct State {
     Scheduler& scheduler;
-    const KvPools& kv_pools;
+    const KvManager& kv;
     const ExpertProvider* provider;
     StepStats totals;
     int64_t expert_slots = 0;

@@ -1,4 +1,4 @@
-// PrefixStore: where full blocks of keys and values are kept beyond the pools, as the scheduler
+// PrefixStore: where full blocks of keys and values are kept beyond the pool, as the scheduler
 // sees it. StoredPrefixes is the real one.
 //
 // Thread contract: the scheduler's thread.
@@ -19,7 +19,7 @@ class PrefixStore {
 
   virtual ~PrefixStore() = default;
 
-  // A sequence runs, and has what the pools had of its prefix. How many of its first blocks, at
+  // A sequence runs, and has what the pool had of its prefix. How many of its first blocks, at
   // most `most` and those included, the store has; it is told of the sequence's blocks from here
   // on.
   virtual int64_t Begin(Sequence& sequence, int64_t most) = 0;
@@ -29,7 +29,7 @@ class PrefixStore {
   virtual Progress Poll(const Sequence& sequence) const = 0;
   // Nothing is written to the sequence's blocks any more.
   virtual void Stop(Sequence& sequence) = 0;
-  // This block of the sequence was computed and is sealed in the pools.
+  // This block of the sequence was computed and is sealed in the pool.
   virtual void Sealed(Sequence& sequence, int64_t block) = 0;
   // The sequence gives its blocks back.
   virtual void End(Sequence& sequence) = 0;

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <limits>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "core/base/check.h"
 #include "kernels/cpu/kernels.h"
@@ -11,7 +13,7 @@ namespace moesaic {
 namespace {
 
 // Sequences whose prefix is read at a time: one disk is not faster for more, and what they will
-// take of the pools is not taken yet.
+// take of the pool is not taken yet.
 constexpr int64_t kMostRestoring = 2;
 
 int64_t PendingTokens(const Sequence& sequence) {
@@ -33,9 +35,9 @@ auto FirstOfBackground(List& list) {
 
 }  // namespace
 
-Scheduler::Scheduler(const SchedulerOptions& options, KvPools& pools, PrefixStore* store)
+Scheduler::Scheduler(const SchedulerOptions& options, KvManager& kv, PrefixStore* store)
     : options_(options),
-      pools_(pools),
+      kv_(kv),
       states_(options.state_slots, options.state_snapshots),
       store_(options.prefix_cache && !states_.any() ? store : nullptr) {
   CHECK(options.state_slots == 0 ||
@@ -81,7 +83,7 @@ int64_t Scheduler::restoring() const {
                        [](const auto& sequence) { return sequence->restored_until > 0; });
 }
 
-// Whether the store has more of the sequence's prefix than the pools had: it is being read then, if
+// Whether the store has more of the sequence's prefix than the pool had: it is being read then, if
 // the sequence was not preempted for want of blocks (restored_until is 0).
 bool Scheduler::BeginRestore(Sequence& sequence) {
   if (store_ == nullptr || sequence.wants_prompt_logprobs()) return false;
@@ -111,13 +113,13 @@ void Scheduler::TakeRestored(Sequence& sequence) {
   const bool all = progress.done == sequence.blocks_asked;
   for (int64_t block = 0; block < progress.done; ++block) {
     const size_t first = static_cast<size_t>(sequence.blocks.sealed * kKvBlockTokens);
-    pools_.Seal(sequence.blocks,
-                {sequence.tokens.data() + first, static_cast<size_t>(kKvBlockTokens)});
+    kv_.Seal(sequence.blocks,
+             {sequence.tokens.data() + first, static_cast<size_t>(kKvBlockTokens)});
   }
   const int64_t tokens = progress.done * kKvBlockTokens;
   sequence.computed_tokens += tokens;
   sequence.blocks_asked = 0;
-  pools_.GiveBackBehind(sequence.blocks, sequence.computed_tokens);
+  kv_.GiveBackBehind(sequence.blocks, sequence.computed_tokens);
   // One that was preempted before it ran may be reading what it had been told of.
   const int64_t cached = std::min(sequence.computed_tokens, sequence.prompt_tokens);
   if (!sequence.started && cached > sequence.cached_tokens) {
@@ -186,7 +188,7 @@ std::span<const ScheduledSlice> Scheduler::PlanPiece(FunctionRef<bool(int64_t to
     JoinRunning(std::move(admitted));
     const bool restores = BeginRestore(sequence);
     if (restores && sequence.restored_until == 0) break;  // there were no blocks for it
-    if (!sequence.admitted) prefixes_.from_pools += sequence.cached_tokens;
+    if (!sequence.admitted) prefixes_.from_pool += sequence.cached_tokens;
     sequence.admitted = true;
     if (restores) continue;                                           // it runs behind the piece
     if (PendingTokens(sequence) == 1 || !JoinPiece(sequence)) break;  // it runs in steps
@@ -198,16 +200,36 @@ std::span<const ScheduledSlice> Scheduler::PlanPiece(FunctionRef<bool(int64_t to
   return piece_;
 }
 
-// False where there is no place or no blocks for so many tokens at once.
+// False where there is no place or no blocks for it.
 bool Scheduler::JoinPiece(Sequence& sequence) {
   if (std::ssize(piece_) >= options_.max_batch_tokens) return false;  // a row of each is sampled
-  const int64_t tokens = StepTokens(sequence);
-  if (!pools_.HasRoom(sequence.blocks, sequence.computed_tokens + tokens, tokens)) return false;
-  CHECK(pools_.Grow(sequence.blocks, sequence.computed_tokens + tokens));
+  const int64_t tokens = PieceTokens(sequence);
+  if (tokens == 0) return false;
+  CHECK(kv_.Grow(sequence.blocks, sequence.computed_tokens + tokens));
   states_.Open(sequence.state);
   piece_.push_back({&sequence, tokens});
   budget_ -= tokens;
   return true;
+}
+
+// As many as there are blocks for at once, if there are enough for all that is pending in steps. Of
+// what is free beyond those a half at most is taken for what windows give back afterwards: others
+// need blocks while the piece runs.
+int64_t Scheduler::PieceTokens(const Sequence& sequence) const {
+  const int64_t start = sequence.computed_tokens;
+  const int64_t tokens = StepTokens(sequence);
+  const int64_t free = kv_.pool().free_blocks();
+  const int64_t needed =
+      kv_.Missing(sequence.blocks, start + tokens, std::min(tokens, options_.max_batch_tokens));
+  if (needed > free) return 0;
+  const int64_t spare = running_.size() > 1 ? (free - needed) / 2 : free - needed;
+  const auto fits = [&](int64_t count) {
+    return kv_.Missing(sequence.blocks, start + count, count) <= needed + spare;
+  };
+  if (fits(tokens)) return tokens;
+  int64_t steps = tokens / options_.max_batch_tokens;  // whole ones
+  while (steps > 0 && !fits(steps * options_.max_batch_tokens)) --steps;
+  return steps * options_.max_batch_tokens;
 }
 
 // Of what is pending, at most what the budget has left, up to where a state is to be kept that is
@@ -234,8 +256,7 @@ void Scheduler::PlanSnapshot(Sequence& sequence, int64_t tokens) {
   if (start > 0 && (start == last || start == sequence.branches_at)) {
     // Behind what may be shared blocks are not sealed.
     if (sequence.blocks.sealed * kKvBlockTokens == start) {
-      states_.KeepBefore(sequence.state, sequence.blocks.tables.front().prefix,
-                         start >= sequence.prompt_tokens);
+      states_.KeepBefore(sequence.state, sequence.blocks.prefix, start >= sequence.prompt_tokens);
     }
   } else if (start < last && last < start + tokens && last <= ShareableTokens(sequence)) {
     states_.Reserve(sequence.state, last - start);
@@ -254,7 +275,7 @@ void Scheduler::Admit() {
     const int64_t tokens = StepTokens(sequence);
     const bool restores = BeginRestore(sequence);
     if (restores ? sequence.restored_until == 0 : !EnsureBlocks(sequence, tokens)) return;
-    if (!sequence.admitted) prefixes_.from_pools += sequence.cached_tokens;
+    if (!sequence.admitted) prefixes_.from_pool += sequence.cached_tokens;
     sequence.admitted = true;
     if (!restores) Schedule(sequence, tokens);
   }
@@ -274,7 +295,7 @@ bool Scheduler::MakeRoom(Sequence& sequence) {
   // Room for all that is pending, not just for this chunk: a prompt that is admitted and preempted
   // half way has cost its work twice.
   const auto has_room = [&] {
-    return pools_.HasRoom(sequence.blocks, std::ssize(sequence.tokens), options_.max_batch_tokens);
+    return kv_.HasRoom(sequence.blocks, std::ssize(sequence.tokens), options_.max_batch_tokens);
   };
   while (!has_room() && can_preempt()) PreemptNewest();
   if (has_room() || running_.empty()) return true;
@@ -295,35 +316,25 @@ int64_t Scheduler::ReusableTokens(const Sequence& sequence) const {
   return limit;
 }
 
-bool Scheduler::ReuseBlock(Sequence& sequence) {
-  const size_t first = static_cast<size_t>(sequence.blocks.sealed * kKvBlockTokens);
-  return pools_.Reuse(sequence.blocks,
-                      {sequence.tokens.data() + first, static_cast<size_t>(kKvBlockTokens)});
-}
-
 void Scheduler::ReusePrefix(Sequence& sequence) {
   if (!options_.prefix_cache || sequence.computed_tokens > 0 || sequence.wants_prompt_logprobs())
     return;
-  const int64_t limit = ReusableTokens(sequence);
-  int64_t with_state = 0;  // blocks
-  while (sequence.blocks.sealed < limit / kKvBlockTokens && ReuseBlock(sequence)) {
-    if (states_.any() && states_.Has(sequence.blocks.tables.front().prefix)) {
-      with_state = sequence.blocks.sealed;
-    }
-  }
+  const auto tokens = [&](int64_t count) {
+    return std::span<const int32_t>(sequence.tokens).first(static_cast<size_t>(count));
+  };
+  const std::vector<KvManager::Prefix> found =
+      kv_.FindPrefixes(tokens(std::max<int64_t>(0, ReusableTokens(sequence))));
+  auto longest = found.rbegin();
   if (states_.any()) {
-    const int64_t found = sequence.blocks.sealed;
-    if (found > with_state) {  // what is released is found again
-      pools_.Release(sequence.blocks);
-      while (sequence.blocks.sealed < with_state) CHECK(ReuseBlock(sequence));
-      sequence.branches_at = found * kKvBlockTokens;
-    }
-    if (with_state > 0) {
-      states_.Restore(sequence.state, sequence.blocks.tables.front().prefix);
-    }
+    longest = std::find_if(found.rbegin(), found.rend(),
+                           [&](const KvManager::Prefix& prefix) { return states_.Has(prefix.id); });
+    if (longest != found.rbegin()) sequence.branches_at = found.back().blocks * kKvBlockTokens;
+  }
+  if (longest != found.rend()) {
+    kv_.Reuse(sequence.blocks, tokens(longest->blocks * kKvBlockTokens));
+    if (states_.any()) states_.Restore(sequence.state, longest->id);
   }
   sequence.computed_tokens = sequence.blocks.sealed * kKvBlockTokens;
-  pools_.GiveBackBehind(sequence.blocks, sequence.computed_tokens);
   if (!sequence.admitted) {
     sequence.cached_tokens = std::min(sequence.computed_tokens, sequence.prompt_tokens);
   }
@@ -332,7 +343,7 @@ void Scheduler::ReusePrefix(Sequence& sequence) {
 // Blocks for num_tokens more tokens, preempting newer sequences if need be. False when the sequence
 // itself had to be preempted.
 bool Scheduler::EnsureBlocks(Sequence& sequence, int64_t num_tokens) {
-  while (!pools_.Grow(sequence.blocks, sequence.computed_tokens + num_tokens)) {
+  while (!kv_.Grow(sequence.blocks, sequence.computed_tokens + num_tokens)) {
     const bool itself = running_.back().get() == &sequence;
     // Alone and without room: the engine admits only what fits the pool.
     CHECK(!itself || running_.size() > 1);
@@ -366,7 +377,7 @@ void Scheduler::PreemptNewest() {
 void Scheduler::ReleaseBlocks(Sequence& sequence) {
   if (store_ != nullptr) store_->End(sequence);
   sequence.restored_until = sequence.blocks_asked = 0;
-  pools_.Release(sequence.blocks);
+  kv_.Release(sequence.blocks);
   states_.Release(sequence.state);
   sequence.computed_tokens = 0;
 }
@@ -400,14 +411,14 @@ void Scheduler::Advance(const ScheduledSlice& slice) {
       options_.prefix_cache ? std::min(sequence.computed_tokens, ShareableTokens(sequence)) : 0;
   while ((sequence.blocks.sealed + 1) * kKvBlockTokens <= limit) {
     const int64_t first = sequence.blocks.sealed * kKvBlockTokens;
-    pools_.Seal(sequence.blocks,
-                {sequence.tokens.data() + first, static_cast<size_t>(kKvBlockTokens)});
+    kv_.Seal(sequence.blocks,
+             {sequence.tokens.data() + first, static_cast<size_t>(kKvBlockTokens)});
     if (store_ != nullptr) store_->Sealed(sequence, sequence.blocks.sealed - 1);
     if (sequence.state.snapshot >= 0 && first + kKvBlockTokens == kept_at) {
-      states_.Keep(sequence.state, sequence.blocks.tables.front().prefix);
+      states_.Keep(sequence.state, sequence.blocks.prefix);
     }
   }
-  pools_.GiveBackBehind(sequence.blocks, sequence.computed_tokens);
+  kv_.GiveBackBehind(sequence.blocks, sequence.computed_tokens);
   states_.Advance(sequence.state);
 }
 

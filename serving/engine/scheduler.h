@@ -1,15 +1,15 @@
 // Scheduler: which sequences run in the next step and on how many tokens: continuous batching with
-// chunked prefill over paged keys and values (kv_pools.h); what no
+// chunked prefill over paged keys and values (kv_manager.h); what no
 // later token of a sequence attends to is given back as it runs.
 //
 // A plain state machine: no threads, no clock, no model. The engine's thread owns it.
 //
 // Every step has a token budget. Running sequences that decode get one token each; what is left
 // goes to prefill, oldest first, and then to waiting requests, first come first served. When a
-// running sequence needs a KV block of any group of layers and none is free, the newest running
-// sequence is preempted: its blocks are released and it waits again at the head of the queue, to be
-// computed anew with what it has generated. The oldest sequence is never preempted for another, so
-// every request that fits the pool alone ends.
+// running sequence needs a KV block, whichever group of layers it is for, and none is free, the
+// newest running sequence is preempted: its blocks are released and it waits again at the head of
+// the queue, to be computed anew with what it has generated. The oldest sequence is never preempted
+// for another, so every request that fits the pool alone ends.
 //
 // Sequences of the background (EngineRequest::background) rest while others are there: they keep
 // their blocks, are not planned, and are preempted first, before a request that waits lacks a place
@@ -18,14 +18,16 @@
 // A piece is what runs beside steps: prompts whose tokens go through the model layer after layer,
 // more of them than a step's budget. While there is one, steps are planned of sequences that decode
 // alone, and nobody joins those that run. Background sequences are in no piece, nor are those that
-// want the log-probabilities of their prompts.
+// want the log-probabilities of their prompts. All tokens of a piece have blocks until it has run,
+// also those that will be behind a window: where there is no room for that, a prompt runs in
+// several pieces.
 //
 // Of a model with recurrent layers a sequence that runs has a slot of state besides
 // (state_slots.h), which a preempted one gives back as well. A prefix is reused up to where its
 // state was kept: at the last whole block of each prompt and, while it runs, of each answer, and
 // where a prompt leaves the blocks of an earlier one.
 //
-// What the pools lack of a prefix may be had from a store (prefix_store.h). A sequence that is
+// What the pool lacks of a prefix may be had from a store (prefix_store.h). A sequence that is
 // admitted with such a prefix has its blocks read first, a step's worth of tokens at a time, and is
 // not planned meanwhile; the others go on.
 #pragma once
@@ -37,7 +39,7 @@
 #include <span>
 #include <vector>
 
-#include "cache/kv_pools.h"
+#include "cache/kv_manager.h"
 #include "cache/state_slots.h"
 #include "core/base/function_ref.h"
 #include "serving/engine/prefix_store.h"
@@ -60,7 +62,7 @@ struct SchedulerOptions {
 
 // Tokens of prompts whose keys and values were there when the prompt was first run, by where.
 struct PrefixCounters {
-  int64_t from_pools = 0;
+  int64_t from_pool = 0;
   int64_t from_store = 0;
 };
 
@@ -72,7 +74,7 @@ struct ScheduledSlice {
 class Scheduler {
  public:
   // `store` (which outlives it) may be null; of a model with recurrent layers it is not used.
-  Scheduler(const SchedulerOptions& options, KvPools& pools, PrefixStore* store = nullptr);
+  Scheduler(const SchedulerOptions& options, KvManager& kv, PrefixStore* store = nullptr);
 
   void Add(std::unique_ptr<Sequence> sequence);
   // Plans a step: allocates the blocks of what it plans. Empty when nothing can run: there is
@@ -122,19 +124,19 @@ class Scheduler {
   void Admit();
   int64_t ShareableTokens(const Sequence& sequence) const;
   int64_t ReusableTokens(const Sequence& sequence) const;
-  bool ReuseBlock(Sequence& sequence);
   void ReusePrefix(Sequence& sequence);
   int64_t StepTokens(const Sequence& sequence) const;
   void PlanSnapshot(Sequence& sequence, int64_t tokens);
   void Schedule(Sequence& sequence, int64_t tokens);
   bool JoinPiece(Sequence& sequence);
+  int64_t PieceTokens(const Sequence& sequence) const;
   void Advance(const ScheduledSlice& slice);
   void Abandon(std::vector<ScheduledSlice>& plan);
   void PreemptNewest();
   void ReleaseBlocks(Sequence& sequence);
 
   SchedulerOptions options_;
-  KvPools& pools_;
+  KvManager& kv_;
   StateSlots states_;
   PrefixStore* const store_;
   // Those of the background behind the others.

@@ -8,7 +8,7 @@
 #include <optional>
 #include <vector>
 
-#include "cache/kv_pools.h"
+#include "cache/kv_manager.h"
 #include "cache/state_slots.h"
 #include "serving/engine/engine.h"
 #include "serving/engine/output_constraint.h"

@@ -23,9 +23,9 @@ std::span<const int32_t> TokensOf(const Sequence& sequence, int64_t first, int64
 
 }  // namespace
 
-StoredPrefixes::StoredPrefixes(const KvStoreOptions& options, const KvPools& pools,
+StoredPrefixes::StoredPrefixes(const KvStoreOptions& options, const KvManager& kv,
                                std::function<void()> progress)
-    : pools_(pools), block_tokens_(options.block_tokens), store_(options, std::move(progress)) {}
+    : kv_(kv), block_tokens_(options.block_tokens), store_(options, std::move(progress)) {}
 
 int64_t StoredPrefixes::Begin(Sequence& sequence, int64_t most) {
   const std::vector<PrefixId> ids = store_.Find(TokensOf(sequence, 0, most, block_tokens_));
@@ -35,7 +35,7 @@ int64_t StoredPrefixes::Begin(Sequence& sequence, int64_t most) {
   chain.offered = stored;
   chain.last = ids.empty() ? kEmptyPrefix : ids.back();
   sequence.stored.ids = ids;
-  // What the pools have kept longer than the store.
+  // What the pool has kept longer than the store.
   for (int64_t block = stored; block < sequence.blocks.sealed; ++block) Sealed(sequence, block);
   return stored;
 }
@@ -74,14 +74,14 @@ void StoredPrefixes::Sealed(Sequence& sequence, int64_t block) {
   for (size_t g = 0; g < sequence.blocks.tables.size(); ++g) {
     const int32_t number = sequence.blocks.tables[g].blocks[static_cast<size_t>(block)];
     const PrefixId held =
-        number == SequenceBlocks::kGivenBack ? kEmptyPrefix : pools_.pool(g).prefix(number);
-    // Not sealed: another block in the pools holds the same, and was offered.
+        number == SequenceBlocks::kGivenBack ? kEmptyPrefix : kv_.pool().prefix(number);
+    // Not sealed: another block in the pool holds the same, and was offered.
     if (number == SequenceBlocks::kGivenBack) chain.broken = true;
     waiting.blocks.push_back(number);
-    waiting.in_pools.push_back(held);
+    waiting.in_pool.push_back(held);
   }
-  // Each block of the pools waits once at most, if it can be written at all.
-  if (std::ssize(waiting_) >= pools_.pool(0).num_blocks()) chain.broken = true;
+  // Each block of the pool waits once at most, if it can be written at all.
+  if (std::ssize(waiting_) >= kv_.pool().num_blocks()) chain.broken = true;
   if (chain.broken) return;
   ++chain.offered;
   const std::span<const int32_t> tokens = TokensOf(sequence, block, 1, block_tokens_);
@@ -105,8 +105,8 @@ void StoredPrefixes::End(Sequence& sequence) {
 
 bool StoredPrefixes::StillHeld(const Waiting& waiting) const {
   for (size_t g = 0; g < waiting.blocks.size(); ++g) {
-    if (waiting.in_pools[g] == kEmptyPrefix ||
-        pools_.pool(g).prefix(waiting.blocks[g]) != waiting.in_pools[g]) {
+    if (waiting.in_pool[g] == kEmptyPrefix ||
+        kv_.pool().prefix(waiting.blocks[g]) != waiting.in_pool[g]) {
       return false;
     }
   }

@@ -1,8 +1,8 @@
-// StoredPrefixes: joins the scheduler's sequences and their blocks in the pools with a store on
+// StoredPrefixes: joins the scheduler's sequences and their blocks in the pool with a store on
 // disk (cache/kv_store.h): what sequences fill is written behind, what they begin with is read.
 //
 // Blocks wait here, by number, until the store has a place for a copy. A block whose memory the
-// pools give to something else first is not written, and neither is what follows it.
+// pool gives to something else first is not written, and neither is what follows it.
 //
 // Thread contract: the engine's thread.
 #pragma once
@@ -14,7 +14,7 @@
 #include <memory>
 #include <vector>
 
-#include "cache/kv_pools.h"
+#include "cache/kv_manager.h"
 #include "cache/kv_store.h"
 #include "serving/engine/prefix_store.h"
 
@@ -29,9 +29,9 @@ struct StoredChain {
 
 class StoredPrefixes : public PrefixStore {
  public:
-  // The pools whose memory `options` has outlive Close. `progress` as KvStore's. Throws as KvStore
+  // The blocks whose memory `options` has outlive Close. `progress` as KvStore's. Throws as KvStore
   // does.
-  StoredPrefixes(const KvStoreOptions& options, const KvPools& pools,
+  StoredPrefixes(const KvStoreOptions& options, const KvManager& kv,
                  std::function<void()> progress);
 
   int64_t Begin(Sequence& sequence, int64_t most) override;
@@ -54,14 +54,14 @@ class StoredPrefixes : public PrefixStore {
     // Of one block; of many, where `blocks` is empty: all of a sequence that has ended, which are
     // used in the store's eyes.
     std::vector<int32_t> tokens = {};
-    std::vector<int32_t> blocks = {};     // [groups]
-    std::vector<PrefixId> in_pools = {};  // [groups] what these must still hold
+    std::vector<int32_t> blocks = {};    // [groups]
+    std::vector<PrefixId> in_pool = {};  // [groups] what these must still hold
   };
 
   bool StillHeld(const Waiting& waiting) const;
   bool PumpOne();
 
-  const KvPools& pools_;
+  const KvManager& kv_;
   const int64_t block_tokens_;
   KvStore store_;
   std::deque<Waiting> waiting_;

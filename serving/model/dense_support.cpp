@@ -51,6 +51,7 @@ cuda::Weights GpuWeights(WeightType type) {
     case WeightType::kGgufF32:
     case WeightType::kFp8:
     case WeightType::kW4A16:  // likewise
+    case WeightType::kBf16Coded:
       break;
   }
   Fail(ErrorKind::kUnsupported, "--gpu-dense: no kernel takes {} weights; give --dtype bfloat16",

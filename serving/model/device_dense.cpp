@@ -150,7 +150,8 @@ uint64_t DeviceDense::WeightBytes(const ModelConfig& config, WeightType type, in
 uint64_t DeviceDense::KvBytes(const ModelConfig& config, const ModelLimits& limits, int devices,
                               int device) {
   const KvLayout layout = KvLayoutFor(config, KvHeadsOf(config, devices, device));
-  return static_cast<uint64_t>(layout.block_bytes() * limits.num_kv_blocks * config.num_layers());
+  return static_cast<uint64_t>(layout.block_bytes() * limits.num_kv_blocks *
+                               KvGroupsOf(config).layers_of_block);
 }
 
 uint64_t DeviceDense::WorkspaceBytes(const ModelConfig& config, const ModelLimits& limits,

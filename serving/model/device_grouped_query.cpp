@@ -124,12 +124,13 @@ void DeviceDense::MixOn(size_t index, int64_t layer) {
   const GroupedQuerySpec& spec = config_.layer(layer).attention();
   const int64_t d = spec.head_dim;
   const size_t group = groups_.of_layer[static_cast<size_t>(layer)];
+  const int64_t place = groups_.index[static_cast<size_t>(layer)];
   const int64_t kv_heads = shard.kv_heads.count();
   const int64_t heads = kv_heads * spec.group();
   const QkvRows rows = QkvOf(shard, spec);
   const float* const keys = rows.first + (rows.heads + rows.first_kv_head) * d;
   const cuda::KvCache cache = {
-      .data = shard.kv.data() + layer * limits_.num_kv_blocks * shard.block_bytes,
+      .data = shard.kv.data() + place * limits_.num_kv_blocks * shard.block_bytes,
       .block_stride_bytes = shard.block_bytes,
       .kv_heads = kv_heads,
       .head_dim = d};

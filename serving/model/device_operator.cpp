@@ -49,6 +49,10 @@ cuda::Weights DeviceOperator::WeightsOf(const ExpertLayout& layout) {
       return cuda::Weights::kInt8;
     case DType::kI4:
       return cuda::Weights::kInt4;
+    case DType::kBf16Coded:
+      Fail(ErrorKind::kUnsupported,
+           "a device does not compute experts of coded weights: write the store with `moesaic pack "
+           "--weight-coding none`");
     default:
       Fail(ErrorKind::kUnsupported,
            "a device computes experts in bfloat16, int8 and int4, not in {}: give --dtype bfloat16",

@@ -24,7 +24,7 @@ struct DeviceDense::Shard {
   ModelWeights weights;     // addresses in `memory`
 
   DeviceBuffer memory;
-  DeviceBuffer kv;         // [layers, num_kv_blocks, block_bytes]
+  DeviceBuffer kv;         // [layers of a block, num_kv_blocks, block_bytes]
   DeviceBuffer cos;        // [max_context_tokens, rotary_dim / 2] f32
   DeviceBuffer sin;        // likewise
   DeviceBuffer hidden;     // [rows, hidden] f32, the residual stream

@@ -14,8 +14,10 @@
 #include "core/base/error.h"
 #include "core/base/units.h"
 #include "core/io/expert_store.h"
+#include "kernels/cpu/coded_weights.h"
 #include "kernels/cpu/fp8_pack.h"
 #include "kernels/cpu/gguf_blocks.h"
+#include "serving/model/coded_weights.h"
 #include "serving/model/experts_of_model.h"
 #include "serving/model/fp8_weights.h"
 #include "serving/model/gguf_weights.h"
@@ -42,6 +44,14 @@ bool SameLayout(const ExpertLayout& a, const ExpertLayout& b) {
   return a.blob_bytes == b.blob_bytes && a.slot_bytes == b.slot_bytes &&
          std::equal(a.sections.begin(), a.sections.end(), b.sections.begin(), b.sections.end(),
                     same_section);
+}
+
+// Throws of a matrix that is coded and does not fit.
+void RequireCoded(const PackedMatrix& matrix, const std::filesystem::path& file, ExpertId id) {
+  if (matrix.type != WeightType::kBf16Coded || CodedMatrixFits(matrix)) return;
+  throw UncodableExpert(fmt::format(
+      "expert {} of layer {}{}{} has more exponents than 12 bits a weight have room for", id.index,
+      id.layer, file.empty() ? "" : " of ", file.parent_path().string()));
 }
 
 class CheckpointExpertSource : public ExpertSource {
@@ -78,6 +88,7 @@ class CheckpointExpertSource : public ExpertSource {
       const auto& [form, first] = layers_[id.layer].matrices[s];
       PackSection(matrix, kernels_, form, pieces.subspan(first, form.pieces()),
                   {dtypes + first, form.pieces()});
+      RequireCoded(matrix, files_.front(), id);
     }
   }
 
@@ -250,7 +261,8 @@ std::string WhyNotCurrent(const ModelConfig& config, WeightType type, uint64_t f
 
 }  // namespace
 
-ExpertLayout MakeCpuExpertLayout(const ModelConfig& config, WeightType type) {
+ExpertLayout MakeCpuExpertLayout(const ModelConfig& config, WeightType dense_type) {
+  const WeightType type = ExpertWeightType(config, dense_type);
   ExpertLayout layout;
   const auto add = [&](const char* name, int64_t rows, int64_t cols) {
     ExpertSection section;
@@ -317,6 +329,11 @@ std::unique_ptr<ExpertSource> MakeStoreExpertSource(const ModelConfig& config, W
   // The same, and with what a store does not say.
   description.header.layout = MakeCpuExpertLayout(config, type);
   return std::make_unique<StoreExpertSource>(config, std::move(description), store);
+}
+
+bool StoreIsCoded(const std::filesystem::path& store) {
+  const ExpertLayout layout = OpenExpertStore(store).layout;
+  return !layout.sections.empty() && layout.sections.front().dtype == DType::kBf16Coded;
 }
 
 std::unique_ptr<ExpertSource> MakeAbsentExpertSource(const ModelConfig& config, WeightType type) {
@@ -404,6 +421,7 @@ void ExpertPacker::Pack(ExpertId id, std::span<std::byte> slot) {
     const std::span<const std::byte> piece = bytes;
     const RowForm rows = {.rows = section.rows, .cols = section.cols};
     PackSection(matrix, kernels_, rows, {&piece, 1}, {&dtype, 1});
+    RequireCoded(matrix, {}, id);
   }
 }
 

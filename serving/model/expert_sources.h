@@ -20,7 +20,8 @@
 namespace moesaic {
 
 // The blob of one expert for the CPU kernels: sections "gate", "up" and "down", packed in panels.
-// Blobs of kGguf have room for the largest type that a matrix has in any layer.
+// Blobs of kGguf have room for the largest type that a matrix has in any layer. Here and below
+// `type` is that of the dense part, of which that of experts follows (ExpertWeightType).
 ExpertLayout MakeCpuExpertLayout(const ModelConfig& config, WeightType type);
 
 // A section of a blob of this layer as the kernels want it.
@@ -38,6 +39,9 @@ std::unique_ptr<ExpertSource> MakeStoreExpertSource(const ModelConfig& config, W
                                                     uint64_t fingerprint,
                                                     const std::filesystem::path& store);
 
+// Whether the store's experts are of coded bf16. Throws as OpenExpertStore.
+bool StoreIsCoded(const std::filesystem::path& store);
+
 // Experts whose files are not there: what a plan of memory asks of them, their sizes. They cannot
 // be read.
 std::unique_ptr<ExpertSource> MakeAbsentExpertSource(const ModelConfig& config, WeightType type);
@@ -53,7 +57,8 @@ class ExpertPacker {
   ExpertPacker(const ModelConfig& config, WeightType type, const TensorSource& source,
                const CpuKernels& kernels);
   const ExpertLayout& layout() const { return layout_; }
-  // slot: layout().slot_bytes; what the sections do not cover is zeroed.
+  // slot: layout().slot_bytes; what the sections do not cover is zeroed. Throws UncodableExpert
+  // (coded_weights.h).
   void Pack(ExpertId id, std::span<std::byte> slot);
 
  private:

@@ -1,11 +1,12 @@
 // What a forward pass runs over, and the limits that its memory is sized for. Plain data.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <span>
 
-#include "cache/kv_pools.h"
+#include "cache/kv_manager.h"
 #include "cache/state_slots.h"
 #include "kernels/cpu/kernels.h"
 
@@ -19,7 +20,7 @@ struct SequenceSlice {
   int64_t start_position = 0;       // of its first token
   std::span<const int32_t> blocks;  // KV blocks of positions [0, start_position + num_tokens)
   // Blocks of each group of layers (core/config/kv_groups.h), as many as of the first, which
-  // `blocks` names; null: those of all groups have the same numbers.
+  // `blocks` names; null: of G groups, group g has block n G + g of the pool where `blocks` has n.
   const SequenceBlocks* tables = nullptr;
   SequenceState state = {};  // where a model with recurrent layers has the sequence's
   int32_t request = 0;       // the caller's number, for hooks
@@ -28,10 +29,11 @@ struct SequenceSlice {
   int64_t decode_from = std::numeric_limits<int64_t>::max();
 };
 
-// SequenceBlocks::kGivenBack where no position of the slice attends to a block.
-inline std::span<const int32_t> BlocksOf(const SequenceSlice& slice, size_t group) {
-  if (slice.tables == nullptr) return slice.blocks;
-  return slice.tables->tables[group].blocks;
+// Block `index` of the slice's sequence in one of so many groups; SequenceBlocks::kGivenBack where
+// no position of the slice attends to it.
+inline int32_t BlockOf(const SequenceSlice& slice, size_t group, size_t groups, size_t index) {
+  if (slice.tables != nullptr) return slice.tables->tables[group].blocks[index];
+  return slice.blocks[index] * static_cast<int32_t>(groups) + static_cast<int32_t>(group);
 }
 
 struct ForwardBatch {
@@ -61,7 +63,7 @@ inline RowRange RowsOf(const ForwardBatch& batch, SliceRange slices) {
 struct ModelLimits {
   int64_t max_batch_tokens = 512;
   int64_t max_context_tokens = 4096;
-  int64_t num_kv_blocks = 0;
+  int64_t num_kv_blocks = 0;    // of all groups of layers together
   int64_t num_state_slots = 0;  // of a model with recurrent layers
   int64_t max_logit_rows = 64;
   int64_t max_sequences = 64;  // slices of a batch

@@ -19,11 +19,9 @@ MixerWidths WidthsOf(const GroupedQuerySpec& spec) {
   return {spec.projected_width(), spec.q_width(), spec.q_width()};
 }
 
-uint64_t GroupedQuery::BlockBytes(const ModelConfig& config, WeightType kv_type) {
+uint64_t GroupedQuery::LayerBlockBytes(const ModelConfig& config, WeightType kv_type) {
   const auto* const spec = config.FindMixer<GroupedQuerySpec>();
-  if (spec == nullptr) return 0;
-  return static_cast<uint64_t>(KvLayoutOf(*spec, kv_type).block_bytes()) *
-         static_cast<uint64_t>(config.NumMixers<GroupedQuerySpec>());
+  return spec == nullptr ? 0 : static_cast<uint64_t>(KvLayoutOf(*spec, kv_type).block_bytes());
 }
 
 uint64_t GroupedQuery::WorkspaceBytes(const ModelConfig& config, const ModelLimits& limits,
@@ -51,15 +49,17 @@ GroupedQuery::GroupedQuery(const ModelConfig& config, const ModelWeights& weight
       rope_(config.attention(), config.max_position, limits.max_context_tokens),
       activations_(activations),
       scratch_stride_(WorkerScratchFloats(config.attention(), limits.kv_type)),
-      kv_(BlockBytes(config, limits.kv_type) * static_cast<uint64_t>(limits.num_kv_blocks)),
+      kv_(LayerBlockBytes(config, limits.kv_type) *
+          static_cast<uint64_t>(groups_.layers_of_block * limits.num_kv_blocks)),
       split_partials_(ZeroedFloats(kSplitItemsPerThread * most_threads * MaxChunks(limits) *
                                    GroupPartialFloats(config.attention()))),
       scratch_(ZeroedFloats(most_threads * scratch_stride_)),
-      pass_(limits) {
+      pass_(limits, groups_.count()) {
   row_blocks_.reserve(static_cast<size_t>(limits.max_batch_tokens));
 }
 
 std::byte* GroupedQuery::KvBlock(int64_t layer, int32_t block) {
+  CHECK_LT(block, limits_.num_kv_blocks);
   const int64_t index = groups_.index[static_cast<size_t>(layer)];
   return kv_.data() + (index * limits_.num_kv_blocks + block) * kv_layout_.block_bytes();
 }
@@ -137,8 +137,7 @@ void GroupedQuery::StoreKv(int64_t layer, RowRange rows, ThreadPool& pool) {
     const float* v = k + spec.kv_width();
     const int64_t position = pass_.PositionOf(row);
     if (!at_.by_device) Rotate(layer, position, q);
-    const auto number = static_cast<size_t>(position / kKvBlockTokens);
-    std::byte* block = KvBlock(layer, BlocksOf(pass_.SliceOf(row), group)[number]);
+    std::byte* block = KvBlock(layer, pass_.BlockAt(row, group, position));
     for (int64_t h = 0; h < spec.kv_heads; ++h) {
       kernels_.store_kv(kv_layout_, block, h, position % kKvBlockTokens, k + h * d, v + h * d);
     }

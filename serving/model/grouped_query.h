@@ -26,8 +26,8 @@ class GroupedQuery : public HostMixer {
 
   // Keys and values apart. 0 for a model without it.
   static uint64_t WorkspaceBytes(const ModelConfig& config, const ModelLimits& limits, int threads);
-  // A block of all layers that have it.
-  static uint64_t BlockBytes(const ModelConfig& config, WeightType kv_type);
+  // A block of one layer; 0 for a model without it.
+  static uint64_t LayerBlockBytes(const ModelConfig& config, WeightType kv_type);
 
   void Begin(const ForwardBatch& batch) override;
   void PreAttention(int64_t layer, RowRange rows, const float* normed, int64_t stride,
@@ -75,7 +75,7 @@ class GroupedQuery : public HostMixer {
   HostActivations& activations_;
 
   int64_t scratch_stride_ = 0;    // floats of one worker's scratch
-  AlignedBuffer kv_;              // [layers that have it, num_kv_blocks, block_bytes]
+  AlignedBuffer kv_;              // [layers of a block, num_kv_blocks, block_bytes]
   AlignedBuffer split_partials_;  // [split items, chunks, group, partial] f32
   AlignedBuffer scratch_;         // [threads, scratch_stride] f32
 

@@ -66,11 +66,9 @@ MixerWidths WidthsOf(const LatentSpec& spec) {
           .input = std::max(spec.output_width(), spec.q_rank)};
 }
 
-uint64_t Latent::BlockBytes(const ModelConfig& config, WeightType kv_type) {
+uint64_t Latent::LayerBlockBytes(const ModelConfig& config, WeightType kv_type) {
   const auto* const spec = config.FindMixer<LatentSpec>();
-  if (spec == nullptr) return 0;
-  return static_cast<uint64_t>(LayoutOf(*spec, kv_type).block_bytes()) *
-         static_cast<uint64_t>(config.NumMixers<LatentSpec>());
+  return spec == nullptr ? 0 : static_cast<uint64_t>(LayoutOf(*spec, kv_type).block_bytes());
 }
 
 uint64_t Latent::WorkspaceBytes(const ModelConfig& config, const ModelLimits& limits, int threads) {
@@ -96,12 +94,13 @@ Latent::Latent(const ModelConfig& config, const ModelWeights& weights, const Cpu
       rope_({.head_dim = spec_.rope_dim, .rotary_dim = spec_.rope_dim, .rope = spec_.rope},
             config.max_position, limits.max_context_tokens),
       activations_(activations),
-      cache_(BlockBytes(config, limits.kv_type) * static_cast<uint64_t>(limits.num_kv_blocks)),
+      cache_(LayerBlockBytes(config, limits.kv_type) *
+             static_cast<uint64_t>(groups_.layers_of_block * limits.num_kv_blocks)),
       queries_(ZeroedFloats(limits.max_batch_tokens * PaddedFloats(spec_.q_rank))),
       product_scratch_(static_cast<size_t>(ProductScratchBytes(spec_) * most_threads)),
       attend_scratch_(ZeroedFloats(AttendScratchFloats(spec_, limits.kv_type) * most_threads)),
       split_partials_(ZeroedFloats(SplitFloats(spec_, limits, most_threads))),
-      pass_(limits) {
+      pass_(limits, groups_.count()) {
   CHECK(limits.kv_type != WeightType::kInt8);  // CheckContext (serving/online/engine_checks.h)
   const int64_t parts = (spec_.heads + kFewestQueries - 1) / kFewestQueries;
   tasks_.reserve(static_cast<size_t>(limits.max_batch_tokens * parts));
@@ -112,6 +111,7 @@ const LatentWeights& Latent::Weights(int64_t layer) const {
 }
 
 std::byte* Latent::Block(int64_t layer, int32_t block) {
+  CHECK_LT(block, limits_.num_kv_blocks);
   const int64_t index = groups_.index[static_cast<size_t>(layer)];
   return cache_.data() + (index * limits_.num_kv_blocks + block) * layout_.block_bytes();
 }
@@ -235,10 +235,9 @@ void Latent::StoreRows(int64_t layer, RowRange rows, ThreadPool& pool) {
   const size_t group = groups_.of_layer[static_cast<size_t>(layer)];
   ForRows(pool, rows, [&](int64_t row) {
     const int64_t position = pass_.PositionOf(row);
-    const auto block = static_cast<size_t>(position / kKvBlockTokens);
     const float* const of_token =
         at_.projected + row * at_.projected_stride + spec_.heads * spec_.row_width();
-    kernels_.store_kv(layout_, Block(layer, BlocksOf(pass_.SliceOf(row), group)[block]), 0,
+    kernels_.store_kv(layout_, Block(layer, pass_.BlockAt(row, group, position)), 0,
                       position % kKvBlockTokens, of_token, nullptr);
   });
 }

@@ -32,8 +32,8 @@ class Latent : public HostMixer {
 
   // The rows of tokens apart. 0 for a model without it.
   static uint64_t WorkspaceBytes(const ModelConfig& config, const ModelLimits& limits, int threads);
-  // A block of all layers that have it.
-  static uint64_t BlockBytes(const ModelConfig& config, WeightType kv_type);
+  // A block of one layer; 0 for a model without it.
+  static uint64_t LayerBlockBytes(const ModelConfig& config, WeightType kv_type);
 
   void Begin(const ForwardBatch& batch) override;
   void PreAttention(int64_t layer, RowRange rows, const float* normed, int64_t stride,
@@ -81,7 +81,7 @@ class Latent : public HostMixer {
   const RopeTable rope_;
   HostActivations& activations_;
 
-  AlignedBuffer cache_;            // [layers that have it, num_kv_blocks, block_bytes]
+  AlignedBuffer cache_;            // [layers of a block, num_kv_blocks, block_bytes]
   AlignedBuffer queries_;          // [rows, q_rank] f32, what queries are made of
   AlignedBuffer product_scratch_;  // [threads] a head's queries, and rounded rows
   AlignedBuffer attend_scratch_;   // [threads] totals, and what the kernel wants

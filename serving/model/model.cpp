@@ -6,6 +6,7 @@
 
 #include "core/base/check.h"
 #include "core/base/logging.h"
+#include "core/config/kv_groups.h"
 #include "serving/model/delta_net.h"
 #include "serving/model/grouped_query.h"
 #include "serving/model/host_dense.h"
@@ -39,7 +40,16 @@ class StopWatch {
 }  // namespace
 
 uint64_t Model::KvBlockBytes(const ModelConfig& config, WeightType kv_type) {
-  return GroupedQuery::BlockBytes(config, kv_type) + Latent::BlockBytes(config, kv_type);
+  const auto layers = static_cast<uint64_t>(KvGroupsOf(config).layers_of_block);
+  return layers * (GroupedQuery::LayerBlockBytes(config, kv_type) +
+                   Latent::LayerBlockBytes(config, kv_type));
+}
+
+uint64_t Model::KvBytesOfAllLayers(const ModelConfig& config, WeightType kv_type) {
+  return GroupedQuery::LayerBlockBytes(config, kv_type) *
+             static_cast<uint64_t>(config.NumMixers<GroupedQuerySpec>()) +
+         Latent::LayerBlockBytes(config, kv_type) *
+             static_cast<uint64_t>(config.NumMixers<LatentSpec>());
 }
 
 uint64_t Model::StateSlotBytes(const ModelConfig& config) { return DeltaNet::SlotBytes(config); }

@@ -130,10 +130,12 @@ class Model {
   // sees it through its norm.
   const float* hidden() const { return dense_->hidden(); }
 
-  // One block of 16 tokens, all layers.
   // One slot of the state of its recurrent layers; 0: it has none.
   static uint64_t StateSlotBytes(const ModelConfig& config);
+  // One block of the pool: kKvBlockTokens tokens in one group of layers (core/config/kv_groups.h).
   static uint64_t KvBlockBytes(const ModelConfig& config, WeightType kv_type);
+  // Of so many tokens in all layers.
+  static uint64_t KvBytesOfAllLayers(const ModelConfig& config, WeightType kv_type);
   // `places` of experts. `dense_elsewhere`: the dense part is on devices.
   static uint64_t WorkspaceBytes(const ModelConfig& config, const CpuKernels& kernels,
                                  const ModelLimits& limits, int threads, int places = 1,

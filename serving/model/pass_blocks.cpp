@@ -4,7 +4,7 @@
 
 namespace moesaic {
 
-PassBlocks::PassBlocks(const ModelLimits& limits) {
+PassBlocks::PassBlocks(const ModelLimits& limits, size_t groups) : groups_(groups) {
   pointers_.reserve(static_cast<size_t>(limits.num_kv_blocks) + 64);
   row_slice_.resize(static_cast<size_t>(limits.max_batch_tokens));
 }
@@ -25,7 +25,9 @@ void PassBlocks::Locate(SliceRange slices, size_t group,
                         FunctionRef<const std::byte*(int32_t block)> address) {
   for (int64_t s = slices.begin; s < slices.end; ++s) {
     const std::byte** pointers = pointers_.data() + first_[static_cast<size_t>(s)];
-    for (const int32_t block : BlocksOf(batch_.slices[static_cast<size_t>(s)], group)) {
+    const SequenceSlice& slice = batch_.slices[static_cast<size_t>(s)];
+    for (size_t i = 0; i < slice.blocks.size(); ++i) {
+      const int32_t block = BlockOf(slice, group, groups_, i);
       *pointers++ = block == SequenceBlocks::kGivenBack ? nullptr : address(block);
     }
   }

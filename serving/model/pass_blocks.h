@@ -10,13 +10,15 @@
 #include <vector>
 
 #include "core/base/function_ref.h"
+#include "kernels/cpu/kernels.h"
 #include "serving/model/forward_batch.h"
 
 namespace moesaic {
 
 class PassBlocks {
  public:
-  explicit PassBlocks(const ModelLimits& limits);
+  // `groups` of layers (core/config/kv_groups.h).
+  PassBlocks(const ModelLimits& limits, size_t groups);
 
   // The batch lives until the pass ends.
   void Begin(const ForwardBatch& batch);
@@ -25,6 +27,10 @@ class PassBlocks {
               FunctionRef<const std::byte*(int32_t block)> address);
 
   const ForwardBatch& batch() const { return batch_; }
+  // Where a position of the row's sequence is.
+  int32_t BlockAt(int64_t row, size_t group, int64_t position) const {
+    return BlockOf(SliceOf(row), group, groups_, static_cast<size_t>(position / kKvBlockTokens));
+  }
   const SequenceSlice& SliceOf(int64_t row) const { return batch_.slices[IndexOf(row)]; }
   int64_t PositionOf(int64_t row) const {
     const SequenceSlice& slice = SliceOf(row);
@@ -38,6 +44,7 @@ class PassBlocks {
     return static_cast<size_t>(row_slice_[static_cast<size_t>(row)]);
   }
 
+  const size_t groups_;
   ForwardBatch batch_;
   std::vector<const std::byte*> pointers_;  // of all slices, one after another
   std::vector<int64_t> first_;              // [slices] into pointers_

@@ -41,7 +41,7 @@ StepCost StepCostOf(const ModelConfig& config, WeightType weights, WeightType kv
   cost.dense_bytes = ModelWeights::Bytes(config, weights) - cost.head_bytes;
   if (!config.tie_word_embeddings) cost.dense_bytes -= Bytes(shapes.embedding);
   cost.expert_bytes = expert_bytes;
-  cost.position_bytes = Model::KvBlockBytes(config, kv) /
+  cost.position_bytes = Model::KvBytesOfAllLayers(config, kv) /
                         static_cast<uint64_t>(kKvBlockTokens * config.num_attention_layers());
   // A sequence's state is read and written.
   cost.state_bytes = 2 * Model::StateSlotBytes(config);

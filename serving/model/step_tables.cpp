@@ -51,11 +51,12 @@ void StepTables::Fill(const ForwardBatch& batch, const ModelLimits& limits) {
     max_context = std::max(max_context, end);
     const auto used = static_cast<size_t>((end + cuda::kBlockTokens - 1) / cuda::kBlockTokens);
     for (size_t g = 0; g < groups.size(); ++g) {
-      const std::span<const int32_t> of_slice = BlocksOf(slice, g);
-      groups[g].blocks.insert(groups[g].blocks.end(), of_slice.begin(),
-                              of_slice.begin() + static_cast<std::ptrdiff_t>(used));
+      for (size_t i = 0; i < used; ++i) {
+        groups[g].blocks.push_back(BlockOf(slice, g, groups.size(), i));
+      }
       for (int64_t position = slice.start_position; position < end; ++position) {
-        const int32_t block = of_slice[static_cast<size_t>(position / cuda::kBlockTokens)];
+        const int32_t block =
+            BlockOf(slice, g, groups.size(), static_cast<size_t>(position / cuda::kBlockTokens));
         groups[g].slots.push_back(block * static_cast<int32_t>(cuda::kBlockTokens) +
                                   static_cast<int32_t>(position % cuda::kBlockTokens));
       }

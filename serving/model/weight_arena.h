@@ -1,7 +1,8 @@
 // WeightArena: hands out the memory of dense weights in the order in which they lie. With a null
 // base it only measures. Matrices of kGguf and kGgufF32 are in the blocks of their tensors where
 // these are all of one type, else in blocks of f32; plain floats are of kGgufF32. Those of kFp8
-// whose tensors do not stay so (fp8_weights.h) are bf16.
+// whose tensors do not stay so (fp8_weights.h) are bf16, and so are those of kBf16Coded that it
+// does not fit (coded_weights.h).
 #pragma once
 
 #include <cstddef>
@@ -13,6 +14,7 @@
 #include "core/base/units.h"
 #include "core/config/model_config.h"
 #include "kernels/cpu/kernels.h"
+#include "serving/model/coded_weights.h"
 #include "serving/model/fp8_weights.h"
 #include "serving/model/gguf_weights.h"
 
@@ -38,7 +40,8 @@ class WeightArena {
   }
   // What is in the place of this type.
   WeightType TypeOf(WeightType type, int64_t k, std::initializer_list<TensorSlot> slots) const {
-    const bool other = type == WeightType::kFp8 && !StaysFp8(config_, slots, layer_, k);
+    const bool other = (type == WeightType::kFp8 && !StaysFp8(config_, slots, layer_, k)) ||
+                       (type == WeightType::kBf16Coded && !StaysCoded(config_, slots, layer_, k));
     return other ? WeightType::kBf16 : type;
   }
   // Of this type in any case.

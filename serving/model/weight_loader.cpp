@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstring>
 
 #include "core/base/check.h"
 #include "core/base/error.h"
+#include "kernels/cpu/coded_weights.h"
 #include "kernels/cpu/fp8_pack.h"
 #include "kernels/cpu/gguf_blocks.h"
 
@@ -34,6 +36,7 @@ void Widen(const std::byte* raw, DType dtype, int64_t count, float* out) {
 }  // namespace
 
 void WeightLoader::Matrix(const PackedMatrix& target, const std::vector<RowPart>& parts) {
+  if (uncoded_ != nullptr && target.type != WeightType::kBf16Coded) return;
   if (IsGguf(target.type)) return Blocks(target, parts);
   if (target.type == WeightType::kFp8 && Fp8(target, parts)) return;
   int64_t first_row = 0;
@@ -52,6 +55,13 @@ void WeightLoader::Matrix(const PackedMatrix& target, const std::vector<RowPart>
   CHECK_EQ(first_row, target.n);
   const DType dtype = dtypes.front();
   const int64_t row_bytes = k * DTypeBits(dtype) / 8;
+  const auto panel_bytes = static_cast<size_t>(target.panel_bytes());
+  std::vector<AlignedBuffer> coded;  // a panel of each thread, where nothing is kept
+  if (uncoded_ != nullptr) {
+    coded.reserve(static_cast<size_t>(pool_.threads()));
+    for (int i = 0; i < pool_.threads(); ++i) coded.emplace_back(panel_bytes);
+  }
+  std::atomic<bool> fits = true;
   const int64_t block_rows =
       std::max<int64_t>(1, kStagingBytes / row_bytes / kPanelOutputs) * kPanelOutputs;
   for (int64_t row = 0; row < target.n; row += block_rows) {
@@ -60,10 +70,30 @@ void WeightLoader::Matrix(const PackedMatrix& target, const std::vector<RowPart>
     const int64_t first_panel = row / kPanelOutputs;
     const int64_t panels = (rows + kPanelOutputs - 1) / kPanelOutputs;
     auto* destination = const_cast<std::byte*>(target.data) + first_panel * target.panel_bytes();
-    pool_.ParallelFor(panels, [&](int64_t panel, int) {
-      kernels_.pack_panels(staging_.data(), dtype, k, rows, k, target.type, panel, panel + 1,
-                           destination);
+    pool_.ParallelFor(panels, [&](int64_t panel, int thread) {
+      if (uncoded_ == nullptr) {
+        kernels_.pack_panels(staging_.data(), dtype, k, rows, k, target.type, panel, panel + 1,
+                             destination);
+        return;
+      }
+      std::byte* const to = coded[static_cast<size_t>(thread)].data();
+      const std::byte* const first = staging_.data() + panel * kPanelOutputs * row_bytes;
+      const int64_t count = std::min(kPanelOutputs, rows - panel * kPanelOutputs);
+      kernels_.pack_panels(first, dtype, k, count, k, target.type, 0, 1, to);
+      if (!CodedPanelFits(to)) fits = false;
     });
+  }
+  if (uncoded_ != nullptr) {
+    for (const RowPart& part : parts) {
+      if (!fits) uncoded_->insert(part.tensor.name);
+    }
+    return;
+  }
+  // What was found before is in the plan of the memory.
+  if (target.type == WeightType::kBf16Coded && !CodedMatrixFits(target)) {
+    Fail(ErrorKind::kCorrupt,
+         "tensor {} has more exponents than when the model was opened: the file was changed",
+         parts.front().tensor.name);
   }
 }
 
@@ -142,6 +172,7 @@ bool WeightLoader::Fp8Rows(const PlannedTensor& tensor, int64_t n, int64_t k, in
 
 void WeightLoader::PackFp8(const PackedMatrix& target, const std::byte* codes,
                            const float* scales) {
+  if (uncoded_ != nullptr) return;
   const int64_t groups = (target.k + kQuantGroup - 1) / kQuantGroup;
   auto* const destination = const_cast<std::byte*>(target.data);
   std::memset(destination, 0, static_cast<size_t>(target.bytes()));
@@ -157,6 +188,7 @@ void WeightLoader::Rows(const PlannedTensor& tensor, int64_t n, int64_t k, int64
 }
 
 void WeightLoader::Pack(const PackedMatrix& target, const float* rows) {
+  if (uncoded_ != nullptr) return;  // what is computed is not coded
   auto* const destination = const_cast<std::byte*>(target.data);
   if (IsGguf(target.type)) {
     CHECK(target.form.is_f32());

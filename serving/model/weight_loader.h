@@ -5,7 +5,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <set>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "core/base/aligned_buffer.h"
@@ -27,6 +29,10 @@ class WeightLoader {
  public:
   WeightLoader(const TensorSource& source, const CpuKernels& kernels, ThreadPool& pool)
       : source_(source), kernels_(kernels), pool_(pool) {}
+
+  // From now on matrices are not written: of those of kBf16Coded the names of tensors are added to
+  // `uncoded` whose rows are in panels that do not fit.
+  void OnlyCode(std::set<std::string>* uncoded) { uncoded_ = uncoded; }
 
   void Matrix(const PackedMatrix& target, const std::vector<RowPart>& parts);
   void Matrix(const PackedMatrix& target, const PlannedTensor& tensor) {
@@ -61,6 +67,7 @@ class WeightLoader {
   const CpuKernels& kernels_;
   ThreadPool& pool_;
   AlignedBuffer staging_;
+  std::set<std::string>* uncoded_ = nullptr;
 };
 
 }  // namespace moesaic

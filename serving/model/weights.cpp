@@ -91,12 +91,30 @@ ModelWeights ModelWeights::Load(const ModelConfig& c, WeightType type, const Ten
   TakePagesFromNodes(weights.arena_.span(),
                      MatrixStretches(matrices, weights.arena_.data(), pool.node_ids()));
   WeightLoader load(source, kernels, pool);
+  weights.Read(c, load);
+  return weights;
+}
+
+std::set<std::string> ModelWeights::UncodedTensors(const ModelConfig& c, WeightType type,
+                                                   const TensorSource& source,
+                                                   const CpuKernels& kernels, ThreadPool& pool) {
+  // Of the matrices' memory nothing is touched: they are only coded.
+  AlignedBuffer memory(Bytes(c, type));
+  const ModelWeights weights = At(c, type, memory.data());
+  std::set<std::string> uncoded;
+  WeightLoader load(source, kernels, pool);
+  load.OnlyCode(&uncoded);
+  weights.Read(c, load);
+  return uncoded;
+}
+
+void ModelWeights::Read(const ModelConfig& c, WeightLoader& load) const {
   const TensorPlan& plan = c.tensors;
-  load.Matrix(weights.embedding, plan.At(TensorSlot::kEmbedding));
-  if (!c.tie_word_embeddings) load.Matrix(weights.head, plan.At(TensorSlot::kHead));
-  load.Norm(weights.final_norm, c.final_norm, plan.At(TensorSlot::kFinalNorm), c.hidden_size);
+  load.Matrix(embedding, plan.At(TensorSlot::kEmbedding));
+  if (!c.tie_word_embeddings) load.Matrix(head, plan.At(TensorSlot::kHead));
+  load.Norm(final_norm, c.final_norm, plan.At(TensorSlot::kFinalNorm), c.hidden_size);
   for (int64_t l = 0; l < c.num_layers(); ++l) {
-    const LayerWeights& w = weights.layers[static_cast<size_t>(l)];
+    const LayerWeights& w = layers[static_cast<size_t>(l)];
     const LayerSpec& spec = c.layer(l);
     const auto at = [&](TensorSlot slot) { return plan.At(slot, l); };
     load.Norm(w.input_norm, spec.norm, at(TensorSlot::kInputNorm), c.hidden_size);
@@ -135,7 +153,6 @@ ModelWeights ModelWeights::Load(const ModelConfig& c, WeightType type, const Ten
       load.Matrix(w.down, at(mlp[2]));
     }
   }
-  return weights;
 }
 
 }  // namespace moesaic

@@ -5,7 +5,9 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <span>
+#include <string>
 #include <variant>
 #include <vector>
 
@@ -19,6 +21,8 @@
 #include "serving/model/tensor_source.h"
 
 namespace moesaic {
+
+class WeightLoader;
 
 // Of a layer's mixer; the alternatives are those of MixerSpec.
 using MixerWeights = std::variant<GroupedQueryWeights, LatentWeights, DeltaNetWeights>;
@@ -62,6 +66,12 @@ class ModelWeights {
   static ModelWeights Load(const ModelConfig& config, WeightType type, const TensorSource& source,
                            const CpuKernels& kernels, ThreadPool& pool);
 
+  // The names of tensors that are in matrices of kBf16Coded and do not fit there (coded_weights.h).
+  // Reads everything and keeps nothing. Throws as Load.
+  static std::set<std::string> UncodedTensors(const ModelConfig& config, WeightType type,
+                                              const TensorSource& source, const CpuKernels& kernels,
+                                              ThreadPool& pool);
+
   PackedMatrix embedding;             // [vocab, hidden]; the head too when they are tied
   PackedMatrix head;                  // [vocab, hidden]
   const float* final_norm = nullptr;  // [hidden]
@@ -71,6 +81,9 @@ class ModelWeights {
   // Appends the matrices in the order in which they lie; null: does not.
   uint64_t LayOut(const ModelConfig& config, WeightType type, std::byte* base,
                   std::vector<PackedMatrix>* matrices = nullptr);
+
+  // Reads what has been laid out.
+  void Read(const ModelConfig& config, WeightLoader& load) const;
 
   AlignedBuffer arena_;
 };

@@ -108,7 +108,8 @@ void Load(EngineSetup& setup, MetricsRegistry& registry,
   const ModelConfig& config = parts.config;
   parts.max_context_tokens = plan.max_context_tokens;
   parts.max_outstanding = options.max_num_seqs + options.max_queue;
-  parts.kv_groups = KvGroupSizes(config, plan.num_kv_blocks);
+  parts.kv_needs = plan.kv_needs;
+  parts.num_kv_blocks = plan.num_kv_blocks;
   parts.scheduling = {.max_num_seqs = options.max_num_seqs,
                       .max_batch_tokens = options.max_num_batched_tokens,
                       .prefix_cache = options.prefix_cache,
@@ -154,7 +155,8 @@ void Load(EngineSetup& setup, MetricsRegistry& registry,
       "threads",
       config.architecture, config.num_layers(), config.num_experts(), plan.expert_slots,
       config.num_sparse_layers() * config.num_experts(), FormatBytes(plan.expert_budget_bytes),
-      plan.num_kv_blocks * kKvBlockTokens, IsaName(parts.kernels.isa), parts.pool->threads());
+      KvTokens(plan.kv_needs, plan.num_kv_blocks, options.max_num_batched_tokens),
+      IsaName(parts.kernels.isa), parts.pool->threads());
 }
 
 }  // namespace

@@ -36,7 +36,7 @@ void StartFromProfiles(const EngineOptions& options, const ExpertLayout& layout,
     const double rate = profile.copy_bytes_per_s(kDefaultPacketBytes);
     experts.copy_ns.push_back(rate > 0 ? std::llround(expert_ns(rate)) : 0);
   }
-  const std::string weights = WeightTypeName(ChooseWeightType(options));
+  const std::string weights = WeightTypeName(SameBitsAs(ChooseWeightType(options)));
   for (const ExpertRate& rate : profiles.front().on_host) {
     if (rate.weights != weights || rate.loaded.value <= 0) continue;
     experts.host_ns.emplace_back(rate.rows, expert_ns(rate.loaded.value));

@@ -3,7 +3,9 @@
 namespace moesaic {
 
 WeightType ChooseWeightType(const EngineOptions& options) {
-  return options.dtype.value_or(WeightType::kBf16);
+  const WeightType type = options.dtype.value_or(WeightType::kBf16);
+  const bool coded = type == WeightType::kBf16 && options.weight_coding == WeightCoding::kLossless;
+  return coded ? WeightType::kBf16Coded : type;
 }
 
 WeightType ChooseKvType(const EngineOptions& options) {

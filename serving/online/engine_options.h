@@ -29,6 +29,11 @@ inline constexpr Named<PrefillOrder> kPrefillOrders[] = {{"auto", PrefillOrder::
                                                          {"chunks", PrefillOrder::kChunks},
                                                          {"layers", PrefillOrder::kLayers}};
 
+// Of bf16 weights in memory: none, or 12 bits of which every bit of theirs comes back.
+enum class WeightCoding { kNone, kLossless };
+inline constexpr Named<WeightCoding> kWeightCodings[] = {{"none", WeightCoding::kNone},
+                                                         {"lossless", WeightCoding::kLossless}};
+
 enum class LoadFormat { kAuto, kDummy };
 inline constexpr Named<LoadFormat> kLoadFormats[] = {{"auto", LoadFormat::kAuto},
                                                      {"dummy", LoadFormat::kDummy}};
@@ -47,7 +52,9 @@ struct EngineOptions {
   std::filesystem::path model_dir;  // resolved (ResolveModelPath): a directory or a GGUF file
   std::filesystem::path tokenizer;  // in place of the model's; empty: that
   LoadFormat load_format = LoadFormat::kAuto;
-  std::optional<WeightType> dtype;           // of weights in memory; nullopt: bf16
+  std::optional<WeightType> dtype;  // of weights in memory; nullopt: bf16
+  // nullopt: as start-up finds best (OptionsOnMachine), which leaves only what can be done.
+  std::optional<WeightCoding> weight_coding;
   std::optional<WeightType> kv_cache_dtype;  // nullopt: bf16, but f32 with such weights
   uint64_t seed = 0;                         // of dummy weights
 
@@ -109,7 +116,7 @@ struct EngineOptions {
   }
 };
 
-// What dtype and kv_cache_dtype mean.
+// What dtype, weight_coding and kv_cache_dtype mean.
 WeightType ChooseWeightType(const EngineOptions& options);
 WeightType ChooseKvType(const EngineOptions& options);
 

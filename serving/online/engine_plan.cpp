@@ -86,6 +86,7 @@ EnginePlan PlanEngine(const EngineOptions& asked, const ModelFiles& files) {
   plan.all_experts_bytes =
       static_cast<uint64_t>(config.num_sparse_layers() * config.num_experts()) * layout.slot_bytes;
 
+  plan.kv_needs = KvNeedsOf(config);
   plan.placed = PlaceExpertsByRules(options, config);
   const int64_t kept = std::ssize(plan.placed.kept);
   // What is not pinned needs a slot to come and go.

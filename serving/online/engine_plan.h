@@ -43,7 +43,8 @@ struct EnginePlan {
   std::string why_dense_on_host;    // with DenseMode::kAuto, when it could not be; else empty
   uint64_t predictor_bytes = 0;     // 0: nothing is predicted
   PrefillPlan prefill;
-  int64_t num_kv_blocks = 0;
+  KvNeeds kv_needs;
+  int64_t num_kv_blocks = 0;  // of all groups of layers together
   StatePlan state;
   int64_t max_context_tokens = 0;
   WeightType weight_type = WeightType::kBf16;

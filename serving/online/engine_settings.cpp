@@ -79,6 +79,12 @@ void AddModelSettings(EngineOptions& options, bool visible, OptionTable& table) 
                  "does not round them. fp8 keeps the matrices of an fp8 checkpoint (8.25 bits a "
                  "weight), w4a16 the experts of one in compressed-tensors' packed int4 (4.5 bits, "
                  "the rest bfloat16)."});
+  model.Add({.name = "weight-coding",
+             .target = AutoOrOneOf(&options.weight_coding, kWeightCodings),
+             .help =
+                 "How bfloat16 weights lie in memory, and in a store that is written. lossless: in "
+                 "12 bits each, of which every bit comes back, so that results are the same; a "
+                 "matrix of too many exponents stays as it is. auto: none."});
   model.Add({.name = "kv-cache-dtype",
              .target = AutoOrOneOf(&options.kv_cache_dtype, kKvDtypes),
              .help = "Type of keys and values in memory. auto: bfloat16, but float32 with --dtype "

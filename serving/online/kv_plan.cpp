@@ -17,25 +17,16 @@ constexpr double kKvShare = 0.25;
 // Likewise of recurrent state, of which a sequence has much and keeps it whatever its length.
 constexpr double kStateShare = 0.25;
 
-uint64_t TokensToKvBytes(const ModelConfig& config, WeightType kv_type, int64_t tokens) {
-  const auto blocks = static_cast<uint64_t>((tokens + kKvBlockTokens - 1) / kKvBlockTokens);
-  return CheckedMul(blocks, Model::KvBlockBytes(config, kv_type), "KV memory");
-}
-
 }  // namespace
 
-std::vector<KvGroupSize> KvGroupSizes(const ModelConfig& config, int64_t num_blocks) {
-  std::vector<KvGroupSize> sizes;
-  for (const int64_t window : KvGroupsOf(config).windows) sizes.push_back({num_blocks, window});
-  return sizes;
+KvNeeds KvNeedsOf(const ModelConfig& config) {
+  return {.windows = KvGroupsOf(config).windows,
+          .block_tokens = kKvBlockTokens,
+          .chunk_tokens = kAttentionChunkTokens};
 }
 
-int64_t LongestOf(const ModelConfig& config, int64_t num_blocks, int64_t step_tokens,
-                  int64_t context) {
-  const KvPools pools(KvGroupSizes(config, num_blocks), kKvBlockTokens, kAttentionChunkTokens);
-  // Windows bound what a sequence holds, whatever its length.
-  if (pools.Fits(context, step_tokens)) return context;
-  return std::min(context, num_blocks * kKvBlockTokens);
+int64_t KvTokens(const KvNeeds& needs, int64_t num_blocks, int64_t step_tokens) {
+  return needs.Longest(num_blocks, step_tokens, num_blocks * needs.block_tokens);
 }
 
 StatePlan PlanState(const EngineOptions& options, const ModelConfig& config, uint64_t left_bytes) {
@@ -60,33 +51,37 @@ KvPlan PlanKv(const EngineOptions& options, const ModelConfig& config, int64_t c
               uint64_t left_bytes, uint64_t whole_bytes) {
   const WeightType kv_type = ChooseKvType(options);
   const uint64_t block_bytes = Model::KvBlockBytes(config, kv_type);
+  const KvNeeds needs = KvNeedsOf(config);
+  const int64_t step_tokens = options.max_num_batched_tokens;
+  const uint64_t one_context =
+      CheckedMul(static_cast<uint64_t>(needs.Most(context, step_tokens)), block_bytes, "KV memory");
+  const uint64_t least_bytes = static_cast<uint64_t>(needs.Most(1, 1)) * block_bytes;
   uint64_t kv_bytes = 0;
   if (options.kv_memory.is_auto()) {
-    const uint64_t one_context = TokensToKvBytes(config, kv_type, context);
-    const uint64_t all_contexts =
-        CheckedMul(one_context, static_cast<uint64_t>(options.max_num_seqs), "KV");
+    const uint64_t all_contexts = CheckedMul(
+        static_cast<uint64_t>(needs.MostTogether(options.max_num_seqs, context, step_tokens)),
+        block_bytes, "KV memory");
     kv_bytes =
         std::min(all_contexts, static_cast<uint64_t>(static_cast<double>(left_bytes) * kKvShare));
     if (options.max_model_len > 0) kv_bytes = std::max(kv_bytes, one_context);
     // Where not even that is left the memory is too small, which the ledger says: no flag of the
     // cache's own would help.
-    kv_bytes = std::max(kv_bytes, block_bytes);
+    kv_bytes = std::max(kv_bytes, least_bytes);
   } else {
     kv_bytes = options.kv_memory.BytesOf(whole_bytes);
   }
   KvPlan plan;
   plan.num_blocks = static_cast<int64_t>(kv_bytes / block_bytes);
-  if (plan.num_blocks < 1) {
+  plan.max_context_tokens = needs.Longest(plan.num_blocks, step_tokens, context);
+  if (plan.max_context_tokens < 1) {
     Fail(ErrorKind::kResourceExhausted,
          "--kv-memory: {} hold no KV block; one block of {} tokens takes {}", FormatBytes(kv_bytes),
-         kKvBlockTokens, FormatBytes(block_bytes));
+         kKvBlockTokens, FormatBytes(least_bytes));
   }
-  plan.max_context_tokens =
-      LongestOf(config, plan.num_blocks, options.max_num_batched_tokens, context);
   if (options.max_model_len > plan.max_context_tokens) {
     Fail(ErrorKind::kResourceExhausted,
          "--max-model-len: {} tokens need {} of KV memory but --kv-memory gives {}", context,
-         FormatBytes(TokensToKvBytes(config, kv_type, context)), FormatBytes(kv_bytes));
+         FormatBytes(one_context), FormatBytes(kv_bytes));
   }
   plan.bytes = static_cast<uint64_t>(plan.num_blocks) * block_bytes;
   return plan;

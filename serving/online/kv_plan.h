@@ -4,9 +4,8 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
-#include "cache/kv_pools.h"
+#include "cache/kv_needs.h"
 #include "core/config/model_config.h"
 #include "serving/online/engine_options.h"
 
@@ -15,15 +14,16 @@ namespace moesaic {
 // Without --max-model-len, no longer contexts than this are planned for.
 constexpr int64_t kDefaultContextTokens = 32768;
 
-// Blocks of each group of layers.
-std::vector<KvGroupSize> KvGroupSizes(const ModelConfig& config, int64_t num_blocks);
+// Of the model's groups of layers.
+KvNeeds KvNeedsOf(const ModelConfig& config);
 
-// Longest sequence that so many blocks of each group hold, alone, `step_tokens` at a time.
-int64_t LongestOf(const ModelConfig& config, int64_t num_blocks, int64_t step_tokens,
-                  int64_t context);
+// Tokens of one sequence that so many blocks hold, computed at most `step_tokens` at a time, but
+// not more than they have places for: windows in all layers bound what it holds, whatever its
+// length.
+int64_t KvTokens(const KvNeeds& needs, int64_t num_blocks, int64_t step_tokens);
 
 struct KvPlan {
-  int64_t num_blocks = 0;
+  int64_t num_blocks = 0;  // of all groups together
   int64_t max_context_tokens = 0;
   uint64_t bytes = 0;
 };

@@ -36,10 +36,11 @@ bool KeepsPrefixes(const EngineOptions& options, const ModelConfig& config) {
 
 uint64_t KvStoreMemoryBytes(const EngineOptions& options, const ModelConfig& config) {
   if (!KeepsPrefixes(options, config)) return 0;
-  return KvStore::MemoryBytes({.key = "",
-                               .block_tokens = kKvBlockTokens,
-                               .block_bytes = Model::KvBlockBytes(config, ChooseKvType(options))},
-                              options.kv_store_bytes);
+  return KvStore::MemoryBytes(
+      {.key = "",
+       .block_tokens = kKvBlockTokens,
+       .block_bytes = Model::KvBytesOfAllLayers(config, ChooseKvType(options))},
+      options.kv_store_bytes);
 }
 
 KvStoreShape KvStoreShapeOf(const EngineOptions& options, const ModelFiles& files,
@@ -53,7 +54,7 @@ KvStoreShape KvStoreShapeOf(const EngineOptions& options, const ModelFiles& file
       "{}; "
       "dense on {}; deferred {}",
       kBitsVersion, config.model_type, files.tensors->Fingerprint(), ConfigHash(options),
-      WeightTypeName(weight_type), WeightTypeName(kv_type),
+      WeightTypeName(SameBitsAs(weight_type)), WeightTypeName(kv_type),
       NumericsClassName(files.kernels->numerics), on_gpus ? "cuda" : "host",
       dense_devices > 0 ? "cuda" : "host", options.defer_experts);
   if (config.rope().kind == RopeKind::kDynamicNtk) {
@@ -61,7 +62,7 @@ KvStoreShape KvStoreShapeOf(const EngineOptions& options, const ModelFiles& file
   }
   return {.key = std::move(key),
           .block_tokens = kKvBlockTokens,
-          .block_bytes = Model::KvBlockBytes(config, kv_type)};
+          .block_bytes = Model::KvBytesOfAllLayers(config, kv_type)};
 }
 
 }  // namespace moesaic

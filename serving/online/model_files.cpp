@@ -1,11 +1,15 @@
 #include "serving/online/model_files.h"
 
 #include <algorithm>
+#include <string>
 #include <string_view>
 
+#include "core/base/clock.h"
 #include "core/base/error.h"
 #include "core/base/logging.h"
+#include "core/base/thread_pool.h"
 #include "kernels/cpu/product_choice.h"
+#include "serving/model/coded_weights.h"
 #include "serving/model/expert_sources.h"
 #include "serving/model/tied_head.h"
 
@@ -32,6 +36,43 @@ void LogSkipped(const Checkpoint& checkpoint) {
   }
 }
 
+// What of bf16 weights is coded in memory. Of experts a store says; all else has to be looked at,
+// which a plan that nothing is loaded for does without.
+void FindCoded(const EngineOptions& options, bool to_plan, ModelFiles& files) {
+  const WeightType type = ChooseWeightType(options);
+  if (SameBitsAs(type) != WeightType::kBf16) return;
+  ModelConfig& config = files.config;
+  const bool store = !options.expert_store.empty();
+  if (store) {
+    config.coded_experts = StoreIsCoded(options.expert_store);
+    if (*config.coded_experts && files.kernels->coded.matmul == nullptr) {
+      Fail(ErrorKind::kUnsupported,
+           "expert store {}: its weights are coded, for which there are no products of class {}; "
+           "write it with `moesaic pack --weight-coding none`, or set MOESAIC_ISA=avx512",
+           options.expert_store.string(), NumericsClassName(files.kernels->numerics));
+    }
+  }
+  if (type != WeightType::kBf16Coded) return;
+  if (store && !*config.coded_experts) {
+    LogInfo("experts are not coded: their store has them in bfloat16");
+  }
+  if (to_plan) return;
+  const Stopwatch watch;
+  ThreadPool pool(options.threads, options.thread_layout);
+  FindUncodedTensors(*files.tensors, *files.kernels, pool, config);
+  for (const std::string& name : config.uncoded_tensors) {
+    LogInfo("{} stays in bfloat16: it has too many exponents for 12 bits a weight", name);
+  }
+  if (!store && files.checkpoint != nullptr) {
+    config.coded_experts = ExpertsCanBeCoded(config, *files.tensors, *files.kernels, pool);
+    LogInfo(
+        "weights were looked at in {:.1f} s: experts {}; `moesaic pack --weight-coding lossless` "
+        "and "
+        "--expert-store spare the next start that",
+        watch.seconds(), *config.coded_experts ? "are coded" : "stay in bfloat16");
+  }
+}
+
 ModelFiles Open(const EngineOptions& options, bool to_plan) {
   ModelFiles files;
   files.config = LoadModelConfig(options.model_dir);
@@ -51,6 +92,7 @@ ModelFiles Open(const EngineOptions& options, bool to_plan) {
     LogSkipped(*files.checkpoint);
     files.tensors = MakeCheckpointTensorSource(*files.checkpoint);
   }
+  FindCoded(options, to_plan, files);
   if (!options.expert_store.empty()) {
     files.experts = MakeStoreExpertSource(files.config, type, files.tensors->Fingerprint(),
                                           options.expert_store);

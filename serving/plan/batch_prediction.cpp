@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "core/base/check.h"
+#include "core/config/kv_groups.h"
+#include "kernels/cpu/kernels.h"
 #include "serving/batch/batch_experts.h"
 #include "serving/model/host_dense.h"
 
@@ -79,6 +81,14 @@ BatchPassModel::BatchPassModel(const ModelConfig& config, const ModuleCosts& cos
                                const BatchSizes& sizes, uint64_t slot_bytes,
                                std::optional<PlannedDevice> device)
     : config_(config), costs_(costs), sizes_(sizes), slot_bytes_(slot_bytes), device_(device) {}
+
+std::vector<int64_t> BatchPassModel::held_tokens() const {
+  std::vector<int64_t> held = KvGroupsOf(config_).windows;
+  for (int64_t& tokens : held) {
+    if (tokens > 0) tokens += kAttentionChunkTokens + kKvBlockTokens;
+  }
+  return held;
+}
 
 double BatchPassModel::AttentionSeconds(const IterationLoad& load) const {
   return costs_[Module::kDecodeAttention].seconds(static_cast<double>(load.decode_context)) +
@@ -265,6 +275,7 @@ PlanPrediction PredictBatch(BatchPassModel& passes, const BatchSizes& sizes,
   SchedulerLimits limits;
   limits.kv_blocks = sizes.num_kv_blocks;
   limits.block_tokens = kKvBlockTokens;
+  limits.held_tokens = passes.held_tokens();
   limits.token_budget = sizes.max_batch_tokens;
   limits.most_sequences = sizes.max_num_seqs;
   limits.chunked_prefill = true;

@@ -8,6 +8,7 @@
 #include <map>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "core/config/model_config.h"
 #include "core/perf/execution_plan.h"
@@ -56,6 +57,8 @@ class BatchPassModel {
   PhasePrediction Phase(const IterationLoad& load);
 
   uint64_t slot_bytes() const { return slot_bytes_; }
+  // As SchedulerLimits'.
+  std::vector<int64_t> held_tokens() const;
 
  private:
   double AttentionSeconds(const IterationLoad& load) const;  // of one layer, on the host

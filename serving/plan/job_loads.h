@@ -26,7 +26,8 @@ class RoundedLoad {
   explicit RoundedLoad(const IterationLoad& load);
   IterationLoad load() const;
 
-  friend auto operator<=>(const RoundedLoad&, const RoundedLoad&) = default;
+  friend auto operator<=>(const RoundedLoad&, const RoundedLoad&) =
+      default;  // NOLINT(modernize-use-nullptr): clang 14 errs
 
  private:
   std::array<int, 5> steps_;  // -1: zero

@@ -6,6 +6,7 @@
 
 #include "core/base/error.h"
 #include "core/base/units.h"
+#include "core/config/kv_groups.h"
 #include "serving/model/experts_of_model.h"
 #include "serving/model/numa_slices.h"
 #include "serving/model/sampler.h"
@@ -113,6 +114,7 @@ ModelLimits PassMeter::LimitsFor(int64_t rows) const {
     limits.num_kv_blocks = 0;
     for (const auto& prompt : TextPrompts(rows)) limits.num_kv_blocks += TextBlocks(prompt);
   }
+  limits.num_kv_blocks *= static_cast<int64_t>(KvGroupsOf(config_).count());  // each has as many
   if (config_.FindMixer<DeltaNetSpec>() != nullptr) {
     limits.num_state_slots =
         std::min(rows, std::max({most_.decode_rows, most_.text_sequences, kContexts}));

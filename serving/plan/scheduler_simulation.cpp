@@ -50,10 +50,16 @@ class Simulation {
 
  private:
   int64_t Blocks(int64_t tokens) const {
-    return (tokens + limits_.block_tokens - 1) / limits_.block_tokens;
+    int64_t blocks = 0;
+    for (const int64_t most : limits_.held_tokens) {
+      const int64_t held = most > 0 ? std::min(tokens, most) : tokens;
+      blocks += (held + limits_.block_tokens - 1) / limits_.block_tokens;
+    }
+    return blocks;
   }
-  bool NeedsBlock(const Sequence& sequence) const {
-    return sequence.context % limits_.block_tokens == 0;
+  // For the next token.
+  int64_t NewBlocks(const Sequence& sequence) const {
+    return Blocks(sequence.context + 1) - Blocks(sequence.context);
   }
   int64_t MostSequences() const {
     return limits_.most_sequences > 0 ? limits_.most_sequences : INT64_MAX;
@@ -72,7 +78,7 @@ class Simulation {
   // All running sequences; the blocks are there.
   void Decode(IterationLoad& load) {
     for (Sequence& sequence : running_) {
-      if (NeedsBlock(sequence)) --free_blocks_;
+      free_blocks_ -= NewBlocks(sequence);
       ++sequence.context;
       --sequence.remaining;
       load.decode_context += sequence.context;
@@ -100,13 +106,13 @@ class Simulation {
 
   // Newest first, until the next token of the others fits. Whether any left.
   bool Preempt() {
-    int64_t need = std::count_if(running_.begin(), running_.end(),
-                                 [&](const Sequence& sequence) { return NeedsBlock(sequence); });
+    int64_t need = 0;
+    for (const Sequence& sequence : running_) need += NewBlocks(sequence);
     bool preempted = false;
     while (need > free_blocks_) {
       Sequence sequence = running_.back();
       running_.pop_back();
-      if (NeedsBlock(sequence)) --need;
+      need -= NewBlocks(sequence);
       free_blocks_ += Blocks(sequence.context);
       sequence.prompt = sequence.context;
       preempted_.push_back(sequence);

@@ -105,6 +105,25 @@ void ChooseDtype(EngineOptions& options) {
        options.model_dir.string(), *asked == WeightType::kMxfp4 ? name : blocks);
 }
 
+// Leaves what there are products for.
+void ChooseCoding(EngineOptions& options) {
+  if (options.weight_coding != WeightCoding::kLossless) {
+    options.weight_coding = WeightCoding::kNone;  // docs/experiments/coded-weights.md
+    return;
+  }
+  const char* why = nullptr;
+  if (ChooseWeightType(options) != WeightType::kBf16Coded) {
+    why = "only bfloat16 is coded";
+  } else if (KernelsOf(options.devices) != nullptr) {
+    why = "GPUs have no kernels for coded weights yet";
+  } else if (SelectKernels().coded.matmul == nullptr) {
+    why = "there are no products with coded weights on AMX yet";
+  }
+  if (why == nullptr) return;
+  LogWarn("--weight-coding lossless: {}; weights stay as they are", why);
+  options.weight_coding = WeightCoding::kNone;
+}
+
 }  // namespace
 
 uint64_t MemoryLimitBytes(const MachineShare& share, const Topology& topology) {
@@ -131,6 +150,7 @@ EngineOptions OptionsOnMachine(const EngineOptions& asked, const Machine& machin
   }
   UseDevicesThatHaveExperts(options);
   CheckNodes(options, topology);
+  ChooseCoding(options);
   ChooseKernels(machine, options);
   ChooseDeviceRates(machine, devices);
   return options;

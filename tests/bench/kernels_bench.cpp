@@ -1,7 +1,7 @@
 // Speed of the CPU kernels on one thread, beside the peaks of this core measured in the same
 // rounds, and beside oneDNN where it is installed. Prints Markdown tables.
 //
-//   kernels_bench [products|ints|decode|packing|other] [rounds] [bf16|f32|int8|int4]
+//   kernels_bench [products|ints|decode|coded|packing|other] [rounds] [bf16|f32|int8|int4]
 //
 // The last argument leaves other types of weights out of the products.
 //
@@ -385,6 +385,39 @@ void Decode(int rounds, const std::string& type) {
   }
 }
 
+// Plain and coded bf16 in turn, of the same values.
+void Coded(int rounds) {
+  std::printf("\n## bf16 and coded bf16, weights from memory, one thread: GB/s of bf16\n\n");
+  std::printf("| n x k | M | class | read peak | bf16 | coded | coded / bf16 | spreads |\n");
+  std::printf("|---|---|---|---|---|---|---|---|\n");
+  constexpr int64_t kColdBytes = int64_t{1} << 29;
+  const int64_t shapes[][2] = {{768, 2048}, {2048, 768}, {2048, 2048}};
+  for (const auto& shape : shapes) {
+    for (const Isa isa : {Isa::kAvx512Bf16, Isa::kAvx512, Isa::kAvx2}) {
+      if (!IsaSupported(isa)) continue;
+      for (const int64_t m : {1, 2, 4, 5, 8, 12, 16, 64, 512}) {
+        const CpuKernels& kernels = KernelsFor(isa);
+        const int64_t bytes = PackedMatrix::Bytes(WeightType::kBf16, shape[0], shape[1]);
+        Product plain(kernels, WeightType::kBf16, shape[0], shape[1], m, kColdBytes / bytes);
+        Product coded(kernels, WeightType::kBf16Coded, shape[0], shape[1], m, kColdBytes / bytes);
+        std::vector<Candidate> candidates = {
+            {"read8", [&] { ReadPeak(plain.weights.data(), kColdBytes / 8); }},
+            {"bf16", [&] { plain.Run(); }},
+            {"coded", [&] { coded.Run(); }}};
+        Measure(candidates, rounds, 0.05);
+        const auto rate = [&](size_t i) {
+          const double of_call = i == 0 ? static_cast<double>(kColdBytes) / 8 : plain.WeightBytes();
+          return of_call / candidates[i].Median() / 1e9;
+        };
+        std::printf("| %ld x %ld | %ld | %s | %.1f | %.1f | %.1f | %.3f | %.1f%%, %.1f%% |\n",
+                    shape[0], shape[1], m, IsaName(isa), rate(0), rate(1), rate(2),
+                    rate(2) / rate(1), 100 * candidates[1].Spread(), 100 * candidates[2].Spread());
+        std::fflush(stdout);
+      }
+    }
+  }
+}
+
 void Packing(int rounds) {
   std::printf("\n## Packing, one thread: GB/s of source read, sources from memory\n\n");
   std::printf("| n x k | source -> weights | ISA | GB/s |\n|---|---|---|---|\n");
@@ -402,7 +435,8 @@ void Packing(int rounds) {
         int64_t at = 0;
         const auto rows = n;
         const auto inputs = k;
-        for (const WeightType type : {WeightType::kBf16, WeightType::kInt8, WeightType::kInt4}) {
+        for (const WeightType type :
+             {WeightType::kBf16, WeightType::kBf16Coded, WeightType::kInt8, WeightType::kInt4}) {
           std::vector<Candidate> candidates = {
               {"pack", [&, rows, inputs] {
                  at = at + 2 * bytes <= int64_t{1} << 30 ? at + bytes : 0;
@@ -478,6 +512,7 @@ int Main(int argc, char** argv) {
   if (what == "all" || what == "products") Products(rounds, type);
   if (what == "all" || what == "ints") Ints(rounds, type);
   if (what == "all" || what == "decode") Decode(rounds, type);
+  if (what == "all" || what == "coded") Coded(rounds);
   if (what == "all" || what == "packing") Packing(rounds);
   if (what == "all" || what == "other") Other(rounds);
 #ifdef MOESAIC_BENCH_ONEDNN

@@ -61,9 +61,8 @@ void Measure(int64_t layers, int64_t experts, int64_t top_k, int rounds) {
   const LiveView::Watch watch(view);
   const auto start = LiveSampler::Clock::now();
   LiveSampler sampler(view, layers, experts, start);
-  const std::vector<KvGroupSize> groups = {{1 << 10, 0}};
-  KvPools kv_pools(groups, kKvBlockTokens, kAttentionChunkTokens);
-  Scheduler scheduler({}, kv_pools);
+  KvManager kv({{0}, kKvBlockTokens, kAttentionChunkTokens}, 1 << 10);
+  Scheduler scheduler({}, kv);
   for (RequestId id = 1; id <= 8; ++id) {
     auto sequence = std::make_unique<Sequence>();
     sequence->id = id;
@@ -95,7 +94,7 @@ void Measure(int64_t layers, int64_t experts, int64_t top_k, int rounds) {
     layer_s.push_back((NowSeconds() - begin) / static_cast<double>(layers));
     for (uint64_t& word : other) sum += ++word;
     begin = NowSeconds();
-    sampler.Sample({scheduler, kv_pools, &provider, {}, 1, {}}, LiveSampler::Clock::now());
+    sampler.Sample({scheduler, kv, &provider, {}, 1, {}}, LiveSampler::Clock::now());
     sample_s.push_back(NowSeconds() - begin);
   }
   const double sample = Median(sample_s);

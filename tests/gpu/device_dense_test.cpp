@@ -29,7 +29,7 @@ ModelLimits Limits() {
   ModelLimits limits;
   limits.max_batch_tokens = 16;
   limits.max_context_tokens = 288;
-  limits.num_kv_blocks = 24;
+  limits.num_kv_blocks = 24 * static_cast<int64_t>(KvGroupsOf(OddModel()).count());
   limits.max_logit_rows = 16;
   limits.max_sequences = 3;
   return limits;

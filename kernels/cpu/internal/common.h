@@ -14,6 +14,8 @@
 #include "kernels/cpu/kernels.h"
 
 #define MOESAIC_INLINE __attribute__((always_inline)) inline
+// Of a lambda.
+#define MOESAIC_BODY __attribute__((always_inline))
 #if defined(__clang__)
 #define MOESAIC_UNROLL _Pragma("clang loop unroll(full)")
 #else
@@ -40,6 +42,9 @@ MOESAIC_INLINE T MaxOf(T a, T b) {
 MOESAIC_INLINE int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 MOESAIC_INLINE int64_t RoundUp(int64_t a, int64_t b) { return CeilDiv(a, b) * b; }
 
+// Of the head of a panel of coded bf16.
+constexpr int64_t CodedHeadLines(int64_t k) { return 1 + (k / 16 + 8) / 16; }
+
 // Lines of one panel: input pairs (bf16), inputs (f32), or groups of inputs and their scales.
 MOESAIC_INLINE int64_t PanelLines(WeightType type, int64_t k) {
   const int64_t subgroups = CeilDiv(k, kQuantSubgroup);
@@ -59,6 +64,8 @@ MOESAIC_INLINE int64_t PanelLines(WeightType type, int64_t k) {
       return subgroups * 4 + CeilDiv(subgroups, 2);
     case WeightType::kFp8:
       return groups + CeilDiv(k, 4);
+    case WeightType::kBf16Coded:
+      return CodedHeadLines(k) + CeilDiv(k, kCodedInputs) * 3;
     case WeightType::kGguf:  // its form says
     case WeightType::kGgufF32:
       break;

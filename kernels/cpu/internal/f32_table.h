@@ -5,6 +5,7 @@
 #include "kernels/cpu/internal/attention.h"
 #include "kernels/cpu/internal/tiles.h"
 //
+#include "kernels/cpu/internal/coded_product.h"
 #include "kernels/cpu/internal/delta_net.h"
 #include "kernels/cpu/internal/fp8_product.h"
 #include "kernels/cpu/internal/gguf_product.h"
@@ -20,6 +21,7 @@ using F32Bf16Product = FloatProduct<F32TimesBf16, ActivationType::kF32>;
 using F32F32Product = FloatProduct<F32TimesF32, ActivationType::kF32>;
 using Mxfp4Product = FourBitProduct<Mxfp4Format>;
 using W4A16Product = FourBitProduct<W4A16Format>;
+using F32CodedProduct = CodedProduct<F32TimesBf16, ActivationType::kF32>;
 using F32Fp8Product = Fp8Product<F32TimesBf16, ActivationType::kF32>;
 
 void MatmulF32(const MatmulArgs& args) {
@@ -42,6 +44,7 @@ constexpr CpuKernels F32Table(Isa isa) {
           .w4a16 = {.matmul = MatmulOf<W4A16Product>, .gate_up = GateUpOf<W4A16Product>},
           .gguf = {.matmul = MatmulOf<GgufProduct>, .gate_up = GateUpOf<GgufProduct>},
           .fp8 = {.matmul = MatmulOf<F32Fp8Product>, .gate_up = GateUpOf<F32Fp8Product>},
+          .coded = {.matmul = MatmulOf<F32CodedProduct>, .gate_up = GateUpOf<F32CodedProduct>},
           .rms_norm = RmsNorm,
           .rope = Rope,
           .axpy = Axpy,

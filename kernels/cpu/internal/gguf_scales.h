@@ -23,7 +23,6 @@ MOESAIC_INLINE void ForEach(const F& body) {
     ForEach<kCount, kFirst + 1>(body);
   }
 }
-#define MOESAIC_BODY __attribute__((always_inline))
 
 constexpr int64_t kGgufStep = 256;  // inputs of the larger blocks
 constexpr int64_t kGgufSubgroup = 32;

@@ -11,6 +11,8 @@ extern const CpuKernels kAvx512Kernels;
 
 // Where class kBf16 differs from kF32; the rest of its table is that of AVX-512.
 extern const ProductKernels kAvx512Bf16Products;
+// Of coded bf16 weights.
+extern const ProductKernels kAvx512Bf16CodedProducts;
 // Of fp8 weights: those of both classes with bf16 activations.
 extern const ProductKernels kAvx512Bf16Fp8Products;
 // And class kAmxBf16.

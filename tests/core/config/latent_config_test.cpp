@@ -224,6 +224,7 @@ TEST(LatentConfigTest, AllLayersHaveOneGroupOfBlocks) {
   const KvGroups groups = KvGroupsOf(V3());
   EXPECT_EQ(groups.windows, std::vector<int64_t>{0});
   EXPECT_EQ(groups.index.back(), 60);
+  EXPECT_EQ(groups.layers_of_block, 61);
 }
 
 }  // namespace

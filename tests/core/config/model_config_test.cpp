@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/config/kv_groups.h"
 #include "tests/core/base/caught.h"
 
 namespace moesaic {
@@ -249,6 +250,34 @@ TEST(ModelConfigTest, RotationOfMiniMaxM2) {
   EXPECT_EQ(rotated(R"(, "rotary_dim": 64, "partial_rotary_factor": 0.25)"), 32);
   EXPECT_EQ(rotated(R"(, "rotary_dim": 64, "rope_parameters": {"partial_rotary_factor": 0.25})"),
             32);
+}
+
+// Blocks are as large for all groups; of windows in more layers, or fewer, there are several
+// groups.
+TEST(ModelConfigTest, GroupsOfLayersHaveBlocksOfOneSize) {
+  const auto groups_of = [](const std::string& layers) {  // s: with a window, f: without
+    std::string types;
+    for (const char type : layers) {
+      types += types.empty() ? "" : ", ";
+      types += type == 's' ? R"("sliding_attention")" : R"("full_attention")";
+    }
+    return KvGroupsOf(Parse(GptOss(R"(, "num_hidden_layers": )" + std::to_string(layers.size()) +
+                                   R"(, "layer_types": [)" + types + "]")));
+  };
+  const KvGroups halves = groups_of("sfsfsf");
+  EXPECT_EQ(halves.windows, (std::vector<int64_t>{128, 0}));
+  EXPECT_EQ(halves.of_layer, (std::vector<size_t>{0, 1, 0, 1, 0, 1}));
+  EXPECT_EQ(halves.index, (std::vector<int64_t>{0, 0, 1, 1, 2, 2}));
+  EXPECT_EQ(halves.layers_of_block, 3);
+  const KvGroups fifths = groups_of("ssfsssssfsss");
+  EXPECT_EQ(fifths.windows, (std::vector<int64_t>{128, 0, 128, 128, 128, 128}));
+  EXPECT_EQ(fifths.of_layer, (std::vector<size_t>{0, 0, 1, 2, 2, 3, 3, 4, 1, 4, 5, 5}));
+  EXPECT_EQ(fifths.index, (std::vector<int64_t>{0, 1, 0, 0, 1, 0, 1, 0, 1, 1, 0, 1}));
+  EXPECT_EQ(fifths.layers_of_block, 2);
+  // Twelve groups would have no room to spare, but are too many.
+  const KvGroups one = groups_of("sssssfssssss");
+  EXPECT_EQ(one.count(), 7u);
+  EXPECT_EQ(one.layers_of_block, 2);
 }
 
 TEST(ModelConfigTest, DefaultsOfGptOss) {

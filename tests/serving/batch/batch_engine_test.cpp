@@ -88,6 +88,10 @@ TEST(BatchEngineTest, AnswersOfLatencyMode) {
       options.dtype = dtype;
       MetricsRegistry metrics;
       expected = RunAll(*CreateEngine(options, metrics));
+      if (dtype == WeightType::kBf16) {
+        options.weight_coding = WeightCoding::kLossless;
+        EXPECT_EQ(RunAll(*CreateEngine(options, metrics)), expected) << "coded";
+      }
     }
     const std::pair<const char*, int64_t> settings[] = {
         {"80KiB", 0}, {"25%", 1}, {"25%", 7}, {"100%", 0}};
@@ -96,6 +100,7 @@ TEST(BatchEngineTest, AnswersOfLatencyMode) {
       options.dtype = dtype;
       options.expert_memory = memory;
       options.max_num_seqs = sequences;
+      if (sequences == 1) options.weight_coding = WeightCoding::kLossless;
       if (sequences == 7) options.max_num_batched_tokens = 16;
       const auto engine = MakeEngine(options);
       EXPECT_EQ(RunAll(*engine), expected)

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/base/hash.h"
+#include "core/config/kv_groups.h"
 #include "serving/batch/batch_experts.h"
 #include "serving/batch/pass_runner.h"
 #include "tests/serving/model/model_harness.h"
@@ -78,7 +79,8 @@ struct PassRig {
     sizes.max_num_seqs = kPassSequences;
     sizes.max_batch_tokens = 64;
     sizes.max_context_tokens = kPassBlocks * kKvBlockTokens;
-    sizes.num_kv_blocks = kPassBlocks * kPassSequences;
+    sizes.num_kv_blocks =
+        kPassBlocks * kPassSequences * static_cast<int64_t>(KvGroupsOf(files.config).count());
     sizes.expert_slots = setting.slots;
     sizes.buffers = std::max<int64_t>(1, setting.slots / 2);
     sizes.packet_bytes = setting.packet_bytes;

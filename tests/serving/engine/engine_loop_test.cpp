@@ -41,7 +41,8 @@ std::unique_ptr<EngineLoop> MakeLoop(Script& script, const LoopOptions& options 
     parts.tokenizer = MakeIdTokenizer(Script::kVocab);
     parts.max_context_tokens = options.max_context_tokens;
     parts.max_outstanding = options.max_outstanding;
-    parts.kv_groups = {{options.kv_blocks, 0}};
+    parts.kv_needs = {{0}, kKvBlockTokens, kAttentionChunkTokens};
+    parts.num_kv_blocks = options.kv_blocks;
     parts.scheduling.max_num_seqs = options.max_num_seqs;
     parts.scheduling.max_batch_tokens = options.max_batch_tokens;
     parts.scheduling.prefix_cache = false;

@@ -44,13 +44,13 @@ class ScriptedProvider final : public IdleProvider {
 
 struct Rig {
   explicit Rig(int64_t layers = 2, int64_t experts = 3)
-      : kv_pools(kv_groups, kKvBlockTokens, kAttentionChunkTokens),
-        scheduler({}, kv_pools),
+      : kv({{0}, kKvBlockTokens, kAttentionChunkTokens}, 1 << 10),
+        scheduler({}, kv),
         sampler(view, layers, experts, start) {}
 
   // The sample that is made now.
   std::shared_ptr<const LiveSample> Sample() {
-    sampler.Sample({scheduler, kv_pools, &provider, totals, 5, ""}, now);
+    sampler.Sample({scheduler, kv, &provider, totals, 5, ""}, now);
     return view.Latest();
   }
   std::unique_ptr<Sequence> MakeSequence(RequestId id) const {
@@ -69,8 +69,7 @@ struct Rig {
   Clock::time_point now = start;
   int wakes = 0;
   LiveView view{{}, [this] { ++wakes; }};
-  const std::vector<KvGroupSize> kv_groups = {{1 << 10, 0}};
-  KvPools kv_pools;
+  KvManager kv;
   Scheduler scheduler;
   ScriptedProvider provider;
   StepStats totals;

@@ -67,8 +67,8 @@ class RecurrentModel {
 class RecurrentRig {
  public:
   RecurrentRig(const SchedulerOptions& options, int64_t blocks)
-      : pools_(std::array{KvGroupSize{blocks, 0}}, kKvBlockTokens, kAttentionChunkTokens),
-        scheduler(options, pools_),
+      : kv_({{0}, kKvBlockTokens, kAttentionChunkTokens}, blocks),
+        scheduler(options, kv_),
         model(options.state_slots) {}
 
   // Until all has ended; what was found of each prompt, by the order in which they began.
@@ -101,7 +101,7 @@ class RecurrentRig {
   int64_t steps() const { return steps_; }
 
  private:
-  KvPools pools_;
+  KvManager kv_;
   int64_t steps_ = 0;
   std::set<RequestId> seen_;
 

@@ -10,10 +10,9 @@ namespace moesaic {
 namespace {
 
 TEST(SchedulerTest, APieceTakesPromptsThatRunAndWaitAndOthersDecode) {
-  KvPools pools = OneGroup(64);
+  KvManager kv = OneGroup(64);
   Scheduler scheduler(
-      {.max_num_seqs = 4, .max_batch_tokens = 32, .prefix_cache = false, .piece_tokens = 200},
-      pools);
+      {.max_num_seqs = 4, .max_batch_tokens = 32, .prefix_cache = false, .piece_tokens = 200}, kv);
   scheduler.Add(MakeSequence(1, 8, 20));
   FinishStep(scheduler, scheduler.Plan());
   EXPECT_TRUE(scheduler.PlanPiece(kAlways).empty());  // nobody has a prompt
@@ -53,16 +52,15 @@ TEST(SchedulerTest, APieceTakesPromptsThatRunAndWaitAndOthersDecode) {
 }
 
 TEST(SchedulerTest, WhoLeavesAPieceIsNotInIt) {
-  KvPools pools = OneGroup(8);
+  KvManager kv = OneGroup(8);
   Scheduler scheduler(
-      {.max_num_seqs = 4, .max_batch_tokens = 32, .prefix_cache = true, .piece_tokens = 200},
-      pools);
+      {.max_num_seqs = 4, .max_batch_tokens = 32, .prefix_cache = true, .piece_tokens = 200}, kv);
   scheduler.Add(MakeSequence(1, kKvBlockTokens - 1, 40));
   FinishStep(scheduler, scheduler.Plan());
   scheduler.Add(MakeSequence(2, 3 * kKvBlockTokens, 9));
   scheduler.Add(MakeSequence(3, 4 * kKvBlockTokens, 9));
   EXPECT_EQ(IdsOf(scheduler.PlanPiece(kAlways)), (std::vector<RequestId>{2, 3}));
-  EXPECT_EQ(pools.pool(0).free_blocks(), 0);
+  EXPECT_EQ(kv.pool().free_blocks(), 0);
   // The one that decodes needs a block: the newest leaves.
   FinishStep(scheduler, scheduler.Plan());
   FinishStep(scheduler, scheduler.Plan());
@@ -79,11 +77,46 @@ TEST(SchedulerTest, WhoLeavesAPieceIsNotInIt) {
   EXPECT_EQ(scheduler.Find(3)->blocks.sealed, 4);  // as if it had run in steps
 }
 
-TEST(SchedulerTest, SomePromptsAreInNoPiece) {
-  KvPools pools = OneGroup(64);
+// A piece has blocks for all of its tokens in the group with the window as well: one that lacks
+// them is as long as there is room for, if there is room for the whole prompt in steps.
+TEST(SchedulerTest, APieceIsAsLongAsItsWindowsHaveRoomFor) {
+  KvManager kv = WithWindows({0, 32}, 100);
   Scheduler scheduler(
-      {.max_num_seqs = 4, .max_batch_tokens = 32, .prefix_cache = false, .piece_tokens = 200},
-      pools);
+      {.max_num_seqs = 4, .max_batch_tokens = 32, .prefix_cache = true, .piece_tokens = 2000}, kv);
+  scheduler.Add(MakeSequence(1, 1000, 9));  // 63 blocks, and 63 that the window gives back
+  auto piece = scheduler.PlanPiece(kAlways);
+  ASSERT_EQ(IdsOf(piece), (std::vector<RequestId>{1}));
+  EXPECT_EQ(piece[0].num_tokens, 800);
+  EXPECT_EQ(kv.pool().free_blocks(), 0);
+  EXPECT_TRUE(FinishPiece(scheduler).empty());
+  EXPECT_EQ(kv.pool().used_blocks(), 50 + 2);
+  piece = scheduler.PlanPiece(kAlways);
+  ASSERT_EQ(piece.size(), 1u);
+  EXPECT_EQ(piece[0].num_tokens, 200);
+  EXPECT_EQ(FinishPiece(scheduler), (std::vector<RequestId>{1}));
+  EXPECT_EQ(scheduler.preemptions(), 0);
+  scheduler.Remove(scheduler.Find(1));
+
+  // Beside one that decodes it leaves half of what others could have.
+  scheduler.Add(MakeSequence(2, 16, 200));
+  FinishStep(scheduler, scheduler.Plan());
+  scheduler.Add(MakeSequence(3, 800, 9));
+  piece = scheduler.PlanPiece(kAlways);
+  ASSERT_EQ(IdsOf(piece), (std::vector<RequestId>{3}));
+  EXPECT_GT(piece[0].num_tokens, 400);
+  EXPECT_LT(piece[0].num_tokens, 800);
+  EXPECT_GE(kv.pool().free_blocks(), 10);
+  // In no piece, where there is not even room in steps.
+  scheduler.AbandonPiece();
+  scheduler.Remove(scheduler.Find(3));
+  scheduler.Add(MakeSequence(4, 1290, 9));
+  EXPECT_TRUE(scheduler.PlanPiece(kAlways).empty());
+}
+
+TEST(SchedulerTest, SomePromptsAreInNoPiece) {
+  KvManager kv = OneGroup(64);
+  Scheduler scheduler(
+      {.max_num_seqs = 4, .max_batch_tokens = 32, .prefix_cache = false, .piece_tokens = 200}, kv);
   scheduler.Add(InBackground(MakeSequence(1, 100, 9)));
   EXPECT_TRUE(scheduler.PlanPiece(kAlways).empty());
   FinishStep(scheduler, scheduler.Plan());

@@ -1,10 +1,10 @@
 // What tests of the scheduler begin with and do in place of an engine.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "kernels/cpu/kernels.h"
@@ -12,10 +12,12 @@
 
 namespace moesaic {
 
-// Of one group of layers, which attend to all of the context.
-inline KvPools OneGroup(int64_t blocks) {
-  return KvPools(std::array{KvGroupSize{blocks, 0}}, kKvBlockTokens, kAttentionChunkTokens);
+// Groups of layers with these windows share so many blocks; 0: they attend to all of the context.
+inline KvManager WithWindows(std::vector<int64_t> windows, int64_t blocks) {
+  return KvManager({std::move(windows), kKvBlockTokens, kAttentionChunkTokens}, blocks);
 }
+
+inline KvManager OneGroup(int64_t blocks) { return WithWindows({0}, blocks); }
 
 inline std::unique_ptr<Sequence> MakeSequence(RequestId id, int64_t prompt, int64_t max_tokens,
                                               int32_t token = -1) {

@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <array>
 #include <vector>
 
 #include "tests/serving/engine/scheduler_rig.h"
@@ -49,10 +48,10 @@ class ScriptedStore : public PrefixStore {
 
 // Who waits for the store is in no piece, holds nobody up, and is in the next one.
 TEST(SchedulerTest, AStoredPrefixIsReadBesideAPiece) {
-  KvPools pools = OneGroup(64);
+  KvManager kv = OneGroup(64);
   ScriptedStore store;
   Scheduler scheduler(
-      {.max_num_seqs = 4, .max_batch_tokens = 32, .prefix_cache = true, .piece_tokens = 300}, pools,
+      {.max_num_seqs = 4, .max_batch_tokens = 32, .prefix_cache = true, .piece_tokens = 300}, kv,
       &store);
   scheduler.Add(MakeSequence(1, 5, 100));
   FinishStep(scheduler, scheduler.Plan());
@@ -80,9 +79,9 @@ TEST(SchedulerTest, AStoredPrefixIsReadBesideAPiece) {
 }
 
 TEST(SchedulerTest, ReadsAStoredPrefixWhileOthersRun) {
-  KvPools pools = OneGroup(64);
+  KvManager kv = OneGroup(64);
   ScriptedStore store;
-  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 32, .prefix_cache = true}, pools,
+  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 32, .prefix_cache = true}, kv,
                       &store);
   scheduler.Add(MakeSequence(1, 5, 100));
   FinishStep(scheduler, scheduler.Plan());
@@ -112,22 +111,22 @@ TEST(SchedulerTest, ReadsAStoredPrefixWhileOthersRun) {
   EXPECT_EQ(scheduler.prefixes().from_store, 80);
   FinishStep(scheduler, plan);
   EXPECT_EQ(store.sealed, 1);  // of the new blocks one is full
-  // The pools have it now.
+  // The kv have it now.
   store.reads.clear();
   auto again = MakeSequence(3, 100, 10);
   again->tokens = MakeSequence(2, 100, 10)->tokens;
   scheduler.Add(std::move(again));
   scheduler.Plan();
   EXPECT_TRUE(store.reads.empty());
-  EXPECT_EQ(scheduler.prefixes().from_pools, 96);
+  EXPECT_EQ(scheduler.prefixes().from_pool, 96);
 }
 
 TEST(SchedulerTest, ComputesWhatTheStoreHasLost) {
-  KvPools pools = OneGroup(64);
+  KvManager kv = OneGroup(64);
   ScriptedStore store;
   store.stored = 6;
   store.most_done = 2;
-  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 64, .prefix_cache = true}, pools,
+  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 64, .prefix_cache = true}, kv,
                       &store);
   scheduler.Add(MakeSequence(1, 100, 10));
   EXPECT_TRUE(scheduler.Plan().empty());  // it waits for the store
@@ -142,9 +141,9 @@ TEST(SchedulerTest, ComputesWhatTheStoreHasLost) {
 }
 
 TEST(SchedulerTest, AReadEndsBeforeItsBlocksAreGivenBack) {
-  KvPools pools = OneGroup(16);
+  KvManager kv = OneGroup(16);
   ScriptedStore store;
-  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 64, .prefix_cache = true}, pools,
+  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 64, .prefix_cache = true}, kv,
                       &store);
   scheduler.Add(MakeSequence(1, 60, 200));
   FinishStep(scheduler, scheduler.Plan());
@@ -163,16 +162,15 @@ TEST(SchedulerTest, AReadEndsBeforeItsBlocksAreGivenBack) {
   scheduler.Add(MakeSequence(3, 100, 10));
   EXPECT_TRUE(scheduler.Plan().empty());
   scheduler.Remove(scheduler.Find(3));
-  EXPECT_EQ(pools.pool(0).used_blocks(), 0);
+  EXPECT_EQ(kv.pool().used_blocks(), 0);
 }
 
 // A group with a window has room for a part of the context only, also while that is read.
 TEST(SchedulerTest, WindowsBoundWhatIsReadAtATime) {
-  KvPools pools(std::array{KvGroupSize{200, 0}, KvGroupSize{24, 32}}, kKvBlockTokens,
-                kAttentionChunkTokens);
+  KvManager kv = WithWindows({0, 32}, 224);
   ScriptedStore store;
   store.stored = 150;
-  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 48, .prefix_cache = true}, pools,
+  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 48, .prefix_cache = true}, kv,
                       &store);
   scheduler.Add(MakeSequence(1, 150 * 16 + 5, 10));
   while (scheduler.Plan().empty()) {

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <array>
 #include <memory>
 #include <random>
 #include <set>
@@ -17,8 +16,8 @@ namespace moesaic {
 namespace {
 
 TEST(SchedulerTest, PrefillIsCutToTheBudgetAndDecodesGoFirst) {
-  KvPools pools = OneGroup(64);
-  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 32, .prefix_cache = false}, pools);
+  KvManager kv = OneGroup(64);
+  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 32, .prefix_cache = false}, kv);
   scheduler.Add(MakeSequence(1, 20, 10));
   scheduler.Add(MakeSequence(2, 50, 10));
   auto plan = scheduler.Plan();
@@ -37,8 +36,8 @@ TEST(SchedulerTest, PrefillIsCutToTheBudgetAndDecodesGoFirst) {
 }
 
 TEST(SchedulerTest, NoMoreThanMaxSequencesRun) {
-  KvPools pools = OneGroup(64);
-  Scheduler scheduler({.max_num_seqs = 2, .max_batch_tokens = 32, .prefix_cache = false}, pools);
+  KvManager kv = OneGroup(64);
+  Scheduler scheduler({.max_num_seqs = 2, .max_batch_tokens = 32, .prefix_cache = false}, kv);
   for (RequestId id = 1; id <= 5; ++id) scheduler.Add(MakeSequence(id, 4, 2));
   EXPECT_EQ(scheduler.Plan().size(), 2u);
   EXPECT_EQ(scheduler.running(), 2);
@@ -47,8 +46,8 @@ TEST(SchedulerTest, NoMoreThanMaxSequencesRun) {
 
 TEST(SchedulerTest, NewestIsPreemptedAndOldestEndsFirst) {
   // Two sequences of 16 + 20 tokens need 3 blocks each; the pool has 4.
-  KvPools pools = OneGroup(4);
-  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 64, .prefix_cache = false}, pools);
+  KvManager kv = OneGroup(4);
+  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 64, .prefix_cache = false}, kv);
   scheduler.Add(MakeSequence(1, 16, 20));
   scheduler.Add(MakeSequence(2, 16, 20));
   std::vector<RequestId> ended;
@@ -57,12 +56,12 @@ TEST(SchedulerTest, NewestIsPreemptedAndOldestEndsFirst) {
   }
   EXPECT_EQ(ended, (std::vector<RequestId>{1, 2}));
   EXPECT_GT(scheduler.preemptions(), 0);
-  EXPECT_EQ(pools.pool(0).used_blocks(), 0);
+  EXPECT_EQ(kv.pool().used_blocks(), 0);
 }
 
 TEST(SchedulerTest, APrefixIsReusedButNeverTheLastToken) {
-  KvPools pools = OneGroup(64);
-  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 256, .prefix_cache = true}, pools);
+  KvManager kv = OneGroup(64);
+  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 256, .prefix_cache = true}, kv);
   scheduler.Add(MakeSequence(1, 48, 1, 5));
   FinishStep(scheduler, scheduler.Plan());
   EXPECT_TRUE(scheduler.empty());
@@ -94,12 +93,12 @@ TEST(SchedulerTest, APrefixIsReusedButNeverTheLastToken) {
 // a prefix of what was decoded.
 TEST(SchedulerTest, OnlyPromptsAreShared) {
   for (const bool only_prompts : {false, true}) {
-    KvPools pools = OneGroup(64);
+    KvManager kv = OneGroup(64);
     Scheduler scheduler({.max_num_seqs = 4,
                          .max_batch_tokens = 256,
                          .prefix_cache = true,
                          .share_only_prompts = only_prompts},
-                        pools);
+                        kv);
     // 40 tokens of prompt, 24 of output; the engine of these tests answers with 7.
     scheduler.Add(MakeSequence(1, 40, 25, 7));
     while (!scheduler.empty()) FinishStep(scheduler, scheduler.Plan());
@@ -118,15 +117,15 @@ TEST(SchedulerTest, OnlyPromptsAreShared) {
 }
 
 TEST(SchedulerTest, RemoveReleasesAndForgets) {
-  KvPools pools = OneGroup(64);
-  Scheduler scheduler({.max_num_seqs = 1, .max_batch_tokens = 256, .prefix_cache = true}, pools);
+  KvManager kv = OneGroup(64);
+  Scheduler scheduler({.max_num_seqs = 1, .max_batch_tokens = 256, .prefix_cache = true}, kv);
   scheduler.Add(MakeSequence(1, 48, 4));
   scheduler.Add(MakeSequence(2, 48, 4));
   scheduler.Plan();
   EXPECT_EQ(scheduler.Remove(scheduler.Find(2))->id, 2u);
   EXPECT_EQ(scheduler.Remove(scheduler.Find(1))->id, 1u);
   EXPECT_EQ(scheduler.Find(1), nullptr);
-  EXPECT_EQ(pools.pool(0).used_blocks(), 0);
+  EXPECT_EQ(kv.pool().used_blocks(), 0);
   EXPECT_TRUE(scheduler.Plan().empty());
 }
 
@@ -142,8 +141,8 @@ using Slices = std::vector<std::pair<RequestId, int64_t>>;
 
 // A block is taken for the first of its tokens, not with the last of the one before.
 TEST(SchedulerTest, BlocksAreTakenAtTheirFirstToken) {
-  KvPools pools = OneGroup(64);
-  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 64}, pools);
+  KvManager kv = OneGroup(64);
+  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 64}, kv);
   scheduler.Add(MakeSequence(1, kKvBlockTokens - 1, 40));
   for (int64_t tokens = kKvBlockTokens - 1; tokens <= 2 * kKvBlockTokens + 1; ++tokens) {
     const auto plan = scheduler.Plan();
@@ -159,26 +158,26 @@ TEST(SchedulerTest, BlocksAreTakenAtTheirFirstToken) {
 
 TEST(SchedulerTest, WhatFitsExactlyIsAdmitted) {
   for (const int64_t second : {32, 33}) {
-    KvPools pools = OneGroup(3);
-    Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 100, .prefix_cache = false}, pools);
+    KvManager kv = OneGroup(3);
+    Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 100, .prefix_cache = false}, kv);
     scheduler.Add(MakeSequence(1, 16, 10));
     scheduler.Add(MakeSequence(2, second, 10));
     const auto plan = scheduler.Plan();
     if (second == 32) {
       EXPECT_EQ(Planned(plan), (Slices{{1, 16}, {2, 32}}));
-      EXPECT_EQ(pools.pool(0).free_blocks(), 0);
+      EXPECT_EQ(kv.pool().free_blocks(), 0);
     } else {  // its last token wants a fourth block
       EXPECT_EQ(Planned(plan), (Slices{{1, 16}}));
       EXPECT_EQ(scheduler.waiting(), 1);
-      EXPECT_EQ(pools.pool(0).free_blocks(), 2);
+      EXPECT_EQ(kv.pool().free_blocks(), 2);
     }
   }
 }
 
 // Room is wanted for the whole prompt, although the step has a budget for less.
 TEST(SchedulerTest, RoomForAllThatIsPending) {
-  KvPools pools = OneGroup(4);
-  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 32, .prefix_cache = false}, pools);
+  KvManager kv = OneGroup(4);
+  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 32, .prefix_cache = false}, kv);
   scheduler.Add(MakeSequence(1, 16, 10));
   scheduler.Add(MakeSequence(2, 49, 10));
   EXPECT_EQ(Planned(scheduler.Plan()), (Slices{{1, 16}}));
@@ -187,8 +186,8 @@ TEST(SchedulerTest, RoomForAllThatIsPending) {
 }
 
 TEST(SchedulerTest, ABudgetIsSpentToTheLastToken) {
-  KvPools pools = OneGroup(64);
-  Scheduler scheduler({.max_num_seqs = 8, .max_batch_tokens = 20, .prefix_cache = false}, pools);
+  KvManager kv = OneGroup(64);
+  Scheduler scheduler({.max_num_seqs = 8, .max_batch_tokens = 20, .prefix_cache = false}, kv);
   scheduler.Add(MakeSequence(1, 20, 10));
   scheduler.Add(MakeSequence(2, 19, 10));
   scheduler.Add(MakeSequence(3, 5, 10));
@@ -207,8 +206,8 @@ TEST(SchedulerTest, ABudgetIsSpentToTheLastToken) {
 TEST(SchedulerTest, PrefixesAtTheBoundary) {
   for (const auto& [prompt, cached] :
        {std::pair{16, 0}, {17, 16}, {32, 16}, {33, 32}, {34, 32}, {48, 32}, {49, 32}}) {
-    KvPools pools = OneGroup(64);
-    Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 256}, pools);
+    KvManager kv = OneGroup(64);
+    Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 256}, kv);
     scheduler.Add(MakeSequence(1, 32, 1, 5));  // two whole blocks
     FinishStep(scheduler, scheduler.Plan());
     scheduler.Add(MakeSequence(2, prompt, 1, 5));
@@ -217,9 +216,9 @@ TEST(SchedulerTest, PrefixesAtTheBoundary) {
     EXPECT_EQ(plan[0].num_tokens, prompt - cached) << prompt;
   }
   for (const auto& [decode_from, cached] : {std::pair{31, 16}, {32, 32}, {33, 32}}) {
-    KvPools pools = OneGroup(64);
+    KvManager kv = OneGroup(64);
     Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 256, .share_only_prompts = true},
-                        pools);
+                        kv);
     auto sequence = MakeSequence(1, 48, 1, 5);
     sequence->request.decode_from = decode_from;
     scheduler.Add(std::move(sequence));
@@ -232,8 +231,8 @@ TEST(SchedulerTest, PrefixesAtTheBoundary) {
 // A preempted sequence begins anew: it finds its own blocks again, from the first on, and its
 // request is not told that these had been cached.
 TEST(SchedulerTest, APreemptedSequenceFindsItsPrefixAgain) {
-  KvPools pools = OneGroup(6);
-  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 256}, pools);
+  KvManager kv = OneGroup(6);
+  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 256}, kv);
   scheduler.Add(MakeSequence(9, 16, 1, 5));  // leaves one block of fives behind
   FinishStep(scheduler, scheduler.Plan());
   scheduler.Add(MakeSequence(1, 48, 40));
@@ -254,7 +253,7 @@ TEST(SchedulerTest, APreemptedSequenceFindsItsPrefixAgain) {
   // It wants three blocks, has two of them and there is no third.
   plan = scheduler.Plan();
   EXPECT_EQ(Planned(plan), (Slices{{1, 1}}));
-  EXPECT_EQ(pools.pool(0).used_blocks(), 4);  // what it found was given back
+  EXPECT_EQ(kv.pool().used_blocks(), 4);  // what it found was given back
   EXPECT_TRUE(preempted.blocks.tables.empty());
   FinishStep(scheduler, plan);
   scheduler.Remove(scheduler.Find(1));
@@ -273,11 +272,11 @@ TEST(SchedulerTest, APreemptedSequenceFindsItsPrefixAgain) {
 
 // Of a sequence that left, the end of its prompt is overwritten first.
 TEST(SchedulerTest, TheBeginningOfAPromptIsKeptLongest) {
-  KvPools pools = OneGroup(5);
-  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 256}, pools);
+  KvManager kv = OneGroup(5);
+  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 256}, kv);
   scheduler.Add(MakeSequence(1, 64, 1, 5));
   FinishStep(scheduler, scheduler.Plan());
-  EXPECT_EQ(pools.pool(0).cached_blocks(), 4);
+  EXPECT_EQ(kv.pool().cached_blocks(), 4);
   scheduler.Add(MakeSequence(2, 48, 1));  // the block that is empty and two of the others
   FinishStep(scheduler, scheduler.Plan());
   scheduler.Add(MakeSequence(3, 64, 1, 5));
@@ -286,14 +285,14 @@ TEST(SchedulerTest, TheBeginningOfAPromptIsKeptLongest) {
 
 // The newest gives way first, and waits before those that have never run, in the old order.
 TEST(SchedulerTest, PreemptedSequencesWaitInOrder) {
-  KvPools pools = OneGroup(8);
-  Scheduler scheduler({.max_num_seqs = 3, .max_batch_tokens = 256, .prefix_cache = false}, pools);
+  KvManager kv = OneGroup(8);
+  Scheduler scheduler({.max_num_seqs = 3, .max_batch_tokens = 256, .prefix_cache = false}, kv);
   scheduler.Add(MakeSequence(1, 64, 100));
   scheduler.Add(MakeSequence(2, 32, 100));
   scheduler.Add(MakeSequence(3, 32, 100));
   scheduler.Add(MakeSequence(4, 8, 100));
   FinishStep(scheduler, scheduler.Plan());
-  EXPECT_EQ(pools.pool(0).free_blocks(), 0);
+  EXPECT_EQ(kv.pool().free_blocks(), 0);
   // 1 wants a fifth block: 3 goes. 2 takes the block that is left. Nobody is admitted in a step
   // that has preempted, although 4 would fit.
   auto plan = scheduler.Plan();
@@ -322,17 +321,17 @@ TEST(SchedulerTest, PreemptedSequencesWaitInOrder) {
 // Who was preempted may find its whole prompt in blocks that another one still holds, and would fit
 // at once: it waits for the next step all the same, as does everybody else.
 TEST(SchedulerTest, NobodyIsAdmittedInAStepThatPreempts) {
-  KvPools pools = OneGroup(4);
-  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 256}, pools);
+  KvManager kv = OneGroup(4);
+  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 256}, kv);
   scheduler.Add(MakeSequence(1, 32, 40, 5));
   scheduler.Add(MakeSequence(2, 32, 40, 5));
   FinishStep(scheduler, scheduler.Plan());  // each computes the prompt, into two blocks of its own
-  EXPECT_EQ(pools.pool(0).free_blocks(), 0);
+  EXPECT_EQ(kv.pool().free_blocks(), 0);
   scheduler.Add(MakeSequence(3, 8, 1));
   auto plan = scheduler.Plan();
   EXPECT_EQ(Planned(plan), (Slices{{1, 1}}));
   EXPECT_EQ(scheduler.preemptions(), 1);
-  EXPECT_EQ(pools.pool(0).free_blocks(), 1);  // all that 2 lacks beside the two blocks of 1
+  EXPECT_EQ(kv.pool().free_blocks(), 1);  // all that 2 lacks beside the two blocks of 1
   FinishStep(scheduler, plan);
   EXPECT_EQ(Planned(scheduler.Plan()), (Slices{{1, 1}, {2, 1}}));
   EXPECT_EQ(scheduler.Find(2)->computed_tokens, 32);
@@ -340,13 +339,13 @@ TEST(SchedulerTest, NobodyIsAdmittedInAStepThatPreempts) {
 
 // Who is preempted by the plan that it is in gives its tokens back to the step.
 TEST(SchedulerTest, APreemptedSliceIsNotPaidFor) {
-  KvPools pools = OneGroup(5);
-  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 40, .prefix_cache = false}, pools);
+  KvManager kv = OneGroup(5);
+  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 40, .prefix_cache = false}, kv);
   scheduler.Add(MakeSequence(1, 16, 100));
   scheduler.Add(MakeSequence(2, 4, 100));
   scheduler.Add(MakeSequence(3, 20, 100));
   FinishStep(scheduler, scheduler.Plan());
-  EXPECT_EQ(pools.pool(0).free_blocks(), 1);
+  EXPECT_EQ(kv.pool().free_blocks(), 1);
   // More tokens at once than a decode step has: the first wants three more blocks for 39 tokens.
   scheduler.Find(1)->tokens.resize(16 + 60, 7);
   scheduler.Find(2)->tokens.resize(4 + 3, 7);
@@ -362,24 +361,38 @@ TEST(SchedulerTest, BlocksBehindAWindowAreGivenBack) {
   constexpr int64_t kWindow = 40;
   constexpr int64_t kBatch = 32;
   constexpr int64_t kMost = (kWindow + kAttentionChunkTokens + kBatch) / kKvBlockTokens + 1;
-  KvPools pools(std::array{KvGroupSize{2 * kMost, kWindow}}, kKvBlockTokens, kAttentionChunkTokens);
-  Scheduler scheduler({.max_num_seqs = 2, .max_batch_tokens = kBatch}, pools);
+  KvManager kv = WithWindows({kWindow}, 2 * kMost);
+  Scheduler scheduler({.max_num_seqs = 2, .max_batch_tokens = kBatch}, kv);
   scheduler.Add(MakeSequence(1, 700, 500));
   scheduler.Add(MakeSequence(2, 20, 1500));
   int64_t most_used = 0;
   std::vector<RequestId> ended;
   for (int step = 0; step < 3000 && !scheduler.empty(); ++step) {
     for (const RequestId id : FinishStep(scheduler, scheduler.Plan())) ended.push_back(id);
-    most_used = std::max(most_used, pools.pool(0).used_blocks());
+    most_used = std::max(most_used, kv.pool().used_blocks());
   }
   EXPECT_EQ(ended, (std::vector<RequestId>{1, 2}));
   EXPECT_EQ(scheduler.preemptions(), 0);
   EXPECT_GT(most_used, kMost);
-  EXPECT_EQ(pools.pool(0).used_blocks(), 0);
+  EXPECT_EQ(kv.pool().used_blocks(), 0);
   // What begins with the same tokens finds what is left of them, or computes it.
   scheduler.Add(MakeSequence(1, 700, 1));
   while (!scheduler.empty()) FinishStep(scheduler, scheduler.Plan());
-  EXPECT_EQ(pools.pool(0).used_blocks(), 0);
+  EXPECT_EQ(kv.pool().used_blocks(), 0);
+}
+
+// What the tokens to come attend to has blocks.
+void ExpectAttendedBlocks(const Sequence& sequence, const std::vector<int64_t>& windows) {
+  ASSERT_EQ(sequence.blocks.tables.size(), windows.size());
+  for (size_t g = 0; g < windows.size(); ++g) {
+    const std::vector<int32_t>& blocks = sequence.blocks.tables[g].blocks;
+    const int64_t first =
+        windows[g] > 0 ? std::max<int64_t>(0, sequence.computed_tokens + 1 - windows[g]) : 0;
+    ASSERT_EQ(std::count(blocks.begin() + first / kKvBlockTokens, blocks.end(),
+                         SequenceBlocks::kGivenBack),
+              0)
+        << "group " << g;
+  }
 }
 
 // Whatever arrives, whenever it is cancelled: every step stays in its limits, no block is shared by
@@ -392,19 +405,21 @@ TEST(SchedulerTest, RandomWorkloadsKeepTheirPromises) {
     const auto uniform = [&](int64_t low, int64_t high) {
       return std::uniform_int_distribution<int64_t>(low, high)(random);
     };
-    const int64_t blocks = uniform(6, 40);
-    KvPools pools = OneGroup(blocks);
+    const std::vector<int64_t> kinds[] = {{0}, {0, 20}, {40, 0, 0}, {24, 1}};
+    const std::vector<int64_t>& windows = kinds[uniform(0, 1) * uniform(1, 3)];
+    const int64_t blocks = std::ssize(windows) * uniform(6, uniform(0, 1) > 0 ? 40 : 60);
+    KvManager kv = WithWindows(windows, blocks);
     SchedulerOptions options;
     options.max_num_seqs = uniform(1, 8);
     options.max_batch_tokens = uniform(8, 100);
     options.prefix_cache = uniform(0, 1) == 1;
     options.piece_tokens = uniform(0, 1) * uniform(8, 300);
-    Scheduler scheduler(options, pools);
+    Scheduler scheduler(options, kv);
     RequestId next = 0;
     std::set<RequestId> alive;
     for (int step = 0; step < 3000; ++step) {
       if (next < 60 && uniform(0, 3) == 0) {
-        const int64_t longest = blocks * kKvBlockTokens;
+        const int64_t longest = kv.needs().Longest(blocks, options.max_batch_tokens, 640);
         const int64_t prompt = uniform(1, longest - 1);
         // A small alphabet makes prefixes collide.
         scheduler.Add(MakeSequence(++next, prompt, uniform(1, longest - prompt),
@@ -447,10 +462,14 @@ TEST(SchedulerTest, RandomWorkloadsKeepTheirPromises) {
         ASSERT_LE(s.computed_tokens + slice.num_tokens, static_cast<int64_t>(s.tokens.size()));
         for (int64_t p = s.computed_tokens; p < s.computed_tokens + slice.num_tokens; p += 1) {
           if (p != s.computed_tokens && p % kKvBlockTokens != 0) continue;
-          ASSERT_TRUE(
-              written.insert(s.blocks.tables[0].blocks[static_cast<size_t>(p / kKvBlockTokens)])
-                  .second);
+          for (const SequenceBlocks::Table& table : s.blocks.tables) {
+            ASSERT_TRUE(
+                written.insert(table.blocks[static_cast<size_t>(p / kKvBlockTokens)]).second);
+          }
         }
+      }
+      for (const auto& slices : {plan, scheduler.piece()}) {
+        for (const ScheduledSlice& slice : slices) ExpectAttendedBlocks(*slice.sequence, windows);
       }
       ASSERT_LE(tokens, options.max_batch_tokens);
       ASSERT_LE(scheduler.running(), options.max_num_seqs);
@@ -459,13 +478,13 @@ TEST(SchedulerTest, RandomWorkloadsKeepTheirPromises) {
     }
     EXPECT_TRUE(scheduler.empty());
     EXPECT_TRUE(alive.empty());
-    EXPECT_EQ(pools.pool(0).used_blocks(), 0);
+    EXPECT_EQ(kv.pool().used_blocks(), 0);
   }
 }
 
 TEST(SchedulerTest, TheBackgroundRestsWhileOthersAreThere) {
-  KvPools pools = OneGroup(64);
-  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 32, .prefix_cache = false}, pools);
+  KvManager kv = OneGroup(64);
+  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 32, .prefix_cache = false}, kv);
   scheduler.Add(InBackground(MakeSequence(1, 8, 4)));
   scheduler.Add(InBackground(MakeSequence(2, 8, 4)));
   auto plan = scheduler.Plan();
@@ -487,8 +506,8 @@ TEST(SchedulerTest, TheBackgroundRestsWhileOthersAreThere) {
 }
 
 TEST(SchedulerTest, OthersGoBeforeTheBackgroundThatWaits) {
-  KvPools pools = OneGroup(64);
-  Scheduler scheduler({.max_num_seqs = 1, .max_batch_tokens = 32, .prefix_cache = false}, pools);
+  KvManager kv = OneGroup(64);
+  Scheduler scheduler({.max_num_seqs = 1, .max_batch_tokens = 32, .prefix_cache = false}, kv);
   scheduler.Add(InBackground(MakeSequence(1, 8, 1)));
   scheduler.Add(InBackground(MakeSequence(2, 8, 1)));
   scheduler.Add(MakeSequence(3, 8, 1));
@@ -503,8 +522,8 @@ TEST(SchedulerTest, OthersGoBeforeTheBackgroundThatWaits) {
 }
 
 TEST(SchedulerTest, TheBackgroundGivesUpItsPlaces) {
-  KvPools pools = OneGroup(64);
-  Scheduler scheduler({.max_num_seqs = 2, .max_batch_tokens = 32, .prefix_cache = false}, pools);
+  KvManager kv = OneGroup(64);
+  Scheduler scheduler({.max_num_seqs = 2, .max_batch_tokens = 32, .prefix_cache = false}, kv);
   scheduler.Add(InBackground(MakeSequence(1, 8, 9)));
   scheduler.Add(InBackground(MakeSequence(2, 8, 9)));
   FinishStep(scheduler, scheduler.Plan());
@@ -519,15 +538,15 @@ TEST(SchedulerTest, TheBackgroundGivesUpItsPlaces) {
 }
 
 TEST(SchedulerTest, TheBackgroundGivesUpItsBlocks) {
-  KvPools pools = OneGroup(6);
-  Scheduler scheduler({.max_num_seqs = 8, .max_batch_tokens = 64, .prefix_cache = false}, pools);
+  KvManager kv = OneGroup(6);
+  Scheduler scheduler({.max_num_seqs = 8, .max_batch_tokens = 64, .prefix_cache = false}, kv);
   for (RequestId id = 1; id <= 3; ++id) {
     scheduler.Add(InBackground(MakeSequence(id, kKvBlockTokens * 2 - 2, 9)));
   }
   while (scheduler.Find(3)->computed_tokens <= kKvBlockTokens) {
     FinishStep(scheduler, scheduler.Plan());
   }
-  ASSERT_EQ(pools.pool(0).free_blocks(), 0);
+  ASSERT_EQ(kv.pool().free_blocks(), 0);
   // Three blocks: two of the background leave to let it in.
   scheduler.Add(MakeSequence(4, kKvBlockTokens * 3 - 1, 20));
   auto plan = scheduler.Plan();
@@ -547,9 +566,9 @@ TEST(SchedulerTest, TheBackgroundGivesUpItsBlocks) {
 TEST(SchedulerTest, BothKindsEnd) {
   std::mt19937 random(5);
   for (int round = 0; round < 50; ++round) {
-    KvPools pools = OneGroup(8);
+    KvManager kv = OneGroup(8);
     Scheduler scheduler({.max_num_seqs = 3, .max_batch_tokens = 24, .prefix_cache = round % 2 == 0},
-                        pools);
+                        kv);
     RequestId next = 0;
     std::set<RequestId> open;
     for (int step = 0; step < 400 || !open.empty(); ++step) {
@@ -568,8 +587,34 @@ TEST(SchedulerTest, BothKindsEnd) {
       }
       for (const RequestId id : FinishStep(scheduler, plan)) open.erase(id);
     }
-    EXPECT_EQ(pools.pool(0).used_blocks(), 0);
+    EXPECT_EQ(kv.pool().used_blocks(), 0);
   }
+}
+
+// A sequence that runs on and on takes the blocks that its window gave back, of others too: their
+// prefixes are found as long as the ends of their windows are there.
+TEST(SchedulerTest, APrefixIsFoundByTheEndOfItsWindows) {
+  KvManager kv = WithWindows({16, 0}, 64);
+  Scheduler scheduler({.max_num_seqs = 2, .max_batch_tokens = 64, .prefix_cache = true}, kv);
+  const auto run = [&] {
+    while (!scheduler.empty()) FinishStep(scheduler, scheduler.Plan());
+  };
+  scheduler.Add(MakeSequence(1, 400, 1));  // 25 blocks of each group
+  run();
+  EXPECT_EQ(kv.pool().cached_blocks(), 50);
+  // Takes the 14 that hold nothing and 10 that were behind the first one's window.
+  scheduler.Add(MakeSequence(2, 12 * kKvBlockTokens - 1, 1));
+  run();
+  auto again = MakeSequence(1, 401, 2);
+  again->id = 3;
+  scheduler.Add(std::move(again));
+  const auto plan = scheduler.Plan();
+  ASSERT_EQ(IdsOf(plan), (std::vector<RequestId>{3}));
+  EXPECT_EQ(plan[0].sequence->cached_tokens, 400);
+  EXPECT_EQ(plan[0].num_tokens, 1);
+  run();
+  EXPECT_EQ(scheduler.preemptions(), 0);
+  EXPECT_EQ(kv.pool().used_blocks(), 0);
 }
 
 }  // namespace

@@ -87,10 +87,13 @@ HashLines ComputeHashes() {
     const Isa isa = entry.second;
     for (const std::filesystem::path& model : Models()) {
       const auto enter = [&](const HarnessOptions& options, const char* suffix = "") {
-        hashes[fmt::format("{} {} {} weights, {} kv{}", NumericsClassName(numerics),
-                           model.filename().string(), WeightTypeName(options.weight_type),
-                           WeightTypeName(options.kv_type), suffix)] =
-            fmt::format("{:016x}", LogitHash(model, options));
+        const std::string key =
+            fmt::format("{} {} {} weights, {} kv{}", NumericsClassName(numerics),
+                        model.filename().string(), WeightTypeName(SameBitsAs(options.weight_type)),
+                        WeightTypeName(options.kv_type), suffix);
+        const std::string hash = fmt::format("{:016x}", LogitHash(model, options));
+        const auto first = hashes.emplace(key, hash).first;
+        EXPECT_EQ(first->second, hash) << key << ", " << WeightTypeName(options.weight_type);
       };
       HarnessOptions options;
       options.isa = isa;
@@ -102,6 +105,7 @@ HashLines ComputeHashes() {
         const WeightType type = traits.type;
         if (type == WeightType::kMxfp4 && !mxfp4) continue;
         if (IsGguf(type)) continue;  // of other files
+        if (type == WeightType::kBf16Coded && KernelsFor(isa).coded.matmul == nullptr) continue;
         if (type == WeightType::kFp8 && !HasFp8Experts(config)) continue;
         if (type == WeightType::kW4A16 && !HasW4A16Experts(config)) continue;
         options.weight_type = type;

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/config/kv_groups.h"
 #include "serving/model/host_mixer.h"
 #include "serving/model/host_rows.h"
 #include "serving/model/weights.h"
@@ -41,7 +42,7 @@ std::vector<DoubleRow> RunMixer(const ModelConfig& config, const Spec& spec, int
   limits.max_batch_tokens = 32;
   const int64_t used_blocks = (std::ssize(x) + kKvBlockTokens - 1) / kKvBlockTokens;
   limits.max_context_tokens = used_blocks * kKvBlockTokens;
-  limits.num_kv_blocks = 2 * used_blocks;
+  limits.num_kv_blocks = 2 * used_blocks * static_cast<int64_t>(KvGroupsOf(config).count());
   limits.kv_type = WeightType::kF32;
   const ModelWeights weights =
       ModelWeights::Load(config, WeightType::kF32, MadeUpTensors(), kernels, pool);

@@ -5,8 +5,11 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "core/base/check.h"
 #include "core/base/error.h"
+#include "core/config/kv_groups.h"
 #include "kernels/cpu/isas.h"
+#include "serving/model/coded_weights.h"
 #include "serving/model/device_dense.h"
 #include "serving/model/expert_sources.h"
 #include "serving/model/host_dense.h"
@@ -35,6 +38,10 @@ ModelHarness::ModelHarness(const std::filesystem::path& model_dir, const Harness
   checkpoint_tensors_ = MakeCheckpointTensorSource(*checkpoint_);
   if (options.change_config) options.change_config(config_);
   if (options.wrap_tensors) tensors_ = options.wrap_tensors(*checkpoint_tensors_);
+  if (options.weight_type == WeightType::kBf16Coded) {
+    FindUncodedTensors(tensors(), kernels, pool_, config_);
+    config_.coded_experts = ExpertsCanBeCoded(config_, tensors(), kernels, pool_);
+  }
   if (options.expert_store.empty()) {
     experts_ = MakeCheckpointExpertSource(config_, options.weight_type, *checkpoint_, kernels);
   } else {
@@ -65,7 +72,7 @@ ModelHarness::ModelHarness(const std::filesystem::path& model_dir, const Harness
   ModelLimits limits;
   limits.max_batch_tokens = options.max_batch_tokens;
   limits.max_context_tokens = options.max_context_tokens;
-  limits.num_kv_blocks = options.kv_blocks;
+  limits.num_kv_blocks = options.kv_blocks * static_cast<int64_t>(KvGroupsOf(config_).count());
   limits.max_logit_rows =
       options.max_logit_rows > 0 ? options.max_logit_rows : options.max_batch_tokens;
   limits.kv_type = options.kv_type;

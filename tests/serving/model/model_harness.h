@@ -32,7 +32,7 @@ struct HarnessOptions {
   int64_t max_batch_tokens = 128;
   int64_t max_logit_rows = 0;  // 0: max_batch_tokens
   int64_t max_context_tokens = 256;
-  int64_t kv_blocks = 256;
+  int64_t kv_blocks = 256;             // of each group of layers
   std::filesystem::path expert_store;  // empty: the checkpoint
   int64_t defer_experts = 0;
 
