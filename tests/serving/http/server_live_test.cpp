@@ -231,6 +231,19 @@ TEST_F(ServerLiveTest, SlowReaders) {
   EXPECT_LT(seen, 5);
 }
 
+// Who has got his sample does not watch on while he reads the answer.
+TEST_F(ServerLiveTest, SlowReadersOfASnapshot) {
+  Start();
+  TestClient slow(port(), 4096);
+  slow.Send(GetText(kSnapshot));
+  WaitForWatchers(true);
+  Publish(1 << 21);  // more than the system buffers
+  WaitForWatchers(false);
+  const TestResponse response = slow.Receive();
+  EXPECT_EQ(response.status, 200);
+  EXPECT_TRUE(response.body.ends_with('}'));  // the connection was not given up
+}
+
 // An engine whose model is unloaded is given back, whoever looks on.
 TEST_F(ServerLiveTest, UnloadedModels) {
   Start();
