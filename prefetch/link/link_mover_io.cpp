@@ -158,12 +158,12 @@ void LinkMover::Drop(ExpertIndex expert, std::exception_ptr error) {
       if (options_.hands_out_failed) {
         failed_.push_back(id);
       } else if (!layer_error_) {
-        layer_error_ = error;
+        layer_error_ = std::move(error);
         flow_->GiveUpLayer();
       }
       break;
     case Flow::Hurt::kPreload:
-      if (!preload_error_) preload_error_ = error;
+      if (!preload_error_) preload_error_ = std::move(error);
       break;
     case Flow::Hurt::kNobody:
       // With a host to compute it nobody misses it.

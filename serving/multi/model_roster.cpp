@@ -68,6 +68,12 @@ void ModelRoster::Failed(size_t model, std::string why, bool leaving) {
   models_[model].why_failed = std::move(why);
 }
 
+void ModelRoster::Resize(size_t model, uint64_t bytes) {
+  CHECK(models_[model].loaded());
+  CHECK_LE(bytes, free_bytes() + models_[model].bytes);
+  models_[model].bytes = bytes;
+}
+
 void ModelRoster::Unload(size_t model) {
   CHECK(models_[model].loaded());
   models_[model].state = ModelState::kUnloaded;

@@ -67,6 +67,8 @@ class ModelRoster {
   void Loaded(size_t model, int64_t now_ns);
   // Its memory is free, unless there is something to end first (`leaving`; then Gone).
   void Failed(size_t model, std::string why, bool leaving = false);
+  // A loaded one has so much from now on; together they have no more than there is.
+  void Resize(size_t model, uint64_t bytes);
   // Its memory is being given back from now on.
   void Unload(size_t model);
   void Gone(uint64_t bytes);
