@@ -25,6 +25,7 @@ bool IsBusy(const EngineStatus& status) { return status.running + status.waiting
 
 std::vector<ModelRoster::Rules> RulesOf(const std::vector<ModelRegistry::Model>& models) {
   std::vector<ModelRoster::Rules> rules;
+  rules.reserve(models.size());
   for (const ModelRegistry::Model& model : models) rules.push_back(model.rules);
   return rules;
 }
@@ -124,7 +125,7 @@ void ModelRegistry::Load(std::string_view name, Done done) {
     if (stop_) {
       why_not = Stopping();
     } else if (!roster_.models()[*model].loaded()) {
-      waiting_[*model].push_back(std::move(done));
+      waiting_[*model].push_back(std::exchange(done, nullptr));
       // While others wait for it, it is on its way.
       if (waiting_[*model].size() == 1) orders_.push_back({Order::Kind::kLoad, *model, 0, nullptr});
     }

@@ -8,7 +8,7 @@
 
 namespace moesaic {
 
-ModelRoster::ModelRoster(uint64_t memory_bytes, std::vector<Rules> rules)
+ModelRoster::ModelRoster(uint64_t memory_bytes, const std::vector<Rules>& rules)
     : memory_bytes_(memory_bytes) {
   for (const Rules& one : rules) {
     Model& model = models_.emplace_back();

@@ -40,7 +40,7 @@ class ModelRoster {
     bool loaded() const { return state == ModelState::kResident; }
   };
 
-  ModelRoster(uint64_t memory_bytes, std::vector<Rules> rules);
+  ModelRoster(uint64_t memory_bytes, const std::vector<Rules>& rules);
 
   std::span<const Model> models() const { return models_; }
   uint64_t memory_bytes() const { return memory_bytes_; }
