@@ -1,5 +1,6 @@
 #include "cache/expert_cache.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "core/base/check.h"
@@ -7,16 +8,19 @@
 namespace moesaic {
 
 ExpertCache::ExpertCache(int64_t num_experts_total, int64_t num_slots, uint64_t slot_bytes,
-                         std::unique_ptr<EvictionPolicy> policy, SlotTable* table)
+                         std::unique_ptr<EvictionPolicy> policy, SlotTable* table,
+                         int64_t most_slots)
     : slot_bytes_(slot_bytes),
       policy_(std::move(policy)),
       table_(table),
       entries_(static_cast<size_t>(num_experts_total)),
-      slot_experts_(static_cast<size_t>(num_slots), kNoExpert) {
+      slot_experts_(static_cast<size_t>(std::max(num_slots, most_slots)), kNoExpert),
+      num_slots_(num_slots),
+      usable_slots_(num_slots) {
   CHECK(policy_ != nullptr);
-  CHECK_LT(num_slots, int64_t{1} << 31);
+  CHECK_LT(slot_experts_.size(), size_t{1} << 31);
   // The lowest slot is on top: a cache that never fills touches the least memory.
-  free_slots_.reserve(static_cast<size_t>(num_slots));
+  free_slots_.reserve(slot_experts_.size());
   for (int64_t slot = num_slots - 1; slot >= 0; --slot) {
     free_slots_.push_back(static_cast<Slot>(slot));
   }
@@ -59,15 +63,9 @@ std::optional<ExpertCache::Reservation> ExpertCache::Reserve(ExpertIndex expert,
   Entry& entry = At(expert);
   CHECK(entry.state == State::kAbsent);
   Reservation reservation;
-  if (free_slots_.empty()) {
-    const auto evictable = [this](ExpertIndex candidate) { return Evictable(candidate); };
-    const ExpertIndex victim = policy_->Victim(slot_experts_, evictable, now);
-    if (victim == kNoExpert) return std::nullopt;
-    CHECK(Unused(victim));
-    if (!TakeOut(victim)) return std::nullopt;
-    Remove(victim, now);
-    ++counters_.evicted;
-    reservation.evicted = victim;
+  // More than one where slots are to close: theirs do not become free.
+  while (free_slots_.empty()) {
+    if (!EvictOne(now, reservation.evicted)) return std::nullopt;
   }
   reservation.slot = free_slots_.back();
   free_slots_.pop_back();
@@ -80,11 +78,25 @@ std::optional<ExpertCache::Reservation> ExpertCache::Reserve(ExpertIndex expert,
   return reservation;
 }
 
+// The least valuable one; false: there is none that may leave.
+bool ExpertCache::EvictOne(int64_t now, ExpertIndex& evicted) {
+  const auto evictable = [this](ExpertIndex candidate) { return Evictable(candidate); };
+  const ExpertIndex victim = policy_->Victim(slot_experts(), evictable, now);
+  if (victim == kNoExpert) return false;
+  CHECK(Unused(victim));
+  if (!TakeOut(victim)) return false;
+  Remove(victim, now);
+  ++counters_.evicted;
+  evicted = victim;
+  return true;
+}
+
 void ExpertCache::Commit(ExpertIndex expert, int64_t now) {
   Entry& entry = At(expert);
   CHECK(entry.state == State::kLoading);
   entry.state = State::kResident;
   --loading_;
+  ++resident_;
   ++counters_.inserted;
   policy_->OnInsert(expert, entry.reason, now);
   if (table_ != nullptr) table_->Publish(expert, entry.slot);
@@ -115,7 +127,7 @@ bool ExpertCache::TakeOut(ExpertIndex expert) {
 std::optional<double> ExpertCache::VictimPriority(int64_t now) const {
   if (!free_slots_.empty()) return std::nullopt;
   const auto evictable = [this](ExpertIndex candidate) { return Evictable(candidate); };
-  const ExpertIndex victim = policy_->Victim(slot_experts_, evictable, now);
+  const ExpertIndex victim = policy_->Victim(slot_experts(), evictable, now);
   if (victim == kNoExpert) return std::nullopt;
   return policy_->KeepPriority(victim, now);
 }
@@ -127,7 +139,7 @@ void ExpertCache::Release(ExpertIndex expert, int64_t now) {
 
 int64_t ExpertCache::Drop(int64_t now) {
   int64_t dropped = 0;
-  for (const ExpertIndex expert : slot_experts_) {
+  for (const ExpertIndex expert : slot_experts()) {
     if (expert == kNoExpert) continue;
     if (!Evictable(expert) || !TakeOut(expert)) continue;
     Remove(expert, now);
@@ -140,14 +152,64 @@ void ExpertCache::Remove(ExpertIndex expert, int64_t now) {
   Entry& entry = At(expert);
   policy_->OnRemove(expert, now);
   if (entry.reason == LoadReason::kPrefetch && !entry.accessed) ++counters_.prefetched_unused;
+  --resident_;
   FreeSlot(entry);
 }
 
 void ExpertCache::FreeSlot(Entry& entry) {
   slot_experts_[static_cast<size_t>(entry.slot)] = kNoExpert;
-  free_slots_.push_back(entry.slot);
+  if (entry.slot < usable_slots_) free_slots_.push_back(entry.slot);
   entry.slot = kNoSlot;
   entry.state = State::kAbsent;
+}
+
+// --- the number of slots
+
+void ExpertCache::SetSlots(int64_t num_slots) {
+  CHECK(table_ == nullptr);
+  CHECK_GE(num_slots, 1);
+  CHECK_LE(num_slots, most_slots());
+  if (num_slots <= usable_slots_) {
+    usable_slots_ = num_slots;
+    DropFreeSlotsFrom(num_slots);
+    return;
+  }
+  for (int64_t slot = num_slots - 1; slot >= usable_slots_; --slot) {
+    if (slot_experts_[static_cast<size_t>(slot)] != kNoExpert) continue;  // it was to close
+    free_slots_.push_back(static_cast<Slot>(slot));
+  }
+  usable_slots_ = num_slots;
+  num_slots_ = std::max(num_slots_, num_slots);
+}
+
+std::optional<ExpertCache::ClosedSlot> ExpertCache::CloseSlot(int64_t now) {
+  if (!closing()) return std::nullopt;
+  ClosedSlot closed;
+  closed.slot = static_cast<Slot>(num_slots_ - 1);
+  const ExpertIndex expert = slot_experts_[static_cast<size_t>(closed.slot)];
+  if (expert != kNoExpert) {
+    Entry& entry = At(expert);
+    if (entry.state == State::kLoading || entry.pins > 0) return std::nullopt;
+    // Until there is a slot for it, or it has left itself.
+    while (free_slots_.empty() && entry.slot == closed.slot) {
+      ExpertIndex evicted = kNoExpert;
+      if (!EvictOne(now, evicted)) return std::nullopt;
+    }
+    if (entry.slot == closed.slot) {
+      closed.moved = expert;
+      closed.to = free_slots_.back();
+      free_slots_.pop_back();
+      slot_experts_[static_cast<size_t>(closed.to)] = expert;
+      slot_experts_[static_cast<size_t>(closed.slot)] = kNoExpert;
+      entry.slot = closed.to;
+    }
+  }
+  --num_slots_;
+  return closed;
+}
+
+void ExpertCache::DropFreeSlotsFrom(int64_t first) {
+  std::erase_if(free_slots_, [first](Slot slot) { return slot >= first; });
 }
 
 }  // namespace moesaic

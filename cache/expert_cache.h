@@ -6,6 +6,12 @@
 // Thread contract: none of its own; whoever guards its ExpertFlow guards it. Nothing is
 // allocated after construction.
 //
+// The number of slots may change while it works, up to the most that it was made for: SetSlots says
+// how many there are to be. New ones can be used at once. Those that are too many, the last ones,
+// take no more experts; each closes (CloseSlot) when nobody reads or fills it. What is in it is
+// moved to where the least valuable expert was, so that what stays does not depend on where it is,
+// and the slots that are left are the first ones.
+//
 // An expert is absent, loading (it has a slot that is being filled) or resident. Two marks keep a
 // resident from leaving:
 //   pin   somebody reads the slot (counted);
@@ -48,11 +54,19 @@ class ExpertCache {
     ExpertIndex evicted = kNoExpert;  // who left for it
   };
 
+  // A slot that is no more, and who was moved from it to another; kNoExpert: nobody.
+  struct ClosedSlot {
+    Slot slot = kNoSlot;
+    ExpertIndex moved = kNoExpert;
+    Slot to = kNoSlot;
+  };
+
   // num_slots of slot_bytes each, for experts [0, num_experts_total). No slots is allowed: nothing
   // is ever resident then. `table` (may be null; outlives the cache) has the residents and may keep
-  // one from leaving.
+  // one from leaving. `most_slots`: as many as there may ever be; 0: their number stays.
   ExpertCache(int64_t num_experts_total, int64_t num_slots, uint64_t slot_bytes,
-              std::unique_ptr<EvictionPolicy> policy, SlotTable* table = nullptr);
+              std::unique_ptr<EvictionPolicy> policy, SlotTable* table = nullptr,
+              int64_t most_slots = 0);
 
   State state(ExpertIndex expert) const { return At(expert).state; }
   Slot slot(ExpertIndex expert) const { return At(expert).slot; }  // kNoSlot when absent
@@ -78,17 +92,30 @@ class ExpertCache {
   // Makes every evictable resident absent; returns how many. Not counted as evictions.
   int64_t Drop(int64_t now);
 
+  // There are to be so many slots, at least one and at most most_slots. More are there at once.
+  // Without a table.
+  void SetSlots(int64_t num_slots);
+  // Closes the last slot, if there are too many and nobody reads or fills it. The least valuable
+  // evictable resident leaves where one has to. The caller moves the bytes of who was moved.
+  // nullopt: nothing can be done now.
+  std::optional<ClosedSlot> CloseSlot(int64_t now);
+  bool closing() const { return usable_slots_ < num_slots_; }
+
   // [num_slots] who is in each slot, loading or resident; kNoExpert where nobody is.
-  std::span<const ExpertIndex> slot_experts() const { return slot_experts_; }
-  int64_t num_slots() const { return static_cast<int64_t>(slot_experts_.size()); }
+  std::span<const ExpertIndex> slot_experts() const {
+    return std::span(slot_experts_).first(static_cast<size_t>(num_slots_));
+  }
+  int64_t num_slots() const { return num_slots_; }        // those that are to close included
+  int64_t usable_slots() const { return usable_slots_; }  // as SetSlots has it
+  int64_t most_slots() const { return static_cast<int64_t>(slot_experts_.size()); }
   int64_t free_slots() const { return static_cast<int64_t>(free_slots_.size()); }
   int64_t loading() const { return loading_; }
-  int64_t resident() const { return num_slots() - free_slots() - loading_; }
+  int64_t resident() const { return resident_; }
   int64_t pinned() const { return pinned_; }  // experts with at least one pin
 
-  // The ledger. used + free == capacity, pinned <= used.
+  // The ledger. used + free == capacity when nothing is to close, pinned <= used.
   uint64_t capacity_bytes() const { return Bytes(num_slots()); }
-  uint64_t used_bytes() const { return Bytes(num_slots() - free_slots()); }
+  uint64_t used_bytes() const { return Bytes(resident_ + loading_); }
   uint64_t pinned_bytes() const { return Bytes(pinned_); }
 
   const ExpertCacheCounters& counters() const { return counters_; }
@@ -112,14 +139,19 @@ class ExpertCache {
   bool TakeOut(ExpertIndex expert);
   void Remove(ExpertIndex expert, int64_t now);
   void FreeSlot(Entry& entry);
+  bool EvictOne(int64_t now, ExpertIndex& evicted);
+  void DropFreeSlotsFrom(int64_t first);
 
   uint64_t slot_bytes_;
   std::unique_ptr<EvictionPolicy> policy_;
   SlotTable* const table_;
   std::vector<Entry> entries_;             // [num_experts_total]
-  std::vector<ExpertIndex> slot_experts_;  // [num_slots]
-  std::vector<Slot> free_slots_;           // a stack
+  std::vector<ExpertIndex> slot_experts_;  // [most_slots] kNoExpert from num_slots_ on
+  int64_t num_slots_ = 0;
+  int64_t usable_slots_ = 0;
+  std::vector<Slot> free_slots_;  // a stack; of the usable ones
   int64_t loading_ = 0;
+  int64_t resident_ = 0;
   int64_t pinned_ = 0;
   ExpertCacheCounters counters_;
 };

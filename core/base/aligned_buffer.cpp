@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
@@ -38,6 +39,15 @@ AlignedBuffer::~AlignedBuffer() { std::free(data_); }
 
 void AlignedBuffer::Zero() {
   if (data_ != nullptr) std::memset(data_, 0, bytes_);
+}
+
+void AlignedBuffer::GiveBack(size_t begin, size_t bytes) {
+  CHECK(begin <= bytes_ && bytes <= bytes_ - begin);
+  const size_t page = bytes_ >= 2 * kHugePageBytes ? kHugePageBytes : kPageBytes;
+  const size_t first = (begin + page - 1) / page * page;
+  const size_t last = std::min((begin + bytes + page - 1) / page * page, bytes_);
+  // The allocator's own bytes are never among them: the last page is cut where the buffer ends.
+  if (first < last) madvise(data_ + first, last / kPageBytes * kPageBytes - first, MADV_DONTNEED);
 }
 
 bool AlignedBuffer::Populate(size_t begin, size_t bytes) {

@@ -43,6 +43,10 @@ class AlignedBuffer {
   // huge page may take 2 ms in a virtual machine whose host has taken it back. Their contents stay.
   // Best effort: false when the kernel does not. Any thread.
   bool Populate(size_t begin, size_t bytes);
+  // Gives the memory of these bytes, and of those behind them up to the end of their last huge
+  // page, back to the kernel: whole pages of the kind that the buffer asked for. What was there is
+  // lost; written again, they take memory again. Best effort. Any thread.
+  void GiveBack(size_t begin, size_t bytes);
 
  private:
   std::byte* data_ = nullptr;

@@ -12,14 +12,9 @@ namespace {
 // Of a transfer that a later layer waits for: behind those of the open layer, before prefetches.
 constexpr float kExpectedPriority = -1;
 
-// Slots whose experts come and go.
-int64_t ChangingSlots(const LinkParameters& link, const ExpertFlowOptions& options) {
-  return link.slots - std::ssize(options.kept);
-}
-
-// Transfers that a prefetch may be one of: lanes and slots stay free for what the next layer lacks.
-int64_t MostTransfers(const LinkParameters& link, int64_t slots) {
-  return std::max<int64_t>(1, std::min<int64_t>(link.lanes - 1, slots / 4));
+// Slots whose experts come and go, as many as there may ever be.
+int64_t MostChangingSlots(const LinkParameters& link, const ExpertFlowOptions& options) {
+  return std::max(link.slots, link.most_slots) - std::ssize(options.kept);
 }
 
 // A layer's read that arrives while prefetches are in flight waits for them: fewer than a layer's
@@ -42,18 +37,20 @@ ExpertFlow::ExpertFlow(const ExpertGrid& grid, LinkParameters link,
       table_(options.table),
       link_(options.link),
       prefetch_depth_(PrefetchDepth(link)),
-      most_transfers_(MostTransfers(link, ChangingSlots(link, options))),
+      lanes_(link.lanes),
+      kept_(std::ssize(options.kept)),
       step_predictor_(options.step_predictor),
       log_(options.log),
       copy_ns_(static_cast<double>(options.copy_ns)),
-      prefetch_(
-          options.step_predictor != nullptr &&
-                  MayPrefetch(ChangingSlots(link, options), options.step_predictor->shape().top_k)
-              ? std::make_optional<LinkPrefetch>(*options.step_predictor, link.experts)
-              : std::nullopt),
+      prefetch_(options.step_predictor != nullptr &&
+                        MayPrefetch(MostChangingSlots(link, options),
+                                    options.step_predictor->shape().top_k)
+                    ? std::make_optional<LinkPrefetch>(*options.step_predictor, link.experts)
+                    : std::nullopt),
       cache_(grid.total(), link.slots, link.slot_bytes,
-             PolicyOr(std::move(policy), prefetch_, grid.total()), options.table),
+             PolicyOr(std::move(policy), prefetch_, grid.total()), options.table, link.most_slots),
       need_(static_cast<size_t>(grid.total()), Need::kNone),
+      uses_(static_cast<size_t>(grid.total()), 0),
       expectation_(static_cast<size_t>(grid.total()), 0),
       began_as_prefetch_(static_cast<size_t>(grid.total()), 0) {
   CHECK_EQ(copies_.size(), static_cast<size_t>(grid.total()));
@@ -93,6 +90,7 @@ void ExpertFlow::BeginLayer(std::span<const ExpertIndex> needed, int64_t now_ns)
     StopExpecting(expert);
     NeedOf(expert) = Need::kWaiting;
     needed_.push_back(expert);
+    ++uses_[static_cast<size_t>(expert)];
     cache_.Want(expert);
     switch (cache_.state(expert)) {
       case ExpertCache::State::kResident:
@@ -325,7 +323,8 @@ bool ExpertFlow::StartPrefetch(int64_t now_ns) {
   if (!prefetch_ || !may_prefetch_ || preloading_) return false;
   if (layer_open_ && (!loads_started_ || next_missing_ < missing_.size())) return false;
   if (next_expected_ < expected_.size()) return false;
-  if (queue_.size() >= most_transfers_) return false;
+  if (queue_.size() >= MostTransfers()) return false;
+  if (!MayPrefetch(ChangingSlots(), step_predictor_->shape().top_k)) return false;
   const auto next = prefetch_->Next(cache_, copy_ns_, now_ns);
   if (!next) return false;
   const auto slot = cache_.Reserve(next->expert, LoadReason::kPrefetch, now_ns);
@@ -336,6 +335,11 @@ bool ExpertFlow::StartPrefetch(int64_t now_ns) {
   ++stats_.prefetched;
   Log(FlowEvent::Kind::kPrefetch, next->expert, slot->evicted, now_ns);
   return true;
+}
+
+// Transfers that a prefetch may be one of: lanes and slots stay free for what the next layer lacks.
+int64_t ExpertFlow::MostTransfers() const {
+  return std::max<int64_t>(1, std::min<int64_t>(lanes_ - 1, ChangingSlots() / 4));
 }
 
 bool ExpertFlow::BeingCopied(ExpertIndex expert) const {
@@ -379,6 +383,22 @@ void ExpertFlow::CancelWaiting(int64_t now_ns) {
     if (ExpectationOf(expert) != 0) continue;
     Cancel(expert, now_ns);
   }
+}
+
+// --- the number of slots
+
+void ExpertFlow::SetSlots(int64_t slots, int64_t now_ns) {
+  const int64_t least = std::min(kept_ + 1, cache_.most_slots());
+  CHECK_GE(slots, least);
+  cache_.SetSlots(slots);
+  StartMissing(now_ns);
+  has_new_work_ = true;
+}
+
+std::optional<Flow::ClosedSlot> ExpertFlow::CloseSlot(int64_t now_ns) {
+  const auto closed = cache_.CloseSlot(now_ns);
+  if (!closed) return std::nullopt;
+  return ClosedSlot{closed->slot, closed->to};
 }
 
 // --- the link

@@ -93,7 +93,7 @@ class ExpertFlow final : public Flow {
   void Expect(std::span<const ExpertIndex> experts, int64_t now_ns);
   void GiveUpLayer() override { next_missing_ = missing_.size(); }
   ExpertStats EndLayer(int64_t now_ns) override;
-  bool HasNewWork() override { return std::exchange(has_new_work_, false); }
+  bool HasNewWork() override { return std::exchange(has_new_work_, false) || closing(); }
 
   // --- a warm start; no layer is open and nothing loads
   // Queues absent experts in this order while slots are free. Until EndPreload nothing else starts.
@@ -113,7 +113,13 @@ class ExpertFlow final : public Flow {
   // A layer that waits for what a prefetch began tries again by itself: nobody is hurt.
   Hurt Drop(ExpertIndex expert, int64_t now_ns) override;
 
+  // --- the number of slots (ExpertCache::SetSlots)
+  void SetSlots(int64_t slots, int64_t now_ns);
+  bool closing() const override { return cache_.closing(); }
+  std::optional<ClosedSlot> CloseSlot(int64_t now_ns) override;
+
   int64_t slots() const override { return cache_.num_slots(); }
+  int64_t most_slots() const override { return cache_.most_slots(); }
   int64_t free_slots() const override { return cache_.free_slots(); }
   int64_t slot(ExpertIndex expert) const override { return cache_.slot(expert); }
   int64_t present() const override { return cache_.resident(); }
@@ -122,6 +128,9 @@ class ExpertFlow final : public Flow {
   int32_t link() const { return link_; }
   const ExpertCache& cache() const { return cache_; }
   bool prefetching() const { return prefetch_.has_value(); }
+  int64_t kept() const { return kept_; }
+  // [experts] layers that have used each since the start, modulo 2^32.
+  std::span<const uint32_t> uses() const { return uses_; }
 
  private:
   // What the open layer has had of an expert.
@@ -130,6 +139,8 @@ class ExpertFlow final : public Flow {
   Need& NeedOf(ExpertIndex expert) { return need_[static_cast<size_t>(expert)]; }
   uint8_t& ExpectationOf(ExpertIndex expert) { return expectation_[static_cast<size_t>(expert)]; }
   bool BeingCopied(ExpertIndex expert) const;
+  int64_t ChangingSlots() const { return cache_.usable_slots() - kept_; }
+  int64_t MostTransfers() const;
   void NoteReady(int64_t now_ns);
   void LeaveOut(ExpertIndex expert);
   bool StartMissing(int64_t now_ns);
@@ -150,8 +161,9 @@ class ExpertFlow final : public Flow {
   const ExpertGrid grid_;
   SlotTable* const table_;
   const int32_t link_;
-  const int prefetch_depth_;      // packets of prefetches in flight at most
-  const int64_t most_transfers_;  // that are in the queue when a prefetch starts, fewer
+  const int prefetch_depth_;  // packets of prefetches in flight at most
+  const int lanes_;
+  const int64_t kept_;  // experts that stay once they are there
   const StepPredictor* const step_predictor_;
   FlowLog* const log_;
   double copy_ns_;  // moving average of one expert's copy with the link to itself; 0: not known
@@ -166,6 +178,7 @@ class ExpertFlow final : public Flow {
   size_t next_missing_ = 0;           // the first whose load was not started
   std::vector<ExpertIndex> ready_;    // resident and not handed out
   std::vector<Need> need_;            // [experts]
+  std::vector<uint32_t> uses_;        // [experts]
   int64_t waiting_ = 0;
 
   // What later layers want; entries whose expectation_ is 0 are out of it.

@@ -11,15 +11,14 @@ namespace moesaic {
 namespace {
 
 int64_t SlotCount(const ExpertSource& source, const ExpertGrid& grid,
-                  const ExpertLoaderOptions& options) {
+                  const ExpertLoaderOptions& options, uint64_t budget_bytes) {
   auto experts = static_cast<int64_t>(options.experts.size());
   if (experts == 0) {
     experts = int64_t{SparseLayers(source, grid.num_layers()).count()} * grid.num_experts();
   }
   const uint64_t slot_bytes = source.layout().slot_bytes;
   CHECK_GT(slot_bytes, 0u);
-  const uint64_t budget_bytes =
-      options.slot_memory.empty() ? options.budget_bytes : options.slot_memory.size();
+  if (!options.slot_memory.empty()) budget_bytes = options.slot_memory.size();
   if (budget_bytes < slot_bytes) {
     Fail(ErrorKind::kResourceExhausted,
          "the memory for experts is {}, but one expert takes {} ({} bytes): raise --expert-memory "
@@ -29,22 +28,41 @@ int64_t SlotCount(const ExpertSource& source, const ExpertGrid& grid,
   return std::min(static_cast<int64_t>(budget_bytes / slot_bytes), std::max<int64_t>(1, experts));
 }
 
+int64_t SlotsAtFirst(const ExpertSource& source, const ExpertGrid& grid,
+                     const ExpertLoaderOptions& options) {
+  return SlotCount(source, grid, options, options.budget_bytes);
+}
+
+int64_t MostSlots(const ExpertSource& source, const ExpertGrid& grid,
+                  const ExpertLoaderOptions& options) {
+  return SlotCount(source, grid, options,
+                   std::max(options.budget_bytes, options.most_budget_bytes));
+}
+
 }  // namespace
 
 ExpertLoader::ExpertLoader(const ExpertSource& source, int num_layers, int num_experts,
                            std::unique_ptr<EvictionPolicy> policy,
                            const ExpertLoaderOptions& options, std::unique_ptr<AsyncReader> reader)
     : LinkMover(source, ExpertGrid(num_layers, num_experts),
-                SlotCount(source, ExpertGrid(num_layers, num_experts), options), options,
-                std::move(reader), [&](LinkParameters link) {
-                  return std::make_unique<ExpertFlow>(ExpertGrid(num_layers, num_experts),
-                                                      std::move(link), std::move(policy), options);
-                }) {}
+                MostSlots(source, ExpertGrid(num_layers, num_experts), options), options,
+                std::move(reader),
+                [&](LinkParameters link) {
+                  const ExpertGrid grid(num_layers, num_experts);
+                  link.most_slots = link.slots;
+                  link.slots = SlotsAtFirst(source, grid, options);
+                  return std::make_unique<ExpertFlow>(grid, std::move(link), std::move(policy),
+                                                      options);
+                }),
+      slot_bytes_(source.layout().slot_bytes),
+      resizable_(options.most_budget_bytes > 0) {
+  CHECK(!resizable_ || (options.slot_memory.empty() && options.table == nullptr));
+}
 
 uint64_t ExpertLoader::StagingBytes(const ExpertSource& source, int num_layers, int num_experts,
                                     const ExpertLoaderOptions& options) {
   const ExpertGrid grid(num_layers, num_experts);
-  return LinkMover::StagingBytes(source, grid, SlotCount(source, grid, options), options);
+  return LinkMover::StagingBytes(source, grid, MostSlots(source, grid, options), options);
 }
 
 void ExpertLoader::BeginLayer(std::span<const ExpertId> needed, std::vector<MissedExpert>& missed) {
@@ -137,6 +155,33 @@ void ExpertLoader::Clear() {
   const MutexLock lock(mutex_);
   StopLoading();
   flow().EvictAll(Now());
+}
+
+// --- the number of slots
+
+int64_t ExpertLoader::LeastSlots() const {
+  return std::min(flow().kept() + 1, flow().most_slots());
+}
+
+SlotsInUse ExpertLoader::LookAtSlots(std::vector<uint32_t>& uses) const {
+  const MutexLock lock(mutex_);
+  const std::span<const uint32_t> counted = flow().uses();
+  uses.assign(counted.begin(), counted.end());
+  return {.slot_bytes = slot_bytes_,
+          .held = slots(),
+          .usable = flow().cache().usable_slots(),
+          .least = LeastSlots(),
+          .most = flow().most_slots(),
+          .loads = Inserted(),
+          .blocked_us = blocked_us()};
+}
+
+void ExpertLoader::SetSlots(int64_t slots) {
+  const Change change(*this);
+  CHECK(resizable_);
+  CHECK(LeastSlots() <= slots && slots <= flow().most_slots());
+  flow().SetSlots(slots, Now());
+  NoteSlots();
 }
 
 bool ExpertLoader::prefetching() const {

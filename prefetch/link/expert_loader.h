@@ -14,15 +14,18 @@
 
 #include "prefetch/link/expert_flow.h"
 #include "prefetch/link/link_mover.h"
+#include "prefetch/link/resizable_slots.h"
 
 namespace moesaic {
 
 struct ExpertLoaderOptions : LinkOptions, ExpertFlowOptions {
   // Memory for slots; at least one slot. With slot_memory, its size counts.
   uint64_t budget_bytes = 0;
+  // What that may become while it runs (SetSlots); not with slot_memory. 0: it stays.
+  uint64_t most_budget_bytes = 0;
 };
 
-class ExpertLoader : public LinkMover {
+class ExpertLoader : public LinkMover, public ResizableSlots {
  public:
   // `source` must outlive the loader. num_layers counts all layers of the model. A null policy: see
   // ExpertFlow; a null reader: see LinkMover. Throws Error(kResourceExhausted) when budget_bytes
@@ -52,6 +55,10 @@ class ExpertLoader : public LinkMover {
   // Forgets residents (for cold benches and tests). No layer may be open.
   void Clear() EXCLUDES(mutex_);
 
+  ResizableSlots* resizable_slots() override { return resizable_ ? this : nullptr; }
+  SlotsInUse LookAtSlots(std::vector<uint32_t>& uses) const override EXCLUDES(mutex_);
+  void SetSlots(int64_t slots) override EXCLUDES(mutex_);
+
   bool prefetching() const EXCLUDES(mutex_);
   ExpertCacheCounters cache_counters() const EXCLUDES(mutex_);
 
@@ -62,6 +69,10 @@ class ExpertLoader : public LinkMover {
   ExpertFlow& flow() const REQUIRES(mutex_) { return static_cast<ExpertFlow&>(LinkMover::flow()); }
   uint64_t Inserted() const REQUIRES(mutex_) { return flow().cache().counters().inserted; }
   void StopLoading() REQUIRES(mutex_);
+  int64_t LeastSlots() const REQUIRES(mutex_);
+
+  const uint64_t slot_bytes_;
+  const bool resizable_;
 };
 
 }  // namespace moesaic

@@ -51,6 +51,8 @@ struct LinkUse {
   uint64_t prefetch_packets = 0;
 };
 
+class ResizableSlots;
+
 class ExpertProvider {
  public:
   virtual ~ExpertProvider() = default;
@@ -98,6 +100,8 @@ class ExpertProvider {
 
   virtual int64_t slots() const = 0;
   virtual int64_t resident() const = 0;
+  // For who changes the number of slots while it works; null: it stays. Any thread.
+  virtual ResizableSlots* resizable_slots() { return nullptr; }
   // Empty without devices. Valid until the next call of anything else.
   virtual std::span<const DeviceStatus> devices() { return {}; }
 };

@@ -27,6 +27,7 @@ struct LinkParameters {
   std::vector<ExpertCopy> copies = {};        // [all experts]; only its own are looked at
   std::span<const ExpertIndex> experts = {};  // what comes over it, for the constructor; empty: all
   int64_t slots = 1;
+  int64_t most_slots = 0;  // that there may be later; 0: their number stays
   uint64_t slot_bytes = 1;
   int depth = 1;  // packets in flight at most
   int lanes = 1;  // see TransferQueue, also for the next two
@@ -79,9 +80,19 @@ class Flow {
 
   // --- the slots
   virtual int64_t slots() const = 0;
+  virtual int64_t most_slots() const { return slots(); }
   virtual int64_t free_slots() const = 0;
   virtual int64_t slot(ExpertIndex expert) const = 0;  // of one that has one
   virtual int64_t present() const = 0;                 // experts that are there
+  // There are more slots than there are to be: CloseSlot closes the last one, as soon as nobody
+  // reads or fills it. `moved_to`: the slot to which the caller moves its bytes; -1: nobody is in
+  // it any more.
+  virtual bool closing() const { return false; }
+  struct ClosedSlot {
+    int64_t slot = -1;
+    int64_t moved_to = -1;
+  };
+  virtual std::optional<ClosedSlot> CloseSlot(int64_t /*now_ns*/) { return std::nullopt; }
   // Who would still be there for a next request; in any order.
   virtual std::vector<ResidentExpert> Residents(int64_t now_ns) const = 0;
 

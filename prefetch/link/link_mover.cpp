@@ -52,10 +52,14 @@ LinkMover::LinkMover(const ExpertSource& source, const ExpertGrid& grid, int64_t
       flow_(
           make_flow(ParametersOf(source, grid_, slots, options_, sizes_, reader_->aligned_only()))),
       slots_(flow_->slots()),
-      slab_(options.slot_memory.empty() ? static_cast<size_t>(slots_) * slot_bytes_ : 0),
+      slab_(options.slot_memory.empty() ? static_cast<size_t>(flow_->most_slots()) * slot_bytes_
+                                        : 0),
       slot_memory_(options.slot_memory.empty() ? slab_.span() : options.slot_memory) {
-  CHECK_GE(slot_memory_.size(), static_cast<size_t>(slots_) * slot_bytes_);
-  TakePagesFromNodes(slab_.span(), RepeatStretches(options_.slot_stretches, slot_bytes_, slots_));
+  const int64_t most_slots = flow_->most_slots();
+  CHECK_GE(slot_memory_.size(), static_cast<size_t>(most_slots) * slot_bytes_);
+  CHECK(most_slots == slots_ || (slab_.bytes() > 0 && !options_.touch_slots));
+  TakePagesFromNodes(slab_.span(),
+                     RepeatStretches(options_.slot_stretches, slot_bytes_, most_slots));
   const auto experts = static_cast<size_t>(grid_.num_experts());
   const auto depth = static_cast<size_t>(options_.depth);
   {
@@ -202,6 +206,7 @@ ExpertStats LinkMover::EndLayer() {
   const Change change(*this);
   ExpertStats stats = flow_->EndLayer(Now());
   stats.blocked_us = static_cast<uint64_t>(blocked_ns_ / 1000);
+  blocked_us_ += stats.blocked_us;
   blocked_ns_ %= 1000;
   layer_error_ = nullptr;
   failed_.clear();
@@ -226,6 +231,8 @@ std::vector<ResidentExpert> LinkMover::Residents() const {
 std::span<std::byte> LinkMover::SlotMemory(ExpertIndex expert) {
   return slot_memory_.subspan(static_cast<size_t>(flow_->slot(expert)) * slot_bytes_, slot_bytes_);
 }
+
+void LinkMover::NoteSlots() { slots_ = std::max(slots_.load(), flow_->slots()); }
 
 int64_t LinkMover::resident() const {
   const MutexLock lock(mutex_);

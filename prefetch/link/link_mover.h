@@ -10,12 +10,15 @@
 // Memory: one slab of slots, or what the caller gives (a device's), and, unless the source's bytes
 // are blobs already, a few staging buffers in which an expert's extents are collected before they
 // are packed. All of it is allocated at construction; nothing is allocated afterwards but the text
-// of errors.
+// of errors. Where the number of slots changes (Flow::most_slots) the slab is an address range for
+// as many as there may be: pages of slots that close go back to the kernel, whole huge pages at a
+// time, so that at most one of them holds less than it could.
 //
 // Waves: when the layer needs more experts than there are slots, NextReady hands out what fits; as
 // the consumer releases experts, their slots are reused for the missing rest. One slot is enough.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -105,13 +108,16 @@ class LinkMover : public ExpertProvider {
     return 0;
   }
   std::vector<ResidentExpert> Residents() const override EXCLUDES(mutex_);
-  int64_t slots() const override { return slots_; }
+  int64_t slots() const override { return slots_.load(std::memory_order_relaxed); }
   int64_t resident() const override EXCLUDES(mutex_);
 
   // Of the layers since the start. For the consumer.
   const ExpertStats& totals() const { return totals_; }
   // Slots of its own plus staging: what it takes of the machine.
-  uint64_t slot_memory_bytes() const { return slab_.bytes() + sizes_.staging_bytes(); }
+  uint64_t slot_memory_bytes() const {
+    const uint64_t own = slab_.bytes() > 0 ? static_cast<uint64_t>(slots()) * slot_bytes_ : 0;
+    return own + sizes_.staging_bytes();
+  }
   ReadBackend backend() const { return reader_->backend(); }
   TransferCounters transfer_counters() const EXCLUDES(mutex_);  // times in nanoseconds
 
@@ -146,6 +152,9 @@ class LinkMover : public ExpertProvider {
 
   // Counts what the layer needs; its loads start with the flow's StartLoads.
   void OpenLayer(std::span<const ExpertId> needed) REQUIRES(mutex_);
+  // The flow has more slots than before, or is to have fewer.
+  void NoteSlots() REQUIRES(mutex_);
+  uint64_t blocked_us() const REQUIRES(mutex_) { return blocked_us_; }
 
   mutable Mutex mutex_;
   std::exception_ptr fatal_ GUARDED_BY(mutex_);  // the I/O thread ended with it
@@ -169,6 +178,7 @@ class LinkMover : public ExpertProvider {
   bool PackOne() EXCLUDES(mutex_);
   void PackThread() EXCLUDES(mutex_);
   bool TouchSlots();
+  bool CloseSlot() EXCLUDES(mutex_);
   void Complete(const Flow::Packet& packet, PacketResult result) REQUIRES(mutex_);
   void NoteRead(const Flow::Packet& packet) REQUIRES(mutex_);
   void Commit(ExpertIndex expert) REQUIRES(mutex_);
@@ -185,9 +195,9 @@ class LinkMover : public ExpertProvider {
   std::unique_ptr<AsyncReader> reader_;
   TransferLanes lanes_;  // a lane belongs to the thread that reads into it or packs it
   const std::unique_ptr<Flow> flow_ PT_GUARDED_BY(mutex_);
-  const int64_t slots_;
-  AlignedBuffer slab_;                      // [slots, slot_bytes], unless the caller gave them
-  const std::span<std::byte> slot_memory_;  // [slots, slot_bytes]
+  std::atomic<int64_t> slots_;              // whose memory it has; changed under the lock
+  AlignedBuffer slab_;                      // [most slots, slot_bytes], unless the caller gave them
+  const std::span<std::byte> slot_memory_;  // [most slots, slot_bytes]
 
   CondVar progress_;   // the consumer waits here
   CondVar pack_work_;  // packing threads wait here
@@ -199,6 +209,7 @@ class LinkMover : public ExpertProvider {
   bool waits_for_news_ GUARDED_BY(mutex_) = false;   // the consumer, for its layer
   int64_t news_ns_ GUARDED_BY(mutex_) = 0;           // when what it waited for was there
   int64_t blocked_ns_ GUARDED_BY(mutex_) = 0;        // since the last EndLayer
+  uint64_t blocked_us_ GUARDED_BY(mutex_) = 0;       // until it, since the start
 
   // The consumer's.
   std::vector<ExpertIndex> indices_;  // scratch
@@ -209,6 +220,7 @@ class LinkMover : public ExpertProvider {
   std::vector<ReadCompletion> completions_;
   int reads_in_flight_ = 0;
   size_t touched_bytes_ = 0;  // of slab_, from its beginning
+  bool closing_ = false;      // as the flow had it when it was asked last
 
   std::vector<std::thread> threads_;
 };

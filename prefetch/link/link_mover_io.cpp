@@ -2,6 +2,7 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "core/base/check.h"
@@ -68,7 +69,8 @@ void LinkMover::IoThread() {
 void LinkMover::IoLoop() {
   while (CollectRequests()) {
     for (const ReadRequest& request : requests_) reader_->Submit(request);
-    const bool busy = (options_.pack_threads == 0 && PackSome()) || TouchSlots();
+    const bool packed = options_.pack_threads == 0 && PackSome();
+    const bool busy = CloseSlot() || packed || TouchSlots();
 
     completions_.clear();
     reader_->Wait(completions_, busy ? 0 : -1);
@@ -91,6 +93,7 @@ void LinkMover::IoLoop() {
 bool LinkMover::CollectRequests() {
   requests_.clear();
   const MutexLock lock(mutex_);
+  closing_ = flow_->closing();
   if (stop_) return reads_in_flight_ > 0;
   const int room = std::min(options_.depth - reads_in_flight_, reader_->free_slots());
   while (static_cast<int>(requests_.size()) < room) {
@@ -155,12 +158,12 @@ void LinkMover::Drop(ExpertIndex expert, std::exception_ptr error) {
       if (options_.hands_out_failed) {
         failed_.push_back(id);
       } else if (!layer_error_) {
-        layer_error_ = error;
+        layer_error_ = std::move(error);
         flow_->GiveUpLayer();
       }
       break;
     case Flow::Hurt::kPreload:
-      if (!preload_error_) preload_error_ = error;
+      if (!preload_error_) preload_error_ = std::move(error);
       break;
     case Flow::Hurt::kNobody:
       // With a host to compute it nobody misses it.
@@ -234,6 +237,29 @@ void LinkMover::PackThread() {
     // A lane and perhaps a slot became free: the I/O thread may have more to read.
     if (PackOne()) reader_->Wake();
   }
+}
+
+// One of those that are too many; false: there is none, or it is in use. Its bytes are moved under
+// the lock, a millisecond or so for ten megabytes: the alternative, a pin while they are moved,
+// would have layers of few slots wait for it. Its pages are given back without the lock, in which
+// time the consumer gets it: who reads into the slot anew is this thread.
+bool LinkMover::CloseSlot() {
+  if (!closing_) return false;
+  std::optional<Flow::ClosedSlot> closed;
+  {
+    const MutexLock lock(mutex_);
+    closed = flow_->CloseSlot(Now());
+    if (!closed) return false;
+    if (closed->moved_to >= 0) {
+      std::memcpy(slot_memory_.data() + static_cast<size_t>(closed->moved_to) * slot_bytes_,
+                  slot_memory_.data() + static_cast<size_t>(closed->slot) * slot_bytes_,
+                  slot_bytes_);
+    }
+  }
+  slab_.GiveBack(static_cast<size_t>(closed->slot) * slot_bytes_, slot_bytes_);
+  const MutexLock lock(mutex_);
+  slots_ = flow_->slots();
+  return true;
 }
 
 // The kernel gives memory while something is read or nothing is, a piece at a time. Best effort.

@@ -6,7 +6,7 @@ Json StatusJson(const ModelStatus& status) {
   const bool loaded = status.state == ModelState::kResident;
   Json json = Json::object();
   json["value"] = loaded ? "loaded" : ModelStateName(status.state);
-  json["state"] = ModelStateName(status.state);
+  json["state"] = loaded && status.shrunk ? "shrunk" : ModelStateName(status.state);
   if (status.bytes > 0) json["memory_bytes"] = status.bytes;
   if (status.state == ModelState::kFailed) {
     json["failed"] = true;

@@ -22,6 +22,7 @@ struct ModelStatus {
   ModelState state = ModelState::kUnloaded;
   uint64_t bytes = 0;  // of memory that it has or is being given
   std::string why_failed;
+  bool shrunk = false;  // resident, with no more experts than it keeps in any case
   friend bool operator==(const ModelStatus&, const ModelStatus&) = default;
 };
 

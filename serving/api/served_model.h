@@ -34,6 +34,7 @@ struct ServedModel {
   ModelState state = ModelState::kResident;
   uint64_t memory_bytes = 0;  // that it was given; 0: not told
   std::string why_failed = {};
+  bool shrunk = false;  // others have most of its experts' memory
 };
 
 // A request's model is there, but not loaded. Who can wait has it loaded (ModelManager) and tries

@@ -31,6 +31,7 @@ ModelRegistry::Model RegistryModel(const ModelEntry& entry, const ModelNeed& nee
   }
   model.start_bytes = start_bytes;
   model.least = need.least;
+  model.experts = {need.pool, need.floor_bytes};
   return model;
 }
 
@@ -54,7 +55,7 @@ std::vector<ModelEntry> TakeSeveralModels(const CommandLine& line, const Setting
 
 SeveralModels::SeveralModels(std::vector<ModelEntry> entries, const Machine& machine,
                              MetricsRegistry& metrics)
-    : entries_(std::move(entries)), machine_(machine) {
+    : entries_(std::move(entries)), machine_(machine), all_metrics_(metrics) {
   for (const ModelEntry& entry : entries_) {
     metrics_.push_back(std::make_unique<MetricsRegistry>(
         metrics, entries_.size() > 1 ? MetricLabels{{"model_name", entry.id}} : MetricLabels{}));
@@ -78,13 +79,44 @@ void SeveralModels::Start(Server& server, uint64_t request_bytes) {
       [this](size_t model, uint64_t bytes, const ModelRegistry::Hold& hold) {
         return Load(model, bytes, hold);
       },
-      [&server](std::vector<ServedModel> now) { server.SetModels(std::move(now)); });
+      [&server](std::vector<ServedModel> now) { server.SetModels(std::move(now)); },
+      [this](const ExpertPools& pools) { ShowPools(pools); });
   server.SetManager(registry_.get());
   registry_->Start();
   registry_->WaitStarted(std::chrono::steady_clock::time_point::max());
   if (const auto why = registry_->WhyNone()) {
     Fail(ErrorKind::kUnavailable, "no model could be loaded; the first: {}", *why);
   }
+}
+
+void SeveralModels::ShowPools(const ExpertPools& pools) {
+  if (entries_.size() < 2) return;
+  shown_.resize(entries_.size());
+  constexpr const char* kMoved =
+      "Memory of experts that moved between models while they ran, by direction";
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    if (!pools.Moves(i)) continue;
+    const ExpertPools::Held& held = pools.held(i);
+    MetricsRegistry& metrics = *metrics_[i];
+    metrics.GetGauge("moe_expert_memory_bytes", "Memory of experts that a model has now")
+        .Set(static_cast<double>(held.expert_bytes));
+    metrics
+        .GetGauge("moe_expert_memory_gain_ratio",
+                  "Seconds of waiting that a GiB more for experts would save a second")
+        .Set(held.gain);
+    const auto count = [&](const char* direction, uint64_t now, uint64_t& before) {
+      // A model that was loaded anew counts from 0.
+      metrics.GetCounter("moe_expert_memory_moved_bytes_total", kMoved, {{"direction", direction}})
+          .Add(static_cast<double>(now >= before ? now - before : now));
+      before = now;
+    };
+    count("taken", held.taken_bytes, shown_[i].taken_bytes);
+    count("given", held.given_bytes, shown_[i].given_bytes);
+  }
+  all_metrics_
+      .GetGauge("moe_expert_memory_fragment_bytes",
+                "Memory of experts that no model has, less than moves at a time")
+      .Set(static_cast<double>(pools.fragment_bytes()));
 }
 
 ServedModel SeveralModels::Load(size_t model, uint64_t bytes, const ModelRegistry::Hold& hold) {

@@ -52,10 +52,13 @@ class SeveralModels {
 
  private:
   ServedModel Load(size_t model, uint64_t bytes, const ModelRegistry::Hold& hold);
+  void ShowPools(const ExpertPools& pools);
 
   std::vector<ModelEntry> entries_;
   const Machine& machine_;
+  MetricsRegistry& all_metrics_;
   std::vector<std::unique_ptr<MetricsRegistry>> metrics_;  // [models] with the model's name
+  std::vector<ExpertPools::Held> shown_;                   // [models] in metrics; the registry's
   const SteadyClock clock_;
   // Shared by the engines.
   const std::shared_ptr<StepTurns> turns_ = std::make_shared<StepTurns>(clock_);

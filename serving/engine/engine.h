@@ -27,6 +27,7 @@ class LiveView;
 struct RequestExperts;
 class Tokenizer;
 class MetricsRegistry;
+class ResizableSlots;
 
 using RequestId = uint64_t;
 
@@ -88,6 +89,9 @@ class Engine {
   virtual StepStats Stats() const = 0;
   // For who looks on while it works; null: there is nothing to look at. Any thread.
   virtual LiveView* live() { return nullptr; }
+  // For who takes memory of experts from it and gives it some while it works; null: it keeps what
+  // it has. Answers have the same bits. Valid while the engine is there; any thread.
+  virtual ResizableSlots* resizable_slots() { return nullptr; }
 };
 
 }  // namespace moesaic

@@ -97,6 +97,7 @@ class EngineLoop : public Engine {
   EngineStatus Status() const override;
   StepStats Stats() const override { return mailbox_.Stats(); }
   LiveView* live() override { return &*live_; }
+  ResizableSlots* resizable_slots() override { return parts_.step->resizable_slots(); }
 
  private:
   SequenceContext context() const;

@@ -61,6 +61,8 @@ class EngineStep {
   virtual std::optional<Error> LostDevice() const { return std::nullopt; }
 
   virtual Experts experts() = 0;
+  // ExpertProvider::resizable_slots. Any thread.
+  virtual ResizableSlots* resizable_slots() { return nullptr; }
 };
 
 }  // namespace moesaic

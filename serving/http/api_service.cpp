@@ -38,8 +38,8 @@ Json ModelJson(const ServedModel& model, const std::string& name) {
   // What the context comes to is known once it is loaded.
   json["max_model_len"] =
       model.engine != nullptr ? Json(model.engine->max_context_tokens()) : Json(nullptr);
-  json["status"] =
-      StatusJson({model.names.front(), model.state, model.memory_bytes, model.why_failed});
+  json["status"] = StatusJson(
+      {model.names.front(), model.state, model.memory_bytes, model.why_failed, model.shrunk});
   // What Anthropic's clients read of the same route.
   json["type"] = "model";
   json["display_name"] = name;

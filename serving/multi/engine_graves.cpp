@@ -4,10 +4,10 @@
 
 namespace moesaic {
 
-std::shared_ptr<Engine> EngineGraves::Hold(std::unique_ptr<Engine> engine, uint64_t bytes) {
+std::shared_ptr<Engine> EngineGraves::Hold(std::unique_ptr<Engine> engine, Bytes bytes) {
   // Should this throw, shared_ptr calls the deleter.
-  return {engine.release(), [graves = shared_from_this(), bytes](Engine* let_go) {
-            graves->Bury(std::unique_ptr<Engine>(let_go), bytes);
+  return {engine.release(), [graves = shared_from_this(), bytes = std::move(bytes)](Engine* gone) {
+            graves->Bury(std::unique_ptr<Engine>(gone), bytes->load());
           }};
 }
 

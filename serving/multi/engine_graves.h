@@ -6,6 +6,7 @@
 // may be let go of after it.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <deque>
@@ -26,8 +27,10 @@ class EngineGraves : public std::enable_shared_from_this<EngineGraves> {
     uint64_t bytes = 0;
   };
 
+  // What an engine has of memory, which may change while it works. Shared with who counts it.
+  using Bytes = std::shared_ptr<std::atomic<uint64_t>>;
   // The engine, which comes here when the last holder lets go of it.
-  std::shared_ptr<Engine> Hold(std::unique_ptr<Engine> engine, uint64_t bytes);
+  std::shared_ptr<Engine> Hold(std::unique_ptr<Engine> engine, Bytes bytes);
   std::optional<Grave> Take() EXCLUDES(mutex_);
   // Returns when there is something to take, when Wake was called since the last time, or then.
   void Wait(Clock::time_point until) EXCLUDES(mutex_);

@@ -62,8 +62,9 @@ uint64_t FloorBytes(const ModelEntry& entry, const EnginePlan& plan) {
   return std::min(entry.min_experts.BytesOf(plan.all_experts_bytes), plan.all_experts_bytes);
 }
 
-// An expert-memory in bytes that all entries but those with their own have alike.
-void SharePool(std::vector<ModelEntry>& entries, const Machine& machine) {
+// An expert-memory in bytes that all entries but those with their own have alike. Returns who they
+// are.
+std::vector<size_t> SharePool(std::vector<ModelEntry>& entries, const Machine& machine) {
   std::vector<size_t> members;
   const auto is_pool = [](const MemorySize& size) { return !size.is_auto() && !size.is_share(); };
   for (size_t i = 0; i < entries.size(); ++i) {
@@ -73,7 +74,7 @@ void SharePool(std::vector<ModelEntry>& entries, const Machine& machine) {
                         }) > 1;
     if (is_pool(size) && shared) members.push_back(i);
   }
-  if (members.empty()) return;
+  if (members.empty()) return members;
   const MemorySize pool = entries[members.front()].engine.expert_memory;
   std::erase_if(members, [&](size_t i) { return !(entries[i].engine.expert_memory == pool); });
   std::vector<MemoryNeed> needs;
@@ -97,7 +98,9 @@ void SharePool(std::vector<ModelEntry>& entries, const Machine& machine) {
   for (size_t m = 0; m < members.size(); ++m) {
     const uint64_t share = std::min(shares[m], needs[m].most_bytes);
     entries[members[m]].engine.expert_memory = MemorySize(std::to_string(share));
+    entries[members[m]].engine.most_expert_bytes = bytes;
   }
+  return members;
 }
 
 }  // namespace
@@ -110,6 +113,7 @@ ModelNeed NeedOf(const ModelEntry& entry, const Machine& machine) {
     const uint64_t floor_bytes =
         entry.engine.expert_memory.is_auto() ? FloorBytes(entry, roomy) : roomy.expert_budget_bytes;
     ModelNeed need;
+    need.floor_bytes = std::min(FloorBytes(entry, roomy), floor_bytes);
     const uint64_t whole_bytes = roomy.ledger.total_bytes() * 2;
     need.memory.least_bytes = planner.Smallest(whole_bytes, [&](const EnginePlan& plan) {
       return plan.expert_budget_bytes >= floor_bytes;
@@ -137,16 +141,24 @@ MemoryLedger LedgerOf(std::span<const ModelEntry> entries, std::span<const Model
 
 ModelsPlan PlanModels(std::vector<ModelEntry>& entries, const Machine& machine,
                       uint64_t reserved_bytes) {
-  SharePool(entries, machine);
   ModelsPlan plan;
   const uint64_t limit_bytes = MemoryLimitBytes(entries.front().engine.machine, machine.topology);
   plan.memory_bytes = limit_bytes - std::min(limit_bytes, reserved_bytes);
+  std::vector<int> pools;
+  pools.reserve(entries.size());
+  for (ModelEntry& entry : entries) {
+    const bool moves = entries.size() > 1 && entry.engine.expert_memory.is_auto();
+    if (moves) entry.engine.most_expert_bytes = plan.memory_bytes;
+    pools.push_back(moves ? 0 : -1);
+  }
+  for (const size_t member : SharePool(entries, machine)) pools[member] = 1;
   std::vector<MemoryNeed> at_start;
   std::vector<ModelEntry> start_entries;
   std::vector<ModelNeed> start_needs;
   uint64_t largest_later = 0;
   for (const ModelEntry& entry : entries) {
-    const ModelNeed& need = plan.needs.emplace_back(NeedOf(entry, machine));
+    ModelNeed& need = plan.needs.emplace_back(NeedOf(entry, machine));
+    need.pool = pools[plan.needs.size() - 1];
     if (entry.load == LoadTime::kStart) {
       at_start.push_back(need.memory);
       start_entries.push_back(entry);

@@ -17,6 +17,10 @@ namespace moesaic {
 
 struct ModelNeed {
   MemoryNeed memory;
+  uint64_t floor_bytes = 0;  // of experts, that it keeps in any case
+  // Models with the same number give each other memory of experts while they run: 0: of what is
+  // free in the process, too; another number: of one --expert-memory. -1: it keeps what it has.
+  int pool = -1;
   std::vector<MemoryItem> least;  // what the least is made of
 };
 
@@ -35,7 +39,8 @@ ModelNeed NeedOf(const ModelEntry& entry, const Machine& machine);
 // theirs now, and leave what the largest of the others needs. An expert-memory in bytes that
 // several entries have alike is one pool, of which each gets a part (set here). Throws
 // Error(kResourceExhausted) with the ledger of all and what to change when not even the least of
-// those at start fits, or that of another one alone.
+// those at start fits, or that of another one alone. Where there are several, memory of experts
+// moves between those that do not have an expert-memory of their own (set here).
 ModelsPlan PlanModels(std::vector<ModelEntry>& entries, const Machine& machine,
                       uint64_t reserved_bytes);
 

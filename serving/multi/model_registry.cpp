@@ -2,6 +2,8 @@
 
 #include <pthread.h>
 
+#include <algorithm>
+#include <atomic>
 #include <ctime>
 #include <utility>
 
@@ -15,24 +17,38 @@ namespace moesaic {
 namespace {
 
 constexpr int64_t kAskAgainNs = 20'000'000;
+constexpr int64_t kBalanceNs = 500'000'000;  // from one move of experts' memory to the next
+// What is being read or filled is given back when that has ended: a layer of a step at most.
+constexpr int64_t kReturnNs = 10'000'000'000;
 
 bool IsBusy(const EngineStatus& status) { return status.running + status.waiting > 0; }
 
 std::vector<ModelRoster::Rules> RulesOf(const std::vector<ModelRegistry::Model>& models) {
   std::vector<ModelRoster::Rules> rules;
+  rules.reserve(models.size());
   for (const ModelRegistry::Model& model : models) rules.push_back(model.rules);
+  return rules;
+}
+
+std::vector<ExpertPools::Rules> PoolsOf(const std::vector<ModelRegistry::Model>& models) {
+  std::vector<ExpertPools::Rules> rules;
+  rules.reserve(models.size());
+  for (const ModelRegistry::Model& model : models) rules.push_back(model.experts);
   return rules;
 }
 
 }  // namespace
 
 ModelRegistry::ModelRegistry(uint64_t memory_bytes, std::vector<Model> models, Loader load,
-                             Publish publish)
+                             Publish publish, OnPools on_pools)
     : models_(std::move(models)),
       load_(std::move(load)),
       publish_(std::move(publish)),
+      on_pools_(std::move(on_pools)),
       roster_(memory_bytes, RulesOf(models_)),
-      waiting_(models_.size()) {
+      bytes_(models_.size()),
+      waiting_(models_.size()),
+      pools_(PoolsOf(models_)) {
   for (size_t i = 0; i < models_.size(); ++i) {
     CHECK(!models_[i].names.empty());
     for (const std::string& name : models_[i].names) CHECK(by_name_.emplace(name, i).second);
@@ -109,7 +125,7 @@ void ModelRegistry::Load(std::string_view name, Done done) {
     if (stop_) {
       why_not = Stopping();
     } else if (!roster_.models()[*model].loaded()) {
-      waiting_[*model].push_back(std::move(done));
+      waiting_[*model].push_back(std::exchange(done, nullptr));
       // While others wait for it, it is on its way.
       if (waiting_[*model].size() == 1) orders_.push_back({Order::Kind::kLoad, *model, 0, nullptr});
     }
@@ -148,7 +164,8 @@ std::vector<ModelStatus> ModelRegistry::Statuses() const {
   std::vector<ModelStatus> statuses;
   for (size_t i = 0; i < models_.size(); ++i) {
     const ModelRoster::Model& model = roster_.models()[i];
-    statuses.push_back({models_[i].names.front(), model.state, model.bytes, model.why_failed});
+    statuses.push_back(
+        {models_[i].names.front(), model.state, model.bytes, model.why_failed, served_[i].shrunk});
   }
   return statuses;
 }
@@ -211,7 +228,10 @@ void ModelRegistry::Main() {
       LoadNow(*order);
     } else if (idle_ns <= NowNs()) {
       UnloadIdle();
+    } else if (pools_.any() && balance_at_ns_ <= NowNs()) {
+      Balance();
     } else {
+      if (pools_.any()) idle_ns = std::min(idle_ns, balance_at_ns_);
       using Time = std::chrono::steady_clock::time_point;
       graves_->Wait(idle_ns == ModelRoster::kNever ? Time::max()
                                                    : Time(std::chrono::nanoseconds(idle_ns)));
@@ -229,6 +249,7 @@ void ModelRegistry::EndEngines() {
 }
 
 std::optional<uint64_t> ModelRegistry::MakeRoom(const Order& order) {
+  bool shrunk = false;
   while (true) {
     ModelRoster::Room room;
     std::optional<ApiError> why_not;
@@ -237,7 +258,7 @@ std::optional<uint64_t> ModelRegistry::MakeRoom(const Order& order) {
       if (stop_) return std::nullopt;
       if (order.bytes > 0) return order.bytes;
       room = roster_.RoomFor(order.model, Busy());
-      if (room.kind == ModelRoster::Room::Kind::kTooLittle) {
+      if (room.kind == ModelRoster::Room::Kind::kTooLittle && shrunk) {
         const MemoryLedger ledger = Ledger(order.model);
         why_not = ApiError(
             503, "service_unavailable_error",
@@ -252,14 +273,18 @@ std::optional<uint64_t> ModelRegistry::MakeRoom(const Order& order) {
       case ModelRoster::Room::Kind::kThere:
         return room.bytes;
       case ModelRoster::Room::Kind::kUnload:
-        UnloadNow(room.victim);
+        if (!ShrinkOthers(order.model)) UnloadNow(room.victim);
         break;
       case ModelRoster::Room::Kind::kWait:
         graves_->Wait(std::chrono::steady_clock::time_point::max());
         break;
       case ModelRoster::Room::Kind::kTooLittle:
-        Tell(order.model, why_not);
-        return std::nullopt;
+        if (why_not) {
+          Tell(order.model, why_not);
+          return std::nullopt;
+        }
+        shrunk = !ShrinkOthers(order.model);  // or there is nothing to shrink
+        break;
     }
     EndEngines();
   }
@@ -305,16 +330,19 @@ void ModelRegistry::LoadNow(const Order& order) {
   std::optional<ApiError> why_not;
   const Stopwatch took;
   bool has_engine = false;  // whose end gives the memory back
+  const auto held_bytes = std::make_shared<std::atomic<uint64_t>>(*bytes);
   try {
     ServedModel loaded = load_(model, *bytes, [&](std::unique_ptr<Engine> engine) {
       has_engine = true;
-      return graves_->Hold(std::move(engine), *bytes);
+      return graves_->Hold(std::move(engine), held_bytes);
     });
+    pools_.Loaded(model, *bytes, loaded.engine->resizable_slots());
     loaded.names = models_[model].names;
     loaded.state = ModelState::kResident;
     loaded.memory_bytes = *bytes;
     MutexLock lock(mutex_);
     served_[model] = std::move(loaded);
+    bytes_[model] = held_bytes;
     roster_.Loaded(model, NowNs());
   } catch (const std::exception& error) {
     LogError("{} could not be loaded: {}", id, error.what());
@@ -342,11 +370,13 @@ void ModelRegistry::UnloadNow(size_t model) {
     MutexLock lock(mutex_);
     if (!roster_.models()[model].loaded()) return;
     roster_.Unload(model);
+    bytes_[model] = nullptr;
     leaving.names = served_[model].names;
     leaving.created_unix_s = served_[model].created_unix_s;
     leaving.state = ModelState::kUnloaded;
     std::swap(leaving, served_[model]);
   }
+  pools_.Unloaded(model);
   LogInfo("unloading {}", models_[model].names.front());
   PublishNow();
   // `leaving` is let go of here; requests may hold it for longer.
@@ -367,6 +397,74 @@ void ModelRegistry::UnloadIdle() {
   }
   LogInfo("{} has had no request for as long as it may stay", models_[*model].names.front());
   UnloadNow(*model);
+}
+
+// --- memory of experts that moves
+
+void ModelRegistry::LookAtPools() {
+  pools_.Look(NowNs());
+  CountPools();
+}
+
+// What the models have by now, for all who ask.
+void ModelRegistry::CountPools() {
+  bool changed = false;
+  {
+    MutexLock lock(mutex_);
+    for (size_t i = 0; i < models_.size(); ++i) {
+      if (!pools_.Moves(i)) continue;
+      const ExpertPools::Held& held = pools_.held(i);
+      changed |= served_[i].memory_bytes != held.bytes || served_[i].shrunk != held.shrunk;
+      roster_.Resize(i, held.bytes);
+      bytes_[i]->store(held.bytes);
+      served_[i].memory_bytes = held.bytes;
+      served_[i].shrunk = held.shrunk;
+    }
+  }
+  if (changed) PublishNow();
+}
+
+void ModelRegistry::Balance() {
+  balance_at_ns_ = NowNs() + kBalanceNs;
+  LookAtPools();
+  uint64_t free_bytes = 0;
+  {
+    MutexLock lock(mutex_);
+    free_bytes = roster_.free_bytes();
+    // What is loaded on demand finds its least without a wait.
+    uint64_t largest = 0;
+    for (size_t i = 0; i < models_.size(); ++i) {
+      const ModelRoster::Model& model = roster_.models()[i];
+      const bool may_come = model.state == ModelState::kUnloaded;
+      if (may_come) largest = std::max(largest, model.rules.need.least_bytes);
+    }
+    free_bytes -= std::min(free_bytes, largest);
+  }
+  if (pools_.Move(free_bytes) > 0) CountPools();
+  if (on_pools_) on_pools_(pools_);
+}
+
+bool ModelRegistry::ShrinkOthers(size_t model) {
+  const int64_t until_ns = NowNs() + kReturnNs;
+  LookAtPools();
+  bool asked = false;
+  while (true) {
+    uint64_t missing = 0;
+    {
+      MutexLock lock(mutex_);
+      if (stop_) return false;
+      const uint64_t there = roster_.free_bytes();
+      const uint64_t least = models_[model].rules.need.least_bytes;
+      missing = least - std::min(least, there);
+    }
+    if (missing == 0) return true;
+    if (!asked && !pools_.Reclaim(missing)) return false;
+    asked = true;
+    if (NowNs() > until_ns) return false;
+    graves_->Wait(std::chrono::steady_clock::now() + std::chrono::milliseconds(5));
+    EndEngines();
+    LookAtPools();
+  }
 }
 
 void ModelRegistry::Tell(size_t model, const std::optional<ApiError>& why_not) {

@@ -7,6 +7,9 @@
 // A model that is unloaded leaves the list at once; requests that it is answering are answered to
 // their end, and only then is its engine ended and its memory free.
 //
+// Memory of experts moves between the models that are loaded (ExpertPools), twice a second. A model
+// that is to be loaded takes it from them before one of them is unloaded.
+//
 // Thread contract: any thread, but for Stop, which is for the owner's. Publish is called by the
 // registry's own thread.
 #pragma once
@@ -29,6 +32,7 @@
 #include "serving/api/model_manager.h"
 #include "serving/api/served_model.h"
 #include "serving/multi/engine_graves.h"
+#include "serving/multi/expert_pools.h"
 #include "serving/multi/model_roster.h"
 
 namespace moesaic {
@@ -41,6 +45,7 @@ class ModelRegistry : public ModelManager {
     // Of this memory it is loaded when the registry starts; 0: on demand.
     uint64_t start_bytes = 0;
     std::vector<MemoryItem> least = {};  // what its least is made of, for messages
+    ExpertPools::Rules experts = {};
   };
   // The model, in so much memory. Its engine has gone through `hold`, for whoever else keeps it.
   // Throws Error. Called on the registry's thread.
@@ -48,9 +53,12 @@ class ModelRegistry : public ModelManager {
   using Loader = std::function<ServedModel(size_t model, uint64_t bytes, const Hold& hold)>;
   // The models as they are from now on.
   using Publish = std::function<void(std::vector<ServedModel> models)>;
+  // For metrics: what memory of experts the models have now. On the registry's thread.
+  using OnPools = std::function<void(const ExpertPools& pools)>;
 
   // No two models have a name in common.
-  ModelRegistry(uint64_t memory_bytes, std::vector<Model> models, Loader load, Publish publish);
+  ModelRegistry(uint64_t memory_bytes, std::vector<Model> models, Loader load, Publish publish,
+                OnPools on_pools = nullptr);
   ~ModelRegistry() override;  // Stop
   ModelRegistry(const ModelRegistry&) = delete;
   ModelRegistry& operator=(const ModelRegistry&) = delete;
@@ -93,6 +101,12 @@ class ModelRegistry : public ModelManager {
   std::optional<uint64_t> MakeRoom(const Order& order) EXCLUDES(mutex_);
   void UnloadNow(size_t model) EXCLUDES(mutex_);
   void UnloadIdle() EXCLUDES(mutex_);
+  void Balance() EXCLUDES(mutex_);
+  void LookAtPools() EXCLUDES(mutex_);
+  void CountPools() EXCLUDES(mutex_);
+  // Takes memory of experts from others, until the model can be loaded; false: they have too
+  // little.
+  bool ShrinkOthers(size_t model) EXCLUDES(mutex_);
   void EndEngines() EXCLUDES(mutex_);
   void Tell(size_t model, const std::optional<ApiError>& why_not) EXCLUDES(mutex_);
   void PublishNow() EXCLUDES(mutex_);
@@ -105,6 +119,7 @@ class ModelRegistry : public ModelManager {
   std::map<std::string, size_t, std::less<>> by_name_;
   const Loader load_;
   const Publish publish_;
+  const OnPools on_pools_;
   // Shared with the engines, which come back to it.
   const std::shared_ptr<EngineGraves> graves_ = std::make_shared<EngineGraves>();
 
@@ -112,6 +127,7 @@ class ModelRegistry : public ModelManager {
   CondVar started_;
   ModelRoster roster_ GUARDED_BY(mutex_);
   std::vector<ServedModel> served_ GUARDED_BY(mutex_);  // [models] without an engine: not loaded
+  std::vector<EngineGraves::Bytes> bytes_ GUARDED_BY(mutex_);  // [models] of those with an engine
   std::deque<Order> orders_ GUARDED_BY(mutex_);
   std::vector<std::vector<Done>> waiting_ GUARDED_BY(mutex_);  // [models] for it to be loaded
   size_t to_start_ GUARDED_BY(mutex_) = 0;  // models that are to be loaded at start and are not yet
@@ -122,6 +138,10 @@ class ModelRegistry : public ModelManager {
   std::map<uint64_t, Watcher> watchers_ GUARDED_BY(watch_mutex_);
   uint64_t last_watch_ GUARDED_BY(watch_mutex_) = 0;
   std::vector<ModelStatus> told_ GUARDED_BY(watch_mutex_);  // [models] what watchers know
+
+  // The registry's thread.
+  ExpertPools pools_;
+  int64_t balance_at_ns_ = 0;
 
   std::thread thread_;
 };

@@ -8,7 +8,7 @@
 
 namespace moesaic {
 
-ModelRoster::ModelRoster(uint64_t memory_bytes, std::vector<Rules> rules)
+ModelRoster::ModelRoster(uint64_t memory_bytes, const std::vector<Rules>& rules)
     : memory_bytes_(memory_bytes) {
   for (const Rules& one : rules) {
     Model& model = models_.emplace_back();
@@ -66,6 +66,12 @@ void ModelRoster::Failed(size_t model, std::string why, bool leaving) {
   const uint64_t bytes = std::exchange(models_[model].bytes, 0);
   if (leaving) leaving_bytes_ += bytes;
   models_[model].why_failed = std::move(why);
+}
+
+void ModelRoster::Resize(size_t model, uint64_t bytes) {
+  CHECK(models_[model].loaded());
+  CHECK_LE(bytes, free_bytes() + models_[model].bytes);
+  models_[model].bytes = bytes;
 }
 
 void ModelRoster::Unload(size_t model) {

@@ -40,7 +40,7 @@ class ModelRoster {
     bool loaded() const { return state == ModelState::kResident; }
   };
 
-  ModelRoster(uint64_t memory_bytes, std::vector<Rules> rules);
+  ModelRoster(uint64_t memory_bytes, const std::vector<Rules>& rules);
 
   std::span<const Model> models() const { return models_; }
   uint64_t memory_bytes() const { return memory_bytes_; }
@@ -67,6 +67,8 @@ class ModelRoster {
   void Loaded(size_t model, int64_t now_ns);
   // Its memory is free, unless there is something to end first (`leaving`; then Gone).
   void Failed(size_t model, std::string why, bool leaving = false);
+  // A loaded one has so much from now on; together they have no more than there is.
+  void Resize(size_t model, uint64_t bytes);
   // Its memory is being given back from now on.
   void Unload(size_t model);
   void Gone(uint64_t bytes);

@@ -28,11 +28,12 @@ namespace {
 // layer.
 constexpr double kPieceShare = 0.02;
 
-// Nothing is predicted when all experts fit, or so few that none may be fetched ahead.
+// Nothing is predicted when all experts fit and stay, or so few that none may be fetched ahead.
 uint64_t PredictorBytes(const EngineOptions& options, const ModelConfig& config,
                         const EnginePlan& plan) {
-  if (options.predictor == "none" || plan.expert_budget_bytes >= plan.all_experts_bytes ||
-      !MayPrefetch(LinkSlots(plan), config.top_k())) {
+  const bool all_stay =
+      plan.most_expert_bytes == 0 && plan.expert_budget_bytes >= plan.all_experts_bytes;
+  if (options.predictor == "none" || all_stay || !MayPrefetch(LinkSlots(plan), config.top_k())) {
     return 0;
   }
   const PredictorShape shape = PredictorShapeOf(options, config);
@@ -87,6 +88,10 @@ EnginePlan PlanEngine(const EngineOptions& asked, const ModelFiles& files) {
       static_cast<uint64_t>(config.num_sparse_layers() * config.num_experts()) * layout.slot_bytes;
 
   plan.kv_needs = KvNeedsOf(config);
+  if (options.devices.count == 0) {
+    plan.most_expert_bytes = std::min(plan.all_experts_bytes, options.most_expert_bytes);
+  }
+
   plan.placed = PlaceExpertsByRules(options, config);
   const int64_t kept = std::ssize(plan.placed.kept);
   // What is not pinned needs a slot to come and go.

@@ -34,6 +34,7 @@ constexpr uint64_t kProcessBytes = uint64_t{96} << 20;
 struct EnginePlan {
   MemoryLedger ledger;               // of the host's memory, within --memory
   uint64_t expert_budget_bytes = 0;  // for slots
+  uint64_t most_expert_bytes = 0;    // what that may become while the engine runs; 0: it stays
   uint64_t all_experts_bytes = 0;    // what 100% is
   uint64_t slot_bytes = 0;
   int64_t expert_slots = 0;         // of all devices together, when there are any

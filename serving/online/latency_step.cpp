@@ -92,6 +92,7 @@ void LatencyStep::MakeExperts(const EngineOptions& options, const EnginePlan& pl
       SlotStretches(files_.experts->layout(), pool.node_ids());
   loading.slot_stretches = stretches;
   loading.kept = plan.placed.kept;
+  loading.most_budget_bytes = plan.most_expert_bytes;
   experts_ = std::make_unique<ExpertLoader>(
       *files_.experts, static_cast<int>(files_.config.num_layers()),
       static_cast<int>(files_.config.num_experts()),
@@ -146,6 +147,14 @@ void LatencyStep::Preload(const std::vector<ExpertId>& first, bool fill) {
 
 StepStats LatencyStep::Run(const ForwardBatch& batch, RoutingHook* hook) {
   return Ran(model_->Forward(batch, hook));
+}
+
+// As many experts are missing as there are slots now.
+bool LatencyStep::RunsByLayers(int64_t tokens) const {
+  if (experts_->resizable_slots() == nullptr) return prefill_.ByLayers(tokens);
+  PrefillPlan now = prefill_;
+  now.slots = experts_->slots() - std::ssize(kept_);
+  return now.ByLayers(tokens);
 }
 
 StepStats LatencyStep::RunBlock() { return Ran(layer_pass_->RunBlock()); }

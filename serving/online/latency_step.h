@@ -44,13 +44,14 @@ class LatencyStep final : public EngineStep {
 
   StepStats Run(const ForwardBatch& batch, RoutingHook* hook) override;
   LayerPass* layer_pass() override { return layer_pass_.get(); }
-  bool RunsByLayers(int64_t tokens) const override { return prefill_.ByLayers(tokens); }
+  bool RunsByLayers(int64_t tokens) const override;
   StepStats RunBlock() override;
   AfterFailure Failed(const Error& error) override;
   std::string WhyUnreadable() const override { return reads_.WhyNotReady(); }
   void TryReading() override;
   std::optional<Error> LostDevice() const override;
   Experts experts() override;
+  ResizableSlots* resizable_slots() override { return experts_->resizable_slots(); }
 
  private:
   void MakeExperts(const EngineOptions& options, const EnginePlan& plan, const ThreadPool& pool,

@@ -28,9 +28,10 @@ PredictorShape PredictorShapeOf(const EngineOptions& options, const ModelConfig&
 int64_t LinkSlots(const EnginePlan& plan) {
   int64_t slots = 0;
   for (const DevicePlan& device : plan.devices) slots = std::max(slots, device.slots - device.kept);
-  return plan.devices.empty() ? static_cast<int64_t>(plan.expert_budget_bytes / plan.slot_bytes) -
-                                    std::ssize(plan.placed.kept)
-                              : slots;
+  const uint64_t most_bytes = std::max(plan.expert_budget_bytes, plan.most_expert_bytes);
+  return plan.devices.empty()
+             ? static_cast<int64_t>(most_bytes / plan.slot_bytes) - std::ssize(plan.placed.kept)
+             : slots;
 }
 
 bool LooksUpExperts(const EnginePlan& plan) { return plan.dense_devices == 1; }

@@ -19,7 +19,8 @@ namespace moesaic {
 
 ModelLimits LimitsOf(const EngineOptions& options, const EnginePlan& plan);
 PredictorShape PredictorShapeOf(const EngineOptions& options, const ModelConfig& config);
-// Slots behind one link whose experts come and go, of the link that has most.
+// Slots behind one link whose experts come and go, of the link that has most; as many as there may
+// ever be.
 int64_t LinkSlots(const EnginePlan& plan);
 // Whether steps on the first device look up its experts by themselves.
 bool LooksUpExperts(const EnginePlan& plan);

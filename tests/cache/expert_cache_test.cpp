@@ -209,6 +209,109 @@ TEST(ExpertCacheTest, PolicyPrioritiesMayChangeAtAnyTime) {
   EXPECT_EQ(policy.removed, (std::vector<ExpertIndex>{2, 3, 0}));
 }
 
+ExpertCache MakeResizable(int64_t experts, int64_t slots, int64_t most) {
+  return ExpertCache(experts, slots, kSlotBytes, MakeLruPolicy(experts), nullptr, most);
+}
+
+// Closes what can be closed now; returns who was moved.
+std::vector<ExpertIndex> CloseSlots(ExpertCache& cache) {
+  std::vector<ExpertIndex> moved;
+  while (const auto closed = cache.CloseSlot(0)) {
+    EXPECT_EQ(closed->slot, cache.num_slots());
+    if (closed->moved != kNoExpert) {
+      moved.push_back(closed->moved);
+      EXPECT_EQ(cache.slot(closed->moved), closed->to);
+    }
+  }
+  return moved;
+}
+
+TEST(ExpertCacheResizeTest, TheMostValuableStayWhereverTheyAre) {
+  ExpertCache cache = MakeResizable(10, 4, 4);
+  for (const ExpertIndex expert : {0, 1, 2, 3}) Load(cache, expert);
+  Use(cache, 0);  // in slots 0 and 3: the others leave
+  Use(cache, 3);
+  cache.SetSlots(2);
+  EXPECT_TRUE(cache.closing());
+  EXPECT_EQ(CloseSlots(cache), (std::vector<ExpertIndex>{3}));
+  EXPECT_FALSE(cache.closing());
+  EXPECT_EQ(cache.num_slots(), 2);
+  EXPECT_EQ(cache.resident(), 2);
+  EXPECT_EQ(cache.counters().evicted, 2u);
+  EXPECT_EQ(cache.state(0), State::kResident);
+  EXPECT_EQ(cache.state(3), State::kResident);
+  EXPECT_EQ(cache.capacity_bytes(), 2 * kSlotBytes);
+  EXPECT_EQ(Load(cache, 4), 0);
+}
+
+TEST(ExpertCacheResizeTest, FreeSlotsCloseWithoutAnEviction) {
+  ExpertCache cache = MakeResizable(10, 4, 4);
+  Load(cache, 7);
+  cache.SetSlots(1);
+  EXPECT_TRUE(CloseSlots(cache).empty());
+  EXPECT_EQ(cache.num_slots(), 1);
+  EXPECT_EQ(cache.state(7), State::kResident);
+  EXPECT_EQ(cache.counters().evicted, 0u);
+  EXPECT_EQ(cache.free_slots(), 0);
+}
+
+TEST(ExpertCacheResizeTest, PinsAndLoadsAreWaitedFor) {
+  ExpertCache cache = MakeResizable(10, 2, 2);
+  Load(cache, 0);
+  ASSERT_TRUE(cache.Reserve(1, LoadReason::kOnDemand, 0).has_value());  // in the last slot
+  cache.SetSlots(1);
+  EXPECT_FALSE(cache.CloseSlot(0).has_value());  // being filled
+  cache.Commit(1, 0);
+  ASSERT_EQ(cache.Pin(1, 0), 1);
+  EXPECT_FALSE(cache.CloseSlot(0).has_value());  // being read
+  EXPECT_EQ(cache.slot(1), 1);
+  EXPECT_EQ(cache.num_slots(), 2);
+  cache.Unpin(1);
+  const auto closed = cache.CloseSlot(0);
+  ASSERT_TRUE(closed.has_value());
+  EXPECT_EQ(closed->moved, 1);
+  EXPECT_EQ(closed->to, 0);
+  EXPECT_EQ(cache.state(0), State::kAbsent);
+}
+
+// A slot that is to close takes no expert, though it is the victim's.
+TEST(ExpertCacheResizeTest, ASlotThatIsToCloseIsNotFilledAgain) {
+  ExpertCache cache = MakeResizable(10, 3, 3);
+  for (const ExpertIndex expert : {0, 1, 2}) Load(cache, expert);
+  Use(cache, 0);
+  Use(cache, 1);  // the last slot's expert is the oldest
+  cache.SetSlots(2);
+  const auto reservation = cache.Reserve(5, LoadReason::kOnDemand, 0);
+  ASSERT_TRUE(reservation.has_value());
+  EXPECT_LT(reservation->slot, 2);
+  EXPECT_EQ(cache.counters().evicted, 2u);
+  EXPECT_EQ(cache.state(2), State::kAbsent);
+  EXPECT_EQ(cache.resident(), 1);
+  cache.Commit(5, 0);
+  EXPECT_TRUE(CloseSlots(cache).empty());
+  EXPECT_EQ(cache.num_slots(), 2);
+}
+
+TEST(ExpertCacheResizeTest, GrowsAtOnceAndTakesClosingSlotsBack) {
+  ExpertCache cache = MakeResizable(10, 2, 6);
+  Load(cache, 0);
+  Load(cache, 1);
+  cache.SetSlots(5);
+  EXPECT_EQ(cache.num_slots(), 5);
+  EXPECT_EQ(cache.free_slots(), 3);
+  for (const ExpertIndex expert : {2, 3, 4}) EXPECT_EQ(Load(cache, expert), kNoExpert);
+  ASSERT_TRUE(cache.Pin(4, 0).has_value());
+  cache.SetSlots(2);
+  EXPECT_FALSE(cache.CloseSlot(0).has_value());
+  cache.SetSlots(6);
+  EXPECT_FALSE(cache.closing());
+  EXPECT_EQ(cache.num_slots(), 6);
+  EXPECT_EQ(cache.free_slots(), 1);
+  cache.Unpin(4);
+  EXPECT_EQ(cache.resident(), 5);
+  EXPECT_EQ(cache.counters().evicted, 0u);
+}
+
 TEST(ExpertCacheDeathTest, MisuseIsABug) {
   ExpertCache cache = MakeCache(4, 2);
   Load(cache, 0);
@@ -218,6 +321,8 @@ TEST(ExpertCacheDeathTest, MisuseIsABug) {
   EXPECT_DEATH(cache.Abandon(1), "");
   EXPECT_DEATH(cache.Reserve(0, LoadReason::kOnDemand, 0), "");
   EXPECT_DEATH(cache.Pin(4, 0), "");
+  EXPECT_DEATH(cache.SetSlots(0), "");
+  EXPECT_DEATH(cache.SetSlots(3), "");
 }
 
 // The cache as one would write it without caring for speed.
@@ -322,6 +427,83 @@ TEST(ExpertCachePropertyTest, RandomSchedulesAgainstASimpleModel) {
         ASSERT_EQ(cache.slot_experts()[static_cast<size_t>(cache.slot(e))], e);
       }
     }
+  }
+}
+
+// Random sizes among random loads: what each slot would hold follows the cache, and nobody who is
+// read or filled moves.
+TEST(ExpertCachePropertyTest, ResizingNeitherMovesWhatIsUsedNorLosesAnExpert) {
+  const uint64_t seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937_64 random(seed);
+  for (int schedule = 0; schedule < 2000; ++schedule) {
+    const auto experts = static_cast<ExpertIndex>(1 + random() % 12);
+    const auto most = static_cast<int64_t>(1 + random() % 8);
+    ExpertCache cache = MakeResizable(experts, 1 + static_cast<int64_t>(random() % 8) % most, most);
+    std::vector<ExpertIndex> memory(static_cast<size_t>(most), kNoExpert);  // what is in the slots
+    std::map<ExpertIndex, int> pins;
+    for (int step = 0; step < 80; ++step) {
+      const auto expert = static_cast<ExpertIndex>(random() % static_cast<uint64_t>(experts));
+      switch (random() % 6) {
+        case 0:
+          cache.SetSlots(1 + static_cast<int64_t>(random() % static_cast<uint64_t>(most)));
+          break;
+        case 1:
+          if (const auto closed = cache.CloseSlot(step)) {
+            if (closed->to >= 0) {
+              memory[static_cast<size_t>(closed->to)] = memory[static_cast<size_t>(closed->slot)];
+              ASSERT_EQ(pins[closed->moved], 0);
+            }
+            memory[static_cast<size_t>(closed->slot)] = kNoExpert;
+          }
+          break;
+        case 2:
+          if (const auto slot = cache.Pin(expert, step)) {
+            ASSERT_EQ(memory[static_cast<size_t>(*slot)], expert);
+            ++pins[expert];
+          }
+          break;
+        case 3:
+          if (pins[expert] > 0) {
+            cache.Unpin(expert);
+            --pins[expert];
+          }
+          break;
+        default:
+          if (cache.state(expert) == State::kLoading) {
+            memory[static_cast<size_t>(cache.slot(expert))] = expert;
+            cache.Commit(expert, step);
+          } else if (cache.state(expert) == State::kAbsent) {
+            const auto reservation = cache.Reserve(expert, LoadReason::kOnDemand, step);
+            if (reservation) {
+              ASSERT_LT(reservation->slot, cache.usable_slots());
+            }
+          }
+      }
+      int64_t residents = 0;
+      for (ExpertIndex e = 0; e < experts; ++e) {
+        if (cache.state(e) != State::kResident) continue;
+        ++residents;
+        ASSERT_EQ(memory[static_cast<size_t>(cache.slot(e))], e);
+        ASSERT_LT(cache.slot(e), cache.num_slots());
+      }
+      ASSERT_EQ(cache.resident(), residents);
+      ASSERT_GE(cache.num_slots(), cache.usable_slots());
+      ASSERT_LE(cache.num_slots(), most);
+      if (!cache.closing()) {
+        ASSERT_EQ(cache.used_bytes() + static_cast<uint64_t>(cache.free_slots()) * kSlotBytes,
+                  cache.capacity_bytes());
+      }
+    }
+    for (auto& [expert, count] : pins) {
+      for (; count > 0; --count) cache.Unpin(expert);
+    }
+    for (ExpertIndex e = 0; e < experts; ++e) {
+      if (cache.state(e) == State::kLoading) cache.Abandon(e);
+    }
+    cache.SetSlots(1);
+    CloseSlots(cache);
+    ASSERT_EQ(cache.num_slots(), 1);
   }
 }
 

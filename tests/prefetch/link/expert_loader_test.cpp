@@ -3,7 +3,9 @@
 #include "prefetch/link/expert_loader.h"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <map>
@@ -29,6 +31,7 @@ namespace {
 struct RigOptions {
   TestSourceShape shape = {};
   int64_t slots = 4;
+  int64_t most_slots = 0;
   int depth = 8;
   uint32_t packet_bytes = 4096;
   int max_retries = 2;
@@ -39,9 +42,11 @@ struct RigOptions {
 
 class Rig {
  public:
-  explicit Rig(RigOptions setup) : setup_(setup), source(setup.shape), disk(source.Contents()) {
+  explicit Rig(const RigOptions& setup) : setup_(setup), source(setup.shape), disk(source.Contents()) {
     ExpertLoaderOptions options;
     options.budget_bytes = static_cast<uint64_t>(setup.slots) * source.layout().slot_bytes;
+    options.most_budget_bytes =
+        static_cast<uint64_t>(setup.most_slots) * source.layout().slot_bytes;
     options.packet_bytes = setup.packet_bytes;
     options.depth = setup.depth;
     options.max_retries = setup.max_retries;
@@ -661,6 +666,149 @@ TEST(ExpertLoaderTest, MemoryIsWhatWasPlanned) {
   const uint64_t staging = ExpertLoader::StagingBytes(rig.source, 4, 8, options);
   EXPECT_GT(staging, 0u);
   EXPECT_EQ(rig.loader->slot_memory_bytes(), options.budget_bytes + staging);
+}
+
+// --- slots whose number changes
+
+// Waits until the link has given back what is too much.
+void WaitUntilClosed(ExpertLoader& loader) {
+  std::vector<uint32_t> uses;
+  for (;;) {
+    const SlotsInUse now = loader.LookAtSlots(uses);
+    if (now.held == now.usable) return;
+    std::this_thread::yield();
+  }
+}
+
+TEST(ExpertLoaderResizeTest, AFixedNumberStays) {
+  Rig rig({});
+  EXPECT_EQ(rig.loader->resizable_slots(), nullptr);
+}
+
+TEST(ExpertLoaderResizeTest, ShrinksToWhatWasUsedLastAndGrowsAgain) {
+  Rig rig({.slots = 8, .most_slots = 16});
+  ResizableSlots* const slots = rig.loader->resizable_slots();
+  ASSERT_NE(slots, nullptr);
+  rig.RunLayer(rig.source.Ids(0, {0, 1, 2, 3, 4, 5, 6, 7}));
+  rig.RunLayer(rig.source.Ids(0, {6, 1}));
+  std::vector<uint32_t> uses;
+  SlotsInUse now = slots->LookAtSlots(uses);
+  EXPECT_EQ(now.held, 8);
+  EXPECT_EQ(now.most, 16);
+  EXPECT_EQ(now.least, 1);
+  EXPECT_EQ(now.loads, 8u);
+  EXPECT_EQ(uses[6], 2u);
+  EXPECT_EQ(uses[7], 1u);
+  EXPECT_EQ(uses[8], 0u);
+  slots->SetSlots(2);
+  WaitUntilClosed(*rig.loader);
+  EXPECT_EQ(rig.loader->slots(), 2);
+  EXPECT_EQ(rig.RunLayer(rig.source.Ids(0, {6, 1})).hits, 2u);  // with their bytes
+  slots->SetSlots(16);
+  EXPECT_EQ(rig.loader->slots(), 16);
+  EXPECT_EQ(rig.RunLayer(rig.source.Ids(0, {0, 1, 2, 3, 4, 5, 6, 7})).evictions, 0u);
+  EXPECT_EQ(rig.RunLayer(rig.source.Ids(1, {0, 1, 2, 3, 4, 5, 6, 7})).evictions, 0u);
+  EXPECT_EQ(rig.RunLayer(rig.source.Ids(0, {0, 1, 2, 3, 4, 5, 6, 7})).hits, 8u);
+}
+
+// An open layer keeps what it reads and gets what it waits for, though its slots are to close.
+TEST(ExpertLoaderResizeTest, AnOpenLayerLosesNothing) {
+  Rig rig({.slots = 4, .most_slots = 4});
+  rig.disk.SetAutomatic(false);
+  rig.loader->BeginLayer(rig.source.Ids(2, {0, 1, 2, 3, 4, 5}));
+  rig.disk.WaitForPending(1);
+  rig.loader->SetSlots(1);
+  rig.disk.SetAutomatic(true);
+  std::set<ExpertId> seen;
+  std::vector<PinnedExpert> held;
+  while (rig.loader->NextReady(held)) {
+    EXPECT_LE(held.size(), 4u);
+    for (const PinnedExpert& pinned : held) {
+      EXPECT_TRUE(rig.source.IsBlobOf(pinned.id, pinned.blob));
+      EXPECT_TRUE(seen.insert(pinned.id).second);
+    }
+    for (const PinnedExpert& pinned : held) rig.loader->Release(pinned);
+    held.clear();
+  }
+  EXPECT_EQ(seen.size(), 6u);
+  rig.loader->EndLayer();
+  WaitUntilClosed(*rig.loader);
+  EXPECT_EQ(rig.loader->slots(), 1);
+  EXPECT_EQ(rig.loader->resident(), 1);
+  rig.RunLayer(rig.source.Ids(0, {3, 5, 7}));  // one after the other
+}
+
+uint64_t ResidentPagesOf(const std::byte* begin, uint64_t bytes) {
+  std::vector<unsigned char> pages(bytes / 4096);
+  EXPECT_EQ(mincore(const_cast<std::byte*>(begin), bytes, pages.data()), 0);
+  return static_cast<uint64_t>(std::count_if(pages.begin(), pages.end(),
+                                             [](unsigned char page) { return (page & 1) != 0; }));
+}
+
+// Pages go back to the kernel: at most the rest of a huge page stays behind the slots.
+TEST(ExpertLoaderResizeTest, MemoryGoesBackToTheKernel) {
+  constexpr uint64_t kExpertBytes = uint64_t{1} << 20;
+  RigOptions setup;
+  setup.shape.direct = true;
+  setup.shape.piece_bytes = {kExpertBytes};
+  setup.shape.num_layers = 1;
+  setup.slots = 8;
+  setup.most_slots = 8;
+  setup.packet_bytes = 1 << 20;
+  Rig rig(setup);
+  rig.loader->BeginLayer(rig.source.Ids(0, {0, 1, 2, 3, 4, 5, 6, 7}));
+  std::vector<PinnedExpert> held;
+  while (rig.loader->NextReady(held)) {
+  }
+  ASSERT_EQ(held.size(), 8u);
+  const std::byte* begin = held.front().blob;
+  for (const PinnedExpert& pinned : held) begin = std::min(begin, pinned.blob);
+  for (const PinnedExpert& pinned : held) rig.loader->Release(pinned);
+  rig.loader->EndLayer();
+  EXPECT_EQ(ResidentPagesOf(begin, 8 * kExpertBytes), 8 * kExpertBytes / 4096);
+  rig.loader->SetSlots(3);
+  WaitUntilClosed(*rig.loader);
+  EXPECT_EQ(ResidentPagesOf(begin, 8 * kExpertBytes), 4 * kExpertBytes / 4096);
+  rig.loader->SetSlots(8);
+  rig.RunLayer(rig.source.Ids(0, {0, 1, 2, 3, 4, 5, 6, 7}));
+  EXPECT_EQ(rig.RunLayer(rig.source.Ids(0, {0, 1, 2, 3, 4, 5, 6, 7})).hits, 8u);
+}
+
+// Another thread changes the number all the time: every expert comes once, with its own bytes.
+TEST(ExpertLoaderResizeTest, LayersUnderARandomNumberOfSlots) {
+  const uint64_t seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  for (int pack_threads = 0; pack_threads < 2; ++pack_threads) {
+    Rig rig({.slots = 6, .most_slots = 12, .pack_threads = pack_threads});
+    std::atomic<bool> stop{false};
+    std::thread resizer([&] {
+      std::mt19937_64 random(seed);
+      std::vector<uint32_t> uses;
+      while (!stop) {
+        rig.loader->SetSlots(1 + static_cast<int64_t>(random() % 12));
+        const SlotsInUse now = rig.loader->LookAtSlots(uses);
+        EXPECT_LE(now.held, 12);
+        EXPECT_GE(now.held, 1);
+        std::this_thread::yield();
+      }
+    });
+    std::mt19937_64 random(seed + 1);
+    for (int step = 0; step < 150; ++step) {
+      std::vector<int> indices;
+      for (int e = 0; e < 8; ++e) {
+        if (random() % 2 == 0) indices.push_back(e);
+      }
+      const int layer = static_cast<int>(random() % 4);
+      if (step % 3 == 0) rig.loader->Expect(rig.source.Ids((layer + 1) % 4, {1, 3, 5, 7}));
+      rig.RunLayer(rig.source.Ids(layer, indices));
+    }
+    rig.loader->StopPrefetching();
+    stop = true;
+    resizer.join();
+    rig.loader->SetSlots(1);
+    WaitUntilClosed(*rig.loader);
+    EXPECT_EQ(rig.loader->slots(), 1);
+  }
 }
 
 // Random layers against every property that can be told from outside: each expert comes exactly

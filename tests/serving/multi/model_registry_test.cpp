@@ -70,14 +70,38 @@ class Published {
   std::map<std::string, std::vector<ModelState>> states_;
 };
 
+// Slots of a byte each, of which what is too many comes back when it has been looked at once.
+class TestSlots : public ResizableSlots {
+ public:
+  explicit TestSlots(int64_t slots) : held_(slots), usable_(slots) {}
+  SlotsInUse LookAtSlots(std::vector<uint32_t>& uses) const override {
+    uses.assign(1, 0);
+    const int64_t held = held_.exchange(usable_);
+    return {.slot_bytes = 1, .held = held, .usable = usable_, .least = 1, .most = 1000};
+  }
+  void SetSlots(int64_t slots) override {
+    usable_ = slots;
+    held_ = std::max<int64_t>(held_, slots);
+  }
+
+ private:
+  mutable std::atomic<int64_t> held_;
+  std::atomic<int64_t> usable_;
+};
+
 class CountedEngine : public TestEngine {
  public:
-  CountedEngine(const Tokenizer& tokenizer, const Options& options, std::atomic<int>& ended)
-      : TestEngine(tokenizer, options), ended_(ended) {}
+  CountedEngine(const Tokenizer& tokenizer, const Options& options, std::atomic<int>& ended,
+                int64_t slots)
+      : TestEngine(tokenizer, options), ended_(ended) {
+    if (slots > 0) slots_.emplace(slots);
+  }
   ~CountedEngine() override { ended_.fetch_add(1); }
+  ResizableSlots* resizable_slots() override { return slots_ ? &*slots_ : nullptr; }
 
  private:
   std::atomic<int>& ended_;
+  std::optional<TestSlots> slots_;
 };
 
 class ModelRegistryTest : public ::testing::Test {
@@ -116,7 +140,8 @@ class ModelRegistryTest : public ::testing::Test {
     TestEngine::Options options;
     options.manual = manual_;
     ServedModel served;
-    served.engine = hold(std::make_unique<CountedEngine>(tokenizer_, options, ended_));
+    served.engine =
+        hold(std::make_unique<CountedEngine>(tokenizer_, options, ended_, slots_[ids_[model]]));
     ++made_;
     return served;
   }
@@ -147,7 +172,8 @@ class ModelRegistryTest : public ::testing::Test {
   ByteTokenizer tokenizer_;
   Published published_;
   bool manual_ = false;
-  std::map<std::string, int> fails_;  // so many loads of it fail
+  std::map<std::string, int> fails_;      // so many loads of it fail
+  std::map<std::string, int64_t> slots_;  // of those whose memory moves
   std::atomic<int> made_{0};
   std::atomic<int> ended_{0};
   std::mutex mutex_;
@@ -189,6 +215,52 @@ TEST_F(ModelRegistryTest, WhoeverWaitsForAModelIsToldWhenItIsThere) {
   const auto unknown = Load("x").get();
   ASSERT_TRUE(unknown.has_value());
   EXPECT_EQ(unknown->status(), 404);
+}
+
+// Who can give memory of experts does so before anybody is unloaded, and is then as large as that.
+TEST_F(ModelRegistryTest, OthersShrinkBeforeOneIsUnloaded) {
+  slots_["a"] = 50;
+  slots_["b"] = 20;
+  auto a = Named("a", 10, 60);
+  a.experts = {0, 5};
+  auto b = Named("b", 50, 0);
+  b.experts = {0, 5};
+  Start(100, {a, b, Named("c", 90, 0)});
+  EXPECT_TRUE(registry_->WaitStarted(Steady::time_point::max()));
+  EXPECT_EQ(Load("b").get(), std::nullopt);
+  EXPECT_EQ(published_.Of("b").memory_bytes, 50u);
+  EXPECT_EQ(published_.Of("a").state, ModelState::kResident);
+  EXPECT_EQ(published_.Of("a").memory_bytes, 50u);
+  EXPECT_FALSE(published_.Of("a").shrunk);
+  EXPECT_EQ(ended_, 0);
+  // All that both have above their floors (35 and 15) and b itself would not be enough: nobody is
+  // shrunk or unloaded in vain.
+  const auto too_large = Load("c").get();
+  ASSERT_TRUE(too_large.has_value());
+  EXPECT_EQ(too_large->status(), 503);
+  EXPECT_EQ(published_.Of("a").memory_bytes, 50u);
+  EXPECT_EQ(published_.Of("b").memory_bytes, 50u);
+  // What was moved is counted where it is: all of it is free again.
+  EXPECT_EQ(Unload("a").get(), std::nullopt);
+  EXPECT_EQ(Unload("b").get(), std::nullopt);
+  EXPECT_EQ(Load("c").get(), std::nullopt);
+  EXPECT_EQ(published_.Of("c").memory_bytes, 90u);
+}
+
+TEST_F(ModelRegistryTest, AModelAtItsFloorIsShrunk) {
+  slots_["a"] = 50;
+  auto a = Named("a", 10, 60);
+  a.experts = {0, 5};
+  Start(100, {a, Named("b", 85, 0)});
+  EXPECT_TRUE(registry_->WaitStarted(Steady::time_point::max()));
+  EXPECT_EQ(Load("b").get(), std::nullopt);
+  const ServedModel shrunk = published_.Of("a");
+  EXPECT_TRUE(shrunk.shrunk);
+  EXPECT_EQ(shrunk.memory_bytes, 15u);
+  EXPECT_NE(shrunk.engine, nullptr);
+  const Json status = StatusJson({"a", shrunk.state, shrunk.memory_bytes, "", shrunk.shrunk});
+  EXPECT_EQ(status["value"], "loaded");
+  EXPECT_EQ(status["state"], "shrunk");
 }
 
 TEST_F(ModelRegistryTest, AModelThatCannotBeLoadedHarmsNoOther) {

@@ -3,15 +3,19 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <map>
 #include <memory>
+#include <random>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "core/base/clock.h"
 #include "core/base/metrics.h"
+#include "prefetch/link/resizable_slots.h"
 #include "serving/engine/step_turns.h"
 #include "serving/multi/model_registry.h"
 #include "serving/online/create_engine.h"
@@ -136,6 +140,67 @@ void ExpectBitsOfEach(const std::vector<std::string>& names) {
   for (const std::string& name : names) {
     EXPECT_NE(text.find("moe_steps_total{model_name=\"" + name + "\"}"), std::string::npos);
   }
+}
+
+// Memory of experts moves between them all the time, faster than any server would move it.
+void ExpectBitsWhileMemoryMoves(const std::vector<std::string>& names) {
+  MetricsRegistry metrics;
+  const SteadyClock clock;
+  const auto turns = std::make_shared<StepTurns>(clock);
+  std::vector<std::vector<Bits>> alone;
+  std::vector<std::unique_ptr<Engine>> engines;
+  std::vector<std::unique_ptr<MetricsRegistry>> views;
+  for (const std::string& name : names) {
+    const std::string model = std::string(MOESAIC_TEST_DATA_DIR "/models/") + name;
+    alone.push_back(Alone(model));
+    EngineOptions options = OptionsFor(model, MemorySize("40%"));
+    options.most_expert_bytes = uint64_t{1} << 30;
+    views.push_back(std::make_unique<MetricsRegistry>(metrics, MetricLabels{{"model_name", name}}));
+    engines.push_back(
+        CreateEngine(ResolveEngine(options, MadeUpMachine()), *views.back(), {}, turns->Join(0)));
+  }
+  std::atomic<bool> stop{false};
+  std::atomic<int64_t> moves{0};
+  std::thread mover([&] {
+    std::mt19937_64 random(7);
+    std::vector<uint32_t> uses;
+    while (!stop) {
+      for (const auto& engine : engines) {
+        ResizableSlots* const slots = engine->resizable_slots();
+        const SlotsInUse now = slots->LookAtSlots(uses);
+        EXPECT_GE(now.held, now.usable);
+        const auto choices = static_cast<uint64_t>(now.most - now.least + 1);
+        slots->SetSlots(now.least + static_cast<int64_t>(random() % choices));
+        ++moves;
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+    }
+  });
+  for (int round = 0; round < 2; ++round) {
+    std::vector<std::vector<std::shared_ptr<Collector>>> outputs(engines.size());
+    for (int r = 0; r < kRequests; ++r) {
+      for (size_t m = 0; m < engines.size(); ++m) {
+        outputs[m].push_back(SubmitOne(*engines[m], RequestNumber(r)));
+      }
+    }
+    for (size_t m = 0; m < engines.size(); ++m) {
+      for (int r = 0; r < kRequests; ++r) {
+        EXPECT_EQ(BitsOf(*outputs[m][static_cast<size_t>(r)]), alone[m][static_cast<size_t>(r)])
+            << names[m] << ", request " << r;
+      }
+    }
+  }
+  stop = true;
+  mover.join();
+  EXPECT_GT(moves, 10);
+}
+
+TEST(SeveralModelsTest, TwoModelsKeepTheirBitsWhileMemoryMoves) {
+  ExpectBitsWhileMemoryMoves({"qwen3_moe_bf16_window", "gpt_oss_mxfp4"});
+}
+
+TEST(SeveralModelsTest, ThreeModelsKeepTheirBitsWhileMemoryMoves) {
+  ExpectBitsWhileMemoryMoves({"olmoe_bf16_clip", "deepseek_v2_bf16_lite", "qwen3_next_bf16"});
 }
 
 TEST(SeveralModelsTest, TwoModelsGiveTheBitsOfEachAlone) {
