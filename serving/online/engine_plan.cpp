@@ -87,11 +87,11 @@ EnginePlan PlanEngine(const EngineOptions& asked, const ModelFiles& files) {
   plan.all_experts_bytes =
       static_cast<uint64_t>(config.num_sparse_layers() * config.num_experts()) * layout.slot_bytes;
 
-  plan.kv_needs = KvNeedsOf(config);
   if (options.devices.count == 0) {
     plan.most_expert_bytes = std::min(plan.all_experts_bytes, options.most_expert_bytes);
   }
 
+  plan.kv_needs = KvNeedsOf(config);
   plan.placed = PlaceExpertsByRules(options, config);
   const int64_t kept = std::ssize(plan.placed.kept);
   // What is not pinned needs a slot to come and go.

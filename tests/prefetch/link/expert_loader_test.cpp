@@ -42,7 +42,8 @@ struct RigOptions {
 
 class Rig {
  public:
-  explicit Rig(const RigOptions& setup) : setup_(setup), source(setup.shape), disk(source.Contents()) {
+  explicit Rig(const RigOptions& setup)
+      : setup_(setup), source(setup.shape), disk(source.Contents()) {
     ExpertLoaderOptions options;
     options.budget_bytes = static_cast<uint64_t>(setup.slots) * source.layout().slot_bytes;
     options.most_budget_bytes =

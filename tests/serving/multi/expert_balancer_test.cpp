@@ -230,8 +230,8 @@ TEST(ExpertBalancerTest, ModelsOfAnotherPoolKeepTheirs) {
 }
 
 // Whatever the models are and do: no more memory than there is, floors stand (both in Tick), what
-// is free and of use to somebody is less than a slab, and under a load that stays nothing moves back
-// and forth.
+// is free and of use to somebody is less than a slab, and under a load that stays nothing moves
+// back and forth.
 TEST(ExpertBalancerPropertyTest, BoundedAndAtRest) {
   const uint64_t seed = std::random_device{}();
   SCOPED_TRACE("seed " + std::to_string(seed));
