@@ -147,12 +147,14 @@ class ModelRegistryTest : public ::testing::Test {
   }
   std::future<std::optional<ApiError>> Load(const std::string& name) {
     auto told = std::make_shared<std::promise<std::optional<ApiError>>>();
-    registry_->Load(name, [told](std::optional<ApiError> why_not) { told->set_value(why_not); });
+    registry_->Load(name,
+                    [told](const std::optional<ApiError>& why_not) { told->set_value(why_not); });
     return told->get_future();
   }
   std::future<std::optional<ApiError>> Unload(const std::string& name) {
     auto told = std::make_shared<std::promise<std::optional<ApiError>>>();
-    registry_->Unload(name, [told](std::optional<ApiError> why_not) { told->set_value(why_not); });
+    registry_->Unload(name,
+                      [told](const std::optional<ApiError>& why_not) { told->set_value(why_not); });
     return told->get_future();
   }
   void HoldLoads() {
@@ -389,11 +391,13 @@ TEST_F(ModelRegistryTest, NoRequestIsLostWhileModelsComeAndGo) {
   constexpr int kModels = 4;
   constexpr int kOrders = 1000;
   std::vector<ModelRegistry::Model> models;
+  models.reserve(kModels);
   for (int m = 0; m < kModels; ++m) models.push_back(Named(std::to_string(m), 40, 0));
   Start(100, models);  // room for two
   std::atomic<bool> stop{false};
   std::atomic<int> answered{0};
   std::vector<std::thread> clients;
+  clients.reserve(3);
   for (int c = 0; c < 3; ++c) {
     clients.emplace_back([&, c] {
       std::mt19937 random(100 + c);
