@@ -22,10 +22,10 @@ namespace moesaic {
 struct SchedulerLimits {
   int64_t kv_blocks = 0;  // of all groups of layers together
   int64_t block_tokens = 16;
-  // [groups] tokens of a sequence that have blocks at once, at most; 0: all of them.
-  std::vector<int64_t> held_tokens = {0};
   int64_t token_budget = 0;    // prefill and decode tokens of one iteration
   int64_t most_sequences = 0;  // decoding at once; 0: no limit
+  // [groups] tokens of a sequence that have blocks at once, at most; 0: all of them.
+  std::vector<int64_t> held_tokens = {0};
   // A batch begins when the one before it has ended, and a sequence reserves what it may come to:
   // the schedules that do not mix prefill and decode.
   bool whole_batches = false;
