@@ -35,7 +35,9 @@ struct BalancerOptions {
   double half_life_s = 30;       // of what is known of a model's use
   double half_life_loads = 500;  // and of what is waited for an expert
   double settle_s = 5;           // a model that was loaded so lately neither gets nor gives
-  double hysteresis = 1.25;
+  // What a byte is worth varies by half with chance under a load that stays as it is, and moving
+  // costs reads: only what is clearly uneven moves.
+  double hysteresis = 4;
   double horizon_s = 60;
   // Moved at a time, unless a slot is larger: at most most_slab_bytes, and less of a small pool.
   uint64_t most_slab_bytes = uint64_t{64} << 20;
