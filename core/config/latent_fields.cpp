@@ -78,26 +78,50 @@ TensorPlan LatentTensors(const LatentSpec& spec, bool in_pairs, const std::strin
   return plan;
 }
 
-std::vector<bool> ReadDenseLayers(const JsonFields& config, int64_t layers, int64_t first) {
-  std::vector<bool> dense(static_cast<size_t>(layers));
-  if (config.Absent("mlp_layer_types")) {
-    const int64_t count = config.Int("first_k_dense_replace", first, 0, kMostLayers);
-    std::fill_n(dense.begin(), std::min(count, layers), true);
-    return dense;
-  }
-  const nlohmann::json& types = *config.Find("mlp_layer_types");
-  if (!types.is_array() || types.size() != dense.size()) {
-    config.FailAt("mlp_layer_types",
-                  fmt::format("expected a list of num_hidden_layers, {}, names", layers));
-  }
-  for (size_t layer = 0; layer < dense.size(); ++layer) {
-    dense[layer] = types[layer] == "dense";
-    if (!dense[layer] && types[layer] != "sparse") {
-      config.FailAt("mlp_layer_types", fmt::format("layer {} is neither dense nor sparse", layer),
-                    ErrorKind::kUnsupported);
+void AddListedLayers(const JsonFields& config, int64_t layers, int64_t dense_layers,
+                     const LayerSpec& dense, const ExpertsSpec& experts, ModelConfig& model) {
+  const nlohmann::json* types = nullptr;
+  if (!config.Absent("mlp_layer_types")) {
+    types = config.Find("mlp_layer_types");
+    if (!types->is_array() || std::ssize(*types) != layers) {
+      config.FailAt("mlp_layer_types",
+                    fmt::format("expected a list of num_hidden_layers, {}, names", layers));
     }
   }
-  return dense;
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    bool is_dense = layer < dense_layers;
+    if (types != nullptr) {
+      const nlohmann::json& type = (*types)[static_cast<size_t>(layer)];
+      is_dense = type == "dense";
+      if (!is_dense && type != "sparse") {
+        config.FailAt("mlp_layer_types", fmt::format("layer {} is neither dense nor sparse", layer),
+                      ErrorKind::kUnsupported);
+      }
+    }
+    model.layers.push_back(dense);
+    if (!is_dense) model.layers.back().mlp = experts;
+  }
+}
+
+DeepseekParts ReadDeepseekParts(const JsonFields& config, const DeepseekDefaults& defaults,
+                                ModelConfig& model) {
+  DeepseekParts parts;
+  ReadModel(config, defaults.model, model);
+  parts.layers = ReadLayerCount(config, defaults.layers);
+  RefuseBiases(config);
+  RequireString(config, "topk_method", "noaux_tc");
+  RequireString(config, "scoring_func", "sigmoid");
+  const LatentSpec latent = ReadLatent(config, defaults.latent, model);
+
+  parts.experts.router =
+      ReadRouter(config, {.experts_key = "n_routed_experts", .experts = 256, .top_k = 8});
+  ReadGroups(config, parts.experts.router, defaults.groups, defaults.groups_kept);
+  ReadCorrectedSigmoid(config, 2.5, parts.experts.router);
+  parts.experts.expert = ReadMlp(config, "moe_intermediate_size", 2048);
+  parts.experts.shared = ReadSharedExperts(config, parts.experts.expert, 1);
+  const MlpSpec dense = ReadMlp(config, "intermediate_size", defaults.dense_width);
+  parts.dense = {model.final_norm, latent, dense};
+  return parts;
 }
 
 void RefuseBiases(const JsonFields& config) {

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 #include <string>
-#include <vector>
+#include <variant>
 
 #include "core/base/json_fields.h"
 #include "core/config/family_fields.h"
@@ -28,15 +28,12 @@ LatentSpec ReadLatent(const JsonFields& config, const LatentDefaults& defaults,
 TensorPlan LatentTensors(const LatentSpec& spec, bool in_pairs,
                          const std::string& prefix = "model.");
 
-// All of a model of DeepSeek-V3's family whose tensors' names begin with `prefix` and "model.".
-void ReadDeepseekV3(const JsonFields& config, const std::string& prefix, ModelConfig& model);
+// Layers whose MLP is dense where mlp_layer_types says so, without it the first so many.
+void AddListedLayers(const JsonFields& config, int64_t layers, int64_t dense_layers,
+                     const LayerSpec& dense, const ExpertsSpec& experts, ModelConfig& model);
 
-// Which layers have a dense MLP: mlp_layer_types, without that the first of them,
-// first_k_dense_replace (`first` where it is absent).
-std::vector<bool> ReadDenseLayers(const JsonFields& config, int64_t layers, int64_t first);
-
-// What models of DeepSeek-V3.2's kind have in config.json where it says nothing.
-struct IndexedDefaults {
+// What DeepSeek-V3 and those that are made like it have in config.json where it says nothing.
+struct DeepseekDefaults {
   ModelDefaults model;
   int64_t layers = 0;
   LatentDefaults latent;
@@ -44,8 +41,21 @@ struct IndexedDefaults {
   int64_t groups_kept = 1;
   int64_t dense_width = 0;
 };
+// What these models read in the same way: all but which layers are dense, and names of tensors.
+struct DeepseekParts {
+  int64_t layers = 0;
+  LayerSpec dense;
+  ExpertsSpec experts;
+
+  const LatentSpec& latent() const { return std::get<LatentSpec>(dense.mixer); }
+};
+DeepseekParts ReadDeepseekParts(const JsonFields& config, const DeepseekDefaults& defaults,
+                                ModelConfig& model);
+
+// All of a model of DeepSeek-V3's family whose tensors' names begin with `prefix` and "model.".
+void ReadDeepseekV3(const JsonFields& config, const std::string& prefix, ModelConfig& model);
 // All of a model whose latent attention sees the positions that an indexer chooses.
-void ReadIndexedLatent(const JsonFields& config, const IndexedDefaults& defaults,
+void ReadIndexedLatent(const JsonFields& config, const DeepseekDefaults& defaults,
                        ModelConfig& model);
 
 // Settings of these families that no release has otherwise.

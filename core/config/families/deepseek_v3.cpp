@@ -8,29 +8,22 @@
 namespace moesaic {
 
 void ReadDeepseekV3(const JsonFields& config, const std::string& prefix, ModelConfig& model) {
-  ReadModel(config,
-            {.vocab_size = 129280, .hidden_size = 7168, .max_position = 4096, .bos = 0, .eos = 1},
-            model);
-  const int64_t layers = ReadLayerCount(config, 61);
-  RefuseBiases(config);
-  RequireString(config, "topk_method", "noaux_tc");
-  RequireString(config, "scoring_func", "sigmoid");
-  const LatentSpec latent = ReadLatent(config, {.heads = 128, .q_rank = 1536}, model);
-
-  ExpertsSpec experts;
-  experts.router =
-      ReadRouter(config, {.experts_key = "n_routed_experts", .experts = 256, .top_k = 8});
-  ReadGroups(config, experts.router, 8, 4);
-  ReadCorrectedSigmoid(config, 2.5, experts.router);
-  experts.expert = ReadMlp(config, "moe_intermediate_size", 2048);
-  experts.shared = ReadSharedExperts(config, experts.expert, 1);
-  const MlpSpec dense = ReadMlp(config, "intermediate_size", 18432);
+  const DeepseekParts parts = ReadDeepseekParts(
+      config,
+      {.model =
+           {.vocab_size = 129280, .hidden_size = 7168, .max_position = 4096, .bos = 0, .eos = 1},
+       .layers = 61,
+       .latent = {.heads = 128, .q_rank = 1536},
+       .groups = 8,
+       .groups_kept = 4,
+       .dense_width = 18432},
+      model);
   if (config.Int("moe_layer_freq", 1, 0, kMostLayers) != 1) {
     config.FailAt("moe_layer_freq", "only 1 is supported", ErrorKind::kUnsupported);
   }
-  AddLayersDenseFirst(config, layers, 3, {model.final_norm, latent, dense}, experts, model);
-  model.tensors = LatentTensors(latent, config.OptionalBool("rope_interleave").value_or(true),
-                                prefix + "model.");
+  AddLayersDenseFirst(config, parts.layers, 3, parts.dense, parts.experts, model);
+  model.tensors = LatentTensors(
+      parts.latent(), config.OptionalBool("rope_interleave").value_or(true), prefix + "model.");
   model.tensors.Set(TensorSlot::kHead, prefix + "lm_head.weight");
 }
 

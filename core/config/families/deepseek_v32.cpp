@@ -6,31 +6,15 @@
 
 namespace moesaic {
 
-void ReadIndexedLatent(const JsonFields& config, const IndexedDefaults& defaults,
+void ReadIndexedLatent(const JsonFields& config, const DeepseekDefaults& defaults,
                        ModelConfig& model) {
-  ReadModel(config, defaults.model, model);
-  const int64_t layers = ReadLayerCount(config, defaults.layers);
-  RefuseBiases(config);
-  RequireString(config, "topk_method", "noaux_tc");
-  RequireString(config, "scoring_func", "sigmoid");
-  const LatentSpec latent = ReadLatent(config, defaults.latent, model);
+  const DeepseekParts parts = ReadDeepseekParts(config, defaults, model);
   // Up to here the indexer chooses every position: its tensors (self_attn.indexer) change nothing
   // and are not read.
   model.most_context = config.Int("index_topk", 2048, 1, kMostPosition);
-
-  ExpertsSpec experts;
-  experts.router =
-      ReadRouter(config, {.experts_key = "n_routed_experts", .experts = 256, .top_k = 8});
-  ReadGroups(config, experts.router, defaults.groups, defaults.groups_kept);
-  ReadCorrectedSigmoid(config, 2.5, experts.router);
-  experts.expert = ReadMlp(config, "moe_intermediate_size", 2048);
-  experts.shared = ReadSharedExperts(config, experts.expert, 1);
-  const MlpSpec dense = ReadMlp(config, "intermediate_size", defaults.dense_width);
-  for (const bool is_dense : ReadDenseLayers(config, layers, 3)) {
-    model.layers.push_back(
-        {model.final_norm, latent, is_dense ? LayerMlp(dense) : LayerMlp(experts)});
-  }
-  model.tensors = LatentTensors(latent, true);
+  AddListedLayers(config, parts.layers, config.Int("first_k_dense_replace", 3, 0, kMostLayers),
+                  parts.dense, parts.experts, model);
+  model.tensors = LatentTensors(parts.latent(), true);
 }
 
 const ModelFamily& DeepseekV32Family() {

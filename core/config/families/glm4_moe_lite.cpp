@@ -29,10 +29,7 @@ void ReadGlm4MoeLite(const JsonFields& config, ModelConfig& model) {
   experts.expert = ReadMlp(config, "moe_intermediate_size", 1536);
   experts.shared = ReadSharedExperts(config, experts.expert, 1);
   const MlpSpec dense = ReadMlp(config, "intermediate_size", 10240);
-  for (const bool is_dense : ReadDenseLayers(config, layers, 1)) {
-    model.layers.push_back(
-        {model.final_norm, latent, is_dense ? LayerMlp(dense) : LayerMlp(experts)});
-  }
+  AddListedLayers(config, layers, 1, {model.final_norm, latent, dense}, experts, model);
   model.tensors = LatentTensors(latent, config.Bool("rope_interleave", true));
 }
 

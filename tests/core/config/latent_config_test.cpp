@@ -186,6 +186,7 @@ TEST(LatentConfigTest, DefaultsOfGlm4MoeLite) {
       GlmLite(R"(, "num_hidden_layers": 3, "mlp_layer_types": ["sparse", "dense", "sparse"])");
   EXPECT_TRUE(listed.is_sparse(0));
   EXPECT_FALSE(listed.is_sparse(1));
+  EXPECT_EQ(GlmLite(R"(, "first_k_dense_replace": 3)").num_sparse_layers(), 46);  // says nothing
   Refusal("Glm4MoeLite", R"(, "num_hidden_layers": 2, "mlp_layer_types": ["sparse"])",
           ErrorKind::kCorrupt);
 }
