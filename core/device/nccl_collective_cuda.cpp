@@ -1,18 +1,17 @@
 #include "core/device/nccl_collective.h"
 
 #include <cuda_runtime_api.h>
-#include <dlfcn.h>
 #include <nccl.h>
 
 #include <chrono>
 #include <string>
 #include <thread>
-#include <type_traits>
 #include <vector>
 
 #include "core/base/check.h"
 #include "core/base/error.h"
 #include "core/base/mutex.h"
+#include "core/base/shared_library.h"
 #include "core/device/device.h"
 
 namespace moesaic {
@@ -34,24 +33,16 @@ struct Nccl {
 };
 
 Nccl LoadNccl() {
-  void* const library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
-    Fail(ErrorKind::kNotFound, "NCCL: {} cannot be loaded: {}; install it, or use peer copies",
-         kLibrary, dlerror());
-  }
-  const auto find = [library](auto& function, const char* name) {
-    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
-    if (function == nullptr) Fail(ErrorKind::kNotFound, "NCCL: {} has no {}", kLibrary, name);
-  };
+  const SharedLibrary library("NCCL", kLibrary, "install it, or use peer copies");
   Nccl nccl;
-  find(nccl.comm_init_all, "ncclCommInitAll");
-  find(nccl.comm_destroy, "ncclCommDestroy");
-  find(nccl.comm_abort, "ncclCommAbort");
-  find(nccl.group_start, "ncclGroupStart");
-  find(nccl.group_end, "ncclGroupEnd");
-  find(nccl.send, "ncclSend");
-  find(nccl.recv, "ncclRecv");
-  find(nccl.error_string, "ncclGetErrorString");
+  library.Find(nccl.comm_init_all, "ncclCommInitAll");
+  library.Find(nccl.comm_destroy, "ncclCommDestroy");
+  library.Find(nccl.comm_abort, "ncclCommAbort");
+  library.Find(nccl.group_start, "ncclGroupStart");
+  library.Find(nccl.group_end, "ncclGroupEnd");
+  library.Find(nccl.send, "ncclSend");
+  library.Find(nccl.recv, "ncclRecv");
+  library.Find(nccl.error_string, "ncclGetErrorString");
   return nccl;
 }
 

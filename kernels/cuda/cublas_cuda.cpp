@@ -1,12 +1,10 @@
 #include <cublas_v2.h>
-#include <dlfcn.h>
 
 #include <algorithm>
-#include <optional>
-#include <type_traits>
 
 #include "core/base/check.h"
 #include "core/base/error.h"
+#include "core/base/shared_library.h"
 #include "core/device/device.h"
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/internal/gemm_workspace.h"
@@ -35,23 +33,15 @@ struct Cublas {
 };
 
 Cublas LoadCublas() {
-  void* const library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
-    Fail(ErrorKind::kNotFound,
-         "cuBLAS: {} cannot be loaded: {}; install it, or name its folder in LD_LIBRARY_PATH",
-         kLibrary, dlerror());
-  }
-  const auto find = [library](auto& function, const char* name) {
-    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
-    if (function == nullptr) Fail(ErrorKind::kNotFound, "cuBLAS: {} has no {}", kLibrary, name);
-  };
+  const SharedLibrary library("cuBLAS", kLibrary,
+                              "install it, or name its folder in LD_LIBRARY_PATH");
   Cublas cublas;
-  find(cublas.create, "cublasCreate_v2");
-  find(cublas.destroy, "cublasDestroy_v2");
-  find(cublas.set_stream, "cublasSetStream_v2");
-  find(cublas.set_workspace, "cublasSetWorkspace_v2");
-  find(cublas.gemm, "cublasGemmEx");
-  find(cublas.status_name, "cublasGetStatusName");
+  library.Find(cublas.create, "cublasCreate_v2");
+  library.Find(cublas.destroy, "cublasDestroy_v2");
+  library.Find(cublas.set_stream, "cublasSetStream_v2");
+  library.Find(cublas.set_workspace, "cublasSetWorkspace_v2");
+  library.Find(cublas.gemm, "cublasGemmEx");
+  library.Find(cublas.status_name, "cublasGetStatusName");
   return cublas;
 }
 
