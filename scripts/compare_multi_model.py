@@ -15,7 +15,6 @@ import argparse
 import csv
 import datetime
 import gzip
-import http.client
 import json
 import os
 import pathlib
@@ -28,18 +27,11 @@ import tempfile
 import threading
 import time
 
+from experiment_server import ExperimentServer
+from restart_experiment import model_config
+
 TRACES = ["gpt_oss_20b/mmlu_test", "deepseek_v2_lite_esft/intent", "deepseek_v2_lite_esft/law",
           "deepseek_v2_lite_esft/summary"]
-
-
-def model_config(trace, flags):
-    return {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": flags.hidden,
-            "intermediate_size": flags.intermediate, "moe_intermediate_size": flags.intermediate,
-            "num_hidden_layers": trace["n_moe_layers"], "num_experts": trace["n_experts"],
-            "num_experts_per_tok": trace["top_k"], "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
-            "vocab_size": 4096, "max_position_embeddings": 1024, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
-            "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [], "tie_word_embeddings": True,
-            "torch_dtype": "bfloat16"}
 
 
 class Model:
@@ -56,13 +48,15 @@ class Model:
         if self.store.exists():
             return
         self.directory.mkdir(parents=True)
-        (self.directory / "config.json").write_text(json.dumps(model_config(header, flags)))
+        (self.directory / "config.json").write_text(json.dumps(model_config(header) | {
+            "hidden_size": flags.hidden, "intermediate_size": flags.intermediate,
+            "moe_intermediate_size": flags.intermediate}))
         self.routing.write_text("".join(lines))
         subprocess.run([flags.binary, "pack", "--load-format", "dummy", str(self.directory), "-o", str(self.store)],
                        check=True, stderr=subprocess.DEVNULL)
 
 
-class Server:
+class Server(ExperimentServer):
     """A process that serves these models in so much memory."""
 
     def __init__(self, models, memory_bytes, flags):
@@ -71,46 +65,12 @@ class Server:
         self.file = tempfile.NamedTemporaryFile("w", suffix=".yaml")
         self.file.write(json.dumps({"models": entries}))  # JSON is YAML
         self.file.flush()
-        command = [flags.binary, "serve", "--models", self.file.name, "--port", "0", "--memory", str(memory_bytes),
-                   "--load-format", "dummy", "--max-model-len", "512", "--kv-memory", "16MiB",
-                   "--no-prefix-cache", "--threads", str(flags.threads), "--log-level", "info"]
-        self.log = tempfile.TemporaryFile("w+")
-        self.process = subprocess.Popen(command, stderr=self.log, text=True)
-        self.port = 0
-        while self.port == 0 or " serving " not in self.text():
-            if self.process.poll() is not None:
-                sys.exit(f"the server ended:\n{self.text()}")
-            found = re.search(r"listens on http://[^:]+:(\d+)", self.text())
-            self.port = int(found[1]) if found else 0
-            time.sleep(0.1)
-
-    def text(self):
-        self.log.seek(0)
-        return self.log.read()
-
-    def complete(self, model, prompt, tokens):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=3600)
-        connection.request("POST", "/v1/completions",
-                           json.dumps({"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0,
-                                       "ignore_eos": True}), {"Content-Type": "application/json"})
-        response = connection.getresponse()
-        body = response.read()
-        if response.status != 200:
-            raise RuntimeError(f"{response.status} {body.decode()}")
-        connection.close()
-
-    def metrics(self):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port)
-        connection.request("GET", "/metrics")
-        return {name: float(value) for name, value in
-                re.findall(r"^(moe_\S+) (\S+)$", connection.getresponse().read().decode(), re.MULTILINE)}
+        super().__init__(flags.binary, "--models", self.file.name, "--memory", str(memory_bytes), "--load-format", "dummy",
+                         "--max-model-len", "512", "--kv-memory", "16MiB", "--no-prefix-cache", "--threads",
+                         str(flags.threads))
 
     def resident_bytes(self):
         return int(re.search(r"VmRSS:\s+(\d+) kB", pathlib.Path(f"/proc/{self.process.pid}/status").read_text())[1]) << 10
-
-    def stop(self):
-        self.process.terminate()
-        assert self.process.wait() == 0
 
 
 def arrivals(flags, models):
@@ -135,8 +95,8 @@ def play(server_of, requests, flags):
 
     def ask(due, model, prompt):
         try:
-            server_of[model.name].complete(model.name, prompt, flags.tokens)
-        except (OSError, RuntimeError) as error:
+            server_of[model.name].complete(prompt, model=model.name, max_tokens=flags.tokens).read()
+        except (OSError, SystemExit) as error:
             errors.append(error)
             return
         if due >= flags.warm_up:

@@ -9,7 +9,7 @@ import threading
 
 class ExperimentServer:
     def __init__(self, binary, model, *arguments):
-        self.process = subprocess.Popen([binary, "serve", str(model), "--port", "0", *arguments],
+        self.process = subprocess.Popen([binary, "serve", "--port", "0", str(model), *arguments],
                                         stderr=subprocess.PIPE, text=True)
         self.log = ""
         self.port = int(re.search(r"listens on http://[^:]+:(\d+)", self.wait_for("listens on"))[1])

@@ -21,6 +21,7 @@ Exits with 1 when log-probabilities differ by more than 1e-4 or perplexities (gg
 from __future__ import annotations
 
 import argparse
+import collections
 import json
 import pathlib
 import re
@@ -52,11 +53,11 @@ EXPERT_NAMES = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_dow
 OTHER_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 
 
-def checkpoint_tensors(file: pathlib.Path) -> tuple[dict[str, torch.Tensor], str]:
+def checkpoint_tensors(file: pathlib.Path) -> tuple[dict[str, torch.Tensor], collections.Counter]:
     """The file's values in float32 under a checkpoint's names, and how many tensors there are of each type."""
-    tensors, types = {}, {}
+    tensors, types = {}, collections.Counter()
     for tensor in gguf.GGUFReader(file).tensors:
-        types[tensor.tensor_type.name] = types.get(tensor.tensor_type.name, 0) + 1
+        types[tensor.tensor_type.name] += 1
         values = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type)).float().clone()
         name = tensor.name.removesuffix(".weight")
         if name in OTHER_NAMES:
@@ -69,7 +70,7 @@ def checkpoint_tensors(file: pathlib.Path) -> tuple[dict[str, torch.Tensor], str
                 tensors[f"{prefix}mlp.experts.{expert}.{EXPERT_NAMES[part]}.weight"] = matrix.contiguous()
         else:
             tensors[f"{prefix}{LAYER_NAMES[part]}.weight"] = values
-    return tensors, ", ".join(f"{count} {name}" for name, count in sorted(types.items()))
+    return tensors, types
 
 
 def load_dequantised(model: pathlib.Path, tensors: dict[str, torch.Tensor]):
@@ -156,7 +157,7 @@ def main() -> int:
     for file in options.files:
         tensors, types = checkpoint_tensors(file)
         model = load_dequantised(options.model, tensors)
-        blocks = not re.fullmatch(r"[\d BF16,32]+", types)
+        blocks = types.keys() - {"F32", "F16", "BF16"}
         dtype, exact = ("gguf", "gguf-float32") if blocks else ("auto", "float32")
         server = ExperimentServer(options.moesaic, file, "--dtype", exact, "--kv-cache-dtype", "float32")
         difference = largest_difference(server, model, ids)
@@ -166,7 +167,7 @@ def main() -> int:
         server.stop()
         rounded, unrounded = (our_perplexity(options, file, given) for given in (dtype, exact))
         theirs = llama_perplexity(options, file)
-        print(f"{file.name} ({types}): log-probabilities within {difference:.1e} of the largest logit; of "
+        print(f"{file.name} ({', '.join(f'{count} {name}' for name, count in sorted(types.items()))}): log-probabilities within {difference:.1e} of the largest logit; of "
               f"{options.tokens} greedy tokens the first {agree} agree, margins {[round(m, 4) for m in margins]}; "
               f"perplexity {rounded:.4f}, unrounded {unrounded:.4f}, llama.cpp {theirs:.4f} "
               f"({100 * (rounded / theirs - 1):+.2f}%)", flush=True)
