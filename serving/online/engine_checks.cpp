@@ -67,9 +67,8 @@ void CheckContext(const EngineOptions& options, const ModelConfig& config) {
   }
   if (config.most_context > 0 && options.max_model_len > config.most_context) {
     Fail(ErrorKind::kUnsupported,
-         "--max-model-len: {} is more than {}, the tokens up to which the attention of {} sees "
-         "every "
-         "position (index_topk); choosing positions is not supported: give {} or less",
+         "--max-model-len: {} is more than {}, the tokens up to which the attention of {} sees all "
+         "positions (index_topk); choosing positions is not supported: give {} or less",
          options.max_model_len, config.most_context, config.model_type, config.most_context);
   }
 }

@@ -67,8 +67,7 @@ void FindCoded(const EngineOptions& options, bool to_plan, ModelFiles& files) {
     config.coded_experts = ExpertsCanBeCoded(config, *files.tensors, *files.kernels, pool);
     LogInfo(
         "weights were looked at in {:.1f} s: experts {}; `moesaic pack --weight-coding lossless` "
-        "and "
-        "--expert-store spare the next start that",
+        "and --expert-store spare the next start that",
         watch.seconds(), *config.coded_experts ? "are coded" : "stay in bfloat16");
   }
 }
