@@ -58,7 +58,7 @@ def checkpoint_tensors(file: pathlib.Path) -> tuple[dict[str, torch.Tensor], col
     tensors, types = {}, collections.Counter()
     for tensor in gguf.GGUFReader(file).tensors:
         types[tensor.tensor_type.name] += 1
-        values = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type)).float().clone()
+        values = torch.tensor(gguf.quants.dequantize(tensor.data, tensor.tensor_type), dtype=torch.float32)
         name = tensor.name.removesuffix(".weight")
         if name in OTHER_NAMES:
             tensors[OTHER_NAMES[name] + ".weight"] = values
@@ -79,7 +79,8 @@ def load_dequantised(model: pathlib.Path, tensors: dict[str, torch.Tensor]):
         config = json.loads((model / "config.json").read_text())
         config["torch_dtype"] = "float32"
         (directory / "config.json").write_text(json.dumps(config))
-        shutil.copy(model / "generation_config.json", directory)
+        if (model / "generation_config.json").exists():
+            shutil.copy(model / "generation_config.json", directory)
         save_file(tensors, directory / "model.safetensors", {"format": "pt"})
         return hf_reference.load_model(directory)
 
