@@ -54,9 +54,14 @@ DeepseekParts ReadDeepseekParts(const JsonFields& config, const DeepseekDefaults
 
 // All of a model of DeepSeek-V3's family whose tensors' names begin with `prefix` and "model.".
 void ReadDeepseekV3(const JsonFields& config, const std::string& prefix, ModelConfig& model);
-// All of a model whose latent attention sees the positions that an indexer chooses.
+struct IndexerDefaults {
+  int64_t heads = 0;
+  RopeForm rope_form = RopeForm::kHalf;  // nothing in config.json says it
+};
+// All of a model whose latent attention sees the positions that an indexer chooses, one in each
+// layer.
 void ReadIndexedLatent(const JsonFields& config, const DeepseekDefaults& defaults,
-                       ModelConfig& model);
+                       const IndexerDefaults& indexer, ModelConfig& model);
 
 // Settings of these families that no release has otherwise.
 void RefuseBiases(const JsonFields& config);

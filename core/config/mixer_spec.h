@@ -80,6 +80,19 @@ struct GroupedQuerySpec {
   }
 };
 
+// What chooses the positions that a layer of latent attention attends to (DeepSeek sparse
+// attention, arXiv 2512.02556): a token keeps a key; position s of the context of token t scores
+// the sum over heads h of w_h relu(q_h . k_s), where q_h is made of what queries are made of and
+// w_h of t's hidden values.
+struct IndexerSpec {
+  int64_t heads = 0;
+  int64_t dim = 0;  // of a query, and of the key; the first rope_dim values are rotated
+  RopeForm rope_form = RopeForm::kHalf;
+  double norm_eps = 1e-6;  // of the keys' layer norm, which has a bias
+
+  bool operator==(const IndexerSpec&) const = default;
+};
+
 // Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): the keys and values of
 // all heads are made of one row for each token, a latent and a rotated key that the heads share.
 struct LatentSpec {
@@ -92,15 +105,26 @@ struct LatentSpec {
   RopeConfig rope = {};
   NormSpec norm = {};  // of the latent, and of what queries are made of
   double scale = 1.0;  // of a query's product with a key
+  // Positions that a token attends to: those whose scores are the highest, the lower position of
+  // equals. 0: all that it sees.
+  int64_t top_k = 0;
+  // Whose scores, with a top_k; without heads: what the last layer with an indexer has chosen.
+  IndexerSpec indexer = {};
 
   int64_t query_dim() const { return nope_dim + rope_dim; }
   int64_t row_width() const { return kv_rank + rope_dim; }  // what is kept of a token
   int64_t output_width() const { return heads * value_dim; }
 
   // With norms.
+  int64_t IndexerParameters(int64_t hidden) const {
+    if (indexer.heads == 0) return 0;
+    return indexer.heads * indexer.dim * q_rank + hidden * (indexer.dim + indexer.heads) +
+           2 * indexer.dim;
+  }
   int64_t Parameters(int64_t hidden) const {
     const int64_t queries = heads * query_dim();
-    return (q_rank > 0 ? q_rank * (hidden + 1 + queries) : hidden * queries) +
+    return IndexerParameters(hidden) +
+           (q_rank > 0 ? q_rank * (hidden + 1 + queries) : hidden * queries) +
            hidden * row_width() + kv_rank + kv_rank * heads * (nope_dim + value_dim) +
            output_width() * hidden;
   }

@@ -3,7 +3,6 @@
 // Plain data, immutable after loading.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -27,9 +26,6 @@ struct ModelConfig {
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;
   int64_t max_position = 0;
-  // Tokens of the longest sequence whose attention can be computed; 0: as many as positions. Models
-  // that choose the positions to attend to see all of them up to here.
-  int64_t most_context = 0;
   bool tie_word_embeddings = false;
   NormSpec final_norm;
   std::vector<LayerSpec> layers;
@@ -54,10 +50,6 @@ struct ModelConfig {
   int32_t bos_token_id = -1;
   int32_t pad_token_id = -1;
 
-  // What the model was made for and can be served with.
-  int64_t longest_context() const {
-    return most_context > 0 ? std::min(most_context, max_position) : max_position;
-  }
   int64_t num_layers() const { return static_cast<int64_t>(layers.size()); }
   const LayerSpec& layer(int64_t index) const { return layers[static_cast<size_t>(index)]; }
   bool is_sparse(int64_t index) const { return layer(index).sparse(); }

@@ -42,6 +42,9 @@ class LayerCheck {
     Same("nope_dim", latent.nope_dim, first.nope_dim, first_layer);
     Same("rope_dim", latent.rope_dim, first.rope_dim, first_layer);
     Same("value_dim", latent.value_dim, first.value_dim, first_layer);
+    Same("index_topk", latent.top_k, first.top_k, first_layer);
+    Refuse(latent.indexer.heads > 0 && !(latent.indexer == first.indexer),
+           fmt::format("an indexer other than that of layer {} is", first_layer));
     Rope(latent.rope, first.rope, first_layer);
   }
   void Mixer(const DeltaNetSpec& delta, const DeltaNetSpec& first, int64_t first_layer) const {

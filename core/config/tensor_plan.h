@@ -43,6 +43,12 @@ enum class TensorSlot {
                 // or, where it is not set, of each head (TensorPlan::At's expert):
   kKeyUp,       // [kv_rank, nope_dim]
   kValueUp,     // [value_dim, kv_rank]
+  // Of its indexer (IndexerSpec)
+  kIndexQ,          // [heads * dim, q_rank]
+  kIndexK,          // [dim, hidden]
+  kIndexKNorm,      // [dim]
+  kIndexKNormBias,  // [dim]
+  kIndexHeads,      // [heads, hidden]
   // Of linear attention (DeltaNetSpec)
   kDeltaQ,  // [key_heads * key_dim, hidden], as kDeltaK
   kDeltaK,

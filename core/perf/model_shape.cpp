@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "core/base/error.h"
 #include "core/base/units.h"
@@ -21,6 +22,13 @@ uint64_t U(int64_t value) { return static_cast<uint64_t>(value); }
 
 uint64_t BytesOf(uint64_t parameters, double bytes_per_weight) {
   return static_cast<uint64_t>(std::ceil(static_cast<double>(parameters) * bytes_per_weight));
+}
+
+// All that an indexer has.
+uint64_t IndexerParameters(const ModelShape& shape) {
+  return U(shape.index_heads) * U(shape.index_head_dim) * U(shape.q_lora_rank) +
+         U(shape.hidden_size) * U(shape.index_head_dim + shape.index_heads) +
+         2 * U(shape.index_head_dim);
 }
 
 // Projections before attention, and behind it, of a layer that has it.
@@ -52,6 +60,11 @@ uint64_t KvOfAttention(const ModelShape& shape) {
   return values * U(shape.kv_bytes_per_value);
 }
 
+// Of a token, in all layers.
+uint64_t IndexKeys(const ModelShape& shape) {
+  return U(shape.index_layers) * U(shape.index_head_dim) * U(shape.kv_bytes_per_value);
+}
+
 // Projections of linear attention.
 uint64_t LinearValues(const ModelShape& shape) {
   return U(shape.linear_value_heads) * U(shape.linear_value_dim);
@@ -76,7 +89,7 @@ uint64_t MeanOfLayers(const ModelShape& shape, uint64_t with_attention, uint64_t
 
 void AddShapeOptions(ModelShape& shape, OptionTable& table) {
   const auto add = [&table](const char* name, Option::Target target, double min, double max) {
-    Option option{name, target, "", "", ""};
+    Option option{name, std::move(target), "", "", ""};
     option.min = min;
     option.max = max;
     option.settable_outside = true;
@@ -108,6 +121,10 @@ void AddShapeOptions(ModelShape& shape, OptionTable& table) {
   add("qk-nope-dim", &shape.qk_nope_dim, 0, kMostShapeCount);
   add("qk-rope-dim", &shape.qk_rope_dim, 0, kMostShapeCount);
   add("v-head-dim", &shape.v_head_dim, 0, kMostShapeCount);
+  add("index-topk", &shape.index_topk, 0, kMostShapeWidth);
+  add("index-heads", &shape.index_heads, 0, kMostShapeCount);
+  add("index-head-dim", &shape.index_head_dim, 0, kMostShapeCount);
+  add("index-layers", &shape.index_layers, 0, kMostShapeLayers);
   add("output-gate", &shape.output_gate, 0, 0);
   add("linear-layers", &shape.linear_layers, 0, kMostShapeLayers);
   add("linear-key-heads", &shape.linear_key_heads, 0, kMostShapeCount);
@@ -133,7 +150,8 @@ uint64_t ModelShape::ExpertBytes() const {
 }
 
 uint64_t ModelShape::PreAttentionParameters() const {
-  return MeanOfLayers(*this, AttentionIn(*this), LinearIn(*this));
+  return MeanOfLayers(*this, AttentionIn(*this), LinearIn(*this)) +
+         IndexerParameters(*this) * U(index_layers) / U(num_layers);
 }
 
 uint64_t ModelShape::PostAttentionParameters() const {
@@ -164,6 +182,7 @@ uint64_t ModelShape::DenseParameters() const {
   const uint64_t norms = 2 * U(hidden_size) * (encoder + decoder) + U(hidden_size);
   return attentions * (AttentionIn(*this) + AttentionOut(*this)) +
          U(linear_layers) * (LinearIn(*this) + LinearOut(*this)) + norms +
+         U(index_layers) * IndexerParameters(*this) +
          sparse * (RouterParameters() + SharedParameters()) +
          U(dense_layers) * DenseMlpParameters() + EmbeddingParameters();
 }
@@ -188,11 +207,11 @@ uint64_t ModelShape::AllExpertBytes() const {
 }
 
 uint64_t ModelShape::KvBytesPerLayer() const {
-  return MeanOfLayers(*this, KvOfAttention(*this), 0);
+  return MeanOfLayers(*this, KvOfAttention(*this), 0) + IndexKeys(*this) / U(num_layers);
 }
 
 uint64_t ModelShape::KvBytesPerToken() const {
-  return KvOfAttention(*this) * U(attention_layers());
+  return KvOfAttention(*this) * U(attention_layers()) + IndexKeys(*this);
 }
 
 uint64_t ModelShape::StateBytesPerLayer() const {
@@ -226,6 +245,14 @@ double ModelShape::AttentionFlopPerPosition() const {
   return 4 * heads * static_cast<double>(head_dim);
 }
 
+double ModelShape::AttentionFlop(double positions, double queries) const {
+  const double most = queries * static_cast<double>(index_topk);
+  if (index_topk == 0 || positions <= most) return positions * AttentionFlopPerPosition();
+  const double scored = 2.0 * static_cast<double>(index_heads * index_head_dim) *
+                        static_cast<double>(index_layers) / static_cast<double>(num_layers);
+  return most * AttentionFlopPerPosition() + positions * scored;
+}
+
 void ModelShape::Check(std::string_view what) const {
   const auto require = [&](bool holds, std::string_view problem) {
     if (!holds) Fail(ErrorKind::kInvalidArgument, "{}: {}", what, problem);
@@ -247,6 +274,14 @@ void ModelShape::Check(std::string_view what) const {
     require(num_kv_heads > 0 && num_heads % num_kv_heads == 0,
             "num-kv-heads must divide num-heads");
   }
+  require(
+      index_topk == 0 || (latent_attention() && q_lora_rank > 0 && index_heads > 0 &&
+                          index_head_dim > 0 && index_layers > 0),
+      "index-topk needs q-lora-rank, kv-lora-rank, index-heads, index-head-dim and index-layers");
+  require(index_topk > 0 || index_layers == 0, "index-layers needs index-topk");
+  require(index_layers <= num_layers, "index-layers is more than num-layers");
+  require(index_heads * index_head_dim <= kMostShapeWidth,
+          "index-heads x index-head-dim is more than a million");
   const int64_t widest =
       latent_attention() ? std::max(qk_nope_dim + qk_rope_dim, v_head_dim) : head_dim;
   require(num_heads * widest <= kMostShapeWidth, "num-heads x head-dim is more than a million");
@@ -280,7 +315,7 @@ void TakeMixer(const GroupedQuerySpec& attention, const ModelConfig&, ModelShape
   shape.output_gate = attention.output_gate;
 }
 
-void TakeMixer(const LatentSpec& latent, const ModelConfig&, ModelShape& shape) {
+void TakeMixer(const LatentSpec& latent, const ModelConfig& config, ModelShape& shape) {
   shape.num_heads = latent.heads;
   shape.num_kv_heads = 1;
   shape.q_lora_rank = latent.q_rank;
@@ -288,6 +323,14 @@ void TakeMixer(const LatentSpec& latent, const ModelConfig&, ModelShape& shape) 
   shape.qk_nope_dim = latent.nope_dim;
   shape.qk_rope_dim = latent.rope_dim;
   shape.v_head_dim = latent.value_dim;
+  if (latent.top_k == 0) return;
+  shape.index_topk = std::min(latent.top_k, kMostShapeWidth);
+  shape.index_heads = latent.indexer.heads;
+  shape.index_head_dim = latent.indexer.dim;
+  for (const LayerSpec& layer : config.layers) {
+    const auto* const of_layer = std::get_if<LatentSpec>(&layer.mixer);
+    shape.index_layers += of_layer != nullptr && of_layer->indexer.heads > 0 ? 1 : 0;
+  }
 }
 
 void TakeMixer(const DeltaNetSpec& delta, const ModelConfig& config, ModelShape& shape) {

@@ -46,6 +46,11 @@ struct ModelShape {
   int64_t qk_nope_dim = 0;
   int64_t qk_rope_dim = 0;
   int64_t v_head_dim = 0;
+  // Of it, positions that an indexer chooses; 0: attention is to all
+  int64_t index_topk = 0;
+  int64_t index_heads = 0;
+  int64_t index_head_dim = 0;
+  int64_t index_layers = 0;  // layers that have one, the others go by their choice
 
   bool output_gate = false;  // a projection as wide as the queries
   // Layers with linear attention in the place of that; 0: none
@@ -97,6 +102,9 @@ struct ModelShape {
   uint64_t AttentionOutBytes() const;
   // Operations of one query on one position, both products, all heads of one layer.
   double AttentionFlopPerPosition() const;
+  // Of queries that see so many positions together; with an indexer they attend to few of them, and
+  // score all.
+  double AttentionFlop(double positions, double queries) const;
 
   // Throws Error(kInvalidArgument), naming `what`, for contradictory or absurd dimensions.
   void Check(std::string_view what) const;

@@ -21,6 +21,8 @@ namespace moesaic {
 
 struct CausalConvArgs;
 struct DeltaRuleArgs;
+struct GatherKeysArgs;
+struct IndexScoreArgs;
 enum class RowGate;
 
 enum class Isa { kScalar, kAvx2, kAvx512, kAvx512Bf16, kAmx };
@@ -421,6 +423,10 @@ struct CpuKernels {
   // out[i * out_stride ..] = the attention [value_dim] of query i.
   void (*finish_attention)(const float* totals, int64_t queries, int64_t value_dim, float* out,
                            int64_t out_stride) = nullptr;
+
+  // Attention to chosen positions (indexer.h).
+  void (*index_scores)(const IndexScoreArgs& args) = nullptr;
+  void (*gather_keys)(const GatherKeysArgs& args) = nullptr;
 
   // Linear attention (delta_net.h).
   void (*delta_rule)(const DeltaRuleArgs& args) = nullptr;

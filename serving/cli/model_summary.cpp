@@ -36,11 +36,30 @@ uint64_t DenseParameters(const ModelConfig& c) {
   return static_cast<uint64_t>(total);
 }
 
+int64_t IndexedLayers(const ModelConfig& c) {
+  return std::count_if(c.layers.begin(), c.layers.end(), [](const LayerSpec& layer) {
+    const auto* const latent = std::get_if<LatentSpec>(&layer.mixer);
+    return latent != nullptr && latent->indexer.heads > 0;
+  });
+}
+
 std::string AttentionText(const LatentSpec& first) {
   std::string text = fmt::format(
       "{} heads of {} + {} rotated, values of {}, on a latent of {} + {} a token", first.heads,
       first.nope_dim, first.rope_dim, first.value_dim, first.kv_rank, first.rope_dim);
   if (first.q_rank > 0) text += fmt::format(", queries of {}", first.q_rank);
+  return text;
+}
+
+// What chooses the positions that are attended to.
+std::string IndexerText(const ModelConfig& c, const LatentSpec& first) {
+  std::string text =
+      fmt::format("{} heads of {} choose {} positions, by a key of {} a token", first.indexer.heads,
+                  first.indexer.dim, first.top_k, first.indexer.dim);
+  const int64_t layers = IndexedLayers(c);
+  if (layers < c.num_layers()) {
+    text += fmt::format(", in {} layers; the others go by their choice", layers);
+  }
   return text;
 }
 
@@ -138,9 +157,9 @@ ModelSummary SummariseModel(const EngineOptions& options) {
   model.dense_bytes = ModelWeights::Bytes(c, type);
   model.state_bytes = Model::StateSlotBytes(c);
   model.kv_bytes_per_token = Model::KvBytesOfAllLayers(c, ChooseKvType(options)) / kKvBlockTokens;
-  model.kv_context_bytes = static_cast<uint64_t>(KvNeedsOf(c).Most(
-                               c.longest_context(), options.max_num_batched_tokens)) *
-                           Model::KvBlockBytes(c, ChooseKvType(options));
+  model.kv_context_bytes =
+      static_cast<uint64_t>(KvNeedsOf(c).Most(c.max_position, options.max_num_batched_tokens)) *
+      Model::KvBlockBytes(c, ChooseKvType(options));
   return model;
 }
 
@@ -153,6 +172,10 @@ std::string ModelSummaryText(const ModelSummary& model) {
       {"layers", fmt::format("{}, {} of them sparse", c.num_layers(), c.num_sparse_layers())});
   architecture.Add({"hidden size", fmt::format("{}", c.hidden_size)});
   architecture.Add({"attention", AttentionText(c)});
+  if (const auto* const latent = c.FindMixer<LatentSpec>();
+      latent != nullptr && latent->top_k > 0) {
+    architecture.Add({"indexer", IndexerText(c, *latent)});
+  }
   if (const DeltaNetSpec* const delta = c.FindMixer<DeltaNetSpec>()) {
     architecture.Add({"linear attention",
                       fmt::format("gated DeltaNet in {} layers, {} key heads of {} and {} value "
@@ -168,13 +191,7 @@ std::string ModelSummaryText(const ModelSummary& model) {
   }
   architecture.Add({"vocabulary", fmt::format("{}{}", c.vocab_size,
                                               c.tie_word_embeddings ? ", tied embeddings" : "")});
-  architecture.Add(
-      {"context", fmt::format("{} tokens{}", c.longest_context(),
-                              c.most_context > 0 && c.most_context < c.max_position
-                                  ? fmt::format(" of the model's {}: the attention of longer ones "
-                                                "is not supported yet",
-                                                c.max_position)
-                                  : "")});
+  architecture.Add({"context", fmt::format("{} tokens", c.max_position)});
   architecture.Add(
       {"parameters", fmt::format("{}, {} active per token ({})",
                                  FormatCount(static_cast<double>(model.total_parameters)),
@@ -236,6 +253,12 @@ nlohmann::ordered_json ModelSummaryJson(const ModelSummary& model) {
                           {"max_position", c.max_position}};
   if (const auto* const latent = c.FindMixer<LatentSpec>()) {
     AddHeads(*latent, root["architecture"]);
+    if (latent->top_k > 0) {
+      root["architecture"]["indexer"] = {{"heads", latent->indexer.heads},
+                                         {"head_dim", latent->indexer.dim},
+                                         {"top_k", latent->top_k},
+                                         {"layers", IndexedLayers(c)}};
+    }
   } else {
     AddHeads(c.attention(), root["architecture"]);
   }

@@ -18,6 +18,7 @@
 #include "core/base/thread_pool.h"
 #include "serving/model/expert_rows.h"
 #include "serving/model/forward_batch.h"
+#include "serving/model/host_mixer.h"
 #include "serving/model/weights.h"
 
 namespace moesaic {
@@ -58,6 +59,8 @@ class DensePart {
   virtual void Continue(const ForwardBatch& /*batch*/) { CHECK(false); }
   // The residual stream [max_batch_tokens, hidden] between two layers; null: it is a device's.
   virtual float* residual() { return nullptr; }
+  // What else rows take from layer to layer, [rows, row_bytes] likewise; no bytes: nothing.
+  virtual HostMixer::CarriedRows carried() { return {}; }
   // Instead, after an error: what is queued is over, whatever it was.
   virtual void Abandon() = 0;
 

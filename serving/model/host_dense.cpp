@@ -118,6 +118,15 @@ DensePart::MixerRows HostDense::mixer_rows() const {
           .mixed_row_bytes = static_cast<uint64_t>(rows_.mixed_stride) * sizeof(float)};
 }
 
+// One kind of mixer has any.
+HostMixer::CarriedRows HostDense::carried() {
+  for (const std::unique_ptr<HostMixer>& mixer : mixers_) {
+    const HostMixer::CarriedRows rows = mixer->carried();
+    if (rows.row_bytes > 0) return rows;
+  }
+  return {};
+}
+
 KvMemory HostDense::kv_memory() {
   KvMemory memory;
   for (int64_t layer = 0; layer < config_.num_layers(); ++layer) {

@@ -49,6 +49,7 @@ class HostDense : public DensePart {
   void End() override {}
   void Continue(const ForwardBatch& batch) override { BeginMixers(batch); }
   float* residual() override { return hidden_.as<float>(); }
+  HostMixer::CarriedRows carried() override;
   void Abandon() override {}
   void Head(std::span<const int32_t> rows, float* logits) override;
   void Greedy(std::span<const int32_t> rows, int32_t* tokens) override;

@@ -4,6 +4,7 @@
 // Owned by a HostDense, whose thread calls; Attend may run beside the other two, on another pool.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -55,6 +56,14 @@ class HostMixer {
   virtual AlignedBuffer& state() = 0;  // the memory of sequences' state
   // The blocks of keys and values of a layer that has it; nullopt: its state is none.
   virtual std::optional<KvMemory::Layer> KvOf(int64_t /*layer*/) { return std::nullopt; }
+
+  // What Attend leaves of a row for layers behind: [rows, row_bytes], by the rows of the batch. A
+  // pass that runs other batches between two layers copies it out and in again.
+  struct CarriedRows {
+    std::byte* rows = nullptr;
+    uint64_t row_bytes = 0;
+  };
+  virtual CarriedRows carried() { return {}; }
 };
 
 }  // namespace moesaic

@@ -1,8 +1,13 @@
 #include "serving/model/latent.h"
 
 #include <algorithm>
+#include <array>
+#include <numeric>
+#include <variant>
+#include <vector>
 
 #include "core/base/check.h"
+#include "kernels/cpu/indexer.h"
 #include "serving/model/attention_sizes.h"
 
 namespace moesaic {
@@ -15,6 +20,9 @@ constexpr int64_t kPieceRows = 64;
 // more than leave the chunk in the second-level cache.
 constexpr int64_t kFewestQueries = kMaxAttentionTile;
 constexpr int64_t kMostQueries = 48;
+// Heads of a row that share the rows which are gathered for it: many, as these are its alone.
+constexpr int64_t kMostChosenHeads = 64;
+constexpr int64_t kMostTotals = std::max(kMostQueries, kMostChosenHeads);
 // Up to so many queries a thread the chunks of a context are spread over the threads.
 constexpr int64_t kSplitQueriesPerThread = 8;
 
@@ -46,12 +54,51 @@ int64_t ProductScratchBytes(const LatentSpec& spec) {
          (QueryFloats(spec) * static_cast<int64_t>(sizeof(float)) + RoundedBytes(spec));
 }
 
+// Chunks that a row attends to at most.
+int64_t MostChunks(const LatentSpec& spec, const ModelLimits& limits) {
+  if (spec.top_k == 0) return MaxChunks(limits);
+  return std::min(MaxChunks(limits),
+                  (spec.top_k + kAttentionChunkTokens - 1) / kAttentionChunkTokens);
+}
+
+// The rows of a chunk that are gathered, on a line of their own.
+int64_t GatherFloats(const LatentSpec& spec, WeightType kv_type) {
+  if (spec.top_k == 0) return 0;
+  constexpr int64_t kBlocks = kAttentionChunkTokens / kKvBlockTokens;
+  return kBlocks * LayoutOf(spec, kv_type).block_bytes() / static_cast<int64_t>(sizeof(float)) + 16;
+}
+
+int64_t TotalFloats(const LatentSpec& spec) {
+  return (spec.top_k > 0 ? kMostTotals : kMostQueries) * PartialFloats(spec);
+}
+
 int64_t AttendScratchFloats(const LatentSpec& spec, WeightType kv_type) {
-  return kMostQueries * PartialFloats(spec) + AttentionScratchFloats(LayoutOf(spec, kv_type));
+  return TotalFloats(spec) + AttentionScratchFloats(LayoutOf(spec, kv_type)) +
+         GatherFloats(spec, kv_type);
 }
 
 int64_t SplitFloats(const LatentSpec& spec, const ModelLimits& limits, int threads) {
-  return SplitQueries(spec, threads) * MaxChunks(limits) * PartialFloats(spec);
+  return SplitQueries(spec, threads) * MostChunks(spec, limits) * PartialFloats(spec);
+}
+
+// [layers of a block]: what the largest layer has in its place.
+std::vector<uint64_t> PlaceBytes(const ModelConfig& config, WeightType kv_type) {
+  const KvGroups groups = KvGroupsOf(config);
+  std::vector<uint64_t> bytes(static_cast<size_t>(groups.layers_of_block), 0);
+  for (size_t layer = 0; layer < config.layers.size(); ++layer) {
+    const auto* const spec = std::get_if<LatentSpec>(&config.layers[layer].mixer);
+    if (spec == nullptr) continue;
+    uint64_t& of_place = bytes[static_cast<size_t>(groups.index[layer])];
+    of_place = std::max(of_place, static_cast<uint64_t>(LayoutOf(*spec, kv_type).block_bytes()) +
+                                      Indexer::KeyBlockBytes(*spec, kv_type));
+  }
+  return bytes;
+}
+
+std::vector<uint64_t> BeginsOf(const std::vector<uint64_t>& bytes) {
+  std::vector<uint64_t> begins(bytes.size(), 0);
+  std::exclusive_scan(bytes.begin(), bytes.end(), begins.begin(), uint64_t{0});
+  return begins;
 }
 
 int64_t ChunksOf(const AttendArgs& args) {
@@ -61,14 +108,36 @@ int64_t ChunksOf(const AttendArgs& args) {
 }  // namespace
 
 MixerWidths WidthsOf(const LatentSpec& spec) {
-  return {.projected = (spec.heads + 1) * spec.row_width(),  // queries, then the token's row
+  // Queries, the token's row, and what the indexer has.
+  return {.projected = (spec.heads + 1) * spec.row_width() + Indexer::ProjectedFloats(spec),
           .mixed = spec.heads * MixedSlot(spec),
           .input = std::max(spec.output_width(), spec.q_rank)};
 }
 
-uint64_t Latent::LayerBlockBytes(const ModelConfig& config, WeightType kv_type) {
-  const auto* const spec = config.FindMixer<LatentSpec>();
-  return spec == nullptr ? 0 : static_cast<uint64_t>(LayoutOf(*spec, kv_type).block_bytes());
+uint64_t Latent::BlockBytes(const ModelConfig& config, WeightType kv_type) {
+  const std::vector<uint64_t> places = PlaceBytes(config, kv_type);
+  return std::accumulate(places.begin(), places.end(), uint64_t{0});
+}
+
+uint64_t Latent::BytesOfAllLayers(const ModelConfig& config, WeightType kv_type) {
+  const KvGroups groups = KvGroupsOf(config);
+  const std::vector<uint64_t> places = PlaceBytes(config, kv_type);
+  uint64_t bytes = 0;
+  for (size_t layer = 0; layer < config.layers.size(); ++layer) {
+    if (std::holds_alternative<LatentSpec>(config.layers[layer].mixer)) {
+      bytes += places[static_cast<size_t>(groups.index[layer])];
+    }
+  }
+  return bytes;
+}
+
+uint64_t Latent::CarriedBytes(const ModelConfig& config) {
+  const auto shares = [](const LayerSpec& layer) {
+    const auto* const spec = std::get_if<LatentSpec>(&layer.mixer);
+    return spec != nullptr && spec->top_k > 0 && spec->indexer.heads == 0;
+  };
+  if (std::none_of(config.layers.begin(), config.layers.end(), shares)) return 0;
+  return Indexer::ChoiceBytes(*config.FindMixer<LatentSpec>());
 }
 
 uint64_t Latent::WorkspaceBytes(const ModelConfig& config, const ModelLimits& limits, int threads) {
@@ -79,7 +148,8 @@ uint64_t Latent::WorkspaceBytes(const ModelConfig& config, const ModelLimits& li
                          SplitFloats(*spec, limits, threads);
   return static_cast<uint64_t>(floats * static_cast<int64_t>(sizeof(float)) +
                                ProductScratchBytes(*spec) * threads +
-                               RopeTable::Bytes(spec->rope_dim, limits.max_context_tokens));
+                               RopeTable::Bytes(spec->rope_dim, limits.max_context_tokens)) +
+         Indexer::WorkspaceBytes(*spec, limits, threads);
 }
 
 Latent::Latent(const ModelConfig& config, const ModelWeights& weights, const CpuKernels& kernels,
@@ -90,12 +160,14 @@ Latent::Latent(const ModelConfig& config, const ModelWeights& weights, const Cpu
       limits_(limits),
       layout_(LayoutOf(spec_, limits.kv_type)),
       groups_(KvGroupsOf(config)),
+      place_bytes_(PlaceBytes(config, limits.kv_type)),
+      place_begins_(BeginsOf(place_bytes_)),
+      carried_bytes_(CarriedBytes(config)),
       most_threads_(most_threads),
       rope_({.head_dim = spec_.rope_dim, .rotary_dim = spec_.rope_dim, .rope = spec_.rope},
             config.max_position, limits.max_context_tokens),
       activations_(activations),
-      cache_(LayerBlockBytes(config, limits.kv_type) *
-             static_cast<uint64_t>(groups_.layers_of_block * limits.num_kv_blocks)),
+      cache_(BlockBytes(config, limits.kv_type) * static_cast<uint64_t>(limits.num_kv_blocks)),
       queries_(ZeroedFloats(limits.max_batch_tokens * PaddedFloats(spec_.q_rank))),
       product_scratch_(static_cast<size_t>(ProductScratchBytes(spec_) * most_threads)),
       attend_scratch_(ZeroedFloats(AttendScratchFloats(spec_, limits.kv_type) * most_threads)),
@@ -104,6 +176,10 @@ Latent::Latent(const ModelConfig& config, const ModelWeights& weights, const Cpu
   CHECK(limits.kv_type != WeightType::kInt8);  // CheckContext (serving/online/engine_checks.h)
   const int64_t parts = (spec_.heads + kFewestQueries - 1) / kFewestQueries;
   tasks_.reserve(static_cast<size_t>(limits.max_batch_tokens * parts));
+  if (spec_.top_k == 0) return;
+  indexer_.emplace(spec_, rope_, kernels, limits, most_threads,
+                   (spec_.heads + 1) * spec_.row_width(), layout_.block_bytes());
+  choosing_.reserve(static_cast<size_t>(limits.max_batch_tokens));
 }
 
 const LatentWeights& Latent::Weights(int64_t layer) const {
@@ -112,14 +188,21 @@ const LatentWeights& Latent::Weights(int64_t layer) const {
 
 std::byte* Latent::Block(int64_t layer, int32_t block) {
   CHECK_LT(block, limits_.num_kv_blocks);
-  const int64_t index = groups_.index[static_cast<size_t>(layer)];
-  return cache_.data() + (index * limits_.num_kv_blocks + block) * layout_.block_bytes();
+  const auto place = static_cast<size_t>(groups_.index[static_cast<size_t>(layer)]);
+  return cache_.data() + place_begins_[place] * static_cast<uint64_t>(limits_.num_kv_blocks) +
+         place_bytes_[place] * static_cast<uint64_t>(block);
 }
 
 std::optional<KvMemory::Layer> Latent::KvOf(int64_t layer) {
+  const auto place = static_cast<size_t>(groups_.index[static_cast<size_t>(layer)]);
   return KvMemory::Layer{.blocks = Block(layer, 0),
-                         .block_bytes = static_cast<uint64_t>(layout_.block_bytes()),
+                         .block_bytes = place_bytes_[place],
                          .group = groups_.of_layer[static_cast<size_t>(layer)]};
+}
+
+HostMixer::CarriedRows Latent::carried() {
+  if (!indexer_ || !indexer_->chooses()) return {};
+  return {.rows = indexer_->choices(), .row_bytes = carried_bytes_};
 }
 
 void Latent::Rotate(int64_t position, float* x) const {
@@ -172,6 +255,7 @@ void Latent::PreAttention(int64_t layer, RowRange rows, const float* normed, int
   if (spec_.q_rank > 0) {
     MultiplyRows(pool, kernels_, x, rows.count(), w.query_down, queries, query_stride);
   }
+  if (HasIndexer(layer)) indexer_->MakeKeys(w.indexer, rows, normed, stride, x, pass_, at, pool);
   ForRows(pool, rows, [&](int64_t row) {
     float* const c = at.projected + row * at.projected_stride + latent;
     kernels_.rms_norm(c, w.norm, eps, spec_.kv_rank, c);
@@ -181,6 +265,7 @@ void Latent::PreAttention(int64_t layer, RowRange rows, const float* normed, int
     kernels_.rms_norm(query, w.query_norm, eps, spec_.q_rank, query);
   });
   if (spec_.q_rank > 0) x = activations_.Of(queries, query_stride, rows.count(), w.query, pool);
+  if (HasIndexer(layer)) indexer_->MakeQueries(w.indexer, rows, x, pass_, at, pool);
   MakeQueries(w, x, rows, at, pool);
 }
 
@@ -225,6 +310,11 @@ void Latent::Attend(int64_t layer, SliceRange slices, const Rows& at, ThreadPool
                [&](int32_t block) { return Block(layer, block); });
   StoreRows(layer, RowsOf(pass_.batch(), slices), pool);
   if (slices.begin != listed_.begin || slices.end != listed_.end) ListTasks(slices, pool);
+  if (!choosing_.empty()) {
+    if (HasIndexer(layer)) indexer_->Choose(choosing_, pass_, at, pool);
+    AttendChosen(pool);
+  }
+  if (tasks_.empty()) return;
   if (split_) return AttendSplit(pool);
   pool.ParallelFor(std::ssize(tasks_), [&](int64_t task, int worker) {
     AttendTask(tasks_[static_cast<size_t>(task)], worker);
@@ -233,19 +323,36 @@ void Latent::Attend(int64_t layer, SliceRange slices, const Rows& at, ThreadPool
 
 void Latent::StoreRows(int64_t layer, RowRange rows, ThreadPool& pool) {
   const size_t group = groups_.of_layer[static_cast<size_t>(layer)];
+  const bool indexed = HasIndexer(layer);
   ForRows(pool, rows, [&](int64_t row) {
     const int64_t position = pass_.PositionOf(row);
     const float* const of_token =
         at_.projected + row * at_.projected_stride + spec_.heads * spec_.row_width();
-    kernels_.store_kv(layout_, Block(layer, pass_.BlockAt(row, group, position)), 0,
-                      position % kKvBlockTokens, of_token, nullptr);
+    std::byte* const block = Block(layer, pass_.BlockAt(row, group, position));
+    kernels_.store_kv(layout_, block, 0, position % kKvBlockTokens, of_token, nullptr);
+    if (indexed) indexer_->StoreKey(row, position, at_, block);
   });
 }
 
 // Heads of a row, and rows of a prompt, share what is turned out of the cache; a task is as large
 // as that pays, but not so large that threads are left without work.
 void Latent::ListTasks(SliceRange slices, ThreadPool& pool) {
-  const int64_t queries = RowsOf(pass_.batch(), slices).count() * spec_.heads;
+  choosing_.clear();
+  // Of a slice those rows that see all positions before them are the first.
+  const auto seeing_all = [&](const SequenceSlice& slice) {
+    if (!indexer_ || !indexer_->chooses()) return slice.num_tokens;
+    return std::clamp<int64_t>(spec_.top_k - slice.start_position, 0, slice.num_tokens);
+  };
+  int64_t rows_of_all = 0;
+  for (int64_t s = slices.begin; s < slices.end; ++s) {
+    const SequenceSlice& slice = pass_.batch().slices[static_cast<size_t>(s)];
+    const int64_t all = seeing_all(slice);
+    rows_of_all += all;
+    for (int64_t row = all; row < slice.num_tokens; ++row) {
+      choosing_.push_back(slice.first_row + row);
+    }
+  }
+  const int64_t queries = rows_of_all * spec_.heads;
   split_ = queries <= SplitQueries(spec_, pool.threads());
   const int64_t wanted = kSplitItemsPerThread * pool.threads();
   const int64_t most =
@@ -256,9 +363,10 @@ void Latent::ListTasks(SliceRange slices, ThreadPool& pool) {
   tasks_.clear();
   for (int64_t s = slices.begin; s < slices.end; ++s) {
     const SequenceSlice& slice = pass_.batch().slices[static_cast<size_t>(s)];
-    for (int64_t row = 0; row < slice.num_tokens; row += rows) {
+    const int64_t all = seeing_all(slice);
+    for (int64_t row = 0; row < all; row += rows) {
       for (int64_t head = 0; head < spec_.heads; head += heads) {
-        tasks_.push_back({slice.first_row + row, std::min(rows, slice.num_tokens - row), head,
+        tasks_.push_back({slice.first_row + row, std::min(rows, all - row), head,
                           std::min(heads, spec_.heads - head)});
       }
     }
@@ -289,13 +397,21 @@ void Latent::Finish(const Task& task, const float* totals) {
   }
 }
 
+float* Latent::Totals(int worker) {
+  return attend_scratch_.as<float>() + worker * AttendScratchFloats(spec_, limits_.kv_type);
+}
+float* Latent::KernelScratch(int worker) { return Totals(worker) + TotalFloats(spec_); }
+std::byte* Latent::GatherScratch(int worker) {
+  const auto behind =
+      reinterpret_cast<uintptr_t>(KernelScratch(worker) + AttentionScratchFloats(layout_));
+  return reinterpret_cast<std::byte*>((behind + 63) / 64 * 64);
+}
+
 void Latent::AttendTask(const Task& task, int worker) {
   const AttendArgs args = ArgsFor(task);
-  float* const totals =
-      attend_scratch_.as<float>() + worker * AttendScratchFloats(spec_, limits_.kv_type);
+  float* const totals = Totals(worker);
   std::fill_n(totals, task.rows * task.heads * PartialFloats(spec_), 0.0f);
-  kernels_.attend_chunks(args, 0, ChunksOf(args), totals, 0,
-                         totals + kMostQueries * PartialFloats(spec_));
+  kernels_.attend_chunks(args, 0, ChunksOf(args), totals, 0, KernelScratch(worker));
   Finish(task, totals);
 }
 
@@ -308,7 +424,7 @@ void Latent::AttendSplit(ThreadPool& pool) {
   // Of a task: [chunks, heads, partial].
   const auto partials_of = [&](const Task& task) {
     return split_partials_.as<float>() + ((task.first_row - first_row) * spec_.heads + task.head) *
-                                             MaxChunks(limits_) * PartialFloats(spec_);
+                                             MostChunks(spec_, limits_) * PartialFloats(spec_);
   };
   pool.ParallelFor(tasks * parts, [&](int64_t part, int worker) {
     const Task& task = tasks_[static_cast<size_t>(part / parts)];
@@ -319,15 +435,93 @@ void Latent::AttendSplit(ThreadPool& pool) {
     const int64_t stride = task.heads * PartialFloats(spec_);
     float* const partials = partials_of(task) + begin * stride;
     std::fill_n(partials, (end - begin) * stride, 0.0f);
-    kernels_.attend_chunks(args, begin, end, partials, stride,
-                           attend_scratch_.as<float>() +
-                               worker * AttendScratchFloats(spec_, limits_.kv_type) +
-                               kMostQueries * PartialFloats(spec_));
+    kernels_.attend_chunks(args, begin, end, partials, stride, KernelScratch(worker));
   });
   pool.ParallelFor(tasks, [&](int64_t index, int) {
     const Task& task = tasks_[static_cast<size_t>(index)];
     float* const totals = partials_of(task);
     for (int64_t chunk = 1; chunk < ChunksOf(ArgsFor(task)); ++chunk) {
+      kernels_.fold_partials(totals + chunk * task.heads * PartialFloats(spec_), task.heads,
+                             spec_.kv_rank, totals);
+    }
+    Finish(task, totals);
+  });
+}
+
+int64_t Latent::ChosenChunks() const {
+  return (spec_.top_k + kAttentionChunkTokens - 1) / kAttentionChunkTokens;
+}
+
+// Of a row's heads the chosen positions from this chunk's first on, onto partials.
+void Latent::AttendChosenChunk(const Task& task, int64_t chunk, float* partials, int worker) {
+  const int64_t first = chunk * kAttentionChunkTokens;
+  GatherKeysArgs gather;
+  gather.layout = layout_;
+  gather.blocks = pass_.Of(task.first_row);
+  gather.positions = indexer_->Of(task.first_row) + first;
+  gather.count = std::min(kAttentionChunkTokens, spec_.top_k - first);
+  gather.out = GatherScratch(worker);
+  kernels_.gather_keys(gather);
+  std::array<const std::byte*, kAttentionChunkTokens / kKvBlockTokens> blocks;
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    blocks[i] = gather.out + static_cast<int64_t>(i) * layout_.block_bytes();
+  }
+  AttendArgs args = ArgsFor(task);
+  args.blocks = blocks.data();
+  args.context_end = gather.count;
+  kernels_.attend_chunks(args, 0, 1, partials, 0, KernelScratch(worker));
+}
+
+// The heads of a row share what is gathered, so few of them are a task only where threads would be
+// left without work; then, too, chunks go to several threads. Chunks are folded in the same order
+// in any case, so the bits are the same.
+void Latent::AttendChosen(ThreadPool& pool) {
+  const auto rows = static_cast<int64_t>(choosing_.size());
+  const int64_t chunks = ChosenChunks();
+  const bool split = rows * spec_.heads <= SplitQueries(spec_, pool.threads());
+  const int64_t items = rows * (split ? chunks : 1);
+  const int64_t wanted = kSplitItemsPerThread * pool.threads();
+  const int64_t most_parts = (spec_.heads + kFewestQueries - 1) / kFewestQueries;
+  const int64_t least_parts = (spec_.heads + kMostChosenHeads - 1) / kMostChosenHeads;
+  const int64_t parts = std::clamp((wanted + items - 1) / items, least_parts, most_parts);
+  const int64_t heads = (spec_.heads + parts - 1) / parts;
+  const auto task_of = [&](int64_t i) {
+    const int64_t head = i % parts * heads;
+    return Task{choosing_[static_cast<size_t>(i / parts)], 1, head,
+                std::min(heads, spec_.heads - head)};
+  };
+  if (!split) {
+    pool.ParallelFor(rows * parts, [&](int64_t i, int worker) {
+      const Task task = task_of(i);
+      if (task.heads <= 0) return;
+      float* const totals = Totals(worker);
+      std::fill_n(totals, task.heads * PartialFloats(spec_), 0.0f);
+      for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+        AttendChosenChunk(task, chunk, totals, worker);
+      }
+      Finish(task, totals);
+    });
+    return;
+  }
+  // Of a task: [chunks, heads, partial].
+  const auto partials_of = [&](int64_t i, const Task& task) {
+    return split_partials_.as<float>() +
+           (i / parts * spec_.heads + task.head) * chunks * PartialFloats(spec_);
+  };
+  pool.ParallelFor(rows * parts * chunks, [&](int64_t item, int worker) {
+    const Task task = task_of(item / chunks);
+    if (task.heads <= 0) return;
+    const int64_t chunk = item % chunks;
+    const int64_t floats = task.heads * PartialFloats(spec_);
+    float* const partials = partials_of(item / chunks, task) + chunk * floats;
+    std::fill_n(partials, floats, 0.0f);
+    AttendChosenChunk(task, chunk, partials, worker);
+  });
+  pool.ParallelFor(rows * parts, [&](int64_t i, int) {
+    const Task task = task_of(i);
+    if (task.heads <= 0) return;
+    float* const totals = partials_of(i, task);
+    for (int64_t chunk = 1; chunk < chunks; ++chunk) {
       kernels_.fold_partials(totals + chunk * task.heads * PartialFloats(spec_), task.heads,
                              spec_.kv_rank, totals);
     }

@@ -6,11 +6,18 @@
 // attends to the rows as they are; what it finds is a mix of latents, of which Project makes the
 // head's values.
 //
-// A HostMixer; all layers that have it have the same sizes.
+// Where an indexer chooses the positions that a row attends to, their rows are gathered, in
+// ascending order, chunk by chunk (kAttentionChunkTokens of them), as if the sequence had no
+// others; rows that see no more than are chosen are like those of a model without an indexer. A
+// block has the indexer's keys behind the rows of its tokens.
+//
+// A HostMixer; all layers that have it have the same sizes, but that some have an indexer and some
+// go by the choice of the last layer that does.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "core/config/kv_groups.h"
@@ -18,6 +25,7 @@
 #include "kernels/cpu/kernels.h"
 #include "serving/model/host_mixer.h"
 #include "serving/model/host_rows.h"
+#include "serving/model/indexer.h"
 #include "serving/model/pass_blocks.h"
 #include "serving/model/rope.h"
 #include "serving/model/weights.h"
@@ -32,8 +40,12 @@ class Latent : public HostMixer {
 
   // The rows of tokens apart. 0 for a model without it.
   static uint64_t WorkspaceBytes(const ModelConfig& config, const ModelLimits& limits, int threads);
-  // A block of one layer; 0 for a model without it.
-  static uint64_t LayerBlockBytes(const ModelConfig& config, WeightType kv_type);
+  // A block of a group of layers, and of all layers; 0 for a model without it.
+  static uint64_t BlockBytes(const ModelConfig& config, WeightType kv_type);
+  static uint64_t BytesOfAllLayers(const ModelConfig& config, WeightType kv_type);
+  // What a row of a pass that runs layer after layer takes from one layer to the next, besides its
+  // residual stream: what was chosen for it, where layers share that.
+  static uint64_t CarriedBytes(const ModelConfig& config);
 
   void Begin(const ForwardBatch& batch) override;
   void PreAttention(int64_t layer, RowRange rows, const float* normed, int64_t stride,
@@ -43,6 +55,7 @@ class Latent : public HostMixer {
 
   AlignedBuffer& state() override { return cache_; }
   std::optional<KvMemory::Layer> KvOf(int64_t layer) override;
+  CarriedRows carried() override;
 
  private:
   // Consecutive rows of one slice, and consecutive heads.
@@ -67,9 +80,18 @@ class Latent : public HostMixer {
   void ListTasks(SliceRange slices, ThreadPool& pool);
   AttendArgs ArgsFor(const Task& task) const;
   void Finish(const Task& task, const float* totals);
+  float* Totals(int worker);
+  // What the kernel wants, and room for the rows of a chunk that are gathered.
+  float* KernelScratch(int worker);
+  std::byte* GatherScratch(int worker);
   void AttendTask(const Task& task, int worker);
   void AttendSplit(ThreadPool& pool);
+  // The same of rows for which positions are chosen.
+  void AttendChosen(ThreadPool& pool);
+  void AttendChosenChunk(const Task& task, int64_t chunk, float* partials, int worker);
+  int64_t ChosenChunks() const;
   std::byte* Block(int64_t layer, int32_t block);
+  bool HasIndexer(int64_t layer) const { return Weights(layer).indexer.query.n > 0; }
 
   const LatentSpec& spec_;
   const ModelWeights& weights_;
@@ -77,21 +99,28 @@ class Latent : public HostMixer {
   const ModelLimits limits_;
   const KvLayout layout_;
   const KvGroups groups_;
+  // Of each layer's place in a block: its bytes, and where those of the places before it end.
+  const std::vector<uint64_t> place_bytes_;
+  const std::vector<uint64_t> place_begins_;
+  const uint64_t carried_bytes_;
   const int most_threads_;
   const RopeTable rope_;
   HostActivations& activations_;
 
-  AlignedBuffer cache_;            // [layers of a block, num_kv_blocks, block_bytes]
+  AlignedBuffer cache_;            // [layers of a block][num_kv_blocks, place_bytes_]
   AlignedBuffer queries_;          // [rows, q_rank] f32, what queries are made of
   AlignedBuffer product_scratch_;  // [threads] a head's queries, and rounded rows
-  AlignedBuffer attend_scratch_;   // [threads] totals, and what the kernel wants
+  AlignedBuffer attend_scratch_;   // [threads] totals, what the kernel wants, gathered rows
   AlignedBuffer split_partials_;   // [queries, chunks, partial] f32
+
+  std::optional<Indexer> indexer_;  // of a model whose layers choose positions
 
   // The pass.
   PassBlocks pass_;
-  Rows at_;                  // of the Attend that runs
-  std::vector<Task> tasks_;  // of the slices listed_
-  bool split_ = false;       // likewise: by chunks too
+  Rows at_;                        // of the Attend that runs
+  std::vector<Task> tasks_;        // of the slices listed_: rows that see all before them
+  std::vector<int64_t> choosing_;  // likewise: the other rows
+  bool split_ = false;             // likewise: by chunks too
   SliceRange listed_;
 };
 

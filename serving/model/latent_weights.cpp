@@ -84,6 +84,32 @@ bool LoadFp8Up(const LatentSpec& spec, const LatentWeights& w, const PlannedTens
   return true;
 }
 
+IndexerWeights LayOutIndexer(const LatentSpec& spec, int64_t hidden, WeightType type,
+                             WeightArena& arena) {
+  IndexerWeights w;
+  if (spec.indexer.heads == 0) return w;
+  const WeightType chooses = type == WeightType::kInt4 ? WeightType::kInt8 : type;
+  const bool exact = type == WeightType::kF32 || IsGguf(type);
+  w.query = arena.Matrix(chooses, spec.indexer.heads * spec.indexer.dim, spec.q_rank,
+                         {TensorSlot::kIndexQ});
+  w.key = arena.Matrix(chooses, spec.indexer.dim, hidden, {TensorSlot::kIndexK});
+  w.key_norm = arena.Vector(spec.indexer.dim);
+  w.key_bias = arena.Vector(spec.indexer.dim);
+  w.heads = arena.Matrix(exact ? WeightType::kF32 : WeightType::kBf16, spec.indexer.heads, hidden);
+  return w;
+}
+
+void LoadIndexer(const LatentSpec& spec, const IndexerWeights& w, const TensorPlan& plan,
+                 int64_t layer, WeightLoader& load) {
+  if (spec.indexer.heads == 0) return;
+  const auto at = [&](TensorSlot slot) { return plan.At(slot, layer); };
+  load.Matrix(w.query, at(TensorSlot::kIndexQ));
+  load.Matrix(w.key, at(TensorSlot::kIndexK));
+  load.Vector(w.key_norm, {{at(TensorSlot::kIndexKNorm), spec.indexer.dim}});
+  load.Vector(w.key_bias, {{at(TensorSlot::kIndexKNormBias), spec.indexer.dim}});
+  load.Matrix(w.heads, at(TensorSlot::kIndexHeads));
+}
+
 }  // namespace
 
 LatentWeights LayOutMixer(const LatentSpec& spec, int64_t hidden, WeightType type,
@@ -102,6 +128,7 @@ LatentWeights LayOutMixer(const LatentSpec& spec, int64_t hidden, WeightType typ
   w.keys = arena.Computed(absorbed, spec.heads * WholePanels(spec.kv_rank), spec.nope_dim);
   w.values = arena.Computed(absorbed, spec.heads * WholePanels(spec.value_dim), spec.kv_rank);
   w.output = arena.Matrix(type, hidden, spec.output_width(), {TensorSlot::kOutput});
+  w.indexer = LayOutIndexer(spec, hidden, type, arena);
   return w;
 }
 
@@ -116,6 +143,7 @@ void LoadMixer(const LatentSpec& spec, const LatentWeights& w, const TensorPlan&
   load.Matrix(w.down, at(TensorSlot::kKvDown));
   load.Norm(w.norm, spec.norm, at(TensorSlot::kKvDownNorm), spec.kv_rank);
   load.Matrix(w.output, at(TensorSlot::kOutput));
+  LoadIndexer(spec, w.indexer, plan, layer, load);
 
   if (!plan.Has(TensorSlot::kKvUp)) {
     for (int64_t head = 0; head < spec.heads; ++head) {

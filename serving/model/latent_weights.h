@@ -16,6 +16,16 @@ namespace moesaic {
 // finds can be multiplied with it instead ("absorbed"). Both parts stay in bf16 where the other
 // weights are integers: they are multiplied along another axis than the checkpoint's. Of fp8
 // weights they are fp8 where the scales allow it, else f32.
+// What an indexer makes queries, the key and the weights of its heads of. Of int4 weights those of
+// queries and keys are int8, and the others are never integers: what is chosen is chosen once.
+struct IndexerWeights {
+  PackedMatrix query;               // [heads * dim, q_rank], n = 0 without an indexer
+  PackedMatrix key;                 // [dim, hidden]
+  const float* key_norm = nullptr;  // [dim]
+  const float* key_bias = nullptr;  // [dim]
+  PackedMatrix heads;               // [heads, hidden], multiplied with f32 rows
+};
+
 struct LatentWeights {
   using Spec = LatentSpec;
 
@@ -27,6 +37,7 @@ struct LatentWeights {
   PackedMatrix keys;                  // [heads][kv_rank up to whole panels, nope_dim]
   PackedMatrix values;                // [heads][value_dim up to whole panels, kv_rank]
   PackedMatrix output;                // [hidden, output_width]
+  IndexerWeights indexer;
 
   // Of one head: nope_dim values of a query to kv_rank, kv_rank of what attention found to
   // value_dim.
@@ -35,8 +46,9 @@ struct LatentWeights {
 };
 
 // Matrices of the products that each token runs, in their order.
-inline std::array<const PackedMatrix*, 6> MatricesOf(const LatentWeights& w) {
-  return {&w.query_down, &w.query, &w.down, &w.keys, &w.values, &w.output};
+inline std::array<const PackedMatrix*, 9> MatricesOf(const LatentWeights& w) {
+  return {&w.query_down, &w.query,         &w.down,        &w.keys,         &w.values,
+          &w.output,     &w.indexer.query, &w.indexer.key, &w.indexer.heads};
 }
 
 LatentWeights LayOutMixer(const LatentSpec& spec, int64_t hidden, WeightType type,

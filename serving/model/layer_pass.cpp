@@ -35,7 +35,9 @@ LayerPass::LayerPass(Model& model, int64_t max_rows)
     : model_(model),
       max_rows_(max_rows),
       num_layers_(model.config().num_layers()),
-      residual_(static_cast<size_t>(max_rows * model.config().hidden_size) * sizeof(float)) {
+      residual_(static_cast<size_t>(max_rows * model.config().hidden_size) * sizeof(float)),
+      carried_bytes_(model.carried().row_bytes),
+      carried_(static_cast<size_t>(max_rows) * static_cast<size_t>(carried_bytes_)) {
   CHECK(model.runs_layers());
   const auto pairs = static_cast<size_t>(max_rows * model.config().top_k());
   experts_.reserve(pairs);
@@ -48,7 +50,8 @@ uint64_t LayerPass::Bytes(const ModelConfig& config, int64_t max_rows) {
   const auto row = config.hidden_size * static_cast<int64_t>(sizeof(float)) +
                    config.top_k() * static_cast<int64_t>(sizeof(int32_t) + sizeof(float)) +
                    static_cast<int64_t>(sizeof(int32_t));
-  return static_cast<uint64_t>(max_rows * row);
+  return static_cast<uint64_t>(max_rows) *
+         (static_cast<uint64_t>(row) + Model::CarriedBytes(config));
 }
 
 void LayerPass::Begin(std::span<const int32_t> tokens, std::span<const SequenceSlice> slices) {
@@ -110,6 +113,13 @@ StepStats LayerPass::RunBlock() {
       float* const kept = residual_.as<float>() + block[i].first_row * hidden;
       const auto floats = static_cast<size_t>(block[i].num_tokens * hidden);
       std::copy_n(in ? kept : here, floats, in ? here : kept);
+      if (carried_bytes_ == 0) continue;
+      std::byte* const with = model_.carried().rows +
+                              static_cast<uint64_t>(batch_slices_[i].first_row) * carried_bytes_;
+      std::byte* const saved =
+          carried_.data() + static_cast<uint64_t>(block[i].first_row) * carried_bytes_;
+      const uint64_t bytes = static_cast<uint64_t>(block[i].num_tokens) * carried_bytes_;
+      std::copy_n(in ? saved : with, bytes, in ? with : saved);
     }
   };
   StepStats stats;

@@ -1,8 +1,9 @@
 // LayerPass: prompts through a model layer after layer. All their rows go through a layer, in
 // blocks of as many as a batch may have, before the next layer begins: each expert is read about
-// once for all of them, not once for each block, and only the residual stream takes memory for each
-// row. The bits are those of passes over the blocks: a block's attention finds the same keys and
-// values behind it, and rows are independent of each other.
+// once for all of them, not once for each block, and only the residual stream, and what layers
+// share of a row (Model::carried), take memory for each row. The bits are those of passes over the
+// blocks: a block's attention finds the same keys and values behind it, and rows are independent of
+// each other.
 //
 // Between two blocks the model may run other batches: the pass keeps its rows itself.
 //
@@ -59,6 +60,8 @@ class LayerPass {
   bool running_ = false;
   std::vector<int32_t> tokens_;
   AlignedBuffer residual_;                          // [max_rows, hidden] f32
+  const uint64_t carried_bytes_;                    // of a row
+  AlignedBuffer carried_;                           // [max_rows, carried_bytes]
   std::vector<int32_t> experts_;                    // [rows, top_k] of the running layer
   std::vector<float> weights_;                      // likewise
   std::vector<std::vector<SequenceSlice>> blocks_;  // first_row: of the pass

@@ -41,16 +41,17 @@ class StopWatch {
 
 uint64_t Model::KvBlockBytes(const ModelConfig& config, WeightType kv_type) {
   const auto layers = static_cast<uint64_t>(KvGroupsOf(config).layers_of_block);
-  return layers * (GroupedQuery::LayerBlockBytes(config, kv_type) +
-                   Latent::LayerBlockBytes(config, kv_type));
+  return layers * GroupedQuery::LayerBlockBytes(config, kv_type) +
+         Latent::BlockBytes(config, kv_type);
 }
 
 uint64_t Model::KvBytesOfAllLayers(const ModelConfig& config, WeightType kv_type) {
   return GroupedQuery::LayerBlockBytes(config, kv_type) *
              static_cast<uint64_t>(config.NumMixers<GroupedQuerySpec>()) +
-         Latent::LayerBlockBytes(config, kv_type) *
-             static_cast<uint64_t>(config.NumMixers<LatentSpec>());
+         Latent::BytesOfAllLayers(config, kv_type);
 }
+
+uint64_t Model::CarriedBytes(const ModelConfig& config) { return Latent::CarriedBytes(config); }
 
 uint64_t Model::StateSlotBytes(const ModelConfig& config) { return DeltaNet::SlotBytes(config); }
 

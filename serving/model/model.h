@@ -75,6 +75,9 @@ class Model {
   // The last block of such a pass has run, or none will.
   void EndLayers() { runner_.EndBlocks(); }
   float* residual() { return dense_->residual(); }  // [rows, hidden]; null: it is a device's
+  HostMixer::CarriedRows carried() { return dense_->carried(); }  // besides, likewise
+  // The bytes of a row of it, at most.
+  static uint64_t CarriedBytes(const ModelConfig& config);
   std::span<const int32_t> expert_ids() const { return expert_ids_; }        // [rows, top_k]
   std::span<const float> expert_weights() const { return expert_weights_; }  // [rows, top_k]
 

@@ -66,7 +66,9 @@ StepCost StepCostOf(const ModelConfig& config, WeightType weights, WeightType kv
     if (!layer.has_attention()) continue;
     cost.position_flop =
         std::visit([](const auto& spec) { return PositionFlop(spec); }, layer.mixer);
-    cost.windows.push_back(WindowOf(layer.mixer));
+    // Positions that are chosen are as many as a window's; what scores all of them is left out.
+    const auto* const latent = std::get_if<LatentSpec>(&layer.mixer);
+    cost.windows.push_back(latent != nullptr ? latent->top_k : WindowOf(layer.mixer));
   }
   return cost;
 }

@@ -33,7 +33,8 @@ struct StepCost {
   double token_flop = 0;
   double logit_row_flop = 0;     // the head
   double position_flop = 0;      // attention of one token to one position in one layer
-  std::vector<int64_t> windows;  // [layers with attention] sliding window, 0: none
+  std::vector<int64_t> windows;  // [layers with attention] sliding window, or positions that
+                                 // an indexer chooses; 0: neither
 
   // Positions that the last token of a context attends to, itself included, summed over the layers.
   int64_t Positions(int64_t context_tokens) const;

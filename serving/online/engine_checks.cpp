@@ -65,12 +65,6 @@ void CheckContext(const EngineOptions& options, const ModelConfig& config) {
     Fail(ErrorKind::kInvalidArgument, "--max-model-len: {} is more than the model's {} positions",
          options.max_model_len, config.max_position);
   }
-  if (config.most_context > 0 && options.max_model_len > config.most_context) {
-    Fail(ErrorKind::kUnsupported,
-         "--max-model-len: {} is more than {}, the tokens up to which the attention of {} sees all "
-         "positions (index_topk); choosing positions is not supported: give {} or less",
-         options.max_model_len, config.most_context, config.model_type, config.most_context);
-  }
 }
 
 }  // namespace moesaic

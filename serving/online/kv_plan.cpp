@@ -44,7 +44,7 @@ StatePlan PlanState(const EngineOptions& options, const ModelConfig& config, uin
 
 int64_t WantedContext(const EngineOptions& options, const ModelConfig& config) {
   if (options.max_model_len > 0) return options.max_model_len;
-  return std::min(config.longest_context(), kDefaultContextTokens);
+  return std::min(config.max_position, kDefaultContextTokens);
 }
 
 KvPlan PlanKv(const EngineOptions& options, const ModelConfig& config, int64_t context,

@@ -57,6 +57,8 @@ KvStoreShape KvStoreShapeOf(const EngineOptions& options, const ModelFiles& file
       WeightTypeName(SameBitsAs(weight_type)), WeightTypeName(kv_type),
       NumericsClassName(files.kernels->numerics), on_gpus ? "cuda" : "host",
       dense_devices > 0 ? "cuda" : "host", options.defer_experts);
+  const auto* const latent = config.FindMixer<LatentSpec>();
+  if (latent != nullptr && latent->top_k > 0) key += "; with the indexer's keys";
   if (config.rope().kind == RopeKind::kDynamicNtk) {
     key += fmt::format("; context {}", options.max_model_len);
   }

@@ -60,8 +60,12 @@ std::string SizesText(const GroupedQuerySpec& spec) {
   return fmt::format("{} {} {}", spec.heads, spec.kv_heads, spec.head_dim);
 }
 std::string SizesText(const LatentSpec& spec) {
-  return fmt::format("latent {} {} {} {} {} {}", spec.heads, spec.q_rank, spec.kv_rank,
-                     spec.nope_dim, spec.rope_dim, spec.value_dim);
+  std::string text = fmt::format("latent {} {} {} {} {} {}", spec.heads, spec.q_rank, spec.kv_rank,
+                                 spec.nope_dim, spec.rope_dim, spec.value_dim);
+  if (spec.top_k > 0) {
+    text += fmt::format(" of {} by {} {}", spec.top_k, spec.indexer.heads, spec.indexer.dim);
+  }
+  return text;
 }
 // Of what has keys and values.
 std::string AttentionText(const ModelConfig& c) {

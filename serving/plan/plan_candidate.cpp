@@ -231,19 +231,24 @@ LayerTimes TimesOf(const PlanProblem& problem, const PlanCandidate& c, const Ite
   const double cpu_share = times.shared_cpu ? 1 : D(c.cpu_attention_tenths) / 10;
   const double context = D(load.decode_context) / count;
   const double kv = D(model.KvBytesPerLayer());
-  const double flop = model.AttentionFlopPerPosition();
+  const double queries = D(load.decode_sequences) / count;
   const double link_in = machine.link_in_bytes_per_s.value * machine.contended_link_share.value;
   // Recurrent state is in host memory, read and written by every step.
   const double state = 2 * D(load.decode_sequences) / count * D(model.StateBytesPerLayer());
   if (load.decode_sequences > 0 && (cpu_share > 0 || state > 0)) {
     times.cpu_attention_s =
-        TaskSeconds(cpu, cpu_share * context * kv + state, cpu_share * context * flop) /
+        TaskSeconds(cpu, cpu_share * context * kv + state,
+                    model.AttentionFlop(cpu_share * context, cpu_share * queries)) /
         machine.contended_cpu_share.value;
   }
-  times.device_attention_s = TaskSeconds(device, 0, D(load.prefill_positions) / count * flop);
+  times.device_attention_s = TaskSeconds(
+      device, 0,
+      model.AttentionFlop(D(load.prefill_positions) / count, D(load.prefill_tokens) / count));
   if (load.decode_sequences > 0 && cpu_share < 1) {
     const double share = (1 - cpu_share) * context;
-    times.device_attention_s += TaskSeconds(device, share * kv, share * flop) + overhead;
+    times.device_attention_s +=
+        TaskSeconds(device, share * kv, model.AttentionFlop(share, (1 - cpu_share) * queries)) +
+        overhead;
     times.load_kv_s = CopySeconds(problem, c, share * kv, link_in);
   }
   if (!times.shared_cpu) {

@@ -1,16 +1,19 @@
 // Speed of the attention kernels beside the peaks of the machine measured in the same rounds, and
 // beside plain loops that the compiler vectorises. Prints Markdown tables.
 //
-//   attention_bench [decode|prefill|all] [rounds] [avx2|avx512|amx] [bf16|int8]
+//   attention_bench [decode|prefill|chosen|all] [rounds] [avx2|avx512|amx] [bf16|int8]
 //
 // Every number is the median over rounds; a round runs all candidates of a row one after the other.
 // "decode" cycles through more KV than the last-level cache holds. "Read peak" is of consecutive
 // memory; "in that order" reads the same keys and values as attention does, and computes nothing.
 // One thread is timed in CPU time, two by the clock. The hash is of the outputs of one call.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <numeric>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -18,6 +21,7 @@
 #include "core/base/hash.h"
 #include "core/base/tensor.h"
 #include "core/base/thread_pool.h"
+#include "kernels/cpu/indexer.h"
 #include "kernels/cpu/kernels.h"
 #include "tests/bench/kernel_bench_util.h"
 #include "tests/bench/plain_attention.h"
@@ -288,6 +292,156 @@ void Prefill(const CpuKernels& kernels, int rounds, WeightType kv) {
   }
 }
 
+// A row of DeepSeek-V3.2 in one layer, whose indexer chooses 2048 positions (which: at random), and
+// the same row attending to all of them.
+class Chooser {
+ public:
+  static constexpr int64_t kHeads = 128, kIndexHeads = 64, kIndexDim = 128, kTopK = 2048;
+  static constexpr int64_t kGroup = 64;  // heads of a call
+
+  Chooser(const CpuKernels& kernels, int64_t context) : kernels_(kernels), context_(context) {
+    block_bytes_ = layout_.block_bytes() + index_.block_bytes();
+    memory_ = AlignedBuffer(static_cast<size_t>(context / kKvBlockTokens * block_bytes_));
+    const std::vector<float> values = Normals((1 << 16) - 1);
+    for (size_t i = 0; i < memory_.bytes() / 2; ++i) {
+      memory_.as<uint16_t>()[i] = F32ToBf16(values[i % values.size()]);
+    }
+    for (int64_t b = 0; b < context / kKvBlockTokens; ++b) {
+      blocks_.push_back(memory_.data() + b * block_bytes_);
+    }
+    q_ = Normals(kHeads * layout_.head_dim);
+    index_q_ = Normals(kIndexHeads * (kIndexDim + 1));
+    scores_.resize(static_cast<size_t>(context));
+    positions_.resize(static_cast<size_t>(context));
+    std::iota(positions_.begin(), positions_.end(), 0);
+    std::shuffle(positions_.begin(), positions_.end(), std::mt19937(7));
+    positions_.resize(kTopK);
+    std::sort(positions_.begin(), positions_.end());
+    gathered_ = AlignedBuffer(static_cast<size_t>(kChunkBlocks * layout_.block_bytes()));
+    totals_ =
+        AlignedBuffer(static_cast<size_t>(kGroup * AttentionPartialFloats(layout_.latent_values)) *
+                      sizeof(float));
+    scratch_ = AlignedBuffer(static_cast<size_t>(AttentionScratchFloats(layout_)) * sizeof(float));
+  }
+  void Score() {
+    IndexScoreArgs args;
+    args.q = index_q_.data();
+    args.weights = index_q_.data() + kIndexHeads * kIndexDim;
+    args.heads = kIndexHeads;
+    args.layout = index_;
+    args.blocks = blocks_.data();
+    args.key_offset = layout_.block_bytes();
+    args.block_end = context_ / kKvBlockTokens;
+    args.scores = scores_.data();
+    kernels_.index_scores(args);
+  }
+  void Choose() {
+    std::array<int32_t, kTopK> chosen;
+    TopPositions(scores_.data(), context_, kTopK, chosen.data());
+    sink = static_cast<float>(chosen.back());
+  }
+  void Gather(int64_t chunk) {
+    GatherKeysArgs args;
+    args.layout = layout_;
+    args.blocks = blocks_.data();
+    args.positions = positions_.data() + chunk * kAttentionChunkTokens;
+    args.count = kAttentionChunkTokens;
+    args.out = gathered_.data();
+    kernels_.gather_keys(args);
+  }
+  void GatherAll() {
+    for (int64_t head = 0; head < kHeads; head += kGroup) {
+      for (int64_t chunk = 0; chunk < kTopK / kAttentionChunkTokens; ++chunk) Gather(chunk);
+    }
+  }
+  void AttendToChosen() {
+    std::array<const std::byte*, kChunkBlocks> blocks;
+    for (size_t i = 0; i < blocks.size(); ++i) {
+      blocks[i] = gathered_.data() + static_cast<int64_t>(i) * layout_.block_bytes();
+    }
+    for (int64_t head = 0; head < kHeads; head += kGroup) {
+      totals_.Zero();
+      for (int64_t chunk = 0; chunk < kTopK / kAttentionChunkTokens; ++chunk) {
+        Gather(chunk);
+        kernels_.attend_chunks(Args(head, blocks.data(), kAttentionChunkTokens), 0, 1,
+                               totals_.as<float>(), 0, scratch_.as<float>());
+      }
+    }
+  }
+  void AttendToAll() {
+    for (int64_t head = 0; head < kHeads; head += kGroup) {
+      totals_.Zero();
+      kernels_.attend_chunks(Args(head, blocks_.data(), context_), 0,
+                             context_ / kAttentionChunkTokens, totals_.as<float>(), 0,
+                             scratch_.as<float>());
+    }
+  }
+  double ScoreFlops() const {
+    return 2.0 * static_cast<double>(kIndexHeads * kIndexDim) * static_cast<double>(context_);
+  }
+  double AttentionFlops(int64_t positions) const {
+    return 2.0 * static_cast<double>(kHeads * (layout_.head_dim + layout_.latent_values)) *
+           static_cast<double>(positions);
+  }
+
+ private:
+  static constexpr int64_t kChunkBlocks = kAttentionChunkTokens / kKvBlockTokens;
+
+  AttendArgs Args(int64_t head, const std::byte* const* blocks, int64_t end) const {
+    AttendArgs args;
+    args.q = q_.data() + head * layout_.head_dim;
+    args.q_stride = layout_.head_dim;
+    args.group = kGroup;
+    args.scale = 0.07f;
+    args.layout = layout_;
+    args.blocks = blocks;
+    args.context_end = end;
+    return args;
+  }
+
+  const CpuKernels& kernels_;
+  const int64_t context_;
+  const KvLayout layout_ = {.num_kv_heads = 1, .head_dim = 576, .latent_values = 512};
+  const KvLayout index_ = {.num_kv_heads = 1, .head_dim = kIndexDim, .latent_values = kIndexDim};
+  int64_t block_bytes_ = 0;
+  AlignedBuffer memory_;
+  std::vector<const std::byte*> blocks_;
+  std::vector<float> q_, index_q_, scores_;
+  std::vector<int32_t> positions_;
+  AlignedBuffer gathered_, totals_, scratch_;
+};
+
+void Chosen(const CpuKernels& kernels, int rounds) {
+  std::printf(
+      "\n## Attention to 2048 chosen positions (%s), one thread, a row of DeepSeek-V3.2 in a "
+      "layer: ms (share of the multiply-add peak)\n\n",
+      IsaName(kernels.isa));
+  std::printf(
+      "| context | FMA peak | scores | choice | gathering | gathering and attention | attention to "
+      "all | spread |\n|---|---|---|---|---|---|---|---|\n");
+  const bool wide = kernels.isa != Isa::kAvx2;
+  for (const int64_t context : {4096, 16384, 65536}) {
+    Chooser chooser(kernels, context);
+    std::vector<Candidate> candidates = {
+        {"peak", wide ? FmaPeak : FmaPeak256},         {"scores", [&] { chooser.Score(); }},
+        {"choice", [&] { chooser.Choose(); }},         {"gathering", [&] { chooser.GatherAll(); }},
+        {"chosen", [&] { chooser.AttendToChosen(); }}, {"all", [&] { chooser.AttendToAll(); }}};
+    Measure(candidates, rounds, 0.01);
+    const double peak = (wide ? kFmaPeakFlops : kFmaPeak256Flops) / candidates[0].Median();
+    const auto ms = [&](size_t i) { return 1e3 * candidates[i].Median(); };
+    const auto share = [&](size_t i, double flops) {
+      return 100 * flops / candidates[i].Median() / peak;
+    };
+    std::printf(
+        "| %ld | %.0f GFLOP/s | %.2f (%.0f%%) | %.2f | %.2f | %.2f (%.0f%%) | %.2f (%.0f%%) "
+        "| %.1f%% |\n",
+        context, peak / 1e9, ms(1), share(1, chooser.ScoreFlops()), ms(2), ms(3), ms(4),
+        share(4, chooser.AttentionFlops(Chooser::kTopK)), ms(5),
+        share(5, chooser.AttentionFlops(context)), 100 * candidates[4].Spread());
+    std::fflush(stdout);
+  }
+}
+
 int Main(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "all";
   const int rounds = argc > 2 ? std::atoi(argv[2]) : 11;
@@ -304,6 +458,7 @@ int Main(int argc, char** argv) {
   const WeightType kv = int8 ? WeightType::kInt8 : WeightType::kBf16;
   if (what == "all" || what == "decode") Decode(kernels, rounds, kv);
   if (what == "all" || what == "prefill") Prefill(kernels, rounds, kv);
+  if (what == "all" || what == "chosen") Chosen(kernels, rounds);
   return 0;
 }
 

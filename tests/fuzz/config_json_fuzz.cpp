@@ -33,6 +33,11 @@ void CheckMixer(const moesaic::LatentSpec& latent) {
   CHECK_EQ(latent.rope_dim % 2, 0);
   CHECK_GT(latent.value_dim, 0);
   CHECK(std::isfinite(latent.scale) && latent.scale > 0);
+  CHECK_GE(latent.top_k, 0);
+  if (latent.indexer.heads == 0) return;
+  CHECK_GT(latent.top_k, 0);
+  CHECK_GT(latent.q_rank, 0);
+  CHECK_GE(latent.indexer.dim, latent.rope_dim);
 }
 
 void CheckMixer(const moesaic::DeltaNetSpec& delta) {

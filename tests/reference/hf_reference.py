@@ -30,6 +30,7 @@ class Trace:
     experts: torch.Tensor  # [sparse_layers, tokens, top_k] i32, by falling probability or corrected score
     expert_weights: torch.Tensor  # [sparse_layers, tokens, top_k] f32, as multiplied into the expert outputs
     router_gap: torch.Tensor  # [sparse_layers, tokens] f32: k-th minus (k+1)-th of these
+    index_gap: float = 1.0  # the least of the same of positions that indexers choose; 1: all are
     cache: object | None = None
 
 
@@ -148,9 +149,34 @@ def chooses_with_scores(model) -> bool:
         "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "deepseek_v2", "deepseek_v3", "deepseek_v32")
 
 
+class IndexGaps(torch.overrides.TorchFunctionMode):
+    """While an indexer chooses positions: how far the last chosen score is above the best that is not."""
+
+    def __init__(self, gaps: list[float]):
+        super().__init__()
+        self.gaps = gaps
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is torch.Tensor.topk and args[1] < args[0].shape[-1]:
+            top = torch.topk(args[0], args[1] + 1, dim=-1).values[..., -2:]
+            top = top[top[..., 1] > -1e30]  # of tokens that see more positions than are chosen
+            self.gaps += (top[:, 0] - top[:, 1]).tolist()
+        return function(*args, **(kwargs or {}))
+
+
 def run(model, ids: list[int], cache=None, use_cache: bool = False) -> Trace:
     """One forward pass. With `cache` it continues the sequence that the cache holds."""
-    hidden, chosen, handles = [], [], []
+    hidden, chosen, handles, index_gaps = [], [], [], []
+
+    def watch(indexer):
+        choose = indexer.forward
+
+        def forward(*args, **kwargs):
+            with IndexGaps(index_gaps):
+                return choose(*args, **kwargs)
+
+        indexer.forward = forward
+        return choose
 
     def keep(_module, _inputs, output):
         hidden.append((output[0] if isinstance(output, tuple) else output)[0].clone())
@@ -166,6 +192,8 @@ def run(model, ids: list[int], cache=None, use_cache: bool = False) -> Trace:
         if hasattr(mlp, "experts"):
             router = mlp.gate if hasattr(mlp, "gate") else mlp.router
             handles.append(router.register_forward_hook(keep_choice))
+    indexers = [getattr(layer.self_attn, "indexer", None) for layer in model.model.layers if hasattr(layer, "self_attn")]
+    watched = [(indexer, watch(indexer)) for indexer in indexers if indexer is not None]
     try:
         out = model(
             input_ids=torch.tensor([ids]),
@@ -176,6 +204,8 @@ def run(model, ids: list[int], cache=None, use_cache: bool = False) -> Trace:
     finally:
         for handle in handles:
             handle.remove()
+        for indexer, _ in watched:
+            del indexer.forward  # the class's again
 
     corrected = [correction_of(mlp_of(layer)) for layer in model.model.layers]
     corrected = [bias for bias in corrected if bias is not None]
@@ -213,6 +243,7 @@ def run(model, ids: list[int], cache=None, use_cache: bool = False) -> Trace:
         experts=experts.to(torch.int32),
         expert_weights=weights,
         router_gap=gap,
+        index_gap=min(index_gaps, default=1.0),
         cache=out.past_key_values if use_cache else None,
     )
 
@@ -223,6 +254,7 @@ class Continuation:
     margins: list[float]  # best minus second best logit
     logits: torch.Tensor  # [steps, vocab]: row s chose ids[s]
     min_router_gap: float
+    min_index_gap: float
 
 
 def reset_dynamic_rope(model) -> None:
@@ -236,7 +268,7 @@ def reset_dynamic_rope(model) -> None:
 def greedy(model, prompt: list[int], steps: int, cached: bool = True, stop: tuple[int, ...] = ()) -> Continuation:
     """Greedy continuation: with the KV cache (what generate() does), or running the whole sequence every step."""
     reset_dynamic_rope(model)
-    result = Continuation([], [], torch.empty(0), 1.0)
+    result = Continuation([], [], torch.empty(0), 1.0, 1.0)
     rows = []
     trace = run(model, prompt, use_cache=cached)
     for step in range(steps):
@@ -247,6 +279,7 @@ def greedy(model, prompt: list[int], steps: int, cached: bool = True, stop: tupl
         result.ids.append(token)
         result.margins.append(float(best[0] - best[1]))
         result.min_router_gap = min(result.min_router_gap, float(trace.router_gap.min()))
+        result.min_index_gap = min(result.min_index_gap, trace.index_gap)
         if token in stop or step + 1 == steps:
             break
         if cached:

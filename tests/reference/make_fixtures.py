@@ -33,6 +33,7 @@ HIDDEN_FOR = (1, 3)  # prompts whose hidden states are recorded
 STEPS = 16
 MIN_MARGIN = 0.02  # between the best two logits at every greedy step
 MIN_ROUTER_GAP = 2e-4  # probability, over all tokens of prompt and continuation
+MIN_INDEX_GAP = 2e-5  # between the scores of the last position that an indexer chooses and the next one, likewise
 MIN_DISTINCT = 6  # different ids in a greedy continuation
 INDEXED_KINDS = ("deepseek_v32", "glm_moe_dsa")
 LATENT_KINDS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", *INDEXED_KINDS)
@@ -42,7 +43,7 @@ OWN_SEEDS = {
     "glm4_moe_lite_bf16": 23, "deepseek_v3_fp8": 24, "minimax_m2_fp8": 25, "glm4_moe_fp8": 26,
     "kimi_k2_int4": 27, "kimi_k25_int4": 28, "kimi_k25_int4_wide": 29,
     "qwen3_5_moe_text_bf16": 30, "ernie4_5_moe_bf16": 31, "ernie4_5_moe_fp32_odd": 32, "ernie4_5_moe_bf16_every_other": 33,
-    "deepseek_v32_bf16": 36, "glm_moe_dsa_bf16_shared": 35,
+    "deepseek_v32_bf16": 36, "glm_moe_dsa_bf16_shared": 35, "glm_moe_dsa_fp32_odd": 37,
 }
 MIN_EFFECT = 0.05  # how much a listed configuration change must move some logit
 
@@ -280,7 +281,7 @@ def glm4_moe_lite(**changes) -> dict:
 
 
 def indexed(kind: str, **changes) -> dict:
-    """DeepSeek-V3.2 and GLM-5, whose indexers choose every position of prompts up to index_topk."""
+    """DeepSeek-V3.2 and GLM-5, whose indexers choose index_topk positions: of the longer prompts a part."""
     return {
         "architectures": [{"deepseek_v32": "DeepseekV32ForCausalLM", "glm_moe_dsa": "GlmMoeDsaForCausalLM"}[kind]],
         "model_type": kind,
@@ -290,8 +291,8 @@ def indexed(kind: str, **changes) -> dict:
         "eos_token_id": None,
         "hidden_act": "silu",
         "index_head_dim": 16,
-        "index_n_heads": 2,
-        "index_topk": 512,
+        "index_n_heads": 8,
+        "index_topk": 16,
         "initializer_range": 0.02,
         "max_position_embeddings": 1024,
         "n_shared_experts": 1,
@@ -904,7 +905,7 @@ FIXTURES: dict[str, tuple[dict, int | None, list[dict]]] = {
         ),
         None,
         [{"n_group": 1, "topk_group": 1}, {"norm_topk_prob": False}, {"routed_scaling_factor": 1.0},
-         {"rope_scaling": None}],
+         {"rope_scaling": None}, {"index_topk": 512}, {"index_topk": 15}],
     ),
     # As GLM-5.2: two layers of three use the choice of the one before.
     "glm_moe_dsa_bf16_shared": (
@@ -912,11 +913,25 @@ FIXTURES: dict[str, tuple[dict, int | None, list[dict]]] = {
             "glm_moe_dsa", vocab_size=160, hidden_size=64, num_hidden_layers=4, num_attention_heads=4,
             num_key_value_heads=4, q_lora_rank=32, kv_lora_rank=24, qk_nope_head_dim=12, qk_rope_head_dim=8,
             v_head_dim=20, intermediate_size=80, moe_intermediate_size=16, n_routed_experts=12, num_experts_per_tok=4,
-            n_group=1, topk_group=1, indexer_types=["full", "shared", "shared", "full"],
+            n_group=1, topk_group=1, indexer_types=["full", "shared", "shared", "full"], index_topk=8,
             mlp_layer_types=["dense", "sparse", "sparse", "sparse"],
         ),
         None,
-        [{"norm_topk_prob": False}, {"routed_scaling_factor": 1.0}, {"rope_theta": 10000.0}],
+        [{"norm_topk_prob": False}, {"routed_scaling_factor": 1.0}, {"rope_theta": 10000.0}, {"index_topk": 512},
+         {"index_topk": 9}],
+    ),
+    # Every other layer has an indexer, from the second on; odd sizes, yarn.
+    "glm_moe_dsa_fp32_odd": (
+        indexed(
+            "glm_moe_dsa", vocab_size=131, hidden_size=52, num_hidden_layers=4, num_attention_heads=3,
+            num_key_value_heads=3, q_lora_rank=22, kv_lora_rank=21, qk_nope_head_dim=11, qk_rope_head_dim=6,
+            v_head_dim=13, intermediate_size=70, moe_intermediate_size=14, n_routed_experts=9, num_experts_per_tok=3,
+            n_group=1, topk_group=1, index_topk=21, index_topk_freq=2, index_n_heads=11, index_head_dim=15,
+            first_k_dense_replace=1, rope_scaling=YARN_OF_DEEPSEEK | {"factor": 8, "mscale": 1.0, "mscale_all_dim": 1.0},
+            torch_dtype="float32",
+        ),
+        None,
+        [{"rope_scaling": None}, {"index_topk": 512}, {"index_topk": 20}],
     ),
     # As GLM-4.7-Flash: values of heads wider than what is not rotated of a key, dense layers by a list.
     "glm4_moe_lite_bf16": (
@@ -1058,7 +1073,7 @@ def expected_tensors(config: dict, model) -> dict[str, tuple[int, ...]]:
             out[f"{attention}.kv_a_layernorm.weight"] = (c.kv_lora_rank,)
             out[f"{attention}.kv_b_proj.weight"] = (heads * (c.qk_nope_head_dim + c.v_head_dim), c.kv_lora_rank)
             out[f"{attention}.o_proj.weight"] = (h, heads * c.v_head_dim)
-            if kind in INDEXED_KINDS and (config.get("indexer_types") or ["full"] * (i + 1))[i] == "full":
+            if kind == "deepseek_v32" or (kind == "glm_moe_dsa" and c.indexer_types[i] == "full"):
                 indexer, heads = f"{attention}.indexer", c.index_n_heads
                 out[f"{indexer}.wq_b.weight"] = (heads * c.index_head_dim, c.q_lora_rank)
                 out[f"{indexer}.wk.weight"] = (c.index_head_dim, h)
@@ -1255,10 +1270,12 @@ def choose_prompt(model, length: int, vocab: int, seed: int, dynamic: bool):
         ids = torch.randint(0, vocab, (length,), generator=generator).tolist()
         hf_reference.reset_dynamic_rope(model)
         trace = hf_reference.run(model, ids)
-        if trace.router_gap.min() < MIN_ROUTER_GAP:
+        if trace.router_gap.min() < MIN_ROUTER_GAP or trace.index_gap < MIN_INDEX_GAP:
             continue
         continuation = hf_reference.greedy(model, ids, STEPS)
         if min(continuation.margins) < MIN_MARGIN or continuation.min_router_gap < MIN_ROUTER_GAP:
+            continue
+        if continuation.min_index_gap < MIN_INDEX_GAP:
             continue
         if len(set(continuation.ids)) < MIN_DISTINCT:
             continue

@@ -9,6 +9,7 @@
 #include "kernels/cpu/internal/delta_net.h"
 #include "kernels/cpu/internal/fp8_product.h"
 #include "kernels/cpu/internal/gguf_product.h"
+#include "kernels/cpu/internal/indexer.h"
 #include "kernels/cpu/internal/matmul.h"
 #include "kernels/cpu/internal/packing.h"
 #include "kernels/cpu/internal/regression.h"
@@ -54,6 +55,8 @@ constexpr CpuKernels F32Table(Isa isa) {
           .attend_chunks = AttendChunks,
           .fold_partials = FoldPartials,
           .finish_attention = FinishAttention,
+          .index_scores = IndexScores,
+          .gather_keys = GatherKeys,
           .delta_rule = DeltaRule,
           .causal_conv = CausalConv,
           .gate_row = GateRow,

@@ -105,19 +105,29 @@ TEST(LatentConfigTest, DefaultsOfDeepseekV3) {
   EXPECT_EQ(V3(R"(, "num_nextn_predict_layers": 1)").prediction_layers, 1);
 }
 
-// All of DeepSeek-V3 but how far attention sees every position.
+// All of DeepSeek-V3 but that an indexer chooses positions.
 TEST(LatentConfigTest, DefaultsOfDeepseekV32) {
   const ModelConfig c = ParseOf("DeepseekV32", "");
   EXPECT_EQ(c.num_layers(), 61);
   EXPECT_EQ(c.num_sparse_layers(), 58);
   EXPECT_EQ(c.max_position, 163840);
-  EXPECT_EQ(c.most_context, 2048);
-  EXPECT_EQ(V3().most_context, 0);
+  EXPECT_EQ(LatentOf(c).top_k, 2048);
+  EXPECT_EQ(LatentOf(c).indexer,
+            (IndexerSpec{.heads = 64, .dim = 128, .rope_form = RopeForm::kHalf}));
+  EXPECT_EQ(std::get<LatentSpec>(c.layers.back().mixer).indexer, LatentOf(c).indexer);
+  EXPECT_EQ(c.tensors.At(TensorSlot::kIndexHeads, 7).name,
+            "model.layers.7.self_attn.indexer.weights_proj.weight");
+  EXPECT_EQ(LatentOf(V3()).top_k, 0);
   EXPECT_EQ(LatentOf(c).heads, 128);
   EXPECT_EQ(LatentOf(c).q_rank, 1536);
   EXPECT_EQ(c.dense_width(), 18432);
   EXPECT_EQ(c.experts().router.groups_kept, 4);
-  EXPECT_EQ(ParseOf("DeepseekV32", R"(, "index_topk": 64)").most_context, 64);
+  EXPECT_EQ(LatentOf(ParseOf("DeepseekV32", R"(, "index_topk": 64)")).top_k, 64);
+  // Says nothing here, as in transformers.
+  const ModelConfig turns = ParseOf("DeepseekV32", R"(, "index_topk_freq": 4)");
+  EXPECT_EQ(std::get<LatentSpec>(turns.layers[4].mixer).indexer.heads, 64);
+  Refusal("DeepseekV32", R"(, "index_head_dim": 63)", ErrorKind::kCorrupt);
+  Refusal("DeepseekV32", R"(, "q_lora_rank": null)", ErrorKind::kUnsupported);
   Refusal("DeepseekV32", R"(, "index_topk": 0)", ErrorKind::kCorrupt);
   Refusal("DeepseekV32", R"(, "mlp_layer_types": ["dense"])", ErrorKind::kCorrupt);
 }
@@ -128,13 +138,47 @@ TEST(LatentConfigTest, DefaultsOfGlm5) {
   EXPECT_EQ(c.num_layers(), 78);
   EXPECT_EQ(c.num_sparse_layers(), 75);
   EXPECT_EQ(c.hidden_size, 6144);
-  EXPECT_EQ(c.most_context, 2048);
+  EXPECT_EQ(LatentOf(c).top_k, 2048);
+  EXPECT_EQ(LatentOf(c).indexer,
+            (IndexerSpec{.heads = 32, .dim = 128, .rope_form = RopeForm::kInterleaved}));
   EXPECT_EQ(LatentOf(c).value_dim, 256);
   EXPECT_EQ(LatentOf(c).q_rank, 2048);
   EXPECT_EQ(c.final_norm.eps, 1e-5);
   EXPECT_EQ(c.experts().router.num_groups, 1);
   EXPECT_EQ(c.experts().router.scale, 2.5);
   EXPECT_EQ(ParseOf("GlmMoeDsa", R"(, "first_k_dense_replace": 1)").num_sparse_layers(), 77);
+}
+
+// As transformers fills in indexer_types.
+TEST(LatentConfigTest, LayersOfGlm52ShareIndexers) {
+  const auto full = [](const std::string& keys) {
+    std::string types;
+    for (const LayerSpec& layer :
+         ParseOf("GlmMoeDsa", R"(, "num_hidden_layers": 8)" + keys).layers) {
+      types += std::get<LatentSpec>(layer.mixer).indexer.heads > 0 ? 'F' : 'S';
+      EXPECT_EQ(std::get<LatentSpec>(layer.mixer).top_k, 2048);
+    }
+    return types;
+  };
+  EXPECT_EQ(full(""), "FFFFFFFF");
+  EXPECT_EQ(full(R"(, "index_topk_freq": 4)"), "FFSSSFSS");
+  EXPECT_EQ(full(R"(, "index_topk_freq": 3, "index_skip_topk_offset": 1)"), "FSSFSSFS");
+  EXPECT_EQ(full(R"(, "index_topk_freq": 0)"), "FFFFFFFF");
+  EXPECT_EQ(full(R"(, "index_topk_pattern": "FSSFSSFSF", "index_topk_freq": 2)"), "FSSFSSFS");
+  EXPECT_EQ(full(R"(, "indexer_types": ["full", "shared", "full", "shared", "shared", "full",
+      "full", "shared"], "index_topk_pattern": "FFFFFFFF")"),
+            "FSFSSFFS");
+  const std::string few = R"(, "num_hidden_layers": 3, "first_k_dense_replace": 1)";
+  for (const char* const keys :
+       {R"(, "indexer_types": ["full", "shared"])", R"(, "index_topk_pattern": "FS")",
+        R"(, "indexer_types": ["shared", "full", "full"])", R"(, "index_topk_pattern": 3)",
+        R"(, "index_topk_freq": 4, "index_skip_topk_offset": -1)"}) {
+    Refusal("GlmMoeDsa", few + keys, ErrorKind::kCorrupt);
+  }
+  for (const char* const keys :
+       {R"(, "indexer_types": ["full", "half", "full"])", R"(, "index_topk_pattern": "FXF")"}) {
+    Refusal("GlmMoeDsa", few + keys, ErrorKind::kUnsupported);
+  }
 }
 
 TEST(LatentConfigTest, KimiK2IsDeepseekV3UnderAnotherName) {

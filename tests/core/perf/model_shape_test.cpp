@@ -38,9 +38,11 @@ const Row kRows[] = {
     {"deepseek-v2-lite", 15.71e9, 5e-4, 17301504, 31104},
     {"deepseek-v3", 671.0e9, 2e-4, 88080384, 70272},
     {"deepseek-v3-fp8", 671.0e9, 2e-4, 44040192 + 10752, 70272},
+    {"deepseek-v3.2-fp8", 671.9e9, 2e-4, 44040192 + 10752, 85888},
     {"kimi-k2", 1.026e12, 5e-4, 88080384, 70272},
     {"kimi-k2-int4", 1.026e12, 5e-4, 24772608, 70272},
     {"glm-4.7-flash", 29.94e9, 5e-4, 18874368, 54144},
+    {"glm-5", 743.9e9, 2e-4, 75497472, 109824},
     {"qwen2-57b-a14b", 57.4e9, 1e-3, 55050240, 57344},
     {"qwen3-30b-a3b", 30.53e9, 3e-4, 9437184, 98304},
     {"qwen3-235b-a22b", 235.1e9, 3e-4, 37748736, 192512},
@@ -113,6 +115,26 @@ TEST(ModelShapeTest, LatentAttentionKeepsAFewSeventyFirstOfTheHeads) {
   const ModelShape shape = Preset("deepseek-v2");
   EXPECT_EQ(shape.KvBytesPerLayer(), 1152u);
   EXPECT_NEAR(128.0 * (192 + 128) * 2 / static_cast<double>(shape.KvBytesPerLayer()), 71.1, 0.05);
+}
+
+// DeepSeek-V3.2: of 128 heads' rows of 576 values 2048 are attended to, and 64 heads of 128 score
+// all.
+TEST(ModelShapeTest, AnIndexerBoundsAttention) {
+  const ModelShape dense = ShapeOf(ParseModelConfig(R"({"model_type": "deepseek_v3"})", "f"), "v3");
+  const ModelShape shape =
+      ShapeOf(ParseModelConfig(R"({"model_type": "deepseek_v32"})", "f"), "v3.2");
+  EXPECT_EQ(shape.KvBytesPerToken(), 61u * 2 * (576 + 128));
+  const uint64_t indexer = 64 * 128 * 1536 + 7168 * (128 + 64) + 2 * 128;
+  EXPECT_EQ(shape.TotalParameters() - dense.TotalParameters(), 61 * indexer);
+  EXPECT_EQ(shape.PreAttentionParameters() - dense.PreAttentionParameters(), indexer);
+  const double a_position = 2.0 * 128 * (576 + 512);
+  EXPECT_EQ(shape.AttentionFlop(10 * 2048, 10), 10 * 2048 * a_position);
+  EXPECT_EQ(shape.AttentionFlop(10 * 5000, 10), 10 * (2048 * a_position + 5000 * 2.0 * 64 * 128));
+  EXPECT_EQ(dense.AttentionFlop(10 * 5000, 10), 10 * 5000 * a_position);
+  const ModelShape shared = ShapeOf(
+      ParseModelConfig(R"({"model_type": "glm_moe_dsa", "index_topk_freq": 4})", "f"), "5.2");
+  EXPECT_EQ(shared.index_layers, 21);
+  EXPECT_EQ(shared.KvBytesPerToken(), 2u * (78 * 576 + 21 * 128));
 }
 
 TEST(ModelShapeTest, RecurrentStateIsOfTheLayersThatHaveIt) {

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,19 @@ ModelConfig LatentModel(int64_t q_rank, int64_t nope, int64_t rope, int64_t valu
       "latent_model");
 }
 
+// The same with an indexer that chooses so many positions.
+ModelConfig IndexedModel(const std::string& type, int64_t top_k, int64_t heads, int64_t dim,
+                         int64_t rope) {
+  return ParseModelConfig(fmt::format(R"({{"model_type": "{}", "vocab_size": 171, "hidden_size": 70,
+          "num_hidden_layers": 2, "num_attention_heads": 5, "num_key_value_heads": 5,
+          "q_lora_rank": 20, "kv_lora_rank": 22, "qk_nope_head_dim": 12, "qk_rope_head_dim": {},
+          "v_head_dim": 14, "n_routed_experts": 6, "num_experts_per_tok": 2, "n_group": 1,
+          "topk_group": 1, "max_position_embeddings": 512, "first_k_dense_replace": 0,
+          "index_topk": {}, "index_n_heads": {}, "index_head_dim": {}}})",
+                                      type, rope, top_k, heads, dim),
+                          "indexed_model");
+}
+
 class LatentFormula {
  public:
   explicit LatentFormula(const ModelConfig& config)
@@ -43,14 +57,23 @@ class LatentFormula {
     const auto rope = static_cast<size_t>(spec_.rope_dim);
     const auto value = static_cast<size_t>(spec_.value_dim);
     const auto rank = static_cast<size_t>(spec_.kv_rank);
-    std::vector<Doubles> q;         // [tokens][heads, nope + rope]
-    std::vector<Doubles> rotated;   // [tokens][rope]
-    std::vector<Doubles> expanded;  // [tokens][heads, nope + value]
+    std::vector<Doubles> q;           // [tokens][heads, nope + rope]
+    std::vector<Doubles> rotated;     // [tokens][rope]
+    std::vector<Doubles> expanded;    // [tokens][heads, nope + value]
+    std::vector<Doubles> index_keys;  // [tokens][dim]
+    std::vector<std::vector<size_t>> chosen;
     for (size_t t = 0; t < x.size(); ++t) {
       Doubles query = x[t];
       if (spec_.q_rank > 0) {
         query = Times(Tensor(TensorSlot::kQDown, spec_.q_rank, config_.hidden_size), query);
         Norm(TensorSlot::kQDownNorm, query);
+      }
+      if (spec_.top_k > 0) {
+        index_keys.push_back(IndexKey(t, x[t]));
+        chosen.push_back(Chosen(t, x[t], query, index_keys));
+      } else {
+        chosen.emplace_back(t + 1);
+        std::iota(chosen.back().begin(), chosen.back().end(), size_t{0});
       }
       q.push_back(
           Times(Tensor(TensorSlot::kQ, spec_.heads * spec_.query_dim(), std::ssize(query)), query));
@@ -74,14 +97,14 @@ class LatentFormula {
         const double* const query = q[t].data() + h * (nope + rope);
         Doubles p(t + 1);
         double sum = 0;
-        for (size_t s = 0; s <= t; ++s) {
+        for (const size_t s : chosen[t]) {
           const double* const key = expanded[s].data() + h * (nope + value);
           double product = 0;
           for (size_t i = 0; i < nope; ++i) product += query[i] * key[i];
           for (size_t i = 0; i < rope; ++i) product += query[nope + i] * rotated[s][i];
           sum += p[s] = std::exp(spec_.scale * product);
         }
-        for (size_t s = 0; s <= t; ++s) {
+        for (const size_t s : chosen[t]) {
           const double* const of_head = expanded[s].data() + h * (nope + value) + nope;
           for (size_t i = 0; i < value; ++i) mixed[h * value + i] += p[s] / sum * of_head[i];
         }
@@ -92,6 +115,70 @@ class LatentFormula {
   }
 
  private:
+  Doubles IndexKey(size_t t, const Doubles& x) const {
+    const int64_t dim = spec_.indexer.dim;
+    Doubles key = Times(Tensor(TensorSlot::kIndexK, dim, config_.hidden_size), x);
+    const Doubles weight = Tensor(TensorSlot::kIndexKNorm, dim, 1);
+    const Doubles bias = Tensor(TensorSlot::kIndexKNormBias, dim, 1);
+    double mean = 0;
+    for (const double value : key) mean += value / static_cast<double>(dim);
+    double variance = 0;
+    for (const double value : key) {
+      variance += (value - mean) * (value - mean) / static_cast<double>(dim);
+    }
+    for (size_t i = 0; i < key.size(); ++i) {
+      key[i] = (key[i] - mean) / std::sqrt(variance + 1e-6) * weight[i] + bias[i];
+    }
+    RotateIndex(t, key.data());
+    return key;
+  }
+
+  // By scores, as transformers has them; of equal ones the lower position.
+  std::vector<size_t> Chosen(size_t t, const Doubles& x, const Doubles& query,
+                             const std::vector<Doubles>& keys) const {
+    const auto heads = static_cast<size_t>(spec_.indexer.heads);
+    const auto dim = static_cast<size_t>(spec_.indexer.dim);
+    Doubles q = Times(
+        Tensor(TensorSlot::kIndexQ, spec_.indexer.heads * spec_.indexer.dim, std::ssize(query)),
+        query);
+    for (size_t h = 0; h < heads; ++h) RotateIndex(t, q.data() + h * dim);
+    const Doubles weights =
+        Times(Tensor(TensorSlot::kIndexHeads, spec_.indexer.heads, config_.hidden_size), x);
+    Doubles scores(t + 1, 0);
+    for (size_t s = 0; s <= t; ++s) {
+      for (size_t h = 0; h < heads; ++h) {
+        double product = 0;
+        for (size_t i = 0; i < dim; ++i) product += q[h * dim + i] * keys[s][i];
+        scores[s] += weights[h] / std::sqrt(static_cast<double>(heads)) *
+                     std::max(0.0, product / std::sqrt(static_cast<double>(dim)));
+      }
+    }
+    std::vector<size_t> order(t + 1);
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::stable_sort(order.begin(), order.end(),
+                     [&](size_t a, size_t b) { return scores[a] > scores[b]; });
+    const auto k = static_cast<size_t>(spec_.top_k);
+    if (order.size() <= k) return order;
+    // Or f32 could choose otherwise. Zeros are equal, and many where heads are few.
+    if (scores[order[k - 1]] != 0 || scores[order[k]] != 0) {
+      EXPECT_GT(scores[order[k - 1]] - scores[order[k]], 1e-6) << t;
+    }
+    order.resize(k);
+    return order;
+  }
+
+  // DeepSeek-V3.2 rotates halves together, GLM-5 neighbours.
+  void RotateIndex(size_t t, double* x) const {
+    if (config_.model_type == "deepseek_v32") return Rotate(t, x);
+    const Doubles pairs(x, x + spec_.rope_dim);
+    const size_t half = pairs.size() / 2;
+    for (size_t i = 0; i < half; ++i) {
+      x[i] = pairs[2 * i];
+      x[i + half] = pairs[2 * i + 1];
+    }
+    Rotate(t, x);
+  }
+
   Doubles Tensor(TensorSlot slot, int64_t rows, int64_t columns) const {
     std::vector<float> values(static_cast<size_t>(rows * columns));
     tensors_.ReadRows(config_.tensors.At(slot, kLatentLayer), 0, rows, columns,
@@ -162,6 +249,48 @@ TEST(LatentTest, IsTheFormula) {
       }
     }
   }
+}
+
+// Fewer positions than a chunk, and more; prompts cut where choosing begins, and elsewhere.
+TEST(LatentTest, IsTheFormulaOfChosenPositions) {
+  struct Case {
+    const char* type;
+    int64_t top_k, heads, dim, rope;
+    int64_t tokens;
+    std::vector<int64_t> steps;
+  };
+  const std::vector<Case> cases = {
+      {"deepseek_v32", 11, 3, 10, 4, 45, {3, 19, 20, 1, 1, 1}},
+      {"deepseek_v32", 20, 9, 17, 6, 45, {20, 2, 20, 1, 1, 1}},
+      {"glm_moe_dsa", 11, 8, 16, 8, 45, {3, 19, 20, 1, 1, 1}},
+      {"glm_moe_dsa", 270, 4, 8, 6, 300, {32, 32, 32, 32, 32, 32, 32, 32, 20, 22, 1, 1}},
+  };
+  for (const Case& c : cases) {
+    const ModelConfig config = IndexedModel(c.type, c.top_k, c.heads, c.dim, c.rope);
+    const std::vector<Doubles> x = MadeUpRows(c.tokens, config.hidden_size, 31);
+    const std::vector<Doubles> expected = LatentFormula(config).Run(x);
+    for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512}) {
+      if (!IsaSupported(isa) || (isa == Isa::kScalar && c.tokens > 100)) continue;
+      for (const int threads : {1, 3}) {
+        SCOPED_TRACE(fmt::format("{} {} of {} threads={}", IsaName(isa), c.type, c.top_k, threads));
+        const std::vector<Doubles> got = RunMixer<Latent>(config, *config.FindMixer<LatentSpec>(),
+                                                          kLatentLayer, isa, threads, x, c.steps);
+        EXPECT_LT(WorstDifference(got, expected), 2e-5);
+      }
+    }
+  }
+}
+
+// As many positions as there are: the bits of a model without an indexer.
+TEST(LatentTest, ChoosingAllIsChoosingNone) {
+  const std::vector<int64_t> steps = {30, 15, 1};
+  const auto run = [&](int64_t top_k) {
+    const ModelConfig config = IndexedModel("deepseek_v32", top_k, 4, 8, 6);
+    return RunMixer<Latent>(config, *config.FindMixer<LatentSpec>(), kLatentLayer, Isa::kAvx2, 2,
+                            MadeUpRows(46, config.hidden_size, 31), steps);
+  };
+  EXPECT_EQ(run(46), run(2048));
+  EXPECT_NE(run(45), run(2048));
 }
 
 // Chunks of the context begin at multiples of 256: a token there attends to itself, too, whether it

@@ -76,14 +76,15 @@ StoreAnswer AskAlone(const EngineOptions& options, const std::vector<int32_t>& p
   return answer;
 }
 
-// Every kind of keys and values: of all of the context, of windows, latent, and rounded to int8.
+// Every kind of keys and values: of all of the context, of windows, latent with the keys of an
+// indexer in some layers, and rounded to int8.
 TEST(KvStoreEngineTest, ARestartedEngineGoesOnWithTheSameBits) {
   const std::pair<const char*, std::optional<WeightType>> kinds[] = {
       {"", std::nullopt},
       {"", WeightType::kInt8},
       {"", WeightType::kF32},
       {"gpt_oss_bf16_window", std::nullopt},
-      {"deepseek_v2_bf16_lite", std::nullopt},
+      {"glm_moe_dsa_bf16_shared", std::nullopt},
   };
   for (const auto& [model, cache] : kinds) {
     SCOPED_TRACE(std::string(model) + (cache ? WeightTypeName(*cache) : ""));

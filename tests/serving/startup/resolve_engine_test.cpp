@@ -7,6 +7,7 @@
 
 #include "core/base/error.h"
 #include "core/base/metrics.h"
+#include "serving/model/model.h"
 #include "serving/online/create_engine.h"
 #include "serving/text/tokenizer.h"
 #include "tests/core/base/caught.h"
@@ -38,19 +39,16 @@ TEST(ResolveEngineTest, GivesWhatAnEngineStartsWith) {
   EXPECT_EQ(SubmitOne(*engine, Greedy(prompt, 4))->Wait().tokens.size(), 4u);
 }
 
-// Models whose attention chooses positions are served as long as it would choose all of them.
-TEST(ResolveEngineTest, AnIndexerBoundsTheContext) {
+// Models whose attention chooses positions have keys of the indexer in their blocks.
+TEST(ResolveEngineTest, AnIndexersKeysAreCounted) {
   EngineOptions asked = AskedOfEngine();
-  asked.model = std::string(MOESAIC_TEST_DATA_DIR) + "/models/deepseek_v32_bf16";
+  asked.model = std::string(MOESAIC_TEST_DATA_DIR) + "/models/glm_moe_dsa_bf16_shared";
   asked.max_model_len = 0;
-  EXPECT_EQ(ResolveEngine(asked, MadeUpMachine()).plan.max_context_tokens, 512);
-  asked.max_model_len = 512;
-  EXPECT_EQ(ResolveEngine(asked, MadeUpMachine()).plan.max_context_tokens, 512);
-  asked.max_model_len = 513;
-  const Error error = Caught([&] { ResolveEngine(asked, MadeUpMachine()); });
-  EXPECT_EQ(error.kind(), ErrorKind::kUnsupported);
-  EXPECT_NE(std::string(error.what()).find("513 is more than 512"), std::string::npos)
-      << error.what();
+  const EngineSetup setup = ResolveEngine(asked, MadeUpMachine());
+  EXPECT_EQ(setup.plan.max_context_tokens, 1024);
+  // Four layers have rows of 24 + 8 values, and two of them a key of 16 besides, in bf16.
+  EXPECT_EQ(Model::KvBlockBytes(setup.files.config, WeightType::kBf16),
+            static_cast<uint64_t>(kKvBlockTokens * 2 * (4 * (24 + 8) + 2 * 16)));
 }
 
 // The sample model is too small to say anything of a disk: its reading stays open without a
