@@ -91,11 +91,12 @@ IndexerWeights LayOutIndexer(const LatentSpec& spec, int64_t hidden, WeightType 
   const WeightType chooses = type == WeightType::kInt4 ? WeightType::kInt8 : type;
   const bool exact = type == WeightType::kF32 || IsGguf(type);
   w.query = arena.Matrix(chooses, spec.indexer.heads * spec.indexer.dim, spec.q_rank,
-                         {TensorSlot::kIndexQ});
-  w.key = arena.Matrix(chooses, spec.indexer.dim, hidden, {TensorSlot::kIndexK});
+                         TensorSlot::kIndexQ);
+  w.key = arena.Matrix(chooses, spec.indexer.dim, hidden, TensorSlot::kIndexK);
   w.key_norm = arena.Vector(spec.indexer.dim);
   w.key_bias = arena.Vector(spec.indexer.dim);
-  w.heads = arena.Matrix(exact ? WeightType::kF32 : WeightType::kBf16, spec.indexer.heads, hidden);
+  w.heads = arena.Matrix(exact ? WeightType::kF32 : WeightType::kBf16, spec.indexer.heads, hidden,
+                         TensorSlot::kIndexHeads);
   return w;
 }
 
@@ -117,17 +118,17 @@ LatentWeights LayOutMixer(const LatentSpec& spec, int64_t hidden, WeightType typ
   const WeightType absorbed = AbsorbedType(spec, type, arena);
   LatentWeights w;
   if (spec.q_rank > 0) {
-    w.query_down = arena.Matrix(type, spec.q_rank, hidden, {TensorSlot::kQDown});
+    w.query_down = arena.Matrix(type, spec.q_rank, hidden, TensorSlot::kQDown);
     w.query_norm = arena.Vector(spec.q_rank);
   }
   w.query = arena.Matrix(type, spec.heads * spec.query_dim(),
-                         spec.q_rank > 0 ? spec.q_rank : hidden, {TensorSlot::kQ});
-  w.down = arena.Matrix(type, spec.row_width(), hidden, {TensorSlot::kKvDown});
+                         spec.q_rank > 0 ? spec.q_rank : hidden, TensorSlot::kQ);
+  w.down = arena.Matrix(type, spec.row_width(), hidden, TensorSlot::kKvDown);
   TakeSameActivations({spec.q_rank > 0 ? &w.query_down : &w.query, &w.down});
   w.norm = arena.Vector(spec.kv_rank);
   w.keys = arena.Computed(absorbed, spec.heads * WholePanels(spec.kv_rank), spec.nope_dim);
   w.values = arena.Computed(absorbed, spec.heads * WholePanels(spec.value_dim), spec.kv_rank);
-  w.output = arena.Matrix(type, hidden, spec.output_width(), {TensorSlot::kOutput});
+  w.output = arena.Matrix(type, hidden, spec.output_width(), TensorSlot::kOutput);
   w.indexer = LayOutIndexer(spec, hidden, type, arena);
   return w;
 }
