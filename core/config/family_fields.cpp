@@ -335,6 +335,16 @@ TensorPlan CommonTensors(const std::string& prefix) {
   return plan;
 }
 
+void SetJoinedQkv(const std::string& name, const GroupedQuerySpec& attention, TensorPlan& plan) {
+  const auto set = [&](TensorSlot slot, int64_t first, int64_t count) {
+    plan.Set(slot, name,
+             {EveryNthRow{.step = attention.qkv_width(), .first = first, .count = count}});
+  };
+  set(TensorSlot::kQ, 0, attention.q_width());
+  set(TensorSlot::kK, attention.q_width(), attention.kv_width());
+  set(TensorSlot::kV, attention.q_width() + attention.kv_width(), attention.kv_width());
+}
+
 void SetGatedAttention(const std::string& prefix, const GroupedQuerySpec& attention,
                        TensorPlan& plan) {
   const std::string name = prefix + "layers.{layer}.self_attn.q_proj.weight";

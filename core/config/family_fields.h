@@ -95,6 +95,8 @@ GroupedQuerySpec ReadGatedAttention(const JsonFields& config, const ModelConfig&
 // All of the text of Qwen3.5 MoE whose tensors' names begin with this, with a tensor for each
 // matrix of an expert.
 void ReadQwen35Text(const JsonFields& config, const std::string& prefix, ModelConfig& model);
+// All of Granite MoE but the MLP that every token runs.
+void ReadGraniteMoe(const JsonFields& config, ModelConfig& model);
 // Which layers have linear attention, by layer_types or full_attention_interval.
 std::vector<bool> ReadLinearLayers(const JsonFields& config, int64_t layers);
 
@@ -107,6 +109,8 @@ std::vector<bool> ReadSparseLayers(const JsonFields& config, int64_t layers);
 // The names that most families have: embedding, head, norms, attention, dense MLPs, routers and
 // experts.
 TensorPlan CommonTensors(const std::string& prefix = "model.");
+// Queries, keys and values are rows of one matrix, one below the other.
+void SetJoinedQkv(const std::string& name, const GroupedQuerySpec& attention, TensorPlan& plan);
 // Of the model whose tensors' names begin with this: attention whose gates are stored beside the
 // queries of each head, all of linear attention but its projections from the residual stream, and a
 // shared expert with a gate.

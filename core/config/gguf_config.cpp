@@ -149,8 +149,10 @@ json CommonConfig(const GgufFields& fields) {
   }
   config["head_dim"] = head_dim;
   config["max_position_embeddings"] = fields.Int("context_length", 1, kMostPosition);
-  config["rms_norm_eps"] =
-      fields.Number("attention.layer_norm_rms_epsilon", std::nullopt, 0.0, 1.0);
+  const bool layer_norm = fields.architecture() == "dbrx";
+  config[layer_norm ? "layer_norm_epsilon" : "rms_norm_eps"] = fields.Number(
+      layer_norm ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon",
+      std::nullopt, 0.0, 1.0);
   config["rope_theta"] = fields.Number("rope.freq_base", 1e4, 1.0, 1e15);
   config["rope_scaling"] = RopeScaling(fields);
   const int64_t rotated = fields.Int("rope.dimension_count", head_dim, 2, head_dim);
@@ -323,6 +325,43 @@ void LinearAttention(const GgufFields& fields, json& config) {
   config["linear_value_head_dim"] = values / value_heads;
 }
 
+// With the MLP that every token runs it is another family.
+void GraniteMoe(const GgufFields& fields, json& config) {
+  const bool shared = fields.Has("expert_shared_feed_forward_length");
+  config["architectures"] = {fmt::format("GraniteMoe{}ForCausalLM", shared ? "Shared" : "")};
+  config["model_type"] = fmt::format("granitemoe{}", shared ? "shared" : "");
+  config["num_local_experts"] = Experts(fields);
+  config["intermediate_size"] = ExpertWidth(fields);
+  if (shared) {
+    config["shared_intermediate_size"] =
+        fields.Int("expert_shared_feed_forward_length", 1, kMostWidth);
+  }
+  config["attention_bias"] = fields.HasTensor("attn_q.bias");
+  const auto scale = [&](const char* key, double fallback) {
+    return fields.Number(key, fallback, 1e-9, 1e9);
+  };
+  config["embedding_multiplier"] = scale("embedding_scale", 1.0);
+  config["residual_multiplier"] = scale("residual_scale", 1.0);
+  config["logits_scaling"] = scale("logit_scale", 1.0);
+  config["attention_multiplier"] =
+      scale("attention.scale", 1.0 / std::sqrt(config["head_dim"].get<double>()));
+}
+
+// Weights of experts are always divided by their sum.
+void Dbrx(const GgufFields& fields, json& config) {
+  config["num_experts"] = Experts(fields);
+  config["intermediate_size"] = ExpertWidth(fields);
+  const double clip = fields.Number("attention.clamp_kqv", 0.0, 0.0, 1e9);
+  if (clip > 0.0) config["attn_config"] = {{"clip_qkv", clip}};
+}
+
+void Arctic(const GgufFields& fields, json& config) {
+  config["num_local_experts"] = Experts(fields);
+  config["intermediate_size"] = ExpertWidth(fields);
+  config["moe_layer_frequency"] = 1;
+  config["parallel_attn_mlp_res"] = true;
+}
+
 // The text of a model that also sees is a part of its config.json.
 void Qwen35Moe(const GgufFields& fields, json& config) {
   LinearAttention(fields, config);
@@ -347,6 +386,9 @@ constexpr GgufArchitecture kArchitectures[] = {
     {"deepseek2", "", "", Deepseek2},  // which of them, its function says
     {"qwen3next", "Qwen3NextForCausalLM", "qwen3_next", LinearAttention},
     {"qwen35moe", "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", Qwen35Moe},
+    {"granitemoe", "", "", GraniteMoe},  // likewise
+    {"dbrx", "DbrxForCausalLM", "dbrx", Dbrx},
+    {"arctic", "ArcticForCausalLM", "arctic", Arctic},
 };
 
 const GgufArchitecture& FindArchitecture(const GgufFields& fields) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/config/family_fields.h"
 
 namespace moesaic {
 namespace {
@@ -16,7 +17,9 @@ constexpr std::array<const char*, 3> kSingleExperts = {"ffn_gate.{expert}", "ffn
 
 // The architectures whose rows of queries and keys llama.cpp's converter turns, per head, from
 // halves that are rotated together to pairs.
-bool HasRowsInPairs(std::string_view architecture) { return architecture == "llama"; }
+bool HasRowsInPairs(std::string_view architecture) {
+  return architecture == "llama" || architecture == "granitemoe" || architecture == "arctic";
+}
 
 void SetLinearAttention(const ModelConfig& model, bool rates_of_key_heads, TensorPlan& plan) {
   const std::string layer = "blk.{layer}.";
@@ -86,17 +89,28 @@ TensorPlan GgufTensors(const GgufHeader& header, const ModelConfig& model) {
   plan.Set(TensorSlot::kFinalNorm, "output_norm.weight");
   plan.Set(TensorSlot::kHead, "output.weight");
   plan.Set(TensorSlot::kInputNorm, layer + "attn_norm.weight");
-  plan.Set(TensorSlot::kPostAttentionNorm,
-           layer + (has(0, "ffn_norm.weight") ? "ffn_norm.weight" : "post_attention_norm.weight"));
+  const bool read_input = model.experts_read_input();
+  for (const char* const norm : {"post_attention_norm.weight", "attn_output_norm.weight",
+                                 read_input ? "ffn_norm_exps.weight" : "ffn_norm.weight"}) {
+    if (has(0, norm) || !plan.Has(TensorSlot::kPostAttentionNorm)) {
+      plan.Set(TensorSlot::kPostAttentionNorm, layer + norm);
+    }
+  }
+  plan.Set(TensorSlot::kMlpNorm, layer + "ffn_norm.weight");
 
   const std::string architecture = header.metadata.value("general.architecture", "");
   std::vector<TensorTransform> rows_in_pairs;
+  std::vector<TensorTransform> unchanged;
   if (HasRowsInPairs(architecture)) {
-    rows_in_pairs = {RowsInPairs{model.attention().head_dim}};
+    const int64_t head_dim = model.attention().head_dim;
+    rows_in_pairs = {RowsInPairs{head_dim}};
+    // Values are not rotated, but rows of one matrix are read in one way.
+    unchanged = {RowsInPairs{.head_rows = head_dim, .passed = head_dim}};
   }
   plan.Set(TensorSlot::kQ, layer + "attn_q.weight", rows_in_pairs);
   plan.Set(TensorSlot::kK, layer + "attn_k.weight", rows_in_pairs);
-  plan.Set(TensorSlot::kV, layer + "attn_v.weight");
+  plan.Set(TensorSlot::kV, layer + "attn_v.weight", unchanged);
+  if (architecture == "dbrx") SetJoinedQkv(layer + "attn_qkv.weight", model.attention(), plan);
   plan.Set(TensorSlot::kQBias, layer + "attn_q.bias", rows_in_pairs);
   plan.Set(TensorSlot::kKBias, layer + "attn_k.bias", rows_in_pairs);
   plan.Set(TensorSlot::kVBias, layer + "attn_v.bias");
@@ -116,8 +130,12 @@ TensorPlan GgufTensors(const GgufHeader& header, const ModelConfig& model) {
   plan.Set(TensorSlot::kRouter, layer + "ffn_gate_inp.weight");
   plan.Set(TensorSlot::kRouterBias, layer + "ffn_gate_inp.bias");
   plan.SetMlp(kDenseMlpSlots, layer, {"ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"});
-  plan.SetMlp(kSharedMlpSlots, layer,
-              {"ffn_gate_shexp.weight", "ffn_up_shexp.weight", "ffn_down_shexp.weight"});
+  if (read_input) {
+    plan.SetMlp(kSharedMlpSlots, layer, {"ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"});
+  } else {
+    plan.SetMlp(kSharedMlpSlots, layer,
+                {"ffn_gate_shexp.weight", "ffn_up_shexp.weight", "ffn_down_shexp.weight"});
+  }
   plan.Set(TensorSlot::kSharedGate, layer + "ffn_gate_inp_shexp.weight", {RowAsVector{}});
 
   int64_t sparse = 0;

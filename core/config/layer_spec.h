@@ -40,6 +40,9 @@ struct ExpertsSpec {
   MlpSpec expert;            // each of them
   MlpSpec shared;            // what every token runs besides
   bool shared_gate = false;  // its output times the sigmoid of one number per token (Qwen2-MoE)
+  // The experts read what the layer reads, and are routed before its mixer; `shared` reads what the
+  // mixer has made of it, through a norm of its own (Arctic).
+  bool read_input = false;
 };
 
 // Of a dense layer, or of a sparse one.
@@ -49,6 +52,9 @@ struct LayerSpec {
   NormSpec norm;  // before the mixer, and before the MLP
   MixerSpec mixer;
   LayerMlp mlp;
+  // What the mixer and the MLP that every token runs are multiplied with before they are added to
+  // the residual stream. The experts' part of it is in their weights (RouterSpec::scale).
+  double residual_scale = 1.0;
 
   bool sparse() const { return std::holds_alternative<ExpertsSpec>(mlp); }
   // Of a sparse layer.
@@ -58,6 +64,10 @@ struct LayerSpec {
     const auto* const of_dense_layer = std::get_if<MlpSpec>(&mlp);
     return of_dense_layer != nullptr ? *of_dense_layer : experts().shared;
   }
+  // Whether its experts are known before its mixer runs.
+  bool routes_first() const { return sparse() && experts().read_input; }
+  // Whether what every token runs has a norm of its own.
+  bool has_mlp_norm() const { return routes_first() && dense_mlp().width > 0; }
   // Whether it attends to keys and values; else it has state of another kind.
   bool has_attention() const { return !std::holds_alternative<DeltaNetSpec>(mixer); }
   const GroupedQuerySpec& attention() const { return std::get<GroupedQuerySpec>(mixer); }

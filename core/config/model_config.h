@@ -27,7 +27,9 @@ struct ModelConfig {
   int64_t hidden_size = 0;
   int64_t max_position = 0;
   bool tie_word_embeddings = false;
+  double embedding_scale = 1.0;  // of the residual stream that the first layer gets
   NormSpec final_norm;
+  double logit_divisor = 1.0;
   std::vector<LayerSpec> layers;
   TensorPlan tensors;
   // Behind the last layer of the checkpoint, to predict further tokens; they are not read.
@@ -83,6 +85,7 @@ struct ModelConfig {
   const ExpertsSpec& experts() const;
   int64_t num_experts() const;  // 0: no layer is sparse
   int64_t top_k() const;        // likewise
+  bool experts_read_input() const { return num_experts() > 0 && experts().read_input; }  // likewise
   int64_t expert_width() const { return experts().expert.width; }
   // Values of one expert's matrices.
   int64_t expert_parameters() const { return experts().expert.Weights(hidden_size); }

@@ -103,6 +103,11 @@ void CheckServedLayers(const ModelConfig& model, std::string_view file) {
     check.Same("experts", experts.router.experts, other.router.experts, first_sparse);
     check.Same("top_k", experts.router.top_k, other.router.top_k, first_sparse);
     check.Same("the experts' width", experts.expert.width, other.expert.width, first_sparse);
+    check.Refuse(
+        experts.read_input != other.read_input,
+        fmt::format("experts that read something else than those of layer {} are", first_sparse));
+    check.Refuse(experts.read_input && experts.shared_gate,
+                 "a gate of the MLP beside experts that read the layer's input is");
     const MlpSpec& expert = experts.expert;
     const MlpSpec& first_expert = other.expert;
     check.Refuse(expert.bias != first_expert.bias || expert.activation != first_expert.activation ||

@@ -21,7 +21,8 @@ enum class TensorSlot {
   kHead,       // [vocab, hidden]
   // Of a layer
   kInputNorm,          // [hidden]
-  kPostAttentionNorm,  // [hidden]
+  kPostAttentionNorm,  // [hidden], of what experts or the MLP of a dense layer read
+  kMlpNorm,            // [hidden], of the MLP beside experts that read the layer's input
   kQ,                  // [heads * head_dim, hidden]
   kK,                  // [kv_heads * head_dim, hidden]
   kV,
@@ -105,7 +106,8 @@ struct BlockScales {
 // The tensor has those of all experts of a layer, one after the other.
 struct StackOf {
   int64_t count = 0;
-  int64_t index = 0;  // TensorPlan::At fills it in
+  int64_t index = 0;       // TensorPlan::At fills it in
+  bool one_below = false;  // as one matrix, the rows of each below those of the one before
 };
 
 // Of each `step` rows of a matrix those from `first` on, `count` of them (of a vector the values).

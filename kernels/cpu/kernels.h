@@ -395,6 +395,9 @@ struct CpuKernels {
 
   // out[i] = x[i] / sqrt(mean(x^2) + eps) * weight[i]
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* out) = nullptr;
+  // The same of x[i] - mean(x): a LayerNorm without bias.
+  void (*layer_norm)(const float* x, const float* weight, float eps, int64_t n,
+                     float* out) = nullptr;
   // Half-rotation (GPT-NeoX, Llama): (x[i], x[i+half]) -> (x[i] c - x[i+half] s, x[i+half] c + x[i]
   // s).
   void (*rope)(float* x, const float* cos, const float* sin, int64_t half) = nullptr;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <numeric>
 
 #include "core/base/check.h"
 #include "kernels/cpu/moe.h"
@@ -79,6 +80,12 @@ void NextGate::Load(std::span<const Router> routers, double norm_eps, ThreadPool
       float* row = folded.data() + expert * hidden_size_;
       kernels_.unpack_row(router.weights, expert, row);
       for (int64_t i = 0; i < hidden_size_; ++i) row[i] *= router.norm[i];
+      if (!router.centred) continue;
+      // W (x - mean(x)) is (W - means of its rows) x. That the norm divides by the size of x
+      // without its mean is left out: it is the same factor for all experts.
+      const float mean =
+          std::accumulate(row, row + hidden_size_, 0.0f) / static_cast<float>(hidden_size_);
+      for (int64_t i = 0; i < hidden_size_; ++i) row[i] -= mean;
     }
     const PackedMatrix to =
         RowsOf(routers_.data() + layer * layer_bytes, shape_.num_experts, hidden_size_);

@@ -37,6 +37,7 @@ class NextGate {
     // [experts] or null: what is added to the scores for the choice.
     const float* correction = nullptr;
     ScoreFunction score = ScoreFunction::kSoftmax;  // of corrected routers
+    bool centred = false;  // the norm subtracts the mean (core/config/norm_spec.h)
   };
 
   // kernels: of class kF32.

@@ -29,6 +29,7 @@ uint64_t DenseParameters(const ModelConfig& c) {
     if (!layer.sparse()) continue;
     const RouterSpec& router = layer.experts().router;
     total += router.experts * c.hidden_size;
+    if (layer.has_mlp_norm()) total += c.hidden_size;
     if (router.logit_bias) total += router.experts;
     if (router.correction_bias) total += router.experts;
     if (layer.experts().shared_gate) total += c.hidden_size;
@@ -183,11 +184,14 @@ std::string ModelSummaryText(const ModelSummary& model) {
                                   c.NumMixers<DeltaNetSpec>(), delta->key_heads, delta->key_dim,
                                   delta->value_heads, delta->value_dim)});
   }
-  architecture.Add({"experts", fmt::format("{} per layer, top {}, intermediate size {}",
-                                           c.num_experts(), c.top_k(), c.expert_width())});
+  architecture.Add(
+      {"experts",
+       fmt::format("{} per layer, top {}, intermediate size {}{}", c.num_experts(), c.top_k(),
+                   c.expert_width(), c.experts_read_input() ? ", routed before attention" : "")});
   if (c.shared_width() > 0) {
-    architecture.Add({"shared expert", fmt::format("intermediate size {}{}", c.shared_width(),
-                                                   c.experts().shared_gate ? ", gated" : "")});
+    architecture.Add({c.experts_read_input() ? "dense MLP beside them" : "shared expert",
+                      fmt::format("intermediate size {}{}", c.shared_width(),
+                                  c.experts().shared_gate ? ", gated" : "")});
   }
   architecture.Add({"vocabulary", fmt::format("{}{}", c.vocab_size,
                                               c.tie_word_embeddings ? ", tied embeddings" : "")});

@@ -29,9 +29,10 @@ class DensePart {
   virtual ~DensePart() = default;
 
   // A pass: Begin, then for each layer and any groups of rows, each group in this order,
-  // PreAttention, Attend, Project, Route, OpenExperts (in a sparse layer) and AddMlp, then End. A
-  // group's bits do not depend on the others. Modules of different groups may run at the same time
-  // on different pools where one is Attend and the other is not.
+  // PreAttention, Attend, Project, Route, OpenExperts (in a sparse layer) and AddMlp, then End. In
+  // a layer whose experts read its input (LayerSpec::routes_first) Route comes before PreAttention.
+  // A group's bits do not depend on the others. Modules of different groups may run at the same
+  // time on different pools where one is Attend and the other is not.
 
   // Embeds the tokens. The batch lives until the pass ends. `experts` (which may be null): who
   // computes experts where the residual stream is, if nobody replaces the routing: the pass may run

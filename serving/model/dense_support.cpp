@@ -35,6 +35,13 @@ const char* WhyNot(const RouterSpec& router) {
   return nullptr;
 }
 
+void RequireOnDevices(const char* why_not) {
+  if (why_not == nullptr) return;
+  Fail(ErrorKind::kUnsupported,
+       "--gpu-dense: {} are not computed on GPUs yet; the CPU does it with --gpu-dense auto or off",
+       why_not);
+}
+
 }  // namespace
 
 cuda::Weights GpuWeights(WeightType type) {
@@ -60,8 +67,11 @@ cuda::Weights GpuWeights(WeightType type) {
 
 const char* WhyNotOnDevices(const LayerSpec& layer) {
   const char* const why = std::visit([](const auto& mixer) { return WhyNot(mixer); }, layer.mixer);
-  if (why != nullptr || !layer.sparse()) return why;
-  return WhyNot(layer.experts().router);
+  if (why != nullptr) return why;
+  if (layer.residual_scale != 1.0) return "scaled residuals";
+  if (layer.routes_first()) return "experts that read a layer's input";
+  if (layer.norm.centred) return "norms that subtract the mean";
+  return layer.sparse() ? WhyNot(layer.experts().router) : nullptr;
 }
 
 void DeviceDense::CheckSupported(const ModelConfig& config, WeightType type, WeightType kv_type,
@@ -73,14 +83,9 @@ void DeviceDense::CheckSupported(const ModelConfig& config, WeightType type, Wei
          "--gpu-dense off",
          kv_type == WeightType::kF32 ? "float32" : WeightTypeName(kv_type));
   }
-  for (const LayerSpec& layer : config.layers) {
-    if (const char* const why = WhyNotOnDevices(layer)) {
-      Fail(ErrorKind::kUnsupported,
-           "--gpu-dense: {} are not computed on GPUs yet; the CPU does it with --gpu-dense auto or "
-           "off",
-           why);
-    }
-  }
+  for (const LayerSpec& layer : config.layers) RequireOnDevices(WhyNotOnDevices(layer));
+  const bool scaled = config.embedding_scale != 1.0 || config.logit_divisor != 1.0;
+  RequireOnDevices(scaled ? "scaled embeddings and logits" : nullptr);
   if (devices > 1) CheckSliceable(config, devices);
 }
 

@@ -234,6 +234,32 @@ void ExpertRunner::ListOfBlocks(int64_t layer) {
   block_.reset();
 }
 
+// Beside them, in the place of what was expected before: what the layer before has deferred to this
+// one, and what blocks of long prompts have asked for.
+void ExpertRunner::Announce(int64_t layer, std::span<const int32_t> experts) {
+  std::fill(immediate_.begin(), immediate_.end(), uint8_t{0});
+  for (const int32_t expert : experts) immediate_[static_cast<size_t>(expert)] = 1;
+  for (Part& part : parts_) part.expected.clear();
+  for (int64_t e = 0; e < config_.num_experts(); ++e) {
+    if (immediate_[static_cast<size_t>(e)] == 0) continue;
+    ExpertId id;
+    id.layer = static_cast<uint16_t>(layer);
+    id.index = static_cast<uint16_t>(e);
+    parts_[static_cast<size_t>(PlaceOf(id))].expected.push_back(id);
+  }
+  for (size_t place = 0; place < parts_.size(); ++place) {
+    Part& part = parts_[place];
+    const auto append = [&part](const std::vector<ExpertId>& more) {
+      part.expected.insert(part.expected.end(), more.begin(), more.end());
+    };
+    if (before_ != nullptr && !before_->late.empty()) append(before_->late[place]);
+    append(part.of_blocks);
+    if (part.expected.empty() && !part.expects) continue;
+    part.place.experts->Expect(part.expected);
+    part.expects = true;  // the layer's Run says what is expected from then on
+  }
+}
+
 // Keeps what AddDeferred needs of the open layer.
 void ExpertRunner::Keep(const Rows& rows, const RowExperts& experts) {
   const int64_t pairs = rows.tokens * config_.top_k();

@@ -81,6 +81,10 @@ class ExpertRunner {
   void BeginBlock(const LayerBlock& block) { block_ = block; }
   void EndBlocks();
 
+  // The layer that runs next will want these experts, [rows, top_k], while its mixer has not run
+  // yet: what is missing of them starts to load. Nothing depends on it but time. Not where the
+  // residual stream is a device's.
+  void Announce(int64_t layer, std::span<const int32_t> experts);
   // Computes the experts of the rows, places at the same time; on the host's part of it, `pool`
   // makes the rows what products want. outputs() are then to be added to the residual stream. Where
   // that is a device's, Close before the next layer, and after an error. Throws Error when an

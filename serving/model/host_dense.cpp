@@ -46,9 +46,9 @@ int64_t HostDense::MixedStride(const ModelConfig& config) {
 uint64_t HostDense::WorkspaceBytes(const ModelConfig& c, const CpuKernels& kernels,
                                    const ModelLimits& limits, int threads, bool own_projected) {
   const int64_t rows = limits.max_batch_tokens;
-  const int64_t floats_per_row = c.hidden_size + PaddedFloats(c.hidden_size) +
-                                 (own_projected ? ProjectedStride(c) : 0) + MixedStride(c) +
-                                 c.hidden_size + c.num_experts();
+  const int64_t floats_per_row =
+      c.hidden_size + (c.experts_read_input() ? 2 : 1) * PaddedFloats(c.hidden_size) +
+      (own_projected ? ProjectedStride(c) : 0) + MixedStride(c) + c.hidden_size + c.num_experts();
   return static_cast<uint64_t>(rows * (floats_per_row * static_cast<int64_t>(sizeof(float)) +
                                        WidestActivationRow(c, kernels, c.widest_dense_mlp())) +
                                HostActivations::Bytes(kernels, rows, WidestProductInput(c))) +
@@ -73,6 +73,7 @@ HostDense::HostDense(const ModelConfig& config, ModelWeights weights, const CpuK
   const int64_t rows = limits.max_batch_tokens;
   hidden_ = ZeroedFloats(rows * config.hidden_size);
   normed_ = ZeroedFloats(rows * norm_stride_);
+  if (config.experts_read_input()) expert_normed_ = ZeroedFloats(rows * norm_stride_);
   rows_ = {.projected = projected,
            .projected_stride = projected_stride,
            .mixed_stride = MixedStride(config)};
@@ -154,21 +155,29 @@ void HostDense::BeginMixers(const ForwardBatch& batch) {
 
 void HostDense::Begin(const ForwardBatch& batch, const DeviceOperator* /*experts*/) {
   BeginMixers(batch);
+  const auto scale = static_cast<float>(config_.embedding_scale);
   ForRows(pool_, {0, std::ssize(batch.tokens)}, [&](int64_t row) {
-    kernels_.unpack_row(weights_.embedding, batch.tokens[static_cast<size_t>(row)], HiddenRow(row));
+    float* const hidden = HiddenRow(row);
+    kernels_.unpack_row(weights_.embedding, batch.tokens[static_cast<size_t>(row)], hidden);
+    if (scale == 1.0f) return;
+    for (int64_t i = 0; i < config_.hidden_size; ++i) hidden[i] *= scale;
   });
 }
 
-void HostDense::NormRows(const NormSpec& norm, const float* weight, RowRange rows,
+void HostDense::Norm(const NormSpec& norm, const float* weight, const float* x, float* out) const {
+  const auto run = norm.centred ? kernels_.layer_norm : kernels_.rms_norm;
+  run(x, weight, static_cast<float>(norm.eps), config_.hidden_size, out);
+}
+
+void HostDense::NormRows(const NormSpec& norm, const float* weight, RowRange rows, float* y,
                          ThreadPool& pool) {
-  const auto eps = static_cast<float>(norm.eps);
   ForRows(pool, rows, [&](int64_t row) {
-    kernels_.rms_norm(HiddenRow(row), weight, eps, config_.hidden_size, NormedRow(row));
+    Norm(norm, weight, HiddenRow(row), y + (row - rows.begin) * norm_stride_);
   });
 }
 
 void HostDense::PreAttention(int64_t layer, RowRange rows, ThreadPool& pool) {
-  NormRows(config_.layer(layer).norm, Weights(layer).input_norm, rows, pool);
+  NormRows(config_.layer(layer).norm, Weights(layer).input_norm, rows, NormedRow(rows.begin), pool);
   MixerOf(layer).PreAttention(layer, rows, NormedRow(rows.begin), norm_stride_, work_rows_, pool);
 }
 
@@ -184,7 +193,8 @@ void HostDense::AttendForDevice(int64_t layer, SliceRange slices, ThreadPool& po
 
 void HostDense::Project(int64_t layer, RowRange rows, ThreadPool& pool) {
   MixerOf(layer).Project(layer, rows, work_rows_, OutRow(rows.begin), pool);
-  AddOut(rows, pool, [](int64_t) { return 1.0f; });
+  const auto scale = static_cast<float>(config_.layer(layer).residual_scale);
+  AddOut(rows, pool, [scale](int64_t) { return scale; });
 }
 
 // hidden += scale(row) * out.
@@ -194,20 +204,21 @@ void HostDense::AddOut(RowRange rows, ThreadPool& pool, FunctionRef<float(int64_
   });
 }
 
-void HostDense::RowLogits(const PackedMatrix& w, const float* bias, RowRange rows, float* out,
-                          ThreadPool& pool) {
-  MultiplyRows(pool, f32_kernels_, UnroundedRows(NormedRow(rows.begin), norm_stride_), rows.count(),
-               w, out + rows.begin * w.n, w.n, bias);
+void HostDense::RowLogits(const PackedMatrix& w, const float* bias, RowRange rows, const float* x,
+                          float* out, ThreadPool& pool) {
+  MultiplyRows(pool, f32_kernels_, UnroundedRows(x, norm_stride_), rows.count(), w,
+               out + rows.begin * w.n, w.n, bias);
 }
 
 void HostDense::Route(int64_t layer, RowRange rows, int32_t* ids, float* weights,
                       bool /*host_rows*/, ThreadPool& pool) {
   const LayerWeights& w = Weights(layer);
   const LayerSpec& spec = config_.layer(layer);
-  NormRows(spec.norm, w.post_attention_norm, rows, pool);
+  float* const normed = spec.sparse() ? ExpertRow(rows.begin) : NormedRow(rows.begin);
+  NormRows(spec.norm, w.post_attention_norm, rows, normed, pool);
   if (!spec.sparse()) return;
   const RouterSpec& choice = spec.experts().router;
-  RowLogits(w.router, w.router_bias, rows, router_out_.as<float>(), pool);
+  RowLogits(w.router, w.router_bias, rows, normed, router_out_.as<float>(), pool);
   ForRows(pool, rows, [&](int64_t row) {
     const int64_t pair = (row - rows.begin) * choice.top_k;
     ChooseExperts(choice, kernels_, router_out_.as<float>() + row * choice.experts,
@@ -216,7 +227,7 @@ void HostDense::Route(int64_t layer, RowRange rows, int32_t* ids, float* weights
 }
 
 ExpertInputs HostDense::OpenExperts(RowRange rows) {
-  return {.tokens = rows.count(), .x = NormedRow(rows.begin), .x_stride = norm_stride_};
+  return {.tokens = rows.count(), .x = ExpertRow(rows.begin), .x_stride = norm_stride_};
 }
 
 void HostDense::AddExperts(RowRange rows, const ExpertOutputs& experts, ThreadPool& pool) {
@@ -228,21 +239,29 @@ void HostDense::AddExperts(RowRange rows, const ExpertOutputs& experts, ThreadPo
 
 void HostDense::AddMlp(int64_t layer, RowRange rows, const ExpertOutputs& experts,
                        const ExpertOutputs& deferred, ThreadPool& pool) {
-  AddExperts(rows, experts, pool);
   const LayerWeights& w = Weights(layer);
+  const bool reads_same = w.mlp_norm == nullptr;  // as the experts
+  if (!reads_same) {
+    NormRows(config_.layer(layer).norm, w.mlp_norm, rows, NormedRow(rows.begin), pool);
+  }
+  AddExperts(rows, experts, pool);
   if (w.gate.n > 0 && rows.count() > 0) {
     ActivatedRows x = {experts.activations, experts.activations_stride_bytes};
     // It serves both, unless experts are of a type with other activations.
-    const bool serves = x.data != nullptr && ActivationTypeOf(kernels_.numerics, w.gate.type) ==
-                                                 ActivationTypeOf(kernels_.numerics, experts.type);
+    const bool serves = reads_same && x.data != nullptr &&
+                        ActivationTypeOf(kernels_.numerics, w.gate.type) ==
+                            ActivationTypeOf(kernels_.numerics, experts.type);
     if (!serves) {
       x = activations_.Of(NormedRow(rows.begin), norm_stride_, rows.count(), w.gate, pool);
     }
     Mlp(w, x, rows, pool);
     const bool gated = w.shared_gate.n > 0;
-    if (gated) RowLogits(w.shared_gate, nullptr, rows, router_out_.as<float>(), pool);
+    if (gated) {
+      RowLogits(w.shared_gate, nullptr, rows, NormedRow(rows.begin), router_out_.as<float>(), pool);
+    }
+    const auto scale = static_cast<float>(config_.layer(layer).residual_scale);
     AddOut(rows, pool, [&](int64_t row) {
-      return gated ? 1.0f / (1.0f + std::exp(-router_out_.as<float>()[row])) : 1.0f;
+      return gated ? scale / (1.0f + std::exp(-router_out_.as<float>()[row])) : scale;
     });
   }
   AddExperts(rows, deferred, pool);
@@ -266,14 +285,19 @@ void HostDense::Mlp(const LayerWeights& w, const ActivatedRows& x, RowRange rows
 
 void HostDense::Head(std::span<const int32_t> rows, float* logits) {
   const int64_t count = std::ssize(rows);
-  const auto eps = static_cast<float>(config_.final_norm.eps);
   ForRows(pool_, {0, count}, [&](int64_t i) {
-    kernels_.rms_norm(HiddenRow(rows[static_cast<size_t>(i)]), weights_.final_norm, eps,
-                      config_.hidden_size, NormedRow(i));
+    Norm(config_.final_norm, weights_.final_norm, HiddenRow(rows[static_cast<size_t>(i)]),
+         NormedRow(i));
   });
   const ActivatedRows x =
       activations_.Of(normed_.as<float>(), norm_stride_, count, weights_.head, pool_);
   MultiplyRows(pool_, kernels_, x, count, weights_.head, logits, config_.vocab_size);
+  const auto divisor = static_cast<float>(config_.logit_divisor);
+  if (divisor == 1.0f) return;
+  ForRows(pool_, {0, count}, [&](int64_t i) {
+    float* const row = logits + i * config_.vocab_size;
+    for (int64_t token = 0; token < config_.vocab_size; ++token) row[token] /= divisor;
+  });
 }
 
 void HostDense::Greedy(std::span<const int32_t> rows, int32_t* tokens) {

@@ -77,11 +77,21 @@ class HostDense : public DensePart {
   }
   float* HiddenRow(int64_t row) { return hidden_.as<float>() + row * config_.hidden_size; }
   float* NormedRow(int64_t row) { return normed_.as<float>() + row * norm_stride_; }
+  // What the experts of sparse layers read.
+  float* ExpertRow(int64_t row) {
+    AlignedBuffer& rows = config_.experts_read_input() ? expert_normed_ : normed_;
+    return rows.as<float>() + row * norm_stride_;
+  }
   float* OutRow(int64_t row) { return out_.as<float>() + row * config_.hidden_size; }
-  void NormRows(const NormSpec& norm, const float* weight, RowRange rows, ThreadPool& pool);
-  // Of rows that are normed, by f32 products: the router never rounds its input.
-  void RowLogits(const PackedMatrix& w, const float* bias, RowRange rows, float* out,
-                 ThreadPool& pool);
+  // x, out: [hidden].
+  void Norm(const NormSpec& norm, const float* weight, const float* x, float* out) const;
+  // y: the first of the rows, norm_stride apart.
+  void NormRows(const NormSpec& norm, const float* weight, RowRange rows, float* y,
+                ThreadPool& pool);
+  // Of rows that are normed (x: the first of them), by f32 products: the router never rounds its
+  // input.
+  void RowLogits(const PackedMatrix& w, const float* bias, RowRange rows, const float* x,
+                 float* out, ThreadPool& pool);
   void Mlp(const LayerWeights& w, const ActivatedRows& x, RowRange rows, ThreadPool& pool);
   void AddOut(RowRange rows, ThreadPool& pool, FunctionRef<float(int64_t row)> scale);
   void AddExperts(RowRange rows, const ExpertOutputs& experts, ThreadPool& pool);
@@ -97,8 +107,10 @@ class HostDense : public DensePart {
   std::vector<std::unique_ptr<HostMixer>> mixers_;  // one of each kind
   std::vector<HostMixer*> mixer_of_layer_;          // [layers]
 
-  AlignedBuffer hidden_;       // [rows, hidden] f32, the residual stream
-  AlignedBuffer normed_;       // [rows, norm_stride] f32
+  AlignedBuffer hidden_;  // [rows, hidden] f32, the residual stream
+  AlignedBuffer normed_;  // [rows, norm_stride] f32
+  // Likewise, of experts that read the layer's input, which wait until its mixer has run.
+  AlignedBuffer expert_normed_;
   AlignedBuffer projected_;    // [rows, projected stride] f32, unless given
   AlignedBuffer mixed_;        // [rows, mixed stride] f32
   AlignedBuffer mlp_hidden_;   // [rows, activation row of the MLP width]

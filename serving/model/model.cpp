@@ -123,14 +123,14 @@ StepStats Model::Forward(const ForwardBatch& batch, RoutingHook* hook) {
     const bool replaces = hook != nullptr && !hook->OnlyWatches();
     dense_->Begin(batch, replaces ? nullptr : runner_.first_device());
     for (int64_t layer = 0; layer < config_.num_layers(); ++layer) {
-      PreAttention(layer, rows, pool_);
+      BeginLayer(layer, rows, hook);
       Attend(layer, slices, pool_);
       Project(layer, rows, pool_);
       Route(layer, rows, pool_);
       // A device that knows this layer's routing is done with the experts of the layer before.
       stats.experts += runner_.Close();
       stats.attention_us += watch.Lap();
-      if (hook != nullptr) ShowRouting(layer, rows, *hook);
+      if (hook != nullptr && !config_.layer(layer).routes_first()) ShowRouting(layer, rows, *hook);
       stats.experts += OpenMlp(layer, rows, pool_);
       stats.moe_us += watch.Lap();
     }
@@ -160,7 +160,7 @@ StepStats Model::RunLayer(int64_t layer, const ForwardBatch& batch, const LayerB
     } else {
       dense_->Continue(batch);
     }
-    PreAttention(layer, rows, pool_);
+    BeginLayer(layer, rows, nullptr);
     Attend(layer, {0, std::ssize(batch.slices)}, pool_);
     Project(layer, rows, pool_);
     Route(layer, rows, pool_);
@@ -183,7 +183,26 @@ void Model::Attend(int64_t layer, SliceRange slices, ThreadPool& pool) {
   dense_->Attend(layer, slices, pool);
 }
 
+void Model::BeginLayer(int64_t layer, RowRange rows, RoutingHook* hook) {
+  if (config_.layer(layer).routes_first()) {
+    RouteRows(layer, rows, pool_);
+    if (hook != nullptr) ShowRouting(layer, rows, *hook);
+    const auto pairs = static_cast<size_t>(rows.count() * config_.top_k());
+    runner_.Announce(layer, std::span(expert_ids_).first(pairs));
+  }
+  dense_->PreAttention(layer, rows, pool_);
+}
+
+void Model::PreAttention(int64_t layer, RowRange rows, ThreadPool& pool) {
+  if (config_.layer(layer).routes_first()) RouteRows(layer, rows, pool);
+  dense_->PreAttention(layer, rows, pool);
+}
+
 void Model::Route(int64_t layer, RowRange rows, ThreadPool& pool) {
+  if (!config_.layer(layer).routes_first()) RouteRows(layer, rows, pool);
+}
+
+void Model::RouteRows(int64_t layer, RowRange rows, ThreadPool& pool) {
   const int64_t pair = rows.begin * config_.top_k();
   dense_->Route(layer, rows, expert_ids_.data() + pair, expert_weights_.data() + pair,
                 runner_.NeedsHostRows(), pool);

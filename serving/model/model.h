@@ -89,10 +89,8 @@ class Model {
   //
   // Counts the tokens and embeds them. The batch must live until the pass ends.
   StepStats BeginPass(const ForwardBatch& batch);
-  // Norm and projections.
-  void PreAttention(int64_t layer, RowRange rows, ThreadPool& pool) {
-    dense_->PreAttention(layer, rows, pool);
-  }
+  // Norm and projections; before them the experts of each row, where these read the layer's input.
+  void PreAttention(int64_t layer, RowRange rows, ThreadPool& pool);
   // The layer's mixer over these sequences, whose state grows. The pool has at most as many threads
   // as the model's.
   void Attend(int64_t layer, SliceRange slices, ThreadPool& pool);
@@ -100,7 +98,7 @@ class Model {
   void Project(int64_t layer, RowRange rows, ThreadPool& pool) {
     dense_->Project(layer, rows, pool);
   }
-  // Norm and, in a sparse layer, the experts of each row.
+  // Norm and, in a sparse layer, the experts of each row, unless PreAttention has routed them.
   void Route(int64_t layer, RowRange rows, ThreadPool& pool);
   // Shows the routing of these rows to the hook, in a sparse layer.
   void ShowRouting(int64_t layer, RowRange rows, RoutingHook& hook);
@@ -146,6 +144,10 @@ class Model {
 
  private:
   StepStats Count(const ForwardBatch& batch);
+  void RouteRows(int64_t layer, RowRange rows, ThreadPool& pool);
+  // PreAttention of all rows. Where the layer's experts are known before it, the hook (which may be
+  // null) sees them, and those that are missing are on their way while the layer attends.
+  void BeginLayer(int64_t layer, RowRange rows, RoutingHook* hook);
   // Marks in deferred_ what of the layer's routing is added one layer later. Whether there is any.
   bool MarkDeferred(int64_t layer);
   // RunMlp; where the residual stream is a device's, the experts stay open (ExpertRunner::Close).

@@ -27,9 +27,14 @@ Extent PartOf(const Extent& whole, const StackOf* stack) {
   return part;
 }
 
-// Before the dimensions of one.
+// Before the dimensions of one, or multiplied with its rows.
 std::vector<int64_t> Stacked(const StackOf* stack, std::vector<int64_t> shape) {
-  if (stack != nullptr) shape.insert(shape.begin(), stack->count);
+  if (stack == nullptr) return shape;
+  if (stack->one_below) {
+    shape.front() *= stack->count;
+  } else {
+    shape.insert(shape.begin(), stack->count);
+  }
   return shape;
 }
 
@@ -189,12 +194,14 @@ std::array<int64_t, 2> StoredShape(const Checkpoint& checkpoint, const PlannedTe
   const char* const suffix = mxfp4 ? kBlocksSuffix : packed ? kPackedSuffix : "";
   const TensorInfo* const found = checkpoint.Find(tensor.name + suffix);
   CHECK(found != nullptr);
-  const size_t stacked = tensor.Find<StackOf>() != nullptr ? 1 : 0;
+  const auto* const stack = tensor.Find<StackOf>();
+  const size_t stacked = stack != nullptr && !stack->one_below ? 1 : 0;
   CHECK_LT(stacked, found->shape.size());
   if (tensor.Find<RowAsVector>() != nullptr) return {1, found->shape.back()};
   if (tensor.Find<VectorAsRow>() != nullptr) return {found->shape.back(), 1};
   if (tensor.Find<RowsOfKernels>() != nullptr) return {found->shape.front(), found->shape.back()};
   int64_t rows = found->shape[stacked];
+  if (stack != nullptr && stack->one_below) rows /= stack->count;
   int64_t cols = found->shape.size() > stacked + 1 ? found->shape[stacked + 1] : 1;
   if (mxfp4) cols *= kMxfp4Group;
   if (packed) cols *= 8;

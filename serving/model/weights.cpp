@@ -35,6 +35,7 @@ uint64_t ModelWeights::LayOut(const ModelConfig& c, WeightType type, std::byte* 
     arena.BeginLayer(static_cast<int64_t>(l));
     w.input_norm = arena.Vector(c.hidden_size);
     w.post_attention_norm = arena.Vector(c.hidden_size);
+    if (spec.has_mlp_norm()) w.mlp_norm = arena.Vector(c.hidden_size);
     w.mixer = std::visit(
         [&](const auto& mixer) -> MixerWeights {
           return {LayOutMixer(mixer, c.hidden_size, type, arena)};
@@ -120,6 +121,9 @@ void ModelWeights::Read(const ModelConfig& c, WeightLoader& load) const {
     const auto at = [&](TensorSlot slot) { return plan.At(slot, l); };
     load.Norm(w.input_norm, spec.norm, at(TensorSlot::kInputNorm), c.hidden_size);
     load.Norm(w.post_attention_norm, spec.norm, at(TensorSlot::kPostAttentionNorm), c.hidden_size);
+    if (w.mlp_norm != nullptr) {
+      load.Norm(w.mlp_norm, spec.norm, at(TensorSlot::kMlpNorm), c.hidden_size);
+    }
     std::visit(
         [&](const auto& mixer) {
           using Spec = typename std::decay_t<decltype(mixer)>::Spec;

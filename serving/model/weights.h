@@ -30,6 +30,7 @@ using MixerWeights = std::variant<GroupedQueryWeights, LatentWeights, DeltaNetWe
 struct LayerWeights {
   const float* input_norm = nullptr;           // [hidden]
   const float* post_attention_norm = nullptr;  // [hidden]
+  const float* mlp_norm = nullptr;             // [hidden], null unless LayerSpec::has_mlp_norm
   MixerWeights mixer;
   const GroupedQueryWeights& attention() const { return std::get<GroupedQueryWeights>(mixer); }
   const DeltaNetWeights& delta_net() const { return std::get<DeltaNetWeights>(mixer); }

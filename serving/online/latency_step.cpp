@@ -31,7 +31,8 @@ void LoadGates(const ModelConfig& config, const ModelWeights& weights, ThreadPoo
                        .weights = layer.router,
                        .bias = layer.router_bias,
                        .correction = layer.router_correction,
-                       .score = config.layer(l).experts().router.score});
+                       .score = config.layer(l).experts().router.score,
+                       .centred = config.layer(l).norm.centred});
   }
   gates.Load(routers, config.layers.front().norm.eps, pool);
 }

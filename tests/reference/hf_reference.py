@@ -13,6 +13,7 @@ import tempfile
 import torch
 import transformers
 
+import arctic  # noqa: F401  (transformers learns of it)
 import fp8
 import mxfp4
 import packed_int4
@@ -56,13 +57,25 @@ def load_model(directory: pathlib.Path, dtype: torch.dtype = torch.float32):
     return model.eval()
 
 
+def body_of(model):
+    return model.transformer if model.config.model_type == "dbrx" else model.model
+
+
+def layers_of(model):
+    return body_of(model).blocks if model.config.model_type == "dbrx" else body_of(model).layers
+
+
+def embedding_of(model):
+    return body_of(model).wte if model.config.model_type == "dbrx" else body_of(model).embed_tokens
+
+
 def mlp_of(layer):
-    return layer.mlp if hasattr(layer, "mlp") else layer.block_sparse_moe
+    return next(getattr(layer, name) for name in ("mlp", "ffn", "block_sparse_moe") if hasattr(layer, name))
 
 
 def sparse_layers(model) -> list[int]:
     """Layer numbers whose MLP is a mixture of experts."""
-    return [i for i, layer in enumerate(model.model.layers) if hasattr(mlp_of(layer), "experts")]
+    return [i for i, layer in enumerate(layers_of(model)) if hasattr(mlp_of(layer), "experts")]
 
 
 def correction_of(mlp):
@@ -75,13 +88,15 @@ def correction_of(mlp):
 
 
 def _normalises(config) -> bool:
-    return config.model_type in ("mixtral", "minimax_m2", "qwen3_5_moe_text") or bool(config.norm_topk_prob)
+    if config.model_type == "dbrx":
+        return config.ffn_config.moe_normalize_expert_weights is not None
+    return config.model_type in ("mixtral", "minimax_m2", "qwen3_5_moe_text", "arctic") or bool(config.norm_topk_prob)
 
 
 def _softmax_routing(logits: torch.Tensor, config) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Experts of a layer by falling probability, their weights, and the gap to the next expert, and to the next group
     where the best groups are chosen by their best experts (deepseek_v2)."""
-    k = config.num_experts_per_tok
+    k = config.ffn_config.moe_top_k if config.model_type == "dbrx" else config.num_experts_per_tok
     probabilities = logits.softmax(-1)
     group_gap = torch.ones_like(probabilities[..., 0])
     if getattr(config, "topk_method", None) == "group_limited_greedy":
@@ -137,16 +152,18 @@ def _corrected_softmax_routing(logits: torch.Tensor, bias: torch.Tensor, config)
 
 
 def _logit_routing(logits: torch.Tensor, config) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The same for experts chosen by their logits, with the softmax of those chosen as weights (gpt_oss)."""
+    """The same for experts chosen by their logits, with the softmax of those chosen as weights (gpt_oss, granitemoe)."""
     k = config.num_experts_per_tok
     top = logits.topk(k + 1, dim=-1)
     return top.indices[..., :k], top.values[..., :k].softmax(-1), top.values[..., k - 1] - top.values[..., k]
 
 
 def chooses_with_scores(model) -> bool:
-    """Families whose gate returns what it chose, in any order, and whose models do not pass on its logits."""
+    """Families whose gate returns what it chose, in any order, and whose models do not pass on its logits, or which are
+    not asked for them."""
     return model.config.model_type in (
-        "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "deepseek_v2", "deepseek_v3", "deepseek_v32")
+        "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "deepseek_v2", "deepseek_v3", "deepseek_v32", "granitemoe",
+        "granitemoeshared", "dbrx", "arctic")
 
 
 class IndexGaps(torch.overrides.TorchFunctionMode):
@@ -184,15 +201,25 @@ def run(model, ids: list[int], cache=None, use_cache: bool = False) -> Trace:
     def keep_choice(_module, _inputs, output):
         if isinstance(output, tuple):  # 5.x: (logits, weights, indices); in 4.x the gate is a plain Linear
             chosen.append(output)
+        elif model.config.model_type == "dbrx":  # logits; weights and indices follow
+            chosen.append((output,))
 
-    handles.append(model.model.embed_tokens.register_forward_hook(keep))
-    for layer in model.model.layers:
+    def keep_given(_module, inputs):
+        _, indices, weights = inputs
+        chosen[-1] += (weights, indices)
+
+    handles.append(embedding_of(model).register_forward_hook(keep))
+    for layer in layers_of(model):
         handles.append(layer.register_forward_hook(keep))
         mlp = mlp_of(layer)
         if hasattr(mlp, "experts"):
             router = mlp.gate if hasattr(mlp, "gate") else mlp.router
             handles.append(router.register_forward_hook(keep_choice))
-    indexers = [getattr(layer.self_attn, "indexer", None) for layer in model.model.layers if hasattr(layer, "self_attn")]
+            if model.config.model_type == "dbrx":
+                handles.append(mlp.experts.register_forward_pre_hook(keep_given))
+    indexers = [
+        getattr(layer.self_attn, "indexer", None) for layer in layers_of(model) if hasattr(layer, "self_attn")
+    ]
     watched = [(indexer, watch(indexer)) for indexer in indexers if indexer is not None]
     try:
         out = model(
@@ -207,14 +234,15 @@ def run(model, ids: list[int], cache=None, use_cache: bool = False) -> Trace:
         for indexer, _ in watched:
             del indexer.forward  # the class's again
 
-    corrected = [correction_of(mlp_of(layer)) for layer in model.model.layers]
+    hidden[0] = hidden[0] * getattr(model.config, "embedding_multiplier", 1.0)
+    corrected = [correction_of(mlp_of(layer)) for layer in layers_of(model)]
     corrected = [bias for bias in corrected if bias is not None]
     if model.config.model_type == "ernie4_5_moe":
         routing = [
             _corrected_softmax_routing(c[0].reshape(len(ids), -1).float(), bias, model.config)
             for c, bias in zip(chosen, corrected, strict=True)
         ]
-    elif model.config.model_type == "gpt_oss":
+    elif model.config.model_type in ("gpt_oss", "granitemoe", "granitemoeshared"):
         routing = [_logit_routing(c[0].reshape(len(ids), -1).float(), model.config) for c in chosen]
     elif corrected:
         routing = [
@@ -241,7 +269,7 @@ def run(model, ids: list[int], cache=None, use_cache: bool = False) -> Trace:
         logits=out.logits[0],
         hidden=torch.stack(hidden),
         experts=experts.to(torch.int32),
-        expert_weights=weights,
+        expert_weights=weights * getattr(model.config, "residual_multiplier", 1.0),
         router_gap=gap,
         index_gap=min(index_gaps, default=1.0),
         cache=out.past_key_values if use_cache else None,
@@ -259,7 +287,7 @@ class Continuation:
 
 def reset_dynamic_rope(model) -> None:
     """Forgets the longest sequence seen, which transformers' dynamic NTK rope otherwise keeps between calls."""
-    rope = model.model.rotary_emb
+    rope = body_of(model).rotary_emb
     if "dynamic" in getattr(rope, "rope_type", ""):
         rope.register_buffer("inv_freq", rope.original_inv_freq.clone(), persistent=False)
         rope.max_seq_len_cached = rope.original_max_seq_len

@@ -44,6 +44,12 @@ OWN_SEEDS = {
     "kimi_k2_int4": 27, "kimi_k25_int4": 28, "kimi_k25_int4_wide": 29,
     "qwen3_5_moe_text_bf16": 30, "ernie4_5_moe_bf16": 31, "ernie4_5_moe_fp32_odd": 32, "ernie4_5_moe_bf16_every_other": 33,
     "deepseek_v32_bf16": 36, "glm_moe_dsa_bf16_shared": 35, "glm_moe_dsa_fp32_odd": 37,
+    "granitemoe_bf16": 37, "granitemoe_fp32_odd": 38, "granitemoe_shared_bf16": 39, "dbrx_bf16_clip": 40, "dbrx_fp32_odd": 41,
+    "dbrx_fp16_top1": 42, "arctic_bf16": 43, "arctic_fp32_odd": 44, "arctic_bf16_every_other": 45,
+    "qwen3_5_moe_text_fp32_odd": 46, "qwen3_5_moe_text_fp16_tied": 47, "qwen2_moe_fp16_no_bias": 48,
+    "olmoe_fp16_bias": 49, "qwen3_next_fp16": 50, "deepseek_v2_fp16_plain": 51, "glm4_moe_lite_fp32_odd": 52,
+    "glm4_moe_lite_fp16_yarn": 53, "deepseek_v32_fp32_odd": 54, "deepseek_v32_fp16": 55,
+    "glm_moe_dsa_fp16_groups": 57,
 }
 MIN_EFFECT = 0.05  # how much a listed configuration change must move some logit
 
@@ -422,6 +428,82 @@ def ernie4_5_moe(**changes) -> dict:
         "tie_word_embeddings": True,
         "torch_dtype": "bfloat16",
         "use_bias": False,
+    } | changes
+
+
+def granitemoe(shared: bool = False, **changes) -> dict:
+    kind = "Shared" if shared else ""
+    return {
+        "architectures": [f"GraniteMoe{kind}ForCausalLM"],
+        "model_type": f"granitemoe{kind.lower()}",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "hidden_act": "silu",
+        "initializer_range": 0.02,
+        "max_position_embeddings": 1024,
+        "output_router_logits": False,
+        "pad_token_id": None,
+        "rms_norm_eps": 1e-06,
+        "rope_scaling": None,
+        "rope_theta": 10000.0,
+        "router_aux_loss_coef": 0.0,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+    } | changes
+
+
+def dbrx(attention: dict, ffn: dict, **changes) -> dict:
+    """`rope_theta` is where releases have it, and at the top too: transformers 5.23 reads that one."""
+    theta = attention.get("rope_theta", 10000.0)
+    return {
+        "architectures": ["DbrxForCausalLM"],
+        "model_type": "dbrx",
+        "attn_config": {"rope_theta": theta} | attention,
+        "bos_token_id": None,
+        "emb_pdrop": 0.0,
+        "eos_token_id": None,
+        "ffn_config": {"moe_jitter_eps": 0, "moe_loss_weight": 0.05} | ffn,
+        "initializer_range": 0.02,
+        "max_seq_len": 1024,
+        "output_router_logits": False,
+        "resid_pdrop": 0.0,
+        "rope_theta": theta,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+    } | changes
+
+
+def arctic(**changes) -> dict:
+    return {
+        "architectures": ["ArcticForCausalLM"],
+        "model_type": "arctic",
+        "attention_dropout": 0.0,
+        "bos_token_id": None,
+        "enable_expert_tensor_parallelism": False,
+        "eos_token_id": None,
+        "hidden_act": "silu",
+        "initializer_range": 0.02,
+        "max_position_embeddings": 1024,
+        "moe_eval_capacity_factor": 1,
+        "moe_layer_frequency": 1,
+        "moe_min_capacity": 0,
+        "moe_token_dropping": False,
+        "moe_train_capacity_factor": 1,
+        "parallel_attn_mlp_res": True,
+        "quantization": None,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": None,
+        "rope_theta": 10000.0,
+        "router_aux_loss_coef": 0.001,
+        "sliding_window": None,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        "use_residual": True,
     } | changes
 
 
@@ -947,6 +1029,235 @@ FIXTURES: dict[str, tuple[dict, int | None, list[dict]]] = {
             {"rope_interleave": False},
         ],
     ),
+    # As Granite 3.1 1B-A400M and 3B-A800M, with multipliers that a small model notices.
+    "granitemoe_bf16": (
+        granitemoe(
+            vocab_size=160, hidden_size=64, num_hidden_layers=3, num_attention_heads=8, num_key_value_heads=2,
+            intermediate_size=24, num_local_experts=12, num_experts_per_tok=4, embedding_multiplier=3.0,
+            residual_multiplier=0.6, attention_multiplier=0.25, logits_scaling=1.5,
+        ),
+        None,
+        [
+            {"embedding_multiplier": 1.0}, {"residual_multiplier": 1.0}, {"attention_multiplier": 0.354},
+            {"logits_scaling": 1.0}, {"num_experts_per_tok": 3}, {"rope_theta": 100.0},
+        ],
+    ),
+    # Odd sizes, biases of attention, linear rope, shards, another matrix for logits.
+    "granitemoe_fp32_odd": (
+        granitemoe(
+            vocab_size=131, hidden_size=52, num_hidden_layers=2, num_attention_heads=3, num_key_value_heads=1,
+            head_dim=18, intermediate_size=14, num_local_experts=7, num_experts_per_tok=2, attention_bias=True,
+            embedding_multiplier=1.5, residual_multiplier=0.8, attention_multiplier=0.2, logits_scaling=2.0,
+            rope_scaling={"type": "linear", "factor": 2.5}, tie_word_embeddings=False, torch_dtype="float32",
+            rms_norm_eps=1e-05,
+        ),
+        60_000,
+        [{"residual_multiplier": 1.0}, {"rope_scaling": None}, {"logits_scaling": 1.0}],
+    ),
+    # With an MLP that every token runs.
+    "granitemoe_shared_bf16": (
+        granitemoe(
+            shared=True, vocab_size=144, hidden_size=48, num_hidden_layers=3, num_attention_heads=4,
+            num_key_value_heads=4, intermediate_size=20, shared_intermediate_size=36, num_local_experts=8,
+            num_experts_per_tok=3, embedding_multiplier=2.0, residual_multiplier=0.5, attention_multiplier=0.3,
+            logits_scaling=1.25, tie_word_embeddings=False,
+        ),
+        None,
+        [{"residual_multiplier": 1.0}, {"attention_multiplier": 0.4}, {"embedding_multiplier": 1.0}],
+    ),
+    # As DBRX: a clip that bites, weights divided by their sum.
+    "dbrx_bf16_clip": (
+        dbrx(
+            {"clip_qkv": 1.5, "kv_n_heads": 2, "rope_theta": 500000.0},
+            {"ffn_hidden_size": 24, "moe_num_experts": 8, "moe_top_k": 3},
+            vocab_size=160, d_model=64, n_heads=8, n_layers=3,
+        ),
+        None,
+        [
+            {"attn_config": {"clip_qkv": 8, "kv_n_heads": 2, "rope_theta": 500000.0}}, {"rope_theta": 100.0},
+            {"ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 8, "moe_top_k": 2}},
+            {"ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 8, "moe_top_k": 3,
+                            "moe_normalize_expert_weights": None}},
+        ],
+    ),
+    # Odd sizes, a clip that nothing reaches (transformers 5.23 fails without one), weights that are not normalised, shards.
+    "dbrx_fp32_odd": (
+        dbrx(
+            {"clip_qkv": 1000.0, "kv_n_heads": 1},
+            {"ffn_hidden_size": 14, "moe_num_experts": 5, "moe_top_k": 2, "moe_normalize_expert_weights": None},
+            vocab_size=131, d_model=54, n_heads=3, n_layers=2, torch_dtype="float32",
+        ),
+        60_000,
+        [
+            {"attn_config": {"clip_qkv": 1.0, "kv_n_heads": 1, "rope_theta": 10000.0}},
+            {"ffn_config": {"ffn_hidden_size": 14, "moe_num_experts": 5, "moe_top_k": 2}},
+        ],
+    ),
+    # One expert a token, as many heads of keys as of queries.
+    "dbrx_fp16_top1": (
+        dbrx(
+            {"clip_qkv": 2.0, "kv_n_heads": 4, "rope_theta": 10000.0},
+            {"ffn_hidden_size": 20, "moe_num_experts": 6, "moe_top_k": 1, "moe_normalize_expert_weights": 1.0},
+            vocab_size=128, d_model=48, n_heads=4, n_layers=3, torch_dtype="float16",
+        ),
+        None,
+        [{"rope_theta": 100.0}],
+    ),
+    # As Arctic: experts that read each layer's input, beside an MLP as wide as the model.
+    "arctic_bf16": (
+        arctic(
+            vocab_size=160, hidden_size=64, num_hidden_layers=3, num_attention_heads=8, num_key_value_heads=2,
+            intermediate_size=24, num_local_experts=12, num_experts_per_tok=2,
+        ),
+        None,
+        [{"rope_theta": 100.0}, {"num_experts_per_tok": 1}, {"rms_norm_eps": 1e-1}],
+    ),
+    # Odd sizes, three experts a token, a window, tied, shards.
+    "arctic_fp32_odd": (
+        arctic(
+            vocab_size=131, hidden_size=54, num_hidden_layers=2, num_attention_heads=3, num_key_value_heads=1,
+            intermediate_size=14, num_local_experts=7, num_experts_per_tok=3, sliding_window=16,
+            tie_word_embeddings=True, torch_dtype="float32", rope_theta=1000000.0,
+        ),
+        60_000,
+        [{"sliding_window": None}, {"sliding_window": 17}],
+    ),
+    # What the configuration can say: every other layer dense.
+    "arctic_bf16_every_other": (
+        arctic(
+            vocab_size=128, hidden_size=48, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=4,
+            intermediate_size=28, num_local_experts=6, num_experts_per_tok=2, moe_layer_frequency=2,
+        ),
+        None,
+        [{"rope_theta": 100.0}],
+    ),
+    # The same text with odd sizes, a convolution over 3 tokens and rope over 12 of 18 values; shards.
+    "qwen3_5_moe_text_fp32_odd": (
+        qwen3_5_moe_text(
+            vocab_size=131, hidden_size=52, num_hidden_layers=4, num_attention_heads=3, num_key_value_heads=3,
+            head_dim=18, linear_num_key_heads=3, linear_num_value_heads=3, linear_key_head_dim=18,
+            linear_value_head_dim=11, linear_conv_kernel_dim=3, moe_intermediate_size=14,
+            shared_expert_intermediate_size=22, num_experts=5, num_experts_per_tok=3, full_attention_interval=2,
+            dtype="float32",
+            rope_parameters={"partial_rotary_factor": 0.67, "rope_theta": 10000.0, "rope_type": "default"},
+        ),
+        60_000,
+        [{"rms_norm_eps": 1e-2}],
+    ),
+    # Two value heads a key head, layers by a list, tied.
+    "qwen3_5_moe_text_fp16_tied": (
+        qwen3_5_moe_text(
+            tied=True, vocab_size=128, hidden_size=48, num_hidden_layers=3, num_attention_heads=4,
+            num_key_value_heads=2, head_dim=16, linear_num_key_heads=2, linear_num_value_heads=4,
+            linear_key_head_dim=12, linear_value_head_dim=16, moe_intermediate_size=16,
+            shared_expert_intermediate_size=20, num_experts=8, num_experts_per_tok=2, dtype="float16",
+            layer_types=["linear_attention", "full_attention", "linear_attention"],
+        ),
+        None,
+        [{"rms_norm_eps": 1e-2}],
+    ),
+    # Without biases of queries, keys and values; weights normalised.
+    "qwen2_moe_fp16_no_bias": (
+        qwen2_moe(
+            vocab_size=144, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=1,
+            intermediate_size=72, moe_intermediate_size=20, shared_expert_intermediate_size=36, num_experts=9,
+            num_experts_per_tok=3, qkv_bias=False, norm_topk_prob=True, torch_dtype="float16",
+        ),
+        None,
+        [{"norm_topk_prob": False}, {"rope_theta": 1000.0}],
+    ),
+    # Biases of attention, which no release has.
+    "olmoe_fp16_bias": (
+        olmoe(
+            vocab_size=144, hidden_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4,
+            intermediate_size=24, num_experts=6, num_experts_per_tok=2, attention_bias=True, norm_topk_prob=True,
+            torch_dtype="float16",
+        ),
+        None,
+        [{"norm_topk_prob": False}, {"rope_theta": 100.0}],
+    ),
+    # One value head a key head, two layers of attention in four.
+    "qwen3_next_fp16": (
+        qwen3_next(
+            vocab_size=128, hidden_size=48, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+            head_dim=16, intermediate_size=40, linear_num_key_heads=3, linear_num_value_heads=3,
+            linear_key_head_dim=12, linear_value_head_dim=12, moe_intermediate_size=12,
+            shared_expert_intermediate_size=20, num_experts=6, num_experts_per_tok=2, full_attention_interval=2,
+            partial_rotary_factor=0.5, torch_dtype="float16",
+        ),
+        None,
+        [{"norm_topk_prob": False}, {"partial_rotary_factor": 0.25}],
+    ),
+    # Queries of a latent without groups, no yarn.
+    "deepseek_v2_fp16_plain": (
+        deepseek(
+            "2", vocab_size=144, hidden_size=48, num_hidden_layers=2, num_attention_heads=3, num_key_value_heads=3,
+            q_lora_rank=20, kv_lora_rank=24, qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=16,
+            intermediate_size=56, moe_intermediate_size=14, n_routed_experts=8, num_experts_per_tok=2,
+            n_shared_experts=1, first_k_dense_replace=0, topk_method="greedy", n_group=1, topk_group=1,
+            routed_scaling_factor=2.0, torch_dtype="float16",
+        ),
+        None,
+        [{"routed_scaling_factor": 1.0}, {"rope_theta": 100}],
+    ),
+    # Odd sizes, groups of experts, shards.
+    "glm4_moe_lite_fp32_odd": (
+        glm4_moe_lite(
+            vocab_size=131, hidden_size=54, num_hidden_layers=3, num_attention_heads=3, num_key_value_heads=3,
+            q_lora_rank=22, kv_lora_rank=18, qk_nope_head_dim=14, qk_rope_head_dim=6, v_head_dim=22,
+            intermediate_size=56, moe_intermediate_size=14, n_routed_experts=8, num_experts_per_tok=2, n_group=2,
+            topk_group=1, mlp_layer_types=["dense", "sparse", "sparse"], torch_dtype="float32",
+        ),
+        60_000,
+        [{"n_group": 1}, {"routed_scaling_factor": 1.0}, {"rope_theta": 100.0}],
+    ),
+    # Yarn, two shared experts, the first layer dense by default, tied.
+    "glm4_moe_lite_fp16_yarn": (
+        glm4_moe_lite(
+            vocab_size=128, hidden_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4,
+            q_lora_rank=16, kv_lora_rank=24, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=12,
+            intermediate_size=40, moe_intermediate_size=12, n_routed_experts=6, num_experts_per_tok=2,
+            n_shared_experts=2, tie_word_embeddings=True, torch_dtype="float16",
+            rope_scaling=YARN_OF_DEEPSEEK | {"factor": 8, "mscale": 1.0, "mscale_all_dim": 1.0},
+        ),
+        None,
+        [{"rope_scaling": None}, {"routed_scaling_factor": 1.0}],
+    ),
+    # Odd sizes, no groups, no yarn, shards.
+    "deepseek_v32_fp32_odd": (
+        indexed(
+            "deepseek_v32", vocab_size=131, hidden_size=54, num_hidden_layers=2, num_attention_heads=3,
+            num_key_value_heads=3, q_lora_rank=22, kv_lora_rank=18, qk_nope_head_dim=14, qk_rope_head_dim=6,
+            v_head_dim=22, intermediate_size=40, moe_intermediate_size=14, n_routed_experts=7, num_experts_per_tok=2,
+            n_group=1, topk_group=1, first_k_dense_replace=0, torch_dtype="float32",
+        ),
+        60_000,
+        [{"norm_topk_prob": False}, {"rope_theta": 100}],
+    ),
+    # Two shared experts, weights that are not normalised.
+    "deepseek_v32_fp16": (
+        indexed(
+            "deepseek_v32", vocab_size=128, hidden_size=48, num_hidden_layers=3, num_attention_heads=4,
+            num_key_value_heads=4, q_lora_rank=16, kv_lora_rank=32, qk_nope_head_dim=12, qk_rope_head_dim=8,
+            v_head_dim=12, intermediate_size=40, moe_intermediate_size=12, n_routed_experts=8, num_experts_per_tok=3,
+            n_group=2, topk_group=1, n_shared_experts=2, norm_topk_prob=False, first_k_dense_replace=2,
+            torch_dtype="float16",
+        ),
+        None,
+        [{"norm_topk_prob": True}, {"n_group": 1, "topk_group": 1}],
+    ),
+    # Odd sizes, an indexer in every layer, shards.
+    # Groups of experts, dense layers by their number.
+    "glm_moe_dsa_fp16_groups": (
+        indexed(
+            "glm_moe_dsa", vocab_size=128, hidden_size=48, num_hidden_layers=3, num_attention_heads=4,
+            num_key_value_heads=4, q_lora_rank=16, kv_lora_rank=32, qk_nope_head_dim=12, qk_rope_head_dim=8,
+            v_head_dim=12, intermediate_size=40, moe_intermediate_size=12, n_routed_experts=8, num_experts_per_tok=2,
+            n_group=2, topk_group=1, mlp_layer_types=["dense", "dense", "sparse"], torch_dtype="float16",
+        ),
+        None,
+        [{"n_group": 1, "topk_group": 1}, {"routed_scaling_factor": 1.0}],
+    ),
 }
 # Tensors beside those of the text, which a reader has to leave alone.
 NOT_TEXT = {"model.visual.patch_embed.proj.bias": (16,), "mtp.fc.weight": (8, 16)}
@@ -977,6 +1288,8 @@ def fill(model, generator: torch.Generator, sharpness: float) -> None:
     `sharpness` scales queries and keys: attention over a long context looks at few of its positions when it is large.
     """
     tied = model.config.tie_word_embeddings
+    kind = model.config.model_type
+    norms = ("norm_1.weight", "norm_2.weight", "norm_f.weight")  # DBRX has "norm" in the names of other parts too
     for name, weight in model.named_parameters():
         fan_in = weight.shape[-1]
         noise = torch.randn(weight.shape, generator=generator)
@@ -990,7 +1303,7 @@ def fill(model, generator: torch.Generator, sharpness: float) -> None:
         elif name.endswith("A_log"):
             # Some heads forget within a few tokens, others remember dozens.
             weight.copy_(torch.log(0.02 + torch.rand(weight.shape, generator=generator)))
-        elif "norm" in name:
+        elif name.endswith(norms) if kind == "dbrx" else "norm" in name:
             weight.copy_(1.0 + 0.25 * noise)
             if tied and name == "model.norm.weight":
                 # With random signs the logits do not favour the input token, which a tied embedding would repeat.
@@ -999,20 +1312,24 @@ def fill(model, generator: torch.Generator, sharpness: float) -> None:
                 weight.sub_(1.0)  # what is stored is added to 1
         elif "embed_tokens" in name:
             weight.copy_(noise * (2.5 / fan_in**0.5 if tied else 1.0))
+        elif "wte" in name:
+            weight.copy_(0.5 + noise)  # with a mean, which a norm has to subtract
         else:
             gain = 1.0
             if "lm_head" in name:
                 gain = 2.5
             elif name.endswith("shared_expert_gate.weight"):
                 gain = 1.5
-            elif name.endswith(("gate.weight", "router.weight")):
+            elif name.endswith(("gate.weight", "router.weight", "router.layer.weight")):
                 gain = 1.5
-            elif "q_proj" in name or "k_proj" in name:
+            elif "q_proj" in name or "k_proj" in name or "Wqkv" in name:
                 gain = 1.3
             elif "q_b_proj" in name or "kv_a_proj" in name:
                 gain = 1.5
-            elif "down_proj" in name:
+            elif "down_proj" in name or name.endswith(("output_linear.weight", ".w2.weight", ".w2")):
                 gain = 2.0
+                if kind == "dbrx":
+                    fan_in = model.config.ffn_config.ffn_hidden_size  # stored [experts * in, out]
             if model.config.model_type == "gpt_oss" and ".experts." in name:
                 # Stored [in, out]; large enough that the activation is clamped now and then.
                 fan_in = weight.shape[-2]
@@ -1026,10 +1343,26 @@ def fill(model, generator: torch.Generator, sharpness: float) -> None:
             buffer.copy_(0.25 * torch.randn(buffer.shape, generator=generator))
 
 
+def dbrx_tensors(c) -> dict[str, tuple[int, ...]]:
+    h, ffn, root = c.d_model, c.ffn_config, "transformer"
+    out = {f"{root}.wte.weight": (c.vocab_size, h), f"{root}.norm_f.weight": (h,), "lm_head.weight": (c.vocab_size, h)}
+    for i in range(c.n_layers):
+        block = f"{root}.blocks.{i}"
+        out[f"{block}.norm_attn_norm.norm_1.weight"] = out[f"{block}.norm_attn_norm.norm_2.weight"] = (h,)
+        out[f"{block}.norm_attn_norm.attn.Wqkv.weight"] = (h + 2 * c.attn_config.kv_n_heads * (h // c.n_heads), h)
+        out[f"{block}.norm_attn_norm.attn.out_proj.weight"] = (h, h)
+        out[f"{block}.ffn.router.layer.weight"] = (ffn.moe_num_experts, h)
+        for matrix in ("w1", "v1", "w2"):
+            out[f"{block}.ffn.experts.mlp.{matrix}"] = (ffn.moe_num_experts * ffn.ffn_hidden_size, h)
+    return out
+
+
 def expected_tensors(config: dict, model) -> dict[str, tuple[int, ...]]:
     """The names and shapes of the hub's layout, from the configuration alone (not from what transformers saved)."""
     c = model.config
     kind = config["model_type"]
+    if kind == "dbrx":
+        return dbrx_tensors(c)
     head_dim = text_of(config).get("head_dim") or c.hidden_size // c.num_attention_heads
     h, q, kv = c.hidden_size, c.num_attention_heads * head_dim, c.num_key_value_heads * head_dim
     root = "model.language_model" if kind == "qwen3_5_moe" else "model"
@@ -1118,6 +1451,26 @@ def expected_tensors(config: dict, model) -> dict[str, tuple[int, ...]]:
         if kind in ("olmoe", "minimax_m2"):
             out[f"{layer}.self_attn.q_norm.weight"] = (q,)
             out[f"{layer}.self_attn.k_norm.weight"] = (kv,)
+        if kind in ("granitemoe", "granitemoeshared"):
+            moe, width = f"{layer}.block_sparse_moe", c.intermediate_size
+            out[f"{moe}.router.layer.weight"] = (c.num_local_experts, h)
+            out[f"{moe}.input_linear.weight"] = (c.num_local_experts, 2 * width, h)
+            out[f"{moe}.output_linear.weight"] = (c.num_local_experts, h, width)
+            if kind == "granitemoeshared":
+                out[f"{layer}.shared_mlp.input_linear.weight"] = (2 * c.shared_intermediate_size, h)
+                out[f"{layer}.shared_mlp.output_linear.weight"] = (h, c.shared_intermediate_size)
+            continue
+        if kind == "arctic":
+            moe, width = f"{layer}.block_sparse_moe", c.intermediate_size
+            prefixes = {f"{moe}.mlp": width}
+            if (i + 1) % c.moe_layer_frequency == 0:
+                prefixes = {f"{moe}.experts.{e}": width for e in range(c.num_local_experts)} | {f"{layer}.residual_mlp": h}
+                out[f"{moe}.gate.weight"] = (c.num_local_experts, h)
+                out[f"{layer}.residual_layernorm.weight"] = (h,)
+            for prefix, rows in prefixes.items():
+                out[f"{prefix}.w1.weight"] = out[f"{prefix}.w3.weight"] = (rows, h)
+                out[f"{prefix}.w2.weight"] = (h, rows)
+            continue
         if kind in ("mixtral", "minimax_m2"):
             out[f"{layer}.block_sparse_moe.gate.weight"] = (c.num_local_experts, h)
             if kind == "minimax_m2":
@@ -1246,8 +1599,9 @@ def verify_layout(directory: pathlib.Path, config: dict, shard_bytes: int | None
     assert index.exists() == (shard_bytes is not None) == (len(files) > 1)
     if index.exists():
         assert json.loads(index.read_text())["weight_map"] == {n: f for n, (_, f) in found.items()}
-    if config["model_type"] in ("gpt_oss", "qwen3_5_moe") or fp8.is_quantised(directory):
-        return  # stacked in the file as in memory, or rounded after it was written
+    stacked = ("gpt_oss", "qwen3_5_moe", "granitemoe", "granitemoeshared", "dbrx", "arctic")
+    if config["model_type"] in stacked or fp8.is_quantised(directory):
+        return  # in the file as in memory, or rounded after it was written
     # The fused tensor in memory is [gate; up]: check one expert against the file, bit for bit.
     layer = hf_reference.sparse_layers(model)[0]
     gate, up = ("w1", "w3") if config["model_type"] in ("mixtral", "minimax_m2") else ("gate_proj", "up_proj")
@@ -1300,7 +1654,7 @@ def stepwise_logits(model, ids: list[int]) -> torch.Tensor:
 
 def write_reference(directory: pathlib.Path, seed: int) -> list[list[int]]:
     model = hf_reference.load_model(directory)
-    dynamic = "dynamic" in getattr(model.model.rotary_emb, "rope_type", "")
+    dynamic = "dynamic" in getattr(hf_reference.body_of(model).rotary_emb, "rope_type", "")
     tensors: dict[str, torch.Tensor] = {
         "sparse_layers": torch.tensor(hf_reference.sparse_layers(model), dtype=torch.int32)
     }

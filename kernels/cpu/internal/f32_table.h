@@ -47,6 +47,7 @@ constexpr CpuKernels F32Table(Isa isa) {
           .fp8 = {.matmul = MatmulOf<F32Fp8Product>, .gate_up = GateUpOf<F32Fp8Product>},
           .coded = {.matmul = MatmulOf<F32CodedProduct>, .gate_up = GateUpOf<F32CodedProduct>},
           .rms_norm = RmsNorm,
+          .layer_norm = LayerNorm,
           .rope = Rope,
           .axpy = Axpy,
           .softmax = Softmax,

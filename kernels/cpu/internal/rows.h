@@ -70,6 +70,32 @@ inline void RmsNorm(const float* x, const float* weight, float eps, int64_t n, f
   }
 }
 
+// Sums in four accumulators, as above. The squares are of differences from the mean: rows whose
+// mean is far from zero keep their digits.
+inline void LayerNorm(const float* x, const float* weight, float eps, int64_t n, float* out) {
+  Vec16 sums[4] = {Zero(), Zero(), Zero(), Zero()};
+  for (int64_t i = 0, j = 0; i < n; i += kLanes, j = (j + 1) % 4) {
+    sums[j] = Add(sums[j], LoadFirst(x + i, MinOf(n - i, kLanes)));
+  }
+  const float sum = SumLanes(Add(Add(sums[0], sums[1]), Add(sums[2], sums[3])));
+  alignas(64) float means[kLanes];
+  Store(means, Set(sum / static_cast<float>(n)));
+  for (Vec16& squares : sums) squares = Zero();
+  for (int64_t i = 0, j = 0; i < n; i += kLanes, j = (j + 1) % 4) {
+    const int64_t lanes = MinOf(n - i, kLanes);
+    const Vec16 difference = Sub(LoadFirst(x + i, lanes), LoadFirst(means, lanes));
+    sums[j] = Fma(difference, difference, sums[j]);
+  }
+  const float squares = SumLanes(Add(Add(sums[0], sums[1]), Add(sums[2], sums[3])));
+  const Vec16 scales = Set(1.0f / __builtin_sqrtf(squares / static_cast<float>(n) + eps));
+  const Vec16 mean = Load(means);
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const int64_t lanes = MinOf(n - i, kLanes);
+    const Vec16 difference = Sub(LoadFirst(x + i, lanes), mean);
+    StoreFirst(out + i, lanes, Mul(Mul(difference, scales), LoadFirst(weight + i, lanes)));
+  }
+}
+
 inline void Rope(float* x, const float* cos, const float* sin, int64_t half) {
   for (int64_t i = 0; i < half; i += kLanes) {
     const int64_t lanes = MinOf(half - i, kLanes);

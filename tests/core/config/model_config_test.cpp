@@ -514,7 +514,7 @@ TEST(ModelConfigTest, Malformed) {
        {"LlamaForCausalLM", "Qwen3MoeForCausalLM", "MixtralForCausalLM", "Qwen2MoeForCausalLM",
         "OlmoeForCausalLM", "Glm4MoeForCausalLM", "MiniMaxM2ForCausalLM", "GptOssForCausalLM",
         "Qwen3NextForCausalLM", "Qwen3_5MoeForConditionalGeneration"}},
-      {R"({"model_type": "dbrx"})", kUnsupported, {"model_type", "dbrx"}},
+      {R"({"model_type": "jamba"})", kUnsupported, {"model_type", "jamba"}},
       {R"({"architectures": ["MixtralForCausalLM"], "model_type": "olmoe"})",
        kCorrupt,
        {"model_type", "olmoe", "MixtralForCausalLM"}},

@@ -27,6 +27,7 @@ TEST(ServedLayersTest, LayersMayDifferInWhatIsReadFromTheLayer) {
   Attention(model.layers[2]).qk_norm = QkNorm::kPerHead;
   Attention(model.layers[2]).scale = 0.5;
   model.layers[3].norm.eps = 1e-3;
+  model.layers[3].residual_scale = 0.5;
   std::get<MlpSpec>(model.layers[3].mlp).width = 8;
   Experts(model.layers[2]).router.score = ScoreFunction::kSigmoid;
   Experts(model.layers[2]).shared.width = 64;
@@ -70,6 +71,10 @@ TEST(ServedLayersTest, WhatItCannotServeIsNamed) {
       {[](LayerSpec& layer) { Experts(layer).shared.gated = false; }, 2,
        "layer 2: a shared expert without a gate"},
       {[](LayerSpec& layer) { Experts(layer).router.num_groups = 300; }, 1, "layer 1: 300 groups"},
+      {[](LayerSpec& layer) { Experts(layer).read_input = true; }, 2,
+       "layer 2: experts that read something else than those of layer 1"},
+      {[](LayerSpec& layer) { Experts(layer).read_input = true; }, 1,
+       "layer 1: a gate of the MLP beside experts"},
   };
   for (const Case& test : cases) {
     ModelConfig model = FourLayers();

@@ -43,9 +43,9 @@ TEST(DispatchTest, EveryTableIsComplete) {
                           : isa == Isa::kAvx512Bf16 ? NumericsClass::kBf16
                                                     : NumericsClass::kF32);
     EXPECT_TRUE(k.prepare_activations && k.matmul && k.gate_up && k.quant_matmul &&
-                k.quant_gate_up && k.rms_norm && k.rope && k.axpy && k.softmax && k.log_sum_exp &&
-                k.store_kv && k.attend_chunks && k.fold_partials && k.finish_attention &&
-                k.pack_panels && k.unpack_row)
+                k.quant_gate_up && k.rms_norm && k.layer_norm && k.rope && k.axpy && k.softmax &&
+                k.log_sum_exp && k.store_kv && k.attend_chunks && k.fold_partials &&
+                k.finish_attention && k.pack_panels && k.unpack_row)
         << IsaName(isa);
   }
 }

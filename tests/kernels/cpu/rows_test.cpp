@@ -52,6 +52,36 @@ TEST_P(RowsTest, RmsNorm) {
   }
 }
 
+// Rows far from zero too: their squares less the mean's would lose all digits.
+TEST_P(RowsTest, LayerNorm) {
+  for (const double mean : {0.0, 1000.0}) {
+    for (const int64_t n : Lengths()) {
+      std::vector<float> x = random_.Normals(n, 2.0f);
+      for (float& v : x) v += static_cast<float>(mean);
+      const std::vector<float> weight = random_.Normals(n);
+      std::vector<float> out(n + 1, kGuard);
+      kernels_.layer_norm(x.data(), weight.data(), 1e-2f, n, out.data());
+      double middle = 0.0;
+      for (const float v : x) middle += v / static_cast<double>(n);
+      double squares = 0.0;
+      for (const float v : x) squares += (v - middle) * (v - middle);
+      const double scale = 1.0 / std::sqrt(squares / static_cast<double>(n) + 1e-2);
+      const double digits = 2e-6 + mean * 1e-6;
+      for (int64_t i = 0; i < n; ++i) {
+        const double expected = (x[i] - middle) * scale * weight[i];
+        ASSERT_NEAR(out[i], expected,
+                    digits * std::max(1.0, std::abs(scale * weight[i])) + std::abs(expected) * 1e-6)
+            << n << "," << i;
+      }
+      EXPECT_EQ(out[n], kGuard);
+      std::vector<float> in_place = x;
+      kernels_.layer_norm(in_place.data(), weight.data(), 1e-2f, n, in_place.data());
+      out.pop_back();
+      EXPECT_TRUE(SameBits(in_place, out));
+    }
+  }
+}
+
 TEST_P(RowsTest, Rope) {
   for (const int64_t half : {1, 5, 16, 18, 32, 40, 64, 128}) {
     std::vector<float> x = random_.Normals(2 * half);
@@ -235,12 +265,13 @@ TEST(RowsIsaTest, SameBits) {
     std::vector<std::vector<float>> expected;
     for (const Isa isa : testing_util::SupportedIsas()) {
       const CpuKernels& kernels = KernelsFor(isa);
-      std::vector<std::vector<float>> got(4, std::vector<float>(n));
+      std::vector<std::vector<float>> got(5, std::vector<float>(n));
       kernels.rms_norm(finite.data(), weight.data(), 1e-6f, n, got[0].data());
       kernels.softmax(x.data(), n, got[1].data());
       got[2][0] = kernels.log_sum_exp(x.data(), n);
       got[3] = finite;
       kernels.rope(got[3].data(), weight.data(), finite.data(), n / 2);
+      kernels.layer_norm(finite.data(), weight.data(), 1e-6f, n, got[4].data());
       if (expected.empty()) expected = got;
       for (size_t i = 0; i < got.size(); ++i) {
         EXPECT_TRUE(SameBits(got[i], expected[i])) << IsaName(isa) << " n=" << n << " case " << i;

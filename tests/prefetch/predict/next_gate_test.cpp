@@ -135,6 +135,32 @@ TEST(NextGateTest, MarginsAreThoseOfTheRoutersAhead) {
   EXPECT_EQ(gates.For(1, 4, 1).rows, 1);
 }
 
+// A norm that subtracts the mean says the same of a row and of the row plus any number.
+TEST(NextGateTest, CentredNormsDoNotSeeTheMean) {
+  const PredictorShape shape{2, 12, 2, 1};
+  Routers routers(shape, 40, 5);
+  NextGate gates(shape, routers.hidden, 1, routers.kernels);
+  std::vector<NextGate::Router> list = routers.List();
+  for (NextGate::Router& router : list) router.centred = true;
+  gates.Load(list, kEps, routers.pool);
+  std::vector<float> hidden = routers.RandomHidden(1);
+  const auto best = [&] {
+    gates.BeginIteration(0);
+    const std::vector<StepRequest> step = {{0, 0, 0, 1}};
+    gates.Look(0, step, hidden.data());
+    const NextGate::Margins margins = gates.For(0, 1, 1);
+    EXPECT_EQ(margins.rows, 1);
+    return std::max_element(margins.values, margins.values + shape.num_experts) - margins.values;
+  };
+  const auto chosen = best();
+  for (float& v : hidden) v += 2.0f;
+  EXPECT_EQ(best(), chosen);
+  // The choice is the router's of the row without its mean.
+  const float mean = std::accumulate(hidden.begin(), hidden.end(), 0.0f) / 40.0f;
+  for (float& v : hidden) v -= mean;
+  EXPECT_EQ(routers.Choice(1, hidden.data()).front(), chosen);
+}
+
 // The choice is by sigmoid and correction, so that margins are about those of the sums; a bias of
 // the logits is added before.
 TEST(NextGateTest, CorrectedRoutersChooseByTheirSums) {

@@ -17,10 +17,10 @@ namespace moesaic {
 namespace {
 
 // [sequences] the hash of all logits of each, computed alone.
-std::vector<uint64_t> Expected() {
+std::vector<uint64_t> Expected(const std::string& directory = MOESAIC_SAMPLE_MODEL_DIR) {
   HarnessOptions options;
   options.isa = SelectKernels().isa;
-  ModelHarness model(MOESAIC_SAMPLE_MODEL_DIR, options);
+  ModelHarness model(directory, options);
   const auto vocab = static_cast<int>(model.config().vocab_size);
   std::vector<uint64_t> hashes;
   for (int s = 0; s < kPassSequences; ++s) {
@@ -94,6 +94,23 @@ TEST(PassExactnessTest, SchedulesGroupsBudgetsAndDevices) {
     ExpectNoStallWhileIdle(timeline);
     ExpectComputeLaneInOrder(timeline);
     ExpectCopiesAroundAttention(timeline, setting.devices > 0);
+  }
+}
+
+// Experts that are routed before their layer attends, in groups that are in different layers;
+// scaled residuals; norms that subtract the mean.
+TEST(PassExactnessTest, LayersOfOtherKinds) {
+  for (const char* const name : {"arctic_bf16", "granitemoe_shared_bf16", "dbrx_bf16_clip"}) {
+    const std::string directory = FixtureModel(name);
+    const std::vector<uint64_t> expected = Expected(directory);
+    for (PassSetting setting : {PassSetting{ScheduleKind::kModuleBatching, 3, 12, 0},
+                                PassSetting{ScheduleKind::kOverlapped, 2, 12, 1},
+                                PassSetting{ScheduleKind::kPagedWeights, 3, 3, 0}}) {
+      setting.adjust = [&directory](EngineOptions& engine) { engine.model_dir = directory; };
+      PassRig rig(setting);
+      EXPECT_EQ(HashesOf(rig.RunAll()), expected)
+          << name << ", " << ScheduleKindName(setting.schedule);
+    }
   }
 }
 

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <map>
 #include <memory>
 #include <set>
 #include <utility>
@@ -219,6 +220,56 @@ TEST(ExpertRunnerTest, NearlyAWholeLayerExpectsTheNext) {
     EXPECT_EQ(record.expected[1].first, 2u);
     EXPECT_TRUE(record.expected[1].second.empty());
   }
+}
+
+// Arctic's experts read what the layer reads: they are routed, shown and asked for before the layer
+// attends, and the layer asks for no others.
+TEST(ExpertRunnerTest, ExpertsThatReadTheLayersInputAreAskedForBeforeItAttends) {
+  class Inputs : public RoutingHook {
+   public:
+    explicit Inputs(ModelHarness& model) : model_(model) {}
+    void OnRouting(int64_t layer, const ForwardBatch& batch, std::span<int32_t> experts,
+                   std::span<float>) override {
+      routed[layer] = {experts.begin(), experts.end()};
+      const int64_t floats = std::ssize(batch.tokens) * model_.config().hidden_size;
+      const float* const hidden = model_.model().hidden();
+      seen[layer] = {hidden, hidden + floats};
+    }
+    std::map<int64_t, std::set<int>> routed;
+    std::map<int64_t, std::vector<float>> seen;
+
+   private:
+    ModelHarness& model_;
+  };
+  const Reference reference(FixtureModel("arctic_bf16"));
+  constexpr size_t kPrompt = 1;  // of seven tokens, with recorded residual streams
+  const std::vector<float> streams = reference.Floats("01.hidden");
+  Record record;
+  HarnessOptions options = OptionsWith(record);
+  options.weight_type = options.kv_type = WeightType::kF32;
+  ModelHarness model(FixtureModel("arctic_bf16"), options);
+  Inputs hook(model);
+  RunTokens(model, reference.prompts()[kPrompt].tokens, &hook);
+  const int64_t layers = model.config().num_layers();
+  ASSERT_EQ(std::ssize(record.layers), layers);
+  ASSERT_EQ(std::ssize(hook.seen), layers);
+  for (int64_t l = 0; l < layers; ++l) {
+    SCOPED_TRACE(l);
+    // What the router saw is the residual stream before the layer.
+    const std::vector<float>& seen = hook.seen[l];
+    for (size_t i = 0; i < seen.size(); ++i) {
+      ASSERT_NEAR(seen[i], streams[static_cast<size_t>(l) * seen.size() + i], 1e-3) << i;
+    }
+    const auto at = static_cast<size_t>(l);
+    const auto asked = std::find_if(
+        record.expected.begin(), record.expected.end(),
+        [&](const auto& expected) { return expected.first == at && !expected.second.empty(); });
+    ASSERT_NE(asked, record.expected.end());
+    for (const ExpertId id : asked->second) EXPECT_EQ(id.layer, l);
+    EXPECT_EQ(Indices(asked->second), hook.routed[l]);
+    EXPECT_EQ(Indices(record.layers[at].needed), hook.routed[l]);
+  }
+  EXPECT_TRUE(record.expected.back().second.empty());  // nothing is left over
 }
 
 // Routes every token to three of the experts 0 to 7 and, with the least weight, to expert 8.
