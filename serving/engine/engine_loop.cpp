@@ -66,25 +66,21 @@ std::vector<RequestId> EngineLoop::Submit(std::vector<EngineRequest> requests,
   // in the order in which requests came, and get theirs as places become free. So one of more
   // sequences than there are places is served, too, and what waits beyond them is one request's.
   // Who has a batch done bounds it himself.
+  const std::string client = requests.empty() ? std::string() : requests.front().client;
   const auto count = std::count_if(requests.begin(), requests.end(),
                                    [](const auto& request) { return !request.background; });
-  int64_t outstanding = outstanding_.load();
-  do {
-    if (count > 0 && outstanding >= parts_.max_outstanding) {
-      Fail(ErrorKind::kUnavailable, "the request queue is full ({} of {}); try again later",
-           outstanding, parts_.max_outstanding);
-    }
-  } while (!outstanding_.compare_exchange_weak(outstanding, outstanding + count));
-
+  if (count > 0) places_->Take(client, count);
   try {
     std::vector<std::unique_ptr<Sequence>> sequences;
     sequences.reserve(requests.size());
     for (size_t i = 0; i < requests.size(); ++i) {
+      CHECK(requests[i].client == client);
       sequences.push_back(MakeSequence(std::move(requests[i]), std::move(sinks[i]), context()));
     }
     return mailbox_.Post(std::move(sequences));
   } catch (...) {
-    outstanding_.fetch_sub(count);  // none of them is there to give its place back
+    // None of them is there to give its place back.
+    if (count > 0) places_->GiveBack(client, count);
     throw;
   }
 }
@@ -93,6 +89,7 @@ void EngineLoop::Main(const std::function<void(LoopParts&)>& load, std::promise<
   pthread_setname_np(pthread_self(), "engine");
   try {
     load(parts_);
+    places_.emplace(parts_.max_outstanding);
     kv_.emplace(parts_.kv_needs, parts_.num_kv_blocks);
     if (parts_.kv_store) OpenStore();
     scheduler_.emplace(parts_.scheduling, *kv_, stored_ ? &*stored_ : nullptr);
@@ -409,7 +406,7 @@ void EngineLoop::EndWithError(Sequence& sequence, const Error& error) {
 
 std::unique_ptr<Sequence> EngineLoop::Remove(Sequence& sequence) {
   parts_.use->EndRequest(sequence);
-  if (!sequence.request.background) outstanding_.fetch_sub(1);
+  if (!sequence.request.background) places_->GiveBack(sequence.request.client, 1);
   return scheduler_->Remove(&sequence);
 }
 

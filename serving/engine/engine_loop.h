@@ -5,7 +5,6 @@
 // mailbox; everything below "engine thread" belongs to that thread alone.
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -29,6 +28,7 @@
 #include "serving/engine/expert_use.h"
 #include "serving/engine/live_sampler.h"
 #include "serving/engine/live_view.h"
+#include "serving/engine/queue_places.h"
 #include "serving/engine/request_experts.h"
 #include "serving/engine/scheduler.h"
 #include "serving/engine/sequence.h"
@@ -133,7 +133,7 @@ class EngineLoop : public Engine {
 
   LoopParts parts_;
   EngineMailbox mailbox_;
-  std::atomic<int64_t> outstanding_{0};  // submitted and not ended
+  std::optional<QueuePlaces> places_;  // made with the parts
 
   std::optional<LiveView> live_;  // made with the parts
 

@@ -381,11 +381,13 @@ std::shared_ptr<Call> ApiService::Handle(std::shared_ptr<Exchange> exchange) {
     return call;
   }
   CHECK(match->generates());
-  auto call =
-      std::make_shared<CompletionCall>(call_context_, source, std::move(exchange),
-                                       DialectOf(match->route), [this, key](int64_t tokens) {
-                                         if (key != nullptr) rates_.Spend(*key, tokens);
-                                       });
+  RequestOwner owner;
+  if (key != nullptr) owner = {ClientOf(*key), key->priority};
+  auto call = std::make_shared<CompletionCall>(call_context_, source, std::move(exchange),
+                                               DialectOf(match->route), std::move(owner),
+                                               [this, key](int64_t tokens) {
+                                                 if (key != nullptr) rates_.Spend(*key, tokens);
+                                               });
   call->Start();
   return call;
 }

@@ -5,7 +5,6 @@
 #include <system_error>
 
 #include "core/base/logging.h"
-#include "serving/api/prepared_request.h"
 #include "serving/http/error_response.h"
 
 namespace moesaic {
@@ -54,11 +53,12 @@ std::optional<std::chrono::milliseconds> TimeoutOf(const HttpRequest& request,
 
 CompletionCall::CompletionCall(CallContext& context, ModelSource models,
                                std::shared_ptr<Exchange> exchange, ApiDialect dialect,
-                               std::function<void(int64_t)> spend)
+                               RequestOwner owner, std::function<void(int64_t)> spend)
     : context_(context),
       models_(std::move(models)),
       exchange_(std::move(exchange)),
       dialect_(dialect),
+      owner_(std::move(owner)),
       spend_(std::move(spend)),
       request_id_(exchange_->request().id) {}
 
@@ -106,7 +106,8 @@ void CompletionCall::WaitForModel(const std::string& model, std::string body) {
 }
 
 std::unique_ptr<CompletionCall::Submitted> CompletionCall::Prepare(const std::string& body) {
-  PrepareOptions options{dialect_, request_id_, context_.options.max_sequences, deadline_, gone_};
+  const PrepareOptions options{dialect_,  request_id_, context_.options.max_sequences,
+                               deadline_, gone_,       owner_};
   const std::shared_ptr<const ModelTable> models = models_();
   PreparedRequest prepared = PrepareRequest(body, *models, options);
   context_.report_unknown_fields(prepared.unknown_fields);
@@ -119,6 +120,7 @@ std::unique_ptr<CompletionCall::Submitted> CompletionCall::Prepare(const std::st
   result->metrics = &context_.metrics.ForModel(prepared.model->names.front());
   result->stream = prepared.stream;
   result->deadline = options.deadline;
+  result->priority = requests.front().priority;
   for (const EngineRequest& request : requests) {
     result->prompt_tokens.push_back(static_cast<int64_t>(request.prompt.size()));
   }
@@ -325,6 +327,7 @@ void CompletionCall::NoteForLog(std::string_view outcome) {
     note += fmt::format(" model={} choices={} prompt_tokens={} completion_tokens={}",
                         submitted_->model->names.front(), choices_.size(),
                         submitted_->output->TotalUsage().prompt_tokens, tokens);
+    if (submitted_->priority != 0) note += fmt::format(" priority={}", submitted_->priority);
     if (first_token_s >= 0) note += fmt::format(" first_token_ms={:.1f}", first_token_s * 1e3);
   }
   exchange_->SetLogNote(std::move(note));

@@ -15,6 +15,7 @@
 #include "serving/api/api_error.h"
 #include "serving/api/api_output.h"
 #include "serving/api/delta_mailbox.h"
+#include "serving/api/prepared_request.h"
 #include "serving/api/served_model.h"
 #include "serving/http/call_context.h"
 #include "serving/http/exchange.h"
@@ -26,7 +27,7 @@ class CompletionCall : public Call, public std::enable_shared_from_this<Completi
  public:
   // `spend` is told the tokens of prompts and answers when the call has ended.
   CompletionCall(CallContext& context, ModelSource models, std::shared_ptr<Exchange> exchange,
-                 ApiDialect dialect, std::function<void(int64_t tokens)> spend);
+                 ApiDialect dialect, RequestOwner owner, std::function<void(int64_t tokens)> spend);
 
   void Start();
   void OnWritable() override { Drain(); }
@@ -48,6 +49,7 @@ class CompletionCall : public Call, public std::enable_shared_from_this<Completi
     std::vector<RequestId> ids;
     std::vector<int64_t> prompt_tokens;  // per choice
     bool stream = false;
+    int32_t priority = 0;
     Clock::time_point submitted_at;
     std::optional<Clock::time_point> deadline;
   };
@@ -84,6 +86,7 @@ class CompletionCall : public Call, public std::enable_shared_from_this<Completi
   const ModelSource models_;
   const std::shared_ptr<Exchange> exchange_;
   const ApiDialect dialect_;
+  const RequestOwner owner_;
   const std::function<void(int64_t)> spend_;
   const std::string request_id_;
   const Clock::time_point began_at_ = Clock::now();

@@ -195,6 +195,35 @@ TEST(EngineLoopTest, AFullQueueRefusesUntilAPlaceIsFree) {
   EXPECT_EQ(Submit(*loop, Greedy({1}, 1)).Wait().finish, FinishReason::kLength);
 }
 
+// Within a priority clients are served in turn, and one of them cannot fill the queue.
+TEST(EngineLoopTest, ClientsShareTheQueue) {
+  Script script;
+  const auto loop = MakeLoop(script, {.max_num_seqs = 1, .max_outstanding = 18});
+  script.Hold();
+  const auto of = [&](const char* client, int32_t priority = 0) {
+    EngineRequest request = Greedy({1}, 1);
+    request.client = client;
+    request.priority = priority;
+    return Submit(*loop, request);
+  };
+  const auto running = of("a");
+  script.WaitUntilHeld();
+  std::vector<Submitted> of_a;
+  for (int i = 0; i < 15; ++i) of_a.push_back(of("a"));
+  EXPECT_TRUE(Contains(Caught([&] { of("a"); }), "16 of the 18"));
+  const auto of_b = of("b");
+  const auto urgent = of("c", -1);
+  script.Allow(4);  // and one of a, which has had as much as b
+  EXPECT_EQ(urgent.Wait().finish, FinishReason::kLength);
+  EXPECT_EQ(of_b.Wait().finish, FinishReason::kLength);
+  script.WaitUntilHeld();
+  EXPECT_EQ(loop->Status().waiting, 14);
+  script.AllowAll();
+  for (const Submitted& submitted : of_a) {
+    EXPECT_EQ(submitted.Wait().finish, FinishReason::kLength);
+  }
+}
+
 // What can never run takes no place.
 TEST(EngineLoopTest, RefusesWhatCanNeverRun) {
   Script script;
