@@ -208,8 +208,16 @@ PreparedRequest Prepare(const CompletionRequest& request, const ModelTable& mode
 
 PreparedRequest PrepareRequest(const std::string& body, const ModelTable& models,
                                const PrepareOptions& options) {
-  return std::visit([&](const auto& request) { return Prepare(request, models, options); },
-                    Parse(body, options.dialect, options.gone));
+  return std::visit(
+      [&](const auto& request) {
+        try {
+          return Prepare(request, models, options);
+        } catch (ModelNotLoaded& missing) {
+          missing.SetStream(request.stream);
+          throw;
+        }
+      },
+      Parse(body, options.dialect, options.gone));
 }
 
 }  // namespace moesaic

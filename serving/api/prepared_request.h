@@ -43,7 +43,8 @@ struct PrepareOptions {
   RequestOwner owner = {};
 };
 
-// Throws ApiError, and Error from the tokenizer or the template.
+// Throws ApiError (ModelNotLoaded says whether the answer is a stream), and Error from the
+// tokenizer or the template.
 PreparedRequest PrepareRequest(const std::string& body, const ModelTable& models,
                                const PrepareOptions& options);
 

@@ -51,7 +51,6 @@ class CompletionCall : public Call, public std::enable_shared_from_this<Completi
     bool stream = false;
     int32_t priority = 0;
     Clock::time_point submitted_at;
-    std::optional<Clock::time_point> deadline;
   };
   struct ChoiceState {
     bool finished = false;
@@ -65,8 +64,10 @@ class CompletionCall : public Call, public std::enable_shared_from_this<Completi
   void PrepareAndPost(std::string body);
   std::unique_ptr<Submitted> Prepare(const std::string& body);
   // Has the model loaded; then everything begins again.
-  void WaitForModel(const std::string& model, std::string body);
+  void WaitForModel(const ModelNotLoaded& missing, std::string body);
 
+  void BeginWait(const ModelNotLoaded& missing);
+  void EndWaitInTime();
   void OnSubmitted(std::unique_ptr<Submitted> submitted);
   void Drain();
   void Observe(const DeltaMailbox::Mail& mail);
@@ -75,10 +76,12 @@ class CompletionCall : public Call, public std::enable_shared_from_this<Completi
   void Fail(const ApiError& error);
   ApiError WhyFailed(const Error& error) const;
   ApiError WhyCancelled() const;
-  bool IsLate() const;
+  bool IsLate() const { return deadline_.has_value() && Clock::now() >= *deadline_; }
   void Spend();
   // Cancels what still runs; its output is dropped from now on.
   void Abandon(std::string_view reason);
+  // The writer of what is sent; null: nothing can be yet.
+  ApiOutput* Output() const;
   void BeginStream();
   void NoteForLog(std::string_view outcome);
 
@@ -93,6 +96,8 @@ class CompletionCall : public Call, public std::enable_shared_from_this<Completi
   std::optional<Clock::time_point> deadline_;  // set by Start
   std::atomic<bool> gone_{false};              // the client has left, or the call was ended early
 
+  bool waits_ = false;                         // for its model
+  std::unique_ptr<ApiOutput> waiting_output_;  // of a stream that does
   std::unique_ptr<Submitted> submitted_;
   std::vector<ChoiceState> choices_;
   size_t finished_ = 0;
