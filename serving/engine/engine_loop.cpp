@@ -216,6 +216,10 @@ void EngineLoop::RunInTurn(EngineStep& step) {
   try {
     Compute(step);
     Deliver(step);
+  } catch (const StepGaveWay&) {
+    parts_.use->StepGaveWay();
+    scheduler_->GiveWay();
+    if (parts_.metrics) parts_.metrics->AddGivenWay();
   } catch (const Error& error) {
     scheduler_->Abandon();
     FailSlices(step, error);
@@ -249,10 +253,17 @@ void EngineLoop::Compute(EngineStep& step) {
   step.Arrange(slices_);
   FillRows(slices_);
   parts_.use->BeginStep(slices_, rows_);
-  StepStats stats = step.Run({rows_.tokens, rows_.slices}, parts_.use->hook());
+  StepStats stats = step.Run({rows_.tokens, rows_.slices}, HookOf(slices_));
   parts_.use->EndStep(stats);
   AddStats(stats, slices_);  // before the tokens are delivered: who has the last one may ask
   ReportReadability(step);
+}
+
+// A step is of one kind, of the background or of others (Scheduler).
+RoutingHook* EngineLoop::HookOf(std::span<const ScheduledSlice> slices) {
+  RoutingHook* const hook = parts_.use->hook();
+  const bool may_end = scheduler_->may_give_way() && slices.front().sequence->request.background;
+  return may_end ? give_way_.Around(hook) : hook;
 }
 
 void EngineLoop::Deliver(EngineStep& step) {

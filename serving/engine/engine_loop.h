@@ -26,6 +26,7 @@
 #include "serving/engine/engine_metrics.h"
 #include "serving/engine/engine_step.h"
 #include "serving/engine/expert_use.h"
+#include "serving/engine/give_way.h"
 #include "serving/engine/live_sampler.h"
 #include "serving/engine/live_view.h"
 #include "serving/engine/queue_places.h"
@@ -112,6 +113,7 @@ class EngineLoop : public Engine {
   void FailSlices(EngineStep& step, const Error& error);
   void FillRows(std::span<const ScheduledSlice> slices);
   void Compute(EngineStep& step);
+  RoutingHook* HookOf(std::span<const ScheduledSlice> slices);
   void Deliver(EngineStep& step);
   void Sample(EngineStep& step, int64_t begin_ns);
   void BeginPiece(EngineStep& step);
@@ -148,6 +150,7 @@ class EngineLoop : public Engine {
   std::optional<StepSampler> sampler_;
   std::vector<ScheduledSlice> slices_;  // of the running step
   StepRows rows_;
+  GiveWay give_way_{[this] { return mailbox_.has_foreground(); }};
   std::chrono::steady_clock::duration step_time_{};  // of the last one
   // Of the piece that runs, in the order of its requests' numbers.
   struct PiecePart {

@@ -1,5 +1,6 @@
 #include "serving/engine/engine_mailbox.h"
 
+#include <algorithm>
 #include <span>
 #include <utility>
 
@@ -57,6 +58,12 @@ EngineStatus EngineMailbox::Status() const {
 StepStats EngineMailbox::Stats() const {
   const MutexLock lock(mutex_);
   return stats_;
+}
+
+bool EngineMailbox::has_foreground() const {
+  const MutexLock lock(mutex_);
+  return std::any_of(mail_.arrived.begin(), mail_.arrived.end(),
+                     [](const auto& sequence) { return !sequence->request.background; });
 }
 
 bool EngineMailbox::empty() const {

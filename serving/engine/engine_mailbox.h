@@ -40,6 +40,8 @@ class EngineMailbox {
   EngineStatus Status() const EXCLUDES(mutex_);
   StepStats Stats() const EXCLUDES(mutex_);
 
+  // A request waits to be taken that is nobody's batch.
+  bool has_foreground() const EXCLUDES(mutex_);
   // No request waits to be taken.
   bool empty() const EXCLUDES(mutex_);
 

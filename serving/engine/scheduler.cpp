@@ -35,6 +35,7 @@ Scheduler::Scheduler(const SchedulerOptions& options, KvManager& kv, PrefixStore
       store_(options.prefix_cache && !states_.any() ? store : nullptr) {
   CHECK(options.state_slots == 0 ||
         options.state_slots - options.state_snapshots >= options.max_num_seqs);
+  background_budget_ = options.max_batch_tokens;
   plan_.reserve(static_cast<size_t>(options.max_num_seqs));
 }
 
@@ -55,7 +56,7 @@ void Scheduler::JoinRunning(Sequence& sequence) {
 std::span<const ScheduledSlice> Scheduler::Plan() {
   plan_.clear();
   displaced_.clear();
-  budget_ = options_.max_batch_tokens;
+  budget_ = foreground_ > 0 ? options_.max_batch_tokens : background_budget_;
   preempted_ = false;
   if (store_ != nullptr) PlanRestores();
   PlanDecodes();
@@ -398,6 +399,13 @@ void Scheduler::ReleaseBlocks(Sequence& sequence) {
 
 void Scheduler::Abandon() { Abandon(plan_); }
 
+void Scheduler::GiveWay() {
+  int64_t tokens = 0;
+  for (const ScheduledSlice& slice : plan_) tokens += slice.num_tokens;
+  background_budget_ = std::max<int64_t>(1, tokens / 2);
+  Abandon();
+}
+
 void Scheduler::AbandonPiece() { Abandon(piece_); }
 
 void Scheduler::Abandon(std::vector<ScheduledSlice>& plan) {
@@ -408,6 +416,9 @@ void Scheduler::Abandon(std::vector<ScheduledSlice>& plan) {
 }
 
 void Scheduler::Advance() {
+  if (!plan_.empty() && plan_.front().sequence->request.background) {
+    background_budget_ = std::min(2 * background_budget_, options_.max_batch_tokens);
+  }
   for (const ScheduledSlice& slice : plan_) Advance(slice);
   plan_.clear();
 }

@@ -15,7 +15,8 @@
 // were older, and one that waits takes the place and the blocks of those of higher ranks that run.
 //
 // Sequences of the background (EngineRequest::background) have the highest rank, and rest while
-// others are there: they keep their blocks and are not planned.
+// others are there: they keep their blocks and are not planned. Steps of theirs may have a smaller
+// budget, so that one that gives way to others (give_way.h) loses less.
 //
 // A piece is what runs beside steps: prompts whose tokens go through the model layer after layer,
 // more of them than a step's budget. While there is one, steps are planned of sequences that decode
@@ -95,6 +96,11 @@ class Scheduler {
   std::span<Sequence* const> displaced() const { return displaced_; }
   // After the step ran: the slices' tokens are computed; full blocks become findable.
   void Advance();
+  // The plan is not run, because others have come: as Abandon, and the next one of the background
+  // has half as many tokens. Each that is run then has twice as many again.
+  void GiveWay();
+  // Sequences of the background keep what they have when a step is not run.
+  bool may_give_way() const { return !states_.any(); }
   // Takes a sequence out, wherever it is, and releases its blocks.
   std::unique_ptr<Sequence> Remove(Sequence* sequence);
   // After a step that failed: nothing of the plan counts as computed. Of recurrent state nobody
@@ -152,6 +158,7 @@ class Scheduler {
   std::vector<ScheduledSlice> piece_;
   std::vector<Sequence*> displaced_;
   int64_t budget_ = 0;
+  int64_t background_budget_ = 0;
   bool preempted_ = false;  // in this plan
   int64_t preemptions_ = 0;
   PrefixCounters prefixes_;

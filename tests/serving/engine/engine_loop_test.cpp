@@ -224,6 +224,36 @@ TEST(EngineLoopTest, ClientsShareTheQueue) {
   }
 }
 
+// A step of a batch ends when another request comes, and smaller ones make up for it.
+TEST(EngineLoopTest, AStepOfABatchGivesWay) {
+  Script script;
+  MetricsRegistry metrics;
+  const auto loop = MakeLoop(script, {.metrics = &metrics});
+  script.Hold();
+  auto line = Greedy(Prompt(8), 4);
+  line.background = true;
+  const auto batch = Submit(*loop, line);
+  script.WaitUntilHeld();
+  const auto also_batch = Submit(*loop, line);  // for which nobody makes way
+  script.Allow(1);
+  script.WaitUntilHeld();
+  const auto other = Submit(*loop, Greedy({1}, 2));
+  script.AllowAll();
+  EXPECT_EQ(other.Wait().Ids(), (std::vector<int32_t>{2, 3}));
+  EXPECT_EQ(batch.Wait().Ids(), Prompt(4, 8));
+  EXPECT_EQ(also_batch.Wait().Ids(), Prompt(4, 8));
+  // Of 1 + 8 tokens that were to run 4 are left, then 8 again.
+  EXPECT_EQ(script.ran(), (Steps{{{0, 8}},
+                                 {{0, 1}},
+                                 {{1, 1}},
+                                 {{8, 1}, {0, 3}},
+                                 {{9, 1}, {3, 5}},
+                                 {{10, 1}, {8, 1}},
+                                 {{9, 1}},
+                                 {{10, 1}}}));
+  EXPECT_NE(metrics.Serialize().find("moe_batch_steps_given_way_total 1\n"), std::string::npos);
+}
+
 // What can never run takes no place.
 TEST(EngineLoopTest, RefusesWhatCanNeverRun) {
   Script script;
