@@ -39,6 +39,7 @@ EngineLoop::EngineLoop(std::function<void(LoopParts& parts)> load) {
 
 EngineLoop::~EngineLoop() {
   mailbox_.Stop();
+  AskAgain();
   if (thread_.joinable()) thread_.join();
 }
 
@@ -77,7 +78,9 @@ std::vector<RequestId> EngineLoop::Submit(std::vector<EngineRequest> requests,
       CHECK(requests[i].client == client);
       sequences.push_back(MakeSequence(std::move(requests[i]), std::move(sinks[i]), context()));
     }
-    return mailbox_.Post(std::move(sequences));
+    std::vector<RequestId> ids = mailbox_.Post(std::move(sequences));
+    if (count > 0) AskAgain();
+    return ids;
   } catch (...) {
     // None of them is there to give its place back.
     if (count > 0) places_->GiveBack(client, count);
@@ -187,12 +190,13 @@ void EngineLoop::RunStep(EngineStep& step) {
   const bool others = !slices_.empty();
   if (others) {
     const auto begin = std::chrono::steady_clock::now();
-    InTurn([&] { RunInTurn(step); });
+    const bool background = slices_.front().sequence->request.background;
+    if (!InTurn(background, [&] { RunInTurn(step); })) return scheduler_->Abandon();
     step_time_ = std::chrono::steady_clock::now() - begin;
   }
   LookAfterPiece(step);
   if (piece_.empty()) return;
-  InTurn([&] {
+  InTurn(false, [&] {
     const auto begin = std::chrono::steady_clock::now();
     const auto turn = std::max<std::chrono::steady_clock::duration>(parts_.piece_turn, step_time_);
     do {
@@ -202,13 +206,21 @@ void EngineLoop::RunStep(EngineStep& step) {
   });
 }
 
-// In a turn of the engine's, where several have some.
-void EngineLoop::InTurn(FunctionRef<void()> body) {
-  if (!parts_.turn) return body();
-  const int64_t waited_ns = parts_.turn->Begin();
-  if (parts_.metrics) parts_.metrics->AddTurn(waited_ns, parts_.turn->used_ns());
+// In a turn of the engine's, where several have some. False: one of the background was given up
+// before it began, for something that is more urgent.
+bool EngineLoop::InTurn(bool background, FunctionRef<void()> body) {
+  if (!parts_.turn) {
+    body();
+    return true;
+  }
+  const std::optional<int64_t> waited_ns =
+      background ? parts_.turn->BeginBackground([this] { return mailbox_.is_urgent(); })
+                 : parts_.turn->Begin();
+  if (!waited_ns) return false;
+  if (parts_.metrics) parts_.metrics->AddTurn(*waited_ns, parts_.turn->used_ns());
   body();
   parts_.turn->End();
+  return true;
 }
 
 // Throws nothing: what fails ends the step's requests.
@@ -257,6 +269,11 @@ void EngineLoop::Compute(EngineStep& step) {
   parts_.use->EndStep(stats);
   AddStats(stats, slices_);  // before the tokens are delivered: who has the last one may ask
   ReportReadability(step);
+}
+
+// For whom a step of the background makes way: this engine's requests and other engines'.
+bool EngineLoop::OthersCome() const {
+  return mailbox_.has_foreground() || (parts_.turn && parts_.turn->OthersCome());
 }
 
 // A step is of one kind, of the background or of others (Scheduler).

@@ -83,16 +83,19 @@ class EngineLoop : public Engine {
   int64_t max_context_tokens() const override { return parts_.max_context_tokens; }
   std::vector<RequestId> Submit(std::vector<EngineRequest> requests,
                                 std::vector<std::shared_ptr<OutputSink>> sinks) override;
-  void Cancel(RequestId id) override { mailbox_.Cancel(id); }
+  void Cancel(RequestId id) override {
+    mailbox_.Cancel(id);
+    AskAgain();
+  }
   void WithCollection(std::function<void(EamCollection*)> use) override {
-    mailbox_.PostUse([this, use = std::move(use)] { parts_.use->WithCollection(use); });
+    Post([this, use = std::move(use)] { parts_.use->WithCollection(use); });
   }
   void WithResidents(std::function<void(std::span<const ResidentExpert>)> use) override {
-    mailbox_.PostUse([this, use = std::move(use)] { use(parts_.use->Residents()); });
+    Post([this, use = std::move(use)] { use(parts_.use->Residents()); });
   }
   void WithRequest(RequestId id, bool nearest,
                    std::function<void(std::shared_ptr<const RequestExperts>)> use) override {
-    mailbox_.PostUse([=, this, use = std::move(use)] { use(ExpertsOf(id, nearest)); });
+    Post([=, this, use = std::move(use)] { use(ExpertsOf(id, nearest)); });
   }
   void BeginDrain() override { mailbox_.BeginDrain(); }
   EngineStatus Status() const override;
@@ -102,6 +105,14 @@ class EngineLoop : public Engine {
 
  private:
   SequenceContext context() const;
+  void Post(std::function<void()> use) {
+    mailbox_.PostUse(std::move(use));
+    AskAgain();
+  }
+  // A step of a batch that waits for its turn does so no longer where there is something urgent.
+  void AskAgain() {
+    if (parts_.turn) parts_.turn->Ask();
+  }
 
   // Engine thread.
   void Main(const std::function<void(LoopParts&)>& load, std::promise<void> ready);
@@ -122,7 +133,8 @@ class EngineLoop : public Engine {
   void RunBlock(EngineStep& step);
   void DeliverPiece(EngineStep& step);
   void LogPiece(const LayerPass& pass);
-  void InTurn(FunctionRef<void()> body);
+  bool InTurn(bool background, FunctionRef<void()> body);
+  bool OthersCome() const;
   void AddStats(const StepStats& stats);
   void AddStats(const StepStats& stats, std::span<const ScheduledSlice> slices);
   void ReportReadability(const EngineStep& step);
@@ -150,7 +162,7 @@ class EngineLoop : public Engine {
   std::optional<StepSampler> sampler_;
   std::vector<ScheduledSlice> slices_;  // of the running step
   StepRows rows_;
-  GiveWay give_way_{[this] { return mailbox_.has_foreground(); }};
+  GiveWay give_way_{[this] { return OthersCome(); }};
   std::chrono::steady_clock::duration step_time_{};  // of the last one
   // Of the piece that runs, in the order of its requests' numbers.
   struct PiecePart {

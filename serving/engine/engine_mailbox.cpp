@@ -60,8 +60,12 @@ StepStats EngineMailbox::Stats() const {
   return stats_;
 }
 
-bool EngineMailbox::has_foreground() const {
+bool EngineMailbox::is_urgent() const {
   const MutexLock lock(mutex_);
+  return stop_ || !mail_.cancelled.empty() || !mail_.uses.empty() || HasForeground();
+}
+
+bool EngineMailbox::HasForeground() const {
   return std::any_of(mail_.arrived.begin(), mail_.arrived.end(),
                      [](const auto& sequence) { return !sequence->request.background; });
 }

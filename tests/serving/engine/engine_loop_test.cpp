@@ -14,8 +14,10 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/clock.h"
 #include "core/base/error.h"
 #include "core/base/metrics.h"
+#include "serving/engine/step_turns.h"
 #include "serving/text/id_tokenizer.h"
 #include "tests/core/base/caught.h"
 #include "tests/serving/engine/collector.h"
@@ -33,6 +35,7 @@ struct LoopOptions {
   int64_t head_rows = 4;
   bool reversed = false;
   MetricsRegistry* metrics = nullptr;
+  std::shared_ptr<StepTurns::Member> turn = nullptr;  // shared with the loop
 };
 
 std::unique_ptr<EngineLoop> MakeLoop(Script& script, const LoopOptions& options = {}) {
@@ -53,6 +56,7 @@ std::unique_ptr<EngineLoop> MakeLoop(Script& script, const LoopOptions& options 
     }
     auto step = std::make_unique<ScriptedStep>(script, options.reversed);
     parts.head = std::make_unique<ScriptedHead>(*step, options.head_rows);
+    parts.turn = options.turn;
     parts.step = std::move(step);
   });
 }
@@ -252,6 +256,47 @@ TEST(EngineLoopTest, AStepOfABatchGivesWay) {
                                  {{9, 1}},
                                  {{10, 1}}}));
   EXPECT_NE(metrics.Serialize().find("moe_batch_steps_given_way_total 1\n"), std::string::npos);
+}
+
+// Beside other engines a batch waits for those, but its engine's other requests do not wait for it.
+TEST(EngineLoopTest, ABatchWaitsForOtherEngines) {
+  const SteadyClock clock;
+  const auto turns = std::make_shared<StepTurns>(clock);
+  const auto another = turns->Join(0);
+  Script script;
+  MetricsRegistry metrics;
+  const std::shared_ptr<StepTurns::Member> loop_turn = turns->Join(0);
+  const auto loop = MakeLoop(script, {.metrics = &metrics, .turn = loop_turn});
+  auto line = Greedy(Prompt(8), 2);
+  line.background = true;
+  another->Begin();
+  const auto batch = Submit(*loop, line);
+  while (loop->Status().waiting + loop->Status().running == 0) std::this_thread::yield();
+  const auto cancelled = Submit(*loop, line);
+  loop->Cancel(cancelled.id);
+  EXPECT_TRUE(cancelled.Cancelled());
+  const auto own = Submit(*loop, Greedy({1}, 1));
+  while (!another->OthersCome()) std::this_thread::yield();
+  another->End();
+  another->Rest();
+  EXPECT_EQ(own.Wait().Ids(), std::vector<int32_t>{2});
+  EXPECT_EQ(batch.Wait().Ids(), Prompt(2, 8));
+  EXPECT_EQ(script.ran(), (Steps{{{0, 1}}, {{0, 8}}, {{8, 1}}}));
+  // A step of it that runs when another engine comes gives way.
+  script.Hold();
+  const auto later = Submit(*loop, line);
+  script.WaitUntilHeld();
+  std::thread comes([&] {
+    another->Begin();
+    another->End();
+    another->Rest();
+  });
+  while (!loop_turn->OthersCome()) std::this_thread::yield();
+  script.AllowAll();
+  EXPECT_EQ(later.Wait().Ids(), Prompt(2, 8));
+  comes.join();
+  EXPECT_NE(metrics.Serialize().find("moe_batch_steps_given_way_total 1\n"), std::string::npos);
+  EXPECT_EQ(script.ran().size(), 6u);  // its prompt in two steps
 }
 
 // What can never run takes no place.

@@ -41,6 +41,37 @@ TEST(StepTurnsTest, OneRunsAtATimeButForThoseThatAreBlocked) {
   for (std::thread& thread : threads) thread.join();
 }
 
+TEST(StepTurnsTest, ABatchWaitsUntilSomethingIsMoreUrgent) {
+  SteadyClock clock;
+  const auto turns = std::make_shared<StepTurns>(clock);
+  const auto other = turns->Join(0);
+  const auto batch = turns->Join(0);
+  other->Begin();
+  std::atomic<bool> urgent{false};
+  std::atomic<int> asked{0};
+  std::thread waiting([&] {
+    const auto give_up = [&] {
+      ++asked;
+      return urgent.load();
+    };
+    EXPECT_FALSE(batch->BeginBackground(give_up).has_value());
+    batch->Begin();
+    batch->End();
+    EXPECT_TRUE(batch->BeginBackground([] { return true; }).has_value());  // at once
+    EXPECT_FALSE(batch->OthersCome());
+    batch->End();
+    batch->Rest();
+  });
+  while (asked < 1) std::this_thread::yield();
+  batch->Ask();
+  while (asked < 2) std::this_thread::yield();
+  urgent = true;
+  batch->Ask();
+  other->End();
+  other->Rest();
+  waiting.join();
+}
+
 TEST(StepTurnsTest, AMemberThatLeavesHoldsNobodyUp) {
   SteadyClock clock;
   const auto turns = std::make_shared<StepTurns>(clock);
