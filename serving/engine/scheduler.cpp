@@ -380,12 +380,13 @@ void Scheduler::PreemptNewest() {
   ++preemptions_;
 }
 
-// No more sequences than may run have begun: the last ones that were preempted lose their places.
+// No more sequences than may run have begun: the first ones that were preempted, which come back
+// last, lose their places.
 void Scheduler::Displace() {
   while (!preempted_seqs_.empty() &&
          std::ssize(running_) + std::ssize(preempted_seqs_) > options_.max_num_seqs) {
-    displaced_.push_back(preempted_seqs_.back());
-    preempted_seqs_.pop_back();
+    displaced_.push_back(preempted_seqs_.front());
+    preempted_seqs_.erase(preempted_seqs_.begin());
   }
 }
 

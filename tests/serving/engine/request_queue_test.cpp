@@ -139,8 +139,8 @@ TEST(RequestQueueTest, BatchesAreOnNobodysAccount) {
   EXPECT_EQ(ServeAll(queue), (Ids{8, 10, 9, 11, 5}));
 }
 
-// As long as both have something waiting, they have been given as many tokens, but for the longest
-// request (theorem 4.4 of the paper).
+// As long as all have something waiting they have been given as many tokens, but for the longest
+// request.
 TEST(RequestQueueTest, SharesDifferByARequest) {
   std::mt19937 random(3);
   for (int round = 0; round < 20; ++round) {
