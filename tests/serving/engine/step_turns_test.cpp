@@ -67,6 +67,7 @@ TEST(StepTurnsTest, ABatchWaitsUntilSomethingIsMoreUrgent) {
   while (asked < 2) std::this_thread::yield();
   urgent = true;
   batch->Ask();
+  while (!other->OthersCome()) std::this_thread::yield();  // it waits again, for another step
   other->End();
   other->Rest();
   waiting.join();
