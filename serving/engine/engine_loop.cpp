@@ -191,6 +191,7 @@ void EngineLoop::RunStep(EngineStep& step) {
   if (others) {
     const auto begin = std::chrono::steady_clock::now();
     const bool background = slices_.front().sequence->request.background;
+    if (background && parts_.turn) PublishStatus();  // it may have to wait for long
     if (!InTurn(background, [&] { RunInTurn(step); })) return scheduler_->Abandon();
     step_time_ = std::chrono::steady_clock::now() - begin;
   }

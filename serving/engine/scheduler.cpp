@@ -418,7 +418,8 @@ void Scheduler::Abandon(std::vector<ScheduledSlice>& plan) {
 
 void Scheduler::Advance() {
   if (!plan_.empty() && plan_.front().sequence->request.background) {
-    background_budget_ = std::min(2 * background_budget_, options_.max_batch_tokens);
+    const int64_t more = std::max<int64_t>(1, background_budget_ / 8);
+    background_budget_ = std::min(background_budget_ + more, options_.max_batch_tokens);
   }
   for (const ScheduledSlice& slice : plan_) Advance(slice);
   plan_.clear();

@@ -97,7 +97,7 @@ class Scheduler {
   // After the step ran: the slices' tokens are computed; full blocks become findable.
   void Advance();
   // The plan is not run, because others have come: as Abandon, and the next one of the background
-  // has half as many tokens. Each that is run then has twice as many again.
+  // has half as many tokens. Each that is run then has an eighth more again.
   void GiveWay();
   // Sequences of the background keep what they have when a step is not run.
   bool may_give_way() const { return !states_.any(); }

@@ -35,7 +35,7 @@ struct StoredPart {
 struct RequestRank {
   bool background = false;
   int32_t priority = 0;
-  friend auto operator<=>(const RequestRank&, const RequestRank&) = default;
+  friend auto operator<=>(const RequestRank&, const RequestRank&) = default;  // NOLINT: clang 14
 };
 
 inline RequestRank RankOf(const EngineRequest& request) {
@@ -46,7 +46,7 @@ inline RequestRank RankOf(const EngineRequest& request) {
 struct QueuePlace {
   RequestRank rank;
   int64_t number = 0;
-  friend auto operator<=>(const QueuePlace&, const QueuePlace&) = default;
+  friend auto operator<=>(const QueuePlace&, const QueuePlace&) = default;  // NOLINT: clang 14
 };
 
 struct Sequence {

@@ -71,8 +71,8 @@ class TurnOrder {
   // Greater ones go first.
   struct Rank {
     bool foreground = false;
-    int priority = 0;  // 0 of the background
-    friend auto operator<=>(const Rank&, const Rank&) = default;
+    int priority = 0;                                             // 0 of the background
+    friend auto operator<=>(const Rank&, const Rank&) = default;  // NOLINT: clang 14
   };
   static Rank RankOf(const Member& member) {
     return member.background ? Rank{} : Rank{true, member.priority};

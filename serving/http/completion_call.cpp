@@ -102,8 +102,8 @@ void CompletionCall::PrepareAndPost(std::string body) {
 
 void CompletionCall::WaitForModel(const ModelNotLoaded& missing, std::string body) {
   exchange_->Post([self = shared_from_this(), missing] { self->BeginWait(missing); });
-  context_.models->Load(missing.model(), [self = shared_from_this(),
-                                          body = std::move(body)](std::optional<ApiError> why_not) {
+  context_.models->Load(missing.model(), [self = shared_from_this(), body = std::move(body)](
+                                             const std::optional<ApiError>& why_not) {
     if (why_not.has_value()) {
       return self->exchange_->Post([self, why_not] { self->Fail(*why_not); });
     }
@@ -217,7 +217,7 @@ void CompletionCall::Drain() {
       FinishChoice(mail.choice, FinishReasonName(*finish), Clock::now());
     }
   }
-  if (finished_ == choices_.size()) return Complete(std::move(out));
+  if (finished_ == choices_.size()) return Complete(out);
   if (out.empty()) return;
   BeginStream();
   exchange_->Send(out);
@@ -251,7 +251,7 @@ void CompletionCall::FinishChoice(size_t choice, std::string_view reason, Clock:
   submitted_->metrics->ObserveFinished(finished);
 }
 
-void CompletionCall::Complete(std::string stream_output) {
+void CompletionCall::Complete(const std::string& stream_output) {
   done_ = true;
   submitted_->mailbox->Detach();
   Spend();

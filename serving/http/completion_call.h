@@ -72,7 +72,7 @@ class CompletionCall : public Call, public std::enable_shared_from_this<Completi
   void Drain();
   void Observe(const DeltaMailbox::Mail& mail);
   void FinishChoice(size_t choice, std::string_view reason, Clock::time_point at);
-  void Complete(std::string stream_output);
+  void Complete(const std::string& stream_output);
   void Fail(const ApiError& error);
   ApiError WhyFailed(const Error& error) const;
   ApiError WhyCancelled() const;

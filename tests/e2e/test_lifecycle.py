@@ -35,6 +35,14 @@ def start_stream(server, request):
     return client
 
 
+def pack_random_experts(directory):
+    """The expert store of the model with random weights, in the directory."""
+    store = pathlib.Path(directory) / "experts"
+    pack = ("pack", MODEL, "--load-format", "dummy", "-o", str(store))
+    subprocess.run([BINARY, *pack], check=True, capture_output=True, env=ENVIRONMENT)
+    return str(store)
+
+
 def write_routing(pipe):
     header = {"model": "m", "phase": "decode", "n_moe_layers": 8, "first_moe_layer": 0, "n_experts": 32, "top_k": 4,
               "weight_scale": 100}
@@ -48,13 +56,10 @@ def loading_server():
 
     It reads the routing of its experts from a pipe, which is opened only when somebody writes."""
     with tempfile.TemporaryDirectory() as directory:
-        store = pathlib.Path(directory) / "experts"
-        pack = ("pack", MODEL, "--load-format", "dummy", "-o", str(store))
-        subprocess.run([BINARY, *pack], check=True, capture_output=True, env=ENVIRONMENT)
+        store = pack_random_experts(directory)
         pipe = pathlib.Path(directory) / "trace.jsonl"
         os.mkfifo(pipe)
-
-        flags = ("--load-format", "dummy", "--expert-store", str(store), "--route-from", str(pipe))
+        flags = ("--load-format", "dummy", "--expert-store", store, "--route-from", str(pipe))
         with MoesaicServer(*flags, wait_ready=False) as server:
             yield server, lambda: write_routing(pipe)
 
@@ -174,8 +179,9 @@ class LifecycleTest(unittest.TestCase):
             os.mkfifo(pipe)
             models = pathlib.Path(directory) / "models.yaml"
             models.write_text(yaml.safe_dump({"models": [
-                {"id": "first", "path": MODEL},
-                {"id": "later", "path": MODEL, "load": "demand", "dtype": "float32", "load-format": "dummy", "route-from": str(pipe)}]}))
+                {"id": "first", "path": MODEL, "dtype": "float32"},
+                {"id": "later", "path": MODEL, "load": "demand", "load-format": "dummy", "route-from": str(pipe),
+                 "expert-store": pack_random_experts(directory)}]}))
             with MoesaicServer(models=str(models), wait_ready=False) as server:
                 server.wait_for_log(r"serving 2 models on")
                 with RawClient(server) as client:

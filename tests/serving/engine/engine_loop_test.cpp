@@ -246,13 +246,14 @@ TEST(EngineLoopTest, AStepOfABatchGivesWay) {
   EXPECT_EQ(other.Wait().Ids(), (std::vector<int32_t>{2, 3}));
   EXPECT_EQ(batch.Wait().Ids(), Prompt(4, 8));
   EXPECT_EQ(also_batch.Wait().Ids(), Prompt(4, 8));
-  // Of 1 + 8 tokens that were to run 4 are left, then 8 again.
+  // Of 1 + 8 tokens that were to run 4 are left, then 5, then 6.
   EXPECT_EQ(script.ran(), (Steps{{{0, 8}},
                                  {{0, 1}},
                                  {{1, 1}},
                                  {{8, 1}, {0, 3}},
-                                 {{9, 1}, {3, 5}},
-                                 {{10, 1}, {8, 1}},
+                                 {{9, 1}, {3, 4}},
+                                 {{10, 1}, {7, 1}},
+                                 {{8, 1}},
                                  {{9, 1}},
                                  {{10, 1}}}));
   EXPECT_NE(metrics.Serialize().find("moe_batch_steps_given_way_total 1\n"), std::string::npos);

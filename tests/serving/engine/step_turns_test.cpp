@@ -57,9 +57,6 @@ TEST(StepTurnsTest, ABatchWaitsUntilSomethingIsMoreUrgent) {
     EXPECT_FALSE(batch->BeginBackground(give_up).has_value());
     batch->Begin();
     batch->End();
-    EXPECT_TRUE(batch->BeginBackground([] { return true; }).has_value());  // at once
-    EXPECT_FALSE(batch->OthersCome());
-    batch->End();
     batch->Rest();
   });
   while (asked < 1) std::this_thread::yield();
@@ -71,6 +68,10 @@ TEST(StepTurnsTest, ABatchWaitsUntilSomethingIsMoreUrgent) {
   other->End();
   other->Rest();
   waiting.join();
+  EXPECT_FALSE(batch->OthersCome());
+  EXPECT_TRUE(batch->BeginBackground([] { return true; }).has_value());  // at once
+  batch->End();
+  batch->Rest();
 }
 
 TEST(StepTurnsTest, AMemberThatLeavesHoldsNobodyUp) {
