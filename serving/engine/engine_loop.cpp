@@ -277,10 +277,12 @@ bool EngineLoop::OthersCome() const {
   return mailbox_.has_foreground() || (parts_.turn && parts_.turn->OthersCome());
 }
 
-// A step is of one kind, of the background or of others (Scheduler).
+// A step is of one kind, of the background or of others (Scheduler). One of a single token runs to
+// its end: where others come all the time, a batch still goes on.
 RoutingHook* EngineLoop::HookOf(std::span<const ScheduledSlice> slices) {
   RoutingHook* const hook = parts_.use->hook();
-  const bool may_end = scheduler_->may_give_way() && slices.front().sequence->request.background;
+  const bool may_end = scheduler_->may_give_way() && rows_.tokens.size() > 1 &&
+                       slices.front().sequence->request.background;
   return may_end ? give_way_.Around(hook) : hook;
 }
 

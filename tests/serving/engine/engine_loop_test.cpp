@@ -179,6 +179,7 @@ TEST(EngineLoopTest, AFullQueueRefusesUntilAPlaceIsFree) {
   const auto loop = MakeLoop(script, {.max_num_seqs = 1, .max_outstanding = 3});
   script.Hold();
   std::vector<Submitted> taken;
+  taken.reserve(3);
   for (int i = 0; i < 3; ++i) taken.push_back(Submit(*loop, Greedy({1}, kEndless)));
   const Error refused = Caught([&] { Submit(*loop, Greedy({1}, 1)); });
   EXPECT_EQ(refused.kind(), ErrorKind::kUnavailable);
@@ -213,6 +214,7 @@ TEST(EngineLoopTest, ClientsShareTheQueue) {
   const auto running = of("a");
   script.WaitUntilHeld();
   std::vector<Submitted> of_a;
+  of_a.reserve(15);
   for (int i = 0; i < 15; ++i) of_a.push_back(of("a"));
   EXPECT_TRUE(Contains(Caught([&] { of("a"); }), "16 of the 18"));
   const auto of_b = of("b");
@@ -480,6 +482,7 @@ TEST(EngineLoopTest, ShutdownCancelsWhatIsLeft) {
   auto loop = MakeLoop(script, {.max_num_seqs = 2});
   script.Hold();
   std::vector<Submitted> left;
+  left.reserve(4);
   for (int32_t i = 0; i < 3; ++i) left.push_back(Submit(*loop, Greedy({i}, kEndless)));
   script.Allow(2);
   script.WaitUntilHeld();  // two run, one waits

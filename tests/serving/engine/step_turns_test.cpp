@@ -19,6 +19,7 @@ TEST(StepTurnsTest, OneRunsAtATimeButForThoseThatAreBlocked) {
   const auto turns = std::make_shared<StepTurns>(clock);
   std::atomic<int> running{0};
   std::vector<std::thread> threads;
+  threads.reserve(4);
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&, t] {
       const auto member = turns->Join(0);

@@ -309,7 +309,7 @@ TEST_F(ServerModelsTest, ReadyWhenTheModelsOfTheStartAreThere) {
 TEST_F(ServerModelsTest, OrdersAreCarriedOutAndAnswered) {
   StartSeveral();
   const auto order = [this](const char* path, const std::string& body,
-                            std::optional<ApiError> why_not, const std::string& expected) {
+                            const std::optional<ApiError>& why_not, const std::string& expected) {
     TestResponse response;
     std::thread sender([&] { response = TestClient(port()).Post(path, body); });
     auto waiting = manager_.Take(1);
