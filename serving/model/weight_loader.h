@@ -15,6 +15,7 @@
 #include "core/config/norm_spec.h"
 #include "kernels/cpu/kernels.h"
 #include "serving/model/load_progress.h"
+#include "serving/model/matrix_rows.h"
 #include "serving/model/tensor_source.h"
 
 namespace moesaic {
@@ -42,6 +43,7 @@ class WeightLoader {
   void Matrix(const PackedMatrix& target, const PlannedTensor& tensor) {
     Matrix(target, {{tensor, target.n}});
   }
+  void Matrices(const MatrixRows& target, const std::vector<RowPart>& parts);
   // Rows [begin, end) of a matrix of this shape, as f32.
   void Rows(const PlannedTensor& tensor, int64_t n, int64_t k, int64_t begin, int64_t end,
             float* out);
