@@ -36,6 +36,7 @@ struct SamplingFields {
 struct ApiRequest {
   std::string model;                    // empty: not named
   std::optional<KeepAlive> keep_alive;  // how long the model stays loaded behind it
+  std::optional<int32_t> priority;      // lower ones go first
   SamplingFields sampling;
   std::optional<int32_t> max_tokens;
   std::string max_tokens_name = "max_tokens";  // as the client spelt it

@@ -23,6 +23,7 @@ struct ModelStatus {
   uint64_t bytes = 0;  // of memory that it has or is being given
   std::string why_failed;
   bool shrunk = false;  // resident, with no more experts than it keeps in any case
+  double progress = 0;  // of kLoading: how much has been read, from 0 to 1
   friend bool operator==(const ModelStatus&, const ModelStatus&) = default;
 };
 

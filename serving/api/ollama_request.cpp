@@ -57,6 +57,7 @@ void ParseOllamaCommon(RequestFields& fields, ApiRequest& request) {
     throw BadParam("logprobs", "logprobs is not supported here; /v1/chat/completions has it.");
   }
   request.keep_alive = ReadKeepAlive(fields);
+  request.priority = ParsePriority(fields);
 }
 
 void RefuseImages(RequestFields& fields) {

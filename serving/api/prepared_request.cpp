@@ -97,6 +97,18 @@ void FillEcho(const CompletionRequest& request, const Tokenizer& tokenizer, ApiO
   }
 }
 
+int32_t PriorityOf(const ApiRequest& fields, const RequestOwner& owner) {
+  const int32_t priority = fields.priority.value_or(owner.priority.value_or(0));
+  if (owner.priority && priority < *owner.priority) {
+    throw BadParam(
+        "priority",
+        "priority is {}, but with this API key it must be at least {} (requests of lower "
+        "ones go first).",
+        priority, *owner.priority);
+  }
+  return priority;
+}
+
 // `spec` has its prompts.
 PreparedRequest Finish(const ApiRequest& fields, const ServedModel& model,
                        const PrepareOptions& options, ApiOutputSpec spec) {
@@ -112,6 +124,11 @@ PreparedRequest Finish(const ApiRequest& fields, const ServedModel& model,
   PreparedRequest result;
   result.model = &model;
   result.requests = BuildEngineRequests(fields, spec.prompts, limits);
+  const int32_t priority = PriorityOf(fields, options.owner);
+  for (EngineRequest& request : result.requests) {
+    request.priority = priority;
+    request.client = options.owner.client;
+  }
   result.spell = MakeTokenSpeller(engine.tokenizer(), fields.skip_special_tokens);
   result.stream = fields.stream;
   result.keep_alive = fields.keep_alive;
@@ -191,8 +208,16 @@ PreparedRequest Prepare(const CompletionRequest& request, const ModelTable& mode
 
 PreparedRequest PrepareRequest(const std::string& body, const ModelTable& models,
                                const PrepareOptions& options) {
-  return std::visit([&](const auto& request) { return Prepare(request, models, options); },
-                    Parse(body, options.dialect, options.gone));
+  return std::visit(
+      [&](const auto& request) {
+        try {
+          return Prepare(request, models, options);
+        } catch (ModelNotLoaded& missing) {
+          missing.SetStream(request.stream);
+          throw;
+        }
+      },
+      Parse(body, options.dialect, options.gone));
 }
 
 }  // namespace moesaic

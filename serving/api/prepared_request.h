@@ -26,6 +26,13 @@ struct PreparedRequest {
   std::vector<std::string> unknown_fields;
 };
 
+// Whose request it is, and what his key says of it.
+struct RequestOwner {
+  std::string client = {};  // EngineRequest::client
+  // Of requests that give none, and the lowest that they may give; nullopt: 0, and any.
+  std::optional<int32_t> priority = {};
+};
+
 struct PrepareOptions {
   ApiDialect dialect = ApiDialect::kChat;
   std::string request_id;
@@ -33,9 +40,11 @@ struct PrepareOptions {
   std::optional<std::chrono::steady_clock::time_point> deadline;
   // Set while it runs when nobody wants the answer any more.
   const std::atomic<bool>& gone;
+  RequestOwner owner = {};
 };
 
-// Throws ApiError, and Error from the tokenizer or the template.
+// Throws ApiError (ModelNotLoaded says whether the answer is a stream), and Error from the
+// tokenizer or the template.
 PreparedRequest PrepareRequest(const std::string& body, const ModelTable& models,
                                const PrepareOptions& options);
 

@@ -112,6 +112,11 @@ std::optional<int32_t> ParseTokenCount(RequestFields& fields, std::string_view n
   return count.has_value() ? std::optional(static_cast<int32_t>(*count)) : std::nullopt;
 }
 
+std::optional<int32_t> ParsePriority(RequestFields& fields) {
+  const auto priority = fields.Int("priority", INT32_MIN, INT32_MAX);
+  return priority.has_value() ? std::optional(static_cast<int32_t>(*priority)) : std::nullopt;
+}
+
 void KeepUnknown(const RequestFields& fields, ApiRequest& request) {
   for (std::string& name : fields.UnknownNames()) request.unknown_fields.push_back(std::move(name));
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,6 +18,8 @@ SamplingFields ParseSampling(RequestFields& fields);
 std::vector<std::string> ParseStop(RequestFields& fields, std::string_view name);
 // A count of tokens, at least `min`; nullopt: absent.
 std::optional<int32_t> ParseTokenCount(RequestFields& fields, std::string_view name, int32_t min);
+// vLLM's `priority`: a lower one goes first; nullopt: absent.
+std::optional<int32_t> ParsePriority(RequestFields& fields);
 // Fields that nobody asked for, to be reported.
 void KeepUnknown(const RequestFields& fields, ApiRequest& request);
 

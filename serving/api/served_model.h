@@ -32,6 +32,7 @@ struct ServedModel {
   // Null: there is no structured output; shared likewise.
   std::shared_ptr<GrammarCompiler> grammars = nullptr;
   ModelState state = ModelState::kResident;
+  double load_progress = 0;   // while it is loaded: how much has been read, from 0 to 1
   uint64_t memory_bytes = 0;  // that it was given; 0: not told
   std::string why_failed = {};
   bool shrunk = false;  // others have most of its experts' memory
@@ -45,10 +46,14 @@ class ModelNotLoaded : public ApiError {
   const std::string& model() const { return model_; }  // its first name
   // Loading it has failed: it is not tried again for a request.
   bool failed() const { return failed_; }
+  // Of the request, where it is known: its answer is a stream.
+  bool stream() const { return stream_; }
+  void SetStream(bool stream) { stream_ = stream; }
 
  private:
   std::string model_;
   bool failed_;
+  bool stream_ = false;
 };
 
 // For ServedModel::grammars, of an engine whose model is loaded. Null where the build has none.

@@ -151,7 +151,9 @@ int ServeCommand(const Invocation& invocation) {
   const SeveralModels::Guard stop_first(models);
   if (models.empty()) {
     std::future<LoadedModel> loading = std::async(std::launch::async, [&] {
-      return LoadModel(settings.engine, settings.chat, machine, metrics);
+      AmongOthers alone;
+      alone.on_progress = [&server](double fraction) { server.ShowLoading(fraction); };
+      return LoadModel(settings.engine, settings.chat, machine, metrics, alone);
     });
     WaitOrExit(loading, signals, server);  // nothing is being answered yet: one signal is enough
     LoadedModel loaded = loading.get();

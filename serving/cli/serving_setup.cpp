@@ -102,7 +102,7 @@ LoadedModel LoadModel(const EngineOptions& asked, const ChatFormatOptions& chat,
     kept.push_back(std::make_shared<ReplaySection>(replay));
   }
   std::unique_ptr<Engine> engine =
-      CreateEngine(std::move(setup), metrics, std::move(kept), others.turn);
+      CreateEngine(std::move(setup), metrics, std::move(kept), others.turn, others.on_progress);
   SetEngine(others.hold ? others.hold(std::move(engine)) : std::move(engine), chat, loaded.model);
   if (replay != nullptr) replay->UseVocabulary(loaded.model.engine->tokenizer());
   return loaded;

@@ -11,6 +11,7 @@
 #include "serving/batch/batch_engine.h"
 #include "serving/cli/command_line.h"
 #include "serving/jobs/batch_job.h"
+#include "serving/model/load_progress.h"
 #include "serving/online/engine_setup.h"
 #include "serving/startup/machine.h"
 #include "serving/startup/resolve_batch.h"
@@ -30,6 +31,7 @@ struct AmongOthers {
   // Who keeps the engine besides the model; null: nobody.
   std::function<std::shared_ptr<Engine>(std::unique_ptr<Engine>)> hold = nullptr;
   std::shared_ptr<StepTurns::Member> turn = nullptr;  // shared with its parts
+  LoadProgress::Tell on_progress = nullptr;           // of the engine's (CreateEngine)
 };
 
 // Resolves and loads. `metrics` outlives the engine.

@@ -76,8 +76,8 @@ void SeveralModels::Start(Server& server, uint64_t request_bytes) {
   }
   registry_ = std::make_unique<ModelRegistry>(
       plan.memory_bytes, std::move(models),
-      [this](size_t model, uint64_t bytes, const ModelRegistry::Hold& hold) {
-        return Load(model, bytes, hold);
+      [this](size_t model, uint64_t bytes, const ModelRegistry::Loading& loading) {
+        return Load(model, bytes, loading);
       },
       [&server](std::vector<ServedModel> now) { server.SetModels(std::move(now)); },
       [this](const ExpertPools& pools) { ShowPools(pools); });
@@ -119,12 +119,14 @@ void SeveralModels::ShowPools(const ExpertPools& pools) {
       .Set(static_cast<double>(pools.fragment_bytes()));
 }
 
-ServedModel SeveralModels::Load(size_t model, uint64_t bytes, const ModelRegistry::Hold& hold) {
+ServedModel SeveralModels::Load(size_t model, uint64_t bytes,
+                                const ModelRegistry::Loading& loading) {
   const ModelEntry& entry = entries_[model];
   EngineOptions options = entry.engine;
   options.machine.memory = MemorySize(std::to_string(bytes));
   AmongOthers others;
-  others.hold = hold;
+  others.hold = loading.hold;
+  others.on_progress = loading.on_progress;
   if (entries_.size() > 1) others.turn = turns_->Join(entry.priority);
   return LoadModel(options, entry.chat, machine_, *metrics_[model], others).model;
 }

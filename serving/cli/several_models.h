@@ -51,7 +51,7 @@ class SeveralModels {
   };
 
  private:
-  ServedModel Load(size_t model, uint64_t bytes, const ModelRegistry::Hold& hold);
+  ServedModel Load(size_t model, uint64_t bytes, const ModelRegistry::Loading& loading);
   void ShowPools(const ExpertPools& pools);
 
   std::vector<ModelEntry> entries_;

@@ -39,6 +39,7 @@ EngineLoop::EngineLoop(std::function<void(LoopParts& parts)> load) {
 
 EngineLoop::~EngineLoop() {
   mailbox_.Stop();
+  AskAgain();
   if (thread_.joinable()) thread_.join();
 }
 
@@ -66,25 +67,23 @@ std::vector<RequestId> EngineLoop::Submit(std::vector<EngineRequest> requests,
   // in the order in which requests came, and get theirs as places become free. So one of more
   // sequences than there are places is served, too, and what waits beyond them is one request's.
   // Who has a batch done bounds it himself.
+  const std::string client = requests.empty() ? std::string() : requests.front().client;
   const auto count = std::count_if(requests.begin(), requests.end(),
                                    [](const auto& request) { return !request.background; });
-  int64_t outstanding = outstanding_.load();
-  do {
-    if (count > 0 && outstanding >= parts_.max_outstanding) {
-      Fail(ErrorKind::kUnavailable, "the request queue is full ({} of {}); try again later",
-           outstanding, parts_.max_outstanding);
-    }
-  } while (!outstanding_.compare_exchange_weak(outstanding, outstanding + count));
-
+  if (count > 0) places_->Take(client, count);
   try {
     std::vector<std::unique_ptr<Sequence>> sequences;
     sequences.reserve(requests.size());
     for (size_t i = 0; i < requests.size(); ++i) {
+      CHECK(requests[i].client == client);
       sequences.push_back(MakeSequence(std::move(requests[i]), std::move(sinks[i]), context()));
     }
-    return mailbox_.Post(std::move(sequences));
+    std::vector<RequestId> ids = mailbox_.Post(std::move(sequences));
+    if (count > 0) AskAgain();
+    return ids;
   } catch (...) {
-    outstanding_.fetch_sub(count);  // none of them is there to give its place back
+    // None of them is there to give its place back.
+    if (count > 0) places_->GiveBack(client, count);
     throw;
   }
 }
@@ -93,6 +92,7 @@ void EngineLoop::Main(const std::function<void(LoopParts&)>& load, std::promise<
   pthread_setname_np(pthread_self(), "engine");
   try {
     load(parts_);
+    places_.emplace(parts_.max_outstanding);
     kv_.emplace(parts_.kv_needs, parts_.num_kv_blocks);
     if (parts_.kv_store) OpenStore();
     scheduler_.emplace(parts_.scheduling, *kv_, stored_ ? &*stored_ : nullptr);
@@ -190,12 +190,14 @@ void EngineLoop::RunStep(EngineStep& step) {
   const bool others = !slices_.empty();
   if (others) {
     const auto begin = std::chrono::steady_clock::now();
-    InTurn([&] { RunInTurn(step); });
+    const bool background = slices_.front().sequence->request.background;
+    if (background && parts_.turn) PublishStatus();  // it may have to wait for long
+    if (!InTurn(background, [&] { RunInTurn(step); })) return scheduler_->Abandon();
     step_time_ = std::chrono::steady_clock::now() - begin;
   }
   LookAfterPiece(step);
   if (piece_.empty()) return;
-  InTurn([&] {
+  InTurn(false, [&] {
     const auto begin = std::chrono::steady_clock::now();
     const auto turn = std::max<std::chrono::steady_clock::duration>(parts_.piece_turn, step_time_);
     do {
@@ -205,13 +207,21 @@ void EngineLoop::RunStep(EngineStep& step) {
   });
 }
 
-// In a turn of the engine's, where several have some.
-void EngineLoop::InTurn(FunctionRef<void()> body) {
-  if (!parts_.turn) return body();
-  const int64_t waited_ns = parts_.turn->Begin();
-  if (parts_.metrics) parts_.metrics->AddTurn(waited_ns, parts_.turn->used_ns());
+// In a turn of the engine's, where several have some. False: one of the background was given up
+// before it began, for something that is more urgent.
+bool EngineLoop::InTurn(bool background, FunctionRef<void()> body) {
+  if (!parts_.turn) {
+    body();
+    return true;
+  }
+  const std::optional<int64_t> waited_ns =
+      background ? parts_.turn->BeginBackground([this] { return mailbox_.is_urgent(); })
+                 : parts_.turn->Begin();
+  if (!waited_ns) return false;
+  if (parts_.metrics) parts_.metrics->AddTurn(*waited_ns, parts_.turn->used_ns());
   body();
   parts_.turn->End();
+  return true;
 }
 
 // Throws nothing: what fails ends the step's requests.
@@ -219,6 +229,10 @@ void EngineLoop::RunInTurn(EngineStep& step) {
   try {
     Compute(step);
     Deliver(step);
+  } catch (const StepGaveWay&) {
+    parts_.use->StepGaveWay();
+    scheduler_->GiveWay();
+    if (parts_.metrics) parts_.metrics->AddGivenWay();
   } catch (const Error& error) {
     scheduler_->Abandon();
     FailSlices(step, error);
@@ -252,10 +266,24 @@ void EngineLoop::Compute(EngineStep& step) {
   step.Arrange(slices_);
   FillRows(slices_);
   parts_.use->BeginStep(slices_, rows_);
-  StepStats stats = step.Run({rows_.tokens, rows_.slices}, parts_.use->hook());
+  StepStats stats = step.Run({rows_.tokens, rows_.slices}, HookOf(slices_));
   parts_.use->EndStep(stats);
   AddStats(stats, slices_);  // before the tokens are delivered: who has the last one may ask
   ReportReadability(step);
+}
+
+// For whom a step of the background makes way: this engine's requests and other engines'.
+bool EngineLoop::OthersCome() const {
+  return mailbox_.has_foreground() || (parts_.turn && parts_.turn->OthersCome());
+}
+
+// A step is of one kind, of the background or of others (Scheduler). One of a single token runs to
+// its end: where others come all the time, a batch still goes on.
+RoutingHook* EngineLoop::HookOf(std::span<const ScheduledSlice> slices) {
+  RoutingHook* const hook = parts_.use->hook();
+  const bool may_end = scheduler_->may_give_way() && rows_.tokens.size() > 1 &&
+                       slices.front().sequence->request.background;
+  return may_end ? give_way_.Around(hook) : hook;
 }
 
 void EngineLoop::Deliver(EngineStep& step) {
@@ -409,7 +437,7 @@ void EngineLoop::EndWithError(Sequence& sequence, const Error& error) {
 
 std::unique_ptr<Sequence> EngineLoop::Remove(Sequence& sequence) {
   parts_.use->EndRequest(sequence);
-  if (!sequence.request.background) outstanding_.fetch_sub(1);
+  if (!sequence.request.background) places_->GiveBack(sequence.request.client, 1);
   return scheduler_->Remove(&sequence);
 }
 

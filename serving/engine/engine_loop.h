@@ -5,7 +5,6 @@
 // mailbox; everything below "engine thread" belongs to that thread alone.
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -27,8 +26,10 @@
 #include "serving/engine/engine_metrics.h"
 #include "serving/engine/engine_step.h"
 #include "serving/engine/expert_use.h"
+#include "serving/engine/give_way.h"
 #include "serving/engine/live_sampler.h"
 #include "serving/engine/live_view.h"
+#include "serving/engine/queue_places.h"
 #include "serving/engine/request_experts.h"
 #include "serving/engine/scheduler.h"
 #include "serving/engine/sequence.h"
@@ -82,16 +83,19 @@ class EngineLoop : public Engine {
   int64_t max_context_tokens() const override { return parts_.max_context_tokens; }
   std::vector<RequestId> Submit(std::vector<EngineRequest> requests,
                                 std::vector<std::shared_ptr<OutputSink>> sinks) override;
-  void Cancel(RequestId id) override { mailbox_.Cancel(id); }
+  void Cancel(RequestId id) override {
+    mailbox_.Cancel(id);
+    AskAgain();
+  }
   void WithCollection(std::function<void(EamCollection*)> use) override {
-    mailbox_.PostUse([this, use = std::move(use)] { parts_.use->WithCollection(use); });
+    Post([this, use = std::move(use)] { parts_.use->WithCollection(use); });
   }
   void WithResidents(std::function<void(std::span<const ResidentExpert>)> use) override {
-    mailbox_.PostUse([this, use = std::move(use)] { use(parts_.use->Residents()); });
+    Post([this, use = std::move(use)] { use(parts_.use->Residents()); });
   }
   void WithRequest(RequestId id, bool nearest,
                    std::function<void(std::shared_ptr<const RequestExperts>)> use) override {
-    mailbox_.PostUse([=, this, use = std::move(use)] { use(ExpertsOf(id, nearest)); });
+    Post([=, this, use = std::move(use)] { use(ExpertsOf(id, nearest)); });
   }
   void BeginDrain() override { mailbox_.BeginDrain(); }
   EngineStatus Status() const override;
@@ -101,6 +105,14 @@ class EngineLoop : public Engine {
 
  private:
   SequenceContext context() const;
+  void Post(std::function<void()> use) {
+    mailbox_.PostUse(std::move(use));
+    AskAgain();
+  }
+  // A step of a batch that waits for its turn does so no longer where there is something urgent.
+  void AskAgain() {
+    if (parts_.turn) parts_.turn->Ask();
+  }
 
   // Engine thread.
   void Main(const std::function<void(LoopParts&)>& load, std::promise<void> ready);
@@ -112,6 +124,7 @@ class EngineLoop : public Engine {
   void FailSlices(EngineStep& step, const Error& error);
   void FillRows(std::span<const ScheduledSlice> slices);
   void Compute(EngineStep& step);
+  RoutingHook* HookOf(std::span<const ScheduledSlice> slices);
   void Deliver(EngineStep& step);
   void Sample(EngineStep& step, int64_t begin_ns);
   void BeginPiece(EngineStep& step);
@@ -120,7 +133,8 @@ class EngineLoop : public Engine {
   void RunBlock(EngineStep& step);
   void DeliverPiece(EngineStep& step);
   void LogPiece(const LayerPass& pass);
-  void InTurn(FunctionRef<void()> body);
+  bool InTurn(bool background, FunctionRef<void()> body);
+  bool OthersCome() const;
   void AddStats(const StepStats& stats);
   void AddStats(const StepStats& stats, std::span<const ScheduledSlice> slices);
   void ReportReadability(const EngineStep& step);
@@ -133,7 +147,7 @@ class EngineLoop : public Engine {
 
   LoopParts parts_;
   EngineMailbox mailbox_;
-  std::atomic<int64_t> outstanding_{0};  // submitted and not ended
+  std::optional<QueuePlaces> places_;  // made with the parts
 
   std::optional<LiveView> live_;  // made with the parts
 
@@ -148,6 +162,7 @@ class EngineLoop : public Engine {
   std::optional<StepSampler> sampler_;
   std::vector<ScheduledSlice> slices_;  // of the running step
   StepRows rows_;
+  GiveWay give_way_{[this] { return OthersCome(); }};
   std::chrono::steady_clock::duration step_time_{};  // of the last one
   // Of the piece that runs, in the order of its requests' numbers.
   struct PiecePart {

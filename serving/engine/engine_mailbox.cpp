@@ -1,5 +1,6 @@
 #include "serving/engine/engine_mailbox.h"
 
+#include <algorithm>
 #include <span>
 #include <utility>
 
@@ -57,6 +58,16 @@ EngineStatus EngineMailbox::Status() const {
 StepStats EngineMailbox::Stats() const {
   const MutexLock lock(mutex_);
   return stats_;
+}
+
+bool EngineMailbox::is_urgent() const {
+  const MutexLock lock(mutex_);
+  return stop_ || !mail_.cancelled.empty() || !mail_.uses.empty() || HasForeground();
+}
+
+bool EngineMailbox::HasForeground() const {
+  return std::any_of(mail_.arrived.begin(), mail_.arrived.end(),
+                     [](const auto& sequence) { return !sequence->request.background; });
 }
 
 bool EngineMailbox::empty() const {

@@ -40,6 +40,13 @@ class EngineMailbox {
   EngineStatus Status() const EXCLUDES(mutex_);
   StepStats Stats() const EXCLUDES(mutex_);
 
+  // Something waits to be taken that cannot wait for a step of a batch to begin.
+  bool is_urgent() const EXCLUDES(mutex_);
+  // A request waits to be taken that is nobody's batch.
+  bool has_foreground() const EXCLUDES(mutex_) {
+    const MutexLock lock(mutex_);
+    return HasForeground();
+  }
   // No request waits to be taken.
   bool empty() const EXCLUDES(mutex_);
 
@@ -60,6 +67,8 @@ class EngineMailbox {
                int64_t experts_resident, std::span<const DeviceStatus> devices) EXCLUDES(mutex_);
 
  private:
+  bool HasForeground() const REQUIRES(mutex_);
+
   std::atomic<bool> draining_{false};
   mutable Mutex mutex_;
   mutable CondVar wake_;

@@ -12,6 +12,9 @@ constexpr const char* kPrefixTokens =
 
 EngineMetrics::EngineMetrics(MetricsRegistry& r, bool with_devices)
     : registry_(r),
+      given_way_(
+          r.GetCounter("moe_batch_steps_given_way_total",
+                       "Steps of batches that ended at a layer's border for other requests")),
       preemptions_(
           r.GetCounter("moe_preemptions_total", "Sequences preempted for lack of KV blocks")),
       from_pool_(

@@ -37,6 +37,8 @@ class EngineMetrics {
   void AddStep(const StepStats& stats);
   // Of several engines' turns: what this one's cost it, and how long they were so far in all.
   void AddTurn(int64_t waited_ns, int64_t used_ns);
+  // A step of a batch ended before its time, for others.
+  void AddGivenWay() { given_way_.Add(); }
   void SetPreemptions(int64_t total);
   void SetPrefixes(const PrefixCounters& prefixes);
   void SetKvStore(const KvStoreCounters& store);
@@ -78,6 +80,7 @@ class EngineMetrics {
   std::vector<StepCounter> of_steps_;
   std::vector<Counter*> foreseen_;      // by distance - 1: experts used that were
   std::vector<Counter*> not_foreseen_;  // and were not among the most probable
+  Counter& given_way_;
   FollowingCounter preemptions_;
   FollowingCounter from_pool_;
   FollowingCounter from_store_;

@@ -37,6 +37,7 @@ void ExpertUse::Observe(std::span<const ScheduledSlice> plan, const StepRows& ro
   observed.routing.clear();
   observed.requests.clear();
   observed.routed.clear();
+  observed.begins.clear();
   for (size_t i = 0; i < plan.size(); ++i) {
     Sequence& sequence = *plan[i].sequence;
     const SequenceSlice& slice = rows.slices[i];
@@ -54,6 +55,7 @@ void ExpertUse::Observe(std::span<const ScheduledSlice> plan, const StepRows& ro
       ExpectRouted(sequence, {nullptr, begin, first_row, count, sequence.traced}, observed);
     }
     sequence.observed_tokens = end;
+    observed.begins.emplace_back(&sequence, begin);
   }
   observers_.tracer->BeginIteration(observed.routing);
   if (observers_.policy_counts) {
@@ -181,6 +183,11 @@ void ExpertUse::EndStep(StepStats& stats) {
   if (observers_.recall) stats.recall = observers_.recall->Take();
   if (observers_.recorder) observers_.recorder->EndStep(plan_, *rows_);
   if (observers_.state) observers_.state->Learned();
+}
+
+void ExpertUse::StepGaveWay() {
+  for (const auto& [sequence, begin] : step_.begins) sequence->observed_tokens = begin;
+  step_.begins.clear();
 }
 
 void ExpertUse::EndTrace(Sequence& sequence) {

@@ -79,6 +79,9 @@ class ExpertUse final : private RoutingHook {
   RoutingHook* hook() { return watches() ? this : nullptr; }
   // The step ran: adds what predicting cost, and how good it was.
   void EndStep(StepStats& stats);
+  // Or it did not run to its end, and its positions are observed when they are run again. (What it
+  // has shown of its first layers is counted twice.)
+  void StepGaveWay();
   // Beside steps, a piece: sequences whose prompts run layer after layer (LayerPass), of which each
   // is in no step meanwhile. It begins (both arguments as BeginStep's, which may change then); the
   // routing of a layer is known, [rows, top_k] of all of its rows; it is over, whatever came of it.
@@ -145,7 +148,8 @@ class ExpertUse final : private RoutingHook {
   struct Observed {
     std::vector<RoutingSlice> routing;
     std::vector<StepRequest> requests;
-    std::vector<RoutedSlice> routed;  // of requests that want to know
+    std::vector<RoutedSlice> routed;                    // of requests that want to know
+    std::vector<std::pair<Sequence*, int64_t>> begins;  // and from which position on
   };
   void Observe(std::span<const ScheduledSlice> plan, const StepRows& rows, Observed& observed);
   void ExpectRouted(Sequence& sequence, const RoutedSlice& slice, Observed& observed);

@@ -21,8 +21,11 @@ struct RequestTrace;
 struct ThinkingLimit;
 
 struct EngineRequest {
-  std::string id;               // for logs and recorded traces; any string
-  std::string domain;           // for recorded traces: what kind of request it is; any string
+  std::string id;      // for logs and recorded traces; any string
+  std::string domain;  // for recorded traces: what kind of request it is; any string
+  // Who asks. Clients get equal shares where they have to wait for each other; empty: nobody said.
+  std::string client;
+  int32_t priority = 0;         // lower ones go first, and are preempted last
   std::vector<int32_t> prompt;  // at least one token
   SamplingParams sampling;
   int32_t max_tokens = 16;  // 0 is allowed: only prompt log-probabilities are wanted
@@ -47,8 +50,8 @@ struct EngineRequest {
   std::shared_ptr<const ThinkingLimit> thinking;       // null: it thinks as long as it likes
   std::shared_ptr<const OutputConstraint> constraint;  // null: any text
   std::optional<std::chrono::steady_clock::time_point> deadline;
-  // Somebody's batch: it runs while no other request is there, and keeps what it has computed in
-  // the meantime. No place in the queue is counted for it.
+  // Somebody's batch: it runs while no other request is there, whatever its priority, and keeps
+  // what it has computed in the meantime. No place in the queue is counted for it.
   bool background = false;
 };
 

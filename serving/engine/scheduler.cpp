@@ -26,13 +26,6 @@ int64_t LastWholeBlock(const Sequence& sequence) {
   return (known - 1) / kKvBlockTokens * kKvBlockTokens;
 }
 
-// In a list that has those of the background last.
-template <typename List>
-auto FirstOfBackground(List& list) {
-  return std::find_if(list.begin(), list.end(),
-                      [](const auto& sequence) { return sequence->request.background; });
-}
-
 }  // namespace
 
 Scheduler::Scheduler(const SchedulerOptions& options, KvManager& kv, PrefixStore* store)
@@ -42,24 +35,28 @@ Scheduler::Scheduler(const SchedulerOptions& options, KvManager& kv, PrefixStore
       store_(options.prefix_cache && !states_.any() ? store : nullptr) {
   CHECK(options.state_slots == 0 ||
         options.state_slots - options.state_snapshots >= options.max_num_seqs);
+  background_budget_ = options.max_batch_tokens;
   plan_.reserve(static_cast<size_t>(options.max_num_seqs));
 }
 
 void Scheduler::Add(std::unique_ptr<Sequence> sequence) {
-  const bool background = sequence->request.background;
-  foreground_ += background ? 0 : 1;
-  waiting_.insert(background ? waiting_.end() : FirstOfBackground(waiting_), std::move(sequence));
+  foreground_ += sequence->request.background ? 0 : 1;
+  waiting_.Add(std::move(sequence));
 }
 
-void Scheduler::JoinRunning(std::unique_ptr<Sequence> sequence) {
-  const bool background = sequence->request.background;
-  running_.insert(background ? running_.end() : FirstOfBackground(running_), std::move(sequence));
+// One that waits.
+void Scheduler::JoinRunning(Sequence& sequence) {
+  std::erase(preempted_seqs_, &sequence);
+  const auto behind = std::find_if(running_.begin(), running_.end(), [&](const auto& other) {
+    return RankOf(sequence.request) < RankOf(other->request);
+  });
+  running_.insert(behind, waiting_.Take(sequence));
 }
 
 std::span<const ScheduledSlice> Scheduler::Plan() {
   plan_.clear();
   displaced_.clear();
-  budget_ = options_.max_batch_tokens;
+  budget_ = foreground_ > 0 ? options_.max_batch_tokens : background_budget_;
   preempted_ = false;
   if (store_ != nullptr) PlanRestores();
   PlanDecodes();
@@ -68,6 +65,7 @@ std::span<const ScheduledSlice> Scheduler::Plan() {
   // Who was just preempted lacks room, unless another one holds the same prefix; nobody joins then
   // in any case, as the planner's simulation has it (serving/plan/scheduler_simulation).
   if (!preempted_) Admit();
+  Displace();
   return plan_;
 }
 
@@ -170,8 +168,8 @@ std::span<const ScheduledSlice> Scheduler::PlanPiece(FunctionRef<bool(int64_t to
     return PendingTokens(sequence) > 1 && !sequence.request.background &&
            !sequence.wants_prompt_logprobs();
   };
-  const bool one_waits = !waiting_.empty() && may_join(*waiting_.front());
-  if (one_waits) tokens += PendingTokens(*waiting_.front());
+  const bool one_waits = !waiting_.empty() && may_join(waiting_.front());
+  if (one_waits) tokens += PendingTokens(waiting_.front());
   if (tokens == 0 || !worth(std::min(tokens, options_.piece_tokens))) return {};
 
   for (size_t i = 0; i < running_.size() && budget_ > 0; ++i) {
@@ -181,11 +179,9 @@ std::span<const ScheduledSlice> Scheduler::PlanPiece(FunctionRef<bool(int64_t to
     if (!JoinPiece(sequence)) break;
   }
   while (!waiting_.empty() && budget_ > 0 && restoring() < kMostRestoring) {
-    Sequence& sequence = *waiting_.front();
+    Sequence& sequence = waiting_.front();
     if (!may_join(sequence) || !MakeRoom(sequence)) break;
-    std::unique_ptr<Sequence> admitted = std::move(waiting_.front());
-    waiting_.pop_front();
-    JoinRunning(std::move(admitted));
+    JoinRunning(sequence);
     const bool restores = BeginRestore(sequence);
     if (restores && sequence.restored_until == 0) break;  // there were no blocks for it
     if (!sequence.admitted) prefixes_.from_pool += sequence.cached_tokens;
@@ -197,6 +193,7 @@ std::span<const ScheduledSlice> Scheduler::PlanPiece(FunctionRef<bool(int64_t to
   for (const ScheduledSlice& slice : piece_) tokens += slice.num_tokens;
   if (tokens == 0 || !worth(tokens)) piece_.clear();
   for (const ScheduledSlice& slice : piece_) PlanSnapshot(*slice.sequence, slice.num_tokens);
+  Displace();
   return piece_;
 }
 
@@ -208,6 +205,7 @@ bool Scheduler::JoinPiece(Sequence& sequence) {
   CHECK(kv_.Grow(sequence.blocks, sequence.computed_tokens + tokens));
   states_.Open(sequence.state);
   piece_.push_back({&sequence, tokens});
+  Charge(sequence, tokens);
   budget_ -= tokens;
   return true;
 }
@@ -244,7 +242,18 @@ int64_t Scheduler::StepTokens(const Sequence& sequence) const {
 void Scheduler::Schedule(Sequence& sequence, int64_t tokens) {
   PlanSnapshot(sequence, tokens);
   plan_.push_back({&sequence, tokens});
+  Charge(sequence, tokens);
   budget_ -= tokens;
+}
+
+// For its next so many tokens, once: what is computed again after a preemption is not the client's
+// fault.
+void Scheduler::Charge(Sequence& sequence, int64_t tokens) {
+  const int64_t begin = std::max(sequence.charged_tokens, sequence.computed_tokens);
+  const int64_t end = sequence.computed_tokens + tokens;
+  if (end <= begin) return;
+  waiting_.Charge(sequence, end - begin);
+  sequence.charged_tokens = end;
 }
 
 // Keeps the state behind the last whole block of what is known of the sequence, one token at least
@@ -265,13 +274,11 @@ void Scheduler::PlanSnapshot(Sequence& sequence, int64_t tokens) {
 
 void Scheduler::Admit() {
   while (!waiting_.empty() && budget_ > 0) {
-    Sequence& sequence = *waiting_.front();
+    Sequence& sequence = waiting_.front();
     // Those that wait for the store have not got all of their blocks yet.
     if (restoring() >= kMostRestoring) return;
     if (Rests(sequence) || !MakeRoom(sequence)) return;
-    std::unique_ptr<Sequence> admitted = std::move(waiting_.front());
-    waiting_.pop_front();
-    JoinRunning(std::move(admitted));
+    JoinRunning(sequence);
     const int64_t tokens = StepTokens(sequence);
     const bool restores = BeginRestore(sequence);
     if (restores ? sequence.restored_until == 0 : !EnsureBlocks(sequence, tokens)) return;
@@ -281,11 +288,11 @@ void Scheduler::Admit() {
   }
 }
 
-// A place and blocks for a sequence that waits; those of the background that run leave for another
-// one. Finds its prefix.
+// A place and blocks for a sequence that waits; those of higher ranks that run leave for it. Finds
+// its prefix.
 bool Scheduler::MakeRoom(Sequence& sequence) {
   const auto can_preempt = [&] {
-    return !sequence.request.background && !running_.empty() && running_.back()->request.background;
+    return !running_.empty() && RankOf(sequence.request) < RankOf(running_.back()->request);
   };
   if (static_cast<int64_t>(running_.size()) >= options_.max_num_seqs) {
     if (!can_preempt()) return false;
@@ -367,11 +374,20 @@ void Scheduler::PreemptNewest() {
   std::erase_if(piece_,
                 [&](const ScheduledSlice& slice) { return slice.sequence == victim.get(); });
   ReleaseBlocks(*victim);
-  const bool background = victim->request.background;
-  if (background) displaced_.push_back(victim.get());
-  waiting_.insert(background ? FirstOfBackground(waiting_) : waiting_.begin(), std::move(victim));
+  preempted_seqs_.push_back(victim.get());
+  waiting_.PutBack(std::move(victim));
   preempted_ = true;
   ++preemptions_;
+}
+
+// No more sequences than may run have begun: the first ones that were preempted, which come back
+// last, lose their places.
+void Scheduler::Displace() {
+  while (!preempted_seqs_.empty() &&
+         std::ssize(running_) + std::ssize(preempted_seqs_) > options_.max_num_seqs) {
+    displaced_.push_back(preempted_seqs_.front());
+    preempted_seqs_.erase(preempted_seqs_.begin());
+  }
 }
 
 void Scheduler::ReleaseBlocks(Sequence& sequence) {
@@ -384,6 +400,13 @@ void Scheduler::ReleaseBlocks(Sequence& sequence) {
 
 void Scheduler::Abandon() { Abandon(plan_); }
 
+void Scheduler::GiveWay() {
+  int64_t tokens = 0;
+  for (const ScheduledSlice& slice : plan_) tokens += slice.num_tokens;
+  background_budget_ = std::max<int64_t>(1, tokens / 2);
+  Abandon();
+}
+
 void Scheduler::AbandonPiece() { Abandon(piece_); }
 
 void Scheduler::Abandon(std::vector<ScheduledSlice>& plan) {
@@ -394,6 +417,10 @@ void Scheduler::Abandon(std::vector<ScheduledSlice>& plan) {
 }
 
 void Scheduler::Advance() {
+  if (!plan_.empty() && plan_.front().sequence->request.background) {
+    const int64_t more = std::max<int64_t>(1, background_budget_ / 8);
+    background_budget_ = std::min(background_budget_ + more, options_.max_batch_tokens);
+  }
   for (const ScheduledSlice& slice : plan_) Advance(slice);
   plan_.clear();
 }
@@ -430,12 +457,12 @@ std::unique_ptr<Sequence> Scheduler::Remove(Sequence* sequence) {
   if (const auto it = std::find_if(running_.begin(), running_.end(), is_it); it != running_.end()) {
     removed = std::move(*it);
     running_.erase(it);
-  } else if (const auto at = std::find_if(waiting_.begin(), waiting_.end(), is_it);
-             at != waiting_.end()) {
-    removed = std::move(*at);
-    waiting_.erase(at);
+  } else {
+    removed = waiting_.Take(*sequence);
   }
   CHECK(removed != nullptr);
+  std::erase(preempted_seqs_, sequence);
+  if (empty()) waiting_.Forget();
   foreground_ -= removed->request.background ? 0 : 1;
   const auto is_its = [&](const ScheduledSlice& slice) { return slice.sequence == sequence; };
   std::erase_if(plan_, is_its);
@@ -448,15 +475,12 @@ Sequence* Scheduler::Find(RequestId id) {
   for (const auto& sequence : running_) {
     if (sequence->id == id) return sequence.get();
   }
-  for (const auto& sequence : waiting_) {
-    if (sequence->id == id) return sequence.get();
-  }
-  return nullptr;
+  return waiting_.Find(id);
 }
 
 void Scheduler::ForEach(const std::function<void(Sequence&)>& visit) {
   for (const auto& sequence : running_) visit(*sequence);
-  for (const auto& sequence : waiting_) visit(*sequence);
+  waiting_.ForEach(visit);
 }
 
 }  // namespace moesaic

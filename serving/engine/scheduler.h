@@ -5,15 +5,18 @@
 // A plain state machine: no threads, no clock, no model. The engine's thread owns it.
 //
 // Every step has a token budget. Running sequences that decode get one token each; what is left
-// goes to prefill, oldest first, and then to waiting requests, first come first served. When a
+// goes to prefill, oldest first, and then to waiting requests (request_queue.h). When a
 // running sequence needs a KV block, whichever group of layers it is for, and none is free, the
 // newest running sequence is preempted: its blocks are released and it waits again at the head of
 // the queue, to be computed anew with what it has generated. The oldest sequence is never preempted
 // for another, so every request that fits the pool alone ends.
 //
-// Sequences of the background (EngineRequest::background) rest while others are there: they keep
-// their blocks, are not planned, and are preempted first, before a request that waits lacks a place
-// or a block.
+// Sequences of a lower rank (RequestRank: their priority) come first in all of this, as if they
+// were older, and one that waits takes the place and the blocks of those of higher ranks that run.
+//
+// Sequences of the background (EngineRequest::background) have the highest rank, and rest while
+// others are there: they keep their blocks and are not planned. Steps of theirs may have a smaller
+// budget, so that one that gives way to others (give_way.h) loses less.
 //
 // A piece is what runs beside steps: prompts whose tokens go through the model layer after layer,
 // more of them than a step's budget. While there is one, steps are planned of sequences that decode
@@ -33,7 +36,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <span>
@@ -43,6 +45,7 @@
 #include "cache/state_slots.h"
 #include "core/base/function_ref.h"
 #include "serving/engine/prefix_store.h"
+#include "serving/engine/request_queue.h"
 #include "serving/engine/sequence.h"
 
 namespace moesaic {
@@ -88,10 +91,16 @@ class Scheduler {
   // It has run, as Advance; or it has failed, as Abandon.
   void AdvancePiece();
   void AbandonPiece();
-  // Sequences of the background that the last plan, of either kind, has preempted.
+  // Those that were preempted and whose place among those that have begun (max_num_seqs) others
+  // have taken in the last plan, of either kind. Who is preempted and stays next keeps it.
   std::span<Sequence* const> displaced() const { return displaced_; }
   // After the step ran: the slices' tokens are computed; full blocks become findable.
   void Advance();
+  // The plan is not run, because others have come: as Abandon, and the next one of the background
+  // has half as many tokens. Each that is run then has an eighth more again.
+  void GiveWay();
+  // Sequences of the background keep what they have when a step is not run.
+  bool may_give_way() const { return !states_.any(); }
   // Takes a sequence out, wherever it is, and releases its blocks.
   std::unique_ptr<Sequence> Remove(Sequence* sequence);
   // After a step that failed: nothing of the plan counts as computed. Of recurrent state nobody
@@ -101,7 +110,7 @@ class Scheduler {
   Sequence* Find(RequestId id);
   int64_t running() const { return static_cast<int64_t>(running_.size()); }
   int64_t restoring() const;  // of these: wait for the store
-  int64_t waiting() const { return static_cast<int64_t>(waiting_.size()); }
+  int64_t waiting() const { return waiting_.size(); }
   int64_t preemptions() const { return preemptions_; }
   const PrefixCounters& prefixes() const { return prefixes_; }
   bool empty() const { return running_.empty() && waiting_.empty(); }
@@ -113,7 +122,7 @@ class Scheduler {
     return foreground_ > 0 && sequence.request.background;
   }
   bool MakeRoom(Sequence& sequence);
-  void JoinRunning(std::unique_ptr<Sequence> sequence);
+  void JoinRunning(Sequence& sequence);
   bool EnsureBlocks(Sequence& sequence, int64_t num_tokens);
   void PlanRestores();
   void Restore(Sequence& sequence);
@@ -133,20 +142,23 @@ class Scheduler {
   void Advance(const ScheduledSlice& slice);
   void Abandon(std::vector<ScheduledSlice>& plan);
   void PreemptNewest();
+  void Charge(Sequence& sequence, int64_t tokens);
+  void Displace();
   void ReleaseBlocks(Sequence& sequence);
 
   SchedulerOptions options_;
   KvManager& kv_;
   StateSlots states_;
   PrefixStore* const store_;
-  // Those of the background behind the others.
-  std::deque<std::unique_ptr<Sequence>> waiting_;
-  std::vector<std::unique_ptr<Sequence>> running_;  // oldest first
+  RequestQueue waiting_;
+  std::vector<std::unique_ptr<Sequence>> running_;  // by rank, the oldest first
+  std::vector<Sequence*> preempted_seqs_;           // that wait and were not displaced
   int64_t foreground_ = 0;                          // of both, not of the background
   std::vector<ScheduledSlice> plan_;
   std::vector<ScheduledSlice> piece_;
   std::vector<Sequence*> displaced_;
   int64_t budget_ = 0;
+  int64_t background_budget_ = 0;
   bool preempted_ = false;  // in this plan
   int64_t preemptions_ = 0;
   PrefixCounters prefixes_;

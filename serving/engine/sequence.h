@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <compare>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -30,6 +31,24 @@ struct StoredPart {
   uint64_t read = 0;               // that runs; 0: none
 };
 
+// Which requests go before others: the lesser ones.
+struct RequestRank {
+  bool background = false;
+  int32_t priority = 0;
+  friend auto operator<=>(const RequestRank&, const RequestRank&) = default;  // NOLINT: clang 14
+};
+
+inline RequestRank RankOf(const EngineRequest& request) {
+  return {request.background, request.priority};
+}
+
+// Of a sequence that waits (request_queue.h).
+struct QueuePlace {
+  RequestRank rank;
+  int64_t number = 0;
+  friend auto operator<=>(const QueuePlace&, const QueuePlace&) = default;  // NOLINT: clang 14
+};
+
 struct Sequence {
   RequestId id = 0;
   EngineRequest request;
@@ -42,9 +61,11 @@ struct Sequence {
   int64_t cached_tokens = 0;    // of the prompt, found in the prefix cache on first admission
   bool started = false;         // a step ran it
   std::chrono::steady_clock::time_point started_at;  // when that step began
-  int64_t queue_us = -1;  // from arrival to that step; -1: not started, or told already
-  ExpertStats experts;    // of the steps that ran it, whoever else they ran
-  bool admitted = false;  // has run before (a preempted sequence is admitted again)
+  int64_t queue_us = -1;       // from arrival to that step; -1: not started, or told already
+  ExpertStats experts;         // of the steps that ran it, whoever else they ran
+  bool admitted = false;       // has run before (a preempted sequence is admitted again)
+  QueuePlace queued;           // while it waits
+  int64_t charged_tokens = 0;  // up to this position its client was charged
 
   SequenceBlocks blocks;
   SequenceState state;  // of recurrent layers

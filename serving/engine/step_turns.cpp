@@ -39,6 +39,28 @@ int64_t StepTurns::Member::Begin() {
   return turns_->clock_.NowNs() - begin_ns;
 }
 
+std::optional<int64_t> StepTurns::Member::BeginBackground(FunctionRef<bool()> give_up) {
+  const int64_t begin_ns = turns_->clock_.NowNs();
+  MutexLock lock(turns_->mutex_);
+  Seat& seat = *turns_->seats_[static_cast<size_t>(number_)];
+  turns_->order_.Wait(number_, true);
+  turns_->Grant();
+  while (!seat.has_turn) {
+    if (give_up()) {
+      turns_->order_.Withdraw(number_);
+      turns_->Grant();
+      return std::nullopt;
+    }
+    seat.granted.Wait(turns_->mutex_);
+  }
+  return turns_->clock_.NowNs() - begin_ns;
+}
+
+void StepTurns::Member::Ask() {
+  MutexLock lock(turns_->mutex_);
+  turns_->seats_[static_cast<size_t>(number_)]->granted.NotifyOne();
+}
+
 void StepTurns::Member::End() {
   MutexLock lock(turns_->mutex_);
   turns_->seats_[static_cast<size_t>(number_)]->has_turn = false;
@@ -63,6 +85,11 @@ void StepTurns::Member::Resume() {
   MutexLock lock(turns_->mutex_);
   if (!turns_->seats_[static_cast<size_t>(number_)]->has_turn) return;
   turns_->order_.Resume(number_, turns_->clock_.NowNs());
+}
+
+bool StepTurns::Member::OthersCome() const {
+  MutexLock lock(turns_->mutex_);
+  return turns_->order_.OthersCome(number_);
 }
 
 int64_t StepTurns::Member::used_ns() const {

@@ -6,15 +6,18 @@
 // there, whoever runs by then. So the disk works for one model while another computes, and a model
 // that waits is not made to wait for somebody's step as well.
 //
-// Thread contract: a Member is its engine's thread's, but for being made; everything else is
-// inside. Members outlive neither the clock nor, by themselves, anything: they share the turns.
+// Thread contract: a Member is its engine's thread's, but for being made and for Ask; everything
+// else is inside. Members outlive neither the clock nor, by themselves, anything: they share the
+// turns.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "core/base/clock.h"
+#include "core/base/function_ref.h"
 #include "core/base/mutex.h"
 #include "serving/engine/turn_order.h"
 
@@ -29,8 +32,12 @@ class StepTurns : public std::enable_shared_from_this<StepTurns> {
     Member(const Member&) = delete;
     Member& operator=(const Member&) = delete;
 
-    // Waits for the turn. Returns how long.
+    // Waits for the turn. Returns how long, in nanoseconds.
     int64_t Begin();
+    // The same for a step of the background. Gives up and returns nullopt when `give_up` says so,
+    // which is asked at first and whenever somebody has called Ask. It must not wait for anybody.
+    std::optional<int64_t> BeginBackground(FunctionRef<bool()> give_up);
+    void Ask();  // any thread
     void End();
     // Nothing is to be run until the next Begin.
     void Rest();
@@ -38,6 +45,8 @@ class StepTurns : public std::enable_shared_from_this<StepTurns> {
     void Block();
     void Resume();
     int64_t used_ns() const;
+    // Another member has something to run that is not of the background.
+    bool OthersCome() const;
 
    private:
     const std::shared_ptr<StepTurns> turns_;  // shared by all members

@@ -29,33 +29,47 @@ void TurnOrder::Leave(int member) {
   leaving.state = State::kGone;
 }
 
-void TurnOrder::Wait(int member) {
+void TurnOrder::Wait(int member, bool background) {
   Member& waiting = At(member);
   CHECK(waiting.state == State::kResting || waiting.state == State::kBetween);
   waiting.state = State::kWaiting;
+  waiting.background = background;
+}
+
+void TurnOrder::Withdraw(int member) {
+  Member& waiting = At(member);
+  CHECK(waiting.state == State::kWaiting);
+  waiting.state = State::kBetween;
 }
 
 void TurnOrder::Rest(int member) {
   Member& resting = At(member);
   CHECK(resting.state == State::kResting || resting.state == State::kBetween);
   resting.state = State::kResting;
-  resting.credit_ns = std::min<int64_t>(resting.credit_ns, 0);
+  for (int64_t& credit_ns : resting.credits_ns) credit_ns = std::min<int64_t>(credit_ns, 0);
+}
+
+bool TurnOrder::OthersCome(int member) const {
+  for (size_t other = 0; other < members_.size(); ++other) {
+    if (other == static_cast<size_t>(member) || members_[other].background) continue;
+    if (members_[other].has_work()) return true;
+  }
+  return false;
 }
 
 std::optional<int> TurnOrder::Next(int64_t now_ns) {
   if (running_ > 0) return std::nullopt;
-  int priority = std::numeric_limits<int>::min();
-  bool comes = false;
+  std::optional<Rank> rank;
+  bool others_blocked = false;
   for (const Member& member : members_) {
-    if (!member.comes()) continue;
-    priority = comes ? std::max(priority, member.priority) : member.priority;
-    comes = true;
+    others_blocked |= member.state == State::kBlocked && !member.background;
+    if (member.comes()) rank = std::max(rank.value_or(Rank{}), RankOf(member));
   }
-  if (!comes) return std::nullopt;
-  const auto may_run = [priority](const Member& member) {
-    return member.comes() && member.priority == priority && member.credit_ns > 0;
+  if (!rank || (!rank->foreground && others_blocked)) return std::nullopt;
+  const auto may_run = [&rank](const Member& member) {
+    return member.comes() && RankOf(member) == *rank && member.credit_ns() > 0;
   };
-  if (std::none_of(members_.begin(), members_.end(), may_run)) Replenish(priority);
+  if (std::none_of(members_.begin(), members_.end(), may_run)) Replenish(*rank);
   for (size_t step = 1; step <= members_.size(); ++step) {
     const size_t at = (last_ + step) % members_.size();
     Member& member = members_[at];
@@ -70,23 +84,25 @@ std::optional<int> TurnOrder::Next(int64_t now_ns) {
 }
 
 // As many quanta as give credit to one of those that come.
-void TurnOrder::Replenish(int priority) {
+void TurnOrder::Replenish(const Rank& rank) {
   int64_t quanta = std::numeric_limits<int64_t>::max();
   for (const Member& member : members_) {
-    if (!member.comes() || member.priority != priority) continue;
-    quanta = std::min(quanta, -member.credit_ns / kQuantumNs + 1);
+    if (!member.comes() || RankOf(member) != rank) continue;
+    quanta = std::min(quanta, -member.credit_ns() / kQuantumNs + 1);
   }
   for (Member& member : members_) {
-    if (member.state == State::kGone || member.priority != priority) continue;
-    member.credit_ns += quanta * kQuantumNs;
-    const bool has_work = member.comes() || member.state == State::kBlocked;
-    if (!has_work) member.credit_ns = std::min<int64_t>(member.credit_ns, 0);
+    if (member.state == State::kGone) continue;
+    if (rank.foreground && member.priority != rank.priority) continue;
+    int64_t& credit_ns = member.credits_ns[rank.foreground ? 0 : 1];
+    credit_ns += quanta * kQuantumNs;
+    const bool has_work = member.has_work() && RankOf(member) == rank;
+    if (!has_work) credit_ns = std::min<int64_t>(credit_ns, 0);
   }
 }
 
 void TurnOrder::Charge(Member& member, int64_t now_ns) {
   const int64_t ran_ns = std::max<int64_t>(now_ns - member.since_ns, 0);
-  member.credit_ns -= ran_ns;
+  member.credit_ns() -= ran_ns;
   member.used_ns += ran_ns;
 }
 

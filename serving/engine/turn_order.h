@@ -11,11 +11,15 @@
 // A member that has ended a step will soon ask for the next one, or rest: it is not passed over in
 // between, or whoever has waited longest would always be next, whatever time that took.
 //
-// Higher priorities go first, always; the order is among equal ones.
+// Higher priorities go first, always; the order is among equal ones. Steps of batches (the
+// background) come behind all others, whatever their members' priorities, and not while another's
+// step is blocked. They have credit of their own: what a batch has run for is no debt of its
+// model's other requests.
 //
 // A plain state machine: it takes the time as an argument and knows no thread.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -29,8 +33,10 @@ class TurnOrder {
   int Join(int priority);
   void Leave(int member);
 
-  // Wants to run a step.
-  void Wait(int member);
+  // Wants to run a step, maybe one of the background.
+  void Wait(int member, bool background = false);
+  // Does not want to after all, and will soon ask for another one, or rest.
+  void Withdraw(int member);
   // Has nothing to run.
   void Rest(int member);
   // Whose turn it is from now on; nullopt: somebody has it, or it is kept for somebody.
@@ -42,23 +48,40 @@ class TurnOrder {
   void End(int member, int64_t now_ns);
 
   int64_t used_ns(int member) const { return At(member).used_ns; }  // in its turns, not blocked
+  // Another member has something to run that is not of the background.
+  bool OthersCome(int member) const;
 
  private:
   enum class State { kGone, kResting, kBetween, kWaiting, kRunning, kBlocked };
   struct Member {
     int priority = 0;
     State state = State::kGone;
-    int64_t credit_ns = 0;
-    int64_t since_ns = 0;  // when it began to run
+    bool background = false;         // the step that it runs, wants to or has run last
+    int64_t credits_ns[2] = {0, 0};  // of other steps; of the background's
+    int64_t since_ns = 0;            // when it began to run
     int64_t used_ns = 0;
     // Will run, if it may.
     bool comes() const { return state == State::kBetween || state == State::kWaiting; }
+    bool has_work() const {
+      return comes() || state == State::kRunning || state == State::kBlocked;
+    }
+    int64_t& credit_ns() { return credits_ns[background ? 1 : 0]; }
+    int64_t credit_ns() const { return credits_ns[background ? 1 : 0]; }
   };
+  // Greater ones go first.
+  struct Rank {
+    bool foreground = false;
+    int priority = 0;                                             // 0 of the background
+    friend auto operator<=>(const Rank&, const Rank&) = default;  // NOLINT: clang 14
+  };
+  static Rank RankOf(const Member& member) {
+    return member.background ? Rank{} : Rank{true, member.priority};
+  }
 
   Member& At(int member);
   const Member& At(int member) const { return const_cast<TurnOrder*>(this)->At(member); }
   void Charge(Member& member, int64_t now_ns);
-  void Replenish(int priority);
+  void Replenish(const Rank& rank);
 
   std::vector<Member> members_;
   size_t last_ = 0;  // who had the last turn

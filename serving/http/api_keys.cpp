@@ -6,6 +6,7 @@
 
 #include "core/base/error.h"
 #include "core/base/file.h"
+#include "core/base/hash.h"
 #include "serving/api/api_error.h"
 #include "serving/api/json_text.h"
 
@@ -61,10 +62,12 @@ class KeyLine {
         key.requests_per_minute = Rate(member, value);
       } else if (member == "tokens_per_minute") {
         key.tokens_per_minute = Rate(member, value);
+      } else if (member == "priority") {
+        key.priority = Priority(value);
       } else {
         Refuse(
-            fmt::format("\"{}\" is none of key, name, models, admin, requests_per_minute and "
-                        "tokens_per_minute",
+            fmt::format("\"{}\" is none of key, name, models, admin, requests_per_minute, "
+                        "tokens_per_minute and priority",
                         Excerpt(member)));
       }
     }
@@ -102,6 +105,14 @@ class KeyLine {
     }
     return rate;
   }
+  int32_t Priority(const Json& value) const {
+    // A number that JSON has as unsigned is not negative.
+    const bool fits = value.is_number_unsigned() ? std::in_range<int32_t>(value.get<uint64_t>())
+                                                 : value.is_number_integer() &&
+                                                       std::in_range<int32_t>(value.get<int64_t>());
+    if (!fits) Refuse("\"priority\" must be a whole number of 32 bits; lower ones go first");
+    return value.get<int32_t>();
+  }
   std::vector<std::string> Models(const Json& value) const {
     std::vector<std::string> models;
     if (value.is_array()) {
@@ -120,6 +131,12 @@ class KeyLine {
 };
 
 }  // namespace
+
+std::string ClientOf(const ApiKey& key) {
+  if (!key.name.empty()) return key.name;
+  // No name has such a character.
+  return fmt::format("#{:016x}", Hash64(key.key));
+}
 
 ApiKeys::ApiKeys(std::vector<ApiKey> keys) : keys_(std::move(keys)) {
   if (keys_.size() > kMaxKeys) {

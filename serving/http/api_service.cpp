@@ -38,8 +38,8 @@ Json ModelJson(const ServedModel& model, const std::string& name) {
   // What the context comes to is known once it is loaded.
   json["max_model_len"] =
       model.engine != nullptr ? Json(model.engine->max_context_tokens()) : Json(nullptr);
-  json["status"] = StatusJson(
-      {model.names.front(), model.state, model.memory_bytes, model.why_failed, model.shrunk});
+  json["status"] = StatusJson({model.names.front(), model.state, model.memory_bytes,
+                               model.why_failed, model.shrunk, model.load_progress});
   // What Anthropic's clients read of the same route.
   json["type"] = "model";
   json["display_name"] = name;
@@ -253,7 +253,9 @@ std::optional<ApiError> ApiService::CheckKey(const HttpRequest& request,
 std::optional<ApiError> ApiService::NotReady() const {
   switch (state_.load()) {
     case State::kLoading:
-      return Unavailable("The model is still being loaded; try again later.", "loading", 5);
+      return Unavailable(fmt::format("The model is still being loaded ({}%); try again later.",
+                                     load_percent_.load()),
+                         "loading", 5);
     case State::kDraining:
       return Unavailable("The server is shutting down and takes no new requests.", "draining", 5);
     case State::kReady:
@@ -381,11 +383,13 @@ std::shared_ptr<Call> ApiService::Handle(std::shared_ptr<Exchange> exchange) {
     return call;
   }
   CHECK(match->generates());
-  auto call =
-      std::make_shared<CompletionCall>(call_context_, source, std::move(exchange),
-                                       DialectOf(match->route), [this, key](int64_t tokens) {
-                                         if (key != nullptr) rates_.Spend(*key, tokens);
-                                       });
+  RequestOwner owner;
+  if (key != nullptr) owner = {ClientOf(*key), key->priority};
+  auto call = std::make_shared<CompletionCall>(call_context_, source, std::move(exchange),
+                                               DialectOf(match->route), std::move(owner),
+                                               [this, key](int64_t tokens) {
+                                                 if (key != nullptr) rates_.Spend(*key, tokens);
+                                               });
   call->Start();
   return call;
 }

@@ -35,6 +35,8 @@ class ApiService : public RequestHandler {
 
   // Ends the loading phase, when it is called first. Throws Error (ModelTable).
   void SetModels(std::vector<ServedModel> models);
+  // How much of the model has been read, from 0 to 1, while it is loaded.
+  void ShowLoading(double fraction) { load_percent_.store(static_cast<int>(100 * fraction)); }
   // What it does batches with; before requests. Must outlive the service.
   void SetBatches(BatchBackend batches) { batches_ = std::move(batches); }
   // Who loads the models that are not loaded; outlives this. Before the first SetModels.
@@ -88,6 +90,7 @@ class ApiService : public RequestHandler {
   CallContext call_context_;
   BatchBackend batches_;
   std::atomic<State> state_{State::kLoading};
+  std::atomic<int> load_percent_{0};
   bool loopback_only_ = false;
 
   mutable Mutex mutex_;

@@ -3,13 +3,17 @@
 #include <algorithm>
 #include <charconv>
 #include <system_error>
+#include <utility>
 
 #include "core/base/logging.h"
-#include "serving/api/prepared_request.h"
+#include "serving/api/sse_event.h"
 #include "serving/http/error_response.h"
 
 namespace moesaic {
 namespace {
+
+// Of a request that waits for its model; who has left is held for so long at most.
+constexpr std::chrono::milliseconds kLookAtDeadline{1000};
 
 double SecondsBetween(std::chrono::steady_clock::time_point from,
                       std::chrono::steady_clock::time_point to) {
@@ -54,11 +58,12 @@ std::optional<std::chrono::milliseconds> TimeoutOf(const HttpRequest& request,
 
 CompletionCall::CompletionCall(CallContext& context, ModelSource models,
                                std::shared_ptr<Exchange> exchange, ApiDialect dialect,
-                               std::function<void(int64_t)> spend)
+                               RequestOwner owner, std::function<void(int64_t)> spend)
     : context_(context),
       models_(std::move(models)),
       exchange_(std::move(exchange)),
       dialect_(dialect),
+      owner_(std::move(owner)),
       spend_(std::move(spend)),
       request_id_(exchange_->request().id) {}
 
@@ -84,7 +89,7 @@ void CompletionCall::PrepareAndPost(std::string body) {
     const RequestMemory::Lease lease = context_.request_memory.Reserve(body.size());
     *submitted = Prepare(body);
   } catch (const ModelNotLoaded& missing) {
-    if (context_.MayWait(missing)) return WaitForModel(missing.model(), std::move(body));
+    if (context_.MayWait(missing)) return WaitForModel(missing, std::move(body));
     error = missing;
   } catch (...) {
     error = CurrentApiError(fmt::format("request {}", request_id_));
@@ -95,18 +100,42 @@ void CompletionCall::PrepareAndPost(std::string body) {
   });
 }
 
-void CompletionCall::WaitForModel(const std::string& model, std::string body) {
-  context_.models->Load(
-      model, [self = shared_from_this(), body = std::move(body)](std::optional<ApiError> why_not) {
-        if (why_not.has_value()) {
-          return self->exchange_->Post([self, why_not] { self->Fail(*why_not); });
-        }
-        self->context_.run_on_worker([self, body] { self->PrepareAndPost(body); });
-      });
+void CompletionCall::WaitForModel(const ModelNotLoaded& missing, std::string body) {
+  exchange_->Post([self = shared_from_this(), missing] { self->BeginWait(missing); });
+  context_.models->Load(missing.model(), [self = shared_from_this(), body = std::move(body)](
+                                             const std::optional<ApiError>& why_not) {
+    if (why_not.has_value()) {
+      return self->exchange_->Post([self, why_not] { self->Fail(*why_not); });
+    }
+    self->context_.run_on_worker([self, body] { self->PrepareAndPost(body); });
+  });
+}
+
+// Maybe again, when the model has left before the request came to it.
+void CompletionCall::BeginWait(const ModelNotLoaded& missing) {
+  if (done_ || submitted_ != nullptr || std::exchange(waits_, true)) return;
+  if (missing.stream()) {
+    ApiOutputSpec spec;  // that a stream can be kept open with, and ended
+    spec.dialect = dialect_;
+    spec.model = missing.model();
+    spec.prompts.emplace_back();
+    waiting_output_ = MakeApiOutput(std::move(spec), {});
+  }
+  if (deadline_) EndWaitInTime();
+}
+
+// The engine looks after deadlines once it has the request.
+void CompletionCall::EndWaitInTime() {
+  if (done_ || submitted_ != nullptr) return;
+  if (IsLate()) return Fail(WhyCancelled());
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(*deadline_ - Clock::now());
+  exchange_->PostAfter(std::clamp(left, std::chrono::milliseconds(1), kLookAtDeadline),
+                       [self = shared_from_this()] { self->EndWaitInTime(); });
 }
 
 std::unique_ptr<CompletionCall::Submitted> CompletionCall::Prepare(const std::string& body) {
-  PrepareOptions options{dialect_, request_id_, context_.options.max_sequences, deadline_, gone_};
+  const PrepareOptions options{dialect_,  request_id_, context_.options.max_sequences,
+                               deadline_, gone_,       owner_};
   const std::shared_ptr<const ModelTable> models = models_();
   PreparedRequest prepared = PrepareRequest(body, *models, options);
   context_.report_unknown_fields(prepared.unknown_fields);
@@ -118,7 +147,7 @@ std::unique_ptr<CompletionCall::Submitted> CompletionCall::Prepare(const std::st
     context_.models->Touch(prepared.model->names.front(), prepared.keep_alive);
   result->metrics = &context_.metrics.ForModel(prepared.model->names.front());
   result->stream = prepared.stream;
-  result->deadline = options.deadline;
+  result->priority = requests.front().priority;
   for (const EngineRequest& request : requests) {
     result->prompt_tokens.push_back(static_cast<int64_t>(request.prompt.size()));
   }
@@ -188,7 +217,7 @@ void CompletionCall::Drain() {
       FinishChoice(mail.choice, FinishReasonName(*finish), Clock::now());
     }
   }
-  if (finished_ == choices_.size()) return Complete(std::move(out));
+  if (finished_ == choices_.size()) return Complete(out);
   if (out.empty()) return;
   BeginStream();
   exchange_->Send(out);
@@ -222,7 +251,7 @@ void CompletionCall::FinishChoice(size_t choice, std::string_view reason, Clock:
   submitted_->metrics->ObserveFinished(finished);
 }
 
-void CompletionCall::Complete(std::string stream_output) {
+void CompletionCall::Complete(const std::string& stream_output) {
   done_ = true;
   submitted_->mailbox->Detach();
   Spend();
@@ -248,17 +277,13 @@ void CompletionCall::Fail(const ApiError& error) {
   if (!stream_begun_) {
     return exchange_->Respond(ErrorResponse(error, exchange_->request().path));
   }
-  exchange_->Send(submitted_->output->StreamError(error));
+  exchange_->Send(Output()->StreamError(error));
   exchange_->FinishStream();
 }
 
 ApiError CompletionCall::WhyFailed(const Error& error) const {
   if (error.kind() == ErrorKind::kUnavailable && IsLate()) return WhyCancelled();
   return FromEngineError(error);
-}
-
-bool CompletionCall::IsLate() const {
-  return submitted_->deadline.has_value() && Clock::now() >= *submitted_->deadline;
 }
 
 ApiError CompletionCall::WhyCancelled() const {
@@ -292,7 +317,7 @@ void CompletionCall::BeginStream() {
   if (stream_begun_) return;
   stream_begun_ = true;
   HttpResponse head;
-  head.content_type = submitted_->output->stream_type();
+  head.content_type = Output()->stream_type();
   head.headers = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}};
   exchange_->StartStream(std::move(head));
 }
@@ -300,9 +325,16 @@ void CompletionCall::BeginStream() {
 void CompletionCall::OnQuiet() {
   // The status line waits for the first output, so that a failure before it has its own status; but
   // not for ever, as clients and proxies give up on a silent connection.
-  if (done_ || submitted_ == nullptr || !submitted_->stream) return;
+  // One that waits for its model is silent for as long as that takes to load.
+  if (done_ || Output() == nullptr || (submitted_ != nullptr && !submitted_->stream)) return;
   BeginStream();
-  exchange_->Send(submitted_->output->StreamQuiet());
+  // Of its events the first comes with the model.
+  const bool comment = submitted_ == nullptr && Output()->stream_type() == kSseMediaType;
+  exchange_->Send(comment ? std::string(kSseComment) : Output()->StreamQuiet());
+}
+
+ApiOutput* CompletionCall::Output() const {
+  return submitted_ != nullptr ? submitted_->output.get() : waiting_output_.get();
 }
 
 void CompletionCall::OnDisconnect() {
@@ -325,6 +357,7 @@ void CompletionCall::NoteForLog(std::string_view outcome) {
     note += fmt::format(" model={} choices={} prompt_tokens={} completion_tokens={}",
                         submitted_->model->names.front(), choices_.size(),
                         submitted_->output->TotalUsage().prompt_tokens, tokens);
+    if (submitted_->priority != 0) note += fmt::format(" priority={}", submitted_->priority);
     if (first_token_s >= 0) note += fmt::format(" first_token_ms={:.1f}", first_token_s * 1e3);
   }
   exchange_->SetLogNote(std::move(note));

@@ -344,6 +344,7 @@ ServedModel Server::Model(const std::string& name) { return impl_->service().Mod
 void Server::SetModels(std::vector<ServedModel> models) {
   impl_->service().SetModels(std::move(models));
 }
+void Server::ShowLoading(double fraction) { impl_->service().ShowLoading(fraction); }
 void Server::SetManager(ModelManager* manager) { impl_->service().SetManager(manager); }
 void Server::BeginDrain() { impl_->service().BeginDrain(); }
 bool Server::Stop(std::chrono::milliseconds drain_timeout) { return impl_->Stop(drain_timeout); }

@@ -46,6 +46,8 @@ class Server {
   // From now on these are served, in place of those before. Throws Error(kInvalidArgument) when
   // names clash.
   void SetModels(std::vector<ServedModel> models);
+  // Before the first SetModels: how much of the model has been read, from 0 to 1.
+  void ShowLoading(double fraction);
   // As ApiService::Model.
   ServedModel Model(const std::string& name);
   // Before the first SetModels: who loads models that are not loaded; outlives this.

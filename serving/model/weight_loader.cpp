@@ -95,6 +95,7 @@ void WeightLoader::Matrix(const PackedMatrix& target, const std::vector<RowPart>
       kernels_.pack_panels(first, dtype, k, count, k, target.type, 0, 1, to);
       if (!CodedPanelFits(to)) fits = false;
     });
+    Packed(panels * target.panel_bytes());
   }
   if (uncoded_ != nullptr) {
     for (const RowPart& part : parts) {
@@ -143,6 +144,7 @@ void WeightLoader::Blocks(const PackedMatrix& target, const std::vector<RowPart>
     part_begin += part.rows;
   }
   CHECK_EQ(part_begin, target.n);
+  Packed(target.bytes());
 }
 
 // In pieces, as Matrix.
@@ -171,6 +173,7 @@ bool WeightLoader::Fp8(const PackedMatrix& target, const std::vector<RowPart>& p
     part_begin += part.rows;
   }
   CHECK_EQ(part_begin, target.n);
+  Packed(target.bytes());
   return true;
 }
 
@@ -193,6 +196,7 @@ void WeightLoader::PackFp8(const PackedMatrix& target, const std::byte* codes,
     PackFp8Row(target, row, codes + row * target.k, scales + row * groups,
                destination + row / kPanelOutputs * target.panel_bytes());
   });
+  Packed(target.bytes());
 }
 
 void WeightLoader::Rows(const PlannedTensor& tensor, int64_t n, int64_t k, int64_t begin,
@@ -202,6 +206,7 @@ void WeightLoader::Rows(const PlannedTensor& tensor, int64_t n, int64_t k, int64
 
 void WeightLoader::Pack(const PackedMatrix& target, const float* rows) {
   if (uncoded_ != nullptr) return;  // what is computed is not coded
+  Packed(target.bytes());
   auto* const destination = const_cast<std::byte*>(target.data);
   if (IsGguf(target.type)) {
     CHECK(target.form.is_f32());
@@ -231,6 +236,7 @@ void WeightLoader::Vector(const float* target, const std::vector<RowPart>& parts
   for (const RowPart& part : parts) {
     ReadFloats(part.tensor, std::array<int64_t, 1>{part.rows}, 0, part.rows, out);
     out += part.rows;
+    Packed(part.rows * static_cast<int64_t>(sizeof(float)));
   }
 }
 

@@ -14,6 +14,7 @@
 #include "core/base/thread_pool.h"
 #include "core/config/norm_spec.h"
 #include "kernels/cpu/kernels.h"
+#include "serving/model/load_progress.h"
 #include "serving/model/matrix_rows.h"
 #include "serving/model/tensor_source.h"
 
@@ -34,6 +35,9 @@ class WeightLoader {
   // From now on matrices are not written: of those of kBf16Coded the names of tensors are added to
   // `uncoded` whose rows are in panels that do not fit.
   void OnlyCode(std::set<std::string>* uncoded) { uncoded_ = uncoded; }
+
+  // Is told from now on what has been packed; null: nobody is.
+  void Report(LoadProgress* progress) { progress_ = progress; }
 
   void Matrix(const PackedMatrix& target, const std::vector<RowPart>& parts);
   void Matrix(const PackedMatrix& target, const PlannedTensor& tensor) {
@@ -59,6 +63,9 @@ class WeightLoader {
   void Blocks(const PackedMatrix& target, const std::vector<RowPart>& parts);
   // Returns false, with nothing done, where the source has floats alone.
   bool Fp8(const PackedMatrix& target, const std::vector<RowPart>& parts);
+  void Packed(int64_t bytes) {
+    if (progress_ != nullptr) progress_->Read(static_cast<uint64_t>(bytes));
+  }
   std::byte* Staging(int64_t bytes);
   void ReadFloats(const PlannedTensor& tensor, std::span<const int64_t> shape, int64_t begin,
                   int64_t end, float* out);
@@ -70,6 +77,7 @@ class WeightLoader {
   ThreadPool& pool_;
   AlignedBuffer staging_;
   std::set<std::string>* uncoded_ = nullptr;
+  LoadProgress* progress_ = nullptr;
 };
 
 }  // namespace moesaic

@@ -85,7 +85,8 @@ ModelWeights ModelWeights::At(const ModelConfig& config, WeightType type, std::b
 }
 
 ModelWeights ModelWeights::Load(const ModelConfig& c, WeightType type, const TensorSource& source,
-                                const CpuKernels& kernels, ThreadPool& pool) {
+                                const CpuKernels& kernels, ThreadPool& pool,
+                                LoadProgress* progress) {
   ModelWeights weights;
   weights.arena_ = AlignedBuffer(Bytes(c, type));
   std::vector<PackedMatrix> matrices;
@@ -93,6 +94,7 @@ ModelWeights ModelWeights::Load(const ModelConfig& c, WeightType type, const Ten
   TakePagesFromNodes(weights.arena_.span(),
                      MatrixStretches(matrices, weights.arena_.data(), pool.node_ids()));
   WeightLoader load(source, kernels, pool);
+  load.Report(progress);
   weights.Read(c, load);
   return weights;
 }

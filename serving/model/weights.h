@@ -22,6 +22,7 @@
 
 namespace moesaic {
 
+class LoadProgress;
 class WeightLoader;
 
 // Of a layer's mixer; the alternatives are those of MixerSpec.
@@ -63,9 +64,11 @@ class ModelWeights {
   }  // of loaded weights
 
   // Reads and packs. Where the pool's threads have slices of the weights, these lie on their nodes.
-  // Throws Error from the source (missing tensor, wrong shape, I/O).
+  // `progress` (may be null) is told what has been read of Bytes. Throws Error from the source
+  // (missing tensor, wrong shape, I/O).
   static ModelWeights Load(const ModelConfig& config, WeightType type, const TensorSource& source,
-                           const CpuKernels& kernels, ThreadPool& pool);
+                           const CpuKernels& kernels, ThreadPool& pool,
+                           LoadProgress* progress = nullptr);
 
   // The names of tensors that are in matrices of kBf16Coded and do not fit there (coded_weights.h).
   // Reads everything and keeps nothing. Throws as Load.

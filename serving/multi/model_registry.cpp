@@ -164,8 +164,8 @@ std::vector<ModelStatus> ModelRegistry::Statuses() const {
   std::vector<ModelStatus> statuses;
   for (size_t i = 0; i < models_.size(); ++i) {
     const ModelRoster::Model& model = roster_.models()[i];
-    statuses.push_back(
-        {models_[i].names.front(), model.state, model.bytes, model.why_failed, served_[i].shrunk});
+    statuses.push_back({models_[i].names.front(), model.state, model.bytes, model.why_failed,
+                        served_[i].shrunk, served_[i].load_progress});
   }
   return statuses;
 }
@@ -322,6 +322,7 @@ void ModelRegistry::LoadNow(const Order& order) {
     MutexLock lock(mutex_);
     roster_.BeginLoad(model, *bytes);
     served_[model].state = ModelState::kLoading;
+    served_[model].load_progress = 0;
     served_[model].why_failed.clear();
   }
   PublishNow();
@@ -332,10 +333,13 @@ void ModelRegistry::LoadNow(const Order& order) {
   bool has_engine = false;  // whose end gives the memory back
   const auto held_bytes = std::make_shared<std::atomic<uint64_t>>(*bytes);
   try {
-    ServedModel loaded = load_(model, *bytes, [&](std::unique_ptr<Engine> engine) {
+    Loading loading;
+    loading.hold = [&](std::unique_ptr<Engine> engine) {
       has_engine = true;
       return graves_->Hold(std::move(engine), held_bytes);
-    });
+    };
+    loading.on_progress = [this, model](double fraction) { Progressed(model, fraction); };
+    ServedModel loaded = load_(model, *bytes, loading);
     pools_.Loaded(model, *bytes, loaded.engine->resizable_slots());
     loaded.names = models_[model].names;
     loaded.state = ModelState::kResident;
@@ -356,6 +360,14 @@ void ModelRegistry::LoadNow(const Order& order) {
   PublishNow();
   if (order.bytes > 0) Started();
   Tell(model, why_not);
+}
+
+void ModelRegistry::Progressed(size_t model, double fraction) {
+  {
+    MutexLock lock(mutex_);
+    served_[model].load_progress = fraction;
+  }
+  PublishNow();
 }
 
 void ModelRegistry::Started() {

@@ -11,7 +11,7 @@
 // that is to be loaded takes it from them before one of them is unloaded.
 //
 // Thread contract: any thread, but for Stop, which is for the owner's. Publish is called by the
-// registry's own thread.
+// registry's own thread, or by one that loads a model while that waits for it.
 #pragma once
 
 #include <cstdint>
@@ -47,10 +47,15 @@ class ModelRegistry : public ModelManager {
     std::vector<MemoryItem> least = {};  // what its least is made of, for messages
     ExpertPools::Rules experts = {};
   };
-  // The model, in so much memory. Its engine has gone through `hold`, for whoever else keeps it.
-  // Throws Error. Called on the registry's thread.
-  using Hold = std::function<std::shared_ptr<Engine>(std::unique_ptr<Engine>)>;
-  using Loader = std::function<ServedModel(size_t model, uint64_t bytes, const Hold& hold)>;
+  struct Loading {
+    // For whoever else keeps the engine.
+    std::function<std::shared_ptr<Engine>(std::unique_ptr<Engine>)> hold;
+    // Of any one thread while it loads: how much has been read, from 0 to 1.
+    std::function<void(double fraction)> on_progress;
+  };
+  // The model, in so much memory. Its engine has gone through `hold`. Throws Error. Called on the
+  // registry's thread.
+  using Loader = std::function<ServedModel(size_t model, uint64_t bytes, const Loading& loading)>;
   // The models as they are from now on.
   using Publish = std::function<void(std::vector<ServedModel> models)>;
   // For metrics: what memory of experts the models have now. On the registry's thread.
@@ -97,6 +102,7 @@ class ModelRegistry : public ModelManager {
   // The registry's thread.
   void Main();
   void LoadNow(const Order& order) EXCLUDES(mutex_);
+  void Progressed(size_t model, double fraction) EXCLUDES(mutex_);
   // The memory that it is loaded in; nullopt: there is none, and who waits was told, or it stops.
   std::optional<uint64_t> MakeRoom(const Order& order) EXCLUDES(mutex_);
   void UnloadNow(size_t model) EXCLUDES(mutex_);

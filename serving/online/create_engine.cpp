@@ -98,7 +98,8 @@ std::function<void(bool)> WaitNotice(const std::shared_ptr<StepTurns::Member>& t
 
 void Load(EngineSetup& setup, MetricsRegistry& registry,
           const std::vector<std::shared_ptr<StateSection>>& kept,
-          const std::shared_ptr<StepTurns::Member>& turn, LoopParts& parts) {
+          const std::shared_ptr<StepTurns::Member>& turn, const LoadProgress::Tell& on_progress,
+          LoopParts& parts) {
   const EngineOptions& options = setup.options;
   const EnginePlan& plan = setup.plan;
   parts.metrics = std::make_unique<EngineMetrics>(registry, options.devices.count > 0);
@@ -125,8 +126,9 @@ void Load(EngineSetup& setup, MetricsRegistry& registry,
   if (!options.kv_store.empty()) {
     store_shape = KvStoreShapeOf(options, setup.files, plan.weight_type, plan.dense_devices);
   }
+  LoadProgress progress(options.model, on_progress);
   auto step = std::make_unique<LatencyStep>(options, plan, std::move(setup.files), parts.kernels,
-                                            *parts.pool, observers, WaitNotice(turn));
+                                            *parts.pool, observers, WaitNotice(turn), &progress);
   parts.turn = turn;
   std::vector<ExpertId> held;
   if (!options.state_file.empty()) {
@@ -143,7 +145,7 @@ void Load(EngineSetup& setup, MetricsRegistry& registry,
                                                            options.model_dir.filename().string(),
                                                            options.max_num_batched_tokens);
   }
-  step->Preload(held, options.preload);
+  step->Preload(held, options.preload, &progress);
   Model& model = step->model();
   parts.head = std::make_unique<ModelHead>(model);
   if (!options.kv_store.empty()) parts.kv_store = StoreOf(options, config, store_shape, model);
@@ -168,13 +170,15 @@ std::unique_ptr<Engine> CreateEngine(const EngineOptions& options, MetricsRegist
 
 std::unique_ptr<Engine> CreateEngine(EngineSetup setup, MetricsRegistry& metrics,
                                      std::vector<std::shared_ptr<StateSection>> kept,
-                                     std::shared_ptr<StepTurns::Member> turn) {
+                                     std::shared_ptr<StepTurns::Member> turn,
+                                     LoadProgress::Tell on_progress) {
   // Shared, because what loads can be copied.
   auto shared = std::make_shared<EngineSetup>(std::move(setup));
-  return std::make_unique<EngineLoop>(
-      [shared, &metrics, kept = std::move(kept), turn = std::move(turn)](LoopParts& parts) {
-        Load(*shared, metrics, kept, turn, parts);
-      });
+  return std::make_unique<EngineLoop>([shared, &metrics, kept = std::move(kept),
+                                       turn = std::move(turn),
+                                       on_progress = std::move(on_progress)](LoopParts& parts) {
+    Load(*shared, metrics, kept, turn, on_progress, parts);
+  });
 }
 
 }  // namespace moesaic

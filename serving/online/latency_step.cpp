@@ -37,11 +37,28 @@ void LoadGates(const ModelConfig& config, const ModelWeights& weights, ThreadPoo
   gates.Load(routers, config.layers.front().norm.eps, pool);
 }
 
+// Of all experts, in slots.
+uint64_t ExpertBytes(const ModelFiles& files) {
+  return files.experts->layout().slot_bytes * static_cast<uint64_t>(GridOf(files.config).total());
+}
+
+// Until the model is ready.
+uint64_t BytesToRead(const EngineOptions& options, const EnginePlan& plan,
+                     const ModelFiles& files) {
+  const uint64_t dense = ModelWeights::Bytes(files.config, plan.weight_type);
+  if (!plan.devices.empty()) return dense + ExpertBytes(files);
+  const auto experts = static_cast<uint64_t>(
+      options.preload ? std::min<int64_t>(plan.expert_slots, GridOf(files.config).total())
+                      : std::ssize(plan.placed.kept));
+  return dense + experts * files.experts->layout().slot_bytes;
+}
+
 }  // namespace
 
 LatencyStep::LatencyStep(const EngineOptions& options, const EnginePlan& plan, ModelFiles files,
                          const CpuKernels& kernels, ThreadPool& pool,
-                         const ExpertObservers& observers, std::function<void(bool)> on_wait)
+                         const ExpertObservers& observers, std::function<void(bool)> on_wait,
+                         LoadProgress* progress)
     : files_(std::move(files)),
       dense_devices_(plan.dense_devices),
       kept_(plan.placed.kept),
@@ -51,10 +68,11 @@ LatencyStep::LatencyStep(const EngineOptions& options, const EnginePlan& plan, M
     devices_ = BackendOf(options.devices.kind).Make(options.devices, plan.devices);
     LogInfo("{}", DeviceLedgerText(plan.devices));
   }
+  if (progress != nullptr) progress->Expect(BytesToRead(options, plan, files_));
   // Before the experts: dense weights that go to devices are given back, and the experts' home has
   // their memory.
   ModelWeights weights =
-      ModelWeights::Load(config, plan.weight_type, *files_.tensors, kernels, pool);
+      ModelWeights::Load(config, plan.weight_type, *files_.tensors, kernels, pool, progress);
   const ModelLimits limits = LimitsOf(options, plan);
   std::unique_ptr<DeviceDense> on_devices =
       MakeDense(options, devices_, plan.dense_devices, config, weights, limits);
@@ -64,6 +82,7 @@ LatencyStep::LatencyStep(const EngineOptions& options, const EnginePlan& plan, M
   if (observers.gates) LoadGates(config, weights, pool, *observers.gates);
   if (on_devices != nullptr) weights = {};
   MakeExperts(options, plan, pool, observers, std::move(on_wait));
+  if (progress != nullptr && home_ != nullptr) progress->Read(ExpertBytes(files_));
   const ExpertLayout& layout = files_.experts->layout();
   std::unique_ptr<DensePart> dense;
   if (on_devices != nullptr) {
@@ -124,7 +143,7 @@ void LatencyStep::MakeDeviceExperts(const EngineOptions& options, const EnginePl
 
 // Pinned experts come first, then `first`, then layer after layer. The most worthy is loaded last:
 // to a policy that goes by age, it is the youngest.
-void LatencyStep::Preload(const std::vector<ExpertId>& first, bool fill) {
+void LatencyStep::Preload(const std::vector<ExpertId>& first, bool fill, LoadProgress* progress) {
   const ModelConfig& config = files_.config;
   const ExpertGrid grid = GridOf(config);
   std::vector<ExpertId> experts;
@@ -143,7 +162,17 @@ void LatencyStep::Preload(const std::vector<ExpertId>& first, bool fill) {
     if (experts.size() > slots) experts.resize(slots);
     std::reverse(experts.begin(), experts.end());
   }  // else each device takes the first of its own
-  experts_->Preload(experts, nullptr);
+  // With devices it is their home that was read.
+  if (progress == nullptr || home_ != nullptr) {
+    experts_->Preload(experts, nullptr);
+    return;
+  }
+  const uint64_t slot_bytes = files_.experts->layout().slot_bytes;
+  experts_->Preload(experts, [&, before = int64_t{0}](int64_t loaded) mutable {
+    progress->Read(static_cast<uint64_t>(loaded - before) * slot_bytes);
+    before = loaded;
+    return true;
+  });
 }
 
 StepStats LatencyStep::Run(const ForwardBatch& batch, RoutingHook* hook) {

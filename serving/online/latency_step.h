@@ -18,6 +18,7 @@
 #include "prefetch/link/host_experts.h"
 #include "serving/engine/engine_step.h"
 #include "serving/engine/expert_use.h"
+#include "serving/model/load_progress.h"
 #include "serving/model/model.h"
 #include "serving/online/create_engine.h"
 #include "serving/online/engine_devices.h"
@@ -28,16 +29,16 @@ namespace moesaic {
 
 class LatencyStep final : public EngineStep {
  public:
-  // Loads the model. `observers` predict and count for the caches of experts; their gates get the
-  // model's routers. kernels, pool and observers outlive it. `on_wait`: see LinkOptions; without
-  // devices only.
+  // Loads the model, and tells `progress` (may be null) of it. `observers` predict and count for
+  // the caches of experts; their gates get the model's routers. kernels, pool and observers outlive
+  // it. `on_wait`: see LinkOptions; without devices only.
   LatencyStep(const EngineOptions& options, const EnginePlan& plan, ModelFiles files,
               const CpuKernels& kernels, ThreadPool& pool, const ExpertObservers& observers,
-              std::function<void(bool)> on_wait = nullptr);
+              std::function<void(bool)> on_wait = nullptr, LoadProgress* progress = nullptr);
 
   // Loads what is pinned by rules, and (`fill`) fills free expert slots. `first`: the experts that
   // are wanted most, in descending order.
-  void Preload(const std::vector<ExpertId>& first, bool fill);
+  void Preload(const std::vector<ExpertId>& first, bool fill, LoadProgress* progress = nullptr);
 
   Model& model() { return *model_; }
   ExpertProvider& provider() { return *experts_; }

@@ -225,10 +225,11 @@ class RawClient:
         self.socket.close()
 
 
-def post(path, body):
+def post(path, body, headers=""):
+    """`headers`: whole lines, with their ends."""
     data = json.dumps(body)
     return (
-        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{headers}"
         f"Content-Length: {len(data)}\r\n\r\n{data}"
     )
 

@@ -35,27 +35,33 @@ def start_stream(server, request):
     return client
 
 
+def pack_random_experts(directory):
+    """The expert store of the model with random weights, in the directory."""
+    store = pathlib.Path(directory) / "experts"
+    pack = ("pack", MODEL, "--load-format", "dummy", "-o", str(store))
+    subprocess.run([BINARY, *pack], check=True, capture_output=True, env=ENVIRONMENT)
+    return str(store)
+
+
+def write_routing(pipe):
+    header = {"model": "m", "phase": "decode", "n_moe_layers": 8, "first_moe_layer": 0, "n_experts": 32, "top_k": 4,
+              "weight_scale": 100}
+    sequence = {"id": "a", "domain": "d", "experts": [[0, 1, 2, 3] * 8]}
+    pipe.write_text(json.dumps(header) + "\n" + json.dumps(sequence) + "\n")
+
+
 @contextlib.contextmanager
 def loading_server():
     """A server that goes on loading until release(), with random weights.
 
     It reads the routing of its experts from a pipe, which is opened only when somebody writes."""
     with tempfile.TemporaryDirectory() as directory:
-        store = pathlib.Path(directory) / "experts"
-        pack = ("pack", MODEL, "--load-format", "dummy", "-o", str(store))
-        subprocess.run([BINARY, *pack], check=True, capture_output=True, env=ENVIRONMENT)
+        store = pack_random_experts(directory)
         pipe = pathlib.Path(directory) / "trace.jsonl"
         os.mkfifo(pipe)
-
-        def release():
-            header = {"model": "m", "phase": "decode", "n_moe_layers": 8, "first_moe_layer": 0,
-                      "n_experts": 32, "top_k": 4, "weight_scale": 100}
-            sequence = {"id": "a", "domain": "d", "experts": [[0, 1, 2, 3] * 8]}
-            pipe.write_text(json.dumps(header) + "\n" + json.dumps(sequence) + "\n")
-
-        flags = ("--load-format", "dummy", "--expert-store", str(store), "--route-from", str(pipe))
+        flags = ("--load-format", "dummy", "--expert-store", store, "--route-from", str(pipe))
         with MoesaicServer(*flags, wait_ready=False) as server:
-            yield server, release
+            yield server, lambda: write_routing(pipe)
 
 
 def for_client(request):
@@ -139,6 +145,54 @@ class LifecycleTest(unittest.TestCase):
                 self.assertEqual(server.call("/ready")[0], 200)
             # Both left; a client that retries as the header says gets through.
             connect(server, max_retries=5).completions.create(model="sample", prompt="x")
+
+    def test_keys_take_turns(self):
+        """One place: what another key, and then a lower priority, asks for is answered though the first key's requests, which came before, never end."""
+        with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
+            keys = pathlib.Path(directory) / "keys"
+            keys.write_text('{"key": "a", "name": "a"}\n{"key": "b", "name": "b", "priority": 0}\n')
+            server = stack.enter_context(MoesaicServer("--max-num-seqs", "1", "--api-key-file", str(keys), endless=True, key="a"))
+            endless = post("/v1/completions", long_request(stream=True), "X-Api-Key: a\r\n")
+            first = stack.enter_context(RawClient(server, receive_buffer_bytes=4096))
+            first.send(endless)
+            self.assertTrue(first.until(b"data: "))
+            waiting = 'moe_num_requests_waiting{model_name="sample"}'
+            for count in (1, 2):
+                stack.enter_context(RawClient(server, receive_buffer_bytes=4096)).send(endless)
+                server.wait_for_metric(waiting, lambda v, count=count: v == count)
+            short = {"prompt": "x", "max_tokens": 4, "temperature": 0}
+            other = stack.enter_context(RawClient(server))
+            other.send(post("/v1/completions", short, "X-Api-Key: b\r\n"))
+            server.wait_for_metric(waiting, lambda v: v == 3)
+            urgent = connect(server, "a").completions.create(model="sample", extra_body={"priority": -1}, **short)
+            first.socket.close()
+            status, _, body = other.response()
+            self.assertEqual(status, 200, body)
+            self.assertEqual(json.loads(body)["choices"][0]["text"], urgent.choices[0].text)
+            with self.assertRaises(openai.BadRequestError) as caught:
+                connect(server, "b").completions.create(model="sample", extra_body={"priority": -1}, **short)
+            self.assertEqual(caught.exception.param, "priority")
+
+    def test_a_model_that_is_loaded_says_how_far_it_is(self):
+        with tempfile.TemporaryDirectory() as directory:
+            pipe = pathlib.Path(directory) / "trace.jsonl"  # which is opened when somebody writes
+            os.mkfifo(pipe)
+            models = pathlib.Path(directory) / "models.yaml"
+            models.write_text(yaml.safe_dump({"models": [
+                {"id": "first", "path": MODEL, "dtype": "float32"},
+                {"id": "later", "path": MODEL, "load": "demand", "load-format": "dummy", "route-from": str(pipe),
+                 "expert-store": pack_random_experts(directory)}]}))
+            with MoesaicServer(models=str(models), wait_ready=False) as server:
+                server.wait_for_log(r"serving 2 models on")
+                with RawClient(server) as client:
+                    client.send(post("/v1/completions", {"model": "later", "prompt": "x"}, "X-Request-Timeout: 0.5\r\n"))
+                    status, _, body = client.response()
+                self.assertEqual(status, 504, body)
+                status, _, text = server.call("/v1/models/later")
+                self.assertEqual(json.loads(text)["status"]["value"], "loading", text)
+                self.assertEqual(json.loads(text)["status"]["progress"], 0, text)
+                write_routing(pipe)
+                self.assertEqual(server.call("/v1/completions", {"model": "later", "prompt": "x", "max_tokens": 1})[0], 200)
 
     def test_limits_that_the_server_sets(self):
         flags = ("--max-body", "10KiB", "--request-timeout", "0.001")

@@ -53,7 +53,9 @@ async function chooseModel() {
   const chosen = models.find((model) => model.id === select.value)
     || models.find((model) => model.status?.value === 'loaded') || models[0];
   select.replaceChildren(...models.map((model) => {
-    const state = model.status && model.status.value !== 'loaded' ? ` (${model.status.value})` : '';
+    const {value, progress} = model.status || {};
+    const percent = progress === undefined ? '' : ` ${Math.floor(100 * progress)}%`;
+    const state = value && value !== 'loaded' ? ` (${value}${percent})` : '';
     return new Option(model.id + state, model.id, false, model.id === chosen.id);
   }));
   const loaded = chosen.status?.value === 'loaded';

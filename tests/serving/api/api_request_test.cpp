@@ -179,6 +179,18 @@ TEST(ApiRequestTest, BadValuesNameTheirField) {
   EXPECT_EQ(CompletionParam(R"("stop":")" + std::string(1025, 'a') + "\""), "stop");
 }
 
+TEST(ApiRequestTest, Priority) {
+  EXPECT_EQ(ParseCompletionRequest(R"({"prompt":"x","priority":-7})").priority, -7);
+  EXPECT_EQ(ParseCompletionRequest(R"({"prompt":"x"})").priority, std::nullopt);
+  EXPECT_EQ(
+      ParseChatRequest(R"({"messages":[{"role":"user","content":"x"}],"priority":3})").priority, 3);
+  for (const char* wrong : {R"("priority":1.5)", R"("priority":"high")", R"("priority":2147483648)",
+                            R"("priority":-2147483649)"}) {
+    EXPECT_EQ(CompletionParam(wrong), "priority") << wrong;
+    EXPECT_EQ(ChatParam(wrong), "priority") << wrong;
+  }
+}
+
 TEST(ApiRequestTest, MessagesAreReadable) {
   EXPECT_EQ(ErrorText(R"({"prompt":"x","temperature":-1})"),
             "temperature must be between 0 and 100, it is -1.");

@@ -14,8 +14,10 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/clock.h"
 #include "core/base/error.h"
 #include "core/base/metrics.h"
+#include "serving/engine/step_turns.h"
 #include "serving/text/id_tokenizer.h"
 #include "tests/core/base/caught.h"
 #include "tests/serving/engine/collector.h"
@@ -33,6 +35,7 @@ struct LoopOptions {
   int64_t head_rows = 4;
   bool reversed = false;
   MetricsRegistry* metrics = nullptr;
+  std::shared_ptr<StepTurns::Member> turn = nullptr;  // shared with the loop
 };
 
 std::unique_ptr<EngineLoop> MakeLoop(Script& script, const LoopOptions& options = {}) {
@@ -53,6 +56,7 @@ std::unique_ptr<EngineLoop> MakeLoop(Script& script, const LoopOptions& options 
     }
     auto step = std::make_unique<ScriptedStep>(script, options.reversed);
     parts.head = std::make_unique<ScriptedHead>(*step, options.head_rows);
+    parts.turn = options.turn;
     parts.step = std::move(step);
   });
 }
@@ -175,6 +179,7 @@ TEST(EngineLoopTest, AFullQueueRefusesUntilAPlaceIsFree) {
   const auto loop = MakeLoop(script, {.max_num_seqs = 1, .max_outstanding = 3});
   script.Hold();
   std::vector<Submitted> taken;
+  taken.reserve(3);
   for (int i = 0; i < 3; ++i) taken.push_back(Submit(*loop, Greedy({1}, kEndless)));
   const Error refused = Caught([&] { Submit(*loop, Greedy({1}, 1)); });
   EXPECT_EQ(refused.kind(), ErrorKind::kUnavailable);
@@ -193,6 +198,108 @@ TEST(EngineLoopTest, AFullQueueRefusesUntilAPlaceIsFree) {
     EXPECT_EQ(static_cast<Collector&>(*sink).Wait().finish, FinishReason::kLength);
   }
   EXPECT_EQ(Submit(*loop, Greedy({1}, 1)).Wait().finish, FinishReason::kLength);
+}
+
+// Within a priority clients are served in turn, and one of them cannot fill the queue.
+TEST(EngineLoopTest, ClientsShareTheQueue) {
+  Script script;
+  const auto loop = MakeLoop(script, {.max_num_seqs = 1, .max_outstanding = 18});
+  script.Hold();
+  const auto of = [&](const char* client, int32_t priority = 0) {
+    EngineRequest request = Greedy({1}, 1);
+    request.client = client;
+    request.priority = priority;
+    return Submit(*loop, request);
+  };
+  const auto running = of("a");
+  script.WaitUntilHeld();
+  std::vector<Submitted> of_a;
+  of_a.reserve(15);
+  for (int i = 0; i < 15; ++i) of_a.push_back(of("a"));
+  EXPECT_TRUE(Contains(Caught([&] { of("a"); }), "16 of the 18"));
+  const auto of_b = of("b");
+  const auto urgent = of("c", -1);
+  script.Allow(4);  // and one of a, which has had as much as b
+  EXPECT_EQ(urgent.Wait().finish, FinishReason::kLength);
+  EXPECT_EQ(of_b.Wait().finish, FinishReason::kLength);
+  script.WaitUntilHeld();
+  EXPECT_EQ(loop->Status().waiting, 14);
+  script.AllowAll();
+  for (const Submitted& submitted : of_a) {
+    EXPECT_EQ(submitted.Wait().finish, FinishReason::kLength);
+  }
+}
+
+// A step of a batch ends when another request comes, and smaller ones make up for it.
+TEST(EngineLoopTest, AStepOfABatchGivesWay) {
+  Script script;
+  MetricsRegistry metrics;
+  const auto loop = MakeLoop(script, {.metrics = &metrics});
+  script.Hold();
+  auto line = Greedy(Prompt(8), 4);
+  line.background = true;
+  const auto batch = Submit(*loop, line);
+  script.WaitUntilHeld();
+  const auto also_batch = Submit(*loop, line);  // for which nobody makes way
+  script.Allow(1);
+  script.WaitUntilHeld();
+  const auto other = Submit(*loop, Greedy({1}, 2));
+  script.AllowAll();
+  EXPECT_EQ(other.Wait().Ids(), (std::vector<int32_t>{2, 3}));
+  EXPECT_EQ(batch.Wait().Ids(), Prompt(4, 8));
+  EXPECT_EQ(also_batch.Wait().Ids(), Prompt(4, 8));
+  // Of 1 + 8 tokens that were to run 4 are left, then 5, then 6.
+  EXPECT_EQ(script.ran(), (Steps{{{0, 8}},
+                                 {{0, 1}},
+                                 {{1, 1}},
+                                 {{8, 1}, {0, 3}},
+                                 {{9, 1}, {3, 4}},
+                                 {{10, 1}, {7, 1}},
+                                 {{8, 1}},
+                                 {{9, 1}},
+                                 {{10, 1}}}));
+  EXPECT_NE(metrics.Serialize().find("moe_batch_steps_given_way_total 1\n"), std::string::npos);
+}
+
+// Beside other engines a batch waits for those, but its engine's other requests do not wait for it.
+TEST(EngineLoopTest, ABatchWaitsForOtherEngines) {
+  const SteadyClock clock;
+  const auto turns = std::make_shared<StepTurns>(clock);
+  const auto another = turns->Join(0);
+  Script script;
+  MetricsRegistry metrics;
+  const std::shared_ptr<StepTurns::Member> loop_turn = turns->Join(0);
+  const auto loop = MakeLoop(script, {.metrics = &metrics, .turn = loop_turn});
+  auto line = Greedy(Prompt(8), 2);
+  line.background = true;
+  another->Begin();
+  const auto batch = Submit(*loop, line);
+  while (loop->Status().waiting + loop->Status().running == 0) std::this_thread::yield();
+  const auto cancelled = Submit(*loop, line);
+  loop->Cancel(cancelled.id);
+  EXPECT_TRUE(cancelled.Cancelled());
+  const auto own = Submit(*loop, Greedy({1}, 1));
+  while (!another->OthersCome()) std::this_thread::yield();
+  another->End();
+  another->Rest();
+  EXPECT_EQ(own.Wait().Ids(), std::vector<int32_t>{2});
+  EXPECT_EQ(batch.Wait().Ids(), Prompt(2, 8));
+  EXPECT_EQ(script.ran(), (Steps{{{0, 1}}, {{0, 8}}, {{8, 1}}}));
+  // A step of it that runs when another engine comes gives way.
+  script.Hold();
+  const auto later = Submit(*loop, line);
+  script.WaitUntilHeld();
+  std::thread comes([&] {
+    another->Begin();
+    another->End();
+    another->Rest();
+  });
+  while (!loop_turn->OthersCome()) std::this_thread::yield();
+  script.AllowAll();
+  EXPECT_EQ(later.Wait().Ids(), Prompt(2, 8));
+  comes.join();
+  EXPECT_NE(metrics.Serialize().find("moe_batch_steps_given_way_total 1\n"), std::string::npos);
+  EXPECT_EQ(script.ran().size(), 6u);  // its prompt in two steps
 }
 
 // What can never run takes no place.
@@ -375,6 +482,7 @@ TEST(EngineLoopTest, ShutdownCancelsWhatIsLeft) {
   auto loop = MakeLoop(script, {.max_num_seqs = 2});
   script.Hold();
   std::vector<Submitted> left;
+  left.reserve(4);
   for (int32_t i = 0; i < 3; ++i) left.push_back(Submit(*loop, Greedy({i}, kEndless)));
   script.Allow(2);
   script.WaitUntilHeld();  // two run, one waits

@@ -243,6 +243,29 @@ TEST(ExpertUseTest, TellsToWhomTokensWereRouted) {
   }
 }
 
+// A step that gives way ends before a layer: its positions are told when they are run again.
+TEST(ExpertUseTest, AStepThatGaveWayIsSeenAgain) {
+  FakeExperts experts;
+  ExpertObservers observers;
+  observers.tracer = Tracer();
+  ExpertUse use(std::move(observers), kTopK, experts, nullptr);
+  const auto sequence = NewSequence(1, 5, 6);
+  sequence->request.return_routed_experts = true;
+  Step(use, {{sequence.get(), 2}});
+  sequence->computed_tokens = 1;  // of two positions one is run again as it is
+  ScheduledSlice slice{sequence.get(), 4};
+  StepRows rows;
+  rows.Add(slice);
+  use.BeginStep({&slice, 1}, rows);
+  EXPECT_EQ(sequence->observed_tokens, 5);
+  use.StepGaveWay();
+  EXPECT_EQ(sequence->observed_tokens, 2);
+  Step(use, {{sequence.get(), 4}});
+  EXPECT_EQ(use.TraceOf(*sequence)->prefill.row_sum(3), 5u * kTopK);
+  ASSERT_EQ(sequence->routed->tokens(), 5);
+  EXPECT_EQ(sequence->routed->experts()[(4 * kLayers + 3) * kTopK], First(4));
+}
+
 TEST(ExpertUseTest, PredictionsAreMeasuredAndEndWithTheLastRequest) {
   const PredictorShape shape = {kLayers, kExperts, static_cast<int>(kTopK), 4};
   const std::vector<int> all = {0, 1, 2, 3};

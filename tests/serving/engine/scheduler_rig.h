@@ -37,6 +37,12 @@ inline std::unique_ptr<Sequence> InBackground(std::unique_ptr<Sequence> sequence
   return sequence;
 }
 
+inline std::unique_ptr<Sequence> WithPriority(int32_t priority,
+                                              std::unique_ptr<Sequence> sequence) {
+  sequence->request.priority = priority;
+  return sequence;
+}
+
 // What the engine does after a step: computed sequences get a token, finished ones leave. Returns
 // the ids that ended.
 inline std::vector<RequestId> FinishStep(Scheduler& scheduler,

@@ -591,6 +591,127 @@ TEST(SchedulerTest, BothKindsEnd) {
   }
 }
 
+TEST(SchedulerTest, LowerPrioritiesAreAdmittedFirst) {
+  KvManager kv = OneGroup(64);
+  Scheduler scheduler({.max_num_seqs = 1, .max_batch_tokens = 32, .prefix_cache = false}, kv);
+  scheduler.Add(WithPriority(3, MakeSequence(1, 8, 1)));
+  scheduler.Add(InBackground(WithPriority(-7, MakeSequence(2, 8, 1))));
+  scheduler.Add(MakeSequence(3, 8, 1));
+  scheduler.Add(WithPriority(-1, MakeSequence(4, 8, 1)));
+  std::vector<RequestId> order;
+  while (!scheduler.empty()) {
+    for (const RequestId id : FinishStep(scheduler, scheduler.Plan())) order.push_back(id);
+  }
+  EXPECT_EQ(order, (std::vector<RequestId>{4, 3, 1, 2}));
+  EXPECT_EQ(scheduler.preemptions(), 0);
+}
+
+TEST(SchedulerTest, LowerPrioritiesTakePlaces) {
+  KvManager kv = OneGroup(64);
+  Scheduler scheduler({.max_num_seqs = 2, .max_batch_tokens = 32, .prefix_cache = false}, kv);
+  scheduler.Add(WithPriority(1, MakeSequence(1, 8, 9)));
+  scheduler.Add(MakeSequence(2, 8, 9));
+  FinishStep(scheduler, scheduler.Plan());
+  scheduler.Add(MakeSequence(3, 8, 9));
+  scheduler.Add(MakeSequence(4, 8, 9));
+  // The first one, which was planned already, is not paid for; the last one is not worth a place.
+  const auto plan = scheduler.Plan();
+  EXPECT_EQ(IdsOf(plan), (std::vector<RequestId>{2, 3}));
+  EXPECT_EQ(plan[1].num_tokens, 8);
+  EXPECT_EQ(scheduler.running(), 2);
+  ASSERT_EQ(scheduler.displaced().size(), 1u);
+  EXPECT_EQ(scheduler.displaced()[0], scheduler.Find(1));
+  FinishStep(scheduler, plan);
+  EXPECT_EQ(IdsOf(scheduler.Plan()), (std::vector<RequestId>{2, 3}));
+  EXPECT_TRUE(scheduler.displaced().empty());
+  scheduler.Remove(scheduler.Find(2));
+  EXPECT_EQ(IdsOf(scheduler.Plan()), (std::vector<RequestId>{3, 4}));
+}
+
+TEST(SchedulerTest, HigherPrioritiesArePreemptedFirst) {
+  KvManager kv = OneGroup(4);
+  Scheduler scheduler({.max_num_seqs = 2, .max_batch_tokens = 64, .prefix_cache = false}, kv);
+  scheduler.Add(WithPriority(1, MakeSequence(1, kKvBlockTokens, 20)));
+  FinishStep(scheduler, scheduler.Plan());
+  scheduler.Add(MakeSequence(2, kKvBlockTokens, 20));
+  while (kv.pool().free_blocks() > 0) FinishStep(scheduler, scheduler.Plan());
+  ASSERT_EQ(scheduler.running(), 2);
+  while (scheduler.Find(1)->computed_tokens > 0) FinishStep(scheduler, scheduler.Plan());
+  EXPECT_GT(scheduler.Find(2)->computed_tokens, kKvBlockTokens);
+  // Who is preempted and waits next has its place: nobody else has begun.
+  EXPECT_TRUE(scheduler.displaced().empty());
+  while (scheduler.Find(2) != nullptr) FinishStep(scheduler, scheduler.Plan());
+  EXPECT_EQ(IdsOf(scheduler.Plan()), (std::vector<RequestId>{1}));
+  scheduler.Add(MakeSequence(3, 4, 1));
+  EXPECT_EQ(IdsOf(scheduler.Plan()), (std::vector<RequestId>{1, 3}));
+  EXPECT_TRUE(scheduler.displaced().empty());
+}
+
+TEST(SchedulerTest, LowerPrioritiesTakeBlocks) {
+  KvManager kv = OneGroup(8);
+  Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 256, .prefix_cache = false}, kv);
+  scheduler.Add(WithPriority(1, MakeSequence(1, kKvBlockTokens * 6 - 1, 3)));
+  FinishStep(scheduler, scheduler.Plan());
+  scheduler.Add(MakeSequence(2, kKvBlockTokens * 3 - 1, 1));
+  scheduler.Add(WithPriority(2, MakeSequence(3, 4, 1)));
+  EXPECT_EQ(IdsOf(scheduler.Plan()), (std::vector<RequestId>{2}));
+  EXPECT_EQ(scheduler.preemptions(), 1);
+}
+
+// However they come and go, no more sequences have begun than may run.
+TEST(SchedulerTest, PrioritiesKeepThePlacesOfThoseThatBegan) {
+  std::mt19937 random(11);
+  for (int round = 0; round < 40; ++round) {
+    KvManager kv = OneGroup(8);
+    Scheduler scheduler({.max_num_seqs = 3, .max_batch_tokens = 24, .prefix_cache = round % 2 == 0},
+                        kv);
+    RequestId next = 0;
+    std::set<RequestId> open;
+    std::set<RequestId> begun;
+    for (int step = 0; step < 300 || !open.empty(); ++step) {
+      ASSERT_LT(step, 5000);
+      if (step < 300 && random() % 6 == 0 && open.size() < 12) {
+        auto sequence = MakeSequence(++next, 1 + static_cast<int64_t>(random() % 60),
+                                     1 + static_cast<int64_t>(random() % 40));
+        sequence->request.background = random() % 4 == 0;
+        sequence->request.priority = static_cast<int32_t>(random() % 3);
+        open.insert(next);
+        scheduler.Add(std::move(sequence));
+      }
+      const auto plan = scheduler.Plan();
+      ASSERT_EQ(plan.empty(), scheduler.empty());
+      for (const Sequence* displaced : scheduler.displaced()) begun.erase(displaced->id);
+      for (const RequestId id : IdsOf(plan)) begun.insert(id);
+      ASSERT_LE(begun.size(), 3u);
+      for (const RequestId id : FinishStep(scheduler, plan)) {
+        open.erase(id);
+        begun.erase(id);
+      }
+    }
+    EXPECT_EQ(kv.pool().used_blocks(), 0);
+  }
+}
+
+// A client's long prompts are not in the way of another's short ones, and what is computed again
+// is not charged again.
+TEST(SchedulerTest, ClientsAreAdmittedInTurn) {
+  KvManager kv = OneGroup(64);
+  Scheduler scheduler({.max_num_seqs = 1, .max_batch_tokens = 32, .prefix_cache = false}, kv);
+  const auto of = [](const char* client, RequestId id, int64_t prompt) {
+    auto sequence = MakeSequence(id, prompt, 1);
+    sequence->request.client = client;
+    return sequence;
+  };
+  for (RequestId id = 1; id <= 3; ++id) scheduler.Add(of("a", id, 100));
+  for (RequestId id = 4; id <= 8; ++id) scheduler.Add(of("b", id, 30));
+  std::vector<RequestId> order;
+  while (!scheduler.empty()) {
+    for (const RequestId id : FinishStep(scheduler, scheduler.Plan())) order.push_back(id);
+  }
+  // 100 for a; 30, 60, 90, 120 for b; 200 for a; 150 for b.
+  EXPECT_EQ(order, (std::vector<RequestId>{1, 4, 5, 6, 7, 2, 8, 3}));
+}
+
 // A sequence that runs on and on takes the blocks that its window gave back, of others too: their
 // prefixes are found as long as the ends of their windows are there.
 TEST(SchedulerTest, APrefixIsFoundByTheEndOfItsWindows) {

@@ -116,13 +116,14 @@ class ScriptedStep final : public EngineStep {
   void Arrange(std::vector<ScheduledSlice>& slices) override {
     if (reversed_) std::reverse(slices.begin(), slices.end());
   }
-  StepStats Run(const ForwardBatch& batch, RoutingHook* /*hook*/) override {
+  StepStats Run(const ForwardBatch& batch, RoutingHook* hook) override {
     std::unique_lock lock(script_.mutex_);
     ++script_.begun_;
     script_.changed_.notify_all();
     script_.changed_.wait(lock, [&] { return script_.allowed_ > 0; });
     --script_.allowed_;
     ++script_.passed_;
+    if (hook != nullptr) hook->OnRouting(0, batch, {}, {});
     tokens_.assign(batch.tokens.begin(), batch.tokens.end());
     std::vector<Script::Slice>& ran = script_.ran_.emplace_back();
     for (const SequenceSlice& slice : batch.slices) {

@@ -19,6 +19,7 @@ TEST(StepTurnsTest, OneRunsAtATimeButForThoseThatAreBlocked) {
   const auto turns = std::make_shared<StepTurns>(clock);
   std::atomic<int> running{0};
   std::vector<std::thread> threads;
+  threads.reserve(4);
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&, t] {
       const auto member = turns->Join(0);
@@ -39,6 +40,39 @@ TEST(StepTurnsTest, OneRunsAtATimeButForThoseThatAreBlocked) {
     });
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+TEST(StepTurnsTest, ABatchWaitsUntilSomethingIsMoreUrgent) {
+  SteadyClock clock;
+  const auto turns = std::make_shared<StepTurns>(clock);
+  const auto other = turns->Join(0);
+  const auto batch = turns->Join(0);
+  other->Begin();
+  std::atomic<bool> urgent{false};
+  std::atomic<int> asked{0};
+  std::thread waiting([&] {
+    const auto give_up = [&] {
+      ++asked;
+      return urgent.load();
+    };
+    EXPECT_FALSE(batch->BeginBackground(give_up).has_value());
+    batch->Begin();
+    batch->End();
+    batch->Rest();
+  });
+  while (asked < 1) std::this_thread::yield();
+  batch->Ask();
+  while (asked < 2) std::this_thread::yield();
+  urgent = true;
+  batch->Ask();
+  while (!other->OthersCome()) std::this_thread::yield();  // it waits again, for another step
+  other->End();
+  other->Rest();
+  waiting.join();
+  EXPECT_FALSE(batch->OthersCome());
+  EXPECT_TRUE(batch->BeginBackground([] { return true; }).has_value());  // at once
+  batch->End();
+  batch->Rest();
 }
 
 TEST(StepTurnsTest, AMemberThatLeavesHoldsNobodyUp) {

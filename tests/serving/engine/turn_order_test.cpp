@@ -217,6 +217,88 @@ TEST(TurnOrderTest, WhoIsBlockedLetsOthersRunAndIsNotCharged) {
   EXPECT_EQ(order.Next(13 * kMs), a);  // which has had less
 }
 
+TEST(TurnOrderTest, BatchesComeBehindAllOthers) {
+  TurnOrder order;
+  const int a = order.Join(0);
+  const int b = order.Join(5);
+  order.Wait(b, true);
+  EXPECT_FALSE(order.OthersCome(a));
+  order.Wait(a);
+  EXPECT_TRUE(order.OthersCome(b));
+  ASSERT_EQ(order.Next(0), a);
+  EXPECT_TRUE(order.OthersCome(b));
+  // Nor is one begun beside a step that waits for experts, or between two.
+  order.Block(a, 1 * kMs);
+  EXPECT_FALSE(order.Next(1 * kMs).has_value());
+  EXPECT_TRUE(order.OthersCome(b));
+  order.Resume(a, 2 * kMs);
+  order.End(a, 3 * kMs);
+  EXPECT_FALSE(order.Next(3 * kMs).has_value());
+  order.Rest(a);
+  EXPECT_FALSE(order.OthersCome(b));
+  ASSERT_EQ(order.Next(3 * kMs), b);
+  order.Block(b, 4 * kMs);
+  order.Wait(a);
+  EXPECT_EQ(order.Next(4 * kMs), a);
+  order.End(a, 5 * kMs);
+  order.Rest(a);
+  order.Resume(b, 6 * kMs);
+  order.End(b, 7 * kMs);
+  // What it wants beside is in its own right.
+  order.Wait(a);
+  order.Wait(b);
+  EXPECT_EQ(order.Next(7 * kMs), b);
+}
+
+TEST(TurnOrderTest, WhatABatchTookIsNoDebt) {
+  TurnOrder order;
+  const int a = order.Join(0);
+  const int b = order.Join(0);
+  order.Wait(b, true);
+  ASSERT_EQ(order.Next(0), b);
+  order.End(b, 500 * kMs);
+  order.Wait(b);
+  order.Wait(a);
+  ASSERT_EQ(order.Next(500 * kMs), a);
+  order.End(a, 510 * kMs);
+  order.Wait(a);
+  EXPECT_EQ(order.Next(510 * kMs), b);
+  EXPECT_EQ(order.used_ns(b), 500 * kMs);
+}
+
+TEST(TurnOrderTest, BatchesOfSeveralGetEqualTime) {
+  TurnOrder order;
+  const int a = order.Join(0);
+  const int b = order.Join(3);
+  order.Wait(a, true);
+  order.Wait(b, true);
+  int64_t now_ns = 0;
+  for (int i = 0; i < 2000; ++i) {
+    const auto next = order.Next(now_ns);
+    ASSERT_TRUE(next.has_value());
+    now_ns += *next == a ? 30 * kMs : 2 * kMs;
+    order.End(*next, now_ns);
+    order.Wait(*next, true);
+  }
+  EXPECT_NEAR(static_cast<double>(order.used_ns(a)) / static_cast<double>(order.used_ns(b)), 1,
+              .05);
+}
+
+TEST(TurnOrderTest, WhoWithdrawsAsksAgain) {
+  TurnOrder order;
+  const int a = order.Join(0);
+  const int b = order.Join(0);
+  order.Wait(b, true);
+  order.Withdraw(b);
+  EXPECT_FALSE(order.Next(0).has_value());  // it is about to come
+  order.Wait(b);
+  EXPECT_EQ(order.Next(0), b);
+  order.End(b, kMs);
+  order.Rest(b);
+  order.Wait(a);
+  EXPECT_EQ(order.Next(kMs), a);
+}
+
 TEST(TurnOrderTest, WhoLeavesIsForgotten) {
   TurnOrder order;
   const int a = order.Join(0);

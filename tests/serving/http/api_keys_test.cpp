@@ -54,6 +54,11 @@ TEST(ApiKeysTest, LinesOfJsonHaveNamesAndRights) {
   const auto limited = ParseApiKeyFile(
       R"({"key": "k", "requests_per_minute": 60, "tokens_per_minute": 1e5})", "keys");
   EXPECT_EQ(limited[0], (ApiKey{"k", "", {}, false, 60, 1e5}));
+  const auto late = ParseApiKeyFile(
+      "{\"key\": \"k\", \"priority\": 0}\n{\"key\": \"l\", \"priority\": -2147483648}", "keys");
+  EXPECT_EQ(late[0].priority, 0);
+  EXPECT_EQ(late[1].priority, INT32_MIN);
+  EXPECT_EQ(limited[0].priority, std::nullopt);
 }
 
 // What is wrong is told with the line, and nothing that may be a key is.
@@ -62,6 +67,11 @@ TEST(ApiKeysTest, RefusesWithoutShowingKeys) {
            R"({"key": "sk-secret")",
            R"({"key": "sk-secret", "requests_per_minute": 0})",
            R"({"key": "sk-secret", "tokens_per_minute": "many"})",
+           R"({"key": "sk-secret", "priority": 0.5})",
+           R"({"key": "sk-secret", "priority": 2147483648})",
+           R"({"key": "sk-secret", "priority": 18446744073709551615})",
+           R"({"key": "sk-secret", "priority": -2147483649})",
+           R"({"key": "sk-secret", "priority": null})",
            R"({"key": sk-secret})",
            R"({"key": "sk-secret", "key": "sk-secret"})",
            R"({"key": "sk-secret", "admin": "sk-secret"})",
@@ -87,6 +97,15 @@ TEST(ApiKeysTest, RefusesWithoutShowingKeys) {
   }
   EXPECT_NE(Refusal(R"({"key": "k", "rights": 1})").find("\"rights\" is none of"),
             std::string::npos);
+}
+
+TEST(ApiKeysTest, ClientsAreNamesOrTellNoKey) {
+  EXPECT_EQ(ClientOf({"sk-secret", "alice"}), "alice");
+  const std::string client = ClientOf({"sk-secret"});
+  EXPECT_EQ(client, ClientOf({"sk-secret"}));
+  EXPECT_NE(client, ClientOf({"sk-secre"}));
+  EXPECT_EQ(client[0], '#');
+  EXPECT_EQ(client.find("secret"), std::string::npos);
 }
 
 TEST(ApiKeysTest, AKeyHasOneSetOfRights) {

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "core/base/error.h"
+#include "serving/http/api_keys.h"
 #include "tests/core/base/temp_dir.h"
 #include "tests/serving/http/server_fixture.h"
 
@@ -82,6 +83,42 @@ TEST_F(ServerKeysTest, AKeyHasItsRate) {
   EXPECT_EQ(post("c").status, 429);
   for (int i = 0; i < 4; ++i) EXPECT_EQ(post("free").status, 200);
   EXPECT_EQ(post("free").Header("x-ratelimit-limit-requests"), "");
+}
+
+// In every dialect a request says how urgent it is, and a key how urgent its requests may be.
+TEST_F(ServerKeysTest, RequestsHavePrioritiesAndClients) {
+  options_.api_key_file = directory_.path() / "keys";
+  WriteKeys(R"({"key": "a", "name": "team", "priority": 2})"
+            "\n"
+            R"({"key": "b", "name": "team"})"
+            "\nplain\n");
+  Start();
+  RequestId id = 0;
+  const auto post = [&](const char* key, const char* path, const std::string& fields) {
+    return TestClient(port()).Post(path, R"({"model":"org/test",)" + fields + "}",
+                                   fmt::format("Authorization: Bearer {}\r\n", key));
+  };
+  const auto expect = [&](const char* key, const char* path, const std::string& fields,
+                          int32_t priority) {
+    const TestResponse response = post(key, path, fields);
+    ASSERT_EQ(response.status, 200) << response.body;
+    const EngineRequest request = engine_->Request(++id);
+    EXPECT_EQ(request.priority, priority) << path << fields;
+    EXPECT_EQ(request.client, std::string(key) == "plain" ? ClientOf({"plain"}) : "team");
+    EXPECT_FALSE(request.background);
+  };
+  const std::string prompt = R"("prompt":"ab","max_tokens":1)";
+  const std::string messages = R"("messages":[{"role":"user","content":"ab"}],"max_tokens":1)";
+  expect("plain", "/v1/completions", prompt, 0);
+  expect("a", "/v1/completions", prompt, 2);
+  expect("a", "/v1/completions", prompt + R"(,"priority":7)", 7);
+  expect("b", "/v1/chat/completions", messages + R"(,"priority":-5)", -5);
+  expect("b", "/v1/messages", messages + R"(,"priority":-4)", -4);
+  expect("b", "/v1/responses", R"("input":"ab","max_output_tokens":1,"priority":-3)", -3);
+  expect("b", "/api/chat", messages + R"(,"stream":false,"priority":-2)", -2);
+  const TestResponse refused = post("a", "/v1/completions", prompt + R"(,"priority":1)");
+  EXPECT_EQ(refused.status, 400);
+  EXPECT_EQ(refused.json()["error"]["param"], "priority");
 }
 
 TEST_F(ServerKeysTest, ReloadingTakesAndGivesKeys) {

@@ -197,6 +197,63 @@ TEST_F(ServerModelsTest, RequestsWaitForAModelThatIsNotLoaded) {
   for (const TestResponse& response : responses) EXPECT_EQ(response.status, 200) << response.body;
 }
 
+// A stream is kept open while its model is loaded; what is wrong then is its last event.
+TEST_F(ServerModelsTest, AStreamThatWaitsForItsModelIsKeptOpen) {
+  options_.sse_keep_alive = std::chrono::milliseconds(1);
+  StartSeveral();
+  const std::string messages = R"("messages":[{"role":"user","content":"ab"}],"max_tokens":2)";
+  struct Way {
+    const char* path;
+    std::string fields;
+    const char* quiet;
+    const char* begin;
+    const char* last;
+    const char* failed;
+  };
+  const Way ways[] = {
+      {"/v1/completions", R"("prompt":"ab","max_tokens":2)", ": keep-alive", "data: {", "[DONE]",
+       "too large"},
+      {"/v1/messages", messages, ": keep-alive", "message_start", "message_stop", "event: error"},
+      {"/v1/responses", R"("input":"ab","max_output_tokens":2)", ": keep-alive", "response.created",
+       "response.output_text.done", "response.failed"},
+      {"/api/chat", messages, R"("content":"")", "w0", R"("done":true)", "too large"},
+  };
+  for (const Way& way : ways) {
+    for (const bool comes : {true, false}) {
+      Publish(ModelState::kLoading);
+      TestClient client(port());
+      client.Send(
+          TestClient::PostText(way.path, R"({"model":"later","stream":true,)" + way.fields + "}"));
+      auto waiting = manager_.Take(1);
+      ASSERT_TRUE(client.ReceiveUntil(way.quiet)) << way.path;
+      EXPECT_EQ(client.received().find("HTTP/1.1 200"), 0u) << client.received();
+      EXPECT_EQ(client.received().find(way.begin), std::string::npos) << client.received();
+      if (comes) {
+        Publish(ModelState::kResident);
+        waiting[0].second(std::nullopt);
+        EXPECT_TRUE(client.ReceiveUntil(way.last)) << client.received();
+        const size_t first = client.received().find(way.begin);
+        EXPECT_NE(first, std::string::npos) << client.received();
+      } else {
+        waiting[0].second(Unavailable("too large", "insufficient_memory", 60));
+        EXPECT_TRUE(client.ReceiveUntil(way.failed)) << client.received();
+      }
+    }
+  }
+}
+
+TEST_F(ServerModelsTest, AWaitEndsInTime) {
+  StartSeveral();
+  TestClient client(port());
+  const TestResponse response =
+      client.Post("/v1/completions", Body("later"), "X-Request-Timeout: 0.02\r\n");
+  EXPECT_EQ(response.status, 504);
+  EXPECT_EQ(response.json()["error"]["code"], "request_timeout");
+  manager_.Take(1)[0].second(std::nullopt);  // late
+  EXPECT_EQ(client.Post("/v1/completions", Body("first")).status, 200);
+  EXPECT_EQ(engine_->submitted(), 1u);
+}
+
 TEST_F(ServerModelsTest, AModelThatLeavesAgainIsWaitedForAgain) {
   StartSeveral();
   TestResponse response;
@@ -252,7 +309,7 @@ TEST_F(ServerModelsTest, ReadyWhenTheModelsOfTheStartAreThere) {
 TEST_F(ServerModelsTest, OrdersAreCarriedOutAndAnswered) {
   StartSeveral();
   const auto order = [this](const char* path, const std::string& body,
-                            std::optional<ApiError> why_not, const std::string& expected) {
+                            const std::optional<ApiError>& why_not, const std::string& expected) {
     TestResponse response;
     std::thread sender([&] { response = TestClient(port()).Post(path, body); });
     auto waiting = manager_.Take(1);
@@ -304,8 +361,9 @@ TEST_F(ServerModelsTest, EventsSayWhatChanges) {
   const std::string begin = client.received();
   EXPECT_NE(begin.find("text/event-stream"), std::string::npos) << begin;
   EXPECT_NE(begin.find("event: model_status"), std::string::npos) << begin;
-  manager_.Tell({"later", ModelState::kLoading, 5, ""});
+  manager_.Tell({"later", ModelState::kLoading, 5, "", false, 0.4256});
   ASSERT_TRUE(client.ReceiveUntil("\"loading\""));
+  ASSERT_TRUE(client.ReceiveUntil("\"progress\":0.425"));
   manager_.Tell({"elsewhere", ModelState::kLoading, 5, ""});  // not of this server's list
   manager_.Tell({"later", ModelState::kFailed, 0, "no disk"});
   ASSERT_TRUE(client.ReceiveUntil("no disk"));

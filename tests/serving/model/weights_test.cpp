@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <vector>
+
+#include "serving/model/load_progress.h"
 #include "tests/core/config/made_up_layers.h"
 #include "tests/serving/model/odd_model.h"
 
@@ -37,6 +40,40 @@ TEST(WeightsTest, NormsOfOnePlusTheWeightAreLoadedSo) {
   }
   config.final_norm.plus_one = true;
   expect(Loaded(config).final_norm, plain.final_norm, config.hidden_size, 1);
+}
+
+// All but the gaps between matrices is told of.
+TEST(WeightsTest, LoadingTellsWhatWasRead) {
+  const ModelConfig config = OddModel();
+  ThreadPool pool(1);
+  for (const WeightType type : {WeightType::kF32, WeightType::kInt8}) {
+    LoadProgress progress("odd", nullptr);
+    EXPECT_EQ(progress.fraction(), 0);
+    progress.Expect(2 * ModelWeights::Bytes(config, type));
+    ModelWeights::Load(config, type, MadeUpTensors(), KernelsFor(Isa::kScalar), pool, &progress);
+    EXPECT_LE(progress.fraction(), 0.5);
+    EXPECT_GE(progress.fraction(), 0.45);
+  }
+}
+
+TEST(LoadProgressTest, TellsNowAndThen) {
+  int64_t now_ns = 0;
+  std::vector<double> told;
+  LoadProgress progress(
+      "model", [&](double fraction) { told.push_back(fraction); }, [&] { return now_ns; });
+  const auto read = [&](uint64_t bytes, int64_t ms) {
+    now_ns += ms * 1'000'000;
+    progress.Read(bytes);
+  };
+  progress.Expect(1000);
+  read(100, 99);  // too soon
+  read(100, 1);
+  read(9, 500);  // too little
+  read(2, 0);
+  read(500, 0);
+  read(0, 100);
+  read(900, 100);  // no more than all
+  EXPECT_EQ(told, (std::vector<double>{0.2, 0.211, 0.711, 1}));
 }
 
 // Layers of one model may have dense MLPs and shared experts of several widths.

@@ -121,13 +121,14 @@ class ModelRegistryTest : public ::testing::Test {
     for (const auto& model : models) ids_.push_back(model.names.front());
     registry_ = std::make_unique<ModelRegistry>(
         memory_bytes, std::move(models),
-        [this](size_t model, uint64_t, const ModelRegistry::Hold& hold) {
-          return LoadOne(model, hold);
+        [this](size_t model, uint64_t, const ModelRegistry::Loading& loading) {
+          return LoadOne(model, loading);
         },
         [this](std::vector<ServedModel> now) { published_.Set(std::move(now)); });
     registry_->Start();
   }
-  ServedModel LoadOne(size_t model, const ModelRegistry::Hold& hold) {
+  ServedModel LoadOne(size_t model, const ModelRegistry::Loading& loading) {
+    for (const double fraction : progress_) loading.on_progress(fraction);
     {
       std::unique_lock lock(mutex_);
       ++loads_[ids_[model]];
@@ -140,8 +141,8 @@ class ModelRegistryTest : public ::testing::Test {
     TestEngine::Options options;
     options.manual = manual_;
     ServedModel served;
-    served.engine =
-        hold(std::make_unique<CountedEngine>(tokenizer_, options, ended_, slots_[ids_[model]]));
+    served.engine = loading.hold(
+        std::make_unique<CountedEngine>(tokenizer_, options, ended_, slots_[ids_[model]]));
     ++made_;
     return served;
   }
@@ -174,6 +175,7 @@ class ModelRegistryTest : public ::testing::Test {
   ByteTokenizer tokenizer_;
   Published published_;
   bool manual_ = false;
+  std::vector<double> progress_;          // that each load makes
   std::map<std::string, int> fails_;      // so many loads of it fail
   std::map<std::string, int64_t> slots_;  // of those whose memory moves
   std::atomic<int> made_{0};
@@ -387,6 +389,28 @@ TEST_F(ModelRegistryTest, WatchersSeeEveryChangeInOrder) {
 
 // Clients as the server's calls are: they take what is published, wait for what is not loaded, and
 // keep the engine that answers them.
+TEST_F(ModelRegistryTest, LoadingSaysHowFarItIs) {
+  progress_ = {0.25, 0.5};
+  Start(100, {Named("a", 60, 0)});
+  std::mutex mutex;
+  std::vector<double> seen;
+  const uint64_t watch = registry_->Watch([&](const ModelStatus& status) {
+    std::lock_guard lock(mutex);
+    if (status.state == ModelState::kLoading) seen.push_back(status.progress);
+  });
+  HoldLoads();
+  auto loaded = Load("a");
+  while (published_.Of("a").load_progress < 0.5) std::this_thread::yield();
+  EXPECT_EQ(published_.Of("a").state, ModelState::kLoading);
+  LetLoad();
+  EXPECT_EQ(loaded.get(), std::nullopt);
+  EXPECT_EQ(Unload("a").get(), std::nullopt);
+  EXPECT_EQ(Load("a").get(), std::nullopt);  // begins anew
+  registry_->Unwatch(watch);
+  std::lock_guard lock(mutex);
+  EXPECT_EQ(seen, (std::vector<double>{0, 0.25, 0.5, 0, 0.25, 0.5}));
+}
+
 TEST_F(ModelRegistryTest, NoRequestIsLostWhileModelsComeAndGo) {
   constexpr int kModels = 4;
   constexpr int kOrders = 1000;

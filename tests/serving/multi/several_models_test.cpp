@@ -107,9 +107,9 @@ void ExpectBitsOfEach(const std::vector<std::string>& names) {
   }
   ModelRegistry registry(
       models.size(), entries,
-      [&](size_t m, uint64_t, const ModelRegistry::Hold& hold) {
+      [&](size_t m, uint64_t, const ModelRegistry::Loading& loading) {
         ServedModel served;
-        served.engine = hold(
+        served.engine = loading.hold(
             CreateEngine(ResolveEngine(OptionsFor(models[m], MemorySize("15%")), MadeUpMachine()),
                          *views[m], {}, turns->Join(m == 0 ? 1 : 0)));
         return served;

@@ -163,6 +163,30 @@ TEST(EngineTest, PreemptionChangesNoToken) {
   EXPECT_EQ(metrics.Serialize().find("moe_preemptions_total 0\n"), std::string::npos);
 }
 
+// Lines of a batch whose steps are ended by others, before any of their layers, have the tokens
+// that they have alone, and so have the others.
+TEST(EngineTest, GivingWayChangesNoToken) {
+  const auto prompts = ReferencePrompts();
+  MetricsRegistry metrics;
+  EngineOptions options = SmallOptions();
+  options.prefix_cache = false;
+  const auto engine = CreateEngine(options, metrics);
+  const auto line = [&](size_t p) {
+    EngineRequest request = Greedy(prompts[p].prompt, 30);
+    request.background = true;
+    return SubmitOne(*engine, request);
+  };
+  std::vector<std::vector<int32_t>> alone;
+  for (size_t p = 0; p < 5; ++p) alone.push_back(line(p)->Wait().Ids());
+  std::vector<std::shared_ptr<Collector>> batch;
+  for (size_t p = 0; p < 4; ++p) batch.push_back(line(p));
+  const std::vector<int32_t> begin(alone[4].begin(), alone[4].begin() + 2);
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_EQ(SubmitOne(*engine, Greedy(prompts[4].prompt, 2))->Wait().Ids(), begin);
+  }
+  for (size_t p = 0; p < 4; ++p) EXPECT_EQ(batch[p]->Wait().Ids(), alone[p]) << p;
+}
+
 TEST(EngineTest, PrefixIsReusedWithTheSameTokens) {
   MetricsRegistry metrics;
   const auto engine = CreateEngine(SmallOptions(), metrics);

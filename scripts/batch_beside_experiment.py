@@ -1,0 +1,150 @@
+#!/usr/bin/env python3
+"""What a batch of /v1/batches costs requests that come meanwhile, and what they cost the batch.
+
+    scripts/batch_beside_experiment.py models/sample [--binary build/release/bin/moesaic] [--expert-memory 25%] [--rounds 3]
+
+One server, and --rounds times in turn for --seconds each: requests alone, a batch alone, both. Requests are streams of --prompt and --tokens
+tokens that come every --every seconds, whether the one before has ended or not; a batch's lines have --batch-prompt and --batch-tokens. Prints for
+requests the time to the first token and the gaps between tokens (median, 99th percentile, in milliseconds), for the batch its tokens a second, and
+the ratios: of the gaps' and first tokens' percentiles, and of the batch's rate to its rate alone times the share of the time in which requests
+alone would have left the server idle. Tokens of steps that gave way and were computed again count once.
+"""
+
+import argparse
+import http.client
+import json
+import random
+import statistics
+import tempfile
+import threading
+import time
+
+from experiment_server import ExperimentServer
+
+
+def tokens(seed, count):
+    generator = random.Random(seed)
+    return [generator.randrange(300, 2000) for _ in range(count)]
+
+
+def percentile(values, share):
+    values = sorted(values)
+    return values[min(len(values) - 1, int(share * len(values)))] if values else float("nan")
+
+
+class Stream(threading.Thread):
+    """A request: the times of its tokens."""
+
+    def __init__(self, server, seed, flags):
+        super().__init__()
+        self.server, self.prompt, self.count = server, tokens(seed, flags.prompt), flags.tokens
+        self.times = []
+        self.begin = time.monotonic()
+        self.start()
+
+    def run(self):
+        response = self.server.complete(self.prompt, max_tokens=self.count, stream=True)
+        while line := response.readline():
+            if line.startswith(b'data: {'):
+                self.times.append(time.monotonic())
+        response.close()
+
+    def gaps(self):
+        return [(after - before) * 1e3 for before, after in zip(self.times, self.times[1:])]
+
+
+class Batch:
+    """A batch that does not end while it is looked at."""
+
+    def __init__(self, server, seed, flags):
+        self.server = server
+        lines = [json.dumps({"custom_id": f"{seed}-{number}", "method": "POST", "url": "/v1/completions", "body": {
+            "model": server.model, "prompt": tokens(seed * 1000 + number, flags.batch_prompt), "max_tokens": flags.batch_tokens,
+            "temperature": 0, "ignore_eos": True}}) for number in range(flags.lines)]
+        body = "".join(f'--x\r\nContent-Disposition: form-data; name="{name}"{more}\r\n\r\n{text}\r\n' for name, more, text in [
+            ("purpose", "", "batch"), ("file", '; filename="in.jsonl"', "\n".join(lines) + "\n")]) + "--x--\r\n"
+        before = computed(server)
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=600)
+        connection.request("POST", "/v1/files", body, {"Content-Type": "multipart/form-data; boundary=x"})
+        file = json.loads(connection.getresponse().read())
+        self.id = json.loads(server.call("POST", "/v1/batches", {
+            "input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "24h"}))["id"]
+        while computed(server) == before:
+            time.sleep(0.02)
+
+    def end(self):
+        self.server.open("POST", f"/v1/batches/{self.id}/cancel", {}).read()
+        while json.loads(self.server.call("GET", f"/v1/batches/{self.id}"))["status"] != "cancelled":
+            time.sleep(0.05)
+
+
+def computed(server):
+    return sum(value for name, value in server.metrics().items() if name.startswith("moe_step_tokens_total"))
+
+
+def phase(server, seed, requests, batch, flags):
+    """(streams, tokens a second of the batch, seconds) of one phase."""
+    running = Batch(server, seed, flags) if batch else None
+    time.sleep(0.5)
+    tokens_before, begin, streams = computed(server), time.monotonic(), []
+    while requests and len(streams) * flags.every < flags.seconds:
+        time.sleep(max(0.0, begin + len(streams) * flags.every - time.monotonic()))
+        streams.append(Stream(server, seed * 100 + len(streams), flags))
+    time.sleep(max(0.0, begin + flags.seconds - time.monotonic()))
+    for stream in streams:
+        stream.join()
+    took = time.monotonic() - begin
+    # A prompt's last token and all but an answer's last one are computed.
+    of_requests = len(streams) * (flags.prompt + flags.tokens - 1)
+    rate = (computed(server) - tokens_before - of_requests) / took
+    if running:
+        running.end()
+    return streams, rate, took
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--binary", default="build/release/bin/moesaic")
+    parser.add_argument("--expert-memory", default="25%")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--every", type=float, default=0.5)
+    parser.add_argument("--prompt", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--lines", type=int, default=2000)
+    parser.add_argument("--batch-prompt", type=int, default=200)
+    parser.add_argument("--batch-tokens", type=int, default=100)
+    flags = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        server = ExperimentServer(flags.binary, flags.model, "--batch-dir", directory, "--expert-memory", flags.expert_memory,
+                                  "--no-prefix-cache")
+        phase(server, 1, True, False, flags)  # to warm up
+        alone, beside, rates, rates_beside, busy = [], [], [], [], []
+        for number in range(flags.rounds):
+            streams, _, took = phase(server, 10 + number, True, False, flags)
+            alone += streams
+            busy.append(min(1.0, sum(stream.times[-1] - stream.begin for stream in streams) / took))
+            rates.append(phase(server, 20 + number, False, True, flags)[1])
+            streams, rate, _ = phase(server, 30 + number, True, True, flags)
+            beside += streams
+            rates_beside.append(rate)
+        given_way = server.metrics().get("moe_batch_steps_given_way_total", 0)
+        server.stop()
+    rows = {}
+    print("| requests | first token, median | p99 | gap, median | p99 |\n|---|---|---|---|---|")
+    for name, streams in (("alone", alone), ("beside a batch", beside)):
+        first = [(stream.times[0] - stream.begin) * 1e3 for stream in streams]
+        gaps = [gap for stream in streams for gap in stream.gaps()]
+        rows[name] = [statistics.median(first), percentile(first, .99), statistics.median(gaps), percentile(gaps, .99)]
+        print(f"| {name} ({len(streams)}) | " + " | ".join(f"{value:.1f}" for value in rows[name]) + " |")
+    ratios = [after / before for before, after in zip(rows["alone"], rows["beside a batch"])]
+    print("| ratio | " + " | ".join(f"{ratio:.2f}" for ratio in ratios) + " |\n")
+    idle = 1 - statistics.mean(busy)
+    rate, beside_rate = statistics.median(rates), statistics.median(rates_beside)
+    print(f"the batch alone {rate:.0f} tokens/s, beside requests {beside_rate:.0f}; idle share {idle:.2f}: "
+          f"{beside_rate / (rate * idle):.2f} of rate x idle share; {given_way:.0f} steps gave way")
+
+
+if __name__ == "__main__":
+    main()
