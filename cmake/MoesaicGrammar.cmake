@@ -34,6 +34,9 @@ target_include_directories(xgrammar SYSTEM PUBLIC ${MOESAIC_XGRAMMAR_SOURCE}/inc
 # What it logs goes to the server's log (serving/grammar/xgrammar_log.cpp).
 target_compile_definitions(xgrammar PRIVATE XGRAMMAR_ENABLE_CPPTRACE=0 XGRAMMAR_ENABLE_INTERNAL_CHECK=0
                            XGRAMMAR_LOG_CUSTOMIZE=1)
+if(MOESAIC_SANITIZE)
+  target_compile_options(xgrammar PRIVATE -O0 -g0)  # it takes longer to compile than to run
+endif()
 # Warnings are its authors' affair. Its files share names, so no unity build.
 target_compile_options(xgrammar PRIVATE -w)
 set_target_properties(xgrammar PROPERTIES CXX_STANDARD 17 UNITY_BUILD OFF)

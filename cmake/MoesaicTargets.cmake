@@ -48,8 +48,8 @@ elseif(NOT CMAKE_BUILD_TYPE STREQUAL "Debug")
 endif()
 
 # What most files include, parsed once (a second or two a file). Presets that compile file by file leave it out
-# (CMAKE_DISABLE_PRECOMPILE_HEADERS), so that a missing include is found there. Two kinds of target make their own:
-# libraries are position independent, tests are executables with options of their own.
+# (CMAKE_DISABLE_PRECOMPILE_HEADERS), so that a missing include is found there. Three kinds of target make their own:
+# libraries are position independent, those that are fuzzed have counters, tests are executables with options of their own.
 set(MOESAIC_COMMON_HEADERS <algorithm> <array> <atomic> <chrono> <cmath> <filesystem> <fstream> <functional> <map>
     <memory> <optional> <random> <span> <sstream> <string> <string_view> <thread> <unordered_map> <utility> <vector>
     <fmt/format.h>)
@@ -59,6 +59,12 @@ file(COPY_FILE ${source}.new ${source} ONLY_IF_DIFFERENT)
 add_library(moesaic_library_headers OBJECT EXCLUDE_FROM_ALL ${source})
 target_link_libraries(moesaic_library_headers PRIVATE moesaic_flags fmt::fmt)
 target_precompile_headers(moesaic_library_headers PRIVATE ${MOESAIC_COMMON_HEADERS})
+if(MOESAIC_BUILD_FUZZERS)
+  add_library(moesaic_fuzzed_headers OBJECT EXCLUDE_FROM_ALL ${source})
+  target_link_libraries(moesaic_fuzzed_headers PRIVATE moesaic_flags fmt::fmt)
+  target_precompile_headers(moesaic_fuzzed_headers PRIVATE ${MOESAIC_COMMON_HEADERS})
+  target_compile_options(moesaic_fuzzed_headers PRIVATE -fsanitize=fuzzer-no-link)
+endif()
 if(MOESAIC_BUILD_TESTS)
   add_executable(moesaic_test_headers EXCLUDE_FROM_ALL ${source})
   target_link_libraries(moesaic_test_headers PRIVATE moesaic_flags fmt::fmt GTest::gtest)
@@ -74,6 +80,7 @@ function(moesaic_library name)
   add_library(${name} STATIC ${ARG_SOURCES})
   if(ARG_FUZZED AND MOESAIC_BUILD_FUZZERS)
     target_compile_options(${name} PRIVATE -fsanitize=fuzzer-no-link)
+    target_precompile_headers(${name} REUSE_FROM moesaic_fuzzed_headers)
   else()
     target_precompile_headers(${name} REUSE_FROM moesaic_library_headers)
   endif()

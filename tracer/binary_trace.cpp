@@ -171,7 +171,7 @@ class Parser {
     }
     in.EndRun();
     if (weights) ParseWeights(in, values, sequence);
-    if ((flags & kPrefill) != 0 && trace_.header.phase == "mixed") {
+    if ((flags & kPrefillToken) != 0 && trace_.header.phase == "mixed") {
       if (static_cast<uint64_t>(sequence.prefill_tokens) != before) {
         FailAt(at_, "a prompt's tokens follow those of an answer");
       }

@@ -6,9 +6,9 @@
 //   payload: records, none of which spans two blocks:
 //     1 sequence: id, domain, extra (texts: varint bytes, then UTF-8), varint first_pos + 1;
 //                 sequences are numbered in the order of these records
-//     2 tokens:   varint sequence, varint n, u8 flags (kWithTokenIds, kWithWeights, kPrefill), then
-//                 the ids of the tokens (u8 bits, n of them), then n * layers * top_k expert ids of
-//                 expert_bits each, then as many weights of weight_bits each
+//     2 tokens:   varint sequence, varint n, u8 flags (kWithTokenIds, kWithWeights,
+//                 kPrefillToken), then the ids of the tokens (u8 bits, n of them), then n * layers
+//                 * top_k expert ids of expert_bits each, then as many weights of weight_bits each
 //     3 text:     varint token id, text: what the id stands for
 // Integers are little-endian; varints are base 128, low digits first; runs of equally wide values
 // are packed from the low bit on and end on a whole byte. A block is written by one write(2), so
@@ -33,7 +33,7 @@ enum class TraceRecord : uint8_t { kSequence = 1, kTokens = 2, kText = 3 };
 
 constexpr uint8_t kWithTokenIds = 1;
 constexpr uint8_t kWithWeights = 2;
-constexpr uint8_t kPrefill = 4;
+constexpr uint8_t kPrefillToken = 4;
 
 inline int ExpertBits(int32_t num_experts) {
   return num_experts <= 2 ? 1 : std::bit_width(static_cast<uint32_t>(num_experts - 1));

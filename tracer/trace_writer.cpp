@@ -184,7 +184,7 @@ void RoutingTraceWriter::Append(int64_t sequence, bool prefill, std::span<const 
   packer.Varint(tokens);
   packer.Byte(static_cast<uint8_t>((token_ids.empty() ? 0 : kWithTokenIds) |
                                    (weights.empty() ? 0 : kWithWeights) |
-                                   (prefill ? kPrefill : 0)));
+                                   (prefill ? kPrefillToken : 0)));
   if (!token_ids.empty()) {
     uint32_t all = 1;
     for (const int32_t id : token_ids) all |= static_cast<uint32_t>(id);

@@ -403,7 +403,7 @@ ModelConfig ParseGgufConfig(const GgufHeader& header, std::string_view name) {
   const std::string as_config = fmt::format("{} (as config.json)", name);
   ModelConfig model = ParseModelConfig(GgufConfigJson(header, name).dump(), as_config);
   AsConverted(header, model);
-  model.tensors = GgufTensors(header, model, name);
+  model.tensors = GgufTensors(header, model);
   for (const auto& [tensor, info] : header.tensors) {
     if (const GgufType* const type = FindGgufType(info.dtype_name)) {
       model.gguf_types[tensor] = type->id;

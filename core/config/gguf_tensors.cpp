@@ -76,7 +76,7 @@ void SetLatent(const LatentSpec& spec, bool one_tensor, TensorPlan& plan) {
 
 }  // namespace
 
-TensorPlan GgufTensors(const GgufHeader& header, const ModelConfig& model, std::string_view name) {
+TensorPlan GgufTensors(const GgufHeader& header, const ModelConfig& model) {
   const auto has = [&](int64_t layer, std::string_view tensor) {
     return header.tensors.contains(fmt::format("blk.{}.{}", layer, tensor));
   };
@@ -125,27 +125,31 @@ TensorPlan GgufTensors(const GgufHeader& header, const ModelConfig& model, std::
   const bool with_suffix = has(sparse, "exp_probs_b.bias");
   plan.Set(TensorSlot::kRouterCorrection,
            layer + (with_suffix ? "exp_probs_b.bias" : "exp_probs_b"));
-  if (has(sparse, "ffn_gate_up_exps.weight")) {
-    Fail(ErrorKind::kUnsupported,
-         "{}: gate and up matrices of experts are one tensor (blk.{}.ffn_gate_up_exps.weight), "
-         "which is not read yet; use a file that has ffn_gate_exps and ffn_up_exps",
-         name, sparse);
-  }
   for (const auto& [slot, tensor] :
        {std::pair(TensorSlot::kExpertGateBias, "ffn_gate_exps.bias"),
         std::pair(TensorSlot::kExpertUpBias, "ffn_up_exps.bias"),
         std::pair(TensorSlot::kExpertDownBias, "ffn_down_exps.bias")}) {
     plan.Set(slot, layer + tensor, {StackOf{.count = model.num_experts()}});
   }
+  const TensorTransform stack = StackOf{.count = model.num_experts()};
   const bool stacked = !has(sparse, "ffn_gate.0.weight");
   for (size_t i = 0; i < kExpertSlots.size(); ++i) {
     const std::string pattern =
         fmt::format("{}{}.weight", layer, stacked ? kStackedExperts[i] : kSingleExperts[i]);
     if (stacked) {
-      plan.Set(kExpertSlots[i], pattern, {StackOf{model.num_experts()}});
+      plan.Set(kExpertSlots[i], pattern, {stack});
     } else {
       plan.Set(kExpertSlots[i], pattern);
     }
+  }
+  if (const std::string both = "ffn_gate_up_exps.weight"; has(sparse, both)) {
+    // Of each expert the rows of its gate matrix, then those of its up matrix.
+    const int64_t width = model.expert_width();
+    const auto half = [&](int64_t first) {
+      return EveryNthRow{.step = 2 * width, .first = first, .count = width};
+    };
+    plan.Set(TensorSlot::kExpertGate, layer + both, {stack, half(0)});
+    plan.Set(TensorSlot::kExpertUp, layer + both, {stack, half(width)});
   }
   return plan;
 }

@@ -19,6 +19,10 @@ void TensorPlan::Set(TensorSlot slot, std::string pattern,
   slots_[static_cast<size_t>(slot)] = {std::move(pattern), std::move(transforms)};
 }
 
+void TensorPlan::TransformAll(TensorTransform transform) {
+  of_all_.push_back(std::move(transform));
+}
+
 void TensorPlan::SetMlp(const MlpSlots& slots, const std::string& prefix,
                         const std::array<const char*, 3>& names) {
   for (size_t i = 0; i < slots.size(); ++i) Set(slots[i], prefix + names[i]);

@@ -172,7 +172,7 @@ class TensorPlan {
   void SetMlp(const MlpSlots& slots, const std::string& prefix,
               const std::array<const char*, 3>& names);
   // For all slots, after their own.
-  void TransformAll(TensorTransform transform) { of_all_.push_back(std::move(transform)); }
+  void TransformAll(TensorTransform transform);
 
   bool Has(TensorSlot slot) const { return !slots_[static_cast<size_t>(slot)].name.empty(); }
   // Whether experts are stored so.

@@ -12,12 +12,8 @@
 
 namespace moesaic {
 
-bool StaysCoded(const ModelConfig& config, std::initializer_list<TensorSlot> slots, int64_t layer,
-                int64_t cols) {
-  return slots.size() > 0 && CodingGains(cols) &&
-         std::none_of(slots.begin(), slots.end(), [&](TensorSlot slot) {
-           return config.uncoded_tensors.contains(config.tensors.At(slot, layer).name);
-         });
+bool StaysCoded(const ModelConfig& config, TensorSlot slot, int64_t layer, int64_t cols) {
+  return CodingGains(cols) && !config.uncoded_tensors.contains(config.tensors.At(slot, layer).name);
 }
 
 WeightType ExpertWeightType(const ModelConfig& config, WeightType type) {

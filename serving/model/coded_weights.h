@@ -7,7 +7,6 @@
 #pragma once
 
 #include <cstdint>
-#include <initializer_list>
 #include <string>
 
 #include "core/base/error.h"
@@ -25,10 +24,8 @@ class UncodableExpert : public Error {
   explicit UncodableExpert(const std::string& message) : Error(ErrorKind::kCorrupt, message) {}
 };
 
-// Whether a matrix of the dense part with these tensors' rows, of so many columns, is coded where
-// weights are kBf16Coded.
-bool StaysCoded(const ModelConfig& config, std::initializer_list<TensorSlot> slots, int64_t layer,
-                int64_t cols);
+// Whether this tensor of the dense part, of so many columns, is coded where weights are kBf16Coded.
+bool StaysCoded(const ModelConfig& config, TensorSlot slot, int64_t layer, int64_t cols);
 
 // The type of experts beside a dense part of `type`. Of bf16, coded or not, they may be otherwise
 // than it is: ModelConfig::coded_experts, and rows that are long enough to gain.

@@ -88,7 +88,8 @@ float* DeltaNet::State(int64_t layer, int32_t slot) {
 void DeltaNet::PreAttention(int64_t layer, RowRange rows, const float* normed, int64_t stride,
                             const Rows& at, ThreadPool& pool) {
   const DeltaNetWeights& w = weights_.layers[static_cast<size_t>(layer)].delta_net();
-  const ActivatedRows x = activations_.Of(normed, stride, rows.count(), w.in, pool);
+  const ActivatedRows x =
+      activations_.Of(normed, stride, rows.count(), w.in.matrices.front(), pool);
   float* const y = at.projected + rows.begin * at.projected_stride;
   MultiplyRows(pool, kernels_, x, rows.count(), w.in, y, at.projected_stride);
   MultiplyRows(pool, f32_kernels_, UnroundedRows(normed, stride), rows.count(), w.rates,

@@ -28,25 +28,27 @@ DeltaNetWeights LayOutMixer(const DeltaNetSpec& spec, int64_t hidden, WeightType
   const bool f32 = type == WeightType::kF32 || IsGguf(type);
   const WeightType exact = f32 ? WeightType::kF32 : WeightType::kBf16;
   DeltaNetWeights w;
-  w.in = arena.Matrix(
-      type, spec.channels() + spec.value_width(), hidden,
-      {TensorSlot::kDeltaQ, TensorSlot::kDeltaK, TensorSlot::kDeltaV, TensorSlot::kDeltaGate});
-  w.rates = arena.Matrix(exact, 2 * spec.value_heads, hidden);
+  w.in = arena.Rows(type, hidden,
+                    {{TensorSlot::kDeltaQ, spec.key_width()},
+                     {TensorSlot::kDeltaK, spec.key_width()},
+                     {TensorSlot::kDeltaV, spec.value_width()},
+                     {TensorSlot::kDeltaGate, spec.value_width()}});
+  w.rates = arena.Computed(exact, 2 * spec.value_heads, hidden);
   w.conv = arena.Vector(spec.conv_width * ConvStride(spec));
   w.decay = arena.Vector(spec.value_heads);
   w.bias = arena.Vector(spec.value_heads);
   w.norm = arena.Vector(spec.value_dim);
-  w.output = arena.Matrix(type, hidden, spec.value_width(), {TensorSlot::kDeltaOutput});
+  w.output = arena.Matrix(type, hidden, spec.value_width(), TensorSlot::kDeltaOutput);
   return w;
 }
 
 void LoadMixer(const DeltaNetSpec& spec, const DeltaNetWeights& w, const TensorPlan& plan,
                int64_t layer, WeightLoader& load) {
   const auto at = [&](TensorSlot slot) { return plan.At(slot, layer); };
-  load.Matrix(w.in, {{at(TensorSlot::kDeltaQ), spec.key_width()},
-                     {at(TensorSlot::kDeltaK), spec.key_width()},
-                     {at(TensorSlot::kDeltaV), spec.value_width()},
-                     {at(TensorSlot::kDeltaGate), spec.value_width()}});
+  load.Matrices(w.in, {{at(TensorSlot::kDeltaQ), spec.key_width()},
+                       {at(TensorSlot::kDeltaK), spec.key_width()},
+                       {at(TensorSlot::kDeltaV), spec.value_width()},
+                       {at(TensorSlot::kDeltaGate), spec.value_width()}});
   load.Matrix(w.rates, {{at(TensorSlot::kDeltaBeta), spec.value_heads},
                         {at(TensorSlot::kDeltaStep), spec.value_heads}});
   LoadConv(spec, at(TensorSlot::kDeltaConv), load, w.conv);

@@ -1,8 +1,8 @@
 // The weights of linear attention by the gated delta rule. Plain data.
 #pragma once
 
-#include <array>
 #include <cstdint>
+#include <vector>
 
 #include "core/config/mixer_spec.h"
 #include "core/config/tensor_plan.h"
@@ -15,7 +15,7 @@ namespace moesaic {
 struct DeltaNetWeights {
   using Spec = DeltaNetSpec;
 
-  PackedMatrix in;  // [channels + value_width, hidden]: queries, keys, values, output gates
+  MatrixRows in;  // [channels + value_width, hidden]: queries, keys, values, output gates
   // [2 value_heads, hidden]: what betas and decays follow from. Never integers, and multiplied with
   // f32 rows like a router: an error of a decay is one of all that a sequence remembers.
   PackedMatrix rates;
@@ -27,8 +27,10 @@ struct DeltaNetWeights {
 };
 
 // Matrices of the products that each token runs, in their order.
-inline std::array<const PackedMatrix*, 3> MatricesOf(const DeltaNetWeights& w) {
-  return {&w.in, &w.rates, &w.output};
+inline std::vector<const PackedMatrix*> MatricesOf(const DeltaNetWeights& w) {
+  std::vector<const PackedMatrix*> matrices = PointersTo(w.in);
+  matrices.insert(matrices.end(), {&w.rates, &w.output});
+  return matrices;
 }
 
 // Floats between a channel's weights, and between its inputs, of neighbouring tokens.

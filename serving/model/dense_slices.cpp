@@ -117,9 +117,10 @@ uint64_t DenseSlices::LayOut(const ModelConfig& c, const ModelWeights& whole, in
     w.post_attention_norm = take.Vector(from.post_attention_norm, c.hidden_size);
     const GroupedQueryWeights& whole_mixer = from.attention();
     GroupedQueryWeights mixer;
-    mixer.qkv = take.Rows(whole_mixer.qkv, {{kv.begin * group * d, kv.end * group * d},
+    mixer.qkv.matrices = {
+        take.Rows(whole_mixer.qkv.whole(), {{kv.begin * group * d, kv.end * group * d},
                                             {keys + kv.begin * d, keys + kv.end * d},
-                                            {values + kv.begin * d, values + kv.end * d}});
+                                            {values + kv.begin * d, values + kv.end * d}})};
     if (attention.qk_norm != QkNorm::kNone) {
       mixer.q_norm = take.Vector(whole_mixer.q_norm, QNormWidth(attention));
       mixer.k_norm = take.Vector(whole_mixer.k_norm, KNormWidth(attention));

@@ -63,7 +63,7 @@ void DeviceDense::QueueProjection(int64_t layer) {
     const GroupedQueryWeights& w = Weights(*shard, layer).attention();
     const QkvRows rows = QkvOf(*shard, spec);
     float* const keys = rows.first + rows.heads * d;
-    if (!over_all_heads || whole()) Product(*shard, w.qkv, shard->x, run_rows_, rows.first);
+    if (!over_all_heads || whole()) Product(*shard, w.qkv.whole(), shard->x, run_rows_, rows.first);
     if (over_all_heads) {
       NormHeads(spec.norm, *shard, rows.first, 1, rows.heads * d, rows.stride, w.q_norm);
       NormHeads(spec.norm, *shard, keys, 1, rows.kv_heads * d, rows.stride, w.k_norm);
@@ -93,7 +93,7 @@ void DeviceDense::ProjectWhole(int64_t layer) {
     const Columns columns = HeadColumns(heads_of_kv * d);
     for (size_t i = 0; i < shards_.size(); ++i) {
       Shard& shard = *shards_[i];
-      const PackedMatrix& qkv = Weights(shard, layer).attention().qkv;
+      const PackedMatrix& qkv = Weights(shard, layer).attention().qkv.whole();
       PackedMatrix rows = qkv;
       rows.n = shard.kv_heads.count() * heads_of_kv * d;
       rows.data =

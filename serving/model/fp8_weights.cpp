@@ -54,12 +54,9 @@ std::optional<Fp8Tensor> FindFp8(const Checkpoint& checkpoint, const PlannedTens
   return Fp8Tensor{values, &checkpoint.Require(scale_name, scale_shape), *blocks};
 }
 
-bool StaysFp8(const ModelConfig& config, std::initializer_list<TensorSlot> slots, int64_t layer,
-              int64_t cols) {
-  return slots.size() > 0 && std::all_of(slots.begin(), slots.end(), [&](TensorSlot slot) {
-           return slot != TensorSlot::kEmbedding && slot != TensorSlot::kHead &&
-                  TensorStaysFp8(config, config.tensors.At(slot, layer), cols);
-         });
+bool StaysFp8(const ModelConfig& config, TensorSlot slot, int64_t layer, int64_t cols) {
+  return slot != TensorSlot::kEmbedding && slot != TensorSlot::kHead &&
+         TensorStaysFp8(config, config.tensors.At(slot, layer), cols);
 }
 
 bool HasFp8Experts(const ModelConfig& config) {

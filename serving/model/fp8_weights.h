@@ -8,7 +8,6 @@
 #pragma once
 
 #include <cstdint>
-#include <initializer_list>
 #include <optional>
 #include <span>
 
@@ -29,11 +28,10 @@ struct Fp8Tensor {
 std::optional<Fp8Tensor> FindFp8(const Checkpoint& checkpoint, const PlannedTensor& tensor,
                                  std::span<const int64_t> shape);
 
-// Whether config.json says that the matrices whose rows these tensors are, of `cols` inputs, can
-// stay fp8: they are all fp8, and a group of kQuantGroup inputs has one scale. Not of embeddings,
-// output matrices and routers, which checkpoints have in bf16.
-bool StaysFp8(const ModelConfig& config, std::initializer_list<TensorSlot> slots, int64_t layer,
-              int64_t cols);
+// Whether config.json says that this tensor, of `cols` inputs, can stay fp8: it is fp8, and a group
+// of kQuantGroup inputs has one scale. Not of embeddings, output matrices and routers, which
+// checkpoints have in bf16.
+bool StaysFp8(const ModelConfig& config, TensorSlot slot, int64_t layer, int64_t cols);
 // The same of the matrices of all experts.
 bool HasFp8Experts(const ModelConfig& config);
 // Of a row of k inputs the scales [ceil(k / kQuantGroup)] of its groups. `scales` are all of the

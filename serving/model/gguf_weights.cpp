@@ -39,16 +39,8 @@ std::optional<GgufForm> GgufFormOfTensor(const ModelConfig& config, const Planne
   return form;
 }
 
-GgufForm GgufFormOfRows(const ModelConfig& config, std::initializer_list<TensorSlot> slots,
-                        int64_t layer, int64_t cols) {
-  std::optional<GgufForm> form;
-  for (const TensorSlot slot : slots) {
-    const std::optional<GgufForm> own =
-        GgufFormOfTensor(config, config.tensors.At(slot, layer), cols);
-    if (!own || (form && own != form)) return GgufF32Form(cols);
-    form = own;
-  }
-  return form.value_or(GgufF32Form(cols));
+GgufForm GgufFormOrF32(const ModelConfig& config, const PlannedTensor& tensor, int64_t cols) {
+  return GgufFormOfTensor(config, tensor, cols).value_or(GgufF32Form(cols));
 }
 
 bool HasGgufExperts(const ModelConfig& config) {
@@ -75,7 +67,7 @@ bool AllGgufExpertsInBlocks(const ModelConfig& config) {
 
 bool IsPlain(const GgufForm& form) { return FindGgufType(form.id)->block_values == 1; }
 
-void TakeSameActivations(std::initializer_list<PackedMatrix*> matrices) {
+void TakeSameActivations(std::span<PackedMatrix* const> matrices) {
   const auto takes_f32 = [](const PackedMatrix* m) { return m->type == WeightType::kGgufF32; };
   if (std::none_of(matrices.begin(), matrices.end(), takes_f32)) return;
   for (PackedMatrix* const matrix : matrices) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "core/config/model_config.h"
@@ -19,10 +20,8 @@ namespace moesaic {
 std::optional<GgufForm> GgufFormOfTensor(const ModelConfig& config, const PlannedTensor& tensor,
                                          int64_t cols);
 
-// Of a matrix with rows of these tensors of a layer, one below the other: their type, or f32 where
-// they are of several or do not stay as they are.
-GgufForm GgufFormOfRows(const ModelConfig& config, std::initializer_list<TensorSlot> slots,
-                        int64_t layer, int64_t cols);
+// The same, or f32 where it does not stay as it is.
+GgufForm GgufFormOrF32(const ModelConfig& config, const PlannedTensor& tensor, int64_t cols);
 
 // Whether all experts can stay as they are, and some are not plain floats.
 bool HasGgufExperts(const ModelConfig& config);
@@ -34,7 +33,10 @@ bool IsPlain(const GgufForm& form);
 
 // Matrices that are multiplied with the same rows, or with rows that others of them make, take f32
 // activations when one of them does.
-void TakeSameActivations(std::initializer_list<PackedMatrix*> matrices);
+void TakeSameActivations(std::span<PackedMatrix* const> matrices);
+inline void TakeSameActivations(std::initializer_list<PackedMatrix*> matrices) {
+  TakeSameActivations(std::span(matrices.begin(), matrices.size()));
+}
 
 // The type (GgufType::id) of an expert's matrix in each layer; a layer without experts has that of
 // another one. Of a model with HasGgufExperts (CHECK).

@@ -78,7 +78,8 @@ void GroupedQuery::Begin(const ForwardBatch& batch) {
 void GroupedQuery::PreAttention(int64_t layer, RowRange rows, const float* normed, int64_t stride,
                                 const Rows& at, ThreadPool& pool) {
   const GroupedQueryWeights& w = weights_.layers[static_cast<size_t>(layer)].attention();
-  const ActivatedRows x = activations_.Of(normed, stride, rows.count(), w.qkv, pool);
+  const ActivatedRows x =
+      activations_.Of(normed, stride, rows.count(), w.qkv.matrices.front(), pool);
   MultiplyRows(pool, kernels_, x, rows.count(), w.qkv,
                at.projected + rows.begin * at.projected_stride, at.projected_stride, w.qkv_bias);
 }

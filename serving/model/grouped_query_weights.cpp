@@ -35,17 +35,17 @@ int64_t KNormWidth(const GroupedQuerySpec& attention) {
 GroupedQueryWeights LayOutMixer(const GroupedQuerySpec& spec, int64_t hidden, WeightType type,
                                 WeightArena& arena) {
   GroupedQueryWeights w;
-  w.qkv = spec.output_gate ? arena.Matrix(type, spec.projected_width(), hidden,
-                                          {TensorSlot::kQ, TensorSlot::kK, TensorSlot::kV,
-                                           TensorSlot::kAttentionGate})
-                           : arena.Matrix(type, spec.projected_width(), hidden,
-                                          {TensorSlot::kQ, TensorSlot::kK, TensorSlot::kV});
+  std::vector<WeightArena::SlotRows> rows = {{TensorSlot::kQ, spec.q_width()},
+                                             {TensorSlot::kK, spec.kv_width()},
+                                             {TensorSlot::kV, spec.kv_width()}};
+  if (spec.output_gate) rows.push_back({TensorSlot::kAttentionGate, spec.q_width()});
+  w.qkv = arena.Rows(type, hidden, rows);
   if (spec.qkv_bias) w.qkv_bias = arena.Vector(spec.qkv_width());
   if (spec.qk_norm != QkNorm::kNone) {
     w.q_norm = arena.Vector(QNormWidth(spec));
     w.k_norm = arena.Vector(KNormWidth(spec));
   }
-  w.output = arena.Matrix(type, hidden, spec.q_width(), {TensorSlot::kOutput});
+  w.output = arena.Matrix(type, hidden, spec.q_width(), TensorSlot::kOutput);
   if (spec.output_bias) w.output_bias = arena.Vector(hidden);
   if (spec.sinks) w.sinks = arena.Vector(spec.heads * AttentionPartialFloats(spec.head_dim));
   return w;
@@ -59,7 +59,7 @@ void LoadMixer(const GroupedQuerySpec& spec, const GroupedQueryWeights& w, const
   std::vector<RowPart> parts = {
       {at(TensorSlot::kQ), q_rows}, {at(TensorSlot::kK), kv_rows}, {at(TensorSlot::kV), kv_rows}};
   if (spec.output_gate) parts.push_back({at(TensorSlot::kAttentionGate), q_rows});
-  load.Matrix(w.qkv, parts);
+  load.Matrices(w.qkv, parts);
   if (w.qkv_bias != nullptr) {
     load.Vector(w.qkv_bias, {{at(TensorSlot::kQBias), q_rows},
                              {at(TensorSlot::kKBias), kv_rows},

@@ -1,8 +1,8 @@
 // The weights of softmax attention with grouped queries. Plain data.
 #pragma once
 
-#include <array>
 #include <cstdint>
+#include <vector>
 
 #include "core/config/mixer_spec.h"
 #include "core/config/tensor_plan.h"
@@ -15,7 +15,7 @@ namespace moesaic {
 struct GroupedQueryWeights {
   using Spec = GroupedQuerySpec;
 
-  PackedMatrix qkv;  // [(heads + 2 kv_heads) * head_dim, hidden], then gates [q_width, hidden]
+  MatrixRows qkv;  // [(heads + 2 kv_heads) * head_dim, hidden], then gates [q_width, hidden]
   const float* qkv_bias = nullptr;  // null where the family has none
   const float* q_norm = nullptr;    // [QNormWidth], null without QkNorm
   const float* k_norm = nullptr;    // [KNormWidth]
@@ -26,8 +26,10 @@ struct GroupedQueryWeights {
 };
 
 // Matrices of the products that each token runs, in their order.
-inline std::array<const PackedMatrix*, 2> MatricesOf(const GroupedQueryWeights& w) {
-  return {&w.qkv, &w.output};
+inline std::vector<const PackedMatrix*> MatricesOf(const GroupedQueryWeights& w) {
+  std::vector<const PackedMatrix*> matrices = PointersTo(w.qkv);
+  matrices.push_back(&w.output);
+  return matrices;
 }
 
 // Values of the weights of QK-norm.

@@ -49,6 +49,15 @@ void MultiplyRows(ThreadPool& pool, const CpuKernels& kernels, const ActivatedRo
   ParallelMatmul(pool, kernels, product);
 }
 
+void MultiplyRows(ThreadPool& pool, const CpuKernels& kernels, const ActivatedRows& x, int64_t rows,
+                  const MatrixRows& w, float* y, int64_t y_stride, const float* bias) {
+  for (const PackedMatrix& matrix : w.matrices) {
+    MultiplyRows(pool, kernels, x, rows, matrix, y, y_stride, bias);
+    y += matrix.n;
+    if (bias != nullptr) bias += matrix.n;
+  }
+}
+
 HostActivations::HostActivations(const CpuKernels& kernels, int64_t rows, int64_t widest)
     : kernels_(kernels), memory_(static_cast<size_t>(Bytes(kernels, rows, widest))) {}
 

@@ -14,6 +14,7 @@
 #include "core/config/model_config.h"
 #include "kernels/cpu/kernels.h"
 #include "serving/model/forward_batch.h"
+#include "serving/model/matrix_rows.h"
 
 namespace moesaic {
 
@@ -43,6 +44,10 @@ struct ActivatedRows {
 // y = x w^T + bias, its rows y_stride floats apart.
 void MultiplyRows(ThreadPool& pool, const CpuKernels& kernels, const ActivatedRows& x, int64_t rows,
                   const PackedMatrix& w, float* y, int64_t y_stride, const float* bias = nullptr);
+
+// The same with all rows of w; x is what a product with the first of its matrices takes.
+void MultiplyRows(ThreadPool& pool, const CpuKernels& kernels, const ActivatedRows& x, int64_t rows,
+                  const MatrixRows& w, float* y, int64_t y_stride, const float* bias = nullptr);
 
 // f32 rows, stride floats apart, for a product that takes them as they are.
 inline ActivatedRows UnroundedRows(const float* x, int64_t stride) {

@@ -91,17 +91,17 @@ LatentWeights LayOutMixer(const LatentSpec& spec, int64_t hidden, WeightType typ
   const WeightType absorbed = AbsorbedType(spec, type, arena);
   LatentWeights w;
   if (spec.q_rank > 0) {
-    w.query_down = arena.Matrix(type, spec.q_rank, hidden, {TensorSlot::kQDown});
+    w.query_down = arena.Matrix(type, spec.q_rank, hidden, TensorSlot::kQDown);
     w.query_norm = arena.Vector(spec.q_rank);
   }
   w.query = arena.Matrix(type, spec.heads * spec.query_dim(),
-                         spec.q_rank > 0 ? spec.q_rank : hidden, {TensorSlot::kQ});
-  w.down = arena.Matrix(type, spec.row_width(), hidden, {TensorSlot::kKvDown});
+                         spec.q_rank > 0 ? spec.q_rank : hidden, TensorSlot::kQ);
+  w.down = arena.Matrix(type, spec.row_width(), hidden, TensorSlot::kKvDown);
   TakeSameActivations({spec.q_rank > 0 ? &w.query_down : &w.query, &w.down});
   w.norm = arena.Vector(spec.kv_rank);
   w.keys = arena.Computed(absorbed, spec.heads * WholePanels(spec.kv_rank), spec.nope_dim);
   w.values = arena.Computed(absorbed, spec.heads * WholePanels(spec.value_dim), spec.kv_rank);
-  w.output = arena.Matrix(type, hidden, spec.output_width(), {TensorSlot::kOutput});
+  w.output = arena.Matrix(type, hidden, spec.output_width(), TensorSlot::kOutput);
   return w;
 }
 

@@ -35,6 +35,19 @@ void Widen(const std::byte* raw, DType dtype, int64_t count, float* out) {
 
 }  // namespace
 
+void WeightLoader::Matrices(const MatrixRows& target, const std::vector<RowPart>& parts) {
+  auto part = parts.begin();
+  for (const PackedMatrix& matrix : target.matrices) {
+    std::vector<RowPart> own;
+    for (int64_t rows = 0; rows < matrix.n; rows += own.back().rows, ++part) {
+      CHECK(part != parts.end());
+      own.push_back(*part);
+    }
+    Matrix(matrix, own);
+  }
+  CHECK(part == parts.end());
+}
+
 void WeightLoader::Matrix(const PackedMatrix& target, const std::vector<RowPart>& parts) {
   if (uncoded_ != nullptr && target.type != WeightType::kBf16Coded) return;
   if (IsGguf(target.type)) return Blocks(target, parts);

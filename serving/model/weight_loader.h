@@ -14,6 +14,7 @@
 #include "core/base/thread_pool.h"
 #include "core/config/norm_spec.h"
 #include "kernels/cpu/kernels.h"
+#include "serving/model/matrix_rows.h"
 #include "serving/model/tensor_source.h"
 
 namespace moesaic {
@@ -38,6 +39,7 @@ class WeightLoader {
   void Matrix(const PackedMatrix& target, const PlannedTensor& tensor) {
     Matrix(target, {{tensor, target.n}});
   }
+  void Matrices(const MatrixRows& target, const std::vector<RowPart>& parts);
   // Rows [begin, end) of a matrix of this shape, as f32.
   void Rows(const PlannedTensor& tensor, int64_t n, int64_t k, int64_t begin, int64_t end,
             float* out);

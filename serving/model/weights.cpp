@@ -23,10 +23,10 @@ uint64_t ModelWeights::LayOut(const ModelConfig& c, WeightType type, std::byte* 
   const WeightType head_type = TraitsOf(type).head;
   type = TraitsOf(type).dense;
   const TensorSlot head_slot = c.tie_word_embeddings ? TensorSlot::kEmbedding : TensorSlot::kHead;
-  head = arena.Matrix(head_type, c.vocab_size, c.hidden_size, {head_slot});
+  head = arena.Matrix(head_type, c.vocab_size, c.hidden_size, head_slot);
   embedding = c.tie_word_embeddings
                   ? head
-                  : arena.Matrix(type, c.vocab_size, c.hidden_size, {TensorSlot::kEmbedding});
+                  : arena.Matrix(type, c.vocab_size, c.hidden_size, TensorSlot::kEmbedding);
   final_norm = arena.Vector(c.hidden_size);
   layers.assign(c.layers.size(), LayerWeights{});
   for (size_t l = 0; l < layers.size(); ++l) {
@@ -42,8 +42,8 @@ uint64_t ModelWeights::LayOut(const ModelConfig& c, WeightType type, std::byte* 
         spec.mixer);
     if (spec.sparse()) {
       const RouterSpec& router = spec.experts().router;
-      w.router = arena.Matrix(router.f32_weights ? WeightType::kF32 : router_type, router.experts,
-                              c.hidden_size);
+      w.router = arena.Computed(router.f32_weights ? WeightType::kF32 : router_type, router.experts,
+                                c.hidden_size);
       if (router.logit_bias) w.router_bias = arena.Vector(router.experts);
       if (router.correction_bias) w.router_correction = arena.Vector(router.experts);
       if (const MlpSpec& expert = spec.experts().expert; expert.bias) {
@@ -51,16 +51,17 @@ uint64_t ModelWeights::LayOut(const ModelConfig& c, WeightType type, std::byte* 
         w.expert_up_bias = arena.Vector(router.experts * expert.width);
         w.expert_down_bias = arena.Vector(router.experts * c.hidden_size);
       }
-      if (spec.experts().shared_gate) w.shared_gate = arena.Matrix(router_type, 1, c.hidden_size);
+      if (spec.experts().shared_gate) w.shared_gate = arena.Computed(router_type, 1, c.hidden_size);
     }
     const int64_t width = spec.dense_mlp().width;
     if (width > 0) {
       const MlpSlots& mlp = spec.sparse() ? kSharedMlpSlots : kDenseMlpSlots;
       // One product takes both.
-      const WeightType of_both = arena.TypeOf(type, c.hidden_size, {mlp[0], mlp[1]});
-      w.gate = arena.Matrix(of_both, width, c.hidden_size, {mlp[0]});
-      w.up = arena.Matrix(of_both, width, c.hidden_size, {mlp[1]});
-      w.down = arena.Matrix(type, c.hidden_size, width, {mlp[2]});
+      const WeightType of_both =
+          arena.TypeOf(arena.TypeOf(type, c.hidden_size, mlp[0]), c.hidden_size, mlp[1]);
+      w.gate = arena.Matrix(of_both, width, c.hidden_size, mlp[0]);
+      w.up = arena.Matrix(of_both, width, c.hidden_size, mlp[1]);
+      w.down = arena.Matrix(type, c.hidden_size, width, mlp[2]);
       TakeSameActivations({&w.gate, &w.up, &w.down});
     }
   }

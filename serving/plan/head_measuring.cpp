@@ -14,7 +14,7 @@
 namespace moesaic {
 namespace {
 
-constexpr int kRepeats = 7;
+constexpr int kHeadRepeats = 7;
 
 }  // namespace
 
@@ -40,7 +40,7 @@ LinearFit MeasureHead(PassMeter& passes, const ModuleProfilerInputs& inputs) {
     std::vector<int32_t> wanted(static_cast<size_t>(rows));
     std::iota(wanted.begin(), wanted.end(), 0);
     std::vector<double> samples;
-    for (int repeat = 0; repeat < kRepeats; ++repeat) {
+    for (int repeat = 0; repeat < kHeadRepeats; ++repeat) {
       const Stopwatch watch;
       passes.model().Logits(wanted, logits.data());
       passes.pool().ParallelFor(rows, [&](int64_t row, int worker) {

@@ -20,8 +20,6 @@ constexpr double kAloneShare = 0.05;
 constexpr int64_t kContext = 16;
 constexpr int64_t kMostRows = 1024;
 
-double AsDouble(int64_t value) { return static_cast<double>(value); }
-
 struct LinkUse {
   double wall_s = 0;
   double idle_s = 0;  // nothing to read

@@ -10,6 +10,8 @@
 
 namespace moesaic {
 
+inline double AsDouble(int64_t value) { return static_cast<double>(value); }
+
 std::string UtcNow();  // "2026-01-31T12:00:00Z"
 
 // The median and the range of the samples. CHECKs that there is one.

@@ -81,8 +81,6 @@ std::string ChoicesText(const CpuKernels& kernels) {
   return text;
 }
 
-double AsDouble(int64_t value) { return static_cast<double>(value); }
-
 class ModuleProfiler {
  public:
   explicit ModuleProfiler(const ModuleProfilerInputs& inputs)

@@ -25,7 +25,7 @@ constexpr size_t kMostBytes = 1024;
 
 // Runs of ideographs; words with a capital or without, of other letters, with an English
 // contraction; up to three digits; punctuation; line ends; spaces.
-constexpr std::string_view kWords =
+constexpr std::string_view kWordsPattern =
     R"([\p{Han}]+)"
     R"(|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
     R"(|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
@@ -137,7 +137,7 @@ std::unique_ptr<Tokenizer> LoadTiktoken(std::string_view text, const std::string
   Ranks ranks = ReadRanks(text, name);
   json added = SpecialTokens(ranks, settings);
   const json cut = {{"type", "Split"},
-                    {"pattern", {{"Regex", kWords}}},
+                    {"pattern", {{"Regex", kWordsPattern}}},
                     {"behavior", "Isolated"},
                     {"invert", false}};
   const json byte_level = {

@@ -5,7 +5,7 @@
 `types.gguf` has a tensor of each type that is read, random blocks whose scales are finite, and beside each TYPE a
 `TYPE.values` with what `gguf.quants` says that they stand for; its metadata has a value of every kind.
 `split-0000N-of-00003.gguf` is one small model in three files. `mixed.gguf` is a Qwen3-MoE whose matrices are of different
-types, those of one expert and of different layers too, as in a Q4_K_M file. The seed is fixed: two runs write the same
+types, those of one expert and of different layers too, as in a Q4_K_M file; `fused.gguf` is one whose experts have gate and up in one tensor. The seed is fixed: two runs write the same
 bytes.
 
 `models/NAME.gguf` are tests/data/models/NAME as llama.cpp's own converter writes them (convert_hf_to_gguf.py of
@@ -126,7 +126,7 @@ MIXED = {
 MIXED_EXPERTS = 4
 
 
-def write_mixed(path: pathlib.Path) -> None:
+def write_mixed(path: pathlib.Path, fused: bool = False) -> None:
     rng = np.random.default_rng(17)
     arch = "qwen3moe"
     writer = gguf.GGUFWriter(path, arch)
@@ -161,6 +161,10 @@ def write_mixed(path: pathlib.Path) -> None:
             norm(f"{prefix}{name}.weight", 16)
         writer.add_tensor(f"{prefix}ffn_gate_inp.weight", rng.normal(0, 0.1, (MIXED_EXPERTS, 256)).astype(np.float32))
         for name, (rows, cols, *kinds) in MIXED.items():
+            if fused and name == "ffn_up_exps":
+                continue
+            if fused and name == "ffn_gate_exps":
+                name, rows = "ffn_gate_up_exps", 2 * rows
             shape = (MIXED_EXPERTS, rows, cols) if name.endswith("_exps") else (rows, cols)
             matrix(f"{prefix}{name}.weight", shape, kinds[layer])
     write(writer)
@@ -181,6 +185,7 @@ def main() -> None:
     write_types(out / "types.gguf")
     write_split(out)
     write_mixed(out / "mixed.gguf")
+    write_mixed(out / "fused.gguf", fused=True)
 
 
 if __name__ == "__main__":

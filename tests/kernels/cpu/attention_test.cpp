@@ -162,13 +162,13 @@ std::vector<double> Stored(const float* x, int64_t d, WeightType type) {
 }
 
 // An instruction set, or the tiles of AMX emulated.
-struct Table {
+struct BlockTable {
   std::string name;
   CpuKernels kernels;
 };
 
-std::vector<Table> Tables() {
-  std::vector<Table> tables;
+std::vector<BlockTable> Tables() {
+  std::vector<BlockTable> tables;
   for (const Isa isa : testing_util::SupportedIsas()) {
     tables.push_back({IsaName(isa), KernelsFor(isa)});
   }
@@ -176,7 +176,7 @@ std::vector<Table> Tables() {
   return tables;
 }
 
-class AttentionTest : public ::testing::TestWithParam<Table> {
+class AttentionTest : public ::testing::TestWithParam<BlockTable> {
  protected:
   void TearDown() override { EXPECT_TRUE(testing_util::EmulatedTilesAreReleased()); }
 

@@ -11,17 +11,18 @@
 namespace moesaic {
 namespace {
 
-constexpr int kLayers = 3;
-constexpr int kExperts = 4;
+constexpr int kStreamedLayers = 3;
+constexpr int kStreamedExperts = 4;
 
 StreamFlow MakeFlow(int64_t slots, int64_t buffers, int64_t group = 100) {
-  return StreamFlow(ExpertGrid(kLayers, kExperts), SparseLayers(kLayers), slots, buffers, group);
+  return StreamFlow(ExpertGrid(kStreamedLayers, kStreamedExperts), SparseLayers(kStreamedLayers),
+                    slots, buffers, group);
 }
 
 std::vector<ExpertIndex> Layer(int layer, const std::vector<int>& indices) {
   std::vector<ExpertIndex> experts;
   experts.reserve(indices.size());
-  for (const int index : indices) experts.push_back(layer * kExperts + index);
+  for (const int index : indices) experts.push_back(layer * kStreamedExperts + index);
   return experts;
 }
 
@@ -46,8 +47,8 @@ TEST(StreamFlowTest, ResidentsAreSpreadOverLayers) {
   StreamFlow flow = MakeFlow(7, 2);
   EXPECT_EQ(flow.residents(), 5);
   EXPECT_EQ(flow.buffers(), 2);
-  int per_layer[kLayers] = {};
-  for (int layer = 0; layer < kLayers; ++layer) {
+  int per_layer[kStreamedLayers] = {};
+  for (int layer = 0; layer < kStreamedLayers; ++layer) {
     for (const ExpertIndex expert : Layer(layer, {0, 1, 2, 3})) {
       per_layer[layer] += flow.resident(expert);
     }
@@ -137,7 +138,7 @@ TEST(StreamFlowTest, WhatWasReadAheadGivesWay) {
 }
 
 TEST(StreamFlowTest, ReadsTheOpenLayerForTheNextPass) {
-  StreamFlow flow(ExpertGrid(1, kExperts), SparseLayers(1), 2, 2, 100);
+  StreamFlow flow(ExpertGrid(1, kStreamedExperts), SparseLayers(1), 2, 2, 100);
   flow.AllowReadAhead(true);
   flow.BeginLayer(Layer(0, {0, 1, 2}), 0);
   EXPECT_EQ(LoadAll(flow), Layer(0, {0, 1}));
@@ -181,7 +182,7 @@ TEST(StreamFlowTest, SeveralVisitsOfALayerThatTheBuffersCannotHold) {
   flow.AllowReadAhead(true);
   for (int pass = 0; pass < 2; ++pass) {
     flow.BeginPass(3);
-    for (int layer = 0; layer < kLayers; ++layer) {
+    for (int layer = 0; layer < kStreamedLayers; ++layer) {
       for (int visit = 0; visit < 3; ++visit) {
         flow.BeginLayer(Layer(layer, {0, 1, 2, 3}), 0);
         while (flow.waiting() > 0) {
@@ -198,8 +199,8 @@ TEST(StreamFlowTest, SeveralVisitsOfALayerThatTheBuffersCannotHold) {
 TEST(StreamFlowTest, OnlyItsOwnExperts) {
   const std::vector<ExpertIndex> own = {0, 2, 5, 8, 9, 11};  // 2, 1, 3 of the layers
   for (int64_t slots = 1; slots <= 6; ++slots) {
-    StreamFlow flow(ExpertGrid(kLayers, kExperts), SparseLayers(kLayers), slots, 1, 100,
-                    {.experts = own});
+    StreamFlow flow(ExpertGrid(kStreamedLayers, kStreamedExperts), SparseLayers(kStreamedLayers),
+                    slots, 1, 100, {.experts = own});
     EXPECT_EQ(flow.slots(), slots);
     EXPECT_EQ(flow.buffers() == 0, slots == 6);
     flow.AllowReadAhead(true);
@@ -234,20 +235,21 @@ TEST(StreamFlowTest, RandomPasses) {
   for (uint32_t seed = 0; seed < 300; ++seed) {
     std::mt19937 random(seed);
     const auto below = [&](int n) { return static_cast<int>(random() % static_cast<uint32_t>(n)); };
-    StreamFlow flow = MakeFlow(1 + below(kLayers * kExperts), 1 + below(6), 1 + below(3));
+    StreamFlow flow =
+        MakeFlow(1 + below(kStreamedLayers * kStreamedExperts), 1 + below(6), 1 + below(3));
     std::vector<ExpertIndex> loading;
     uint64_t passes_bytes = 0;
     for (int pass = 0; pass < 6; ++pass) {
       flow.AllowReadAhead(below(4) > 0);
       const int visits = 1 + below(3);
       flow.BeginPass(visits);
-      for (int at = 0; at < kLayers * visits; ++at) {
+      for (int at = 0; at < kStreamedLayers * visits; ++at) {
         const int layer = at / visits;
         std::vector<ExpertIndex> needed;
         for (const ExpertIndex expert : Layer(layer, {0, 1, 2, 3})) {
           if (below(5) > 0) needed.push_back(expert);
         }
-        if (needed.empty()) needed = Layer(layer, {below(kExperts)});
+        if (needed.empty()) needed = Layer(layer, {below(kStreamedExperts)});
         const bool given_up = below(15) == 0;
         flow.BeginLayer(needed, 0);
         std::vector<ExpertIndex> held;
@@ -274,7 +276,7 @@ TEST(StreamFlowTest, RandomPasses) {
                       given_up)
               << "seed " << seed << ": nothing will ever happen";
           std::vector<int64_t> slots;
-          for (ExpertIndex e = 0; e < kLayers * kExperts; ++e) {
+          for (ExpertIndex e = 0; e < kStreamedLayers * kStreamedExperts; ++e) {
             if (flow.state(e) != StreamFlow::State::kAbsent) slots.push_back(flow.slot(e));
           }
           std::sort(slots.begin(), slots.end());

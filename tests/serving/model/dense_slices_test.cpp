@@ -117,12 +117,13 @@ TEST_P(SlicedWeights, AreThoseOfTheWhole) {
         for (size_t l = 0; l < whole.layers.size(); ++l) {
           const LayerWeights& from = whole.layers[l];
           const LayerWeights& w = part.layers[l];
-          ASSERT_EQ(w.attention().qkv.n, heads.count() * (group + 2) * d);
-          ExpectRows(w.attention().qkv, 0, from.attention().qkv,
+          ASSERT_EQ(w.attention().qkv.n(), heads.count() * (group + 2) * d);
+          ExpectRows(w.attention().qkv.whole(), 0, from.attention().qkv.whole(),
                      {heads.begin * group * d, heads.end * group * d});
-          ExpectRows(w.attention().qkv, heads.count() * group * d, from.attention().qkv,
-                     {keys + heads.begin * d, keys + heads.end * d});
-          ExpectRows(w.attention().qkv, heads.count() * (group + 1) * d, from.attention().qkv,
+          ExpectRows(w.attention().qkv.whole(), heads.count() * group * d,
+                     from.attention().qkv.whole(), {keys + heads.begin * d, keys + heads.end * d});
+          ExpectRows(w.attention().qkv.whole(), heads.count() * (group + 1) * d,
+                     from.attention().qkv.whole(),
                      {values + heads.begin * d, values + heads.end * d});
           ExpectSlice(w.attention().output, from.attention().output, devices, device);
           ExpectSlice(w.gate, from.gate, devices, device);

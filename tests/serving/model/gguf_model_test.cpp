@@ -16,6 +16,7 @@
 #include "core/io/gguf.h"
 #include "kernels/cpu/gguf_blocks.h"
 #include "serving/model/gguf_weights.h"
+#include "serving/model/weights.h"
 #include "tests/core/base/caught.h"
 #include "tests/core/base/temp_dir.h"
 #include "tests/serving/model/model_harness.h"
@@ -28,6 +29,7 @@ namespace fs = std::filesystem;
 
 const fs::path kData = fs::path(MOESAIC_TEST_DATA_DIR);
 const fs::path kMixed = kData / "gguf" / "mixed.gguf";
+const fs::path kFused = kData / "gguf" / "fused.gguf";
 
 std::vector<float> LogitsOf(const fs::path& model_path, WeightType type, int64_t expert_slots,
                             const std::function<void(ModelConfig&)>& change_config = {}) {
@@ -85,8 +87,8 @@ TEST(GgufModelTest, ValueHeadsByTurnsAreTheSameModel) {
   }
 }
 
-// The Hugging Face name of a tensor of kMixed.
-std::string OriginalName(const std::string& name, int64_t expert) {
+// The Hugging Face names of a tensor of kMixed or kFused; of several its rows are in equal parts.
+std::vector<std::string> OriginalNames(const std::string& name, int64_t expert) {
   static const std::map<std::string, std::string> kOfModel = {
       {"token_embd.weight", "model.embed_tokens.weight"},
       {"output.weight", "lm_head.weight"},
@@ -104,12 +106,16 @@ std::string OriginalName(const std::string& name, int64_t expert) {
       {"ffn_gate_exps", "mlp.experts.{}.gate_proj"},
       {"ffn_up_exps", "mlp.experts.{}.up_proj"},
       {"ffn_down_exps", "mlp.experts.{}.down_proj"}};
-  if (const auto found = kOfModel.find(name); found != kOfModel.end()) return found->second;
+  if (const auto found = kOfModel.find(name); found != kOfModel.end()) return {found->second};
   const size_t begin = name.find('.', 4);
   const size_t end = name.rfind('.');
-  const std::string& part = kOfLayer.at(name.substr(begin + 1, end - begin - 1));
-  return fmt::format("model.layers.{}.{}.weight", name.substr(4, begin - 4),
-                     fmt::format(fmt::runtime(part), expert));
+  const std::string part = name.substr(begin + 1, end - begin - 1);
+  const auto original = [&](const std::string& of) {
+    return fmt::format("model.layers.{}.{}.weight", name.substr(4, begin - 4),
+                       fmt::format(fmt::runtime(kOfLayer.at(of)), expert));
+  };
+  if (part == "ffn_gate_up_exps") return {original("ffn_gate_exps"), original("ffn_up_exps")};
+  return {original(part)};
 }
 
 // A Hugging Face checkpoint of the values that the file's blocks stand for, in f32.
@@ -125,14 +131,19 @@ void WriteValues(const GgufHeader& header, const File& file, const fs::path& dir
                               static_cast<size_t>(type.block_values));
     DequantiseGguf(type, blocks, values);
     std::vector<int64_t> shape = info.shape;
-    const int64_t parts = shape.size() == 3 ? shape.front() : 1;
-    if (shape.size() == 3) shape.erase(shape.begin());
-    const size_t bytes = values.size() * sizeof(float) / static_cast<size_t>(parts);
-    for (int64_t i = 0; i < parts; ++i) {
-      tensors[OriginalName(name, i)] = {
+    std::vector<std::string> parts = OriginalNames(name, 0);
+    shape[shape.size() == 3 ? 1 : 0] /= std::ssize(parts);
+    if (shape.size() == 3) {
+      for (int64_t expert = 1; expert < shape.front(); ++expert) {
+        for (std::string& part : OriginalNames(name, expert)) parts.push_back(std::move(part));
+      }
+      shape.erase(shape.begin());
+    }
+    const size_t bytes = values.size() * sizeof(float) / parts.size();
+    for (size_t i = 0; i < parts.size(); ++i) {
+      tensors[parts[i]] = {
           {"dtype", "F32"}, {"shape", shape}, {"data_offsets", {data.size(), data.size() + bytes}}};
-      data.append(reinterpret_cast<const char*>(values.data()) + static_cast<size_t>(i) * bytes,
-                  bytes);
+      data.append(reinterpret_cast<const char*>(values.data()) + i * bytes, bytes);
     }
   }
   const std::string text = tensors.dump();
@@ -154,6 +165,53 @@ TEST(GgufModelTest, SameBitsAsTheValuesOfItsBlocks) {
       ExpectSameBits(LogitsOf(kMixed, type, slots), expected);
     }
   }
+}
+
+// Experts whose gate and up matrices are one tensor.
+TEST(GgufModelTest, FusedExpertsGiveTheBitsOfTheirValues) {
+  const TempDir values;
+  const File file(kFused);
+  WriteValues(ReadGgufHeader(file), file, values.path());
+  const std::vector<float> expected = LogitsOf(values.path(), WeightType::kF32, 0);
+  for (const int64_t slots : {0, 2}) {
+    SCOPED_TRACE(slots);
+    ExpectSameBits(LogitsOf(kFused, WeightType::kF32, slots), expected);
+  }
+  HarnessOptions kept;
+  kept.isa = IsasOf(NumericsClass::kF32).front();
+  kept.weight_type = WeightType::kGgufF32;
+  kept.kv_type = WeightType::kF32;
+  kept.kv_blocks = 8;
+  std::vector<int32_t> tokens(33);
+  for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i * 29 % 90);
+  for (const int64_t slots : {0, 2}) {
+    SCOPED_TRACE(fmt::format("kept, {} slots", slots));
+    kept.expert_slots = slots;
+    ModelHarness model(kFused, kept);
+    auto sequence = model.NewSequence(40);
+    ExpectSameBits(model.Prefill(sequence, tokens, 10), expected);
+  }
+}
+
+// Queries, keys and values of a layer are of three types, and stay so.
+TEST(GgufModelTest, RowsOfSeveralTypesStayInTheirBlocks) {
+  const ModelConfig config = LoadModelConfig(kMixed);
+  const ModelWeights shapes = ModelWeights::Shapes(config, WeightType::kGguf);
+  const std::vector<PackedMatrix>& qkv = shapes.layers[0].attention().qkv.matrices;
+  ASSERT_EQ(qkv.size(), size_t{3});
+  const std::vector<std::pair<const char*, int64_t>> expected = {
+      {"Q5_K", 64}, {"Q4_K", 32}, {"Q6_K", 32}};
+  for (size_t i = 0; i < qkv.size(); ++i) {
+    EXPECT_EQ(qkv[i].type, WeightType::kGguf);
+    EXPECT_EQ(qkv[i].form, GgufFormOf(*FindGgufType(expected[i].first)));
+    EXPECT_EQ(qkv[i].n, expected[i].second);
+  }
+  // Those of one type are one matrix.
+  ModelConfig same = config;
+  same.gguf_types["blk.0.attn_k.weight"] = same.gguf_types.at("blk.0.attn_q.weight");
+  const ModelWeights merged = ModelWeights::Shapes(same, WeightType::kGguf);
+  EXPECT_EQ(merged.layers[0].attention().qkv.matrices.size(), size_t{2});
+  EXPECT_EQ(merged.layers[0].attention().qkv.n(), 128);
 }
 
 // Kept as they are, with f32 activations: products are those of the values in f32, wherever experts

@@ -22,7 +22,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const fs::path kModel = fs::path(MOESAIC_TEST_DATA_DIR) / "models/gpt_oss_mxfp4";
+const fs::path kMxfp4Model = fs::path(MOESAIC_TEST_DATA_DIR) / "models/gpt_oss_mxfp4";
 
 // One bit of sign, two of exponent (bias 1), one of mantissa.
 TEST(Mxfp4Test, EveryCode) {
@@ -120,7 +120,7 @@ TEST(Mxfp4Test, LogitsAreThoseOfTheValuesInBf16) {
       options.weight_type = type;
       options.kv_blocks = 8;
       options.expert_slots = type == WeightType::kMxfp4 ? 3 : 0;
-      ModelHarness model(kModel, options);
+      ModelHarness model(kMxfp4Model, options);
       auto sequence = model.NewSequence(40);
       const std::vector<float> logits =
           model.Prefill(sequence, PromptOf(7, 33, static_cast<int>(model.config().vocab_size)), 10);
@@ -154,7 +154,7 @@ TEST(Mxfp4Test, SaysWhatIsWrong) {
        "\"mxfp6\"",
        ErrorKind::kUnsupported,
        {"quantization_config", "mxfp6", "mxfp4 experts of gpt_oss"}}};
-  ExpectRefused(kModel, cases, [](const fs::path& directory) {
+  ExpectRefused(kMxfp4Model, cases, [](const fs::path& directory) {
     const ModelConfig config = LoadModelConfig(directory);
     MakeCheckpointExpertSource(config, WeightType::kBf16, Checkpoint::Open(directory),
                                KernelsFor(Isa::kScalar));

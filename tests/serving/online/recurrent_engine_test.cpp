@@ -39,7 +39,7 @@ EngineRequest RecurrentRequest(std::vector<int32_t> prompt, int32_t tokens) {
 }
 
 // Tokens and their log-probabilities.
-std::vector<float> Answer(Collector& collector) {
+std::vector<float> TokensAndLogprobs(Collector& collector) {
   std::vector<float> answer;
   EXPECT_EQ(collector.Wait().error, "");
   for (const GeneratedToken& token : collector.tokens) {
@@ -50,7 +50,7 @@ std::vector<float> Answer(Collector& collector) {
 }
 
 std::vector<float> AnswerAlone(Engine& engine, const std::vector<int32_t>& prompt, int32_t tokens) {
-  return Answer(*SubmitOne(engine, RecurrentRequest(prompt, tokens)));
+  return TokensAndLogprobs(*SubmitOne(engine, RecurrentRequest(prompt, tokens)));
 }
 
 TEST(RecurrentEngineTest, BatchesAndPreemptionChangeNoBit) {
@@ -87,7 +87,8 @@ TEST(RecurrentEngineTest, BatchesAndPreemptionChangeNoBit) {
       RequestId id = 0;
       const auto cancelled = SubmitOne(*engine, RecurrentRequest(RecurrentPrompt(9, 30), 60), &id);
       engine->Cancel(id);
-      for (size_t p = 0; p < together.size(); ++p) EXPECT_EQ(Answer(*together[p]), alone[p]) << p;
+      for (size_t p = 0; p < together.size(); ++p)
+        EXPECT_EQ(TokensAndLogprobs(*together[p]), alone[p]) << p;
       cancelled->Wait();
       EXPECT_GT(engine->Status().preemptions, 0);
     }
@@ -107,7 +108,7 @@ TEST(RecurrentEngineTest, PrefixesAreReusedWithTheSameBits) {
       const auto engine = CreateEngine(options, metrics);
       for (int turn = 0; turn < 3; ++turn) {
         const auto answer = SubmitOne(*engine, RecurrentRequest(prompts.back(), 21));
-        expected.push_back(Answer(*answer));
+        expected.push_back(TokensAndLogprobs(*answer));
         std::vector<int32_t> next = prompts.back();
         for (const int32_t token : answer->Ids()) next.push_back(token);
         for (const int32_t token : RecurrentPrompt(100, 7)) next.push_back(token);
@@ -131,7 +132,7 @@ TEST(RecurrentEngineTest, PrefixesAreReusedWithTheSameBits) {
       std::vector<int64_t> cached;
       for (size_t p = 0; p < prompts.size(); ++p) {
         const auto answer = SubmitOne(*engine, RecurrentRequest(prompts[p], 21));
-        EXPECT_EQ(Answer(*answer), expected[p]) << p << " chunk " << chunk;
+        EXPECT_EQ(TokensAndLogprobs(*answer), expected[p]) << p << " chunk " << chunk;
         cached.push_back(answer->usage.cached_tokens);
       }
       // 90 of 91 tokens of the first turn were computed, 80 in whole blocks, 118 of the second,
