@@ -18,7 +18,7 @@ import sys
 OPTION = re.compile(r"^  (?:-(\w), )?--([a-z0-9-]+)(?: (\S+(?: \S+)*?))?(?:\s{2,}(\S.*))?$")
 COMMAND = re.compile(r"^  (\S+(?: \S+)?)\s{2,}(\S.*)$")
 FILES = {"FILE", "TRACE", "RULE|FILE"}
-DIRECTORIES = {"DIR"}
+DIRECTORIES = {"DIR", "DIR[,DIR]"}
 PATHS = {"DIR|FILE", "DIR|FILE|ID", "FILE|DIR"}
 
 

@@ -39,12 +39,29 @@ struct ReadRequest {
   std::byte* destination =
       nullptr;       // 4 KiB aligned when aligned_only(); stays valid until completion
   uint64_t tag = 0;  // returned with the completion
+  // Of a reader over several links (striped_reader.h): a bit for each whose copy of these bytes is
+  // known to be damaged.
+  uint32_t avoid = 0;
 };
 
 struct ReadCompletion {
   uint64_t tag = 0;
   // Bytes read: fewer than asked only at the end of the file. Negative: -errno.
   int64_t result = 0;
+  // Of a reader over several links: where it came from: byte i is 1 + the link that gave the i-th
+  // eighth (StripePieceBytes, stripe_schedule.h).
+  uint64_t from = 0;
+};
+
+// What one link of a reader over several has carried since it was opened.
+struct ReaderLink {
+  std::string name;  // the directory
+  uint64_t bytes = 0;
+  uint64_t reads = 0;
+  uint64_t failed = 0;     // reads that another link took over, or that failed for good
+  int64_t busy_us = 0;     // in which at least one read was under way
+  double bytes_per_s = 0;  // as measured last; 0: not known yet
+  bool set_aside = false;  // its reads failed: the others carry them, and it is tried now and then
 };
 
 class AsyncReader {
@@ -61,6 +78,9 @@ class AsyncReader {
   virtual void Wait(std::vector<ReadCompletion>& out, int64_t timeout_us) = 0;
   // Ends the Wait under way, or the next one.
   virtual void Wake() = 0;
+  // Of a reader over several links: what each has carried, in place of what `out` had; none
+  // otherwise. Any thread.
+  virtual void Links(std::vector<ReaderLink>& out) const { out.clear(); }
 };
 
 // Opens the files. `depth`: reads in flight at most. Throws Error(kNotFound / kIo) naming the file.

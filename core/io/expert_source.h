@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <span>
 #include <string>
@@ -37,6 +38,11 @@ class ExpertSource {
 
   // The files that extents refer to, by index.
   virtual const std::vector<std::filesystem::path>& files() const = 0;
+  // Where the same files are several times, on disks that share the reading: each place's files, in
+  // the order of files(), which are the first one's. Empty: there is one place.
+  virtual std::span<const std::vector<std::filesystem::path>> replicas() const { return {}; }
+  // A bit for each of replicas() in which this expert is known to be damaged.
+  virtual uint32_t DamagedReplicas(ExpertId /*id*/) const { return 0; }
   // Uniform over the model's layers; slots are of layout().slot_bytes.
   virtual const ExpertLayout& layout() const = 0;
   // Whether a layer of the model has experts; the functions below are called for those only.
@@ -54,11 +60,13 @@ class ExpertSource {
                     std::span<std::byte> slot) const = 0;
 
   // Of a direct source: whether Check has to see the expert's bytes before they are used. True
-  // until it has found them right once: a file that was right is not looked at again.
+  // until it has found them right once: a file that was right is not looked at again. Where there
+  // are replicas it is true for ever, and who reads remembers what was right of each.
   virtual bool MustCheck(ExpertId /*id*/) const { return false; }
   // `slot` as it was read. Called on an I/O thread. Throws Error(kCorrupt) when these are not the
-  // bytes that were written for the expert.
-  virtual void Check(ExpertId /*id*/, std::span<const std::byte> /*slot*/) const {}
+  // bytes that were written for the expert. Where there are replicas, one that has the right bytes
+  // is looked for first: false when `slot` has got these.
+  virtual bool Check(ExpertId /*id*/, std::span<std::byte> /*slot*/) const { return true; }
 
   // What failed, and what its user can do about it, when a reader could not read a piece of the
   // expert's extents for that reason: for a message.

@@ -2,6 +2,9 @@
 #include "core/io/expert_store.h"
 
 #include <algorithm>
+#include <string_view>
+#include <system_error>
+#include <utility>
 
 #include "core/base/aligned_buffer.h"
 #include "core/base/check.h"
@@ -9,6 +12,7 @@
 #include "core/base/file.h"
 #include "core/base/hash.h"
 #include "core/io/expert_store_json.h"
+#include "core/io/stripe_schedule.h"
 
 namespace moesaic {
 namespace {
@@ -43,6 +47,63 @@ ExpertStoreDescription DescribeExpertStore(const fs::path& directory) {
 }
 
 fs::path ExpertStoreDataFile(const fs::path& directory) { return directory / "experts.bin"; }
+
+std::vector<fs::path> ExpertStoresOf(const fs::path& setting) {
+  std::error_code ignored;
+  const std::string text = setting.string();
+  if (text.find(',') == std::string::npos || fs::exists(setting, ignored)) return {setting};
+  std::vector<fs::path> stores;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    fs::path store = text.substr(begin, end - begin);
+    if (store.empty()) {
+      Fail(ErrorKind::kInvalidArgument,
+           "--expert-store {}: a directory is missing beside a comma; write DIR,DIR", text);
+    }
+    for (const fs::path& other : stores) {
+      if ((store / "").lexically_normal() != (other / "").lexically_normal() &&
+          !fs::equivalent(store, other, ignored)) {
+        continue;
+      }
+      Fail(ErrorKind::kInvalidArgument,
+           "--expert-store {}: {} and {} are the same directory; name each store once", text,
+           other.string(), store.string());
+    }
+    stores.push_back(std::move(store));
+    begin = end + 1;
+  }
+  if (stores.size() > static_cast<size_t>(kMostStripeLinks)) {
+    Fail(ErrorKind::kInvalidArgument, "--expert-store: {} stores are named, {} is the most",
+         stores.size(), kMostStripeLinks);
+  }
+  return stores;
+}
+
+std::string WhyNotSameExperts(const ExpertStoreDescription& a, const ExpertStoreDescription& b) {
+  const ExpertStoreHeader& x = a.header;
+  const ExpertStoreHeader& y = b.header;
+  if (x.model_type != y.model_type || x.sparse_layers != y.sparse_layers ||
+      x.num_experts != y.num_experts) {
+    return fmt::format("one has {} x {} experts of {}, the other {} x {} of {}",
+                       x.sparse_layers.size(), x.num_experts, x.model_type, y.sparse_layers.size(),
+                       y.num_experts, y.model_type);
+  }
+  const auto type = [](const ExpertStoreHeader& header) {
+    return header.layout.sections.empty() ? "nothing"
+                                          : DTypeName(header.layout.sections.front().dtype);
+  };
+  if (x.layout.slot_bytes != y.layout.slot_bytes ||
+      x.layout.sections.size() != y.layout.sections.size() ||
+      std::string_view(type(x)) != type(y)) {
+    return fmt::format("one has experts of {} bytes ({}), the other of {} ({})",
+                       x.layout.slot_bytes, type(x), y.layout.slot_bytes, type(y));
+  }
+  if (a.checksums != b.checksums) return "their experts have different weights";
+  if (x.source_fingerprint != y.source_fingerprint) {
+    return "they were made of different copies of the checkpoint; make one of them, and copy it";
+  }
+  return {};
+}
 
 ExpertStoreHeader OpenExpertStore(const fs::path& directory) {
   return DescribeExpertStore(directory).header;

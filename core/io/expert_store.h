@@ -66,6 +66,13 @@ ExpertStoreDescription DescribeExpertStore(const std::filesystem::path& director
 void CheckExpert(const ExpertStoreDescription& store, const std::filesystem::path& data_file,
                  size_t position, std::span<const std::byte> slot);
 std::filesystem::path ExpertStoreDataFile(const std::filesystem::path& directory);
+
+// The stores of --expert-store: one directory, or several with commas between, which have the same
+// experts. A name with a comma is one directory where there is such a one. Throws
+// Error(kInvalidArgument) when a name is empty, or two are the same directory.
+std::vector<std::filesystem::path> ExpertStoresOf(const std::filesystem::path& setting);
+// Why two stores cannot stand for each other; empty when they have the same experts.
+std::string WhyNotSameExperts(const ExpertStoreDescription& a, const ExpertStoreDescription& b);
 // Extent of an expert in the data file: position is (index of its layer in sparse_layers) *
 // num_experts + index. CHECKs that the layer is sparse.
 Extent ExpertStoreExtent(const ExpertStoreHeader& header, ExpertId id);

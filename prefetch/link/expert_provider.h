@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/base/expert_id.h"
+#include "core/io/async_reader.h"
 #include "prefetch/link/expert_stats.h"
 #include "tracer/residency_list.h"
 
@@ -97,6 +98,10 @@ class ExpertProvider {
   virtual bool Look(std::span<ExpertPresence> /*places*/, std::vector<LinkUse>& /*links*/) const {
     return false;
   }
+
+  // Where the experts' files are in several places that share the reading: what each has carried
+  // since the start, in place of what `out` had; none otherwise. Any thread.
+  virtual void Links(std::vector<ReaderLink>& out) const { out.clear(); }
 
   virtual int64_t slots() const = 0;
   virtual int64_t resident() const = 0;

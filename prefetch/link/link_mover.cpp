@@ -5,20 +5,29 @@
 
 #include "core/base/check.h"
 #include "core/base/units.h"
+#include "core/io/striped_reader.h"
 #include "core/io/throttled_reader.h"
 
 namespace moesaic {
 namespace {
 
-LinkOptions WithDefaults(LinkOptions options) {
+// Reads in flight are those of all places that share the reading.
+LinkOptions WithDefaults(const ExpertSource& source, LinkOptions options) {
   if (options.packet_bytes == 0) options.packet_bytes = kDefaultPacketBytes;
   options.packet_bytes = static_cast<uint32_t>(
       RoundUp(std::min<uint64_t>(options.packet_bytes, uint64_t{1} << 30), ReadPlan::kPageBytes));
   if (options.depth <= 0) options.depth = kDefaultReadDepth;
+  options.depth *= static_cast<int>(std::max<size_t>(source.replicas().size(), 1));
   return options;
 }
 
 std::unique_ptr<AsyncReader> OpenReader(const ExpertSource& source, const LinkOptions& options) {
+  const auto replicas = source.replicas();
+  if (replicas.size() > 1) {
+    return OpenStripedReader(replicas, options.backend,
+                             options.depth / static_cast<int>(replicas.size()),
+                             options.link_bytes_per_s);
+  }
   auto reader = OpenAsyncReader(source.files(), options.backend, options.depth);
   if (options.link_bytes_per_s == 0) return reader;
   return MakeThrottledReader(std::move(reader), static_cast<double>(options.link_bytes_per_s));
@@ -42,13 +51,13 @@ LinkMover::LinkMover(const ExpertSource& source, const ExpertGrid& grid, int64_t
                      const LinkOptions& options, std::unique_ptr<AsyncReader> reader,
                      MakeFlow make_flow, std::unique_ptr<LinkObserver> observer)
     : grid_(grid),
-      options_(WithDefaults(options)),
+      options_(WithDefaults(source, options)),
       slot_bytes_(source.layout().slot_bytes),
       sizes_(PlanLanes(source, grid_, slots, options_.depth, options_.packet_bytes)),
       clock_(options.clock != nullptr ? options.clock : &steady_clock_),
       observer_(std::move(observer)),
       reader_(reader != nullptr ? std::move(reader) : OpenReader(source, options_)),
-      lanes_(source, sizes_, reader_->aligned_only(), options_.packet_bytes),
+      lanes_(source, grid_, sizes_, reader_->aligned_only(), options_.packet_bytes),
       flow_(
           make_flow(ParametersOf(source, grid_, slots, options_, sizes_, reader_->aligned_only()))),
       slots_(flow_->slots()),
@@ -80,7 +89,7 @@ LinkMover::~LinkMover() {
 
 uint64_t LinkMover::StagingBytes(const ExpertSource& source, const ExpertGrid& grid, int64_t slots,
                                  const LinkOptions& options) {
-  const LinkOptions all = WithDefaults(options);
+  const LinkOptions all = WithDefaults(source, options);
   return PlanLanes(source, grid, slots, all.depth, all.packet_bytes).staging_bytes();
 }
 

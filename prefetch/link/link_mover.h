@@ -45,9 +45,9 @@ namespace moesaic {
 struct LinkOptions {
   ReadBackend backend = ReadBackend::kAuto;
   uint32_t packet_bytes = 0;      // 0: the measured default
-  int depth = 0;                  // reads in flight; 0: the measured default
+  int depth = 0;                  // reads in flight of each replica; 0: the measured default
   int max_retries = 2;            // of a failed packet, before it fails the layer
-  uint64_t link_bytes_per_s = 0;  // read no faster; 0: no limit
+  uint64_t link_bytes_per_s = 0;  // read no faster from each replica; 0: no limit
   int pack_threads = 0;           // besides the I/O thread, which packs when there are none
   int numa_node = -1;             // that its threads run on; -1: anywhere
   std::span<const ExpertIndex> experts = {};  // what comes over the link; empty: all
@@ -108,6 +108,7 @@ class LinkMover : public ExpertProvider {
     return 0;
   }
   std::vector<ResidentExpert> Residents() const override EXCLUDES(mutex_);
+  void Links(std::vector<ReaderLink>& out) const override { reader_->Links(out); }
   int64_t slots() const override { return slots_.load(std::memory_order_relaxed); }
   int64_t resident() const override EXCLUDES(mutex_);
 

@@ -80,7 +80,7 @@ void LinkMover::IoLoop() {
     for (const ReadCompletion& completion : completions_) {
       Flow::Packet packet = PacketOf(completion.tag);
       packet.expert = grid_.Index(lanes_.id(packet.lane));
-      const PacketResult result = lanes_.Check(packet.lane, packet.packet, completion.result);
+      const PacketResult result = lanes_.Check(packet.lane, packet.packet, completion);
       if (observer_ && result == PacketResult::kOk) {
         observer_->OnPacket(static_cast<uint64_t>(completion.result));
       }

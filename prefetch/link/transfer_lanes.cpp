@@ -81,14 +81,20 @@ std::vector<ExpertCopy> PlanCopies(const ExpertSource& source, const ExpertGrid&
   return copies;
 }
 
-TransferLanes::TransferLanes(const ExpertSource& source, const LaneSizes& sizes, bool aligned,
-                             uint32_t packet_bytes)
+TransferLanes::TransferLanes(const ExpertSource& source, const ExpertGrid& grid,
+                             const LaneSizes& sizes, bool aligned, uint32_t packet_bytes)
     : source_(source),
       direct_(source.direct()),
       aligned_(aligned),
       packet_bytes_(packet_bytes),
+      grid_(grid),
       lanes_(static_cast<size_t>(sizes.lanes)) {
+  if (direct_ && source.replicas().size() > 1) {
+    packets_of_expert_ = static_cast<size_t>(sizes.max_packets);
+    right_.resize(static_cast<size_t>(grid.total()) * packets_of_expert_);
+  }
   for (Lane& lane : lanes_) {
+    lane.from.resize(packets_of_expert_);
     if (sizes.lane_bytes > 0) lane.staging = AlignedBuffer(sizes.lane_bytes);
     lane.plan.Reserve(sizes.max_extents);
     lane.pieces.reserve(sizes.max_extents);
@@ -115,12 +121,16 @@ ReadRequest TransferLanes::Request(int lane_index, int packet_index, uint64_t ta
           .offset = packet.offset,
           .bytes = packet.bytes,
           .destination = Target(lane).data() + packet.buffer_offset,
-          .tag = tag};
+          .tag = tag,
+          .avoid = source_.DamagedReplicas(lane.id)};
 }
 
-PacketResult TransferLanes::Check(int lane_index, int packet_index, int64_t result) {
+PacketResult TransferLanes::Check(int lane_index, int packet_index,
+                                  const ReadCompletion& completion) {
   Lane& lane = At(lane_index);
   const ReadPlan::Packet packet = lane.plan.PacketAt(packet_index);
+  const int64_t result = completion.result;
+  if (packets_of_expert_ > 0) lane.from[static_cast<size_t>(packet_index)] = completion.from;
   if (result >= static_cast<int64_t>(packet.needed_bytes)) return PacketResult::kOk;
   if (result < 0) {
     const std::error_code code(static_cast<int>(-result), std::generic_category());
@@ -142,10 +152,41 @@ PacketResult TransferLanes::Check(int lane_index, int packet_index, int64_t resu
   return PacketResult::kHopeless;
 }
 
+// Whether each eighth of each packet came from a replica that was right there before.
+bool TransferLanes::IsConfirmed(const Lane& lane) const {
+  if (packets_of_expert_ == 0) return false;
+  const RightReplicas* right =
+      &right_[static_cast<size_t>(grid_.Index(lane.id)) * packets_of_expert_];
+  for (int packet = 0; packet < lane.plan.packets(); ++packet, ++right) {
+    const uint64_t from = lane.from[static_cast<size_t>(packet)];
+    if (from == 0) return false;  // the reader does not say
+    for (size_t i = 0; i < right->size(); ++i) {
+      const uint64_t link = from >> (8 * i) & 0xff;  // 0: the packet is over
+      if (link > 0 && ((*right)[i] >> (link - 1) & 1) == 0) return false;
+    }
+  }
+  return true;
+}
+
+void TransferLanes::Confirm(const Lane& lane) {
+  if (packets_of_expert_ == 0) return;
+  RightReplicas* right = &right_[static_cast<size_t>(grid_.Index(lane.id)) * packets_of_expert_];
+  for (int packet = 0; packet < lane.plan.packets(); ++packet, ++right) {
+    const uint64_t from = lane.from[static_cast<size_t>(packet)];
+    for (size_t i = 0; i < right->size(); ++i) {
+      const uint64_t link = from >> (8 * i) & 0xff;
+      if (link > 0) (*right)[i] = static_cast<uint16_t>((*right)[i] | 1u << (link - 1));
+    }
+  }
+}
+
 void TransferLanes::Finish(int lane_index) {
   Lane& lane = At(lane_index);
   try {
-    if (direct_) return source_.Check(lane.id, lane.slot);
+    if (direct_) {
+      if (source_.Check(lane.id, lane.slot)) Confirm(lane);
+      return;
+    }
     const std::span<const Extent> extents = source_.Extents(lane.id);
     lane.pieces.clear();
     for (size_t i = 0; i < extents.size(); ++i) {

@@ -6,6 +6,8 @@
 // the text of errors.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <span>
@@ -15,6 +17,7 @@
 #include "core/base/aligned_buffer.h"
 #include "core/io/async_reader.h"
 #include "core/io/expert_source.h"
+#include "core/io/stripe_schedule.h"
 #include "prefetch/link/read_plan.h"
 #include "prefetch/link/transfer_queue.h"
 
@@ -41,8 +44,8 @@ std::vector<ExpertCopy> PlanCopies(const ExpertSource& source, const ExpertGrid&
 
 class TransferLanes {
  public:
-  TransferLanes(const ExpertSource& source, const LaneSizes& sizes, bool aligned,
-                uint32_t packet_bytes);
+  TransferLanes(const ExpertSource& source, const ExpertGrid& grid, const LaneSizes& sizes,
+                bool aligned, uint32_t packet_bytes);
 
   // The lane now serves this expert, whose blob will be in `slot`.
   void Begin(int lane, ExpertId id, std::span<std::byte> slot);
@@ -52,9 +55,12 @@ class TransferLanes {
   bool HasReads(int lane) const { return At(lane).plan.packets() > 0; }
   ReadRequest Request(int lane, int packet, uint64_t tag);
   // What the completion of a packet's read means; an error is kept (the last one counts).
-  PacketResult Check(int lane, int packet, int64_t result);
-  // Whether the bytes that arrived are not the blob yet, or are to be checked: Finish.
-  bool MustFinish(int lane) const { return !direct_ || source_.MustCheck(At(lane).id); }
+  PacketResult Check(int lane, int packet, const ReadCompletion& completion);
+  // Whether the bytes that arrived are not the blob yet, or are to be checked: Finish. Bytes of a
+  // replica that was right there once need no check.
+  bool MustFinish(int lane) const {
+    return !direct_ || (source_.MustCheck(At(lane).id) && !IsConfirmed(At(lane)));
+  }
   // Makes the blob out of the bytes that arrived, or checks it. Throws what ExpertSource::Pack and
   // Check throw, an Error as ExpertError.
   void Finish(int lane);
@@ -68,17 +74,28 @@ class TransferLanes {
     ReadPlan plan;
     std::vector<std::span<const std::byte>> pieces;
     std::exception_ptr error;
+    std::vector<uint64_t> from;  // [packets] ReadCompletion::from; of a direct source with replicas
   };
+  // Of the eighths of a packet (StripePieceBytes): bits of the replicas that were found right
+  // there.
+  using RightReplicas = std::array<uint16_t, kStripePieces>;
 
   Lane& At(int lane) { return lanes_[static_cast<size_t>(lane)]; }
   const Lane& At(int lane) const { return lanes_[static_cast<size_t>(lane)]; }
   std::span<std::byte> Target(Lane& lane);
+  bool IsConfirmed(const Lane& lane) const;
+  void Confirm(const Lane& lane);
 
   const ExpertSource& source_;
   const bool direct_;
   const bool aligned_;
   const uint32_t packet_bytes_;
+  const ExpertGrid grid_;
   std::vector<Lane> lanes_;
+  // [experts, packets] of a direct source with replicas. A row belongs to whom the expert's lane
+  // belongs to.
+  std::vector<RightReplicas> right_;
+  size_t packets_of_expert_ = 0;
 };
 
 }  // namespace moesaic

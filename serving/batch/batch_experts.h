@@ -63,6 +63,7 @@ class BatchExperts {
   int64_t slots() const;
   int64_t resident() const;
   std::vector<DeviceStatus> devices() const;  // empty: none
+  void Links(std::vector<ReaderLink>& out) const { streams_.front()->Links(out); }
   Device& device(int number) { return *devices_.devices[static_cast<size_t>(number)]; }
 
  private:

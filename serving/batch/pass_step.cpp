@@ -65,7 +65,8 @@ void PassStep::Idle() {
 
 EngineStep::Experts PassStep::experts() {
   devices_ = experts_->devices();
-  return {experts_->slots(), experts_->resident(), devices_};
+  experts_->Links(links_);
+  return {experts_->slots(), experts_->resident(), devices_, links_};
 }
 
 }  // namespace moesaic

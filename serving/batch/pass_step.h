@@ -51,6 +51,7 @@ class PassStep final : public EngineStep {
   std::unique_ptr<PassRunner> runner_;
   std::vector<SliceRange> groups_;     // of the running pass
   std::vector<DeviceStatus> devices_;  // as experts() told them last
+  std::vector<ReaderLink> links_;      // likewise
   int64_t pass_end_ns_ = 0;            // of the last one; 0: none
   int dense_failures_ = 0;             // of the dense part's device, one after another
 };

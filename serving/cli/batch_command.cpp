@@ -13,6 +13,7 @@
 #include "core/base/atomic_file.h"
 #include "core/base/error.h"
 #include "core/base/metrics.h"
+#include "core/io/expert_store.h"
 #include "serving/api/request_runner.h"
 #include "serving/batch/batch_report.h"
 #include "serving/cli/batch_progress.h"
@@ -162,8 +163,9 @@ void CheckFiles(const BatchFlags& flags, const EngineOptions& engine, const Batc
   files.Reads("-i", paths.input);
   files.ReadsAllIn("the model's file", ResolveModelPath(engine.model), IsModelFile);
   if (!engine.expert_store.empty()) {
-    files.ReadsAllIn("the expert store's file", engine.expert_store,
-                     [](const std::string&) { return true; });
+    for (const std::filesystem::path& store : ExpertStoresOf(engine.expert_store)) {
+      files.ReadsAllIn("the expert store's file", store, [](const std::string&) { return true; });
+    }
   }
   files.Reads("--route-from", engine.route_from);
   files.Replaces("-o", paths.output);

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "core/base/aligned_buffer.h"
 #include "core/base/clock.h"
@@ -124,7 +125,8 @@ int PackCommand(const Invocation& invocation) {
   }
   if (verify) {
     ExpertPacker packer(model, type, *tensors, kernels);
-    const auto store = MakeStoreExpertSource(model, type, tensors->Fingerprint(), output);
+    const auto store = MakeStoreExpertSource(model, type, tensors->Fingerprint(),
+                                             std::vector<std::filesystem::path>{output});
     VerifyStore(model, packer, *store);
     Print("verified: all {} experts equal the model's\n", experts);
   }

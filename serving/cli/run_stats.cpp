@@ -38,6 +38,19 @@ nlohmann::ordered_json DevicesJson(const std::vector<DeviceStatus>& devices) {
   return list;
 }
 
+nlohmann::ordered_json StoresJson(const std::vector<ReaderLink>& links) {
+  auto list = nlohmann::ordered_json::array();
+  for (const ReaderLink& link : links) {
+    list.push_back({{"name", link.name},
+                    {"bytes_read", link.bytes},
+                    {"reads", link.reads},
+                    {"failed_reads", link.failed},
+                    {"busy_us", link.busy_us},
+                    {"set_aside", link.set_aside}});
+  }
+  return list;
+}
+
 // By distance: of the experts that layers used, how many were foreseen so many layers before.
 std::vector<double> Recall(const RecallStats& recall) {
   std::vector<double> shares;
@@ -85,6 +98,13 @@ std::string RunStatsText(const RunSummary& summary) {
                          FormatBytes(experts.bytes_read), devices ? "copied" : "read",
                          experts.evictions, FormatDuration(static_cast<double>(blocked_us) * 1e-6),
                          Share(blocked_us, steps.total_us))});
+  // Since the start: what was read before the prompt, too.
+  for (const ReaderLink& link : summary.status.links) {
+    table.Add({"store",
+               fmt::format("{} read in {} from {}{}", FormatBytes(link.bytes),
+                           FormatDuration(static_cast<double>(link.busy_us) * 1e-6), link.name,
+                           link.failed > 0 ? fmt::format("; {} reads failed", link.failed) : "")});
+  }
   if (devices) {
     table.Add({"host", fmt::format("{} experts computed in {}; {} failed copies, {} experts "
                                    "given up",
@@ -163,6 +183,7 @@ nlohmann::ordered_json RunStatsJson(const RunSummary& summary) {
             {"budget_bytes", summary.plan.expert_budget_bytes},
             {"all_bytes", summary.plan.all_experts_bytes}}},
           {"devices", DevicesJson(summary.status.devices)},
+          {"stores", StoresJson(summary.status.links)},
           {"time_us",
            {{"attention", steps.attention_us},
             {"moe", steps.moe_us},

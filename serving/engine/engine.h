@@ -50,6 +50,7 @@ struct EngineStatus {
   int64_t expert_slots = 0;
   int64_t experts_resident = 0;
   std::vector<DeviceStatus> devices;  // empty: none
+  std::vector<ReaderLink> links;      // of several stores of experts; empty: there is one
 };
 
 class Engine {

@@ -449,12 +449,13 @@ void EngineLoop::PublishStatus() {
     parts_.metrics->SetPrefixes(scheduler_->prefixes());
     if (stored_) parts_.metrics->SetKvStore(stored_->store().counters());
     parts_.metrics->SetDevices(experts.devices);
+    parts_.metrics->SetLinks(experts.links);
     const bool piece = !piece_.empty();
     parts_.metrics->SetPiece(piece ? piece_tokens_ : 0,
                              piece ? parts_.step->layer_pass()->progress() : 0);
   }
   expert_slots_ = experts.slots;
-  mailbox_.Publish(*scheduler_, *kv_, experts.slots, experts.resident, experts.devices);
+  mailbox_.Publish(*scheduler_, *kv_, experts);
 }
 
 void EngineLoop::SampleIfDue() {

@@ -103,16 +103,17 @@ void EngineMailbox::SetNotReady(std::string why, std::string code) {
   status_.not_ready_code = std::move(code);
 }
 
-void EngineMailbox::Publish(const Scheduler& scheduler, const KvManager& kv, int64_t expert_slots,
-                            int64_t experts_resident, std::span<const DeviceStatus> devices) {
+void EngineMailbox::Publish(const Scheduler& scheduler, const KvManager& kv,
+                            const EngineStep::Experts& experts) {
   const MutexLock lock(mutex_);
   status_.running = scheduler.running();
   status_.waiting = scheduler.waiting();
   status_.preemptions = scheduler.preemptions();
   status_.kv_usage = kv.usage();
-  status_.expert_slots = expert_slots;
-  status_.experts_resident = experts_resident;
-  status_.devices.assign(devices.begin(), devices.end());
+  status_.expert_slots = experts.slots;
+  status_.experts_resident = experts.resident;
+  status_.devices.assign(experts.devices.begin(), experts.devices.end());
+  status_.links.assign(experts.links.begin(), experts.links.end());
 }
 
 }  // namespace moesaic

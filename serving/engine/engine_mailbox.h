@@ -9,14 +9,13 @@
 #include <chrono>
 #include <functional>
 #include <memory>
-#include <span>
 #include <string>
 #include <vector>
 
 #include "cache/kv_manager.h"
 #include "core/base/mutex.h"
-#include "prefetch/link/expert_provider.h"
 #include "serving/engine/engine.h"
+#include "serving/engine/engine_step.h"
 #include "serving/engine/scheduler.h"
 #include "serving/engine/sequence.h"
 #include "serving/model/step_stats.h"
@@ -63,8 +62,8 @@ class EngineMailbox {
   void AddStats(const StepStats& stats) EXCLUDES(mutex_);
   // Empty: the engine is ready.
   void SetNotReady(std::string why, std::string code) EXCLUDES(mutex_);
-  void Publish(const Scheduler& scheduler, const KvManager& kv, int64_t expert_slots,
-               int64_t experts_resident, std::span<const DeviceStatus> devices) EXCLUDES(mutex_);
+  void Publish(const Scheduler& scheduler, const KvManager& kv, const EngineStep::Experts& experts)
+      EXCLUDES(mutex_);
 
  private:
   bool HasForeground() const REQUIRES(mutex_);

@@ -184,4 +184,34 @@ void EngineMetrics::SetDevices(std::span<const DeviceStatus> devices) {
   }
 }
 
+void EngineMetrics::SetLinks(std::span<const ReaderLink> links) {
+  for (size_t l = links_.size(); l < links.size(); ++l) {
+    MetricsRegistry& r = registry_;
+    const MetricLabels store = {{"store", links[l].name}};
+    links_.push_back(
+        {r.GetCounter("moe_expert_store_read_bytes_total",
+                      "Expert bytes read, by the store that they came from", store),
+         r.GetCounter("moe_expert_store_reads_total", "Reads of a store, failed ones included",
+                      store),
+         r.GetCounter("moe_expert_store_failed_reads_total",
+                      "Reads that a store could not give; another one was asked then", store),
+         r.GetCounter("moe_expert_store_busy_seconds_total",
+                      "Time in which at least one read of the store was under way", store),
+         r.GetGauge("moe_expert_store_bytes_per_second",
+                    "Rate of the store as measured last; 0: not measured yet", store),
+         r.GetGauge("moe_expert_store_set_aside",
+                    "1 while a store is not read because its reads failed", store)});
+  }
+  for (size_t l = 0; l < links.size(); ++l) {
+    const ReaderLink& link = links[l];
+    LinkMetrics& metrics = links_[l];
+    metrics.bytes.SetTotal(link.bytes);
+    metrics.reads.SetTotal(link.reads);
+    metrics.failed.SetTotal(link.failed);
+    metrics.busy_s.SetTotalOf(static_cast<double>(link.busy_us) * 1e-6);
+    metrics.rate.Set(link.bytes_per_s);
+    metrics.set_aside.Set(link.set_aside ? 1 : 0);
+  }
+}
+
 }  // namespace moesaic

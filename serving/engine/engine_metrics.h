@@ -20,9 +20,8 @@ class FollowingCounter {
  public:
   // NOLINTNEXTLINE(google-explicit-constructor)
   FollowingCounter(Counter& counter) : counter_(counter), before_(counter.value()) {}
-  void SetTotal(uint64_t total) {
-    counter_.Add(before_ + static_cast<double>(total) - counter_.value());
-  }
+  void SetTotal(uint64_t total) { SetTotalOf(static_cast<double>(total)); }
+  void SetTotalOf(double total) { counter_.Add(before_ + total - counter_.value()); }
 
  private:
   Counter& counter_;
@@ -47,8 +46,18 @@ class EngineMetrics {
   // are none.
   void SetPiece(int64_t tokens, double progress);
   void SetDevices(std::span<const DeviceStatus> devices);
+  void SetLinks(std::span<const ReaderLink> links);
 
  private:
+  struct LinkMetrics {
+    FollowingCounter bytes;
+    FollowingCounter reads;
+    FollowingCounter failed;
+    FollowingCounter busy_s;
+    Gauge& rate;
+    Gauge& set_aside;
+  };
+
   struct DeviceMetrics {
     FollowingCounter hits;
     FollowingCounter late_hits;
@@ -90,6 +99,7 @@ class EngineMetrics {
   Gauge& piece_tokens_;
   Gauge& piece_progress_;
   std::vector<DeviceMetrics> devices_;
+  std::vector<LinkMetrics> links_;
   Counter* turn_wait_ = nullptr;  // made with the first turn
   Counter* turn_time_ = nullptr;
   int64_t turn_used_ns_ = 0;

@@ -30,7 +30,9 @@ class EngineStep {
   struct Experts {
     int64_t slots = 0;
     int64_t resident = 0;
-    std::span<const DeviceStatus> devices;  // empty: none; valid until the next call of anything
+    // Valid until the next call of anything.
+    std::span<const DeviceStatus> devices;   // empty: none
+    std::span<const ReaderLink> links = {};  // of several stores; empty: there is one
   };
 
   virtual ~EngineStep() = default;

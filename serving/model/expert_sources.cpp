@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -27,25 +26,6 @@
 namespace moesaic {
 namespace {
 
-std::vector<int32_t> LayersOf(const ModelConfig& config) {
-  std::vector<int32_t> layers;
-  for (int64_t l = 0; l < config.num_layers(); ++l) {
-    if (config.is_sparse(l)) layers.push_back(static_cast<int32_t>(l));
-  }
-  return layers;
-}
-
-bool SameLayout(const ExpertLayout& a, const ExpertLayout& b) {
-  const auto same_section = [](const ExpertSection& x, const ExpertSection& y) {
-    return x.name == y.name && x.dtype == y.dtype && x.format == y.format && x.rows == y.rows &&
-           x.cols == y.cols && x.offset == y.offset && x.bytes == y.bytes &&
-           x.gguf_types == y.gguf_types;
-  };
-  return a.blob_bytes == b.blob_bytes && a.slot_bytes == b.slot_bytes &&
-         std::equal(a.sections.begin(), a.sections.end(), b.sections.begin(), b.sections.end(),
-                    same_section);
-}
-
 // Throws of a matrix that is coded and does not fit.
 void RequireCoded(const PackedMatrix& matrix, const std::filesystem::path& file, ExpertId id) {
   if (matrix.type != WeightType::kBf16Coded || CodedMatrixFits(matrix)) return;
@@ -63,7 +43,7 @@ class CheckpointExpertSource : public ExpertSource {
         layout_(MakeCpuExpertLayout(config, type)),
         num_experts_(config.num_experts()) {
     layers_.resize(static_cast<size_t>(config.num_layers()));
-    for (const int32_t layer : LayersOf(config)) {
+    for (const int32_t layer : LayersWithExperts(config)) {
       layers_[static_cast<size_t>(layer)].first = static_cast<int64_t>(extents_.size());
       for (int64_t e = 0; e < config.num_experts(); ++e) {
         AddExpert(checkpoint, config, layer, e, layers_[static_cast<size_t>(layer)]);
@@ -157,64 +137,6 @@ class CheckpointExpertSource : public ExpertSource {
   std::vector<DType> dtypes_;    // likewise
 };
 
-class StoreExpertSource : public ExpertSource {
- public:
-  StoreExpertSource(const ModelConfig& config, ExpertStoreDescription description,
-                    const std::filesystem::path& store)
-      : files_({ExpertStoreDataFile(store)}),
-        store_(std::move(description)),
-        checked_(store_.checksums.size()) {
-    const ExpertStoreHeader& header = store_.header;
-    first_of_layer_.assign(static_cast<size_t>(config.num_layers()), -1);
-    for (const int32_t layer : header.sparse_layers) {
-      first_of_layer_[static_cast<size_t>(layer)] = static_cast<int64_t>(extents_.size());
-      for (int32_t e = 0; e < header.num_experts; ++e) {
-        ExpertId id;
-        id.layer = static_cast<uint16_t>(layer);
-        id.index = static_cast<uint16_t>(e);
-        extents_.push_back(ExpertStoreExtent(header, id));
-      }
-    }
-  }
-
-  const std::vector<std::filesystem::path>& files() const override { return files_; }
-  const ExpertLayout& layout() const override { return store_.header.layout; }
-  bool HasLayer(int64_t layer) const override {
-    return first_of_layer_[static_cast<size_t>(layer)] >= 0;
-  }
-  std::span<const Extent> Extents(ExpertId id) const override {
-    return {extents_.data() + Position(id), 1};
-  }
-  bool direct() const override { return true; }
-  bool MustCheck(ExpertId id) const override {
-    return !checked_[Position(id)].load(std::memory_order_relaxed);
-  }
-  void Check(ExpertId id, std::span<const std::byte> slot) const override {
-    const size_t position = Position(id);
-    CheckExpert(store_, files_.front(), position, slot);
-    checked_[position].store(true, std::memory_order_relaxed);
-  }
-  void Pack(ExpertId, std::span<const std::span<const std::byte>>,
-            std::span<std::byte>) const override {
-    CHECK(false);  // a store's extent is the blob
-  }
-
- private:
-  size_t Position(ExpertId id) const {
-    const int64_t first = first_of_layer_[id.layer];
-    CHECK_GE(first, 0);
-    return static_cast<size_t>(first) + id.index;
-  }
-
-  std::vector<std::filesystem::path> files_;
-  ExpertStoreDescription store_;
-  std::vector<int64_t> first_of_layer_;
-  std::vector<Extent> extents_;  // in the file's order
-  // Likewise: the bytes were found right. The data that goes with it passes through the reader's
-  // lock; here only the flag itself has to be whole.
-  mutable std::vector<std::atomic<bool>> checked_;
-};
-
 class AbsentExpertSource : public ExpertSource {
  public:
   AbsentExpertSource(const ModelConfig& config, WeightType type)
@@ -238,26 +160,6 @@ class AbsentExpertSource : public ExpertSource {
   Extent extent_;
   std::vector<bool> sparse_;  // by layer
 };
-
-// Why the store cannot serve this model; empty when it can.
-std::string WhyNotCurrent(const ModelConfig& config, WeightType type, uint64_t fingerprint,
-                          const ExpertStoreHeader& header) {
-  if (header.model_type != config.model_type || header.num_experts != config.num_experts() ||
-      header.sparse_layers != LayersOf(config)) {
-    return "it was made for another model";
-  }
-  const ExpertLayout wanted = MakeCpuExpertLayout(config, type);
-  if (!SameLayout(header.layout, wanted)) {
-    const DType found = header.layout.sections.empty() ? wanted.sections.front().dtype
-                                                       : header.layout.sections.front().dtype;
-    if (found == wanted.sections.front().dtype) return "its weights have another layout";
-    return fmt::format("its weights are {} and not {} (--dtype)", DTypeName(found),
-                       DTypeName(wanted.sections.front().dtype));
-  }
-  if (header.source_fingerprint != fingerprint)
-    return "the checkpoint has changed since it was made";
-  return {};
-}
 
 }  // namespace
 
@@ -315,39 +217,8 @@ std::unique_ptr<ExpertSource> MakeCheckpointExpertSource(const ModelConfig& conf
   return std::make_unique<CheckpointExpertSource>(config, type, checkpoint, kernels);
 }
 
-std::unique_ptr<ExpertSource> MakeStoreExpertSource(const ModelConfig& config, WeightType type,
-                                                    uint64_t fingerprint,
-                                                    const std::filesystem::path& store) {
-  ExpertStoreDescription description = DescribeExpertStore(store);
-  const std::string why = WhyNotCurrent(config, type, fingerprint, description.header);
-  if (!why.empty()) {
-    Fail(ErrorKind::kInvalidArgument,
-         "expert store {}: {}; rebuild it with `moesaic pack MODEL -o {}` or leave --expert-store "
-         "out",
-         store.string(), why, store.string());
-  }
-  // The same, and with what a store does not say.
-  description.header.layout = MakeCpuExpertLayout(config, type);
-  return std::make_unique<StoreExpertSource>(config, std::move(description), store);
-}
-
-bool StoreIsCoded(const std::filesystem::path& store) {
-  const ExpertLayout layout = OpenExpertStore(store).layout;
-  return !layout.sections.empty() && layout.sections.front().dtype == DType::kBf16Coded;
-}
-
 std::unique_ptr<ExpertSource> MakeAbsentExpertSource(const ModelConfig& config, WeightType type) {
   return std::make_unique<AbsentExpertSource>(config, type);
-}
-
-bool ExpertStoreIsCurrent(const ModelConfig& config, WeightType type, uint64_t fingerprint,
-                          const std::filesystem::path& store) {
-  if (!std::filesystem::exists(store)) return false;
-  try {
-    return WhyNotCurrent(config, type, fingerprint, OpenExpertStore(store)).empty();
-  } catch (const Error&) {
-    return false;  // unreadable: not current, and `pack` writes it anew
-  }
 }
 
 ExpertPacker::ExpertPacker(const ModelConfig& config, WeightType type, const TensorSource& source,
@@ -433,7 +304,7 @@ void WriteExpertStore(const ModelConfig& config, WeightType type, const TensorSo
   header.source_fingerprint = source.Fingerprint();
   header.model_type = config.model_type;
   header.layout = MakeCpuExpertLayout(config, type);
-  header.sparse_layers = LayersOf(config);
+  header.sparse_layers = LayersWithExperts(config);
   header.num_experts = static_cast<int32_t>(config.num_experts());
   const uint64_t slot_bytes = header.layout.slot_bytes;
   const std::vector<ExpertId> experts = AllExperts(config);

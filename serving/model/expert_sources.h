@@ -33,14 +33,18 @@ std::unique_ptr<ExpertSource> MakeCheckpointExpertSource(const ModelConfig& conf
                                                          const Checkpoint& checkpoint,
                                                          const CpuKernels& kernels);
 
-// Experts of a store. Throws Error(kInvalidArgument) when the store is of another model, type or
-// layout or older than the checkpoint (its fingerprint differs), saying how to rebuild it.
+// Experts of a store, or of several with the same experts that share the reading. Throws
+// Error(kInvalidArgument) when a store is of another model, type or layout or older than the
+// checkpoint (its fingerprint differs), saying how to rebuild it, or when two do not have the same
+// experts, naming both. Of several one that cannot be opened is left out with a warning; throws as
+// OpenExpertStore when none can.
 std::unique_ptr<ExpertSource> MakeStoreExpertSource(const ModelConfig& config, WeightType type,
                                                     uint64_t fingerprint,
-                                                    const std::filesystem::path& store);
+                                                    std::span<const std::filesystem::path> stores);
 
-// Whether the store's experts are of coded bf16. Throws as OpenExpertStore.
-bool StoreIsCoded(const std::filesystem::path& store);
+// Whether the experts of these stores (of the first that can be opened) are of coded bf16. Throws
+// as OpenExpertStore when none can be.
+bool StoreIsCoded(std::span<const std::filesystem::path> stores);
 
 // Experts whose files are not there: what a plan of memory asks of them, their sizes. They cannot
 // be read.

@@ -1,9 +1,20 @@
 #include "serving/model/experts_of_model.h"
 
+#include <cstddef>
+
 namespace moesaic {
 
 ExpertGrid GridOf(const ModelConfig& config) {
   return ExpertGrid(static_cast<int>(config.num_layers()), static_cast<int>(config.num_experts()));
+}
+
+std::vector<int32_t> LayersWithExperts(const ModelConfig& config) {
+  std::vector<int32_t> layers;
+  layers.reserve(static_cast<size_t>(config.num_layers()));
+  for (int64_t l = 0; l < config.num_layers(); ++l) {
+    if (config.is_sparse(l)) layers.push_back(static_cast<int32_t>(l));
+  }
+  return layers;
 }
 
 std::vector<ExpertId> AllExperts(const ModelConfig& config) {

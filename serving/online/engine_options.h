@@ -88,13 +88,13 @@ struct EngineOptions {
   // Of this machine's profile; empty: the defaults.
   std::vector<KernelChoice> kernel_choices;
 
-  std::filesystem::path expert_store;  // empty: read the checkpoint
+  std::filesystem::path expert_store;  // or several (ExpertStoresOf); empty: read the checkpoint
   ReadBackend io_backend = ReadBackend::kAuto;
   int io_depth = 0;                  // reads in flight; 0: default
   int io_threads = 1;                // one reads and packs; the others pack
   uint32_t packet_bytes = 0;         // 0: default
   uint32_t device_packet_bytes = 0;  // of throughput mode's copies to devices; 0: as planned
-  uint64_t link_bytes_per_s = 0;     // throughput mode reads no faster; 0: no limit
+  uint64_t link_bytes_per_s = 0;     // no faster from the disk, or from each store; 0: no limit
   DeviceOptions devices;
   std::vector<std::string> place;  // rules, and files of rules (placement_rule.h)
   // Of a decoded token's experts, those with the lowest weights, that enter one layer later. 0:

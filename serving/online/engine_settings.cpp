@@ -151,8 +151,9 @@ void AddExpertSettings(EngineOptions& options, bool visible, OptionTable& table)
   const SettingSection experts(table, "Experts on disk", visible);
   experts.Add({.name = "expert-store",
                .target = &options.expert_store,
-               .value_name = "DIR",
-               .help = "Read experts from this store, written by `moesaic pack`."});
+               .value_name = "DIR[,DIR]",
+               .help = "Read experts from this store, written by `moesaic pack`; of several, on "
+                       "several disks, from all at once."});
   experts.Add({.name = "predictor",
                .target = &options.predictor,
                .help = "What tells which experts are used next, to read them ahead; nothing is "
@@ -193,8 +194,8 @@ void AddExpertSettings(EngineOptions& options, bool visible, OptionTable& table)
                        "planned."});
   experts.Add({.name = "link-bandwidth",
                .target = SizeInBytes(&options.link_bytes_per_s),
-               .help = "Read no more than so many bytes per second, as from a slower disk; "
-                       "throughput mode only. 0: no limit."});
+               .help = "Read no more than so many bytes per second, of several stores from each, "
+                       "as from a slower disk; not for experts of devices. 0: no limit."});
   experts.Add({.name = "route-from",
                .target = &options.route_from,
                .value_name = "TRACE",

@@ -108,6 +108,7 @@ void LatencyStep::MakeExperts(const EngineOptions& options, const EnginePlan& pl
   ExpertLoaderOptions loading = LoaderOptionsOf(options, plan.expert_budget_bytes);
   loading.step_predictor = observers.step_predictor.get();
   loading.on_wait = std::move(on_wait);
+  loading.link_bytes_per_s = options.link_bytes_per_s;
   const std::vector<NodeStretch> stretches =
       SlotStretches(files_.experts->layout(), pool.node_ids());
   loading.slot_stretches = stretches;
@@ -232,7 +233,8 @@ std::optional<Error> LatencyStep::LostDevice() const {
 }
 
 EngineStep::Experts LatencyStep::experts() {
-  return {experts_->slots(), experts_->resident(), experts_->devices()};
+  experts_->Links(links_);
+  return {experts_->slots(), experts_->resident(), experts_->devices(), links_};
 }
 
 }  // namespace moesaic

@@ -62,6 +62,7 @@ class LatencyStep final : public EngineStep {
   StepStats Ran(StepStats stats);
 
   ModelFiles files_;
+  std::vector<ReaderLink> links_;  // as experts() told them last
   const int dense_devices_;
   const std::vector<ExpertIndex> kept_;  // pinned by rules
   EngineDevices devices_;                // empty, as the next two, without devices

@@ -8,6 +8,7 @@
 #include "core/base/error.h"
 #include "core/base/logging.h"
 #include "core/base/thread_pool.h"
+#include "core/io/expert_store.h"
 #include "kernels/cpu/product_choice.h"
 #include "serving/model/coded_weights.h"
 #include "serving/model/expert_sources.h"
@@ -44,7 +45,7 @@ void FindCoded(const EngineOptions& options, bool to_plan, ModelFiles& files) {
   ModelConfig& config = files.config;
   const bool store = !options.expert_store.empty();
   if (store) {
-    config.coded_experts = StoreIsCoded(options.expert_store);
+    config.coded_experts = StoreIsCoded(ExpertStoresOf(options.expert_store));
     if (*config.coded_experts && files.kernels->coded.matmul == nullptr) {
       Fail(ErrorKind::kUnsupported,
            "expert store {}: its weights are coded, for which there are no products of class {}; "
@@ -94,7 +95,7 @@ ModelFiles Open(const EngineOptions& options, bool to_plan) {
   FindCoded(options, to_plan, files);
   if (!options.expert_store.empty()) {
     files.experts = MakeStoreExpertSource(files.config, type, files.tensors->Fingerprint(),
-                                          options.expert_store);
+                                          ExpertStoresOf(options.expert_store));
   } else if (files.checkpoint != nullptr) {
     files.experts =
         MakeCheckpointExpertSource(files.config, type, *files.checkpoint, *files.kernels);

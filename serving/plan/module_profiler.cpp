@@ -352,10 +352,14 @@ std::string ModuleCostsKey(const ModuleProfilerInputs& inputs, const HostDescrip
     files = fmt::format("|{} linear {} {} {} {}", c.NumMixers<DeltaNetSpec>(), delta->key_heads,
                         delta->value_heads, delta->key_dim, delta->value_dim);
   }
-  for (const auto& file : inputs.experts.files()) {
-    files += '|';
-    files += std::filesystem::absolute(file).lexically_normal().string();
-  }
+  const auto add = [&](const std::vector<std::filesystem::path>& paths) {
+    for (const std::filesystem::path& file : paths) {
+      files += '|';
+      files += std::filesystem::absolute(file).lexically_normal().string();
+    }
+  };
+  if (inputs.experts.replicas().empty()) add(inputs.experts.files());
+  for (const auto& replica : inputs.experts.replicas()) add(replica);
   return fmt::format("{}|{} {}|{} {} {} {} {} {}|{} {}|{}|{} {} {} {}|{} {}|{} {} {} {}{}",
                      host.fingerprint, c.architecture, c.num_layers(), c.hidden_size,
                      c.num_experts(), c.top_k(), c.expert_width(), c.dense_width(),

@@ -1,8 +1,10 @@
 // How fast the expert loader brings experts in, cold and on demand, against plain reads of the same
 // file by the same reader in the same run; and how long one expert takes.
 //
-//   expert_loader_bench [DIRECTORY] [FILE_GIB] [ROUNDS] [DEPTH] [PACKET_KIB]
+//   expert_loader_bench [DIRECTORY] [FILE_GIB] [ROUNDS] [DEPTH] [PACKET_KIB] [LINK_MB]
 //                                               (default: the temporary directory, 2, 7, defaults)
+//
+// With LINK_MB: only one, two and three links of so many megabytes a second each.
 //
 // Two sizes of expert: 9.4 MB (hidden 2048, intermediate 768, bf16) and 73 KB (hidden 128,
 // intermediate 96). Two sources: "store" (one aligned extent, read into the slot; "checked": with
@@ -149,9 +151,13 @@ class BenchSource : public ExpertSource {
 
   // As if each read were the first one of its expert.
   bool MustCheck(ExpertId) const override { return checked_; }
-  void Check(ExpertId, std::span<const std::byte> slot) const override {
+  bool Check(ExpertId, std::span<std::byte> slot) const override {
     CHECK_NE(Hash64(slot), uint64_t{0});
+    return true;
   }
+  std::span<const std::vector<fs::path>> replicas() const override { return replicas_; }
+  // Read from the file so many times over, as if it lay on as many disks.
+  void SetLinks(size_t links) { replicas_.assign(links, files_); }
 
   const Shape& shape() const { return shape_; }
   int layers() const { return layers_; }
@@ -181,6 +187,7 @@ class BenchSource : public ExpertSource {
   bool checked_;
   const CpuKernels& kernels_;
   std::vector<fs::path> files_;
+  std::vector<std::vector<fs::path>> replicas_;
   ExpertLayout layout_;
   std::vector<Extent> extents_;
   int layers_ = 0;
@@ -280,13 +287,15 @@ class PlainReads : public Candidate {
 
 class Loader : public Candidate {
  public:
-  Loader(std::string name, const BenchSource& source, const Settings& settings, int pack_threads)
+  Loader(std::string name, const BenchSource& source, const Settings& settings, int pack_threads,
+         uint64_t link_bytes_per_s = 0)
       : Candidate(std::move(name)), source_(source) {
     ExpertLoaderOptions options;
     options.budget_bytes = kExpertsPerLayer * source.layout().slot_bytes;
     options.packet_bytes = settings.packet_bytes;
     options.depth = settings.depth;
     options.pack_threads = pack_threads;
+    options.link_bytes_per_s = link_bytes_per_s;
     loader_ =
         std::make_unique<ExpertLoader>(source, source.layers(), kExpertsPerLayer,
                                        MakeLruPolicy(source.layers() * kExpertsPerLayer), options);
@@ -441,6 +450,61 @@ void RunShape(const Shape& shape, const fs::path& file, uint64_t file_bytes, int
   std::fflush(stdout);
 }
 
+// One, two and three links of a given rate each (throttled: core/io/throttled_reader.h), against
+// the same number of times one.
+void RunLinks(const Shape& shape, const fs::path& file, uint64_t file_bytes, int rounds,
+              const Settings& settings, double link_bytes_per_s) {
+  struct Row {
+    bool store;
+    size_t links;
+    std::unique_ptr<BenchSource> source;
+    std::unique_ptr<Loader> loader;
+  };
+  std::vector<Row> rows;
+  for (const bool store : {true, false}) {
+    for (const size_t links : {1, 2, 3}) {
+      // Of several stores what was not right once from its link is compared with its checksum.
+      auto source = std::make_unique<BenchSource>(shape, file, file_bytes, store, links > 1);
+      source->SetLinks(links);
+      auto loader = std::make_unique<Loader>(
+          fmt::format("{}, {} link{}", store ? "store" : "checkpoint", links, links > 1 ? "s" : ""),
+          *source, settings, 1, static_cast<uint64_t>(link_bytes_per_s));
+      rows.push_back({store, links, std::move(source), std::move(loader)});
+    }
+  }
+  for (int round = -1; round < rounds; ++round) {
+    for (const Row& row : rows) {
+      const double rate = row.loader->Throughput(0.3);
+      std::vector<double> latencies;
+      for (int i = 0; i < 5; ++i) latencies.push_back(row.loader->Latency());
+      if (round < 0) {
+        row.loader->Check();
+        continue;
+      }
+      row.loader->rates.push_back(rate);
+      row.loader->latencies.insert(row.loader->latencies.end(), latencies.begin(), latencies.end());
+    }
+  }
+  fmt::print(
+      "\n{} ({} bytes), links throttled to {:.0f} MB/s each, packets of {}, {} in flight on "
+      "each\n\n"
+      "| | MB/s median (min .. max) | times one link | one expert: median, 90%, us |\n"
+      "|---|---|---|---|\n",
+      shape.name, shape.expert_bytes(), link_bytes_per_s * 1e-6, FormatBytes(settings.packet_bytes),
+      settings.depth);
+  double one = 0;
+  for (const Row& row : rows) {
+    const double rate = Quantile(row.loader->rates, 0.5);
+    if (row.links == 1) one = rate;
+    fmt::print("| {} | {:.1f} ({:.1f} .. {:.1f}) | {:.2f} | {:.0f}, {:.0f} |\n", row.loader->name(),
+               rate * 1e-6, Quantile(row.loader->rates, 0) * 1e-6,
+               Quantile(row.loader->rates, 1) * 1e-6, rate / one,
+               Quantile(row.loader->latencies, 0.5) * 1e6,
+               Quantile(row.loader->latencies, 0.9) * 1e6);
+  }
+  std::fflush(stdout);
+}
+
 }  // namespace
 }  // namespace moesaic
 
@@ -451,14 +515,20 @@ int main(int argc, char** argv) {
     const double gib = std::clamp(argc > 2 ? std::atof(argv[2]) : 2.0, 0.5, 4.0);
     const int rounds = std::max(argc > 3 ? std::atoi(argv[3]) : 7, 1);
     Settings settings;
-    if (argc > 4) settings.depth = std::max(std::atoi(argv[4]), 1);
-    if (argc > 5)
+    if (argc > 4 && std::atoi(argv[4]) > 0) settings.depth = std::atoi(argv[4]);
+    if (argc > 5 && std::atoi(argv[5]) > 0) {
       settings.packet_bytes = static_cast<uint32_t>(std::max(std::atoi(argv[5]), 4)) * 1024;
+    }
     const auto file_bytes = static_cast<uint64_t>(gib * static_cast<double>(kGiB));
     const TemporaryFile file(directory, file_bytes);
+    const double link_bytes_per_s = argc > 6 ? std::atof(argv[6]) * 1e6 : 0;
     for (const Shape& shape :
          {Shape{"experts of 9.4 MB", 2048, 768}, Shape{"experts of 73 KB", 128, 96}}) {
-      RunShape(shape, file.path(), file_bytes, rounds, settings);
+      if (link_bytes_per_s > 0) {
+        RunLinks(shape, file.path(), file_bytes, rounds, settings, link_bytes_per_s);
+      } else {
+        RunShape(shape, file.path(), file_bytes, rounds, settings);
+      }
     }
   } catch (const Error& error) {
     fmt::print(stderr, "{}\n", error.what());

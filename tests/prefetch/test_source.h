@@ -72,6 +72,10 @@ class TestSource : public ExpertSource {
   }
 
   const std::vector<std::filesystem::path>& files() const override { return names_; }
+  std::span<const std::vector<std::filesystem::path>> replicas() const override {
+    return all_places;
+  }
+  uint32_t DamagedReplicas(ExpertId /*id*/) const override { return damaged; }
   const ExpertLayout& layout() const override { return layout_; }
   bool HasLayer(int64_t layer) const override {
     return std::find(shape_.dense_layers.begin(), shape_.dense_layers.end(), layer) ==
@@ -97,9 +101,10 @@ class TestSource : public ExpertSource {
   }
 
   bool MustCheck(ExpertId id) const override { return on_check && must_check && must_check(id); }
-  void Check(ExpertId id, std::span<const std::byte> slot) const override {
+  bool Check(ExpertId id, std::span<std::byte> slot) const override {
     CHECK_EQ(slot.size(), layout_.slot_bytes);
     on_check(id, slot);
+    return !mended;
   }
 
   const TestSourceShape& shape() const { return shape_; }
@@ -139,7 +144,11 @@ class TestSource : public ExpertSource {
   std::function<void(ExpertId)> on_pack;  // called first by Pack; may throw
   // Of a direct source: what MustCheck and Check do; empty: nothing is checked.
   std::function<bool(ExpertId)> must_check;
-  std::function<void(ExpertId, std::span<const std::byte>)> on_check;
+  std::function<void(ExpertId, std::span<std::byte>)> on_check;
+  // What replicas() and DamagedReplicas() say; the first one's files are `names`.
+  std::vector<std::vector<std::filesystem::path>> all_places;
+  uint32_t damaged = 0;
+  bool mended = false;  // Check says that it has got other bytes
 
  private:
   TestSourceShape shape_;

@@ -121,6 +121,53 @@ TEST(StoredFilesTest, AStoreOfAnEarlierBuildHasItsChecksums) {
   EXPECT_EQ(DescribeExpertStore(store).checksums.size(), 16u);
 }
 
+TEST_F(ExpertStoreTest, SeveralStoresAreNamedWithCommas) {
+  const auto stores = [](const std::string& setting) { return ExpertStoresOf(setting); };
+  EXPECT_EQ(stores("/a"), std::vector<fs::path>{"/a"});
+  EXPECT_EQ(stores("/a,b c"), (std::vector<fs::path>{"/a", "b c"}));
+  for (const std::string setting : {"/a,", ",/a", "/a,,/b"}) {
+    EXPECT_TRUE(Contains(Caught([&] { stores(setting); }), "a directory is missing")) << setting;
+  }
+  EXPECT_TRUE(Contains(Caught([&] { stores("/a,/b,/a/."); }), "/a and /a/. are the same"));
+  const fs::path comma = dir_.path() / "a,b";
+  fs::create_directory(comma);
+  EXPECT_EQ(stores(comma), std::vector<fs::path>{comma});
+  fs::create_symlink(comma, dir_.path() / "link");
+  EXPECT_EQ(Caught([&] {
+              stores((dir_.path() / "link").string() + "," + (dir_.path() / "x/../link").string());
+            }).kind(),
+            ErrorKind::kInvalidArgument);
+  std::string many = "/0";
+  for (int i = 1; i < 16; ++i) many += fmt::format(",/{}", i);
+  EXPECT_EQ(stores(many).size(), 16u);
+  EXPECT_TRUE(Contains(Caught([&] { stores(many + ",/16"); }), "16 is the most"));
+}
+
+TEST_F(ExpertStoreTest, StoresHaveTheSameExpertsOrWhyNot) {
+  const ExpertStoreHeader header = SmallHeader();
+  ExpertStoreDescription a;
+  a.header = header;
+  a.checksums = {1, 2, 3};
+  ExpertStoreDescription b = a;
+  EXPECT_EQ(WhyNotSameExperts(a, b), "");
+  b.checksums[2] = 4;
+  EXPECT_EQ(WhyNotSameExperts(a, b), "their experts have different weights");
+  b = a;
+  b.header.source_fingerprint = 1;
+  EXPECT_NE(WhyNotSameExperts(a, b).find("different copies"), std::string::npos);
+  b = a;
+  b.header.num_experts = 4;
+  EXPECT_EQ(WhyNotSameExperts(a, b),
+            "one has 3 x 5 experts of qwen3_moe, the other 3 x 4 of qwen3_moe");
+  b = a;
+  b.header.sparse_layers[0] = 0;
+  EXPECT_NE(WhyNotSameExperts(a, b), "");
+  b = a;
+  b.header.layout.sections[0].dtype = DType::kF32;
+  EXPECT_EQ(WhyNotSameExperts(a, b),
+            "one has experts of 8192 bytes (bf16), the other of 8192 (f32)");
+}
+
 TEST_F(ExpertStoreTest, VerifyNamesTheDamagedExpert) {
   WriteStore(store_, SmallHeader());
   {

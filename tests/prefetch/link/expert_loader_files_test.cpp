@@ -2,12 +2,14 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <memory>
 #include <random>
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,10 +21,10 @@
 namespace moesaic {
 namespace {
 
-// The files of a test source, in a directory of their own.
+// The files of a test source, in a directory of their own; in several places, if that is wanted.
 class SourceFiles {
  public:
-  explicit SourceFiles(const TestSourceShape& shape) {
+  explicit SourceFiles(const TestSourceShape& shape, int places = 1) {
     const testing::TestInfo* test = testing::UnitTest::GetInstance()->current_test_info();
     std::string name = std::string(test->name()) + "_" + std::to_string(getpid());
     for (char& c : name) c = c == '/' ? '_' : c;
@@ -33,11 +35,14 @@ class SourceFiles {
       names.push_back(directory_ / ("part" + std::to_string(f) + ".bin"));
     }
     source = std::make_unique<TestSource>(shape, names);
-    const std::vector<std::vector<std::byte>> contents = source->Contents();
-    for (size_t f = 0; f < names.size(); ++f) {
-      std::ofstream out(names[f], std::ios::binary);
-      out.write(reinterpret_cast<const char*>(contents[f].data()),
-                static_cast<std::streamsize>(contents[f].size()));
+    Write(names);
+    for (int place = 0; place < places && places > 1; ++place) {
+      std::vector<std::filesystem::path> copies = names;
+      const std::filesystem::path directory = directory_ / ("place" + std::to_string(place));
+      std::filesystem::create_directory(directory);
+      for (std::filesystem::path& copy : copies) copy = directory / copy.filename();
+      Write(copies);
+      source->all_places.push_back(copies);
     }
   }
   ~SourceFiles() { std::filesystem::remove_all(directory_); }
@@ -45,6 +50,15 @@ class SourceFiles {
   std::unique_ptr<TestSource> source;
 
  private:
+  void Write(const std::vector<std::filesystem::path>& names) const {
+    const std::vector<std::vector<std::byte>>& contents = source->Contents();
+    for (size_t f = 0; f < names.size(); ++f) {
+      std::ofstream out(names[f], std::ios::binary);
+      out.write(reinterpret_cast<const char*>(contents[f].data()),
+                static_cast<std::streamsize>(contents[f].size()));
+    }
+  }
+
   std::filesystem::path directory_;
 };
 
@@ -134,6 +148,87 @@ TEST_P(ExpertLoaderFilesTest, FileCutShortUnderUs) {
   }
   loader->EndLayer();
   RunLayer(source, *loader, source.Ids(0, {0, 1, 2}));
+}
+
+// Files in several places: blobs are the same, each place carries some of the bytes, and what one
+// has no longer comes from another.
+TEST_P(ExpertLoaderFilesTest, SeveralPlacesShareTheReading) {
+  std::mt19937_64 random(11);
+  std::vector<TestSourceShape> shapes(2);
+  shapes[0].piece_bytes = {100'000, 99'999, 300'001};
+  shapes[1].piece_bytes = {64 * 4096};
+  shapes[1].direct = true;
+  for (const TestSourceShape& shape : shapes) {
+    const SourceFiles files(shape, 3);
+    TestSource& source = *files.source;
+    const std::unique_ptr<ExpertLoader> loader = Open(source, 4, 64 << 10, 2, 1);
+    const auto run = [&] {
+      for (int step = 0; step < 12; ++step) {
+        std::vector<int> indices = {0, 1, 2, 3, 4, 5, 6, 7};
+        indices.erase(indices.begin() + static_cast<int>(random() % 8));
+        RunLayer(source, *loader, source.Ids(step % 4, indices));
+      }
+    };
+    run();
+    std::vector<ReaderLink> links;
+    loader->Links(links);
+    ASSERT_EQ(links.size(), 3u);
+    uint64_t bytes = 0;
+    for (const ReaderLink& link : links) {
+      EXPECT_GT(link.bytes, 0u) << link.name;
+      bytes += link.bytes;
+    }
+    EXPECT_GE(bytes, loader->totals().bytes_read);
+    for (const std::filesystem::path& file : source.all_places[1]) {
+      std::filesystem::resize_file(file, 4096);
+    }
+    source.damaged = 0b101;  // so that this one is asked first, whatever the rates are
+    run();
+    loader->Links(links);
+    EXPECT_GT(links[1].failed, 0u);
+    EXPECT_EQ(links[0].failed + links[2].failed, 0u);
+    EXPECT_EQ(loader->totals().failed_reads, 0u);
+    // Nobody reads where the source says that its expert is damaged.
+    loader->Clear();
+    loader->Links(links);
+    const uint64_t before = links[0].reads;
+    source.damaged = 0b001;
+    run();
+    loader->Links(links);
+    EXPECT_EQ(links[0].reads, before);
+  }
+}
+
+// Bytes that were right once, in the place that they come from, are not looked at again; where they
+// were not, and Check got others, nothing is learned.
+TEST_P(ExpertLoaderFilesTest, EachPlaceIsCheckedOnce) {
+  TestSourceShape shape;
+  shape.piece_bytes = {64 * 4096};
+  shape.direct = true;
+  for (const bool mended : {false, true}) {
+    const SourceFiles files(shape, 2);
+    TestSource& source = *files.source;
+    std::atomic<int> checks{0};
+    source.mended = mended;
+    source.must_check = [](ExpertId) { return true; };
+    source.on_check = [&](ExpertId id, std::span<std::byte> slot) {
+      ++checks;
+      EXPECT_TRUE(source.IsBlobOf(id, slot.data()));
+    };
+    // One packet, of which each half, or the whole, comes from one of two places.
+    const std::unique_ptr<ExpertLoader> loader = Open(source, 4, 64 * 4096, 4);
+    constexpr int kReads = 60;
+    for (int read = 0; read < kReads; ++read) {
+      RunLayer(source, *loader, source.Ids(0, {3}));
+      loader->Clear();
+    }
+    if (mended) {
+      EXPECT_EQ(checks, kReads);
+    } else {
+      EXPECT_GE(checks, 1);
+      EXPECT_LE(checks, 16);  // eighths of it in two places
+    }
+  }
 }
 
 TEST_P(ExpertLoaderFilesTest, DestroyedWithReadsInFlight) {

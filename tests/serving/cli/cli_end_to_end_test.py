@@ -389,6 +389,37 @@ class Pack(unittest.TestCase):
             self.assertEqual(other.returncode, 2)
             self.assertIn("are i4 and not bf16 (--dtype)", other.stderr)
 
+    def test_two_stores_share_the_reading(self):
+        with tempfile.TemporaryDirectory() as directory:
+            first, second, other = (pathlib.Path(directory) / name for name in ("first", "second", "other"))
+            self.assertEqual(run("pack", MODEL, "-o", str(first)).returncode, 0)
+            shutil.copytree(first, second)
+            both = f"{first},{second}"
+            use = ["run", MODEL, *GREEDY, PROMPT, "--expert-memory", "25%"]
+            whole = run(*use).stdout
+            answer = run(*use, "--expert-store", both, "--stats")
+            self.assertEqual(answer.returncode, 0, answer.stderr)
+            self.assertTrue((answer.stdout + answer.stderr).find(whole.strip()) >= 0)
+            for store in (first, second):
+                self.assertRegex(answer.stdout + answer.stderr, rf"store +\S+ \S+ read in .* from {store}\n")
+            self.assertEqual(json.loads(run(*use, "--expert-store", both, "--json").stdout)["stats"]["stores"][1]["name"],
+                             str(second))
+            # A copy that is damaged is read elsewhere, which is said once; one that is gone is left out.
+            with open(second / "experts.bin", "r+b") as data:
+                data.write(bytes(1 << 20))
+            damaged = run(*use, "--expert-store", both, "--log-level", "warn")
+            self.assertEqual((damaged.returncode, damaged.stdout), (0, whole))
+            self.assertEqual(damaged.stderr.count("does not have the checksum"), 1, damaged.stderr)
+            self.assertIn(f"it is read from {first}", damaged.stderr)
+            shutil.rmtree(second)
+            gone = run(*use, "--expert-store", both, "--log-level", "warn")
+            self.assertEqual((gone.returncode, gone.stdout), (0, whole))
+            self.assertIn(f"{second}: is not an expert store", gone.stderr)
+            self.assertEqual(run("pack", MODEL, "-o", str(other), "--dtype", "int8").returncode, 0)
+            refused = run(*use, "--expert-store", f"{first},{other}")
+            self.assertEqual(refused.returncode, 2)
+            self.assertIn(f"{first} and {other} do not have the same experts", refused.stderr)
+
     def test_damage_is_found(self):
         with tempfile.TemporaryDirectory() as directory:
             store = pathlib.Path(directory) / "store"

@@ -8,6 +8,7 @@
 #include "core/base/check.h"
 #include "core/base/error.h"
 #include "core/config/kv_groups.h"
+#include "core/io/expert_store.h"
 #include "kernels/cpu/isas.h"
 #include "serving/model/coded_weights.h"
 #include "serving/model/device_dense.h"
@@ -51,7 +52,7 @@ ModelHarness::ModelHarness(const std::filesystem::path& model_dir, const Harness
                        options.expert_store, [](int64_t, int64_t) {});
     }
     experts_ = MakeStoreExpertSource(config_, options.weight_type, tensors().Fingerprint(),
-                                     options.expert_store);
+                                     ExpertStoresOf(options.expert_store));
   }
   const int64_t slots = options.expert_slots > 0
                             ? options.expert_slots

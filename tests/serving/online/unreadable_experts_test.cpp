@@ -1,5 +1,6 @@
 // What becomes of requests whose experts cannot be read, and of the engine's readiness.
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -19,6 +20,7 @@
 #include "serving/online/create_engine.h"
 #include "serving/online/part_options.h"
 #include "serving/online/read_health.h"
+#include "tests/core/base/caught.h"
 #include "tests/core/base/temp_dir.h"
 #include "tests/serving/online/engine_harness.h"
 
@@ -98,6 +100,73 @@ TEST(EngineTest, NotReadyAfterThreeUnreadableExpertsUntilOneIsRead) {
     EXPECT_TRUE(ready());
     evict();
   }
+}
+
+// Of two stores with the same experts one may be damaged, cut short or gone: answers stay the same.
+TEST(EngineTest, WhatOneOfTwoStoresCannotGiveComesFromTheOther) {
+  const TempDir dir;
+  const auto first = dir.path() / "first";
+  const auto second = dir.path() / "second";
+  EngineOptions options = SmallOptions();
+  options.dtype = WeightType::kF32;  // as the reference
+  {
+    const ModelFiles files = OpenModelFiles(options);
+    ThreadPool pool(2, {});
+    const WeightType type = ChooseWeightType(options);
+    WriteExpertStore(files.config, type, *files.tensors, SelectKernels(type), pool, first,
+                     [](int64_t, int64_t) {});
+  }
+  std::filesystem::copy(first, second);
+  options.expert_store = first.string() + "," + second.string();
+  options.preload = false;
+  const ReferencePrompt reference = ReferencePrompts()[0];
+  const auto ask = [&](Engine& engine) {
+    const auto done = SubmitOne(engine, Greedy(reference.prompt, 12));
+    EXPECT_EQ(done->Wait().error, "");
+    EXPECT_EQ(done->Ids(),
+              std::vector<int32_t>(reference.greedy.begin(), reference.greedy.begin() + 12));
+  };
+  const auto data = ExpertStoreDataFile(second);
+  const auto bytes = std::filesystem::file_size(data);
+  {
+    // The second one's first half is not what was written.
+    std::fstream file(data, std::ios::binary | std::ios::in | std::ios::out);
+    file << std::string(static_cast<size_t>(bytes / 2), '\x5a');
+  }
+  MetricsRegistry metrics;
+  {
+    const auto engine = CreateEngine(options, metrics);
+    ask(*engine);
+    const std::vector<ReaderLink> links = engine->Status().links;
+    ASSERT_EQ(links.size(), 2u);
+    EXPECT_EQ(links[0].name, first.string());
+    EXPECT_GT(links[0].bytes, 0u);
+    EXPECT_EQ(links[0].failed + links[1].failed, 0u);
+    // Then it is cut short.
+    std::filesystem::resize_file(data, bytes / 8 / 4096 * 4096);
+    ask(*engine);
+    // It is asked sooner or later, as the measured rates have it.
+    for (int i = 0; i < 2000 && engine->Status().links[1].failed == 0; ++i) {
+      const auto& other = ReferencePrompts()[static_cast<size_t>(i) % ReferencePrompts().size()];
+      EXPECT_EQ(SubmitOne(*engine, Greedy(other.prompt, 8))->Wait().error, "");
+    }
+    EXPECT_GT(engine->Status().links[1].failed, 0u);
+    EXPECT_TRUE(engine->Status().not_ready.empty());
+    const std::string text = metrics.Serialize();
+    for (const char* part : {"moe_expert_store_failed_reads_total",
+                             "moe_expert_store_read_bytes_total", "moe_expert_store_set_aside"}) {
+      EXPECT_NE(text.find(fmt::format("{}{{store=\"{}\"}}", part, second.string())),
+                std::string::npos)
+          << text;
+    }
+  }
+  // One that cannot be opened is left out.
+  ask(*CreateEngine(options, metrics));
+  // But what has other experts is refused, and so is every store when none can be opened.
+  options.dtype = WeightType::kBf16;
+  EXPECT_TRUE(Contains(Caught([&] { CreateEngine(options, metrics); }), "are f32 and not"));
+  options.expert_store = (dir.path() / "nowhere").string() + "," + second.string();
+  EXPECT_TRUE(Contains(Caught([&] { CreateEngine(options, metrics); }), "experts.bin: has"));
 }
 
 // What is read of a store is compared with its checksums: a damaged expert fails the requests that
