@@ -1,5 +1,5 @@
-// DBRX (132B-A36B): LayerNorms without bias, clipped queries, keys and values of one matrix, and the
-// experts of a layer one below the other in one matrix. Its configuration has names of its own.
+// DBRX (132B-A36B): LayerNorms without bias, clipped queries, keys and values of one matrix, and
+// the experts of a layer one below the other in one matrix. Its configuration has names of its own.
 #include <string>
 
 #include "core/base/error.h"
@@ -47,7 +47,8 @@ RouterSpec ReadDbrxRouter(const JsonFields& usual, const JsonFields& ffn) {
   if (ffn.Find(kNorm) != nullptr && ffn.Absent(kNorm)) return router;  // null: none
   const double p = ffn.Number(kNorm, 1.0, 0.0, 1e9);
   if (p != 1.0) {
-    ffn.FailAt(kNorm, fmt::format("is {}; only 1 (weights are divided by their sum) is supported", p),
+    ffn.FailAt(kNorm,
+               fmt::format("is {}; only 1 (weights are divided by their sum) is supported", p),
                ErrorKind::kUnsupported);
   }
   router.norm = RouterNorm::kSum;

@@ -369,8 +369,8 @@ INSTANTIATE_TEST_SUITE_P(
                       FixtureModel("deepseek_v2_fp32_groups"),
                       FixtureModel("deepseek_v3_bf16_groups"), FixtureModel("glm4_moe_lite_bf16"),
                       FixtureModel("deepseek_v3_fp8"), FixtureModel("glm_moe_dsa_bf16_shared"),
-                      FixtureModel("granitemoe_bf16"),
-                      FixtureModel("dbrx_bf16_clip"), FixtureModel("arctic_bf16")),
+                      FixtureModel("granitemoe_bf16"), FixtureModel("dbrx_bf16_clip"),
+                      FixtureModel("arctic_bf16")),
     [](const auto& param) { return std::filesystem::path(param.param).filename().string(); });
 
 }  // namespace
