@@ -401,5 +401,23 @@ TEST_F(DeviceDenseTest, WhatDevicesDoNotComputeIsRefusedByName) {
   EXPECT_TRUE(Contains(error, "a part of a head")) << error.what();
 }
 
+TEST_F(DeviceDenseTest, LayersThatDevicesDoNotComputeAreRefusedByName) {
+  const std::pair<void (*)(ModelConfig & config), const char*> models[] = {
+      {[](ModelConfig& config) { config.layers[1].residual_scale = 0.5; }, "scaled residuals"},
+      {[](ModelConfig& config) { config.layers[1].norm.centred = true; }, "subtract the mean"},
+      {[](ModelConfig& config) { std::get<ExpertsSpec>(config.layers[2].mlp).read_input = true; },
+       "read a layer's input"},
+      {[](ModelConfig& config) { config.embedding_scale = 12; }, "scaled embeddings and logits"},
+      {[](ModelConfig& config) { config.logit_divisor = 6; }, "scaled embeddings and logits"}};
+  for (const auto& [change, named] : models) {
+    ModelConfig config = OddModel();
+    change(config);
+    const Error error = Caught(
+        [&] { DeviceDense::CheckSupported(config, WeightType::kBf16, WeightType::kBf16, 1); });
+    EXPECT_EQ(error.kind(), ErrorKind::kUnsupported);
+    EXPECT_TRUE(Contains(error, named) && Contains(error, "--gpu-dense")) << error.what();
+  }
+}
+
 }  // namespace
 }  // namespace moesaic

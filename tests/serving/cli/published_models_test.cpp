@@ -26,6 +26,8 @@ struct Published {
 };
 
 constexpr Published kPublished[] = {
+    {"arctic", 479, 17.3, 35 * 128, "bf16"},
+    {"dbrx", 132, 36.5, 40 * 16, "bf16"},
     {"deepseek-v2", 236, 21, 59 * 160, "bf16"},
     {"deepseek-v2-lite", 15.7, 2.7, 26 * 64, "bf16"},
     {"deepseek-v3", 671, 37.6, 58 * 256, "fp8"},
@@ -37,6 +39,8 @@ constexpr Published kPublished[] = {
     {"glm-5", 744, 40, 75 * 256, "bf16"},
     {"gpt-oss-120b", 116.8, 5.7, 36 * 128, "mxfp4"},
     {"gpt-oss-20b", 20.9, 4.2, 24 * 32, "mxfp4"},
+    {"granite-3.1-1b-a400m", 1.33, 0.43, 24 * 32, "bf16"},
+    {"granite-3.1-3b-a800m", 3.3, 0.88, 32 * 40, "bf16"},
     {"kimi-k2", 1026, 32.9, 60 * 384, "fp8"},
     {"kimi-k2-thinking", 1026, 32.9, 60 * 384, "w4a16"},
     {"kimi-k2.5", 1026, 32.9, 60 * 384, "w4a16"},
