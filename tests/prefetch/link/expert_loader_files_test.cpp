@@ -31,6 +31,7 @@ class SourceFiles {
     directory_ = std::filesystem::path(testing::TempDir()) / name;
     std::filesystem::create_directories(directory_);
     std::vector<std::filesystem::path> names;
+    names.reserve(static_cast<size_t>(shape.files));
     for (int f = 0; f < shape.files; ++f) {
       names.push_back(directory_ / ("part" + std::to_string(f) + ".bin"));
     }

@@ -146,8 +146,9 @@ TEST(EngineTest, WhatOneOfTwoStoresCannotGiveComesFromTheOther) {
     std::filesystem::resize_file(data, bytes / 8 / 4096 * 4096);
     ask(*engine);
     // It is asked sooner or later, as the measured rates have it.
-    for (int i = 0; i < 2000 && engine->Status().links[1].failed == 0; ++i) {
-      const auto& other = ReferencePrompts()[static_cast<size_t>(i) % ReferencePrompts().size()];
+    const auto prompts = ReferencePrompts();
+    for (size_t i = 0; i < 2000 && engine->Status().links[1].failed == 0; ++i) {
+      const auto& other = prompts[i % prompts.size()];
       EXPECT_EQ(SubmitOne(*engine, Greedy(other.prompt, 8))->Wait().error, "");
     }
     EXPECT_GT(engine->Status().links[1].failed, 0u);
