@@ -392,7 +392,8 @@ TEST(CheckpointFilesTest, OpensTheSampleAndTheFixtures) {
     // That of a model which also sees is the one of its text.
     EXPECT_TRUE(checkpoint.Find("model.norm.weight") != nullptr ||
                 checkpoint.Find("model.language_model.norm.weight") != nullptr ||
-                checkpoint.Find("language_model.model.norm.weight") != nullptr);
+                checkpoint.Find("language_model.model.norm.weight") != nullptr ||
+                checkpoint.Find("transformer.norm_f.weight") != nullptr);  // DBRX's
     for (const auto& [name, tensor] : checkpoint.tensors()) {
       std::vector<std::byte> bytes(tensor.extent.bytes);
       checkpoint.Read(tensor, bytes);

@@ -185,7 +185,7 @@ TEST(Fp8Test, WeightsInMemoryAreEightBitsButForWhatTheCheckpointHasInBf16) {
     }
     if (const auto* const latent = std::get_if<LatentWeights>(&layer.mixer)) {
       for (const PackedMatrix* matrix : MatricesOf(*latent)) {
-        EXPECT_EQ(matrix->type, WeightType::kFp8) << name;
+        EXPECT_TRUE(matrix->n == 0 || matrix->type == WeightType::kFp8) << name;
       }
     }
     const ExpertLayout layout = MakeCpuExpertLayout(config, WeightType::kFp8);
