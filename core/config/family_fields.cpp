@@ -345,6 +345,16 @@ void SetJoinedQkv(const std::string& name, const GroupedQuerySpec& attention, Te
   set(TensorSlot::kV, attention.q_width() + attention.kv_width(), attention.kv_width());
 }
 
+void SetJoinedGateUp(const MlpSlots& slots, const std::string& name, int64_t width,
+                     const std::optional<StackOf>& stack, TensorPlan& plan) {
+  for (const int64_t i : {0, 1}) {
+    std::vector<TensorTransform> transforms;
+    if (stack) transforms.emplace_back(*stack);
+    transforms.emplace_back(EveryNthRow{.step = 2 * width, .first = i * width, .count = width});
+    plan.Set(slots[static_cast<size_t>(i)], name, std::move(transforms));
+  }
+}
+
 void SetGatedAttention(const std::string& prefix, const GroupedQuerySpec& attention,
                        TensorPlan& plan) {
   const std::string name = prefix + "layers.{layer}.self_attn.q_proj.weight";

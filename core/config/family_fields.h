@@ -111,6 +111,10 @@ std::vector<bool> ReadSparseLayers(const JsonFields& config, int64_t layers);
 TensorPlan CommonTensors(const std::string& prefix = "model.");
 // Queries, keys and values are rows of one matrix, one below the other.
 void SetJoinedQkv(const std::string& name, const GroupedQuerySpec& attention, TensorPlan& plan);
+// The gate and up matrices of these slots are rows of one matrix, `width` of each, gate's first.
+// `stack`: of experts that are in one tensor.
+void SetJoinedGateUp(const MlpSlots& slots, const std::string& name, int64_t width,
+                     const std::optional<StackOf>& stack, TensorPlan& plan);
 // Of the model whose tensors' names begin with this: attention whose gates are stored beside the
 // queries of each head, all of linear attention but its projections from the residual stream, and a
 // shared expert with a gate.

@@ -143,13 +143,13 @@ TensorPlan GgufTensors(const GgufHeader& header, const ModelConfig& model) {
   const bool with_suffix = has(sparse, "exp_probs_b.bias");
   plan.Set(TensorSlot::kRouterCorrection,
            layer + (with_suffix ? "exp_probs_b.bias" : "exp_probs_b"));
+  const StackOf stack = {.count = model.num_experts()};
   for (const auto& [slot, tensor] :
        {std::pair(TensorSlot::kExpertGateBias, "ffn_gate_exps.bias"),
         std::pair(TensorSlot::kExpertUpBias, "ffn_up_exps.bias"),
         std::pair(TensorSlot::kExpertDownBias, "ffn_down_exps.bias")}) {
-    plan.Set(slot, layer + tensor, {StackOf{.count = model.num_experts()}});
+    plan.Set(slot, layer + tensor, {stack});
   }
-  const TensorTransform stack = StackOf{.count = model.num_experts()};
   const bool stacked = !has(sparse, "ffn_gate.0.weight");
   for (size_t i = 0; i < kExpertSlots.size(); ++i) {
     const std::string pattern =
@@ -161,13 +161,7 @@ TensorPlan GgufTensors(const GgufHeader& header, const ModelConfig& model) {
     }
   }
   if (const std::string both = "ffn_gate_up_exps.weight"; has(sparse, both)) {
-    // Of each expert the rows of its gate matrix, then those of its up matrix.
-    const int64_t width = model.expert_width();
-    const auto half = [&](int64_t first) {
-      return EveryNthRow{.step = 2 * width, .first = first, .count = width};
-    };
-    plan.Set(TensorSlot::kExpertGate, layer + both, {stack, half(0)});
-    plan.Set(TensorSlot::kExpertUp, layer + both, {stack, half(width)});
+    SetJoinedGateUp(kExpertSlots, layer + both, model.expert_width(), stack, plan);
   }
   return plan;
 }

@@ -74,6 +74,15 @@ struct ModelConfig {
       count += std::holds_alternative<Spec>(layer.mixer) ? 1 : 0;
     return count;
   }
+  // Layers of latent attention that have an indexer of their own.
+  int64_t num_indexers() const {
+    int64_t count = 0;
+    for (const LayerSpec& layer : layers) {
+      const auto* const latent = std::get_if<LatentSpec>(&layer.mixer);
+      count += latent != nullptr && latent->indexer.heads > 0 ? 1 : 0;
+    }
+    return count;
+  }
   // Of a model that has it (CHECK): heads, their size and rotation, in all layers that do.
   const GroupedQuerySpec& attention() const;
   // Of all layers that rotate; one does.

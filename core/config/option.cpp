@@ -10,6 +10,7 @@
 #include <memory>
 #include <type_traits>
 
+#include "core/base/comma_list.h"
 #include "core/base/error.h"
 #include "core/base/units.h"
 
@@ -75,12 +76,10 @@ T ParseInteger(std::string_view text, std::string_view what, double min, double 
 
 void AppendListItems(std::string_view text, std::vector<std::string>* list) {
   while (!text.empty()) {
-    const size_t comma = std::min(text.find(','), text.size());
-    std::string_view item = text.substr(0, comma);
+    std::string_view item = TakeItem(text);
     while (!item.empty() && item.front() == ' ') item.remove_prefix(1);
     while (!item.empty() && item.back() == ' ') item.remove_suffix(1);
     if (!item.empty()) list->emplace_back(item);
-    text.remove_prefix(std::min(comma + 1, text.size()));
   }
 }
 

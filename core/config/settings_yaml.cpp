@@ -9,6 +9,7 @@
 #include <set>
 #include <system_error>
 
+#include "core/base/comma_list.h"
 #include "core/base/error.h"
 #include "core/base/file.h"
 
@@ -51,9 +52,7 @@ std::string YamlScalar(std::string_view text) {
 std::string YamlList(std::string_view text) {
   std::string list;
   while (!text.empty()) {
-    const size_t comma = std::min(text.find(','), text.size());
-    list += (list.empty() ? "" : ", ") + YamlScalar(text.substr(0, comma));
-    text.remove_prefix(std::min(comma + 1, text.size()));
+    list += (list.empty() ? "" : ", ") + YamlScalar(TakeItem(text));
   }
   return "[" + list + "]";
 }

@@ -8,6 +8,7 @@
 
 #include "core/base/aligned_buffer.h"
 #include "core/base/check.h"
+#include "core/base/comma_list.h"
 #include "core/base/error.h"
 #include "core/base/file.h"
 #include "core/base/hash.h"
@@ -53,10 +54,9 @@ std::vector<fs::path> ExpertStoresOf(const fs::path& setting) {
   const std::string text = setting.string();
   if (text.find(',') == std::string::npos || fs::exists(setting, ignored)) return {setting};
   std::vector<fs::path> stores;
-  for (size_t begin = 0; begin <= text.size();) {
-    const size_t end = std::min(text.find(',', begin), text.size());
-    fs::path store = text.substr(begin, end - begin);
-    if (store.empty()) {
+  for (std::string_view rest = text; !rest.empty();) {
+    fs::path store = TakeItem(rest);
+    if (store.empty() || (rest.empty() && text.back() == ',')) {
       Fail(ErrorKind::kInvalidArgument,
            "--expert-store {}: a directory is missing beside a comma; write DIR,DIR", text);
     }
@@ -70,7 +70,6 @@ std::vector<fs::path> ExpertStoresOf(const fs::path& setting) {
            other.string(), store.string());
     }
     stores.push_back(std::move(store));
-    begin = end + 1;
   }
   if (stores.size() > static_cast<size_t>(kMostStripeLinks)) {
     Fail(ErrorKind::kInvalidArgument, "--expert-store: {} stores are named, {} is the most",

@@ -74,16 +74,12 @@ void StripeSchedule::Plan(uint32_t bytes, uint32_t avoid, int64_t now_ns, std::v
   // What a link is tried with again is a whole read: its others do not wait for it.
   const auto tried_again =
       std::find_if(usable_.begin(), usable_.end(), [&](int link) { return At(link).pause_ns > 0; });
-  int best = tried_again != usable_.end() ? *tried_again : usable_.front();
-  if (tried_again == usable_.end()) {
-    for (const int link : usable_) {
-      if (EndOf(link, bytes) < EndOf(best, bytes)) best = link;
-    }
-  }
+  const bool whole = tried_again != usable_.end();
+  const auto ends_first = [&](int a, int b) { return EndOf(a, bytes) < EndOf(b, bytes); };
+  const int best =
+      whole ? *tried_again : *std::min_element(usable_.begin(), usable_.end(), ends_first);
   const size_t first = out.size();
-  if (tried_again != usable_.end() || !Split(bytes, EndOf(best, bytes), out)) {
-    out.push_back({best, 0, bytes});
-  }
+  if (whole || !Split(bytes, EndOf(best, bytes), out)) out.push_back({best, 0, bytes});
   for (size_t i = first; i < out.size(); ++i) Start(out[i].link, out[i].bytes, now_ns);
 }
 

@@ -327,10 +327,7 @@ void TakeMixer(const LatentSpec& latent, const ModelConfig& config, ModelShape& 
   shape.index_topk = std::min(latent.top_k, kMostShapeWidth);
   shape.index_heads = latent.indexer.heads;
   shape.index_head_dim = latent.indexer.dim;
-  for (const LayerSpec& layer : config.layers) {
-    const auto* const of_layer = std::get_if<LatentSpec>(&layer.mixer);
-    shape.index_layers += of_layer != nullptr && of_layer->indexer.heads > 0 ? 1 : 0;
-  }
+  shape.index_layers = config.num_indexers();
 }
 
 void TakeMixer(const DeltaNetSpec& delta, const ModelConfig& config, ModelShape& shape) {

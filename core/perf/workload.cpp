@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 
+#include "core/base/comma_list.h"
 #include "core/base/error.h"
 
 namespace moesaic {
@@ -70,9 +71,7 @@ Workload ParseUniformWorkload(std::string_view text, std::string_view what) {
   int64_t generated = 0;
   int64_t requests = 0;
   for (std::string_view rest = text; !rest.empty();) {
-    const size_t comma = std::min(rest.find(','), rest.size());
-    const std::string_view item = rest.substr(0, comma);
-    rest.remove_prefix(std::min(comma + 1, rest.size()));
+    const std::string_view item = TakeItem(rest);
     const size_t equals = std::min(item.find('='), item.size());
     const std::string_view key = item.substr(0, equals);
     const std::string_view value = item.substr(std::min(equals + 1, item.size()));

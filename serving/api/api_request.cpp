@@ -46,8 +46,7 @@ void ParseExpertFields(RequestFields& fields, ApiRequest& request) {
 
 void ParseCommon(RequestFields& fields, ApiRequest& request) {
   request.model = fields.String("model").value_or("");
-  request.keep_alive = ReadKeepAlive(fields);
-  request.priority = ParsePriority(fields);
+  ParseTreatment(fields, request);
   request.sampling = ParseSampling(fields);
   ParseStreaming(fields, request);
   request.min_tokens = static_cast<int32_t>(fields.Int("min_tokens", 0, kMaxInt32).value_or(0));

@@ -223,8 +223,7 @@ ChatRequest ReadMessages(std::string_view body, bool count_only, const std::atom
   ChatRequest request;
   ChatInput& chat = request.chat;
   request.model = fields.String("model").value_or("");
-  request.keep_alive = ReadKeepAlive(fields);
-  request.priority = ParsePriority(fields);
+  ParseTreatment(fields, request);
   request.max_tokens = ParseTokenCount(fields, "max_tokens", 1);
   if (!request.max_tokens && !count_only) throw BadParam("max_tokens", "max_tokens is missing.");
   // Agents ask for as many as their usual model may have.

@@ -56,8 +56,7 @@ void ParseOllamaCommon(RequestFields& fields, ApiRequest& request) {
   if (fields.Bool("logprobs").value_or(false)) {
     throw BadParam("logprobs", "logprobs is not supported here; /v1/chat/completions has it.");
   }
-  request.keep_alive = ReadKeepAlive(fields);
-  request.priority = ParsePriority(fields);
+  ParseTreatment(fields, request);
 }
 
 void RefuseImages(RequestFields& fields) {

@@ -4,6 +4,8 @@
 
 #include <utility>
 
+#include "serving/api/keep_alive.h"
+
 namespace moesaic {
 namespace {
 
@@ -112,9 +114,10 @@ std::optional<int32_t> ParseTokenCount(RequestFields& fields, std::string_view n
   return count.has_value() ? std::optional(static_cast<int32_t>(*count)) : std::nullopt;
 }
 
-std::optional<int32_t> ParsePriority(RequestFields& fields) {
+void ParseTreatment(RequestFields& fields, ApiRequest& request) {
+  request.keep_alive = ReadKeepAlive(fields);
   const auto priority = fields.Int("priority", INT32_MIN, INT32_MAX);
-  return priority.has_value() ? std::optional(static_cast<int32_t>(*priority)) : std::nullopt;
+  if (priority) request.priority = static_cast<int32_t>(*priority);
 }
 
 void KeepUnknown(const RequestFields& fields, ApiRequest& request) {

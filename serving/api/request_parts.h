@@ -18,8 +18,9 @@ SamplingFields ParseSampling(RequestFields& fields);
 std::vector<std::string> ParseStop(RequestFields& fields, std::string_view name);
 // A count of tokens, at least `min`; nullopt: absent.
 std::optional<int32_t> ParseTokenCount(RequestFields& fields, std::string_view name, int32_t min);
-// vLLM's `priority`: a lower one goes first; nullopt: absent.
-std::optional<int32_t> ParsePriority(RequestFields& fields);
+// What is asked of the server and not of the model: how long that stays loaded, and vLLM's
+// `priority`.
+void ParseTreatment(RequestFields& fields, ApiRequest& request);
 // Fields that nobody asked for, to be reported.
 void KeepUnknown(const RequestFields& fields, ApiRequest& request);
 

@@ -188,8 +188,7 @@ ChatRequest ParseResponsesRequest(std::string_view body, const std::atomic<bool>
   ChatRequest request;
   ChatInput& chat = request.chat;
   request.model = fields.String("model").value_or("");
-  request.keep_alive = ReadKeepAlive(fields);
-  request.priority = ParsePriority(fields);
+  ParseTreatment(fields, request);
   request.max_tokens = ParseTokenCount(fields, "max_output_tokens", 1);
   request.max_tokens_name = "max_output_tokens";
   request.cut_to_context = true;

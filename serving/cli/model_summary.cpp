@@ -37,13 +37,6 @@ uint64_t DenseParameters(const ModelConfig& c) {
   return static_cast<uint64_t>(total);
 }
 
-int64_t IndexedLayers(const ModelConfig& c) {
-  return std::count_if(c.layers.begin(), c.layers.end(), [](const LayerSpec& layer) {
-    const auto* const latent = std::get_if<LatentSpec>(&layer.mixer);
-    return latent != nullptr && latent->indexer.heads > 0;
-  });
-}
-
 std::string AttentionText(const LatentSpec& first) {
   std::string text = fmt::format(
       "{} heads of {} + {} rotated, values of {}, on a latent of {} + {} a token", first.heads,
@@ -57,7 +50,7 @@ std::string IndexerText(const ModelConfig& c, const LatentSpec& first) {
   std::string text =
       fmt::format("{} heads of {} choose {} positions, by a key of {} a token", first.indexer.heads,
                   first.indexer.dim, first.top_k, first.indexer.dim);
-  const int64_t layers = IndexedLayers(c);
+  const int64_t layers = c.num_indexers();
   if (layers < c.num_layers()) {
     text += fmt::format(", in {} layers; the others go by their choice", layers);
   }
@@ -261,7 +254,7 @@ nlohmann::ordered_json ModelSummaryJson(const ModelSummary& model) {
       root["architecture"]["indexer"] = {{"heads", latent->indexer.heads},
                                          {"head_dim", latent->indexer.dim},
                                          {"top_k", latent->top_k},
-                                         {"layers", IndexedLayers(c)}};
+                                         {"layers", c.num_indexers()}};
     }
   } else {
     AddHeads(c.attention(), root["architecture"]);

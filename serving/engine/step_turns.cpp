@@ -30,20 +30,18 @@ StepTurns::Member::~Member() {
 }
 
 int64_t StepTurns::Member::Begin() {
-  const int64_t begin_ns = turns_->clock_.NowNs();
-  MutexLock lock(turns_->mutex_);
-  Seat& seat = *turns_->seats_[static_cast<size_t>(number_)];
-  turns_->order_.Wait(number_);
-  turns_->Grant();
-  while (!seat.has_turn) seat.granted.Wait(turns_->mutex_);
-  return turns_->clock_.NowNs() - begin_ns;
+  return *Wait(false, [] { return false; });
 }
 
 std::optional<int64_t> StepTurns::Member::BeginBackground(FunctionRef<bool()> give_up) {
+  return Wait(true, give_up);
+}
+
+std::optional<int64_t> StepTurns::Member::Wait(bool background, FunctionRef<bool()> give_up) {
   const int64_t begin_ns = turns_->clock_.NowNs();
   MutexLock lock(turns_->mutex_);
   Seat& seat = *turns_->seats_[static_cast<size_t>(number_)];
-  turns_->order_.Wait(number_, true);
+  turns_->order_.Wait(number_, background);
   turns_->Grant();
   while (!seat.has_turn) {
     if (give_up()) {

@@ -49,6 +49,8 @@ class StepTurns : public std::enable_shared_from_this<StepTurns> {
     bool OthersCome() const;
 
    private:
+    std::optional<int64_t> Wait(bool background, FunctionRef<bool()> give_up);
+
     const std::shared_ptr<StepTurns> turns_;  // shared by all members
     const int number_;
   };

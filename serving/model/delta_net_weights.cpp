@@ -6,6 +6,14 @@
 namespace moesaic {
 namespace {
 
+// Of DeltaNetWeights::in.
+std::vector<SlotRows> ProjectedRows(const DeltaNetSpec& spec) {
+  return {{TensorSlot::kDeltaQ, spec.key_width()},
+          {TensorSlot::kDeltaK, spec.key_width()},
+          {TensorSlot::kDeltaV, spec.value_width()},
+          {TensorSlot::kDeltaGate, spec.value_width()}};
+}
+
 // Stored [channels, conv_width].
 void LoadConv(const DeltaNetSpec& spec, const PlannedTensor& tensor, WeightLoader& load,
               const float* target) {
@@ -28,11 +36,7 @@ DeltaNetWeights LayOutMixer(const DeltaNetSpec& spec, int64_t hidden, WeightType
   const bool f32 = type == WeightType::kF32 || IsGguf(type);
   const WeightType exact = f32 ? WeightType::kF32 : WeightType::kBf16;
   DeltaNetWeights w;
-  w.in = arena.Rows(type, hidden,
-                    {{TensorSlot::kDeltaQ, spec.key_width()},
-                     {TensorSlot::kDeltaK, spec.key_width()},
-                     {TensorSlot::kDeltaV, spec.value_width()},
-                     {TensorSlot::kDeltaGate, spec.value_width()}});
+  w.in = arena.Rows(type, hidden, ProjectedRows(spec));
   w.rates = arena.Computed(exact, 2 * spec.value_heads, hidden);
   w.conv = arena.Vector(spec.conv_width * ConvStride(spec));
   w.decay = arena.Vector(spec.value_heads);
@@ -45,10 +49,7 @@ DeltaNetWeights LayOutMixer(const DeltaNetSpec& spec, int64_t hidden, WeightType
 void LoadMixer(const DeltaNetSpec& spec, const DeltaNetWeights& w, const TensorPlan& plan,
                int64_t layer, WeightLoader& load) {
   const auto at = [&](TensorSlot slot) { return plan.At(slot, layer); };
-  load.Matrices(w.in, {{at(TensorSlot::kDeltaQ), spec.key_width()},
-                       {at(TensorSlot::kDeltaK), spec.key_width()},
-                       {at(TensorSlot::kDeltaV), spec.value_width()},
-                       {at(TensorSlot::kDeltaGate), spec.value_width()}});
+  load.Matrices(w.in, ProjectedRows(spec), plan, layer);
   load.Matrix(w.rates, {{at(TensorSlot::kDeltaBeta), spec.value_heads},
                         {at(TensorSlot::kDeltaStep), spec.value_heads}});
   LoadConv(spec, at(TensorSlot::kDeltaConv), load, w.conv);

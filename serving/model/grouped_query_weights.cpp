@@ -6,6 +6,15 @@
 namespace moesaic {
 namespace {
 
+// Of GroupedQueryWeights::qkv.
+std::vector<SlotRows> ProjectedRows(const GroupedQuerySpec& spec) {
+  std::vector<SlotRows> rows = {{TensorSlot::kQ, spec.q_width()},
+                                {TensorSlot::kK, spec.kv_width()},
+                                {TensorSlot::kV, spec.kv_width()}};
+  if (spec.output_gate) rows.push_back({TensorSlot::kAttentionGate, spec.q_width()});
+  return rows;
+}
+
 // A sink is a score without a value: a partial result whose sum of exponentials is 1.
 void LoadSinks(const GroupedQuerySpec& spec, const PlannedTensor& tensor, WeightLoader& load,
                const float* target) {
@@ -35,11 +44,7 @@ int64_t KNormWidth(const GroupedQuerySpec& attention) {
 GroupedQueryWeights LayOutMixer(const GroupedQuerySpec& spec, int64_t hidden, WeightType type,
                                 WeightArena& arena) {
   GroupedQueryWeights w;
-  std::vector<WeightArena::SlotRows> rows = {{TensorSlot::kQ, spec.q_width()},
-                                             {TensorSlot::kK, spec.kv_width()},
-                                             {TensorSlot::kV, spec.kv_width()}};
-  if (spec.output_gate) rows.push_back({TensorSlot::kAttentionGate, spec.q_width()});
-  w.qkv = arena.Rows(type, hidden, rows);
+  w.qkv = arena.Rows(type, hidden, ProjectedRows(spec));
   if (spec.qkv_bias) w.qkv_bias = arena.Vector(spec.qkv_width());
   if (spec.qk_norm != QkNorm::kNone) {
     w.q_norm = arena.Vector(QNormWidth(spec));
@@ -56,10 +61,7 @@ void LoadMixer(const GroupedQuerySpec& spec, const GroupedQueryWeights& w, const
   const auto at = [&](TensorSlot slot) { return plan.At(slot, layer); };
   const int64_t q_rows = spec.q_width();
   const int64_t kv_rows = spec.kv_width();
-  std::vector<RowPart> parts = {
-      {at(TensorSlot::kQ), q_rows}, {at(TensorSlot::kK), kv_rows}, {at(TensorSlot::kV), kv_rows}};
-  if (spec.output_gate) parts.push_back({at(TensorSlot::kAttentionGate), q_rows});
-  load.Matrices(w.qkv, parts);
+  load.Matrices(w.qkv, ProjectedRows(spec), plan, layer);
   if (w.qkv_bias != nullptr) {
     load.Vector(w.qkv_bias, {{at(TensorSlot::kQBias), q_rows},
                              {at(TensorSlot::kKBias), kv_rows},

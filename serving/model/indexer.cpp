@@ -14,16 +14,16 @@ KvLayout KeyLayout(const IndexerSpec& spec, WeightType type) {
   return {.num_kv_heads = 1, .head_dim = spec.dim, .type = type, .latent_values = spec.dim};
 }
 
+int64_t BlocksOf(int64_t tokens) { return (tokens + kKvBlockTokens - 1) / kKvBlockTokens; }
+
 // Of the scores of a context, whole blocks.
 int64_t ScoreFloats(const ModelLimits& limits) {
-  return (limits.max_context_tokens + kKvBlockTokens - 1) / kKvBlockTokens * kKvBlockTokens;
+  return BlocksOf(limits.max_context_tokens) * kKvBlockTokens;
 }
 
 bool ContextsAreLonger(const LatentSpec& spec, const ModelLimits& limits) {
   return spec.top_k > 0 && limits.max_context_tokens > spec.top_k;
 }
-
-int64_t BlocksOf(int64_t tokens) { return (tokens + kKvBlockTokens - 1) / kKvBlockTokens; }
 
 // In double precision, so that no sum has to be in the order of an instruction set.
 void LayerNorm(const float* weight, const float* bias, double eps, int64_t n, float* x) {

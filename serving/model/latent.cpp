@@ -54,11 +54,14 @@ int64_t ProductScratchBytes(const LatentSpec& spec) {
          (QueryFloats(spec) * static_cast<int64_t>(sizeof(float)) + RoundedBytes(spec));
 }
 
+// Of the positions that are chosen.
+int64_t ChosenChunks(const LatentSpec& spec) {
+  return (spec.top_k + kAttentionChunkTokens - 1) / kAttentionChunkTokens;
+}
+
 // Chunks that a row attends to at most.
 int64_t MostChunks(const LatentSpec& spec, const ModelLimits& limits) {
-  if (spec.top_k == 0) return MaxChunks(limits);
-  return std::min(MaxChunks(limits),
-                  (spec.top_k + kAttentionChunkTokens - 1) / kAttentionChunkTokens);
+  return spec.top_k == 0 ? MaxChunks(limits) : std::min(MaxChunks(limits), ChosenChunks(spec));
 }
 
 // The rows of a chunk that are gathered, on a line of their own.
@@ -397,6 +400,14 @@ void Latent::Finish(const Task& task, const float* totals) {
   }
 }
 
+void Latent::FinishSplit(const Task& task, int64_t chunks, float* partials) {
+  for (int64_t chunk = 1; chunk < chunks; ++chunk) {
+    kernels_.fold_partials(partials + chunk * task.heads * PartialFloats(spec_), task.heads,
+                           spec_.kv_rank, partials);
+  }
+  Finish(task, partials);
+}
+
 float* Latent::Totals(int worker) {
   return attend_scratch_.as<float>() + worker * AttendScratchFloats(spec_, limits_.kv_type);
 }
@@ -439,17 +450,8 @@ void Latent::AttendSplit(ThreadPool& pool) {
   });
   pool.ParallelFor(tasks, [&](int64_t index, int) {
     const Task& task = tasks_[static_cast<size_t>(index)];
-    float* const totals = partials_of(task);
-    for (int64_t chunk = 1; chunk < ChunksOf(ArgsFor(task)); ++chunk) {
-      kernels_.fold_partials(totals + chunk * task.heads * PartialFloats(spec_), task.heads,
-                             spec_.kv_rank, totals);
-    }
-    Finish(task, totals);
+    FinishSplit(task, ChunksOf(ArgsFor(task)), partials_of(task));
   });
-}
-
-int64_t Latent::ChosenChunks() const {
-  return (spec_.top_k + kAttentionChunkTokens - 1) / kAttentionChunkTokens;
 }
 
 // Of a row's heads the chosen positions from this chunk's first on, onto partials.
@@ -477,7 +479,7 @@ void Latent::AttendChosenChunk(const Task& task, int64_t chunk, float* partials,
 // in any case, so the bits are the same.
 void Latent::AttendChosen(ThreadPool& pool) {
   const auto rows = static_cast<int64_t>(choosing_.size());
-  const int64_t chunks = ChosenChunks();
+  const int64_t chunks = ChosenChunks(spec_);
   const bool split = rows * spec_.heads <= SplitQueries(spec_, pool.threads());
   const int64_t items = rows * (split ? chunks : 1);
   const int64_t wanted = kSplitItemsPerThread * pool.threads();
@@ -520,12 +522,7 @@ void Latent::AttendChosen(ThreadPool& pool) {
   pool.ParallelFor(rows * parts, [&](int64_t i, int) {
     const Task task = task_of(i);
     if (task.heads <= 0) return;
-    float* const totals = partials_of(i, task);
-    for (int64_t chunk = 1; chunk < chunks; ++chunk) {
-      kernels_.fold_partials(totals + chunk * task.heads * PartialFloats(spec_), task.heads,
-                             spec_.kv_rank, totals);
-    }
-    Finish(task, totals);
+    FinishSplit(task, chunks, partials_of(i, task));
   });
 }
 

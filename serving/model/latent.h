@@ -80,6 +80,8 @@ class Latent : public HostMixer {
   void ListTasks(SliceRange slices, ThreadPool& pool);
   AttendArgs ArgsFor(const Task& task) const;
   void Finish(const Task& task, const float* totals);
+  // The same of a task whose partials are apart, [chunks, heads, partial].
+  void FinishSplit(const Task& task, int64_t chunks, float* partials);
   float* Totals(int worker);
   // What the kernel wants, and room for the rows of a chunk that are gathered.
   float* KernelScratch(int worker);
@@ -89,7 +91,6 @@ class Latent : public HostMixer {
   // The same of rows for which positions are chosen.
   void AttendChosen(ThreadPool& pool);
   void AttendChosenChunk(const Task& task, int64_t chunk, float* partials, int worker);
-  int64_t ChosenChunks() const;
   std::byte* Block(int64_t layer, int32_t block);
   bool HasIndexer(int64_t layer) const { return Weights(layer).indexer.query.n > 0; }
 

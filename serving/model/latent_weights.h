@@ -12,10 +12,6 @@
 
 namespace moesaic {
 
-// What makes keys and values of a latent is split by heads, so that queries and what attention
-// finds can be multiplied with it instead ("absorbed"). Both parts stay in bf16 where the other
-// weights are integers: they are multiplied along another axis than the checkpoint's. Of fp8
-// weights they are fp8 where the scales allow it, else f32.
 // What an indexer makes queries, the key and the weights of its heads of. Of int4 weights those of
 // queries and keys are int8, and the others are never integers: what is chosen is chosen once.
 struct IndexerWeights {
@@ -26,6 +22,10 @@ struct IndexerWeights {
   PackedMatrix heads;               // [heads, hidden], multiplied with f32 rows
 };
 
+// What makes keys and values of a latent is split by heads, so that queries and what attention
+// finds can be multiplied with it instead ("absorbed"). Both parts stay in bf16 where the other
+// weights are integers: they are multiplied along another axis than the checkpoint's. Of fp8
+// weights they are fp8 where the scales allow it, else f32.
 struct LatentWeights {
   using Spec = LatentSpec;
 

@@ -1,7 +1,6 @@
 #include "serving/model/load_progress.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "core/base/logging.h"
@@ -14,18 +13,13 @@ constexpr int64_t kTellNs = 100'000'000;
 constexpr double kTellFraction = 0.01;
 constexpr int64_t kLogNs = 10'000'000'000;
 
-int64_t SteadyNs() {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
-}
-
 }  // namespace
 
-LoadProgress::LoadProgress(std::string model, Tell tell, std::function<int64_t()> now_ns)
+LoadProgress::LoadProgress(std::string model, Tell tell, const Clock* clock)
     : model_(std::move(model)),
       tell_(std::move(tell)),
-      now_ns_(now_ns ? std::move(now_ns) : SteadyNs),
-      began_ns_(now_ns_()),
+      clock_(clock != nullptr ? clock : &steady_clock_),
+      began_ns_(clock_->NowNs()),
       told_ns_(began_ns_),
       logged_ns_(began_ns_) {}
 
@@ -36,7 +30,7 @@ double LoadProgress::fraction() const {
 
 void LoadProgress::Read(uint64_t bytes) {
   read_bytes_ += bytes;
-  const int64_t now_ns = now_ns_();
+  const int64_t now_ns = clock_->NowNs();
   if (now_ns - logged_ns_ >= kLogNs) {
     logged_ns_ = now_ns;
     LogInfo("loading {}: {:.0f}% of {} after {:.0f} s", model_, 100 * fraction(),

@@ -8,6 +8,8 @@
 #include <functional>
 #include <string>
 
+#include "core/base/clock.h"
+
 namespace moesaic {
 
 class LoadProgress {
@@ -15,9 +17,10 @@ class LoadProgress {
   using Tell = std::function<void(double fraction)>;
 
   // `tell` (may be empty) gets fractions from 0 to 1: no two of them within a tenth of a second or
-  // a hundredth of the whole. The log has one every ten seconds. now_ns: a clock that never goes
-  // back; empty: the system's.
-  LoadProgress(std::string model, Tell tell, std::function<int64_t()> now_ns = {});
+  // a hundredth of the whole. The log has one every ten seconds. Null clock: the steady one.
+  LoadProgress(std::string model, Tell tell, const Clock* clock = nullptr);
+  LoadProgress(const LoadProgress&) = delete;
+  LoadProgress& operator=(const LoadProgress&) = delete;
 
   // So many bytes in all; once, before the first.
   void Expect(uint64_t bytes) { total_bytes_ = bytes; }
@@ -28,7 +31,8 @@ class LoadProgress {
  private:
   const std::string model_;
   const Tell tell_;
-  const std::function<int64_t()> now_ns_;
+  const SteadyClock steady_clock_{};
+  const Clock* const clock_;
   const int64_t began_ns_;
   int64_t told_ns_;
   int64_t logged_ns_;

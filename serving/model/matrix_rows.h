@@ -7,9 +7,16 @@
 #include <vector>
 
 #include "core/base/check.h"
+#include "core/config/tensor_plan.h"
 #include "kernels/cpu/kernels.h"
 
 namespace moesaic {
+
+// Of a tensor.
+struct SlotRows {
+  TensorSlot slot;
+  int64_t rows;
+};
 
 struct MatrixRows {
   std::vector<PackedMatrix> matrices;

@@ -1,8 +1,7 @@
 // WeightArena: hands out the memory of dense weights in the order in which they lie. With a null
 // base it only measures. Matrices of kGguf and kGgufF32 are in the blocks of their tensors; plain
-// floats are of kGgufF32. Those of kFp8
-// whose tensors do not stay so (fp8_weights.h) are bf16, and so are those of kBf16Coded that it
-// does not fit (coded_weights.h).
+// floats are of kGgufF32. Those of kFp8 whose tensors do not stay so (fp8_weights.h) are bf16, and
+// so are those of kBf16Coded that it does not fit (coded_weights.h).
 #pragma once
 
 #include <algorithm>
@@ -40,10 +39,6 @@ class WeightArena {
     return Placed(ShapeOf(TypeOf(type, k, slot), n, k, slot));
   }
   // Rows of several tensors, one below the other.
-  struct SlotRows {
-    TensorSlot slot;
-    int64_t rows;
-  };
   MatrixRows Rows(WeightType type, int64_t k, const std::vector<SlotRows>& parts) {
     const bool stays = std::all_of(parts.begin(), parts.end(), [&](const SlotRows& part) {
       return TypeOf(type, k, part.slot) == type;
@@ -59,6 +54,7 @@ class WeightArena {
       }
     }
     std::vector<PackedMatrix*> all;
+    all.reserve(rows.matrices.size());
     for (PackedMatrix& matrix : rows.matrices) {
       matrix = Placed(matrix);
       all.push_back(&matrix);

@@ -35,17 +35,18 @@ void Widen(const std::byte* raw, DType dtype, int64_t count, float* out) {
 
 }  // namespace
 
-void WeightLoader::Matrices(const MatrixRows& target, const std::vector<RowPart>& parts) {
-  auto part = parts.begin();
+void WeightLoader::Matrices(const MatrixRows& target, const std::vector<SlotRows>& rows,
+                            const TensorPlan& plan, int64_t layer) {
+  auto next = rows.begin();
   for (const PackedMatrix& matrix : target.matrices) {
-    std::vector<RowPart> own;
-    for (int64_t rows = 0; rows < matrix.n; rows += own.back().rows, ++part) {
-      CHECK(part != parts.end());
-      own.push_back(*part);
+    std::vector<RowPart> parts;
+    for (int64_t n = 0; n < matrix.n; n += next->rows, ++next) {
+      CHECK(next != rows.end());
+      parts.push_back({plan.At(next->slot, layer), next->rows});
     }
-    Matrix(matrix, own);
+    Matrix(matrix, parts);
   }
-  CHECK(part == parts.end());
+  CHECK(next == rows.end());
 }
 
 void WeightLoader::Matrix(const PackedMatrix& target, const std::vector<RowPart>& parts) {

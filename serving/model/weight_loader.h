@@ -43,7 +43,9 @@ class WeightLoader {
   void Matrix(const PackedMatrix& target, const PlannedTensor& tensor) {
     Matrix(target, {{tensor, target.n}});
   }
-  void Matrices(const MatrixRows& target, const std::vector<RowPart>& parts);
+  // Of a layer, the rows that the target was laid out for.
+  void Matrices(const MatrixRows& target, const std::vector<SlotRows>& rows, const TensorPlan& plan,
+                int64_t layer);
   // Rows [begin, end) of a matrix of this shape, as f32.
   void Rows(const PlannedTensor& tensor, int64_t n, int64_t k, int64_t begin, int64_t end,
             float* out);

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/base/comma_list.h"
 #include "core/base/error.h"
 #include "core/base/units.h"
 #include "core/config/placement_rule.h"
@@ -128,10 +129,8 @@ void AddMemorySettings(EngineOptions& options, bool visible, OptionTable& table)
 // Files are read at start-up.
 void CheckPlacementRules(std::string_view text, std::string_view what) {
   while (!text.empty()) {
-    const size_t comma = std::min(text.find(','), text.size());
-    const std::string_view item = text.substr(0, comma);
+    const std::string_view item = TakeItem(text);
     if (item.find('=') != std::string_view::npos) ParsePlacementRule(item, std::string(what));
-    text.remove_prefix(std::min(comma + 1, text.size()));
   }
 }
 

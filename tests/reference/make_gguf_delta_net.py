@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
+from make_gguf_fixtures import write
+
 
 def tensors_of(directory: pathlib.Path) -> dict[str, np.ndarray]:
     out = {}
@@ -141,20 +143,18 @@ class Converted:
                 for name in ("q", "k"):
                     self.add(f"{blk}attn_{name}_norm.weight", 1 + t[f"{layer}self_attn.{name}_norm.weight"])
             self.experts(blk, f"{layer}mlp.")
-        self.writer.write_header_to_file()
-        self.writer.write_kv_data_to_file()
-        self.writer.write_tensors_to_file()
-        self.writer.close()
+        write(self.writer)
 
 
-def main() -> None:
+def convert(converted: type, names: tuple[str, ...], description: str) -> None:
+    """The command line of such a script: converted(directory, file).write() for each of the fixtures."""
     data = pathlib.Path(__file__).resolve().parents[1] / "data"
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=pathlib.Path, default=data / "gguf/models")
     out = parser.parse_args().out
-    for name in ("qwen3_next_bf16", "qwen3_5_moe_bf16"):
-        Converted(data / "models" / name, out / f"{name}.gguf").write()
+    for name in names:
+        converted(data / "models" / name, out / f"{name}.gguf").write()
 
 
 if __name__ == "__main__":
-    main()
+    convert(Converted, ("qwen3_next_bf16", "qwen3_5_moe_bf16"), __doc__)

@@ -10,14 +10,14 @@ Matrices of bf16 checkpoints are BF16, all else is F32.
 
 from __future__ import annotations
 
-import argparse
 import json
 import pathlib
 
 import gguf
 import numpy as np
 
-from make_gguf_delta_net import tensors_of
+from make_gguf_delta_net import convert, tensors_of
+from make_gguf_fixtures import write
 
 NAMES = ("granitemoe_bf16", "granitemoe_shared_bf16", "dbrx_bf16_clip", "arctic_bf16")
 COMMON = {
@@ -140,20 +140,8 @@ class Converted:
 
     def write(self) -> None:
         getattr(self, self.kind)()
-        self.writer.write_header_to_file()
-        self.writer.write_kv_data_to_file()
-        self.writer.write_tensors_to_file()
-        self.writer.close()
-
-
-def main() -> None:
-    data = pathlib.Path(__file__).resolve().parents[1] / "data"
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=pathlib.Path, default=data / "gguf/models")
-    out = parser.parse_args().out
-    for name in NAMES:
-        Converted(data / "models" / name, out / f"{name}.gguf").write()
+        write(self.writer)
 
 
 if __name__ == "__main__":
-    main()
+    convert(Converted, NAMES, __doc__)

@@ -44,13 +44,9 @@ void ReadGraniteMoe(const JsonFields& config, ModelConfig& model) {
   model.tensors = CommonTensors();
   const std::string moe = "model.layers.{layer}.block_sparse_moe.";
   model.tensors.Set(TensorSlot::kRouter, moe + "router.layer.weight");
-  const TensorTransform stack = StackOf{.count = experts.router.experts};
-  const int64_t width = experts.expert.width;
-  const auto half = [&](int64_t first) {
-    return EveryNthRow{.step = 2 * width, .first = first, .count = width};
-  };
-  model.tensors.Set(TensorSlot::kExpertGate, moe + "input_linear.weight", {stack, half(0)});
-  model.tensors.Set(TensorSlot::kExpertUp, moe + "input_linear.weight", {stack, half(width)});
+  const StackOf stack = {.count = experts.router.experts};
+  SetJoinedGateUp(kExpertSlots, moe + "input_linear.weight", experts.expert.width, stack,
+                  model.tensors);
   model.tensors.Set(TensorSlot::kExpertDown, moe + "output_linear.weight", {stack});
 }
 

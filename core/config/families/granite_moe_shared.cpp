@@ -1,4 +1,5 @@
 // Granite MoE with an MLP in each layer that every token runs beside its experts.
+#include <optional>
 #include <variant>
 
 #include "core/config/family_fields.h"
@@ -17,11 +18,7 @@ void ReadGraniteMoeShared(const JsonFields& config, ModelConfig& model) {
     experts.shared.width = width;
   }
   const std::string mlp = "model.layers.{layer}.shared_mlp.";
-  const auto half = [&](int64_t first) {
-    return EveryNthRow{.step = 2 * width, .first = first, .count = width};
-  };
-  model.tensors.Set(TensorSlot::kSharedMlpGate, mlp + "input_linear.weight", {half(0)});
-  model.tensors.Set(TensorSlot::kSharedMlpUp, mlp + "input_linear.weight", {half(width)});
+  SetJoinedGateUp(kSharedMlpSlots, mlp + "input_linear.weight", width, std::nullopt, model.tensors);
   model.tensors.Set(TensorSlot::kSharedMlpDown, mlp + "output_linear.weight");
 }
 

@@ -32,13 +32,8 @@ void SetPlainProjections(const std::string& prefix, const DeltaNetSpec& delta, T
 // One tensor for the gates and ups of all experts of a layer, and one for the downs.
 void SetExpertsInStacks(const ExpertsSpec& experts, TensorPlan& plan) {
   const std::string mlp = std::string(kTextPrefix) + "layers.{layer}.mlp.experts.";
-  const TensorTransform stack = StackOf{.count = experts.router.experts};
-  const int64_t width = experts.expert.width;
-  const auto half = [&](int64_t first) {
-    return EveryNthRow{.step = 2 * width, .first = first, .count = width};
-  };
-  plan.Set(TensorSlot::kExpertGate, mlp + "gate_up_proj", {stack, half(0)});
-  plan.Set(TensorSlot::kExpertUp, mlp + "gate_up_proj", {stack, half(width)});
+  const StackOf stack = {.count = experts.router.experts};
+  SetJoinedGateUp(kExpertSlots, mlp + "gate_up_proj", experts.expert.width, stack, plan);
   plan.Set(TensorSlot::kExpertDown, mlp + "down_proj", {stack});
 }
 

@@ -57,12 +57,12 @@ TEST(WeightsTest, LoadingTellsWhatWasRead) {
 }
 
 TEST(LoadProgressTest, TellsNowAndThen) {
-  int64_t now_ns = 0;
+  VirtualClock clock;
   std::vector<double> told;
   LoadProgress progress(
-      "model", [&](double fraction) { told.push_back(fraction); }, [&] { return now_ns; });
+      "model", [&](double fraction) { told.push_back(fraction); }, &clock);
   const auto read = [&](uint64_t bytes, int64_t ms) {
-    now_ns += ms * 1'000'000;
+    clock.AdvanceNs(ms * 1'000'000);
     progress.Read(bytes);
   };
   progress.Expect(1000);

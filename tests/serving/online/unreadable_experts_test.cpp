@@ -27,6 +27,15 @@
 namespace moesaic {
 namespace {
 
+// The experts of these options' model and type.
+void WriteStore(const EngineOptions& options, const std::filesystem::path& store) {
+  const ModelFiles files = OpenModelFiles(options);
+  ThreadPool pool(2, {});
+  const WeightType type = ChooseWeightType(options);
+  WriteExpertStore(files.config, type, *files.tensors, SelectKernels(type), pool, store,
+                   [](int64_t, int64_t) {});
+}
+
 // The bytes of `from` into `to`, whose inode stays.
 void CopyInPlace(const std::filesystem::path& from, const std::filesystem::path& to) {
   std::ifstream in(from, std::ios::binary);
@@ -109,13 +118,7 @@ TEST(EngineTest, WhatOneOfTwoStoresCannotGiveComesFromTheOther) {
   const auto second = dir.path() / "second";
   EngineOptions options = SmallOptions();
   options.dtype = WeightType::kF32;  // as the reference
-  {
-    const ModelFiles files = OpenModelFiles(options);
-    ThreadPool pool(2, {});
-    const WeightType type = ChooseWeightType(options);
-    WriteExpertStore(files.config, type, *files.tensors, SelectKernels(type), pool, first,
-                     [](int64_t, int64_t) {});
-  }
+  WriteStore(options, first);
   std::filesystem::copy(first, second);
   options.expert_store = first.string() + "," + second.string();
   options.preload = false;
@@ -177,13 +180,7 @@ TEST(EngineTest, DamagedExpertsOfAStoreFailTheRequestAndNothingElse) {
   const auto store = dir.path() / "store";
   EngineOptions options = SmallOptions();
   options.dtype = WeightType::kF32;  // as the reference
-  {
-    const ModelFiles files = OpenModelFiles(options);
-    ThreadPool pool(2, {});
-    const WeightType type = ChooseWeightType(options);
-    WriteExpertStore(files.config, type, *files.tensors, SelectKernels(type), pool, store,
-                     [](int64_t, int64_t) {});
-  }
+  WriteStore(options, store);
   options.expert_store = store;
   options.preload = false;
   const ReferencePrompt reference = ReferencePrompts()[0];
