@@ -1,5 +1,6 @@
 // The templates of real models on many conversations, against Jinja2's output, and the marks.
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -72,7 +73,7 @@ TEST(JinjaConversations, AgreeWithJinja2) {
   for (const Json& test_case : vectors["cases"]) {
     const std::string name = test_case["template"].get<std::string>();
     const std::string conversation = test_case["conversation"].get<std::string>();
-    SCOPED_TRACE(name + ": " + conversation);
+    SCOPED_TRACE(fmt::format("{}: {}", name, conversation));
     const RenderContext context =
         MakeContext(vectors["special_tokens"][name], conversations.at(conversation));
     try {
@@ -114,7 +115,7 @@ TEST(JinjaConversations, MarksCoverExactlyTheInput) {
       // Thinking tags and special tokens are what templates look for.
       if (title.find("thinking") != std::string::npos) continue;
       if (title.find("special tokens") != std::string::npos) continue;
-      SCOPED_TRACE(name + ": " + title);
+      SCOPED_TRACE(fmt::format("{}: {}", name, title));
       Json shifted = conversation;
       Shift(shifted, false);
       MarkedText a;
