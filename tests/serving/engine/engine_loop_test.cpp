@@ -258,6 +258,7 @@ TEST(EngineLoopTest, AStepOfABatchGivesWay) {
                                  {{8, 1}},
                                  {{9, 1}},
                                  {{10, 1}}}));
+  EXPECT_EQ(loop->Stats().experts.misses, 7u);  // of the layers that the step has run
   EXPECT_NE(metrics.Serialize().find("moe_batch_steps_given_way_total 1\n"), std::string::npos);
 }
 
