@@ -1,6 +1,7 @@
 // EngineMetrics: what the engine publishes in the metrics registry, from StepStats alone.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -22,7 +23,8 @@ class FollowingCounter {
   // NOLINTNEXTLINE(google-explicit-constructor)
   FollowingCounter(Counter& counter) : counter_(counter), before_(counter.value()) {}
   void SetTotal(uint64_t total) { SetTotalOf(static_cast<double>(total)); }
-  void SetTotalOf(double total) { counter_.Add(before_ + total - counter_.value()); }
+  // What was added before may have been rounded up.
+  void SetTotalOf(double total) { counter_.Add(std::max(0.0, before_ + total - counter_.value())); }
 
  private:
   Counter& counter_;
