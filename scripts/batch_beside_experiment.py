@@ -144,8 +144,9 @@ def main():
     print("| ratio | " + " | ".join(f"{ratio:.2f}" for ratio in ratios) + " |\n")
     idle = 1 - statistics.mean(busy)
     rate, beside_rate = statistics.median(rates), statistics.median(rates_beside)
+    kept = beside_rate / (rate * idle) if rate * idle > 0 else float("nan")
     print(f"the batch alone {rate:.0f} tokens/s, beside requests {beside_rate:.0f}; idle share {idle:.2f}: "
-          f"{beside_rate / (rate * idle):.2f} of rate x idle share; {metrics.get('moe_batch_steps_given_way_total', 0):.0f} steps gave way, "
+          f"{kept:.2f} of rate x idle share; {metrics.get('moe_batch_steps_given_way_total', 0):.0f} steps gave way, "
           f"module batches waited {metrics.get('moe_module_batch_pauses_total', 0):.0f} times; {metrics['moe_preemptions_total']:.0f} preemptions")
 
 
