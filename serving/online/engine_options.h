@@ -97,6 +97,8 @@ struct EngineOptions {
   std::vector<KernelChoice> kernel_choices;
 
   std::filesystem::path expert_store;  // or several (ExpertStoresOf); empty: read the checkpoint
+  std::string expert_store_key;        // that servers among them share with us
+  std::filesystem::path expert_store_key_file;  // or the file that has it
   ReadBackend io_backend = ReadBackend::kAuto;
   int io_depth = 0;                  // reads in flight; 0: default
   int io_threads = 1;                // one reads and packs; the others pack

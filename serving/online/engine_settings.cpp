@@ -152,7 +152,18 @@ void AddExpertSettings(EngineOptions& options, bool visible, OptionTable& table)
                .target = &options.expert_store,
                .value_name = "DIR[,DIR]",
                .help = "Read experts from this store, written by `moesaic pack`; of several, on "
-                       "several disks, from all at once."});
+                       "several disks, from all at once. tcp://HOST:PORT behind a directory: "
+                       "from `moesaic serve-experts` on another machine, too."});
+  experts.Add(
+      {.name = "expert-store-key-file",
+       .target = &options.expert_store_key_file,
+       .value_name = "FILE",
+       .help = "File with the key that servers in --expert-store share with this process."});
+  experts.Add({.name = "expert-store-key",
+               .target = &options.expert_store_key,
+               .value_name = "KEY",
+               .help = "The key itself; best set in the environment, where others do not see it.",
+               .secret = true});
   experts.Add({.name = "predictor",
                .target = &options.predictor,
                .help = "What tells which experts are used next, to read them ahead; nothing is "
