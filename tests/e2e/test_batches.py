@@ -163,7 +163,7 @@ class BatchesTest(unittest.TestCase):
         self.assertEqual(text_of(found["request-7"]), direct.choices[0].text)
 
     def test_others_go_first(self):
-        server = self.server("--max-num-seqs", "4", endless=True)
+        server = self.server("--max-num-seqs", "4", "--batch-num-seqs", "4", endless=True)
         client = connect(server)
         file = upload(client, [line(n, tokens=20_000) for n in range(6)])
         batch = begin(client, file)
@@ -174,7 +174,7 @@ class BatchesTest(unittest.TestCase):
         self.assertEqual(client.batches.retrieve(batch.id).status, "in_progress")
         with self.assertRaises(openai.ConflictError):
             client.files.delete(file.id)
-        # All places are its own, and still there is one for every other request.
+        # All of its places are taken, and still there is one for every other request.
         self.assertEqual(client.batches.cancel(batch.id).status, "cancelling")
         batch = wait(client, batch, "cancelled")
         self.assertEqual(batch.request_counts.total, 6)
