@@ -95,7 +95,8 @@ endfunction()
 
 # moesaic_test(NAME SOURCES ... LINKS ... [LABELS label] [ENVIRONMENT NAME=VALUE]): a GoogleTest program, one ctest
 # entry per test.
-# The label `concurrent` marks the tests that the thread sanitizer runs.
+# The label `concurrent` marks the tests that the thread sanitizer runs; `instruction_sets` those that name the
+# instruction sets of their kernels, so that MOESAIC_ISA changes nothing in them (scripts/test_isa.sh).
 add_custom_target(concurrent_tests)
 function(moesaic_test name)
   cmake_parse_arguments(ARG "" "ENVIRONMENT" "SOURCES;LINKS;LABELS" ${ARGN})

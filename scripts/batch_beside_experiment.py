@@ -7,7 +7,8 @@ One server, and --rounds times in turn for --seconds each: requests alone, a bat
 tokens that come every --every seconds, whether the one before has ended or not; a batch's lines have --batch-prompt and --batch-tokens. Prints for
 requests the time to the first token and the gaps between tokens (median, 99th percentile, in milliseconds), for the batch its tokens a second, and
 the ratios: of the gaps' and first tokens' percentiles, and of the batch's rate to its rate alone times the share of the time in which requests
-alone would have left the server idle. Tokens of steps that gave way and were computed again count once.
+alone would have left the server idle. Tokens of steps that gave way and were computed again count once; those of module batches count when their
+last layer has run. --serve has more flags of the server, such as --serve=--module-batches=off.
 """
 
 import argparse
@@ -115,10 +116,11 @@ def main():
     parser.add_argument("--lines", type=int, default=2000)
     parser.add_argument("--batch-prompt", type=int, default=200)
     parser.add_argument("--batch-tokens", type=int, default=100)
+    parser.add_argument("--serve", action="append", default=[])
     flags = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         server = ExperimentServer(flags.binary, flags.model, "--batch-dir", directory, "--expert-memory", flags.expert_memory,
-                                  "--no-prefix-cache")
+                                  "--no-prefix-cache", *flags.serve)
         phase(server, 1, True, False, flags)  # to warm up
         alone, beside, rates, rates_beside, busy = [], [], [], [], []
         for number in range(flags.rounds):
@@ -129,7 +131,7 @@ def main():
             streams, rate, _ = phase(server, 30 + number, True, True, flags)
             beside += streams
             rates_beside.append(rate)
-        given_way = server.metrics().get("moe_batch_steps_given_way_total", 0)
+        metrics = server.metrics()
         server.stop()
     rows = {}
     print("| requests | first token, median | p99 | gap, median | p99 |\n|---|---|---|---|---|")
@@ -142,8 +144,10 @@ def main():
     print("| ratio | " + " | ".join(f"{ratio:.2f}" for ratio in ratios) + " |\n")
     idle = 1 - statistics.mean(busy)
     rate, beside_rate = statistics.median(rates), statistics.median(rates_beside)
+    kept = beside_rate / (rate * idle) if rate * idle > 0 else float("nan")
     print(f"the batch alone {rate:.0f} tokens/s, beside requests {beside_rate:.0f}; idle share {idle:.2f}: "
-          f"{beside_rate / (rate * idle):.2f} of rate x idle share; {given_way:.0f} steps gave way")
+          f"{kept:.2f} of rate x idle share; {metrics.get('moe_batch_steps_given_way_total', 0):.0f} steps gave way, "
+          f"module batches waited {metrics.get('moe_module_batch_pauses_total', 0):.0f} times; {metrics['moe_preemptions_total']:.0f} preemptions")
 
 
 if __name__ == "__main__":

@@ -1,20 +1,19 @@
 #!/usr/bin/env bash
 # Runs the tests of the release build with another instruction set than the one that the kernels would take here:
 # test_isa.sh {scalar,avx2,avx512,avx512_bf16,amx}... Says what it skips: what this CPU lacks, and its default, with
-# which `make test` runs. The end-to-end tests do not run again: they are about protocols and files. Of instruction sets
-# with the same numerics (`moesaic version` names them) the first one runs everything. With the others, and with scalar
-# kernels, the tests of models and of exactness run: those hold that the bits are the same, and then the rest sees nothing
-# else.
+# which `make test` runs. The end-to-end tests do not run again: they are about protocols and files; nor do those that
+# go through all instruction sets themselves (label `instruction_sets`: kernels, models). Of instruction sets with the
+# same numerics (`moesaic version` names them) the first one runs the rest. With the others, and with scalar kernels,
+# which take minutes for what others do in seconds, the tests of exactness run: those hold that the bits are the same, and
+# then the rest sees nothing else.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 jobs=${JOBS:-$(nproc)}
 program=build/release/bin/moesaic
 # Minutes of searches, of failures and of texts, in which no kernel has a part.
 same_everywhere='BatchPlannerTest.(PacketsAre|SaysWhatATenth)|ThroughputPlannerTest|ResolveBatchTest.ALongJob'
-# These take their instruction sets as parameters.
-same_everywhere+='|^Isas/'
-same_everywhere+='|DenseLossTest|SimulatorTest|Json|Jinja|Tokenizer|BpeRun|Http|^Server|PropertyTest|LinkMover|Schema|Chat|Ptx'
-model_tests='Exactness|Reference|GoldenHashes|Deferral|DenseSlices|ExpertRunner|Fp8|Rope|Sampler'
+same_everywhere+='|DeviceExactnessTest|DenseLossTest|CudaBatch(Loss)?Test|CudaEngineTest|SimulatorTest|Json|Jinja|Tokenizer|BpeRun|Http|^Server|PropertyTest|LinkMover|Schema|Chat|Ptx'
+exactness='Exactness|Reference|CudaBatchBits|Recurrent'
 
 [ $# -gt 0 ] || { echo "test_isa.sh: give an instruction set, for example avx2" >&2; exit 2; }
 # "avx2 (f32 activations)"
@@ -31,11 +30,11 @@ for isa in "$@"; do
     echo "SKIPPED: the tests with $isa kernels: these are the default here, and \`make test\` runs with them"
   else
     echo "-- the tests with $isa kernels (the default here: $default)"
-    only=(-LE e2e -E "$same_everywhere")
+    only=(-LE 'e2e|instruction_sets' -E "$same_everywhere")
     numerics=$(kernels <<<"$answer")
     numerics=${numerics#* }
     if [ "$isa" = scalar ] || [[ $numerics_run == *"$numerics"* ]]; then
-      only+=(-R "$model_tests")
+      only+=(-R "$exactness")
     fi
     numerics_run+="$numerics "
     MOESAIC_ISA=$isa ctest --test-dir build/release --output-on-failure -j $((jobs + 1)) "${only[@]}"

@@ -23,7 +23,8 @@ left_out='^Models/.*/sample|^Types/StreamingExactnessTest.*/(f32|int8)|PlansOfAl
 left_out+='|^Parts/.*PropertyTest.*/[1-9]|AMegabyteOfOneCharacter|SimulatorTest.(IsDeterministic|BeladyIs)|BatchPreemptionTest.*/[01]'
 # Arithmetic without memory of its own or threads, of which these presets make minutes: AMX emulated, long searches of
 # the planner, the largest tables of tokens. `make test` has them.
-left_out+='|^AmxTest.LongRows|^AmxTest.IntegersOf|emulated_amx|DeferralTest.DependsOnNothing|BpeRunTest.RunsOfAllKinds'
+left_out+='|^AmxTest.LongRows|^AmxTest.IntegersOf|emulated_amx|LatentAttentionTest.OnEmulated|^AttentionIsaTest'
+left_out+='|AttentionTest.RowsTogether.*/scalar|DeferralTest.DependsOnNothing|BpeRunTest.RunsOfAllKinds'
 left_out+='|BatchPlannerTest.(SaysWhatATenth|MoreDevices|PlansWhatFits|GoesToTheEdge|ASlowLink|NoSizesNearby|PacketsAre)'
 left_out+='|ResolveBatchTest.ALongJob'
 left_out+='|BatchPlannerTest.PlansFor(AnEmulatedDevice|SeveralEmulatedDevices)|MachineProfilerTest.PeaksOfEvery'

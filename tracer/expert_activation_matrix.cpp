@@ -55,6 +55,21 @@ ExpertActivationMatrix& ExpertActivationMatrix::operator+=(const ExpertActivatio
   return *this;
 }
 
+ExpertActivationMatrix& ExpertActivationMatrix::operator-=(const ExpertActivationMatrix& other) {
+  CheckSameShape(*this, other);
+  for (int layer = 0; layer < num_layers_; ++layer) {
+    if (other.row_sum(layer) == 0) continue;
+    uint32_t* row = counts_.data() + static_cast<size_t>(layer) * static_cast<size_t>(num_experts_);
+    const std::span<const uint32_t> taken = other.Row(layer);
+    for (size_t e = 0; e < taken.size(); ++e) {
+      CHECK_GE(row[e], taken[e]);
+      row[e] -= taken[e];
+    }
+    row_sums_[static_cast<size_t>(layer)] -= other.row_sum(layer);
+  }
+  return *this;
+}
+
 void ExpertActivationMatrix::Clear() {
   std::fill(counts_.begin(), counts_.end(), 0u);
   std::fill(row_sums_.begin(), row_sums_.end(), uint64_t{0});

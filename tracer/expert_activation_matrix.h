@@ -23,6 +23,8 @@ class ExpertActivationMatrix {
   void Add(int layer, int expert, uint32_t tokens = 1);
   // CHECKs that the shapes are equal.
   ExpertActivationMatrix& operator+=(const ExpertActivationMatrix& other);
+  // Likewise; `other` is a part of this, whose sums have fit.
+  ExpertActivationMatrix& operator-=(const ExpertActivationMatrix& other);
   void Clear();
 
   uint32_t count(int layer, int expert) const {

@@ -63,6 +63,16 @@ void RequestTracer::Observe(const Routing& routing) {
   }
 }
 
+void RequestTracer::TakeBackIteration(std::span<const RoutingSlice> slices) {
+  for (const RoutingSlice& slice : slices) {
+    RequestTrace& trace = At(slice.request).trace;
+    (slice.prefill ? trace.prefill : trace.decode) -= trace.iteration;
+    (slice.prefill ? trace.prefill_tokens : trace.decode_tokens) -= slice.num_rows;
+    --trace.iterations;
+    trace.iteration.Clear();
+  }
+}
+
 const RequestTrace& RequestTracer::trace(TracedRequest request) const {
   return const_cast<RequestTracer*>(this)->At(request).trace;
 }

@@ -41,6 +41,8 @@ class RequestTracer {
   // cleared and their tokens counted.
   void BeginIteration(std::span<const RoutingSlice> slices);
   void Observe(const Routing& routing);
+  // It has not run to its end, and what it has shown so far is not counted.
+  void TakeBackIteration(std::span<const RoutingSlice> slices);
 
   const RequestTrace& trace(TracedRequest request) const;
   int running() const { return static_cast<int>(traces_.size() - free_.size()); }

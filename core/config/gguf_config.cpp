@@ -12,6 +12,8 @@
 #include "core/base/error.h"
 #include "core/base/json_fields.h"
 #include "core/config/family_fields.h"
+#include "core/config/gguf_fields.h"
+#include "core/config/gguf_latent.h"
 #include "core/config/gguf_tensors.h"
 #include "core/io/gguf_types.h"
 
@@ -19,70 +21,6 @@ namespace moesaic {
 namespace {
 
 using nlohmann::json;
-
-// The metadata of one model: keys of its architecture without their prefix.
-class GgufFields {
- public:
-  GgufFields(const GgufHeader& header, std::string_view name)
-      : header_(header),
-        all_(header.metadata, name),
-        architecture_(all_.String("general.architecture", "")) {
-    if (architecture_.empty()) all_.FailAt("general.architecture", "is missing");
-  }
-
-  const std::string& architecture() const { return architecture_; }
-  const JsonFields& all() const { return all_; }
-  std::string Key(std::string_view key) const { return fmt::format("{}.{}", architecture_, key); }
-  bool Has(std::string_view key) const { return all_.Find(Key(key)) != nullptr; }
-  // In the first layer or in any: one layer has it.
-  bool HasTensor(std::string_view of_layer) const {
-    const std::string end = fmt::format(".{}", of_layer);
-    return std::any_of(header_.tensors.begin(), header_.tensors.end(), [&](const auto& tensor) {
-      return tensor.first.starts_with("blk.") && tensor.first.ends_with(end);
-    });
-  }
-  bool HasModelTensor(std::string_view name) const {
-    return header_.tensors.contains(std::string(name));
-  }
-
-  int64_t Int(std::string_view key, int64_t least, int64_t most) const {
-    if (!Has(key)) all_.FailAt(Key(key), "is missing");
-    return all_.Int(Key(key), 0, least, most);
-  }
-  int64_t Int(std::string_view key, int64_t fallback, int64_t least, int64_t most) const {
-    return all_.Int(Key(key), fallback, least, most);
-  }
-  double Number(std::string_view key, std::optional<double> fallback, double least,
-                double most) const {
-    if (!Has(key) && !fallback) all_.FailAt(Key(key), "is missing");
-    return all_.Number(Key(key), fallback.value_or(0.0), least, most);
-  }
-  // A number, or an array of the same number for every layer.
-  int64_t IntOfAllLayers(std::string_view key, std::optional<int64_t> fallback,
-                         int64_t most) const {
-    const json* const value = all_.Find(Key(key));
-    if (value == nullptr || !value->is_array()) {
-      return fallback && value == nullptr ? *fallback : Int(key, 1, most);
-    }
-    const std::vector<int64_t> values = all_.Ints(Key(key), 0, most);
-    const bool uniform =
-        !values.empty() && values.front() >= 1 &&
-        std::all_of(values.begin(), values.end(), [&](int64_t v) { return v == values.front(); });
-    if (!uniform) {
-      Unsupported(key, "differs between layers, which no model of this kind does that is served");
-    }
-    return values.front();
-  }
-
-  [[noreturn]] void Unsupported(std::string_view key, std::string_view problem) const {
-    all_.FailAt(Key(key), problem, ErrorKind::kUnsupported);
-  }
-
- private:
-  const GgufHeader& header_;
-  const JsonFields all_;
-  const std::string architecture_;
-};
 
 json RopeScaling(const GgufFields& fields) {
   const std::string type = fields.all().String(fields.Key("rope.scaling.type"), "none");
@@ -163,153 +101,79 @@ json CommonConfig(const GgufFields& fields) {
   return config;
 }
 
-int64_t Experts(const GgufFields& fields) { return fields.Int("expert_count", 1, kMostExperts); }
-
-// Of a dense layer; a model may have none.
-int64_t DenseWidth(const GgufFields& fields) {
-  return fields.Has("feed_forward_length")
-             ? fields.IntOfAllLayers("feed_forward_length", std::nullopt, kMostWidth)
-             : 1;
-}
-// Old files have one width for both.
-int64_t ExpertWidth(const GgufFields& fields) {
-  return fields.Has("expert_feed_forward_length")
-             ? fields.Int("expert_feed_forward_length", 1, kMostWidth)
-             : fields.Int("feed_forward_length", 1, kMostWidth);
-}
-
-bool NormalisedWeights(const GgufFields& fields, bool of_family) {
-  return fields.all().Bool(fields.Key("expert_weights_norm"), of_family);
-}
-
 void Qwen3Moe(const GgufFields& fields, json& config) {
-  config["num_experts"] = Experts(fields);
-  config["moe_intermediate_size"] = ExpertWidth(fields);
-  config["intermediate_size"] = DenseWidth(fields);
-  config["norm_topk_prob"] = NormalisedWeights(fields, true);
+  config["num_experts"] = fields.Experts();
+  config["moe_intermediate_size"] = fields.ExpertWidth();
+  config["intermediate_size"] = fields.DenseWidth();
+  config["norm_topk_prob"] = fields.NormalisedWeights(true);
   config["attention_bias"] = fields.HasTensor("attn_q.bias");
 }
 
 void Qwen2Moe(const GgufFields& fields, json& config) {
-  config["num_experts"] = Experts(fields);
-  config["moe_intermediate_size"] = ExpertWidth(fields);
-  config["intermediate_size"] = DenseWidth(fields);
+  config["num_experts"] = fields.Experts();
+  config["moe_intermediate_size"] = fields.ExpertWidth();
+  config["intermediate_size"] = fields.DenseWidth();
   config["shared_expert_intermediate_size"] =
       fields.Int("expert_shared_feed_forward_length", 1, kMostWidth);
-  config["norm_topk_prob"] = NormalisedWeights(fields, false);
+  config["norm_topk_prob"] = fields.NormalisedWeights(false);
   config["qkv_bias"] = fields.HasTensor("attn_q.bias");
 }
 
 void Olmoe(const GgufFields& fields, json& config) {
-  config["num_experts"] = Experts(fields);
-  config["intermediate_size"] = ExpertWidth(fields);
-  config["norm_topk_prob"] = NormalisedWeights(fields, false);
+  config["num_experts"] = fields.Experts();
+  config["intermediate_size"] = fields.ExpertWidth();
+  config["norm_topk_prob"] = fields.NormalisedWeights(false);
   const double clip = fields.Number("attention.clamp_kqv", 0.0, 0.0, 1e9);
   if (clip > 0.0) config["clip_qkv"] = clip;
 }
 
 // `llama` is the architecture of dense models too.
 void Mixtral(const GgufFields& fields, json& config) {
-  config["num_local_experts"] = Experts(fields);
-  config["intermediate_size"] = ExpertWidth(fields);
+  config["num_local_experts"] = fields.Experts();
+  config["intermediate_size"] = fields.ExpertWidth();
   config["sliding_window"] = fields.Has("attention.sliding_window")
                                  ? json(fields.Int("attention.sliding_window", 0, kMostPosition))
                                  : json(nullptr);
 }
 
-void RequireSigmoid(const GgufFields& fields) {
-  constexpr int64_t kSigmoid = 2;  // llama.cpp's enum of gating functions
-  if (fields.Int("expert_gating_func", kSigmoid, 0, 100) != kSigmoid) {
-    fields.Unsupported("expert_gating_func", "is not 2 (sigmoid), which this architecture has");
-  }
-}
-
 void Glm4Moe(const GgufFields& fields, json& config) {
-  RequireSigmoid(fields);
-  config["n_routed_experts"] = Experts(fields);
-  config["moe_intermediate_size"] = ExpertWidth(fields);
-  config["intermediate_size"] = DenseWidth(fields);
+  fields.RequireSigmoidRouter();
+  config["n_routed_experts"] = fields.Experts();
+  config["moe_intermediate_size"] = fields.ExpertWidth();
+  config["intermediate_size"] = fields.DenseWidth();
   config["n_shared_experts"] = fields.Int("expert_shared_count", 1, 0, 1000);
   config["first_k_dense_replace"] = fields.Int("leading_dense_block_count", 0, 0, kMostLayers);
   config["n_group"] = fields.Int("expert_group_count", 1, 1, kMostExperts);
   config["topk_group"] = fields.Int("expert_group_used_count", 1, 1, kMostExperts);
-  config["norm_topk_prob"] = NormalisedWeights(fields, true);
+  config["norm_topk_prob"] = fields.NormalisedWeights(true);
   config["routed_scaling_factor"] = fields.Number("expert_weights_scale", 1.0, 1e-6, 1e6);
   config["use_qk_norm"] = fields.HasTensor("attn_q_norm.weight");
   config["attention_bias"] = fields.HasTensor("attn_q.bias");
 }
 
 void MiniMaxM2(const GgufFields& fields, json& config) {
-  RequireSigmoid(fields);
-  config["num_local_experts"] = Experts(fields);
-  config["intermediate_size"] = ExpertWidth(fields);
+  fields.RequireSigmoidRouter();
+  config["num_local_experts"] = fields.Experts();
+  config["intermediate_size"] = fields.ExpertWidth();
 }
 
 // Every other layer has the window; alpha and limit of the experts' activation are not in the file.
 void GptOss(const GgufFields& fields, json& config) {
-  config["num_local_experts"] = Experts(fields);
-  config["intermediate_size"] = ExpertWidth(fields);
+  config["num_local_experts"] = fields.Experts();
+  config["intermediate_size"] = fields.ExpertWidth();
   config["sliding_window"] = fields.Int("attention.sliding_window", 0, kMostPosition);
   config["attention_bias"] = fields.HasTensor("attn_q.bias");
   if (config["rope_scaling"].is_object()) config["rope_scaling"]["truncate"] = false;
 }
 
-// DeepSeek-V2 and, with a sigmoid router, V3, Kimi-K2 and GLM-4.7-Flash. With latent attention
-// key_length and value_length are those of the kept rows, and there is one head of them; old files
-// have those of the heads.
-void Deepseek2(const GgufFields& fields, json& config) {
-  constexpr int64_t kSoftmax = 1;  // llama.cpp's enum of gating functions; what old files mean
-  constexpr int64_t kSigmoid = 2;
-  const int64_t gating = fields.Int("expert_gating_func", kSoftmax, 0, 100);
-  const bool v3 = gating == kSigmoid;
-  if (!v3 && gating != kSoftmax && gating != 0) {
-    fields.Unsupported("expert_gating_func", "is neither 1 (softmax) nor 2 (sigmoid)");
-  }
-  const char* const version = v3 ? "3" : "2";
-  config["architectures"] = {fmt::format("DeepseekV{}ForCausalLM", version)};
-  config["model_type"] = fmt::format("deepseek_v{}", version);
-  for (const char* const key : {"num_key_value_heads", "head_dim", "partial_rotary_factor"}) {
-    config.erase(key);
-  }
-  const auto length = [&](std::string_view key) {
-    const std::string of_heads = fmt::format("attention.{}_mla", key);
-    return fields.Has(of_heads) ? fields.Int(of_heads, 2, kMostHeadDim)
-                                : fields.Int(fmt::format("attention.{}", key), 2, kMostHeadDim);
-  };
-  const int64_t rotated = fields.Int("rope.dimension_count", 2, length("key_length") - 1);
-  config["qk_rope_head_dim"] = rotated;
-  config["qk_nope_head_dim"] = length("key_length") - rotated;
-  config["v_head_dim"] = length("value_length");
-  config["kv_lora_rank"] = fields.Int("attention.kv_lora_rank", 1, kMostHeadDim);
-  const int64_t q_rank = fields.Int("attention.q_lora_rank", 0, 0, kMostWidth);
-  config["q_lora_rank"] = q_rank > 0 ? json(q_rank) : json(nullptr);
-  json& rope = config["rope_scaling"];
-  if (rope.is_object() && rope["rope_type"] == "yarn") {
-    // All of yarn's factor is in the scale of attention, by a tenth of mscale_all_dim.
-    rope["attention_factor"] = 1.0;
-    rope["mscale_all_dim"] = 10 * fields.Number("rope.scaling.yarn_log_multiplier", 0.0, 0.0, 1e5);
-  }
-  config["n_routed_experts"] = Experts(fields);
-  config["moe_intermediate_size"] = ExpertWidth(fields);
-  config["intermediate_size"] = DenseWidth(fields);
-  config["n_shared_experts"] = fields.Int("expert_shared_count", 0, 0, 1000);
-  config["first_k_dense_replace"] = fields.Int("leading_dense_block_count", 0, 0, kMostLayers);
-  const int64_t groups = fields.Int("expert_group_count", 1, 1, kMostExperts);
-  config["n_group"] = groups;
-  config["topk_group"] = fields.Int("expert_group_used_count", groups, 1, kMostExperts);
-  if (!v3) config["topk_method"] = groups > 1 ? "group_limited_greedy" : "greedy";
-  config["norm_topk_prob"] = NormalisedWeights(fields, false);
-  config["routed_scaling_factor"] = fields.Number("expert_weights_scale", 1.0, 1e-6, 1e6);
-}
-
 // Qwen3-Next's and Qwen3.5's.
 void LinearAttention(const GgufFields& fields, json& config) {
-  config["num_experts"] = Experts(fields);
-  config["moe_intermediate_size"] = ExpertWidth(fields);
+  config["num_experts"] = fields.Experts();
+  config["moe_intermediate_size"] = fields.ExpertWidth();
   config["shared_expert_intermediate_size"] =
       fields.Int("expert_shared_feed_forward_length", 1, kMostWidth);
-  config["intermediate_size"] = DenseWidth(fields);
-  config["norm_topk_prob"] = NormalisedWeights(fields, true);
+  config["intermediate_size"] = fields.DenseWidth();
+  config["norm_topk_prob"] = fields.NormalisedWeights(true);
   config["full_attention_interval"] = fields.Int("full_attention_interval", 4, 1, kMostLayers);
   config["linear_conv_kernel_dim"] = fields.Int("ssm.conv_kernel", 2, kMostWidth);
   config["linear_key_head_dim"] = fields.Int("ssm.state_size", 1, kMostHeadDim);
@@ -330,8 +194,8 @@ void GraniteMoe(const GgufFields& fields, json& config) {
   const bool shared = fields.Has("expert_shared_feed_forward_length");
   config["architectures"] = {fmt::format("GraniteMoe{}ForCausalLM", shared ? "Shared" : "")};
   config["model_type"] = fmt::format("granitemoe{}", shared ? "shared" : "");
-  config["num_local_experts"] = Experts(fields);
-  config["intermediate_size"] = ExpertWidth(fields);
+  config["num_local_experts"] = fields.Experts();
+  config["intermediate_size"] = fields.ExpertWidth();
   if (shared) {
     config["shared_intermediate_size"] =
         fields.Int("expert_shared_feed_forward_length", 1, kMostWidth);
@@ -349,15 +213,15 @@ void GraniteMoe(const GgufFields& fields, json& config) {
 
 // Weights of experts are always divided by their sum.
 void Dbrx(const GgufFields& fields, json& config) {
-  config["num_experts"] = Experts(fields);
-  config["intermediate_size"] = ExpertWidth(fields);
+  config["num_experts"] = fields.Experts();
+  config["intermediate_size"] = fields.ExpertWidth();
   const double clip = fields.Number("attention.clamp_kqv", 0.0, 0.0, 1e9);
   if (clip > 0.0) config["attn_config"] = {{"clip_qkv", clip}};
 }
 
 void Arctic(const GgufFields& fields, json& config) {
-  config["num_local_experts"] = Experts(fields);
-  config["intermediate_size"] = ExpertWidth(fields);
+  config["num_local_experts"] = fields.Experts();
+  config["intermediate_size"] = fields.ExpertWidth();
   config["moe_layer_frequency"] = 1;
   config["parallel_attn_mlp_res"] = true;
 }
@@ -383,7 +247,9 @@ constexpr GgufArchitecture kArchitectures[] = {
     {"glm4moe", "Glm4MoeForCausalLM", "glm4_moe", Glm4Moe},
     {"minimax-m2", "MiniMaxM2ForCausalLM", "minimax_m2", MiniMaxM2},
     {"gpt-oss", "GptOssForCausalLM", "gpt_oss", GptOss},
-    {"deepseek2", "", "", Deepseek2},  // which of them, its function says
+    {"deepseek2", "", "", ReadGgufDeepseek2},  // which of them, its function says
+    {"deepseek32", "DeepseekV32ForCausalLM", "deepseek_v32", ReadGgufDeepseek32},
+    {"glm-dsa", "GlmMoeDsaForCausalLM", "glm_moe_dsa", ReadGgufGlmDsa},
     {"qwen3next", "Qwen3NextForCausalLM", "qwen3_next", LinearAttention},
     {"qwen35moe", "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", Qwen35Moe},
     {"granitemoe", "", "", GraniteMoe},  // likewise

@@ -54,8 +54,8 @@ void SetLinearAttention(const ModelConfig& model, bool rates_of_key_heads, Tenso
   plan.Set(TensorSlot::kDeltaOutput, layer + "ssm_out.weight");
 }
 
-// Names of latent attention. What makes keys and values of latents is one tensor, as in the
-// original, or (files since 2025) two, of which the keys' is turned already.
+// Names of latent attention and of its indexer. What makes keys and values of latents is one
+// tensor, as in the original, or (files since 2025) two, of which the keys' is turned already.
 void SetLatent(const LatentSpec& spec, bool one_tensor, TensorPlan& plan) {
   const std::string attention = "blk.{layer}.attn_";
   const auto rotated = [&](int64_t rows) {
@@ -75,6 +75,13 @@ void SetLatent(const LatentSpec& spec, bool one_tensor, TensorPlan& plan) {
     plan.Set(TensorSlot::kKeyUp, attention + "k_b.weight", {StackOf{spec.heads}});
     plan.Set(TensorSlot::kValueUp, attention + "v_b.weight", {StackOf{spec.heads}});
   }
+  if (spec.top_k == 0) return;
+  const std::string indexer = "blk.{layer}.indexer.";
+  plan.Set(TensorSlot::kIndexQ, indexer + "attn_q_b.weight");
+  plan.Set(TensorSlot::kIndexK, indexer + "attn_k.weight");
+  plan.Set(TensorSlot::kIndexKNorm, indexer + "k_norm.weight");
+  plan.Set(TensorSlot::kIndexKNormBias, indexer + "k_norm.bias");
+  plan.Set(TensorSlot::kIndexHeads, indexer + "proj.weight");
 }
 
 }  // namespace

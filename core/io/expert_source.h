@@ -18,6 +18,7 @@
 #include "core/base/error.h"
 #include "core/base/expert_id.h"
 #include "core/io/expert_layout.h"
+#include "core/io/remote_reader.h"
 
 namespace moesaic {
 
@@ -41,7 +42,10 @@ class ExpertSource {
   // Where the same files are several times, on disks that share the reading: each place's files, in
   // the order of files(), which are the first one's. Empty: there is one place.
   virtual std::span<const std::vector<std::filesystem::path>> replicas() const { return {}; }
-  // A bit for each of replicas() in which this expert is known to be damaged.
+  // Servers on other machines that share the reading of the one file. Where there are some,
+  // replicas() are there as well, even when they are only one; links are these and then those.
+  virtual std::span<const RemoteStore> remotes() const { return {}; }
+  // A bit for each of replicas() and remotes() in which this expert is known to be damaged.
   virtual uint32_t DamagedReplicas(ExpertId /*id*/) const { return 0; }
   // Uniform over the model's layers; slots are of layout().slot_bytes.
   virtual const ExpertLayout& layout() const = 0;

@@ -1,7 +1,11 @@
 // Reading an expert store; the writer is in expert_store_writer.cpp.
 #include "core/io/expert_store.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
+#include <span>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -13,6 +17,7 @@
 #include "core/base/file.h"
 #include "core/base/hash.h"
 #include "core/io/expert_store_json.h"
+#include "core/io/expert_wire.h"
 #include "core/io/stripe_schedule.h"
 
 namespace moesaic {
@@ -52,7 +57,8 @@ fs::path ExpertStoreDataFile(const fs::path& directory) { return directory / "ex
 std::vector<fs::path> ExpertStoresOf(const fs::path& setting) {
   std::error_code ignored;
   const std::string text = setting.string();
-  if (text.find(',') == std::string::npos || fs::exists(setting, ignored)) return {setting};
+  const bool one = text.find(',') == std::string::npos && !IsExpertPeer(text);
+  if (one || fs::exists(setting, ignored)) return {setting};
   std::vector<fs::path> stores;
   for (std::string_view rest = text; !rest.empty();) {
     fs::path store = TakeItem(rest);
@@ -60,6 +66,7 @@ std::vector<fs::path> ExpertStoresOf(const fs::path& setting) {
       Fail(ErrorKind::kInvalidArgument,
            "--expert-store {}: a directory is missing beside a comma; write DIR,DIR", text);
     }
+    if (IsExpertPeer(store.string())) ParseExpertPeer(store.string());
     for (const fs::path& other : stores) {
       if ((store / "").lexically_normal() != (other / "").lexically_normal() &&
           !fs::equivalent(store, other, ignored)) {
@@ -71,11 +78,28 @@ std::vector<fs::path> ExpertStoresOf(const fs::path& setting) {
     }
     stores.push_back(std::move(store));
   }
+  std::stable_partition(stores.begin(), stores.end(),
+                        [](const fs::path& store) { return !IsExpertPeer(store.string()); });
+  if (IsExpertPeer(stores.front().string())) {
+    Fail(ErrorKind::kInvalidArgument,
+         "--expert-store {}: a server alone is not enough; name a copy of its store on a disk of "
+         "this machine in front: DIR,tcp://HOST:PORT",
+         text);
+  }
   if (stores.size() > static_cast<size_t>(kMostStripeLinks)) {
     Fail(ErrorKind::kInvalidArgument, "--expert-store: {} stores are named, {} is the most",
          stores.size(), kMostStripeLinks);
   }
   return stores;
+}
+
+ExpertStoreIdentity IdentityOf(const ExpertStoreDescription& store) {
+  const ExpertStoreHeader& header = store.header;
+  const std::string shape =
+      fmt::format("{} {} {} {}", header.model_type, header.num_experts, header.layout.slot_bytes,
+                  fmt::join(header.sparse_layers, ","));
+  return {Hash64(std::as_bytes(std::span(store.checksums)), Hash64(shape)),
+          ExpertStoreBytes(header)};
 }
 
 std::string WhyNotSameExperts(const ExpertStoreDescription& a, const ExpertStoreDescription& b) {

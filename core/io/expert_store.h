@@ -17,6 +17,7 @@
 
 #include "core/base/expert_id.h"
 #include "core/io/expert_layout.h"
+#include "core/io/expert_wire.h"
 
 namespace moesaic {
 
@@ -68,9 +69,13 @@ void CheckExpert(const ExpertStoreDescription& store, const std::filesystem::pat
 std::filesystem::path ExpertStoreDataFile(const std::filesystem::path& directory);
 
 // The stores of --expert-store: one directory, or several with commas between, which have the same
-// experts. A name with a comma is one directory where there is such a one. Throws
-// Error(kInvalidArgument) when a name is empty, or two are the same directory.
+// experts, and behind them the addresses of servers of such stores (expert_wire.h). A name with a
+// comma is one directory where there is such a one. Throws Error(kInvalidArgument) when a name is
+// empty, two are the same directory, an address is none, or there are only addresses.
 std::vector<std::filesystem::path> ExpertStoresOf(const std::filesystem::path& setting);
+// What a store has, in a few bytes: hash of its checksums and their shape, and its file's size.
+// Stores have the same one when they have the same experts.
+ExpertStoreIdentity IdentityOf(const ExpertStoreDescription& store);
 // Why two stores cannot stand for each other; empty when they have the same experts.
 std::string WhyNotSameExperts(const ExpertStoreDescription& a, const ExpertStoreDescription& b);
 // Extent of an expert in the data file: position is (index of its layer in sparse_layers) *

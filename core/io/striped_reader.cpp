@@ -372,19 +372,26 @@ std::unique_ptr<AsyncReader> MakeStripedReader(std::vector<StripedLink> links,
 }
 
 std::unique_ptr<AsyncReader> OpenStripedReader(std::span<const std::vector<fs::path>> replicas,
+                                               std::span<const RemoteStore> remotes,
                                                ReadBackend backend, int depth,
                                                uint64_t bytes_per_s) {
   CHECK(!replicas.empty());
   std::vector<uint64_t> sizes = CommonSizes(replicas);
   std::vector<StripedLink> links;
-  links.reserve(replicas.size());
-  for (const std::vector<fs::path>& files : replicas) {
-    CHECK(!files.empty());
-    std::unique_ptr<AsyncReader> reader = OpenAsyncReader(files, backend, depth);
+  links.reserve(replicas.size() + remotes.size());
+  const auto add = [&](std::string name, std::unique_ptr<AsyncReader> reader) {
     if (bytes_per_s > 0) {
       reader = MakeThrottledReader(std::move(reader), static_cast<double>(bytes_per_s));
     }
-    links.push_back({files.front().parent_path().string(), std::move(reader)});
+    links.push_back({std::move(name), std::move(reader)});
+  };
+  for (const std::vector<fs::path>& files : replicas) {
+    CHECK(!files.empty());
+    add(files.front().parent_path().string(), OpenAsyncReader(files, backend, depth));
+  }
+  for (const RemoteStore& remote : remotes) {
+    CHECK_EQ(sizes.size(), size_t{1});
+    add(ExpertPeerName(remote.peer), MakeRemoteReader(remote, depth));
   }
   const int total_depth = depth * static_cast<int>(links.size());
   return MakeStripedReader(std::move(links), std::move(sizes), total_depth);

@@ -1,6 +1,7 @@
 // StripedReader: an AsyncReader over several links that lead to the same bytes: replicas of the
-// files on several disks. Reads are spread over the links, or one is split over them, so that each
-// ends as soon as the measured rates allow (stripe_schedule.h).
+// files on several disks, and on other machines (remote_reader.h). Reads are spread over the links,
+// or one is split over them, so that each ends as soon as the measured rates allow
+// (stripe_schedule.h).
 //
 // A link that fails a read (an error, or a file that has become shorter) costs time only: another
 // one reads the same bytes. That is said once. A read fails when no link can give it.
@@ -18,6 +19,7 @@
 
 #include "core/base/clock.h"
 #include "core/io/async_reader.h"
+#include "core/io/remote_reader.h"
 #include "core/io/stripe_schedule.h"
 
 namespace moesaic {
@@ -34,11 +36,12 @@ std::unique_ptr<AsyncReader> MakeStripedReader(std::vector<StripedLink> links,
                                                std::vector<uint64_t> file_bytes, int depth,
                                                const Clock* clock = nullptr);
 
-// replicas: [links] the same files (in one order and of the same sizes) in each. depth: of each
-// link. bytes_per_s: what each may carry (throttled_reader.h); 0: no limit. Throws what
-// OpenAsyncReader throws, and Error(kCorrupt) that names two files of different sizes.
+// replicas: [links] the same files (in one order and of the same sizes) in each. remotes: further
+// links, to servers that have the one file. depth: of each link. bytes_per_s: what each may carry
+// (throttled_reader.h); 0: no limit. Throws what OpenAsyncReader and MakeRemoteReader throw, and
+// Error(kCorrupt) that names two files of different sizes.
 std::unique_ptr<AsyncReader> OpenStripedReader(
-    std::span<const std::vector<std::filesystem::path>> replicas, ReadBackend backend, int depth,
-    uint64_t bytes_per_s);
+    std::span<const std::vector<std::filesystem::path>> replicas,
+    std::span<const RemoteStore> remotes, ReadBackend backend, int depth, uint64_t bytes_per_s);
 
 }  // namespace moesaic

@@ -16,8 +16,19 @@ namespace {
 // Copies in flight of one link: the queue of a stream is not overtaken, so that an urgent copy
 // waits for all of them; with too few the link idles while the I/O thread wakes up.
 constexpr int kLinkDepth = 8;
+// A packet on its way delays the urgent copies behind it. Where a link is slow packets are small,
+// but none ends sooner than kPacketNs: to launch one takes some microseconds.
+constexpr int64_t kPacketNs = 50'000;
+constexpr int64_t kMostSmallPackets = 8;  // of an expert
 
 }  // namespace
+
+uint32_t DevicePacketBytes(uint64_t expert_bytes, int64_t copy_ns) {
+  const auto packets =
+      static_cast<uint64_t>(std::clamp<int64_t>(copy_ns / kPacketNs, 1, kMostSmallPackets));
+  const uint64_t bytes = RoundUp((expert_bytes + packets - 1) / packets, ReadPlan::kPageBytes);
+  return static_cast<uint32_t>(std::min<uint64_t>(bytes, kDefaultPacketBytes));
+}
 
 DeviceExperts::DeviceExperts(const HostExperts& home, const ExpertGrid& grid,
                              const ExpertPlacement& placement, std::span<Device* const> devices,
@@ -51,6 +62,7 @@ DeviceExperts::DeviceExperts(const HostExperts& home, const ExpertGrid& grid,
     loading.step_predictor = options.step_predictor;
     loading.link = static_cast<int32_t>(d);
     if (!options.copy_ns.empty()) loading.copy_ns = options.copy_ns[d];
+    loading.packet_bytes = DevicePacketBytes(slot_bytes, loading.copy_ns);
     loading.experts = placement.experts(static_cast<int>(d));
     std::vector<ExpertIndex> kept;
     std::copy_if(

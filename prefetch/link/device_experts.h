@@ -50,6 +50,10 @@ struct DeviceExpertsOptions {
   std::vector<ExpertIndex> kept = {};  // see ExpertFlowOptions; of all devices
 };
 
+// The size of the packets in which an expert is copied to a device, at most kDefaultPacketBytes,
+// over a link that copies one in copy_ns (0: not known). For tests.
+uint32_t DevicePacketBytes(uint64_t expert_bytes, int64_t copy_ns);
+
 class DeviceExperts : public ExpertProvider {
  public:
   // Throws Error(kResourceExhausted) when a device has not got the memory for its slots.

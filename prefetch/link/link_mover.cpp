@@ -11,22 +11,24 @@
 namespace moesaic {
 namespace {
 
+size_t LinksOf(const ExpertSource& source) {
+  return source.replicas().size() + source.remotes().size();
+}
+
 // Reads in flight are those of all places that share the reading.
 LinkOptions WithDefaults(const ExpertSource& source, LinkOptions options) {
   if (options.packet_bytes == 0) options.packet_bytes = kDefaultPacketBytes;
   options.packet_bytes = static_cast<uint32_t>(
       RoundUp(std::min<uint64_t>(options.packet_bytes, uint64_t{1} << 30), ReadPlan::kPageBytes));
   if (options.depth <= 0) options.depth = kDefaultReadDepth;
-  options.depth *= static_cast<int>(std::max<size_t>(source.replicas().size(), 1));
+  options.depth *= static_cast<int>(std::max<size_t>(LinksOf(source), 1));
   return options;
 }
 
 std::unique_ptr<AsyncReader> OpenReader(const ExpertSource& source, const LinkOptions& options) {
-  const auto replicas = source.replicas();
-  if (replicas.size() > 1) {
-    return OpenStripedReader(replicas, options.backend,
-                             options.depth / static_cast<int>(replicas.size()),
-                             options.link_bytes_per_s);
+  if (const size_t links = LinksOf(source); links > 1) {
+    return OpenStripedReader(source.replicas(), source.remotes(), options.backend,
+                             options.depth / static_cast<int>(links), options.link_bytes_per_s);
   }
   auto reader = OpenAsyncReader(source.files(), options.backend, options.depth);
   if (options.link_bytes_per_s == 0) return reader;

@@ -14,6 +14,7 @@
 #include "core/base/error.h"
 #include "core/base/metrics.h"
 #include "core/io/expert_store.h"
+#include "core/io/expert_wire.h"
 #include "serving/api/request_runner.h"
 #include "serving/batch/batch_report.h"
 #include "serving/cli/batch_progress.h"
@@ -164,6 +165,7 @@ void CheckFiles(const BatchFlags& flags, const EngineOptions& engine, const Batc
   files.ReadsAllIn("the model's file", ResolveModelPath(engine.model), IsModelFile);
   if (!engine.expert_store.empty()) {
     for (const std::filesystem::path& store : ExpertStoresOf(engine.expert_store)) {
+      if (IsExpertPeer(store.string())) continue;  // not of this machine
       files.ReadsAllIn("the expert store's file", store, [](const std::string&) { return true; });
     }
   }

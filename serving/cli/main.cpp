@@ -31,9 +31,10 @@ struct Command {
 };
 
 // "bench serve" before "bench": the first whose words are there is meant.
-constexpr std::array<Command, 14> kCommands = {{
+constexpr std::array<Command, 15> kCommands = {{
     {"run", "Answer a prompt, or chat, in the terminal", RunCommand},
     {"serve", "Serve a model over an OpenAI-compatible HTTP API", ServeCommand},
+    {"serve-experts", "Serve an expert store to other machines", ServeExpertsCommand},
     {"batch", "Answer a file of requests", BatchCommand},
     {"show", "Describe a model: sizes, and what fits into which memory", ShowCommand},
     {"pull", "Download a model from the Hugging Face Hub", PullCommand},
@@ -53,7 +54,7 @@ std::string Overview() {
       "Moesaic serves mixture-of-experts language models larger than fast memory.\n\n"
       "Usage: moesaic COMMAND [arguments] [options]\n\nCommands:\n";
   for (const Command& command : kCommands) {
-    out += fmt::format("  {:<13}{}\n", command.name, command.summary);
+    out += fmt::format("  {:<15}{}\n", command.name, command.summary);
   }
   out +=
       "\nStart here:\n"

@@ -23,6 +23,7 @@
 #include "serving/http/request_memory.h"
 #include "serving/http/server.h"
 #include "serving/jobs/batch_runner.h"
+#include "serving/online/module_batch_plan.h"
 #include "serving/startup/machine_options.h"
 
 namespace moesaic {
@@ -119,6 +120,7 @@ int ServeCommand(const Invocation& invocation) {
   SetUpLogging(line, settings.log, LogLevel::kInfo);
   ServerOptions& options = settings.server;
   settings.engine.replay_bytes = options.replay_bytes;
+  settings.engine.serves_batches = !options.batch_dir.empty();
   std::vector<ModelEntry> several = TakeSeveralModels(line, settings);
   if (several.empty()) {
     std::vector<std::string> positionals = line.positionals();
@@ -138,7 +140,7 @@ int ServeCommand(const Invocation& invocation) {
   std::unique_ptr<Batches> batches;
   if (!options.batch_dir.empty()) {
     // One more than run: a place that becomes free is taken at once.
-    batches = std::make_unique<Batches>(options, settings.engine.max_num_seqs + 1);
+    batches = std::make_unique<Batches>(options, MostLines(settings.engine) + 1);
   }
   Server server(options, metrics);
   if (batches != nullptr) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <span>
 #include <string>
 #include <utility>
@@ -176,17 +177,21 @@ void EngineLoop::DropExpired() {
 }
 
 void EngineLoop::RunStep(EngineStep& step) {
-  LookAfterPiece(step);
+  LookAfterLayers(step);
   if (scheduler_->piece().empty()) BeginPiece(step);
+  if (scheduler_->module_batch().empty()) BeginModuleBatch(step);
   const std::span<const ScheduledSlice> plan = scheduler_->Plan();
-  for (Sequence* const displaced : scheduler_->displaced()) parts_.use->EndTrace(*displaced);
-  LookAfterPiece(step);
+  EndDisplaced();
+  LookAfterLayers(step);
   slices_.assign(plan.begin(), plan.end());
-  waits_for_store_ = slices_.empty() && piece_.empty() && scheduler_->restoring() > 0;
-  if (slices_.empty() && piece_.empty()) {
+  const bool nothing = slices_.empty() && piece_.empty();
+  waits_for_store_ = nothing && module_batch_.empty() && scheduler_->restoring() > 0;
+  if (nothing && !module_batch_.empty()) return RunModuleBatch(step);
+  if (nothing) {
     if (parts_.turn) parts_.turn->Rest();
     return;
   }
+  if (!module_batch_.empty()) PauseModuleBatch(step);
   const bool others = !slices_.empty();
   if (others) {
     const auto begin = std::chrono::steady_clock::now();
@@ -195,7 +200,7 @@ void EngineLoop::RunStep(EngineStep& step) {
     if (!InTurn(background, [&] { RunInTurn(step); })) return scheduler_->Abandon();
     step_time_ = std::chrono::steady_clock::now() - begin;
   }
-  LookAfterPiece(step);
+  LookAfterLayers(step);
   if (piece_.empty()) return;
   InTurn(false, [&] {
     const auto begin = std::chrono::steady_clock::now();
@@ -230,6 +235,7 @@ void EngineLoop::RunInTurn(EngineStep& step) {
     Compute(step);
     Deliver(step);
   } catch (const StepGaveWay&) {
+    AddStats(step.Unfinished(), slices_);
     parts_.use->StepGaveWay();
     scheduler_->GiveWay();
     if (parts_.metrics) parts_.metrics->AddGivenWay();
@@ -309,67 +315,127 @@ void EngineLoop::Sample(EngineStep& step, int64_t begin_ns) {
   AddStats(head);
 }
 
+void EngineLoop::EndDisplaced() {
+  for (Sequence* const displaced : scheduler_->displaced()) parts_.use->EndTrace(*displaced);
+}
+
 // Begins one, if there are prompts that had better run layer after layer.
 void EngineLoop::BeginPiece(EngineStep& step) {
   LayerPass* const pass = step.layer_pass();
   if (pass == nullptr) return;
   const std::span<const ScheduledSlice> planned =
       scheduler_->PlanPiece([&](int64_t tokens) { return step.RunsByLayers(tokens); });
-  for (Sequence* const displaced : scheduler_->displaced()) parts_.use->EndTrace(*displaced);
+  EndDisplaced();
   if (planned.empty()) return;
+  Begin(piece_, *pass, planned);
+  piece_began_ = piece_logged_ = std::chrono::steady_clock::now();
+}
+
+// Begins one, if nothing but lines of batches is there and they had better run so.
+void EngineLoop::BeginModuleBatch(EngineStep& step) {
+  LayerPass* const pass = step.module_batches();
+  if (pass == nullptr) return;
+  const std::span<const ScheduledSlice> planned =
+      scheduler_->PlanModuleBatch([&](int64_t tokens) { return step.RunsAsModuleBatch(tokens); });
+  EndDisplaced();
+  if (planned.empty()) return;
+  Begin(module_batch_, *pass, planned);
+  module_batch_paused_ = false;
+}
+
+void EngineLoop::Begin(LayerRun& run, LayerPass& pass, std::span<const ScheduledSlice> planned) {
   FillRows(planned);
   int64_t rows = 0;
   for (const ScheduledSlice& slice : planned) {
     rows += slice.num_tokens;
-    piece_.push_back({slice.sequence, slice.sequence->traced, rows - 1});
+    run.parts.push_back({slice.sequence, slice.sequence->id, slice.sequence->traced, rows - 1});
   }
-  piece_tokens_ = rows;
-  piece_began_ = piece_logged_ = std::chrono::steady_clock::now();
-  parts_.use->BeginPiece(planned, rows_);
-  pass->Begin(rows_.tokens, rows_.slices);
+  run.tokens = rows;
+  parts_.use->BeginBeside(run.beside, planned, rows_);
+  pass.Begin(rows_.tokens, rows_.slices);
 }
 
-// Lets go of what has left the scheduler's piece.
-void EngineLoop::LookAfterPiece(EngineStep& step) {
-  if (piece_.empty()) return;
-  const std::span<const ScheduledSlice> there = scheduler_->piece();
-  for (size_t i = 0; i < piece_.size(); ++i) {
-    const bool stays = std::any_of(there.begin(), there.end(), [&](const ScheduledSlice& slice) {
-      return slice.sequence == piece_[i].sequence;
-    });
-    if (stays || piece_[i].sequence == nullptr) continue;
-    piece_[i].sequence = nullptr;
-    step.layer_pass()->Drop(static_cast<int32_t>(i));
-    parts_.use->LeavePiece(piece_[i].traced);
+// Lets go of what has left the scheduler's piece and module batch.
+void EngineLoop::LookAfterLayers(EngineStep& step) {
+  LookAfter(piece_, step.layer_pass(), scheduler_->piece());
+  LookAfter(module_batch_, step.module_batches(), scheduler_->module_batch());
+}
+
+void EngineLoop::LookAfter(LayerRun& run, LayerPass* pass, std::span<const ScheduledSlice> there) {
+  if (run.empty()) return;
+  auto next = there.begin();  // both have the order in which they were planned
+  for (size_t i = 0; i < run.parts.size(); ++i) {
+    LayerRun::Part& part = run.parts[i];
+    if (part.sequence == nullptr) continue;
+    if (next != there.end() && next->sequence == part.sequence) {
+      ++next;
+      continue;
+    }
+    part.sequence = nullptr;
+    pass->Drop(static_cast<int32_t>(i));
+    // One that was preempted is run again.
+    Sequence* const sequence = scheduler_->Find(part.id);
+    if (sequence != nullptr) parts_.use->TakeBackBeside(run.beside, *sequence);
+    parts_.use->LeaveBeside(part.traced);
   }
+  CHECK(next == there.end());
   if (!there.empty()) return;
-  step.layer_pass()->Abandon();
-  parts_.use->EndPiece();
-  piece_.clear();
+  pass->Abandon();
+  parts_.use->EndBeside(run.beside);
+  run.parts.clear();
 }
 
 // A block of it. Throws nothing: what fails ends its requests.
 void EngineLoop::RunPiece(EngineStep& step) {
   try {
-    RunBlock(step);
-    if (step.layer_pass()->done()) DeliverPiece(step);
+    LayerPass& pass = *step.layer_pass();
+    RunBlock(step, pass, piece_, scheduler_->piece());
+    LogPiece(pass);
+    if (pass.done()) DeliverPiece(step);
   } catch (const Error& error) {
     slices_.assign(scheduler_->piece().begin(), scheduler_->piece().end());
     scheduler_->AbandonPiece();
-    LookAfterPiece(step);
+    LookAfterLayers(step);
     FailSlices(step, error);
   }
 }
 
-void EngineLoop::RunBlock(EngineStep& step) {
-  AddStats(step.RunBlock(), scheduler_->piece());
-  const LayerPass& pass = *step.layer_pass();
+// A block of it, or a part of its head when all have run: between two of them others come first,
+// and it loses nothing. In a turn of the background's. Throws nothing, likewise.
+void EngineLoop::RunModuleBatch(EngineStep& step) {
+  if (parts_.turn) PublishStatus();  // it may have to wait for long
+  InTurn(true, [&] {
+    module_batch_paused_ = false;
+    LayerPass& pass = *step.module_batches();
+    try {
+      if (pass.done()) {
+        DeliverModuleBatch(step);
+      } else {
+        RunBlock(step, pass, module_batch_, scheduler_->module_batch());
+      }
+    } catch (const Error& error) {
+      slices_.assign(scheduler_->module_batch().begin(), scheduler_->module_batch().end());
+      scheduler_->AbandonModuleBatch();
+      LookAfterLayers(step);
+      FailSlices(step, error);
+    }
+  });
+}
+
+void EngineLoop::PauseModuleBatch(EngineStep& step) {
+  if (std::exchange(module_batch_paused_, true)) return;
+  step.module_batches()->Pause();
+  if (parts_.metrics) parts_.metrics->AddModuleBatchPause();
+}
+
+void EngineLoop::RunBlock(EngineStep& step, LayerPass& pass, const LayerRun& run,
+                          std::span<const ScheduledSlice> there) {
+  AddStats(step.RunBlock(pass), there);
   const int64_t layer = pass.ended_layer();
   if (layer >= 0 && parts_.config.is_sparse(layer)) {
-    parts_.use->PieceRouted(layer, pass.experts(), pass.weights());
+    parts_.use->RoutedBeside(run.beside, layer, pass.experts(), pass.weights());
   }
   ReportReadability(step);
-  LogPiece(pass);
 }
 
 // Now and then how far it is, and what it took if it was long.
@@ -378,27 +444,49 @@ void EngineLoop::LogPiece(const LayerPass& pass) {
   const bool ends = pass.done() && piece_logged_ != piece_began_;
   if (!ends && now - piece_logged_ < kPieceLogInterval) return;
   piece_logged_ = now;
-  LogInfo("prompts of {} tokens by layers: {:.0f}% after {:.0f} s", piece_tokens_,
+  LogInfo("prompts of {} tokens by layers: {:.0f}% after {:.0f} s", piece_.tokens,
           100 * pass.progress(), std::chrono::duration<double>(now - piece_began_).count());
 }
 
-void EngineLoop::DeliverPiece(EngineStep& step) {
-  const int64_t begin_ns = clock_.NowNs();
-  slices_.assign(scheduler_->piece().begin(), scheduler_->piece().end());
-  rows_.Clear();  // the last row of each
+// rows_ are the last rows of the first `count` that are there, which leave, and last_rows_ where
+// they are in the pass.
+void EngineLoop::ListLastRows(LayerRun& run, size_t count) {
+  rows_.Clear();
   last_rows_.clear();
-  for (const PiecePart& part : piece_) {
+  for (LayerRun::Part& part : run.parts) {
     if (part.sequence == nullptr) continue;
+    if (last_rows_.size() == count) break;
+    CHECK(part.sequence == slices_[last_rows_.size()].sequence);
+    part.sequence = nullptr;
     SequenceSlice& slice = rows_.slices.emplace_back();
     slice.first_row = std::ssize(last_rows_);
     slice.num_tokens = 1;
     last_rows_.push_back(static_cast<int32_t>(part.last_row));
   }
-  CHECK_EQ(last_rows_.size(), slices_.size());
+  CHECK_EQ(last_rows_.size(), count);
+}
+
+void EngineLoop::DeliverPiece(EngineStep& step) {
+  const int64_t begin_ns = clock_.NowNs();
+  slices_.assign(scheduler_->piece().begin(), scheduler_->piece().end());
+  ListLastRows(piece_, slices_.size());
   step.layer_pass()->Finish(last_rows_);
-  parts_.use->EndPiece();
-  piece_.clear();
+  parts_.use->EndBeside(piece_.beside);
+  piece_.parts.clear();
   scheduler_->AdvancePiece();
+  Sample(step, begin_ns);
+}
+
+// Of as many sequences as the head takes at a time.
+void EngineLoop::DeliverModuleBatch(EngineStep& step) {
+  const int64_t begin_ns = clock_.NowNs();
+  const std::span<const ScheduledSlice> there = scheduler_->module_batch();
+  const size_t count = std::min(there.size(), static_cast<size_t>(parts_.head->max_rows()));
+  slices_.assign(there.begin(), there.begin() + static_cast<std::ptrdiff_t>(count));
+  ListLastRows(module_batch_, count);
+  step.module_batches()->Show(last_rows_);
+  scheduler_->AdvanceModuleBatch(count);
+  if (scheduler_->module_batch().empty() && parts_.metrics) parts_.metrics->AddModuleBatch();
   Sample(step, begin_ns);
 }
 
@@ -445,14 +533,18 @@ void EngineLoop::PublishStatus() {
   const EngineStep::Experts experts = parts_.step->experts();
   if (parts_.metrics) {
     parts_.metrics->SetExperts(experts.slots, experts.resident);
+    parts_.metrics->SetFetchOrders(experts);
     parts_.metrics->SetPreemptions(scheduler_->preemptions());
     parts_.metrics->SetPrefixes(scheduler_->prefixes());
     if (stored_) parts_.metrics->SetKvStore(stored_->store().counters());
     parts_.metrics->SetDevices(experts.devices);
     parts_.metrics->SetLinks(experts.links);
     const bool piece = !piece_.empty();
-    parts_.metrics->SetPiece(piece ? piece_tokens_ : 0,
+    parts_.metrics->SetPiece(piece ? piece_.tokens : 0,
                              piece ? parts_.step->layer_pass()->progress() : 0);
+    parts_.metrics->SetModuleBatch(
+        module_batch_.empty() ? 0 : module_batch_.tokens,
+        module_batch_.empty() ? 0 : parts_.step->module_batches()->progress());
   }
   expert_slots_ = experts.slots;
   mailbox_.Publish(*scheduler_, *kv_, experts);

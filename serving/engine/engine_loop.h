@@ -127,11 +127,15 @@ class EngineLoop : public Engine {
   RoutingHook* HookOf(std::span<const ScheduledSlice> slices);
   void Deliver(EngineStep& step);
   void Sample(EngineStep& step, int64_t begin_ns);
+  void EndDisplaced();
   void BeginPiece(EngineStep& step);
-  void LookAfterPiece(EngineStep& step);
+  void BeginModuleBatch(EngineStep& step);
+  void LookAfterLayers(EngineStep& step);
   void RunPiece(EngineStep& step);
-  void RunBlock(EngineStep& step);
+  void RunModuleBatch(EngineStep& step);
+  void PauseModuleBatch(EngineStep& step);
   void DeliverPiece(EngineStep& step);
+  void DeliverModuleBatch(EngineStep& step);
   void LogPiece(const LayerPass& pass);
   bool InTurn(bool background, FunctionRef<void()> body);
   bool OthersCome() const;
@@ -164,16 +168,31 @@ class EngineLoop : public Engine {
   StepRows rows_;
   GiveWay give_way_{[this] { return OthersCome(); }};
   std::chrono::steady_clock::duration step_time_{};  // of the last one
-  // Of the piece that runs, in the order of its requests' numbers.
-  struct PiecePart {
-    Sequence* sequence = nullptr;  // null: it has left
-    TracedRequest traced = -1;
-    int64_t last_row = 0;
+  // What runs layer after layer: a piece, or a module batch.
+  struct LayerRun {
+    // In the order of its requests' numbers.
+    struct Part {
+      Sequence* sequence = nullptr;  // null: it has left
+      RequestId id = 0;
+      TracedRequest traced = -1;
+      int64_t last_row = 0;
+    };
+    ExpertUse::Beside beside;
+    std::vector<Part> parts = {};
+    int64_t tokens = 0;
+    bool empty() const { return parts.empty(); }
   };
-  std::vector<PiecePart> piece_;
-  int64_t piece_tokens_ = 0;
+  void Begin(LayerRun& run, LayerPass& pass, std::span<const ScheduledSlice> planned);
+  void LookAfter(LayerRun& run, LayerPass* pass, std::span<const ScheduledSlice> there);
+  void RunBlock(EngineStep& step, LayerPass& pass, const LayerRun& run,
+                std::span<const ScheduledSlice> there);
+  void ListLastRows(LayerRun& run, size_t count);
+
+  LayerRun piece_{.beside = ExpertUse::Beside::kPiece};
   std::chrono::steady_clock::time_point piece_began_;
   std::chrono::steady_clock::time_point piece_logged_;
+  LayerRun module_batch_{.beside = ExpertUse::Beside::kModuleBatch};
+  bool module_batch_paused_ = false;
   std::vector<int32_t> last_rows_;
 
   std::thread thread_;

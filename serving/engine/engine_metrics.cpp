@@ -10,13 +10,22 @@ constexpr const char* kPrefixTokens =
 
 }  // namespace
 
+EngineMetrics::FetchMetrics EngineMetrics::FetchMetricsOf(MetricsRegistry& r, const char* order) {
+  return {r.GetCounter("moe_fetched_steps_tokens_total",
+                       "Tokens of steps, by how their experts were fetched", {{"experts", order}}),
+          r.GetCounter("moe_fetched_steps_seconds_total",
+                       "Time of steps, by how their experts were fetched", {{"experts", order}})};
+}
+
 EngineMetrics::EngineMetrics(MetricsRegistry& r, bool with_devices)
     : registry_(r),
       given_way_(
           r.GetCounter("moe_batch_steps_given_way_total",
                        "Steps of batches that ended at a layer's border for other requests")),
       preemptions_(
-          r.GetCounter("moe_preemptions_total", "Sequences preempted for lack of KV blocks")),
+          r.GetCounter("moe_preemptions_total",
+                       "Running sequences that left for want of KV blocks, or for one of a lower "
+                       "rank that had no place, and were computed again")),
       from_pool_(
           r.GetCounter("moe_prefix_cache_tokens_total", kPrefixTokens, {{"tier", "memory"}})),
       from_store_(r.GetCounter("moe_prefix_cache_tokens_total", kPrefixTokens, {{"tier", "disk"}})),
@@ -25,7 +34,25 @@ EngineMetrics::EngineMetrics(MetricsRegistry& r, bool with_devices)
       piece_tokens_(r.GetGauge("moe_prefill_by_layers_tokens",
                                "Tokens of the prompts that run layer after layer now")),
       piece_progress_(
-          r.GetGauge("moe_prefill_by_layers_progress_ratio", "Share of their work that is done")) {
+          r.GetGauge("moe_prefill_by_layers_progress_ratio", "Share of their work that is done")),
+      module_batches_(r.GetCounter("moe_module_batches_total",
+                                   "Module batches of lines of batches that have run")),
+      module_batch_pauses_(
+          r.GetCounter("moe_module_batch_pauses_total",
+                       "Times that a module batch of lines waited for other requests, between two "
+                       "blocks of a layer; it goes on behind them")),
+      module_batch_tokens_(r.GetGauge("moe_module_batch_tokens",
+                                      "Tokens of the module batch of lines that runs now")),
+      module_batch_progress_(
+          r.GetGauge("moe_module_batch_progress_ratio", "Share of its work that is done")),
+      module_batch_rows_(
+          r.GetGauge("moe_module_batch_rows",
+                     "Running sequences from which on steps were measured to be faster as module "
+                     "batches; 0: nowhere so far")),
+      module_batch_steps_(r.GetCounter("moe_module_batch_steps_total",
+                                       "Steps of requests that ran as module batches")),
+      foreseen_order_(FetchMetricsOf(r, "foreseen")),
+      whole_layers_(FetchMetricsOf(r, "whole_layers")) {
   using Stats = const StepStats&;
   const auto add = [&](const char* name, const char* help, const MetricLabels& labels,
                        double (*amount)(Stats)) {
@@ -148,6 +175,22 @@ void EngineMetrics::SetExperts(int64_t slots, int64_t resident) {
 void EngineMetrics::SetPiece(int64_t tokens, double progress) {
   piece_tokens_.Set(static_cast<double>(tokens));
   piece_progress_.Set(progress);
+}
+
+void EngineMetrics::SetModuleBatch(int64_t tokens, double progress) {
+  module_batch_tokens_.Set(static_cast<double>(tokens));
+  module_batch_progress_.Set(progress);
+}
+
+void EngineMetrics::SetFetchOrders(const EngineStep::Experts& experts) {
+  module_batch_rows_.Set(static_cast<double>(experts.module_batch_rows));
+  module_batch_steps_.SetTotal(static_cast<uint64_t>(experts.whole_layers.steps));
+  const auto set = [](const EngineStep::FetchOrder& order, FetchMetrics& metrics) {
+    metrics.tokens.SetTotal(static_cast<uint64_t>(order.tokens));
+    metrics.seconds.SetTotalOf(static_cast<double>(order.total_us) * 1e-6);
+  };
+  set(experts.foreseen, foreseen_order_);
+  set(experts.whole_layers, whole_layers_);
 }
 
 void EngineMetrics::SetDevices(std::span<const DeviceStatus> devices) {

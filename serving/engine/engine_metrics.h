@@ -1,6 +1,7 @@
 // EngineMetrics: what the engine publishes in the metrics registry, from StepStats alone.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -9,6 +10,7 @@
 #include "cache/kv_store.h"
 #include "core/base/metrics.h"
 #include "prefetch/link/expert_provider.h"
+#include "serving/engine/engine_step.h"
 #include "serving/engine/scheduler.h"
 #include "serving/model/step_stats.h"
 
@@ -21,7 +23,8 @@ class FollowingCounter {
   // NOLINTNEXTLINE(google-explicit-constructor)
   FollowingCounter(Counter& counter) : counter_(counter), before_(counter.value()) {}
   void SetTotal(uint64_t total) { SetTotalOf(static_cast<double>(total)); }
-  void SetTotalOf(double total) { counter_.Add(before_ + total - counter_.value()); }
+  // What was added before may have been rounded up.
+  void SetTotalOf(double total) { counter_.Add(std::max(0.0, before_ + total - counter_.value())); }
 
  private:
   Counter& counter_;
@@ -45,6 +48,12 @@ class EngineMetrics {
   // Prompts that run layer after layer: their tokens, and what share of the work is done; 0: there
   // are none.
   void SetPiece(int64_t tokens, double progress);
+  // Likewise of a module batch of the background; one has run; one began to wait for others.
+  void SetModuleBatch(int64_t tokens, double progress);
+  // module_batch_rows, foreseen and whole_layers of these.
+  void SetFetchOrders(const EngineStep::Experts& experts);
+  void AddModuleBatch() { module_batches_.Add(); }
+  void AddModuleBatchPause() { module_batch_pauses_.Add(); }
   void SetDevices(std::span<const DeviceStatus> devices);
   void SetLinks(std::span<const ReaderLink> links);
 
@@ -98,6 +107,19 @@ class EngineMetrics {
   Gauge& resident_;
   Gauge& piece_tokens_;
   Gauge& piece_progress_;
+  Counter& module_batches_;
+  Counter& module_batch_pauses_;
+  Gauge& module_batch_tokens_;
+  Gauge& module_batch_progress_;
+  Gauge& module_batch_rows_;
+  FollowingCounter module_batch_steps_;
+  struct FetchMetrics {
+    FollowingCounter tokens;
+    FollowingCounter seconds;
+  };
+  static FetchMetrics FetchMetricsOf(MetricsRegistry& r, const char* order);
+  FetchMetrics foreseen_order_;
+  FetchMetrics whole_layers_;
   std::vector<DeviceMetrics> devices_;
   std::vector<LinkMetrics> links_;
   Counter* turn_wait_ = nullptr;  // made with the first turn

@@ -27,12 +27,23 @@ class EngineStep {
  public:
   enum class AfterFailure { kEndRequests, kRunAgain };
 
+  // Steps whose experts were fetched in one of two orders (StepWays), since the start.
+  struct FetchOrder {
+    int64_t steps = 0;
+    int64_t tokens = 0;
+    int64_t total_us = 0;
+  };
+
   struct Experts {
     int64_t slots = 0;
     int64_t resident = 0;
     // Valid until the next call of anything.
     std::span<const DeviceStatus> devices;   // empty: none
     std::span<const ReaderLink> links = {};  // of several stores; empty: there is one
+    // From so many rows on steps that decode are faster as module batches; 0: nowhere.
+    int64_t module_batch_rows = 0;
+    FetchOrder foreseen = {};
+    FetchOrder whole_layers = {};
   };
 
   virtual ~EngineStep() = default;
@@ -42,12 +53,18 @@ class EngineStep {
   // Runs all layers. `hook` may be null. Throws Error when that fails: the new positions of the
   // batch are then not usable, everything else is.
   virtual StepStats Run(const ForwardBatch& batch, RoutingHook* hook) = 0;
+  // What the last Run has done that has thrown, once; it counts no step and no tokens.
+  virtual StepStats Unfinished() { return {}; }
   // What runs prompts layer after layer, a block at a time, beside Run; null: this step does not.
   virtual LayerPass* layer_pass() { return nullptr; }
   // Whether prompts of so many tokens in all are predicted to read less so than by Run.
   virtual bool RunsByLayers(int64_t /*tokens*/) const { return false; }
-  // LayerPass::RunBlock. What it throws goes to Failed.
-  virtual StepStats RunBlock() { return layer_pass()->RunBlock(); }
+  // What runs module batches (scheduler.h), beside all others; null: this step does not.
+  virtual LayerPass* module_batches() { return nullptr; }
+  // Whether so many tokens of the background are predicted to be done sooner so than by Run.
+  virtual bool RunsAsModuleBatch(int64_t /*tokens*/) const { return false; }
+  // LayerPass::RunBlock, of one of the two. What it throws goes to Failed.
+  virtual StepStats RunBlock(LayerPass& pass) { return pass.RunBlock(); }
   // Logits were made and sampled, and the tokens delivered; in times of the steady clock.
   virtual void HeadRan(int64_t /*begin_ns*/, int64_t /*end_ns*/) {}
   // Run or the head threw. kRunAgain: the same sequences can be planned again, and will do better.

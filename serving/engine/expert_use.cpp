@@ -79,11 +79,13 @@ void ExpertUse::BeginStep(std::span<const ScheduledSlice> plan, const StepRows& 
   }
 }
 
-void ExpertUse::BeginPiece(std::span<const ScheduledSlice> plan, const StepRows& rows) {
+void ExpertUse::BeginBeside(Beside which, std::span<const ScheduledSlice> plan,
+                            const StepRows& rows) {
   if (!watches()) return;
-  CHECK(observes_pieces());
-  Observe(plan, rows, piece_);
-  if (observers_.step_predictor) observers_.step_predictor->BeginBeside(piece_.requests);
+  CHECK(observes_layers());
+  Observed& observed = Of(which);
+  Observe(plan, rows, observed);
+  if (observers_.step_predictor) observers_.step_predictor->BeginBeside(observed.requests);
 }
 
 void ExpertUse::ExpectRouted(Sequence& sequence, const RoutedSlice& slice, Observed& observed) {
@@ -131,25 +133,38 @@ void ExpertUse::OnRouting(int64_t layer, const ForwardBatch& batch, std::span<in
   }
 }
 
-void ExpertUse::PieceRouted(int64_t layer, std::span<const int32_t> experts,
-                            std::span<const float> weights) {
+void ExpertUse::RoutedBeside(Beside which, int64_t layer, std::span<const int32_t> experts,
+                             std::span<const float> weights) {
   if (!watches()) return;
-  Count(layer, piece_, experts, weights);
+  const Observed& observed = Of(which);
+  Count(layer, observed, experts, weights);
   if (observers_.step_predictor) {
-    observers_.step_predictor->ObserveBeside(piece_.requests, static_cast<int>(layer), experts);
+    observers_.step_predictor->ObserveBeside(observed.requests, static_cast<int>(layer), experts);
   }
   if (live_ != nullptr && live_->counting()) live_->CountUse(layer, experts);
 }
 
-void ExpertUse::LeavePiece(TracedRequest request) {
-  const auto leaves = [request](const auto& part) { return part.request == request; };
-  std::erase_if(piece_.routing, leaves);
-  std::erase_if(piece_.requests, leaves);
-  std::erase_if(piece_.routed, leaves);
+void ExpertUse::TakeBackBeside(Beside which, Sequence& sequence) {
+  if (sequence.traced < 0) return;
+  for (const RoutingSlice& slice : Of(which).routing) {
+    if (slice.request == sequence.traced) observers_.tracer->TakeBackIteration({&slice, 1});
+  }
+  for (const auto& [begun, begin] : Of(which).begins) {
+    if (begun == &sequence) sequence.observed_tokens = begin;
+  }
 }
 
-void ExpertUse::EndPiece() {
-  piece_ = {};
+void ExpertUse::LeaveBeside(TracedRequest request) {
+  const auto leaves = [request](const auto& part) { return part.request == request; };
+  for (Observed& observed : beside_) {
+    std::erase_if(observed.routing, leaves);
+    std::erase_if(observed.requests, leaves);
+    std::erase_if(observed.routed, leaves);
+  }
+}
+
+void ExpertUse::EndBeside(Beside which) {
+  Of(which) = {};
   if (observers_.state) observers_.state->Learned();
 }
 
@@ -186,6 +201,7 @@ void ExpertUse::EndStep(StepStats& stats) {
 }
 
 void ExpertUse::StepGaveWay() {
+  if (watches()) observers_.tracer->TakeBackIteration(step_.routing);
   for (const auto& [sequence, begin] : step_.begins) sequence->observed_tokens = begin;
   step_.begins.clear();
 }
@@ -193,7 +209,7 @@ void ExpertUse::StepGaveWay() {
 void ExpertUse::EndTrace(Sequence& sequence) {
   if (!watches() || sequence.traced < 0) return;
   const TracedRequest traced = std::exchange(sequence.traced, -1);
-  LeavePiece(traced);
+  LeaveBeside(traced);
   observers_.tracer->End(traced);
   if (observers_.policy_counts) observers_.policy_counts->EndRequest(traced);
   if (observers_.step_predictor) {

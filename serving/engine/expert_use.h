@@ -10,6 +10,7 @@
 //   each layer; EndStep, unless the step failed.  When a request ends: EndRequest(sequence).
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -79,19 +80,25 @@ class ExpertUse final : private RoutingHook {
   RoutingHook* hook() { return watches() ? this : nullptr; }
   // The step ran: adds what predicting cost, and how good it was.
   void EndStep(StepStats& stats);
-  // Or it did not run to its end, and its positions are observed when they are run again. (What it
-  // has shown of its first layers is counted twice.)
+  // Or it did not run to its end, and its positions are observed when they are run again: traces
+  // do not have what it has shown of its first layers. (Predictors have learned of it.)
   void StepGaveWay();
-  // Beside steps, a piece: sequences whose prompts run layer after layer (LayerPass), of which each
-  // is in no step meanwhile. It begins (both arguments as BeginStep's, which may change then); the
-  // routing of a layer is known, [rows, top_k] of all of its rows; it is over, whatever came of it.
-  // It replaces no routing and is not recorded: observes_pieces().
-  void BeginPiece(std::span<const ScheduledSlice> plan, const StepRows& rows);
-  void PieceRouted(int64_t layer, std::span<const int32_t> experts, std::span<const float> weights);
-  // One of them (Sequence::traced) leaves it: its rows are not run any more.
-  void LeavePiece(TracedRequest request);
-  void EndPiece();
-  bool observes_pieces() const { return !observers_.replay && !observers_.recorder; }
+  // Beside steps, what runs layer after layer (LayerPass): a piece, a module batch (scheduler.h) or
+  // both, of sequences of which each is in no step meanwhile. One begins (both arguments as
+  // BeginStep's, which may change then); the routing of a layer is known, [rows, top_k] of all of
+  // its rows; it is over, whatever came of it. It replaces no routing and is not recorded:
+  // observes_layers().
+  enum class Beside { kPiece, kModuleBatch };
+  void BeginBeside(Beside which, std::span<const ScheduledSlice> plan, const StepRows& rows);
+  void RoutedBeside(Beside which, int64_t layer, std::span<const int32_t> experts,
+                    std::span<const float> weights);
+  // A sequence leaves before all layers have run: its positions are observed when they are run
+  // again, as in StepGaveWay.
+  void TakeBackBeside(Beside which, Sequence& sequence);
+  // One of them (Sequence::traced) leaves, wherever it is: its rows are not run any more.
+  void LeaveBeside(TracedRequest request);
+  void EndBeside(Beside which);
+  bool observes_layers() const { return !observers_.replay && !observers_.recorder; }
   // The sequence ends, wherever it is.
   void EndRequest(Sequence& sequence);
   // What it has used; null when that is not known.
@@ -161,7 +168,8 @@ class ExpertUse final : private RoutingHook {
   const StepRows* rows_ = nullptr;
   Observed step_;
   int64_t predict_ns_ = 0;
-  Observed piece_;
+  std::array<Observed, 2> beside_;  // by Beside
+  Observed& Of(Beside which) { return beside_[static_cast<size_t>(which)]; }
 };
 
 }  // namespace moesaic

@@ -16,8 +16,15 @@ namespace {
 // take of the pool is not taken yet.
 constexpr int64_t kMostRestoring = 2;
 
+// Of slices.
+constexpr int64_t kAnyNumber = std::numeric_limits<int64_t>::max();
+
 int64_t PendingTokens(const Sequence& sequence) {
   return static_cast<int64_t>(sequence.tokens.size()) - sequence.computed_tokens;
+}
+
+bool IsLineWithPromptLogprobs(const Sequence& sequence) {
+  return sequence.request.background && sequence.wants_prompt_logprobs();
 }
 
 // End of the last block that leaves a token to compute.
@@ -33,14 +40,16 @@ Scheduler::Scheduler(const SchedulerOptions& options, KvManager& kv, PrefixStore
       kv_(kv),
       states_(options.state_slots, options.state_snapshots),
       store_(options.prefix_cache && !states_.any() ? store : nullptr) {
-  CHECK(options.state_slots == 0 ||
-        options.state_slots - options.state_snapshots >= options.max_num_seqs);
+  CHECK(options.state_slots == 0 || options.state_slots - options.state_snapshots >=
+                                        options.max_num_seqs + options.background_seqs);
   background_budget_ = options.max_batch_tokens;
   plan_.reserve(static_cast<size_t>(options.max_num_seqs));
+  module_batch_.reserve(static_cast<size_t>(options.background_seqs));
 }
 
 void Scheduler::Add(std::unique_ptr<Sequence> sequence) {
   foreground_ += sequence->request.background ? 0 : 1;
+  background_prompt_logprobs_ += IsLineWithPromptLogprobs(*sequence) ? 1 : 0;
   waiting_.Add(std::move(sequence));
 }
 
@@ -56,17 +65,58 @@ void Scheduler::JoinRunning(Sequence& sequence) {
 std::span<const ScheduledSlice> Scheduler::Plan() {
   plan_.clear();
   displaced_.clear();
-  budget_ = foreground_ > 0 ? options_.max_batch_tokens : background_budget_;
   preempted_ = false;
   if (store_ != nullptr) PlanRestores();
+  // What is in a module batch has its turn already.
+  if (foreground_ > 0) {
+    PlanStep(options_.max_batch_tokens, kAnyNumber);
+  } else if (module_batch_.empty()) {
+    PlanStep(background_budget_, options_.background_seqs > 0 ? options_.max_num_seqs : kAnyNumber);
+  }
+  Displace();
+  return plan_;
+}
+
+void Scheduler::PlanStep(int64_t most_tokens, int64_t most_slices) {
+  budget_ = most_tokens;
+  most_slices_ = most_slices;
   PlanDecodes();
-  if (!piece_.empty()) return plan_;
+  if (!piece_.empty()) return;
   PlanPrefills();
   // Who was just preempted lacks room, unless another one holds the same prefix; nobody joins then
   // in any case, as the planner's simulation has it (serving/plan/scheduler_simulation).
   if (!preempted_) Admit();
+}
+
+std::span<const ScheduledSlice> Scheduler::PlanModuleBatch(
+    FunctionRef<bool(int64_t tokens)> worth) {
+  CHECK(module_batch_.empty());
+  displaced_.clear();
+  if (options_.module_batch_tokens <= 0 || foreground_ > 0 || background_prompt_logprobs_ > 0) {
+    return {};
+  }
+  const int64_t tokens = BackgroundTokens();
+  if (tokens == 0 || !worth(tokens)) return {};
+  plan_.clear();
+  preempted_ = false;
+  PlanStep(options_.module_batch_tokens, kAnyNumber);
   Displace();
-  return plan_;
+  std::swap(plan_, module_batch_);
+  return module_batch_;
+}
+
+// Of a module batch at most, if there are blocks for all who have places.
+int64_t Scheduler::BackgroundTokens() const {
+  const int64_t most = options_.module_batch_tokens;
+  int64_t places = options_.background_seqs > 0 ? options_.background_seqs : options_.max_num_seqs;
+  int64_t tokens = 0;
+  const auto add = [&](const Sequence& sequence) {
+    if (places-- <= 0 || tokens >= most || sequence.restored_until > 0) return;
+    tokens += std::min(PendingTokens(sequence), options_.max_batch_tokens);
+  };
+  for (const auto& sequence : running_) add(*sequence);
+  waiting_.ForEach(add);
+  return std::min(tokens, most);
 }
 
 // Preemption shortens running_ from the back, as in the next two.
@@ -130,7 +180,7 @@ void Scheduler::TakeRestored(Sequence& sequence) {
 
 void Scheduler::PlanDecodes() {
   // Preemption shortens running_ from the back while this walks it.
-  for (size_t i = 0; i < running_.size() && budget_ > 0; ++i) {
+  for (size_t i = 0; i < running_.size() && !full(); ++i) {
     Sequence& sequence = *running_[i];
     if (Rests(sequence)) return;
     if (PendingTokens(sequence) != 1 || sequence.restored_until > 0) continue;
@@ -140,11 +190,11 @@ void Scheduler::PlanDecodes() {
 }
 
 void Scheduler::PlanPrefills() {
-  for (size_t i = 0; i < running_.size() && budget_ > 0; ++i) {
+  for (size_t i = 0; i < running_.size() && !full(); ++i) {
     Sequence& sequence = *running_[i];
     if (Rests(sequence)) return;
     if (PendingTokens(sequence) == 1 || sequence.restored_until > 0) continue;
-    const int64_t tokens = StepTokens(sequence);
+    const int64_t tokens = ChunkTokens(sequence);
     if (!EnsureBlocks(sequence, tokens)) continue;
     Schedule(sequence, tokens);
   }
@@ -239,6 +289,11 @@ int64_t Scheduler::StepTokens(const Sequence& sequence) const {
   return std::min(tokens, to_branch);
 }
 
+// Likewise, and no more than a step's: there are blocks for that.
+int64_t Scheduler::ChunkTokens(const Sequence& sequence) const {
+  return std::min(StepTokens(sequence), options_.max_batch_tokens);
+}
+
 void Scheduler::Schedule(Sequence& sequence, int64_t tokens) {
   PlanSnapshot(sequence, tokens);
   plan_.push_back({&sequence, tokens});
@@ -273,13 +328,13 @@ void Scheduler::PlanSnapshot(Sequence& sequence, int64_t tokens) {
 }
 
 void Scheduler::Admit() {
-  while (!waiting_.empty() && budget_ > 0) {
+  while (!waiting_.empty() && !full()) {
     Sequence& sequence = waiting_.front();
     // Those that wait for the store have not got all of their blocks yet.
     if (restoring() >= kMostRestoring) return;
     if (Rests(sequence) || !MakeRoom(sequence)) return;
     JoinRunning(sequence);
-    const int64_t tokens = StepTokens(sequence);
+    const int64_t tokens = ChunkTokens(sequence);
     const bool restores = BeginRestore(sequence);
     if (restores ? sequence.restored_until == 0 : !EnsureBlocks(sequence, tokens)) return;
     if (!sequence.admitted) prefixes_.from_pool += sequence.cached_tokens;
@@ -288,16 +343,31 @@ void Scheduler::Admit() {
   }
 }
 
+// A place among those that run: the newest of a higher rank that has such a place leaves for it.
+bool Scheduler::MakePlace(const Sequence& sequence) {
+  const bool background = sequence.request.background;
+  size_t begin = 0;
+  size_t end = running_.size();
+  int64_t places = options_.max_num_seqs;
+  if (options_.background_seqs > 0) {
+    const auto border = std::find_if(running_.begin(), running_.end(),
+                                     [](const auto& other) { return other->request.background; });
+    (background ? begin : end) = static_cast<size_t>(border - running_.begin());
+    if (background) places = options_.background_seqs;
+  }
+  if (static_cast<int64_t>(end - begin) < places) return true;
+  if (!(RankOf(sequence.request) < RankOf(running_[end - 1]->request))) return false;
+  Preempt(end - 1);
+  return true;
+}
+
 // A place and blocks for a sequence that waits; those of higher ranks that run leave for it. Finds
 // its prefix.
 bool Scheduler::MakeRoom(Sequence& sequence) {
   const auto can_preempt = [&] {
     return !running_.empty() && RankOf(sequence.request) < RankOf(running_.back()->request);
   };
-  if (static_cast<int64_t>(running_.size()) >= options_.max_num_seqs) {
-    if (!can_preempt()) return false;
-    PreemptNewest();
-  }
+  if (!MakePlace(sequence)) return false;
   ReusePrefix(sequence);
   // Room for all that is pending, not just for this chunk: a prompt that is admitted and preempted
   // half way has cost its work twice.
@@ -361,9 +431,9 @@ bool Scheduler::EnsureBlocks(Sequence& sequence, int64_t num_tokens) {
   return true;
 }
 
-void Scheduler::PreemptNewest() {
-  std::unique_ptr<Sequence> victim = std::move(running_.back());
-  running_.pop_back();
+void Scheduler::Preempt(size_t running) {
+  std::unique_ptr<Sequence> victim = std::move(running_[running]);
+  running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(running));
   const auto planned = std::find_if(plan_.begin(), plan_.end(), [&](const ScheduledSlice& slice) {
     return slice.sequence == victim.get();
   });
@@ -371,8 +441,9 @@ void Scheduler::PreemptNewest() {
     budget_ += planned->num_tokens;
     plan_.erase(planned);
   }
-  std::erase_if(piece_,
-                [&](const ScheduledSlice& slice) { return slice.sequence == victim.get(); });
+  const auto is_its = [&](const ScheduledSlice& slice) { return slice.sequence == victim.get(); };
+  std::erase_if(piece_, is_its);
+  std::erase_if(module_batch_, is_its);
   ReleaseBlocks(*victim);
   preempted_seqs_.push_back(victim.get());
   waiting_.PutBack(std::move(victim));
@@ -383,8 +454,8 @@ void Scheduler::PreemptNewest() {
 // No more sequences than may run have begun: the first ones that were preempted, which come back
 // last, lose their places.
 void Scheduler::Displace() {
-  while (!preempted_seqs_.empty() &&
-         std::ssize(running_) + std::ssize(preempted_seqs_) > options_.max_num_seqs) {
+  while (!preempted_seqs_.empty() && std::ssize(running_) + std::ssize(preempted_seqs_) >
+                                         options_.max_num_seqs + options_.background_seqs) {
     displaced_.push_back(preempted_seqs_.front());
     preempted_seqs_.erase(preempted_seqs_.begin());
   }
@@ -425,6 +496,15 @@ void Scheduler::Advance() {
   plan_.clear();
 }
 
+void Scheduler::AdvanceModuleBatch(size_t count) {
+  CHECK_LE(count, module_batch_.size());
+  for (size_t i = 0; i < count; ++i) Advance(module_batch_[i]);
+  module_batch_.erase(module_batch_.begin(),
+                      module_batch_.begin() + static_cast<std::ptrdiff_t>(count));
+}
+
+void Scheduler::AbandonModuleBatch() { Abandon(module_batch_); }
+
 void Scheduler::AdvancePiece() {
   for (const ScheduledSlice& slice : piece_) Advance(slice);
   piece_.clear();
@@ -464,9 +544,11 @@ std::unique_ptr<Sequence> Scheduler::Remove(Sequence* sequence) {
   std::erase(preempted_seqs_, sequence);
   if (empty()) waiting_.Forget();
   foreground_ -= removed->request.background ? 0 : 1;
+  background_prompt_logprobs_ -= IsLineWithPromptLogprobs(*removed) ? 1 : 0;
   const auto is_its = [&](const ScheduledSlice& slice) { return slice.sequence == sequence; };
   std::erase_if(plan_, is_its);
   std::erase_if(piece_, is_its);
+  std::erase_if(module_batch_, is_its);
   ReleaseBlocks(*removed);
   return removed;
 }

@@ -18,6 +18,13 @@
 // others are there: they keep their blocks and are not planned. Steps of theirs may have a smaller
 // budget, so that one that gives way to others (give_way.h) loses less.
 //
+// A module batch is another way for those: the next tokens of all that run and prompts that join,
+// more sequences and tokens than a step has, which go through the model layer after layer
+// (serving/model/layer_pass). Steps of others run between its blocks, and it goes on behind them as
+// if nothing had been; who is preempted meanwhile leaves it. No more of a prompt is in it than in a
+// step. Sequences that want the log-probabilities of their prompts are in none, nor are others
+// while there are such.
+//
 // A piece is what runs beside steps: prompts whose tokens go through the model layer after layer,
 // more of them than a step's budget. While there is one, steps are planned of sequences that decode
 // alone, and nobody joins those that run. Background sequences are in no piece, nor are those that
@@ -37,6 +44,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <span>
 #include <vector>
@@ -59,8 +67,12 @@ struct SchedulerOptions {
   bool share_only_prompts = false;
   // Of recurrent state; 0: the model has none, else as many as sequences run at least.
   int64_t state_slots = 0;
-  int64_t state_snapshots = 0;  // of the slots, for prefix_cache
-  int64_t piece_tokens = 0;     // of a piece at most; 0: there are none
+  int64_t state_snapshots = 0;      // of the slots, for prefix_cache
+  int64_t piece_tokens = 0;         // of a piece at most; 0: there are none
+  int64_t module_batch_tokens = 0;  // of a module batch at most; 0: there are none
+  // Of the background, that run at once, beside max_num_seqs others; 0: they share places with all,
+  // as of a model with recurrent layers.
+  int64_t background_seqs = 0;
 };
 
 // Tokens of prompts whose keys and values were there when the prompt was first run, by where.
@@ -91,6 +103,14 @@ class Scheduler {
   // It has run, as Advance; or it has failed, as Abandon.
   void AdvancePiece();
   void AbandonPiece();
+  // Without a module batch, and while nobody but the background is there: makes one, if `worth`
+  // says that so many tokens had better run so; else it is empty.
+  std::span<const ScheduledSlice> PlanModuleBatch(FunctionRef<bool(int64_t tokens)> worth);
+  // Who is in it still, as piece().
+  std::span<const ScheduledSlice> module_batch() const { return module_batch_; }
+  // The first `count` of these have run, as Advance, and leave; or all of it has failed.
+  void AdvanceModuleBatch(size_t count);
+  void AbandonModuleBatch();
   // Those that were preempted and whose place among those that have begun (max_num_seqs) others
   // have taken in the last plan, of either kind. Who is preempted and stays next keeps it.
   std::span<Sequence* const> displaced() const { return displaced_; }
@@ -121,6 +141,8 @@ class Scheduler {
   bool Rests(const Sequence& sequence) const {
     return foreground_ > 0 && sequence.request.background;
   }
+  int64_t BackgroundTokens() const;
+  bool MakePlace(const Sequence& sequence);
   bool MakeRoom(Sequence& sequence);
   void JoinRunning(Sequence& sequence);
   bool EnsureBlocks(Sequence& sequence, int64_t num_tokens);
@@ -128,6 +150,7 @@ class Scheduler {
   void Restore(Sequence& sequence);
   void TakeRestored(Sequence& sequence);
   bool BeginRestore(Sequence& sequence);
+  void PlanStep(int64_t most_tokens, int64_t most_slices);
   void PlanDecodes();
   void PlanPrefills();
   void Admit();
@@ -135,13 +158,16 @@ class Scheduler {
   int64_t ReusableTokens(const Sequence& sequence) const;
   void ReusePrefix(Sequence& sequence);
   int64_t StepTokens(const Sequence& sequence) const;
+  int64_t ChunkTokens(const Sequence& sequence) const;
   void PlanSnapshot(Sequence& sequence, int64_t tokens);
   void Schedule(Sequence& sequence, int64_t tokens);
   bool JoinPiece(Sequence& sequence);
   int64_t PieceTokens(const Sequence& sequence) const;
   void Advance(const ScheduledSlice& slice);
   void Abandon(std::vector<ScheduledSlice>& plan);
-  void PreemptNewest();
+  bool full() const { return budget_ <= 0 || std::ssize(plan_) >= most_slices_; }
+  void PreemptNewest() { Preempt(running_.size() - 1); }
+  void Preempt(size_t running);
   void Charge(Sequence& sequence, int64_t tokens);
   void Displace();
   void ReleaseBlocks(Sequence& sequence);
@@ -156,8 +182,11 @@ class Scheduler {
   int64_t foreground_ = 0;                          // of both, not of the background
   std::vector<ScheduledSlice> plan_;
   std::vector<ScheduledSlice> piece_;
+  std::vector<ScheduledSlice> module_batch_;
   std::vector<Sequence*> displaced_;
+  int64_t background_prompt_logprobs_ = 0;  // sequences, running or not
   int64_t budget_ = 0;
+  int64_t most_slices_ = 0;
   int64_t background_budget_ = 0;
   bool preempted_ = false;  // in this plan
   int64_t preemptions_ = 0;

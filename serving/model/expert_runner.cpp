@@ -13,8 +13,6 @@ namespace {
 // Of a layer's experts: when so many are wanted, so will be those of the next. What is fetched in
 // vain is at most the rest.
 constexpr double kWholeLayer = 0.9;
-// The same of the later layers of a pass that runs in blocks, which is read in the order of need.
-constexpr double kWholeLayerOfBlocks = 0.75;
 
 int64_t FloatRowBytes(const ModelConfig& config) {
   return ActivationRowBytes(ActivationType::kF32, config.hidden_size);
@@ -118,6 +116,7 @@ void ExpertRunner::BeginPass() {
 void ExpertRunner::EndBlocks() {
   block_.reset();
   whole_layers_ = false;
+  std::fill(used_.begin(), used_.end(), uint8_t{0});
   for (Part& part : parts_) {
     if (part.of_blocks.empty()) continue;
     part.of_blocks.clear();

@@ -65,6 +65,10 @@ struct LayerBlock {
   bool last = false;
 };
 
+// When the blocks of a layer want such a share of its experts, the later layers are fetched as a
+// whole, in the order of need.
+inline constexpr double kWholeLayerOfBlocks = 0.75;
+
 class ExpertRunner {
  public:
   // All references must outlive the runner. layers: the dense weights, for the biases of experts

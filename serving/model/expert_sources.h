@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "core/base/aligned_buffer.h"
 #include "core/base/expert_id.h"
@@ -37,10 +38,12 @@ std::unique_ptr<ExpertSource> MakeCheckpointExpertSource(const ModelConfig& conf
 // Error(kInvalidArgument) when a store is of another model, type or layout or older than the
 // checkpoint (its fingerprint differs), saying how to rebuild it, or when two do not have the same
 // experts, naming both. Of several one that cannot be opened is left out with a warning; throws as
-// OpenExpertStore when none can.
+// OpenExpertStore when none can. Addresses of servers (expert_wire.h) come last; `key` is what they
+// share with this process. No connection is made here.
 std::unique_ptr<ExpertSource> MakeStoreExpertSource(const ModelConfig& config, WeightType type,
                                                     uint64_t fingerprint,
-                                                    std::span<const std::filesystem::path> stores);
+                                                    std::span<const std::filesystem::path> stores,
+                                                    const std::string& key = {});
 
 // Whether the experts of these stores (of the first that can be opened) are of coded bf16. Throws
 // as OpenExpertStore when none can be.

@@ -138,7 +138,9 @@ StepStats LayerPass::RunBlock() {
         std::copy_n(model_.expert_weights().begin() + from, pairs, weights_.begin() + to);
       }
     }
-    if (ends) stats.prefill_tokens = std::ssize(batch_tokens_);
+    for (const SequenceSlice& slice : batch_slices_) {
+      if (ends) (slice.prefill ? stats.prefill_tokens : stats.decode_tokens) += slice.num_tokens;
+    }
   }
   if (ends && last) stats.steps = 1;
   ended_layer_ = last ? layer_ : -1;
@@ -155,7 +157,11 @@ double LayerPass::progress() const {
          (static_cast<double>(num_layers_) * blocks);
 }
 
-void LayerPass::Finish(std::span<const int32_t> rows) {
+void LayerPass::Pause() {
+  if (running_) model_.EndLayers();
+}
+
+void LayerPass::Show(std::span<const int32_t> rows) {
   CHECK(running_ && done());
   CHECK_LE(std::ssize(rows), model_.limits().max_batch_tokens);
   const int64_t hidden = model_.config().hidden_size;
@@ -163,6 +169,10 @@ void LayerPass::Finish(std::span<const int32_t> rows) {
     std::copy_n(residual_.as<float>() + rows[i] * hidden, hidden,
                 model_.residual() + static_cast<int64_t>(i) * hidden);
   }
+}
+
+void LayerPass::Finish(std::span<const int32_t> rows) {
+  Show(rows);
   Over();
 }
 

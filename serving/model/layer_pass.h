@@ -45,8 +45,14 @@ class LayerPass {
   // Of the work: block by block, layers alike.
   double progress() const;
 
+  // Others run before its next block: the experts that it has expected keep no memory until then.
+  // What is being read arrives all the same.
+  void Pause();
+
   // When it is done: the model's head finds row rows[i] of the pass as row i; at most as many as a
-  // batch has. The pass is over.
+  // batch has.
+  void Show(std::span<const int32_t> rows);
+  // The same, and the pass is over.
   void Finish(std::span<const int32_t> rows);
   // The pass is over without a result; new positions are not usable.
   void Abandon();

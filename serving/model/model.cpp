@@ -113,12 +113,20 @@ StepStats Model::BeginPass(const ForwardBatch& batch) {
   return stats;
 }
 
-StepStats Model::Forward(const ForwardBatch& batch, RoutingHook* hook) {
+StepStats Model::Forward(const ForwardBatch& batch, RoutingHook* hook, bool whole_layers) {
+  CHECK(!whole_layers || runs_layers());
   const RowRange rows = {0, std::ssize(batch.tokens)};
   const SliceRange slices = {0, std::ssize(batch.slices)};
   StopWatch total;
   StopWatch watch;
   StepStats stats = Count(batch);
+  const auto end = [&] {
+    stats.experts += runner_.Close();
+    if (whole_layers) runner_.EndBlocks();
+    stats.attention_us += watch.Lap();
+    stats.moe_us -= std::min(stats.moe_us, static_cast<int64_t>(stats.experts.blocked_us));
+    stats.total_us = total.Lap();
+  };
   try {
     const bool replaces = hook != nullptr && !hook->OnlyWatches();
     dense_->Begin(batch, replaces ? nullptr : runner_.first_device());
@@ -131,19 +139,19 @@ StepStats Model::Forward(const ForwardBatch& batch, RoutingHook* hook) {
       stats.experts += runner_.Close();
       stats.attention_us += watch.Lap();
       if (hook != nullptr && !config_.layer(layer).routes_first()) ShowRouting(layer, rows, *hook);
+      if (whole_layers && config_.is_sparse(layer)) runner_.BeginBlock({true, true});
       stats.experts += OpenMlp(layer, rows, pool_);
       stats.moe_us += watch.Lap();
     }
     dense_->End();
   } catch (...) {
     dense_->Abandon();
-    runner_.Close();
+    end();
+    stats.steps = stats.prefill_tokens = stats.decode_tokens = 0;
+    unfinished_ = stats;
     throw;
   }
-  stats.experts += runner_.Close();
-  stats.attention_us += watch.Lap();
-  stats.moe_us -= std::min(stats.moe_us, static_cast<int64_t>(stats.experts.blocked_us));
-  stats.total_us = total.Lap();
+  end();
   return stats;
 }
 

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "core/base/thread_pool.h"
@@ -62,7 +63,13 @@ class Model {
   // Runs all layers; the final hidden states stay until the next call. `hook` may be null. Throws
   // Error when an expert cannot be read, or a device of the dense part fails: the batch's new
   // positions are then not usable; everything else is, if no device was lost.
-  StepStats Forward(const ForwardBatch& batch, RoutingHook* hook);
+  // `whole_layers`: while a layer that wants most of its experts runs, the next ones' are fetched
+  // as a whole in the order of need, and not as they are foreseen. Nothing depends on it but time.
+  // Not with limits().defer_experts, nor where the residual stream is a device's.
+  StepStats Forward(const ForwardBatch& batch, RoutingHook* hook, bool whole_layers = false);
+  // What the last Forward has done that has thrown, once: no step, no tokens, but the work of the
+  // layers before.
+  StepStats TakeUnfinished() { return std::exchange(unfinished_, {}); }
 
   // Whether passes can run a layer at a time: the residual stream is the host's, and nothing is
   // added a layer later.
@@ -162,6 +169,7 @@ class Model {
   std::vector<float> expert_weights_;  // [rows, top_k]
   std::vector<uint8_t> deferred_;      // [rows, top_k], with limits_.defer_experts
   ForwardBatch batch_;                 // that runs
+  StepStats unfinished_;
 };
 
 }  // namespace moesaic

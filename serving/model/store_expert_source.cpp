@@ -3,6 +3,7 @@
 #include <atomic>
 #include <filesystem>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,7 +13,10 @@
 #include "core/base/file.h"
 #include "core/base/hash.h"
 #include "core/base/logging.h"
+#include "core/io/async_reader.h"
 #include "core/io/expert_store.h"
+#include "core/io/expert_wire.h"
+#include "core/io/remote_reader.h"
 #include "serving/model/expert_sources.h"
 #include "serving/model/experts_of_model.h"
 
@@ -32,13 +36,14 @@ bool SameLayout(const ExpertLayout& a, const ExpertLayout& b) {
 
 class StoreExpertSource : public ExpertSource {
  public:
-  // `stores`: one, or several with the same experts.
+  // `stores`: one, or several with the same experts, as those of `remotes`.
   StoreExpertSource(const ModelConfig& config, ExpertStoreDescription description,
-                    std::span<const std::filesystem::path> stores)
+                    std::span<const std::filesystem::path> stores, std::vector<RemoteStore> remotes)
       : store_(std::move(description)),
+        remotes_(std::move(remotes)),
         checked_(store_.checksums.size()),
         damaged_(store_.checksums.size()),
-        said_damaged_(stores.size()) {
+        said_damaged_(stores.size() + remotes_.size()) {
     for (const std::filesystem::path& store : stores) {
       places_.push_back({ExpertStoreDataFile(store)});
     }
@@ -57,9 +62,10 @@ class StoreExpertSource : public ExpertSource {
 
   const std::vector<std::filesystem::path>& files() const override { return places_.front(); }
   std::span<const std::vector<std::filesystem::path>> replicas() const override {
-    if (places_.size() == 1) return {};
+    if (links() == 1) return {};
     return places_;
   }
+  std::span<const RemoteStore> remotes() const override { return remotes_; }
   uint32_t DamagedReplicas(ExpertId id) const override {
     return damaged_[Position(id)].load(std::memory_order_relaxed);
   }
@@ -72,11 +78,11 @@ class StoreExpertSource : public ExpertSource {
   }
   bool direct() const override { return true; }
   bool MustCheck(ExpertId id) const override {
-    return places_.size() > 1 || !checked_[Position(id)].load(std::memory_order_relaxed);
+    return links() > 1 || !checked_[Position(id)].load(std::memory_order_relaxed);
   }
   bool Check(ExpertId id, std::span<std::byte> slot) const override {
     const size_t position = Position(id);
-    if (places_.size() > 1) {
+    if (links() > 1) {
       if (Hash64(slot) == store_.checksums[position]) return true;
       ReadFromAnyStore(position, slot);
       return false;
@@ -97,51 +103,87 @@ class StoreExpertSource : public ExpertSource {
     return static_cast<size_t>(first) + id.index;
   }
 
-  // Empty when the store has the expert as it was written; else what is wrong.
-  std::string ReadFrom(size_t store, size_t position, std::span<std::byte> slot) const {
-    const std::filesystem::path& path = places_[store].front();
+  // Stores here, and behind them those of servers.
+  size_t links() const { return places_.size() + remotes_.size(); }
+  std::string LinkName(size_t link) const {
+    if (link < places_.size()) return places_[link].front().parent_path().string();
+    return ExpertPeerName(remotes_[link - places_.size()].peer);
+  }
+
+  // How an expert is in one of the stores.
+  struct Looked {
+    std::string wrong;  // empty: as it was written
+    bool damaged = false;
+  };
+  Looked LookInto(size_t link, size_t position, std::span<std::byte> slot) const {
+    const bool here = link < places_.size();
     try {
-      const File file(path);
-      const size_t bytes = file.ReadAt(extents_[position].offset, slot);
-      CheckExpert(store_, path, position, slot.first(bytes));
+      if (here) {
+        const std::filesystem::path& path = places_[link].front();
+        const size_t bytes = File(path).ReadAt(extents_[position].offset, slot);
+        CheckExpert(store_, path, position, slot.first(bytes));
+      } else {
+        ReadFromServer(remotes_[link - places_.size()], position, slot);
+        CheckExpert(store_, LinkName(link), position, slot);
+      }
     } catch (const Error& error) {
-      return error.what();
+      // That a server is not there does not mean that its copy is damaged.
+      return {error.what(), here || error.kind() == ErrorKind::kCorrupt};
     }
     return {};
   }
 
+  void ReadFromServer(const RemoteStore& remote, size_t position, std::span<std::byte> slot) const {
+    const std::unique_ptr<AsyncReader> reader = MakeRemoteReader(remote, 1);
+    reader->Submit({.offset = extents_[position].offset,
+                    .bytes = static_cast<uint32_t>(slot.size()),
+                    .destination = slot.data()});
+    std::vector<ReadCompletion> done;
+    while (done.empty()) reader->Wait(done, -1);
+    const int64_t result = done.front().result;
+    if (result == static_cast<int64_t>(slot.size())) return;
+    Fail(ErrorKind::kIo, "{}: {}", ExpertPeerName(remote.peer),
+         result < 0 ? ErrnoMessage(static_cast<int>(-result)) : "its file is too short");
+  }
+
   // A part of the bytes was damaged. Looks at each store by itself, through the page cache: that is
-  // slow and happens about once for each damaged expert, which is then not read from there.
+  // slow and happens about once for each damaged expert, which is then not read from there. Servers
+  // are asked only while it is not known who has damaged bytes, or who has the right ones.
   void ReadFromAnyStore(size_t position, std::span<std::byte> slot) const {
-    std::vector<std::string> wrong(places_.size());
+    std::vector<Looked> looked;
+    looked.reserve(links());
+    bool right = false;
     uint32_t damaged = 0;
-    for (size_t s = 0; s < places_.size(); ++s) {
-      wrong[s] = ReadFrom(s, position, slot);
-      if (!wrong[s].empty()) damaged |= uint32_t{1} << s;
+    for (size_t link = 0; link < links(); ++link) {
+      if (link >= places_.size() && right && damaged != 0) break;
+      looked.push_back(LookInto(link, position, slot));
+      right = right || looked.back().wrong.empty();
+      if (looked.back().damaged) damaged |= uint32_t{1} << link;
     }
-    for (size_t s = 0; s < places_.size(); ++s) {
-      if (!wrong[s].empty() || !ReadFrom(s, position, slot).empty()) continue;
+    for (size_t link = 0; link < looked.size(); ++link) {
+      if (!looked[link].wrong.empty() || !LookInto(link, position, slot).wrong.empty()) continue;
       damaged_[position].store(damaged, std::memory_order_relaxed);
-      for (size_t other = 0; other < places_.size(); ++other) {
-        if (wrong[other].empty() || said_damaged_[other].exchange(true)) continue;
-        LogWarn("{}; it is read from {}, as are others of which that is so", wrong[other],
-                places_[s].front().parent_path().string());
+      for (size_t other = 0; other < looked.size(); ++other) {
+        if (!looked[other].damaged || said_damaged_[other].exchange(true)) continue;
+        LogWarn("{}; it is read from {}, as are others of which that is so", looked[other].wrong,
+                LinkName(link));
       }
       return;
     }
-    Fail(ErrorKind::kCorrupt, "{} (and no other store has it)", wrong.front());
+    Fail(ErrorKind::kCorrupt, "{} (and no other store has it)", looked.front().wrong);
   }
 
   std::vector<std::vector<std::filesystem::path>> places_;  // [stores] the file with the experts
   ExpertStoreDescription store_;
+  std::vector<RemoteStore> remotes_;  // of which this may be read as well
   std::vector<int64_t> first_of_layer_;
   std::vector<Extent> extents_;  // in the file's order
   // Likewise: the bytes were found right. The data that goes with it passes through the reader's
   // lock; here only the flag itself has to be whole.
   mutable std::vector<std::atomic<bool>> checked_;
-  // Likewise: bits of stores in which the expert was found damaged.
+  // Likewise: bits of links in which the expert was found damaged.
   mutable std::vector<std::atomic<uint32_t>> damaged_;
-  mutable std::vector<std::atomic<bool>> said_damaged_;  // [stores]
+  mutable std::vector<std::atomic<bool>> said_damaged_;  // [links]
 };
 
 struct OpenStore {
@@ -163,6 +205,14 @@ std::vector<OpenStore> OpenStores(std::span<const std::filesystem::path> stores)
     }
   }
   return open;
+}
+
+// Addresses of servers come last.
+size_t CountLocal(std::span<const std::filesystem::path> stores) {
+  const auto is_local = [](const std::filesystem::path& store) {
+    return !IsExpertPeer(store.string());
+  };
+  return static_cast<size_t>(std::count_if(stores.begin(), stores.end(), is_local));
 }
 
 // Why the store cannot serve this model; empty when it can.
@@ -189,8 +239,9 @@ std::string WhyNotCurrent(const ModelConfig& config, WeightType type, uint64_t f
 
 std::unique_ptr<ExpertSource> MakeStoreExpertSource(const ModelConfig& config, WeightType type,
                                                     uint64_t fingerprint,
-                                                    std::span<const std::filesystem::path> stores) {
-  std::vector<OpenStore> open = OpenStores(stores);
+                                                    std::span<const std::filesystem::path> stores,
+                                                    const std::string& key) {
+  std::vector<OpenStore> open = OpenStores(stores.first(CountLocal(stores)));
   for (const OpenStore& store : open) {
     const std::string why = WhyNotSameExperts(open.front().description, store.description);
     if (why.empty()) continue;
@@ -212,11 +263,19 @@ std::unique_ptr<ExpertSource> MakeStoreExpertSource(const ModelConfig& config, W
   for (const OpenStore& store : open) paths.push_back(store.path);
   // The same, and with what a store does not say.
   ExpertStoreDescription description = std::move(open.front().description);
+  const ExpertStoreIdentity identity = IdentityOf(description);
+  std::vector<RemoteStore> remotes;
+  remotes.reserve(stores.size());
+  for (const std::filesystem::path& peer : stores.subspan(CountLocal(stores))) {
+    remotes.push_back({.peer = ParseExpertPeer(peer.string()), .key = key, .store = identity});
+  }
   description.header.layout = MakeCpuExpertLayout(config, type);
-  return std::make_unique<StoreExpertSource>(config, std::move(description), paths);
+  return std::make_unique<StoreExpertSource>(config, std::move(description), paths,
+                                             std::move(remotes));
 }
 
 bool StoreIsCoded(std::span<const std::filesystem::path> stores) {
+  stores = stores.first(CountLocal(stores));
   for (size_t s = 0;; ++s) {
     try {
       const ExpertLayout layout = OpenExpertStore(stores[s]).layout;

@@ -115,7 +115,9 @@ void Load(EngineSetup& setup, MetricsRegistry& registry,
                       .max_batch_tokens = options.max_num_batched_tokens,
                       .prefix_cache = options.prefix_cache,
                       .share_only_prompts = options.defer_experts > 0,
-                      .piece_tokens = plan.prefill.piece_tokens};
+                      .piece_tokens = plan.prefill.piece_tokens,
+                      .module_batch_tokens = plan.module_batches.tokens,
+                      .background_seqs = plan.module_batches.sequences};
   parts.piece_turn = std::chrono::milliseconds(options.prefill_turn_ms);
   parts.ledgers = {plan.ledger};
   for (const DevicePlan& device : plan.devices) parts.ledgers.push_back(device.ledger);
@@ -137,9 +139,9 @@ void Load(EngineSetup& setup, MetricsRegistry& registry,
     observers.state->Restore();
     held = observers.state->LastResidents();
   }
-  observers.tracer = std::make_unique<RequestTracer>(static_cast<int>(config.num_layers()),
-                                                     static_cast<int>(config.num_experts()),
-                                                     static_cast<int>(options.max_num_seqs));
+  observers.tracer = std::make_unique<RequestTracer>(
+      static_cast<int>(config.num_layers()), static_cast<int>(config.num_experts()),
+      static_cast<int>(options.max_num_seqs + plan.module_batches.sequences));
   if (!options.record_trace.empty()) {
     observers.recorder = std::make_unique<RoutingRecorder>(options.record_trace, config,
                                                            options.model_dir.filename().string(),

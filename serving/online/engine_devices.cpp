@@ -7,6 +7,7 @@
 #include "core/base/logging.h"
 #include "core/device/nccl_collective.h"
 #include "serving/model/experts_of_model.h"
+#include "serving/online/device_backend.h"
 #include "serving/online/part_options.h"
 
 namespace moesaic {
@@ -28,10 +29,17 @@ std::unique_ptr<HostExperts> MakeHome(const EngineOptions& options, const ModelF
 void StartFromProfiles(const EngineOptions& options, const ExpertLayout& layout,
                        DeviceExpertsOptions& experts) {
   const std::vector<DeviceProfile>& profiles = options.devices.profiles;
-  if (profiles.size() != experts.slots.size()) return;
   const auto expert_ns = [&](double bytes_per_s) {
     return 1e9 * static_cast<double>(layout.blob_bytes) / bytes_per_s;
   };
+  if (profiles.size() != experts.slots.size()) {
+    const EmulatedLink& link = options.devices.emulated_link;
+    if (BackendOf(options.devices.kind).in_host_memory() && link.bytes_per_s > 0) {
+      experts.copy_ns.assign(experts.slots.size(),
+                             std::llround(expert_ns(link.bytes_per_s) + 1000 * link.latency_us));
+    }
+    return;
+  }
   for (const DeviceProfile& profile : profiles) {
     const double rate = profile.copy_bytes_per_s(kDefaultPacketBytes);
     experts.copy_ns.push_back(rate > 0 ? std::llround(expert_ns(rate)) : 0);

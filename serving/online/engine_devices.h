@@ -34,7 +34,7 @@ std::unique_ptr<HostExperts> MakeHome(const EngineOptions& options, const ModelF
                                       const EngineDevices& devices);
 
 // The rates that misses are planned by until they are measured while serving, from what is known of
-// the devices.
+// the devices: their profiles, or what they emulate.
 void StartFromProfiles(const EngineOptions& options, const ExpertLayout& layout,
                        DeviceExpertsOptions& experts);
 

@@ -29,6 +29,11 @@ inline constexpr Named<PrefillOrder> kPrefillOrders[] = {{"auto", PrefillOrder::
                                                          {"chunks", PrefillOrder::kChunks},
                                                          {"layers", PrefillOrder::kLayers}};
 
+// Of lines of a server's batches (module_batch_plan.h).
+enum class ModuleBatches { kAuto, kOn, kOff };
+inline constexpr Named<ModuleBatches> kModuleBatches[] = {
+    {"auto", ModuleBatches::kAuto}, {"on", ModuleBatches::kOn}, {"off", ModuleBatches::kOff}};
+
 // Of bf16 weights in memory: none, or 12 bits of which every bit of theirs comes back.
 enum class WeightCoding { kNone, kLossless };
 inline constexpr Named<WeightCoding> kWeightCodings[] = {{"none", WeightCoding::kNone},
@@ -76,6 +81,9 @@ struct EngineOptions {
   // Prompts that run layer after layer have so much time between two steps of requests that decode,
   // or as much as a step takes.
   int64_t prefill_turn_ms = 100;
+  ModuleBatches module_batches = ModuleBatches::kAuto;
+  int64_t batch_num_seqs = 0;   // lines that run at once in module batches; 0: chosen
+  bool serves_batches = false;  // who serves has batches: there is to be room for them
   int64_t state_snapshots = 4;  // recurrent states that are kept for prefixes, at most
   int64_t max_queue = 256;      // requests waiting beyond those that run
   // Of throughput mode. nullopt, 0: as the planner says.
@@ -89,6 +97,8 @@ struct EngineOptions {
   std::vector<KernelChoice> kernel_choices;
 
   std::filesystem::path expert_store;  // or several (ExpertStoresOf); empty: read the checkpoint
+  std::string expert_store_key;        // that servers among them share with us
+  std::filesystem::path expert_store_key_file;  // or the file that has it
   ReadBackend io_backend = ReadBackend::kAuto;
   int io_depth = 0;                  // reads in flight; 0: default
   int io_threads = 1;                // one reads and packs; the others pack

@@ -151,6 +151,8 @@ EnginePlan PlanEngine(const EngineOptions& asked, const ModelFiles& files) {
     plan.prefill = PlanPrefill(options, config,
                                static_cast<int64_t>(plan.expert_budget_bytes / layout.slot_bytes),
                                kept, plan.max_context_tokens, std::min(share, spare_bytes));
+    plan.module_batches =
+        PlanModuleBatches(options, config, kept, std::min(share, spare_bytes - plan.prefill.bytes));
   };
   if (!plan.devices.empty()) {
     plan.predictor_bytes = PredictorBytes(options, config, plan);
@@ -158,7 +160,7 @@ EnginePlan PlanEngine(const EngineOptions& asked, const ModelFiles& files) {
     plan.expert_budget_bytes =
         std::min(plan.all_experts_bytes, left > kv.bytes ? left - kv.bytes : 0);
     plan_prefill(plan.expert_budget_bytes - std::min(plan.expert_budget_bytes, least_bytes));
-    plan.expert_budget_bytes -= plan.prefill.bytes;
+    plan.expert_budget_bytes -= plan.prefill.bytes + plan.module_batches.bytes;
     plan.predictor_bytes = PredictorBytes(options, config, plan);
     // A small model's predictor may be as large as its experts: the memory is better theirs.
     if ((1 + copies) * plan.predictor_bytes > plan.expert_budget_bytes / 4 ||
@@ -195,6 +197,7 @@ EnginePlan PlanEngine(const EngineOptions& asked, const ModelFiles& files) {
   if (state_bytes > 0) ledger.Add("recurrent state", state_bytes);
   ledger.Add("workspace", workspace_bytes);
   if (plan.prefill.bytes > 0) ledger.Add("prompts by layers", plan.prefill.bytes);
+  if (plan.module_batches.bytes > 0) ledger.Add("module batches", plan.module_batches.bytes);
   ledger.Add("process", kProcessBytes);
   if (options.request_bytes > 0) ledger.Add("requests", options.request_bytes);
   if (options.replay_bytes > 0) ledger.Add("replay", options.replay_bytes);

@@ -14,6 +14,7 @@
 #include "serving/online/engine_options.h"
 #include "serving/online/kv_plan.h"
 #include "serving/online/model_files.h"
+#include "serving/online/module_batch_plan.h"
 #include "serving/online/place_rules.h"
 #include "serving/online/prefill_plan.h"
 
@@ -44,6 +45,7 @@ struct EnginePlan {
   std::string why_dense_on_host;    // with DenseMode::kAuto, when it could not be; else empty
   uint64_t predictor_bytes = 0;     // 0: nothing is predicted
   PrefillPlan prefill;
+  ModuleBatchPlan module_batches;
   KvNeeds kv_needs;
   int64_t num_kv_blocks = 0;  // of all groups of layers together
   StatePlan state;

@@ -152,7 +152,18 @@ void AddExpertSettings(EngineOptions& options, bool visible, OptionTable& table)
                .target = &options.expert_store,
                .value_name = "DIR[,DIR]",
                .help = "Read experts from this store, written by `moesaic pack`; of several, on "
-                       "several disks, from all at once."});
+                       "several disks, from all at once. tcp://HOST:PORT behind a directory: "
+                       "from `moesaic serve-experts` on another machine, too."});
+  experts.Add(
+      {.name = "expert-store-key-file",
+       .target = &options.expert_store_key_file,
+       .value_name = "FILE",
+       .help = "File with the key that servers in --expert-store share with this process."});
+  experts.Add({.name = "expert-store-key",
+               .target = &options.expert_store_key,
+               .value_name = "KEY",
+               .help = "The key itself; best set in the environment, where others do not see it.",
+               .secret = true});
   experts.Add({.name = "predictor",
                .target = &options.predictor,
                .help = "What tells which experts are used next, to read them ahead; nothing is "
@@ -274,6 +285,23 @@ void AddBatchingSettings(EngineOptions& options, bool visible, OptionTable& tabl
                         "of a layer.",
                 .min = 0,
                 .max = 1e6});
+  batching.Add({.name = "module-batches",
+                .target = OneOf(&options.module_batches, kModuleBatches),
+                .help = "Whether latency mode runs what it has at once as module batches, which "
+                        "read whole layers of experts in the order of need. Lines of a server's "
+                        "batches: layer after layer, more of them at once than a step has; "
+                        "requests that come wait for a chunk of a layer at most, and nothing is "
+                        "lost. Requests: steps of so many that they use most experts of a layer. "
+                        "auto: lines where that is so, and requests where it is measured to be "
+                        "faster. on: both where they can. off: neither. The answers have the same "
+                        "bits."});
+  batching.Add({.name = "batch-num-seqs",
+                .target = &options.batch_num_seqs,
+                .help = "Lines of batches that run at the same time as module batches, beside "
+                        "--max-num-seqs requests, as far as there is memory for their keys and "
+                        "values. 0: four times --max-num-seqs.",
+                .min = 0,
+                .max = 65536});
   batching.Add({.name = "schedule",
                 .target = AutoOrOneOf(&options.schedule, kBatchSchedules),
                 .help = "Order of a pass, in throughput mode. module: one module after another "

@@ -53,6 +53,13 @@ uint64_t BytesToRead(const EngineOptions& options, const EnginePlan& plan,
   return dense + experts * files.experts->layout().slot_bytes;
 }
 
+// Where devices compute or add some later, there is one way.
+StepWays WaysOf(const EngineOptions& options, const ModelConfig& config) {
+  const bool one = options.devices.count > 0 || options.defer_experts > 0;
+  return {one ? ModuleBatches::kOff : options.module_batches,
+          {config.num_sparse_layers(), config.num_experts(), config.top_k()}};
+}
+
 }  // namespace
 
 LatencyStep::LatencyStep(const EngineOptions& options, const EnginePlan& plan, ModelFiles files,
@@ -62,7 +69,9 @@ LatencyStep::LatencyStep(const EngineOptions& options, const EnginePlan& plan, M
     : files_(std::move(files)),
       dense_devices_(plan.dense_devices),
       kept_(plan.placed.kept),
-      prefill_(plan.prefill) {
+      prefill_(plan.prefill),
+      module_batch_plan_(plan.module_batches),
+      ways_(WaysOf(options, files_.config)) {
   const ModelConfig& config = files_.config;
   if (!plan.devices.empty()) {
     devices_ = BackendOf(options.devices.kind).Make(options.devices, plan.devices);
@@ -95,6 +104,9 @@ LatencyStep::LatencyStep(const EngineOptions& options, const EnginePlan& plan, M
                                    limits, MakeOperators(options, devices_, layout, config));
   if (prefill_.piece_tokens > 0) {
     layer_pass_ = std::make_unique<LayerPass>(*model_, prefill_.piece_tokens);
+  }
+  if (module_batch_plan_.tokens > 0) {
+    module_batches_ = std::make_unique<LayerPass>(*model_, module_batch_plan_.tokens);
   }
 }
 
@@ -176,19 +188,36 @@ void LatencyStep::Preload(const std::vector<ExpertId>& first, bool fill, LoadPro
   });
 }
 
+// Beside prompts that run layer after layer the order of need is theirs.
 StepStats LatencyStep::Run(const ForwardBatch& batch, RoutingHook* hook) {
-  return Ran(model_->Forward(batch, hook));
+  const int64_t rows = std::ssize(batch.tokens);
+  const bool decodes = rows == std::ssize(batch.slices);
+  const bool by_layers = layer_pass_ != nullptr && layer_pass_->running();
+  const bool as_module_batch =
+      !by_layers && model_->runs_layers() &&
+      ways_.AsModuleBatch(rows, decodes, changing_slots() < module_batch_plan_.changing);
+  StepStats stats = Ran(model_->Forward(batch, hook, as_module_batch));
+  if (!by_layers) ways_.Ran(as_module_batch, rows, decodes, stats);
+  FetchOrder& order = as_module_batch ? whole_layers_ : foreseen_;
+  ++order.steps;
+  order.tokens += rows;
+  order.total_us += stats.total_us;
+  return stats;
 }
 
 // As many experts are missing as there are slots now.
 bool LatencyStep::RunsByLayers(int64_t tokens) const {
   if (experts_->resizable_slots() == nullptr) return prefill_.ByLayers(tokens);
   PrefillPlan now = prefill_;
-  now.slots = experts_->slots() - std::ssize(kept_);
+  now.slots = changing_slots();
   return now.ByLayers(tokens);
 }
 
-StepStats LatencyStep::RunBlock() { return Ran(layer_pass_->RunBlock()); }
+bool LatencyStep::RunsAsModuleBatch(int64_t tokens) const {
+  return module_batch_plan_.Worth(tokens, changing_slots());
+}
+
+StepStats LatencyStep::RunBlock(LayerPass& pass) { return Ran(pass.RunBlock()); }
 
 StepStats LatencyStep::Ran(StepStats stats) {
   if (stats.experts.bytes_read > 0) {
@@ -234,7 +263,8 @@ std::optional<Error> LatencyStep::LostDevice() const {
 
 EngineStep::Experts LatencyStep::experts() {
   experts_->Links(links_);
-  return {experts_->slots(), experts_->resident(), experts_->devices(), links_};
+  return {experts_->slots(), experts_->resident(), experts_->devices(), links_, ways_.least_rows(),
+          foreseen_,         whole_layers_};
 }
 
 }  // namespace moesaic

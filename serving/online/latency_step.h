@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <span>
@@ -24,6 +25,7 @@
 #include "serving/online/engine_devices.h"
 #include "serving/online/part_options.h"
 #include "serving/online/read_health.h"
+#include "serving/online/step_ways.h"
 
 namespace moesaic {
 
@@ -44,9 +46,12 @@ class LatencyStep final : public EngineStep {
   ExpertProvider& provider() { return *experts_; }
 
   StepStats Run(const ForwardBatch& batch, RoutingHook* hook) override;
+  StepStats Unfinished() override { return model_->TakeUnfinished(); }
   LayerPass* layer_pass() override { return layer_pass_.get(); }
   bool RunsByLayers(int64_t tokens) const override;
-  StepStats RunBlock() override;
+  LayerPass* module_batches() override { return module_batches_.get(); }
+  bool RunsAsModuleBatch(int64_t tokens) const override;
+  StepStats RunBlock(LayerPass& pass) override;
   AfterFailure Failed(const Error& error) override;
   std::string WhyUnreadable() const override { return reads_.WhyNotReady(); }
   void TryReading() override;
@@ -60,6 +65,7 @@ class LatencyStep final : public EngineStep {
   void MakeDeviceExperts(const EngineOptions& options, const EnginePlan& plan,
                          const ExpertObservers& observers);
   StepStats Ran(StepStats stats);
+  int64_t changing_slots() const { return experts_->slots() - std::ssize(kept_); }
 
   ModelFiles files_;
   std::vector<ReaderLink> links_;  // as experts() told them last
@@ -74,6 +80,11 @@ class LatencyStep final : public EngineStep {
   std::unique_ptr<Model> model_;
   const PrefillPlan prefill_;
   std::unique_ptr<LayerPass> layer_pass_;  // null: prompts run in chunks
+  const ModuleBatchPlan module_batch_plan_;
+  StepWays ways_;
+  FetchOrder foreseen_;
+  FetchOrder whole_layers_;
+  std::unique_ptr<LayerPass> module_batches_;  // null: the background runs in steps
 };
 
 }  // namespace moesaic

@@ -1,14 +1,18 @@
 #include "serving/online/model_files.h"
 
 #include <algorithm>
+#include <filesystem>
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/base/clock.h"
 #include "core/base/error.h"
 #include "core/base/logging.h"
 #include "core/base/thread_pool.h"
 #include "core/io/expert_store.h"
+#include "core/io/expert_wire.h"
 #include "kernels/cpu/product_choice.h"
 #include "serving/model/coded_weights.h"
 #include "serving/model/expert_sources.h"
@@ -73,6 +77,15 @@ void FindCoded(const EngineOptions& options, bool to_plan, ModelFiles& files) {
   }
 }
 
+// The key that servers of experts share with this process, where some are named.
+std::string KeyFor(std::span<const std::filesystem::path> stores, const EngineOptions& options) {
+  const auto is_peer = [](const std::filesystem::path& store) {
+    return IsExpertPeer(store.string());
+  };
+  if (std::none_of(stores.begin(), stores.end(), is_peer)) return {};
+  return ExpertKeyOf(options.expert_store_key, options.expert_store_key_file);
+}
+
 ModelFiles Open(const EngineOptions& options, bool to_plan) {
   ModelFiles files;
   files.config = LoadModelConfig(options.model_dir);
@@ -94,8 +107,9 @@ ModelFiles Open(const EngineOptions& options, bool to_plan) {
   }
   FindCoded(options, to_plan, files);
   if (!options.expert_store.empty()) {
-    files.experts = MakeStoreExpertSource(files.config, type, files.tensors->Fingerprint(),
-                                          ExpertStoresOf(options.expert_store));
+    const std::vector<std::filesystem::path> stores = ExpertStoresOf(options.expert_store);
+    files.experts = MakeStoreExpertSource(files.config, type, files.tensors->Fingerprint(), stores,
+                                          KeyFor(stores, options));
   } else if (files.checkpoint != nullptr) {
     files.experts =
         MakeCheckpointExpertSource(files.config, type, *files.checkpoint, *files.kernels);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/cpu/kernels.h"
+#include "serving/online/module_batch_plan.h"
 
 namespace moesaic {
 
@@ -14,7 +15,7 @@ ModelLimits LimitsOf(const EngineOptions& options, const EnginePlan& plan) {
   limits.num_state_slots = plan.state.slots();
   limits.kv_type = ChooseKvType(options);
   limits.max_logit_rows = std::min<int64_t>(options.max_num_batched_tokens, 64);
-  limits.max_sequences = options.max_num_seqs;
+  limits.max_sequences = options.max_num_seqs + plan.module_batches.sequences;
   limits.defer_experts = options.defer_experts;
   limits.gemm_library = options.devices.cublas;
   return limits;
@@ -22,7 +23,8 @@ ModelLimits LimitsOf(const EngineOptions& options, const EnginePlan& plan) {
 
 PredictorShape PredictorShapeOf(const EngineOptions& options, const ModelConfig& config) {
   return {static_cast<int>(config.num_sparse_layers()), static_cast<int>(config.num_experts()),
-          static_cast<int>(config.top_k()), static_cast<int>(options.max_num_seqs)};
+          static_cast<int>(config.top_k()),
+          static_cast<int>(options.max_num_seqs + LinesBeside(options, config))};
 }
 
 int64_t LinkSlots(const EnginePlan& plan) {

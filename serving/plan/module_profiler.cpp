@@ -360,6 +360,10 @@ std::string ModuleCostsKey(const ModuleProfilerInputs& inputs, const HostDescrip
   };
   if (inputs.experts.replicas().empty()) add(inputs.experts.files());
   for (const auto& replica : inputs.experts.replicas()) add(replica);
+  for (const RemoteStore& remote : inputs.experts.remotes()) {
+    files += '|';
+    files += ExpertPeerName(remote.peer);
+  }
   return fmt::format("{}|{} {}|{} {} {} {} {} {}|{} {}|{}|{} {} {} {}|{} {}|{} {} {} {}{}",
                      host.fingerprint, c.architecture, c.num_layers(), c.hidden_size,
                      c.num_experts(), c.top_k(), c.expert_width(), c.dense_width(),

@@ -1,17 +1,22 @@
 // Speed of products with GGUF's blocks on one thread, beside int4, int8 and bf16 weights of the
 // same shape in the same rounds. Prints a Markdown table of nanoseconds for 1,000 weights and row.
 //
-//   gguf_bench [rounds [TYPE...]]
+//   gguf_bench [rounds [ROWS...] [TYPE...]]
 //
-// A TYPE is one of GGUF's, with int8 activations, or with "f32:" before it with f32 ones.
+// A TYPE is one of GGUF's, with int8 activations, or with "f32:" before it with f32 ones, or a name
+// of another type of weights (w4a16, mxfp4, fp8). MOESAIC_ISA chooses the instruction set.
 // Every number is the median over rounds; a round runs all candidates of a number of rows one after
-// the other. Products cycle through more weights than any cache holds.
+// the other, and reads memory beside them, in one place and in eight at once, of which the faster
+// counts. Products cycle through more weights than any cache holds.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <memory>
+#include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/aligned_buffer.h"
@@ -78,7 +83,7 @@ struct Product {
   std::vector<float> y;
 };
 
-void Bench(int rounds, std::vector<std::string> types) {
+void Bench(int rounds, std::vector<int64_t> row_counts, std::vector<std::string> types) {
   const CpuKernels& kernels = SelectKernels();
   std::vector<std::pair<std::string, PackedMatrix>> shapes;
   for (const WeightType type : {WeightType::kBf16, WeightType::kInt8, WeightType::kInt4}) {
@@ -91,6 +96,13 @@ void Bench(int rounds, std::vector<std::string> types) {
   for (const std::string& name : types) {
     const bool f32 = name.starts_with("f32:");
     const GgufType* const type = FindGgufType(f32 ? name.substr(4) : name);
+    const auto* const other =
+        std::find_if(std::begin(kWeightTypes), std::end(kWeightTypes),
+                     [&](const WeightTraits& traits) { return name == traits.name; });
+    if (type == nullptr && other != std::end(kWeightTypes) && !IsGguf(other->type)) {
+      shapes.emplace_back(name, PackedMatrix{nullptr, other->type, kOutputs, kInputs});
+      continue;
+    }
     if (type == nullptr || (!f32 && type->block_values == 1)) {
       std::fprintf(stderr, "%s: not a type of blocks\n", name.c_str());
       return;
@@ -98,29 +110,35 @@ void Bench(int rounds, std::vector<std::string> types) {
     shapes.emplace_back(name, PackedMatrix{nullptr, f32 ? WeightType::kGgufF32 : WeightType::kGguf,
                                            kOutputs, kInputs, GgufFormOf(*type)});
   }
+  if (row_counts.empty()) row_counts = {1, 4, 16, 64, 512};
+  AlignedBuffer memory(static_cast<size_t>(kWeightBytes));
+  FillBlocks(memory);
   std::printf("%s, %s, [%ld, %ld]: ns for 1,000 weights and row (GB/s of weights)\n\n| rows |",
               IsaName(kernels.isa), QuantIsaName(kernels.quant_isa), static_cast<long>(kOutputs),
               static_cast<long>(kInputs));
   for (const auto& shape : shapes) std::printf(" %s |", shape.first.c_str());
-  std::printf("\n|---|");
+  std::printf(" reading, GB/s |\n|---|---|");
   for (size_t i = 0; i < shapes.size(); ++i) std::printf("---|");
   std::printf("\n");
-  for (const int64_t m : {1, 4, 16, 64, 512}) {
+  for (const int64_t m : row_counts) {
     std::vector<std::unique_ptr<Product>> products;
     std::vector<Candidate> candidates;
     for (const auto& [name, shape] : shapes) {
       products.push_back(std::make_unique<Product>(kernels, shape, m));
       candidates.push_back({name, [p = products.back().get()] { p->Run(); }});
     }
+    candidates.push_back({"reading", [&] { ReadPeakSequential(memory.data(), kWeightBytes); }});
+    candidates.push_back({"reading", [&] { ReadPeak(memory.data(), kWeightBytes); }});
     Measure(candidates, rounds);
     std::printf("| %ld |", static_cast<long>(m));
-    for (size_t i = 0; i < candidates.size(); ++i) {
+    for (size_t i = 0; i < shapes.size(); ++i) {
       const double seconds = candidates[i].Median();
       const auto weights = static_cast<double>(kOutputs * kInputs * m);
       std::printf(" %.2f (%.1f) |", seconds * 1e12 / weights,
                   static_cast<double>(shapes[i].second.bytes()) / seconds / 1e9);
     }
-    std::printf("\n");
+    const double least = std::min(candidates[shapes.size()].Median(), candidates.back().Median());
+    std::printf(" %.1f |\n", static_cast<double>(kWeightBytes) / least / 1e9);
   }
 }
 
@@ -128,6 +146,10 @@ void Bench(int rounds, std::vector<std::string> types) {
 }  // namespace moesaic
 
 int main(int argc, char** argv) {
-  moesaic::Bench(argc > 1 ? std::atoi(argv[1]) : 7, {argv + std::min(argc, 2), argv + argc});
+  std::vector<int64_t> rows;
+  int next = 2;
+  for (; next < argc && std::atoi(argv[next]) > 0; ++next) rows.push_back(std::atoi(argv[next]));
+  moesaic::Bench(argc > 1 ? std::atoi(argv[1]) : 7, rows,
+                 {argv + std::min(argc, next), argv + argc});
   return 0;
 }

@@ -21,7 +21,8 @@ import transformers
 from safetensors.torch import save_file
 
 import hf_reference
-from make_fixtures import mixtral, olmoe, qwen2_moe, qwen3_moe, write_checkpoint
+from fixture_families import mixtral, olmoe, qwen2_moe, qwen3_moe
+from make_fixtures import write_checkpoint
 
 CHUNK = 256  # kAttentionChunkTokens
 TOKENS = 830

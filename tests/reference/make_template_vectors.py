@@ -2,12 +2,19 @@
 """Makes the vectors of tests/data/chat_templates with Jinja2, set up as transformers does it.
 
     python3 tests/reference/make_template_vectors.py     # needs jinja2 3.1
+    python3 tests/reference/make_template_vectors.py --templates DIR
+    MOESAIC_CHAT_TEMPLATES=DIR build/release/tests/serving_text_jinja_test --gtest_filter='*AgreeWithJinja2'
+
+The second form writes conversations.json for other templates than those that are committed: any *.jinja of DIR, such as those of
+models, with the special tokens of DIR/special_tokens.json, {"NAME": {"bos_token": ...}}, if there is one. The test then
+compares these.
 
 expressions.json: small templates with their output, or "raises" where Jinja2 raises. Cases that no
 other implementation can match (addresses in reprs, integers above 127 bits) are left out.
 conversations.json: the templates of *.jinja there, rendered for many conversations.
 """
 
+import argparse
 import datetime
 import json
 import pathlib
@@ -64,22 +71,22 @@ def render(env, template, context):
         return {"raises": message.encode("ascii", "backslashreplace").decode()}
 
 
-def write(name, value):
-    path = DATA / name
+def write(path, value):
     path.write_text(json.dumps(value, ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
     print(f"{path}: {path.stat().st_size} bytes")
 
 
-def main():
-    env = environment()
+def write_expressions(env):
     cases = [{"template": t, **render(env, t, CONTEXT)} for t in EXPRESSIONS]
-    write("expressions.json", {"context": CONTEXT, "cases": cases})
+    write(DATA / "expressions.json", {"context": CONTEXT, "cases": cases})
     raising = sum("raises" in case for case in cases)
     print(f"{len(cases)} expressions, {raising} of them raise")
 
-    conversations = []
-    for name, special_tokens in TEMPLATES.items():
-        source = (DATA / f"{name}.jinja").read_text(encoding="utf-8")
+
+def write_conversations(env, folder, templates):
+    cases = []
+    for name, special_tokens in templates.items():
+        source = (folder / f"{name}.jinja").read_text(encoding="utf-8")
         for conversation in CONVERSATIONS:
             context = {
                 "messages": conversation["messages"],
@@ -89,10 +96,24 @@ def main():
                 **special_tokens,
                 **conversation.get("kwargs", {}),
             }
-            conversations.append({"template": name, "conversation": conversation["name"], **render(env, source, context)})
-    write("conversations.json", {"special_tokens": TEMPLATES, "conversations": CONVERSATIONS, "cases": conversations})
-    raising = sum("raises" in case for case in conversations)
-    print(f"{len(conversations)} renderings, {raising} of them raise")
+            cases.append({"template": name, "conversation": conversation["name"], **render(env, source, context)})
+    write(folder / "conversations.json", {"special_tokens": templates, "conversations": CONVERSATIONS, "cases": cases})
+    raising = sum("raises" in case for case in cases)
+    print(f"{len(cases)} renderings, {raising} of them raise")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--templates", type=pathlib.Path)
+    folder = parser.parse_args().templates
+    env = environment()
+    if folder is None:
+        write_expressions(env)
+        write_conversations(env, DATA, TEMPLATES)
+        return
+    tokens = folder / "special_tokens.json"
+    known = json.loads(tokens.read_text()) if tokens.exists() else {}
+    write_conversations(env, folder, {path.stem: known.get(path.stem, {}) for path in sorted(folder.glob("*.jinja"))})
 
 
 if __name__ == "__main__":

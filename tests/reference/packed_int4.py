@@ -19,7 +19,8 @@ PREFIX = "language_model."
 NOT_TEXT = {"vision_tower.patch_embed.proj.bias": (16,), "mm_projector.proj.0.weight": (8, 16)}
 
 
-def quantization(group: int, **changes) -> dict:
+def quantization(group: int | None, **changes) -> dict:
+    """With a scale for each `group` inputs; None: for each output."""
     return {
         "config_groups": {
             "group_0": {
@@ -28,7 +29,7 @@ def quantization(group: int, **changes) -> dict:
                 "targets": ["Linear"],
                 "weights": {
                     "actorder": None, "block_structure": None, "dynamic": False, "group_size": group, "num_bits": 4,
-                    "observer": "minmax", "strategy": "group", "symmetric": True, "type": "int",
+                    "observer": "minmax", "strategy": "group" if group else "channel", "symmetric": True, "type": "int",
                 },
             }
         },
@@ -60,13 +61,13 @@ def plain_config(config: dict) -> dict:
     return text | {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
 
 
-def group_of(config: dict) -> int:
+def group_of(config: dict) -> int | None:
     return _text(config)["quantization_config"]["config_groups"]["group_0"]["weights"]["group_size"]
 
 
-def quantise(weights: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+def quantise(weights: torch.Tensor, group: int | None) -> tuple[torch.Tensor, torch.Tensor]:
     """[out, in] to numbers of -8 to 7 [out, in] and scales [out, in / group]: symmetric, as compressed-tensors does."""
-    groups = weights.unflatten(-1, (-1, group))
+    groups = weights.unflatten(-1, (-1, group or weights.shape[-1]))
     scales = (groups.abs().amax(-1) / 7.5).bfloat16()
     numbers = (groups / scales.float().unsqueeze(-1)).round().clamp(-8, 7)
     return numbers.flatten(-2).to(torch.int32), scales
@@ -115,7 +116,7 @@ def dequantise_checkpoint(directory: pathlib.Path, to: pathlib.Path) -> None:
     for name in [n.removesuffix("_packed") for n in tensors if n.endswith("_packed")]:
         numbers, scales = unpack(tensors.pop(f"{name}_packed")), tensors.pop(f"{name}_scale").float()
         assert list(numbers.shape) == tensors.pop(f"{name}_shape").tolist(), name
-        tensors[name] = numbers.float() * scales.repeat_interleave(group_of(config), -1)
+        tensors[name] = numbers.float() * scales.repeat_interleave(numbers.shape[-1] // scales.shape[-1], -1)
     to.mkdir(parents=True)
     save_file(tensors, to / "model.safetensors", {"format": "pt"})
     (to / "config.json").write_text(json.dumps(plain_config(config)))

@@ -87,6 +87,8 @@ CONVERSATIONS = [
     {"name": "builtin call", "messages": [_USER, {"role": "assistant", "content": "", "tool_calls": [
         {"function": {"name": "search", "arguments": {"query": "x", "n": 3}}}]}, {"role": "tool", "content": "found"}],
      "kwargs": {"builtin_tools": ["search", "code_interpreter"]}},
+    {"name": "kept thinking", "messages": [_USER, {"role": "assistant", "reasoning_content": "hm", "content": "It is 4."}, _USER],
+     "kwargs": {"clear_thinking": False, "thinking": True}},
     {"name": "long", "messages": [m for i in range(20) for m in (
         {"role": "user", "content": f"Question {i}"}, {"role": "assistant", "content": f"Answer {i}"})] + [_USER]},
 ]
@@ -107,5 +109,12 @@ TEMPLATES = {
     "glm4_5": {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"},
     "minimax_m2": {"bos_token": "]~!b[", "eos_token": "[e~["},
     "qwen3_coder": {"eos_token": "<|im_end|>"},
+    "qwen3_5": {"eos_token": "<|im_end|>"},
+    "glm4_7": {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"},
+    "glm5": {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"},
+    "deepseek_v3_2": {"bos_token": "<｜begin▁of▁sentence｜>", "eos_token": "<｜end▁of▁sentence｜>"},
+    "ernie4_5": {"bos_token": "<s>", "eos_token": "</s>", "cls_token": "<|begin_of_sentence|>", "sep_token": "<|end_of_sentence|>"},
+    "granite3_1": {"bos_token": "<|end_of_text|>", "eos_token": "<|end_of_text|>"},
+    "dbrx": {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"},
     "header_style": {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"},
 }

@@ -143,6 +143,37 @@ TEST_F(ExpertStoreTest, SeveralStoresAreNamedWithCommas) {
   EXPECT_TRUE(Contains(Caught([&] { stores(many + ",/16"); }), "16 is the most"));
 }
 
+TEST_F(ExpertStoreTest, ServersComeBehindTheStoresHere) {
+  const auto stores = [](const std::string& setting) { return ExpertStoresOf(setting); };
+  EXPECT_EQ(stores("tcp://b:1,/a,tcp://c:2,/d"),
+            (std::vector<fs::path>{"/a", "/d", "tcp://b:1", "tcp://c:2"}));
+  for (const std::string setting : {"tcp://b:1", "tcp://b:1,tcp://c:2"}) {
+    EXPECT_TRUE(Contains(Caught([&] { stores(setting); }), "a server alone is not enough"))
+        << setting;
+  }
+  EXPECT_TRUE(Contains(Caught([&] { stores("/a,tcp://b"); }), "tcp://b is no address"));
+}
+
+TEST_F(ExpertStoreTest, StoresWithTheSameExpertsHaveOneIdentity) {
+  ExpertStoreDescription a;
+  a.header = SmallHeader();
+  a.checksums = {1, 2, 3};
+  ExpertStoreDescription b = a;
+  b.header.source_fingerprint = 1;  // packed of another copy of the checkpoint
+  EXPECT_EQ(IdentityOf(a), IdentityOf(b));
+  EXPECT_EQ(IdentityOf(a).bytes, a.header.sparse_layers.size() *
+                                     static_cast<size_t>(a.header.num_experts) *
+                                     a.header.layout.slot_bytes);
+  b.checksums[2] = 4;
+  EXPECT_NE(IdentityOf(a), IdentityOf(b));
+  b = a;
+  b.header.sparse_layers.back() += 1;
+  EXPECT_NE(IdentityOf(a), IdentityOf(b));
+  b = a;
+  b.header.model_type = "another";
+  EXPECT_NE(IdentityOf(a), IdentityOf(b));
+}
+
 TEST_F(ExpertStoreTest, StoresHaveTheSameExpertsOrWhyNot) {
   const ExpertStoreHeader header = SmallHeader();
   ExpertStoreDescription a;

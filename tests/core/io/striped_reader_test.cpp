@@ -377,7 +377,7 @@ TEST_F(StripedReaderTest, ReadsTheSameBytesWithEveryBackendAndNumberOfLinks) {
     for (; !replicas.empty(); replicas.pop_back()) {
       std::unique_ptr<AsyncReader> reader;
       try {
-        reader = OpenStripedReader(replicas, backend, kDepth, 0);
+        reader = OpenStripedReader(replicas, {}, backend, kDepth, 0);
       } catch (const Error& error) {
         std::printf("not tested here: %s\n", error.what());
         break;
@@ -477,7 +477,7 @@ TEST_F(StripedReaderTest, WhatIsDamagedThereIsNotReadThere) {
 TEST_F(StripedReaderTest, DestroyedWithReadsInFlight) {
   for (int round = 0; round < 5; ++round) {
     AlignedBuffer buffer(4 << 20);
-    const auto reader = OpenStripedReader(replicas_, ReadBackend::kAuto, kDepth, 0);
+    const auto reader = OpenStripedReader(replicas_, {}, ReadBackend::kAuto, kDepth, 0);
     for (uint64_t i = 0; i < 4; ++i) {
       reader->Submit({0, i << 18, 1 << 18, buffer.data() + (i << 20), i});
     }
@@ -487,7 +487,7 @@ TEST_F(StripedReaderTest, DestroyedWithReadsInFlight) {
 TEST_F(StripedReaderTest, FilesOfDifferentSizesAreRefused) {
   fs::resize_file(replicas_[1][1], 1000);
   const Error error =
-      Caught([&] { OpenStripedReader(replicas_, ReadBackend::kBuffered, kDepth, 0); });
+      Caught([&] { OpenStripedReader(replicas_, {}, ReadBackend::kBuffered, kDepth, 0); });
   EXPECT_EQ(error.kind(), ErrorKind::kCorrupt);
   for (const fs::path& file : {replicas_[0][1], replicas_[1][1]}) {
     EXPECT_NE(std::string(error.what()).find(file.string()), std::string::npos) << error.what();

@@ -360,6 +360,18 @@ TEST_F(DeviceExpectTest, TheNextLayerIsCopiedUnderThisOne) {
   }
 }
 
+TEST(DevicePacketBytesTest, PacketsOfSlowLinksAreSmall) {
+  constexpr uint64_t kExpert = 192 * 1024;
+  EXPECT_EQ(DevicePacketBytes(kExpert, 0), kExpert);  // not known
+  EXPECT_EQ(DevicePacketBytes(kExpert, 99'000), kExpert);
+  EXPECT_EQ(DevicePacketBytes(kExpert, 100'000), kExpert / 2);
+  EXPECT_EQ(DevicePacketBytes(kExpert, 1'000'000), kExpert / 8);
+  EXPECT_EQ(DevicePacketBytes(kExpert, int64_t{1} << 62), kExpert / 8);
+  EXPECT_EQ(DevicePacketBytes(5000, 1'000'000), 4096u);  // whole pages
+  EXPECT_EQ(DevicePacketBytes(uint64_t{64} << 20, 1), kDefaultPacketBytes);
+  EXPECT_EQ(DevicePacketBytes(uint64_t{64} << 20, 3'000'000'000), kDefaultPacketBytes);
+}
+
 // Misses are planned by the rates that a profile knows, from the first layer on.
 TEST_F(DeviceExpectTest, StartsWithTheRatesThatAreKnown) {
   struct Case {

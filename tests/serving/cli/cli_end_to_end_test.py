@@ -445,6 +445,115 @@ class Pack(unittest.TestCase):
         self.assertEqual(run("pack", MODEL, "-o", "/proc/nowhere/store").returncode, 4)
 
 
+class ServeExperts(unittest.TestCase):
+    assert_error = CommandLine.assert_error
+
+    def serve_experts(self, key, *arguments):
+        """A `moesaic serve-experts` that listens, and its address."""
+        server = subprocess.Popen(
+            [PROGRAM, "serve-experts", *arguments, "--port", "0", "--expert-store-key-file", str(key)],
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT,
+        )
+        self.addCleanup(server.stderr.close)
+        self.addCleanup(server.wait)
+        self.addCleanup(server.kill)
+        said = ""
+        while "serving the experts of" not in said:
+            line = server.stderr.readline()
+            self.assertTrue(line, said)
+            said += line
+        return server, re.search(r"on (tcp://\S+)", said)[1]
+
+    @staticmethod
+    def damage(store):
+        """All experts: which of them is read from where is a matter of time."""
+        data = store / "experts.bin"
+        data.write_bytes(bytes(data.stat().st_size))
+
+    def test_experts_of_another_process(self):
+        with tempfile.TemporaryDirectory() as directory:
+            store, copy, key = (pathlib.Path(directory) / name for name in ("store", "copy", "key"))
+            self.assertEqual(run("pack", MODEL, "-o", str(store)).returncode, 0)
+            shutil.copytree(store, copy)
+            key.write_text("what both of them know\n")
+            use = ["run", MODEL, *GREEDY, PROMPT, "--expert-memory", "25%", "--log-level", "warn"]
+            with_key = ["--expert-store-key-file", str(key)]
+            whole = run(*use).stdout
+            server, peer = self.serve_experts(key, str(store), "--verify")
+            both = ["--expert-store", f"{copy},{peer}"]
+            answer = run(*use, *both, *with_key, "--json")
+            self.assertEqual((answer.returncode, answer.stderr), (0, ""))
+            self.assertEqual(json.loads(answer.stdout)["text"], whole.rstrip("\n"))
+            links = json.loads(answer.stdout)["stats"]["stores"]
+            self.assertEqual([link["name"] for link in links], [str(copy), peer])
+            for link in links:
+                self.assertGreater(link["bytes_read"], 0)
+
+            self.assert_error(run(*use, *both), 2, "no key is given", "--expert-store-key-file FILE")
+            other = run(*use, *both, environment={"MOESAIC_EXPERT_STORE_KEY": "what nobody knows at all"})
+            self.assert_error(other, 2, f"{peer}: the server does not have the same shared key")
+            self.assert_error(run(*use, "--expert-store", peer, *with_key), 2, "a server alone is not enough")
+            self.assert_error(run(*use, "--expert-store", f"{copy},{peer}/store", *with_key), 2, "is no address")
+            others = pathlib.Path(directory) / "others"
+            self.assertEqual(run("pack", MODEL, "-o", str(others), "--dtype", "int8").returncode, 0)
+            refused = run(*use, "--dtype", "int8", "--expert-store", f"{others},{peer}", *with_key)
+            self.assert_error(refused, 2, f"{peer}: the server has no store with the experts of the one here")
+
+            # A copy that is damaged here is read from there.
+            self.damage(copy)
+            damaged = run(*use, *both, *with_key)
+            self.assertEqual((damaged.returncode, damaged.stdout), (0, whole), damaged.stderr)
+            self.assertIn(f"it is read from {peer}", damaged.stderr)
+            server.send_signal(signal.SIGTERM)
+            said = server.communicate(timeout=60)[1]
+            self.assertEqual(server.returncode, 0, said)
+            self.assertIn("does not know the shared key", said)
+            self.assertRegex(said, r"\S+ \S+ were read by \d+ clients in \d+ reads; 1 connections were refused")
+
+    def test_a_lost_server_of_experts_costs_time_only(self):
+        with tempfile.TemporaryDirectory() as directory:
+            store, damaged, key = (pathlib.Path(directory) / name for name in ("store", "damaged", "key"))
+            self.assertEqual(run("pack", MODEL, "-o", str(store)).returncode, 0)
+            shutil.copytree(store, damaged)
+            self.damage(damaged)
+            key.write_text("what both of them know\n")
+            use = ["run", MODEL, "--raw", "--temperature", "0", "--max-tokens", "120", PROMPT, "--expert-memory", "10%"]
+            whole = run(*use).stdout
+            # What the server has damaged is read here.
+            server, peer = self.serve_experts(key, str(damaged))
+            both = ["--expert-store", f"{store},{peer}", "--expert-store-key-file", str(key), "--log-level", "warn"]
+            answer = run(*use, *both)
+            self.assertEqual((answer.returncode, answer.stdout), (0, whole), answer.stderr)
+            self.assertRegex(answer.stderr, rf"{peer}: expert \d+ of layer \d+ .* does not have the checksum")
+            self.assertIn(f"it is read from {store}", answer.stderr)
+            server.kill()
+            gone = run(*use, *both)
+            self.assertEqual((gone.returncode, gone.stdout), (0, whole))
+            self.assertEqual(gone.stderr.count(f"{peer}: a read failed (Connection refused); "), 1, gone.stderr)
+
+            # And one that is killed while it is read from.
+            server, peer = self.serve_experts(key, str(store), "--client-bandwidth", "4MiB")
+            both[1] = f"{store},{peer}"
+            process = subprocess.Popen([PROGRAM, *use, *both], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                       text=True, env=ENVIRONMENT)
+            self.assertIn("reads", server.stderr.readline())
+            server.kill()
+            out, err = process.communicate(timeout=120)
+            self.assertEqual((process.returncode, out), (0, whole), err)
+            self.assertEqual(err.count(f"{peer}: a read failed"), 1, err)
+
+    def test_serving_experts_says_what_is_wrong(self):
+        with tempfile.TemporaryDirectory() as directory:
+            key = pathlib.Path(directory) / "key"
+            self.assert_error(run("serve-experts"), 2, "STORE is missing")
+            self.assert_error(run("serve-experts", directory), 2, "no key is given", "openssl rand -hex 32")
+            key.write_text("short")
+            with_key = ["--expert-store-key-file", str(key)]
+            self.assert_error(run("serve-experts", directory, *with_key), 2, f"{key}: the shared key has 5 characters")
+            key.write_text("what both of them know")
+            self.assert_error(run("serve-experts", directory, *with_key), 2, "is not an expert store")
+
+
 class Perplexity(unittest.TestCase):
     TEXT = str(pathlib.Path(MODEL).parent.parent / "LICENSE")
 

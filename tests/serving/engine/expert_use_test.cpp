@@ -124,8 +124,8 @@ TEST(ExpertUseTest, PiecesAreSeenBesideSteps) {
     plan.push_back({sequence, sequence->prompt_tokens});
     rows.Add(plan.back());
   }
-  ASSERT_TRUE(use.observes_pieces());
-  use.BeginPiece(plan, rows);
+  ASSERT_TRUE(use.observes_layers());
+  use.BeginBeside(ExpertUse::Beside::kPiece, plan, rows);
   const TracedRequest left = leaves->traced;
   for (const int layer : {1, 3}) {
     std::vector<int32_t> ids;
@@ -136,11 +136,11 @@ TEST(ExpertUseTest, PiecesAreSeenBesideSteps) {
       }
     }
     const std::vector<float> weights(ids.size(), 0.5f);
-    use.PieceRouted(layer, ids, weights);
+    use.RoutedBeside(ExpertUse::Beside::kPiece, layer, ids, weights);
     Step(use, {{other.get(), 1}});
-    if (layer == 1) use.LeavePiece(left);
+    if (layer == 1) use.LeaveBeside(left);
   }
-  use.EndPiece();
+  use.EndBeside(ExpertUse::Beside::kPiece);
   // The same prompt in a step.
   const auto in_step = NewSequence(4, 6, 7);
   Step(use, {{in_step.get(), 6}});
@@ -152,6 +152,36 @@ TEST(ExpertUseTest, PiecesAreSeenBesideSteps) {
   EXPECT_EQ(use.TraceOf(*leaves)->prefill.row_sum(1), 5u * kTopK);
   EXPECT_EQ(use.TraceOf(*leaves)->prefill.row_sum(3), 0u);
   EXPECT_EQ(whole->observed_tokens, 6);
+}
+
+// One that is preempted in the middle of the model is seen as if that had not been.
+TEST(ExpertUseTest, WhoIsPreemptedInAModuleBatchIsSeenAgain) {
+  constexpr auto kBatch = ExpertUse::Beside::kModuleBatch;
+  FakeExperts experts;
+  ExpertObservers observers;
+  observers.tracer = Tracer();
+  ExpertUse use(std::move(observers), kTopK, experts, nullptr);
+  const auto sequence = NewSequence(1, 3, 6);
+  Step(use, {{sequence.get(), 2}});
+  ScheduledSlice slice{sequence.get(), 3};
+  StepRows rows;
+  rows.Add(slice);
+  use.BeginBeside(kBatch, {&slice, 1}, rows);
+  const std::vector<int32_t> ids = {2, 3, 3, 4, 4, 5};
+  const std::vector<float> weights(ids.size(), 0.5f);
+  use.RoutedBeside(kBatch, 1, ids, weights);
+  EXPECT_EQ(use.TraceOf(*sequence)->prefill.row_sum(1), 5u * kTopK);
+  use.TakeBackBeside(kBatch, *sequence);
+  use.LeaveBeside(sequence->traced);
+  use.RoutedBeside(kBatch, 3, ids, weights);
+  use.EndBeside(kBatch);
+  EXPECT_EQ(sequence->observed_tokens, 2);
+  EXPECT_EQ(use.TraceOf(*sequence)->prefill.row_sum(1), 2u * kTopK);
+  sequence->computed_tokens = 0;
+  Step(use, {{sequence.get(), 3}});
+  EXPECT_EQ(use.TraceOf(*sequence)->prefill.row_sum(1), 3u * kTopK);
+  EXPECT_EQ(use.TraceOf(*sequence)->prefill.row_sum(3), 3u * kTopK);
+  EXPECT_EQ(use.TraceOf(*sequence)->prefill_tokens, 3);
 }
 
 TEST(ExpertUseTest, WithoutObserversNothingIsSeen) {
@@ -258,10 +288,18 @@ TEST(ExpertUseTest, AStepThatGaveWayIsSeenAgain) {
   rows.Add(slice);
   use.BeginStep({&slice, 1}, rows);
   EXPECT_EQ(sequence->observed_tokens, 5);
+  std::vector<int32_t> shown = {1, 2, 2, 3, 3, 4, 4, 5};  // of its first layer
+  std::vector<float> weights(shown.size(), 0.5f);
+  use.hook()->OnRouting(1, {rows.tokens, rows.slices}, shown, weights);
   use.StepGaveWay();
   EXPECT_EQ(sequence->observed_tokens, 2);
   Step(use, {{sequence.get(), 4}});
-  EXPECT_EQ(use.TraceOf(*sequence)->prefill.row_sum(3), 5u * kTopK);
+  const auto trace = use.TraceOf(*sequence);
+  EXPECT_EQ(trace->prefill.row_sum(1), 5u * kTopK);
+  EXPECT_EQ(trace->prefill.row_sum(3), 5u * kTopK);
+  EXPECT_EQ(trace->prefill.count(1, First(4)), 2u);  // and the position before has it second
+  EXPECT_EQ(trace->prefill_tokens, 5);
+  EXPECT_EQ(trace->iterations, 2);
   ASSERT_EQ(sequence->routed->tokens(), 5);
   EXPECT_EQ(sequence->routed->experts()[(4 * kLayers + 3) * kTopK], First(4));
 }

@@ -1,7 +1,9 @@
-// Prompts that run layer after layer, beside steps.
+// Prompts and module batches that run layer after layer, beside steps.
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <random>
+#include <set>
 #include <vector>
 
 #include "tests/serving/engine/scheduler_rig.h"
@@ -130,6 +132,152 @@ TEST(SchedulerTest, SomePromptsAreInNoPiece) {
     FinishStep(scheduler, scheduler.Plan());
   }
   EXPECT_EQ(IdsOf(scheduler.PlanPiece(kAlways)), (std::vector<RequestId>{3}));
+}
+
+constexpr SchedulerOptions kWithModuleBatches = {.max_num_seqs = 2,
+                                                 .max_batch_tokens = 32,
+                                                 .prefix_cache = false,
+                                                 .module_batch_tokens = 100,
+                                                 .background_seqs = 6};
+
+// More lines and tokens than a step has. It stays as it is while others run, who need no place of
+// theirs, and nothing else of the background runs until it has.
+TEST(SchedulerTest, AModuleBatchIsLargerThanAStepAndWaitsForOthers) {
+  KvManager kv = OneGroup(64);
+  Scheduler scheduler(kWithModuleBatches, kv);
+  for (RequestId id = 1; id <= 5; ++id) scheduler.Add(InBackground(MakeSequence(id, 9, 2)));
+  scheduler.Add(InBackground(MakeSequence(6, 90, 2)));
+  scheduler.Add(InBackground(MakeSequence(7, 9, 2)));  // there is no place for it
+  std::vector<int64_t> asked;
+  EXPECT_TRUE(scheduler
+                  .PlanModuleBatch([&](int64_t tokens) {
+                    asked.push_back(tokens);
+                    return false;
+                  })
+                  .empty());
+  EXPECT_EQ(asked, (std::vector<int64_t>{5 * 9 + 32}));  // of a prompt no more than a step has
+  const auto planned = scheduler.PlanModuleBatch(kAlways);
+  EXPECT_EQ(IdsOf(planned), (std::vector<RequestId>{1, 2, 3, 4, 5, 6}));
+  EXPECT_EQ(planned[5].num_tokens, 32);
+  EXPECT_TRUE(scheduler.Plan().empty());
+  for (RequestId id = 8; id <= 10; ++id) scheduler.Add(MakeSequence(id, 8, 2));
+  for (int step = 0; step < 4; ++step) {
+    const auto plan = scheduler.Plan();
+    for (const ScheduledSlice& slice : plan) EXPECT_FALSE(slice.sequence->request.background);
+    EXPECT_LE(plan.size(), 2u);
+    FinishStep(scheduler, plan);
+  }
+  EXPECT_EQ(scheduler.running(), 6);
+  EXPECT_EQ(scheduler.waiting(), 1);
+  EXPECT_EQ(scheduler.preemptions(), 0);
+  EXPECT_EQ(scheduler.module_batch().size(), 6u);
+  FinishModuleBatch(scheduler, 4);
+  EXPECT_EQ(IdsOf(scheduler.module_batch()), (std::vector<RequestId>{5, 6}));
+  EXPECT_TRUE(scheduler.Plan().empty());
+  FinishModuleBatch(scheduler, 2);
+  EXPECT_EQ(scheduler.Find(5)->computed_tokens, 9);
+  EXPECT_EQ(scheduler.Find(6)->computed_tokens, 32);
+  const auto next = scheduler.PlanModuleBatch(kAlways);
+  EXPECT_EQ(IdsOf(next), (std::vector<RequestId>{1, 2, 3, 4, 5, 6}));
+  EXPECT_EQ(next[0].num_tokens, 1);
+  scheduler.AbandonModuleBatch();  // it failed
+  EXPECT_EQ(scheduler.Find(1)->computed_tokens, 9);
+  // In steps fewer run, each as many as a step has sequences.
+  EXPECT_EQ(IdsOf(scheduler.Plan()), (std::vector<RequestId>{1, 2}));
+}
+
+// Others take blocks of those in it, and places of each other.
+TEST(SchedulerTest, WhoIsPreemptedLeavesTheModuleBatch) {
+  KvManager kv = OneGroup(6);
+  Scheduler scheduler(kWithModuleBatches, kv);
+  for (RequestId id = 1; id <= 3; ++id) {
+    scheduler.Add(InBackground(MakeSequence(id, kKvBlockTokens * 2 - 2, 9)));
+  }
+  EXPECT_EQ(scheduler.PlanModuleBatch(kAlways).size(), 3u);
+  ASSERT_EQ(kv.pool().free_blocks(), 0);
+  scheduler.Add(WithPriority(1, MakeSequence(4, 8, 9)));
+  FinishStep(scheduler, scheduler.Plan());
+  EXPECT_EQ(IdsOf(scheduler.module_batch()), (std::vector<RequestId>{1, 2}));
+  EXPECT_EQ(scheduler.Find(3)->computed_tokens, 0);
+  scheduler.Add(WithPriority(1, MakeSequence(5, 8, 9)));
+  FinishStep(scheduler, scheduler.Plan());
+  scheduler.Add(MakeSequence(6, 8, 9));  // the newer one of the others leaves, not a line
+  EXPECT_EQ(IdsOf(scheduler.Plan()), (std::vector<RequestId>{4, 6}));
+  EXPECT_EQ(scheduler.preemptions(), 2);
+  EXPECT_EQ(IdsOf(scheduler.module_batch()), (std::vector<RequestId>{1, 2}));
+  scheduler.Remove(scheduler.Find(1));
+  EXPECT_EQ(IdsOf(scheduler.module_batch()), (std::vector<RequestId>{2}));
+}
+
+// Log-probabilities of prompts are made of steps.
+TEST(SchedulerTest, PromptLogprobsAreInNoModuleBatch) {
+  KvManager kv = OneGroup(64);
+  Scheduler scheduler(kWithModuleBatches, kv);
+  auto with_logprobs = InBackground(MakeSequence(1, 8, 1));
+  with_logprobs->request.prompt_logprobs = 0;
+  scheduler.Add(std::move(with_logprobs));
+  scheduler.Add(InBackground(MakeSequence(2, 8, 9)));
+  EXPECT_TRUE(scheduler.PlanModuleBatch(kAlways).empty());
+  EXPECT_EQ(FinishStep(scheduler, scheduler.Plan()), (std::vector<RequestId>{1}));
+  EXPECT_EQ(IdsOf(scheduler.PlanModuleBatch(kAlways)), (std::vector<RequestId>{2}));
+  scheduler.AbandonModuleBatch();
+  scheduler.Add(MakeSequence(3, 8, 9));
+  EXPECT_TRUE(scheduler.PlanModuleBatch(kAlways).empty());  // others come first
+}
+
+// With others coming and going at any moment of module batches every request ends, no more have
+// begun than there are places, and none is in two plans.
+TEST(SchedulerTest, BothKindsEndBesideModuleBatches) {
+  std::mt19937 random(17);
+  for (int round = 0; round < 40; ++round) {
+    KvManager kv = OneGroup(12);
+    SchedulerOptions options = kWithModuleBatches;
+    options.prefix_cache = round % 2 == 0;
+    Scheduler scheduler(options, kv);
+    RequestId next = 0;
+    std::set<RequestId> open;
+    std::set<RequestId> begun;
+    const auto begin = [&](std::span<const ScheduledSlice> plan) {
+      for (const Sequence* displaced : scheduler.displaced()) begun.erase(displaced->id);
+      for (const RequestId id : IdsOf(plan)) begun.insert(id);
+      ASSERT_LE(begun.size(), 8u);
+    };
+    const auto end = [&](const std::vector<RequestId>& ended) {
+      for (const RequestId id : ended) {
+        open.erase(id);
+        begun.erase(id);
+      }
+    };
+    for (int step = 0; step < 400 || !open.empty(); ++step) {
+      ASSERT_LT(step, 8000);
+      if (step < 400 && random() % 6 == 0 && open.size() < 16) {
+        auto sequence = MakeSequence(++next, 1 + static_cast<int64_t>(random() % 80),
+                                     1 + static_cast<int64_t>(random() % 40));
+        sequence->request.background = random() % 3 != 0;
+        sequence->request.priority = static_cast<int32_t>(random() % 2);
+        open.insert(next);
+        scheduler.Add(std::move(sequence));
+      }
+      const auto worth = [&](int64_t) { return random() % 4 != 0; };
+      if (scheduler.module_batch().empty()) begin(scheduler.PlanModuleBatch(worth));
+      const auto plan = scheduler.Plan();
+      begin(plan);
+      ASSERT_LE(plan.size(), 2u);
+      std::set<RequestId> planned;
+      for (const RequestId id : IdsOf(plan)) planned.insert(id);
+      for (const RequestId id : IdsOf(scheduler.module_batch())) {
+        ASSERT_TRUE(planned.insert(id).second);
+      }
+      ASSERT_EQ(planned.empty(), scheduler.empty());
+      if (!plan.empty()) {
+        end(FinishStep(scheduler, plan));
+      } else if (const size_t size = scheduler.module_batch().size(); size > 0) {
+        end(FinishModuleBatch(scheduler, 1 + random() % size));
+      }
+    }
+    EXPECT_EQ(kv.pool().used_blocks(), 0);
+    EXPECT_EQ(scheduler.running(), 0);
+  }
 }
 
 }  // namespace

@@ -1,7 +1,9 @@
 // What tests of the scheduler begin with and do in place of an engine.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <memory>
 #include <span>
 #include <utility>
@@ -82,6 +84,24 @@ inline std::vector<RequestId> FinishPiece(Scheduler& scheduler) {
     computed.push_back(sequence.id);
   }
   return computed;
+}
+
+// What the engine does when so many of a module batch have run.
+inline std::vector<RequestId> FinishModuleBatch(Scheduler& scheduler, size_t count) {
+  const std::vector<ScheduledSlice> slices(
+      scheduler.module_batch().begin(),
+      scheduler.module_batch().begin() + static_cast<std::ptrdiff_t>(count));
+  scheduler.AdvanceModuleBatch(count);
+  std::vector<RequestId> ended;
+  for (const ScheduledSlice& slice : slices) {
+    Sequence& sequence = *slice.sequence;
+    if (sequence.computed_tokens < std::ssize(sequence.tokens)) continue;
+    sequence.tokens.push_back(7);
+    if (sequence.output_tokens() < sequence.request.max_tokens) continue;
+    ended.push_back(sequence.id);
+    scheduler.Remove(&sequence);
+  }
+  return ended;
 }
 
 }  // namespace moesaic

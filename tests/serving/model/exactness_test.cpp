@@ -62,7 +62,11 @@ TEST_P(ExactnessTest, BudgetsThreadsChunksAndStores) {
           if (packed) options.expert_store = store.path() / (std::string("store") + IsaName(isa));
           ModelHarness model(GetParam(), options);
           for (const int64_t chunk : {1, 7, 32, 70}) {
-            if (isa == Isa::kScalar && chunk == 1) continue;
+            // Seventy passes: with each budget once, by turns from the checkpoint and from a store.
+            if (chunk == 1 &&
+                (isa == Isa::kScalar || packed != (slots < all / 2) || threads == 1)) {
+              continue;
+            }
             EXPECT_EQ(HashOf(RunOne(model, 1, chunk)), expected)
                 << IsaName(isa) << " slots " << slots << " threads " << threads << " packed "
                 << packed << " chunk " << chunk;

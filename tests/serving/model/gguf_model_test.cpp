@@ -9,6 +9,7 @@
 #include <map>
 #include <numeric>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "core/base/error.h"
@@ -73,6 +74,7 @@ INSTANTIATE_TEST_SUITE_P(Models, GgufConvertedTest,
                                          "olmoe_bf16_clip", "glm4_moe_fp32_groups",
                                          "minimax_m2_bf16_rotary_dim", "gpt_oss_bf16_window",
                                          "gpt_oss_mxfp4", "deepseek_v3_bf16_groups",
+                                         "deepseek_v32_fp32_odd", "glm_moe_dsa_fp16_groups",
                                          "qwen3_next_bf16", "granitemoe_bf16",
                                          "granitemoe_shared_bf16", "dbrx_bf16_clip", "arctic_bf16"),
                          [](const auto& test) { return std::string(test.param); });
@@ -410,6 +412,66 @@ TEST(GgufConfigTest, WhatIsRefused) {
                 ErrorKind::kUnsupported);
   ExpectRefused({{"qwen3moe.attention.head_count_kv", 3}}, "num_key_value_heads",
                 ErrorKind::kCorrupt);
+}
+
+// GLM-5 of three layers and one that predicts further tokens.
+nlohmann::json GlmMetadata() {
+  return {{"general.architecture", "glm-dsa"},
+          {"glm-dsa.block_count", 4},
+          {"glm-dsa.nextn_predict_layers", 1},
+          {"glm-dsa.context_length", 4096},
+          {"glm-dsa.embedding_length", 64},
+          {"glm-dsa.feed_forward_length", 96},
+          {"glm-dsa.expert_feed_forward_length", 32},
+          {"glm-dsa.expert_count", 8},
+          {"glm-dsa.expert_used_count", 2},
+          {"glm-dsa.expert_weights_norm", true},
+          {"glm-dsa.attention.head_count", 4},
+          {"glm-dsa.attention.head_count_kv", 1},
+          {"glm-dsa.attention.q_lora_rank", 24},
+          {"glm-dsa.attention.kv_lora_rank", 32},
+          {"glm-dsa.attention.key_length", 40},
+          {"glm-dsa.attention.key_length_mla", 20},
+          {"glm-dsa.attention.value_length", 32},
+          {"glm-dsa.attention.value_length_mla", 16},
+          {"glm-dsa.attention.indexer.head_count", 3},
+          {"glm-dsa.attention.indexer.key_length", 12},
+          {"glm-dsa.attention.indexer.top_k", 7},
+          {"glm-dsa.attention.layer_norm_rms_epsilon", 1e-5},
+          {"glm-dsa.rope.dimension_count", 8},
+          {"glm-dsa.rope.freq_base", 1e6}};
+}
+
+// The layers of GLM-5 with an indexer are those of a list, else those with its tensors.
+TEST(GgufConfigTest, LayersThatShareAChoice) {
+  const auto heads_of = [](const GgufHeader& header) {
+    std::vector<int64_t> heads;
+    for (const LayerSpec& layer : ParseGgufConfig(header, "m.gguf").layers) {
+      const auto& latent = std::get<LatentSpec>(layer.mixer);
+      EXPECT_EQ(latent.top_k, 7);
+      EXPECT_EQ(latent.query_dim(), 20);
+      heads.push_back(latent.indexer.heads);
+    }
+    return heads;
+  };
+  GgufHeader header = HeaderOf(GlmMetadata());
+  const Error error = Caught([&] { ParseGgufConfig(header, "m.gguf"); });
+  EXPECT_TRUE(Contains(error, "first layer without an indexer")) << error.what();
+
+  header.tensors["blk.0.indexer.attn_k.weight"] = {};
+  header.tensors["blk.2.indexer.attn_k.weight"] = {};
+  header.tensors["blk.3.indexer.attn_k.weight"] = {};
+  EXPECT_EQ(heads_of(header), (std::vector<int64_t>{3, 0, 3}));
+  header.metadata["glm-dsa.attention.indexer.types"] = {true, true, false, true};
+  EXPECT_EQ(heads_of(header), (std::vector<int64_t>{3, 3, 0}));
+
+  for (const nlohmann::json& wrong :
+       {nlohmann::json({true, false}), nlohmann::json("full"), nlohmann::json({true, 1, false})}) {
+    header.metadata["glm-dsa.attention.indexer.types"] = wrong;
+    const Error refused = Caught([&] { ParseGgufConfig(header, "m.gguf"); });
+    EXPECT_EQ(refused.kind(), ErrorKind::kCorrupt) << wrong;
+    EXPECT_TRUE(Contains(refused, "glm-dsa.attention.indexer.types")) << refused.what();
+  }
 }
 
 TEST(GgufConfigTest, ALlamaWithoutExperts) {

@@ -156,9 +156,15 @@ TEST(DevicePlanTest, MissesArePlannedByTheProfileFirst) {
                      {"bf16", 64, per_s(0), per_s(0)}};
   DeviceExpertsOptions experts;
   experts.slots = {4, 4};
+  options.devices.emulated_link = {};  // as fast as memory
   StartFromProfiles(options, layout, experts);
   EXPECT_TRUE(experts.copy_ns.empty());
   EXPECT_TRUE(experts.host_ns.empty());
+  options.devices.emulated_link = {.bytes_per_s = 6e9, .latency_us = 10};
+  StartFromProfiles(options, layout, experts);
+  EXPECT_EQ(experts.copy_ns, (std::vector<int64_t>{510'000, 510'000}));
+  EXPECT_TRUE(experts.host_ns.empty());
+  experts.copy_ns.clear();
   options.devices.profiles = {profile, profile};
   options.devices.profiles[1].copies[0].to_device_loaded = per_s(1e9);
   StartFromProfiles(options, layout, experts);

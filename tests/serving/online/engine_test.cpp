@@ -19,6 +19,7 @@
 #include "prefetch/evict/eviction_policies.h"
 #include "prefetch/predict/predictor.h"
 #include "serving/online/create_engine.h"
+#include "serving/online/step_ways.h"
 #include "serving/text/tokenizer.h"
 #include "tests/core/base/temp_dir.h"
 #include "tests/serving/online/engine_harness.h"
@@ -184,7 +185,15 @@ TEST(EngineTest, GivingWayChangesNoToken) {
   for (int i = 0; i < 20; ++i) {
     EXPECT_EQ(SubmitOne(*engine, Greedy(prompts[4].prompt, 2))->Wait().Ids(), begin);
   }
-  for (size_t p = 0; p < 4; ++p) EXPECT_EQ(batch[p]->Wait().Ids(), alone[p]) << p;
+  for (size_t p = 0; p < 4; ++p) {
+    EXPECT_EQ(batch[p]->Wait().Ids(), alone[p]) << p;
+    // Every token is counted once, whatever was computed again.
+    const RequestTrace& trace = *batch[p]->trace;
+    EXPECT_EQ(trace.prefill_tokens, std::ssize(prompts[p].prompt));
+    for (int layer = 0; layer < trace.prefill.num_layers(); ++layer) {
+      EXPECT_EQ(trace.prefill.row_sum(layer), prompts[p].prompt.size() * 4) << layer;
+    }
+  }
 }
 
 TEST(EngineTest, PrefixIsReusedWithTheSameTokens) {
@@ -580,6 +589,84 @@ TEST(EngineTest, PromptsByLayersChangeNoBit) {
   EXPECT_EQ(run(options), expected);
 }
 
+double ValueOf(const std::string& metrics, const std::string& name) {
+  const size_t line = metrics.find("\n" + name + " ");
+  return line == std::string::npos ? -1 : std::stod(metrics.substr(line + name.size() + 2));
+}
+
+// Lines run as module batches, which wait between two blocks of a layer for requests that come, are
+// cancelled, and lack memory for keys and values: every answer has the bits that it has in steps,
+// and every token's experts are counted once.
+TEST(EngineTest, ModuleBatchesChangeNoBit) {
+  constexpr int kLines = 14;
+  const auto line = [](int number) {
+    EngineRequest request = LongRequest(number, 5 + 13 * (number % 7), 4 + number % 5);
+    request.background = true;
+    return request;
+  };
+  std::string text;
+  const auto run = [&](const EngineOptions& options, bool beside) {
+    MetricsRegistry metrics;
+    const auto engine = CreateEngine(options, metrics);
+    std::vector<std::shared_ptr<Collector>> lines;
+    for (int number = 0; number < kLines; ++number)
+      lines.push_back(SubmitOne(*engine, line(number)));
+    Answered answered;
+    if (beside) {
+      EngineRequest endless = line(50);
+      endless.max_tokens = 900;
+      RequestId id = 0;
+      const auto cancelled = SubmitOne(*engine, endless, &id);
+      for (int i = 0; i < 4; ++i) {
+        AddAnswer(*SubmitOne(*engine, LongRequest(100 + i, i % 2 == 0 ? 20 : 180, 3)), answered);
+      }
+      while (ValueOf(metrics.Serialize(), "moe_module_batch_pauses_total") == 0 &&
+             options.module_batches == ModuleBatches::kOn) {
+        const auto more = SubmitOne(*engine, line(9));
+        SubmitOne(*engine, LongRequest(7, 20, 2))->Wait();
+        more->Wait();
+      }
+      engine->Cancel(id);
+      cancelled->Wait();
+    }
+    for (int number = 0; number < kLines; ++number) {
+      Collector& got = *lines[static_cast<size_t>(number)];
+      AddAnswer(got, answered);
+      // The last token is not computed.
+      EXPECT_EQ(got.trace->prefill.row_sum(0) + got.trace->decode.row_sum(0),
+                (line(number).prompt.size() + got.tokens.size() - 1) * 4)
+          << number;
+    }
+    text = metrics.Serialize();
+    return answered;
+  };
+  EngineOptions options = SmallOptions();
+  options.max_num_batched_tokens = 64;
+  options.max_num_seqs = 4;
+  options.serves_batches = true;
+  options.prefix_cache = false;
+  options.module_batches = ModuleBatches::kOff;
+  const Answered expected = run(options, true);
+  EXPECT_EQ(ValueOf(text, "moe_module_batches_total"), 0);
+  options.module_batches = ModuleBatches::kOn;
+  for (const bool little : {false, true}) {
+    SCOPED_TRACE(little);
+    options.expert_memory = little ? "8%" : "25%";
+    options.kv_memory = little ? "640KiB" : "8MiB";  // 20 blocks of 16 tokens
+    options.max_model_len = 0;
+    options.prefix_cache = little;
+    EXPECT_EQ(run(options, true), expected);
+    EXPECT_GT(ValueOf(text, "moe_module_batches_total"), 0);
+    EXPECT_EQ(ValueOf(text, "moe_batch_steps_given_way_total"), 0);
+  }
+  options.expert_memory = "25%";
+  options.kv_memory = "8MiB";
+  options.module_batches = ModuleBatches::kAuto;
+  const Answered alone = run(options, false);
+  EXPECT_TRUE(std::equal(alone.ids.begin(), alone.ids.end(), expected.ids.begin() + 4));
+  EXPECT_GT(ValueOf(text, "moe_module_batches_total"), 0);
+}
+
 // A prompt of eleven chunks reads what is not in memory once, and as much as a layer makes room
 // for; in chunks it reads that again and again.
 TEST(EngineTest, APromptByLayersReadsEachExpertOnce) {
@@ -709,6 +796,123 @@ TEST(PlanEngineTest, AutoSharesWhatIsLeft) {
   const EnginePlan predicted = PlanEngine(options);
   EXPECT_GT(predicted.predictor_bytes, 0u);
   EXPECT_LE(predicted.ledger.total_bytes(), options.machine_memory_bytes);
+}
+
+// Steps of many requests that fetch whole layers have the bits of those that fetch what is
+// foreseen.
+TEST(EngineTest, StepsAsModuleBatchesChangeNoBit) {
+  struct Setting {
+    ModuleBatches choice;
+    const char* expert_memory;
+  };
+  std::optional<Answered> expected;
+  for (const Setting& setting :
+       {Setting{ModuleBatches::kOff, "25%"}, Setting{ModuleBatches::kOn, "25%"},
+        Setting{ModuleBatches::kOn, "8%"}, Setting{ModuleBatches::kAuto, "25%"}}) {
+    SCOPED_TRACE(setting.expert_memory);
+    EngineOptions options = SmallOptions();
+    options.module_batches = setting.choice;
+    options.expert_memory = setting.expert_memory;
+    MetricsRegistry metrics;
+    const auto engine = CreateEngine(options, metrics);
+    std::vector<std::shared_ptr<Collector>> requests;
+    for (int i = 0; i < 14; ++i) {
+      requests.push_back(SubmitOne(*engine, LongRequest(i, 5 + 7 * i, 8)));
+    }
+    Answered answered;
+    for (const auto& request : requests) AddAnswer(*request, answered);
+    if (!expected) expected = answered;
+    EXPECT_EQ(answered, *expected);
+    const double steps = ValueOf(metrics.Serialize(), "moe_module_batch_steps_total");
+    if (setting.choice != ModuleBatches::kAuto) {
+      EXPECT_EQ(steps > 0, setting.choice == ModuleBatches::kOn);
+    }
+  }
+}
+
+// Of a step, by what it computes and reads.
+StepStats StepOf(int64_t total_us, int64_t blocked_us, uint64_t bytes) {
+  StepStats stats;
+  stats.total_us = total_us;
+  stats.experts.blocked_us = static_cast<decltype(stats.experts.blocked_us)>(blocked_us);
+  stats.experts.bytes_read = bytes;
+  return stats;
+}
+
+// Steps of 32 rows compute for half of their time and wait for the other half: module batches are
+// predicted to be faster, tried, and kept while they are. Those of few rows are not tried, nor are
+// those that only compute.
+TEST(StepWaysTest, AStepRunsAsAModuleBatchWhereThatIsFaster) {
+  StepWays ways(ModuleBatches::kAuto, {.layers = 10, .of_layer = 32, .top_k = 4});
+  for (int step = 0; step < 4; ++step) {
+    EXPECT_FALSE(ways.AsModuleBatch(32, true, true));
+    ways.Ran(false, 32, true, StepOf(1000, 500, 500'000));
+    ways.Ran(false, 32, false, StepOf(1000, 0, 10'000));
+    ways.Ran(false, 128, true, StepOf(1000, 900, 1'000'000));  // the disk's rate
+  }
+  EXPECT_FALSE(ways.AsModuleBatch(4, true, true));
+  EXPECT_FALSE(ways.AsModuleBatch(32, false, true));
+  EXPECT_FALSE(ways.AsModuleBatch(32, true, false));  // nothing is read
+  EXPECT_FALSE(ways.AsModuleBatch(128, true, true));  // the disk is the limit either way
+  EXPECT_EQ(ways.least_rows(), 0);
+  for (int step = 0; step < 4; ++step) {
+    EXPECT_TRUE(ways.AsModuleBatch(40, true, true));
+    ways.Ran(true, 40, true, StepOf(750, 250, 625'000));
+  }
+  EXPECT_EQ(ways.least_rows(), 32);
+  // The other way is measured again now and then, and both may change.
+  int foreseen = 0;
+  for (int step = 0; step < 128; ++step) {
+    const bool as_module_batch = ways.AsModuleBatch(32, true, true);
+    foreseen += as_module_batch ? 0 : 1;
+    ways.Ran(as_module_batch, 32, true, StepOf(as_module_batch ? 600 : 1000, 100, 500'000));
+  }
+  EXPECT_EQ(foreseen, 2);
+  for (int step = 0; step < 20; ++step) ways.Ran(true, 32, true, StepOf(1500, 100, 500'000));
+  EXPECT_FALSE(ways.AsModuleBatch(32, true, true));
+  EXPECT_EQ(ways.least_rows(), 0);
+}
+
+TEST(StepWaysTest, CanBeForced) {
+  const StepWays::Experts experts = {.layers = 10, .of_layer = 32, .top_k = 4};
+  EXPECT_TRUE(StepWays(ModuleBatches::kOn, experts).AsModuleBatch(32, true, true));
+  EXPECT_FALSE(StepWays(ModuleBatches::kOn, experts).AsModuleBatch(2, true, true));
+  StepWays off(ModuleBatches::kOff, experts);
+  for (int step = 0; step < 8; ++step) off.Ran(false, 32, true, StepOf(1000, 500, 900'000));
+  EXPECT_FALSE(off.AsModuleBatch(32, true, true));
+}
+
+// Rows of module batches are in the ledger where batches are served, as many as a part of what is
+// left holds.
+TEST(PlanEngineTest, ModuleBatchesAreCounted) {
+  EngineOptions options = SmallOptions();
+  options.prefill_order = PrefillOrder::kChunks;
+  options.predictor = "none";
+  const EnginePlan without = PlanEngine(options);
+  EXPECT_EQ(without.module_batches.tokens, 0);
+  EXPECT_EQ(without.module_batches.sequences, 0);
+  options.serves_batches = true;
+  const EnginePlan plan = PlanEngine(options);
+  EXPECT_EQ(plan.module_batches.tokens, 4 * 128);
+  EXPECT_EQ(plan.module_batches.sequences, 4 * 16);
+  EXPECT_GT(plan.module_batches.bytes, 0u);
+  EXPECT_EQ(plan.ledger.total_bytes(), without.ledger.total_bytes() + plan.module_batches.bytes);
+  EXPECT_TRUE(plan.module_batches.Worth(12, 64));
+  EXPECT_FALSE(plan.module_batches.Worth(2, 64));
+  EXPECT_TRUE(plan.module_batches.Worth(2, 256));  // nothing is read
+  options.machine_memory_bytes = without.ledger.total_bytes() + plan.module_batches.bytes - 1;
+  const EnginePlan small = PlanEngine(options);
+  EXPECT_LE(small.module_batches.tokens, 3 * 128);
+  EXPECT_GE(small.module_batches.tokens, 128);
+  EXPECT_LE(small.ledger.total_bytes(), options.machine_memory_bytes);
+  options.machine_memory_bytes = 0;
+  options.batch_num_seqs = 7;
+  EXPECT_EQ(PlanEngine(options).module_batches.sequences, 7);
+  options.module_batches = ModuleBatches::kOff;
+  EXPECT_EQ(PlanEngine(options).ledger.total_bytes(), without.ledger.total_bytes());
+  options.module_batches = ModuleBatches::kOn;
+  options.defer_experts = 1;
+  EXPECT_EQ(PlanEngine(options).module_batches.tokens, 0);
 }
 
 // However little is left beside whole experts: a predictor, and the copies of it that are saved,

@@ -95,6 +95,40 @@ TEST(RecurrentEngineTest, BatchesAndPreemptionChangeNoBit) {
   }
 }
 
+// Lines whose module batches wait for others in the middle of the model: some layers have their new
+// state by then and others the old one.
+TEST(RecurrentEngineTest, ModuleBatchesThatWaitChangeNoBit) {
+  for (const char* const model : kRecurrentModels) {
+    SCOPED_TRACE(model);
+    EngineOptions options = RecurrentOptions(model);
+    options.max_num_batched_tokens = 24;
+    options.serves_batches = true;
+    std::vector<std::vector<float>> expected;
+    for (const ModuleBatches choice : {ModuleBatches::kOff, ModuleBatches::kOn}) {
+      options.module_batches = choice;
+      MetricsRegistry metrics;
+      const auto engine = CreateEngine(options, metrics);
+      std::vector<std::shared_ptr<Collector>> lines;
+      for (uint32_t p = 0; p < 8; ++p) {
+        EngineRequest line = RecurrentRequest(RecurrentPrompt(p, 5 + 9 * static_cast<int>(p)), 12);
+        line.background = true;
+        lines.push_back(SubmitOne(*engine, std::move(line)));
+      }
+      std::vector<std::vector<float>> answers;
+      for (uint32_t p = 0; p < 5; ++p) {
+        answers.push_back(AnswerAlone(*engine, RecurrentPrompt(20 + p, 30), 2));
+      }
+      for (const auto& line : lines) answers.push_back(TokensAndLogprobs(*line));
+      if (choice == ModuleBatches::kOff) {
+        expected = answers;
+        continue;
+      }
+      EXPECT_EQ(answers, expected);
+      EXPECT_EQ(metrics.Serialize().find("moe_module_batches_total 0\n"), std::string::npos);
+    }
+  }
+}
+
 TEST(RecurrentEngineTest, PrefixesAreReusedWithTheSameBits) {
   for (const char* const model : kRecurrentModels) {
     SCOPED_TRACE(model);

@@ -30,7 +30,12 @@ TEST(ChatSyntaxTest, TemplatesSayIt) {
   EXPECT_TRUE(Same(FindChatSyntax(TemplateFile("mistral_v0_3.jinja")), "mistral", "none"));
   EXPECT_TRUE(Same(FindChatSyntax(TemplateFile("deepseek_v3.jinja")), "deepseek_v3", "none"));
   EXPECT_TRUE(Same(FindChatSyntax(TemplateFile("gpt_oss.jinja")), "openai", "openai_gptoss"));
-  for (const char* plain : {"chatml.jinja", "qwen2.jinja", "olmoe.jinja", "deepseek_v2.jinja"}) {
+  EXPECT_TRUE(Same(FindChatSyntax(TemplateFile("deepseek_v3_2.jinja")), "deepseek_v32", "qwen3"));
+  EXPECT_TRUE(Same(FindChatSyntax(TemplateFile("glm4_7.jinja")), "glm47", "glm45"));
+  EXPECT_TRUE(Same(FindChatSyntax(TemplateFile("glm5.jinja")), "glm47", "glm45"));
+  EXPECT_TRUE(Same(FindChatSyntax(TemplateFile("qwen3_5.jinja")), "qwen3_coder", "qwen3"));
+  for (const char* plain : {"chatml.jinja", "qwen2.jinja", "olmoe.jinja", "deepseek_v2.jinja",
+                            "dbrx.jinja", "ernie4_5.jinja"}) {
     EXPECT_TRUE(FindChatSyntax(TemplateFile(plain)).empty()) << plain;
   }
 }
