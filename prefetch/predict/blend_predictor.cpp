@@ -15,6 +15,12 @@ namespace {
 constexpr std::array<float, BlendPredictor::kNumHabits> kKeep = {0.6f, 0.9f, 0.98f, 0.995f};
 constexpr float kHabitFloor = 0.02f;  // a share that says nothing any more
 constexpr float kAdagradFloor = 0.1f;
+// AdaGrad's sums stop here, so that steps do not shrink for ever: another domain is learned as the
+// first one was. The sums of habits are of gradients that are themselves sums over experts.
+constexpr float kLargestSquares = 20;
+constexpr float kLargestHabitSquares = 2000;
+// A token is seen seldom: what its row does not learn at once it may never learn.
+constexpr float kTokenRate = 4;
 constexpr float kFirstBias = -2.0f;
 constexpr float kFirstHabitWeight = 0.2f;
 // Of a stored weight of habits and a stored AdaGrad sum: far beyond what training makes, far below
@@ -212,7 +218,8 @@ void BlendPredictor::BeginIteration(int request, int32_t token, int64_t rows) {
 void BlendPredictor::Observe(int request, int layer, std::span<const int32_t> experts) {
   Request& state = requests_[static_cast<size_t>(request)];
   const auto at = static_cast<size_t>(layer);
-  const auto rows = static_cast<float>(experts.size() / static_cast<size_t>(shape_.top_k));
+  const size_t num_rows = experts.size() / static_cast<size_t>(shape_.top_k);
+  const auto rows = static_cast<float>(num_rows);
   std::fill(share_.begin(), share_.end(), 0.0f);
   for (const int32_t expert : experts) {
     share_[static_cast<size_t>(expert)] += 1.0f / rows;
@@ -273,10 +280,11 @@ void BlendPredictor::Train(Request& request, int layer) {
   const float mean_square = kernels_.dot(error, error, n) / static_cast<float>(experts_);
 
   size_t num_rows = 0;
-  const auto learn = [&](Row row, float scale) {
-    *row.squares += scale * scale * mean_square;
+  const auto learn = [&](Row row, float scale, float times = 1) {
+    *row.squares = std::min(*row.squares + scale * scale * mean_square, kLargestSquares);
     rows_[num_rows] = row.weights;
-    scales_[num_rows++] = options_.learning_rate * scale / std::sqrt(*row.squares + kAdagradFloor);
+    scales_[num_rows++] =
+        times * options_.learning_rate * scale / std::sqrt(*row.squares + kAdagradFloor);
   };
   learn(BiasRow(layer, distance), 1);
   for (int gap = distance; gap <= window_; ++gap) {
@@ -288,7 +296,7 @@ void BlendPredictor::Train(Request& request, int layer) {
   for (const Used& used : request.used_before[at])
     learn(PairRow(layer, kWindow + 1, used.expert), used.share);
   if (request.train_token_known[at] != 0 && request.token_row >= 0)
-    learn(TokenRow(layer, request.token_row), 1);
+    learn(TokenRow(layer, request.token_row), 1, kTokenRate);
   kernels_.step_weight_rows(rows_.data(), scales_.data(), static_cast<int64_t>(num_rows), error, n);
 
   const size_t habits = (dense_.size() - habit_begin_) / 2;
@@ -297,7 +305,7 @@ void BlendPredictor::Train(Request& request, int layer) {
     const float gradient = kernels_.dot(error, &request.feature[feature], n);
     const size_t weight = HabitWeight(layer, distance, habit);
     float& squares = dense_[weight + habits];
-    squares += gradient * gradient;
+    squares = std::min(squares + gradient * gradient, kLargestHabitSquares);
     dense_[weight] -= 0.5f * options_.learning_rate * gradient / std::sqrt(squares + 1);
   }
 }

@@ -19,7 +19,8 @@
 //
 // Learning: when a layer's routing is known, the error of the probability that was stated at one
 // distance, 1 to kMaxDistance in turn, updates what it was made of: AdaGrad (Duchi et al. 2011)
-// with one sum of squares for all weights of a row.
+// with one sum of squares for all weights of a row. Sums stop growing at some size, and rows of
+// tokens take larger steps.
 //
 // The work is bound by memory, which decides the layout. Weights are 16-bit fixed point. All that
 // follows from one expert's use in one layer, the rows `between` for the next kWindow layers and

@@ -69,12 +69,16 @@ class StepPredictor {
   // behind a layer's routing, shape().num_layers, which is that layer the next time.
   std::span<const float> predicted(int distance) const;
   int look_ahead() const { return near_; }
+  // [experts] How often steps have lately used each in the layer behind whose routing that was: the
+  // share of them, older ones weighing 0.93 of the next each. Not at the beginning of a step.
+  std::span<const float> lately_used() const;
 
   const SparseLayers& layers() const { return layers_; }
   const PredictorShape& shape() const { return shape_; }
   const PrefetchOptions& options() const { return options_; }
 
  private:
+  void NoteUse(int number, std::span<const int32_t> experts);
   void Predict(int number);
   void PredictRow(int distance, std::span<float> row);
   std::span<float> Row(int row) {
@@ -90,7 +94,9 @@ class StepPredictor {
   const int near_;  // layers ahead that are predicted
   int requests_ = 0;
   std::vector<StepRequest> step_;
-  std::vector<float> one_;  // [experts]
+  std::vector<float> one_;           // [experts] of one request
+  std::vector<float> used_by_none_;  // [experts]
+  std::vector<float> lately_used_;   // [sparse layers, experts]
   uint64_t predictions_ = 0;
   int predicted_at_ = -1;  // number of the layer that predicted_ was made behind, -1: of none
   // [look-ahead + 1, experts] by distance, the last a full turn away

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <memory>
 #include <vector>
 
 #include "tests/prefetch/test_source.h"
@@ -42,6 +43,26 @@ TEST(ExpertWorthTest, LayersWithoutExpertsAreNoDistance) {
   EXPECT_NEAR(worth.Worth(1 * 2), std::pow(0.5, 2.0 / 3), 1e-6);
 }
 
+// Of two that are as likely used next what was used lately stays; copies are not measured by it.
+TEST(ExpertWorthTest, WhatWasUsedLatelyIsWorthKeeping) {
+  ExpertWorth worth(SparseLayers(4), 2, 0.5);
+  worth.SetLayer(1, std::vector<float>{0.4f, 0.4f});
+  worth.SetLatelyUsed(1, std::vector<float>{0.0f, 0.8f});
+  for (const int position : {0, 1, 3}) {
+    worth.SetPosition(position);
+    EXPECT_EQ(worth.Worth(2), worth.Worth(3)) << position;
+    EXPECT_NEAR(worth.KeepWorth(2), worth.Worth(2), 1e-9) << position;
+    EXPECT_NEAR(worth.KeepWorth(3), worth.Worth(3) * (1 + 0.6 * 0.06 * 0.8 / 0.4), 1e-6)
+        << position;
+  }
+  const std::unique_ptr<EvictionPolicy> policy = MakeNextUsePolicy(worth);
+  EXPECT_EQ(policy->KeepPriority(3, 0), worth.KeepWorth(3));
+  const std::vector<ExpertIndex> slots = {3, 2};
+  EXPECT_EQ(policy->Victim(
+                slots, [](ExpertIndex) { return true; }, 0),
+            2);
+}
+
 TEST(ExpertWorthTest, TakesOverWhatWasPredicted) {
   ToldPredictor told(4);
   told.told = {{0.7f, 0, 0.3f}, {0.9f, 0.5f, 0.1f}, {0.95f, 0, 0}, {0, 0, 1.0f}};
@@ -64,6 +85,8 @@ TEST(ExpertWorthTest, TakesOverWhatWasPredicted) {
   EXPECT_NEAR(worth.probability(0), 0.2, 1e-6);  // the next time
   EXPECT_NEAR(worth.probability(6), 0.95, 1e-6);
   EXPECT_EQ(worth.probability(11), 0);
+  EXPECT_NEAR(worth.KeepWorth(1), 0.06 * 0.07, 1e-6);  // used by the newest token
+  EXPECT_NEAR(worth.KeepWorth(0), worth.Worth(0), 1e-6);
 }
 
 }  // namespace

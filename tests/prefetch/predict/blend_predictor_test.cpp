@@ -206,9 +206,9 @@ class BlendFormula {
       error[j] = target.probability[j] - share[j];
       mean_square += error[j] * error[j] / shape_.num_experts;
     }
-    const auto learn = [&](FormulaRow& row, double scale) {
-      row.squares += scale * scale * mean_square;
-      const double rate = kRate * scale / std::sqrt(row.squares + 0.1);
+    const auto learn = [&](FormulaRow& row, double scale, double times = 1) {
+      row.squares = std::min(row.squares + scale * scale * mean_square, 20.0);
+      const double rate = times * kRate * scale / std::sqrt(row.squares + 0.1);
       for (size_t j = 0; j < Experts(); ++j) {
         const double steps = std::nearbyint((row.weights[j] - rate * error[j]) * 4096);
         row.weights[j] = std::clamp(steps, -32768.0, 32767.0) / 4096;
@@ -230,12 +230,12 @@ class BlendFormula {
       learn_used(place - age * shape_.num_layers,
                  [&](int expert) -> FormulaRow& { return Again(layer, age, expert); });
     }
-    if (target.token_known && r.token >= 0) learn(Token(layer, r.token), 1);
+    if (target.token_known && r.token >= 0) learn(Token(layer, r.token), 1, 4);
     for (size_t speed = 0; speed < kKeep.size(); ++speed) {
       double gradient = 0;
       for (size_t j = 0; j < Experts(); ++j) gradient += error[j] * Feature(r, layer, speed, j);
       FormulaRow& habit = Habit(layer, target.distance, static_cast<int>(speed));
-      habit.squares += gradient * gradient;
+      habit.squares = std::min(habit.squares + gradient * gradient, 2000.0);
       habit.weights[0] -= 0.5 * kRate * gradient / std::sqrt(habit.squares + 1);
     }
   }

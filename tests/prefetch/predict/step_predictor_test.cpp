@@ -46,5 +46,32 @@ TEST_F(StepPredictorTest, RequestsOfAStepAddUp) {
   EXPECT_NEAR(step_predictor.predicted(1)[0], 0.5, 1e-6);
 }
 
+// The newest token counts 0.07, older ones 0.93 of the next each; rows of a request count
+// by their mean, requests of a step as one of them.
+TEST_F(StepPredictorTest, CountsWhatStepsHaveLatelyUsed) {
+  StepPredictor step_predictor({4, 3, 1, 2}, told, options);
+  step_predictor.BeginRequest(0);
+  step_predictor.BeginRequest(1);
+  const StepRequest alone = {.num_rows = 1};
+  const auto step = [&](std::span<const StepRequest> requests, std::vector<int32_t> experts) {
+    step_predictor.BeginStep(requests);
+    step_predictor.OnRouting(0, std::vector<int32_t>(experts.size(), 2));
+    step_predictor.OnRouting(1, experts);
+    const std::span<const float> used = step_predictor.lately_used();
+    return std::vector<float>(used.begin(), used.end());
+  };
+  std::vector<float> used = step({&alone, 1}, {1});
+  EXPECT_NEAR(used[1], 0.07, 1e-6);
+  EXPECT_EQ(used[2], 0);  // layer 0 is not layer 1
+  used = step({&alone, 1}, {0});
+  EXPECT_NEAR(used[1], 0.07 * 0.93, 1e-6);
+  EXPECT_NEAR(used[0], 0.07, 1e-6);
+  const std::vector<StepRequest> both = {{.request = 0, .num_rows = 1},
+                                         {.request = 1, .first_row = 1, .num_rows = 2}};
+  used = step(both, {1, 1, 0});  // two tokens pass
+  EXPECT_NEAR(used[1], 0.07 * 0.93 * 0.8649 + 0.1351, 1e-6);
+  EXPECT_NEAR(used[0], 0.07 * 0.8649 + 0.1351 * 0.5, 1e-6);
+}
+
 }  // namespace
 }  // namespace moesaic
