@@ -5,7 +5,8 @@
 //   client  auth: a nonce of its own, which store it wants (by what is in it), and HMAC-SHA256 of
 //           both nonces and the store under the shared key
 //   server  welcome: whether it has the store, and HMAC of all of that, so that the client knows
-//           that the server has the key, too; to who does not, it closes the connection
+//           that the server has the key, too. Who does not know it gets one without a MAC, which
+//           tells another key from a lost server, and the connection is closed
 //   client  requests of bytes, any number at a time
 //   server  replies, in the order of the requests; behind each the bytes
 //
