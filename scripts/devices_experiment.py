@@ -242,16 +242,18 @@ def main():
             # In the middle of what is measured. A packet takes 50 us, or an eighth of an expert
             # (prefetch/link/device_experts.cpp).
             packets = max(1, min(8, int(layer_us / 50)))
-            last = copied_by(devices - 1)
+
+            def middle(of):
+                return packets * of[MEASURED // 2]["after"][copied_by(devices - 1)] / experiment.expert_bytes
+
+            copies = middle(results)
             for _ in range(4):
-                copies = packets * results[MEASURED // 2]["after"][last] / experiment.expert_bytes
                 results = experiment.serve("default", devices, gbps, "--emulated-loss-at-copy", str(int(copies)))
                 lost = [one(r["after"], "moe_device_lost") > 0 for r in results]
                 if any(lost[:-1]) and not lost[0]:
                     break
                 # An idle link copied more, or less, than it did in the last run.
-                if lost[0]:
-                    results[MEASURED // 2]["after"][last] = 1.1 * copies / packets * experiment.expert_bytes
+                copies = 1.1 * copies if lost[0] else middle(results)
             else:
                 raise RuntimeError(f"not lost in the middle, at copy {copies:.0f}: {lost}")
             first = lost.index(True)

@@ -17,20 +17,20 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
-#include "core/base/aligned_buffer.h"
-#include "core/base/check.h"
+#include "core/base/clock.h"
 #include "core/base/error.h"
 #include "core/base/file.h"
 #include "core/base/units.h"
 #include "core/io/async_reader.h"
+#include "tests/bench/random_reads.h"
 
 namespace moesaic {
 namespace {
@@ -38,12 +38,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr uint64_t kGiB = uint64_t{1} << 30;
-constexpr uint64_t kStampBytes = 4096;  // each 4 KiB begins with its own offset
 constexpr double kSampleSeconds = 0.12;
-
-double WallSeconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 double CpuSeconds() {
   rusage usage;
@@ -67,10 +62,7 @@ class TemporaryFile {
     }
     std::ofstream out(path_, std::ios::binary);
     for (uint64_t at = 0; at < bytes && out; at += kChunkBytes) {
-      for (uint64_t i = 0; i < kChunkBytes; i += kStampBytes) {
-        const uint64_t stamp = at + i;
-        std::memcpy(chunk.data() + i, &stamp, sizeof(stamp));
-      }
+      StampBlocks(at, std::as_writable_bytes(std::span(chunk)));
       out.write(chunk.data(), static_cast<std::streamsize>(kChunkBytes));
     }
     out.close();
@@ -114,40 +106,12 @@ void Sample(Candidate& candidate, const TemporaryFile& file, uint64_t file_bytes
   const bool direct =
       candidate.backend == ReadBackend::kUring || candidate.backend == ReadBackend::kThreads;
   if (!direct) file.DropFromCache();
-  const uint32_t block_bytes = candidate.block_bytes;
-  AlignedBuffer buffers(static_cast<size_t>(candidate.depth) * block_bytes);
-  std::vector<uint64_t> offsets(static_cast<size_t>(candidate.depth));
   const auto reader = OpenAsyncReader({file.path()}, candidate.backend, candidate.depth);
-  const auto submit = [&](size_t slot) {
-    offsets[slot] = random() % (file_bytes / block_bytes) * block_bytes;
-    reader->Submit({0, offsets[slot], block_bytes, buffers.data() + slot * block_bytes, slot});
-  };
+  RandomReads reads(*reader, file_bytes, candidate.block_bytes, candidate.depth);
   const double cpu_begin = CpuSeconds();
-  const double begin = WallSeconds();
-  uint64_t bytes = 0;
-  int in_flight = 0;
-  for (; in_flight < candidate.depth; ++in_flight) submit(static_cast<size_t>(in_flight));
-  std::vector<ReadCompletion> completions;
-  while (in_flight > 0) {
-    completions.clear();
-    reader->Wait(completions, -1);
-    const bool go_on = WallSeconds() - begin < kSampleSeconds;
-    for (const ReadCompletion& completion : completions) {
-      CHECK_EQ(completion.result, static_cast<int64_t>(block_bytes));
-      uint64_t stamp;
-      const std::byte* last =
-          buffers.data() + completion.tag * block_bytes + block_bytes - kStampBytes;
-      std::memcpy(&stamp, last, sizeof(stamp));
-      CHECK_EQ(stamp, offsets[completion.tag] + block_bytes - kStampBytes);
-      bytes += block_bytes;
-      if (go_on) {
-        submit(completion.tag);
-      } else {
-        --in_flight;
-      }
-    }
-  }
-  candidate.rates.push_back(static_cast<double>(bytes) / (WallSeconds() - begin));
+  const Stopwatch watch;
+  const uint64_t bytes = reads.Run(kSampleSeconds, random);
+  candidate.rates.push_back(static_cast<double>(bytes) / watch.seconds());
   candidate.cpu.push_back((CpuSeconds() - cpu_begin) / static_cast<double>(bytes));
 }
 

@@ -17,7 +17,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
 #include <ctime>
 #include <filesystem>
 #include <functional>
@@ -38,13 +37,13 @@
 #include "core/io/striped_reader.h"
 #include "core/io/throttled_reader.h"
 #include "serving/experts/expert_server.h"
+#include "tests/bench/random_reads.h"
 
 namespace moesaic {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr uint64_t kStampBytes = 4096;  // each 4 KiB begins with its own offset
 constexpr uint64_t kSlotBytes = 1 << 20;
 constexpr double kSampleSeconds = 0.25;
 const std::string kKey = "the key of a bench, which is no secret";
@@ -65,10 +64,7 @@ class TemporaryStore {
     AlignedBuffer slot(kSlotBytes);
     slot.Zero();
     for (uint64_t at = 0; at < static_cast<uint64_t>(experts) * kSlotBytes; at += kSlotBytes) {
-      for (uint64_t i = 0; i < kSlotBytes; i += kStampBytes) {
-        const uint64_t stamp = at + i;
-        std::memcpy(slot.data() + i, &stamp, sizeof(stamp));
-      }
+      StampBlocks(at, slot.span());
       writer.Append(slot.span());
     }
     writer.Finish();
@@ -153,41 +149,12 @@ double Quantile(std::vector<double> values, double q) {
 
 void Sample(Candidate& candidate, const ServerProcess& server, uint64_t file_bytes,
             std::mt19937_64& random) {
-  const uint32_t block_bytes = candidate.block_bytes;
-  AlignedBuffer buffers(static_cast<size_t>(candidate.depth) * block_bytes);
-  buffers.Zero();
-  std::vector<uint64_t> offsets(static_cast<size_t>(candidate.depth));
   const auto reader = candidate.open(candidate.depth);
-  const auto submit = [&](size_t slot) {
-    offsets[slot] = random() % (file_bytes / block_bytes) * block_bytes;
-    reader->Submit({0, offsets[slot], block_bytes, buffers.data() + slot * block_bytes, slot});
-  };
+  RandomReads reads(*reader, file_bytes, candidate.block_bytes, candidate.depth);
   const double cpu_begin = OwnCpuSeconds();
   const double server_cpu_begin = server.CpuSeconds();
   const Stopwatch watch;
-  uint64_t bytes = 0;
-  int in_flight = 0;
-  for (; in_flight < candidate.depth; ++in_flight) submit(static_cast<size_t>(in_flight));
-  std::vector<ReadCompletion> completions;
-  while (in_flight > 0) {
-    completions.clear();
-    reader->Wait(completions, -1);
-    const bool go_on = watch.seconds() < kSampleSeconds;
-    for (const ReadCompletion& completion : completions) {
-      CHECK_EQ(completion.result, static_cast<int64_t>(block_bytes));
-      uint64_t stamp = 0;
-      const std::byte* const last =
-          buffers.data() + (completion.tag + 1) * block_bytes - kStampBytes;
-      std::memcpy(&stamp, last, sizeof(stamp));
-      CHECK_EQ(stamp, offsets[completion.tag] + block_bytes - kStampBytes);
-      bytes += block_bytes;
-      if (go_on) {
-        submit(completion.tag);
-      } else {
-        --in_flight;
-      }
-    }
-  }
+  const uint64_t bytes = reads.Run(kSampleSeconds, random);
   const auto all = static_cast<double>(bytes);
   candidate.rates.push_back(all / watch.seconds());
   candidate.cpu.push_back((OwnCpuSeconds() - cpu_begin) / all);
