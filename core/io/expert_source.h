@@ -7,6 +7,7 @@
 // interface.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -45,6 +46,8 @@ class ExpertSource {
   // Servers on other machines that share the reading of the one file. Where there are some,
   // replicas() are there as well, even when they are only one; links are these and then those.
   virtual std::span<const RemoteStore> remotes() const { return {}; }
+  // From how many places it is read at once, at least one.
+  size_t links() const { return std::max<size_t>(replicas().size() + remotes().size(), 1); }
   // A bit for each of replicas() and remotes() in which this expert is known to be damaged.
   virtual uint32_t DamagedReplicas(ExpertId /*id*/) const { return 0; }
   // Uniform over the model's layers; slots are of layout().slot_bytes.

@@ -93,6 +93,12 @@ std::vector<fs::path> ExpertStoresOf(const fs::path& setting) {
   return stores;
 }
 
+size_t CountLocalStores(std::span<const fs::path> stores) {
+  return static_cast<size_t>(std::count_if(stores.begin(), stores.end(), [](const fs::path& store) {
+    return !IsExpertPeer(store.string());
+  }));
+}
+
 ExpertStoreIdentity IdentityOf(const ExpertStoreDescription& store) {
   const ExpertStoreHeader& header = store.header;
   const std::string shape =

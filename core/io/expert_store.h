@@ -73,6 +73,8 @@ std::filesystem::path ExpertStoreDataFile(const std::filesystem::path& directory
 // comma is one directory where there is such a one. Throws Error(kInvalidArgument) when a name is
 // empty, two are the same directory, an address is none, or there are only addresses.
 std::vector<std::filesystem::path> ExpertStoresOf(const std::filesystem::path& setting);
+// Of these, the directories, which come first; the others are addresses.
+size_t CountLocalStores(std::span<const std::filesystem::path> stores);
 // What a store has, in a few bytes: hash of its checksums and their shape, and its file's size.
 // Stores have the same one when they have the same experts.
 ExpertStoreIdentity IdentityOf(const ExpertStoreDescription& store);

@@ -11,22 +11,18 @@
 namespace moesaic {
 namespace {
 
-size_t LinksOf(const ExpertSource& source) {
-  return source.replicas().size() + source.remotes().size();
-}
-
 // Reads in flight are those of all places that share the reading.
 LinkOptions WithDefaults(const ExpertSource& source, LinkOptions options) {
   if (options.packet_bytes == 0) options.packet_bytes = kDefaultPacketBytes;
   options.packet_bytes = static_cast<uint32_t>(
       RoundUp(std::min<uint64_t>(options.packet_bytes, uint64_t{1} << 30), ReadPlan::kPageBytes));
   if (options.depth <= 0) options.depth = kDefaultReadDepth;
-  options.depth *= static_cast<int>(std::max<size_t>(LinksOf(source), 1));
+  options.depth *= static_cast<int>(source.links());
   return options;
 }
 
 std::unique_ptr<AsyncReader> OpenReader(const ExpertSource& source, const LinkOptions& options) {
-  if (const size_t links = LinksOf(source); links > 1) {
+  if (const size_t links = source.links(); links > 1) {
     return OpenStripedReader(source.replicas(), source.remotes(), options.backend,
                              options.depth / static_cast<int>(links), options.link_bytes_per_s);
   }

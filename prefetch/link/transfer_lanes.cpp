@@ -89,7 +89,7 @@ TransferLanes::TransferLanes(const ExpertSource& source, const ExpertGrid& grid,
       packet_bytes_(packet_bytes),
       grid_(grid),
       lanes_(static_cast<size_t>(sizes.lanes)) {
-  if (direct_ && source.replicas().size() + source.remotes().size() > 1) {
+  if (direct_ && source.links() > 1) {
     packets_of_expert_ = static_cast<size_t>(sizes.max_packets);
     right_.resize(static_cast<size_t>(grid.total()) * packets_of_expert_);
   }

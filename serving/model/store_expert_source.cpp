@@ -62,7 +62,7 @@ class StoreExpertSource : public ExpertSource {
 
   const std::vector<std::filesystem::path>& files() const override { return places_.front(); }
   std::span<const std::vector<std::filesystem::path>> replicas() const override {
-    if (links() == 1) return {};
+    if (places_.size() == 1 && remotes_.empty()) return {};
     return places_;
   }
   std::span<const RemoteStore> remotes() const override { return remotes_; }
@@ -103,8 +103,7 @@ class StoreExpertSource : public ExpertSource {
     return static_cast<size_t>(first) + id.index;
   }
 
-  // Stores here, and behind them those of servers.
-  size_t links() const { return places_.size() + remotes_.size(); }
+  // Of links(): stores here, and behind them those of servers.
   std::string LinkName(size_t link) const {
     if (link < places_.size()) return places_[link].front().parent_path().string();
     return ExpertPeerName(remotes_[link - places_.size()].peer);
@@ -207,14 +206,6 @@ std::vector<OpenStore> OpenStores(std::span<const std::filesystem::path> stores)
   return open;
 }
 
-// Addresses of servers come last.
-size_t CountLocal(std::span<const std::filesystem::path> stores) {
-  const auto is_local = [](const std::filesystem::path& store) {
-    return !IsExpertPeer(store.string());
-  };
-  return static_cast<size_t>(std::count_if(stores.begin(), stores.end(), is_local));
-}
-
 // Why the store cannot serve this model; empty when it can.
 std::string WhyNotCurrent(const ModelConfig& config, WeightType type, uint64_t fingerprint,
                           const ExpertStoreHeader& header) {
@@ -241,7 +232,7 @@ std::unique_ptr<ExpertSource> MakeStoreExpertSource(const ModelConfig& config, W
                                                     uint64_t fingerprint,
                                                     std::span<const std::filesystem::path> stores,
                                                     const std::string& key) {
-  std::vector<OpenStore> open = OpenStores(stores.first(CountLocal(stores)));
+  std::vector<OpenStore> open = OpenStores(stores.first(CountLocalStores(stores)));
   for (const OpenStore& store : open) {
     const std::string why = WhyNotSameExperts(open.front().description, store.description);
     if (why.empty()) continue;
@@ -266,7 +257,7 @@ std::unique_ptr<ExpertSource> MakeStoreExpertSource(const ModelConfig& config, W
   const ExpertStoreIdentity identity = IdentityOf(description);
   std::vector<RemoteStore> remotes;
   remotes.reserve(stores.size());
-  for (const std::filesystem::path& peer : stores.subspan(CountLocal(stores))) {
+  for (const std::filesystem::path& peer : stores.subspan(CountLocalStores(stores))) {
     remotes.push_back({.peer = ParseExpertPeer(peer.string()), .key = key, .store = identity});
   }
   description.header.layout = MakeCpuExpertLayout(config, type);
@@ -275,7 +266,7 @@ std::unique_ptr<ExpertSource> MakeStoreExpertSource(const ModelConfig& config, W
 }
 
 bool StoreIsCoded(std::span<const std::filesystem::path> stores) {
-  stores = stores.first(CountLocal(stores));
+  stores = stores.first(CountLocalStores(stores));
   for (size_t s = 0;; ++s) {
     try {
       const ExpertLayout layout = OpenExpertStore(stores[s]).layout;

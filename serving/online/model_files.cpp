@@ -79,10 +79,7 @@ void FindCoded(const EngineOptions& options, bool to_plan, ModelFiles& files) {
 
 // The key that servers of experts share with this process, where some are named.
 std::string KeyFor(std::span<const std::filesystem::path> stores, const EngineOptions& options) {
-  const auto is_peer = [](const std::filesystem::path& store) {
-    return IsExpertPeer(store.string());
-  };
-  if (std::none_of(stores.begin(), stores.end(), is_peer)) return {};
+  if (CountLocalStores(stores) == stores.size()) return {};
   return ExpertKeyOf(options.expert_store_key, options.expert_store_key_file);
 }
 
