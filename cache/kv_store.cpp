@@ -1,5 +1,6 @@
 #include "cache/kv_store.h"
 
+#include <fmt/format.h>
 #include <pthread.h>
 
 #include <algorithm>
@@ -17,45 +18,80 @@ namespace {
 
 // Blocks on their way to the disk: what a step of a long prompt makes of a large model's, and not
 // more than a small machine can spare.
-constexpr uint64_t kBufferBytes = uint64_t{32} << 20;
-constexpr size_t kMostBuffers = 1024;
+constexpr uint64_t kOnTheirWayBytes = uint64_t{32} << 20;
+constexpr int64_t kMostOnTheirWay = 1024;
+constexpr int kReadsInFlight = 8;  // a disk's best rate (tests/bench/disk_read_bench)
 
 // A disk that was full is asked again after so long.
 constexpr std::chrono::seconds kAfterFailure{30};
 // A reader looks at what the writer has done this often at most.
 constexpr std::chrono::seconds kBetweenLoads{1};
 
-size_t BuffersOf(uint64_t block_bytes) {
-  const uint64_t fit = kBufferBytes / std::max<uint64_t>(block_bytes, 1);
-  return static_cast<size_t>(std::clamp<uint64_t>(fit, 2, kMostBuffers)) + 1;
+int64_t BlocksOnTheirWay(uint64_t slot_bytes) {
+  return std::clamp<int64_t>(static_cast<int64_t>(kOnTheirWayBytes / slot_bytes), 2,
+                             kMostOnTheirWay);
 }
 
-uint64_t BufferBytes(uint64_t block_bytes) {
-  return RoundUp(block_bytes, AlignedBuffer::kPageBytes);
+// On disk one more than what is on its way there, for what is read.
+int64_t FramesFor(const KvStoreShape& shape, bool on_disk, uint64_t limit_bytes,
+                  uint64_t memory_bytes) {
+  const uint64_t frame_bytes = KvStoreFile::SlotBytes(shape);
+  const auto kept = static_cast<int64_t>(std::min<uint64_t>(memory_bytes / frame_bytes, INT32_MAX));
+  if (!on_disk) return kept;
+  return std::min(kept, KvStoreFile::SlotsFor(shape, limit_bytes)) + BlocksOnTheirWay(frame_bytes) +
+         1;
+}
+
+std::unique_ptr<KvStoreFile> OpenFile(const KvStoreOptions& options, const KvStoreShape& shape,
+                                      FileCalls& calls) {
+  if (options.directory.empty()) return nullptr;
+  return std::make_unique<KvStoreFile>(options.directory, shape, options.limit_bytes, calls);
+}
+
+std::unique_ptr<AsyncReader> OpenReader(const KvStoreOptions& options, const KvStoreFile& file) {
+  if (options.open_reader) return options.open_reader(file.blocks_path(), kReadsInFlight);
+  return OpenAsyncReader({file.blocks_path()}, ReadBackend::kBuffered, kReadsInFlight);
 }
 
 }  // namespace
 
-uint64_t KvStore::MemoryBytes(const KvStoreShape& shape, uint64_t limit_bytes) {
-  const auto slots = static_cast<uint64_t>(KvStoreFile::SlotsFor(shape, limit_bytes));
+uint64_t KvStore::MemoryBytes(const KvStoreShape& shape, bool on_disk, uint64_t limit_bytes,
+                              uint64_t memory_bytes) {
+  const int64_t frames = FramesFor(shape, on_disk, limit_bytes, memory_bytes);
+  const auto slots =
+      static_cast<uint64_t>(on_disk ? KvStoreFile::SlotsFor(shape, limit_bytes) : frames);
   // The pool's record, its buckets and the tokens of a block, and this store's own.
   const uint64_t slot_bytes =
       48 + 16 + static_cast<uint64_t>(shape.block_tokens) * sizeof(int32_t) + sizeof(Slot);
+  constexpr uint64_t kFrameRecordBytes = 32;
   return CheckedMul(slots, slot_bytes, "KV store") +
-         BuffersOf(shape.block_bytes) * BufferBytes(shape.block_bytes);
+         CheckedMul(static_cast<uint64_t>(frames),
+                    KvStoreFile::SlotBytes(shape) + kFrameRecordBytes, "KV store");
 }
 
 KvStore::KvStore(const KvStoreOptions& options, std::function<void()> progress, FileCalls& calls)
     : memory_(options.memory),
+      shape_{options.key, options.block_tokens, options.memory.block_bytes()},
+      stride_(KvStoreFile::SlotBytes(shape_)),
       groups_(options.groups),
       progress_(std::move(progress)),
-      file_(options.directory, {options.key, options.block_tokens, options.memory.block_bytes()},
-            options.limit_bytes, calls),
-      buffers_(BuffersOf(file_.shape().block_bytes) * BufferBytes(file_.shape().block_bytes)),
-      num_buffers_(BuffersOf(file_.shape().block_bytes)) {
-  {
-    const MutexLock lock(mutex_);
-    for (size_t b = 0; b + 1 < num_buffers_; ++b) free_buffers_.push_back(b);
+      file_(OpenFile(options, shape_, calls)),
+      num_frames_(FramesFor(shape_, file_ != nullptr, options.limit_bytes, options.memory_bytes)),
+      num_slots_(file_ != nullptr ? file_->slots() : num_frames_),
+      most_dirty_(BlocksOnTheirWay(stride_)),
+      buffer_(static_cast<uint64_t>(num_frames_) * stride_),
+      frames_(num_frames_),
+      contents_(static_cast<size_t>(num_frames_)) {
+  if (num_frames_ < 1) {
+    Fail(ErrorKind::kInvalidArgument,
+         "--kv-store-memory: {} hold no block of {} tokens, which takes {}",
+         FormatBytes(options.memory_bytes), shape_.block_tokens, FormatBytes(stride_));
+  }
+  if (file_ != nullptr) {
+    reader_ = OpenReader(options, *file_);
+    runs_.resize(kReadsInFlight);
+    free_runs_.reserve(kReadsInFlight);
+    for (size_t run = 0; run < runs_.size(); ++run) free_runs_.push_back(run);
   }
   Load();
   thread_ = std::thread([this] { Thread(); });
@@ -68,33 +104,45 @@ void KvStore::Close() {
     const MutexLock lock(mutex_);
     stop_ = true;
     for (PendingRead& read : reads_) read.progress.ended = true;
-    changed_.NotifyAll();
+    ahead_.reset();
+    Notify();
   }
   if (thread_.joinable()) thread_.join();
 }
 
-std::span<std::byte> KvStore::Buffer(size_t number) {
-  const uint64_t bytes = file_.shape().block_bytes;
-  return buffers_.span().subspan(number * BufferBytes(bytes), bytes);
+std::span<std::byte> KvStore::Frame(int32_t number) {
+  return buffer_.span().subspan(static_cast<uint64_t>(number) * stride_, shape_.block_bytes);
+}
+
+std::string KvStore::name() const {
+  return file_ != nullptr ? file_->index_path().string() : "--kv-store-memory";
+}
+
+// No prompt has such tokens.
+std::vector<int32_t> KvStore::StateTokens(int64_t part) const {
+  std::vector<int32_t> tokens(block_tokens());
+  tokens[0] = static_cast<int32_t>(-1 - part);
+  return tokens;
 }
 
 // Takes over what the file's index says. Blocks whose prefix is not there can never be found.
 void KvStore::Load() {
   KvStoreFile::Index found;
   try {
-    found = file_.ReadIndex();
+    if (file_ != nullptr) found = file_->ReadIndex();
   } catch (const Error& error) {
     LogWarn("{}; no block of it is used", error.what());
   }
-  const int64_t tokens = file_.shape().block_tokens;
-  auto index = std::make_unique<KvBlockPool>(file_.slots(), tokens);
-  std::vector<Slot> slots(static_cast<size_t>(file_.slots()));
+  const int64_t tokens = shape_.block_tokens;
+  auto index = std::make_unique<KvBlockPool>(num_slots_, tokens);
+  std::vector<Slot> slots(static_cast<size_t>(num_slots_));
   std::vector<size_t> order(found.entries.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::sort(order.begin(), order.end(),
             [&](size_t a, size_t b) { return found.entries[a].id < found.entries[b].id; });
   std::unordered_set<PrefixId> reachable = {kEmptyPrefix};
   std::vector<size_t> usable;
+  usable.reserve(order.size());
   for (const size_t i : order) {
     const KvStoreEntry& entry = found.entries[i];
     index->SkipTo(entry.id);
@@ -114,8 +162,19 @@ void KvStore::Load() {
   }
   const MutexLock lock(mutex_);
   if (found.damaged > 0 && writable()) {
-    LogWarn("{}: {} entr{} damaged and left out", file_.index_path().string(), found.damaged,
+    LogWarn("{}: {} entr{} damaged and left out", name(), found.damaged,
             found.damaged == 1 ? "y is" : "ies are");
+  }
+  // Nobody holds a frame: no read is under way, and who loads again does not write.
+  for (int32_t frame = 0; frame < num_frames_; ++frame) {
+    const int32_t slot = frames_.slot(frame);
+    if (slot == KvFrames::kNone) continue;
+    Slot& now = slots[static_cast<size_t>(slot)];
+    if (now.written && now.entry.id == At(slot).entry.id) {
+      now.frame = frame;
+    } else {
+      frames_.Drop(frame);
+    }
   }
   index_ = std::move(index);
   slots_ = std::move(slots);
@@ -129,13 +188,24 @@ KvStoreCounters KvStore::counters() const {
   const MutexLock lock(mutex_);
   KvStoreCounters counters = counters_;
   counters.blocks = static_cast<uint64_t>(index_->sealed_blocks());
-  counters.bytes = counters.blocks * file_.slot_bytes();
+  counters.bytes = counters.blocks * stride_;
+  const int64_t free = frames_.available() - frames_.kept();
+  counters.memory_blocks = static_cast<uint64_t>(num_frames_ - free);
+  counters.memory_bytes = counters.memory_blocks * stride_;
   return counters;
 }
 
 void KvStore::Use(int32_t slot) {
   At(slot).entry.used = ++uses_;
   MarkUsed(slot);
+}
+
+// The last one first: what all else needs leaves last.
+void KvStore::Use(std::span<const int32_t> slots) {
+  for (auto slot = slots.rbegin(); slot != slots.rend(); ++slot) {
+    index_->Release(*slot);
+    Use(*slot);
+  }
 }
 
 // The file is to be told.
@@ -158,13 +228,9 @@ std::vector<PrefixId> KvStore::Find(std::span<const int32_t> tokens) {
     ids.push_back(parent);
     slots.push_back(match->block);
   }
-  // The last one first: what all else needs leaves last.
-  for (auto slot = slots.rbegin(); slot != slots.rend(); ++slot) {
-    index_->Release(*slot);
-    Use(*slot);
-  }
+  Use(slots);
   if (!writable() && Clock::now() - loaded_at_ > kBetweenLoads) load_again_ = true;
-  if (load_again_ || !dirty_.empty()) changed_.NotifyAll();
+  if (load_again_ || !dirty_.empty()) Notify();
   return ids;
 }
 
@@ -177,12 +243,38 @@ std::optional<PrefixId> KvStore::FindBlock(PrefixId parent, std::span<const int3
   return match->prefix;
 }
 
+bool KvStore::FindState(PrefixId prefix) {
+  std::vector<int32_t> slots;
+  const MutexLock lock(mutex_);
+  PrefixId parent = prefix;
+  for (int64_t part = 0; part < state_parts(); ++part) {
+    const auto match = index_->Lookup(parent, StateTokens(part));
+    if (!match) {
+      for (const int32_t slot : slots) index_->Release(slot);
+      return false;
+    }
+    parent = match->prefix;
+    slots.push_back(match->block);
+  }
+  Use(slots);
+  if (!dirty_.empty()) Notify();
+  return !slots.empty();
+}
+
+std::optional<PrefixId> KvStore::FindStatePart(PrefixId parent, int64_t part) {
+  return FindBlock(parent, StateTokens(part));
+}
+
 bool KvStore::Throttled() const { return stop_ || !writable() || Clock::now() < write_again_at_; }
+
+bool KvStore::HasPlace() const {
+  return file_ == nullptr || (dirty_frames_ < most_dirty_ && frames_.available() > 0);
+}
 
 bool KvStore::CanTake() {
   const MutexLock lock(mutex_);
-  asked_to_take_ = free_buffers_.empty();
-  return !Throttled() && !free_buffers_.empty();
+  asked_to_take_ = !HasPlace();
+  return !Throttled() && HasPlace();
 }
 
 bool KvStore::takes_none() const {
@@ -192,96 +284,115 @@ bool KvStore::takes_none() const {
 
 PrefixId KvStore::Write(PrefixId parent, std::span<const int32_t> tokens,
                         std::span<const int32_t> blocks) {
+  return Take(parent, tokens, {.blocks = {blocks.begin(), blocks.end()}});
+}
+
+PrefixId KvStore::WriteStatePart(PrefixId parent, int64_t part, int32_t state_slot) {
+  return Take(parent, StateTokens(part), {.blocks = {}, .state_slot = state_slot, .part = part});
+}
+
+PrefixId KvStore::Take(PrefixId parent, std::span<const int32_t> tokens, const Place& from) {
   CHECK_EQ(tokens.size(), block_tokens());
-  size_t buffer = 0;
+  int32_t slot = 0;
+  int32_t frame = 0;
   {
     const MutexLock lock(mutex_);
-    if (Throttled() || free_buffers_.empty()) return kEmptyPrefix;
-    buffer = free_buffers_.back();
-    free_buffers_.pop_back();
+    if (Throttled() || !HasPlace()) return kEmptyPrefix;
+    const uint64_t displaced = index_->counters().displaced;
+    const std::optional<int32_t> allocated = index_->Allocate();
+    if (!allocated) return kEmptyPrefix;  // all are being read or written
+    counters_.evicted += index_->counters().displaced - displaced;
+    slot = *allocated;
+    if (At(slot).frame != KvFrames::kNone) frames_.Drop(At(slot).frame);
+    At(slot) = {};
+    const std::optional<KvFrames::Taken> taken = TakeFrame(slot);
+    CHECK(taken.has_value());
+    frame = taken->frame;
+    ++dirty_frames_;
   }
-  memory_.Gather(blocks, Buffer(buffer));
+  if (from.state_slot >= 0) {
+    memory_.GatherState(from.state_slot, from.part, Frame(frame));
+  } else {
+    memory_.Gather(from.blocks, Frame(frame));
+  }
   const MutexLock lock(mutex_);
-  const uint64_t displaced = index_->counters().displaced;
-  const std::optional<int32_t> slot = index_->Allocate();
-  if (!slot) {  // all are being read or written
-    free_buffers_.push_back(buffer);
-    return kEmptyPrefix;
+  const PrefixId id = index_->Seal(slot, parent, tokens);
+  At(slot).entry = {.id = id, .parent = parent, .used = ++uses_};
+  ContentOf(frame) = {.state = Content::State::kWhole};
+  if (file_ != nullptr) {
+    writes_.push_back({slot, {tokens.begin(), tokens.end()}});
+    Notify();
+  } else {
+    --dirty_frames_;
+    LetGo(frame);
   }
-  counters_.evicted += index_->counters().displaced - displaced;
-  const PrefixId id = index_->Seal(*slot, parent, tokens);
-  At(*slot) = {.entry = {.id = id, .parent = parent, .used = ++uses_}};
-  writes_.push_back({*slot, {tokens.begin(), tokens.end()}, buffer});
-  changed_.NotifyAll();
   return id;
 }
 
-KvStore::ReadId KvStore::Read(PrefixId parent, std::span<const int32_t> tokens,
-                              std::span<const int32_t> blocks, std::span<const int32_t> ahead) {
-  CHECK_EQ(tokens.size() / block_tokens() * groups_, blocks.size());
-  const MutexLock lock(mutex_);
-  reads_.push_back({.id = ++last_read_,
-                    .parent = parent,
-                    .tokens = {tokens.begin(), tokens.end()},
-                    .blocks = {blocks.begin(), blocks.end()},
-                    .ahead = {ahead.begin(), ahead.end()},
-                    .progress = {.done = 0, .ended = stop_}});
-  changed_.NotifyAll();
-  return last_read_;
+// Held. A block that leaves its frame for it is on disk, or else nowhere.
+std::optional<KvFrames::Taken> KvStore::TakeFrame(int32_t slot) {
+  const std::optional<KvFrames::Taken> taken = frames_.Take(slot);
+  if (!taken) return std::nullopt;
+  if (taken->left != KvFrames::kNone) {
+    CHECK(At(taken->left).written);
+    At(taken->left).frame = KvFrames::kNone;
+    ++counters_.left_memory;
+  }
+  At(slot).frame = taken->frame;
+  ContentOf(taken->frame) = {};
+  return taken;
 }
 
-KvStore::PendingRead* KvStore::FindRead(ReadId id) {
-  const auto found = std::find_if(reads_.begin(), reads_.end(),
-                                  [&](const PendingRead& read) { return read.id == id; });
-  return found != reads_.end() ? &*found : nullptr;
-}
-
-KvStore::Progress KvStore::Poll(ReadId read) const {
-  const MutexLock lock(mutex_);
-  const PendingRead* const found = FindRead(read);
-  CHECK(found != nullptr);
-  return found->progress;
-}
-
-void KvStore::Stop(ReadId read) {
-  const MutexLock lock(mutex_);
-  PendingRead* const found = FindRead(read);
-  CHECK(found != nullptr);
-  found->progress.ended = true;
-  while (reading_ == read) done_.Wait(mutex_);
-  std::erase_if(reads_, [&](const PendingRead& other) { return other.id == read; });
+void KvStore::LetGo(int32_t frame) {
+  const int32_t slot = frames_.slot(frame);
+  frames_.Release(frame);
+  if (frames_.holds(frame) > 0) return;
+  const bool forgotten = index_->prefix(slot) == kEmptyPrefix;
+  index_->Release(slot);
+  if (forgotten) {
+    At(slot).frame = KvFrames::kNone;
+    frames_.Drop(frame);
+  }
+  done_.NotifyAll();
 }
 
 bool KvStore::WaitToTake(Clock::time_point until) {
   const MutexLock lock(mutex_);
-  while (!Throttled() && free_buffers_.empty()) {
+  while (!Throttled() && !HasPlace()) {
     if (!done_.WaitUntil(mutex_, until)) break;
   }
-  return !Throttled() && !free_buffers_.empty();
+  return !Throttled() && HasPlace();
 }
 
-KvStore::PendingRead* KvStore::NextRead() {
-  const auto found = std::find_if(reads_.begin(), reads_.end(),
-                                  [](const PendingRead& read) { return !read.progress.ended; });
-  return found != reads_.end() ? &*found : nullptr;
+void KvStore::Notify() {
+  changed_.NotifyAll();
+  if (waits_for_reads_) reader_->Wake();
 }
 
 void KvStore::Thread() {
   pthread_setname_np(pthread_self(), "kv-store");
   for (;;) {
-    enum class Work { kRead, kWrite, kUses, kLoad };
-    Work work = Work::kRead;
+    enum class Work { kServe, kAhead, kWrite, kUses, kReads, kLoad };
+    Work work = Work::kServe;
     ReadId read = 0;
+    bool in_flight = false;
     {
       const MutexLock lock(mutex_);
+      waits_for_reads_ = false;
       for (;;) {
+        in_flight = in_flight_ > 0;
         PendingRead* const next = NextRead();
         if (next != nullptr) {
-          read = reading_ = next->id;
+          read = next->id;
+        } else if (ahead_ && CanAsk()) {
+          work = Work::kAhead;
         } else if (!writes_.empty()) {
           work = Work::kWrite;
         } else if (!dirty_.empty()) {
           work = Work::kUses;
+        } else if (in_flight) {
+          work = Work::kReads;
+          waits_for_reads_ = true;
         } else if (stop_) {
           return;
         } else if (load_again_) {
@@ -294,120 +405,45 @@ void KvStore::Thread() {
       }
     }
     switch (work) {
-      case Work::kRead:
-        ReadNext(read);
+      case Work::kServe:
+        Serve(read);
+        break;
+      case Work::kAhead:
+        ReadAhead();
         break;
       case Work::kWrite:
         WriteNext();
+        if (in_flight) TakeReads(0);
         break;
       case Work::kUses:
         WriteUses();
+        break;
+      case Work::kReads:
+        TakeReads(-1);
         break;
       case Work::kLoad:
         Load();
         break;
     }
+    TellPlace();
   }
 }
 
-// Once, of what is read and of what will be, as stretches of slots.
-void KvStore::TellSystem(ReadId id) {
-  std::vector<int32_t> slots;
+// Who was told to wait with a write.
+void KvStore::TellPlace() {
   {
     const MutexLock lock(mutex_);
-    PendingRead& read = *FindRead(id);
-    if (std::exchange(read.told, true)) return;
-    PrefixId parent = read.parent;
-    std::vector<int32_t> tokens = read.tokens;
-    tokens.insert(tokens.end(), read.ahead.begin(), read.ahead.end());
-    for (size_t at = 0; at + block_tokens() <= tokens.size(); at += block_tokens()) {
-      const auto match = index_->Lookup(parent, std::span(tokens).subspan(at, block_tokens()));
-      if (!match) break;
-      index_->Release(match->block);
-      if (!At(match->block).written) break;
-      parent = match->prefix;
-      slots.push_back(match->block);
-    }
+    if (!asked_to_take_ || !HasPlace()) return;
+    asked_to_take_ = false;
   }
-  for (size_t first = 0; first < slots.size();) {
-    size_t end = first + 1;
-    while (end < slots.size() && slots[end] == slots[end - 1] + 1) ++end;
-    file_.WillRead(slots[first], static_cast<int64_t>(end - first));
-    first = end;
-  }
-}
-
-// One block.
-void KvStore::ReadNext(ReadId id) {
-  TellSystem(id);
-  int32_t slot = -1;
-  KvStoreEntry entry;
-  std::vector<int32_t> blocks(groups_);
-  std::string problem;
-  for (;;) {
-    {
-      const MutexLock lock(mutex_);
-      PendingRead& read = *FindRead(id);
-      const auto done = static_cast<size_t>(read.progress.done);
-      const auto match = index_->Lookup(
-          read.parent, std::span(read.tokens).subspan(done * block_tokens(), block_tokens()));
-      if (!match) break;
-      if (At(match->block).written) {
-        slot = match->block;
-        entry = At(slot).entry;
-        std::copy_n(read.blocks.begin() + static_cast<std::ptrdiff_t>(done * groups_), groups_,
-                    blocks.begin());
-        break;
-      }
-      index_->Release(match->block);
-    }
-    WriteNext();  // it is on its way
-  }
-  bool whole = false;
-  if (slot >= 0) {
-    const std::span<std::byte> buffer = Buffer(num_buffers_ - 1);
-    try {
-      file_.ReadBlock(slot, buffer);
-      whole = KvBlockChecksum(entry.id, buffer) == entry.checksum;
-      if (!whole) problem = "a block does not have its checksum";
-    } catch (const Error& error) {
-      problem = error.what();
-    }
-    if (whole) memory_.Scatter(buffer, blocks);
-  }
-  bool ended = false;
-  {
-    const MutexLock lock(mutex_);
-    PendingRead& read = *FindRead(id);
-    if (whole) {
-      ++read.progress.done;
-      read.parent = entry.id;
-      ++counters_.blocks_read;
-      counters_.bytes_read += file_.shape().block_bytes;
-      Use(slot);
-    } else if (slot >= 0) {
-      ++counters_.failed_reads;
-      index_->Forget(slot);
-      if (writable() && !std::exchange(warned_of_damage_, true)) {
-        LogWarn(
-            "{}: {}; it is computed again, as others that will be found (only the first is told)",
-            file_.index_path().string(), problem);
-      }
-    }
-    if (slot >= 0) index_->Release(slot);
-    const bool all = static_cast<size_t>(read.progress.done) * groups_ == read.blocks.size();
-    read.progress.ended = read.progress.ended || all || !whole;
-    ended = read.progress.ended;
-    reading_ = 0;
-    done_.NotifyAll();
-  }
-  if (ended) progress_();
+  progress_();
 }
 
 // The block that has waited longest.
 void KvStore::WriteNext() {
   PendingWrite write;
   KvStoreEntry entry;
+  int32_t frame = 0;
   bool throttled = false;
   {
     const MutexLock lock(mutex_);
@@ -415,17 +451,18 @@ void KvStore::WriteNext() {
     write = std::move(writes_.front());
     writes_.pop_front();
     entry = At(write.slot).entry;
+    frame = At(write.slot).frame;
     throttled = Clock::now() < write_again_at_;
   }
   std::string problem;
-  bool asked = false;
+  bool all = false;
   if (!throttled) {
-    const std::span<const std::byte> block = Buffer(write.buffer);
+    const std::span<const std::byte> block = Frame(frame);
     entry.checksum = KvBlockChecksum(entry.id, block);
     try {
-      file_.ClearEntry(write.slot);
-      file_.WriteBlock(write.slot, block);
-      file_.WriteEntry(write.slot, entry, write.tokens);
+      file_->ClearEntry(write.slot);
+      file_->WriteBlock(write.slot, block);
+      file_->WriteEntry(write.slot, entry, write.tokens);
     } catch (const Error& error) {
       problem = error.what();
     }
@@ -438,9 +475,9 @@ void KvStore::WriteNext() {
       slot.written = true;
       if (slot.entry.used != entry.used) MarkUsed(write.slot);  // in the meantime
       ++counters_.blocks_written;
-      counters_.bytes_written += file_.shape().block_bytes;
+      counters_.bytes_written += shape_.block_bytes;
       if (std::exchange(write_failed_, false)) {
-        LogInfo("{}: can be written again", file_.index_path().string());
+        LogInfo("{}: can be written again", name());
       }
     } else {
       index_->Forget(write.slot);
@@ -452,12 +489,12 @@ void KvStore::WriteNext() {
         }
       }
     }
-    index_->Release(write.slot);
-    free_buffers_.push_back(write.buffer);
-    asked = std::exchange(asked_to_take_, false) || writes_.empty();
-    done_.NotifyAll();
+    --dirty_frames_;
+    LetGo(frame);
+    all = writes_.empty();
+    if (all) asked_to_take_ = false;
   }
-  if (asked) progress_();
+  if (all) progress_();
 }
 
 // When entries were used; what is lost of that is an order.
@@ -466,6 +503,7 @@ void KvStore::WriteUses() {
   std::vector<int32_t> tokens;
   {
     const MutexLock lock(mutex_);
+    entries.reserve(dirty_.size());
     for (const int32_t slot : dirty_) {
       Slot& s = At(slot);
       s.dirty = false;
@@ -479,8 +517,8 @@ void KvStore::WriteUses() {
   }
   try {
     for (size_t i = 0; i < entries.size(); ++i) {
-      file_.WriteEntry(entries[i].first, entries[i].second,
-                       std::span(tokens).subspan(i * block_tokens(), block_tokens()));
+      file_->WriteEntry(entries[i].first, entries[i].second,
+                        std::span(tokens).subspan(i * block_tokens(), block_tokens()));
     }
   } catch (const Error& error) {
     LogDebug("{}", error.what());

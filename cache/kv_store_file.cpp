@@ -31,12 +31,6 @@ constexpr const char* kMarkerText =
     "directory is deleted while no server uses it.\n";
 constexpr uint64_t kSlotAlignment = 4096;  // a page of the system's cache is of one slot
 constexpr size_t kIndexPieceBytes = size_t{1} << 20;
-constexpr uint64_t kReadAheadBytes = uint64_t{512} << 10;  // of one call: what systems take at once
-
-uint64_t StrideOf(const KvStoreShape& shape) {
-  return CheckedAdd(shape.block_bytes, kSlotAlignment - 1, "KV store") / kSlotAlignment *
-         kSlotAlignment;
-}
 
 [[noreturn]] void FailCall(const fs::path& path, const char* what) {
   Fail(ErrorKind::kIo, "{}: {}: {}", path.string(), what, ErrnoMessage(errno));
@@ -64,8 +58,13 @@ void CheckKvStorePlace(const fs::path& directory) {
       directory.string(), kMarkerName);
 }
 
+uint64_t KvStoreFile::SlotBytes(const KvStoreShape& shape) {
+  return CheckedAdd(shape.block_bytes, kSlotAlignment - 1, "KV store") / kSlotAlignment *
+         kSlotAlignment;
+}
+
 int64_t KvStoreFile::SlotsFor(const KvStoreShape& shape, uint64_t limit_bytes) {
-  const uint64_t slot = StrideOf(shape) + KvStoreEntryBytes(shape.block_tokens);
+  const uint64_t slot = SlotBytes(shape) + KvStoreEntryBytes(shape.block_tokens);
   const uint64_t room = limit_bytes > kKvStoreHeaderBytes ? limit_bytes - kKvStoreHeaderBytes : 0;
   return static_cast<int64_t>(std::min<uint64_t>(room / slot, INT32_MAX));
 }
@@ -76,7 +75,7 @@ KvStoreFile::KvStoreFile(fs::path directory, KvStoreShape shape, uint64_t limit_
       directory_(std::move(directory)),
       shape_(std::move(shape)),
       limit_bytes_(limit_bytes),
-      stride_(StrideOf(shape_)),
+      stride_(SlotBytes(shape_)),
       entry_bytes_(KvStoreEntryBytes(shape_.block_tokens)),
       slots_(SlotsFor(shape_, limit_bytes)) {
   if (slots_ < 1) {
@@ -203,20 +202,6 @@ KvStoreFile::Index KvStoreFile::ReadIndex() const {
     }
   }
   return index;
-}
-
-void KvStoreFile::ReadBlock(int32_t slot, std::span<std::byte> block) const {
-  CHECK_EQ(block.size(), shape_.block_bytes);
-  ReadAt(blocks_, blocks_path_, static_cast<uint64_t>(slot) * stride_, block);
-}
-
-void KvStoreFile::WillRead(int32_t first_slot, int64_t count) const {
-  const uint64_t begin = static_cast<uint64_t>(first_slot) * stride_;
-  const uint64_t end = begin + static_cast<uint64_t>(count) * stride_;
-  for (uint64_t at = begin; at < end; at += kReadAheadBytes) {
-    calls_.WillRead(blocks_, static_cast<off_t>(at),
-                    static_cast<off_t>(std::min(kReadAheadBytes, end - at)));
-  }
 }
 
 void KvStoreFile::WriteBlock(int32_t slot, std::span<const std::byte> block) {

@@ -43,12 +43,14 @@ class KvStoreFile {
 
   // Slots that the limit has room for.
   static int64_t SlotsFor(const KvStoreShape& shape, uint64_t limit_bytes);
+  // Of a slot: a multiple of 4 KiB. Slot i of the file of blocks begins at i times as many.
+  static uint64_t SlotBytes(const KvStoreShape& shape);
 
   bool writable() const { return writable_; }  // false: another process writes
   int64_t slots() const { return slots_; }
   const KvStoreShape& shape() const { return shape_; }
-  uint64_t slot_bytes() const { return stride_; }
   const std::filesystem::path& index_path() const { return index_path_; }
+  const std::filesystem::path& blocks_path() const { return blocks_path_; }
 
   struct Index {
     std::vector<int32_t> slots;         // [entries] where they are
@@ -59,10 +61,7 @@ class KvStoreFile {
   // What the index says now. Throws Error(kIo, kCorrupt).
   Index ReadIndex() const;
 
-  // Throw Error(kIo). A slot that ends early is an error, too.
-  void ReadBlock(int32_t slot, std::span<std::byte> block) const;
-  // Has the system begin to read slots, which will be asked for. Best effort.
-  void WillRead(int32_t first_slot, int64_t count) const;
+  // Throw Error(kIo).
   void WriteBlock(int32_t slot, std::span<const std::byte> block);
   void WriteEntry(int32_t slot, const KvStoreEntry& entry, std::span<const int32_t> tokens);
   void ClearEntry(int32_t slot);

@@ -106,6 +106,17 @@ void StateSlots::StopReading(SequenceState& state) {
   }
 }
 
+void StateSlots::AwaitFill(SequenceState& state) {
+  CHECK(state.slot >= 0 && state.snapshot < 0);
+  StopReading(state);
+  state.from = -1;
+}
+
+void StateSlots::Filled(SequenceState& state) {
+  CHECK(state.slot >= 0 && state.from < 0);
+  state.from = state.slot;
+}
+
 void StateSlots::Advance(SequenceState& state) {
   if (!any()) return;
   StopReading(state);

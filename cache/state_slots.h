@@ -49,6 +49,15 @@ class StateSlots {
   // The next step leaves a state after so many of its tokens, which Keep names. False: there is no
   // room.
   bool Reserve(SequenceState& state, int64_t tokens);
+  // The slot where it is; -1: it is not kept.
+  int32_t SlotOf(PrefixId prefix) const {
+    const Snapshot* const snapshot = Find(prefix);
+    return snapshot != nullptr ? snapshot->slot : -1;
+  }
+  // A state that comes from elsewhere will be put into the sequence's slot, in place of whatever it
+  // was to go on from; and it is there.
+  void AwaitFill(SequenceState& state);
+  void Filled(SequenceState& state);
   // What the step left there is the state behind this prefix.
   void Keep(SequenceState& state, PrefixId prefix);
   // The state that the sequence has before its next step is the one behind this prefix. A rolling

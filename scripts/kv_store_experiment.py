@@ -3,10 +3,11 @@
 
     scripts/kv_store_experiment.py [--binary build/release/bin/moesaic] [--work DIR] [--out FILE] [--prompt 4096,16384]
 
-Serves a dummy model with --kv-store. Each prompt is sent four times with one token of output: to a server that has
-nothing (computed), again (from the pool), to a restarted server whose store is in the system's cache, and to one whose
-store is not (its pages are dropped). Beside them is how long it takes to read the blocks of the file alone, in the same
-two states. Several rounds; medians. Takes minutes.
+Serves a dummy model with --kv-store. Each prompt is sent five times with one token of output: to a server that has
+nothing (computed), again (from the pool), to a restarted server whose store is in the system's cache, to one whose
+store is not (its pages are dropped), and to one with --kv-store-memory, whose pool another prompt has used meanwhile.
+Beside them is how long it takes to read the blocks of the file alone, cached and cold. Several rounds; medians. Takes
+minutes.
 """
 
 import argparse
@@ -32,10 +33,10 @@ TOKEN_BYTES = 2 * 2 * CONFIG["num_hidden_layers"] * CONFIG["num_key_value_heads"
 
 
 class Server(ExperimentServer):
-    def __init__(self, binary, work):
+    def __init__(self, binary, work, tokens, *more, kv_memory="400MiB"):
         super().__init__(binary, work / "model", "--load-format", "dummy", "--expert-store", str(work / "experts"),
-                         "--max-model-len", "20000", "--kv-memory", "400MiB", "--kv-store", str(work / "store"),
-                         "--kv-store-size", "2GiB")
+                         "--max-model-len", str(tokens + 64), "--kv-memory", kv_memory, "--kv-store",
+                         str(work / "store"), "--kv-store-size", "2GiB", *more)
 
     def first_token(self, prompt):
         """Seconds, the token, and how many tokens of the prompt were not computed."""
@@ -67,7 +68,7 @@ def measure(binary, work, tokens, seed):
     shutil.rmtree(work / "store", ignore_errors=True)
     prompt = random.Random(seed).choices(range(4096), k=tokens + 1)
     results = {}
-    server = Server(binary, work)
+    server = Server(binary, work, tokens)
     results["computed"], first, cached = server.first_token(prompt)
     assert cached == 0
     results["pool"], again, cached = server.first_token(prompt)
@@ -78,12 +79,20 @@ def measure(binary, work, tokens, seed):
         if cold:
             drop(blocks_file(work))
         results["read " + name] = read_seconds(blocks_file(work), size)
-        server = Server(binary, work)
+        server = Server(binary, work, tokens)
         if cold:
             drop(blocks_file(work))
         results["disk " + name], again, cached = server.first_token(prompt)
         assert again == first and cached == tokens, cached
         server.stop()
+    size = tokens * TOKEN_BYTES
+    server = Server(binary, work, tokens, "--kv-store-memory", f"{4 * size}B", kv_memory=f"{size + (2 << 20)}B")
+    assert server.first_token(prompt)[2] == tokens
+    server.first_token(random.Random(seed + 1000).choices(range(4096), k=tokens + 1))
+    drop(blocks_file(work))
+    results["memory"], again, cached = server.first_token(prompt)
+    assert again == first and cached == tokens, cached
+    server.stop()
     return results
 
 
@@ -111,19 +120,21 @@ def main():
         ratio = {s: statistics.median(r[f"disk {s}"] / (r[f"read {s}"] + r["pool"]) for r in rounds)
                  for s in ("cached", "cold")}
         ms = {name: f"{1e3 * seconds:.0f}" for name, seconds in m.items()}
-        rows.append(f"| {tokens} | {ms['computed']} | {ms['pool']} | {ms['disk cached']} | {ms['disk cold']} | "
-                    f"{ms['read cached']} | {ms['read cold']} | {ratio['cached']:.2f} | {ratio['cold']:.2f} |")
+        share = statistics.median(r["computed"] / r["memory"] for r in rounds)
+        rows.append(f"| {tokens} | {ms['computed']} | {ms['pool']} | {ms['memory']} | {ms['disk cached']} | "
+                    f"{ms['disk cold']} | {ms['read cached']} | {ms['read cold']} | {share:.0f} | "
+                    f"{ratio['cached']:.2f} | {ratio['cold']:.2f} |")
     shutil.rmtree(work, ignore_errors=True)
     table = "\n".join(rows)
     pathlib.Path(flags.out).write_text(f"""# The first token behind a stored prefix
 
 Written by `scripts/kv_store_experiment.py` ({time.strftime("%Y-%m-%d")}, {os.cpu_count()} CPUs, load average {os.getloadavg()[1]:.0f}).
 A dummy Qwen3-MoE of {CONFIG["num_hidden_layers"]} layers with {TOKEN_BYTES // 1024} KiB of keys and values a token; one request at a time, one token of output, medians of {flags.rounds} rounds with other
-prompts, in milliseconds at the client. *Cold*: the store's pages were dropped from the system's cache. *Reading alone* is a sequential read of the same bytes of the file. The last columns are
-the time from disk over that of reading alone plus that from the pool (which is one step); medians of the rounds' ratios. The token and its log-probability were the same each time.
+prompts, in milliseconds at the client. *From memory*: of `--kv-store-memory`, when another prompt had used the pool. *Cold*: the store's pages were dropped from the system's cache. *Reading alone* is a sequential read of the same bytes of the file. *Times faster* is
+computing over memory; the last columns are the time from disk over that of reading alone plus that from the pool (which is one step); medians of the rounds' ratios. The token and its log-probability were the same each time.
 
-| tokens of prefix | computed | from the pool | from disk, cached | from disk, cold | reading alone, cached | reading alone, cold | ratio, cached | ratio, cold |
-|---|---|---|---|---|---|---|---|---|
+| tokens of prefix | computed | from the pool | from memory | from disk, cached | from disk, cold | reading alone, cached | reading alone, cold | times faster from memory | ratio, cached | ratio, cold |
+|---|---|---|---|---|---|---|---|---|---|---|
 {table}
 """, encoding="utf-8")
 

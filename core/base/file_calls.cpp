@@ -18,9 +18,6 @@ ssize_t FileCalls::Pread(int fd, void* to, size_t bytes, off_t offset) {
 ssize_t FileCalls::Write(int fd, const void* from, size_t bytes) { return write(fd, from, bytes); }
 off_t FileCalls::Lseek(int fd, off_t offset, int whence) { return lseek(fd, offset, whence); }
 int FileCalls::Ftruncate(int fd, off_t bytes) { return ftruncate(fd, bytes); }
-int FileCalls::WillRead(int fd, off_t offset, off_t bytes) {
-  return posix_fadvise(fd, offset, bytes, POSIX_FADV_WILLNEED);
-}
 int FileCalls::Fsync(int fd) { return fsync(fd); }
 int FileCalls::Fdatasync(int fd) { return fdatasync(fd); }
 int FileCalls::Rename(const char* from, const char* to) { return rename(from, to); }

@@ -2,8 +2,7 @@
 // that fail, end early or keep what reached the disk, and see what is asked of the kernel and in
 // which order. Everybody else uses the system's own.
 //
-// Each call is that of the same name, but for one: the same result, and errno where it failed. Any
-// thread.
+// Each call is that of the same name: the same result, and errno where it failed. Any thread.
 #pragma once
 
 #include <sys/stat.h>
@@ -27,8 +26,6 @@ class FileCalls {
   virtual ssize_t Write(int fd, const void* from, size_t bytes);
   virtual off_t Lseek(int fd, off_t offset, int whence);
   virtual int Ftruncate(int fd, off_t bytes);
-  // posix_fadvise with POSIX_FADV_WILLNEED.
-  virtual int WillRead(int fd, off_t offset, off_t bytes);
   virtual int Fsync(int fd);
   virtual int Fdatasync(int fd);
   virtual int Rename(const char* from, const char* to);

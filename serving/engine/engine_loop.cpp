@@ -131,14 +131,16 @@ void EngineLoop::OpenStore() {
     stored_.emplace(options, *kv_, [this] { mailbox_.Wake(); });
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::kInvalidArgument) throw;
-    LogWarn("keys and values are not kept on disk: {}", error.what());
+    LogWarn("keys and values are not kept: {}", error.what());
     return;
   }
   const KvStore& store = stored_->store();
   const KvStoreCounters counters = store.counters();
-  LogInfo("{}: {} of keys and values of {} tokens ({} at most){}", options.directory.string(),
-          FormatBytes(counters.bytes), static_cast<int64_t>(counters.blocks) * options.block_tokens,
-          FormatBytes(static_cast<uint64_t>(store.slots()) * store.file().slot_bytes()),
+  LogInfo("{}: {} of keys and values ({} at most; {} in memory){}",
+          options.directory.empty() ? "--kv-store-memory" : options.directory.string(),
+          FormatBytes(counters.bytes),
+          FormatBytes(static_cast<uint64_t>(store.slots()) * store.slot_bytes()),
+          FormatBytes(static_cast<uint64_t>(store.frames()) * store.slot_bytes()),
           store.writable() ? "" : "; read only: another process writes there");
 }
 

@@ -28,6 +28,8 @@ EngineMetrics::EngineMetrics(MetricsRegistry& r, bool with_devices)
                        "rank that had no place, and were computed again")),
       from_pool_(
           r.GetCounter("moe_prefix_cache_tokens_total", kPrefixTokens, {{"tier", "memory"}})),
+      from_memory_(
+          r.GetCounter("moe_prefix_cache_tokens_total", kPrefixTokens, {{"tier", "store-memory"}})),
       from_store_(r.GetCounter("moe_prefix_cache_tokens_total", kPrefixTokens, {{"tier", "disk"}})),
       slots_(r.GetGauge("moe_expert_slots", "Experts that the cache can hold")),
       resident_(r.GetGauge("moe_experts_resident", "Experts in the cache")),
@@ -140,6 +142,7 @@ void EngineMetrics::SetPrefixes(const PrefixCounters& prefixes) {
   from_store_.SetTotal(static_cast<uint64_t>(prefixes.from_store));
 }
 
+  from_memory_.SetTotal(static_cast<uint64_t>(prefixes.from_memory));
 void EngineMetrics::SetKvStore(const KvStoreCounters& store) {
   if (!kv_store_) {
     MetricsRegistry& r = registry_;
@@ -150,22 +153,37 @@ void EngineMetrics::SetKvStore(const KvStoreCounters& store) {
                           {{"operation", operation}});
     };
     kv_store_.emplace(KvStoreMetrics{
-        r.GetGauge("moe_kv_store_blocks", "Blocks of keys and values in the store on disk"),
+        r.GetGauge("moe_kv_store_blocks",
+                   "Blocks of keys and values, and of states as large, in the store"),
         r.GetGauge("moe_kv_store_bytes", "Bytes of these blocks"),
-        r.GetCounter("moe_kv_store_read_bytes_total", "Bytes of blocks read from the store"),
-        r.GetCounter("moe_kv_store_written_bytes_total", "Bytes of blocks written to the store"),
+    const auto hits = [&](const char* tier) -> Counter& {
+      return r.GetCounter("moe_kv_store_hits_total",
+                          "Blocks that sequences got from the store, by where they were",
+                          {{"tier", tier}});
+    };
+        r.GetGauge("moe_kv_store_memory_bytes", "Bytes of those that are in host memory"),
+        hits("memory"), hits("disk"),
+        r.GetCounter("moe_kv_store_read_bytes_total", "Bytes of blocks read from the store's disk"),
+        r.GetCounter("moe_kv_store_written_bytes_total",
+                     "Bytes of blocks written to the store's disk"),
         r.GetCounter("moe_kv_store_evictions_total",
                      "Blocks that left the store to make room for others"),
         failures("read"), failures("write")});
   }
   kv_store_->blocks.Set(static_cast<double>(store.blocks));
+        r.GetCounter("moe_kv_store_memory_evictions_total",
+                     "Blocks that left the store's memory and are on its disk alone"),
   kv_store_->bytes.Set(static_cast<double>(store.bytes));
   kv_store_->bytes_read.SetTotal(store.bytes_read);
   kv_store_->bytes_written.SetTotal(store.bytes_written);
   kv_store_->evicted.SetTotal(store.evicted);
+  kv_store_->memory_bytes.Set(static_cast<double>(store.memory_bytes));
+  kv_store_->from_memory.SetTotal(store.from_memory);
+  kv_store_->from_disk.SetTotal(store.from_disk);
   kv_store_->failed_reads.SetTotal(store.failed_reads);
   kv_store_->failed_writes.SetTotal(store.failed_writes);
 }
+  kv_store_->left_memory.SetTotal(store.left_memory);
 
 void EngineMetrics::SetExperts(int64_t slots, int64_t resident) {
   slots_.Set(static_cast<double>(slots));

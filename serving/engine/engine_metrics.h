@@ -82,9 +82,13 @@ class EngineMetrics {
     Gauge& blocks;
     Gauge& bytes;
     FollowingCounter bytes_read;
+    Gauge& memory_bytes;
+    FollowingCounter from_memory;
+    FollowingCounter from_disk;
     FollowingCounter bytes_written;
     FollowingCounter evicted;
     FollowingCounter failed_reads;
+    FollowingCounter left_memory;
     FollowingCounter failed_writes;
   };
 
@@ -102,6 +106,7 @@ class EngineMetrics {
   FollowingCounter preemptions_;
   FollowingCounter from_pool_;
   FollowingCounter from_store_;
+  FollowingCounter from_memory_;  // the store's
   std::optional<KvStoreMetrics> kv_store_;  // made with the first counters
   Gauge& slots_;
   Gauge& resident_;

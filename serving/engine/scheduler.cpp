@@ -39,12 +39,13 @@ Scheduler::Scheduler(const SchedulerOptions& options, KvManager& kv, PrefixStore
     : options_(options),
       kv_(kv),
       states_(options.state_slots, options.state_snapshots),
-      store_(options.prefix_cache && !states_.any() ? store : nullptr) {
+      store_(options.prefix_cache ? store : nullptr) {
   CHECK(options.state_slots == 0 || options.state_slots - options.state_snapshots >=
                                         options.max_num_seqs + options.background_seqs);
   background_budget_ = options.max_batch_tokens;
   plan_.reserve(static_cast<size_t>(options.max_num_seqs));
   module_batch_.reserve(static_cast<size_t>(options.background_seqs));
+  if (store_ != nullptr && states_.any()) store_->UseStates(states_);
 }
 
 void Scheduler::Add(std::unique_ptr<Sequence> sequence) {
@@ -145,8 +146,10 @@ bool Scheduler::BeginRestore(Sequence& sequence) {
 // Takes over what has been read, and asks for the next part: as many tokens as a step may compute,
 // for which there is room.
 void Scheduler::Restore(Sequence& sequence) {
+  if (sequence.stored.reads_state) return TakeState(sequence);
   if (sequence.blocks_asked > 0) TakeRestored(sequence);
   if (sequence.blocks_asked > 0 || sequence.restored_until == 0) return;
+  if (sequence.computed_tokens == sequence.restored_until) return ReadState(sequence);
   const int64_t left = (sequence.restored_until - sequence.computed_tokens) / kKvBlockTokens;
   const int64_t count = std::min(left, options_.max_batch_tokens / kKvBlockTokens);
   if (!EnsureBlocks(sequence, count * kKvBlockTokens)) return;
@@ -168,14 +171,47 @@ void Scheduler::TakeRestored(Sequence& sequence) {
   sequence.computed_tokens += tokens;
   sequence.blocks_asked = 0;
   kv_.GiveBackBehind(sequence.blocks, sequence.computed_tokens);
-  // One that was preempted before it ran may be reading what it had been told of.
-  const int64_t cached = std::min(sequence.computed_tokens, sequence.prompt_tokens);
-  if (!sequence.started && cached > sequence.cached_tokens) {
-    prefixes_.from_store += cached - sequence.cached_tokens;
-    sequence.cached_tokens = cached;
+  sequence.stored.from_memory += progress.from_memory * kKvBlockTokens;
+  if (states_.any()) {
+    if (!all) ComputeAnew(sequence);
+    return;
   }
+  CountRestored(sequence);
   if (!all) store_->Begin(sequence, sequence.blocks.sealed);  // what was lost is written anew
   if (!all || sequence.computed_tokens == sequence.restored_until) sequence.restored_until = 0;
+}
+
+// One that was preempted before it ran may be reading what it had been told of.
+void Scheduler::CountRestored(Sequence& sequence) {
+  const int64_t cached = std::min(sequence.computed_tokens, sequence.prompt_tokens);
+  const int64_t from_memory = std::exchange(sequence.stored.from_memory, 0);
+  if (sequence.started || cached <= sequence.cached_tokens) return;
+  const int64_t restored = cached - std::exchange(sequence.cached_tokens, cached);
+  prefixes_.from_memory += std::min(restored, from_memory);
+  prefixes_.from_store += restored - std::min(restored, from_memory);
+}
+
+// All blocks are there. The state that the pool's part of the prefix had, if any, is behind that.
+void Scheduler::ReadState(Sequence& sequence) {
+  states_.AwaitFill(sequence.state);
+  store_->ReadState(sequence, sequence.blocks.sealed, sequence.state.slot);
+}
+
+void Scheduler::TakeState(Sequence& sequence) {
+  const PrefixStore::Progress progress = store_->Poll(sequence);
+  if (!progress.ended) return;
+  store_->Stop(sequence);
+  if (progress.done == 0) return ComputeAnew(sequence);
+  states_.Filled(sequence.state);
+  sequence.restored_until = 0;
+  CountRestored(sequence);
+}
+
+// Blocks without the state behind them serve nobody.
+void Scheduler::ComputeAnew(Sequence& sequence) {
+  ReleaseBlocks(sequence);
+  if (!sequence.started) sequence.cached_tokens = 0;
+  store_->Begin(sequence, 0);
 }
 
 void Scheduler::PlanDecodes() {
@@ -320,7 +356,11 @@ void Scheduler::PlanSnapshot(Sequence& sequence, int64_t tokens) {
   if (start > 0 && (start == last || start == sequence.branches_at)) {
     // Behind what may be shared blocks are not sealed.
     if (sequence.blocks.sealed * kKvBlockTokens == start) {
-      states_.KeepBefore(sequence.state, sequence.blocks.prefix, start >= sequence.prompt_tokens);
+      const bool rolling = start >= sequence.prompt_tokens;
+      const PrefixId prefix = sequence.blocks.prefix;
+      if (states_.KeepBefore(sequence.state, prefix, rolling) && store_ != nullptr) {
+        store_->StateKept(sequence, sequence.blocks.sealed, prefix, rolling);
+      }
     }
   } else if (start < last && last < start + tokens && last <= ShareableTokens(sequence)) {
     states_.Reserve(sequence.state, last - start);
@@ -523,6 +563,9 @@ void Scheduler::Advance(const ScheduledSlice& slice) {
     if (store_ != nullptr) store_->Sealed(sequence, sequence.blocks.sealed - 1);
     if (sequence.state.snapshot >= 0 && first + kKvBlockTokens == kept_at) {
       states_.Keep(sequence.state, sequence.blocks.prefix);
+      if (store_ != nullptr) {
+        store_->StateKept(sequence, sequence.blocks.sealed, sequence.blocks.prefix, false);
+      }
     }
   }
   kv_.GiveBackBehind(sequence.blocks, sequence.computed_tokens);

@@ -38,8 +38,8 @@
 // where a prompt leaves the blocks of an earlier one.
 //
 // What the pool lacks of a prefix may be had from a store (prefix_store.h). A sequence that is
-// admitted with such a prefix has its blocks read first, a step's worth of tokens at a time, and is
-// not planned meanwhile; the others go on.
+// admitted with such a prefix has its blocks read first, a step's worth of tokens at a time, then
+// the state behind them where there is one, and is not planned meanwhile; the others go on.
 #pragma once
 
 #include <cstdint>
@@ -78,7 +78,8 @@ struct SchedulerOptions {
 // Tokens of prompts whose keys and values were there when the prompt was first run, by where.
 struct PrefixCounters {
   int64_t from_pool = 0;
-  int64_t from_store = 0;
+  int64_t from_memory = 0;  // the store's
+  int64_t from_store = 0;   // its disk
 };
 
 struct ScheduledSlice {
@@ -88,7 +89,7 @@ struct ScheduledSlice {
 
 class Scheduler {
  public:
-  // `store` (which outlives it) may be null; of a model with recurrent layers it is not used.
+  // `store` (which outlives it) may be null.
   Scheduler(const SchedulerOptions& options, KvManager& kv, PrefixStore* store = nullptr);
 
   void Add(std::unique_ptr<Sequence> sequence);
@@ -149,6 +150,10 @@ class Scheduler {
   void PlanRestores();
   void Restore(Sequence& sequence);
   void TakeRestored(Sequence& sequence);
+  void ReadState(Sequence& sequence);
+  void TakeState(Sequence& sequence);
+  void CountRestored(Sequence& sequence);
+  void ComputeAnew(Sequence& sequence);
   bool BeginRestore(Sequence& sequence);
   void PlanStep(int64_t most_tokens, int64_t most_slices);
   void PlanDecodes();

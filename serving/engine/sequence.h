@@ -27,8 +27,12 @@ namespace moesaic {
 struct StoredPart {
   // How far its blocks are there; shared with those that wait to be written when it has ended.
   std::shared_ptr<StoredChain> chain = nullptr;
-  std::vector<PrefixId> ids = {};  // in the store, of the first blocks
-  uint64_t read = 0;               // that runs; 0: none
+  uint64_t read = 0;         // that runs; 0: none
+  bool reads_state = false;  // and not blocks
+  int64_t from_memory = 0;   // tokens that nothing was read for, and that are not counted yet
+  // The state that matters when the sequence ends: behind so many blocks, by the pool's number.
+  int64_t rolling_blocks = 0;
+  PrefixId rolling = kEmptyPrefix;
 };
 
 // Which requests go before others: the lesser ones.

@@ -28,16 +28,17 @@ StoredPrefixes::StoredPrefixes(const KvStoreOptions& options, const KvManager& k
     : kv_(kv), block_tokens_(options.block_tokens), store_(options, std::move(progress)) {}
 
 int64_t StoredPrefixes::Begin(Sequence& sequence, int64_t most) {
-  const std::vector<PrefixId> ids = store_.Find(TokensOf(sequence, 0, most, block_tokens_));
-  const auto stored = std::ssize(ids);
   sequence.stored.chain = std::make_shared<StoredChain>();
   StoredChain& chain = *sequence.stored.chain;
+  chain.ids = store_.Find(TokensOf(sequence, 0, most, block_tokens_));
+  const auto stored = std::ssize(chain.ids);
   chain.offered = stored;
-  chain.last = ids.empty() ? kEmptyPrefix : ids.back();
-  sequence.stored.ids = ids;
   // What the pool has kept longer than the store.
   for (int64_t block = stored; block < sequence.blocks.sealed; ++block) Sealed(sequence, block);
-  return stored;
+  if (states_ == nullptr) return stored;
+  int64_t usable = stored;
+  while (usable > 0 && !store_.FindState(chain.ids[static_cast<size_t>(usable) - 1])) --usable;
+  return usable;
 }
 
 void StoredPrefixes::Read(Sequence& sequence, int64_t first, int64_t count, int64_t until) {
@@ -47,8 +48,8 @@ void StoredPrefixes::Read(Sequence& sequence, int64_t first, int64_t count, int6
       blocks.push_back(table.blocks[static_cast<size_t>(block)]);
     }
   }
-  const PrefixId parent =
-      first == 0 ? kEmptyPrefix : sequence.stored.ids[static_cast<size_t>(first) - 1];
+  const StoredChain& chain = *sequence.stored.chain;
+  const PrefixId parent = first == 0 ? kEmptyPrefix : chain.ids[static_cast<size_t>(first) - 1];
   const int64_t ahead = std::min(kAheadBlocks, until - first - count);
   CHECK_EQ(sequence.stored.read, 0u);
   sequence.stored.read =
@@ -56,14 +57,26 @@ void StoredPrefixes::Read(Sequence& sequence, int64_t first, int64_t count, int6
                   TokensOf(sequence, first + count, ahead, block_tokens_));
 }
 
+void StoredPrefixes::ReadState(Sequence& sequence, int64_t blocks, int32_t slot) {
+  CHECK_EQ(sequence.stored.read, 0u);
+  sequence.stored.reads_state = true;
+  sequence.stored.read =
+      store_.ReadState(sequence.stored.chain->ids[static_cast<size_t>(blocks) - 1], slot);
+}
+
 PrefixStore::Progress StoredPrefixes::Poll(const Sequence& sequence) const {
   const KvStore::Progress progress = store_.Poll(sequence.stored.read);
-  return {progress.done, progress.ended};
+  if (!sequence.stored.reads_state) return {progress.done, progress.from_memory, progress.ended};
+  return {progress.done == store_.state_parts() ? 1 : 0, 0, progress.ended};
 }
 
 void StoredPrefixes::Stop(Sequence& sequence) {
   if (sequence.stored.read != 0) store_.Stop(std::exchange(sequence.stored.read, 0));
+  sequence.stored.reads_state = false;
 }
+
+// Each block of the pool waits once at most, if it can be written at all.
+bool StoredPrefixes::IsFull() const { return std::ssize(waiting_) >= kv_.pool().num_blocks(); }
 
 void StoredPrefixes::Sealed(Sequence& sequence, int64_t block) {
   if (sequence.stored.chain == nullptr) return;
@@ -80,8 +93,7 @@ void StoredPrefixes::Sealed(Sequence& sequence, int64_t block) {
     waiting.blocks.push_back(number);
     waiting.in_pool.push_back(held);
   }
-  // Each block of the pool waits once at most, if it can be written at all.
-  if (std::ssize(waiting_) >= kv_.pool().num_blocks()) chain.broken = true;
+  if (IsFull()) chain.broken = true;
   if (chain.broken) return;
   ++chain.offered;
   const std::span<const int32_t> tokens = TokensOf(sequence, block, 1, block_tokens_);
@@ -90,17 +102,38 @@ void StoredPrefixes::Sealed(Sequence& sequence, int64_t block) {
   waiting_.push_back(std::move(waiting));
 }
 
+// Those of an answer follow each other block by block, so that only the last one is worth writing.
+void StoredPrefixes::StateKept(Sequence& sequence, int64_t blocks, PrefixId prefix, bool rolling) {
+  if (sequence.stored.chain == nullptr) return;
+  if (rolling) {
+    sequence.stored.rolling_blocks = blocks;
+    sequence.stored.rolling = prefix;
+  } else {
+    OfferState(sequence.stored.chain, blocks, prefix);
+  }
+}
+
+void StoredPrefixes::OfferState(std::shared_ptr<StoredChain> chain, int64_t blocks,
+                                PrefixId prefix) {
+  if (!store_.writable() || IsFull()) return;
+  waiting_.push_back({.chain = std::move(chain), .state_blocks = blocks, .state = prefix});
+}
+
 // The start of a sequence is worth most, so all of it is used once more, the start last: else the
 // store would give up what was written first.
 void StoredPrefixes::End(Sequence& sequence) {
   Stop(sequence);
-  if (sequence.stored.chain != nullptr && sequence.stored.chain->offered > 0) {
-    const std::span<const int32_t> tokens =
-        TokensOf(sequence, 0, sequence.stored.chain->offered, block_tokens_);
-    waiting_.push_back(
-        {.chain = std::move(sequence.stored.chain), .tokens = {tokens.begin(), tokens.end()}});
+  StoredPart& stored = sequence.stored;
+  if (stored.chain != nullptr && stored.rolling != kEmptyPrefix) {
+    OfferState(stored.chain, stored.rolling_blocks, stored.rolling);
   }
-  sequence.stored = {};
+  if (stored.chain != nullptr && stored.chain->offered > 0) {
+    const std::span<const int32_t> tokens =
+        TokensOf(sequence, 0, stored.chain->offered, block_tokens_);
+    waiting_.push_back(
+        {.chain = std::move(stored.chain), .tokens = {tokens.begin(), tokens.end()}});
+  }
+  stored = {};
 }
 
 bool StoredPrefixes::StillHeld(const Waiting& waiting) const {
@@ -116,23 +149,54 @@ bool StoredPrefixes::StillHeld(const Waiting& waiting) const {
 // False: the store takes nothing now.
 bool StoredPrefixes::PumpOne() {
   Waiting& next = waiting_.front();
-  StoredChain& chain = *next.chain;
-  if (next.blocks.empty()) {
-    store_.Find(next.tokens);
-  } else if (!chain.broken) {
-    if (const auto there = store_.FindBlock(chain.last, next.tokens)) {
-      chain.last = *there;
-    } else if (!StillHeld(next) || store_.takes_none()) {
-      chain.broken = true;
-    } else if (!store_.CanTake()) {
-      return false;
-    } else {
-      const PrefixId id = store_.Write(chain.last, next.tokens, next.blocks);
-      if (id == kEmptyPrefix) chain.broken = true;
-      chain.last = id;
+  const bool is_state = next.state != kEmptyPrefix;
+  if (is_state && !PumpState(next)) return false;
+  if (!is_state && !next.blocks.empty() && !PumpBlock(next)) return false;
+  if (!is_state && next.blocks.empty()) {
+    // The last of its states first: blocks are found without a state, not the other way round.
+    const std::vector<PrefixId>& ids = next.chain->ids;
+    for (auto id = ids.rbegin(); states_ != nullptr && id != ids.rend(); ++id) {
+      if (store_.FindState(*id)) break;
     }
+    store_.Find(next.tokens);
   }
   waiting_.pop_front();
+  return true;
+}
+
+// Likewise, in these two. What cannot be kept at all is done with.
+bool StoredPrefixes::PumpBlock(const Waiting& next) {
+  StoredChain& chain = *next.chain;
+  if (chain.broken) return true;
+  if (const auto there = store_.FindBlock(chain.last(), next.tokens)) {
+    chain.ids.push_back(*there);
+    return true;
+  }
+  chain.broken = !StillHeld(next) || store_.takes_none();
+  if (chain.broken) return true;
+  if (!store_.CanTake()) return false;
+  const PrefixId id = store_.Write(chain.last(), next.tokens, next.blocks);
+  chain.broken = id == kEmptyPrefix;
+  if (!chain.broken) chain.ids.push_back(id);
+  return true;
+}
+
+bool StoredPrefixes::PumpState(Waiting& next) {
+  if (next.part == 0) {
+    if (std::ssize(next.chain->ids) < next.state_blocks) return true;  // its prefix is not there
+    next.part_behind = next.chain->ids[static_cast<size_t>(next.state_blocks) - 1];
+  }
+  for (; next.part < store_.state_parts(); ++next.part) {
+    if (const auto there = store_.FindStatePart(next.part_behind, next.part)) {
+      next.part_behind = *there;
+      continue;
+    }
+    const int32_t slot = states_->SlotOf(next.state);
+    if (slot < 0 || store_.takes_none()) return true;
+    if (!store_.CanTake()) return false;
+    next.part_behind = store_.WriteStatePart(next.part_behind, next.part, slot);
+    if (next.part_behind == kEmptyPrefix) return true;
+  }
   return true;
 }
 

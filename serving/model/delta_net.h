@@ -35,6 +35,7 @@ class DeltaNet : public HostMixer {
   void Project(int64_t layer, RowRange rows, const Rows& at, float* y, ThreadPool& pool) override;
 
   AlignedBuffer& state() override { return state_; }
+  bool is_recurrent() const override { return true; }
 
  private:
   // Consecutive rows of a sequence, and its state before and after them; -1: none before.

@@ -133,6 +133,11 @@ KvMemory HostDense::kv_memory() {
   for (int64_t layer = 0; layer < config_.num_layers(); ++layer) {
     if (const auto of_layer = MixerOf(layer).KvOf(layer)) memory.layers.push_back(*of_layer);
   }
+  for (const std::unique_ptr<HostMixer>& mixer : mixers_) {
+    if (!mixer->is_recurrent()) continue;
+    memory.states = mixer->state().data();
+    memory.state_bytes = DeltaNet::SlotBytes(config_);
+  }
   return memory;
 }
 

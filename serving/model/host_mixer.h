@@ -56,6 +56,7 @@ class HostMixer {
   virtual AlignedBuffer& state() = 0;  // the memory of sequences' state
   // The blocks of keys and values of a layer that has it; nullopt: its state is none.
   virtual std::optional<KvMemory::Layer> KvOf(int64_t /*layer*/) { return std::nullopt; }
+  virtual bool is_recurrent() const { return false; }  // state() is slots of one size
 
   // What Attend leaves of a row for layers behind: [rows, row_bytes], by the rows of the batch. A
   // pass that runs other batches between two layers copies it out and in again.

@@ -67,23 +67,27 @@ void ScheduleState(const EngineOptions& options, const StatePlan& state,
 
 // Nothing where a model's prefixes cannot be kept.
 std::optional<KvStoreOptions> StoreOf(const EngineOptions& options, const ModelConfig& config,
-                                      const KvStoreShape& shape, Model& model) {
+                                      const KvStoreShape& shape, bool prefix_cache, Model& model) {
+  const char* const setting = options.kv_store.empty() ? "--kv-store-memory" : "--kv-store";
   KvStoreOptions store = {.directory = options.kv_store,
                           .limit_bytes = options.kv_store_bytes,
+                          .memory_bytes = options.kv_store_memory_bytes,
                           .key = shape.key,
                           .block_tokens = shape.block_tokens,
                           .memory = model.kv_memory(),
                           .groups = KvGroupsOf(config).count()};
-  if (!KeepsPrefixes(options, config)) {
+  if (!prefix_cache) {
     LogWarn(
-        "--kv-store: the state of this model's recurrent layers is not kept on disk yet, and "
-        "its keys and values serve nobody without it; nothing is kept");
+        "{}: no state of this model's recurrent layers is kept (--state-snapshots), and its keys "
+        "and values serve nobody without one; nothing is kept",
+        setting);
     return std::nullopt;
   }
   if (store.memory.layers.empty()) {
     LogWarn(
-        "--kv-store: keys and values are in a GPU's memory, from where they are not kept yet "
-        "(--gpu-dense off leaves them to the host)");
+        "{}: keys and values are in a GPU's memory, from where they are not kept yet "
+        "(--gpu-dense off leaves them to the host)",
+        setting);
     return std::nullopt;
   }
   CHECK_EQ(store.memory.block_bytes(), shape.block_bytes);
@@ -125,7 +129,7 @@ void Load(EngineSetup& setup, MetricsRegistry& registry,
 
   ExpertObservers observers = MakeObservers(options, plan, setup.files);
   KvStoreShape store_shape;
-  if (!options.kv_store.empty()) {
+  if (KeepsPrefixes(options)) {
     store_shape = KvStoreShapeOf(options, setup.files, plan.weight_type, plan.dense_devices);
   }
   LoadProgress progress(options.model, on_progress);
@@ -150,7 +154,9 @@ void Load(EngineSetup& setup, MetricsRegistry& registry,
   step->Preload(held, options.preload, &progress);
   Model& model = step->model();
   parts.head = std::make_unique<ModelHead>(model);
-  if (!options.kv_store.empty()) parts.kv_store = StoreOf(options, config, store_shape, model);
+  if (KeepsPrefixes(options)) {
+    parts.kv_store = StoreOf(options, config, store_shape, parts.scheduling.prefix_cache, model);
+  }
   parts.use = std::make_unique<ExpertUse>(std::move(observers), config.top_k(), step->provider(),
                                           [&model] { return model.hidden(); });
   parts.step = std::move(step);

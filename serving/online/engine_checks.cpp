@@ -22,10 +22,10 @@ void CheckDeferral(const EngineOptions& options, const ModelConfig& config) {
 }
 
 void CheckKvStore(const EngineOptions& options) {
-  if (options.kv_store.empty()) return;
-  const auto refuse = [](const char* setting, const char* why) {
-    Fail(ErrorKind::kInvalidArgument, "--kv-store with {}: {}; leave one of them out", setting,
-         why);
+  if (options.kv_store.empty() && options.kv_store_memory_bytes == 0) return;
+  const char* const store = options.kv_store.empty() ? "--kv-store-memory" : "--kv-store";
+  const auto refuse = [&](const char* setting, const char* why) {
+    Fail(ErrorKind::kInvalidArgument, "{} with {}: {}; leave one of them out", store, setting, why);
   };
   if (!options.prefix_cache) refuse("--no-prefix-cache", "it keeps prefixes for later prompts");
   if (!options.route_from.empty()) {

@@ -122,6 +122,7 @@ struct EngineOptions {
   double state_interval_s = 300;         // 0: saved at the end only
   std::filesystem::path kv_store;        // empty: keys and values end with the process
   uint64_t kv_store_bytes = uint64_t{20} << 30;
+  uint64_t kv_store_memory_bytes = 0;  // of the host's memory, in front of the directory or alone
 
   // Where tokenizer and chat template are.
   const std::filesystem::path& text_files() const {

@@ -120,6 +120,10 @@ void AddMemorySettings(EngineOptions& options, bool visible, OptionTable& table)
       {.name = "kv-store-size",
        .target = SizeInBytes(&options.kv_store_bytes),
        .help = "What --kv-store may take of the disk; what was used least recently leaves."});
+  memory.Add({.name = "kv-store-memory",
+              .target = SizeInBytes(&options.kv_store_memory_bytes),
+              .help = "Host memory for keys and values beyond --kv-memory, in front of --kv-store "
+                      "or without it."});
   memory.Add({.name = "memory",
               .target = &options.machine.memory,
               .help = "All that the process may take: a size, a share of what is free, or auto: "

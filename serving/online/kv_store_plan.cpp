@@ -30,17 +30,17 @@ uint64_t ConfigHash(const EngineOptions& options) {
 
 }  // namespace
 
-bool KeepsPrefixes(const EngineOptions& options, const ModelConfig& config) {
-  return !options.kv_store.empty() && config.FindMixer<DeltaNetSpec>() == nullptr;
+bool KeepsPrefixes(const EngineOptions& options) {
+  return !options.kv_store.empty() || options.kv_store_memory_bytes > 0;
 }
 
 uint64_t KvStoreMemoryBytes(const EngineOptions& options, const ModelConfig& config) {
-  if (!KeepsPrefixes(options, config)) return 0;
+  if (!KeepsPrefixes(options)) return 0;
   return KvStore::MemoryBytes(
       {.key = "",
        .block_tokens = kKvBlockTokens,
        .block_bytes = Model::KvBytesOfAllLayers(config, ChooseKvType(options))},
-      options.kv_store_bytes);
+      !options.kv_store.empty(), options.kv_store_bytes, options.kv_store_memory_bytes);
 }
 
 KvStoreShape KvStoreShapeOf(const EngineOptions& options, const ModelFiles& files,
@@ -59,6 +59,9 @@ KvStoreShape KvStoreShapeOf(const EngineOptions& options, const ModelFiles& file
       dense_devices > 0 ? "cuda" : "host", options.defer_experts);
   const auto* const latent = config.FindMixer<LatentSpec>();
   if (latent != nullptr && latent->top_k > 0) key += "; with the indexer's keys";
+  if (const uint64_t bytes = Model::StateSlotBytes(config); bytes > 0) {
+    key += fmt::format("; states of {} bytes", bytes);
+  }
   if (config.rope().kind == RopeKind::kDynamicNtk) {
     key += fmt::format("; context {}", options.max_model_len);
   }

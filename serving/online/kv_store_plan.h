@@ -12,9 +12,8 @@
 
 namespace moesaic {
 
-// Whether prefixes are kept: --kv-store was given, and the model can go on from keys and values
-// alone (no recurrent layers).
-bool KeepsPrefixes(const EngineOptions& options, const ModelConfig& config);
+// Whether prefixes are to be kept: --kv-store or --kv-store-memory was given.
+bool KeepsPrefixes(const EngineOptions& options);
 // Host memory of the store, beside the system's cache of files; 0 without one.
 uint64_t KvStoreMemoryBytes(const EngineOptions& options, const ModelConfig& config);
 // The key has all that a bit of keys and values depends on: the checkpoint and config.json, types

@@ -5,176 +5,18 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <atomic>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <functional>
-#include <memory>
-#include <numeric>
-#include <random>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "core/base/error.h"
+#include "tests/cache/kv_store_rig.h"
 #include "tests/core/base/caught.h"
-#include "tests/core/base/temp_dir.h"
 
 namespace moesaic {
 namespace {
-
-namespace fs = std::filesystem;
-
-constexpr int64_t kTokens = 4;  // of a block
-constexpr int kPoolBlocks = 8;
-constexpr uint64_t kBlockBytes = 3 * 640 + 2 * 192;
-constexpr uint64_t kStoreSlotBytes = 4096 + 64;  // and an entry of the index
-
-// Two groups of layers, whose memory a test fills and looks at.
-class KvStoreTest : public testing::Test {
- protected:
-  void SetUp() override {
-    for (const auto& [bytes, group] : std::vector<std::pair<uint64_t, size_t>>{
-             {640, 0}, {192, 1}, {640, 0}, {192, 1}, {640, 0}}) {
-      layers_.emplace_back(bytes * kPoolBlocks);
-      memory_.layers.push_back({layers_.back().data(), bytes, group});
-    }
-    ASSERT_EQ(memory_.block_bytes(), kBlockBytes);
-  }
-
-  std::unique_ptr<KvStore> Open(int64_t slots = 64, FileCalls& calls = FileCalls::System(),
-                                const std::string& key = "model") {
-    return std::make_unique<KvStore>(
-        KvStoreOptions{
-            .directory = place_.path() / "store",
-            .limit_bytes = kKvStoreHeaderBytes + static_cast<uint64_t>(slots) * kStoreSlotBytes,
-            .key = key,
-            .block_tokens = kTokens,
-            .memory = memory_,
-            .groups = 2},
-        [this] { progress_.fetch_add(1); }, calls);
-  }
-
-  static std::vector<int32_t> Tokens(int seed, int64_t blocks) {
-    std::vector<int32_t> tokens(static_cast<size_t>(blocks * kTokens));
-    std::iota(tokens.begin(), tokens.end(), seed * 1000);
-    return tokens;
-  }
-  static std::span<const int32_t> BlockOf(const std::vector<int32_t>& tokens, size_t block) {
-    return std::span(tokens).subspan(block * kTokens, kTokens);
-  }
-
-  // What the block behind this prefix holds: bytes that follow from its tokens.
-  static std::vector<std::byte> Content(std::span<const int32_t> tokens) {
-    std::mt19937 random(static_cast<uint32_t>(tokens.front() * 7 + tokens.back()));
-    std::vector<std::byte> bytes(kBlockBytes);
-    for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
-    return bytes;
-  }
-
-  // Writes all blocks of the tokens; returns how many were taken.
-  int64_t WriteAll(KvStore& store, const std::vector<int32_t>& tokens) {
-    PrefixId parent = kEmptyPrefix;
-    int64_t taken = 0;
-    for (size_t b = 0; b * kTokens < tokens.size(); ++b) {
-      if (const auto there = store.FindBlock(parent, BlockOf(tokens, b))) {
-        parent = *there;
-        continue;
-      }
-      if (!store.WaitToTake(KvStore::Clock::now() + std::chrono::seconds(60))) break;
-      const std::vector<int32_t> blocks = {3, 5};
-      memory_.Scatter(Content(BlockOf(tokens, b)), blocks);
-      parent = store.Write(parent, BlockOf(tokens, b), blocks);
-      if (parent == kEmptyPrefix) break;
-      ++taken;
-    }
-    return taken;
-  }
-
-  // How many of the first blocks are read with the bytes that they had; -1: one had others.
-  int64_t ReadAll(KvStore& store, const std::vector<int32_t>& tokens) {
-    PrefixId parent = kEmptyPrefix;
-    int64_t whole = 0;
-    for (size_t b = 0; b * kTokens < tokens.size(); ++b) {
-      const std::vector<int32_t> blocks = {static_cast<int32_t>(b % kPoolBlocks), 7};
-      memory_.Scatter(std::vector<std::byte>(kBlockBytes), blocks);
-      const KvStore::ReadId read = store.Read(parent, BlockOf(tokens, b), blocks,
-                                              std::span(tokens).subspan((b + 1) * kTokens));
-      while (!store.Poll(read).ended) std::this_thread::yield();
-      const int64_t done = store.Poll(read).done;
-      store.Stop(read);
-      if (done == 0) break;
-      std::vector<std::byte> bytes(kBlockBytes);
-      memory_.Gather(blocks, bytes);
-      if (bytes != Content(BlockOf(tokens, b))) return -1;
-      ++whole;
-      const auto id = store.FindBlock(parent, BlockOf(tokens, b));
-      if (!id) break;
-      parent = *id;
-    }
-    return whole;
-  }
-
-  fs::path FileOf(const char* extension) const {
-    for (const auto& file : fs::directory_iterator(place_.path() / "store")) {
-      if (file.path().extension() == extension) return file.path();
-    }
-    return {};
-  }
-  int64_t CountFiles(const char* extension) const {
-    const fs::directory_iterator files(place_.path() / "store");
-    return std::count_if(begin(files), end(files),
-                         [&](const auto& file) { return file.path().extension() == extension; });
-  }
-  void Damage(const char* extension, uint64_t offset) {
-    std::fstream file(FileOf(extension), std::ios::in | std::ios::out | std::ios::binary);
-    file.seekg(static_cast<std::streamoff>(offset));
-    const auto byte = static_cast<char>(file.get());
-    file.seekp(static_cast<std::streamoff>(offset));
-    file.put(static_cast<char>(byte ^ 1));
-  }
-
-  TempDir place_;
-  std::vector<std::vector<std::byte>> layers_;
-  KvMemory memory_;
-  std::atomic<int> progress_{0};
-};
-
-// Calls of the system's, of which some fail.
-class FailingCalls : public FileCalls {
- public:
-  std::atomic<int> fail_writes{0};  // with this errno
-  std::atomic<int> fail_reads{0};
-  std::atomic<int64_t> writes_left{INT64_MAX};  // before the process is "killed"
-  std::atomic<bool> hold_reads{false};          // as a slow disk does
-  std::atomic<bool> holds{false};               // one of them
-
-  ssize_t Write(int fd, const void* from, size_t bytes) override {
-    if (const int error = fail_writes.load(); error != 0) {
-      errno = error;
-      return -1;
-    }
-    if (writes_left.fetch_sub(1) <= 0) {
-      errno = EIO;
-      return -1;
-    }
-    return FileCalls::Write(fd, from, bytes);
-  }
-  ssize_t Pread(int fd, void* to, size_t bytes, off_t offset) override {
-    while (hold_reads.load()) {
-      holds.store(true);
-      std::this_thread::yield();
-    }
-    if (const int error = fail_reads.load(); error != 0) {
-      errno = error;
-      return -1;
-    }
-    return FileCalls::Pread(fd, to, bytes, offset);
-  }
-};
 
 TEST_F(KvStoreTest, BlocksOutliveTheStore) {
   const auto a = Tokens(1, 9);
@@ -198,7 +40,10 @@ TEST_F(KvStoreTest, BlocksOutliveTheStore) {
   EXPECT_EQ(store->Find(std::span(b).first(6 * kTokens + 3)).size(), 6u);
   EXPECT_TRUE(store->Find(std::span(b).subspan(kTokens)).empty());  // found by all before it
   EXPECT_EQ(WriteAll(*store, b), 0);
-  EXPECT_EQ(store->counters().bytes_read, 18 * kBlockBytes);
+  // The first four of b were in memory by then.
+  EXPECT_EQ(store->counters().bytes_read, 14 * kBlockBytes);
+  EXPECT_EQ(store->counters().from_disk, 14u);
+  EXPECT_EQ(store->counters().from_memory, 4u);
 }
 
 TEST_F(KvStoreTest, OtherKeysShareNothing) {
@@ -331,9 +176,13 @@ TEST_F(KvStoreTest, AFullOrFailingDiskCostsBlocksOnly) {
             kEmptyPrefix);
   calls.fail_writes = 0;
   EXPECT_EQ(ReadAll(*store, tokens), 2);
-  calls.fail_reads = EIO;
-  EXPECT_EQ(ReadAll(*store, tokens), 0);
-  EXPECT_EQ(store->counters().failed_reads, 1u);
+  DiskScript disk;
+  disk.fail_reads = EIO;
+  KvStoreOptions options = Options();
+  UseDisk(disk, options);
+  const auto reader = OpenWith(options);  // beside the first one
+  EXPECT_EQ(ReadAll(*reader, tokens), 0);
+  EXPECT_GE(reader->counters().failed_reads, 1u);
 }
 
 TEST_F(KvStoreTest, ASecondProcessReadsWhatTheFirstOneWrites) {
@@ -344,60 +193,19 @@ TEST_F(KvStoreTest, ASecondProcessReadsWhatTheFirstOneWrites) {
   while (first->counters().blocks_written < 3) std::this_thread::yield();
   const auto second = Open(4);
   EXPECT_FALSE(second->writable());
+  const auto late = Open(4);
   EXPECT_EQ(ReadAll(*second, a), 3);
   EXPECT_EQ(WriteAll(*second, b), 0);
   EXPECT_TRUE(second->takes_none());
-  // What has been replaced meanwhile does not have its checksum.
+  // What has been replaced meanwhile does not have its checksum; what was read before does.
   WriteAll(*first, b);
   while (first->counters().blocks_written < 6) std::this_thread::yield();
-  EXPECT_GE(ReadAll(*second, a), 0);
+  EXPECT_EQ(ReadAll(*late, a), 0);
+  EXPECT_EQ(ReadAll(*second, a), 3);
   first.reset();
   const auto third = Open(4);
   EXPECT_TRUE(third->writable());
   EXPECT_EQ(ReadAll(*third, b), 3);
-}
-
-// A read that is stopped has ended when Stop returns, and others go on.
-TEST_F(KvStoreTest, ReadsStop) {
-  const auto tokens = Tokens(1, kPoolBlocks);
-  const auto store = Open();
-  WriteAll(*store, tokens);
-  std::vector<int32_t> blocks;
-  for (int32_t b = 0; b < kPoolBlocks; ++b) blocks.insert(blocks.end(), {b, b});
-  const std::vector<int32_t> first = {0, 0};
-  for (int round = 0; round < 50; ++round) {
-    const KvStore::ReadId stopped = store->Read(kEmptyPrefix, tokens, blocks, {});
-    const KvStore::ReadId other = store->Read(kEmptyPrefix, BlockOf(tokens, 0), first, {});
-    store->Stop(stopped);
-    for (std::vector<std::byte>& layer : layers_)
-      std::fill(layer.begin(), layer.end(), std::byte{1});
-    while (!store->Poll(other).ended) std::this_thread::yield();
-    EXPECT_EQ(store->Poll(other).done, 1);
-    store->Stop(other);
-    for (const std::vector<std::byte>& layer : layers_) ASSERT_EQ(layer.back(), std::byte{1});
-  }
-  EXPECT_GT(progress_.load(), 0);
-}
-
-// Stop returns when the disk has given the block that is being read, and not before: the caller
-// gives the memory back that it goes to.
-TEST_F(KvStoreTest, StopWaitsForTheBlockThatIsBeingRead) {
-  FailingCalls calls;
-  const auto tokens = Tokens(1, 2);
-  const auto store = Open(64, calls);
-  WriteAll(*store, tokens);
-  while (store->counters().blocks_written < 2) std::this_thread::yield();
-  calls.hold_reads.store(true);
-  const KvStore::ReadId read =
-      store->Read(kEmptyPrefix, tokens, std::vector<int32_t>{0, 0, 1, 1}, {});
-  while (!calls.holds.load()) std::this_thread::yield();
-  std::thread disk([&] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    calls.hold_reads.store(false);
-  });
-  store->Stop(read);
-  EXPECT_FALSE(calls.hold_reads.load());
-  disk.join();
 }
 
 TEST_F(KvStoreTest, WhatOtherModelsHaveLeftMakesRoom) {

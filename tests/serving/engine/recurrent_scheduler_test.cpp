@@ -2,12 +2,14 @@
 // step that it goes on from the state of exactly the tokens before it.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <random>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "kernels/cpu/kernels.h"
@@ -34,6 +36,8 @@ std::vector<int32_t> Counting(int32_t first, int64_t count) {
 
 class RecurrentModel {
  public:
+  using State = std::vector<int32_t>;
+
   explicit RecurrentModel(int64_t slots) : states_(static_cast<size_t>(slots)) {}
 
   // Runs a step; false when a state is not what it should be.
@@ -59,17 +63,72 @@ class RecurrentModel {
     return true;
   }
 
+  State& state(int32_t slot) { return states_[static_cast<size_t>(slot)]; }
+
  private:
-  using State = std::vector<int32_t>;
   std::vector<State> states_;
+};
+
+// Keeps the states that it is told of, with all blocks before them, and reads with some luck.
+class RecurrentStore : public PrefixStore {
+ public:
+  RecurrentStore(RecurrentModel& model, std::mt19937& random) : model_(model), random_(random) {}
+
+  void UseStates(const StateSlots& states) override { states_ = &states; }
+  int64_t Begin(Sequence& sequence, int64_t most) override {
+    while (most > 0 && !kept_.contains(PrefixOf(sequence, most))) --most;
+    return most;
+  }
+  void Read(Sequence& sequence, int64_t first, int64_t count, int64_t /*until*/) override {
+    EXPECT_EQ(first, sequence.blocks.sealed);
+    sequence.stored.read = static_cast<uint64_t>(count);
+  }
+  void ReadState(Sequence& sequence, int64_t blocks, int32_t slot) override {
+    EXPECT_EQ(blocks, sequence.blocks.sealed);
+    EXPECT_EQ(blocks * kKvBlockTokens, sequence.computed_tokens);
+    sequence.stored.read = 1;
+    sequence.stored.reads_state = true;
+    model_.state(slot) = {-1};  // a part of it
+  }
+  Progress Poll(const Sequence& sequence) const override {
+    if (random_() % 2 == 0) return {};
+    const auto asked = static_cast<int64_t>(sequence.stored.read);
+    if (random_() % 6 == 0) return {.done = asked - 1, .from_memory = 0, .ended = true};
+    if (sequence.stored.reads_state) {
+      model_.state(sequence.state.slot) = kept_.at(PrefixOf(sequence, sequence.blocks.sealed));
+    }
+    return {.done = asked, .from_memory = asked / 2, .ended = true};
+  }
+  void Stop(Sequence& sequence) override {
+    sequence.stored.read = 0;
+    sequence.stored.reads_state = false;
+  }
+  void Sealed(Sequence& /*sequence*/, int64_t /*block*/) override {}
+  void StateKept(Sequence& sequence, int64_t blocks, PrefixId prefix, bool /*rolling*/) override {
+    const RecurrentModel::State& state = model_.state(states_->SlotOf(prefix));
+    EXPECT_EQ(state, PrefixOf(sequence, blocks));
+    kept_[PrefixOf(sequence, blocks)] = state;
+  }
+  void End(Sequence& sequence) override { Stop(sequence); }
+
+ private:
+  static std::vector<int32_t> PrefixOf(const Sequence& sequence, int64_t blocks) {
+    return {sequence.tokens.begin(), sequence.tokens.begin() + blocks * kKvBlockTokens};
+  }
+
+  RecurrentModel& model_;
+  std::mt19937& random_;
+  const StateSlots* states_ = nullptr;
+  std::map<std::vector<int32_t>, RecurrentModel::State> kept_;
 };
 
 class RecurrentRig {
  public:
-  RecurrentRig(const SchedulerOptions& options, int64_t blocks)
+  RecurrentRig(const SchedulerOptions& options, int64_t blocks, std::mt19937* luck = nullptr)
       : kv_({{0}, kKvBlockTokens, kAttentionChunkTokens}, blocks),
-        scheduler(options, kv_),
-        model(options.state_slots) {}
+        model(options.state_slots),
+        store_(luck != nullptr ? std::make_unique<RecurrentStore>(model, *luck) : nullptr),
+        scheduler(options, kv_, store_.get()) {}
 
   // Until all has ended; what was found of each prompt, by the order in which they began.
   std::vector<int64_t> RunAll() {
@@ -106,8 +165,13 @@ class RecurrentRig {
   std::set<RequestId> seen_;
 
  public:
-  Scheduler scheduler;
   RecurrentModel model;
+
+ private:
+  std::unique_ptr<RecurrentStore> store_;  // null: none
+
+ public:
+  Scheduler scheduler;
   std::map<RequestId, std::vector<int32_t>> ended;
 };
 
@@ -173,12 +237,13 @@ TEST(RecurrentSchedulerTest, AfterAFailedStepItsSequencesBeginAnew) {
   EXPECT_EQ(rig.ended[1].size(), 304u);
 }
 
-// Whatever arrives, is preempted, cancelled or fails: every step goes on from the right state, and
-// prefixes are found now and then.
+// Whatever arrives, is preempted, cancelled or fails, and whatever a store reads or has lost: every
+// step goes on from the right state, and prefixes are found now and then.
 TEST(RecurrentSchedulerTest, RandomWorkloadsGoOnFromTheRightState) {
   int64_t reused = 0;
   int64_t preemptions = 0;
-  for (int round = 0; round < 40; ++round) {
+  PrefixCounters found;
+  for (int round = 0; round < 60; ++round) {
     const auto seed = static_cast<uint32_t>(round * 104729 + 3);
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937 random(seed);
@@ -193,7 +258,7 @@ TEST(RecurrentSchedulerTest, RandomWorkloadsGoOnFromTheRightState) {
     options.state_slots = options.max_num_seqs + options.state_snapshots;
     options.share_only_prompts = uniform(0, 3) == 0;
     options.piece_tokens = uniform(0, 1) * uniform(8, 300);
-    RecurrentRig rig(options, blocks);
+    RecurrentRig rig(options, blocks, round % 2 == 0 ? &random : nullptr);
     RequestId next = 0;
     std::set<RequestId> alive;
     for (int step = 0; step < 3000 && (next < 40 || !rig.scheduler.empty()); ++step) {
@@ -227,7 +292,8 @@ TEST(RecurrentSchedulerTest, RandomWorkloadsGoOnFromTheRightState) {
         for (const auto& [id, tokens] : rig.ended) alive.erase(id);
       }
       const auto plan = rig.scheduler.Plan();
-      ASSERT_EQ(plan.empty() && rig.scheduler.piece().empty(), rig.scheduler.empty());
+      ASSERT_EQ(plan.empty() && rig.scheduler.piece().empty() && rig.scheduler.restoring() == 0,
+                rig.scheduler.empty());
       ASSERT_TRUE(rig.model.Run(plan));
       const std::vector<ScheduledSlice> slices(plan.begin(), plan.end());
       for (const ScheduledSlice& slice : slices) reused += slice.sequence->cached_tokens;
@@ -241,7 +307,11 @@ TEST(RecurrentSchedulerTest, RandomWorkloadsGoOnFromTheRightState) {
     }
     EXPECT_TRUE(rig.scheduler.empty());
     preemptions += rig.scheduler.preemptions();
+    found.from_memory += rig.scheduler.prefixes().from_memory;
+    found.from_store += rig.scheduler.prefixes().from_store;
   }
+  EXPECT_GT(found.from_memory, 0);
+  EXPECT_GT(found.from_store, 0);
   EXPECT_GT(reused, 0);
   EXPECT_GT(preemptions, 0);
 }

@@ -36,7 +36,7 @@ class ScriptedStore : public PrefixStore {
   Progress Poll(const Sequence& sequence) const override {
     EXPECT_EQ(sequence.stored.read, 1u);
     if (hold) return {};
-    return {std::min(most_done, reads.back()), true};
+    return {.done = std::min(most_done, reads.back()), .from_memory = 0, .ended = true};
   }
   void Stop(Sequence& sequence) override { sequence.stored.read = 0; }
   void Sealed(Sequence& /*sequence*/, int64_t /*block*/) override { ++sealed; }

@@ -1,6 +1,6 @@
-// Engines with a store of prefixes on disk: what another engine has computed is read, after a
-// restart and when the pools have used its blocks for others, and no bit of an answer tells; a
-// store that is damaged or somebody else's costs time only.
+// Engines with a store of prefixes: what another engine has computed is read, after a restart and
+// when the pools have used its blocks for others, and no bit of an answer tells; a store that is
+// damaged or somebody else's costs time only.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -174,6 +174,81 @@ TEST(KvStoreEngineTest, ManyRequestsShareLittleMemory) {
   EXPECT_GT(cached, most * 9 / 10);
 }
 
+// What recurrent layers carry is read with the keys and values before it.
+TEST(KvStoreEngineTest, RecurrentLayersGoOnFromAStoredState) {
+  for (const char* const model : {"qwen3_next_bf16", "qwen3_5_moe_bf16"}) {
+    SCOPED_TRACE(model);
+    const TempDir dir;
+    const EngineOptions options = StoreOptions(dir.path() / "store", model);
+    EngineOptions without = options;
+    without.kv_store.clear();
+    without.prefix_cache = false;
+    const std::vector<int32_t> prompt = StorePrompt(1, 250);
+    const StoreAnswer first = AskAlone(without, prompt);
+    const StoreAnswer computed = AskAlone(options, prompt);
+    EXPECT_EQ(computed.bits, first.bits);
+    EXPECT_EQ(computed.cached, 0);
+    // The same prompt goes on behind its last whole block, the next turn behind the answer's.
+    std::vector<int32_t> next = prompt;
+    next.insert(next.end(), first.tokens.begin(), first.tokens.end());
+    for (const int32_t token : StorePrompt(2, 9)) next.push_back(token);
+    const StoreAnswer of_next = AskAlone(options, next);
+    EXPECT_EQ(of_next.bits, AskAlone(without, next).bits);
+    EXPECT_EQ(of_next.cached, 256);  // 261 positions were computed
+    std::string metrics;
+    const StoreAnswer restored = AskAlone(options, prompt, &metrics);
+    EXPECT_EQ(restored.bits, first.bits);
+    EXPECT_EQ(restored.cached, 240);
+    EXPECT_NE(metrics.find("moe_prefix_cache_tokens_total{tier=\"disk\"} 240\n"),
+              std::string::npos);
+    // One that leaves the first where no state was kept, and has one of its own behind that.
+    std::vector<int32_t> other(prompt.begin(), prompt.begin() + 100);
+    for (const int32_t token : StorePrompt(3, 40)) other.push_back(token);
+    const StoreAnswer of_other = AskAlone(options, other);
+    EXPECT_EQ(of_other.bits, AskAlone(without, other).bits);
+    EXPECT_EQ(of_other.cached, 0);
+    EXPECT_EQ(AskAlone(options, other).cached, 128);
+    // Without a whole state the prompt is computed, and has one again.
+    for (const auto& file : fs::directory_iterator(dir.path() / "store")) {
+      if (file.path().extension() != ".blocks") continue;
+      const auto bytes = static_cast<std::streamoff>(fs::file_size(file.path()));
+      std::fstream blocks(file.path(), std::ios::in | std::ios::out | std::ios::binary);
+      for (std::streamoff at = 0; at < bytes; at += 512) blocks.seekp(at) << "damage";
+    }
+    const StoreAnswer anew = AskAlone(options, prompt);
+    EXPECT_EQ(anew.bits, first.bits);
+    EXPECT_EQ(anew.cached, 0);
+    const StoreAnswer again = AskAlone(options, prompt);
+    EXPECT_EQ(again.bits, first.bits);
+    EXPECT_EQ(again.cached, 240);
+  }
+}
+
+// The store's memory alone, beyond pools that hold one prompt.
+TEST(KvStoreEngineTest, MemoryBeyondThePoolsHasWhatTheyHaveLost) {
+  EngineOptions options = StoreOptions("");
+  options.kv_store_memory_bytes = uint64_t{32} << 20;
+  options.max_model_len = 0;
+  options.kv_memory = std::to_string(16 * Model::KvBlockBytes(LoadModelConfig(options.model_dir),
+                                                              WeightType::kBf16)) +
+                      "B";
+  EXPECT_GE(PlanEngine(options).ledger.bytes("KV store"), uint64_t{31} << 20);
+  MetricsRegistry metrics;
+  const auto engine = CreateEngine(options, metrics);
+  std::vector<StoreAnswer> first;
+  for (uint32_t p = 0; p < 3; ++p) {
+    first.push_back(WaitFor(*AskStore(*engine, StorePrompt(p, 200))));
+  }
+  for (uint32_t p = 0; p < 3; ++p) {
+    const StoreAnswer again = WaitFor(*AskStore(*engine, StorePrompt(p, 200)));
+    EXPECT_EQ(again.bits, first[p].bits);
+    EXPECT_EQ(again.cached, 192);
+  }
+  EXPECT_EQ(metrics.Serialize().find("moe_kv_store_hits_total{tier=\"memory\"} 0\n"),
+            std::string::npos);
+  EXPECT_NE(metrics.Serialize().find("moe_kv_store_read_bytes_total 0\n"), std::string::npos);
+}
+
 TEST(KvStoreEngineTest, ADamagedStoreIsComputedAgain) {
   const TempDir dir;
   const EngineOptions options = StoreOptions(dir.path());
@@ -220,11 +295,11 @@ TEST(KvStoreEngineTest, WhatCannotBeKeptIsRefusedOrSkipped) {
   EXPECT_TRUE(Contains(Caught([&] { AskAlone(options, {1, 2}); }), "--kv-store-size"));
   options.prefix_cache = false;
   EXPECT_TRUE(Contains(Caught([&] { PlanEngine(options); }), "--no-prefix-cache"));
-  // The ledger knows it; recurrent state is not kept yet.
+  // The ledger knows it; without a state of recurrent layers there is nothing to be kept.
   options = StoreOptions(dir.path() / "new");
   EXPECT_GT(PlanEngine(options).ledger.bytes("KV store"), uint64_t{1} << 20);
   options = StoreOptions(dir.path() / "none", "qwen3_next_bf16");
-  EXPECT_EQ(PlanEngine(options).ledger.bytes("KV store"), 0u);
+  options.state_snapshots = 0;
   AskAlone(options, StorePrompt(1, 40));
   EXPECT_FALSE(fs::exists(dir.path() / "none"));
 }
