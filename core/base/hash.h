@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string_view>
 
@@ -18,5 +19,22 @@ uint64_t Hash64(std::span<const std::byte> bytes, uint64_t seed = 0);
 inline uint64_t Hash64(std::string_view text, uint64_t seed = 0) {
   return Hash64(std::as_bytes(std::span(text)), seed);
 }
+
+// The same hash of bytes that come piece by piece, so that each is hashed while it is in a cache.
+class Hash64Stream {
+ public:
+  Hash64Stream();
+  ~Hash64Stream();
+  Hash64Stream(const Hash64Stream&) = delete;
+  Hash64Stream& operator=(const Hash64Stream&) = delete;
+
+  void Reset();
+  void Add(std::span<const std::byte> bytes);
+  uint64_t Value() const;  // of all since Reset
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
 
 }  // namespace moesaic

@@ -43,6 +43,12 @@ using ErrorCode = boost::system::error_code;
 constexpr std::chrono::milliseconds kAcceptRetry{100};
 constexpr std::chrono::seconds kBetweenWarnings{10};
 
+// Answers of a connection that are read, hashed or on their way at a time: while one is sent the
+// next one is made.
+constexpr size_t kAnswers = 2;
+// Of a read from the file: hashed while it is in a core's cache.
+constexpr size_t kPieceBytes = size_t{256} << 10;
+
 constexpr int kLeastThreads = 2;
 constexpr int kMostThreads = 8;
 
@@ -80,12 +86,14 @@ bool LimitRate(int fd, uint64_t bytes_per_s) {
   return setsockopt(fd, SOL_SOCKET, SO_MAX_PACING_RATE, &bytes_per_s, sizeof(bytes_per_s)) == 0;
 }
 
-// One client, on its strand: a handshake, then one request after another. Shared by the handlers of
-// its operations under way, and ends with the last of them.
+// One client, on its strand: a handshake, then requests, answered in their order. Answers are made
+// on any of the server's threads, beside the strand. Shared by the handlers of its operations under
+// way, and ends with the last of them.
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
-  Connection(Shared& shared, tcp::socket socket)
+  Connection(Shared& shared, net::any_io_executor threads, tcp::socket socket)
       : shared_(shared),
+        threads_(std::move(threads)),
         socket_(std::move(socket)),
         timer_(socket_.get_executor()),
         gate_(shared.options.key, RandomExpertNonce(), shared.identities) {
@@ -148,7 +156,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
       case ExpertGate::Step::kKnown:
         return Admit();
       case ExpertGate::Step::kRead:
-        return Answer();
+        return Take(gate_.request());
     }
   }
 
@@ -204,14 +212,50 @@ class Connection : public std::enable_shared_from_this<Connection> {
                      });
   }
 
-  void Answer() {
-    const ExpertReadRequest& request = gate_.request();
-    if (buffer_.size() < request.bytes) buffer_.resize(request.bytes);
-    const std::span<std::byte> bytes = std::span(buffer_).first(request.bytes);
-    ExpertReadReply reply = {request.id, request.bytes, 0, 0};
+  struct Answer {
+    enum class State : uint8_t { kFree, kMaking, kMade };
+    State state = State::kFree;
+    ExpertReadRequest request;
+    ExpertReadReply reply;
+    std::array<std::byte, kExpertReadReplyBytes> head = {};
+    std::vector<std::byte> bytes;
+    Hash64Stream hash;
+  };
+
+  void Take(const ExpertReadRequest& request) {
+    Answer& answer = answers_[next_to_make_];
+    next_to_make_ = (next_to_make_ + 1) % kAnswers;
+    answer.state = Answer::State::kMaking;
+    answer.request = request;
+    net::post(threads_, [self = shared_from_this(), &answer] {
+      self->Make(answer);
+      net::post(self->socket_.get_executor(), [self, &answer] {
+        answer.state = Answer::State::kMade;
+        self->SendNext();
+      });
+    });
+    ReadNext();
+  }
+
+  void ReadNext() {
+    if (answers_[next_to_make_].state == Answer::State::kFree) ReadFrame();
+  }
+
+  // Not on the strand, which leaves the answer alone meanwhile.
+  void Make(Answer& answer) const {
+    const ExpertReadRequest& request = answer.request;
+    if (answer.bytes.size() < request.bytes) answer.bytes.resize(request.bytes);
+    ExpertReadReply& reply = answer.reply;
+    reply = {request.id, request.bytes, 0, 0};
+    answer.hash.Reset();
     try {
       const File& file = shared_.files[gate_.store()];
-      if (file.ReadAt(request.offset, bytes) != bytes.size()) reply.error = ENODATA;
+      for (size_t at = 0; at < request.bytes && reply.error == 0; at += kPieceBytes) {
+        const std::span<std::byte> piece =
+            std::span(answer.bytes).subspan(at, std::min(kPieceBytes, request.bytes - at));
+        if (file.ReadAt(request.offset + at, piece) != piece.size()) reply.error = ENODATA;
+        answer.hash.Add(piece);
+      }
     } catch (const Error& error) {
       LogWarn("{}", error.what());
       reply.error = EIO;
@@ -219,19 +263,31 @@ class Connection : public std::enable_shared_from_this<Connection> {
     if (reply.error != 0) {
       reply.bytes = 0;
     } else {
-      reply.checksum = Hash64(bytes);
+      reply.checksum = answer.hash.Value();
     }
     ++shared_.reads;
     shared_.bytes += reply.bytes;
-    WriteExpertFrame(reply, std::span(frame_).first(kExpertReadReplyBytes));
+    WriteExpertFrame(reply, answer.head);
+  }
+
+  // If it is made, and none is on its way.
+  void SendNext() {
+    Answer& answer = answers_[next_to_send_];
+    if (sends_ || answer.state != Answer::State::kMade || !socket_.is_open()) return;
+    sends_ = true;
     const std::array<net::const_buffer, 2> parts = {
-        net::buffer(frame_.data(), kExpertReadReplyBytes),
-        net::buffer(buffer_.data(), reply.bytes)};
-    CloseIn(TimeFor(reply.bytes));
-    net::async_write(socket_, parts, [self = shared_from_this()](ErrorCode error, size_t) {
+        net::buffer(answer.head), net::buffer(answer.bytes.data(), answer.reply.bytes)};
+    CloseIn(TimeFor(answer.reply.bytes));
+    net::async_write(socket_, parts, [self = shared_from_this(), &answer](ErrorCode error, size_t) {
       if (error) return self->CloseNow();
       self->timer_.cancel();
-      self->ReadFrame();
+      self->sends_ = false;
+      answer.state = Answer::State::kFree;
+      // All were taken: nobody reads requests.
+      const bool was_full = self->next_to_make_ == self->next_to_send_;
+      self->next_to_send_ = (self->next_to_send_ + 1) % kAnswers;
+      if (was_full) self->ReadFrame();
+      self->SendNext();
     });
   }
 
@@ -242,13 +298,17 @@ class Connection : public std::enable_shared_from_this<Connection> {
   }
 
   Shared& shared_;
+  const net::any_io_executor threads_;  // all of the server's
   tcp::socket socket_;
   net::steady_timer timer_;
   std::string peer_;
   ExpertGate gate_;
   bool is_client_ = false;  // counted in shared_.clients
   std::array<std::byte, kMostExpertFrameBytes> frame_ = {};
-  std::vector<std::byte> buffer_;
+  std::array<Answer, kAnswers> answers_;  // in turn
+  size_t next_to_make_ = 0;
+  size_t next_to_send_ = 0;
+  bool sends_ = false;
 };
 
 int ThreadsFor(const ExpertServerOptions& options) {
@@ -355,7 +415,8 @@ class ExpertServer::Impl {
   }
 
   void Admit(tcp::socket socket) {
-    const auto connection = std::make_shared<Connection>(shared_, std::move(socket));
+    const auto connection =
+        std::make_shared<Connection>(shared_, io_.get_executor(), std::move(socket));
     std::shared_ptr<Connection> leaves;
     {
       const MutexLock lock(shared_.mutex);

@@ -2,9 +2,10 @@
 // knows a shared key (core/io/expert_wire.h): `moesaic serve-experts`. Files are read through the
 // page cache, so that this machine's memory is what the others read once it has what they want.
 //
-// Bounded: so many clients, each with one request at a time and a buffer of at most
-// kMostExpertReadBytes; strangers have a few seconds and a hundred bytes for their handshake, and
-// when more of them are there than are allowed, the one that came first is closed.
+// Bounded: so many clients, each with two answers under way at a time, one that is sent and one
+// that is made, and a buffer of at most kMostExpertReadBytes for each; strangers have a few seconds
+// and a hundred bytes for their handshake, and when more of them are there than are allowed, the
+// one that came first is closed.
 //
 // Thread contract: any thread. Its own threads read the files and move the bytes.
 #pragma once

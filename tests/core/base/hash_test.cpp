@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <span>
 #include <string>
 
 namespace moesaic {
@@ -34,6 +36,20 @@ TEST(HashTest, EqualsXxh64) {
   EXPECT_EQ(Hash64(Pattern(100), 0x1u), 0xe6a0d25e6e0a7f2au);
   EXPECT_EQ(Hash64(Pattern(31), 0x9e3779b1u), 0xfa1259cc8b20eb58u);
   EXPECT_EQ(Hash64(Pattern(5), 0xffffffffffffffffu), 0xcd856d2e5f2c6a31u);
+}
+
+TEST(HashTest, PiecesHaveTheHashOfTheWhole) {
+  const std::string text = Pattern(5000);
+  const std::span<const std::byte> bytes = std::as_bytes(std::span(text));
+  Hash64Stream stream;
+  EXPECT_EQ(stream.Value(), Hash64(""));
+  for (const size_t piece : {size_t{1}, size_t{7}, size_t{32}, size_t{1000}, size_t{5000}}) {
+    stream.Reset();
+    for (size_t at = 0; at < bytes.size(); at += piece) {
+      stream.Add(bytes.subspan(at, std::min(piece, bytes.size() - at)));
+    }
+    EXPECT_EQ(stream.Value(), Hash64(bytes)) << piece;
+  }
 }
 
 TEST(HashTest, EveryByteCounts) {
