@@ -50,7 +50,11 @@ void ApiOutput::Keep(size_t choice, std::optional<FinishReason> finish) {
 
 std::string ApiOutput::StreamDelta(size_t choice, const OutputDelta& delta) {
   Account(choice, delta);
-  std::string out = Render(choice, delta, !std::exchange(choices_[choice].begun, true));
+  std::string out;
+  if (delta.progress.has_value()) out = RenderProgress(choice, *delta.progress);
+  // The answer's beginning is still to come.
+  if (delta.progress.has_value() && delta.tokens.empty() && !delta.finish.has_value()) return out;
+  out += Render(choice, delta, !std::exchange(choices_[choice].begun, true));
   Keep(choice, delta.finish);
   return out;
 }

@@ -104,6 +104,9 @@ class ApiOutput {
  private:
   // Any delta, before it is rendered or collected.
   virtual void Observe(const OutputDelta&) {}
+  // How far a choice's prompt is, where the request asked for that; it may ask only in dialects
+  // that have something to say.
+  virtual std::string RenderProgress(size_t /*choice*/, const PromptProgress&) { return {}; }
   // `first`: of this choice.
   virtual std::string Render(size_t choice, const OutputDelta& delta, bool first) = 0;
   void Account(size_t choice, const OutputDelta& delta);

@@ -57,6 +57,7 @@ void ParseCommon(RequestFields& fields, ApiRequest& request) {
   request.skip_special_tokens = fields.Bool("skip_special_tokens").value_or(true);
   request.add_special_tokens = fields.Bool("add_special_tokens");
   request.return_token_ids = fields.Bool("return_token_ids").value_or(false);
+  request.return_progress = fields.Bool("return_progress").value_or(false);
   ParseExpertFields(fields, request);
   request.n = static_cast<int32_t>(fields.Int("n", 1, kMaxChoices).value_or(1));
   if (const auto best_of = fields.Int("best_of", 1, kMaxInt32);

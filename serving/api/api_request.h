@@ -56,6 +56,7 @@ struct ApiRequest {
   bool include_usage = false;
   bool continuous_usage = false;
   bool return_token_ids = false;
+  bool return_progress = false;
   RoutedOutput::Form routed_experts = RoutedOutput::Form::kNone;
   int32_t routed_experts_start = 0;
   bool return_moesaic = false;

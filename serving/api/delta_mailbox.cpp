@@ -28,6 +28,7 @@ void MergeDelta(OutputDelta& delta, OutputDelta more) {
   if (more.finish.has_value()) delta.finish = more.finish;
   if (!more.stop_text.empty()) delta.stop_text = std::move(more.stop_text);
   if (delta.queue_us < 0) delta.queue_us = more.queue_us;
+  if (more.progress.has_value()) delta.progress = more.progress;
   delta.usage = more.usage;
   if (more.finish.has_value()) delta.experts = more.experts;
   if (more.trace != nullptr) delta.trace = std::move(more.trace);

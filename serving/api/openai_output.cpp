@@ -155,6 +155,27 @@ std::string OpenAiOutput::Chunk(size_t choice, Json choice_json, const OutputDel
   return SseEvent(chunk);
 }
 
+// As llama.cpp's server tells it: in a chunk that adds nothing to the choice.
+std::string OpenAiOutput::RenderProgress(size_t choice, const PromptProgress& progress) {
+  Json json = Json::object();
+  json["index"] = choice;
+  if (is_chat()) {
+    json["delta"] = Json{{"role", "assistant"}, {"content", nullptr}};
+  } else {
+    json["text"] = "";
+  }
+  json["logprobs"] = nullptr;
+  json["finish_reason"] = nullptr;
+  Json chunk = Envelope(is_chat() ? "chat.completion.chunk" : "text_completion");
+  chunk["choices"] = Json::array({std::move(json)});
+  AppendUsage(choice, chunk);
+  chunk["prompt_progress"] = Json{{"total", progress.total},
+                                  {"cache", progress.cached},
+                                  {"processed", progress.processed},
+                                  {"time_ms", progress.time_ms}};
+  return SseEvent(chunk);
+}
+
 std::string OpenAiOutput::Render(size_t choice, const OutputDelta& delta, bool first) {
   return is_chat() ? StreamChat(choice, delta, first) : StreamText(choice, delta, first);
 }

@@ -22,6 +22,7 @@ class OpenAiOutput : public ApiOutput {
   std::string FinalBody() override;
 
  private:
+  std::string RenderProgress(size_t choice, const PromptProgress& progress) override;
   std::string Render(size_t choice, const OutputDelta& delta, bool first) override;
   Json Envelope(const char* object) const;
   Json FinishJson(size_t choice, const OutputDelta& delta) const;

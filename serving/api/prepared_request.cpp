@@ -128,6 +128,7 @@ PreparedRequest Finish(const ApiRequest& fields, const ServedModel& model,
   for (EngineRequest& request : result.requests) {
     request.priority = priority;
     request.client = options.owner.client;
+    request.return_progress = fields.return_progress && fields.stream;
   }
   result.spell = MakeTokenSpeller(engine.tokenizer(), fields.skip_special_tokens);
   result.stream = fields.stream;

@@ -12,6 +12,7 @@
 #include "core/base/check.h"
 #include "core/base/logging.h"
 #include "core/base/units.h"
+#include "serving/engine/prompt_progress.h"
 
 namespace moesaic {
 namespace {
@@ -264,6 +265,7 @@ void EngineLoop::FillRows(std::span<const ScheduledSlice> slices) {
   const auto now = std::chrono::steady_clock::now();
   for (const ScheduledSlice& slice : slices) {
     BeginSequence(*slice.sequence, now);
+    TellPromptProgress(*slice.sequence, slice.sequence->computed_tokens, true, now);
     parts_.use->BeginTrace(*slice.sequence);
     rows_.Add(slice);
   }
@@ -300,6 +302,11 @@ void EngineLoop::Deliver(EngineStep& step) {
     sampler_->CollectPromptLogprobs(*slices_[i].sequence, rows_.slices[i]);
   }
   scheduler_->Advance();
+  const auto now = std::chrono::steady_clock::now();
+  for (const ScheduledSlice& slice : slices_) {
+    TellPromptProgress(*slice.sequence, slice.sequence->computed_tokens, true, now);
+    LogPromptProgress(*slice.sequence, now);
+  }
   Sample(step, begin_ns);
 }
 
@@ -393,6 +400,7 @@ void EngineLoop::RunPiece(EngineStep& step) {
     LayerPass& pass = *step.layer_pass();
     RunBlock(step, pass, piece_, scheduler_->piece());
     LogPiece(pass);
+    TellPieceProgress(pass);
     if (pass.done()) DeliverPiece(step);
   } catch (const Error& error) {
     slices_.assign(scheduler_->piece().begin(), scheduler_->piece().end());
@@ -448,6 +456,16 @@ void EngineLoop::LogPiece(const LayerPass& pass) {
   piece_logged_ = now;
   LogInfo("prompts of {} tokens by layers: {:.0f}% after {:.0f} s", piece_.tokens,
           100 * pass.progress(), std::chrono::duration<double>(now - piece_began_).count());
+}
+
+// Of each prompt as large a share as of the piece.
+void EngineLoop::TellPieceProgress(const LayerPass& pass) {
+  const auto now = std::chrono::steady_clock::now();
+  for (const ScheduledSlice& slice : scheduler_->piece()) {
+    const double done = pass.progress() * static_cast<double>(slice.num_tokens);
+    TellPromptProgress(*slice.sequence,
+                       slice.sequence->computed_tokens + static_cast<int64_t>(done), false, now);
+  }
 }
 
 // rows_ are the last rows of the first `count` that are there, which leave, and last_rows_ where
@@ -531,6 +549,17 @@ std::unique_ptr<Sequence> EngineLoop::Remove(Sequence& sequence) {
   return scheduler_->Remove(&sequence);
 }
 
+// Of prompts that have begun.
+int64_t EngineLoop::PromptTokensLeft() {
+  int64_t tokens = 0;
+  scheduler_->ForEach([&](const Sequence& sequence) {
+    if (sequence.started) {
+      tokens += std::max<int64_t>(0, sequence.prompt_tokens - sequence.computed_tokens);
+    }
+  });
+  return tokens;
+}
+
 void EngineLoop::PublishStatus() {
   const EngineStep::Experts experts = parts_.step->experts();
   if (parts_.metrics) {
@@ -542,6 +571,7 @@ void EngineLoop::PublishStatus() {
     parts_.metrics->SetDevices(experts.devices);
     parts_.metrics->SetLinks(experts.links);
     const bool piece = !piece_.empty();
+    parts_.metrics->SetPrefillLeft(PromptTokensLeft());
     parts_.metrics->SetPiece(piece ? piece_.tokens : 0,
                              piece ? parts_.step->layer_pass()->progress() : 0);
     parts_.metrics->SetModuleBatch(

@@ -137,6 +137,8 @@ class EngineLoop : public Engine {
   void DeliverPiece(EngineStep& step);
   void DeliverModuleBatch(EngineStep& step);
   void LogPiece(const LayerPass& pass);
+  void TellPieceProgress(const LayerPass& pass);
+  int64_t PromptTokensLeft();
   bool InTurn(bool background, FunctionRef<void()> body);
   bool OthersCome() const;
   void AddStats(const StepStats& stats);

@@ -33,6 +33,9 @@ EngineMetrics::EngineMetrics(MetricsRegistry& r, bool with_devices)
       from_store_(r.GetCounter("moe_prefix_cache_tokens_total", kPrefixTokens, {{"tier", "disk"}})),
       slots_(r.GetGauge("moe_expert_slots", "Experts that the cache can hold")),
       resident_(r.GetGauge("moe_experts_resident", "Experts in the cache")),
+      prefill_left_(r.GetGauge("moe_prefill_tokens_left",
+                               "Tokens of the prompts of requests that have begun, not computed "
+                               "yet")),
       piece_tokens_(r.GetGauge("moe_prefill_by_layers_tokens",
                                "Tokens of the prompts that run layer after layer now")),
       piece_progress_(
@@ -139,10 +142,10 @@ void EngineMetrics::SetPreemptions(int64_t total) {
 
 void EngineMetrics::SetPrefixes(const PrefixCounters& prefixes) {
   from_pool_.SetTotal(static_cast<uint64_t>(prefixes.from_pool));
+  from_memory_.SetTotal(static_cast<uint64_t>(prefixes.from_memory));
   from_store_.SetTotal(static_cast<uint64_t>(prefixes.from_store));
 }
 
-  from_memory_.SetTotal(static_cast<uint64_t>(prefixes.from_memory));
 void EngineMetrics::SetKvStore(const KvStoreCounters& store) {
   if (!kv_store_) {
     MetricsRegistry& r = registry_;
@@ -152,15 +155,15 @@ void EngineMetrics::SetKvStore(const KvStoreCounters& store) {
                           "damaged",
                           {{"operation", operation}});
     };
-    kv_store_.emplace(KvStoreMetrics{
-        r.GetGauge("moe_kv_store_blocks",
-                   "Blocks of keys and values, and of states as large, in the store"),
-        r.GetGauge("moe_kv_store_bytes", "Bytes of these blocks"),
     const auto hits = [&](const char* tier) -> Counter& {
       return r.GetCounter("moe_kv_store_hits_total",
                           "Blocks that sequences got from the store, by where they were",
                           {{"tier", tier}});
     };
+    kv_store_.emplace(KvStoreMetrics{
+        r.GetGauge("moe_kv_store_blocks",
+                   "Blocks of keys and values, and of states as large, in the store"),
+        r.GetGauge("moe_kv_store_bytes", "Bytes of these blocks"),
         r.GetGauge("moe_kv_store_memory_bytes", "Bytes of those that are in host memory"),
         hits("memory"), hits("disk"),
         r.GetCounter("moe_kv_store_read_bytes_total", "Bytes of blocks read from the store's disk"),
@@ -168,22 +171,22 @@ void EngineMetrics::SetKvStore(const KvStoreCounters& store) {
                      "Bytes of blocks written to the store's disk"),
         r.GetCounter("moe_kv_store_evictions_total",
                      "Blocks that left the store to make room for others"),
+        r.GetCounter("moe_kv_store_memory_evictions_total",
+                     "Blocks that left the store's memory and are on its disk alone"),
         failures("read"), failures("write")});
   }
   kv_store_->blocks.Set(static_cast<double>(store.blocks));
-        r.GetCounter("moe_kv_store_memory_evictions_total",
-                     "Blocks that left the store's memory and are on its disk alone"),
   kv_store_->bytes.Set(static_cast<double>(store.bytes));
-  kv_store_->bytes_read.SetTotal(store.bytes_read);
-  kv_store_->bytes_written.SetTotal(store.bytes_written);
-  kv_store_->evicted.SetTotal(store.evicted);
   kv_store_->memory_bytes.Set(static_cast<double>(store.memory_bytes));
   kv_store_->from_memory.SetTotal(store.from_memory);
   kv_store_->from_disk.SetTotal(store.from_disk);
+  kv_store_->bytes_read.SetTotal(store.bytes_read);
+  kv_store_->bytes_written.SetTotal(store.bytes_written);
+  kv_store_->evicted.SetTotal(store.evicted);
+  kv_store_->left_memory.SetTotal(store.left_memory);
   kv_store_->failed_reads.SetTotal(store.failed_reads);
   kv_store_->failed_writes.SetTotal(store.failed_writes);
 }
-  kv_store_->left_memory.SetTotal(store.left_memory);
 
 void EngineMetrics::SetExperts(int64_t slots, int64_t resident) {
   slots_.Set(static_cast<double>(slots));

@@ -43,6 +43,7 @@ class EngineMetrics {
   void AddGivenWay() { given_way_.Add(); }
   void SetPreemptions(int64_t total);
   void SetPrefixes(const PrefixCounters& prefixes);
+  void SetPrefillLeft(int64_t tokens) { prefill_left_.Set(static_cast<double>(tokens)); }
   void SetKvStore(const KvStoreCounters& store);
   void SetExperts(int64_t slots, int64_t resident);
   // Prompts that run layer after layer: their tokens, and what share of the work is done; 0: there
@@ -81,14 +82,14 @@ class EngineMetrics {
   struct KvStoreMetrics {
     Gauge& blocks;
     Gauge& bytes;
-    FollowingCounter bytes_read;
     Gauge& memory_bytes;
     FollowingCounter from_memory;
     FollowingCounter from_disk;
+    FollowingCounter bytes_read;
     FollowingCounter bytes_written;
     FollowingCounter evicted;
-    FollowingCounter failed_reads;
     FollowingCounter left_memory;
+    FollowingCounter failed_reads;
     FollowingCounter failed_writes;
   };
 
@@ -105,11 +106,12 @@ class EngineMetrics {
   Counter& given_way_;
   FollowingCounter preemptions_;
   FollowingCounter from_pool_;
-  FollowingCounter from_store_;
   FollowingCounter from_memory_;  // the store's
+  FollowingCounter from_store_;
   std::optional<KvStoreMetrics> kv_store_;  // made with the first counters
   Gauge& slots_;
   Gauge& resident_;
+  Gauge& prefill_left_;
   Gauge& piece_tokens_;
   Gauge& piece_progress_;
   Counter& module_batches_;

@@ -43,6 +43,7 @@ struct EngineRequest {
   // Positions from here on are computed as decode steps are (expert deferral); -1: what follows the
   // prompt. For who measures a text as if it had been generated.
   int64_t decode_from = -1;
+  bool return_progress = false;  // deltas tell how far the prompt is
   bool return_routed_experts = false;
   // The routing of every position from here on is told: the prefix cache serves only what is before
   // it. -1: of those that are run.
@@ -64,6 +65,14 @@ struct Usage {
   int64_t cached_tokens = 0;  // of the prompt, taken from the prefix cache
 };
 
+// How far a prompt is (llama.cpp's prompt_progress).
+struct PromptProgress {
+  int64_t total = 0;      // tokens of the prompt
+  int64_t cached = 0;     // of these, taken from the prefix cache
+  int64_t processed = 0;  // that are done, those from the cache as well
+  int64_t time_ms = 0;    // since the first step that ran it began
+};
+
 // One or more tokens' worth of output. `text` may be shorter or longer than the tokens' own text:
 // half characters and possible beginnings of a stop string are held back and come later, and what
 // follows a stop never comes.
@@ -81,6 +90,8 @@ struct OutputDelta {
   std::optional<FinishReason> finish;         // set on the last delta
   std::string stop_text;                      // the stop string that matched, if one did
   Usage usage;                                // so far
+  // Where the request wants it, in deltas before its first token, which have nothing else.
+  std::optional<PromptProgress> progress;
   // On the first delta: from submission to the first step that ran the request; -1: not told.
   int64_t queue_us = -1;
   // Which experts the request used; on the last delta. Shared: the sink may keep it.

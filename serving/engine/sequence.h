@@ -65,6 +65,10 @@ struct Sequence {
   int64_t cached_tokens = 0;    // of the prompt, found in the prefix cache on first admission
   bool started = false;         // a step ran it
   std::chrono::steady_clock::time_point started_at;  // when that step began
+  // What was told of its prompt's progress (prompt_progress.h); -1: nothing yet.
+  int64_t told_tokens = -1;
+  std::chrono::steady_clock::time_point told_at;
+  std::chrono::steady_clock::time_point logged_at;
   int64_t queue_us = -1;       // from arrival to that step; -1: not started, or told already
   ExpertStats experts;         // of the steps that ran it, whoever else they ran
   bool admitted = false;       // has run before (a preempted sequence is admitted again)

@@ -141,6 +141,34 @@ TEST(ApiOutputTest, ContinuousUsage) {
   EXPECT_EQ(events[0]["usage"]["prompt_tokens"], 2);
 }
 
+// Before the chunk that begins the answer, which has all that it has otherwise.
+TEST(ApiOutputTest, ProgressOfAPromptIsInChunksOfItsOwn) {
+  for (const bool chat : {true, false}) {
+    ApiOutputSpec spec = Spec(chat);
+    spec.return_token_ids = true;
+    OpenAiOutput output(spec, Spell);
+    OutputDelta progress;
+    progress.usage = {2, 0, 1};
+    progress.progress = {.total = 2, .cached = 1, .processed = 1, .time_ms = 7};
+    const auto told = Events(output.StreamDelta(0, progress));
+    ASSERT_EQ(told.size(), 1u);
+    EXPECT_EQ(DumpJson(told[0]["prompt_progress"]),
+              R"({"total":2,"cache":1,"processed":1,"time_ms":7})");
+    EXPECT_EQ(DumpJson(told[0]["choices"][0]),
+              chat ? R"({"index":0,"delta":{"role":"assistant","content":null},"logprobs":null,)"
+                     R"("finish_reason":null})"
+                   : R"({"index":0,"text":"","logprobs":null,"finish_reason":null})");
+    // What was told last comes with the first token, where nobody has read it.
+    OutputDelta delta = Delta("h", {3}, 1);
+    delta.progress = {.total = 2, .cached = 1, .processed = 2, .time_ms = 9};
+    const auto events = Events(output.StreamDelta(0, delta));
+    ASSERT_EQ(events.size(), chat ? 3u : 2u);
+    EXPECT_EQ(events[0]["prompt_progress"]["processed"], 2);
+    EXPECT_EQ(events.back()["choices"][0]["prompt_token_ids"].size(), 2u);
+    EXPECT_FALSE(events.back().contains("prompt_progress"));
+  }
+}
+
 TEST(ApiOutputTest, StreamWithLogprobsCarriesEveryToken) {
   ApiOutputSpec spec = Spec(true);
   spec.logprobs = 0;

@@ -93,7 +93,7 @@ TEST(ApiRequestTest, AllSamplingFields) {
       "min_p":0.1,"repetition_penalty":1.1,"presence_penalty":-2,"frequency_penalty":2,"seed":-1,
       "logit_bias":{"12":-100,"3":5.5},"min_tokens":3,"max_tokens":8.0,"ignore_eos":true,
       "stop_token_ids":[9],"skip_special_tokens":false,"include_stop_str_in_output":true,"n":2,
-      "best_of":2,"user":"u","return_token_ids":true,"prompt_logprobs":4,"return_routed_experts":true,
+      "best_of":2,"user":"u","return_token_ids":true,"return_progress":true,"prompt_logprobs":4,"return_routed_experts":true,
       "routed_experts_start_len":2,"return_moesaic":true})");
   EXPECT_EQ(request.sampling.temperature, 0.5);
   EXPECT_EQ(request.sampling.top_p, 0.25);
@@ -108,6 +108,7 @@ TEST(ApiRequestTest, AllSamplingFields) {
   EXPECT_EQ(request.min_tokens, 3);
   EXPECT_EQ(request.max_tokens, 8);
   EXPECT_TRUE(request.ignore_eos && request.include_stop_in_output && request.return_token_ids);
+  EXPECT_TRUE(request.return_progress);
   EXPECT_FALSE(request.skip_special_tokens);
   EXPECT_EQ(request.stop_token_ids, (std::vector<int32_t>{9}));
   EXPECT_EQ(request.n, 2);

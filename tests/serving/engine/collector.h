@@ -1,6 +1,8 @@
 // What tests of engines share: a sink that collects, and requests.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
@@ -27,6 +29,10 @@ class Collector : public OutputSink {
     if (delta.queue_us >= 0) queue_us = delta.queue_us;
     if (!delta.stop_text.empty()) stop_text = delta.stop_text;
     if (delta.trace) trace = delta.trace;
+    if (delta.progress) {
+      EXPECT_TRUE(tokens.empty() && delta.tokens.empty());
+      progress.push_back(*delta.progress);
+    }
     ++deltas;
     if (delta.finish) {
       finish = delta.finish;
@@ -63,6 +69,7 @@ class Collector : public OutputSink {
   std::optional<FinishReason> finish;
   std::shared_ptr<const RequestTrace> trace;
   Usage usage;
+  std::vector<PromptProgress> progress;
   int64_t queue_us = -1;
   int deltas = 0;
 

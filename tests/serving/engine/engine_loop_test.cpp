@@ -141,6 +141,34 @@ TEST(EngineLoopTest, ServesRequestsTogether) {
   EXPECT_NE(metrics.Serialize().find("moe_steps_total 3\n"), std::string::npos);
 }
 
+TEST(EngineLoopTest, TellsHowFarAPromptIsWhoAsks) {
+  Script script;
+  MetricsRegistry metrics;
+  const auto loop = MakeLoop(script, {.max_batch_tokens = 8, .metrics = &metrics});
+  script.Hold();
+  EngineRequest request = Greedy(Prompt(20), 3);
+  request.return_progress = true;
+  const auto asks = Submit(*loop, request);
+  script.WaitUntilHeld();
+  script.Allow(1);
+  script.WaitUntilHeld();
+  EXPECT_NE(metrics.Serialize().find("moe_prefill_tokens_left 12\n"), std::string::npos);
+  script.AllowAll();
+  std::vector<int64_t> processed;
+  int64_t time_ms = 0;
+  for (const PromptProgress& progress : asks.Wait().progress) {
+    processed.push_back(progress.processed);
+    EXPECT_EQ(progress.total, 20);
+    EXPECT_EQ(progress.cached, 0);
+    EXPECT_GE(progress.time_ms, time_ms);
+    time_ms = progress.time_ms;
+  }
+  EXPECT_EQ(processed, (std::vector<int64_t>{0, 8, 16, 20}));
+  EXPECT_EQ(asks.sink->tokens.size(), 3u);
+  request.return_progress = false;
+  EXPECT_TRUE(Submit(*loop, request).Wait().progress.empty());
+}
+
 // A step may put its slices in another order: every sequence gets the tokens of its own rows.
 TEST(EngineLoopTest, AStepArrangesItsSlices) {
   Script script;
