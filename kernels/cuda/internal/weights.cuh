@@ -166,7 +166,7 @@ __device__ __forceinline__ float NibbleAt(uint32_t bits, int i) {
   if constexpr (kType == Weights::kMxfp4) {
     return WidenE2M1(nibble);
   } else {
-    return static_cast<float>(static_cast<int32_t>(nibble ^ 8u) - 8);
+    return static_cast<float>(nibble ^ 8u) - 8.0f;
   }
 }
 
