@@ -12,6 +12,10 @@
 
 namespace moesaic {
 
+// Of config.json, which the checkpoint's fingerprint does not cover; 0 where a GGUF file is all
+// there is.
+uint64_t ConfigHash(const EngineOptions& options);
+
 // Whether prefixes are to be kept: --kv-store or --kv-store-memory was given.
 bool KeepsPrefixes(const EngineOptions& options);
 // Host memory of the store, beside the system's cache of files; 0 without one.
