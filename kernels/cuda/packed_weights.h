@@ -18,8 +18,8 @@ enum class Weights : uint8_t { kBf16, kInt8, kInt4, kMxfp4, kFp8, kW4A16 };
 // Whether the embedding and libraries, too, read matrices of the type.
 constexpr bool HoldsRows(Weights type) { return type <= Weights::kInt4; }
 
-constexpr int64_t kPanelOutputs = 16;    // outputs of one panel
-constexpr int64_t kGroupInputs = 128;    // that share a scale, of int8, int4 and fp8 weights
+constexpr int64_t kPanelOutputs = 16;  // outputs of one panel
+constexpr int64_t kGroupInputs = 128;  // that share a scale, of int8, int4 and fp8 weights
 // That share a multiplier of int4 weights, an exponent of mxfp4, a scale of w4a16.
 constexpr int64_t kSubgroupInputs = 32;
 

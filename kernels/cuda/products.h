@@ -42,8 +42,8 @@ struct ProductArgs {
   const float* bias = nullptr;         // [.., n]; null: nothing
   const int32_t* bias_rows = nullptr;  // [groups]; null: 0, 1, 2, ...
   float* y = nullptr;                  // [.., n]
-  const int32_t* y_rows = nullptr;  // [rows] row of y of each row; null: 0, 1, 2, ...
-  bool accumulate = false;          // y += instead of y =
+  const int32_t* y_rows = nullptr;     // [rows] row of y of each row; null: 0, 1, 2, ...
+  bool accumulate = false;             // y += instead of y =
 };
 LaunchResult Product(const ProductArgs& args, ProductPath path, StreamHandle stream);
 

@@ -49,8 +49,7 @@ template <Weights kType>
 __device__ __forceinline__ int64_t SubgroupOffset(int64_t subgroup) {
   if constexpr (kType != Weights::kInt8 && kType != Weights::kInt4) {
     constexpr int kShare = kType == Weights::kW4A16 ? 2 : kSubgroups;
-    return HeadOffset<kType>(subgroup) +
-           (1 + subgroup % kShare * kSubgroupLines<kType>)*kLineBytes;
+    return HeadOffset<kType>(subgroup) + (1 + subgroup % kShare * kSubgroupLines<kType>)*kLineBytes;
   } else {
     return GroupOffset<kType>(subgroup / kSubgroups) +
            (kMultiplierLines<kType> + subgroup % kSubgroups * kSubgroupLines<kType>)*kLineBytes;
@@ -126,8 +125,8 @@ __device__ __forceinline__ float ScaleAt(const std::byte* panel, int64_t input, 
   if constexpr (kType == Weights::kFp8) {
     return *reinterpret_cast<const float*>(panel + HeadOffset<kType>(subgroup) + output * 4);
   } else if constexpr (kType == Weights::kW4A16) {
-    return WidenBf16(HalfwordOf(panel + HeadOffset<kType>(subgroup) + subgroup % 2 * 32 +
-                                output * 2));
+    return WidenBf16(
+        HalfwordOf(panel + HeadOffset<kType>(subgroup) + subgroup % 2 * 32 + output * 2));
   } else {
     return WidenHalf(HalfwordOf(panel + ScaleOffset<kType>(input / kGroupInputs) + output * 2));
   }
