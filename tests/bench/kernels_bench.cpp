@@ -2,6 +2,7 @@
 // rounds, and beside oneDNN where it is installed. Prints Markdown tables.
 //
 //   kernels_bench [products|ints|decode|coded|packing|other] [rounds] [bf16|f32|int8|int4]
+//   kernels_bench coded [rounds] [avx512_bf16|avx512|avx2]
 //
 // The last argument leaves other types of weights out of the products.
 //
@@ -386,7 +387,7 @@ void Decode(int rounds, const std::string& type) {
 }
 
 // Plain and coded bf16 in turn, of the same values.
-void Coded(int rounds) {
+void Coded(int rounds, const std::string& only) {
   std::printf("\n## bf16 and coded bf16, weights from memory, one thread: GB/s of bf16\n\n");
   std::printf("| n x k | M | class | read peak | bf16 | coded | coded / bf16 | spreads |\n");
   std::printf("|---|---|---|---|---|---|---|---|\n");
@@ -394,8 +395,8 @@ void Coded(int rounds) {
   const int64_t shapes[][2] = {{768, 2048}, {2048, 768}, {2048, 2048}};
   for (const auto& shape : shapes) {
     for (const Isa isa : {Isa::kAvx512Bf16, Isa::kAvx512, Isa::kAvx2}) {
-      if (!IsaSupported(isa)) continue;
-      for (const int64_t m : {1, 2, 4, 5, 8, 12, 16, 64, 512}) {
+      if (!IsaSupported(isa) || (!only.empty() && only != IsaName(isa))) continue;
+      for (const int64_t m : {1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512}) {
         const CpuKernels& kernels = KernelsFor(isa);
         const int64_t bytes = PackedMatrix::Bytes(WeightType::kBf16, shape[0], shape[1]);
         Product plain(kernels, WeightType::kBf16, shape[0], shape[1], m, kColdBytes / bytes);
@@ -512,7 +513,7 @@ int Main(int argc, char** argv) {
   if (what == "all" || what == "products") Products(rounds, type);
   if (what == "all" || what == "ints") Ints(rounds, type);
   if (what == "all" || what == "decode") Decode(rounds, type);
-  if (what == "all" || what == "coded") Coded(rounds);
+  if (what == "all" || what == "coded") Coded(rounds, type);
   if (what == "all" || what == "packing") Packing(rounds);
   if (what == "all" || what == "other") Other(rounds);
 #ifdef MOESAIC_BENCH_ONEDNN

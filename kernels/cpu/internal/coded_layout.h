@@ -10,9 +10,8 @@ namespace {
 
 constexpr int64_t kCodedStepBytes = 3 * kLineBytes;
 constexpr int64_t kCodedNumbersOffset = 2 * kLineBytes;  // the exponents' numbers, in a step
-constexpr int64_t kStepLines = 4;                        // of bf16 that a step stands for
-constexpr int64_t kStepWords = kStepLines * 2 * kLanes;
-constexpr int64_t kPlainStepBytes = kStepLines * kLineBytes;
+constexpr int64_t kCodedStepLines = 4;                   // of bf16 that a step stands for
+constexpr int64_t kPlainStepBytes = kCodedStepLines * kLineBytes;
 constexpr int kCodedExponents = 15;
 constexpr int64_t kCodedLowOffset = 16;         // of the table of lowest bits
 constexpr int64_t kCodedExceptionsOffset = 36;  // behind tables and count

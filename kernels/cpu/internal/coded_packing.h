@@ -111,9 +111,9 @@ void PackCoded(const void* src, DType src_dtype, int64_t src_stride, int64_t n, 
     int64_t step = 0;
     for (int64_t input = 0; input < k; input += kPieceInputs) {
       const int64_t count = read(input);
-      for (int64_t line = 0; line < count; line += kStepLines, ++step, to += kCodedStepBytes) {
-        next_exception = CodeStep(table, lines + line * kLineBytes, MinOf(count - line, kStepLines),
-                                  step, to, next_exception);
+      for (int64_t line = 0; line < count; line += kCodedStepLines, ++step, to += kCodedStepBytes) {
+        next_exception = CodeStep(table, lines + line * kLineBytes,
+                                  MinOf(count - line, kCodedStepLines), step, to, next_exception);
       }
     }
   }

@@ -4,10 +4,12 @@
 // Three lines become four of bf16, which are multiplied as those are (tiles.h): each accumulator is
 // the same chain of the same operations in ascending k, so that a product has the bits of the one
 // with plain bf16 weights. Few rows are multiplied with weights in registers. For more, a block of
-// two panels becomes lines of bf16 once for all rows of a chunk.
+// two panels becomes lines of bf16 once for all rows of a chunk, while the first tile of rows is
+// multiplied with it: a step is decoded while the one before it is multiplied, by units that have
+// nothing to do then.
 #pragma once
 
-#include "kernels/cpu/internal/coded_layout.h"
+#include "kernels/cpu/internal/coded_lines.h"
 #include "kernels/cpu/internal/fp8_product.h"
 #include "kernels/cpu/internal/math.h"
 #include "kernels/cpu/internal/plain_rows.h"
@@ -15,10 +17,6 @@
 
 namespace moesaic {
 namespace {
-
-// How far ahead of its use a panel is asked for, each line once and into the level 2 cache, as
-// gguf_row.h found it best.
-constexpr int64_t kCodedStepsAhead = (12 << 10) / kCodedStepBytes;
 
 // Adds the products with one decoded line of panel p.
 template <class Policy, int M, int P>
@@ -37,32 +35,20 @@ MOESAIC_INLINE void AddCodedLine(const std::byte* const (&x)[M], int64_t x_offse
 }
 
 template <int kHalf, class Policy, int M, int P>
-MOESAIC_INLINE void AddCodedHalf(const std::byte* const (&x)[M],
-                                 const std::byte* const (&panels)[P],
-                                 const std::byte* const (&data)[P], int64_t step, int64_t ahead,
-                                 Vec16 (&sums)[M][P]) {
-  const int64_t x_offset = (step * kStepLines + 2 * kHalf) * Policy::kXBytes;
+MOESAIC_INLINE void AddCodedHalf(const std::byte* const (&x)[M], const CodedPanel (&panels)[P],
+                                 int64_t step, int64_t ahead, Vec16 (&sums)[M][P]) {
+  const int64_t x_offset = (step * kCodedStepLines + 2 * kHalf) * Policy::kXBytes;
   MOESAIC_UNROLL
   for (int p = 0; p < P; ++p) {
     PairLine first;
     PairLine second;
-    PrefetchLevel2(data[p] + ahead + 2 * kHalf * kLineBytes);
-    if constexpr (kHalf == 0) PrefetchLevel2(data[p] + ahead + kLineBytes);
-    DecodeHalf<kHalf>(data[p] + step * kCodedStepBytes, panels[p], first, second);
+    const std::byte* const data = panels[p].data;
+    PrefetchLevel2(data + ahead + 2 * kHalf * kLineBytes);
+    if constexpr (kHalf == 0) PrefetchLevel2(data + ahead + kLineBytes);
+    DecodeHalf<kHalf>(data + step * kCodedStepBytes, panels[p].head, first, second);
     AddCodedLine<Policy, M, P>(x, x_offset, first, p, sums);
     AddCodedLine<Policy, M, P>(x, x_offset + Policy::kXBytes, second, p, sums);
   }
-}
-
-// Step `step` of a panel as lines of bf16 in memory, with its exceptions.
-MOESAIC_INLINE void DecodeStep(const std::byte* panel, const std::byte* data, int64_t step,
-                               CodedExceptions& rest, std::byte* to) {
-  PairLine lines[kStepLines];
-  DecodeHalf<0>(data + step * kCodedStepBytes, panel, lines[0], lines[1]);
-  DecodeHalf<1>(data + step * kCodedStepBytes, panel, lines[2], lines[3]);
-  MOESAIC_UNROLL
-  for (int line = 0; line < kStepLines; ++line) StoreLine(to + line * kLineBytes, lines[line]);
-  rest.Patch(step, to);
 }
 
 // sums[(p * sum_rows + m) * 16 ..] of M rows and P panels. `next_bytes` further on begin the panels
@@ -70,21 +56,16 @@ MOESAIC_INLINE void DecodeStep(const std::byte* panel, const std::byte* data, in
 template <class Policy, int M, int P>
 void CodedTile(const std::byte* const* x_rows, const std::byte* const* w, int64_t k,
                int64_t next_bytes, float* out, int64_t sum_rows) {
-  const int64_t head_bytes = CodedHeadLines(k) * kLineBytes;
   const int64_t lines = CeilDiv(k, 2);
-  const int64_t whole = lines / kStepLines;
+  const int64_t whole = lines / kCodedStepLines;
   const std::byte* x[M];
-  const std::byte* panels[P];
-  const std::byte* data[P];
-  CodedExceptions rest[P];
+  CodedPanel panels[P];
   Vec16 sums[M][P];
   MOESAIC_UNROLL
   for (int m = 0; m < M; ++m) x[m] = x_rows[m];
   MOESAIC_UNROLL
   for (int p = 0; p < P; ++p) {
-    panels[p] = w[p];
-    data[p] = w[p] + head_bytes;
-    rest[p] = ExceptionsOf(w[p], k);
+    panels[p] = CodedPanelAt(w[p], k);
     MOESAIC_UNROLL
     for (int m = 0; m < M; ++m) sums[m][p] = Zero();
   }
@@ -94,10 +75,10 @@ void CodedTile(const std::byte* const* x_rows, const std::byte* const* w, int64_
     const std::byte* at[P];
     const std::byte* x_at[M];
     MOESAIC_UNROLL
-    for (int m = 0; m < M; ++m) x_at[m] = x[m] + step * kStepLines * Policy::kXBytes;
+    for (int m = 0; m < M; ++m) x_at[m] = x[m] + step * kCodedStepLines * Policy::kXBytes;
     MOESAIC_UNROLL
     for (int p = 0; p < P; ++p) {
-      DecodeStep(panels[p], data[p], step, rest[p], decoded[p]);
+      panels[p].Decode(step, decoded[p]);
       at[p] = decoded[p];
     }
     for (int64_t line = 0; line < count; ++line) {
@@ -114,23 +95,23 @@ void CodedTile(const std::byte* const* x_rows, const std::byte* const* w, int64_
       jumped = true;
       ahead = next_bytes;
       MOESAIC_UNROLL
-      for (int p = 0; p < P; ++p) PrefetchLevel2(panels[p] + next_bytes);
+      for (int p = 0; p < P; ++p) PrefetchLevel2(w[p] + next_bytes);
     }
     if (step == whole) break;
     int64_t stop = jumped ? whole : jump;
     MOESAIC_UNROLL
-    for (int p = 0; p < P; ++p) stop = MinOf(stop, rest[p].NextStep());
+    for (int p = 0; p < P; ++p) stop = MinOf(stop, panels[p].rest.NextStep());
     if (stop <= step) {
-      add_slowly(step, kStepLines);
+      add_slowly(step, kCodedStepLines);
       ++step;
       ahead += kCodedStepBytes;
     }
     for (; step < stop; ++step, ahead += kCodedStepBytes) {
-      AddCodedHalf<0, Policy, M, P>(x, panels, data, step, ahead, sums);
-      AddCodedHalf<1, Policy, M, P>(x, panels, data, step, ahead, sums);
+      AddCodedHalf<0, Policy, M, P>(x, panels, step, ahead, sums);
+      AddCodedHalf<1, Policy, M, P>(x, panels, step, ahead, sums);
     }
   }
-  if (lines % kStepLines != 0) add_slowly(whole, lines % kStepLines);
+  if (lines % kCodedStepLines != 0) add_slowly(whole, lines % kCodedStepLines);
   MOESAIC_UNROLL
   for (int p = 0; p < P; ++p) {
     MOESAIC_UNROLL
@@ -165,6 +146,94 @@ void CodedTiles(int64_t m, const std::byte* const* x, const std::byte* const* w,
   }
 }
 
+// Lines [begin, end) of bf16 of some panels, on their way into memory.
+struct CodedBlock {
+  int64_t begin;  // a multiple of kCodedStepLines
+  int64_t end;
+  int64_t steps;       // of a whole panel
+  int64_t next_bytes;  // from a panel to the one that comes after it
+};
+
+// Decodes a block of P panels, to lines of bf16 at `decoded`, and adds its products with M rows,
+// which are given from line `begin` on, to their sums.
+template <class Policy, int M, int P>
+void CodedFirstTile(const std::byte* const* x_rows, const CodedBlock& block, CodedPanel* states,
+                    std::byte* const* decoded, float* sums_memory, int64_t sum_rows) {
+  const std::byte* x[M];
+  CodedPanel panels[P];  // a copy that no store to memory can change
+  const std::byte* w[P];
+  std::byte* to[P];
+  Vec16 sums[M][P];
+  MOESAIC_UNROLL
+  for (int m = 0; m < M; ++m) x[m] = x_rows[m];
+  MOESAIC_UNROLL
+  for (int p = 0; p < P; ++p) {
+    panels[p] = states[p];
+    w[p] = to[p] = decoded[p];
+    MOESAIC_UNROLL
+    for (int m = 0; m < M; ++m) {
+      sums[m][p] = block.begin == 0 ? Zero() : Load(sums_memory + (p * sum_rows + m) * kLanes);
+    }
+  }
+  const auto multiply = [&](int64_t line) MOESAIC_BODY {
+    TileStep<Policy, M, P, 0>(x, w, line, sums);
+    if constexpr (Policy::kSteps == 2) TileStep<Policy, M, P, 1>(x, w, line, sums);
+  };
+  const int64_t first = block.begin / kCodedStepLines;
+  const int64_t last = CeilDiv(block.end, kCodedStepLines) - 1;
+  MOESAIC_UNROLL
+  for (int p = 0; p < P; ++p) {
+    panels[p].AskFor(first, block.steps, block.next_bytes);
+    panels[p].Decode(first, to[p]);
+  }
+  int64_t line = 0;
+  for (int64_t step = first + 1; step <= last; ++step) {
+    MOESAIC_UNROLL
+    for (int p = 0; p < P; ++p) {
+      to[p] += kPlainStepBytes;
+      panels[p].AskFor(step, block.steps, block.next_bytes);
+      panels[p].Decode(step, to[p]);
+    }
+    // A loop, so that its registers are for rows: what is decoded with need not be in any.
+    const int64_t end = line + kCodedStepLines;
+    for (; line < end; ++line) multiply(line);
+  }
+  for (; line < block.end - block.begin; ++line) multiply(line);
+  MOESAIC_UNROLL
+  for (int p = 0; p < P; ++p) {
+    states[p] = panels[p];
+    MOESAIC_UNROLL
+    for (int m = 0; m < M; ++m) Store(sums_memory + (p * sum_rows + m) * kLanes, sums[m][p]);
+  }
+}
+
+// More rows than are multiplied in registers, or a first tile of several of about the same height.
+constexpr int kLeastFirstRows =
+    kCodedDirectRows < kMaxTileRows / 2 ? kCodedDirectRows + 1 : (kMaxTileRows + 1) / 2;
+
+template <class Policy, int M = kMaxTileRows>
+void CodedFirstTiles(int64_t m, const std::byte* const* x, const CodedBlock& block,
+                     CodedPanel* panels, std::byte* const* decoded, int64_t columns, float* sums,
+                     int64_t sum_rows) {
+  if constexpr (M > kLeastFirstRows) {
+    if (m < M) {
+      return CodedFirstTiles<Policy, M - 1>(m, x, block, panels, decoded, columns, sums, sum_rows);
+    }
+  }
+  constexpr int kPanels = TilePanels(M) < 2 ? 1 : 2;
+  const int64_t stride = sum_rows * kLanes;
+  int64_t c = 0;
+  for (; c + kPanels <= columns; c += kPanels) {
+    CodedFirstTile<Policy, M, kPanels>(x, block, panels + c, decoded + c, sums + c * stride,
+                                       sum_rows);
+  }
+  if constexpr (kPanels > 1) {
+    for (; c < columns; ++c) {
+      CodedFirstTile<Policy, M, 1>(x, block, panels + c, decoded + c, sums + c * stride, sum_rows);
+    }
+  }
+}
+
 // For MatmulOf and GateUpOf.
 template <class Policy, ActivationType kType>
 struct CodedProduct : PlainRows<192> {
@@ -175,7 +244,7 @@ struct CodedProduct : PlainRows<192> {
   // Lines of bf16 of a block: two panels' share stays in a level 1 cache.
   static constexpr int64_t kBlockLines = 128;
   using PlainRows<192>::kChunkRows;
-  static_assert(kChunkRows % kTileRows == 0 && kBlockLines % kStepLines == 0);
+  static_assert(kChunkRows % kTileRows == 0 && kBlockLines % kCodedStepLines == 0);
   static_assert(kCodedDirectRows * kMaxColumns <= kChunkRows * kLargeColumns);
 
   MOESAIC_INLINE static int64_t ColumnsFor(int64_t m, const PanelShape&) {
@@ -187,40 +256,31 @@ struct CodedProduct : PlainRows<192> {
                       float* sums) {
     const int64_t k = shape.k;
     if (m <= kCodedDirectRows) return CodedTiles<Policy>(m, x, w, columns, k, next_bytes, sums);
-    // A line before each block, so that one that goes on with sums can begin at line 1 (Tile).
+    // A line before each block, so that a tile that goes on with sums can begin at line 1 (Tile).
     alignas(64) std::byte decoded[kLargeColumns][(1 + kBlockLines) * kLineBytes];
-    const int64_t head_bytes = CodedHeadLines(k) * kLineBytes;
+    CodedPanel panels[kLargeColumns];
+    std::byte* to[kLargeColumns];
+    for (int64_t c = 0; c < columns; ++c) {
+      panels[c] = CodedPanelAt(w[c], k);
+      to[c] = decoded[c] + kLineBytes;
+    }
     const int64_t lines = CeilDiv(k, 2);
     const int64_t tiles = CeilDiv(m, kTileRows);
-    CodedExceptions rest[kLargeColumns];
-    for (int64_t c = 0; c < columns; ++c) rest[c] = ExceptionsOf(w[c], k);
     for (int64_t begin = 0; begin < lines; begin += kBlockLines) {
-      const int64_t end = MinOf(begin + kBlockLines, lines);
-      const int64_t skipped = begin == 0 ? 0 : 1;
-      const std::byte* panels[kLargeColumns];
+      const CodedBlock block = {begin, MinOf(begin + kBlockLines, lines),
+                                CeilDiv(lines, kCodedStepLines), next_bytes};
       const std::byte* rows[kChunkRows];
-      for (int64_t c = 0; c < columns; ++c) {
-        // What is decoded next, here or in the panels that come then.
-        const std::byte* const data = w[c] + head_bytes;
-        const int64_t ahead = end < lines ? kBlockLines / kStepLines * kCodedStepBytes
-                                          : next_bytes - begin / kStepLines * kCodedStepBytes;
-        if (end == lines) PrefetchLevel2(w[c] + next_bytes);
-        std::byte* to = decoded[c] + kLineBytes;
-        for (int64_t step = begin / kStepLines; step < CeilDiv(end, kStepLines); ++step) {
-          const std::byte* const next = data + step * kCodedStepBytes + ahead;
-          PrefetchLevel2(next);
-          PrefetchLevel2(next + kLineBytes);
-          PrefetchLevel2(next + 2 * kLineBytes);
-          DecodeStep(w[c], data, step, rest[c], to);
-          to += kPlainStepBytes;
-        }
-        panels[c] = decoded[c] + (1 - skipped) * kLineBytes;
-      }
-      for (int64_t r = 0; r < m; ++r) rows[r] = x[r] + (begin - skipped) * Policy::kXBytes;
-      for (int64_t tile = 0; tile < tiles; ++tile) {
+      for (int64_t r = 0; r < m; ++r) rows[r] = x[r] + begin * Policy::kXBytes;
+      CodedFirstTiles<Policy>(m / tiles, rows, block, panels, to, columns, sums, m);
+      if (tiles == 1) continue;
+      const int64_t skipped = begin == 0 ? 0 : 1;
+      const std::byte* from[kLargeColumns];
+      for (int64_t c = 0; c < columns; ++c) from[c] = to[c] - skipped * kLineBytes;
+      for (int64_t r = m / tiles; r < m; ++r) rows[r] -= skipped * Policy::kXBytes;
+      for (int64_t tile = 1; tile < tiles; ++tile) {
         const int64_t first = tile * m / tiles;
-        TileRows<Policy>((tile + 1) * m / tiles - first, rows + first, panels, columns, skipped,
-                         end - begin + skipped, {}, sums + first * kLanes, m);
+        TileRows<Policy>((tile + 1) * m / tiles - first, rows + first, from, columns, skipped,
+                         block.end - begin + skipped, {}, sums + first * kLanes, m);
       }
     }
   }

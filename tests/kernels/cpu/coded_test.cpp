@@ -202,6 +202,41 @@ TEST_P(CodedKernelTest, ProductsHaveTheBitsOfPlainWeights) {
   EXPECT_GE(fitted, 12);
 }
 
+// Rows of one tile, of several, and blocks of inputs that begin with the sums of those before. What
+// plain weights give a row does not depend on the others.
+TEST_P(CodedKernelTest, AnyNumberOfRowsHasTheBitsOfPlainWeights) {
+  constexpr int64_t kOutputs = 69, kMost = 70;
+  for (const int64_t k : {301, 512}) {
+    const std::vector<uint16_t> words = Words(kOutputs, k, 15);
+    const Coded plain(kernels_, words, kOutputs, k, WeightType::kBf16);
+    const Coded coded(kernels_, words, kOutputs, k);
+    ASSERT_TRUE(CodedMatrixFits(coded.matrix));
+    const Activations x(kernels_, random_.Normals(kMost * k), kMost, k);
+    const auto multiply = [&](const PackedMatrix& w, int64_t m, int64_t step) {
+      std::vector<float> y(static_cast<size_t>(m * kOutputs));
+      for (int64_t panel = 0; panel < w.panels(); panel += step) {
+        MatmulArgs args;
+        args.x = x.memory.data();
+        args.x_stride_bytes = x.stride_bytes;
+        args.m = m;
+        args.w = w;
+        args.panel_begin = panel;
+        args.panel_end = std::min(panel + step, w.panels());
+        args.y = y.data();
+        args.y_stride = kOutputs;
+        kernels_.ProductsFor(w.type, m).matmul(args);
+      }
+      return y;
+    };
+    const std::vector<float> all = multiply(plain.matrix, kMost, 100);
+    for (int64_t m = 1; m <= kMost; m += GetParam() == Isa::kScalar && m > 5 ? 5 : 1) {
+      const std::vector<float> expected(all.begin(), all.begin() + m * kOutputs);
+      EXPECT_TRUE(testing_util::SameBits(multiply(coded.matrix, m, m % 2 == 0 ? 100 : 2), expected))
+          << m << " rows of " << k;
+    }
+  }
+}
+
 // Whatever is in a damaged panel, products and rows read nothing beside it.
 TEST_P(CodedKernelTest, DamagedPanelsAreHarmless) {
   constexpr int64_t kInputs = 72;
