@@ -18,6 +18,9 @@ namespace moesaic {
 
 class ExpertPools {
  public:
+  // From one move of memory to the next.
+  static constexpr int64_t kPeriodNs = 500'000'000;
+
   struct Rules {
     int pool = -1;             // models of one number give each other memory; -1: it keeps its own
     uint64_t floor_bytes = 0;  // of experts, that it keeps in any case
