@@ -94,7 +94,8 @@ void EngineLoop::Main(const std::function<void(LoopParts&)>& load, std::promise<
   try {
     load(parts_);
     places_.emplace(parts_.max_outstanding);
-    kv_.emplace(parts_.kv_needs, parts_.num_kv_blocks);
+    kv_.emplace(parts_.kv_needs, parts_.num_kv_blocks, parts_.kv_sizes.most_blocks);
+    InitKv();
     if (parts_.kv_store) OpenStore();
     scheduler_.emplace(parts_.scheduling, *kv_, stored_ ? &*stored_ : nullptr);
     sampler_.emplace(*parts_.head, parts_.kernels, *parts_.pool);
@@ -111,8 +112,10 @@ void EngineLoop::Main(const std::function<void(LoopParts&)>& load, std::promise<
   ready.set_value();
   while (TakeMail()) {
     DropExpired();
+    ResizeKv();
     RunStep(*parts_.step);
     if (stored_) stored_->Pump();
+    PublishKv();
     PublishStatus();
     SampleIfDue();
     parts_.use->SaveIfDue(ExpertUse::Clock::now());
@@ -122,6 +125,73 @@ void EngineLoop::Main(const std::function<void(LoopParts&)>& load, std::promise<
   for (Sequence* sequence : left) End(*sequence, FinishReason::kCancelled);
   if (stored_) stored_->Close(kStoreAtEnd);
   parts_.use->SaveAndClose();
+}
+
+// --- blocks of keys and values whose number changes
+
+void EngineLoop::InitKv() {
+  const KvSizes& sizes = parts_.kv_sizes;
+  const MutexLock lock(kv_mutex_);
+  kv_now_ = {.block_bytes = sizes.block_bytes,
+             .slab_blocks = sizes.slab_blocks,
+             .held = parts_.num_kv_blocks,
+             .usable = parts_.num_kv_blocks,
+             .least = sizes.least_blocks,
+             .most = sizes.most_blocks};
+  kv_wait_since_ns_ = clock_.NowNs();
+}
+
+KvInUse EngineLoop::LookAtKv() {
+  const MutexLock lock(kv_mutex_);
+  const KvInUse now = kv_now_;
+  kv_now_.most_used = kv_used_;
+  return now;
+}
+
+void EngineLoop::SetKvBlocks(int64_t blocks) {
+  {
+    const MutexLock lock(kv_mutex_);
+    CHECK(kv_now_.least <= blocks && blocks <= kv_now_.most);
+    CHECK_EQ(blocks % kv_now_.slab_blocks, 0);
+    kv_now_.usable = blocks;
+    // What may be written from now on counts from now on.
+    kv_now_.held = std::max(kv_now_.held, blocks);
+  }
+  mailbox_.Wake();
+}
+
+// As it was asked for. What closes is given back in whole slabs from the end.
+void EngineLoop::ResizeKv() {
+  if (parts_.kv_sizes.most_blocks == 0) return;
+  const int64_t slab = parts_.kv_sizes.slab_blocks;
+  int64_t wanted = 0;
+  int64_t held = 0;
+  {
+    const MutexLock lock(kv_mutex_);
+    wanted = kv_now_.usable;
+    held = kv_now_.held;
+  }
+  if (wanted != kv_->pool().num_blocks()) kv_->SetBlocks(wanted);
+  const int64_t open = (kv_->pool().open_end() + slab - 1) / slab * slab;
+  if (open >= held) return;
+  parts_.step->GiveBackKv(open);
+  const MutexLock lock(kv_mutex_);
+  kv_now_.held = std::max(open, kv_now_.usable);
+}
+
+void EngineLoop::PublishKv() {
+  if (parts_.kv_sizes.most_blocks == 0) return;
+  const KvBlockPool& pool = kv_->pool();
+  const int64_t now_ns = clock_.NowNs();
+  kv_waited_ns_ += (now_ns - kv_wait_since_ns_) * kv_waiting_;
+  kv_wait_since_ns_ = now_ns;
+  kv_waiting_ = scheduler_->waiting_for_blocks();
+  const MutexLock lock(kv_mutex_);
+  kv_now_.running = scheduler_->running();
+  kv_used_ = pool.used_blocks();
+  kv_now_.most_used = std::max(kv_now_.most_used, kv_used_);
+  kv_now_.revived = pool.counters().revived;
+  kv_now_.waited_us = static_cast<uint64_t>(kv_waited_ns_ / 1000);
 }
 
 // A disk that fails costs the store.

@@ -79,6 +79,9 @@ class EngineStep {
   // Of a device without which no step can succeed. Any thread.
   virtual std::optional<Error> LostDevice() const { return std::nullopt; }
 
+  // HostMixer::GiveBackKv.
+  virtual void GiveBackKv(int64_t /*first_block*/) {}
+
   virtual Experts experts() = 0;
   // ExpertProvider::resizable_slots. Any thread.
   virtual ResizableSlots* resizable_slots() { return nullptr; }

@@ -57,6 +57,10 @@ class HostMixer {
   // The blocks of keys and values of a layer that has it; nullopt: its state is none.
   virtual std::optional<KvMemory::Layer> KvOf(int64_t /*layer*/) { return std::nullopt; }
 
+  // Blocks from this number on, the first of a slab, hold nothing any more: their memory is the
+  // kernel's until they are written again.
+  virtual void GiveBackKv(int64_t /*first_block*/) {}
+
   // What Attend leaves of a row for layers behind: [rows, row_bytes], by the rows of the batch. A
   // pass that runs other batches between two layers copies it out and in again.
   struct CarriedRows {

@@ -339,7 +339,7 @@ void ModelRegistry::LoadNow(const Order& order) {
     };
     loading.on_progress = [this, model](double fraction) { Progressed(model, fraction); };
     ServedModel loaded = load_(model, *bytes, loading);
-    pools_.Loaded(model, *bytes, loaded.engine->resizable_slots());
+    pools_.Loaded(model, *bytes, loaded.engine->resizable_slots(), loaded.engine->resizable_kv());
     loaded.names = models_[model].names;
     loaded.state = ModelState::kResident;
     loaded.memory_bytes = *bytes;

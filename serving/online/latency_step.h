@@ -56,6 +56,7 @@ class LatencyStep final : public EngineStep {
   std::string WhyUnreadable() const override { return reads_.WhyNotReady(); }
   void TryReading() override;
   std::optional<Error> LostDevice() const override;
+  void GiveBackKv(int64_t first_block) override { model_->GiveBackKv(first_block); }
   Experts experts() override;
   ResizableSlots* resizable_slots() override { return experts_->resizable_slots(); }
 
