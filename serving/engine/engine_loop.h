@@ -202,7 +202,8 @@ class EngineLoop : public Engine, public ResizableKv {
   void Begin(LayerRun& run, LayerPass& pass, std::span<const ScheduledSlice> planned);
   void LookAfter(LayerRun& run, LayerPass* pass, std::span<const ScheduledSlice> there);
   void RunBlock(EngineStep& step, LayerPass& pass, const LayerRun& run,
-                std::span<const ScheduledSlice> there);
+                std::span<const ScheduledSlice> there,
+                const std::function<bool()>* gives_way = nullptr);
   void ListLastRows(LayerRun& run, size_t count);
 
   LayerRun piece_{.beside = ExpertUse::Beside::kPiece};
@@ -210,6 +211,8 @@ class EngineLoop : public Engine, public ResizableKv {
   std::chrono::steady_clock::time_point piece_logged_;
   LayerRun module_batch_{.beside = ExpertUse::Beside::kModuleBatch};
   bool module_batch_paused_ = false;
+  int module_batch_gave_way_ = 0;  // its next block, in a row
+  const std::function<bool()> others_come_ = [this] { return OthersCome(); };
   std::vector<int32_t> last_rows_;
 
   // Of keys and values whose number changes: as it was looked at and is to be.
