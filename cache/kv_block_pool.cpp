@@ -2,25 +2,58 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 #include "core/base/check.h"
 
 namespace moesaic {
 
-KvBlockPool::KvBlockPool(int64_t num_blocks, int64_t block_tokens)
+KvBlockPool::KvBlockPool(int64_t num_blocks, int64_t block_tokens, int64_t most_blocks)
     : block_tokens_(block_tokens),
-      blocks_(static_cast<size_t>(num_blocks)),
-      tokens_(static_cast<size_t>(num_blocks * block_tokens)),
-      buckets_(std::bit_ceil(static_cast<size_t>(num_blocks) * 2 + 1), kNone) {
+      num_blocks_(num_blocks),
+      open_end_(num_blocks),
+      blocks_(static_cast<size_t>(std::max(num_blocks, most_blocks))),
+      tokens_(blocks_.size() * static_cast<size_t>(block_tokens)),
+      buckets_(std::bit_ceil(blocks_.size() * 2 + 1), kNone) {
   CHECK_GE(num_blocks, 0);
-  CHECK_LT(num_blocks, int64_t{1} << 31);
+  CHECK_LT(this->most_blocks(), int64_t{1} << 31);
   CHECK_GT(block_tokens, 0);
   for (int64_t block = 0; block < num_blocks; ++block) PushFree(static_cast<int32_t>(block), false);
+  for (size_t block = static_cast<size_t>(num_blocks); block < blocks_.size(); ++block) {
+    Close(static_cast<int32_t>(block));
+  }
+}
+
+// One that nobody has and that is in no list.
+void KvBlockPool::Close(int32_t block) {
+  Block& b = At(block);
+  if (b.prefix != kEmptyPrefix) Unseal(block);
+  b.closed = true;
+  ++closed_count_;
+}
+
+void KvBlockPool::SetBlocks(int64_t num_blocks) {
+  CHECK(0 <= num_blocks && num_blocks <= most_blocks());
+  for (int64_t i = num_blocks; i < num_blocks_; ++i) {
+    const auto block = static_cast<int32_t>(i);
+    if (At(block).references > 0) continue;
+    UnlinkFree(block);
+    Close(block);
+  }
+  for (int64_t i = num_blocks_; i < num_blocks; ++i) {
+    const auto block = static_cast<int32_t>(i);
+    if (!std::exchange(At(block).closed, false)) continue;  // held since before it was to close
+    --closed_count_;
+    PushFree(block, false);
+  }
+  num_blocks_ = num_blocks;
+  open_end_ = std::max(open_end_, num_blocks);
+  while (open_end_ > num_blocks && blocks_[static_cast<size_t>(open_end_) - 1].closed) --open_end_;
 }
 
 KvBlockPool::Block& KvBlockPool::At(int32_t block) {
   CHECK_GE(block, 0);
-  CHECK_LT(block, num_blocks());
+  CHECK_LT(block, most_blocks());
   return blocks_[static_cast<size_t>(block)];
 }
 
@@ -39,7 +72,10 @@ std::optional<int32_t> KvBlockPool::Allocate() {
 void KvBlockPool::Release(int32_t block) {
   Block& b = At(block);
   CHECK_GT(b.references, 0);
-  if (--b.references == 0) PushFree(block, b.prefix == kEmptyPrefix);
+  if (--b.references > 0) return;
+  if (block < num_blocks_) return PushFree(block, b.prefix == kEmptyPrefix);
+  Close(block);
+  while (open_end_ > num_blocks_ && blocks_[static_cast<size_t>(open_end_) - 1].closed) --open_end_;
 }
 
 std::optional<KvBlockPool::Match> KvBlockPool::Peek(PrefixId parent,

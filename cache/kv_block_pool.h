@@ -11,6 +11,9 @@
 //
 // A prefix that lost a block in its middle is found up to there; what follows is unreachable and
 // ages out.
+//
+// The number of blocks may change: those behind it are closed. What is free of them is neither
+// handed out nor found any more, what is held closes when it is released.
 #pragma once
 
 #include <algorithm>
@@ -41,11 +44,16 @@ class KvBlockPool {
     uint64_t displaced = 0;  // sealed blocks that were taken for something else
   };
 
-  KvBlockPool(int64_t num_blocks, int64_t block_tokens);
+  // most_blocks: as many as SetBlocks may make of them; 0: their number stays.
+  KvBlockPool(int64_t num_blocks, int64_t block_tokens, int64_t most_blocks = 0);
 
-  int64_t num_blocks() const { return static_cast<int64_t>(blocks_.size()); }
+  int64_t num_blocks() const { return num_blocks_; }
+  int64_t most_blocks() const { return static_cast<int64_t>(blocks_.size()); }
   int64_t free_blocks() const { return free_count_; }  // sealed ones included
-  int64_t used_blocks() const { return num_blocks() - free_count_; }
+  int64_t used_blocks() const { return most_blocks() - free_count_ - closed_count_; }
+  // Blocks from this number on are closed, all of them.
+  int64_t open_end() const { return open_end_; }
+  void SetBlocks(int64_t num_blocks);
   int64_t sealed_blocks() const { return sealed_count_; }
   int64_t cached_blocks() const { return cached_count_; }  // free and sealed
   int32_t references(int32_t block) const { return At(block).references; }
@@ -91,6 +99,7 @@ class KvBlockPool {
     PrefixId prefix = kEmptyPrefix;  // set while sealed
     PrefixId parent = kEmptyPrefix;
     size_t group = 0;
+    bool closed = false;
   };
 
   Block& At(int32_t block);
@@ -101,17 +110,21 @@ class KvBlockPool {
   void SealAs(int32_t block, PrefixId prefix, PrefixId parent, std::span<const int32_t> tokens,
               size_t group);
   void Unseal(int32_t block);
+  void Close(int32_t block);
   void PushFree(int32_t block, bool front);
   void UnlinkFree(int32_t block);
 
   int64_t block_tokens_;
+  int64_t num_blocks_;
+  int64_t open_end_;
   std::vector<Block> blocks_;
-  std::vector<int32_t> tokens_;  // [num_blocks, block_tokens] of sealed blocks
+  std::vector<int32_t> tokens_;  // [most_blocks, block_tokens] of sealed blocks
   std::vector<int32_t>
       buckets_;  // open addressing, linear probing; a power of two, at most half full
   int32_t first_free_ = kNone;
   int32_t last_free_ = kNone;
   int64_t free_count_ = 0;
+  int64_t closed_count_ = 0;
   int64_t sealed_count_ = 0;
   int64_t cached_count_ = 0;
   Counters counters_;

@@ -8,8 +8,8 @@
 
 namespace moesaic {
 
-KvManager::KvManager(KvNeeds needs, int64_t num_blocks)
-    : needs_(std::move(needs)), pool_(num_blocks, needs_.block_tokens) {
+KvManager::KvManager(KvNeeds needs, int64_t num_blocks, int64_t most_blocks)
+    : needs_(std::move(needs)), pool_(num_blocks, needs_.block_tokens, most_blocks) {
   CHECK(!needs_.windows.empty());
   CHECK_EQ(needs_.chunk_tokens % needs_.block_tokens, 0);
   const auto all = std::find(needs_.windows.begin(), needs_.windows.end(), 0);
@@ -17,7 +17,8 @@ KvManager::KvManager(KvNeeds needs, int64_t num_blocks)
 }
 
 double KvManager::usage() const {
-  return static_cast<double>(pool_.used_blocks()) / static_cast<double>(pool_.num_blocks());
+  const int64_t blocks = std::max(pool_.num_blocks(), pool_.open_end());
+  return static_cast<double>(pool_.used_blocks()) / static_cast<double>(blocks);
 }
 
 bool KvManager::Grow(SequenceBlocks& sequence, int64_t tokens) {

@@ -47,13 +47,14 @@ class KvManager {
     PrefixId id = kEmptyPrefix;
   };
 
-  // Blocks of all groups together.
-  KvManager(KvNeeds needs, int64_t num_blocks);
+  // Blocks of all groups together; most_blocks: see KvBlockPool.
+  KvManager(KvNeeds needs, int64_t num_blocks, int64_t most_blocks = 0);
 
   size_t groups() const { return needs_.windows.size(); }
   const KvNeeds& needs() const { return needs_; }
   const KvBlockPool& pool() const { return pool_; }
   double usage() const;  // used of all blocks
+  void SetBlocks(int64_t num_blocks) { pool_.SetBlocks(num_blocks); }
 
   // Blocks for tokens [0, tokens). False when one is missing: what it has got it keeps.
   bool Grow(SequenceBlocks& sequence, int64_t tokens);

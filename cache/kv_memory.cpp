@@ -11,7 +11,7 @@ namespace {
 std::byte* BlockOfLayer(const KvMemory::Layer& layer, std::span<const int32_t> blocks) {
   const int32_t block = blocks[layer.group];
   CHECK_GE(block, 0);
-  return layer.blocks + static_cast<uint64_t>(block) * layer.block_bytes;
+  return layer.Block(block);
 }
 
 }  // namespace

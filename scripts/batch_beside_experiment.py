@@ -16,6 +16,7 @@ import http.client
 import json
 import random
 import statistics
+import sys
 import tempfile
 import threading
 import time
@@ -39,15 +40,18 @@ class Stream(threading.Thread):
     def __init__(self, server, seed, flags):
         super().__init__()
         self.server, self.prompt, self.count = server, tokens(seed, flags.prompt), flags.tokens
-        self.times = []
+        self.times, self.experts = [], None
         self.begin = time.monotonic()
         self.start()
 
     def run(self):
-        response = self.server.complete(self.prompt, max_tokens=self.count, stream=True)
+        response = self.server.complete(self.prompt, max_tokens=self.count, stream=True, return_moesaic=True)
         while line := response.readline():
             if line.startswith(b'data: {'):
                 self.times.append(time.monotonic())
+                choices = json.loads(line[6:])["choices"]
+                if choices and "moesaic" in choices[0]:
+                    self.experts = choices[0]["moesaic"]
         response.close()
 
     def gaps(self):
@@ -103,6 +107,15 @@ def phase(server, seed, requests, batch, flags):
     return streams, rate, took
 
 
+def print_experts(rows):
+    """What the steps of requests found in memory, and waited for."""
+    for name, streams in rows.items():
+        total = {key: sum(stream.experts[key] for stream in streams) for key in ("hits", "late_hits", "misses", "blocked_us")}
+        uses = total["hits"] + total["late_hits"] + total["misses"]
+        print(f"{name}: {total['hits'] / uses:.3f} of the experts of their steps were there, "
+              f"{total['blocked_us'] / 1e3 / len(streams):.1f} ms a request waited for the others", file=sys.stderr)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
@@ -141,6 +154,8 @@ def main():
         rows[name] = [statistics.median(first), percentile(first, .99), statistics.median(gaps), percentile(gaps, .99)]
         print(f"| {name} ({len(streams)}) | " + " | ".join(f"{value:.1f}" for value in rows[name]) + " |")
     ratios = [after / before for before, after in zip(rows["alone"], rows["beside a batch"])]
+    if all(stream.experts for stream in alone + beside):
+        print_experts({"alone": alone, "beside a batch": beside})
     print("| ratio | " + " | ".join(f"{ratio:.2f}" for ratio in ratios) + " |\n")
     idle = 1 - statistics.mean(busy)
     rate, beside_rate = statistics.median(rates), statistics.median(rates_beside)

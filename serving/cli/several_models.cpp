@@ -94,6 +94,8 @@ void SeveralModels::ShowPools(const ExpertPools& pools) {
   shown_.resize(entries_.size());
   constexpr const char* kMoved =
       "Memory of experts that moved between models while they ran, by direction";
+  constexpr const char* kKvMoved =
+      "Memory of keys and values that moved while models ran, by direction";
   for (size_t i = 0; i < entries_.size(); ++i) {
     if (!pools.Moves(i)) continue;
     const ExpertPools::Held& held = pools.held(i);
@@ -104,14 +106,26 @@ void SeveralModels::ShowPools(const ExpertPools& pools) {
         .GetGauge("moe_expert_memory_gain_ratio",
                   "Seconds of waiting that a GiB more for experts would save a second")
         .Set(held.gain);
-    const auto count = [&](const char* direction, uint64_t now, uint64_t& before) {
+    const auto add = [&](const char* name, const char* help, const char* direction, uint64_t now,
+                         uint64_t& before) {
       // A model that was loaded anew counts from 0.
-      metrics.GetCounter("moe_expert_memory_moved_bytes_total", kMoved, {{"direction", direction}})
+      metrics.GetCounter(name, help, {{"direction", direction}})
           .Add(static_cast<double>(now >= before ? now - before : now));
       before = now;
     };
+    const auto count = [&](const char* direction, uint64_t now, uint64_t& before) {
+      add("moe_expert_memory_moved_bytes_total", kMoved, direction, now, before);
+    };
+    const auto count_kv = [&](const char* direction, uint64_t now, uint64_t& before) {
+      add("moe_kv_memory_moved_bytes_total", kKvMoved, direction, now, before);
+    };
     count("taken", held.taken_bytes, shown_[i].taken_bytes);
     count("given", held.given_bytes, shown_[i].given_bytes);
+    if (held.kv_bytes == 0) continue;
+    metrics.GetGauge("moe_kv_memory_bytes", "Memory of keys and values that a model has now")
+        .Set(static_cast<double>(held.kv_bytes));
+    count_kv("taken", held.kv_taken_bytes, shown_[i].kv_taken_bytes);
+    count_kv("given", held.kv_given_bytes, shown_[i].kv_given_bytes);
   }
   all_metrics_
       .GetGauge("moe_expert_memory_fragment_bytes",

@@ -110,11 +110,23 @@ nlohmann::ordered_json ToJson(const SimulationResult& result) {
   return json;
 }
 
+// What has no meaning with so many traces is refused, not passed over.
+void CheckNotGiven(const OptionTable& table, const std::string& section, const char* why) {
+  for (const Option& option : table.options()) {
+    if (option.section != section || table.origin(option.name) == "default") continue;
+    Fail(ErrorKind::kInvalidArgument, "--{}: {}", option.name, why);
+  }
+}
+
 }  // namespace
 
 void SimulationJob::AddOptions(OptionTable& table) {
   table.Add(
-      {"trace", &trace_file_, "FILE", "The trace to serve (JSON Lines, plain or gzip).", "Trace"});
+      {"trace", &trace_files_, "FILE",
+       "The trace to serve (JSON Lines, plain or gzip). Several, of a model each: they share a "
+       "memory, which is simulated as one pool, as equal parts, and with models that are loaded "
+       "and unloaded as a whole.",
+       "Trace"});
   table.Add({"train", &train_file_, "FILE", "A trace to learn from first.", "Trace"});
   table.Add({"hold-out", &hold_out_, "N",
              "Learn from all sequences but every Nth, and serve every Nth (0: serve all, learn "
@@ -132,7 +144,9 @@ void SimulationJob::AddOptions(OptionTable& table) {
              "Machine"});
   table.Add(
       {"model", &model_, "DIR", "A model of the trace's shape (its config.json).", "Machine"});
-  table.Add({"layer-compute-us", &layer_us_, "US", "Computing a layer.", "Machine"});
+  table.Add({"layer-compute-us", &layer_us_, "US",
+             "Computing a layer; of several traces without experts, of all or of each.",
+             "Machine"});
   table.Add({"expert-copy-us", &copy_us_, "US", "Copying an expert over an idle link.", "Machine"});
   table.Add({"host-expert-us", &host_us_, "US", "Computing an expert on the host.", "Machine"});
   table.Add({"predictor", &options_.predictor, "NAME",
@@ -150,15 +164,26 @@ void SimulationJob::AddOptions(OptionTable& table) {
              "What an expert that is used one iteration later is worth, of one used now.",
              "Decisions"});
   table.Add({"no-cache", &no_cache_, "", "Experts leave when their layer is done.", "Decisions"});
+  shared_.AddOptions(table);
 }
 
 nlohmann::ordered_json SimulationJob::Run(const OptionTable& table) {
-  if (trace_file_.empty()) Fail(ErrorKind::kInvalidArgument, "--trace is missing");
-  const RoutingTrace trace = ReadRoutingTrace(trace_file_);
+  if (trace_files_.empty()) Fail(ErrorKind::kInvalidArgument, "--trace is missing");
+  options_.prefetch.look_ahead = static_cast<int>(look_ahead_);
+  options_.prefetch.min_gain = min_gain_;
+  options_.prefetch.keep_per_iteration = keep_;
+  if (trace_files_.size() > 1) return RunShared(table);
+  CheckNotGiven(table, "Several traces", "takes several of --trace");
+  const std::vector<double> layer_us = ParseNumbers(layer_us_, "layer-compute-us");
+  if (layer_us.size() != 1) {
+    Fail(ErrorKind::kInvalidArgument,
+         "--layer-compute-us: '{}' is more than one number for a trace", layer_us_);
+  }
+  const RoutingTrace trace = ReadRoutingTrace(trace_files_.front());
   const RoutingTraceHeader& header = trace.header;
   options_.slots = ParseSlots(slots_, int64_t{header.num_layers} * header.num_experts);
   options_.devices = static_cast<int>(devices_);
-  options_.layer_compute_ns = Nanoseconds(layer_us_);
+  options_.layer_compute_ns = Nanoseconds(layer_us.front());
   options_.expert_copy_ns = Nanoseconds(copy_us_);
   if (!machine_.empty() || !model_.empty()) {
     const StepTimes times = TimesOf(machine_, model_, header);
@@ -176,9 +201,6 @@ nlohmann::ordered_json SimulationJob::Run(const OptionTable& table) {
   }
   options_.miss = mode->value;
   options_.cache_between_layers = !no_cache_;
-  options_.prefetch.look_ahead = static_cast<int>(look_ahead_);
-  options_.prefetch.min_gain = min_gain_;
-  options_.prefetch.keep_per_iteration = keep_;
 
   Simulator simulator(trace, options_, SelectKernels());
   std::vector<int> serve;
@@ -195,6 +217,20 @@ nlohmann::ordered_json SimulationJob::Run(const OptionTable& table) {
     }
   }
   return ToJson(simulator.Run(serve));
+}
+
+nlohmann::ordered_json SimulationJob::RunShared(const OptionTable& table) {
+  for (const char* name :
+       {"train", "hold-out", "train-passes", "slots", "devices", "machine", "model",
+        "expert-copy-us", "host-expert-us", "policy", "miss", "no-cache"}) {
+    if (table.origin(name) == "default") continue;
+    Fail(ErrorKind::kInvalidArgument, "--{}: is not simulated with several traces", name);
+  }
+  if (options_.predictor == "oracle") {
+    Fail(ErrorKind::kInvalidArgument, "--predictor oracle: is not simulated with several traces");
+  }
+  return shared_.Run({trace_files_, ParseNumbers(layer_us_, "layer-compute-us"), options_.predictor,
+                      options_.prefetch});
 }
 
 }  // namespace moesaic

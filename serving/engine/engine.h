@@ -27,6 +27,7 @@ class LiveView;
 struct RequestExperts;
 class Tokenizer;
 class MetricsRegistry;
+class ResizableKv;
 class ResizableSlots;
 
 using RequestId = uint64_t;
@@ -93,6 +94,8 @@ class Engine {
   // For who takes memory of experts from it and gives it some while it works; null: it keeps what
   // it has. Answers have the same bits. Valid while the engine is there; any thread.
   virtual ResizableSlots* resizable_slots() { return nullptr; }
+  // Likewise for its keys and values (resizable_kv.h).
+  virtual ResizableKv* resizable_kv() { return nullptr; }
 };
 
 }  // namespace moesaic

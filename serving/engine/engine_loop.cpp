@@ -20,6 +20,9 @@ namespace {
 // Of the log's lines on prompts that run layer after layer.
 constexpr std::chrono::seconds kPieceLogInterval{10};
 
+// A block of a module batch gives way so often in a row at most.
+constexpr int kMostGivenWay = 3;
+
 // What waits to be written when the engine ends has so long.
 constexpr std::chrono::seconds kStoreAtEnd{10};
 
@@ -95,7 +98,8 @@ void EngineLoop::Main(const std::function<void(LoopParts&)>& load, std::promise<
   try {
     load(parts_);
     places_.emplace(parts_.max_outstanding);
-    kv_.emplace(parts_.kv_needs, parts_.num_kv_blocks);
+    kv_.emplace(parts_.kv_needs, parts_.num_kv_blocks, parts_.kv_sizes.most_blocks);
+    InitKv();
     if (parts_.kv_store) OpenStore();
     scheduler_.emplace(parts_.scheduling, *kv_, stored_ ? &*stored_ : nullptr);
     sampler_.emplace(*parts_.head, parts_.kernels, *parts_.pool);
@@ -112,8 +116,10 @@ void EngineLoop::Main(const std::function<void(LoopParts&)>& load, std::promise<
   ready.set_value();
   while (TakeMail()) {
     DropExpired();
+    ResizeKv();
     RunStep(*parts_.step);
     if (stored_) stored_->Pump();
+    PublishKv();
     PublishStatus();
     SampleIfDue();
     parts_.use->SaveIfDue(ExpertUse::Clock::now());
@@ -123,6 +129,73 @@ void EngineLoop::Main(const std::function<void(LoopParts&)>& load, std::promise<
   for (Sequence* sequence : left) End(*sequence, FinishReason::kCancelled);
   if (stored_) stored_->Close(kStoreAtEnd);
   parts_.use->SaveAndClose();
+}
+
+// --- blocks of keys and values whose number changes
+
+void EngineLoop::InitKv() {
+  const KvSizes& sizes = parts_.kv_sizes;
+  const MutexLock lock(kv_mutex_);
+  kv_now_ = {.block_bytes = sizes.block_bytes,
+             .slab_blocks = sizes.slab_blocks,
+             .held = parts_.num_kv_blocks,
+             .usable = parts_.num_kv_blocks,
+             .least = sizes.least_blocks,
+             .most = sizes.most_blocks};
+  kv_wait_since_ns_ = clock_.NowNs();
+}
+
+KvInUse EngineLoop::LookAtKv() {
+  const MutexLock lock(kv_mutex_);
+  const KvInUse now = kv_now_;
+  kv_now_.most_used = kv_used_;
+  return now;
+}
+
+void EngineLoop::SetKvBlocks(int64_t blocks) {
+  {
+    const MutexLock lock(kv_mutex_);
+    CHECK(kv_now_.least <= blocks && blocks <= kv_now_.most);
+    CHECK_EQ(blocks % kv_now_.slab_blocks, 0);
+    kv_now_.usable = blocks;
+    // What may be written from now on counts from now on.
+    kv_now_.held = std::max(kv_now_.held, blocks);
+  }
+  mailbox_.Wake();
+}
+
+// As it was asked for. What closes is given back in whole slabs from the end.
+void EngineLoop::ResizeKv() {
+  if (parts_.kv_sizes.most_blocks == 0) return;
+  const int64_t slab = parts_.kv_sizes.slab_blocks;
+  int64_t wanted = 0;
+  int64_t held = 0;
+  {
+    const MutexLock lock(kv_mutex_);
+    wanted = kv_now_.usable;
+    held = kv_now_.held;
+  }
+  if (wanted != kv_->pool().num_blocks()) kv_->SetBlocks(wanted);
+  const int64_t open = (kv_->pool().open_end() + slab - 1) / slab * slab;
+  if (open >= held) return;
+  parts_.step->GiveBackKv(open);
+  const MutexLock lock(kv_mutex_);
+  kv_now_.held = std::max(open, kv_now_.usable);
+}
+
+void EngineLoop::PublishKv() {
+  if (parts_.kv_sizes.most_blocks == 0) return;
+  const KvBlockPool& pool = kv_->pool();
+  const int64_t now_ns = clock_.NowNs();
+  kv_waited_ns_ += (now_ns - kv_wait_since_ns_) * kv_waiting_;
+  kv_wait_since_ns_ = now_ns;
+  kv_waiting_ = scheduler_->waiting_for_blocks();
+  const MutexLock lock(kv_mutex_);
+  kv_now_.running = scheduler_->running();
+  kv_used_ = pool.used_blocks();
+  kv_now_.most_used = std::max(kv_now_.most_used, kv_used_);
+  kv_now_.revived = pool.counters().revived;
+  kv_now_.waited_us = static_cast<uint64_t>(kv_waited_ns_ / 1000);
 }
 
 // A disk that fails costs the store.
@@ -411,7 +484,9 @@ void EngineLoop::RunPiece(EngineStep& step) {
 }
 
 // A block of it, or a part of its head when all have run: between two of them others come first,
-// and it loses nothing. In a turn of the background's. Throws nothing, likewise.
+// and it loses nothing. Where others come while a block still lacks experts, it ends there and is
+// run again; not for ever, where they come all the time. In a turn of the background's. Throws
+// nothing, likewise.
 void EngineLoop::RunModuleBatch(EngineStep& step) {
   if (parts_.turn) PublishStatus();  // it may have to wait for long
   InTurn(true, [&] {
@@ -421,8 +496,15 @@ void EngineLoop::RunModuleBatch(EngineStep& step) {
       if (pass.done()) {
         DeliverModuleBatch(step);
       } else {
-        RunBlock(step, pass, module_batch_, scheduler_->module_batch());
+        const bool may_end = scheduler_->may_give_way() && module_batch_gave_way_ < kMostGivenWay;
+        RunBlock(step, pass, module_batch_, scheduler_->module_batch(),
+                 may_end ? &others_come_ : nullptr);
+        module_batch_gave_way_ = 0;
       }
+    } catch (const LayerGaveWay&) {
+      ++module_batch_gave_way_;
+      AddStats(step.Unfinished(), scheduler_->module_batch());
+      if (parts_.metrics) parts_.metrics->AddModuleBatchGivenWay();
     } catch (const Error& error) {
       slices_.assign(scheduler_->module_batch().begin(), scheduler_->module_batch().end());
       scheduler_->AbandonModuleBatch();
@@ -439,8 +521,9 @@ void EngineLoop::PauseModuleBatch(EngineStep& step) {
 }
 
 void EngineLoop::RunBlock(EngineStep& step, LayerPass& pass, const LayerRun& run,
-                          std::span<const ScheduledSlice> there) {
-  AddStats(step.RunBlock(pass), there);
+                          std::span<const ScheduledSlice> there,
+                          const std::function<bool()>* gives_way) {
+  AddStats(step.RunBlock(pass, gives_way), there);
   const int64_t layer = pass.ended_layer();
   if (layer >= 0 && parts_.config.is_sparse(layer)) {
     parts_.use->RoutedBeside(run.beside, layer, pass.experts(), pass.weights());

@@ -19,6 +19,7 @@
 #include "cache/kv_manager.h"
 #include "core/base/clock.h"
 #include "core/base/function_ref.h"
+#include "core/base/mutex.h"
 #include "core/base/thread_pool.h"
 #include "kernels/cpu/kernels.h"
 #include "serving/engine/engine.h"
@@ -31,6 +32,7 @@
 #include "serving/engine/live_view.h"
 #include "serving/engine/queue_places.h"
 #include "serving/engine/request_experts.h"
+#include "serving/engine/resizable_kv.h"
 #include "serving/engine/scheduler.h"
 #include "serving/engine/sequence.h"
 #include "serving/engine/step_sampler.h"
@@ -39,6 +41,14 @@
 #include "serving/text/tokenizer.h"
 
 namespace moesaic {
+
+// How many blocks of keys and values there may be while it runs (resizable_kv.h).
+struct KvSizes {
+  uint64_t block_bytes = 0;
+  int64_t slab_blocks = 1;
+  int64_t least_blocks = 0;
+  int64_t most_blocks = 0;  // 0: their number stays
+};
 
 // What a loop runs with. Members stay where they are while it does.
 struct LoopParts {
@@ -52,7 +62,8 @@ struct LoopParts {
   int64_t max_outstanding = std::numeric_limits<int64_t>::max();
   SchedulerOptions scheduling;
   KvNeeds kv_needs;
-  int64_t num_kv_blocks = 0;  // as the model has them
+  int64_t num_kv_blocks = 0;  // as the model has them, at first
+  KvSizes kv_sizes;
   // Where prefixes are kept beyond the pool; its memory is that of the step's model.
   std::optional<KvStoreOptions> kv_store;
 
@@ -70,7 +81,7 @@ struct LoopParts {
   std::shared_ptr<StepTurns::Member> turn;
 };
 
-class EngineLoop : public Engine {
+class EngineLoop : public Engine, public ResizableKv {
  public:
   // `load` fills in the parts on the engine's thread. Returns when they are there; rethrows what it
   // threw.
@@ -102,6 +113,9 @@ class EngineLoop : public Engine {
   StepStats Stats() const override { return mailbox_.Stats(); }
   LiveView* live() override { return &*live_; }
   ResizableSlots* resizable_slots() override { return parts_.step->resizable_slots(); }
+  ResizableKv* resizable_kv() override { return parts_.kv_sizes.most_blocks > 0 ? this : nullptr; }
+  KvInUse LookAtKv() override EXCLUDES(kv_mutex_);
+  void SetKvBlocks(int64_t blocks) override EXCLUDES(kv_mutex_);
 
  private:
   SequenceContext context() const;
@@ -147,6 +161,9 @@ class EngineLoop : public Engine {
   void End(Sequence& sequence, FinishReason reason);
   void EndWithError(Sequence& sequence, const Error& error);
   std::unique_ptr<Sequence> Remove(Sequence& sequence);
+  void InitKv() EXCLUDES(kv_mutex_);
+  void ResizeKv() EXCLUDES(kv_mutex_);
+  void PublishKv() EXCLUDES(kv_mutex_);
   void PublishStatus();
   void SampleIfDue();
   std::shared_ptr<const RequestExperts> ExpertsOf(RequestId id, bool nearest);
@@ -187,7 +204,8 @@ class EngineLoop : public Engine {
   void Begin(LayerRun& run, LayerPass& pass, std::span<const ScheduledSlice> planned);
   void LookAfter(LayerRun& run, LayerPass* pass, std::span<const ScheduledSlice> there);
   void RunBlock(EngineStep& step, LayerPass& pass, const LayerRun& run,
-                std::span<const ScheduledSlice> there);
+                std::span<const ScheduledSlice> there,
+                const std::function<bool()>* gives_way = nullptr);
   void ListLastRows(LayerRun& run, size_t count);
 
   LayerRun piece_{.beside = ExpertUse::Beside::kPiece};
@@ -195,7 +213,17 @@ class EngineLoop : public Engine {
   std::chrono::steady_clock::time_point piece_logged_;
   LayerRun module_batch_{.beside = ExpertUse::Beside::kModuleBatch};
   bool module_batch_paused_ = false;
+  int module_batch_gave_way_ = 0;  // its next block, in a row
+  const std::function<bool()> others_come_ = [this] { return OthersCome(); };
   std::vector<int32_t> last_rows_;
+
+  // Of keys and values whose number changes: as it was looked at and is to be.
+  Mutex kv_mutex_;
+  KvInUse kv_now_ GUARDED_BY(kv_mutex_);
+  int64_t kv_used_ GUARDED_BY(kv_mutex_) = 0;  // blocks, after the last step
+  int64_t kv_wait_since_ns_ = 0;               // the engine thread's, as the next two
+  int64_t kv_waited_ns_ = 0;
+  int64_t kv_waiting_ = 0;  // sequences that wait for blocks alone, since then
 
   std::thread thread_;
 };

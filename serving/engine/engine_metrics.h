@@ -55,6 +55,8 @@ class EngineMetrics {
   void SetFetchOrders(const EngineStep::Experts& experts);
   void AddModuleBatch() { module_batches_.Add(); }
   void AddModuleBatchPause() { module_batch_pauses_.Add(); }
+  // A block of it ended before its time, for others.
+  void AddModuleBatchGivenWay() { module_batch_given_way_.Add(); }
   void SetDevices(std::span<const DeviceStatus> devices);
   void SetLinks(std::span<const ReaderLink> links);
 
@@ -116,6 +118,7 @@ class EngineMetrics {
   Gauge& piece_progress_;
   Counter& module_batches_;
   Counter& module_batch_pauses_;
+  Counter& module_batch_given_way_;
   Gauge& module_batch_tokens_;
   Gauge& module_batch_progress_;
   Gauge& module_batch_rows_;

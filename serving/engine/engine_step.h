@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -64,7 +65,9 @@ class EngineStep {
   // Whether so many tokens of the background are predicted to be done sooner so than by Run.
   virtual bool RunsAsModuleBatch(int64_t /*tokens*/) const { return false; }
   // LayerPass::RunBlock, of one of the two. What it throws goes to Failed.
-  virtual StepStats RunBlock(LayerPass& pass) { return pass.RunBlock(); }
+  virtual StepStats RunBlock(LayerPass& pass, const std::function<bool()>* gives_way) {
+    return pass.RunBlock(gives_way);
+  }
   // Logits were made and sampled, and the tokens delivered; in times of the steady clock.
   virtual void HeadRan(int64_t /*begin_ns*/, int64_t /*end_ns*/) {}
   // Run or the head threw. kRunAgain: the same sequences can be planned again, and will do better.
@@ -78,6 +81,9 @@ class EngineStep {
   virtual void TryReading() {}
   // Of a device without which no step can succeed. Any thread.
   virtual std::optional<Error> LostDevice() const { return std::nullopt; }
+
+  // HostMixer::GiveBackKv.
+  virtual void GiveBackKv(int64_t /*first_block*/) {}
 
   virtual Experts experts() = 0;
   // ExpertProvider::resizable_slots. Any thread.

@@ -67,6 +67,7 @@ std::span<const ScheduledSlice> Scheduler::Plan() {
   plan_.clear();
   displaced_.clear();
   preempted_ = false;
+  short_of_blocks_ = false;
   if (store_ != nullptr) PlanRestores();
   // What is in a module batch has its turn already.
   if (foreground_ > 0) {
@@ -74,8 +75,16 @@ std::span<const ScheduledSlice> Scheduler::Plan() {
   } else if (module_batch_.empty()) {
     PlanStep(background_budget_, options_.background_seqs > 0 ? options_.max_num_seqs : kAnyNumber);
   }
+  waiting_for_blocks_ = short_of_blocks_ ? WaitingForeground() : 0;
   Displace();
   return plan_;
+}
+
+int64_t Scheduler::WaitingForeground() const {
+  const auto running = std::count_if(running_.begin(), running_.end(), [](const auto& sequence) {
+    return !sequence->request.background;
+  });
+  return foreground_ - running;
 }
 
 void Scheduler::PlanStep(int64_t most_tokens, int64_t most_slices) {
@@ -417,6 +426,7 @@ bool Scheduler::MakeRoom(Sequence& sequence) {
   while (!has_room() && can_preempt()) PreemptNewest();
   if (has_room() || running_.empty()) return true;
   ReleaseBlocks(sequence);
+  short_of_blocks_ = true;
   return false;
 }
 
@@ -461,6 +471,7 @@ void Scheduler::ReusePrefix(Sequence& sequence) {
 // itself had to be preempted.
 bool Scheduler::EnsureBlocks(Sequence& sequence, int64_t num_tokens) {
   while (!kv_.Grow(sequence.blocks, sequence.computed_tokens + num_tokens)) {
+    short_of_blocks_ = true;
     const bool itself = running_.back().get() == &sequence;
     // Alone and without room: the engine admits only what fits the pool.
     CHECK(!itself || running_.size() > 1);

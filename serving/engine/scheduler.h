@@ -133,6 +133,9 @@ class Scheduler {
   int64_t restoring() const;  // of these: wait for the store
   int64_t waiting() const { return waiting_.size(); }
   int64_t preemptions() const { return preemptions_; }
+  // Sequences that waited at the last plan because there were no blocks; those of the background
+  // are not counted.
+  int64_t waiting_for_blocks() const { return waiting_for_blocks_; }
   const PrefixCounters& prefixes() const { return prefixes_; }
   bool empty() const { return running_.empty() && waiting_.empty(); }
   // All sequences, running ones first.
@@ -175,6 +178,7 @@ class Scheduler {
   void Preempt(size_t running);
   void Charge(Sequence& sequence, int64_t tokens);
   void Displace();
+  int64_t WaitingForeground() const;
   void ReleaseBlocks(Sequence& sequence);
 
   SchedulerOptions options_;
@@ -195,6 +199,8 @@ class Scheduler {
   int64_t background_budget_ = 0;
   bool preempted_ = false;  // in this plan
   int64_t preemptions_ = 0;
+  bool short_of_blocks_ = false;  // in this plan
+  int64_t waiting_for_blocks_ = 0;
   PrefixCounters prefixes_;
 };
 

@@ -92,6 +92,8 @@ class DensePart {
 
   // The blocks of keys and values in the host's memory; no layers: they are not there.
   virtual KvMemory kv_memory() { return {}; }
+  // HostMixer::GiveBackKv, of all mixers.
+  virtual void GiveBackKv(int64_t /*first_block*/) {}
 
   // Has the kernel give the memory of the state of sequences now. Best effort.
   virtual void PopulateState(ThreadPool& /*pool*/) {}

@@ -1,12 +1,14 @@
 // What a forward pass runs over, and the limits that its memory is sized for. Plain data.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <span>
 
 #include "cache/kv_manager.h"
+#include "cache/kv_memory.h"
 #include "cache/state_slots.h"
 #include "kernels/cpu/kernels.h"
 
@@ -63,7 +65,8 @@ inline RowRange RowsOf(const ForwardBatch& batch, SliceRange slices) {
 struct ModelLimits {
   int64_t max_batch_tokens = 512;
   int64_t max_context_tokens = 4096;
-  int64_t num_kv_blocks = 0;    // of all groups of layers together
+  int64_t num_kv_blocks = 0;    // of all groups of layers together, as many as there ever are
+  int64_t kv_slab_blocks = 0;   // see KvSlabs; 0: their number stays
   int64_t num_state_slots = 0;  // of a model with recurrent layers
   int64_t max_logit_rows = 64;
   int64_t max_sequences = 64;  // slices of a batch
@@ -76,5 +79,12 @@ struct ModelLimits {
   // With a dense part on devices: products of many rows are a library's (kernels/cuda/gemm.h).
   bool gemm_library = false;
 };
+
+// Of blocks of so many bytes in all layers.
+inline KvSlabs KvSlabsOf(const ModelLimits& limits, uint64_t block_bytes) {
+  const int64_t blocks = limits.kv_slab_blocks > 0 ? limits.kv_slab_blocks
+                                                   : std::max<int64_t>(1, limits.num_kv_blocks);
+  return {.blocks = blocks, .slab_bytes = static_cast<uint64_t>(blocks) * block_bytes};
+}
 
 }  // namespace moesaic

@@ -45,12 +45,13 @@ GroupedQuery::GroupedQuery(const ModelConfig& config, const ModelWeights& weight
       limits_(limits),
       kv_layout_(KvLayoutOf(config.attention(), limits.kv_type)),
       groups_(KvGroupsOf(config)),
+      slabs_(KvSlabsOf(limits, LayerBlockBytes(config, limits.kv_type) *
+                                   static_cast<uint64_t>(groups_.layers_of_block))),
       most_threads_(most_threads),
       rope_(config.attention(), config.max_position, limits.max_context_tokens),
       activations_(activations),
       scratch_stride_(WorkerScratchFloats(config.attention(), limits.kv_type)),
-      kv_(LayerBlockBytes(config, limits.kv_type) *
-          static_cast<uint64_t>(groups_.layers_of_block * limits.num_kv_blocks)),
+      kv_(slabs_.Bytes(limits.num_kv_blocks)),
       split_partials_(ZeroedFloats(kSplitItemsPerThread * most_threads * MaxChunks(limits) *
                                    GroupPartialFloats(config.attention()))),
       scratch_(ZeroedFloats(most_threads * scratch_stride_)),
@@ -60,14 +61,21 @@ GroupedQuery::GroupedQuery(const ModelConfig& config, const ModelWeights& weight
 
 std::byte* GroupedQuery::KvBlock(int64_t layer, int32_t block) {
   CHECK_LT(block, limits_.num_kv_blocks);
-  const int64_t index = groups_.index[static_cast<size_t>(layer)];
-  return kv_.data() + (index * limits_.num_kv_blocks + block) * kv_layout_.block_bytes();
+  const auto index = static_cast<uint64_t>(groups_.index[static_cast<size_t>(layer)]);
+  const auto bytes = static_cast<uint64_t>(kv_layout_.block_bytes());
+  return kv_.data() + slabs_.Offset(block, index * bytes, bytes);
 }
 
 std::optional<KvMemory::Layer> GroupedQuery::KvOf(int64_t layer) {
   return KvMemory::Layer{.blocks = KvBlock(layer, 0),
                          .block_bytes = static_cast<uint64_t>(kv_layout_.block_bytes()),
-                         .group = groups_.of_layer[static_cast<size_t>(layer)]};
+                         .group = groups_.of_layer[static_cast<size_t>(layer)],
+                         .slabs = slabs_};
+}
+
+void GroupedQuery::GiveBackKv(int64_t first_block) {
+  const uint64_t first = slabs_.Bytes(first_block);
+  kv_.GiveBack(first, kv_.bytes() - first);
 }
 
 void GroupedQuery::Begin(const ForwardBatch& batch) {

@@ -37,6 +37,7 @@ class GroupedQuery : public HostMixer {
 
   AlignedBuffer& state() override { return kv_; }
   std::optional<KvMemory::Layer> KvOf(int64_t layer) override;
+  void GiveBackKv(int64_t first_block) override;
 
  private:
   // Consecutive rows of one slice whose attention, with task_heads_ KV heads, is one task.
@@ -70,12 +71,13 @@ class GroupedQuery : public HostMixer {
   const ModelLimits limits_;
   const KvLayout kv_layout_;
   const KvGroups groups_;
+  const KvSlabs slabs_;
   const int most_threads_;
   const RopeTable rope_;
   HostActivations& activations_;
 
   int64_t scratch_stride_ = 0;    // floats of one worker's scratch
-  AlignedBuffer kv_;              // [layers of a block, num_kv_blocks, block_bytes]
+  AlignedBuffer kv_;              // [slabs, layers of a block, blocks of a slab, block_bytes]
   AlignedBuffer split_partials_;  // [split items, chunks, group, partial] f32
   AlignedBuffer scratch_;         // [threads, scratch_stride] f32
 

@@ -141,6 +141,10 @@ KvMemory HostDense::kv_memory() {
   return memory;
 }
 
+void HostDense::GiveBackKv(int64_t first_block) {
+  for (const std::unique_ptr<HostMixer>& mixer : mixers_) mixer->GiveBackKv(first_block);
+}
+
 void HostDense::PopulateState(ThreadPool& pool) {
   constexpr auto kPieceBytes = static_cast<int64_t>(AlignedBuffer::kHugePageBytes);
   for (const std::unique_ptr<HostMixer>& mixer : mixers_) {

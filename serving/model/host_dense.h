@@ -57,6 +57,7 @@ class HostDense : public DensePart {
   MixerRows mixer_rows() const override;
   std::span<const LayerWeights> host_layers() const override { return weights_.layers; }
   KvMemory kv_memory() override;
+  void GiveBackKv(int64_t first_block) override;
   void PopulateState(ThreadPool& pool) override;
 
   // For SplitDense: a pass whose other modules are elsewhere. Attend of rows that a device

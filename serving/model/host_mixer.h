@@ -58,6 +58,10 @@ class HostMixer {
   virtual std::optional<KvMemory::Layer> KvOf(int64_t /*layer*/) { return std::nullopt; }
   virtual bool is_recurrent() const { return false; }  // state() is slots of one size
 
+  // Blocks from this number on, the first of a slab, hold nothing any more: their memory is the
+  // kernel's until they are written again.
+  virtual void GiveBackKv(int64_t /*first_block*/) {}
+
   // What Attend leaves of a row for layers behind: [rows, row_bytes], by the rows of the batch. A
   // pass that runs other batches between two layers copies it out and in again.
   struct CarriedRows {

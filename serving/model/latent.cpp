@@ -165,12 +165,13 @@ Latent::Latent(const ModelConfig& config, const ModelWeights& weights, const Cpu
       groups_(KvGroupsOf(config)),
       place_bytes_(PlaceBytes(config, limits.kv_type)),
       place_begins_(BeginsOf(place_bytes_)),
+      slabs_(KvSlabsOf(limits, BlockBytes(config, limits.kv_type))),
       carried_bytes_(CarriedBytes(config)),
       most_threads_(most_threads),
       rope_({.head_dim = spec_.rope_dim, .rotary_dim = spec_.rope_dim, .rope = spec_.rope},
             config.max_position, limits.max_context_tokens),
       activations_(activations),
-      cache_(BlockBytes(config, limits.kv_type) * static_cast<uint64_t>(limits.num_kv_blocks)),
+      cache_(slabs_.Bytes(limits.num_kv_blocks)),
       queries_(ZeroedFloats(limits.max_batch_tokens * PaddedFloats(spec_.q_rank))),
       product_scratch_(static_cast<size_t>(ProductScratchBytes(spec_) * most_threads)),
       attend_scratch_(ZeroedFloats(AttendScratchFloats(spec_, limits.kv_type) * most_threads)),
@@ -192,15 +193,20 @@ const LatentWeights& Latent::Weights(int64_t layer) const {
 std::byte* Latent::Block(int64_t layer, int32_t block) {
   CHECK_LT(block, limits_.num_kv_blocks);
   const auto place = static_cast<size_t>(groups_.index[static_cast<size_t>(layer)]);
-  return cache_.data() + place_begins_[place] * static_cast<uint64_t>(limits_.num_kv_blocks) +
-         place_bytes_[place] * static_cast<uint64_t>(block);
+  return cache_.data() + slabs_.Offset(block, place_begins_[place], place_bytes_[place]);
 }
 
 std::optional<KvMemory::Layer> Latent::KvOf(int64_t layer) {
   const auto place = static_cast<size_t>(groups_.index[static_cast<size_t>(layer)]);
   return KvMemory::Layer{.blocks = Block(layer, 0),
                          .block_bytes = place_bytes_[place],
-                         .group = groups_.of_layer[static_cast<size_t>(layer)]};
+                         .group = groups_.of_layer[static_cast<size_t>(layer)],
+                         .slabs = slabs_};
+}
+
+void Latent::GiveBackKv(int64_t first_block) {
+  const uint64_t first = slabs_.Bytes(first_block);
+  cache_.GiveBack(first, cache_.bytes() - first);
 }
 
 HostMixer::CarriedRows Latent::carried() {

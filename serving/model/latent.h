@@ -55,6 +55,7 @@ class Latent : public HostMixer {
 
   AlignedBuffer& state() override { return cache_; }
   std::optional<KvMemory::Layer> KvOf(int64_t layer) override;
+  void GiveBackKv(int64_t first_block) override;
   CarriedRows carried() override;
 
  private:
@@ -103,12 +104,13 @@ class Latent : public HostMixer {
   // Of each layer's place in a block: its bytes, and where those of the places before it end.
   const std::vector<uint64_t> place_bytes_;
   const std::vector<uint64_t> place_begins_;
+  const KvSlabs slabs_;
   const uint64_t carried_bytes_;
   const int most_threads_;
   const RopeTable rope_;
   HostActivations& activations_;
 
-  AlignedBuffer cache_;            // [layers of a block][num_kv_blocks, place_bytes_]
+  AlignedBuffer cache_;            // [slabs][layers of a block][blocks of a slab, place_bytes_]
   AlignedBuffer queries_;          // [rows, q_rank] f32, what queries are made of
   AlignedBuffer product_scratch_;  // [threads] a head's queries, and rounded rows
   AlignedBuffer attend_scratch_;   // [threads] totals, what the kernel wants, gathered rows

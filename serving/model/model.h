@@ -59,6 +59,7 @@ class Model {
 
   // See DensePart.
   KvMemory kv_memory() { return dense_->kv_memory(); }
+  void GiveBackKv(int64_t first_block) { dense_->GiveBackKv(first_block); }
 
   // Runs all layers; the final hidden states stay until the next call. `hook` may be null. Throws
   // Error when an expert cannot be read, or a device of the dense part fails: the batch's new

@@ -73,6 +73,11 @@ double ExpertBalancer::Value(const Model& model, int64_t from, int64_t to) const
          (static_cast<double>(to - from) * static_cast<double>(model.slots.slot_bytes));
 }
 
+double ExpertBalancer::Loss(size_t model, int64_t slots) const {
+  const Model& m = models_[model];
+  return m.seen ? Value(m, m.slots.usable - slots, m.slots.usable) : 0;
+}
+
 double ExpertBalancer::Gain(size_t model) const {
   const Model& m = models_[model];
   if (!m.seen) return 0;

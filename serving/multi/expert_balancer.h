@@ -66,6 +66,8 @@ class ExpertBalancer {
   // Those that get more may get it at once: together it is at most free_bytes.
   std::vector<Change> Decide(std::span<const size_t> models, uint64_t free_bytes);
 
+  // What so many slots less would cost a model, in seconds of waiting per second and byte.
+  double Loss(size_t model, int64_t slots) const;
   // What the next slab would save a model, in seconds of waiting per second and GiB; for metrics.
   double Gain(size_t model) const;
   // The least that moves in a pool of these.

@@ -1,6 +1,8 @@
 #include "serving/multi/expert_pools.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <optional>
 #include <set>
 #include <span>
 #include <utility>
@@ -9,14 +11,20 @@
 
 namespace moesaic {
 
-ExpertPools::ExpertPools(std::vector<Rules> rules, BalancerOptions options)
-    : rules_(std::move(rules)), models_(rules_.size()), balancer_(rules_.size(), options) {}
+ExpertPools::ExpertPools(std::vector<Rules> rules, BalancerOptions options,
+                         KvBalancerOptions kv_options)
+    : rules_(std::move(rules)),
+      models_(rules_.size()),
+      balancer_(rules_.size(), options),
+      kv_balancer_(rules_.size(), kv_options),
+      hysteresis_(options.hysteresis) {}
 
-void ExpertPools::Loaded(size_t model, uint64_t bytes, ResizableSlots* slots) {
+void ExpertPools::Loaded(size_t model, uint64_t bytes, ResizableSlots* slots, ResizableKv* kv) {
   Model& m = models_[model];
   m = Model();
   m.held.bytes = bytes;
   balancer_.Forget(model);
+  kv_balancer_.Forget(model);
   if (rules_[model].pool < 0 || slots == nullptr) return;
   m.slots = slots;
   m.now = slots->LookAtSlots(uses_);
@@ -26,14 +34,21 @@ void ExpertPools::Loaded(size_t model, uint64_t bytes, ResizableSlots* slots) {
       static_cast<int64_t>((rules_[model].floor_bytes + slot_bytes - 1) / slot_bytes);
   m.floor_slots = std::max(m.now.least, std::min(floor, m.now.usable));
   const uint64_t expert_bytes = static_cast<uint64_t>(m.now.held) * slot_bytes;
-  CHECK_LE(expert_bytes, bytes);
-  m.other_bytes = bytes - expert_bytes;
+  // Those of another pool's memory are nobody's keys and values.
+  if (rules_[model].pool == 0 && kv != nullptr) {
+    m.kv = kv;
+    m.kv_now = kv->LookAtKv();
+  }
+  const uint64_t kv_bytes = static_cast<uint64_t>(m.kv_now.held) * m.kv_now.block_bytes;
+  CHECK_LE(expert_bytes + kv_bytes, bytes);
+  m.other_bytes = bytes - expert_bytes - kv_bytes;
   Count(m);
 }
 
 void ExpertPools::Unloaded(size_t model) {
   models_[model] = Model();
   balancer_.Forget(model);
+  kv_balancer_.Forget(model);
 }
 
 bool ExpertPools::any() const {
@@ -52,7 +67,8 @@ std::vector<size_t> ExpertPools::MembersOf(int pool) const {
 void ExpertPools::Count(Model& m) {
   const int64_t slots = std::max(m.now.held, m.now.usable);
   m.held.expert_bytes = static_cast<uint64_t>(slots) * m.now.slot_bytes;
-  m.held.bytes = m.other_bytes + m.held.expert_bytes;
+  m.held.kv_bytes = static_cast<uint64_t>(m.kv_now.held) * m.kv_now.block_bytes;
+  m.held.bytes = m.other_bytes + m.held.expert_bytes + m.held.kv_bytes;
   m.held.shrunk = m.now.usable <= m.floor_slots && m.floor_slots < m.slots_at_load;
 }
 
@@ -63,6 +79,10 @@ void ExpertPools::Look(int64_t now_ns) {
     m.now = m.slots->LookAtSlots(uses_);
     m.now.least = m.floor_slots;
     balancer_.Observe(i, m.now, uses_, now_ns);
+    if (m.kv != nullptr) {
+      m.kv_now = m.kv->LookAtKv();
+      kv_balancer_.Observe(i, m.kv_now, now_ns);
+    }
     Count(m);
     m.held.gain = balancer_.Gain(i);
   }
@@ -77,6 +97,7 @@ int64_t ExpertPools::Move(uint64_t free_bytes) {
   for (auto pool = pools.rbegin(); pool != pools.rend(); ++pool) {
     const std::vector<size_t> members = MembersOf(*pool);
     if (members.empty()) continue;
+    if (*pool == 0) changes += MoveKv(free_bytes);
     uint64_t free = free_bytes;
     if (*pool != 0) {
       uint64_t all = 0;
@@ -108,6 +129,85 @@ void ExpertPools::SetSlots(size_t model, int64_t slots) {
   Count(m);
 }
 
+// --- keys and values
+
+void ExpertPools::SetKv(size_t model, int64_t slabs) {
+  Model& m = models_[model];
+  const int64_t before = m.kv_now.usable;
+  m.kv_now.usable += slabs * m.kv_now.slab_blocks;
+  m.kv_now.held = std::max(m.kv_now.held, m.kv_now.usable);
+  uint64_t& moved = slabs > 0 ? m.held.kv_given_bytes : m.held.kv_taken_bytes;
+  moved += static_cast<uint64_t>(std::abs(m.kv_now.usable - before)) * m.kv_now.block_bytes;
+  m.kv->SetKvBlocks(m.kv_now.usable);
+  Count(m);
+}
+
+int64_t ExpertPools::UnusedKvSlabs(const Model& m) const {
+  if (m.kv == nullptr) return 0;
+  const int64_t kept = std::max(m.kv_now.least, m.kv_now.most_used);
+  return std::max<int64_t>(0, m.kv_now.usable - kept) / m.kv_now.slab_blocks;
+}
+
+// What is not needed goes; then who lacks most gets a slab, if it can be had. What is left for
+// experts is in free_bytes: nothing, while a slab is on its way to keys and values.
+int64_t ExpertPools::MoveKv(uint64_t& free_bytes) {
+  int64_t changes = 0;
+  std::optional<size_t> taker;
+  bool lacking = false;  // experts
+  for (const size_t i : MembersOf(0)) {
+    if (models_[i].kv == nullptr) continue;
+    if (kv_balancer_.Value(i) > (taker ? kv_balancer_.Value(*taker) : 0)) taker = i;
+    lacking |= models_[i].held.gain > 0;
+  }
+  if (taker || lacking) {
+    for (const size_t i : MembersOf(0)) {
+      if (models_[i].kv == nullptr || i == taker) continue;
+      const int64_t spare = kv_balancer_.SpareSlabs(i);
+      if (spare == 0) continue;
+      SetKv(i, -spare);
+      ++changes;
+    }
+  }
+  if (!taker) return changes;
+  const uint64_t slab_bytes = kv_balancer_.SlabBytes(*taker);
+  if (free_bytes >= slab_bytes) {
+    SetKv(*taker, 1);
+    free_bytes -= slab_bytes;
+    return changes + 1;
+  }
+  const uint64_t missing = slab_bytes - free_bytes;
+  free_bytes = 0;
+  return changes + (TakeFor(*taker, missing) ? 1 : 0);
+}
+
+// Has experts of one model give back so much for keys and values of another, or of its own, unless
+// enough is on its way already. Whether any is.
+bool ExpertPools::TakeFor(size_t taker, uint64_t bytes) {
+  const auto slots_for = [&](const Model& m) {
+    return static_cast<int64_t>((bytes + m.now.slot_bytes - 1) / m.now.slot_bytes);
+  };
+  uint64_t returning = 0;
+  std::optional<size_t> giver;
+  double least = 0;
+  for (const size_t i : MembersOf(0)) {
+    const Model& m = models_[i];
+    returning += m.held.expert_bytes - static_cast<uint64_t>(m.now.usable) * m.now.slot_bytes;
+    returning += m.held.kv_bytes - static_cast<uint64_t>(m.kv_now.usable) * m.kv_now.block_bytes;
+    const int64_t slots = slots_for(m);
+    if (m.now.usable - slots < m.floor_slots) continue;
+    // All that run wait for an expert that is missing.
+    const double loss =
+        balancer_.Loss(i, slots) * static_cast<double>(std::max<int64_t>(1, m.kv_now.running));
+    if (giver && loss >= least) continue;
+    giver = i;
+    least = loss;
+  }
+  if (returning >= bytes) return false;
+  if (!giver || kv_balancer_.Value(taker) <= hysteresis_ * least) return false;
+  SetSlots(*giver, models_[*giver].now.usable - slots_for(models_[*giver]));
+  return true;
+}
+
 bool ExpertPools::Reclaim(uint64_t bytes) {
   struct Surplus {
     size_t model;
@@ -123,6 +223,8 @@ bool ExpertPools::Reclaim(uint64_t bytes) {
     all.push_back({i, slots, static_cast<uint64_t>(slots) * m.now.slot_bytes});
     there += all.back().bytes;
     returning += m.held.expert_bytes - static_cast<uint64_t>(m.now.usable) * m.now.slot_bytes;
+    returning += m.held.kv_bytes - static_cast<uint64_t>(m.kv_now.usable) * m.kv_now.block_bytes;
+    there += static_cast<uint64_t>(UnusedKvSlabs(m) * m.kv_now.slab_blocks) * m.kv_now.block_bytes;
   }
   if (there + returning < bytes) return false;
   bytes -= std::min(bytes, returning);
@@ -137,6 +239,16 @@ bool ExpertPools::Reclaim(uint64_t bytes) {
     if (count == 0) continue;
     SetSlots(surplus.model, models_[surplus.model].now.usable - count);
     bytes -= std::min(bytes, static_cast<uint64_t>(count) * slot_bytes);
+  }
+  for (const size_t i : MembersOf(0)) {
+    const Model& m = models_[i];
+    const int64_t unused = UnusedKvSlabs(m);
+    if (bytes == 0 || unused == 0) continue;
+    const uint64_t slab_bytes = static_cast<uint64_t>(m.kv_now.slab_blocks) * m.kv_now.block_bytes;
+    const auto wanted = static_cast<int64_t>((bytes + slab_bytes - 1) / slab_bytes);
+    const int64_t count = std::min(wanted, unused);
+    SetKv(i, -count);
+    bytes -= std::min(bytes, static_cast<uint64_t>(count) * slab_bytes);
   }
   return true;
 }

@@ -148,7 +148,7 @@ ModelsPlan PlanModels(std::vector<ModelEntry>& entries, const Machine& machine,
   pools.reserve(entries.size());
   for (ModelEntry& entry : entries) {
     const bool moves = entries.size() > 1 && entry.engine.expert_memory.is_auto();
-    if (moves) entry.engine.most_expert_bytes = plan.memory_bytes;
+    if (moves) entry.engine.most_expert_bytes = entry.engine.most_kv_bytes = plan.memory_bytes;
     pools.push_back(moves ? 0 : -1);
   }
   for (const size_t member : SharePool(entries, machine)) pools[member] = 1;

@@ -17,7 +17,6 @@ namespace moesaic {
 namespace {
 
 constexpr int64_t kAskAgainNs = 20'000'000;
-constexpr int64_t kBalanceNs = 500'000'000;  // from one move of experts' memory to the next
 // What is being read or filled is given back when that has ended: a layer of a step at most.
 constexpr int64_t kReturnNs = 10'000'000'000;
 
@@ -340,7 +339,7 @@ void ModelRegistry::LoadNow(const Order& order) {
     };
     loading.on_progress = [this, model](double fraction) { Progressed(model, fraction); };
     ServedModel loaded = load_(model, *bytes, loading);
-    pools_.Loaded(model, *bytes, loaded.engine->resizable_slots());
+    pools_.Loaded(model, *bytes, loaded.engine->resizable_slots(), loaded.engine->resizable_kv());
     loaded.names = models_[model].names;
     loaded.state = ModelState::kResident;
     loaded.memory_bytes = *bytes;
@@ -437,7 +436,7 @@ void ModelRegistry::CountPools() {
 }
 
 void ModelRegistry::Balance() {
-  balance_at_ns_ = NowNs() + kBalanceNs;
+  balance_at_ns_ = NowNs() + ExpertPools::kPeriodNs;
   LookAtPools();
   uint64_t free_bytes = 0;
   {

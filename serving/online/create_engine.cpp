@@ -46,6 +46,17 @@ ExpertObservers MakeObservers(const EngineOptions& options, const EnginePlan& pl
   return observers;
 }
 
+// One request of the longest context has room in any case.
+KvSizes KvSizesOf(const EngineOptions& options, const EnginePlan& plan, const ModelConfig& config) {
+  if (plan.most_kv_blocks == 0) return {};
+  const int64_t one = plan.kv_needs.Most(plan.max_context_tokens, options.max_num_batched_tokens);
+  const int64_t slabs = (one + kKvSlabBlocks - 1) / kKvSlabBlocks;
+  return {.block_bytes = Model::KvBlockBytes(config, ChooseKvType(options)),
+          .slab_blocks = kKvSlabBlocks,
+          .least_blocks = std::min(plan.num_kv_blocks, slabs * kKvSlabBlocks),
+          .most_blocks = plan.most_kv_blocks};
+}
+
 // What a model with recurrent layers cannot do, or not as often.
 void ScheduleState(const EngineOptions& options, const StatePlan& state,
                    SchedulerOptions& scheduling) {
@@ -115,6 +126,7 @@ void Load(EngineSetup& setup, MetricsRegistry& registry,
   parts.max_outstanding = options.max_num_seqs + options.max_queue;
   parts.kv_needs = plan.kv_needs;
   parts.num_kv_blocks = plan.num_kv_blocks;
+  parts.kv_sizes = KvSizesOf(options, plan, config);
   parts.scheduling = {.max_num_seqs = options.max_num_seqs,
                       .max_batch_tokens = options.max_num_batched_tokens,
                       .prefix_cache = options.prefix_cache,

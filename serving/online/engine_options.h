@@ -73,6 +73,8 @@ struct EngineOptions {
   // Memory of experts that processes on this machine have together, by its name (ShareClaim);
   // empty: each has its own.
   std::string share_experts;
+  // Likewise of keys and values (Engine::resizable_kv).
+  uint64_t most_kv_bytes = 0;
   MemorySize kv_memory;        // a share is of machine memory
   int64_t max_model_len = 0;   // tokens of prompt and output; 0: the model's, or what fits
   uint64_t request_bytes = 0;  // left to who serves: requests that are read and tokenised

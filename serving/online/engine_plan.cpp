@@ -154,6 +154,7 @@ EnginePlan PlanEngine(const EngineOptions& asked, const ModelFiles& files) {
   if (!dense_elsewhere) {
     kv = PlanKv(options, config, context, left, machine_bytes);
     plan.num_kv_blocks = kv.num_blocks;
+    plan.most_kv_blocks = kv.most_blocks;
     plan.max_context_tokens = kv.max_context_tokens;
   }
 

@@ -55,7 +55,8 @@ struct EnginePlan {
   PrefillPlan prefill;
   ModuleBatchPlan module_batches;
   KvNeeds kv_needs;
-  int64_t num_kv_blocks = 0;  // of all groups of layers together
+  int64_t num_kv_blocks = 0;   // of all groups of layers together
+  int64_t most_kv_blocks = 0;  // what that may become while the engine runs; 0: it stays
   StatePlan state;
   int64_t max_context_tokens = 0;
   WeightType weight_type = WeightType::kBf16;

@@ -83,6 +83,15 @@ KvPlan PlanKv(const EngineOptions& options, const ModelConfig& config, int64_t c
          "--max-model-len: {} tokens need {} of KV memory but --kv-memory gives {}", context,
          FormatBytes(one_context), FormatBytes(kv_bytes));
   }
+  if (options.most_kv_bytes > 0 && options.kv_memory.is_auto()) {
+    plan.num_blocks = static_cast<int64_t>(
+        RoundUp(static_cast<uint64_t>(plan.num_blocks), static_cast<uint64_t>(kKvSlabBlocks)));
+    const int64_t all =
+        needs.MostTogether(options.max_num_seqs, plan.max_context_tokens, step_tokens);
+    const auto held = static_cast<int64_t>(options.most_kv_bytes / block_bytes);
+    plan.most_blocks = std::max(
+        plan.num_blocks, std::min(all + kKvSlabBlocks - 1, held) / kKvSlabBlocks * kKvSlabBlocks);
+  }
   plan.bytes = static_cast<uint64_t>(plan.num_blocks) * block_bytes;
   return plan;
 }

@@ -22,8 +22,13 @@ KvNeeds KvNeedsOf(const ModelConfig& config);
 // length.
 int64_t KvTokens(const KvNeeds& needs, int64_t num_blocks, int64_t step_tokens);
 
+// Blocks of a slab, where their number changes while an engine runs: of as many the memory of a
+// layer lies together.
+constexpr int64_t kKvSlabBlocks = 16;
+
 struct KvPlan {
-  int64_t num_blocks = 0;  // of all groups together
+  int64_t num_blocks = 0;   // of all groups together
+  int64_t most_blocks = 0;  // EnginePlan::most_kv_blocks
   int64_t max_context_tokens = 0;
   uint64_t bytes = 0;
 };
@@ -45,7 +50,9 @@ int64_t WantedContext(const EngineOptions& options, const ModelConfig& config);
 
 // Keys and values of `left_bytes`, which is what they share with the experts, in a memory of
 // `whole_bytes`; at most `context` tokens a request. Throws Error(kResourceExhausted) when the
-// memory that was asked for holds too little.
+// memory that was asked for holds too little. Where it may change (EngineOptions::most_kv_bytes,
+// and nobody has said how much it is) it is whole slabs, and may become what as many requests as
+// run need with whole contexts.
 KvPlan PlanKv(const EngineOptions& options, const ModelConfig& config, int64_t context,
               uint64_t left_bytes, uint64_t whole_bytes);
 

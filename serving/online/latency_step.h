@@ -52,11 +52,12 @@ class LatencyStep final : public EngineStep {
   bool RunsByLayers(int64_t tokens) const override;
   LayerPass* module_batches() override { return module_batches_.get(); }
   bool RunsAsModuleBatch(int64_t tokens) const override;
-  StepStats RunBlock(LayerPass& pass) override;
+  StepStats RunBlock(LayerPass& pass, const std::function<bool()>* gives_way) override;
   AfterFailure Failed(const Error& error) override;
   std::string WhyUnreadable() const override { return reads_.WhyNotReady(); }
   void TryReading() override;
   std::optional<Error> LostDevice() const override;
+  void GiveBackKv(int64_t first_block) override { model_->GiveBackKv(first_block); }
   Experts experts() override;
   ResizableSlots* resizable_slots() override { return experts_->resizable_slots(); }
 

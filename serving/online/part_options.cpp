@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/cpu/kernels.h"
+#include "serving/online/kv_plan.h"
 #include "serving/online/module_batch_plan.h"
 
 namespace moesaic {
@@ -11,7 +12,8 @@ ModelLimits LimitsOf(const EngineOptions& options, const EnginePlan& plan) {
   ModelLimits limits;
   limits.max_batch_tokens = options.max_num_batched_tokens;
   limits.max_context_tokens = plan.max_context_tokens;
-  limits.num_kv_blocks = plan.num_kv_blocks;
+  limits.num_kv_blocks = std::max(plan.num_kv_blocks, plan.most_kv_blocks);
+  if (plan.most_kv_blocks > 0) limits.kv_slab_blocks = kKvSlabBlocks;
   limits.num_state_slots = plan.state.slots();
   limits.kv_type = ChooseKvType(options);
   limits.max_logit_rows = std::min<int64_t>(options.max_num_batched_tokens, 64);

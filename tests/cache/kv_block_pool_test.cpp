@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "cache/kv_memory.h"
+
 namespace moesaic {
 namespace {
 
@@ -167,11 +169,12 @@ TEST(KvBlockPoolPropertyTest, RandomSchedulesAgainstASimpleModel) {
   for (int schedule = 0; schedule < 500; ++schedule) {
     const auto count = static_cast<int32_t>(1 + random() % 24);
     const int64_t block_tokens = 1 + static_cast<int64_t>(random() % 3);
-    KvBlockPool pool(count, block_tokens);
+    auto usable = static_cast<int32_t>(random() % static_cast<uint64_t>(count + 1));
+    KvBlockPool pool(usable, block_tokens, count);
     ModelPool model;
     for (int32_t b = 0; b < count; ++b) {
       model.blocks[b] = {};
-      model.free.push_back(b);
+      if (b < usable) model.free.push_back(b);
     }
     std::vector<PrefixId> prefixes = {kEmptyPrefix};
     const auto any_tokens = [&] {
@@ -182,8 +185,30 @@ TEST(KvBlockPoolPropertyTest, RandomSchedulesAgainstASimpleModel) {
     for (int step = 0; step < 300; ++step) {
       const auto block = static_cast<int32_t>(random() % static_cast<uint64_t>(count));
       ModelPool::Block& m = model.blocks[block];
-      switch (random() % 4) {
-        case 0: {
+      const auto forget = [&](ModelPool::Block& closed) {
+        if (closed.prefix != kEmptyPrefix) model.sealed.erase(closed.key);
+        closed = {};
+      };
+      switch (random() % 21) {
+        case 20: {
+          const auto now = static_cast<int32_t>(random() % static_cast<uint64_t>(count + 1));
+          for (int32_t b = now; b < usable; ++b) {
+            if (model.blocks[b].references > 0) continue;
+            std::erase(model.free, b);
+            forget(model.blocks[b]);
+          }
+          for (int32_t b = usable; b < now; ++b) {
+            if (model.blocks[b].references == 0) model.free.push_back(b);
+          }
+          usable = now;
+          pool.SetBlocks(now);
+          break;
+        }
+        case 0:
+        case 1:
+        case 2:
+        case 3:
+        case 4: {
           const std::optional<int32_t> got = pool.Allocate();
           ASSERT_EQ(got.has_value(), !model.free.empty());
           if (!got) break;
@@ -194,17 +219,29 @@ TEST(KvBlockPoolPropertyTest, RandomSchedulesAgainstASimpleModel) {
           taken = {1, kEmptyPrefix, {}};
           break;
         }
-        case 1:
+        case 5:
+        case 6:
+        case 7:
+        case 8:
+        case 9:
           if (m.references == 0) break;
           pool.Release(block);
           if (--m.references > 0) break;
+          if (block >= usable) {
+            forget(m);
+            break;
+          }
           if (m.prefix == kEmptyPrefix) {
             model.free.push_front(block);
           } else {
             model.free.push_back(block);
           }
           break;
-        case 2: {
+        case 10:
+        case 11:
+        case 12:
+        case 13:
+        case 14: {
           if (m.references == 0 || m.prefix != kEmptyPrefix) break;
           const PrefixId parent = prefixes[random() % prefixes.size()];
           const Tokens tokens = any_tokens();
@@ -234,6 +271,16 @@ TEST(KvBlockPoolPropertyTest, RandomSchedulesAgainstASimpleModel) {
           if (found.references++ == 0) std::erase(model.free, hit->block);
         }
       }
+      ASSERT_EQ(pool.num_blocks(), usable);
+      int64_t held = 0;
+      int64_t end = usable;
+      for (const auto& [b, state] : model.blocks) {
+        if (state.references == 0) continue;
+        ++held;
+        end = std::max<int64_t>(end, b + 1);
+      }
+      ASSERT_EQ(pool.used_blocks(), held);
+      ASSERT_EQ(pool.open_end(), end);
       ASSERT_EQ(pool.free_blocks(), static_cast<int64_t>(model.free.size()));
       ASSERT_EQ(pool.sealed_blocks(), static_cast<int64_t>(model.sealed.size()));
       ASSERT_EQ(pool.cached_blocks(),
@@ -244,6 +291,48 @@ TEST(KvBlockPoolPropertyTest, RandomSchedulesAgainstASimpleModel) {
         ASSERT_EQ(pool.prefix(b), state.prefix);
       }
     }
+  }
+}
+
+TEST(KvBlockPoolTest, WhatClosesIsNotHandedOutAnyMore) {
+  KvBlockPool pool(4, 1, 6);
+  for (int i = 0; i < 4; ++i) pool.Allocate();
+  pool.Release(1);
+  pool.SetBlocks(2);
+  EXPECT_EQ(pool.free_blocks(), 1);
+  EXPECT_EQ(pool.used_blocks(), 3);
+  EXPECT_EQ(pool.open_end(), 4);  // who has it goes on
+  pool.Release(2);
+  EXPECT_EQ(pool.open_end(), 4);
+  pool.Release(3);
+  EXPECT_EQ(pool.open_end(), 2);
+  EXPECT_EQ(pool.Allocate(), 1);
+  EXPECT_FALSE(pool.Allocate().has_value());
+  pool.SetBlocks(6);
+  EXPECT_EQ(pool.free_blocks(), 4);
+  EXPECT_EQ(pool.Allocate(), 2);
+}
+
+// Blocks of all layers are apart, and those of later slabs behind those of earlier ones.
+TEST(KvSlabsTest, EveryBlockOfALayerHasItsBytes) {
+  for (const int64_t slab_blocks : {1, 3, 8}) {
+    const std::vector<uint64_t> bytes = {5, 11, 2};  // of a block, of each layer
+    const KvSlabs slabs = {.blocks = slab_blocks,
+                           .slab_bytes = 18 * static_cast<uint64_t>(slab_blocks)};
+    std::vector<int> owners(slabs.Bytes(8), 0);
+    EXPECT_EQ(owners.size(),
+              18 * static_cast<size_t>((8 + slab_blocks - 1) / slab_blocks * slab_blocks));
+    for (int32_t block = 0; block < 8; ++block) {
+      uint64_t before = 0;
+      for (const uint64_t of_layer : bytes) {
+        const uint64_t at = slabs.Offset(block, before, of_layer);
+        EXPECT_GE(at, slabs.Bytes(block / slab_blocks * slab_blocks));
+        EXPECT_LE(at + of_layer, slabs.Bytes(block + 1));
+        for (uint64_t i = 0; i < of_layer; ++i) ++owners[at + i];
+        before += of_layer;
+      }
+    }
+    EXPECT_EQ(std::count(owners.begin(), owners.end(), 1), 8 * 18);
   }
 }
 

@@ -6,25 +6,28 @@ import json
 import os
 import pathlib
 import tempfile
-from typing import Any
+from typing import Any, Sequence
 
 from . import _core
 from ._core import RoutingTrace
 from ._engine import command, environment, settings_text
 
 
-def simulate(trace: str | os.PathLike[str] | RoutingTrace, **options: Any) -> dict[str, Any]:
+def simulate(
+    trace: str | os.PathLike[str] | RoutingTrace | Sequence[str | os.PathLike[str]], **options: Any
+) -> dict[str, Any]:
     """Serves a trace on a virtual clock by the cache, the queue, the predictors and the miss planner
     that serve models.
 
     Args:
-        trace: A file, or what read_trace gave.
+        trace: A file, or what read_trace gave; or files, of a model each, that share a memory.
         options: Those of ``moesaic simulate`` with ``_`` for ``-``: ``slots="25%"``,
             ``predictor="none"``, ``policy="lru"``, ``hold_out=4``, ``layer_compute_us=1000``, ...
 
     Returns:
         What ``moesaic simulate --json`` prints: times in microseconds (``*_us``), counts of experts
-        and copies, ``hit_rate``, recall by how many layers ahead.
+        and copies, ``hit_rate``, recall by how many layers ahead; of several traces latencies in
+        seconds, by how the memory is shared.
     """
     if isinstance(trace, RoutingTrace):
         with tempfile.TemporaryDirectory() as directory:

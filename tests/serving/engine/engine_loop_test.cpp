@@ -32,6 +32,7 @@ struct LoopOptions {
   int64_t max_outstanding = 1000;
   int64_t max_context_tokens = 200'000;
   int64_t kv_blocks = 1 << 15;
+  KvSizes kv_sizes = {};
   int64_t head_rows = 4;
   bool reversed = false;
   MetricsRegistry* metrics = nullptr;
@@ -46,6 +47,7 @@ std::unique_ptr<EngineLoop> MakeLoop(Script& script, const LoopOptions& options 
     parts.max_outstanding = options.max_outstanding;
     parts.kv_needs = {{0}, kKvBlockTokens, kAttentionChunkTokens};
     parts.num_kv_blocks = options.kv_blocks;
+    parts.kv_sizes = options.kv_sizes;
     parts.scheduling.max_num_seqs = options.max_num_seqs;
     parts.scheduling.max_batch_tokens = options.max_batch_tokens;
     parts.scheduling.prefix_cache = false;
@@ -114,6 +116,64 @@ std::vector<int32_t> Prompt(int64_t tokens, int32_t first = 0) {
 }
 
 using Steps = std::vector<std::vector<Script::Slice>>;
+
+// Until the loop has got there.
+template <typename Condition>
+void WaitFor(Condition condition) {
+  while (!condition()) std::this_thread::yield();
+}
+
+TEST(EngineLoopTest, BlocksComeAndGoWhileItRuns) {
+  Script script;
+  const auto loop = MakeLoop(
+      script,
+      {.kv_blocks = 32,
+       .kv_sizes = {.block_bytes = 100, .slab_blocks = 8, .least_blocks = 8, .most_blocks = 64}});
+  ResizableKv* const kv = loop->resizable_kv();
+  ASSERT_NE(kv, nullptr);
+  EXPECT_EQ(kv->LookAtKv().held, 32);
+  // It has nothing to do, and gives back what it is not to have all the same.
+  kv->SetKvBlocks(24);
+  WaitFor([&] { return kv->LookAtKv().held == 24; });
+  EXPECT_EQ(script.gave_back_from(), 24);
+  const auto step = [&] {
+    script.Allow(1);
+    script.WaitUntilHeld();
+  };
+  // A sequence keeps its blocks, the last of which is in the third slab.
+  script.Hold();
+  const auto longest = Submit(*loop, Greedy(Prompt(20 * kKvBlockTokens - 4), kEndless));
+  script.WaitUntilHeld();
+  for (int i = 0; i < 5; ++i) step();
+  EXPECT_EQ(kv->LookAtKv().most_used, 20);
+  EXPECT_EQ(kv->LookAtKv().running, 1);
+  kv->SetKvBlocks(8);
+  step();
+  EXPECT_EQ(kv->LookAtKv().held, 24);
+  EXPECT_EQ(loop->Status().preemptions, 0);
+  loop->Cancel(longest.id);
+  script.AllowAll();
+  EXPECT_TRUE(longest.Cancelled());
+  WaitFor([&] { return kv->LookAtKv().held == 8; });
+  EXPECT_EQ(script.gave_back_from(), 8);
+  // One of two has room, and the other waits for nothing else, until there is more.
+  EXPECT_EQ(kv->LookAtKv().waited_us, 0u);
+  script.Hold();
+  const auto first = Submit(*loop, Greedy(Prompt(5 * kKvBlockTokens), 20));
+  const auto second = Submit(*loop, Greedy(Prompt(5 * kKvBlockTokens), 20));
+  script.WaitUntilHeld();
+  for (int i = 0; i < 4; ++i) step();
+  EXPECT_EQ(loop->Status().waiting, 1);
+  EXPECT_GT(kv->LookAtKv().waited_us, 0u);
+  kv->SetKvBlocks(64);
+  EXPECT_EQ(kv->LookAtKv().held, 64);
+  step();
+  step();
+  EXPECT_EQ(loop->Status().running, 2);
+  script.AllowAll();
+  EXPECT_EQ(first.Wait().finish, FinishReason::kLength);
+  EXPECT_EQ(second.Wait().finish, FinishReason::kLength);
+}
 
 TEST(EngineLoopTest, ServesRequestsTogether) {
   Script script;

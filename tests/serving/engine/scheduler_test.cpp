@@ -59,6 +59,25 @@ TEST(SchedulerTest, NewestIsPreemptedAndOldestEndsFirst) {
   EXPECT_EQ(kv.pool().used_blocks(), 0);
 }
 
+// For who gives a pool more blocks: only those count that have nothing else to wait for.
+TEST(SchedulerTest, TellsWhoWaitsForBlocks) {
+  KvManager kv = OneGroup(4);
+  Scheduler scheduler({.max_num_seqs = 2, .max_batch_tokens = 64, .prefix_cache = false}, kv);
+  for (RequestId id = 1; id <= 3; ++id) scheduler.Add(MakeSequence(id, 20, 40));
+  FinishStep(scheduler, scheduler.Plan());
+  EXPECT_EQ(scheduler.running(), 2);
+  scheduler.Plan();
+  EXPECT_EQ(scheduler.waiting_for_blocks(), 0);  // the third one has no place
+  for (int step = 0; step < 20; ++step) FinishStep(scheduler, scheduler.Plan());
+  EXPECT_EQ(scheduler.running(), 1);
+  EXPECT_EQ(scheduler.waiting_for_blocks(), 2);
+  auto line = MakeSequence(4, 20, 40);
+  line->request.background = true;
+  scheduler.Add(std::move(line));
+  scheduler.Plan();
+  EXPECT_EQ(scheduler.waiting_for_blocks(), 2);
+}
+
 TEST(SchedulerTest, APrefixIsReusedButNeverTheLastToken) {
   KvManager kv = OneGroup(64);
   Scheduler scheduler({.max_num_seqs = 4, .max_batch_tokens = 256, .prefix_cache = true}, kv);

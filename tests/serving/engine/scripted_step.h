@@ -76,6 +76,11 @@ class Script {
     std::lock_guard lock(mutex_);
     return idles_;
   }
+  // The last one.
+  int64_t gave_back_from() const {
+    std::lock_guard lock(mutex_);
+    return gave_back_from_;
+  }
   int heads() const {
     std::lock_guard lock(mutex_);
     return heads_;
@@ -103,6 +108,7 @@ class Script {
   std::optional<Error> lost_;
   bool mended_ = false;
   std::vector<std::vector<Slice>> ran_;
+  int64_t gave_back_from_ = -1;
   int idles_ = 0;
   int heads_ = 0;
 };
@@ -115,6 +121,9 @@ class ScriptedStep final : public EngineStep {
 
   void Arrange(std::vector<ScheduledSlice>& slices) override {
     if (reversed_) std::reverse(slices.begin(), slices.end());
+  }
+  void GiveBackKv(int64_t first_block) override {
+    script_.Set([&] { script_.gave_back_from_ = first_block; });
   }
   StepStats Run(const ForwardBatch& batch, RoutingHook* hook) override {
     std::unique_lock lock(script_.mutex_);

@@ -185,7 +185,8 @@ std::vector<float> ModelHarness::Run(std::span<const Piece> pieces, RoutingHook*
 }
 
 std::vector<float> ModelHarness::RunByLayers(std::span<const Piece> pieces,
-                                             const std::function<void()>& between) {
+                                             const std::function<void()>& between,
+                                             const std::function<bool()>* gives_way) {
   std::vector<int32_t> tokens;
   std::vector<SequenceSlice> slices;
   std::vector<int32_t> last_rows;
@@ -204,7 +205,12 @@ std::vector<float> ModelHarness::RunByLayers(std::span<const Piece> pieces,
   LayerPass pass(*model_, std::ssize(tokens));
   pass.Begin(tokens, slices);
   while (!pass.done()) {
-    stats_ += pass.RunBlock();
+    try {
+      stats_ += pass.RunBlock(gives_way);
+    } catch (const LayerGaveWay&) {
+      between();
+      stats_ += pass.RunBlock();
+    }
     between();
   }
   pass.Finish(last_rows);

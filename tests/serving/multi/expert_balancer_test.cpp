@@ -12,7 +12,9 @@
 #include <utility>
 #include <vector>
 
+#include "serving/engine/resizable_kv.h"
 #include "serving/multi/expert_pools.h"
+#include "serving/multi/kv_balancer.h"
 
 namespace moesaic {
 namespace {
@@ -277,6 +279,170 @@ TEST(ExpertBalancerTest, SavesWaiting) {
   };
   EXPECT_LT(waited(20, 1, true), waited(20, 1, false) / 1.5);
   EXPECT_LE(waited(10, 10, true), waited(10, 10, false) * 1.001);
+}
+
+// --- keys and values
+
+constexpr int64_t kSlab = 16;  // blocks, of 64 KiB: a mebibyte
+
+class MadeUpKv : public ResizableKv {
+ public:
+  MadeUpKv(int64_t blocks, int64_t most) {
+    now_ = {.block_bytes = kMiB / kSlab,
+            .slab_blocks = kSlab,
+            .held = blocks,
+            .usable = blocks,
+            .least = kSlab,
+            .most = most};
+  }
+  KvInUse LookAtKv() override { return now_; }
+  void SetKvBlocks(int64_t blocks) override {
+    EXPECT_TRUE(now_.least <= blocks && blocks <= now_.most && blocks % kSlab == 0);
+    now_.usable = blocks;
+    now_.held = std::max(now_.held, blocks);
+  }
+  // So many sequences of `of_one` blocks want to run.
+  void Run(double seconds, int64_t sequences, int64_t of_one) {
+    const int64_t room = std::min(sequences, now_.usable / of_one);
+    now_.running = room;
+    now_.most_used = room * of_one;
+    waited_s_ += seconds * static_cast<double>(sequences - room);
+    now_.waited_us = static_cast<uint64_t>(waited_s_ * 1e6);
+    now_.held = now_.usable;
+  }
+  KvInUse& now() { return now_; }
+
+ private:
+  KvInUse now_;
+  double waited_s_ = 0;
+};
+
+TEST(KvBalancerTest, ASlabIsWorthThoseThatItHasRoomFor) {
+  KvBalancer balancer(1);
+  MadeUpKv kv(64, 256);
+  int64_t now_ns = 0;
+  const auto value = [&](int64_t sequences, int64_t of_one) {
+    for (int tick = 0; tick < 60; ++tick) {
+      kv.Run(0.5, sequences, of_one);
+      balancer.Observe(0, kv.now(), now_ns += 500'000'000);
+    }
+    return balancer.Value(0) * static_cast<double>(kMiB);
+  };
+  EXPECT_EQ(value(8, 8), 0);              // all run
+  EXPECT_NEAR(value(20, 8), 2, 1e-3);     // a slab has room for two
+  EXPECT_NEAR(value(9, 8), 1, 1e-3);      // one waits
+  EXPECT_NEAR(value(20, 32), 0.5, 1e-3);  // two slabs for one
+  kv.now().most = kv.now().usable;
+  EXPECT_EQ(value(20, 8), 0);  // it may have no more
+}
+
+TEST(KvBalancerTest, WhatWasNotUsedForLongIsNotNeeded) {
+  KvBalancer balancer(1);
+  MadeUpKv kv(160, 160);
+  int64_t now_ns = 0;
+  const auto spare = [&](int ticks, int64_t sequences) {
+    for (int tick = 0; tick < ticks; ++tick) {
+      kv.Run(0.5, sequences, 8);
+      balancer.Observe(0, kv.now(), now_ns += 500'000'000);
+    }
+    return balancer.SpareSlabs(0);
+  };
+  EXPECT_EQ(spare(100, 4), 0);  // nobody knows yet
+  EXPECT_EQ(spare(30, 4), 7);   // of 160 blocks 32 are used, and a slab is kept besides
+  EXPECT_EQ(spare(1, 12), 3);
+  EXPECT_EQ(spare(100, 4), 3);  // that was not long ago
+  EXPECT_EQ(spare(30, 4), 7);
+  kv.now().revived += 50;  // prefixes of so many blocks were found
+  EXPECT_EQ(spare(1, 4), 3);
+  EXPECT_EQ(spare(130, 0), 9);
+}
+
+// Two models of one pool, the first of which has keys and values that change.
+class KvPool {
+ public:
+  KvPool(double load_a, double load_b, int64_t blocks, int64_t most)
+      : kv_(blocks, most),
+        a_(Make(kMiB, 100, 300, load_a)),
+        b_(Make(kMiB, 100, 300, load_b)),
+        pools_({{0, 10 * kMiB}, {0, 10 * kMiB}}),
+        all_bytes_(Bytes()) {
+    pools_.Loaded(0, 100 * kMiB + KvBytes(), a_.get(), &kv_);
+    pools_.Loaded(1, 100 * kMiB, b_.get());
+  }
+  void Ticks(int count, int64_t sequences, int64_t of_one) {
+    for (int tick = 0; tick < count; ++tick) {
+      kv_.Run(0.5, sequences, of_one);
+      a_->Run(0.5);
+      b_->Run(0.5);
+      pools_.Look(now_ns_ += 500'000'000);
+      ASSERT_EQ(pools_.held(0).bytes + pools_.held(1).bytes, Bytes());
+      ASSERT_LE(Bytes(), all_bytes_);
+      pools_.Move(all_bytes_ - Bytes());
+      ASSERT_LE(Bytes(), all_bytes_);
+      ASSERT_GE(a_->now().usable, 10);
+      ASSERT_GE(b_->now().usable, 10);
+    }
+  }
+  MadeUpKv& kv() { return kv_; }
+  MadeUpModel& a() { return *a_; }
+  MadeUpModel& b() { return *b_; }
+  ExpertPools& pools() { return pools_; }
+
+ private:
+  uint64_t KvBytes() { return static_cast<uint64_t>(kv_.now().held / kSlab) * kMiB; }
+  uint64_t Bytes() { return a_->bytes() + b_->bytes() + KvBytes(); }
+
+  MadeUpKv kv_;
+  std::unique_ptr<MadeUpModel> a_;
+  std::unique_ptr<MadeUpModel> b_;
+  ExpertPools pools_;
+  uint64_t all_bytes_;
+  int64_t now_ns_ = 0;
+};
+
+TEST(KvBalancerTest, WhoLacksBlocksGetsThemFromWhoLosesLeast) {
+  KvPool pool(1, 0.1, 2 * kSlab, 64 * kSlab);
+  pool.Ticks(400, 20, kSlab);  // twenty sequences of a slab each
+  EXPECT_EQ(pool.kv().now().usable, 20 * kSlab);
+  EXPECT_EQ(pool.pools().held(0).kv_given_bytes, 18 * kMiB);
+  EXPECT_LT(pool.b().now().usable, 90);
+  // Nobody waits: nothing moves any more.
+  const int64_t slots = pool.a().now().usable + pool.b().now().usable;
+  pool.Ticks(100, 20, kSlab);
+  EXPECT_EQ(pool.kv().now().usable, 20 * kSlab);
+  EXPECT_EQ(pool.a().now().usable + pool.b().now().usable, slots);
+}
+
+TEST(KvBalancerTest, ExpertsThatAreWorthMoreStay) {
+  // One in ten seconds waits for blocks; layers wait for experts all the time.
+  KvPool pool(20'000, 20'000, 2 * kSlab, 64 * kSlab);
+  pool.Ticks(60, 2, kSlab);
+  for (int round = 0; round < 20; ++round) {
+    pool.Ticks(19, 2, kSlab);
+    pool.Ticks(1, 3, kSlab);
+  }
+  EXPECT_EQ(pool.kv().now().usable, 2 * kSlab);
+}
+
+TEST(KvBalancerTest, WhatIsNotNeededGoesToExpertsAndComesBack) {
+  KvPool pool(1, 1, 64 * kSlab, 64 * kSlab);
+  pool.Ticks(400, 2, kSlab);
+  EXPECT_EQ(pool.kv().now().usable, 3 * kSlab);
+  EXPECT_EQ(pool.pools().held(0).kv_taken_bytes, 61 * kMiB);
+  EXPECT_GE(pool.a().now().usable + pool.b().now().usable, 255);
+  pool.Ticks(400, 10, kSlab);
+  EXPECT_EQ(pool.kv().now().usable, 10 * kSlab);
+}
+
+TEST(KvBalancerTest, ReclaimTakesUnusedBlocksLast) {
+  KvPool pool(0, 0, 32 * kSlab, 32 * kSlab);
+  pool.Ticks(2, 4, kSlab);
+  EXPECT_FALSE(pool.pools().Reclaim((2 * 90 + 29) * kMiB));
+  EXPECT_TRUE(pool.pools().Reclaim(100 * kMiB));
+  EXPECT_EQ(pool.kv().now().usable, 32 * kSlab);
+  EXPECT_TRUE(pool.pools().Reclaim((2 * 90 + 20) * kMiB));
+  EXPECT_EQ(pool.a().now().usable + pool.b().now().usable, 20);
+  EXPECT_EQ(pool.kv().now().usable, 12 * kSlab);
 }
 
 }  // namespace

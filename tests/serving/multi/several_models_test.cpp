@@ -16,6 +16,7 @@
 #include "core/base/clock.h"
 #include "core/base/metrics.h"
 #include "prefetch/link/resizable_slots.h"
+#include "serving/engine/resizable_kv.h"
 #include "serving/engine/step_turns.h"
 #include "serving/multi/model_registry.h"
 #include "serving/online/create_engine.h"
@@ -142,7 +143,8 @@ void ExpectBitsOfEach(const std::vector<std::string>& names) {
   }
 }
 
-// Memory of experts moves between them all the time, faster than any server would move it.
+// Memory of experts, and of keys and values, moves between them all the time, faster than any
+// server would move it.
 void ExpectBitsWhileMemoryMoves(const std::vector<std::string>& names) {
   MetricsRegistry metrics;
   const SteadyClock clock;
@@ -155,6 +157,8 @@ void ExpectBitsWhileMemoryMoves(const std::vector<std::string>& names) {
     alone.push_back(Alone(model));
     EngineOptions options = OptionsFor(model, MemorySize("40%"));
     options.most_expert_bytes = uint64_t{1} << 30;
+    options.kv_memory = MemorySize();
+    options.most_kv_bytes = uint64_t{64} << 20;
     views.push_back(std::make_unique<MetricsRegistry>(metrics, MetricLabels{{"model_name", name}}));
     engines.push_back(
         CreateEngine(ResolveEngine(options, MadeUpMachine()), *views.back(), {}, turns->Join(0)));
@@ -171,6 +175,13 @@ void ExpectBitsWhileMemoryMoves(const std::vector<std::string>& names) {
         EXPECT_GE(now.held, now.usable);
         const auto choices = static_cast<uint64_t>(now.most - now.least + 1);
         slots->SetSlots(now.least + static_cast<int64_t>(random() % choices));
+        ResizableKv* const kv = engine->resizable_kv();
+        const KvInUse blocks = kv->LookAtKv();
+        EXPECT_GE(blocks.held, blocks.usable);
+        EXPECT_LT(blocks.least, blocks.most);
+        const auto slabs =
+            static_cast<uint64_t>((blocks.most - blocks.least) / blocks.slab_blocks + 1);
+        kv->SetKvBlocks(blocks.least + static_cast<int64_t>(random() % slabs) * blocks.slab_blocks);
         ++moves;
       }
       std::this_thread::sleep_for(std::chrono::microseconds(200));
