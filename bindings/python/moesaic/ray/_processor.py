@@ -164,5 +164,4 @@ def process(
         fn_constructor_args=(model,),
         fn_constructor_kwargs=arguments,
         num_cpus=cpus_per_actor,
-        scheduling_strategy="SPREAD",
     )
