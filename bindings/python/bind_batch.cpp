@@ -18,7 +18,7 @@ namespace moesaic::python {
 namespace {
 
 namespace nb = nanobind;
-using namespace nb::literals;
+using namespace nb::literals;  // NOLINT(google-build-using-namespace): for ""_a
 
 BatchInputForm FormOf(const std::string& name) {
   if (name == "auto") return BatchInputForm::kAuto;
