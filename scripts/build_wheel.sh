@@ -28,6 +28,8 @@ data=$stage/moesaic-$version.data
 info=$stage/moesaic-$version.dist-info
 mkdir -p "$stage/moesaic" "$data/scripts" "$data/data/share/moesaic" "$info/licenses"
 cp bindings/python/moesaic/*.py bindings/python/moesaic/*.pyi bindings/python/moesaic/py.typed "$stage/moesaic/"
+mkdir -p "$stage/moesaic/ray"
+cp bindings/python/moesaic/ray/*.py "$stage/moesaic/ray/"
 install -s build/release/wheel/_core.*.so "$stage/moesaic/"
 install -s build/release/wheel/moesaic "$data/scripts/"
 cp -r configs "$data/data/share/moesaic/"

@@ -5,6 +5,7 @@
 
 namespace moesaic::python {
 
+void BindBatch(nanobind::module_& module);
 void BindEngine(nanobind::module_& module);
 void BindJobs(nanobind::module_& module);
 void BindTraces(nanobind::module_& module);

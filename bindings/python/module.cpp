@@ -20,4 +20,5 @@ NB_MODULE(_core, module) {
   BindEngine(module);
   BindTraces(module);
   BindJobs(module);
+  BindBatch(module);
 }

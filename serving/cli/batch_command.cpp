@@ -22,6 +22,7 @@
 #include "serving/cli/interrupt.h"
 #include "serving/cli/job_files.h"
 #include "serving/cli/output.h"
+#include "serving/cli/ray_batch.h"
 #include "serving/cli/run_stats.h"
 #include "serving/cli/serving_setup.h"
 #include "serving/jobs/batch_job.h"
@@ -267,10 +268,13 @@ int BatchCommand(const Invocation& invocation) {
        "or after a crash, --resume goes on and neither loses nor repeats a line.",
        {"moesaic batch models/sample -i requests.jsonl -o answers.jsonl",
         "moesaic batch models/sample -i prompts.txt -o answers.jsonl --max-tokens 64 -t 0",
-        "moesaic batch models/sample -i requests.jsonl -o answers.jsonl --resume"}});
+        "moesaic batch models/sample -i requests.jsonl -o answers.jsonl --resume",
+        "moesaic batch models/sample -i requests.jsonl -o answers.jsonl --ray auto"}});
   BatchFlags flags;
+  RayFlags ray;
   Settings settings;
   AddFlags(flags, line.table());
+  AddRayFlags(ray, line.table());
   line.UseSettings(settings, {true, false});
   if (!line.Parse(invocation)) return 0;
   SetUpLogging(line, settings.log, LogLevel::kWarning);
@@ -278,6 +282,7 @@ int BatchCommand(const Invocation& invocation) {
   const std::string model_name = TakeModel(line, settings.engine, words);
   line.RequireAtMost(line.GivenAsFlag("model") ? 0 : 1);
   CheckFlags(flags);
+  if (!ray.address.empty()) ExecRayBatch(invocation, line);
 
   BatchJobOptions job = JobOptionsFrom(flags, settings.engine);
   CheckFiles(flags, settings.engine, job.files);

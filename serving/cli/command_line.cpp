@@ -81,7 +81,10 @@ void CommandLine::ParseArguments(const std::vector<std::string>& arguments) {
       positionals_.push_back(argument);
       ++at;
     } else {
-      at += ParseFlag(arguments, at);
+      const size_t used = ParseFlag(arguments, at);
+      const auto begin = arguments.begin() + static_cast<ptrdiff_t>(at);
+      flags_.insert(flags_.end(), begin, begin + static_cast<ptrdiff_t>(used));
+      at += used;
     }
   }
 }

@@ -48,6 +48,8 @@ class CommandLine {
   const std::vector<std::string>& positionals() const { return positionals_; }
   // Throws Error(kInvalidArgument) when there are more than `max`.
   void RequireAtMost(size_t max) const;
+  // The flags with their values, as they were written: all arguments but the positional ones.
+  const std::vector<std::string>& flags() const { return flags_; }
   // Whether a flag (not the environment, not a file) set it.
   bool GivenAsFlag(std::string_view name) const;
   // Problems that are worth a warning once logging is set up.
@@ -68,6 +70,7 @@ class CommandLine {
   bool print_config_ = false;
   std::string config_file_;
   std::vector<std::string> positionals_;
+  std::vector<std::string> flags_;
   std::vector<std::string> warnings_;
 };
 
