@@ -64,6 +64,12 @@ struct Usage {
   int64_t cached_tokens = 0;  // of the prompt, taken from the prefix cache
 };
 
+// What one link has carried: to a device (its name), or from one of several stores (store:0, ...).
+struct LinkBytes {
+  std::string name;
+  uint64_t bytes = 0;
+};
+
 // One or more tokens' worth of output. `text` may be shorter or longer than the tokens' own text:
 // half characters and possible beginnings of a stop string are held back and come later, and what
 // follows a stop never comes.
@@ -87,6 +93,7 @@ struct OutputDelta {
   std::shared_ptr<const RequestTrace> trace;
   // What the steps that ran it have cost, whoever else they ran; on the last delta.
   ExpertStats experts;
+  std::vector<LinkBytes> links;  // of these steps; empty: there is one link (experts.bytes_read)
   // To whom each token was routed, where that was asked for; on the last delta, shared likewise.
   // The last token of the output was not run and is not there.
   std::shared_ptr<const RoutedExperts> routed;

@@ -61,11 +61,12 @@ struct Sequence {
   int64_t cached_tokens = 0;    // of the prompt, found in the prefix cache on first admission
   bool started = false;         // a step ran it
   std::chrono::steady_clock::time_point started_at;  // when that step began
-  int64_t queue_us = -1;       // from arrival to that step; -1: not started, or told already
-  ExpertStats experts;         // of the steps that ran it, whoever else they ran
-  bool admitted = false;       // has run before (a preempted sequence is admitted again)
-  QueuePlace queued;           // while it waits
-  int64_t charged_tokens = 0;  // up to this position its client was charged
+  int64_t queue_us = -1;         // from arrival to that step; -1: not started, or told already
+  ExpertStats experts;           // of the steps that ran it, whoever else they ran
+  std::vector<LinkBytes> links;  // of the same steps; empty: there is one link
+  bool admitted = false;         // has run before (a preempted sequence is admitted again)
+  QueuePlace queued;             // while it waits
+  int64_t charged_tokens = 0;    // up to this position its client was charged
 
   SequenceBlocks blocks;
   SequenceState state;  // of recurrent layers
