@@ -8,11 +8,11 @@
 namespace moesaic {
 
 ExpertCache::ExpertCache(int64_t num_experts_total, int64_t num_slots, uint64_t slot_bytes,
-                         std::unique_ptr<EvictionPolicy> policy, SlotTable* table,
+                         std::unique_ptr<EvictionPolicy> policy, SlotReaders* readers,
                          int64_t most_slots)
     : slot_bytes_(slot_bytes),
       policy_(std::move(policy)),
-      table_(table),
+      readers_(readers),
       entries_(static_cast<size_t>(num_experts_total)),
       slot_experts_(static_cast<size_t>(std::max(num_slots, most_slots)), kNoExpert),
       num_slots_(num_slots),
@@ -81,10 +81,12 @@ std::optional<ExpertCache::Reservation> ExpertCache::Reserve(ExpertIndex expert,
 // The least valuable one; false: there is none that may leave.
 bool ExpertCache::EvictOne(int64_t now, ExpertIndex& evicted) {
   const auto evictable = [this](ExpertIndex candidate) { return Evictable(candidate); };
-  const ExpertIndex victim = policy_->Victim(slot_experts(), evictable, now);
-  if (victim == kNoExpert) return false;
-  CHECK(Unused(victim));
-  if (!TakeOut(victim)) return false;
+  ExpertIndex victim = kNoExpert;
+  do {  // again when somebody was quicker to read it: it is not evictable then
+    victim = policy_->Victim(slot_experts(), evictable, now);
+    if (victim == kNoExpert) return false;
+    CHECK(Unused(victim));
+  } while (!TakeOut(victim));
   Remove(victim, now);
   ++counters_.evicted;
   evicted = victim;
@@ -99,7 +101,7 @@ void ExpertCache::Commit(ExpertIndex expert, int64_t now) {
   ++resident_;
   ++counters_.inserted;
   policy_->OnInsert(expert, entry.reason, now);
-  if (table_ != nullptr) table_->Publish(expert, entry.slot);
+  if (readers_ != nullptr) readers_->Publish(expert, entry.slot);
 }
 
 void ExpertCache::Abandon(ExpertIndex expert) {
@@ -116,12 +118,12 @@ bool ExpertCache::Unused(ExpertIndex expert) const {
 }
 
 bool ExpertCache::Evictable(ExpertIndex expert) const {
-  return Unused(expert) && (table_ == nullptr || table_->MayLeave(expert));
+  return Unused(expert) && (readers_ == nullptr || readers_->MayLeave(expert));
 }
 
-// Of what a device looks up. False: the device was quicker.
+// Of what others read. False: they were quicker.
 bool ExpertCache::TakeOut(ExpertIndex expert) {
-  return table_ == nullptr || table_->Retract(expert);
+  return readers_ == nullptr || readers_->Retract(expert);
 }
 
 std::optional<double> ExpertCache::VictimPriority(int64_t now) const {
@@ -166,7 +168,7 @@ void ExpertCache::FreeSlot(Entry& entry) {
 // --- the number of slots
 
 void ExpertCache::SetSlots(int64_t num_slots) {
-  CHECK(table_ == nullptr);
+  CHECK(readers_ == nullptr);
   CHECK_GE(num_slots, 1);
   CHECK_LE(num_slots, most_slots());
   if (num_slots <= usable_slots_) {

@@ -30,7 +30,7 @@
 
 #include "cache/eviction_policy.h"
 #include "cache/expert_grid.h"
-#include "cache/slot_table.h"
+#include "cache/slot_readers.h"
 
 namespace moesaic {
 
@@ -62,10 +62,10 @@ class ExpertCache {
   };
 
   // num_slots of slot_bytes each, for experts [0, num_experts_total). No slots is allowed: nothing
-  // is ever resident then. `table` (may be null; outlives the cache) has the residents and may keep
-  // one from leaving. `most_slots`: as many as there may ever be; 0: their number stays.
+  // is ever resident then. `readers` (may be null; outlives the cache) know the residents and may
+  // keep one from leaving. `most_slots`: as many as there may ever be; 0: their number stays.
   ExpertCache(int64_t num_experts_total, int64_t num_slots, uint64_t slot_bytes,
-              std::unique_ptr<EvictionPolicy> policy, SlotTable* table = nullptr,
+              std::unique_ptr<EvictionPolicy> policy, SlotReaders* readers = nullptr,
               int64_t most_slots = 0);
 
   State state(ExpertIndex expert) const { return At(expert).state; }
@@ -93,7 +93,7 @@ class ExpertCache {
   int64_t Drop(int64_t now);
 
   // There are to be so many slots, at least one and at most most_slots. More are there at once.
-  // Without a table.
+  // Without readers.
   void SetSlots(int64_t num_slots);
   // Closes the last slot, if there are too many and nobody reads or fills it. The least valuable
   // evictable resident leaves where one has to. The caller moves the bytes of who was moved.
@@ -144,7 +144,7 @@ class ExpertCache {
 
   uint64_t slot_bytes_;
   std::unique_ptr<EvictionPolicy> policy_;
-  SlotTable* const table_;
+  SlotReaders* const readers_;
   std::vector<Entry> entries_;             // [num_experts_total]
   std::vector<ExpertIndex> slot_experts_;  // [most_slots] kNoExpert from num_slots_ on
   int64_t num_slots_ = 0;

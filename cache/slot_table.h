@@ -21,10 +21,11 @@
 #include <span>
 
 #include "cache/expert_grid.h"
+#include "cache/slot_readers.h"
 
 namespace moesaic {
 
-class SlotTable {
+class SlotTable final : public SlotReaders {
  public:
   static uint64_t Bytes(const ExpertGrid& grid);
 
@@ -35,14 +36,10 @@ class SlotTable {
   SlotTable& operator=(const SlotTable&) = delete;
 
   // --- the cache
-  // The expert's bytes are in the slot.
-  void Publish(ExpertIndex expert, int32_t slot);
-  // Whether Retract would be granted now.
-  bool MayLeave(ExpertIndex expert) const;
-  // Takes the expert out. False: a step may have looked it up already; it stays.
-  bool Retract(ExpertIndex expert);
-  // What the layer needs is pinned or wanted from here on, as is what it needs of later ones.
-  void Follow(int layer);
+  void Publish(ExpertIndex expert, int32_t slot) override;
+  bool MayLeave(ExpertIndex expert) const override;
+  bool Retract(ExpertIndex expert) override;  // false: a step may have looked it up already
+  void Follow(int layer) override;
 
   // --- a step
   // The next step may begin: it looks up layers in ascending order, or not at all.

@@ -226,6 +226,17 @@ void Arctic(const GgufFields& fields, json& config) {
   config["parallel_attn_mlp_res"] = true;
 }
 
+// What the smallest weight sum is and where experts end is not in the file.
+void Ernie45Moe(const GgufFields& fields, json& config) {
+  config["moe_num_experts"] = fields.Experts();
+  config["moe_k"] = config["num_experts_per_tok"];
+  config["moe_intermediate_size"] = fields.ExpertWidth();
+  config["intermediate_size"] = fields.DenseWidth();
+  config["moe_num_shared_experts"] = fields.Int("expert_shared_count", 0, 0, 1000);
+  config["moe_layer_interval"] = fields.Int("interleave_moe_layer_step", 1, 1, kMostLayers);
+  config["moe_layer_start_index"] = fields.Int("leading_dense_block_count", 0, 0, kMostLayers);
+}
+
 // The text of a model that also sees is a part of its config.json.
 void Qwen35Moe(const GgufFields& fields, json& config) {
   LinearAttention(fields, config);
@@ -255,6 +266,7 @@ constexpr GgufArchitecture kArchitectures[] = {
     {"granitemoe", "", "", GraniteMoe},  // likewise
     {"dbrx", "DbrxForCausalLM", "dbrx", Dbrx},
     {"arctic", "ArcticForCausalLM", "arctic", Arctic},
+    {"ernie4_5-moe", "Ernie4_5_MoeForCausalLM", "ernie4_5_moe", Ernie45Moe},
 };
 
 const GgufArchitecture& FindArchitecture(const GgufFields& fields) {

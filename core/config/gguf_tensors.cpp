@@ -15,10 +15,11 @@ constexpr std::array<const char*, 3> kStackedExperts = {"ffn_gate_exps", "ffn_up
 constexpr std::array<const char*, 3> kSingleExperts = {"ffn_gate.{expert}", "ffn_up.{expert}",
                                                        "ffn_down.{expert}"};
 
-// The architectures whose rows of queries and keys llama.cpp's converter turns, per head, from
-// halves that are rotated together to pairs.
+// The architectures whose rows of queries and keys lie in pairs that are rotated together, per
+// head: llama.cpp's converter turns them from halves, or they have always been so (ERNIE-4.5).
 bool HasRowsInPairs(std::string_view architecture) {
-  return architecture == "llama" || architecture == "granitemoe" || architecture == "arctic";
+  return architecture == "llama" || architecture == "granitemoe" || architecture == "arctic" ||
+         architecture == "ernie4_5-moe";
 }
 
 void SetLinearAttention(const ModelConfig& model, bool rates_of_key_heads, TensorPlan& plan) {
@@ -147,9 +148,13 @@ TensorPlan GgufTensors(const GgufHeader& header, const ModelConfig& model) {
 
   int64_t sparse = 0;
   while (sparse + 1 < model.num_layers() && !model.is_sparse(sparse)) ++sparse;
-  const bool with_suffix = has(sparse, "exp_probs_b.bias");
-  plan.Set(TensorSlot::kRouterCorrection,
-           layer + (with_suffix ? "exp_probs_b.bias" : "exp_probs_b"));
+  const std::string correction =
+      has(sparse, "exp_probs_b.bias") ? "exp_probs_b.bias" : "exp_probs_b";
+  // ERNIE-4.5's is a row in checkpoints and stays one.
+  const auto found = header.tensors.find(fmt::format("blk.{}.{}", sparse, correction));
+  const bool is_row = found != header.tensors.end() && found->second.shape.size() == 2;
+  plan.Set(TensorSlot::kRouterCorrection, layer + correction,
+           is_row ? std::vector<TensorTransform>{VectorAsRow{}} : std::vector<TensorTransform>{});
   const StackOf stack = {.count = model.num_experts()};
   for (const auto& [slot, tensor] :
        {std::pair(TensorSlot::kExpertGateBias, "ffn_gate_exps.bias"),

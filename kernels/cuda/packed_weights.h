@@ -12,11 +12,16 @@
 
 namespace moesaic::cuda {
 
-enum class Weights : uint8_t { kBf16, kInt8, kInt4 };
+// What products take; the last three are of experts alone (HoldsRows).
+enum class Weights : uint8_t { kBf16, kInt8, kInt4, kMxfp4, kFp8, kW4A16 };
+
+// Whether the embedding and libraries, too, read matrices of the type.
+constexpr bool HoldsRows(Weights type) { return type <= Weights::kInt4; }
 
 constexpr int64_t kPanelOutputs = 16;    // outputs of one panel
-constexpr int64_t kGroupInputs = 128;    // that share a scale, of integer weights
-constexpr int64_t kSubgroupInputs = 32;  // that share a multiplier of it, of int4 weights
+constexpr int64_t kGroupInputs = 128;    // that share a scale, of int8, int4 and fp8 weights
+// That share a multiplier of int4 weights, an exponent of mxfp4, a scale of w4a16.
+constexpr int64_t kSubgroupInputs = 32;
 
 // Rows of bf16 activations are zero-padded to this many elements, 16-byte aligned.
 constexpr int64_t ActivationStride(int64_t k) { return (k + 31) / 32 * 32; }
@@ -31,6 +36,12 @@ constexpr int64_t PanelBytes(Weights type, int64_t k) {
       return (subgroups * 8 + (groups + 1) / 2) * 64;
     case Weights::kInt4:
       return (subgroups * 4 + groups + (groups + 1) / 2) * 64;
+    case Weights::kMxfp4:
+      return (subgroups * 4 + groups) * 64;
+    case Weights::kFp8:
+      return (groups + (k + 3) / 4) * 64;
+    case Weights::kW4A16:
+      return (subgroups * 4 + (subgroups + 1) / 2) * 64;
   }
   return 0;
 }

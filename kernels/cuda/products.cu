@@ -23,8 +23,15 @@ __device__ const std::byte* MatrixOf(const ProductArgs& args, int group) {
 }
 __device__ int64_t RowOf(const int32_t* rows, int row) { return rows != nullptr ? rows[row] : row; }
 
-__device__ void Store(const ProductArgs& args, int row, int64_t output, float value) {
+// What is added to the rows of a group, null: nothing.
+__device__ const float* BiasOf(const ProductArgs& args, int group) {
+  return args.bias != nullptr ? args.bias + RowOf(args.bias_rows, group) * args.n : nullptr;
+}
+
+__device__ void Store(const ProductArgs& args, const float* bias, int row, int64_t output,
+                      float value) {
   float* y = args.y + RowOf(args.y_rows, row) * args.n + output;
+  if (bias != nullptr) value += bias[output];
   *y = args.accumulate ? *y + value : value;
 }
 
@@ -78,6 +85,37 @@ __device__ __forceinline__ Operands LoadOperands(const std::byte* panel, int64_t
       const Quarter high = LoadQuarter(panel + (line + 1) * kLineBytes, quarter);
 #pragma unroll
       for (int w = 0; w < 4; ++w) b.high[w] = high.output[w];
+    }
+  } else if constexpr (kType == Weights::kFp8) {
+    const int64_t line = step * 4 + t;
+    if (line >= (k + 3) / 4) return b;
+    const std::byte* lines = panel + SubgroupOffset<kType>(step / 2);
+    const Quarter codes = LoadQuarter(lines + line % 8 * kLineBytes, quarter);
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      const uint32_t bytes = codes.output[w];  // of inputs 0, 2, 1, 3
+      b.low[w] = PackBf16(WidenE4M3(bytes), WidenE4M3(bytes >> 16));
+      b.high[w] = PackBf16(WidenE4M3(bytes >> 8), WidenE4M3(bytes >> 24));
+    }
+  } else if constexpr (kType == Weights::kMxfp4 || kType == Weights::kW4A16) {
+    const int64_t subgroup = step / 2;
+    const int line = static_cast<int>(step % 2) * 2 + t / 2;
+    const Quarter nibbles =
+        LoadQuarter(panel + SubgroupOffset<kType>(subgroup) + line * kLineBytes, quarter);
+    uint32_t exponents = 0;
+    if constexpr (kType == Weights::kMxfp4) exponents = ExponentsOf(panel, subgroup, quarter);
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      float value[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        value[i] = NibbleAt<kType>(nibbles.output[w] >> (16 * (t % 2)), i);
+        if constexpr (kType == Weights::kMxfp4) {
+          value[i] *= PowerOfTwo(exponents >> (8 * w) & 0xffu);
+        }
+      }
+      b.low[w] = PackBf16(value[0], value[1]);
+      b.high[w] = PackBf16(value[2], value[3]);
     }
   } else {
     const int64_t subgroup = step / 2;
@@ -149,7 +187,7 @@ __global__ void __launch_bounds__(kThreads) MatrixKernel(ProductArgs args) {
   const bool has_sums = sum_panel * kPanelOutputs < args.n;
 
   Sums<kTiles> sums = {};
-  Sums<kTiles> of_group = {};  // of integer weights, before their scale
+  Sums<kTiles> of_group = {};  // before their scale
   const int64_t padded = ActivationStride(args.k);
   for (int64_t begin = 0; begin < padded; begin += kStepInputs) {
     __syncthreads();
@@ -169,38 +207,30 @@ __global__ void __launch_bounds__(kThreads) MatrixKernel(ProductArgs args) {
       to[3] = value.w;
     }
     __syncthreads();
-    if constexpr (kType == Weights::kBf16) {
 #pragma unroll
-      for (int step = 0; step < kStepInputs / 16; ++step) {
-        const Operands b = LoadOperands<kType>(panel, begin / 16 + step, g % 4, t, args.k);
+    for (int step = 0; step < kStepInputs / 16; ++step) {
+      if (begin + step / 2 * kSubgroupInputs >= padded) break;
+      const Operands b = LoadOperands<kType>(panel, begin / 16 + step, g % 4, t, args.k);
+      if constexpr (kScaleInputs<kType> == 0) {
         MultiplyStep<kType, kTiles>(x, step, b, g, t, sums);
-      }
-    } else {
-#pragma unroll
-      for (int step = 0; step < kStepInputs / 16; ++step) {
-        if (begin + step / 2 * kSubgroupInputs >= args.k) break;
-        const Operands b = LoadOperands<kType>(panel, begin / 16 + step, g % 4, t, args.k);
+      } else {
         MultiplyStep<kType, kTiles>(x, step, b, g, t, of_group);
-      }
-      if ((begin + kStepInputs) % kGroupInputs == 0 || begin + kStepInputs >= args.k) {
-        // Scales of outputs 8t to 8t + 7.
-        Quarter scales = {};
+        const int64_t behind = begin + (step + 1) * 16;
+        if (behind % kScaleInputs<kType> != 0 && behind != padded) continue;
+        float scales[8] = {};  // of outputs 8t to 8t + 7
         if (has_sums) {
-          scales = LoadQuarter(
-              matrix + sum_panel * panel_bytes + ScaleOffset<kType>(begin / kGroupInputs), t % 2);
+          LoadScales<kType>(matrix + sum_panel * panel_bytes, behind - 1, t % 2, scales);
         }
 #pragma unroll
         for (int w = 0; w < 4; ++w) {
-          const float first = WidenHalf(scales.output[w / 2] >> (w % 2 * 16));
-          const float second = WidenHalf(scales.output[2 + w / 2] >> (w % 2 * 16));
 #pragma unroll
           for (int m = 0; m < kTiles; ++m) {
             float(&to)[4] = sums.c[m][w];
             const float(&from)[4] = of_group.c[m][w];
-            to[0] = fmaf(from[0], first, to[0]);
-            to[1] = fmaf(from[1], second, to[1]);
-            to[2] = fmaf(from[2], first, to[2]);
-            to[3] = fmaf(from[3], second, to[3]);
+            to[0] = fmaf(from[0], scales[w], to[0]);
+            to[1] = fmaf(from[1], scales[4 + w], to[1]);
+            to[2] = fmaf(from[2], scales[w], to[2]);
+            to[3] = fmaf(from[3], scales[4 + w], to[3]);
           }
         }
         of_group = {};
@@ -208,6 +238,7 @@ __global__ void __launch_bounds__(kThreads) MatrixKernel(ProductArgs args) {
     }
   }
 
+  const float* const bias = BiasOf(args, rows.group);
 #pragma unroll
   for (int m = 0; m < kTiles; ++m) {
 #pragma unroll
@@ -216,7 +247,7 @@ __global__ void __launch_bounds__(kThreads) MatrixKernel(ProductArgs args) {
       for (int i = 0; i < 4; ++i) {
         const int row = rows.begin + m * 16 + g + i / 2 * 8;
         const int64_t output = first_output + 8 * t + i % 2 * 4 + w;
-        if (row < rows.end && output < args.n) Store(args, row, output, sums.c[m][w][i]);
+        if (row < rows.end && output < args.n) Store(args, bias, row, output, sums.c[m][w][i]);
       }
     }
   }
@@ -242,6 +273,30 @@ __device__ int GroupOf(const ProductArgs& args, int row) {
   return first;
 }
 
+// The numbers of an output in one line, in the order of inputs, before exponent or scale; of int4
+// weights with their multiplier apart.
+template <Weights kType, int kInputs>
+__device__ __forceinline__ void ValuesOf(uint32_t bits, uint32_t multiplier,
+                                         float (&value)[kInputs], float& factor) {
+  if constexpr (kType == Weights::kInt8) {
+    BytesToFloats(bits, 128.0f, value);
+  } else if constexpr (kType == Weights::kInt4) {
+    const HalfScale half = HalfScaleOf(multiplier);
+    factor = half.factor;
+#pragma unroll
+    for (int i = 0; i < kInputs; ++i) {
+      value[i] = static_cast<float>(bits >> (i % 4 * 8 + i / 4 * 4) & 15u) - half.zero;
+    }
+  } else if constexpr (kType == Weights::kFp8) {
+    // Bytes are of inputs 0, 2, 1, 3.
+#pragma unroll
+    for (int i = 0; i < kInputs; ++i) value[i] = WidenE4M3(bits >> (i % 2 * 16 + i / 2 * 8));
+  } else {
+#pragma unroll
+    for (int i = 0; i < kInputs; ++i) value[i] = NibbleAt<kType>(bits, i);
+  }
+}
+
 // sum[o] += the products of one line with the lane's four outputs.
 template <Weights kType>
 __device__ __forceinline__ void AddLine(const std::byte* panel, const uint16_t* x, int64_t line,
@@ -257,37 +312,36 @@ __device__ __forceinline__ void AddLine(const std::byte* panel, const uint16_t* 
   } else {
     const int64_t subgroup = line / kSubgroupLines<kType>;
     const int64_t within = line % kSubgroupLines<kType>;
-    const int64_t group = subgroup / kSubgroups;
-    const std::byte* scales = panel + ScaleOffset<kType>(group) + quarter * 8;
+    constexpr int kInputs = kSubgroupLines<kType> == 8 ? 4 : 8;  // of a line
+    const int64_t input = subgroup * kSubgroupInputs + within * kInputs;
     const Quarter w =
         LoadQuarter(panel + SubgroupOffset<kType>(subgroup) + within * kLineBytes, quarter);
+    const uint32_t* pairs = reinterpret_cast<const uint32_t*>(x + input);
+    // Exponents of mxfp4, multipliers of int4.
+    uint32_t exponents = 0;
+    if constexpr (kType == Weights::kMxfp4) exponents = ExponentsOf(panel, subgroup, quarter);
     Quarter multipliers = {};
     if constexpr (kType == Weights::kInt4) {
-      multipliers = LoadQuarter(panel + GroupOffset<kType>(group), quarter);
+      multipliers = LoadQuarter(panel + GroupOffset<kType>(subgroup / kSubgroups), quarter);
     }
-    constexpr int kInputs = kType == Weights::kInt8 ? 4 : 8;  // of a line
-    const uint32_t* pairs =
-        reinterpret_cast<const uint32_t*>(x + subgroup * kSubgroupInputs + within * kInputs);
 #pragma unroll
     for (int o = 0; o < 4; ++o) {
-      float level[4];
+      float value[kInputs];
+      float factor = 1.0f;
+      ValuesOf<kType>(w.output[o], multipliers.output[o] >> (8 * (subgroup % kSubgroups)) & 0xffu,
+                      value, factor);
       float of_line = 0;
-      const HalfScale scale_of_halves =
-          HalfScaleOf(multipliers.output[o] >> (8 * (subgroup % kSubgroups)) & 0xffu);
 #pragma unroll
-      for (int half = 0; half < kInputs / 4; ++half) {
-        if constexpr (kType == Weights::kInt8) {
-          BytesToFloats(w.output[o], 128.0f, level);
-        } else {
-          BytesToFloats(w.output[o] >> (4 * half) & 0x0f0f0f0fu, scale_of_halves.zero, level);
-        }
-        of_line = fmaf(WidenBf16(pairs[half * 2]), level[0], of_line);
-        of_line = fmaf(WidenBf16(pairs[half * 2] >> 16), level[1], of_line);
-        of_line = fmaf(WidenBf16(pairs[half * 2 + 1]), level[2], of_line);
-        of_line = fmaf(WidenBf16(pairs[half * 2 + 1] >> 16), level[3], of_line);
+      for (int i = 0; i < kInputs; ++i) {
+        of_line = fmaf(WidenBf16(pairs[i / 2] >> (16 * (i % 2))), value[i], of_line);
       }
-      if constexpr (kType == Weights::kInt4) of_line *= scale_of_halves.factor;
-      sum[o] = fmaf(of_line, WidenHalf(HalfwordOf(scales + o * 2)), sum[o]);
+      if constexpr (kType == Weights::kMxfp4) {
+        factor = PowerOfTwo(exponents >> (8 * o) & 0xffu);
+        sum[o] = fmaf(of_line, factor, sum[o]);
+      } else {
+        if constexpr (kType == Weights::kInt4) of_line *= factor;
+        sum[o] = fmaf(of_line, ScaleAt<kType>(panel, input, quarter * 4 + o), sum[o]);
+      }
     }
   }
 }
@@ -306,8 +360,9 @@ __global__ void __launch_bounds__(kThreads) VectorKernel(ProductArgs args) {
   const uint16_t* x = args.x + RowOf(args.x_rows, row) * ActivationStride(args.k);
   // Of integers those of weights alone.
   const int64_t subgroups = (args.k + kSubgroupInputs - 1) / kSubgroupInputs;
-  const int64_t lines =
-      kType == Weights::kBf16 ? (args.k + 1) / 2 : subgroups * kSubgroupLines<kType>;
+  const int64_t lines = kType == Weights::kBf16  ? (args.k + 1) / 2
+                        : kType == Weights::kFp8 ? (args.k + 3) / 4
+                                                 : subgroups * kSubgroupLines<kType>;
 
   float sum[4] = {};
   constexpr int kLinesPerWarp = kWarp / 4;
@@ -327,7 +382,7 @@ __global__ void __launch_bounds__(kThreads) VectorKernel(ProductArgs args) {
   if (output >= args.n) return;
   float value = 0;
   for (int i = 0; i < kWarps; ++i) value += partials[i][threadIdx.x];
-  Store(args, row, output, value);
+  Store(args, BiasOf(args, group), row, output, value);
 }
 
 template <Weights kType>
@@ -355,10 +410,14 @@ LaunchResult LaunchProduct(const ProductArgs& args, ProductPath path, StreamHand
 
 LaunchResult LoadProductKernels() {
   return Load("product", VectorKernel<Weights::kBf16>, VectorKernel<Weights::kInt8>,
-              VectorKernel<Weights::kInt4>, MatrixKernel<Weights::kBf16, 1>,
-              MatrixKernel<Weights::kBf16, 4>, MatrixKernel<Weights::kInt8, 1>,
-              MatrixKernel<Weights::kInt8, 4>, MatrixKernel<Weights::kInt4, 1>,
-              MatrixKernel<Weights::kInt4, 4>);
+              VectorKernel<Weights::kInt4>, VectorKernel<Weights::kMxfp4>,
+              VectorKernel<Weights::kFp8>, VectorKernel<Weights::kW4A16>,
+              MatrixKernel<Weights::kBf16, 1>, MatrixKernel<Weights::kBf16, 4>,
+              MatrixKernel<Weights::kInt8, 1>, MatrixKernel<Weights::kInt8, 4>,
+              MatrixKernel<Weights::kInt4, 1>, MatrixKernel<Weights::kInt4, 4>,
+              MatrixKernel<Weights::kMxfp4, 1>, MatrixKernel<Weights::kMxfp4, 4>,
+              MatrixKernel<Weights::kFp8, 1>, MatrixKernel<Weights::kFp8, 4>,
+              MatrixKernel<Weights::kW4A16, 1>, MatrixKernel<Weights::kW4A16, 4>);
 }
 
 LaunchResult Product(const ProductArgs& args, ProductPath path, StreamHandle stream) {
@@ -375,6 +434,12 @@ LaunchResult Product(const ProductArgs& args, ProductPath path, StreamHandle str
       return LaunchProduct<Weights::kInt8>(args, path, stream);
     case Weights::kInt4:
       return LaunchProduct<Weights::kInt4>(args, path, stream);
+    case Weights::kMxfp4:
+      return LaunchProduct<Weights::kMxfp4>(args, path, stream);
+    case Weights::kFp8:
+      return LaunchProduct<Weights::kFp8>(args, path, stream);
+    case Weights::kW4A16:
+      return LaunchProduct<Weights::kW4A16>(args, path, stream);
   }
   return Refuse("product", "unknown type of weights");
 }

@@ -2,8 +2,9 @@
 // one launch, each with the rows that were routed to it. Every pointer is the device's; a call
 // queues a kernel and returns.
 //
-// Numerics. Activations are bf16, weights bf16 or integers times an f16 scale (exact: levels go
-// into the product, scales are applied to the sum of a group), sums f32. kMatrix has one order of
+// Numerics. Activations are bf16, weights bf16, mxfp4 (exact as bf16), or integers or fp8 values
+// times a scale (exact: the values go into the product, scales are applied to the sum of a group),
+// sums f32. kMatrix has one order of
 // summation per output, whatever the other rows and their number: a row's bits depend on nothing
 // else. kVector has another order; it is for few rows, and for `--numerics fast` (architecture,
 // rule 1).
@@ -37,7 +38,10 @@ struct ProductArgs {
   Weights type = Weights::kBf16;
   int64_t n = 0;
   int64_t k = 0;
-  float* y = nullptr;               // [.., n]
+  // Added to the rows of group g: bias[bias_rows[g], :].
+  const float* bias = nullptr;         // [.., n]; null: nothing
+  const int32_t* bias_rows = nullptr;  // [groups]; null: 0, 1, 2, ...
+  float* y = nullptr;                  // [.., n]
   const int32_t* y_rows = nullptr;  // [rows] row of y of each row; null: 0, 1, 2, ...
   bool accumulate = false;          // y += instead of y =
 };

@@ -75,8 +75,15 @@ __global__ void __launch_bounds__(kThreads) SwiGluKernel(SwiGluArgs args) {
   for (int64_t i = threadIdx.x; i < padded; i += kThreads) {
     float value = 0;
     if (i < args.n) {
-      const float gate = args.gate[row * args.n + i];
-      value = gate / (1.0f + expf(-gate)) * args.up[row * args.n + i];
+      float gate = args.gate[row * args.n + i];
+      float up = args.up[row * args.n + i];
+      if (args.clamped) {
+        gate = gate > args.limit ? args.limit : gate;
+        up = up > args.limit ? args.limit : (up < -args.limit ? -args.limit : up);
+        value = (up + 1.0f) * (gate / (1.0f + expf(-(args.alpha * gate))));
+      } else {
+        value = gate / (1.0f + expf(-gate)) * up;
+      }
     }
     args.out[row * padded + i] = RoundBf16(value);
   }
@@ -193,8 +200,10 @@ LaunchResult Embedding(const EmbeddingArgs& args, StreamHandle stream) {
       return Launch("embedding", EmbeddingKernel<Weights::kInt8>, grid, kThreads, stream, args);
     case Weights::kInt4:
       return Launch("embedding", EmbeddingKernel<Weights::kInt4>, grid, kThreads, stream, args);
+    default:
+      break;
   }
-  return Refuse("embedding", "unknown type of weights");
+  return Refuse("embedding", "a type of weights without such kernels");
 }
 
 LaunchResult SwiGlu(const SwiGluArgs& args, StreamHandle stream) {

@@ -60,12 +60,16 @@ struct EmbeddingArgs {
 };
 LaunchResult Embedding(const EmbeddingArgs& args, StreamHandle stream);
 
-// out = silu(gate) * up, rounded to bf16.
+// out = silu(gate) * up, rounded to bf16; clamped: (u + 1) * g * sigmoid(alpha * g) with
+// g = min(gate, limit) and u = up within +-limit, where a NaN stays one.
 struct SwiGluArgs {
   const float* gate = nullptr;  // [rows, n]
   const float* up = nullptr;    // [rows, n]
   int64_t rows = 0;
   int64_t n = 0;
+  bool clamped = false;
+  float alpha = 0;
+  float limit = 0;
   uint16_t* out = nullptr;  // [rows, ActivationStride(n)]
 };
 LaunchResult SwiGlu(const SwiGluArgs& args, StreamHandle stream);

@@ -76,8 +76,10 @@ LaunchResult UnpackRows(const UnpackArgs& args, StreamHandle stream) {
       return LaunchUnpack<Weights::kInt8>(args, stream);
     case Weights::kInt4:
       return LaunchUnpack<Weights::kInt4>(args, stream);
+    default:
+      break;
   }
-  return Refuse("unpack_rows", "unknown type of weights");
+  return Refuse("unpack_rows", "a type of weights without such kernels");
 }
 
 }  // namespace moesaic::cuda

@@ -56,7 +56,7 @@ DeviceExperts::DeviceExperts(const HostExperts& home, const ExpertGrid& grid,
                                   "; lower --device-memory");
     if (d == 0 && options.looked_up) MakeTable(*link.device, link.memory.data());
     ExpertLoaderOptions loading;
-    if (d == 0) loading.table = table_.get();
+    if (d == 0) loading.readers = table_.get();
     loading.depth = kLinkDepth;
     loading.numa_node = link.device->numa_node();
     loading.step_predictor = options.step_predictor;

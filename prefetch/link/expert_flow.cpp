@@ -34,7 +34,7 @@ ExpertFlow::ExpertFlow(const ExpertGrid& grid, LinkParameters link,
                        std::unique_ptr<EvictionPolicy> policy, const ExpertFlowOptions& options)
     : Flow(link),
       grid_(grid),
-      table_(options.table),
+      readers_(options.readers),
       link_(options.link),
       prefetch_depth_(PrefetchDepth(link)),
       lanes_(link.lanes),
@@ -48,7 +48,8 @@ ExpertFlow::ExpertFlow(const ExpertGrid& grid, LinkParameters link,
                     ? std::make_optional<LinkPrefetch>(*options.step_predictor, link.experts)
                     : std::nullopt),
       cache_(grid.total(), link.slots, link.slot_bytes,
-             PolicyOr(std::move(policy), prefetch_, grid.total()), options.table, link.most_slots),
+             PolicyOr(std::move(policy), prefetch_, grid.total()), options.readers,
+             link.most_slots),
       need_(static_cast<size_t>(grid.total()), Need::kNone),
       uses_(static_cast<size_t>(grid.total()), 0),
       expectation_(static_cast<size_t>(grid.total()), 0),
@@ -107,7 +108,7 @@ void ExpertFlow::BeginLayer(std::span<const ExpertIndex> needed, int64_t now_ns)
     }
   }
   waiting_ = static_cast<int64_t>(needed_.size());
-  if (table_ != nullptr && !needed.empty()) table_->Follow(grid_.Id(needed.front()).layer);
+  if (readers_ != nullptr && !needed.empty()) readers_->Follow(grid_.Id(needed.front()).layer);
   if (prefetch_) CancelStalePrefetches(now_ns);
 }
 

@@ -49,8 +49,8 @@ struct ExpertFlowOptions {
   // Null: nothing is fetched ahead. Must outlive the flow.
   const StepPredictor* step_predictor = nullptr;
   FlowLog* log = nullptr;  // may be null; must outlive the flow
-  // Where steps look up what is resident; may be null, must outlive the flow.
-  SlotTable* table = nullptr;
+  // Who else reads the slots; may be null, must outlive the flow.
+  SlotReaders* readers = nullptr;
   // Experts of this link that stay once they are there; fewer than slots, unless nothing else comes
   // over it. Looked at while it is constructed.
   std::span<const ExpertIndex> kept = {};
@@ -159,7 +159,7 @@ class ExpertFlow final : public Flow {
   }
 
   const ExpertGrid grid_;
-  SlotTable* const table_;
+  SlotReaders* const readers_;
   const int32_t link_;
   const int prefetch_depth_;  // packets of prefetches in flight at most
   const int lanes_;

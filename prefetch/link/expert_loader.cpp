@@ -56,7 +56,7 @@ ExpertLoader::ExpertLoader(const ExpertSource& source, int num_layers, int num_e
                 }),
       slot_bytes_(source.layout().slot_bytes),
       resizable_(options.most_budget_bytes > 0) {
-  CHECK(!resizable_ || (options.slot_memory.empty() && options.table == nullptr));
+  CHECK(!resizable_ || (options.slot_memory.empty() && options.readers == nullptr));
 }
 
 uint64_t ExpertLoader::StagingBytes(const ExpertSource& source, int num_layers, int num_experts,

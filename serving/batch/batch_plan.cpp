@@ -288,6 +288,13 @@ void CheckBatchOptions(const EngineOptions& options, const ModelConfig& config) 
          "run)",
          options.defer_experts);
   }
+  if (!options.share_experts.empty()) {
+    Fail(ErrorKind::kInvalidArgument,
+         "--share-experts {}: throughput mode streams all experts in the order of its own passes, "
+         "and shares no memory of them; leave it out, or use latency mode (moesaic serve, moesaic "
+         "run)",
+         options.share_experts);
+  }
   CheckRulesOfBatch(options, config);
   CheckDenseMode(WithDenseByRules(options, config));
   CheckContext(options, config);

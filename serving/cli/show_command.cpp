@@ -83,6 +83,9 @@ Json FitsToJson(const std::vector<Fit>& fits) {
       Json ledger;
       for (const MemoryItem& entry : fit.plan->ledger.items) ledger[entry.name] = entry.bytes;
       row["ledger"] = ledger;
+      if (fit.plan->share != ShareRole::kNone) {
+        row["shared_experts"] = fit.plan->share == ShareRole::kFills ? "filled" : "read";
+      }
       if (!fit.plan->devices.empty()) row["dense_devices"] = fit.plan->dense_devices;
       for (const DevicePlan& device : fit.plan->devices) {
         Json memory = {{"experts", device.experts}, {"slots", device.slots}};
@@ -130,7 +133,7 @@ Json RulesToJson(const Placement& placement) {
   return rows;
 }
 
-std::string LedgerText(const Fit& fit) {
+std::string LedgerText(const Fit& fit, const std::string& share) {
   if (!fit.plan) return "";
   std::string out = fmt::format("\nMemory at --expert-memory {}\n", fit.setting);
   TextTable table("<>");
@@ -145,6 +148,15 @@ std::string LedgerText(const Fit& fit) {
     }
   }
   out += table.Render();
+  if (fit.plan->share == ShareRole::kFills) {
+    out += fmt::format(
+        "  experts are shared as {}: this process counts them, another one that starts beside it "
+        "counts a few of its own\n",
+        share);
+  } else if (fit.plan->share == ShareRole::kReads) {
+    out += fmt::format(
+        "  experts are shared as {}: a running process fills and counts their memory\n", share);
+  }
   if (!fit.plan->why_dense_on_host.empty()) {
     out += fmt::format("  dense part on the CPU: {}\n", fit.plan->why_dense_on_host);
   }
@@ -196,7 +208,7 @@ int ShowCommand(const Invocation& invocation) {
   WriteOut(ModelSummaryText(model));
   Print("\nOn this machine ({} may be used of {})\n{}", FormatBytes(options.machine_memory_bytes),
         FormatBytes(topology.memory_total_bytes), FitTable(fits, model));
-  if (asked != nullptr) WriteOut(LedgerText(*asked));
+  if (asked != nullptr) WriteOut(LedgerText(*asked, options.share_experts));
   if (!placement.rules().empty()) WriteOut(RulesText(placement));
   return 0;
 }

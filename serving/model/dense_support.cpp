@@ -71,7 +71,11 @@ const char* WhyNotOnDevices(const LayerSpec& layer) {
   if (layer.residual_scale != 1.0) return "scaled residuals";
   if (layer.routes_first()) return "experts that read a layer's input";
   if (layer.norm.centred) return "norms that subtract the mean";
-  return layer.sparse() ? WhyNot(layer.experts().router) : nullptr;
+  if (!layer.sparse()) return nullptr;
+  const MlpSpec& expert = layer.experts().expert;
+  if (expert.bias) return "the layers of experts with biases";
+  if (expert.activation != Activation::kSilu) return "the layers of experts with this activation";
+  return WhyNot(layer.experts().router);
 }
 
 void DeviceDense::CheckSupported(const ModelConfig& config, WeightType type, WeightType kv_type,

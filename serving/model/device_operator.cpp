@@ -28,6 +28,16 @@ uint64_t MiddleBytes(const ModelConfig& config, int64_t max_tokens) {
 uint64_t ActivatedBytes(const ModelConfig& config, int64_t max_tokens) {
   return SentRowBytes(max_tokens * config.top_k(), config.expert_width());
 }
+// Of a layer's experts.
+int64_t BiasFloats(int64_t experts, int64_t width, int64_t hidden) {
+  return experts * (2 * width + hidden);
+}
+uint64_t BiasBytes(const ModelConfig& config) {
+  if (!config.experts().expert.bias) return 0;
+  const int64_t of_layer =
+      BiasFloats(config.num_experts(), config.expert_width(), config.hidden_size);
+  return Product(config.num_layers(), of_layer, sizeof(float));
+}
 
 template <typename T>
 const T* At(const std::byte* memory, uint64_t offset) {
@@ -49,13 +59,20 @@ cuda::Weights DeviceOperator::WeightsOf(const ExpertLayout& layout) {
       return cuda::Weights::kInt8;
     case DType::kI4:
       return cuda::Weights::kInt4;
+    case DType::kMxfp4:
+      return cuda::Weights::kMxfp4;
+    case DType::kF8E4M3:
+      return cuda::Weights::kFp8;
+    case DType::kW4A16:
+      return cuda::Weights::kW4A16;
     case DType::kBf16Coded:
       Fail(ErrorKind::kUnsupported,
            "a device does not compute experts of coded weights: write the store with `moesaic pack "
            "--weight-coding none`");
     default:
       Fail(ErrorKind::kUnsupported,
-           "a device computes experts in bfloat16, int8 and int4, not in {}: give --dtype bfloat16",
+           "a device computes experts in bfloat16, int8, int4, mxfp4, fp8 and w4a16, not in {}: "
+           "give --dtype bfloat16",
            DTypeName(layout.sections[0].dtype));
   }
 }
@@ -70,6 +87,8 @@ DeviceOperator::Tables DeviceOperator::TablesOf(size_t experts, int64_t rows) {
   tables.bytes += (experts + 1) * sizeof(int32_t);
   tables.token_rows = tables.bytes;
   tables.bytes += static_cast<uint64_t>(rows) * sizeof(int32_t);
+  tables.experts = tables.bytes;
+  tables.bytes += experts * sizeof(int32_t);
   return tables;
 }
 
@@ -83,7 +102,8 @@ uint64_t DeviceOperator::TableBytes(const ModelConfig& config, int64_t max_token
 uint64_t DeviceOperator::DeviceBytes(const ModelConfig& config, int64_t max_tokens) {
   const uint64_t middle = MiddleBytes(config, max_tokens);
   return SumOnDevice({RowBytes(config, max_tokens), TableBytes(config, max_tokens), middle, middle,
-                      ActivatedBytes(config, max_tokens), OutBytes(config, max_tokens)});
+                      ActivatedBytes(config, max_tokens), OutBytes(config, max_tokens),
+                      BiasBytes(config)});
 }
 
 uint64_t DeviceOperator::HostBytes(const ModelConfig& config, int64_t max_tokens) {
@@ -98,13 +118,6 @@ int64_t DeviceOperator::MostTokens(const ModelConfig& config) {
 void DeviceOperator::CheckSupported(const ExpertLayout& layout, const ModelConfig& config,
                                     int64_t max_tokens) {
   WeightsOf(layout);
-  const MlpSpec& expert = config.experts().expert;
-  if (expert.bias || expert.activation != Activation::kSilu) {
-    Fail(ErrorKind::kUnsupported,
-         "--device-kind cuda: GPUs do not compute {} experts yet ({}); the CPU does it without "
-         "--devices",
-         config.model_type, expert.bias ? "their biases" : "their activation, which is not silu");
-  }
   if (max_tokens > MostTokens(config)) {
     Fail(ErrorKind::kInvalidArgument,
          "--max-num-batched-tokens: {} tokens with {} experts each are more rows than a device "
@@ -125,6 +138,8 @@ DeviceOperator::DeviceOperator(Device& device, const cuda::Kernels& kernels,
       layout_(layout),
       hidden_(config.hidden_size),
       intermediate_(config.expert_width()),
+      num_experts_(config.num_experts()),
+      expert_(config.experts().expert),
       type_(WeightsOf(layout)),
       pool_(HostBytes(config, max_tokens), device.numa_node(), device.host_pinner()) {
   CheckSupported(layout, config, max_tokens);
@@ -134,6 +149,9 @@ DeviceOperator::DeviceOperator(Device& device, const cuda::Kernels& kernels,
   up_ = AllocateOrThrow(device, MiddleBytes(config, max_tokens), "the outputs of experts");
   h_ = AllocateOrThrow(device, ActivatedBytes(config, max_tokens), "the outputs of experts");
   out_ = AllocateOrThrow(device, OutBytes(config, max_tokens), "the outputs of experts");
+  if (BiasBytes(config) > 0) {
+    biases_ = AllocateOrThrow(device, BiasBytes(config), "the biases of experts");
+  }
   host_x_ = TakePinned(pool_, RowBytes(config, max_tokens));
   host_tables_ = TakePinned(pool_, TableBytes(config, max_tokens));
   host_out_ = TakePinned(pool_, OutBytes(config, max_tokens));
@@ -145,6 +163,33 @@ DeviceOperator::DeviceOperator(Device& device, const cuda::Kernels& kernels,
 }
 
 DeviceOperator::~DeviceOperator() = default;
+
+void DeviceOperator::LoadBiases(std::span<const LayerWeights> layers) {
+  const auto of_layer =
+      static_cast<uint64_t>(BiasFloats(num_experts_, intermediate_, hidden_)) * sizeof(float);
+  CHECK_EQ(layers.size() * of_layer, biases_.bytes());
+  for (size_t layer = 0; layer < layers.size(); ++layer) {
+    if (layers[layer].expert_gate_bias == nullptr) continue;  // no experts
+    uint64_t offset = layer * of_layer;
+    for (const auto& [from, width] : {std::pair(layers[layer].expert_gate_bias, intermediate_),
+                                      std::pair(layers[layer].expert_up_bias, intermediate_),
+                                      std::pair(layers[layer].expert_down_bias, hidden_)}) {
+      const auto floats = static_cast<size_t>(num_experts_ * width);
+      const auto bytes = std::as_bytes(std::span(from, floats));
+      stream_->CopyToDevice(biases_.Subspan(offset, bytes.size()), bytes);
+      offset += bytes.size();
+    }
+  }
+  ThrowIfFailed(stream_->Synchronize());
+  has_biases_ = true;
+}
+
+const float* DeviceOperator::BiasesOf(int64_t layer, size_t section) const {
+  if (!has_biases_) return nullptr;
+  const int64_t first = layer * BiasFloats(num_experts_, intermediate_, hidden_);
+  const int64_t before = static_cast<int64_t>(section) * num_experts_ * intermediate_;
+  return reinterpret_cast<const float*>(biases_.data()) + first + before;
+}
 
 void DeviceOperator::BeginLayer(const HostRows& rows, const RowGroups& groups) {
   CHECK_EQ(batches(), 0);
@@ -172,8 +217,10 @@ void DeviceOperator::FillTables(std::span<const PinnedExpert> experts, const Tab
                                 std::byte* memory) {
   auto* const offsets = reinterpret_cast<int32_t*>(memory + tables.offsets);
   auto* token_rows = reinterpret_cast<int32_t*>(memory + tables.token_rows);
+  auto* const indices = reinterpret_cast<int32_t*>(memory + tables.experts);
   offsets[0] = 0;
   for (size_t i = 0; i < experts.size(); ++i) {
+    indices[i] = experts[i].id.index;
     for (size_t s = 0; s < 3; ++s) {
       reinterpret_cast<const std::byte**>(memory + tables.weights[s])[i] =
           experts[i].blob + layout_.sections[s].offset;
@@ -187,19 +234,21 @@ void DeviceOperator::FillTables(std::span<const PinnedExpert> experts, const Tab
   }
 }
 
-void DeviceOperator::Launch(const Tables& tables, const std::byte* memory, int64_t experts,
-                            int64_t rows, float* out) {
+void DeviceOperator::Launch(const Tables& tables, const std::byte* memory,
+                            std::span<const PinnedExpert> experts, int64_t rows, float* out) {
   const auto product = [&](size_t section, const uint16_t* x, const int32_t* x_rows, float* y) {
     const cuda::ProductArgs args = {
         .x = x,
         .x_rows = x_rows,
         .rows = rows,
-        .groups = experts,
+        .groups = static_cast<int64_t>(experts.size()),
         .offsets = At<int32_t>(memory, tables.offsets),
         .weights = At<const std::byte*>(memory, tables.weights[section]),
         .type = type_,
         .n = layout_.sections[section].rows,
         .k = layout_.sections[section].cols,
+        .bias = BiasesOf(experts.front().id.layer, section),
+        .bias_rows = At<int32_t>(memory, tables.experts),
         .y = y};
     stream_->Launch([run = kernels_.product, args](cuda::StreamHandle stream) {
       return run(args, cuda::ProductPath::kMatrix, stream);
@@ -211,8 +260,14 @@ void DeviceOperator::Launch(const Tables& tables, const std::byte* memory, int64
   const int32_t* const token_rows = At<int32_t>(memory, tables.token_rows);
   product(0, device_x_, token_rows, gate);
   product(1, device_x_, token_rows, up);
-  const cuda::SwiGluArgs activation = {
-      .gate = gate, .up = up, .rows = rows, .n = intermediate_, .out = h};
+  const cuda::SwiGluArgs activation = {.gate = gate,
+                                       .up = up,
+                                       .rows = rows,
+                                       .n = intermediate_,
+                                       .clamped = expert_.activation == Activation::kClampedSwiglu,
+                                       .alpha = static_cast<float>(expert_.swiglu_alpha),
+                                       .limit = static_cast<float>(expert_.swiglu_limit),
+                                       .out = h};
   stream_->Launch([run = kernels_.swiglu, activation](cuda::StreamHandle stream) {
     return run(activation, stream);
   });
@@ -243,7 +298,7 @@ void DeviceOperator::Queue(ThreadPool& pool, std::span<const PinnedExpert> exper
 
   const uint64_t out_offset = Product(out_rows_, hidden_, sizeof(float));
   const uint64_t out_bytes = Product(rows, hidden_, sizeof(float));
-  Launch(tables, on_device.data(), static_cast<int64_t>(experts.size()), rows,
+  Launch(tables, on_device.data(), experts, rows,
          reinterpret_cast<float*>(out_.data() + out_offset));
   if (!stays_) {
     stream_->CopyToHost({host_out_.data() + out_offset, out_bytes},

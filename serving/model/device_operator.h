@@ -29,6 +29,7 @@
 #include "kernels/cuda/kernels.h"
 #include "prefetch/link/expert_provider.h"
 #include "serving/model/device_rows.h"
+#include "serving/model/weights.h"
 
 namespace moesaic {
 
@@ -57,6 +58,10 @@ class DeviceOperator {
                              int64_t max_tokens);
   // As kernels call them; throws for those that no kernel takes.
   static cuda::Weights WeightsOf(const ExpertLayout& layout);
+
+  // Of experts that have biases: copies those of all layers to the device. Without this call none
+  // are added. Throws Error when the device fails.
+  void LoadBiases(std::span<const LayerWeights> layers);
 
   // False once anything has failed: the device computes nothing any more, the host has to.
   bool usable() const { return !error_.has_value(); }
@@ -108,13 +113,16 @@ class DeviceOperator {
     uint64_t weights[3] = {};  // offsets of [experts] pointers: gate, up, down
     uint64_t offsets = 0;      // [experts + 1]
     uint64_t token_rows = 0;   // [rows]
+    uint64_t experts = 0;      // [experts] their indices in the layer
   };
   static Tables TablesOf(size_t experts, int64_t rows);
   static uint64_t TableBytes(const ModelConfig& config, int64_t max_tokens);
 
   void FillTables(std::span<const PinnedExpert> experts, const Tables& tables, std::byte* memory);
-  void Launch(const Tables& tables, const std::byte* memory, int64_t experts, int64_t rows,
-              float* out);
+  void Launch(const Tables& tables, const std::byte* memory, std::span<const PinnedExpert> experts,
+              int64_t rows, float* out);
+  // Of a layer, of gate, up or down; null: there are none.
+  const float* BiasesOf(int64_t layer, size_t section) const;
   void GiveUp(const Error& error);
 
   Device& device_;
@@ -122,7 +130,10 @@ class DeviceOperator {
   const ExpertLayout& layout_;
   const int64_t hidden_;
   const int64_t intermediate_;
+  const int64_t num_experts_;
+  const MlpSpec expert_;
   const cuda::Weights type_;
+  bool has_biases_ = false;
   std::optional<Error> error_;
 
   // Of the device.
@@ -132,6 +143,7 @@ class DeviceOperator {
   DeviceBuffer up_;      // likewise
   DeviceBuffer h_;       // [pairs, ActivationStride(intermediate)] bf16
   DeviceBuffer out_;     // [pairs, hidden] f32
+  DeviceBuffer biases_;  // [layers] gate and up [experts, intermediate], down [experts, hidden]
   // Of the host, pinned.
   PinnedHostPool pool_;
   HostBuffer host_x_;

@@ -52,6 +52,9 @@ ExpertRunner::ExpertRunner(const ModelConfig& config, const ExpertLayout& layout
   for (ExpertPlace& place : places.places) {
     Part& part = parts_.emplace_back();
     part.place = std::move(place);
+    if (config.experts().expert.bias) {
+      for (const auto& on_device : part.place.operators) on_device->LoadBiases(layers);
+    }
     part.workspace.Reserve(ActivationTypeOf(kernels.numerics, Gate().type), rows,
                            config.expert_width());
     part.needed.reserve(experts);

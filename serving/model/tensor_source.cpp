@@ -254,11 +254,14 @@ class DummyTensorSource : public TensorSource {
     }
     const float scale = std::sqrt(3.0f / static_cast<float>(row_elements)) / 32768.0f;
     // Four values from each draw; element e of the tensor depends on e alone.
-    for (int64_t i = 0; i < count; ++i) {
-      const uint64_t element = static_cast<uint64_t>(row_begin * row_elements + i);
-      const uint64_t draw = SplitMix(base + element / 4);
-      const auto part = static_cast<int16_t>(draw >> (16 * (element % 4)));
-      out[i] = F32ToBf16(static_cast<float>(part) * scale);
+    const auto first = static_cast<uint64_t>(row_begin * row_elements);
+    const uint64_t end = first + static_cast<uint64_t>(count);
+    for (uint64_t element = first; element < end;) {
+      uint64_t draw = SplitMix(base + element / 4) >> (16 * (element % 4));
+      for (const uint64_t next = std::min(end, (element / 4 + 1) * 4); element < next; ++element) {
+        *out++ = F32ToBf16(static_cast<float>(static_cast<int16_t>(draw)) * scale);
+        draw >>= 16;
+      }
     }
   }
 

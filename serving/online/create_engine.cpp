@@ -155,10 +155,11 @@ void Load(EngineSetup& setup, MetricsRegistry& registry,
                                           [&model] { return model.hidden(); });
   parts.step = std::move(step);
   LogInfo(
-      "{}: {} layers, {} experts each, {} of {} experts fit in {}; {} tokens of KV cache; {} on {} "
-      "threads",
+      "{}: {} layers, {} experts each, {} of {} experts fit in {}{}; {} tokens of KV cache; {} on "
+      "{} threads",
       config.architecture, config.num_layers(), config.num_experts(), plan.expert_slots,
       config.num_sparse_layers() * config.num_experts(), FormatBytes(plan.expert_budget_bytes),
+      plan.share == ShareRole::kReads ? " beside the shared ones" : "",
       KvTokens(plan.kv_needs, plan.num_kv_blocks, options.max_num_batched_tokens),
       IsaName(parts.kernels.isa), parts.pool->threads());
 }

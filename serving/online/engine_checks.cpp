@@ -36,6 +36,21 @@ void CheckKvStore(const EngineOptions& options) {
   }
 }
 
+// What shares memory of experts has it on the host, of one size, and to itself.
+void CheckSharing(const EngineOptions& options) {
+  if (options.share_experts.empty()) return;
+  const auto refuse = [&](const char* setting, const char* why) {
+    Fail(ErrorKind::kInvalidArgument, "--share-experts {} with {}: {}; leave one of them out",
+         options.share_experts, setting, why);
+  };
+  if (options.devices.count > 0) {
+    refuse("--devices", "the home of experts on devices is memory of one process");
+  }
+  if (options.most_expert_bytes > 0) {
+    refuse("several models", "models of one process take memory of experts from each other");
+  }
+}
+
 }  // namespace
 
 void CheckEngineOptions(const EngineOptions& options, const ModelConfig& config) {
@@ -52,6 +67,7 @@ void CheckEngineOptions(const EngineOptions& options, const ModelConfig& config)
   }
   CheckDeferral(options, config);
   CheckKvStore(options);
+  CheckSharing(options);
   CheckContext(options, config);
 }
 

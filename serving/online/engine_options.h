@@ -70,6 +70,9 @@ struct EngineOptions {
   // Memory of experts may be taken from the engine and given to it while it runs, up to so much
   // (Engine::resizable_slots); 0: it stays as planned.
   uint64_t most_expert_bytes = 0;
+  // Memory of experts that processes on this machine have together, by its name (ShareClaim);
+  // empty: each has its own.
+  std::string share_experts;
   MemorySize kv_memory;        // a share is of machine memory
   int64_t max_model_len = 0;   // tokens of prompt and output; 0: the model's, or what fits
   uint64_t request_bytes = 0;  // left to who serves: requests that are read and tokenised

@@ -8,6 +8,7 @@
 
 #include "core/base/error.h"
 #include "core/base/units.h"
+#include "core/io/shared_memory.h"
 #include "kernels/cpu/kernels.h"
 #include "prefetch/link/device_experts.h"
 #include "prefetch/link/expert_loader.h"
@@ -27,6 +28,13 @@ namespace {
 // Of the memory that experts and the KV cache share: the rows of prompts that run layer after
 // layer.
 constexpr double kPieceShare = 0.02;
+
+ShareRole RoleOf(const EngineOptions& options, const ModelFiles& files) {
+  if (options.share_experts.empty()) return ShareRole::kNone;
+  const bool fills = files.share != nullptr ? files.share->fills()
+                                            : ShareClaim::Look(options.share_experts).fills();
+  return fills ? ShareRole::kFills : ShareRole::kReads;
+}
 
 // Nothing is predicted when all experts fit and stay, or so few that none may be fetched ahead.
 uint64_t PredictorBytes(const EngineOptions& options, const ModelConfig& config,
@@ -93,6 +101,9 @@ EnginePlan PlanEngine(const EngineOptions& asked, const ModelFiles& files) {
 
   plan.kv_needs = KvNeedsOf(config);
   plan.placed = PlaceExpertsByRules(options, config);
+  plan.share = RoleOf(options, files);
+  const bool reads_shared = plan.share == ShareRole::kReads;
+  if (reads_shared) plan.placed.kept.clear();
   const int64_t kept = std::ssize(plan.placed.kept);
   // What is not pinned needs a slot to come and go.
   const int64_t all_experts = config.num_sparse_layers() * config.num_experts();
@@ -146,16 +157,30 @@ EnginePlan PlanEngine(const EngineOptions& asked, const ModelFiles& files) {
     plan.max_context_tokens = kv.max_context_tokens;
   }
 
+  // Of shared memory as much as this process would make: what the other one has is not known yet.
+  const auto slots_in_reach = [&] {
+    uint64_t bytes = plan.expert_budget_bytes;
+    if (reads_shared) {
+      bytes = options.expert_memory.is_auto()
+                  ? plan.all_experts_bytes
+                  : options.expert_memory.BytesOf(plan.all_experts_bytes);
+    }
+    return static_cast<int64_t>(std::min(bytes, plan.all_experts_bytes) / layout.slot_bytes);
+  };
   const auto plan_prefill = [&](uint64_t spare_bytes) {
     const auto share = static_cast<uint64_t>(static_cast<double>(left) * kPieceShare);
-    plan.prefill = PlanPrefill(options, config,
-                               static_cast<int64_t>(plan.expert_budget_bytes / layout.slot_bytes),
-                               kept, plan.max_context_tokens, std::min(share, spare_bytes));
+    plan.prefill = PlanPrefill(options, config, slots_in_reach(), kept, plan.max_context_tokens,
+                               std::min(share, spare_bytes));
     plan.module_batches =
         PlanModuleBatches(options, config, kept, std::min(share, spare_bytes - plan.prefill.bytes));
   };
   if (!plan.devices.empty()) {
     plan.predictor_bytes = PredictorBytes(options, config, plan);
+  } else if (reads_shared) {
+    // Nothing is read ahead: what is worth it the other process reads.
+    plan.expert_budget_bytes =
+        static_cast<uint64_t>(std::min(2 * config.top_k(), all_experts)) * layout.slot_bytes;
+    plan_prefill(left - std::min(left, kv.bytes + plan.expert_budget_bytes));
   } else if (options.expert_memory.is_auto()) {
     plan.expert_budget_bytes =
         std::min(plan.all_experts_bytes, left > kv.bytes ? left - kv.bytes : 0);
@@ -185,7 +210,10 @@ EnginePlan PlanEngine(const EngineOptions& asked, const ModelFiles& files) {
   if (!dense_elsewhere) ledger.Add("dense weights", dense_bytes);
   if (plan.devices.empty()) {
     if (kept > 0) ledger.Add("pinned experts", kept_bytes);
-    ledger.Add("expert cache", slots_bytes - kept_bytes);
+    const char* const name = plan.share == ShareRole::kNone    ? "expert cache"
+                             : plan.share == ShareRole::kFills ? "shared expert cache"
+                                                               : "own experts";
+    ledger.Add(name, slots_bytes - kept_bytes);
   } else {
     ledger.Add("experts in host memory", plan.all_experts_bytes);
     ledger.Add(DevicesHostName(options.devices), devices_host_bytes);

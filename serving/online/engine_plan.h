@@ -32,14 +32,22 @@ struct DevicePlan {
 // server less its ledger (about 90 MiB with a 150,000-token vocabulary).
 constexpr uint64_t kProcessBytes = uint64_t{96} << 20;
 
+// Of a process whose experts are in memory that is shared.
+enum class ShareRole {
+  kNone,   // they are not
+  kFills,  // it makes the memory, which its ledger has
+  kReads,  // another process does; its ledger has the few experts of its own
+};
+
 struct EnginePlan {
   MemoryLedger ledger;               // of the host's memory, within --memory
   uint64_t expert_budget_bytes = 0;  // for slots
   uint64_t most_expert_bytes = 0;    // what that may become while the engine runs; 0: it stays
   uint64_t all_experts_bytes = 0;    // what 100% is
   uint64_t slot_bytes = 0;
-  int64_t expert_slots = 0;         // of all devices together, when there are any
-  PlacedExperts placed;             // by rules
+  int64_t expert_slots = 0;  // of all devices together, when there are any
+  ShareRole share = ShareRole::kNone;
+  PlacedExperts placed;             // by rules; those of the process that fills shared memory
   std::vector<DevicePlan> devices;  // empty: none
   int dense_devices = 0;            // that share the dense part, the first ones; 0: the host has it
   std::string why_dense_on_host;    // with DenseMode::kAuto, when it could not be; else empty

@@ -108,6 +108,13 @@ void AddMemorySettings(EngineOptions& options, bool visible, OptionTable& table)
               .target = &options.expert_memory,
               .help = "Memory for experts: a size (8GiB), a share of all experts (25%), or auto: "
                       "all that fits. The others stay on disk and are read when they are needed."});
+  memory.Add({.name = "share-experts",
+              .target = &options.share_experts,
+              .value_name = "NAME",
+              .help =
+                  "Have the memory of experts together with other processes of this user on this "
+                  "machine that give the same name: the first one fills --expert-memory, the "
+                  "others read it in place and take a few experts of their own."});
   memory.Add({.name = "kv-memory",
               .target = &options.kv_memory,
               .help = "Memory for keys and values: a size, a share of --memory, or auto."});

@@ -20,15 +20,14 @@ constexpr int kBitsVersion = 1;
 
 constexpr uint64_t kMostConfigBytes = uint64_t{16} << 20;
 
-// Of config.json, which the checkpoint's fingerprint does not cover; a GGUF file is all there is.
+}  // namespace
+
 uint64_t ConfigHash(const EngineOptions& options) {
   const std::filesystem::path file = options.model_dir / "config.json";
   std::error_code error;
   if (!std::filesystem::exists(file, error)) return 0;
   return Hash64(ReadTextFile(file, kMostConfigBytes));
 }
-
-}  // namespace
 
 bool KeepsPrefixes(const EngineOptions& options, const ModelConfig& config) {
   return !options.kv_store.empty() && config.FindMixer<DeltaNetSpec>() == nullptr;

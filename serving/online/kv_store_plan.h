@@ -12,6 +12,10 @@
 
 namespace moesaic {
 
+// Of config.json, which the checkpoint's fingerprint does not cover; 0 where a GGUF file is all
+// there is.
+uint64_t ConfigHash(const EngineOptions& options);
+
 // Whether prefixes are kept: --kv-store was given, and the model can go on from keys and values
 // alone (no recurrent layers).
 bool KeepsPrefixes(const EngineOptions& options, const ModelConfig& config);

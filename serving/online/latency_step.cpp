@@ -47,6 +47,7 @@ uint64_t BytesToRead(const EngineOptions& options, const EnginePlan& plan,
                      const ModelFiles& files) {
   const uint64_t dense = ModelWeights::Bytes(files.config, plan.weight_type);
   if (!plan.devices.empty()) return dense + ExpertBytes(files);
+  if (plan.share == ShareRole::kReads) return dense;
   const auto experts = static_cast<uint64_t>(
       options.preload ? std::min<int64_t>(plan.expert_slots, GridOf(files.config).total())
                       : std::ssize(plan.placed.kept));
@@ -126,10 +127,15 @@ void LatencyStep::MakeExperts(const EngineOptions& options, const EnginePlan& pl
   loading.slot_stretches = stretches;
   loading.kept = plan.placed.kept;
   loading.most_budget_bytes = plan.most_expert_bytes;
-  experts_ = std::make_unique<ExpertLoader>(
+  if (plan.share != ShareRole::kNone) {
+    pool_ = std::make_unique<SharedPool>(options, plan, files_, stretches);
+    pool_->Prepare(loading);
+  }
+  auto loader = std::make_unique<ExpertLoader>(
       *files_.experts, static_cast<int>(files_.config.num_layers()),
       static_cast<int>(files_.config.num_experts()),
       MakePolicy(options.eviction_policy, observers.policy_counts.get()), loading);
+  experts_ = pool_ == nullptr ? std::move(loader) : pool_->Share(std::move(loader));
 }
 
 void LatencyStep::MakeDeviceExperts(const EngineOptions& options, const EnginePlan& plan,
@@ -220,6 +226,7 @@ bool LatencyStep::RunsAsModuleBatch(int64_t tokens) const {
 StepStats LatencyStep::RunBlock(LayerPass& pass) { return Ran(pass.RunBlock()); }
 
 StepStats LatencyStep::Ran(StepStats stats) {
+  if (pool_ != nullptr) pool_->Watch();
   if (stats.experts.bytes_read > 0) {
     if (!reads_.ready()) LogInfo("experts can be read again");
     reads_.Succeeded();

@@ -25,6 +25,7 @@
 #include "serving/online/engine_devices.h"
 #include "serving/online/part_options.h"
 #include "serving/online/read_health.h"
+#include "serving/online/shared_pool.h"
 #include "serving/online/step_ways.h"
 
 namespace moesaic {
@@ -74,6 +75,7 @@ class LatencyStep final : public EngineStep {
   EngineDevices devices_;                // empty, as the next two, without devices
   std::unique_ptr<ExpertPlacement> placement_;
   std::unique_ptr<HostExperts> home_;
+  std::unique_ptr<SharedPool> pool_;  // null: experts are not shared
   std::unique_ptr<ExpertProvider> experts_;
   SlotTable* slot_table_ = nullptr;  // of experts_, for steps of the dense part; may stay null
   ReadHealth reads_;                 // of experts_

@@ -7,6 +7,7 @@
 #include "core/config/model_config.h"
 #include "core/io/checkpoint.h"
 #include "core/io/expert_source.h"
+#include "core/io/shared_memory.h"
 #include "kernels/cpu/kernels.h"
 #include "serving/model/tensor_source.h"
 #include "serving/online/engine_options.h"
@@ -20,6 +21,8 @@ struct ModelFiles {
   std::unique_ptr<Checkpoint> checkpoint;  // null with dummy weights
   std::unique_ptr<TensorSource> tensors;
   std::unique_ptr<ExpertSource> experts;
+  // Whether this process fills memory that is shared; null where it is not, or nothing is loaded.
+  std::unique_ptr<const ShareClaim> share;
 };
 
 // Throws Error: kNotFound, kCorrupt, kUnsupported (the files), kInvalidArgument (random experts

@@ -11,6 +11,7 @@
 #include "core/base/error.h"
 #include "core/base/logging.h"
 #include "core/config/model_config.h"
+#include "serving/model/dense_sizes.h"
 #include "serving/model/fp8_weights.h"
 #include "serving/model/gguf_weights.h"
 #include "serving/model/packed_int4.h"
@@ -72,6 +73,12 @@ void CheckNodes(const EngineOptions& options, const Topology& topology) {
   }
 }
 
+bool DenseMayBeOnGpus(const EngineOptions& options, const ModelConfig& config) {
+  return options.devices.dense != DenseMode::kOff &&
+         std::all_of(config.layers.begin(), config.layers.end(),
+                     [](const LayerSpec& layer) { return WhyNotOnDevices(layer) == nullptr; });
+}
+
 // What the checkpoint has, where that is a type of its own.
 void ChooseDtype(EngineOptions& options) {
   const auto asked = options.dtype;
@@ -85,8 +92,10 @@ void ChooseDtype(EngineOptions& options) {
   if (HasFp8Experts(config)) own = WeightType::kFp8;
   if (HasW4A16Experts(config)) own = WeightType::kW4A16;
   const bool gpus = KernelsOf(options.devices) != nullptr;
-  if (!asked && gpus && (own == WeightType::kFp8 || own == WeightType::kW4A16)) {
-    LogInfo("GPUs have no kernels for {} weights: they become bfloat16", TraitsOf(*own).dtype);
+  if (!asked && gpus && own == WeightType::kFp8 && DenseMayBeOnGpus(options, config)) {
+    LogInfo(
+        "GPUs have no kernels for a dense part in fp8: weights become bfloat16; with --dtype fp8 "
+        "they stay, and the CPU computes the dense part");
     own = std::nullopt;
   }
   if (HasGgufExperts(config) && options.load_format != LoadFormat::kDummy) {

@@ -114,8 +114,10 @@ void Bench::Experts(double memory_rate) {
     const char* name;
     cuda::Weights weights;
   };
-  for (const Type& type : {Type{"bf16", cuda::Weights::kBf16}, Type{"int8", cuda::Weights::kInt8},
-                           Type{"int4", cuda::Weights::kInt4}}) {
+  for (const Type& type :
+       {Type{"bf16", cuda::Weights::kBf16}, Type{"int8", cuda::Weights::kInt8},
+        Type{"int4", cuda::Weights::kInt4}, Type{"mxfp4", cuda::Weights::kMxfp4},
+        Type{"fp8", cuda::Weights::kFp8}, Type{"w4a16", cuda::Weights::kW4A16}}) {
     const int64_t expert_bytes =
         kIntermediate / cuda::kPanelOutputs * cuda::PanelBytes(type.weights, kHidden);
     const DeviceBuffer weights = Random(static_cast<uint64_t>(expert_bytes * kExperts));

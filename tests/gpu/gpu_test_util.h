@@ -108,6 +108,12 @@ inline cuda::Weights GpuType(WeightType type) {
       return cuda::Weights::kInt8;
     case WeightType::kInt4:
       return cuda::Weights::kInt4;
+    case WeightType::kMxfp4:
+      return cuda::Weights::kMxfp4;
+    case WeightType::kFp8:
+      return cuda::Weights::kFp8;
+    case WeightType::kW4A16:
+      return cuda::Weights::kW4A16;
     default:
       CHECK(type == WeightType::kBf16);
       return cuda::Weights::kBf16;
@@ -115,6 +121,10 @@ inline cuda::Weights GpuType(WeightType type) {
 }
 
 constexpr WeightType kGpuTypes[] = {WeightType::kBf16, WeightType::kInt8, WeightType::kInt4};
+// With those that experts alone have.
+constexpr WeightType kGpuExpertTypes[] = {WeightType::kBf16, WeightType::kInt8,
+                                          WeightType::kInt4, WeightType::kMxfp4,
+                                          WeightType::kFp8,  WeightType::kW4A16};
 
 // Rounds `values` [rows, k] to bf16 in place and returns them as activation rows.
 inline std::vector<uint16_t> ActivationRows(std::vector<float>& values, int64_t rows, int64_t k) {

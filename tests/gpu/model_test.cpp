@@ -3,6 +3,7 @@
 // the kernels' tests: for a GPU, and for the host on emulated devices.
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <utility>
@@ -14,6 +15,7 @@
 #include "tests/gpu/sample_model.h"
 #include "tests/serving/model/model_harness.h"
 #include "tests/serving/model/relative_distance.h"
+#include "tests/serving/model/replayed_routing.h"
 
 namespace moesaic {
 namespace {
@@ -27,15 +29,16 @@ uint64_t HashOf(const std::vector<float>& values) {
 }
 
 // Logits of a prompt, cut into chunks, and of some decode steps.
-std::vector<float> Logits(ModelHarness& model, int64_t chunk) {
+std::vector<float> Logits(ModelHarness& model, int64_t chunk, RoutingHook* hook = nullptr) {
   const std::vector<int32_t> tokens =
       PromptOf(3, kPromptTokens + kSteps, static_cast<int>(model.config().vocab_size));
   auto sequence = model.NewSequence(kPromptTokens + kSteps);
   sequence.decode_from = kPromptTokens;
-  std::vector<float> all = model.Prefill(sequence, std::span(tokens).first(kPromptTokens), chunk);
+  std::vector<float> all =
+      model.Prefill(sequence, std::span(tokens).first(kPromptTokens), chunk, hook);
   for (size_t i = kPromptTokens; i < tokens.size(); ++i) {
     const ModelHarness::Piece piece = {&sequence, {tokens[i]}};
-    const std::vector<float> logits = model.Run({&piece, 1});
+    const std::vector<float> logits = model.Run({&piece, 1}, hook);
     all.insert(all.end(), logits.begin(), logits.end());
   }
   return all;
@@ -103,6 +106,40 @@ TEST_F(CudaModelTest, LogitsAreCloseToTheHosts) {
     EXPECT_EQ(model.stats().experts.on_host, 0u);
     // The device did compute: it rounds otherwise.
     EXPECT_NE(HashOf(actual), HashOf(expected)) << WeightTypeName(type);
+  }
+}
+
+// Types that experts alone have, biases and a clamped activation. The dense part is the host's, and
+// so is the routing: random routers tie often.
+TEST_F(CudaModelTest, ExpertsOfOtherModelsAreCloseToTheHosts) {
+  for (const auto& [name, type] : {std::pair("gpt_oss_mxfp4", WeightType::kMxfp4),
+                                   std::pair("gpt_oss_bf16_window", WeightType::kBf16),
+                                   std::pair("deepseek_v3_fp8", WeightType::kFp8),
+                                   std::pair("kimi_k25_int4", WeightType::kW4A16)}) {
+    const std::string directory = FixtureModel(name);
+    if (!std::filesystem::exists(directory)) GTEST_SKIP() << "SKIPPED: there is no " << directory;
+    SCOPED_TRACE(name);
+    options_.weight_type = type;
+    UseDevices(1);
+    HarnessOptions host = options_;
+    host.devices = 0;
+    host.kernels = nullptr;
+    ModelHarness of_host(directory, host);
+    RoutingLog routing;
+    const std::vector<float> expected = Logits(of_host, kPromptTokens, &routing);
+    uint64_t hash = 0;
+    for (const int64_t slots : {256, 3}) {
+      UseDevices(1, slots);
+      ModelHarness model(directory, options_);
+      ReplayedRouting replayed(routing, model.config().top_k());
+      const std::vector<float> actual = Logits(model, kPromptTokens, &replayed);
+      EXPECT_LE(RelativeDistance(actual, expected), 1.5e-2);
+      EXPECT_LE(replayed.largest_difference(), 5e-2);
+      EXPECT_EQ(model.stats().experts.on_host, 0u);
+      EXPECT_NE(HashOf(actual), HashOf(expected));
+      if (slots == 256) hash = HashOf(actual);
+      EXPECT_EQ(HashOf(actual), hash) << "placement changed a bit";
+    }
   }
 }
 

@@ -16,7 +16,7 @@ using testing_util::DotOf;
 using testing_util::DotTolerance;
 using testing_util::GpuArray;
 using testing_util::GpuType;
-using testing_util::kGpuTypes;
+using testing_util::kGpuExpertTypes;
 using testing_util::Weights;
 
 constexpr cuda::ProductPath kPaths[] = {cuda::ProductPath::kMatrix, cuda::ProductPath::kVector};
@@ -65,7 +65,7 @@ class CudaProductTest : public CudaKernelTest {
 };
 
 TEST_F(CudaProductTest, MatchesDoubleAtOddSizes) {
-  for (const WeightType type : kGpuTypes) {
+  for (const WeightType type : kGpuExpertTypes) {
     for (const int64_t k : {1, 2, 15, 31, 32, 33, 63, 64, 65, 97, 130}) {
       CheckAgainstDouble(type, random_.Uniform(1, 5), random_.Uniform(1, 50), k);
     }
@@ -79,13 +79,13 @@ TEST_F(CudaProductTest, MatchesDoubleAtOddSizes) {
 }
 
 TEST_F(CudaProductTest, MatchesDoubleAtLargerSizes) {
-  for (const WeightType type : kGpuTypes) CheckAgainstDouble(type, 3, 200, 1000);
+  for (const WeightType type : kGpuExpertTypes) CheckAgainstDouble(type, 3, 200, 1000);
 }
 
 // Architecture, rule 1: on the matrix path a row has the same bits alone, in any company and in
 // tiles of any height.
 TEST_F(CudaProductTest, ARowDoesNotDependOnItsCompany) {
-  for (const WeightType type : kGpuTypes) {
+  for (const WeightType type : kGpuExpertTypes) {
     constexpr int64_t kRows = 70;
     constexpr int64_t kN = 48;
     constexpr int64_t kK = 100;
@@ -104,12 +104,12 @@ TEST_F(CudaProductTest, ARowDoesNotDependOnItsCompany) {
   }
 }
 
-// Experts with many rows, one row and none; gathered inputs, scattered outputs, added to what is
-// there.
+// Experts with many rows, one row and none; gathered inputs, scattered outputs, with a bias or
+// added to what is there.
 TEST_F(CudaProductTest, GroupsOfRows) {
   const std::vector<std::vector<int32_t>> counts = {
       {0, 3, 0, 0, 1, 17, 2, 0}, {40, 0, 70, 1}, {0, 0, 0}, {1, 1, 1, 1, 1, 1, 1, 1}, {130}};
-  for (const WeightType type : kGpuTypes) {
+  for (const WeightType type : kGpuExpertTypes) {
     for (const std::vector<int32_t>& count : counts) {
       constexpr int64_t kN = 40;
       constexpr int64_t kK = 72;
@@ -135,11 +135,16 @@ TEST_F(CudaProductTest, GroupsOfRows) {
         pointers.push_back(empty ? nullptr : memory.back().data());
       }
       const std::vector<float> before = random_.Normals(rows * kN);
+      const std::vector<float> bias = random_.Normals((groups + 1) * kN);
+      std::vector<int32_t> bias_rows(static_cast<size_t>(groups));
+      for (int32_t& row : bias_rows) row = static_cast<int32_t>(random_.Uniform(0, groups));
       const auto x_gpu = Upload(x);
       const auto x_rows_gpu = Upload(x_rows);
       const auto y_rows_gpu = Upload(y_rows);
       const auto offsets_gpu = Upload(offsets);
       const auto pointers_gpu = Upload(pointers);
+      const auto bias_gpu = Upload(bias);
+      const auto bias_rows_gpu = Upload(bias_rows);
       for (const cuda::ProductPath path : kPaths) {
         for (const bool accumulate : {false, true}) {
           const auto y = Upload(before);
@@ -153,6 +158,8 @@ TEST_F(CudaProductTest, GroupsOfRows) {
                                   .type = GpuType(type),
                                   .n = kN,
                                   .k = kK,
+                                  .bias = accumulate ? nullptr : bias_gpu.data(),
+                                  .bias_rows = bias_rows_gpu.data(),
                                   .y = y.data(),
                                   .y_rows = y_rows_gpu.data(),
                                   .accumulate = accumulate},
@@ -171,7 +178,9 @@ TEST_F(CudaProductTest, GroupsOfRows) {
               const Dot dot = DotOf(
                   &values[static_cast<size_t>(x_rows[static_cast<size_t>(r)] * kK)],
                   &experts[static_cast<size_t>(group)].values[static_cast<size_t>(o * kK)], kK);
-              const double base = accumulate ? before[at] : 0.0;
+              const auto biased =
+                  static_cast<size_t>(bias_rows[static_cast<size_t>(group)] * kN + o);
+              const double base = accumulate ? before[at] : bias[biased];
               ASSERT_NEAR(after[at], base + dot.sum, Tolerance(dot, kK) + std::abs(base) * 0x1p-22)
                   << r << "," << o;
             }

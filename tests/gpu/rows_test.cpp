@@ -255,6 +255,42 @@ TEST_F(CudaRowsTest, SwiGlu) {
   }
 }
 
+// gpt-oss's: both are clamped, gate from above alone, and a NaN stays one.
+TEST_F(CudaRowsTest, ClampedSwiGlu) {
+  constexpr int64_t kN = 700;
+  constexpr double kAlpha = 1.702;
+  constexpr double kLimit = 3.5;
+  std::vector<float> gate = random_.Normals(kN, 5.0f);
+  std::vector<float> up = random_.Normals(kN, 5.0f);
+  gate[0] = -200.0f;  // exp overflows
+  gate[1] = std::numeric_limits<float>::quiet_NaN();
+  up[2] = std::numeric_limits<float>::quiet_NaN();
+  const auto gate_gpu = Upload(gate);
+  const auto up_gpu = Upload(up);
+  const auto out = Output<uint16_t>(cuda::ActivationStride(kN));
+  Run([&](cuda::StreamHandle stream) {
+    return cuda::SwiGlu({.gate = gate_gpu.data(),
+                         .up = up_gpu.data(),
+                         .rows = 1,
+                         .n = kN,
+                         .clamped = true,
+                         .alpha = static_cast<float>(kAlpha),
+                         .limit = static_cast<float>(kLimit),
+                         .out = out.data()},
+                        stream);
+  });
+  const std::vector<uint16_t> y = out.Read();
+  for (size_t i = 0; i < kN; ++i) {
+    if (i == 1 || i == 2) {
+      ASSERT_TRUE(std::isnan(Bf16ToF32(y[i]))) << i;
+      continue;
+    }
+    const double g = std::min<double>(gate[i], kLimit);
+    const double u = std::clamp<double>(up[i], -kLimit, kLimit);
+    ExpectBf16Near(y[i], (u + 1.0) * g / (1.0 + std::exp(-kAlpha * g)), 1e-5, std::to_string(i));
+  }
+}
+
 TEST_F(CudaRowsTest, ArgMaxTakesTheFirstOfTheLargest) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();

@@ -160,11 +160,9 @@ struct GgufIntProduct : PlainRows<48> {
               after < columns ? w[after] : w[start + panels.count * stride] + next_bytes;
           panels.outs[panels.count++] = sums + column * m * kLanes;
         }
-        if constexpr (kGgufRowTile) {
-          if (m == 1) {
-            RowOf(x[0], panels, forms[start], shape.k);
-            continue;
-          }
+        if (m <= MostRowsOf(forms[start])) {
+          RowsOf(x, m, panels, forms[start], shape.k);
+          continue;
         }
         PassOf(x, m, panels, forms[start], shape.k, next_bytes);
       }
@@ -179,20 +177,50 @@ struct GgufIntProduct : PlainRows<48> {
     float* outs[kMaxColumns];
   };
 
-  static void RowOf(const std::byte* x, const Panels& panels, const GgufForm& form, int64_t k) {
+  // As many rows take codes from panels into registers, turn by turn; with more it is faster to
+  // widen a panel once, of bytes sooner. Of IQ4's codes, up to 127, two products alone fit 16 bits.
+  static int64_t MostRowsOf(const GgufForm& form) {
+    const bool iq4 = form.id == kIq4Nl || form.id == kIq4Xs;
+    if (kDotOfFour ? form.id == kQ8_0 : iq4) {
+      return MinOf<int64_t>(kGgufMostRows, kDotOfFour ? 8 : 2);
+    }
+    return kGgufMostRows;
+  }
+
+  static void RowsOf(const std::byte* const* x, int64_t m, const Panels& panels,
+                     const GgufForm& form, int64_t k) {
     WithGgufType(form.id, [&](auto type) {
       constexpr uint32_t kId = decltype(type)::value;
-      // More streams read blocks of 32 faster, and those of 256, whose code is long, no faster.
-      constexpr int kPanels = kGgufBlockInputs<kId> == kGgufStep ? 1 : GgufTilePanels(1);
-      if (panels.count == kPanels) {
-        return GgufRow<kId, kPanels>(x, k, panels.data, panels.next, panels.outs);
+      if constexpr (kGgufTurnRows > 2) {
+        if (m > 2) return PanelByPanel<kId, kGgufTurnRows>(x, m, panels, k);
       }
-      for (int64_t p = 0; p < panels.count; ++p) {
-        const std::byte* const* const next =
-            p + 1 < panels.count ? panels.data + p + 1 : panels.next;
-        GgufRow<kId, 1>(x, k, panels.data + p, next, panels.outs + p);
+      if constexpr (kGgufTurnRows > 1) {
+        if (m > 1) return PanelByPanel<kId, 2>(x, m, panels, k);
+      }
+      if constexpr (kGgufMostRows > 0) {
+        // More streams read blocks of 32 faster, and those of 256, whose code is long, no faster.
+        constexpr int kPanels = kGgufBlockInputs<kId> == kGgufStep ? 1 : GgufTilePanels(1);
+        if (panels.count == kPanels) {
+          return GgufRows<kId, 1, kPanels>(x, 1, k, panels.data, panels.next, panels.outs);
+        }
+        PanelByPanel<kId, 1>(x, 1, panels, k);
       }
     });
+  }
+
+  template <uint32_t kId, int M>
+  static void PanelByPanel(const std::byte* const* x, int64_t m, const Panels& panels, int64_t k) {
+    for (int64_t p = 0; p < panels.count; ++p) {
+      const std::byte* const* const next = p + 1 < panels.count ? panels.data + p + 1 : panels.next;
+      // More rows than M take turns; a panel comes from a cache then.
+      const int64_t turns = CeilDiv(m, M);
+      for (int64_t turn = 0; turn < turns; ++turn) {
+        const int64_t begin = turn * m / turns;
+        float* const out = panels.outs[p] + begin * kLanes;
+        GgufRows<kId, M, 1>(x + begin, (turn + 1) * m / turns - begin, k, panels.data + p, next,
+                            &out);
+      }
+    }
   }
 
   static void PassOf(const std::byte* const* x, int64_t m, const Panels& panels,

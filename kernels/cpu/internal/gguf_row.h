@@ -1,6 +1,6 @@
-// One row of int8 activations with GGUF's blocks: what gguf_int_product.h computes, bit for bit,
-// with codes that go from panels into registers and nothing in between. Included after Ints16
-// (ints_*.h) and math.h.
+// One or a few rows of int8 activations with GGUF's blocks: what gguf_int_product.h computes, bit
+// for bit, with codes that go from panels into registers and nothing in between. Included after
+// Ints16 (ints_*.h) and math.h.
 //
 // A row alone waits for memory, so how lines are asked for ahead of time decides. They go to the
 // level 2 cache, each once, one by one between the instructions that multiply: with prefetches into
@@ -49,55 +49,79 @@ MOESAIC_INLINE Ints16 StartOf(int32_t correction) {
   return StartOfSums(correction / kGgufZero * kZero);
 }
 
-// The sum of products of kLines lines of codes with what activations they have, from `sum` on.
-// Without an instruction that adds four products, pairs of products are added in 16 bits as long as
-// these hold them.
-template <int kLines, int kHighest, class Codes, class Fours>
-MOESAIC_INLINE Ints16 DotLines(Ints16 sum, const Codes& codes, const Fours& fours) {
-  if constexpr (kHighest > 127) {
-    ForEach<kLines>([&](auto line)
-                        MOESAIC_BODY { sum = DotAdd(sum, WeightsOf(codes(line)), fours(line)); });
-  } else if constexpr (kDotOfFour) {
-    ForEach<kLines>(
-        [&](auto line) MOESAIC_BODY { sum = DotAdd(sum, SmallWeights(codes(line)), fours(line)); });
+// Adds the products of kLines lines of codes with the activations that M rows have of them to
+// sums[m]. Without an instruction that adds four products, pairs of products are added in 16 bits
+// as long as these hold them.
+template <int M, int kLines, int kHighest, class Codes, class Fours>
+MOESAIC_INLINE void DotLines(Ints16 (&sums)[M], const Codes& codes, const Fours& fours) {
+  if constexpr (kHighest > 127 || kDotOfFour) {
+    ForEach<kLines>([&](auto line) MOESAIC_BODY {
+      const ByteLine of_line = codes(line);
+      const auto weights = [&] {
+        if constexpr (kHighest > 127) {
+          return WeightsOf(of_line);
+        } else {
+          return SmallWeights(of_line);
+        }
+      }();
+      MOESAIC_UNROLL
+      for (int m = 0; m < M; ++m) sums[m] = DotAdd(sums[m], weights, fours(m, line));
+    });
   } else {
     constexpr int kMost = 32767 / (2 * 127 * kHighest);
     constexpr int kRun = kMost >= kLines ? kLines : kMost >= 4 ? 4 : 2;
     static_assert(kRun <= kMost && kLines % kRun == 0);
+    using Pairs = decltype(PairsOf(codes(Index<0>{}), fours(0, Index<0>{})));
     ForEach<kLines / kRun>([&](auto run) MOESAIC_BODY {
       constexpr int kFirst = decltype(run)::value * kRun;
-      auto pairs = PairsOf(codes(Index<kFirst>{}), fours(Index<kFirst>{}));
+      Pairs pairs[M];
+      const ByteLine first = codes(Index<kFirst>{});
+      MOESAIC_UNROLL
+      for (int m = 0; m < M; ++m) pairs[m] = PairsOf(first, fours(m, Index<kFirst>{}));
       ForEach<kRun, 1>([&](auto line) MOESAIC_BODY {
         constexpr int kLine = kFirst + decltype(line)::value;
-        pairs = AddPairs(pairs, PairsOf(codes(Index<kLine>{}), fours(Index<kLine>{})));
+        const ByteLine of_line = codes(Index<kLine>{});
+        MOESAIC_UNROLL
+        for (int m = 0; m < M; ++m) {
+          pairs[m] = AddPairs(pairs[m], PairsOf(of_line, fours(m, Index<kLine>{})));
+        }
       });
-      sum = AddPairSums(sum, pairs);
+      MOESAIC_UNROLL
+      for (int m = 0; m < M; ++m) sums[m] = AddPairSums(sums[m], pairs[m]);
     });
   }
-  return sum;
 }
 
-// outs[p][16] of P panels. `next` are the panels that the following call will take.
-template <uint32_t kId, int P>
-void GgufRow(const std::byte* x_row, int64_t k, const std::byte* const* panels,
-             const std::byte* const* next, float* const* outs) {
+// outs[p][m * 16 ..] of P panels and of the first `rows` of M rows, at least one; the others take
+// time and nothing else. `next` are the panels that the following call will take.
+template <uint32_t kId, int M, int P>
+void GgufRows(const std::byte* const* x_rows, int64_t rows, int64_t k,
+              const std::byte* const* panels, const std::byte* const* next, float* const* outs) {
   using Chunk = GgufChunk<kId>;
   constexpr GgufCodes kCodes = GgufCodesOf(kId);
   constexpr bool kAddends = GgufKindOf(kId).addends;
   constexpr int kGroupsOf128 = static_cast<int>(kQuantGroup) / Chunk::kGroup;
-  const auto* x = reinterpret_cast<const int8_t*>(x_row);
-  const auto* corrections =
-      reinterpret_cast<const int32_t*>(x_row + GroupSumsOffset(k, Chunk::kGroup));
-  const auto* x_scales =
-      reinterpret_cast<const ActivationScale*>(x_row + ActivationScalesOffset(k));
+  const int8_t* x[M];
+  const int32_t* corrections[M];
+  const ActivationScale* x_scales[M];
+  MOESAIC_UNROLL
+  for (int m = 0; m < M; ++m) {
+    const std::byte* const row = x_rows[m < rows ? m : 0];
+    x[m] = reinterpret_cast<const int8_t*>(row);
+    corrections[m] = reinterpret_cast<const int32_t*>(row + GroupSumsOffset(k, Chunk::kGroup));
+    x_scales[m] = reinterpret_cast<const ActivationScale*>(row + ActivationScalesOffset(k));
+  }
   const int64_t body_at = GgufBodyOffset(Chunk::kLayout, k / kGgufBlockInputs<kId>);
   const int64_t chunks = CeilDiv(k, Chunk::kInputs);
   // Chunks between what is prefetched and what is multiplied.
   const int64_t distance = MinOf(chunks, CeilDiv(kGgufBytesAhead, Chunk::kBodyBytes));
-  Vec16 totals[P];
-  Vec16 sums[P];
+  Vec16 totals[M][P];
+  Vec16 sums[M][P];
   MOESAIC_UNROLL
-  for (int p = 0; p < P; ++p) totals[p] = sums[p] = Zero();
+  for (int m = 0; m < M; ++m) {
+    MOESAIC_UNROLL
+    for (int p = 0; p < P; ++p) totals[m][p] = sums[m][p] = Zero();
+  }
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
     const bool last = chunk + distance >= chunks;
     const int64_t ahead = chunk + distance - (last ? chunks : 0);
@@ -121,11 +145,13 @@ void GgufRow(const std::byte* x_row, int64_t k, const std::byte* const* panels,
     ForEach<Chunk::kGroups>([&](auto of) MOESAIC_BODY {
       constexpr int g = decltype(of)::value;
       if (Chunk::kBlocks > 1 && g >= groups) return;
-      const int32_t correction = corrections[g];
       MOESAIC_UNROLL
       for (int p = 0; p < P; ++p) {
-        const Ints16 dots = DotLines<Chunk::kGroup / 4, kCodes.highest>(
-            StartOf<kCodes.zero>(correction),
+        Ints16 dots[M];
+        MOESAIC_UNROLL
+        for (int m = 0; m < M; ++m) dots[m] = StartOf<kCodes.zero>(corrections[m][g]);
+        DotLines<M, Chunk::kGroup / 4, kCodes.highest>(
+            dots,
             [&](auto of_group) MOESAIC_BODY {
               constexpr int kLine = decltype(of_group)::value;
               constexpr int kAll = Chunk::kGroups * Chunk::kGroup / 4;
@@ -140,26 +166,42 @@ void GgufRow(const std::byte* x_row, int64_t k, const std::byte* const* panels,
               });
               return Chunk::template Codes<g, kLine>(bodies[p]);
             },
-            [&](auto line) MOESAIC_BODY {
-              return LoadFour(x + g * Chunk::kGroup + 4 * decltype(line)::value);
+            [&](int m, auto line) MOESAIC_BODY {
+              return LoadFour(x[m] + g * Chunk::kGroup + 4 * decltype(line)::value);
             });
-        sums[p] = Fma(ToFloats(dots), scales[p].template Scale<g>(), sums[p]);
+        const Vec16 scale = scales[p].template Scale<g>();
+        MOESAIC_UNROLL
+        for (int m = 0; m < M; ++m) sums[m][p] = Fma(ToFloats(dots[m]), scale, sums[m][p]);
         if constexpr (kAddends) {
-          const Vec16 correction_of_all = Set(static_cast<float>(correction));
-          sums[p] = Fma(correction_of_all, scales[p].template Addend<g>(), sums[p]);
+          const Vec16 addend = scales[p].template Addend<g>();
+          MOESAIC_UNROLL
+          for (int m = 0; m < M; ++m) {
+            const Vec16 correction_of_all = Set(static_cast<float>(corrections[m][g]));
+            sums[m][p] = Fma(correction_of_all, addend, sums[m][p]);
+          }
         }
         if (g % kGroupsOf128 == kGroupsOf128 - 1 || (Chunk::kBlocks > 1 && g == groups - 1)) {
-          totals[p] = Fma(sums[p], Set(x_scales[g / kGroupsOf128].scale), totals[p]);
-          sums[p] = Zero();
+          MOESAIC_UNROLL
+          for (int m = 0; m < M; ++m) {
+            totals[m][p] = Fma(sums[m][p], Set(x_scales[m][g / kGroupsOf128].scale), totals[m][p]);
+            sums[m][p] = Zero();
+          }
         }
       }
     });
-    x += Chunk::kInputs;
-    corrections += Chunk::kGroups;
-    x_scales += Chunk::kInputs / kQuantGroup;
+    MOESAIC_UNROLL
+    for (int m = 0; m < M; ++m) {
+      x[m] += Chunk::kInputs;
+      corrections[m] += Chunk::kGroups;
+      x_scales[m] += Chunk::kInputs / kQuantGroup;
+    }
   }
   MOESAIC_UNROLL
-  for (int p = 0; p < P; ++p) Store(outs[p], totals[p]);
+  for (int m = 0; m < M; ++m) {
+    if (m >= rows) break;
+    MOESAIC_UNROLL
+    for (int p = 0; p < P; ++p) Store(outs[p] + m * kLanes, totals[m][p]);
+  }
 }
 
 }  // namespace

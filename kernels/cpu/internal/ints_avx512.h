@@ -52,7 +52,12 @@ MOESAIC_INLINE Ints16 AddPairSums(Ints16 sum, PairSums a) {
 }
 constexpr bool kDotOfFour = false;
 
-constexpr bool kGgufRowTile = true;
+struct Halves {
+  static constexpr bool kDirect = false;
+};
+
+constexpr int64_t kGgufMostRows = 16;
+constexpr int kGgufTurnRows = 4;
 constexpr int kGgufTileRows = 6;
 constexpr int GgufTilePanels(int rows) { return rows <= 3 ? 4 : 2; }
 constexpr int kQuantTileRows = 6;

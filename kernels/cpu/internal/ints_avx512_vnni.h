@@ -32,7 +32,12 @@ MOESAIC_INLINE Ints16 StartOfSums(int32_t sum) { return _mm512_set1_epi32(sum); 
 constexpr bool kDotOfFour = true;
 
 // Sums of a group and of 128 inputs are in registers.
-constexpr bool kGgufRowTile = true;
+struct Halves {
+  static constexpr bool kDirect = false;
+};
+
+constexpr int64_t kGgufMostRows = 16;
+constexpr int kGgufTurnRows = 4;
 constexpr int kGgufTileRows = 6;
 constexpr int GgufTilePanels(int rows) { return rows <= 3 ? 4 : 2; }
 // Few sums in flight wait for each other: 4 rows of 4 panels take 0.85 of the time of 4 of 2.

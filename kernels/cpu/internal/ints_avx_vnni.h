@@ -28,7 +28,12 @@ MOESAIC_INLINE WeightBytes SmallWeights(ByteLine a) { return WeightsOf(a); }
 MOESAIC_INLINE Ints16 StartOfSums(int32_t sum) { return StartOfGroup(sum); }
 constexpr bool kDotOfFour = true;
 
-constexpr bool kGgufRowTile = true;
+struct Halves {
+  static constexpr bool kDirect = false;
+};
+
+constexpr int64_t kGgufMostRows = 8;
+constexpr int kGgufTurnRows = 2;
 constexpr int kGgufTileRows = 2;
 constexpr int GgufTilePanels(int rows) { return rows == 1 ? 2 : 1; }
 // Twice a tile's sums and two registers of weights in 16 registers, with a Vec16 in two.

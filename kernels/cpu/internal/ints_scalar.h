@@ -95,7 +95,13 @@ MOESAIC_INLINE Ints16 StartOfSums(int32_t sum) { return StartOfGroup(sum); }
 // Whether DotAdd is one instruction; else there are PairsOf, AddPairs and AddPairSums, of 16 bits.
 constexpr bool kDotOfFour = true;
 
-constexpr bool kGgufRowTile = false;  // of one row, unrolled
+// Whether halves of int4 can be multiplied as they are (ints_avx2.h).
+struct Halves {
+  static constexpr bool kDirect = false;
+};
+
+constexpr int64_t kGgufMostRows = 0;
+constexpr int kGgufTurnRows = 0;
 constexpr int kGgufTileRows = 2;
 constexpr int GgufTilePanels(int) { return 1; }
 constexpr int kQuantTileRows = 2;

@@ -7,7 +7,7 @@
 // sums are below 2^24, so that converting them is exact, too.
 //
 // Halves of int4's bytes become the bytes of int8 on the way into registers, or in memory for
-// several tiles.
+// several tiles, or are multiplied as they are (Halves::kDirect).
 #pragma once
 
 #include "kernels/cpu/internal/math.h"
@@ -60,6 +60,35 @@ MOESAIC_INLINE void AddSubgroup(const int8_t* const (&x)[M], const std::byte* co
     MOESAIC_UNROLL
     for (int p = 0; p < P; ++p) weights[p] = Bytes(w[p] + line * kLineBytes);
     DotFour<M, P>(x, 4 * line, weights, dots);
+  }
+}
+
+// Of int4, with the multipliers of the group, where halves are multiplied as they are.
+template <int M, int P, class H = Halves>
+MOESAIC_INLINE void AddHalves(const int8_t* const (&x)[M], const std::byte* const (&w)[P],
+                              const Multipliers (&multipliers)[P], int64_t subgroup,
+                              Ints16 (&dots)[M][P]) {
+  constexpr auto kLines = static_cast<int>(SubgroupLines(WeightType::kInt4));
+  typename H::Sum sums[M];
+  MOESAIC_UNROLL
+  for (int m = 0; m < M; ++m) sums[m] = H::SumOf(x[m]);
+  MOESAIC_UNROLL
+  for (int p = 0; p < P; ++p) {
+    typename H::Pairs pairs[M];
+    MOESAIC_UNROLL
+    for (int m = 0; m < M; ++m) pairs[m] = H::Zero();
+    MOESAIC_UNROLL
+    for (int line = 0; line < kLines; ++line) {
+      const auto low = H::Low(w[p] + line * kLineBytes);
+      MOESAIC_UNROLL
+      for (int m = 0; m < M; ++m) pairs[m] = H::Add(pairs[m], low, LoadFour(x[m] + 8 * line));
+      const auto high = H::High(w[p] + line * kLineBytes);
+      MOESAIC_UNROLL
+      for (int m = 0; m < M; ++m) pairs[m] = H::Add(pairs[m], high, LoadFour(x[m] + 8 * line + 4));
+    }
+    const auto scale = H::ScaleOf(multipliers[p], subgroup);
+    MOESAIC_UNROLL
+    for (int m = 0; m < M; ++m) dots[m][p] = H::Add(dots[m][p], pairs[m], scale, sums[m]);
   }
 }
 
@@ -135,6 +164,8 @@ void QuantTile(const std::byte* const* x_rows, QuantPanels panels, const GroupRa
       }
       if constexpr (kType == WeightType::kInt8) {
         AddSubgroup<M, P>(x, w, dots);
+      } else if constexpr (Halves::kDirect) {
+        AddHalves<M, P>(x, w, multipliers, subgroup, dots);
       } else {
         AddSubgroup<M, P>(x, w, multipliers, subgroup, dots);
       }
@@ -244,14 +275,28 @@ struct QuantProduct : PlainRows<48> {
   static void Columns(const std::byte* const* x, int64_t m, const std::byte* const* w,
                       int64_t columns, const PanelShape& shape, int64_t next_bytes, std::byte*,
                       float* sums) {
-    if (m <= kTileRows) {
+    if (m <= kTileRows || kDirect) {
       const int64_t ahead = MinOf(kLinesAhead, shape.lines);
       const LinePrefetch prefetch = {.offset = ahead * kLineBytes,
                                      .lines = shape.lines,
                                      .jump_line = shape.lines - ahead,
                                      .jump = next_bytes - shape.lines * kLineBytes};
       const GroupRange all = {shape.k, 0, CeilDiv(shape.k, kQuantGroup)};
-      QuantTileRows<kType>(m, x, {w, w}, columns, all, prefetch, sums, m);
+      if (m <= kTileRows) {
+        return QuantTileRows<kType>(m, x, {w, w}, columns, all, prefetch, sums, m);
+      }
+      // The first tile brings panels into a cache.
+      const int64_t tiles = CeilDiv(m, kTileRows);
+      for (int64_t c = 0; c < columns; c += kTilePanels) {
+        const int64_t count = MinOf(columns - c, kTilePanels);
+        for (int64_t tile = 0; tile < tiles; ++tile) {
+          const int64_t first = tile * m / tiles;
+          LinePrefetch of_tile = prefetch;
+          if (tile > 0) of_tile.lines = 0;
+          QuantTileRows<kType>((tile + 1) * m / tiles - first, x + first, {w + c, w + c}, count,
+                               all, of_tile, sums + (c * m + first) * kLanes, m);
+        }
+      }
       return;
     }
     for (int64_t c = 0; c < columns; c += kTilePanels) {
@@ -262,6 +307,7 @@ struct QuantProduct : PlainRows<48> {
 
  private:
   static constexpr int64_t kTilePanels = QuantTilePanels(kTileRows);
+  static constexpr bool kDirect = kType == WeightType::kInt4 && Halves::kDirect;
   static constexpr int64_t kBlockBytes = kBlockGroups / 2 * PairBytes(kType);
   // Distance when weights are read once: in the level 2 cache, as one row waits for its memory.
   // Prefetches into level 1, which has few misses in flight, took 1.25 times as long (Zen 4).

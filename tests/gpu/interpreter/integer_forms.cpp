@@ -117,6 +117,7 @@ void AddIntegerForms(Forms& forms) {
   forms["and.b32"] = {"4:44", Binary<uint32_t, std::bit_and<>>};
   forms["and.b64"] = {"8:88", Binary<uint64_t, std::bit_and<>>};
   forms["or.b32"] = {"4:44", Binary<uint32_t, std::bit_or<>>};
+  forms["xor.b32"] = {"4:44", Binary<uint32_t, std::bit_xor<>>};
   forms["or.b64"] = {"8:88", Binary<uint64_t, std::bit_or<>>};
   forms["not.b32"] = {"4:4", Unary<uint32_t, std::bit_not<>>};
   forms["not.b64"] = {"8:8", Unary<uint64_t, std::bit_not<>>};

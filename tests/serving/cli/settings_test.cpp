@@ -69,6 +69,7 @@ TEST(SettingsTest, AFileWithEverySettingMeansWhatItDid) {
   EXPECT_EQ(engine.kv_memory.BytesOf(1000), 100u);
   EXPECT_EQ(engine.machine.memory.BytesOf(0), uint64_t{8} << 30);
   EXPECT_EQ(engine.kv_store, "e");
+  EXPECT_EQ(engine.share_experts, "pool");
   EXPECT_EQ(engine.kv_store_bytes, uint64_t{5} << 30);
   EXPECT_EQ(engine.expert_store, "/tmp/x y");
   EXPECT_EQ(engine.predictor, "transition");

@@ -69,15 +69,14 @@ TEST_P(GgufConvertedTest, SameBitsAsTheOriginal) {
                  LogitsOf(kData / "models" / name, WeightType::kF32, 0, without_clip));
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, GgufConvertedTest,
-                         testing::Values("mixtral_fp32_defaults", "qwen3_moe_bf16_sharded",
-                                         "olmoe_bf16_clip", "glm4_moe_fp32_groups",
-                                         "minimax_m2_bf16_rotary_dim", "gpt_oss_bf16_window",
-                                         "gpt_oss_mxfp4", "deepseek_v3_bf16_groups",
-                                         "deepseek_v32_fp32_odd", "glm_moe_dsa_fp16_groups",
-                                         "qwen3_next_bf16", "granitemoe_bf16",
-                                         "granitemoe_shared_bf16", "dbrx_bf16_clip", "arctic_bf16"),
-                         [](const auto& test) { return std::string(test.param); });
+INSTANTIATE_TEST_SUITE_P(
+    Models, GgufConvertedTest,
+    testing::Values("mixtral_fp32_defaults", "qwen3_moe_bf16_sharded", "olmoe_bf16_clip",
+                    "glm4_moe_fp32_groups", "minimax_m2_bf16_rotary_dim", "gpt_oss_bf16_window",
+                    "gpt_oss_mxfp4", "deepseek_v3_bf16_groups", "deepseek_v32_fp32_odd",
+                    "glm_moe_dsa_fp16_groups", "qwen3_next_bf16", "granitemoe_bf16",
+                    "granitemoe_shared_bf16", "dbrx_bf16_clip", "arctic_bf16", "ernie4_5_moe_bf16"),
+    [](const auto& test) { return std::string(test.param); });
 
 // Value heads lie in another order, in which the output projection adds them up.
 TEST(GgufModelTest, ValueHeadsByTurnsAreTheSameModel) {

@@ -58,6 +58,7 @@ std::vector<FormCase> IntegerCases() {
        "",
        {{uint64_t{0xa} << 60, uint64_t{0xf} << 60, S(-1) << 63 | uint64_t{1} << 61}}},
       {"or.b32", "", {{0xff, 0x0f, 0xfa}}},
+      {"xor.b32", "", {{0xf5, 0x0f, 0xfa}}},
       {"or.b64", "", {{S(-1), kLow, kLow << 32}}},
       {"not.b32", "", {{0xfffffff0, 0x0f}}},
       {"not.b64", "", {{~uint64_t{0x0f}, 0x0f}}},
