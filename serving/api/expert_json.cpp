@@ -43,6 +43,12 @@ Json ExpertUseJson(const OutputDelta& last) {
   json["on_host"] = experts.on_host;
   json["bytes_read"] = experts.bytes_read;
   json["blocked_us"] = experts.blocked_us;
+  Json links = Json::array();
+  for (const LinkBytes& link : last.links) {
+    links.push_back({{"name", link.name}, {"bytes", link.bytes}});
+  }
+  if (links.empty()) links.push_back({{"name", "experts"}, {"bytes", experts.bytes_read}});
+  json["links"] = std::move(links);
   if (last.trace == nullptr) return json;
   const RequestTrace& trace = *last.trace;
   json["steps"] = trace.iterations;

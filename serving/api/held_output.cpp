@@ -11,6 +11,7 @@
 #include "serving/api/chat_format.h"
 #include "serving/engine/output_constraint.h"
 #include "serving/grammar/grammar_compiler.h"
+#include "serving/text/chat_template.h"
 #include "serving/text/tokenizer.h"
 
 namespace moesaic {
@@ -63,6 +64,32 @@ void BeginBehindReasoning(const ServedModel& model, const ChatInput& chat,
   }
 }
 
+// nullopt: it is not known, or the build has no grammars: the model is trusted to write calls as it
+// should.
+std::optional<CallWriting> CallWritingOf(const ServedModel& model) {
+  if (model.grammars == nullptr || model.chat_format == nullptr) return std::nullopt;
+  return CallWriting{*model.chat_format, model.engine->tokenizer(), model.chat_template->text()};
+}
+
+// Calls that the model begins by itself, where a tool is strict.
+void HoldCalls(const ServedModel& model, const ChatInput& chat, const jinja::MarkedText& prompt,
+               const std::atomic<bool>& gone, OutputConstraint& constraint) {
+  const auto writing = CallWritingOf(model);
+  if (!writing) return;
+  for (const OpenedCallGrammar& opened : OpenedCallGrammars(*writing, chat)) {
+    constraint.calls.push_back(
+        {opened.begin, opened.is_control, Compile(model, opened.spec, "tools", gone)});
+  }
+  if (constraint.calls.empty()) return;
+  const ChatSyntax& syntax = model.chat_format->syntax;
+  constraint.call_ends_output = syntax.channels;
+  if (const ReasoningSyntax* reasoning = syntax.reasoning) {
+    constraint.reasoning_begin = reasoning->begin;
+    constraint.reasoning_end = reasoning->end;
+    constraint.begins_in_reasoning = reasoning->always || OpensReasoning(prompt, *reasoning);
+  }
+}
+
 }  // namespace
 
 void HoldOutput(const ServedModel& model, const CompletionRequest& request,
@@ -78,15 +105,17 @@ void HoldOutput(const ServedModel& model, const ChatRequest& request,
                 std::vector<EngineRequest>& sequences) {
   auto constraint = std::make_shared<OutputConstraint>();
   if (request.chat.force_call) {
-    // Without a grammar the model is trusted to go on with the call as it has begun.
-    const auto spec = model.grammars == nullptr ? std::nullopt : CallGrammar(model, request.chat);
+    const auto writing = CallWritingOf(model);
+    const auto spec = writing ? ForcedCallGrammar(*writing, request.chat) : std::nullopt;
     if (!spec) return;
     constraint->grammar = Compile(model, *spec, "tools", gone);
-  } else if (request.format) {
-    constraint->grammar = Compile(model, request.format->spec, request.format->param, gone);
-    BeginBehindReasoning(model, request.chat, prompt, *constraint);
   } else {
-    return;
+    if (request.format) {
+      constraint->grammar = Compile(model, request.format->spec, request.format->param, gone);
+      BeginBehindReasoning(model, request.chat, prompt, *constraint);
+    }
+    HoldCalls(model, request.chat, prompt, gone, *constraint);
+    if (constraint->grammar == nullptr && constraint->calls.empty()) return;
   }
   for (EngineRequest& sequence : sequences) sequence.constraint = constraint;
 }

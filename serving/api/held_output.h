@@ -18,7 +18,8 @@ void HoldOutput(const ServedModel& model, const CompletionRequest& request,
                 const std::atomic<bool>& gone, std::vector<EngineRequest>& sequences);
 
 // The answer to a chat whose prompt this is: the grammar begins behind reasoning. Where a call was
-// forced (ForceCall), it holds the call's arguments to the tool's schema.
+// forced (ForceCall), it holds the call's arguments to the tool's schema; where tools are strict,
+// it holds calls that the model begins by itself.
 void HoldOutput(const ServedModel& model, const ChatRequest& request,
                 const jinja::MarkedText& prompt, const std::atomic<bool>& gone,
                 std::vector<EngineRequest>& sequences);

@@ -186,6 +186,7 @@ Json ParseClientTools(RequestFields& fields) {
                      tool.Name("input_schema"));
     }
     tools.push_back(FunctionTool(name, tool.String("description").value_or(""), schema));
+    if (tool.Bool("strict").value_or(false)) tools.back()["function"]["strict"] = true;
   }
   return tools;
 }

@@ -117,6 +117,7 @@ Json ParseFunctionTools(RequestFields& fields, std::vector<std::string>& ignored
     const std::string name = tool.RequiredString("name");
     tools.push_back(
         FunctionTool(name, tool.String("description").value_or(""), tool.Find("parameters")));
+    if (tool.Bool("strict").value_or(false)) tools.back()["function"]["strict"] = true;
   }
   return tools;
 }

@@ -109,6 +109,7 @@ void EngineLoop::Main(const std::function<void(LoopParts&)>& load, std::promise<
                       LiveSampler::Clock::now());
     parts_.use->SetLive(&*sampling_, [this] { SampleIfDue(); });
     PublishStatus();
+    link_meter_.Look(parts_.step->experts());  // what a warm start has loaded is no request's
   } catch (...) {
     ready.set_exception(std::current_exception());
     return;
@@ -596,7 +597,11 @@ void EngineLoop::DeliverModuleBatch(EngineStep& step) {
 // Of a step or a block that ran these.
 void EngineLoop::AddStats(const StepStats& stats, std::span<const ScheduledSlice> slices) {
   AddStats(stats);
-  for (const ScheduledSlice& slice : slices) slice.sequence->experts += stats.experts;
+  const std::span<const LinkBytes> links = link_meter_.Look(parts_.step->experts());
+  for (const ScheduledSlice& slice : slices) {
+    slice.sequence->experts += stats.experts;
+    AddLinkBytes(links, slice.sequence->links);
+  }
 }
 
 void EngineLoop::AddStats(const StepStats& stats) {
@@ -614,6 +619,7 @@ void EngineLoop::End(Sequence& sequence, FinishReason reason) {
   delta.finish = reason;
   delta.trace = parts_.use->TraceOf(sequence);
   delta.experts = sequence.experts;
+  delta.links = std::move(sequence.links);
   sampling_->Ended(sequence, FinishReasonName(reason), LiveSampler::Clock::now(), delta.trace);
   delta.routed = std::move(sequence.routed);
   const std::unique_ptr<Sequence> owned = Remove(sequence);

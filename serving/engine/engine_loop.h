@@ -28,6 +28,7 @@
 #include "serving/engine/engine_step.h"
 #include "serving/engine/expert_use.h"
 #include "serving/engine/give_way.h"
+#include "serving/engine/link_meter.h"
 #include "serving/engine/live_sampler.h"
 #include "serving/engine/live_view.h"
 #include "serving/engine/queue_places.h"
@@ -178,6 +179,7 @@ class EngineLoop : public Engine, public ResizableKv {
   const SteadyClock clock_;
   std::optional<LiveSampler> sampling_;
   int64_t expert_slots_ = 0;
+  LinkMeter link_meter_;
   std::optional<KvManager> kv_;
   std::optional<StoredPrefixes> stored_;  // none: prefixes end with the pool
   std::optional<Scheduler> scheduler_;

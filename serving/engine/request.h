@@ -73,6 +73,12 @@ struct PromptProgress {
   int64_t time_ms = 0;    // since the first step that ran it began
 };
 
+// What one link has carried: to a device (its name), or from one of several stores (store:0, ...).
+struct LinkBytes {
+  std::string name;
+  uint64_t bytes = 0;
+};
+
 // One or more tokens' worth of output. `text` may be shorter or longer than the tokens' own text:
 // half characters and possible beginnings of a stop string are held back and come later, and what
 // follows a stop never comes.
@@ -98,6 +104,7 @@ struct OutputDelta {
   std::shared_ptr<const RequestTrace> trace;
   // What the steps that ran it have cost, whoever else they ran; on the last delta.
   ExpertStats experts;
+  std::vector<LinkBytes> links;  // of these steps; empty: there is one link (experts.bytes_read)
   // To whom each token was routed, where that was asked for; on the last delta, shared likewise.
   // The last token of the output was not run and is not there.
   std::shared_ptr<const RoutedExperts> routed;

@@ -25,7 +25,8 @@ bool AllFinite(std::span<const float> values) {
 // Whether the next token is the one of the largest logit, and nothing else of the logits is asked.
 bool IsGreedy(const Sequence& sequence) {
   return TakesLargestLogit(sequence.request.sampling) && sequence.request.logprobs < 0 &&
-         sequence.output->ForbiddenTokens().empty() && !sequence.constraint;
+         sequence.output->ForbiddenTokens().empty() &&
+         (!sequence.constraint || sequence.constraint->free());
 }
 
 // What comes next whatever the logits say.
@@ -227,10 +228,16 @@ void StepSampler::NextTokens(std::span<const ScheduledSlice> plan, const StepRow
       } else if (finish) {
         end(sequence, *finish);
       } else {
+        if (sequence.constraint) QueueMask(*sequence.constraint);
         sequence.sink->OnDelta(TakeDelta(sequence));
       }
     }
   }
+}
+
+// What may come next is found out while the next step runs.
+void StepSampler::QueueMask(const ConstraintState& constraint) {
+  if (auto match = constraint.NextMask()) masks_.Queue(std::move(match));
 }
 
 void StepSampler::SampleBlock(std::span<Sequence* const> sequences, std::span<const int32_t> rows) {

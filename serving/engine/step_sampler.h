@@ -14,6 +14,7 @@
 #include "core/base/error.h"
 #include "core/base/function_ref.h"
 #include "core/base/thread_pool.h"
+#include "serving/engine/mask_ahead.h"
 #include "serving/engine/scheduler.h"
 #include "serving/engine/sequence.h"
 #include "serving/model/model.h"
@@ -97,6 +98,7 @@ class StepSampler {
 
  private:
   void SampleBlock(std::span<Sequence* const> sequences, std::span<const int32_t> rows);
+  void QueueMask(const ConstraintState& constraint);
   std::span<float> Row(int64_t row) {
     return {logits_.data() + row * vocab_, static_cast<size_t>(vocab_)};
   }
@@ -112,6 +114,7 @@ class StepSampler {
   std::vector<int32_t> greedy_;                         // [max_rows]
   std::vector<Sequence*> sampling_;                     // of the running step, with the row of each
   std::vector<int32_t> sampling_rows_;
+  MaskMaker masks_;
 };
 
 }  // namespace moesaic

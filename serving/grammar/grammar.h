@@ -24,6 +24,8 @@ class GrammarMatch {
   // False: it does not fit, and nothing has changed. Throws Error(kInternal).
   virtual bool Accept(int32_t token) = 0;
   virtual bool AcceptText(std::string_view text) = 0;
+  // What was accepted is one of the grammar's texts.
+  virtual bool complete() const = 0;
   // An end token was accepted: nothing comes after it.
   virtual bool ended() const = 0;
 };

@@ -13,8 +13,8 @@ std::string GrammarSpec::Key() const {
     fmt::format_to(std::back_inserter(key), "{}(", parts.size());
     for (const GrammarPart& part : parts) {
       // Lengths first, so that no text can look like two.
-      fmt::format_to(std::back_inserter(key), "{},{},{},{}:{}{}", static_cast<int>(part.kind),
-                     part.token, part.text.size(), part.style.size(), part.text, part.style);
+      fmt::format_to(std::back_inserter(key), "{},{},{}:{}", static_cast<int>(part.kind),
+                     part.token, part.text.size(), part.text);
     }
   }
   return key;
@@ -23,7 +23,7 @@ std::string GrammarSpec::Key() const {
 size_t GrammarSpec::bytes() const {
   size_t sum = 0;
   for (const std::vector<GrammarPart>& parts : alternatives) {
-    for (const GrammarPart& part : parts) sum += part.text.size() + part.style.size();
+    for (const GrammarPart& part : parts) sum += part.text.size();
   }
   return sum;
 }

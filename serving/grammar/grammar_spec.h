@@ -12,7 +12,6 @@ struct GrammarPart {
     kText,           // exactly this
     kToken,          // one token of control
     kJsonSchema,     // JSON of a schema that CheckSchema has passed
-    kParameters,     // likewise an object, in the tags of `style`
     kRegex,          // the whole text matches it
     kEbnf,           // the rule `root` (GBNF)
     kStructuralTag,  // xgrammar's own description, in JSON
@@ -21,7 +20,6 @@ struct GrammarPart {
   Kind kind = Kind::kText;
   std::string text = {};
   int32_t token = -1;
-  std::string style = {};
 };
 
 struct GrammarSpec {

@@ -1,11 +1,14 @@
 #include <xgrammar/xgrammar.h>
 
-#include <array>
+#include <algorithm>
+#include <cstdint>
 #include <limits>
+#include <memory>
 #include <mutex>
 #include <string_view>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "core/base/check.h"
 #include "core/base/error.h"
@@ -60,7 +63,9 @@ auto Guarded(ErrorKind kind, const Work& work) {
 
 class Match final : public GrammarMatch {
  public:
-  explicit Match(const xgrammar::CompiledGrammar& grammar) : matcher_(grammar) {}
+  // `never`: bits of tokens that may not come, whatever the library says; empty: none.
+  Match(const xgrammar::CompiledGrammar& grammar, std::shared_ptr<const std::vector<int32_t>> never)
+      : matcher_(grammar), never_(std::move(never)) {}
 
   void Fill(std::span<int32_t> words) override {
     Guarded(ErrorKind::kInternal, [&] {
@@ -74,6 +79,8 @@ class Match final : public GrammarMatch {
                          .byte_offset = 0};
       matcher_.FillNextTokenBitmask(&tensor);
     });
+    if (never_ == nullptr) return;
+    for (size_t i = 0; i < std::min(words.size(), never_->size()); ++i) words[i] &= ~(*never_)[i];
   }
   bool Accept(int32_t token) override {
     return Guarded(ErrorKind::kInternal, [&] { return matcher_.AcceptToken(token); });
@@ -81,21 +88,25 @@ class Match final : public GrammarMatch {
   bool AcceptText(std::string_view text) override {
     return Guarded(ErrorKind::kInternal, [&] { return matcher_.AcceptString(std::string(text)); });
   }
+  bool complete() const override { return matcher_.IsCompleted(); }
   bool ended() const override { return matcher_.IsTerminated(); }
 
  private:
   xgrammar::GrammarMatcher matcher_;
+  const std::shared_ptr<const std::vector<int32_t>> never_;  // the grammar's
 };
 
 class CompiledGrammar final : public Grammar {
  public:
-  explicit CompiledGrammar(xgrammar::CompiledGrammar grammar)
+  CompiledGrammar(xgrammar::CompiledGrammar grammar,
+                  std::shared_ptr<const std::vector<int32_t>> never)
       : grammar_(std::move(grammar)),
+        never_(std::move(never)),
         bytes_(grammar_.MemorySizeBytes()),
         end_tokens_(grammar_.GetTokenizerInfo().GetStopTokenIds()) {}
 
   std::unique_ptr<GrammarMatch> Start() const override {
-    return Guarded(ErrorKind::kInternal, [&] { return std::make_unique<Match>(grammar_); });
+    return Guarded(ErrorKind::kInternal, [&] { return std::make_unique<Match>(grammar_, never_); });
   }
   size_t bytes() const override { return bytes_; }
   int64_t vocab_size() const override { return grammar_.GetTokenizerInfo().GetVocabSize(); }
@@ -103,6 +114,7 @@ class CompiledGrammar final : public Grammar {
 
  private:
   xgrammar::CompiledGrammar grammar_;
+  std::shared_ptr<const std::vector<int32_t>> never_;  // shared with matches
   size_t bytes_;
   std::vector<int32_t> end_tokens_;
 };
@@ -154,11 +166,6 @@ xgrammar::Grammar Build(const GrammarPart& part, const xgrammar::TokenizerInfo& 
     case GrammarPart::Kind::kJsonSchema:
       return xgrammar::Grammar::FromJSONSchema(part.text, true, std::nullopt, std::nullopt, true,
                                                kMaxWhitespace);
-    case GrammarPart::Kind::kParameters: {
-      const Json format = {
-          {"type", "json_schema"}, {"json_schema", Json::parse(part.text)}, {"style", part.style}};
-      return FromTag(Json({{"type", "structural_tag"}, {"format", format}}).dump(), tokenizer);
-    }
     case GrammarPart::Kind::kRegex:
       return xgrammar::Grammar::FromRegex(part.text);
     case GrammarPart::Kind::kEbnf:
@@ -178,10 +185,45 @@ std::vector<std::string> WithControlTokens(std::vector<std::string> tokens) {
   return tokens;
 }
 
+// Whether a structural tag speaks of tokens, which may then be tokens of control.
+bool SpeaksOfTokens(const Json& tag) {
+  if (tag.is_array()) return std::any_of(tag.begin(), tag.end(), SpeaksOfTokens);
+  if (!tag.is_object()) return false;
+  const std::string type = tag.value("type", Json()).is_string() ? tag["type"] : "";
+  if (type.find("token") != std::string::npos || type == "grammar") return true;
+  return std::any_of(tag.begin(), tag.end(), SpeaksOfTokens);
+}
+
+// The free text of structural tags is one of bytes to xgrammar, and what stands for a token of
+// control (below) is bytes.
+bool HasTextOfBytes(const GrammarSpec& spec) {
+  for (const std::vector<GrammarPart>& parts : spec.alternatives) {
+    for (const GrammarPart& part : parts) {
+      if (part.kind == GrammarPart::Kind::kStructuralTag &&
+          !SpeaksOfTokens(Json::parse(part.text, nullptr, false))) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+std::shared_ptr<const std::vector<int32_t>> ControlBits(const GrammarVocabulary& vocabulary) {
+  auto bits = std::make_shared<std::vector<int32_t>>((vocabulary.tokens.size() + 31) / 32);
+  for (size_t i = 0; i < vocabulary.tokens.size(); ++i) {
+    const bool ends = std::find(vocabulary.end_tokens.begin(), vocabulary.end_tokens.end(),
+                                static_cast<int32_t>(i)) != vocabulary.end_tokens.end();
+    if (!vocabulary.tokens[i].empty() || ends) continue;
+    (*bits)[i / 32] |= static_cast<int32_t>(uint32_t{1} << (i % 32));
+  }
+  return bits;
+}
+
 class Backend final : public GrammarBackend {
  public:
   explicit Backend(GrammarVocabulary vocabulary)
-      : tokenizer_(WithControlTokens(std::move(vocabulary.tokens)), xgrammar::VocabType::RAW,
+      : control_bits_(ControlBits(vocabulary)),
+        tokenizer_(WithControlTokens(std::move(vocabulary.tokens)), xgrammar::VocabType::RAW,
                    static_cast<int>(vocabulary.rows), vocabulary.end_tokens),
         // One thread: what it warns of is told on the caller's. The cache is GrammarCompiler's.
         compiler_(tokenizer_, 1, false) {}
@@ -204,10 +246,12 @@ class Backend final : public GrammarBackend {
     if (!first_warning.empty()) {
       throw Error(ErrorKind::kInvalidArgument, std::exchange(first_warning, {}));
     }
-    return std::make_shared<CompiledGrammar>(std::move(compiled));
+    return std::make_shared<CompiledGrammar>(std::move(compiled),
+                                             HasTextOfBytes(spec) ? control_bits_ : nullptr);
   }
 
  private:
+  const std::shared_ptr<const std::vector<int32_t>> control_bits_;  // shared with grammars
   xgrammar::TokenizerInfo tokenizer_;
   xgrammar::GrammarCompiler compiler_;
 };

@@ -19,7 +19,7 @@ struct Names {
   const char* calls;
   const char* reasoning;
 };
-constexpr std::array<Names, 12> kSyntaxes = {{{"hermes", "qwen3"},
+constexpr std::array<Names, 13> kSyntaxes = {{{"hermes", "qwen3"},
                                               {"qwen3_coder", "qwen3"},
                                               {"minimax_m2", "minimax_m2"},
                                               {"glm45", "glm45"},
@@ -30,7 +30,8 @@ constexpr std::array<Names, 12> kSyntaxes = {{{"hermes", "qwen3"},
                                               {"kimi_k2", "kimi_k2"},
                                               {"mistral", "mistral"},
                                               {"openai", "openai_gptoss"},
-                                              {"none", "qwen3"}}};
+                                              {"none", "qwen3"},
+                                              {"granite", "none"}}};
 
 // Events with text that follows text of the same kind joined.
 std::vector<ChatEvent> Parse(const moesaic::ChatParserOptions& options, std::string_view text,

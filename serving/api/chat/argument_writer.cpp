@@ -40,6 +40,30 @@ bool MayBeNumber(std::string_view text) {
          text.find_first_not_of("0123456789.eE+-") == std::string_view::npos;
 }
 
+// As JSON has it, however large: a library may take only those that it has a type for.
+bool IsNumber(std::string_view text) {
+  size_t at = 0;
+  const auto skip = [&](std::string_view any) {
+    const size_t begin = at;
+    at = std::min(text.find_first_not_of(any, at), text.size());
+    return at - begin;
+  };
+  const auto one_of = [&](std::string_view any) {
+    const bool found = at < text.size() && any.find(text[at]) != std::string_view::npos;
+    at += found ? 1 : 0;
+    return found;
+  };
+  constexpr std::string_view kDigits = "0123456789";
+  one_of("-");
+  if (!one_of("0") && skip(kDigits) == 0) return false;
+  if (one_of(".") && skip(kDigits) == 0) return false;
+  if (one_of("eE")) {
+    one_of("+-");
+    if (skip(kDigits) == 0) return false;
+  }
+  return at == text.size();
+}
+
 // Begins an object or array as JSON has it; false also where that cannot be told yet.
 bool BeginsNested(std::string_view text) {
   text = TrimSpace(text);
@@ -124,7 +148,8 @@ void ArgumentWriter::EndParameter() {
     if (fits && trimmed == word.text) return events_.Arguments(word.json);
   }
   const bool may_be_json = type_ == ParameterType::kJson || !trimmed.starts_with('"');
-  if (type_ != ParameterType::kNullableText && may_be_json && Json::accept(trimmed)) {
+  if (type_ != ParameterType::kNullableText && may_be_json &&
+      (Json::accept(trimmed) || IsNumber(trimmed))) {
     return events_.Arguments(trimmed);
   }
   events_.Arguments("\"");

@@ -51,11 +51,15 @@ void OpenHeaded(const HeadedForm& form, const CallOpeningOptions& options, Write
   if (!form.fence.empty()) out.Own(fmt::format("{}\n", form.fence));
 }
 
+void OpenList(std::string_view tool, Writer& out) {
+  out.Own("[");
+  out.NamedJson(tool);
+}
+
 void OpenMistral(const CallOpeningOptions& options, Writer& out) {
   constexpr std::string_view kArguments = "[ARGS]";
   if (options.template_text.find(kArguments) == std::string_view::npos) {
-    out.Own("[");
-    return out.NamedJson(options.tool);
+    return OpenList(options.tool, out);
   }
   if (options.tool.empty()) return;
   out.Name(options.tool);
@@ -96,6 +100,9 @@ std::vector<OpeningText> CallOpening(const ChatSyntax& syntax, const CallOpening
       break;
     case Body::kHeadedJson:
       OpenHeaded(calls.headed, options, out);
+      break;
+    case Body::kJsonList:
+      OpenList(options.tool, out);
       break;
     case Body::kMistral:
       OpenMistral(options, out);

@@ -99,6 +99,9 @@ constexpr CallSyntax kGlm = {.body = Body::kPairs,
 constexpr CallSyntax kMistral = {
     .body = Body::kMistral, .call_begin = "[TOOL_CALLS]", .short_ids = true};
 
+constexpr CallSyntax kGranite = {
+    .body = Body::kJsonList, .call_begin = "<|tool_call|>", .older_begin = "<tool_call>"};
+
 constexpr ReasoningSyntax kThink = {"<think>", "</think>"};
 constexpr ReasoningSyntax kThinkAlways = {"<think>", "</think>", true};
 constexpr ReasoningSyntax kMistralThink = {"[THINK]", "[/THINK]"};
@@ -113,7 +116,7 @@ struct NamedCalls {
 constexpr std::string_view kChannelSign = "<|channel|>";
 
 // Some syntaxes hold others' signs: from the special to the general.
-constexpr std::array<NamedCalls, 13> kCalls = {{
+constexpr std::array<NamedCalls, 14> kCalls = {{
     {"openai", nullptr, {kChannelSign, "<|message|>"}},
     {"kimi_k2", &kKimi, {"<|tool_calls_section_begin|>"}},
     {"deepseek_v32", &kDsmlFunctionCalls, {"｜DSML｜", "function_calls"}},
@@ -121,6 +124,7 @@ constexpr std::array<NamedCalls, 13> kCalls = {{
     {"deepseek_v3", &kDeepSeekFenced, {"<｜tool▁calls▁begin｜>", "```json"}},
     {"deepseek_v31", &kDeepSeek, {"<｜tool▁calls▁begin｜>"}},
     {"mistral", &kMistral, {"[TOOL_CALLS]"}},
+    {"granite", &kGranite, {"<|tool_call|>"}},
     {"minimax_m2", &kMiniMax, {"<minimax:tool_call>"}},
     {"glm45", &kGlm, {"<arg_key>"}},
     {"glm47", &kGlm, {"<arg_key>"}},
@@ -190,6 +194,7 @@ std::vector<std::string_view> CallSyntax::Begins() const {
   if (!call_begin.empty() && (section_begin.empty() || may_begin_bare)) {
     begins.push_back(call_begin);
   }
+  if (!older_begin.empty()) begins.push_back(older_begin);
   if (body == Body::kParameters && may_begin_bare) begins.push_back(parameters.open);
   return begins;
 }
@@ -200,8 +205,10 @@ std::unique_ptr<CallBody> CallSyntax::MakeBody(const ToolSchemas& schemas) const
       return std::make_unique<NamedJsonCall>();
     case Body::kHeadedJson:
       return std::make_unique<HeadedJsonCall>(headed, call_end);
+    case Body::kJsonList:
+      return std::make_unique<JsonListCall>(false);
     case Body::kMistral:
-      return std::make_unique<MistralCall>();
+      return std::make_unique<JsonListCall>(true);
     case Body::kParameters:
       return std::make_unique<ParameterCall>(parameters, schemas);
     case Body::kPairs:
@@ -223,8 +230,8 @@ std::vector<std::string_view> ChatSyntax::Markers() const {
     add(reasoning->end);
   }
   if (calls == nullptr) return markers;
-  for (const std::string_view marker :
-       {calls->section_begin, calls->section_end, calls->call_begin, calls->call_end}) {
+  for (const std::string_view marker : {calls->section_begin, calls->section_end, calls->call_begin,
+                                        calls->older_begin, calls->call_end}) {
     add(marker);
   }
   const HeadedForm& headed = calls->headed;

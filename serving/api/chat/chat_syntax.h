@@ -15,7 +15,7 @@
 namespace moesaic {
 
 struct CallSyntax {
-  enum class Body { kNamedJson, kHeadedJson, kMistral, kParameters, kPairs };
+  enum class Body { kNamedJson, kHeadedJson, kJsonList, kMistral, kParameters, kPairs };
 
   Body body = Body::kNamedJson;
   // Around all calls of an answer; empty: nothing is.
@@ -24,6 +24,8 @@ struct CallSyntax {
   // Around each call; without a begin it is the tag of `parameters`.
   std::string_view call_begin = {};
   std::string_view call_end = {};
+  // What earlier models of the family write in place of `call_begin`; empty: nothing.
+  std::string_view older_begin = {};
   // A call may come without what stands in front of it: models forget it.
   bool may_begin_bare = false;
   HeadedForm headed = {};

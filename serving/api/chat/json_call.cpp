@@ -206,13 +206,14 @@ void HeadedJsonCall::Finish(bool complete, ChatEvents& events) {
   }
 }
 
-CallBody::Progress MistralCall::Read(TextCursor& cursor, ChatEvents& events) {
+CallBody::Progress JsonListCall::Read(TextCursor& cursor, ChatEvents& events) {
   for (;;) {
     const At before = at_;
     Progress progress = Progress::kMore;
     if (at_ == At::kBegin) {
       if (!cursor.SkipSpace()) return Progress::kMore;
       const char c = cursor.rest()[0];
+      if (!may_be_headed_ && c != '[' && c != '{') return Progress::kNoCall;
       list_ = c == '[';
       if (list_) cursor.Skip(1);
       at_ = list_ || c == '{' ? At::kItems : At::kName;
@@ -233,7 +234,7 @@ CallBody::Progress MistralCall::Read(TextCursor& cursor, ChatEvents& events) {
   }
 }
 
-CallBody::Progress MistralCall::ReadItems(TextCursor& cursor, ChatEvents& events) {
+CallBody::Progress JsonListCall::ReadItems(TextCursor& cursor, ChatEvents& events) {
   if (at_ == At::kItem) {
     const Progress progress = item_->Read(cursor, events);
     if (progress == Progress::kNoCall) return begun_ ? Progress::kDone : Progress::kNoCall;
@@ -258,7 +259,7 @@ CallBody::Progress MistralCall::ReadItems(TextCursor& cursor, ChatEvents& events
   return begun_ ? Progress::kDone : Progress::kNoCall;
 }
 
-CallBody::Progress MistralCall::ReadHead(TextCursor& cursor, ChatEvents& events) {
+CallBody::Progress JsonListCall::ReadHead(TextCursor& cursor, ChatEvents& events) {
   constexpr std::array<std::string_view, 3> kEnds = {"[ARGS]", "{", "[CALL_ID]"};
   const TextCursor::Found found = cursor.Find(kEnds);
   if (found.before.size() > kMaxToolNameBytes) return Progress::kNoCall;
@@ -278,7 +279,7 @@ CallBody::Progress MistralCall::ReadHead(TextCursor& cursor, ChatEvents& events)
   return Progress::kMore;
 }
 
-void MistralCall::Finish(bool complete, ChatEvents& events) {
+void JsonListCall::Finish(bool complete, ChatEvents& events) {
   if (item_ != nullptr) {
     item_->Finish(complete, events);
   } else if (at_ == At::kArguments && complete && !arguments_.given()) {

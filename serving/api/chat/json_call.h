@@ -85,10 +85,12 @@ class HeadedJsonCall : public CallBody {
   JsonArguments arguments_;
 };
 
-// Mistral's: a list of {"name", "arguments"}, one such object, or NAME[CALL_ID]ID[ARGS]{...}, of
-// which the middle may be missing.
-class MistralCall : public CallBody {
+// A list of {"name", "arguments"}, or one such object; Mistral's also NAME[CALL_ID]ID[ARGS]{...},
+// of which the middle may be missing.
+class JsonListCall : public CallBody {
  public:
+  // `may_be_headed`: the last form is one, too.
+  explicit JsonListCall(bool may_be_headed) : may_be_headed_(may_be_headed) {}
   Progress Read(TextCursor& cursor, ChatEvents& events) override;
   void Finish(bool complete, ChatEvents& events) override;
 
@@ -98,6 +100,7 @@ class MistralCall : public CallBody {
   Progress ReadItems(TextCursor& cursor, ChatEvents& events);
   Progress ReadHead(TextCursor& cursor, ChatEvents& events);
 
+  const bool may_be_headed_;
   At at_ = At::kBegin;
   bool list_ = false;
   bool begun_ = false;

@@ -116,7 +116,7 @@ void TaggedParser::BeginBody(std::string_view marker, ChatEvents& events) {
   if (!cursor_.recording()) cursor_.BeginRecord();
   calls_before_ = events.calls();
   // The tag of a body is read by the body.
-  if (marker == calls_->call_begin) cursor_.Skip(marker.size());
+  if (marker != calls_->parameters.open) cursor_.Skip(marker.size());
   body_ = calls_->MakeBody(options_->tools);
   at_ = At::kCall;
 }

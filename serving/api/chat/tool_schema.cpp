@@ -108,12 +108,16 @@ ToolSchemas::ToolSchemas(const Json& tools) {
     const Json* function = Member(tool, "function");
     const Json* name = function == nullptr ? nullptr : Member(*function, "name");
     if (name == nullptr || !name->is_string()) continue;
-    auto& parameters = tools_[name->get<std::string>()];
+    Parameters& parameters = tools_[name->get<std::string>()];
     const Json* schema = Member(*function, "parameters");
-    const Json* properties = schema == nullptr ? nullptr : Member(*schema, "properties");
+    if (schema == nullptr) continue;
+    if (const Json* others = Member(*schema, "additionalProperties")) {
+      parameters.others = TypeOfSchema(*schema, *others);
+    }
+    const Json* properties = Member(*schema, "properties");
     if (properties == nullptr || !properties->is_object()) continue;
     for (const auto& [parameter, type] : properties->items()) {
-      parameters[parameter] = TypeOfSchema(*schema, type);
+      parameters.named[parameter] = TypeOfSchema(*schema, type);
     }
   }
 }
@@ -121,8 +125,8 @@ ToolSchemas::ToolSchemas(const Json& tools) {
 ParameterType ToolSchemas::TypeOf(std::string_view tool, std::string_view parameter) const {
   const auto found = tools_.find(tool);
   if (found == tools_.end()) return ParameterType::kAny;
-  const auto type = found->second.find(parameter);
-  return type == found->second.end() ? ParameterType::kAny : type->second;
+  const auto type = found->second.named.find(parameter);
+  return type == found->second.named.end() ? found->second.others : type->second;
 }
 
 }  // namespace moesaic

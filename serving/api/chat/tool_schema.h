@@ -30,7 +30,12 @@ class ToolSchemas {
   ParameterType TypeOf(std::string_view tool, std::string_view parameter) const;
 
  private:
-  std::map<std::string, std::map<std::string, ParameterType, std::less<>>, std::less<>> tools_;
+  struct Parameters {
+    std::map<std::string, ParameterType, std::less<>> named;
+    ParameterType others = ParameterType::kAny;  // of additionalProperties
+  };
+
+  std::map<std::string, Parameters, std::less<>> tools_;
 };
 
 }  // namespace moesaic

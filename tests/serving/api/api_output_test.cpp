@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "serving/api/expert_json.h"
 #include "tracer/request_tracer.h"
 #include "tracer/routed_experts.h"
 
@@ -332,9 +333,13 @@ TEST(ApiOutputTest, WhatARequestHasCost) {
   OpenAiOutput output(spec, Spell);
   output.Collect(0, Delta("c", {2}, 1));
   output.Collect(0, last);
+  last.links = {{"gpu:0", 3}, {"gpu:1", 997}};
+  EXPECT_EQ(DumpJson(ExpertUseJson(last)["links"]),
+            R"([{"name":"gpu:0","bytes":3},{"name":"gpu:1","bytes":997}])");
   EXPECT_EQ(
       DumpJson(Json::parse(output.FinalBody())["choices"][0]["moesaic"]),
-      R"({"hits":7,"late_hits":0,"misses":2,"on_host":0,"bytes_read":1000,"blocked_us":0,"steps":4,)"
+      R"({"hits":7,"late_hits":0,"misses":2,"on_host":0,"bytes_read":1000,"blocked_us":0,)"
+      R"("links":[{"name":"experts","bytes":1000}],"steps":4,)"
       R"("prefill":{"tokens":5,"eam":[[0,0,0],[0,0,5]]},"decode":{"tokens":0,"eam":[[0,0,0],[0,0,0]]}})");
 }
 

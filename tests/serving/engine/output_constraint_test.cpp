@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "serving/engine/mask_ahead.h"
 
 namespace moesaic {
 namespace {
@@ -40,6 +41,7 @@ class WordMatch final : public GrammarMatch {
     at_ += text.size();
     return true;
   }
+  bool complete() const override { return at_ == word_.size(); }
   bool ended() const override { return ended_; }
 
  private:
@@ -162,6 +164,139 @@ TEST(OutputConstraint, ACallReleasesTheRest) {
   EXPECT_EQ(Allowed(state, {kEnd}).size(), kRows - 1);
   state.Append(9, "j", false);
   EXPECT_FALSE(state.ended());
+}
+
+// "<c>" begins a call, whose rest is "abc".
+std::shared_ptr<OutputConstraint> Calls() {
+  auto constraint = std::make_shared<OutputConstraint>();
+  constraint->calls = {{"<c>", false, std::make_shared<WordGrammar>("abc")}};
+  constraint->reasoning_begin = "<t>";
+  constraint->reasoning_end = "</t>";
+  return constraint;
+}
+
+TEST(HeldCalls, OnlyACallIsHeldAndTheNextOneToo) {
+  ConstraintState state(Calls());
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_TRUE(state.free());
+    EXPECT_EQ(Allowed(state).size(), kRows);
+    EXPECT_EQ(Allowed(state, {kEnd}).size(), kRows - 1);
+    state.Append(5, "text <", false);
+    state.Append(6, "c", false);
+    EXPECT_TRUE(state.free());
+    state.Append(7, ">", false);
+    for (const int32_t token : {0, 1, 2}) {
+      EXPECT_FALSE(state.free());
+      EXPECT_EQ(Allowed(state), Tokens{token});
+      state.Append(token, "", false);
+    }
+    EXPECT_FALSE(state.ended());
+  }
+}
+
+TEST(HeldCalls, ATokenMayGoOnInTheCallOrBesideIt) {
+  ConstraintState state(Calls());
+  state.Append(5, "<c>ab", false);
+  EXPECT_EQ(Allowed(state), Tokens{2});
+  ConstraintState other(Calls());
+  other.Append(5, "<c>x <c>abc", false);  // the first is none, the second is whole
+  EXPECT_TRUE(other.free());
+  EXPECT_EQ(Allowed(other).size(), kRows);
+  other.Append(5, "<c>", false);
+  EXPECT_EQ(Allowed(other), Tokens{0});
+}
+
+TEST(HeldCalls, ReasoningOnlyMentionsThemButForTokensOfControl) {
+  auto constraint = Calls();
+  ConstraintState state(constraint);
+  state.Append(5, "<t> <c>", false);
+  EXPECT_TRUE(state.free());
+  state.Append(5, "</t><c>", false);
+  EXPECT_EQ(Allowed(state), Tokens{0});
+  constraint = Calls();
+  constraint->begins_in_reasoning = true;
+  ConstraintState begun(constraint);
+  begun.Append(5, "<c>", false);
+  EXPECT_TRUE(begun.free());
+  constraint->calls[0].also_in_reasoning = true;
+  ConstraintState control(constraint);
+  control.Append(5, "<c>", false);
+  EXPECT_EQ(Allowed(control), Tokens{0});
+}
+
+TEST(HeldCalls, WhereACallEndsTheOutputOnlyTheEndMayFollow) {
+  auto constraint = Calls();
+  constraint->call_ends_output = true;
+  ConstraintState state(constraint);
+  state.Append(5, "<c>", false);
+  for (const int32_t token : {0, 1, 2, kEnd}) {
+    EXPECT_EQ(Allowed(state), Tokens{token});
+    state.Append(token, "", false);
+  }
+  EXPECT_TRUE(state.ended());
+}
+
+TEST(HeldCalls, InPlaceOfAFormat) {
+  auto constraint = Abc();
+  constraint->releasing_tokens = {kCall};
+  constraint->calls = {{"<call>", true, std::make_shared<WordGrammar>("de")}};
+  ConstraintState state(constraint);
+  EXPECT_EQ(Allowed(state), (Tokens{0, kCall}));
+  state.Append(kCall, "<call>", false);
+  EXPECT_EQ(Allowed(state), Tokens{3});
+  state.Append(3, "d", false);
+  state.Append(4, "e", false);
+  EXPECT_TRUE(state.free());
+}
+
+TEST(MaskAhead, MasksThatAnotherThreadMakesAreTheSame) {
+  MaskMaker maker;
+  for (int round = 0; round < 200; ++round) {
+    std::vector<ConstraintState> states;
+    states.reserve(3);
+    for (int i = 0; i < 3; ++i) states.emplace_back(Abc());
+    for (const int32_t token : {0, 1, 2, kEnd}) {
+      for (ConstraintState& state : states) maker.Queue(state.NextMask());
+      // One is taken back untouched, one is queued twice; the others are made here or there.
+      maker.Queue(states[1].NextMask());
+      for (size_t i = round % 2 == 0 ? 0 : 1; i < states.size(); ++i) {
+        ASSERT_EQ(Allowed(states[i]), Tokens{token});
+      }
+      for (ConstraintState& state : states) state.Append(token, "", false);
+    }
+    for (const ConstraintState& state : states) ASSERT_TRUE(state.ended());
+  }
+}
+
+TEST(MaskAhead, AMatchMayGoWhileItsMaskIsMade) {
+  MaskMaker maker;
+  for (int i = 0; i < 200; ++i) maker.Queue(ConstraintState(Abc()).NextMask());
+}
+
+TEST(MaskAhead, WhyThereIsNoneIsToldWhereItIsWanted) {
+  class Failing final : public GrammarMatch {
+   public:
+    void Fill(std::span<int32_t> /*words*/) override { Fail(ErrorKind::kInternal, "no mask"); }
+    bool Accept(int32_t /*token*/) override { return true; }
+    bool AcceptText(std::string_view /*text*/) override { return true; }
+    bool complete() const override { return false; }
+    bool ended() const override { return false; }
+  };
+  class FailingGrammar final : public Grammar {
+   public:
+    std::unique_ptr<GrammarMatch> Start() const override { return std::make_unique<Failing>(); }
+    size_t bytes() const override { return 0; }
+    int64_t vocab_size() const override { return kRows; }
+    std::span<const int32_t> end_tokens() const override { return kEnds; }
+  };
+  MaskMaker maker;
+  auto constraint = std::make_shared<OutputConstraint>();
+  constraint->grammar = std::make_shared<FailingGrammar>();
+  ConstraintState state(constraint);
+  for (int i = 0; i < 50; ++i) {
+    maker.Queue(state.NextMask());
+    EXPECT_THROW(Allowed(state), Error);
+  }
 }
 
 }  // namespace

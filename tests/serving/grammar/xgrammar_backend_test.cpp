@@ -117,6 +117,22 @@ TEST_F(XgrammarTest, TokensOfControlComeWhereTheyAreNamedOnly) {
   }
 }
 
+// In the text between tags neither.
+TEST_F(XgrammarTest, TokensOfControlAreNoTextOfStructuralTags) {
+  const char* const tag =
+      R"({"type":"structural_tag","format":{"type":"tag","begin":"<","content":{"type":"any_text"},"end":">"}})";
+  const auto match =
+      backend_->Compile(SpecOf({.kind = Kind::kStructuralTag, .text = tag}))->Start();
+  EXPECT_TRUE(match->Accept('<'));
+  for (const int32_t token : Allowed(*match)) {
+    EXPECT_TRUE((token > 0 && token < kEnd) || token == kWord) << token;
+  }
+  const char* const named = R"({"type":"structural_tag","format":{"type":"token","token":129}})";
+  const auto token =
+      backend_->Compile(SpecOf({.kind = Kind::kStructuralTag, .text = named}))->Start();
+  EXPECT_EQ(Allowed(*token), std::vector<int32_t>{kControl});
+}
+
 TEST_F(XgrammarTest, WhatIsWrongOrDroppedIsAnError) {
   const std::vector<GrammarPart> parts = {
       {.kind = Kind::kEbnf, .text = "root := 1"},

@@ -37,6 +37,7 @@ constexpr Case kCases[] = {
     {"kimi_k2", "kimi_k2", "{\"x\": 1}<|tool_call_end|><|tool_calls_section_end|>",
      "f:0<|tool_call_argument_begin|>{\"x\": 1}<|tool_call_end|><|tool_calls_section_end|>"},
     {"mistral", "mistral", R"({"x": 1}}])", R"(f", "arguments": {"x": 1}}])"},
+    {"granite", "none", R"({"x": 1}}])", R"(f", "arguments": {"x": 1}}])"},
     {"openai", "openai_gptoss", "{\"x\": 1}<|call|>",
      "f <|constrain|>json<|message|>{\"x\": 1}<|call|>"},
 };

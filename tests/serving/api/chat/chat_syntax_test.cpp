@@ -59,6 +59,8 @@ TEST(ChatSyntaxTest, SignsOfTheOthers) {
   EXPECT_TRUE(
       Same(FindChatSyntax("{% set dsml = '｜DSML｜' %} tool_calls"), "deepseek_v4", "none"));
   EXPECT_TRUE(Same(FindChatSyntax("[TOOL_CALLS] [THINK]"), "mistral", "mistral"));
+  EXPECT_TRUE(
+      Same(FindChatSyntax("respond with <|tool_call|> and a JSON list"), "granite", "none"));
 }
 
 TEST(ChatSyntaxTest, NamesOverrideTheTemplate) {

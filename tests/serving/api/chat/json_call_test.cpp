@@ -1,4 +1,4 @@
-// Calls whose arguments are JSON: Hermes, DeepSeek, Kimi, Mistral.
+// Calls whose arguments are JSON: Hermes, DeepSeek, Kimi, Mistral, Granite.
 #include <gtest/gtest.h>
 
 #include "tests/serving/api/chat/parse.h"
@@ -20,6 +20,9 @@ std::string DeepSeekFenced(const std::string& text, bool complete = true) {
 }
 std::string Mistral(const std::string& text, bool complete = true) {
   return ParseAllCuts(OptionsFor("mistral"), {text, complete});
+}
+std::string Granite(const std::string& text, bool complete = true) {
+  return ParseAllCuts(OptionsFor("granite"), {text, complete});
 }
 
 TEST(HermesTest, ACall) {
@@ -173,6 +176,42 @@ TEST(MistralTest, Lists) {
   EXPECT_EQ(Mistral("[TOOL_CALLS][]"), "c([TOOL_CALLS][])");
   EXPECT_EQ(Mistral("[TOOL_CALLS]a [TOOL_CALLS]b [TOOL_CALLS]"),
             "c([TOOL_CALLS]a [TOOL_CALLS]b [TOOL_CALLS])");
+}
+
+TEST(GraniteTest, Lists) {
+  EXPECT_EQ(
+      Granite(R"(<|tool_call|>[{"name": "weather", "arguments": {"city": "Rome", "x": [1]}}, )"
+              R"({"name": "b", "arguments": {}}])"),
+      R"(weather:{"city": "Rome", "x": [1]};b:{};)");
+  // As Granite 3.1 begins it.
+  EXPECT_EQ(Granite(R"(I look. <tool_call>[{"name": "a", "arguments": {"x": 1}}])"),
+            R"(c(I look.)a:{"x": 1};)");
+  EXPECT_EQ(Granite(R"(<|tool_call|> {"arguments": {"x": 1}, "name": "a"})"), R"(a:{"x": 1};)");
+}
+
+TEST(GraniteTest, WhatIsNoListIsContent) {
+  EXPECT_EQ(Granite("<|tool_call|> is a token"), "c(<|tool_call|> is a token)");
+  EXPECT_EQ(Granite("<|tool_call|>[]"), "c(<|tool_call|>[])");
+  EXPECT_EQ(Granite(R"(<|tool_call|>weather{"city": 1})"), R"(c(<|tool_call|>weather{"city": 1}))");
+}
+
+TEST(GraniteTest, ArgumentsStream) {
+  const std::unique_ptr<ChatParser> parser =
+      MakeChatParser(std::make_shared<ChatParserOptions>(OptionsFor("granite")));
+  ChatEvents events;
+  const auto add = [&](std::string_view text) {
+    parser->Add(text, {}, events);
+    std::string out;
+    for (const ChatEvent& event : events.Take()) out += event.text;
+    return out;
+  };
+  EXPECT_EQ(add(R"(<|tool_call|>[{"name": "weather", "arguments": {"city": "R)"),
+            R"(weather{"city": "R)");
+  EXPECT_EQ(add("ome"), "ome");
+  EXPECT_EQ(add("\"}}, {\"na"), "\"}");
+  EXPECT_EQ(add(R"(me": "b", "arguments": {)"), "b{");
+  EXPECT_EQ(Granite(R"(<|tool_call|>[{"name": "a", "arguments": {"x": "cut)", false),
+            R"(a:{"x": "cut)");
 }
 
 TEST(MistralTest, NamesInFront) {

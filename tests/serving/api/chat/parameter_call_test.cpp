@@ -50,6 +50,9 @@ TEST(QwenCoderTest, TypesComeFromTheSchema) {
   EXPECT_EQ(QwenValue("weather", "days", "5"), "5");
   EXPECT_EQ(QwenValue("weather", "days", " 5 "), "5");
   EXPECT_EQ(QwenValue("weather", "days", "five"), R"("five")");
+  EXPECT_EQ(QwenValue("weather", "days", "1e999"), "1e999");  // JSON, if more than a double
+  EXPECT_EQ(QwenValue("weather", "days", "1e"), R"("1e")");
+  EXPECT_EQ(QwenValue("weather", "days", "01e999"), R"("01e999")");
   EXPECT_EQ(QwenValue("weather", "metric", "True"), "true");
   EXPECT_EQ(QwenValue("weather", "metric", "false"), "false");
   EXPECT_EQ(QwenValue("weather", "where", "{\"x\": {\"y\": [1, \"}\"]}} "),

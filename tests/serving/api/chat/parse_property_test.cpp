@@ -83,7 +83,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Parsers{"deepseek_v3", "deepseek_v3"}, Parsers{"deepseek_v31", "deepseek_r1"},
                       Parsers{"deepseek_v32", "deepseek_v3"}, Parsers{"deepseek_v4", "none"},
                       Parsers{"kimi_k2", "kimi_k2"}, Parsers{"mistral", "mistral"},
-                      Parsers{"openai", "openai_gptoss"}),
+                      Parsers{"granite", "none"}, Parsers{"openai", "openai_gptoss"}),
     [](const auto& parsers) { return std::string(parsers.param.calls); });
 
 }  // namespace

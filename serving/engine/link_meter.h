@@ -1,0 +1,30 @@
+// LinkMeter: what each link of an engine has carried between two looks: one to each device, or one
+// from each store; with neither there is one link, whose bytes are ExpertStats::bytes_read.
+//
+// Owned by an EngineLoop, used by its thread.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "serving/engine/engine_step.h"
+#include "serving/engine/request.h"
+
+namespace moesaic {
+
+class LinkMeter {
+ public:
+  // Of each link since the last call, in an order that stays; since the start at the first one.
+  // Valid until the next call.
+  std::span<const LinkBytes> Look(const EngineStep::Experts& experts);
+
+ private:
+  std::vector<uint64_t> before_;
+  std::vector<LinkBytes> since_;
+};
+
+// Adds what `since` has to `sum`.
+void AddLinkBytes(std::span<const LinkBytes> since, std::vector<LinkBytes>& sum);
+
+}  // namespace moesaic
