@@ -7,8 +7,6 @@
 #include "bindings/python/errors.h"
 #include "serving/cli/build_info.h"
 
-namespace nb = nanobind;
-
 NB_MODULE(_core, module) {
   using namespace moesaic;          // NOLINT: names of this function only
   using namespace moesaic::python;  // NOLINT
