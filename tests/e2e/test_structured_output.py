@@ -137,14 +137,19 @@ class StructuredOutputTest(unittest.TestCase):
             for name, schema in (("person", PERSON), ("roll", {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}))
         ]  # fmt: skip
         schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
-        with MoesaicServer("--tool-call-parser", "hermes") as server:
-            client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
-            for choice in ("required", *({"type": "function", "function": {"name": name}} for name in schemas)):
+        choices = ("required", *({"type": "function", "function": {"name": name}} for name in schemas))
+
+        def ask(client, choice, seed):
+            return choice, client.chat.completions.create(
+                model="sample", messages=MESSAGES, tools=tools, tool_choice=choice, seed=seed, max_tokens=400
+            ).choices[0]
+
+        for parser in ("hermes", "qwen3_coder", "glm45", "minimax_m2", "deepseek_v32", "granite"):
+            flags = ("--tool-call-parser", parser)
+            with self.subTest(parser), MoesaicServer(*flags) as server, ThreadPoolExecutor(8) as pool:
+                client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
                 ended = 0
-                for seed in range(6):
-                    answer = client.chat.completions.create(
-                        model="sample", messages=MESSAGES, tools=tools, tool_choice=choice, seed=seed, max_tokens=400
-                    ).choices[0]
+                for choice, answer in pool.map(lambda task: ask(client, *task), [(c, s) for c in choices for s in range(4)]):
                     if answer.finish_reason == "length":
                         continue
                     self.assertEqual(answer.finish_reason, "tool_calls")
@@ -153,12 +158,55 @@ class StructuredOutputTest(unittest.TestCase):
                         self.assertEqual(call.function.name, choice["function"]["name"])
                     jsonschema.validate(json.loads(call.function.arguments), schemas[call.function.name])
                     ended += 1
-                self.assertGreater(ended, 0)
+                self.assertGreater(ended, 3)
+                client.close()
+        with MoesaicServer("--tool-call-parser", "hermes") as server:
+            client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
             tools[0]["function"]["parameters"] = {"not": {}}
             with self.assertRaises(openai.BadRequestError) as caught:
                 client.chat.completions.create(model="sample", messages=MESSAGES, tools=tools, tool_choice="required")
             self.assertEqual(caught.exception.param, "tools[0].function.parameters")
             client.close()
+
+    def test_arguments_of_random_schemas_are_of_them(self):
+        """In syntaxes of tags values are bare text: what the parser reads has to be of the schema all the same."""
+        parsers = ("qwen3_coder", "glm45", "minimax_m2", "deepseek_v32")
+        for start, parser in enumerate(parsers):
+            with MoesaicServer("--tool-call-parser", parser) as server, ThreadPoolExecutor(8) as pool:
+                client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+
+                def ask(number, client=client):
+                    schema = random_schemas.whole_schema(random.Random(number))
+                    if number % 3 == 0:  # the values are JSON
+                        definitions = schema.pop("$defs", {})
+                        schema = {"type": "object", "properties": {"value": schema}, "required": ["value"], "$defs": definitions}
+                    else:  # what tags cannot have at the top is left out
+                        schema = {name: value for name, value in schema.items() if not name.endswith("Properties")}
+                        schema["properties"] = {name.replace('"', ""): value for name, value in schema["properties"].items()}
+                        schema["required"] = [name.replace('"', "") for name in schema["required"]]
+                    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+                    try:
+                        return number, schema, client.chat.completions.create(
+                            model="sample", messages=MESSAGES, tools=tools, tool_choice="required", seed=number, max_tokens=400
+                        ).choices[0]
+                    except openai.BadRequestError as error:
+                        # Of what tags cannot have, and nothing else.
+                        assert "where a model writes parameters in tags" in error.message, error.message
+                        return number, schema, None
+
+                ended = 0
+                for number, schema, answer in pool.map(ask, range(start, SCHEMAS, len(parsers))):
+                    if answer is None or answer.finish_reason == "length":
+                        continue
+                    ended += 1
+                    with self.subTest(number):
+                        text = answer.message.tool_calls[0].function.arguments
+                        try:
+                            jsonschema.validate(json.loads(text), schema, cls=jsonschema.Draft202012Validator)
+                        except jsonschema.ValidationError as error:
+                            self.fail(f"{error.message}\n{json.dumps(schema)}\n{text}")
+                print(f"{parser}: {ended} of {len(range(start, SCHEMAS, len(parsers)))} calls ended by themselves")
+                client.close()
 
     def test_batch_lines_are_held_too(self):
         with tempfile.TemporaryDirectory() as directory:
