@@ -158,7 +158,7 @@ class StructuredOutputTest(unittest.TestCase):
                         self.assertEqual(call.function.name, choice["function"]["name"])
                     jsonschema.validate(json.loads(call.function.arguments), schemas[call.function.name])
                     ended += 1
-                self.assertGreater(ended, 3)
+                self.assertGreater(ended, 0)
                 client.close()
         with MoesaicServer("--tool-call-parser", "hermes") as server:
             client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
