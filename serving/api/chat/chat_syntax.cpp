@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <array>
+#include <iterator>
 #include <string>
 
 #include "core/base/error.h"
@@ -256,12 +257,14 @@ std::vector<std::string_view> ChatSyntax::Markers() const {
 
 std::vector<std::string_view> ToolParserNames() {
   std::vector<std::string_view> names;
+  names.reserve(names.size() + std::size(kCalls));
   for (const NamedCalls& calls : kCalls) names.push_back(calls.name);
   return names;
 }
 
 std::vector<std::string_view> ReasoningParserNames() {
   std::vector<std::string_view> names;
+  names.reserve(names.size() + std::size(kReasoning));
   for (const NamedReasoning& reasoning : kReasoning) names.push_back(reasoning.name);
   return names;
 }
