@@ -6,7 +6,7 @@ namespace moesaic {
 
 KvFrames::KvFrames(int64_t frames) : frames_(static_cast<size_t>(frames)) {
   CHECK_LT(frames, int64_t{1} << 31);
-  for (int64_t frame = 0; frame < frames; ++frame) LinkLast(static_cast<int32_t>(frame));
+  for (int64_t frame = 0; frame < frames; ++frame) Link(static_cast<int32_t>(frame), false);
 }
 
 std::optional<KvFrames::Taken> KvFrames::Take(int32_t slot) {
@@ -29,7 +29,7 @@ void KvFrames::Hold(int32_t frame) {
 
 void KvFrames::Release(int32_t frame) {
   CHECK_GT(holds(frame), 0);
-  if (--At(frame).holds == 0) LinkLast(frame);
+  if (--At(frame).holds == 0) Link(frame, false);
 }
 
 void KvFrames::Drop(int32_t frame) {
@@ -37,7 +37,7 @@ void KvFrames::Drop(int32_t frame) {
   if (slot(frame) == kNone) return;
   Unlink(frame);
   At(frame).slot = kNone;
-  LinkFirst(frame);
+  Link(frame, true);
 }
 
 void KvFrames::Unlink(int32_t frame) {
@@ -49,20 +49,12 @@ void KvFrames::Unlink(int32_t frame) {
   if (f.slot != kNone) --kept_;
 }
 
-void KvFrames::LinkFirst(int32_t frame) {
+void KvFrames::Link(int32_t frame, bool front) {
   Frame& f = At(frame);
-  f.next = first_;
-  (first_ == kNone ? last_ : At(first_).previous) = frame;
-  first_ = frame;
-  ++available_;
-  if (f.slot != kNone) ++kept_;
-}
-
-void KvFrames::LinkLast(int32_t frame) {
-  Frame& f = At(frame);
-  f.previous = last_;
-  (last_ == kNone ? first_ : At(last_).next) = frame;
-  last_ = frame;
+  f.previous = front ? kNone : last_;
+  f.next = front ? first_ : kNone;
+  (f.previous == kNone ? first_ : At(f.previous).next) = frame;
+  (f.next == kNone ? last_ : At(f.next).previous) = frame;
   ++available_;
   if (f.slot != kNone) ++kept_;
 }

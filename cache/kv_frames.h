@@ -51,8 +51,7 @@ class KvFrames {
 
   Frame& At(int32_t frame) { return frames_[static_cast<size_t>(frame)]; }
   void Unlink(int32_t frame);
-  void LinkFirst(int32_t frame);
-  void LinkLast(int32_t frame);
+  void Link(int32_t frame, bool front);
 
   std::vector<Frame> frames_;
   int32_t first_ = kNone;

@@ -149,9 +149,6 @@ DeviceOperator::DeviceOperator(Device& device, const cuda::Kernels& kernels,
   up_ = AllocateOrThrow(device, MiddleBytes(config, max_tokens), "the outputs of experts");
   h_ = AllocateOrThrow(device, ActivatedBytes(config, max_tokens), "the outputs of experts");
   out_ = AllocateOrThrow(device, OutBytes(config, max_tokens), "the outputs of experts");
-  if (BiasBytes(config) > 0) {
-    biases_ = AllocateOrThrow(device, BiasBytes(config), "the biases of experts");
-  }
   host_x_ = TakePinned(pool_, RowBytes(config, max_tokens));
   host_tables_ = TakePinned(pool_, TableBytes(config, max_tokens));
   host_out_ = TakePinned(pool_, OutBytes(config, max_tokens));
@@ -167,7 +164,7 @@ DeviceOperator::~DeviceOperator() = default;
 void DeviceOperator::LoadBiases(std::span<const LayerWeights> layers) {
   const auto of_layer =
       static_cast<uint64_t>(BiasFloats(num_experts_, intermediate_, hidden_)) * sizeof(float);
-  CHECK_EQ(layers.size() * of_layer, biases_.bytes());
+  biases_ = AllocateOrThrow(device_, layers.size() * of_layer, "the biases of experts");
   for (size_t layer = 0; layer < layers.size(); ++layer) {
     if (layers[layer].expert_gate_bias == nullptr) continue;  // no experts
     uint64_t offset = layer * of_layer;
@@ -181,11 +178,10 @@ void DeviceOperator::LoadBiases(std::span<const LayerWeights> layers) {
     }
   }
   ThrowIfFailed(stream_->Synchronize());
-  has_biases_ = true;
 }
 
 const float* DeviceOperator::BiasesOf(int64_t layer, size_t section) const {
-  if (!has_biases_) return nullptr;
+  if (biases_.bytes() == 0) return nullptr;
   const int64_t first = layer * BiasFloats(num_experts_, intermediate_, hidden_);
   const int64_t before = static_cast<int64_t>(section) * num_experts_ * intermediate_;
   return reinterpret_cast<const float*>(biases_.data()) + first + before;

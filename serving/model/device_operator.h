@@ -133,7 +133,6 @@ class DeviceOperator {
   const int64_t num_experts_;
   const MlpSpec expert_;
   const cuda::Weights type_;
-  bool has_biases_ = false;
   std::optional<Error> error_;
 
   // Of the device.
@@ -143,7 +142,9 @@ class DeviceOperator {
   DeviceBuffer up_;      // likewise
   DeviceBuffer h_;       // [pairs, ActivationStride(intermediate)] bf16
   DeviceBuffer out_;     // [pairs, hidden] f32
-  DeviceBuffer biases_;  // [layers] gate and up [experts, intermediate], down [experts, hidden]
+  // [layers] gate and up [experts, intermediate], down [experts, hidden]; none until they are
+  // loaded
+  DeviceBuffer biases_;
   // Of the host, pinned.
   PinnedHostPool pool_;
   HostBuffer host_x_;

@@ -180,11 +180,10 @@ struct GgufIntProduct : PlainRows<48> {
   // As many rows take codes from panels into registers, turn by turn; with more it is faster to
   // widen a panel once, of bytes sooner. Of IQ4's codes, up to 127, two products alone fit 16 bits.
   static int64_t MostRowsOf(const GgufForm& form) {
-    const bool iq4 = form.id == kIq4Nl || form.id == kIq4Xs;
-    if (kDotOfFour ? form.id == kQ8_0 : iq4) {
-      return MinOf<int64_t>(kGgufMostRows, kDotOfFour ? 8 : 2);
-    }
-    return kGgufMostRows;
+    int64_t most = kGgufMostRows;
+    if (kDotOfFour && form.id == kQ8_0) most = 8;
+    if (!kDotOfFour && (form.id == kIq4Nl || form.id == kIq4Xs)) most = 2;
+    return MinOf(most, kGgufMostRows);
   }
 
   static void RowsOf(const std::byte* const* x, int64_t m, const Panels& panels,

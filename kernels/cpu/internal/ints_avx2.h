@@ -1,6 +1,8 @@
 // Sums of products of bytes in ymm registers, by VPMADDUBSW. Included after vec_avx2.h.
 #pragma once
 
+#include <limits>
+
 #include "kernels/cpu/internal/ints_ymm.h"
 
 namespace moesaic {
@@ -67,10 +69,6 @@ struct Halves {
   static constexpr bool kDirect = true;
   using Sum = __m256i;
   using Pairs = PairSums;
-  struct Scale {
-    Factors16 lo;
-    Factors16 hi;
-  };
   // Of 32 activations, in the lower half of each 32 bits.
   MOESAIC_INLINE static Sum SumOf(const int8_t* x) {
     const __m256i pairs = _mm256_maddubs_epi16(
@@ -85,11 +83,12 @@ struct Halves {
     return _mm256_sub_epi32(_mm256_and_si256(zeros, _mm256_set1_epi32(255)),
                             _mm256_set1_epi32(128));
   }
-  MOESAIC_INLINE static Scale ScaleOf(const Multipliers& group, int64_t subgroup) {
+  // With what halves of 0 stand for, as 32-bit numbers.
+  MOESAIC_INLINE static HalfScale ScaleOf(const Multipliers& group, int64_t subgroup) {
     HalfScale of = ScaleOfHalves(group, subgroup);
     of.lo.zeros = Lowered(of.lo.zeros);
     of.hi.zeros = Lowered(of.hi.zeros);
-    return {of.lo, of.hi};
+    return of;
   }
   MOESAIC_INLINE static ByteLine Low(const std::byte* line) { return Bits<0, 15>(LoadLine(line)); }
   MOESAIC_INLINE static ByteLine High(const std::byte* line) { return Bits<4, 15>(LoadLine(line)); }
@@ -101,13 +100,13 @@ struct Halves {
     return _mm256_add_epi32(_mm256_madd_epi16(pairs, scale.factors),
                             _mm256_madd_epi16(x, scale.zeros));
   }
-  MOESAIC_INLINE static Ints16 Add(Ints16 sum, Pairs pairs, const Scale& scale, Sum x) {
+  MOESAIC_INLINE static Ints16 Add(Ints16 sum, Pairs pairs, const HalfScale& scale, Sum x) {
     return {_mm256_add_epi32(sum.lo, Scaled(pairs.lo, scale.lo, x)),
             _mm256_add_epi32(sum.hi, Scaled(pairs.hi, scale.hi, x))};
   }
 };
 
-constexpr int64_t kGgufMostRows = 4096;
+constexpr int64_t kGgufMostRows = std::numeric_limits<int64_t>::max();
 constexpr int kGgufTurnRows = 2;
 constexpr int kGgufTileRows = 2;
 constexpr int GgufTilePanels(int rows) { return rows == 1 ? 2 : 1; }

@@ -31,11 +31,11 @@ MOESAIC_INLINE WeightBytes SmallWeights(ByteLine a) { return a.v; }
 MOESAIC_INLINE Ints16 StartOfSums(int32_t sum) { return _mm512_set1_epi32(sum); }
 constexpr bool kDotOfFour = true;
 
-// Sums of a group and of 128 inputs are in registers.
 struct Halves {
   static constexpr bool kDirect = false;
 };
 
+// Sums of a group and of 128 inputs are in registers.
 constexpr int64_t kGgufMostRows = 16;
 constexpr int kGgufTurnRows = 4;
 constexpr int kGgufTileRows = 6;

@@ -100,6 +100,8 @@ struct Halves {
   static constexpr bool kDirect = false;
 };
 
+// Up to so many rows are multiplied with GGUF's codes from panels (gguf_row.h), which is unrolled:
+// so many in a turn.
 constexpr int64_t kGgufMostRows = 0;
 constexpr int kGgufTurnRows = 0;
 constexpr int kGgufTileRows = 2;

@@ -285,16 +285,15 @@ struct QuantProduct : PlainRows<48> {
       if (m <= kTileRows) {
         return QuantTileRows<kType>(m, x, {w, w}, columns, all, prefetch, sums, m);
       }
-      // The first tile brings panels into a cache.
       const int64_t tiles = CeilDiv(m, kTileRows);
       for (int64_t c = 0; c < columns; c += kTilePanels) {
         const int64_t count = MinOf(columns - c, kTilePanels);
+        LinePrefetch of_tile = prefetch;
         for (int64_t tile = 0; tile < tiles; ++tile) {
           const int64_t first = tile * m / tiles;
-          LinePrefetch of_tile = prefetch;
-          if (tile > 0) of_tile.lines = 0;
           QuantTileRows<kType>((tile + 1) * m / tiles - first, x + first, {w + c, w + c}, count,
                                all, of_tile, sums + (c * m + first) * kLanes, m);
+          of_tile.lines = 0;  // the first one has brought the panels into a cache
         }
       }
       return;
