@@ -597,7 +597,7 @@ void EngineLoop::DeliverModuleBatch(EngineStep& step) {
 // Of a step or a block that ran these.
 void EngineLoop::AddStats(const StepStats& stats, std::span<const ScheduledSlice> slices) {
   AddStats(stats);
-  const std::span<const LinkBytes> links = link_meter_.Look(parts_.step->experts());
+  const std::span<const uint64_t> links = link_meter_.Look(parts_.step->experts());
   for (const ScheduledSlice& slice : slices) {
     slice.sequence->experts += stats.experts;
     AddLinkBytes(links, slice.sequence->links);
@@ -619,7 +619,7 @@ void EngineLoop::End(Sequence& sequence, FinishReason reason) {
   delta.finish = reason;
   delta.trace = parts_.use->TraceOf(sequence);
   delta.experts = sequence.experts;
-  delta.links = std::move(sequence.links);
+  delta.links = NamedLinkBytes(parts_.step->experts(), sequence.links);
   sampling_->Ended(sequence, FinishReasonName(reason), LiveSampler::Clock::now(), delta.trace);
   delta.routed = std::move(sequence.routed);
   const std::unique_ptr<Sequence> owned = Remove(sequence);

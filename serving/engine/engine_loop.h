@@ -187,7 +187,8 @@ class EngineLoop : public Engine, public ResizableKv {
   std::optional<StepSampler> sampler_;
   std::vector<ScheduledSlice> slices_;  // of the running step
   StepRows rows_;
-  GiveWay give_way_{[this] { return OthersCome(); }};
+  const std::function<bool()> others_come_ = [this] { return OthersCome(); };
+  GiveWay give_way_{others_come_};
   std::chrono::steady_clock::duration step_time_{};  // of the last one
   // What runs layer after layer: a piece, or a module batch.
   struct LayerRun {
@@ -216,7 +217,6 @@ class EngineLoop : public Engine, public ResizableKv {
   LayerRun module_batch_{.beside = ExpertUse::Beside::kModuleBatch};
   bool module_batch_paused_ = false;
   int module_batch_gave_way_ = 0;  // its next block, in a row
-  const std::function<bool()> others_come_ = [this] { return OthersCome(); };
   std::vector<int32_t> last_rows_;
 
   // Of keys and values whose number changes: as it was looked at and is to be.

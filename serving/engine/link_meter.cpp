@@ -6,29 +6,34 @@
 
 namespace moesaic {
 
-std::span<const LinkBytes> LinkMeter::Look(const EngineStep::Experts& experts) {
-  const size_t count = experts.devices.size() + experts.links.size();
-  before_.resize(count);
-  since_.resize(count);
-  size_t at = 0;
-  const auto add = [&](std::string name, uint64_t bytes) {
-    const uint64_t before = std::exchange(before_[at], bytes);
-    since_[at++] = {std::move(name), bytes - before};
+std::span<const uint64_t> LinkMeter::Look(const EngineStep::Experts& experts) {
+  before_.resize(experts.devices.size() + experts.links.size());
+  since_.clear();
+  const auto add = [this](uint64_t bytes) {
+    const uint64_t before = std::exchange(before_[since_.size()], bytes);
+    since_.push_back(bytes - before);
   };
-  for (const DeviceStatus& device : experts.devices) add(device.name, device.bytes_copied);
-  // Where a store lies is not its clients' affair.
-  for (size_t i = 0; i < experts.links.size(); ++i) {
-    add(fmt::format("store:{}", i), experts.links[i].bytes);
-  }
+  for (const DeviceStatus& device : experts.devices) add(device.bytes_copied);
+  for (const ReaderLink& link : experts.links) add(link.bytes);
   return since_;
 }
 
-void AddLinkBytes(std::span<const LinkBytes> since, std::vector<LinkBytes>& sum) {
-  if (sum.size() < since.size()) sum.assign(since.size(), {});
-  for (size_t i = 0; i < since.size(); ++i) {
-    sum[i].name = since[i].name;
-    sum[i].bytes += since[i].bytes;
+void AddLinkBytes(std::span<const uint64_t> since, std::vector<uint64_t>& sum) {
+  sum.resize(since.size());
+  for (size_t i = 0; i < since.size(); ++i) sum[i] += since[i];
+}
+
+std::vector<LinkBytes> NamedLinkBytes(const EngineStep::Experts& experts,
+                                      std::span<const uint64_t> bytes) {
+  std::vector<LinkBytes> named;
+  named.reserve(bytes.size());
+  const size_t devices = experts.devices.size();
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    // Where a store lies is not its clients' affair.
+    named.push_back(
+        {i < devices ? experts.devices[i].name : fmt::format("store:{}", i - devices), bytes[i]});
   }
+  return named;
 }
 
 }  // namespace moesaic

@@ -17,14 +17,17 @@ class LinkMeter {
  public:
   // Of each link since the last call, in an order that stays; since the start at the first one.
   // Valid until the next call.
-  std::span<const LinkBytes> Look(const EngineStep::Experts& experts);
+  std::span<const uint64_t> Look(const EngineStep::Experts& experts);
 
  private:
   std::vector<uint64_t> before_;
-  std::vector<LinkBytes> since_;
+  std::vector<uint64_t> since_;
 };
 
 // Adds what `since` has to `sum`.
-void AddLinkBytes(std::span<const LinkBytes> since, std::vector<LinkBytes>& sum);
+void AddLinkBytes(std::span<const uint64_t> since, std::vector<uint64_t>& sum);
+// `bytes`, in the order of Look, with the names of their links.
+std::vector<LinkBytes> NamedLinkBytes(const EngineStep::Experts& experts,
+                                      std::span<const uint64_t> bytes);
 
 }  // namespace moesaic

@@ -71,7 +71,7 @@ struct Sequence {
   std::chrono::steady_clock::time_point logged_at;
   int64_t queue_us = -1;         // from arrival to that step; -1: not started, or told already
   ExpertStats experts;           // of the steps that ran it, whoever else they ran
-  std::vector<LinkBytes> links;  // of the same steps; empty: there is one link
+  std::vector<uint64_t> links;   // bytes of each (LinkMeter) in the same steps; empty: there is one
   bool admitted = false;         // has run before (a preempted sequence is admitted again)
   QueuePlace queued;             // while it waits
   int64_t charged_tokens = 0;    // up to this position its client was charged
