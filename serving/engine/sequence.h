@@ -69,12 +69,12 @@ struct Sequence {
   int64_t told_tokens = -1;
   std::chrono::steady_clock::time_point told_at;
   std::chrono::steady_clock::time_point logged_at;
-  int64_t queue_us = -1;         // from arrival to that step; -1: not started, or told already
-  ExpertStats experts;           // of the steps that ran it, whoever else they ran
-  std::vector<uint64_t> links;   // bytes of each (LinkMeter) in the same steps; empty: there is one
-  bool admitted = false;         // has run before (a preempted sequence is admitted again)
-  QueuePlace queued;             // while it waits
-  int64_t charged_tokens = 0;    // up to this position its client was charged
+  int64_t queue_us = -1;        // from arrival to that step; -1: not started, or told already
+  ExpertStats experts;          // of the steps that ran it, whoever else they ran
+  std::vector<uint64_t> links;  // bytes of each (LinkMeter) in the same steps; empty: there is one
+  bool admitted = false;        // has run before (a preempted sequence is admitted again)
+  QueuePlace queued;            // while it waits
+  int64_t charged_tokens = 0;   // up to this position its client was charged
 
   SequenceBlocks blocks;
   SequenceState state;  // of recurrent layers
