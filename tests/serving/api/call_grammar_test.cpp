@@ -20,40 +20,27 @@
 #include "serving/grammar/grammar_backend.h"
 #include "serving/text/chat_template.h"
 #include "serving/text/tokenizer.h"
+#include "tests/serving/api/test_tokenizer.h"
 
 namespace moesaic {
 namespace call_grammar_test {
 
 // Bytes, the end, and tokens of control as some of the models have them.
-class ControlTokenizer : public Tokenizer {
+class ControlTokenizer : public ListedTokenizer {
  public:
   static constexpr int32_t kEnd = 256;
 
-  ControlTokenizer() : Tokenizer(Table(), DecodeRules(), {}) {}
-  std::vector<int32_t> EncodeSegments(std::span<const TextSegment>, bool) const override {
-    return {};
-  }
+  ControlTokenizer() : ListedTokenizer(Tokens()) {}
 
  private:
-  static TokenTable Table() {
-    TokenTable table;
-    const auto add = [&table](std::string text, bool special) {
-      TokenTable::Entry entry;
-      entry.bytes = std::move(text);
-      entry.content = special ? entry.bytes : "byte" + std::to_string(table.entries.size());
-      entry.special = special;
-      entry.known = true;
-      table.ids.Add(entry.content, static_cast<int32_t>(table.entries.size()));
-      table.entries.push_back(std::move(entry));
-    };
-    for (int c = 0; c < 256; ++c) add(std::string(1, static_cast<char>(c)), false);
-    add("<end>", true);
-    for (const char* text :
-         {"<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
-          "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>", "｜DSML｜"}) {
-      add(text, true);
+  static std::vector<ListedToken> Tokens() {
+    std::vector<ListedToken> tokens = AllBytes();
+    for (const char* text : {"<end>", "<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>",
+                             "<arg_value>", "</arg_value>", "<|tool_call_begin|>",
+                             "<|tool_call_argument_begin|>", "<|tool_call_end|>", "｜DSML｜"}) {
+      tokens.push_back({text, true});
     }
-    return table;
+    return tokens;
   }
 };
 

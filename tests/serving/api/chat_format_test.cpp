@@ -12,25 +12,14 @@ namespace {
 ChatTemplate TemplateOf(const std::string& source) { return ChatTemplate("t", source, "", {}); }
 
 // Tokens of control as DeepSeek's tokenizer has them: whole markers, and a part of others.
-class ControlTokenizer : public Tokenizer {
+class ControlTokenizer : public ListedTokenizer {
  public:
-  ControlTokenizer() : Tokenizer(Table(), DecodeRules(), {}) {}
-  std::vector<int32_t> EncodeSegments(std::span<const TextSegment>, bool) const override {
-    return {};
-  }
-
- private:
-  static TokenTable Table() {
-    TokenTable table;
-    for (const char* text : {"<think>", "[TOOL_CALLS]", "<end>", "｜DSML｜", "text"}) {
-      TokenTable::Entry entry;
-      entry.content = entry.bytes = text;
-      entry.special = entry.bytes != "text";
-      entry.known = true;
-      table.entries.push_back(std::move(entry));
-    }
-    return table;
-  }
+  ControlTokenizer()
+      : ListedTokenizer({{"<think>", true},
+                         {"[TOOL_CALLS]", true},
+                         {"<end>", true},
+                         {"｜DSML｜", true},
+                         {"text"}}) {}
 };
 
 TEST(ChatFormatTest, OfTheTemplate) {

@@ -1,13 +1,53 @@
-// ByteTokenizer: every byte is a token; ids from 256 are special tokens. For tests of the protocol.
+// Tokenizers for tests of the protocol. ByteTokenizer: every byte is a token, ids from 256 are
+// special tokens. ListedTokenizer: tokens as they are listed, to be looked up only.
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "serving/text/tokenizer.h"
 
 namespace moesaic {
+
+struct ListedToken {
+  std::string bytes;
+  bool special = false;
+};
+
+// Bytes by themselves are called "byte" and their id.
+inline TokenTable TableOf(const std::vector<ListedToken>& tokens) {
+  TokenTable table;
+  for (const ListedToken& token : tokens) {
+    const auto id = static_cast<int32_t>(table.entries.size());
+    TokenTable::Entry entry;
+    entry.bytes = token.bytes;
+    entry.content = token.bytes.size() == 1 ? "byte" + std::to_string(id) : token.bytes;
+    entry.special = token.special;
+    entry.known = true;
+    table.ids.Add(entry.content, id);
+    table.entries.push_back(std::move(entry));
+  }
+  return table;
+}
+inline std::vector<ListedToken> AllBytes() {
+  std::vector<ListedToken> tokens;
+  tokens.reserve(256);
+  for (int c = 0; c < 256; ++c) tokens.push_back({std::string(1, static_cast<char>(c))});
+  return tokens;
+}
+
+class ListedTokenizer : public Tokenizer {
+ public:
+  explicit ListedTokenizer(const std::vector<ListedToken>& tokens)
+      : Tokenizer(TableOf(tokens), DecodeRules(), {}) {}
+  std::vector<int32_t> EncodeSegments(std::span<const TextSegment>, bool) const override {
+    return {};
+  }
+};
 
 class ByteTokenizer : public Tokenizer {
  public:
@@ -36,16 +76,9 @@ class ByteTokenizer : public Tokenizer {
 
  private:
   static TokenTable MakeTable() {
-    TokenTable table;
-    for (int i = 0; i <= kEnd; ++i) {
-      TokenTable::Entry entry;
-      entry.content = i == kEnd ? "<end>" : "byte" + std::to_string(i);
-      entry.bytes = i == kEnd ? "<end>" : std::string(1, static_cast<char>(i));
-      entry.special = i == kEnd;
-      entry.known = true;
-      table.entries.push_back(std::move(entry));
-    }
-    return table;
+    std::vector<ListedToken> tokens = AllBytes();
+    tokens.push_back({"<end>", true});
+    return TableOf(tokens);
   }
 };
 
