@@ -15,6 +15,7 @@ import threading
 import time
 import unittest
 
+import batch_answers
 import moesaic
 import numpy as np
 from harness import BINARY, ENVIRONMENT, MODEL, PATIENCE_S
@@ -25,30 +26,18 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 import ray  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 
-WORDS = "the old man and cold night sea ship river king child stone bread winter road".split()
 SETTINGS = ["--expert-memory", "25%", "--memory", "600MiB", "--max-num-seqs", "4"]
 NODE = {"num_cpus": 1, "object_store_memory": 80 << 20}
 
 
 def request(number, tokens, **fields):
-    rng = random.Random(number)
-    prompt = " ".join(rng.choice(WORDS) for _ in range(rng.randint(3, 20)))
+    prompt = batch_answers.prompt(random.Random(number), 20)
     body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, **fields}
     return json.dumps({"custom_id": f"id-{number}", "method": "POST", "url": "/v1/completions", "body": body})
 
 
 def answers(path):
-    """custom_id: what must not change. Fails when an id is there twice or a line is not whole."""
-    found = {}
-    text = path.read_text()
-    assert text == "" or text.endswith("\n"), "the last line is not whole"
-    for line in text.splitlines():
-        entry = json.loads(line)
-        assert entry["error"] is None, line
-        assert entry["custom_id"] not in found, f"{entry['custom_id']} is there twice"
-        body = entry["response"]["body"]
-        found[entry["custom_id"]] = (body["choices"], body["usage"])
-    return found
+    return batch_answers.answers(path, of_usage=lambda usage: usage)
 
 
 def alive(pid):

@@ -18,34 +18,18 @@ import tempfile
 import time
 import unittest
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "e2e"))
+from batch_answers import WORDS, answers, prompt  # noqa: E402
+
 PROGRAM, MODEL = sys.argv[1], sys.argv[2]
 ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("MOESAIC_")}
 SETTINGS = ["--expert-memory", "25%", "--threads", "2", "--max-num-seqs", "8"]
-WORDS = "the old man and cold night sea ship river king child stone bread winter road".split()
 
 
 def request(custom_id, chat=False, **fields):
     body = {"max_tokens": 12, "temperature": 0, **fields}
     url = "/v1/chat/completions" if chat else "/v1/completions"
     return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": body})
-
-
-def prompt(rng):
-    return " ".join(rng.choice(WORDS) for _ in range(rng.randint(3, 40)))
-
-
-def answers(path):
-    """custom_id: what must not change. Fails when an id is there twice or a line is not whole."""
-    found = {}
-    text = path.read_text()
-    assert text == "" or text.endswith("\n"), "the last line is not whole"
-    for line in text.splitlines():
-        entry = json.loads(line)
-        assert entry["error"] is None and entry["response"]["status_code"] == 200, line
-        assert entry["custom_id"] not in found, f"{entry['custom_id']} is there twice"
-        body = entry["response"]["body"]
-        found[entry["custom_id"]] = (body["choices"], body["usage"]["completion_tokens"])
-    return found
 
 
 class Batch(unittest.TestCase):
@@ -67,7 +51,7 @@ class Batch(unittest.TestCase):
 
     def write_requests(self, count, seed=1, **fields):
         rng = random.Random(seed)
-        self.input.write_text("".join(request(f"id-{i}", prompt=prompt(rng), **fields) + "\n" for i in range(count)))
+        self.input.write_text("".join(request(f"id-{i}", prompt=prompt(rng, 40), **fields) + "\n" for i in range(count)))
 
     def test_both_apis(self):
         self.input.write_text(
