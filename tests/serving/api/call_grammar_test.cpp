@@ -480,10 +480,10 @@ TEST_P(OpenedCallTest, AreHeldWhereAToolIsStrict) {
   const auto with = [&of](const char* number, const char* name) {
     std::string text = of.text;
     text.replace(text.find("%s"), 2, number);
-    const size_t at = text.find_first_of("f", text.find("function<") == 0    ? 8
-                                              : text.find("functions.") == 0 ? 10
-                                              : text.find("<function=") == 1 ? 11
-                                                                             : 0);
+    const size_t at = text.find('f', text.find("function<") == 0    ? 8
+                                     : text.find("functions.") == 0 ? 10
+                                     : text.find("<function=") == 1 ? 11
+                                                                    : 0);
     return text.replace(at, 1, name);
   };
   EXPECT_TRUE(Accepts(*grammar, with("2", "f"))) << with("2", "f");
