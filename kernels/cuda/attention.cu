@@ -86,7 +86,8 @@ __device__ float Shift(float max) { return max == kMinusInfinity ? 0.0f : max; }
 
 // One chunk, or what a query tile sees of it, tile of 32 positions by tile. Scores are times log2
 // e.
-template <int kDim>
+// kFits: a head has kDim dimensions, not fewer.
+template <int kDim, bool kFits, int kMostBatch>
 struct ChunkReader {
   const AttentionArgs& args;
   const int32_t* blocks;
@@ -104,6 +105,32 @@ struct ChunkReader {
     return block * kBlockTokens < end && (block + 1) * kBlockTokens > begin;
   }
 
+  // Of 16 dimensions of the keys of `block`: the lane's lines, zero where there are none.
+  __device__ __forceinline__ void LoadKeys(const std::byte* keys, int step, int quarter, int t,
+                                           Quarter (&lines)[2]) const {
+    const int there = (static_cast<int>(args.cache.head_dim) + 1) / 2;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int line = step * 8 + 2 * t + i;
+      lines[i] = {};
+      if (keys != nullptr && (kFits || line < there)) {
+        lines[i] = LoadQuarter(keys + line * kLineBytes, quarter);
+      }
+    }
+  }
+  // Of 32 dimensions of the values of two pairs of tokens.
+  __device__ __forceinline__ void LoadValues(const std::byte* values, int pair, int dim,
+                                             Quarter (&pairs)[2]) const {
+    const int padded = (static_cast<int>(args.cache.head_dim) + 15) / 16 * 16;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      pairs[i] = {};
+      if (values != nullptr && (kFits || dim < padded)) {
+        pairs[i] = LoadQuarter(values + ((pair + i) * padded + dim) * 4, 0);
+      }
+    }
+  }
+
   __device__ void Add(int first, Softmax<kDim>& softmax) const {
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
     const int g = lane / 4;
@@ -111,23 +138,25 @@ struct ChunkReader {
     const int d = static_cast<int>(args.cache.head_dim);
 
     // Scores. Column c of tile w is token 4 c + w, so that this lane's are tokens 8t to 8t + 7:
-    // 8t + w of columns 2t, 8t + 4 + w of columns 2t + 1.
+    // 8t + w of columns 2t, 8t + 4 + w of columns 2t + 1. Keys are on their way, a batch at a time,
+    // before the first product waits for them.
     float scores[4][4] = {};
     const int key_block = first / static_cast<int>(kBlockTokens) + g / 4;
     const std::byte* keys = HasTokens(key_block) ? Block(key_block) : nullptr;
-    const int lines = (d + 1) / 2;
+    constexpr int kBatch = kDim / 16 < kMostBatch ? kDim / 16 : kMostBatch;
 #pragma unroll
-    for (int step = 0; step < kDim / 16; ++step) {
-      if (step * 16 >= d) break;
-      Quarter low = {};
-      Quarter high = {};
-      const int line = step * 8 + 2 * t;
-      if (keys != nullptr && line < lines) low = LoadQuarter(keys + line * kLineBytes, g % 4);
-      if (keys != nullptr && line + 1 < lines) {
-        high = LoadQuarter(keys + (line + 1) * kLineBytes, g % 4);
+    for (int batch = 0; batch < kDim / 16; batch += kBatch) {
+      if (!kFits && batch * 16 >= d) break;
+      Quarter lines[kBatch][2];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) LoadKeys(keys, batch + i, g % 4, t, lines[i]);
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+#pragma unroll
+        for (int w = 0; w < 4; ++w) {
+          Mma(scores[w], q[batch + i], lines[i][0].output[w], lines[i][1].output[w]);
+        }
       }
-#pragma unroll
-      for (int w = 0; w < 4; ++w) Mma(scores[w], q[step], low.output[w], high.output[w]);
     }
 
     const float scale = args.scale * kLog2E;
@@ -165,8 +194,8 @@ struct ChunkReader {
     // Values. The lane's own weights are its part of the operand: of step j the tokens
     // 8t + 4j to 8t + 4j + 3.
     const int value_block = first / static_cast<int>(kBlockTokens) + t / 2;
-    const int padded = (d + 15) / 16 * 16;
     const std::byte* values = HasTokens(value_block) ? Block(value_block) + KvKeyBytes(d) : nullptr;
+    constexpr int kDims = kSums<kDim> / 32;
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const uint32_t p[4] = {
@@ -176,19 +205,21 @@ struct ChunkReader {
       const uint32_t low_mask = Written(token);
       const uint32_t high_mask = Written(token + 2);
       const int pair = 4 * (t % 2) + 2 * j;  // of the block
+      constexpr int kValues = kDims < kMostBatch / 2 ? kDims : kMostBatch / 2;
 #pragma unroll
-      for (int dims = 0; dims < kSums<kDim> / 32; ++dims) {
-        if (first_dim + dims * 32 >= padded) break;
-        const int dim = first_dim + dims * 32 + 4 * g;
-        Quarter low = {};
-        Quarter high = {};
-        if (values != nullptr && dim < padded) {
-          low = LoadQuarter(values + (pair * padded + dim) * 4, 0);
-          high = LoadQuarter(values + ((pair + 1) * padded + dim) * 4, 0);
+      for (int batch = 0; batch < kDims; batch += kValues) {
+        Quarter pairs[kValues][2];
+#pragma unroll
+        for (int i = 0; i < kValues; ++i) {
+          LoadValues(values, pair, first_dim + (batch + i) * 32 + 4 * g, pairs[i]);
         }
 #pragma unroll
-        for (int w = 0; w < 4; ++w) {
-          Mma(softmax.sums[dims][w], p, low.output[w] & low_mask, high.output[w] & high_mask);
+        for (int i = 0; i < kValues; ++i) {
+#pragma unroll
+          for (int w = 0; w < 4; ++w) {
+            Mma(softmax.sums[batch + i][w], p, pairs[i][0].output[w] & low_mask,
+                pairs[i][1].output[w] & high_mask);
+          }
         }
       }
     }
@@ -229,20 +260,28 @@ __device__ void Fold(const Softmax<kDim>& chunk, Softmax<kDim>& total) {
 
 __device__ float Quotient(float sum, float weight) { return weight > 0 ? sum / weight : 0.0f; }
 
-// A block for 16 queries of a sequence that share a KV head: all chunks of their contexts, or the
-// one of blockIdx.z. Its warps need nothing of each other.
+// 16 queries of a sequence that share a KV head: all chunks of their contexts, or the one of
+// blockIdx.z. A block has so many such tiles side by side, which read the same keys and values at
+// about the same time; its warps need nothing of each other.
 template <int kDim, bool kSplit>
-__global__ void __launch_bounds__(kAttentionThreads<kDim>) AttentionKernel(AttentionArgs args) {
+constexpr int kTiles = kSplit || kDim > kMostSums ? 1 : 4;
+
+template <int kDim, bool kSplit, bool kFits>
+__global__ void __launch_bounds__(kAttentionThreads<kDim>* kTiles<kDim, kSplit>)
+    AttentionKernel(AttentionArgs args) {
   const int64_t chunks = kSplit ? Chunks(args.max_context) : 1;
   const int64_t sequence_index = blockIdx.z / chunks;
   const AttentionSequence sequence = args.sequences[sequence_index];
   const int64_t kv_head = blockIdx.y;
   const auto group = static_cast<int>(args.heads / args.cache.kv_heads);
   const int queries = sequence.rows * group;
-  const int first_query = static_cast<int>(blockIdx.x) * kTileQueries;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  constexpr int kTilesHere = kTiles<kDim, kSplit>;
+  const int tile = static_cast<int>(blockIdx.x) * kTilesHere + warp % kTilesHere;
+  const int first_query = tile * kTileQueries;
   if (first_query >= queries) return;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int first_dim = static_cast<int>(threadIdx.x) / kWarp * kSums<kDim>;
+  const int first_dim = warp / kTilesHere * kSums<kDim>;
   const int g = lane / 4;
   const int t = lane % 4;
   const auto d = static_cast<int>(args.cache.head_dim);
@@ -275,10 +314,11 @@ __global__ void __launch_bounds__(kAttentionThreads<kDim>) AttentionKernel(Atten
   Converge();
   const int begin = SeenBy(args, sequence, first_query / group).begin;
   const int end = SeenBy(args, sequence, last_query / group).end;
-  const ChunkReader<kDim> reader = {args,    args.blocks + sequence.first_block,
-                                    kv_head, begin,
-                                    end,     first_dim,
-                                    q,       {seen[0], seen[1]}};
+  const ChunkReader<kDim, kFits, kSplit&& kDim <= kMostSums ? 8 : 4> reader = {
+      args,    args.blocks + sequence.first_block,
+      kv_head, begin,
+      end,     first_dim,
+      q,       {seen[0], seen[1]}};
   constexpr auto kChunk = static_cast<int>(kChunkTokens);
   int chunk = begin / kChunk;
   int chunk_end = (end + kChunk - 1) / kChunk;
@@ -350,6 +390,7 @@ __global__ void __launch_bounds__(kAttentionThreads<kDim>) AttentionKernel(Atten
 
 // A block per query: folds its chunks in the order and with the operations of AttentionKernel.
 constexpr int kFoldThreads = 128;
+constexpr int kFoldBatch = 8;
 
 __global__ void __launch_bounds__(kFoldThreads) FoldKernel(AttentionArgs args) {
   const int64_t sequence_index = blockIdx.z;
@@ -363,18 +404,37 @@ __global__ void __launch_bounds__(kFoldThreads) FoldKernel(AttentionArgs args) {
   // Of its tile: a chunk that only a tile mate sees changes nothing.
   const Span seen = SeenBy(args, sequence, query / group);
   constexpr auto kChunk = static_cast<int>(kChunkTokens);
+  const int first_chunk = seen.begin / kChunk;
+  const int chunk_end = (seen.end + kChunk - 1) / kChunk;
+  const int64_t stride = args.max_rows * group * PartialFloats(args.cache.head_dim);
+  const float* const first_partial =
+      PartialOf(args, sequence_index, kv_head, first_chunk, query) - first_chunk * stride;
   for (int dim = static_cast<int>(threadIdx.x); dim < d; dim += kFoldThreads) {
     float max_total = kMinusInfinity;
     float weight = 0;
     float sum = 0;
-    for (int chunk = seen.begin / kChunk; chunk * kChunk < seen.end; ++chunk) {
-      const float* partial = PartialOf(args, sequence_index, kv_head, chunk, query);
-      const float max = fmaxf(max_total, partial[padded]);
-      const float old_factor = exp2f(max_total - Shift(max));
-      const float new_factor = exp2f(partial[padded] - Shift(max));
-      max_total = max;
-      weight = fmaf(partial[padded + 1], new_factor, weight * old_factor);
-      sum = fmaf(partial[dim], new_factor, sum * old_factor);
+    for (int first = first_chunk; first < chunk_end; first += kFoldBatch) {
+      // A batch is on its way before the first is added.
+      float maxima[kFoldBatch];
+      float weights[kFoldBatch];
+      float sums[kFoldBatch];
+#pragma unroll
+      for (int i = 0; i < kFoldBatch; ++i) {
+        const float* partial = first_partial + min(first + i, chunk_end - 1) * stride;
+        maxima[i] = partial[padded];
+        weights[i] = partial[padded + 1];
+        sums[i] = partial[dim];
+      }
+#pragma unroll
+      for (int i = 0; i < kFoldBatch; ++i) {
+        if (first + i >= chunk_end) break;
+        const float max = fmaxf(max_total, maxima[i]);
+        const float old_factor = exp2f(max_total - Shift(max));
+        const float new_factor = exp2f(maxima[i] - Shift(max));
+        max_total = max;
+        weight = fmaf(weights[i], new_factor, weight * old_factor);
+        sum = fmaf(sums[i], new_factor, sum * old_factor);
+      }
     }
     args.out[(sequence.first_row + query / group) * args.out_stride +
              (kv_head * group + query % group) * d + dim] = RoundBf16(Quotient(sum, weight));
@@ -414,23 +474,35 @@ __global__ void __launch_bounds__(kFoldThreads) StoreKvKernel(StoreKvArgs args) 
   }
 }
 
-template <int kDim>
+template <int kDim, bool kFits>
 LaunchResult LaunchAttention(const AttentionArgs& args, StreamHandle stream) {
   const auto heads = static_cast<unsigned>(args.cache.kv_heads);
   const auto sequences = static_cast<unsigned>(args.num_sequences);
   const int64_t queries = args.max_rows * (args.heads / args.cache.kv_heads);
-  const unsigned tiles = CeilDiv(queries, kTileQueries);
-  if (!args.split) {
-    return Launch("attention", AttentionKernel<kDim, false>, dim3(tiles, heads, sequences),
-                  kAttentionThreads<kDim>, stream, args);
-  }
-  const auto chunks = static_cast<unsigned>(Chunks(args.max_context));
-  const LaunchResult result =
-      Launch("attention", AttentionKernel<kDim, true>, dim3(tiles, heads, sequences * chunks),
-             kAttentionThreads<kDim>, stream, args);
+  const auto launch = [&](auto* kernel, int tiles, unsigned parts) {
+    return Launch("attention", kernel,
+                  dim3(CeilDiv(queries, kTileQueries * tiles), heads, sequences * parts),
+                  kAttentionThreads<kDim> * tiles, stream, args);
+  };
+  if (!args.split) return launch(AttentionKernel<kDim, false, kFits>, kTiles<kDim, false>, 1);
+  const LaunchResult result = launch(AttentionKernel<kDim, true, kFits>, kTiles<kDim, true>,
+                                     static_cast<unsigned>(Chunks(args.max_context)));
   if (!result.ok()) return result;
   return Launch("attention_fold", FoldKernel,
                 dim3(static_cast<unsigned>(queries), heads, sequences), kFoldThreads, stream, args);
+}
+
+template <int kDim>
+LaunchResult LaunchAttention(const AttentionArgs& args, StreamHandle stream) {
+  return args.cache.head_dim == kDim ? LaunchAttention<kDim, true>(args, stream)
+                                     : LaunchAttention<kDim, false>(args, stream);
+}
+
+// Loads those of one size of heads.
+template <int kDim>
+LaunchResult LoadKernelsOf() {
+  return Load("attention", AttentionKernel<kDim, false, false>, AttentionKernel<kDim, false, true>,
+              AttentionKernel<kDim, true, false>, AttentionKernel<kDim, true, true>);
 }
 
 }  // namespace
@@ -441,9 +513,11 @@ int64_t AttentionWorkspaceFloats(const AttentionArgs& args) {
 }
 
 LaunchResult LoadAttentionKernels() {
-  return Load("attention", AttentionKernel<64, false>, AttentionKernel<64, true>,
-              AttentionKernel<128, false>, AttentionKernel<128, true>, AttentionKernel<256, false>,
-              AttentionKernel<256, true>, FoldKernel, ZeroPaddingKernel, StoreKvKernel);
+  for (const auto& load : {LoadKernelsOf<64>, LoadKernelsOf<128>, LoadKernelsOf<256>}) {
+    const LaunchResult result = load();
+    if (!result.ok()) return result;
+  }
+  return Load("attention", FoldKernel, ZeroPaddingKernel, StoreKvKernel);
 }
 
 LaunchResult StoreKv(const StoreKvArgs& args, StreamHandle stream) {

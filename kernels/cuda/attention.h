@@ -22,7 +22,7 @@
 namespace moesaic::cuda {
 
 constexpr int64_t kBlockTokens = 16;
-constexpr int64_t kChunkTokens = 256;
+constexpr int64_t kChunkTokens = 64;
 constexpr int64_t kMaxHeadDim = 256;
 
 struct KvCache {

@@ -8,6 +8,10 @@ namespace {
 
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kWarp;
+// Sums are those of chunks of so many inputs, each from zero and with its scale, added up in the
+// order of the chunks: that is what lets several warps share the inputs of a row, and the order is
+// that of all tiles.
+constexpr int kChunkInputs = 128;
 
 struct RowRange {
   int group;
@@ -35,27 +39,42 @@ __device__ void Store(const ProductArgs& args, const float* bias, int row, int64
   *y = args.accumulate ? *y + value : value;
 }
 
-// ---- Tensor cores. A block computes kRows rows of one group and 128 outputs, a warp of it all of
-// the rows and 32 outputs (two panels): four tiles of 8 columns, of which tile w has column c for
-// output 4 c + w, so that a lane's part of the four tiles is one quarter of a line.
+// ---- Tensor cores. A warp computes the rows of a tile and 32 outputs (two panels): four tiles of
+// 8 columns, of which tile w has column c for output 4 c + w, so that a lane's part of the four
+// tiles is one quarter of a line.
 
-constexpr int kStepInputs = 64;  // of activations in shared memory: two subgroups
-// In registers of two: the rows of a tile start in different banks.
-constexpr int kStepStride = kStepInputs / 2 + 8;
 constexpr int kWarpOutputs = 32;
-constexpr int kBlockOutputs = kWarps * kWarpOutputs;
 
-// The tile of rows that block y has, empty when there are fewer.
+// The tile of rows that block y has, empty when there are fewer. By the whole warp: a lane looks at
+// a group.
 __device__ RowRange TileOf(const ProductArgs& args, int tile, int rows_per_tile) {
-  for (int group = 0; group < args.groups; ++group) {
-    const int begin = GroupBegin(args, group);
-    const int end = GroupBegin(args, group + 1);
-    const int tiles = (end - begin + rows_per_tile - 1) / rows_per_tile;
-    if (tile < tiles) {
-      const int first = begin + tile * rows_per_tile;
-      return {group, first, first + rows_per_tile < end ? first + rows_per_tile : end};
+  if (args.offsets == nullptr) {
+    const int first = tile * rows_per_tile;
+    return {0, first, min(first + rows_per_tile, static_cast<int>(args.rows))};
+  }
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  for (int first_group = 0; first_group < args.groups; first_group += kWarp) {
+    const int group = first_group + lane;
+    const int rows = group < args.groups ? args.offsets[group + 1] - args.offsets[group] : 0;
+    const int tiles = (rows + rows_per_tile - 1) / rows_per_tile;
+    int before = 0;  // tiles of lower lanes
+    int all = tiles;
+    for (int mask = 1; mask < kWarp; mask *= 2) {
+      const int others = ShuffleXor(all, mask);
+      if ((lane & mask) != 0) before += others;
+      all += others;
     }
-    tile -= tiles;
+    if (tile >= all) {
+      tile -= all;
+      continue;
+    }
+    // One lane has it and tells the others: its number, and the tile's of its group.
+    const bool mine = before <= tile && tile < before + tiles;
+    int found = mine ? (tile - before) * kWarp + lane : -1;
+    for (int mask = 1; mask < kWarp; mask *= 2) found = max(found, ShuffleXor(found, mask));
+    const int its_group = first_group + found % kWarp;
+    const int begin = args.offsets[its_group] + found / kWarp * rows_per_tile;
+    return {its_group, begin, min(begin + rows_per_tile, args.offsets[its_group + 1])};
   }
   return {0, 0, 0};
 }
@@ -67,81 +86,112 @@ struct Operands {
   uint32_t high[4];
 };
 
-// `panel` is the lane's one of two, null when there is none; `step` counts 16 inputs.
+// What a lane reads of a panel for them.
 template <Weights kType>
-__device__ __forceinline__ Operands LoadOperands(const std::byte* panel, int64_t step, int quarter,
-                                                 int t, int64_t k) {
-  Operands b = {};
-  if (panel == nullptr) return b;
+struct PanelPart {
+  Quarter lines[kType == Weights::kBf16 ? 2 : 1];
+  uint32_t exponents;  // of mxfp4
+};
+
+// Of `step`, which counts 16 inputs. kWhole: all of them are inputs of the matrix.
+template <Weights kType, bool kWhole>
+__device__ __forceinline__ PanelPart<kType> LoadPart(const std::byte* panel, int64_t step,
+                                                     int quarter, int t, int64_t k) {
+  PanelPart<kType> part = {};
+  const int64_t subgroup = step / 2;
+  const int half_step = static_cast<int>(step % 2);
   if constexpr (kType == Weights::kBf16) {
     const int64_t line = step * 8 + 2 * t;
     const int64_t lines = (k + 1) / 2;
-    if (line < lines) {
-      const Quarter low = LoadQuarter(panel + line * kLineBytes, quarter);
-#pragma unroll
-      for (int w = 0; w < 4; ++w) b.low[w] = low.output[w];
-    }
-    if (line + 1 < lines) {
-      const Quarter high = LoadQuarter(panel + (line + 1) * kLineBytes, quarter);
-#pragma unroll
-      for (int w = 0; w < 4; ++w) b.high[w] = high.output[w];
+    if (kWhole || line < lines) part.lines[0] = LoadQuarter(panel + line * kLineBytes, quarter);
+    if (kWhole || line + 1 < lines) {
+      part.lines[1] = LoadQuarter(panel + (line + 1) * kLineBytes, quarter);
     }
   } else if constexpr (kType == Weights::kFp8) {
-    const int64_t line = step * 4 + t;
-    if (line >= (k + 3) / 4) return b;
-    const std::byte* lines = panel + SubgroupOffset<kType>(step / 2);
-    const Quarter codes = LoadQuarter(lines + line % 8 * kLineBytes, quarter);
-#pragma unroll
-    for (int w = 0; w < 4; ++w) {
-      const uint32_t bytes = codes.output[w];  // of inputs 0, 2, 1, 3
-      b.low[w] = PackBf16(WidenE4M3(bytes), WidenE4M3(bytes >> 16));
-      b.high[w] = PackBf16(WidenE4M3(bytes >> 8), WidenE4M3(bytes >> 24));
-    }
-  } else if constexpr (kType == Weights::kMxfp4 || kType == Weights::kW4A16) {
-    const int64_t subgroup = step / 2;
-    const int line = static_cast<int>(step % 2) * 2 + t / 2;
-    const Quarter nibbles =
-        LoadQuarter(panel + SubgroupOffset<kType>(subgroup) + line * kLineBytes, quarter);
-    uint32_t exponents = 0;
-    if constexpr (kType == Weights::kMxfp4) exponents = ExponentsOf(panel, subgroup, quarter);
-#pragma unroll
-    for (int w = 0; w < 4; ++w) {
-      float value[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        value[i] = NibbleAt<kType>(nibbles.output[w] >> (16 * (t % 2)), i);
-        if constexpr (kType == Weights::kMxfp4) {
-          value[i] *= PowerOfTwo(exponents >> (8 * w) & 0xffu);
-        }
-      }
-      b.low[w] = PackBf16(value[0], value[1]);
-      b.high[w] = PackBf16(value[2], value[3]);
+    const int line = half_step * 4 + t;
+    if (kWhole || subgroup * 8 + line < (k + 3) / 4) {
+      part.lines[0] =
+          LoadQuarter(panel + SubgroupOffset<kType>(subgroup) + line * kLineBytes, quarter);
     }
   } else {
-    const int64_t subgroup = step / 2;
-    const std::byte* lines = panel + SubgroupOffset<kType>(subgroup);
-    const int half_step = static_cast<int>(step % 2);
     const int line = kType == Weights::kInt8 ? half_step * 4 + t : half_step * 2 + t / 2;
-    const Quarter levels = LoadQuarter(lines + line * kLineBytes, quarter);
-    Quarter multipliers = {};
-    if constexpr (kType == Weights::kInt4) {
-      multipliers = LoadQuarter(panel + GroupOffset<kType>(subgroup / kSubgroups), quarter);
+    part.lines[0] =
+        LoadQuarter(panel + SubgroupOffset<kType>(subgroup) + line * kLineBytes, quarter);
+    if constexpr (kType == Weights::kMxfp4) part.exponents = ExponentsOf(panel, subgroup, quarter);
+  }
+  return part;
+}
+
+// The four numbers of a lane's inputs of one output, as registers of an operand; exact. `subgroup`
+// counts within a group, whose multipliers `multiplier` has, of int4. Numbers are put together from
+// bits: 0x4300 | n is 128 + n as bf16.
+template <Weights kType>
+__device__ __forceinline__ void Decode(uint32_t bits, uint32_t multiplier, int subgroup,
+                                       uint32_t exponent, int t, uint32_t& low, uint32_t& high) {
+  constexpr uint32_t kOnes = 0x3f803f80u;
+  constexpr uint32_t kMinusZeros = 0x80008000u;
+  if constexpr (kType == Weights::kInt8) {
+    // A level and 128 in a byte: its lower bits and 128, less 256, or less 128 where the upper bit
+    // is set.
+    const uint32_t lower = bits & 0x7f7f7f7fu;
+    const uint32_t upper = ~bits & 0x80808080u;
+    low = FmaBf16(Permute(lower, 0x43u, 0x4140u), kOnes, Permute(upper, 0xc3u, 0x4140u));
+    high = FmaBf16(Permute(lower, 0x43u, 0x4342u), kOnes, Permute(upper, 0xc3u, 0x4342u));
+  } else if constexpr (kType == Weights::kInt4) {
+    // Up to 120 in magnitude: bf16 holds them.
+    const uint32_t byte = multiplier >> (8 * subgroup) & 0xffu;
+    const uint32_t minus_zero = 0xc3080000u - ((byte >> 7) << 16);  // -136, or -135, as bf16
+    const uint32_t zeros = minus_zero | minus_zero >> 16;
+    const uint32_t factors = FmaBf16(Permute(byte & 127u, 0x43u, 0x4040u), kOnes, 0xc300c300u);
+    const uint32_t nibbles = bits >> (4 * (t % 2)) & 0x0f0f0f0fu;
+    low = FmaBf16(Permute(nibbles, 0x43u, 0x4140u), kOnes, zeros);
+    high = FmaBf16(Permute(nibbles, 0x43u, 0x4342u), kOnes, zeros);
+    low = FmaBf16(low, factors, kMinusZeros);
+    high = FmaBf16(high, factors, kMinusZeros);
+  } else if constexpr (kType == Weights::kFp8) {  // bytes of inputs 0, 2, 1, 3
+    constexpr uint32_t kFactors = 0x7b807b80u;    // 2^120 (WidenE4M3)
+    const auto widen = [](uint32_t pair) {
+      const uint32_t spread = (pair & 0x00800080u) << 8 | (pair & 0x007f007fu) << 4;
+      return FmaBf16(spread, kFactors, kMinusZeros);
+    };
+    low = widen(bits);
+    high = widen(bits >> 8);
+  } else {
+    const uint32_t four = bits >> (16 * (t % 2));
+    const auto spread = [](uint32_t two) { return (two | two << 12) & 0x000f000fu; };
+    low = spread(four & 0xffu);
+    high = spread(four >> 8 & 0xffu);
+    if constexpr (kType == Weights::kMxfp4) {
+      constexpr uint32_t kFactors = 0x7e807e80u;  // 2^126 (WidenE2M1)
+      const uint32_t power = PowerOfTwoBits(exponent);
+      const uint32_t powers = power | power << 16;
+      const auto widen = [&](uint32_t pair) {
+        const uint32_t number = (pair & 0x00080008u) << 12 | (pair & 0x00070007u) << 6;
+        return FmaBf16(FmaBf16(number, kFactors, kMinusZeros), powers, kMinusZeros);
+      };
+      low = widen(low);
+      high = widen(high);
+    } else {
+      constexpr uint32_t kZeros = 0xc308c308u;  // -136: a nibble is a level without its sign's bit
+      low = FmaBf16(low ^ 0x43084308u, kOnes, kZeros);
+      high = FmaBf16(high ^ 0x43084308u, kOnes, kZeros);
     }
+  }
+}
+
+// `multipliers` are those of the group, of int4.
+template <Weights kType>
+__device__ __forceinline__ Operands OperandsOf(const PanelPart<kType>& part,
+                                               const Quarter& multipliers, int subgroup, int t) {
+  Operands b;
 #pragma unroll
-    for (int w = 0; w < 4; ++w) {
-      float level[4];
-      if constexpr (kType == Weights::kInt8) {
-        BytesToFloats(levels.output[w], 128.0f, level);
-      } else {
-        // Up to 120 in magnitude: bf16 holds them.
-        const HalfScale half =
-            HalfScaleOf(multipliers.output[w] >> (8 * (subgroup % kSubgroups)) & 0xffu);
-        BytesToFloats(levels.output[w] >> (4 * (t % 2)) & 0x0f0f0f0fu, half.zero, level);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) level[i] *= half.factor;
-      }
-      b.low[w] = PackBf16(level[0], level[1]);
-      b.high[w] = PackBf16(level[2], level[3]);
+  for (int w = 0; w < 4; ++w) {
+    if constexpr (kType == Weights::kBf16) {
+      b.low[w] = part.lines[0].output[w];
+      b.high[w] = part.lines[1].output[w];
+    } else {
+      Decode<kType>(part.lines[0].output[w], multipliers.output[w], subgroup,
+                    part.exponents >> (8 * w) & 0xffu, t, b.low[w], b.high[w]);
     }
   }
   return b;
@@ -152,49 +202,221 @@ struct Sums {
   float c[kTiles][4][4];  // [16 rows each][tile of columns][register]
 };
 
-template <Weights kType, int kTiles>
-__device__ __forceinline__ void MultiplyStep(const uint32_t (&x)[kTiles * 16][kStepStride],
-                                             int local_step, const Operands& b, int g, int t,
+// sum += x of one step: `a` has the registers of rows g and g + 8 of a tile.
+template <int kTiles>
+__device__ __forceinline__ void MultiplyStep(const uint32_t (&a)[kTiles][4], const Operands& b,
                                              Sums<kTiles>& sums) {
 #pragma unroll
   for (int m = 0; m < kTiles; ++m) {
-    const uint32_t* upper = &x[m * 16 + g][local_step * 8 + 2 * t];
-    const uint32_t* lower = &x[m * 16 + g + 8][local_step * 8 + 2 * t];
-    const uint32_t a[4] = {upper[0], lower[0], upper[1], lower[1]};
 #pragma unroll
-    for (int w = 0; w < 4; ++w) Mma(sums.c[m][w], a, b.low[w], b.high[w]);
+    for (int w = 0; w < 4; ++w) Mma(sums.c[m][w], a[m], b.low[w], b.high[w]);
   }
 }
 
-template <Weights kType, int kTiles>
-__global__ void __launch_bounds__(kThreads) MatrixKernel(ProductArgs args) {
-  __shared__ uint32_t x[kTiles * 16][kStepStride];
-  const RowRange rows = TileOf(args, static_cast<int>(blockIdx.y), kTiles * 16);
-  if (rows.begin >= rows.end) return;
+// The panels of a lane. Those behind the last are the last: nobody stores what comes of them.
+struct LanePanels {
+  const std::byte* load;  // of which it loads operands
+  const std::byte* sums;  // and of which it has sums: outputs 8t to 8t + 7
+  int quarter, t;
+};
+template <Weights kType>
+__device__ __forceinline__ LanePanels PanelsOf(const ProductArgs& args, int group,
+                                               int64_t first_output) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int g = lane / 4;
   const int t = lane % 4;
+  const int64_t bytes = PanelBytes(kType, args.k);
+  const std::byte* matrix = MatrixOf(args, group);
+  const int64_t last = (args.n - 1) / kPanelOutputs;
+  // Columns 0 to 3 of the tiles are the first panel's, 4 to 7 the second's. Of the sums this lane
+  // has columns 2t and 2t + 1.
+  const int64_t load = min(first_output / kPanelOutputs + g / 4, last);
+  const int64_t sums = min(first_output / kPanelOutputs + t / 2, last);
+  return {matrix + load * bytes, matrix + sums * bytes, g % 4, t};
+}
+
+// What inputs that share a scale come to: to = scale from, or to += scale from. `behind` is the
+// input behind them.
+template <Weights kType, int kTiles>
+__device__ __forceinline__ void Scale(const LanePanels& panels, int64_t behind, bool add,
+                                      const Sums<kTiles>& from, Sums<kTiles>& to) {
+  float scales[8];  // of outputs 8t to 8t + 7
+  LoadScales<kType>(panels.sums, behind - 1, panels.t % 2, scales);
+#pragma unroll
+  for (int w = 0; w < 4; ++w) {
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float scale = scales[i % 2 * 4 + w];
+        to.c[m][w][i] = add ? fmaf(from.c[m][w][i], scale, to.c[m][w][i]) : from.c[m][w][i] * scale;
+      }
+    }
+  }
+}
+
+// sums += the products of a step; a group that ends with it gets its scale.
+template <Weights kType, int kTiles>
+__device__ __forceinline__ void AddStep(const LanePanels& panels, int64_t begin, int step,
+                                        const uint32_t (&a)[kTiles][4], const Operands& b,
+                                        Sums<kTiles>& of_group, Sums<kTiles>& sums) {
+  constexpr int kScale = kScaleInputs<kType>;
+  if constexpr (kScale != 0 && kScale < kChunkInputs) {
+    MultiplyStep(a, b, of_group);
+    if ((step + 1) * 16 % kScale != 0) return;
+    Scale<kType>(panels, begin + (step + 1) * 16, true, of_group, sums);
+    of_group = {};
+  } else {
+    MultiplyStep(a, b, sums);
+  }
+}
+
+// The sums of one chunk, with their scales. `load_rows` gives the rows' registers of a step,
+// counted from the beginning of the chunk.
+template <Weights kType, int kTiles, typename LoadRows>
+__device__ __forceinline__ Sums<kTiles> ChunkSums(const ProductArgs& args, const LanePanels& panels,
+                                                  int64_t chunk, LoadRows load_rows) {
+  constexpr int kSteps = kChunkInputs / 16;
+  const int64_t begin = chunk * kChunkInputs;
+  const int64_t behind = min(begin + kChunkInputs, ActivationStride(args.k));
+  Sums<kTiles> sums = {};
+  Sums<kTiles> of_group = {};  // of w4a16, before their scale
+  Quarter multipliers = {};
+  if constexpr (kType == Weights::kInt4) {
+    multipliers = LoadQuarter(panels.load + GroupOffset<kType>(chunk), panels.quarter);
+  }
+  uint32_t a[kTiles][4];
+  if (begin + kChunkInputs <= args.k) {
+    // As much as registers hold is on its way before the first product waits for it.
+    PanelPart<kType> parts[kSteps];
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      parts[step] =
+          LoadPart<kType, true>(panels.load, begin / 16 + step, panels.quarter, panels.t, args.k);
+    }
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      load_rows(step, a);
+      AddStep<kType>(panels, begin, step, a,
+                     OperandsOf<kType>(parts[step], multipliers, step / 2, panels.t), of_group,
+                     sums);
+    }
+  } else {
+#pragma unroll 1
+    for (int step = 0; begin + step * 16 < behind; ++step) {
+      const PanelPart<kType> part =
+          LoadPart<kType, false>(panels.load, begin / 16 + step, panels.quarter, panels.t, args.k);
+      load_rows(step, a);
+      AddStep<kType>(panels, begin, step, a,
+                     OperandsOf<kType>(part, multipliers, step / 2, panels.t), of_group, sums);
+    }
+  }
+  if constexpr (kScaleInputs<kType> == kChunkInputs) {
+    Scale<kType>(panels, behind, false, sums, sums);
+  }
+  return sums;
+}
+
+// ---- Few rows: a block computes 16 rows of one group and 32 outputs, a warp of it the chunks of
+// inputs that are its turn. All chunks of a round are added up behind it.
+
+constexpr int kFewRows = 16;
+constexpr int kFewWarps = 8;
+constexpr int kFewThreads = kFewWarps * kWarp;
+constexpr int kFewStride = kWarpOutputs + 4;  // rows of a chunk's sums start in different banks
+
+template <Weights kType>
+__global__ void __launch_bounds__(kFewThreads, 2) FewRowsKernel(ProductArgs args) {
+  __shared__ float of_chunks[kFewWarps][kFewRows][kFewStride];
+  const RowRange rows = TileOf(args, static_cast<int>(blockIdx.y), kFewRows);
+  if (rows.begin >= rows.end) return;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int g = static_cast<int>(threadIdx.x) % kWarp / 4;
+  const int64_t first_output = static_cast<int64_t>(blockIdx.x) * kWarpOutputs;
+  const LanePanels panels = PanelsOf<kType>(args, rows.group, first_output);
+  const int t = panels.t;
+  const int64_t padded = ActivationStride(args.k);
+  // Rows g and g + 8; behind the last there is the last, of which nothing is kept.
+  const uint16_t* x[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = min(rows.begin + g + half * 8, rows.end - 1);
+    x[half] = args.x + RowOf(args.x_rows, row) * padded + 4 * t;
+  }
+  const int64_t chunks = (args.k + kChunkInputs - 1) / kChunkInputs;
+
+  // Two outputs of a row are this thread's.
+  const int row = static_cast<int>(threadIdx.x) / (kWarpOutputs / 2);
+  const int output = static_cast<int>(threadIdx.x) % (kWarpOutputs / 2) * 2;
+  float totals[2] = {};
+  for (int64_t first = 0; first < chunks; first += kFewWarps) {
+    const int64_t chunk = first + warp;
+    if (chunk < chunks) {
+      const auto load_rows = [&](int step, uint32_t(&a)[1][4]) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const uint2 pair = LoadPair(x[half] + chunk * kChunkInputs + step * 16);
+          a[0][half] = pair.x;
+          a[0][2 + half] = pair.y;
+        }
+      };
+      const Sums<1> sums = ChunkSums<kType, 1>(args, panels, chunk, load_rows);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float* to = &of_chunks[warp][g + half * 8][8 * t];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) to[i] = sums.c[0][i % 4][half * 2 + i / 4];
+      }
+    }
+    __syncthreads();
+    if (rows.begin + row < rows.end) {
+      for (int from = 0; from < kFewWarps && first + from < chunks; ++from) {
+        totals[0] += of_chunks[from][row][output];
+        totals[1] += of_chunks[from][row][output + 1];
+      }
+    }
+    __syncthreads();
+  }
+
+  if (rows.begin + row >= rows.end) return;
+  const float* const bias = BiasOf(args, rows.group);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if (first_output + output + i >= args.n) continue;
+    Store(args, bias, rows.begin + row, first_output + output + i, totals[i]);
+  }
+}
+
+// ---- Many rows: a block computes kTiles times 16 rows of one group and 128 outputs, a warp of it
+// all of the rows and 32 outputs.
+
+constexpr int kBlockOutputs = kWarps * kWarpOutputs;
+// In registers of two: the rows of a tile start in different banks.
+constexpr int kChunkStride = kChunkInputs / 2 + 8;
+// Sums that are scaled within a chunk take a third set of registers.
+template <Weights kType>
+constexpr int kManyTiles = kScaleInputs<kType> != 0 && kScaleInputs<kType> < kChunkInputs ? 2 : 4;
+
+template <Weights kType>
+__global__ void __launch_bounds__(kThreads) ManyRowsKernel(ProductArgs args) {
+  constexpr int kTiles = kManyTiles<kType>;
+  __shared__ uint32_t x[kTiles * 16][kChunkStride];
+  const RowRange rows = TileOf(args, static_cast<int>(blockIdx.y), kTiles * 16);
+  if (rows.begin >= rows.end) return;
+  const int g = static_cast<int>(threadIdx.x) % kWarp / 4;
   const int64_t first_output = static_cast<int64_t>(blockIdx.x) * kBlockOutputs +
                                static_cast<int64_t>(threadIdx.x / kWarp) * kWarpOutputs;
-  const int64_t panel_bytes = PanelBytes(kType, args.k);
-  // Columns 0 to 3 of the tiles are the first panel's, 4 to 7 the second's.
-  const int64_t load_panel = first_output / kPanelOutputs + g / 4;
-  const std::byte* matrix = MatrixOf(args, rows.group);
-  const std::byte* panel =
-      load_panel * kPanelOutputs < args.n ? matrix + load_panel * panel_bytes : nullptr;
-  // Of the sums this lane has, columns 2t and 2t + 1.
-  const int64_t sum_panel = first_output / kPanelOutputs + t / 2;
-  const bool has_sums = sum_panel * kPanelOutputs < args.n;
+  const LanePanels panels = PanelsOf<kType>(args, rows.group, first_output);
+  const int t = panels.t;
+  const int64_t padded = ActivationStride(args.k);
 
   Sums<kTiles> sums = {};
-  Sums<kTiles> of_group = {};  // before their scale
-  const int64_t padded = ActivationStride(args.k);
-  for (int64_t begin = 0; begin < padded; begin += kStepInputs) {
+  for (int64_t begin = 0; begin < padded; begin += kChunkInputs) {
     __syncthreads();
-    for (int i = static_cast<int>(threadIdx.x); i < kTiles * 16 * (kStepInputs / 8);
-         i += kThreads) {
-      const int row = i / (kStepInputs / 8);
-      const int vector = i % (kStepInputs / 8);
+    constexpr int kVectors = kChunkInputs / 8;
+    for (int i = static_cast<int>(threadIdx.x); i < kTiles * 16 * kVectors; i += kThreads) {
+      const int row = i / kVectors;
+      const int vector = i % kVectors;
       uint4 value = {0, 0, 0, 0};
       if (rows.begin + row < rows.end && begin + vector * 8 < padded) {
         value =
@@ -207,33 +429,25 @@ __global__ void __launch_bounds__(kThreads) MatrixKernel(ProductArgs args) {
       to[3] = value.w;
     }
     __syncthreads();
+    const auto load_rows = [&](int step, uint32_t(&a)[kTiles][4]) {
 #pragma unroll
-    for (int step = 0; step < kStepInputs / 16; ++step) {
-      if (begin + step / 2 * kSubgroupInputs >= padded) break;
-      const Operands b = LoadOperands<kType>(panel, begin / 16 + step, g % 4, t, args.k);
-      if constexpr (kScaleInputs<kType> == 0) {
-        MultiplyStep<kType, kTiles>(x, step, b, g, t, sums);
-      } else {
-        MultiplyStep<kType, kTiles>(x, step, b, g, t, of_group);
-        const int64_t behind = begin + (step + 1) * 16;
-        if (behind % kScaleInputs<kType> != 0 && behind != padded) continue;
-        float scales[8] = {};  // of outputs 8t to 8t + 7
-        if (has_sums) {
-          LoadScales<kType>(matrix + sum_panel * panel_bytes, behind - 1, t % 2, scales);
-        }
+      for (int m = 0; m < kTiles; ++m) {
+        const uint32_t* upper = &x[m * 16 + g][step * 8 + 2 * t];
+        const uint32_t* lower = &x[m * 16 + g + 8][step * 8 + 2 * t];
+        a[m][0] = upper[0];
+        a[m][1] = lower[0];
+        a[m][2] = upper[1];
+        a[m][3] = lower[1];
+      }
+    };
+    const Sums<kTiles> of_chunk =
+        ChunkSums<kType, kTiles>(args, panels, begin / kChunkInputs, load_rows);
 #pragma unroll
-        for (int w = 0; w < 4; ++w) {
+    for (int m = 0; m < kTiles; ++m) {
 #pragma unroll
-          for (int m = 0; m < kTiles; ++m) {
-            float(&to)[4] = sums.c[m][w];
-            const float(&from)[4] = of_group.c[m][w];
-            to[0] = fmaf(from[0], scales[w], to[0]);
-            to[1] = fmaf(from[1], scales[4 + w], to[1]);
-            to[2] = fmaf(from[2], scales[w], to[2]);
-            to[3] = fmaf(from[3], scales[4 + w], to[3]);
-          }
-        }
-        of_group = {};
+      for (int w = 0; w < 4; ++w) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums.c[m][w][i] += of_chunk.c[m][w][i];
       }
     }
   }
@@ -396,28 +610,28 @@ LaunchResult LaunchProduct(const ProductArgs& args, ProductPath path, StreamHand
     const int64_t most = args.rows < args.groups ? args.rows : args.groups;
     return CeilDiv(args.rows, rows_per_tile) + static_cast<unsigned>(most > 1 ? most - 1 : 0);
   };
-  const unsigned columns = CeilDiv(args.n, kBlockOutputs);
-  // Tiles of another height have the same bits: only who computes a row changes.
-  if (args.rows > 16 * args.groups) {
-    return Launch("matrix_product", MatrixKernel<kType, 4>, dim3(columns, tiles(64)), kThreads,
-                  stream, args);
+  // Tiles of another height have the same bits: only who computes a row changes. Large ones read
+  // weights less often, but there have to be enough of them for a GPU.
+  constexpr unsigned kLeastBlocks = 96;
+  const dim3 many(CeilDiv(args.n, kBlockOutputs), tiles(kManyTiles<kType> * 16));
+  if (args.rows > kFewRows * args.groups && many.x * many.y >= kLeastBlocks) {
+    return Launch("many_rows_product", ManyRowsKernel<kType>, many, kThreads, stream, args);
   }
-  return Launch("matrix_product", MatrixKernel<kType, 1>, dim3(columns, tiles(16)), kThreads,
-                stream, args);
+  return Launch("few_rows_product", FewRowsKernel<kType>,
+                dim3(CeilDiv(args.n, kWarpOutputs), tiles(kFewRows)), kFewThreads, stream, args);
 }
 
 }  // namespace
 
 LaunchResult LoadProductKernels() {
-  return Load("product", VectorKernel<Weights::kBf16>, VectorKernel<Weights::kInt8>,
-              VectorKernel<Weights::kInt4>, VectorKernel<Weights::kMxfp4>,
-              VectorKernel<Weights::kFp8>, VectorKernel<Weights::kW4A16>,
-              MatrixKernel<Weights::kBf16, 1>, MatrixKernel<Weights::kBf16, 4>,
-              MatrixKernel<Weights::kInt8, 1>, MatrixKernel<Weights::kInt8, 4>,
-              MatrixKernel<Weights::kInt4, 1>, MatrixKernel<Weights::kInt4, 4>,
-              MatrixKernel<Weights::kMxfp4, 1>, MatrixKernel<Weights::kMxfp4, 4>,
-              MatrixKernel<Weights::kFp8, 1>, MatrixKernel<Weights::kFp8, 4>,
-              MatrixKernel<Weights::kW4A16, 1>, MatrixKernel<Weights::kW4A16, 4>);
+  return Load(
+      "product", VectorKernel<Weights::kBf16>, VectorKernel<Weights::kInt8>,
+      VectorKernel<Weights::kInt4>, VectorKernel<Weights::kMxfp4>, VectorKernel<Weights::kFp8>,
+      VectorKernel<Weights::kW4A16>, FewRowsKernel<Weights::kBf16>, ManyRowsKernel<Weights::kBf16>,
+      FewRowsKernel<Weights::kInt8>, ManyRowsKernel<Weights::kInt8>, FewRowsKernel<Weights::kInt4>,
+      ManyRowsKernel<Weights::kInt4>, FewRowsKernel<Weights::kMxfp4>,
+      ManyRowsKernel<Weights::kMxfp4>, FewRowsKernel<Weights::kFp8>, ManyRowsKernel<Weights::kFp8>,
+      FewRowsKernel<Weights::kW4A16>, ManyRowsKernel<Weights::kW4A16>);
 }
 
 LaunchResult Product(const ProductArgs& args, ProductPath path, StreamHandle stream) {

@@ -29,18 +29,27 @@ constexpr int64_t kIntermediate = 768;
 constexpr int64_t kExperts = 128;
 constexpr int64_t kTopK = 8;
 constexpr uint64_t kGiB = uint64_t{1} << 30;
+// Calls take turns over so much, which no cache of a GPU holds.
+constexpr uint64_t kBeyondCaches = kGiB / 2;
+constexpr uint64_t kMostTurns = 32;
+constexpr uint64_t Turns(uint64_t bytes) {
+  return std::clamp<uint64_t>(kBeyondCaches / std::max<uint64_t>(bytes, 1), 1, kMostTurns);
+}
 
 class Bench {
  public:
   Bench(Device& device, int rounds)
       : device_(device), rounds_(rounds), stream_(device.CreateStream()) {}
 
-  // Seconds of one call, the median over rounds of as many as take 20 ms.
-  double Seconds(const std::function<LaunchResult(cuda::StreamHandle)>& launch) {
+  // Seconds of one call, the median over rounds of as many as take 20 ms. `launch` is told whose
+  // turn it is of `turns`.
+  double Seconds(uint64_t turns,
+                 const std::function<LaunchResult(cuda::StreamHandle, size_t)>& launch) {
     const auto batch = [&](int64_t calls) {
       const int64_t begin_ns = clock_.NowNs();
       for (int64_t i = 0; i < calls; ++i) {
-        stream_->Launch([&launch](cuda::StreamHandle stream) { return launch(stream); });
+        const size_t turn = static_cast<size_t>(turn_++ % turns);
+        stream_->Launch([&](cuda::StreamHandle stream) { return launch(stream, turn); });
       }
       ThrowIfFailed(stream_->Synchronize());
       return static_cast<double>(clock_.NowNs() - begin_ns) * 1e-9 / static_cast<double>(calls);
@@ -73,7 +82,7 @@ class Bench {
   double MemoryRate() {
     const DeviceBuffer from = Allocate(kGiB / 2);
     const DeviceBuffer to = Allocate(kGiB / 2);
-    const double seconds = Seconds([&](cuda::StreamHandle stream) -> LaunchResult {
+    const double seconds = Seconds(1, [&](cuda::StreamHandle stream, size_t) -> LaunchResult {
       const cudaError_t code =
           cudaMemcpyAsync(to.data(), from.data(), from.bytes(), cudaMemcpyDeviceToDevice, stream);
       return {static_cast<int>(code), "copy", cudaGetErrorString(code)};
@@ -98,6 +107,7 @@ class Bench {
   const SteadyClock clock_;
   std::unique_ptr<Stream> stream_;
   std::mt19937_64 random_{1};
+  uint64_t turn_ = 0;
 };
 
 template <typename T>
@@ -125,21 +135,33 @@ void Bench::Experts(double memory_rate) {
     for (int64_t e = 0; e < kExperts; ++e) pointers.push_back(weights.data() + e * expert_bytes);
     const DeviceBuffer pointers_gpu = Upload(pointers);
     for (const int64_t tokens : {1, 8, 64, 512}) {
-      std::vector<int32_t> count(kExperts, 0);
-      for (int64_t i = 0; i < tokens * kTopK; ++i) ++count[random_() % kExperts];
-      std::vector<int32_t> offsets = {0};
-      for (const int32_t c : count) offsets.push_back(offsets.back() + c);
-      const auto used = kExperts - std::count(count.begin(), count.end(), 0);
       const int64_t rows = tokens * kTopK;
-      const DeviceBuffer offsets_gpu = Upload(offsets);
+      std::vector<DeviceBuffer> offsets_gpu;
+      int64_t used = 0;
+      const uint64_t turns = Turns(static_cast<uint64_t>(rows * expert_bytes));
+      for (uint64_t turn = 0; turn < turns; ++turn) {
+        std::vector<int32_t> count(kExperts, 0);
+        for (int64_t token = 0; token < tokens; ++token) {
+          // Others than before, as far as there are others.
+          int64_t expert = static_cast<int64_t>(random_() % kExperts);
+          if (tokens == 1) expert = static_cast<int64_t>(turn) * kTopK;
+          for (int64_t i = 0; i < kTopK; ++i) ++count[static_cast<size_t>((expert + i) % kExperts)];
+        }
+        used += kExperts - std::count(count.begin(), count.end(), 0);
+        std::vector<int32_t> offsets = {0};
+        for (const int32_t c : count) offsets.push_back(offsets.back() + c);
+        offsets_gpu.push_back(Upload(offsets));
+      }
+      const double bytes =
+          static_cast<double>(used * expert_bytes) / static_cast<double>(turns);  // of a call
       const DeviceBuffer x = Random(static_cast<uint64_t>(rows * kHidden * 2));
       const DeviceBuffer y = Allocate(static_cast<uint64_t>(rows * kIntermediate * 4));
       for (const auto path : {cuda::ProductPath::kMatrix, cuda::ProductPath::kVector}) {
-        const double seconds = Seconds([&](cuda::StreamHandle stream) {
+        const double seconds = Seconds(turns, [&](cuda::StreamHandle stream, size_t turn) {
           return cuda::Product({.x = As<uint16_t>(x),
                                 .rows = rows,
                                 .groups = kExperts,
-                                .offsets = As<int32_t>(offsets_gpu),
+                                .offsets = As<int32_t>(offsets_gpu[turn]),
                                 .weights = As<const std::byte*>(pointers_gpu),
                                 .type = type.weights,
                                 .n = kIntermediate,
@@ -147,7 +169,7 @@ void Bench::Experts(double memory_rate) {
                                 .y = As<float>(y)},
                                path, stream);
         });
-        const double rate = static_cast<double>(used * expert_bytes) / seconds;
+        const double rate = bytes / seconds;
         fmt::print("| {} {} tokens | {} | {:.1f} | {:.0f} | {:.0f}% | {:.2f} |\n", type.name,
                    tokens, path == cuda::ProductPath::kMatrix ? "matrix" : "vector", seconds * 1e6,
                    rate * 1e-9, 100 * rate / memory_rate,
@@ -166,30 +188,32 @@ void Bench::Dense() {
       kOutputs, kHidden);
   cublasHandle_t handle = nullptr;
   CHECK_EQ(static_cast<int>(cublasCreate(&handle)), 0);
-  const DeviceBuffer weights = Random(kOutputs * kHidden * 2);
+  constexpr uint64_t kBytes = kOutputs * kHidden * 2;
+  const DeviceBuffer weights = Random(Turns(kBytes) * kBytes);
   for (const int64_t rows : {1, 16, 64, 512, 4096}) {
     const DeviceBuffer x = Random(static_cast<uint64_t>(rows * kHidden * 2));
     const DeviceBuffer y = Allocate(static_cast<uint64_t>(rows * kOutputs * 4));
-    const double ours = Seconds([&](cuda::StreamHandle stream) {
+    const double ours = Seconds(Turns(kBytes), [&](cuda::StreamHandle stream, size_t turn) {
       return cuda::Product({.x = As<uint16_t>(x),
                             .rows = rows,
-                            .matrix = weights.data(),
+                            .matrix = weights.data() + turn * kBytes,
                             .n = kOutputs,
                             .k = kHidden,
                             .y = As<float>(y)},
                            cuda::ProductPath::kMatrix, stream);
     });
-    const double theirs = Seconds([&](cuda::StreamHandle stream) -> LaunchResult {
+    const auto theirs_run = [&](cuda::StreamHandle stream, size_t turn) -> LaunchResult {
       const float one = 1;
       const float zero = 0;
       cublasSetStream(handle, stream);
       const cublasStatus_t status = cublasGemmEx(
           handle, CUBLAS_OP_T, CUBLAS_OP_N, kOutputs, static_cast<int>(rows), kHidden, &one,
-          weights.data(), CUDA_R_16BF, kHidden, x.data(), CUDA_R_16BF, kHidden, &zero, y.data(),
-          CUDA_R_32F, kOutputs, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+          weights.data() + turn * kBytes, CUDA_R_16BF, kHidden, x.data(), CUDA_R_16BF, kHidden,
+          &zero, y.data(), CUDA_R_32F, kOutputs, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
       if (status == CUBLAS_STATUS_SUCCESS) return {};
       return {static_cast<int>(cudaErrorUnknown), "cublasGemmEx", cublasGetStatusString(status)};
-    });
+    };
+    const double theirs = Seconds(Turns(kBytes), theirs_run);
     const double flop = 2.0 * static_cast<double>(rows * kHidden * kOutputs);
     fmt::print("| {} rows | {:.1f} | {:.2f} | {:.1f} | {:.2f} |\n", rows, ours * 1e6,
                flop / ours * 1e-12, theirs * 1e6, flop / theirs * 1e-12);
@@ -215,7 +239,8 @@ void Bench::Attend(double memory_rate) {
         Case{"prompt of 2048", 1, 2048, 2048, false}}) {
     const int64_t blocks = c.context / cuda::kBlockTokens;
     const int64_t stride = kKvHeads * cuda::KvHeadBytes(kHeadDim);
-    const DeviceBuffer cache = Random(static_cast<uint64_t>(c.sequences * blocks * stride));
+    const auto bytes = static_cast<uint64_t>(c.sequences * blocks * stride);
+    const DeviceBuffer cache = Random(Turns(bytes) * bytes);
     std::vector<int32_t> table;
     std::vector<cuda::AttentionSequence> sequences;
     for (int64_t s = 0; s < c.sequences; ++s) {
@@ -247,8 +272,10 @@ void Bench::Attend(double memory_rate) {
     const DeviceBuffer workspace =
         Allocate(c.split ? static_cast<uint64_t>(cuda::AttentionWorkspaceFloats(args)) * 4 : 0);
     args.workspace = As<float>(workspace);
-    const double seconds =
-        Seconds([&](cuda::StreamHandle stream) { return cuda::Attention(args, stream); });
+    const double seconds = Seconds(Turns(bytes), [&](cuda::StreamHandle stream, size_t turn) {
+      args.cache.data = cache.data() + turn * bytes;
+      return cuda::Attention(args, stream);
+    });
     const double rate =
         static_cast<double>(c.sequences * c.context * kKvHeads * kHeadDim * 4) / seconds;
     const double seen =

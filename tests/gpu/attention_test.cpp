@@ -14,7 +14,6 @@ using testing_util::CudaKernelTest;
 using testing_util::RoundToBf16;
 
 static_assert(cuda::kBlockTokens == kKvBlockTokens);
-static_assert(cuda::kChunkTokens == kAttentionChunkTokens);
 
 struct Shape {
   int64_t head_dim, kv_heads, group;

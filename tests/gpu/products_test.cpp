@@ -3,6 +3,7 @@
 #include "kernels/cuda/products.h"
 
 #include <numeric>
+#include <span>
 
 #include "tests/gpu/gpu_test_util.h"
 
@@ -62,6 +63,16 @@ class CudaProductTest : public CudaKernelTest {
       }
     }
   }
+
+  // That a row of x alone has the bits of `row_of_many`.
+  void CheckAlone(const Weights& w, const std::vector<uint16_t>& x, int64_t row,
+                  std::span<const float> row_of_many) {
+    const int64_t stride = cuda::ActivationStride(w.matrix.k);
+    const std::vector<uint16_t> one(x.begin() + row * stride, x.begin() + (row + 1) * stride);
+    const std::vector<float> alone = Multiply(one, w, 1, cuda::ProductPath::kMatrix);
+    EXPECT_TRUE(testing_util::SameBits(alone, {row_of_many.begin(), row_of_many.end()}))
+        << WeightTypeName(w.matrix.type) << " k " << w.matrix.k << " row " << row;
+  }
 };
 
 TEST_F(CudaProductTest, MatchesDoubleAtOddSizes) {
@@ -79,27 +90,62 @@ TEST_F(CudaProductTest, MatchesDoubleAtOddSizes) {
 }
 
 TEST_F(CudaProductTest, MatchesDoubleAtLargerSizes) {
-  for (const WeightType type : kGpuExpertTypes) CheckAgainstDouble(type, 3, 200, 1000);
+  for (const WeightType type : kGpuExpertTypes) CheckAgainstDouble(type, 3, 200, 2100);
 }
 
 // Architecture, rule 1: on the matrix path a row has the same bits alone, in any company and in
 // tiles of any height.
 TEST_F(CudaProductTest, ARowDoesNotDependOnItsCompany) {
+  constexpr int64_t kRows = 70;
+  constexpr int64_t kN = 48;
   for (const WeightType type : kGpuExpertTypes) {
-    constexpr int64_t kRows = 70;
-    constexpr int64_t kN = 48;
-    constexpr int64_t kK = 100;
+    // A part of a chunk of inputs, and more chunks than a block has warps.
+    for (const int64_t k : {100, 1100}) {
+      const Weights w(reference_, random_.Normals(kN * k), kN, k, type);
+      std::vector<float> values = random_.Normals(kRows * k);
+      const std::vector<uint16_t> x = ActivationRows(values, kRows, k);
+      const std::vector<float> together = Multiply(x, w, kRows, cuda::ProductPath::kMatrix);
+      for (const int64_t row : {0, 1, 20, 63, 64, 69}) {
+        CheckAlone(w, x, row, std::span(together).subspan(static_cast<size_t>(row * kN), kN));
+      }
+    }
+  }
+}
+
+// The same of groups with so many rows and outputs that tiles are tall.
+TEST_F(CudaProductTest, ARowOfALargeGroupHasItsBits) {
+  constexpr int64_t kGroups = 6;
+  constexpr int64_t kRows = kGroups * 64;
+  constexpr int64_t kN = 1100;
+  constexpr int64_t kK = 290;
+  for (const WeightType type : kGpuExpertTypes) {
     const Weights w(reference_, random_.Normals(kN * kK), kN, kK, type);
     std::vector<float> values = random_.Normals(kRows * kK);
     const std::vector<uint16_t> x = ActivationRows(values, kRows, kK);
-    const int64_t stride = cuda::ActivationStride(kK);
-    const std::vector<float> together = Multiply(x, w, kRows, cuda::ProductPath::kMatrix);
-    for (const int64_t row : {0, 1, 20, 63, 64, 69}) {
-      const std::vector<uint16_t> one(x.begin() + row * stride, x.begin() + (row + 1) * stride);
-      const std::vector<float> alone = Multiply(one, w, 1, cuda::ProductPath::kMatrix);
-      const std::vector<float> of_batch(together.begin() + row * kN,
-                                        together.begin() + (row + 1) * kN);
-      EXPECT_TRUE(testing_util::SameBits(alone, of_batch)) << "row " << row;
+    // The first two groups have 100 and 28 rows.
+    std::vector<int32_t> offsets = {0, 100};
+    for (int64_t g = 2; g <= kGroups; ++g) offsets.push_back(static_cast<int32_t>(g * 64));
+    const auto matrix = Upload(w.matrix);
+    const auto x_gpu = Upload(x);
+    const auto offsets_gpu = Upload(offsets);
+    const auto pointers =
+        Upload(std::vector<const std::byte*>(static_cast<size_t>(kGroups), matrix.data()));
+    const auto y = Output<float>(kRows * kN);
+    Run([&](cuda::StreamHandle stream) {
+      return cuda::Product({.x = x_gpu.data(),
+                            .rows = kRows,
+                            .groups = kGroups,
+                            .offsets = offsets_gpu.data(),
+                            .weights = pointers.data(),
+                            .type = GpuType(type),
+                            .n = kN,
+                            .k = kK,
+                            .y = y.data()},
+                           cuda::ProductPath::kMatrix, stream);
+    });
+    const std::vector<float> together = y.Read();
+    for (const int64_t row : {0, 63, 64, 99, 100, 127, 128, 383}) {
+      CheckAlone(w, x, row, std::span(together).subspan(static_cast<size_t>(row * kN), kN));
     }
   }
 }

@@ -31,6 +31,17 @@ __device__ __forceinline__ uint32_t PackBf16(float low, float high) {
   return static_cast<uint32_t>(RoundBf16(low)) | static_cast<uint32_t>(RoundBf16(high)) << 16;
 }
 
+// a b + c of two bf16 numbers, each rounded once. With -0 and with 1 it is the product and the sum.
+__device__ __forceinline__ uint32_t FmaBf16(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t result;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+  return result;
+}
+// The bytes of a (0 to 3) and b (4 to 7) that the nibbles of `selector` name.
+__device__ __forceinline__ uint32_t Permute(uint32_t a, uint32_t b, uint32_t selector) {
+  return __byte_perm(a, b, selector);
+}
+
 __device__ __forceinline__ float ShuffleXor(float value, int mask) {
   return __shfl_xor_sync(0xffffffffu, value, mask);
 }
@@ -48,6 +59,14 @@ __device__ __forceinline__ float WarpMax(float value) {
 
 __device__ __forceinline__ uint4 LoadVector(const void* address) {
   return *static_cast<const uint4*>(address);
+}
+
+// What nobody writes while the kernel runs.
+__device__ __forceinline__ uint4 LoadConstant(const void* address) {
+  return __ldg(static_cast<const uint4*>(address));
+}
+__device__ __forceinline__ uint2 LoadPair(const void* address) {
+  return __ldg(static_cast<const uint2*>(address));
 }
 
 // The lanes of a warp together again: an instruction of the whole warp, such as Mma, comes next.

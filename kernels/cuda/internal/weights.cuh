@@ -80,9 +80,12 @@ __device__ __forceinline__ float WidenE2M1(uint32_t bits) {
 __device__ __forceinline__ float WidenE4M3(uint32_t bits) {
   return WidenBf16((bits & 0x80u) << 8 | (bits & 0x7fu) << 4) * 0x1p120f;
 }
-// 2^(exponent - 127), 255 is NaN.
+// 2^(exponent - 127), 255 is NaN: as bf16 and as f32.
+__device__ __forceinline__ uint32_t PowerOfTwoBits(uint32_t exponent) {
+  return exponent == 0 ? 0x40u : (exponent == 255 ? 0x7fc0u : exponent << 7);
+}
 __device__ __forceinline__ float PowerOfTwo(uint32_t exponent) {
-  return WidenBf16(exponent == 0 ? 0x40u : (exponent == 255 ? 0x7fc0u : exponent << 7));
+  return WidenBf16(PowerOfTwoBits(exponent));
 }
 
 // One weight, of a type that HoldsRows.
@@ -114,7 +117,7 @@ struct Quarter {
   uint32_t output[4];
 };
 __device__ __forceinline__ Quarter LoadQuarter(const std::byte* line, int quarter) {
-  const uint4 v = LoadVector(line + quarter * 16);
+  const uint4 v = LoadConstant(line + quarter * 16);
   return {{v.x, v.y, v.z, v.w}};
 }
 

@@ -1,3 +1,4 @@
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <functional>
@@ -5,6 +6,7 @@
 
 #include "tests/gpu/interpreter/elementwise.h"
 #include "tests/gpu/interpreter/forms.h"
+#include "tests/gpu/interpreter/small_floats.h"
 
 namespace moesaic::ptx {
 namespace {
@@ -23,6 +25,27 @@ struct FusedMultiplyAddDown {
     const auto nearest = static_cast<float>(sum);
     const bool above = nearest > sum || (nearest == sum && lost < 0);
     return above ? std::nextafter(nearest, -std::numeric_limits<float>::infinity()) : nearest;
+  }
+};
+// Of two pairs of bf16 numbers, each rounded once. The product is exact in double. A sum that is
+// not is made odd in float (Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums"),
+// so that rounding it again, to bf16, is rounding it once.
+struct FusedMultiplyAddBfloat16 {
+  uint32_t operator()(uint32_t a, uint32_t b, uint32_t c) const {
+    return Half(a, b, c) | Half(a >> 16, b >> 16, c >> 16) << 16;
+  }
+
+ private:
+  static uint32_t Half(uint32_t a, uint32_t b, uint32_t c) {
+    const auto number = [](uint32_t bits) {
+      return static_cast<double>(Bfloat16ToFloat(static_cast<uint16_t>(bits)));
+    };
+    const double sum = number(a) * number(b) + number(c);
+    auto odd = static_cast<float>(sum);
+    if (odd != sum && (std::bit_cast<uint32_t>(odd) & 1) == 0) {
+      odd = std::nextafter(odd, odd < sum ? HUGE_VALF : -HUGE_VALF);
+    }
+    return FloatToBfloat16(odd);
   }
 };
 // Of a number and NaN it is the number.
@@ -72,6 +95,7 @@ void AddFloatForms(Forms& forms) {
   forms["div.rn.f32"] = {"4:44", Binary<float, std::divides<>>};
   forms["fma.rn.f32"] = {"4:444", Ternary<float, FusedMultiplyAdd>};
   forms["fma.rm.f32"] = {"4:444", Ternary<float, FusedMultiplyAddDown>};
+  forms["fma.rn.bf16x2"] = {"4:444", Ternary<uint32_t, FusedMultiplyAddBfloat16>};
   forms["neg.f32"] = {"4:4", Unary<float, std::negate<>>};
   forms["min.f32"] = {"4:44", Binary<float, LeastNumber>};
   forms["max.f32"] = {"4:44", Binary<float, GreatestNumber>};

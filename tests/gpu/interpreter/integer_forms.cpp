@@ -25,6 +25,35 @@ struct MultiplyAdd {
   uint32_t operator()(uint32_t a, uint32_t b, uint32_t c) const { return a * b + c; }
 };
 
+// PTX ISA, prmt: bytes of a (0 to 3) and b (4 to 7) by the nibbles of the selector, whose upper bit
+// fills the byte with the sign of the chosen one.
+struct PermuteBytes {
+  uint32_t operator()(uint32_t a, uint32_t b, uint32_t selector) const {
+    const uint64_t bytes = a | uint64_t{b} << 32;
+    uint32_t result = 0;
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t nibble = selector >> (4 * i) & 15u;
+      uint32_t byte = static_cast<uint32_t>(bytes >> (8 * (nibble & 7u))) & 0xffu;
+      if (nibble >= 8) byte = (byte & 0x80u) != 0 ? 0xffu : 0u;
+      result |= byte << (8 * i);
+    }
+    return result;
+  }
+};
+
+// PTX ISA, bfi: b with so many of a's lower bits from a position on.
+void InsertBits(Warp& warp, const Instruction& instruction, uint32_t lanes) {
+  ForLanes(lanes, [&](int lane) {
+    const auto from = [&](size_t i) { return warp.From<uint32_t>(instruction.from[i])[lane]; };
+    const uint32_t position = from(2) & 0xffu;
+    const uint32_t length = from(3) & 0xffu;
+    const uint64_t mask = ((uint64_t{1} << std::min(length, 32u)) - 1) << std::min(position, 32u);
+    const uint64_t inserted = uint64_t{from(0)} << std::min(position, 32u);
+    warp.To<uint32_t>(instruction.to[0])[lane] =
+        static_cast<uint32_t>((inserted & mask) | (from(1) & ~mask));
+  });
+}
+
 // A shift by the width of the register or more is one by the width.
 template <typename T>
 struct ShiftLeft {
@@ -87,6 +116,7 @@ void AddComparisons(Forms& forms) {
   forms["setp.ge.s64"] = {"p:88", Compare<int64_t, std::greater_equal<>>};
   forms["setp.eq.b64"] = {"p:88", Compare<uint64_t, std::equal_to<>>};
   forms["setp.lt.u64"] = {"p:88", Compare<uint64_t, std::less<>>};
+  forms["setp.gt.u64"] = {"p:88", Compare<uint64_t, std::greater<>>};
 }
 
 }  // namespace
@@ -102,6 +132,8 @@ void AddIntegerForms(Forms& forms) {
   forms["mul.wide.s32"] = {"8:44", MultiplyWide<int32_t, int64_t>};
   forms["mul.wide.u32"] = {"8:44", MultiplyWide<uint32_t, uint64_t>};
   forms["mad.lo.s32"] = {"4:444", Ternary<uint32_t, MultiplyAdd>};
+  forms["prmt.b32"] = {"4:444", Ternary<uint32_t, PermuteBytes>};
+  forms["bfi.b32"] = {"4:4444", InsertBits};
   forms["div.s32"] = {"4:44", Divide<int32_t, false>};
   forms["div.u32"] = {"4:44", Divide<uint32_t, false>};
   forms["div.s64"] = {"8:88", Divide<int64_t, false>};
@@ -113,7 +145,9 @@ void AddIntegerForms(Forms& forms) {
   forms["neg.s64"] = {"8:8", Unary<uint64_t, std::negate<>>};
   forms["min.s32"] = {"4:44", Binary<int32_t, Least>};
   forms["max.s32"] = {"4:44", Binary<int32_t, Greatest>};
+  forms["min.s64"] = {"8:88", Binary<int64_t, Least>};
   forms["max.s64"] = {"8:88", Binary<int64_t, Greatest>};
+  forms["max.u64"] = {"8:88", Binary<uint64_t, Greatest>};
   forms["and.b32"] = {"4:44", Binary<uint32_t, std::bit_and<>>};
   forms["and.b64"] = {"8:88", Binary<uint64_t, std::bit_and<>>};
   forms["or.b32"] = {"4:44", Binary<uint32_t, std::bit_or<>>};

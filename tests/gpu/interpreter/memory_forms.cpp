@@ -64,6 +64,10 @@ void AddType(Forms& forms, const std::string& type) {
     for (const auto& [name, space] : kSpaces) {
       const std::string rest = std::string(name) + vector.name + "." + type;
       forms["ld" + rest] = {vector.load_shape, Load<T>, Flow::kNext, space};
+      if (space == Space::kGlobal) {
+        forms["ld.global.nc" + std::string(vector.name) + "." + type] = {vector.load_shape, Load<T>,
+                                                                         Flow::kNext, space};
+      }
       if (space == Space::kParameter) continue;
       forms["st" + rest] = {vector.store_shape, Store<T>, Flow::kNext, space};
     }

@@ -18,12 +18,15 @@
 #define __host__
 #define __shared__ static
 #define __forceinline__ inline
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 #define threadIdx (::moesaic::host_gpu::g_thread)
 #define blockIdx (::moesaic::host_gpu::g_block)
 
 struct CUstream_st;
 using cudaStream_t = CUstream_st*;
+struct uint2 {
+  uint32_t x, y;
+};
 struct uint4 {
   uint32_t x, y, z, w;
 };
@@ -51,6 +54,24 @@ inline uint32_t PackBf16(float low, float high) {
   return static_cast<uint32_t>(RoundBf16(low)) | static_cast<uint32_t>(RoundBf16(high)) << 16;
 }
 
+// In f64 neither the product nor the sum is rounded, as far as the kernels go.
+inline uint32_t FmaBf16(uint32_t a, uint32_t b, uint32_t c) {
+  const auto one = [](uint32_t x, uint32_t y, uint32_t z) {
+    const double sum =
+        static_cast<double>(WidenBf16(x)) * static_cast<double>(WidenBf16(y)) + WidenBf16(z);
+    return static_cast<uint32_t>(RoundBf16(static_cast<float>(sum)));
+  };
+  return one(a, b, c) | one(a >> 16, b >> 16, c >> 16) << 16;
+}
+inline uint32_t Permute(uint32_t a, uint32_t b, uint32_t selector) {
+  const uint64_t bytes = a | uint64_t{b} << 32;
+  uint32_t result = 0;
+  for (int i = 0; i < 4; ++i) {
+    result |= static_cast<uint32_t>(bytes >> (8 * (selector >> (4 * i) & 7u)) & 0xffu) << (8 * i);
+  }
+  return result;
+}
+
 template <typename T>
 T ShuffleXor(T value, int mask) {
   const host_gpu::Registers* warp = host_gpu::Exchange({__builtin_bit_cast(uint32_t, value)});
@@ -68,6 +89,12 @@ inline float WarpMax(float value) {
 inline uint4 LoadVector(const void* address) {
   CHECK_EQ(reinterpret_cast<uintptr_t>(address) % 16, 0u);
   return *static_cast<const uint4*>(address);
+}
+
+inline uint4 LoadConstant(const void* address) { return LoadVector(address); }
+inline uint2 LoadPair(const void* address) {
+  CHECK_EQ(reinterpret_cast<uintptr_t>(address) % 8, 0u);
+  return *static_cast<const uint2*>(address);
 }
 
 inline void Converge() { host_gpu::WaitForWarp(); }
