@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/base/check.h"
+#include "core/base/short_sleep.h"
 #include "core/device/host_word.h"
 #include "core/device/internal/cuda_device_impl.h"
 #include "core/device/internal/cuda_stream.h"
@@ -14,6 +15,10 @@ namespace {
 
 // How often a host function looks at the word that it waits for.
 constexpr std::chrono::microseconds kWordPeriod{20};
+
+// Before a thread that waits for an event leaves it to the driver to wake it.
+constexpr int kLooks = 200;
+constexpr std::chrono::microseconds kLookPeriod{5};
 
 const CudaEvent& Own(const Event& event) {
   const auto* own = dynamic_cast<const CudaEvent*>(&event);
@@ -62,6 +67,11 @@ Event::State Mark::Query() const {
 std::optional<Error> Mark::Synchronize() const {
   if (error_) return error_;
   const CurrentDevice current(core_.ordinal());
+  // What a step waits for comes soon, and to be woken by the driver takes some 50 us.
+  for (int look = 0; look < kLooks && cudaEventQuery(event_) == cudaErrorNotReady; ++look) {
+    cudaGetLastError();
+    ShortSleep(kLookPeriod);
+  }
   if (std::optional<Error> error =
           core_.Map(cudaEventSynchronize(event_), "cudaEventSynchronize")) {
     return error;
@@ -262,7 +272,7 @@ void CudaStream::WaitValue(const uint32_t* word, uint32_t value) {
   if (Spoils()) return;
   CallLocked([&core = core_, word, value](const Error* error) {
     if (error != nullptr) return;
-    while (LoadWord(word) != value && !core.lost()) std::this_thread::sleep_for(kWordPeriod);
+    while (LoadWord(word) != value && !core.lost()) ShortSleep(kWordPeriod);
   });
 }
 

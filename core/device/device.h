@@ -62,6 +62,10 @@ class Device {
   // A device reaches itself.
   virtual bool CanReach(const Device& other) const = 0;
 
+  // Whether a stream takes long to call the host (Stream::Call), so that who waits for one thing
+  // after another asks their events instead.
+  virtual bool calls_are_slow() const { return false; }
+
   // Why nothing works any more; nullopt while it does.
   virtual std::optional<Error> lost() const = 0;
 };

@@ -46,6 +46,8 @@ constexpr int kMostSums = 128;
 template <int kDim>
 constexpr int kSums = kDim < kMostSums ? kDim : kMostSums;
 template <int kDim>
+constexpr bool kOneWarp = kDim <= kMostSums;
+template <int kDim>
 constexpr int kAttentionThreads = kWarp* kDim / kSums<kDim>;
 
 // Running softmax of the two queries (g and g + 8) that a lane has a part of: 8 consecutive head
@@ -143,15 +145,15 @@ struct ChunkReader {
     float scores[4][4] = {};
     const int key_block = first / static_cast<int>(kBlockTokens) + g / 4;
     const std::byte* keys = HasTokens(key_block) ? Block(key_block) : nullptr;
-    constexpr int kBatch = kDim / 16 < kMostBatch ? kDim / 16 : kMostBatch;
+    constexpr int kSteps = kDim / 16 < kMostBatch ? kDim / 16 : kMostBatch;
 #pragma unroll
-    for (int batch = 0; batch < kDim / 16; batch += kBatch) {
+    for (int batch = 0; batch < kDim / 16; batch += kSteps) {
       if (!kFits && batch * 16 >= d) break;
-      Quarter lines[kBatch][2];
+      Quarter lines[kSteps][2];
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) LoadKeys(keys, batch + i, g % 4, t, lines[i]);
+      for (int i = 0; i < kSteps; ++i) LoadKeys(keys, batch + i, g % 4, t, lines[i]);
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
+      for (int i = 0; i < kSteps; ++i) {
 #pragma unroll
         for (int w = 0; w < 4; ++w) {
           Mma(scores[w], q[batch + i], lines[i][0].output[w], lines[i][1].output[w]);
@@ -204,8 +206,8 @@ struct ChunkReader {
       const int token = first + 8 * t + 4 * j;
       const uint32_t low_mask = Written(token);
       const uint32_t high_mask = Written(token + 2);
-      const int pair = 4 * (t % 2) + 2 * j;  // of the block
-      constexpr int kValues = kDims < kMostBatch / 2 ? kDims : kMostBatch / 2;
+      const int pair = 4 * (t % 2) + 2 * j;                                     // of the block
+      constexpr int kValues = kDims < kMostBatch / 2 ? kDims : kMostBatch / 2;  // of 32 dimensions
 #pragma unroll
       for (int batch = 0; batch < kDims; batch += kValues) {
         Quarter pairs[kValues][2];
@@ -264,7 +266,10 @@ __device__ float Quotient(float sum, float weight) { return weight > 0 ? sum / w
 // blockIdx.z. A block has so many such tiles side by side, which read the same keys and values at
 // about the same time; its warps need nothing of each other.
 template <int kDim, bool kSplit>
-constexpr int kTiles = kSplit || kDim > kMostSums ? 1 : 4;
+constexpr int kTiles = kSplit || !kOneWarp<kDim> ? 1 : 4;
+// Steps whose keys are on their way at a time: what registers hold.
+template <int kDim, bool kSplit>
+constexpr int kBatch = kSplit&& kOneWarp<kDim> ? 8 : 2;
 
 template <int kDim, bool kSplit, bool kFits>
 __global__ void __launch_bounds__(kAttentionThreads<kDim>* kTiles<kDim, kSplit>)
@@ -314,7 +319,7 @@ __global__ void __launch_bounds__(kAttentionThreads<kDim>* kTiles<kDim, kSplit>)
   Converge();
   const int begin = SeenBy(args, sequence, first_query / group).begin;
   const int end = SeenBy(args, sequence, last_query / group).end;
-  const ChunkReader<kDim, kFits, kSplit&& kDim <= kMostSums ? 8 : 4> reader = {
+  const ChunkReader<kDim, kFits, kBatch<kDim, kSplit>> reader = {
       args,    args.blocks + sequence.first_block,
       kv_head, begin,
       end,     first_dim,
@@ -388,56 +393,80 @@ __global__ void __launch_bounds__(kAttentionThreads<kDim>* kTiles<kDim, kSplit>)
   }
 }
 
-// A block per query: folds its chunks in the order and with the operations of AttentionKernel.
+// A block per query: folds its chunks in the order and with the operations of AttentionKernel. The
+// factors of a batch of chunks are computed first, a thread each; a maximum is the same whatever
+// the order that it is taken in.
 constexpr int kFoldThreads = 128;
 constexpr int kFoldBatch = 8;
 
 __global__ void __launch_bounds__(kFoldThreads) FoldKernel(AttentionArgs args) {
+  __shared__ float maxima[kFoldThreads];
+  __shared__ float weights[kFoldThreads];
+  __shared__ float old_factors[kFoldThreads];
+  __shared__ float new_factors[kFoldThreads];
   const int64_t sequence_index = blockIdx.z;
   const AttentionSequence sequence = args.sequences[sequence_index];
   const int64_t kv_head = blockIdx.y;
   const auto group = static_cast<int>(args.heads / args.cache.kv_heads);
   const auto query = static_cast<int>(blockIdx.x);
   if (query >= sequence.rows * group) return;
+  const auto thread = static_cast<int>(threadIdx.x);
   const auto d = static_cast<int>(args.cache.head_dim);
   const int padded = (d + 15) / 16 * 16;
   // Of its tile: a chunk that only a tile mate sees changes nothing.
   const Span seen = SeenBy(args, sequence, query / group);
   constexpr auto kChunk = static_cast<int>(kChunkTokens);
-  const int first_chunk = seen.begin / kChunk;
   const int chunk_end = (seen.end + kChunk - 1) / kChunk;
   const int64_t stride = args.max_rows * group * PartialFloats(args.cache.head_dim);
-  const float* const first_partial =
-      PartialOf(args, sequence_index, kv_head, first_chunk, query) - first_chunk * stride;
-  for (int dim = static_cast<int>(threadIdx.x); dim < d; dim += kFoldThreads) {
-    float max_total = kMinusInfinity;
-    float weight = 0;
-    float sum = 0;
-    for (int first = first_chunk; first < chunk_end; first += kFoldBatch) {
-      // A batch is on its way before the first is added.
-      float maxima[kFoldBatch];
-      float weights[kFoldBatch];
-      float sums[kFoldBatch];
+  const float* const partials = PartialOf(args, sequence_index, kv_head, 0, query);
+  constexpr int kDims = kMaxHeadDim / kFoldThreads;  // of a thread
+  float sums[kDims] = {};
+  float weight = 0;
+  float max_before = kMinusInfinity;
+  for (int first = seen.begin / kChunk; first < chunk_end; first += kFoldThreads) {
+    const int count = min(kFoldThreads, chunk_end - first);
+    __syncthreads();
+    if (thread < count) {
+      maxima[thread] = partials[(first + thread) * stride + padded];
+      weights[thread] = partials[(first + thread) * stride + padded + 1];
+    }
+    __syncthreads();
+    if (thread < count) {
+      float old_max = max_before;
+      for (int i = 0; i < thread; ++i) old_max = fmaxf(old_max, maxima[i]);
+      const float max = fmaxf(old_max, maxima[thread]);
+      old_factors[thread] = exp2f(old_max - Shift(max));
+      new_factors[thread] = exp2f(maxima[thread] - Shift(max));
+    }
+    __syncthreads();
+    for (int i = 0; i < count; ++i) {
+      weight = fmaf(weights[i], new_factors[i], weight * old_factors[i]);
+      max_before = fmaxf(max_before, maxima[i]);
+    }
 #pragma unroll
-      for (int i = 0; i < kFoldBatch; ++i) {
-        const float* partial = first_partial + min(first + i, chunk_end - 1) * stride;
-        maxima[i] = partial[padded];
-        weights[i] = partial[padded + 1];
-        sums[i] = partial[dim];
-      }
+    for (int j = 0; j < kDims; ++j) {
+      const int dim = thread + j * kFoldThreads;
+      if (dim >= d) break;
+      for (int i = 0; i < count; i += kFoldBatch) {
+        float batch[kFoldBatch];
 #pragma unroll
-      for (int i = 0; i < kFoldBatch; ++i) {
-        if (first + i >= chunk_end) break;
-        const float max = fmaxf(max_total, maxima[i]);
-        const float old_factor = exp2f(max_total - Shift(max));
-        const float new_factor = exp2f(maxima[i] - Shift(max));
-        max_total = max;
-        weight = fmaf(weights[i], new_factor, weight * old_factor);
-        sum = fmaf(sums[i], new_factor, sum * old_factor);
+        for (int b = 0; b < kFoldBatch; ++b) {
+          batch[b] = partials[(first + min(i + b, count - 1)) * stride + dim];
+        }
+#pragma unroll
+        for (int b = 0; b < kFoldBatch; ++b) {
+          if (i + b >= count) break;
+          sums[j] = fmaf(batch[b], new_factors[i + b], sums[j] * old_factors[i + b]);
+        }
       }
     }
+  }
+#pragma unroll
+  for (int j = 0; j < kDims; ++j) {
+    const int dim = thread + j * kFoldThreads;
+    if (dim >= d) break;
     args.out[(sequence.first_row + query / group) * args.out_stride +
-             (kv_head * group + query % group) * d + dim] = RoundBf16(Quotient(sum, weight));
+             (kv_head * group + query % group) * d + dim] = RoundBf16(Quotient(sums[j], weight));
   }
 }
 
@@ -484,7 +513,9 @@ LaunchResult LaunchAttention(const AttentionArgs& args, StreamHandle stream) {
                   dim3(CeilDiv(queries, kTileQueries * tiles), heads, sequences * parts),
                   kAttentionThreads<kDim> * tiles, stream, args);
   };
-  if (!args.split) return launch(AttentionKernel<kDim, false, kFits>, kTiles<kDim, false>, 1);
+  if (!args.split) {
+    return launch(AttentionKernel<kDim, false, (kFits && kOneWarp<kDim>)>, kTiles<kDim, false>, 1);
+  }
   const LaunchResult result = launch(AttentionKernel<kDim, true, kFits>, kTiles<kDim, true>,
                                      static_cast<unsigned>(Chunks(args.max_context)));
   if (!result.ok()) return result;
@@ -501,8 +532,9 @@ LaunchResult LaunchAttention(const AttentionArgs& args, StreamHandle stream) {
 // Loads those of one size of heads.
 template <int kDim>
 LaunchResult LoadKernelsOf() {
-  return Load("attention", AttentionKernel<kDim, false, false>, AttentionKernel<kDim, false, true>,
-              AttentionKernel<kDim, true, false>, AttentionKernel<kDim, true, true>);
+  return Load("attention", AttentionKernel<kDim, false, false>,
+              AttentionKernel<kDim, false, kOneWarp<kDim>>, AttentionKernel<kDim, true, false>,
+              AttentionKernel<kDim, true, true>);
 }
 
 }  // namespace

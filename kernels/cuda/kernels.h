@@ -22,6 +22,7 @@ struct Kernels {
   LaunchResult (*router_top_k)(const RouterTopKArgs& args, StreamHandle stream) = nullptr;
   LaunchResult (*group_rows)(const GroupRowsArgs& args, StreamHandle stream) = nullptr;
   LaunchResult (*look_up_experts)(const LookUpExpertsArgs& args, StreamHandle stream) = nullptr;
+  LaunchResult (*tell_host)(const TellHostArgs& args, StreamHandle stream) = nullptr;
   LaunchResult (*combine_slots)(const CombineSlotsArgs& args, StreamHandle stream) = nullptr;
   LaunchResult (*product)(const ProductArgs& args, ProductPath path, StreamHandle stream) = nullptr;
   LaunchResult (*store_kv)(const StoreKvArgs& args, StreamHandle stream) = nullptr;

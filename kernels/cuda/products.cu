@@ -32,6 +32,15 @@ __device__ const float* BiasOf(const ProductArgs& args, int group) {
   return args.bias != nullptr ? args.bias + RowOf(args.bias_rows, group) * args.n : nullptr;
 }
 
+// The product that block z has.
+__device__ void ChooseProduct(ProductArgs& args) {
+  if (blockIdx.z == 0) return;
+  args.weights = args.second_weights;
+  args.matrix = args.second_matrix;
+  args.bias = args.second_bias;
+  args.y = args.second_y;
+}
+
 __device__ void Store(const ProductArgs& args, const float* bias, int row, int64_t output,
                       float value) {
   float* y = args.y + RowOf(args.y_rows, row) * args.n + output;
@@ -46,19 +55,29 @@ __device__ void Store(const ProductArgs& args, const float* bias, int row, int64
 constexpr int kWarpOutputs = 32;
 
 // The tile of rows that block y has, empty when there are fewer. By the whole warp: a lane looks at
-// a group.
+// consecutive groups, and what they begin with is on its way before the first is looked at.
 __device__ RowRange TileOf(const ProductArgs& args, int tile, int rows_per_tile) {
   if (args.offsets == nullptr) {
     const int first = tile * rows_per_tile;
     return {0, first, min(first + rows_per_tile, static_cast<int>(args.rows))};
   }
+  constexpr int kGroups = 4;  // of a lane, at a time
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  for (int first_group = 0; first_group < args.groups; first_group += kWarp) {
-    const int group = first_group + lane;
-    const int rows = group < args.groups ? args.offsets[group + 1] - args.offsets[group] : 0;
-    const int tiles = (rows + rows_per_tile - 1) / rows_per_tile;
+  const auto groups = static_cast<int>(args.groups);
+  for (int first_group = 0; first_group < groups; first_group += kWarp * kGroups) {
+    const int group = first_group + lane * kGroups;
+    int begins[kGroups + 1];
+#pragma unroll
+    for (int i = 0; i <= kGroups; ++i) begins[i] = args.offsets[min(group + i, groups)];
+    int tiles[kGroups];
+    int all = 0;
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) {
+      tiles[i] = (begins[i + 1] - begins[i] + rows_per_tile - 1) / rows_per_tile;
+      all += tiles[i];
+    }
     int before = 0;  // tiles of lower lanes
-    int all = tiles;
+    const int own = all;
     for (int mask = 1; mask < kWarp; mask *= 2) {
       const int others = ShuffleXor(all, mask);
       if ((lane & mask) != 0) before += others;
@@ -68,13 +87,25 @@ __device__ RowRange TileOf(const ProductArgs& args, int tile, int rows_per_tile)
       tile -= all;
       continue;
     }
-    // One lane has it and tells the others: its number, and the tile's of its group.
-    const bool mine = before <= tile && tile < before + tiles;
-    int found = mine ? (tile - before) * kWarp + lane : -1;
-    for (int mask = 1; mask < kWarp; mask *= 2) found = max(found, ShuffleXor(found, mask));
-    const int its_group = first_group + found % kWarp;
-    const int begin = args.offsets[its_group] + found / kWarp * rows_per_tile;
-    return {its_group, begin, min(begin + rows_per_tile, args.offsets[its_group + 1])};
+    // One lane has it and tells the others its first row, and which of its groups it is.
+    int first_row = -1;
+    int its_group = -1;
+    if (before <= tile && tile < before + own) {
+      int within = tile - before;
+#pragma unroll
+      for (int i = 0; i < kGroups; ++i) {
+        if (its_group < 0 && within < tiles[i]) {
+          its_group = group + i;
+          first_row = begins[i] + within * rows_per_tile;
+        }
+        within -= tiles[i];
+      }
+    }
+    for (int mask = 1; mask < kWarp; mask *= 2) {
+      first_row = max(first_row, ShuffleXor(first_row, mask));
+      its_group = max(its_group, ShuffleXor(its_group, mask));
+    }
+    return {its_group, first_row, min(first_row + rows_per_tile, args.offsets[its_group + 1])};
   }
   return {0, 0, 0};
 }
@@ -328,6 +359,7 @@ constexpr int kFewStride = kWarpOutputs + 4;  // rows of a chunk's sums start in
 template <Weights kType>
 __global__ void __launch_bounds__(kFewThreads, 2) FewRowsKernel(ProductArgs args) {
   __shared__ float of_chunks[kFewWarps][kFewRows][kFewStride];
+  ChooseProduct(args);
   const RowRange rows = TileOf(args, static_cast<int>(blockIdx.y), kFewRows);
   if (rows.begin >= rows.end) return;
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
@@ -388,60 +420,120 @@ __global__ void __launch_bounds__(kFewThreads, 2) FewRowsKernel(ProductArgs args
 }
 
 // ---- Many rows: a block computes kTiles times 16 rows of one group and 128 outputs, a warp of it
-// all of the rows and 32 outputs.
+// all of the rows and 32 outputs. While half a chunk is multiplied the next is on its way, rows
+// through registers into the other of two places in shared memory.
 
 constexpr int kBlockOutputs = kWarps * kWarpOutputs;
+constexpr int kHalfInputs = kChunkInputs / 2;
+constexpr int kHalfSteps = kHalfInputs / 16;
 // In registers of two: the rows of a tile start in different banks.
-constexpr int kChunkStride = kChunkInputs / 2 + 8;
+constexpr int kHalfStride = kHalfInputs / 2 + 8;
 // Sums that are scaled within a chunk take a third set of registers.
 template <Weights kType>
 constexpr int kManyTiles = kScaleInputs<kType> != 0 && kScaleInputs<kType> < kChunkInputs ? 2 : 4;
 
+// Half a chunk on its way.
+template <Weights kType, int kVectors>
+struct HalfChunk {
+  uint4 rows[kVectors];  // a thread's part of them
+  PanelPart<kType> parts[kHalfSteps];
+};
+
 template <Weights kType>
 __global__ void __launch_bounds__(kThreads) ManyRowsKernel(ProductArgs args) {
   constexpr int kTiles = kManyTiles<kType>;
-  __shared__ uint32_t x[kTiles * 16][kChunkStride];
+  constexpr int kRowVectors = kHalfInputs / 8;
+  constexpr int kVectors = kTiles * 16 * kRowVectors / kThreads;
+  __shared__ uint32_t x[2][kTiles * 16][kHalfStride];
+  ChooseProduct(args);
   const RowRange rows = TileOf(args, static_cast<int>(blockIdx.y), kTiles * 16);
   if (rows.begin >= rows.end) return;
-  const int g = static_cast<int>(threadIdx.x) % kWarp / 4;
+  const auto thread = static_cast<int>(threadIdx.x);
+  const int g = thread % kWarp / 4;
   const int64_t first_output = static_cast<int64_t>(blockIdx.x) * kBlockOutputs +
-                               static_cast<int64_t>(threadIdx.x / kWarp) * kWarpOutputs;
+                               static_cast<int64_t>(thread / kWarp) * kWarpOutputs;
   const LanePanels panels = PanelsOf<kType>(args, rows.group, first_output);
   const int t = panels.t;
   const int64_t padded = ActivationStride(args.k);
 
-  Sums<kTiles> sums = {};
-  for (int64_t begin = 0; begin < padded; begin += kChunkInputs) {
-    __syncthreads();
-    constexpr int kVectors = kChunkInputs / 8;
-    for (int i = static_cast<int>(threadIdx.x); i < kTiles * 16 * kVectors; i += kThreads) {
-      const int row = i / kVectors;
-      const int vector = i % kVectors;
-      uint4 value = {0, 0, 0, 0};
-      if (rows.begin + row < rows.end && begin + vector * 8 < padded) {
-        value =
-            LoadVector(args.x + RowOf(args.x_rows, rows.begin + row) * padded + begin + vector * 8);
-      }
-      uint32_t* to = &x[row][vector * 4];
-      to[0] = value.x;
-      to[1] = value.y;
-      to[2] = value.z;
-      to[3] = value.w;
-    }
-    __syncthreads();
-    const auto load_rows = [&](int step, uint32_t(&a)[kTiles][4]) {
+  // Vectors of the rows' inputs are the threads' in turn. Behind the last row there is the last, of
+  // which nothing is kept.
+  const int vector = thread % kRowVectors;
+  uint32_t from[kVectors];  // of x, in elements
 #pragma unroll
-      for (int m = 0; m < kTiles; ++m) {
-        const uint32_t* upper = &x[m * 16 + g][step * 8 + 2 * t];
-        const uint32_t* lower = &x[m * 16 + g + 8][step * 8 + 2 * t];
-        a[m][0] = upper[0];
-        a[m][1] = lower[0];
-        a[m][2] = upper[1];
-        a[m][3] = lower[1];
+  for (int i = 0; i < kVectors; ++i) {
+    const int row =
+        min(rows.begin + thread / kRowVectors + i * (kThreads / kRowVectors), rows.end - 1);
+    from[i] = static_cast<uint32_t>(RowOf(args.x_rows, row) * padded + vector * 8);
+  }
+  const auto load = [&](int64_t begin, HalfChunk<kType, kVectors>& half) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      half.rows[i] = {0, 0, 0, 0};
+      if (begin + vector * 8 < padded) half.rows[i] = LoadConstant(args.x + from[i] + begin);
+    }
+#pragma unroll
+    for (int step = 0; step < kHalfSteps; ++step) {
+      half.parts[step] = {};
+      if (begin + step * 16 >= padded) continue;
+      half.parts[step] =
+          LoadPart<kType, false>(panels.load, begin / 16 + step, panels.quarter, t, args.k);
+    }
+  };
+  const auto store = [&](const HalfChunk<kType, kVectors>& half,
+                         uint32_t(&to)[kTiles * 16][kHalfStride]) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      uint32_t* at = &to[thread / kRowVectors + i * (kThreads / kRowVectors)][vector * 4];
+      at[0] = half.rows[i].x;
+      at[1] = half.rows[i].y;
+      at[2] = half.rows[i].z;
+      at[3] = half.rows[i].w;
+    }
+  };
+
+  Sums<kTiles> sums = {};
+  HalfChunk<kType, kVectors> halves[2];
+  Quarter multipliers = {};
+  load(0, halves[0]);
+  store(halves[0], x[0]);
+  for (int64_t begin = 0; begin < padded; begin += kChunkInputs) {
+    const int64_t behind = min(begin + kChunkInputs, padded);
+    if constexpr (kType == Weights::kInt4) {
+      multipliers =
+          LoadQuarter(panels.load + GroupOffset<kType>(begin / kChunkInputs), panels.quarter);
+    }
+    Sums<kTiles> of_chunk = {};
+    Sums<kTiles> of_group = {};  // of w4a16, before their scale
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      // All have stored this half, and read the other.
+      __syncthreads();
+      const int64_t next = begin + (half + 1) * kHalfInputs;
+      if (next < padded) load(next, halves[1 - half]);
+#pragma unroll
+      for (int step = 0; step < kHalfSteps; ++step) {
+        const int of_all = half * kHalfSteps + step;  // steps of the chunk
+        if (begin + of_all * 16 >= behind) continue;
+        uint32_t a[kTiles][4];
+#pragma unroll
+        for (int m = 0; m < kTiles; ++m) {
+          const uint32_t* upper = &x[half][m * 16 + g][step * 8 + 2 * t];
+          const uint32_t* lower = &x[half][m * 16 + g + 8][step * 8 + 2 * t];
+          a[m][0] = upper[0];
+          a[m][1] = lower[0];
+          a[m][2] = upper[1];
+          a[m][3] = lower[1];
+        }
+        AddStep<kType>(panels, begin, of_all, a,
+                       OperandsOf<kType>(halves[half].parts[step], multipliers, of_all / 2, t),
+                       of_group, of_chunk);
       }
-    };
-    const Sums<kTiles> of_chunk =
-        ChunkSums<kType, kTiles>(args, panels, begin / kChunkInputs, load_rows);
+      if (next < padded) store(halves[1 - half], x[1 - half]);
+    }
+    if constexpr (kScaleInputs<kType> == kChunkInputs) {
+      Scale<kType>(panels, behind, false, of_chunk, of_chunk);
+    }
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
 #pragma unroll
@@ -563,6 +655,7 @@ __device__ __forceinline__ void AddLine(const std::byte* panel, const uint16_t* 
 template <Weights kType>
 __global__ void __launch_bounds__(kThreads) VectorKernel(ProductArgs args) {
   __shared__ float partials[kWarps][kPanelOutputs];
+  ChooseProduct(args);
   const auto row = static_cast<int>(blockIdx.y);
   const int group = GroupOf(args, row);
   if (group < 0) return;
@@ -601,8 +694,9 @@ __global__ void __launch_bounds__(kThreads) VectorKernel(ProductArgs args) {
 
 template <Weights kType>
 LaunchResult LaunchProduct(const ProductArgs& args, ProductPath path, StreamHandle stream) {
+  const unsigned products = args.second_y != nullptr ? 2 : 1;
   if (path == ProductPath::kVector) {
-    const dim3 grid(CeilDiv(args.n, kPanelOutputs), static_cast<unsigned>(args.rows));
+    const dim3 grid(CeilDiv(args.n, kPanelOutputs), static_cast<unsigned>(args.rows), products);
     return Launch("vector_product", VectorKernel<kType>, grid, kThreads, stream, args);
   }
   // Every group may have a tile that is not full.
@@ -613,12 +707,12 @@ LaunchResult LaunchProduct(const ProductArgs& args, ProductPath path, StreamHand
   // Tiles of another height have the same bits: only who computes a row changes. Large ones read
   // weights less often, but there have to be enough of them for a GPU.
   constexpr unsigned kLeastBlocks = 96;
-  const dim3 many(CeilDiv(args.n, kBlockOutputs), tiles(kManyTiles<kType> * 16));
-  if (args.rows > kFewRows * args.groups && many.x * many.y >= kLeastBlocks) {
+  const dim3 many(CeilDiv(args.n, kBlockOutputs), tiles(kManyTiles<kType> * 16), products);
+  if (args.rows > kFewRows * args.groups && many.x * many.y * products >= kLeastBlocks) {
     return Launch("many_rows_product", ManyRowsKernel<kType>, many, kThreads, stream, args);
   }
-  return Launch("few_rows_product", FewRowsKernel<kType>,
-                dim3(CeilDiv(args.n, kWarpOutputs), tiles(kFewRows)), kFewThreads, stream, args);
+  const dim3 few(CeilDiv(args.n, kWarpOutputs), tiles(kFewRows), products);
+  return Launch("few_rows_product", FewRowsKernel<kType>, few, kFewThreads, stream, args);
 }
 
 }  // namespace
@@ -641,6 +735,9 @@ LaunchResult Product(const ProductArgs& args, ProductPath path, StreamHandle str
     return Refuse("product", "number of rows or groups out of range");
   }
   if (args.n == 0 || args.k == 0) return Refuse("product", "an empty matrix");
+  if (args.second_y != nullptr && args.accumulate) {
+    return Refuse("product", "two products, added to what is there");
+  }
   switch (args.type) {
     case Weights::kBf16:
       return LaunchProduct<Weights::kBf16>(args, path, stream);

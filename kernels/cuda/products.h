@@ -44,6 +44,12 @@ struct ProductArgs {
   float* y = nullptr;                  // [.., n]
   const int32_t* y_rows = nullptr;     // [rows] row of y of each row; null: 0, 1, 2, ...
   bool accumulate = false;             // y += instead of y =
+  // Another product of the same rows with matrices of the same type and shape, by the same launch;
+  // not with `accumulate`.
+  const std::byte* const* second_weights = nullptr;
+  const std::byte* second_matrix = nullptr;
+  const float* second_bias = nullptr;
+  float* second_y = nullptr;  // null: there is none
 };
 LaunchResult Product(const ProductArgs& args, ProductPath path, StreamHandle stream);
 

@@ -6,12 +6,14 @@
 namespace moesaic::cuda {
 namespace {
 
-constexpr int kLogitThreads = 256;
+constexpr int kLogitThreads = 512;
 constexpr int kLogitWarps = kLogitThreads / kWarp;
 constexpr int kLogitParts = kLogitThreads / static_cast<int>(kPanelOutputs);
+constexpr int kLogitBatch = 8;
 
-// A block per token and panel of 16 experts, a thread per expert and sixteenth of the lines: 16
-// neighbours read a line of 64 bytes, which has one (f32) or two inputs (bf16) of all experts.
+// A block per token and panel of 16 experts, a thread per expert and 32nd of the lines: 16
+// neighbours read a line of 64 bytes, which has one (f32) or two inputs (bf16) of all experts. A
+// batch of lines is on its way before the first is used.
 template <bool kF32>
 __global__ void __launch_bounds__(kLogitThreads) RouterLogitsKernel(RouterLogitsArgs args) {
   __shared__ float partials[kLogitWarps][kPanelOutputs];
@@ -19,16 +21,33 @@ __global__ void __launch_bounds__(kLogitThreads) RouterLogitsKernel(RouterLogits
   const int output = thread % static_cast<int>(kPanelOutputs);
   const int part = thread / static_cast<int>(kPanelOutputs);
   const int64_t lines = kF32 ? args.k : (args.k + 1) / 2;
-  const std::byte* panel = args.matrix + blockIdx.x * lines * kLineBytes;
+  const std::byte* panel = args.matrix + blockIdx.x * lines * kLineBytes + output * 4;
   const float* x = args.x + static_cast<int64_t>(blockIdx.y) * args.k;
   float sum = 0;
-  for (int64_t line = part; line < lines; line += kLogitParts) {
-    const std::byte* at = panel + line * kLineBytes + output * 4;
-    if constexpr (kF32) {
-      sum = fmaf(*reinterpret_cast<const float*>(at), x[line], sum);
-    } else {
-      sum = fmaf(WidenBf16(HalfwordOf(at)), x[2 * line], sum);
-      if (2 * line + 1 < args.k) sum = fmaf(WidenBf16(HalfwordOf(at + 2)), x[2 * line + 1], sum);
+  for (int64_t first = part; first < lines; first += kLogitBatch * kLogitParts) {
+    uint32_t weights[kLogitBatch];
+    float inputs[kLogitBatch][2];
+#pragma unroll
+    for (int i = 0; i < kLogitBatch; ++i) {
+      const int64_t line = first + i * kLogitParts;
+      const bool there = line < lines;
+      weights[i] = there ? *reinterpret_cast<const uint32_t*>(panel + line * kLineBytes) : 0u;
+      if constexpr (kF32) {
+        inputs[i][0] = there ? x[line] : 0.0f;
+      } else {
+        inputs[i][0] = there ? x[2 * line] : 0.0f;
+        inputs[i][1] = 2 * line + 1 < args.k ? x[2 * line + 1] : 0.0f;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kLogitBatch; ++i) {
+      if (first + i * kLogitParts >= lines) break;
+      if constexpr (kF32) {
+        sum = fmaf(__uint_as_float(weights[i]), inputs[i][0], sum);
+      } else {
+        sum = fmaf(WidenBf16(weights[i]), inputs[i][0], sum);
+        sum = fmaf(WidenBf16(weights[i] >> 16), inputs[i][1], sum);
+      }
     }
   }
   sum += ShuffleXor(sum, static_cast<int>(kPanelOutputs));  // a warp has two parts
@@ -232,6 +251,20 @@ __global__ void __launch_bounds__(kMaxExperts) LookUpExpertsKernel(LookUpExperts
   }
 }
 
+constexpr int kTellThreads = 1024;
+
+__global__ void __launch_bounds__(kTellThreads) TellHostKernel(TellHostArgs args) {
+#pragma unroll
+  for (int piece = 0; piece < TellHostArgs::kPieces; ++piece) {
+    const auto* from = reinterpret_cast<const uint32_t*>(args.from[piece]);
+    auto* to = reinterpret_cast<uint32_t*>(args.to[piece]);
+    for (int64_t i = threadIdx.x; i < args.bytes[piece] / 4; i += kTellThreads) to[i] = from[i];
+  }
+  FenceShared();
+  __syncthreads();
+  if (threadIdx.x == 0) StoreShared(args.word, 1u);
+}
+
 constexpr int kCombineThreads = 256;
 
 __global__ void __launch_bounds__(kCombineThreads) CombineSlotsKernel(CombineSlotsArgs args) {
@@ -257,7 +290,7 @@ __global__ void __launch_bounds__(kCombineThreads) CombineSlotsKernel(CombineSlo
 
 LaunchResult LoadRoutingKernels() {
   return Load("routing", RouterLogitsKernel<false>, RouterLogitsKernel<true>, RouterTopKKernel,
-              GroupRowsKernel, LookUpExpertsKernel, CombineSlotsKernel);
+              GroupRowsKernel, LookUpExpertsKernel, TellHostKernel, CombineSlotsKernel);
 }
 
 LaunchResult RouterLogits(const RouterLogitsArgs& args, StreamHandle stream) {
@@ -298,6 +331,13 @@ LaunchResult LookUpExperts(const LookUpExpertsArgs& args, StreamHandle stream) {
   }
   const int threads = static_cast<int>(CeilDiv(args.experts, kWarp)) * kWarp;
   return Launch("look_up_experts", LookUpExpertsKernel, dim3(1), threads, stream, args);
+}
+
+LaunchResult TellHost(const TellHostArgs& args, StreamHandle stream) {
+  int64_t bytes = 0;
+  for (const int64_t of_piece : args.bytes) bytes += of_piece;
+  if (bytes > kMostToldBytes) return Refuse("tell_host", "too much");
+  return Launch("tell_host", TellHostKernel, dim3(1), kTellThreads, stream, args);
 }
 
 LaunchResult CombineSlots(const CombineSlotsArgs& args, StreamHandle stream) {

@@ -98,6 +98,18 @@ struct LookUpExpertsArgs {
 };
 LaunchResult LookUpExperts(const LookUpExpertsArgs& args, StreamHandle stream);
 
+// Copies little to memory of the host that kernels reach, then sets a word there: whoever sees the
+// word sees what was copied. One kernel in place of copies that each wait for the one before.
+constexpr int64_t kMostToldBytes = 64 * 1024;
+struct TellHostArgs {
+  static constexpr int kPieces = 3;
+  const std::byte* from[kPieces] = {};
+  std::byte* to[kPieces] = {};
+  int64_t bytes[kPieces] = {};  // multiples of 4, kMostToldBytes at most together
+  uint32_t* word = nullptr;     // becomes 1
+};
+LaunchResult TellHost(const TellHostArgs& args, StreamHandle stream);
+
 // y[t] += sum over slots, ascending, of weights[t, s] * slot_out[t, s] (the CPU's CombineSlots).
 struct CombineSlotsArgs {
   const float* slot_out = nullptr;  // [tokens, top_k, hidden]

@@ -16,6 +16,7 @@ namespace {
 // Copies in flight of one link: the queue of a stream is not overtaken, so that an urgent copy
 // waits for all of them; with too few the link idles while the I/O thread wakes up.
 constexpr int kLinkDepth = 8;
+constexpr int kFastLinkDepth = 4;  // of packets that are larger than kDefaultPacketBytes
 // A packet on its way delays the urgent copies behind it. Where a link is slow packets are small,
 // but none ends sooner than kPacketNs: to launch one takes some microseconds.
 constexpr int64_t kPacketNs = 50'000;
@@ -23,11 +24,17 @@ constexpr int64_t kMostSmallPackets = 8;  // of an expert
 
 }  // namespace
 
-uint32_t DevicePacketBytes(uint64_t expert_bytes, int64_t copy_ns) {
+uint32_t DevicePacketBytes(uint64_t expert_bytes, int64_t copy_ns, bool fast) {
   const auto packets =
       static_cast<uint64_t>(std::clamp<int64_t>(copy_ns / kPacketNs, 1, kMostSmallPackets));
   const uint64_t bytes = RoundUp((expert_bytes + packets - 1) / packets, ReadPlan::kPageBytes);
-  return static_cast<uint32_t>(std::min<uint64_t>(bytes, kDefaultPacketBytes));
+  double most = fast ? kFastPacketBytes : kDefaultPacketBytes;
+  if (copy_ns > 0) {
+    most = std::clamp<double>(static_cast<double>(expert_bytes) * kPacketNs / copy_ns,
+                              kDefaultPacketBytes, kFastPacketBytes);
+  }
+  return static_cast<uint32_t>(
+      std::min(bytes, RoundUp(static_cast<uint64_t>(most), ReadPlan::kPageBytes)));
 }
 
 DeviceExperts::DeviceExperts(const HostExperts& home, const ExpertGrid& grid,
@@ -57,12 +64,13 @@ DeviceExperts::DeviceExperts(const HostExperts& home, const ExpertGrid& grid,
     if (d == 0 && options.looked_up) MakeTable(*link.device, link.memory.data());
     ExpertLoaderOptions loading;
     if (d == 0) loading.readers = table_.get();
-    loading.depth = kLinkDepth;
     loading.numa_node = link.device->numa_node();
     loading.step_predictor = options.step_predictor;
     loading.link = static_cast<int32_t>(d);
     if (!options.copy_ns.empty()) loading.copy_ns = options.copy_ns[d];
-    loading.packet_bytes = DevicePacketBytes(slot_bytes, loading.copy_ns);
+    loading.packet_bytes =
+        DevicePacketBytes(slot_bytes, loading.copy_ns, link.device->calls_are_slow());
+    loading.depth = loading.packet_bytes > kDefaultPacketBytes ? kFastLinkDepth : kLinkDepth;
     loading.experts = placement.experts(static_cast<int>(d));
     std::vector<ExpertIndex> kept;
     std::copy_if(
@@ -79,7 +87,7 @@ DeviceExperts::DeviceExperts(const HostExperts& home, const ExpertGrid& grid,
     link.loader = std::make_unique<ExpertLoader>(
         home, grid.num_layers(), grid.num_experts(),
         options.make_policy ? options.make_policy() : nullptr, loading,
-        std::make_unique<DeviceReader>(files, link.memory.span(), kLinkDepth));
+        std::make_unique<DeviceReader>(files, link.memory.span(), loading.depth));
     link.needed.reserve(experts);
   }
   for (const auto& [rows, expert_ns] : options.host_ns) host_rate_.Start(rows, expert_ns);

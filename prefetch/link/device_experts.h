@@ -50,9 +50,13 @@ struct DeviceExpertsOptions {
   std::vector<ExpertIndex> kept = {};  // see ExpertFlowOptions; of all devices
 };
 
-// The size of the packets in which an expert is copied to a device, at most kDefaultPacketBytes,
-// over a link that copies one in copy_ns (0: not known). For tests.
-uint32_t DevicePacketBytes(uint64_t expert_bytes, int64_t copy_ns);
+// A GPU's link does not come to its rate with smaller ones (docs/cuda.md, "Figures").
+constexpr uint32_t kFastPacketBytes = 2 << 20;
+
+// The size of the packets in which an expert is copied to a device: at most kDefaultPacketBytes, or
+// what a link that copies an expert in copy_ns (0: not known, as of a link that may be `fast`)
+// copies in 50 us, up to kFastPacketBytes. For tests.
+uint32_t DevicePacketBytes(uint64_t expert_bytes, int64_t copy_ns, bool fast = false);
 
 class DeviceExperts : public ExpertProvider {
  public:

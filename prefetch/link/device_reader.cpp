@@ -6,16 +6,28 @@
 #include <utility>
 
 #include "core/base/check.h"
+#include "core/base/short_sleep.h"
 
 namespace moesaic {
+namespace {
+
+// Between two looks at what is on its way: a packet takes longer, and several are queued.
+constexpr std::chrono::microseconds kLookPeriod{10};
+
+int64_t ResultOf(const Error& error) {
+  return error.kind() == ErrorKind::kUnavailable ? -ENODEV : -EIO;
+}
+
+}  // namespace
 
 DeviceReader::DeviceReader(std::vector<std::span<const std::byte>> files, const DeviceSpan& target,
                            int depth)
     : files_(std::move(files)),
       target_(target),
       copies_(static_cast<size_t>(depth)),
+      asks_(target.device()->calls_are_slow()),
       copying_(target.device()->CreateStream()),
-      reporting_(target.device()->CreateStream()) {
+      reporting_(asks_ ? nullptr : target.device()->CreateStream()) {
   CHECK_GT(depth, 0);
   for (Copy& copy : copies_) copy.arrived = target.device()->CreateEvent();
   for (int i = depth - 1; i >= 0; --i) free_.push_back(i);
@@ -44,6 +56,10 @@ void DeviceReader::Submit(const ReadRequest& request) {
       file.subspan(request.offset, bytes));
   copying_->Record(*copy.arrived);
   copying_->ClearError();  // packets do not depend on each other
+  if (asks_) {
+    asked_.push_back(index);
+    return;
+  }
   reporting_->Wait(*copy.arrived);
   reporting_->Call([this, index](const Error* error) { Report(index, error); });
   reporting_->ClearError();
@@ -51,18 +67,39 @@ void DeviceReader::Submit(const ReadRequest& request) {
 
 void DeviceReader::Report(int index, const Error* error) {
   int64_t result = copies_[static_cast<size_t>(index)].bytes;
-  if (error != nullptr) result = error->kind() == ErrorKind::kUnavailable ? -ENODEV : -EIO;
+  if (error != nullptr) result = ResultOf(*error);
   MutexLock lock(mutex_);
   done_.push_back({index, result});
   changed_.NotifyAll();
+}
+
+// Copies of a stream arrive in order.
+void DeviceReader::Ask() {
+  while (!asked_.empty()) {
+    const Copy& copy = copies_[static_cast<size_t>(asked_.front())];
+    const Event::State state = copy.arrived->Query();
+    if (state == Event::State::kPending) return;
+    int64_t result = copy.bytes;
+    if (state == Event::State::kFailed) {
+      const std::optional<Error> error = copy.arrived->Synchronize();
+      result = error ? ResultOf(*error) : -EIO;
+    }
+    done_.push_back({asked_.front(), result});
+    asked_.pop_front();
+  }
 }
 
 void DeviceReader::Wait(std::vector<ReadCompletion>& out, int64_t timeout_us) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::microseconds(timeout_us);
   {
     MutexLock lock(mutex_);
-    while (done_.empty() && !woken_) {
-      if (timeout_us < 0) {
+    for (Ask(); done_.empty() && !woken_; Ask()) {
+      if (!asked_.empty()) {
+        WakeOnTime();
+        const auto look = std::chrono::steady_clock::now() + kLookPeriod;
+        if (timeout_us >= 0 && look > deadline) break;
+        changed_.WaitUntil(mutex_, look);
+      } else if (timeout_us < 0) {
         changed_.Wait(mutex_);
       } else if (!changed_.WaitUntil(mutex_, deadline)) {
         break;

@@ -3,13 +3,15 @@
 //
 // A read is one copy (a packet) on a stream of its own; a second stream waits for the event behind
 // each copy and says that it is done, so that copies follow each other without a gap and nobody
-// polls. A failed copy's result is -EIO, -ENODEV when the device is lost; the copies behind it go
-// on.
+// polls. Where a stream's calls are slow (Device::calls_are_slow) the thread that waits asks the
+// events instead, while copies are on their way. A failed copy's result is -EIO, -ENODEV when the
+// device is lost; the copies behind it go on.
 //
 // Thread contract: as AsyncReader's. Device and memory outlive it.
 #pragma once
 
 #include <cstddef>
+#include <deque>
 #include <memory>
 #include <span>
 #include <vector>
@@ -46,11 +48,15 @@ class DeviceReader : public AsyncReader {
   };
 
   void Report(int copy, const Error* error) EXCLUDES(mutex_);
+  // Takes those that have arrived, of a device that is asked.
+  void Ask() REQUIRES(mutex_);
 
   const std::vector<std::span<const std::byte>> files_;
   const DeviceSpan target_;
   std::vector<Copy> copies_;  // [depth]
   std::vector<int> free_;     // a stack, of the driving thread
+  const bool asks_;
+  std::deque<int> asked_;  // on their way, oldest first; of the driving thread
   std::vector<Done> taken_;   // of the driving thread
 
   Mutex mutex_;
@@ -60,7 +66,7 @@ class DeviceReader : public AsyncReader {
 
   // Go first: they wait for what is queued, which ends in Report.
   std::unique_ptr<Stream> copying_;
-  std::unique_ptr<Stream> reporting_;
+  std::unique_ptr<Stream> reporting_;  // null where the device is asked
 };
 
 }  // namespace moesaic

@@ -232,20 +232,25 @@ void DeviceOperator::FillTables(std::span<const PinnedExpert> experts, const Tab
 
 void DeviceOperator::Launch(const Tables& tables, const std::byte* memory,
                             std::span<const PinnedExpert> experts, int64_t rows, float* out) {
-  const auto product = [&](size_t section, const uint16_t* x, const int32_t* x_rows, float* y) {
-    const cuda::ProductArgs args = {
-        .x = x,
-        .x_rows = x_rows,
-        .rows = rows,
-        .groups = static_cast<int64_t>(experts.size()),
-        .offsets = At<int32_t>(memory, tables.offsets),
-        .weights = At<const std::byte*>(memory, tables.weights[section]),
-        .type = type_,
-        .n = layout_.sections[section].rows,
-        .k = layout_.sections[section].cols,
-        .bias = BiasesOf(experts.front().id.layer, section),
-        .bias_rows = At<int32_t>(memory, tables.experts),
-        .y = y};
+  const auto product = [&](size_t section, const uint16_t* x, const int32_t* x_rows, float* y,
+                           float* of_next = nullptr) {
+    cuda::ProductArgs args = {.x = x,
+                              .x_rows = x_rows,
+                              .rows = rows,
+                              .groups = static_cast<int64_t>(experts.size()),
+                              .offsets = At<int32_t>(memory, tables.offsets),
+                              .weights = At<const std::byte*>(memory, tables.weights[section]),
+                              .type = type_,
+                              .n = layout_.sections[section].rows,
+                              .k = layout_.sections[section].cols,
+                              .bias = BiasesOf(experts.front().id.layer, section),
+                              .bias_rows = At<int32_t>(memory, tables.experts),
+                              .y = y};
+    if (of_next != nullptr) {
+      args.second_weights = At<const std::byte*>(memory, tables.weights[section + 1]);
+      args.second_bias = BiasesOf(experts.front().id.layer, section + 1);
+      args.second_y = of_next;
+    }
     stream_->Launch([run = kernels_.product, args](cuda::StreamHandle stream) {
       return run(args, cuda::ProductPath::kMatrix, stream);
     });
@@ -254,8 +259,7 @@ void DeviceOperator::Launch(const Tables& tables, const std::byte* memory,
   auto* const up = reinterpret_cast<float*>(up_.data());
   auto* const h = reinterpret_cast<uint16_t*>(h_.data());
   const int32_t* const token_rows = At<int32_t>(memory, tables.token_rows);
-  product(0, device_x_, token_rows, gate);
-  product(1, device_x_, token_rows, up);
+  product(0, device_x_, token_rows, gate, up);
   const cuda::SwiGluArgs activation = {.gate = gate,
                                        .up = up,
                                        .rows = rows,

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "core/base/check.h"
+#include "core/base/short_sleep.h"
 #include "core/device/host_word.h"
 #include "serving/model/device_operator.h"
 #include "serving/model/device_rows.h"
@@ -132,38 +133,53 @@ void StepExperts::QueueLookUp(Stream& stream, const LayerRows& rows) {
   stream.Launch([run = kernels_.look_up_experts, args](cuda::StreamHandle handle) {
     return run(args, handle);
   });
-  const auto bring = [&](const DeviceSpan& from, std::span<std::byte> to) {
-    stream.CopyToHost(to, from);
-  };
-  bring(rows.routing, OfLayer(host_routing_, rows.layer, rows.routing.bytes()));
-  bring(rows.hidden, OfLayer(host_hidden_, rows.layer, rows.hidden.bytes()));
-  bring(rows.normed, host_normed_.span().first(rows.normed.bytes()));
+  const std::pair<DeviceSpan, std::span<std::byte>> told[] = {
+      {rows.routing, OfLayer(host_routing_, rows.layer, rows.routing.bytes())},
+      {rows.hidden, OfLayer(host_hidden_, rows.layer, rows.hidden.bytes())},
+      {rows.normed, host_normed_.span().first(rows.normed.bytes())}};
+  cuda::TellHostArgs tell = {.word = routed_ + rows.layer};
+  int64_t bytes = 0;
+  for (size_t i = 0; i < std::size(told); ++i) {
+    tell.from[i] = told[i].first.data();
+    tell.to[i] = told[i].second.data();
+    tell.bytes[i] = static_cast<int64_t>(told[i].second.size());
+    bytes += tell.bytes[i];
+  }
+  if (bytes <= cuda::kMostToldBytes) {
+    stream.Launch(
+        [run = kernels_.tell_host, tell](cuda::StreamHandle handle) { return run(tell, handle); });
+    return;
+  }
+  for (const auto& [from, to] : told) stream.CopyToHost(to, from);
   stream.WriteValue(routed_ + rows.layer, 1);
 }
 
 void StepExperts::QueueProducts(Stream& stream, const LayerRows& rows) {
   const int64_t pairs = rows.rows * config_.top_k();
+  const auto weights = [&](size_t section) {
+    return At<const std::byte*>(weights_) + static_cast<int64_t>(section) * config_.num_experts();
+  };
   const auto product = [&](size_t section, const uint16_t* x, const int32_t* x_rows, float* y,
-                           const int32_t* y_rows) {
+                           const int32_t* y_rows, float* of_next) {
     const cuda::ProductArgs args = {
         .x = x,
         .x_rows = x_rows,
         .rows = pairs,
         .groups = config_.num_experts(),
         .offsets = At<int32_t>(offsets_),
-        .weights =
-            At<const std::byte*>(weights_) + static_cast<int64_t>(section) * config_.num_experts(),
+        .weights = weights(section),
         .type = type_,
         .n = layout_.sections[section].rows,
         .k = layout_.sections[section].cols,
         .y = y,
-        .y_rows = y_rows};
+        .y_rows = y_rows,
+        .second_weights = of_next != nullptr ? weights(section + 1) : nullptr,
+        .second_y = of_next};
     stream.Launch([run = kernels_.product, args](cuda::StreamHandle handle) {
       return run(args, cuda::ProductPath::kMatrix, handle);
     });
   };
-  product(0, rows.x, At<int32_t>(token_rows_), At<float>(gate_), nullptr);
-  product(1, rows.x, At<int32_t>(token_rows_), At<float>(up_), nullptr);
+  product(0, rows.x, At<int32_t>(token_rows_), At<float>(gate_), nullptr, At<float>(up_));
   const cuda::SwiGluArgs activation = {.gate = At<float>(gate_),
                                        .up = At<float>(up_),
                                        .rows = pairs,
@@ -172,7 +188,7 @@ void StepExperts::QueueProducts(Stream& stream, const LayerRows& rows) {
   stream.Launch([run = kernels_.swiglu, activation](cuda::StreamHandle handle) {
     return run(activation, handle);
   });
-  product(2, At<uint16_t>(h_), nullptr, At<float>(out_), At<int32_t>(slot_rows_));
+  product(2, At<uint16_t>(h_), nullptr, At<float>(out_), At<int32_t>(slot_rows_), nullptr);
   stream.WriteValue(computed_ + rows.layer, 1);
 }
 
@@ -210,7 +226,7 @@ void StepExperts::Await(const uint32_t* word) {
       ThrowIfFailed(ended_->Synchronize());
       CHECK(LoadWord(word) != 0);  // all of it has run
     }
-    std::this_thread::sleep_for(kSleep);
+    ShortSleep(kSleep);
   }
 }
 

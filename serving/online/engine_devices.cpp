@@ -41,7 +41,7 @@ void StartFromProfiles(const EngineOptions& options, const ExpertLayout& layout,
     return;
   }
   for (const DeviceProfile& profile : profiles) {
-    const double rate = profile.copy_bytes_per_s(kDefaultPacketBytes);
+    const double rate = profile.copy_bytes_per_s(kFastPacketBytes);
     experts.copy_ns.push_back(rate > 0 ? std::llround(expert_ns(rate)) : 0);
   }
   const std::string weights = WeightTypeName(SameBitsAs(ChooseWeightType(options)));

@@ -237,6 +237,57 @@ TEST_F(CudaProductTest, GroupsOfRows) {
   }
 }
 
+// Gate and up of experts: both products of a launch are those that it takes two for.
+TEST_F(CudaProductTest, TwoProductsOfALaunch) {
+  constexpr int64_t kN = 80;
+  constexpr int64_t kK = 200;
+  for (const WeightType type : kGpuExpertTypes) {
+    for (const int64_t rows : {3, 40}) {
+      std::vector<float> values = random_.Normals(rows * kK);
+      const auto x = Upload(ActivationRows(values, rows, kK));
+      const Weights w[2] = {Weights(reference_, random_.Normals(kN * kK), kN, kK, type),
+                            Weights(reference_, random_.Normals(kN * kK), kN, kK, type)};
+      const auto first = Upload(w[0].matrix);
+      const auto second = Upload(w[1].matrix);
+      const auto pointers = Upload(std::vector<const std::byte*>{first.data(), second.data()});
+      const auto offsets = Upload(std::vector<int32_t>{0, static_cast<int32_t>(rows)});
+      const auto bias = Upload(random_.Normals(2 * kN));
+      const auto run = [&](cuda::ProductPath path, const cuda::ProductArgs& args) {
+        Run([&](cuda::StreamHandle stream) { return cuda::Product(args, path, stream); });
+      };
+      for (const cuda::ProductPath path : kPaths) {
+        for (const bool grouped : {false, true}) {
+          const auto y = Output<float>(2 * rows * kN);
+          const auto apart = Output<float>(2 * rows * kN);
+          cuda::ProductArgs args = {.x = x.data(),
+                                    .rows = rows,
+                                    .offsets = grouped ? offsets.data() : nullptr,
+                                    .type = GpuType(type),
+                                    .n = kN,
+                                    .k = kK};
+          for (int i = 0; i < 2; ++i) {
+            args.weights = grouped ? pointers.data() + i : nullptr;
+            args.matrix = grouped ? nullptr : (i == 0 ? first : second).data();
+            args.bias = bias.data() + i * kN;
+            args.y = apart.data() + i * rows * kN;
+            run(path, args);
+          }
+          args.weights = grouped ? pointers.data() : nullptr;
+          args.matrix = grouped ? nullptr : first.data();
+          args.bias = bias.data();
+          args.y = y.data();
+          args.second_weights = grouped ? pointers.data() + 1 : nullptr;
+          args.second_matrix = grouped ? nullptr : second.data();
+          args.second_bias = bias.data() + kN;
+          args.second_y = y.data() + rows * kN;
+          run(path, args);
+          EXPECT_TRUE(testing_util::SameBits(y.Read(), apart.Read())) << WeightTypeName(type);
+        }
+      }
+    }
+  }
+}
+
 TEST_F(CudaProductTest, NumbersOutOfRangeAreRefused) {
   const auto refused = [](const cuda::ProductArgs& args) {
     return !cuda::Product(args, cuda::ProductPath::kMatrix, nullptr).ok();
@@ -244,6 +295,8 @@ TEST_F(CudaProductTest, NumbersOutOfRangeAreRefused) {
   EXPECT_TRUE(refused({.rows = 1, .groups = 2, .n = 16, .k = 16}));
   EXPECT_TRUE(refused({.rows = 70000, .n = 16, .k = 16}));
   EXPECT_TRUE(refused({.rows = 1, .n = 0, .k = 16}));
+  float y = 0;
+  EXPECT_TRUE(refused({.rows = 1, .n = 16, .k = 16, .accumulate = true, .second_y = &y}));
 }
 
 }  // namespace

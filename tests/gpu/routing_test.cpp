@@ -371,6 +371,39 @@ TEST_F(CudaRoutingTest, ExpertsAreLookedUp) {
   }
 }
 
+TEST_F(CudaRoutingTest, TheHostIsToldWhatIsCopiedBeforeTheWord) {
+  Device& device = machine_->device();
+  PinnedHostPool pool(uint64_t{1} << 18, device.numa_node(), device.host_pinner());
+  const HostBuffer there = pool.Allocate(uint64_t{1} << 17).value();
+  if (!device.KernelsReach(there.span())) GTEST_SKIP() << "SKIPPED: no memory is shared";
+  const auto run = [&](const std::vector<int64_t>& words) {
+    const auto from = Upload(random_.Normals(1 << 15));
+    cuda::TellHostArgs args;
+    std::byte* to = there.data();
+    for (size_t i = 0; i < words.size(); ++i) {
+      args.from[i] = reinterpret_cast<const std::byte*>(from.data()) + 400 * i;
+      args.to[i] = to;
+      args.bytes[i] = 4 * words[i];
+      to += args.bytes[i] + 64;  // a gap that stays as it is
+    }
+    args.word = reinterpret_cast<uint32_t*>(there.data() + (1 << 17) - 4);
+    std::memset(there.data(), 0x5a, 1 << 17);
+    Run([&](cuda::StreamHandle stream) { return cuda::TellHost(args, stream); });
+    const std::vector<float> expected = from.Read();
+    for (size_t i = 0; i < words.size(); ++i) {
+      EXPECT_EQ(
+          std::memcmp(args.to[i], expected.data() + 100 * i, static_cast<size_t>(args.bytes[i])),
+          0);
+      EXPECT_EQ(args.to[i][args.bytes[i]], std::byte{0x5a});
+    }
+    EXPECT_EQ(*args.word, 1u);
+  };
+  run({1, 2, 3});
+  run({16, 2048, 2048});
+  run({0, 5000, 11384});
+  EXPECT_FALSE(cuda::TellHost({.bytes = {65536, 4, 0}}, nullptr).ok());
+}
+
 TEST_F(CudaRoutingTest, SlotsAreSummedInOrder) {
   constexpr int64_t kTokens = 3;
   constexpr int64_t kTopK = 5;

@@ -55,6 +55,8 @@ class CudaDevice : public Device {
   HostPinner& host_pinner() override { return pinner_; }
   bool KernelsReach(std::span<const std::byte> host_memory) const override;
   bool CanReach(const Device& other) const override { return other.kind() == DeviceKind::kCuda; }
+  // Some 25 us each on an H100, one behind the other.
+  bool calls_are_slow() const override { return true; }
   std::optional<Error> lost() const override { return core_.lost(); }
 
   int ordinal() const { return core_.ordinal(); }

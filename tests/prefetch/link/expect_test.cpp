@@ -368,8 +368,12 @@ TEST(DevicePacketBytesTest, PacketsOfSlowLinksAreSmall) {
   EXPECT_EQ(DevicePacketBytes(kExpert, 1'000'000), kExpert / 8);
   EXPECT_EQ(DevicePacketBytes(kExpert, int64_t{1} << 62), kExpert / 8);
   EXPECT_EQ(DevicePacketBytes(5000, 1'000'000), 4096u);  // whole pages
-  EXPECT_EQ(DevicePacketBytes(uint64_t{64} << 20, 1), kDefaultPacketBytes);
   EXPECT_EQ(DevicePacketBytes(uint64_t{64} << 20, 3'000'000'000), kDefaultPacketBytes);
+  // Those of fast ones take 50 us, up to 2 MiB.
+  EXPECT_EQ(DevicePacketBytes(uint64_t{64} << 20, 1), kFastPacketBytes);
+  EXPECT_EQ(DevicePacketBytes(uint64_t{64} << 20, 3'200'000), uint32_t{1} << 20);
+  EXPECT_EQ(DevicePacketBytes(uint64_t{64} << 20, 0), kDefaultPacketBytes);
+  EXPECT_EQ(DevicePacketBytes(uint64_t{64} << 20, 0, true), kFastPacketBytes);
 }
 
 // Misses are planned by the rates that a profile knows, from the first layer on.
