@@ -35,7 +35,8 @@ constexpr uint64_t kLittleLeftBytes = uint64_t{256} << 20;
 
 }  // namespace
 
-Core::Core(int ordinal) : ordinal_(ordinal) {
+Core::Core(int ordinal, decltype(CudaDeviceOptions::fetch) fetch_kernel)
+    : ordinal_(ordinal), fetch_(fetch_kernel) {
   const CurrentDevice current(ordinal_);
   ThrowIfFailed(
       Map(cudaEventCreateWithFlags(&probe_, cudaEventDisableTiming), "cudaEventCreateWithFlags"));
@@ -87,14 +88,18 @@ std::optional<Error> Core::lost() const {
   return lost_;
 }
 
+const void* Core::KernelAddress(const void* host_memory) const {
+  void* address = nullptr;
+  if (cudaHostGetDevicePointer(&address, const_cast<void*>(host_memory), 0) == cudaSuccess) {
+    return address;
+  }
+  cudaGetLastError();
+  return nullptr;
+}
+
 CUdeviceptr Core::WordAddress(const uint32_t* word) const {
   if (wait_value_ == nullptr || write_value_ == nullptr) return 0;
-  void* address = nullptr;
-  if (cudaHostGetDevicePointer(&address, const_cast<uint32_t*>(word), 0) != cudaSuccess) {
-    cudaGetLastError();
-    return 0;
-  }
-  return reinterpret_cast<CUdeviceptr>(address);
+  return reinterpret_cast<CUdeviceptr>(KernelAddress(word));
 }
 
 cudaEvent_t Core::TakeEvent(std::optional<Error>& error) {

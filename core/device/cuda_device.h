@@ -21,6 +21,8 @@
 #include "core/device/device.h"
 #include "core/device/launch_result.h"
 
+struct CUstream_st;
+
 namespace moesaic {
 
 struct CudaDeviceInfo {
@@ -49,6 +51,10 @@ struct CudaDeviceOptions {
   // null: there are none. CUDA would load each when it is launched first, and may wait until all
   // that runs on the GPU has ended, such as a graph that waits for a word.
   LaunchResult (*load_kernels)() = nullptr;
+  // Copies little from memory of the host, aligned to 16 bytes and of a multiple of 4, by a kernel
+  // (cuda::FetchFromHost of kernels/cuda/kernels.h), which need not wait for what the copy engine
+  // has in hand. Null: that engine copies everything.
+  LaunchResult (*fetch)(void* to, const void* from, uint64_t bytes, CUstream_st* stream) = nullptr;
 };
 
 // Throws Error(kUnsupported) in a build without CUDA, kNotFound when there is no such GPU,

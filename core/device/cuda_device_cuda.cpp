@@ -57,12 +57,12 @@ DeviceMemory::~DeviceMemory() {
   cudaGetLastError();
 }
 
-CudaDevice::CudaDevice(const CudaDeviceInfo& info, uint64_t capacity_bytes)
+CudaDevice::CudaDevice(const CudaDeviceInfo& info, const CudaDeviceOptions& options)
     : name_(fmt::format("cuda:{}", info.ordinal)),
       numa_node_(info.numa_node),
-      core_(info.ordinal),
-      memory_(info.ordinal, capacity_bytes),
-      arena_(memory_.data(), capacity_bytes, kAlignment),
+      core_(info.ordinal, options.fetch),
+      memory_(info.ordinal, options.capacity_bytes),
+      arena_(memory_.data(), options.capacity_bytes, kAlignment),
       pinner_(info.ordinal) {}
 
 std::optional<DeviceBuffer> CudaDevice::Allocate(uint64_t bytes) {
@@ -166,7 +166,7 @@ std::unique_ptr<Device> CreateCudaDevice(const CudaDeviceOptions& options) {
     }
   }
   return std::make_unique<cuda::CudaDevice>(machine.devices[static_cast<size_t>(options.ordinal)],
-                                            options.capacity_bytes);
+                                            options);
 }
 
 int ConnectCudaPeers(std::span<Device* const> devices) {

@@ -16,6 +16,8 @@ namespace {
 // How often a host function looks at the word that it waits for.
 constexpr std::chrono::microseconds kWordPeriod{20};
 
+// What a kernel copies: its one block is no match for a copy engine with more.
+constexpr uint64_t kMostFetchedBytes = 16 * 1024;
 // Before a thread that waits for an event leaves it to the driver to wake it.
 constexpr int kLooks = 200;
 constexpr std::chrono::microseconds kLookPeriod{5};
@@ -136,6 +138,19 @@ void CudaStream::Note(cudaError_t code, const char* call) {
   if (std::optional<Error> error = core_.Map(code, call)) errors_.Add(std::move(*error));
 }
 
+// By a kernel; false: not of so much, or of this memory.
+bool CudaStream::Fetch(std::byte* to, std::span<const std::byte> from) {
+  if (core_.fetch() == nullptr || from.size() > kMostFetchedBytes || from.size() % 4 != 0) {
+    return false;
+  }
+  const void* const address = core_.KernelAddress(from.data());
+  const uintptr_t ends = reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(address);
+  if (address == nullptr || ends % 16 != 0) return false;
+  const LaunchResult result = core_.fetch()(to, address, from.size(), handle_);
+  Note(static_cast<cudaError_t>(result.code), "a copy by a kernel");
+  return true;
+}
+
 void CudaStream::CopyToDevice(const DeviceSpan& destination, std::span<const std::byte> source) {
   CHECK_EQ(destination.bytes(), source.size());
   CHECK(destination.device() == &device_ || source.empty());
@@ -144,6 +159,7 @@ void CudaStream::CopyToDevice(const DeviceSpan& destination, std::span<const std
   const bool pinned = Pinned(source);
   MutexLock lock(mutex_);
   if (Skips()) return;
+  if (pinned && Fetch(destination.data(), source)) return;
   if (pinned) {
     Note(cudaMemcpyAsync(destination.data(), source.data(), source.size(), cudaMemcpyHostToDevice,
                          handle_),
@@ -369,6 +385,10 @@ std::optional<Error> CudaStream::Synchronize() {
   {
     MutexLock lock(mutex_);
     causes = errors_.causes();
+  }
+  for (int look = 0; look < kLooks && cudaStreamQuery(handle_) == cudaErrorNotReady; ++look) {
+    cudaGetLastError();
+    ShortSleep(kLookPeriod);
   }
   std::optional<Error> error = core_.Map(cudaStreamSynchronize(handle_), "cudaStreamSynchronize");
   if (std::optional<Error> lost = core_.lost()) {

@@ -269,7 +269,7 @@ template <int kDim, bool kSplit>
 constexpr int kTiles = kSplit || !kOneWarp<kDim> ? 1 : 4;
 // Steps whose keys are on their way at a time: what registers hold.
 template <int kDim, bool kSplit>
-constexpr int kBatch = kSplit&& kOneWarp<kDim> ? 8 : 2;
+constexpr int kBatch = !kOneWarp<kDim> ? 2 : (kSplit ? 8 : 4);
 
 template <int kDim, bool kSplit, bool kFits>
 __global__ void __launch_bounds__(kAttentionThreads<kDim>* kTiles<kDim, kSplit>)

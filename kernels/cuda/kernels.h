@@ -36,4 +36,7 @@ const Kernels* CompiledKernels();
 // Loads all kernels onto the current GPU (CudaDeviceOptions::load_kernels).
 LaunchResult LoadKernels();
 
+// Fetch of rows.h, as a CUDA device takes it (CudaDeviceOptions::fetch).
+LaunchResult FetchFromHost(void* to, const void* from, uint64_t bytes, StreamHandle stream);
+
 }  // namespace moesaic::cuda

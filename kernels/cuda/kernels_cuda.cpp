@@ -13,4 +13,8 @@ LaunchResult LoadKernels() {
   return {};
 }
 
+LaunchResult FetchFromHost(void* to, const void* from, uint64_t bytes, StreamHandle stream) {
+  return Fetch(to, from, bytes, stream);
+}
+
 }  // namespace moesaic::cuda

@@ -7,4 +7,6 @@ const Kernels* CompiledKernels() { return nullptr; }
 
 LaunchResult LoadKernels() { return {}; }
 
+LaunchResult FetchFromHost(void*, const void*, uint64_t, StreamHandle) { return {}; }
+
 }  // namespace moesaic::cuda

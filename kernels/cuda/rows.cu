@@ -172,12 +172,35 @@ __global__ void __launch_bounds__(kThreads) JoinColumnsKernel(JoinColumnsArgs ar
 
 dim3 Grid(int64_t rows) { return dim3(static_cast<unsigned>(rows)); }
 
+constexpr int kFetchThreads = 512;
+
+__global__ void __launch_bounds__(kFetchThreads)
+    FetchKernel(uint32_t* to, const uint32_t* from, int words) {
+  const auto thread = static_cast<int>(threadIdx.x);
+  const int by_vectors = words / 4 * 4;
+  for (int i = thread * 4; i < by_vectors; i += kFetchThreads * 4) {
+    *reinterpret_cast<uint4*>(to + i) = LoadVector(from + i);
+  }
+  for (int i = by_vectors + thread; i < words; i += kFetchThreads) to[i] = from[i];
+}
+
 }  // namespace
 
 LaunchResult LoadRowKernels() {
   return Load("rows", RmsNormKernel, RopeKernel, EmbeddingKernel<Weights::kBf16>,
               EmbeddingKernel<Weights::kInt8>, EmbeddingKernel<Weights::kInt4>, SwiGluKernel,
-              AddGatedKernel, ArgMaxKernel, JoinColumnsKernel<float>, JoinColumnsKernel<uint16_t>);
+              AddGatedKernel, ArgMaxKernel, JoinColumnsKernel<float>, JoinColumnsKernel<uint16_t>,
+              FetchKernel);
+}
+
+LaunchResult Fetch(void* to, const void* from, uint64_t bytes, StreamHandle stream) {
+  const uintptr_t ends = reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from);
+  if (bytes > kMostFetchedBytes || bytes % 4 != 0 || ends % 16 != 0) {
+    return Refuse("fetch", "too much, or not aligned");
+  }
+  return Launch("fetch", FetchKernel, dim3(bytes > 0 ? 1 : 0), kFetchThreads, stream,
+                static_cast<uint32_t*>(to), static_cast<const uint32_t*>(from),
+                static_cast<int>(bytes / 4));
 }
 
 LaunchResult RmsNorm(const RmsNormArgs& args, StreamHandle stream) {

@@ -60,7 +60,8 @@ class Cuda final : public DeviceBackend {
     for (size_t d = 0; d < plans.size(); ++d) {
       made.devices.push_back(CreateCudaDevice({.ordinal = static_cast<int>(d),
                                                .capacity_bytes = plans[d].ledger.total_bytes(),
-                                               .load_kernels = cuda::LoadKernels}));
+                                               .load_kernels = cuda::LoadKernels,
+                                               .fetch = cuda::FetchFromHost}));
     }
     if (options.dense == DenseMode::kSharded) ConnectCudaPeers(made.pointers());
     return made;

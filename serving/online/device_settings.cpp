@@ -55,7 +55,7 @@ void AddDeviceSettings(DeviceOptions& options, bool visible, OptionTable& table)
                .target = OneOf(&options.cublas, kGemms),
                .help = "What multiplies 64 rows and more by the dense matrices on a GPU: our own "
                        "kernels, or cuBLAS where the build and the machine have it, which sums in "
-                       "another order and needs --numerics fast. It has not run on a GPU yet."});
+                       "another order and needs --numerics fast."});
   devices.Add({.name = "miss",
                .target = OneOf(&options.miss, kMissModes),
                .help = "An expert that is on no device when it is needed: fetch it, compute it on "

@@ -351,7 +351,8 @@ std::vector<DeviceProfile> MeasureCudaDevices(ThreadPool& pool, const ProfilerOp
       const std::unique_ptr<Device> device =
           CreateCudaDevice({.ordinal = info.ordinal,
                             .capacity_bytes = MeasuredDeviceBytes(amounts),
-                            .load_kernels = cuda::LoadKernels});
+                            .load_kernels = cuda::LoadKernels,
+                            .fetch = cuda::FetchFromHost});
       profiles.push_back(MeasureDevice(*device, info.name, cuda::CompiledKernels(), pool, amounts,
                                        options.progress));
     } catch (const Error& error) {

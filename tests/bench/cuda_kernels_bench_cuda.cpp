@@ -294,8 +294,10 @@ int Main(int argc, char** argv) {
     fmt::print("SKIPPED: {}\n", machine.why_none);
     return 0;
   }
-  const auto device = CreateCudaDevice(
-      {.ordinal = ordinal, .capacity_bytes = 4 * kGiB, .load_kernels = cuda::LoadKernels});
+  const auto device = CreateCudaDevice({.ordinal = ordinal,
+                                        .capacity_bytes = 4 * kGiB,
+                                        .load_kernels = cuda::LoadKernels,
+                                        .fetch = cuda::FetchFromHost});
   const CudaDeviceInfo& info = machine.devices[static_cast<size_t>(ordinal)];
   Bench bench(*device, rounds);
   const double memory_rate = bench.MemoryRate();

@@ -14,7 +14,8 @@ class GpuMachine : public KernelMachine {
     for (size_t d = 0; d < devices; ++d) {
       devices_.push_back(CreateCudaDevice({.ordinal = static_cast<int>(d % gpus),
                                            .capacity_bytes = capacity_bytes,
-                                           .load_kernels = cuda::LoadKernels}));
+                                           .load_kernels = cuda::LoadKernels,
+                                           .fetch = cuda::FetchFromHost}));
       all.push_back(devices_.back().get());
     }
     ConnectCudaPeers(all);

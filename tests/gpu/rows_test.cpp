@@ -1,9 +1,11 @@
 // Kernels on rows against the CPU's scalar reference.
 #include "kernels/cuda/rows.h"
 
+#include <array>
 #include <cmath>
 #include <limits>
 
+#include "core/device/pinned_host_pool.h"
 #include "tests/gpu/gpu_test_util.h"
 
 namespace moesaic {
@@ -289,6 +291,31 @@ TEST_F(CudaRowsTest, ClampedSwiGlu) {
     const double u = std::clamp<double>(up[i], -kLimit, kLimit);
     ExpectBf16Near(y[i], (u + 1.0) * g / (1.0 + std::exp(-kAlpha * g)), 1e-5, std::to_string(i));
   }
+}
+
+// With and without a rest behind whole vectors; what is beside stays.
+TEST_F(CudaRowsTest, FetchCopiesFromTheHost) {
+  Device& device = machine_->device();
+  PinnedHostPool pool(uint64_t{1} << 16, device.numa_node(), device.host_pinner());
+  const HostBuffer there = pool.Allocate(uint64_t{1} << 15).value();
+  if (!device.KernelsReach(there.span())) GTEST_SKIP() << "SKIPPED: no memory is shared";
+  for (size_t i = 0; i < there.bytes(); ++i) {
+    there.data()[i] = static_cast<std::byte>(random_.Uniform(0, 255));
+  }
+  for (const auto& [to, from, bytes] :
+       {std::array<size_t, 3>{0, 0, 16384}, {16, 32, 4100}, {0, 16, 4}, {0, 0, 0}}) {
+    const std::vector<std::byte> before(20000, std::byte{7});
+    const auto memory = Upload(before);
+    Run([&, to = to, from = from, bytes = bytes](cuda::StreamHandle stream) {
+      return cuda::Fetch(memory.data() + to, there.data() + from, bytes, stream);
+    });
+    std::vector<std::byte> expected = before;
+    std::copy_n(there.data() + from, bytes, expected.begin() + static_cast<std::ptrdiff_t>(to));
+    EXPECT_EQ(memory.Read(), expected) << to << " " << from << " " << bytes;
+  }
+  EXPECT_FALSE(cuda::Fetch(nullptr, nullptr, uint64_t{1} << 40, nullptr).ok());
+  EXPECT_FALSE(cuda::Fetch(nullptr, nullptr, 2, nullptr).ok());
+  EXPECT_FALSE(cuda::Fetch(nullptr, there.data() + 4, 4, nullptr).ok());
 }
 
 TEST_F(CudaRowsTest, ArgMaxTakesTheFirstOfTheLargest) {

@@ -23,6 +23,7 @@
 
 #include "core/base/error.h"
 #include "core/base/mutex.h"
+#include "core/device/cuda_device.h"
 #include "core/device/stream.h"
 #include "core/device/stream_errors.h"
 
@@ -63,7 +64,8 @@ struct QueuedCall {
 
 class Core {
  public:
-  explicit Core(int ordinal);  // of a GPU whose context exists
+  // Of a GPU whose context exists. `fetch_kernel`: see CudaDeviceOptions::fetch.
+  Core(int ordinal, decltype(CudaDeviceOptions::fetch) fetch_kernel);
   ~Core();
   Core(const Core&) = delete;
   Core& operator=(const Core&) = delete;
@@ -92,6 +94,9 @@ class Core {
   // Operations of streams on words of host memory, of the driver: null where it has none.
   PFN_cuStreamWaitValue32_v11070 wait_value() const { return wait_value_; }
   PFN_cuStreamWriteValue32_v11070 write_value() const { return write_value_; }
+  decltype(CudaDeviceOptions::fetch) fetch() const { return fetch_; }
+  // Where kernels find pinned memory of the host; null: they do not.
+  const void* KernelAddress(const void* host_memory) const;
   // Where they find such a word; 0: there are none, or the word is in memory that is not pinned.
   CUdeviceptr WordAddress(const uint32_t* word) const;
   void AwaitCalls(const void* stream) EXCLUDES(mutex_);  // of a lost device
@@ -104,6 +109,7 @@ class Core {
   QueuedCall* NextToTell() REQUIRES(mutex_);
 
   const int ordinal_;
+  decltype(CudaDeviceOptions::fetch) const fetch_;
   PFN_cuStreamWaitValue32_v11070 wait_value_ = nullptr;
   PFN_cuStreamWriteValue32_v11070 write_value_ = nullptr;
   cudaEvent_t probe_ = nullptr;  // never recorded: asking for it fails on a lost device only

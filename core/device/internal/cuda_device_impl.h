@@ -41,7 +41,7 @@ class DeviceMemory {
 
 class CudaDevice : public Device {
  public:
-  CudaDevice(const CudaDeviceInfo& info, uint64_t capacity_bytes);
+  CudaDevice(const CudaDeviceInfo& info, const CudaDeviceOptions& options);
 
   const std::string& name() const override { return name_; }
   DeviceKind kind() const override { return DeviceKind::kCuda; }

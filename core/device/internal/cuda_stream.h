@@ -110,6 +110,7 @@ class CudaStream : public Stream {
     return capture_ == Capture::kSpoilt;
   }
   void Note(cudaError_t code, const char* call) REQUIRES(mutex_);
+  bool Fetch(std::byte* to, std::span<const std::byte> from) REQUIRES(mutex_);
   cudaGraphExec_t Instantiate(cudaGraph_t graph) REQUIRES(mutex_);
   void CallLocked(HostFunction function) REQUIRES(mutex_);
 

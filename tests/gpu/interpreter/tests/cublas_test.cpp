@@ -30,8 +30,10 @@ class CublasTest : public testing::Test {
     UseGpu();
   }
   void UseGpu() {
-    device_ = CreateCudaDevice(
-        {.ordinal = 1, .capacity_bytes = uint64_t{64} << 20, .load_kernels = cuda::LoadKernels});
+    device_ = CreateCudaDevice({.ordinal = 1,
+                                .capacity_bytes = uint64_t{64} << 20,
+                                .load_kernels = cuda::LoadKernels,
+                                .fetch = cuda::FetchFromHost});
     stream_ = device_->CreateStream();
     workspace_ = AllocateOrThrow(*device_, cuda::GemmWorkspaceBytes(kN, kK), "a test");
     x_ = AllocateOrThrow(*device_, kRows * kK * sizeof(uint16_t), "a test");

@@ -49,7 +49,8 @@ class CudaRuntimeTest : public testing::Test {
 std::unique_ptr<Device> MakeDevice(int ordinal, bool load) {
   return CreateCudaDevice({.ordinal = ordinal,
                            .capacity_bytes = kCapacity,
-                           .load_kernels = load ? cuda::LoadKernels : nullptr});
+                           .load_kernels = load ? cuda::LoadKernels : nullptr,
+                           .fetch = load ? cuda::FetchFromHost : nullptr});
 }
 
 // Adds a row to another one: y += x, where the gate is so far open that its share is 1.
