@@ -9,7 +9,8 @@
 namespace moesaic {
 
 // Wakes the calling thread no later than it asks to be woken, where the kernel would add 50 us to
-// each of its sleeps (prctl(2), PR_SET_TIMERSLACK). Threads that it starts from then on have it too.
+// each of its sleeps (prctl(2), PR_SET_TIMERSLACK). Threads that it starts from then on have it
+// too.
 inline void WakeOnTime() {
   static thread_local const bool done = prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL) == 0;
   static_cast<void>(done);

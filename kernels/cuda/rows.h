@@ -114,8 +114,9 @@ struct JoinColumnsArgs {
 };
 LaunchResult JoinColumns(const JoinColumnsArgs& args, StreamHandle stream);
 
-// A copy from memory of the host that kernels reach (CudaDeviceOptions::fetch), aligned to 16 bytes,
-// of a multiple of 4. For little: one block does it, which is no match for a copy engine with more.
+// A copy from memory of the host that kernels reach (CudaDeviceOptions::fetch), aligned to 16
+// bytes, of a multiple of 4. For little: one block does it, which is no match for a copy engine
+// with more.
 constexpr uint64_t kMostFetchedBytes = 1 << 20;
 LaunchResult Fetch(void* to, const void* from, uint64_t bytes, StreamHandle stream);
 

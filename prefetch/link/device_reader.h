@@ -56,8 +56,8 @@ class DeviceReader : public AsyncReader {
   std::vector<Copy> copies_;  // [depth]
   std::vector<int> free_;     // a stack, of the driving thread
   const bool asks_;
-  std::deque<int> asked_;  // on their way, oldest first; of the driving thread
-  std::vector<Done> taken_;   // of the driving thread
+  std::deque<int> asked_;    // on their way, oldest first; of the driving thread
+  std::vector<Done> taken_;  // of the driving thread
 
   Mutex mutex_;
   CondVar changed_;

@@ -21,12 +21,20 @@ RACE = "race: thread"
 
 # Name: the file, the tests, what the interpreter must say, and what is replaced by what.
 BUGS = {
-    "no-barrier-behind-the-tile": (
+    "no-barrier-before-chunks-are-added": (
         "products.cu", "CudaProductTest.*", RACE,
-        [("      to[3] = value.w;\n    }\n    __syncthreads();", "      to[3] = value.w;\n    }\n")]),
-    "no-barrier-before-the-tile": (
+        [("    __syncthreads();\n    if (rows.begin + row < rows.end) {", "    if (rows.begin + row < rows.end) {")]),
+    "no-barrier-behind-chunks-that-are-added": (
         "products.cu", "CudaProductTest.*", RACE,
-        [("begin += kStepInputs) {\n    __syncthreads();", "begin += kStepInputs) {\n")]),
+        [("        totals[1] += of_chunks[from][row][output + 1];\n      }\n    }\n    __syncthreads();",
+          "        totals[1] += of_chunks[from][row][output + 1];\n      }\n    }\n")]),
+    "no-barrier-between-halves-of-a-chunk": (
+        "products.cu", "CudaProductTest.*", RACE,
+        [("      // All have stored this half, and read the other.\n      __syncthreads();", "")]),
+    "no-barrier-before-factors-of-a-fold": (
+        "attention.cu", "CudaAttentionTest.*", RACE,
+        [("      new_factors[thread] = exp2f(maxima[thread] - Shift(max));\n    }\n    __syncthreads();",
+          "      new_factors[thread] = exp2f(maxima[thread] - Shift(max));\n    }\n")]),
     "no-barrier-in-a-block-sum": (
         "rows.cu", "CudaRowsTest.*", RACE,
         [("partials[threadIdx.x / kWarp] = value;\n  __syncthreads();", "partials[threadIdx.x / kWarp] = value;\n")]),
@@ -50,14 +58,13 @@ BUGS = {
           "    if (g == 7 && first % 64 == 32) return;\n    const int key_block = first /")]),
     "a-shared-array-too-small": (
         "products.cu", "CudaProductTest.*", "of shared memory, which has",
-        [("__shared__ uint32_t x[kTiles * 16][kStepStride];",
-          "__shared__ uint32_t x[kTiles * 16][kStepStride - 8];"),
-         ("&x[row][vector * 4]", "&(&x[0][0])[row * kStepStride + vector * 4]"),
-         ("(&x)[kTiles * 16][kStepStride]", "(&x)[kTiles * 16][kStepStride - 8]"),
-         ("&x[m * 16 + g][local_step * 8 + 2 * t]",
-          "&(&x[0][0])[(m * 16 + g) * kStepStride + local_step * 8 + 2 * t]"),
-         ("&x[m * 16 + g + 8][local_step * 8 + 2 * t]",
-          "&(&x[0][0])[(m * 16 + g + 8) * kStepStride + local_step * 8 + 2 * t]")]),
+        [("__shared__ float of_chunks[kFewWarps][kFewRows][kFewStride];",
+          "__shared__ float of_chunks[kFewWarps][kFewRows][kFewStride - 8];"),
+         ("&of_chunks[warp][g + half * 8][8 * t];",
+          "&(&of_chunks[0][0][0])[(warp * kFewRows + g + half * 8) * kFewStride + 8 * t];"),
+         ("of_chunks[from][row][output];", "(&of_chunks[0][0][0])[(from * kFewRows + row) * kFewStride + output];"),
+         ("of_chunks[from][row][output + 1];",
+          "(&of_chunks[0][0][0])[(from * kFewRows + row) * kFewStride + output + 1];")]),
     "lanes-end-before-a-shuffle": (
         "rows.cu", "CudaRowsTest.*", "which has ended",
         [("  for (int mask = kWarp / 2; mask > 0; mask /= 2) {\n    const float other = ShuffleXor(value, mask);",
@@ -73,7 +80,7 @@ BUGS = {
           "  for (int64_t i = threadIdx.x; i < args.heads * half + 256; i += kThreads) {")]),
     "half-a-vector-off": (
         "products.cu", "CudaProductTest.*", "is not aligned to 16 bytes",
-        [("const uint4 v = LoadVector(line + quarter * 16);", "const uint4 v = LoadVector(line + quarter * 16 + 8);")]),
+        [("const uint4 v = LoadConstant(line + quarter * 16);", "const uint4 v = LoadConstant(line + quarter * 16 + 8);")]),
 }
 # Where a bug lies in a header of the kernels instead.
 HEADERS = {"half-a-vector-off": "internal/weights.cuh"}
