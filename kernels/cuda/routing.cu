@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kLogitThreads) RouterLogitsKernel(RouterLogits
     for (int i = 0; i < kLogitBatch; ++i) {
       if (first + i * kLogitParts >= lines) break;
       if constexpr (kF32) {
-        sum = fmaf(__uint_as_float(weights[i]), inputs[i][0], sum);
+        sum = fmaf(FloatOf(weights[i]), inputs[i][0], sum);
       } else {
         sum = fmaf(WidenBf16(weights[i]), inputs[i][0], sum);
         sum = fmaf(WidenBf16(weights[i] >> 16), inputs[i][1], sum);

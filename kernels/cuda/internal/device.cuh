@@ -17,8 +17,9 @@ namespace {
 constexpr int kWarp = 32;
 constexpr float kMinusInfinity = -__builtin_huge_valf();
 
+__device__ __forceinline__ float FloatOf(uint32_t bits) { return __uint_as_float(bits); }
 __device__ __forceinline__ float WidenBf16(uint32_t bits) {
-  return __uint_as_float((bits & 0xffffu) << 16);
+  return FloatOf((bits & 0xffffu) << 16);
 }
 __device__ __forceinline__ float WidenHalf(uint32_t bits) {
   return __half2float(__ushort_as_half(static_cast<unsigned short>(bits & 0xffffu)));

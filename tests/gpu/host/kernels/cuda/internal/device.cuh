@@ -47,6 +47,7 @@ constexpr float kMinusInfinity = -__builtin_huge_valf();
 
 inline void __syncthreads() { host_gpu::WaitForBlock(); }
 
+inline float FloatOf(uint32_t bits) { return __builtin_bit_cast(float, bits); }
 inline float WidenBf16(uint32_t bits) { return Bf16ToF32(static_cast<uint16_t>(bits)); }
 inline float WidenHalf(uint32_t bits) { return F16ToF32(static_cast<uint16_t>(bits)); }
 inline uint16_t RoundBf16(float value) { return F32ToBf16(value); }
