@@ -1,13 +1,17 @@
 // Speed of the expert operator as a whole: RunExperts with weights from memory, as a decode step
 // and a prefill have it. Prints a Markdown table.
 //
-//   experts_bench [rounds] [threads,...] [bf16|int8|int4]
+//   experts_bench [rounds] [threads,...] [bf16|int8|int4] [whole]
+//
+// "whole" counts what is beside the experts in a layer: activations from f32, and the weighted sum
+// of each token's slots (scripts/compare_kt_kernel.py).
 //
 // Wall-clock time, the median over rounds with half the distance between the quartiles. Layers of
 // 64 experts of hidden 1024 and intermediate 512 (the model of scripts/make_bench_model.py), as
 // many as take more than a large third-level cache; a decode call has the next 8 of them, one row
 // each, a prefill 512 tokens of top 8 spread over a layer; eight experts of many rows are what
 // throughput mode streams.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -71,16 +75,22 @@ class Experts {
 class Calls {
  public:
   Calls(const CpuKernels& kernels, WeightType type, const Experts& experts, int64_t tokens,
-        int64_t active, int threads)
-      : kernels_(kernels), experts_(experts), active_(active), pool_(threads) {
+        int64_t active, int threads, bool whole)
+      : kernels_(kernels),
+        experts_(experts),
+        tokens_(tokens),
+        active_(active),
+        whole_(whole),
+        activations_(ActivationTypeOf(kernels.numerics, type)),
+        pool_(threads),
+        values_(Normals(tokens * kHidden)),
+        weights_(static_cast<size_t>(tokens * kTopK), 1.0f / kTopK),
+        y_(static_cast<size_t>(tokens * kHidden)) {
     const int64_t rows = tokens * kTopK / active;
-    const ActivationType activations = ActivationTypeOf(kernels.numerics, type);
-    stride_bytes_ = ActivationRowBytes(activations, kHidden);
+    stride_bytes_ = ActivationRowBytes(activations_, kHidden);
     x_ = AlignedBuffer(static_cast<size_t>(tokens * stride_bytes_));
-    const std::vector<float> x = Normals(tokens * kHidden);
-    kernels.prepare_activations(x.data(), kHidden, tokens, kHidden, activations, x_.data(),
-                                stride_bytes_);
-    workspace_.Reserve(activations, tokens * kTopK, kIntermediate);
+    for (int64_t token = 0; token < tokens; ++token) Prepare(token);
+    workspace_.Reserve(activations_, tokens * kTopK, kIntermediate);
     out_ = AlignedBuffer(static_cast<size_t>(tokens * kTopK * kHidden) * sizeof(float));
     for (int64_t i = 0; i < active * rows; ++i) {
       token_rows_.push_back(static_cast<int32_t>(i % tokens));
@@ -98,14 +108,30 @@ class Calls {
       work.slot_rows = slot_rows_.data() + i * rows_;
       work.count = rows_;
     }
+    if (whole_) pool_.ParallelFor(tokens_, [this](int64_t token, int) { Prepare(token); });
     RunExperts(pool_, kernels_, x_.data(), stride_bytes_, call_, out_.as<float>(), workspace_);
+    if (!whole_) return;
+    std::fill(y_.begin(), y_.end(), 0.0f);
+    CombineSlots(pool_, kernels_, out_.as<float>(), weights_.data(), tokens_, kTopK, kHidden,
+                 y_.data());
   }
 
  private:
+  void Prepare(int64_t token) {
+    kernels_.prepare_activations(values_.data() + token * kHidden, kHidden, 1, kHidden,
+                                 activations_, x_.data() + token * stride_bytes_, stride_bytes_);
+  }
+
   const CpuKernels& kernels_;
   const Experts& experts_;
+  const int64_t tokens_;
   const int64_t active_;
+  const bool whole_;
+  const ActivationType activations_;
   ThreadPool pool_;
+  const std::vector<float> values_;   // [tokens, hidden]
+  const std::vector<float> weights_;  // [tokens, slots]
+  std::vector<float> y_;              // [tokens, hidden]
   int64_t stride_bytes_ = 0;
   int64_t rows_ = 0;
   size_t next_ = 0;  // expert
@@ -128,7 +154,7 @@ constexpr Call kCalls[] = {{"decode, batch 1", 1, kTopK},
                            {"prefill, 2048 tokens", 2048, kExperts},
                            {"8 experts of 420 rows", 420, kTopK}};
 
-void Run(int rounds, const std::vector<int>& thread_counts, const std::string& only) {
+void Run(int rounds, const std::vector<int>& thread_counts, const std::string& only, bool whole) {
   const CpuKernels& kernels = SelectKernels();
   std::printf(
       "| weights | call | threads | us | spread | GB/s | GFLOP/s "
@@ -141,7 +167,7 @@ void Run(int rounds, const std::vector<int>& thread_counts, const std::string& o
       std::vector<Candidate> candidates;
       for (const Call& call : kCalls) {
         Calls& made =
-            calls.emplace_back(kernels, type, experts, call.tokens, call.experts, threads);
+            calls.emplace_back(kernels, type, experts, call.tokens, call.experts, threads, whole);
         candidates.push_back({call.name, [&made] { made.Run(); }});
       }
       Measure(candidates, rounds, 0.03, CLOCK_MONOTONIC);
@@ -164,7 +190,8 @@ int Main(int argc, char** argv) {
   std::vector<int> threads;
   std::istringstream list(argc > 2 ? argv[2] : "1,2");
   for (std::string item; std::getline(list, item, ',');) threads.push_back(std::atoi(item.c_str()));
-  Run(argc > 1 ? std::atoi(argv[1]) : 21, threads, argc > 3 ? argv[3] : "");
+  Run(argc > 1 ? std::atoi(argv[1]) : 21, threads, argc > 3 ? argv[3] : "",
+      argc > 4 && std::string(argv[4]) == "whole");
   return 0;
 }
 

@@ -62,47 +62,34 @@ MOESAIC_INLINE Ints16 AddPairSums(Ints16 sum, PairSums a) {
 }
 constexpr bool kDotOfFour = false;
 
-// int4's halves are multiplied as they are: 8 pairs of products of one output fit 16 bits, a
-// multiplier comes in with the instruction that adds pairs, and what a half stands above its weight
-// is the multiplier's times the sum of the activations.
+// int4's halves are multiplied as they are: 8 pairs of products of one output fit 16 bits.
 struct Halves {
-  static constexpr bool kDirect = true;
-  using Sum = __m256i;
-  using Pairs = PairSums;
-  // Of 32 activations, in the lower half of each 32 bits.
-  MOESAIC_INLINE static Sum SumOf(const int8_t* x) {
-    const __m256i pairs = _mm256_maddubs_epi16(
-        _mm256_set1_epi8(1), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)));
-    const __m256i fours = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(fours), _mm256_extracti128_si256(fours, 1));
-    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
-    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1));
-    return _mm256_and_si256(_mm256_broadcastd_epi32(sum), _mm256_set1_epi32(0xffff));
+  static constexpr int64_t kMostRows = std::numeric_limits<int64_t>::max();
+  using Products = PairSums;
+  MOESAIC_INLINE static HalfSums SumsOf(const int8_t* x) { return SumsOfSubgroups(x); }
+  MOESAIC_INLINE static Ints16 StartOfGroup(const Multipliers& group, const HalfSums& sums) {
+    return {OffsetOf(group.lo, sums), OffsetOf(group.hi, sums)};
   }
-  MOESAIC_INLINE static __m256i Lowered(__m256i zeros) {
-    return _mm256_sub_epi32(_mm256_and_si256(zeros, _mm256_set1_epi32(255)),
-                            _mm256_set1_epi32(128));
-  }
-  // With what halves of 0 stand for, as 32-bit numbers.
-  MOESAIC_INLINE static HalfScale ScaleOf(const Multipliers& group, int64_t subgroup) {
-    HalfScale of = ScaleOfHalves(group, subgroup);
-    of.lo.zeros = Lowered(of.lo.zeros);
-    of.hi.zeros = Lowered(of.hi.zeros);
-    return of;
+  MOESAIC_INLINE static HalfFactors FactorsOf(const Multipliers& group, int64_t subgroup) {
+    const __m256i words = _mm256_add_epi8(
+        _mm256_broadcastsi128_si256(_mm_setr_epi8(0, -128, 0, -128, 4, -128, 4, -128, 8, -128, 8,
+                                                  -128, 12, -128, 12, -128)),
+        _mm256_set1_epi32(static_cast<int>(subgroup) * 0x00010001));
+    return {_mm256_shuffle_epi8(group.lo.factors, words),
+            _mm256_shuffle_epi8(group.hi.factors, words)};
   }
   MOESAIC_INLINE static ByteLine Low(const std::byte* line) { return Bits<0, 15>(LoadLine(line)); }
   MOESAIC_INLINE static ByteLine High(const std::byte* line) { return Bits<4, 15>(LoadLine(line)); }
-  MOESAIC_INLINE static Pairs Zero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
-  MOESAIC_INLINE static Pairs Add(Pairs sum, ByteLine halves, FourBytes x) {
+  MOESAIC_INLINE static Products Zero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+  MOESAIC_INLINE static Products AddLow(Products sum, ByteLine halves, FourBytes x) {
     return AddPairs(sum, PairsOf(halves, x));
   }
-  MOESAIC_INLINE static __m256i Scaled(__m256i pairs, const Factors16& scale, Sum x) {
-    return _mm256_add_epi32(_mm256_madd_epi16(pairs, scale.factors),
-                            _mm256_madd_epi16(x, scale.zeros));
+  MOESAIC_INLINE static Products AddHigh(Products sum, ByteLine halves, FourBytes x) {
+    return AddLow(sum, halves, x);
   }
-  MOESAIC_INLINE static Ints16 Add(Ints16 sum, Pairs pairs, const HalfScale& scale, Sum x) {
-    return {_mm256_add_epi32(sum.lo, Scaled(pairs.lo, scale.lo, x)),
-            _mm256_add_epi32(sum.hi, Scaled(pairs.hi, scale.hi, x))};
+  MOESAIC_INLINE static Ints16 Add(Ints16 sum, Products pairs, const HalfFactors& factors) {
+    return {_mm256_add_epi32(sum.lo, _mm256_madd_epi16(pairs.lo, factors.lo)),
+            _mm256_add_epi32(sum.hi, _mm256_madd_epi16(pairs.hi, factors.hi))};
   }
 };
 
@@ -110,8 +97,12 @@ constexpr int64_t kGgufMostRows = std::numeric_limits<int64_t>::max();
 constexpr int kGgufTurnRows = 2;
 constexpr int kGgufTileRows = 2;
 constexpr int GgufTilePanels(int rows) { return rows == 1 ? 2 : 1; }
-constexpr int kQuantTileRows = 2;
+// Eight sums, the weights of eight outputs, their magnitudes and what is made of a row's
+// activations in 16 registers.
+constexpr int kQuantTileRows = 4;
+constexpr int kInt4TileRows = 4;
 constexpr int QuantTilePanels(int rows) { return rows == 1 ? 2 : 1; }
+constexpr bool QuantSumsWait(int rows, int panels) { return rows * panels > 2; }
 
 }  // namespace
 }  // namespace moesaic

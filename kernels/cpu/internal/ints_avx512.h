@@ -53,7 +53,7 @@ MOESAIC_INLINE Ints16 AddPairSums(Ints16 sum, PairSums a) {
 constexpr bool kDotOfFour = false;
 
 struct Halves {
-  static constexpr bool kDirect = false;
+  static constexpr int64_t kMostRows = 0;
 };
 
 constexpr int64_t kGgufMostRows = 16;
@@ -62,6 +62,8 @@ constexpr int kGgufTileRows = 6;
 constexpr int GgufTilePanels(int rows) { return rows <= 3 ? 4 : 2; }
 constexpr int kQuantTileRows = 6;
 constexpr int QuantTilePanels(int rows) { return rows <= 3 ? 4 : 2; }
+constexpr int kInt4TileRows = kQuantTileRows;
+constexpr bool QuantSumsWait(int, int) { return false; }
 
 }  // namespace
 }  // namespace moesaic

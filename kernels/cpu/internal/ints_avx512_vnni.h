@@ -32,7 +32,7 @@ MOESAIC_INLINE Ints16 StartOfSums(int32_t sum) { return _mm512_set1_epi32(sum); 
 constexpr bool kDotOfFour = true;
 
 struct Halves {
-  static constexpr bool kDirect = false;
+  static constexpr int64_t kMostRows = 0;
 };
 
 // Sums of a group and of 128 inputs are in registers.
@@ -43,6 +43,8 @@ constexpr int GgufTilePanels(int rows) { return rows <= 3 ? 4 : 2; }
 // Few sums in flight wait for each other: 4 rows of 4 panels take 0.85 of the time of 4 of 2.
 constexpr int kQuantTileRows = 8;
 constexpr int QuantTilePanels(int rows) { return rows <= 6 ? 4 : 2; }
+constexpr int kInt4TileRows = kQuantTileRows;
+constexpr bool QuantSumsWait(int, int) { return false; }
 
 }  // namespace
 }  // namespace moesaic

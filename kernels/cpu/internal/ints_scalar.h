@@ -95,9 +95,9 @@ MOESAIC_INLINE Ints16 StartOfSums(int32_t sum) { return StartOfGroup(sum); }
 // Whether DotAdd is one instruction; else there are PairsOf, AddPairs and AddPairSums, of 16 bits.
 constexpr bool kDotOfFour = true;
 
-// Whether halves of int4 can be multiplied as they are (ints_avx2.h).
+// Up to so many rows are multiplied with halves of int4 as they are (ints_ymm.h).
 struct Halves {
-  static constexpr bool kDirect = false;
+  static constexpr int64_t kMostRows = 0;
 };
 
 // Up to so many rows are multiplied with GGUF's codes from panels (gguf_row.h), which is unrolled:
@@ -108,6 +108,10 @@ constexpr int kGgufTileRows = 2;
 constexpr int GgufTilePanels(int) { return 1; }
 constexpr int kQuantTileRows = 2;
 constexpr int QuantTilePanels(int) { return 1; }
+// Of int4 whose halves become bytes in registers.
+constexpr int kInt4TileRows = kQuantTileRows;
+// Whether the f32 sums of a tile are in memory while a group is summed.
+constexpr bool QuantSumsWait(int, int) { return false; }
 
 }  // namespace
 }  // namespace moesaic

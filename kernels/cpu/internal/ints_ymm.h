@@ -95,5 +95,40 @@ MOESAIC_INLINE Vec16 ToFloats(Ints16 a) {
   return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)};
 }
 
+// What multiplying int4's halves as they are has in common: an instruction that adds pairs of
+// products of 16 bits brings the multiplier of a subgroup in, and what a half stands above its
+// weight is the multiplier's times the sum of the subgroup's activations.
+struct HalfSums {
+  // Of 32 activations in 16 bits, in each 32: of the first and third, second and fourth subgroup.
+  __m256i even;
+  __m256i odd;
+};
+MOESAIC_INLINE HalfSums SumsOfSubgroups(const int8_t* x) {
+  const auto eighths = [x](int subgroup) MOESAIC_BODY {
+    const __m256i pairs = _mm256_maddubs_epi16(
+        _mm256_set1_epi8(1), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x) + subgroup));
+    return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+  };
+  const __m256i sums = _mm256_hadd_epi32(_mm256_hadd_epi32(eighths(0), eighths(2)),
+                                         _mm256_hadd_epi32(eighths(1), eighths(3)));
+  // Of subgroups 0, 2, 1 and 3.
+  const __m128i of_all =
+      _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+  const __m128i words = _mm_packs_epi32(of_all, of_all);
+  return {_mm256_broadcastd_epi32(words), _mm256_broadcastd_epi32(_mm_srli_si128(words, 4))};
+}
+// Of what halves of 0 stand for, times these sums.
+MOESAIC_INLINE __m256i OffsetOf(const Factors& group, const HalfSums& sums) {
+  const __m256i zeros =
+      _mm256_xor_si256(group.zeros, _mm256_set1_epi8(static_cast<char>(0x80)));  // -120 to 0
+  const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(zeros, 8), 8);
+  const __m256i odd = _mm256_srai_epi16(zeros, 8);
+  return _mm256_add_epi32(_mm256_madd_epi16(even, sums.even), _mm256_madd_epi16(odd, sums.odd));
+}
+struct HalfFactors {
+  __m256i lo;
+  __m256i hi;
+};
+
 }  // namespace
 }  // namespace moesaic

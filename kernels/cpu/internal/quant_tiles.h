@@ -7,7 +7,7 @@
 // sums are below 2^24, so that converting them is exact, too.
 //
 // Halves of int4's bytes become the bytes of int8 on the way into registers, or in memory for
-// several tiles, or are multiplied as they are (Halves::kDirect).
+// several tiles, or are multiplied as they are (Halves::kMostRows).
 #pragma once
 
 #include "kernels/cpu/internal/math.h"
@@ -63,32 +63,46 @@ MOESAIC_INLINE void AddSubgroup(const int8_t* const (&x)[M], const std::byte* co
   }
 }
 
-// Of int4, with the multipliers of the group, where halves are multiplied as they are.
+// What sums of a group of int4 start at where halves are multiplied as they are: what the halves
+// stand above their weights.
+template <int M, int P, class H = Halves>
+MOESAIC_INLINE void StartHalves(const int8_t* const (&x)[M], const Multipliers (&multipliers)[P],
+                                Ints16 (&dots)[M][P]) {
+  MOESAIC_UNROLL
+  for (int m = 0; m < M; ++m) {
+    const auto sums = H::SumsOf(x[m]);
+    MOESAIC_UNROLL
+    for (int p = 0; p < P; ++p) dots[m][p] = H::StartOfGroup(multipliers[p], sums);
+  }
+}
+
+// Adds a subgroup of it.
 template <int M, int P, class H = Halves>
 MOESAIC_INLINE void AddHalves(const int8_t* const (&x)[M], const std::byte* const (&w)[P],
                               const Multipliers (&multipliers)[P], int64_t subgroup,
                               Ints16 (&dots)[M][P]) {
   constexpr auto kLines = static_cast<int>(SubgroupLines(WeightType::kInt4));
-  typename H::Sum sums[M];
-  MOESAIC_UNROLL
-  for (int m = 0; m < M; ++m) sums[m] = H::SumOf(x[m]);
   MOESAIC_UNROLL
   for (int p = 0; p < P; ++p) {
-    typename H::Pairs pairs[M];
+    typename H::Products products[M];
     MOESAIC_UNROLL
-    for (int m = 0; m < M; ++m) pairs[m] = H::Zero();
+    for (int m = 0; m < M; ++m) products[m] = H::Zero();
     MOESAIC_UNROLL
     for (int line = 0; line < kLines; ++line) {
       const auto low = H::Low(w[p] + line * kLineBytes);
       MOESAIC_UNROLL
-      for (int m = 0; m < M; ++m) pairs[m] = H::Add(pairs[m], low, LoadFour(x[m] + 8 * line));
+      for (int m = 0; m < M; ++m) {
+        products[m] = H::AddLow(products[m], low, LoadFour(x[m] + 8 * line));
+      }
       const auto high = H::High(w[p] + line * kLineBytes);
       MOESAIC_UNROLL
-      for (int m = 0; m < M; ++m) pairs[m] = H::Add(pairs[m], high, LoadFour(x[m] + 8 * line + 4));
+      for (int m = 0; m < M; ++m) {
+        products[m] = H::AddHigh(products[m], high, LoadFour(x[m] + 8 * line + 4));
+      }
     }
-    const auto scale = H::ScaleOf(multipliers[p], subgroup);
+    const auto factors = H::FactorsOf(multipliers[p], subgroup);
     MOESAIC_UNROLL
-    for (int m = 0; m < M; ++m) dots[m][p] = H::Add(dots[m][p], pairs[m], scale, sums[m]);
+    for (int m = 0; m < M; ++m) dots[m][p] = H::Add(dots[m][p], products[m], factors);
   }
 }
 
@@ -124,12 +138,17 @@ struct QuantPanels {
 template <WeightType kType, int M, int P>
 void QuantTile(const std::byte* const* x_rows, QuantPanels panels, const GroupRange& range,
                const LinePrefetch& prefetch, float* sums_memory, int64_t sum_rows) {
+  // Of a tile as large as this the registers hold the sums of a group alone.
+  constexpr bool kWait = QuantSumsWait(M, P);
+  constexpr bool kHalves = kType == WeightType::kInt4 && M <= Halves::kMostRows;
   Vec16 sums[M][P];
-  MOESAIC_UNROLL
-  for (int m = 0; m < M; ++m) {
+  if constexpr (!kWait) {
     MOESAIC_UNROLL
-    for (int p = 0; p < P; ++p) {
-      sums[m][p] = range.begin == 0 ? Zero() : Load(sums_memory + (p * sum_rows + m) * kLanes);
+    for (int m = 0; m < M; ++m) {
+      MOESAIC_UNROLL
+      for (int p = 0; p < P; ++p) {
+        sums[m][p] = range.begin == 0 ? Zero() : Load(sums_memory + (p * sum_rows + m) * kLanes);
+      }
     }
   }
   const int64_t all_subgroups = range.subgroups();
@@ -143,10 +162,12 @@ void QuantTile(const std::byte* const* x_rows, QuantPanels panels, const GroupRa
     MOESAIC_UNROLL
     for (int m = 0; m < M; ++m) {
       x[m] = reinterpret_cast<const int8_t*>(x_rows[m]) + group * kQuantGroup;
-      const auto* of =
-          reinterpret_cast<const ActivationScale*>(x_rows[m] + ActivationScalesOffset(range.k));
-      MOESAIC_UNROLL
-      for (int p = 0; p < P; ++p) dots[m][p] = StartOfGroup(of[group].correction);
+      if constexpr (!kHalves) {
+        const auto* of =
+            reinterpret_cast<const ActivationScale*>(x_rows[m] + ActivationScalesOffset(range.k));
+        MOESAIC_UNROLL
+        for (int p = 0; p < P; ++p) dots[m][p] = StartOfGroup(of[group].correction);
+      }
     }
     MOESAIC_UNROLL
     for (int p = 0; p < P; ++p) {
@@ -154,6 +175,7 @@ void QuantTile(const std::byte* const* x_rows, QuantPanels panels, const GroupRa
       if constexpr (kType == WeightType::kInt4) multipliers[p] = LoadMultipliers(w[p]);
       w[p] += MultiplierLines(kType) * kLineBytes;
     }
+    if constexpr (kHalves) StartHalves<M, P>(x, multipliers, dots);
     const int64_t subgroups = range.subgroups(group);
     for (int64_t subgroup = 0; subgroup < subgroups; ++subgroup) {
       for (due += prefetch.lines; fetched * all_subgroups < due; ++fetched) {
@@ -164,7 +186,7 @@ void QuantTile(const std::byte* const* x_rows, QuantPanels panels, const GroupRa
       }
       if constexpr (kType == WeightType::kInt8) {
         AddSubgroup<M, P>(x, w, dots);
-      } else if constexpr (Halves::kDirect) {
+      } else if constexpr (kHalves) {
         AddHalves<M, P>(x, w, multipliers, subgroup, dots);
       } else {
         AddSubgroup<M, P>(x, w, multipliers, subgroup, dots);
@@ -181,15 +203,30 @@ void QuantTile(const std::byte* const* x_rows, QuantPanels panels, const GroupRa
       for (int m = 0; m < M; ++m) {
         const auto* of =
             reinterpret_cast<const ActivationScale*>(x_rows[m] + ActivationScalesOffset(range.k));
-        sums[m][p] = Fma(ToFloats(dots[m][p]), Mul(scale, Set(of[group].scale)), sums[m][p]);
+        const Vec16 dot = ToFloats(dots[m][p]);
+        const Vec16 of_both = Mul(scale, Set(of[group].scale));
+        if constexpr (kWait) {
+          float* const sum = sums_memory + (p * sum_rows + m) * kLanes;
+          Store(sum, Fma(dot, of_both, group == 0 ? Zero() : Load(sum)));
+        } else {
+          sums[m][p] = Fma(dot, of_both, sums[m][p]);
+        }
       }
     }
   }
-  MOESAIC_UNROLL
-  for (int m = 0; m < M; ++m) {
+  if constexpr (!kWait) {
     MOESAIC_UNROLL
-    for (int p = 0; p < P; ++p) Store(sums_memory + (p * sum_rows + m) * kLanes, sums[m][p]);
+    for (int m = 0; m < M; ++m) {
+      MOESAIC_UNROLL
+      for (int p = 0; p < P; ++p) Store(sums_memory + (p * sum_rows + m) * kLanes, sums[m][p]);
+    }
   }
+}
+
+// Rows of the tallest tile of a type. Rows beyond those of int4's are widened in memory and take
+// int8's.
+constexpr int QuantTileRowsOf(WeightType type) {
+  return type == WeightType::kInt4 ? kInt4TileRows : kQuantTileRows;
 }
 
 // Runs tiles of M rows over `count` panels.
@@ -215,7 +252,7 @@ void QuantTileRow(const std::byte* const* x, QuantPanels w, int64_t count, const
   }
 }
 
-template <WeightType kType, int M = kQuantTileRows>
+template <WeightType kType, int M = QuantTileRowsOf(kType)>
 void QuantTileRows(int64_t m, const std::byte* const* x, QuantPanels w, int64_t panels,
                    const GroupRange& range, const LinePrefetch& prefetch, float* sums,
                    int64_t sum_rows) {
@@ -275,17 +312,17 @@ struct QuantProduct : PlainRows<48> {
   static void Columns(const std::byte* const* x, int64_t m, const std::byte* const* w,
                       int64_t columns, const PanelShape& shape, int64_t next_bytes, std::byte*,
                       float* sums) {
-    if (m <= kTileRows || kDirect) {
+    if (m <= kStraightRows || kDirect) {
       const int64_t ahead = MinOf(kLinesAhead, shape.lines);
       const LinePrefetch prefetch = {.offset = ahead * kLineBytes,
                                      .lines = shape.lines,
                                      .jump_line = shape.lines - ahead,
                                      .jump = next_bytes - shape.lines * kLineBytes};
       const GroupRange all = {shape.k, 0, CeilDiv(shape.k, kQuantGroup)};
-      if (m <= kTileRows) {
+      if (m <= kStraightRows) {
         return QuantTileRows<kType>(m, x, {w, w}, columns, all, prefetch, sums, m);
       }
-      const int64_t tiles = CeilDiv(m, kTileRows);
+      const int64_t tiles = CeilDiv(m, kStraightRows);
       for (int64_t c = 0; c < columns; c += kTilePanels) {
         const int64_t count = MinOf(columns - c, kTilePanels);
         LinePrefetch of_tile = prefetch;
@@ -306,7 +343,8 @@ struct QuantProduct : PlainRows<48> {
 
  private:
   static constexpr int64_t kTilePanels = QuantTilePanels(kTileRows);
-  static constexpr bool kDirect = kType == WeightType::kInt4 && Halves::kDirect;
+  static constexpr int64_t kStraightRows = QuantTileRowsOf(kType);
+  static constexpr bool kDirect = kType == WeightType::kInt4 && Halves::kMostRows > kStraightRows;
   static constexpr int64_t kBlockBytes = kBlockGroups / 2 * PairBytes(kType);
   // Distance when weights are read once: in the level 2 cache, as one row waits for its memory.
   // Prefetches into level 1, which has few misses in flight, took 1.25 times as long (Zen 4).

@@ -6,6 +6,7 @@
 Standard library only; run by ctest.
 """
 
+import concurrent.futures
 import http.client
 import json
 import math
@@ -19,6 +20,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unittest
 
@@ -664,6 +666,7 @@ class Server:
 
     def __init__(self, *arguments, environment=None, models=(MODEL,)):
         self.log = ""
+        self.dropping = None
         self.process = subprocess.Popen(
             [PROGRAM, "serve", *models, "--port", "0", *arguments],
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
@@ -681,6 +684,18 @@ class Server:
             if text in line:
                 return line
 
+    def drop_log(self):
+        """Reads what it logs from now on and keeps none of it: a full pipe would stop a server of many requests."""
+        self.dropping = threading.Thread(target=self.process.stderr.read)
+        self.dropping.start()
+        return self
+
+    def end_of_log(self):
+        if self.dropping is not None:
+            self.dropping.join()
+        self.log += self.process.stderr.read()
+        self.process.stderr.close()
+
     def request(self, method, path, body=None, headers=None):
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
@@ -694,8 +709,7 @@ class Server:
     def stop(self, number=signal.SIGTERM):
         self.process.send_signal(number)
         code = self.process.wait(timeout=60)
-        self.log += self.process.stderr.read()
-        self.process.stderr.close()
+        self.end_of_log()
         return code, self.log
 
 
@@ -926,7 +940,7 @@ class KvStore(unittest.TestCase):
 
     def metric(self, server, name):
         text = server.request("GET", "/metrics")[1].decode()
-        return float(re.search(rf"^{name} (\S+)$", text, re.MULTILINE)[1])
+        return float(re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)[1])
 
     def test_kill_loses_no_block_that_was_written(self):
         with tempfile.TemporaryDirectory() as directory:
@@ -934,12 +948,7 @@ class KvStore(unittest.TestCase):
             server = Server(*flags)
             first, usage = self.ask(server)
             self.assertEqual(usage["prompt_tokens_details"]["cached_tokens"], 0)
-            blocks = (usage["total_tokens"] - 1) // 16
-            deadline = time.time() + 60
-            while (self.metric(server, "moe_kv_store_blocks") < blocks or
-                   self.metric(server, "moe_kv_store_written_bytes_total") < self.metric(server, "moe_kv_store_bytes")):
-                self.assertLess(time.time(), deadline)
-                time.sleep(0.01)
+            self.wait_until_written(server, usage["total_tokens"] - 1)
             server.process.kill()
             server.process.wait(timeout=60)
             server.process.stderr.close()
@@ -947,6 +956,76 @@ class KvStore(unittest.TestCase):
             second, usage = self.ask(server)
             self.assertEqual(second, first)
             self.assertEqual(usage["prompt_tokens_details"]["cached_tokens"], (usage["prompt_tokens"] - 1) // 16 * 16)
+            self.assertEqual(server.stop()[0], 0)
+
+    def wait_until_written(self, server, tokens):
+        """All blocks of a request, or more, are on the disk."""
+        deadline = time.time() + 60
+        while (self.metric(server, "moe_kv_store_blocks") < tokens // 16 or
+               self.metric(server, "moe_kv_store_written_bytes_total") < self.metric(server, "moe_kv_store_bytes")):
+            self.assertLess(time.time(), deadline)
+            time.sleep(0.01)
+
+    def test_a_long_chat_outlives_a_kill_and_a_thousand_others(self):
+        """Each turn computes what is new, and has the bits of a server that computes all of it."""
+        config = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 64,
+                  "intermediate_size": 64, "moe_intermediate_size": 32, "num_hidden_layers": 2, "num_experts": 8,
+                  "num_experts_per_tok": 2, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 32,
+                  "vocab_size": 512, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0,
+                  "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [], "tie_word_embeddings": True,
+                  "torch_dtype": "bfloat16"}
+        generator = random.Random(27)
+
+        def message(length):
+            return [generator.randrange(512) for _ in range(length)]
+
+        def ask(server, prompt, max_tokens):
+            status, body = server.request("POST", "/v1/completions", {
+                "model": str(model), "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "temperature": 0,
+                "logprobs": 5, "return_token_ids": True})
+            self.assertEqual(status, 200, body)
+            answer = json.loads(body)
+            choice, usage = answer["choices"][0], answer["usage"]
+            return choice["token_ids"], choice["logprobs"], usage["prompt_tokens_details"]["cached_tokens"]
+
+        with tempfile.TemporaryDirectory() as directory:
+            model, experts = pathlib.Path(directory) / "model", pathlib.Path(directory) / "experts"
+            model.mkdir()
+            (model / "config.json").write_text(json.dumps(config))
+            self.assertEqual(run("pack", "--load-format", "dummy", str(model), "-o", str(experts)).returncode, 0)
+            serving = dict(models=(str(model),))
+            flags = ("--load-format", "dummy", "--expert-store", str(experts), "--max-model-len", "16700")
+            kept = (*flags, "--kv-memory", "6MiB", "--kv-store", str(pathlib.Path(directory) / "store"),
+                    "--kv-store-size", "256MiB")
+            first = message(16384)
+            server = Server(*kept, **serving)
+            tokens, _, cached = ask(server, first, 12)
+            self.assertEqual(cached, 0)
+            self.wait_until_written(server, len(first) + len(tokens) - 1)
+            server.process.kill()
+            server.process.wait(timeout=60)
+            server.end_of_log()
+
+            second = first + tokens + message(25)
+            server = Server(*kept, **serving).drop_log()
+            tokens, of_second, cached = ask(server, second, 12)
+            self.assertEqual(cached, 16384)  # 16395 positions were computed
+
+            # The pool has room for less than these use.
+            others = [message(40) for _ in range(1000)]
+            with concurrent.futures.ThreadPoolExecutor(4) as clients:
+                self.assertEqual(len(list(clients.map(lambda prompt: ask(server, prompt, 1), others))), 1000)
+            read = self.metric(server, 'moe_prefix_cache_tokens_total{tier="disk"}')
+            third = second + tokens + message(25)
+            _, of_third, cached = ask(server, third, 12)
+            self.assertEqual(cached, len(second + tokens) // 16 * 16)
+            self.assertEqual(self.metric(server, 'moe_prefix_cache_tokens_total{tier="disk"}') - read, cached)
+            self.assertEqual(server.stop()[0], 0)
+
+            server = Server(*flags, "--no-prefix-cache", **serving)
+            for prompt, wanted in ((second, of_second), (third, of_third)):
+                _, computed, cached = ask(server, prompt, 12)
+                self.assertEqual((computed, cached), (wanted, 0))
             self.assertEqual(server.stop()[0], 0)
 
     def test_a_directory_of_somebody_else_is_refused(self):
