@@ -64,6 +64,7 @@ std::unique_ptr<LoadedEngine> LoadEngine(const EngineArguments& arguments) {
   }
   auto loaded = std::make_unique<LoadedEngine>();
   const Machine machine = ReadMachine(arguments.environment);
+  settings.engine.grammar_bytes = GrammarBytes({}, settings.engine.machine, machine);
   std::vector<ServedModel> models;
   if (arguments.workload.empty()) {
     LoadedModel model = LoadModel(settings.engine, settings.chat, machine, loaded->metrics);

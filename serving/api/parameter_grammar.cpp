@@ -11,6 +11,7 @@
 #include "core/base/error.h"
 #include "serving/api/chat/argument_writer.h"
 #include "serving/api/json_text.h"
+#include "serving/grammar/subschemas.h"
 
 namespace moesaic {
 namespace {
@@ -88,7 +89,7 @@ Json Matching(std::string_view pattern) { return {{"type", "regex"}, {"pattern",
 
 // Text in which `close` does not occur: between what begins it and goes on otherwise there is no
 // '<'. As an automaton over characters: xgrammar's own text with exclusions is one over bytes, and
-// tokens of control would pass as text. (...|), since xgrammar 0.2.8 goes wrong with (...)? here.
+// tokens of control would pass as text.
 Json TextWithout(std::string_view close) {
   CHECK(!close.empty() && close[0] == '<' && close.find('<', 1) == std::string_view::npos);
   std::string pattern = "[^<]*(<";
@@ -98,7 +99,7 @@ Json TextWithout(std::string_view close) {
     while (next < close.size() && (static_cast<unsigned char>(close[next]) & 0xc0) == 0x80) ++next;
     const std::string_view character = close.substr(at, next - at);
     if (at > 1) pattern += "|" + begun;
-    pattern += fmt::format("([^<{}][^<]*|)", character);
+    pattern += fmt::format("([^<{}][^<]*)?", character);
     begun += character;
     at = next;
   }
@@ -154,34 +155,20 @@ std::optional<std::string> WithoutTags(std::string_view pattern) {
   return out;
 }
 
-template <typename Visit>
-void ForEachSubschema(Json& schema, const Visit& visit) {
-  for (const char* name : {"properties", "$defs", "definitions"}) {
-    if (!schema.contains(name)) continue;
-    for (Json& member : schema[name]) visit(member);
-  }
-  for (const char* name : {"anyOf", "oneOf", "allOf", "prefixItems"}) {
-    if (!schema.contains(name)) continue;
-    for (Json& member : schema[name]) visit(member);
-  }
-  for (const char* name : {"items", "additionalProperties"}) {
-    if (schema.contains(name)) visit(schema[name]);
-  }
-}
-
 void MoveReferences(Json& schema, const std::string& name) {
   if (!schema.is_object()) return;
   if (schema.contains("$ref")) {
     const std::string target = schema["$ref"].get<std::string>();  // "#" or "#/..."
     schema["$ref"] = "#/$defs/" + name + target.substr(1);
   }
-  ForEachSubschema(schema, [&name](Json& part) { MoveReferences(part, name); });
+  ForEachSubschema(schema, [&name](Json& part, const std::string&) { MoveReferences(part, name); });
 }
 
 bool HasReferences(Json& schema) {
   if (!schema.is_object()) return false;
   bool has = schema.contains("$ref");
-  ForEachSubschema(schema, [&has](Json& part) { has = has || HasReferences(part); });
+  ForEachSubschema(schema,
+                   [&has](Json& part, const std::string&) { has = has || HasReferences(part); });
   return has;
 }
 
@@ -459,7 +446,7 @@ class Parameters {
         }
       }
     }
-    ForEachSubschema(schema, [this](Json& part) { CloseOut(part); });
+    ForEachSubschema(schema, [this](Json& part, const std::string&) { CloseOut(part); });
   }
 
   const CallSyntax& calls_;

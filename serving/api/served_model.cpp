@@ -11,13 +11,17 @@
 
 namespace moesaic {
 
-std::shared_ptr<GrammarCompiler> MakeGrammars(std::shared_ptr<Engine> engine) {
+std::shared_ptr<GrammarCompiler> MakeGrammars(std::shared_ptr<Engine> engine,
+                                              uint64_t memory_bytes) {
   if (std::string_view(GrammarBackendName()).empty()) return nullptr;
-  return std::make_shared<GrammarCompiler>([engine = std::move(engine)] {
+  GrammarCompilerOptions options;
+  options.memory_bytes = memory_bytes;
+  const auto make = [engine = std::move(engine)] {
     const std::vector<int32_t>& own = engine->generation_defaults().eos_token_ids;
     return MakeGrammarBackend(VocabularyOf(engine->tokenizer(), engine->config().vocab_size,
                                            own.empty() ? engine->config().eos_token_ids : own));
-  });
+  };
+  return std::make_shared<GrammarCompiler>(make, options);
 }
 
 ModelTable::ModelTable(std::vector<ServedModel> models) : models_(std::move(models)) {

@@ -56,8 +56,10 @@ class ModelNotLoaded : public ApiError {
   bool stream_ = false;
 };
 
-// For ServedModel::grammars, of an engine whose model is loaded. Null where the build has none.
-std::shared_ptr<GrammarCompiler> MakeGrammars(std::shared_ptr<Engine> engine);
+// For ServedModel::grammars, of an engine whose model is loaded, with so much memory. Null where
+// the build has none.
+std::shared_ptr<GrammarCompiler> MakeGrammars(std::shared_ptr<Engine> engine,
+                                              uint64_t memory_bytes);
 
 // Immutable once made; shared by all connections.
 class ModelTable {

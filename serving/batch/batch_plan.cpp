@@ -277,6 +277,7 @@ BatchPlan LedgerOf(const EngineOptions& options, const ModelFiles& files, const 
                      static_cast<uint64_t>(config.vocab_size) * sizeof(float));
   ledger.Add("timeline", kTimelineIntervals * sizeof(TimelineInterval));
   ledger.Add("process", kProcessBytes);
+  if (options.grammar_bytes > 0) ledger.Add("grammars", options.grammar_bytes);
   return plan;
 }
 

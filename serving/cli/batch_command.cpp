@@ -289,6 +289,7 @@ int BatchCommand(const Invocation& invocation) {
   MetricsRegistry metrics;
   StatusLine(fmt::format("loading {} ...", model_name));
   const Machine machine = ReadMachine(invocation.environment);
+  settings.engine.grammar_bytes = GrammarBytes({}, settings.engine.machine, machine);
   ServedModel model;
   std::shared_ptr<BatchEngine> batch_engine;  // null in latency mode
   if (flags.mode == "latency") {

@@ -20,6 +20,7 @@
 #include "serving/cli/commands.h"
 #include "serving/cli/serving_setup.h"
 #include "serving/cli/several_models.h"
+#include "serving/http/connection_memory.h"
 #include "serving/http/request_memory.h"
 #include "serving/http/server.h"
 #include "serving/jobs/batch_runner.h"
@@ -31,10 +32,12 @@ namespace {
 
 constexpr auto kPoll = std::chrono::milliseconds(50);
 
-// For the largest body, and no more than a sixteenth of the machine: what a body may have, the
-// experts lack. On a small machine large bodies are refused.
+// No more than a sixteenth of the machine is for bodies, or for connections: what those may have,
+// the experts lack.
+constexpr uint64_t kPart = 16;
+
+// For the largest body. On a small machine large bodies are refused.
 uint64_t RequestMemoryBytes(const Settings& settings, const Machine& machine) {
-  constexpr uint64_t kPart = 16;
   return std::min(RequestMemory::kBytesPerBodyByte * settings.server.max_body_bytes,
                   MemoryLimitBytes(settings.engine.machine, machine.topology) / kPart);
 }
@@ -119,7 +122,10 @@ int ServeCommand(const Invocation& invocation) {
   if (!line.Parse(invocation)) return 0;
   SetUpLogging(line, settings.log, LogLevel::kInfo);
   ServerOptions& options = settings.server;
+  const Machine machine = ReadMachine(invocation.environment);
   settings.engine.replay_bytes = options.replay_bytes;
+  settings.engine.grammar_bytes =
+      GrammarBytes(options.grammar_memory, settings.engine.machine, machine);
   settings.engine.serves_batches = !options.batch_dir.empty();
   std::vector<ModelEntry> several = TakeSeveralModels(line, settings);
   if (several.empty()) {
@@ -132,10 +138,12 @@ int ServeCommand(const Invocation& invocation) {
 
   const Signals signals(!options.api_key_file.empty() || !options.ssl_certfile.empty());
   MetricsRegistry metrics;
-  const Machine machine = ReadMachine(invocation.environment);
   options.version = GetBuildInfo().version;
   options.request_memory_bytes = RequestMemoryBytes(settings, machine);
   settings.engine.request_bytes = options.request_memory_bytes;
+  settings.engine.connection_bytes =
+      FitConnections(options, MemoryLimitBytes(settings.engine.machine, machine.topology) / kPart);
+  const uint64_t reserved_bytes = options.request_memory_bytes + settings.engine.connection_bytes;
   SeveralModels models(std::move(several), machine, metrics);
   std::unique_ptr<Batches> batches;
   if (!options.batch_dir.empty()) {
@@ -165,7 +173,7 @@ int ServeCommand(const Invocation& invocation) {
     LogInfo("serving {} on {}/v1", name, server.address());
   } else {
     std::future<void> loading =
-        std::async(std::launch::async, [&] { models.Start(server, options.request_memory_bytes); });
+        std::async(std::launch::async, [&] { models.Start(server, reserved_bytes); });
     WaitOrExit(loading, signals, server);
     loading.get();
     LogInfo("serving {} models on {}/v1", models.size(), server.address());

@@ -6,6 +6,7 @@
 #include <ctime>
 #include <iterator>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -13,8 +14,11 @@
 #include "serving/api/replay_section.h"
 #include "serving/api/replay_store.h"
 #include "serving/cli/output.h"
+#include "serving/grammar/grammar_backend.h"
+#include "serving/grammar/grammar_compiler.h"
 #include "serving/online/create_engine.h"
 #include "serving/online/engine_parts.h"
+#include "serving/startup/machine_options.h"
 #include "serving/startup/resolve_batch.h"
 #include "serving/startup/resolve_engine.h"
 #include "serving/text/chat_template.h"
@@ -29,6 +33,7 @@ void SetUpLogging(const CommandLine& line, LogOptions options, LogLevel default_
 
 namespace {
 
+constexpr uint64_t kGrammarPart = 64;  // of the memory, at most
 constexpr size_t kSamplePrompts = 128;
 constexpr size_t kSampleTokens = 4096;
 
@@ -43,11 +48,13 @@ ServedModel ModelOf(const EngineOptions& options, const ChatFormatOptions& chat)
   return model;
 }
 
-void SetEngine(std::shared_ptr<Engine> engine, const ChatFormatOptions& chat, ServedModel& model) {
+void SetEngine(std::shared_ptr<Engine> engine, const ChatFormatOptions& chat,
+               uint64_t grammar_bytes, ServedModel& model) {
   model.engine = std::move(engine);
   model.chat_format = MakeChatFormat(model.chat_template.get(), model.engine->tokenizer(),
                                      chat.tool_call_parser, chat.reasoning_parser);
-  model.grammars = MakeGrammars(model.engine);
+  model.grammars =
+      MakeGrammars(model.engine, grammar_bytes > 0 ? grammar_bytes : kGrammarMemoryBytes);
 }
 
 // A user's message as the chat template has it; `text` itself where the template wants something
@@ -91,6 +98,13 @@ PlannedJob ReadJob(const BatchJobOptions& job, const Tokenizer& tokenizer,
 
 }  // namespace
 
+uint64_t GrammarBytes(const MemorySize& asked, const MachineShare& share, const Machine& machine) {
+  if (std::string_view(GrammarBackendName()).empty()) return 0;
+  const uint64_t limit_bytes = MemoryLimitBytes(share, machine.topology);
+  return asked.is_auto() ? std::min(kGrammarMemoryBytes, limit_bytes / kGrammarPart)
+                         : asked.BytesOf(limit_bytes);
+}
+
 LoadedModel LoadModel(const EngineOptions& asked, const ChatFormatOptions& chat,
                       const Machine& machine, MetricsRegistry& metrics, const AmongOthers& others) {
   EngineSetup setup = ResolveEngine(asked, machine);
@@ -103,7 +117,8 @@ LoadedModel LoadModel(const EngineOptions& asked, const ChatFormatOptions& chat,
   }
   std::unique_ptr<Engine> engine =
       CreateEngine(std::move(setup), metrics, std::move(kept), others.turn, others.on_progress);
-  SetEngine(others.hold ? others.hold(std::move(engine)) : std::move(engine), chat, loaded.model);
+  SetEngine(others.hold ? others.hold(std::move(engine)) : std::move(engine), chat,
+            asked.grammar_bytes, loaded.model);
   if (replay != nullptr) replay->UseVocabulary(loaded.model.engine->tokenizer());
   return loaded;
 }
@@ -119,7 +134,7 @@ LoadedBatchModel LoadBatchModel(const EngineOptions& asked, const ChatFormatOpti
   PlannedJob planned = ReadJob(job, *tokenizer, chat_template);
   loaded.engine = std::make_shared<BatchEngine>(
       ResolveBatch(std::move(opened), std::move(planned), machine, ShowMeasuring));
-  SetEngine(loaded.engine, chat, loaded.model);
+  SetEngine(loaded.engine, chat, asked.grammar_bytes, loaded.model);
   return loaded;
 }
 
@@ -130,7 +145,7 @@ LoadedBatchModel LoadBatchModel(const EngineOptions& asked, const ChatFormatOpti
   loaded.model = ModelOf(opened.options, chat);
   loaded.engine = std::make_shared<BatchEngine>(
       ResolveBatch(std::move(opened), std::move(job), machine, [](std::string_view) {}));
-  SetEngine(loaded.engine, chat, loaded.model);
+  SetEngine(loaded.engine, chat, asked.grammar_bytes, loaded.model);
   return loaded;
 }
 

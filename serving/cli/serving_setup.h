@@ -21,6 +21,9 @@ namespace moesaic {
 // Logs as the settings say; at `default_level` where they do not. Logs the command line's warnings.
 void SetUpLogging(const CommandLine& line, LogOptions options, LogLevel default_level);
 
+// EngineOptions::grammar_bytes of who serves structured output; 0 in a build without.
+uint64_t GrammarBytes(const MemorySize& asked, const MachineShare& share, const Machine& machine);
+
 struct LoadedModel {
   ServedModel model;
   EnginePlan plan;

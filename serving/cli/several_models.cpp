@@ -62,9 +62,9 @@ SeveralModels::SeveralModels(std::vector<ModelEntry> entries, const Machine& mac
   }
 }
 
-void SeveralModels::Start(Server& server, uint64_t request_bytes) {
+void SeveralModels::Start(Server& server, uint64_t reserved_bytes) {
   UseFewArenas();
-  const ModelsPlan plan = PlanModels(entries_, machine_, request_bytes);
+  const ModelsPlan plan = PlanModels(entries_, machine_, reserved_bytes);
   std::vector<ModelRegistry::Model> models;
   for (size_t i = 0; i < entries_.size(); ++i) {
     const MemoryNeed& need = plan.needs[i].memory;

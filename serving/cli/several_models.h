@@ -31,10 +31,10 @@ class SeveralModels {
   bool empty() const { return entries_.empty(); }
   size_t size() const { return entries_.size(); }
 
-  // Plans the memory, less what requests may take, and begins to load; returns when every model
-  // that is to be there at start is there or has failed. Throws Error (PlanModels), and when none
-  // is left that could be used.
-  void Start(Server& server, uint64_t request_bytes);
+  // Plans the memory, less what is the server's own (`reserved_bytes`: requests, connections), and
+  // begins to load; returns when every model that is to be there at start is there or has failed.
+  // Throws Error (PlanModels), and when none is left that could be used.
+  void Start(Server& server, uint64_t reserved_bytes);
 
   // Ends loading before the server goes, which is told of models till then.
   class Guard {

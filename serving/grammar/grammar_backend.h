@@ -22,6 +22,8 @@ class GrammarBackend {
   // Throws Error: kInvalidArgument for a source that is wrong, or of which something would be
   // dropped.
   virtual std::shared_ptr<const Grammar> Compile(const GrammarSpec& spec) = 0;
+  // Of memory, about: its tables of the vocabulary, without grammars.
+  virtual size_t bytes() const = 0;
 };
 
 struct GrammarVocabulary {

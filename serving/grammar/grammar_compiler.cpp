@@ -2,9 +2,12 @@
 
 #include <pthread.h>
 
+#include <atomic>
 #include <deque>
+#include <iterator>
 #include <list>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <thread>
@@ -12,7 +15,10 @@
 
 #include "core/base/error.h"
 #include "core/base/mutex.h"
+#include "core/base/units.h"
 #include "serving/grammar/grammar_backend.h"
+#include "serving/grammar/grammar_memory.h"
+#include "serving/grammar/held_grammar.h"
 
 namespace moesaic {
 namespace {
@@ -32,13 +38,21 @@ struct Job {
 
 struct GrammarCompiler::State {
   State(MakeBackend make_backend, const GrammarCompilerOptions& its_options)
-      : options(its_options), make(std::move(make_backend)) {}
+      : options(its_options),
+        make(std::move(make_backend)),
+        memory(std::make_shared<GrammarMemory>(its_options.memory_bytes)) {}
 
   const GrammarCompilerOptions options;
   const MakeBackend make;
+  const std::shared_ptr<GrammarMemory> memory;  // shared with grammars and matches
 
   Mutex backend_mutex;
   std::shared_ptr<GrammarBackend> backend GUARDED_BY(backend_mutex);
+  std::optional<GrammarMemory::Part> backend_part GUARDED_BY(backend_mutex);
+  // Once it was made and did not fit: making it takes a second.
+  std::optional<Error> no_room GUARDED_BY(backend_mutex);
+
+  std::atomic<uint64_t> backend_bytes{0};
 
   mutable Mutex mutex;
   CondVar changed;
@@ -49,7 +63,6 @@ struct GrammarCompiler::State {
   std::map<std::string, std::shared_ptr<Job>> jobs GUARDED_BY(mutex);  // waiting or running
   // The last used one first.
   std::list<std::pair<std::string, std::shared_ptr<const Grammar>>> cache GUARDED_BY(mutex);
-  size_t cached_bytes GUARDED_BY(mutex) = 0;
 
   std::shared_ptr<const Grammar> Find(const std::string& key) REQUIRES(mutex) {
     for (auto item = cache.begin(); item != cache.end(); ++item) {
@@ -60,22 +73,60 @@ struct GrammarCompiler::State {
     return nullptr;
   }
 
-  void Keep(const std::string& key, std::shared_ptr<const Grammar> grammar) REQUIRES(mutex) {
-    cached_bytes += grammar->bytes() + key.size();
-    cache.emplace_front(key, std::move(grammar));
-    while (cached_bytes > options.cache_bytes) {
-      cached_bytes -= cache.back().second->bytes() + cache.back().first.size();
-      cache.pop_back();
+  // One that no request has: the longest unused.
+  bool Evict() REQUIRES(mutex) {
+    for (auto item = cache.rbegin(); item != cache.rend(); ++item) {
+      if (item->second.use_count() > 1) continue;
+      cache.erase(std::next(item).base());
+      return true;
     }
+    return false;
+  }
+
+  // What was compiled, counted.
+  std::shared_ptr<const Grammar> Hold(const std::string& key,
+                                      std::shared_ptr<const Grammar> grammar) REQUIRES(mutex) {
+    const uint64_t bytes = grammar->bytes() + 2 * key.size();  // of the key, its job's copy, too
+    GrammarMemory::Part part(memory);
+    while (!part.Take(bytes)) {
+      if (Evict()) continue;
+      if (bytes + backend_bytes > memory->limit_bytes()) {
+        Fail(ErrorKind::kInvalidArgument,
+             "compiled it takes {} of memory, and all of structured output may have {} "
+             "(--grammar-memory), {} of them for the vocabulary; make it simpler",
+             FormatBytes(bytes), FormatBytes(memory->limit_bytes()), FormatBytes(backend_bytes));
+      }
+      Fail(ErrorKind::kUnavailable,
+           "other requests have the memory for structured output ({}; --grammar-memory); try again "
+           "later",
+           FormatBytes(memory->limit_bytes()));
+    }
+    auto held = HoldGrammar(std::move(grammar), memory, std::move(part));
+    cache.emplace_front(key, held);
+    return held;
   }
 
   std::shared_ptr<GrammarBackend> Backend() {
     MutexLock lock(backend_mutex);
-    if (backend == nullptr) backend = make();
-    if (backend == nullptr) {
+    if (backend != nullptr) return backend;
+    if (no_room) throw *no_room;
+    std::shared_ptr<GrammarBackend> made = make();
+    if (made == nullptr) {
       Fail(ErrorKind::kUnsupported,
            "this server was built without structured output (MOESAIC_GRAMMAR)");
     }
+    GrammarMemory::Part part(memory);
+    if (!part.Take(made->bytes())) {
+      no_room = Error(
+          ErrorKind::kUnsupported,
+          fmt::format("structured output takes {} of memory for this model's vocabulary alone, and "
+                      "this server has {} for it (--grammar-memory)",
+                      FormatBytes(made->bytes()), FormatBytes(memory->limit_bytes())));
+      throw *no_room;
+    }
+    backend_bytes = made->bytes();
+    backend_part.emplace(std::move(part));
+    backend = std::move(made);
     return backend;
   }
 
@@ -111,7 +162,13 @@ struct GrammarCompiler::State {
       mutex.Lock();
       jobs.erase(job->key);
       job->done = true;
-      if (job->grammar != nullptr) Keep(job->key, job->grammar);
+      if (job->grammar != nullptr) {
+        try {
+          job->grammar = Hold(job->key, std::move(job->grammar));
+        } catch (const Error& error) {
+          job->error = error;
+        }
+      }
       changed.NotifyAll();
     }
     --threads;
@@ -120,7 +177,14 @@ struct GrammarCompiler::State {
 };
 
 GrammarCompiler::GrammarCompiler(MakeBackend make, const GrammarCompilerOptions& options)
-    : state_(std::make_shared<State>(std::move(make), options)) {}
+    : state_(std::make_shared<State>(std::move(make), options)) {
+  state_->memory->SetEvict([weak = std::weak_ptr<State>(state_)] {
+    const std::shared_ptr<State> state = weak.lock();
+    if (state == nullptr) return false;
+    MutexLock lock(state->mutex);
+    return state->Evict();
+  });
+}
 
 GrammarCompiler::~GrammarCompiler() {
   MutexLock lock(state_->mutex);
@@ -132,10 +196,7 @@ GrammarCompiler::~GrammarCompiler() {
   }
 }
 
-size_t GrammarCompiler::cached_bytes() const {
-  MutexLock lock(state_->mutex);
-  return state_->cached_bytes;
-}
+uint64_t GrammarCompiler::used_bytes() const { return state_->memory->used_bytes(); }
 
 std::shared_ptr<const Grammar> GrammarCompiler::Compile(const GrammarSpec& spec,
                                                         const std::atomic<bool>& gone) {

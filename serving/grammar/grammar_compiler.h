@@ -1,5 +1,7 @@
 // GrammarCompiler: compiles the grammars of a model's requests on threads of its own, one after the
-// other, and keeps what was compiled while there is room.
+// other, and keeps what was compiled while there is room. All memory of them is counted, in use or
+// not (grammar_memory.h): what nobody uses leaves, the longest unused first; what does not fit
+// beside what is in use is refused.
 //
 // Owned by the served model; any thread may call. A library cannot be stopped in the middle of a
 // grammar: who waited too long goes away with an error, and the thread goes on, so that others wait
@@ -8,7 +10,7 @@
 
 #include <atomic>
 #include <chrono>
-#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 
@@ -19,9 +21,12 @@ namespace moesaic {
 
 class GrammarBackend;
 
+// Where nobody says otherwise.
+inline constexpr uint64_t kGrammarMemoryBytes = uint64_t{128} << 20;
+
 struct GrammarCompilerOptions {
   int threads = 2;
-  size_t cache_bytes = 64 << 20;
+  uint64_t memory_bytes = kGrammarMemoryBytes;
   std::chrono::milliseconds time_limit{10'000};  // of one grammar
 };
 
@@ -36,11 +41,13 @@ class GrammarCompiler {
   GrammarCompiler(const GrammarCompiler&) = delete;
   GrammarCompiler& operator=(const GrammarCompiler&) = delete;
 
-  // Null once `gone` is set. Throws Error: kInvalidArgument for a grammar that is wrong or takes
-  // too long, kUnavailable while all threads are held up, what the backend throws.
+  // Null once `gone` is set. Throws Error: kInvalidArgument for a grammar that is wrong, takes too
+  // long or is too large, kUnavailable while all threads are held up or others' grammars have the
+  // memory, what the backend throws.
   std::shared_ptr<const Grammar> Compile(const GrammarSpec& spec, const std::atomic<bool>& gone);
 
-  size_t cached_bytes() const;
+  // Of the memory, in use or kept.
+  uint64_t used_bytes() const;
 
  private:
   struct State;

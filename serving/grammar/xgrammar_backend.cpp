@@ -5,6 +5,7 @@
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <variant>
@@ -14,6 +15,8 @@
 #include "core/base/error.h"
 #include "core/base/json.h"
 #include "serving/grammar/grammar_backend.h"
+#include "serving/grammar/xgrammar_matcher.h"
+#include "serving/grammar/xgrammar_schema.h"
 
 // What xgrammar says while it works, and how it fails. It declares these two in a header of its
 // sources for who builds it with XGRAMMAR_LOG_CUSTOMIZE.
@@ -49,6 +52,14 @@ constexpr int kMaxRecursion = 1000;  // frames of its parsers, on a thread with 
 // Between two things of JSON, so that no model writes spaces until its tokens are used up.
 constexpr int kMaxWhitespace = 16;
 
+// Of a match, beside what grows with its output (measured: 40,200 bytes of memory before the first
+// token with 152,000 tokens, 19,000 of them a set of bits).
+constexpr uint64_t kMatchBytes = 24 << 10;
+// A text that may be read in ever more ways takes ever more memory, and time with it, on the
+// engine's thread. JSON of any kind takes some 400 bytes for a byte, a list of properties 250.
+constexpr uint64_t kMostOfByte = 8 << 10;
+constexpr uint64_t kMostBeside = 128 << 10;
+
 // xgrammar's exceptions, and of the standard library what it lets through, as Error.
 template <typename Work>
 auto Guarded(ErrorKind kind, const Work& work) {
@@ -65,7 +76,10 @@ class Match final : public GrammarMatch {
  public:
   // `never`: bits of tokens that may not come, whatever the library says; empty: none.
   Match(const xgrammar::CompiledGrammar& grammar, std::shared_ptr<const std::vector<int32_t>> never)
-      : matcher_(grammar), never_(std::move(never)) {}
+      : matcher_(grammar),
+        tokenizer_(grammar.GetTokenizerInfo()),
+        never_(std::move(never)),
+        fixed_bytes_(kMatchBytes + static_cast<uint64_t>(tokenizer_.GetVocabSize()) / 8) {}
 
   void Fill(std::span<int32_t> words) override {
     Guarded(ErrorKind::kInternal, [&] {
@@ -83,17 +97,40 @@ class Match final : public GrammarMatch {
     for (size_t i = 0; i < std::min(words.size(), never_->size()); ++i) words[i] &= ~(*never_)[i];
   }
   bool Accept(int32_t token) override {
-    return Guarded(ErrorKind::kInternal, [&] { return matcher_.AcceptToken(token); });
+    const bool fits = Guarded(ErrorKind::kInternal, [&] { return matcher_.AcceptToken(token); });
+    const std::vector<std::string>& tokens = tokenizer_.GetDecodedVocab();
+    if (fits && static_cast<size_t>(token) < tokens.size()) {
+      Count(tokens[static_cast<size_t>(token)].size());
+    }
+    return fits;
   }
   bool AcceptText(std::string_view text) override {
-    return Guarded(ErrorKind::kInternal, [&] { return matcher_.AcceptString(std::string(text)); });
+    const bool fits =
+        Guarded(ErrorKind::kInternal, [&] { return matcher_.AcceptString(std::string(text)); });
+    if (fits) Count(text.size());
+    return fits;
   }
   bool complete() const override { return matcher_.IsCompleted(); }
   bool ended() const override { return matcher_.IsTerminated(); }
+  // Vectors grow by doubling: half as much again on average.
+  size_t bytes() const override { return fixed_bytes_ + grown_bytes_ * 3 / 2; }
 
  private:
+  void Count(size_t text_bytes) {
+    text_bytes_ += text_bytes;
+    grown_bytes_ = GrownBytes(matcher_);
+    if (grown_bytes_ <= kMostBeside + text_bytes_ * kMostOfByte) return;
+    Fail(ErrorKind::kInvalidArgument,
+         "the output's grammar is too ambiguous: its first {} bytes can be read in too many ways",
+         text_bytes_);
+  }
+
   xgrammar::GrammarMatcher matcher_;
+  const xgrammar::TokenizerInfo tokenizer_;
   const std::shared_ptr<const std::vector<int32_t>> never_;  // the grammar's
+  const uint64_t fixed_bytes_;
+  uint64_t grown_bytes_ = 0;
+  uint64_t text_bytes_ = 0;
 };
 
 class CompiledGrammar final : public Grammar {
@@ -164,7 +201,8 @@ xgrammar::Grammar Build(const GrammarPart& part, const xgrammar::TokenizerInfo& 
     case GrammarPart::Kind::kToken:
       return xgrammar::Grammar::FromEBNF(fmt::format("root ::= Token({})", part.token));
     case GrammarPart::Kind::kJsonSchema:
-      return xgrammar::Grammar::FromJSONSchema(part.text, true, std::nullopt, std::nullopt, true,
+      return xgrammar::Grammar::FromJSONSchema(SchemaForXgrammar(Json::parse(part.text)).dump(),
+                                               true, std::nullopt, std::nullopt, true,
                                                kMaxWhitespace);
     case GrammarPart::Kind::kRegex:
       return xgrammar::Grammar::FromRegex(part.text);
@@ -173,7 +211,8 @@ xgrammar::Grammar Build(const GrammarPart& part, const xgrammar::TokenizerInfo& 
     case GrammarPart::Kind::kStructuralTag:
       break;
   }
-  return FromTag(part.text, tokenizer);
+  const Json tag = Json::parse(part.text, nullptr, false);
+  return FromTag(tag.is_discarded() ? part.text : TagForXgrammar(tag).dump(), tokenizer);
 }
 
 // A token of control gets a text that is in none, as no UTF-8 has this byte: a token without any
@@ -219,10 +258,24 @@ std::shared_ptr<const std::vector<int32_t>> ControlBits(const GrammarVocabulary&
   return bits;
 }
 
+// What the library keeps of a vocabulary: each token's bytes twice (by id, and sorted), where they
+// share a beginning, and lists of ids; measured by grammar_bench (BM_Vocabulary).
+uint64_t BytesOf(const GrammarVocabulary& vocabulary) {
+  constexpr uint64_t kBytesOfToken = 96;
+  uint64_t bytes = vocabulary.tokens.size() * kBytesOfToken;
+  const std::string none;
+  for (const std::string& token : vocabulary.tokens) {
+    // More than a string has room for itself.
+    if (token.size() > none.capacity()) bytes += 2 * (token.size() + 17);
+  }
+  return bytes;
+}
+
 class Backend final : public GrammarBackend {
  public:
   explicit Backend(GrammarVocabulary vocabulary)
-      : control_bits_(ControlBits(vocabulary)),
+      : bytes_(BytesOf(vocabulary)),
+        control_bits_(ControlBits(vocabulary)),
         tokenizer_(WithControlTokens(std::move(vocabulary.tokens)), xgrammar::VocabType::RAW,
                    static_cast<int>(vocabulary.rows), vocabulary.end_tokens),
         // One thread: what it warns of is told on the caller's. The cache is GrammarCompiler's.
@@ -249,8 +302,10 @@ class Backend final : public GrammarBackend {
     return std::make_shared<CompiledGrammar>(std::move(compiled),
                                              HasTextOfBytes(spec) ? control_bits_ : nullptr);
   }
+  size_t bytes() const override { return bytes_; }
 
  private:
+  const uint64_t bytes_;
   const std::shared_ptr<const std::vector<int32_t>> control_bits_;  // shared with grammars
   xgrammar::TokenizerInfo tokenizer_;
   xgrammar::GrammarCompiler compiler_;

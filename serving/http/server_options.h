@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "core/base/memory_size.h"
+
 namespace moesaic {
 
 struct ServerOptions {
@@ -53,6 +55,9 @@ struct ServerOptions {
   // For what a model has generated, so that conversations with calls come back as the same tokens
   // (serving/api/replay_store.h); 0: nothing is kept.
   uint64_t replay_bytes = uint64_t{16} << 20;
+  // For structured output of each model (serving/grammar/grammar_memory.h); a share is of what the
+  // process may take; auto: 128 MiB, or a 64th where that is less.
+  MemorySize grammar_memory;
 
   // Batches of clients (serving/jobs/batch_store.h); empty: none.
   std::filesystem::path batch_dir;

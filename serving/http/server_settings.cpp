@@ -92,6 +92,12 @@ void AddServerSettings(ServerOptions& server, int64_t& max_queue, bool visible,
                .help = "For what each model has generated, so that conversations with calls of "
                        "tools come back as the same tokens and the prefix cache has them. 0: "
                        "nothing is kept."});
+  section.Add({.name = "grammar-memory",
+               .target = &server.grammar_memory,
+               .help =
+                   "For structured output of each model: compiled grammars, how far answers are "
+                   "in them, and tables of the vocabulary. What does not fit beside what is in "
+                   "use is refused. auto: 128 MiB, or a 64th of the memory."});
   section.Add({.name = "allowed-origins",
                .target = &server.allowed_origins,
                .value_name = "ORIGIN",

@@ -19,8 +19,7 @@ namespace net = boost::asio;
 
 constexpr size_t kMaxPipelinedBytes = 64 << 10;  // read ahead while a request is being answered
 constexpr size_t kMaxDrainedBytes =
-    64 << 10;                              // a refused body up to this is read, the connection kept
-constexpr size_t kMaxKeptBytes = 1 << 20;  // of a buffer, from one answer to the next
+    64 << 10;  // a refused body up to this is read, the connection kept
 constexpr size_t kMaxLingerBytes = 8 << 20;
 constexpr std::chrono::seconds kLingerTime{2};
 constexpr std::chrono::milliseconds kProbeTime{2'000};  // for the head of a probe, once connected
@@ -419,7 +418,9 @@ void Session::EndRequest() {
   refusal_.reset();
   streaming_ = false;
   request_ = HttpRequest();
-  if (write_buffer_.capacity() > kMaxKeptBytes) write_buffer_ = std::string();
+  for (std::string* buffer : {&write_buffer_, &pending_output_, &input_}) {
+    if (buffer->empty() && buffer->capacity() > kMaxKeptBytes) *buffer = std::string();
+  }
   if (close_after_) return Linger();
   phase_ = Phase::kReading;
   UpdateReadDeadline();

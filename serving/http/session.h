@@ -52,6 +52,10 @@ struct SessionShared {
 
 class Session : public std::enable_shared_from_this<Session> {
  public:
+  // Of each of three buffers, from one answer to the next.
+  static constexpr size_t kMaxKeptBytes = 8 << 10;
+  static constexpr size_t kMostKeptBytes = 3 * kMaxKeptBytes;
+
   // `tls`: null for a connection without.
   Session(ClientStream::Socket socket, boost::asio::ssl::context* tls, SessionShared& shared);
   ~Session();

@@ -57,6 +57,8 @@ std::shared_ptr<ssl::context> TlsContext::Read() const {
                       SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_COMPRESSION | SSL_OP_SINGLE_DH_USE);
   // Clients resume by tickets, which cost the server no memory.
   SSL_CTX_set_session_cache_mode(native, SSL_SESS_CACHE_OFF);
+  // A connection that waits has no buffers for records.
+  SSL_CTX_set_mode(native, SSL_MODE_RELEASE_BUFFERS);
   boost::system::error_code error;
   // Without this OpenSSL would ask on the terminal for the password of an encrypted key.
   context->set_password_callback([](size_t, ssl::context::password_purpose) { return ""; }, error);

@@ -75,10 +75,12 @@ struct EngineOptions {
   std::string share_experts;
   // Likewise of keys and values (Engine::resizable_kv).
   uint64_t most_kv_bytes = 0;
-  MemorySize kv_memory;        // a share is of machine memory
-  int64_t max_model_len = 0;   // tokens of prompt and output; 0: the model's, or what fits
-  uint64_t request_bytes = 0;  // left to who serves: requests that are read and tokenised
-  uint64_t replay_bytes = 0;   // and what was generated, for conversations that come back
+  MemorySize kv_memory;           // a share is of machine memory
+  int64_t max_model_len = 0;      // tokens of prompt and output; 0: the model's, or what fits
+  uint64_t request_bytes = 0;     // left to who serves: requests that are read and tokenised
+  uint64_t replay_bytes = 0;      // and what was generated, for conversations that come back
+  uint64_t grammar_bytes = 0;     // and what answers are held to
+  uint64_t connection_bytes = 0;  // and connections that are open
 
   int64_t max_num_seqs = 64;
   int64_t max_num_batched_tokens = 512;

@@ -142,8 +142,8 @@ EnginePlan PlanEngine(const EngineOptions& asked, const ModelFiles& files) {
   const uint64_t copies = options.state_file.empty() ? 0 : 2;
   const uint64_t kv_store_bytes = dense_elsewhere ? 0 : KvStoreMemoryBytes(options, config);
   uint64_t fixed_bytes = kv_store_bytes + dense_bytes + workspace_bytes + staging_bytes +
-                         kProcessBytes + options.request_bytes +
-                         (1 + copies) * options.replay_bytes;
+                         kProcessBytes + options.request_bytes + options.grammar_bytes +
+                         options.connection_bytes + (1 + copies) * options.replay_bytes;
   if (options.devices.count > 0) fixed_bytes += plan.all_experts_bytes + devices_host_bytes;
   uint64_t left = machine_bytes > fixed_bytes ? machine_bytes - fixed_bytes : 0;
   plan.state = PlanState(options, config, left);
@@ -229,6 +229,8 @@ EnginePlan PlanEngine(const EngineOptions& asked, const ModelFiles& files) {
   if (plan.module_batches.bytes > 0) ledger.Add("module batches", plan.module_batches.bytes);
   ledger.Add("process", kProcessBytes);
   if (options.request_bytes > 0) ledger.Add("requests", options.request_bytes);
+  if (options.connection_bytes > 0) ledger.Add("connections", options.connection_bytes);
+  if (options.grammar_bytes > 0) ledger.Add("grammars", options.grammar_bytes);
   if (options.replay_bytes > 0) ledger.Add("replay", options.replay_bytes);
   const uint64_t saved_bytes = plan.predictor_bytes + options.replay_bytes;
   if (copies * saved_bytes > 0) ledger.Add("state to save", copies * saved_bytes);

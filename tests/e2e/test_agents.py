@@ -1,5 +1,5 @@
-"""Scripted sessions of an agent with the official clients of three APIs: a question, thinking, calls in parallel, their results, and
-more calls on top of that. And a thousand of them at once.
+"""Scripted sessions of an agent with the official clients of three APIs: a question, thinking, calls in parallel, their results, what
+the model says to them, and at last an answer that is held to a schema. And a thousand of them at once.
 
 The forced model says the same to the question whoever asks (forced_model.py), so all clients must get the same of it. What it says
 to the results is nobody's script: only its beginning is asked for.
@@ -11,13 +11,21 @@ import resource
 import unittest
 
 import anthropic
+import jsonschema
 import openai
 from forced_model import MESSAGES, QUESTION, ForcedModel
-from harness import PATIENCE_S
+from harness import PATIENCE_S, MoesaicServer
 from test_tools import ForcedModelWithCalls
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
 RESULTS = {"weather": "Sunny, 24 degrees.", "time": "Noon."}
+REPORT = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Oslo"]}, "sunny": {"type": "boolean"}, "degrees": {"enum": [24, 25]}},
+    "required": ["city", "sunny", "degrees"],
+    "additionalProperties": False,
+}
+REPORT_TOKENS = 200  # more than it can have
 STREAMS = 1000
 
 
@@ -60,6 +68,13 @@ class ChatAgent:
         }
 
 
+    def report(self):
+        answer = self.client.chat.completions.create(
+            model="sample", messages=self.messages, max_tokens=REPORT_TOKENS,
+            response_format={"type": "json_schema", "json_schema": {"name": "report", "schema": REPORT}})
+        return answer.choices[0].finish_reason == "stop", answer.choices[0].message.content
+
+
 class MessagesAgent:
     def __init__(self, url):
         self.client = anthropic.Anthropic(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S)
@@ -86,6 +101,13 @@ class MessagesAgent:
             "calls": calls, "output": usage.output_tokens, "input": usage.input_tokens + usage.cache_read_input_tokens,
             "cached": usage.cache_read_input_tokens,
         }
+
+
+    def report(self):
+        message = self.client.messages.create(
+            model="sample", messages=self.messages, max_tokens=REPORT_TOKENS,
+            extra_body={"output_config": {"format": {"type": "json_schema", "schema": REPORT}}})
+        return message.stop_reason == "end_turn", "".join(b.text for b in message.content if b.type == "text")
 
 
 class ResponsesAgent:
@@ -115,6 +137,13 @@ class ResponsesAgent:
         }
 
 
+    def report(self):
+        response = self.client.responses.create(
+            model="sample", input=self.items, max_output_tokens=REPORT_TOKENS,
+            text={"format": {"type": "json_schema", "name": "report", "schema": REPORT}})
+        return response.status == "completed", response.output_text
+
+
 class AgentsTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -126,6 +155,7 @@ class AgentsTest(unittest.TestCase):
 
     def test_a_session(self):
         """Each agent in a server of its own, so that what is cached and replayed is its own conversation."""
+        sessions = []
         for kind in (ChatAgent, MessagesAgent, ResponsesAgent):
             with self.subTest(kind.__name__), ForcedModelWithCalls(self.forced) as server:
                 agent = kind(server.url)
@@ -139,6 +169,16 @@ class AgentsTest(unittest.TestCase):
                 beginning = first["input"] + first["output"]
                 self.assertGreater(second["input"], beginning + 10)
                 self.assertGreaterEqual(second["cached"], (beginning - 1) // 16 * 16)
+                sessions.append((agent, server.url))
+        # The forced model has lost the tokens of some letters: the sample model itself goes on with the conversations.
+        with MoesaicServer("--chat-template", str(self.forced.root / "calls.jinja")) as server:
+            for agent, url in sessions:
+                with self.subTest(type(agent).__name__):
+                    path = str(agent.client.base_url).removeprefix(url)
+                    agent.client = agent.client.with_options(base_url=server.url + path)
+                    ended, report = agent.report()
+                    self.assertTrue(ended, report)
+                    jsonschema.validate(json.loads(report), REPORT)
 
     def test_a_thousand_streams(self):
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

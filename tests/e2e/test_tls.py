@@ -170,6 +170,41 @@ class TlsTest(unittest.TestCase):
         server.wait_for_metric(CONNECTIONS, lambda v: v <= 1)
         self.assertEqual(server.call("/v1/completions", {"prompt": "x", "max_tokens": 2})[0], 200)
 
+    def test_connections_are_in_the_ledger(self):
+        """Connections that stay open behind a request take no more than the ledger says."""
+        count = 400
+        server = self.serve()
+        context = ssl.create_default_context(cafile=self.certificate)
+        model = json.loads(server.call("/v1/moesaic/snapshot")[2])["model"]
+        items = {item["name"]: item["bytes"] for item in model["memory"][0]["items"]}
+        each = items["connections"] // (1024 + 64)
+
+        def resident():
+            for line in pathlib.Path(f"/proc/{server.process.pid}/status").read_text().splitlines():
+                if line.startswith("VmRSS:"):
+                    return int(line.split()[1]) * 1024
+            raise AssertionError("no VmRSS")
+
+        def opened():
+            plain = socket.create_connection(("127.0.0.1", server.port), PATIENCE_S)
+            secure = context.wrap_socket(plain, server_hostname="localhost")
+            body = json.dumps({"prompt": "word " * 2000})
+            secure.sendall(f"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                           f"Authorization: Bearer plain\r\nX-Filler: {'x' * 8000}\r\n"
+                           f"Content-Length: {len(body)}\r\n\r\n{body}".encode())
+            answer = b""
+            while b'"tokens":[' not in answer or not answer.endswith(b"}"):
+                answer += secure.recv(1 << 16)
+            return secure
+
+        first = [opened() for _ in range(20)]  # what the process makes once
+        before = resident()
+        rest = [opened() for _ in range(count)]
+        grown = (resident() - before) / count
+        for client in first + rest:
+            client.close()
+        self.assertLess(grown, each)
+
     def test_wrong_files(self):
         other = make_certificate(self.directory, "other")
         encrypted = str(self.directory / "encrypted.key")

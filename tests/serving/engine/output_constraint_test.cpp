@@ -43,6 +43,7 @@ class WordMatch final : public GrammarMatch {
   }
   bool complete() const override { return at_ == word_.size(); }
   bool ended() const override { return ended_; }
+  size_t bytes() const override { return 0; }
 
  private:
   std::string word_;
@@ -281,6 +282,7 @@ TEST(MaskAhead, WhyThereIsNoneIsToldWhereItIsWanted) {
     bool AcceptText(std::string_view /*text*/) override { return true; }
     bool complete() const override { return false; }
     bool ended() const override { return false; }
+    size_t bytes() const override { return 0; }
   };
   class FailingGrammar final : public Grammar {
    public:

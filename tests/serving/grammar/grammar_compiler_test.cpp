@@ -5,6 +5,7 @@
 #include <atomic>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -16,24 +17,51 @@ namespace moesaic {
 namespace {
 
 constexpr size_t kGrammarBytes = 1000;
+constexpr size_t kKeyBytes = 100;  // of one, at most
+constexpr size_t kBackendBytes = 500;
+constexpr size_t kMatchBytes = 300;
+constexpr size_t kTokenBytes = 40'000;
+constexpr size_t kMaskBytes = 4;
+
+// Takes memory with each token.
+class GrowingMatch final : public GrammarMatch {
+ public:
+  void Fill(std::span<int32_t> /*words*/) override {}
+  bool Accept(int32_t /*token*/) override {
+    bytes_ += kTokenBytes;
+    return true;
+  }
+  bool AcceptText(std::string_view text) override {
+    bytes_ += kTokenBytes * text.size();
+    return true;
+  }
+  bool complete() const override { return true; }
+  bool ended() const override { return false; }
+  size_t bytes() const override { return bytes_; }
+
+ private:
+  size_t bytes_ = kMatchBytes;
+};
 
 class EmptyGrammar final : public Grammar {
  public:
-  std::unique_ptr<GrammarMatch> Start() const override { return nullptr; }
+  std::unique_ptr<GrammarMatch> Start() const override { return std::make_unique<GrowingMatch>(); }
   size_t bytes() const override { return kGrammarBytes; }
-  int64_t vocab_size() const override { return 1; }
+  int64_t vocab_size() const override { return 1; }  // a mask of four bytes
   std::span<const int32_t> end_tokens() const override { return {}; }
 };
 
 // Counts, waits where a text says so, fails where one says so.
 struct FakeWork {
+  std::atomic<int> made{0};
   std::atomic<int> compiled{0};
   std::atomic<bool> open{false};
 };
 
 class FakeBackend final : public GrammarBackend {
  public:
-  explicit FakeBackend(std::shared_ptr<FakeWork> work) : work_(std::move(work)) {}
+  explicit FakeBackend(std::shared_ptr<FakeWork> work) : work_(std::move(work)) { ++work_->made; }
+  size_t bytes() const override { return kBackendBytes; }
   std::shared_ptr<const Grammar> Compile(const GrammarSpec& spec) override {
     const std::string& text = spec.alternatives[0][0].text;
     ++work_->compiled;
@@ -71,18 +99,89 @@ class GrammarCompilerTest : public testing::Test {
 
 TEST_F(GrammarCompilerTest, KeepsWhatWasUsedLastWithinItsBytes) {
   GrammarCompilerOptions options;
-  options.cache_bytes = 2 * (kGrammarBytes + 100);
+  options.memory_bytes = kBackendBytes + 2 * (kGrammarBytes + kKeyBytes);
   Make(options);
-  const auto a = Compile("a");
+  const Grammar* const a = Compile("a").get();
   Compile("b");
-  EXPECT_EQ(Compile("a"), a);
+  EXPECT_EQ(Compile("a").get(), a);
   Compile("c");  // b leaves
-  EXPECT_LE(compiler_->cached_bytes(), options.cache_bytes);
+  EXPECT_LE(compiler_->used_bytes(), options.memory_bytes);
   EXPECT_EQ(work_->compiled, 3);
-  EXPECT_EQ(Compile("a"), a);
+  EXPECT_EQ(Compile("a").get(), a);
   EXPECT_EQ(work_->compiled, 3);
   Compile("b");
   EXPECT_EQ(work_->compiled, 4);
+}
+
+TEST_F(GrammarCompilerTest, WhatIsInUseStaysAndOthersAreRefusedUntilItLeaves) {
+  GrammarCompilerOptions options;
+  options.memory_bytes = kBackendBytes + 2 * (kGrammarBytes + kKeyBytes);
+  Make(options);
+  auto a = Compile("a");
+  const auto b = Compile("b");
+  EXPECT_EQ(Failure("c"), ErrorKind::kUnavailable);
+  EXPECT_EQ(Compile("a"), a);  // was not compiled again
+  EXPECT_EQ(work_->compiled, 3);
+  a.reset();
+  EXPECT_NE(Compile("c"), nullptr);
+  EXPECT_LE(compiler_->used_bytes(), options.memory_bytes);
+}
+
+TEST_F(GrammarCompilerTest, OneThatWouldNotEvenFitAloneIsItsClientsFault) {
+  GrammarCompilerOptions options;
+  options.memory_bytes = kBackendBytes + kGrammarBytes / 2;
+  Make(options);
+  EXPECT_EQ(Failure("a"), ErrorKind::kInvalidArgument);
+  EXPECT_EQ(compiler_->used_bytes(), kBackendBytes);
+}
+
+TEST_F(GrammarCompilerTest, AVocabularyThatDoesNotFitIsMadeOnce) {
+  GrammarCompilerOptions options;
+  options.memory_bytes = kBackendBytes - 1;
+  Make(options);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(Failure("a"), ErrorKind::kUnsupported);
+  EXPECT_EQ(work_->made, 1);
+  EXPECT_EQ(compiler_->used_bytes(), 0u);
+}
+
+TEST_F(GrammarCompilerTest, MatchesAndTheirMasksAreCounted) {
+  GrammarCompilerOptions options;
+  options.memory_bytes = kBackendBytes + 2 * (kGrammarBytes + kKeyBytes) + 3 * kTokenBytes;
+  Make(options);
+  auto grammar = Compile("a");
+  Compile("b");  // kept for nobody
+  const uint64_t before = compiler_->used_bytes();
+  auto match = grammar->Start();
+  EXPECT_EQ(compiler_->used_bytes(), before + kMatchBytes + kMaskBytes);
+  // What it grows by, and no more than it may: the kept grammar leaves for it.
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(match->Accept(0));
+  EXPECT_GE(compiler_->used_bytes(), 3 * kTokenBytes);
+  try {
+    match->AcceptText("xyz");
+    FAIL() << "it has grown beyond its memory";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kResourceExhausted);
+    EXPECT_NE(std::string(error.what()).find("--grammar-memory"), std::string::npos);
+  }
+  EXPECT_LE(compiler_->used_bytes(), options.memory_bytes);
+  EXPECT_EQ(Failure("c"), ErrorKind::kUnavailable);
+  match.reset();
+  EXPECT_NE(Compile("c"), nullptr);
+  // They may outlive the compiler.
+  match = grammar->Start();
+  compiler_.reset();
+  EXPECT_TRUE(match->Accept(0));
+  grammar.reset();
+  EXPECT_TRUE(match->Accept(0));
+}
+
+TEST_F(GrammarCompilerTest, AMatchThatHasNoRoomDoesNotStart) {
+  GrammarCompilerOptions options;
+  options.memory_bytes = kBackendBytes + kGrammarBytes + kKeyBytes;
+  Make(options);
+  const auto grammar = Compile("a");
+  std::vector<std::unique_ptr<GrammarMatch>> matches;
+  EXPECT_THROW(matches.push_back(grammar->Start()), Error);
 }
 
 TEST_F(GrammarCompilerTest, AFailureIsItsOwnRequestsAndIsNotKept) {

@@ -3,12 +3,16 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <memory>
+#include <random>
+#include <regex>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/base/json.h"
 #include "serving/grammar/grammar_backend.h"
 
 namespace moesaic {
@@ -147,6 +151,129 @@ TEST_F(XgrammarTest, WhatIsWrongOrDroppedIsAnError) {
     EXPECT_THROW(backend_->Compile(SpecOf(part)), Error) << part.text.substr(0, 40);
   }
   EXPECT_TRUE(Accepts({.kind = Kind::kText, .text = "x"}, "x"));  // nothing is left of them
+}
+
+// An output that may be read in ever more ways takes ever more memory, and ends before it takes
+// all.
+TEST_F(XgrammarTest, AMatchTellsThatItGrows) {
+  const auto plain = backend_->Compile(SpecOf({.kind = Kind::kRegex, .text = "a*"}))->Start();
+  const char* const rules = "root ::= part root part | part\npart ::= \"a\" | \"aa\"\n";
+  const auto many = backend_->Compile(SpecOf({.kind = Kind::kEbnf, .text = rules}))->Start();
+  const size_t begin = plain->bytes();
+  EXPECT_GT(begin, 0u);
+  for (int i = 0; i < 60; ++i) {
+    ASSERT_TRUE(plain->Accept('a'));
+    ASSERT_TRUE(many->Accept('a'));
+  }
+  EXPECT_GT(plain->bytes(), begin);
+  EXPECT_GT(many->bytes() - begin, 5 * (plain->bytes() - begin));
+  EXPECT_GT(backend_->bytes(), 100u * 32);
+  try {
+    for (int i = 0; i < 900; ++i) many->Accept('a');
+    FAIL() << "has " << many->bytes() << " bytes";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kInvalidArgument);
+    EXPECT_LT(many->bytes(), 8u << 20);
+  }
+}
+
+struct PatternCase {
+  const char* schema;
+  std::vector<const char*> fits;
+  std::vector<const char*> does_not;
+};
+
+// Strings between quotes, as they stand in JSON.
+TEST_F(XgrammarTest, PatternsAndLengthsOfStrings) {
+  const PatternCase cases[] = {
+      // Repetitions at either end of what may be missing.
+      {R"({"type":"string","pattern":"^[0-9]{2}(-[0-9]+)?$"})", {"12", "12-3"}, {"123", "12-"}},
+      {R"({"type":"string","pattern":"^(a*b)?$"})", {"", "aab"}, {"a", "aa"}},
+      {R"({"type":"string","pattern":"^((x+y)?|z)*$"})", {"", "xxyz", "zz"}, {"x", "zx"}},
+      {R"({"type":"string","pattern":"^(ab*)?c$"})", {"c", "abbc"}, {"bc", "bbc"}},
+      {R"({"type":"string","pattern":"^a??b*?$"})", {"", "abb"}, {"aa"}},
+      // What a string has only escaped, in repetitions of many times, too.
+      {R"({"type":"string","pattern":"^.{1,200}$"})", {"abc"}, {"", "a\"", "a\x01", "a\n"}},
+      {R"({"type":"string","pattern":"^[^x]*$"})", {"abc"}, {"a\"b", "a\tb", "x", "\\"}},
+      {R"({"type":"string","pattern":"^\\S+$"})", {"a'b"}, {"a b", "a\""}},
+      {R"({"type":"string","maxLength":3})", {"", "a c"}, {"abcd", "\t", "\x1f", "\""}},
+      {R"({"type":"string","minLength":2})", {"ab", "abcdef"}, {"a", "a\tb"}},
+      {R"({"type":"string","minLength":150,"maxLength":160})", {}, {"ab", "a\x02"}},
+      {R"({"type":"string","maxLength":0})", {""}, {"a"}},
+      // Each option by itself, and letters of any size.
+      {R"({"type":"string","pattern":"^ab$|^c$"})", {"ab", "c"}, {"abc", "b"}},
+      {R"({"type":"string","pattern":"(?i)^k[x-z]$"})", {"ky", "KY", "kX"}, {"k"}},
+      {R"({"type":"string","pattern":"^(?:a|(?<n>b))\\.$"})", {"a.", "b."}, {"ax"}},
+  };
+  for (const PatternCase& item : cases) {
+    const auto grammar =
+        backend_->Compile(SpecOf({.kind = Kind::kJsonSchema, .text = item.schema}));
+    for (const char* text : item.fits) {
+      EXPECT_TRUE(Accepts(*grammar, "\"" + std::string(text) + "\""))
+          << item.schema << ": " << text;
+    }
+    for (const char* text : item.does_not) {
+      EXPECT_FALSE(Accepts(*grammar, "\"" + std::string(text) + "\""))
+          << item.schema << ": " << text;
+    }
+  }
+}
+
+// All short texts, against a matcher of another make.
+TEST_F(XgrammarTest, PatternsMeanWhatTheyMean) {
+  std::mt19937 random(20261126);
+  const std::function<std::string(int)> make = [&](int depth) -> std::string {
+    switch (random() % (depth > 3 ? 3 : 8)) {
+      case 0:
+        return "a";
+      case 1:
+        return "b";
+      case 2:
+        return "[bc]";
+      case 3:
+        return "(" + make(depth + 1) + ")?";
+      case 4:
+        return "(" + make(depth + 1) + ")*";
+      case 5:
+        return "(" + make(depth + 1) + "|" + make(depth + 1) + ")";
+      case 6:
+        return "(" + make(depth + 1) + "){0,2}";
+      default:
+        return make(depth + 1) + make(depth + 1);
+    }
+  };
+  std::vector<std::string> texts = {""};
+  for (size_t i = 0; texts[i].size() < 4; ++i) {
+    for (const char c : {'a', 'b', 'c'}) texts.push_back(texts[i] + c);
+  }
+  for (int round = 0; round < 60; ++round) {
+    const std::string pattern = make(0);
+    const Json schema = {{"type", "string"}, {"pattern", "^" + pattern + "$"}};
+    const auto grammar =
+        backend_->Compile(SpecOf({.kind = Kind::kJsonSchema, .text = schema.dump()}));
+    const std::regex expected(pattern);
+    for (const std::string& text : texts) {
+      const auto match = grammar->Start();
+      const bool fits = match->AcceptText("\"" + text + "\"") && match->complete();
+      EXPECT_EQ(fits, std::regex_match(text, expected)) << pattern << " of " << text;
+    }
+  }
+}
+
+TEST_F(XgrammarTest, APatternThatNoStringHasUnescapedIsRefusedWithItsPlace) {
+  for (const char* pattern :
+       {R"(^\"a$)", R"(^a\\\\b$)", R"(a\\tb)", R"(a(?=b))", R"(a\\b)", R"(a{,3})"}) {
+    const std::string schema =
+        R"({"type":"object","properties":{"p":{"type":"string","pattern":")" +
+        std::string(pattern) + R"("}},"required":["p"],"additionalProperties":false})";
+    try {
+      backend_->Compile(SpecOf({.kind = Kind::kJsonSchema, .text = schema}));
+      FAIL() << pattern;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kInvalidArgument);
+      EXPECT_EQ(std::string(error.what()).rfind("/properties/p/pattern: ", 0), 0u) << error.what();
+    }
+  }
 }
 
 TEST_F(XgrammarTest, MatchesOfOneGrammarAreApart) {

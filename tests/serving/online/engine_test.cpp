@@ -943,6 +943,22 @@ TEST(PlanEngineTest, AutoPaysForThePredictor) {
   }
 }
 
+// What a server has beside the engine is the experts' less.
+TEST(PlanEngineTest, GrammarsAndConnectionsAreCounted) {
+  EngineOptions options = SmallOptions();
+  options.prefill_order = PrefillOrder::kChunks;
+  const uint64_t total = PlanEngine(options).ledger.total_bytes();
+  options.grammar_bytes = 3000;
+  options.connection_bytes = 5000;
+  const EnginePlan plan = PlanEngine(options);
+  EXPECT_EQ(plan.ledger.bytes("grammars"), 3000u);
+  EXPECT_EQ(plan.ledger.bytes("connections"), 5000u);
+  EXPECT_EQ(plan.ledger.total_bytes(), total + 8000);
+  options.machine_memory_bytes = total + 8000 - 1;
+  options.expert_memory = "auto";
+  EXPECT_LE(PlanEngine(options).ledger.total_bytes(), options.machine_memory_bytes);
+}
+
 // What is kept for replay, and with a state file its copy and the file's bytes, is the experts'
 // less.
 TEST(PlanEngineTest, ReplayIsCounted) {
