@@ -194,7 +194,7 @@ class Weights:
 
     prefix: float = 1.0
     experts: float = 1.0
-    slack: int = 4
+    slack: int = 2
 
 
 class Router:

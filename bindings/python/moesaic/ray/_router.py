@@ -21,7 +21,7 @@ class MoesaicRouter(_RequestRouter):  # type: ignore[misc]
     """
 
     def initialize_state(
-        self, policy: str = "affinity", prefix_weight: float = 1.0, expert_weight: float = 1.0, slack: int = 4
+        self, policy: str = "affinity", prefix_weight: float = 1.0, expert_weight: float = 1.0, slack: int = 2
     ) -> None:
         """The deployment's `request_router_kwargs`. The policy "round-robin" takes replicas in turn."""
         self._policy = policy

@@ -54,7 +54,7 @@ def application(
     policy: str = "affinity",
     prefix_weight: float = 1.0,
     expert_weight: float = 1.0,
-    slack: int = 4,
+    slack: int = 2,
     max_ongoing_requests: int = 256,
     drain_s: float = 120.0,
     learn_every_s: float = 1.0,
@@ -160,7 +160,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--policy", choices=POLICIES, default="affinity", help="who gets a request (default: affinity)")
     add("--prefix-weight", type=float, default=1.0, metavar="W", help="what a prompt in the prefix cache is worth")
     add("--expert-weight", type=float, default=1.0, metavar="W", help="what predicted experts in memory are worth")
-    add("--slack", type=int, default=4, metavar="N", help="requests that a preferred server may have more than others")
+    add("--slack", type=int, default=2, metavar="N", help="requests that a preferred server may have more than others")
     add("--insecure", action="store_true", help="listen on an address that others can reach without keys")
     add("--drain", type=float, default=120, metavar="SECONDS", help="for the requests of a server that is to leave")
     return parser
