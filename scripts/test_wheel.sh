@@ -70,7 +70,7 @@ PY
 
 dpkg_before=$(inside dpkg-query -W -f '${Package}\n' | sort | sha256sum)
 inside python3 -m venv /venv
-files() { (cd "$root/venv" && find . -not -path '*/__pycache__*' | sort); }
+files() { (cd "$root/venv" && find . -not -type d -not -path '*/__pycache__*' | sort); } # pip leaves empty directories
 inside python3 -m pip install --quiet --no-index --find-links /srv/wheels numpy
 files >"$work/before"
 inside python3 -m pip install --quiet --no-index --find-links /srv/wheels moesaic
