@@ -8,7 +8,7 @@ CXX_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 configure = cmake --preset $(1) >/dev/null || { cmake --preset $(1); exit 1; }
 
 .DEFAULT_GOAL := build
-.PHONY: help setup build build-cuda demo test test-isa test-gpu test-gpu-interpreted mutate bench bundle deb test-deb image format hooks check-format \
+.PHONY: help setup build build-cuda demo test test-isa test-gpu test-gpu-interpreted mutate bench bundle deb test-deb wheel test-wheel image format hooks check-format \
         lint test-debug test-asan test-tsan \
         fuzz install clean
 
@@ -104,6 +104,12 @@ deb: setup  ## a Debian package: build/deb/*.deb (docs/packaging.md)
 
 test-deb:  ## install and remove it in a root of its own (as root; DEB_ROOT=FILE: a tarball of mmdebstrap)
 	@scripts/test_deb.sh $(DEB_ROOT)
+
+wheel: setup  ## a Python wheel with the module and the command: build/wheel/*.whl (docs/packaging.md)
+	@scripts/build_wheel.sh
+
+test-wheel:  ## use it in a root that has only Python and numpy (as root; WHEEL_ROOT=FILE: a tarball of mmdebstrap)
+	@scripts/test_wheel.sh $(WHEEL_ROOT)
 
 image:  ## a container image of the package that `make deb` made (IMAGE_FLAGS go to buildah, podman or docker)
 	@scripts/build_image.sh $(IMAGE_FLAGS)

@@ -9,6 +9,7 @@ The rates are wall clock and want a machine of their own; a stream's is CPU time
 import argparse
 import asyncio
 import json
+import os
 import random
 import statistics
 import subprocess
@@ -29,14 +30,18 @@ def bench_rate(model, batch):
 
 
 def generate_rate(llm, batch):
-    """Tokens a second of all but each answer's first token; the median of as many samples as `moesaic bench` takes."""
-    params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=1 + OUTPUT_TOKENS)
+    """Tokens a second of all but each answer's first token: what a call takes with OUTPUT_TOKENS more than one. The median of as
+    many samples as `moesaic bench` takes, which counts from the moment in which all sequences have begun."""
     rates = []
     for _ in range(SAMPLES):
         prompts = [[random.randrange(1000) for _ in range(2)] for _ in range(batch)]
-        began = time.perf_counter()
-        llm.generate(prompts, params)
-        rates.append(batch * OUTPUT_TOKENS / (time.perf_counter() - began))
+        seconds = {}
+        for tokens in (1, 1 + OUTPUT_TOKENS):
+            params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=tokens)
+            began = time.perf_counter()
+            llm.generate(prompts, params)
+            seconds[tokens] = time.perf_counter() - began
+        rates.append(batch * OUTPUT_TOKENS / (seconds[1 + OUTPUT_TOKENS] - seconds[1]))
     return statistics.median(rates)
 
 
@@ -64,13 +69,18 @@ def main():
     parser.add_argument("model", nargs="?", default="models/sample")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--only", choices=("streams", "rates"), help="half of it")
     options = parser.parse_args()
-    for kind in (RequestOutputKind.DELTA, RequestOutputKind.CUMULATIVE):
+    print(f"load average {os.getloadavg()[0]:.1f}")
+    for kind in (RequestOutputKind.DELTA, RequestOutputKind.CUMULATIVE) if options.only != "rates" else ():
         for streams in (1, 16):
             runs = [asyncio.run(stream_cpu_us(options.model, streams, kind)) for _ in range(options.runs)]
             us = statistics.median(run[0] for run in runs)
+            least = min(run[0] for run in runs)
             per_output = statistics.median(run[1] for run in runs)
-            print(f"stream, {kind.name}, {streams} at once: {us:.1f} us of the loop's CPU a token, {per_output:.2f} tokens an output")
+            print(f"stream, {kind.name}, {streams} at once: {us:.1f} us of the loop's CPU a token (least {least:.1f}), {per_output:.2f} tokens an output")
+    if options.only == "streams":
+        return
     pairs = []
     with LLM(options.model) as llm:
         generate_rate(llm, options.batch)
@@ -78,7 +88,8 @@ def main():
             pairs.append((generate_rate(llm, options.batch), bench_rate(options.model, options.batch)))
     ours, bench = (statistics.median(column) for column in zip(*pairs))
     ratio = statistics.median(a / b for a, b in pairs)
-    print(f"moesaic {moesaic.__version__}, batch {options.batch}: generate {ours:.1f} tokens/s, moesaic bench {bench:.1f}, ratio {ratio:.3f}")
+    quarters = statistics.quantiles([a / b for a, b in pairs], n=4) if len(pairs) > 1 else [ratio] * 3
+    print(f"moesaic {moesaic.__version__}, batch {options.batch}: generate {ours:.1f} tokens/s, moesaic bench {bench:.1f}, ratio {ratio:.3f} (quartiles {quarters[0]:.3f}, {quarters[2]:.3f})")
 
 
 if __name__ == "__main__":

@@ -183,10 +183,12 @@ std::string TakeModel(const CommandLine& line, EngineOptions& options,
 std::vector<fs::path> PresetDirectories(const fs::path& executable) {
   std::vector<fs::path> directories;
   const fs::path bin = executable.parent_path();
-  // prefix/bin/moesaic and prefix/share/moesaic/configs; source/build/release/bin and
+  // prefix/bin/moesaic and prefix/share/moesaic/configs, of a wheel
+  // prefix/lib/python3.11/site-packages/moesaic.scripts/moesaic; source/build/release/bin and
   // source/configs
   for (const fs::path& candidate :
-       {bin / "../share/moesaic/configs", bin / "../../../configs", fs::path("configs")}) {
+       {bin / "../share/moesaic/configs", bin / "../../../../share/moesaic/configs",
+        bin / "../../../configs", fs::path("configs")}) {
     std::error_code error;
     const fs::path directory = fs::canonical(candidate, error);
     if (!error &&

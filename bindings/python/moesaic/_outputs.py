@@ -217,18 +217,19 @@ class Gathering:
 
     def output(self) -> RequestOutput:
         """As the request wants it told: all so far, or what is new since the last call."""
+        outputs = self.outputs
         if self._delta:
-            outputs, self.outputs = self.outputs, [self._new_output(output.index) for output in self.outputs]
-            told = [output for output in outputs if output.token_ids or output.text or output.finished()]
-            outputs = told or outputs
+            self.outputs = [self._new_output(output.index) for output in outputs]
+            if len(outputs) > 1:
+                outputs = [output for output in outputs if output.token_ids or output.text or output.finished()] or outputs
         else:
-            outputs = [_copy(output) for output in self.outputs]
+            outputs = [_copy(output) for output in outputs]
         return RequestOutput(
             self.request_id,
             self.prompt,
             self.prompt_token_ids,
             outputs,
-            self.finished,
+            self.running == 0,
             self.prompt_logprobs,
             self.num_cached_tokens,
         )

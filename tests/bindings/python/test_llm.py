@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import pathlib
+import random
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import tempfile
 import threading
 import time
 import unittest
+from unittest import mock
 
 import forced_model
 import moesaic
@@ -461,6 +463,74 @@ class LmEvalTest(unittest.TestCase):
             self.assertEqual(len(here[kind]), len(self.REQUESTS[kind]))
             self.assertEqual(here[kind], there[kind], kind)
         self.assertGreater(here["loglikelihood"][0][0], here["loglikelihood"][1][0])
+
+    # Tasks of files, which need no hub. ("Which word comes next", "go on", "how likely is the text".)
+    TASKS = {
+        "next_word": """
+output_type: multiple_choice
+doc_to_text: "{{text}}"
+doc_to_choice: "{{words}}"
+doc_to_target: "{{right}}"
+metric_list: [{metric: acc}, {metric: acc_norm}]
+""",
+        "going_on": """
+output_type: generate_until
+doc_to_text: "{{text}}"
+doc_to_target: "{{words[right]}}"
+generation_kwargs: {until: ["."], max_gen_toks: 16, do_sample: false}
+metric_list: [{metric: exact_match}]
+""",
+        "likely": """
+output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: "{{text}} {{words[right]}}"
+metric_list: [{metric: word_perplexity}]
+""",
+    }
+
+    def test_tasks_have_the_same_results_both_ways(self):
+        from lm_eval import simple_evaluate
+        from lm_eval.models.openai_completions import LocalCompletionsAPI
+        from lm_eval.tasks import TaskManager
+
+        from moesaic.lm_eval import MoesaicLM
+
+        rng = random.Random(7)
+        words = "door sea night king house river winter stone".split()
+        beginnings = ("He shut the", "They sailed over the", "It was a cold", "She looked at the old", "He crossed the wide")
+        with tempfile.TemporaryDirectory() as directory:
+            here = pathlib.Path(directory)
+            with open(here / "questions.jsonl", "w") as file:
+                for _ in range(24):
+                    chosen = rng.sample(words, 4)
+                    file.write(json.dumps({"text": rng.choice(beginnings), "words": chosen, "right": rng.randrange(4)}) + "\n")
+            for name, task in self.TASKS.items():
+                data = f"dataset_path: json\ndataset_kwargs: {{data_files: {{test: {here}/questions.jsonl}}}}\ntest_split: test\n"
+                (here / f"{name}.yaml").write_text(f"task: {name}\n{data}{task}")
+
+            def evaluate(model):
+                manager = TaskManager(include_path=str(here), include_defaults=False)
+                found = simple_evaluate(model, tasks=list(self.TASKS), task_manager=manager, bootstrap_iters=0, log_samples=True)
+                answers = {
+                    name: [(sample["doc_id"], sample["filtered_resps"]) for sample in samples]
+                    for name, samples in found["samples"].items()
+                }
+                return found["results"], answers
+
+            with mock.patch.dict(os.environ, {"HF_DATASETS_CACHE": str(here / "cache"), "HF_HUB_OFFLINE": "1"}):
+                with LLM(MODEL, expert_memory="25%") as llm:
+                    in_process, answers = evaluate(MoesaicLM(llm=llm))
+                with MoesaicServer() as server:
+                    over_http, same = evaluate(
+                        LocalCompletionsAPI(
+                            base_url=server.url + "/v1/completions", model="sample", tokenizer_backend="remote", max_length=1024,
+                            num_concurrent=4, batch_size=1,
+                        )
+                    )
+        self.assertEqual(in_process, over_http)
+        self.assertEqual(answers, same)
+        self.assertEqual({name: len(of_task) for name, of_task in answers.items()}, {name: 24 for name in self.TASKS})
+        self.assertGreater(in_process["likely"]["word_perplexity,none"], 1)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from moesaic.ray import ClusterNode, MoesaicProcessor, _shares, plan_cluster
 from moesaic.ray.plan import nodes_of
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+os.environ.setdefault("RAY_raylet_start_wait_time_s", "60")  # a busy machine
 import ray  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 

@@ -386,7 +386,7 @@ class Driver:
         self._queue.append(rest)
         if self._stopped:
             return
-        why = _error_of(end["log"]) or f"it ended with {end['code']}"
+        why = error_of(end["log"]) or f"it ended with {end['code']}"
         if end["summary"] is None and end["code"] in _HOPELESS:
             raise make(_HOPELESS[end["code"]], f"{actor.name}: {why}")
         self._count_failure(actor, f"moesaic batch ended with {end['code']}: {why}")
@@ -438,7 +438,7 @@ def _last_line(text: str) -> str:
     return lines[-1] if lines else ""
 
 
-def _error_of(log: str) -> str:
+def error_of(log: str) -> str:
     """What a command said went wrong: all of it, as it may list what memory was planned for."""
     _, error, text = log.rpartition("error: ")
     return text.strip() if error else _last_line(log)
