@@ -111,7 +111,7 @@ class Scored {
         }
         expected += weights_[h] * std::max(0.0, product);
       }
-      ASSERT_NEAR(scores[t], expected, 1e-4) << t;
+      ASSERT_NEAR(scores[t], expected, 5e-4) << t;
     }
   }
 
