@@ -2,6 +2,9 @@
 // includes no more than it does.
 #include "kernels/cpu/internal/vec_avx512.h"
 //
+#include "kernels/cpu/internal/coded_avx512.h"
+//
+#include "kernels/cpu/internal/amx_tables.h"
 #include "kernels/cpu/internal/matmul.h"
 #include "kernels/cpu/internal/tables.h"
 //
@@ -11,5 +14,7 @@ namespace moesaic::internal {
 
 constinit const ProductKernels kAmxOrderProducts = {.matmul = MatmulOf<AmxOrderProduct>,
                                                     .gate_up = GateUpOf<AmxOrderProduct>};
+constinit const ProductKernels kAmxCodedOrderProducts = {.matmul = MatmulOf<AmxCodedOrderProduct>,
+                                                         .gate_up = GateUpOf<AmxCodedOrderProduct>};
 
 }  // namespace moesaic::internal

@@ -5,6 +5,7 @@
 #include "core/base/check.h"
 #include "core/base/error.h"
 #include "kernels/cpu/amx_support.h"
+#include "kernels/cpu/internal/amx_tables.h"
 #include "kernels/cpu/internal/tables.h"
 #include "kernels/cpu/isas.h"
 #include "kernels/cpu/kernels.h"
@@ -137,9 +138,12 @@ CpuKernels MakeKernels(Isa isa) {
     table.numerics = tiles ? NumericsClass::kAmxBf16 : NumericsClass::kBf16;
     table.matmul = products.matmul;
     table.gate_up = products.gate_up;
-    table.coded = tiles ? ProductKernels{} : internal::kAvx512Bf16CodedProducts;
+    table.coded = tiles ? internal::kAmxCodedProducts : internal::kAvx512Bf16CodedProducts;
     table.fp8 = internal::kAvx512Bf16Fp8Products;
-    if (tiles) table.attend_chunks = internal::kAmxAttendChunks;
+    if (tiles) {
+      table.attend_chunks = internal::kAmxAttendChunks;
+      table.index_scores = internal::kAmxIndexScores;
+    }
   }
 #endif
   table =
@@ -148,6 +152,8 @@ CpuKernels MakeKernels(Isa isa) {
   if (isa == Isa::kAmx) {
     const KernelStep steps[] = {{1, IsaName(Isa::kAvx512)}, {5, IsaName(Isa::kAmx)}};
     CHECK(ChooseProducts(WeightType::kBf16, steps, table));
+    const KernelStep coded_steps[] = {{1, IsaName(Isa::kAvx512)}, {3, IsaName(Isa::kAmx)}};
+    CHECK(ChooseProducts(WeightType::kBf16Coded, coded_steps, table));
     if (QuantIsaSupported(QuantIsa::kAmx)) {
       const char* const vectors = QuantIsaName(table.quant_isa);
       const char* const tiles = QuantIsaName(QuantIsa::kAmx);

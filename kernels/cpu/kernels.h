@@ -370,8 +370,7 @@ struct CpuKernels {
   ProductKernels gguf;
   // The same of fp8 weights; class kAmxBf16 has kBf16's, on vectors.
   ProductKernels fp8;
-  // The same of coded bf16 weights, to the bits of `matmul` and `gate_up` with kBf16. Class
-  // kAmxBf16 has none.
+  // The same of coded bf16 weights, to the bits of `matmul` and `gate_up` with kBf16.
   ProductKernels coded;
   // By WeightType: what a product with so many rows takes instead of the above.
   std::array<ProductSteps, kNumWeightTypes> product_steps = {};

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string_view>
 
+#include "kernels/cpu/internal/amx_tables.h"
 #include "kernels/cpu/internal/tables.h"
 #include "kernels/cpu/isas.h"
 
@@ -22,8 +23,16 @@ std::vector<ProductOption> ProductOptions(const CpuKernels& kernels, WeightType 
     return options;
   }
   // One for all classes, or for a class.
-  if (TraitsOf(type).activations || type == WeightType::kFp8 || type == WeightType::kBf16Coded)
-    return {{IsaName(kernels.isa), kernels.TableProducts(type)}};
+  const bool coded = type == WeightType::kBf16Coded;
+  if (TraitsOf(type).activations || type == WeightType::kFp8 || coded) {
+#if defined(__x86_64__)
+    if (kernels.isa == Isa::kAmx && coded) {
+      options.push_back({IsaName(Isa::kAvx512), internal::kAmxCodedOrderProducts});
+    }
+#endif
+    options.push_back({IsaName(kernels.isa), kernels.TableProducts(type)});
+    return options;
+  }
   if (kernels.isa == Isa::kAvx512) {
     const CpuKernels& narrow = KernelsFor(Isa::kAvx2);
     options.push_back({IsaName(narrow.isa), {narrow.matmul, narrow.gate_up}});

@@ -48,15 +48,7 @@ void FindCoded(const EngineOptions& options, bool to_plan, ModelFiles& files) {
   if (SameBitsAs(type) != WeightType::kBf16) return;
   ModelConfig& config = files.config;
   const bool store = !options.expert_store.empty();
-  if (store) {
-    config.coded_experts = StoreIsCoded(ExpertStoresOf(options.expert_store));
-    if (*config.coded_experts && files.kernels->coded.matmul == nullptr) {
-      Fail(ErrorKind::kUnsupported,
-           "expert store {}: its weights are coded, for which there are no products of class {}; "
-           "write it with `moesaic pack --weight-coding none`, or set MOESAIC_ISA=avx512",
-           options.expert_store.string(), NumericsClassName(files.kernels->numerics));
-    }
-  }
+  if (store) config.coded_experts = StoreIsCoded(ExpertStoresOf(options.expert_store));
   if (type != WeightType::kBf16Coded) return;
   if (store && !*config.coded_experts) {
     LogInfo("experts are not coded: their store has them in bfloat16");

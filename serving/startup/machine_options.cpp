@@ -125,8 +125,6 @@ void ChooseCoding(EngineOptions& options) {
     why = "only bfloat16 is coded";
   } else if (KernelsOf(options.devices) != nullptr) {
     why = "GPUs have no kernels for coded weights yet";
-  } else if (SelectKernels().coded.matmul == nullptr) {
-    why = "there are no products with coded weights on AMX yet";
   }
   if (why == nullptr) return;
   LogWarn("--weight-coding lossless: {}; weights stay as they are", why);

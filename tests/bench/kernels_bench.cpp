@@ -2,7 +2,7 @@
 // rounds, and beside oneDNN where it is installed. Prints Markdown tables.
 //
 //   kernels_bench [products|ints|decode|coded|packing|other] [rounds] [bf16|f32|int8|int4]
-//   kernels_bench coded [rounds] [avx512_bf16|avx512|avx2]
+//   kernels_bench coded [rounds] [amx|avx512_bf16|avx512|avx2]
 //
 // The last argument leaves other types of weights out of the products.
 //
@@ -394,7 +394,7 @@ void Coded(int rounds, const std::string& only) {
   constexpr int64_t kColdBytes = int64_t{1} << 29;
   const int64_t shapes[][2] = {{768, 2048}, {2048, 768}, {2048, 2048}};
   for (const auto& shape : shapes) {
-    for (const Isa isa : {Isa::kAvx512Bf16, Isa::kAvx512, Isa::kAvx2}) {
+    for (const Isa isa : {Isa::kAmx, Isa::kAvx512Bf16, Isa::kAvx512, Isa::kAvx2}) {
       if (!IsaSupported(isa) || (!only.empty() && only != IsaName(isa))) continue;
       for (const int64_t m : {1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512}) {
         const CpuKernels& kernels = KernelsFor(isa);

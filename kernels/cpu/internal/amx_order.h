@@ -1,6 +1,6 @@
-// Products with bf16 weights in class kAmxBf16, in vectors: the bits of the tile registers'
-// products (amx_bf16.h), for few rows, which no tile is filled with. Included after
-// vec_avx512.h.
+// Products with bf16 weights, plain and coded, in class kAmxBf16, in vectors: the bits of the tile
+// registers' products (amx_bf16.h), for few rows, which no tile is filled with. Included after
+// vec_avx512.h and coded_avx512.h.
 //
 // A step is 32 inputs, as there: a chain of multiply-adds over its even inputs and one over its odd
 // ones, both from zero, their sum is added to the row's. Denormals are zero, which is a setting of
@@ -9,6 +9,7 @@
 
 #include <immintrin.h>
 
+#include "kernels/cpu/internal/coded_lines.h"
 #include "kernels/cpu/internal/math.h"
 #include "kernels/cpu/internal/plain_rows.h"
 
@@ -32,6 +33,7 @@ class FlushedDenormals {
 
 constexpr int kOrderTileRows = 4;
 constexpr int64_t kOrderStepLines = 16;
+constexpr int64_t kOrderCodedSteps = kOrderStepLines / kCodedStepLines;
 
 constexpr int OrderTilePanels(int rows) {
   if (rows == 1) return 8;
@@ -113,25 +115,150 @@ __attribute__((noinline)) void OrderTile(const std::byte* const* x_rows,
   }
 }
 
-template <int M>
-void OrderTiles(const std::byte* const* x, const std::byte* const* w, int64_t panels, int64_t lines,
-                int64_t next_bytes, float* sums) {
-  constexpr int kPanels = OrderTilePanels(M);
-  int64_t p = 0;
-  for (; p + kPanels <= panels; p += kPanels) {
-    OrderTile<M, kPanels>(x, w + p, lines, next_bytes, sums + p * M * kLanes, M);
+// The same of coded weights, whose lines are decoded in registers; those of a step with exceptions
+// by way of memory. lines: of bf16.
+template <int M, int P>
+__attribute__((noinline)) void CodedOrderTile(const std::byte* const* x_rows,
+                                              const std::byte* const* w, int64_t k,
+                                              int64_t next_bytes, float* sums_memory,
+                                              int64_t sum_rows) {
+  const int64_t lines = CeilDiv(k, 2);
+  const int64_t steps = CeilDiv(k, kCodedInputs);
+  const std::byte* x[M];
+  CodedPanel panels[P];
+  int64_t exception[P];  // the step of the next one
+  Vec16 sums[M][P];
+  MOESAIC_UNROLL
+  for (int m = 0; m < M; ++m) x[m] = x_rows[m];
+  MOESAIC_UNROLL
+  for (int p = 0; p < P; ++p) {
+    panels[p] = CodedPanelAt(w[p], k);
+    exception[p] = panels[p].rest.NextStep();
+    MOESAIC_UNROLL
+    for (int m = 0; m < M; ++m) sums[m][p] = Zero();
   }
-  if constexpr (kPanels > 2) {
-    for (; p + 2 <= panels; p += 2) {
-      OrderTile<M, 2>(x, w + p, lines, next_bytes, sums + p * M * kLanes, M);
+  Vec16 even[M][P];
+  Vec16 odd[M][P];
+  // A line of each panel, of inputs from x_offset bytes on.
+  const auto add_line = [&](const PairLine(&line)[P], int64_t x_offset) MOESAIC_BODY {
+    MOESAIC_UNROLL
+    for (int m = 0; m < M; ++m) {
+      const __m512i pair = _mm512_set1_epi32(LoadAs<int32_t>(x[m] + x_offset));
+      const Vec16 x_even = EvenOf(pair);
+      const Vec16 x_odd = OddOf(pair);
+      MOESAIC_UNROLL
+      for (int p = 0; p < P; ++p) {
+        even[m][p] = Fma(x_even, EvenOf(line[p]), even[m][p]);
+        odd[m][p] = Fma(x_odd, OddOf(line[p]), odd[m][p]);
+      }
+    }
+  };
+  const auto add_half = [&]<int kHalf>(int64_t step) MOESAIC_BODY {
+    PairLine first[P];
+    PairLine second[P];
+    MOESAIC_UNROLL
+    for (int p = 0; p < P; ++p) {
+      DecodeHalf<kHalf>(panels[p].data + step * kCodedStepBytes, panels[p].head, first[p],
+                        second[p]);
+    }
+    const int64_t x_offset = (step * kCodedStepLines + 2 * kHalf) * 4;
+    add_line(first, x_offset);
+    add_line(second, x_offset + 4);
+  };
+  for (int64_t begin = 0; begin < steps; begin += kOrderCodedSteps) {
+    const int64_t end = MinOf(begin + kOrderCodedSteps, steps);
+    MOESAIC_UNROLL
+    for (int m = 0; m < M; ++m) {
+      MOESAIC_UNROLL
+      for (int p = 0; p < P; ++p) even[m][p] = odd[m][p] = Zero();
+    }
+    for (int64_t step = begin; step < end; ++step) {
+      bool plain = lines >= (step + 1) * kCodedStepLines;
+      MOESAIC_UNROLL
+      for (int p = 0; p < P; ++p) {
+        panels[p].AskFor(step, steps, next_bytes);
+        plain = plain && step != exception[p];
+      }
+      if (plain) {
+        add_half.template operator()<0>(step);
+        add_half.template operator()<1>(step);
+        continue;
+      }
+      alignas(64) std::byte decoded[P][kPlainStepBytes];
+      MOESAIC_UNROLL
+      for (int p = 0; p < P; ++p) {
+        panels[p].Decode(step, decoded[p]);
+        exception[p] = panels[p].rest.NextStep();
+      }
+      const int64_t count = MinOf(lines - step * kCodedStepLines, kCodedStepLines);
+      for (int64_t i = 0; i < count; ++i) {
+        PairLine line[P];
+        MOESAIC_UNROLL
+        for (int p = 0; p < P; ++p) {
+          line[p] = _mm512_loadu_si512(decoded[p] + i * kLineBytes);
+        }
+        add_line(line, (step * kCodedStepLines + i) * 4);
+      }
+    }
+    if (lines < (begin + kOrderCodedSteps) * kCodedStepLines) {  // as in OrderTile
+      MOESAIC_UNROLL
+      for (int m = 0; m < M; ++m) {
+        MOESAIC_UNROLL
+        for (int p = 0; p < P; ++p) {
+          even[m][p] = Add(even[m][p], Zero());
+          odd[m][p] = Add(odd[m][p], Zero());
+        }
+      }
+    }
+    MOESAIC_UNROLL
+    for (int m = 0; m < M; ++m) {
+      MOESAIC_UNROLL
+      for (int p = 0; p < P; ++p) sums[m][p] = Add(sums[m][p], Add(even[m][p], odd[m][p]));
     }
   }
-  for (; p < panels; ++p) {
-    OrderTile<M, 1>(x, w + p, lines, next_bytes, sums + p * M * kLanes, M);
+  MOESAIC_UNROLL
+  for (int m = 0; m < M; ++m) {
+    MOESAIC_UNROLL
+    for (int p = 0; p < P; ++p) Store(sums_memory + (p * sum_rows + m) * kLanes, sums[m][p]);
   }
 }
 
-struct AmxOrderProduct : PlainRows<kOrderTileRows> {
+// kCoded: the size is inputs, else lines.
+template <bool kCoded, int M, int P>
+MOESAIC_INLINE void RunOrderTile(const std::byte* const* x, const std::byte* const* w, int64_t size,
+                                 int64_t next_bytes, float* sums) {
+  if constexpr (kCoded) {
+    CodedOrderTile<M, P>(x, w, size, next_bytes, sums, M);
+  } else {
+    OrderTile<M, P>(x, w, size, next_bytes, sums, M);
+  }
+}
+
+template <bool kCoded, int M>
+void OrderTiles(const std::byte* const* x, const std::byte* const* w, int64_t panels, int64_t size,
+                int64_t next_bytes, float* sums) {
+  constexpr int kPanels = kCoded ? CodedTilePanels(M) : OrderTilePanels(M);
+  // From a tile's panels to those that come after them.
+  const auto to_next = [&](int64_t p, int64_t count) {
+    if (!kCoded) return next_bytes;
+    return p + count < panels ? w[p + count] - w[p] : w[0] - w[p] + next_bytes;
+  };
+  int64_t p = 0;
+  for (; p + kPanels <= panels; p += kPanels) {
+    RunOrderTile<kCoded, M, kPanels>(x, w + p, size, to_next(p, kPanels), sums + p * M * kLanes);
+  }
+  if constexpr (kPanels > 2) {
+    for (; p + 2 <= panels; p += 2) {
+      RunOrderTile<kCoded, M, 2>(x, w + p, size, to_next(p, 2), sums + p * M * kLanes);
+    }
+  }
+  for (; p < panels; ++p) {
+    RunOrderTile<kCoded, M, 1>(x, w + p, size, to_next(p, 1), sums + p * M * kLanes);
+  }
+}
+
+template <bool kCoded>
+struct AmxOrderProductOf : PlainRows<kOrderTileRows> {
   static constexpr ActivationType kActivations = ActivationType::kBf16;
   static constexpr int64_t kTileRows = kOrderTileRows;
   static constexpr int64_t kLargeColumns = 8;
@@ -142,20 +269,23 @@ struct AmxOrderProduct : PlainRows<kOrderTileRows> {
   static void Columns(const std::byte* const* x, int64_t m, const std::byte* const* w,
                       int64_t columns, const PanelShape& shape, int64_t next_bytes, std::byte*,
                       float* sums) {
-    const int64_t lines = shape.lines;
+    const int64_t size = kCoded ? shape.k : shape.lines;
     const FlushedDenormals flushed;
     switch (m) {
       case 1:
-        return OrderTiles<1>(x, w, columns, lines, next_bytes, sums);
+        return OrderTiles<kCoded, 1>(x, w, columns, size, next_bytes, sums);
       case 2:
-        return OrderTiles<2>(x, w, columns, lines, next_bytes, sums);
+        return OrderTiles<kCoded, 2>(x, w, columns, size, next_bytes, sums);
       case 3:
-        return OrderTiles<3>(x, w, columns, lines, next_bytes, sums);
+        return OrderTiles<kCoded, 3>(x, w, columns, size, next_bytes, sums);
       default:
-        return OrderTiles<4>(x, w, columns, lines, next_bytes, sums);
+        return OrderTiles<kCoded, 4>(x, w, columns, size, next_bytes, sums);
     }
   }
 };
+
+using AmxOrderProduct = AmxOrderProductOf<false>;
+using AmxCodedOrderProduct = AmxOrderProductOf<true>;
 
 }  // namespace
 }  // namespace moesaic

@@ -1,5 +1,5 @@
-// The products of one implementation of Tiles. Included after Vec16, Ints16, Tiles, quant_tiles.h
-// and matmul.h.
+// The products of one implementation of Tiles. Included after Vec16, DecodeHalf (coded_*.h),
+// Ints16, Tiles, quant_tiles.h and matmul.h.
 #pragma once
 
 #include "kernels/cpu/internal/amx_bf16.h"
@@ -24,6 +24,16 @@ void AmxGateUp(const GateUpArgs& args) {
   Tiles::Release();
 }
 
+void AmxCodedMatmul(const MatmulArgs& args) {
+  MatmulOf<AmxCodedProduct>(args);
+  Tiles::Release();
+}
+
+void AmxCodedGateUp(const GateUpArgs& args) {
+  GateUpOf<AmxCodedProduct>(args);
+  Tiles::Release();
+}
+
 void AmxQuantMatmul(const MatmulArgs& args) {
   args.w.type == WeightType::kInt8 ? AmxQuantMatmulOf<WeightType::kInt8>(args)
                                    : AmxQuantMatmulOf<WeightType::kInt4>(args);
@@ -35,6 +45,7 @@ void AmxQuantGateUp(const GateUpArgs& args) {
 }
 
 constexpr ProductKernels kAmxBf16 = {.matmul = AmxMatmul, .gate_up = AmxGateUp};
+constexpr ProductKernels kAmxCoded = {.matmul = AmxCodedMatmul, .gate_up = AmxCodedGateUp};
 constexpr ProductKernels kAmxIntegers = {.matmul = AmxQuantMatmul, .gate_up = AmxQuantGateUp};
 
 }  // namespace

@@ -21,9 +21,9 @@ MOESAIC_INLINE void DecodeHalf(const std::byte* step, const std::byte* panel, Pa
       _mm512_and_si512(kHalf == 0 ? both : _mm512_srli_epi16(both, 4), _mm512_set1_epi8(15));
   // signs ? rest : upper bits, and signs ? lowest bit : rest
   const __m512i high =
-      _mm512_ternarylogic_epi64(signs, rest, _mm512_shuffle_epi8(table(0), numbers), 0xca);
+      _mm512_ternarylogic_epi64(_mm512_shuffle_epi8(table(0), numbers), rest, signs, 0xd8);
   const __m512i low = _mm512_ternarylogic_epi64(
-      signs, _mm512_shuffle_epi8(table(kCodedLowOffset), numbers), rest, 0xca);
+      _mm512_shuffle_epi8(table(kCodedLowOffset), numbers), rest, signs, 0xe4);
   first = _mm512_unpacklo_epi8(low, high);
   second = _mm512_unpackhi_epi8(low, high);
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/cpu/amx_support.h"
+#include "kernels/cpu/coded_weights.h"
 #include "kernels/cpu/internal/tables.h"
 #include "tests/kernels/cpu/emulated_amx.h"
 #include "tests/kernels/cpu/kernel_test_util.h"
@@ -100,6 +101,35 @@ TEST_F(AmxTest, LongRowsInParts) {
     EXPECT_NEAR(many[68 * kN + 299], dot.sum, DotTolerance(dot, kK));
   }
   EXPECT_EQ(HiddenBytes(amx_, x, w, w, kRows, 3), HiddenBytes(amx_, x, w, w, kRows, 100));
+}
+
+// Rows of one tile, of two, which go over whole panels, and of more, which go over blocks of
+// inputs; rows in parts; steps that are not whole.
+TEST_F(AmxTest, CodedWeightsGiveTheBitsOfPlainOnes) {
+  const auto expect_same = [&](int64_t m, int64_t n, int64_t k, std::vector<int64_t> steps) {
+    SCOPED_TRACE(fmt::format("m={} n={} k={}", m, n, k));
+    const std::vector<float> values = random_.Normals(n * k);
+    const std::vector<float> up_values = random_.Normals(n * k);
+    const Weights coded(scalar_, values, n, k, WeightType::kBf16Coded);
+    const Weights coded_up(scalar_, up_values, n, k, WeightType::kBf16Coded);
+    ASSERT_TRUE(CodedMatrixFits(coded.matrix) && CodedMatrixFits(coded_up.matrix));
+    const Weights plain(scalar_, values, n, k, WeightType::kBf16);
+    const Weights plain_up(scalar_, up_values, n, k, WeightType::kBf16);
+    const Activations x(amx_, random_.Normals(m * k), m, k);
+    const std::vector<float> expected = Multiply(amx_, x, plain, m, nullptr, 100);
+    const std::vector<std::byte> hidden = HiddenBytes(amx_, x, plain, plain_up, m, 100);
+    for (const int64_t step : steps) {
+      EXPECT_TRUE(SameBits(Multiply(amx_, x, coded, m, nullptr, step), expected)) << step;
+      EXPECT_EQ(HiddenBytes(amx_, x, coded, coded_up, m, step), hidden) << step;
+    }
+  };
+  for (const int64_t m : {1, 5, 16, 17, 31, 33, 50, 70}) {
+    for (const int64_t k : {1, 13, 32, 301, 520}) {
+      expect_same(m, random_.Uniform(1, 90), k, {1, 3, 100});
+    }
+  }
+  expect_same(150, 40, 300, {2});
+  expect_same(69, 40, 4300, {100});
 }
 
 TEST_F(AmxTest, Bf16MatchesDouble) {

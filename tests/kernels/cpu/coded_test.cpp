@@ -36,9 +36,6 @@ struct Coded {
 class CodedKernelTest : public ::testing::TestWithParam<Isa> {
  protected:
   CodedKernelTest() : trace_(__FILE__, __LINE__, "seed " + std::to_string(TestSeed())) {}
-  void SetUp() override {
-    if (kernels_.coded.matmul == nullptr) GTEST_SKIP() << "class amx_bf16 has no such products";
-  }
 
   // Words of few exponents, and `exceptions` of any of the others in each panel.
   std::vector<uint16_t> Words(int64_t n, int64_t k, int64_t exceptions) {

@@ -3,6 +3,7 @@
 
 #include "kernels/cpu/internal/vec_scalar.h"
 //
+#include "kernels/cpu/internal/coded_scalar.h"
 #include "kernels/cpu/internal/ints_scalar.h"
 #include "tests/kernels/cpu/emulated_tiles.h"
 //
@@ -13,6 +14,7 @@
 #include "kernels/cpu/internal/tables.h"
 //
 #include "kernels/cpu/internal/amx_attention.h"
+#include "kernels/cpu/internal/amx_indexer.h"
 #include "kernels/cpu/internal/amx_products.h"
 
 namespace moesaic::testing_util {
@@ -22,10 +24,14 @@ CpuKernels WithEmulatedAmx(const CpuKernels& kernels) {
   table.numerics = NumericsClass::kAmxBf16;
   table.matmul = kAmxBf16.matmul;
   table.gate_up = kAmxBf16.gate_up;
+  table.coded = kAmxCoded;
   table.attend_chunks = [](const AttendArgs& args, int64_t chunk_begin, int64_t chunk_end,
                            float* partials, int64_t chunk_stride, float* scratch) {
     AmxAttendChunks(KernelsFor(Isa::kScalar), args, chunk_begin, chunk_end, partials, chunk_stride,
                     scratch);
+  };
+  table.index_scores = [](const IndexScoreArgs& args) {
+    AmxIndexScores(KernelsFor(Isa::kScalar), args);
   };
   table.quant_matmul = kAmxIntegers.matmul;
   table.quant_gate_up = kAmxIntegers.gate_up;

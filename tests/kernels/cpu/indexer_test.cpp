@@ -1,6 +1,6 @@
 // What chooses the positions that are attended to: scores against the formula in double precision
-// and, bit for bit, against the scalar reference and against calls of other positions; gathered
-// keys; the choice itself.
+// and, bit for bit, against the scalar reference (on tiles: emulated ones) and against calls of
+// other positions; gathered keys; the choice itself.
 #include "kernels/cpu/indexer.h"
 
 #include <algorithm>
@@ -11,6 +11,7 @@
 #include <numeric>
 #include <vector>
 
+#include "tests/kernels/cpu/emulated_amx.h"
 #include "tests/kernels/cpu/kernel_test_util.h"
 
 namespace moesaic {
@@ -63,64 +64,100 @@ class IndexerKernelTest : public ::testing::TestWithParam<Isa> {
   Random random_;
 };
 
-TEST_P(IndexerKernelTest, ScoresAreTheFormula) {
-  const CpuKernels& kernels = KernelsFor(GetParam());
-  const CpuKernels& scalar = KernelsFor(Isa::kScalar);
-  constexpr int64_t kTokens = 85;
-  constexpr int64_t kBlocks = 6;
-  for (const WeightType type : {WeightType::kBf16, WeightType::kF32}) {
-    for (const auto& [heads, dim] :
-         {std::pair<int64_t, int64_t>{1, 16}, {4, 17}, {11, 26}, {16, 128}}) {
-      SCOPED_TRACE(fmt::format("{} {} heads of {}", WeightTypeName(type), heads, dim));
-      const IndexShape shape = {heads, dim, type};
-      std::vector<float> keys = random_.Normals(kTokens * dim);
-      const std::vector<float> q = random_.Normals(heads * dim);
-      const std::vector<float> weights = random_.Normals(heads);
-      const KeyBlocks blocks(kernels, shape.layout(), keys, kOffset);
-      IndexScoreArgs args;
-      args.q = q.data();
-      args.weights = weights.data();
-      args.heads = heads;
-      args.layout = shape.layout();
-      args.blocks = blocks.blocks();
-      args.key_offset = kOffset;
-      args.block_end = kBlocks;
-      std::vector<float> scores(kBlocks * kKvBlockTokens);
-      args.scores = scores.data();
+// What is scored: keys of a sequence, and queries and weights of heads.
+class Scored {
+ public:
+  static constexpr int64_t kTokens = 85;
+  static constexpr int64_t kBlocks = 6;
+
+  Scored(const IndexShape& shape, Random& random)
+      : shape_(shape),
+        keys_(random.Normals(kTokens * shape.dim)),
+        q_(random.Normals(shape.heads * shape.dim)),
+        weights_(random.Normals(shape.heads)),
+        blocks_(KernelsFor(Isa::kScalar), shape.layout(), keys_, kOffset) {}
+
+  // Of the blocks between each border and the next.
+  std::vector<float> Scores(const CpuKernels& kernels, const std::vector<int64_t>& borders) const {
+    std::vector<float> scores(kBlocks * kKvBlockTokens);
+    IndexScoreArgs args;
+    args.q = q_.data();
+    args.weights = weights_.data();
+    args.heads = shape_.heads;
+    args.layout = shape_.layout();
+    args.blocks = blocks_.blocks();
+    args.key_offset = kOffset;
+    args.scores = scores.data();
+    for (size_t i = 1; i < borders.size(); ++i) {
+      args.block_begin = borders[i - 1];
+      args.block_end = borders[i];
       kernels.index_scores(args);
-      scores.resize(kTokens);  // the rest is of what is not there
+    }
+    scores.resize(kTokens);  // the rest is of what is not there
+    return scores;
+  }
 
-      std::vector<float> other(kBlocks * kKvBlockTokens);
-      args.scores = other.data();
-      scalar.index_scores(args);
-      other.resize(kTokens);
-      EXPECT_TRUE(SameBits(scores, other));
-      std::vector<float> parts(kBlocks * kKvBlockTokens);
-      args.scores = parts.data();
-      for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, 1}, {1, 4}, {4, 6}}) {
-        args.block_begin = begin;
-        args.block_end = end;
-        kernels.index_scores(args);
-      }
-      parts.resize(kTokens);
-      EXPECT_TRUE(SameBits(scores, parts));
-
-      if (type == WeightType::kBf16) {
-        for (float& key : keys) key = testing_util::RoundToBf16(key);
-      }
-      for (int64_t t = 0; t < kTokens; ++t) {
-        double expected = 0;
-        for (int64_t h = 0; h < heads; ++h) {
-          double product = 0;
-          for (int64_t i = 0; i < dim; ++i) {
-            product += static_cast<double>(q[h * dim + i]) * keys[t * dim + i];
-          }
-          expected += weights[h] * std::max(0.0, product);
+  void ExpectFormula(const std::vector<float>& scores, bool rounded_queries) const {
+    const auto rounded = [](float value, bool yes) {
+      return static_cast<double>(yes ? testing_util::RoundToBf16(value) : value);
+    };
+    for (int64_t t = 0; t < kTokens; ++t) {
+      double expected = 0;
+      for (int64_t h = 0; h < shape_.heads; ++h) {
+        double product = 0;
+        for (int64_t i = 0; i < shape_.dim; ++i) {
+          product += rounded(q_[h * shape_.dim + i], rounded_queries) *
+                     rounded(keys_[t * shape_.dim + i], shape_.type == WeightType::kBf16);
         }
-        ASSERT_NEAR(scores[t], expected, 1e-4) << t;
+        expected += weights_[h] * std::max(0.0, product);
       }
+      ASSERT_NEAR(scores[t], expected, 5e-4) << t;
     }
   }
+
+ private:
+  IndexShape shape_;
+  std::vector<float> keys_, q_, weights_;
+  KeyBlocks blocks_;
+};
+
+// 40 and 64 heads of 32 and 128 are what tiles take, with a tile of heads that is not full.
+constexpr std::pair<int64_t, int64_t> kIndexShapes[] = {{1, 16}, {4, 17},  {11, 26}, {16, 128},
+                                                        {3, 96}, {40, 32}, {64, 128}};
+
+TEST_P(IndexerKernelTest, ScoresAreTheFormula) {
+  const CpuKernels& kernels = KernelsFor(GetParam());
+  for (const WeightType type : {WeightType::kBf16, WeightType::kF32}) {
+    for (const auto& [heads, dim] : kIndexShapes) {
+      SCOPED_TRACE(fmt::format("{} {} heads of {}", WeightTypeName(type), heads, dim));
+      const Scored scored({heads, dim, type}, random_);
+      const std::vector<float> scores = scored.Scores(kernels, {0, 6});
+      EXPECT_TRUE(SameBits(scores, scored.Scores(kernels, {0, 1, 4, 6})));
+      const bool on_tiles = GetParam() == Isa::kAmx && type == WeightType::kBf16 && dim % 32 == 0;
+      if (!on_tiles) {
+        EXPECT_TRUE(SameBits(scores, scored.Scores(KernelsFor(Isa::kScalar), {0, 6})));
+      }
+      scored.ExpectFormula(scores, on_tiles);
+    }
+  }
+}
+
+// The kernel of tile registers on emulated ones: the same bits as on real ones, where there are
+// any.
+TEST(TiledIndexerTest, ScoresAreTheFormula) {
+  Random random;
+  const CpuKernels emulated = testing_util::WithEmulatedAmx(KernelsFor(Isa::kScalar));
+  for (const auto& [heads, dim] : kIndexShapes) {
+    SCOPED_TRACE(fmt::format("{} heads of {}", heads, dim));
+    const Scored scored({heads, dim, WeightType::kBf16}, random);
+    const std::vector<float> scores = scored.Scores(emulated, {0, 6});
+    EXPECT_TRUE(SameBits(scores, scored.Scores(emulated, {0, 3, 4, 6})));
+    scored.ExpectFormula(scores, dim % 32 == 0);
+    if (IsaSupported(Isa::kAmx)) {
+      EXPECT_TRUE(SameBits(scores, scored.Scores(KernelsFor(Isa::kAmx), {0, 6})));
+    }
+  }
+  EXPECT_TRUE(testing_util::EmulatedTilesAreReleased());
 }
 
 TEST_P(IndexerKernelTest, GatheredKeysAreThoseOfTheTokens) {

@@ -351,7 +351,6 @@ TEST_P(ExactnessTest, QuantisedWeights) {
       options.isa = isa;
       options.weight_type = type;
       options.kv_blocks = 64;
-      if (type == WeightType::kBf16Coded && KernelsFor(isa).coded.matmul == nullptr) continue;
       uint64_t plain = 0;
       {
         ModelHarness model(GetParam(), options);

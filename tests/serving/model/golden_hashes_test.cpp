@@ -105,7 +105,6 @@ HashLines ComputeHashes() {
         const WeightType type = traits.type;
         if (type == WeightType::kMxfp4 && !mxfp4) continue;
         if (IsGguf(type)) continue;  // of other files
-        if (type == WeightType::kBf16Coded && KernelsFor(isa).coded.matmul == nullptr) continue;
         if (type == WeightType::kFp8 && !HasFp8Experts(config)) continue;
         if (type == WeightType::kW4A16 && !HasW4A16Experts(config)) continue;
         options.weight_type = type;
